@@ -1,0 +1,3 @@
+"""ikpy: run and make quantized GGUF language models."""
+
+__version__ = "0.1.0"

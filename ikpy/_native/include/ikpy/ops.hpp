@@ -1,0 +1,64 @@
+// The op set of the executor. Each kernel family implements its ops and says how much work memory they need.
+//
+// Notation: [a, b, c] lists ne[0], ne[1], ne[2]; T = tokens of the micro-batch; all activations are f32.
+#pragma once
+#include "ikpy/tensor.hpp"
+#include "ikpy/thread.hpp"
+
+namespace ikpy {
+
+// X(enumerator, name seen from Python, kernel function)
+#define IKPY_OPS(X)                                        \
+    X(GetRows, get_rows, op_get_rows)                      \
+    X(RmsNorm, rms_norm, op_rms_norm)                      \
+    X(LayerNorm, layer_norm, op_layer_norm)                \
+    X(Add, add, op_add)                                    \
+    X(Mul, mul, op_mul)                                    \
+    X(Scale, scale, op_scale)                              \
+    X(Unary, unary, op_unary)                              \
+    X(GatedUnary, gated_unary, op_gated_unary)             \
+    X(SoftCap, softcap, op_softcap)                        \
+    X(Copy, copy, op_copy)                                 \
+    X(RopeTable, rope_table, op_rope_table)                \
+    X(Rope, rope, op_rope)                                 \
+    X(KqMask, kq_mask, op_kq_mask)                         \
+    X(KvStore, kv_store, op_kv_store)                      \
+    X(Attention, attention, op_attention)                  \
+    X(ActPrepare, act_prepare, op_act_prepare)             \
+    X(MulMat, mul_mat, op_mul_mat)                         \
+    X(MulMatUpGate, mul_mat_up_gate, op_mul_mat_up_gate)   \
+    X(MoeRoute, moe_route, op_moe_route)                   \
+    X(MoeGroup, moe_group, op_moe_group)                   \
+    X(MulMatId, mul_mat_id, op_mul_mat_id)                 \
+    X(MulMatIdUpGate, mul_mat_id_up_gate, op_mul_mat_id_up_gate) \
+    X(MoeCombine, moe_combine, op_moe_combine)             \
+    X(Pool, pool, op_pool)
+
+enum OpKind : int32_t {
+#define X(id, name, fn) kOp##id,
+    IKPY_OPS(X)
+#undef X
+        kOpCount
+};
+
+enum UnaryKind : int32_t { kSilu = 0, kGelu = 1, kRelu = 2, kReluSquared = 3, kSigmoid = 4, kTanh = 5, kSwigluOai = 6 };
+
+using Kernel = void (*)(const ThreadContext&, const Op&, const Tensor*, const Runtime&);
+
+#define X(id, name, fn) void fn(const ThreadContext&, const Op&, const Tensor*, const Runtime&);
+IKPY_OPS(X)
+#undef X
+
+// Work memory in bytes for one op as planned (dynamic dimensions at their maximum); 0 if none.
+// matmul family (ActPrepare, MulMat, MulMatUpGate, MulMatId, MulMatIdUpGate)
+size_t matmul_scratch_bytes(const Op&, const Tensor*);
+size_t matmul_shared_bytes(const Op&, const Tensor*, int n_threads);
+// Attention
+size_t attention_scratch_bytes(const Op&, const Tensor*);
+size_t attention_shared_bytes(const Op&, const Tensor*, int n_threads);
+
+// Activation formats of the matmul family: what ActPrepare writes and the matmuls of that weight type read.
+int act_format(int weight_type);
+size_t act_nbytes(int format, int64_t n_in, int64_t n_rows, int64_t n_batch);
+
+}  // namespace ikpy

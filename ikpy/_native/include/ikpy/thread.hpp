@@ -1,0 +1,51 @@
+// What a kernel knows about the thread it runs on.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace ikpy {
+
+// Sense-reversing barrier for the threads of one parallel region. It spins for a bounded number of
+// iterations and then yields, so an over-committed machine still makes progress.
+class Barrier {
+  public:
+    explicit Barrier(int n) : n_(n) {}
+
+    void wait();
+
+  private:
+    const int n_;
+    alignas(64) std::atomic<int> arrived_{0};
+    alignas(64) std::atomic<int> generation_{0};
+};
+
+struct ThreadContext {
+    int ith;
+    int nth;
+    Barrier* barrier;
+    uint8_t* shared;                 // work area common to all threads, as asked for by shared_bytes()
+    uint8_t* scratch;                // work area of this thread, as asked for by scratch_bytes(); 64-byte aligned
+    std::atomic<int64_t>* counters;  // kCountersPerOp work-sharing counters, zero when the op starts
+
+    void sync() const {
+        if (nth > 1) barrier->wait();
+    }
+};
+
+constexpr int kCountersPerOp = 4;
+
+// Splits n items into nth nearly equal contiguous ranges whose borders are multiples of step.
+inline void split_range(int64_t n, int ith, int nth, int64_t step, int64_t* begin, int64_t* end) {
+    const int64_t units = (n + step - 1) / step;
+    *begin = units * ith / nth * step;
+    *end = units * (ith + 1) / nth * step;
+    if (*begin > n) *begin = n;
+    if (*end > n) *end = n;
+}
+
+}  // namespace ikpy

@@ -1,0 +1,42 @@
+"""Picks the native core for this machine: the best built ISA tier that the CPU supports.
+
+IKPY_ISA=avx512|avx2|portable overrides the choice. Attributes: core (the module), tier, available_tiers.
+"""
+
+import importlib
+import os
+from importlib.util import find_spec
+from types import ModuleType
+
+from ikpy.errors import UnsupportedError
+
+TIERS = ("avx512", "avx2", "portable")
+
+
+def _runnable(tier: str, features: dict[str, bool]) -> bool:
+    return tier == "portable" or features[tier]
+
+
+def _built(tier: str) -> bool:
+    return find_spec(f"ikpy._native._core_{tier}") is not None
+
+
+def _select() -> tuple[ModuleType, str, tuple[str, ...]]:
+    try:
+        from ikpy._native import cpu
+    except ImportError as error:
+        raise UnsupportedError("ikpy's native modules are not built; run `pip install -e .` in the checkout") from error
+    features = cpu.features()
+    available = tuple(t for t in TIERS if _built(t) and _runnable(t, features))
+    wanted = os.environ.get("IKPY_ISA")
+    if wanted and wanted not in available:
+        raise UnsupportedError(
+            f"IKPY_ISA={wanted}: not available here; this build and CPU offer: {', '.join(available) or 'nothing'}"
+        )
+    if not available:
+        raise UnsupportedError("no native module of ikpy was built for this CPU; rebuild with `pip install -e .`")
+    tier = wanted or available[0]
+    return importlib.import_module(f"ikpy._native._core_{tier}"), tier, available
+
+
+core, tier, available_tiers = _select()

@@ -1,0 +1,163 @@
+"""Native core of one ISA tier: plan execution and (de)quantization. Import it as `ikpy._native.core`."""
+
+import numpy as np
+
+from libc.stdint cimport int32_t, int64_t, uint8_t
+from libcpp cimport bool as cbool
+
+
+cdef extern from "ikpy/tensor.hpp" namespace "ikpy":
+    cdef struct Tensor:
+        pass
+    cdef struct Op:
+        pass
+    cdef struct Runtime:
+        int64_t n_kv
+
+
+cdef extern from "ikpy/executor.hpp" namespace "ikpy" nogil:
+    cdef cppclass Executor:
+        Executor(const Op*, int64_t, Tensor*, int64_t) except +
+        size_t work_bytes(int)
+        int64_t run(const Runtime&, int) except +
+        void set_profiling(cbool)
+        const double* op_seconds()
+    const char* op_name(int)
+    int op_count "ikpy::kOpCount"
+    int act_format(int)
+    size_t act_nbytes(int, int64_t, int64_t, int64_t)
+
+
+cdef extern from "quantize/dequantize.hpp" namespace "ikpy" nogil:
+    cbool can_dequantize(int)
+    size_t row_nbytes(int, int64_t)
+    void dequantize_rows(int, const uint8_t*, int64_t, int64_t, int64_t, float*, int64_t, cbool)
+
+
+cdef extern from *:
+    """
+    #include <omp.h>
+    static const char* ikpy_tier() { return IKPY_TIER; }
+    static const char* ikpy_build_flags() { return IKPY_BUILD_FLAGS; }
+    static const char* ikpy_compiler() { return __VERSION__; }
+    static int ikpy_openmp() { return _OPENMP; }
+    """
+    const char* ikpy_tier()
+    const char* ikpy_build_flags()
+    const char* ikpy_compiler()
+    int ikpy_openmp()
+
+
+def build_info() -> dict:
+    """Tier, compiler version, OpenMP date and compile flags of this module."""
+    return {
+        "tier": ikpy_tier().decode(),
+        "compiler": "g++ " + ikpy_compiler().decode(),
+        "openmp": ikpy_openmp(),
+        "flags": ikpy_build_flags().decode(),
+    }
+
+
+def op_kinds() -> dict:
+    """Name of every op of the executor -> its number in an op record."""
+    return {op_name(i).decode(): i for i in range(op_count)}
+
+
+def activation_format(int weight_type) -> int:
+    """Format in which activations are prepared for a matmul with weights of this type."""
+    return act_format(weight_type)
+
+
+def activation_nbytes(int fmt, int64_t n_in, int64_t n_rows, int64_t n_batch) -> int:
+    """Bytes of a prepared activation buffer for [n_in, n_rows, n_batch]."""
+    return act_nbytes(fmt, n_in, n_rows, n_batch)
+
+
+cdef class Plan:
+    """A compiled plan: op records over tensor records.
+
+    tensors, ops: contiguous structured arrays (ikpy.graph.plan.TENSOR_DTYPE, OP_DTYPE); their memory, and all
+    memory their data pointers name, must outlive the plan. dynamic: int32 [n, 2] of (tensor, dimension) whose
+    extent is n_kv at run time. Indices are checked here; shapes are the graph builder's duty.
+    """
+
+    cdef Executor* executor
+    cdef object tensors, ops
+    cdef object extents
+    cdef int32_t[:, ::1] dynamic
+
+    def __cinit__(self, tensors, ops, dynamic):
+        self.executor = NULL
+        if tensors.dtype.itemsize != sizeof(Tensor) or ops.dtype.itemsize != sizeof(Op):
+            raise ValueError("tensor or op records do not have the native size")
+        if not (tensors.flags.c_contiguous and ops.flags.c_contiguous):
+            raise ValueError("tensor and op records must be contiguous")
+        used = np.concatenate([ops["dst"].ravel(), ops["src"].ravel()])
+        if len(ops) and (used.max() >= len(tensors) or used.min() < -1 or ops["dst"].min() < 0):
+            raise ValueError("an op names a tensor that does not exist")
+        if len(ops) and (ops["kind"].min() < 0 or ops["kind"].max() >= op_count):
+            raise ValueError("unknown op kind")
+        if len(tensors) and not tensors["data"].all():
+            raise ValueError("a tensor has no memory")
+        self.tensors, self.ops = tensors, ops
+        self.extents = tensors["ne"]
+        self.dynamic = np.ascontiguousarray(dynamic, dtype=np.int32).reshape(-1, 2)
+        cdef uint8_t[::1] tensor_bytes = tensors.view(np.uint8).reshape(-1)
+        cdef uint8_t[::1] op_bytes = ops.view(np.uint8).reshape(-1)
+        self.executor = new Executor(
+            <const Op*> &op_bytes[0], len(ops), <Tensor*> &tensor_bytes[0], len(tensors))
+
+    def __dealloc__(self):
+        del self.executor
+
+    def work_bytes(self, int n_threads) -> int:
+        """Bytes of work memory a run with n_threads allocates (once)."""
+        return self.executor.work_bytes(n_threads)
+
+    def run(self, int64_t n_kv, int n_threads) -> None:
+        """Executes the plan with n_kv attended cache cells on n_threads threads; releases the GIL."""
+        cdef int64_t[:, ::1] ne
+        cdef Runtime runtime
+        cdef int64_t i, failed
+        if n_threads < 1:
+            raise ValueError("n_threads must be at least 1")
+        extents = self.extents
+        for i in range(self.dynamic.shape[0]):
+            extents[self.dynamic[i, 0], self.dynamic[i, 1]] = n_kv
+        runtime.n_kv = n_kv
+        with nogil:
+            failed = self.executor.run(runtime, n_threads)
+        if failed >= 0:
+            raise ValueError(f"op {failed} has an unknown kind")
+
+    def profile(self, int64_t n_kv, int n_threads):
+        """Runs once with timing; returns seconds per op as float64 [n_ops]."""
+        self.executor.set_profiling(True)
+        self.run(n_kv, n_threads)
+        self.executor.set_profiling(False)
+        cdef const double* seconds = self.executor.op_seconds()
+        return np.array([seconds[i] for i in range(len(self.ops))])
+
+
+def run(tensors, ops, n_kv=0, n_threads=1, dynamic=()):
+    """Runs op records once without keeping a plan (tests, small tools)."""
+    Plan(tensors, ops, np.asarray(dynamic, dtype=np.int32).reshape(-1, 2)).run(n_kv, n_threads)
+
+
+def dequantize(data, int type_id, int64_t ne0, int64_t n_rows, compute_scale=False):
+    """Rows of any type as float32 [n_rows, ne0].
+
+    data: contiguous uint8 array with n_rows rows from row 0 of a matrix. compute_scale applies the read-time factor of
+    IQ2_KT and IQ3_KT. ValueError if the type is unknown or data too short.
+    """
+    if not can_dequantize(type_id):
+        raise ValueError(f"type {type_id} cannot be dequantized")
+    cdef const uint8_t[::1] src = np.ascontiguousarray(data, dtype=np.uint8).reshape(-1)
+    if src.shape[0] < <int64_t> row_nbytes(type_id, ne0) * n_rows or n_rows <= 0:
+        raise ValueError("data is shorter than the rows asked for")
+    out = np.empty((n_rows, ne0), dtype=np.float32)
+    cdef float[:, ::1] dst = out
+    cdef cbool scale = compute_scale
+    with nogil:
+        dequantize_rows(type_id, &src[0], ne0, 0, n_rows, &dst[0, 0], ne0, scale)
+    return out

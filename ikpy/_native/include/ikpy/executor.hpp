@@ -1,0 +1,47 @@
+// Runs a compiled plan: one OpenMP region per call, a spin barrier between ops.
+#pragma once
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+
+#include "ikpy/ops.hpp"
+
+namespace ikpy {
+
+class Executor {
+  public:
+    Executor(const Op* ops, int64_t n_ops, Tensor* tensors, int64_t n_tensors);
+
+    // Work memory (bytes) that run() needs with this many threads, as planned with dynamic dimensions at
+    // their maximum.
+    size_t work_bytes(int n_threads) const;
+
+    // Executes all ops in order. Returns the index of the first op whose kind is unknown, or -1.
+    int64_t run(const Runtime& runtime, int n_threads);
+
+    // Seconds spent in each op of the last run; filled only while profiling is on.
+    void set_profiling(bool on) { profiling_ = on; }
+    const double* op_seconds() const { return op_seconds_.get(); }
+
+  private:
+    void reserve(int n_threads);
+    void run_thread(const ThreadContext& base, const Runtime& runtime, std::atomic<int64_t>* counters);
+
+    const Op* ops_;
+    int64_t n_ops_;
+    Tensor* tensors_;
+    size_t scratch_bytes_ = 0;
+    struct Free {
+        void operator()(void* p) const { std::free(p); }
+    };
+    std::unique_ptr<uint8_t, Free> work_;
+    size_t work_size_ = 0;
+    size_t shared_size_ = 0;
+    int reserved_threads_ = 0;
+    bool profiling_ = false;
+    std::unique_ptr<double[]> op_seconds_;
+};
+
+const char* op_name(int kind);
+
+}  // namespace ikpy

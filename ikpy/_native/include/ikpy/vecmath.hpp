@@ -1,0 +1,55 @@
+// Elementary functions written so that the compiler vectorizes them in every tier.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace ikpy {
+
+// e^x to about 2 ulp. Range reduction by 2^n, degree-6 polynomial on [-ln2/2, ln2/2]. Results below the
+// smallest normal number are flushed to about 1e-38; above 88.7 the value saturates near FLT_MAX.
+inline float exp_fast(float x) {
+    x = x < -87.3f ? -87.3f : x;
+    x = x > 88.3f ? 88.3f : x;
+    const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to the nearest integer
+    const float shifted = x * 1.44269504088896341f + magic;
+    const float n = shifted - magic;
+    const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+    float p = 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    int32_t bits;
+    std::memcpy(&bits, &shifted, 4);
+    bits = (bits + 127) << 23;
+    float scale;
+    std::memcpy(&scale, &bits, 4);
+    return p * scale;
+}
+
+inline float silu(float x) { return x / (1.0f + exp_fast(-x)); }
+
+inline float sigmoid(float x) { return 1.0f / (1.0f + exp_fast(-x)); }
+
+// tanh form of GELU: x * sigmoid(2u), u = sqrt(2/pi) * (x + 0.044715 x^3).
+inline float gelu(float x) {
+    const float u = 0.7978845608f * x * (1.0f + 0.044715f * x * x);
+    return x * sigmoid(2.0f * u);
+}
+
+inline float relu_squared(float x) {
+    const float v = x > 0 ? x : 0;
+    return v * v;
+}
+
+// SwiGLU of gpt-oss: gate clamped from above, up clamped on both sides (model semantics 0.1).
+inline float swiglu_oai(float g, float u) {
+    g = g < 7.0f ? g : 7.0f;
+    u = u < -7.0f ? -7.0f : (u > 7.0f ? 7.0f : u);
+    return g / (1.0f + exp_fast(-1.702f * g)) * (u + 1.0f);
+}
+
+}  // namespace ikpy

@@ -1,0 +1,148 @@
+// Element-wise ops over strided views: add, mul, scale, unary, gated unary, soft cap, copy.
+#include <algorithm>
+
+#include "ikpy/half.hpp"
+#include "ikpy/ops.hpp"
+#include "ikpy/vecmath.hpp"
+
+namespace ikpy {
+
+namespace {
+
+struct RowIndex {
+    int64_t i1, i2, i3;
+};
+
+RowIndex unravel(const Tensor& t, int64_t r) {
+    return {r % t.ne[1], r / t.ne[1] % t.ne[2], r / (t.ne[1] * t.ne[2])};
+}
+
+// Calls f(i1, i2, i3) for this thread's share of the rows of t.
+template <typename F>
+void for_rows(const ThreadContext& ctx, const Tensor& t, F&& f) {
+    int64_t begin, end;
+    split_range(n_rows(t), ctx.ith, ctx.nth, 1, &begin, &end);
+    for (int64_t r = begin; r < end; ++r) {
+        const RowIndex i = unravel(t, r);
+        f(i.i1, i.i2, i.i3);
+    }
+}
+
+// For a single long row the columns are shared instead: [begin, end) of this thread.
+template <typename F>
+void for_row_parts(const ThreadContext& ctx, const Tensor& t, F&& f) {
+    const int64_t rows = n_rows(t);
+    if (rows >= ctx.nth || t.ne[0] < 4096) {
+        for_rows(ctx, t, [&](int64_t a, int64_t b, int64_t c) { f(a, b, c, int64_t{0}, t.ne[0]); });
+        return;
+    }
+    int64_t begin, end;
+    split_range(t.ne[0], ctx.ith, ctx.nth, 16, &begin, &end);
+    for (int64_t r = 0; r < rows; ++r) {
+        const RowIndex i = unravel(t, r);
+        f(i.i1, i.i2, i.i3, begin, end);
+    }
+}
+
+template <typename F>
+void binary(const ThreadContext& ctx, const Op& op, const Tensor* ts, F&& f) {
+    const Tensor& dst = ts[op.dst];
+    const Tensor& a = ts[op.src[0]];
+    const Tensor& b = ts[op.src[1]];
+    for_row_parts(ctx, dst, [&](int64_t i1, int64_t i2, int64_t i3, int64_t c0, int64_t c1) {
+        const float* x = row<const float>(a, i1, i2, i3);
+        const float* y = row<const float>(b, i1 % b.ne[1], i2 % b.ne[2], i3 % b.ne[3]);
+        float* z = row<float>(dst, i1, i2, i3);
+        if (b.ne[0] == 1) {
+            const float s = y[0];
+            for (int64_t i = c0; i < c1; ++i) z[i] = f(x[i], s);
+        } else {
+            for (int64_t i = c0; i < c1; ++i) z[i] = f(x[i], y[i]);
+        }
+    });
+}
+
+template <typename F>
+void unary(const ThreadContext& ctx, const Op& op, const Tensor* ts, F&& f) {
+    const Tensor& dst = ts[op.dst];
+    const Tensor& a = ts[op.src[0]];
+    for_row_parts(ctx, dst, [&](int64_t i1, int64_t i2, int64_t i3, int64_t c0, int64_t c1) {
+        const float* x = row<const float>(a, i1, i2, i3);
+        float* z = row<float>(dst, i1, i2, i3);
+        for (int64_t i = c0; i < c1; ++i) z[i] = f(x[i]);
+    });
+}
+
+}  // namespace
+
+void op_add(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Runtime&) {
+    binary(ctx, op, ts, [](float x, float y) { return x + y; });
+}
+
+void op_mul(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Runtime&) {
+    binary(ctx, op, ts, [](float x, float y) { return x * y; });
+}
+
+// dst = src0 * fp[0] + fp[1]
+void op_scale(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Runtime&) {
+    const float s = op.fp[0], o = op.fp[1];
+    unary(ctx, op, ts, [=](float x) { return x * s + o; });
+}
+
+// dst = fp[0] * tanh(src0 / fp[0])
+void op_softcap(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Runtime&) {
+    const float cap = op.fp[0];
+    unary(ctx, op, ts, [=](float x) { return cap * std::tanh(x / cap); });
+}
+
+void op_unary(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Runtime&) {
+    switch (op.ip[0]) {
+        case kSilu:
+            return unary(ctx, op, ts, [](float x) { return silu(x); });
+        case kGelu:
+            return unary(ctx, op, ts, [](float x) { return gelu(x); });
+        case kRelu:
+            return unary(ctx, op, ts, [](float x) { return x > 0 ? x : 0.0f; });
+        case kReluSquared:
+            return unary(ctx, op, ts, [](float x) { return relu_squared(x); });
+        case kSigmoid:
+            return unary(ctx, op, ts, [](float x) { return sigmoid(x); });
+        case kTanh:
+            return unary(ctx, op, ts, [](float x) { return std::tanh(x); });
+    }
+}
+
+// dst = act(src0) * src1
+void op_gated_unary(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Runtime&) {
+    switch (op.ip[0]) {
+        case kSilu:
+            return binary(ctx, op, ts, [](float g, float u) { return silu(g) * u; });
+        case kGelu:
+            return binary(ctx, op, ts, [](float g, float u) { return gelu(g) * u; });
+        case kRelu:
+            return binary(ctx, op, ts, [](float g, float u) { return (g > 0 ? g : 0.0f) * u; });
+        case kReluSquared:
+            return binary(ctx, op, ts, [](float g, float u) { return relu_squared(g) * u; });
+        case kSigmoid:
+            return binary(ctx, op, ts, [](float g, float u) { return sigmoid(g) * u; });
+        case kSwigluOai:
+            return binary(ctx, op, ts, [](float g, float u) { return swiglu_oai(g, u); });
+    }
+}
+
+// Strided copy f32 -> f32 or f16.
+void op_copy(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Runtime&) {
+    const Tensor& dst = ts[op.dst];
+    const Tensor& a = ts[op.src[0]];
+    for_rows(ctx, dst, [&](int64_t i1, int64_t i2, int64_t i3) {
+        const float* x = row<const float>(a, i1, i2, i3);
+        if (dst.type == kF16) {
+            uint16_t* z = row<uint16_t>(dst, i1, i2, i3);
+            for (int64_t i = 0; i < dst.ne[0]; ++i) z[i] = f32_to_f16(x[i]);
+        } else {
+            std::copy(x, x + dst.ne[0], row<float>(dst, i1, i2, i3));
+        }
+    });
+}
+
+}  // namespace ikpy

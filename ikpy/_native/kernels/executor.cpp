@@ -1,0 +1,126 @@
+#include "ikpy/executor.hpp"
+
+#include <omp.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <new>
+
+namespace ikpy {
+
+namespace {
+
+const Kernel kKernels[kOpCount] = {
+#define X(id, name, fn) fn,
+    IKPY_OPS(X)
+#undef X
+};
+
+const char* const kNames[kOpCount] = {
+#define X(id, name, fn) #name,
+    IKPY_OPS(X)
+#undef X
+};
+
+constexpr size_t kAlign = 64;
+size_t align_up(size_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
+
+bool is_matmul(int kind) {
+    return kind == kOpActPrepare || kind == kOpMulMat || kind == kOpMulMatUpGate || kind == kOpMulMatId ||
+           kind == kOpMulMatIdUpGate;
+}
+
+}  // namespace
+
+const char* op_name(int kind) { return kind >= 0 && kind < kOpCount ? kNames[kind] : "?"; }
+
+void Barrier::wait() {
+    const int generation = generation_.load(std::memory_order_acquire);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) == n_ - 1) {
+        arrived_.store(0, std::memory_order_relaxed);
+        generation_.fetch_add(1, std::memory_order_release);
+        return;
+    }
+    for (int spins = 0; generation_.load(std::memory_order_acquire) == generation; ++spins) {
+#if defined(__x86_64__)
+        _mm_pause();
+#endif
+        if (spins > 20000) {  // about 0.3 ms of pauses: some thread has lost its core
+            sched_yield();
+            spins = 0;
+        }
+    }
+}
+
+Executor::Executor(const Op* ops, int64_t n_ops, Tensor* tensors, int64_t)
+    : ops_(ops), n_ops_(n_ops), tensors_(tensors), op_seconds_(new double[n_ops]()) {
+    for (int64_t i = 0; i < n_ops; ++i) {
+        size_t need = 0;
+        if (is_matmul(ops[i].kind)) need = matmul_scratch_bytes(ops[i], tensors);
+        if (ops[i].kind == kOpAttention) need = attention_scratch_bytes(ops[i], tensors);
+        scratch_bytes_ = std::max(scratch_bytes_, align_up(need));
+    }
+}
+
+size_t Executor::work_bytes(int n_threads) const {
+    size_t shared = 0;
+    for (int64_t i = 0; i < n_ops_; ++i) {
+        size_t need = 0;
+        if (is_matmul(ops_[i].kind)) need = matmul_shared_bytes(ops_[i], tensors_, n_threads);
+        if (ops_[i].kind == kOpAttention) need = attention_shared_bytes(ops_[i], tensors_, n_threads);
+        shared = std::max(shared, align_up(need));
+    }
+    return shared + scratch_bytes_ * n_threads;
+}
+
+void Executor::reserve(int n_threads) {
+    if (n_threads == reserved_threads_) return;
+    const size_t total = work_bytes(n_threads);
+    shared_size_ = total - scratch_bytes_ * n_threads;
+    if (total > work_size_) {
+        work_.reset(static_cast<uint8_t*>(std::aligned_alloc(kAlign, align_up(total))));
+        if (!work_) throw std::bad_alloc();
+        work_size_ = total;
+    }
+    reserved_threads_ = n_threads;
+}
+
+void Executor::run_thread(const ThreadContext& base, const Runtime& runtime, std::atomic<int64_t>* counters) {
+    ThreadContext ctx = base;
+    using Clock = std::chrono::steady_clock;
+    Clock::time_point started;
+    for (int64_t i = 0; i < n_ops_; ++i) {
+        // Two counter sets alternate: the set of the next op is cleared while nobody uses it.
+        ctx.counters = counters + (i & 1) * kCountersPerOp;
+        if (ctx.ith == 0) {
+            std::atomic<int64_t>* next = counters + ((i + 1) & 1) * kCountersPerOp;
+            for (int c = 0; c < kCountersPerOp; ++c) next[c].store(0, std::memory_order_relaxed);
+            if (profiling_) started = Clock::now();
+        }
+        kKernels[ops_[i].kind](ctx, ops_[i], tensors_, runtime);
+        ctx.sync();
+        if (profiling_ && ctx.ith == 0) {
+            op_seconds_[i] = std::chrono::duration<double>(Clock::now() - started).count();
+        }
+    }
+}
+
+int64_t Executor::run(const Runtime& runtime, int n_threads) {
+    for (int64_t i = 0; i < n_ops_; ++i) {
+        if (ops_[i].kind < 0 || ops_[i].kind >= kOpCount) return i;
+    }
+    reserve(n_threads);
+    Barrier barrier(n_threads);
+    alignas(64) std::atomic<int64_t> counters[2 * kCountersPerOp] = {};
+    uint8_t* const scratch = work_.get() + shared_size_;
+#pragma omp parallel num_threads(n_threads)
+    {
+        const int ith = omp_get_thread_num();
+        const ThreadContext ctx{ith, n_threads, &barrier, work_.get(), scratch + scratch_bytes_ * ith, nullptr};
+        run_thread(ctx, runtime, counters);
+    }
+    return -1;
+}
+
+}  // namespace ikpy

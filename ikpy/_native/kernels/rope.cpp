@@ -1,0 +1,67 @@
+// Rotary position embedding: one table of cosines and sines per batch, then rotations (model semantics 4.1).
+#include <algorithm>
+#include <cmath>
+
+#include "ikpy/ops.hpp"
+
+namespace ikpy {
+
+// src0 = positions i32 [T], src1 = frequency factors f32 [n/2] (optional), dst = f32 [n, T] of (cos, sin) pairs.
+// fp: base, freq_scale, ext_factor, attn_factor, low corner, high corner.
+void op_rope_table(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Runtime&) {
+    const Tensor& dst = ts[op.dst];
+    const int32_t* pos = reinterpret_cast<const int32_t*>(ts[op.src[0]].data);
+    const float* factors = op.src[1] >= 0 ? reinterpret_cast<const float*>(ts[op.src[1]].data) : nullptr;
+    const int64_t n = dst.ne[0];
+    const float base = op.fp[0], freq_scale = op.fp[1], ext = op.fp[2], low = op.fp[4], high = op.fp[5];
+    const float magnitude = ext == 0 ? op.fp[3] : op.fp[3] * (1.0f + 0.1f * std::log(1.0f / freq_scale));
+    const float theta_scale = std::pow(base, -2.0f / n);
+    int64_t begin, end;
+    split_range(dst.ne[1], ctx.ith, ctx.nth, 1, &begin, &end);
+    for (int64_t t = begin; t < end; ++t) {
+        float* out = row<float>(dst, t);
+        float theta = static_cast<float>(pos[t]);
+        for (int64_t i = 0; i < n / 2; ++i, theta *= theta_scale) {
+            const float extrapolated = factors ? theta / factors[i] : theta;
+            float angle = freq_scale * extrapolated;
+            if (ext != 0) {
+                const float ramp = (i - low) / std::max(0.001f, high - low);
+                const float mix = (1.0f - std::min(1.0f, std::max(0.0f, ramp))) * ext;
+                angle = angle * (1.0f - mix) + extrapolated * mix;
+            }
+            out[2 * i] = std::cos(angle) * magnitude;
+            out[2 * i + 1] = std::sin(angle) * magnitude;
+        }
+    }
+}
+
+// dst = src0 [d, H, T] with n = ip[0] elements from offset ip[2] of every head rotated by the table src1;
+// ip[1]: 0 pairs (2i, 2i+1), 1 pairs (i, i + n/2). May run in place.
+void op_rope(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Runtime&) {
+    const Tensor& dst = ts[op.dst];
+    const Tensor& src = ts[op.src[0]];
+    const Tensor& table = ts[op.src[1]];
+    const int64_t n = op.ip[0], offset = op.ip[2];
+    const bool neox = op.ip[1] == 1;
+    const int64_t heads = dst.ne[1];
+    int64_t begin, end;
+    split_range(heads * dst.ne[2], ctx.ith, ctx.nth, 1, &begin, &end);
+    for (int64_t r = begin; r < end; ++r) {
+        const int64_t h = r % heads, t = r / heads;
+        const float* x = row<const float>(src, h, t);
+        float* y = row<float>(dst, h, t);
+        const float* cs = row<const float>(table, t);
+        if (x != y) std::copy(x, x + dst.ne[0], y);
+        float* z = y + offset;
+        const int64_t half = n / 2;
+        for (int64_t i = 0; i < half; ++i) {
+            float& a = neox ? z[i] : z[2 * i];
+            float& b = neox ? z[i + half] : z[2 * i + 1];
+            const float c = cs[2 * i], s = cs[2 * i + 1], a0 = a, b0 = b;
+            a = a0 * c - b0 * s;
+            b = a0 * s + b0 * c;
+        }
+    }
+}
+
+}  // namespace ikpy

@@ -48,9 +48,9 @@ def repack(
 ) -> np.ndarray:
     """Bytes of a tensor converted from a plain type to its interleaved form or back.
 
-    ``data`` is uint8 holding a tensor of ``shape`` (ne0 first); the result is flat uint8. Raises UsageError for
-    a pair of types that are not permutations of each other, FileFormatError where ne1 is not a multiple of the
-    rows interleaved.
+    ``data`` is uint8 holding a tensor of ``shape`` (ne0 first); the result is flat uint8. Raises UsageError
+    for a pair of types that are not permutations of each other, FileFormatError where ne1 is not a multiple
+    of the rows interleaved.
     """
     source, target = resolve(from_type), resolve(to_type)
     if (source.name, target.name) not in PERMUTATIONS:

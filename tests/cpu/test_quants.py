@@ -37,7 +37,7 @@ PACKINGS = sorted((a, b) for a, b in PERMUTATIONS if registry.by_name(b).interle
 
 def recorded(plain, packed):
     """Whether bytes of both types were recorded from the same floats (bf16_r16 was truncated from f32)."""
-    return {plain, packed} <= set(GOLDEN_TYPES) and packed != "bf16_r16"
+    return {plain.lower(), packed.lower()} <= set(GOLDEN_TYPES) and packed != "bf16_r16"
 
 
 def test_table_matches_format_description():

@@ -123,6 +123,11 @@ class GGUFFile:
         """Metadata of the first shard, decoded on access; see `ikpy.gguf.metadata.Metadata`."""
         return self._metadata
 
+    @property
+    def stored_metadata(self) -> Metadata:
+        """The same metadata with access to types and stored bytes."""
+        return self._metadata
+
     def value_type(self, key: str) -> GGUFValueType:
         """Stored type of a key (`ARRAY` for arrays); FileFormatError if it is absent."""
         return self._metadata.value_type(key)

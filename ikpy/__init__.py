@@ -25,7 +25,21 @@ _PUBLIC = {
     "Vocab": "ikpy.vocab",
 }
 
-__all__ = [*_PUBLIC, "__version__", "default_model_path"]
+__all__ = [
+    "LLM",
+    "Batch",
+    "Context",
+    "ContextParams",
+    "GGUFFile",
+    "KVCacheFullError",
+    "Model",
+    "ModelParams",
+    "Sampler",
+    "SamplingParams",
+    "Vocab",
+    "__version__",
+    "default_model_path",
+]
 
 
 def default_model_path() -> Path:

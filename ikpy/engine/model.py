@@ -33,7 +33,11 @@ class Model:
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], params: ModelParams | None = None, *, log: Callable[[str], None] | None = None
+        cls,
+        path: str | os.PathLike[str],
+        params: ModelParams | None = None,
+        *,
+        log: Callable[[str], None] | None = None,
     ) -> Model:
         """Opens a GGUF file (the first part of a split one) and checks that it is a complete model.
 

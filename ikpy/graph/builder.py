@@ -155,7 +155,13 @@ class Graph:
         return self._emit("mul_mat", dst, [weight, prepared, bias], ip=[fmt, n_tokens])
 
     def mul_mat_up_gate(
-        self, up: Value, gate: Value, x: Value, kind: str, up_bias: Value | None = None, gate_bias: Value | None = None
+        self,
+        up: Value,
+        gate: Value,
+        x: Value,
+        kind: str,
+        up_bias: Value | None = None,
+        gate_bias: Value | None = None,
     ) -> Value:
         """act(gate x) * (up x) as f32 [F, T]; fused when both weights have one type."""
         if up.type_id != gate.type_id:
@@ -184,7 +190,14 @@ class Graph:
         ids = self.new(n_used, logits.shape[1], type_id=I32)
         weights = self.new(n_used, logits.shape[1])
         ip = [n_used, GATINGS[gating], int(normalize), groups[0], groups[1], reduction[0]]
-        self._emit("moe_route", ids, [logits, bias, weights], ip=ip, fp=[scale, reduction[1], epsilon], writes=[weights])
+        self._emit(
+            "moe_route",
+            ids,
+            [logits, bias, weights],
+            ip=ip,
+            fp=[scale, reduction[1], epsilon],
+            writes=[weights],
+        )
         return ids, weights
 
     def moe_group(self, ids: Value, n_expert: int) -> Value:

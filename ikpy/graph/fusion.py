@@ -13,7 +13,12 @@ def fuse(nodes: list[Node]) -> list[Node]:
         if previous is not None and _is_add_norm(previous, node):
             total = previous.dst
             fused[-1] = Node(
-                "rms_norm", node.dst, [previous.src[0], node.src[1], previous.src[1], total], [], node.fp, [total]
+                "rms_norm",
+                node.dst,
+                [previous.src[0], node.src[1], previous.src[1], total],
+                [],
+                node.fp,
+                [total],
             )
         else:
             fused.append(node)

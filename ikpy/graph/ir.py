@@ -28,7 +28,7 @@ class Buffer:
 
 @dataclass(eq=False)
 class Value:
-    """A strided view of a buffer. dynamic_dim names the dimension that is n_kv at run time (shape holds its maximum)."""
+    """A strided view of a buffer. dynamic_dim: the dimension that is n_kv at run time (shape holds its maximum)."""
 
     buffer: Buffer
     type_id: int
@@ -54,7 +54,12 @@ class Value:
         """A view with the given shape, byte strides of dimensions 1.. and byte offset relative to this value."""
         item = registry.by_id(self.type_id).row_nbytes(1) if self._is_plain else 0
         return Value(
-            self.buffer, self.type_id, _pad(shape), _pad((item, *strides), fill=0), self.offset + offset, dynamic_dim
+            self.buffer,
+            self.type_id,
+            _pad(shape),
+            _pad((item, *strides), fill=0),
+            self.offset + offset,
+            dynamic_dim,
         )
 
     @property
@@ -105,9 +110,7 @@ class Value:
     @property
     def is_contiguous(self) -> bool:
         expected = contiguous_strides(self.type_id, self.shape)
-        return all(
-            n == 1 or s == e for n, s, e in zip(self.shape[1:], self.strides[1:], expected[1:], strict=True)
-        )
+        return all(n == 1 or s == e for n, s, e in zip(self.shape[1:], self.strides[1:], expected[1:], strict=True))
 
 
 def _pad(values: Sequence[int], fill: int = 1) -> tuple[int, int, int, int]:

@@ -15,9 +15,7 @@ MAX_INT_PARAMS = 16
 MAX_FLOAT_PARAMS = 12
 
 # Mirrors ikpy::Tensor and ikpy::Op (ikpy/_native/include/ikpy/tensor.hpp).
-TENSOR_DTYPE = np.dtype(
-    [("data", "u8"), ("type", "i4"), ("flags", "i4"), ("ne", "i8", 4), ("nb", "i8", 4)], align=True
-)
+TENSOR_DTYPE = np.dtype([("data", "u8"), ("type", "i4"), ("flags", "i4"), ("ne", "i8", 4), ("nb", "i8", 4)], align=True)
 OP_DTYPE = np.dtype(
     [
         ("kind", "i4"),
@@ -34,10 +32,18 @@ class CompiledPlan:
     """Native records of a graph: tensors and ops bound to an arena, ready to run."""
 
     def __init__(
-        self, core: Any, nodes: list[Node], arena: Arena, arena_address: int, keep_alive: Sequence[object] = ()
+        self,
+        core: Any,
+        nodes: list[Node],
+        arena: Arena,
+        arena_address: int,
+        keep_alive: Sequence[object] = (),
     ) -> None:
         self._core = core
-        self._keep_alive = [keep_alive, [v.buffer.owner for n in nodes for v in (n.dst, *n.src) if v is not None]]
+        self._keep_alive = [
+            keep_alive,
+            [v.buffer.owner for n in nodes for v in (n.dst, *n.src) if v is not None],
+        ]
         self._index: dict[tuple, int] = {}
         self._rows: list[tuple] = []
         self._dynamic: list[tuple[int, int]] = []

@@ -40,7 +40,8 @@ class GraphParams:
 class BatchGraph:
     """Inputs, caches and shared intermediate values of one micro-batch.
 
-    inputs: tokens, pos, seq, cells (i32 [T]), outputs (i32 [n_outputs]), cell_pos (i32 [n_ctx]), cell_seq (i64 [n_ctx]).
+    inputs: tokens, pos, seq, cells (i32 [T]), outputs (i32 [n_outputs]), cell_pos (i32 [n_ctx]) and cell_seq
+    (i64 [n_ctx]).
     caches: (layer, name) -> cache tensor [n, n_heads, n_ctx].
     """
 
@@ -59,7 +60,12 @@ class BatchGraph:
         key = (window, n_swa)
         if key not in self._masks:
             self._masks[key] = self.graph.kq_mask(
-                self.inputs, self.n_tokens, self.params.n_ctx, window=window, n_swa=n_swa, causal=self.params.causal
+                self.inputs,
+                self.n_tokens,
+                self.params.n_ctx,
+                window=window,
+                n_swa=n_swa,
+                causal=self.params.causal,
             )
         return self._masks[key]
 

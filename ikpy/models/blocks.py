@@ -112,7 +112,13 @@ def dense_ffn(b: BatchGraph, ffn: DenseFFN, x: Value, activation: str = "silu") 
 
 
 def moe_ffn(
-    b: BatchGraph, experts: Experts, routing: Routing, x: Value, *, shared: Value | None = None, activation: str = "silu"
+    b: BatchGraph,
+    experts: Experts,
+    routing: Routing,
+    x: Value,
+    *,
+    shared: Value | None = None,
+    activation: str = "silu",
 ) -> Value:
     """Routed experts on x [D, T], plus the output of a shared expert."""
     g = b.graph
@@ -134,9 +140,7 @@ def moe_ffn(
     return g.moe_combine(outputs, weights, ids, shared)
 
 
-def expert_hidden(
-    b: BatchGraph, experts: Experts, x: Value, ids: Value, groups: Value, activation: str
-) -> Value:
+def expert_hidden(b: BatchGraph, experts: Experts, x: Value, ids: Value, groups: Value, activation: str) -> Value:
     """act(gate x) * (up x) of the chosen experts, [F, K, T]."""
     g = b.graph
     if experts.up.type_id == experts.gate.type_id:

@@ -304,7 +304,14 @@ class DeepSeek2(Decoder):
         cached = b.attended(il, "kv")
         rotated = part_of_rows(cached, 0, hp.n_rot)
         rows = part_of_rows(cached, hp.n_rot, rkv)
-        rows = Value(rows.buffer, rows.type_id, (rkv, n_ctx, 1, 1), (rows.strides[0], *rows.strides[2:], 0), rows.offset, 1)
+        rows = Value(
+            rows.buffer,
+            rows.type_id,
+            (rkv, n_ctx, 1, 1),
+            (rows.strides[0], *rows.strides[2:], 0),
+            rows.offset,
+            1,
+        )
         latents = g.copy(rows, g.new(rkv, n_ctx, dynamic_dim=1))
         out = g.new(dv, heads, b.n_tokens)
         step = self._heads_per_expansion(n_ctx, b.params.attn_max_batch)

@@ -45,7 +45,9 @@ class Keys:
         if key not in self.overrides and key in self.gguf.metadata and self.gguf.value_type(key) is VT.ARRAY:
             values = np.asarray(self.gguf.metadata[key])
             if len(values) > MAX_LAYERS:
-                raise FileFormatError(f"{self.gguf.path}: key {key}: array length {len(values)} exceeds max {MAX_LAYERS}")
+                raise FileFormatError(
+                    f"{self.gguf.path}: key {key}: array length {len(values)} exceeds max {MAX_LAYERS}"
+                )
             if len(values) != n_layer:
                 raise FileFormatError(
                     f"{self.gguf.path}: key {key} has wrong array length; expected {n_layer}, got {len(values)}"
@@ -62,7 +64,12 @@ class Keys:
 
 
 def _checked_override(key: str, value: Any, kind: VT) -> Any:
-    classes: dict[VT, tuple[type, ...]] = {VT.UINT32: (int,), VT.FLOAT32: (float,), VT.BOOL: (bool,), VT.STRING: (str,)}
+    classes: dict[VT, tuple[type, ...]] = {
+        VT.UINT32: (int,),
+        VT.FLOAT32: (float,),
+        VT.BOOL: (bool,),
+        VT.STRING: (str,),
+    }
     fits = isinstance(value, classes[kind]) and (kind is VT.BOOL or not isinstance(value, bool))
     if not fits:
         raise UsageError(f"--override-kv {key}: value {value!r} is not of the key's type {kind.name.lower()}")

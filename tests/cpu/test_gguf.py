@@ -365,12 +365,14 @@ def _real_files() -> list[Path]:
 
 
 def test_real_files_agree_with_the_gguf_package():
-    """Metadata and tensor tables of small files compared item by item with an independent reader."""
+    """Metadata and tensor tables compared item by item with an independent reader (which takes its time)."""
     import gguf
 
-    for path in _real_files():
-        if path.stat().st_size > 3_000_000:
-            continue
+    vocabularies = ("ggml-vocab-llama-spm", "ggml-vocab-bert-bge")
+    files = _real_files()
+    chosen = [path for path in files if path.stem in vocabularies]
+    chosen += [path for path in files if path.parent.name == "zoo"][::4]
+    for path in chosen:
         peer = gguf.GGUFReader(path)
         with GGUFFile.open(path) as file:
             keys = [key for key in peer.fields if not key.startswith("GGUF.")]

@@ -1,0 +1,1 @@
+"""GGUF container: memory-mapped reader, atomic writer, split files."""

@@ -1,0 +1,178 @@
+"""`ikpy gguf`: show, split, merge and edit GGUF files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ikpy.gguf.writer import ShardPlan
+
+app = typer.Typer(help="Show, split, merge and edit GGUF files.", no_args_is_help=True)
+
+ModelArgument = Annotated[
+    str, typer.Argument(help="GGUF file; the first one of a split model.", metavar="FILE")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; write nothing.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace output files that exist.")]
+
+
+@app.command()
+def dump(
+    model: ModelArgument,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    no_tensors: Annotated[bool, typer.Option("--no-tensors", help="Leave out the tensor table.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Print whole arrays and strings.")] = False,
+    this_file: Annotated[
+        bool, typer.Option("--this-file", help="Show this file alone, even if it is one of a split model.")
+    ] = False,
+) -> None:
+    """Print metadata and the tensor table. Works on files without their data, too."""
+    from ikpy.gguf.reader import GGUFFile
+    from ikpy.tools import gguf_tool
+
+    with GGUFFile.open(model, header_only=True, follow_splits=not this_file) as file:
+        if as_json:
+            _print(json.dumps(gguf_tool.describe(file, tensors=not no_tensors, full=full), indent=1))
+            return
+        for line in gguf_tool.dump_lines(file, tensors=not no_tensors, full=full):
+            _print(line)
+
+
+@app.command()
+def split(
+    model: ModelArgument,
+    prefix: Annotated[str, typer.Argument(help="Outputs are PREFIX-00001-of-0000N.gguf and so on.")],
+    *,
+    split_max_tensors: Annotated[
+        int | None, typer.Option("--split-max-tensors", min=1, help="Most tensors per file. [default: 128]")
+    ] = None,
+    split_max_size: Annotated[
+        str | None, typer.Option("--split-max-size", help="Most tensor data per file, such as 500M or 2G.")
+    ] = None,
+    dry_run: DryRun = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Cut a model into several files."""
+    from ikpy.tools import gguf_tool
+
+    max_bytes = None if split_max_size is None else gguf_tool.parse_size(split_max_size)
+    with _progress("split") as progress:
+        plan = gguf_tool.split(
+            model,
+            prefix,
+            max_tensors=split_max_tensors,
+            max_bytes=max_bytes,
+            dry_run=dry_run,
+            overwrite=overwrite,
+            progress=progress,
+        )
+    _print_plan(plan, dry_run)
+
+
+@app.command()
+def merge(
+    model: ModelArgument,
+    output: Annotated[str, typer.Argument(help="The single file to write.")],
+    dry_run: DryRun = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Put the files of a split model into one."""
+    from ikpy.tools import gguf_tool
+
+    with _progress("merge") as progress:
+        plan = gguf_tool.merge(model, output, dry_run=dry_run, overwrite=overwrite, progress=progress)
+    _print_plan(plan, dry_run)
+
+
+@app.command("set")
+def set_command(
+    model: ModelArgument,
+    key: Annotated[str, typer.Argument(help="Metadata key.")],
+    value: Annotated[str, typer.Argument(help="New value; put -- before a negative number.")],
+    *,
+    type_label: Annotated[
+        str | None,
+        typer.Option(
+            "--type", help="u8 i8 u16 i16 u32 i32 u64 i64 f32 f64 bool str; needed when the key is new."
+        ),
+    ] = None,
+    change_type: Annotated[
+        bool, typer.Option("--change-type", help="Allow --type to differ from the stored type.")
+    ] = False,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", help="Write the result there and leave FILE alone.")
+    ] = None,
+    dry_run: DryRun = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Change or add one metadata key (a number, bool or string)."""
+    from ikpy.tools import gguf_tool
+
+    with _progress("set") as progress:
+        result = gguf_tool.set_value(
+            model,
+            key,
+            value,
+            value_type=None if type_label is None else gguf_tool.parse_value_type(type_label),
+            change_type=change_type,
+            output=output,
+            overwrite=overwrite,
+            dry_run=dry_run,
+            progress=progress,
+        )
+    old = "(new key)" if result.old is None else gguf_tool.scalar_text(result.old)
+    new = gguf_tool.scalar_text(result.new)
+    how = "in place" if result.in_place else "rewritten"
+    _print(f"{result.target}: {result.key} ({result.type.label}): {old} -> {new} [{_done(how, dry_run)}]")
+
+
+def _done(what: str, dry_run: bool) -> str:
+    return f"dry run, would be {what}" if dry_run else what
+
+
+def _print(line: str) -> None:
+    """A line of results; what the terminal's encoding lacks is shown escaped."""
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+
+
+def _print_plan(plan: list[ShardPlan], dry_run: bool) -> None:
+    from ikpy.tools.gguf_tool import format_size
+
+    for shard in plan:
+        what = f"{len(shard.tensors)} tensors, {format_size(shard.nbytes)}"
+        _print(f"{shard.path}: {what} [{_done('written', dry_run)}]")
+
+
+@contextmanager
+def _progress(label: str) -> Iterator[Callable[[int, int], None]]:
+    """Progress of a copy on stderr: a bar on a terminal, a line per tenth otherwise."""
+    if not sys.stderr.isatty():
+        yield _plain_progress(label)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(label), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _plain_progress(label: str) -> Callable[[int, int], None]:
+    shown = 0
+
+    def report(done: int, total: int) -> None:
+        nonlocal shown
+        tenth = done * 10 // total
+        if tenth > shown:
+            shown = tenth
+            sys.stderr.write(f"{label}: {tenth * 10} %\n")
+
+    return report

@@ -1,0 +1,53 @@
+"""Output files that appear under their name only when complete."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from typing import BinaryIO
+
+_BUFFER_BYTES = 1 << 20
+
+
+class AtomicFile:
+    """A file written under a temporary name in the target's directory and renamed when complete."""
+
+    def __init__(self, path: str):
+        # A link stays a link: the file it points to is replaced.
+        self.target = os.path.realpath(path)
+        folder, name = os.path.split(self.target)
+        self.temporary = os.path.join(folder, f".{name[:150]}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+        mode = 0o666
+        with contextlib.suppress(FileNotFoundError):
+            mode = stat.S_IMODE(os.stat(self.target).st_mode)
+        descriptor = os.open(self.temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        self.handle: BinaryIO = os.fdopen(descriptor, "wb", buffering=_BUFFER_BYTES)
+
+    def finish(self) -> None:
+        """Everything is written: force it to disk, keep the temporary name."""
+        self.handle.flush()
+        os.fsync(self.handle.fileno())
+        self.handle.close()
+
+    def publish(self) -> None:
+        """Give the finished file its name, replacing an older file in one step."""
+        os.replace(self.temporary, self.target)
+        sync_folder(os.path.dirname(self.target))
+
+    def discard(self) -> None:
+        """Remove the temporary file, if it is still there."""
+        with contextlib.suppress(OSError):
+            self.handle.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.temporary)
+
+
+def sync_folder(folder: str) -> None:
+    """Force renames and removals in a directory to disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,105 @@
+"""Metadata of a GGUF file as a read-only mapping whose values are decoded when asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ikpy.errors import FileFormatError
+from ikpy.gguf.header import MetadataEntry
+from ikpy.gguf.strings import StringArray
+from ikpy.gguf.types import DTYPES, GGUFValueType, type_label
+
+
+class Metadata(Mapping[str, Any]):
+    """Key to value, in file order.
+
+    Values: integers -> int, floats -> float, bool, strings -> str (invalid UTF-8 kept by "surrogateescape"),
+    arrays of numbers -> read-only numpy array of the stored dtype (bool arrays: np.bool_), arrays of strings
+    -> `StringArray`.
+    """
+
+    def __init__(self, data: np.ndarray, entries: dict[str, MetadataEntry], path: str):
+        self._data = data
+        self._entries = entries
+        self._path = path
+        self._decoded: dict[str, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._entries
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self._decoded:
+            self._decoded[key] = self._decode(self._entries[key])
+        return self._decoded[key]
+
+    def entry(self, key: str) -> MetadataEntry:
+        """Place and type of a value; KeyError if the key is absent."""
+        return self._entries[key]
+
+    def stored(self, key: str) -> np.ndarray:
+        """uint8 view of the value's stored bytes (see `MetadataEntry`)."""
+        entry = self._entries[key]
+        return self._data[entry.offset : entry.offset + entry.nbytes]
+
+    def value_type(self, key: str) -> GGUFValueType:
+        """Stored type of a value (`ARRAY` for every array); FileFormatError if the key is absent."""
+        return self._existing(key).type
+
+    def element_type(self, key: str) -> GGUFValueType | None:
+        """Type of an array's elements, None for a scalar; FileFormatError if the key is absent."""
+        return self._existing(key).element_type
+
+    def require(
+        self,
+        key: str,
+        expected: GGUFValueType | tuple[GGUFValueType, ...],
+        element: GGUFValueType | None = None,
+    ) -> Any:
+        """Value of a key that must exist with (one of) the expected types; `element` checks an array's type.
+
+        Raises:
+            FileFormatError: "key not found in model: K" or "key K has wrong type X but expected type Y".
+        """
+        entry = self._existing(key)
+        wanted = expected if isinstance(expected, tuple) else (expected,)
+        if entry.type not in wanted or (element is not None and entry.element_type is not element):
+            self._wrong_type(key, entry, wanted, element)
+        return self[key]
+
+    def _existing(self, key: str) -> MetadataEntry:
+        entry = self._entries.get(key)
+        if entry is None:
+            raise FileFormatError(f"{self._path}: key not found in model: {key}")
+        return entry
+
+    def _wrong_type(
+        self,
+        key: str,
+        entry: MetadataEntry,
+        wanted: tuple[GGUFValueType, ...],
+        element: GGUFValueType | None,
+    ) -> NoReturn:
+        expected = " or ".join(type_label(t, element if t is GGUFValueType.ARRAY else None) for t in wanted)
+        found = type_label(entry.type, None if element is None else entry.element_type)
+        raise FileFormatError(f"{self._path}: key {key} has wrong type {found} but expected type {expected}")
+
+    def _decode(self, entry: MetadataEntry) -> Any:
+        stored = self._data[entry.offset : entry.offset + entry.nbytes]
+        if entry.type is GGUFValueType.STRING:
+            return stored.tobytes().decode("utf-8", "surrogateescape")
+        if entry.starts is not None:
+            return StringArray(self._data, entry.starts)
+        # Values lie at any byte offset; the copy gives numpy aligned memory.
+        values = np.frombuffer(stored.tobytes(), DTYPES[entry.element_type or entry.type])
+        if (entry.element_type or entry.type) is GGUFValueType.BOOL:
+            values = values.view(np.bool_)
+        return values if entry.element_type is not None else values[0].item()

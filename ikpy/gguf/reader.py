@@ -1,0 +1,315 @@
+"""Memory-mapped, read-only access to GGUF files, split ones included."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ikpy.errors import FileFormatError, IkpyError, ResourceError, UnsupportedError, UsageError
+from ikpy.gguf.header import Header, TensorRecord, parse_header
+from ikpy.gguf.metadata import Metadata
+from ikpy.gguf.splits import split_path, split_prefix
+from ikpy.gguf.types import KEY_SPLIT_COUNT, KEY_SPLIT_NO, KEY_SPLIT_TENSORS, GGUFValueType
+from ikpy.quants import registry
+
+_MAX_OFFSET = (1 << 63) - 1
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One tensor of the table.
+
+    `shape` is in ggml order (ne0, the row length, first) with as many dimensions as stored; `offset` is the
+    byte position of the data in its shard, counted from the start of that file.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type_id: int
+    offset: int
+    shard: int
+    stored_nbytes: int | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the data; UnsupportedError if the type id is unknown."""
+        if self.stored_nbytes is None:
+            raise UnsupportedError(
+                f"tensor '{self.name}' has unknown type id {self.type_id}; "
+                "the file is damaged or needs a newer version of ikpy"
+            )
+        return self.stored_nbytes
+
+    @property
+    def has_known_type(self) -> bool:
+        return self.stored_nbytes is not None
+
+    @property
+    def element_count(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One mapped file. `data` is a read-only uint8 view of all of it, `data_offset` where tensors begin."""
+
+    path: str
+    index: int
+    data: np.ndarray
+    header: Header
+    metadata: Metadata
+
+    @property
+    def file_size(self) -> int:
+        return int(self.data.size)
+
+    @property
+    def data_offset(self) -> int:
+        return self.header.data_offset
+
+
+class GGUFFile:
+    """An open GGUF model: metadata of the first shard, tensors of all shards.
+
+    Views from `data` and arrays of strings stay valid after `close`: the mapping goes when the last of them
+    does.
+    """
+
+    def __init__(self, path: str, shards: list[Shard], *, header_only: bool):
+        first = shards[0]
+        self.path = path
+        self.shards = shards
+        self.header_only = header_only
+        self.version = first.header.version
+        self.alignment = first.header.alignment
+        self.file_size = sum(shard.file_size for shard in shards)
+        self._metadata = first.metadata
+        self.tensors = _collect_tensors(shards)
+        _check_data(self.tensors, shards, header_only=header_only)
+
+    @classmethod
+    def open(
+        cls, path: str | os.PathLike[str], *, header_only: bool = False, follow_splits: bool = True
+    ) -> GGUFFile:
+        """Open a file, and all further shards when it is the first of a split model.
+
+        Args:
+            header_only: accept files that end after the tensor table and tensors of unknown types; asking for
+                the data of such a tensor is the error then.
+            follow_splits: False opens this one shard only, whichever it is.
+        Raises:
+            FileFormatError: malformed, truncated or inconsistent. UnsupportedError: valid but not readable
+            here. UsageError: no such file.
+        """
+        name = os.fspath(path)
+        shards = [_open_shard(name, 0)]
+        if follow_splits:
+            shards += _open_other_shards(shards[0])
+        file = cls(name, shards, header_only=header_only)
+        if follow_splits:
+            _check_tensor_total(file)
+        return file
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Metadata of the first shard, decoded on access; see `ikpy.gguf.metadata.Metadata`."""
+        return self._metadata
+
+    @property
+    def stored_metadata(self) -> Metadata:
+        """The same metadata with access to types and stored bytes."""
+        return self._metadata
+
+    def value_type(self, key: str) -> GGUFValueType:
+        """Stored type of a key (`ARRAY` for arrays); FileFormatError if it is absent."""
+        return self._metadata.value_type(key)
+
+    def element_type(self, key: str) -> GGUFValueType | None:
+        """Element type of an array key, None for scalars; FileFormatError if the key is absent."""
+        return self._metadata.element_type(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Value of a key, or `default`."""
+        return self._metadata.get(key, default)
+
+    def require(
+        self, key: str, type: GGUFValueType | tuple[GGUFValueType, ...], element: GGUFValueType | None = None
+    ) -> Any:
+        """Value of a key that must exist with this type (or one of these types).
+
+        Raises:
+            FileFormatError: "key not found in model: K" or "key K has wrong type X but expected type Y".
+        """
+        return self._metadata.require(key, type, element)
+
+    def data(self, info: TensorInfo) -> np.ndarray:
+        """Zero-copy read-only uint8 [info.nbytes] view of a tensor's bytes."""
+        shard = self.shards[info.shard]
+        end = info.offset + info.nbytes
+        if end > shard.file_size:
+            raise FileFormatError(
+                f"{shard.path}: data of tensor '{info.name}' is not in the file (bytes {info.offset} to "
+                f"{end} of {shard.file_size}); get the complete file"
+            )
+        return shard.data[info.offset : end]
+
+    def address(self, info: TensorInfo) -> int:
+        """Address of a tensor's first byte, for native code; valid while this file is open."""
+        return int(self.data(info).ctypes.data)
+
+    def close(self) -> None:
+        """Let go of the mapping; using the file afterwards is an error."""
+        self.shards = []
+        self.tensors = {}
+        self._metadata = Metadata(np.empty(0, np.uint8), {}, self.path)
+
+    def __enter__(self) -> GGUFFile:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _map_file(path: str) -> np.ndarray:
+    try:
+        if not os.path.isfile(path):
+            problem = "is not a regular file" if os.path.exists(path) else "does not exist"
+            raise UsageError(f"{path}: cannot open model: {problem}; give the path of a .gguf file")
+        with open(path, "rb") as handle:
+            size = os.fstat(handle.fileno()).st_size
+            if size == 0:
+                raise FileFormatError(f"{path}: not a GGUF file: it is empty; download it again")
+            return np.frombuffer(mmap.mmap(handle.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
+    except (OSError, ValueError) as error:
+        raise ResourceError(
+            f"{path}: cannot open model: {getattr(error, 'strerror', None) or error}"
+        ) from error
+
+
+def _open_shard(path: str, index: int) -> Shard:
+    data = _map_file(path)
+    header = parse_header(data, path)
+    return Shard(path, index, data, header, Metadata(data, header.entries, path))
+
+
+def _open_other_shards(first: Shard) -> list[Shard]:
+    """Shards after the first, with the checks of model semantics section 9.2."""
+    metadata = first.metadata
+    if KEY_SPLIT_COUNT not in metadata:
+        return []
+    count = metadata.require(KEY_SPLIT_COUNT, GGUFValueType.UINT16)
+    if count <= 1:
+        return []
+    number = metadata.require(KEY_SPLIT_NO, GGUFValueType.UINT16)
+    if number != 0:
+        raise FileFormatError(
+            f"{first.path}: illegal split file: {number}, model must be loaded with the first split; "
+            f"give the file named ...-00001-of-{count:05d}.gguf"
+        )
+    prefix = split_prefix(first.path, 0, count)
+    if prefix is None:
+        raise FileFormatError(
+            f"{first.path}: invalid split file; the first of {count} parts must be named "
+            f"<prefix>-00001-of-{count:05d}.gguf"
+        )
+    return [_open_part(split_path(prefix, index, count), index, count) for index in range(1, count)]
+
+
+def _open_part(path: str, index: int, count: int) -> Shard:
+    try:
+        shard = _open_shard(path, index)
+    except IkpyError as error:
+        raise FileFormatError(f"failed to load GGUF split from {path}; {error}") from error
+    for key, expected in ((KEY_SPLIT_NO, index), (KEY_SPLIT_COUNT, count)):
+        found = shard.metadata.require(key, GGUFValueType.UINT16)
+        if found != expected:
+            raise FileFormatError(
+                f"{path}: invalid split file: {key} is {found} but expected {expected}; "
+                "put all parts of one model together under their original names"
+            )
+    return shard
+
+
+def _check_tensor_total(file: GGUFFile) -> None:
+    first = file.shards[0].metadata
+    if len(file.shards) == 1:
+        return
+    expected = first.require(KEY_SPLIT_TENSORS, GGUFValueType.INT32)
+    if expected != len(file.tensors):
+        raise FileFormatError(
+            f"{file.path}: corrupted model: {expected} tensors expected but {len(file.tensors)} found; "
+            "put all parts of one model together or download them again"
+        )
+
+
+def _collect_tensors(shards: list[Shard]) -> dict[str, TensorInfo]:
+    tensors: dict[str, TensorInfo] = {}
+    for shard in shards:
+        for record in shard.header.tensors:
+            if record.name in tensors:
+                raise FileFormatError(
+                    f"{shard.path}: invalid model: tensor '{record.name}' is duplicated; "
+                    "it is also in an earlier part, download the parts again"
+                )
+            tensors[record.name] = _tensor_info(record, shard)
+    return tensors
+
+
+def _tensor_info(record: TensorRecord, shard: Shard) -> TensorInfo:
+    try:
+        tensor_type = registry.by_id(record.type_id)
+    except (FileFormatError, UnsupportedError):
+        tensor_type = None
+    nbytes = None
+    if tensor_type is not None:
+        try:
+            nbytes = tensor_type.tensor_nbytes(record.shape)
+        except IkpyError as error:
+            raise FileFormatError(f"{shard.path}: tensor '{record.name}': {error}") from error
+    offset = shard.data_offset + record.offset
+    if offset + (nbytes or 0) > _MAX_OFFSET:
+        raise FileFormatError(
+            f"{shard.path}: tensor '{record.name}' lies at an impossible offset {record.offset}; "
+            "the file is damaged, download or convert it again"
+        )
+    return TensorInfo(record.name, record.shape, record.type_id, offset, shard.index, nbytes)
+
+
+def _check_data(tensors: dict[str, TensorInfo], shards: list[Shard], *, header_only: bool) -> None:
+    previous: TensorInfo | None = None
+    for info in sorted(tensors.values(), key=lambda info: (info.shard, info.offset)):
+        path = shards[info.shard].path
+        if not header_only:
+            _check_loadable(info, shards[info.shard])
+        if (
+            previous is not None
+            and previous.shard == info.shard
+            and info.offset < previous.offset + max(1, previous.stored_nbytes or 0)
+        ):
+            raise FileFormatError(
+                f"{path}: tensors '{previous.name}' and '{info.name}' overlap at offset {info.offset}; "
+                "the file is damaged, download or convert it again"
+            )
+        previous = info
+
+
+def _check_loadable(info: TensorInfo, shard: Shard) -> None:
+    if not info.has_known_type:
+        raise UnsupportedError(
+            f"{shard.path}: tensor '{info.name}' has unknown type id {info.type_id}; "
+            "the file is damaged or needs a newer version of ikpy"
+        )
+    end = info.offset + info.nbytes
+    if end > shard.file_size:
+        raise FileFormatError(
+            f"{shard.path}: tensor '{info.name}' needs bytes {info.offset} to {end} but the file has only "
+            f"{shard.file_size}; the file is truncated, download it again"
+        )

@@ -1,0 +1,26 @@
+"""Names of split files: `<prefix>-00001-of-00003.gguf`, numbered from 1."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_NAME = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+
+
+def split_path(prefix: str, index: int, count: int) -> str:
+    """Path of shard `index` (from 0) of `count`."""
+    return f"{prefix}-{index + 1:05d}-of-{count:05d}.gguf"
+
+
+def split_prefix(path: str, index: int, count: int) -> str | None:
+    """Prefix of a path that names shard `index` (from 0) of `count`, else None."""
+    match = _NAME.fullmatch(path)
+    if match is None or int(match["number"]) != index + 1 or int(match["count"]) != count:
+        return None
+    return match["prefix"]
+
+
+def output_prefix(path: str | Path) -> str:
+    """Prefix for writing shards: the path without a trailing `.gguf`."""
+    return str(path).removesuffix(".gguf")

@@ -1,8 +1,8 @@
 """Where the bits of a block are: one description that both reads and writes it.
 
-A ``Field`` lists, for each of its numbers, the pieces of bytes that hold it, lowest bits first. The formulas of
-quant-formats sections 6 and 8 become index arrays, for example ``bits(16 + 32 * B64 + C, 4 * (B32 & 1), 4)``
-for "q(e) = nib(qs[32*b64 + c], b32 & 1)" with qs at offset 16.
+A ``Field`` lists, for each of its numbers, the pieces of bytes that hold it, lowest bits first. The formulas
+of quant-formats sections 6 and 8 become index arrays: ``bits(16 + 32 * B64 + C, 4 * (B32 & 1), 4)`` means
+"q(e) = nib(qs[32*b64 + c], b32 & 1)" with qs at offset 16.
 """
 
 from __future__ import annotations
@@ -53,15 +53,17 @@ class Field:
 
     def read(self, blocks: np.ndarray) -> np.ndarray:
         """Raw numbers, uint32 [..., rows, count], of uint8 blocks [..., block_bytes]."""
-        value, at = np.uint32(0), 0
+        value, at = np.zeros(1, np.uint32), 0
         for segment in self.segments:
-            piece = (blocks[..., segment.byte] >> segment.shift.astype(np.uint8)) & np.uint8((1 << segment.width) - 1)
+            piece = (blocks[..., segment.byte] >> segment.shift.astype(np.uint8)) & np.uint8(
+                (1 << segment.width) - 1
+            )
             value = value | (piece.astype(np.uint32) << np.uint32(at))
             at += segment.width
-        return np.asarray(value if self.codes is None else self.codes[value].astype(np.uint32))
+        return value if self.codes is None else self.codes[value].astype(np.uint32)
 
     def write(self, bits_out: np.ndarray, value: np.ndarray) -> None:
-        """Put raw numbers [..., rows, count] into a bit array [..., 8 * block_bytes] (lowest bit of a byte first)."""
+        """Put raw numbers [..., rows, count] into a little-endian bit array [..., 8 * block_bytes]."""
         if self.codes is not None:
             inverse = np.zeros(int(self.codes.max()) + 1, np.uint32)
             inverse[self.codes] = np.arange(len(self.codes), dtype=np.uint32)
@@ -69,14 +71,27 @@ class Field:
         at = 0
         for segment in self.segments:
             for bit in range(segment.width):
-                bits_out[..., 8 * segment.byte + segment.shift + bit] = (value >> np.uint32(at)) & np.uint32(1)
+                bits_out[..., 8 * segment.byte + segment.shift + bit] = (value >> np.uint32(at)) & np.uint32(
+                    1
+                )
                 at += 1
 
 
-def bits(byte: Any, shift: Any = 0, width: int = 8, kind: str = "u", codes: np.ndarray | None = None) -> Field:
+def bits(
+    byte: Any, shift: Any = 0, width: int = 8, kind: str = "u", codes: np.ndarray | None = None
+) -> Field:
     """A field of ``width`` bits at bit ``shift`` of byte ``byte`` (arrays of one or two dimensions)."""
     byte, shift = np.broadcast_arrays(np.atleast_2d(byte), np.atleast_2d(shift))
     return Field((Segment(byte, shift, width),), kind, codes)
+
+
+def bits_at(position: Any, width: int, codes: np.ndarray | None = None) -> Field:
+    """A field of ``width`` bits from bit number ``position`` of the block on; it may cross byte borders."""
+    position = np.atleast_2d(position)
+    field = bits(position >> 3, position & 7, 1, codes=codes)
+    for following in range(1, width):
+        field |= bits((position + following) >> 3, (position + following) & 7, 1)
+    return field
 
 
 def nibble(byte: Any, high: Any) -> Field:

@@ -19,7 +19,7 @@ struct Iq4Xs {
     static constexpr Effort EFFORT{0.7f, 1.1f, 2, 2};
     static constexpr int BLOCK_BYTES = 136;
     static void pack(uint8_t* block, float d, const SubBlock* s, const uint8_t* levels) {
-        put(block, float_to_half(d));
+        put(block, f32_to_f16(d));
         unsigned high = 0;
         for (int b = 0; b < 8; b++) {
             put_nibble(block + 4, b, s[b].code);
@@ -37,7 +37,7 @@ struct Iq2K {
     static constexpr Effort EFFORT{0.4f, 1.3f, 4, 3};
     static constexpr int BLOCK_BYTES = 76;
     static void pack(uint8_t* block, float d, const SubBlock* s, const uint8_t* levels) {
-        put(block, float_to_half(d));
+        put(block, f32_to_f16(d));
         put(block + 2, extra_bits(s, 16));
         for (int b = 0; b < 16; b++) put_nibble(block + 4, b, s[b].code);
         pack_two_bits(block + 12, levels);
@@ -51,7 +51,7 @@ struct Iq3K {
     static constexpr Effort EFFORT{0.6f, 1.15f, 3, 3};
     static constexpr int BLOCK_BYTES = 110;
     static void pack(uint8_t* block, float d, const SubBlock* s, const uint8_t* levels) {
-        put(block, float_to_half(d));
+        put(block, f32_to_f16(d));
         put(block + 2, extra_bits(s, 16));
         unsigned signs = 0;
         for (int b = 0; b < 16; b++) {
@@ -79,7 +79,7 @@ struct Iq4K {
     static constexpr Effort EFFORT{0.7f, 1.1f, 2, 2};
     static constexpr int BLOCK_BYTES = 144;
     static void pack(uint8_t* block, float d, const SubBlock* s, const uint8_t* levels) {
-        put(block, float_to_half(d));
+        put(block, f32_to_f16(d));
         put(block + 2, extra_bits(s, 16));
         pack_six_bit_scales(block + 4, block + 8, s);
         pack_nibbles_16(block + 16, levels);
@@ -93,7 +93,7 @@ struct Iq5K {
     static constexpr Effort EFFORT{0.8f, 1.08f, 2, 2};
     static constexpr int BLOCK_BYTES = 176;
     static void pack(uint8_t* block, float d, const SubBlock* s, const uint8_t* levels) {
-        put(block, float_to_half(d));
+        put(block, f32_to_f16(d));
         put(block + 2, extra_bits(s, 16));
         pack_six_bit_scales(block + 4, block + 8, s);
         pack_nibbles_32(block + 16, levels);
@@ -108,7 +108,7 @@ struct Iq6K {
     static constexpr Effort EFFORT{0.9f, 1.04f, 1, 2};
     static constexpr int BLOCK_BYTES = 212;
     static void pack(uint8_t* block, float d, const SubBlock* s, const uint8_t* levels) {
-        put(block, float_to_half(d));
+        put(block, f32_to_f16(d));
         put(block + 2, extra_bits(s, 16));
         for (int b = 0; b < 16; b++) block[4 + b] = static_cast<uint8_t>(s[b].code - 127);
         pack_nibbles_32(block + 20, levels);

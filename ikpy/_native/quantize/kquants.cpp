@@ -20,7 +20,7 @@ struct Q3K {
             block[96 + (b & 7)] |= static_cast<uint8_t>((s[b].code & 15) << 4 * (b >> 3));
             block[104 + (b & 3)] |= static_cast<uint8_t>((s[b].code >> 4) << 2 * (b >> 2));
         }
-        put(block + 108, float_to_half(d));
+        put(block + 108, f32_to_f16(d));
     }
 };
 
@@ -37,7 +37,7 @@ struct Q6K {
             block[128 + 32 * half + c] |= static_cast<uint8_t>((levels[e] >> 4) << 2 * t);
         }
         for (int b = 0; b < 16; b++) block[192 + b] = static_cast<uint8_t>(s[b].code - 128);
-        put(block + 208, float_to_half(d));
+        put(block + 208, f32_to_f16(d));
     }
 };
 
@@ -158,15 +158,15 @@ struct Q2K {
     static void pack(uint8_t* block, float d, float dmin, const MinCodes* s, const uint8_t* levels) {
         for (int b = 0; b < 16; b++) block[b] = static_cast<uint8_t>(s[b].scale | s[b].min << 4);
         pack_two_bits(block + 16, levels);
-        put(block + 80, float_to_half(d));
-        put(block + 82, float_to_half(dmin));
+        put(block + 80, f32_to_f16(d));
+        put(block + 82, f32_to_f16(dmin));
     }
 };
 
 // d, dmin and the twelve bytes of six-bit scales and minimums of Q4_K and Q5_K.
 void pack_scale_min_header(uint8_t* block, float d, float dmin, const MinCodes* s) {
-    put(block, float_to_half(d));
-    put(block + 2, float_to_half(dmin));
+    put(block, f32_to_f16(d));
+    put(block + 2, f32_to_f16(dmin));
     uint8_t* scales = block + 4;
     for (int j = 0; j < 4; j++) {
         scales[j] = static_cast<uint8_t>(s[j].scale | (s[j + 4].scale >> 4) << 6);

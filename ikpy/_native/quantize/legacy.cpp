@@ -9,9 +9,9 @@ namespace {
 
 // f16 neighbours of v: bit patterns of the same sign, `steps` apart.
 float neighbour(float v, int steps) {
-    const int bits = float_to_half(v) & 0x7fff;
+    const int bits = f32_to_f16(v) & 0x7fff;
     const int moved = std::clamp(bits + steps, 0, 0x7bff);
-    return std::copysign(half_to_float(static_cast<uint16_t>(moved)), v);
+    return std::copysign(f16_to_f32(static_cast<uint16_t>(moved)), v);
 }
 
 // Best f16 scale of one block: candidates of both signs, two Lloyd steps, then its f16 neighbours exactly.
@@ -109,7 +109,7 @@ void encode_single_scale(const Rows& r) {
             const float* x = r.src + row * r.ne0 + i;
             const float d = fit_single_scale(codec, x, r.w + i, Format::NARROWEST, Format::WIDEST);
             codec.assign(0, x, r.w + i, 0, d, levels);
-            put(block, float_to_half(d));
+            put(block, f32_to_f16(d));
             Format::pack(block, levels);
         }
     }
@@ -140,8 +140,8 @@ void encode_scale_offset(const Rows& r) {
             const float* x = r.src + row * r.ne0 + i;
             const ScaleOffset f = fit_f16_scale_offset<LEVELS>(x, r.w + i);
             assign_scale_offset<LEVELS, 32>(x, f.scale, f.offset, levels);
-            put(block, float_to_half(f.scale));
-            put(block + 2, float_to_half(f.offset));
+            put(block, f32_to_f16(f.scale));
+            put(block + 2, f32_to_f16(f.offset));
             if constexpr (LEVELS == 32) pack_fifth_bits(block + 4, levels);
             pack_low_nibbles(block + BLOCK_BYTES - 16, levels);
         }

@@ -157,7 +157,7 @@ struct UniformCodes {
     float highest() const { return value(count - 1); }
 };
 
-inline float round_to_f16(float v) { return half_to_float(float_to_half(std::clamp(v, -65504.0f, 65504.0f))); }
+inline float round_to_f16(float v) { return f16_to_f32(f32_to_f16(std::clamp(v, -65504.0f, 65504.0f))); }
 
 template <class T>
 inline void put(uint8_t* p, T v) {

@@ -9,19 +9,11 @@ namespace ikpy::quantize {
 namespace {
 
 void encode_f16(const Rows& r) {
-    for (int64_t i = 0; i < r.n_rows * r.ne0; i++) put(r.dst + 2 * i, float_to_half(r.src[i]));
-}
-
-// Round to nearest, ties to even; a NaN keeps its sign and stays quiet.
-uint16_t to_bf16(float v) {
-    uint32_t bits;
-    std::memcpy(&bits, &v, 4);
-    if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>((bits >> 16) | 64);
-    return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+    for (int64_t i = 0; i < r.n_rows * r.ne0; i++) put(r.dst + 2 * i, f32_to_f16(r.src[i]));
 }
 
 void encode_bf16(const Rows& r) {
-    for (int64_t i = 0; i < r.n_rows * r.ne0; i++) put(r.dst + 2 * i, to_bf16(r.src[i]));
+    for (int64_t i = 0; i < r.n_rows * r.ne0; i++) put(r.dst + 2 * i, f32_to_bf16(r.src[i]));
 }
 
 float largest_magnitude(const float* x, int64_t n) {
@@ -34,7 +26,7 @@ void encode_q8_0(const Rows& r) {
     for (int64_t i = 0; i < r.n_rows * r.ne0; i += 32) {
         uint8_t* block = r.dst + i / 32 * 34;
         const float d = largest_magnitude(r.src + i, 32) / 127.0f, inverse = d > 0 ? 1.0f / d : 0.0f;
-        put(block, float_to_half(d));
+        put(block, f32_to_f16(d));
         for (int j = 0; j < 32; j++) block[2 + j] = static_cast<uint8_t>(round_nearest(r.src[i + j] * inverse));
     }
 }
@@ -85,7 +77,7 @@ void encode_q1_0_g128(const Rows& r) {
             sum += std::fabs(r.src[i + j]);
             if (r.src[i + j] >= 0) block[2 + (j >> 3)] |= static_cast<uint8_t>(1 << (j & 7));
         }
-        put(block, float_to_half(sum / 128));
+        put(block, f32_to_f16(sum / 128));
     }
 }
 
@@ -111,7 +103,7 @@ void encode_iq1_bn(const Rows& r) {
         const float* x = r.src + row * r.ne0;
         uint8_t* out = r.dst + row * r.row_bytes;
         const float d = largest_magnitude(x, r.ne0);
-        put(out, float_to_half(d));
+        put(out, f32_to_f16(d));
         uint8_t* block = out + 2;
         for (int64_t i = 0; i < r.ne0; i += 64, block += 13) {
             int extra = 0;

@@ -39,7 +39,7 @@ void encode_row_scale(const Rows& r) {
     for (int64_t row = 0; row < r.n_rows; row++) {
         uint8_t* out = r.dst + row * r.row_bytes;
         const float d = search.fit(r.src + row * r.ne0, r.w, total);
-        if constexpr (HALF) put(out, float_to_half(d));
+        if constexpr (HALF) put(out, f32_to_f16(d));
         else put(out, d);
         uint8_t* block = out + Format::HEADER_BYTES;
         for (int first = 0; first < total; first += COUNT, block += Format::BLOCK_BYTES) {

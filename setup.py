@@ -19,7 +19,14 @@ ROOT = Path(__file__).parent
 NATIVE = Path("ikpy/_native")
 DEBUG = os.environ.get("IKPY_DEBUG_BUILD") == "1"
 
-COMMON_FLAGS = ["-std=c++17", "-fopenmp", "-Wall", "-Wno-unused-function", "-fvisibility=hidden", "-fno-math-errno"]
+COMMON_FLAGS = [
+    "-std=c++17",
+    "-fopenmp",
+    "-Wall",
+    "-Wno-unused-function",
+    "-fvisibility=hidden",
+    "-fno-math-errno",
+]
 OPTIMIZE = ["-O1", "-g", "-D_GLIBCXX_ASSERTIONS"] if DEBUG else ["-O3", "-g0"]
 TIER_FLAGS = {
     "portable": [],
@@ -89,10 +96,19 @@ class ParallelBuild(build_ext):
         compile_one = self.compiler._compile
         newest_header = max(p.stat().st_mtime for p in (ROOT / NATIVE).rglob("*.hpp"))
 
-        def compile_parallel(sources, output_dir=None, macros=None, include_dirs=None, debug=0,
-                             extra_preargs=None, extra_postargs=None, depends=None):
+        def compile_parallel(
+            sources,
+            output_dir=None,
+            macros=None,
+            include_dirs=None,
+            debug=0,
+            extra_preargs=None,
+            extra_postargs=None,
+            depends=None,
+        ):
             macros, objects, post, pre, build = self.compiler._setup_compile(
-                output_dir, macros, include_dirs, sources, depends, extra_postargs)
+                output_dir, macros, include_dirs, sources, depends, extra_postargs
+            )
             options = self.compiler._get_cc_args(pre, debug, extra_preargs)
             stamp = Path(self.build_temp) / "flags.txt"
 

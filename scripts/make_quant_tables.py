@@ -89,9 +89,7 @@ def main(source: str) -> None:
     for name, element in TABLES.items():
         numbers = flatten(tables[name])
         declarations.append(f"extern const {element} {name}[{len(numbers)}];")
-        definitions.append(
-            f"alignas(64) const {element} {name}[{len(numbers)}] = {{\n{wrapped(numbers)}\n}};"
-        )
+        definitions.append(f"alignas(64) const {element} {name}[{len(numbers)}] = {{\n{wrapped(numbers)}\n}};")
     native = PACKAGE / "_native" / "quantize"
     (native / "tables.hpp").write_text(HEADER.format(note=NOTE, declarations="\n".join(declarations)))
     (native / "tables.cpp").write_text(SOURCE.format(note=NOTE, definitions="\n\n".join(definitions)))

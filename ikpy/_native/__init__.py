@@ -23,7 +23,7 @@ def _built(tier: str) -> bool:
 
 def _select() -> tuple[ModuleType, str, tuple[str, ...]]:
     try:
-        from ikpy._native import cpu
+        cpu = importlib.import_module("ikpy._native.cpu")
     except ImportError as error:
         raise UnsupportedError("ikpy's native modules are not built; run `pip install -e .` in the checkout") from error
     features = cpu.features()

@@ -1,0 +1,1 @@
+"""Engine: models, contexts, sampling. Token ids only: no text, no HTTP."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
+
+from ikpy.graph.ir import Node, Value
+from ikpy.graph.planner import Arena
 
 MAX_SOURCES = 10
 MAX_INT_PARAMS = 16
 MAX_FLOAT_PARAMS = 12
 
 # Mirrors ikpy::Tensor and ikpy::Op (ikpy/_native/include/ikpy/tensor.hpp).
-TENSOR_DTYPE = np.dtype(
-    [("data", "u8"), ("type", "i4"), ("flags", "i4"), ("ne", "i8", 4), ("nb", "i8", 4)], align=True
-)
+TENSOR_DTYPE = np.dtype([("data", "u8"), ("type", "i4"), ("flags", "i4"), ("ne", "i8", 4), ("nb", "i8", 4)], align=True)
 OP_DTYPE = np.dtype(
     [
         ("kind", "i4"),
@@ -22,3 +26,64 @@ OP_DTYPE = np.dtype(
     ],
     align=True,
 )
+
+
+class CompiledPlan:
+    """Native records of a graph: tensors and ops bound to an arena, ready to run."""
+
+    def __init__(
+        self,
+        core: Any,
+        nodes: list[Node],
+        arena: Arena,
+        arena_address: int,
+        keep_alive: Sequence[object] = (),
+    ) -> None:
+        self._core = core
+        self._keep_alive = [
+            keep_alive,
+            [v.buffer.owner for n in nodes for v in (n.dst, *n.src) if v is not None],
+        ]
+        self._index: dict[tuple, int] = {}
+        self._rows: list[tuple] = []
+        self._dynamic: list[tuple[int, int]] = []
+        self._arena, self._base = arena, arena_address
+        kinds = core.op_kinds()
+        ops = np.zeros(len(nodes), OP_DTYPE)
+        ops["src"] = -1
+        for record, node in zip(ops, nodes, strict=True):
+            record["kind"] = kinds[node.kind]
+            record["dst"] = self._tensor(node.dst)
+            for i, value in enumerate(node.src):
+                if value is not None:
+                    record["src"][i] = self._tensor(value)
+            record["ip"][: len(node.ip)] = node.ip
+            record["fp"][: len(node.fp)] = node.fp
+        self.kinds = [node.kind for node in nodes]
+        self.tensors = np.array(self._rows, TENSOR_DTYPE)
+        self.ops = ops
+        self._plan = core.Plan(self.tensors, self.ops, np.array(self._dynamic, np.int32).reshape(-1, 2))
+
+    def _tensor(self, value: Value) -> int:
+        base = value.buffer.address
+        if base is None:
+            base = self._base + self._arena.offsets[value.buffer]
+        key = (base + value.offset, value.type_id, value.shape, value.strides, value.dynamic_dim)
+        if key not in self._index:
+            self._index[key] = len(self._rows)
+            if value.dynamic_dim is not None:
+                self._dynamic.append((len(self._rows), value.dynamic_dim))
+            self._rows.append((key[0], value.type_id, 0, value.shape, value.strides))
+        return self._index[key]
+
+    def work_bytes(self, n_threads: int) -> int:
+        """Bytes of kernel work memory for n_threads."""
+        return self._plan.work_bytes(n_threads)
+
+    def run(self, n_kv: int, n_threads: int) -> None:
+        """Executes the plan; n_kv is the number of attended cells (padded)."""
+        self._plan.run(n_kv, n_threads)
+
+    def profile(self, n_kv: int, n_threads: int) -> list[tuple[str, float]]:
+        """Runs once with timing; (op kind, seconds) per op."""
+        return list(zip(self.kinds, self._plan.profile(n_kv, n_threads).tolist(), strict=True))

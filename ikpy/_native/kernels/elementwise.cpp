@@ -4,6 +4,7 @@
 #include "ikpy/half.hpp"
 #include "ikpy/ops.hpp"
 #include "ikpy/vecmath.hpp"
+#include "quantize/dequantize.hpp"
 
 namespace ikpy {
 
@@ -130,13 +131,16 @@ void op_gated_unary(const ThreadContext& ctx, const Op& op, const Tensor* ts, co
     }
 }
 
-// Strided copy f32 -> f32 or f16.
+// Strided copy: f32 -> f32 or f16; any other source type is unpacked to f32.
 void op_copy(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Runtime&) {
     const Tensor& dst = ts[op.dst];
     const Tensor& a = ts[op.src[0]];
     for_rows(ctx, dst, [&](int64_t i1, int64_t i2, int64_t i3) {
         const float* x = row<const float>(a, i1, i2, i3);
-        if (dst.type == kF16) {
+        if (a.type != kF32) {
+            dequantize_rows(a.type, row<const uint8_t>(a, i1, i2, i3), dst.ne[0], 0, 1, row<float>(dst, i1, i2, i3),
+                            dst.ne[0], true);
+        } else if (dst.type == kF16) {
             uint16_t* z = row<uint16_t>(dst, i1, i2, i3);
             for (int64_t i = 0; i < dst.ne[0]; ++i) z[i] = f32_to_f16(x[i]);
         } else {

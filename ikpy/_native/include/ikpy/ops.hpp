@@ -23,6 +23,7 @@ namespace ikpy {
     X(Rope, rope, op_rope)                                 \
     X(KqMask, kq_mask, op_kq_mask)                         \
     X(KvStore, kv_store, op_kv_store)                      \
+    X(KvShift, kv_shift, op_kv_shift)                      \
     X(Attention, attention, op_attention)                  \
     X(ActPrepare, act_prepare, op_act_prepare)             \
     X(MulMat, mul_mat, op_mul_mat)                         \

@@ -1,0 +1,107 @@
+#include "kernels/activations.hpp"
+
+#include <cmath>
+#include <cstring>
+
+#include "ikpy/ops.hpp"
+#include "kernels/half_rows.hpp"
+
+namespace ikpy {
+namespace {
+
+// Quantizes 32 floats: scale = amax / 127, q = round to nearest even of x * (127 / amax).
+void quantize_group(const float* x, int8_t* q, float* scale, int32_t* sum_low, int32_t* sum_high) {
+    float amax = 0.0f;
+    for (int i = 0; i < 32; ++i) amax = std::fmax(amax, std::fabs(x[i]));
+    // Below 1e-35 the inverse overflows; such a group counts as zero.
+    const float inverse = amax > 1e-35f ? 127.0f / amax : 0.0f;
+    *scale = amax > 1e-35f ? amax / 127.0f : 0.0f;
+    constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, half to even
+    int32_t values[32];
+    for (int i = 0; i < 32; ++i) {
+        const float shifted = x[i] * inverse + kRound;
+        int32_t bits;
+        std::memcpy(&bits, &shifted, 4);
+        values[i] = bits - 0x4B400000;
+    }
+    int32_t low = 0, high = 0;
+    for (int i = 0; i < 16; ++i) low += values[i];
+    for (int i = 16; i < 32; ++i) high += values[i];
+    for (int i = 0; i < 32; ++i) q[i] = static_cast<int8_t>(values[i]);
+    *sum_low = low;
+    *sum_high = high;
+}
+
+void prepare_q8(const float* x, int64_t n_in, uint8_t* out) {
+    const ActQ8Layout at(n_in);
+    auto* q = reinterpret_cast<int8_t*>(out);
+    auto* scale = reinterpret_cast<float*>(out + at.scale);
+    auto* sum32 = reinterpret_cast<float*>(out + at.sum32);
+    auto* neg32 = reinterpret_cast<int32_t*>(out + at.neg32);
+    auto* sum16 = reinterpret_cast<float*>(out + at.sum16);
+    auto* neg16 = reinterpret_cast<int32_t*>(out + at.neg16);
+    float padded[32];
+    for (int64_t g = 0; g < at.n / 32; ++g) {
+        const float* group = x + 32 * g;
+        if (32 * g + 32 > n_in) {
+            std::memset(padded, 0, sizeof(padded));
+            if (32 * g < n_in) std::memcpy(padded, group, sizeof(float) * (n_in - 32 * g));
+            group = padded;
+        }
+        int32_t low, high;
+        quantize_group(group, q + 32 * g, scale + g, &low, &high);
+        sum32[g] = static_cast<float>(low + high);
+        neg32[g] = -128 * (low + high);
+        sum16[2 * g] = static_cast<float>(low);
+        sum16[2 * g + 1] = static_cast<float>(high);
+        neg16[2 * g] = -128 * low;
+        neg16[2 * g + 1] = -128 * high;
+    }
+}
+
+void prepare_row(int format, const float* x, int64_t n_in, uint8_t* out) {
+    if (format == kActQ8) {
+        prepare_q8(x, n_in, out);
+    } else if (format == kActBf16) {
+        auto* y = reinterpret_cast<uint16_t*>(out);
+        f32_to_bf16_row(x, y, n_in);
+        std::memset(y + n_in, 0, sizeof(uint16_t) * (round_up(n_in, 32) - n_in));
+    } else {
+        auto* y = reinterpret_cast<float*>(out);
+        std::memcpy(y, x, sizeof(float) * n_in);
+        std::memset(y + n_in, 0, sizeof(float) * (round_up(n_in, 16) - n_in));
+    }
+}
+
+}  // namespace
+
+int64_t act_row_bytes(int format, int64_t n_in) {
+    int64_t n = 0;
+    if (format == kActQ8) {
+        n = ActQ8Layout(n_in).nbytes;
+    } else if (format == kActBf16) {
+        n = round_up(n_in, 32) * 2;
+    } else {
+        n = round_up(n_in, 16) * 4;
+    }
+    return (round_up(n, 64) / 64 | 1) * 64;
+}
+
+size_t act_nbytes(int format, int64_t n_in, int64_t n_rows, int64_t n_batch) {
+    return static_cast<size_t>(act_row_bytes(format, n_in) * n_rows * n_batch);
+}
+
+void op_act_prepare(const ThreadContext& ctx, const Op& op, const Tensor* tensors, const Runtime&) {
+    const Tensor& x = tensors[op.src[0]];
+    uint8_t* out = tensors[op.dst].data;
+    const int format = op.ip[0];
+    const int64_t n_in = x.ne[0], n_tokens = x.ne[1], n_batch = x.ne[2];
+    const int64_t stride = act_row_bytes(format, n_in);
+    int64_t begin, end;
+    split_range(n_tokens * n_batch, ctx.ith, ctx.nth, 1, &begin, &end);
+    for (int64_t r = begin; r < end; ++r) {
+        prepare_row(format, row<float>(x, r % n_tokens, r / n_tokens), n_in, out + r * stride);
+    }
+}
+
+}  // namespace ikpy

@@ -1,0 +1,43 @@
+// Prepared activations: what act_prepare writes and the matrix products read.
+//
+// Every token is one row in natural element order, so a product takes any set of tokens by their row pointers.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace ikpy {
+
+enum ActFormat : int32_t {
+    kActF32 = 0,   // f32, zero padded to a multiple of 16
+    kActQ8 = 1,    // int8 with one scale per 32 elements, see ActQ8Layout
+    kActBf16 = 2,  // bf16, zero padded to a multiple of 32
+};
+
+inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+// Byte offsets inside one row of format Q8 with n_in elements, padded with zeros to a multiple of 256.
+// x[e] ~ scale[e / 32] * q[e]; sums are exact integers of at most 4064.
+struct ActQ8Layout {
+    int64_t n;      // padded elements; q int8[n] is at offset 0
+    int64_t scale;  // f32[n / 32]: amax / 127
+    int64_t sum32;  // f32[n / 32]: sum of q over the group
+    int64_t neg32;  // i32[n / 32]: -128 * sum, the start value of dot products with codes stored as value + 128
+    int64_t sum16;  // f32[n / 16]
+    int64_t neg16;  // i32[n / 16]
+    int64_t nbytes;
+
+    explicit ActQ8Layout(int64_t n_in)
+        : n(round_up(n_in, 256)),
+          scale(n),
+          sum32(scale + n / 8),
+          neg32(sum32 + n / 8),
+          sum16(neg32 + n / 8),
+          neg16(sum16 + n / 4),
+          nbytes(neg16 + n / 4) {}
+};
+
+// Bytes from one row of prepared activations to the next. The odd cache line keeps rows of power-of-two
+// length out of the same cache sets.
+int64_t act_row_bytes(int format, int64_t n_in);
+
+}  // namespace ikpy

@@ -1,0 +1,191 @@
+// Attention op: arguments, choice of the kernel family, and what both families share.
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/flash_attention.hpp"
+#include "kernels/kv_blocks.hpp"
+
+namespace ikpy {
+namespace {
+
+const Tensor* source(const Op& op, const Tensor* tensors, int i) {
+    return op.src[i] >= 0 ? &tensors[op.src[i]] : nullptr;
+}
+
+// Elements before byte offset `bytes` of a cache row, or -1 if that is not a place where a row of the type
+// can start.
+int64_t columns_before(int type, int64_t bytes) {
+    switch (type) {
+        case kF32:
+            return bytes % 4 ? -1 : bytes / 4;
+        case kF16:
+        case kBF16:
+            return bytes % 2 ? -1 : bytes / 2;
+        case kQ8_0:
+            return bytes % 34 ? -1 : bytes / 34 * 32;
+        case kv::kTypeQ6_0:
+            return bytes % 26 ? -1 : bytes / 26 * 32;
+        case kv::kTypeQ4_0:
+        case kv::kTypeIQ4_NL:
+            return bytes % 18 ? -1 : bytes / 18 * 32;
+        default:
+            return -1;
+    }
+}
+
+void find_v_in_k(AttentionArgs& a) {
+    a.v_in_k = false;
+    if (a.k->type != a.v->type || a.k->nb[2] != a.v->nb[2] || a.v->data < a.k->data) return;
+    if (a.k->ne[1] != a.v->ne[1] || (a.k->ne[1] > 1 && a.k->nb[1] != a.v->nb[1])) return;
+    const int64_t column = columns_before(a.k->type, a.v->data - a.k->data);
+    if (column < 0 || column + a.dv > a.d0) return;
+    a.v_in_k = true;
+    a.v_column = column;
+}
+
+}  // namespace
+
+AttentionArgs attention_args(const Op& op, const Tensor* tensors) {
+    AttentionArgs a{};
+    a.q = source(op, tensors, 0);
+    a.k = source(op, tensors, 1);
+    a.v = source(op, tensors, 2);
+    a.mask = source(op, tensors, 3);
+    const Tensor* sinks = source(op, tensors, 4);
+    a.k1 = source(op, tensors, 5);
+    const Tensor* ranges = source(op, tensors, 6);
+    a.out = &tensors[op.dst];
+    a.sinks = sinks ? row<float>(*sinks, 0) : nullptr;
+    a.ranges = ranges ? row<int32_t>(*ranges, 0) : nullptr;
+    a.d0 = a.k->ne[0];
+    a.d1 = a.k1 ? a.k1->ne[0] : 0;
+    a.dk = a.d0 + a.d1;
+    a.dv = a.v->ne[0];
+    a.n_heads = a.q->ne[1];
+    a.n_tokens = a.q->ne[2];
+    a.n_kv_heads = a.k->ne[1];
+    a.heads_per_kv = a.n_heads / a.n_kv_heads;
+    a.n_kv = a.k->ne[2];
+    a.scale = op.fp[0];
+    a.softcap = op.fp[1];
+    a.flash = op.ip[0] != 0;
+    a.load_k = kv::load_rows(a.k->type);
+    a.load_k1 = a.k1 ? kv::load_rows(a.k1->type) : nullptr;
+    a.load_v = kv::load_rows(a.v->type);
+    find_v_in_k(a);
+    return a;
+}
+
+float AttentionArgs::q_factor() const { return softcap != 0.0f ? scale / softcap : scale * simd::kLog2e; }
+
+void covered_cells(const AttentionArgs& a, int64_t t0, int64_t t1, int64_t* first, int64_t* last) {
+    *first = a.n_kv;
+    *last = 0;
+    for (int64_t t = t0; t < t1; ++t) {
+        if (a.first_cell(t) >= a.last_cell(t)) continue;
+        *first = std::min(*first, a.first_cell(t));
+        *last = std::max(*last, a.last_cell(t));
+    }
+    if (*first > *last) *first = *last;
+}
+
+namespace {
+
+// Bits of the cells whose mask is 0 (not -inf), n <= 32.
+uint32_t open_cells(const uint16_t* mask, int n) {
+#if defined(__AVX512BW__)
+    const __mmask32 valid = n >= 32 ? 0xffffffffu : (1u << n) - 1u;
+    return _mm512_mask_testn_epi16_mask(valid, _mm512_maskz_loadu_epi16(valid, mask),
+                                        _mm512_set1_epi16(-32768));
+#else
+    uint32_t bits = 0;
+    for (int i = 0; i < n; ++i) bits |= uint32_t(mask[i] < 0x8000u) << i;
+    return bits;
+#endif
+}
+
+uint32_t low_bits(int64_t n) { return n <= 0 ? 0u : n >= 32 ? 0xffffffffu : (1u << n) - 1u; }
+
+}  // namespace
+
+int visible_bits(const AttentionArgs& a, int64_t token, int64_t c0, int64_t n, uint32_t* words, int n_words) {
+    const uint16_t* mask = a.mask_row(token);
+    const int64_t first = a.first_cell(token) - c0, last = std::min(a.last_cell(token) - c0, n);
+    int visible = 0;
+    for (int w = 0; w < n_words; ++w) {
+        const int64_t base = 32 * w;
+        uint32_t bits = low_bits(last - base) & ~low_bits(first - base);
+        if (bits && mask) bits &= open_cells(mask + c0 + base, int(std::min<int64_t>(32, n - base)));
+        words[w] = bits;
+        visible += __builtin_popcount(bits);
+    }
+    return visible;
+}
+
+float normalizer(const AttentionArgs& a, int64_t head, float maximum, double sum) {
+    if (sum <= 0.0) return 0.0f;
+    if (a.sinks) sum += std::exp2(double(a.sinks[head]) * double(simd::kLog2e) - double(maximum));
+    return float(1.0 / sum);
+}
+
+size_t partials_bytes(const AttentionArgs& a, int64_t parts) {
+    return size_t(parts * a.n_heads * a.n_tokens) * size_t(round_up(a.dv, 16) + 2) * sizeof(float);
+}
+
+Partials partials_at(uint8_t* shared, const AttentionArgs& a, int64_t parts) {
+    Partials p;
+    p.ld = round_up(a.dv, 16);
+    p.n_rows = a.n_heads * a.n_tokens;
+    p.parts = parts;
+    p.acc = reinterpret_cast<float*>(shared);
+    p.maximum = p.acc + parts * p.n_rows * p.ld;
+    p.sum = p.maximum + parts * p.n_rows;
+    return p;
+}
+
+void combine_partials(const ThreadContext& ctx, const AttentionArgs& a, const Partials& p) {
+    int64_t begin, end;
+    split_range(p.n_rows, ctx.ith, ctx.nth, 1, &begin, &end);
+    for (int64_t r = begin; r < end; ++r) {
+        const int64_t kv_head = r / a.rows_per_kv_head(), in_head = r % a.rows_per_kv_head();
+        const int64_t head = a.head_of(kv_head, in_head);
+        float* out = a.out_row(head, a.token_of(in_head));
+        float maximum = kNoMaximum;
+        for (int64_t i = 0; i < p.parts; ++i) maximum = std::max(maximum, p.max_of(i, r));
+        double sum = 0.0;
+        for (int64_t i = 0; i < p.parts; ++i)
+            sum += double(p.sum_of(i, r)) * std::exp2(p.max_of(i, r) - maximum);
+        const float norm = normalizer(a, head, maximum, sum);
+        std::fill(out, out + a.dv, 0.0f);
+        for (int64_t i = 0; i < p.parts; ++i) {
+            if (!(p.sum_of(i, r) > 0.0f)) continue;
+            const float w = norm * std::exp2(p.max_of(i, r) - maximum);
+            const float* acc = p.acc_row(i, r);
+#pragma GCC ivdep
+            for (int64_t d = 0; d < a.dv; ++d) out[d] += w * acc[d];
+        }
+    }
+}
+
+size_t attention_scratch_bytes(const Op& op, const Tensor* tensors) {
+    const AttentionArgs a = attention_args(op, tensors);
+    return a.rows_per_kv_head() <= kRowKernelMax ? row_scratch_bytes(a, a.n_kv)
+                                                 : tile_scratch_bytes(a, a.n_kv);
+}
+
+size_t attention_shared_bytes(const Op& op, const Tensor* tensors, int n_threads) {
+    const AttentionArgs a = attention_args(op, tensors);
+    return a.rows_per_kv_head() <= kRowKernelMax ? row_shared_bytes(a, n_threads)
+                                                 : tile_shared_bytes(a, n_threads);
+}
+
+void op_attention(const ThreadContext& ctx, const Op& op, const Tensor* tensors, const Runtime&) {
+    const AttentionArgs a = attention_args(op, tensors);
+    if (a.rows_per_kv_head() <= kRowKernelMax) {
+        attention_rows(ctx, a);
+    } else {
+        attention_tiles(ctx, a);
+    }
+}
+
+}  // namespace ikpy

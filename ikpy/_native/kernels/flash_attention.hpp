@@ -1,0 +1,104 @@
+// Attention kernels. The arguments of one op, and the two kernel families:
+//   tile kernel: up to 64 (query, head) rows that share a K head, one row per SIMD lane; K and V tiles are
+//   expanded
+//     to f32 once per row tile, so every loaded value meets 16 to 64 rows.
+//   row kernel: up to 8 rows, vectors run along the head; reads the cache once, straight from its stored
+//   format.
+#pragma once
+#include "ikpy/ops.hpp"
+#include "kernels/kv_types.hpp"
+
+namespace ikpy {
+
+constexpr int kTileCells = 96;    // cells per K/V tile; a multiple of every register block height below
+constexpr int kTileRows = 64;     // rows per tile at most
+constexpr int kRowKernelMax = 8;  // rows per K head up to which the row kernel runs
+constexpr int kRowCells = 64;     // cells per step of the row kernel
+constexpr float kMasked = -1e30f;
+constexpr float kNoMaximum =
+    -1e20f;  // running maximum before any visible cell: above kMasked, below any score
+
+struct AttentionArgs {
+    const Tensor* q;
+    const Tensor* k;  // segment 0
+    const Tensor* v;
+    const Tensor* mask;  // may be null: every cell of the range is visible
+    const Tensor* k1;    // segment 1, may be null
+    const Tensor* out;
+    const float* sinks;     // [H] or null
+    const int32_t* ranges;  // [2, T] or null
+    int64_t dk, d0, d1, dv;
+    int64_t n_tokens, n_heads, n_kv_heads, heads_per_kv, n_kv;
+    float scale, softcap;
+    bool flash;
+    bool v_in_k;       // V is a view into the rows of K segment 0 of the same type
+    int64_t v_column;  // then: its first column
+    kv::LoadRows load_k, load_k1, load_v;
+
+    int64_t rows_per_kv_head() const { return heads_per_kv * n_tokens; }
+    // Rows of a K head are ordered by token, then head.
+    int64_t token_of(int64_t r) const { return r / heads_per_kv; }
+    int64_t head_of(int64_t kv_head, int64_t r) const { return kv_head * heads_per_kv + r % heads_per_kv; }
+    int64_t k1_head(int64_t kv_head) const { return kv_head * k1->ne[1] / n_kv_heads; }
+    int64_t v_head(int64_t kv_head) const { return kv_head * v->ne[1] / n_kv_heads; }
+    const float* q_row(int64_t kv_head, int64_t r) const {
+        return row<float>(*q, head_of(kv_head, r), token_of(r));
+    }
+    float* out_row(int64_t head, int64_t token) const { return row<float>(*out, head, token); }
+    const uint16_t* mask_row(int64_t token) const { return mask ? row<uint16_t>(*mask, token) : nullptr; }
+    int64_t first_cell(int64_t token) const { return ranges ? ranges[2 * token] : 0; }
+    int64_t last_cell(int64_t token) const {
+        return ranges ? (ranges[2 * token + 1] < n_kv ? ranges[2 * token + 1] : n_kv) : n_kv;
+    }
+    // Multiplies q before the dot products: base-2 logarithm folded in, unless a soft cap comes between.
+    float q_factor() const;
+};
+
+AttentionArgs attention_args(const Op& op, const Tensor* tensors);
+
+// Cells visible to any of the tokens [t0, t1): the smallest range around them.
+void covered_cells(const AttentionArgs& a, int64_t t0, int64_t t1, int64_t* first, int64_t* last);
+
+// Bit i of words is set iff the token sees cell c0 + i, i < n <= 32 * n_words. Returns the number of visible
+// cells.
+int visible_bits(const AttentionArgs& a, int64_t token, int64_t c0, int64_t n, uint32_t* words, int n_words);
+
+inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+// ---- tile kernel ----
+struct TilePlan {
+    int64_t tiles;   // row tiles per K head
+    int64_t lanes;   // rows per tile, a multiple of 16
+    int64_t splits;  // ranges of cells handled independently and combined at the end
+};
+TilePlan plan_tiles(const AttentionArgs& a, int n_threads);
+size_t tile_scratch_bytes(const AttentionArgs& a, int64_t n_kv_max);
+size_t tile_shared_bytes(const AttentionArgs& a, int n_threads);
+void attention_tiles(const ThreadContext& ctx, const AttentionArgs& a);
+
+// ---- row kernel ----
+size_t row_scratch_bytes(const AttentionArgs& a, int64_t n_kv_max);
+size_t row_shared_bytes(const AttentionArgs& a, int n_threads);
+void attention_rows(const ThreadContext& ctx, const AttentionArgs& a);
+
+// ---- partial results of several cell ranges ----
+// Unnormalized sums over `parts` ranges: acc [dv] per row, with the maximum (base 2) and the sum of weights.
+struct Partials {
+    float* acc;
+    float* maximum;
+    float* sum;
+    int64_t ld;      // floats per acc row
+    int64_t n_rows;  // H * T, row = K head * rows_per_kv_head + row of that K head
+    int64_t parts;
+    float* acc_row(int64_t part, int64_t r) const { return acc + (part * n_rows + r) * ld; }
+    float& max_of(int64_t part, int64_t r) const { return maximum[part * n_rows + r]; }
+    float& sum_of(int64_t part, int64_t r) const { return sum[part * n_rows + r]; }
+};
+Partials partials_at(uint8_t* shared, const AttentionArgs& a, int64_t parts);
+size_t partials_bytes(const AttentionArgs& a, int64_t parts);
+void combine_partials(const ThreadContext& ctx, const AttentionArgs& a, const Partials& p);
+
+// 1 / (sum + sink term), 0 without a visible cell.
+float normalizer(const AttentionArgs& a, int64_t head, float maximum, double sum);
+
+}  // namespace ikpy

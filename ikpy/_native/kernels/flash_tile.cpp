@@ -1,0 +1,335 @@
+// Tile kernel: one SIMD lane per (query, head) row, online softmax over tiles of cells.
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/flash_attention.hpp"
+#include "kernels/flash_gemm.hpp"
+
+namespace ikpy {
+namespace {
+
+using simd::kLanes;
+using simd::V;
+
+constexpr int64_t kPad = 24;  // a multiple of every block height
+constexpr int kWords = kTileCells / 32;
+
+// Work memory of one thread; all matrices row-major with `lanes` or the padded head size as row length.
+struct TileBuffers {
+    float *q, *k, *v, *s, *o, *maximum, *sum, *alpha;
+    double* total;
+    uint32_t* bits;  // [kWords][lanes]
+    int64_t ldk, ldv, lanes;
+};
+
+struct Tile {
+    int64_t kv_head, first_row, n_rows, part;
+};
+
+int64_t buffer_floats(const AttentionArgs& a, int64_t lanes, int64_t n_kv_max) {
+    const int64_t cells = a.flash ? kTileCells : round_up(n_kv_max, kTileCells);
+    return a.dk * lanes + kTileCells * (round_up(a.dk, 16) + round_up(a.dv, kPad) + 64) + cells * lanes +
+           round_up(a.dv, kPad) * lanes + (5 + kWords) * lanes + 9 * 16;
+}
+
+float* take(float*& at, int64_t n) {
+    float* p = at;
+    at += round_up(n, 16);
+    return p;
+}
+
+TileBuffers layout(uint8_t* scratch, const AttentionArgs& a, int64_t lanes) {
+    TileBuffers b;
+    float* at = reinterpret_cast<float*>(scratch);
+    const int64_t cells = a.flash ? kTileCells : round_up(a.n_kv, kTileCells);
+    b.lanes = lanes;
+    b.ldk = round_up(a.dk, 16);
+    b.ldv = a.v_in_k ? b.ldk : round_up(a.dv, kPad);
+    b.q = take(at, a.dk * lanes);
+    b.k = take(at, kTileCells * b.ldk + 32);
+    b.v = a.v_in_k ? b.k + a.v_column : take(at, kTileCells * b.ldv);
+    b.s = take(at, cells * lanes);
+    b.o = take(at, round_up(a.dv, kPad) * lanes);
+    b.maximum = take(at, lanes);
+    b.sum = take(at, lanes);
+    b.alpha = take(at, lanes);
+    b.total = reinterpret_cast<double*>(take(at, 2 * lanes));
+    b.bits = reinterpret_cast<uint32_t*>(take(at, kWords * lanes));
+    return b;
+}
+
+void pack_q(const AttentionArgs& a, const Tile& tile, const TileBuffers& b) {
+    const float f = a.q_factor();
+    std::memset(b.q, 0, size_t(a.dk * b.lanes) * sizeof(float));
+    for (int64_t m = 0; m < tile.n_rows; ++m) {
+        const float* q = a.q_row(tile.kv_head, tile.first_row + m);
+        for (int64_t d = 0; d < a.dk; ++d) b.q[d * b.lanes + m] = f * q[d];
+    }
+}
+
+void load_k_tile(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t n, const TileBuffers& b) {
+    a.load_k(row<uint8_t>(*a.k, tile.kv_head, c0), a.k->nb[2], n, a.d0, b.k, b.ldk);
+    if (a.k1) {
+        a.load_k1(row<uint8_t>(*a.k1, a.k1_head(tile.kv_head), c0), a.k1->nb[2], n, a.d1, b.k + a.d0, b.ldk);
+    }
+}
+
+void load_v_tile(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t n, const TileBuffers& b) {
+    if (a.v_in_k) return;
+    a.load_v(row<uint8_t>(*a.v, a.v_head(tile.kv_head), c0), a.v->nb[2], n, a.dv, b.v, b.ldv);
+}
+
+template <typename Call>
+void for_lane_groups(int64_t lanes, Call call) {
+    using flash::kMaxVectors;
+    for (int64_t m = 0; m < lanes;) {
+        const int64_t n = std::min<int64_t>(kMaxVectors, (lanes - m) / kLanes);
+        call(m, int(n));
+        m += n * kLanes;
+    }
+}
+
+void scores(const TileBuffers& b, int64_t dk, int64_t n, float* s) {
+    for_lane_groups(b.lanes, [&](int64_t m, int n_vectors) {
+        switch (n_vectors) {
+            case 1:
+                flash::score_lanes<1>(b.q + m, b.lanes, b.k, b.ldk, dk, n, s + m, b.lanes);
+                break;
+            case 2:
+                flash::score_lanes<2>(b.q + m, b.lanes, b.k, b.ldk, dk, n, s + m, b.lanes);
+                break;
+#if defined(__AVX512F__)
+            case 3:
+                flash::score_lanes<3>(b.q + m, b.lanes, b.k, b.ldk, dk, n, s + m, b.lanes);
+                break;
+            case 4:
+                flash::score_lanes<4>(b.q + m, b.lanes, b.k, b.ldk, dk, n, s + m, b.lanes);
+                break;
+#endif
+        }
+    });
+}
+
+void outputs(const TileBuffers& b, int64_t dv, int64_t n, const float* p) {
+    const int64_t w = b.lanes;
+    for_lane_groups(b.lanes, [&](int64_t m, int n_vectors) {
+        switch (n_vectors) {
+            case 1:
+                flash::output_lanes<1>(p + m, w, n, b.v, b.ldv, dv, b.alpha + m, b.o + m, w);
+                break;
+            case 2:
+                flash::output_lanes<2>(p + m, w, n, b.v, b.ldv, dv, b.alpha + m, b.o + m, w);
+                break;
+#if defined(__AVX512F__)
+            case 3:
+                flash::output_lanes<3>(p + m, w, n, b.v, b.ldv, dv, b.alpha + m, b.o + m, w);
+                break;
+            case 4:
+                flash::output_lanes<4>(p + m, w, n, b.v, b.ldv, dv, b.alpha + m, b.o + m, w);
+                break;
+#endif
+        }
+    });
+}
+
+enum class Visibility { kNone, kSome, kAll };
+
+// Fills bits[w][lane] for the cells [c0, c0 + n).
+Visibility tile_visibility(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t n,
+                           const TileBuffers& b) {
+    bool none = true, all = true;
+    uint32_t words[kWords] = {};
+    int64_t token = -1;
+    for (int64_t m = 0; m < b.lanes; ++m) {
+        if (m < tile.n_rows && a.token_of(tile.first_row + m) != token) {
+            token = a.token_of(tile.first_row + m);
+            const int visible = visible_bits(a, token, c0, n, words, kWords);
+            none &= visible == 0;
+            all &= visible == n;
+        }
+        for (int w = 0; w < kWords; ++w) b.bits[w * b.lanes + m] = words[w];
+    }
+    return all ? Visibility::kAll : none ? Visibility::kNone : Visibility::kSome;
+}
+
+// Soft cap and mask on the scores [n][lanes] of one vector of lanes; returns their maximum.
+template <bool kMask, bool kCap>
+V finish_scores(float* s, int64_t n, const TileBuffers& b, int64_t m, float softcap) {
+    using namespace simd;
+    V top = set1(kNoMaximum);
+    const V cap = set1(softcap * kLog2e), low = set1(kMasked);
+    for (int64_t c = 0; c < n; ++c) {
+        V x = load(s + c * b.lanes);
+        if (kCap) x = mul(cap, simd::tanh(x));
+        if (kMask) x = keep_if_bit(b.bits + (c >> 5) * b.lanes + m, 1u << (c & 31), x, low);
+        if (kMask || kCap) store(s + c * b.lanes, x);
+        top = simd::max(top, x);
+    }
+    return top;
+}
+
+V finish_scores(const AttentionArgs& a, float* s, int64_t n, const TileBuffers& b, int64_t m, bool masked) {
+    const bool cap = a.softcap != 0.0f;
+    if (masked) {
+        return cap ? finish_scores<true, true>(s, n, b, m, a.softcap)
+                   : finish_scores<true, false>(s, n, b, m, a.softcap);
+    }
+    return cap ? finish_scores<false, true>(s, n, b, m, a.softcap)
+               : finish_scores<false, false>(s, n, b, m, a.softcap);
+}
+
+// Turns scores into weights, updates maximum, sum and alpha of every lane.
+void online_softmax(const AttentionArgs& a, const TileBuffers& b, int64_t n, bool masked) {
+    using namespace simd;
+    for (int64_t m = 0; m < b.lanes; m += kLanes) {
+        float* s = b.s + m;
+        const V before = load(b.maximum + m);
+        const V top = simd::max(before, finish_scores(a, s, n, b, m, masked));
+        V total = zero();
+        for (int64_t c = 0; c < n; ++c) {
+            const V p = simd::exp2(sub(load(s + c * b.lanes), top));
+            store(s + c * b.lanes, p);
+            total = add(total, p);
+        }
+        const V alpha = simd::exp2(sub(before, top));
+        store(b.alpha + m, alpha);
+        store(b.maximum + m, top);
+        store(b.sum + m, fma(load(b.sum + m), alpha, total));
+    }
+}
+
+void clear_state(const AttentionArgs& a, const TileBuffers& b) {
+    std::fill(b.maximum, b.maximum + b.lanes, kNoMaximum);
+    std::fill(b.sum, b.sum + b.lanes, 0.0f);
+    std::fill(b.total, b.total + b.lanes, 0.0);
+    std::memset(b.o, 0, size_t(round_up(a.dv, kPad) * b.lanes) * sizeof(float));
+}
+
+void run_flash(const AttentionArgs& a, const Tile& tile, int64_t first, int64_t last, const TileBuffers& b) {
+    for (int64_t c0 = first; c0 < last; c0 += kTileCells) {
+        const int64_t n = std::min<int64_t>(kTileCells, last - c0);
+        const Visibility seen = tile_visibility(a, tile, c0, n, b);
+        if (seen == Visibility::kNone) continue;
+        load_k_tile(a, tile, c0, n, b);
+        scores(b, a.dk, n, b.s);
+        online_softmax(a, b, n, seen != Visibility::kAll);
+        load_v_tile(a, tile, c0, n, b);
+        outputs(b, a.dv, n, b.s);
+    }
+    for (int64_t m = 0; m < b.lanes; ++m) b.total[m] = double(b.sum[m]);
+}
+
+// Full softmax: all scores of the tile first, one maximum, sums in double.
+void run_full(const AttentionArgs& a, const Tile& tile, int64_t first, int64_t last, const TileBuffers& b) {
+    using namespace simd;
+    for (int64_t c0 = first; c0 < last; c0 += kTileCells) {
+        const int64_t n = std::min<int64_t>(kTileCells, last - c0);
+        float* s = b.s + (c0 - first) * b.lanes;
+        const bool masked = tile_visibility(a, tile, c0, n, b) != Visibility::kAll;
+        load_k_tile(a, tile, c0, n, b);
+        scores(b, a.dk, n, s);
+        for (int64_t m = 0; m < b.lanes; m += kLanes) {
+            store(b.maximum + m, simd::max(load(b.maximum + m), finish_scores(a, s + m, n, b, m, masked)));
+        }
+    }
+    for (int64_t c = 0; c < last - first; ++c) {
+        float* s = b.s + c * b.lanes;
+        for (int64_t m = 0; m < b.lanes; m += kLanes) {
+            store(s + m, simd::exp2(sub(load(s + m), load(b.maximum + m))));
+        }
+        for (int64_t m = 0; m < b.lanes; ++m) b.total[m] += double(s[m]);
+    }
+    std::fill(b.alpha, b.alpha + b.lanes, 1.0f);
+    for (int64_t c0 = first; c0 < last; c0 += kTileCells) {
+        const int64_t n = std::min<int64_t>(kTileCells, last - c0);
+        if (a.v_in_k) load_k_tile(a, tile, c0, n, b);
+        load_v_tile(a, tile, c0, n, b);
+        outputs(b, a.dv, n, b.s + (c0 - first) * b.lanes);
+    }
+}
+
+void write_output(const AttentionArgs& a, const Tile& tile, const TileBuffers& b) {
+    for (int64_t m = 0; m < tile.n_rows; ++m) {
+        const int64_t r = tile.first_row + m, head = a.head_of(tile.kv_head, r);
+        const float norm = normalizer(a, head, b.maximum[m], b.total[m]);
+        float* out = a.out_row(head, a.token_of(r));
+        for (int64_t d = 0; d < a.dv; ++d) out[d] = norm * b.o[d * b.lanes + m];
+    }
+}
+
+void write_partial(const AttentionArgs& a, const Tile& tile, const TileBuffers& b, const Partials& p) {
+    for (int64_t m = 0; m < tile.n_rows; ++m) {
+        const int64_t r = tile.first_row + m;
+        const int64_t r_out = tile.kv_head * a.rows_per_kv_head() + r;
+        float* out = p.acc_row(tile.part, r_out);
+        for (int64_t d = 0; d < a.dv; ++d) out[d] = b.o[d * b.lanes + m];
+        p.max_of(tile.part, r_out) = b.maximum[m];
+        p.sum_of(tile.part, r_out) = b.sum[m];
+    }
+}
+
+void run_tile(const AttentionArgs& a, const TilePlan& plan, const Tile& tile, const TileBuffers& b,
+              const Partials& partials) {
+    int64_t first, last, begin, end;
+    covered_cells(a, a.token_of(tile.first_row), a.token_of(tile.first_row + tile.n_rows - 1) + 1, &first,
+                  &last);
+    split_range(last - first, int(tile.part), int(plan.splits), kTileCells, &begin, &end);
+    pack_q(a, tile, b);
+    clear_state(a, b);
+    if (a.flash) {
+        run_flash(a, tile, first + begin, first + end, b);
+    } else {
+        run_full(a, tile, first + begin, first + end, b);
+    }
+    if (plan.splits > 1) {
+        write_partial(a, tile, b, partials);
+    } else {
+        write_output(a, tile, b);
+    }
+}
+
+}  // namespace
+
+TilePlan plan_tiles(const AttentionArgs& a, int n_threads) {
+    TilePlan plan;
+    const int64_t rows = a.rows_per_kv_head();
+    plan.tiles = (rows + kTileRows - 1) / kTileRows;
+    plan.lanes = round_up((rows + plan.tiles - 1) / plan.tiles, 16);
+    plan.tiles = (rows + plan.lanes - 1) / plan.lanes;
+    plan.splits = 1;
+    const int64_t items = plan.tiles * a.n_kv_heads;
+    if (a.flash && n_threads > 1 && items < 2 * n_threads) plan.splits = (4 * n_threads + items - 1) / items;
+    return plan;
+}
+
+size_t tile_scratch_bytes(const AttentionArgs& a, int64_t n_kv_max) {
+    return size_t(buffer_floats(a, plan_tiles(a, 1).lanes, n_kv_max)) * sizeof(float);
+}
+
+size_t tile_shared_bytes(const AttentionArgs& a, int n_threads) {
+    const TilePlan plan = plan_tiles(a, n_threads);
+    return plan.splits > 1 ? partials_bytes(a, plan.splits) : 0;
+}
+
+void attention_tiles(const ThreadContext& ctx, const AttentionArgs& a) {
+    const TilePlan plan = plan_tiles(a, ctx.nth);
+    const TileBuffers buffers = layout(ctx.scratch, a, plan.lanes);
+    const Partials partials = partials_at(ctx.shared, a, plan.splits);
+    const int64_t items = plan.tiles * a.n_kv_heads * plan.splits;
+    for (int64_t i; (i = ctx.counters[0].fetch_add(1, std::memory_order_relaxed)) < items;) {
+        Tile tile;
+        tile.part = i % plan.splits;
+        tile.kv_head = i / plan.splits % a.n_kv_heads;
+        // Later queries see more cells: the long tiles go first.
+        const int64_t t = plan.tiles - 1 - i / plan.splits / a.n_kv_heads;
+        tile.first_row = t * plan.lanes;
+        tile.n_rows = std::min(plan.lanes, a.rows_per_kv_head() - tile.first_row);
+        run_tile(a, plan, tile, buffers, partials);
+    }
+    if (plan.splits > 1) {
+        ctx.sync();
+        combine_partials(ctx, a, partials);
+    }
+}
+
+}  // namespace ikpy

@@ -1,0 +1,213 @@
+#include "kernels/gemm_int8.hpp"
+
+#include <cstring>
+
+#include "kernels/half_rows.hpp"
+
+namespace ikpy {
+namespace {
+
+// Where the columns of a panel lie inside an activation row, in bytes.
+struct PanelOffsets {
+    int64_t q, scale, sum, neg;
+
+    PanelOffsets(const ActQ8Layout& at, int64_t k0, int group)
+        : q(k0),
+          scale(at.scale + k0 / 8),
+          sum((group == 16 ? at.sum16 : at.sum32) + k0 / group * 4),
+          neg((group == 16 ? at.neg16 : at.neg32) + k0 / group * 4) {}
+};
+
+#if defined(__AVX512VNNI__)
+
+// 16 or 32 rows in lanes times NT tokens; 6 tokens and two row vectors fill 24 accumulators of 32 registers.
+constexpr int kTileTokens = 6;
+
+inline __m512i broadcast_i32(const uint8_t* p) { return _mm512_set1_epi32(load_as<int32_t>(p)); }
+inline __m512 broadcast_f32(const uint8_t* p) { return _mm512_set1_ps(load_as<float>(p)); }
+
+template <int G, bool Symmetric, int NH, int NT>
+void tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, float* out, bool add) {
+    __m512 total[NH][NT];
+#pragma GCC unroll 8
+    for (int t = 0; t < NT; ++t)
+#pragma GCC unroll 2
+        for (int h = 0; h < NH; ++h)
+            total[h][t] = add ? _mm512_loadu_ps(out + t * kBlockRows + h * kHalfRows) : _mm512_setzero_ps();
+    const int64_t half_codes = p.half_codes(), half_scales = p.half_scales(G);
+    const uint8_t* codes = p.codes;
+    const float* d = p.d;
+    const float* m = p.m;
+    for (int64_t g = 0; g < p.n / G; ++g) {
+        __m512i dot[NH][NT];
+#pragma GCC unroll 8
+        for (int t = 0; t < NT; ++t)
+#pragma GCC unroll 2
+            for (int h = 0; h < NH; ++h)
+                dot[h][t] = Symmetric ? broadcast_i32(x[t] + at.neg + 4 * g) : _mm512_setzero_si512();
+#pragma GCC unroll 8
+        for (int j = 0; j < G / 4; ++j) {
+            __m512i w[NH];
+#pragma GCC unroll 2
+            for (int h = 0; h < NH; ++h) w[h] = _mm512_loadu_si512(codes + h * half_codes + j * 64);
+#pragma GCC unroll 8
+            for (int t = 0; t < NT; ++t) {
+                const __m512i v = broadcast_i32(x[t] + at.q + g * G + 4 * j);
+#pragma GCC unroll 2
+                for (int h = 0; h < NH; ++h) dot[h][t] = _mm512_dpbusd_epi32(dot[h][t], w[h], v);
+            }
+        }
+        codes += G * kHalfRows;
+        __m512 dv[NH], mv[NH];
+#pragma GCC unroll 2
+        for (int h = 0; h < NH; ++h) {
+            dv[h] = _mm512_loadu_ps(d + h * half_scales);
+            if (!Symmetric) mv[h] = _mm512_loadu_ps(m + h * half_scales);
+        }
+        d += kHalfRows;
+        m += kHalfRows;
+#pragma GCC unroll 8
+        for (int t = 0; t < NT; ++t) {
+            const __m512 scale = broadcast_f32(x[t] + at.scale + g * G / 32 * 4);
+            __m512 sum;
+            if (!Symmetric) sum = broadcast_f32(x[t] + at.sum + 4 * g);
+#pragma GCC unroll 2
+            for (int h = 0; h < NH; ++h) {
+                __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(dot[h][t]), dv[h]);
+                if (!Symmetric) value = _mm512_fmadd_ps(mv[h], sum, value);
+                total[h][t] = _mm512_fmadd_ps(value, scale, total[h][t]);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int t = 0; t < NT; ++t)
+#pragma GCC unroll 2
+        for (int h = 0; h < NH; ++h)
+            _mm512_storeu_ps(out + t * kBlockRows + h * kHalfRows, total[h][t]);
+}
+
+#elif defined(__AVX2__)
+
+constexpr int kTileTokens = 4;
+
+inline __m256 broadcast_f32(const uint8_t* p) { return _mm256_set1_ps(load_as<float>(p)); }
+
+// Symmetric codes are turned back into signed values and multiplied as |w| * sign(x, w): two products stay below
+// 2 * 128 * 127 < 2^15, so the 16-bit pair sums are exact. Other codes are at most 127 and need no such step.
+template <int G, bool Symmetric, int NT>
+void tile8(const Int8Panel& p, int h, int lane8, const uint8_t* const* x, const PanelOffsets& at, float* out,
+           bool add) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    const uint8_t* codes = p.codes + h * p.half_codes() + lane8 * 32;
+    const float* d = p.d + h * p.half_scales(G) + lane8 * 8;
+    const float* m = p.m + h * p.half_scales(G) + lane8 * 8;
+    float* y = out + h * kHalfRows + lane8 * 8;
+    __m256 total[NT];
+#pragma GCC unroll 4
+    for (int t = 0; t < NT; ++t) total[t] = add ? _mm256_loadu_ps(y + t * kBlockRows) : _mm256_setzero_ps();
+    for (int64_t g = 0; g < p.n / G; ++g) {
+        __m256i dot[NT];
+#pragma GCC unroll 4
+        for (int t = 0; t < NT; ++t) dot[t] = _mm256_setzero_si256();
+#pragma GCC unroll 2
+        for (int j = 0; j < G / 4; ++j) {
+            __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + j * 64));
+            if (Symmetric) w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
+            const __m256i magnitude = Symmetric ? _mm256_abs_epi8(w) : w;
+#pragma GCC unroll 4
+            for (int t = 0; t < NT; ++t) {
+                __m256i v = _mm256_set1_epi32(load_as<int32_t>(x[t] + at.q + g * G + 4 * j));
+                if (Symmetric) v = _mm256_sign_epi8(v, w);
+                const __m256i pairs = _mm256_maddubs_epi16(magnitude, v);
+                dot[t] = _mm256_add_epi32(dot[t], _mm256_madd_epi16(pairs, ones));
+            }
+        }
+        codes += G * kHalfRows;
+        const __m256 dv = _mm256_loadu_ps(d);
+        const __m256 mv = Symmetric ? _mm256_setzero_ps() : _mm256_loadu_ps(m);
+        d += kHalfRows;
+        m += kHalfRows;
+#pragma GCC unroll 4
+        for (int t = 0; t < NT; ++t) {
+            __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps(dot[t]), dv);
+            if (!Symmetric) value = _mm256_fmadd_ps(mv, broadcast_f32(x[t] + at.sum + 4 * g), value);
+            total[t] = _mm256_fmadd_ps(value, broadcast_f32(x[t] + at.scale + g * G / 32 * 4), total[t]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < NT; ++t) _mm256_storeu_ps(y + t * kBlockRows, total[t]);
+}
+
+template <int G, bool Symmetric, int NH, int NT>
+void tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, float* out, bool add) {
+    for (int part = 0; part < 2 * NH; ++part)
+        tile8<G, Symmetric, NT>(p, part / 2, part % 2, x, at, out, add);
+}
+
+#else
+
+constexpr int kTileTokens = 1;
+
+template <int G, bool Symmetric, int NH, int NT>
+void tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, float* out, bool add) {
+    for (int h = 0; h < NH; ++h) {
+        const uint8_t* codes = p.codes + h * p.half_codes();
+        const float* d = p.d + h * p.half_scales(G);
+        const float* m = p.m + h * p.half_scales(G);
+        float total[kHalfRows];
+        for (int i = 0; i < kHalfRows; ++i) total[i] = add ? out[h * kHalfRows + i] : 0.0f;
+        for (int64_t g = 0; g < p.n / G; ++g) {
+            int32_t dot[kHalfRows];
+            for (int i = 0; i < kHalfRows; ++i)
+                dot[i] = Symmetric ? load_as<int32_t>(x[0] + at.neg + 4 * g) : 0;
+            for (int j = 0; j < G / 4; ++j) {
+                const auto* v = reinterpret_cast<const int8_t*>(x[0] + at.q + g * G + 4 * j);
+                const uint8_t* w = codes + g * G * kHalfRows + j * 64;
+                for (int i = 0; i < kHalfRows; ++i)
+                    dot[i] += w[4 * i] * v[0] + w[4 * i + 1] * v[1] + w[4 * i + 2] * v[2] + w[4 * i + 3] * v[3];
+            }
+            const float scale = load_as<float>(x[0] + at.scale + g * G / 32 * 4);
+            const float sum = load_as<float>(x[0] + at.sum + 4 * g);
+            for (int i = 0; i < kHalfRows; ++i) {
+                float value = static_cast<float>(dot[i]) * d[g * kHalfRows + i];
+                if (!Symmetric) value += m[g * kHalfRows + i] * sum;
+                total[i] += value * scale;
+            }
+        }
+        std::memcpy(out + h * kHalfRows, total, sizeof(total));
+    }
+}
+
+#endif
+
+template <int G, bool Symmetric, int NH, int NT>
+void tile_of(int n, const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, float* out, bool add) {
+    if (n == NT) return tile<G, Symmetric, NH, NT>(p, x, at, out, add);
+    if constexpr (NT > 1) tile_of<G, Symmetric, NH, NT - 1>(n, p, x, at, out, add);
+}
+
+template <int G, bool Symmetric>
+void gemm(const Int8Panel& p, int n_halves, const uint8_t* const* x, int n_tokens, const ActQ8Layout& layout,
+          int64_t k0, float* out, bool add) {
+    const PanelOffsets at(layout, k0, G);
+    // Tiles of nearly equal size, so that no single token is left over.
+    const int n_tiles = (n_tokens + kTileTokens - 1) / kTileTokens;
+    for (int i = 0; i < n_tiles; ++i) {
+        const int begin = n_tokens * i / n_tiles, n = n_tokens * (i + 1) / n_tiles - begin;
+        float* y = out + begin * kBlockRows;
+        if (n_halves == 2) {
+            tile_of<G, Symmetric, 2, kTileTokens>(n, p, x + begin, at, y, add);
+        } else {
+            tile_of<G, Symmetric, 1, kTileTokens>(n, p, x + begin, at, y, add);
+        }
+    }
+}
+
+}  // namespace
+
+Int8GemmFn int8_gemm(int group, bool symmetric) {
+    if (group == 16) return symmetric ? gemm<16, true> : gemm<16, false>;
+    return symmetric ? gemm<32, true> : gemm<32, false>;
+}
+
+}  // namespace ikpy

@@ -1,0 +1,148 @@
+// Few tokens: every row is unpacked in registers and multiplied at once, bound by memory.
+#pragma once
+#include <algorithm>
+
+#include "kernels/activations.hpp"
+#include "kernels/unpacked.hpp"
+#include "kernels/weight_kernels.hpp"
+
+namespace ikpy {
+
+#if defined(__AVX512VNNI__)
+
+constexpr int kGemvTokens = 2;
+constexpr int kPrefetchBytes = 1024;
+
+// Lane index of the group a dword of codes 64 * i .. 64 * i + 63 belongs to.
+template <int G>
+inline __m512i group_lanes(int i) {
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm512_add_epi32(_mm512_srli_epi32(lane, G == 16 ? 2 : 3), _mm512_set1_epi32(i * 64 / G));
+}
+
+// Adds one chunk: total += per-lane products of codes, correction += per-group products with the sums.
+template <class U>
+inline void add_chunk(const Codes512& w, const uint8_t* x, const ActQ8Layout& at, int64_t c, __m512* total,
+                      __m512* correction) {
+    constexpr int G = U::kGroup;
+    __m512 scale = _mm512_castps256_ps512(_mm256_loadu_ps(reinterpret_cast<const float*>(x + at.scale) + 8 * c));
+    __m512 sum;
+    if (G == 16) {
+        const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+        scale = _mm512_permutexvar_ps(twice, scale);
+        sum = _mm512_loadu_ps(reinterpret_cast<const float*>(x + at.sum16) + 16 * c);
+    } else {
+        sum = _mm512_castps256_ps512(_mm256_loadu_ps(reinterpret_cast<const float*>(x + at.sum32) + 8 * c));
+    }
+    const __m512 d = _mm512_mul_ps(w.d, scale);
+    *correction = _mm512_fmadd_ps(U::kSymmetric ? d : _mm512_mul_ps(w.m, scale), sum, *correction);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+        const __m512i v = _mm512_loadu_si512(x + kChunk * c + 64 * i);
+        const __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w.q[i], v);
+        const __m512 lanes = _mm512_permutexvar_ps(group_lanes<G>(i), d);
+        total[i & 1] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), lanes, total[i & 1]);
+    }
+}
+
+template <class U, int NT>
+void gemv_row(const uint8_t* row, int64_t n_in, const uint8_t* const* x, const ActQ8Layout& at, float* out) {
+    constexpr int64_t kBytes = kChunk / U::kBlock * U::kBlockBytes;
+    __m512 total[NT][2], correction[NT];
+#pragma GCC unroll 4
+    for (int t = 0; t < NT; ++t) total[t][0] = total[t][1] = correction[t] = _mm512_setzero_ps();
+    const int64_t n_full = n_in / kChunk;
+    for (int64_t c = 0; c < n_full; ++c) {
+        const uint8_t* p = row + c * kBytes;
+        for (int64_t b = 0; b < kBytes; b += 64)
+            _mm_prefetch(reinterpret_cast<const char*>(p + kPrefetchBytes + b), _MM_HINT_T0);
+        const Codes512 w = unpack_full<U>(p);
+#pragma GCC unroll 4
+        for (int t = 0; t < NT; ++t) add_chunk<U>(w, x[t], at, c, total[t], &correction[t]);
+    }
+    if (n_full * kChunk < n_in) {
+        const Codes512 w = unpack_tail<U>(row + n_full * kBytes, n_in - n_full * kChunk);
+#pragma GCC unroll 4
+        for (int t = 0; t < NT; ++t) add_chunk<U>(w, x[t], at, n_full, total[t], &correction[t]);
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < NT; ++t) {
+        const __m512 extra =
+            U::kGroup == 16 ? correction[t]
+                            : _mm512_insertf32x8(correction[t], _mm256_setzero_ps(), 1);  // 8 groups per chunk
+        const __m512 sum = _mm512_add_ps(total[t][0], total[t][1]);
+        out[t * kBlockRows] =
+            _mm512_reduce_add_ps(_mm512_fmadd_ps(extra, _mm512_set1_ps(U::kSymmetric ? -128.0f : 1.0f), sum));
+    }
+}
+
+#else
+
+constexpr int kGemvTokens = 1;
+
+#if defined(__AVX2__)
+// Dot product of 16 codes as 4 lanes; symmetric codes give the product with code - 128.
+template <bool Symmetric>
+inline int32_t dot16(const uint8_t* codes, const int8_t* x) {
+    __m128i w = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
+    __m128i v = _mm_loadu_si128(reinterpret_cast<const __m128i*>(x));
+    if (Symmetric) {
+        w = _mm_xor_si128(w, _mm_set1_epi8(-128));
+        v = _mm_sign_epi8(v, w);
+        w = _mm_abs_epi8(w);
+    }
+    __m128i s = _mm_madd_epi16(_mm_maddubs_epi16(w, v), _mm_set1_epi16(1));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4E));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0xB1));
+    return _mm_cvtsi128_si32(s);
+}
+#else
+template <bool Symmetric>
+inline int32_t dot16(const uint8_t* codes, const int8_t* x) {
+    int32_t s = 0;
+    for (int i = 0; i < 16; ++i) s += (codes[i] - (Symmetric ? 128 : 0)) * x[i];
+    return s;
+}
+#endif
+
+template <class U, int NT>
+void gemv_row(const uint8_t* row, int64_t n_in, const uint8_t* const* x, const ActQ8Layout& at, float* out) {
+    constexpr int G = U::kGroup;
+    float total[NT] = {};
+    Chunk w;
+    for (int64_t k = 0; k < n_in; k += kChunk) {
+        unpack_chunk<U>(row + k / U::kBlock * U::kBlockBytes, n_in - k, &w);
+        for (int t = 0; t < NT; ++t) {
+            const auto* q = reinterpret_cast<const int8_t*>(x[t]) + k;
+            for (int g = 0; g < kChunk / G; ++g) {
+                int32_t dot = 0;
+                for (int i = 0; i < G; i += 16) dot += dot16<U::kSymmetric>(w.codes + g * G + i, q + g * G + i);
+                float value = w.d[g] * static_cast<float>(dot);
+                if (!U::kSymmetric)
+                    value += w.m[g] * load_as<float>(x[t] + (G == 16 ? at.sum16 : at.sum32) + (k / G + g) * 4);
+                total[t] += value * load_as<float>(x[t] + at.scale + (k + g * G) / 32 * 4);
+            }
+        }
+    }
+    for (int t = 0; t < NT; ++t) out[t * kBlockRows] = total[t];
+}
+
+#endif
+
+template <class U, int NT>
+void gemv_rows(const RowBlock& rows, const uint8_t* const* x, int n_tokens, const ActQ8Layout& at, float* out) {
+    if (n_tokens == NT) {
+        for (int h = 0; h < 2; ++h)
+            for (int i = 0; i < rows.n[h]; ++i)
+                gemv_row<U, NT>(rows.row(h, i), rows.n_in, x, at, out + h * kHalfRows + i);
+    } else if constexpr (NT > 1) {
+        gemv_rows<U, NT - 1>(rows, x, n_tokens, at, out);
+    }
+}
+
+template <class U>
+void quant_gemv(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out, uint8_t*) {
+    gemv_rows<U, kGemvTokens>(rows, x, n_tokens, ActQ8Layout(rows.n_in), out);
+}
+
+}  // namespace ikpy

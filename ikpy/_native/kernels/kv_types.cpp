@@ -1,0 +1,233 @@
+#include "kernels/kv_types.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/kv_blocks.hpp"
+
+namespace ikpy {
+namespace kv {
+namespace {
+
+constexpr int kBlock = 32;
+
+int clamp_level(float x, int low, int high) { return std::min(high, std::max(low, int(std::lrintf(x)))); }
+
+// Element of largest magnitude, with its sign.
+float signed_extreme(const float* x, int n) {
+    float best = 0.0f;
+    for (int i = 0; i < n; ++i) {
+        if (std::fabs(x[i]) > std::fabs(best)) best = x[i];
+    }
+    return best;
+}
+
+float highest_magnitude(const float* x, int64_t n) {
+    float best = 0.0f;
+    for (int64_t i = 0; i < n; ++i) best = std::max(best, std::fabs(x[i]));
+    return best;
+}
+
+// Least-squares scale for fixed levels, errors weighted by x^2; fallback when all levels are 0.
+float refit_scale(const float* x, const int* levels, int n, float fallback) {
+    float num = 0.0f, den = 0.0f;
+    for (int i = 0; i < n; ++i) {
+        const float w = x[i] * x[i];
+        num += w * x[i] * float(levels[i]);
+        den += w * float(levels[i] * levels[i]);
+    }
+    return den > 0.0f ? num / den : fallback;
+}
+
+void put_f16(uint8_t* dst, float x) {
+    const uint16_t h = f32_to_f16(x);
+    std::memcpy(dst, &h, sizeof(h));
+}
+
+void store_f32(const float* src, int64_t n, uint8_t* dst) {
+    std::memcpy(dst, src, size_t(n) * sizeof(float));
+}
+
+void store_f16(const float* src, int64_t n, uint8_t* dst) {
+    int64_t i = 0;
+#if defined(__F16C__) || defined(__AVX512F__)
+    for (; i + 8 <= n; i += 8) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(dst + 2 * i),
+                         _mm256_cvtps_ph(_mm256_loadu_ps(src + i), _MM_FROUND_TO_NEAREST_INT));
+    }
+#endif
+    for (; i < n; ++i) put_f16(dst + 2 * i, src[i]);
+}
+
+void store_bf16(const float* src, int64_t n, uint8_t* dst) {
+    for (int64_t i = 0; i < n; ++i) {
+        uint32_t u;
+        std::memcpy(&u, src + i, sizeof(u));
+        const bool nan = (u & 0x7fffffffu) > 0x7f800000u;
+        const uint16_t h = nan ? uint16_t((u >> 16) | 64) : uint16_t((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
+        std::memcpy(dst + 2 * i, &h, sizeof(h));
+    }
+}
+
+void store_q8_0(const float* src, int64_t n, uint8_t* dst) {
+    for (int64_t b = 0; b < n / kBlock; ++b) {
+        const float* x = src + b * kBlock;
+        uint8_t* y = dst + b * 34;
+        const float amax = highest_magnitude(x, kBlock);
+        const float inverse = amax > 0.0f ? 127.0f / amax : 0.0f;
+        put_f16(y, amax / 127.0f);
+        for (int i = 0; i < kBlock; ++i) y[2 + i] = uint8_t(int8_t(clamp_level(x[i] * inverse, -127, 127)));
+    }
+}
+
+void store_q4_0(const float* src, int64_t n, uint8_t* dst) {
+    for (int64_t b = 0; b < n / kBlock; ++b) {
+        const float* x = src + b * kBlock;
+        uint8_t* y = dst + b * 18;
+        const float d = signed_extreme(x, kBlock) / -8.0f;
+        const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
+        put_f16(y, d);
+        for (int i = 0; i < 16; ++i) {
+            const int low = std::min(15, int(x[i] * inverse + 8.5f));
+            const int high = std::min(15, int(x[i + 16] * inverse + 8.5f));
+            y[2 + i] = uint8_t(low | (high << 4));
+        }
+    }
+}
+
+void store_q6_0(const float* src, int64_t n, uint8_t* dst) {
+    for (int64_t b = 0; b < n / kBlock; ++b) {
+        const float* x = src + b * kBlock;
+        uint8_t* y = dst + b * 26;
+        const float d = signed_extreme(x, kBlock) / -32.0f;
+        const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
+        int level[kBlock];
+        for (int i = 0; i < kBlock; ++i) level[i] = clamp_level(x[i] * inverse, -32, 31);
+        put_f16(y, refit_scale(x, level, kBlock, d));
+        std::memset(y + 2, 0, 8);
+        for (int j = 0; j < 16; ++j) {
+            const int low = level[j] + 32, high = level[j + 16] + 32;
+            const int shift = 4 * (j >> 3);
+            y[10 + j] = uint8_t((low & 15) | ((high & 15) << 4));
+            y[2 + (j & 7)] = uint8_t(y[2 + (j & 7)] | ((low >> 4) << shift) | ((high >> 4) << (shift + 2)));
+        }
+    }
+}
+
+int nearest_iq4_nl(float x) {
+    int best = 0;
+    while (best < 15 && x > 0.5f * float(kIq4NlValues[best] + kIq4NlValues[best + 1])) ++best;
+    return best;
+}
+
+void store_iq4_nl(const float* src, int64_t n, uint8_t* dst) {
+    for (int64_t b = 0; b < n / kBlock; ++b) {
+        const float* x = src + b * kBlock;
+        uint8_t* y = dst + b * 18;
+        const float d = signed_extreme(x, kBlock) / float(kIq4NlValues[0]);
+        const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
+        int code[kBlock], level[kBlock];
+        for (int i = 0; i < kBlock; ++i) {
+            code[i] = nearest_iq4_nl(x[i] * inverse);
+            level[i] = kIq4NlValues[code[i]];
+        }
+        put_f16(y, d != 0.0f ? refit_scale(x, level, kBlock, d) : 0.0f);
+        for (int j = 0; j < 16; ++j) y[2 + j] = uint8_t(code[j] | (code[j + 16] << 4));
+    }
+}
+
+void store_q8_kv(const float* src, int64_t n, uint8_t* dst) {
+    const float amax = highest_magnitude(src, n);
+    const float d = amax / 127.0f;
+    const float inverse = amax > 0.0f ? 127.0f / amax : 0.0f;
+    int32_t sum = 0;
+    for (int64_t i = 0; i < n; ++i) {
+        const int q = clamp_level(src[i] * inverse, -127, 127);
+        dst[8 + i] = uint8_t(int8_t(q));
+        sum += q;
+    }
+    std::memcpy(dst, &d, sizeof(d));
+    std::memcpy(dst + 4, &sum, sizeof(sum));
+}
+
+template <typename Row>
+void load_all(const uint8_t* src, int64_t stride, int64_t n_rows, int64_t n, float* dst, int64_t ld) {
+    for (int64_t r = 0; r < n_rows; ++r) Row::expand(src + r * stride, n, dst + r * ld);
+}
+
+}  // namespace
+
+LoadRows load_rows(int type) {
+    switch (type) {
+        case kF32:
+            return load_all<RowF32>;
+        case kF16:
+            return load_all<RowF16>;
+        case kBF16:
+            return load_all<RowBF16>;
+        case kQ8_0:
+            return load_all<RowQ8_0>;
+        case kTypeQ4_0:
+            return load_all<RowQ4_0>;
+        case kTypeQ6_0:
+            return load_all<RowQ6_0>;
+        case kTypeIQ4_NL:
+            return load_all<RowIQ4_NL>;
+        case kTypeQ8_KV:
+            return load_all<RowQ8_KV>;
+        default:
+            return nullptr;
+    }
+}
+
+StoreRow store_row(int type) {
+    switch (type) {
+        case kF32:
+            return store_f32;
+        case kF16:
+            return store_f16;
+        case kBF16:
+            return store_bf16;
+        case kQ8_0:
+            return store_q8_0;
+        case kTypeQ4_0:
+            return store_q4_0;
+        case kTypeQ6_0:
+            return store_q6_0;
+        case kTypeIQ4_NL:
+            return store_iq4_nl;
+        case kTypeQ8_KV:
+            return store_q8_kv;
+        default:
+            return nullptr;
+    }
+}
+
+float f16_to_f32(uint16_t h) { return half_to_float(h); }
+
+uint16_t f32_to_f16(float f) {
+#if defined(__F16C__) || defined(__AVX512F__)
+    return uint16_t(_cvtss_sh(f, _MM_FROUND_TO_NEAREST_INT));
+#else
+    uint32_t u;
+    std::memcpy(&u, &f, sizeof(u));
+    const uint32_t sign = (u >> 16) & 0x8000u;
+    u &= 0x7fffffffu;
+    if (u >= 0x7f800000u) return uint16_t(sign | (u > 0x7f800000u ? 0x7e00u : 0x7c00u));
+    if (u >= 0x477ff000u) return uint16_t(sign | 0x7c00u);  // rounds to 65536 or more
+    if (u < 0x38800000u) {                                  // subnormal: let f32 addition round at bit 2^-24
+        float a;
+        std::memcpy(&a, &u, sizeof(a));
+        a += 0.5f;
+        uint32_t r;
+        std::memcpy(&r, &a, sizeof(r));
+        return uint16_t(sign | (r - 0x3f000000u));
+    }
+    u += 0xfffu + ((u >> 13) & 1);
+    return uint16_t(sign | ((u - 0x38000000u) >> 13));
+#endif
+}
+
+}  // namespace kv
+}  // namespace ikpy

@@ -1,0 +1,26 @@
+// Cache row formats: sizes, expansion to f32 and round-to-nearest quantization (quant-formats
+// sections 6.1, 6.2, 6.18).
+#pragma once
+#include "ikpy/tensor.hpp"
+
+namespace ikpy {
+namespace kv {
+
+constexpr int kTypeQ4_0 = 2;
+constexpr int kTypeIQ4_NL = 20;
+constexpr int kTypeQ6_0 = 133;
+constexpr int kTypeQ8_KV = 151;
+
+// dst[r * ld + i] = element i of the row at src + r * stride, for r < n_rows and i < n.
+using LoadRows = void (*)(const uint8_t* src, int64_t stride, int64_t n_rows, int64_t n, float* dst,
+                          int64_t ld);
+using StoreRow = void (*)(const float* src, int64_t n, uint8_t* dst);
+
+LoadRows load_rows(int type);  // nullptr if the type cannot be in a cache
+StoreRow store_row(int type);
+
+float f16_to_f32(uint16_t h);
+uint16_t f32_to_f16(float f);
+
+}  // namespace kv
+}  // namespace ikpy

@@ -1,0 +1,226 @@
+// The matrix products: work sharing over (matrix, row block) items, token lists, and what happens to the sums.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "ikpy/ops.hpp"
+#include "kernels/activations.hpp"
+#include "kernels/gated_activation.hpp"
+#include "kernels/half_rows.hpp"
+#include "kernels/weight_kernels.hpp"
+
+namespace ikpy {
+namespace {
+
+// Work memory of one thread: sums [kMaxTokens][32], pointers to the rows of x and of dst, active experts, and
+// what the kernels of the type need.
+struct Scratch {
+    float* sums;
+    const uint8_t** x;
+    uint8_t** y;
+    int32_t* experts;
+    uint8_t* work;
+
+    static size_t fixed_bytes(int64_t n_experts) {
+        return kMaxTokens * (kBlockRows * sizeof(float) + 2 * sizeof(void*)) +
+               static_cast<size_t>(round_up(n_experts * 4, 64));
+    }
+
+    Scratch(uint8_t* base, int64_t n_experts) {
+        sums = reinterpret_cast<float*>(base);
+        x = reinterpret_cast<const uint8_t**>(base + kMaxTokens * kBlockRows * sizeof(float));
+        y = reinterpret_cast<uint8_t**>(base + kMaxTokens * (kBlockRows * sizeof(float) + sizeof(void*)));
+        experts = reinterpret_cast<int32_t*>(y + kMaxTokens);
+        work = base + fixed_bytes(n_experts);
+    }
+};
+
+// The weight matrices of one op and the fate of their products.
+struct Product {
+    WeightKernels kernels;
+    const Tensor* up;            // or the only matrix
+    const Tensor* gate;          // nullptr when there is one matrix
+    const Tensor* up_bias;       // f32 [N, E], nullptr = none
+    const Tensor* gate_bias;
+    int activation;              // UnaryKind, with gate
+    bool f16_out;
+
+    int rows_per_block() const { return gate ? kHalfRows : kBlockRows; }
+    int64_t n_blocks() const { return (up->ne[1] + rows_per_block() - 1) / rows_per_block(); }
+};
+
+const Tensor* optional(const Tensor* tensors, int32_t index) { return index < 0 ? nullptr : tensors + index; }
+
+RowBlock block_of(const Product& p, int64_t matrix, int64_t r0) {
+    const int64_t left = p.up->ne[1] - r0;
+    const uint8_t* up = row<uint8_t>(*p.up, r0, matrix);
+    RowBlock b;
+    b.stride = p.up->nb[1];
+    b.n_in = p.up->ne[0];
+    b.half[0] = up;
+    b.n[0] = static_cast<int>(std::min<int64_t>(left, kHalfRows));
+    if (p.gate) {
+        b.half[1] = row<uint8_t>(*p.gate, r0, matrix);
+        b.n[1] = b.n[0];
+    } else {
+        b.half[1] = up + kHalfRows * b.stride;
+        b.n[1] = static_cast<int>(std::clamp<int64_t>(left - kHalfRows, 0, kHalfRows));
+    }
+    return b;
+}
+
+void add_bias(const Tensor* bias, int64_t matrix, int64_t r0, int n, float* sums) {
+    if (!bias) return;
+    const float* b = row<float>(*bias, bias->ne[1] > 1 ? matrix : 0) + r0;
+    for (int i = 0; i < n; ++i) sums[i] += b[i];
+}
+
+// Writes the sums of one token: bias, activation, conversion.
+void finish_row(const Product& p, int64_t matrix, int64_t r0, const RowBlock& b, float* sums, uint8_t* y) {
+    if (p.gate) {
+        add_bias(p.up_bias, matrix, r0, b.n[0], sums);
+        add_bias(p.gate_bias, matrix, r0, b.n[0], sums + kHalfRows);
+        // All 16 lanes, so that the loop has a constant length; rows beyond n repeat the last one.
+        gated_activation(p.activation, sums, sums + kHalfRows, sums, kHalfRows);
+        std::memcpy(reinterpret_cast<float*>(y) + r0, sums, sizeof(float) * b.n[0]);
+        return;
+    }
+    const int n = b.n[0] + b.n[1];
+    add_bias(p.up_bias, matrix, r0, n, sums);
+    if (p.f16_out) {
+        f32_to_f16_row(sums, reinterpret_cast<uint16_t*>(y) + r0, n);
+    } else {
+        std::memcpy(reinterpret_cast<float*>(y) + r0, sums, sizeof(float) * n);
+    }
+}
+
+// Multiplies one row block with the tokens listed in s.x and stores to s.y.
+void multiply_block(const Product& p, const Scratch& s, int64_t matrix, int64_t r0, int n_tokens) {
+    const RowBlock b = block_of(p, matrix, r0);
+    const bool few = n_tokens <= p.kernels.gemv_tokens;
+    (few ? p.kernels.gemv : p.kernels.gemm)(b, s.x, n_tokens, s.sums, s.work);
+    for (int t = 0; t < n_tokens; ++t) finish_row(p, matrix, r0, b, s.sums + t * kBlockRows, s.y[t]);
+}
+
+// Consecutive items a thread takes at once: neighbouring rows stream better, but every thread gets about 16 turns.
+int64_t grain_size(int64_t n_items, int n_threads) { return std::clamp<int64_t>(n_items / (16 * n_threads), 1, 16); }
+
+Product product_of(const Op& op, const Tensor* tensors, bool gated, int first_bias) {
+    Product p;
+    p.up = tensors + op.src[0];
+    p.gate = gated ? tensors + op.src[1] : nullptr;
+    p.kernels = weight_kernels(p.up->type);
+    p.up_bias = optional(tensors, op.src[first_bias]);
+    p.gate_bias = gated ? optional(tensors, op.src[first_bias + 1]) : nullptr;
+    p.activation = op.ip[2];
+    p.f16_out = tensors[op.dst].type == kF16;
+    return p;
+}
+
+void dense_product(const ThreadContext& ctx, const Op& op, const Tensor* tensors, bool gated) {
+    const Product p = product_of(op, tensors, gated, gated ? 3 : 2);
+    const Tensor& dst = tensors[op.dst];
+    const uint8_t* x = tensors[op.src[gated ? 2 : 1]].data;
+    const int64_t n_tokens = op.ip[1] > 0 ? op.ip[1] : dst.ne[1];
+    const int64_t x_stride = act_row_bytes(op.ip[0], p.up->ne[0]);
+    const int64_t n_batch = dst.ne[2] > 0 ? dst.ne[2] : 1;
+    const Scratch s(ctx.scratch, 0);
+
+    // Tokens are cut further when there are too few row blocks to keep all threads busy.
+    const int64_t n_blocks = p.n_blocks() * n_batch;
+    int64_t cut = std::min<int64_t>(n_tokens, kMaxTokens);
+    while (ctx.nth > 1 && cut >= 96 && n_blocks * ((n_tokens + cut - 1) / cut) < 4 * ctx.nth) cut = (cut + 1) / 2;
+    const int64_t n_cuts = (n_tokens + cut - 1) / cut;
+    const int64_t n_items = n_blocks * n_cuts;
+    const int64_t grain = grain_size(n_items, ctx.nth);
+    for (;;) {
+        const int64_t first = ctx.counters[0].fetch_add(grain, std::memory_order_relaxed);
+        if (first >= n_items) break;
+        for (int64_t item = first; item < std::min(first + grain, n_items); ++item) {
+            const int64_t t0 = item % n_cuts * cut, block = item / n_cuts;
+            const int64_t batch = block / p.n_blocks(), r0 = block % p.n_blocks() * p.rows_per_block();
+            const int n = static_cast<int>(std::min(cut, n_tokens - t0));
+            for (int t = 0; t < n; ++t) {
+                s.x[t] = x + (batch * n_tokens + t0 + t) * x_stride;
+                s.y[t] = row<uint8_t>(dst, t0 + t, batch);
+            }
+            multiply_block(p, s, p.up->ne[2] > 1 ? batch : 0, r0, n);
+        }
+    }
+}
+
+void expert_product(const ThreadContext& ctx, const Op& op, const Tensor* tensors, bool gated) {
+    const Product p = product_of(op, tensors, gated, gated ? 4 : 3);
+    const Tensor& dst = tensors[op.dst];
+    const uint8_t* x = tensors[op.src[gated ? 2 : 1]].data;
+    const auto* groups = reinterpret_cast<const int32_t*>(tensors[op.src[gated ? 3 : 2]].data);
+    const int64_t n_used = op.ip[3], n_experts = op.ip[4];
+    const bool row_per_slot = !gated && op.ip[2] == 1;
+    const int32_t* entries = groups + n_experts + 1;
+    const int64_t x_stride = act_row_bytes(op.ip[0], p.up->ne[0]);
+    const Scratch s(ctx.scratch, n_experts);
+
+    int64_t n_active = 0;
+    for (int64_t e = 0; e < n_experts; ++e)
+        if (groups[e + 1] > groups[e]) s.experts[n_active++] = static_cast<int32_t>(e);
+    const int64_t n_items = n_active * p.n_blocks();
+    const int64_t grain = grain_size(n_items, ctx.nth);
+    for (;;) {
+        const int64_t first = ctx.counters[0].fetch_add(grain, std::memory_order_relaxed);
+        if (first >= n_items) break;
+        for (int64_t item = first; item < std::min(first + grain, n_items); ++item) {
+            const int64_t expert = s.experts[item / p.n_blocks()];
+            const int64_t r0 = item % p.n_blocks() * p.rows_per_block();
+            for (int64_t begin = groups[expert]; begin < groups[expert + 1]; begin += kMaxTokens) {
+                const int n = static_cast<int>(std::min<int64_t>(kMaxTokens, groups[expert + 1] - begin));
+                for (int t = 0; t < n; ++t) {
+                    const int64_t entry = entries[begin + t];
+                    s.x[t] = x + (row_per_slot ? entry : entry / n_used) * x_stride;
+                    s.y[t] = row<uint8_t>(dst, entry % n_used, entry / n_used);
+                }
+                multiply_block(p, s, expert, r0, n);
+            }
+        }
+    }
+}
+
+}  // namespace
+
+void op_mul_mat(const ThreadContext& ctx, const Op& op, const Tensor* tensors, const Runtime&) {
+    dense_product(ctx, op, tensors, false);
+}
+
+void op_mul_mat_up_gate(const ThreadContext& ctx, const Op& op, const Tensor* tensors, const Runtime&) {
+    dense_product(ctx, op, tensors, true);
+}
+
+void op_mul_mat_id(const ThreadContext& ctx, const Op& op, const Tensor* tensors, const Runtime&) {
+    expert_product(ctx, op, tensors, false);
+}
+
+void op_mul_mat_id_up_gate(const ThreadContext& ctx, const Op& op, const Tensor* tensors, const Runtime&) {
+    expert_product(ctx, op, tensors, true);
+}
+
+size_t matmul_scratch_bytes(const Op& op, const Tensor* tensors) {
+    if (op.kind == kOpActPrepare) return 0;
+    const Tensor& w = tensors[op.src[0]];
+    const bool by_expert = op.kind == kOpMulMatId || op.kind == kOpMulMatIdUpGate;
+    return Scratch::fixed_bytes(by_expert ? op.ip[4] : 0) + weight_kernels(w.type).work_bytes(w.ne[0]);
+}
+
+size_t matmul_shared_bytes(const Op&, const Tensor*, int) { return 0; }
+
+int act_format(int weight_type) { return weight_kernels(weight_type).act_format; }
+
+WeightKernels weight_kernels(int type) {
+    using Lookup = const WeightKernels* (*)(int);
+    for (Lookup find : {float_weight_kernels, legacy_weight_kernels, kquant_weight_kernels, iq4_weight_kernels,
+                        iqk_weight_kernels})
+        if (const WeightKernels* k = find(type)) return *k;
+    throw std::invalid_argument("no matrix product for tensor type " + std::to_string(type));
+}
+
+}  // namespace ikpy

@@ -1,0 +1,75 @@
+// What an unpacker delivers: 256 codes of one row in natural order with a scale (and offset) per group.
+//
+// An unpacker is a struct with
+//   kType, kGroup (16 or 32), kSymmetric, kBlock (elements per block), kBlockBytes
+//   static void block(const uint8_t* p, uint8_t* codes, float* d, float* m)   one block, plain C++
+//   static Codes512 wide(const uint8_t* p)                                     256 elements, optional, AVX-512
+// A weight is d * (code - 128) when kSymmetric, else d * code + m with codes of at most 127.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "kernels/half_rows.hpp"
+
+namespace ikpy {
+
+constexpr int kChunk = 256;  // elements unpacked at a time
+
+struct Chunk {
+    alignas(64) uint8_t codes[kChunk];
+    alignas(64) float d[16];
+    alignas(64) float m[16];
+};
+
+// Unpacks up to 256 elements; groups beyond n get zero scales.
+template <class U>
+inline void unpack_chunk(const uint8_t* p, int64_t n, Chunk* out) {
+    constexpr int kGroups = U::kBlock / U::kGroup;
+    const int n_blocks = n >= kChunk ? kChunk / U::kBlock : static_cast<int>(n / U::kBlock);
+    for (int b = 0; b < n_blocks; ++b)
+        U::block(p + b * U::kBlockBytes, out->codes + b * U::kBlock, out->d + b * kGroups, out->m + b * kGroups);
+    for (int e = n_blocks * U::kBlock; e < kChunk; ++e) out->codes[e] = 0;
+    for (int g = n_blocks * kGroups; g < 16; ++g) out->d[g] = out->m[g] = 0.0f;
+}
+
+#if defined(__AVX512VNNI__)
+
+struct Codes512 {
+    __m512i q[4];
+    __m512 d;  // lane g = group g; upper 8 lanes unused for groups of 32
+    __m512 m;
+};
+
+template <class U, class = void>
+struct HasWide : std::false_type {};
+template <class U>
+struct HasWide<U, std::void_t<decltype(&U::wide)>> : std::true_type {};
+
+inline Codes512 load_chunk(const Chunk& c) {
+    Codes512 r;
+    for (int i = 0; i < 4; ++i) r.q[i] = _mm512_load_si512(c.codes + 64 * i);
+    r.d = _mm512_load_ps(c.d);
+    r.m = _mm512_load_ps(c.m);
+    return r;
+}
+
+template <class U>
+inline Codes512 unpack_tail(const uint8_t* p, int64_t n) {
+    Chunk c;
+    unpack_chunk<U>(p, n, &c);
+    return load_chunk(c);
+}
+
+template <class U>
+inline Codes512 unpack_full(const uint8_t* p) {
+    if constexpr (HasWide<U>::value) {
+        return U::wide(p);
+    } else {
+        return unpack_tail<U>(p, kChunk);
+    }
+}
+
+#endif
+
+}  // namespace ikpy

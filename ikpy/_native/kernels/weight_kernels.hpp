@@ -1,0 +1,45 @@
+// Per weight type: how a block of weight rows is multiplied with a set of tokens.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace ikpy {
+
+constexpr int kHalfRows = 16;
+constexpr int kBlockRows = 2 * kHalfRows;
+constexpr int kMaxTokens = 512;  // tokens per call; longer batches are cut
+
+// A block of weight rows in two halves of up to 16 rows: 32 consecutive rows of one matrix, or 16 rows of an
+// up projection and the same 16 rows of its gate. n[1] may be 0.
+struct RowBlock {
+    const uint8_t* half[2];
+    int n[2];
+    int64_t stride;  // bytes from row to row
+    int64_t n_in;    // elements per row
+
+    const uint8_t* row(int h, int i) const { return half[h] + (i < n[h] ? i : n[h] - 1) * stride; }
+};
+
+// out[t * kBlockRows + h * kHalfRows + i] = dot(row i of half h, token t). x holds one prepared row per token.
+using ProductFn = void (*)(const RowBlock&, const uint8_t* const* x, int n_tokens, float* out, uint8_t* work);
+
+struct WeightKernels {
+    int type;
+    int act_format;
+    int gemv_tokens;  // up to this many tokens gemv is the faster one
+    ProductFn gemv;
+    ProductFn gemm;
+    size_t (*work_bytes)(int64_t n_in);
+};
+
+// Throws std::invalid_argument for a type without kernels.
+WeightKernels weight_kernels(int type);
+
+// One table per family; nullptr when the type is not of that family.
+const WeightKernels* float_weight_kernels(int type);
+const WeightKernels* legacy_weight_kernels(int type);
+const WeightKernels* kquant_weight_kernels(int type);
+const WeightKernels* iq4_weight_kernels(int type);
+const WeightKernels* iqk_weight_kernels(int type);
+
+}  // namespace ikpy

@@ -1,0 +1,240 @@
+"""Graph builder: one method per op, with shape rules. Architectures use it through models/blocks.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ikpy.graph.ir import F16, F32, I32, Buffer, Node, Value, contiguous_strides
+
+UNARY_KINDS = {"silu": 0, "gelu": 1, "relu": 2, "relu_squared": 3, "sigmoid": 4, "tanh": 5, "swiglu_oai": 6}
+GATINGS = {"softmax": 1, "sigmoid": 2, "selected_softmax": 3, "sqrt_softplus": 4}
+
+
+class Graph:
+    """Nodes in execution order. core is the native module (activation formats and sizes)."""
+
+    def __init__(self, core: Any) -> None:
+        self.core = core
+        self.nodes: list[Node] = []
+        self._prepared: dict[tuple[int, int], tuple[Value, Value]] = {}
+
+    def new(self, *shape: int, type_id: int = F32, dynamic_dim: int | None = None, name: str = "") -> Value:
+        """A contiguous arena value."""
+        strides = contiguous_strides(type_id, shape)
+        full = (*shape, *([1] * (4 - len(shape))))
+        nbytes = strides[1] * full[1] * full[2] * full[3]
+        value = Value(Buffer(nbytes), type_id, full, strides, dynamic_dim=dynamic_dim, name=name)  # type: ignore[arg-type]
+        return value
+
+    def _emit(
+        self,
+        kind: str,
+        dst: Value,
+        src: Sequence[Value | None],
+        ip: Sequence[int] = (),
+        fp: Sequence[float] = (),
+        writes: Sequence[Value] = (),
+    ) -> Value:
+        self.nodes.append(Node(kind, dst, list(src), list(ip), list(fp), list(writes)))
+        return dst
+
+    # --- rows and norms ---------------------------------------------------------------------------------------
+
+    def get_rows(self, table: Value, ids: Value) -> Value:
+        """Rows of table [K, V] picked by ids i32 [T], as f32 [K, T]."""
+        return self._emit("get_rows", self.new(table.shape[0], ids.shape[0]), [table, ids])
+
+    def rms_norm(self, x: Value, weight: Value | None, eps: float) -> Value:
+        """x / rms(x) * weight over dimension 0; weight is [n] or one row per dimension 1."""
+        return self._emit("rms_norm", self.new(*x.shape), [x, weight, None, None], fp=[eps])
+
+    def layer_norm(self, x: Value, weight: Value | None, bias: Value | None, eps: float) -> Value:
+        """(x - mean) / std * weight + bias over dimension 0."""
+        return self._emit("layer_norm", self.new(*x.shape), [x, weight, bias], fp=[eps])
+
+    # --- element-wise -----------------------------------------------------------------------------------------
+
+    def add(self, a: Value, b: Value) -> Value:
+        """a + b; b is broadcast along dimensions of extent 1."""
+        return self._emit("add", self.new(*a.shape), [a, b])
+
+    def mul(self, a: Value, b: Value) -> Value:
+        """a * b; b is broadcast along dimensions of extent 1."""
+        return self._emit("mul", self.new(*a.shape), [a, b])
+
+    def scale(self, x: Value, factor: float, offset: float = 0.0) -> Value:
+        """x * factor + offset."""
+        return self._emit("scale", self.new(*x.shape), [x], fp=[factor, offset])
+
+    def softcap(self, x: Value, cap: float) -> Value:
+        """cap * tanh(x / cap)."""
+        return self._emit("softcap", self.new(*x.shape), [x], fp=[cap])
+
+    def unary(self, x: Value, kind: str) -> Value:
+        """An activation function of UNARY_KINDS."""
+        return self._emit("unary", self.new(*x.shape), [x], ip=[UNARY_KINDS[kind]])
+
+    def gated(self, gate: Value, up: Value, kind: str) -> Value:
+        """act(gate) * up."""
+        return self._emit("gated_unary", self.new(*gate.shape), [gate, up], ip=[UNARY_KINDS[kind]])
+
+    def copy(self, x: Value, dst: Value) -> Value:
+        """Strided copy into dst (f32 or f16)."""
+        return self._emit("copy", dst, [x])
+
+    # --- positions and attention ------------------------------------------------------------------------------
+
+    def rope_table(self, pos: Value, n_rot: int, factors: Value | None, params: Sequence[float]) -> Value:
+        """(cos, sin) pairs f32 [n_rot, T]. params: base, freq_scale, ext_factor, attn_factor, low, high."""
+        return self._emit("rope_table", self.new(n_rot, pos.shape[0]), [pos, factors], fp=params)
+
+    def rope(self, x: Value, table: Value, *, neox: bool, offset: int = 0) -> Value:
+        """Rotates table.shape[0] elements from offset of every head of x [d, H, T], in place."""
+        return self._emit("rope", x, [x, table], ip=[table.shape[0], int(neox), offset])
+
+    def kv_store(self, x: Value, cache: Value, cells: Value) -> Value:
+        """Writes x f32 [n, H, T] to the cache [n, H, n_ctx] at cells i32 [T]."""
+        return self._emit("kv_store", cache, [x, cells])
+
+    def kv_shift(self, cache: Value, table: Value, deltas: Value, *, neox: bool, offset: int) -> Value:
+        """Re-rotates the keys of cache [n, H, n_ctx] by table [n_rot, n_ctx] where deltas i32 [n_ctx] is not 0."""
+        return self._emit("kv_shift", cache, [table, deltas], ip=[table.shape[0], int(neox), offset])
+
+    def kq_mask(
+        self, inputs: dict[str, Value], n_tokens: int, n_kv_max: int, *, window: str, n_swa: int, causal: bool
+    ) -> tuple[Value, Value]:
+        """Mask f16 [n_kv_max, T] and visible ranges i32 [2, T]. window: none, sliding, chunked."""
+        mask = self.new(n_kv_max, n_tokens, type_id=F16)
+        ranges = self.new(2, n_tokens, type_id=I32)
+        kind = {"none": 0, "sliding": 1, "chunked": 2}[window]
+        src = [inputs["cell_pos"], inputs["cell_seq"], inputs["pos"], inputs["seq"], ranges]
+        self._emit("kq_mask", mask, src, ip=[kind, n_swa, int(causal)], writes=[ranges])
+        return mask, ranges
+
+    def attention(
+        self,
+        q: Value,
+        keys: Sequence[Value],
+        values: Value,
+        mask: tuple[Value, Value],
+        *,
+        scale: float,
+        flash: bool,
+        heads_per_step: int = 1,
+        softcap: float = 0.0,
+        sinks: Value | None = None,
+        dst: Value | None = None,
+    ) -> Value:
+        """softmax(scale * q.k + mask) v as f32 [dv, H, T]. keys: one or two segments of the head dimension."""
+        dst = dst or self.new(values.shape[0], q.shape[1], q.shape[2])
+        second = keys[1] if len(keys) > 1 else None
+        src = [q, keys[0], values, mask[0], sinks, second, mask[1]]
+        return self._emit("attention", dst, src, ip=[int(flash), heads_per_step], fp=[scale, softcap])
+
+    # --- matrix multiplication --------------------------------------------------------------------------------
+
+    def prepare(self, x: Value, weight_type: int) -> tuple[Value, int]:
+        """Activations x [K, T, B] in the format that weights of this type read, shared by all its users."""
+        fmt = self.core.activation_format(weight_type)
+        key = (id(x), fmt)
+        if key not in self._prepared:
+            nbytes = self.core.activation_nbytes(fmt, x.shape[0], x.shape[1], x.shape[2] * x.shape[3])
+            dst = self.new((nbytes + 3) // 4)
+            self._emit("act_prepare", dst, [x], ip=[fmt])
+            self._prepared[key] = (x, dst)  # holding x keeps its id unique
+        return self._prepared[key][1], fmt
+
+    def mul_mat(self, weight: Value, x: Value, bias: Value | None = None, *, dst: Value | None = None) -> Value:
+        """weight [K, N, B] times x [K, T, B] as f32 [N, T, B] (or into dst, f32 or f16)."""
+        if weight.shape[0] != x.shape[0]:
+            raise ValueError(f"matmul of {weight.name} {weight.shape} with {x.shape}")
+        prepared, fmt = self.prepare(x, weight.type_id)
+        dst = dst or self.new(weight.shape[1], x.shape[1], x.shape[2])
+        n_tokens = 0 if x.dynamic_dim == 1 else x.shape[1]
+        return self._emit("mul_mat", dst, [weight, prepared, bias], ip=[fmt, n_tokens])
+
+    def mul_mat_up_gate(
+        self,
+        up: Value,
+        gate: Value,
+        x: Value,
+        kind: str,
+        up_bias: Value | None = None,
+        gate_bias: Value | None = None,
+    ) -> Value:
+        """act(gate x) * (up x) as f32 [F, T]; fused when both weights have one type."""
+        if up.type_id != gate.type_id:
+            return self.gated(self.mul_mat(gate, x, gate_bias), self.mul_mat(up, x, up_bias), kind)
+        prepared, fmt = self.prepare(x, up.type_id)
+        dst = self.new(up.shape[1], x.shape[1])
+        src = [up, gate, prepared, up_bias, gate_bias]
+        return self._emit("mul_mat_up_gate", dst, src, ip=[fmt, x.shape[1], UNARY_KINDS[kind]])
+
+    # --- mixture of experts -----------------------------------------------------------------------------------
+
+    def moe_route(
+        self,
+        logits: Value,
+        n_used: int,
+        *,
+        gating: str,
+        bias: Value | None = None,
+        normalize: bool = False,
+        scale: float = 1.0,
+        groups: tuple[int, int] = (1, 1),
+        reduction: tuple[int, float] = (-1, 0.0),
+        epsilon: float = 0.0,
+    ) -> tuple[Value, Value]:
+        """Expert ids i32 [K, T] and weights f32 [K, T] from router logits [E, T]."""
+        ids = self.new(n_used, logits.shape[1], type_id=I32)
+        weights = self.new(n_used, logits.shape[1])
+        ip = [n_used, GATINGS[gating], int(normalize), groups[0], groups[1], reduction[0]]
+        self._emit(
+            "moe_route",
+            ids,
+            [logits, bias, weights],
+            ip=ip,
+            fp=[scale, reduction[1], epsilon],
+            writes=[weights],
+        )
+        return ids, weights
+
+    def moe_group(self, ids: Value, n_expert: int) -> Value:
+        """Assignments sorted by expert: i32 [E + 1 offsets, then K*T entries]."""
+        n = ids.shape[0] * ids.shape[1]
+        return self._emit("moe_group", self.new(n_expert + 1 + n, type_id=I32), [ids], ip=[n_expert])
+
+    def mul_mat_id(
+        self, weight: Value, x: Value, ids: Value, groups: Value, bias: Value | None = None, *, per_slot: bool
+    ) -> Value:
+        """Expert matmul: weight [K, N, E], x [K, T] (or [K, Ku, T] if per_slot) -> f32 [N, Ku, T]."""
+        n_used, n_tokens = ids.shape[0], ids.shape[1]
+        rows = x.reshape(x.shape[0], n_used * n_tokens) if per_slot else x
+        prepared, fmt = self.prepare(rows, weight.type_id)
+        dst = self.new(weight.shape[1], n_used, n_tokens)
+        ip = [fmt, n_tokens, int(per_slot), n_used, weight.shape[2]]
+        return self._emit("mul_mat_id", dst, [weight, prepared, groups, bias], ip=ip)
+
+    def mul_mat_id_up_gate(
+        self,
+        up: Value,
+        gate: Value,
+        x: Value,
+        ids: Value,
+        groups: Value,
+        kind: str,
+        up_bias: Value | None = None,
+        gate_bias: Value | None = None,
+    ) -> Value:
+        """Experts' act(gate x) * (up x): x [K, T] -> f32 [F, Ku, T]."""
+        prepared, fmt = self.prepare(x, up.type_id)
+        n_used, n_tokens = ids.shape[0], ids.shape[1]
+        dst = self.new(up.shape[1], n_used, n_tokens)
+        ip = [fmt, n_tokens, UNARY_KINDS[kind], n_used, up.shape[2]]
+        return self._emit("mul_mat_id_up_gate", dst, [up, gate, prepared, groups, up_bias, gate_bias], ip=ip)
+
+    def moe_combine(self, outputs: Value, weights: Value | None, ids: Value, addend: Value | None = None) -> Value:
+        """Weighted sum over slots of outputs [D, Ku, T], plus addend [D, T]."""
+        dst = self.new(outputs.shape[0], ids.shape[1])
+        return self._emit("moe_combine", dst, [outputs, weights, ids, addend])

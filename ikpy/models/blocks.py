@@ -1,0 +1,173 @@
+"""Building blocks shared by the architectures: attention over the cache, dense and expert feed-forward networks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ikpy.graph.ir import F32, Value, contiguous_strides
+from ikpy.models.batch import BatchGraph
+
+MIB = 1 << 20
+
+
+@dataclass
+class Experts:
+    """Expert tensors of a layer; biases are optional."""
+
+    gate_inp: Value
+    up: Value
+    gate: Value
+    down: Value
+    gate_inp_bias: Value | None = None
+    selection_bias: Value | None = None
+    up_bias: Value | None = None
+    gate_bias: Value | None = None
+    down_bias: Value | None = None
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How a layer picks and weighs its experts (model semantics 5.1)."""
+
+    n_used: int
+    gating: str = "softmax"
+    normalize: bool = False
+    scale: float = 1.0
+    groups: tuple[int, int] = (1, 1)
+    epsilon: float = 0.0
+
+
+@dataclass
+class DenseFFN:
+    """Weights of a gated feed-forward network; biases are optional."""
+
+    gate: Value
+    up: Value
+    down: Value
+    gate_bias: Value | None = None
+    up_bias: Value | None = None
+    down_bias: Value | None = None
+
+
+def split_heads(x: Value, head_size: int) -> Value:
+    """[head_size * H, T] seen as [head_size, H, T]."""
+    return x.reshape(head_size, x.shape[0] // head_size, x.shape[1])
+
+
+def part_of_rows(x: Value, start: int, length: int) -> Value:
+    """Elements start .. start+length of dimension 0, for block types too (multiples of the block size)."""
+    offset = contiguous_strides(x.type_id, (start,))[1] if start else 0
+    shape = (length, *x.shape[1:])
+    return Value(x.buffer, x.type_id, shape, x.strides, x.offset + offset, x.dynamic_dim)
+
+
+def heads_per_step(b: BatchGraph, n_head: int) -> int:
+    """Heads whose scores are materialized at once without flash attention (model semantics 6.3)."""
+    budget = b.params.attn_max_batch
+    if budget:
+        budget = max(budget, 128)
+        need = b.params.n_ctx * b.n_tokens * n_head * 4 // MIB
+        if need > budget:
+            steps = min(-(-need // budget), n_head)
+            return -(-n_head // steps)
+    return n_head
+
+
+def cached_attention(
+    b: BatchGraph,
+    layer: int,
+    q: Value,
+    k: Value,
+    v: Value,
+    *,
+    scale: float,
+    window: tuple[str, int] = ("none", 0),
+    softcap: float = 0.0,
+    sinks: Value | None = None,
+) -> Value:
+    """Stores k [dk, Hk, T] and v [dv, Hk, T], attends with q [dk, H, T]; returns [dv*H, T]."""
+    g = b.graph
+    g.kv_store(k, b.cache(layer, "k"), b.inputs["cells"])
+    g.kv_store(v, b.cache(layer, "v"), b.inputs["cells"])
+    out = g.attention(
+        q,
+        [b.attended(layer, "k")],
+        b.attended(layer, "v"),
+        b.mask(*window),
+        scale=scale,
+        flash=b.params.flash_attn,
+        heads_per_step=heads_per_step(b, q.shape[1]),
+        softcap=softcap,
+        sinks=sinks,
+    )
+    return out.reshape(out.shape[0] * out.shape[1], out.shape[2])
+
+
+def dense_ffn(b: BatchGraph, ffn: DenseFFN, x: Value, activation: str = "silu") -> Value:
+    """down(act(gate x) * (up x)) for x [D, T]."""
+    g = b.graph
+    hidden = g.mul_mat_up_gate(ffn.up, ffn.gate, x, activation, ffn.up_bias, ffn.gate_bias)
+    return g.mul_mat(ffn.down, hidden, ffn.down_bias)
+
+
+def moe_ffn(
+    b: BatchGraph,
+    experts: Experts,
+    routing: Routing,
+    x: Value,
+    *,
+    shared: Value | None = None,
+    activation: str = "silu",
+) -> Value:
+    """Routed experts on x [D, T], plus the output of a shared expert."""
+    g = b.graph
+    logits = g.mul_mat(experts.gate_inp, x, experts.gate_inp_bias)
+    ids, weights = g.moe_route(
+        logits,
+        routing.n_used,
+        gating=routing.gating,
+        bias=experts.selection_bias,
+        normalize=routing.normalize,
+        scale=routing.scale,
+        groups=routing.groups,
+        reduction=b.params.expert_reduction,
+        epsilon=routing.epsilon,
+    )
+    groups = g.moe_group(ids, experts.gate_inp.shape[1])
+    hidden = expert_hidden(b, experts, x, ids, groups, activation)
+    outputs = g.mul_mat_id(experts.down, hidden, ids, groups, experts.down_bias, per_slot=True)
+    return g.moe_combine(outputs, weights, ids, shared)
+
+
+def expert_hidden(b: BatchGraph, experts: Experts, x: Value, ids: Value, groups: Value, activation: str) -> Value:
+    """act(gate x) * (up x) of the chosen experts, [F, K, T]."""
+    g = b.graph
+    if experts.up.type_id == experts.gate.type_id:
+        return g.mul_mat_id_up_gate(
+            experts.up, experts.gate, x, ids, groups, activation, experts.up_bias, experts.gate_bias
+        )
+    up = g.mul_mat_id(experts.up, x, ids, groups, experts.up_bias, per_slot=False)
+    gate = g.mul_mat_id(experts.gate, x, ids, groups, experts.gate_bias, per_slot=False)
+    return g.gated(gate, up, activation)
+
+
+def split_gate_up(fused: Value) -> tuple[Value, Value]:
+    """Gate and up halves of a fused expert tensor [D, 2F, E] as views."""
+    half = fused.shape[1] // 2
+    return fused.slice(1, 0, half), fused.slice(1, half, half)
+
+
+def concat_heads(b: BatchGraph, parts: Sequence[Value], n_head: int) -> Value:
+    """Parts [n_i, H or 1, T] joined along dimension 0 for every head; a single head is repeated."""
+    g = b.graph
+    width = sum(p.shape[0] for p in parts)
+    out = g.new(width, n_head, b.n_tokens, type_id=F32)
+    start = 0
+    for part in parts:
+        source = part
+        if part.shape[1] != n_head:
+            source = part.view((part.shape[0], n_head, part.shape[2]), (0, part.strides[2], part.strides[3]))
+        g.copy(source, out.slice0(start, part.shape[0]))
+        start += part.shape[0]
+    return out

@@ -1,0 +1,360 @@
+"""deepseek2: DeepSeek V2/V2-Lite/V3/R1, Kimi-K2 and relatives: latent attention (MLA) and routed experts.
+
+Model semantics 3.3 (tensors), 4.4 (RoPE), 5 (routing), 6 (MLA modes).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ikpy.errors import FileFormatError
+from ikpy.graph.ir import F16, Value
+from ikpy.models.base import Decoder
+from ikpy.models.batch import BatchGraph, CacheSpec, GraphParams
+from ikpy.models.blocks import (
+    MIB,
+    DenseFFN,
+    Experts,
+    Routing,
+    concat_heads,
+    dense_ffn,
+    heads_per_step,
+    moe_ffn,
+    part_of_rows,
+    split_gate_up,
+)
+from ikpy.models.hparams import HParams, read_hparams
+from ikpy.models.keys import Keys
+from ikpy.models.latent import derive_k_b_v_b, derive_kv_b
+from ikpy.models.rope import RopeParams
+from ikpy.models.weights import WeightSource
+
+GATING_FUNCS = {1: "softmax", 2: "sigmoid", 3: "selected_softmax", 4: "sqrt_softplus"}
+# Fewer tokens than this use the absorbed form in modes 2 and 3.
+PROMPT_TOKENS = 128
+
+
+@dataclass
+class LatentAttention:
+    """Projections of MLA. q or (q_a, q_a_norm, q_b); kv_b or (k_b, v_b) or all three."""
+
+    kv_a: Value
+    kv_a_norm: Value
+    out: Value
+    q: Value | None = None
+    q_a: Value | None = None
+    q_a_norm: Value | None = None
+    q_b: Value | None = None
+    kv_b: Value | None = None
+    k_b: Value | None = None
+    v_b: Value | None = None
+
+
+@dataclass
+class MoeLayer:
+    """Routed experts and the shared expert."""
+
+    routed: Experts
+    shared: DenseFFN | None
+
+
+@dataclass
+class Layer:
+    """Norms, latent attention, and a dense or expert feed-forward network."""
+
+    attn_norm: Value
+    attn: LatentAttention
+    ffn_norm: Value
+    ffn: DenseFFN | MoeLayer
+
+
+class DeepSeek2(Decoder):
+    """MLA decoder with leading dense layers and routed plus shared experts."""
+
+    output_required = True
+
+    # --- hyper-parameters and tensors -------------------------------------------------------------------------
+
+    def read_hparams(self, keys: Keys) -> HParams:
+        hp = read_hparams(keys)
+        hp.yarn_log_multiplier = keys.f32("rope.scaling.yarn_log_multiplier", 0.0)
+        gating = keys.u32("expert_gating_func", 0) or (2 if hp.n_layer in (47, 48) else 1)
+        if gating not in GATING_FUNCS:
+            raise FileFormatError(f"{keys.gguf.path}: unknown expert_gating_func {gating}")
+        if len(set(hp.n_head)) != 1:
+            raise FileFormatError(f"{keys.gguf.path}: Unsupported configuration: layers differ in head count")
+        hp.extra.update(
+            n_dense=keys.u32("leading_dense_block_count"),
+            q_lora_rank=keys.u32("attention.q_lora_rank", 0),
+            kv_lora_rank=keys.u32("attention.kv_lora_rank"),
+            n_ff_exp=keys.u32("expert_feed_forward_length"),
+            n_shared=keys.u32("expert_shared_count"),
+            gating=GATING_FUNCS[gating],
+            scale=keys.f32("expert_weights_scale"),
+            normalize=keys.boolean("expert_weights_norm", False),
+        )
+        if hp.n_head_kv[0] == 1 and hp.n_head[0] != 1:
+            hp.n_embd_head_k = keys.u32("attention.key_length_mla", 192)
+            hp.n_embd_head_v = keys.u32("attention.value_length_mla", 128)
+            hp.n_head_kv = list(hp.n_head)
+        if hp.n_rot >= hp.n_embd_head_k:
+            raise FileFormatError(
+                f"{keys.gguf.path}: rope.dimension_count {hp.n_rot} must be below the key length {hp.n_embd_head_k}"
+            )
+        return hp
+
+    @property
+    def n_nope(self) -> int:
+        """Elements of a query or key head that are not rotated."""
+        return self.hp.n_embd_head_k - self.hp.n_rot
+
+    def load_layer(self, weights: WeightSource, il: int, prefix: str) -> Layer:
+        norm = (self.hp.n_embd,)
+        dense = il < self.hp.extra["n_dense"] or self.hp.n_expert == 0
+        return Layer(
+            attn_norm=weights.take(f"{prefix}.attn_norm.weight", norm),
+            attn=self._load_attention(weights, prefix),
+            ffn_norm=weights.take(f"{prefix}.ffn_norm.weight", norm),
+            ffn=self._load_dense(weights, f"{prefix}.ffn_%s.weight", self.hp.n_ff[il])
+            if dense
+            else self._load_moe(weights, prefix),
+        )
+
+    def _load_attention(self, weights: WeightSource, prefix: str) -> LatentAttention:
+        hp = self.hp
+        d, heads, dk, dv, dn = hp.n_embd, hp.n_head[0], hp.n_embd_head_k, hp.n_embd_head_v, self.n_nope
+        rkv = hp.extra["kv_lora_rank"]
+        attn = LatentAttention(
+            kv_a=weights.take(f"{prefix}.attn_kv_a_mqa.weight", (d, rkv + hp.n_rot)),
+            kv_a_norm=weights.take(f"{prefix}.attn_kv_a_norm.weight", (rkv,)),
+            out=weights.take(f"{prefix}.attn_output.weight", (heads * dv, d)),
+        )
+        if weights.has(f"{prefix}.attn_q.weight"):
+            attn.q = weights.take(f"{prefix}.attn_q.weight", (d, heads * dk))
+        else:
+            rq = hp.extra["q_lora_rank"]
+            attn.q_a = weights.take(f"{prefix}.attn_q_a.weight", (d, rq))
+            attn.q_a_norm = weights.take(f"{prefix}.attn_q_a_norm.weight", (rq,))
+            attn.q_b = weights.take(f"{prefix}.attn_q_b.weight", (rq, heads * dk))
+        attn.kv_b = weights.take(f"{prefix}.attn_kv_b.weight", (rkv, heads * (dn + dv)), required=False)
+        needed = attn.kv_b is None
+        k_b = weights.take(f"{prefix}.attn_k_b.weight", (dn, rkv, heads), (dn, heads * rkv), required=needed)
+        v_b = weights.take(f"{prefix}.attn_v_b.weight", (rkv, dv, heads), (rkv, heads * dv), required=needed)
+        attn.k_b = k_b and k_b.reshape(dn, rkv, heads)
+        attn.v_b = v_b and v_b.reshape(rkv, dv, heads)
+        return attn
+
+    def _load_dense(self, weights: WeightSource, pattern: str, n_ff: int) -> DenseFFN:
+        d = self.hp.n_embd
+        return DenseFFN(
+            gate=weights.take(pattern % "gate", (d, n_ff)),
+            up=weights.take(pattern % "up", (d, n_ff)),
+            down=weights.take(pattern % "down", (n_ff, d)),
+        )
+
+    def _load_moe(self, weights: WeightSource, prefix: str) -> MoeLayer:
+        d, n, f = self.hp.n_embd, self.hp.n_expert, self.hp.extra["n_ff_exp"]
+        fused = weights.take(f"{prefix}.ffn_gate_up_exps.weight", (d, 2 * f, n), required=False)
+        if fused is not None:
+            gate, up = split_gate_up(fused)
+        else:
+            gate = weights.take(f"{prefix}.ffn_gate_exps.weight", (d, f, n))
+            up = weights.take(f"{prefix}.ffn_up_exps.weight", (d, f, n))
+        routed = Experts(
+            gate_inp=weights.take(f"{prefix}.ffn_gate_inp.weight", (d, n)),
+            up=up,
+            gate=gate,
+            down=weights.take(f"{prefix}.ffn_down_exps.weight", (f, d, n)),
+            selection_bias=weights.take(f"{prefix}.exp_probs_b.bias", (n,), required=False),
+        )
+        n_shared = self.hp.extra["n_shared"]
+        shared = self._load_dense(weights, f"{prefix}.ffn_%s_shexp.weight", f * n_shared) if n_shared else None
+        return MoeLayer(routed, shared)
+
+    # --- MLA modes --------------------------------------------------------------------------------------------
+
+    def effective_mla(self, mla: int) -> int:
+        return mla
+
+    def prepare(self, mla: int) -> None:
+        """Derives attn_k_b/attn_v_b (modes above 0) or attn_kv_b (modes other than 1) where the file lacks them."""
+        hp = self.hp
+        sizes = (hp.extra["kv_lora_rank"], self.n_nope, hp.n_embd_head_v, hp.n_head[0])
+        attentions = [(il, layer.attn) for il, layer in enumerate(self.layers)]  # type: ignore[attr-defined]
+        if mla > 0:
+            missing = [(il, a) for il, a in attentions if a.k_b is None or a.v_b is None]
+            if missing:
+                self.log(f"============ llm_prepare_mla: need to compute {len(missing)} wk_b/wv_b tensors")
+            for il, a in missing:
+                a.k_b, a.v_b = derive_k_b_v_b(a.kv_b, *sizes)
+                self._log_derived(il, "attn_k_b", a.k_b)
+                self._log_derived(il, "attn_v_b", a.v_b)
+        if mla != 1:
+            missing = [(il, a) for il, a in attentions if a.kv_b is None]
+            if missing:
+                self.log(f"============ llm_prepare_mla: need to compute {len(missing)} wkv_b tensors")
+            for il, a in missing:
+                a.kv_b = derive_kv_b(a.k_b, a.v_b, *sizes)
+                self._log_derived(il, "attn_kv_b", a.kv_b)
+
+    def _log_derived(self, il: int, name: str, value: Value) -> None:
+        shape = " x ".join(str(n) for n in value.shape[: 2 if name == "attn_kv_b" else 3])
+        self.log(f"Computed blk.{il}.{name}.weight as {shape} of type {value.type_name} and stored in buffer CPU")
+
+    def cache_specs(self, layer: int, params: GraphParams) -> list[CacheSpec]:
+        if params.mla == 0:
+            return super().cache_specs(layer, params)
+        return [CacheSpec("kv", self.hp.extra["kv_lora_rank"] + self.hp.n_rot, 1, params.type_k)]
+
+    def shift_part(self, params: GraphParams) -> tuple[str, int, int] | None:
+        return None
+
+    def _scales(self, rope: RopeParams) -> tuple[float, RopeParams]:
+        """Score scale with the YaRN magnitude of q and k, and the RoPE parameters that leave it out (4.4)."""
+        log_scale = math.log(1.0 / rope.freq_scale)
+        mscale = rope.attn_factor * (1.0 + self.hp.yarn_log_multiplier * log_scale)
+        plain = RopeParams(**{**rope.__dict__, "attn_factor": 1.0 / (1.0 + 0.1 * log_scale)})
+        return mscale * mscale / math.sqrt(self.hp.n_embd_head_k), plain
+
+    # --- graph ------------------------------------------------------------------------------------------------
+
+    def _queries(self, b: BatchGraph, attn: LatentAttention, h: Value, table: Value) -> Value:
+        """[dk, H, T], non-rotated part first; the rotated part is rotated."""
+        g, hp = b.graph, self.hp
+        if attn.q is not None:
+            q = g.mul_mat(attn.q, h)
+        else:
+            assert attn.q_a is not None and attn.q_b is not None and attn.q_a_norm is not None
+            q = g.mul_mat(attn.q_b, self.norm(b, g.mul_mat(attn.q_a, h), attn.q_a_norm))
+        q = q.reshape(hp.n_embd_head_k, hp.n_head[0], b.n_tokens)
+        return g.rope(q, table, neox=False, offset=self.n_nope)
+
+    def _latents(self, b: BatchGraph, attn: LatentAttention, h: Value, table: Value) -> tuple[Value, Value]:
+        """Normed latent c [rkv, 1, T] and rotated shared key part kr [R, 1, T]."""
+        g, rkv, n_rot = b.graph, self.hp.extra["kv_lora_rank"], self.hp.n_rot
+        both = g.mul_mat(attn.kv_a, h)
+        c = self.norm(b, both.slice0(0, rkv), attn.kv_a_norm)
+        rotated = both.slice0(rkv, n_rot).view((n_rot, 1, b.n_tokens), (both.strides[1], both.strides[1]))
+        return c.reshape(rkv, 1, b.n_tokens), g.rope(rotated, table, neox=False)
+
+    def _attention(self, b: BatchGraph, il: int, attn: LatentAttention, h: Value) -> Value:
+        scale, rope = self._scales(b.params.rope)
+        table = b.rope_table(self.hp.n_rot, rope)
+        q = self._queries(b, attn, h, table)
+        c, kr = self._latents(b, attn, h, table)
+        if b.params.mla == 0:
+            out = self._expanded(b, il, attn, q, c, kr, scale)
+        else:
+            cache = b.cache(il, "kv")
+            b.graph.kv_store(kr, part_of_rows(cache, 0, self.hp.n_rot), b.inputs["cells"])
+            b.graph.kv_store(c, part_of_rows(cache, self.hp.n_rot, c.shape[0]), b.inputs["cells"])
+            prompt = b.n_tokens >= PROMPT_TOKENS and b.params.mla > 1 and b.params.flash_attn
+            out = self._expanded_from_cache(b, il, attn, q, scale) if prompt else self._absorbed(b, il, attn, q, scale)
+        return out.reshape(out.shape[0] * out.shape[1], b.n_tokens)
+
+    def _expanded(
+        self, b: BatchGraph, il: int, attn: LatentAttention, q: Value, c: Value, kr: Value, scale: float
+    ) -> Value:
+        """Mode 0: keys and values of every head are computed and cached."""
+        g, hp, dn, dv = b.graph, self.hp, self.n_nope, self.hp.n_embd_head_v
+        assert attn.kv_b is not None
+        heads = hp.n_head[0]
+        kv = g.mul_mat(attn.kv_b, c.reshape(c.shape[0], b.n_tokens)).reshape(dn + dv, heads, b.n_tokens)
+        g.kv_store(concat_heads(b, [kv.slice0(0, dn), kr], heads), b.cache(il, "k"), b.inputs["cells"])
+        g.kv_store(kv.slice0(dn, dv), b.cache(il, "v"), b.inputs["cells"])
+        return g.attention(
+            q,
+            [b.attended(il, "k")],
+            b.attended(il, "v"),
+            b.mask(),
+            scale=scale,
+            flash=b.params.flash_attn,
+            heads_per_step=heads_per_step(b, heads),
+        )
+
+    def _absorbed(self, b: BatchGraph, il: int, attn: LatentAttention, q: Value, scale: float) -> Value:
+        """Scores and values directly on the cached latents; q and the output go through attn_k_b and attn_v_b."""
+        g, hp = b.graph, self.hp
+        assert attn.k_b is not None and attn.v_b is not None
+        heads, n_rot, rkv, dv = hp.n_head[0], hp.n_rot, hp.extra["kv_lora_rank"], hp.n_embd_head_v
+        query = g.new(n_rot + rkv, heads, b.n_tokens)
+        g.copy(q.slice0(self.n_nope, n_rot), query.slice0(0, n_rot))
+        absorbed = query.slice0(n_rot, rkv).permute(0, 2, 1)
+        g.mul_mat(attn.k_b, q.slice0(0, self.n_nope).permute(0, 2, 1), dst=absorbed)
+        cached = b.attended(il, "kv")
+        latent = g.attention(
+            query,
+            [cached],
+            part_of_rows(cached, n_rot, rkv),
+            b.mask(),
+            scale=scale,
+            flash=b.params.flash_attn and b.params.mla != 2,
+            heads_per_step=heads_per_step(b, heads),
+        )
+        out = g.new(dv, heads, b.n_tokens)
+        g.mul_mat(attn.v_b, latent.permute(0, 2, 1), dst=out.permute(0, 2, 1))
+        return out
+
+    def _expanded_from_cache(self, b: BatchGraph, il: int, attn: LatentAttention, q: Value, scale: float) -> Value:
+        """Prompt path of modes 2 and 3: keys and values of the cached latents, some heads at a time."""
+        g, hp, dn, dv = b.graph, self.hp, self.n_nope, self.hp.n_embd_head_v
+        assert attn.kv_b is not None
+        n_ctx, heads, rkv = b.params.n_ctx, hp.n_head[0], hp.extra["kv_lora_rank"]
+        cached = b.attended(il, "kv")
+        rotated = part_of_rows(cached, 0, hp.n_rot)
+        rows = part_of_rows(cached, hp.n_rot, rkv)
+        rows = Value(
+            rows.buffer,
+            rows.type_id,
+            (rkv, n_ctx, 1, 1),
+            (rows.strides[0], *rows.strides[2:], 0),
+            rows.offset,
+            1,
+        )
+        latents = g.copy(rows, g.new(rkv, n_ctx, dynamic_dim=1))
+        out = g.new(dv, heads, b.n_tokens)
+        step = self._heads_per_expansion(n_ctx, b.params.attn_max_batch)
+        width = dn + dv
+        for h0 in range(0, heads, step):
+            part = g.new(step * width, n_ctx, type_id=F16, dynamic_dim=1)
+            g.mul_mat(attn.kv_b.slice(1, h0 * width, step * width), latents, dst=part)
+            item = part.strides[0]
+            strides = (width * item, part.strides[1], 0)
+            g.attention(
+                q.slice(1, h0, step),
+                [part.view((dn, step, n_ctx), strides, 0, dynamic_dim=2), rotated],
+                part.view((dv, step, n_ctx), strides, dn * item, dynamic_dim=2),
+                b.mask(),
+                scale=scale,
+                flash=True,
+                dst=out.slice(1, h0, step),
+            )
+        return out
+
+    def _heads_per_expansion(self, n_kv: int, budget: int) -> int:
+        """Heads expanded at a time under the -amb budget in MiB (model semantics 6.3)."""
+        heads = self.hp.n_head[0]
+        need = heads * (self.n_nope + self.hp.n_embd_head_v) * n_kv * 4 // MIB
+        if budget == 0 or need <= max(budget, 128):
+            return heads
+        for parts in range(2, heads):
+            if heads % parts == 0 and need // parts <= max(budget, 128):
+                return heads // parts
+        return 1
+
+    def _ffn(self, b: BatchGraph, ffn: DenseFFN | MoeLayer, x: Value) -> Value:
+        if isinstance(ffn, DenseFFN):
+            return dense_ffn(b, ffn, x)
+        extra = self.hp.extra
+        routing = Routing(self.hp.n_expert_used, extra["gating"], extra["normalize"], extra["scale"])
+        shared = dense_ffn(b, ffn.shared, x) if ffn.shared is not None else None
+        return moe_ffn(b, ffn.routed, routing, x, shared=shared)
+
+    def layer(self, b: BatchGraph, il: int, x: Value) -> Value:
+        g = b.graph
+        layer: Layer = self.layers[il]  # type: ignore[assignment]
+        attended = self._attention(b, il, layer.attn, self.norm(b, x, layer.attn_norm))
+        attended, x = b.keep_outputs(il, self.hp.n_layer, attended, x)
+        x = g.add(x, g.mul_mat(layer.attn.out, attended))
+        return g.add(x, self._ffn(b, layer.ffn, self.norm(b, x, layer.ffn_norm)))

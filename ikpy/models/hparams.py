@@ -1,0 +1,117 @@
+"""Hyper-parameters shared by all architectures (model semantics section 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ikpy.errors import FileFormatError
+from ikpy.models.keys import MAX_LAYERS, Keys
+
+MAX_EXPERTS = 512
+ROPE_SCALING_TYPES = ("none", "linear", "yarn")
+
+
+@dataclass
+class HParams:
+    """Values of a loaded model; lists have one entry per layer. extra holds what one architecture adds."""
+
+    arch: str
+    name: str
+    n_layer: int
+    n_vocab: int
+    n_ctx_train: int
+    n_embd: int
+    n_ff: list[int]
+    n_head: list[int]
+    n_head_kv: list[int]
+    n_embd_head_k: int
+    n_embd_head_v: int
+    n_rot: int
+    norm_eps: float
+    rope_freq_base: float
+    rope_freq_scale: float
+    rope_scaling_type: str
+    n_ctx_orig: int
+    rope_attn_factor: float
+    rope_finetuned: bool
+    n_expert: int
+    n_expert_used: int
+    n_swa: int = 0
+    yarn_log_multiplier: float = 0.0
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+def read_hparams(keys: Keys, *, layer_norm: bool = False, n_swa_key: bool = False) -> HParams:
+    """Reads and checks the common keys. layer_norm picks the LayerNorm epsilon key instead of the RMS one."""
+    n_layer = keys.u32("block_count")
+    if not 0 < n_layer <= MAX_LAYERS:
+        raise FileFormatError(f"{keys.gguf.path}: {keys.arch}.block_count is {n_layer}; 1 to {MAX_LAYERS} are possible")
+    n_embd = keys.u32("embedding_length")
+    n_head = keys.per_layer("attention.head_count", n_layer, 0)
+    head_default = n_embd // n_head[0] if n_head[0] else 0
+    n_embd_head_k = keys.u32("attention.key_length", head_default)
+    scaling = keys.string("rope.scaling.type", "linear")
+    if scaling not in ROPE_SCALING_TYPES:
+        raise FileFormatError(f"{keys.gguf.path}: unknown RoPE scaling type '{scaling}'")
+    factor = keys.f32("rope.scaling.factor", None)
+    if factor is None:
+        factor = keys.f32("rope.scale_linear", 0.0)
+    n_ctx_train = keys.u32("context_length")
+    hp = HParams(
+        arch=keys.arch,
+        name=str(keys.gguf.get("general.name", "n/a")),
+        n_layer=n_layer,
+        n_vocab=_vocab_size(keys),
+        n_ctx_train=n_ctx_train,
+        n_embd=n_embd,
+        n_ff=keys.per_layer("feed_forward_length", n_layer, 0),
+        n_head=n_head,
+        n_head_kv=n_head,
+        n_embd_head_k=n_embd_head_k,
+        n_embd_head_v=keys.u32("attention.value_length", head_default),
+        n_rot=keys.u32("rope.dimension_count", n_embd_head_k),
+        norm_eps=keys.f32("attention.layer_norm_epsilon" if layer_norm else "attention.layer_norm_rms_epsilon"),
+        rope_freq_base=keys.f32("rope.freq_base", 10000.0),
+        rope_freq_scale=1.0 / factor if factor else 1.0,
+        rope_scaling_type=scaling,
+        n_ctx_orig=keys.u32("rope.scaling.original_context_length", n_ctx_train),
+        rope_attn_factor=keys.f32("rope.scaling.attn_factor", 1.0),
+        rope_finetuned=keys.boolean("rope.scaling.finetuned", False),
+        n_expert=keys.u32("expert_count", 0),
+        n_expert_used=keys.u32("expert_used_count", 0),
+    )
+    if f"{keys.arch}.attention.head_count_kv" in keys.gguf.metadata:
+        hp.n_head_kv = keys.per_layer("attention.head_count_kv", n_layer)
+    if n_swa_key:
+        hp.n_swa = keys.u32("attention.sliding_window", 0)
+    _check(keys, hp)
+    return hp
+
+
+def _vocab_size(keys: Keys) -> int:
+    tokens = keys.gguf.get("tokenizer.ggml.tokens")
+    size = keys.u32("vocab_size", None)
+    if size is None:
+        if tokens is None:
+            raise FileFormatError(f"{keys.gguf.path}: cannot find tokenizer vocab in model file")
+        return len(tokens)
+    return int(size)
+
+
+def _check(keys: Keys, hp: HParams) -> None:
+    where = keys.gguf.path
+    if hp.n_expert > MAX_EXPERTS or hp.n_expert_used > hp.n_expert:
+        raise FileFormatError(
+            f"{where}: {hp.n_expert_used} of {hp.n_expert} experts used; at most {MAX_EXPERTS} experts are possible"
+        )
+    if hp.n_expert > 0 and hp.n_expert_used == 0:
+        raise FileFormatError(f"{where}: model has expert layers but no expert layers are used")
+    for il, (heads, kv) in enumerate(zip(hp.n_head, hp.n_head_kv, strict=True)):
+        if heads <= 0 or kv <= 0 or heads % kv:
+            raise FileFormatError(f"{where}: layer {il} has {heads} heads and {kv} KV heads")
+    if hp.n_embd <= 0 or hp.n_embd_head_k <= 0 or hp.n_embd_head_v <= 0 or hp.n_rot <= 0 or hp.n_rot % 2:
+        raise FileFormatError(
+            f"{where}: impossible dimensions: embedding {hp.n_embd}, head {hp.n_embd_head_k}/{hp.n_embd_head_v}, "
+            f"rope {hp.n_rot}"
+        )

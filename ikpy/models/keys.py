@@ -1,0 +1,76 @@
+"""Typed access to a model's metadata under its architecture prefix, with user overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ikpy.errors import FileFormatError, UsageError
+from ikpy.gguf.reader import GGUFFile
+from ikpy.gguf.types import GGUFValueType as VT
+
+REQUIRED = object()
+MAX_LAYERS = 512
+
+
+class Keys:
+    """Reads `A.name` keys (A = general.architecture) as the types model semantics section 1 lists."""
+
+    def __init__(self, gguf: GGUFFile, overrides: Mapping[str, Any] | None = None) -> None:
+        self.gguf = gguf
+        self.overrides = dict(overrides or {})
+        self.arch = str(self._scalar("general.architecture", VT.STRING, REQUIRED))
+
+    def u32(self, name: str, default: Any = REQUIRED) -> Any:
+        """Unsigned integer `A.name`."""
+        return self._scalar(f"{self.arch}.{name}", VT.UINT32, default)
+
+    def f32(self, name: str, default: Any = REQUIRED) -> Any:
+        """Float `A.name`."""
+        return self._scalar(f"{self.arch}.{name}", VT.FLOAT32, default)
+
+    def boolean(self, name: str, default: Any = REQUIRED) -> Any:
+        """Bool `A.name`."""
+        return self._scalar(f"{self.arch}.{name}", VT.BOOL, default)
+
+    def string(self, name: str, default: Any = REQUIRED) -> Any:
+        """String `A.name`."""
+        return self._scalar(f"{self.arch}.{name}", VT.STRING, default)
+
+    def per_layer(self, name: str, n_layer: int, default: Any = REQUIRED) -> list[int]:
+        """u32, or u32 array with one value per layer, as a list of n_layer integers."""
+        key = f"{self.arch}.{name}"
+        if key not in self.overrides and key in self.gguf.metadata and self.gguf.value_type(key) is VT.ARRAY:
+            values = np.asarray(self.gguf.metadata[key])
+            if len(values) > MAX_LAYERS:
+                raise FileFormatError(
+                    f"{self.gguf.path}: key {key}: array length {len(values)} exceeds max {MAX_LAYERS}"
+                )
+            if len(values) != n_layer:
+                raise FileFormatError(
+                    f"{self.gguf.path}: key {key} has wrong array length; expected {n_layer}, got {len(values)}"
+                )
+            return [int(v) for v in values]
+        return [int(self._scalar(key, VT.UINT32, default))] * n_layer
+
+    def _scalar(self, key: str, kind: VT, default: Any) -> Any:
+        if key in self.overrides:
+            return _checked_override(key, self.overrides[key], kind)
+        if default is not REQUIRED and key not in self.gguf.metadata:
+            return default
+        return self.gguf.require(key, kind)
+
+
+def _checked_override(key: str, value: Any, kind: VT) -> Any:
+    classes: dict[VT, tuple[type, ...]] = {
+        VT.UINT32: (int,),
+        VT.FLOAT32: (float,),
+        VT.BOOL: (bool,),
+        VT.STRING: (str,),
+    }
+    fits = isinstance(value, classes[kind]) and (kind is VT.BOOL or not isinstance(value, bool))
+    if not fits:
+        raise UsageError(f"--override-kv {key}: value {value!r} is not of the key's type {kind.name.lower()}")
+    return value

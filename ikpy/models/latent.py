@@ -1,0 +1,57 @@
+"""Tensors of latent attention that a file may lack and the loader derives (model semantics 6.2)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ikpy._native import core
+from ikpy.graph.ir import Value, external
+from ikpy.quants import registry
+
+F32, F16, BF16, Q8_0 = 0, 1, 30, 8
+PLAIN = (F32, F16, BF16)
+
+
+def to_float(value: Value) -> np.ndarray:
+    """A contiguous weight [n, ...] as float32 in numpy order (reversed shape)."""
+    kind = registry.by_id(value.type_id)
+    n_rows = value.shape[1] * value.shape[2] * value.shape[3]
+    nbytes = kind.row_nbytes(value.shape[0]) * n_rows
+    assert value.buffer.address is not None
+    data = np.ctypeslib.as_array(_bytes_at(value.buffer.address + value.offset, nbytes))
+    flat = core.dequantize(data, value.type_id, value.shape[0], n_rows, True)
+    return flat.reshape(value.shape[3], value.shape[2], value.shape[1], value.shape[0])[0]
+
+
+def _bytes_at(address: int, nbytes: int):  # type: ignore[no-untyped-def]
+    import ctypes
+
+    return (ctypes.c_uint8 * nbytes).from_address(address)
+
+
+def store(values: np.ndarray, type_id: int, name: str) -> Value:
+    """float32 [.., rows, n] encoded as F32, F16, BF16 or Q8_0 in memory of its own."""
+    rows = np.ascontiguousarray(values, np.float32).reshape(-1, values.shape[-1])
+    encoded = core.quantize(rows, type_id, None, 1)
+    shape = tuple(reversed(values.shape))
+    return external(encoded.ctypes.data, encoded, type_id, shape, name)
+
+
+def derive_k_b_v_b(kv_b: Value, rkv: int, dn: int, dv: int, n_head: int) -> tuple[Value, Value]:
+    """attn_k_b [dn, rkv, H]: the K rows transposed per head; attn_v_b [rkv, dv, H]: the V rows, as a view."""
+    per_head = to_float(kv_b)[0].reshape(n_head, dn + dv, rkv)
+    k_type = kv_b.type_id if kv_b.type_id in PLAIN else Q8_0
+    k_b = store(per_head[:, :dn].transpose(0, 2, 1), k_type, "attn_k_b")
+    row = kv_b.strides[1]
+    strides = (kv_b.strides[0], row, (dn + dv) * row, (dn + dv) * n_head * row)
+    v_b = Value(kv_b.buffer, kv_b.type_id, (rkv, dv, n_head, 1), strides, kv_b.offset + dn * row, name="attn_v_b")
+    return k_b, v_b
+
+
+def derive_kv_b(k_b: Value, v_b: Value, rkv: int, dn: int, dv: int, n_head: int) -> Value:
+    """attn_kv_b [rkv, H*(dn+dv)]: per head the transposed attn_k_b rows, then the attn_v_b rows."""
+    keys = to_float(k_b).transpose(0, 2, 1)
+    joined = np.concatenate([keys, to_float(v_b)], axis=1).reshape(n_head * (dn + dv), rkv)
+    types = {k_b.type_id, v_b.type_id}
+    type_id = types.pop() if types in ({BF16}, {F16}) else Q8_0
+    return store(joined, type_id, "attn_kv_b")

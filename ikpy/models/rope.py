@@ -1,0 +1,30 @@
+"""RoPE parameters of a context and of special layers (model semantics sections 1 and 4)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RopeParams:
+    """freq_base, freq_scale = 1/factor, YaRN mix and magnitude; see model semantics 4.1."""
+
+    freq_base: float
+    freq_scale: float
+    n_ctx_orig: int
+    ext_factor: float
+    attn_factor: float
+    beta_fast: float
+    beta_slow: float
+
+    def kernel_params(self, n_rot: int) -> list[float]:
+        """base, freq_scale, ext_factor, attn_factor and the corner dimensions low, high."""
+        low, high = 0.0, float(n_rot - 1)
+        if self.ext_factor != 0:
+            low = max(0.0, math.floor(self._corner(n_rot, self.beta_fast)))
+            high = min(n_rot - 1.0, math.ceil(self._corner(n_rot, self.beta_slow)))
+        return [self.freq_base, self.freq_scale, self.ext_factor, self.attn_factor, low, high]
+
+    def _corner(self, n_rot: int, beta: float) -> float:
+        return n_rot * math.log(self.n_ctx_orig / (2 * math.pi * beta)) / (2 * math.log(self.freq_base))

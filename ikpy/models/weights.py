@@ -1,0 +1,66 @@
+"""Hands an architecture its tensors, checking presence, shape and completeness (model semantics 9.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, overload
+
+from ikpy.errors import FileFormatError
+from ikpy.gguf.reader import GGUFFile, TensorInfo
+from ikpy.graph.ir import Value, external
+
+
+def _full(shape: Sequence[int]) -> tuple[int, ...]:
+    return (*shape, *([1] * (4 - len(shape))))
+
+
+class WeightSource:
+    """Tensors of a GGUF file as graph values over the mapped memory."""
+
+    def __init__(self, gguf: GGUFFile) -> None:
+        self.gguf = gguf
+        self.used: set[str] = set()
+
+    def has(self, name: str) -> bool:
+        """Whether the file holds the tensor."""
+        return name in self.gguf.tensors
+
+    @overload
+    def take(self, name: str, *shapes: Sequence[int]) -> Value: ...
+    @overload
+    def take(self, name: str, *shapes: Sequence[int], required: Literal[True]) -> Value: ...
+    @overload
+    def take(self, name: str, *shapes: Sequence[int], required: bool) -> Value | None: ...
+
+    def take(self, name: str, *shapes: Sequence[int], required: bool = True) -> Value | None:
+        """The tensor with one of the given ggml-order shapes; None if it is optional and absent."""
+        info = self.gguf.tensors.get(name)
+        if info is None:
+            if required:
+                raise FileFormatError(f"{self.gguf.path}: tensor '{name}' not found")
+            return None
+        if _full(info.shape) not in [_full(s) for s in shapes]:
+            expected = ", ".join(str(n) for n in _full(shapes[0]))
+            found = ", ".join(str(n) for n in _full(info.shape))
+            raise FileFormatError(
+                f"{self.gguf.path}: tensor '{name}' has wrong shape; expected {expected}, got {found}"
+            )
+        self.used.add(name)
+        return self._value(info)
+
+    def skip(self, *names: str) -> None:
+        """Counts tensors as used that this program reads past (multi-token prediction heads)."""
+        self.used.update(n for n in names if n in self.gguf.tensors)
+
+    def _value(self, info: TensorInfo) -> Value:
+        return external(self.gguf.address(info), self.gguf, info.type_id, info.shape, info.name)
+
+    def check_all_used(self) -> None:
+        """Extra tensors mean that the file is not what the architecture says: an error."""
+        extra = [n for n in self.gguf.tensors if n not in self.used]
+        if extra:
+            shown = ", ".join(extra[:3]) + (" ..." if len(extra) > 3 else "")
+            raise FileFormatError(
+                f"{self.gguf.path}: wrong number of tensors; expected {len(self.used)}, "
+                f"got {len(self.gguf.tensors)} (not used: {shown})"
+            )

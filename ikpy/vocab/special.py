@@ -1,0 +1,195 @@
+"""Special tokens: ids by role, end-of-generation set, strip attributes, and cutting them out of text.
+
+Model semantics 8.1, 8.2 and 8.7.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ikpy.vocab.table import TokenTable, TokenType
+
+_log = logging.getLogger(__name__)
+
+# Roles and the key that holds their id ("seperator" is how the format spells it), oldest spelling last.
+ID_KEYS: dict[str, tuple[str, ...]] = {
+    "bos": ("bos_token_id",),
+    "eos": ("eos_token_id",),
+    "eot": ("eot_token_id",),
+    "eom": ("eom_token_id",),
+    "unk": ("unknown_token_id",),
+    "sep": ("seperator_token_id",),
+    "pad": ("padding_token_id",),
+    "mask": ("mask_token_id",),
+    "fim_pre": ("fim_pre_token_id", "prefix_token_id"),
+    "fim_suf": ("fim_suf_token_id", "suffix_token_id"),
+    "fim_mid": ("fim_mid_token_id", "middle_token_id"),
+    "fim_pad": ("fim_pad_token_id",),
+    "fim_rep": ("fim_rep_token_id",),
+    "fim_sep": ("fim_sep_token_id",),
+}
+
+_DETECTED: dict[str, tuple[str, ...]] = {
+    "eot": (
+        "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>",
+        "_<EOT>", "[EOT]", "<｜end▁of▁sentence｜>", "<end_of_utterance>",
+    ),
+    "eom": ("<|eom_id|>",),
+    "fim_pre": (
+        "<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>", "<|code_prefix|>",
+        "<|prefix|>",
+    ),
+    "fim_suf": (
+        "<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>", "<|code_suffix|>",
+        "<|suffix|>",
+    ),
+    "fim_mid": (
+        "<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>", "<|code_middle|>",
+        "<|middle|>",
+    ),
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}  # fmt: skip
+
+_EOG_TEXTS = (
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
+    "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
+    "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>",
+)  # fmt: skip
+
+_CHANNEL_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+
+# White space that the strip attributes remove: C's isspace on ASCII.
+STRIPPED = " \t\n\v\f\r"
+
+
+def read_role_ids(
+    metadata: Mapping[str, Any], table: TokenTable, defaults: Mapping[str, int]
+) -> dict[str, int | None]:
+    """Ids of the special roles: GGUF keys over family defaults; ids outside the vocabulary are ignored."""
+    roles: dict[str, int | None] = {}
+    for role, keys in ID_KEYS.items():
+        default = defaults.get(role)
+        roles[role] = default if default is not None and default < len(table) else None
+        for key in reversed(keys):
+            value = metadata.get(f"tokenizer.ggml.{key}")
+            if value is None:
+                continue
+            if 0 <= int(value) < len(table):
+                roles[role] = int(value)
+            else:
+                _log.warning("tokenizer.ggml.%s = %d is outside the vocabulary; ignored", key, int(value))
+    return roles
+
+
+def detect_roles(metadata: Mapping[str, Any], table: TokenTable, roles: dict[str, int | None]) -> None:
+    """Fill roles without an id key from well-known texts; such tokens become control tokens.
+
+    Several matches: the lowest id is taken (the reference takes the first in hash order).
+    """
+    for role, texts in _DETECTED.items():
+        if any(f"tokenizer.ggml.{key}" in metadata for key in ID_KEYS[role]) or roles[role] is not None:
+            continue
+        found = [table.ids[text] for text in texts if text in table.ids]
+        if found:
+            roles[role] = min(found)
+            table.types[min(found)] = TokenType.CONTROL
+
+
+def end_of_generation(table: TokenTable, roles: Mapping[str, int | None]) -> frozenset[int]:
+    """Set of ids that end a generation; adjusts token types as model semantics 8.7 says."""
+    ids = table.ids
+    eog = {index for role in ("fim_pad", "fim_rep", "fim_sep") if (index := roles[role]) is not None}
+    for text in _EOG_TEXTS:
+        if text in ids:
+            eog.add(ids[text])
+            table.types[ids[text]] = TokenType.CONTROL
+    for text in _CHANNEL_TEXTS:
+        if text in ids:
+            table.types[ids[text]] = TokenType.USER_DEFINED
+    eog.update(index for role in ("eos", "eot", "eom") if (index := roles[role]) is not None)
+
+    def holds(*texts: str) -> bool:
+        return any(ids.get(text) in eog for text in texts)
+
+    calls = holds("<|call|>", "<|calls|>")
+    if holds("<|end|>") and calls and holds("<|return|>", "<|flush|>"):
+        eog.discard(ids["<|end|>"])
+        table.types[ids["<|end|>"]] = TokenType.USER_DEFINED
+    if holds("<|tool_response>") and holds("</s>"):
+        eog.discard(ids["</s>"])
+        table.types[ids["</s>"]] = TokenType.NORMAL
+    return frozenset(eog)
+
+
+def strip_attributes(
+    metadata: Mapping[str, Any], table: TokenTable, special: Iterable[int]
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Ids that strip white space to their left, and to their right."""
+    name = str(metadata.get("general.name", "")).lower()
+    pre = str(metadata.get("tokenizer.ggml.pre", ""))
+    ids = table.ids
+    left: set[int] = set()
+    right: set[int] = set()
+    if "phi-3" in name or "phi3" in name:
+        right.update(special)
+        right.update(ids[text] for text in ("</s>",) if text in ids)
+        right.difference_update(ids[text] for text in ("<unk>", "<s>", "<|endoftext|>") if text in ids)
+    jina = ("jina-v2-de", "jina-v2-es", "jina-v2-code")
+    if (any(part in name or part == pre for part in jina)) and "<mask>" in ids:
+        left.add(ids["<mask>"])
+    if ("modern-bert" in name or pre == "modern-bert") and "[MASK]" in ids:
+        left.add(ids["[MASK]"])
+    return frozenset(left), frozenset(right)
+
+
+class SpecialSplitter:
+    """Cuts special tokens out of text: longest text first, each replaced wherever it occurs."""
+
+    def __init__(self, table: TokenTable, left: frozenset[int], right: frozenset[int]):
+        kinds = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
+        special = [index for index, kind in enumerate(table.types) if kind in kinds]
+        special.sort(key=lambda index: -len(table.texts[index].encode("utf-8", "surrogateescape")))
+        self.ids = tuple(special)
+        self._all = self._by_prefix(table, special)
+        self._user = self._by_prefix(
+            table, [index for index in special if table.types[index] == TokenType.USER_DEFINED]
+        )
+        self._left, self._right = left, right
+
+    @staticmethod
+    def _by_prefix(table: TokenTable, special: list[int]) -> list[tuple[str, str, int]]:
+        """(first two characters, text, id): a text without the prefix cannot hold the token."""
+        return [(table.texts[index][:2], table.texts[index], index) for index in special]
+
+    def split(self, text: str, parse_special: bool) -> list[str | int]:
+        """Fragments (str) and special ids (int) in order. Without ``parse_special`` only user-defined tokens."""
+        fragments: list[str | int] = [text] if text else []
+        present: dict[str, bool] = {}
+        for prefix, token_text, index in self._all if parse_special else self._user:
+            if prefix not in present:
+                present[prefix] = prefix in text
+            if present[prefix] and token_text in text:
+                fragments = [
+                    part
+                    for fragment in fragments
+                    for part in (self._cut(fragment, token_text, index) if isinstance(fragment, str) else [fragment])
+                ]
+        return fragments
+
+    def _cut(self, fragment: str, token_text: str, index: int) -> list[str | int]:
+        out: list[str | int] = []
+        pieces = fragment.split(token_text)
+        for number, piece in enumerate(pieces):
+            if number > 0:
+                out.append(index)
+                if index in self._right:
+                    piece = piece.lstrip(STRIPPED)  # noqa: PLW2901
+            if number + 1 < len(pieces) and index in self._left:
+                piece = piece.rstrip(STRIPPED)  # noqa: PLW2901
+            if piece:
+                out.append(piece)
+        return out

@@ -110,7 +110,7 @@ class SamplingOptions:
     dry_base: float = 1.75
     dry_allowed_length: int = 2
     dry_penalty_last_n: int = -1
-    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    dry_sequence_breakers: list[str] = field(default_factory=lambda: ["\n", ":", '"', "*"])
     mirostat: int = 0
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
@@ -252,7 +252,7 @@ class ServerOptions:
 class CommonParams:
     """Everything a common tool is started with.
 
-    `tool` is the subcommand; `given` lists the spellings that appeared on the command line, in order, so that a tool
+    `tool` is the subcommand; `given` lists the options of the command line by their first spelling, in order, so that a tool
     can tell a default from the same value given by the user. `action` is run, help or version.
     """
 

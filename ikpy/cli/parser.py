@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
-from ikpy.cli.options import NO_GPU, TOOLS, Effect, Option, all_options, by_name, normalize_name
+from ikpy.cli.options import TOOLS, Effect, Option, all_options, by_name, normalize_name
 from ikpy.cli.params import CommonParams
 from ikpy.cli.values import unescape
 from ikpy.errors import IkpyError, UsageError
@@ -23,6 +23,7 @@ TOOL_DEFAULTS: dict[str, dict[str, Any]] = {
     "perplexity": {"context.n_ctx": 512},
     "imatrix": {"context.n_ctx": 512, "log.verbosity": 1},
 }
+NO_OFFLOAD = "not compiled with GPU offload support, --gpu-layers option will be ignored"
 MODES = ("hellaswag", "winogrande", "multiple_choice", "kl_divergence")
 
 
@@ -41,7 +42,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
     known = list(known)
     if equals and base in known:
         return f" (write the value as its own argument: {base} VALUE)"
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
@@ -95,7 +96,7 @@ class Parser:
             if row is None:
                 raise UsageError(f"unknown argument: {spelled}{suggest(name, by_name())}")
             position += 1
-            self.params.given.append(name)
+            self.params.given.append(row.name)
             texts = self.values_of(row, spelled, argv[position:])
             position += len(texts)
             self.take(row, spelled, " ".join(texts) if texts else None)
@@ -123,7 +124,7 @@ class Parser:
 
     def convert(self, row: Option, spelled: str, text: str) -> Any:
         def warn(message: str) -> None:
-            self.params.warnings.append(f"{spelled}: {message}")
+            self.add_warning(f"{spelled}: {message}")
 
         try:
             return row.kind.convert(text, warn)
@@ -149,14 +150,19 @@ class Parser:
             return
         if self.letter not in row.used:
             self.no_effect.setdefault(f"not used by {self.tool}", []).append(spelled)
+        elif row.name == "-ngl" and text != row.quiet:
+            # The wording that scripts know.
+            self.add_warning(NO_OFFLOAD)
         elif row.reason and not (row.quiet and text == row.quiet):
             self.no_effect.setdefault(row.reason, []).append(spelled)
+
+    def add_warning(self, line: str) -> None:
+        if line not in self.params.warnings:
+            self.params.warnings.append(line)
 
     def report_no_effect(self) -> None:
         for reason, names in self.no_effect.items():
             self.params.warnings.append(f"no effect: {', '.join(dict.fromkeys(names))} ({reason})")
-        if any(name in ("-ngl", "--gpu-layers", "--n-gpu-layers") for name in self.no_effect.get(NO_GPU, ())):
-            self.params.warnings.append("not compiled with GPU offload support, --gpu-layers option will be ignored")
 
 
 def check(params: CommonParams) -> None:
@@ -197,8 +203,8 @@ def finish_text(params: CommonParams) -> None:
     prompt = params.prompt
     if not prompt.escape:
         return
-    sources = [name for name in params.given if name in ("-p", "--prompt", "-f", "--file", "-bf", "--binary-file")]
-    if not sources or sources[-1] not in ("-bf", "--binary-file"):
+    sources = [name for name in params.given if name in ("-p", "-f", "-bf")]
+    if not sources or sources[-1] != "-bf":
         prompt.text = unescape(prompt.text)
     prompt.in_prefix = unescape(prompt.in_prefix)
     prompt.in_suffix = unescape(prompt.in_suffix)

@@ -1,6 +1,6 @@
 """Options of log output."""
 
-from ikpy.cli.options import FLAG, INT, PATH, Kind, ignored, option
+from ikpy.cli.options import FLAG, INT, PATH, SWITCH, Kind, ignored, option
 
 NO_TRACE = "no log file is written; redirect standard error instead"
 
@@ -15,5 +15,5 @@ ROWS = (
     ignored("--log-new", NO_TRACE, "new trace log for each run"),
     ignored("--log-append", NO_TRACE, "append to the trace log"),
     ignored("--log-file", NO_TRACE, "name of the trace log", kind=PATH),
-    ignored("--log-colors", "log lines are not coloured", "coloured log lines"),
+    ignored("--log-colors", "log lines are not coloured", "coloured log lines", kind=SWITCH),
 )

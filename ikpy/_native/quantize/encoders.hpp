@@ -9,7 +9,6 @@ struct Rows {
     const float* src;
     int64_t ne0, n_rows;
     const float* w;     // ne0 column weights, never null
-    bool has_imatrix;
     uint8_t* dst;
     int64_t row_bytes;
 };

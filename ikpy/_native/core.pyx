@@ -34,6 +34,13 @@ cdef extern from "quantize/dequantize.hpp" namespace "ikpy" nogil:
     void dequantize_rows(int, const uint8_t*, int64_t, int64_t, int64_t, float*, int64_t, cbool)
 
 
+cdef extern from "quantize/quantize.hpp" namespace "ikpy::quantize" nogil:
+    cbool quantize_supported "ikpy::quantize::can_quantize"(int)
+    int row_group(int)
+    int64_t encoded_row_nbytes(int, int64_t)
+    int quantize_rows_parallel(int, const float*, int64_t, int64_t, const float*, uint8_t*, int)
+
+
 cdef extern from *:
     """
     #include <omp.h>
@@ -160,4 +167,41 @@ def dequantize(data, int type_id, int64_t ne0, int64_t n_rows, compute_scale=Fal
     cdef cbool scale = compute_scale
     with nogil:
         dequantize_rows(type_id, &src[0], ne0, 0, n_rows, &dst[0, 0], ne0, scale)
+    return out
+
+
+def can_quantize(int type_id) -> bool:
+    """Whether `quantize` encodes this type."""
+    return quantize_supported(type_id)
+
+
+def quantize(src, int type_id, imatrix=None, int n_threads=1):
+    """Rows of floats encoded as a type: uint8 array of n_rows * row size bytes.
+
+    src: float32 [n_rows, ne0], finite. imatrix: float32 [ne0] importance of the columns (non-negative), or None for
+    equal importance. Rows of interleaved types come in whole groups. ValueError if the type has no encoder or the shape
+    does not fit it.
+    """
+    if not quantize_supported(type_id):
+        raise ValueError(f"type {type_id} cannot be encoded")
+    cdef const float[:, ::1] rows = np.ascontiguousarray(src, dtype=np.float32)
+    cdef int64_t n_rows = rows.shape[0], ne0 = rows.shape[1], row_bytes = encoded_row_nbytes(type_id, ne0)
+    if n_rows <= 0 or row_bytes <= 0 or n_rows % row_group(type_id):
+        raise ValueError(f"{n_rows} rows of {ne0} values do not fit type {type_id}")
+    if n_threads < 1:
+        raise ValueError("n_threads must be at least 1")
+    cdef const float[::1] weights
+    cdef const float* w = NULL
+    if imatrix is not None:
+        weights = np.ascontiguousarray(imatrix, dtype=np.float32)
+        if weights.shape[0] != ne0:
+            raise ValueError(f"imatrix has {weights.shape[0]} values for rows of {ne0}")
+        w = &weights[0]
+    out = np.empty(n_rows * row_bytes, dtype=np.uint8)
+    cdef uint8_t[::1] dst = out
+    cdef int status
+    with nogil:
+        status = quantize_rows_parallel(type_id, &rows[0, 0], ne0, n_rows, w, &dst[0], n_threads)
+    if status:
+        raise ValueError(f"encoding type {type_id} failed with status {status}")
     return out

@@ -1,0 +1,161 @@
+"""Command line of ikpy: one Typer application, subcommands imported when they are called.
+
+The argument vector of a subcommand is handed on untouched: options such as `-ngl 99` or `-fa` with and without a value
+are read by `ikpy.cli.parser`, not by Typer.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+
+from ikpy.errors import IkpyError, UsageError
+
+COMMANDS = {
+    "cli": ("ikpy.cli.chat", "generate text, chat"),
+    "perplexity": ("ikpy.cli.perplexity", "perplexity, KL divergence, HellaSwag, Winogrande, multiple choice"),
+    "bench": ("ikpy.cli.bench", "speed of prompt processing and generation"),
+    "sweep-bench": ("ikpy.cli.sweep_bench", "speed over the length of the context"),
+    "quantize": ("ikpy.cli.quantize", "make a quantized copy of a model"),
+    "imatrix": ("ikpy.cli.imatrix", "compute an importance matrix"),
+    "server": ("ikpy.cli.server", "HTTP server"),
+    "tokenize": ("ikpy.cli.tokenize", "show how a text is divided into tokens"),
+    "gguf": ("ikpy.cli.gguf", "show, split, merge and change GGUF files"),
+    "info": ("ikpy.cli.info", "version, build and machine"),
+}
+"""Subcommand -> module with a function run(arguments) -> exit status, help line."""
+
+INTERRUPTED = 130
+
+
+class PassThrough(TyperCommand):
+    """A command whose arguments are not parsed by Typer."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep the arguments as they are, in `ctx.args`."""
+        ctx.args = list(args)
+        return []
+
+
+def print_version(wanted: bool) -> None:
+    """Callback of --version."""
+    if wanted:
+        from ikpy.tools.machine import version_lines
+
+        print(*version_lines(), sep="\n")
+        raise typer.Exit()
+
+
+def runner(module: str) -> Callable[..., None]:
+    """Callback that imports the module and runs it on the raw arguments."""
+
+    def run(ctx: typer.Context) -> None:
+        raise typer.Exit(import_module(module).run(list(ctx.args)) or 0)
+
+    return run
+
+
+def make_app() -> typer.Typer:
+    """The application with every subcommand whose module is installed."""
+    app = typer.Typer(
+        name="ikpy",
+        help="Run and make quantized GGUF language models.",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+
+    @app.callback()
+    def options(
+        version: bool = typer.Option(
+            False, "--version", callback=print_version, is_eager=True, help="Print version and compiler."
+        ),
+        verbose: bool = typer.Option(False, "--verbose", help="Print a traceback with errors."),
+    ) -> None:
+        """Run and make quantized GGUF language models."""
+
+    settings = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+    for name, (module, text) in COMMANDS.items():
+        if find_spec(module) is not None:
+            app.command(name, cls=PassThrough, help=text, context_settings=settings, add_help_option=False)(
+                runner(module)
+            )
+    return app
+
+
+def check_command(arguments: Sequence[str]) -> None:
+    """Refuse a subcommand that does not exist, naming the closest one.
+
+    Raises:
+        UsageError: unknown subcommand.
+    """
+    name = next((argument for argument in arguments if not argument.startswith("-")), None)
+    known = [command for command, (module, _) in COMMANDS.items() if find_spec(module) is not None]
+    if name is None or name in known:
+        return
+    close = get_close_matches(name.removeprefix("llama-"), known, n=1)
+    hint = f" (did you mean {close[0]}?)" if close else f" (commands: {', '.join(known)})"
+    raise UsageError(f"no such command: {name}{hint}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status.
+
+    An error the user can cause is one line on standard error and status 1; `--verbose` adds the traceback.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    verbose = "--verbose" in arguments or "-v" in arguments
+    try:
+        check_command(arguments)
+        status = make_app()(args=arguments, prog_name="ikpy", standalone_mode=False)
+        sys.stdout.flush()
+        return int(status or 0)
+    except (KeyboardInterrupt, typer.Abort):
+        print(file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of a pipe went away: keep the interpreter's own flush at exit quiet too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        return report(error, arguments, verbose)
+
+
+def report(error: Exception, arguments: Sequence[str], verbose: bool) -> int:
+    """Print an error as one line; returns the exit status."""
+    sys.stdout.flush()
+    if verbose:
+        traceback.print_exception(error, file=sys.stderr)
+    exit_code = getattr(error, "exit_code", 1)
+    format_message = getattr(error, "format_message", None)
+    if format_message is not None:
+        print(f"error: {format_message()}", file=sys.stderr)
+        return min(exit_code, 1)
+    if isinstance(error, (IkpyError, MemoryError, OSError)):
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        command = next((name for name in arguments if name in COMMANDS), None)
+        if isinstance(error, UsageError) and command and str(error).startswith(("unknown", "invalid parameter")):
+            print(f"usage: ikpy {command} [options]; all options: ikpy {command} --help", file=sys.stderr)
+        return 1
+    print(f"error: internal error: {type(error).__name__}: {one_line(error)}", file=sys.stderr)
+    if not verbose:
+        print("run `ikpy --verbose ...` to see where", file=sys.stderr)
+    return 1
+
+
+def one_line(error: BaseException) -> str:
+    """Message of an exception without line breaks."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    if isinstance(error, MemoryError) and not str(error):
+        return "out of memory"
+    return " ".join(str(error).split())

@@ -1,0 +1,165 @@
+// Types of 32-element blocks with a searched scale: Q4_0, Q4_1, Q5_0, Q5_1, Q6_0, IQ4_NL (quant-formats 6.1, 6.2).
+#include "encoders.hpp"
+#include "scale_min.hpp"
+#include "scaled_codebook.hpp"
+#include "tables.hpp"
+
+namespace ikpy::quantize {
+namespace {
+
+// f16 neighbours of v: bit patterns of the same sign, `steps` apart.
+float neighbour(float v, int steps) {
+    const int bits = f32_to_f16(v) & 0x7fff;
+    const int moved = std::clamp(bits + steps, 0, 0x7bff);
+    return std::copysign(f16_to_f32(static_cast<uint16_t>(moved)), v);
+}
+
+// Best f16 scale of one block: candidates of both signs, two Lloyd steps, then its f16 neighbours exactly.
+template <class Codec>
+float fit_single_scale(Codec& codec, const float* x, const float* w, float narrowest, float widest) {
+    float max = 0;
+    for (int j = 0; j < Codec::SIZE; j++) {
+        if (std::fabs(x[j]) > std::fabs(max)) max = x[j];
+    }
+    if (!(std::fabs(max) > 1e-16f)) return 0;
+    float best = 0, best_score = 0;
+    Scan s;
+    alignas(64) float dl[LANES];
+    for (int sign = 1; sign >= -1; sign -= 2) {
+        const float unit = sign * std::fabs(max) / codec.extent(0, (max > 0) == (sign > 0));
+        for (int l = 0; l < LANES; l++) dl[l] = unit * (narrowest + (widest - narrowest) * l / (LANES - 1));
+        for (int pass = 0; pass < 3; pass++) {
+            codec.scan(0, x, w, 0, dl, s);
+            for (int l = 0; l < LANES; l++) {
+                if (!(s.tt[l] > 0)) continue;
+                dl[l] = s.xt[l] / s.tt[l];
+                const float score = dl[l] * s.xt[l];
+                if (score > best_score) {
+                    best_score = score;
+                    best = dl[l];
+                }
+            }
+        }
+    }
+    best = round_to_f16(best);
+    for (int l = 0; l < LANES; l++) dl[l] = neighbour(best, l - LANES / 2);
+    codec.scan(0, x, w, 0, dl, s);
+    return dl[std::min_element(s.error, s.error + LANES) - s.error];
+}
+
+// Low nibbles: byte j holds element j low and element j + 16 high.
+void pack_low_nibbles(uint8_t* qs, const uint8_t* levels) {
+    for (int j = 0; j < 16; j++) qs[j] = static_cast<uint8_t>((levels[j] & 15) | (levels[j + 16] & 15) << 4);
+}
+
+void pack_fifth_bits(uint8_t* qh, const uint8_t* levels) {
+    uint32_t bits = 0;
+    for (int e = 0; e < 32; e++) bits |= static_cast<uint32_t>(levels[e] >> 4) << e;
+    put(qh, bits);
+}
+
+struct Q4_0 {
+    using Codec = IntegerCodec<-8, 7, 32>;
+    static Codec codec() { return {}; }
+    static constexpr float NARROWEST = 0.6f, WIDEST = 1.15f;
+    static constexpr int BLOCK_BYTES = 18;
+    static void pack(uint8_t* block, const uint8_t* levels) { pack_low_nibbles(block + 2, levels); }
+};
+
+struct Q5_0 {
+    using Codec = IntegerCodec<-16, 15, 32>;
+    static Codec codec() { return {}; }
+    static constexpr float NARROWEST = 0.75f, WIDEST = 1.1f;
+    static constexpr int BLOCK_BYTES = 22;
+    static void pack(uint8_t* block, const uint8_t* levels) {
+        pack_fifth_bits(block + 2, levels);
+        pack_low_nibbles(block + 6, levels);
+    }
+};
+
+struct Q6_0 {
+    using Codec = IntegerCodec<-32, 31, 32>;
+    static Codec codec() { return {}; }
+    static constexpr float NARROWEST = 0.85f, WIDEST = 1.05f;
+    static constexpr int BLOCK_BYTES = 26;
+    static void pack(uint8_t* block, const uint8_t* levels) {
+        std::memset(block + 2, 0, 8);
+        for (int e = 0; e < 32; e++) {
+            block[2 + (e & 7)] |= static_cast<uint8_t>((levels[e] >> 4) << (4 * ((e >> 3) & 1) + 2 * (e >> 4)));
+        }
+        pack_low_nibbles(block + 10, levels);
+    }
+};
+
+struct Iq4Nl {
+    using Codec = LevelCodec<16, 32, 1>;
+    static Codec codec() { return Codec(tables::iq4k_values); }
+    static constexpr float NARROWEST = 0.6f, WIDEST = 1.15f;
+    static constexpr int BLOCK_BYTES = 18;
+    static void pack(uint8_t* block, const uint8_t* levels) { pack_low_nibbles(block + 2, levels); }
+};
+
+template <class Format>
+void encode_single_scale(const Rows& r) {
+    auto codec = Format::codec();
+    uint8_t levels[32];
+    for (int64_t row = 0; row < r.n_rows; row++) {
+        uint8_t* block = r.dst + row * r.row_bytes;
+        for (int64_t i = 0; i < r.ne0; i += 32, block += Format::BLOCK_BYTES) {
+            const float* x = r.src + row * r.ne0 + i;
+            const float d = fit_single_scale(codec, x, r.w + i, Format::NARROWEST, Format::WIDEST);
+            codec.assign(0, x, r.w + i, 0, d, levels);
+            put(block, f32_to_f16(d));
+            Format::pack(block, levels);
+        }
+    }
+}
+
+// Scale and offset rounded to f16: the offsets nearest to the fitted one with the scales nearest to the fitted one.
+template <int LEVELS>
+ScaleOffset fit_f16_scale_offset(const float* x, const float* w) {
+    const float unlimited = std::numeric_limits<float>::infinity();
+    const ScaleOffset free = fit_scale_offset<LEVELS, 32>(x, w, unlimited, LEVELS == 16 ? 0.75f : 0.88f, 3);
+    ScaleOffsetLanes<LEVELS, 32> lanes;
+    for (int l = 0; l < LANES; l++) {
+        lanes.scale[l] = neighbour(round_to_f16(free.scale), (l & 3) - 2 + (l >> 3));
+        lanes.offset[l] = neighbour(round_to_f16(free.offset), (l >> 2) - 2);
+    }
+    lanes.evaluate(x, w);
+    const int l = lanes.best();
+    return {lanes.scale[l], lanes.offset[l], lanes.error[l]};
+}
+
+template <int LEVELS>
+void encode_scale_offset(const Rows& r) {
+    constexpr int BLOCK_BYTES = LEVELS == 16 ? 20 : 24;
+    uint8_t levels[32];
+    for (int64_t row = 0; row < r.n_rows; row++) {
+        uint8_t* block = r.dst + row * r.row_bytes;
+        for (int64_t i = 0; i < r.ne0; i += 32, block += BLOCK_BYTES) {
+            const float* x = r.src + row * r.ne0 + i;
+            const ScaleOffset f = fit_f16_scale_offset<LEVELS>(x, r.w + i);
+            assign_scale_offset<LEVELS, 32>(x, f.scale, f.offset, levels);
+            put(block, f32_to_f16(f.scale));
+            put(block + 2, f32_to_f16(f.offset));
+            if constexpr (LEVELS == 32) pack_fifth_bits(block + 4, levels);
+            pack_low_nibbles(block + BLOCK_BYTES - 16, levels);
+        }
+    }
+}
+
+}  // namespace
+
+Encoder legacy_encoder(int type) {
+    switch (type) {
+        case 2: return encode_single_scale<Q4_0>;
+        case 3: return encode_scale_offset<16>;
+        case 6: return encode_single_scale<Q5_0>;
+        case 7: return encode_scale_offset<32>;
+        case 20: return encode_single_scale<Iq4Nl>;
+        case 133: return encode_single_scale<Q6_0>;
+        default: return nullptr;
+    }
+}
+
+}  // namespace ikpy::quantize

@@ -1,0 +1,63 @@
+#include "quantize.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include "dequantize.hpp"
+#include "encoders.hpp"
+#include "search.hpp"
+
+namespace ikpy::quantize {
+namespace {
+
+Encoder encoder(int type) {
+    for (const auto& family : {simple_encoder, legacy_encoder, kquant_encoder, iqk_encoder, row_scale_encoder}) {
+        if (const Encoder e = family(type)) return e;
+    }
+    return nullptr;
+}
+
+}  // namespace
+
+bool can_quantize(int type) { return encoder(type) != nullptr; }
+
+int row_group(int type) { return can_quantize(type) ? interleave(type) : 0; }
+
+int64_t encoded_row_nbytes(int type, int64_t ne0) {
+    return can_quantize(type) && ne0 > 0 ? static_cast<int64_t>(row_nbytes(type, ne0)) : 0;
+}
+
+int quantize_rows(int type, const float* src, int64_t ne0, int64_t n_rows, const float* imatrix, uint8_t* dst) {
+    const Encoder encode = encoder(type);
+    if (!encode) return UNSUPPORTED_TYPE;
+    const int64_t row_bytes = encoded_row_nbytes(type, ne0);
+    if (row_bytes == 0) return BAD_ROW_LENGTH;
+    if (n_rows % row_group(type)) return BAD_ROW_COUNT;
+    std::vector<float> w;
+    importance_weights(imatrix, ne0, w);
+    encode(Rows{src, ne0, n_rows, w.data(), dst, row_bytes});
+    return OK;
+}
+
+int quantize_rows_parallel(int type, const float* src, int64_t ne0, int64_t n_rows, const float* imatrix, uint8_t* dst,
+                           int n_threads) {
+    const int64_t row_bytes = encoded_row_nbytes(type, ne0), group = row_group(type);
+    if (row_bytes == 0 || n_rows % group) return quantize_rows(type, src, ne0, n_rows, imatrix, dst);
+    // Small pieces even out rows of different difficulty; one piece pays for its search tables with 64 Ki values.
+    const int64_t groups = n_rows / group;
+    const int64_t piece = std::max<int64_t>(1, std::min((int64_t{1} << 16) / (ne0 * group) + 1, groups / n_threads));
+    const int64_t pieces = (groups + piece - 1) / piece;
+    int status = OK;
+#pragma omp parallel for schedule(dynamic) num_threads(n_threads)
+    for (int64_t p = 0; p < pieces; p++) {
+        const int64_t first = p * piece * group, rows = std::min(piece * group, n_rows - first);
+        const int s = quantize_rows(type, src + first * ne0, ne0, rows, imatrix, dst + first * row_bytes);
+        if (s != OK) {
+#pragma omp atomic write
+            status = s;
+        }
+    }
+    return status;
+}
+
+}  // namespace ikpy::quantize

@@ -1,0 +1,332 @@
+// Search for types whose value is d * code * level: a common scale d (per block or per row), a small integer code per
+// sub-block, and levels from a table (one of several per sub-block) or a codebook of vectors.
+//
+// 1. Per sub-block and table: the best free scale of each sign (grid of candidates, one Lloyd step on all of them).
+// 2. d: a grid of scales, ranked by the quadratic model sum tt_b * (d * code_b - a_b)^2; the best few go on.
+// 3. Per sub-block: exact errors of the codes around the free scales with all tables; the best is kept.
+// 4. d is refitted to the chosen levels in closed form and step 3 repeated while the error falls.
+#pragma once
+
+#include <limits>
+
+#include "search.hpp"
+
+namespace ikpy::quantize {
+
+struct Effort {
+    float narrowest, widest;  // candidate scales as fractions of the one that maps the largest element to the last level
+    int scale_candidates;     // values of d examined exactly
+    int refits;               // rounds of step 4
+};
+
+enum class ScaleType { F16, F32 };
+
+struct SubBlock {
+    int code = 0;
+    int table = 0;
+};
+
+// Codec: TABLES, SIZE (elements per sub-block), SIGNED (negative scales useful for the free fit);
+//   prepare(b, x, w)             called once per sub-block before anything else
+//   scan(b, x, w, table, dl, s)  fills s for LANES scales dl (0 allowed: all levels count as 0)
+//   assign(b, x, w, table, dl, levels)  SIZE level indices at scale dl
+//   extent(table, positive)      magnitude of the outermost level on that side
+template <class Codec, class Codes>
+class ScaledCodebookSearch {
+public:
+    ScaledCodebookSearch(Codec& codec, const Codes& codes, ScaleType scale_type, Effort effort)
+        : codec_(codec), codes_(codes), scale_type_(scale_type), effort_(effort) {}
+
+    // Fits count sub-blocks that share one scale; returns it and leaves codes and tables in sub_blocks().
+    float fit(const float* x, const float* w, int count) {
+        x_ = x;
+        w_ = w;
+        options_.assign(static_cast<size_t>(count), {});
+        best_.assign(static_cast<size_t>(count), {});
+        trial_.resize(static_cast<size_t>(count));
+        float largest = 0;
+        for (int b = 0; b < count; b++) {
+            codec_.prepare(b, x + b * Codec::SIZE, w + b * Codec::SIZE);
+            largest = std::max(largest, free_fit(b));
+        }
+        if (!(largest > 0)) {
+            set_zero();
+            return 0;
+        }
+        return fit_common_scale(count);
+    }
+
+    const std::vector<SubBlock>& sub_blocks() const { return best_; }
+
+    // Level indices of sub-block b at the common scale d.
+    void levels(int b, float d, uint8_t* out) const {
+        const SubBlock& s = best_[b];
+        codec_.assign(b, x_ + b * Codec::SIZE, w_ + b * Codec::SIZE, s.table, d * codes_.value(s.code), out);
+    }
+
+private:
+    struct Option {
+        float scale = 0, score = 0, tt = 0;
+    };
+    struct Options {
+        Option of[Codec::TABLES][2];
+        int best_table = 0, best_sign = 0;
+        const Option& best() const { return of[best_table][best_sign]; }
+    };
+
+    void set_zero() {
+        const int zero = codes_.nearest(0.0f);
+        for (SubBlock& s : best_) s = {zero, 0};
+    }
+
+    // Step 1. Returns the magnitude of the best free scale, 0 for an all-zero sub-block.
+    float free_fit(int b) {
+        const float* x = x_ + b * Codec::SIZE;
+        const float* w = w_ + b * Codec::SIZE;
+        float max = 0;
+        for (int j = 0; j < Codec::SIZE; j++) {
+            if (std::fabs(x[j]) > std::fabs(max)) max = x[j];
+        }
+        Options& o = options_[b];
+        if (!(std::fabs(max) > 1e-16f)) return 0;
+        for (int table = 0; table < Codec::TABLES; table++) {
+            for (int negative = 0; negative < (Codec::SIGNED ? 2 : 1); negative++) {
+                const float widest = std::fabs(max) / codec_.extent(table, (max > 0) != (negative != 0));
+                o.of[table][negative] = free_fit(b, x, w, table, negative ? -widest : widest);
+                if (o.of[table][negative].score > o.best().score) {
+                    o.best_table = table;
+                    o.best_sign = negative;
+                }
+            }
+        }
+        return std::fabs(o.best().scale);
+    }
+
+    Option free_fit(int b, const float* x, const float* w, int table, float unit) const {
+        alignas(64) float dl[LANES];
+        for (int l = 0; l < LANES; l++) {
+            dl[l] = unit * (effort_.narrowest + (effort_.widest - effort_.narrowest) * l / (LANES - 1));
+        }
+        Option best;
+        Scan s;
+        for (int pass = 0; pass < 2; pass++) {
+            codec_.scan(b, x, w, table, dl, s);
+            for (int l = 0; l < LANES; l++) {
+                if (!(s.tt[l] > 0)) continue;
+                const float scale = s.xt[l] / s.tt[l], score = scale * s.xt[l];
+                if (score > best.score && (scale > 0) == (unit > 0)) best = {scale, score, s.tt[l]};
+                if ((scale > 0) == (unit > 0)) dl[l] = scale;
+            }
+        }
+        return best;
+    }
+
+    float rounded(float d) const { return scale_type_ == ScaleType::F16 ? round_to_f16(d) : d; }
+
+    // Step 2: scales worth an exact evaluation, best first.
+    std::vector<float> scale_candidates(int count) const {
+        constexpr int GRID = 32;
+        float a_max = 0;
+        for (const Options& o : options_) {
+            if (std::fabs(o.best().scale) > std::fabs(a_max)) a_max = o.best().scale;
+        }
+        std::vector<std::pair<float, float>> ranked;
+        const float ends[2] = {codes_.highest(), codes_.lowest()};
+        const float narrow = effort_.scale_candidates > 1 ? 0.75f : 0.9f;
+        for (float end : ends) {
+            if (end == 0 || (end < 0) == (codes_.lowest() >= 0)) continue;
+            for (int i = 0; i < GRID; i++) {
+                const float d = a_max / (end * (narrow + (1.1f - narrow) * i / (GRID - 1)));
+                ranked.emplace_back(modelled_error(d, count), d);
+            }
+        }
+        std::sort(ranked.begin(), ranked.end());
+        std::vector<float> best;
+        for (const auto& r : ranked) {
+            if (static_cast<int>(best.size()) == effort_.scale_candidates) break;
+            best.push_back(r.second);
+        }
+        return best;
+    }
+
+    float modelled_error(float d, int count) const {
+        float error = 0;
+        const float inverse = 1.0f / d;
+        for (int b = 0; b < count; b++) {
+            const Option& o = options_[b].best();
+            const float off = d * codes_.value(codes_.nearest(o.scale * inverse)) - o.scale;
+            error += o.tt * off * off;
+        }
+        return error;
+    }
+
+    float fit_common_scale(int count) {
+        float best_error = std::numeric_limits<float>::infinity(), best_d = 0;
+        const auto keep_if_better = [&](float error, float d) {
+            if (!(error < best_error)) return false;
+            best_error = error;
+            best_d = d;
+            best_.swap(trial_);
+            return true;
+        };
+        for (float candidate : scale_candidates(count)) {
+            float refitted = candidate;
+            for (int round = 0; round <= effort_.refits; round++) {
+                const float d = rounded(refitted);
+                if (d == 0 || !std::isfinite(d)) break;
+                const float error = choose_codes(d, count, refitted);
+                if (!keep_if_better(error, d)) break;
+                if (rounded(refitted) == d) break;
+            }
+        }
+        if (best_d == 0) set_zero();
+        return best_d;
+    }
+
+    // Step 3: fills trial_; returns the total error and the refitted scale.
+    float choose_codes(float d, int count, float& refitted) {
+        double total = 0, numerator = 0, denominator = 0;
+        for (int b = 0; b < count; b++) {
+            const float* x = x_ + b * Codec::SIZE;
+            const float* w = w_ + b * Codec::SIZE;
+            int codes[LANES];
+            alignas(64) float dl[LANES];
+            Scan s;
+            float best = std::numeric_limits<float>::infinity(), best_num = 0, best_den = 0;
+            for (int table = 0; table < Codec::TABLES; table++) {
+                candidate_codes(b, table, d, codes);
+                for (int l = 0; l < LANES; l++) dl[l] = d * codes_.value(codes[l]);
+                codec_.scan(b, x, w, table, dl, s);
+                for (int l = 0; l < LANES; l++) {
+                    if (!(s.error[l] < best)) continue;
+                    const float c = codes_.value(codes[l]);
+                    best = s.error[l];
+                    best_num = c * s.xt[l];
+                    best_den = c * c * s.tt[l];
+                    trial_[b] = {codes[l], table};
+                }
+            }
+            total += best;
+            numerator += best_num;
+            denominator += best_den;
+        }
+        refitted = denominator > 0 ? static_cast<float>(numerator / denominator) : 0;
+        return static_cast<float>(total);
+    }
+
+    // All codes if they fit the lanes, else those around the free scale of each sign.
+    void candidate_codes(int b, int table, float d, int* codes) const {
+        if (codes_.count <= LANES) {
+            for (int l = 0; l < LANES; l++) codes[l] = std::min(l, codes_.count - 1);
+            return;
+        }
+        const auto& option = options_[b].of[table];
+        const int signs = Codec::SIGNED ? 2 : 1, lanes = LANES / signs;
+        for (int sign = 0; sign < signs; sign++) {
+            const int centre = codes_.nearest(option[sign].scale / d);
+            for (int l = 0; l < lanes; l++) {
+                codes[sign * lanes + l] = std::clamp(centre + l - lanes / 2, 0, codes_.count - 1);
+            }
+        }
+    }
+
+    Codec& codec_;
+    const Codes codes_;
+    const ScaleType scale_type_;
+    const Effort effort_;
+    const float* x_ = nullptr;
+    const float* w_ = nullptr;
+    std::vector<Options> options_;
+    std::vector<SubBlock> best_, trial_;
+};
+
+// Codec of independent levels from LevelTables of COUNT levels (table 1, if any, is the shifted one).
+template <int COUNT, int BLOCK, int TABLE_COUNT>
+class LevelCodec {
+public:
+    static constexpr int TABLES = TABLE_COUNT;
+    static constexpr int SIZE = BLOCK;
+    static constexpr bool SIGNED = true;
+
+    explicit LevelCodec(const int8_t* values) : tables_{{values, COUNT}, {values + (TABLE_COUNT - 1) * COUNT, COUNT}} {}
+
+    void prepare(int, const float*, const float*) {}
+
+    float extent(int table, bool positive) const {
+        return positive ? tables_[table].last() : -tables_[table].first();
+    }
+
+    void scan(int, const float* x, const float* w, int table, const float* dl, Scan& s) const {
+        const LevelTable& levels = tables_[table];
+        for (int p = 0; p < PARTS; p++) {
+            const FloatVector scale = load(dl + p * VECTOR);
+            const IntVector zero = scale == 0.0f;
+            const FloatVector inverse = select(zero, FloatVector{}, 1.0f / select(zero, broadcast(1.0f), scale));
+            FloatVector error{}, xt{}, tt{};
+            for (int j = 0; j < SIZE; j++) {
+                const FloatVector t = levels.template nearest<COUNT>(x[j] * inverse);
+                const FloatVector off = x[j] - scale * t;
+                const FloatVector wt = w[j] * t;
+                error += w[j] * off * off;
+                xt += wt * x[j];
+                tt += wt * t;
+            }
+            store(s.error + p * VECTOR, error);
+            store(s.xt + p * VECTOR, xt);
+            store(s.tt + p * VECTOR, tt);
+        }
+    }
+
+    void assign(int, const float* x, const float*, int table, float dl, uint8_t* out) const {
+        const float inverse = dl != 0 ? 1.0f / dl : 0.0f;
+        for (int j = 0; j < SIZE; j++) out[j] = static_cast<uint8_t>(tables_[table].scalar_index(x[j] * inverse));
+    }
+
+private:
+    LevelTable tables_[2];
+};
+
+// Codec of the integer levels LOW..HIGH; level indices are value - LOW.
+template <int LOW, int HIGH, int BLOCK>
+class IntegerCodec {
+public:
+    static constexpr int TABLES = 1;
+    static constexpr int SIZE = BLOCK;
+    static constexpr bool SIGNED = -LOW != HIGH;  // symmetric levels have no use for a negative scale
+
+    void prepare(int, const float*, const float*) {}
+
+    float extent(int, bool positive) const { return positive ? HIGH : -LOW; }
+
+    void scan(int, const float* x, const float* w, int, const float* dl, Scan& s) const {
+        for (int p = 0; p < PARTS; p++) {
+            const FloatVector scale = load(dl + p * VECTOR);
+            const IntVector zero = scale == 0.0f;
+            const FloatVector inverse = select(zero, FloatVector{}, 1.0f / select(zero, broadcast(1.0f), scale));
+            FloatVector error{}, xt{}, tt{};
+            for (int j = 0; j < SIZE; j++) {
+                FloatVector t = x[j] * inverse;
+                t = select(t < static_cast<float>(HIGH), t, broadcast(HIGH));
+                t = round_nearest(select(t > static_cast<float>(LOW), t, broadcast(LOW)));
+                const FloatVector off = x[j] - scale * t;
+                const FloatVector wt = w[j] * t;
+                error += w[j] * off * off;
+                xt += wt * x[j];
+                tt += wt * t;
+            }
+            store(s.error + p * VECTOR, error);
+            store(s.xt + p * VECTOR, xt);
+            store(s.tt + p * VECTOR, tt);
+        }
+    }
+
+    void assign(int, const float* x, const float*, int, float dl, uint8_t* out) const {
+        const float inverse = dl != 0 ? 1.0f / dl : 0.0f;
+        for (int j = 0; j < SIZE; j++) {
+            const float t = std::clamp(x[j] * inverse, static_cast<float>(LOW), static_cast<float>(HIGH));
+            out[j] = static_cast<uint8_t>(round_nearest(t) - LOW);
+        }
+    }
+};
+
+}  // namespace ikpy::quantize

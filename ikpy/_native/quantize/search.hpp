@@ -1,0 +1,167 @@
+// Building blocks of the parameter searches: lane vectors, importance weights, rounding to a table of levels.
+//
+// The searches are written with one candidate scale per vector lane (LANES at a time), so one pass over a
+// sub-block scores all of them without horizontal sums and the code is the same for every vector width.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "ikpy/half.hpp"
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace ikpy::quantize {
+
+#if defined(__AVX512F__)
+constexpr int VECTOR = 16;
+#elif defined(__AVX__)
+constexpr int VECTOR = 8;
+#else
+constexpr int VECTOR = 4;
+#endif
+constexpr int LANES = 16;                // candidates scored by one pass
+constexpr int PARTS = LANES / VECTOR;    // vectors that make up one set of lanes
+
+typedef float FloatVector __attribute__((vector_size(VECTOR * 4)));
+typedef int32_t IntVector __attribute__((vector_size(VECTOR * 4)));
+
+inline FloatVector load(const float* p) {
+    FloatVector v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
+inline void store(float* p, FloatVector v) { std::memcpy(p, &v, sizeof v); }
+
+inline FloatVector broadcast(float s) { return FloatVector{} + s; }
+
+inline FloatVector select(IntVector mask, FloatVector yes, FloatVector no) { return mask ? yes : no; }
+
+// Nearest integer of |v| < 2^22, ties to even; adding 1.5 * 2^23 leaves the integer in the low mantissa bits.
+inline FloatVector round_nearest(FloatVector v) {
+    const FloatVector magic = broadcast(12582912.0f);
+    return (v + magic) - magic;
+}
+
+inline int round_nearest(float v) { return static_cast<int>(std::lrintf(v)); }
+
+// Sums of one candidate per lane: weighted squared error at the given scale, sum w*x*t and sum w*t*t of its levels t.
+struct Scan {
+    alignas(64) float error[LANES];
+    alignas(64) float xt[LANES];
+    alignas(64) float tt[LANES];
+};
+
+// Weights of one row. The error that is minimized is sum w*(x - y)^2 with w the importance of the column, 1 without
+// an importance matrix. Columns of importance 0 keep a millionth of the mean so that they stay determined.
+inline void importance_weights(const float* imatrix, int64_t n, std::vector<float>& w) {
+    w.assign(static_cast<size_t>(n), 1.0f);
+    if (!imatrix) return;
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += imatrix[i];
+    if (!(sum > 0)) return;
+    const float scale = static_cast<float>(n / sum);
+    for (int64_t i = 0; i < n; i++) w[i] = imatrix[i] * scale + 1e-6f;
+}
+
+// A sorted table of integer levels in -128..127 and the rounding to it.
+class LevelTable {
+public:
+    LevelTable(const int8_t* values, int count) : count_(count) {
+        for (int i = 0; i < count; i++) value_[i] = values[i];
+        for (int i = 0; i + 1 < count; i++) {
+            middle_[i] = 0.5f * (value_[i] + value_[i + 1]);
+            step_[i] = value_[i + 1] - value_[i];
+        }
+        // Middles are multiples of 1/2, so half-unit cells contain none and the look-up is exact.
+        for (int cell = 0; cell < CELLS; cell++) {
+            const float v = (cell - CELLS / 2 + 0.5f) * 0.5f;
+            cell_value_[cell] = value_[scalar_index(v)];
+        }
+    }
+
+    int count() const { return count_; }
+    float value(int i) const { return value_[i]; }
+    float first() const { return value_[0]; }
+    float last() const { return value_[count_ - 1]; }
+
+    // Index of the level nearest to v.
+    int scalar_index(float v) const {
+        int lo = 0, hi = count_ - 1;
+        while (lo < hi) {
+            const int mid = (lo + hi) / 2;
+            if (v > middle_[mid]) lo = mid + 1;
+            else hi = mid;
+        }
+        return lo;
+    }
+
+    // Value of the level nearest to v in every lane, for tables of COUNT levels.
+    template <int COUNT>
+    FloatVector nearest(FloatVector v) const {
+        if constexpr (COUNT > 16) {
+            return look_up(v);
+        } else {
+            FloatVector t = broadcast(value_[0]);
+#pragma GCC unroll 16
+            for (int i = 0; i < COUNT - 1; i++) {
+                t += (FloatVector)((v > broadcast(middle_[i])) & (IntVector)broadcast(step_[i]));
+            }
+            return t;
+        }
+    }
+
+private:
+    static constexpr int CELLS = 512;
+
+    FloatVector look_up(FloatVector v) const {
+        FloatVector cell = v * 2.0f + static_cast<float>(CELLS / 2);
+        cell = select(cell > 0.0f, cell, FloatVector{});
+        cell = select(cell < CELLS - 1.0f, cell, broadcast(CELLS - 1.0f));
+        const IntVector index = __builtin_convertvector(cell, IntVector);
+#if defined(__AVX512F__)
+        return (FloatVector)_mm512_i32gather_ps((__m512i)index, cell_value_, 4);
+#elif defined(__AVX2__)
+        return (FloatVector)_mm256_i32gather_ps(cell_value_, (__m256i)index, 4);
+#else
+        FloatVector t;
+        for (int l = 0; l < VECTOR; l++) t[l] = cell_value_[index[l]];
+        return t;
+#endif
+    }
+
+    int count_;
+    float value_[64];
+    float middle_[64];
+    float step_[64];
+    float cell_value_[CELLS];
+};
+
+// Equally spaced multipliers: code c stands for first + step * c.
+struct UniformCodes {
+    float first, step;
+    int count;
+
+    float value(int code) const { return first + step * static_cast<float>(code); }
+    int nearest(float s) const {
+        const float c = (s - first) / step;
+        return c > 0 ? (c < count - 1 ? round_nearest(c) : count - 1) : 0;
+    }
+    float lowest() const { return first; }
+    float highest() const { return value(count - 1); }
+};
+
+inline float round_to_f16(float v) { return f16_to_f32(f32_to_f16(std::clamp(v, -65504.0f, 65504.0f))); }
+
+template <class T>
+inline void put(uint8_t* p, T v) {
+    std::memcpy(p, &v, sizeof v);
+}
+
+}  // namespace ikpy::quantize

@@ -1,0 +1,320 @@
+"""Options of `ikpy bench`: every option takes a value, most take comma lists, all may be repeated.
+
+A bare switch such as `-fa` is accepted when the next argument is another option.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ikpy.cli import values
+from ikpy.cli.options import NO_GPU, Kind, Option, normalize_name
+from ikpy.cli.parser import HELP_NAMES, suggest
+from ikpy.cli.values import Warn
+from ikpy.errors import IkpyError, UsageError
+from ikpy.tools.bench import BenchParams
+
+CACHE_TYPES = ("f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "q6_0", "q8_KV")
+OUTPUTS = ("md", "csv", "json", "jsonl", "sql", "none")
+
+
+def to_cache_type(text: str, warn: Warn) -> str:
+    """KV cache type that the benchmark knows."""
+    for name in CACHE_TYPES:
+        if name.lower() == text.lower():
+            return name
+    raise ValueError(f"expected one of {' '.join(CACHE_TYPES)}, got {text!r}")
+
+
+def to_pair(text: str, warn: Warn) -> tuple[int, int]:
+    """`pp,tg`."""
+    parts = text.split(",")
+    if len(parts) != 2:
+        raise ValueError(f"expected two numbers such as 512,128, got {text!r}")
+    return values.to_int(parts[0], warn), values.to_int(parts[1], warn)
+
+
+def to_thread_pair(text: str, warn: Warn) -> tuple[int, int]:
+    """One thread count for generation and batches."""
+    threads = values.to_threads(text, warn)
+    return threads, threads
+
+
+def to_shares(text: str, warn: Warn) -> tuple[float, ...]:
+    """Shares of devices separated by `/` or `;`."""
+    return tuple(values.to_float(part, warn) for part in re.split("[/;]", text))
+
+
+@dataclass(frozen=True)
+class BenchOption:
+    """One option.
+
+    `separator` divides the text into several values ("" = the text is one value); `many` values accumulate,
+    otherwise only the first counts. `flag` needs no value.
+    """
+
+    names: tuple[str, ...]
+    dest: str
+    metavar: str
+    help: str
+    convert: Callable[[str, Warn], Any] = values.to_int
+    separator: str = ","
+    many: bool = True
+    switch: bool = False
+    flag: bool = False
+    no_effect: str = ""
+
+
+def row(names: str, dest: str, metavar: str, text: str, **more: Any) -> BenchOption:
+    """A row of the table."""
+    return BenchOption(tuple(names.split()), dest, metavar, text, **more)
+
+
+def switch(names: str, dest: str, text: str, *, many: bool = False, no_effect: str = "") -> BenchOption:
+    """An option with value 0 or 1."""
+    names_tuple = tuple(names.split())
+    return BenchOption(
+        names_tuple, dest, "0|1", text, values.to_switch, many=many, switch=True, no_effect=no_effect
+    )
+
+
+MERGED = "the file's tensors are used as they are"
+ROWS = (
+    row("-m --model", "models", "FILE", "GGUF file (default: the bundled tiny-mla-moe)", convert=values.to_text),
+    row("-p --n-prompt", "n_prompt", "N", "prompt tokens; 0 = no such test (default: 512)"),
+    row("-n --n-gen", "n_gen", "N", "generated tokens; 0 = no such test (default: 128)"),
+    row("-pg", "prompts_generated", "PP,TG", "prompt, then generation, timed together", convert=to_pair, separator=""),
+    row("-gp", "generated_at_depth", "PP,TG", "generation after a prompt", convert=to_pair, separator=""),
+    row("-b --batch-size", "n_batch", "N", "logical batch (default: 2048)", convert=values.bounded(1)),
+    row("-ub --ubatch-size", "n_ubatch", "N", "physical batch (default: 512)", convert=values.bounded(0)),
+    row("-ctk --cache-type-k", "type_k", "TYPE", "type of the K cache (default: f16)", convert=to_cache_type),
+    row("-ctv --cache-type-v", "type_v", "TYPE", "type of the V cache (default: f16)", convert=to_cache_type),
+    row("-t --threads", "threads", "N", "threads (default: physical cores)", convert=to_thread_pair),
+    row(
+        "-tgb --threads-gen-batch",
+        "threads",
+        "G,B",
+        "threads for generation and for batches; pairs are separated by ;",
+        convert=to_pair,
+        separator=";",
+    ),
+    switch("-fa --flash-attn", "flash_attn", "flash attention (default: 1)", many=True),
+    row(
+        "-mla --mla-use --mla-attn",
+        "mla_attn",
+        "0..3",
+        "mode of multi-head latent attention (default: 3)",
+        convert=values.bounded(0, 3),
+    ),
+    row(
+        "-amb --attention-max-batch --attn-max-batch",
+        "attn_max_batch",
+        "MiB",
+        "bound on the attention scratch; 0 = none (default: 0)",
+        convert=values.to_attention_batch,
+    ),
+    row(
+        "-ser --smart-expert-reduction",
+        "ser",
+        "K,t",
+        "expert reduction; pairs are separated by ; (default: -1,0)",
+        convert=values.to_expert_reduction,
+        separator=";",
+    ),
+    switch("-mmp --mmap", "use_mmap", "map the file (default: 1)", many=True),
+    switch("-embd --embeddings", "embeddings", "embedding output (default: 0)", many=True),
+    switch("-fmoe --fused-moe", "fused_moe", "fused up and gate product of experts (default: 1)"),
+    switch("-rtr --run-time-repack", "repack", "rearrange weights after loading (default: 0)"),
+    row(
+        "-r --repetitions",
+        "repetitions",
+        "N",
+        "repetitions of each test (default: 5)",
+        convert=values.bounded(1),
+        many=False,
+    ),
+    switch("-w --warmup", "warmup", "one untimed step before each test (default: 1)"),
+    row(
+        "-o --output",
+        "output",
+        "|".join(OUTPUTS),
+        "form of the results (default: md)",
+        convert=values.choice(*OUTPUTS),
+        many=False,
+    ),
+    row(
+        "-oe --output-err",
+        "output_err",
+        "|".join(OUTPUTS),
+        "form of results also written to standard error (default: none)",
+        convert=values.choice(*OUTPUTS),
+        many=False,
+    ),
+    row("-v --verbose", "verbose", "", "log lines, and a traceback with errors", flag=True, many=False),
+    row("-ngl --n-gpu-layers", "n_gpu_layers", "N", "layers on the GPU (default: 999)", no_effect=NO_GPU),
+    row("--n-cpu-moe -ncmoe", "", "N", "expert layers in host memory", many=False, no_effect=NO_GPU),
+    row(
+        "-sm --split-mode",
+        "split_mode",
+        "none|layer|row|graph",
+        "division among GPUs (default: layer)",
+        convert=values.choice("none", "layer", "row", "attn", "graph"),
+        no_effect=NO_GPU,
+    ),
+    row("-mg --main-gpu", "main_gpu", "I", "main GPU (default: 0)", no_effect=NO_GPU),
+    row("-ts --tensor-split", "tensor_split", "A/B/...", "share of each GPU", convert=to_shares, no_effect=NO_GPU),
+    switch(
+        "-nkvo --no-kv-offload", "no_kv_offload", "KV cache in host memory (default: 0)", many=True, no_effect=NO_GPU
+    ),
+    row(
+        "-ot --override-tensor",
+        "override_tensor",
+        "REGEX=BUFFER,...",
+        "buffer of the tensors whose name matches",
+        convert=values.to_tensor_override,
+        separator="",
+        many=False,
+        no_effect=NO_GPU,
+    ),
+    switch("--print-overrides", "print_overrides", "show the overrides as a column (default: 0)"),
+    row(
+        "-cuda --cuda-params",
+        "cuda_params",
+        "K=V,...",
+        "parameters of the CUDA backend",
+        convert=values.to_text,
+        separator="",
+        many=False,
+        no_effect=NO_GPU,
+    ),
+    row(
+        "-rpc --rpc",
+        "",
+        "HOSTS",
+        "remote backends",
+        convert=values.to_text,
+        separator="",
+        no_effect="remote backends are not supported",
+    ),
+    row("--max-gpu", "max_gpu", "N", "GPUs per layer in graph mode", many=False, no_effect=NO_GPU),
+    switch("--fit", "", "place tensors automatically", no_effect=NO_GPU),
+    row("--fit-margin", "", "MiB", "memory left free on each GPU", many=False, no_effect=NO_GPU),
+    switch("-gr --graph-reuse", "reuse", "reuse of compiled graphs; always on", many=True),
+    switch("-mqkv --merge-qkv", "mqkv", "merge Q, K, V weights", no_effect=MERGED),
+    switch("-muge --merge-up-gate-experts", "muge", "merge up and gate experts", no_effect=MERGED),
+    switch("-rcache --rope-cache", "rcache", "rotation angles computed once; always on"),
+    switch(
+        "-thp --transparent-huge-pages", "use_thp", "huge pages for the weights", no_effect="not supported yet"
+    ),
+    switch("-ger --grouped-expert-routing", "grouped_er", "group-limited routing; on whenever the model defines it"),
+    switch(
+        "-no-fug --no-fused-up-gate",
+        "no_fused_up_gate",
+        "no fused dense up and gate product",
+        no_effect="the graph compiler always fuses",
+    ),
+    switch("-no-ooae --no-offload-only-active-experts", "no_ooae", "copy all experts", no_effect=NO_GPU),
+    switch("-sas --scheduler-async", "sas", "asynchronous evaluation of graph parts", no_effect=NO_GPU),
+    row(
+        "--numa",
+        "",
+        "MODE",
+        "placement of threads on NUMA nodes",
+        convert=values.to_text,
+        many=False,
+        no_effect="not supported yet",
+    ),
+    row(
+        "--defer-experts",
+        "defer_experts",
+        "",
+        "no early read of expert pages",
+        flag=True,
+        many=False,
+        no_effect="pages of the mapping are read on first use anyway",
+    ),
+)
+BY_NAME = {name: option for option in ROWS for name in option.names}
+
+
+@dataclass
+class BenchCommand:
+    """Parsed command line; `action` is run or help."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    action: str = "run"
+
+    def params(self, default_model: Callable[[], str]) -> BenchParams:
+        """Parameters with defaults filled in."""
+        from ikpy.tools.machine import physical_cores
+
+        cores = physical_cores()
+        given = {"threads": [(cores, cores)], **self.values}
+        if "models" not in given:
+            given["models"] = [default_model()]
+        return BenchParams(**given)
+
+
+def parse_bench(arguments: Sequence[str]) -> BenchCommand:
+    """Read the argument list.
+
+    Raises:
+        UsageError: unknown option, missing or bad value.
+    """
+    command = BenchCommand()
+    position = 0
+    while position < len(arguments):
+        spelled = arguments[position]
+        name = normalize_name(spelled)
+        position += 1
+        if name in HELP_NAMES:
+            command.action = "help"
+            return command
+        option = BY_NAME.get(name)
+        if option is None:
+            raise UsageError(f"invalid parameter for argument: {spelled}{suggest(name, BY_NAME)}")
+        following = arguments[position] if position < len(arguments) else None
+        if option.flag or (option.switch and (following is None or following.startswith("-"))):
+            text = "1"
+        elif following is None:
+            raise UsageError(f"invalid parameter for argument: {spelled} (a value is missing)")
+        else:
+            text = following
+            position += 1
+        take(command, option, spelled, text)
+    return command
+
+
+def take(command: BenchCommand, option: BenchOption, spelled: str, text: str) -> None:
+    """Convert and store one use of an option."""
+
+    def warn(message: str) -> None:
+        command.warnings.append(f"{spelled}: {message}")
+
+    parts = text.split(option.separator) if option.separator else [text]
+    if not option.many and len(parts) > 1:
+        warn(f"takes one value, using {parts[0]}")
+        parts = parts[:1]
+    try:
+        converted = [bool(int(part)) if option.flag else option.convert(part, warn) for part in parts]
+    except (ValueError, IkpyError) as error:
+        raise UsageError(f"invalid parameter for argument: {spelled} ({error})") from error
+    if option.no_effect and text != "0":
+        command.warnings.append(f"no effect: {spelled} ({option.no_effect})")
+    if not option.dest:
+        return
+    if option.dest == "override_tensor":
+        command.values[option.dest] = ";".join(filter(None, [command.values.get(option.dest), text.replace(",", ";")]))
+    elif option.many:
+        command.values.setdefault(option.dest, []).extend(converted)
+    else:
+        command.values[option.dest] = converted[0]
+
+
+def help_rows() -> list[Option]:
+    """The table as rows of a help text."""
+    return [Option(option.names, Kind(option.metavar), "", option.help, group="Options") for option in ROWS]

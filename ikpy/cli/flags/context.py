@@ -1,0 +1,182 @@
+"""Options of the context: sizes, threads, attention, experts, RoPE."""
+
+from ikpy.cli import values
+from ikpy.cli.options import BARE_OR_BIT, FLAG, FLOAT, INT, OFF, SWITCH, TEXT, Kind, always, ignored, option, refused
+
+THREADS = Kind("N", values.to_threads)
+SIZE = Kind("N", values.bounded(0))
+POSITIVE = Kind("N", values.bounded(1))
+CACHE_TYPE = Kind("TYPE", values.to_cache_type)
+LAYER_TYPE = "the whole cache has one type"
+FUSION = "the graph compiler always fuses"
+SPARSE = "sparse attention is not supported"
+NOT_YET = "not supported yet"
+
+ROWS = (
+    option(
+        "-c --ctx-size",
+        SIZE,
+        "context.n_ctx",
+        "context size in tokens, padded to a multiple of 256 (32 without flash attention); 0 = training context",
+        env="LLAMA_ARG_CTX_SIZE",
+    ),
+    option(
+        "-b --batch-size",
+        POSITIVE,
+        "context.n_batch",
+        "logical batch: most tokens of one decode call",
+        env="LLAMA_ARG_BATCH",
+    ),
+    option(
+        "-ub --ubatch-size",
+        SIZE,
+        "context.n_ubatch",
+        "physical batch: most tokens computed at once; 0 = the logical batch",
+        env="LLAMA_ARG_UBATCH",
+    ),
+    option(
+        "-np --parallel",
+        POSITIVE,
+        "context.n_parallel",
+        "sequences decoded together",
+        "PS",
+        env="LLAMA_ARG_N_PARALLEL",
+    ),
+    option(
+        "-t --threads",
+        THREADS,
+        "context.n_threads",
+        "threads for generation; 0 or less = hardware threads; default: physical cores",
+        env="LLAMA_ARG_THREADS",
+    ),
+    option("-tb --threads-batch", THREADS, "context.n_threads_batch", "threads for prompts; default: as -t"),
+    option(
+        "-s --seed", Kind("N", values.to_seed), "sampling.seed", "seed of random numbers; negative = random", "PISWC"
+    ),
+    option("--no-warmup", OFF, "context.warmup", "skip the warm-up decode", "SWC"),
+    option(
+        "-dt --defrag-thold",
+        FLOAT,
+        "context.defrag_threshold",
+        "KV cache defragmentation threshold; negative = off",
+        "S",
+        env="LLAMA_ARG_DEFRAG_THOLD",
+    ),
+    option(
+        "--pooling",
+        Kind("none|mean|cls|last|rank", values.choice("none", "mean", "cls", "last", "rank")),
+        "context.pooling",
+        "pooling of embeddings; default: from the model",
+        "S",
+    ),
+    option(
+        "--attention",
+        Kind("causal|non-causal", values.choice("causal", "non-causal")),
+        "context.attention",
+        "attention mask; default: from the model",
+        "S",
+    ),
+    refused("-gan --grp-attn-n", "self-extend is not supported", "self-extend group size", "SC", INT),
+    ignored("-gaw --grp-attn-w", "self-extend is not supported", "self-extend window", "SC", INT),
+    ignored("-ns --sequences", "used by other programs only", "sequences to decode", kind=INT),
+    ignored("-ps --p-split", "used by other programs only", "split probability", kind=FLOAT),
+    ignored("-dkvc --dump-kv-cache", "there is no cache dump", "print the KV cache while running"),
+    ignored("-wgt --worst-graph-tokens", "the compute buffer is planned exactly", "tokens to reserve for", kind=INT),
+)
+
+ATTENTION_ROWS = (
+    option("-fa --flash-attn", SWITCH, "context.flash_attn", "flash attention", env="LLAMA_ARG_FLASH_ATTN"),
+    option("-no-fa --no-flash-attn", OFF, "context.flash_attn", "no flash attention"),
+    option(
+        "-mla --mla-use",
+        Kind("0..3", values.bounded(0, 3)),
+        "context.mla",
+        "how multi-head latent attention is computed and cached; no meaning for other models",
+    ),
+    option(
+        "-amb --attention-max-batch",
+        Kind("MiB", values.to_attention_batch),
+        "context.attn_max_batch",
+        "bound on the scratch of the attention scores; 0 = none",
+    ),
+    option(
+        "-ctk --cache-type-k",
+        CACHE_TYPE,
+        "context.type_k",
+        f"type of the K cache: {' '.join(values.CACHE_TYPES)}",
+        env="LLAMA_ARG_CACHE_TYPE_K",
+    ),
+    option(
+        "-ctv --cache-type-v",
+        CACHE_TYPE,
+        "context.type_v",
+        "type of the V cache; a quantized one needs flash attention",
+        env="LLAMA_ARG_CACHE_TYPE_V",
+    ),
+    ignored("-ctk-first --cache-type-k-first", LAYER_TYPE, "K type of the first layers", kind=Kind("TYPE,N")),
+    ignored("-ctk-last --cache-type-k-last", LAYER_TYPE, "K type of the last layers", kind=Kind("TYPE,N")),
+    ignored("-ctv-first --cache-type-v-first", LAYER_TYPE, "V type of the first layers", kind=Kind("TYPE,N")),
+    ignored("-ctv-last --cache-type-v-last", LAYER_TYPE, "V type of the last layers", kind=Kind("TYPE,N")),
+    ignored("-ictk --indexer-cache-type-k", SPARSE, "type of the indexer cache", kind=TEXT),
+    ignored(
+        "-khad --k-cache-hadamard",
+        NOT_YET,
+        "Hadamard transform before K is quantized",
+        env="LLAMA_ARG_K_CACHE_HADAMARD",
+    ),
+    ignored(
+        "-vhad --v-cache-hadamard",
+        NOT_YET,
+        "Hadamard transform before V is quantized",
+        env="LLAMA_ARG_V_CACHE_HADAMARD",
+    ),
+    option("-fmoe --fused-moe", BARE_OR_BIT, "context.fused_moe", "fused up and gate product of experts"),
+    option("-no-fmoe --no-fused-moe", OFF, "context.fused_moe", "separate up and gate products of experts"),
+    option(
+        "-ser --smart-expert-reduction",
+        Kind("K,t", values.to_expert_reduction),
+        "context.smart_expert_reduction",
+        "keep K experts, drop others whose probability is below t times the largest; K < 0 or t = 0 is off",
+    ),
+    always("-ger --grouped-expert-routing", "group-limited routing, whenever the model defines it"),
+    ignored("-no-fug --no-fused-up-gate", FUSION, "no fused dense up and gate product"),
+    ignored("-no-mmad --no-fused-mul-multiadd", FUSION, "no fused weighting and sum of experts"),
+    always("-rcache --rope-cache", "rotation angles are computed once per batch"),
+    always("-gr --graph-reuse", "reuse of compiled graphs"),
+    ignored("-no-gr --no-graph-reuse", "compiled graphs are always reused", "no reuse of compiled graphs"),
+    ignored("-mqkv --merge-qkv", "the file's tensors are used as they are", "merge Q, K, V weights at load"),
+    ignored(
+        "-muge --merge-up-gate-experts",
+        "the file's tensors are used as they are",
+        "merge up and gate expert tensors at load",
+    ),
+    ignored("-dsa --dsa", SPARSE, "sparse attention"),
+    ignored("-fidx --fused-indexer-topk", SPARSE, "fused indexer"),
+    ignored("-dsatk --dsa-top-k", SPARSE, "positions kept by the indexer", kind=INT),
+    ignored("-fdn --fused-delta-net", "linear attention is not supported", "fused delta net", kind=INT),
+    ignored("--swa-compress", "the window cache is not compressed", "compressed sliding-window cache"),
+    ignored("--swa-full", "the cache always has full size", "full-size sliding-window cache"),
+    option("--embedding --embeddings", FLAG, "context.embeddings", "embedding output", "S", env="LLAMA_ARG_EMBEDDINGS"),
+)
+
+ROPE_ROWS = (
+    option(
+        "--rope-scaling",
+        Kind("none|linear|yarn", values.choice("none", "linear", "yarn")),
+        "context.rope_scaling",
+        "method of context extension; default: from the model",
+    ),
+    option(
+        "--rope-scale",
+        Kind("F", values.to_rope_scale),
+        "context.rope_freq_scale",
+        "context extension factor: the frequency scale becomes 1/F",
+    ),
+    option("--rope-freq-base", FLOAT, "context.rope_freq_base", "base frequency; 0 = from the model"),
+    option("--rope-freq-scale", FLOAT, "context.rope_freq_scale", "frequency scale; 0 = from the model"),
+    option("--yarn-orig-ctx", INT, "context.yarn_orig_ctx", "original context of the model; 0 = from the model"),
+    option("--yarn-ext-factor", FLOAT, "context.yarn_ext_factor", "YaRN extrapolation mix; negative = standard"),
+    option("--yarn-attn-factor", FLOAT, "context.yarn_attn_factor", "YaRN magnitude; negative = standard"),
+    option("--yarn-beta-fast", FLOAT, "context.yarn_beta_fast", "YaRN low correction; negative = standard"),
+    option("--yarn-beta-slow", FLOAT, "context.yarn_beta_slow", "YaRN high correction; negative = standard"),
+)

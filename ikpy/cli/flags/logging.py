@@ -1,0 +1,19 @@
+"""Options of log output."""
+
+from ikpy.cli.options import FLAG, INT, PATH, SWITCH, Kind, ignored, option
+
+NO_TRACE = "no log file is written; redirect standard error instead"
+
+ROWS = (
+    option("-v --verbose", Kind(const=1), "log.verbosity", "more output, and a traceback with errors"),
+    option("--verbosity", INT, "log.verbosity", "level of detail"),
+    option("--minilog", FLAG, "log.minilog", "fewer lines while loading"),
+    option("--log-disable", FLAG, "log.disable", "no log lines on standard error"),
+    option("-ld --logdir", PATH, "log.directory", "directory of the YAML result log", "P"),
+    ignored("--log-enable", NO_TRACE, "trace log"),
+    ignored("--log-test", NO_TRACE, "trace log test"),
+    ignored("--log-new", NO_TRACE, "new trace log for each run"),
+    ignored("--log-append", NO_TRACE, "append to the trace log"),
+    ignored("--log-file", NO_TRACE, "name of the trace log", kind=PATH),
+    ignored("--log-colors", "log lines are not coloured", "coloured log lines", kind=SWITCH),
+)

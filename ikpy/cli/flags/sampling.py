@@ -1,0 +1,78 @@
+"""Options of the sampler chain and of constraints on the output."""
+
+from ikpy.cli import values
+from ikpy.cli.options import FLAG, FLOAT, INT, PATH, TEXT, Kind, ignored, option, refused
+
+GENERATORS = "SC"
+NO_GUIDANCE = "classifier-free guidance is not supported"
+NO_LISTS = "token lists are not supported; use --logit-bias or --grammar"
+
+ROWS = (
+    option("--samplers", Kind("A;B;...", values.to_samplers), "sampling.samplers", "sampler order", GENERATORS),
+    option(
+        "--sampling-seq",
+        Kind("LETTERS", values.to_sampler_letters),
+        "sampling.samplers",
+        "sampler order by letters; dkfypmxntw is the default order",
+        GENERATORS,
+    ),
+    option("--temp", Kind("F", values.to_temperature), "sampling.temperature", "temperature; 0 = greedy", GENERATORS),
+    option("--top-k", INT, "sampling.top_k", "most candidates; 0 = all", GENERATORS),
+    option("--top-p", FLOAT, "sampling.top_p", "nucleus probability; 1 = off", GENERATORS),
+    option("--min-p", FLOAT, "sampling.min_p", "least share of the top probability; 0 = off", GENERATORS),
+    option("--tfs", FLOAT, "sampling.tfs_z", "tail-free sampling; 1 = off", GENERATORS),
+    option("--typical", FLOAT, "sampling.typical_p", "locally typical sampling; 1 = off", GENERATORS),
+    option("--top-n-sigma", FLOAT, "sampling.top_n_sigma", "deviations below the largest logit; 0 = off", GENERATORS),
+    option("--repeat-last-n", INT, "sampling.repeat_last_n", "penalty window; 0 = off, -1 = context", GENERATORS),
+    option("--repeat-penalty", FLOAT, "sampling.repeat_penalty", "repetition penalty; 1 = off", GENERATORS),
+    option("--presence-penalty", FLOAT, "sampling.presence_penalty", "presence penalty; 0 = off", GENERATORS),
+    option("--frequency-penalty", FLOAT, "sampling.frequency_penalty", "frequency penalty; 0 = off", GENERATORS),
+    option("--penalize-nl", FLAG, "sampling.penalize_nl", "newlines count for penalties", GENERATORS),
+    option("--dynatemp-range", FLOAT, "sampling.dynatemp_range", "dynamic temperature range; 0 = off", GENERATORS),
+    option("--dynatemp-exp", FLOAT, "sampling.dynatemp_exponent", "dynamic temperature exponent", GENERATORS),
+    option("--mirostat", INT, "sampling.mirostat", "mirostat version 1 or 2; 0 = off", GENERATORS),
+    option("--mirostat-lr", FLOAT, "sampling.mirostat_eta", "mirostat learning rate", GENERATORS),
+    option("--mirostat-ent", FLOAT, "sampling.mirostat_tau", "mirostat target entropy", GENERATORS),
+    option("--xtc-probability", FLOAT, "sampling.xtc_probability", "XTC probability; 0 = off", GENERATORS),
+    option("--xtc-threshold", FLOAT, "sampling.xtc_threshold", "XTC threshold; above 0.5 = off", GENERATORS),
+    option("--dry-multiplier", FLOAT, "sampling.dry_multiplier", "DRY strength; 0 = off", GENERATORS),
+    option("--dry-base", FLOAT, "sampling.dry_base", "DRY base", GENERATORS),
+    option("--dry-allowed-length", INT, "sampling.dry_allowed_length", "repeats DRY lets pass", GENERATORS),
+    option("--dry-penalty-last-n", INT, "sampling.dry_penalty_last_n", "DRY window; -1 = context", GENERATORS),
+    option(
+        "--dry-sequence-breaker",
+        Kind("TEXT", values.to_sequence_breakers, many=True),
+        "sampling.dry_sequence_breakers",
+        "each character breaks a DRY sequence; none = no breakers. Repeatable",
+        GENERATORS,
+    ),
+    option("--adaptive-target", FLOAT, "sampling.adaptive_target", "adaptive-p target; negative = off", GENERATORS),
+    option("--adaptive-decay", FLOAT, "sampling.adaptive_decay", "adaptive-p decay", GENERATORS),
+    option("--adaptive-updt-w-cur", FLAG, "sampling.adaptive_updt_w_cur", "adaptive-p update rule", GENERATORS),
+)
+
+CONSTRAINT_ROWS = (
+    option("--ignore-eos", FLAG, "sampling.ignore_eos", "go on after the end of text", GENERATORS),
+    option(
+        "-l --logit-bias",
+        Kind("ID(+/-)V", values.to_logit_bias, many=True),
+        "sampling.logit_bias",
+        "value added to the logit of a token. Repeatable",
+        GENERATORS,
+    ),
+    option("--grammar", TEXT, "sampling.grammar", "GBNF grammar of the output", GENERATORS),
+    option(
+        "--grammar-file", Kind("FILE", values.to_file_text), "sampling.grammar", "file with the grammar", GENERATORS
+    ),
+    option("-j --json-schema", TEXT, "sampling.json_schema", "JSON schema of the output", GENERATORS),
+    refused("--cfg-negative-prompt", NO_GUIDANCE, "negative prompt", GENERATORS, TEXT),
+    refused("--cfg-negative-prompt-file", NO_GUIDANCE, "file with the negative prompt", GENERATORS, PATH),
+    ignored("--cfg-scale", NO_GUIDANCE, "strength of guidance", GENERATORS, FLOAT, quiet="1"),
+    refused("--banned-string-file", NO_LISTS, "strings that may not appear", GENERATORS, PATH),
+    ignored("--banned-n", NO_LISTS, "tokens banned per match", GENERATORS, INT),
+    refused("--allowlist-pieces", NO_LISTS, "pieces that may appear", GENERATORS, TEXT),
+    refused("--allowlist-unicode-rule", NO_LISTS, "characters that may appear", GENERATORS, TEXT),
+    refused("--allowlist-keyword", NO_LISTS, "keyword that ends the list", GENERATORS, TEXT),
+    ignored("--allowlist-keyword-delay", NO_LISTS, "tokens until the keyword counts", GENERATORS, INT),
+    refused("--expiring-logit-bias-file", NO_LISTS, "biases that expire", GENERATORS, PATH),
+)

@@ -1,0 +1,84 @@
+"""Options of single tools: perplexity, imatrix, sweep-bench; and of programs ikpy does not have."""
+
+from ikpy.cli import values
+from ikpy.cli.options import FLAG, INT, OFF, PATH, TEXT, Kind, always, ignored, option
+
+OTHER = "used by other programs only"
+OTHER_VALUES = (
+    "-npp",
+    "-ntg",
+    "-npl",
+    "--context-file",
+    "--chunk-size",
+    "--chunk-separator",
+    "--junk",
+    "--pos",
+    "--positive-file",
+    "--negative-file",
+    "--pca-batch",
+    "--pca-iter",
+    "--method",
+)
+
+PERPLEXITY_ROWS = (
+    option("--ppl-stride", INT, "perplexity.stride", "distance of evaluated windows; 0 = whole chunks", "P"),
+    option(
+        "--ppl-output-type",
+        Kind("0|1", values.bounded(0, 1)),
+        "perplexity.output_type",
+        "1 prints a table of values instead of a running line",
+        "P",
+    ),
+    option(
+        "--kl-divergence-base --save-all-logits",
+        PATH,
+        "perplexity.logits_file",
+        "file of logits to write, or with --kl-divergence to read",
+        "P",
+    ),
+    option("--kl-divergence", FLAG, "perplexity.kl_divergence", "compare with the logits of another model", "P"),
+    option("--hellaswag", FLAG, "perplexity.hellaswag", "HellaSwag score of the file given with -f", "P"),
+    option("--hellaswag-tasks", INT, "perplexity.hellaswag_tasks", "tasks to evaluate", "P"),
+    option("--winogrande", FLAG, "perplexity.winogrande", "Winogrande score of the file given with -f", "P"),
+    option("--winogrande-tasks", INT, "perplexity.winogrande_tasks", "tasks to evaluate; 0 = all", "P"),
+    option("--multiple-choice", FLAG, "perplexity.multiple_choice", "multiple choice score of the file of -bf", "P"),
+    option("--multiple-choice-tasks", INT, "perplexity.multiple_choice_tasks", "tasks to evaluate; 0 = all", "P"),
+    always("--perplexity --all-logits", "perplexity over the whole context", "P"),
+)
+
+IMATRIX_ROWS = (
+    option("-o --output --output-file", PATH, "imatrix.output", "file to write", "I"),
+    option("--output-draft --draft-output --draft-output-file", PATH, "imatrix.output_draft", "second file", "I"),
+    option("-ofreq --output-frequency", INT, "imatrix.output_frequency", "save every N chunks", "I"),
+    option("--save-frequency", INT, "imatrix.save_frequency", "keep a copy every N chunks; 0 = never", "I"),
+    option("--process-output", FLAG, "imatrix.process_output", "collect for the output matrix too", "I"),
+    option("--output-tensor-name", TEXT, "imatrix.output_tensor_name", "name of the output matrix", "I"),
+    option("--no-ppl", OFF, "imatrix.compute_ppl", "no perplexity along the way", "I"),
+    option("--chunk --from-chunk", INT, "imatrix.from_chunk", "first chunk", "I"),
+    option("-lsim --layer-similarity", FLAG, "imatrix.layer_similarity", "similarity of layers", "I"),
+)
+
+SWEEP_ROWS = (
+    option("-wb --warmup-batch", FLAG, "sweep.warmup_batch", "one untimed batch before the first row", "W"),
+    option(
+        "-nrep --n-repetitions",
+        Kind("N", values.bounded(1)),
+        "sweep.n_repetitions",
+        "repetitions of the first row, averaged",
+        "W",
+    ),
+    option("--sweep-stride", Kind("N", values.bounded(1)), "sweep.stride", "measure every N-th row", "W"),
+    option("--sweep-memory", FLAG, "sweep.memory", "columns for peak memory", "W"),
+    option(
+        "--output-format",
+        Kind("md|jsonl|csv", values.to_sweep_format),
+        "sweep.output_format",
+        "md (or table), jsonl or csv",
+        "W",
+    ),
+)
+
+OTHER_ROWS = (
+    *(ignored(names, OTHER, "accepted", kind=TEXT) for names in OTHER_VALUES),
+    ignored("-pps", OTHER, "accepted"),
+)

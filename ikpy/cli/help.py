@@ -1,0 +1,67 @@
+"""Help texts rendered from option tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ikpy.cli.options import TOOLS, Effect, Option, all_options
+
+DEFAULTS_HIDDEN = (None, True, False, "", [], {}, ())
+
+
+def spelling(row: Option) -> str:
+    """Spellings and value placeholders of an option."""
+    metavar = f"[{row.kind.metavar}]" if row.kind.optional else row.kind.metavar
+    return f"{', '.join(row.names)} {metavar}".rstrip()
+
+
+def default_text(row: Option) -> str:
+    """` (default: X)` when the default says something."""
+    value = row.default
+    if isinstance(value, (list, tuple)) and value:
+        value = (";" if isinstance(value[0], str) else ",").join(str(item) for item in value)
+    if row.name == "-s":
+        value = -1
+    if isinstance(value, bool) or value in DEFAULTS_HIDDEN or not row.kind.metavar:
+        return ""
+    return f" (default: {value!r})" if str(value) != str(value).strip() else f" (default: {value})"
+
+
+def print_help(title: str, usage: str, rows: Iterable[Option], footer: str = "") -> None:
+    """Print options under their group headings."""
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 110
+    console.print(Text(f"usage: {usage}\n\n{title}"))
+    group = None
+    table = None
+    for row in rows:
+        if row.group != group:
+            if table is not None:
+                console.print(Padding(table, (0, 0, 0, 2)))
+            group = row.group
+            console.print(Text(f"\n{group}:", style="bold"))
+            table = Table(show_header=False, box=None, padding=(0, 1, 0, 0))
+            table.add_column(width=min(38, console.width // 2), overflow="fold")
+            table.add_column()
+        assert table is not None
+        env = f" [env: {row.env}]" if row.env else ""
+        table.add_row(Text(spelling(row)), Text(row.help + default_text(row) + env))
+    if table is not None:
+        console.print(Padding(table, (0, 0, 0, 2)))
+    if footer:
+        console.print(Text(f"\n{footer}"))
+
+
+def print_tool_help(tool: str, title: str) -> None:
+    """Help of a common tool: what it uses in groups, the other accepted spellings as one list."""
+    letter = TOOLS[tool]
+    used = [row for row in all_options() if letter in row.used and row.effect in (Effect.USED, Effect.ALWAYS)]
+    rest = [name for row in all_options() if row not in used for name in row.names]
+    footer = f"Also accepted, without effect on {tool} (docs/options.md says why): {' '.join(rest)}"
+    print_help(title, f"ikpy {tool} [options]", used, footer)

@@ -1,0 +1,58 @@
+"""`ikpy info`: version, build and machine."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+
+from ikpy.cli.parser import HELP_NAMES
+from ikpy.errors import UsageError
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print one fact per line; returns the exit status."""
+    if arguments and arguments[0] in HELP_NAMES:
+        print("usage: ikpy info\n\nShow version, build, native core and machine.")
+        return 0
+    if arguments:
+        raise UsageError(f"unknown argument: {arguments[0]} (info takes none)")
+    for name, value in facts():
+        print(f"{name:<16} {value}")
+    print(system_info())
+    return 0
+
+
+def facts() -> list[tuple[str, str]]:
+    """Name and value of every line."""
+    import numpy
+    import psutil
+
+    from ikpy import __version__, _native
+    from ikpy._native import cpu
+    from ikpy.tools import machine
+
+    build = _native.core.build_info()
+    memory = psutil.virtual_memory()
+    present = [name for name, there in cpu.features().items() if there]
+    return [
+        ("ikpy", __version__),
+        ("python", f"{platform.python_version()} ({platform.python_implementation()}), numpy {numpy.__version__}"),
+        ("platform", f"{platform.system()} {platform.release()} {platform.machine()}"),
+        ("cpu", machine.cpu_name()),
+        ("cpu features", " ".join(present) or "baseline"),
+        ("native core", f"{_native.tier} (available: {', '.join(_native.available_tiers)}; IKPY_ISA selects)"),
+        ("compiler", str(build["compiler"])),
+        ("openmp", str(build["openmp"])),
+        ("build flags", str(build["flags"])),
+        ("threads", f"{machine.physical_cores()} physical cores, {machine.hardware_threads()} hardware threads"),
+        ("memory", f"{memory.total / 2**30:.1f} GiB, {memory.available / 2**30:.1f} GiB available"),
+    ]
+
+
+def system_info() -> str:
+    """The system_info line with the default thread count."""
+    from ikpy.tools import machine
+    from ikpy.tools.cpu_features import feature_flags
+    from ikpy.tools.logs import system_info_line
+
+    return system_info_line(machine.physical_cores(), None, machine.hardware_threads(), feature_flags())

@@ -1,0 +1,147 @@
+"""The table of shared command-line options: every flag of the common tools is declared once.
+
+The rows live in `ikpy.cli.flags`, one file per group; this module defines what a row is and gives look-ups. The
+parser, `--help`, and docs/options.md are all driven by the table. Adding a flag is one row there, plus the use of its
+value somewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache, reduce
+from typing import Any
+
+from ikpy.cli import values
+from ikpy.cli.params import CommonParams
+
+TOOLS = {"perplexity": "P", "imatrix": "I", "server": "S", "sweep-bench": "W", "cli": "C"}
+ALL = "PISWC"
+"""Letters of all common tools: perplexity, imatrix, server, sweep-bench, cli."""
+
+NO_GPU = "no GPU backend in this build"
+
+
+class Effect(Enum):
+    """What giving an option does."""
+
+    USED = "used"
+    ALWAYS = "always on"
+    IGNORED = "accepted, no effect"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How an option takes its value.
+
+    Attributes:
+        metavar: placeholders of the values in the help text, separated by blanks; empty for a flag.
+        convert: text to value; a flag stores `const` instead.
+        const: value of a flag, or of an option whose value is left out.
+        optional: the next argument is a value only if it is one of these words (lower-cased).
+        many: values accumulate; the first use replaces the default.
+    """
+
+    metavar: str = ""
+    convert: values.Convert = values.to_text
+    const: Any = None
+    optional: tuple[str, ...] = ()
+    many: bool = False
+
+    @property
+    def nargs(self) -> int:
+        """Number of values that must follow."""
+        return 0 if self.optional else len(self.metavar.split())
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option with all its spellings.
+
+    Attributes:
+        names: spellings, shortest first.
+        kind: value syntax.
+        dest: dotted path of the CommonParams field ("" when nothing is stored).
+        help: one sentence.
+        group: heading in the help text.
+        used: letters of the tools whose behaviour it changes.
+        effect: whether giving it does anything; `reason` says why not, or what to do instead.
+        also: field that receives the raw text of the value (a file name whose content goes to `dest`).
+        env: environment variable that sets it.
+        quiet: raw value for which an IGNORED option gives no warning, because it asks for what happens anyway.
+    """
+
+    names: tuple[str, ...]
+    kind: Kind
+    dest: str
+    help: str
+    group: str = ""
+    used: str = ALL
+    effect: Effect = Effect.USED
+    reason: str = ""
+    also: str = ""
+    env: str = ""
+    quiet: str = ""
+
+    @property
+    def name(self) -> str:
+        """The first spelling."""
+        return self.names[0]
+
+    @property
+    def default(self) -> Any:
+        """Value of the field when the option is not given."""
+        return reduce(getattr, self.dest.split("."), CommonParams()) if self.dest else None
+
+
+FLAG = Kind(const=True)
+OFF = Kind(const=False)
+INT = Kind("N", values.to_int)
+FLOAT = Kind("F", values.to_float)
+TEXT = Kind("TEXT")
+PATH = Kind("FILE")
+SWITCH = Kind("on|off", values.to_switch, const=True, optional=tuple(values.SWITCH_WORDS))
+BARE_OR_BIT = Kind("0|1", values.to_switch, const=True, optional=("0", "1"))
+
+
+def option(names: str, kind: Kind, dest: str, text: str, used: str = ALL, **more: Any) -> Option:
+    """A row of the table; `names` separates the spellings by blanks."""
+    return Option(tuple(names.split()), kind, dest, text, used=used, **more)
+
+
+def always(names: str, text: str, used: str = ALL, kind: Kind = FLAG, **more: Any) -> Option:
+    """A switch for something that is on in any case."""
+    return Option(tuple(names.split()), kind, "", text, used=used, effect=Effect.ALWAYS, **more)
+
+
+def ignored(names: str, reason: str, text: str, used: str = ALL, kind: Kind = FLAG, **more: Any) -> Option:
+    """An option that is accepted with a warning giving the reason."""
+    return Option(tuple(names.split()), kind, "", text, used=used, effect=Effect.IGNORED, reason=reason, **more)
+
+
+def refused(names: str, reason: str, text: str, used: str = ALL, kind: Kind = FLAG, **more: Any) -> Option:
+    """An option whose request would change results but cannot be met: an error."""
+    return Option(tuple(names.split()), kind, "", text, used=used, effect=Effect.REFUSED, reason=reason, **more)
+
+
+@cache
+def all_options() -> tuple[Option, ...]:
+    """The whole table, in the order of the help text."""
+    from ikpy.cli.flags import GROUPS
+
+    rows = []
+    for title, group in GROUPS:
+        rows += [Option(**(vars(row) | {"group": title})) for row in group]
+    return tuple(rows)
+
+
+@cache
+def by_name() -> dict[str, Option]:
+    """Option of every spelling."""
+    return {name: row for row in all_options() for name in row.names}
+
+
+def normalize_name(argument: str) -> str:
+    """In arguments that start with `--`, `_` is read as `-`."""
+    return argument.replace("_", "-") if argument.startswith("--") else argument

@@ -1,0 +1,211 @@
+"""Parser of the common tools' command lines, driven by the option table.
+
+Rules: whole arguments are matched exactly (no abbreviation, no `--option=value`); an option that needs a value takes
+the next argument whatever it looks like; `_` equals `-` after `--`; the last use wins except for list options;
+environment variables are read before the command line (by the server also after it).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+from ikpy.cli.options import TOOLS, Effect, Option, all_options, by_name, normalize_name
+from ikpy.cli.params import CommonParams
+from ikpy.cli.values import unescape
+from ikpy.errors import IkpyError, UsageError
+
+HELP_NAMES = ("-h", "--help", "--usage")
+TOOL_DEFAULTS: dict[str, dict[str, Any]] = {
+    "perplexity": {"context.n_ctx": 512},
+    "imatrix": {"context.n_ctx": 512, "log.verbosity": 1},
+}
+NO_OFFLOAD = "not compiled with GPU offload support, --gpu-layers option will be ignored"
+MODES = ("hellaswag", "winogrande", "multiple_choice", "kl_divergence")
+
+
+def parse(argv: Sequence[str], tool: str, environ: Mapping[str, str] | None = None) -> CommonParams:
+    """Parameters of `tool` from its argument list (without the program name).
+
+    Raises:
+        UsageError: unknown option, missing or bad value, options that contradict each other.
+    """
+    return Parser(tool, os.environ if environ is None else environ).parse(argv)
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """` (did you mean X?)` for the spelling closest to an unknown name, or an empty text."""
+    base, equals, _ = name.partition("=")
+    known = list(known)
+    if equals and base in known:
+        return f" (write the value as its own argument: {base} VALUE)"
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+class Parser:
+    """One pass over an argument list."""
+
+    def __init__(self, tool: str, environ: Mapping[str, str]) -> None:
+        self.tool = tool
+        self.letter = TOOLS[tool]
+        self.environ = environ
+        self.params = CommonParams(tool=tool)
+        self.appended: set[str] = set()
+        self.no_effect: dict[str, list[str]] = {}
+        for dest, value in TOOL_DEFAULTS.get(tool, {}).items():
+            self.store(dest, value)
+
+    def parse(self, argv: Sequence[str]) -> CommonParams:
+        """Apply environment and arguments, check the result."""
+        self.apply_environment()
+        self.appended.clear()
+        self.apply_arguments(argv)
+        if self.params.action != "run":
+            return self.params
+        if self.tool == "server":
+            self.apply_environment()
+        self.report_no_effect()
+        check(self.params)
+        finish_text(self.params)
+        return self.params
+
+    def apply_environment(self) -> None:
+        for row in all_options():
+            text = self.environ.get(row.env) if row.env else None
+            if not text or self.letter not in row.used:
+                continue
+            if row.kind.const is not None:
+                if text in ("1", "true"):
+                    self.take(row, row.env, None)
+            else:
+                self.take(row, row.env, text)
+
+    def apply_arguments(self, argv: Sequence[str]) -> None:
+        position = 0
+        while position < len(argv):
+            spelled = argv[position]
+            name = normalize_name(spelled)
+            if name in HELP_NAMES or name == "--version":
+                self.params.action = "version" if name == "--version" else "help"
+                return
+            row = by_name().get(name)
+            if row is None:
+                raise UsageError(f"unknown argument: {spelled}{suggest(name, by_name())}")
+            position += 1
+            self.params.given.append(row.name)
+            texts = self.values_of(row, spelled, argv[position:])
+            position += len(texts)
+            self.take(row, spelled, " ".join(texts) if texts else None)
+
+    def values_of(self, row: Option, spelled: str, following: Sequence[str]) -> Sequence[str]:
+        if row.kind.optional:
+            return following[:1] if following and following[0].lower() in row.kind.optional else []
+        if len(following) < row.kind.nargs:
+            raise UsageError(f"invalid parameter for argument: {spelled} (a value is missing)")
+        return following[: row.kind.nargs]
+
+    def take(self, row: Option, spelled: str, text: str | None) -> None:
+        """Convert and store one use of an option."""
+        if row.effect is Effect.REFUSED and self.letter in row.used:
+            raise UsageError(f"{spelled}: {row.reason}")
+        value = row.kind.const if text is None else self.convert(row, spelled, text)
+        if row.dest:
+            if row.kind.many:
+                self.append(row.dest, value)
+            else:
+                self.store(row.dest, value)
+        if row.also and text is not None:
+            self.store(row.also, text)
+        self.note_effect(row, spelled, text)
+
+    def convert(self, row: Option, spelled: str, text: str) -> Any:
+        def warn(message: str) -> None:
+            self.add_warning(f"{spelled}: {message}")
+
+        try:
+            return row.kind.convert(text, warn)
+        except UsageError as error:
+            raise UsageError(f"{error} [{spelled}]") from error
+        except IkpyError:
+            raise
+        except ValueError as error:
+            raise UsageError(f"invalid parameter for argument: {spelled} ({error})") from error
+
+    def store(self, dest: str, value: Any) -> None:
+        *path, name = dest.split(".")
+        setattr(reduce(getattr, path, self.params), name, value)
+
+    def append(self, dest: str, value: Any) -> None:
+        values = value if isinstance(value, list) else [value]
+        present = reduce(getattr, dest.split("."), self.params) if dest in self.appended else ()
+        self.appended.add(dest)
+        self.store(dest, [*present, *values])
+
+    def note_effect(self, row: Option, spelled: str, text: str | None) -> None:
+        if row.effect is Effect.ALWAYS:
+            return
+        if self.letter not in row.used:
+            self.no_effect.setdefault(f"not used by {self.tool}", []).append(spelled)
+        elif row.name == "-ngl" and text != row.quiet:
+            # The wording that scripts know.
+            self.add_warning(NO_OFFLOAD)
+        elif row.reason and not (row.quiet and text == row.quiet):
+            self.no_effect.setdefault(row.reason, []).append(spelled)
+
+    def add_warning(self, line: str) -> None:
+        if line not in self.params.warnings:
+            self.params.warnings.append(line)
+
+    def report_no_effect(self) -> None:
+        for reason, names in self.no_effect.items():
+            self.params.warnings.append(f"no effect: {', '.join(dict.fromkeys(names))} ({reason})")
+
+
+def check(params: CommonParams) -> None:
+    """Refuse options that contradict each other.
+
+    Raises:
+        UsageError: naming both options.
+    """
+    model, prompt = params.model, params.prompt
+    if model.path is None:
+        if model.hf_repo is not None:
+            raise UsageError("--hf-repo requires either --hf-file or --model" if model.hf_file is None else NO_DOWNLOAD)
+        if model.url is not None:
+            raise UsageError(NO_DOWNLOAD)
+    elif model.url or model.hf_repo or model.hf_file:
+        params.warnings.append("no effect: the model is read from --model, nothing is downloaded")
+    if model.fit and (model.tensor_overrides or model.n_cpu_moe):
+        other = "-ot | --override-tensor" if model.tensor_overrides else "-ncmoe | --n-cpu-moe"
+        raise UsageError(f"{other} cannot be used with --fit")
+    if prompt.prompt_cache_all and (prompt.interactive or prompt.interactive_first or prompt.conversation):
+        raise UsageError("--prompt-cache-all is not supported in interactive mode: drop one of them")
+    modes = [name for name in MODES if getattr(params.perplexity, name)]
+    if len(modes) > 1:
+        spelled = " and ".join(f"--{name.replace('_', '-')}" for name in modes)
+        raise UsageError(f"{spelled} exclude each other")
+    if params.sampling.grammar and params.sampling.json_schema is not None:
+        raise UsageError("--grammar and --json-schema exclude each other")
+    if model.split_mode == "row":
+        model.split_mode = "layer"
+        params.warnings.append("-sm row is read as -sm layer")
+
+
+NO_DOWNLOAD = "models are not downloaded: fetch the file yourself and give it with --model"
+
+
+def finish_text(params: CommonParams) -> None:
+    """Decode escapes in the prompt and in texts around it; a binary file is left alone."""
+    prompt = params.prompt
+    if not prompt.escape:
+        return
+    sources = [name for name in params.given if name in ("-p", "-f", "-bf")]
+    if not sources or sources[-1] != "-bf":
+        prompt.text = unescape(prompt.text)
+    prompt.in_prefix = unescape(prompt.in_prefix)
+    prompt.in_suffix = unescape(prompt.in_suffix)
+    prompt.reverse_prompts = [unescape(text) for text in prompt.reverse_prompts]

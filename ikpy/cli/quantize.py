@@ -1,0 +1,348 @@
+"""`ikpy quantize`: make a quantized copy of a model (tools 2)."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from ikpy.errors import IkpyError, UsageError
+from ikpy.quants import registry
+from ikpy.quants.policy import TypeOptions
+from ikpy.quants.recipe import Recipe, Rule, parse_rules
+
+USAGE = """usage: ikpy quantize [options] INPUT [OUTPUT] TYPE [NTHREADS]
+
+Makes a quantized copy of a GGUF model. INPUT may be the first file of a split model. Without OUTPUT the result is
+ggml-model-TYPE.gguf next to INPUT. TYPE is a file type name in any case, its number, or COPY.
+
+    --allow-requantize         convert tensors that are already quantized
+    --leave-output-tensor      keep output.weight as it is
+    --pure                     give every tensor the type of TYPE, without a mixture
+    --imatrix FILE             importance matrix (.dat or GGUF)
+    --hide-imatrix             do not name the importance matrix in the output
+    --ignore-imatrix-rules     allow very low-bit types without an importance matrix
+    --include-weights NAME     use only importance entries whose name contains NAME (repeatable)
+    --exclude-weights NAME     do not use importance entries whose name contains NAME (repeatable)
+    --dry-run                  show what would be done; read no data, write nothing
+    --custom-q RULES           regex=type,... or a file of such rules; the first match decides (repeatable)
+    --output-tensor-type T     type of output.weight
+    --token-embedding-type T   type of token_embd.weight
+    --per-layer-token-embedding-type T, --ffn-gate-inp-type T
+    --attn-q-type T, --attn-k-type T, --attn-v-type T, --attn-qkv-type T, --attn-output-type T
+    --ffn-gate-type T, --ffn-down-type T, --ffn-up-type T
+                               type of the tensors in that role
+    --extra-output-tensor T    add a second copy of the output matrix in type T
+    --repack                   change the row layout to the interleaved types; no requantization
+    --repack-pattern R1,R2     repack only tensors whose name matches one of the regular expressions
+    --keep-split               one output file per input file
+    --partial-requant          skip output files that exist
+    --override-kv KEY=T:VALUE  change metadata; T is int, float, bool or str (repeatable)
+    --symmetric-q40            Q4_0 with levels -7..7
+    --slow-iq2ks               accepted; the IQ2_KS search is always the thorough one
+    --help                     print this help
+
+Options come before INPUT or anywhere else; T is a tensor type name such as q4_K, iq4_ks, q8_0_r8, f16.
+
+File types:
+"""
+
+FLAGS = {
+    "--allow-requantize": "allow_requantize",
+    "--leave-output-tensor": "leave_output_tensor",
+    "--pure": "pure",
+    "--hide-imatrix": "hide_imatrix",
+    "--ignore-imatrix-rules": "ignore_imatrix_rules",
+    "--dry-run": "dry_run",
+    "--repack": "repack",
+    "--keep-split": "keep_split",
+    "--partial-requant": "partial_requant",
+    "--symmetric-q40": "symmetric_q4_0",
+}
+ROLE_OPTIONS = {
+    "--output-tensor-type": "output",
+    "--token-embedding-type": "token_embedding",
+    "--per-layer-token-embedding-type": "per_layer_token_embedding",
+    "--ffn-gate-inp-type": "ffn_gate_inp",
+} | {
+    f"--{f.name.replace('_', '-')}-type": f.name
+    for f in fields(TypeOptions)
+    if f.name.startswith(("attn_", "ffn_")) and f.name != "ffn_gate_inp"
+}
+VALUE_OPTIONS = {
+    "--imatrix",
+    "--include-weights",
+    "--exclude-weights",
+    "--custom-q",
+    "--extra-output-tensor",
+    "--repack-pattern",
+    "--override-kv",
+} | set(ROLE_OPTIONS)
+
+
+class CommandLineError(UsageError):
+    """A mistake in the arguments; ``show_usage`` as the usage text helps with it."""
+
+    def __init__(self, message: str, *, show_usage: bool = True):
+        super().__init__(message)
+        self.show_usage = show_usage
+
+
+@dataclass
+class Arguments:
+    """The parsed command line."""
+
+    source: str = ""
+    output: str = ""
+    type_name: str = ""
+    ftype: registry.FileType | None = None
+    n_threads: int = 0
+    threads_given: bool = False
+    imatrix: str = ""
+    flags: set[str] = field(default_factory=set)
+    roles: dict[str, str] = field(default_factory=dict)
+    extra_output: str = ""
+    include: list[str] = field(default_factory=list)
+    exclude: list[str] = field(default_factory=list)
+    rules: list[Rule] = field(default_factory=list)
+    patterns: list[re.Pattern[str]] = field(default_factory=list)
+    overrides: dict[str, object] = field(default_factory=dict)
+
+
+def parse(argv: Sequence[str]) -> Arguments:
+    """Arguments of the tool; CommandLineError if they are wrong."""
+    arguments = Arguments()
+    positional: list[str] = []
+    rest = list(argv)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            positional.append(word)
+            continue
+        name = word.replace("_", "-")
+        if name in FLAGS:
+            arguments.flags.add(FLAGS[name])
+        elif name in VALUE_OPTIONS:
+            if not rest:
+                raise CommandLineError(f"{name} needs a value")
+            _take(arguments, name, rest.pop(0))
+        elif name != "--slow-iq2ks":
+            raise CommandLineError(f"unknown option {word}")
+    if arguments.include and arguments.exclude:
+        raise CommandLineError("--include-weights and --exclude-weights cannot be given together")
+    _take_positional(arguments, positional)
+    return arguments
+
+
+def _take(arguments: Arguments, name: str, value: str) -> None:
+    if name in ROLE_OPTIONS:
+        arguments.roles[ROLE_OPTIONS[name]] = _tensor_type(name, value)
+    elif name == "--extra-output-tensor":
+        arguments.extra_output = _tensor_type(name, value)
+    elif name == "--imatrix":
+        arguments.imatrix = value
+    elif name in ("--include-weights", "--exclude-weights"):
+        (arguments.include if name == "--include-weights" else arguments.exclude).append(value)
+    elif name == "--custom-q":
+        arguments.rules += _custom_rules(value)
+    elif name == "--repack-pattern":
+        for pattern in value.split(","):
+            try:
+                arguments.patterns.append(re.compile(pattern))
+            except re.error as error:
+                raise CommandLineError(f"invalid regular expression {pattern} in {name}: {error}") from None
+    else:
+        from ikpy.cli.values import to_kv_override
+
+        try:
+            key, override = to_kv_override(value, lambda text: None)
+        except ValueError as error:
+            raise CommandLineError(f"string_parse_kv_override: malformed KV override '{value}' ({error})") from None
+        arguments.overrides[key] = override
+
+
+def _tensor_type(option: str, value: str) -> str:
+    try:
+        row = registry.by_name(value)
+    except UsageError as error:
+        raise CommandLineError(f"{option}: {error}") from None
+    if row.activation_only:
+        raise CommandLineError(f"{option}: {row.name} cannot be stored in a file")
+    return row.name
+
+
+def _custom_rules(value: str) -> list[Rule]:
+    """Rules given as text, or in a file when the value names one and is no rule itself."""
+    text = value
+    if "=" not in value and Path(value).is_file():
+        text = Path(value).read_text(encoding="utf-8")
+    try:
+        return parse_rules(text)
+    except UsageError as error:
+        raise CommandLineError(str(error)) from None
+
+
+def _ftype(text: str) -> registry.FileType | None:
+    """The file type, None for COPY; UsageError if there is none of that name."""
+    return None if text.upper() == "COPY" else registry.ftype_by_name(text)
+
+
+def _take_positional(arguments: Arguments, words: list[str]) -> None:
+    from ikpy.tools.quantize import default_output
+
+    if len(words) < 2:
+        raise CommandLineError("INPUT and TYPE are needed")
+    arguments.source = words.pop(0)
+    try:
+        arguments.ftype = _ftype(words[0])
+    except UsageError:
+        arguments.output = words.pop(0)
+        if not words:
+            raise CommandLineError("main: missing ftype", show_usage=False) from None
+        try:
+            arguments.ftype = _ftype(words[0])
+        except UsageError as error:
+            hint = str(error).partition("; ")[2]
+            text = f"main: invalid ftype '{words[0]}'" + (f" ({hint})" if hint else "")
+            raise CommandLineError(text, show_usage=False) from None
+    arguments.type_name = _shown_name(words.pop(0), arguments.ftype)
+    if not arguments.output:
+        keep = "keep_split" in arguments.flags
+        arguments.output = default_output(arguments.source, arguments.type_name, keep_split=keep)
+    if words:
+        try:
+            arguments.n_threads = int(words[0])
+        except ValueError:
+            raise CommandLineError(f"main: invalid nthread '{words[0]}' (not a number)", show_usage=False) from None
+        arguments.threads_given = True
+
+
+def _shown_name(text: str, ftype: registry.FileType | None) -> str:
+    """TYPE as given, in upper case; a number becomes its name."""
+    return text.upper() if ftype is None or not text.isdigit() else ftype.name
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the tool on an argument vector without the program name; returns the exit status."""
+    if "--help" in argv or "-h" in argv:
+        print(usage())
+        return 0
+    try:
+        arguments = parse(argv)
+    except CommandLineError as error:
+        print(error, file=sys.stderr)
+        if error.show_usage:
+            print(usage())
+        return 1
+    for rule in arguments.rules:
+        print(f"Adding custom rule {rule.pattern} -> {rule.type}")
+    from ikpy.tools import quantize as tool
+    from ikpy.tools.machine import hardware_threads
+
+    stopwatch = tool.Stopwatch()
+    try:
+        options = _options(arguments)
+        options.n_threads = arguments.n_threads if arguments.n_threads > 0 else hardware_threads()
+        tool.refuse_without_imatrix(options)
+    except tool.MissingImatrixError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except IkpyError as error:
+        print(error, file=sys.stderr)
+        return 1
+    _print_header(arguments)
+    status = _convert(arguments, options)
+    if status == 0:
+        elapsed = stopwatch.milliseconds()
+        print(f"\nmain: quantize time = {elapsed:8.2f} ms\nmain:    total time = {elapsed:8.2f} ms")
+    return status
+
+
+def _options(arguments: Arguments) -> Any:
+    from ikpy.tools.quantize import QuantizeOptions
+
+    options = QuantizeOptions(
+        arguments.ftype,
+        types=TypeOptions(**arguments.roles),
+        extra_output_type=arguments.extra_output,
+        recipe=Recipe(arguments.rules),
+        repack_patterns=tuple(arguments.patterns),
+        kv_overrides=arguments.overrides,
+    )
+    for flag in arguments.flags:
+        setattr(options, flag, True)
+    if arguments.imatrix:
+        options.imatrix = _load_imatrix(arguments)
+        options.imatrix_path = arguments.imatrix
+    return options
+
+
+def _load_imatrix(arguments: Arguments) -> Any:
+    from ikpy.tools.imatrix_file import read_imatrix
+
+    matrix = read_imatrix(arguments.imatrix)
+    if matrix.dataset:
+        print(f"load_imatrix: imatrix dataset='{matrix.dataset}'")
+    print(
+        f"load_imatrix: loaded {len(matrix.values)} importance matrix entries from {arguments.imatrix} "
+        f"computed on {matrix.chunks} chunks"
+    )
+    matrix = matrix.filtered(arguments.include, arguments.exclude)
+    print(f"prepare_imatrix: have {len(matrix.values)} importance matrix entries", flush=True)
+    return matrix
+
+
+def _print_header(arguments: Arguments) -> None:
+    from ikpy.tools import machine
+
+    lines = [
+        f"main: build = {machine.build_number()} ({machine.build_commit()})",
+        f"main: built with {machine.compiler()} for {machine.target()}",
+        f"main: quantizing '{arguments.source}' to '{arguments.output}' as {arguments.type_name}"
+        + (f" using {arguments.n_threads} threads" if arguments.n_threads > 0 else ""),
+    ]
+    print(*lines, sep="\n", file=sys.stderr)
+
+
+def _convert(arguments: Arguments, options: Any) -> int:
+    from ikpy.gguf.reader import GGUFFile
+    from ikpy.tools.logs import loader_lines, override_line
+    from ikpy.tools.quantize import Quantizer
+
+    err = _writer(sys.stderr)
+    try:
+        try:
+            file = GGUFFile.open(arguments.source, header_only=options.dry_run)
+        except IkpyError as error:
+            raise type(error)(f"llama_model_loader: failed to load model from {arguments.source}: {error}") from None
+        with file:
+            for line in loader_lines(file, arguments.source):
+                err(line + "\n")
+            for key, value in options.kv_overrides.items():
+                if key in file.metadata:
+                    err(override_line(key, value) + "\n")
+            Quantizer(file, arguments.output, options, out=_writer(sys.stdout), err=err).run()
+    except IkpyError as error:
+        err(f"llama_model_quantize: failed to quantize: {error}\nmain: failed to quantize model from '{arguments.source}'\n")
+        return 1
+    return 0
+
+
+def _writer(stream: Any) -> Callable[[str], None]:
+    def write(text: str) -> None:
+        stream.write(text)
+        stream.flush()
+
+    return write
+
+
+def usage() -> str:
+    """The help text with all file types."""
+    lines = []
+    for row in registry.all_ftypes():
+        if row.selectable:
+            lines.append(f"    {row.id:4d}  or  {row.name:<10} {row.display}")
+    return USAGE + "\n".join(lines) + "\n          COPY       only copy tensors, no quantizing"

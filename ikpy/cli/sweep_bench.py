@@ -1,0 +1,70 @@
+"""`ikpy sweep-bench`: speed over the length of the context."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ikpy.cli.common import load, start
+from ikpy.cli.params import CommonParams
+from ikpy.errors import UsageError
+
+if TYPE_CHECKING:
+    from ikpy.tools.sweep_bench import SweepSettings
+
+
+def make_settings(params: CommonParams, n_ctx: int) -> SweepSettings:
+    """Settings of a sweep over a context of `n_ctx` tokens.
+
+    Raises:
+        UsageError: not one row fits into the context.
+    """
+    from ikpy.tools.sweep_bench import SweepSettings
+
+    context, sweep = params.context, params.sweep
+    n_ubatch = context.n_ubatch or context.n_batch
+    n_generate = params.prompt.n_predict if params.prompt.n_predict > 0 else n_ubatch // 4
+    if n_ubatch > n_ctx:
+        raise UsageError(f"-ub {n_ubatch} is larger than the context ({n_ctx}): lower -ub or raise -c")
+    if n_generate > n_ctx:
+        raise UsageError(f"-n {n_generate} is larger than the context ({n_ctx}): lower -n or raise -c")
+    return SweepSettings(
+        n_kv_max=n_ctx,
+        n_batch=context.n_batch,
+        n_ubatch=n_ubatch,
+        flash_attn=context.flash_attn,
+        n_gpu_layers=params.model.n_gpu_layers,
+        n_threads=params.n_threads,
+        n_threads_batch=params.n_threads_batch,
+        n_generate=n_generate,
+        stride=sweep.stride,
+        n_repetitions=sweep.n_repetitions,
+        warmup=context.warmup,
+        warmup_batch=sweep.warmup_batch,
+        memory=sweep.memory,
+    )
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the sweep; returns the exit status."""
+    params = start("sweep-bench", arguments, "Speed of prompt processing and generation at growing context length.")
+    if params is None:
+        return 0
+    session = load(params)
+    context = session.new_context()
+    settings = make_settings(params, context.n_ctx)
+    from ikpy.tools.sweep_bench import PRINTERS, ContextDecoder, Sweep
+
+    printer = PRINTERS[params.sweep.output_format](settings, sys.stdout)
+    decoder = ContextDecoder(context, session.timings)
+    sweep = Sweep(settings, decoder, session.model.hparams.n_vocab, session.vocab.bos)
+    printer.begin()
+    sweep.warm_up()
+    session.reset_timings()
+    sweep.run(printer.row)
+    rest = settings.n_kv_max - settings.depths()[-1] - settings.n_ubatch
+    if rest:
+        session.log([f"the last {rest} tokens of the context were not measured: a whole row does not fit there"])
+    session.finish()
+    return 0

@@ -1,0 +1,285 @@
+"""Conversion of option values: number prefixes, on/off words, cache types, pairs and lists.
+
+A converter takes the text and a `warn` callback, returns the value, and raises ValueError for a bad text. The message
+of the ValueError completes the line "error: invalid parameter for argument: X".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from ikpy.cli.params import DEFAULT_SAMPLERS, RANDOM_SEED
+from ikpy.errors import UsageError
+
+Warn = Callable[[str], None]
+Convert = Callable[[str, Warn], Any]
+
+INTEGER = re.compile(r"\s*[+-]?\d+")
+FLOAT = re.compile(r"\s*[+-]?(inf(inity)?|nan|(\d+\.?\d*|\.\d+)(e[+-]?\d+)?)", re.IGNORECASE)
+SWITCH_WORDS = {
+    "on": True,
+    "auto": True,
+    "1": True,
+    "true": True,
+    "enabled": True,
+    "off": False,
+    "0": False,
+    "false": False,
+    "disabled": False,
+}
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1", "q6_0", "q8_KV")
+SAMPLER_LETTERS = dict(zip("dkfypmxntw", DEFAULT_SAMPLERS, strict=True))
+SAMPLER_ALIASES = {
+    "temp": "temperature",
+    "tfs": "tfs_z",
+    "typical": "typical_p",
+    "typ_p": "typical_p",
+    "top_sigma": "top_n_sigma",
+    "nucleus": "top_p",
+}
+
+
+def _number(text: str, pattern: re.Pattern[str], what: str, warn: Warn) -> str:
+    match = pattern.match(text)
+    if not match:
+        raise ValueError(f"expected {what}, got {text!r}")
+    if match.end() != len(text.rstrip()):
+        warn(f"reading {match.group().strip()} from {text!r}, the rest is not part of the number")
+    return match.group()
+
+
+def to_int(text: str, warn: Warn) -> int:
+    """Decimal integer at the start of the text; the rest is ignored with a warning."""
+    return int(_number(text, INTEGER, "an integer", warn))
+
+
+def to_float(text: str, warn: Warn) -> float:
+    """Decimal floating-point number at the start of the text; the rest is ignored with a warning."""
+    return float(_number(text, FLOAT, "a number", warn))
+
+
+def to_text(text: str, warn: Warn) -> str:
+    """The text itself."""
+    return text
+
+
+def to_switch(text: str, warn: Warn) -> bool:
+    """on/off/auto/0/1/true/false/enabled/disabled in any case."""
+    if text.lower() not in SWITCH_WORDS:
+        raise ValueError(f"expected on, off, auto, 0 or 1, got {text!r}")
+    return SWITCH_WORDS[text.lower()]
+
+
+def choice(*words: str) -> Convert:
+    """Converter that accepts exactly the given words, in any letter case."""
+
+    def convert(text: str, warn: Warn) -> str:
+        if text.lower() not in words:
+            raise ValueError(f"expected one of {', '.join(words)}, got {text!r}")
+        return text.lower()
+
+    return convert
+
+
+def bounded(low: int, high: int | None = None) -> Convert:
+    """Converter to an integer in [low, high]."""
+
+    def convert(text: str, warn: Warn) -> int:
+        value = to_int(text, warn)
+        if value < low or (high is not None and value > high):
+            limits = f"{low}..{high}" if high is not None else f"at least {low}"
+            raise ValueError(f"expected {limits}, got {value}")
+        return value
+
+    return convert
+
+
+def to_seed(text: str, warn: Warn) -> int:
+    """Unsigned 32-bit seed; any negative number means a random one."""
+    value = to_int(text, warn)
+    return RANDOM_SEED if value < 0 else value & 0xFFFFFFFF
+
+
+def to_threads(text: str, warn: Warn) -> int:
+    """Thread count; zero or less means all hardware threads."""
+    from ikpy.tools.machine import hardware_threads
+
+    value = to_int(text, warn)
+    return value if value > 0 else hardware_threads()
+
+
+def to_temperature(text: str, warn: Warn) -> float:
+    """Temperature, negative read as 0 (greedy)."""
+    return max(to_float(text, warn), 0.0)
+
+
+def to_cache_type(text: str, warn: Warn) -> str:
+    """KV cache type in any letter case, returned in its own spelling."""
+    for name in CACHE_TYPES:
+        if name.lower() == text.lower():
+            return name
+    raise UsageError(f"Invalid cache type: {text} (known: {', '.join(CACHE_TYPES)})")
+
+
+def to_attention_batch(text: str, warn: Warn) -> int:
+    """Size bound of the attention scratch in MiB: 0 = none, 1..127 become 128."""
+    value = to_int(text, warn)
+    if 0 < value < 128:
+        warn(f"{value} MiB is too small, using 128")
+        return 128
+    return max(value, 0)
+
+
+def to_expert_reduction(text: str, warn: Warn) -> tuple[int, float]:
+    """`K,t`: experts always kept, share of the largest probability below which the others are dropped."""
+    parts = text.split(",")
+    if len(parts) != 2:
+        raise ValueError(f"expected K,t such as 6,1, got {text!r}")
+    return to_int(parts[0], warn), to_float(parts[1], warn)
+
+
+def to_rope_scale(text: str, warn: Warn) -> float:
+    """Context extension factor f, stored as the frequency scale 1/f."""
+    value = to_float(text, warn)
+    if value == 0:
+        raise ValueError("the scale must not be 0")
+    return 1.0 / value
+
+
+def to_kv_override(text: str, warn: Warn) -> tuple[str, object]:
+    """`KEY=TYPE:VALUE` with TYPE int, float, bool or str; key up to 127 bytes, str up to 127 bytes."""
+    key, equals, rest = text.partition("=")
+    kind, colon, value = rest.partition(":")
+    if not (key and equals and colon) or len(key.encode()) > 127:
+        raise ValueError(f"expected KEY=TYPE:VALUE, got {text!r}")
+    if kind == "int":
+        return key, to_int(value, warn)
+    if kind == "float":
+        return key, to_float(value, warn)
+    if kind == "bool" and value in ("true", "false"):
+        return key, value == "true"
+    if kind == "str" and len(value.encode()) <= 127:
+        return key, value
+    raise ValueError(f"TYPE:VALUE must be int:N, float:F, bool:true|false or str:TEXT, got {rest!r}")
+
+
+def to_tensor_override(text: str, warn: Warn) -> list[tuple[str, str]]:
+    """`REGEX=BUFFER[,REGEX=BUFFER...]`, split at every comma, then at the first `=` of each item."""
+    rules = []
+    for item in text.split(","):
+        pattern, equals, buffer = item.partition("=")
+        if not (pattern and equals and buffer):
+            raise UsageError(f"Invalid tensor buffer type override: {text} (expected REGEX=BUFFER)")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise UsageError(f"Invalid tensor buffer type override: {text} (regex {pattern!r}: {error})") from error
+        rules.append((pattern, buffer))
+    return rules
+
+
+def to_offload_policy(text: str, warn: Warn) -> list[tuple[int, bool]]:
+    """`op,0|1[,op,0|1...]`."""
+    try:
+        values = [int(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if not values or len(values) % 2:
+        raise UsageError(f"Invalid offload policy argument: {text} (expected op,0|1[,op,0|1...])")
+    return [(op, bool(on)) for op, on in zip(values[::2], values[1::2], strict=True)]
+
+
+def to_samplers(text: str, warn: Warn) -> tuple[str, ...]:
+    """Sampler names separated by `;`."""
+    names = []
+    for part in filter(None, text.split(";")):
+        name = part.strip().lower().replace("-", "_")
+        name = SAMPLER_ALIASES.get(name, name)
+        if name not in DEFAULT_SAMPLERS:
+            raise ValueError(f"unknown sampler {part!r} (known: {', '.join(DEFAULT_SAMPLERS)})")
+        names.append(name)
+    return tuple(names)
+
+
+def to_sampler_letters(text: str, warn: Warn) -> tuple[str, ...]:
+    """Samplers by their letters, `dkfypmxntw` for the default order."""
+    unknown = [letter for letter in text if letter not in SAMPLER_LETTERS]
+    if unknown:
+        raise ValueError(f"unknown sampler letter {unknown[0]!r} (known: {''.join(SAMPLER_LETTERS)})")
+    return tuple(SAMPLER_LETTERS[letter] for letter in text)
+
+
+def to_logit_bias(text: str, warn: Warn) -> tuple[int, float]:
+    """`ID+V` or `ID-V`."""
+    match = re.fullmatch(r"(\d+)([+-].+)", text)
+    if not match:
+        raise ValueError(f"expected TOKEN_ID(+/-)BIAS, got {text!r}")
+    return int(match[1]), to_float(match[2], warn)
+
+
+def to_json_object(text: str, warn: Warn) -> dict[str, Any]:
+    """JSON object."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError("expected a JSON object")
+    return value
+
+
+def read_bytes(path: str) -> bytes:
+    """Content of a file named by an option.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
+    try:
+        with open(path, "rb") as stream:
+            return stream.read()
+    except OSError as error:
+        raise UsageError(f"failed to open file '{path}': {error.strerror}") from error
+
+
+def to_file_text(text: str, warn: Warn) -> str:
+    """Text of the named file; bytes that are not UTF-8 become surrogate escapes, as in command-line arguments."""
+    return read_bytes(text).decode("utf-8", "surrogateescape")
+
+
+def to_file_lines(text: str, warn: Warn) -> list[str]:
+    """Non-empty lines of the named file."""
+    return [line for line in to_file_text(text, warn).splitlines() if line]
+
+
+ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"'": b"'", b'"': b'"', b"\\": b"\\"}
+ESCAPE = re.compile(rb"""\\(x[0-9a-fA-F]{2}|[nrt'"\\])""")
+
+
+def unescape(text: str) -> str:
+    r"""Decode \n \r \t \' \" \\ and \xHH (a byte); an unknown escape keeps its backslash."""
+    if "\\" not in text:
+        return text
+
+    def replace(match: re.Match[bytes]) -> bytes:
+        code = match[1]
+        return bytes([int(code[1:], 16)]) if code.startswith(b"x") else ESCAPES[code]
+
+    return ESCAPE.sub(replace, text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
+
+
+def to_prompt_file(text: str, warn: Warn) -> str:
+    """Text of the named file without exactly one newline at its end."""
+    return to_file_text(text, warn).removesuffix("\n")
+
+
+def to_sequence_breakers(text: str, warn: Warn) -> list[str]:
+    """Every character of the text; none for the word `none`."""
+    return [] if text == "none" else list(text)
+
+
+def to_sweep_format(text: str, warn: Warn) -> str:
+    """Output format of sweep-bench; `table` is another word for md."""
+    return choice("md", "jsonl", "csv")("md" if text == "table" else text, warn)

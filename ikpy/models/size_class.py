@@ -1,0 +1,149 @@
+"""Size class of a model ("7B", "8x22B", "671B") from its architecture and dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+UNKNOWN = "?B"
+BY_LAYERS: dict[str, dict[int, str]] = {
+    "deci": {32: "7B", 80: "70B", 162: "405B"},
+    "deepseek2": {27: "16B", 36: "119B.A6B", 47: "30B.A3B", 60: "236B", 61: "671B"},
+    "mistral4": {27: "16B", 36: "119B.A6B", 47: "30B.A3B", 60: "236B", 61: "671B"},
+    "glm-dsa": {61: "290B", 79: "744B.A40B"},
+    "qwen2moe": {24: "A2.7B", 28: "57B.A14B"},
+    "qwen3moe": {48: "30B.A3B", 94: "235B.A22B"},
+    "qwen3vlmoe": {48: "30B.A3B", 94: "235B.A22B"},
+    "qwen3next": {48: "80B.A3B"},
+    "qwen35moe": {40: "35B.A3B", 41: "35B.A3B", 48: "122B.A10B", 60: "397B.A17B"},
+    "qwen": {32: "7B", 40: "13B"},
+    "gemma": {18: "2B", 28: "7B"},
+    "gemma2": {26: "2B", 42: "9B", 46: "27B"},
+    "gemma3": {26: "2B", 34: "4B", 48: "12B", 62: "27B"},
+    "gemma4": {35: "2B", 42: "4B"},
+    "phi2": {24: "1B", 32: "3B"},
+    "phi3": {24: "1B", 32: "3B", 40: "14B"},
+    "command-r": {40: "35B"},
+    "cohere2": {32: "8B"},
+    "cohere2_moe": {49: "30B"},
+    "glm4": {40: "9B", 61: "32B"},
+    "glm4moe": {47: "106B.A12B", 93: "355B.A32B"},
+    "chatglm": {28: "6B", 40: "9B"},
+    "mistral3": {26: "3B", 34: "8B", 40: "14B"},
+    "falcon": {32: "7B", 60: "40B"},
+    "mpt": {32: "7B", 48: "30B"},
+    "starcoder": {24: "1B", 36: "3B", 42: "7B", 40: "15B"},
+    "starcoder2": {30: "3B", 32: "7B", 40: "15B", 52: "20B", 88: "34B"},
+    "baichuan": {32: "7B", 40: "13B"},
+    "internlm2": {32: "7B", 48: "20B"},
+    "xverse": {32: "7B", 40: "13B", 80: "65B"},
+    "stablelm": {24: "1B", 32: "3B", 40: "12B"},
+    "orion": {40: "14B"},
+    "plamo": {40: "13B"},
+    "codeshell": {42: "7B"},
+    "refact": {32: "1B"},
+    "jais": {24: "1.3B", 40: "13B"},
+    "olmo": {22: "1B", 32: "7B", 80: "70B"},
+    "gpt2": {12: "0.1B", 24: "0.4B", 36: "0.8B", 48: "1.5B"},
+    "dbrx": {40: "16x12B"},
+    "grok": {64: "314B"},
+    "arctic": {35: "10B+128x3.66B"},
+    "hunyuan-moe": {32: "80B.A13B"},
+    "dots1": {62: "142B"},
+    "minimax-m2": {62: "230B.A10B"},
+    "ernie4_5-moe": {18: "0.3B", 28: "21B.A3B", 54: "300B.A47B"},
+    "bailingmoe2": {20: "16B.A1B", 21: "16B.A1B", 32: "100B.A6B", 33: "100B.A6B"},
+    "mimo2": {48: "310B.A15B"},
+    "seed_oss": {64: "36B"},
+    "smollm3": {36: "3B"},
+    "granitemoe": {32: "3B", 40: "3B"},
+    "minicpm": {40: "2B"},
+    "bitnet": {26: "3B"},
+    "bitnet-25": {30: "2B"},
+}
+
+
+def _first(value: Any) -> int:
+    return int(value) if isinstance(value, (int, float)) else int(value[0])
+
+
+class _Shape:
+    """Dimensions that decide a size class."""
+
+    def __init__(self, metadata: Mapping[str, Any], arch: str) -> None:
+        heads = metadata.get(f"{arch}.attention.head_count", 0)
+        tokens = metadata.get("tokenizer.ggml.tokens", ())
+        self.layers = int(metadata.get(f"{arch}.block_count", 0))
+        self.embedding = int(metadata.get(f"{arch}.embedding_length", 0))
+        self.heads = _first(heads)
+        self.kv_heads = _first(metadata.get(f"{arch}.attention.head_count_kv", heads))
+        self.experts = int(metadata.get(f"{arch}.expert_count", 0))
+        self.vocabulary = int(metadata.get(f"{arch}.vocab_size", len(tokens)))
+
+
+def _llama(shape: _Shape) -> str:
+    if shape.experts == 8:
+        return {32: "8x7B", 56: "8x22B"}.get(shape.layers, UNKNOWN)
+    if shape.layers == 32:
+        if shape.vocabulary == 49152:
+            return "3B"
+        return "7B" if shape.vocabulary < 40000 else "8B"
+    if shape.layers == 80:
+        return "65B" if shape.heads == shape.kv_heads else "70B"
+    return {22: "1B", 26: "3B", 36: "8B", 40: "13B", 48: "34B", 60: "30B"}.get(shape.layers, UNKNOWN)
+
+
+def _llama4(shape: _Shape) -> str:
+    return {16: "17Bx16E (Scout)", 128: "17Bx128E (Maverick)"}.get(shape.experts, UNKNOWN)
+
+
+def _qwen2(shape: _Shape) -> str:
+    if shape.layers == 24:
+        return "0.5B" if shape.embedding == 1024 else "1B"
+    if shape.layers == 40:
+        return "4B" if shape.heads == 20 else "13B"
+    return {32: "7B", 80: "70B"}.get(shape.layers, UNKNOWN)
+
+
+def _qwen3(shape: _Shape) -> str:
+    if shape.layers == 28:
+        return "0.6B" if shape.embedding == 1024 else "1.7B"
+    if shape.layers == 36:
+        return "4B" if shape.embedding == 2560 else "8B"
+    return {40: "14B", 64: "32B"}.get(shape.layers, UNKNOWN)
+
+
+def _qwen3vl(shape: _Shape) -> str:
+    return "1.7B" if shape.layers == 28 else _qwen3(shape) if shape.layers in (36, 64) else UNKNOWN
+
+
+def _bloom(shape: _Shape) -> str:
+    if shape.layers == 30:
+        return {2560: "3B", 4096: "7B"}.get(shape.embedding, UNKNOWN)
+    return "1B" if shape.layers == 24 else UNKNOWN
+
+
+def _bert(shape: _Shape) -> str:
+    if shape.layers == 12:
+        return {384: "33M", 768: "109M"}.get(shape.embedding, UNKNOWN)
+    return {3: "17M", 6: "22M", 24: "335M"}.get(shape.layers, UNKNOWN)
+
+
+BY_SHAPE: dict[str, Callable[[_Shape], str]] = {
+    "llama": _llama,
+    "llama4": _llama4,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "qwen3vl": _qwen3vl,
+    "bloom": _bloom,
+    "bert": _bert,
+}
+
+
+def size_class(metadata: Mapping[str, Any]) -> str:
+    """Size class of the model a GGUF file describes, "?B" if it is none of the known ones."""
+    arch = str(metadata.get("general.architecture", ""))
+    shape = _Shape(metadata, arch)
+    if arch in BY_SHAPE:
+        return BY_SHAPE[arch](shape)
+    return BY_LAYERS.get(arch, {}).get(shape.layers, UNKNOWN)

@@ -1,0 +1,309 @@
+"""Speed of prompt processing and token generation: the list of tests, and how one test is measured."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+import numpy as np
+
+from ikpy.errors import IkpyError
+
+RANDOM_SEED = 1
+
+
+@dataclass
+class BenchParams:
+    """Sweep lists and single values of a benchmark.
+
+    Every field named in LIST_FIELDS is a list; all combinations are measured. `threads` holds pairs (generation,
+    batch), `prompts_generated` and `generated_at_depth` pairs (prompt tokens, generated tokens).
+    """
+
+    models: list[str]
+    threads: list[tuple[int, int]]
+    n_prompt: list[int] = field(default_factory=lambda: [512])
+    n_gen: list[int] = field(default_factory=lambda: [128])
+    prompts_generated: list[tuple[int, int]] = field(default_factory=list)
+    generated_at_depth: list[tuple[int, int]] = field(default_factory=list)
+    n_batch: list[int] = field(default_factory=lambda: [2048])
+    n_ubatch: list[int] = field(default_factory=lambda: [512])
+    type_k: list[str] = field(default_factory=lambda: ["f16"])
+    type_v: list[str] = field(default_factory=lambda: ["f16"])
+    n_gpu_layers: list[int] = field(default_factory=lambda: [999])
+    rpc: list[str] = field(default_factory=lambda: [""])
+    split_mode: list[str] = field(default_factory=lambda: ["layer"])
+    main_gpu: list[int] = field(default_factory=lambda: [0])
+    no_kv_offload: list[bool] = field(default_factory=lambda: [False])
+    flash_attn: list[bool] = field(default_factory=lambda: [True])
+    mla_attn: list[int] = field(default_factory=lambda: [3])
+    attn_max_batch: list[int] = field(default_factory=lambda: [0])
+    ser: list[tuple[int, float]] = field(default_factory=lambda: [(-1, 0.0)])
+    reuse: list[bool] = field(default_factory=lambda: [True])
+    tensor_split: list[tuple[float, ...]] = field(default_factory=lambda: [(0.0,)])
+    use_mmap: list[bool] = field(default_factory=lambda: [True])
+    embeddings: list[bool] = field(default_factory=lambda: [False])
+    repetitions: int = 5
+    warmup: bool = True
+    verbose: bool = False
+    output: str = "md"
+    output_err: str = "none"
+    repack: bool = False
+    mqkv: bool = False
+    muge: bool = False
+    defer_experts: bool = False
+    fused_moe: bool = True
+    grouped_er: bool = False
+    no_fused_up_gate: bool = False
+    use_thp: bool = False
+    no_ooae: bool = False
+    rcache: bool = False
+    sas: bool = False
+    max_gpu: int = 0
+    cuda_params: str = ""
+    override_tensor: str = ""
+    print_overrides: bool = False
+
+
+# Outer loop first.
+SWEEP_ORDER = (
+    "n_gpu_layers",
+    "rpc",
+    "split_mode",
+    "main_gpu",
+    "tensor_split",
+    "use_mmap",
+    "embeddings",
+    "n_batch",
+    "n_ubatch",
+    "type_k",
+    "type_v",
+    "no_kv_offload",
+    "flash_attn",
+    "mla_attn",
+    "attn_max_batch",
+    "reuse",
+    "ser",
+    "threads",
+)
+LOAD_TIME = ("n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "use_mmap", "mla_attn")
+
+
+@dataclass(frozen=True)
+class Test:
+    """One measurement: values of all sweep fields and the token counts."""
+
+    model: str
+    values: dict[str, Any]
+    n_prompt: int
+    n_gen: int
+    at_depth: bool = False
+
+    @property
+    def label(self) -> str:
+        """`pp512`, `tg128`, `pp512+tg128` or `tg128@pp512`."""
+        if self.at_depth:
+            return f"tg{self.n_gen}@pp{self.n_prompt}"
+        parts = [f"pp{self.n_prompt}"] if self.n_prompt else []
+        return "+".join(parts + ([f"tg{self.n_gen}"] if self.n_gen else []))
+
+    @property
+    def counted_tokens(self) -> int:
+        """Tokens whose time is measured."""
+        return self.n_gen if self.at_depth else self.n_prompt + self.n_gen
+
+    @property
+    def n_threads(self) -> int:
+        """Generation threads if anything is generated, else batch threads."""
+        generation, batch = self.values["threads"]
+        return generation if self.n_gen else batch
+
+    @property
+    def load_key(self) -> tuple[Any, ...]:
+        """Two tests with equal keys can share a loaded model."""
+        return (self.model, *(self.values[name] for name in LOAD_TIME))
+
+
+def tests(params: BenchParams) -> Iterator[Test]:
+    """All measurements in the order in which they run."""
+    lists = [getattr(params, name) for name in SWEEP_ORDER]
+    for model in params.models:
+        for combination in itertools.product(*lists):
+            values = dict(zip(SWEEP_ORDER, combination, strict=True))
+            yield from (Test(model, values, n, 0) for n in params.n_prompt if n)
+            yield from (Test(model, values, 0, n) for n in params.n_gen if n)
+            yield from (Test(model, values, pp, tg) for pp, tg in params.prompts_generated)
+            yield from (Test(model, values, pp, tg, at_depth=True) for pp, tg in params.generated_at_depth)
+
+
+@dataclass
+class Result:
+    """Times of one test and facts about its model."""
+
+    test: Test
+    model_type: str
+    model_size: int
+    model_n_params: int
+    test_time: str
+    samples_ns: list[int] = field(default_factory=list)
+
+    @property
+    def samples_ts(self) -> list[float]:
+        """Tokens per second of every repetition."""
+        return [1e9 * self.test.counted_tokens / ns if ns else math.inf for ns in self.samples_ns]
+
+    @property
+    def avg_ns(self) -> int:
+        return int(statistics.fmean(self.samples_ns))
+
+    @property
+    def stddev_ns(self) -> int:
+        return int(sample_deviation(self.samples_ns))
+
+    @property
+    def avg_ts(self) -> float:
+        return statistics.fmean(self.samples_ts)
+
+    @property
+    def stddev_ts(self) -> float:
+        return sample_deviation(self.samples_ts)
+
+
+def sample_deviation(values: Sequence[float]) -> float:
+    """Standard deviation with divisor n-1; 0 for fewer than two values."""
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+class Engine:
+    """What the benchmark needs of the engine; tests put another one in its place."""
+
+    def __init__(self, params: BenchParams, log: Callable[[str], None] | None = None) -> None:
+        self.params = params
+        self.log = log
+
+    def load(self, test: Test) -> Any:
+        """Load the model of a test."""
+        from ikpy.engine.model import Model
+        from ikpy.engine.params import ModelParams
+
+        model_params = ModelParams(
+            mla=test.values["mla_attn"],
+            run_time_repack=self.params.repack,
+            use_mmap=test.values["use_mmap"],
+            fmoe=self.params.fused_moe,
+        )
+        return Model.load(test.model, model_params, log=self.log)
+
+    def context(self, model: Any, test: Test) -> Any:
+        """A context that just holds the test."""
+        from ikpy.engine.context import Context
+        from ikpy.engine.params import ContextParams
+
+        values = test.values
+        generation, batch = values["threads"]
+        return Context(
+            model,
+            ContextParams(
+                n_ctx=test.n_prompt + test.n_gen,
+                n_batch=values["n_batch"],
+                n_ubatch=values["n_ubatch"],
+                n_threads=generation,
+                n_threads_batch=batch,
+                flash_attn=values["flash_attn"],
+                mla=values["mla_attn"],
+                attn_max_batch=values["attn_max_batch"],
+                type_k=values["type_k"],
+                type_v=values["type_v"],
+                smart_expert_reduction=values["ser"],
+                embeddings=values["embeddings"],
+            ),
+        )
+
+    def decode(self, context: Any, tokens: np.ndarray, position: int) -> None:
+        """Decode tokens (int32 [n]) at the given position of sequence 0; logits of the last one."""
+        from ikpy.engine.context import Batch
+
+        context.decode(Batch.single(tokens, position, logits="last"))
+
+
+class Runner:
+    """Runs tests; keeps the model while the load-time values stay the same."""
+
+    def __init__(self, params: BenchParams, engine: Engine) -> None:
+        self.params = params
+        self.engine = engine
+        self.random = np.random.default_rng(RANDOM_SEED)
+        self.model: Any = None
+        self.loaded: tuple[Any, ...] | None = None
+
+    def run(self, test: Test) -> Result:
+        """Measure one test.
+
+        Raises:
+            IkpyError: the model cannot be loaded or the context not be created.
+        """
+        self.load(test)
+        context = self.engine.context(self.model, test)
+        result = Result(
+            test,
+            self.model.describe(),
+            self.model.size_bytes,
+            self.model.n_params,
+            datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        )
+        if self.params.warmup:
+            context.kv.clear()
+            self.prompt(context, min(test.n_prompt, 1), test)
+            self.generate(context, min(test.n_gen, 1), 0)
+        for _ in range(self.params.repetitions):
+            context.kv.clear()
+            began = time.perf_counter_ns()
+            self.prompt(context, test.n_prompt, test)
+            if test.at_depth:
+                began = time.perf_counter_ns()
+            self.generate(context, test.n_gen, test.n_prompt)
+            result.samples_ns.append(time.perf_counter_ns() - began)
+        return result
+
+    def load(self, test: Test) -> None:
+        if self.loaded == test.load_key:
+            return
+        self.model = None
+        try:
+            self.model = self.engine.load(test)
+        except IkpyError as error:
+            raise type(error)(f"failed to load model '{test.model}': {error}") from error
+        self.loaded = test.load_key
+
+    def prompt(self, context: Any, n_tokens: int, test: Test) -> None:
+        """Random tokens in pieces of n_batch; the first is BOS if the model adds one."""
+        tokens = self.random.integers(0, self.model.hparams.n_vocab, n_tokens, dtype=np.int32)
+        bos = bos_token(self.model.gguf)
+        if n_tokens and bos is not None:
+            tokens[0] = bos
+        step = test.values["n_batch"]
+        for start in range(0, n_tokens, step):
+            self.engine.decode(context, tokens[start : start + step], start)
+        context.synchronize()
+
+    def generate(self, context: Any, n_tokens: int, position: int) -> None:
+        """Random tokens one at a time from the given position."""
+        tokens = self.random.integers(0, self.model.hparams.n_vocab, n_tokens, dtype=np.int32)
+        for index in range(n_tokens):
+            self.engine.decode(context, tokens[index : index + 1], position + index)
+        context.synchronize()
+
+
+def bos_token(gguf: Any) -> int | None:
+    """BOS id if the vocabulary puts it in front of every text."""
+    is_spm = gguf.get("tokenizer.ggml.model") == "llama"
+    if not gguf.get("tokenizer.ggml.add_bos_token", is_spm):
+        return None
+    bos = gguf.get("tokenizer.ggml.bos_token_id", 1 if is_spm else None)
+    return None if bos is None else int(bos)

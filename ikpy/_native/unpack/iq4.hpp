@@ -6,8 +6,7 @@
 namespace ikpy {
 
 struct UnpackIQ4_NL {
-    static constexpr int kType = 20, kGroup = 32, kBlock = 32, kBlockBytes = 18;
-    static constexpr bool kSymmetric = true;
+    static constexpr int kType = 20, kGroup = 32, kBlock = 32, kBlockBytes = 18, kZero = 128;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         for (int j = 0; j < 16; ++j) {
             codes[j] = kIq4Codes[p[2 + j] & 15];
@@ -18,8 +17,7 @@ struct UnpackIQ4_NL {
 };
 
 struct UnpackIQ4_XS {
-    static constexpr int kType = 23, kGroup = 32, kBlock = 256, kBlockBytes = 136;
-    static constexpr bool kSymmetric = true;
+    static constexpr int kType = 23, kGroup = 32, kBlock = 256, kBlockBytes = 136, kZero = 128;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         const float scale = load_f16(p);
         const int high = load_as<uint16_t>(p + 2);

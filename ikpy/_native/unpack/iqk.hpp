@@ -13,8 +13,7 @@ inline int six_bit_scale(const uint8_t* p, int g) {
 }
 
 struct UnpackIQ2_K {
-    static constexpr int kType = 137, kGroup = 16, kBlock = 256, kBlockBytes = 76;
-    static constexpr bool kSymmetric = true;
+    static constexpr int kType = 137, kGroup = 16, kBlock = 256, kBlockBytes = 76, kZero = 128;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         const float scale = load_f16(p);
         const int extra = load_as<uint16_t>(p + 2);
@@ -27,8 +26,7 @@ struct UnpackIQ2_K {
 };
 
 struct UnpackIQ3_K {
-    static constexpr int kType = 138, kGroup = 16, kBlock = 256, kBlockBytes = 110;
-    static constexpr bool kSymmetric = true;
+    static constexpr int kType = 138, kGroup = 16, kBlock = 256, kBlockBytes = 110, kZero = 128;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         const float scale = load_f16(p);
         const int extra = load_as<uint16_t>(p + 2), signs = load_as<uint16_t>(p + 4);
@@ -45,8 +43,7 @@ struct UnpackIQ3_K {
 };
 
 struct UnpackIQ4_K {
-    static constexpr int kType = 139, kGroup = 16, kBlock = 256, kBlockBytes = 144;
-    static constexpr bool kSymmetric = true;
+    static constexpr int kType = 139, kGroup = 16, kBlock = 256, kBlockBytes = 144, kZero = 128;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         const float scale = load_f16(p);
         const int extra = load_as<uint16_t>(p + 2);
@@ -60,8 +57,7 @@ struct UnpackIQ4_K {
 };
 
 struct UnpackIQ5_K {
-    static constexpr int kType = 140, kGroup = 16, kBlock = 256, kBlockBytes = 176;
-    static constexpr bool kSymmetric = true;
+    static constexpr int kType = 140, kGroup = 16, kBlock = 256, kBlockBytes = 176, kZero = 128;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         const float scale = load_f16(p);
         const int extra = load_as<uint16_t>(p + 2);
@@ -75,8 +71,7 @@ struct UnpackIQ5_K {
 };
 
 struct UnpackIQ6_K {
-    static constexpr int kType = 141, kGroup = 16, kBlock = 256, kBlockBytes = 212;
-    static constexpr bool kSymmetric = true;
+    static constexpr int kType = 141, kGroup = 16, kBlock = 256, kBlockBytes = 212, kZero = 128;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         const float scale = load_f16(p);
         const int extra = load_as<uint16_t>(p + 2);

@@ -18,8 +18,7 @@ inline void scales_and_mins(const uint8_t* s, uint8_t* scale, uint8_t* min) {
 }
 
 struct UnpackQ2_K {
-    static constexpr int kType = 10, kGroup = 16, kBlock = 256, kBlockBytes = 84;
-    static constexpr bool kSymmetric = false;
+    static constexpr int kType = 10, kGroup = 16, kBlock = 256, kBlockBytes = 84, kZero = 0;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float* m) {
         const float scale = load_f16(p + 80), min = load_f16(p + 82);
         for (int g = 0; g < 16; ++g) {
@@ -31,8 +30,7 @@ struct UnpackQ2_K {
 };
 
 struct UnpackQ3_K {
-    static constexpr int kType = 11, kGroup = 16, kBlock = 256, kBlockBytes = 110;
-    static constexpr bool kSymmetric = true;
+    static constexpr int kType = 11, kGroup = 16, kBlock = 256, kBlockBytes = 110, kZero = 4;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         const uint8_t* scales = p + 96;
         const float scale = load_f16(p + 108);
@@ -41,13 +39,12 @@ struct UnpackQ3_K {
             d[g] = scale * static_cast<float>((low | high << 4) - 32);
         }
         for (int e = 0; e < 256; ++e)
-            codes[e] = static_cast<uint8_t>(two_bits(p + 32, e) + 4 * (p[e & 31] >> (e >> 5) & 1) + 124);
+            codes[e] = static_cast<uint8_t>(two_bits(p + 32, e) + 4 * (p[e & 31] >> (e >> 5) & 1));
     }
 };
 
 struct UnpackQ4_K {
-    static constexpr int kType = 12, kGroup = 32, kBlock = 256, kBlockBytes = 144;
-    static constexpr bool kSymmetric = false;
+    static constexpr int kType = 12, kGroup = 32, kBlock = 256, kBlockBytes = 144, kZero = 0;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float* m) {
         const float scale = load_f16(p), min = load_f16(p + 2);
         uint8_t sc[8], mn[8];
@@ -65,8 +62,7 @@ struct UnpackQ4_K {
 };
 
 struct UnpackQ5_K {
-    static constexpr int kType = 13, kGroup = 32, kBlock = 256, kBlockBytes = 176;
-    static constexpr bool kSymmetric = false;
+    static constexpr int kType = 13, kGroup = 32, kBlock = 256, kBlockBytes = 176, kZero = 0;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float* m) {
         const float scale = load_f16(p), min = load_f16(p + 2);
         uint8_t sc[8], mn[8];
@@ -85,8 +81,7 @@ struct UnpackQ5_K {
 };
 
 struct UnpackQ6_K {
-    static constexpr int kType = 14, kGroup = 16, kBlock = 256, kBlockBytes = 210;
-    static constexpr bool kSymmetric = true;
+    static constexpr int kType = 14, kGroup = 16, kBlock = 256, kBlockBytes = 210, kZero = 32;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         const float scale = load_f16(p + 208);
         for (int g = 0; g < 16; ++g) d[g] = scale * static_cast<float>(static_cast<int8_t>(p[192 + g]));
@@ -95,7 +90,7 @@ struct UnpackQ6_K {
                 for (int c = 0; c < 32; ++c) {
                     const int low = p[64 * h + c + 32 * (t & 1)] >> (4 * (t >> 1)) & 15;
                     const int high = p[128 + 32 * h + c] >> (2 * t) & 3;
-                    codes[128 * h + 32 * t + c] = static_cast<uint8_t>((low | high << 4) + 96);
+                    codes[128 * h + 32 * t + c] = static_cast<uint8_t>(low | high << 4);
                 }
     }
 };

@@ -27,11 +27,11 @@ def facts() -> list[tuple[str, str]]:
     import numpy
     import psutil
 
-    from ikpy import __version__, _native
-    from ikpy._native import cpu
+    from ikpy import __version__
+    from ikpy._native import available_tiers, core, cpu, tier  # type: ignore[attr-defined]
     from ikpy.tools import machine
 
-    build = _native.core.build_info()
+    build = core.build_info()
     memory = psutil.virtual_memory()
     present = [name for name, there in cpu.features().items() if there]
     return [
@@ -40,7 +40,7 @@ def facts() -> list[tuple[str, str]]:
         ("platform", f"{platform.system()} {platform.release()} {platform.machine()}"),
         ("cpu", machine.cpu_name()),
         ("cpu features", " ".join(present) or "baseline"),
-        ("native core", f"{_native.tier} (available: {', '.join(_native.available_tiers)}; IKPY_ISA selects)"),
+        ("native core", f"{tier} (available: {', '.join(available_tiers)}; IKPY_ISA selects)"),
         ("compiler", str(build["compiler"])),
         ("openmp", str(build["openmp"])),
         ("build flags", str(build["flags"])),

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ikpy.errors import IkpyError
+from ikpy.tools.logs import model_description
 
 RANDOM_SEED = 1
 
@@ -192,13 +193,7 @@ class Engine:
         from ikpy.engine.model import Model
         from ikpy.engine.params import ModelParams
 
-        model_params = ModelParams(
-            mla=test.values["mla_attn"],
-            run_time_repack=self.params.repack,
-            use_mmap=test.values["use_mmap"],
-            fmoe=self.params.fused_moe,
-        )
-        return Model.load(test.model, model_params, log=self.log)
+        return Model.load(test.model, ModelParams(mla=test.values["mla_attn"]), log=self.log)
 
     def context(self, model: Any, test: Test) -> Any:
         """A context that just holds the test."""
@@ -227,9 +222,9 @@ class Engine:
 
     def decode(self, context: Any, tokens: np.ndarray, position: int) -> None:
         """Decode tokens (int32 [n]) at the given position of sequence 0; logits of the last one."""
-        from ikpy.engine.context import Batch
+        from ikpy.engine.batch import Batch
 
-        context.decode(Batch.single(tokens, position, logits="last"))
+        context.decode(Batch.single(tokens.tolist(), position))
 
 
 class Runner:
@@ -252,7 +247,7 @@ class Runner:
         context = self.engine.context(self.model, test)
         result = Result(
             test,
-            self.model.describe(),
+            model_description(self.model.gguf),
             self.model.size_bytes,
             self.model.n_params,
             datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -290,14 +285,12 @@ class Runner:
         step = test.values["n_batch"]
         for start in range(0, n_tokens, step):
             self.engine.decode(context, tokens[start : start + step], start)
-        context.synchronize()
 
     def generate(self, context: Any, n_tokens: int, position: int) -> None:
         """Random tokens one at a time from the given position."""
         tokens = self.random.integers(0, self.model.hparams.n_vocab, n_tokens, dtype=np.int32)
         for index in range(n_tokens):
             self.engine.decode(context, tokens[index : index + 1], position + index)
-        context.synchronize()
 
 
 def bos_token(gguf: Any) -> int | None:

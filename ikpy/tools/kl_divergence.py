@@ -115,8 +115,7 @@ class BaseFile:
         _, self.n_ctx, self.n_vocab, self.n_chunk = HEADER.unpack(head)
         if self.n_ctx < 2 or self.n_vocab < 1 or self.n_chunk < 1:
             raise FileFormatError(
-                f"{self.path}: impossible sizes: context {self.n_ctx}, vocabulary {self.n_vocab}, "
-                f"{self.n_chunk} chunks"
+                f"{self.path}: impossible sizes: context {self.n_ctx}, vocabulary {self.n_vocab}, {self.n_chunk} chunks"
             )
         n_tokens = self.n_chunk * self.n_ctx
         self.rows_per_chunk = self.n_ctx - 1 - self.n_ctx // 2
@@ -192,8 +191,8 @@ def kl_divergence(
         start = time.perf_counter()
         tokens = base.tokens[i]
         ids = tokens.copy()
-        if vocab.add_bos:
-            ids[0] = vocab.bos_id
+        if vocab.add_bos and vocab.bos is not None:
+            ids[0] = vocab.bos
         rows = base.chunk_rows(i)
         ctx.kv.clear()
         parts = []

@@ -191,15 +191,9 @@ class KLStatistics:
             "====== Token probability statistics ======",
             f"Mean    Δp: {100 * mean.value:6.3f} ± {100 * mean.error:5.3f} %",
             f"Maximum Δp: {ordered[-1]:6.3f}%",
-            *(
-                f"{100 * f:4.1f}%   Δp: {percentile(ordered, f):6.3f}%"
-                for f in (0.999, 0.99, 0.95, 0.90, 0.75)
-            ),
+            *(f"{100 * f:4.1f}%   Δp: {percentile(ordered, f):6.3f}%" for f in (0.999, 0.99, 0.95, 0.90, 0.75)),
             f"Median  Δp: {percentile(ordered, 0.5):6.3f}%",
-            *(
-                f"{100 * f:4.1f}%   Δp: {percentile(ordered, f):6.3f}%"
-                for f in (0.25, 0.10, 0.05, 0.01, 0.001)
-            ),
+            *(f"{100 * f:4.1f}%   Δp: {percentile(ordered, f):6.3f}%" for f in (0.25, 0.10, 0.05, 0.01, 0.001)),
             f"Minimum Δp: {ordered[0]:6.3f}%",
             f"RMS Δp    : {100 * rms.value:6.3f} ± {100 * rms.error:5.3f} %",
             f"Same top p: {100 * top.value:6.3f} ± {100 * top.error:5.3f} %",

@@ -33,9 +33,7 @@ def log_sum_exp(logits: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArr
     return top, np.log(exponentials.sum(axis=-1, dtype=np.float64))
 
 
-def token_log_probs(
-    logits: NDArray[np.float32], targets: NDArray[np.int32], n_threads: int = 1
-) -> NDArray[np.float64]:
+def token_log_probs(logits: NDArray[np.float32], targets: NDArray[np.int32], n_threads: int = 1) -> NDArray[np.float64]:
     """Log-probability of ``targets[i]`` under row i of ``logits`` [n, n_vocab]; float64 [n]."""
     result = np.empty(len(targets), dtype=np.float64)
 

@@ -108,9 +108,7 @@ def read_hellaswag(text: str) -> list[ChoiceTask]:
     for i in range(0, len(lines), 6):
         context, gold, *endings = lines[i : i + 6]
         if gold.strip() not in {"0", "1", "2", "3"}:
-            raise FileFormatError(
-                f"line {i + 2}: index of the right ending must be 0 to 3, not {gold[:20]!r}"
-            )
+            raise FileFormatError(f"line {i + 2}: index of the right ending must be 0 to 3, not {gold[:20]!r}")
         labels = [int(k == int(gold)) for k in range(4)]
         tasks.append(ChoiceTask([f"{context} {ending}" for ending in endings], labels))
     return tasks
@@ -260,8 +258,7 @@ def winogrande(
     result = _score_result(correct, len(tasks))
     if result.n_tasks >= 100:
         print(
-            f"Final Winogrande score({result.n_tasks} tasks): "
-            f"{100 * result.accuracy:.4f} +/- {100 * result.error:.4f}",
+            f"Final Winogrande score({result.n_tasks} tasks): {100 * result.accuracy:.4f} +/- {100 * result.error:.4f}",
             file=out,
         )
     return result

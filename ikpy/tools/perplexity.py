@@ -50,7 +50,7 @@ class Tokenizer(Protocol):
     """The part of :class:`ikpy.vocab.Vocab` the tools use."""
 
     @property
-    def bos_id(self) -> int: ...
+    def bos(self) -> int | None: ...
 
     @property
     def add_bos(self) -> bool: ...
@@ -172,9 +172,7 @@ def chunk_count(n_tokens: int, n_ctx: int, n_chunks: int) -> int:
             f"the data file you provided tokenizes to only {n_tokens} tokens"
         )
     if n_chunks == 0:
-        raise UsageError(
-            "--chunks 0 leaves nothing to evaluate; give a positive number, or -1 for the whole text"
-        )
+        raise UsageError("--chunks 0 leaves nothing to evaluate; give a positive number, or -1 for the whole text")
     available = n_tokens // n_ctx
     return available if n_chunks < 0 else min(n_chunks, available)
 
@@ -237,7 +235,7 @@ def perplexity(
     )
     chunks = tokens[: n_chunk * n_ctx].reshape(n_chunk, n_ctx)
     sink = base_writer(chunks) if base_writer else None
-    bos = vocab.bos_id if vocab.add_bos else None
+    bos = vocab.bos if vocab.add_bos else None
     first = n_ctx // 2
     sums = LossSums()
     progress = Progress("perplexity", log, n_chunk / n_seq)
@@ -350,6 +348,4 @@ def strided_perplexity(
             print(f"{i * stride:8d}  {sums.ppl:.4f}", file=out, flush=True)
     print(file=out)
     error = sums.mean_error
-    return PerplexityResult(
-        sums.ppl, None if error is None else error * sums.ppl, sums.running, sums.count, n_chunk
-    )
+    return PerplexityResult(sums.ppl, None if error is None else error * sums.ppl, sums.running, sums.count, n_chunk)

@@ -33,9 +33,7 @@ class Alternatives:
     def __post_init__(self) -> None:
         self.prefix = min(common_prefix(self.sequences), *(max(1, start) for start, _ in self.spans))
         if self.prefix < 1:
-            raise UsageError(
-                "the alternatives of a task share no first token; the vocabulary must add a begin token"
-            )
+            raise UsageError("the alternatives of a task share no first token; the vocabulary must add a begin token")
 
     @property
     def n_tokens(self) -> int:

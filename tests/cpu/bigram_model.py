@@ -43,9 +43,7 @@ class BigramContext:
         self.batches: list[Batch] = []
 
     def decode(self, batch: Batch) -> np.ndarray:
-        assert len(batch) <= self.n_batch, (
-            f"{len(batch)} tokens given to a context with n_batch={self.n_batch}"
-        )
+        assert len(batch) <= self.n_batch, f"{len(batch)} tokens given to a context with n_batch={self.n_batch}"
         self.batches.append(batch)
         for token, position, ids in zip(batch.tokens, batch.pos, batch.seq_ids, strict=True):
             for seq in ids if isinstance(ids, tuple) else (int(ids),):
@@ -60,7 +58,7 @@ class BigramContext:
 class ByteVocab:
     """Tokens are the bytes of UTF-8, preceded by token 256 when the model wants a begin token; 257 ends."""
 
-    bos_id, eos_id = 256, 257
+    bos, eos = 256, 257
     add_eos = False
     n_vocab = 258
 
@@ -68,7 +66,7 @@ class ByteVocab:
         self.add_bos = add_bos
 
     def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        start = [self.bos_id] if self.add_bos and add_special else []
+        start = [self.bos] if self.add_bos and add_special else []
         return start + list(text.encode("utf-8"))
 
     def token_bytes(self, token: int) -> bytes:

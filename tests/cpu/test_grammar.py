@@ -60,7 +60,9 @@ def test_sentences(source: str, good: list[str], bad: list[str]) -> None:
 def test_recursive_rules_keep_their_meaning_without_a_regular_expression() -> None:
     """The same language with and without recursion, on random texts; a greedy lexer would differ."""
     regular = gbnf_grammar('root ::= ("a" | "ab" | "b"+ "c")* ("end" | [a-e]{2})', TEXTS)
-    rules = 'root ::= part | final\npart ::= ("a" | "ab" | bs "c") root\nbs ::= "b" bs | "b"\nfinal ::= "end" | [a-e]{2}'
+    rules = (
+        'root ::= part | final\npart ::= ("a" | "ab" | bs "c") root\nbs ::= "b" bs | "b"\nfinal ::= "end" | [a-e]{2}'
+    )
     recursive = gbnf_grammar(rules, TEXTS)
     assert "TEXT" not in to_lark(parse_gbnf(rules))
     pattern = re.compile(r"(?:a|ab|b+c)*(?:end|[a-e]{2})")
@@ -105,7 +107,7 @@ def test_explicit_tokens() -> None:
     grammar.accept(97)
     assert grammar.complete
     assert not gbnf_grammar('root ::= "<" [a-z]+ ">"', TEXTS).allows(BEGIN)
-    with pytest.raises(GrammarError, match="no token 99999|cannot be used"):
+    with pytest.raises(GrammarError, match=r"no token 99999|cannot be used"):
         gbnf_grammar("root ::= <[99999]>", TEXTS)
 
 
@@ -182,7 +184,7 @@ def test_json_schema(schema: object, good: list[str], bad: list[str]) -> None:
 def test_json_schema_errors() -> None:
     with pytest.raises(GrammarError, match=r"JSON schema conversion failed: root: cannot resolve \$ref"):
         json_schema_grammar({"$ref": "https://example.com/x"}, TEXTS)
-    with pytest.raises(GrammarError, match="unknown type .*; .*must start with"):
+    with pytest.raises(GrammarError, match=r"unknown type .*; .*must start with"):
         json_schema_grammar(
             {"type": "object", "properties": {"a": {"type": "set"}, "b": {"type": "string", "pattern": "x"}}},
             TEXTS,
@@ -194,9 +196,7 @@ def test_json_schema_errors() -> None:
     assert make_grammar("", None, TEXTS) is None
 
 
-@pytest.mark.parametrize(
-    ("low", "high"), [(0, 0), (0, 99), (7, 7), (3, 1234), (-15, 27), (-120, -8), (95, 10005)]
-)
+@pytest.mark.parametrize(("low", "high"), [(0, 0), (0, 99), (7, 7), (3, 1234), (-15, 27), (-120, -8), (95, 10005)])
 def test_integer_ranges_are_exact(low: int, high: int) -> None:
     pattern = re.compile(integer_range(low, high).replace('"', "").replace(" ", ""))
     found = {n for n in range(-2000, 11000) if pattern.fullmatch(str(n))}

@@ -7,7 +7,6 @@ import math
 
 import numpy as np
 import pytest
-from bigram_model import BigramContext, ByteVocab, random_table
 
 from ikpy.errors import UnsupportedError, UsageError
 from ikpy.tools.logprobs import token_log_probs
@@ -21,6 +20,7 @@ from ikpy.tools.multiple_choice import (
     winogrande,
 )
 from ikpy.tools.perplexity import Progress, perplexity, plan_perplexity, strided_perplexity
+from tests.cpu.bigram_model import BigramContext, ByteVocab, random_table
 
 TEXT = "".join(chr(97 + (i * i + 3 * i) % 26) for i in range(700))
 
@@ -64,10 +64,7 @@ def test_running_values_equal_direct_sums(n_batch: int, add_bos: bool) -> None:
     final = f"Final estimate: PPL over 7 chunks for n_ctx=32 = {result.ppl:.4f} +/- {result.error:.5f}"
     assert out.getvalue() == f"{line}\n{final}\n"
     n_seq = max(1, n_batch // 32)
-    assert (
-        f"calculating perplexity over 7 chunks, n_ctx=32, batch_size={plan.n_batch}, n_seq={n_seq}"
-        in log.getvalue()
-    )
+    assert f"calculating perplexity over 7 chunks, n_ctx=32, batch_size={plan.n_batch}, n_seq={n_seq}" in log.getvalue()
     assert ctx.kv.clears == math.ceil(7 / n_seq)
 
 
@@ -127,9 +124,7 @@ def test_errors() -> None:
         perplexity(ctx, vocab, TEXT, plan, out=io.StringIO(), log=io.StringIO())
 
 
-@pytest.mark.parametrize(
-    ("chunk", "n_batch", "wanted"), [(512, 2048, (2048, 2048, 4)), (4096, 2048, (4096, 2048, 1))]
-)
+@pytest.mark.parametrize(("chunk", "n_batch", "wanted"), [(512, 2048, (2048, 2048, 4)), (4096, 2048, (4096, 2048, 1))])
 def test_plan(chunk: int, n_batch: int, wanted: tuple[int, int, int]) -> None:
     plan = plan_perplexity(chunk, n_batch)
     assert (plan.n_ctx, plan.n_batch, plan.n_seq) == wanted
@@ -223,11 +218,7 @@ def build_choices(tasks: list[tuple[str, list[str], list[int]]]) -> bytes:
 
     bodies = [string(q) + answers(a, y) + answers(a, y) for q, a, y in tasks]
     offsets = np.cumsum([4 + 4 * len(tasks)] + [len(b) for b in bodies])[:-1]
-    return (
-        len(tasks).to_bytes(4, "little")
-        + b"".join(int(o).to_bytes(4, "little") for o in offsets)
-        + b"".join(bodies)
-    )
+    return len(tasks).to_bytes(4, "little") + b"".join(int(o).to_bytes(4, "little") for o in offsets) + b"".join(bodies)
 
 
 def test_multiple_choice_with_more_answers_than_sequences() -> None:

@@ -173,6 +173,10 @@ class Vocab:
         """Text of a token as the file stores it."""
         return self._table.texts[self._checked(index)]
 
+    def special_text(self, index: int | None) -> str:
+        """Text of a special token; "" when the vocabulary has none."""
+        return "" if index is None else self.token_text(index)
+
     def token_type(self, index: int) -> TokenType:
         """Type of a token after the adjustments of model semantics 8.7."""
         return TokenType(self._table.types[self._checked(index)])

@@ -6,7 +6,6 @@ import json
 import os
 from pathlib import Path
 
-import gguf_files as made
 import pytest
 from typer.testing import CliRunner
 
@@ -16,6 +15,7 @@ from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import GGUFValueType as T
 from ikpy.quants import registry
 from ikpy.tools import gguf_tool
+from tests.cpu import gguf_files as made
 
 
 def run(*arguments: object) -> tuple[str, str]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from quant_data import assert_same_bits, random_tensor
 
 from ikpy.errors import UnsupportedError
 from ikpy.quants import dequantize, registry
 from ikpy.quants.repack import PERMUTATIONS, repack
+from tests.cpu.quant_data import assert_same_bits, random_tensor
 
 try:
     from ikpy._native import core

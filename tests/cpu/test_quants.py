@@ -5,7 +5,14 @@ from __future__ import annotations
 import gguf
 import numpy as np
 import pytest
-from quant_data import (
+
+from ikpy.errors import FileFormatError, UnsupportedError, UsageError
+from ikpy.quants import dequantize, registry
+from ikpy.quants.codec import codec_of
+from ikpy.quants.repack import PERMUTATIONS, repack
+from ikpy.quants.tables import table
+from ikpy.quants.trellis import generate
+from tests.cpu.quant_data import (
     GOLDEN_SHAPE,
     GOLDEN_TYPES,
     assert_same_bits,
@@ -16,18 +23,9 @@ from quant_data import (
     random_tensor,
 )
 
-from ikpy.errors import FileFormatError, UnsupportedError, UsageError
-from ikpy.quants import dequantize, registry
-from ikpy.quants.codec import codec_of
-from ikpy.quants.repack import PERMUTATIONS, repack
-from ikpy.quants.tables import table
-from ikpy.quants.trellis import generate
-
 # Recorded with a decoder that skips the row header (BN) or evaluates a polynomial (IQ6_K): quant-formats 12.
 OTHER_FORMULA = {"iq1_bn", "iq2_bn", "iq6_k"}
-BLOCK_TYPES = [
-    t for t in registry.all_types() if t.is_quantized and t.name != "i2_s" and not t.activation_only
-]
+BLOCK_TYPES = [t for t in registry.all_types() if t.is_quantized and t.name != "i2_s" and not t.activation_only]
 MAINLINE = (
     "q4_0 q4_1 q5_0 q5_1 q8_0 q2_K q3_K q4_K q5_K q6_K iq2_xxs iq2_xs iq2_s iq3_xxs iq3_s iq1_s iq1_m iq4_nl "
     "iq4_xs mxfp4 tq1_0 tq2_0"
@@ -262,9 +260,7 @@ def test_repack_matches_recorded_bytes(plain, packed):
         actual = repack(golden(plain)[f"q_{variant}"], plain, packed, GOLDEN_SHAPE)
         expected = golden(packed)[f"q_{variant}"].reshape(-1)
         different = np.flatnonzero(actual != expected)
-        assert not len(different), (
-            f"{plain} to {packed} {variant}: {len(different)} bytes, first {different[:8]}"
-        )
+        assert not len(different), f"{plain} to {packed} {variant}: {len(different)} bytes, first {different[:8]}"
 
 
 def test_bf16_r16_truncates():
@@ -274,9 +270,7 @@ def test_bf16_r16_truncates():
     np.testing.assert_array_equal(actual, golden("bf16_r16")["q_plain"].reshape(-1))
 
 
-@pytest.mark.parametrize(
-    "enum_name", [n for n, e in format_checks()["decode_check"].items() if "plain_data" in e]
-)
+@pytest.mark.parametrize("enum_name", [n for n, e in format_checks()["decode_check"].items() if "plain_data" in e])
 def test_repack_self_check(enum_name):
     entry = format_checks()["decode_check"][enum_name]
     target = registry.by_id(entry["id"])

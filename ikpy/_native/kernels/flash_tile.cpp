@@ -4,6 +4,7 @@
 
 #include "kernels/flash_attention.hpp"
 #include "kernels/flash_gemm.hpp"
+#include "kernels/flash_pack.hpp"
 
 namespace ikpy {
 namespace {
@@ -59,11 +60,12 @@ TileBuffers layout(uint8_t* scratch, const AttentionArgs& a, int64_t lanes) {
 }
 
 void pack_q(const AttentionArgs& a, const Tile& tile, const TileBuffers& b) {
-    const float f = a.q_factor();
-    std::memset(b.q, 0, size_t(a.dk * b.lanes) * sizeof(float));
-    for (int64_t m = 0; m < tile.n_rows; ++m) {
-        const float* q = a.q_row(tile.kv_head, tile.first_row + m);
-        for (int64_t d = 0; d < a.dk; ++d) b.q[d * b.lanes + m] = f * q[d];
+    for (int64_t m = 0; m < b.lanes; m += 16) {
+        const float* rows[16];
+        for (int64_t i = 0; i < 16; ++i) {
+            rows[i] = m + i < tile.n_rows ? a.q_row(tile.kv_head, tile.first_row + m + i) : nullptr;
+        }
+        flash::rows_to_lanes(rows, a.dk, a.q_factor(), b.q + m, b.lanes);
     }
 }
 
@@ -79,6 +81,16 @@ void load_v_tile(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t n
     a.load_v(row<uint8_t>(*a.v, a.v_head(tile.kv_head), c0), a.v->nb[2], n, a.dv, b.v, b.ldv);
 }
 
+// Tiles to fetch ahead; the segment of K shared by all heads is small and left to the hardware.
+flash::Prefetch k_rows(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t last) {
+    const int64_t n = std::max<int64_t>(0, std::min<int64_t>(kTileCells, last - c0));
+    return {row<uint8_t>(*a.k, tile.kv_head, c0), a.k->nb[2], a.k_row_bytes, n};
+}
+
+flash::Prefetch v_rows(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t n) {
+    return {row<uint8_t>(*a.v, a.v_head(tile.kv_head), c0), a.v->nb[2], a.v_row_bytes, a.v_in_k ? 0 : n};
+}
+
 template <typename Call>
 void for_lane_groups(int64_t lanes, Call call) {
     using flash::kMaxVectors;
@@ -89,43 +101,43 @@ void for_lane_groups(int64_t lanes, Call call) {
     }
 }
 
-void scores(const TileBuffers& b, int64_t dk, int64_t n, float* s) {
+void scores(const TileBuffers& b, int64_t dk, int64_t n, float* s, flash::Prefetch next) {
     for_lane_groups(b.lanes, [&](int64_t m, int n_vectors) {
         switch (n_vectors) {
             case 1:
-                flash::score_lanes<1>(b.q + m, b.lanes, b.k, b.ldk, dk, n, s + m, b.lanes);
+                flash::score_lanes<1>(b.q + m, b.lanes, b.k, b.ldk, dk, n, s + m, b.lanes, next);
                 break;
             case 2:
-                flash::score_lanes<2>(b.q + m, b.lanes, b.k, b.ldk, dk, n, s + m, b.lanes);
+                flash::score_lanes<2>(b.q + m, b.lanes, b.k, b.ldk, dk, n, s + m, b.lanes, next);
                 break;
 #if defined(__AVX512F__)
             case 3:
-                flash::score_lanes<3>(b.q + m, b.lanes, b.k, b.ldk, dk, n, s + m, b.lanes);
+                flash::score_lanes<3>(b.q + m, b.lanes, b.k, b.ldk, dk, n, s + m, b.lanes, next);
                 break;
             case 4:
-                flash::score_lanes<4>(b.q + m, b.lanes, b.k, b.ldk, dk, n, s + m, b.lanes);
+                flash::score_lanes<4>(b.q + m, b.lanes, b.k, b.ldk, dk, n, s + m, b.lanes, next);
                 break;
 #endif
         }
     });
 }
 
-void outputs(const TileBuffers& b, int64_t dv, int64_t n, const float* p) {
+void outputs(const TileBuffers& b, int64_t dv, int64_t n, const float* p, flash::Prefetch next) {
     const int64_t w = b.lanes;
     for_lane_groups(b.lanes, [&](int64_t m, int n_vectors) {
         switch (n_vectors) {
             case 1:
-                flash::output_lanes<1>(p + m, w, n, b.v, b.ldv, dv, b.alpha + m, b.o + m, w);
+                flash::output_lanes<1>(p + m, w, n, b.v, b.ldv, dv, b.alpha + m, b.o + m, w, next);
                 break;
             case 2:
-                flash::output_lanes<2>(p + m, w, n, b.v, b.ldv, dv, b.alpha + m, b.o + m, w);
+                flash::output_lanes<2>(p + m, w, n, b.v, b.ldv, dv, b.alpha + m, b.o + m, w, next);
                 break;
 #if defined(__AVX512F__)
             case 3:
-                flash::output_lanes<3>(p + m, w, n, b.v, b.ldv, dv, b.alpha + m, b.o + m, w);
+                flash::output_lanes<3>(p + m, w, n, b.v, b.ldv, dv, b.alpha + m, b.o + m, w, next);
                 break;
             case 4:
-                flash::output_lanes<4>(p + m, w, n, b.v, b.ldv, dv, b.alpha + m, b.o + m, w);
+                flash::output_lanes<4>(p + m, w, n, b.v, b.ldv, dv, b.alpha + m, b.o + m, w, next);
                 break;
 #endif
         }
@@ -134,22 +146,27 @@ void outputs(const TileBuffers& b, int64_t dv, int64_t n, const float* p) {
 
 enum class Visibility { kNone, kSome, kAll };
 
-// Fills bits[w][lane] for the cells [c0, c0 + n).
-Visibility tile_visibility(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t n,
-                           const TileBuffers& b) {
+// Visibility of the cells [c0, c0 + n); fills bits[w][lane] unless all rows see all or none of them.
+Visibility tile_visibility(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t n, const TileBuffers& b) {
+    uint32_t words[kTileRows][kWords];
+    const int64_t first = a.token_of(tile.first_row), last = a.token_of(tile.first_row + tile.n_rows - 1);
     bool none = true, all = true;
-    uint32_t words[kWords] = {};
-    int64_t token = -1;
-    for (int64_t m = 0; m < b.lanes; ++m) {
-        if (m < tile.n_rows && a.token_of(tile.first_row + m) != token) {
-            token = a.token_of(tile.first_row + m);
-            const int visible = visible_bits(a, token, c0, n, words, kWords);
-            none &= visible == 0;
-            all &= visible == n;
-        }
-        for (int w = 0; w < kWords; ++w) b.bits[w * b.lanes + m] = words[w];
+    for (int64_t t = first; t <= last; ++t) {
+        const int visible = visible_bits(a, t, c0, n, words[t - first], kWords);
+        none &= visible == 0;
+        all &= visible == n;
     }
-    return all ? Visibility::kAll : none ? Visibility::kNone : Visibility::kSome;
+    if (all) return Visibility::kAll;
+    if (none && a.flash) return Visibility::kNone;
+    int64_t token = 0, in_token = tile.first_row % a.heads_per_kv;
+    for (int64_t m = 0; m < b.lanes; ++m) {
+        for (int w = 0; w < kWords; ++w) b.bits[w * b.lanes + m] = words[token][w];
+        if (++in_token == a.heads_per_kv && m + 1 < tile.n_rows) {
+            in_token = 0;
+            ++token;
+        }
+    }
+    return Visibility::kSome;
 }
 
 // Soft cap and mask on the scores [n][lanes] of one vector of lanes; returns their maximum.
@@ -211,10 +228,10 @@ void run_flash(const AttentionArgs& a, const Tile& tile, int64_t first, int64_t 
         const Visibility seen = tile_visibility(a, tile, c0, n, b);
         if (seen == Visibility::kNone) continue;
         load_k_tile(a, tile, c0, n, b);
-        scores(b, a.dk, n, b.s);
+        scores(b, a.dk, n, b.s, v_rows(a, tile, c0, n));
         online_softmax(a, b, n, seen != Visibility::kAll);
         load_v_tile(a, tile, c0, n, b);
-        outputs(b, a.dv, n, b.s);
+        outputs(b, a.dv, n, b.s, k_rows(a, tile, c0 + n, last));
     }
     for (int64_t m = 0; m < b.lanes; ++m) b.total[m] = double(b.sum[m]);
 }
@@ -227,7 +244,7 @@ void run_full(const AttentionArgs& a, const Tile& tile, int64_t first, int64_t l
         float* s = b.s + (c0 - first) * b.lanes;
         const bool masked = tile_visibility(a, tile, c0, n, b) != Visibility::kAll;
         load_k_tile(a, tile, c0, n, b);
-        scores(b, a.dk, n, s);
+        scores(b, a.dk, n, s, k_rows(a, tile, c0 + n, last));
         for (int64_t m = 0; m < b.lanes; m += kLanes) {
             store(b.maximum + m, simd::max(load(b.maximum + m), finish_scores(a, s + m, n, b, m, masked)));
         }
@@ -244,27 +261,34 @@ void run_full(const AttentionArgs& a, const Tile& tile, int64_t first, int64_t l
         const int64_t n = std::min<int64_t>(kTileCells, last - c0);
         if (a.v_in_k) load_k_tile(a, tile, c0, n, b);
         load_v_tile(a, tile, c0, n, b);
-        outputs(b, a.dv, n, b.s + (c0 - first) * b.lanes);
+        outputs(b, a.dv, n, b.s + (c0 - first) * b.lanes, v_rows(a, tile, c0 + n, std::min<int64_t>(kTileCells, last - c0 - n)));
+    }
+}
+
+// Rows of the tile to where `place` puts them, times b.alpha.
+template <typename Place>
+void write_rows(const AttentionArgs& a, const Tile& tile, const TileBuffers& b, Place place) {
+    for (int64_t m = 0; m < tile.n_rows; m += 16) {
+        float* rows[16];
+        for (int64_t i = 0; i < 16; ++i) rows[i] = m + i < tile.n_rows ? place(tile.first_row + m + i) : nullptr;
+        flash::lanes_to_rows(b.o + m, b.lanes, a.dv, b.alpha + m, rows);
     }
 }
 
 void write_output(const AttentionArgs& a, const Tile& tile, const TileBuffers& b) {
     for (int64_t m = 0; m < tile.n_rows; ++m) {
-        const int64_t r = tile.first_row + m, head = a.head_of(tile.kv_head, r);
-        const float norm = normalizer(a, head, b.maximum[m], b.total[m]);
-        float* out = a.out_row(head, a.token_of(r));
-        for (int64_t d = 0; d < a.dv; ++d) out[d] = norm * b.o[d * b.lanes + m];
+        b.alpha[m] = normalizer(a, a.head_of(tile.kv_head, tile.first_row + m), b.maximum[m], b.total[m]);
     }
+    write_rows(a, tile, b, [&](int64_t r) { return a.out_row(a.head_of(tile.kv_head, r), a.token_of(r)); });
 }
 
 void write_partial(const AttentionArgs& a, const Tile& tile, const TileBuffers& b, const Partials& p) {
+    const int64_t first = tile.kv_head * a.rows_per_kv_head();
+    std::fill(b.alpha, b.alpha + b.lanes, 1.0f);
+    write_rows(a, tile, b, [&](int64_t r) { return p.acc_row(tile.part, first + r); });
     for (int64_t m = 0; m < tile.n_rows; ++m) {
-        const int64_t r = tile.first_row + m;
-        const int64_t r_out = tile.kv_head * a.rows_per_kv_head() + r;
-        float* out = p.acc_row(tile.part, r_out);
-        for (int64_t d = 0; d < a.dv; ++d) out[d] = b.o[d * b.lanes + m];
-        p.max_of(tile.part, r_out) = b.maximum[m];
-        p.sum_of(tile.part, r_out) = b.sum[m];
+        p.max_of(tile.part, first + tile.first_row + m) = b.maximum[m];
+        p.sum_of(tile.part, first + tile.first_row + m) = b.sum[m];
     }
 }
 
@@ -319,9 +343,10 @@ void attention_tiles(const ThreadContext& ctx, const AttentionArgs& a) {
     for (int64_t i; (i = ctx.counters[0].fetch_add(1, std::memory_order_relaxed)) < items;) {
         Tile tile;
         tile.part = i % plan.splits;
-        tile.kv_head = i / plan.splits % a.n_kv_heads;
-        // Later queries see more cells: the long tiles go first.
-        const int64_t t = plan.tiles - 1 - i / plan.splits / a.n_kv_heads;
+        // One K head after the other, so that its cells stay in cache; later queries see more cells, and the
+        // short tiles left for the end even out the threads.
+        tile.kv_head = i / plan.splits / plan.tiles;
+        const int64_t t = plan.tiles - 1 - i / plan.splits % plan.tiles;
         tile.first_row = t * plan.lanes;
         tile.n_rows = std::min(plan.lanes, a.rows_per_kv_head() - tile.first_row);
         run_tile(a, plan, tile, buffers, partials);

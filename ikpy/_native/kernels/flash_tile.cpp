@@ -23,6 +23,11 @@ struct TileBuffers {
     int64_t ldk, ldv, lanes;
 };
 
+// Lanes [m, m + lanes) against the cells [begin, end) of the tile at hand.
+struct Part {
+    int64_t m, lanes, begin, end;
+};
+
 struct Tile {
     int64_t kv_head, first_row, n_rows, part;
 };
@@ -92,53 +97,45 @@ flash::Prefetch v_rows(const AttentionArgs& a, const Tile& tile, int64_t c0, int
 }
 
 template <typename Call>
-void for_lane_groups(int64_t lanes, Call call) {
+void for_lane_groups(const Part& part, Call call) {
     using flash::kMaxVectors;
-    for (int64_t m = 0; m < lanes;) {
-        const int64_t n = std::min<int64_t>(kMaxVectors, (lanes - m) / kLanes);
+    for (int64_t m = part.m; m < part.m + part.lanes;) {
+        const int64_t n = std::min<int64_t>(kMaxVectors, (part.m + part.lanes - m) / kLanes);
         call(m, int(n));
         m += n * kLanes;
     }
 }
 
-void scores(const TileBuffers& b, int64_t dk, int64_t n, float* s, flash::Prefetch next) {
-    for_lane_groups(b.lanes, [&](int64_t m, int n_vectors) {
+void scores(const TileBuffers& b, int64_t dk, const Part& part, float* s, flash::Prefetch& next) {
+    const int64_t w = b.lanes, n = part.end - part.begin;
+    const float* k = b.k + part.begin * b.ldk;
+    s += part.begin * w;
+    for_lane_groups(part, [&](int64_t m, int n_vectors) {
+        const float* q = b.q + m;
         switch (n_vectors) {
-            case 1:
-                flash::score_lanes<1>(b.q + m, b.lanes, b.k, b.ldk, dk, n, s + m, b.lanes, next);
-                break;
-            case 2:
-                flash::score_lanes<2>(b.q + m, b.lanes, b.k, b.ldk, dk, n, s + m, b.lanes, next);
-                break;
+            case 1: return flash::score_lanes<1>(q, w, k, b.ldk, dk, n, s + m, w, next);
+            case 2: return flash::score_lanes<2>(q, w, k, b.ldk, dk, n, s + m, w, next);
 #if defined(__AVX512F__)
-            case 3:
-                flash::score_lanes<3>(b.q + m, b.lanes, b.k, b.ldk, dk, n, s + m, b.lanes, next);
-                break;
-            case 4:
-                flash::score_lanes<4>(b.q + m, b.lanes, b.k, b.ldk, dk, n, s + m, b.lanes, next);
-                break;
+            case 3: return flash::score_lanes<3>(q, w, k, b.ldk, dk, n, s + m, w, next);
+            case 4: return flash::score_lanes<4>(q, w, k, b.ldk, dk, n, s + m, w, next);
 #endif
         }
     });
 }
 
-void outputs(const TileBuffers& b, int64_t dv, int64_t n, const float* p, flash::Prefetch next) {
-    const int64_t w = b.lanes;
-    for_lane_groups(b.lanes, [&](int64_t m, int n_vectors) {
+void outputs(const TileBuffers& b, int64_t dv, const Part& part, const float* p, flash::Prefetch& next) {
+    const int64_t w = b.lanes, n = part.end - part.begin;
+    const float* v = b.v + part.begin * b.ldv;
+    p += part.begin * w;
+    for_lane_groups(part, [&](int64_t m, int n_vectors) {
+        const float* alpha = b.alpha + m;
+        float* o = b.o + m;
         switch (n_vectors) {
-            case 1:
-                flash::output_lanes<1>(p + m, w, n, b.v, b.ldv, dv, b.alpha + m, b.o + m, w, next);
-                break;
-            case 2:
-                flash::output_lanes<2>(p + m, w, n, b.v, b.ldv, dv, b.alpha + m, b.o + m, w, next);
-                break;
+            case 1: return flash::output_lanes<1>(p + m, w, n, v, b.ldv, dv, alpha, o, w, next);
+            case 2: return flash::output_lanes<2>(p + m, w, n, v, b.ldv, dv, alpha, o, w, next);
 #if defined(__AVX512F__)
-            case 3:
-                flash::output_lanes<3>(p + m, w, n, b.v, b.ldv, dv, b.alpha + m, b.o + m, w, next);
-                break;
-            case 4:
-                flash::output_lanes<4>(p + m, w, n, b.v, b.ldv, dv, b.alpha + m, b.o + m, w, next);
-                break;
+            case 3: return flash::output_lanes<3>(p + m, w, n, v, b.ldv, dv, alpha, o, w, next);
+            case 4: return flash::output_lanes<4>(p + m, w, n, v, b.ldv, dv, alpha, o, w, next);
 #endif
         }
     });
@@ -169,13 +166,31 @@ Visibility tile_visibility(const AttentionArgs& a, const Tile& tile, int64_t c0,
     return Visibility::kSome;
 }
 
-// Soft cap and mask on the scores [n][lanes] of one vector of lanes; returns their maximum.
+// Splits a partly visible tile into groups of 16 lanes, each with the cells that any of its rows sees.
+int visible_parts(const TileBuffers& b, Part* parts) {
+    int n_parts = 0;
+    for (int64_t m = 0; m < b.lanes; m += 16) {
+        int64_t begin = kTileCells, end = 0;
+        for (int w = 0; w < kWords; ++w) {
+            uint32_t any = 0;
+            for (int i = 0; i < 16; ++i) any |= b.bits[w * b.lanes + m + i];
+            if (!any) continue;
+            begin = std::min<int64_t>(begin, 32 * w + __builtin_ctz(any));
+            end = 32 * w + 32 - __builtin_clz(any);
+        }
+        // Starts at a multiple of the block height keep the rounded-up last block inside the tile.
+        if (end > 0) parts[n_parts++] = {m, 16, begin / kPad * kPad, end};
+    }
+    return n_parts;
+}
+
+// Soft cap and mask on the scores of one vector of lanes; returns their maximum.
 template <bool kMask, bool kCap>
-V finish_scores(float* s, int64_t n, const TileBuffers& b, int64_t m, float softcap) {
+V finish_vector(float* s, const TileBuffers& b, const Part& part, int64_t m, float softcap) {
     using namespace simd;
     V top = set1(kNoMaximum);
     const V cap = set1(softcap * kLog2e), low = set1(kMasked);
-    for (int64_t c = 0; c < n; ++c) {
+    for (int64_t c = part.begin; c < part.end; ++c) {
         V x = load(s + c * b.lanes);
         if (kCap) x = mul(cap, simd::tanh(x));
         if (kMask) x = keep_if_bit(b.bits + (c >> 5) * b.lanes + m, 1u << (c & 31), x, low);
@@ -185,25 +200,23 @@ V finish_scores(float* s, int64_t n, const TileBuffers& b, int64_t m, float soft
     return top;
 }
 
-V finish_scores(const AttentionArgs& a, float* s, int64_t n, const TileBuffers& b, int64_t m, bool masked) {
-    const bool cap = a.softcap != 0.0f;
-    if (masked) {
-        return cap ? finish_scores<true, true>(s, n, b, m, a.softcap)
-                   : finish_scores<true, false>(s, n, b, m, a.softcap);
+V finish_scores(const AttentionArgs& a, float* s, const TileBuffers& b, const Part& part, int64_t m, bool masked) {
+    if (a.softcap != 0.0f) {
+        return masked ? finish_vector<true, true>(s, b, part, m, a.softcap)
+                      : finish_vector<false, true>(s, b, part, m, a.softcap);
     }
-    return cap ? finish_scores<false, true>(s, n, b, m, a.softcap)
-               : finish_scores<false, false>(s, n, b, m, a.softcap);
+    return masked ? finish_vector<true, false>(s, b, part, m, 0.0f) : finish_vector<false, false>(s, b, part, m, 0.0f);
 }
 
 // Turns scores into weights, updates maximum, sum and alpha of every lane.
-void online_softmax(const AttentionArgs& a, const TileBuffers& b, int64_t n, bool masked) {
+void online_softmax(const AttentionArgs& a, const TileBuffers& b, const Part& part, bool masked) {
     using namespace simd;
-    for (int64_t m = 0; m < b.lanes; m += kLanes) {
+    for (int64_t m = part.m; m < part.m + part.lanes; m += kLanes) {
         float* s = b.s + m;
         const V before = load(b.maximum + m);
-        const V top = simd::max(before, finish_scores(a, s, n, b, m, masked));
+        const V top = simd::max(before, finish_scores(a, s, b, part, m, masked));
         V total = zero();
-        for (int64_t c = 0; c < n; ++c) {
+        for (int64_t c = part.begin; c < part.end; ++c) {
             const V p = simd::exp2(sub(load(s + c * b.lanes), top));
             store(s + c * b.lanes, p);
             total = add(total, p);
@@ -227,41 +240,58 @@ void run_flash(const AttentionArgs& a, const Tile& tile, int64_t first, int64_t 
         const int64_t n = std::min<int64_t>(kTileCells, last - c0);
         const Visibility seen = tile_visibility(a, tile, c0, n, b);
         if (seen == Visibility::kNone) continue;
+        Part parts[kTileRows / 16] = {{0, b.lanes, 0, n}};
+        const int n_parts = seen == Visibility::kAll ? 1 : visible_parts(b, parts);
+        flash::Prefetch next_v = v_rows(a, tile, c0, n), next_k = k_rows(a, tile, c0 + n, last);
         load_k_tile(a, tile, c0, n, b);
-        scores(b, a.dk, n, b.s, v_rows(a, tile, c0, n));
-        online_softmax(a, b, n, seen != Visibility::kAll);
+        for (int i = 0; i < n_parts; ++i) {
+            scores(b, a.dk, parts[i], b.s, next_v);
+            online_softmax(a, b, parts[i], seen != Visibility::kAll);
+        }
         load_v_tile(a, tile, c0, n, b);
-        outputs(b, a.dv, n, b.s, k_rows(a, tile, c0 + n, last));
+        for (int i = 0; i < n_parts; ++i) outputs(b, a.dv, parts[i], b.s, next_k);
     }
     for (int64_t m = 0; m < b.lanes; ++m) b.total[m] = double(b.sum[m]);
 }
 
-// Full softmax: all scores of the tile first, one maximum, sums in double.
-void run_full(const AttentionArgs& a, const Tile& tile, int64_t first, int64_t last, const TileBuffers& b) {
-    using namespace simd;
+// First pass of the full softmax: all scores and their maxima.
+void full_scores(const AttentionArgs& a, const Tile& tile, int64_t first, int64_t last, const TileBuffers& b) {
     for (int64_t c0 = first; c0 < last; c0 += kTileCells) {
-        const int64_t n = std::min<int64_t>(kTileCells, last - c0);
+        const Part part{0, b.lanes, 0, std::min<int64_t>(kTileCells, last - c0)};
         float* s = b.s + (c0 - first) * b.lanes;
-        const bool masked = tile_visibility(a, tile, c0, n, b) != Visibility::kAll;
-        load_k_tile(a, tile, c0, n, b);
-        scores(b, a.dk, n, s, k_rows(a, tile, c0 + n, last));
+        const bool masked = tile_visibility(a, tile, c0, part.end, b) != Visibility::kAll;
+        flash::Prefetch next = k_rows(a, tile, c0 + part.end, last);
+        load_k_tile(a, tile, c0, part.end, b);
+        scores(b, a.dk, part, s, next);
         for (int64_t m = 0; m < b.lanes; m += kLanes) {
-            store(b.maximum + m, simd::max(load(b.maximum + m), finish_scores(a, s + m, n, b, m, masked)));
+            const V top = finish_scores(a, s + m, b, part, m, masked);
+            simd::store(b.maximum + m, simd::max(simd::load(b.maximum + m), top));
         }
     }
-    for (int64_t c = 0; c < last - first; ++c) {
+}
+
+void full_weights(const TileBuffers& b, int64_t n_cells) {
+    for (int64_t c = 0; c < n_cells; ++c) {
         float* s = b.s + c * b.lanes;
         for (int64_t m = 0; m < b.lanes; m += kLanes) {
-            store(s + m, simd::exp2(sub(load(s + m), load(b.maximum + m))));
+            simd::store(s + m, simd::exp2(simd::sub(simd::load(s + m), simd::load(b.maximum + m))));
         }
         for (int64_t m = 0; m < b.lanes; ++m) b.total[m] += double(s[m]);
     }
+}
+
+// Full softmax over materialized scores of the row tile: one maximum, sums in double.
+void run_full(const AttentionArgs& a, const Tile& tile, int64_t first, int64_t last, const TileBuffers& b) {
+    full_scores(a, tile, first, last, b);
+    full_weights(b, last - first);
     std::fill(b.alpha, b.alpha + b.lanes, 1.0f);
     for (int64_t c0 = first; c0 < last; c0 += kTileCells) {
-        const int64_t n = std::min<int64_t>(kTileCells, last - c0);
-        if (a.v_in_k) load_k_tile(a, tile, c0, n, b);
-        load_v_tile(a, tile, c0, n, b);
-        outputs(b, a.dv, n, b.s + (c0 - first) * b.lanes, v_rows(a, tile, c0 + n, std::min<int64_t>(kTileCells, last - c0 - n)));
+        const Part part{0, b.lanes, 0, std::min<int64_t>(kTileCells, last - c0)};
+        const int64_t c1 = c0 + part.end;
+        flash::Prefetch next = v_rows(a, tile, c1, std::min<int64_t>(kTileCells, last - c1));
+        if (a.v_in_k) load_k_tile(a, tile, c0, part.end, b);
+        load_v_tile(a, tile, c0, part.end, b);
+        outputs(b, a.dv, part, b.s + (c0 - first) * b.lanes, next);
     }
 }
 

@@ -57,21 +57,38 @@ constexpr int kMaxVectors = 2;
 constexpr int block_height(int) { return 6; }
 #endif
 
-// All products over n_rows result rows rounded up to the block height: callers pad the operands.
+// Rows of the cache that a later step reads, fetched into L2 a few at a time while this step computes.
+struct Prefetch {
+    const uint8_t* at;
+    int64_t stride, bytes, rows;
+
+    void advance(int64_t n) {
+        for (; n > 0 && rows > 0; --n, --rows, at += stride) {
+            for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(at + b, 0, 2);
+        }
+    }
+};
+
+// All products over the result rows rounded up to the block height: callers pad the operands.
 template <int N>
-void score_lanes(const float* q, int64_t ldq, const float* k, int64_t ldk, int64_t dk, int64_t n_cells,
-                 float* s, int64_t lds) {
+void score_lanes(const float* q, int64_t ldq, const float* k, int64_t ldk, int64_t dk, int64_t n_cells, float* s,
+                 int64_t lds, Prefetch& next) {
     constexpr int H = block_height(N);
-    for (int64_t c = 0; c < n_cells; c += H)
+    for (int64_t c = 0; c < n_cells; c += H) {
+        next.advance(H);
         score_block<H, N>(q, ldq, k + c * ldk, ldk, dk, s + c * lds, lds);
+    }
 }
 
 template <int N>
 void output_lanes(const float* p, int64_t ldp, int64_t n_cells, const float* v, int64_t ldv, int64_t dv,
-                  const float* alpha, float* o, int64_t ldo) {
+                  const float* alpha, float* o, int64_t ldo, Prefetch& next) {
     constexpr int H = block_height(N);
-    for (int64_t d = 0; d < dv; d += H)
+    const int64_t share = next.rows * H / dv + 1;
+    for (int64_t d = 0; d < dv; d += H) {
+        next.advance(share);
         output_block<H, N>(p, ldp, n_cells, v + d, ldv, alpha, o + d * ldo, ldo);
+    }
 }
 
 }  // namespace flash

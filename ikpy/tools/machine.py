@@ -80,9 +80,9 @@ def build_commit() -> str:
 
 def compiler() -> str:
     """Compiler of the native core."""
-    from ikpy._native import build_info
+    from ikpy._native import core
 
-    return str(build_info().get("compiler", "unknown"))
+    return str(core.build_info()["compiler"])
 
 
 def target() -> str:

@@ -98,8 +98,9 @@ class Metadata(Mapping[str, Any]):
             return stored.tobytes().decode("utf-8", "surrogateescape")
         if entry.starts is not None:
             return StringArray(self._data, entry.starts)
+        stored_type = entry.type if entry.element_type is None else entry.element_type
         # Values lie at any byte offset; the copy gives numpy aligned memory.
-        values = np.frombuffer(stored.tobytes(), DTYPES[entry.element_type or entry.type])
-        if (entry.element_type or entry.type) is GGUFValueType.BOOL:
+        values = np.frombuffer(stored.tobytes(), DTYPES[stored_type])
+        if stored_type is GGUFValueType.BOOL:
             values = values.view(np.bool_)
-        return values if entry.element_type is not None else values[0].item()
+        return values[0].item() if entry.element_type is None else values

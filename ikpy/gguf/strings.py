@@ -75,6 +75,8 @@ def index_strings(data: np.ndarray, position: int, count: int) -> np.ndarray:
         if runs > _RUNS_BEFORE_JUDGING and done < runs * _WORTHWHILE_RUN:
             position = _walk(data, position, done, count, starts)
             break
+        if position + _LENGTH_BYTES > limit:
+            raise StringArrayError(done)
         base = position
         window = data[base : base + _WINDOW]
         fields = _length_fields(window)

@@ -357,12 +357,14 @@ def _chosen_type(file: GGUFFile, key: str, wanted: GGUFValueType | None, change_
     stored = file.value_type(key)
     if stored is GGUFValueType.ARRAY:
         raise UsageError(f"{file.path}: key {key} is an array; only single values can be set")
-    if wanted not in (None, stored) and not change_type:
+    if wanted is None:
+        return stored
+    if wanted is not stored and not change_type:
         raise UsageError(
-            f"{file.path}: key {key} has type {stored.label}, not {wanted.label if wanted else ''}; "
+            f"{file.path}: key {key} has type {stored.label}, not {wanted.label}; "
             "leave out --type or add --change-type"
         )
-    return wanted or stored
+    return wanted
 
 
 def _same_place(file: GGUFFile, key: str, new: encode.StoredValue) -> bool:

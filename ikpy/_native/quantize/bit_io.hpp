@@ -1,5 +1,6 @@
-// Layouts written once and used in both directions: an Io type either reads fields out of block bytes or writes
-// them into zeroed block bytes. The sub-layouts shared by several types follow (quant-formats 6.1 and 8.1).
+// Layouts written once and used in both directions: an Io type either reads fields out of block bytes or
+// writes them into zeroed block bytes. The sub-layouts shared by several types follow (quant-formats 6.1
+// and 8.1).
 #pragma once
 
 #include <cstdint>
@@ -49,8 +50,17 @@ struct Writer {
 
 // W bits at bit number `position` of an array of bytes; they may cross one byte border.
 template <class Io, int W, class Byte, class V>
-inline void bit_run(Byte* bytes, int position, V& value, int at = 0) {
-    for (int i = 0; i < W; ++i) Io::template bits<1>(bytes[(position + i) >> 3], (position + i) & 7, value, at + i);
+inline void bit_run(Byte* bytes, int position, V& value) {
+    constexpr int kMask = (1 << W) - 1;
+    Byte &first = bytes[position >> 3], &last = bytes[(position + W - 1) >> 3];
+    const int shift = position & 7;
+    if constexpr (Io::kReads) {
+        value = static_cast<V>(value | ((first | last << 8) >> shift & kMask));
+    } else {
+        const int moved = (value & kMask) << shift;
+        first = static_cast<uint8_t>(first | moved);
+        if (&last != &first) last = static_cast<uint8_t>(last | moved >> 8);
+    }
 }
 
 // ---- plain 256-element blocks ----
@@ -78,8 +88,10 @@ inline void nibbles32(Byte* bytes, uint8_t* q) {
 // Two bits of 128 consecutive elements in 32 bytes, 32 elements apart.
 template <class Io, class Byte>
 inline void pairs32(Byte* bytes, uint8_t* q, int at = 0) {
-    for (int e = 0; e < 256; ++e)
-        Io::template bits<2>(bytes[32 * (e >> 7) + (e & 31)], 2 * ((e >> 5) & 3), q[e], at);
+    for (int h = 0; h < 2; ++h)
+        for (int t = 0; t < 4; ++t)
+            for (int j = 0; j < 32; ++j)
+                Io::template bits<2>(bytes[32 * h + j], 2 * t, q[128 * h + 32 * t + j], at);
 }
 
 // One bit of 256 elements in 32 bytes: bit number = sub-block.
@@ -123,11 +135,13 @@ struct PairOrder {
 };
 constexpr PairOrder kRisingPairs = {{0, 1, 2, 3}};
 template <class Io, class Byte>
-inline void p4(Byte* bytes, int k, uint8_t* q, int at = 0, PairOrder order = kRisingPairs, int columns = 256) {
+inline void p4(Byte* bytes, int k, uint8_t* q, int at = 0, PairOrder order = kRisingPairs,
+               int columns = 256) {
     for (int h = 0; h < columns / 16; ++h)
         for (int t = 0; t < 4; ++t)
             for (int i = 0; i < 4; ++i)
-                Io::template bits<2>(bytes[16 * h + 4 * k + i], 2 * t, q[16 * h + 4 * order.offset[t] + i], at);
+                Io::template bits<2>(bytes[16 * h + 4 * k + i], 2 * t, q[16 * h + 4 * order.offset[t] + i],
+                                     at);
 }
 
 // B4: one bit, 16 bytes per 32 columns; order = column offset of each bit.

@@ -17,8 +17,8 @@ using RowTable = std::array<const DecoderRow*, kMaxId>;
 
 RowTable collect() {
     RowTable table{};
-    for (const DecoderTable& family : {legacy_decoders(), kquant_decoders(), iquant_decoders(), iqk_decoders(),
-                                       trellis_decoders(), interleaved_decoders()})
+    for (const DecoderTable& family : {legacy_decoders(), kquant_decoders(), iquant_decoders(),
+                                       iqk_decoders(), trellis_decoders(), interleaved_decoders()})
         for (int i = 0; i < family.count; ++i) table[family.rows[i].id] = &family.rows[i];
     return table;
 }

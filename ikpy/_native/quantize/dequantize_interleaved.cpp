@@ -57,14 +57,14 @@ struct BF16_R16 : TypeInfo<230, 2, BlockBF16_R16, void, Header::kNone, 16> {
 };
 
 constexpr DecoderRow kRows[] = {
-    decoder_row<Q4_0_4x4>(),   decoder_row<Q4_0_4x8>(),   decoder_row<Q4_0_8x8>(),   decoder_row<Q4_0_R8>(),
-    decoder_row<Q5_0_R4>(),    decoder_row<Q6_0_R4>(),    decoder_row<Q8_0_R8>(),    decoder_row<Q8_KV_R8>(),
-    decoder_row<MXFP4_R8>(),   decoder_row<IQ2_BN_R4>(),  decoder_row<Q2_K_R4>(),    decoder_row<Q3_K_R4>(),
-    decoder_row<Q4_K_R4>(),    decoder_row<Q5_K_R4>(),    decoder_row<Q6_K_R4>(),    decoder_row<IQ4_NL_R4>(),
-    decoder_row<IQ4_XS_R8>(),  decoder_row<IQ2_XXS_R4>(), decoder_row<IQ2_XS_R4>(),  decoder_row<IQ2_S_R4>(),
-    decoder_row<IQ3_XXS_R4>(), decoder_row<IQ3_S_R4>(),   decoder_row<IQ1_S_R4>(),   decoder_row<IQ1_M_R4>(),
-    decoder_row<IQ2_K_R4>(),   decoder_row<IQ3_K_R4>(),   decoder_row<IQ4_K_R4>(),   decoder_row<IQ5_K_R4>(),
-    decoder_row<IQ4_KS_R4>(),  decoder_row<IQ5_KS_R4>(),  decoder_row<Q8_K_R8>(),    decoder_row<Q8_K_R16>(),
+    decoder_row<Q4_0_4x4>(),   decoder_row<Q4_0_4x8>(),   decoder_row<Q4_0_8x8>(),  decoder_row<Q4_0_R8>(),
+    decoder_row<Q5_0_R4>(),    decoder_row<Q6_0_R4>(),    decoder_row<Q8_0_R8>(),   decoder_row<Q8_KV_R8>(),
+    decoder_row<MXFP4_R8>(),   decoder_row<IQ2_BN_R4>(),  decoder_row<Q2_K_R4>(),   decoder_row<Q3_K_R4>(),
+    decoder_row<Q4_K_R4>(),    decoder_row<Q5_K_R4>(),    decoder_row<Q6_K_R4>(),   decoder_row<IQ4_NL_R4>(),
+    decoder_row<IQ4_XS_R8>(),  decoder_row<IQ2_XXS_R4>(), decoder_row<IQ2_XS_R4>(), decoder_row<IQ2_S_R4>(),
+    decoder_row<IQ3_XXS_R4>(), decoder_row<IQ3_S_R4>(),   decoder_row<IQ1_S_R4>(),  decoder_row<IQ1_M_R4>(),
+    decoder_row<IQ2_K_R4>(),   decoder_row<IQ3_K_R4>(),   decoder_row<IQ4_K_R4>(),  decoder_row<IQ5_K_R4>(),
+    decoder_row<IQ4_KS_R4>(),  decoder_row<IQ5_KS_R4>(),  decoder_row<Q8_K_R8>(),   decoder_row<Q8_K_R16>(),
     decoder_row<BF16_R16>(),
 };
 

@@ -87,8 +87,8 @@ struct IQ2_KL : TypeInfo<157, 256, BlockIQ2_KL, void, Header::kF16> {
 };
 
 constexpr DecoderRow kRows[] = {
-    decoder_row<IQ2_K>(),  decoder_row<IQ3_K>(),  decoder_row<IQ4_K>(),  decoder_row<IQ5_K>(),
-    decoder_row<IQ6_K>(),  decoder_row<IQ2_KS>(), decoder_row<IQ3_KS>(), decoder_row<IQ4_KS>(),
+    decoder_row<IQ2_K>(),  decoder_row<IQ3_K>(),  decoder_row<IQ4_K>(),   decoder_row<IQ5_K>(),
+    decoder_row<IQ6_K>(),  decoder_row<IQ2_KS>(), decoder_row<IQ3_KS>(),  decoder_row<IQ4_KS>(),
     decoder_row<IQ5_KS>(), decoder_row<IQ2_KL>(), decoder_row<IQ4_KSS>(),
 };
 

@@ -16,7 +16,8 @@ struct IQ1_S : TypeInfo<19, 256, BlockIQ1_S, void> {
             const float delta = h & 0x8000 ? -0.125f : 0.125f;
             for (int t = 0; t < 4; ++t) {
                 const int8_t* point = tables::iq1s_grid + 8 * (b.qs[4 * s + t] + 256 * (h >> 3 * t & 7));
-                for (int i = 0; i < 8; ++i) y[32 * s + 8 * t + i] = scale * (static_cast<float>(point[i]) + delta);
+                for (int i = 0; i < 8; ++i)
+                    y[32 * s + 8 * t + i] = scale * (static_cast<float>(point[i]) + delta);
             }
         }
     }
@@ -29,7 +30,8 @@ struct IQ1_M : TypeInfo<29, 256, BlockIQ1_M, void> {
         const float d = f16_to_f32(bits);
         for (int g = 0; g < 32; ++g) {
             const int half = g >> 1;  // 16 elements
-            const float scale = d * static_cast<float>(2 * (b.scales[half >> 2].get() >> 3 * (half & 3) & 7) + 1);
+            const float scale =
+                d * static_cast<float>(2 * (b.scales[half >> 2].get() >> 3 * (half & 3) & 7) + 1);
             const int h = b.qh[half] >> 4 * (g & 1);
             const float delta = h & 8 ? -0.125f : 0.125f;
             const int8_t* point = tables::iq1s_grid + 8 * (b.qs[g] + 256 * (h & 7));
@@ -39,8 +41,9 @@ struct IQ1_M : TypeInfo<29, 256, BlockIQ1_M, void> {
 };
 
 constexpr DecoderRow kRows[] = {
-    decoder_row<IQ1_S>(), decoder_row<IQ1_M>(),   decoder_row<IQ2_XXS>(), decoder_row<IQ2_XS>(), decoder_row<IQ2_S>(),
-    decoder_row<IQ3_S>(), decoder_row<IQ3_XXS>(), decoder_row<IQ4_NL>(),  decoder_row<IQ4_XS>(),
+    decoder_row<IQ1_S>(),   decoder_row<IQ1_M>(),  decoder_row<IQ2_XXS>(),
+    decoder_row<IQ2_XS>(),  decoder_row<IQ2_S>(),  decoder_row<IQ3_S>(),
+    decoder_row<IQ3_XXS>(), decoder_row<IQ4_NL>(), decoder_row<IQ4_XS>(),
 };
 
 }  // namespace

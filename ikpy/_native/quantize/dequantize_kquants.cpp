@@ -5,8 +5,8 @@ namespace ikpy::formats {
 
 namespace {
 
-constexpr DecoderRow kRows[] = {decoder_row<Q2_K>(), decoder_row<Q3_K>(), decoder_row<Q4_K>(), decoder_row<Q5_K>(),
-                                decoder_row<Q6_K>()};
+constexpr DecoderRow kRows[] = {decoder_row<Q2_K>(), decoder_row<Q3_K>(), decoder_row<Q4_K>(),
+                                decoder_row<Q5_K>(), decoder_row<Q6_K>()};
 
 }  // namespace
 

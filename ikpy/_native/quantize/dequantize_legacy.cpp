@@ -1,4 +1,5 @@
-// Decoders of plain numbers, of types with one scale per block and of ternary types (quant-formats 6.1 - 6.5).
+// Decoders of plain numbers, of types with one scale per block and of ternary types (quant-formats 6.1
+// - 6.5).
 #include "layouts_legacy.hpp"
 
 namespace ikpy::formats {
@@ -6,13 +7,13 @@ namespace ikpy::formats {
 namespace {
 
 template <class Number>
-void decode_numbers(const uint8_t* matrix, int64_t ne0, int64_t row0, int64_t n_rows, float* dst, int64_t dst_stride,
-                    bool) {
+void decode_numbers(const uint8_t* matrix, int64_t ne0, int64_t row0, int64_t n_rows, float* dst,
+                    int64_t dst_stride, bool) {
     for (int64_t r = 0; r < n_rows; ++r) {
         const uint8_t* row = matrix + (row0 + r) * ne0 * sizeof(typename Number::Stored);
         for (int64_t i = 0; i < ne0; ++i)
-            dst[r * dst_stride + i] =
-                Number::value(load_unaligned<typename Number::Stored>(row + i * sizeof(typename Number::Stored)));
+            dst[r * dst_stride + i] = Number::value(
+                load_unaligned<typename Number::Stored>(row + i * sizeof(typename Number::Stored)));
     }
 }
 
@@ -43,7 +44,9 @@ struct Q1_0_G128 : TypeInfo<41, 128, BlockQ1_0_G128, void> {
 };
 
 // Trit of a base-3 byte that the multiplier 3^n moves to the top, as -1, 0, 1.
-inline int trit(uint8_t code, int multiplier) { return (3 * static_cast<uint8_t>(code * multiplier) >> 8) - 1; }
+inline int trit(uint8_t code, int multiplier) {
+    return (3 * static_cast<uint8_t>(code * multiplier) >> 8) - 1;
+}
 
 struct IQ1_BN : TypeInfo<134, 64, BlockIQ1_BN, void, Header::kF16> {
     static void decode(const Block& b, int, float d, float* y) {

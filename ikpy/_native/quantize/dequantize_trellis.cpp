@@ -48,7 +48,8 @@ struct IQ3_KT : TypeInfo<154, 256, BlockIQ3_KT, void, Header::kF32> {
     static void decode(const Block& b, int, float d, float* y) {
         for (int s = 0; s < 8; ++s) {
             int values[32];
-            for (int t = 0; t < 4; ++t) trellis_values<8>(kTrellisOffset + b.ql[4 * s + t].get(), values + 8 * t);
+            for (int t = 0; t < 4; ++t)
+                trellis_values<8>(kTrellisOffset + b.ql[4 * s + t].get(), values + 8 * t);
             const float scale = d * static_cast<float>(b.scales[s & 3] >> 4 * (s >> 2) & 15);
             for (int i = 0; i < 32; ++i) {
                 const float magnitude = scale * static_cast<float>(std::abs(values[i]));
@@ -69,7 +70,8 @@ struct IQ4_KT : TypeInfo<155, 256, BlockIQ4_KT, void, Header::kF32> {
                 seeds[t] = offset + b.ql[g] + 256 * (b.qh[g & 31] >> 4 * (g >> 5) & 15) +
                            4096 * (word >> (8 + 3 * t) & 7);
             }
-            scaled_groups<4>(seeds, d * static_cast<float>(static_cast<int>((word & 255) >> 1) - 64), y + 32 * s);
+            scaled_groups<4>(seeds, d * static_cast<float>(static_cast<int>((word & 255) >> 1) - 64),
+                             y + 32 * s);
         }
     }
 };

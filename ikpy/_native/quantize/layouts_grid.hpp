@@ -6,17 +6,30 @@
 
 namespace ikpy::formats {
 
-// y = d * (2 * scale + 1) * multiplier * point * sign; Points elements per index, scales per 256 / Scales elements
+// Factors +1 and -1 of the eight elements of a sign mask.
+struct SignFactors {
+    int8_t of_mask[256][8];
+};
+constexpr SignFactors make_sign_factors() {
+    SignFactors table{};
+    for (int mask = 0; mask < 256; ++mask)
+        for (int i = 0; i < 8; ++i) table.of_mask[mask][i] = mask >> i & 1 ? -1 : 1;
+    return table;
+}
+inline constexpr SignFactors kSignFactors = make_sign_factors();
+
+// y = d * (2 * scale + 1) * multiplier * point * sign; Points elements per index, scales per 256 / Scales
+// elements
 template <int Points, int Scales>
 inline void grid_values(const GridBlock& c, const int8_t* grid, float multiplier, float* y) {
     const float d = f16_to_f32(c.d);
     for (int g = 0; g < 32; ++g) {
         const float scale = d * static_cast<float>(2 * c.scale[g * Scales / 32] + 1) * multiplier;
-        for (int i = 0; i < 8; ++i) {
-            const int point = grid[Points * c.index[(8 * g + i) / Points] + i % Points];
-            const float value = scale * static_cast<float>(point);
-            y[8 * g + i] = c.sign[g] >> i & 1 ? -value : value;
-        }
+        int8_t points[8];
+        for (int p = 0; p < 8 / Points; ++p)
+            std::memcpy(points + Points * p, grid + Points * c.index[8 / Points * g + p], Points);
+        const int8_t* factors = kSignFactors.of_mask[c.sign[g]];
+        for (int i = 0; i < 8; ++i) y[8 * g + i] = scale * static_cast<float>(points[i] * factors[i]);
     }
 }
 
@@ -51,10 +64,13 @@ struct IQ2_XXS : TypeInfo<16, 256, BlockIQ2_XXS, GridBlock> {
         Io::word(b.d, c.d);
         for (int g = 0; g < 32; ++g) Io::template bits<8>(b.sub[g >> 2].index[g & 3], 0, c.index[g]);
         for (int s = 0; s < 8; ++s) Io::template bits<4>(b.sub[s].signs_scale[3], 4, c.scale[s]);
-        signs_coded<Io>(c, sign_index, mask_of_index,
-                        [&](int g, uint8_t& code) { bit_run<Io, 7>(b.sub[g >> 2].signs_scale, 7 * (g & 3), code); });
+        signs_coded<Io>(c, sign_index, mask_of_index, [&](int g, uint8_t& code) {
+            bit_run<Io, 7>(b.sub[g >> 2].signs_scale, 7 * (g & 3), code);
+        });
     }
-    static void values(const Content& c, float, float* y) { grid_values<8, 8>(c, tables::iq2xxs_grid, 0.125f, y); }
+    static void values(const Content& c, float, float* y) {
+        grid_values<8, 8>(c, tables::iq2xxs_grid, 0.125f, y);
+    }
 };
 
 struct IQ2_XS : TypeInfo<17, 256, BlockIQ2_XS, GridBlock> {
@@ -66,7 +82,9 @@ struct IQ2_XS : TypeInfo<17, 256, BlockIQ2_XS, GridBlock> {
         signs_coded<Io>(c, sign_index, mask_of_index,
                         [&](int g, uint8_t& code) { Io::template bits<7>(b.qs[g].bytes[1], 1, code); });
     }
-    static void values(const Content& c, float, float* y) { grid_values<8, 16>(c, tables::iq2xs_grid, 0.125f, y); }
+    static void values(const Content& c, float, float* y) {
+        grid_values<8, 16>(c, tables::iq2xs_grid, 0.125f, y);
+    }
 };
 
 struct IQ2_S : TypeInfo<22, 256, BlockIQ2_S, GridBlock> {
@@ -80,7 +98,9 @@ struct IQ2_S : TypeInfo<22, 256, BlockIQ2_S, GridBlock> {
             Io::byte(b.signs[g], c.sign[g]);
         }
     }
-    static void values(const Content& c, float, float* y) { grid_values<8, 16>(c, tables::iq2s_grid, 0.125f, y); }
+    static void values(const Content& c, float, float* y) {
+        grid_values<8, 16>(c, tables::iq2s_grid, 0.125f, y);
+    }
 };
 
 struct IQ3_XXS : TypeInfo<18, 256, BlockIQ3_XXS, GridBlock> {
@@ -89,10 +109,13 @@ struct IQ3_XXS : TypeInfo<18, 256, BlockIQ3_XXS, GridBlock> {
         Io::word(b.d, c.d);
         for (int g = 0; g < 64; ++g) Io::template bits<8>(b.qs[g], 0, c.index[g]);
         for (int s = 0; s < 8; ++s) Io::template bits<4>(b.signs_scale[s][3], 4, c.scale[s]);
-        signs_coded<Io>(c, sign_index, mask_of_index,
-                        [&](int g, uint8_t& code) { bit_run<Io, 7>(b.signs_scale[g >> 2], 7 * (g & 3), code); });
+        signs_coded<Io>(c, sign_index, mask_of_index, [&](int g, uint8_t& code) {
+            bit_run<Io, 7>(b.signs_scale[g >> 2], 7 * (g & 3), code);
+        });
     }
-    static void values(const Content& c, float, float* y) { grid_values<4, 8>(c, tables::iq3xxs_grid, 0.25f, y); }
+    static void values(const Content& c, float, float* y) {
+        grid_values<4, 8>(c, tables::iq3xxs_grid, 0.25f, y);
+    }
 };
 
 struct IQ3_S : TypeInfo<21, 256, BlockIQ3_S, GridBlock> {
@@ -106,7 +129,9 @@ struct IQ3_S : TypeInfo<21, 256, BlockIQ3_S, GridBlock> {
         }
         for (int g = 0; g < 32; ++g) Io::byte(b.signs[g], c.sign[g]);
     }
-    static void values(const Content& c, float, float* y) { grid_values<4, 8>(c, tables::iq3s_grid, 1.0f, y); }
+    static void values(const Content& c, float, float* y) {
+        grid_values<4, 8>(c, tables::iq3s_grid, 1.0f, y);
+    }
 };
 
 // ---- interleaved ----
@@ -135,7 +160,8 @@ struct IQ3_XXS_R4 : InterleavedInfo<IQ3_XXS, 218, BlockIQ3_XXS_R4, 4> {
     template <class Io, class B, class C>
     static void layout(B& b, int k, C& c) {
         Io::word(b.d[k], c.d);
-        for (int g = 0; g < 64; ++g) Io::template bits<8>(b.qs[32 * (g >> 3) + 8 * k + (g & 7)], 0, c.index[g]);
+        for (int g = 0; g < 64; ++g)
+            Io::template bits<8>(b.qs[32 * (g >> 3) + 8 * k + (g & 7)], 0, c.index[g]);
         signs_and_scales<Io>(b.sas, k, c);
     }
 };
@@ -181,7 +207,8 @@ struct IQ3_S_R4 : InterleavedInfo<IQ3_S, 221, BlockIQ3_S_R4, 4> {
             Io::template bits<1>(b.qh[4 * ib + k], j, c.index[g], 8);
         }
         for (int e = 0; e < 256; ++e)
-            Io::template bits<1>(b.signs[16 * (e >> 5) + 4 * k + (e & 3)], (e & 31) >> 2, c.sign[e >> 3], e & 7);
+            Io::template bits<1>(b.signs[16 * (e >> 5) + 4 * k + (e & 3)], (e & 31) >> 2, c.sign[e >> 3],
+                                 e & 7);
         for (int s = 0; s < 8; ++s) {
             const int p = 4 * s + k;
             Io::template bits<4>(b.scales[p & 15], 4 * (p >> 4), c.scale[s]);

@@ -1,5 +1,5 @@
-// Super-blocks of 256 levels with quantized scales: k-quants, IQ4_XS, IQ2_K … IQ5_K, IQ4_KS, IQ5_KS, plain and
-// interleaved (quant-formats 6.1, 6.7 - 6.15, 8.3 - 8.5).
+// Super-blocks of 256 levels with quantized scales: k-quants, IQ4_XS, IQ2_K … IQ5_K, IQ4_KS, IQ5_KS, plain
+// and interleaved (quant-formats 6.1, 6.7 - 6.15, 8.3 - 8.5).
 #pragma once
 
 #include "tables.hpp"
@@ -29,8 +29,8 @@ inline void centred_values16(const SuperBlock& c, const int* scale, float* y) {
 
 // y = d * scale * table[q + Stride * extra] over sub-blocks of Sub elements
 template <int Sub>
-inline void table_values(const uint8_t* q, const int* scale, const uint8_t* extra, const int8_t* table, int stride,
-                         float d, float* y) {
+inline void table_values(const uint8_t* q, const int* scale, const uint8_t* extra, const int8_t* table,
+                         int stride, float d, float* y) {
     for (int s = 0; s < 256 / Sub; ++s) {
         const float dl = d * static_cast<float>(scale[s]);
         const int8_t* values = table + stride * extra[s];
@@ -116,7 +116,8 @@ struct Q6_K : TypeInfo<14, 256, BlockQ6_K, SuperBlock> {
         for (int h = 0; h < 2; ++h)
             for (int t = 0; t < 4; ++t)
                 for (int j = 0; j < 32; ++j)
-                    Io::template bits<4>(b.ql[64 * h + j + 32 * (t & 1)], 4 * (t >> 1), c.q[128 * h + 32 * t + j]);
+                    Io::template bits<4>(b.ql[64 * h + j + 32 * (t & 1)], 4 * (t >> 1),
+                                         c.q[128 * h + 32 * t + j]);
         pairs32<Io>(b.qh, c.q, 4);
     }
     static void values(const Content& c, float, float* y) {
@@ -212,7 +213,8 @@ struct IQ5_K : TypeInfo<140, 256, BlockIQ5_K, SuperBlock> {
 };
 
 // Scale bytes of the KS types: bit 0 selects the table, the rest is an odd scale.
-inline void odd_scale_values(const uint8_t* q, const uint8_t* codes, const int8_t* table, int stride, float d, float* y) {
+inline void odd_scale_values(const uint8_t* q, const uint8_t* codes, const int8_t* table, int stride, float d,
+                             float* y) {
     int scale[8];
     uint8_t extra[8];
     for (int s = 0; s < 8; ++s) {

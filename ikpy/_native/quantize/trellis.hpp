@@ -14,7 +14,8 @@ inline void trellis_values(uint32_t seed, int* values) {
     for (int i = 0; i < V; ++i) {
         seed *= kTrellisMultiplier;
         const uint32_t bytes = seed & 0x3F3F3F3F;
-        values[i] = static_cast<int>((bytes * 0x01010101) >> 24) - 126;  // the top byte is the sum of the four
+        values[i] =
+            static_cast<int>((bytes * 0x01010101) >> 24) - 126;  // the top byte is the sum of the four
     }
 }
 

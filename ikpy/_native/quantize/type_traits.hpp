@@ -1,7 +1,7 @@
 // What the generic row loops need to know about a type.
 //
-// A type is a struct with kId, kElements (per block), kRows (interleaved rows), kHeader, Block (the bytes of a block
-// of kRows rows), Content (fields of one row's block) and
+// A type is a struct with kId, kElements (per block), kRows (interleaved rows), kHeader, Block (the bytes of
+// a block of kRows rows), Content (fields of one row's block) and
 //   layout<Io>(block, k, content)   moves the fields of row k between block and content
 //   values(content, row scale, y)   kElements floats
 // or, where Content is void, decode(block, k, row scale, y) directly.
@@ -23,9 +23,12 @@ constexpr size_t header_nbytes(Header header) {
 
 inline float row_scale(Header header, const uint8_t* headers, int k) {
     switch (header) {
-        case Header::kNone: return 1.0f;
-        case Header::kF16: return f16_to_f32(load_unaligned<uint16_t>(headers + 2 * k));
-        default: return load_unaligned<float>(headers + header_nbytes(header) * k);
+        case Header::kNone:
+            return 1.0f;
+        case Header::kF16:
+            return f16_to_f32(load_unaligned<uint16_t>(headers + 2 * k));
+        default:
+            return load_unaligned<float>(headers + header_nbytes(header) * k);
     }
 }
 
@@ -60,8 +63,8 @@ struct DecoderRow {
     int id;
     int elements, rows;
     size_t row_header, block_nbytes;  // per row
-    void (*decode)(const uint8_t* matrix, int64_t ne0, int64_t row0, int64_t n_rows, float* dst, int64_t dst_stride,
-                   bool compute_scale);
+    void (*decode)(const uint8_t* matrix, int64_t ne0, int64_t row0, int64_t n_rows, float* dst,
+                   int64_t dst_stride, bool compute_scale);
 };
 
 template <class T>
@@ -76,8 +79,8 @@ void decode_block(const typename T::Block& block, int k, float d, float* y) {
 }
 
 template <class T>
-void decode_rows(const uint8_t* matrix, int64_t ne0, int64_t row0, int64_t n_rows, float* dst, int64_t dst_stride,
-                 bool compute_scale) {
+void decode_rows(const uint8_t* matrix, int64_t ne0, int64_t row0, int64_t n_rows, float* dst,
+                 int64_t dst_stride, bool compute_scale) {
     using Block = typename T::Block;
     const int64_t n_blocks = ne0 / T::kElements;
     for (int64_t r = 0; r < n_rows; ++r) {

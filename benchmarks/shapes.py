@@ -1,0 +1,59 @@
+"""Shapes of real models for synthetic files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Dimensions of a model; expert and latent fields are 0 where they do not apply."""
+
+    arch: str
+    layers: int
+    embd: int
+    heads: int
+    heads_kv: int
+    ff: int
+    vocab: int
+    rope_base: float
+    head_size: int = 0
+    experts: int = 0
+    experts_used: int = 0
+    ff_exp: int = 0
+    shared: int = 0
+    dense_layers: int = 0
+    kv_lora_rank: int = 0
+    n_rope: int = 0
+    n_nope: int = 0
+    value_size: int = 0
+    tied: bool = False
+
+
+SHAPES = {
+    "llama-1b": Shape("llama", 16, 2048, 32, 8, 8192, 128256, 500000.0, head_size=64),
+    "llama-8b": Shape("llama", 32, 4096, 32, 8, 14336, 128256, 500000.0, head_size=128),
+    "qwen3-0.6b": Shape("qwen3", 28, 1024, 16, 8, 3072, 151936, 1e6, head_size=128),
+    "qwen3-30b-a3b": Shape(
+        "qwen3moe", 48, 2048, 32, 4, 6144, 151936, 1e6, head_size=128, experts=128, experts_used=8, ff_exp=768
+    ),
+    "deepseek-lite": Shape(
+        "deepseek2",
+        27,
+        2048,
+        16,
+        16,
+        10944,
+        102400,
+        10000.0,
+        experts=64,
+        experts_used=6,
+        ff_exp=1408,
+        shared=2,
+        dense_layers=1,
+        kv_lora_rank=512,
+        n_rope=64,
+        n_nope=128,
+        value_size=128,
+    ),
+}

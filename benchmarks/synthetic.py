@@ -1,0 +1,225 @@
+"""Writes a GGUF model of a real shape with random weights in valid blocks, for speed measurements.
+
+    python -m benchmarks.synthetic llama-1b q4_K /tmp/model.gguf [--layers N] [--attn TYPE] [--experts TYPE] [--embed TYPE]
+
+A small random matrix is quantized once per (type, row length) and tiled, so a file of any size is written at disk speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+import numpy as np
+
+from benchmarks.shapes import SHAPES, Shape
+from ikpy._native import core
+from ikpy.gguf.types import GGUFValueType as VT
+from ikpy.gguf.writer import GGUFWriter
+from ikpy.quants import registry
+
+TILE_ROWS = 32
+FALLBACK = "iq4_nl"  # for rows that are no multiple of 256
+
+
+class Tiles:
+    """Quantized random rows per (type, row length)."""
+
+    def __init__(self) -> None:
+        self._cache: dict[tuple[str, int], np.ndarray] = {}
+        self._random = np.random.default_rng(7)
+
+    def get(self, type_name: str, ne0: int) -> np.ndarray:
+        """uint8 data of TILE_ROWS rows."""
+        key = (type_name, ne0)
+        if key not in self._cache:
+            rows = (self._random.standard_normal((TILE_ROWS, ne0)) * 0.03).astype(np.float32)
+            weights = np.ones(ne0, np.float32)
+            self._cache[key] = np.asarray(core.quantize(rows, registry.by_name(type_name).id, weights, 2))
+        return self._cache[key]
+
+
+class ModelWriter:
+    """Declares all tensors of a shape, then streams their data."""
+
+    def __init__(self, path: str, shape: Shape, types: dict[str, str]) -> None:
+        self.shape, self.types = shape, types
+        self.writer = GGUFWriter(path)
+        self.pending: list[tuple[str, tuple[int, ...], str]] = []
+        self.tiles = Tiles()
+
+    def metadata(self, name: str) -> None:
+        """Hyper-parameters and a byte-level vocabulary filled up with dummy tokens."""
+        w, s, a = self.writer, self.shape, self.shape.arch
+        w.add("general.architecture", VT.STRING, a)
+        w.add("general.name", VT.STRING, f"synthetic {name}")
+        w.add("general.quantization_version", VT.UINT32, 2)
+        integers = {
+            "block_count": s.layers,
+            "context_length": 131072,
+            "embedding_length": s.embd,
+            "feed_forward_length": s.ff,
+            "attention.head_count": s.heads,
+            "attention.head_count_kv": s.heads_kv,
+            "vocab_size": s.vocab,
+        }
+        if s.kv_lora_rank:
+            integers |= {
+                "attention.key_length": s.n_nope + s.n_rope,
+                "attention.value_length": s.value_size,
+                "attention.kv_lora_rank": s.kv_lora_rank,
+                "rope.dimension_count": s.n_rope,
+                "leading_dense_block_count": s.dense_layers,
+                "expert_shared_count": s.shared,
+                "expert_gating_func": 1,
+            }
+            w.add(f"{a}.expert_weights_scale", VT.FLOAT32, 1.0)
+            w.add(f"{a}.expert_weights_norm", VT.BOOL, False)
+        else:
+            integers |= {"attention.key_length": s.head_size, "attention.value_length": s.head_size}
+            integers["rope.dimension_count"] = s.head_size
+        if s.experts:
+            integers |= {"expert_count": s.experts, "expert_used_count": s.experts_used}
+            integers["expert_feed_forward_length"] = s.ff_exp
+        for key, value in integers.items():
+            w.add(f"{a}.{key}", VT.UINT32, value)
+        w.add(f"{a}.rope.freq_base", VT.FLOAT32, s.rope_base)
+        w.add(f"{a}.attention.layer_norm_rms_epsilon", VT.FLOAT32, 1e-6)
+        self._vocabulary()
+
+    def _vocabulary(self) -> None:
+        w, n = self.writer, self.shape.vocab
+        printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+        others = [b for b in range(256) if b not in printable]
+        mapped = {b: b for b in printable} | {b: 256 + i for i, b in enumerate(others)}
+        tokens = [chr(mapped[b]) for b in range(256)] + [f"<t{i}>" for i in range(n - 256)]
+        w.add("tokenizer.ggml.model", VT.STRING, "gpt2")
+        w.add("tokenizer.ggml.pre", VT.STRING, "llama-bpe")
+        w.add_array("tokenizer.ggml.tokens", VT.STRING, tokens)
+        w.add_array("tokenizer.ggml.token_type", VT.INT32, [1] * n)
+        w.add_array("tokenizer.ggml.merges", VT.STRING, ["a b"])
+        w.add("tokenizer.ggml.bos_token_id", VT.UINT32, 0)
+        w.add("tokenizer.ggml.eos_token_id", VT.UINT32, n - 1)
+
+    def matrix(self, name: str, shape: tuple[int, ...], role: str) -> None:
+        """A weight of the role's type; rows that do not fit its blocks get the fallback type."""
+        type_name = self.types[role]
+        if shape[0] % registry.by_name(type_name).block_elements:
+            type_name = FALLBACK
+        self.pending.append((name, shape, type_name))
+
+    def norm(self, name: str, n: int) -> None:
+        """A vector of ones."""
+        self.pending.append((name, (n,), "f32"))
+
+    def tensors(self) -> None:
+        """All tensors of the shape."""
+        s = self.shape
+        self.matrix("token_embd.weight", (s.embd, s.vocab), "embed")
+        self.norm("output_norm.weight", s.embd)
+        if not s.tied:
+            self.matrix("output.weight", (s.embd, s.vocab), "embed")
+        for il in range(s.layers):
+            prefix = f"blk.{il}."
+            self.norm(prefix + "attn_norm.weight", s.embd)
+            self.norm(prefix + "ffn_norm.weight", s.embd)
+            self._latent_attention(prefix) if s.kv_lora_rank else self._attention(prefix)
+            self._experts(prefix) if s.experts and il >= s.dense_layers else self._dense(prefix)
+
+    def _attention(self, p: str) -> None:
+        s = self.shape
+        self.matrix(p + "attn_q.weight", (s.embd, s.heads * s.head_size), "attn")
+        self.matrix(p + "attn_k.weight", (s.embd, s.heads_kv * s.head_size), "attn")
+        self.matrix(p + "attn_v.weight", (s.embd, s.heads_kv * s.head_size), "attn")
+        self.matrix(p + "attn_output.weight", (s.heads * s.head_size, s.embd), "attn")
+        if s.arch.startswith("qwen3"):
+            self.norm(p + "attn_q_norm.weight", s.head_size)
+            self.norm(p + "attn_k_norm.weight", s.head_size)
+
+    def _latent_attention(self, p: str) -> None:
+        s = self.shape
+        self.matrix(p + "attn_q.weight", (s.embd, s.heads * (s.n_nope + s.n_rope)), "attn")
+        self.matrix(p + "attn_kv_a_mqa.weight", (s.embd, s.kv_lora_rank + s.n_rope), "attn")
+        self.norm(p + "attn_kv_a_norm.weight", s.kv_lora_rank)
+        self.matrix(p + "attn_kv_b.weight", (s.kv_lora_rank, s.heads * (s.n_nope + s.value_size)), "attn")
+        self.matrix(p + "attn_output.weight", (s.heads * s.value_size, s.embd), "attn")
+
+    def _dense(self, p: str) -> None:
+        s = self.shape
+        self.matrix(p + "ffn_gate.weight", (s.embd, s.ff), "base")
+        self.matrix(p + "ffn_up.weight", (s.embd, s.ff), "base")
+        self.matrix(p + "ffn_down.weight", (s.ff, s.embd), "base")
+
+    def _experts(self, p: str) -> None:
+        s = self.shape
+        self.pending.append((p + "ffn_gate_inp.weight", (s.embd, s.experts), "f32"))
+        for part in ("gate", "up"):
+            self.matrix(f"{p}ffn_{part}_exps.weight", (s.embd, s.ff_exp, s.experts), "experts")
+        self.matrix(p + "ffn_down_exps.weight", (s.ff_exp, s.embd, s.experts), "experts")
+        if s.shared:
+            width = s.ff_exp * s.shared
+            self.matrix(p + "ffn_gate_shexp.weight", (s.embd, width), "attn")
+            self.matrix(p + "ffn_up_shexp.weight", (s.embd, width), "attn")
+            self.matrix(p + "ffn_down_shexp.weight", (width, s.embd), "attn")
+
+    def write(self) -> None:
+        """Declares and streams everything; the file appears when it is complete."""
+        with self.writer as w:
+            for name, shape, type_name in self.pending:
+                w.add_tensor(name, shape, registry.by_name(type_name).id)
+            for name, shape, type_name in self.pending:
+                for chunk in self._data(name, shape, type_name):
+                    w.write(name, chunk)
+
+    def _data(self, name: str, shape: tuple[int, ...], type_name: str) -> Iterator[np.ndarray]:
+        if len(shape) == 1:
+            yield np.ones(shape[0], np.float32).view(np.uint8)
+            return
+        if name.endswith("ffn_gate_inp.weight"):
+            rows = np.random.default_rng(11).standard_normal((shape[1], shape[0])) * 0.05
+            yield rows.astype(np.float32).view(np.uint8).reshape(-1)
+            return
+        tile = np.tile(self.tiles.get(type_name, shape[0]), 64)
+        left = registry.by_name(type_name).tensor_nbytes((*shape, *([1] * (4 - len(shape)))))
+        while left > 0:
+            yield tile[: min(left, len(tile))]
+            left -= len(tile)
+
+
+def write_model(
+    shape_name: str,
+    type_name: str,
+    path: str,
+    *,
+    layers: int | None = None,
+    attn: str | None = None,
+    experts: str | None = None,
+    embed: str | None = None,
+) -> None:
+    """Writes the model; embed (token and output matrix) defaults to q8_0, or to type_name if that is 16-bit."""
+    shape = SHAPES[shape_name]
+    if layers:
+        shape = Shape(**{**shape.__dict__, "layers": layers})
+    default_embed = type_name if type_name in ("f16", "bf16", "f32") else "q8_0"
+    types = {"base": type_name, "attn": attn or type_name, "experts": experts or type_name, "embed": embed or default_embed}
+    model = ModelWriter(path, shape, types)
+    model.metadata(shape_name)
+    model.tensors()
+    model.write()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shape", choices=sorted(SHAPES))
+    parser.add_argument("type")
+    parser.add_argument("out")
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--attn")
+    parser.add_argument("--experts")
+    parser.add_argument("--embed")
+    a = parser.parse_args()
+    write_model(a.shape, a.type, a.out, layers=a.layers, attn=a.attn, experts=a.experts, embed=a.embed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+"""`ikpy gguf`: dump, split, merge, set."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import gguf_files as made
+import pytest
+from typer.testing import CliRunner
+
+from ikpy.cli.gguf import app
+from ikpy.errors import FileFormatError, IkpyError, UnsupportedError, UsageError
+from ikpy.gguf.reader import GGUFFile
+from ikpy.gguf.types import GGUFValueType as T
+from ikpy.quants import registry
+from ikpy.tools import gguf_tool
+
+
+def run(*arguments: object) -> tuple[str, str]:
+    """Standard output and standard error of a command; its error, if it fails with one."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if isinstance(result.exception, IkpyError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout, result.stderr
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(made.sample())
+    return path
+
+
+def test_dump_text(model):
+    out, _ = run("dump", model)
+    lines = [line.split() for line in out.splitlines()]
+    assert ["general.architecture", "str", '"llama"'] in lines
+    assert ["f64", "f64", "0.1"] in lines
+    assert ["numbers", "arr[i32]", "[3]", "1,", "-2,", "3"] in lines
+    assert any(line[:3] == ["words", "arr[str]", "[7]"] and line[-1] == "..." for line in lines)
+    assert any(line[:6] == ["second", "q8_0", "32", "x", "2", "68"] for line in lines)
+    assert "second" not in run("dump", model, "--no-tensors")[0]
+    assert '"nul\\u0000inside", ""' in run("dump", model, "--full")[0]
+
+
+def test_dump_json(model):
+    content = json.loads(run("dump", "--json", model)[0])
+    assert content["version"] == 3 and content["tensor_count"] == 2
+    assert content["metadata"]["u64"] == {"type": "u64", "value": 2**63 + 1}
+    words = content["metadata"]["words"]
+    assert (words["count"], len(words["value"]), words["complete"]) == (7, 6, False)
+    assert content["tensors"][1] == {
+        "name": "second",
+        "type": "q8_0",
+        "type_id": 8,
+        "shape": [32, 2],
+        "offset": GGUFFile.open(model).tensors["second"].offset,
+        "nbytes": 68,
+        "shard": 0,
+    }
+    assert "tensors" not in json.loads(run("dump", "--json", "--no-tensors", model)[0])
+    full = json.loads(run("dump", "--json", "--full", model)[0])["metadata"]["words"]
+    assert len(full["value"]) == 7 and full["complete"]
+
+
+def test_dump_knows_every_type_and_lists_unknown_ones(tmp_path):
+    types = registry.all_types()
+    tensors = [made.tensor(f"tensor.{t.name}", (256, 16), t.id, i * 2**20) for i, t in enumerate(types)]
+    tensors.append(made.tensor("tensor.odd", (256, 16), 12345, len(types) * 2**20))
+    path = tmp_path / "header.gguf"
+    path.write_bytes(made.build([], tensors))
+    rows = {row["name"]: row for row in json.loads(run("dump", "--json", path)[0])["tensors"]}
+    for tensor_type in types:
+        row = rows[f"tensor.{tensor_type.name}"]
+        assert (row["type"], row["nbytes"]) == (tensor_type.name, tensor_type.tensor_nbytes((256, 16)))
+    assert (rows["tensor.odd"]["type"], rows["tensor.odd"]["nbytes"]) == ("unknown(12345)", None)
+    assert "unknown(12345)" in run("dump", path)[0]
+    os.truncate(path, (len(types) + 1) * 2**20 + len(path.read_bytes()))
+    with pytest.raises(UnsupportedError, match="unknown type id 12345"):
+        run("split", path, tmp_path / "part")
+
+
+@pytest.mark.parametrize("limit", [("--split-max-tensors", 1), ("--split-max-size", "64")])
+def test_split_and_merge_give_back_the_same_file(model, tmp_path, limit):
+    out, err = run("split", model, tmp_path / "part", *limit)
+    assert out.count("[written]") == 2 and "100 %" in err
+    first = tmp_path / "part-00001-of-00002.gguf"
+    merged = tmp_path / "merged.gguf"
+    run("merge", first, merged)
+    assert merged.read_bytes() == model.read_bytes()
+    run("split", first, tmp_path / "again", "--split-max-tensors", 1)
+    for i in (1, 2):
+        again, part = (tmp_path / f"{name}-0000{i}-of-00002.gguf" for name in ("again", "part"))
+        assert again.read_bytes() == part.read_bytes()
+
+
+def test_split_and_merge_of_a_real_model(tmp_path):
+    source = made.shared_folder() / "models" / "tiny-llama-f16.gguf"
+    if not source.is_file():
+        pytest.skip(f"no {source}")
+    out, _ = run("split", source, tmp_path / "t", "--split-max-size", "3M")
+    count = out.count("[written]")
+    assert count >= 4
+    for shard in tmp_path.iterdir():
+        with GGUFFile.open(shard, follow_splits=False) as file:
+            size = sum(info.nbytes for info in file.tensors.values())
+            assert size <= 3_000_000 or len(file.tensors) == 1, shard
+    run("merge", tmp_path / f"t-00001-of-{count:05d}.gguf", tmp_path / "merged.gguf")
+    assert (tmp_path / "merged.gguf").read_bytes() == source.read_bytes()
+
+
+def test_dry_runs_write_nothing(model, tmp_path):
+    before = model.read_bytes()
+    out, _ = run("split", model, tmp_path / "part", "--split-max-tensors", 1, "--dry-run")
+    assert "part-00002-of-00002.gguf: 1 tensors" in out
+    run("set", model, "u8", 1, "--dry-run")
+    run("set", model, "new", 1, "--type", "u8", "--dry-run")
+    assert os.listdir(tmp_path) == ["model.gguf"]
+    assert model.read_bytes() == before
+
+
+def test_outputs_are_not_replaced_unasked(model, tmp_path):
+    run("split", model, tmp_path / "part")
+    first = tmp_path / "part-00001-of-00001.gguf"
+    for command in (
+        ("split", model, tmp_path / "part"),
+        ("merge", first, model),
+        ("set", model, "u8", 1, "-o", first),
+    ):
+        with pytest.raises(UsageError, match="output file exists already; remove it or add --overwrite"):
+            run(*command)
+    run("split", model, tmp_path / "part", "--overwrite")
+    with pytest.raises(UsageError, match="not a split model"):
+        run("merge", model, tmp_path / "merged.gguf")
+
+
+def test_set_in_place_and_rewritten(model):
+    before = model.read_bytes()
+    inode = model.stat().st_ino
+    out, _ = run("set", model, "u32", "0x10")
+    assert "u32 (u32): 4000000000 -> 16 [in place]" in out
+    assert model.stat().st_ino == inode
+    assert sum(a != b for a, b in zip(before, model.read_bytes(), strict=True)) <= 4
+    run("set", model, "general.architecture", "qwen3")
+    assert model.stat().st_ino == inode, "a string of the same length stays in place"
+    out, _ = run("set", model, "general.architecture", "deepseek2")
+    assert "[rewritten]" in out
+    out, _ = run("set", model, "new.key", "--type", "bool", "true")
+    assert "(new key) -> true" in out
+    with GGUFFile.open(model) as file, GGUFFile.open(_put(model, before)) as old:
+        assert file.get("general.architecture") == "deepseek2"
+        assert file.get("u32") == 16 and file.get("new.key") is True
+        assert list(file.metadata) == [*old.metadata, "new.key"]
+        for key in set(old.metadata) - {"general.architecture", "u32"}:
+            assert file.stored_metadata.stored(key).tobytes() == old.stored_metadata.stored(key).tobytes()
+        for name, info in old.tensors.items():
+            assert file.data(file.tensors[name]).tobytes() == old.data(info).tobytes()
+
+
+def _put(model: Path, content: bytes) -> Path:
+    path = model.with_name("old.gguf")
+    path.write_bytes(content)
+    return path
+
+
+def test_set_every_type(model):
+    texts = {"f32": "0.1", "f64": "-1e300", "bool": "no", "str": "a b"}
+    for value_type in T:
+        if value_type is T.ARRAY:
+            continue
+        label = value_type.label
+        run("set", model, "--type", label, "--", f"new.{label}", texts.get(label, "7"))
+        with GGUFFile.open(model) as file:
+            assert file.value_type(f"new.{label}") is value_type
+            if value_type.is_integer:
+                assert file.get(f"new.{label}") == 7
+    with GGUFFile.open(model) as file:
+        assert file.get("new.f64") == -1e300 and file.get("new.bool") is False
+
+
+def test_set_alignment_moves_the_data(model):
+    run("set", model, "general.alignment", 256, "--type", "u32")
+    run("set", model, "general.alignment", 64)
+    with GGUFFile.open(model) as file:
+        assert file.alignment == 64
+        assert file.data(file.tensors["second"]).tobytes() == bytes(range(100, 168))
+    with pytest.raises(UsageError, match="alignment 48 is not a power of two"):
+        run("set", model, "general.alignment", 48)
+
+
+def test_set_on_a_split_model(model, tmp_path):
+    run("split", model, tmp_path / "part", "--split-max-tensors", 1)
+    first, second = (tmp_path / f"part-0000{i}-of-00002.gguf" for i in (1, 2))
+    run("set", first, "general.name", "split", "--type", "str")
+    with GGUFFile.open(first) as file:
+        assert file.get("general.name") == "split" and len(file.tensors) == 2
+    with pytest.raises(UsageError, match="first shard only"):
+        run("set", second, "general.name", "x", "--type", "str")
+    assert "second" in run("dump", second, "--this-file")[0]
+    with pytest.raises(FileFormatError, match="must be loaded with the first split"):
+        run("dump", second)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("u8", "256"), "value 256 does not fit type u8"),
+        (("u8", "x"), "'x' is not a value of type u8"),
+        (("u8", "1.5"), "'1.5' is not a value of type u8"),
+        (("bool", "maybe"), "'maybe' is not a value of type bool"),
+        (("u8", "1", "--type", "u16"), "key u8 has type u8, not u16; leave out --type or add --change-type"),
+        (("new", "1"), "there is no key new; give --type to add it"),
+        (("new", "1", "--type", "u128"), "unknown value type 'u128'; one of u8, i8"),
+        (("words", "1"), "key words is an array"),
+        (("split.count", "1"), "describes how the model is split"),
+        (("", "1", "--type", "u8"), "the metadata key is empty"),
+    ],
+)
+def test_set_errors(model, arguments, message):
+    before = model.read_bytes()
+    with pytest.raises(UsageError) as caught:
+        run("set", model, *arguments)
+    assert message in str(caught.value)
+    assert model.read_bytes() == before
+
+
+def test_change_type(model):
+    run("set", model, "u8", "70000", "--type", "u32", "--change-type")
+    with GGUFFile.open(model) as file:
+        assert file.require("u8", T.UINT32) == 70000
+    run("set", model, "u8", "7", "--type", "u8", "--change-type")
+    with GGUFFile.open(model) as file:
+        assert file.require("u8", T.UINT8) == 7
+
+
+def test_version_2_is_rewritten_as_version_3(tmp_path):
+    path = tmp_path / "v2.gguf"
+    path.write_bytes(made.sample(version=2))
+    run("set", path, "new", 1, "--type", "u8")
+    assert path.read_bytes()[4] == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("500M", 500_000_000),
+        ("2G", 2_000_000_000),
+        ("1.5k", 1500),
+        ("123", 123),
+        ("1 GB", 10**9),
+        ("1T", 10**12),
+    ],
+)
+def test_sizes(text, size):
+    assert gguf_tool.parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "G", "-1G", "1X", "1e3"])
+def test_sizes_that_are_none(text):
+    with pytest.raises(UsageError, match="is not a number of bytes"):
+        gguf_tool.parse_size(text)

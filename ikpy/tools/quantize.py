@@ -307,11 +307,11 @@ def repacked_ftype(number: int) -> int:
 
 @dataclass
 class _Output:
-    """One file to write: its path, steps and extra metadata; ``metadata`` False for later shards."""
+    """One file to write: its path, steps and split keys; the model's metadata go to the first."""
 
     path: str
     steps: list[Step]
-    split_values: dict[str, encode.StoredValue]
+    split_values: dict[str, tuple[GGUFValueType, int]]
     first: bool = True
 
 
@@ -418,9 +418,9 @@ class Quantizer:
         outputs = []
         for index in range(count):
             split = {
-                KEY_SPLIT_NO: encode.scalar(GGUFValueType.UINT16, index),
-                KEY_SPLIT_COUNT: encode.scalar(GGUFValueType.UINT16, count),
-                KEY_SPLIT_TENSORS: encode.scalar(GGUFValueType.INT32, len(plan.steps)),
+                KEY_SPLIT_NO: (GGUFValueType.UINT16, index),
+                KEY_SPLIT_COUNT: (GGUFValueType.UINT16, count),
+                KEY_SPLIT_TENSORS: (GGUFValueType.INT32, len(plan.steps)),
             }
             steps = [step for step in plan.steps if step.source.shard == index]
             outputs.append(_Output(split_path(prefix, index, count), steps, split, index == 0))
@@ -439,10 +439,10 @@ class Quantizer:
     def _write_file(self, output: _Output) -> None:
         with GGUFWriter(output.path, alignment=self.file.alignment) as writer:
             if output.first:
-                values = {**output_metadata(self.file, self.options), **output.split_values}
-                writer.copy_metadata(self.file, skip=SPLIT_KEYS - set(output.split_values), replace=values)
-            else:
-                writer.copy_metadata(self.file, skip=set(self.file.metadata), replace=output.split_values)
+                values = output_metadata(self.file, self.options)
+                writer.copy_metadata(self.file, skip=SPLIT_KEYS, replace=values)
+            for key, (value_type, value) in output.split_values.items():
+                writer.add(key, value_type, value)
             for step in output.steps:
                 writer.add_tensor(step.name, step.source.shape, registry.by_name(step.type).id)
             for step in output.steps:

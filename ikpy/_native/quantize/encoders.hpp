@@ -17,6 +17,7 @@ using Encoder = void (*)(const Rows&);
 
 // The encoder of a plain type, or null. One function per family, in its own file.
 Encoder simple_encoder(int type);
+void encode_bf16_truncated(const Rows& r);  // upper halves of the floats, as BF16_R16 stores them
 Encoder legacy_encoder(int type);
 Encoder kquant_encoder(int type);
 Encoder iqk_encoder(int type);

@@ -5,6 +5,7 @@
 
 #include "dequantize.hpp"
 #include "encoders.hpp"
+#include "repack.hpp"
 #include "search.hpp"
 
 namespace ikpy::quantize {
@@ -17,9 +18,32 @@ Encoder encoder(int type) {
     return nullptr;
 }
 
+constexpr int BF16_R16 = 230, FIRST_INTERLEAVED = 31, LAST_PLAIN = 158;
+
+// The plain type whose encoded rows are permuted into an interleaved type; -1 if there is none.
+int plain_form(int type) {
+    if (type < FIRST_INTERLEAVED) return -1;
+    for (int plain = 0; plain <= LAST_PLAIN; plain++) {
+        if (encoder(plain) && can_repack(plain, type) && interleave(plain) == 1 && interleave(type) > 1) return plain;
+    }
+    return -1;
+}
+
+void encode(int type, const Rows& rows) {
+    if (const Encoder e = encoder(type)) return e(rows);
+    const int plain = plain_form(type);
+    Rows r = rows;
+    r.row_bytes = static_cast<int64_t>(row_nbytes(plain, rows.ne0));
+    std::vector<uint8_t> encoded(static_cast<size_t>(r.row_bytes * r.n_rows));
+    r.dst = encoded.data();
+    if (type == BF16_R16) encode_bf16_truncated(r);
+    else encoder(plain)(r);
+    repack_rows(plain, type, encoded.data(), rows.ne0, rows.n_rows, rows.dst);
+}
+
 }  // namespace
 
-bool can_quantize(int type) { return encoder(type) != nullptr; }
+bool can_quantize(int type) { return encoder(type) || plain_form(type) >= 0; }
 
 int row_group(int type) { return can_quantize(type) ? interleave(type) : 0; }
 
@@ -28,14 +52,13 @@ int64_t encoded_row_nbytes(int type, int64_t ne0) {
 }
 
 int quantize_rows(int type, const float* src, int64_t ne0, int64_t n_rows, const float* imatrix, uint8_t* dst) {
-    const Encoder encode = encoder(type);
-    if (!encode) return UNSUPPORTED_TYPE;
+    if (!can_quantize(type)) return UNSUPPORTED_TYPE;
     const int64_t row_bytes = encoded_row_nbytes(type, ne0);
     if (row_bytes == 0) return BAD_ROW_LENGTH;
     if (n_rows % row_group(type)) return BAD_ROW_COUNT;
     std::vector<float> w;
     importance_weights(imatrix, ne0, w);
-    encode(Rows{src, ne0, n_rows, w.data(), dst, row_bytes});
+    encode(type, Rows{src, ne0, n_rows, w.data(), dst, row_bytes});
     return OK;
 }
 

@@ -68,6 +68,26 @@ void encode_mxfp4(const Rows& r) {
     }
 }
 
+// Q8_K is an activation format; its rows are only made to be interleaved (Q8_K_R8, Q8_K_R16).
+void encode_q8_k(const Rows& r) {
+    for (int64_t i = 0; i < r.n_rows * r.ne0; i += 256) {
+        uint8_t* block = r.dst + i / 256 * 296;
+        const float* x = r.src + i;
+        const float d = largest_magnitude(x, 256) / 127.0f, inverse = d > 0 ? 1.0f / d : 0.0f;
+        int16_t sums[16] = {};
+        int total = 0;
+        for (int j = 0; j < 256; j++) {
+            const int q = round_nearest(x[j] * inverse);
+            block[8 + j] = static_cast<uint8_t>(q);
+            sums[j >> 4] = static_cast<int16_t>(sums[j >> 4] + q);
+            total += q;
+        }
+        put(block, d);
+        put(block + 4, d * static_cast<float>(total));
+        std::memcpy(block + 264, sums, sizeof sums);
+    }
+}
+
 void encode_q1_0_g128(const Rows& r) {
     for (int64_t i = 0; i < r.n_rows * r.ne0; i += 128) {
         uint8_t* block = r.dst + i / 128 * 18;
@@ -123,10 +143,15 @@ void encode_iq1_bn(const Rows& r) {
 
 }  // namespace
 
+void encode_bf16_truncated(const Rows& r) {
+    for (int64_t i = 0; i < r.n_rows * r.ne0; i++) put(r.dst + 2 * i, static_cast<uint16_t>(f32_bits(r.src[i]) >> 16));
+}
+
 Encoder simple_encoder(int type) {
     switch (type) {
         case 1: return encode_f16;
         case 8: return encode_q8_0;
+        case 15: return encode_q8_k;
         case 30: return encode_bf16;
         case 39: return encode_mxfp4;
         case 41: return encode_q1_0_g128;

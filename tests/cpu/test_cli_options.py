@@ -37,9 +37,9 @@ def test_every_destination_exists_and_spellings_are_unique():
 
 
 @pytest.mark.skipif(not (SHARED / "golden/outputs/options.json").exists(), reason="golden option lists not found")
-@pytest.mark.parametrize("tool", ["llama-perplexity", "llama-server", "llama-cli", "llama-imatrix", "llama-sweep-bench"])
+@pytest.mark.parametrize("tool", TOOLS)
 def test_all_golden_spellings_are_known(tool):
-    groups = json.loads((SHARED / "golden/outputs/options.json").read_text())["options"][tool]
+    groups = json.loads((SHARED / "golden/outputs/options.json").read_text())["options"][f"llama-{tool}"]
     names = {name for group in groups for name in group} - {"-h", "--help", "--usage", "--version"}
     assert not sorted(names - set(by_name()))
 
@@ -88,8 +88,8 @@ def test_values(text, field, value):
 @pytest.mark.parametrize(
     "line",
     [
-        "-m m.gguf -c 32768 -ctk q8_0 -mla 3 -fa 1 -amb 512 -fmoe 1 -rtr 1 -t 24 -tb 32 -ngl 63 -ot exps=CPU --parallel 1",
-        "--model m.gguf --alias x/y --ctx-size 4096 -ctk f16 -mla 2 -fa -amb 1024 -fmoe -ngl 99 --host 127.0.0.1 --port 80",
+        "-m m.gguf -c 32768 -ctk q8_0 -mla 3 -fa 1 -amb 512 -fmoe 1 -rtr 1 -t 24 -tb 32 -ngl 63 -ot exps=CPU -np 1",
+        "--model m.gguf --alias x/y --ctx-size 4096 -ctk f16 -mla 2 -fa -amb 1024 -fmoe -ngl 9 --host ::1 --port 80",
         "-m m.gguf -ts 17,20,21,45 -mg 1 -nkvo -sm row -op 27,0,29,0 --numa numactl -thp --no-mmap --mlock",
         "-m m.gguf -ub 4096 -b 4096 -wb --no-warmup --seed 1337 --temp 0 --min-p 0.1 --top-p 0.9 --top-k 20",
         "-m m.gguf --prio 3 --log-colors --no-webui --lookup-cache-dynamic F --verbosity 2 -v --poll 50 --swa-full",
@@ -242,7 +242,8 @@ def test_version_and_help():
 
 def test_start_imports_nothing_heavy():
     code = "import sys, ikpy.cli; ikpy.cli.make_app(); print(*sorted(sys.modules))"
-    loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout.split())
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    loaded = set(result.stdout.split())
     heavy = {"numpy", "rich", "tokenizers", "jinja2", "psutil", "gguf", "regex", "ikpy.engine", "ikpy.cli.options"}
     assert not loaded & heavy
 

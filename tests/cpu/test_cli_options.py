@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+import ikpy.cli
 from ikpy.cli.fields import get_field
 from ikpy.cli.options import TOOLS, Effect, all_options, by_name
 from ikpy.cli.params import RANDOM_SEED, CommonParams
@@ -204,20 +206,42 @@ def test_engine_parameters_take_the_command_line():
     assert params.model_params().kv_overrides == {"a": 3}
 
 
-def ikpy(*arguments: str, **more) -> subprocess.CompletedProcess[str]:
+def ikpy_program(*arguments: str, **more) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "ikpy", *arguments], capture_output=True, text=True, check=False, cwd=ROOT, **more
     )
 
 
 def test_errors_of_the_program_are_one_line():
-    result = ikpy("sweep-bench", "--nope-this")
+    result = ikpy_program("sweep-bench", "--nope-this")
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.splitlines()[0] == "error: unknown argument: --nope-this"
     assert "Traceback" not in result.stderr
-    assert "Traceback" in ikpy("--verbose", "sweep-bench", "--nope").stderr
-    result = ikpy("swep-bench")
+    assert "Traceback" in ikpy_program("--verbose", "sweep-bench", "--nope").stderr
+    result = ikpy_program("swep-bench")
     assert (result.returncode, result.stderr) == (1, "error: no such command: swep-bench (did you mean sweep-bench?)\n")
+
+
+def test_interruption_and_broken_programs(monkeypatch, capfd):
+    def interrupted(_: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    def broken(_: list[str]) -> int:
+        raise RuntimeError("two\nlines")
+
+    for run_command, status in ((interrupted, 130), (broken, 1)):
+        monkeypatch.setattr(ikpy.cli, "import_module", lambda _, run=run_command: SimpleNamespace(run=run))
+        assert ikpy.cli.main(["info"]) == status
+    assert capfd.readouterr().err.splitlines()[-2] == "error: internal error: RuntimeError: two lines"
+
+
+def test_info():
+    lines = ikpy_program("info").stdout.splitlines()
+    names = [line[:16].strip() for line in lines[:-1]]
+    assert names[:3] == ["ikpy", "python", "platform"]
+    assert {"native core", "compiler", "openmp", "build flags", "threads", "memory"} <= set(names)
+    assert lines[-1].startswith("system_info: n_threads = ")
+    assert ikpy_program("info", "x").returncode == 1
 
 
 def test_closed_pipe_is_quiet():
@@ -227,15 +251,15 @@ def test_closed_pipe_is_quiet():
 
 
 def test_version_and_help():
-    result = ikpy("sweep-bench", "--version")
+    result = ikpy_program("sweep-bench", "--version")
     assert result.returncode == 0
     assert result.stderr.splitlines()[0].startswith("version: ")
     assert result.stderr.splitlines()[1].startswith("built with ")
-    result = ikpy("--help")
+    result = ikpy_program("--help")
     assert result.returncode == 0
     for name in ("bench", "sweep-bench", "tokenize", "info"):
         assert f"\n  {name} " in result.stdout
-    result = ikpy("sweep-bench", "--help")
+    result = ikpy_program("sweep-bench", "--help")
     assert (result.returncode, result.stderr) == (0, "")
     assert "-c, --ctx-size N" in result.stdout
 

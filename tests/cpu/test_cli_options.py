@@ -175,6 +175,8 @@ def test_environment_comes_before_the_command_line_except_for_the_server():
     params = run("-c 2048", "cli", env)
     assert (params.context.n_ctx, params.context.flash_attn, params.model.path) == (2048, False, "env.gguf")
     assert run("-c 2048", "server", env).context.n_ctx == 1024
+    assert run("", "server", {"LLAMA_ARG_ENDPOINT_SLOTS": "0"}).server.slots is False
+    assert run("--no-slots", "server", {"LLAMA_ARG_ENDPOINT_SLOTS": "1"}).server.slots is True
     with pytest.raises(UsageError, match="LLAMA_ARG_CTX_SIZE"):
         run("", "cli", {"LLAMA_ARG_CTX_SIZE": "many"})
 

@@ -103,6 +103,11 @@ def test_params_text(count, text):
     assert logs.params_text(int(count)) == text
 
 
+def test_millions_text():
+    assert logs.millions_text(170_400) == "0.170 M"
+    assert logs.millions_text(670_196_000_000) == "670.196 B"
+
+
 @pytest.mark.parametrize(
     ("metadata", "expected"),
     [

@@ -277,7 +277,7 @@ class BenchCommand:
 
     def params(self, default_model: Callable[[], str]) -> BenchParams:
         """Parameters with defaults filled in."""
-        from ikpy.tools.machine import physical_cores
+        from ikpy.threads import physical_cores
 
         cores = physical_cores()
         given = {"threads": [(cores, cores)], **self.values}

@@ -81,9 +81,9 @@ class Session:
 
     def system_info(self) -> None:
         """Print the empty line and the system_info line."""
+        from ikpy.threads import hardware_threads
         from ikpy.tools.cpu_features import feature_flags
         from ikpy.tools.logs import system_info_line
-        from ikpy.tools.machine import hardware_threads
 
         params = self.params
         batch_threads = params.context.n_threads_batch

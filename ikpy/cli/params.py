@@ -268,7 +268,7 @@ class CommonParams:
     @property
     def n_threads(self) -> int:
         """Generation threads; physical cores unless given."""
-        from ikpy.tools.machine import physical_cores
+        from ikpy.threads import physical_cores
 
         return self.context.n_threads or physical_cores()
 

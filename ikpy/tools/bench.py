@@ -97,7 +97,7 @@ LOAD_TIME = ("n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "use_mmap
 
 
 @dataclass(frozen=True)
-class Test:
+class BenchTest:
     """One measurement: values of all sweep fields and the token counts."""
 
     model: str
@@ -131,23 +131,23 @@ class Test:
         return (self.model, *(self.values[name] for name in LOAD_TIME))
 
 
-def tests(params: BenchParams) -> Iterator[Test]:
+def bench_tests(params: BenchParams) -> Iterator[BenchTest]:
     """All measurements in the order in which they run."""
     lists = [getattr(params, name) for name in SWEEP_ORDER]
     for model in params.models:
         for combination in itertools.product(*lists):
             values = dict(zip(SWEEP_ORDER, combination, strict=True))
-            yield from (Test(model, values, n, 0) for n in params.n_prompt if n)
-            yield from (Test(model, values, 0, n) for n in params.n_gen if n)
-            yield from (Test(model, values, pp, tg) for pp, tg in params.prompts_generated)
-            yield from (Test(model, values, pp, tg, at_depth=True) for pp, tg in params.generated_at_depth)
+            yield from (BenchTest(model, values, n, 0) for n in params.n_prompt if n)
+            yield from (BenchTest(model, values, 0, n) for n in params.n_gen if n)
+            yield from (BenchTest(model, values, pp, tg) for pp, tg in params.prompts_generated)
+            yield from (BenchTest(model, values, pp, tg, at_depth=True) for pp, tg in params.generated_at_depth)
 
 
 @dataclass
 class Result:
     """Times of one test and facts about its model."""
 
-    test: Test
+    test: BenchTest
     model_type: str
     model_size: int
     model_n_params: int
@@ -188,14 +188,14 @@ class Engine:
         self.params = params
         self.log = log
 
-    def load(self, test: Test) -> Any:
+    def load(self, test: BenchTest) -> Any:
         """Load the model of a test."""
         from ikpy.engine.model import Model
         from ikpy.engine.params import ModelParams
 
         return Model.load(test.model, ModelParams(mla=test.values["mla_attn"]), log=self.log)
 
-    def context(self, model: Any, test: Test) -> Any:
+    def context(self, model: Any, test: BenchTest) -> Any:
         """A context that just holds the test."""
         from ikpy.engine.context import Context
         from ikpy.engine.params import ContextParams
@@ -237,7 +237,7 @@ class Runner:
         self.model: Any = None
         self.loaded: tuple[Any, ...] | None = None
 
-    def run(self, test: Test) -> Result:
+    def run(self, test: BenchTest) -> Result:
         """Measure one test.
 
         Raises:
@@ -266,7 +266,7 @@ class Runner:
             result.samples_ns.append(time.perf_counter_ns() - began)
         return result
 
-    def load(self, test: Test) -> None:
+    def load(self, test: BenchTest) -> None:
         if self.loaded == test.load_key:
             return
         self.model = None
@@ -276,7 +276,7 @@ class Runner:
             raise type(error)(f"failed to load model '{test.model}': {error}") from error
         self.loaded = test.load_key
 
-    def prompt(self, context: Any, n_tokens: int, test: Test) -> None:
+    def prompt(self, context: Any, n_tokens: int, test: BenchTest) -> None:
         """Random tokens in pieces of n_batch; the first is BOS if the model adds one."""
         tokens = self.random.integers(0, self.model.hparams.n_vocab, n_tokens, dtype=np.int32)
         bos = bos_token(self.model.gguf)

@@ -273,6 +273,11 @@ def params_text(count: int) -> str:
     return f"{count / 1e3:.3f} K"
 
 
+def millions_text(count: int) -> str:
+    """`670.196 B`, or M below 1e9."""
+    return f"{count / 1e9:.3f} B" if count >= 1e9 else f"{count / 1e6:.3f} M"
+
+
 def bytes_text(count: int) -> str:
     """`226.003 GiB`, or MiB below one GiB."""
     return f"{count / GIB:.3f} GiB" if count >= GIB else f"{count / MIB:.3f} MiB"
@@ -287,7 +292,7 @@ def _size_fields(file: GGUFFile) -> Iterable[tuple[str, str]]:
     yield (
         "repeating layers",
         f"{bytes_text(size.repeating_bytes)} ({bpw(size.repeating_bytes, size.repeating_params):.3f} BPW, "
-        f"{params_text(size.repeating_params)} parameters)",
+        f"{millions_text(size.repeating_params)} parameters)",
     )
 
 

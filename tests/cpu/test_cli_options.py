@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+import ikpy.cli
 from ikpy.cli.fields import get_field
 from ikpy.cli.options import TOOLS, Effect, all_options, by_name
 from ikpy.cli.params import RANDOM_SEED, CommonParams
@@ -37,9 +39,9 @@ def test_every_destination_exists_and_spellings_are_unique():
 
 
 @pytest.mark.skipif(not (SHARED / "golden/outputs/options.json").exists(), reason="golden option lists not found")
-@pytest.mark.parametrize("tool", ["llama-perplexity", "llama-server", "llama-cli", "llama-imatrix", "llama-sweep-bench"])
+@pytest.mark.parametrize("tool", TOOLS)
 def test_all_golden_spellings_are_known(tool):
-    groups = json.loads((SHARED / "golden/outputs/options.json").read_text())["options"][tool]
+    groups = json.loads((SHARED / "golden/outputs/options.json").read_text())["options"][f"llama-{tool}"]
     names = {name for group in groups for name in group} - {"-h", "--help", "--usage", "--version"}
     assert not sorted(names - set(by_name()))
 
@@ -88,8 +90,8 @@ def test_values(text, field, value):
 @pytest.mark.parametrize(
     "line",
     [
-        "-m m.gguf -c 32768 -ctk q8_0 -mla 3 -fa 1 -amb 512 -fmoe 1 -rtr 1 -t 24 -tb 32 -ngl 63 -ot exps=CPU --parallel 1",
-        "--model m.gguf --alias x/y --ctx-size 4096 -ctk f16 -mla 2 -fa -amb 1024 -fmoe -ngl 99 --host 127.0.0.1 --port 80",
+        "-m m.gguf -c 32768 -ctk q8_0 -mla 3 -fa 1 -amb 512 -fmoe 1 -rtr 1 -t 24 -tb 32 -ngl 63 -ot exps=CPU -np 1",
+        "--model m.gguf --alias x/y --ctx-size 4096 -ctk f16 -mla 2 -fa -amb 1024 -fmoe -ngl 9 --host ::1 --port 80",
         "-m m.gguf -ts 17,20,21,45 -mg 1 -nkvo -sm row -op 27,0,29,0 --numa numactl -thp --no-mmap --mlock",
         "-m m.gguf -ub 4096 -b 4096 -wb --no-warmup --seed 1337 --temp 0 --min-p 0.1 --top-p 0.9 --top-k 20",
         "-m m.gguf --prio 3 --log-colors --no-webui --lookup-cache-dynamic F --verbosity 2 -v --poll 50 --swa-full",
@@ -173,6 +175,8 @@ def test_environment_comes_before_the_command_line_except_for_the_server():
     params = run("-c 2048", "cli", env)
     assert (params.context.n_ctx, params.context.flash_attn, params.model.path) == (2048, False, "env.gguf")
     assert run("-c 2048", "server", env).context.n_ctx == 1024
+    assert run("", "server", {"LLAMA_ARG_ENDPOINT_SLOTS": "0"}).server.slots is False
+    assert run("--no-slots", "server", {"LLAMA_ARG_ENDPOINT_SLOTS": "1"}).server.slots is True
     with pytest.raises(UsageError, match="LLAMA_ARG_CTX_SIZE"):
         run("", "cli", {"LLAMA_ARG_CTX_SIZE": "many"})
 
@@ -204,20 +208,42 @@ def test_engine_parameters_take_the_command_line():
     assert params.model_params().kv_overrides == {"a": 3}
 
 
-def ikpy(*arguments: str, **more) -> subprocess.CompletedProcess[str]:
+def ikpy_program(*arguments: str, **more) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "ikpy", *arguments], capture_output=True, text=True, check=False, cwd=ROOT, **more
     )
 
 
 def test_errors_of_the_program_are_one_line():
-    result = ikpy("sweep-bench", "--nope-this")
+    result = ikpy_program("sweep-bench", "--nope-this")
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.splitlines()[0] == "error: unknown argument: --nope-this"
     assert "Traceback" not in result.stderr
-    assert "Traceback" in ikpy("--verbose", "sweep-bench", "--nope").stderr
-    result = ikpy("swep-bench")
+    assert "Traceback" in ikpy_program("--verbose", "sweep-bench", "--nope").stderr
+    result = ikpy_program("swep-bench")
     assert (result.returncode, result.stderr) == (1, "error: no such command: swep-bench (did you mean sweep-bench?)\n")
+
+
+def test_interruption_and_broken_programs(monkeypatch, capfd):
+    def interrupted(_: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    def broken(_: list[str]) -> int:
+        raise RuntimeError("two\nlines")
+
+    for run_command, status in ((interrupted, 130), (broken, 1)):
+        monkeypatch.setattr(ikpy.cli, "import_module", lambda _, run=run_command: SimpleNamespace(run=run))
+        assert ikpy.cli.main(["info"]) == status
+    assert capfd.readouterr().err.splitlines()[-2] == "error: internal error: RuntimeError: two lines"
+
+
+def test_info():
+    lines = ikpy_program("info").stdout.splitlines()
+    names = [line[:16].strip() for line in lines[:-1]]
+    assert names[:3] == ["ikpy", "python", "platform"]
+    assert {"native core", "compiler", "openmp", "build flags", "threads", "memory"} <= set(names)
+    assert lines[-1].startswith("system_info: n_threads = ")
+    assert ikpy_program("info", "x").returncode == 1
 
 
 def test_closed_pipe_is_quiet():
@@ -227,22 +253,23 @@ def test_closed_pipe_is_quiet():
 
 
 def test_version_and_help():
-    result = ikpy("sweep-bench", "--version")
+    result = ikpy_program("sweep-bench", "--version")
     assert result.returncode == 0
     assert result.stderr.splitlines()[0].startswith("version: ")
     assert result.stderr.splitlines()[1].startswith("built with ")
-    result = ikpy("--help")
+    result = ikpy_program("--help")
     assert result.returncode == 0
     for name in ("bench", "sweep-bench", "tokenize", "info"):
         assert f"\n  {name} " in result.stdout
-    result = ikpy("sweep-bench", "--help")
+    result = ikpy_program("sweep-bench", "--help")
     assert (result.returncode, result.stderr) == (0, "")
     assert "-c, --ctx-size N" in result.stdout
 
 
 def test_start_imports_nothing_heavy():
     code = "import sys, ikpy.cli; ikpy.cli.make_app(); print(*sorted(sys.modules))"
-    loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout.split())
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    loaded = set(result.stdout.split())
     heavy = {"numpy", "rich", "tokenizers", "jinja2", "psutil", "gguf", "regex", "ikpy.engine", "ikpy.cli.options"}
     assert not loaded & heavy
 

@@ -35,6 +35,7 @@ ROWS = (
     option("-spf --system-prompt-file", PATH, "server.system_prompt_file", "prefix shared by all slots", S),
     option("--log-format", Kind("text|json", values.choice("text", "json")), "server.log_format", "log lines", S),
     option("--metrics", FLAG, "server.metrics", "route /metrics", S, env="LLAMA_ARG_ENDPOINT_METRICS"),
+    option("--slots", FLAG, "server.slots", "route /slots", S, env="LLAMA_ARG_ENDPOINT_SLOTS"),
     option("--no-slots", OFF, "server.slots", "no route /slots", S),
     option("--slot-save-path", PATH, "server.slot_save_path", "directory of slot files", S),
     always("--send-done", "[DONE] at the end of streams", S),

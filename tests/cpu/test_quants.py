@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import gguf
 import numpy as np
 import pytest
@@ -22,6 +25,7 @@ from tests.cpu.quant_data import (
     golden_variants,
     random_tensor,
 )
+from tests.shared import ROOT
 
 # Recorded with a decoder that skips the row header (BN) or evaluates a polynomial (IQ6_K): quant-formats 12.
 OTHER_FORMULA = {"iq1_bn", "iq2_bn", "iq6_k"}
@@ -293,3 +297,9 @@ def test_arm_layouts_invert_the_nibble_sign():
     packed = repack(data, "q4_0", "q4_0_8x8", (32, 8))
     np.testing.assert_array_equal(packed[16:24], data.reshape(8, 18)[0, 2:10] ^ 0x88)
     np.testing.assert_array_equal(packed[24:32], data.reshape(8, 18)[1, 2:10] ^ 0x88)
+
+
+def test_page_of_types_is_current():
+    command = [sys.executable, "scripts/make_type_tables.py", "--check"]
+    result = subprocess.run(command, check=False, cwd=ROOT, env={"PYTHONPATH": str(ROOT)})
+    assert result.returncode == 0, "run: python scripts/make_type_tables.py"

@@ -50,41 +50,46 @@ constexpr int kFloats = 4;
 #endif
 typedef float Vec __attribute__((vector_size(kFloats * sizeof(float))));
 
+#if defined(__AVX512F__)
+#define IKPY_VECTOR(value) "+v"(value)  // any of the 32 vector registers
+#else
+#define IKPY_VECTOR(value) "+x"(value)
+#endif
+
+// Runs kChains independent accumulators through `step`; start values and operand are hidden from the optimizer,
+// which would otherwise compute equal chains once.
+#define IKPY_CHAINS(Accumulator, zero, operand, step)                 \
+    Accumulator a[kChains];                                           \
+    _Pragma("GCC unroll 12") for (int j = 0; j < kChains; ++j) {      \
+        a[j] = zero;                                                  \
+        asm volatile("" : IKPY_VECTOR(a[j]));                                \
+    }                                                                 \
+    for (int64_t i = 0; i < kSteps; ++i) {                            \
+        asm volatile("" : IKPY_VECTOR(operand));                             \
+        _Pragma("GCC unroll 12") for (int j = 0; j < kChains; ++j) a[j] = step; \
+    }                                                                 \
+    _Pragma("GCC unroll 12") for (int j = 0; j < kChains; ++j) asm volatile("" : IKPY_VECTOR(a[j]));
+
 void fma_chains() {
-    Vec a[kChains] = {}, b = Vec{} + 0.5f, c = Vec{} + 0.25f;
-    for (int64_t i = 0; i < kSteps; ++i)
-#pragma GCC unroll 12
-        for (int j = 0; j < kChains; ++j) {
-            a[j] = a[j] * b + c;
-            asm volatile("" : "+x"(a[j]));
-        }
+    Vec b = Vec{} + 0.5f;
+    const Vec c = Vec{} + 0.25f;
+    IKPY_CHAINS(Vec, Vec{}, b, a[j] * b + c)
 }
 
 #if defined(__AVX512VNNI__)
 constexpr double kDotOperations = 128.0;
 void dot_chains() {
-    __m512i a[kChains], b = _mm512_set1_epi8(3);
-    for (auto& v : a) v = _mm512_setzero_si512();
-    for (int64_t i = 0; i < kSteps; ++i)
-#pragma GCC unroll 12
-        for (int j = 0; j < kChains; ++j) {
-            a[j] = _mm512_dpbusd_epi32(a[j], b, b);
-            asm volatile("" : "+v"(a[j]));
-        }
+    __m512i b = _mm512_set1_epi8(3);
+    IKPY_CHAINS(__m512i, _mm512_setzero_si512(), b, _mm512_dpbusd_epi32(a[j], b, b))
 }
 #elif defined(__AVX2__)
 constexpr double kDotOperations = 64.0;
 void dot_chains() {
-    __m256i a[kChains], b = _mm256_set1_epi8(3), ones = _mm256_set1_epi16(1);
-    for (auto& v : a) v = _mm256_setzero_si256();
-    for (int64_t i = 0; i < kSteps; ++i)
-#pragma GCC unroll 12
-        for (int j = 0; j < kChains; ++j) {
-            asm volatile("" : "+x"(b));
-            const __m256i pairs = _mm256_maddubs_epi16(b, b);
-            a[j] = _mm256_add_epi32(a[j], _mm256_madd_epi16(pairs, ones));
-            asm volatile("" : "+x"(a[j]));
-        }
+    __m256i b = _mm256_set1_epi8(3);
+    const __m256i ones = _mm256_set1_epi16(1);
+    // The products of equal operands would be computed once for all chains: each takes its own sum as operand.
+    IKPY_CHAINS(__m256i, _mm256_setzero_si256(), b,
+                _mm256_add_epi32(b, _mm256_madd_epi16(_mm256_maddubs_epi16(a[j], b), ones)))
 }
 #else
 constexpr double kDotOperations = 32.0;
@@ -106,17 +111,8 @@ void dot_chains() {
 
 #if defined(__AVX512F__)
 __attribute__((target("avx512bf16"))) void bf16_chains() {
-    __m512 a[kChains];
-    const __m512i ones = _mm512_set1_epi16(0x3F80);
-    __m512bh b;
-    std::memcpy(&b, &ones, sizeof(b));
-    for (auto& v : a) v = _mm512_setzero_ps();
-    for (int64_t i = 0; i < kSteps; ++i)
-#pragma GCC unroll 12
-        for (int j = 0; j < kChains; ++j) {
-            a[j] = _mm512_dpbf16_ps(a[j], b, b);
-            asm volatile("" : "+v"(a[j]));
-        }
+    __m512i bits = _mm512_set1_epi16(0x3F80);
+    IKPY_CHAINS(__m512, _mm512_setzero_ps(), bits, _mm512_dpbf16_ps(a[j], (__m512bh)bits, (__m512bh)bits))
 }
 #endif
 

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ikpy.cli.banner import banner_lines
 from ikpy.cli.common import Session, load, print_log, start
-from ikpy.cli.params import RANDOM_SEED, CommonParams
+from ikpy.cli.params import CommonParams
 from ikpy.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,8 +24,11 @@ def run(arguments: Sequence[str]) -> int:
     if params is None:
         return 0
     plan = make_plan(params)
-    print_log(params, start_lines(params))
     options = params.perplexity
+    if options.stride > 0:
+        change = f"adjusting context size from {plan.n_ctx - options.stride // 2} to {plan.n_ctx}"
+        print_log(params, [f"Will perform strided perplexity calculation -> {change}"])
+    print_log(params, banner_lines(params))
     if options.kl_divergence and not options.logits_file:
         raise UsageError(
             "you must provide a name of a file containing the log probabilities of the base model: "
@@ -61,27 +65,6 @@ def make_plan(params: CommonParams) -> Plan:
     if options.kl_divergence:
         return Plan(context.n_ctx, context.n_ctx, n_batch, 1)
     return plan_perplexity(context.n_ctx, context.n_batch, options.stride)
-
-
-def start_lines(params: CommonParams) -> list[str]:
-    """Build, compiler and seed, before the model is loaded."""
-    from ikpy.tools.machine import build_commit, build_number, compiler, target
-
-    if params.sampling.seed == RANDOM_SEED:
-        params.sampling.seed = int(time.time())
-    lines = []
-    if params.tool == "perplexity" and params.perplexity.stride > 0:
-        plan = make_plan(params)
-        before = plan.n_ctx - params.perplexity.stride // 2
-        lines.append(
-            f"Will perform strided perplexity calculation -> adjusting context size from {before} to {plan.n_ctx}"
-        )
-    return [
-        *lines,
-        f"main: build = {build_number()} ({build_commit()})",
-        f"main: built with {compiler()} for {target()}",
-        f"main: seed  = {params.sampling.seed}",
-    ]
 
 
 def run_perplexity(session: Session, context: TimedContext, plan: Plan) -> PerplexityResult:

@@ -112,9 +112,7 @@ class SamplingParams:
     def check(self) -> None:
         """Raises UsageError for values without a meaning."""
         if self.repeat_last_n < -1 or self.dry_penalty_last_n < -1:
-            raise UsageError(
-                "repeat_last_n and dry_penalty_last_n must be -1 (context size), 0 (off) or a length"
-            )
+            raise UsageError("repeat_last_n and dry_penalty_last_n must be -1 (context size), 0 (off) or a length")
         if self.mirostat not in (0, 1, 2):
             raise UsageError(f"mirostat must be 0, 1 or 2, not {self.mirostat}")
         if self.repeat_penalty <= 0:
@@ -206,6 +204,11 @@ class Sampler:
         if self.grammar:
             self.grammar.reset()
 
+    def restart_grammar(self) -> None:
+        """Returns the grammar to its start for another answer; everything else goes on."""
+        if self.grammar:
+            self.grammar.reset()
+
     @property
     def history(self) -> Sequence[int]:
         """Accepted tokens, oldest first."""
@@ -265,16 +268,12 @@ class Sampler:
 
     def _penalized(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         params = self.params
-        neutral = (
-            params.repeat_penalty == 1 and params.frequency_penalty == 0 and params.presence_penalty == 0
-        )
+        neutral = params.repeat_penalty == 1 and params.frequency_penalty == 0 and params.presence_penalty == 0
         window = self._window(params.repeat_last_n)
         result = logits.copy()
         if neutral or not len(window):
             return result
-        shape.penalize(
-            result, window, params.repeat_penalty, params.frequency_penalty, params.presence_penalty
-        )
+        shape.penalize(result, window, params.repeat_penalty, params.frequency_penalty, params.presence_penalty)
         if not params.penalize_nl and self.newline_id is not None:
             result[self.newline_id] = logits[self.newline_id]
         return result
@@ -364,9 +363,7 @@ class Sampler:
         total: dict[int, float] = {}
         for token, value in self.params.logit_bias:
             if not 0 <= token < self.n_vocab:
-                raise UsageError(
-                    f"logit bias for token {token}: the vocabulary has tokens 0 to {self.n_vocab - 1}"
-                )
+                raise UsageError(f"logit bias for token {token}: the vocabulary has tokens 0 to {self.n_vocab - 1}")
             total[token] = total.get(token, 0.0) + float(value)
         if self.params.ignore_eos:
             total |= dict.fromkeys(eos_ids, -np.inf)

@@ -166,7 +166,8 @@ class ChatTemplate:
     def _located(error: BaseException, prefix: str = "") -> str:
         line = _line_of(error)
         where = "chat template" if line is None else f"chat template, line {line}"
-        return f"{where}: {prefix}{error or type(error).__name__}"
+        message = " ".join(str(error).split()) or type(error).__name__
+        return f"{where}: {prefix}{message}"
 
     def _prepare(self, message: Message) -> dict[str, Any]:
         out = dict(message)

@@ -12,7 +12,8 @@ namespace ikpy::quantize {
 namespace {
 
 Encoder encoder(int type) {
-    for (const auto& family : {simple_encoder, legacy_encoder, kquant_encoder, iqk_encoder, row_scale_encoder}) {
+    for (const auto& family : {simple_encoder, legacy_encoder, kquant_encoder, iquant_encoder, iqk_encoder,
+                               row_scale_encoder}) {
         if (const Encoder e = family(type)) return e;
     }
     return nullptr;

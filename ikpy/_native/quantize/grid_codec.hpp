@@ -2,7 +2,7 @@
 //
 // For a group with weights w and a point g, the error at scale dl is sum w*x*x - 2*dl*P + dl*dl*Q with P = sum w*x*g and
 // Q = sum w*g*g, which do not depend on dl. Only points on the upper hull of (Q, P) can be best for any dl, so every
-// group keeps the winners of LANES scales as its candidates and the search never looks at the whole grid again.
+// group keeps the winners of a few scales as its candidates and the search never looks at the whole grid again.
 #pragma once
 
 #include "search.hpp"
@@ -28,10 +28,20 @@ private:
 
 // Candidate points of one group, with their sums.
 struct Candidates {
-    alignas(64) float p[LANES];
-    alignas(64) float q[LANES];
-    uint16_t index[LANES];
+    static constexpr int MOST = 8;
+    float p[MOST];
+    float q[MOST];
+    uint16_t index[MOST];
     int count = 0;
+
+    void add(int point, float point_p, float point_q) {
+        for (int i = 0; i < count; i++) {
+            if (index[i] == point) return;
+        }
+        index[count] = static_cast<uint16_t>(point);
+        p[count] = point_p;
+        q[count++] = point_q;
+    }
 
     // Best candidate per lane for positive scales dl: reduces the error by dl*(2p - dl*q).
     void best(FloatVector dl, FloatVector& best_p, FloatVector& best_q) const {
@@ -56,39 +66,42 @@ struct Candidates {
     }
 };
 
-// Fills the candidates from the sums of all points; dl are LANES positive scales that cover the useful range.
-inline void keep_winners(const float* p, const float* q, int count, const float* dl, Candidates& out) {
-    FloatVector scale[PARTS], best[PARTS];
-    IntVector index[PARTS];
-    for (int k = 0; k < PARTS; k++) {
-        scale[k] = load(dl + k * VECTOR);
-        best[k] = broadcast(INFINITY);
-        index[k] = IntVector{};
+// Points with the lowest cost dl*q - 2*p for each of COUNT positive scales. sums(i, p, q) gives the sums of points
+// i .. i + VECTOR - 1; one vector lane per point.
+template <int COUNT, class Sums>
+void winners(int n_points, const float* dl, const Sums& sums, int* index) {
+    FloatVector best[COUNT];
+    IntVector at[COUNT];
+    for (int c = 0; c < COUNT; c++) {
+        best[c] = broadcast(INFINITY);
+        at[c] = IntVector{};
     }
-    for (int i = 0; i < count; i++) {
-        const float two_p = 2.0f * p[i];
-        for (int k = 0; k < PARTS; k++) {
-            const FloatVector cost = scale[k] * q[i] - two_p;
-            const IntVector better = cost < best[k];
-            best[k] = select(better, cost, best[k]);
-            index[k] = better ? IntVector{} + i : index[k];
+    for (int i = 0; i < n_points; i += VECTOR) {
+        FloatVector p, q;
+        sums(i, p, q);
+        const FloatVector two_p = p + p;
+        const IntVector here = IntVector{} + i;
+#pragma GCC unroll 16
+        for (int c = 0; c < COUNT; c++) {
+            const FloatVector cost = dl[c] * q - two_p;
+            const IntVector better = cost < best[c];
+            best[c] = select(better, cost, best[c]);
+            at[c] = better ? here : at[c];
         }
     }
-    out.count = 0;
-    for (int l = 0; l < LANES; l++) {
-        const int i = index[l / VECTOR][l % VECTOR];
-        if (out.count && out.index[out.count - 1] == i) continue;
-        out.p[out.count] = p[i];
-        out.q[out.count] = q[i];
-        out.index[out.count++] = static_cast<uint16_t>(i);
+    for (int c = 0; c < COUNT; c++) {
+        int lane = 0;
+        for (int l = 1; l < VECTOR; l++) lane = best[c][l] < best[c][lane] ? l : lane;
+        index[c] = at[c][lane] + lane;
     }
 }
 
-// LANES scales between low and high times unit, in geometric progression.
-inline void spread_scales(float unit, float low, float high, float* dl) {
-    const float ratio = std::pow(high / low, 1.0f / (LANES - 1));
+// COUNT scales between low and high times unit, in geometric progression.
+template <int COUNT>
+void spread_scales(float unit, float low, float high, float* dl) {
+    const float ratio = std::pow(high / low, 1.0f / (COUNT - 1));
     float v = unit * low;
-    for (int l = 0; l < LANES; l++, v *= ratio) dl[l] = v;
+    for (int l = 0; l < COUNT; l++, v *= ratio) dl[l] = v;
 }
 
 inline float largest_of(const float* x, int n) {
@@ -113,20 +126,14 @@ public:
     using Output = GridCode;
     static constexpr int OUTPUTS = SIZE / 8;
 
-    SignedGridCodec(const Grid& grid, float extent) : grid_(grid), extent_(extent) {
-        const size_t n = static_cast<size_t>(grid.count());
-        p_.resize(n);
-        q_.resize(n);
-        flipped_.resize(n);
-        smallest_.resize(n);
-    }
+    SignedGridCodec(const Grid& grid, float extent) : grid_(grid), extent_(extent) {}
 
     float extent(int, bool) const { return extent_; }
 
     void prepare(int b, const float* x, const float* w) {
         if (groups_.size() < static_cast<size_t>((b + 1) * OUTPUTS)) groups_.resize(static_cast<size_t>((b + 1) * OUTPUTS));
-        alignas(64) float dl[LANES];
-        spread_scales(largest_of(x, SIZE) / extent_, LOWEST, HIGHEST, dl);
+        float dl[SCALES];
+        spread_scales<SCALES>(largest_of(x, SIZE) / extent_, LOWEST, HIGHEST, dl);
         for (int g = 0; g < OUTPUTS; g++) {
             Group& group = groups_[b * OUTPUTS + g];
             group.signs = 0;
@@ -139,9 +146,8 @@ public:
             group.odd = PARITY && (__builtin_popcount(group.signs) & 1);
             for (int part = 0; part < LISTS; part++) {
                 const int at = 8 * g + DIM * part;
-                sums(x + at, w + at, group.odd);
-                if (!group.odd || LISTS > 1) keep_winners(p_.data(), q_.data(), grid_.count(), dl, group.same[part]);
-                if (group.odd) keep_winners(flipped_.data(), q_.data(), grid_.count(), dl, group.flip[part]);
+                if (!group.odd || LISTS > 1) find_candidates<false>(x + at, w + at, dl, group.same[part]);
+                if (group.odd) find_candidates<true>(x + at, w + at, dl, group.flip[part]);
             }
         }
     }
@@ -180,7 +186,7 @@ public:
     }
 
 private:
-    static constexpr int LISTS = 8 / DIM;
+    static constexpr int LISTS = 8 / DIM, SCALES = Candidates::MOST;
     static constexpr float LOWEST = 0.25f, HIGHEST = 1.6f;
 
     struct Group {
@@ -190,31 +196,34 @@ private:
         bool odd;
     };
 
-    // P and Q of all points, and P after the cheapest flip of one sign.
-    void sums(const float* x, const float* w, bool odd) {
-        const int n = grid_.count();
-        float* p = p_.data();
-        float* q = q_.data();
-        float* smallest = smallest_.data();
-        for (int j = 0; j < DIM; j++) {
-            const float a = w[j] * std::fabs(x[j]), wj = w[j];
-            const float* v = grid_.value(j);
-            if (j == 0) {
-                for (int i = 0; i < n; i++) {
-                    p[i] = smallest[i] = a * v[i];
-                    q[i] = wj * v[i] * v[i];
-                }
-            } else {
-                for (int i = 0; i < n; i++) {
-                    const float term = a * v[i];
-                    p[i] += term;
-                    q[i] += wj * v[i] * v[i];
-                    smallest[i] = term < smallest[i] ? term : smallest[i];
-                }
+    // With FLIP the sums are those after the cheapest change of one sign.
+    template <bool FLIP>
+    void find_candidates(const float* x, const float* w, const float* dl, Candidates& out) const {
+        float a[DIM];
+        for (int j = 0; j < DIM; j++) a[j] = w[j] * std::fabs(x[j]);
+        int index[SCALES];
+        winners<SCALES>(grid_.count(), dl, [&](int i, FloatVector& p, FloatVector& q) {
+            p = q = FloatVector{};
+            FloatVector smallest = broadcast(INFINITY);
+#pragma GCC unroll 8
+            for (int j = 0; j < DIM; j++) {
+                const FloatVector v = load(grid_.value(j) + i), term = a[j] * v;
+                p += term;
+                q += w[j] * v * v;
+                if constexpr (FLIP) smallest = select(term < smallest, term, smallest);
             }
-        }
-        if (odd) {
-            for (int i = 0; i < n; i++) flipped_[i] = p[i] - 2.0f * smallest[i];
+            if constexpr (FLIP) p -= 2.0f * smallest;
+        }, index);
+        out.count = 0;
+        for (int c = 0; c < SCALES; c++) {
+            float p = 0, q = 0, smallest = INFINITY;
+            for (int j = 0; j < DIM; j++) {
+                const float v = grid_.value(j)[index[c]];
+                p += a[j] * v;
+                q += w[j] * v * v;
+                smallest = std::min(smallest, a[j] * v);
+            }
+            out.add(index[c], FLIP ? p - 2.0f * smallest : p, q);
         }
     }
 
@@ -265,7 +274,6 @@ private:
 
     const Grid& grid_;
     const float extent_;
-    std::vector<float> p_, q_, flipped_, smallest_;
     std::vector<Group> groups_;
 };
 
@@ -284,29 +292,15 @@ public:
     using Output = TernaryCode;
     static constexpr int OUTPUTS = SIZE / 8;
 
-    explicit TernaryGridCodec(const Grid& grid) : grid_(grid) {
-        const size_t n = static_cast<size_t>(grid.count());
-        for (auto* sums : {&xg_, &gg_, &g_}) sums->resize(n);
-        p_.resize(2 * n);
-        q_.resize(2 * n);
-    }
+    explicit TernaryGridCodec(const Grid& grid) : grid_(grid) {}
 
     float extent(int, bool) const { return 1.0f; }
 
     void prepare(int b, const float* x, const float* w) {
         if (groups_.size() < static_cast<size_t>((b + 1) * OUTPUTS)) groups_.resize(static_cast<size_t>((b + 1) * OUTPUTS));
-        alignas(64) float dl[LANES];
-        spread_scales(largest_of(x, SIZE), 0.2f, 1.3f, dl);
-        const int n = grid_.count();
-        for (int g = 0; g < OUTPUTS; g++) {
-            Group& group = groups_[b * OUTPUTS + g];
-            sums(x + 8 * g, w + 8 * g, group.weighted_square);
-            if constexpr (OFFSET_PER_GROUP) {
-                keep_winners(p_.data(), q_.data(), 2 * n, dl, group.list[0]);
-            } else {
-                for (int t = 0; t < 2; t++) keep_winners(p_.data() + t * n, q_.data() + t * n, n, dl, group.list[t]);
-            }
-        }
+        float dl[SCALES];
+        spread_scales<SCALES>(largest_of(x, SIZE), 0.25f, 1.2f, dl);
+        for (int g = 0; g < OUTPUTS; g++) find_candidates(x + 8 * g, w + 8 * g, dl, groups_[b * OUTPUTS + g]);
     }
 
     void scan(int b, const float*, const float*, int table, const float* dl, Scan& s) const {
@@ -337,45 +331,53 @@ public:
     }
 
 private:
+    // Both offsets share the list of a group, or each table has its own.
+    static constexpr int SCALES = OFFSET_PER_GROUP ? Candidates::MOST / 2 : 6;
+
     struct Group {
         Candidates list[TABLES];
         float weighted_square;
     };
 
-    // P and Q of all points with offset +0.125, then with -0.125.
-    void sums(const float* x, const float* w, float& weighted_square) {
-        const int n = grid_.count();
-        float* xg = xg_.data();
-        float* gg = gg_.data();
-        float* g1 = g_.data();
-        float sum_w = 0, sum_wx = 0;
-        weighted_square = 0;
+    // Candidates with either offset; the sums with offset o are P + o*sum(w*x) and Q + 2*o*sum(w*g) + o*o*sum(w).
+    void find_candidates(const float* x, const float* w, const float* dl, Group& group) const {
+        float a[8], sum_w = 0, sum_wx = 0;
+        group.weighted_square = 0;
         for (int j = 0; j < 8; j++) {
-            const float wj = w[j], wx = w[j] * x[j];
-            const float* v = grid_.value(j);
-            sum_w += wj;
-            sum_wx += wx;
-            weighted_square += wx * x[j];
-            for (int i = 0; i < n; i++) {
-                const float wv = wj * v[i];
-                xg[i] = (j ? xg[i] : 0.0f) + wx * v[i];
-                g1[i] = (j ? g1[i] : 0.0f) + wv;
-                gg[i] = (j ? gg[i] : 0.0f) + wv * v[i];
-            }
+            a[j] = w[j] * x[j];
+            sum_w += w[j];
+            sum_wx += a[j];
+            group.weighted_square += a[j] * x[j];
         }
-        for (int t = 0; t < 2; t++) {
-            const float offset = t ? -0.125f : 0.125f, p0 = offset * sum_wx, q0 = offset * offset * sum_w;
-            float* p = p_.data() + t * n;
-            float* q = q_.data() + t * n;
-            for (int i = 0; i < n; i++) {
-                p[i] = xg[i] + p0;
-                q[i] = gg[i] + 2.0f * offset * g1[i] + q0;
+        for (Candidates& list : group.list) list.count = 0;
+        for (int negative = 0; negative < 2; negative++) {
+            // sum w*(g + o)^2 = sum w*g*(g + 2*o) + const
+            const float offset = negative ? -0.125f : 0.125f, constant = offset * offset * sum_w;
+            int index[SCALES];
+            winners<SCALES>(grid_.count(), dl, [&](int i, FloatVector& p, FloatVector& q) {
+                p = FloatVector{};
+                q = broadcast(constant);
+#pragma GCC unroll 8
+                for (int j = 0; j < 8; j++) {
+                    const FloatVector v = load(grid_.value(j) + i);
+                    p += a[j] * v;
+                    q += w[j] * v * (v + 2.0f * offset);
+                }
+                p += offset * sum_wx;
+            }, index);
+            for (int point : index) {
+                float p = 0, q = 0;
+                for (int j = 0; j < 8; j++) {
+                    const float v = grid_.value(j)[point] + offset;
+                    p += a[j] * v;
+                    q += w[j] * v * v;
+                }
+                group.list[OFFSET_PER_GROUP ? 0 : negative].add(point + (OFFSET_PER_GROUP ? negative * grid_.count() : 0), p, q);
             }
         }
     }
 
     const Grid& grid_;
-    std::vector<float> xg_, gg_, g_, p_, q_;
     std::vector<Group> groups_;
 };
 

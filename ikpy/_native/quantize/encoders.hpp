@@ -20,6 +20,7 @@ Encoder simple_encoder(int type);
 void encode_bf16_truncated(const Rows& r);  // upper halves of the floats, as BF16_R16 stores them
 Encoder legacy_encoder(int type);
 Encoder kquant_encoder(int type);
+Encoder iquant_encoder(int type);
 Encoder iqk_encoder(int type);
 Encoder row_scale_encoder(int type);
 

@@ -29,7 +29,7 @@ struct SubBlock {
 // Codec: TABLES, SIZE (elements per sub-block), SIGNED (negative scales useful for the free fit);
 //   prepare(b, x, w)             called once per sub-block before anything else
 //   scan(b, x, w, table, dl, s)  fills s for LANES scales dl (0 allowed: all levels count as 0)
-//   assign(b, x, w, table, dl, levels)  SIZE level indices at scale dl
+//   assign(b, x, w, table, dl, out)  OUTPUTS values of type Output: the levels or codebook indices at scale dl
 //   extent(table, positive)      magnitude of the outermost level on that side
 template <class Codec, class Codes>
 class ScaledCodebookSearch {
@@ -58,8 +58,8 @@ public:
 
     const std::vector<SubBlock>& sub_blocks() const { return best_; }
 
-    // Level indices of sub-block b at the common scale d.
-    void levels(int b, float d, uint8_t* out) const {
+    // Levels of sub-block b at the common scale d.
+    void levels(int b, float d, typename Codec::Output* out) const {
         const SubBlock& s = best_[b];
         codec_.assign(b, x_ + b * Codec::SIZE, w_ + b * Codec::SIZE, s.table, d * codes_.value(s.code), out);
     }
@@ -247,6 +247,8 @@ public:
     static constexpr int TABLES = TABLE_COUNT;
     static constexpr int SIZE = BLOCK;
     static constexpr bool SIGNED = true;
+    using Output = uint8_t;
+    static constexpr int OUTPUTS = SIZE;
 
     explicit LevelCodec(const int8_t* values) : tables_{{values, COUNT}, {values + (TABLE_COUNT - 1) * COUNT, COUNT}} {}
 
@@ -293,6 +295,8 @@ public:
     static constexpr int TABLES = 1;
     static constexpr int SIZE = BLOCK;
     static constexpr bool SIGNED = -LOW != HIGH;  // symmetric levels have no use for a negative scale
+    using Output = uint8_t;
+    static constexpr int OUTPUTS = SIZE;
 
     void prepare(int, const float*, const float*) {}
 

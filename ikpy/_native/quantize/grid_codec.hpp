@@ -1,0 +1,384 @@
+// Codebooks of 4- or 8-element grid points for ScaledCodebookSearch.
+//
+// For a group with weights w and a point g, the error at scale dl is sum w*x*x - 2*dl*P + dl*dl*Q with P = sum w*x*g and
+// Q = sum w*g*g, which do not depend on dl. Only points on the upper hull of (Q, P) can be best for any dl, so every
+// group keeps the winners of a few scales as its candidates and the search never looks at the whole grid again.
+#pragma once
+
+#include "search.hpp"
+
+namespace ikpy::quantize {
+
+// Grid points as floats, component by component: value(j)[point].
+class Grid {
+public:
+    Grid(const int8_t* points, int dim, int count, float unit) : count_(count) {
+        for (int j = 0; j < dim; j++) {
+            values_[j].resize(static_cast<size_t>(count));
+            for (int p = 0; p < count; p++) values_[j][p] = unit * points[p * dim + j];
+        }
+    }
+    int count() const { return count_; }
+    const float* value(int j) const { return values_[j].data(); }
+
+private:
+    int count_;
+    std::vector<float> values_[8];
+};
+
+// Candidate points of one group, with their sums.
+struct Candidates {
+    static constexpr int MOST = 8;
+    float p[MOST];
+    float q[MOST];
+    uint16_t index[MOST];
+    int count = 0;
+
+    void add(int point, float point_p, float point_q) {
+        for (int i = 0; i < count; i++) {
+            if (index[i] == point) return;
+        }
+        index[count] = static_cast<uint16_t>(point);
+        p[count] = point_p;
+        q[count++] = point_q;
+    }
+
+    // Best candidate per lane for positive scales dl: reduces the error by dl*(2p - dl*q).
+    void best(FloatVector dl, FloatVector& best_p, FloatVector& best_q) const {
+        best_p = broadcast(p[0]);
+        best_q = broadcast(q[0]);
+        FloatVector best_cost = dl * best_q - 2.0f * best_p;
+        for (int i = 1; i < count; i++) {
+            const FloatVector cost = dl * q[i] - 2.0f * p[i];
+            const IntVector better = cost < best_cost;
+            best_cost = select(better, cost, best_cost);
+            best_p = select(better, broadcast(p[i]), best_p);
+            best_q = select(better, broadcast(q[i]), best_q);
+        }
+    }
+
+    int best(float dl) const {
+        int winner = 0;
+        for (int i = 1; i < count; i++) {
+            if (dl * q[i] - 2.0f * p[i] < dl * q[winner] - 2.0f * p[winner]) winner = i;
+        }
+        return winner;
+    }
+};
+
+// Points with the lowest cost dl*q - 2*p for each of COUNT positive scales. sums(i, p, q) gives the sums of points
+// i .. i + VECTOR - 1; one vector lane per point.
+template <int COUNT, class Sums>
+void winners(int n_points, const float* dl, const Sums& sums, int* index) {
+    FloatVector best[COUNT];
+    IntVector at[COUNT];
+    for (int c = 0; c < COUNT; c++) {
+        best[c] = broadcast(INFINITY);
+        at[c] = IntVector{};
+    }
+    for (int i = 0; i < n_points; i += VECTOR) {
+        FloatVector p, q;
+        sums(i, p, q);
+        const FloatVector two_p = p + p;
+        const IntVector here = IntVector{} + i;
+#pragma GCC unroll 16
+        for (int c = 0; c < COUNT; c++) {
+            const FloatVector cost = dl[c] * q - two_p;
+            const IntVector better = cost < best[c];
+            best[c] = select(better, cost, best[c]);
+            at[c] = better ? here : at[c];
+        }
+    }
+    for (int c = 0; c < COUNT; c++) {
+        int lane = 0;
+        for (int l = 1; l < VECTOR; l++) lane = best[c][l] < best[c][lane] ? l : lane;
+        index[c] = at[c][lane] + lane;
+    }
+}
+
+// COUNT scales between low and high times unit, in geometric progression.
+template <int COUNT>
+void spread_scales(float unit, float low, float high, float* dl) {
+    const float ratio = std::pow(high / low, 1.0f / (COUNT - 1));
+    float v = unit * low;
+    for (int l = 0; l < COUNT; l++, v *= ratio) dl[l] = v;
+}
+
+inline float largest_of(const float* x, int n) {
+    float m = 0;
+    for (int j = 0; j < n; j++) m = std::max(m, std::fabs(x[j]));
+    return m;
+}
+
+// Index of the best point of each four- or eight-element group of eight elements, and their signs (1 = negative).
+struct GridCode {
+    uint16_t index[2];
+    uint8_t signs;
+};
+
+// Codec of magnitudes from a grid with separate signs. DIM 8 or 4. With PARITY the number of negative signs of every
+// eight elements is even: where it is odd, the flip that costs least is part of the choice, point by point.
+template <int DIM, int BLOCK, bool PARITY>
+class SignedGridCodec {
+public:
+    static constexpr int TABLES = 1, SIZE = BLOCK;
+    static constexpr bool SIGNED = false;
+    using Output = GridCode;
+    static constexpr int OUTPUTS = SIZE / 8;
+
+    SignedGridCodec(const Grid& grid, float extent) : grid_(grid), extent_(extent) {}
+
+    float extent(int, bool) const { return extent_; }
+
+    void prepare(int b, const float* x, const float* w) {
+        if (groups_.size() < static_cast<size_t>((b + 1) * OUTPUTS)) groups_.resize(static_cast<size_t>((b + 1) * OUTPUTS));
+        float dl[SCALES];
+        spread_scales<SCALES>(largest_of(x, SIZE) / extent_, LOWEST, HIGHEST, dl);
+        for (int g = 0; g < OUTPUTS; g++) {
+            Group& group = groups_[b * OUTPUTS + g];
+            group.signs = 0;
+            group.weighted_square = 0;
+            for (int j = 0; j < 8; j++) {
+                const float v = x[8 * g + j];
+                group.weighted_square += w[8 * g + j] * v * v;
+                group.signs |= static_cast<uint8_t>(v < 0) << j;
+            }
+            group.odd = PARITY && (__builtin_popcount(group.signs) & 1);
+            for (int part = 0; part < LISTS; part++) {
+                const int at = 8 * g + DIM * part;
+                if (!group.odd || LISTS > 1) find_candidates<false>(x + at, w + at, dl, group.same[part]);
+                if (group.odd) find_candidates<true>(x + at, w + at, dl, group.flip[part]);
+            }
+        }
+    }
+
+    void scan(int b, const float*, const float*, int, const float* dl, Scan& s) const {
+        for (int k = 0; k < PARTS; k++) {
+            const FloatVector scale = load(dl + k * VECTOR);
+            FloatVector square{}, xt{}, tt{};
+            for (int g = 0; g < OUTPUTS; g++) {
+                FloatVector p, q;
+                best_of_group(groups_[b * OUTPUTS + g], scale, p, q);
+                square += groups_[b * OUTPUTS + g].weighted_square;
+                xt += p;
+                tt += q;
+            }
+            store(s.error + k * VECTOR, square + scale * (scale * tt - 2.0f * xt));
+            store(s.xt + k * VECTOR, xt);
+            store(s.tt + k * VECTOR, tt);
+        }
+    }
+
+    void assign(int b, const float* x, const float* w, int, float dl, GridCode* out) const {
+        for (int g = 0; g < OUTPUTS; g++) {
+            const Group& group = groups_[b * OUTPUTS + g];
+            out[g] = {{0, 0}, group.signs};
+            const int flipped_part = group.odd ? flipped_part_of(group, dl) : -1;
+            for (int part = 0; part < LISTS; part++) {
+                const Candidates& list = part == flipped_part ? group.flip[part] : group.same[part];
+                out[g].index[part] = list.index[list.best(dl)];
+                if (part == flipped_part) {
+                    const int at = 8 * g + DIM * part;
+                    out[g].signs ^= static_cast<uint8_t>(1 << (DIM * part + cheapest_flip(x + at, w + at, out[g].index[part])));
+                }
+            }
+        }
+    }
+
+private:
+    static constexpr int LISTS = 8 / DIM, SCALES = Candidates::MOST;
+    static constexpr float LOWEST = 0.25f, HIGHEST = 1.6f;
+
+    struct Group {
+        Candidates same[LISTS], flip[LISTS];
+        float weighted_square;
+        uint8_t signs;
+        bool odd;
+    };
+
+    // With FLIP the sums are those after the cheapest change of one sign.
+    template <bool FLIP>
+    void find_candidates(const float* x, const float* w, const float* dl, Candidates& out) const {
+        float a[DIM];
+        for (int j = 0; j < DIM; j++) a[j] = w[j] * std::fabs(x[j]);
+        int index[SCALES];
+        winners<SCALES>(grid_.count(), dl, [&](int i, FloatVector& p, FloatVector& q) {
+            p = q = FloatVector{};
+            FloatVector smallest = broadcast(INFINITY);
+#pragma GCC unroll 8
+            for (int j = 0; j < DIM; j++) {
+                const FloatVector v = load(grid_.value(j) + i), term = a[j] * v;
+                p += term;
+                q += w[j] * v * v;
+                if constexpr (FLIP) smallest = select(term < smallest, term, smallest);
+            }
+            if constexpr (FLIP) p -= 2.0f * smallest;
+        }, index);
+        out.count = 0;
+        for (int c = 0; c < SCALES; c++) {
+            float p = 0, q = 0, smallest = INFINITY;
+            for (int j = 0; j < DIM; j++) {
+                const float v = grid_.value(j)[index[c]];
+                p += a[j] * v;
+                q += w[j] * v * v;
+                smallest = std::min(smallest, a[j] * v);
+            }
+            out.add(index[c], FLIP ? p - 2.0f * smallest : p, q);
+        }
+    }
+
+    int cheapest_flip(const float* x, const float* w, int point) const {
+        int best = 0;
+        float least = INFINITY;
+        for (int j = 0; j < DIM; j++) {
+            const float cost = w[j] * std::fabs(x[j]) * grid_.value(j)[point];
+            if (cost < least) {
+                least = cost;
+                best = j;
+            }
+        }
+        return best;
+    }
+
+    static void best_of_group(const Group& group, FloatVector scale, FloatVector& p, FloatVector& q) {
+        if constexpr (LISTS == 1) {
+            (group.odd ? group.flip : group.same)[0].best(scale, p, q);
+        } else {
+            FloatVector p0, q0, p1, q1;
+            group.same[0].best(scale, p0, q0);
+            group.same[1].best(scale, p1, q1);
+            p = p0 + p1;
+            q = q0 + q1;
+            if (!group.odd) return;
+            FloatVector f0, r0, f1, r1;
+            group.flip[0].best(scale, f0, r0);
+            group.flip[1].best(scale, f1, r1);
+            const FloatVector first_p = f0 + p1, first_q = r0 + q1, second_p = p0 + f1, second_q = q0 + r1;
+            const IntVector second = scale * second_q - 2.0f * second_p < scale * first_q - 2.0f * first_p;
+            p = select(second, second_p, first_p);
+            q = select(second, second_q, first_q);
+        }
+    }
+
+    static int flipped_part_of(const Group& group, float dl) {
+        if constexpr (LISTS == 1) {
+            return 0;
+        } else {
+            const auto cost = [dl](const Candidates& list) {
+                const int i = list.best(dl);
+                return dl * list.q[i] - 2.0f * list.p[i];
+            };
+            return cost(group.same[0]) + cost(group.flip[1]) < cost(group.flip[0]) + cost(group.same[1]) ? 1 : 0;
+        }
+    }
+
+    const Grid& grid_;
+    const float extent_;
+    std::vector<Group> groups_;
+};
+
+// Point of the ternary grid and sign of the offset (1 = negative) of one group of eight.
+struct TernaryCode {
+    uint16_t index;
+    uint8_t negative;
+};
+
+// Codec of ternary points plus an offset of +0.125 or -0.125: one offset per sub-block (two tables) or per group.
+template <int BLOCK, bool OFFSET_PER_GROUP>
+class TernaryGridCodec {
+public:
+    static constexpr int TABLES = OFFSET_PER_GROUP ? 1 : 2, SIZE = BLOCK;
+    static constexpr bool SIGNED = false;
+    using Output = TernaryCode;
+    static constexpr int OUTPUTS = SIZE / 8;
+
+    explicit TernaryGridCodec(const Grid& grid) : grid_(grid) {}
+
+    float extent(int, bool) const { return 1.0f; }
+
+    void prepare(int b, const float* x, const float* w) {
+        if (groups_.size() < static_cast<size_t>((b + 1) * OUTPUTS)) groups_.resize(static_cast<size_t>((b + 1) * OUTPUTS));
+        float dl[SCALES];
+        spread_scales<SCALES>(largest_of(x, SIZE), 0.25f, 1.2f, dl);
+        for (int g = 0; g < OUTPUTS; g++) find_candidates(x + 8 * g, w + 8 * g, dl, groups_[b * OUTPUTS + g]);
+    }
+
+    void scan(int b, const float*, const float*, int table, const float* dl, Scan& s) const {
+        for (int k = 0; k < PARTS; k++) {
+            const FloatVector scale = load(dl + k * VECTOR);
+            FloatVector square{}, xt{}, tt{};
+            for (int g = 0; g < OUTPUTS; g++) {
+                const Group& group = groups_[b * OUTPUTS + g];
+                FloatVector p, q;
+                group.list[table].best(scale, p, q);
+                square += group.weighted_square;
+                xt += p;
+                tt += q;
+            }
+            store(s.error + k * VECTOR, square + scale * (scale * tt - 2.0f * xt));
+            store(s.xt + k * VECTOR, xt);
+            store(s.tt + k * VECTOR, tt);
+        }
+    }
+
+    void assign(int b, const float*, const float*, int table, float dl, TernaryCode* out) const {
+        for (int g = 0; g < OUTPUTS; g++) {
+            const Candidates& list = groups_[b * OUTPUTS + g].list[table];
+            const int i = list.index[list.best(dl)], n = grid_.count();
+            if constexpr (OFFSET_PER_GROUP) out[g] = {static_cast<uint16_t>(i % n), static_cast<uint8_t>(i / n)};
+            else out[g] = {static_cast<uint16_t>(i), static_cast<uint8_t>(table)};
+        }
+    }
+
+private:
+    // Both offsets share the list of a group, or each table has its own.
+    static constexpr int SCALES = OFFSET_PER_GROUP ? Candidates::MOST / 2 : 6;
+
+    struct Group {
+        Candidates list[TABLES];
+        float weighted_square;
+    };
+
+    // Candidates with either offset; the sums with offset o are P + o*sum(w*x) and Q + 2*o*sum(w*g) + o*o*sum(w).
+    void find_candidates(const float* x, const float* w, const float* dl, Group& group) const {
+        float a[8], sum_w = 0, sum_wx = 0;
+        group.weighted_square = 0;
+        for (int j = 0; j < 8; j++) {
+            a[j] = w[j] * x[j];
+            sum_w += w[j];
+            sum_wx += a[j];
+            group.weighted_square += a[j] * x[j];
+        }
+        for (Candidates& list : group.list) list.count = 0;
+        for (int negative = 0; negative < 2; negative++) {
+            // sum w*(g + o)^2 = sum w*g*(g + 2*o) + const
+            const float offset = negative ? -0.125f : 0.125f, constant = offset * offset * sum_w;
+            int index[SCALES];
+            winners<SCALES>(grid_.count(), dl, [&](int i, FloatVector& p, FloatVector& q) {
+                p = FloatVector{};
+                q = broadcast(constant);
+#pragma GCC unroll 8
+                for (int j = 0; j < 8; j++) {
+                    const FloatVector v = load(grid_.value(j) + i);
+                    p += a[j] * v;
+                    q += w[j] * v * (v + 2.0f * offset);
+                }
+                p += offset * sum_wx;
+            }, index);
+            for (int point : index) {
+                float p = 0, q = 0;
+                for (int j = 0; j < 8; j++) {
+                    const float v = grid_.value(j)[point] + offset;
+                    p += a[j] * v;
+                    q += w[j] * v * v;
+                }
+                group.list[OFFSET_PER_GROUP ? 0 : negative].add(point + (OFFSET_PER_GROUP ? negative * grid_.count() : 0), p, q);
+            }
+        }
+    }
+
+    const Grid& grid_;
+    std::vector<Group> groups_;
+};
+
+}  // namespace ikpy::quantize

@@ -2,6 +2,7 @@
 //   scores  s[c][m] = sum_d k[c][d] q[d][m]        cells c, head dims d, lanes m
 //   output  o[d][m] = alpha[m] o[d][m] + sum_c v[c][d] p[c][m]
 #pragma once
+#include "kernels/flash_prefetch.hpp"
 #include "kernels/simd_f32.hpp"
 
 namespace ikpy {
@@ -56,18 +57,6 @@ constexpr int block_height(int n) { return n == 4 ? 6 : n == 3 ? 8 : 12; }
 constexpr int kMaxVectors = 2;
 constexpr int block_height(int) { return 6; }
 #endif
-
-// Rows of the cache that a later step reads, fetched into L2 a few at a time while this step computes.
-struct Prefetch {
-    const uint8_t* at;
-    int64_t stride, bytes, rows;
-
-    void advance(int64_t n) {
-        for (; n > 0 && rows > 0; --n, --rows, at += stride) {
-            for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(at + b, 0, 2);
-        }
-    }
-};
 
 // All products over the result rows rounded up to the block height: callers pad the operands.
 template <int N>

@@ -255,9 +255,7 @@ class Vocab:
             return to_bytes(text.replace(SPACE_SYMBOL, " "))
         return _unmap(text)
 
-    def detokenize_bytes(
-        self, ids: Iterable[int], remove_special: bool = False, unparse_special: bool = True
-    ) -> bytes:
+    def detokenize_bytes(self, ids: Iterable[int], remove_special: bool = False, unparse_special: bool = True) -> bytes:
         """Bytes of a sequence of ids. ``remove_special``: leave out the BOS/EOS that ``tokenize`` adds;
         ``unparse_special``: render control tokens as their text."""
         sequence = list(ids)
@@ -273,9 +271,7 @@ class Vocab:
         text = b"".join(pieces)
         return _clean_spaces(text) if self.clean_spaces else text
 
-    def detokenize(
-        self, ids: Iterable[int], remove_special: bool = False, unparse_special: bool = True
-    ) -> str:
+    def detokenize(self, ids: Iterable[int], remove_special: bool = False, unparse_special: bool = True) -> str:
         """Text of a sequence of ids; bytes that are not valid UTF-8 become U+FFFD."""
         return self.detokenize_bytes(ids, remove_special, unparse_special).decode("utf-8", "replace")
 

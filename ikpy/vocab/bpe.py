@@ -58,9 +58,7 @@ def _is_valid_text(text: str) -> bool:
 class ByteLevelBpe:
     """Words are written with the GPT-2 byte map before merging."""
 
-    def __init__(
-        self, table: TokenTable, merges: Sequence[str], pre: PreTokenizer, reference_lowercase: bool
-    ):
+    def __init__(self, table: TokenTable, merges: Sequence[str], pre: PreTokenizer, reference_lowercase: bool):
         self._ids = table.ids
         self._ignore_merges = pre.ignore_merges
         self._rule = split_rule(pre.rule, reference_lowercase)

@@ -99,9 +99,7 @@ def _same(text: str, generation: str, start: str = "") -> str:
 
 
 def _llama2(system: str, content: str = "{C}", next_turn: str = "[INST] ") -> str:
-    return _turns(
-        "[INST] ", system, f"{content} [/INST]", f"{content}</s>", inside_first=True, next_turn=next_turn
-    )
+    return _turns("[INST] ", system, f"{content} [/INST]", f"{content}</s>", inside_first=True, next_turn=next_turn)
 
 
 _LLAMA2_SYSTEM = "<<SYS>>\n{C}\n<</SYS>>\n\n"
@@ -134,9 +132,7 @@ _BAILING2 = (
 
 
 def _vicuna(system: str) -> str:
-    return Format(
-        system=system, user="USER: {C}\n", assistant="ASSISTANT: {C}</s>\n", generation="ASSISTANT:"
-    ).source()
+    return Format(system=system, user="USER: {C}\n", assistant="ASSISTANT: {C}</s>\n", generation="ASSISTANT:").source()
 
 
 def _bailing(generation: str) -> str:
@@ -172,9 +168,7 @@ BUILTIN_TEMPLATES: dict[str, str] = {
         "<start_of_turn>model\n{T}<end_of_turn>\n",
         "<start_of_turn>model\n",
     ),
-    "orion": _merged_system(
-        "held.system ~ m['content']", "Human: {S}{C}\n\nAssistant: </s>", "\n\n", "{C}</s>"
-    ),
+    "orion": _merged_system("held.system ~ m['content']", "Human: {S}{C}\n\nAssistant: </s>", "\n\n", "{C}</s>"),
     "openchat": Format(
         system="{C}<|end_of_turn|>",
         user="GPT4 Correct User: {C}<|end_of_turn|>",
@@ -207,9 +201,7 @@ BUILTIN_TEMPLATES: dict[str, str] = {
         "<|start_header_id|>{R}<|end_header_id|>\n\n{T}<|eot_id|>",
         "<|start_header_id|>assistant<|end_header_id|>\n\n",
     ),
-    "llama4": _same(
-        "<|header_start|>{R}<|header_end|>\n\n{T}<|eot|>", "<|header_start|>assistant<|header_end|>\n\n"
-    ),
+    "llama4": _same("<|header_start|>{R}<|header_end|>\n\n{T}<|eot|>", "<|header_start|>assistant<|header_end|>\n\n"),
     "chatglm3": _same("<|{R}|>\n {C}", "<|assistant|>", "[gMASK]sop"),
     "chatglm4": _same("<|{R}|>\n{C}", "<|assistant|>", "[gMASK]<sop>"),
     "minicpm": Format(user="<用户>{T}<AI>", other="{T}").source(),
@@ -299,10 +291,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("granite", ("<|start_of_role|>",)),
     (
         "gigachat",
-        (
-            "message['role'] + additional_special_tokens[0] + message['content']"
-            " + additional_special_tokens[1]",
-        ),
+        ("message['role'] + additional_special_tokens[0] + message['content'] + additional_special_tokens[1]",),
     ),
     ("megrez", ("<|role_start|>",)),
     ("bailing2", ("<role>ASSISTANT</role>", "<role>HUMAN</role>", "<|role_end|>")),

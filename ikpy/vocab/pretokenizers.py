@@ -51,19 +51,24 @@ class SplitRule:
         for stage in self.stages:
             view = stage.view(text)
             new = [0]
+            last = 0
             for start, end in itertools.pairwise(cuts):
-                new.extend(stage.cut(view, start, end))
-                new.append(end)
+                if end - start > 1:
+                    for at in stage.cut(view, start, end):
+                        if at > last:
+                            new.append(at)
+                            last = at
+                if end > last:
+                    new.append(end)
+                    last = end
             cuts = new
-        return [text[start:end] for start, end in itertools.pairwise(cuts) if start < end]
+        return [text[start:end] for start, end in itertools.pairwise(cuts)]
 
 
 class _CategoryTable(dict[int, str]):
     """Translation table filled on demand: code point to its placeholder in the collapsed text."""
 
-    _CLASSES = regex.compile(
-        r"(?P<W>\p{White_Space})|(?P<N>\p{N})|(?P<L>\p{L})|(?P<P>\p{P})|(?P<M>\p{M})|(?P<S>\p{S})"
-    )
+    _CLASSES = regex.compile(r"(?P<W>\p{White_Space})|(?P<N>\p{N})|(?P<L>\p{L})|(?P<P>\p{P})|(?P<M>\p{M})|(?P<S>\p{S})")
     _PLACEHOLDER: ClassVar = {"W": "\x0b", "N": "\xd1", "L": "\xd2", "P": "\xd3", "M": "\xd4", "S": "\xd5"}
 
     def __missing__(self, code: int) -> str:
@@ -125,8 +130,7 @@ def _match_cuts(pattern: re.Pattern[str] | regex.Pattern[str]) -> Cutter:
 
     def cut(view: str, start: int, end: int) -> Iterator[int]:
         for match in pattern.finditer(view, start, end):
-            yield match.start()
-            yield match.end()
+            yield from match.span()
 
     return cut
 
@@ -283,14 +287,10 @@ _BUILDERS: dict[str, Callable[[], SplitRule]] = {
     "LLAMA3": lambda: _whole(f"{_LLAMA3_HEAD}|{_W}"),
     "QWEN2": lambda: _whole(_QWEN2),
     "QWEN35": lambda: _rule(
-        _collapsed(
-            rf"{_C}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_W}"
-        )
+        _collapsed(rf"{_C}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_W}")
     ),
     "STARCODER": lambda: _rule(_exact(r"\p{N}"), _exact(_GPT2)),
-    "FALCON": lambda: _rule(
-        _collapsed(r"[\p{P}\$\+<=>\^~\|`]+"), _exact(_GPT2), _code_points("[0-9][0-9][0-9]")
-    ),
+    "FALCON": lambda: _rule(_collapsed(r"[\p{P}\$\+<=>\^~\|`]+"), _exact(_GPT2), _code_points("[0-9][0-9][0-9]")),
     "DEFAULT": lambda: _rule(
         _collapsed(r"[\p{P}\$\+<=>\^~\|]+"),
         _exact(_GPT2),
@@ -386,8 +386,7 @@ _ROWS: tuple[tuple[str, PreTokenizer], ...] = (
     ("youtu", PreTokenizer("YOUTU", ignore_merges=True, clean_spaces=False)),
     ("falcon", PreTokenizer("FALCON")),
     (
-        "gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert mpt olmo jais "
-        "exaone4",
+        "gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert mpt olmo jais exaone4",
         PreTokenizer("GPT2"),
     ),
     ("jina-v1-en jina-v2-code roberta-bpe", PreTokenizer("GPT2", add_sep=True)),

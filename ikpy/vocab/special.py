@@ -66,9 +66,7 @@ _CHANNEL_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 STRIPPED = " \t\n\v\f\r"
 
 
-def read_role_ids(
-    metadata: Mapping[str, Any], table: TokenTable, defaults: Mapping[str, int]
-) -> dict[str, int | None]:
+def read_role_ids(metadata: Mapping[str, Any], table: TokenTable, defaults: Mapping[str, int]) -> dict[str, int | None]:
     """Ids of the special roles: GGUF keys over family defaults; ids outside the vocabulary are ignored."""
     roles: dict[str, int | None] = {}
     for role, keys in ID_KEYS.items():
@@ -179,9 +177,7 @@ class SpecialSplitter:
                 fragments = [
                     part
                     for fragment in fragments
-                    for part in (
-                        self._cut(fragment, token_text, index) if isinstance(fragment, str) else [fragment]
-                    )
+                    for part in (self._cut(fragment, token_text, index) if isinstance(fragment, str) else [fragment])
                 ]
         return fragments
 

@@ -17,9 +17,7 @@ class SpmModel:
 
     def __init__(self, table: TokenTable):
         if table.scores is None:
-            raise FileFormatError(
-                "tokenizer.ggml.scores is missing; a 'llama' tokenizer needs a score per token"
-            )
+            raise FileFormatError("tokenizer.ggml.scores is missing; a 'llama' tokenizer needs a score per token")
         self._ids = table.ids
         self._scores: list[float] = table.scores.tolist()
         self._cut = _cut_pattern(table.texts)
@@ -54,9 +52,7 @@ def _cut_pattern(texts: list[str]) -> regex.Pattern[str]:
     A merge needs a token holding both neighbours, so a place is safe when no token has that character
     directly before U+2581. It lets words be merged and cached one by one with the same result.
     """
-    before = {
-        char for text in texts for char in regex.findall(f"(.){SPACE_SYMBOL}", text, regex.S, overlapped=True)
-    }
+    before = {char for text in texts for char in regex.findall(f"(.){SPACE_SYMBOL}", text, regex.S, overlapped=True)}
     members = "".join(regex.escape(char) for char in sorted(before | {SPACE_SYMBOL}))
     return regex.compile(f"(?<![{members}])(?={SPACE_SYMBOL})", regex.V1)
 

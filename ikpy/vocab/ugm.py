@@ -55,22 +55,16 @@ class CharsMap:
     def _replacement(self, offset: int) -> str:
         end = self._replacements.find(b"\0", offset)
         if end < 0:
-            raise FileFormatError(
-                f"tokenizer.ggml.precompiled_charsmap: replacement at {offset} is outside the data"
-            )
+            raise FileFormatError(f"tokenizer.ggml.precompiled_charsmap: replacement at {offset} is outside the data")
         return self._replacements[offset:end].decode("utf-8", "replace")
 
 
 class UgmModel:
     """Tokenizer of fragments; the best path is found by the ``tokenizers`` package in float64."""
 
-    def __init__(
-        self, table: TokenTable, metadata: Mapping[str, Any], unknown: int | None, add_space_prefix: bool
-    ):
+    def __init__(self, table: TokenTable, metadata: Mapping[str, Any], unknown: int | None, add_space_prefix: bool):
         if table.scores is None:
-            raise FileFormatError(
-                "tokenizer.ggml.scores is missing; a 't5' tokenizer needs a score per token"
-            )
+            raise FileFormatError("tokenizer.ggml.scores is missing; a 't5' tokenizer needs a score per token")
         self._unknown = unknown
         self._add_space_prefix = add_space_prefix
         self._merge_spaces = bool(metadata.get("tokenizer.ggml.remove_extra_whitespaces", False))

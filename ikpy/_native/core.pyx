@@ -47,6 +47,13 @@ cdef extern from "quantize/repack.hpp" namespace "ikpy" nogil:
     cbool repack_rows(int, int, const uint8_t*, int64_t, int64_t, uint8_t*)
 
 
+cdef extern from "ikpy/ceiling.hpp" namespace "ikpy" nogil:
+    double ceiling_int8_dot(int)
+    double ceiling_bf16_dot(int)
+    double ceiling_fp32_fma(int)
+    double ceiling_read_bandwidth(int)
+
+
 cdef extern from *:
     """
     #include <omp.h>
@@ -239,3 +246,15 @@ def quantize(src, int type_id, imatrix=None, int n_threads=1):
     if status:
         raise ValueError(f"encoding type {type_id} failed with status {status}")
     return out
+
+
+def ceilings(int n_threads) -> dict:
+    """Measured limits of this machine with n_threads: int8_dot, bf16_dot, fp32_fma in 1e9 operations/s (a multiply-add
+    is two), read in 1e9 bytes/s. bf16_dot is 0 without bf16 dot products. Takes a few seconds."""
+    cdef double int8, bf16, fp32, read
+    with nogil:
+        int8 = ceiling_int8_dot(n_threads)
+        bf16 = ceiling_bf16_dot(n_threads)
+        fp32 = ceiling_fp32_fma(n_threads)
+        read = ceiling_read_bandwidth(n_threads)
+    return {"int8_dot": int8, "bf16_dot": bf16, "fp32_fma": fp32, "read": read}

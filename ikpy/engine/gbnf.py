@@ -87,7 +87,7 @@ class _Parser:
     def error(self, message: str, at: int | None = None) -> GrammarError:
         at = self.at if at is None else at
         line = self.source.count("\n", 0, at) + 1
-        rest = self.source[at : at + 60]
+        rest = self.source[at : at + 60].strip() or "the end"
         return GrammarError(f"error parsing grammar: {message} at {rest} (line {line})")
 
     def peek(self) -> str:

@@ -24,7 +24,7 @@ cdef extern from "ikpy/executor.hpp" namespace "ikpy" nogil:
         const double* op_seconds()
     const char* op_name(int)
     int op_count "ikpy::kOpCount"
-    int act_format(int)
+    int act_format(int) except +
     size_t act_nbytes(int, int64_t, int64_t, int64_t)
 
 

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "kernels/half_rows.hpp"
+#include "kernels/transpose.hpp"
 
 namespace ikpy {
 namespace {
@@ -31,7 +32,7 @@ void tile(const float* panel, int64_t n, const uint8_t* const* x, int64_t k0, fl
         panel += kBlockRows;
 #pragma GCC unroll 12
         for (int t = 0; t < NT; ++t) {
-            const float v = load_as<float>(x[t] + (k0 + k) * 4);
+            const float v = load_unaligned<float>(x[t] + (k0 + k) * 4);
             total[0][t] += w0 * v;
             total[1][t] += w1 * v;
         }
@@ -62,8 +63,20 @@ void f32_panel_gemm(const float* panel, int64_t n, int n_halves, const uint8_t* 
 }
 
 void pack_f32_rows(const float* const* rows, int64_t n, float* panel, int half) {
-    for (int64_t k = 0; k < n; ++k)
-        for (int i = 0; i < kHalfRows; ++i) panel[k * kBlockRows + half * kHalfRows + i] = rows[i][k];
+    panel += half * kHalfRows;
+    int64_t k = 0;
+#if defined(__AVX512F__)
+    for (; k + 16 <= n; k += 16) {
+        __m512i r[16];
+#pragma GCC unroll 16
+        for (int i = 0; i < kHalfRows; ++i) r[i] = _mm512_loadu_si512(rows[i] + k);
+        transpose16(r);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i) _mm512_storeu_si512(panel + (k + i) * kBlockRows, r[i]);
+    }
+#endif
+    for (; k < n; ++k)
+        for (int i = 0; i < kHalfRows; ++i) panel[k * kBlockRows + i] = rows[i][k];
 }
 
 float f32_dot(const float* w, const float* x, int64_t n) {

@@ -10,7 +10,7 @@ namespace ikpy {
 
 #if defined(__AVX512VNNI__)
 
-constexpr int kGemvTokens = 2;
+constexpr int kGemvTokens = 3;
 constexpr int kPrefetchBytes = 1024;
 
 // Lane index of the group a dword of codes 64 * i .. 64 * i + 63 belongs to.
@@ -118,11 +118,11 @@ void gemv_row(const uint8_t* row, int64_t n_in, const uint8_t* const* x, const A
                 int32_t dot = 0;
                 for (int i = 0; i < G; i += 16)
                     dot += dot16<U::kZero == 128>(w.codes + g * G + i, q + g * G + i);
-                const float sum = load_as<float>(x[t] + (G == 16 ? at.sum16 : at.sum32) + (k / G + g) * 4);
+                const float sum = load_unaligned<float>(x[t] + (G == 16 ? at.sum16 : at.sum32) + (k / G + g) * 4);
                 if (U::kZero > 0 && U::kZero < 128) dot -= U::kZero * static_cast<int32_t>(sum);
                 float value = w.d[g] * static_cast<float>(dot);
                 if (U::kZero == 0) value += w.m[g] * sum;
-                total[t] += value * load_as<float>(x[t] + at.scale + (k + g * G) / 32 * 4);
+                total[t] += value * load_unaligned<float>(x[t] + at.scale + (k + g * G) / 32 * 4);
             }
         }
     }

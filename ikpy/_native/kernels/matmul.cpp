@@ -57,6 +57,7 @@ RowBlock block_of(const Product& p, int64_t matrix, int64_t r0) {
     const int64_t left = p.up->ne[1] - r0;
     const uint8_t* up = row<uint8_t>(*p.up, r0, matrix);
     RowBlock b;
+    b.type = p.up->type;
     b.stride = p.up->nb[1];
     b.n_in = p.up->ne[0];
     b.half[0] = up;
@@ -218,7 +219,7 @@ int act_format(int weight_type) { return weight_kernels(weight_type).act_format;
 WeightKernels weight_kernels(int type) {
     using Lookup = const WeightKernels* (*)(int);
     for (Lookup find : {float_weight_kernels, legacy_weight_kernels, kquant_weight_kernels, iq4_weight_kernels,
-                        iqk_weight_kernels})
+                        iqk_weight_kernels, decoded_weight_kernels})
         if (const WeightKernels* k = find(type)) return *k;
     throw std::invalid_argument("no matrix product for tensor type " + std::to_string(type));
 }

@@ -15,7 +15,7 @@ inline int six_bit_scale(const uint8_t* p, int g) {
 
 #if defined(__AVX512VNNI__)
 inline __m512 wide_six_bit_scales(const uint8_t* p) {
-    const __m512i high = _mm512_slli_epi32(wide::two_bit_lanes(load_as<uint32_t>(p + 4)), 4);
+    const __m512i high = _mm512_slli_epi32(wide::two_bit_lanes(load_unaligned<uint32_t>(p + 4)), 4);
     const __m512i s = _mm512_sub_epi32(_mm512_or_si512(wide::nibble_lanes(p + 8), high), _mm512_set1_epi32(32));
     return wide::scaled(wide::f16_lanes(p), s);
 }
@@ -25,7 +25,7 @@ struct UnpackIQ2_K {
     static constexpr int kType = 137, kGroup = 16, kBlock = 256, kBlockBytes = 76, kZero = 128;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         const float scale = load_f16(p);
-        const int extra = load_as<uint16_t>(p + 2);
+        const int extra = load_unaligned<uint16_t>(p + 2);
         for (int g = 0; g < 16; ++g) d[g] = scale * static_cast<float>(nibble(p + 4, g) - 8);
         for (int e = 0; e < 256; ++e) {
             const int q = p[12 + 32 * (e >> 7) + (e & 31)] >> (2 * (e >> 5 & 3)) & 3;
@@ -35,7 +35,7 @@ struct UnpackIQ2_K {
 #if defined(__AVX512VNNI__)
     static Codes512 wide(const uint8_t* p) {
         const __m512i table = wide::table16(kIq2Codes);
-        const wide::ShiftedGroups shifted(load_as<uint16_t>(p + 2));
+        const wide::ShiftedGroups shifted(load_unaligned<uint16_t>(p + 2));
         Codes512 r;
         for (int i = 0; i < 4; ++i)
             r.q[i] = shifted.add(_mm512_shuffle_epi8(table, wide::two_bit_fields(p + 12, i)), i, 5);
@@ -49,7 +49,7 @@ struct UnpackIQ3_K {
     static constexpr int kType = 138, kGroup = 16, kBlock = 256, kBlockBytes = 110, kZero = 128;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         const float scale = load_f16(p);
-        const int extra = load_as<uint16_t>(p + 2), signs = load_as<uint16_t>(p + 4);
+        const int extra = load_unaligned<uint16_t>(p + 2), signs = load_unaligned<uint16_t>(p + 4);
         for (int g = 0; g < 16; ++g) {
             const int s = 2 * nibble(p + 6, g) + 1;
             d[g] = scale * static_cast<float>(signs >> g & 1 ? -s : s);
@@ -64,7 +64,7 @@ struct UnpackIQ3_K {
     static Codes512 wide(const uint8_t* p) {
         const __m512i table = wide::table16(kIq3Codes);
         const __m512i high = wide::twice(p + 78);
-        const wide::ShiftedGroups shifted(load_as<uint16_t>(p + 2));
+        const wide::ShiftedGroups shifted(load_unaligned<uint16_t>(p + 2));
         Codes512 r;
         for (int i = 0; i < 4; ++i) {
             const __m512i low = wide::two_bit_fields(p + 14, i);
@@ -74,7 +74,7 @@ struct UnpackIQ3_K {
         const __m512i s = wide::nibble_lanes(p + 6);
         const __m512i odd = _mm512_add_epi32(_mm512_add_epi32(s, s), _mm512_set1_epi32(1));
         r.d = wide::scaled(wide::f16_lanes(p), odd);
-        r.d = _mm512_mask_sub_ps(r.d, load_as<uint16_t>(p + 4), _mm512_setzero_ps(), r.d);
+        r.d = _mm512_mask_sub_ps(r.d, load_unaligned<uint16_t>(p + 4), _mm512_setzero_ps(), r.d);
         return r;
     }
 #endif
@@ -84,7 +84,7 @@ struct UnpackIQ4_K {
     static constexpr int kType = 139, kGroup = 16, kBlock = 256, kBlockBytes = 144, kZero = 128;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         const float scale = load_f16(p);
-        const int extra = load_as<uint16_t>(p + 2);
+        const int extra = load_unaligned<uint16_t>(p + 2);
         for (int g = 0; g < 16; ++g) {
             d[g] = scale * static_cast<float>(six_bit_scale(p, g));
             const uint8_t* table = kIq4Codes + 16 * (extra >> g & 1);
@@ -95,7 +95,7 @@ struct UnpackIQ4_K {
 #if defined(__AVX512VNNI__)
     static Codes512 wide(const uint8_t* p) {
         const __m512i table = wide::table16(kIq4Codes);
-        const wide::ShiftedGroups shifted(load_as<uint16_t>(p + 2));
+        const wide::ShiftedGroups shifted(load_unaligned<uint16_t>(p + 2));
         Codes512 r;
         for (int i = 0; i < 4; ++i)
             r.q[i] = shifted.add(_mm512_shuffle_epi8(table, wide::nibbles16(wide::lanes_aabb(p + 16 + 32 * i))), i, 4);
@@ -109,7 +109,7 @@ struct UnpackIQ5_K {
     static constexpr int kType = 140, kGroup = 16, kBlock = 256, kBlockBytes = 176, kZero = 128;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         const float scale = load_f16(p);
-        const int extra = load_as<uint16_t>(p + 2);
+        const int extra = load_unaligned<uint16_t>(p + 2);
         for (int g = 0; g < 16; ++g) d[g] = scale * static_cast<float>(six_bit_scale(p, g));
         for (int e = 0; e < 256; ++e) {
             const int low = p[16 + 32 * (e >> 6) + (e & 31)] >> (4 * (e >> 5 & 1)) & 15;
@@ -121,7 +121,7 @@ struct UnpackIQ5_K {
     static Codes512 wide(const uint8_t* p) {
         const __m512i low_table = wide::table16(kIq5Codes), high_table = wide::table16(kIq5Codes + 16);
         const __m512i high = wide::twice(p + 144);
-        const wide::ShiftedGroups shifted(load_as<uint16_t>(p + 2));
+        const wide::ShiftedGroups shifted(load_unaligned<uint16_t>(p + 2));
         Codes512 r;
         for (int i = 0; i < 4; ++i) {
             const __m512i q = wide::nibbles32(p + 16 + 32 * i);
@@ -139,7 +139,7 @@ struct UnpackIQ6_K {
     static constexpr int kType = 141, kGroup = 16, kBlock = 256, kBlockBytes = 212, kZero = 128;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         const float scale = load_f16(p);
-        const int extra = load_as<uint16_t>(p + 2);
+        const int extra = load_unaligned<uint16_t>(p + 2);
         for (int g = 0; g < 16; ++g) d[g] = scale * static_cast<float>(static_cast<int8_t>(p[4 + g]));
         for (int e = 0; e < 256; ++e) {
             const int low = p[20 + 32 * (e >> 6) + (e & 31)] >> (4 * (e >> 5 & 1)) & 15;
@@ -149,7 +149,7 @@ struct UnpackIQ6_K {
     }
 #if defined(__AVX512VNNI__)
     static Codes512 wide(const uint8_t* p) {
-        const wide::ShiftedGroups shifted(load_as<uint16_t>(p + 2));
+        const wide::ShiftedGroups shifted(load_unaligned<uint16_t>(p + 2));
         Codes512 r;
         for (int i = 0; i < 4; ++i) {
             const __m512i q = wide::nibbles32(p + 20 + 32 * i), high = wide::twice(p + 148 + 32 * (i >> 1));

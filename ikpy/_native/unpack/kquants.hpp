@@ -22,7 +22,7 @@ inline void scales_and_mins(const uint8_t* s, uint8_t* scale, uint8_t* min) {
 // d and m of Q4_K and Q5_K from the block start: f16 d, f16 dmin, 12 bytes of six-bit scales and minima.
 inline void wide_scales_and_mins(const uint8_t* p, Codes512* r) {
     constexpr uint32_t kSix = 0x3F3F3F3F, kFour = 0x0F0F0F0F, kTwo = 0x03030303;
-    const uint32_t a = load_as<uint32_t>(p + 4), b = load_as<uint32_t>(p + 8), c = load_as<uint32_t>(p + 12);
+    const uint32_t a = load_unaligned<uint32_t>(p + 4), b = load_unaligned<uint32_t>(p + 8), c = load_unaligned<uint32_t>(p + 12);
     const __m128i s = _mm_setr_epi32(static_cast<int>(a & kSix), static_cast<int>((c & kFour) | (a >> 6 & kTwo) << 4),
                                      static_cast<int>(b & kSix),
                                      static_cast<int>((c >> 4 & kFour) | (b >> 6 & kTwo) << 4));
@@ -77,8 +77,8 @@ struct UnpackQ3_K {
             const __m512i low = wide::two_bit_fields(p + 32, i);
             r.q[i] = _mm512_mask_add_epi8(low, wide::test_halves(mask, 2 * i, 2 * i + 1), low, wide::bytes(4));
         }
-        const uint64_t low = load_as<uint64_t>(p + 96);
-        const uint32_t high = load_as<uint32_t>(p + 104);
+        const uint64_t low = load_unaligned<uint64_t>(p + 96);
+        const uint32_t high = load_unaligned<uint32_t>(p + 104);
         const uint64_t first = (high & kPair) | static_cast<uint64_t>(high >> 2 & kPair) << 32;
         const uint64_t second = (high >> 4 & kPair) | static_cast<uint64_t>(high >> 6 & kPair) << 32;
         const __m128i s = _mm_set_epi64x(static_cast<int64_t>((low >> 4 & kNibble) | second << 4),

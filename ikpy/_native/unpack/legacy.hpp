@@ -50,7 +50,7 @@ struct UnpackQ4_1 {
 struct UnpackQ5_0 {
     static constexpr int kType = 6, kGroup = 32, kBlock = 32, kBlockBytes = 22, kZero = 16;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        const uint32_t high = load_as<uint32_t>(p + 2);
+        const uint32_t high = load_unaligned<uint32_t>(p + 2);
         for (int j = 0; j < 16; ++j) {
             codes[j] = static_cast<uint8_t>((p[6 + j] & 15) + 16 * (high >> j & 1));
             codes[j + 16] = static_cast<uint8_t>((p[6 + j] >> 4) + 16 * (high >> (j + 16) & 1));
@@ -62,7 +62,7 @@ struct UnpackQ5_0 {
         Codes512 r;
         for (int i = 0; i < 4; ++i) {
             const uint8_t* a = p + 44 * i;
-            const uint64_t high = load_as<uint32_t>(a + 2) | static_cast<uint64_t>(load_as<uint32_t>(a + 24)) << 32;
+            const uint64_t high = load_unaligned<uint32_t>(a + 2) | static_cast<uint64_t>(load_unaligned<uint32_t>(a + 24)) << 32;
             const __m512i low = wide::nibbles16(wide::lanes_aabb(a + 6, a + 28));
             r.q[i] = _mm512_mask_add_epi8(low, high, low, wide::bytes(16));
         }
@@ -75,7 +75,7 @@ struct UnpackQ5_0 {
 struct UnpackQ5_1 {
     static constexpr int kType = 7, kGroup = 32, kBlock = 32, kBlockBytes = 24, kZero = 0;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float* m) {
-        const uint32_t high = load_as<uint32_t>(p + 4);
+        const uint32_t high = load_unaligned<uint32_t>(p + 4);
         for (int j = 0; j < 16; ++j) {
             codes[j] = static_cast<uint8_t>((p[8 + j] & 15) + 16 * (high >> j & 1));
             codes[j + 16] = static_cast<uint8_t>((p[8 + j] >> 4) + 16 * (high >> (j + 16) & 1));
@@ -88,7 +88,7 @@ struct UnpackQ5_1 {
         Codes512 r;
         for (int i = 0; i < 4; ++i) {
             const uint8_t* a = p + 48 * i;
-            const uint64_t high = load_as<uint32_t>(a + 4) | static_cast<uint64_t>(load_as<uint32_t>(a + 28)) << 32;
+            const uint64_t high = load_unaligned<uint32_t>(a + 4) | static_cast<uint64_t>(load_unaligned<uint32_t>(a + 28)) << 32;
             const __m512i low = wide::nibbles16(wide::lanes_aabb(a + 8, a + 32));
             r.q[i] = _mm512_mask_add_epi8(low, high, low, wide::bytes(16));
         }
@@ -116,8 +116,8 @@ struct UnpackQ6_0 {
         Codes512 r;
         for (int i = 0; i < 4; ++i) {
             const uint8_t* a = p + 52 * i;
-            const __m512i high = _mm512_mask_set1_epi64(_mm512_set1_epi64(load_as<int64_t>(a + 2)), 0xF0,
-                                                        load_as<int64_t>(a + 28));
+            const __m512i high = _mm512_mask_set1_epi64(_mm512_set1_epi64(load_unaligned<int64_t>(a + 2)), 0xF0,
+                                                        load_unaligned<int64_t>(a + 28));
             const __m512i low = wide::nibbles16(wide::lanes_aabb(a + 10, a + 36));
             r.q[i] = _mm512_or_si512(low, _mm512_and_si512(_mm512_rolv_epi64(high, turns), wide::bytes(0x30)));
         }

@@ -56,7 +56,7 @@ inline __m512i table16(const uint8_t* table) {
 }
 
 inline __m512 f16_lanes(const uint8_t* p) {
-    return _mm512_cvtph_ps(_mm256_set1_epi16(load_as<int16_t>(p)));
+    return _mm512_cvtph_ps(_mm256_set1_epi16(load_unaligned<int16_t>(p)));
 }
 
 // f16 fields at the same place of 8 consecutive blocks of Size bytes, in lanes 0 .. 7. Never reads past the
@@ -96,7 +96,7 @@ inline __m512 block_fields(const uint8_t* p) {
 
 // 16 nibbles of 8 bytes, low nibble first, as i32 lanes.
 inline __m512i nibble_lanes(const uint8_t* p) {
-    const __m512i v = _mm512_mask_set1_epi32(_mm512_set1_epi32(load_as<int32_t>(p)), 0xFF00, load_as<int32_t>(p + 4));
+    const __m512i v = _mm512_mask_set1_epi32(_mm512_set1_epi32(load_unaligned<int32_t>(p)), 0xFF00, load_unaligned<int32_t>(p + 4));
     const __m512i counts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
     return _mm512_and_si512(_mm512_srlv_epi32(v, counts), _mm512_set1_epi32(15));
 }

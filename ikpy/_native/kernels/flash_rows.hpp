@@ -1,4 +1,5 @@
-// Products of the row kernel: R query rows against n cells read in their stored format, vectors along the head.
+// Products of the row kernel: R query rows against n cells read in their stored format, vectors along the
+// head.
 #pragma once
 #include "kernels/flash_prefetch.hpp"
 #include "kernels/kv_blocks.hpp"
@@ -7,11 +8,11 @@ namespace ikpy {
 namespace flash {
 
 // s[r * lds + c] = sum_d q[r * ldq + d] k[c][d]
-using RowScores = void (*)(const float* q, int64_t ldq, const uint8_t* k, int64_t stride, int64_t dk, int64_t n, float* s,
-                           int64_t lds, Prefetch& next);
+using RowScores = void (*)(const float* q, int64_t ldq, const uint8_t* k, int64_t stride, int64_t dk,
+                           int64_t n, float* s, int64_t lds, Prefetch& next);
 // o[r][d] = alpha[r] o[r][d] + sum_c p[r][c] v[c][d]
-using RowOutputs = void (*)(const float* p, int64_t ldp, int64_t n, const uint8_t* v, int64_t stride, int64_t dv,
-                            const float* alpha, float* o, int64_t ldo, Prefetch& next);
+using RowOutputs = void (*)(const float* p, int64_t ldp, int64_t n, const uint8_t* v, int64_t stride,
+                            int64_t dv, const float* alpha, float* o, int64_t ldo, Prefetch& next);
 
 struct RowProducts {
     RowScores scores;
@@ -28,14 +29,17 @@ const RowProducts* row_products(int type, int64_t n_rows);
 inline __m512 sums16(const __m512* a) {
     __m512 t[8], u[4];
     for (int i = 0; i < 8; ++i) {
-        t[i] = _mm512_add_ps(_mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]), _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]));
+        t[i] = _mm512_add_ps(_mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]),
+                             _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]));
     }
     for (int i = 0; i < 4; ++i) {
         u[i] = _mm512_add_ps(_mm512_shuffle_ps(t[2 * i], t[2 * i + 1], 0x44),
                              _mm512_shuffle_ps(t[2 * i], t[2 * i + 1], 0xee));
     }
-    const __m512 x = _mm512_add_ps(_mm512_shuffle_f32x4(u[0], u[1], 0x88), _mm512_shuffle_f32x4(u[0], u[1], 0xdd));
-    const __m512 y = _mm512_add_ps(_mm512_shuffle_f32x4(u[2], u[3], 0x88), _mm512_shuffle_f32x4(u[2], u[3], 0xdd));
+    const __m512 x =
+        _mm512_add_ps(_mm512_shuffle_f32x4(u[0], u[1], 0x88), _mm512_shuffle_f32x4(u[0], u[1], 0xdd));
+    const __m512 y =
+        _mm512_add_ps(_mm512_shuffle_f32x4(u[2], u[3], 0x88), _mm512_shuffle_f32x4(u[2], u[3], 0xdd));
     return _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xdd));
 }
 
@@ -51,8 +55,8 @@ constexpr int cells_at_once(int r) {
 }
 
 template <class Row, int R, int C>
-inline void scores_of_cells(const float* q, int64_t ldq, const uint8_t* k, int64_t stride, int64_t dk, float* s,
-                            int64_t lds) {
+inline void scores_of_cells(const float* q, int64_t ldq, const uint8_t* k, int64_t stride, int64_t dk,
+                            float* s, int64_t lds) {
     using namespace simd;
     constexpr int S = Row::kVectors;
     V acc[R * C];
@@ -83,8 +87,8 @@ inline void scores_of_cells(const float* q, int64_t ldq, const uint8_t* k, int64
 }
 
 template <class Row, int R>
-void row_scores(const float* q, int64_t ldq, const uint8_t* k, int64_t stride, int64_t dk, int64_t n, float* s,
-                int64_t lds, Prefetch& next) {
+void row_scores(const float* q, int64_t ldq, const uint8_t* k, int64_t stride, int64_t dk, int64_t n,
+                float* s, int64_t lds, Prefetch& next) {
     constexpr int C = cells_at_once(R);
     const int64_t share = next.rows * C / (n > 0 ? n : 1) + 1;
     int64_t c = 0;
@@ -97,8 +101,9 @@ void row_scores(const float* q, int64_t ldq, const uint8_t* k, int64_t stride, i
 
 // D groups of Row::kVectors vectors of the head.
 template <class Row, int R, int D>
-inline void outputs_of_head(const float* p, int64_t ldp, int64_t n, const uint8_t* v, int64_t stride, int64_t d,
-                            const float* alpha, float* o, int64_t ldo, Prefetch& next, int64_t share) {
+inline void outputs_of_head(const float* p, int64_t ldp, int64_t n, const uint8_t* v, int64_t stride,
+                            int64_t d, const float* alpha, float* o, int64_t ldo, Prefetch& next,
+                            int64_t share) {
     using namespace simd;
     constexpr int S = Row::kVectors;
     V acc[R][D * S];

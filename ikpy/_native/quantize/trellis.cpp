@@ -86,13 +86,14 @@ private:
         int best() const { return score[1] > score[0] ? 1 : 0; }
     };
 
+    template <bool THOROUGH>
     Choice evaluate(int b, float dl, int table) const {
         const float* x = x_ + b * SIZE;
         const float* w = w_ + b * SIZE;
         Choice c;
         c.table = table;
         for (int g = 0; g < Format::GROUPS; g++) {
-            const TrellisMatch m = Format::nearest(table, x + g * Format::DIM, w + g * Format::DIM, dl);
+            const TrellisMatch m = Format::template nearest<THOROUGH>(table, x + g * Format::DIM, w + g * Format::DIM, dl);
             c.index[g] = m.index;
             c.p += m.p;
             c.q += m.q;
@@ -114,19 +115,23 @@ private:
         const float full = std::max(Format::SMALLEST_EXTENT, Format::EXTENT * max / row_max);
         for (int negative = 0; negative < (Format::SIGNED ? 2 : 1); negative++) {
             for (int table = 0; table < Format::TABLES; table++) {
-                float dl = max / full;
-                if (negative) dl = -dl;
-                for (int round = 0; round < 2; round++) {
-                    const Choice c = evaluate(b, dl, table);
-                    if (!(c.q > 0) || (c.p > 0) == (negative != 0)) break;
-                    dl = c.p / c.q;
-                    const float score = dl * c.p;
-                    if (score > free_[b].score[negative]) {
-                        free_[b].score[negative] = score;
-                        free_[b].scale[negative] = dl;
-                        free_[b].q[negative] = c.q;
-                    }
-                }
+                for (float start : Format::STARTS) improve(b, table, negative, (negative ? -max : max) / (full * start));
+            }
+        }
+    }
+
+    // Two matches from the scale dl; keeps the better result.
+    void improve(int b, int table, int negative, float dl) {
+        Free& f = free_[b];
+        for (int round = 0; round < 2; round++) {
+            const Choice c = evaluate<false>(b, dl, table);
+            if (!(c.q > 0) || (c.p > 0) == (negative != 0)) break;
+            dl = c.p / c.q;
+            const float score = dl * c.p;
+            if (score > f.score[negative]) {
+                f.score[negative] = score;
+                f.scale[negative] = dl;
+                f.q[negative] = c.q;
             }
         }
     }
@@ -177,7 +182,7 @@ private:
         for (int table = 0; table < Format::TABLES; table++) {
             Choice c;
             if (dl != 0) {
-                c = evaluate(b, dl, table);
+                c = evaluate<false>(b, dl, table);
             } else {
                 set_error(b, 0, c);
             }
@@ -202,7 +207,7 @@ private:
         const float dl = d * Codes::value(c.code);
         set_error(b, dl, c);
         if (!search || dl == 0) return;
-        Choice again = evaluate(b, dl, c.table);
+        Choice again = evaluate<true>(b, dl, c.table);
         again.code = c.code;
         if (again.error < c.error) c = again;
     }
@@ -218,9 +223,11 @@ struct Iq1Kt {
     static constexpr int DIM = 8, GROUPS = 4, TABLES = 1, BLOCK_BYTES = 56;
     static constexpr bool SIGNED = true;
     static constexpr float SMALLEST_EXTENT = 90, EXTENT = 124;
+    static constexpr float STARTS[] = {1.0f};
+    template <bool THOROUGH>
     static TrellisMatch nearest(int, const float* x, const float* w, float dl) {
         static const TrellisIndex<8, 6, 2> index(8192, 4096, false);
-        return index.nearest<4>(x, w, dl);
+        return index.nearest<THOROUGH ? 4 : 3>(x, w, dl);
     }
     static void pack(uint8_t* block, const TrellisChoice<Iq1Kt>* choices, const float*) {
         for (int b = 0; b < 8; b++) {
@@ -249,9 +256,11 @@ struct Iq2Kt {
     static constexpr int DIM = 8, GROUPS = 4, TABLES = 1, BLOCK_BYTES = 68;
     static constexpr bool SIGNED = true;
     static constexpr float SMALLEST_EXTENT = 90, EXTENT = 124;
+    static constexpr float STARTS[] = {1.0f};
+    template <bool THOROUGH>
     static TrellisMatch nearest(int, const float* x, const float* w, float dl) {
         static const TrellisIndex<8, 8, 2> index(65536, 4096, false);
-        return index.nearest<3>(x, w, dl);
+        return index.nearest<THOROUGH ? 4 : 2>(x, w, dl);
     }
     static void pack(uint8_t* block, const TrellisChoice<Iq2Kt>* choices, const float*) { pack_indices(block, choices); }
 };
@@ -261,9 +270,11 @@ struct Iq3Kt {
     static constexpr int DIM = 8, GROUPS = 4, TABLES = 1, BLOCK_BYTES = 100;
     static constexpr bool SIGNED = false;
     static constexpr float SMALLEST_EXTENT = 84, EXTENT = 123;
+    static constexpr float STARTS[] = {0.8f, 0.95f, 1.1f};
+    template <bool THOROUGH>
     static TrellisMatch nearest(int, const float* x, const float* w, float dl) {
         static const TrellisIndex<8, 8, 2> index(65536, 4096, true);
-        return index.nearest<4>(x, w, dl);
+        return index.nearest<THOROUGH ? 5 : 3>(x, w, dl);
     }
     static void pack(uint8_t* block, const TrellisChoice<Iq3Kt>* choices, const float* x) {
         pack_indices(block, choices);
@@ -276,9 +287,11 @@ struct Iq4Kt {
     static constexpr int DIM = 4, GROUPS = 8, TABLES = 2, BLOCK_BYTES = 128;
     static constexpr bool SIGNED = true;
     static constexpr float SMALLEST_EXTENT = 90, EXTENT = 124;
+    static constexpr float STARTS[] = {0.88f, 1.0f, 1.12f};
+    template <bool THOROUGH>
     static TrellisMatch nearest(int table, const float* x, const float* w, float dl) {
         static const TrellisIndex<4, 4, 4> first(32768, 4096, false), second(32768, 36864, false);
-        return (table ? second : first).nearest<3>(x, w, dl);
+        return (table ? second : first).nearest<THOROUGH ? 4 : 3>(x, w, dl);
     }
     static void pack(uint8_t* block, const TrellisChoice<Iq4Kt>* choices, const float*) {
         for (int b = 0; b < 8; b++) {

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "search.hpp"
+#include "trellis.hpp"
 
 namespace ikpy::quantize {
 
@@ -45,19 +46,14 @@ public:
         return match(at[lane] + lane, x, w);
     }
 
-    TrellisMatch match_of(int position, const float* x, const float* w) const { return match(position, x, w); }
-
 private:
     static constexpr int CELLS = BINS == 4 ? 1 << 2 * BINNED : 1 << BINNED;
 
     static std::array<int8_t, DIM> generate(uint32_t seed, bool absolute) {
+        int values[DIM];
+        formats::trellis_values<DIM>(seed, values);
         std::array<int8_t, DIM> v;
-        for (int8_t& value : v) {
-            seed *= 0xCBAC1FEDu;
-            int sum = -126;
-            for (int byte = 0; byte < 4; byte++) sum += (seed >> 8 * byte) & 63;
-            value = static_cast<int8_t>(absolute ? std::abs(sum) : sum);
-        }
+        for (int j = 0; j < DIM; j++) v[j] = static_cast<int8_t>(absolute ? std::abs(values[j]) : values[j]);
         return v;
     }
 

@@ -31,6 +31,7 @@ cdef extern from "ikpy/executor.hpp" namespace "ikpy" nogil:
 cdef extern from "quantize/dequantize.hpp" namespace "ikpy" nogil:
     cbool can_dequantize(int)
     size_t row_nbytes(int, int64_t)
+    int interleave(int)
     void dequantize_rows(int, const uint8_t*, int64_t, int64_t, int64_t, float*, int64_t, cbool)
 
 
@@ -39,6 +40,11 @@ cdef extern from "quantize/quantize.hpp" namespace "ikpy::quantize" nogil:
     int row_group(int)
     int64_t encoded_row_nbytes(int, int64_t)
     int quantize_rows_parallel(int, const float*, int64_t, int64_t, const float*, uint8_t*, int)
+
+
+cdef extern from "quantize/repack.hpp" namespace "ikpy" nogil:
+    cbool can_repack(int, int)
+    cbool repack_rows(int, int, const uint8_t*, int64_t, int64_t, uint8_t*)
 
 
 cdef extern from *:
@@ -154,19 +160,47 @@ def run(tensors, ops, n_kv=0, n_threads=1, dynamic=()):
 def dequantize(data, int type_id, int64_t ne0, int64_t n_rows, compute_scale=False):
     """Rows of any type as float32 [n_rows, ne0].
 
-    data: contiguous uint8 array with n_rows rows from row 0 of a matrix. compute_scale applies the read-time factor of
-    IQ2_KT and IQ3_KT. ValueError if the type is unknown or data too short.
+    data: contiguous uint8 array with n_rows rows from row 0 of a matrix (whole groups of an interleaved type).
+    compute_scale applies the read-time factor of IQ2_KT and IQ3_KT. ValueError if the type is unknown, ne0 is not a
+    multiple of its block or data too short.
     """
     if not can_dequantize(type_id):
         raise ValueError(f"type {type_id} cannot be dequantized")
+    if n_rows < 0 or ne0 < 0 or not row_nbytes(type_id, ne0):
+        raise ValueError(f"{n_rows} rows of {ne0} elements are not possible in type {type_id}")
     cdef const uint8_t[::1] src = np.ascontiguousarray(data, dtype=np.uint8).reshape(-1)
-    if src.shape[0] < <int64_t> row_nbytes(type_id, ne0) * n_rows or n_rows <= 0:
+    cdef int64_t group = interleave(type_id)
+    if src.shape[0] < <int64_t> row_nbytes(type_id, ne0) * ((n_rows + group - 1) // group * group):
         raise ValueError("data is shorter than the rows asked for")
     out = np.empty((n_rows, ne0), dtype=np.float32)
     cdef float[:, ::1] dst = out
     cdef cbool scale = compute_scale
-    with nogil:
-        dequantize_rows(type_id, &src[0], ne0, 0, n_rows, &dst[0, 0], ne0, scale)
+    if out.size:
+        with nogil:
+            dequantize_rows(type_id, &src[0], ne0, 0, n_rows, &dst[0, 0], ne0, scale)
+    return out
+
+
+def repack(data, int from_id, int to_id, int64_t ne0, int64_t n_rows):
+    """Bytes of n_rows rows of ne0 elements converted to another type, as uint8 [nbytes]; releases the GIL.
+
+    One of the types is the row-interleaved form of the other. ValueError if they are not, if n_rows is not a multiple
+    of the rows interleaved, or if data does not have the size of the rows.
+    """
+    if not can_repack(from_id, to_id):
+        raise ValueError(f"type {from_id} cannot be repacked to {to_id}")
+    cdef const uint8_t[::1] src = np.ascontiguousarray(data, dtype=np.uint8).reshape(-1)
+    cdef int64_t expected = row_nbytes(from_id, ne0) * n_rows
+    if n_rows < 0 or src.shape[0] != expected or not row_nbytes(to_id, ne0):
+        raise ValueError(f"data does not hold {n_rows} rows of {ne0} elements of type {from_id}")
+    out = np.empty(row_nbytes(to_id, ne0) * n_rows, dtype=np.uint8)
+    cdef uint8_t[::1] dst = out
+    cdef cbool done = True
+    if out.size:
+        with nogil:
+            done = repack_rows(from_id, to_id, &src[0], ne0, n_rows, &dst[0])
+    if not done:
+        raise ValueError(f"{n_rows} rows are not a multiple of the rows interleaved by types {from_id} and {to_id}")
     return out
 
 

@@ -22,7 +22,7 @@ from ikpy.errors import IkpyError, UsageError
 
 COMMANDS = {
     "cli": ("ikpy.cli.chat", "generate text, chat"),
-    "perplexity": ("ikpy.cli.perplexity", "perplexity, KL divergence, HellaSwag, Winogrande, multiple choice"),
+    "perplexity": ("ikpy.cli.perplexity", "perplexity, KL divergence, multiple-choice scores"),
     "bench": ("ikpy.cli.bench", "speed of prompt processing and generation"),
     "sweep-bench": ("ikpy.cli.sweep_bench", "speed over the length of the context"),
     "quantize": ("ikpy.cli.quantize", "make a quantized copy of a model"),

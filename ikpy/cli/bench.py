@@ -20,7 +20,7 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     for line in dict.fromkeys(command.warnings):
         print(f"warning: {line}", file=sys.stderr)
-    from ikpy.tools.bench import Engine, Runner, tests
+    from ikpy.tools.bench import Engine, Runner, bench_tests
     from ikpy.tools.bench_output import PRINTERS
 
     params = command.params(default_model)
@@ -29,7 +29,7 @@ def run(arguments: Sequence[str]) -> int:
         printer.begin()
     log = (lambda line: print(line, file=sys.stderr)) if params.verbose else None
     runner = Runner(params, Engine(params, log))
-    for test in tests(params):
+    for test in bench_tests(params):
         result = runner.run(test)
         for printer in printers:
             printer.result(result)

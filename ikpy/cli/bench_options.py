@@ -53,7 +53,8 @@ class BenchOption:
     """One option.
 
     `separator` divides the text into several values ("" = the text is one value); `many` values accumulate,
-    otherwise only the first counts. `flag` needs no value.
+    otherwise only the first counts. `flag` needs no value. `idle` is the value that asks for what happens anyway, so
+    that the warning of an option without effect is left out.
     """
 
     names: tuple[str, ...]
@@ -66,6 +67,7 @@ class BenchOption:
     switch: bool = False
     flag: bool = False
     no_effect: str = ""
+    idle: Any = None
 
 
 def row(names: str, dest: str, metavar: str, text: str, **more: Any) -> BenchOption:
@@ -73,11 +75,13 @@ def row(names: str, dest: str, metavar: str, text: str, **more: Any) -> BenchOpt
     return BenchOption(tuple(names.split()), dest, metavar, text, **more)
 
 
-def switch(names: str, dest: str, text: str, *, many: bool = False, no_effect: str = "") -> BenchOption:
+def switch(
+    names: str, dest: str, text: str, *, many: bool = False, no_effect: str = "", idle: bool = False
+) -> BenchOption:
     """An option with value 0 or 1."""
     names_tuple = tuple(names.split())
     return BenchOption(
-        names_tuple, dest, "0|1", text, values.to_switch, many=many, switch=True, no_effect=no_effect
+        names_tuple, dest, "0|1", text, values.to_switch, many=many, switch=True, no_effect=no_effect, idle=idle
     )
 
 
@@ -124,10 +128,28 @@ ROWS = (
         convert=values.to_expert_reduction,
         separator=";",
     ),
-    switch("-mmp --mmap", "use_mmap", "map the file (default: 1)", many=True),
+    switch(
+        "-mmp --mmap",
+        "use_mmap",
+        "map the file (default: 1)",
+        many=True,
+        no_effect="the file is always mapped",
+        idle=True,
+    ),
     switch("-embd --embeddings", "embeddings", "embedding output (default: 0)", many=True),
-    switch("-fmoe --fused-moe", "fused_moe", "fused up and gate product of experts (default: 1)"),
-    switch("-rtr --run-time-repack", "repack", "rearrange weights after loading (default: 0)"),
+    switch(
+        "-fmoe --fused-moe",
+        "fused_moe",
+        "fused up and gate product of experts (default: 1)",
+        no_effect="the graph compiler always fuses",
+        idle=True,
+    ),
+    switch(
+        "-rtr --run-time-repack",
+        "repack",
+        "rearrange weights after loading (default: 0)",
+        no_effect="kernels read every type in place, nothing needs repacking",
+    ),
     row(
         "-r --repetitions",
         "repetitions",
@@ -202,13 +224,18 @@ ROWS = (
     row("--max-gpu", "max_gpu", "N", "GPUs per layer in graph mode", many=False, no_effect=NO_GPU),
     switch("--fit", "", "place tensors automatically", no_effect=NO_GPU),
     row("--fit-margin", "", "MiB", "memory left free on each GPU", many=False, no_effect=NO_GPU),
-    switch("-gr --graph-reuse", "reuse", "reuse of compiled graphs; always on", many=True),
+    switch(
+        "-gr --graph-reuse",
+        "reuse",
+        "reuse of compiled graphs (default: 1)",
+        many=True,
+        no_effect="compiled graphs are always reused",
+        idle=True,
+    ),
     switch("-mqkv --merge-qkv", "mqkv", "merge Q, K, V weights", no_effect=MERGED),
     switch("-muge --merge-up-gate-experts", "muge", "merge up and gate experts", no_effect=MERGED),
     switch("-rcache --rope-cache", "rcache", "rotation angles computed once; always on"),
-    switch(
-        "-thp --transparent-huge-pages", "use_thp", "huge pages for the weights", no_effect="not supported yet"
-    ),
+    switch("-thp --transparent-huge-pages", "use_thp", "huge pages for the weights", no_effect="not supported yet"),
     switch("-ger --grouped-expert-routing", "grouped_er", "group-limited routing; on whenever the model defines it"),
     switch(
         "-no-fug --no-fused-up-gate",
@@ -250,7 +277,7 @@ class BenchCommand:
 
     def params(self, default_model: Callable[[], str]) -> BenchParams:
         """Parameters with defaults filled in."""
-        from ikpy.tools.machine import physical_cores
+        from ikpy.threads import physical_cores
 
         cores = physical_cores()
         given = {"threads": [(cores, cores)], **self.values}
@@ -303,7 +330,7 @@ def take(command: BenchCommand, option: BenchOption, spelled: str, text: str) ->
         converted = [bool(int(part)) if option.flag else option.convert(part, warn) for part in parts]
     except (ValueError, IkpyError) as error:
         raise UsageError(f"invalid parameter for argument: {spelled} ({error})") from error
-    if option.no_effect and text != "0":
+    if option.no_effect and any(value != option.idle for value in converted):
         command.warnings.append(f"no effect: {spelled} ({option.no_effect})")
     if not option.dest:
         return

@@ -15,7 +15,8 @@ from ikpy.cli.parser import parse
 if TYPE_CHECKING:
     import numpy as np
 
-    from ikpy.engine.context import Batch, Context
+    from ikpy.engine.batch import Batch
+    from ikpy.engine.context import Context
     from ikpy.engine.model import Model
     from ikpy.tools.logs import Timings
     from ikpy.vocab import Vocab
@@ -67,7 +68,7 @@ class Session:
                     f"({context_params.n_ctx} specified)"
                 ]
             )
-        context = Context(self.model, context_params)
+        context = Context(self.model, context_params, log=lambda line: self.log([line]))
         self.log(context_log(self, context))
         return context
 
@@ -75,15 +76,14 @@ class Session:
         """Decode a batch and count its time."""
         began = time.perf_counter()
         logits = context.decode(batch)
-        context.synchronize()
-        self.timings.add_decode(len(batch.tokens), time.perf_counter() - began)
+        self.timings.add_decode(len(batch), time.perf_counter() - began)
         return logits
 
     def system_info(self) -> None:
         """Print the empty line and the system_info line."""
+        from ikpy.threads import hardware_threads
         from ikpy.tools.cpu_features import feature_flags
         from ikpy.tools.logs import system_info_line
-        from ikpy.tools.machine import hardware_threads
 
         params = self.params
         batch_threads = params.context.n_threads_batch
@@ -168,9 +168,9 @@ def rope_type(file: Any) -> int:
 
 def simd_banner() -> str:
     """Whether the fastest native core is in use."""
-    from ikpy import _native
+    from ikpy._native import tier
 
-    state = "is defined" if _native.tier == "avx512" else "is NOT defined"
+    state = "is defined" if tier == "avx512" else "is NOT defined"
     return f"======================================= HAVE_FANCY_SIMD {state}"
 
 
@@ -197,7 +197,8 @@ def context_log(session: Session, context: Context) -> list[str]:
 
     params = context.params
     hparams = session.model.hparams
-    latent = bool(session.model.gguf.get(f"{hparams.arch}.attention.kv_lora_rank", 0))
+    mla = context.graph_params.mla
+    has_latent = session.model.gguf.get(f"{hparams.arch}.attention.kv_lora_rank") is not None
     reduction = params.smart_expert_reduction
     lines = logs.context_lines(
         {
@@ -205,9 +206,9 @@ def context_log(session: Session, context: Context) -> list[str]:
             "n_batch": context.n_batch,
             "n_ubatch": context.n_ubatch,
             "flash_attn": int(params.flash_attn),
-            "mla_attn": params.mla if latent else None,
+            "mla_attn": mla if has_latent else None,
             "attn_max_b": params.attn_max_batch,
-            "fused_moe": int(session.params.context.fused_moe),
+            "fused_moe": 1,
             "grouped er": 1,
             "fused_up_gate": 1,
             "fused_mmad": 1,
@@ -220,7 +221,8 @@ def context_log(session: Session, context: Context) -> list[str]:
             "freq_scale": f"{params.rope_freq_scale or hparams.rope_freq_scale:g}",
         }
     )
-    k, v = context.kv_self_size
-    lines += logs.kv_cache_lines(k, v, params.type_k, params.type_v, latent=latent and params.mla > 0)
+    latent = context.kv.nbytes("kv")
+    k, v = (latent, 0) if latent else (context.kv.nbytes("k"), context.kv.nbytes("v"))
+    lines += logs.kv_cache_lines(k, v, params.type_k, params.type_v, latent=latent > 0)
     lines.append(logs.compute_buffer_line(context.compute_bytes))
     return lines

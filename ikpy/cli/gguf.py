@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,13 +13,23 @@ import typer
 if TYPE_CHECKING:
     from ikpy.gguf.writer import ShardPlan
 
-app = typer.Typer(help="Show, split, merge and edit GGUF files.", no_args_is_help=True)
+app = typer.Typer(
+    help="Show, split, merge and edit GGUF files.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
 
-ModelArgument = Annotated[
-    str, typer.Argument(help="GGUF file; the first one of a split model.", metavar="FILE")
-]
+ModelArgument = Annotated[str, typer.Argument(help="GGUF file; the first one of a split model.", metavar="FILE")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; write nothing.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace output files that exist.")]
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run `ikpy gguf` on its arguments; returns the exit status."""
+    status = app(args=list(arguments) or ["--help"], prog_name="ikpy gguf", standalone_mode=False)
+    return int(status or 0)
 
 
 @app.command()
@@ -98,9 +108,7 @@ def set_command(
     *,
     type_label: Annotated[
         str | None,
-        typer.Option(
-            "--type", help="u8 i8 u16 i16 u32 i32 u64 i64 f32 f64 bool str; needed when the key is new."
-        ),
+        typer.Option("--type", help="u8 i8 u16 i16 u32 i32 u64 i64 f32 f64 bool str; needed when the key is new."),
     ] = None,
     change_type: Annotated[
         bool, typer.Option("--change-type", help="Allow --type to differ from the stored type.")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from ikpy.cli.options import TOOLS, Effect, Option, all_options
 
-DEFAULTS_HIDDEN = (None, True, False, "", [], {}, ())
+DEFAULTS_HIDDEN: tuple[Any, ...] = (None, True, False, "", [], {}, ())
 
 
 def spelling(row: Option) -> str:

@@ -27,11 +27,12 @@ def facts() -> list[tuple[str, str]]:
     import numpy
     import psutil
 
-    from ikpy import __version__, _native
-    from ikpy._native import cpu
+    from ikpy import __version__
+    from ikpy._native import available_tiers, core, cpu, tier  # type: ignore[attr-defined]
+    from ikpy.threads import hardware_threads, physical_cores
     from ikpy.tools import machine
 
-    build = _native.core.build_info()
+    build = core.build_info()
     memory = psutil.virtual_memory()
     present = [name for name, there in cpu.features().items() if there]
     return [
@@ -40,19 +41,19 @@ def facts() -> list[tuple[str, str]]:
         ("platform", f"{platform.system()} {platform.release()} {platform.machine()}"),
         ("cpu", machine.cpu_name()),
         ("cpu features", " ".join(present) or "baseline"),
-        ("native core", f"{_native.tier} (available: {', '.join(_native.available_tiers)}; IKPY_ISA selects)"),
+        ("native core", f"{tier} (available: {', '.join(available_tiers)}; IKPY_ISA selects)"),
         ("compiler", str(build["compiler"])),
         ("openmp", str(build["openmp"])),
         ("build flags", str(build["flags"])),
-        ("threads", f"{machine.physical_cores()} physical cores, {machine.hardware_threads()} hardware threads"),
+        ("threads", f"{physical_cores()} physical cores, {hardware_threads()} hardware threads"),
         ("memory", f"{memory.total / 2**30:.1f} GiB, {memory.available / 2**30:.1f} GiB available"),
     ]
 
 
 def system_info() -> str:
     """The system_info line with the default thread count."""
-    from ikpy.tools import machine
+    from ikpy.threads import hardware_threads, physical_cores
     from ikpy.tools.cpu_features import feature_flags
     from ikpy.tools.logs import system_info_line
 
-    return system_info_line(machine.physical_cores(), None, machine.hardware_threads(), feature_flags())
+    return system_info_line(physical_cores(), None, hardware_threads(), feature_flags())

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache, reduce
+from functools import cache
 from typing import Any
 
 from ikpy.cli import values
+from ikpy.cli.fields import get_field
 from ikpy.cli.params import CommonParams
 
 TOOLS = {"perplexity": "P", "imatrix": "I", "server": "S", "sweep-bench": "W", "cli": "C"}
@@ -92,7 +93,7 @@ class Option:
     @property
     def default(self) -> Any:
         """Value of the field when the option is not given."""
-        return reduce(getattr, self.dest.split("."), CommonParams()) if self.dest else None
+        return get_field(CommonParams(), self.dest) if self.dest else None
 
 
 FLAG = Kind(const=True)

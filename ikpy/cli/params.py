@@ -39,9 +39,6 @@ class ModelOptions:
     hf_file: str | None = None
     hf_token: str | None = None
     alias: str | None = None
-    use_mmap: bool = True
-    use_mlock: bool = False
-    run_time_repack: bool = False
     check_tensors: bool = False
     dry_run: bool = False
     kv_overrides: list[tuple[str, object]] = field(default_factory=list)
@@ -65,11 +62,9 @@ class ContextOptions:
     flash_attn: bool = True
     mla: int = 3
     attn_max_batch: int = 256
-    fused_moe: bool = True
     smart_expert_reduction: tuple[int, float] = (-1, 0.0)
     type_k: str = "f16"
     type_v: str = "f16"
-    defrag_threshold: float = -1.0
     rope_scaling: str | None = None
     rope_freq_base: float = 0.0
     rope_freq_scale: float = 0.0
@@ -252,8 +247,8 @@ class ServerOptions:
 class CommonParams:
     """Everything a common tool is started with.
 
-    `tool` is the subcommand; `given` lists the options of the command line by their first spelling, in order, so that a tool
-    can tell a default from the same value given by the user. `action` is run, help or version.
+    `tool` is the subcommand; `given` lists the options of the command line by their first spelling, in order, so that
+    a tool can tell a default from the same value given by the user. `action` is run, help or version.
     """
 
     tool: str = "cli"
@@ -273,7 +268,7 @@ class CommonParams:
     @property
     def n_threads(self) -> int:
         """Generation threads; physical cores unless given."""
-        from ikpy.tools.machine import physical_cores
+        from ikpy.threads import physical_cores
 
         return self.context.n_threads or physical_cores()
 
@@ -289,12 +284,8 @@ class CommonParams:
         model = self.model
         return ModelParams(
             mla=self.context.mla,
-            run_time_repack=model.run_time_repack,
-            use_mmap=model.use_mmap,
-            use_mlock=model.use_mlock,
-            kv_overrides=tuple(model.kv_overrides),
-            fmoe=self.context.fused_moe,
             check_tensors=model.check_tensors,
+            kv_overrides=dict(model.kv_overrides),
         )
 
     def context_params(self, **changes: Any) -> ContextParams:
@@ -324,10 +315,7 @@ class CommonParams:
             "yarn_orig_ctx": context.yarn_orig_ctx,
             "smart_expert_reduction": context.smart_expert_reduction,
             "embeddings": context.embeddings,
-            "defrag_threshold": context.defrag_threshold,
         }
-        if context.pooling is not None:
-            values["pooling"] = context.pooling
         if context.attention is not None:
             values["causal"] = context.attention == "causal"
         return ContextParams(**(values | changes))

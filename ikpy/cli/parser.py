@@ -10,9 +10,9 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
 from typing import Any
 
+from ikpy.cli.fields import get_field, set_field
 from ikpy.cli.options import TOOLS, Effect, Option, all_options, by_name, normalize_name
 from ikpy.cli.params import CommonParams
 from ikpy.cli.values import unescape
@@ -78,11 +78,12 @@ class Parser:
             text = self.environ.get(row.env) if row.env else None
             if not text or self.letter not in row.used:
                 continue
-            if row.kind.const is not None:
-                if text in ("1", "true"):
-                    self.take(row, row.env, None)
-            else:
+            if row.kind.const is None:
                 self.take(row, row.env, text)
+            elif text in ("1", "true"):
+                self.take(row, row.env, None)
+            elif row.dest:
+                self.store(row.dest, not row.kind.const)
 
     def apply_arguments(self, argv: Sequence[str]) -> None:
         position = 0
@@ -101,7 +102,8 @@ class Parser:
             position += len(texts)
             self.take(row, spelled, " ".join(texts) if texts else None)
 
-    def values_of(self, row: Option, spelled: str, following: Sequence[str]) -> Sequence[str]:
+    def values_of(self, row: Option, spelled: str, following: Sequence[str]) -> list[str]:
+        following = list(following)
         if row.kind.optional:
             return following[:1] if following and following[0].lower() in row.kind.optional else []
         if len(following) < row.kind.nargs:
@@ -113,6 +115,8 @@ class Parser:
         if row.effect is Effect.REFUSED and self.letter in row.used:
             raise UsageError(f"{spelled}: {row.reason}")
         value = row.kind.const if text is None else self.convert(row, spelled, text)
+        if row.effect is Effect.ALWAYS and value is False:
+            self.no_effect.setdefault("it is always on", []).append(spelled)
         if row.dest:
             if row.kind.many:
                 self.append(row.dest, value)
@@ -136,12 +140,11 @@ class Parser:
             raise UsageError(f"invalid parameter for argument: {spelled} ({error})") from error
 
     def store(self, dest: str, value: Any) -> None:
-        *path, name = dest.split(".")
-        setattr(reduce(getattr, path, self.params), name, value)
+        set_field(self.params, dest, value)
 
     def append(self, dest: str, value: Any) -> None:
         values = value if isinstance(value, list) else [value]
-        present = reduce(getattr, dest.split("."), self.params) if dest in self.appended else ()
+        present = get_field(self.params, dest) if dest in self.appended else []
         self.appended.add(dest)
         self.store(dest, [*present, *values])
 

@@ -240,7 +240,7 @@ def run(argv: Sequence[str]) -> int:
     for rule in arguments.rules:
         print(f"Adding custom rule {rule.pattern} -> {rule.type}")
     from ikpy.tools import quantize as tool
-    from ikpy.tools.machine import hardware_threads
+    from ikpy.threads import hardware_threads
 
     stopwatch = tool.Stopwatch()
     try:

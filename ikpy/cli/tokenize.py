@@ -27,7 +27,14 @@ Divides a text into tokens with the vocabulary of a model and prints them.
     --log-disable            no log lines on standard error
     --show-count             print the number of tokens
 """
-VALUE_OPTIONS = {"-m": "model", "--model": "model", "-f": "file", "--file": "file", "-p": "prompt", "--prompt": "prompt"}
+VALUE_OPTIONS = {
+    "-m": "model",
+    "--model": "model",
+    "-f": "file",
+    "--file": "file",
+    "-p": "prompt",
+    "--prompt": "prompt",
+}
 FLAGS = {
     "--ids": "ids",
     "--stdin": "stdin",

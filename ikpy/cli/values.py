@@ -105,7 +105,7 @@ def to_seed(text: str, warn: Warn) -> int:
 
 def to_threads(text: str, warn: Warn) -> int:
     """Thread count; zero or less means all hardware threads."""
-    from ikpy.tools.machine import hardware_threads
+    from ikpy.threads import hardware_threads
 
     value = to_int(text, warn)
     return value if value > 0 else hardware_threads()

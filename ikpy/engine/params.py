@@ -6,17 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import psutil
-
-
-def physical_cores() -> int:
-    """Physical cores this process may use, at least 1: the default thread count."""
-    cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
-    try:
-        allowed = len(psutil.Process().cpu_affinity())
-    except AttributeError:  # not offered on every platform
-        return cores
-    return max(1, min(cores, allowed))
+from ikpy.threads import physical_cores
 
 
 @dataclass

@@ -65,9 +65,7 @@ def array(element_type: GGUFValueType, values: Iterable[Any]) -> StoredValue:
     if isinstance(numbers, np.ndarray):
         exact = dtype if element_type is not GGUFValueType.BOOL else np.dtype(np.bool_)
         if numbers.ndim != 1 or not np.can_cast(numbers.dtype, exact, "safe"):
-            raise _misfit(
-                f"array of {numbers.dtype}, {numbers.ndim}-d", type_label(GGUFValueType.ARRAY, element_type)
-            )
+            raise _misfit(f"array of {numbers.dtype}, {numbers.ndim}-d", type_label(GGUFValueType.ARRAY, element_type))
     else:
         for number in numbers:
             _check_number(element_type, number)

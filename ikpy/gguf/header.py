@@ -94,9 +94,7 @@ class _Cursor:
     def take(self, nbytes: int, what: str) -> int:
         """Advance over `nbytes`; returns the offset where they start."""
         if nbytes > self.remaining:
-            self.fail(
-                f"{what} needs {nbytes} bytes at offset {self.position}, only {self.remaining} are left"
-            )
+            self.fail(f"{what} needs {nbytes} bytes at offset {self.position}, only {self.remaining} are left")
         start = self.position
         self.position += nbytes
         return start
@@ -173,9 +171,7 @@ def _wrong_magic(start: bytes) -> str:
 
 def _refuse_version(version: int, path: str) -> NoReturn:
     if version and version & 0xFFFF == 0:
-        raise UnsupportedError(
-            f"{path}: big-endian GGUF files are not supported; convert it to little endian"
-        )
+        raise UnsupportedError(f"{path}: big-endian GGUF files are not supported; convert it to little endian")
     if version == 1:
         raise UnsupportedError(f"{path}: GGUF version 1 is no longer supported; convert the model again")
     known = " and ".join(str(v) for v in READ_VERSIONS)
@@ -199,9 +195,7 @@ def _read_entry(cursor: _Cursor, header: Header, number: int) -> None:
     if value_type is GGUFValueType.ARRAY:
         header.entries[key] = _array_entry(cursor, what)
         return
-    nbytes = (
-        cursor.u64(f"length of {what}") if value_type is GGUFValueType.STRING else DTYPES[value_type].itemsize
-    )
+    nbytes = cursor.u64(f"length of {what}") if value_type is GGUFValueType.STRING else DTYPES[value_type].itemsize
     offset = cursor.take(nbytes, what)
     if value_type is GGUFValueType.BOOL and cursor.buffer[offset] > 1:
         cursor.fail(f"{what} is a bool of value {cursor.buffer[offset]}")
@@ -231,9 +225,7 @@ def _string_array_entry(cursor: _Cursor, what: str, count: int) -> MetadataEntry
     except StringArrayError as error:
         cursor.fail(f"string {error.index} of {count} in {what} runs past the end of the file")
     cursor.position = int(starts[-1])
-    return MetadataEntry(
-        GGUFValueType.ARRAY, GGUFValueType.STRING, start, cursor.position - start, count, starts
-    )
+    return MetadataEntry(GGUFValueType.ARRAY, GGUFValueType.STRING, start, cursor.position - start, count, starts)
 
 
 def _alignment(cursor: _Cursor, header: Header) -> int:

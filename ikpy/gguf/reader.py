@@ -96,9 +96,7 @@ class GGUFFile:
         _check_data(self.tensors, shards, header_only=header_only)
 
     @classmethod
-    def open(
-        cls, path: str | os.PathLike[str], *, header_only: bool = False, follow_splits: bool = True
-    ) -> GGUFFile:
+    def open(cls, path: str | os.PathLike[str], *, header_only: bool = False, follow_splits: bool = True) -> GGUFFile:
         """Open a file, and all further shards when it is the first of a split model.
 
         Args:
@@ -189,9 +187,7 @@ def _map_file(path: str) -> np.ndarray:
                 raise FileFormatError(f"{path}: not a GGUF file: it is empty; download it again")
             return np.frombuffer(mmap.mmap(handle.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
     except (OSError, ValueError) as error:
-        raise ResourceError(
-            f"{path}: cannot open model: {getattr(error, 'strerror', None) or error}"
-        ) from error
+        raise ResourceError(f"{path}: cannot open model: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _open_shard(path: str, index: int) -> Shard:

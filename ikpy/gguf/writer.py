@@ -150,9 +150,7 @@ class GGUFWriter:
         if not self._plan:
             groups = self._groups()
             if len(groups) > _MAX_SHARDS:
-                raise UsageError(
-                    f"{self.path}: {len(groups)} shards are more than {_MAX_SHARDS}; allow more per shard"
-                )
+                raise UsageError(f"{self.path}: {len(groups)} shards are more than {_MAX_SHARDS}; allow more per shard")
             self._plan = [self._plan_shard(index, groups) for index in range(len(groups))]
         return self._plan
 

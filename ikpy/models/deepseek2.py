@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from ikpy.errors import FileFormatError
-from ikpy.graph.ir import F16, Value
+from ikpy.graph.ir import F16, F32, Value
 from ikpy.models.base import Decoder
 from ikpy.models.batch import BatchGraph, CacheSpec, GraphParams
 from ikpy.models.blocks import (
@@ -317,20 +317,33 @@ class DeepSeek2(Decoder):
         step = self._heads_per_expansion(n_ctx, b.params.attn_max_batch)
         width = dn + dv
         for h0 in range(0, heads, step):
-            part = g.new(step * width, n_ctx, type_id=F16, dynamic_dim=1)
-            g.mul_mat(attn.kv_b.slice(1, h0 * width, step * width), latents, dst=part)
-            item = part.strides[0]
-            strides = (width * item, part.strides[1], 0)
+            k, v = self._expand_heads(b, attn.kv_b.slice(1, h0 * width, step * width), latents, step)
             g.attention(
                 q.slice(1, h0, step),
-                [part.view((dn, step, n_ctx), strides, 0, dynamic_dim=2), rotated],
-                part.view((dv, step, n_ctx), strides, dn * item, dynamic_dim=2),
+                [k, rotated],
+                v,
                 b.mask(),
                 scale=scale,
                 flash=True,
                 dst=out.slice(1, h0, step),
             )
         return out
+
+    def _expand_heads(self, b: BatchGraph, kv_b: Value, latents: Value, n_head: int) -> tuple[Value, Value]:
+        """Keys [dn, n_head, n_kv] and values [dv, n_head, n_kv] of some heads, rounded to the cache type."""
+        g, dn, dv = b.graph, self.n_nope, self.hp.n_embd_head_v
+        n_ctx = latents.shape[1]
+        direct = b.params.type_k in (F16, F32)
+        kv = g.new(n_head * (dn + dv), n_ctx, type_id=F16 if direct else F32, dynamic_dim=1)
+        g.mul_mat(kv_b, latents, dst=kv)
+        item = kv.strides[0]
+        strides = ((dn + dv) * item, kv.strides[1], 0)
+        k = kv.view((dn, n_head, n_ctx), strides, 0, dynamic_dim=2)
+        v = kv.view((dv, n_head, n_ctx), strides, dn * item, dynamic_dim=2)
+        if direct:
+            return k, v
+        rounded = [g.new(part.shape[0], n_head, n_ctx, type_id=b.params.type_k, dynamic_dim=2) for part in (k, v)]
+        return g.copy(k, rounded[0]), g.copy(v, rounded[1])
 
     def _heads_per_expansion(self, n_kv: int, budget: int) -> int:
         """Heads expanded at a time under the -amb budget in MiB (model semantics 6.3)."""

@@ -43,9 +43,7 @@ def i2_s(data: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 
 
 _POWERS = np.array([1, 3, 9, 27, 81])
-_CODE = np.concatenate(
-    [np.tile(np.arange(32), 5), 32 + np.tile(np.arange(16), 5), 48 + np.tile(np.arange(4), 4)]
-)
+_CODE = np.concatenate([np.tile(np.arange(32), 5), 32 + np.tile(np.arange(16), 5), 48 + np.tile(np.arange(4), 4)])
 _POWER = np.concatenate([np.repeat(_POWERS, 32), np.repeat(_POWERS, 16), np.repeat(_POWERS[:4], 4)])
 
 

@@ -118,9 +118,7 @@ def checked_bytes(data: np.ndarray, row: TensorType, shape: Sequence[int]) -> np
     flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
     expected = row.tensor_nbytes(shape)
     if flat.size != expected:
-        raise FileFormatError(
-            f"a {row.name} tensor of shape {tuple(shape)} takes {expected} bytes, not {flat.size}"
-        )
+        raise FileFormatError(f"a {row.name} tensor of shape {tuple(shape)} takes {expected} bytes, not {flat.size}")
     return flat
 
 

@@ -54,9 +54,7 @@ def _b4(base: int, order: tuple[int, ...]) -> Field:
 
 def _first(field: Field, columns: int) -> Field:
     """The field of a block of fewer columns."""
-    parts = tuple(
-        type(part)(part.byte[:, :columns], part.shift[:, :columns], part.width) for part in field.segments
-    )
+    parts = tuple(type(part)(part.byte[:, :columns], part.shift[:, :columns], part.width) for part in field.segments)
     return Field(parts, field.kind, field.codes)
 
 
@@ -81,9 +79,7 @@ def _q8x(base: int, rows: np.ndarray, columns: int, codes: np.ndarray | None = N
 
 _32 = np.arange(32)
 _BYTE, _HIGH = _32 & 15, _32 >> 4
-_BY_FOUR = (
-    32 * (_BYTE >> 2) + 4 * K8 + (_BYTE & 3)
-)  # place of plain byte j of row k in the 8-row nibble types
+_BY_FOUR = 32 * (_BYTE >> 2) + 4 * K8 + (_BYTE & 3)  # place of plain byte j of row k in the 8-row nibble types
 
 _like_plain("iq4_nl_r4", d=_half_scales(K4), q=_first(_n4(8), 32))
 _like_plain("q5_0_r4", d=_half_scales(K4), q=_first(_n4(24) | _b4(8, (0, 16, 4, 20, 8, 24, 12, 28)), 32))
@@ -123,9 +119,7 @@ _K_SCALES = {
 }
 _like_plain("q4_k_r4", None, **_K_SCALES, q=_n4(64))
 _like_plain("q5_k_r4", None, **_K_SCALES, q=_n4(192) | _b4(64, (0, 8, 4, 12, 16, 24, 20, 28)))
-_like_plain(
-    "q6_k_r4", d=_half_scales(K4), scale=bits(8 + _PER16, kind="i8"), q=_n4(328) | _p4(72, (0, 8, 4, 12))
-)
+_like_plain("q6_k_r4", d=_half_scales(K4), scale=bits(8 + _PER16, kind="i8"), q=_n4(328) | _p4(72, (0, 8, 4, 12)))
 
 _CODE4 = nibble(16 + _PER16 % 32, _PER16 // 32)
 _like_plain("iq2_k_r4", d=_half_scales(K4), extra=_EXTRA, scale=_CODE4, q=_p4(48))
@@ -195,8 +189,7 @@ _G = _G4 & 7
 _like_plain(
     "iq3_s_r4",
     d=_half_scales(K4),
-    index=bits(8 + 32 * (_G4 >> 3) + K4 + 8 * (_G & 3) + 4 * (_G >> 2))
-    | bits(264 + 4 * (_G4 >> 3) + K4, _G, 1),
+    index=bits(8 + 32 * (_G4 >> 3) + K4 + 8 * (_G & 3) + 4 * (_G >> 2)) | bits(264 + 4 * (_G4 >> 3) + K4, _G, 1),
     sign=bits(296 + 16 * B32 + 4 * K4 + _I, _RUN, 1),
     scale=nibble(424 + _PER32 % 16, _PER32 // 16),
 )

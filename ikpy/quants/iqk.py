@@ -40,9 +40,7 @@ _EXTRA16 = bits(2 + (_S16 >> 3), _S16 & 7, 1)
 _SCALE6 = nibble(8 + (_S16 >> 1), _S16 & 1) | bits(4 + (_S16 >> 2), 2 * (_S16 & 3), 2)
 
 
-@block_type(
-    "iq2_k", d=number(0, "f16"), extra=_EXTRA16, scale=nibble(4 + (_S16 >> 1), _S16 & 1), q=_two_bit(12)
-)
+@block_type("iq2_k", d=number(0, "f16"), extra=_EXTRA16, scale=nibble(4 + (_S16 >> 1), _S16 & 1), q=_two_bit(12))
 def iq2_k(f: Fields) -> np.ndarray:
     """Four levels, signed four-bit scales per 16."""
     return levels("iq2nl_values", f, f["scale"] - 8, f["extra"])
@@ -67,9 +65,7 @@ def iq4_k(f: Fields) -> np.ndarray:
     return levels("iq4k_values", f, f["scale"] - 32, f["extra"])
 
 
-@block_type(
-    "iq5_k", d=number(0, "f16"), extra=_EXTRA16, scale=_SCALE6, q=_nibbles_32_apart(16) | _bit_plane(144)
-)
+@block_type("iq5_k", d=number(0, "f16"), extra=_EXTRA16, scale=_SCALE6, q=_nibbles_32_apart(16) | _bit_plane(144))
 def iq5_k(f: Fields) -> np.ndarray:
     """32 levels, signed six-bit scales per 16."""
     return levels("iq5nl_values", f, f["scale"] - 32, f["extra"])

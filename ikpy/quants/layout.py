@@ -55,9 +55,7 @@ class Field:
         """Raw numbers, uint32 [..., rows, count], of uint8 blocks [..., block_bytes]."""
         value, at = np.zeros(1, np.uint32), 0
         for segment in self.segments:
-            piece = (blocks[..., segment.byte] >> segment.shift.astype(np.uint8)) & np.uint8(
-                (1 << segment.width) - 1
-            )
+            piece = (blocks[..., segment.byte] >> segment.shift.astype(np.uint8)) & np.uint8((1 << segment.width) - 1)
             value = value | (piece.astype(np.uint32) << np.uint32(at))
             at += segment.width
         return value if self.codes is None else self.codes[value].astype(np.uint32)
@@ -71,15 +69,11 @@ class Field:
         at = 0
         for segment in self.segments:
             for bit in range(segment.width):
-                bits_out[..., 8 * segment.byte + segment.shift + bit] = (value >> np.uint32(at)) & np.uint32(
-                    1
-                )
+                bits_out[..., 8 * segment.byte + segment.shift + bit] = (value >> np.uint32(at)) & np.uint32(1)
                 at += 1
 
 
-def bits(
-    byte: Any, shift: Any = 0, width: int = 8, kind: str = "u", codes: np.ndarray | None = None
-) -> Field:
+def bits(byte: Any, shift: Any = 0, width: int = 8, kind: str = "u", codes: np.ndarray | None = None) -> Field:
     """A field of ``width`` bits at bit ``shift`` of byte ``byte`` (arrays of one or two dimensions)."""
     byte, shift = np.broadcast_arrays(np.atleast_2d(byte), np.atleast_2d(shift))
     return Field((Segment(byte, shift, width),), kind, codes)

@@ -50,9 +50,7 @@ def q5_0(f: Fields) -> np.ndarray:
     return f["d"] * f32(f["q"] - 16)
 
 
-@block_type(
-    "q5_1", d=number(0, "f16"), m=number(2, "f16"), q=nibble(8 + _J, _H) | bits(4 + (_E >> 3), _E & 7, 1)
-)
+@block_type("q5_1", d=number(0, "f16"), m=number(2, "f16"), q=nibble(8 + _J, _H) | bits(4 + (_E >> 3), _E & 7, 1))
 def q5_1(f: Fields) -> np.ndarray:
     """32 levels above a minimum."""
     return f["d"] * f32(f["q"]) + f["m"]

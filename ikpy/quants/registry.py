@@ -284,8 +284,7 @@ _BY_ID = {row.id: row for row in _ROWS}
 _BY_NAME = {row.name.lower(): row for row in _ROWS}
 # Spellings used as file type or master table names that differ from the type name.
 _BY_NAME |= {
-    old: _BY_NAME[new]
-    for old, new in (("q4_0_4_4", "q4_0_4x4"), ("q4_0_4_8", "q4_0_4x8"), ("q4_0_8_8", "q4_0_8x8"))
+    old: _BY_NAME[new] for old, new in (("q4_0_4_4", "q4_0_4x4"), ("q4_0_4_8", "q4_0_4x8"), ("q4_0_8_8", "q4_0_8x8"))
 }
 _FTYPE_BY_NAME = {row.name.lower(): row for row in _FTYPE_ROWS}
 _FTYPE_BY_ID = {row.id: row for row in reversed(_FTYPE_ROWS)}
@@ -301,9 +300,7 @@ def by_id(type_id: int) -> TensorType:
     try:
         return _BY_ID[int(type_id)]
     except KeyError:
-        raise FileFormatError(
-            f"unknown tensor type {type_id}; the file needs a newer version or is damaged"
-        ) from None
+        raise FileFormatError(f"unknown tensor type {type_id}; the file needs a newer version or is damaged") from None
 
 
 def by_name(name: str) -> TensorType:
@@ -329,9 +326,7 @@ def ftype_by_id(ftype_id: int) -> FileType:
 
 def ftype_by_name(name: str) -> FileType:
     """The selectable file type of that name (any letter case) or number; UsageError if none."""
-    row = (
-        _FTYPE_BY_ID.get(int(name)) if name.isascii() and name.isdigit() else _FTYPE_BY_NAME.get(name.lower())
-    )
+    row = _FTYPE_BY_ID.get(int(name)) if name.isascii() and name.isdigit() else _FTYPE_BY_NAME.get(name.lower())
     if row is None or not row.selectable:
         raise UsageError(f"unknown file type '{name}'{_close_matches(name, _FTYPE_BY_NAME)}")
     return row

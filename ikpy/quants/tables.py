@@ -14,9 +14,7 @@ _UNSIGNED_32 = "e8m0_half_f32_bits"
 @cache
 def _all_tables() -> dict[str, np.ndarray]:
     raw = json.loads(resources.files("ikpy.quants").joinpath("tables.json").read_text(encoding="ascii"))
-    arrays = {
-        name: np.array(v, dtype=np.uint32 if name == _UNSIGNED_32 else np.int16) for name, v in raw.items()
-    }
+    arrays = {name: np.array(v, dtype=np.uint32 if name == _UNSIGNED_32 else np.int16) for name, v in raw.items()}
     for array in arrays.values():
         array.setflags(write=False)
     return arrays

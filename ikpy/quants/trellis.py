@@ -64,9 +64,7 @@ def iq3_kt(f: Fields) -> np.ndarray:
     header=_ROW,
     alternative=bits(4 * _S8, 0, 1),
     scale=bits(4 * _S8, 1, 7),
-    index=bits(32 + _G4)
-    | nibble(96 + (_G4 & 31), _G4 >> 5)
-    | bits_at(8 * (4 * (_G4 >> 3) + 1) + 3 * (_G4 & 7), 3),
+    index=bits(32 + _G4) | nibble(96 + (_G4 & 31), _G4 >> 5) | bits_at(8 * (4 * (_G4 >> 3) + 1) + 3 * (_G4 & 7), 3),
 )
 def iq4_kt(f: Fields) -> np.ndarray:
     """Groups of 4 from 2^15 vectors, one of two generator offsets per 32."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ikpy.errors import IkpyError
+from ikpy.tools.logs import model_description
 
 RANDOM_SEED = 1
 
@@ -96,7 +97,7 @@ LOAD_TIME = ("n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "use_mmap
 
 
 @dataclass(frozen=True)
-class Test:
+class BenchTest:
     """One measurement: values of all sweep fields and the token counts."""
 
     model: str
@@ -130,23 +131,23 @@ class Test:
         return (self.model, *(self.values[name] for name in LOAD_TIME))
 
 
-def tests(params: BenchParams) -> Iterator[Test]:
+def bench_tests(params: BenchParams) -> Iterator[BenchTest]:
     """All measurements in the order in which they run."""
     lists = [getattr(params, name) for name in SWEEP_ORDER]
     for model in params.models:
         for combination in itertools.product(*lists):
             values = dict(zip(SWEEP_ORDER, combination, strict=True))
-            yield from (Test(model, values, n, 0) for n in params.n_prompt if n)
-            yield from (Test(model, values, 0, n) for n in params.n_gen if n)
-            yield from (Test(model, values, pp, tg) for pp, tg in params.prompts_generated)
-            yield from (Test(model, values, pp, tg, at_depth=True) for pp, tg in params.generated_at_depth)
+            yield from (BenchTest(model, values, n, 0) for n in params.n_prompt if n)
+            yield from (BenchTest(model, values, 0, n) for n in params.n_gen if n)
+            yield from (BenchTest(model, values, pp, tg) for pp, tg in params.prompts_generated)
+            yield from (BenchTest(model, values, pp, tg, at_depth=True) for pp, tg in params.generated_at_depth)
 
 
 @dataclass
 class Result:
     """Times of one test and facts about its model."""
 
-    test: Test
+    test: BenchTest
     model_type: str
     model_size: int
     model_n_params: int
@@ -187,20 +188,14 @@ class Engine:
         self.params = params
         self.log = log
 
-    def load(self, test: Test) -> Any:
+    def load(self, test: BenchTest) -> Any:
         """Load the model of a test."""
         from ikpy.engine.model import Model
         from ikpy.engine.params import ModelParams
 
-        model_params = ModelParams(
-            mla=test.values["mla_attn"],
-            run_time_repack=self.params.repack,
-            use_mmap=test.values["use_mmap"],
-            fmoe=self.params.fused_moe,
-        )
-        return Model.load(test.model, model_params, log=self.log)
+        return Model.load(test.model, ModelParams(mla=test.values["mla_attn"]), log=self.log)
 
-    def context(self, model: Any, test: Test) -> Any:
+    def context(self, model: Any, test: BenchTest) -> Any:
         """A context that just holds the test."""
         from ikpy.engine.context import Context
         from ikpy.engine.params import ContextParams
@@ -227,9 +222,9 @@ class Engine:
 
     def decode(self, context: Any, tokens: np.ndarray, position: int) -> None:
         """Decode tokens (int32 [n]) at the given position of sequence 0; logits of the last one."""
-        from ikpy.engine.context import Batch
+        from ikpy.engine.batch import Batch
 
-        context.decode(Batch.single(tokens, position, logits="last"))
+        context.decode(Batch.single(tokens.tolist(), position))
 
 
 class Runner:
@@ -242,7 +237,7 @@ class Runner:
         self.model: Any = None
         self.loaded: tuple[Any, ...] | None = None
 
-    def run(self, test: Test) -> Result:
+    def run(self, test: BenchTest) -> Result:
         """Measure one test.
 
         Raises:
@@ -252,7 +247,7 @@ class Runner:
         context = self.engine.context(self.model, test)
         result = Result(
             test,
-            self.model.describe(),
+            model_description(self.model.gguf),
             self.model.size_bytes,
             self.model.n_params,
             datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -271,7 +266,7 @@ class Runner:
             result.samples_ns.append(time.perf_counter_ns() - began)
         return result
 
-    def load(self, test: Test) -> None:
+    def load(self, test: BenchTest) -> None:
         if self.loaded == test.load_key:
             return
         self.model = None
@@ -281,7 +276,7 @@ class Runner:
             raise type(error)(f"failed to load model '{test.model}': {error}") from error
         self.loaded = test.load_key
 
-    def prompt(self, context: Any, n_tokens: int, test: Test) -> None:
+    def prompt(self, context: Any, n_tokens: int, test: BenchTest) -> None:
         """Random tokens in pieces of n_batch; the first is BOS if the model adds one."""
         tokens = self.random.integers(0, self.model.hparams.n_vocab, n_tokens, dtype=np.int32)
         bos = bos_token(self.model.gguf)
@@ -290,14 +285,12 @@ class Runner:
         step = test.values["n_batch"]
         for start in range(0, n_tokens, step):
             self.engine.decode(context, tokens[start : start + step], start)
-        context.synchronize()
 
     def generate(self, context: Any, n_tokens: int, position: int) -> None:
         """Random tokens one at a time from the given position."""
         tokens = self.random.integers(0, self.model.hparams.n_vocab, n_tokens, dtype=np.int32)
         for index in range(n_tokens):
             self.engine.decode(context, tokens[index : index + 1], position + index)
-        context.synchronize()
 
 
 def bos_token(gguf: Any) -> int | None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 def feature_flags() -> dict[str, bool]:
     """Feature to whether the chosen native core uses it, in the order of the system_info line."""
-    from ikpy import _native
-    from ikpy._native import cpu
+    from ikpy._native import cpu, tier  # type: ignore[attr-defined]
 
     features = cpu.features()
-    avx512 = _native.tier == "avx512"
-    avx2 = avx512 or _native.tier == "avx2"
+    avx512 = tier == "avx512"
+    avx2 = avx512 or tier == "avx2"
     return {
         "AVX": avx2,
         "AVX_VNNI": False,

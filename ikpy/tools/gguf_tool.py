@@ -188,9 +188,7 @@ def _tensor_lines(file: GGUFFile) -> Iterator[str]:
     for info in file.tensors.values():
         nbytes = "?" if info.stored_nbytes is None else str(info.stored_nbytes)
         shape = " x ".join(map(str, info.shape))
-        rows.append(
-            (info.name, type_name(info.type_id), shape, nbytes, str(info.offset), str(info.shard + 1))
-        )
+        rows.append((info.name, type_name(info.type_id), shape, nbytes, str(info.offset), str(info.shard + 1)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         left = [cell.ljust(width) for cell, width in zip(row[:3], widths[:3], strict=True)]
@@ -231,9 +229,7 @@ def split(
     if max_tensors is None and max_bytes is None:
         max_tensors = DEFAULT_SPLIT_TENSORS
     with GGUFFile.open(source) as file:
-        writer = GGUFWriter(
-            prefix, alignment=file.alignment, split_max_tensors=max_tensors, split_max_bytes=max_bytes
-        )
+        writer = GGUFWriter(prefix, alignment=file.alignment, split_max_tensors=max_tensors, split_max_bytes=max_bytes)
         return _copy(file, writer, dry_run=dry_run, overwrite=overwrite, progress=progress)
 
 
@@ -324,9 +320,7 @@ def set_value(
     one step. Of a split model the first shard is changed: metadata of the others are not used.
     """
     if key in SPLIT_KEYS:
-        raise UsageError(
-            f"{key} describes how the model is split; use 'ikpy gguf split' or 'merge' to change that"
-        )
+        raise UsageError(f"{key} describes how the model is split; use 'ikpy gguf split' or 'merge' to change that")
     if not key:
         raise UsageError("the metadata key is empty")
     with GGUFFile.open(path, follow_splits=False) as file:
@@ -361,8 +355,7 @@ def _chosen_type(file: GGUFFile, key: str, wanted: GGUFValueType | None, change_
         return stored
     if wanted is not stored and not change_type:
         raise UsageError(
-            f"{file.path}: key {key} has type {stored.label}, not {wanted.label}; "
-            "leave out --type or add --change-type"
+            f"{file.path}: key {key} has type {stored.label}, not {wanted.label}; leave out --type or add --change-type"
         )
     return wanted
 
@@ -382,14 +375,10 @@ def _patch(path: str, offset: int, stored: bytes) -> None:
             handle.write(stored)
             os.fsync(handle.fileno())
     except OSError as error:
-        raise ResourceError(
-            f"{path}: cannot write: {error.strerror or error}; check its permissions"
-        ) from error
+        raise ResourceError(f"{path}: cannot write: {error.strerror or error}; check its permissions") from error
 
 
-def _rewrite(
-    file: GGUFFile, key: str, new: encode.StoredValue, target: str, progress: Progress | None
-) -> None:
+def _rewrite(file: GGUFFile, key: str, new: encode.StoredValue, target: str, progress: Progress | None) -> None:
     alignment = file.alignment
     if key == KEY_ALIGNMENT:
         alignment = int.from_bytes(new.stored, "little") if new.type is GGUFValueType.UINT32 else 0

@@ -260,12 +260,22 @@ def ftype_text(file: GGUFFile) -> str:
     return f"{common} (guessed)"
 
 
+def model_description(file: GGUFFile) -> str:
+    """Architecture, size class and file type: `llama 8B Q4_0`."""
+    return f"{file.get('general.architecture', '?')} {size_class(file.metadata)} {ftype_text(file)}"
+
+
 def params_text(count: int) -> str:
     """`672.050 B`."""
     for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
         if count >= size:
             return f"{count / size:.3f} {unit}"
     return f"{count / 1e3:.3f} K"
+
+
+def millions_text(count: int) -> str:
+    """`670.196 B`, or M below 1e9."""
+    return f"{count / 1e9:.3f} B" if count >= 1e9 else f"{count / 1e6:.3f} M"
 
 
 def bytes_text(count: int) -> str:
@@ -282,7 +292,7 @@ def _size_fields(file: GGUFFile) -> Iterable[tuple[str, str]]:
     yield (
         "repeating layers",
         f"{bytes_text(size.repeating_bytes)} ({bpw(size.repeating_bytes, size.repeating_params):.3f} BPW, "
-        f"{params_text(size.repeating_params)} parameters)",
+        f"{millions_text(size.repeating_params)} parameters)",
     )
 
 
@@ -324,7 +334,9 @@ def vocab_summary_lines(vocab: Vocab, metadata: Mapping[str, Any]) -> list[str]:
         if index is not None:
             fields.append((f"{label} token", f"{index} '{vocab.token_text(index)}'"))
     fields += [("EOG token", f"{index} '{vocab.token_text(index)}'") for index in sorted(vocab.eog)]
-    longest = max((len(vocab.token_text(i).encode("utf-8", "surrogateescape")) for i in range(vocab.n_tokens)), default=0)
+    longest = max(
+        (len(vocab.token_text(i).encode("utf-8", "surrogateescape")) for i in range(vocab.n_tokens)), default=0
+    )
     fields.append(("max token length", str(longest)))
     return [f"print_info: {name:<21} = {text}" for name, text in fields]
 

@@ -86,11 +86,10 @@ class ContextDecoder:
 
     def decode(self, tokens: np.ndarray, position: int) -> None:
         """Decode int32 [n] tokens from `position` on, logits for the last."""
-        from ikpy.engine.context import Batch
+        from ikpy.engine.batch import Batch
 
         began = time.perf_counter()
-        self.context.decode(Batch.single(tokens, position, logits="last"))
-        self.context.synchronize()
+        self.context.decode(Batch.single(tokens.tolist(), position))
         self.timings.add_decode(len(tokens), time.perf_counter() - began)
 
     def trim(self, length: int) -> None:

@@ -26,7 +26,15 @@ from ikpy.vocab.wpm import WpmModel
 
 _log = logging.getLogger(__name__)
 
-_KINDS = {"llama": "spm", "gpt2": "bpe", "gemma4": "bpe", "bert": "wpm", "t5": "ugm", "no_vocab": "none", "none": "none"}
+_KINDS = {
+    "llama": "spm",
+    "gpt2": "bpe",
+    "gemma4": "bpe",
+    "bert": "wpm",
+    "t5": "ugm",
+    "no_vocab": "none",
+    "none": "none",
+}
 
 _DEFAULT_IDS: dict[str, dict[str, int]] = {
     "spm": {"bos": 1, "eos": 2, "unk": 0},
@@ -53,10 +61,10 @@ class _FragmentModel(Protocol):
 class Vocab:
     """Tokenizer of one model.
 
-    Attributes: ``n_tokens``; ``kind`` ("spm", "bpe", "wpm", "ugm" or "none"); ids or None of ``bos``, ``eos``,
-    ``eot``, ``eom``, ``unk``, ``sep``, ``pad``, ``mask``, ``nl``, ``fim_pre``, ``fim_suf``, ``fim_mid``,
-    ``fim_pad``, ``fim_rep``, ``fim_sep``; flags ``add_bos``, ``add_eos``, ``add_sep``, ``add_space_prefix``,
-    ``clean_spaces``; ``eog``, the ids that end a generation.
+    Attributes: ``n_tokens``; ``kind`` ("spm", "bpe", "wpm", "ugm" or "none"); ids or None of ``bos``,
+    ``eos``, ``eot``, ``eom``, ``unk``, ``sep``, ``pad``, ``mask``, ``nl``, ``fim_pre``, ``fim_suf``,
+    ``fim_mid``, ``fim_pad``, ``fim_rep``, ``fim_sep``; flags ``add_bos``, ``add_eos``, ``add_sep``,
+    ``add_space_prefix``, ``clean_spaces``; ``eog``, the ids that end a generation.
     """
 
     bos: int | None
@@ -76,10 +84,7 @@ class Vocab:
 
     def __init__(self, metadata: Mapping[str, Any], *, reference_lowercase: bool = False):
         self.kind, self.pre_name, pre = _family(metadata)
-        if self.kind == "none":
-            table = TokenTable([], [], None, {})
-        else:
-            table = TokenTable.from_metadata(metadata)
+        table = TokenTable.empty() if self.kind == "none" else TokenTable.from_metadata(metadata)
         self._table = table
         self.n_tokens = len(table)
         self._set_flags(metadata, pre)
@@ -94,7 +99,7 @@ class Vocab:
         for role, index in roles.items():
             setattr(self, role, index)
         self._escaped = self.kind != "bpe" or (pre is not None and pre.escape_spaces)
-        self._model = self._build_model(metadata, pre, not reference_lowercase)
+        self._model = self._build_model(metadata, pre, reference_lowercase)
         self._splitter = self._build_splitter(metadata)
         self._pieces: dict[int, bytes] = {}
         self.nl = self._newline_token()
@@ -103,8 +108,10 @@ class Vocab:
     def from_metadata(cls, metadata: Mapping[str, Any], *, reference_lowercase: bool = False) -> Vocab:
         """Vocabulary from GGUF keys ``tokenizer.ggml.*`` and ``general.name``.
 
-        Arrays of strings are sequences of str, numeric arrays numpy arrays. ``reference_lowercase``: WordPiece
-        lower-cases only the 30 code points the reference program does, for comparisons with it.
+        Arrays of strings are sequences of str, numeric arrays numpy arrays. ``reference_lowercase`` is
+        for comparisons with the reference, whose lower-casing finds 30 of its 1433 code points: WordPiece
+        does not lower-case ASCII then, and Llama 3, Qwen 2 and Kimi K2 splitting takes no contractions in
+        capitals.
         Raises FileFormatError for missing or inconsistent keys, UnsupportedError for unknown tokenizers.
         """
         return cls(metadata, reference_lowercase=reference_lowercase)
@@ -125,12 +132,12 @@ class Vocab:
         self.clean_spaces = clean_spaces
 
     def _build_model(
-        self, metadata: Mapping[str, Any], pre: PreTokenizer | None, unicode_lower: bool
+        self, metadata: Mapping[str, Any], pre: PreTokenizer | None, reference_lowercase: bool
     ) -> _FragmentModel | None:
         if self.kind == "spm":
             return SpmModel(self._table)
         if self.kind == "wpm":
-            return WpmModel(self._table, self.unk, unicode_lower)
+            return WpmModel(self._table, self.unk, reference_lowercase)
         if self.kind == "ugm":
             return UgmModel(self._table, metadata, self.unk, self.add_space_prefix)
         if pre is None:
@@ -138,8 +145,10 @@ class Vocab:
         merges = metadata.get("tokenizer.ggml.merges")
         if merges is None and pre.needs_merges:
             raise FileFormatError("cannot find tokenizer merges: key tokenizer.ggml.merges is missing")
-        model = EscapedBpe if pre.escape_spaces else ByteLevelBpe
-        return model(self._table, [] if merges is None else merges, pre)
+        merges = [] if merges is None else merges
+        if pre.escape_spaces:
+            return EscapedBpe(self._table, merges, pre)
+        return ByteLevelBpe(self._table, merges, pre, reference_lowercase)
 
     def _build_splitter(self, metadata: Mapping[str, Any]) -> SpecialSplitter:
         kinds = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
@@ -163,6 +172,10 @@ class Vocab:
     def token_text(self, index: int) -> str:
         """Text of a token as the file stores it."""
         return self._table.texts[self._checked(index)]
+
+    def special_text(self, index: int | None) -> str:
+        """Text of a special token; "" when the vocabulary has none."""
+        return "" if index is None else self.token_text(index)
 
     def token_type(self, index: int) -> TokenType:
         """Type of a token after the adjustments of model semantics 8.7."""
@@ -190,8 +203,8 @@ class Vocab:
     def tokenize(self, text: str | bytes, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Ids of ``text`` (bytes need not be valid UTF-8).
 
-        ``add_special``: add BOS/EOS (BERT: CLS/SEP) as the vocabulary asks. ``parse_special``: texts of control
-        tokens become those tokens; user-defined tokens always do.
+        ``add_special``: add BOS/EOS (BERT: CLS/SEP) as the vocabulary asks. ``parse_special``: texts of
+        control tokens become those tokens; user-defined tokens always do.
         """
         if self._model is None:
             raise UnsupportedError("this model has no vocabulary; give token ids instead of text")
@@ -242,9 +255,7 @@ class Vocab:
             return to_bytes(text.replace(SPACE_SYMBOL, " "))
         return _unmap(text)
 
-    def detokenize_bytes(
-        self, ids: Iterable[int], remove_special: bool = False, unparse_special: bool = True
-    ) -> bytes:
+    def detokenize_bytes(self, ids: Iterable[int], remove_special: bool = False, unparse_special: bool = True) -> bytes:
         """Bytes of a sequence of ids. ``remove_special``: leave out the BOS/EOS that ``tokenize`` adds;
         ``unparse_special``: render control tokens as their text."""
         sequence = list(ids)
@@ -260,9 +271,7 @@ class Vocab:
         text = b"".join(pieces)
         return _clean_spaces(text) if self.clean_spaces else text
 
-    def detokenize(
-        self, ids: Iterable[int], remove_special: bool = False, unparse_special: bool = True
-    ) -> str:
+    def detokenize(self, ids: Iterable[int], remove_special: bool = False, unparse_special: bool = True) -> str:
         """Text of a sequence of ids; bytes that are not valid UTF-8 become U+FFFD."""
         return self.detokenize_bytes(ids, remove_special, unparse_special).decode("utf-8", "replace")
 
@@ -288,8 +297,8 @@ def _family(metadata: Mapping[str, Any]) -> tuple[str, str, PreTokenizer | None]
         name = "gemma4"
     elif kind == "bpe" and not name:
         _log.warning(
-            "key tokenizer.ggml.pre is missing: the 'default' pre-tokenizer is used and text may be split wrongly; "
-            "convert the model again to get good results"
+            "key tokenizer.ggml.pre is missing: the 'default' pre-tokenizer is used and text may be split "
+            "wrongly; convert the model again to get good results"
         )
         name = "default"
     return kind, name, pre_tokenizer(name) if kind == "bpe" else None

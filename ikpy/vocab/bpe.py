@@ -58,10 +58,10 @@ def _is_valid_text(text: str) -> bool:
 class ByteLevelBpe:
     """Words are written with the GPT-2 byte map before merging."""
 
-    def __init__(self, table: TokenTable, merges: Sequence[str], pre: PreTokenizer):
+    def __init__(self, table: TokenTable, merges: Sequence[str], pre: PreTokenizer, reference_lowercase: bool):
         self._ids = table.ids
         self._ignore_merges = pre.ignore_merges
-        self._rule = split_rule(pre.rule)
+        self._rule = split_rule(pre.rule, reference_lowercase)
         self._merger = _Merger(table, _split_merges(merges), byte_to_char())
         self._cache = WordCache(self._encode_word)
 

@@ -12,9 +12,11 @@ differently and the difference is visible in token ids:
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar
 
 import regex
 
@@ -49,20 +51,25 @@ class SplitRule:
         for stage in self.stages:
             view = stage.view(text)
             new = [0]
-            for start, end in zip(cuts, cuts[1:]):
-                new.extend(stage.cut(view, start, end))
-                new.append(end)
+            last = 0
+            for start, end in itertools.pairwise(cuts):
+                if end - start > 1:
+                    for at in stage.cut(view, start, end):
+                        if at > last:
+                            new.append(at)
+                            last = at
+                if end > last:
+                    new.append(end)
+                    last = end
             cuts = new
-        return [text[start:end] for start, end in zip(cuts, cuts[1:]) if start < end]
+        return [text[start:end] for start, end in itertools.pairwise(cuts)]
 
 
 class _CategoryTable(dict[int, str]):
     """Translation table filled on demand: code point to its placeholder in the collapsed text."""
 
-    _CLASSES = regex.compile(
-        r"(?P<W>\p{White_Space})|(?P<N>\p{N})|(?P<L>\p{L})|(?P<P>\p{P})|(?P<M>\p{M})|(?P<S>\p{S})"
-    )
-    _PLACEHOLDER = {"W": "\x0b", "N": "\xd1", "L": "\xd2", "P": "\xd3", "M": "\xd4", "S": "\xd5"}
+    _CLASSES = regex.compile(r"(?P<W>\p{White_Space})|(?P<N>\p{N})|(?P<L>\p{L})|(?P<P>\p{P})|(?P<M>\p{M})|(?P<S>\p{S})")
+    _PLACEHOLDER: ClassVar = {"W": "\x0b", "N": "\xd1", "L": "\xd2", "P": "\xd3", "M": "\xd4", "S": "\xd5"}
 
     def __missing__(self, code: int) -> str:
         match = None if code < 128 else self._CLASSES.match(chr(code))
@@ -123,8 +130,7 @@ def _match_cuts(pattern: re.Pattern[str] | regex.Pattern[str]) -> Cutter:
 
     def cut(view: str, start: int, end: int) -> Iterator[int]:
         for match in pattern.finditer(view, start, end):
-            yield match.start()
-            yield match.end()
+            yield from match.span()
 
     return cut
 
@@ -146,19 +152,26 @@ def _code_points(pattern: str) -> Stage:
     return Stage(lambda text: text.translate(_SPACES), _match_cuts(re.compile(pattern, re.ASCII)))
 
 
-def _digit_groups(runs: str, cut_before_first: bool) -> Stage:
-    """Cut runs of digits into groups of three counted from the right."""
+def _digit_groups(runs: str) -> Stage:
+    """Cut runs of digits after every group of three counted from the right; not before the first group."""
     pattern = regex.compile(runs)
 
     def cut(view: str, start: int, end: int) -> Iterator[int]:
         for match in pattern.finditer(view, start, end):
             first, last = match.span()
-            if cut_before_first:
-                yield first
-            head = first + (last - first) % 3
-            yield from range(head, last, 3)
-            if cut_before_first:
-                yield last
+            yield from range(first + ((last - first) % 3 or 3), last + 1, 3)
+
+    return Stage(_identity, cut)
+
+
+def _before_triples(runs: str) -> Stage:
+    """Cut before every position of a digit run that a multiple of three digits follows to its end."""
+    pattern = regex.compile(runs)
+
+    def cut(view: str, start: int, end: int) -> Iterator[int]:
+        for match in pattern.finditer(view, start, end):
+            first, last = match.span()
+            yield from range(first + (last - first) % 3, last, 3)
 
     return Stage(_identity, cut)
 
@@ -171,7 +184,10 @@ def _rule(*stages: Stage) -> SplitRule:
     return SplitRule(stages)
 
 
+# The reference compares contractions after lower-casing with a table that holds no ASCII capitals, so the
+# exact rules know only lower-case ones there; _LOWER_CASE_C reproduces that on request.
 _C = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+_LOWER_CASE_C = r"(?:'s|'t|'re|'ve|'m|'ll|'d)"
 _W = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3_HEAD = rf"{_C}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
@@ -184,26 +200,32 @@ _DEEPSEEK3_TAIL = (
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_W}"
 )
 _LETTER_RANGES = (
-    "0041-005A 0061-007A 00B5 00C0-00D6 00D8-00F6 00F8-01BA 01BC-01BF 01C4-0293 0295-02AF 0370-0373 0376 0377 "
-    "037B-037D 037F 0386 0388-038A 038C 038E-03A1 03A3-03F5 03F7-0481 048A-052F 0531-0556 10A0-10C5 13A0-13F5 "
-    "13F8-13FD 1C90-1CBA 1CBD-1CBF 1D00-1D2B 1D6B-1D77 1D79-1D9A 1E00-1F15 1F18-1F1D 1F20-1F45 1F48-1F4D "
-    "1F50-1F57 1F59 1F5B 1F5D 1F5F-1F7D 1F80-1FB4 1FB6-1FBC 1FBE 1FC2-1FC4 1FC6-1FCC 1FD0-1FD3 1FD6-1FDB "
-    "1FE0-1FEC 1FF2-1FF4 1FF6-1FFC 2102 2107 210A-2113 2115 2119-211D 2124 2126 2128 212A-212D 212F-2134 2139 "
-    "213C-213F 2145-2149 214E 2183 2184 2C00-2C7B 2C7E-2CE4 2CEB-2CEE 2CF2 2CF3 A640-A66D A680-A69B A722-A76F "
-    "A771-A787 A78B-A78E AB70-ABBF FB00-FB06 FB13-FB17 FF21-FF3A FF41-FF5A 10400-1044F 104B0-104D3 "
-    "104D8-104FB 10C80-10CB2 10CC0-10CF2 118A0-118DF 1E900-1E943"
+    "0041-005A 0061-007A 00B5 00C0-00D6 00D8-00F6 00F8-01BA 01BC-01BF 01C4-0293 0295-02AF 0370-0373 "
+    "0376 0377 037B-037D 037F 0386 0388-038A 038C 038E-03A1 03A3-03F5 03F7-0481 048A-052F 0531-0556 "
+    "10A0-10C5 13A0-13F5 13F8-13FD 1C90-1CBA 1CBD-1CBF 1D00-1D2B 1D6B-1D77 1D79-1D9A 1E00-1F15 "
+    "1F18-1F1D 1F20-1F45 1F48-1F4D 1F50-1F57 1F59 1F5B 1F5D 1F5F-1F7D 1F80-1FB4 1FB6-1FBC 1FBE "
+    "1FC2-1FC4 1FC6-1FCC 1FD0-1FD3 1FD6-1FDB 1FE0-1FEC 1FF2-1FF4 1FF6-1FFC 2102 2107 210A-2113 2115 "
+    "2119-211D 2124 2126 2128 212A-212D 212F-2134 2139 213C-213F 2145-2149 214E 2183 2184 2C00-2C7B "
+    "2C7E-2CE4 2CEB-2CEE 2CF2 2CF3 A640-A66D A680-A69B A722-A76F A771-A787 A78B-A78E AB70-ABBF "
+    "FB00-FB06 FB13-FB17 FF21-FF3A FF41-FF5A 10400-1044F 104B0-104D3 104D8-104FB 10C80-10CB2 "
+    "10CC0-10CF2 118A0-118DF 1E900-1E943"
 )
 _AFMOE_RANGES = (
-    "4E00-9FFF 3400-4DBF 8C48-FAFF 3040-309F 30A0-30FF FF65-FF9F 2F00-2FDF 0E40-0E7F 0E80-0EFF 1780-17FF "
-    "1000-109F AA60-AA7F A9E0-A9FF AC00-D7AF 1100-11FF"
+    "4E00-9FFF 3400-4DBF 8C48-FAFF 3040-309F 30A0-30FF FF65-FF9F 2F00-2FDF 0E40-0E7F 0E80-0EFF "
+    "1780-17FF 1000-109F AA60-AA7F A9E0-A9FF AC00-D7AF 1100-11FF"
 )
 _YOUTU_SCRIPTS = (
     "[\uac00-\ud7a3\u3131-\u318e]+"
     "|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
     f"|[\u3105-\u312f]+|{_CJK}"
 )
+# The ideographs the reference takes for Han: iteration marks, radicals and U+3007 are not among them.
+_HAN = (
+    r"[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002b73f"
+    r"\U0002b740-\U0002b81f\U0002b820-\U0002ceaf\U0002ceb0-\U0002ebef\U0002f800-\U0002fa1f]"
+)
 _KIMI_K2 = (
-    r"\p{Han}+|[^\r\n\p{L}\p{N}]?[\p{L}--\p{Han}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    rf"{_HAN}+|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}--{_HAN}]+{_C}?"
     rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_W}"
 )
 
@@ -265,14 +287,10 @@ _BUILDERS: dict[str, Callable[[], SplitRule]] = {
     "LLAMA3": lambda: _whole(f"{_LLAMA3_HEAD}|{_W}"),
     "QWEN2": lambda: _whole(_QWEN2),
     "QWEN35": lambda: _rule(
-        _collapsed(
-            rf"{_C}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_W}"
-        )
+        _collapsed(rf"{_C}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_W}")
     ),
     "STARCODER": lambda: _rule(_exact(r"\p{N}"), _exact(_GPT2)),
-    "FALCON": lambda: _rule(
-        _collapsed(r"[\p{P}\$\+<=>\^~\|`]+"), _exact(_GPT2), _code_points("[0-9][0-9][0-9]")
-    ),
+    "FALCON": lambda: _rule(_collapsed(r"[\p{P}\$\+<=>\^~\|`]+"), _exact(_GPT2), _code_points("[0-9][0-9][0-9]")),
     "DEFAULT": lambda: _rule(
         _collapsed(r"[\p{P}\$\+<=>\^~\|]+"),
         _exact(_GPT2),
@@ -291,9 +309,7 @@ _BUILDERS: dict[str, Callable[[], SplitRule]] = {
     "YOUTU": lambda: _rule(_code_points(_YOUTU_SCRIPTS), _collapsed(_gpt4o_long(r"\p{N}"))),
     "TEKKEN": lambda: _rule(_collapsed(_letter_words(r"\p{N}", ""))),
     "GPT4O": lambda: _rule(_collapsed(_letter_words(r"\p{N}{1,3}", f"{_C}?"))),
-    "TINY-AYA": lambda: _rule(
-        _digit_groups(r"\p{N}+", cut_before_first=True), _collapsed(_gpt4o_long())
-    ),
+    "TINY-AYA": lambda: _rule(_digit_groups(r"\p{N}+"), _collapsed(_gpt4o_long())),
     "BLOOM": lambda: _rule(_code_points(_BLOOM)),
     "VIKING": lambda: _rule(_code_points(_BLOOM), _exact(r"\p{N}")),
     "CHAMELEON": _chameleon,
@@ -305,9 +321,7 @@ _BUILDERS: dict[str, Callable[[], SplitRule]] = {
         )
     ),
     "SEED-CODER": lambda: _rule(
-        _collapsed(
-            rf"{_C}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_W}"
-        )
+        _collapsed(rf"{_C}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_W}")
     ),
     "EXAONE-MOE": lambda: _rule(
         _collapsed(
@@ -315,9 +329,9 @@ _BUILDERS: dict[str, Callable[[], SplitRule]] = {
             r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
         )
     ),
-    "SUPERBPE": lambda: _rule(_exact(r"\p{N}+"), _digit_groups("[0-9]+", cut_before_first=False)),
+    "SUPERBPE": lambda: _rule(_exact(r"\p{N}+"), _before_triples("[0-9]+")),
     "AFMOE": lambda: _rule(
-        _digit_groups(r"\p{N}+", cut_before_first=True),
+        _digit_groups(r"\p{N}+"),
         _code_points(f"[{_ranges(_AFMOE_RANGES)}]+"),
         _collapsed(_DEEPSEEK3_TAIL),
     ),
@@ -328,9 +342,15 @@ _BUILDERS: dict[str, Callable[[], SplitRule]] = {
 
 
 @functools.cache
-def split_rule(name: str) -> SplitRule:
-    """Split rule of a class named in model semantics 8.5 (``"LLAMA3"``, ``"DEEPSEEK3"``, …)."""
-    return _BUILDERS[name]()
+def split_rule(name: str, reference_lowercase: bool = False) -> SplitRule:
+    """Split rule of a class named in model semantics 8.5 (``"LLAMA3"``, ``"DEEPSEEK3"``, …).
+
+    ``reference_lowercase``: the exact rules take only lower-case contractions, as the reference does.
+    """
+    rule = _BUILDERS[name]()
+    if reference_lowercase and rule.whole is not None:
+        return _whole(rule.whole.pattern.replace(_C, _LOWER_CASE_C))
+    return rule
 
 
 @dataclass(frozen=True)
@@ -349,7 +369,7 @@ class PreTokenizer:
     clean_spaces: bool = True
     has_default_bos: bool = True
     needs_merges: bool = True
-    escape_spaces: bool = field(default=False)
+    escape_spaces: bool = False
 
 
 _ROWS: tuple[tuple[str, PreTokenizer], ...] = (
@@ -366,8 +386,7 @@ _ROWS: tuple[tuple[str, PreTokenizer], ...] = (
     ("youtu", PreTokenizer("YOUTU", ignore_merges=True, clean_spaces=False)),
     ("falcon", PreTokenizer("FALCON")),
     (
-        "gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert mpt olmo jais "
-        "exaone4",
+        "gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert mpt olmo jais exaone4",
         PreTokenizer("GPT2"),
     ),
     ("jina-v1-en jina-v2-code roberta-bpe", PreTokenizer("GPT2", add_sep=True)),

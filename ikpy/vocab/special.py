@@ -38,16 +38,16 @@ _DETECTED: dict[str, tuple[str, ...]] = {
     ),
     "eom": ("<|eom_id|>",),
     "fim_pre": (
-        "<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>", "<|code_prefix|>",
-        "<|prefix|>",
+        "<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>",
+        "<|code_prefix|>", "<|prefix|>",
     ),
     "fim_suf": (
-        "<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>", "<|code_suffix|>",
-        "<|suffix|>",
+        "<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>",
+        "<|code_suffix|>", "<|suffix|>",
     ),
     "fim_mid": (
-        "<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>", "<|code_middle|>",
-        "<|middle|>",
+        "<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>",
+        "<|code_middle|>", "<|middle|>",
     ),
     "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
@@ -55,9 +55,9 @@ _DETECTED: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 _EOG_TEXTS = (
-    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
-    "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
-    "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>",
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
+    "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
+    "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>",
 )  # fmt: skip
 
 _CHANNEL_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
@@ -66,9 +66,7 @@ _CHANNEL_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 STRIPPED = " \t\n\v\f\r"
 
 
-def read_role_ids(
-    metadata: Mapping[str, Any], table: TokenTable, defaults: Mapping[str, int]
-) -> dict[str, int | None]:
+def read_role_ids(metadata: Mapping[str, Any], table: TokenTable, defaults: Mapping[str, int]) -> dict[str, int | None]:
     """Ids of the special roles: GGUF keys over family defaults; ids outside the vocabulary are ignored."""
     roles: dict[str, int | None] = {}
     for role, keys in ID_KEYS.items():
@@ -166,7 +164,10 @@ class SpecialSplitter:
         return [(table.texts[index][:2], table.texts[index], index) for index in special]
 
     def split(self, text: str, parse_special: bool) -> list[str | int]:
-        """Fragments (str) and special ids (int) in order. Without ``parse_special`` only user-defined tokens."""
+        """Fragments (str) and special ids (int) in order.
+
+        Without ``parse_special`` only user-defined tokens are cut out.
+        """
         fragments: list[str | int] = [text] if text else []
         present: dict[str, bool] = {}
         for prefix, token_text, index in self._all if parse_special else self._user:

@@ -37,6 +37,11 @@ class TokenTable:
         return len(self.texts)
 
     @classmethod
+    def empty(cls) -> TokenTable:
+        """Table of a model without vocabulary."""
+        return cls([], [], None, {})
+
+    @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> TokenTable:
         """Read tokens, scores and types; wrong lengths or repeated texts raise FileFormatError."""
         if "tokenizer.ggml.tokens" not in metadata:

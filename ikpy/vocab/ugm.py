@@ -55,18 +55,14 @@ class CharsMap:
     def _replacement(self, offset: int) -> str:
         end = self._replacements.find(b"\0", offset)
         if end < 0:
-            raise FileFormatError(
-                f"tokenizer.ggml.precompiled_charsmap: replacement at {offset} is outside the data"
-            )
+            raise FileFormatError(f"tokenizer.ggml.precompiled_charsmap: replacement at {offset} is outside the data")
         return self._replacements[offset:end].decode("utf-8", "replace")
 
 
 class UgmModel:
     """Tokenizer of fragments; the best path is found by the ``tokenizers`` package in float64."""
 
-    def __init__(
-        self, table: TokenTable, metadata: Mapping[str, Any], unknown: int | None, add_space_prefix: bool
-    ):
+    def __init__(self, table: TokenTable, metadata: Mapping[str, Any], unknown: int | None, add_space_prefix: bool):
         if table.scores is None:
             raise FileFormatError("tokenizer.ggml.scores is missing; a 't5' tokenizer needs a score per token")
         self._unknown = unknown
@@ -76,21 +72,21 @@ class UgmModel:
         self._charsmap = None if charsmap is None or len(charsmap) == 0 else CharsMap(_raw_bytes(charsmap))
         self._user_prefixes = {
             text[:end]
-            for text, kind in zip(table.texts, table.types)
+            for text, kind in zip(table.texts, table.types, strict=True)
             if kind == TokenType.USER_DEFINED
             for end in range(1, len(text) + 1)
         }
         self._build_model(table, table.scores.astype(float).tolist())
 
     def _build_model(self, table: TokenTable, scores: list[float]) -> None:
-        normal = [score for score, kind in zip(scores, table.types) if kind == TokenType.NORMAL]
+        normal = [score for score, kind in zip(scores, table.types, strict=True) if kind == TokenType.NORMAL]
         lowest = min(normal, default=0.0)
         # Entry 0 stands for the unknown token, with a text that cannot occur (two noncharacters); the package
         # scores unknown characters 10 below the worst entry, as the reference does.
         pieces: list[tuple[str, float]] = [("\U0010fffe\U0010ffff", lowest)]
         self._token_of_entry: list[int | None] = [self._unknown]
         matched = (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)
-        for index, (text, kind) in enumerate(zip(table.texts, table.types)):
+        for index, (text, kind) in enumerate(zip(table.texts, table.types, strict=True)):
             if kind in matched:
                 score = 0.0 if kind == TokenType.USER_DEFINED else max(scores[index], lowest)
                 pieces.append((text, score))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import unicodedata
+from collections.abc import Callable
 
 import regex
 
@@ -17,7 +18,8 @@ _CJK = (
 )
 _SPACE = regex.compile(r"\p{White_Space}")
 _ALONE = regex.compile(rf"\p{{P}}|[\p{{S}}&&[\x00-\x7e]]|[{_CJK}]", regex.V1)
-_DROPPED = regex.compile(r"\p{C}")
+# Unassigned code points stay and usually make their word unknown.
+_DROPPED = regex.compile(r"[\p{C}--\p{Cn}]", regex.V1)
 
 # The 30 code points the reference's lower-casing finds among its 1433: single pairs, then runs of pairs.
 _REFERENCE_LOWER_PAIRS = {
@@ -38,15 +40,15 @@ def _reference_lower() -> dict[str, str]:
 class WpmModel:
     """Tokenizer of fragments: normalise, split into words, take the longest token from the left.
 
-    ``unicode_lower``: lower-case by Unicode, as the vocabularies expect. False reproduces the reference,
-    whose lower-casing knows 30 code points only and turns most capitals into the unknown token.
+    Lower-casing is Unicode's, as the vocabularies expect. ``reference_lowercase`` reproduces the reference,
+    whose lower-casing knows 30 code points only and turns most words with capitals into the unknown token.
     """
 
-    def __init__(self, table: TokenTable, unknown: int | None, unicode_lower: bool):
+    def __init__(self, table: TokenTable, unknown: int | None, reference_lowercase: bool):
         self._ids = table.ids
         self._unknown = unknown
         self._longest = max(map(len, table.texts), default=0)
-        self._normalise = functools.lru_cache(maxsize=65536)(_normaliser(unicode_lower))
+        self._normalise = functools.lru_cache(maxsize=65536)(_normaliser(reference_lowercase))
         self._cache = WordCache(self._encode_word)
 
     def encode(self, fragment: str) -> list[int]:
@@ -71,7 +73,7 @@ class WpmModel:
         return out
 
 
-def _normaliser(unicode_lower: bool):
+def _normaliser(reference_lowercase: bool) -> Callable[[str], str]:
     """Function of one character: "" dropped, " " a word break, otherwise its text in the word stream."""
 
     def normalise(char: str) -> str:
@@ -80,7 +82,7 @@ def _normaliser(unicode_lower: bool):
             return " "
         if base == REPLACEMENT or _DROPPED.match(base):
             return ""
-        lower = base.lower()[0] if unicode_lower else _reference_lower().get(base, base)
+        lower = _reference_lower().get(base, base) if reference_lowercase else base.lower()[0]
         return f" {lower} " if _ALONE.match(base) else lower
 
     return normalise

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from pathlib import Path
 
 import pytest
+
+from tests.shared import SHARED
 
 U8, I8, U16, I16, U32, I32, F32, BOOL, STR, ARR, U64, I64, F64 = range(13)
 _FORMATS = {
@@ -97,7 +98,6 @@ def sample(**changes: object) -> bytes:
 
 def shared_folder() -> Path:
     """Folder of models and captures next to the repository; skips the test if it is absent."""
-    folder = Path(os.environ.get("IKPY_SHARED", Path(__file__).resolve().parents[3] / "shared"))
-    if not folder.is_dir():
-        pytest.skip(f"no folder {folder} with models (set IKPY_SHARED)")
-    return folder
+    if not SHARED.is_dir():
+        pytest.skip(f"no folder {SHARED} with models (set IKPY_SHARED)")
+    return SHARED

@@ -7,13 +7,13 @@ import struct
 import time
 from pathlib import Path
 
-import gguf_files as made
 import numpy as np
 import pytest
 
 from ikpy.errors import FileFormatError, UnsupportedError, UsageError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import GGUFValueType as T
+from tests.cpu import gguf_files as made
 
 WORDS = ["", "a", "Ġthe", "x" * 300, "\udcff\udcfe", "nul\0inside", ""]
 
@@ -287,9 +287,7 @@ def test_split_files_are_found_from_the_first(put):
 def test_split_errors(put):
     first = _put_set(put, _shard(0, 2, 2, "a"), _shard(1, 2, 2, "b"))
     second = first.replace("00001-of", "00002-of")
-    with pytest.raises(
-        FileFormatError, match="illegal split file: 1, model must be loaded with the first split"
-    ):
+    with pytest.raises(FileFormatError, match="illegal split file: 1, model must be loaded with the first split"):
         GGUFFile.open(second)
     with pytest.raises(FileFormatError, match="invalid split file"):
         GGUFFile.open(put(_shard(0, 2, 2, "a"), "renamed.gguf"))
@@ -305,9 +303,7 @@ def test_split_errors(put):
     with pytest.raises(FileFormatError, match=r"failed to load GGUF split from .*00002-of-00002"):
         GGUFFile.open(_put_set(put, _shard(0, 2, 2, "a"), b"junk" * 20))
     os.unlink(second)
-    with pytest.raises(
-        FileFormatError, match=r"failed to load GGUF split from .*00002-of-00002.*does not exist"
-    ):
+    with pytest.raises(FileFormatError, match=r"failed to load GGUF split from .*00002-of-00002.*does not exist"):
         GGUFFile.open(first)
 
 
@@ -356,9 +352,7 @@ def test_unusual_string_arrays_stay_fast(put, words):
 
 def _real_files() -> list[Path]:
     shared = made.shared_folder()
-    files = [
-        p for folder in ("models", "public/vocab", "golden/zoo") for p in (shared / folder).glob("*.gguf")
-    ]
+    files = [p for folder in ("models", "public/vocab", "golden/zoo") for p in (shared / folder).glob("*.gguf")]
     if not files:
         pytest.skip(f"no .gguf files under {shared}")
     return sorted(files)

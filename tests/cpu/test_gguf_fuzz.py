@@ -6,7 +6,6 @@ import struct
 import time
 from datetime import timedelta
 
-import gguf_files as made
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from ikpy.errors import FileFormatError, UnsupportedError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.strings import StringArray, StringArrayError, index_strings
+from tests.cpu import gguf_files as made
 
 SAMPLE = made.sample()
 HEADER_BYTES = len(SAMPLE) - 128
@@ -51,9 +51,7 @@ def path(tmp_path):
     return tmp_path / "fuzzed.gguf"
 
 
-@given(
-    edits=st.lists(st.tuples(st.integers(0, HEADER_BYTES - 1), st.integers(0, 255)), min_size=1, max_size=6)
-)
+@given(edits=st.lists(st.tuples(st.integers(0, HEADER_BYTES - 1), st.integers(0, 255)), min_size=1, max_size=6))
 @settings(max_examples=400, **_SETTINGS)
 def test_changed_bytes(path, edits):
     content = bytearray(SAMPLE)
@@ -122,9 +120,7 @@ def test_files_of_the_right_structure_with_wild_values(path, entries, tensors, e
 
 
 @given(
-    items=st.lists(
-        st.one_of(st.binary(max_size=5), st.sampled_from([b"", b"\0" * 9, b"x" * 256])), max_size=40
-    ),
+    items=st.lists(st.one_of(st.binary(max_size=5), st.sampled_from([b"", b"\0" * 9, b"x" * 256])), max_size=40),
     before=st.binary(max_size=9),
     cut=st.integers(0, 400),
 )

@@ -6,7 +6,6 @@ import json
 import os
 from pathlib import Path
 
-import gguf_files as made
 import pytest
 from typer.testing import CliRunner
 
@@ -16,6 +15,7 @@ from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import GGUFValueType as T
 from ikpy.quants import registry
 from ikpy.tools import gguf_tool
+from tests.cpu import gguf_files as made
 
 
 def run(*arguments: object) -> tuple[str, str]:
@@ -44,6 +44,24 @@ def test_dump_text(model):
     assert any(line[:6] == ["second", "q8_0", "32", "x", "2", "68"] for line in lines)
     assert "second" not in run("dump", model, "--no-tensors")[0]
     assert '"nul\\u0000inside", ""' in run("dump", model, "--full")[0]
+
+
+def test_the_ikpy_command_reaches_it(model, capfd):
+    from ikpy.cli import main
+
+    assert main(["gguf", "dump", "--no-tensors", str(model)]) == 0
+    assert "general.architecture" in capfd.readouterr().out
+    assert main(["gguf"]) == 0
+    assert "Usage: ikpy gguf" in capfd.readouterr().out
+    for arguments, message in (
+        (["gguf", "set", str(model), "u8", "256"], "error: value 256 does not fit type u8\n"),
+        (["gguf", "dump", "none.gguf"], "error: none.gguf: cannot open model: does not exist; give the path"),
+        (["gguf", "dump", str(model), "--jsn"], "error: No such option: --jsn"),
+        (["gguf", "dump"], "error: Missing argument 'FILE'."),
+    ):
+        assert main(arguments) == 1
+        out, err = capfd.readouterr()
+        assert out == "" and err.startswith(message) and len(err.splitlines()) == 1, err
 
 
 def test_dump_json(model):

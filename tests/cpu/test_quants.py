@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import gguf
 import numpy as np
 import pytest
-from quant_data import (
+
+from ikpy.errors import FileFormatError, UnsupportedError, UsageError
+from ikpy.quants import dequantize, registry
+from ikpy.quants.codec import codec_of
+from ikpy.quants.repack import PERMUTATIONS, repack
+from ikpy.quants.tables import table
+from ikpy.quants.trellis import generate
+from tests.cpu.quant_data import (
     GOLDEN_SHAPE,
     GOLDEN_TYPES,
     assert_same_bits,
@@ -15,19 +25,11 @@ from quant_data import (
     golden_variants,
     random_tensor,
 )
-
-from ikpy.errors import FileFormatError, UnsupportedError, UsageError
-from ikpy.quants import dequantize, registry
-from ikpy.quants.codec import codec_of
-from ikpy.quants.repack import PERMUTATIONS, repack
-from ikpy.quants.tables import table
-from ikpy.quants.trellis import generate
+from tests.shared import ROOT
 
 # Recorded with a decoder that skips the row header (BN) or evaluates a polynomial (IQ6_K): quant-formats 12.
 OTHER_FORMULA = {"iq1_bn", "iq2_bn", "iq6_k"}
-BLOCK_TYPES = [
-    t for t in registry.all_types() if t.is_quantized and t.name != "i2_s" and not t.activation_only
-]
+BLOCK_TYPES = [t for t in registry.all_types() if t.is_quantized and t.name != "i2_s" and not t.activation_only]
 MAINLINE = (
     "q4_0 q4_1 q5_0 q5_1 q8_0 q2_K q3_K q4_K q5_K q6_K iq2_xxs iq2_xs iq2_s iq3_xxs iq3_s iq1_s iq1_m iq4_nl "
     "iq4_xs mxfp4 tq1_0 tq2_0"
@@ -262,9 +264,7 @@ def test_repack_matches_recorded_bytes(plain, packed):
         actual = repack(golden(plain)[f"q_{variant}"], plain, packed, GOLDEN_SHAPE)
         expected = golden(packed)[f"q_{variant}"].reshape(-1)
         different = np.flatnonzero(actual != expected)
-        assert not len(different), (
-            f"{plain} to {packed} {variant}: {len(different)} bytes, first {different[:8]}"
-        )
+        assert not len(different), f"{plain} to {packed} {variant}: {len(different)} bytes, first {different[:8]}"
 
 
 def test_bf16_r16_truncates():
@@ -274,9 +274,7 @@ def test_bf16_r16_truncates():
     np.testing.assert_array_equal(actual, golden("bf16_r16")["q_plain"].reshape(-1))
 
 
-@pytest.mark.parametrize(
-    "enum_name", [n for n, e in format_checks()["decode_check"].items() if "plain_data" in e]
-)
+@pytest.mark.parametrize("enum_name", [n for n, e in format_checks()["decode_check"].items() if "plain_data" in e])
 def test_repack_self_check(enum_name):
     entry = format_checks()["decode_check"][enum_name]
     target = registry.by_id(entry["id"])
@@ -299,3 +297,9 @@ def test_arm_layouts_invert_the_nibble_sign():
     packed = repack(data, "q4_0", "q4_0_8x8", (32, 8))
     np.testing.assert_array_equal(packed[16:24], data.reshape(8, 18)[0, 2:10] ^ 0x88)
     np.testing.assert_array_equal(packed[24:32], data.reshape(8, 18)[1, 2:10] ^ 0x88)
+
+
+def test_page_of_types_is_current():
+    command = [sys.executable, "scripts/make_type_tables.py", "--check"]
+    result = subprocess.run(command, check=False, cwd=ROOT, env={"PYTHONPATH": str(ROOT)})
+    assert result.returncode == 0, "run: python scripts/make_type_tables.py"

@@ -17,9 +17,13 @@ void quantize_group(const float* x, int8_t* q, float* scale, int32_t* sum_low, i
     const float inverse = amax > 1e-35f ? 127.0f / amax : 0.0f;
     *scale = amax > 1e-35f ? amax / 127.0f : 0.0f;
     constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, half to even
+    float scaled[32];
+    for (int i = 0; i < 32; ++i) scaled[i] = x[i] * inverse;
+    // Keeps the product from being fused with the addition: all tiers shall round alike.
+    asm("" : "+m"(scaled));
     int32_t values[32];
     for (int i = 0; i < 32; ++i) {
-        const float shifted = x[i] * inverse + kRound;
+        const float shifted = scaled[i] + kRound;
         int32_t bits;
         std::memcpy(&bits, &shifted, 4);
         values[i] = bits - 0x4B400000;

@@ -12,25 +12,10 @@ const Tensor* source(const Op& op, const Tensor* tensors, int i) {
     return op.src[i] >= 0 ? &tensors[op.src[i]] : nullptr;
 }
 
-// Elements before byte offset `bytes` of a cache row, or -1 if that is not a place where a row of the type
-// can start.
+// Elements before byte offset `bytes` of a cache row, or -1 if that is not a place where a row of the type can start.
 int64_t columns_before(int type, int64_t bytes) {
-    switch (type) {
-        case kF32:
-            return bytes % 4 ? -1 : bytes / 4;
-        case kF16:
-        case kBF16:
-            return bytes % 2 ? -1 : bytes / 2;
-        case kQ8_0:
-            return bytes % 34 ? -1 : bytes / 34 * 32;
-        case kv::kTypeQ6_0:
-            return bytes % 26 ? -1 : bytes / 26 * 32;
-        case kv::kTypeQ4_0:
-        case kv::kTypeIQ4_NL:
-            return bytes % 18 ? -1 : bytes / 18 * 32;
-        default:
-            return -1;
-    }
+    if (type == kv::kTypeQ8_KV || bytes % kv::row_bytes(type, 1)) return -1;
+    return bytes / kv::row_bytes(type, 1) * kv::block_elements(type);
 }
 
 void find_v_in_k(AttentionArgs& a) {
@@ -72,6 +57,8 @@ AttentionArgs attention_args(const Op& op, const Tensor* tensors) {
     a.load_k = kv::load_rows(a.k->type);
     a.load_k1 = a.k1 ? kv::load_rows(a.k1->type) : nullptr;
     a.load_v = kv::load_rows(a.v->type);
+    a.k_row_bytes = kv::row_bytes(a.k->type, a.d0);
+    a.v_row_bytes = kv::row_bytes(a.v->type, a.dv);
     find_v_in_k(a);
     return a;
 }

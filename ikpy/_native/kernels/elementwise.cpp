@@ -1,9 +1,9 @@
 // Element-wise ops over strided views: add, mul, scale, unary, gated unary, soft cap, copy.
 #include <algorithm>
 
-#include "ikpy/half.hpp"
 #include "ikpy/ops.hpp"
 #include "ikpy/vecmath.hpp"
+#include "kernels/kv_types.hpp"
 #include "quantize/dequantize.hpp"
 
 namespace ikpy {
@@ -131,18 +131,18 @@ void op_gated_unary(const ThreadContext& ctx, const Op& op, const Tensor* ts, co
     }
 }
 
-// Strided copy: f32 -> f32 or f16; any other source type is unpacked to f32.
+// Strided copy: f32 to f32 or to a cache type, or any other type unpacked to f32.
 void op_copy(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Runtime&) {
     const Tensor& dst = ts[op.dst];
     const Tensor& a = ts[op.src[0]];
+    const kv::StoreRow store = dst.type == kF32 ? nullptr : kv::store_row(dst.type);
     for_rows(ctx, dst, [&](int64_t i1, int64_t i2, int64_t i3) {
         const float* x = row<const float>(a, i1, i2, i3);
         if (a.type != kF32) {
             dequantize_rows(a.type, row<const uint8_t>(a, i1, i2, i3), dst.ne[0], 0, 1, row<float>(dst, i1, i2, i3),
                             dst.ne[0], true);
-        } else if (dst.type == kF16) {
-            uint16_t* z = row<uint16_t>(dst, i1, i2, i3);
-            for (int64_t i = 0; i < dst.ne[0]; ++i) z[i] = f32_to_f16(x[i]);
+        } else if (store) {
+            store(x, dst.ne[0], row<uint8_t>(dst, i1, i2, i3));
         } else {
             std::copy(x, x + dst.ne[0], row<float>(dst, i1, i2, i3));
         }

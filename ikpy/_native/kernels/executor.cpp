@@ -46,7 +46,7 @@ void Barrier::wait() {
 #if defined(__x86_64__)
         _mm_pause();
 #endif
-        if (spins > 20000) {  // about 0.3 ms of pauses: some thread has lost its core
+        if (spins > 1500) {  // some 40 microseconds of pauses: a thread has probably lost its core
             sched_yield();
             spins = 0;
         }

@@ -33,6 +33,7 @@ struct AttentionArgs {
     bool flash;
     bool v_in_k;       // V is a view into the rows of K segment 0 of the same type
     int64_t v_column;  // then: its first column
+    int64_t k_row_bytes, v_row_bytes;
     kv::LoadRows load_k, load_k1, load_v;
 
     int64_t rows_per_kv_head() const { return heads_per_kv * n_tokens; }

@@ -2,6 +2,7 @@
 //   scores  s[c][m] = sum_d k[c][d] q[d][m]        cells c, head dims d, lanes m
 //   output  o[d][m] = alpha[m] o[d][m] + sum_c v[c][d] p[c][m]
 #pragma once
+#include "kernels/flash_prefetch.hpp"
 #include "kernels/simd_f32.hpp"
 
 namespace ikpy {
@@ -57,21 +58,26 @@ constexpr int kMaxVectors = 2;
 constexpr int block_height(int) { return 6; }
 #endif
 
-// All products over n_rows result rows rounded up to the block height: callers pad the operands.
+// All products over the result rows rounded up to the block height: callers pad the operands.
 template <int N>
-void score_lanes(const float* q, int64_t ldq, const float* k, int64_t ldk, int64_t dk, int64_t n_cells,
-                 float* s, int64_t lds) {
+void score_lanes(const float* q, int64_t ldq, const float* k, int64_t ldk, int64_t dk, int64_t n_cells, float* s,
+                 int64_t lds, Prefetch& next) {
     constexpr int H = block_height(N);
-    for (int64_t c = 0; c < n_cells; c += H)
+    for (int64_t c = 0; c < n_cells; c += H) {
+        next.advance(H);
         score_block<H, N>(q, ldq, k + c * ldk, ldk, dk, s + c * lds, lds);
+    }
 }
 
 template <int N>
 void output_lanes(const float* p, int64_t ldp, int64_t n_cells, const float* v, int64_t ldv, int64_t dv,
-                  const float* alpha, float* o, int64_t ldo) {
+                  const float* alpha, float* o, int64_t ldo, Prefetch& next) {
     constexpr int H = block_height(N);
-    for (int64_t d = 0; d < dv; d += H)
+    const int64_t share = next.rows * H / dv + 1;
+    for (int64_t d = 0; d < dv; d += H) {
+        next.advance(share);
         output_block<H, N>(p, ldp, n_cells, v + d, ldv, alpha, o + d * ldo, ldo);
+    }
 }
 
 }  // namespace flash

@@ -1,57 +1,139 @@
-// Products of the row kernel over f32 cells: R rows against n cells, vectors along the head dimension.
+// Products of the row kernel: R query rows against n cells read in their stored format, vectors along the head.
 #pragma once
-#include "kernels/simd_f32.hpp"
+#include "kernels/flash_prefetch.hpp"
+#include "kernels/kv_blocks.hpp"
 
 namespace ikpy {
 namespace flash {
 
-// s[r * lds + c] = sum_d q[r][d] k[c][d]; dk is a multiple of kLanes (operands padded with zeros).
-template <int R>
-void row_scores(const float* q, int64_t ldq, const float* k, int64_t ldk, int64_t dk, int64_t n, float* s,
-                int64_t lds) {
-    using namespace simd;
-    for (int64_t c = 0; c < n; ++c) {
-        V acc[R];
-        for (int r = 0; r < R; ++r) acc[r] = zero();
-        for (int64_t d = 0; d < dk; d += kLanes) {
-            const V x = load(k + c * ldk + d);
-            for (int r = 0; r < R; ++r) acc[r] = fma(load(q + r * ldq + d), x, acc[r]);
-        }
-        for (int r = 0; r < R; ++r) s[r * lds + c] = sum(acc[r]);
+// s[r * lds + c] = sum_d q[r * ldq + d] k[c][d]
+using RowScores = void (*)(const float* q, int64_t ldq, const uint8_t* k, int64_t stride, int64_t dk, int64_t n, float* s,
+                           int64_t lds, Prefetch& next);
+// o[r][d] = alpha[r] o[r][d] + sum_c p[r][c] v[c][d]
+using RowOutputs = void (*)(const float* p, int64_t ldp, int64_t n, const uint8_t* v, int64_t stride, int64_t dv,
+                            const float* alpha, float* o, int64_t ldo, Prefetch& next);
+
+struct RowProducts {
+    RowScores scores;
+    RowOutputs outputs;
+    int64_t step;  // head sizes must be multiples of this
+};
+
+// Products straight from rows of the type, or null: expand to f32 first.
+const RowProducts* row_products(int type, int64_t n_rows);
+
+#if defined(__AVX512F__)
+
+// lane i of the result = sum of the lanes of a[i]
+inline __m512 sums16(const __m512* a) {
+    __m512 t[8], u[4];
+    for (int i = 0; i < 8; ++i) {
+        t[i] = _mm512_add_ps(_mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]), _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]));
     }
+    for (int i = 0; i < 4; ++i) {
+        u[i] = _mm512_add_ps(_mm512_shuffle_ps(t[2 * i], t[2 * i + 1], 0x44),
+                             _mm512_shuffle_ps(t[2 * i], t[2 * i + 1], 0xee));
+    }
+    const __m512 x = _mm512_add_ps(_mm512_shuffle_f32x4(u[0], u[1], 0x88), _mm512_shuffle_f32x4(u[0], u[1], 0xdd));
+    const __m512 y = _mm512_add_ps(_mm512_shuffle_f32x4(u[2], u[3], 0x88), _mm512_shuffle_f32x4(u[2], u[3], 0xdd));
+    return _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xdd));
 }
 
-// o[r][d] = alpha[r] o[r][d] + sum_c p[r][c] v[c][d]; dv is a multiple of kLanes.
-template <int R>
-void row_outputs(const float* p, int64_t ldp, int64_t n, const float* v, int64_t ldv, int64_t dv,
-                 const float* alpha, float* o, int64_t ldo) {
+#endif
+
+// Cells per step: R * C sums at once.
+constexpr int cells_at_once(int r) {
+#if defined(__AVX512F__)
+    return r == 1 ? 16 : r == 2 ? 8 : r <= 4 ? 4 : 2;
+#else
+    return r <= 2 ? 4 : r <= 4 ? 2 : 1;
+#endif
+}
+
+template <class Row, int R, int C>
+inline void scores_of_cells(const float* q, int64_t ldq, const uint8_t* k, int64_t stride, int64_t dk, float* s,
+                            int64_t lds) {
     using namespace simd;
-    constexpr int D = R == 1 ? 8 : R == 2 ? 6 : R <= 4 ? 4 : 2;
-    int64_t d = 0;
-    for (; d + D * kLanes <= dv; d += D * kLanes) {
-        V acc[R][D];
-        for (int r = 0; r < R; ++r)
-            for (int i = 0; i < D; ++i) acc[r][i] = mul(set1(alpha[r]), load(o + r * ldo + d + i * kLanes));
-        for (int64_t c = 0; c < n; ++c) {
-            V x[D];
-            for (int i = 0; i < D; ++i) x[i] = load(v + c * ldv + d + i * kLanes);
+    constexpr int S = Row::kVectors;
+    V acc[R * C];
+    for (int i = 0; i < R * C; ++i) acc[i] = zero();
+    for (int64_t d = 0; d < dk; d += S * kLanes) {
+        for (int c = 0; c < C; ++c) {
+            V x[S];
+            Row::load(k + c * stride, d, x);
             for (int r = 0; r < R; ++r) {
-                const V w = set1(p[r * ldp + c]);
-                for (int i = 0; i < D; ++i) acc[r][i] = fma(w, x[i], acc[r][i]);
+                for (int i = 0; i < S; ++i) {
+                    acc[r * C + c] = fma(load(q + r * ldq + d + i * kLanes), x[i], acc[r * C + c]);
+                }
             }
         }
-        for (int r = 0; r < R; ++r)
-            for (int i = 0; i < D; ++i) store(o + r * ldo + d + i * kLanes, acc[r][i]);
     }
-    for (; d < dv; d += kLanes) {
-        V acc[R];
-        for (int r = 0; r < R; ++r) acc[r] = mul(set1(alpha[r]), load(o + r * ldo + d));
-        for (int64_t c = 0; c < n; ++c) {
-            const V x = load(v + c * ldv + d);
-            for (int r = 0; r < R; ++r) acc[r] = fma(set1(p[r * ldp + c]), x, acc[r]);
+#if defined(__AVX512F__)
+    if (R * C > 2) {
+        __m512 all[16];
+        for (int i = 0; i < 16; ++i) all[i] = i < R * C ? acc[i < R * C ? i : 0] : zero();
+        float sums[16];
+        _mm512_storeu_ps(sums, sums16(all));
+        for (int r = 0; r < R; ++r) std::memcpy(s + r * lds, sums + r * C, C * sizeof(float));
+        return;
+    }
+#endif
+    for (int r = 0; r < R; ++r)
+        for (int c = 0; c < C; ++c) s[r * lds + c] = sum(acc[r * C + c]);
+}
+
+template <class Row, int R>
+void row_scores(const float* q, int64_t ldq, const uint8_t* k, int64_t stride, int64_t dk, int64_t n, float* s,
+                int64_t lds, Prefetch& next) {
+    constexpr int C = cells_at_once(R);
+    const int64_t share = next.rows * C / (n > 0 ? n : 1) + 1;
+    int64_t c = 0;
+    for (; c + C <= n; c += C) {
+        next.advance(share);
+        scores_of_cells<Row, R, C>(q, ldq, k + c * stride, stride, dk, s + c, lds);
+    }
+    for (; c < n; ++c) scores_of_cells<Row, R, 1>(q, ldq, k + c * stride, stride, dk, s + c, lds);
+}
+
+// D groups of Row::kVectors vectors of the head.
+template <class Row, int R, int D>
+inline void outputs_of_head(const float* p, int64_t ldp, int64_t n, const uint8_t* v, int64_t stride, int64_t d,
+                            const float* alpha, float* o, int64_t ldo, Prefetch& next, int64_t share) {
+    using namespace simd;
+    constexpr int S = Row::kVectors;
+    V acc[R][D * S];
+    for (int r = 0; r < R; ++r)
+        for (int i = 0; i < D * S; ++i) acc[r][i] = mul(set1(alpha[r]), load(o + r * ldo + d + i * kLanes));
+    for (int64_t c = 0; c < n; ++c) {
+        if ((c & 7) == 0) next.advance(share);
+        V x[D * S];
+        for (int i = 0; i < D; ++i) Row::load(v + c * stride, d + i * S * kLanes, x + i * S);
+        for (int r = 0; r < R; ++r) {
+            const V w = set1(p[r * ldp + c]);
+            for (int i = 0; i < D * S; ++i) acc[r][i] = fma(w, x[i], acc[r][i]);
         }
-        for (int r = 0; r < R; ++r) store(o + r * ldo + d, acc[r]);
     }
+    for (int r = 0; r < R; ++r)
+        for (int i = 0; i < D * S; ++i) store(o + r * ldo + d + i * kLanes, acc[r][i]);
+}
+
+template <class Row, int R>
+void row_outputs(const float* p, int64_t ldp, int64_t n, const uint8_t* v, int64_t stride, int64_t dv,
+                 const float* alpha, float* o, int64_t ldo, Prefetch& next) {
+    constexpr int S = Row::kVectors;
+#if defined(__AVX512F__)
+    constexpr int kVectors = R == 1 ? 8 : R == 2 ? 8 : R <= 4 ? 4 : 2;
+#else
+    constexpr int kVectors = R == 1 ? 4 : R == 2 ? 4 : R <= 4 ? 2 : 1;
+#endif
+    constexpr int D = kVectors / S > 0 ? kVectors / S : 1;
+    const int64_t step = S * simd::kLanes;
+    const int64_t share = next.rows * 8 * D * step / (n * dv + 1) + 1;
+    int64_t d = 0;
+    for (; d + D * step <= dv; d += D * step) {
+        outputs_of_head<Row, R, D>(p, ldp, n, v, stride, d, alpha, o, ldo, next, share);
+    }
+    for (; d < dv; d += step) outputs_of_head<Row, R, 1>(p, ldp, n, v, stride, d, alpha, o, ldo, next, share);
 }
 
 }  // namespace flash

@@ -4,6 +4,7 @@
 
 #include "kernels/flash_attention.hpp"
 #include "kernels/flash_gemm.hpp"
+#include "kernels/flash_pack.hpp"
 
 namespace ikpy {
 namespace {
@@ -20,6 +21,11 @@ struct TileBuffers {
     double* total;
     uint32_t* bits;  // [kWords][lanes]
     int64_t ldk, ldv, lanes;
+};
+
+// Lanes [m, m + lanes) against the cells [begin, end) of the tile at hand.
+struct Part {
+    int64_t m, lanes, begin, end;
 };
 
 struct Tile {
@@ -59,11 +65,12 @@ TileBuffers layout(uint8_t* scratch, const AttentionArgs& a, int64_t lanes) {
 }
 
 void pack_q(const AttentionArgs& a, const Tile& tile, const TileBuffers& b) {
-    const float f = a.q_factor();
-    std::memset(b.q, 0, size_t(a.dk * b.lanes) * sizeof(float));
-    for (int64_t m = 0; m < tile.n_rows; ++m) {
-        const float* q = a.q_row(tile.kv_head, tile.first_row + m);
-        for (int64_t d = 0; d < a.dk; ++d) b.q[d * b.lanes + m] = f * q[d];
+    for (int64_t m = 0; m < b.lanes; m += 16) {
+        const float* rows[16];
+        for (int64_t i = 0; i < 16; ++i) {
+            rows[i] = m + i < tile.n_rows ? a.q_row(tile.kv_head, tile.first_row + m + i) : nullptr;
+        }
+        flash::rows_to_lanes(rows, a.dk, a.q_factor(), b.q + m, b.lanes);
     }
 }
 
@@ -79,54 +86,56 @@ void load_v_tile(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t n
     a.load_v(row<uint8_t>(*a.v, a.v_head(tile.kv_head), c0), a.v->nb[2], n, a.dv, b.v, b.ldv);
 }
 
+// Tiles to fetch ahead; the segment of K shared by all heads is small and left to the hardware.
+flash::Prefetch k_rows(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t last) {
+    const int64_t n = std::max<int64_t>(0, std::min<int64_t>(kTileCells, last - c0));
+    return {row<uint8_t>(*a.k, tile.kv_head, c0), a.k->nb[2], a.k_row_bytes, n};
+}
+
+flash::Prefetch v_rows(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t n) {
+    return {row<uint8_t>(*a.v, a.v_head(tile.kv_head), c0), a.v->nb[2], a.v_row_bytes, a.v_in_k ? 0 : n};
+}
+
 template <typename Call>
-void for_lane_groups(int64_t lanes, Call call) {
+void for_lane_groups(const Part& part, Call call) {
     using flash::kMaxVectors;
-    for (int64_t m = 0; m < lanes;) {
-        const int64_t n = std::min<int64_t>(kMaxVectors, (lanes - m) / kLanes);
+    for (int64_t m = part.m; m < part.m + part.lanes;) {
+        const int64_t n = std::min<int64_t>(kMaxVectors, (part.m + part.lanes - m) / kLanes);
         call(m, int(n));
         m += n * kLanes;
     }
 }
 
-void scores(const TileBuffers& b, int64_t dk, int64_t n, float* s) {
-    for_lane_groups(b.lanes, [&](int64_t m, int n_vectors) {
+void scores(const TileBuffers& b, int64_t dk, const Part& part, float* s, flash::Prefetch& next) {
+    const int64_t w = b.lanes, n = part.end - part.begin;
+    const float* k = b.k + part.begin * b.ldk;
+    s += part.begin * w;
+    for_lane_groups(part, [&](int64_t m, int n_vectors) {
+        const float* q = b.q + m;
         switch (n_vectors) {
-            case 1:
-                flash::score_lanes<1>(b.q + m, b.lanes, b.k, b.ldk, dk, n, s + m, b.lanes);
-                break;
-            case 2:
-                flash::score_lanes<2>(b.q + m, b.lanes, b.k, b.ldk, dk, n, s + m, b.lanes);
-                break;
+            case 1: return flash::score_lanes<1>(q, w, k, b.ldk, dk, n, s + m, w, next);
+            case 2: return flash::score_lanes<2>(q, w, k, b.ldk, dk, n, s + m, w, next);
 #if defined(__AVX512F__)
-            case 3:
-                flash::score_lanes<3>(b.q + m, b.lanes, b.k, b.ldk, dk, n, s + m, b.lanes);
-                break;
-            case 4:
-                flash::score_lanes<4>(b.q + m, b.lanes, b.k, b.ldk, dk, n, s + m, b.lanes);
-                break;
+            case 3: return flash::score_lanes<3>(q, w, k, b.ldk, dk, n, s + m, w, next);
+            case 4: return flash::score_lanes<4>(q, w, k, b.ldk, dk, n, s + m, w, next);
 #endif
         }
     });
 }
 
-void outputs(const TileBuffers& b, int64_t dv, int64_t n, const float* p) {
-    const int64_t w = b.lanes;
-    for_lane_groups(b.lanes, [&](int64_t m, int n_vectors) {
+void outputs(const TileBuffers& b, int64_t dv, const Part& part, const float* p, flash::Prefetch& next) {
+    const int64_t w = b.lanes, n = part.end - part.begin;
+    const float* v = b.v + part.begin * b.ldv;
+    p += part.begin * w;
+    for_lane_groups(part, [&](int64_t m, int n_vectors) {
+        const float* alpha = b.alpha + m;
+        float* o = b.o + m;
         switch (n_vectors) {
-            case 1:
-                flash::output_lanes<1>(p + m, w, n, b.v, b.ldv, dv, b.alpha + m, b.o + m, w);
-                break;
-            case 2:
-                flash::output_lanes<2>(p + m, w, n, b.v, b.ldv, dv, b.alpha + m, b.o + m, w);
-                break;
+            case 1: return flash::output_lanes<1>(p + m, w, n, v, b.ldv, dv, alpha, o, w, next);
+            case 2: return flash::output_lanes<2>(p + m, w, n, v, b.ldv, dv, alpha, o, w, next);
 #if defined(__AVX512F__)
-            case 3:
-                flash::output_lanes<3>(p + m, w, n, b.v, b.ldv, dv, b.alpha + m, b.o + m, w);
-                break;
-            case 4:
-                flash::output_lanes<4>(p + m, w, n, b.v, b.ldv, dv, b.alpha + m, b.o + m, w);
-                break;
+            case 3: return flash::output_lanes<3>(p + m, w, n, v, b.ldv, dv, alpha, o, w, next);
+            case 4: return flash::output_lanes<4>(p + m, w, n, v, b.ldv, dv, alpha, o, w, next);
 #endif
         }
     });
@@ -134,31 +143,54 @@ void outputs(const TileBuffers& b, int64_t dv, int64_t n, const float* p) {
 
 enum class Visibility { kNone, kSome, kAll };
 
-// Fills bits[w][lane] for the cells [c0, c0 + n).
-Visibility tile_visibility(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t n,
-                           const TileBuffers& b) {
+// Visibility of the cells [c0, c0 + n); fills bits[w][lane] unless all rows see all or none of them.
+Visibility tile_visibility(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t n, const TileBuffers& b) {
+    uint32_t words[kTileRows][kWords];
+    const int64_t first = a.token_of(tile.first_row), last = a.token_of(tile.first_row + tile.n_rows - 1);
     bool none = true, all = true;
-    uint32_t words[kWords] = {};
-    int64_t token = -1;
-    for (int64_t m = 0; m < b.lanes; ++m) {
-        if (m < tile.n_rows && a.token_of(tile.first_row + m) != token) {
-            token = a.token_of(tile.first_row + m);
-            const int visible = visible_bits(a, token, c0, n, words, kWords);
-            none &= visible == 0;
-            all &= visible == n;
-        }
-        for (int w = 0; w < kWords; ++w) b.bits[w * b.lanes + m] = words[w];
+    for (int64_t t = first; t <= last; ++t) {
+        const int visible = visible_bits(a, t, c0, n, words[t - first], kWords);
+        none &= visible == 0;
+        all &= visible == n;
     }
-    return all ? Visibility::kAll : none ? Visibility::kNone : Visibility::kSome;
+    if (all) return Visibility::kAll;
+    if (none && a.flash) return Visibility::kNone;
+    int64_t token = 0, in_token = tile.first_row % a.heads_per_kv;
+    for (int64_t m = 0; m < b.lanes; ++m) {
+        for (int w = 0; w < kWords; ++w) b.bits[w * b.lanes + m] = words[token][w];
+        if (++in_token == a.heads_per_kv && m + 1 < tile.n_rows) {
+            in_token = 0;
+            ++token;
+        }
+    }
+    return Visibility::kSome;
 }
 
-// Soft cap and mask on the scores [n][lanes] of one vector of lanes; returns their maximum.
+// Splits a partly visible tile into groups of 16 lanes, each with the cells that any of its rows sees.
+int visible_parts(const TileBuffers& b, Part* parts) {
+    int n_parts = 0;
+    for (int64_t m = 0; m < b.lanes; m += 16) {
+        int64_t begin = kTileCells, end = 0;
+        for (int w = 0; w < kWords; ++w) {
+            uint32_t any = 0;
+            for (int i = 0; i < 16; ++i) any |= b.bits[w * b.lanes + m + i];
+            if (!any) continue;
+            begin = std::min<int64_t>(begin, 32 * w + __builtin_ctz(any));
+            end = 32 * w + 32 - __builtin_clz(any);
+        }
+        // Starts at a multiple of the block height keep the rounded-up last block inside the tile.
+        if (end > 0) parts[n_parts++] = {m, 16, begin / kPad * kPad, end};
+    }
+    return n_parts;
+}
+
+// Soft cap and mask on the scores of one vector of lanes; returns their maximum.
 template <bool kMask, bool kCap>
-V finish_scores(float* s, int64_t n, const TileBuffers& b, int64_t m, float softcap) {
+V finish_vector(float* s, const TileBuffers& b, const Part& part, int64_t m, float softcap) {
     using namespace simd;
     V top = set1(kNoMaximum);
     const V cap = set1(softcap * kLog2e), low = set1(kMasked);
-    for (int64_t c = 0; c < n; ++c) {
+    for (int64_t c = part.begin; c < part.end; ++c) {
         V x = load(s + c * b.lanes);
         if (kCap) x = mul(cap, simd::tanh(x));
         if (kMask) x = keep_if_bit(b.bits + (c >> 5) * b.lanes + m, 1u << (c & 31), x, low);
@@ -168,25 +200,23 @@ V finish_scores(float* s, int64_t n, const TileBuffers& b, int64_t m, float soft
     return top;
 }
 
-V finish_scores(const AttentionArgs& a, float* s, int64_t n, const TileBuffers& b, int64_t m, bool masked) {
-    const bool cap = a.softcap != 0.0f;
-    if (masked) {
-        return cap ? finish_scores<true, true>(s, n, b, m, a.softcap)
-                   : finish_scores<true, false>(s, n, b, m, a.softcap);
+V finish_scores(const AttentionArgs& a, float* s, const TileBuffers& b, const Part& part, int64_t m, bool masked) {
+    if (a.softcap != 0.0f) {
+        return masked ? finish_vector<true, true>(s, b, part, m, a.softcap)
+                      : finish_vector<false, true>(s, b, part, m, a.softcap);
     }
-    return cap ? finish_scores<false, true>(s, n, b, m, a.softcap)
-               : finish_scores<false, false>(s, n, b, m, a.softcap);
+    return masked ? finish_vector<true, false>(s, b, part, m, 0.0f) : finish_vector<false, false>(s, b, part, m, 0.0f);
 }
 
 // Turns scores into weights, updates maximum, sum and alpha of every lane.
-void online_softmax(const AttentionArgs& a, const TileBuffers& b, int64_t n, bool masked) {
+void online_softmax(const AttentionArgs& a, const TileBuffers& b, const Part& part, bool masked) {
     using namespace simd;
-    for (int64_t m = 0; m < b.lanes; m += kLanes) {
+    for (int64_t m = part.m; m < part.m + part.lanes; m += kLanes) {
         float* s = b.s + m;
         const V before = load(b.maximum + m);
-        const V top = simd::max(before, finish_scores(a, s, n, b, m, masked));
+        const V top = simd::max(before, finish_scores(a, s, b, part, m, masked));
         V total = zero();
-        for (int64_t c = 0; c < n; ++c) {
+        for (int64_t c = part.begin; c < part.end; ++c) {
             const V p = simd::exp2(sub(load(s + c * b.lanes), top));
             store(s + c * b.lanes, p);
             total = add(total, p);
@@ -210,61 +240,85 @@ void run_flash(const AttentionArgs& a, const Tile& tile, int64_t first, int64_t 
         const int64_t n = std::min<int64_t>(kTileCells, last - c0);
         const Visibility seen = tile_visibility(a, tile, c0, n, b);
         if (seen == Visibility::kNone) continue;
+        Part parts[kTileRows / 16] = {{0, b.lanes, 0, n}};
+        const int n_parts = seen == Visibility::kAll ? 1 : visible_parts(b, parts);
+        flash::Prefetch next_v = v_rows(a, tile, c0, n), next_k = k_rows(a, tile, c0 + n, last);
         load_k_tile(a, tile, c0, n, b);
-        scores(b, a.dk, n, b.s);
-        online_softmax(a, b, n, seen != Visibility::kAll);
+        for (int i = 0; i < n_parts; ++i) {
+            scores(b, a.dk, parts[i], b.s, next_v);
+            online_softmax(a, b, parts[i], seen != Visibility::kAll);
+        }
         load_v_tile(a, tile, c0, n, b);
-        outputs(b, a.dv, n, b.s);
+        for (int i = 0; i < n_parts; ++i) outputs(b, a.dv, parts[i], b.s, next_k);
     }
     for (int64_t m = 0; m < b.lanes; ++m) b.total[m] = double(b.sum[m]);
 }
 
-// Full softmax: all scores of the tile first, one maximum, sums in double.
-void run_full(const AttentionArgs& a, const Tile& tile, int64_t first, int64_t last, const TileBuffers& b) {
-    using namespace simd;
+// First pass of the full softmax: all scores and their maxima.
+void full_scores(const AttentionArgs& a, const Tile& tile, int64_t first, int64_t last, const TileBuffers& b) {
     for (int64_t c0 = first; c0 < last; c0 += kTileCells) {
-        const int64_t n = std::min<int64_t>(kTileCells, last - c0);
+        const Part part{0, b.lanes, 0, std::min<int64_t>(kTileCells, last - c0)};
         float* s = b.s + (c0 - first) * b.lanes;
-        const bool masked = tile_visibility(a, tile, c0, n, b) != Visibility::kAll;
-        load_k_tile(a, tile, c0, n, b);
-        scores(b, a.dk, n, s);
+        const bool masked = tile_visibility(a, tile, c0, part.end, b) != Visibility::kAll;
+        flash::Prefetch next = k_rows(a, tile, c0 + part.end, last);
+        load_k_tile(a, tile, c0, part.end, b);
+        scores(b, a.dk, part, s, next);
         for (int64_t m = 0; m < b.lanes; m += kLanes) {
-            store(b.maximum + m, simd::max(load(b.maximum + m), finish_scores(a, s + m, n, b, m, masked)));
+            const V top = finish_scores(a, s + m, b, part, m, masked);
+            simd::store(b.maximum + m, simd::max(simd::load(b.maximum + m), top));
         }
     }
-    for (int64_t c = 0; c < last - first; ++c) {
+}
+
+void full_weights(const TileBuffers& b, int64_t n_cells) {
+    for (int64_t c = 0; c < n_cells; ++c) {
         float* s = b.s + c * b.lanes;
         for (int64_t m = 0; m < b.lanes; m += kLanes) {
-            store(s + m, simd::exp2(sub(load(s + m), load(b.maximum + m))));
+            simd::store(s + m, simd::exp2(simd::sub(simd::load(s + m), simd::load(b.maximum + m))));
         }
         for (int64_t m = 0; m < b.lanes; ++m) b.total[m] += double(s[m]);
     }
+}
+
+// Full softmax over materialized scores of the row tile: one maximum, sums in double.
+void run_full(const AttentionArgs& a, const Tile& tile, int64_t first, int64_t last, const TileBuffers& b) {
+    full_scores(a, tile, first, last, b);
+    full_weights(b, last - first);
     std::fill(b.alpha, b.alpha + b.lanes, 1.0f);
     for (int64_t c0 = first; c0 < last; c0 += kTileCells) {
-        const int64_t n = std::min<int64_t>(kTileCells, last - c0);
-        if (a.v_in_k) load_k_tile(a, tile, c0, n, b);
-        load_v_tile(a, tile, c0, n, b);
-        outputs(b, a.dv, n, b.s + (c0 - first) * b.lanes);
+        const Part part{0, b.lanes, 0, std::min<int64_t>(kTileCells, last - c0)};
+        const int64_t c1 = c0 + part.end;
+        flash::Prefetch next = v_rows(a, tile, c1, std::min<int64_t>(kTileCells, last - c1));
+        if (a.v_in_k) load_k_tile(a, tile, c0, part.end, b);
+        load_v_tile(a, tile, c0, part.end, b);
+        outputs(b, a.dv, part, b.s + (c0 - first) * b.lanes, next);
+    }
+}
+
+// Rows of the tile to where `place` puts them, times b.alpha.
+template <typename Place>
+void write_rows(const AttentionArgs& a, const Tile& tile, const TileBuffers& b, Place place) {
+    for (int64_t m = 0; m < tile.n_rows; m += 16) {
+        float* rows[16];
+        for (int64_t i = 0; i < 16; ++i) rows[i] = m + i < tile.n_rows ? place(tile.first_row + m + i) : nullptr;
+        flash::lanes_to_rows(b.o + m, b.lanes, a.dv, b.alpha + m, rows);
     }
 }
 
 void write_output(const AttentionArgs& a, const Tile& tile, const TileBuffers& b) {
     for (int64_t m = 0; m < tile.n_rows; ++m) {
-        const int64_t r = tile.first_row + m, head = a.head_of(tile.kv_head, r);
-        const float norm = normalizer(a, head, b.maximum[m], b.total[m]);
-        float* out = a.out_row(head, a.token_of(r));
-        for (int64_t d = 0; d < a.dv; ++d) out[d] = norm * b.o[d * b.lanes + m];
+        b.alpha[m] = normalizer(a, a.head_of(tile.kv_head, tile.first_row + m), b.maximum[m], b.total[m]);
     }
+    write_rows(a, tile, b, [&](int64_t r) { return a.out_row(a.head_of(tile.kv_head, r), a.token_of(r)); });
 }
 
 void write_partial(const AttentionArgs& a, const Tile& tile, const TileBuffers& b, const Partials& p) {
+    const int64_t first = tile.kv_head * a.rows_per_kv_head();
+    std::fill(b.alpha, b.alpha + b.lanes, 1.0f);
+    write_rows(a, tile, b, [&](int64_t r) { return p.acc_row(tile.part, first + r); });
     for (int64_t m = 0; m < tile.n_rows; ++m) {
-        const int64_t r = tile.first_row + m;
-        const int64_t r_out = tile.kv_head * a.rows_per_kv_head() + r;
-        float* out = p.acc_row(tile.part, r_out);
-        for (int64_t d = 0; d < a.dv; ++d) out[d] = b.o[d * b.lanes + m];
-        p.max_of(tile.part, r_out) = b.maximum[m];
-        p.sum_of(tile.part, r_out) = b.sum[m];
+        p.max_of(tile.part, first + tile.first_row + m) = b.maximum[m];
+        p.sum_of(tile.part, first + tile.first_row + m) = b.sum[m];
     }
 }
 
@@ -319,9 +373,10 @@ void attention_tiles(const ThreadContext& ctx, const AttentionArgs& a) {
     for (int64_t i; (i = ctx.counters[0].fetch_add(1, std::memory_order_relaxed)) < items;) {
         Tile tile;
         tile.part = i % plan.splits;
-        tile.kv_head = i / plan.splits % a.n_kv_heads;
-        // Later queries see more cells: the long tiles go first.
-        const int64_t t = plan.tiles - 1 - i / plan.splits / a.n_kv_heads;
+        // One K head after the other, so that its cells stay in cache; later queries see more cells, and the
+        // short tiles left for the end even out the threads.
+        tile.kv_head = i / plan.splits / plan.tiles;
+        const int64_t t = plan.tiles - 1 - i / plan.splits % plan.tiles;
         tile.first_row = t * plan.lanes;
         tile.n_rows = std::min(plan.lanes, a.rows_per_kv_head() - tile.first_row);
         run_tile(a, plan, tile, buffers, partials);

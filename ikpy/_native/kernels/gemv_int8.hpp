@@ -35,7 +35,7 @@ inline void add_chunk(const Codes512& w, const uint8_t* x, const ActQ8Layout& at
         sum = _mm512_castps256_ps512(_mm256_loadu_ps(reinterpret_cast<const float*>(x + at.sum32) + 8 * c));
     }
     const __m512 d = _mm512_mul_ps(w.d, scale);
-    *correction = _mm512_fmadd_ps(U::kSymmetric ? d : _mm512_mul_ps(w.m, scale), sum, *correction);
+    *correction = _mm512_fmadd_ps(U::kZero > 0 ? d : _mm512_mul_ps(w.m, scale), sum, *correction);
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
         const __m512i v = _mm512_loadu_si512(x + kChunk * c + 64 * i);
@@ -72,7 +72,7 @@ void gemv_row(const uint8_t* row, int64_t n_in, const uint8_t* const* x, const A
                             : _mm512_insertf32x8(correction[t], _mm256_setzero_ps(), 1);  // 8 groups per chunk
         const __m512 sum = _mm512_add_ps(total[t][0], total[t][1]);
         out[t * kBlockRows] =
-            _mm512_reduce_add_ps(_mm512_fmadd_ps(extra, _mm512_set1_ps(U::kSymmetric ? -128.0f : 1.0f), sum));
+            _mm512_reduce_add_ps(_mm512_fmadd_ps(extra, _mm512_set1_ps(U::kZero > 0 ? -static_cast<float>(U::kZero) : 1.0f), sum));
     }
 }
 
@@ -81,12 +81,12 @@ void gemv_row(const uint8_t* row, int64_t n_in, const uint8_t* const* x, const A
 constexpr int kGemvTokens = 1;
 
 #if defined(__AVX2__)
-// Dot product of 16 codes as 4 lanes; symmetric codes give the product with code - 128.
-template <bool Symmetric>
+// Dot product of x with 16 codes, minus 128 where codes exceed 127: products of pairs stay below 2^15.
+template <bool Signed>
 inline int32_t dot16(const uint8_t* codes, const int8_t* x) {
     __m128i w = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
     __m128i v = _mm_loadu_si128(reinterpret_cast<const __m128i*>(x));
-    if (Symmetric) {
+    if (Signed) {
         w = _mm_xor_si128(w, _mm_set1_epi8(-128));
         v = _mm_sign_epi8(v, w);
         w = _mm_abs_epi8(w);
@@ -97,10 +97,10 @@ inline int32_t dot16(const uint8_t* codes, const int8_t* x) {
     return _mm_cvtsi128_si32(s);
 }
 #else
-template <bool Symmetric>
+template <bool Signed>
 inline int32_t dot16(const uint8_t* codes, const int8_t* x) {
     int32_t s = 0;
-    for (int i = 0; i < 16; ++i) s += (codes[i] - (Symmetric ? 128 : 0)) * x[i];
+    for (int i = 0; i < 16; ++i) s += (codes[i] - (Signed ? 128 : 0)) * x[i];
     return s;
 }
 #endif
@@ -116,10 +116,12 @@ void gemv_row(const uint8_t* row, int64_t n_in, const uint8_t* const* x, const A
             const auto* q = reinterpret_cast<const int8_t*>(x[t]) + k;
             for (int g = 0; g < kChunk / G; ++g) {
                 int32_t dot = 0;
-                for (int i = 0; i < G; i += 16) dot += dot16<U::kSymmetric>(w.codes + g * G + i, q + g * G + i);
+                for (int i = 0; i < G; i += 16)
+                    dot += dot16<U::kZero == 128>(w.codes + g * G + i, q + g * G + i);
+                const float sum = load_as<float>(x[t] + (G == 16 ? at.sum16 : at.sum32) + (k / G + g) * 4);
+                if (U::kZero > 0 && U::kZero < 128) dot -= U::kZero * static_cast<int32_t>(sum);
                 float value = w.d[g] * static_cast<float>(dot);
-                if (!U::kSymmetric)
-                    value += w.m[g] * load_as<float>(x[t] + (G == 16 ? at.sum16 : at.sum32) + (k / G + g) * 4);
+                if (U::kZero == 0) value += w.m[g] * sum;
                 total[t] += value * load_as<float>(x[t] + at.scale + (k + g * G) / 32 * 4);
             }
         }

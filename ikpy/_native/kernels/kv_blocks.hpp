@@ -1,4 +1,5 @@
-// Expansion of cache rows to f32: `expand(row, n, dst)` per format; Row*::load gives one vector of a row.
+// Expansion of cache rows to f32: Row*::expand(row, n, dst) per format; Vectors*::load(row, i, x) gives the kVectors
+// vectors from element i on.
 #pragma once
 #include <cstring>
 
@@ -147,6 +148,73 @@ struct RowQ8_KV {
         scale_bytes(row + 8, n, d, dst);
     }
 };
+
+struct VectorsF32 {
+    static constexpr int kVectors = 1;
+    static void load(const uint8_t* row, int64_t i, simd::V* x) {
+        x[0] = simd::load(reinterpret_cast<const float*>(row) + i);
+    }
+};
+
+#if defined(__AVX512F__)
+
+struct VectorsF16 {
+    static constexpr int kVectors = 1;
+    static void load(const uint8_t* row, int64_t i, simd::V* x) {
+        x[0] = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + 2 * i)));
+    }
+};
+
+struct VectorsBF16 {
+    static constexpr int kVectors = 1;
+    static void load(const uint8_t* row, int64_t i, simd::V* x) {
+        const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + 2 * i));
+        x[0] = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+    }
+};
+
+struct VectorsQ8_0 {
+    static constexpr int kVectors = 2;
+    static void load(const uint8_t* row, int64_t i, simd::V* x) {
+        const uint8_t* block = row + i / 32 * 34;
+        const __m512 d = _mm512_set1_ps(load_half(block));
+        for (int j = 0; j < 2; ++j) {
+            const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 2 + 16 * j));
+            x[j] = _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(b)));
+        }
+    }
+};
+
+#elif defined(__AVX2__)
+
+struct VectorsF16 {
+    static constexpr int kVectors = 1;
+    static void load(const uint8_t* row, int64_t i, simd::V* x) {
+        x[0] = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row + 2 * i)));
+    }
+};
+
+struct VectorsBF16 {
+    static constexpr int kVectors = 1;
+    static void load(const uint8_t* row, int64_t i, simd::V* x) {
+        const __m128i h = _mm_loadu_si128(reinterpret_cast<const __m128i*>(row + 2 * i));
+        x[0] = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+    }
+};
+
+struct VectorsQ8_0 {
+    static constexpr int kVectors = 4;
+    static void load(const uint8_t* row, int64_t i, simd::V* x) {
+        const uint8_t* block = row + i / 32 * 34;
+        const __m256 d = _mm256_set1_ps(load_half(block));
+        for (int j = 0; j < 4; ++j) {
+            const __m128i b = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(block + 2 + 8 * j));
+            x[j] = _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(b)));
+        }
+    }
+};
+
+#endif
 
 }  // namespace kv
 }  // namespace ikpy

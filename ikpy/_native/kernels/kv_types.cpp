@@ -204,7 +204,20 @@ StoreRow store_row(int type) {
     }
 }
 
-float f16_to_f32(uint16_t h) { return half_to_float(h); }
+int64_t block_elements(int type) { return type == kF32 || type == kF16 || type == kBF16 ? 1 : kBlock; }
+
+int64_t row_bytes(int type, int64_t n) {
+    const int64_t blocks = (n + block_elements(type) - 1) / block_elements(type);
+    switch (type) {
+        case kF32: return 4 * blocks;
+        case kF16:
+        case kBF16: return 2 * blocks;
+        case kQ8_0: return 34 * blocks;
+        case kTypeQ6_0: return 26 * blocks;
+        case kTypeQ8_KV: return 8 + 32 * blocks;
+        default: return 18 * blocks;  // q4_0, iq4_nl
+    }
+}
 
 uint16_t f32_to_f16(float f) {
 #if defined(__F16C__) || defined(__AVX512F__)

@@ -19,7 +19,9 @@ using StoreRow = void (*)(const float* src, int64_t n, uint8_t* dst);
 LoadRows load_rows(int type);  // nullptr if the type cannot be in a cache
 StoreRow store_row(int type);
 
-float f16_to_f32(uint16_t h);
+int64_t block_elements(int type);
+int64_t row_bytes(int type, int64_t n);  // bytes of n elements, rounded up to whole blocks
+
 uint16_t f32_to_f16(float f);
 
 }  // namespace kv

@@ -52,9 +52,9 @@ void pack_chunk(const uint8_t* const* rows, int64_t n, uint8_t* codes, float* d,
     __m512i dv[kHalfRows], mv[kHalfRows], r[kHalfRows];
     for (int i = 0; i < kHalfRows; ++i) {
         const Codes512 c = n >= kChunk ? unpack_full<U>(rows[i]) : unpack_tail<U>(rows[i], n);
-        for (int j = 0; j < 4; ++j) _mm512_store_si512(q[i] + 64 * j, c.q[j]);
+        for (int j = 0; j < 4; ++j) _mm512_store_si512(q[i] + 64 * j, centred_codes<U>(c.q[j]));
         dv[i] = _mm512_castps_si512(c.d);
-        if (!U::kSymmetric) mv[i] = _mm512_castps_si512(c.m);
+        if (U::kZero == 0) mv[i] = _mm512_castps_si512(c.m);
     }
     for (int j = 0; j < 4; ++j) {
 #pragma GCC unroll 16
@@ -66,7 +66,7 @@ void pack_chunk(const uint8_t* const* rows, int64_t n, uint8_t* codes, float* d,
     constexpr int kGroups = kChunk / U::kGroup;
     transpose16(dv);
     for (int g = 0; g < kGroups; ++g) _mm512_storeu_si512(d + g * kHalfRows, dv[g]);
-    if (!U::kSymmetric) {
+    if (U::kZero == 0) {
         transpose16(mv);
         for (int g = 0; g < kGroups; ++g) _mm512_storeu_si512(m + g * kHalfRows, mv[g]);
     }
@@ -80,10 +80,12 @@ void pack_chunk(const uint8_t* const* rows, int64_t n, uint8_t* codes, float* d,
     constexpr int kGroups = kChunk / U::kGroup;
     for (int i = 0; i < kHalfRows; ++i) {
         unpack_chunk<U>(rows[i], n, &c);
+        if (U::kZero > 0)
+            for (int e = 0; e < kChunk; ++e) c.codes[e] = static_cast<uint8_t>(c.codes[e] + 128 - U::kZero);
         for (int j = 0; j < kChunk / 4; ++j) std::memcpy(codes + j * 64 + i * 4, c.codes + 4 * j, 4);
         for (int g = 0; g < kGroups; ++g) {
             d[g * kHalfRows + i] = c.d[g];
-            if (!U::kSymmetric) m[g * kHalfRows + i] = c.m[g];
+            if (U::kZero == 0) m[g * kHalfRows + i] = c.m[g];
         }
     }
 }
@@ -104,7 +106,7 @@ void quant_gemm(const RowBlock& rows, const uint8_t* const* x, int n_tokens, flo
     const ActQ8Layout layout(rows.n_in);
     const int64_t columns = panel_columns(rows.n_in, n_tokens);
     const int n_halves = rows.n[1] > 0 ? 2 : 1;
-    const Int8GemmFn multiply = int8_gemm(U::kGroup, U::kSymmetric);
+    const Int8GemmFn multiply = int8_gemm(U::kGroup, U::kZero > 0);
     for (int64_t k0 = 0; k0 < layout.n; k0 += columns) {
         Int8Panel p;
         p.n = std::min(columns, layout.n - k0);

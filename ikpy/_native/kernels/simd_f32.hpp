@@ -11,6 +11,7 @@
 #if defined(__GNUC__) && !defined(__clang__)
 // g++ 12 warns of the undefined pass-through operands inside its own AVX-512 intrinsics.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 
 namespace ikpy {

@@ -1,10 +1,11 @@
 // What an unpacker delivers: 256 codes of one row in natural order with a scale (and offset) per group.
 //
 // An unpacker is a struct with
-//   kType, kGroup (16 or 32), kSymmetric, kBlock (elements per block), kBlockBytes
+//   kType, kGroup (16 or 32), kBlock (elements per block), kBlockBytes
+//   kZero: the code of weight 0 of symmetric types, 0 for types with an offset per group
 //   static void block(const uint8_t* p, uint8_t* codes, float* d, float* m)   one block, plain C++
 //   static Codes512 wide(const uint8_t* p)                                     256 elements, optional, AVX-512
-// A weight is d * (code - 128) when kSymmetric, else d * code + m with codes of at most 127.
+// A weight is d * (code - kZero) when kZero > 0, else d * code + m. Only codes with kZero = 128 exceed 127.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -52,6 +53,12 @@ inline Codes512 load_chunk(const Chunk& c) {
     r.d = _mm512_load_ps(c.d);
     r.m = _mm512_load_ps(c.m);
     return r;
+}
+
+template <class U>
+inline __m512i centred_codes(__m512i q) {
+    constexpr bool kShift = U::kZero > 0 && U::kZero < 128;
+    return kShift ? _mm512_add_epi8(q, _mm512_set1_epi8(static_cast<char>(128 - U::kZero))) : q;
 }
 
 template <class U>

@@ -43,6 +43,13 @@ struct Q1_0_G128 : TypeInfo<41, 128, BlockQ1_0_G128, void> {
     }
 };
 
+// Activations; decoded so that they can be inspected and repacked.
+struct Q8_K : TypeInfo<15, 256, BlockQ8_K, void> {
+    static void decode(const Block& b, int, float, float* y) {
+        signed_values<256>(b.qs, load_unaligned<float>(b.d), y);
+    }
+};
+
 // Trit of a base-3 byte that the multiplier 3^n moves to the top, as -1, 0, 1.
 inline int trit(uint8_t code, int multiplier) {
     return (3 * static_cast<uint8_t>(code * multiplier) >> 8) - 1;
@@ -89,6 +96,7 @@ constexpr DecoderRow kRows[] = {
     decoder_row<Q6_0>(),           decoder_row<Q8_0>(),           decoder_row<Q8_KV>(),
     decoder_row<MXFP4>(),          decoder_row<Q1_0_G128>(),      decoder_row<IQ1_BN>(),
     decoder_row<IQ2_BN>(),         decoder_row<TQ1_0>(),          decoder_row<TQ2_0>(),
+    decoder_row<Q8_K>(),
 };
 
 }  // namespace

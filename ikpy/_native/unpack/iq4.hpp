@@ -2,12 +2,12 @@
 #pragma once
 #include "kernels/unpacked.hpp"
 #include "unpack/level_tables.hpp"
+#include "unpack/wide.hpp"
 
 namespace ikpy {
 
 struct UnpackIQ4_NL {
-    static constexpr int kType = 20, kGroup = 32, kBlock = 32, kBlockBytes = 18;
-    static constexpr bool kSymmetric = true;
+    static constexpr int kType = 20, kGroup = 32, kBlock = 32, kBlockBytes = 18, kZero = 128;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         for (int j = 0; j < 16; ++j) {
             codes[j] = kIq4Codes[p[2 + j] & 15];
@@ -15,11 +15,20 @@ struct UnpackIQ4_NL {
         }
         *d = load_f16(p);
     }
+#if defined(__AVX512VNNI__)
+    static Codes512 wide(const uint8_t* p) {
+        const __m512i table = wide::table16(kIq4Codes);
+        Codes512 r;
+        for (int i = 0; i < 4; ++i)
+            r.q[i] = _mm512_shuffle_epi8(table, wide::nibbles16(wide::lanes_aabb(p + 36 * i + 2, p + 36 * i + 20)));
+        r.d = wide::block_fields<18, 0>(p);
+        return r;
+    }
+#endif
 };
 
 struct UnpackIQ4_XS {
-    static constexpr int kType = 23, kGroup = 32, kBlock = 256, kBlockBytes = 136;
-    static constexpr bool kSymmetric = true;
+    static constexpr int kType = 23, kGroup = 32, kBlock = 256, kBlockBytes = 136, kZero = 128;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         const float scale = load_f16(p);
         const int high = load_as<uint16_t>(p + 2);
@@ -32,6 +41,21 @@ struct UnpackIQ4_XS {
             }
         }
     }
+#if defined(__AVX512VNNI__)
+    static Codes512 wide(const uint8_t* p) {
+        const __m512i table = wide::table16(kIq4Codes);
+        Codes512 r;
+        for (int i = 0; i < 4; ++i)
+            r.q[i] = _mm512_shuffle_epi8(table, wide::nibbles16(wide::lanes_aabb(p + 8 + 32 * i)));
+        // Only the first 8 of 16 lanes count.
+        const __m512i counts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 0, 0, 0, 0, 0, 0, 0);
+        const __m512i low = _mm512_and_si512(_mm512_srlv_epi32(_mm512_set1_epi32(load_as<int32_t>(p + 4)), counts),
+                                             _mm512_set1_epi32(15));
+        const __m512i high = _mm512_slli_epi32(wide::two_bit_lanes(load_as<uint16_t>(p + 2)), 4);
+        r.d = wide::scaled(wide::f16_lanes(p), _mm512_sub_epi32(_mm512_or_si512(low, high), _mm512_set1_epi32(32)));
+        return r;
+    }
+#endif
 };
 
 }  // namespace ikpy

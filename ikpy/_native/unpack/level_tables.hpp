@@ -5,7 +5,7 @@
 
 namespace ikpy {
 
-alignas(64) inline constexpr uint8_t kIq2Codes[8] = {
+alignas(64) inline constexpr uint8_t kIq2Codes[16] = {  // padded to a whole vector
     97, 115, 129, 145, 102, 120, 134, 150};
 
 alignas(64) inline constexpr uint8_t kIq3Codes[16] = {

@@ -54,12 +54,12 @@ ROWS = (
         "-s --seed", Kind("N", values.to_seed), "sampling.seed", "seed of random numbers; negative = random", "PISWC"
     ),
     option("--no-warmup", OFF, "context.warmup", "skip the warm-up decode", "SWC"),
-    option(
+    ignored(
         "-dt --defrag-thold",
-        FLOAT,
-        "context.defrag_threshold",
-        "KV cache defragmentation threshold; negative = off",
+        "cells of a sequence may lie anywhere in the cache",
+        "KV cache defragmentation threshold",
         "S",
+        FLOAT,
         env="LLAMA_ARG_DEFRAG_THOLD",
     ),
     option(
@@ -130,8 +130,8 @@ ATTENTION_ROWS = (
         "Hadamard transform before V is quantized",
         env="LLAMA_ARG_V_CACHE_HADAMARD",
     ),
-    option("-fmoe --fused-moe", BARE_OR_BIT, "context.fused_moe", "fused up and gate product of experts"),
-    option("-no-fmoe --no-fused-moe", OFF, "context.fused_moe", "separate up and gate products of experts"),
+    always("-fmoe --fused-moe", "fused up and gate product of experts", kind=BARE_OR_BIT),
+    ignored("-no-fmoe --no-fused-moe", FUSION, "separate up and gate products of experts"),
     option(
         "-ser --smart-expert-reduction",
         Kind("K,t", values.to_expert_reduction),

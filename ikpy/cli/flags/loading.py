@@ -1,17 +1,18 @@
 """Options of loading and of host memory."""
 
-from ikpy.cli.options import BARE_OR_BIT, FLAG, INT, OFF, TEXT, ignored, option
+from ikpy.cli.options import BARE_OR_BIT, FLAG, INT, TEXT, ignored, option
 
 NOT_YET = "not supported yet"
 
 ROWS = (
-    option("--no-mmap", OFF, "model.use_mmap", "read the file into memory instead of mapping it"),
-    option("--mlock", FLAG, "model.use_mlock", "lock the pages of the model in memory", env="LLAMA_ARG_MLOCK"),
-    option(
+    ignored("--no-mmap", "the file is always mapped", "read the file into memory instead of mapping it"),
+    ignored("--mlock", NOT_YET, "lock the pages of the model in memory", env="LLAMA_ARG_MLOCK"),
+    ignored(
         "-rtr --run-time-repack",
-        BARE_OR_BIT,
-        "model.run_time_repack",
-        "rearrange weights into interleaved types after loading; implies --no-mmap",
+        "kernels read every type in place, nothing needs repacking",
+        "rearrange weights into interleaved types after loading",
+        kind=BARE_OR_BIT,
+        quiet="0",
     ),
     option("--check-tensors", FLAG, "model.check_tensors", "look for invalid values in the tensor data"),
     option(

@@ -34,9 +34,7 @@ ROWS = (
         "buffer of the tensors whose name matches; first match wins. Repeatable",
         reason=NO_GPU,
     ),
-    option(
-        "-cmoe --cpu-moe", Kind(const=999), "model.n_cpu_moe", "all expert tensors in host memory", reason=NO_GPU
-    ),
+    option("-cmoe --cpu-moe", Kind(const=999), "model.n_cpu_moe", "all expert tensors in host memory", reason=NO_GPU),
     option(
         "-ncmoe --n-cpu-moe",
         INT,

@@ -1,0 +1,126 @@
+// Building blocks of the AVX-512 unpackers: bytes to 64 codes in natural order, fields to scale vectors.
+#pragma once
+#include "kernels/unpacked.hpp"
+
+#if defined(__AVX512VNNI__)
+
+namespace ikpy {
+namespace wide {
+
+inline __m512i bytes(int value) { return _mm512_set1_epi8(static_cast<char>(value)); }
+
+// 32 bytes in both halves.
+inline __m512i twice(const uint8_t* p) {
+    return _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+
+// The two 32-byte halves shifted right by different bit counts; bits of neighbouring bytes come in above.
+inline __m512i shift_halves(__m512i v, int low, int high) {
+    return _mm512_srlv_epi16(
+        v, _mm512_inserti64x4(_mm512_set1_epi16(static_cast<short>(low)),
+                              _mm256_set1_epi16(static_cast<short>(high)), 1));
+}
+
+// Selects a different bit in each half.
+inline __mmask64 test_halves(__m512i v, int low, int high) {
+    return _mm512_test_epi8_mask(v, _mm512_inserti64x4(bytes(1 << low), _mm256_set1_epi8(static_cast<char>(1 << high)), 1));
+}
+
+// 32 bytes to 64 nibbles: low nibbles of all bytes, then high nibbles.
+inline __m512i nibbles32(const uint8_t* p) { return _mm512_and_si512(shift_halves(twice(p), 0, 4), bytes(15)); }
+
+// 2 x 16 bytes as four 16-byte lanes a a b b; low nibbles of each come before its high nibbles.
+inline __m512i nibbles16(__m512i lanes) {
+    const __m512i counts = _mm512_setr_epi64(0, 0, 0x0004000400040004, 0x0004000400040004, 0, 0, 0x0004000400040004,
+                                             0x0004000400040004);
+    return _mm512_and_si512(_mm512_srlv_epi16(lanes, counts), bytes(15));
+}
+
+inline __m512i lanes_aabb(const uint8_t* a, const uint8_t* b) {
+    const __m512i first = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(a)));
+    return _mm512_mask_broadcast_i32x4(first, 0xFF00, _mm_loadu_si128(reinterpret_cast<const __m128i*>(b)));
+}
+
+inline __m512i lanes_aabb(const uint8_t* p) {
+    const __m512i v = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 1, 0, 1, 2, 3, 2, 3), v);
+}
+
+// 2-bit fields of the i-th 64 elements: bytes 32 * b128 .. + 31, two bits per 32 elements.
+inline __m512i two_bit_fields(const uint8_t* qs, int i) {
+    return _mm512_and_si512(shift_halves(twice(qs + 32 * (i >> 1)), 4 * (i & 1), 4 * (i & 1) + 2), bytes(3));
+}
+
+inline __m512i table16(const uint8_t* table) {
+    return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
+}
+
+inline __m512 f16_lanes(const uint8_t* p) {
+    return _mm512_cvtph_ps(_mm256_set1_epi16(load_as<int16_t>(p)));
+}
+
+// f16 fields at the same place of 8 consecutive blocks of Size bytes, in lanes 0 .. 7. Never reads past the
+// last block: the loads of later pairs of blocks move back where needed.
+template <int Size, int Field>
+inline __m512 block_fields(const uint8_t* p) {
+    constexpr int kEnd = 8 * Size - 64;
+    if constexpr (3 * Size + Field <= 62) {
+        constexpr int kSecond = 4 * Size < kEnd ? 4 * Size : kEnd;
+        alignas(64) static constexpr uint16_t kIndex[32] = {
+            Field / 2,
+            (Field + Size) / 2,
+            (Field + 2 * Size) / 2,
+            (Field + 3 * Size) / 2,
+            32 + (Field + 4 * Size - kSecond) / 2,
+            32 + (Field + 5 * Size - kSecond) / 2,
+            32 + (Field + 6 * Size - kSecond) / 2,
+            32 + (Field + 7 * Size - kSecond) / 2,
+        };
+        const __m512i words = _mm512_permutex2var_epi16(_mm512_loadu_si512(p), _mm512_load_si512(kIndex),
+                                                        _mm512_loadu_si512(p + kSecond));
+        return _mm512_cvtph_ps(_mm512_castsi512_si256(words));
+    } else {
+        constexpr int kLast = 6 * Size < kEnd ? 6 * Size : kEnd;
+        alignas(64) static constexpr uint16_t kFirst[32] = {Field / 2, (Field + Size) / 2, 32 + Field / 2,
+                                                            32 + (Field + Size) / 2};
+        alignas(64) static constexpr uint16_t kRest[32] = {
+            Field / 2, (Field + Size) / 2, 32 + (Field + 6 * Size - kLast) / 2, 32 + (Field + 7 * Size - kLast) / 2};
+        const __m512i a = _mm512_permutex2var_epi16(_mm512_loadu_si512(p), _mm512_load_si512(kFirst),
+                                                    _mm512_loadu_si512(p + 2 * Size));
+        const __m512i b = _mm512_permutex2var_epi16(_mm512_loadu_si512(p + 4 * Size), _mm512_load_si512(kRest),
+                                                    _mm512_loadu_si512(p + kLast));
+        const __m128i words = _mm_unpacklo_epi64(_mm512_castsi512_si128(a), _mm512_castsi512_si128(b));
+        return _mm512_castps256_ps512(_mm256_cvtph_ps(words));
+    }
+}
+
+// 16 nibbles of 8 bytes, low nibble first, as i32 lanes.
+inline __m512i nibble_lanes(const uint8_t* p) {
+    const __m512i v = _mm512_mask_set1_epi32(_mm512_set1_epi32(load_as<int32_t>(p)), 0xFF00, load_as<int32_t>(p + 4));
+    const __m512i counts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+    return _mm512_and_si512(_mm512_srlv_epi32(v, counts), _mm512_set1_epi32(15));
+}
+
+// 16 two-bit fields of a dword as i32 lanes.
+inline __m512i two_bit_lanes(uint32_t fields) {
+    const __m512i counts = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    return _mm512_and_si512(_mm512_srlv_epi32(_mm512_set1_epi32(static_cast<int32_t>(fields)), counts),
+                            _mm512_set1_epi32(3));
+}
+
+inline __m512 scaled(__m512 d, __m512i integers) { return _mm512_mul_ps(d, _mm512_cvtepi32_ps(integers)); }
+
+// Adds `step` to the codes of every group of 16 whose bit in `extra` is set. No sum exceeds 255, so whole
+// quadwords can be added.
+struct ShiftedGroups {
+    uint32_t doubled;  // each bit twice: one per quadword
+    explicit ShiftedGroups(uint32_t extra) : doubled(_pdep_u32(extra, 0x55555555u) * 3u) {}
+    __m512i add(__m512i codes, int i, int step) const {
+        return _mm512_mask_add_epi64(codes, static_cast<__mmask8>(doubled >> (8 * i)), codes, bytes(step));
+    }
+};
+
+}  // namespace wide
+}  // namespace ikpy
+
+#endif

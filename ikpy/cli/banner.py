@@ -1,0 +1,20 @@
+"""The first log lines of the generating tools."""
+
+from __future__ import annotations
+
+import time
+
+from ikpy.cli.params import RANDOM_SEED, CommonParams
+
+
+def banner_lines(params: CommonParams) -> list[str]:
+    """Build, compiler and seed; a random seed is chosen here and stored in the parameters."""
+    from ikpy.tools.machine import build_commit, build_number, compiler, target
+
+    if params.sampling.seed == RANDOM_SEED:
+        params.sampling.seed = int(time.time())
+    return [
+        f"main: build = {build_number()} ({build_commit()})",
+        f"main: built with {compiler()} for {target()}",
+        f"main: seed  = {params.sampling.seed}",
+    ]

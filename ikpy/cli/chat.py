@@ -1,0 +1,108 @@
+"""`ikpy cli`: text generation from a prompt, interactive use, conversations."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ikpy.cli.banner import banner_lines
+from ikpy.cli.common import Session, load, print_log, start
+from ikpy.cli.params import CommonParams
+
+if TYPE_CHECKING:
+    from ikpy.cli.text_run import TextRun
+    from ikpy.engine.sampling import SamplingParams
+
+INTERRUPTED = 130
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Generate text; returns the exit status."""
+    params = start("cli", arguments, "Generate text from a prompt, or chat with a model.")
+    if params is None:
+        return 0
+    if params.prompt.interactive_first or params.prompt.conversation:
+        params.prompt.interactive = True
+    print_log(params, ["Log start", *banner_lines(params)])
+    session = load(params)
+    interrupted = run_session(session)
+    print_log(params, ["Log end"])
+    return INTERRUPTED if interrupted else 0
+
+
+def sampling_params(params: CommonParams) -> SamplingParams:
+    """Sampling parameters of the command line."""
+    from ikpy.engine.sampling import SamplingParams
+
+    return SamplingParams(**{f.name: getattr(params.sampling, f.name) for f in dataclasses.fields(params.sampling)})
+
+
+def run_session(session: Session) -> bool:
+    """Prepare, generate, report; returns whether the user interrupted."""
+    from ikpy.cli.conversation import Conversation
+    from ikpy.cli.text_run import Completion, TextRun
+    from ikpy.tools.sampler_setup import make_sampler
+
+    params = session.params
+    context = session.new_context()
+    conversation = Conversation(session) if params.prompt.conversation else None
+    if conversation:
+        session.log(["main: chat template example:", conversation.example(), ""])
+    session.system_info()
+    sampling = sampling_params(params)
+    sampler = make_sampler(sampling, session.vocab, session.model.hparams.n_vocab, context.n_ctx)
+    text_run = TextRun(session, context, sampler)
+    work = conversation or Completion(text_run)
+    work.prepare(text_run)
+    log_start(session, text_run, sampling)
+    interrupted = params.prompt.n_predict != 0 and work.run(text_run)
+    text_run.save_state()
+    session.log(["", *text_run.times.lines()] if text_run.times.n_generated else [])
+    if not text_run.times.n_generated:
+        session.log([""])
+        session.finish()
+    return interrupted
+
+
+def log_start(session: Session, text_run: TextRun, sampling: SamplingParams) -> None:
+    """Log what was asked for, just before the first token."""
+    params = session.params
+    prompt = params.prompt
+    if prompt.verbose_prompt:
+        pieces = [f"{token:6d} -> '{session.vocab.detokenize([token])}'" for token in text_run.prompt_tokens]
+        session.log(
+            [
+                "",
+                f"main: prompt: '{prompt.text}'",
+                f"main: number of tokens in prompt = {len(text_run.prompt_tokens)}",
+                *pieces,
+                "",
+            ]
+        )
+    if prompt.interactive:
+        session.log(["main: interactive mode on."])
+        session.log([f"Reverse prompt: '{text}'" for text in prompt.reverse_prompts])
+        if prompt.in_prefix:
+            session.log([f"Input prefix: '{prompt.in_prefix}'"])
+        if prompt.in_suffix:
+            session.log([f"Input suffix: '{prompt.in_suffix}'"])
+    session.log(sampling.describe().split("\n"))
+    session.log(
+        [
+            f"generate: n_ctx = {text_run.context.n_ctx}, n_batch = {params.context.n_batch}, "
+            f"n_predict = {prompt.n_predict}, n_keep = {text_run.sequence.n_keep}",
+            "",
+            "",
+        ]
+    )
+    if prompt.interactive:
+        control = (
+            " - To return control to the AI, end your input with '\\'.\n"
+            " - To return control without starting a new line, end your input with '/'."
+            if prompt.multiline_input
+            else " - Press Return to return control to the AI.\n"
+            " - To return control without starting a new line, end your input with '/'.\n"
+            " - If you want to submit another line, end your input with '\\'."
+        )
+        session.log(["== Running in interactive mode. ==", " - Press Ctrl+C to interject at any time.", control, ""])

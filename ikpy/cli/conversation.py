@@ -1,0 +1,105 @@
+"""Conversation mode of the chat program: messages through the chat template."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ikpy.errors import UsageError
+from ikpy.vocab.templates import ChatTemplate
+
+if TYPE_CHECKING:
+    from ikpy.cli.common import Session
+    from ikpy.cli.text_run import TextRun
+
+
+class Conversation:
+    """System message, turns of user and assistant, and the prompt they make.
+
+    The prompt is rendered afresh for every turn; what the cache already holds of it is not evaluated again. When it
+    no longer fits, the oldest turns are left out.
+    """
+
+    def __init__(self, session: Session) -> None:
+        params = session.params
+        self.vocab = session.vocab
+        bos, eos = (self.vocab.special_text(token) for token in (self.vocab.bos, self.vocab.eos))
+        prompt = params.prompt
+        source = prompt.chat_template
+        if source is None and prompt.chat_template_file:
+            source = _read(prompt.chat_template_file)
+        if source is None:
+            self.template = ChatTemplate.from_metadata(session.model.gguf.metadata, self.vocab)
+        else:
+            self.template = ChatTemplate.from_argument(source, bos, eos)
+        self.variables = dict(prompt.chat_template_kwargs)
+        self.system = [{"role": "system", "content": prompt.text}] if prompt.text else []
+        self.turns: list[dict[str, str]] = []
+
+    def example(self) -> str:
+        """A short conversation as the template writes it."""
+        messages = [
+            {"role": "system", "content": "You are a helpful assistant"},
+            {"role": "user", "content": "Hello"},
+            {"role": "assistant", "content": "Hi there"},
+            {"role": "user", "content": "How are you?"},
+        ]
+        try:
+            return self.template.render(messages, drop_bos=True, **self.variables)
+        except UsageError:
+            return self.template.render(messages[1:], drop_bos=True, **self.variables)
+
+    def tokens(self) -> list[int]:
+        """The conversation so far, open for the assistant's answer."""
+        text = self.template.render([*self.system, *self.turns], drop_bos=self.vocab.add_bos, **self.variables)
+        return self.vocab.tokenize(text, add_special=True, parse_special=True)
+
+    def prepare(self, run: TextRun) -> None:
+        """Checks that the system message leaves room, and keeps it through context shifts."""
+        run.load_state()
+        text = self.system[0]["content"] if self.system else ""
+        run.set_prompt(self.vocab.tokenize(text, add_special=True))
+
+    def fitting_tokens(self, n_ctx: int) -> list[int]:
+        """Prompt of the conversation without the oldest turns that do not fit; half the context is for the answer."""
+        tokens = self.tokens()
+        while len(tokens) > n_ctx // 2 and len(self.turns) > 1:
+            del self.turns[: 2 if len(self.turns) > 2 else 1]
+            tokens = self.tokens()
+        if len(tokens) > n_ctx - 4:
+            raise UsageError(f"message is too long ({len(tokens)} tokens, max {n_ctx - 4}); raise the context with -c")
+        return tokens
+
+    def run(self, run: TextRun) -> bool:
+        """Turns until the end of the input; returns whether the user interrupted."""
+        while True:
+            run.console.text("\n> ")
+            try:
+                line = run.console.read()
+            except KeyboardInterrupt:
+                return True
+            if line is None:
+                return False
+            if not line.strip():
+                continue
+            self.turns.append({"role": "user", "content": line.rstrip("\n")})
+            with run.interrupt.watched():
+                self.answer(run)
+
+    def answer(self, run: TextRun) -> None:
+        """Evaluates what is new and writes the answer."""
+        tokens = self.fitting_tokens(run.context.n_ctx)
+        kept = run.sequence.rewind(tokens)
+        run.pending = []
+        run.sampler.restart_grammar()
+        run.feed(tokens[kept:])
+        text = run.generate()
+        self.turns.append({"role": "assistant", "content": text})
+        run.console.text("\n" if run.ended else "")
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except OSError as error:
+        raise UsageError(f"cannot read chat template '{path}': {error.strerror}") from None

@@ -1,0 +1,164 @@
+"""`ikpy perplexity`: perplexity, KL divergence, HellaSwag, Winogrande, multiple choice."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ikpy.cli.banner import banner_lines
+from ikpy.cli.common import Session, load, print_log, start
+from ikpy.cli.params import CommonParams
+from ikpy.errors import UsageError
+
+if TYPE_CHECKING:
+    from ikpy.tools.decoder import TimedContext
+    from ikpy.tools.perplexity import PerplexityResult, Plan
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the chosen mode; returns the exit status."""
+    params = start("perplexity", arguments, "Perplexity of a model over a text, and other scores.")
+    if params is None:
+        return 0
+    plan = make_plan(params)
+    options = params.perplexity
+    if options.stride > 0:
+        change = f"adjusting context size from {plan.n_ctx - options.stride // 2} to {plan.n_ctx}"
+        print_log(params, [f"Will perform strided perplexity calculation -> {change}"])
+    print_log(params, banner_lines(params))
+    if options.kl_divergence and not options.logits_file:
+        raise UsageError(
+            "you must provide a name of a file containing the log probabilities of the base model: "
+            "--kl-divergence-base FILE"
+        )
+    session = load(params)
+    from ikpy.tools.decoder import TimedContext
+
+    context = session.new_context(n_ctx=plan.n_ctx, n_batch=plan.n_batch, n_seq_max=plan.n_seq)
+    session.system_info()
+    timed = TimedContext(context, session.timings)
+    if options.hellaswag or options.winogrande or options.multiple_choice:
+        run_choices(session, timed, plan)
+    elif options.kl_divergence:
+        run_kl_divergence(session, timed, plan)
+    else:
+        result = run_perplexity(session, timed, plan)
+        if params.log.directory:
+            write_result(params, session.path, result)
+    session.finish()
+    return 0
+
+
+def make_plan(params: CommonParams) -> Plan:
+    """Context sizes of the chosen mode (tools specification 4.1)."""
+    from ikpy.tools.perplexity import Plan, plan_perplexity
+
+    context, options = params.context, params.perplexity
+    if context.n_ctx <= 0:
+        raise UsageError("perplexity tool requires '--ctx-size' > 0")
+    n_batch = min(context.n_batch, context.n_ctx)
+    if options.hellaswag or options.winogrande or options.multiple_choice:
+        return Plan(context.n_ctx, context.n_ctx, n_batch, max(4, context.n_parallel))
+    if options.kl_divergence:
+        return Plan(context.n_ctx, context.n_ctx, n_batch, 1)
+    return plan_perplexity(context.n_ctx, context.n_batch, options.stride)
+
+
+def run_perplexity(session: Session, context: TimedContext, plan: Plan) -> PerplexityResult:
+    """Perplexity of the text, chunked or strided, saving the logits if asked to."""
+    from ikpy.tools import perplexity as tool
+    from ikpy.tools.kl_divergence import BaseWriter
+
+    params = session.params
+    options, text, n_chunks = params.perplexity, params.prompt.text, params.prompt.chunks
+    threads = params.n_threads_batch
+    if options.stride > 0:
+        if options.logits_file:
+            raise UsageError("--kl-divergence-base cannot be combined with --ppl-stride")
+        return tool.strided_perplexity(
+            context, session.vocab, text, plan, options.stride,
+            n_chunks=n_chunks, output_type=options.output_type, n_threads=threads,
+        )  # fmt: skip
+    if not options.logits_file:
+        return tool.perplexity(
+            context, session.vocab, text, plan,
+            n_chunks=n_chunks, output_type=options.output_type, n_threads=threads,
+        )  # fmt: skip
+    session.log([f"perplexity: saving all logits to {options.logits_file}"])
+    n_vocab = session.model.hparams.n_vocab
+    with BaseWriter(options.logits_file, plan.chunk, n_vocab, threads) as writer:
+        return tool.perplexity(
+            context, session.vocab, text, plan,
+            n_chunks=n_chunks, output_type=options.output_type, n_threads=threads, base_writer=writer.start,
+        )  # fmt: skip
+
+
+def run_kl_divergence(session: Session, context: TimedContext, plan: Plan) -> None:
+    """Statistics against the base file."""
+    from ikpy.tools.kl_divergence import BaseFile, kl_divergence
+
+    params = session.params
+    assert params.perplexity.logits_file is not None
+    base = BaseFile(params.perplexity.logits_file)
+    n_vocab = session.model.hparams.n_vocab
+    kl_divergence(
+        context, session.vocab, n_vocab, base, plan.n_batch,
+        n_chunks=params.prompt.chunks, n_threads=params.n_threads_batch,
+    )  # fmt: skip
+
+
+def run_choices(session: Session, context: TimedContext, plan: Plan) -> None:
+    """The three tests that compare alternative continuations."""
+    from ikpy.tools import multiple_choice as tool
+
+    params = session.params
+    options, text, vocab = params.perplexity, params.prompt.text, session.vocab
+    threads = params.n_threads_batch
+    if options.hellaswag:
+        n = options.hellaswag_tasks
+        tool.hellaswag(context, vocab, text, n_tasks=n, n_seq_max=plan.n_seq, n_threads=threads)
+    elif options.winogrande:
+        n = options.winogrande_tasks
+        tool.winogrande(context, vocab, text, n_tasks=n, n_seq_max=plan.n_seq, n_threads=threads)
+    else:
+        if params.prompt.binary_file is None:
+            raise UsageError("--multiple-choice needs its task file: -bf FILE")
+        data = Path(params.prompt.binary_file).read_bytes()
+        n = options.multiple_choice_tasks
+        tool.multiple_choice(context, vocab, data, n_tasks=n, n_seq_max=plan.n_seq, n_threads=threads)
+
+
+def write_result(params: CommonParams, path: str, result: PerplexityResult) -> None:
+    """Writes ``DIRECTORY/<time>.yml`` with build, model, parameters and the estimate."""
+    from ikpy.tools.machine import build_commit, build_number, cpu_name
+
+    directory = Path(params.log.directory or ".")
+    name = time.strftime("%Y_%m_%d-%H_%M_%S")
+    values = {
+        "binary": "perplexity",
+        "build_commit": build_commit(),
+        "build_number": build_number(),
+        "cpu_info": cpu_name(),
+        "model": path,
+        "ctx_size": params.context.n_ctx,
+        "batch_size": params.context.n_batch,
+        "ubatch_size": params.context.n_ubatch,
+        "threads": params.n_threads,
+        "flash_attn": str(params.context.flash_attn).lower(),
+        "mla": params.context.mla,
+        "cache_type_k": params.context.type_k,
+        "cache_type_v": params.context.type_v,
+        "ppl_stride": params.perplexity.stride,
+        "chunks": params.prompt.chunks,
+        "file": params.prompt.file or "",
+        "ppl_value": f"{result.ppl:f}",
+    }
+    try:
+        os.makedirs(directory, exist_ok=True)
+        text = "".join(f"{key}: {value}\n" for key, value in values.items())
+        (directory / f"{name}.yml").write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write the result to {directory}: {error.strerror}") from None

@@ -1,0 +1,96 @@
+"""DRY: penalises tokens that would continue a repetition of earlier text (tools specification 9.4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+LONGEST_BREAKER_BYTES = 40
+LONGEST_BREAKER_TOKENS = 20
+
+DryBreakers = Mapping[int, Sequence[tuple[int, ...]]]
+"""First token of a breaker -> the token sequences that must follow it (empty: the token alone breaks)."""
+
+
+def dry_breakers(
+    breakers: Sequence[str], token_bytes: Sequence[bytes], tokenize: Callable[[str], list[int]]
+) -> dict[int, list[tuple[int, ...]]]:
+    """Token sequences that contain a breaker string.
+
+    ``token_bytes[id]`` is the text of a token; ``tokenize`` gives the ids of a text without added tokens.
+    Tokens whose text contains the breaker break alone; tokens that end with its beginning break with the rest
+    behind them.
+    """
+    found: dict[int, list[tuple[int, ...]]] = {}
+    for breaker in breakers:
+        wanted = breaker.encode("utf-8")[:LONGEST_BREAKER_BYTES]
+        if not wanted:
+            continue
+        tails = {
+            cut: tuple(tokenize(wanted[cut:].decode("utf-8", "ignore"))[:LONGEST_BREAKER_TOKENS])
+            for cut in range(1, len(wanted))
+        }
+        for token, text in enumerate(token_bytes):
+            if wanted in text:
+                found.setdefault(token, []).append(())
+                continue
+            for cut, tail in tails.items():
+                if tail and text.endswith(wanted[:cut]):
+                    found.setdefault(token, []).append(tail)
+    return {token: sorted(set(sequences)) for token, sequences in found.items()}
+
+
+def tokens_since_breaker(history: NDArray[np.int64], breakers: DryBreakers) -> int:
+    """Tokens at the end of ``history`` behind the last breaker."""
+    n = len(history)
+    heads = np.fromiter(breakers, dtype=np.int64)
+    for back in n - 1 - np.flatnonzero(np.isin(history, heads))[::-1]:
+        longest = -1
+        for tail in breakers.get(int(history[n - 1 - back]), ()):
+            end = n - back + len(tail)
+            if len(tail) <= back and tuple(history[n - back : end]) == tail:
+                longest = max(longest, len(tail))
+        if longest >= 0:
+            return int(back - longest)
+    return n
+
+
+def repetition_lengths(history: NDArray[np.int64], most: int) -> dict[int, int]:
+    """For every token that followed an earlier copy of the end of ``history``: the longest copied length.
+
+    Lengths are limited to ``most``.
+    """
+    n = len(history)
+    if n < 2 or most < 1:
+        return {}
+    at = np.flatnonzero(history[:-1] == history[-1])  # ends of earlier copies
+    lengths: dict[int, int] = {}
+    length = 1
+    while len(at):
+        for token in np.unique(history[at + 1]):
+            lengths[int(token)] = length
+        if length == most:
+            break
+        at = at[at >= length]
+        at = at[history[at - length] == history[n - 1 - length]]
+        length += 1
+    return lengths
+
+
+def dry_penalties(
+    history: NDArray[np.int64], breakers: DryBreakers, multiplier: float, base: float, allowed_length: int
+) -> dict[int, float]:
+    """Amount to subtract from the logit of every token that would extend a repetition."""
+    limit = tokens_since_breaker(history, breakers)
+    if limit < allowed_length:
+        return {}
+    exponent = 88.72 / math.log(base) if base > 1.000001 else math.inf
+    useful = limit if math.isinf(exponent) else min(limit, allowed_length + math.ceil(exponent))
+    return {
+        token: multiplier * base ** min(length - allowed_length, exponent)
+        for token, length in repetition_lengths(history, useful).items()
+        if length >= allowed_length
+    }

@@ -1,0 +1,452 @@
+"""GBNF grammars: parser, checks and translation for llguidance (tools specification 9.5)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ikpy.errors import UsageError
+
+MOST_REPETITIONS = 2000
+LONGEST_REGEX = 60_000  # characters; larger grammars stay rules instead of becoming one regular expression
+LAST_CHARACTER = 0x10FFFF
+
+
+class GrammarError(UsageError):
+    """A grammar that cannot be used; the message says where."""
+
+
+@dataclass(frozen=True)
+class Literal:
+    """Fixed text."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class CharClass:
+    """One character in (or, negated, outside) code point ranges."""
+
+    ranges: tuple[tuple[int, int], ...]
+    negated: bool = False
+
+
+@dataclass(frozen=True)
+class Ref:
+    """Another rule."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class TokenRef:
+    """One token, by id or by text; negated: any other token."""
+
+    token: int | str
+    negated: bool = False
+
+
+@dataclass(frozen=True)
+class Group:
+    """Items in order."""
+
+    items: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of several nodes."""
+
+    options: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """``low`` to ``high`` times (None: without limit)."""
+
+    item: Node
+    low: int
+    high: int | None
+
+
+Node = Literal | CharClass | Ref | TokenRef | Group | Choice | Repeat
+Rules = dict[str, Node]
+
+_SIMPLE_ESCAPES = {"t": "\t", "r": "\r", "n": "\n", "\\": "\\", '"': '"', "[": "[", "]": "]"}
+_HEX_ESCAPES = {"x": 2, "u": 4, "U": 8}
+
+
+class _Parser:
+    """Recursive descent over the source; every error names the rest of the text from where it occurred."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.at = 0
+
+    def error(self, message: str, at: int | None = None) -> GrammarError:
+        at = self.at if at is None else at
+        line = self.source.count("\n", 0, at) + 1
+        rest = self.source[at : at + 60]
+        return GrammarError(f"error parsing grammar: {message} at {rest} (line {line})")
+
+    def peek(self) -> str:
+        return self.source[self.at : self.at + 1]
+
+    def space(self, newlines: bool) -> None:
+        """Skips blanks and comments, and line ends where ``newlines``."""
+        pattern = r"(?:[ \t]|#[^\r\n]*|[\r\n])*" if newlines else r"(?:[ \t]|#[^\r\n]*)*"
+        match = re.compile(pattern).match(self.source, self.at)
+        self.at = match.end() if match else self.at
+
+    def name(self) -> str:
+        match = re.compile(r"[A-Za-z0-9-]+").match(self.source, self.at)
+        if not match:
+            raise self.error("expecting name")
+        self.at = match.end()
+        return match[0]
+
+    def rules(self) -> Rules:
+        rules: Rules = {}
+        self.space(True)
+        while self.at < len(self.source):
+            name = self.name()
+            self.space(False)
+            if not self.source.startswith("::=", self.at):
+                raise self.error("expecting ::=")
+            self.at += 3
+            self.space(True)
+            rules[name] = self.choice(nested=False)
+            if self.peek() not in ("", "\r", "\n"):
+                raise self.error("expecting newline or end")
+            self.space(True)
+        return rules
+
+    def choice(self, nested: bool) -> Node:
+        options = [self.sequence(nested)]
+        while self.peek() == "|":
+            self.at += 1
+            self.space(True)
+            options.append(self.sequence(nested))
+        return options[0] if len(options) == 1 else Choice(tuple(options))
+
+    def sequence(self, nested: bool) -> Node:
+        items: list[Node] = []
+        while True:
+            item = self.item()
+            if item is None:
+                return items[0] if len(items) == 1 else Group(tuple(items))
+            self.space(nested)
+            items.append(self.repetitions(item, nested))
+
+    def item(self) -> Node | None:
+        char = self.peek()
+        if char == '"':
+            return Literal(self.quoted())
+        if char == "[":
+            return self.char_class()
+        if char == ".":
+            self.at += 1
+            return CharClass(((0, LAST_CHARACTER),))
+        if char == "(":
+            self.at += 1
+            self.space(True)
+            node = self.choice(nested=True)
+            if self.peek() != ")":
+                raise self.error("expecting ')'")
+            self.at += 1
+            return node
+        if char in ("<", "!"):
+            return self.token()
+        return Ref(self.name()) if char and re.match(r"[A-Za-z0-9-]", char) else None
+
+    def character(self) -> str:
+        """One character of a literal or class, escapes decoded."""
+        char = self.peek()
+        if not char:
+            raise self.error("unexpected end of input")
+        self.at += 1
+        if char != "\\":
+            return char
+        code = self.peek()
+        if code in _HEX_ESCAPES:
+            digits = self.source[self.at + 1 : self.at + 1 + _HEX_ESCAPES[code]]
+            if not re.fullmatch(rf"[0-9A-Fa-f]{{{_HEX_ESCAPES[code]}}}", digits):
+                raise self.error(f"expecting {_HEX_ESCAPES[code]} hex chars", self.at - 1)
+            value = int(digits, 16)
+            if value > LAST_CHARACTER or 0xD800 <= value < 0xE000:
+                raise self.error("no such character", self.at - 1)
+            self.at += 1 + len(digits)
+            return chr(value)
+        if not code or code not in _SIMPLE_ESCAPES:
+            raise self.error("unknown escape", self.at - 1)
+        self.at += 1
+        return _SIMPLE_ESCAPES[code]
+
+    def quoted(self) -> str:
+        self.at += 1
+        text = []
+        while self.peek() != '"':
+            text.append(self.character())
+        self.at += 1
+        return "".join(text)
+
+    def char_class(self) -> Node:
+        self.at += 1
+        negated = self.peek() == "^"
+        self.at += negated
+        ranges = []
+        while self.peek() != "]":
+            first = last = ord(self.character())
+            if self.peek() == "-" and self.source[self.at + 1 : self.at + 2] not in ("]", ""):
+                self.at += 1
+                last = ord(self.character())
+            if last < first:
+                raise self.error("character range out of order")
+            ranges.append((first, last))
+        self.at += 1
+        return CharClass(tuple(ranges), negated)
+
+    def token(self) -> Node:
+        match = re.compile(r"(!?)<(?:\[(\d+)\]|([^>\[\]\n]+))>").match(self.source, self.at)
+        if not match:
+            raise self.error("expecting a token such as <[1234]> or <name>")
+        self.at = match.end()
+        return TokenRef(int(match[2]) if match[2] else f"<{match[3]}>", bool(match[1]))
+
+    def repetitions(self, item: Node, nested: bool) -> Node:
+        while True:
+            char = self.peek()
+            if char in ("*", "+", "?"):
+                self.at += 1
+                item = Repeat(item, int(char == "+"), 1 if char == "?" else None)
+            elif char == "{":
+                item = self.counted(item)
+            else:
+                return item
+            self.space(nested)
+
+    def counted(self, item: Node) -> Node:
+        match = re.compile(r"\{\s*(\d+)\s*(?:(,)\s*(\d*)\s*)?\}").match(self.source, self.at)
+        if not match:
+            raise self.error("expecting {m}, {m,} or {m,n}")
+        low = int(match[1])
+        high = None if match[2] and not match[3] else int(match[3] or match[1])
+        if max(low, high or 0) > MOST_REPETITIONS:
+            raise self.error(f"number of repetitions exceeds {MOST_REPETITIONS}")
+        if high is not None and high < low:
+            raise self.error("repetition limits out of order")
+        self.at = match.end()
+        return Repeat(item, low, high)
+
+
+def parse_gbnf(source: str) -> Rules:
+    """Rules of a grammar, checked: ``root`` exists, no rule is undefined or left-recursive.
+
+    Raises GrammarError with the place of the error.
+    """
+    rules = _Parser(source).rules()
+    if "root" not in rules:
+        raise GrammarError("error parsing grammar: grammar does not contain a 'root' symbol")
+    for name, node in rules.items():
+        for used in _refs(node):
+            if used not in rules:
+                raise GrammarError(f"error parsing grammar: undefined rule '{used}' (used in rule '{name}')")
+    _refuse_left_recursion(rules)
+    return rules
+
+
+def children(node: Node) -> Sequence[Node]:
+    """Nodes directly inside ``node``."""
+    if isinstance(node, Group):
+        return node.items
+    if isinstance(node, Choice):
+        return node.options
+    return (node.item,) if isinstance(node, Repeat) else ()
+
+
+def _refs(node: Node) -> Iterator[str]:
+    if isinstance(node, Ref):
+        yield node.name
+    for child in children(node):
+        yield from _refs(child)
+
+
+def _has_tokens(node: Node) -> bool:
+    return isinstance(node, TokenRef) or any(_has_tokens(child) for child in children(node))
+
+
+def _nullable_rules(rules: Rules) -> set[str]:
+    empty: set[str] = set()
+
+    def nullable(node: Node) -> bool:
+        if isinstance(node, Literal):
+            return not node.text
+        if isinstance(node, Ref):
+            return node.name in empty
+        if isinstance(node, Group):
+            return all(nullable(item) for item in node.items)
+        if isinstance(node, Choice):
+            return any(nullable(option) for option in node.options)
+        return isinstance(node, Repeat) and (node.low == 0 or nullable(node.item))
+
+    while True:
+        found = {name for name, node in rules.items() if nullable(node)}
+        if found == empty:
+            return empty
+        empty = found
+
+
+def _refuse_left_recursion(rules: Rules) -> None:
+    empty = _nullable_rules(rules)
+
+    def leading(node: Node) -> tuple[set[str], bool]:
+        """Rules that can stand first in ``node``, and whether it can be empty."""
+        if isinstance(node, Ref):
+            return {node.name}, node.name in empty
+        if isinstance(node, Group):
+            names: set[str] = set()
+            for item in node.items:
+                found, skip = leading(item)
+                names |= found
+                if not skip:
+                    return names, False
+            return names, True
+        if isinstance(node, Choice):
+            parts = [leading(option) for option in node.options]
+            return set().union(*(part[0] for part in parts)), any(part[1] for part in parts)
+        if isinstance(node, Repeat):
+            names, skip = leading(node.item)
+            return names, skip or node.low == 0
+        return set(), isinstance(node, Literal) and not node.text
+
+    first = {name: leading(node)[0] for name, node in rules.items()}
+    for name in rules:
+        reached, queue = set(first[name]), list(first[name])
+        while queue:
+            new = first[queue.pop()] - reached
+            reached |= new
+            queue += new
+        if name in reached:
+            raise GrammarError(f"error parsing grammar: left recursion in rule '{name}'")
+
+
+def to_lark(rules: Rules, token_ids: Mapping[str, Sequence[int]] | None = None) -> str:
+    """The grammar in llguidance's Lark dialect.
+
+    A grammar without recursion becomes one regular expression, which the lexer runs fastest. Others become
+    rules whose terminals are single characters: a longer terminal would be matched greedily, and the grammar's
+    meaning would change. ``token_ids``: ids of the tokens named in the grammar by text.
+    """
+    head = '%llguidance {"no_forcing": true}\n'
+    if not any(_has_tokens(node) for node in rules.values()):
+        try:
+            return f"{head}start: TEXT\nTEXT: /{_Regex(rules).root()}/\n"
+        except _NotRegular:
+            pass
+    names = {name: f"r_{i}" for i, name in enumerate(rules)}
+    writer = _RuleWriter(names, token_ids or {})
+    lines = [f"{names[name]}: {writer.node(node)}" for name, node in rules.items()]
+    return "\n".join([f"{head}start: {names['root']}", *lines]) + "\n"
+
+
+class _NotRegular(Exception):
+    """The grammar recurses, or is too large for one expression."""
+
+
+class _Regex:
+    """Expands rules into one expression."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self.done: dict[str, str] = {}
+        self.open: set[str] = set()
+
+    def root(self) -> str:
+        return self.rule("root")
+
+    def rule(self, name: str) -> str:
+        if name in self.open:
+            raise _NotRegular
+        if name not in self.done:
+            self.open.add(name)
+            self.done[name] = self.node(self.rules[name])
+            self.open.remove(name)
+        return self.done[name]
+
+    def node(self, node: Node) -> str:
+        text = self.expand(node)
+        if len(text) > LONGEST_REGEX:
+            raise _NotRegular
+        return text
+
+    def expand(self, node: Node) -> str:
+        if isinstance(node, Literal):
+            return "".join(map(_escaped, node.text))
+        if isinstance(node, CharClass):
+            return _class_text(node)
+        if isinstance(node, Ref):
+            return f"(?:{self.rule(node.name)})"
+        if isinstance(node, Group):
+            return "".join(
+                f"(?:{self.node(i)})" if isinstance(i, Choice) else self.node(i) for i in node.items
+            )
+        if isinstance(node, Choice):
+            return "|".join(self.node(option) for option in node.options)
+        if isinstance(node, Repeat):
+            return f"(?:{self.node(node.item)}){_count_text(node)}"
+        raise _NotRegular
+
+
+class _RuleWriter:
+    """Writes nodes as Lark rules with single-character terminals."""
+
+    def __init__(self, names: Mapping[str, str], token_ids: Mapping[str, Sequence[int]]) -> None:
+        self.names = names
+        self.token_ids = token_ids
+
+    def node(self, node: Node) -> str:
+        if isinstance(node, Literal):
+            return "(" + " ".join(f"/{_escaped(char)}/" for char in node.text) + ")" if node.text else '""'
+        if isinstance(node, CharClass):
+            return f"/{_class_text(node)}/"
+        if isinstance(node, Ref):
+            return self.names[node.name]
+        if isinstance(node, TokenRef):
+            return self.token(node)
+        if isinstance(node, Group):
+            return "(" + " ".join(self.node(item) for item in node.items) + ")" if node.items else '""'
+        if isinstance(node, Choice):
+            return "(" + " | ".join(self.node(option) for option in node.options) + ")"
+        return f"({self.node(node.item)}){_count_text(node)}"
+
+    def token(self, node: TokenRef) -> str:
+        ids = [node.token] if isinstance(node.token, int) else self.token_ids.get(node.token)
+        if not ids:
+            raise GrammarError(f"error parsing grammar: the vocabulary has no token {node.token}")
+        if node.negated and len(ids) > 1:
+            raise GrammarError(
+                f"error parsing grammar: !{node.token} is {len(ids)} tokens; one can be excluded"
+            )
+        if node.negated:
+            return f"<[^{ids[0]}]>"
+        return "(" + " ".join(f"<[{token}]>" for token in ids) + ")"
+
+
+def _escaped(char: str) -> str:
+    return char if re.match(r"[A-Za-z0-9 _]", char) else f"\\x{{{ord(char):X}}}"
+
+
+def _class_text(node: CharClass) -> str:
+    parts = []
+    for first, last in node.ranges:
+        parts.append(f"\\x{{{first:X}}}" if first == last else f"\\x{{{first:X}}}-\\x{{{last:X}}}")
+    if not parts:
+        return _class_text(CharClass(((0, LAST_CHARACTER),))) if node.negated else "[^\\x{0}-\\x{10FFFF}]"
+    return f"[{'^' if node.negated else ''}{''.join(parts)}]"
+
+
+def _count_text(node: Repeat) -> str:
+    if node.high is None:
+        return "*" if node.low == 0 else "+" if node.low == 1 else f"{{{node.low},}}"
+    return f"{{{node.low},{node.high}}}"

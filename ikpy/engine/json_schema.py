@@ -1,0 +1,300 @@
+"""JSON schema to GBNF (tools specification 9.6): the grammar of the JSON texts a schema allows."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ikpy.engine.digit_ranges import integer_range
+from ikpy.engine.gbnf import MOST_REPETITIONS, GrammarError
+from ikpy.engine.schema_pattern import pattern_to_gbnf
+
+Schema = dict[str, Any] | bool
+
+PRIMITIVES = {
+    "space": r'| " " | "\n"{1,2} [ \t]{0,20}',
+    "char": r'[^"\\\x7F\x00-\x1F] | [\\] (["\\bfnrt] | "u" [0-9a-fA-F]{4})',
+    "string": r'"\"" char* "\"" space',
+    "boolean": '("true" | "false") space',
+    "null": '"null" space',
+    "integral": "[0] | [1-9] [0-9]{0,15}",
+    "integer": '("-"? integral) space',
+    "number": '("-"? integral) ("." [0-9]{1,16})? ([eE] [-+]? [0-9]{1,16})? space',
+    "value": "object | array | string | number | boolean | null",
+    "object": r'"{" space (string ":" space value ("," space string ":" space value)*)? "}" space',
+    "array": '"[" space (value ("," space value)*)? "]" space',
+    "date": '[0-9]{4} "-" ("0" [1-9] | "1" [0-2]) "-" ("0" [1-9] | [1-2] [0-9] | "3" [0-1])',
+    "time": '([01] [0-9] | "2" [0-3]) ":" [0-5] [0-9] ":" [0-5] [0-9] ("." [0-9]{3})? '
+    '("Z" | ("+" | "-") ([01] [0-9] | "2" [0-3]) ":" [0-5] [0-9])',
+    "date-time": 'date "T" time',
+    "uuid": "[0-9a-fA-F]{8}" + ' "-" [0-9a-fA-F]{4}' * 3 + ' "-" [0-9a-fA-F]{12}',
+}
+USES = {
+    "string": ("char", "space"),
+    "boolean": ("space",),
+    "null": ("space",),
+    "integer": ("integral", "space"),
+    "number": ("integral", "space"),
+    "value": ("object", "array", "string", "number", "boolean", "null"),
+    "object": ("string", "value", "space"),
+    "array": ("value", "space"),
+    "date-time": ("date", "time"),
+}
+TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
+LISTED_FORMATS = ("date", "time", "date-time")
+
+
+def schema_to_gbnf(schema: Schema) -> str:
+    """GBNF text for ``schema``; raises GrammarError listing everything that cannot be converted."""
+    return _Converter(schema).convert()
+
+
+def literal(text: str) -> str:
+    """GBNF literal of ``text``."""
+    escaped = []
+    for char in text:
+        if char in '"\\':
+            escaped.append("\\" + char)
+        elif ord(char) < 0x20 or ord(char) == 0x7F:
+            escaped.append(f"\\x{ord(char):02X}")
+        else:
+            escaped.append(char)
+    return f'"{"".join(escaped)}"'
+
+
+class _Converter:
+    def __init__(self, schema: Schema) -> None:
+        self.root = schema
+        self.rules: dict[str, str] = {}
+        self.references: dict[str, str] = {}
+        self.errors: list[str] = []
+
+    def convert(self) -> str:
+        text = self.expression(self.root, "root")
+        self.rules = {"root": text, **{k: v for k, v in self.rules.items() if k != "root"}}
+        if self.errors:
+            raise GrammarError("JSON schema conversion failed: " + "; ".join(self.errors))
+        return "\n".join(f"{name} ::= {body}" for name, body in self.rules.items()) + "\n"
+
+    def use(self, name: str) -> str:
+        """A primitive rule's name, the rule and what it needs being added."""
+        if name not in self.rules:
+            self.rules[name] = PRIMITIVES[name]
+            for other in USES.get(name, ()):
+                self.use(other)
+        return name
+
+    def add(self, hint: str, body: str) -> str:
+        """Name of a new rule."""
+        base = re.sub(r"[^A-Za-z0-9]+", "-", hint).strip("-") or "rule"
+        name, n = base, 1
+        while name in self.rules or name in PRIMITIVES or name == "root":
+            n += 1
+            name = f"{base}-{n}"
+        self.rules[name] = body
+        return name
+
+    def fail(self, message: str) -> str:
+        self.errors.append(message)
+        return '""'
+
+    def expression(self, schema: Any, where: str) -> str:
+        """Right-hand side for one schema; ends with the white space that may follow."""
+        if schema is True or schema == {}:
+            return self.use("value")
+        if not isinstance(schema, dict):
+            return self.fail(f"{where}: unsupported schema {json.dumps(schema)[:60]}")
+        for key, convert in self.keywords():
+            if key in schema:
+                return convert(schema, where)
+        kind = schema.get("type")
+        if isinstance(kind, list):
+            return self.alternatives([{**schema, "type": item} for item in kind], where)
+        return self.typed(schema, kind or self.implied_type(schema), where)
+
+    def keywords(self) -> Sequence[tuple[str, Callable[[dict[str, Any], str], str]]]:
+        return (
+            ("$ref", lambda s, where: self.reference(s["$ref"], where)),
+            ("oneOf", lambda s, where: self.alternatives(s["oneOf"], where)),
+            ("anyOf", lambda s, where: self.alternatives(s["anyOf"], where)),
+            ("allOf", self.merged),
+            ("const", lambda s, where: self.constants([s["const"]])),
+            ("enum", lambda s, where: self.constants(s["enum"])),
+        )
+
+    @staticmethod
+    def implied_type(schema: dict[str, Any]) -> str | None:
+        if any(key in schema for key in ("properties", "required", "additionalProperties")):
+            return "object"
+        if any(key in schema for key in ("items", "prefixItems", "minItems", "maxItems")):
+            return "array"
+        if any(key in schema for key in ("pattern", "format", "minLength", "maxLength")):
+            return "string"
+        return None
+
+    def typed(self, schema: dict[str, Any], kind: Any, where: str) -> str:
+        if kind == "object":
+            return self.object(schema, where)
+        if kind == "array":
+            return self.array(schema, where)
+        if kind == "string":
+            return self.string(schema, where)
+        if kind == "integer":
+            return self.integer(schema)
+        if kind in TYPES:
+            return self.use(kind)
+        if kind is None:
+            return self.use("value")
+        return self.fail(f"{where}: unknown type {json.dumps(kind)}")
+
+    def constants(self, values: Sequence[Any]) -> str:
+        texts = [literal(json.dumps(value, ensure_ascii=False, separators=(",", ":"))) for value in values]
+        return f"({' | '.join(texts)}) {self.use('space')}"
+
+    def alternatives(self, schemas: Sequence[Any], where: str) -> str:
+        names = [
+            self.add(f"{where}-{i}", self.expression(schema, f"{where}-{i}"))
+            for i, schema in enumerate(schemas)
+        ]
+        return " | ".join(names) if names else self.fail(f"{where}: no alternatives")
+
+    def reference(self, target: Any, where: str) -> str:
+        if not isinstance(target, str) or not target.startswith("#"):
+            return self.fail(f"{where}: cannot resolve $ref {json.dumps(target)}; only #/... is supported")
+        if target in self.references:
+            return self.references[target]
+        schema = self.resolve(target)
+        if schema is None:
+            return self.fail(f"{where}: $ref {target} points nowhere")
+        name = self.add(target.rsplit("/", 1)[-1] if "/" in target else "document", "")
+        self.references[target] = name
+        self.rules[name] = self.expression(schema, name)
+        return name
+
+    def resolve(self, target: str) -> Any:
+        node: Any = self.root
+        for part in target[1:].split("/")[1:]:
+            key = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(node, dict) and key in node:
+                node = node[key]
+            elif isinstance(node, list) and key.isdigit() and int(key) < len(node):
+                node = node[int(key)]
+            else:
+                return None
+        return node
+
+    def merged(self, schema: dict[str, Any], where: str) -> str:
+        """allOf: the properties of all parts; those of nested alternatives are optional."""
+        properties: dict[str, Any] = {}
+        required: list[str] = []
+
+        def collect(part: Any, binding: bool) -> None:
+            if isinstance(part, dict) and "$ref" in part:
+                part = self.resolve(str(part["$ref"]))
+            if not isinstance(part, dict):
+                self.fail(f"{where}: allOf part {json.dumps(part)[:60]} is not supported")
+                return
+            properties.update(part.get("properties", {}))
+            if binding:
+                required.extend(part.get("required", ()))
+            for option in part.get("anyOf", ()):
+                collect(option, False)
+            for inner in part.get("allOf", ()):
+                collect(inner, binding)
+
+        for part in [{k: v for k, v in schema.items() if k != "allOf"}, *schema["allOf"]]:
+            collect(part, True)
+        simple = [part for part in schema["allOf"] if isinstance(part, dict) and "enum" in part]
+        if not properties and simple:
+            common = [v for v in simple[0]["enum"] if all(v in part["enum"] for part in simple)]
+            return self.constants(common)
+        merged = {"type": "object", "properties": properties, "required": required}
+        if "additionalProperties" in schema:
+            merged["additionalProperties"] = schema["additionalProperties"]
+        return self.expression(merged, where)
+
+    def object(self, schema: dict[str, Any], where: str) -> str:
+        properties: dict[str, Any] = schema.get("properties", {})
+        additional = schema.get("additionalProperties", None if properties else True)
+        if not properties and additional is True and not schema.get("required"):
+            return self.use("object")
+        space = self.use("space")
+        required = set(schema.get("required", ()))
+        for name in sorted(required - set(properties)):
+            properties = {**properties, name: True}
+        pairs = []
+        for name, value in properties.items():
+            rule = self.add(f"{where}-{name}", self.expression(value, f"{where}-{name}"))
+            pairs.append(
+                (f'{literal(json.dumps(name, ensure_ascii=False))} {space} ":" {space} {rule}', name)
+            )
+        extra = self.additional_pair(additional, where) if additional not in (None, False) else None
+        rest = f'("," {space} {extra})*' if extra else '""'
+        start = f"({extra} {rest})?" if extra else '""'
+        for pair, name in reversed(pairs):
+            after = self.add(f"{where}-rest", rest)
+            optional = name not in required
+            start = f"{pair} {after} | {start}" if optional else f"{pair} {after}"
+            start = self.add(f"{where}-from", start)
+            rest = f'("," {space} {pair}){"?" if optional else ""} {after}'
+        return f'"{{" {space} {start} "}}" {space}'
+
+    def additional_pair(self, schema: Any, where: str) -> str:
+        value = self.use("value") if schema is True else self.expression(schema, f"{where}-additional")
+        rule = self.add(f"{where}-additional", value)
+        return f'{self.use("string")} ":" {self.use("space")} {rule}'
+
+    def array(self, schema: dict[str, Any], where: str) -> str:
+        space = self.use("space")
+        if "prefixItems" in schema:
+            items = [
+                self.add(f"{where}-{i}", self.expression(item, f"{where}-{i}"))
+                for i, item in enumerate(schema["prefixItems"])
+            ]
+            more = ""
+            if isinstance(schema.get("items"), dict):
+                rule = self.add(f"{where}-item", self.expression(schema["items"], f"{where}-item"))
+                more = f'("," {space} {rule})*'
+            separator = f' "," {space} '
+            return f'"[" {space} {separator.join(items)} {more} "]" {space}'
+        item = self.add(f"{where}-item", self.expression(schema.get("items", True), f"{where}-item"))
+        low, high = int(schema.get("minItems", 0)), schema.get("maxItems")
+        if high == 0:
+            return f'"[" {space} "]" {space}'
+        top = "" if high is None else str(int(high) - 1)
+        content = f'{item} ("," {space} {item}){{{max(0, low - 1)},{top}}}'
+        if max(low, int(high or 0)) > MOST_REPETITIONS:
+            return self.fail(f"{where}: more than {MOST_REPETITIONS} items")
+        return f'"[" {space} ({content}){"?" if low == 0 else ""} "]" {space}'
+
+    def string(self, schema: dict[str, Any], where: str) -> str:
+        if "pattern" in schema:
+            try:
+                body = pattern_to_gbnf(schema["pattern"], self.use("char"))
+            except ValueError as error:
+                return self.fail(f"{where}: pattern {schema['pattern']!r}: {error}")
+            return rf'"\"" ({body}) "\"" {self.use("space")}'
+        kind = schema.get("format")
+        if kind in LISTED_FORMATS or (isinstance(kind, str) and re.fullmatch("uuid[1-5]?", kind)):
+            name = self.use("uuid" if kind.startswith("uuid") else kind)
+            return rf'"\"" {name} "\"" {self.use("space")}'
+        if "minLength" in schema or "maxLength" in schema:
+            low, high = int(schema.get("minLength", 0)), schema.get("maxLength")
+            if max(low, int(high or 0)) > MOST_REPETITIONS:
+                return self.fail(f"{where}: string lengths above {MOST_REPETITIONS} are not supported")
+            count = f"{{{low},{'' if high is None else int(high)}}}"
+            return rf'"\"" {self.use("char")}{count} "\"" {self.use("space")}'
+        return self.use("string")
+
+    def integer(self, schema: dict[str, Any]) -> str:
+        low, high = schema.get("minimum"), schema.get("maximum")
+        if "exclusiveMinimum" in schema:
+            low = schema["exclusiveMinimum"] + 1
+        if "exclusiveMaximum" in schema:
+            high = schema["exclusiveMaximum"] - 1
+        if low is None and high is None:
+            return self.use("integer")
+        body = integer_range(None if low is None else int(low), None if high is None else int(high))
+        return f"({body}) {self.use('space')}"

@@ -1,0 +1,372 @@
+"""Choice of the next token from logits: parameters, sampler chain, state (tools specification, section 9).
+
+Knows token ids only; texts enter as token sequences (DRY breakers) or behind :class:`TokenGrammar`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ikpy.engine import candidates as shape
+from ikpy.engine.candidates import Candidates, FloatArray
+from ikpy.engine.dry import DryBreakers, dry_penalties
+from ikpy.errors import IkpyError, UsageError
+
+RANDOM_SEED = 0xFFFFFFFF
+
+SAMPLER_NAMES: dict[str, tuple[str, ...]] = {
+    "d": ("dry",),
+    "k": ("top_k", "top-k"),
+    "f": ("tfs_z", "tfs-z", "tfs"),
+    "y": ("typical_p", "typical-p", "typical"),
+    "p": ("top_p", "top-p", "nucleus"),
+    "m": ("min_p", "min-p"),
+    "x": ("xtc",),
+    "n": ("top_n_sigma", "top-n-sigma"),
+    "t": ("temperature", "temp"),
+    "w": ("adaptive_p", "adaptive-p"),
+}
+DEFAULT_SAMPLERS = tuple(names[0] for names in SAMPLER_NAMES.values())
+
+
+def sampler_sequence(names: Iterable[str]) -> tuple[str, ...]:
+    """Canonical sampler names in order; unknown names are skipped."""
+    known = {name: names[0] for names in SAMPLER_NAMES.values() for name in names}
+    return tuple(known[name] for name in names if name in known)
+
+
+def sampler_sequence_from_letters(letters: str) -> tuple[str, ...]:
+    """Canonical sampler names of a letter string such as ``dkfypmxntw``; unknown letters are skipped."""
+    return tuple(SAMPLER_NAMES[letter][0] for letter in letters if letter in SAMPLER_NAMES)
+
+
+class GrammarDeadEndError(IkpyError):
+    """No token of the vocabulary can continue a text under the grammar."""
+
+
+class TokenGrammar(Protocol):
+    """Restricts the next token; see :mod:`ikpy.engine.grammar`."""
+
+    def allows(self, token: int) -> bool:
+        """Whether ``token`` may come next."""
+        ...
+
+    def mask(self) -> NDArray[np.bool_]:
+        """True for every token that may come next, [n_vocab]."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """Advances by ``token``."""
+        ...
+
+    def reset(self) -> None:
+        """Returns to the start."""
+        ...
+
+
+@dataclass
+class SamplingParams:
+    """Parameters of a sampler chain, named as in the completion API; neutral values switch a sampler off."""
+
+    seed: int = RANDOM_SEED
+    samplers: tuple[str, ...] = DEFAULT_SAMPLERS
+    temperature: float = 0.8
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    tfs_z: float = 1.0
+    typical_p: float = 1.0
+    top_n_sigma: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 1.0
+    repeat_last_n: int = 64
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    penalize_nl: bool = False
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    adaptive_target: float = -1.0
+    adaptive_decay: float = 0.9
+    adaptive_updt_w_cur: bool = False
+    min_keep: int = 0
+    ignore_eos: bool = False
+    logit_bias: Sequence[tuple[int, float]] = ()
+    grammar: str = ""
+    json_schema: str | None = None
+
+    def check(self) -> None:
+        """Raises UsageError for values without a meaning."""
+        if self.repeat_last_n < -1 or self.dry_penalty_last_n < -1:
+            raise UsageError("repeat_last_n and dry_penalty_last_n must be -1 (context size), 0 (off) or a length")
+        if self.mirostat not in (0, 1, 2):
+            raise UsageError(f"mirostat must be 0, 1 or 2, not {self.mirostat}")
+        if self.repeat_penalty <= 0:
+            raise UsageError(f"repeat_penalty must be positive, not {self.repeat_penalty}")
+
+    def describe(self) -> str:
+        """The parameters and the sampler order as the command-line tools print them."""
+        order = " -> ".join(["CFG", "Penalties", *self._active_order()])
+        return (
+            "sampling: \n"
+            f"\trepeat_last_n = {self.repeat_last_n}, repeat_penalty = {self.repeat_penalty:.3f}, "
+            f"frequency_penalty = {self.frequency_penalty:.3f}, "
+            f"presence_penalty = {self.presence_penalty:.3f}\n"
+            f"\ttop_k = {self.top_k}, tfs_z = {self.tfs_z:.3f}, top_p = {self.top_p:.3f}, "
+            f"min_p = {self.min_p:.3f}, typical_p = {self.typical_p:.3f}, temp = {self.temperature:.3f}\n"
+            f"\tmirostat = {self.mirostat}, mirostat_lr = {self.mirostat_eta:.3f}, "
+            f"mirostat_ent = {self.mirostat_tau:.3f}\n"
+            f"\txtc_probability = {self.xtc_probability:.3f}, xtc_threshold = {self.xtc_threshold:.3f}, "
+            f"top_n_sigma = {self.top_n_sigma:.3f}\n"
+            f"\tadaptive_target = {self.adaptive_target:.2f}, adaptive_decay = {self.adaptive_decay:.2f}\n"
+            f"sampling order: \n{order} "
+        )
+
+    def _active_order(self) -> Sequence[str]:
+        return ("mirostat",) if self.mirostat else self.samplers
+
+
+def _generator(seed: int) -> np.random.RandomState:
+    """The 32-bit Mersenne Twister with its classic seeding."""
+    return np.random.RandomState(seed)
+
+
+class Sampler:
+    """Chooses tokens one after another and keeps what that depends on: history, random numbers, grammar.
+
+    ``n_ctx`` is what -1 means for the penalty windows; ``newline_id`` is exempt from penalties unless
+    ``penalize_nl``; ``eos_ids`` are banned by ``ignore_eos``; ``breakers``: see
+    :func:`ikpy.engine.dry.dry_breakers`.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        n_vocab: int,
+        *,
+        n_ctx: int = 0,
+        newline_id: int | None = None,
+        eos_ids: Iterable[int] = (),
+        breakers: DryBreakers | None = None,
+        grammar: TokenGrammar | None = None,
+    ) -> None:
+        params.check()
+        self.params = params
+        self.n_vocab = n_vocab
+        self.n_ctx = n_ctx
+        self.newline_id = newline_id
+        self.breakers = breakers or {}
+        self.grammar = grammar
+        self.seed = params.seed & 0xFFFFFFFF
+        if self.seed == RANDOM_SEED:
+            self.seed = int.from_bytes(os.urandom(4), "little") & 0x7FFFFFFF
+        self._bias = self._collect_bias(eos_ids)
+        self._steps: dict[str, Callable[[Candidates], Candidates]] = {
+            "top_k": lambda c: shape.top_k(c, params.top_k, params.min_keep),
+            "tfs_z": lambda c: shape.tail_free(c, params.tfs_z, params.min_keep),
+            "typical_p": lambda c: shape.typical(c, params.typical_p, params.min_keep),
+            "top_p": lambda c: shape.top_p(c, params.top_p, params.min_keep),
+            "min_p": lambda c: shape.min_p(c, params.min_p, params.min_keep),
+            "xtc": self._xtc,
+            "top_n_sigma": lambda c: shape.top_n_sigma(c, params.top_n_sigma),
+            "temperature": self._temperature,
+            "adaptive_p": self._adaptive,
+        }
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets the history and starts the random numbers and the grammar afresh."""
+        self._draws = _generator(self.seed)
+        self._other = _generator(self.seed)  # XTC: its use leaves the draws of the other tokens unchanged
+        self._mu = 2.0 * self.params.mirostat_tau
+        decay = min(self.params.adaptive_decay, 0.99)
+        self._adaptive_total = 1.0 / (1.0 - decay)
+        self._adaptive_sum = max(0.0, self.params.adaptive_target) * self._adaptive_total
+        self._chosen_p: tuple[int, float] | None = None
+        self._original: FloatArray | None = None
+        self._history: list[int] = []
+        self.last_ids: NDArray[np.int32] = np.empty(0, np.int32)
+        self.last_probabilities: FloatArray = np.empty(0)
+        if self.grammar:
+            self.grammar.reset()
+
+    def restart_grammar(self) -> None:
+        """Returns the grammar to its start for another answer; everything else goes on."""
+        if self.grammar:
+            self.grammar.reset()
+
+    @property
+    def history(self) -> Sequence[int]:
+        """Accepted tokens, oldest first."""
+        return self._history
+
+    def accept(self, token: int, *, grammar: bool = True) -> None:
+        """Appends ``token`` to the history; prompt tokens are accepted with ``grammar=False``."""
+        self._history.append(int(token))
+        if grammar and self.grammar:
+            self.grammar.accept(int(token))
+        if self._chosen_p and self._chosen_p[0] == token:
+            decay = min(self.params.adaptive_decay, 0.99)
+            self._adaptive_sum = self._chosen_p[1] + decay * self._adaptive_sum
+            self._adaptive_total = 1.0 + decay * self._adaptive_total
+        self._chosen_p = None
+
+    def sample(self, logits: NDArray[np.float32]) -> int:
+        """Next token for ``logits`` float32 [n_vocab], which stay unchanged.
+
+        Afterwards ``last_ids`` and ``last_probabilities`` hold the candidates the token was drawn from.
+        """
+        saved = np.array(logits, dtype=np.float32).reshape(-1)
+        if len(saved) != self.n_vocab:
+            raise ValueError(f"{len(saved)} logits given to a sampler of {self.n_vocab} tokens")
+        if self._bias is not None:
+            saved[self._bias[0]] += self._bias[1]
+        token = self._choose(saved, None)
+        if self.grammar and not self.grammar.allows(token):
+            allowed = np.flatnonzero(self.grammar.mask()[: self.n_vocab])
+            if not len(allowed):
+                raise GrammarDeadEndError("the grammar allows no token of this vocabulary here")
+            token = self._choose(saved, allowed)
+        return token
+
+    def _choose(self, saved: NDArray[np.float32], allowed: NDArray[np.int64] | None) -> int:
+        logits = self._penalized(saved)
+        params = self.params
+        if params.temperature <= 0:
+            return self._greedy(logits, allowed)
+        dry = "dry" in params.samplers and not params.mirostat
+        if dry and params.dry_multiplier > 0:
+            logits = self._dry(logits)
+        if allowed is None:
+            c = Candidates(np.arange(self.n_vocab, dtype=np.int32), logits)
+        else:
+            c = Candidates(allowed.astype(np.int32), logits[allowed])
+        if params.mirostat:
+            return self._mirostat(c)
+        self._original = None
+        if params.adaptive_target >= 0 and not params.adaptive_updt_w_cur:
+            self._original = np.zeros(self.n_vocab)
+            self._original[c.ids] = c.probabilities()
+        for name in params.samplers:
+            if name in self._steps:
+                c = self._steps[name](c)
+        return self._draw(c)
+
+    def _penalized(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        params = self.params
+        neutral = params.repeat_penalty == 1 and params.frequency_penalty == 0 and params.presence_penalty == 0
+        window = self._window(params.repeat_last_n)
+        result = logits.copy()
+        if neutral or not len(window):
+            return result
+        shape.penalize(result, window, params.repeat_penalty, params.frequency_penalty, params.presence_penalty)
+        if not params.penalize_nl and self.newline_id is not None:
+            result[self.newline_id] = logits[self.newline_id]
+        return result
+
+    def _window(self, last_n: int) -> NDArray[np.int64]:
+        last_n = self.n_ctx if last_n < 0 else last_n
+        recent = self._history[-last_n:] if last_n else []
+        return np.asarray([token for token in recent if 0 <= token < self.n_vocab], dtype=np.int64)
+
+    def _dry(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        params = self.params
+        penalties = dry_penalties(
+            self._window(params.dry_penalty_last_n),
+            self.breakers,
+            params.dry_multiplier,
+            params.dry_base,
+            params.dry_allowed_length,
+        )
+        for token, amount in penalties.items():
+            logits[token] -= np.float32(amount)
+        return logits
+
+    def _greedy(self, logits: NDArray[np.float32], allowed: NDArray[np.int64] | None) -> int:
+        index = int(logits.argmax()) if allowed is None else int(allowed[logits[allowed].argmax()])
+        if self.params.temperature < 0:
+            c = Candidates(np.arange(self.n_vocab, dtype=np.int32), logits).sort()
+            self.last_ids, self.last_probabilities = c.ids, c.probabilities()
+        else:
+            self.last_ids, self.last_probabilities = np.array([index], dtype=np.int32), np.ones(1)
+        return index
+
+    def _temperature(self, c: Candidates) -> Candidates:
+        params = self.params
+        return shape.temperature(c, params.temperature, params.dynatemp_range, params.dynatemp_exponent)
+
+    def _xtc(self, c: Candidates) -> Candidates:
+        params = self.params
+        if params.xtc_probability <= 0 or params.xtc_threshold > 0.5 or len(c) < 2:
+            return c
+        if self._unit(self._other) >= params.xtc_probability:
+            return c
+        return shape.xtc(c, params.xtc_threshold, params.min_keep)
+
+    def _adaptive(self, c: Candidates) -> Candidates:
+        target = self.params.adaptive_target
+        if target < 0:
+            return c
+        probability = c.probabilities()
+        if self._original is None:
+            self._original = np.zeros(self.n_vocab)
+            self._original[c.ids] = probability
+        wanted = min(max(2.0 * target - self._adaptive_sum / self._adaptive_total, 0.0), 1.0)
+        return Candidates(c.ids, shape.adaptive_logits(probability, wanted))
+
+    def _mirostat(self, c: Candidates) -> int:
+        params = self.params
+        c = shape.temperature(c, params.temperature).sort()
+        if params.mirostat == 1:
+            c = shape.top_k(c, shape.mirostat_k(c.probabilities(), self._mu, self.n_vocab), 1)
+        else:
+            p = c.probabilities()
+            with np.errstate(divide="ignore"):
+                kept = max(1, int((-np.log2(p) <= self._mu).sum()))
+            c = c.select(slice(0, kept), True)
+        token = self._draw(c)
+        p = float(self.last_probabilities[self.last_ids == token][0])
+        self._mu -= params.mirostat_eta * (-np.log2(p) - params.mirostat_tau)
+        return token
+
+    @staticmethod
+    def _unit(generator: np.random.RandomState) -> float:
+        return float(generator.randint(0, 2**32, dtype=np.uint32)) / 4294967295.0
+
+    def _draw(self, c: Candidates) -> int:
+        p = c.probabilities()
+        self.last_ids, self.last_probabilities = c.ids, p
+        cumulative = np.cumsum(p)
+        r = cumulative[-1] * self._unit(self._draws)
+        index = int(np.searchsorted(cumulative, r, side="right"))
+        index = min(index, int(np.flatnonzero(p)[-1]))
+        token = int(c.ids[index])
+        if self.params.adaptive_target >= 0 and self._original is not None:
+            self._chosen_p = (token, float(self._original[token]))
+        return token
+
+    def _collect_bias(self, eos_ids: Iterable[int]) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:
+        total: dict[int, float] = {}
+        for token, value in self.params.logit_bias:
+            if not 0 <= token < self.n_vocab:
+                raise UsageError(f"logit bias for token {token}: the vocabulary has tokens 0 to {self.n_vocab - 1}")
+            total[token] = total.get(token, 0.0) + float(value)
+        if self.params.ignore_eos:
+            total |= dict.fromkeys(eos_ids, -np.inf)
+        if not total:
+            return None
+        return np.array(list(total), dtype=np.int64), np.array(list(total.values()), dtype=np.float32)

@@ -1,0 +1,45 @@
+"""A context whose decode calls are counted and timed for the timings block."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ikpy.engine.batch import Batch
+    from ikpy.engine.context import Context
+    from ikpy.engine.kv_cache import KVCache
+    from ikpy.tools.logs import Timings
+
+
+class TimedContext:
+    """What the tools need of a context, with its time going into ``timings``."""
+
+    def __init__(self, context: Context, timings: Timings) -> None:
+        self.context = context
+        self.timings = timings
+
+    @property
+    def n_ctx(self) -> int:
+        """Cells of the context."""
+        return self.context.n_ctx
+
+    @property
+    def n_batch(self) -> int:
+        """Most tokens of one decode call."""
+        return self.context.n_batch
+
+    @property
+    def kv(self) -> KVCache:
+        """The cache."""
+        return self.context.kv
+
+    def decode(self, batch: Batch) -> NDArray[np.float32]:
+        """As :meth:`ikpy.engine.context.Context.decode`."""
+        began = time.perf_counter()
+        logits = self.context.decode(batch)
+        self.timings.add_decode(len(batch), time.perf_counter() - began)
+        return logits

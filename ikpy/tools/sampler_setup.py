@@ -1,0 +1,65 @@
+"""Samplers for a vocabulary: newline and end tokens, DRY breakers and grammars as the engine wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from ikpy.engine.dry import DryBreakers, dry_breakers
+from ikpy.engine.sampling import Sampler, SamplingParams
+
+if TYPE_CHECKING:
+    from ikpy.engine.grammar import TokenTexts
+    from ikpy.vocab import Vocab
+
+_texts: WeakKeyDictionary[Vocab, dict[int, TokenTexts]] = WeakKeyDictionary()
+
+
+def token_texts(vocab: Vocab, n_vocab: int) -> TokenTexts:
+    """The vocabulary as grammars see it, padded to the width of the logits; made once per vocabulary."""
+    from ikpy.engine.grammar import TokenTexts
+
+    cached = _texts.setdefault(vocab, {})
+    if n_vocab not in cached:
+        pieces = [vocab.token_to_piece(i) for i in range(vocab.n_tokens)] + [b""] * (n_vocab - vocab.n_tokens)
+        special = [i for i, piece in enumerate(pieces) if not piece]
+        cached[n_vocab] = TokenTexts(
+            pieces, special, vocab.eog, lambda name: vocab.tokenize(name, add_special=False, parse_special=True)
+        )
+    return cached[n_vocab]
+
+
+def breakers_of(params: SamplingParams, vocab: Vocab) -> DryBreakers:
+    """DRY breakers as token sequences; empty while DRY is off."""
+    if params.dry_multiplier <= 0 or params.dry_penalty_last_n == 0:
+        return {}
+    pieces = [vocab.token_to_piece(i, special=True) for i in range(vocab.n_tokens)]
+    return dry_breakers(params.dry_sequence_breakers, pieces, lambda text: vocab.tokenize(text, add_special=False))
+
+
+def make_sampler(params: SamplingParams, vocab: Vocab, n_vocab: int, n_ctx: int) -> Sampler:
+    """Sampler over logits of ``n_vocab`` tokens; -1 in a penalty window means ``n_ctx``.
+
+    Raises GrammarError for a grammar or schema that cannot be used, UsageError for bad parameters.
+    """
+    grammar = None
+    if params.grammar or params.json_schema is not None:
+        from ikpy.engine.grammar import make_grammar
+
+        grammar = make_grammar(params.grammar, params.json_schema, token_texts(vocab, n_vocab))
+    return Sampler(
+        params,
+        n_vocab,
+        n_ctx=n_ctx,
+        newline_id=vocab.nl,
+        eos_ids=vocab.eog,
+        breakers=breakers_of(params, vocab),
+        grammar=grammar,
+    )
+
+
+def sampling_params(values: Mapping[str, Any] | Iterable[tuple[str, Any]], **changes: Any) -> SamplingParams:
+    """Parameters from the fields of same name of another collection."""
+    merged = {**dict(values), **changes}
+    return SamplingParams(**merged)

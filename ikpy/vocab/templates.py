@@ -1,0 +1,238 @@
+"""Chat templates: conversations to prompts with jinja2's sandbox.
+
+The environment is the one model authors write for: blocks trimmed, loop controls, ``raise_exception``,
+``strftime_now``, and ``tojson`` that keeps characters and key order as they are.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError, TemplateError, TemplateRuntimeError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ikpy.errors import FileFormatError, IkpyError, UsageError
+from ikpy.vocab.base import Vocab
+from ikpy.vocab.builtin_templates import BUILTIN_TEMPLATES
+
+Message = Mapping[str, Any]
+
+
+class _RaisedByTemplateError(TemplateRuntimeError):
+    """The template itself called ``raise_exception``."""
+
+
+class _GenerationBlocks(Extension):
+    """``{% generation %}`` marks text for training; for prompts its body is rendered as it is."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as a plain class attribute
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: object) -> None:
+    raise _RaisedByTemplateError(str(message))
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.datetime.now().strftime(pattern)
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+@functools.cache
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _line_of(error: BaseException) -> int | None:
+    """Line of the template in which a rendering error happened."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]
+    return lines[-1] if lines else None
+
+
+class ChatTemplate:
+    """A chat template and the texts of the tokens it may write.
+
+    ``source`` is jinja2 text; ``bos`` and ``eos`` are the texts of those tokens ("" when there is none).
+    A source that cannot be compiled raises FileFormatError with the line.
+    """
+
+    def __init__(self, source: str, bos: str = "", eos: str = ""):
+        self.source = source
+        self.bos = bos
+        self.eos = eos
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise FileFormatError(f"chat template, line {error.lineno}: {error.message}") from error
+        except RecursionError as error:
+            raise FileFormatError("chat template: nested too deeply") from error
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any], vocab: Vocab) -> ChatTemplate:
+        """Template a model brings along (key ``tokenizer.chat_template``); ChatML if it brings none."""
+        source = str(metadata.get("tokenizer.chat_template") or BUILTIN_TEMPLATES["chatml"])
+        return cls(source, vocab.special_text(vocab.bos), vocab.special_text(vocab.eos))
+
+    @classmethod
+    def named(cls, name: str, bos: str = "", eos: str = "") -> ChatTemplate:
+        """One of the built-in templates; an unknown name raises UsageError."""
+        if name not in BUILTIN_TEMPLATES:
+            known = ", ".join(sorted(BUILTIN_TEMPLATES))
+            raise UsageError(f"the supplied chat template is not supported: {name}; known names: {known}")
+        return cls(BUILTIN_TEMPLATES[name], bos, eos)
+
+    @classmethod
+    def from_argument(cls, text: str, bos: str = "", eos: str = "") -> ChatTemplate:
+        """Template of a ``--chat-template`` value: a built-in name, or jinja2 text."""
+        if "{{" in text or "{%" in text:
+            return cls(text, bos, eos)
+        return cls.named(text, bos, eos)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        continue_final_message: bool = False,
+        drop_bos: bool = False,
+        **kwargs: Any,
+    ) -> str:
+        """Prompt for ``messages`` (mappings with ``role``, ``content`` and, if any, ``tool_calls``).
+
+        ``continue_final_message``: a last assistant message is the beginning of the answer, left open.
+        ``drop_bos``: leave out a BOS text at the start, for tokenizers that add the token themselves.
+        Content parts of type text are joined by newlines and missing content is "", unless the template wants
+        parts; arguments of tool calls given as JSON text become objects if the template wants objects.
+        Other keyword arguments are template variables. Errors carry the template's line: UsageError for what
+        the template itself rejects, FileFormatError for a broken template.
+        """
+        prepared = [self._prepare(message) for message in messages]
+        opening = ""
+        if continue_final_message and prepared and prepared[-1].get("role") == "assistant":
+            opening = _flat_content(prepared.pop().get("content"))
+            add_generation_prompt = True
+        text = self._render(
+            {**kwargs, "messages": prepared, "add_generation_prompt": add_generation_prompt, "tools": tools}
+        )
+        if drop_bos and self.bos:
+            text = text.removeprefix(self.bos)
+        return text + opening
+
+    def _render(self, variables: Mapping[str, Any]) -> str:
+        try:
+            return self._template.render({"bos_token": self.bos, "eos_token": self.eos, **variables})
+        except _RaisedByTemplateError as error:
+            raise UsageError(self._located(error)) from error
+        except SecurityError as error:
+            raise FileFormatError(self._located(error, "not allowed: ")) from error
+        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+            raise FileFormatError(self._located(error)) from error
+        except (OverflowError, RecursionError, MemoryError) as error:
+            raise FileFormatError(self._located(error, "out of bounds: ")) from error
+
+    @staticmethod
+    def _located(error: BaseException, prefix: str = "") -> str:
+        line = _line_of(error)
+        where = "chat template" if line is None else f"chat template, line {line}"
+        message = " ".join(str(error).split()) or type(error).__name__
+        return f"{where}: {prefix}{message}"
+
+    def _prepare(self, message: Message) -> dict[str, Any]:
+        out = dict(message)
+        if self.wants_content_parts:
+            if isinstance(out.get("content"), str):
+                out["content"] = [{"type": "text", "text": out["content"]}]
+        elif "content" in out or not out.get("tool_calls"):
+            out["content"] = _flat_content(out.get("content"))
+        if out.get("tool_calls") and self.wants_object_arguments:
+            out["tool_calls"] = [_with_object_arguments(call) for call in out["tool_calls"]]
+        return out
+
+    def _probe(self, *messages: Message) -> str:
+        """Text for a conversation made up to see what the template understands; "" when it refuses."""
+        variables = {"messages": messages, "add_generation_prompt": False, "tools": None}
+        try:
+            return self._render(variables)
+        except IkpyError:
+            return ""
+
+    @functools.cached_property
+    def wants_content_parts(self) -> bool:
+        """Whether content must be a list of parts: text given as a string does not appear in the prompt."""
+        needle = "<content needle>"
+        parts = [{"type": "text", "text": needle}]
+        return needle not in self._probe({"role": "user", "content": needle}) and needle in self._probe(
+            {"role": "user", "content": parts}
+        )
+
+    @functools.cached_property
+    def wants_object_arguments(self) -> bool:
+        """Whether arguments of tool calls must be objects: JSON text would be quoted once more or break."""
+
+        def shows(arguments: object) -> bool:
+            call = {
+                "id": "call00001",
+                "type": "function",
+                "function": {"name": "probe", "arguments": arguments},
+            }
+            user = {"role": "user", "content": "probe"}
+            text = self._probe(user, {"role": "assistant", "content": "", "tool_calls": [call]})
+            return "needle" in text and '\\"needle' not in text
+
+        return shows({"needle": 1}) and not shows('{"needle": 1}')
+
+
+def _flat_content(content: Any) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        raise UsageError("message content must be text or a list of parts")
+    texts: list[str] = []
+    for part in content:
+        if not isinstance(part, Mapping) or part.get("type") != "text":
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise UsageError(f"unsupported content part of type '{kind}'; only 'text' parts can be used")
+        texts.append(str(part.get("text", "")))
+    return "\n".join(texts)
+
+
+def _with_object_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return dict(call)
+    try:
+        arguments = json.loads(function["arguments"])
+    except json.JSONDecodeError as error:
+        name = function.get("name", "?")
+        raise UsageError(f"arguments of the call of '{name}' are not valid JSON: {error}") from error
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -1,0 +1,95 @@
+"""Writes docs/options.md from the option tables. Run it after changing a table: python scripts/make_options_doc.py"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from ikpy.cli.bench_options import ROWS as BENCH_ROWS
+from ikpy.cli.help import default_text, spelling
+from ikpy.cli.options import TOOLS, Effect, Option, all_options
+
+TARGET = Path(__file__).parent.parent / "docs" / "options.md"
+INTRODUCTION = """# Options
+
+This page is written by `scripts/make_options_doc.py` from the tables the programs are driven by.
+
+The common tools (`perplexity`, `imatrix`, `server`, `sweep-bench`, `cli`) share one table: each of them accepts every
+option below, so that a command line can be moved from one tool to another. Rules:
+
+- an option is matched as a whole; a value is always the next argument (`-c 4096`, not `-c=4096`);
+- `_` is read as `-` in options that start with `--`;
+- the last use of an option wins, except for options that are repeatable;
+- `-fa`, `-fmoe`, `-rtr` and `--context-shift` may stand alone or be followed by a value;
+- environment variables are read before the command line (by the server also after it); those of switches count as
+  set for `1` and `true`;
+- an option that cannot have an effect is accepted with a warning on standard error, one that would change results
+  but cannot be met is an error.
+
+Letters of the column *used by*: P perplexity, I imatrix, S server, W sweep-bench, C cli.
+"""
+
+
+def cell(text: str) -> str:
+    """Text that is safe in a table cell."""
+    return text.replace("|", "\\|").replace("\n", "\\n")
+
+
+def effect_text(row: Option) -> str:
+    """What giving the option does, when it is not simply used."""
+    if row.effect is Effect.USED:
+        return f" No effect here: {row.reason}." if row.reason else ""
+    if row.effect is Effect.ALWAYS:
+        return " Always on."
+    return f" {row.effect.value.capitalize()}: {row.reason}."
+
+
+def common_section() -> list[str]:
+    """Tables of the common options, one per group."""
+    lines = []
+    group = ""
+    for row in all_options():
+        if row.group != group:
+            group = row.group
+            lines += [f"\n## {group}\n", "| option | used by | meaning |", "|---|---|---|"]
+        environment = f" Environment: `{row.env}`." if row.env else ""
+        meaning = f"{row.help}{default_text(row)}.{effect_text(row)}{environment}"
+        used = row.used if row.effect in (Effect.USED, Effect.ALWAYS) else "-"
+        lines.append(f"| `{cell(spelling(row))}` | {used} | {cell(meaning)} |")
+    return lines
+
+
+def bench_section() -> list[str]:
+    """Table of the options of bench."""
+    lines = [
+        "\n## ikpy bench\n",
+        "Every option takes a value; values are comma lists and options may be repeated unless noted otherwise; all",
+        "combinations are measured. A switch may stand alone before another option.\n",
+        "| option | list | meaning |",
+        "|---|---|---|",
+    ]
+    for row in BENCH_ROWS:
+        names = f"{', '.join(row.names)} {row.metavar}".rstrip()
+        effect = f" No effect: {row.no_effect}." if row.no_effect else ""
+        lines.append(f"| `{cell(names)}` | {'yes' if row.many else 'no'} | {cell(row.help)}.{effect} |")
+    return lines
+
+
+def render() -> str:
+    """The whole page."""
+    assert set(TOOLS.values()) == set("PISWC")
+    return INTRODUCTION + "\n".join([*common_section(), *bench_section()]) + "\n"
+
+
+def main() -> int:
+    """Write the page, or with --check report whether it is up to date."""
+    text = render()
+    if "--check" in sys.argv:
+        return 0 if TARGET.exists() and TARGET.read_text() == text else 1
+    TARGET.parent.mkdir(exist_ok=True)
+    TARGET.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

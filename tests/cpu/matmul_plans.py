@@ -1,0 +1,106 @@
+"""Small plans of matrix products: tensor and op records over numpy arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ikpy._native import core
+from ikpy.graph.plan import OP_DTYPE, TENSOR_DTYPE
+from ikpy.quants import by_name
+
+F32 = by_name("F32").id
+F16 = by_name("F16").id
+I32 = 26
+UNARY = {"silu": 0, "gelu": 1, "relu": 2, "relu_squared": 3, "sigmoid": 4, "tanh": 5, "swiglu_oai": 6}
+
+
+class Program:
+    """Collects records; keeps the arrays they point to alive."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Any] = []
+        self.ops: list[Any] = []
+        self.arrays: list[np.ndarray] = []
+
+    def raw(self, data: np.ndarray, type_id: int, ne: tuple[int, ...], nb: tuple[int, ...]) -> int:
+        """A tensor record with explicit extents and byte strides."""
+        record = np.zeros((), TENSOR_DTYPE)
+        record["data"], record["type"] = data.ctypes.data, type_id
+        record["ne"] = (*ne, *[1] * (4 - len(ne)))
+        record["nb"] = (*nb, *[nb[-1]] * (4 - len(nb)))
+        self.arrays.append(data)
+        self.tensors.append(record)
+        return len(self.tensors) - 1
+
+    def array(self, data: np.ndarray) -> int:
+        """A float or int32 array, last axis first in ggml order."""
+        type_id = {"float32": F32, "float16": F16, "int32": I32}[data.dtype.name]
+        return self.raw(data, type_id, data.shape[::-1], data.strides[::-1])
+
+    def weight(self, data: np.ndarray, type_name: str, shape: tuple[int, ...]) -> int:
+        """Packed rows uint8 [nbytes] of a weight with ggml shape (K, N[, E])."""
+        row = by_name(type_name).row_nbytes(shape[0])
+        strides = [1, row]
+        for extent in shape[1:]:
+            strides.append(strides[-1] * extent)
+        return self.raw(data, by_name(type_name).id, shape, tuple(strides[:4]))
+
+    def op(self, kind: str, dst: int, src: list[int], ip: dict[int, int] | None = None) -> None:
+        """Appends an op record."""
+        record = np.zeros((), OP_DTYPE)
+        record["kind"], record["dst"] = core.op_kinds()[kind], dst
+        record["src"] = [*src, *[-1] * (10 - len(src))]
+        for i, value in (ip or {}).items():
+            record["ip"][i] = value
+        self.ops.append(record)
+
+    def prepared(self, x: np.ndarray, type_name: str) -> tuple[int, int]:
+        """Adds act_prepare for x [T, K] or [B, T, K]; returns (tensor, format)."""
+        fmt = core.activation_format(by_name(type_name).id)
+        batch = x.shape[0] if x.ndim == 3 else 1
+        nbytes = core.activation_nbytes(fmt, x.shape[-1], x.shape[-2], batch)
+        buffer = self.raw(np.full(nbytes, 0xAA, np.uint8), I32, (nbytes,), (1,))
+        self.op("act_prepare", buffer, [self.array(x)], {0: fmt})
+        return buffer, fmt
+
+    def run(self, n_threads: int = 2) -> None:
+        """Runs all ops in order."""
+        core.run(np.array(self.tensors, TENSOR_DTYPE), np.array(self.ops, OP_DTYPE), 0, n_threads)
+
+
+def quantize_activations(x: np.ndarray) -> np.ndarray:
+    """x as the int8 kernels see it: per 32 elements scale amax / 127, rounded half to even; float64."""
+    k = x.shape[-1]
+    padded = np.zeros((*x.shape[:-1], -(-k // 32) * 32), np.float32)
+    padded[..., :k] = x
+    groups = padded.reshape(*x.shape[:-1], -1, 32)
+    amax = np.abs(groups).max(axis=-1, keepdims=True)
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.where(amax > 1e-35, np.float32(127) / amax, np.float32(0))
+    q = np.rint(groups * inverse).astype(np.float64)
+    return (q * (amax / np.float32(127)).astype(np.float64)).reshape(padded.shape)[..., :k]
+
+
+def effective(x: np.ndarray, type_name: str) -> np.ndarray:
+    """The activations a weight type really multiplies with, float64."""
+    fmt = core.activation_format(by_name(type_name).id)
+    if fmt == 1:
+        return quantize_activations(x)
+    if fmt == 2:
+        bits = x.view(np.uint32)
+        return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32).astype(np.float64)
+    return x.astype(np.float64)
+
+
+def assert_close(actual: np.ndarray, w: np.ndarray, x: np.ndarray, bound: float, what: str) -> None:
+    """actual [T, N] against x [T, K] @ w.T [K, N]; the error is measured against sum |w| |x|."""
+    expected = x @ w.T
+    scale = np.abs(x) @ np.abs(w).T + 1e-30
+    error = np.abs(actual - expected) / scale
+    token, row = np.unravel_index(np.argmax(np.nan_to_num(error, nan=np.inf)), error.shape)
+    assert error[token, row] <= bound, (
+        f"{what}: worst at token {token}, row {row}: {actual[token, row]} instead of {expected[token, row]} "
+        f"({error[token, row]:.2e} of {scale[token, row]:.3g}, allowed {bound:.1e})"
+    )

@@ -1,0 +1,261 @@
+"""Native attention, mask and cache ops against the float64 references."""
+
+import numpy as np
+import pytest
+import reference_attention as ref
+from reference_attention import BF16, F16, F32, IQ4_NL, Q4_0, Q6_0, Q8_0, Q8_KV
+
+ALL_TYPES = [F32, F16, BF16, Q8_0, Q6_0, Q4_0, IQ4_NL, Q8_KV]
+
+
+def causal_case(rng, n_tokens, n_kv, n_seq=1):
+    """Cells of n_seq interleaved sequences with some empty cells; the queries are the newest of their sequence."""
+    cell_seq_id = rng.integers(0, n_seq, n_kv)
+    cell_pos = np.zeros(n_kv, np.int32)
+    for s in range(n_seq):
+        cell_pos[cell_seq_id == s] = np.arange((cell_seq_id == s).sum())
+    empty = rng.random(n_kv) < 0.05
+    empty[-n_tokens:] = False
+    cell_pos[empty] = -1
+    cell_seq = np.where(empty, 0, 1 << cell_seq_id)
+    chosen = np.arange(max(0, n_kv - n_tokens), n_kv)
+    pos, seq = cell_pos[chosen], cell_seq_id[chosen]
+    return cell_pos, cell_seq, pos, seq
+
+
+def run_case(n_tokens, n_kv, n_heads, n_kv_heads, dk, dv, k_type=F16, v_type=F16, *, n_seq=1, seed=0, segment=0,
+             k1_heads=1, view=None, threads=(1,), tolerance=2e-5, sinks=False, softcap=0.0, flash=True, kind=0,
+             n_swa=0):  # fmt: skip
+    rng = np.random.default_rng(seed)
+    d0 = dk - segment
+    q = rng.standard_normal((n_tokens, n_heads, dk)).astype(np.float32)
+    k, k_values = ref.make_cache(rng.standard_normal((n_kv, n_kv_heads, d0)).astype(np.float32), k_type)
+    k1 = None
+    if segment:
+        k1, k1_values = ref.make_cache(rng.standard_normal((n_kv, k1_heads, segment)).astype(np.float32), F16)
+        shared = np.repeat(k1_values, n_kv_heads // k1_heads, axis=1)
+        k_values = np.concatenate([k_values, shared], axis=2)
+    if view is None:
+        v, v_values = ref.make_cache(rng.standard_normal((n_kv, n_kv_heads, dv)).astype(np.float32), v_type)
+    else:
+        v, v_values = None, k_values[:, :, view : view + dv]
+    group = n_heads // n_kv_heads
+    cell_pos, cell_seq, pos, seq = causal_case(rng, n_tokens, n_kv, n_seq)
+    mask, ranges = ref.kq_mask(cell_pos, cell_seq, pos, seq, n_kv, kind, n_swa)
+    visible = ref.visible_cells(cell_pos, cell_seq, pos, seq, kind, n_swa)
+    sink_values = rng.standard_normal(n_heads).astype(np.float32) * 2 if sinks else None
+    scale = 1 / np.sqrt(dk) * (4.0 if softcap else 1.0)
+    want = ref.attend(q, np.repeat(k_values, group, 1), np.repeat(v_values, group, 1), visible, scale, softcap,
+                      sink_values)  # fmt: skip
+    results = []
+    for n_threads in threads:
+        got = ref.attention(q, k, v, mask, ranges, scale, k_type=k_type, v_type=v_type, dv=dv, softcap=softcap,
+                            sinks=sink_values, k1=k1, k1_type=F16, flash=flash, n_threads=n_threads, v_offset=view)  # fmt: skip
+        error = np.abs(got - want).max(-1) / np.abs(want).max()
+        t, h = np.unravel_index(np.nanargmax(error), error.shape)
+        assert np.isfinite(got).all(), (
+            f"{n_threads} threads: not finite at {np.argwhere(~np.isfinite(got))[0]}"
+        )
+        assert error.max() < tolerance, f"{n_threads} threads: error {error[t, h]:.2e} at token {t}, head {h}"
+        results.append(got)
+    for got in results[1:]:
+        assert np.abs(got - results[0]).max() < 1e-5
+    return results[0]
+
+
+@pytest.mark.parametrize("flash", [True, False], ids=["flash", "full"])
+@pytest.mark.parametrize("n_tokens", [1, 2, 5, 17, 64, 200])
+@pytest.mark.parametrize(("n_heads", "n_kv_heads", "dk", "dv"), [(8, 2, 64, 64), (6, 6, 96, 96), (7, 1, 80, 80), (16, 2, 128, 128)])  # fmt: skip
+def test_shapes_and_batches(n_tokens, n_heads, n_kv_heads, dk, dv, flash):
+    run_case(n_tokens, 512, n_heads, n_kv_heads, dk, dv, threads=(1, 2, 3), flash=flash)
+
+
+@pytest.mark.parametrize("n_kv", [1, 7, 31, 64, 97, 256, 1000])
+@pytest.mark.parametrize("flash", [True, False], ids=["flash", "full"])
+def test_cache_lengths(n_kv, flash):
+    run_case(1, n_kv, 8, 2, 64, 64, threads=(1, 3), flash=flash)
+    run_case(min(n_kv, 40), n_kv, 8, 2, 64, 64, threads=(1, 3), flash=flash)
+
+
+@pytest.mark.parametrize("v_type", ALL_TYPES, ids=ref.TYPE_NAMES.get)
+@pytest.mark.parametrize("k_type", ALL_TYPES, ids=ref.TYPE_NAMES.get)
+def test_cache_types(k_type, v_type):
+    for n_tokens in (1, 3, 20):
+        run_case(n_tokens, 150, 8, 4, 64, 96, k_type, v_type, threads=(2,), tolerance=3e-5)
+
+
+@pytest.mark.parametrize("dims", [(1, 1), (3, 5), (20, 24), (33, 17), (40, 72), (256, 256), (192, 128)])
+@pytest.mark.parametrize("n_tokens", [1, 3, 20])
+def test_head_sizes(dims, n_tokens):
+    run_case(n_tokens, 130, 4, 2, *dims)
+    run_case(n_tokens, 130, 4, 2, *dims, flash=False, softcap=3.0)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 2, 5, 17, 64, 200])
+@pytest.mark.parametrize("k_type", [F16, Q8_0, BF16, Q6_0], ids=ref.TYPE_NAMES.get)
+def test_absorbed_latent(n_tokens, k_type):
+    """All heads share one 576-wide key; the value is a view of its last 512 columns."""
+    run_case(n_tokens, 300, 16, 1, 576, 512, k_type, k_type, view=64, threads=(1, 2, 3))
+
+
+@pytest.mark.parametrize("n_heads", [4, 128])
+def test_absorbed_latent_other_head_counts(n_heads):
+    run_case(1, 300, n_heads, 1, 576, 512, view=64, threads=(1, 3))
+    run_case(2, 200, n_heads, 1, 96, 64, view=32, threads=(1, 3), flash=False)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 5, 64, 200])
+@pytest.mark.parametrize("k1_heads", [1, 16])
+def test_two_key_segments(n_tokens, k1_heads):
+    run_case(n_tokens, 300, 16, 16, 192, 128, segment=64, k1_heads=k1_heads, threads=(1, 2))
+    run_case(n_tokens, 300, 16, 16, 192, 128, segment=64, k1_heads=k1_heads, flash=False)
+
+
+@pytest.mark.parametrize("flash", [True, False], ids=["flash", "full"])
+@pytest.mark.parametrize("n_tokens", [1, 2, 17, 200])
+def test_sinks_softcap_and_windows(n_tokens, flash):
+    run_case(n_tokens, 500, 8, 2, 64, 64, sinks=True, flash=flash, threads=(1, 2))
+    run_case(n_tokens, 500, 8, 2, 64, 64, softcap=2.0, flash=flash, threads=(1, 2), tolerance=5e-5)
+    run_case(n_tokens, 500, 8, 2, 64, 64, sinks=True, kind=1, n_swa=70, flash=flash)
+    run_case(n_tokens, 500, 8, 2, 64, 64, kind=2, n_swa=128, flash=flash)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 5, 64])
+def test_several_sequences_share_the_cache(n_tokens):
+    run_case(n_tokens, 700, 8, 2, 64, 64, n_seq=5, threads=(1, 2, 3))
+    run_case(n_tokens, 700, 8, 2, 64, 64, n_seq=5, flash=False)
+
+
+@pytest.mark.parametrize("flash", [True, False], ids=["flash", "full"])
+@pytest.mark.parametrize("n_tokens", [1, 2, 40])
+def test_query_without_visible_cell_gives_zeros(n_tokens, flash):
+    rng = np.random.default_rng(3)
+    n_kv = 200
+    q = rng.standard_normal((n_tokens, 4, 64)).astype(np.float32)
+    k, k_values = ref.make_cache(rng.standard_normal((n_kv, 2, 64)).astype(np.float32), F16)
+    mask = np.zeros((n_tokens, 256), np.float16)
+    ranges = np.tile(np.array([0, n_kv], np.int32), (n_tokens, 1))
+    mask[0] = -np.inf
+    sinks = np.ones(4, np.float32)
+    for use_ranges in (ranges, np.where(np.arange(n_tokens)[:, None] == 0, 0, ranges).astype(np.int32)):
+        got = ref.attention(q, k, k, mask, use_ranges, 0.125, k_type=F16, v_type=F16, dv=64, sinks=sinks, flash=flash,
+                            n_threads=2)  # fmt: skip
+        assert (got[0] == 0).all()
+        heads = np.repeat(k_values, 2, 1)
+        want = ref.attend(q, heads, heads, np.isfinite(mask[:, :n_kv]), 0.125, 0, sinks)
+        assert np.abs(got - want).max() < 1e-5
+
+
+def test_ranges_alone_mask():
+    rng = np.random.default_rng(4)
+    q = rng.standard_normal((3, 4, 32)).astype(np.float32)
+    k, values = ref.make_cache(rng.standard_normal((90, 4, 32)).astype(np.float32), F32)
+    ranges = np.array([[0, 90], [10, 11], [33, 70]], np.int32)
+    visible = (np.arange(90) >= ranges[:, :1]) & (np.arange(90) < ranges[:, 1:])
+    got = ref.attention(q, k, k, None, ranges, 0.2, k_type=F32, v_type=F32, dv=32)
+    assert np.abs(got - ref.attend(q, values, values, visible, 0.2)).max() < 1e-5
+
+
+def test_large_scores_stay_finite():
+    rng = np.random.default_rng(5)
+    q = (1000 * rng.standard_normal((20, 4, 64))).astype(np.float32)
+    k, values = ref.make_cache(rng.standard_normal((200, 4, 64)).astype(np.float32), F16)
+    visible = np.ones((20, 200), bool)
+    ranges = np.tile(np.array([0, 200], np.int32), (20, 1))
+    got = ref.attention(q, k, k, None, ranges, 1.0, k_type=F16, v_type=F16, dv=64)
+    assert np.abs(got - ref.attend(q, values, values, visible, 1.0)).max() < 2e-2
+
+
+@pytest.mark.parametrize("kind", [0, 1, 2])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("n_threads", [1, 3])
+def test_mask(kind, causal, n_threads):
+    rng = np.random.default_rng(6)
+    n_ctx, n_kv, n_tokens = 512, 333, 37
+    cell_pos = rng.integers(-1, 400, n_ctx).astype(np.int32)
+    cell_seq = np.where(cell_pos < 0, 0, rng.integers(0, 2**62, n_ctx) & rng.integers(0, 2**62, n_ctx))
+    cell_seq[5] = -(2**63)  # sequence 63
+    pos = rng.integers(0, 400, n_tokens)
+    pos[0] = 0
+    seq = rng.integers(0, 64, n_tokens)
+    mask, ranges = ref.kq_mask(cell_pos, cell_seq, pos, seq, n_kv, kind, 50, causal, n_threads)
+    see = ref.visible_cells(cell_pos, cell_seq.view(np.uint64), pos, seq, kind, 50, causal)[:, :n_kv]
+    assert np.array_equal(mask[:, :n_kv] == 0, see)
+    assert np.isneginf(mask[:, :n_kv][~see]).all()
+    for t in range(n_tokens):
+        cells = np.flatnonzero(see[t])
+        assert ranges[t].tolist() == ([cells[0], cells[-1] + 1] if len(cells) else [0, 0])
+
+
+# Largest error of one element as a share of the largest of its row; block scales are rounded to f16 besides.
+STEP = {F32: 0, F16: 2**-11, BF16: 2**-8, Q8_0: 0.5 / 127 + 2**-11, Q6_0: 0.55 / 32, Q4_0: 1.01 / 8, IQ4_NL: 0.14,
+        Q8_KV: 0.5 / 127}  # fmt: skip
+
+
+@pytest.mark.parametrize("type_id", ALL_TYPES, ids=ref.TYPE_NAMES.get)
+def test_store_rounds_to_nearest(type_id):
+    rng = np.random.default_rng(7)
+    x = (rng.standard_normal((9, 3, 64)) * 10.0 ** rng.integers(-1, 3, (9, 3, 1))).astype(np.float32)
+    x[2, 1] = 0
+    cache = np.full((40, 3, ref.row_nbytes(type_id, 64)), 0xAA, np.uint8)
+    cells = rng.permutation(40)[:9]
+    ref.kv_store(x, cells, cache, type_id, n_threads=2)
+    got = ref.decode_rows(cache[cells], type_id, 64)
+    amax = np.abs(x).max(-1, keepdims=True)
+    error = np.abs(got - x) / np.where(amax == 0, 1, amax)
+    t, h, _ = np.unravel_index(error.argmax(), error.shape)
+    assert error.max() <= STEP[type_id] * 1.03 + 1e-6, (
+        f"cell {cells[t]}, head {h}: {error.max():.4f} of the largest"
+    )
+    assert (got[2, 1] == 0).all()
+    untouched = np.setdiff1d(np.arange(40), cells)
+    assert (cache[untouched] == 0xAA).all()
+    if type_id == Q8_KV:
+        sums = np.ascontiguousarray(cache[cells][..., 4:8]).view(np.int32)[..., 0]
+        assert np.array_equal(sums, cache[cells][..., 8:].view(np.int8).astype(int).sum(-1))
+
+
+def test_store_f16_is_exact_rounding():
+    x = np.concatenate(
+        [
+            np.geomspace(1e-9, 7e4, 4000),
+            -np.geomspace(1e-9, 7e4, 96),
+            [0, np.inf, 65519.9, 65520, 5.9e-8, 2.9e-8],
+        ]
+    )
+    x = np.resize(x, (1, 1, 4096)).astype(np.float32)
+    cache, _ = ref.make_cache(x, F16)
+    with np.errstate(over="ignore"):
+        assert np.array_equal(cache.view(np.uint16)[0, 0], x.astype(np.float16).view(np.uint16)[0, 0])
+
+
+@pytest.mark.parametrize("neox", [False, True])
+@pytest.mark.parametrize("type_id", [F32, F16, BF16, Q8_0, Q4_0], ids=ref.TYPE_NAMES.get)
+def test_shift_rotates_chosen_cells(type_id, neox):
+    rng = np.random.default_rng(8)
+    n_ctx, heads, n, n_rot, offset = 12, 2, 96, 32, 32
+    cache, before = ref.make_cache(rng.standard_normal((n_ctx, heads, n)).astype(np.float32), type_id)
+    untouched = cache.copy()
+    delta = rng.integers(-3, 4, n_ctx).astype(np.int32)
+    delta[3] = 0
+    angle = delta[:, None] * 100.0 ** (-np.arange(n_rot // 2) / (n_rot // 2))
+    table = np.stack([np.cos(angle), np.sin(angle)], -1).reshape(n_ctx, n_rot).astype(np.float32)
+    op = ref.NativeOp("kv_shift")
+    op.op["dst"] = op.tensor(cache, type_id, [n, heads, n_ctx], [0, *cache.strides[1::-1]])
+    op.op["src"][0, :2] = op.dense(table, F32), op.dense(delta, ref.I32)
+    op.op["ip"][0, :3] = n_rot, int(neox), offset
+    op.run(n_threads=2)
+    part = before[..., offset : offset + n_rot]
+    a, b = (part[..., : n_rot // 2], part[..., n_rot // 2 :]) if neox else (part[..., ::2], part[..., 1::2])
+    c, s = np.cos(angle)[:, None], np.sin(angle)[:, None]
+    want = before.copy()
+    rotated = want[..., offset : offset + n_rot]
+    pair = (a * c - b * s, a * s + b * c)
+    if neox:
+        rotated[..., : n_rot // 2], rotated[..., n_rot // 2 :] = pair
+    else:
+        rotated[..., ::2], rotated[..., 1::2] = pair
+    got = ref.decode_rows(cache, type_id, n)
+    bound = np.abs(want).max(-1, keepdims=True) * (STEP[type_id] * 1.03 + 1e-6)
+    assert (np.abs(got - want) <= bound).all()
+    assert np.array_equal(cache[delta == 0], untouched[delta == 0])

@@ -1,0 +1,281 @@
+"""Shared command-line options: table, parsing rules, environment, warnings and errors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+import ikpy.cli
+from ikpy.cli.fields import get_field
+from ikpy.cli.options import TOOLS, Effect, all_options, by_name
+from ikpy.cli.params import RANDOM_SEED, CommonParams
+from ikpy.cli.parser import parse
+from ikpy.cli.values import unescape
+from ikpy.errors import UsageError
+from tests.shared import ROOT, SHARED
+
+
+def run(line: str | list[str], tool: str = "perplexity", env: dict[str, str] | None = None) -> CommonParams:
+    return parse(line.split() if isinstance(line, str) else line, tool, env or {})
+
+
+def test_every_destination_exists_and_spellings_are_unique():
+    params = CommonParams()
+    seen: dict[str, str] = {}
+    for row in all_options():
+        for name in row.names:
+            assert name not in seen, f"{name} belongs to {seen[name]} and {row.name}"
+            assert name.startswith("-")
+            seen[name] = row.name
+        for dest in filter(None, (row.dest, row.also)):
+            get_field(params, dest)
+        assert row.help and row.group
+        assert bool(row.reason) or row.effect in (Effect.USED, Effect.ALWAYS), row.name
+        assert set(row.used) <= set(TOOLS.values()), row.name
+
+
+@pytest.mark.skipif(not (SHARED / "golden/outputs/options.json").exists(), reason="golden option lists not found")
+@pytest.mark.parametrize("tool", TOOLS)
+def test_all_golden_spellings_are_known(tool):
+    groups = json.loads((SHARED / "golden/outputs/options.json").read_text())["options"][f"llama-{tool}"]
+    names = {name for group in groups for name in group} - {"-h", "--help", "--usage", "--version"}
+    assert not sorted(names - set(by_name()))
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "value"),
+    [
+        ("-ngl 99", "model.n_gpu_layers", 99),
+        ("--n_gpu_layers 63", "model.n_gpu_layers", 63),
+        ("-fa", "context.flash_attn", True),
+        ("-fa 0", "context.flash_attn", False),
+        ("-fa OFF -b 64", "context.flash_attn", False),
+        ("-fa -b 64", "context.flash_attn", True),
+        ("-fa off -fa", "context.flash_attn", True),
+        ("-no-fa", "context.flash_attn", False),
+        ("-mla 2", "context.mla", 2),
+        ("-amb 64", "context.attn_max_batch", 128),
+        ("-amb 1024", "context.attn_max_batch", 1024),
+        ("-ser 6,1", "context.smart_expert_reduction", (6, 1.0)),
+        ("-ctk Q8_0", "context.type_k", "q8_0"),
+        ("-ctv q8_kv", "context.type_v", "q8_KV"),
+        ("-c 4096 -c 8192", "context.n_ctx", 8192),
+        ("--ctx_size 2048", "context.n_ctx", 2048),
+        ("-s -1", "sampling.seed", RANDOM_SEED),
+        ("-s 1337", "sampling.seed", 1337),
+        ("--temp -3", "sampling.temperature", 0.0),
+        ("--rope-scale 4", "context.rope_freq_scale", 0.25),
+        ("-p -n", "prompt.text", "-n"),
+        ("-n -1", "prompt.n_predict", -1),
+        ("-ot exps=CPU -ot a=CUDA0,b=CPU", "model.tensor_overrides", [("exps", "CPU"), ("a", "CUDA0"), ("b", "CPU")]),
+        ("-cmoe", "model.n_cpu_moe", 999),
+        ("--override-kv a.b=int:-3 -okv c=bool:true", "model.kv_overrides", [("a.b", -3), ("c", True)]),
+        ("-l 15+1.5 -l 3-inf", "sampling.logit_bias", [(15, 1.5), (3, float("-inf"))]),
+        ("--samplers top-k;temp;min_p", "sampling.samplers", ("top_k", "temperature", "min_p")),
+        ("--sampling-seq kt", "sampling.samplers", ("top_k", "temperature")),
+        ("--dry-sequence-breaker none --dry-sequence-breaker ab", "sampling.dry_sequence_breakers", ["a", "b"]),
+        ("--save-all-logits x", "perplexity.logits_file", "x"),
+        ("--output-format table", "sweep.output_format", "md"),
+        ("-sm row", "model.split_mode", "layer"),
+    ],
+)
+def test_values(text, field, value):
+    assert get_field(run(text), field) == value
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-m m.gguf -c 32768 -ctk q8_0 -mla 3 -fa 1 -amb 512 -fmoe 1 -rtr 1 -t 24 -tb 32 -ngl 63 -ot exps=CPU -np 1",
+        "--model m.gguf --alias x/y --ctx-size 4096 -ctk f16 -mla 2 -fa -amb 1024 -fmoe -ngl 9 --host ::1 --port 80",
+        "-m m.gguf -ts 17,20,21,45 -mg 1 -nkvo -sm row -op 27,0,29,0 --numa numactl -thp --no-mmap --mlock",
+        "-m m.gguf -ub 4096 -b 4096 -wb --no-warmup --seed 1337 --temp 0 --min-p 0.1 --top-p 0.9 --top-k 20",
+        "-m m.gguf --prio 3 --log-colors --no-webui --lookup-cache-dynamic F --verbosity 2 -v --poll 50 --swa-full",
+        "-m m.gguf -ot blk\\.(3|4|5)\\.ffn_.*=CUDA0 -ot exps=CPU -ser 6,1 -md draft.gguf --draft 8 --device none",
+        "-m m.gguf --spec-replace a b --lookup-cache-static F -cuda graphs=0 -gr -mqkv -muge -khad -vhad --jinja",
+    ],
+)
+@pytest.mark.parametrize("tool", TOOLS)
+def test_command_lines_in_circulation_are_accepted(line, tool):
+    assert run(line, tool).model.path == "m.gguf"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--ctx-sise 5", "unknown argument: --ctx-sise (did you mean --ctx-size?)"),
+        ("--ctx-size=5", "unknown argument: --ctx-size=5 (write the value as its own argument: --ctx-size VALUE)"),
+        ("file.gguf", "unknown argument: file.gguf"),
+        ("-NGL 3", "unknown argument: -NGL"),
+        ("-c abc", "invalid parameter for argument: -c (expected an integer, got 'abc')"),
+        ("-m", "invalid parameter for argument: -m (a value is missing)"),
+        ("--spec-replace a", "invalid parameter for argument: --spec-replace (a value is missing)"),
+        ("-ctk q9", "Invalid cache type: q9"),
+        ("-mla 4", "invalid parameter for argument: -mla (expected 0..3, got 4)"),
+        ("-ser 6", "invalid parameter for argument: -ser"),
+        ("-okv a=int:x", "invalid parameter for argument: -okv"),
+        ("-okv a", "invalid parameter for argument: -okv"),
+        ("-op 26", "Invalid offload policy argument: 26"),
+        ("-ot exps", "Invalid tensor buffer type override: exps"),
+        ("-ot (=CPU", "Invalid tensor buffer type override: (=CPU"),
+        ("-f /no/such/file", "failed to open file '/no/such/file': No such file or directory"),
+        ("--hf-repo a/b", "--hf-repo requires either --hf-file or --model"),
+        ("--model-url http://x", "models are not downloaded"),
+        ("--fit -ncmoe 3", "-ncmoe | --n-cpu-moe cannot be used with --fit"),
+        ("--hellaswag --winogrande", "--hellaswag and --winogrande exclude each other"),
+        ("--lora x", "--lora: adapters are not supported"),
+        ("-c -5", "invalid parameter for argument: -c (expected at least 0, got -5)"),
+        ("-b 0", "invalid parameter for argument: -b (expected at least 1, got 0)"),
+    ],
+)
+def test_errors(line, message):
+    with pytest.raises(UsageError) as caught:
+        run(line)
+    assert message in str(caught.value)
+
+
+def test_interactive_contradiction():
+    with pytest.raises(UsageError, match="prompt-cache-all"):
+        run("--prompt-cache x --prompt-cache-all -i", "cli")
+
+
+@pytest.mark.parametrize(
+    ("line", "warnings"),
+    [
+        ("-ngl 99", ["not compiled with GPU offload support, --gpu-layers option will be ignored"]),
+        ("-ngl 0", []),
+        ("-ot exps=CPU -mg 1", ["no effect: -ot, -mg (no GPU backend in this build)"]),
+        ("--host x --temp 0", ["no effect: --host, --temp (not used by perplexity)"]),
+        ("-fmoe -fmoe 1 -gr", []),
+        ("-fmoe 0", ["no effect: -fmoe (it is always on)"]),
+        ("-t 4k", ["-t: reading 4 from '4k', the rest is not part of the number"]),
+        ("-m a.gguf -hfr x/y", ["no effect: the model is read from --model, nothing is downloaded"]),
+        ("-c 512 -fa 1 -mla 3 -ctk q8_0", []),
+    ],
+)
+def test_warnings(line, warnings):
+    assert run(line).warnings == warnings
+
+
+def test_defaults_of_tools():
+    assert run("").context.n_ctx == 512
+    assert run("", "imatrix").log.verbosity == 1
+    assert run("", "cli").context.n_ctx == 0
+    params = run("-t 3")
+    assert (params.n_threads, params.n_threads_batch) == (3, 3)
+    assert run("").n_threads >= 1
+
+
+def test_environment_comes_before_the_command_line_except_for_the_server():
+    env = {"LLAMA_ARG_CTX_SIZE": "1024", "LLAMA_ARG_FLASH_ATTN": "0", "LLAMA_ARG_MODEL": "env.gguf"}
+    params = run("-c 2048", "cli", env)
+    assert (params.context.n_ctx, params.context.flash_attn, params.model.path) == (2048, False, "env.gguf")
+    assert run("-c 2048", "server", env).context.n_ctx == 1024
+    assert run("", "server", {"LLAMA_ARG_ENDPOINT_SLOTS": "0"}).server.slots is False
+    assert run("--no-slots", "server", {"LLAMA_ARG_ENDPOINT_SLOTS": "1"}).server.slots is True
+    with pytest.raises(UsageError, match="LLAMA_ARG_CTX_SIZE"):
+        run("", "cli", {"LLAMA_ARG_CTX_SIZE": "many"})
+
+
+@pytest.mark.parametrize("name", ["-h", "--help", "--usage"])
+def test_help_wins(name):
+    assert run(f"{name} --nope").action == "help"
+    assert run("--version").action == "version"
+
+
+def test_text_sources_and_escapes(tmp_path):
+    file = tmp_path / "text"
+    file.write_bytes(b"a\\tb\\q\n\n")
+    assert run(["-f", str(file)]).prompt.text == "a\tb\\q\n"
+    assert run(["-f", str(file), "--no-escape"]).prompt.text == "a\\tb\\q\n"
+    assert run(["-f", str(file)]).prompt.file == str(file)
+    assert run(["-bf", str(file)]).prompt.text == "a\\tb\\q\n\n"
+    assert run(["-bf", str(file), "-p", "x\\ny"]).prompt.text == "x\ny"
+    assert run(["--in-prefix", "\\x41\\'", "-r", "\\n"], "cli").prompt.in_prefix == "A'"
+    assert unescape("\\xf0\\x9f\\xa6\\x99 \\x4 \\\\n") == "🦙 \\x4 \\n"
+
+
+def test_engine_parameters_take_the_command_line():
+    params = run("-c 1024 -b 256 -ub 64 -ctk q8_0 -mla 1 -no-fa -ser 2,0.5 -okv a=int:3 -t 2 --rope-freq-base 5e5")
+    context = params.context_params(n_seq_max=4)
+    assert (context.n_ctx, context.n_batch, context.n_ubatch, context.n_seq_max) == (1024, 256, 64, 4)
+    assert (context.type_k, context.mla, context.flash_attn, context.rope_freq_base) == ("q8_0", 1, False, 5e5)
+    assert context.smart_expert_reduction == (2, 0.5)
+    assert params.model_params().kv_overrides == {"a": 3}
+
+
+def ikpy_program(*arguments: str, **more) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ikpy", *arguments], capture_output=True, text=True, check=False, cwd=ROOT, **more
+    )
+
+
+def test_errors_of_the_program_are_one_line():
+    result = ikpy_program("sweep-bench", "--nope-this")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.splitlines()[0] == "error: unknown argument: --nope-this"
+    assert "Traceback" not in result.stderr
+    assert "Traceback" in ikpy_program("--verbose", "sweep-bench", "--nope").stderr
+    result = ikpy_program("swep-bench")
+    assert (result.returncode, result.stderr) == (1, "error: no such command: swep-bench (did you mean sweep-bench?)\n")
+
+
+def test_interruption_and_broken_programs(monkeypatch, capfd):
+    def interrupted(_: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    def broken(_: list[str]) -> int:
+        raise RuntimeError("two\nlines")
+
+    for run_command, status in ((interrupted, 130), (broken, 1)):
+        monkeypatch.setattr(ikpy.cli, "import_module", lambda _, run=run_command: SimpleNamespace(run=run))
+        assert ikpy.cli.main(["info"]) == status
+    assert capfd.readouterr().err.splitlines()[-2] == "error: internal error: RuntimeError: two lines"
+
+
+def test_info():
+    lines = ikpy_program("info").stdout.splitlines()
+    names = [line[:16].strip() for line in lines[:-1]]
+    assert names[:3] == ["ikpy", "python", "platform"]
+    assert {"native core", "compiler", "openmp", "build flags", "threads", "memory"} <= set(names)
+    assert lines[-1].startswith("system_info: n_threads = ")
+    assert ikpy_program("info", "x").returncode == 1
+
+
+def test_closed_pipe_is_quiet():
+    line = f"{sys.executable} -m ikpy sweep-bench --help | head -1"
+    result = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (result.stdout, result.stderr) == ("usage: ikpy sweep-bench [options]\n", "")
+
+
+def test_version_and_help():
+    result = ikpy_program("sweep-bench", "--version")
+    assert result.returncode == 0
+    assert result.stderr.splitlines()[0].startswith("version: ")
+    assert result.stderr.splitlines()[1].startswith("built with ")
+    result = ikpy_program("--help")
+    assert result.returncode == 0
+    for name in ("bench", "sweep-bench", "tokenize", "info"):
+        assert f"\n  {name} " in result.stdout
+    result = ikpy_program("sweep-bench", "--help")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "-c, --ctx-size N" in result.stdout
+
+
+def test_start_imports_nothing_heavy():
+    code = "import sys, ikpy.cli; ikpy.cli.make_app(); print(*sorted(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    loaded = set(result.stdout.split())
+    heavy = {"numpy", "rich", "tokenizers", "jinja2", "psutil", "gguf", "regex", "ikpy.engine", "ikpy.cli.options"}
+    assert not loaded & heavy
+
+
+def test_options_page_is_up_to_date():
+    result = subprocess.run(
+        [sys.executable, "scripts/make_options_doc.py", "--check"], check=False, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}
+    )
+    assert result.returncode == 0, "run: python scripts/make_options_doc.py"

@@ -1,0 +1,211 @@
+"""GBNF and JSON schema grammars over tokens."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import numpy as np
+import pytest
+
+from ikpy.engine.digit_ranges import integer_range
+from ikpy.engine.gbnf import GrammarError, parse_gbnf, to_lark
+from ikpy.engine.grammar import TokenTexts, gbnf_grammar, json_schema_grammar, make_grammar
+from ikpy.engine.json_schema import schema_to_gbnf
+
+PIECES = [bytes([i]) for i in range(256)] + [b"yes", b"no", b"ab", b" yes", "é".encode(), b'": "']
+BEGIN, END = len(PIECES), len(PIECES) + 1
+TEXTS = TokenTexts(
+    [*PIECES, b"<begin>", b"<end>"],
+    special=[BEGIN, END],
+    eog=[END],
+    tokenize=lambda name: [BEGIN] if name == "<begin>" else list(name.encode()),
+)
+
+
+def accepts(grammar, text: str | bytes) -> bool:
+    """Whether the whole text is a sentence of the grammar; checks the mask against every step."""
+    grammar.reset()
+    for byte in text.encode() if isinstance(text, str) else text:
+        if not grammar.allows(byte):
+            return False
+        grammar.accept(byte)
+    return grammar.allows(END)
+
+
+@pytest.mark.parametrize(("source", "good", "bad"), [
+    ('root ::= " " ("yes" | "no") "."', [" yes.", " no."], ["yes.", " yes", " maybe.", " yes.."]),
+    ('root ::= [a-c]* "end"', ["end", "abcend", "aend"], ["abc", "endd", "dend"]),
+    ('root ::= ("a" | "ab") "c"', ["ac", "abc"], ["a", "abbc"]),
+    ('root ::= [^~]*', ["", "ab\nc", "é"], ["~", "a~"]),
+    ('root ::= "a"{2,3} "b"{1,} "c"{2}', ["aabcc", "aaabbbcc"], ["abcc", "aaaabcc", "aabc"]),
+    ('root ::= item+\nitem ::= "- " [^\\n]+ "\\n" # one line\n', ["- a\n", "- a\n- b c\n"], ["- a", "-a\n"]),
+    ('root ::= (\n  "x"\n  | "y"  # comment\n) tail\ntail ::=\n "1" |\n "2"', ["x1", "y2"], ["x", "z1"]),
+    ('root ::= "\\x41\\u00e9\\U0001F600\\"\\\\"', ['Aé😀"\\'], ["A"]),
+    ("root ::= [\\]\\[a^-]", ["]", "[", "^", "-"], ["b", "\\"]),
+    ('root ::= . . ', ["aé", "\n\n"], ["a", "abc"]),
+    ('root ::= "(" root ")" | "x"', ["x", "(x)", "(((x)))"], ["(x", "x)", "()"]),
+    ('root ::= expr\nexpr ::= term ("+" term)*\nterm ::= [0-9]+ | "(" expr ")"', ["1", "12+(3+4)"], ["+", "1+", "(1"]),
+    ('root ::= "a" root? "b" | ', ["", "ab", "aabb"], ["a", "aab", "ba"]),
+])  # fmt: skip
+def test_sentences(source: str, good: list[str], bad: list[str]) -> None:
+    grammar = gbnf_grammar(source, TEXTS)
+    for text in good:
+        assert accepts(grammar, text), f"{source} must accept {text!r}"
+    for text in bad:
+        assert not accepts(grammar, text), f"{source} must refuse {text!r}"
+
+
+def test_recursive_rules_keep_their_meaning_without_a_regular_expression() -> None:
+    """The same language with and without recursion, on random texts; a greedy lexer would differ."""
+    regular = gbnf_grammar('root ::= ("a" | "ab" | "b"+ "c")* ("end" | [a-e]{2})', TEXTS)
+    rules = (
+        'root ::= part | final\npart ::= ("a" | "ab" | bs "c") root\nbs ::= "b" bs | "b"\nfinal ::= "end" | [a-e]{2}'
+    )
+    recursive = gbnf_grammar(rules, TEXTS)
+    assert "TEXT" not in to_lark(parse_gbnf(rules))
+    pattern = re.compile(r"(?:a|ab|b+c)*(?:end|[a-e]{2})")
+    draw = random.Random(5)
+    seen = 0
+    for _ in range(400):
+        text = "".join(draw.choice("abcden") for _ in range(draw.randint(1, 6)))
+        wanted = bool(pattern.fullmatch(text))
+        seen += wanted
+        assert accepts(regular, text) == wanted == accepts(recursive, text), text
+    assert seen > 20
+
+
+def test_mask_has_every_allowed_token_and_no_other() -> None:
+    for source in ('root ::= "yes" | "yes sir" | "no"', 'root ::= "y" root | "yes" | "no" '):
+        grammar = gbnf_grammar(source, TEXTS)
+        first = {PIECES[i] for i in np.flatnonzero(grammar.mask())}
+        assert first == {b"y", b"yes", b"n", b"no"}
+        grammar.accept(PIECES.index(b"yes"))
+        mask = grammar.mask()
+        assert mask[END] and not mask[BEGIN]
+        assert all(mask[i] == grammar.allows(i) for i in range(len(mask)))
+        grammar.accept(END)
+        assert not grammar.mask().any()
+        with pytest.raises(GrammarError, match="empty grammar stack"):
+            grammar.accept(ord("y"))
+
+
+def test_characters_split_over_tokens() -> None:
+    grammar = gbnf_grammar("root ::= [é-ü]+", TEXTS)
+    grammar.accept(0xC3)
+    assert not grammar.complete and not grammar.allows(0xC3) and not grammar.allows(END)
+    grammar.accept(0xA9)
+    assert grammar.complete
+    assert accepts(grammar, "éü") and not accepts(grammar, "éa")
+
+
+def test_explicit_tokens() -> None:
+    grammar = gbnf_grammar('root ::= <begin> "a" | <[97]> "b"', TEXTS)
+    assert set(np.flatnonzero(grammar.mask())) == {BEGIN, 97}
+    grammar.accept(BEGIN)
+    grammar.accept(97)
+    assert grammar.complete
+    assert not gbnf_grammar('root ::= "<" [a-z]+ ">"', TEXTS).allows(BEGIN)
+    with pytest.raises(GrammarError, match=r"no token 99999|cannot be used"):
+        gbnf_grammar("root ::= <[99999]>", TEXTS)
+
+
+@pytest.mark.parametrize(("source", "message"), [
+    ('root ::= ("yes"', r"error parsing grammar: expecting '\)' at"),
+    ('foo ::= "x"', "does not contain a 'root' symbol"),
+    ("root ::= other", "undefined rule 'other'"),
+    ('root ::= root "a" | "b"', "left recursion in rule 'root'"),
+    ('root ::= a\na ::= "x"? root "b"', "left recursion"),
+    ("root = 1", "expecting ::= at = 1"),
+    ('root ::= "abc', "unexpected end of input"),
+    ('root ::= "\\q"', "unknown escape at"),
+    ('root ::= "a"{3,2}', "limits out of order"),
+    ('root ::= "a"{2001}', "exceeds 2000"),
+    ('root ::= [z-a]', "out of order"),
+    ('root ::= "a" )', "expecting newline or end at"),
+    ('root ::= "\\x1"', "expecting 2 hex chars"),
+])  # fmt: skip
+def test_errors_name_the_place(source: str, message: str) -> None:
+    with pytest.raises(GrammarError, match=message):
+        gbnf_grammar(source, TEXTS)
+
+
+def test_large_alternatives_become_rules_not_an_exploding_expression() -> None:
+    lines = ["root ::= r0 r0"] + [f"r{i} ::= r{i + 1} r{i + 1}" for i in range(14)] + ['r14 ::= "a"']
+    lark = to_lark(parse_gbnf("\n".join(lines)))
+    assert "TEXT" not in lark and len(lark) < 1000
+    many = "root ::= " + " | ".join(f'"word{i}"' for i in range(3000))
+    assert accepts(gbnf_grammar(many, TEXTS), "word2999")
+
+
+SCHEMAS: list[tuple[object, list[str], list[str]]] = [
+    ({"type": "object", "properties": {"a": {"type": "boolean"}, "b": {"enum": ["x", "y"]}},
+      "required": ["a", "b"], "additionalProperties": False},
+     ['{"a": true, "b": "x"}', '{\n"a": false, "b"\n\n : "y"\n\n                    }\n\n             '],
+     ['{"a": true}', '{"b": "x", "a": true}', '{"a": true, "b": "z"}', '{"a":\n\n\ntrue,"b":"x"}']),
+    ({"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "null"}, "c": {"type": "null"}},
+      "required": ["b"]},
+     ['{"b":null}', '{"a":null,"b":null}', '{"b":null,"c":null}', '{"a":null,"b":null,"c":null}'],
+     ["{}", '{"a":null}', '{"b":null,"a":null}', '{"b":null,"d":null}', '{"b":null,}']),
+    ({"properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "string"}},
+     ["{}", '{"a":1}', '{"a":1,"z":"q"}', '{"z":"q","y":""}'], ['{"z":1}']),
+    ({"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 3},
+     ["[1]", "[1, 2,3]"], ["[]", "[1,2,3,4]", "[true]"]),
+    ({"prefixItems": [{"type": "string"}, {"type": "number"}]}, ['["a", -1.5e3]'], ['["a"]', '[1,"a"]']),
+    ({"type": ["string", "null"]}, ['"x\\n\\u00e9"', "null", '"é"'], ["1", '"\n"', '"\\x"']),
+    ({"type": "integer", "minimum": -5, "exclusiveMaximum": 12}, ["-5", "0", "11"], ["-6", "12", "05", "1.0"]),
+    ({"type": "string", "minLength": 2, "maxLength": 3}, ['"ab"', '"a\\n"', '"abc"'], ['"a"', '"abcd"']),
+    ({"type": "string", "pattern": "^[A-Z]{2}-\\d+(?:x|\\.\\\\)?$"},
+     ['"AB-1"', '"AB-12x"', '"AB-1.\\\\"'], ['"A-1"', '"AB-"', '"AB-1."']),
+    ({"type": "string", "format": "date-time"}, ['"2026-01-31T23:59:59Z"'], ['"2026-13-01T00:00:00Z"']),
+    ({"format": "uuid4"}, ['"123e4567-e89b-12d3-a456-426614174000"'], ['"123"']),
+    ({"anyOf": [{"const": {"k": [1, "é"]}}, {"type": "boolean"}]}, ['{"k":[1,"é"]}', "true"], ['{"k":[1]}']),
+    ({"$ref": "#/$defs/node", "$defs": {"node": {"type": "object", "properties": {
+        "v": {"type": "integer"}, "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}},
+        "required": ["v", "next"]}}},
+     ['{"v":1,"next":null}', '{"v":1,"next":{"v":2,"next":null}}'], ['{"v":1,"next":{}}', '{"v":1}']),
+    ({"allOf": [{"properties": {"a": {"type": "integer"}}, "required": ["a"]},
+                {"properties": {"b": {"type": "integer"}}}]}, ['{"a":1}', '{"a":1,"b":2}'], ['{"b":2}']),
+    ({}, ['{"a": [1, {"b": null}], "c": "d"}', "[]", "3.25"], ["{a:1}", "[1,]", "tru"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "good", "bad"), SCHEMAS)
+def test_json_schema(schema: object, good: list[str], bad: list[str]) -> None:
+    grammar = json_schema_grammar(json.dumps(schema), TEXTS)
+    for text in good:
+        assert accepts(grammar, text), f"{schema} must accept {text!r}\n{schema_to_gbnf(schema)}"
+        json.loads(text)
+    for text in bad:
+        assert not accepts(grammar, text), f"{schema} must refuse {text!r}\n{schema_to_gbnf(schema)}"
+
+
+def test_json_schema_errors() -> None:
+    with pytest.raises(GrammarError, match=r"JSON schema conversion failed: root: cannot resolve \$ref"):
+        json_schema_grammar({"$ref": "https://example.com/x"}, TEXTS)
+    with pytest.raises(GrammarError, match=r"unknown type .*; .*must start with"):
+        json_schema_grammar(
+            {"type": "object", "properties": {"a": {"type": "set"}, "b": {"type": "string", "pattern": "x"}}},
+            TEXTS,
+        )
+    with pytest.raises(GrammarError, match="not valid JSON"):
+        json_schema_grammar("{", TEXTS)
+    with pytest.raises(GrammarError, match="but not both"):
+        make_grammar('root ::= "a"', "{}", TEXTS)
+    assert make_grammar("", None, TEXTS) is None
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 0), (0, 99), (7, 7), (3, 1234), (-15, 27), (-120, -8), (95, 10005)])
+def test_integer_ranges_are_exact(low: int, high: int) -> None:
+    pattern = re.compile(integer_range(low, high).replace('"', "").replace(" ", ""))
+    found = {n for n in range(-2000, 11000) if pattern.fullmatch(str(n))}
+    assert found == set(range(low, high + 1))
+    assert not pattern.fullmatch("00") and not pattern.fullmatch("01")
+
+
+def test_half_open_integer_ranges() -> None:
+    above = re.compile(integer_range(37, None).replace('"', "").replace(" ", ""))
+    assert {n for n in range(2000) if above.fullmatch(str(n))} == set(range(37, 2000))
+    below = re.compile(integer_range(None, 12).replace('"', "").replace(" ", ""))
+    assert {n for n in range(-300, 300) if below.fullmatch(str(n))} == set(range(-300, 13))

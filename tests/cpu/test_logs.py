@@ -1,0 +1,130 @@
+"""Log lines against the golden capture of the same model."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import ikpy
+from ikpy.gguf.reader import GGUFFile
+from ikpy.models.size_class import size_class
+from ikpy.tools import logs
+from ikpy.vocab import Vocab
+from tests.shared import DATA
+
+GOLDEN = (DATA / "cli" / "llama-sweep-bench-basic.err").read_text().splitlines()
+
+
+@pytest.fixture(scope="module")
+def file():
+    with GGUFFile.open(ikpy.default_model_path()) as opened:
+        yield opened
+
+
+def golden(prefix: str) -> list[str]:
+    return [line for line in GOLDEN if line.startswith(prefix)]
+
+
+def test_loader_and_model_summary(file):
+    assert logs.loader_lines(file, "MODEL") == golden("llama_model_loader: ")
+    assert logs.meta_lines(file, rope_type=0) == golden("llm_load_print_meta: ")
+    assert [line for line in logs.loader_lines(file, "MODEL", dump=False) if "- kv" in line] == []
+
+
+def test_vocabulary(file):
+    vocab = Vocab.from_metadata(file.metadata)
+    assert logs.vocab_summary_lines(vocab, file.metadata) == golden("print_info: ")
+    printed = logs.vocab_lines(vocab)
+    assert printed == [line for line in golden("load: ") if "cache size" not in line and "unused" not in line]
+
+
+def test_kv_cache(file):
+    k, v, latent = logs.kv_cache_bytes(file, 2048, "f16", "f16", 3, True)
+    lines = logs.kv_cache_lines(k, v, "f16", "f16", latent=latent)
+    assert lines == golden("llama_kv_cache_init") + golden("llama_init_from_model: KV self size")
+    k, v, latent = logs.kv_cache_bytes(file, 2048, "f16", "f16", 0, True)
+    assert logs.kv_cache_lines(k, v, "f16", "f16", latent=latent)[1].endswith(
+        "KV self size  =   20.00 MiB, K (f16):   12.00 MiB, V (f16):    8.00 MiB"
+    )
+    k, v, latent = logs.kv_cache_bytes(file, 2048, "q8_0", "f16", 3, True)
+    assert "c^KV (q8_0):    4.78 MiB, kv^T: not used" in logs.kv_cache_lines(k, v, "q8_0", "f16", latent=latent)[1]
+
+
+def test_context_lines():
+    values = {"n_ctx": 2048, "mla_attn": None, "flash_attn": 1, "ser": "-1, 0"}
+    printed = logs.context_lines(values)
+    assert len(printed) == 3
+    assert all(line in GOLDEN for line in printed)
+
+
+def test_timings_block():
+    timings = logs.Timings(load=1.01397, total=28.52144)
+    for _ in range(8):
+        timings.add_decode(256, 3.76155 / 8)
+    for _ in range(512):
+        timings.add_decode(1, 24.73337 / 512)
+    assert logs.timing_lines(timings)[1:] == golden("llama_print_timings")
+
+
+def test_timings_of_nothing():
+    lines = logs.timing_lines(logs.Timings())
+    assert lines[3].endswith("0.00 ms /     0 tokens (    0.00 ms per token,     0.00 tokens per second)")
+    assert re.search(r"/     1 runs   \(    0.00 ms per token,      inf tokens per second\)", lines[4])
+
+
+def test_system_info():
+    flags = {"AVX": True, "NEON": False}
+    assert logs.system_info_line(2, None, 8, flags) == "system_info: n_threads = 2 / 8 | AVX = 1 | NEON = 0 | "
+    assert "n_threads = 2 (n_threads_batch = 4) / 8 |" in logs.system_info_line(2, 4, 8, flags)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (True, "true"),
+        (3, "3"),
+        (1e-6, "0.000001"),
+        ("a\nb", "a\\nb"),
+        ("x" * 40, "x" * 40),
+        ("x" * 41, "x" * 37 + "..."),
+        (["a", 'q"', "b\\"], '["a", "q\\"", "b\\\\"]'),
+        (list(range(100)), "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11..."),
+    ],
+)
+def test_value_text(value, text):
+    assert logs.value_text(value) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(672_050_000_000, "672.050 B"), (12_463_000, "12.463 M"), (2_000, "2.000 K"), (3e12, "3.000 T")]
+)
+def test_params_text(count, text):
+    assert logs.params_text(int(count)) == text
+
+
+def test_millions_text():
+    assert logs.millions_text(170_400) == "0.170 M"
+    assert logs.millions_text(670_196_000_000) == "670.196 B"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ({"arch": "llama", "block_count": 32, "vocab_size": 32000}, "7B"),
+        ({"arch": "llama", "block_count": 32, "vocab_size": 128256}, "8B"),
+        ({"arch": "llama", "block_count": 32, "expert_count": 8}, "8x7B"),
+        ({"arch": "llama", "block_count": 80, "attention.head_count": 64, "attention.head_count_kv": 8}, "70B"),
+        ({"arch": "llama", "block_count": 80, "attention.head_count": 64}, "65B"),
+        ({"arch": "deepseek2", "block_count": 61}, "671B"),
+        ({"arch": "qwen3", "block_count": 36, "embedding_length": 2560}, "4B"),
+        ({"arch": "qwen2", "block_count": 24, "embedding_length": 896}, "1B"),
+        ({"arch": "qwen3moe", "block_count": 94}, "235B.A22B"),
+        ({"arch": "llama", "block_count": 4}, "?B"),
+        ({"arch": "unheard-of", "block_count": 32}, "?B"),
+    ],
+)
+def test_size_class(metadata, expected):
+    arch = metadata["arch"]
+    keys = {f"{arch}.{key}": value for key, value in metadata.items() if key != "arch"}
+    assert size_class({"general.architecture": arch, **keys}) == expected

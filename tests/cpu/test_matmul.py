@@ -1,0 +1,294 @@
+"""Matrix products of every fast weight type against numpy: dense, gated, batched and by expert."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ikpy._native")
+
+from matmul_plans import UNARY, Program, assert_close, effective
+from quant_data import random_tensor
+
+from ikpy.quants import by_name, dequantize
+
+FLOAT_TYPES = ("F32", "F16", "BF16")
+BLOCK32_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q6_0", "Q8_0", "IQ4_NL")
+BLOCK256_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ2_K", "IQ3_K", "IQ4_K", "IQ5_K", "IQ6_K")
+FAST_TYPES = FLOAT_TYPES + BLOCK32_TYPES + BLOCK256_TYPES
+GENERIC_TYPES = ("IQ2_XXS", "IQ3_S", "IQ4_KS", "IQ2_KT", "Q4_0_R8", "Q4_K_R4")
+
+# Rounding of f32 sums relative to sum |w| |x|; integer dot products are exact.
+EXACT = 1e-6
+
+
+def random_weight(name: str, k: int, n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Packed bytes and values (float64 [n, k]) of a random matrix."""
+    if name in FLOAT_TYPES:
+        values = np.random.default_rng(seed).standard_normal((n, k), np.float32)
+        if name == "F16":
+            data = values.astype(np.float16)
+            return data.view(np.uint8).reshape(-1), data.astype(np.float64)
+        if name == "BF16":
+            bits = (values.view(np.uint32) >> 16).astype(np.uint16)
+            return bits.view(np.uint8).reshape(-1), (values.view(np.uint32) & 0xFFFF0000).view(np.float32) + 0.0
+        return values.view(np.uint8).reshape(-1), values.astype(np.float64)
+    data = random_tensor(by_name(name), (k, n), seed)
+    return data, dequantize(data, name, (k, n)).reshape(n, k).astype(np.float64)
+
+
+def activations(shape: tuple[int, ...], seed: int) -> np.ndarray:
+    """Random activations with outliers, a shifted mean and one zero group."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal(shape).astype(np.float32) + np.float32(0.3)
+    x[..., :: 37] *= 8
+    x[..., :32] *= 0
+    return x
+
+
+def dense(name: str, data: np.ndarray, k: int, n: int, x: np.ndarray, dtype: type = np.float32, **kw) -> np.ndarray:
+    """mul_mat of one matrix; result [T, N]."""
+    program = Program()
+    out = np.full((x.shape[0], n), 7, dtype)
+    act, fmt = program.prepared(x, name)
+    src = [program.weight(data, name, (k, n)), act]
+    if "bias" in kw:
+        src.append(program.array(kw["bias"]))
+    program.op("mul_mat", program.array(out), src, {0: fmt, 1: kw.get("tokens", x.shape[0])})
+    program.run(kw.get("threads", 2))
+    return out
+
+
+@pytest.mark.parametrize("name", FAST_TYPES)
+def test_product_is_exact_for_all_token_counts(name: str) -> None:
+    k, n = 768, 77
+    data, w = random_weight(name, k, n, 1)
+    for tokens in (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 32, 64, 100):
+        x = activations((tokens, k), tokens)
+        assert_close(dense(name, data, k, n, x), w, effective(x, name), EXACT, f"{name}, {tokens} tokens")
+
+
+@pytest.mark.parametrize("name", ("F32", "Q8_0", "Q4_K", "IQ2_K"))
+@pytest.mark.parametrize("n", (1, 15, 16, 17, 31, 33, 200))
+def test_row_counts(name: str, n: int) -> None:
+    data, w = random_weight(name, 256, n, n)
+    for tokens in (1, 11):
+        x = activations((tokens, 256), n)
+        for threads in (1, 2, 5):
+            y = dense(name, data, 256, n, x, threads=threads)
+            assert_close(y, w, effective(x, name), EXACT, f"{name}, {n} rows, {threads} threads")
+
+
+@pytest.mark.parametrize("name", BLOCK32_TYPES)
+@pytest.mark.parametrize("k", (32, 96, 224, 288, 1120, 4128))
+def test_rows_that_end_inside_a_chunk(name: str, k: int) -> None:
+    data, w = random_weight(name, k, 37, k)
+    for tokens in (1, 9, 40):
+        x = activations((tokens, k), k)
+        assert_close(dense(name, data, k, 37, x), w, effective(x, name), EXACT, f"{name}, K {k}, {tokens} tokens")
+
+
+@pytest.mark.parametrize("name", FLOAT_TYPES)
+@pytest.mark.parametrize("k", (1, 3, 17, 33, 255, 257, 1000))
+def test_float_rows_of_any_length(name: str, k: int) -> None:
+    data, w = random_weight(name, k, 37, k)
+    for tokens in (1, 2, 9, 40):
+        x = activations((tokens, k), k) + np.float32(0.1)
+        assert_close(dense(name, data, k, 37, x), w, effective(x, name), EXACT, f"{name}, K {k}, {tokens} tokens")
+
+
+@pytest.mark.parametrize("name", FAST_TYPES)
+def test_long_rows_and_many_tokens(name: str) -> None:
+    k, n = 4864, 48
+    data, w = random_weight(name, k, n, 3)
+    for tokens in (2, 20, 600):
+        x = activations((tokens, k), tokens)
+        assert_close(dense(name, data, k, n, x), w, effective(x, name), EXACT, f"{name}, {tokens} tokens")
+
+
+@pytest.mark.parametrize("name", ("F16", "Q4_0", "Q6_K"))
+def test_activation_quantization_error_is_small(name: str) -> None:
+    data, w = random_weight(name, 1024, 64, 5)
+    x = activations((9, 1024), 5)
+    expected = x.astype(np.float64) @ w.T
+    error = np.linalg.norm(dense(name, data, 1024, 64, x) - expected) / np.linalg.norm(expected)
+    assert error < 0.02, f"{name}: {error}"
+
+
+def test_largest_codes_do_not_saturate() -> None:
+    k, n = 512, 32
+    blocks = np.zeros((n, k // 32, 34), np.uint8)
+    blocks[..., 0:2] = np.float16(1).view(np.uint16).reshape(1).view(np.uint8)
+    blocks[: n // 2, :, 2:] = 0x80
+    blocks[n // 2 :, :, 2:] = 0x7F
+    w = np.where(np.arange(n) < n // 2, -128.0, 127.0)[:, None] * np.ones((1, k))
+    for tokens in (1, 2, 8):
+        for sign in (1, -1):
+            x = np.full((tokens, k), sign, np.float32)
+            y = dense("Q8_0", blocks.reshape(-1), k, n, x)
+            assert_close(y, w, effective(x, "Q8_0"), EXACT, f"{tokens} tokens, sign {sign}")
+
+
+def test_zero_activations_give_zeros() -> None:
+    for name in ("F32", "Q4_K", "Q8_0"):
+        data, _ = random_weight(name, 256, 20, 2)
+        for tokens in (1, 5):
+            y = dense(name, data, 256, 20, np.zeros((tokens, 256), np.float32))
+            assert not y.any(), name
+
+
+def test_bias_half_output_and_dynamic_tokens() -> None:
+    data, w = random_weight("Q8_0", 256, 45, 2)
+    bias = np.arange(45, dtype=np.float32)
+    for tokens in (1, 2, 12):
+        x = activations((tokens, 256), 2)
+        y = dense("Q8_0", data, 256, 45, x, bias=bias, tokens=0)
+        assert_close(y - bias, w, effective(x, "Q8_0"), 1e-5, "bias")
+        half = dense("Q8_0", data, 256, 45, x, dtype=np.float16)
+        assert_close(half.astype(np.float64), w, effective(x, "Q8_0"), 1e-3, "f16 output")
+
+
+@pytest.mark.parametrize("name", ("F16", "BF16", "Q8_0", "Q4_0"))
+@pytest.mark.parametrize("tokens", (1, 5, 70))
+def test_one_matrix_per_batch(name: str, tokens: int) -> None:
+    k, n, heads = 128, 80, 6
+    parts = [random_weight(name, k, n, h) for h in range(heads)]
+    x = activations((heads, tokens, k), 4)
+    program = Program()
+    # Heads lie next to each other in a token's row, as absorbed attention projections store them.
+    out = np.zeros((tokens, heads, n), np.float32)
+    dst = program.raw(out, 0, (n, tokens, heads), (4, heads * n * 4, n * 4))
+    act, fmt = program.prepared(x, name)
+    weight = program.weight(np.concatenate([p[0] for p in parts]), name, (k, n, heads))
+    program.op("mul_mat", dst, [weight, act], {0: fmt, 1: tokens})
+    program.run(3)
+    for h in range(heads):
+        assert_close(out[:, h], parts[h][1], effective(x[h], name), EXACT, f"{name}, head {h}")
+
+
+def gated(kind: str, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    """activation(gate) * up in float64, as the model semantics state it."""
+    sigmoid = 1 / (1 + np.exp(-gate))
+    if kind == "swiglu_oai":
+        g = np.minimum(gate, 7)
+        return g / (1 + np.exp(-1.702 * g)) * (np.clip(up, -7, 7) + 1)
+    inner = 0.7978845608 * gate * (1 + 0.044715 * gate**2)
+    value = {
+        "silu": gate * sigmoid,
+        "gelu": 0.5 * gate * (1 + np.tanh(inner)),
+        "relu": np.maximum(gate, 0),
+        "relu_squared": np.maximum(gate, 0) ** 2,
+        "sigmoid": sigmoid,
+        "tanh": np.tanh(gate),
+    }[kind]
+    return value * up
+
+
+def assert_gated(actual: np.ndarray, expected: np.ndarray, what: str) -> None:
+    """Error relative to the largest value of the row."""
+    error = np.abs(actual - expected) / (np.abs(expected).max(axis=-1, keepdims=True) + 1e-3)
+    worst = np.unravel_index(np.argmax(np.nan_to_num(error, nan=np.inf)), error.shape)
+    assert error[worst] < 2e-5, f"{what}: {actual[worst]} instead of {expected[worst]} at {worst}"
+
+
+@pytest.mark.parametrize("kind", UNARY)
+@pytest.mark.parametrize("name", ("F32", "Q4_K", "IQ3_K", "Q8_0"))
+def test_up_and_gate(kind: str, name: str) -> None:
+    k, f = 256, 53
+    (up_data, up), (gate_data, gate) = random_weight(name, k, f, 1), random_weight(name, k, f, 2)
+    scale = np.float32(1 / np.abs(up).max() / 16)
+    bias = [np.linspace(-1, 1, f, dtype=np.float32), np.linspace(2, -2, f, dtype=np.float32)]
+    for tokens in (1, 2, 21):
+        x = activations((tokens, k), 8) * scale
+        for biases in ([], bias):
+            program = Program()
+            out = np.zeros((tokens, f), np.float32)
+            act, fmt = program.prepared(x, name)
+            src = [program.weight(up_data, name, (k, f)), program.weight(gate_data, name, (k, f)), act]
+            src += [program.array(b) for b in biases]
+            program.op("mul_mat_up_gate", program.array(out), src, {0: fmt, 1: tokens, 2: UNARY[kind]})
+            program.run()
+            u, g = (effective(x, name) @ m.T + (b if biases else 0) for m, b in ((up, bias[0]), (gate, bias[1])))
+            assert_gated(out, gated(kind, g, u), f"{name}, {kind}, {tokens} tokens")
+
+
+EXPERTS, USED = 7, 3
+
+
+def routing(tokens: int) -> np.ndarray:
+    """Expert ids [T, Ku]: distinct per token, expert 2 unused, some entries -1."""
+    rng = np.random.default_rng(tokens)
+    ids = np.array([rng.permutation([0, 1, 3, 4, 5, 6])[:USED] for _ in range(tokens)], np.int32)
+    ids[rng.random(ids.shape) < 0.1] = -1
+    return ids
+
+
+def grouped(program: Program, ids: np.ndarray) -> int:
+    """Adds moe_group."""
+    groups = np.full(EXPERTS + 1 + ids.size, -5, np.int32)
+    dst = program.array(groups)
+    program.op("moe_group", dst, [program.array(ids)], {0: EXPERTS})
+    return dst
+
+
+@pytest.mark.parametrize("name", ("F32", "BF16", "Q4_0", "Q4_K", "IQ4_XS", "IQ2_K"))
+@pytest.mark.parametrize("tokens", (1, 2, 9, 150))
+@pytest.mark.parametrize("row_per_slot", (False, True))
+def test_experts(name: str, tokens: int, row_per_slot: bool) -> None:
+    k, n = 256, 50
+    parts = [random_weight(name, k, n, e) for e in range(EXPERTS)]
+    ids = routing(tokens)
+    x = activations((tokens * USED if row_per_slot else tokens, k), 4)
+    bias = np.random.default_rng(0).standard_normal((EXPERTS, n)).astype(np.float32)
+    program = Program()
+    out = np.full((tokens, USED, n), 99, np.float32)
+    act, fmt = program.prepared(x, name)
+    groups = grouped(program, ids)
+    weight = program.weight(np.concatenate([p[0] for p in parts]), name, (k, n, EXPERTS))
+    ip = {0: fmt, 1: tokens, 2: int(row_per_slot), 3: USED, 4: EXPERTS}
+    program.op("mul_mat_id", program.array(out), [weight, act, groups, program.array(bias)], ip)
+    program.run(3)
+    seen = effective(x, name)
+    for t in range(tokens):
+        for slot, e in enumerate(ids[t]):
+            if e < 0:
+                assert (out[t, slot] == 99).all(), f"token {t}, slot {slot} was written"
+                continue
+            row = seen[[t * USED + slot if row_per_slot else t]]
+            assert_close(out[t, slot][None] - bias[e], parts[e][1], row, 1e-5, f"{name}, token {t}, expert {e}")
+
+
+@pytest.mark.parametrize("fused", (False, True))
+@pytest.mark.parametrize("tokens", (1, 3, 60))
+def test_expert_up_and_gate(fused: bool, tokens: int) -> None:
+    name, k, f = "Q5_K", 256, 40
+    parts = [random_weight(name, k, 2 * f, e) for e in range(EXPERTS)]
+    scale = np.float32(1 / max(np.abs(p[1]).max() for p in parts) / 16)
+    ids, x = routing(tokens), activations((tokens, k), 4) * scale
+    bias = np.random.default_rng(0).standard_normal((2, EXPERTS, f)).astype(np.float32)
+    program = Program()
+    out = np.full((tokens, USED, f), 99, np.float32)
+    row = by_name(name).row_nbytes(k)
+    whole = np.concatenate([p[0] for p in parts]).reshape(EXPERTS, 2, f * row)
+    weights = []
+    for half in (1, 0):  # gate first, then up
+        if fused:
+            view = whole.reshape(-1)[half * f * row :]
+            weights.append(program.raw(view, by_name(name).id, (k, f, EXPERTS), (1, row, 2 * f * row)))
+        else:
+            weights.append(program.weight(np.ascontiguousarray(whole[:, half]), name, (k, f, EXPERTS)))
+    act, fmt = program.prepared(x, name)
+    groups = grouped(program, ids)
+    src = [*weights, act, groups, program.array(bias[0]), program.array(bias[1])]
+    ip = {0: fmt, 1: tokens, 2: UNARY["silu"], 3: USED, 4: EXPERTS}
+    program.op("mul_mat_id_up_gate", program.array(out), src, ip)
+    program.run(2)
+    seen = effective(x, name)
+    for t in range(tokens):
+        for slot, e in enumerate(ids[t]):
+            if e < 0:
+                assert (out[t, slot] == 99).all()
+                continue
+            both = parts[e][1] @ seen[t]
+            u, g = both[f:] + bias[0, e], both[:f] + bias[1, e]
+            assert_gated(out[t, slot][None], gated("silu", g, u)[None], f"token {t}, expert {e}")

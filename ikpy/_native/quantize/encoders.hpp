@@ -23,5 +23,6 @@ Encoder kquant_encoder(int type);
 Encoder iquant_encoder(int type);
 Encoder iqk_encoder(int type);
 Encoder row_scale_encoder(int type);
+Encoder trellis_encoder(int type);
 
 }  // namespace ikpy::quantize

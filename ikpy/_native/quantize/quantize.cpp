@@ -13,7 +13,7 @@ namespace {
 
 Encoder encoder(int type) {
     for (const auto& family : {simple_encoder, legacy_encoder, kquant_encoder, iquant_encoder, iqk_encoder,
-                               row_scale_encoder}) {
+                               row_scale_encoder, trellis_encoder}) {
         if (const Encoder e = family(type)) return e;
     }
     return nullptr;

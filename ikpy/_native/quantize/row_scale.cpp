@@ -1,5 +1,7 @@
-// Non-linear types with one scale per row: IQ2_KS, IQ3_KS, IQ4_KS, IQ5_KS (quant-formats 6.12-6.15).
+// Non-linear types with one scale per row: IQ2_KS, IQ3_KS, IQ4_KS, IQ5_KS, IQ4_KSS, IQ2_KL
+// (quant-formats 6.12-6.17).
 #include "pack.hpp"
+#include "pair_codecs.hpp"
 #include "superblock.hpp"
 #include "tables.hpp"
 
@@ -71,14 +73,57 @@ struct Iq5Ks {
     }
 };
 
+struct Iq4Kss {
+    using Codec = EvenParityCodec;
+    static Codec codec() { return {}; }
+    static constexpr UniformCodes CODES{-127, 2, 128};
+    static constexpr Effort EFFORT{0.6f, 1.1f, 1, 2};
+    static constexpr int HEADER_BYTES = 4, BLOCK_BYTES = 128;
+    static void pack(uint8_t* block, float, const SubBlock* s, const uint8_t* levels) {
+        for (int b = 0; b < 8; b++) {
+            const int scale_byte = 2 * s[b].code + s[b].table;
+            for (int n = 0; n < 8; n++) {
+                unsigned v = 0, prefix = 0;
+                for (int i = 0; i < 4; i++) v |= static_cast<unsigned>(levels[32 * b + EvenParityCodec::element(n, i)]) << 4 * i;
+                // Bits 15..1 hold v's prefix XOR from the top; bit 0 of v follows from the parity.
+                for (int i = 15; i >= 1; i--) prefix |= (((v >> i) ^ (prefix >> (i + 1))) & 1) << i;
+                put(block + 16 * b + 2 * n, static_cast<uint16_t>(prefix | ((scale_byte >> n) & 1)));
+            }
+        }
+    }
+};
+
+struct Iq2Kl {
+    using Codec = PairCodec;
+    static Codec codec() { return {}; }
+    static constexpr UniformCodes CODES{-32, 1, 64};
+    static constexpr Effort EFFORT{0.5f, 1.25f, 1, 2};
+    static constexpr int HEADER_BYTES = 2, BLOCK_BYTES = 86;
+    static void pack(uint8_t* block, float, const SubBlock* s, const uint8_t* pairs) {
+        unsigned high = 0;
+        for (int b = 0; b < 8; b++) {
+            high |= static_cast<unsigned>(s[b].code >> 4) << 2 * b;
+            put_nibble(block + 2, 2 * (b & 3) + (b >> 2), s[b].code);
+            for (int j = 0; j < 16; j++) {
+                const int pair = pairs[16 * b + j];
+                block[6 + 16 * (b >> 1) + j] |= static_cast<uint8_t>((pair & 15) << 4 * (b & 1));
+                block[70 + j] |= static_cast<uint8_t>((pair >> 4) << b);
+            }
+        }
+        put(block, static_cast<uint16_t>(high));
+    }
+};
+
 }  // namespace
 
 Encoder row_scale_encoder(int type) {
     switch (type) {
         case 144: return encode_row_scale<Iq4Ks>;
         case 145: return encode_row_scale<Iq2Ks>;
+        case 146: return encode_row_scale<Iq4Kss>;
         case 152: return encode_row_scale<Iq5Ks>;
         case 156: return encode_row_scale<Iq3Ks>;
+        case 157: return encode_row_scale<Iq2Kl>;
         default: return nullptr;
     }
 }

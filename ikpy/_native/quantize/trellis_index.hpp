@@ -1,0 +1,147 @@
+// The generator's vectors (quant-formats 7.1) sorted into cells, and the search for the one nearest to a group.
+#pragma once
+
+#include <array>
+
+#include "search.hpp"
+#include "trellis.hpp"
+
+namespace ikpy::quantize {
+
+// Nearest vector: its number, P = sum w*x*v and Q = sum w*v*v.
+struct TrellisMatch {
+    int index = 0;
+    float p = 0, q = 0;
+};
+
+// Cells are boxes: every binned component lies in one of BINS intervals of equal population. A query looks at its own
+// cell and at those on the other side of the 'PROBED' intervals' edges that are nearest in weighted distance.
+template <int DIM, int BINNED, int BINS>
+class TrellisIndex {
+public:
+    // count seeds from `offset` on; absolute: the vectors of absolute values.
+    TrellisIndex(int count, uint32_t offset, bool absolute) : absolute_(absolute) {
+        std::vector<std::array<int8_t, DIM>> vectors(static_cast<size_t>(count));
+        for (int i = 0; i < count; i++) vectors[i] = generate(static_cast<uint32_t>(i) + offset, absolute);
+        set_edges(vectors);
+        sort_into_cells(vectors);
+    }
+
+    // Nearest vector to x/dl in the metric w, looking into 2^PROBED cells. dl != 0.
+    template <int PROBED>
+    TrellisMatch nearest(const float* x, const float* w, float dl) const {
+        float u[DIM], linear[DIM];
+        const float inverse = 1.0f / dl;
+        for (int j = 0; j < DIM; j++) {
+            u[j] = (absolute_ ? std::fabs(x[j]) : x[j]) * inverse;
+            linear[j] = -2.0f * w[j] * u[j];
+        }
+        int cells[1 << PROBED];
+        choose_cells<PROBED>(u, w, cells);
+        FloatVector best = broadcast(INFINITY);
+        IntVector at{};
+        for (int cell : cells) scan_cell(cell, w, linear, best, at);
+        int lane = 0;
+        for (int l = 1; l < VECTOR; l++) lane = best[l] < best[lane] ? l : lane;
+        return match(at[lane] + lane, x, w);
+    }
+
+private:
+    static constexpr int CELLS = BINS == 4 ? 1 << 2 * BINNED : 1 << BINNED;
+
+    static std::array<int8_t, DIM> generate(uint32_t seed, bool absolute) {
+        int values[DIM];
+        formats::trellis_values<DIM>(seed, values);
+        std::array<int8_t, DIM> v;
+        for (int j = 0; j < DIM; j++) v[j] = static_cast<int8_t>(absolute ? std::abs(values[j]) : values[j]);
+        return v;
+    }
+
+    void set_edges(const std::vector<std::array<int8_t, DIM>>& vectors) {
+        std::vector<int8_t> values(vectors.size());
+        for (int j = 0; j < BINNED; j++) {
+            for (size_t i = 0; i < vectors.size(); i++) values[i] = vectors[i][j];
+            std::sort(values.begin(), values.end());
+            for (int e = 0; e < BINS - 1; e++) edges_[j][e] = values[values.size() * (e + 1) / BINS] - 0.5f;
+        }
+    }
+
+    int bin_of(int j, float v) const {
+        int bin = 0;
+        for (int e = 0; e < BINS - 1; e++) bin += v > edges_[j][e];
+        return bin;
+    }
+
+    void sort_into_cells(const std::vector<std::array<int8_t, DIM>>& vectors) {
+        std::vector<std::vector<int>> members(CELLS);
+        for (size_t i = 0; i < vectors.size(); i++) {
+            int cell = 0;
+            for (int j = 0; j < BINNED; j++) cell = cell * BINS + bin_of(j, vectors[i][j]);
+            members[cell].push_back(static_cast<int>(i));
+        }
+        start_.push_back(0);
+        for (auto& list : members) {
+            if (list.empty()) list.push_back(0);
+            while (list.size() % LANES) list.push_back(list.back());
+            for (int i : list) number_.push_back(i);
+            start_.push_back(static_cast<int>(number_.size()));
+        }
+        for (int j = 0; j < DIM; j++) {
+            values_[j].resize(number_.size());
+            for (size_t i = 0; i < number_.size(); i++) values_[j][i] = vectors[number_[i]][j];
+        }
+    }
+
+    template <int PROBED>
+    void choose_cells(const float* u, const float* w, int* cells) const {
+        int cell = 0, step[BINNED], place = 1;
+        float distance[BINNED];
+        for (int j = BINNED - 1; j >= 0; j--, place *= BINS) {
+            const int bin = bin_of(j, u[j]);
+            const float below = bin > 0 ? u[j] - edges_[j][bin - 1] : INFINITY;
+            const float above = bin < BINS - 1 ? edges_[j][bin] - u[j] : INFINITY;
+            step[j] = above < below ? place : -place;
+            const float nearest = std::min(above, below);
+            distance[j] = w[j] * nearest * nearest;
+            cell += bin * place;
+        }
+        cells[0] = cell;
+        for (int k = 0; k < PROBED; k++) {
+            const int j = static_cast<int>(std::min_element(distance, distance + BINNED) - distance);
+            distance[j] = INFINITY;
+            for (int c = 0; c < 1 << k; c++) cells[(1 << k) + c] = cells[c] + step[j];
+        }
+    }
+
+    void scan_cell(int cell, const float* w, const float* linear, FloatVector& best, IntVector& at) const {
+        for (int i = start_[cell]; i < start_[cell + 1]; i += VECTOR) {
+            FloatVector cost{};
+#pragma GCC unroll 8
+            for (int j = 0; j < DIM; j++) {
+                const FloatVector v = load(values_[j].data() + i);
+                cost += (w[j] * v + linear[j]) * v;
+            }
+            const IntVector better = cost < best;
+            best = select(better, cost, best);
+            at = better ? IntVector{} + i : at;
+        }
+    }
+
+    TrellisMatch match(int position, const float* x, const float* w) const {
+        TrellisMatch m;
+        m.index = number_[position];
+        for (int j = 0; j < DIM; j++) {
+            const float v = values_[j][position];
+            m.p += w[j] * (absolute_ ? std::fabs(x[j]) : x[j]) * v;
+            m.q += w[j] * v * v;
+        }
+        return m;
+    }
+
+    const bool absolute_;
+    float edges_[BINNED][BINS];
+    std::vector<int> number_, start_;
+    std::vector<float> values_[DIM];
+};
+
+}  // namespace ikpy::quantize

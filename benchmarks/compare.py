@@ -3,8 +3,8 @@
     python -m benchmarks.compare --shape llama-1b --layers 8 --types q4_0,q8_0 [--peers ikpy,ik,xllama] [--repeats 3]
 
 Every round runs each engine once (A B C A B C ...); the table shows medians, the ratio to the fastest peer, and the
-share of this machine's own ceilings, measured in the same run: int8 (or bf16, fp32) dot products for prompts, read bandwidth
-for generation. Markdown goes to stdout, JSON with all samples and a description of the machine to --json FILE.
+share of this machine's own ceilings, measured in the same run: int8 (or bf16, fp32) dot products for prompts, read
+bandwidth for generation. Markdown goes to stdout, JSON with all samples and a description of the machine to --json FILE.
 """
 
 from __future__ import annotations

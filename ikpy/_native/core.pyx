@@ -25,6 +25,7 @@ cdef extern from "ikpy/executor.hpp" namespace "ikpy" nogil:
     const char* op_name(int)
     int op_count "ikpy::kOpCount"
     int act_format(int) except +
+    cbool c_has_unpacker "ikpy::has_unpacker"(int)
     size_t act_nbytes(int, int64_t, int64_t, int64_t)
 
 
@@ -86,6 +87,16 @@ def op_kinds() -> dict:
 def activation_format(int weight_type) -> int:
     """Format in which activations are prepared for a matmul with weights of this type."""
     return act_format(weight_type)
+
+
+def has_unpacker(int weight_type) -> bool:
+    """Whether matmuls of this weight type have an unpacker of their own; other types are decoded to float first."""
+    return c_has_unpacker(weight_type)
+
+
+def has_decoder(int type_id) -> bool:
+    """Whether rows of this type can be decoded natively."""
+    return can_dequantize(type_id)
 
 
 def activation_nbytes(int fmt, int64_t n_in, int64_t n_rows, int64_t n_batch) -> int:

@@ -71,9 +71,7 @@ class TextGrammar:
 
         self._texts = texts
         limits = LLParserLimits(step_max_items=2_000_000, max_items_in_row=20_000)
-        self._matcher = LLMatcher(
-            texts.tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0, limits=limits
-        )
+        self._matcher = LLMatcher(texts.tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0, limits=limits)
         self._ended = False
         self._check()
 

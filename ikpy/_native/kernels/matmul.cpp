@@ -216,11 +216,23 @@ size_t matmul_shared_bytes(const Op&, const Tensor*, int) { return 0; }
 
 int act_format(int weight_type) { return weight_kernels(weight_type).act_format; }
 
-WeightKernels weight_kernels(int type) {
+namespace {
+
+const WeightKernels* unpacking_kernels(int type) {
     using Lookup = const WeightKernels* (*)(int);
     for (Lookup find : {float_weight_kernels, legacy_weight_kernels, kquant_weight_kernels, iq4_weight_kernels,
-                        iqk_weight_kernels, decoded_weight_kernels})
-        if (const WeightKernels* k = find(type)) return *k;
+                        iqk_weight_kernels})
+        if (const WeightKernels* k = find(type)) return k;
+    return nullptr;
+}
+
+}  // namespace
+
+bool has_unpacker(int type) { return unpacking_kernels(type) != nullptr; }
+
+WeightKernels weight_kernels(int type) {
+    if (const WeightKernels* k = unpacking_kernels(type)) return *k;
+    if (const WeightKernels* k = decoded_weight_kernels(type)) return *k;
     throw std::invalid_argument("no matrix product for tensor type " + std::to_string(type));
 }
 

@@ -28,10 +28,12 @@ const RowProducts* row_products(int type, int64_t n_rows);
 // lane i of the result = sum of the lanes of a[i]
 inline __m512 sums16(const __m512* a) {
     __m512 t[8], u[4];
+#pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) {
         t[i] = _mm512_add_ps(_mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]),
                              _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]));
     }
+#pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
         u[i] = _mm512_add_ps(_mm512_shuffle_ps(t[2 * i], t[2 * i + 1], 0x44),
                              _mm512_shuffle_ps(t[2 * i], t[2 * i + 1], 0xee));
@@ -59,13 +61,18 @@ inline void scores_of_cells(const float* q, int64_t ldq, const uint8_t* k, int64
                             float* s, int64_t lds) {
     using namespace simd;
     constexpr int S = Row::kVectors;
-    V acc[R * C];
-    for (int i = 0; i < R * C; ++i) acc[i] = zero();
+    // Full unrolling keeps the sums in registers; g++ otherwise clears and reads them in memory.
+    V acc[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) acc[i] = zero();
     for (int64_t d = 0; d < dk; d += S * kLanes) {
+#pragma GCC unroll 16
         for (int c = 0; c < C; ++c) {
             V x[S];
             Row::load(k + c * stride, d, x);
+#pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
                 for (int i = 0; i < S; ++i) {
                     acc[r * C + c] = fma(load(q + r * ldq + d + i * kLanes), x[i], acc[r * C + c]);
                 }
@@ -74,16 +81,17 @@ inline void scores_of_cells(const float* q, int64_t ldq, const uint8_t* k, int64
     }
 #if defined(__AVX512F__)
     if (R * C > 2) {
-        __m512 all[16];
-        for (int i = 0; i < 16; ++i) all[i] = i < R * C ? acc[i < R * C ? i : 0] : zero();
         float sums[16];
-        _mm512_storeu_ps(sums, sums16(all));
+        _mm512_storeu_ps(sums, sums16(acc));
         for (int r = 0; r < R; ++r) std::memcpy(s + r * lds, sums + r * C, C * sizeof(float));
         return;
     }
 #endif
-    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
         for (int c = 0; c < C; ++c) s[r * lds + c] = sum(acc[r * C + c]);
+    }
 }
 
 template <class Row, int R>

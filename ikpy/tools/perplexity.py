@@ -28,8 +28,6 @@ class KVCells(Protocol):
 
     def clear(self) -> None: ...
 
-    def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None: ...
-
 
 class DecodeContext(Protocol):
     """The part of :class:`ikpy.engine.context.Context` the tools use."""

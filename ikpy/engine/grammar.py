@@ -134,12 +134,13 @@ def gbnf_grammar(source: str, texts: TokenTexts) -> TextGrammar:
 
 def json_schema_grammar(schema: str | dict[str, Any] | bool, texts: TokenTexts) -> TextGrammar:
     """Grammar of the JSON texts a schema allows; raises GrammarError for one that cannot be converted."""
+    parsed: Any = schema
     if isinstance(schema, str):
         try:
-            schema = json.loads(schema)
+            parsed = json.loads(schema)
         except ValueError as error:
             raise GrammarError(f"JSON schema is not valid JSON: {error}") from None
-    return gbnf_grammar(schema_to_gbnf(schema), texts)
+    return gbnf_grammar(schema_to_gbnf(parsed), texts)
 
 
 def make_grammar(grammar: str, json_schema: str | None, texts: TokenTexts) -> TextGrammar | None:

@@ -41,10 +41,8 @@ def test_running_values(tool, case: dict) -> None:
     if not model.exists():
         pytest.skip(f"model not found at {model}")
     _, out, _ = tool("-m", str(model), *case["args"], "--chunks", "4")
-    # A Q8_0 cache of this model is 1.2e-3 off in the first chunk; every other case is within 1e-4.
-    tolerance = 2e-3 if "kq8" in case["name"] else 1e-3
     for i, (ours, theirs) in enumerate(zip(running(out), case["running"], strict=False), 1):
-        assert ours == pytest.approx(theirs, rel=tolerance), f"chunk {i}"
+        assert ours == pytest.approx(theirs, rel=1e-3), f"chunk {i}"
     assert len(running(out)) == 4
 
 

@@ -28,6 +28,13 @@ cdef extern from "ikpy/executor.hpp" namespace "ikpy" nogil:
     size_t act_nbytes(int, int64_t, int64_t, int64_t)
 
 
+cdef extern from "ikpy/ceiling.hpp" namespace "ikpy" nogil:
+    double ceiling_int8_dot(int)
+    double ceiling_bf16_dot(int)
+    double ceiling_fp32_fma(int)
+    double ceiling_read_bandwidth(int)
+
+
 cdef extern from "quantize/dequantize.hpp" namespace "ikpy" nogil:
     cbool can_dequantize(int)
     size_t row_nbytes(int, int64_t)
@@ -91,6 +98,25 @@ def activation_format(int weight_type) -> int:
 def activation_nbytes(int fmt, int64_t n_in, int64_t n_rows, int64_t n_batch) -> int:
     """Bytes of a prepared activation buffer for [n_in, n_rows, n_batch]."""
     return act_nbytes(fmt, n_in, n_rows, n_batch)
+
+
+def ceiling(str what, int n_threads) -> float:
+    """Measured best of this machine: "int8", "bf16", "fp32" in 1e9 operations/s, "read" in 1e9 bytes/s."""
+    measures = ("int8", "bf16", "fp32", "read")
+    if what not in measures or n_threads < 1:
+        raise ValueError(f"ceiling: one of {', '.join(measures)} and at least one thread")
+    cdef int which = measures.index(what)
+    cdef double rate
+    with nogil:
+        if which == 0:
+            rate = ceiling_int8_dot(n_threads)
+        elif which == 1:
+            rate = ceiling_bf16_dot(n_threads)
+        elif which == 2:
+            rate = ceiling_fp32_fma(n_threads)
+        else:
+            rate = ceiling_read_bandwidth(n_threads)
+    return rate
 
 
 cdef class Plan:

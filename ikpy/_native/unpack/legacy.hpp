@@ -6,13 +6,18 @@
 
 namespace ikpy {
 
+// Low nibbles of 16 bytes, then the high ones; as whole vectors, since the loop is not vectorized by itself.
+inline void split_nibbles(const uint8_t* p, uint8_t* codes) {
+    typedef uint8_t Bytes __attribute__((vector_size(16)));
+    const Bytes v = load_unaligned<Bytes>(p), low = v & 15, high = v >> 4;
+    std::memcpy(codes, &low, 16);
+    std::memcpy(codes + 16, &high, 16);
+}
+
 struct UnpackQ4_0 {
     static constexpr int kType = 2, kGroup = 32, kBlock = 32, kBlockBytes = 18, kZero = 8;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        for (int j = 0; j < 16; ++j) {
-            codes[j] = p[2 + j] & 15;
-            codes[j + 16] = p[2 + j] >> 4;
-        }
+        split_nibbles(p + 2, codes);
         *d = load_f16(p);
     }
 #if defined(__AVX512VNNI__)
@@ -29,10 +34,7 @@ struct UnpackQ4_0 {
 struct UnpackQ4_1 {
     static constexpr int kType = 3, kGroup = 32, kBlock = 32, kBlockBytes = 20, kZero = 0;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float* m) {
-        for (int j = 0; j < 16; ++j) {
-            codes[j] = p[4 + j] & 15;
-            codes[j + 16] = p[4 + j] >> 4;
-        }
+        split_nibbles(p + 4, codes);
         *d = load_f16(p);
         *m = load_f16(p + 2);
     }

@@ -21,8 +21,7 @@ LABELS = {
 
 def measure(n_threads: int, repeats: int = 3) -> dict[str, float]:
     """Best of several measurements, so that other load on the machine does not lower the yardstick."""
-    runs = [core.ceilings(n_threads) for _ in range(repeats)]
-    return {key: max(run[key] for run in runs) for key in runs[0]}
+    return {kind: max(core.ceiling(kind, n_threads) for _ in range(repeats)) for kind in LABELS}
 
 
 def main() -> None:

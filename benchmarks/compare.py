@@ -44,10 +44,10 @@ def active_work(path: str) -> tuple[float, float]:
 def dot_ceiling(type_name: str, ceilings: dict[str, float]) -> float:
     """The arithmetic ceiling that bounds prompts of a weight type, in 1e9 operations/s."""
     if type_name in ("f32", "f16"):
-        return ceilings["fp32_fma"]
+        return ceilings["fp32"]
     if type_name == "bf16":
-        return ceilings["bf16_dot"] or ceilings["fp32_fma"]
-    return ceilings["int8_dot"]
+        return ceilings["bf16"] or ceilings["fp32"]
+    return ceilings["int8"]
 
 
 def run_model(path: str, peers: list[str], a: argparse.Namespace) -> dict[str, dict[str, list[float]]]:

@@ -104,6 +104,25 @@ def activation_nbytes(int fmt, int64_t n_in, int64_t n_rows, int64_t n_batch) ->
     return act_nbytes(fmt, n_in, n_rows, n_batch)
 
 
+def ceiling(str what, int n_threads) -> float:
+    """Measured best of this machine: "int8", "bf16", "fp32" in 1e9 operations/s, "read" in 1e9 bytes/s."""
+    measures = ("int8", "bf16", "fp32", "read")
+    if what not in measures or n_threads < 1:
+        raise ValueError(f"ceiling: one of {', '.join(measures)} and at least one thread")
+    cdef int which = measures.index(what)
+    cdef double rate
+    with nogil:
+        if which == 0:
+            rate = ceiling_int8_dot(n_threads)
+        elif which == 1:
+            rate = ceiling_bf16_dot(n_threads)
+        elif which == 2:
+            rate = ceiling_fp32_fma(n_threads)
+        else:
+            rate = ceiling_read_bandwidth(n_threads)
+    return rate
+
+
 cdef class Plan:
     """A compiled plan: op records over tensor records.
 
@@ -257,15 +276,3 @@ def quantize(src, int type_id, imatrix=None, int n_threads=1):
     if status:
         raise ValueError(f"encoding type {type_id} failed with status {status}")
     return out
-
-
-def ceilings(int n_threads) -> dict:
-    """Measured limits of this machine with n_threads: int8_dot, bf16_dot, fp32_fma in 1e9 operations/s (a multiply-add
-    is two), read in 1e9 bytes/s. bf16_dot is 0 without bf16 dot products. Takes a few seconds."""
-    cdef double int8, bf16, fp32, read
-    with nogil:
-        int8 = ceiling_int8_dot(n_threads)
-        bf16 = ceiling_bf16_dot(n_threads)
-        fp32 = ceiling_fp32_fma(n_threads)
-        read = ceiling_read_bandwidth(n_threads)
-    return {"int8_dot": int8, "bf16_dot": bf16, "fp32_fma": fp32, "read": read}

@@ -14,7 +14,8 @@ namespace ikpy {
 
 namespace {
 
-constexpr int kGemvTokens = 3;
+// Row products need no unpacking: only the loads of the activations make them slower than panels.
+constexpr int kGemvTokens = 6;
 constexpr int kTileTokens = 6;
 constexpr int64_t kPanelColumns = 512;
 
@@ -30,7 +31,8 @@ IKPY_BF16 inline __m512 dot(__m512 sum, __m512i a, __m512i b) {
 
 // panel: [half][n / 2][16 rows][2].
 template <int NH, int NT>
-IKPY_BF16 void tile(const uint16_t* panel, int64_t n, const uint8_t* const* x, int64_t k0, float* out, bool add) {
+IKPY_BF16 void tile(const uint16_t* panel, int64_t n, const uint8_t* const* x, int64_t k0, float* out,
+                    bool add) {
     __m512 total[NH][NT];
 #pragma GCC unroll 8
     for (int t = 0; t < NT; ++t)
@@ -55,7 +57,8 @@ IKPY_BF16 void tile(const uint16_t* panel, int64_t n, const uint8_t* const* x, i
 }
 
 template <int NH, int NT>
-void tile_of(int nt, const uint16_t* panel, int64_t n, const uint8_t* const* x, int64_t k0, float* out, bool add) {
+void tile_of(int nt, const uint16_t* panel, int64_t n, const uint8_t* const* x, int64_t k0, float* out,
+             bool add) {
     if (nt == NT) return tile<NH, NT>(panel, n, x, k0, out, add);
     if constexpr (NT > 1) tile_of<NH, NT - 1>(nt, panel, n, x, k0, out, add);
 }
@@ -70,11 +73,15 @@ void gemm(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* ou
             for (int64_t k = 0; k < n; k += 32) {
                 __m512i r[kHalfRows];
 #pragma GCC unroll 16
-                for (int i = 0; i < kHalfRows; ++i)
-                    r[i] = load_row(rows.row(h, i) + (k0 + k) * 2, rows.n_in - k0 - k);
+                for (int i = 0; i < kHalfRows; ++i) {
+                    const uint8_t* p = rows.row(h, i) + (k0 + k) * 2;
+                    _mm_prefetch(reinterpret_cast<const char*>(p + 256), _MM_HINT_T0);
+                    r[i] = load_row(p, rows.n_in - k0 - k);
+                }
                 transpose16(r);
 #pragma GCC unroll 16
-                for (int i = 0; i < 16; ++i) _mm512_storeu_si512(panel + (h * n + k + 2 * i) * kHalfRows, r[i]);
+                for (int i = 0; i < 16; ++i)
+                    _mm512_storeu_si512(panel + (h * n + k + 2 * i) * kHalfRows, r[i]);
             }
         for (int i = 0; i < n_tiles; ++i) {
             const int begin = n_tokens * i / n_tiles, nt = n_tokens * (i + 1) / n_tiles - begin;
@@ -92,7 +99,7 @@ template <int NT>
 IKPY_BF16 void dot_row(const uint8_t* row, int64_t n, const uint8_t* const* x, float* out) {
     constexpr int kChains = 4;
     __m512 total[NT][kChains];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int t = 0; t < NT; ++t)
 #pragma GCC unroll 4
         for (int c = 0; c < kChains; ++c) total[t][c] = _mm512_setzero_ps();
@@ -103,17 +110,17 @@ IKPY_BF16 void dot_row(const uint8_t* row, int64_t n, const uint8_t* const* x, f
             const uint8_t* p = row + (k + 32 * c) * 2;
             _mm_prefetch(reinterpret_cast<const char*>(p + 2048), _MM_HINT_T0);
             const __m512i w = _mm512_loadu_si512(p);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int t = 0; t < NT; ++t)
                 total[t][c] = dot(total[t][c], w, _mm512_loadu_si512(x[t] + (k + 32 * c) * 2));
         }
     }
     for (; k < n; k += 32) {
         const __m512i w = load_row(row + k * 2, n - k);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int t = 0; t < NT; ++t) total[t][0] = dot(total[t][0], w, _mm512_loadu_si512(x[t] + k * 2));
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int t = 0; t < NT; ++t)
         out[t * kBlockRows] = _mm512_reduce_add_ps(
             _mm512_add_ps(_mm512_add_ps(total[t][0], total[t][1]), _mm512_add_ps(total[t][2], total[t][3])));

@@ -28,7 +28,8 @@ void tile(const float* panel, int64_t n, const uint8_t* const* x, int64_t k0, fl
         for (int v = 0; v < 2; ++v)
             total[v][t] = add ? *reinterpret_cast<const Vec*>(out + t * kBlockRows + v * kLanes) : Vec{};
     for (int64_t k = 0; k < n; ++k) {
-        const Vec w0 = *reinterpret_cast<const Vec*>(panel), w1 = *reinterpret_cast<const Vec*>(panel + kLanes);
+        const Vec w0 = *reinterpret_cast<const Vec*>(panel),
+                  w1 = *reinterpret_cast<const Vec*>(panel + kLanes);
         panel += kBlockRows;
 #pragma GCC unroll 12
         for (int t = 0; t < NT; ++t) {
@@ -44,15 +45,16 @@ void tile(const float* panel, int64_t n, const uint8_t* const* x, int64_t k0, fl
 }
 
 template <int NT>
-void tile_of(int nt, const float* panel, int64_t n, const uint8_t* const* x, int64_t k0, float* out, bool add) {
+void tile_of(int nt, const float* panel, int64_t n, const uint8_t* const* x, int64_t k0, float* out,
+             bool add) {
     if (nt == NT) return tile<NT>(panel, n, x, k0, out, add);
     if constexpr (NT > 1) tile_of<NT - 1>(nt, panel, n, x, k0, out, add);
 }
 
 }  // namespace
 
-void f32_panel_gemm(const float* panel, int64_t n, int n_halves, const uint8_t* const* x, int64_t k0, int n_tokens,
-                    float* out, bool add) {
+void f32_panel_gemm(const float* panel, int64_t n, int n_halves, const uint8_t* const* x, int64_t k0,
+                    int n_tokens, float* out, bool add) {
     const int n_tiles = (n_tokens + kTileTokens - 1) / kTileTokens;
     for (int i = 0; i < n_tiles; ++i) {
         const int begin = n_tokens * i / n_tiles, nt = n_tokens * (i + 1) / n_tiles - begin;

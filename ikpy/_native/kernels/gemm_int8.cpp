@@ -82,8 +82,7 @@ void tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, f
 #pragma GCC unroll 8
     for (int t = 0; t < NT; ++t)
 #pragma GCC unroll 2
-        for (int h = 0; h < NH; ++h)
-            _mm512_storeu_ps(out + t * kBlockRows + h * kHalfRows, total[h][t]);
+        for (int h = 0; h < NH; ++h) _mm512_storeu_ps(out + t * kBlockRows + h * kHalfRows, total[h][t]);
 }
 
 #elif defined(__AVX2__)
@@ -92,8 +91,9 @@ constexpr int kTileTokens = 4;
 
 inline __m256 broadcast_f32(const uint8_t* p) { return _mm256_set1_ps(load_unaligned<float>(p)); }
 
-// Symmetric codes are turned back into signed values and multiplied as |w| * sign(x, w): two products stay below
-// 2 * 128 * 127 < 2^15, so the 16-bit pair sums are exact. Other codes are at most 127 and need no such step.
+// Symmetric codes are turned back into signed values and multiplied as |w| * sign(x, w): two products stay
+// below 2 * 128 * 127 < 2^15, so the 16-bit pair sums are exact. Other codes are at most 127 and need no such
+// step.
 template <int G, bool Symmetric, int NT>
 void tile8(const Int8Panel& p, int h, int lane8, const uint8_t* const* x, const PanelOffsets& at, float* out,
            bool add) {
@@ -140,8 +140,7 @@ void tile8(const Int8Panel& p, int h, int lane8, const uint8_t* const* x, const 
 
 template <int G, bool Symmetric, int NH, int NT>
 void tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, float* out, bool add) {
-    for (int part = 0; part < 2 * NH; ++part)
-        tile8<G, Symmetric, NT>(p, part / 2, part % 2, x, at, out, add);
+    for (int part = 0; part < 2 * NH; ++part) tile8<G, Symmetric, NT>(p, part / 2, part % 2, x, at, out, add);
 }
 
 #else
@@ -164,7 +163,8 @@ void tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, f
                 const auto* v = reinterpret_cast<const int8_t*>(x[0] + at.q + g * G + 4 * j);
                 const uint8_t* w = codes + g * G * kHalfRows + j * 64;
                 for (int i = 0; i < kHalfRows; ++i)
-                    dot[i] += w[4 * i] * v[0] + w[4 * i + 1] * v[1] + w[4 * i + 2] * v[2] + w[4 * i + 3] * v[3];
+                    dot[i] +=
+                        w[4 * i] * v[0] + w[4 * i + 1] * v[1] + w[4 * i + 2] * v[2] + w[4 * i + 3] * v[3];
             }
             const float scale = load_unaligned<float>(x[0] + at.scale + g * G / 32 * 4);
             const float sum = load_unaligned<float>(x[0] + at.sum + 4 * g);
@@ -181,7 +181,8 @@ void tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, f
 #endif
 
 template <int G, bool Symmetric, int NH, int NT>
-void tile_of(int n, const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, float* out, bool add) {
+void tile_of(int n, const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, float* out,
+             bool add) {
     if (n == NT) return tile<G, Symmetric, NH, NT>(p, x, at, out, add);
     if constexpr (NT > 1) tile_of<G, Symmetric, NH, NT - 1>(n, p, x, at, out, add);
 }

@@ -24,7 +24,8 @@ inline void transpose16(__m512i* r) {
     // r[4 * b + c] holds column 4 * lane128 + c of rows 4 * b .. 4 * b + 3.
 #pragma GCC unroll 4
     for (int c = 0; c < 4; ++c) {
-        const __m512i a = _mm512_shuffle_i32x4(r[c], r[4 + c], 0x44), b = _mm512_shuffle_i32x4(r[c], r[4 + c], 0xEE);
+        const __m512i a = _mm512_shuffle_i32x4(r[c], r[4 + c], 0x44),
+                      b = _mm512_shuffle_i32x4(r[c], r[4 + c], 0xEE);
         const __m512i e = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0x44);
         const __m512i f = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0xEE);
         t[c] = _mm512_shuffle_i32x4(a, e, 0x88);

@@ -21,7 +21,8 @@ struct RowBlock {
     const uint8_t* row(int h, int i) const { return half[h] + (i < n[h] ? i : n[h] - 1) * stride; }
 };
 
-// out[t * kBlockRows + h * kHalfRows + i] = dot(row i of half h, token t). x holds one prepared row per token.
+// out[t * kBlockRows + h * kHalfRows + i] = dot(row i of half h, token t). x holds one prepared row per
+// token.
 using ProductFn = void (*)(const RowBlock&, const uint8_t* const* x, int n_tokens, float* out, uint8_t* work);
 
 struct WeightKernels {

@@ -9,7 +9,9 @@ namespace ikpy {
 namespace {
 
 // work: panel f32 [columns][32], then 32 decoded rows.
-float* decoded_rows(uint8_t* work) { return reinterpret_cast<float*>(work) + kFloatPanelColumns * kBlockRows; }
+float* decoded_rows(uint8_t* work) {
+    return reinterpret_cast<float*>(work) + kFloatPanelColumns * kBlockRows;
+}
 
 void decode(const RowBlock& rows, float* out) {
     for (int h = 0; h < 2; ++h)
@@ -42,7 +44,8 @@ void gemv(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* ou
         for (int i = 0; i < rows.n[h]; ++i)
             for (int t = 0; t < n_tokens; ++t)
                 out[t * kBlockRows + h * kHalfRows + i] =
-                    f32_dot(decoded + (h * kHalfRows + i) * rows.n_in, reinterpret_cast<const float*>(x[t]), rows.n_in);
+                    f32_dot(decoded + (h * kHalfRows + i) * rows.n_in, reinterpret_cast<const float*>(x[t]),
+                            rows.n_in);
 }
 
 size_t work_bytes(int64_t n_in) {

@@ -11,7 +11,8 @@
 namespace ikpy {
 namespace {
 
-constexpr int kGemvTokens = 3;
+// Row products need no unpacking: only the loads of the activations make them slower than panels.
+constexpr int kGemvTokens = 6;
 
 struct ReadF32 {
     static constexpr int kBytes = 4;
@@ -72,7 +73,7 @@ template <class R, int NT>
 void dot_row(const uint8_t* row, int64_t n, const uint8_t* const* x, float* out) {
     constexpr int kChains = 4;
     __m512 total[NT][kChains];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int t = 0; t < NT; ++t)
 #pragma GCC unroll 4
         for (int c = 0; c < kChains; ++c) total[t][c] = _mm512_setzero_ps();
@@ -83,7 +84,7 @@ void dot_row(const uint8_t* row, int64_t n, const uint8_t* const* x, float* out)
 #pragma GCC unroll 4
         for (int c = 0; c < kChains; ++c) {
             const __m512 w = R::lanes(row + (k + 16 * c) * R::kBytes, 0xFFFF);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int t = 0; t < NT; ++t)
                 total[t][c] = _mm512_fmadd_ps(w, _mm512_loadu_ps(x[t] + (k + 16 * c) * 4), total[t][c]);
         }
@@ -91,10 +92,11 @@ void dot_row(const uint8_t* row, int64_t n, const uint8_t* const* x, float* out)
     for (; k < n; k += 16) {
         const auto mask = static_cast<__mmask16>(n - k >= 16 ? 0xFFFF : (1 << (n - k)) - 1);
         const __m512 w = R::lanes(row + k * R::kBytes, mask);
-#pragma GCC unroll 4
-        for (int t = 0; t < NT; ++t) total[t][0] = _mm512_fmadd_ps(w, _mm512_loadu_ps(x[t] + k * 4), total[t][0]);
+#pragma GCC unroll 8
+        for (int t = 0; t < NT; ++t)
+            total[t][0] = _mm512_fmadd_ps(w, _mm512_loadu_ps(x[t] + k * 4), total[t][0]);
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int t = 0; t < NT; ++t)
         out[t * kBlockRows] = _mm512_reduce_add_ps(
             _mm512_add_ps(_mm512_add_ps(total[t][0], total[t][1]), _mm512_add_ps(total[t][2], total[t][3])));

@@ -16,7 +16,8 @@ inline int six_bit_scale(const uint8_t* p, int g) {
 #if defined(__AVX512VNNI__)
 inline __m512 wide_six_bit_scales(const uint8_t* p) {
     const __m512i high = _mm512_slli_epi32(wide::two_bit_lanes(load_unaligned<uint32_t>(p + 4)), 4);
-    const __m512i s = _mm512_sub_epi32(_mm512_or_si512(wide::nibble_lanes(p + 8), high), _mm512_set1_epi32(32));
+    const __m512i s =
+        _mm512_sub_epi32(_mm512_or_si512(wide::nibble_lanes(p + 8), high), _mm512_set1_epi32(32));
     return wide::scaled(wide::f16_lanes(p), s);
 }
 #endif
@@ -39,7 +40,8 @@ struct UnpackIQ2_K {
         Codes512 r;
         for (int i = 0; i < 4; ++i)
             r.q[i] = shifted.add(_mm512_shuffle_epi8(table, wide::two_bit_fields(p + 12, i)), i, 5);
-        r.d = wide::scaled(wide::f16_lanes(p), _mm512_sub_epi32(wide::nibble_lanes(p + 4), _mm512_set1_epi32(8)));
+        r.d = wide::scaled(wide::f16_lanes(p),
+                           _mm512_sub_epi32(wide::nibble_lanes(p + 4), _mm512_set1_epi32(8)));
         return r;
     }
 #endif
@@ -69,7 +71,8 @@ struct UnpackIQ3_K {
         for (int i = 0; i < 4; ++i) {
             const __m512i low = wide::two_bit_fields(p + 14, i);
             const __mmask64 bits = wide::test_halves(high, 2 * i, 2 * i + 1);
-            r.q[i] = shifted.add(_mm512_shuffle_epi8(table, _mm512_mask_add_epi8(low, bits, low, wide::bytes(4))), i, 4);
+            r.q[i] = shifted.add(
+                _mm512_shuffle_epi8(table, _mm512_mask_add_epi8(low, bits, low, wide::bytes(4))), i, 4);
         }
         const __m512i s = wide::nibble_lanes(p + 6);
         const __m512i odd = _mm512_add_epi32(_mm512_add_epi32(s, s), _mm512_set1_epi32(1));
@@ -98,7 +101,8 @@ struct UnpackIQ4_K {
         const wide::ShiftedGroups shifted(load_unaligned<uint16_t>(p + 2));
         Codes512 r;
         for (int i = 0; i < 4; ++i)
-            r.q[i] = shifted.add(_mm512_shuffle_epi8(table, wide::nibbles16(wide::lanes_aabb(p + 16 + 32 * i))), i, 4);
+            r.q[i] = shifted.add(
+                _mm512_shuffle_epi8(table, wide::nibbles16(wide::lanes_aabb(p + 16 + 32 * i))), i, 4);
         r.d = wide_six_bit_scales(p);
         return r;
     }
@@ -126,7 +130,8 @@ struct UnpackIQ5_K {
         for (int i = 0; i < 4; ++i) {
             const __m512i q = wide::nibbles32(p + 16 + 32 * i);
             const __mmask64 bits = wide::test_halves(high, 2 * i, 2 * i + 1);
-            const __m512i codes = _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(low_table, q), bits, high_table, q);
+            const __m512i codes =
+                _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(low_table, q), bits, high_table, q);
             r.q[i] = shifted.add(codes, i, 2);
         }
         r.d = wide_six_bit_scales(p);
@@ -156,10 +161,10 @@ struct UnpackIQ6_K {
             const int bit = 4 * (i & 1);
             const __mmask64 first = wide::test_halves(high, bit, bit + 2);
             const __mmask64 second = wide::test_halves(high, bit + 1, bit + 3);
-            const __m512i a = _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(wide::table16(kIq6Codes), q), first,
-                                                       wide::table16(kIq6Codes + 16), q);
-            const __m512i b = _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(wide::table16(kIq6Codes + 32), q), first,
-                                                       wide::table16(kIq6Codes + 48), q);
+            const __m512i a = _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(wide::table16(kIq6Codes), q),
+                                                       first, wide::table16(kIq6Codes + 16), q);
+            const __m512i b = _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(wide::table16(kIq6Codes + 32), q),
+                                                       first, wide::table16(kIq6Codes + 48), q);
             r.q[i] = shifted.add(_mm512_mask_blend_epi8(second, a, b), i, 1);
         }
         const __m128i s = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 4));

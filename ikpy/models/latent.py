@@ -32,7 +32,7 @@ def _bytes_at(address: int, nbytes: int):  # type: ignore[no-untyped-def]
 def store(values: np.ndarray, type_id: int, name: str) -> Value:
     """float32 [.., rows, n] encoded as F32, F16, BF16 or Q8_0 in memory of its own."""
     rows = np.ascontiguousarray(values, np.float32).reshape(-1, values.shape[-1])
-    encoded = rows.astype(np.float16).view(np.uint8) if type_id == F16 else core.quantize(rows, type_id, None, 1)
+    encoded = rows.view(np.uint8) if type_id == F32 else core.quantize(rows, type_id, None, 1)
     shape = tuple(reversed(values.shape))
     return external(encoded.ctypes.data, encoded, type_id, shape, name)
 

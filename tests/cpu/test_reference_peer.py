@@ -1,0 +1,159 @@
+"""Side by side with the reference's own library (ik-llama-cpp-python, part of the dev extra) on the tiny models.
+
+Files are made with the reference's llama-quantize, so both engines read the same bytes. Logits come from the library, an AVX2
+build; the exact yardstick is the same file decoded to F32 and run by ikpy.
+"""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ikpy import Batch, Context, ContextParams, GGUFFile, Model, default_model_path
+from ikpy.gguf.writer import GGUFWriter
+from ikpy.quants import dequantize
+from ikpy.tools.kl_divergence import BaseFile, BaseWriter, kl_divergence
+from ikpy.vocab import Vocab
+from tests.shared import SHARED
+
+reference = pytest.importorskip("ik_llama_cpp", reason="ik-llama-cpp-python is not installed")
+
+N_CTX = 512
+N_CHUNKS = 6
+TEXT = default_model_path().parent / "demo-text.txt"
+MODELS = {"mla": default_model_path(), "llama": SHARED / "models" / "tiny-llama-f16.gguf"}
+
+
+def model_path(name: str) -> Path:
+    """The tiny model, or a skip if it is not there."""
+    if not MODELS[name].exists():
+        pytest.skip(f"{MODELS[name].name} is not present beside the checkout")
+    return MODELS[name]
+
+
+@cache
+def chunks() -> np.ndarray:
+    """Token ids int32 [N_CHUNKS, N_CTX], each chunk starting with BOS (both models share the vocabulary)."""
+    with GGUFFile.open(default_model_path()) as file:
+        vocab = Vocab.from_metadata(file.metadata)
+    ids = np.array(vocab.tokenize(TEXT.read_text())[: N_CHUNKS * N_CTX], np.int32).reshape(N_CHUNKS, N_CTX)
+    ids[:, 0] = vocab.bos
+    return ids
+
+
+def reference_logits(path: Path, folder: Path) -> np.ndarray:
+    """Logits float32 [N_CHUNKS, N_CTX, V] of the reference."""
+    out = folder / f"{path.stem}-reference.npy"
+    buffer = io.BytesIO()
+    np.save(buffer, chunks())
+    command = [sys.executable, str(Path(__file__).parent / "reference_logits.py"), str(path), str(N_CTX), str(out)]
+    subprocess.run(command, input=buffer.getvalue(), check=True, capture_output=True)
+    return np.load(out)
+
+
+def our_logits(path: Path) -> np.ndarray:
+    """Logits float32 [N_CHUNKS, N_CTX, V] of ikpy."""
+    context = Context(Model.load(path), ContextParams(n_ctx=N_CTX, n_threads=2, mla=0, flash_attn=False))
+    parts = []
+    for ids in chunks():
+        context.kv.clear()
+        parts.append(context.decode(Batch.single(ids, logits="all")))
+    return np.stack(parts)
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """In float64 over the last axis."""
+    x = logits.astype(np.float64)
+    x -= x.max(axis=-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+
+
+def running_ppl(logits: np.ndarray) -> np.ndarray:
+    """Perplexity after each chunk over the second half of its positions."""
+    first = N_CTX // 2
+    log_p = log_softmax(logits[:, first:-1])
+    picked = np.take_along_axis(log_p, chunks()[:, first + 1 :, None].astype(np.int64), axis=2)[..., 0]
+    nll = -picked.sum(axis=1)
+    return np.exp(np.cumsum(nll) / (np.arange(1, N_CHUNKS + 1) * picked.shape[1]))
+
+
+def mean_kl(p_logits: np.ndarray, q_logits: np.ndarray) -> float:
+    """Mean KL(p || q) over the second half of every chunk."""
+    p, q = log_softmax(p_logits[:, N_CTX // 2 :]), log_softmax(q_logits[:, N_CTX // 2 :])
+    return float((np.exp(p) * (p - q)).sum(axis=-1).mean())
+
+
+def quantize_with_reference(source: Path, type_name: str, folder: Path) -> Path:
+    """The model quantized by the reference's llama-quantize, every matrix to the type (output and embedding q8_0)."""
+    tool = Path(reference.__file__).parent / "bin" / "llama-quantize"
+    target = folder / f"{source.stem}-{type_name}.gguf"
+    options = ["--pure", "--token-embedding-type", "q8_0", "--output-tensor-type", "q8_0"]
+    subprocess.run([tool, *options, source, target, type_name, "2"], check=True, capture_output=True)
+    return target
+
+
+def decode_to_f32(source: Path, target: Path) -> Path:
+    """The same model with every matrix decoded to F32."""
+    with GGUFFile.open(source) as file, GGUFWriter(target) as writer:
+        writer.copy_metadata(file)
+        for info in file.tensors.values():
+            writer.add_tensor(info.name, info.shape, 0)
+        for info in file.tensors.values():
+            values = dequantize(file.data(info), info.type_id, info.shape)
+            writer.write(info.name, np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(-1))
+    return target
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_f16_logits(name: str, tmp_path: Path) -> None:
+    path = model_path(name)
+    theirs, ours = reference_logits(path, tmp_path), our_logits(path)
+    kl = mean_kl(theirs, ours)
+    assert kl < 1e-4, f"{name}: mean KL {kl:.2e}"
+    deviation = np.abs(running_ppl(ours) / running_ppl(theirs) - 1)
+    assert deviation.max() < 1e-3, f"{name}: chunk {deviation.argmax() + 1} off by {deviation.max():.2e}"
+
+
+@pytest.mark.parametrize("type_name", ["Q8_0", "Q4_K_S", "IQ4_K"])
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_quantized_perplexity(name: str, type_name: str, tmp_path: Path) -> None:
+    """As near to the exact distribution as the reference is, and final perplexity within 0.1 % of exact or reference.
+
+    Both engines round activations to 8 bits, each in its own way; in a mixture of experts that flips a few expert choices,
+    so single chunks of both engines lie up to 0.25 % from the exact value.
+    """
+    path = quantize_with_reference(model_path(name), type_name, tmp_path)
+    exact = our_logits(decode_to_f32(path, tmp_path / "exact.gguf"))
+    ours, theirs = our_logits(path), reference_logits(path, tmp_path)
+    ppl_ours, ppl_theirs, ppl_exact = (running_ppl(x) for x in (ours, theirs, exact))
+    print(f"{name} {type_name}: ours {ppl_ours[-1]:.4f}, reference {ppl_theirs[-1]:.4f}, exact {ppl_exact[-1]:.4f}")
+    kl_ours, kl_theirs = mean_kl(exact, ours), mean_kl(exact, theirs)
+    assert kl_ours <= kl_theirs * 1.3, f"{name} {type_name}: KL to exact {kl_ours:.2e}, reference {kl_theirs:.2e}"
+    near = np.minimum(np.abs(ppl_ours / ppl_theirs - 1), np.abs(ppl_ours / ppl_exact - 1))
+    assert near[-1] < 1e-3, f"{name} {type_name}: final off by {near[-1]:.2e}"
+    assert near.max() < 3e-3, f"{name} {type_name}: chunk {near.argmax() + 1} off by {near.max():.2e}"
+
+
+def test_base_file_of_the_reference(tmp_path: Path) -> None:
+    """KL divergence read from a base file with the reference's logits: below 1e-4 for the F16 model."""
+    path = model_path("mla")
+    theirs = reference_logits(path, tmp_path)
+    base = tmp_path / "base.kld"
+    first = N_CTX // 2
+    with BaseWriter(base, N_CTX, theirs.shape[-1]) as writer:
+        write = writer.start(chunks())
+        for logits in theirs:
+            write(logits[first:-1])
+    with GGUFFile.open(path) as file:
+        vocab = Vocab.from_metadata(file.metadata)
+    context = Context(Model.load(path), ContextParams(n_ctx=N_CTX, n_threads=2))
+    statistics = kl_divergence(
+        context, vocab, theirs.shape[-1], BaseFile(base), N_CTX, n_threads=2, out=io.StringIO(), log=io.StringIO()
+    )
+    assert statistics.mean_kld < 1e-4, f"mean KLD {statistics.mean_kld:.2e}"

@@ -119,15 +119,22 @@ void encode_single_scale(const Rows& r) {
 template <int LEVELS>
 ScaleOffset fit_f16_scale_offset(const float* x, const float* w) {
     const float unlimited = std::numeric_limits<float>::infinity();
-    const ScaleOffset free = fit_scale_offset<LEVELS, 32>(x, w, unlimited, LEVELS == 16 ? 0.75f : 0.88f, 3);
+    const ScaleOffset free = fit_scale_offset<LEVELS, 32, LEVELS == 32 ? 3 : 1>(x, w, unlimited, LEVELS == 16 ? 0.75f : 0.88f, 3);
     ScaleOffsetLanes<LEVELS, 32> lanes;
-    for (int l = 0; l < LANES; l++) {
-        lanes.scale[l] = neighbour(round_to_f16(free.scale), (l & 3) - 2 + (l >> 3));
-        lanes.offset[l] = neighbour(round_to_f16(free.offset), (l >> 2) - 2);
+    ScaleOffset best = {round_to_f16(free.scale), round_to_f16(free.offset)};
+    for (int round = 0; round < 3; round++) {
+        const ScaleOffset centre = best;
+        for (int l = 0; l < LANES; l++) {
+            // Moving the scale moves the middle of the range; the offset follows it.
+            lanes.scale[l] = neighbour(centre.scale, (l & 3) - (round == 1 ? 1 : 2));
+            const float follow = 0.5f * (LEVELS - 1) * (centre.scale - lanes.scale[l]);
+            lanes.offset[l] = neighbour(round_to_f16(centre.offset + (round ? follow : 0.0f)), (l >> 2) - 2);
+        }
+        lanes.evaluate(x, w);
+        const int l = lanes.best();
+        if (lanes.error[l] < best.error) best = {lanes.scale[l], lanes.offset[l], lanes.error[l]};
     }
-    lanes.evaluate(x, w);
-    const int l = lanes.best();
-    return {lanes.scale[l], lanes.offset[l], lanes.error[l]};
+    return best;
 }
 
 template <int LEVELS>

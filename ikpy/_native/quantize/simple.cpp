@@ -22,12 +22,20 @@ float largest_magnitude(const float* x, int64_t n) {
     return m;
 }
 
+// Nearest integer, ties away from zero: what Q8_0 files have had from the start, unlike the later 8-bit types. Values
+// of f16 sources often lie exactly between two levels.
+int round_half_away(float v) {
+    const int whole = static_cast<int>(v);
+    const float rest = v - static_cast<float>(whole);
+    return whole + (rest >= 0.5f) - (rest <= -0.5f);
+}
+
 void encode_q8_0(const Rows& r) {
     for (int64_t i = 0; i < r.n_rows * r.ne0; i += 32) {
         uint8_t* block = r.dst + i / 32 * 34;
         const float d = largest_magnitude(r.src + i, 32) / 127.0f, inverse = d > 0 ? 1.0f / d : 0.0f;
         put(block, f32_to_f16(d));
-        for (int j = 0; j < 32; j++) block[2 + j] = static_cast<uint8_t>(round_nearest(r.src[i + j] * inverse));
+        for (int j = 0; j < 32; j++) block[2 + j] = static_cast<uint8_t>(round_half_away(r.src[i + j] * inverse));
     }
 }
 

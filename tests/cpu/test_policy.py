@@ -29,7 +29,9 @@ def model():
 
 def options_for(ftype: str, variant: str) -> QuantizeOptions:
     imatrix = ImportanceMatrix({name: np.ones(n, np.float32) for name, n in RECORDED["imatrix"].items()}, 4, "text")
-    return QuantizeOptions(registry.ftype_by_name(ftype), imatrix=imatrix if variant == "imatrix" else None, dry_run=True)
+    return QuantizeOptions(
+        registry.ftype_by_name(ftype), imatrix=imatrix if variant == "imatrix" else None, dry_run=True
+    )
 
 
 @pytest.mark.parametrize("variant", ["plain", "imatrix"])

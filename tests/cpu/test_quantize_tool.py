@@ -109,7 +109,11 @@ def write_model(path, tensors, *, limit=None):
 @pytest.fixture
 def tensors():
     rng = np.random.default_rng(2)
-    shapes = {"token_embd.weight": (64, 256), "blk.0.ffn_up.weight": (96, 256), "blk.1.ffn_up_exps.weight": (3, 32, 256)}
+    shapes = {
+        "token_embd.weight": (64, 256),
+        "blk.0.ffn_up.weight": (96, 256),
+        "blk.1.ffn_up_exps.weight": (3, 32, 256),
+    }
     return {name: (rng.standard_normal(s) * 0.1).astype(np.float32) for name, s in shapes.items()}
 
 

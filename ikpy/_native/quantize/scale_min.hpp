@@ -11,7 +11,8 @@ struct ScaleOffset {
     float scale = 0, offset = 0, error = std::numeric_limits<float>::infinity();
 };
 
-// LANES candidate (scale, offset) pairs for one sub-block: their weighted errors, and refits to the chosen levels.
+// LANES candidate (scale, offset) pairs for one sub-block: their weighted errors, and refits to the chosen
+// levels.
 template <int LEVELS, int SIZE>
 struct ScaleOffsetLanes {
     alignas(64) float scale[LANES];
@@ -46,8 +47,8 @@ struct ScaleOffsetLanes {
         }
     }
 
-    // Replaces every pair by the least-squares solution for its levels; sums are those of w and w*x, and offsets above
-    // `highest` (0 for formats that can only subtract) are fixed to it.
+    // Replaces every pair by the least-squares solution for its levels; sums are those of w and w*x, and
+    // offsets above `highest` (0 for formats that can only subtract) are fixed to it.
     void refit(float sum_w, float sum_x, float highest) {
         for (int l = 0; l < LANES; l++) {
             const float det = sum_w * q2[l] - q1[l] * q1[l];
@@ -81,8 +82,8 @@ ScaleOffset fit_scale_offset(const float* x, const float* w, float highest, floa
         sum_x += w[j] * x[j];
     }
     ScaleOffsetLanes<LEVELS, SIZE> lanes;
-    // 4 x 4 starts: how far the upper and the lower end move inwards, as fractions of the range; later batches lie
-    // between those of the first.
+    // 4 x 4 starts: how far the upper and the lower end move inwards, as fractions of the range; later
+    // batches lie between those of the first.
     const float range = high - low;
     for (int batch = 0; batch < BATCHES; batch++) {
         const float inwards = (1.0f - narrowest) / (3 * BATCHES);

@@ -326,9 +326,8 @@ def _convert(arguments: Arguments, options: Any) -> int:
                     err(override_line(key, value) + "\n")
             Quantizer(file, arguments.output, options, out=_writer(sys.stdout), err=err).run()
     except IkpyError as error:
-        err(
-            f"llama_model_quantize: failed to quantize: {error}\nmain: failed to quantize model from '{arguments.source}'\n"
-        )
+        err(f"llama_model_quantize: failed to quantize: {error}\n")
+        err(f"main: failed to quantize model from '{arguments.source}'\n")
         return 1
     return 0
 

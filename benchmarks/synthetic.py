@@ -1,8 +1,8 @@
 """Writes a GGUF model of a real shape with random weights in valid blocks, for speed measurements.
 
-    python -m benchmarks.synthetic llama-1b q4_K /tmp/model.gguf [--layers N] [--attn TYPE] [--experts TYPE] [--embed TYPE]
+    python -m benchmarks.synthetic llama-1b q4_K model.gguf [--layers N] [--attn TYPE] [--experts TYPE] [--embed TYPE]
 
-A small random matrix is quantized once per (type, row length) and tiled, so a file of any size is written at disk speed.
+A small random matrix is quantized once per (type, row length) and tiled: any size is written at disk speed.
 """
 
 from __future__ import annotations
@@ -201,7 +201,12 @@ def write_model(
     if layers:
         shape = Shape(**{**shape.__dict__, "layers": layers})
     default_embed = type_name if type_name in ("f16", "bf16", "f32") else "q8_0"
-    types = {"base": type_name, "attn": attn or type_name, "experts": experts or type_name, "embed": embed or default_embed}
+    types = {
+        "base": type_name,
+        "attn": attn or type_name,
+        "experts": experts or type_name,
+        "embed": embed or default_embed,
+    }
     model = ModelWriter(path, shape, types)
     model.metadata(shape_name)
     model.tensors()

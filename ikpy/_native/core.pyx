@@ -24,7 +24,8 @@ cdef extern from "ikpy/executor.hpp" namespace "ikpy" nogil:
         const double* op_seconds()
     const char* op_name(int)
     int op_count "ikpy::kOpCount"
-    int act_format(int)
+    int act_format(int) except +
+    cbool c_has_unpacker "ikpy::has_unpacker"(int)
     size_t act_nbytes(int, int64_t, int64_t, int64_t)
 
 
@@ -45,6 +46,13 @@ cdef extern from "quantize/quantize.hpp" namespace "ikpy::quantize" nogil:
 cdef extern from "quantize/repack.hpp" namespace "ikpy" nogil:
     cbool can_repack(int, int)
     cbool repack_rows(int, int, const uint8_t*, int64_t, int64_t, uint8_t*)
+
+
+cdef extern from "ikpy/ceiling.hpp" namespace "ikpy" nogil:
+    double ceiling_int8_dot(int)
+    double ceiling_bf16_dot(int)
+    double ceiling_fp32_fma(int)
+    double ceiling_read_bandwidth(int)
 
 
 cdef extern from *:
@@ -81,9 +89,38 @@ def activation_format(int weight_type) -> int:
     return act_format(weight_type)
 
 
+def has_unpacker(int weight_type) -> bool:
+    """Whether matmuls of this weight type have an unpacker of their own; other types are decoded to float first."""
+    return c_has_unpacker(weight_type)
+
+
+def has_decoder(int type_id) -> bool:
+    """Whether rows of this type can be decoded natively."""
+    return can_dequantize(type_id)
+
+
 def activation_nbytes(int fmt, int64_t n_in, int64_t n_rows, int64_t n_batch) -> int:
     """Bytes of a prepared activation buffer for [n_in, n_rows, n_batch]."""
     return act_nbytes(fmt, n_in, n_rows, n_batch)
+
+
+def ceiling(str what, int n_threads) -> float:
+    """Measured best of this machine: "int8", "bf16", "fp32" in 1e9 operations/s, "read" in 1e9 bytes/s."""
+    measures = ("int8", "bf16", "fp32", "read")
+    if what not in measures or n_threads < 1:
+        raise ValueError(f"ceiling: one of {', '.join(measures)} and at least one thread")
+    cdef int which = measures.index(what)
+    cdef double rate
+    with nogil:
+        if which == 0:
+            rate = ceiling_int8_dot(n_threads)
+        elif which == 1:
+            rate = ceiling_bf16_dot(n_threads)
+        elif which == 2:
+            rate = ceiling_fp32_fma(n_threads)
+        else:
+            rate = ceiling_read_bandwidth(n_threads)
+    return rate
 
 
 cdef class Plan:

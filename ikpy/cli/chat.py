@@ -22,6 +22,10 @@ def run(arguments: Sequence[str]) -> int:
     params = start("cli", arguments, "Generate text from a prompt, or chat with a model.")
     if params is None:
         return 0
+    if params.sampling.grammar:
+        from ikpy.engine.gbnf import parse_gbnf
+
+        parse_gbnf(params.sampling.grammar)
     if params.prompt.interactive_first or params.prompt.conversation:
         params.prompt.interactive = True
     print_log(params, ["Log start", *banner_lines(params)])

@@ -25,7 +25,7 @@ from ikpy.quants import registry
 
 __all__ = ["Context", "KVCacheFullError"]
 
-CACHE_TYPES = ("f32", "f16", "bf16", "q8_0")
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q6_0", "q4_0", "iq4_nl", "q8_kv")
 MAX_PLANS = 16
 PROMPT_TOKENS = 128
 

@@ -87,7 +87,7 @@ class _Parser:
     def error(self, message: str, at: int | None = None) -> GrammarError:
         at = self.at if at is None else at
         line = self.source.count("\n", 0, at) + 1
-        rest = self.source[at : at + 60]
+        rest = self.source[at : at + 60].strip() or "the end"
         return GrammarError(f"error parsing grammar: {message} at {rest} (line {line})")
 
     def peek(self) -> str:
@@ -388,9 +388,7 @@ class _Regex:
         if isinstance(node, Ref):
             return f"(?:{self.rule(node.name)})"
         if isinstance(node, Group):
-            return "".join(
-                f"(?:{self.node(i)})" if isinstance(i, Choice) else self.node(i) for i in node.items
-            )
+            return "".join(f"(?:{self.node(i)})" if isinstance(i, Choice) else self.node(i) for i in node.items)
         if isinstance(node, Choice):
             return "|".join(self.node(option) for option in node.options)
         if isinstance(node, Repeat):
@@ -425,9 +423,7 @@ class _RuleWriter:
         if not ids:
             raise GrammarError(f"error parsing grammar: the vocabulary has no token {node.token}")
         if node.negated and len(ids) > 1:
-            raise GrammarError(
-                f"error parsing grammar: !{node.token} is {len(ids)} tokens; one can be excluded"
-            )
+            raise GrammarError(f"error parsing grammar: !{node.token} is {len(ids)} tokens; one can be excluded")
         if node.negated:
             return f"<[^{ids[0]}]>"
         return "(" + " ".join(f"<[{token}]>" for token in ids) + ")"

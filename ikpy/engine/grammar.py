@@ -71,9 +71,7 @@ class TextGrammar:
 
         self._texts = texts
         limits = LLParserLimits(step_max_items=2_000_000, max_items_in_row=20_000)
-        self._matcher = LLMatcher(
-            texts.tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0, limits=limits
-        )
+        self._matcher = LLMatcher(texts.tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0, limits=limits)
         self._ended = False
         self._check()
 
@@ -136,12 +134,13 @@ def gbnf_grammar(source: str, texts: TokenTexts) -> TextGrammar:
 
 def json_schema_grammar(schema: str | dict[str, Any] | bool, texts: TokenTexts) -> TextGrammar:
     """Grammar of the JSON texts a schema allows; raises GrammarError for one that cannot be converted."""
+    parsed: Any = schema
     if isinstance(schema, str):
         try:
-            schema = json.loads(schema)
+            parsed = json.loads(schema)
         except ValueError as error:
             raise GrammarError(f"JSON schema is not valid JSON: {error}") from None
-    return gbnf_grammar(schema_to_gbnf(schema), texts)
+    return gbnf_grammar(schema_to_gbnf(parsed), texts)
 
 
 def make_grammar(grammar: str, json_schema: str | None, texts: TokenTexts) -> TextGrammar | None:

@@ -154,10 +154,7 @@ class _Converter:
         return f"({' | '.join(texts)}) {self.use('space')}"
 
     def alternatives(self, schemas: Sequence[Any], where: str) -> str:
-        names = [
-            self.add(f"{where}-{i}", self.expression(schema, f"{where}-{i}"))
-            for i, schema in enumerate(schemas)
-        ]
+        names = [self.add(f"{where}-{i}", self.expression(schema, f"{where}-{i}")) for i, schema in enumerate(schemas)]
         return " | ".join(names) if names else self.fail(f"{where}: no alternatives")
 
     def reference(self, target: Any, where: str) -> str:
@@ -227,9 +224,7 @@ class _Converter:
         pairs = []
         for name, value in properties.items():
             rule = self.add(f"{where}-{name}", self.expression(value, f"{where}-{name}"))
-            pairs.append(
-                (f'{literal(json.dumps(name, ensure_ascii=False))} {space} ":" {space} {rule}', name)
-            )
+            pairs.append((f'{literal(json.dumps(name, ensure_ascii=False))} {space} ":" {space} {rule}', name))
         extra = self.additional_pair(additional, where) if additional not in (None, False) else None
         rest = f'("," {space} {extra})*' if extra else '""'
         start = f"({extra} {rest})?" if extra else '""'

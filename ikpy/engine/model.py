@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ikpy._native import core
 from ikpy.engine.params import ModelParams
 from ikpy.errors import FileFormatError
 from ikpy.gguf.reader import GGUFFile, TensorInfo
@@ -17,6 +18,7 @@ from ikpy.models.base import Architecture
 from ikpy.models.hparams import HParams
 from ikpy.models.keys import Keys
 from ikpy.models.weights import WeightSource
+from ikpy.quants import registry
 
 
 def _silent(_: str) -> None:
@@ -46,13 +48,24 @@ class Model:
         params = params or ModelParams()
         gguf = GGUFFile.open(Path(path))
         keys = Keys(gguf, params.kv_overrides)
-        weights = WeightSource(gguf)
+        weights = WeightSource(gguf, log or _silent)
         arch = architecture(keys.arch)(keys, weights, log or _silent)
         weights.check_all_used()
         model = cls(gguf, arch, params)
+        model.log_decoded_types(log or _silent)
         if params.check_tensors:
             model.check_finite()
         return model
+
+    def log_decoded_types(self, log: Callable[[str], None]) -> None:
+        """Notes the matrix types whose products decode to float first: correct, but slower than with an unpacker."""
+        matrices = Counter(t.type_id for t in self.gguf.tensors.values() if len(t.shape) > 1)
+        for type_id, count in sorted(matrices.items()):
+            if core.has_decoder(type_id) and not core.has_unpacker(type_id):
+                log(
+                    f"llm_load_tensors: note: {count} tensors of type {registry.by_id(type_id).name} have no unpacker; "
+                    "their products decode to float first (slower)"
+                )
 
     @property
     def hparams(self) -> HParams:
@@ -83,9 +96,6 @@ class Model:
                 )
 
     def _first_bad(self, info: TensorInfo) -> tuple[int, int]:
-        from ikpy._native import core
-        from ikpy.quants import registry
-
         kind = registry.by_id(info.type_id)
         ne0 = info.shape[0]
         n_rows = info.element_count // ne0

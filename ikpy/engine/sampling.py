@@ -5,6 +5,7 @@ Knows token ids only; texts enter as token sequences (DRY breakers) or behind :c
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -339,8 +340,8 @@ class Sampler:
                 kept = max(1, int((-np.log2(p) <= self._mu).sum()))
             c = c.select(slice(0, kept), True)
         token = self._draw(c)
-        p = float(self.last_probabilities[self.last_ids == token][0])
-        self._mu -= params.mirostat_eta * (-np.log2(p) - params.mirostat_tau)
+        surprise = -math.log2(float(self.last_probabilities[self.last_ids == token][0]))
+        self._mu -= params.mirostat_eta * (surprise - params.mirostat_tau)
         return token
 
     @staticmethod

@@ -33,7 +33,7 @@ def _tensor_bytes(context: Context) -> dict[str, NDArray[np.uint8]]:
         address = value.buffer.address
         assert address is not None
         memory = (ctypes.c_uint8 * value.buffer.nbytes).from_address(address)
-        found[f"{name}.{layer}"] = np.frombuffer(memory, dtype=np.uint8).reshape(context.n_ctx, -1)
+        found[f"{name}.{layer}"] = np.ctypeslib.as_array(memory).reshape(context.n_ctx, -1)
     return found
 
 

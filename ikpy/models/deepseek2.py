@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ikpy.errors import FileFormatError
+from ikpy.errors import FileFormatError, UsageError
 from ikpy.graph.ir import F16, F32, Value
 from ikpy.models.base import Decoder
 from ikpy.models.batch import BatchGraph, CacheSpec, GraphParams
@@ -29,6 +29,7 @@ from ikpy.models.keys import Keys
 from ikpy.models.latent import derive_k_b_v_b, derive_kv_b
 from ikpy.models.rope import RopeParams
 from ikpy.models.weights import WeightSource
+from ikpy.quants import registry
 
 GATING_FUNCS = {1: "softmax", 2: "sigmoid", 3: "selected_softmax", 4: "sqrt_softplus"}
 # Fewer tokens than this use the absorbed form in modes 2 and 3.
@@ -205,6 +206,9 @@ class DeepSeek2(Decoder):
     def cache_specs(self, layer: int, params: GraphParams) -> list[CacheSpec]:
         if params.mla == 0:
             return super().cache_specs(layer, params)
+        kind = registry.by_id(params.type_k)
+        if kind.row_extra_bytes or self.hp.n_rot % kind.block_elements:
+            raise UsageError(f"-ctk {kind.name}: this cache type cannot hold latents (-mla 1, 2, 3)")
         return [CacheSpec("kv", self.hp.extra["kv_lora_rank"] + self.hp.n_rot, 1, params.type_k)]
 
     def shift_part(self, params: GraphParams) -> tuple[str, int, int] | None:
@@ -333,7 +337,8 @@ class DeepSeek2(Decoder):
         """Keys [dn, n_head, n_kv] and values [dv, n_head, n_kv] of some heads, rounded to the cache type."""
         g, dn, dv = b.graph, self.n_nope, self.hp.n_embd_head_v
         n_ctx = latents.shape[1]
-        direct = b.params.type_k in (F16, F32)
+        block = registry.by_id(b.params.type_k).block_elements
+        direct = b.params.type_k in (F16, F32) or dn % block or dv % block
         kv = g.new(n_head * (dn + dv), n_ctx, type_id=F16 if direct else F32, dynamic_dim=1)
         g.mul_mat(kv_b, latents, dst=kv)
         item = kv.strides[0]

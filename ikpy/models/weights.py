@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, overload
 
+from ikpy._native import core
 from ikpy.errors import FileFormatError
 from ikpy.gguf.reader import GGUFFile, TensorInfo
-from ikpy.graph.ir import Value, external
+from ikpy.graph.ir import F32, Value, external
+from ikpy.quants import dequantize, registry
 
 
 def _full(shape: Sequence[int]) -> tuple[int, ...]:
@@ -17,8 +19,9 @@ def _full(shape: Sequence[int]) -> tuple[int, ...]:
 class WeightSource:
     """Tensors of a GGUF file as graph values over the mapped memory."""
 
-    def __init__(self, gguf: GGUFFile) -> None:
+    def __init__(self, gguf: GGUFFile, log: Callable[[str], None]) -> None:
         self.gguf = gguf
+        self.log = log
         self.used: set[str] = set()
 
     def has(self, name: str) -> bool:
@@ -53,7 +56,16 @@ class WeightSource:
         self.used.update(n for n in names if n in self.gguf.tensors)
 
     def _value(self, info: TensorInfo) -> Value:
+        if not core.has_decoder(info.type_id):
+            return self._decoded(info)
         return external(self.gguf.address(info), self.gguf, info.type_id, info.shape, info.name)
+
+    def _decoded(self, info: TensorInfo) -> Value:
+        """A tensor whose type has no row layout (I2_S), decoded once to F32 in memory of its own."""
+        values = dequantize(self.gguf.data(info), info.type_id, info.shape)
+        name = registry.by_id(info.type_id).name
+        self.log(f"llm_load_tensors: note: tensor {info.name} of type {name} is decoded to f32 in memory")
+        return external(values.ctypes.data, values, F32, info.shape, info.name)
 
     def check_all_used(self) -> None:
         """Extra tensors mean that the file is not what the architecture says: an error."""

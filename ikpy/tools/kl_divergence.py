@@ -48,8 +48,10 @@ def encode_rows(logits: NDArray[np.float32], n_threads: int = 1) -> Words:
         head = np.stack([scale, low - top - lse.astype(np.float32)], axis=-1).astype("<f4")
         words[rows, :4] = head.view("<u2")
         divisor = np.where(scale > 0, scale, np.float32(1.0))
-        steps = np.rint((block - low[:, None]) / divisor[:, None])
-        words[rows, 4 : 4 + n_vocab] = np.clip(steps, 0, 65535).astype(np.uint16)
+        steps = block - low[:, None]
+        steps /= divisor[:, None]
+        np.maximum(steps, 0, out=steps)
+        words[rows, 4 : 4 + n_vocab] = np.rint(steps, out=steps)
 
     for_blocks(n, n_vocab * 4, n_threads, work)
     return words
@@ -58,7 +60,10 @@ def encode_rows(logits: NDArray[np.float32], n_threads: int = 1) -> Words:
 def decode_rows(words: Words, n_vocab: int) -> NDArray[np.float32]:
     """Log-probabilities float32 [n, n_vocab] of rows in file form."""
     head = np.ascontiguousarray(words[:, :4]).view("<f4")
-    return words[:, 4 : 4 + n_vocab].astype(np.float32) * head[:, :1] + head[:, 1:2]
+    log_p = words[:, 4 : 4 + n_vocab].astype(np.float32)
+    log_p *= head[:, :1]
+    log_p += head[:, 1:2]
+    return log_p
 
 
 class BaseWriter:
@@ -146,11 +151,13 @@ def compare_rows(
         top, lse = log_sum_exp(block)
         base_block = base[rows]
         log_base = decode_rows(base_block, n_vocab)
-        log_model = block - (top + lse.astype(np.float32))[:, None]
-        weight = np.where(log_base > IGNORED_BELOW, np.exp(log_base), np.float32(0.0))
-        result.kld[rows] = (weight * (log_base - log_model)).sum(axis=-1, dtype=np.float64)
-        next_model = (block[index, targets[rows]] - top).astype(np.float64) - lse
         next_base = log_base[index, targets[rows]].astype(np.float64)
+        weight = np.exp(log_base)
+        weight *= log_base > IGNORED_BELOW
+        log_base -= block
+        log_base += (top + lse.astype(np.float32))[:, None]
+        result.kld[rows] = np.einsum("ij,ij->i", weight, log_base)
+        next_model = (block[index, targets[rows]] - top).astype(np.float64) - lse
         result.nll[rows] = -next_model
         result.nll_base[rows] = -next_base
         result.p_diff[rows] = np.exp(next_model) - np.exp(next_base)

@@ -25,7 +25,7 @@ class ChunkStatistics:
     @classmethod
     def empty(cls, n: int) -> ChunkStatistics:
         """Uninitialised arrays for n tokens."""
-        return cls(*(np.empty(n) for _ in range(4)), same_top=np.empty(n, dtype=np.bool_))
+        return cls(np.empty(n), np.empty(n), np.empty(n), np.empty(n), np.empty(n, dtype=np.bool_))
 
     @classmethod
     def join(cls, parts: Sequence[ChunkStatistics]) -> ChunkStatistics:

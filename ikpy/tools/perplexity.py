@@ -28,8 +28,6 @@ class KVCells(Protocol):
 
     def clear(self) -> None: ...
 
-    def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None: ...
-
 
 class DecodeContext(Protocol):
     """The part of :class:`ikpy.engine.context.Context` the tools use."""
@@ -185,7 +183,7 @@ def group_batch(tokens: Tokens, first_scored: int, bos: int | None) -> Batch:
         ids[:, 0] = bos
     position = np.arange(n_ctx, dtype=np.int32)
     wanted = (position >= first_scored) & (position < n_ctx - 1)
-    sequence = np.repeat(np.arange(n_seq, dtype=np.int32), n_ctx)
+    sequence = [(seq,) for seq in range(n_seq) for _ in range(n_ctx)]
     return Batch(ids.reshape(-1), np.tile(position, n_seq), sequence, np.tile(wanted, n_seq))
 
 
@@ -197,7 +195,7 @@ def decode_window(
         piece = tokens[start : start + n_batch]
         position = np.arange(start, start + len(piece), dtype=np.int32)
         wanted = (position >= first) & (position < last)
-        logits = ctx.decode(Batch(piece, position, np.zeros(len(piece), dtype=np.int32), wanted))
+        logits = ctx.decode(Batch(piece, position, [(0,)] * len(piece), wanted))
         if wanted.any():
             yield max(first, start), logits
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from ikpy.engine.dry import DryBreakers, dry_breakers
@@ -57,9 +56,3 @@ def make_sampler(params: SamplingParams, vocab: Vocab, n_vocab: int, n_ctx: int)
         breakers=breakers_of(params, vocab),
         grammar=grammar,
     )
-
-
-def sampling_params(values: Mapping[str, Any] | Iterable[tuple[str, Any]], **changes: Any) -> SamplingParams:
-    """Parameters from the fields of same name of another collection."""
-    merged = {**dict(values), **changes}
-    return SamplingParams(**merged)

@@ -1,4 +1,4 @@
-"""Float64 references of the attention ops (model semantics 0.1, 2.5) and access to the native ops from tests."""
+"""Float64 references of the attention ops (model semantics 0.1, 2.5) and access to the native ops."""
 
 from __future__ import annotations
 
@@ -8,8 +8,16 @@ from ikpy._native import core
 from ikpy.graph.plan import OP_DTYPE, TENSOR_DTYPE
 
 F32, F16, Q4_0, Q8_0, IQ4_NL, I32, I64, BF16, Q6_0, Q8_KV = 0, 1, 2, 8, 20, 26, 27, 30, 133, 151
-TYPE_NAMES = {F32: "f32", F16: "f16", BF16: "bf16", Q8_0: "q8_0", Q6_0: "q6_0", Q4_0: "q4_0", IQ4_NL: "iq4_nl",
-              Q8_KV: "q8_KV"}  # fmt: skip
+TYPE_NAMES = {
+    F32: "f32",
+    F16: "f16",
+    BF16: "bf16",
+    Q8_0: "q8_0",
+    Q6_0: "q6_0",
+    Q4_0: "q4_0",
+    IQ4_NL: "iq4_nl",
+    Q8_KV: "q8_KV",
+}
 IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float64)
 
 
@@ -47,12 +55,12 @@ def decode_rows(rows: np.ndarray, type_id: int, n: int) -> np.ndarray:
     return (d * levels).reshape(*rows.shape[:-1], n)
 
 
-def visible_cells(cell_pos, cell_seq, pos, seq, kind=0, n_swa=0, causal=True) -> np.ndarray:
+def visible_cells(cell_pos, cell_seq, pos, seq, *, kind=0, n_swa=0, causal=True) -> np.ndarray:
     """bool [T, n_cells] (model semantics 2.5); kind 0 none, 1 sliding window, 2 chunked."""
     pos = np.asarray(pos)[:, None]
-    carries = (
-        np.asarray(cell_seq)[None].astype(np.uint64) >> np.asarray(seq)[:, None].astype(np.uint64)
-    ) & np.uint64(1)
+    carries = (np.asarray(cell_seq)[None].astype(np.uint64) >> np.asarray(seq)[:, None].astype(np.uint64)) & np.uint64(
+        1
+    )
     see = (np.asarray(cell_pos)[None] >= 0) & carries.astype(bool)
     if causal:
         see &= cell_pos <= pos
@@ -63,7 +71,7 @@ def visible_cells(cell_pos, cell_seq, pos, seq, kind=0, n_swa=0, causal=True) ->
     return see
 
 
-def attend(q, k, v, visible, scale, softcap=0.0, sinks=None) -> np.ndarray:
+def attend(q, k, v, visible, scale, *, softcap=0.0, sinks=None) -> np.ndarray:
     """q [T, H, dk], k [n, H, dk], v [n, H, dv], visible bool [T, n] -> float64 [T, H, dv]."""
     z = scale * np.einsum("thd,chd->thc", q.astype(np.float64), k)
     if softcap:
@@ -120,7 +128,7 @@ def make_cache(x: np.ndarray, type_id: int) -> tuple[np.ndarray, np.ndarray]:
     return cache, decode_rows(cache, type_id, x.shape[2])
 
 
-def kq_mask(cell_pos, cell_seq, pos, seq, n_kv, kind=0, n_swa=0, causal=True, n_threads=1):
+def kq_mask(cell_pos, cell_seq, pos, seq, n_kv, *, kind=0, n_swa=0, causal=True, n_threads=1):
     """Returns mask f16 [T, n_kv rounded up to 64] and ranges i32 [T, 2] of the native op."""
     op = NativeOp("kq_mask")
     mask = np.full((len(pos), (n_kv + 63) // 64 * 64), np.float16(np.nan))
@@ -135,9 +143,26 @@ def kq_mask(cell_pos, cell_seq, pos, seq, n_kv, kind=0, n_swa=0, causal=True, n_
     return mask, ranges
 
 
-def attention(q, k, v, mask, ranges, scale, *, k_type, v_type, dv=None, softcap=0.0, sinks=None, k1=None, k1_type=F32,
-              flash=True, n_threads=1, v_offset=None):  # fmt: skip
-    """Native attention. q f32 [T, H, dk]; k, v, k1 uint8 caches [n, Hk, bytes]; v_offset: V is a view of k."""
+def attention(
+    q,
+    k,
+    v,
+    mask,
+    ranges,
+    *,
+    scale,
+    k_type,
+    v_type,
+    dv,
+    softcap=0.0,
+    sinks=None,
+    k1=None,
+    k1_type=F32,
+    flash=True,
+    n_threads=1,
+    v_offset=None,
+):
+    """Native attention. q f32 [T, H, dk]; k, v, k1 caches uint8 [n, Hk, bytes]; v_offset: V is a view of k."""
     n_tokens, n_heads, dk = q.shape
     n = len(k)
     op = NativeOp("attention")
@@ -150,9 +175,7 @@ def attention(q, k, v, mask, ranges, scale, *, k_type, v_type, dv=None, softcap=
     if v_offset is None:
         src[2] = op.tensor(v, v_type, [dv, v.shape[1], n], [0, *v.strides[1::-1]])
     else:
-        src[2] = op.tensor(
-            k, k_type, [dv, k.shape[1], n], [0, *k.strides[1::-1]], row_nbytes(k_type, v_offset)
-        )
+        src[2] = op.tensor(k, k_type, [dv, k.shape[1], n], [0, *k.strides[1::-1]], row_nbytes(k_type, v_offset))
     if mask is not None:
         src[3] = op.dense(mask, F16)
     if sinks is not None:

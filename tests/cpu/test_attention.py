@@ -9,7 +9,7 @@ ALL_TYPES = [F32, F16, BF16, Q8_0, Q6_0, Q4_0, IQ4_NL, Q8_KV]
 
 
 def causal_case(rng, n_tokens, n_kv, n_seq=1):
-    """Cells of n_seq interleaved sequences with some empty cells; the queries are the newest of their sequence."""
+    """Cells of n_seq interleaved sequences, some of them empty; the queries sit in the last cells."""
     cell_seq_id = rng.integers(0, n_seq, n_kv)
     cell_pos = np.zeros(n_kv, np.int32)
     for s in range(n_seq):
@@ -23,9 +23,30 @@ def causal_case(rng, n_tokens, n_kv, n_seq=1):
     return cell_pos, cell_seq, pos, seq
 
 
-def run_case(n_tokens, n_kv, n_heads, n_kv_heads, dk, dv, k_type=F16, v_type=F16, *, n_seq=1, seed=0, segment=0,
-             k1_heads=1, view=None, threads=(1,), tolerance=2e-5, sinks=False, softcap=0.0, flash=True, kind=0,
-             n_swa=0):  # fmt: skip
+def run_case(
+    n_tokens,
+    n_kv,
+    n_heads,
+    n_kv_heads,
+    dk,
+    dv,
+    *,
+    k_type=F16,
+    v_type=F16,
+    n_seq=1,
+    seed=0,
+    segment=0,
+    k1_heads=1,
+    view=None,
+    threads=(1,),
+    tolerance=2e-5,
+    sinks=False,
+    softcap=0.0,
+    flash=True,
+    kind=0,
+    n_swa=0,
+):
+    """Runs native attention for every thread count and compares with the float64 reference."""
     rng = np.random.default_rng(seed)
     d0 = dk - segment
     q = rng.standard_normal((n_tokens, n_heads, dk)).astype(np.float32)
@@ -41,21 +62,21 @@ def run_case(n_tokens, n_kv, n_heads, n_kv_heads, dk, dv, k_type=F16, v_type=F16
         v, v_values = None, k_values[:, :, view : view + dv]
     group = n_heads // n_kv_heads
     cell_pos, cell_seq, pos, seq = causal_case(rng, n_tokens, n_kv, n_seq)
-    mask, ranges = ref.kq_mask(cell_pos, cell_seq, pos, seq, n_kv, kind, n_swa)
-    visible = ref.visible_cells(cell_pos, cell_seq, pos, seq, kind, n_swa)
+    mask, ranges = ref.kq_mask(cell_pos, cell_seq, pos, seq, n_kv, kind=kind, n_swa=n_swa)
+    visible = ref.visible_cells(cell_pos, cell_seq, pos, seq, kind=kind, n_swa=n_swa)
     sink_values = rng.standard_normal(n_heads).astype(np.float32) * 2 if sinks else None
     scale = 1 / np.sqrt(dk) * (4.0 if softcap else 1.0)
-    want = ref.attend(q, np.repeat(k_values, group, 1), np.repeat(v_values, group, 1), visible, scale, softcap,
-                      sink_values)  # fmt: skip
+    heads_k, heads_v = np.repeat(k_values, group, 1), np.repeat(v_values, group, 1)
+    want = ref.attend(q, heads_k, heads_v, visible, scale, softcap=softcap, sinks=sink_values)
+    options = {"scale": scale, "k_type": k_type, "v_type": v_type, "dv": dv, "softcap": softcap, "k1_type": F16}
+    options |= {"sinks": sink_values, "k1": k1, "flash": flash, "v_offset": view}
     results = []
     for n_threads in threads:
-        got = ref.attention(q, k, v, mask, ranges, scale, k_type=k_type, v_type=v_type, dv=dv, softcap=softcap,
-                            sinks=sink_values, k1=k1, k1_type=F16, flash=flash, n_threads=n_threads, v_offset=view)  # fmt: skip
+        got = ref.attention(q, k, v, mask, ranges, n_threads=n_threads, **options)
+        assert np.isfinite(got).all(), f"{n_threads} threads: not finite: {np.argwhere(~np.isfinite(got))[0]}"
         error = np.abs(got - want).max(-1) / np.abs(want).max()
         t, h = np.unravel_index(np.nanargmax(error), error.shape)
-        assert np.isfinite(got).all(), (
-            f"{n_threads} threads: not finite at {np.argwhere(~np.isfinite(got))[0]}"
-        )
+        assert np.isfinite(got).all(), f"{n_threads} threads: not finite at {np.argwhere(~np.isfinite(got))[0]}"
         assert error.max() < tolerance, f"{n_threads} threads: error {error[t, h]:.2e} at token {t}, head {h}"
         results.append(got)
     for got in results[1:]:
@@ -65,9 +86,9 @@ def run_case(n_tokens, n_kv, n_heads, n_kv_heads, dk, dv, k_type=F16, v_type=F16
 
 @pytest.mark.parametrize("flash", [True, False], ids=["flash", "full"])
 @pytest.mark.parametrize("n_tokens", [1, 2, 5, 17, 64, 200])
-@pytest.mark.parametrize(("n_heads", "n_kv_heads", "dk", "dv"), [(8, 2, 64, 64), (6, 6, 96, 96), (7, 1, 80, 80), (16, 2, 128, 128)])  # fmt: skip
-def test_shapes_and_batches(n_tokens, n_heads, n_kv_heads, dk, dv, flash):
-    run_case(n_tokens, 512, n_heads, n_kv_heads, dk, dv, threads=(1, 2, 3), flash=flash)
+@pytest.mark.parametrize("shape", [(8, 2, 64, 64), (6, 6, 96, 96), (7, 1, 80, 80), (16, 2, 128, 128)])
+def test_shapes_and_batches(n_tokens, shape, flash):
+    run_case(n_tokens, 512, *shape, threads=(1, 2, 3), flash=flash)
 
 
 @pytest.mark.parametrize("n_kv", [1, 7, 31, 64, 97, 256, 1000])
@@ -81,7 +102,7 @@ def test_cache_lengths(n_kv, flash):
 @pytest.mark.parametrize("k_type", ALL_TYPES, ids=ref.TYPE_NAMES.get)
 def test_cache_types(k_type, v_type):
     for n_tokens in (1, 3, 20):
-        run_case(n_tokens, 150, 8, 4, 64, 96, k_type, v_type, threads=(2,), tolerance=3e-5)
+        run_case(n_tokens, 150, 8, 4, 64, 96, k_type=k_type, v_type=v_type, threads=(2,), tolerance=3e-5)
 
 
 @pytest.mark.parametrize("dims", [(1, 1), (3, 5), (20, 24), (33, 17), (40, 72), (256, 256), (192, 128)])
@@ -95,7 +116,7 @@ def test_head_sizes(dims, n_tokens):
 @pytest.mark.parametrize("k_type", [F16, Q8_0, BF16, Q6_0], ids=ref.TYPE_NAMES.get)
 def test_absorbed_latent(n_tokens, k_type):
     """All heads share one 576-wide key; the value is a view of its last 512 columns."""
-    run_case(n_tokens, 300, 16, 1, 576, 512, k_type, k_type, view=64, threads=(1, 2, 3))
+    run_case(n_tokens, 300, 16, 1, 576, 512, k_type=k_type, v_type=k_type, view=64, threads=(1, 2, 3))
 
 
 @pytest.mark.parametrize("n_heads", [4, 128])
@@ -138,11 +159,11 @@ def test_query_without_visible_cell_gives_zeros(n_tokens, flash):
     mask[0] = -np.inf
     sinks = np.ones(4, np.float32)
     for use_ranges in (ranges, np.where(np.arange(n_tokens)[:, None] == 0, 0, ranges).astype(np.int32)):
-        got = ref.attention(q, k, k, mask, use_ranges, 0.125, k_type=F16, v_type=F16, dv=64, sinks=sinks, flash=flash,
-                            n_threads=2)  # fmt: skip
+        options = {"scale": 0.125, "k_type": F16, "v_type": F16, "dv": 64, "sinks": sinks, "flash": flash}
+        got = ref.attention(q, k, k, mask, use_ranges, n_threads=2, **options)
         assert (got[0] == 0).all()
         heads = np.repeat(k_values, 2, 1)
-        want = ref.attend(q, heads, heads, np.isfinite(mask[:, :n_kv]), 0.125, 0, sinks)
+        want = ref.attend(q, heads, heads, np.isfinite(mask[:, :n_kv]), 0.125, sinks=sinks)
         assert np.abs(got - want).max() < 1e-5
 
 
@@ -152,7 +173,7 @@ def test_ranges_alone_mask():
     k, values = ref.make_cache(rng.standard_normal((90, 4, 32)).astype(np.float32), F32)
     ranges = np.array([[0, 90], [10, 11], [33, 70]], np.int32)
     visible = (np.arange(90) >= ranges[:, :1]) & (np.arange(90) < ranges[:, 1:])
-    got = ref.attention(q, k, k, None, ranges, 0.2, k_type=F32, v_type=F32, dv=32)
+    got = ref.attention(q, k, k, None, ranges, scale=0.2, k_type=F32, v_type=F32, dv=32)
     assert np.abs(got - ref.attend(q, values, values, visible, 0.2)).max() < 1e-5
 
 
@@ -162,7 +183,7 @@ def test_large_scores_stay_finite():
     k, values = ref.make_cache(rng.standard_normal((200, 4, 64)).astype(np.float32), F16)
     visible = np.ones((20, 200), bool)
     ranges = np.tile(np.array([0, 200], np.int32), (20, 1))
-    got = ref.attention(q, k, k, None, ranges, 1.0, k_type=F16, v_type=F16, dv=64)
+    got = ref.attention(q, k, k, None, ranges, scale=1.0, k_type=F16, v_type=F16, dv=64)
     assert np.abs(got - ref.attend(q, values, values, visible, 1.0)).max() < 2e-2
 
 
@@ -178,8 +199,10 @@ def test_mask(kind, causal, n_threads):
     pos = rng.integers(0, 400, n_tokens)
     pos[0] = 0
     seq = rng.integers(0, 64, n_tokens)
-    mask, ranges = ref.kq_mask(cell_pos, cell_seq, pos, seq, n_kv, kind, 50, causal, n_threads)
-    see = ref.visible_cells(cell_pos, cell_seq.view(np.uint64), pos, seq, kind, 50, causal)[:, :n_kv]
+    mask, ranges = ref.kq_mask(
+        cell_pos, cell_seq, pos, seq, n_kv, kind=kind, n_swa=50, causal=causal, n_threads=n_threads
+    )
+    see = ref.visible_cells(cell_pos, cell_seq.view(np.uint64), pos, seq, kind=kind, n_swa=50, causal=causal)[:, :n_kv]
     assert np.array_equal(mask[:, :n_kv] == 0, see)
     assert np.isneginf(mask[:, :n_kv][~see]).all()
     for t in range(n_tokens):
@@ -204,9 +227,7 @@ def test_store_rounds_to_nearest(type_id):
     amax = np.abs(x).max(-1, keepdims=True)
     error = np.abs(got - x) / np.where(amax == 0, 1, amax)
     t, h, _ = np.unravel_index(error.argmax(), error.shape)
-    assert error.max() <= STEP[type_id] * 1.03 + 1e-6, (
-        f"cell {cells[t]}, head {h}: {error.max():.4f} of the largest"
-    )
+    assert error.max() <= STEP[type_id] * 1.03 + 1e-6, f"cell {cells[t]}, head {h}: {error.max():.4f}"
     assert (got[2, 1] == 0).all()
     untouched = np.setdiff1d(np.arange(40), cells)
     assert (cache[untouched] == 0xAA).all()

@@ -1,6 +1,7 @@
 // Prepared activations: what act_prepare writes and the matrix products read.
 //
-// Every token is one row in natural element order, so a product takes any set of tokens by their row pointers.
+// Every token is one row in natural element order, so a product takes any set of tokens by their row
+// pointers.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +22,8 @@ struct ActQ8Layout {
     int64_t n;      // padded elements; q int8[n] is at offset 0
     int64_t scale;  // f32[n / 32]: amax / 127
     int64_t sum32;  // f32[n / 32]: sum of q over the group
-    int64_t neg32;  // i32[n / 32]: -128 * sum, the start value of dot products with codes stored as value + 128
+    int64_t
+        neg32;  // i32[n / 32]: -128 * sum, the start value of dot products with codes stored as value + 128
     int64_t sum16;  // f32[n / 16]
     int64_t neg16;  // i32[n / 16]
     int64_t nbytes;

@@ -12,7 +12,8 @@ const Tensor* source(const Op& op, const Tensor* tensors, int i) {
     return op.src[i] >= 0 ? &tensors[op.src[i]] : nullptr;
 }
 
-// Elements before byte offset `bytes` of a cache row, or -1 if that is not a place where a row of the type can start.
+// Elements before byte offset `bytes` of a cache row, or -1 if that is not a place where a row of the type
+// can start.
 int64_t columns_before(int type, int64_t bytes) {
     if (type == kv::kTypeQ8_KV || bytes % kv::row_bytes(type, 1)) return -1;
     return bytes / kv::row_bytes(type, 1) * kv::block_elements(type);

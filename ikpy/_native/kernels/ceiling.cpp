@@ -56,18 +56,18 @@ typedef float Vec __attribute__((vector_size(kFloats * sizeof(float))));
 #define IKPY_VECTOR(value) "+x"(value)
 #endif
 
-// Runs kChains independent accumulators through `step`; start values and operand are hidden from the optimizer,
-// which would otherwise compute equal chains once.
-#define IKPY_CHAINS(Accumulator, zero, operand, step)                 \
-    Accumulator a[kChains];                                           \
-    _Pragma("GCC unroll 12") for (int j = 0; j < kChains; ++j) {      \
-        a[j] = zero;                                                  \
-        asm volatile("" : IKPY_VECTOR(a[j]));                                \
-    }                                                                 \
-    for (int64_t i = 0; i < kSteps; ++i) {                            \
-        asm volatile("" : IKPY_VECTOR(operand));                             \
+// Runs kChains independent accumulators through `step`; start values and operand are hidden from the
+// optimizer, which would otherwise compute equal chains once.
+#define IKPY_CHAINS(Accumulator, zero, operand, step)                           \
+    Accumulator a[kChains];                                                     \
+    _Pragma("GCC unroll 12") for (int j = 0; j < kChains; ++j) {                \
+        a[j] = zero;                                                            \
+        asm volatile("" : IKPY_VECTOR(a[j]));                                   \
+    }                                                                           \
+    for (int64_t i = 0; i < kSteps; ++i) {                                      \
+        asm volatile("" : IKPY_VECTOR(operand));                                \
         _Pragma("GCC unroll 12") for (int j = 0; j < kChains; ++j) a[j] = step; \
-    }                                                                 \
+    }                                                                           \
     _Pragma("GCC unroll 12") for (int j = 0; j < kChains; ++j) asm volatile("" : IKPY_VECTOR(a[j]));
 
 void fma_chains() {
@@ -87,7 +87,8 @@ constexpr double kDotOperations = 64.0;
 void dot_chains() {
     __m256i b = _mm256_set1_epi8(3);
     const __m256i ones = _mm256_set1_epi16(1);
-    // The products of equal operands would be computed once for all chains: each takes its own sum as operand.
+    // The products of equal operands would be computed once for all chains: each takes its own sum as
+    // operand.
     IKPY_CHAINS(__m256i, _mm256_setzero_si256(), b,
                 _mm256_add_epi32(b, _mm256_madd_epi16(_mm256_maddubs_epi16(a[j], b), ones)))
 }
@@ -145,7 +146,8 @@ double ceiling_int8_dot(int n_threads) {
 
 double ceiling_bf16_dot(int n_threads) {
 #if defined(__AVX512F__)
-    if (__builtin_cpu_supports("avx512bf16")) return best_rate(n_threads, 64.0 * kChains * kSteps, bf16_chains);
+    if (__builtin_cpu_supports("avx512bf16"))
+        return best_rate(n_threads, 64.0 * kChains * kSteps, bf16_chains);
 #endif
     return 0.0;
 }

@@ -60,8 +60,8 @@ constexpr int block_height(int) { return 6; }
 
 // All products over the result rows rounded up to the block height: callers pad the operands.
 template <int N>
-void score_lanes(const float* q, int64_t ldq, const float* k, int64_t ldk, int64_t dk, int64_t n_cells, float* s,
-                 int64_t lds, Prefetch& next) {
+void score_lanes(const float* q, int64_t ldq, const float* k, int64_t ldk, int64_t dk, int64_t n_cells,
+                 float* s, int64_t lds, Prefetch& next) {
     constexpr int H = block_height(N);
     for (int64_t c = 0; c < n_cells; c += H) {
         next.advance(H);

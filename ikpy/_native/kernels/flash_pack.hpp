@@ -61,7 +61,8 @@ inline void rows_to_lanes(const float* const* rows, int64_t n, float factor, flo
 }
 
 // rows[m][d] = factors[m] * lanes[d * ld + m] for 16 lanes m; null rows are left out.
-inline void lanes_to_rows(const float* lanes, int64_t ld, int64_t n, const float* factors, float* const* rows) {
+inline void lanes_to_rows(const float* lanes, int64_t ld, int64_t n, const float* factors,
+                          float* const* rows) {
 #if defined(__AVX512F__)
     for (int64_t d = 0; d < n; d += 16) {
         __m512 v[16];
@@ -71,7 +72,8 @@ inline void lanes_to_rows(const float* lanes, int64_t ld, int64_t n, const float
         transpose16(v);
         const __mmask16 valid = first_lanes(n - d);
         for (int m = 0; m < 16; ++m) {
-            if (rows[m]) _mm512_mask_storeu_ps(rows[m] + d, valid, _mm512_mul_ps(v[m], _mm512_set1_ps(factors[m])));
+            if (rows[m])
+                _mm512_mask_storeu_ps(rows[m] + d, valid, _mm512_mul_ps(v[m], _mm512_set1_ps(factors[m])));
         }
     }
 #else

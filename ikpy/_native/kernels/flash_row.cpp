@@ -43,7 +43,8 @@ void pack_q(const AttentionArgs& a, const RowBuffers& b) {
 }
 
 // Share of K head `kv_head` in fetching the cells from c0 on, which all heads read next.
-flash::Prefetch next_cells(const AttentionArgs& a, const Tensor& cache, int64_t kv_head, int64_t c0, int64_t last) {
+flash::Prefetch next_cells(const AttentionArgs& a, const Tensor& cache, int64_t kv_head, int64_t c0,
+                           int64_t last) {
     const int64_t n = std::max<int64_t>(0, std::min<int64_t>(kRowCells, last - c0));
     const int64_t lines = (n * cache.nb[2] + 63) / 64;
     const int64_t begin = lines * kv_head / a.n_kv_heads, end = lines * (kv_head + 1) / a.n_kv_heads;
@@ -66,8 +67,8 @@ void scores(const AttentionArgs& a, int64_t kv_head, int64_t c0, int64_t n, cons
     flash::row_products(kF32, rows)->scores(q, b.ldk, expanded, 4 * b.ldk, b.ldk, n, s, b.lds, next);
 }
 
-void outputs(const AttentionArgs& a, int64_t kv_head, int64_t c0, int64_t n, const RowBuffers& b, const float* p,
-             const float* alpha, float* o, flash::Prefetch next) {
+void outputs(const AttentionArgs& a, int64_t kv_head, int64_t c0, int64_t n, const RowBuffers& b,
+             const float* p, const float* alpha, float* o, flash::Prefetch next) {
     const int64_t rows = a.rows_per_kv_head();
     const uint8_t* v = row<uint8_t>(*a.v, a.v_head(kv_head), c0);
     const flash::RowProducts* direct = flash::row_products(a.v->type, rows);
@@ -132,8 +133,8 @@ struct BlockMask {
 };
 
 // One block of cells for one K head: scores, online softmax of each row, weighted sum of V.
-void flash_block(const AttentionArgs& a, int64_t kv_head, int64_t c0, int64_t n, int64_t last, const BlockMask& mask,
-                 const RowBuffers& b, const Partials& p, int64_t part) {
+void flash_block(const AttentionArgs& a, int64_t kv_head, int64_t c0, int64_t n, int64_t last,
+                 const BlockMask& mask, const RowBuffers& b, const Partials& p, int64_t part) {
     const int64_t rows = a.rows_per_kv_head();
     const int64_t first = kv_head * rows;
     float alpha[kRowKernelMax];
@@ -149,7 +150,8 @@ void flash_block(const AttentionArgs& a, int64_t kv_head, int64_t c0, int64_t n,
         sum = sum * alpha[r] + total;
         maximum = top;
     }
-    outputs(a, kv_head, c0, n, b, b.s, alpha, p.acc_row(part, first), next_cells(a, *a.v, kv_head, c0 + n, last));
+    outputs(a, kv_head, c0, n, b, b.s, alpha, p.acc_row(part, first),
+            next_cells(a, *a.v, kv_head, c0 + n, last));
 }
 
 void run_flash(const ThreadContext& ctx, const AttentionArgs& a, const RowBuffers& b, const Partials& p) {

@@ -22,13 +22,18 @@ const RowProducts* products_of(int64_t n_rows) {
 
 const RowProducts* row_products(int type, int64_t n_rows) {
     switch (type) {
-        case kF32: return products_of<kv::VectorsF32>(n_rows);
+        case kF32:
+            return products_of<kv::VectorsF32>(n_rows);
 #if defined(__AVX512F__) || defined(__AVX2__)
-        case kF16: return products_of<kv::VectorsF16>(n_rows);
-        case kBF16: return products_of<kv::VectorsBF16>(n_rows);
-        case kQ8_0: return products_of<kv::VectorsQ8_0>(n_rows);
+        case kF16:
+            return products_of<kv::VectorsF16>(n_rows);
+        case kBF16:
+            return products_of<kv::VectorsBF16>(n_rows);
+        case kQ8_0:
+            return products_of<kv::VectorsQ8_0>(n_rows);
 #endif
-        default: return nullptr;
+        default:
+            return nullptr;
     }
 }
 

@@ -1,4 +1,5 @@
-// Products of the row kernel: R query rows against n cells read in their stored format, vectors along the head.
+// Products of the row kernel: R query rows against n cells read in their stored format, vectors along the
+// head.
 #pragma once
 #include "kernels/flash_prefetch.hpp"
 #include "kernels/kv_blocks.hpp"
@@ -7,11 +8,11 @@ namespace ikpy {
 namespace flash {
 
 // s[r * lds + c] = sum_d q[r * ldq + d] k[c][d]
-using RowScores = void (*)(const float* q, int64_t ldq, const uint8_t* k, int64_t stride, int64_t dk, int64_t n, float* s,
-                           int64_t lds, Prefetch& next);
+using RowScores = void (*)(const float* q, int64_t ldq, const uint8_t* k, int64_t stride, int64_t dk,
+                           int64_t n, float* s, int64_t lds, Prefetch& next);
 // o[r][d] = alpha[r] o[r][d] + sum_c p[r][c] v[c][d]
-using RowOutputs = void (*)(const float* p, int64_t ldp, int64_t n, const uint8_t* v, int64_t stride, int64_t dv,
-                            const float* alpha, float* o, int64_t ldo, Prefetch& next);
+using RowOutputs = void (*)(const float* p, int64_t ldp, int64_t n, const uint8_t* v, int64_t stride,
+                            int64_t dv, const float* alpha, float* o, int64_t ldo, Prefetch& next);
 
 struct RowProducts {
     RowScores scores;
@@ -27,15 +28,20 @@ const RowProducts* row_products(int type, int64_t n_rows);
 // lane i of the result = sum of the lanes of a[i]
 inline __m512 sums16(const __m512* a) {
     __m512 t[8], u[4];
+#pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) {
-        t[i] = _mm512_add_ps(_mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]), _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]));
+        t[i] = _mm512_add_ps(_mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]),
+                             _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]));
     }
+#pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
         u[i] = _mm512_add_ps(_mm512_shuffle_ps(t[2 * i], t[2 * i + 1], 0x44),
                              _mm512_shuffle_ps(t[2 * i], t[2 * i + 1], 0xee));
     }
-    const __m512 x = _mm512_add_ps(_mm512_shuffle_f32x4(u[0], u[1], 0x88), _mm512_shuffle_f32x4(u[0], u[1], 0xdd));
-    const __m512 y = _mm512_add_ps(_mm512_shuffle_f32x4(u[2], u[3], 0x88), _mm512_shuffle_f32x4(u[2], u[3], 0xdd));
+    const __m512 x =
+        _mm512_add_ps(_mm512_shuffle_f32x4(u[0], u[1], 0x88), _mm512_shuffle_f32x4(u[0], u[1], 0xdd));
+    const __m512 y =
+        _mm512_add_ps(_mm512_shuffle_f32x4(u[2], u[3], 0x88), _mm512_shuffle_f32x4(u[2], u[3], 0xdd));
     return _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xdd));
 }
 
@@ -51,17 +57,22 @@ constexpr int cells_at_once(int r) {
 }
 
 template <class Row, int R, int C>
-inline void scores_of_cells(const float* q, int64_t ldq, const uint8_t* k, int64_t stride, int64_t dk, float* s,
-                            int64_t lds) {
+inline void scores_of_cells(const float* q, int64_t ldq, const uint8_t* k, int64_t stride, int64_t dk,
+                            float* s, int64_t lds) {
     using namespace simd;
     constexpr int S = Row::kVectors;
-    V acc[R * C];
-    for (int i = 0; i < R * C; ++i) acc[i] = zero();
+    // Full unrolling keeps the sums in registers; g++ otherwise clears and reads them in memory.
+    V acc[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) acc[i] = zero();
     for (int64_t d = 0; d < dk; d += S * kLanes) {
+#pragma GCC unroll 16
         for (int c = 0; c < C; ++c) {
             V x[S];
             Row::load(k + c * stride, d, x);
+#pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
                 for (int i = 0; i < S; ++i) {
                     acc[r * C + c] = fma(load(q + r * ldq + d + i * kLanes), x[i], acc[r * C + c]);
                 }
@@ -70,21 +81,22 @@ inline void scores_of_cells(const float* q, int64_t ldq, const uint8_t* k, int64
     }
 #if defined(__AVX512F__)
     if (R * C > 2) {
-        __m512 all[16];
-        for (int i = 0; i < 16; ++i) all[i] = i < R * C ? acc[i < R * C ? i : 0] : zero();
         float sums[16];
-        _mm512_storeu_ps(sums, sums16(all));
+        _mm512_storeu_ps(sums, sums16(acc));
         for (int r = 0; r < R; ++r) std::memcpy(s + r * lds, sums + r * C, C * sizeof(float));
         return;
     }
 #endif
-    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
         for (int c = 0; c < C; ++c) s[r * lds + c] = sum(acc[r * C + c]);
+    }
 }
 
 template <class Row, int R>
-void row_scores(const float* q, int64_t ldq, const uint8_t* k, int64_t stride, int64_t dk, int64_t n, float* s,
-                int64_t lds, Prefetch& next) {
+void row_scores(const float* q, int64_t ldq, const uint8_t* k, int64_t stride, int64_t dk, int64_t n,
+                float* s, int64_t lds, Prefetch& next) {
     constexpr int C = cells_at_once(R);
     const int64_t share = next.rows * C / (n > 0 ? n : 1) + 1;
     int64_t c = 0;
@@ -97,8 +109,9 @@ void row_scores(const float* q, int64_t ldq, const uint8_t* k, int64_t stride, i
 
 // D groups of Row::kVectors vectors of the head.
 template <class Row, int R, int D>
-inline void outputs_of_head(const float* p, int64_t ldp, int64_t n, const uint8_t* v, int64_t stride, int64_t d,
-                            const float* alpha, float* o, int64_t ldo, Prefetch& next, int64_t share) {
+inline void outputs_of_head(const float* p, int64_t ldp, int64_t n, const uint8_t* v, int64_t stride,
+                            int64_t d, const float* alpha, float* o, int64_t ldo, Prefetch& next,
+                            int64_t share) {
     using namespace simd;
     constexpr int S = Row::kVectors;
     V acc[R][D * S];

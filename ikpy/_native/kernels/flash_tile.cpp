@@ -13,13 +13,15 @@ using simd::kLanes;
 using simd::V;
 
 constexpr int64_t kPad = 24;  // a multiple of every block height
-constexpr int kWords = kTileCells / 32;
+constexpr int kWords = (kTileCells + 31) / 32;
 
 // Work memory of one thread; all matrices row-major with `lanes` or the padded head size as row length.
 struct TileBuffers {
     float *q, *k, *v, *s, *o, *maximum, *sum, *alpha;
     double* total;
     uint32_t* bits;  // [kWords][lanes]
+    uint8_t* known;  // [row tiles][K/V tiles]: 0 or 1 + Visibility, the same for every K head
+    int64_t kv_tiles;
     int64_t ldk, ldv, lanes;
 };
 
@@ -29,13 +31,15 @@ struct Part {
 };
 
 struct Tile {
-    int64_t kv_head, first_row, n_rows, part;
+    int64_t kv_head, index, first_row, n_rows, part;
 };
 
 int64_t buffer_floats(const AttentionArgs& a, int64_t lanes, int64_t n_kv_max) {
     const int64_t cells = a.flash ? kTileCells : round_up(n_kv_max, kTileCells);
-    return a.dk * lanes + kTileCells * (round_up(a.dk, 16) + round_up(a.dv, kPad) + 64) + cells * lanes +
-           round_up(a.dv, kPad) * lanes + (5 + kWords) * lanes + 9 * 16;
+    const int64_t known_bytes = plan_tiles(a, 1).tiles * (n_kv_max / kTileCells + 1);
+    return known_bytes / 4 + 1 + a.dk * lanes +
+           kTileCells * (round_up(a.dk, 16) + round_up(a.dv, kPad) + 64) + cells * lanes +
+           round_up(a.dv, kPad) * lanes + (5 + kWords) * lanes + 10 * 16;
 }
 
 float* take(float*& at, int64_t n) {
@@ -61,6 +65,9 @@ TileBuffers layout(uint8_t* scratch, const AttentionArgs& a, int64_t lanes) {
     b.alpha = take(at, lanes);
     b.total = reinterpret_cast<double*>(take(at, 2 * lanes));
     b.bits = reinterpret_cast<uint32_t*>(take(at, kWords * lanes));
+    b.kv_tiles = a.n_kv / kTileCells + 1;
+    b.known = reinterpret_cast<uint8_t*>(at);
+    std::memset(b.known, 0, size_t(plan_tiles(a, 1).tiles * b.kv_tiles));
     return b;
 }
 
@@ -113,11 +120,15 @@ void scores(const TileBuffers& b, int64_t dk, const Part& part, float* s, flash:
     for_lane_groups(part, [&](int64_t m, int n_vectors) {
         const float* q = b.q + m;
         switch (n_vectors) {
-            case 1: return flash::score_lanes<1>(q, w, k, b.ldk, dk, n, s + m, w, next);
-            case 2: return flash::score_lanes<2>(q, w, k, b.ldk, dk, n, s + m, w, next);
+            case 1:
+                return flash::score_lanes<1>(q, w, k, b.ldk, dk, n, s + m, w, next);
+            case 2:
+                return flash::score_lanes<2>(q, w, k, b.ldk, dk, n, s + m, w, next);
 #if defined(__AVX512F__)
-            case 3: return flash::score_lanes<3>(q, w, k, b.ldk, dk, n, s + m, w, next);
-            case 4: return flash::score_lanes<4>(q, w, k, b.ldk, dk, n, s + m, w, next);
+            case 3:
+                return flash::score_lanes<3>(q, w, k, b.ldk, dk, n, s + m, w, next);
+            case 4:
+                return flash::score_lanes<4>(q, w, k, b.ldk, dk, n, s + m, w, next);
 #endif
         }
     });
@@ -131,11 +142,15 @@ void outputs(const TileBuffers& b, int64_t dv, const Part& part, const float* p,
         const float* alpha = b.alpha + m;
         float* o = b.o + m;
         switch (n_vectors) {
-            case 1: return flash::output_lanes<1>(p + m, w, n, v, b.ldv, dv, alpha, o, w, next);
-            case 2: return flash::output_lanes<2>(p + m, w, n, v, b.ldv, dv, alpha, o, w, next);
+            case 1:
+                return flash::output_lanes<1>(p + m, w, n, v, b.ldv, dv, alpha, o, w, next);
+            case 2:
+                return flash::output_lanes<2>(p + m, w, n, v, b.ldv, dv, alpha, o, w, next);
 #if defined(__AVX512F__)
-            case 3: return flash::output_lanes<3>(p + m, w, n, v, b.ldv, dv, alpha, o, w, next);
-            case 4: return flash::output_lanes<4>(p + m, w, n, v, b.ldv, dv, alpha, o, w, next);
+            case 3:
+                return flash::output_lanes<3>(p + m, w, n, v, b.ldv, dv, alpha, o, w, next);
+            case 4:
+                return flash::output_lanes<4>(p + m, w, n, v, b.ldv, dv, alpha, o, w, next);
 #endif
         }
     });
@@ -144,7 +159,8 @@ void outputs(const TileBuffers& b, int64_t dv, const Part& part, const float* p,
 enum class Visibility { kNone, kSome, kAll };
 
 // Visibility of the cells [c0, c0 + n); fills bits[w][lane] unless all rows see all or none of them.
-Visibility tile_visibility(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t n, const TileBuffers& b) {
+Visibility tile_visibility(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t n,
+                           const TileBuffers& b) {
     uint32_t words[kTileRows][kWords];
     const int64_t first = a.token_of(tile.first_row), last = a.token_of(tile.first_row + tile.n_rows - 1);
     bool none = true, all = true;
@@ -164,6 +180,16 @@ Visibility tile_visibility(const AttentionArgs& a, const Tile& tile, int64_t c0,
         }
     }
     return Visibility::kSome;
+}
+
+// The same for the i-th tile of the row tile's range, reading the mask again only where the bits are needed.
+Visibility tile_visibility(const AttentionArgs& a, const Tile& tile, int64_t i, int64_t c0, int64_t n,
+                           const TileBuffers& b) {
+    uint8_t& known = b.known[tile.index * b.kv_tiles + i];
+    if (known && Visibility(known - 1) != Visibility::kSome) return Visibility(known - 1);
+    const Visibility seen = tile_visibility(a, tile, c0, n, b);
+    known = uint8_t(1 + int(seen));
+    return seen;
 }
 
 // Splits a partly visible tile into groups of 16 lanes, each with the cells that any of its rows sees.
@@ -200,12 +226,14 @@ V finish_vector(float* s, const TileBuffers& b, const Part& part, int64_t m, flo
     return top;
 }
 
-V finish_scores(const AttentionArgs& a, float* s, const TileBuffers& b, const Part& part, int64_t m, bool masked) {
+V finish_scores(const AttentionArgs& a, float* s, const TileBuffers& b, const Part& part, int64_t m,
+                bool masked) {
     if (a.softcap != 0.0f) {
         return masked ? finish_vector<true, true>(s, b, part, m, a.softcap)
                       : finish_vector<false, true>(s, b, part, m, a.softcap);
     }
-    return masked ? finish_vector<true, false>(s, b, part, m, 0.0f) : finish_vector<false, false>(s, b, part, m, 0.0f);
+    return masked ? finish_vector<true, false>(s, b, part, m, 0.0f)
+                  : finish_vector<false, false>(s, b, part, m, 0.0f);
 }
 
 // Turns scores into weights, updates maximum, sum and alpha of every lane.
@@ -235,10 +263,12 @@ void clear_state(const AttentionArgs& a, const TileBuffers& b) {
     std::memset(b.o, 0, size_t(round_up(a.dv, kPad) * b.lanes) * sizeof(float));
 }
 
-void run_flash(const AttentionArgs& a, const Tile& tile, int64_t first, int64_t last, const TileBuffers& b) {
+// Cells [first, last), a part of the row tile's range that starts at origin.
+void run_flash(const AttentionArgs& a, const Tile& tile, int64_t origin, int64_t first, int64_t last,
+               const TileBuffers& b) {
     for (int64_t c0 = first; c0 < last; c0 += kTileCells) {
         const int64_t n = std::min<int64_t>(kTileCells, last - c0);
-        const Visibility seen = tile_visibility(a, tile, c0, n, b);
+        const Visibility seen = tile_visibility(a, tile, (c0 - origin) / kTileCells, c0, n, b);
         if (seen == Visibility::kNone) continue;
         Part parts[kTileRows / 16] = {{0, b.lanes, 0, n}};
         const int n_parts = seen == Visibility::kAll ? 1 : visible_parts(b, parts);
@@ -255,7 +285,8 @@ void run_flash(const AttentionArgs& a, const Tile& tile, int64_t first, int64_t 
 }
 
 // First pass of the full softmax: all scores and their maxima.
-void full_scores(const AttentionArgs& a, const Tile& tile, int64_t first, int64_t last, const TileBuffers& b) {
+void full_scores(const AttentionArgs& a, const Tile& tile, int64_t first, int64_t last,
+                 const TileBuffers& b) {
     for (int64_t c0 = first; c0 < last; c0 += kTileCells) {
         const Part part{0, b.lanes, 0, std::min<int64_t>(kTileCells, last - c0)};
         float* s = b.s + (c0 - first) * b.lanes;
@@ -300,7 +331,8 @@ template <typename Place>
 void write_rows(const AttentionArgs& a, const Tile& tile, const TileBuffers& b, Place place) {
     for (int64_t m = 0; m < tile.n_rows; m += 16) {
         float* rows[16];
-        for (int64_t i = 0; i < 16; ++i) rows[i] = m + i < tile.n_rows ? place(tile.first_row + m + i) : nullptr;
+        for (int64_t i = 0; i < 16; ++i)
+            rows[i] = m + i < tile.n_rows ? place(tile.first_row + m + i) : nullptr;
         flash::lanes_to_rows(b.o + m, b.lanes, a.dv, b.alpha + m, rows);
     }
 }
@@ -331,7 +363,7 @@ void run_tile(const AttentionArgs& a, const TilePlan& plan, const Tile& tile, co
     pack_q(a, tile, b);
     clear_state(a, b);
     if (a.flash) {
-        run_flash(a, tile, first + begin, first + end, b);
+        run_flash(a, tile, first, first + begin, first + end, b);
     } else {
         run_full(a, tile, first + begin, first + end, b);
     }
@@ -377,6 +409,7 @@ void attention_tiles(const ThreadContext& ctx, const AttentionArgs& a) {
         // short tiles left for the end even out the threads.
         tile.kv_head = i / plan.splits / plan.tiles;
         const int64_t t = plan.tiles - 1 - i / plan.splits % plan.tiles;
+        tile.index = t;
         tile.first_row = t * plan.lanes;
         tile.n_rows = std::min(plan.lanes, a.rows_per_kv_head() - tile.first_row);
         run_tile(a, plan, tile, buffers, partials);

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "kernels/half_rows.hpp"
+#include "kernels/transpose.hpp"
 
 namespace ikpy {
 namespace {
@@ -27,11 +28,12 @@ void tile(const float* panel, int64_t n, const uint8_t* const* x, int64_t k0, fl
         for (int v = 0; v < 2; ++v)
             total[v][t] = add ? *reinterpret_cast<const Vec*>(out + t * kBlockRows + v * kLanes) : Vec{};
     for (int64_t k = 0; k < n; ++k) {
-        const Vec w0 = *reinterpret_cast<const Vec*>(panel), w1 = *reinterpret_cast<const Vec*>(panel + kLanes);
+        const Vec w0 = *reinterpret_cast<const Vec*>(panel),
+                  w1 = *reinterpret_cast<const Vec*>(panel + kLanes);
         panel += kBlockRows;
 #pragma GCC unroll 12
         for (int t = 0; t < NT; ++t) {
-            const float v = load_as<float>(x[t] + (k0 + k) * 4);
+            const float v = load_unaligned<float>(x[t] + (k0 + k) * 4);
             total[0][t] += w0 * v;
             total[1][t] += w1 * v;
         }
@@ -43,15 +45,16 @@ void tile(const float* panel, int64_t n, const uint8_t* const* x, int64_t k0, fl
 }
 
 template <int NT>
-void tile_of(int nt, const float* panel, int64_t n, const uint8_t* const* x, int64_t k0, float* out, bool add) {
+void tile_of(int nt, const float* panel, int64_t n, const uint8_t* const* x, int64_t k0, float* out,
+             bool add) {
     if (nt == NT) return tile<NT>(panel, n, x, k0, out, add);
     if constexpr (NT > 1) tile_of<NT - 1>(nt, panel, n, x, k0, out, add);
 }
 
 }  // namespace
 
-void f32_panel_gemm(const float* panel, int64_t n, int n_halves, const uint8_t* const* x, int64_t k0, int n_tokens,
-                    float* out, bool add) {
+void f32_panel_gemm(const float* panel, int64_t n, int n_halves, const uint8_t* const* x, int64_t k0,
+                    int n_tokens, float* out, bool add) {
     const int n_tiles = (n_tokens + kTileTokens - 1) / kTileTokens;
     for (int i = 0; i < n_tiles; ++i) {
         const int begin = n_tokens * i / n_tiles, nt = n_tokens * (i + 1) / n_tiles - begin;
@@ -62,8 +65,20 @@ void f32_panel_gemm(const float* panel, int64_t n, int n_halves, const uint8_t* 
 }
 
 void pack_f32_rows(const float* const* rows, int64_t n, float* panel, int half) {
-    for (int64_t k = 0; k < n; ++k)
-        for (int i = 0; i < kHalfRows; ++i) panel[k * kBlockRows + half * kHalfRows + i] = rows[i][k];
+    panel += half * kHalfRows;
+    int64_t k = 0;
+#if defined(__AVX512F__)
+    for (; k + 16 <= n; k += 16) {
+        __m512i r[16];
+#pragma GCC unroll 16
+        for (int i = 0; i < kHalfRows; ++i) r[i] = _mm512_loadu_si512(rows[i] + k);
+        transpose16(r);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i) _mm512_storeu_si512(panel + (k + i) * kBlockRows, r[i]);
+    }
+#endif
+    for (; k < n; ++k)
+        for (int i = 0; i < kHalfRows; ++i) panel[k * kBlockRows + i] = rows[i][k];
 }
 
 float f32_dot(const float* w, const float* x, int64_t n) {

@@ -1,4 +1,4 @@
-// Float products: f32 panels times f32 activations, and bf16 pairs where the CPU multiplies them.
+// Float products: f32 panels times f32 activations.
 #pragma once
 #include <cstdint>
 
@@ -8,11 +8,11 @@ namespace ikpy {
 
 constexpr int64_t kFloatPanelColumns = 256;
 
-// out[t * kBlockRows + row] (+)= sum over n columns of panel [n][32 rows] times x[t][k].
-void f32_panel_gemm(const float* panel, int64_t n, int n_halves, const uint8_t* const* x, int64_t k0, int n_tokens,
-                    float* out, bool add);
+// out[t * kBlockRows + row] (+)= sum over n columns of panel [n][32 rows] times x[t][k0 + k].
+void f32_panel_gemm(const float* panel, int64_t n, int n_halves, const uint8_t* const* x, int64_t k0,
+                    int n_tokens, float* out, bool add);
 
-// Copies columns [k0, k0 + n) of 16 f32 rows into panel[.][half * 16 + i].
+// Copies n columns of 16 f32 rows into panel[.][half * 16 + i].
 void pack_f32_rows(const float* const* rows, int64_t n, float* panel, int half);
 
 float f32_dot(const float* w, const float* x, int64_t n);

@@ -23,8 +23,8 @@ struct PanelOffsets {
 // 16 or 32 rows in lanes times NT tokens; 6 tokens and two row vectors fill 24 accumulators of 32 registers.
 constexpr int kTileTokens = 6;
 
-inline __m512i broadcast_i32(const uint8_t* p) { return _mm512_set1_epi32(load_as<int32_t>(p)); }
-inline __m512 broadcast_f32(const uint8_t* p) { return _mm512_set1_ps(load_as<float>(p)); }
+inline __m512i broadcast_i32(const uint8_t* p) { return _mm512_set1_epi32(load_unaligned<int32_t>(p)); }
+inline __m512 broadcast_f32(const uint8_t* p) { return _mm512_set1_ps(load_unaligned<float>(p)); }
 
 template <int G, bool Symmetric, int NH, int NT>
 void tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, float* out, bool add) {
@@ -82,18 +82,18 @@ void tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, f
 #pragma GCC unroll 8
     for (int t = 0; t < NT; ++t)
 #pragma GCC unroll 2
-        for (int h = 0; h < NH; ++h)
-            _mm512_storeu_ps(out + t * kBlockRows + h * kHalfRows, total[h][t]);
+        for (int h = 0; h < NH; ++h) _mm512_storeu_ps(out + t * kBlockRows + h * kHalfRows, total[h][t]);
 }
 
 #elif defined(__AVX2__)
 
 constexpr int kTileTokens = 4;
 
-inline __m256 broadcast_f32(const uint8_t* p) { return _mm256_set1_ps(load_as<float>(p)); }
+inline __m256 broadcast_f32(const uint8_t* p) { return _mm256_set1_ps(load_unaligned<float>(p)); }
 
-// Symmetric codes are turned back into signed values and multiplied as |w| * sign(x, w): two products stay below
-// 2 * 128 * 127 < 2^15, so the 16-bit pair sums are exact. Other codes are at most 127 and need no such step.
+// Symmetric codes are turned back into signed values and multiplied as |w| * sign(x, w): two products stay
+// below 2 * 128 * 127 < 2^15, so the 16-bit pair sums are exact. Other codes are at most 127 and need no such
+// step.
 template <int G, bool Symmetric, int NT>
 void tile8(const Int8Panel& p, int h, int lane8, const uint8_t* const* x, const PanelOffsets& at, float* out,
            bool add) {
@@ -116,7 +116,7 @@ void tile8(const Int8Panel& p, int h, int lane8, const uint8_t* const* x, const 
             const __m256i magnitude = Symmetric ? _mm256_abs_epi8(w) : w;
 #pragma GCC unroll 4
             for (int t = 0; t < NT; ++t) {
-                __m256i v = _mm256_set1_epi32(load_as<int32_t>(x[t] + at.q + g * G + 4 * j));
+                __m256i v = _mm256_set1_epi32(load_unaligned<int32_t>(x[t] + at.q + g * G + 4 * j));
                 if (Symmetric) v = _mm256_sign_epi8(v, w);
                 const __m256i pairs = _mm256_maddubs_epi16(magnitude, v);
                 dot[t] = _mm256_add_epi32(dot[t], _mm256_madd_epi16(pairs, ones));
@@ -140,8 +140,7 @@ void tile8(const Int8Panel& p, int h, int lane8, const uint8_t* const* x, const 
 
 template <int G, bool Symmetric, int NH, int NT>
 void tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, float* out, bool add) {
-    for (int part = 0; part < 2 * NH; ++part)
-        tile8<G, Symmetric, NT>(p, part / 2, part % 2, x, at, out, add);
+    for (int part = 0; part < 2 * NH; ++part) tile8<G, Symmetric, NT>(p, part / 2, part % 2, x, at, out, add);
 }
 
 #else
@@ -159,15 +158,16 @@ void tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, f
         for (int64_t g = 0; g < p.n / G; ++g) {
             int32_t dot[kHalfRows];
             for (int i = 0; i < kHalfRows; ++i)
-                dot[i] = Symmetric ? load_as<int32_t>(x[0] + at.neg + 4 * g) : 0;
+                dot[i] = Symmetric ? load_unaligned<int32_t>(x[0] + at.neg + 4 * g) : 0;
             for (int j = 0; j < G / 4; ++j) {
                 const auto* v = reinterpret_cast<const int8_t*>(x[0] + at.q + g * G + 4 * j);
                 const uint8_t* w = codes + g * G * kHalfRows + j * 64;
                 for (int i = 0; i < kHalfRows; ++i)
-                    dot[i] += w[4 * i] * v[0] + w[4 * i + 1] * v[1] + w[4 * i + 2] * v[2] + w[4 * i + 3] * v[3];
+                    dot[i] +=
+                        w[4 * i] * v[0] + w[4 * i + 1] * v[1] + w[4 * i + 2] * v[2] + w[4 * i + 3] * v[3];
             }
-            const float scale = load_as<float>(x[0] + at.scale + g * G / 32 * 4);
-            const float sum = load_as<float>(x[0] + at.sum + 4 * g);
+            const float scale = load_unaligned<float>(x[0] + at.scale + g * G / 32 * 4);
+            const float sum = load_unaligned<float>(x[0] + at.sum + 4 * g);
             for (int i = 0; i < kHalfRows; ++i) {
                 float value = static_cast<float>(dot[i]) * d[g * kHalfRows + i];
                 if (!Symmetric) value += m[g * kHalfRows + i] * sum;
@@ -181,7 +181,8 @@ void tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, f
 #endif
 
 template <int G, bool Symmetric, int NH, int NT>
-void tile_of(int n, const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, float* out, bool add) {
+void tile_of(int n, const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, float* out,
+             bool add) {
     if (n == NT) return tile<G, Symmetric, NH, NT>(p, x, at, out, add);
     if constexpr (NT > 1) tile_of<G, Symmetric, NH, NT - 1>(n, p, x, at, out, add);
 }

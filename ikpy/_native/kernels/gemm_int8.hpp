@@ -1,4 +1,5 @@
-// Microkernel of quantized weights: panels of unpacked codes times int8 activations, exact integer dot products.
+// Microkernel of quantized weights: panels of unpacked codes times int8 activations, exact integer dot
+// products.
 #pragma once
 #include <cstdint>
 

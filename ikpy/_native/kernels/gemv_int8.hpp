@@ -10,7 +10,8 @@ namespace ikpy {
 
 #if defined(__AVX512VNNI__)
 
-constexpr int kGemvTokens = 2;
+constexpr int kGemvTokens = 4;
+constexpr int kGemvTokensOfBytes = 6;  // codes of whole bytes need next to no unpacking
 constexpr int kPrefetchBytes = 1024;
 
 // Lane index of the group a dword of codes 64 * i .. 64 * i + 63 belongs to.
@@ -25,7 +26,8 @@ template <class U>
 inline void add_chunk(const Codes512& w, const uint8_t* x, const ActQ8Layout& at, int64_t c, __m512* total,
                       __m512* correction) {
     constexpr int G = U::kGroup;
-    __m512 scale = _mm512_castps256_ps512(_mm256_loadu_ps(reinterpret_cast<const float*>(x + at.scale) + 8 * c));
+    __m512 scale =
+        _mm512_castps256_ps512(_mm256_loadu_ps(reinterpret_cast<const float*>(x + at.scale) + 8 * c));
     __m512 sum;
     if (G == 16) {
         const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
@@ -49,7 +51,7 @@ template <class U, int NT>
 void gemv_row(const uint8_t* row, int64_t n_in, const uint8_t* const* x, const ActQ8Layout& at, float* out) {
     constexpr int64_t kBytes = kChunk / U::kBlock * U::kBlockBytes;
     __m512 total[NT][2], correction[NT];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int t = 0; t < NT; ++t) total[t][0] = total[t][1] = correction[t] = _mm512_setzero_ps();
     const int64_t n_full = n_in / kChunk;
     for (int64_t c = 0; c < n_full; ++c) {
@@ -57,28 +59,29 @@ void gemv_row(const uint8_t* row, int64_t n_in, const uint8_t* const* x, const A
         for (int64_t b = 0; b < kBytes; b += 64)
             _mm_prefetch(reinterpret_cast<const char*>(p + kPrefetchBytes + b), _MM_HINT_T0);
         const Codes512 w = unpack_full<U>(p);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int t = 0; t < NT; ++t) add_chunk<U>(w, x[t], at, c, total[t], &correction[t]);
     }
     if (n_full * kChunk < n_in) {
         const Codes512 w = unpack_tail<U>(row + n_full * kBytes, n_in - n_full * kChunk);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int t = 0; t < NT; ++t) add_chunk<U>(w, x[t], at, n_full, total[t], &correction[t]);
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int t = 0; t < NT; ++t) {
-        const __m512 extra =
-            U::kGroup == 16 ? correction[t]
-                            : _mm512_insertf32x8(correction[t], _mm256_setzero_ps(), 1);  // 8 groups per chunk
+        const __m512 extra = U::kGroup == 16 ? correction[t]
+                                             : _mm512_insertf32x8(correction[t], _mm256_setzero_ps(),
+                                                                  1);  // 8 groups per chunk
         const __m512 sum = _mm512_add_ps(total[t][0], total[t][1]);
-        out[t * kBlockRows] =
-            _mm512_reduce_add_ps(_mm512_fmadd_ps(extra, _mm512_set1_ps(U::kZero > 0 ? -static_cast<float>(U::kZero) : 1.0f), sum));
+        out[t * kBlockRows] = _mm512_reduce_add_ps(
+            _mm512_fmadd_ps(extra, _mm512_set1_ps(U::kZero > 0 ? -static_cast<float>(U::kZero) : 1.0f), sum));
     }
 }
 
 #else
 
 constexpr int kGemvTokens = 1;
+constexpr int kGemvTokensOfBytes = 1;
 
 #if defined(__AVX2__)
 // Dot product of x with 16 codes, minus 128 where codes exceed 127: products of pairs stay below 2^15.
@@ -118,11 +121,12 @@ void gemv_row(const uint8_t* row, int64_t n_in, const uint8_t* const* x, const A
                 int32_t dot = 0;
                 for (int i = 0; i < G; i += 16)
                     dot += dot16<U::kZero == 128>(w.codes + g * G + i, q + g * G + i);
-                const float sum = load_as<float>(x[t] + (G == 16 ? at.sum16 : at.sum32) + (k / G + g) * 4);
+                const float sum =
+                    load_unaligned<float>(x[t] + (G == 16 ? at.sum16 : at.sum32) + (k / G + g) * 4);
                 if (U::kZero > 0 && U::kZero < 128) dot -= U::kZero * static_cast<int32_t>(sum);
                 float value = w.d[g] * static_cast<float>(dot);
                 if (U::kZero == 0) value += w.m[g] * sum;
-                total[t] += value * load_as<float>(x[t] + at.scale + (k + g * G) / 32 * 4);
+                total[t] += value * load_unaligned<float>(x[t] + at.scale + (k + g * G) / 32 * 4);
             }
         }
     }
@@ -132,7 +136,8 @@ void gemv_row(const uint8_t* row, int64_t n_in, const uint8_t* const* x, const A
 #endif
 
 template <class U, int NT>
-void gemv_rows(const RowBlock& rows, const uint8_t* const* x, int n_tokens, const ActQ8Layout& at, float* out) {
+void gemv_rows(const RowBlock& rows, const uint8_t* const* x, int n_tokens, const ActQ8Layout& at,
+               float* out) {
     if (n_tokens == NT) {
         for (int h = 0; h < 2; ++h)
             for (int i = 0; i < rows.n[h]; ++i)
@@ -142,9 +147,9 @@ void gemv_rows(const RowBlock& rows, const uint8_t* const* x, int n_tokens, cons
     }
 }
 
-template <class U>
+template <class U, int MaxTokens>
 void quant_gemv(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out, uint8_t*) {
-    gemv_rows<U, kGemvTokens>(rows, x, n_tokens, ActQ8Layout(rows.n_in), out);
+    gemv_rows<U, MaxTokens>(rows, x, n_tokens, ActQ8Layout(rows.n_in), out);
 }
 
 }  // namespace ikpy

@@ -1,5 +1,5 @@
-// Expansion of cache rows to f32: Row*::expand(row, n, dst) per format; Vectors*::load(row, i, x) gives the kVectors
-// vectors from element i on.
+// Expansion of cache rows to f32: Row*::expand(row, n, dst) per format; Vectors*::load(row, i, x) gives the
+// kVectors vectors from element i on.
 #pragma once
 #include <cstring>
 

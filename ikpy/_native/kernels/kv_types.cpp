@@ -209,13 +209,19 @@ int64_t block_elements(int type) { return type == kF32 || type == kF16 || type =
 int64_t row_bytes(int type, int64_t n) {
     const int64_t blocks = (n + block_elements(type) - 1) / block_elements(type);
     switch (type) {
-        case kF32: return 4 * blocks;
+        case kF32:
+            return 4 * blocks;
         case kF16:
-        case kBF16: return 2 * blocks;
-        case kQ8_0: return 34 * blocks;
-        case kTypeQ6_0: return 26 * blocks;
-        case kTypeQ8_KV: return 8 + 32 * blocks;
-        default: return 18 * blocks;  // q4_0, iq4_nl
+        case kBF16:
+            return 2 * blocks;
+        case kQ8_0:
+            return 34 * blocks;
+        case kTypeQ6_0:
+            return 26 * blocks;
+        case kTypeQ8_KV:
+            return 8 + 32 * blocks;
+        default:
+            return 18 * blocks;  // q4_0, iq4_nl
     }
 }
 

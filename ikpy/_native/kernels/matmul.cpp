@@ -1,4 +1,5 @@
-// The matrix products: work sharing over (matrix, row block) items, token lists, and what happens to the sums.
+// The matrix products: work sharing over (matrix, row block) items, token lists, and what happens to the
+// sums.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -40,11 +41,11 @@ struct Scratch {
 // The weight matrices of one op and the fate of their products.
 struct Product {
     WeightKernels kernels;
-    const Tensor* up;            // or the only matrix
-    const Tensor* gate;          // nullptr when there is one matrix
-    const Tensor* up_bias;       // f32 [N, E], nullptr = none
+    const Tensor* up;       // or the only matrix
+    const Tensor* gate;     // nullptr when there is one matrix
+    const Tensor* up_bias;  // f32 [N, E], nullptr = none
     const Tensor* gate_bias;
-    int activation;              // UnaryKind, with gate
+    int activation;  // UnaryKind, with gate
     bool f16_out;
 
     int rows_per_block() const { return gate ? kHalfRows : kBlockRows; }
@@ -57,6 +58,7 @@ RowBlock block_of(const Product& p, int64_t matrix, int64_t r0) {
     const int64_t left = p.up->ne[1] - r0;
     const uint8_t* up = row<uint8_t>(*p.up, r0, matrix);
     RowBlock b;
+    b.type = p.up->type;
     b.stride = p.up->nb[1];
     b.n_in = p.up->ne[0];
     b.half[0] = up;
@@ -104,8 +106,11 @@ void multiply_block(const Product& p, const Scratch& s, int64_t matrix, int64_t 
     for (int t = 0; t < n_tokens; ++t) finish_row(p, matrix, r0, b, s.sums + t * kBlockRows, s.y[t]);
 }
 
-// Consecutive items a thread takes at once: neighbouring rows stream better, but every thread gets about 16 turns.
-int64_t grain_size(int64_t n_items, int n_threads) { return std::clamp<int64_t>(n_items / (16 * n_threads), 1, 16); }
+// Consecutive items a thread takes at once: neighbouring rows stream better, but every thread gets about 16
+// turns.
+int64_t grain_size(int64_t n_items, int n_threads) {
+    return std::clamp<int64_t>(n_items / (16 * n_threads), 1, 16);
+}
 
 Product product_of(const Op& op, const Tensor* tensors, bool gated, int first_bias) {
     Product p;
@@ -131,7 +136,8 @@ void dense_product(const ThreadContext& ctx, const Op& op, const Tensor* tensors
     // Tokens are cut further when there are too few row blocks to keep all threads busy.
     const int64_t n_blocks = p.n_blocks() * n_batch;
     int64_t cut = std::min<int64_t>(n_tokens, kMaxTokens);
-    while (ctx.nth > 1 && cut >= 96 && n_blocks * ((n_tokens + cut - 1) / cut) < 4 * ctx.nth) cut = (cut + 1) / 2;
+    while (ctx.nth > 1 && cut >= 96 && n_blocks * ((n_tokens + cut - 1) / cut) < 4 * ctx.nth)
+        cut = (cut + 1) / 2;
     const int64_t n_cuts = (n_tokens + cut - 1) / cut;
     const int64_t n_items = n_blocks * n_cuts;
     const int64_t grain = grain_size(n_items, ctx.nth);
@@ -215,11 +221,23 @@ size_t matmul_shared_bytes(const Op&, const Tensor*, int) { return 0; }
 
 int act_format(int weight_type) { return weight_kernels(weight_type).act_format; }
 
-WeightKernels weight_kernels(int type) {
+namespace {
+
+const WeightKernels* unpacking_kernels(int type) {
     using Lookup = const WeightKernels* (*)(int);
     for (Lookup find : {float_weight_kernels, legacy_weight_kernels, kquant_weight_kernels, iq4_weight_kernels,
                         iqk_weight_kernels})
-        if (const WeightKernels* k = find(type)) return *k;
+        if (const WeightKernels* k = find(type)) return k;
+    return nullptr;
+}
+
+}  // namespace
+
+bool has_unpacker(int type) { return unpacking_kernels(type) != nullptr; }
+
+WeightKernels weight_kernels(int type) {
+    if (const WeightKernels* k = unpacking_kernels(type)) return *k;
+    if (const WeightKernels* k = decoded_weight_kernels(type)) return *k;
     throw std::invalid_argument("no matrix product for tensor type " + std::to_string(type));
 }
 

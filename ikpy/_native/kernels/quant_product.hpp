@@ -4,53 +4,27 @@
 
 #include "kernels/gemm_int8.hpp"
 #include "kernels/gemv_int8.hpp"
+#include "kernels/transpose.hpp"
 #include "kernels/unpacked.hpp"
 
 namespace ikpy {
 
-// Columns unpacked at a time. Many tokens: codes and scales of 32 rows stay in a 32 KiB first-level cache.
-// Few tokens: longer stretches of each row, which memory delivers faster.
+// Columns unpacked at a time: codes and scales of 32 rows stay in a 32 KiB first-level cache. Longer panels
+// were not faster, not even for few tokens.
 constexpr int64_t kPanelColumns = 512;
-constexpr int64_t kLongPanelColumns = 4096;
 
 #if defined(__AVX512VNNI__)
 
-// Transposes 16 rows of 16 dwords.
-inline void transpose16(__m512i* r) {
-    __m512i t[16];
-#pragma GCC unroll 8
-    for (int i = 0; i < 16; i += 2) {
-        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 16; i += 4) {
-        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-    }
-    // r[4 * b + c] holds column 4 * lane128 + c of rows 4 * b .. 4 * b + 3.
-#pragma GCC unroll 4
-    for (int c = 0; c < 4; ++c) {
-        const __m512i a = _mm512_shuffle_i32x4(r[c], r[4 + c], 0x44), b = _mm512_shuffle_i32x4(r[c], r[4 + c], 0xEE);
-        const __m512i e = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0x44);
-        const __m512i f = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0xEE);
-        t[c] = _mm512_shuffle_i32x4(a, e, 0x88);
-        t[4 + c] = _mm512_shuffle_i32x4(a, e, 0xDD);
-        t[8 + c] = _mm512_shuffle_i32x4(b, f, 0x88);
-        t[12 + c] = _mm512_shuffle_i32x4(b, f, 0xDD);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) r[i] = t[i];
-}
-
-// Writes columns [at, at + 256) of 16 rows into their half of the panel.
+// Writes 256 columns of 16 rows into their half of the panel.
 template <class U>
 void pack_chunk(const uint8_t* const* rows, int64_t n, uint8_t* codes, float* d, float* m) {
     alignas(64) uint8_t q[kHalfRows][kChunk];
     __m512i dv[kHalfRows], mv[kHalfRows], r[kHalfRows];
+    constexpr int kBytes = kChunk / U::kBlock * U::kBlockBytes;
     for (int i = 0; i < kHalfRows; ++i) {
+        // 16 rows at once are more streams than the hardware prefetcher follows.
+        for (int b = 0; b < kBytes; b += 64)
+            _mm_prefetch(reinterpret_cast<const char*>(rows[i] + kBytes + b), _MM_HINT_T0);
         const Codes512 c = n >= kChunk ? unpack_full<U>(rows[i]) : unpack_tail<U>(rows[i], n);
         for (int j = 0; j < 4; ++j) _mm512_store_si512(q[i] + 64 * j, centred_codes<U>(c.q[j]));
         dv[i] = _mm512_castps_si512(c.d);
@@ -92,43 +66,39 @@ void pack_chunk(const uint8_t* const* rows, int64_t n, uint8_t* codes, float* d,
 
 #endif
 
-inline int64_t panel_columns(int64_t n_in, int n_tokens) {
-    return std::min(round_up(n_in, kChunk), n_tokens > 32 ? kPanelColumns : kLongPanelColumns);
-}
-
-inline size_t int8_panel_bytes(int64_t n_in) {
-    const int64_t n = std::min(round_up(n_in, kChunk), kLongPanelColumns);
-    return static_cast<size_t>(n * kBlockRows + 2 * (n / 16 * kBlockRows * 4));
+inline size_t int8_panel_bytes(int64_t) {
+    return static_cast<size_t>(kPanelColumns * kBlockRows + 2 * (kPanelColumns / 16 * kBlockRows * 4));
 }
 
 template <class U>
 void quant_gemm(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out, uint8_t* work) {
     const ActQ8Layout layout(rows.n_in);
-    const int64_t columns = panel_columns(rows.n_in, n_tokens);
     const int n_halves = rows.n[1] > 0 ? 2 : 1;
     const Int8GemmFn multiply = int8_gemm(U::kGroup, U::kZero > 0);
-    for (int64_t k0 = 0; k0 < layout.n; k0 += columns) {
+    for (int64_t k0 = 0; k0 < layout.n; k0 += kPanelColumns) {
         Int8Panel p;
-        p.n = std::min(columns, layout.n - k0);
+        p.n = std::min(kPanelColumns, layout.n - k0);
         p.codes = work;
         p.d = reinterpret_cast<float*>(work + p.n * kBlockRows);
         p.m = p.d + 2 * p.half_scales(U::kGroup);
         for (int64_t k = 0; k < p.n; k += kChunk) {
             for (int h = 0; h < n_halves; ++h) {
                 const uint8_t* at[kHalfRows];
-                for (int i = 0; i < kHalfRows; ++i) at[i] = rows.row(h, i) + (k0 + k) / U::kBlock * U::kBlockBytes;
+                for (int i = 0; i < kHalfRows; ++i)
+                    at[i] = rows.row(h, i) + (k0 + k) / U::kBlock * U::kBlockBytes;
                 const int64_t scales = h * p.half_scales(U::kGroup) + k / U::kGroup * kHalfRows;
-                pack_chunk<U>(at, rows.n_in - k0 - k, p.codes + h * p.half_codes() + k * kHalfRows, p.d + scales,
-                              p.m + scales);
+                pack_chunk<U>(at, rows.n_in - k0 - k, p.codes + h * p.half_codes() + k * kHalfRows,
+                              p.d + scales, p.m + scales);
             }
         }
         multiply(p, n_halves, x, n_tokens, layout, k0, out, k0 > 0);
     }
 }
 
-template <class U>
+// GemvTokens: up to this many tokens row products were measured to be faster than panels.
+template <class U, int GemvTokens = kGemvTokens>
 constexpr WeightKernels quant_kernels() {
-    return {U::kType, kActQ8, kGemvTokens, quant_gemv<U>, quant_gemm<U>, int8_panel_bytes};
+    return {U::kType, kActQ8, GemvTokens, quant_gemv<U, GemvTokens>, quant_gemm<U>, int8_panel_bytes};
 }
 
 }  // namespace ikpy

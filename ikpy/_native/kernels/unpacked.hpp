@@ -4,7 +4,8 @@
 //   kType, kGroup (16 or 32), kBlock (elements per block), kBlockBytes
 //   kZero: the code of weight 0 of symmetric types, 0 for types with an offset per group
 //   static void block(const uint8_t* p, uint8_t* codes, float* d, float* m)   one block, plain C++
-//   static Codes512 wide(const uint8_t* p)                                     256 elements, optional, AVX-512
+//   static Codes512 wide(const uint8_t* p)                                     256 elements, optional,
+//   AVX-512
 // A weight is d * (code - kZero) when kZero > 0, else d * code + m. Only codes with kZero = 128 exceed 127.
 #pragma once
 #include <cstdint>
@@ -29,7 +30,8 @@ inline void unpack_chunk(const uint8_t* p, int64_t n, Chunk* out) {
     constexpr int kGroups = U::kBlock / U::kGroup;
     const int n_blocks = n >= kChunk ? kChunk / U::kBlock : static_cast<int>(n / U::kBlock);
     for (int b = 0; b < n_blocks; ++b)
-        U::block(p + b * U::kBlockBytes, out->codes + b * U::kBlock, out->d + b * kGroups, out->m + b * kGroups);
+        U::block(p + b * U::kBlockBytes, out->codes + b * U::kBlock, out->d + b * kGroups,
+                 out->m + b * kGroups);
     for (int e = n_blocks * U::kBlock; e < kChunk; ++e) out->codes[e] = 0;
     for (int g = n_blocks * kGroups; g < 16; ++g) out->d[g] = out->m[g] = 0.0f;
 }

@@ -12,6 +12,7 @@ constexpr int kMaxTokens = 512;  // tokens per call; longer batches are cut
 // A block of weight rows in two halves of up to 16 rows: 32 consecutive rows of one matrix, or 16 rows of an
 // up projection and the same 16 rows of its gate. n[1] may be 0.
 struct RowBlock {
+    int type;
     const uint8_t* half[2];
     int n[2];
     int64_t stride;  // bytes from row to row
@@ -20,7 +21,8 @@ struct RowBlock {
     const uint8_t* row(int h, int i) const { return half[h] + (i < n[h] ? i : n[h] - 1) * stride; }
 };
 
-// out[t * kBlockRows + h * kHalfRows + i] = dot(row i of half h, token t). x holds one prepared row per token.
+// out[t * kBlockRows + h * kHalfRows + i] = dot(row i of half h, token t). x holds one prepared row per
+// token.
 using ProductFn = void (*)(const RowBlock&, const uint8_t* const* x, int n_tokens, float* out, uint8_t* work);
 
 struct WeightKernels {
@@ -32,7 +34,7 @@ struct WeightKernels {
     size_t (*work_bytes)(int64_t n_in);
 };
 
-// Throws std::invalid_argument for a type without kernels.
+// Types without an unpacker go through f32. Throws std::invalid_argument for types that cannot be decoded.
 WeightKernels weight_kernels(int type);
 
 // One table per family; nullptr when the type is not of that family.
@@ -41,5 +43,6 @@ const WeightKernels* legacy_weight_kernels(int type);
 const WeightKernels* kquant_weight_kernels(int type);
 const WeightKernels* iq4_weight_kernels(int type);
 const WeightKernels* iqk_weight_kernels(int type);
+const WeightKernels* decoded_weight_kernels(int type);  // any type that can be decoded to f32
 
 }  // namespace ikpy

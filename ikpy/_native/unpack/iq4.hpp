@@ -20,7 +20,8 @@ struct UnpackIQ4_NL {
         const __m512i table = wide::table16(kIq4Codes);
         Codes512 r;
         for (int i = 0; i < 4; ++i)
-            r.q[i] = _mm512_shuffle_epi8(table, wide::nibbles16(wide::lanes_aabb(p + 36 * i + 2, p + 36 * i + 20)));
+            r.q[i] = _mm512_shuffle_epi8(table,
+                                         wide::nibbles16(wide::lanes_aabb(p + 36 * i + 2, p + 36 * i + 20)));
         r.d = wide::block_fields<18, 0>(p);
         return r;
     }
@@ -31,7 +32,7 @@ struct UnpackIQ4_XS {
     static constexpr int kType = 23, kGroup = 32, kBlock = 256, kBlockBytes = 136, kZero = 128;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         const float scale = load_f16(p);
-        const int high = load_as<uint16_t>(p + 2);
+        const int high = load_unaligned<uint16_t>(p + 2);
         for (int g = 0; g < 8; ++g) {
             const int s = (p[4 + g / 2] >> (4 * (g & 1)) & 15) | (high >> (2 * g) & 3) << 4;
             d[g] = scale * static_cast<float>(s - 32);
@@ -49,10 +50,12 @@ struct UnpackIQ4_XS {
             r.q[i] = _mm512_shuffle_epi8(table, wide::nibbles16(wide::lanes_aabb(p + 8 + 32 * i)));
         // Only the first 8 of 16 lanes count.
         const __m512i counts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 0, 0, 0, 0, 0, 0, 0);
-        const __m512i low = _mm512_and_si512(_mm512_srlv_epi32(_mm512_set1_epi32(load_as<int32_t>(p + 4)), counts),
-                                             _mm512_set1_epi32(15));
-        const __m512i high = _mm512_slli_epi32(wide::two_bit_lanes(load_as<uint16_t>(p + 2)), 4);
-        r.d = wide::scaled(wide::f16_lanes(p), _mm512_sub_epi32(_mm512_or_si512(low, high), _mm512_set1_epi32(32)));
+        const __m512i low =
+            _mm512_and_si512(_mm512_srlv_epi32(_mm512_set1_epi32(load_unaligned<int32_t>(p + 4)), counts),
+                             _mm512_set1_epi32(15));
+        const __m512i high = _mm512_slli_epi32(wide::two_bit_lanes(load_unaligned<uint16_t>(p + 2)), 4);
+        r.d = wide::scaled(wide::f16_lanes(p),
+                           _mm512_sub_epi32(_mm512_or_si512(low, high), _mm512_set1_epi32(32)));
         return r;
     }
 #endif

@@ -6,7 +6,9 @@
 namespace ikpy {
 
 // 2-bit fields of 64 bytes in the order of elements: byte 32 * b128 + c, shift 2 * (b32 & 3).
-inline uint8_t two_bits(const uint8_t* qs, int e) { return qs[32 * (e >> 7) + (e & 31)] >> (2 * (e >> 5 & 3)) & 3; }
+inline uint8_t two_bits(const uint8_t* qs, int e) {
+    return qs[32 * (e >> 7) + (e & 31)] >> (2 * (e >> 5 & 3)) & 3;
+}
 
 // The eight 6-bit scales and minima of Q4_K and Q5_K.
 inline void scales_and_mins(const uint8_t* s, uint8_t* scale, uint8_t* min) {
@@ -22,10 +24,11 @@ inline void scales_and_mins(const uint8_t* s, uint8_t* scale, uint8_t* min) {
 // d and m of Q4_K and Q5_K from the block start: f16 d, f16 dmin, 12 bytes of six-bit scales and minima.
 inline void wide_scales_and_mins(const uint8_t* p, Codes512* r) {
     constexpr uint32_t kSix = 0x3F3F3F3F, kFour = 0x0F0F0F0F, kTwo = 0x03030303;
-    const uint32_t a = load_as<uint32_t>(p + 4), b = load_as<uint32_t>(p + 8), c = load_as<uint32_t>(p + 12);
-    const __m128i s = _mm_setr_epi32(static_cast<int>(a & kSix), static_cast<int>((c & kFour) | (a >> 6 & kTwo) << 4),
-                                     static_cast<int>(b & kSix),
-                                     static_cast<int>((c >> 4 & kFour) | (b >> 6 & kTwo) << 4));
+    const uint32_t a = load_unaligned<uint32_t>(p + 4), b = load_unaligned<uint32_t>(p + 8),
+                   c = load_unaligned<uint32_t>(p + 12);
+    const __m128i s =
+        _mm_setr_epi32(static_cast<int>(a & kSix), static_cast<int>((c & kFour) | (a >> 6 & kTwo) << 4),
+                       static_cast<int>(b & kSix), static_cast<int>((c >> 4 & kFour) | (b >> 6 & kTwo) << 4));
     const __m512 d = wide::f16_lanes(p), min = wide::f16_lanes(p + 2);
     const __m512 factors = _mm512_mask_sub_ps(d, 0xFF00, _mm512_setzero_ps(), min);
     r->d = wide::scaled(factors, _mm512_cvtepu8_epi32(s));
@@ -49,7 +52,8 @@ struct UnpackQ2_K {
         for (int i = 0; i < 4; ++i) r.q[i] = wide::two_bit_fields(p + 16, i);
         const __m512i s = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
         r.d = wide::scaled(wide::f16_lanes(p + 80), _mm512_and_si512(s, _mm512_set1_epi32(15)));
-        r.m = wide::scaled(_mm512_sub_ps(_mm512_setzero_ps(), wide::f16_lanes(p + 82)), _mm512_srli_epi32(s, 4));
+        r.m = wide::scaled(_mm512_sub_ps(_mm512_setzero_ps(), wide::f16_lanes(p + 82)),
+                           _mm512_srli_epi32(s, 4));
         return r;
     }
 #endif
@@ -61,7 +65,8 @@ struct UnpackQ3_K {
         const uint8_t* scales = p + 96;
         const float scale = load_f16(p + 108);
         for (int g = 0; g < 16; ++g) {
-            const int low = scales[g & 7] >> (4 * (g >> 3)) & 15, high = scales[8 + (g & 3)] >> (2 * (g >> 2)) & 3;
+            const int low = scales[g & 7] >> (4 * (g >> 3)) & 15,
+                      high = scales[8 + (g & 3)] >> (2 * (g >> 2)) & 3;
             d[g] = scale * static_cast<float>((low | high << 4) - 32);
         }
         for (int e = 0; e < 256; ++e)
@@ -75,15 +80,17 @@ struct UnpackQ3_K {
         Codes512 r;
         for (int i = 0; i < 4; ++i) {
             const __m512i low = wide::two_bit_fields(p + 32, i);
-            r.q[i] = _mm512_mask_add_epi8(low, wide::test_halves(mask, 2 * i, 2 * i + 1), low, wide::bytes(4));
+            r.q[i] =
+                _mm512_mask_add_epi8(low, wide::test_halves(mask, 2 * i, 2 * i + 1), low, wide::bytes(4));
         }
-        const uint64_t low = load_as<uint64_t>(p + 96);
-        const uint32_t high = load_as<uint32_t>(p + 104);
+        const uint64_t low = load_unaligned<uint64_t>(p + 96);
+        const uint32_t high = load_unaligned<uint32_t>(p + 104);
         const uint64_t first = (high & kPair) | static_cast<uint64_t>(high >> 2 & kPair) << 32;
         const uint64_t second = (high >> 4 & kPair) | static_cast<uint64_t>(high >> 6 & kPair) << 32;
         const __m128i s = _mm_set_epi64x(static_cast<int64_t>((low >> 4 & kNibble) | second << 4),
                                          static_cast<int64_t>((low & kNibble) | first << 4));
-        r.d = wide::scaled(wide::f16_lanes(p + 108), _mm512_sub_epi32(_mm512_cvtepu8_epi32(s), _mm512_set1_epi32(32)));
+        r.d = wide::scaled(wide::f16_lanes(p + 108),
+                           _mm512_sub_epi32(_mm512_cvtepu8_epi32(s), _mm512_set1_epi32(32)));
         return r;
     }
 #endif
@@ -138,7 +145,8 @@ struct UnpackQ5_K {
         Codes512 r;
         for (int i = 0; i < 4; ++i) {
             const __m512i low = wide::nibbles32(p + 48 + 32 * i);
-            r.q[i] = _mm512_mask_add_epi8(low, wide::test_halves(high, 2 * i, 2 * i + 1), low, wide::bytes(16));
+            r.q[i] =
+                _mm512_mask_add_epi8(low, wide::test_halves(high, 2 * i, 2 * i + 1), low, wide::bytes(16));
         }
         wide_scales_and_mins(p, &r);
         return r;
@@ -164,8 +172,8 @@ struct UnpackQ6_K {
         Codes512 r;
         for (int h = 0; h < 2; ++h) {
             const __m512i low = _mm512_loadu_si512(p + 64 * h), high = wide::twice(p + 128 + 32 * h);
-            const __m512i left = _mm512_sllv_epi16(
-                high, _mm512_inserti64x4(_mm512_set1_epi16(4), _mm256_set1_epi16(2), 1));
+            const __m512i left =
+                _mm512_sllv_epi16(high, _mm512_inserti64x4(_mm512_set1_epi16(4), _mm256_set1_epi16(2), 1));
             const __m512i right = wide::shift_halves(high, 0, 2);
             const __m512i four = wide::bytes(15), two = wide::bytes(0x30);
             r.q[2 * h] = _mm512_or_si512(_mm512_and_si512(low, four), _mm512_and_si512(left, two));

@@ -1,17 +1,23 @@
-// Unpackers of the 32-element types: Q4_0, Q4_1, Q5_0, Q5_1, Q6_0, Q8_0. Layouts: quant-formats sections 6.1, 6.2.
+// Unpackers of the 32-element types: Q4_0, Q4_1, Q5_0, Q5_1, Q6_0, Q8_0. Layouts: quant-formats
+// sections 6.1, 6.2.
 #pragma once
 #include "kernels/unpacked.hpp"
 #include "unpack/wide.hpp"
 
 namespace ikpy {
 
+// Low nibbles of 16 bytes, then the high ones; as whole vectors, since the loop is not vectorized by itself.
+inline void split_nibbles(const uint8_t* p, uint8_t* codes) {
+    typedef uint8_t Bytes __attribute__((vector_size(16)));
+    const Bytes v = load_unaligned<Bytes>(p), low = v & 15, high = v >> 4;
+    std::memcpy(codes, &low, 16);
+    std::memcpy(codes + 16, &high, 16);
+}
+
 struct UnpackQ4_0 {
     static constexpr int kType = 2, kGroup = 32, kBlock = 32, kBlockBytes = 18, kZero = 8;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        for (int j = 0; j < 16; ++j) {
-            codes[j] = p[2 + j] & 15;
-            codes[j + 16] = p[2 + j] >> 4;
-        }
+        split_nibbles(p + 2, codes);
         *d = load_f16(p);
     }
 #if defined(__AVX512VNNI__)
@@ -28,10 +34,7 @@ struct UnpackQ4_0 {
 struct UnpackQ4_1 {
     static constexpr int kType = 3, kGroup = 32, kBlock = 32, kBlockBytes = 20, kZero = 0;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float* m) {
-        for (int j = 0; j < 16; ++j) {
-            codes[j] = p[4 + j] & 15;
-            codes[j + 16] = p[4 + j] >> 4;
-        }
+        split_nibbles(p + 4, codes);
         *d = load_f16(p);
         *m = load_f16(p + 2);
     }
@@ -50,7 +53,7 @@ struct UnpackQ4_1 {
 struct UnpackQ5_0 {
     static constexpr int kType = 6, kGroup = 32, kBlock = 32, kBlockBytes = 22, kZero = 16;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        const uint32_t high = load_as<uint32_t>(p + 2);
+        const uint32_t high = load_unaligned<uint32_t>(p + 2);
         for (int j = 0; j < 16; ++j) {
             codes[j] = static_cast<uint8_t>((p[6 + j] & 15) + 16 * (high >> j & 1));
             codes[j + 16] = static_cast<uint8_t>((p[6 + j] >> 4) + 16 * (high >> (j + 16) & 1));
@@ -62,7 +65,8 @@ struct UnpackQ5_0 {
         Codes512 r;
         for (int i = 0; i < 4; ++i) {
             const uint8_t* a = p + 44 * i;
-            const uint64_t high = load_as<uint32_t>(a + 2) | static_cast<uint64_t>(load_as<uint32_t>(a + 24)) << 32;
+            const uint64_t high = load_unaligned<uint32_t>(a + 2) |
+                                  static_cast<uint64_t>(load_unaligned<uint32_t>(a + 24)) << 32;
             const __m512i low = wide::nibbles16(wide::lanes_aabb(a + 6, a + 28));
             r.q[i] = _mm512_mask_add_epi8(low, high, low, wide::bytes(16));
         }
@@ -75,7 +79,7 @@ struct UnpackQ5_0 {
 struct UnpackQ5_1 {
     static constexpr int kType = 7, kGroup = 32, kBlock = 32, kBlockBytes = 24, kZero = 0;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float* m) {
-        const uint32_t high = load_as<uint32_t>(p + 4);
+        const uint32_t high = load_unaligned<uint32_t>(p + 4);
         for (int j = 0; j < 16; ++j) {
             codes[j] = static_cast<uint8_t>((p[8 + j] & 15) + 16 * (high >> j & 1));
             codes[j + 16] = static_cast<uint8_t>((p[8 + j] >> 4) + 16 * (high >> (j + 16) & 1));
@@ -88,7 +92,8 @@ struct UnpackQ5_1 {
         Codes512 r;
         for (int i = 0; i < 4; ++i) {
             const uint8_t* a = p + 48 * i;
-            const uint64_t high = load_as<uint32_t>(a + 4) | static_cast<uint64_t>(load_as<uint32_t>(a + 28)) << 32;
+            const uint64_t high = load_unaligned<uint32_t>(a + 4) |
+                                  static_cast<uint64_t>(load_unaligned<uint32_t>(a + 28)) << 32;
             const __m512i low = wide::nibbles16(wide::lanes_aabb(a + 8, a + 32));
             r.q[i] = _mm512_mask_add_epi8(low, high, low, wide::bytes(16));
         }
@@ -116,10 +121,11 @@ struct UnpackQ6_0 {
         Codes512 r;
         for (int i = 0; i < 4; ++i) {
             const uint8_t* a = p + 52 * i;
-            const __m512i high = _mm512_mask_set1_epi64(_mm512_set1_epi64(load_as<int64_t>(a + 2)), 0xF0,
-                                                        load_as<int64_t>(a + 28));
+            const __m512i high = _mm512_mask_set1_epi64(_mm512_set1_epi64(load_unaligned<int64_t>(a + 2)),
+                                                        0xF0, load_unaligned<int64_t>(a + 28));
             const __m512i low = wide::nibbles16(wide::lanes_aabb(a + 10, a + 36));
-            r.q[i] = _mm512_or_si512(low, _mm512_and_si512(_mm512_rolv_epi64(high, turns), wide::bytes(0x30)));
+            r.q[i] =
+                _mm512_or_si512(low, _mm512_and_si512(_mm512_rolv_epi64(high, turns), wide::bytes(0x30)));
         }
         r.d = wide::block_fields<26, 0>(p);
         return r;
@@ -139,7 +145,8 @@ struct UnpackQ8_0 {
         for (int i = 0; i < 4; ++i) {
             const auto* a = reinterpret_cast<const __m256i*>(p + 68 * i + 2);
             const auto* b = reinterpret_cast<const __m256i*>(p + 68 * i + 36);
-            const __m512i v = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256(a)), _mm256_loadu_si256(b), 1);
+            const __m512i v =
+                _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256(a)), _mm256_loadu_si256(b), 1);
             r.q[i] = _mm512_xor_si512(v, wide::bytes(0x80));
         }
         r.d = wide::block_fields<34, 0>(p);

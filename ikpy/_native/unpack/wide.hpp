@@ -16,23 +16,25 @@ inline __m512i twice(const uint8_t* p) {
 
 // The two 32-byte halves shifted right by different bit counts; bits of neighbouring bytes come in above.
 inline __m512i shift_halves(__m512i v, int low, int high) {
-    return _mm512_srlv_epi16(
-        v, _mm512_inserti64x4(_mm512_set1_epi16(static_cast<short>(low)),
-                              _mm256_set1_epi16(static_cast<short>(high)), 1));
+    return _mm512_srlv_epi16(v, _mm512_inserti64x4(_mm512_set1_epi16(static_cast<short>(low)),
+                                                   _mm256_set1_epi16(static_cast<short>(high)), 1));
 }
 
 // Selects a different bit in each half.
 inline __mmask64 test_halves(__m512i v, int low, int high) {
-    return _mm512_test_epi8_mask(v, _mm512_inserti64x4(bytes(1 << low), _mm256_set1_epi8(static_cast<char>(1 << high)), 1));
+    return _mm512_test_epi8_mask(
+        v, _mm512_inserti64x4(bytes(1 << low), _mm256_set1_epi8(static_cast<char>(1 << high)), 1));
 }
 
 // 32 bytes to 64 nibbles: low nibbles of all bytes, then high nibbles.
-inline __m512i nibbles32(const uint8_t* p) { return _mm512_and_si512(shift_halves(twice(p), 0, 4), bytes(15)); }
+inline __m512i nibbles32(const uint8_t* p) {
+    return _mm512_and_si512(shift_halves(twice(p), 0, 4), bytes(15));
+}
 
 // 2 x 16 bytes as four 16-byte lanes a a b b; low nibbles of each come before its high nibbles.
 inline __m512i nibbles16(__m512i lanes) {
-    const __m512i counts = _mm512_setr_epi64(0, 0, 0x0004000400040004, 0x0004000400040004, 0, 0, 0x0004000400040004,
-                                             0x0004000400040004);
+    const __m512i counts = _mm512_setr_epi64(0, 0, 0x0004000400040004, 0x0004000400040004, 0, 0,
+                                             0x0004000400040004, 0x0004000400040004);
     return _mm512_and_si512(_mm512_srlv_epi16(lanes, counts), bytes(15));
 }
 
@@ -56,7 +58,7 @@ inline __m512i table16(const uint8_t* table) {
 }
 
 inline __m512 f16_lanes(const uint8_t* p) {
-    return _mm512_cvtph_ps(_mm256_set1_epi16(load_as<int16_t>(p)));
+    return _mm512_cvtph_ps(_mm256_set1_epi16(load_unaligned<int16_t>(p)));
 }
 
 // f16 fields at the same place of 8 consecutive blocks of Size bytes, in lanes 0 .. 7. Never reads past the
@@ -83,12 +85,13 @@ inline __m512 block_fields(const uint8_t* p) {
         constexpr int kLast = 6 * Size < kEnd ? 6 * Size : kEnd;
         alignas(64) static constexpr uint16_t kFirst[32] = {Field / 2, (Field + Size) / 2, 32 + Field / 2,
                                                             32 + (Field + Size) / 2};
-        alignas(64) static constexpr uint16_t kRest[32] = {
-            Field / 2, (Field + Size) / 2, 32 + (Field + 6 * Size - kLast) / 2, 32 + (Field + 7 * Size - kLast) / 2};
+        alignas(64) static constexpr uint16_t kRest[32] = {Field / 2, (Field + Size) / 2,
+                                                           32 + (Field + 6 * Size - kLast) / 2,
+                                                           32 + (Field + 7 * Size - kLast) / 2};
         const __m512i a = _mm512_permutex2var_epi16(_mm512_loadu_si512(p), _mm512_load_si512(kFirst),
                                                     _mm512_loadu_si512(p + 2 * Size));
-        const __m512i b = _mm512_permutex2var_epi16(_mm512_loadu_si512(p + 4 * Size), _mm512_load_si512(kRest),
-                                                    _mm512_loadu_si512(p + kLast));
+        const __m512i b = _mm512_permutex2var_epi16(_mm512_loadu_si512(p + 4 * Size),
+                                                    _mm512_load_si512(kRest), _mm512_loadu_si512(p + kLast));
         const __m128i words = _mm_unpacklo_epi64(_mm512_castsi512_si128(a), _mm512_castsi512_si128(b));
         return _mm512_castps256_ps512(_mm256_cvtph_ps(words));
     }
@@ -96,7 +99,8 @@ inline __m512 block_fields(const uint8_t* p) {
 
 // 16 nibbles of 8 bytes, low nibble first, as i32 lanes.
 inline __m512i nibble_lanes(const uint8_t* p) {
-    const __m512i v = _mm512_mask_set1_epi32(_mm512_set1_epi32(load_as<int32_t>(p)), 0xFF00, load_as<int32_t>(p + 4));
+    const __m512i v = _mm512_mask_set1_epi32(_mm512_set1_epi32(load_unaligned<int32_t>(p)), 0xFF00,
+                                             load_unaligned<int32_t>(p + 4));
     const __m512i counts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
     return _mm512_and_si512(_mm512_srlv_epi32(v, counts), _mm512_set1_epi32(15));
 }

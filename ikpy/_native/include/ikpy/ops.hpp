@@ -59,6 +59,8 @@ size_t attention_shared_bytes(const Op&, const Tensor*, int n_threads);
 
 // Activation formats of the matmul family: what ActPrepare writes and the matmuls of that weight type read.
 int act_format(int weight_type);
+// Whether matmuls of this weight type have an unpacker of their own; other types are decoded to float first.
+bool has_unpacker(int weight_type);
 size_t act_nbytes(int format, int64_t n_in, int64_t n_rows, int64_t n_batch);
 
 }  // namespace ikpy

@@ -1,0 +1,92 @@
+"""Matrix products against what the machine can do: prompt rates and generation bandwidth of every fast type.
+
+    python -m benchmarks.matmul prompt      1e9 operations/s of [2048, 8192] x 512 tokens, share of the dot product ceiling
+    python -m benchmarks.matmul generate    1e9 bytes/s of 220 MB of weights x 1 token, share of the read bandwidth
+
+Ceiling and product alternate in one process and the best of several runs counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+
+from ikpy._native import core, tier
+from ikpy.graph.plan import OP_DTYPE, TENSOR_DTYPE
+from ikpy.quants import by_name
+from tests.cpu.matmul_plans import Program
+from tests.cpu.quant_data import random_tensor
+
+TYPES = (
+    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q6_0", "Q8_0", "IQ4_NL", "IQ4_XS", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    *("IQ2_K", "IQ3_K", "IQ4_K", "IQ5_K", "IQ6_K", "F32", "F16", "BF16"),
+)
+
+
+def weights(name: str, k: int, n: int) -> np.ndarray:
+    """Packed bytes of a [k, n] matrix; a few random rows, repeated."""
+    rows = min(n, 64)
+    if by_name(name).is_quantized:
+        data = random_tensor(by_name(name), (k, rows), 0)
+    else:
+        values = np.random.default_rng(0).standard_normal((rows, k), np.float32)
+        halves = values.astype(np.float16) if name == "F16" else (values.view(np.uint32) >> 16).astype(np.uint16)
+        data = (values if name == "F32" else halves).view(np.uint8).reshape(-1)
+    return np.resize(data, by_name(name).row_nbytes(k) * n)
+
+
+def product(name: str, k: int, n: int, tokens: int, n_threads: int) -> core.Plan:
+    """A plan of one mul_mat whose activations are already prepared."""
+    program = Program()
+    x = np.random.default_rng(1).standard_normal((tokens, k)).astype(np.float32)
+    act, fmt = program.prepared(x, name)
+    out = program.array(np.zeros((tokens, n), np.float32))
+    program.op("mul_mat", out, [program.weight(weights(name, k, n), name, (k, n)), act], {0: fmt, 1: tokens})
+    tensors, ops = np.array(program.tensors, TENSOR_DTYPE), np.array(program.ops, OP_DTYPE)
+    core.run(tensors, ops[:1].copy(), 0, n_threads)
+    arrays.append((program, tensors))  # the plan holds addresses only
+    return core.Plan(tensors, ops[1:].copy(), ())
+
+
+arrays: list[tuple[Program, np.ndarray]] = []
+
+
+def best_seconds(plan: core.Plan, n_threads: int, seconds: float) -> float:
+    """Shortest of the runs that fit into `seconds`, at least three."""
+    best, runs, end = float("inf"), 0, time.perf_counter() + seconds
+    while runs < 3 or time.perf_counter() < end:
+        start = time.perf_counter()
+        plan.run(0, n_threads)
+        best, runs = min(best, time.perf_counter() - start), runs + 1
+    return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("mode", choices=("prompt", "generate"))
+    parser.add_argument("--types", default=",".join(TYPES))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=1.0, help="per type")
+    args = parser.parse_args()
+    ceilings: dict[str, float] = {}
+    print(f"tier {tier}, {args.threads} threads")
+    for name in args.types.split(","):
+        arrays.clear()
+        kind = "int8" if by_name(name).is_quantized else "fp32"
+        if core.activation_format(by_name(name).id) == 2:
+            kind = "bf16"
+        k, tokens = (2048, 512) if args.mode == "prompt" else (4096, 1)
+        kind = kind if args.mode == "prompt" else "read"
+        row = by_name(name).row_nbytes(k)
+        n = 8192 if args.mode == "prompt" else int(220e6 / row) // 32 * 32
+        ceilings[kind] = max(ceilings.get(kind, 0.0), core.ceiling(kind, args.threads))
+        best = best_seconds(product(name, k, n, tokens, args.threads), args.threads, args.seconds)
+        rate = 1e-9 / best * (2 * k * n * tokens if args.mode == "prompt" else row * n)
+        unit = "Gop/s" if args.mode == "prompt" else "GB/s"
+        print(f"{name:8s} {rate:8.1f} {unit} {100 * rate / ceilings[kind]:5.1f} % of {ceilings[kind]:.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""Engines that benchmarks.compare can time, behind one interface: prompt(n) and generate(n) return seconds."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Protocol
+
+import numpy as np
+
+from ikpy.quants import registry
+
+
+class Peer(Protocol):
+    """An engine with a loaded model and an empty cache at the start of every call."""
+
+    name: str
+
+    def prompt(self, n_tokens: int) -> float:
+        """Seconds to evaluate a prompt of n_tokens with logits of the last one."""
+
+    def generate(self, n_tokens: int, depth: int = 0) -> float:
+        """Seconds to evaluate n_tokens one by one after depth cached tokens."""
+
+    def close(self) -> None:
+        """Frees the model."""
+
+
+def random_tokens(n: int) -> list[int]:
+    """Token ids of a prompt, the same for every peer."""
+    return [int(t) for t in np.random.default_rng(1).integers(300, 4000, n)]
+
+
+class Ikpy:
+    """This project."""
+
+    name = "ikpy"
+
+    @staticmethod
+    def runs(type_name: str) -> bool:
+        """Whether the engine knows the weight type."""
+        return True
+
+    def __init__(self, path: str, n_ctx: int, n_threads: int) -> None:
+        from ikpy import Context, ContextParams, Model
+
+        self.model = Model.load(path)
+        self.context = Context(self.model, ContextParams(n_ctx=n_ctx, n_threads=n_threads))
+
+    def _decode(self, tokens: list[int], pos: int) -> None:
+        from ikpy import Batch
+
+        for start in range(0, len(tokens), self.context.n_batch):
+            self.context.decode(Batch.single(tokens[start : start + self.context.n_batch], pos + start))
+
+    def prompt(self, n_tokens: int) -> float:
+        self.context.kv.clear()
+        started = time.perf_counter()
+        self._decode(random_tokens(n_tokens), 0)
+        return time.perf_counter() - started
+
+    def generate(self, n_tokens: int, depth: int = 0) -> float:
+        self.context.kv.clear()
+        if depth:
+            self._decode(random_tokens(depth), 0)
+        started = time.perf_counter()
+        for i in range(n_tokens):
+            self._decode([500 + i], depth + i)
+        return time.perf_counter() - started
+
+    def close(self) -> None:
+        del self.context, self.model
+
+
+class IkLlama:
+    """ik_llama.cpp through the ik-llama-cpp-python package (an AVX2 build)."""
+
+    name = "ik-llama-cpp-python"
+
+    @staticmethod
+    def runs(type_name: str) -> bool:
+        """Whether the engine knows the weight type."""
+        return True
+
+    def __init__(self, path: str, n_ctx: int, n_threads: int) -> None:
+        with _quiet():
+            from ik_llama_cpp import IkLlama as Llama
+
+            self.llama: Any = Llama(path, n_ctx=n_ctx, n_threads=n_threads, verbose=False)
+        self.context = self.llama._context
+
+    def _prompt(self, tokens: list[int]) -> None:
+        from ik_llama_cpp._internals import make_batch_range
+
+        for start in range(0, len(tokens), 512):
+            if self.context.decode(make_batch_range(tokens[start : start + 512], pos_start=start)):
+                raise RuntimeError("ik-llama-cpp-python failed to decode")
+
+    def prompt(self, n_tokens: int) -> float:
+        self.context.kv_cache_clear()
+        started = time.perf_counter()
+        self._prompt(random_tokens(n_tokens))
+        return time.perf_counter() - started
+
+    def generate(self, n_tokens: int, depth: int = 0) -> float:
+        from ik_llama_cpp._internals import make_batch_single
+
+        self.context.kv_cache_clear()
+        if depth:
+            self._prompt(random_tokens(depth))
+        started = time.perf_counter()
+        for i in range(n_tokens):
+            if self.context.decode(make_batch_single(500 + i, depth + i)):
+                raise RuntimeError("ik-llama-cpp-python failed to decode")
+        return time.perf_counter() - started
+
+    def close(self) -> None:
+        self.context.close()
+
+
+class XLlama:
+    """llama.cpp through the xllamacpp package; its server reports the timings."""
+
+    name = "xllamacpp"
+
+    @staticmethod
+    def runs(type_name: str) -> bool:
+        """Whether the engine knows the weight type: mainline's ids end at 41."""
+        return registry.by_name(type_name).id <= 41
+
+    def __init__(self, path: str, n_ctx: int, n_threads: int) -> None:
+        import xllamacpp
+
+        params = xllamacpp.CommonParams()
+        params.model.path = path
+        params.n_ctx = n_ctx
+        params.n_parallel = 1
+        params.cpuparams.n_threads = n_threads
+        params.cpuparams_batch.n_threads = n_threads
+        params.warmup = False
+        params.verbosity = -1
+        with _quiet():
+            self.server: Any = xllamacpp.Server(params)
+
+    def _timings(self, tokens: list[int], n_predict: int) -> dict[str, float]:
+        request = {
+            "prompt": tokens,
+            "n_predict": n_predict,
+            "ignore_eos": True,
+            "cache_prompt": False,
+            "temperature": 0,
+        }
+        return self.server.handle_completions(request)["timings"]
+
+    def prompt(self, n_tokens: int) -> float:
+        return self._timings(random_tokens(n_tokens), 1)["prompt_ms"] / 1e3
+
+    def generate(self, n_tokens: int, depth: int = 0) -> float:
+        timings = self._timings(random_tokens(max(depth, 1)), n_tokens)
+        return timings["predicted_ms"] / 1e3 * n_tokens / timings["predicted_n"]
+
+    def close(self) -> None:
+        del self.server
+
+
+PEERS = {"ikpy": Ikpy, "ik": IkLlama, "xllama": XLlama}
+
+
+class _quiet:
+    """Sends the native log lines of a peer's load to nowhere."""
+
+    def __enter__(self) -> None:
+        self.saved = os.dup(2)
+        self.null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(self.null, 2)
+
+    def __exit__(self, *_: object) -> None:
+        os.dup2(self.saved, 2)
+        os.close(self.saved)
+        os.close(self.null)

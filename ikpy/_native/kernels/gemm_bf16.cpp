@@ -1,0 +1,161 @@
+#include "kernels/gemm_bf16.hpp"
+
+#include <algorithm>
+
+#include "ikpy/tensor.hpp"
+#include "kernels/activations.hpp"
+#include "kernels/transpose.hpp"
+
+namespace ikpy {
+
+#if defined(__AVX512F__)
+
+#define IKPY_BF16 __attribute__((target("avx512bf16")))
+
+namespace {
+
+// Row products need no unpacking: only the loads of the activations make them slower than panels.
+constexpr int kGemvTokens = 6;
+constexpr int kTileTokens = 6;
+constexpr int64_t kPanelColumns = 512;
+
+// 32 elements of a row, zeros beyond `left`.
+inline __m512i load_row(const uint8_t* p, int64_t left) {
+    if (left >= 32) return _mm512_loadu_si512(p);
+    return _mm512_maskz_loadu_epi16(static_cast<__mmask32>((1u << left) - 1), p);
+}
+
+IKPY_BF16 inline __m512 dot(__m512 sum, __m512i a, __m512i b) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
+}
+
+// panel: [half][n / 2][16 rows][2].
+template <int NH, int NT>
+IKPY_BF16 void tile(const uint16_t* panel, int64_t n, const uint8_t* const* x, int64_t k0, float* out,
+                    bool add) {
+    __m512 total[NH][NT];
+#pragma GCC unroll 8
+    for (int t = 0; t < NT; ++t)
+#pragma GCC unroll 2
+        for (int h = 0; h < NH; ++h)
+            total[h][t] = add ? _mm512_loadu_ps(out + t * kBlockRows + h * kHalfRows) : _mm512_setzero_ps();
+    for (int64_t k = 0; k < n; k += 2) {
+        __m512i w[NH];
+#pragma GCC unroll 2
+        for (int h = 0; h < NH; ++h) w[h] = _mm512_loadu_si512(panel + (h * n + k) * kHalfRows);
+#pragma GCC unroll 8
+        for (int t = 0; t < NT; ++t) {
+            const __m512i v = _mm512_set1_epi32(load_unaligned<int32_t>(x[t] + (k0 + k) * 2));
+#pragma GCC unroll 2
+            for (int h = 0; h < NH; ++h) total[h][t] = dot(total[h][t], w[h], v);
+        }
+    }
+#pragma GCC unroll 8
+    for (int t = 0; t < NT; ++t)
+#pragma GCC unroll 2
+        for (int h = 0; h < NH; ++h) _mm512_storeu_ps(out + t * kBlockRows + h * kHalfRows, total[h][t]);
+}
+
+template <int NH, int NT>
+void tile_of(int nt, const uint16_t* panel, int64_t n, const uint8_t* const* x, int64_t k0, float* out,
+             bool add) {
+    if (nt == NT) return tile<NH, NT>(panel, n, x, k0, out, add);
+    if constexpr (NT > 1) tile_of<NH, NT - 1>(nt, panel, n, x, k0, out, add);
+}
+
+void gemm(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out, uint8_t* work) {
+    auto* panel = reinterpret_cast<uint16_t*>(work);
+    const int n_halves = rows.n[1] > 0 ? 2 : 1;
+    const int n_tiles = (n_tokens + kTileTokens - 1) / kTileTokens;
+    for (int64_t k0 = 0; k0 < rows.n_in; k0 += kPanelColumns) {
+        const int64_t n = std::min(kPanelColumns, round_up(rows.n_in - k0, 32));
+        for (int h = 0; h < n_halves; ++h)
+            for (int64_t k = 0; k < n; k += 32) {
+                __m512i r[kHalfRows];
+#pragma GCC unroll 16
+                for (int i = 0; i < kHalfRows; ++i) {
+                    const uint8_t* p = rows.row(h, i) + (k0 + k) * 2;
+                    _mm_prefetch(reinterpret_cast<const char*>(p + 256), _MM_HINT_T0);
+                    r[i] = load_row(p, rows.n_in - k0 - k);
+                }
+                transpose16(r);
+#pragma GCC unroll 16
+                for (int i = 0; i < 16; ++i)
+                    _mm512_storeu_si512(panel + (h * n + k + 2 * i) * kHalfRows, r[i]);
+            }
+        for (int i = 0; i < n_tiles; ++i) {
+            const int begin = n_tokens * i / n_tiles, nt = n_tokens * (i + 1) / n_tiles - begin;
+            float* y = out + begin * kBlockRows;
+            if (n_halves == 2) {
+                tile_of<2, kTileTokens>(nt, panel, n, x + begin, k0, y, k0 > 0);
+            } else {
+                tile_of<1, kTileTokens>(nt, panel, n, x + begin, k0, y, k0 > 0);
+            }
+        }
+    }
+}
+
+template <int NT>
+IKPY_BF16 void dot_row(const uint8_t* row, int64_t n, const uint8_t* const* x, float* out) {
+    constexpr int kChains = 4;
+    __m512 total[NT][kChains];
+#pragma GCC unroll 8
+    for (int t = 0; t < NT; ++t)
+#pragma GCC unroll 4
+        for (int c = 0; c < kChains; ++c) total[t][c] = _mm512_setzero_ps();
+    int64_t k = 0;
+    for (; k + 32 * kChains <= n; k += 32 * kChains) {
+#pragma GCC unroll 4
+        for (int c = 0; c < kChains; ++c) {
+            const uint8_t* p = row + (k + 32 * c) * 2;
+            _mm_prefetch(reinterpret_cast<const char*>(p + 2048), _MM_HINT_T0);
+            const __m512i w = _mm512_loadu_si512(p);
+#pragma GCC unroll 8
+            for (int t = 0; t < NT; ++t)
+                total[t][c] = dot(total[t][c], w, _mm512_loadu_si512(x[t] + (k + 32 * c) * 2));
+        }
+    }
+    for (; k < n; k += 32) {
+        const __m512i w = load_row(row + k * 2, n - k);
+#pragma GCC unroll 8
+        for (int t = 0; t < NT; ++t) total[t][0] = dot(total[t][0], w, _mm512_loadu_si512(x[t] + k * 2));
+    }
+#pragma GCC unroll 8
+    for (int t = 0; t < NT; ++t)
+        out[t * kBlockRows] = _mm512_reduce_add_ps(
+            _mm512_add_ps(_mm512_add_ps(total[t][0], total[t][1]), _mm512_add_ps(total[t][2], total[t][3])));
+}
+
+template <int NT>
+void dot_rows(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out) {
+    if (n_tokens == NT) {
+        for (int h = 0; h < 2; ++h)
+            for (int i = 0; i < rows.n[h]; ++i)
+                dot_row<NT>(rows.row(h, i), rows.n_in, x, out + h * kHalfRows + i);
+    } else if constexpr (NT > 1) {
+        dot_rows<NT - 1>(rows, x, n_tokens, out);
+    }
+}
+
+void gemv(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out, uint8_t*) {
+    dot_rows<kGemvTokens>(rows, x, n_tokens, out);
+}
+
+size_t work_bytes(int64_t) { return kPanelColumns * kBlockRows * sizeof(uint16_t); }
+
+const WeightKernels kKernels = {kBF16, kActBf16, kGemvTokens, gemv, gemm, work_bytes};
+
+}  // namespace
+
+const WeightKernels* bf16_dot_kernels() {
+    static const bool available = __builtin_cpu_supports("avx512bf16");
+    return available ? &kKernels : nullptr;
+}
+
+#else
+
+const WeightKernels* bf16_dot_kernels() { return nullptr; }
+
+#endif
+
+}  // namespace ikpy

@@ -1,0 +1,42 @@
+// 16 x 16 transposition of dwords in registers.
+#pragma once
+#include "kernels/half_rows.hpp"
+
+#if defined(__AVX512F__)
+
+namespace ikpy {
+
+// Transposes 16 rows of 16 dwords.
+inline void transpose16(__m512i* r) {
+    __m512i t[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {
+        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    // r[4 * b + c] holds column 4 * lane128 + c of rows 4 * b .. 4 * b + 3.
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; ++c) {
+        const __m512i a = _mm512_shuffle_i32x4(r[c], r[4 + c], 0x44),
+                      b = _mm512_shuffle_i32x4(r[c], r[4 + c], 0xEE);
+        const __m512i e = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0x44);
+        const __m512i f = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0xEE);
+        t[c] = _mm512_shuffle_i32x4(a, e, 0x88);
+        t[4 + c] = _mm512_shuffle_i32x4(a, e, 0xDD);
+        t[8 + c] = _mm512_shuffle_i32x4(b, f, 0x88);
+        t[12 + c] = _mm512_shuffle_i32x4(b, f, 0xDD);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) r[i] = t[i];
+}
+
+}  // namespace ikpy
+
+#endif

@@ -1,0 +1,214 @@
+"""LLM: a model, its vocabulary and one context behind a few calls.
+
+>>> from ikpy import LLM
+>>> llm = LLM()  # the bundled tiny model
+>>> llm.generate("The old man looked at", max_tokens=4, temperature=0)
+' the room, and'
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ikpy.engine.batch import Batch
+from ikpy.engine.context import Context
+from ikpy.engine.model import Model
+from ikpy.engine.params import ContextParams, ModelParams
+from ikpy.engine.sampling import SamplingParams
+from ikpy.errors import UsageError
+from ikpy.tools.generation import GrowingSequence
+from ikpy.tools.sampler_setup import make_sampler
+from ikpy.tools.stop_strings import StopFilter
+from ikpy.vocab import Vocab
+
+if TYPE_CHECKING:
+    from ikpy.vocab.templates import ChatTemplate
+
+POOLINGS = ("mean", "cls", "last")
+
+
+class LLM:
+    """A loaded model ready to generate.
+
+    ``path``: GGUF file (first part of a split one); None = the bundled tiny-mla-moe. Further keywords are fields of
+    :class:`ikpy.ModelParams` and :class:`ikpy.ContextParams`, such as ``n_ctx``, ``n_threads``, ``type_k``, ``mla``.
+    ``log``: called with every line of the loader. Raises IkpyError subclasses with one line of explanation.
+
+    Calls are not safe from several threads at once: they share one context. A prompt that begins as the last one
+    did is evaluated from the first difference on.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, log: Callable[[str], None] | None = None, **params: Any
+    ) -> None:
+        from ikpy import default_model_path
+
+        model_values = _fields_of(ModelParams, params)
+        context_values = _fields_of(ContextParams, params)
+        unknown = set(params) - set(model_values) - set(context_values)
+        if unknown:
+            raise UsageError(f"unknown parameter {', '.join(sorted(unknown))}; see ModelParams and ContextParams")
+        self.model = Model.load(path or default_model_path(), ModelParams(**model_values), log=log)
+        self.vocab = Vocab.from_metadata(self.model.gguf.metadata)
+        self.context_params = ContextParams(**context_values)
+        self.context = Context(self.model, self.context_params, log=log)
+        self._sequence = GrowingSequence(self.context)
+
+    # --- text ------------------------------------------------------------------------------------------------
+
+    def generate(
+        self, prompt: str | Sequence[int], max_tokens: int = 128, *, stop: Sequence[str] = (), **sampling: Any
+    ) -> str:
+        """Continuation of ``prompt`` (text or token ids), without it.
+
+        Ends after ``max_tokens`` (negative: no limit), at an end token, or before one of the ``stop`` strings.
+        ``sampling``: fields of :class:`ikpy.SamplingParams`, such as ``temperature``, ``top_k``, ``seed``, ``grammar``,
+        ``json_schema``.
+        """
+        return "".join(self.stream(prompt, max_tokens, stop=stop, **sampling))
+
+    def stream(
+        self, prompt: str | Sequence[int], max_tokens: int = 128, *, stop: Sequence[str] = (), **sampling: Any
+    ) -> Iterator[str]:
+        """As :meth:`generate`, in pieces as they appear; a piece never ends inside a character."""
+        if isinstance(prompt, str):
+            tokens = self.tokenize(prompt, add_special=True, parse_special=True)
+        else:
+            tokens = [int(token) for token in prompt]
+        if not tokens:
+            raise UsageError("the prompt is empty and the model wants no begin token: give a text")
+        if len(tokens) >= self.context.n_ctx:
+            raise UsageError(
+                f"the prompt has {len(tokens)} tokens, the context {self.context.n_ctx}; give a larger n_ctx"
+            )
+        return self._stream(tokens, max_tokens, stop, sampling)
+
+    def _stream(
+        self, tokens: list[int], max_tokens: int, stop: Sequence[str], sampling: Mapping[str, Any]
+    ) -> Iterator[str]:
+        params = SamplingParams(**sampling)
+        sampler = make_sampler(params, self.vocab, self.model.hparams.n_vocab, self.context.n_ctx)
+        for token in tokens:
+            sampler.accept(token, grammar=False)
+        if max_tokens == 0:
+            return
+        self._sequence.n_keep = int(self.vocab.add_bos)
+        kept = self._sequence.rewind(tokens)
+        logits = self._sequence.feed(tokens[kept:])
+        decoder = self.vocab.stream_decoder()
+        stops = StopFilter(stop)
+        for count, token in enumerate(self._sequence.generate(sampler, logits, self.vocab.eog), 1):
+            if token in self.vocab.eog:
+                break
+            if text := stops.feed(decoder.feed(token)):
+                yield text
+            if stops.stopped is not None:
+                return
+            if count == max_tokens:
+                break
+        if text := stops.feed(decoder.flush()) + stops.flush():
+            yield text
+
+    # --- chat ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The model's chat template, ChatML if it has none."""
+        from ikpy.vocab.templates import ChatTemplate
+
+        return ChatTemplate.from_metadata(self.model.gguf.metadata, self.vocab)
+
+    def chat(
+        self,
+        messages: str | Sequence[Mapping[str, Any]],
+        max_tokens: int = 512,
+        *,
+        stop: Sequence[str] = (),
+        template_variables: Mapping[str, Any] | None = None,
+        **sampling: Any,
+    ) -> str:
+        """The assistant's answer to ``messages`` (mappings with role and content; a text is one user message)."""
+        return "".join(
+            self.stream_chat(messages, max_tokens, stop=stop, template_variables=template_variables, **sampling)
+        )
+
+    def stream_chat(
+        self,
+        messages: str | Sequence[Mapping[str, Any]],
+        max_tokens: int = 512,
+        *,
+        stop: Sequence[str] = (),
+        template_variables: Mapping[str, Any] | None = None,
+        **sampling: Any,
+    ) -> Iterator[str]:
+        """As :meth:`chat`, in pieces."""
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        variables = dict(template_variables or {})
+        prompt = self.chat_template.render(messages, drop_bos=self.vocab.add_bos, **variables)
+        return self.stream(prompt, max_tokens, stop=stop, **sampling)
+
+    # --- embeddings ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _embedding_context(self) -> Context:
+        from dataclasses import replace
+
+        return Context(self.model, replace(self.context_params, embeddings=True))
+
+    def embed(
+        self, texts: str | Sequence[str], *, pooling: str = "mean", normalize: bool = True
+    ) -> NDArray[np.float32]:
+        """Embeddings float32 [number of texts, n_embd] from the last layer.
+
+        ``pooling`` over a text's tokens: 'mean', 'cls' (first) or 'last'; ``normalize``: to length 1.
+        """
+        if pooling not in POOLINGS:
+            raise UsageError(f"pooling '{pooling}' is not one of {', '.join(POOLINGS)}")
+        rows = [self._embed_one(text, pooling) for text in ([texts] if isinstance(texts, str) else texts)]
+        if not rows:
+            return np.empty((0, self.model.hparams.n_embd), np.float32)
+        result = np.stack(rows)
+        if normalize:
+            result /= np.maximum(np.linalg.norm(result, axis=-1, keepdims=True), 1e-12)
+        return result
+
+    def _embed_one(self, text: str, pooling: str) -> NDArray[np.float32]:
+        context = self._embedding_context
+        tokens = self.tokenize(text, add_special=True)
+        if not 0 < len(tokens) <= context.n_ctx:
+            raise UsageError(f"a text of {len(tokens)} tokens cannot be embedded; 1 to {context.n_ctx} are possible")
+        context.kv.clear()
+        states = []
+        for start in range(0, len(tokens), context.n_batch):
+            context.decode(Batch.single(tokens[start : start + context.n_batch], start, 0, "all"))
+            assert context.embeddings is not None
+            states.append(context.embeddings)
+        rows = np.concatenate(states)
+        if pooling == "mean":
+            return rows.mean(axis=0, dtype=np.float64).astype(np.float32)
+        return np.array(rows[0 if pooling == "cls" else -1], dtype=np.float32)
+
+    # --- tokens ----------------------------------------------------------------------------------------------
+
+    def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
+        """Token ids; ``add_special``: with the begin and end tokens the model wants; ``parse_special``: texts of
+        control tokens become those tokens."""
+        return self.vocab.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """Text of token ids; control tokens appear only with ``special``."""
+        return self.vocab.detokenize(tokens, unparse_special=special)
+
+
+def _fields_of(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that are fields of a dataclass."""
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in values.items() if name in names}

@@ -1,0 +1,241 @@
+"""`ikpy cli` on the bundled model: recorded texts, interactive use, conversations, prompt cache, errors."""
+
+from __future__ import annotations
+
+import io
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from ikpy.cli import main
+from ikpy.cli.console import Console, Interrupt
+from tests.cpu.bigram_model import BigramContext, ByteVocab, random_table
+
+ikpy_engine = pytest.importorskip("ikpy.engine.context", reason="the native module is not built")
+
+OLD_MAN = "The old man looked at"
+GREEDY = " the room, and the\nsame, and the old gentleman, and the other, and the\nsame of"
+SCHEMA = (
+    '{"type":"object","properties":{"a":{"type":"boolean"},"b":{"enum":["x","y"]}},'
+    '"required":["a","b"],"additionalProperties":false}'
+)
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """Runs `ikpy cli` with greedy defaults; returns status, standard output and standard error."""
+
+    def run(*arguments: str, stdin: str = "") -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
+        status = main(["cli", "-c", "512", "-t", "1", "-n", "24", "--temp", "0", "-s", "1", *arguments])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+RECORDED = [
+    (["-p", OLD_MAN], OLD_MAN + GREEDY),
+    (["-p", OLD_MAN, "--no-display-prompt"], GREEDY),
+    (["-p", "", "-n", "8"], "t, and the\nsame of"),
+    (["-p", r"one\ntwo\tthree \x41"], "one\ntwo\tthree Air Slide, and the parks of the\nsame, and the parks of the p"),
+    (
+        ["-p", r"one\ntwo", "--no-escape"],
+        r"one\ntwo" + "is, and the powers of the powers of the powers of the park, and the page of",
+    ),
+    (
+        ["-p", "<|user|>hi<|end|><|assistant|>", "-sp"],
+        "<|begin_of_text|><|user|>hi<|end|><|assistant|>, and the\nsame, and the parks of the parks of the\nsame, and",
+    ),
+    (["-p", OLD_MAN, "-l", "11+50", "-n", "4"], OLD_MAN + ",,,,"),
+    (["-p", "Answer:", "--grammar", 'root ::= " " ("yes" | "no") "."'], "Answer: no."),
+    (
+        ["-p", "JSON:", "-n", "60", "-j", SCHEMA],
+        'JSON:{\n"a": false, "b"\n\n : "y"\n\n                    }\n\n             ',
+    ),
+    (
+        ["-p", OLD_MAN, "--temp", "1", "--top-k", "1", "--dry-multiplier", "50", "--dry-allowed-length", "1"],
+        OLD_MAN + " the room, and the\nsame, the old gentleman, who had been a very little more than\nthe world",
+    ),
+    (
+        ["-p", OLD_MAN, "--temp", "1", "--top-k", "1", "--repeat-penalty", "5"],
+        OLD_MAN + " the room, and\nthe other day of his own mind. He had not been a very\nmanner to be",
+    ),
+    (["-p", "x", "-n", "0"], ""),
+]
+
+
+@pytest.mark.parametrize(("arguments", "text"), RECORDED)
+def test_text_is_the_recorded_one(cli, arguments: list[str], text: str) -> None:
+    status, out, _ = cli(*arguments)
+    assert (status, out) == (0, text)
+
+
+def test_log_lines(cli) -> None:
+    _, _, err = cli("-p", "The old man", "--verbose-prompt", "-n", "4")
+    for line in (
+        "Log start",
+        "main: seed  = 1",
+        "main: prompt: 'The old man'",
+        "main: number of tokens in prompt = 4",
+        "  4090 -> '<|begin_of_text|>'",
+        "   451 -> ' man'",
+        "\ttop_k = 40, tfs_z = 1.000, top_p = 0.950, min_p = 0.050, typical_p = 1.000, temp = 0.000",
+        "generate: n_ctx = 512, n_batch = 2048, n_predict = 4, n_keep = 1",
+        "Log end",
+    ):
+        assert line in err.splitlines(), line
+    assert "\nmain: prompt eval time = " in err and " ms /     4 tokens (" in err
+    _, _, err = cli("-p", "Answer:", "--grammar", 'root ::= " no."')
+    assert "\n [end of text]\n" in err
+    _, _, err = cli("-p", "x", "-n", "0")
+    assert "llama_print_timings: prompt eval time = " in err
+    assert "generate" not in cli("-p", "x", "-n", "1", "--log-disable")[2]
+
+
+def test_prompt_file_loses_one_newline(cli, tmp_path: Path) -> None:
+    path = tmp_path / "prompt.txt"
+    path.write_text("Once upon a time,\nthere was\n")
+    _, out, _ = cli("-f", str(path), "-n", "6")
+    assert out == "Once upon a time,\nthere was a very good deal of the"
+
+
+def test_reverse_prompt_stops(cli) -> None:
+    status, out, _ = cli("-p", OLD_MAN, "-r", "same")
+    assert (status, out) == (0, OLD_MAN + " the room, and the\nsame")
+
+
+def test_interactive_turns_until_the_input_ends(cli) -> None:
+    status, out, err = cli("-i", "-r", "the", "-p", "The old man", stdin=" and then\n\nmore/\n")
+    assert status == 0 and out.startswith("The old man of the and then\n") and "more/\n" in out
+    assert "== Running in interactive mode. ==" in err and "Reverse prompt: 'the'" in err
+
+
+def test_interactive_continues_as_if_uninterrupted(cli) -> None:
+    """Returning control with an empty line must leave no trace in the text."""
+    _, out, _ = cli("-i", "-p", OLD_MAN, "-n", "12", stdin="\n")
+    assert out.replace("the old\n gentleman", "the old gentleman") == OLD_MAN + GREEDY
+
+
+def test_conversation(cli) -> None:
+    status, out, err = cli("-cnv", "-p", "You are kind.", "-n", "8", stdin="Hello\nHow are you?\n")
+    assert status == 0 and out.startswith("\n> Hello\n") and out.count("\n> ") == 3
+    assert "You are kind." not in out
+    example = "<|system|>You are a helpful assistant<|end|><|user|>Hello<|end|><|assistant|>Hi there<|end|>"
+    assert f"main: chat template example:\n{example}<|user|>How are you?<|end|><|assistant|>\n" in err
+    _, first, _ = cli("-cnv", "-p", "You are kind.", "-n", "8", stdin="Hello\n")
+    assert out.startswith(first.rstrip("> ")), "the first answer must not depend on what follows"
+
+
+def test_conversation_drops_old_turns_when_full(cli) -> None:
+    lines = "".join(f"This is message number {i} of a long conversation about the sea.\n" for i in range(14))
+    status, out, _ = cli("-cnv", "-c", "256", "-n", "12", stdin=lines)
+    assert status == 0 and out.count("\n> ") == 15
+
+
+def test_full_context_ends_with_a_reason(cli) -> None:
+    status, _, err = cli("-p", OLD_MAN, "-c", "256", "-n", "300", "--no-context-shift")
+    assert status == 0 and "main: the context of 256 tokens is full and context shift is off" in err
+
+
+def test_prompt_cache(cli, tmp_path: Path) -> None:
+    path = str(tmp_path / "cache.bin")
+    _, out, err = cli("-p", OLD_MAN, "--prompt-cache", path)
+    assert out == OLD_MAN + GREEDY and "session file does not exist, will create." in err
+    _, out, err = cli("-p", OLD_MAN, "--prompt-cache", path)
+    assert out == OLD_MAN + GREEDY
+    assert "main: loaded a session with prompt size of 6 tokens\n" in err
+    assert "main: session file has exact match for prompt!\n" in err and "/     1 tokens" in err
+    _, out, _ = cli("-p", OLD_MAN, "--prompt-cache", path, "--prompt-cache-all")
+    _, out, err = cli("-p", OLD_MAN + GREEDY + " the", "-n", "4", "--prompt-cache", path, "--prompt-cache-ro")
+    reference = cli("-p", OLD_MAN + GREEDY + " the", "-n", "4")[1]
+    assert out == reference and "main: loaded a session with prompt size of 29 tokens" in err
+    status, _, err = cli("-p", OLD_MAN, "--prompt-cache", path, "-ctk", "q8_0")
+    assert status == 1 and "another cache type" in err
+    Path(path).write_bytes(Path(path).read_bytes()[:-5])
+    assert "is damaged" in cli("-p", OLD_MAN, "--prompt-cache", path)[2]
+    Path(path).write_bytes(b"something else")
+    assert "is not a session file" in cli("-p", OLD_MAN, "--prompt-cache", path)[2]
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["-p", "x", "--grammar", 'root ::= ("yes"'], "error parsing grammar: expecting ')' at the end"),
+    (["-p", "x", "-j", '{"type":"what"}'], "JSON schema conversion failed: root: unknown type"),
+    (["-m", "missing.gguf", "-p", "x"], "missing.gguf"),
+    (["-p", "x", "--grammar", 'root ::= "a"', "-j", "{}"], "exclude each other"),
+    (["-p", "x", "-l", "99999+1"], "the vocabulary has tokens 0 to 4095"),
+    (["-p", "word " * 600], "prompt is too long (6"),
+    (["-cnv", "--chat-template", "nosuch"], "the supplied chat template is not supported: nosuch"),
+])  # fmt: skip
+def test_errors_are_one_line(cli, arguments: list[str], message: str) -> None:
+    status, out, err = cli(*arguments)
+    last = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert status == 1 and out == "" and len(last) == 1 and message in last[0]
+
+
+class HalfCharacters(ByteVocab):
+    """Vocabulary of single bytes with a stream decoder."""
+
+    def stream_decoder(self, special: bool = False):
+        from ikpy.vocab.stream import StreamDecoder
+
+        return StreamDecoder(lambda token: bytes([token]))
+
+
+def test_console_never_writes_half_a_character() -> None:
+    out = io.StringIO()
+    console = Console(HalfCharacters(), out=out)
+    pieces = [console.token(byte) for byte in "é😀a".encode()]
+    assert pieces == ["", "é", "", "", "", "😀", "a"] and out.getvalue() == "é😀a"
+    console.token(0xF0)
+    assert console.end() == "\ufffd"
+
+
+@pytest.mark.parametrize(("typed", "multiline", "text"), [
+    ("one\ntwo\n", False, "one\n"),
+    ("one\\\ntwo\n", False, "one\ntwo\n"),
+    ("one/\n", False, "one"),
+    ("one\ntwo\\\n", True, "one\ntwo\n"),
+    ("one\ntwo/\n", True, "one\ntwo"),
+    ("", False, None),
+    ("last", False, "last\n"),
+])  # fmt: skip
+def test_console_input(typed: str, multiline: bool, text: str | None) -> None:
+    console = Console(HalfCharacters(), out=io.StringIO(), source=io.StringIO(typed), multiline=multiline)
+    assert console.read() == text
+
+
+def test_first_interrupt_is_noted_second_ends() -> None:
+    interrupt = Interrupt()
+    assert threading.current_thread() is threading.main_thread()
+    with interrupt.watched():
+        signal.raise_signal(signal.SIGINT)
+        assert interrupt.pressed
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    with interrupt.watched():
+        assert not interrupt.pressed
+
+
+def test_context_shift_keeps_the_beginning() -> None:
+    from ikpy.tools.generation import ContextFullError, GrowingSequence
+
+    context = BigramContext(random_table(), n_ctx=32, n_batch=8)
+    context.kv.can_shift = True
+    sequence = GrowingSequence(context, n_keep=4)
+    tokens = list(range(30))
+    sequence.feed(tokens)
+    dropped: list[int] = []
+    sequence.on_shift = dropped.append
+    sequence.feed([100, 101, 102])
+    assert dropped == [13] and sequence.tokens == [*tokens[:4], *tokens[17:], 100, 101, 102]
+    assert [context.kv.cells[0][p] for p in range(len(sequence.tokens))] == sequence.tokens
+    assert sequence.rewind([0, 1, 2, 3, 17, 99]) == 5 and sequence.tokens == [0, 1, 2, 3, 17]
+    assert sequence.rewind([0, 1, 2, 3, 17]) == 4, "the last token is evaluated again for its logits"
+    context.kv.can_shift = False
+    with pytest.raises(
+        ContextFullError, match=r"context of 32 tokens is full and this model's cache cannot be shifted"
+    ):
+        sequence.feed(list(range(40)))

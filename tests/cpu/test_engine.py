@@ -1,0 +1,272 @@
+"""Contexts: sequences, cache operations, batching, shifts, errors."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ikpy import Batch, Context, ContextParams, KVCacheFullError, Model, ModelParams, default_model_path
+from ikpy.errors import FileFormatError, ResourceError, UnsupportedError, UsageError
+from ikpy.gguf.reader import GGUFFile
+from ikpy.gguf.types import GGUFValueType
+from ikpy.gguf.writer import GGUFWriter
+from tests.shared import DATA
+
+LLAMA = DATA / "zoo" / "llama-ropefreqs.gguf"
+LATENT = DATA / "zoo" / "deepseek2-v3-mla.gguf"
+QWEN = DATA / "zoo" / "qwen3moe.gguf"
+
+
+def context(path: Path, **params: object) -> Context:
+    """A small context with two threads unless said otherwise."""
+    settings = {"n_ctx": 256, "n_threads": 2, **params}
+    return Context(Model.load(path), ContextParams(**settings))  # type: ignore[arg-type]
+
+
+def tokens(n: int, seed: int = 0) -> np.ndarray:
+    """Random token ids of the 1024-token vocabulary of the zoo."""
+    return np.random.default_rng(seed).integers(3, 1000, n)
+
+
+def assert_close(ours: np.ndarray, wanted: np.ndarray, tolerance: float) -> None:
+    """Largest difference of two logit arrays, with its place."""
+    error = np.abs(ours - wanted)
+    worst = np.unravel_index(error.argmax(), error.shape)
+    assert error[worst] <= tolerance, f"off by {error[worst]:.6f} at {worst}: {ours[worst]} instead of {wanted[worst]}"
+
+
+@pytest.mark.parametrize("path", [LLAMA, LATENT, QWEN], ids=lambda p: p.stem)
+@pytest.mark.parametrize("flash", [True, False])
+def test_interleaved_sequences_equal_separate_runs(path: Path, flash: bool) -> None:
+    a, b = tokens(23, 1), tokens(17, 2)
+    ctx = context(path, flash_attn=flash)
+    alone = []
+    for ids in (a, b):
+        ctx.kv.clear()
+        alone.append(ctx.decode(Batch.single(ids, logits="all")))
+    order = [(0, i) for i in range(23)] + [(1, i) for i in range(17)]
+    np.random.default_rng(3).shuffle(order)
+    order.sort(key=lambda item: item[1])
+    mixed = Batch(
+        np.array([(a, b)[s][i] for s, i in order]),
+        np.array([i for _, i in order]),
+        [(s,) for s, _ in order],
+        np.ones(len(order), bool),
+    )
+    ctx.kv.clear()
+    together = ctx.decode(mixed)
+    for s in (0, 1):
+        rows = [k for k, (seq, _) in enumerate(order) if seq == s]
+        assert_close(together[rows], alone[s], 2e-4)
+
+
+@pytest.mark.parametrize("path", [LLAMA, LATENT], ids=lambda p: p.stem)
+def test_shared_prefix_is_stored_once(path: Path) -> None:
+    prefix, ends = tokens(30, 4), [tokens(5, 5), tokens(5, 6)]
+    ctx = context(path)
+    wanted = []
+    for end in ends:
+        ctx.kv.clear()
+        wanted.append(ctx.decode(Batch.single(np.concatenate([prefix, end]))))
+    ctx.kv.clear()
+    ctx.decode(Batch.single(prefix))
+    ctx.kv.seq_cp(0, 1)
+    assert ctx.kv.used_cells == 30
+    for s in (0, 1):
+        assert_close(ctx.decode(Batch.single(ends[s], 30, seq_id=s)), wanted[s], 2e-4)
+    assert ctx.kv.used_cells == 40
+
+
+def test_token_of_several_sequences() -> None:
+    prefix, end = tokens(12, 7), tokens(4, 8)
+    ctx = context(LLAMA)
+    both = Batch(prefix, np.arange(12), [(0, 1)] * 12, np.zeros(12, bool))
+    ctx.decode(both)
+    first = ctx.decode(Batch.single(end, 12, seq_id=0))
+    second = ctx.decode(Batch.single(end, 12, seq_id=1))
+    assert_close(second, first, 1e-4)
+
+
+@pytest.mark.parametrize("n_ubatch", [16, 33, 64])
+@pytest.mark.parametrize("path", [LLAMA, LATENT, QWEN], ids=lambda p: p.stem)
+def test_micro_batch_size_does_not_matter(path: Path, n_ubatch: int) -> None:
+    ids = tokens(100, 9)
+    whole = context(path).decode(Batch.single(ids, logits="all"))
+    parts = context(path, n_ubatch=n_ubatch, n_threads=1).decode(Batch.single(ids, logits="all"))
+    assert_close(parts, whole, 2e-4)
+
+
+def test_holes_in_the_cache_are_used() -> None:
+    ids = tokens(200, 10)
+    ctx = context(LLAMA)
+    ctx.decode(Batch.single(ids[:200], seq_id=0))
+    ctx.decode(Batch.single(ids[:50], seq_id=1))
+    ctx.kv.seq_rm(0, 20, 180)
+    fresh = context(LLAMA).decode(Batch.single(ids[:120]))
+    assert_close(ctx.decode(Batch.single(ids[:120], seq_id=2)), fresh, 2e-4)
+
+
+def test_full_cache_is_an_error_and_leaves_the_cache_as_it_was() -> None:
+    ctx = context(LLAMA, n_batch=256, n_ubatch=256)
+    ctx.decode(Batch.single(tokens(200)))
+    with pytest.raises(KVCacheFullError, match="57 tokens need a place and 56 of 256 cells"):
+        ctx.decode(Batch.single(tokens(57), 200))
+    assert ctx.kv.used_cells == 200
+    ctx.decode(Batch.single(tokens(56), 200))
+
+
+@pytest.mark.parametrize("path", [LLAMA, QWEN], ids=lambda p: p.stem)
+@pytest.mark.parametrize("type_k", ["f16", "q8_0"])
+def test_shifting_all_positions_changes_nothing(path: Path, type_k: str) -> None:
+    """RoPE scores depend on distances only, so a common shift of all positions leaves the logits."""
+    ids = tokens(60, 11)
+    wanted = context(path, type_k=type_k).decode(Batch.single(ids))
+    ctx = context(path, type_k=type_k)
+    ctx.decode(Batch.single(ids[:59], logits="none"))
+    ctx.kv.seq_add(0, -1, -1, 13)
+    assert ctx.kv.seq_pos_max(0) == 71
+    assert ctx.kv.seq_pos_min(0) == 13
+    assert_close(ctx.decode(Batch.single(ids[59:], 72)), wanted, 0.02 if type_k == "f16" else 0.2)
+
+
+def test_cache_operations() -> None:
+    ctx = context(LLAMA)
+    kv = ctx.kv
+    ctx.decode(Batch.single(tokens(40)))
+    kv.seq_cp(0, 3, 10, 20)
+    kv.seq_rm(0, 5, 15)
+    assert (kv.seq_pos_min(0), kv.seq_pos_max(0)) == (0, 39)
+    assert (kv.seq_pos_min(3), kv.seq_pos_max(3)) == (10, 19)
+    assert kv.used_cells == 35
+    kv.seq_div(3, -1, -1, 2)
+    assert (kv.seq_pos_min(3), kv.seq_pos_max(3)) == (5, 9)
+    kv.seq_keep(3)
+    assert kv.used_cells == 10
+    kv.seq_add(3, -1, -1, -6)
+    assert kv.used_cells == 8  # positions -1 fell out
+    kv.seq_rm(-1)
+    assert kv.used_cells == 0
+    assert kv.seq_pos_max(0) == -1
+
+
+def test_latent_cache_refuses_shifts() -> None:
+    ctx = context(LATENT)
+    ctx.decode(Batch.single(tokens(8)))
+    with pytest.raises(ResourceError, match="cannot be shifted"):
+        ctx.kv.seq_add(0, 0, -1, 1)
+
+
+def test_expert_reduction_works_at_any_prompt_length() -> None:
+    """With threshold 1 only the best expert survives; a long prompt must equal the same tokens one by one."""
+    ids = tokens(200, 12)
+    batch = context(QWEN, smart_expert_reduction=(1, 1.0)).decode(Batch.single(ids))
+    ctx = context(QWEN, smart_expert_reduction=(1, 1.0))
+    single = None
+    for i, token in enumerate(ids):
+        single = ctx.decode(Batch.single([token], i))
+    assert single is not None
+    assert_close(single, batch, 2e-3)
+    assert np.abs(context(QWEN).decode(Batch.single(ids)) - batch).max() > 0.05
+
+
+def test_embeddings_are_the_normed_states() -> None:
+    ctx = context(LLAMA, embeddings=True)
+    ctx.decode(Batch.single(tokens(9), logits="all"))
+    assert ctx.embeddings is not None
+    assert ctx.embeddings.shape == (9, ctx.model.hparams.n_embd)
+    assert np.isfinite(ctx.embeddings).all()
+    assert np.abs(ctx.embeddings).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"type_k": "q3_K"}, "unsupported cache type"),
+        ({"type_v": "q8_0", "flash_attn": False}, "requires flash_attn"),
+        ({"n_seq_max": 65}, "parallel sequences"),
+        ({"n_batch": 0}, "batch"),
+    ],
+)
+def test_context_parameter_errors(params: dict, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        context(LLAMA, **params)
+
+
+def test_bad_batches() -> None:
+    ctx = context(LLAMA)
+    with pytest.raises(UsageError, match="token 1024 at index 1"):
+        ctx.decode(Batch.single([5, 1024]))
+    with pytest.raises(UsageError, match="sequence ids"):
+        ctx.decode(Batch.single([5], seq_id=64))
+    with pytest.raises(UsageError, match="empty batch"):
+        ctx.decode(Batch.single([]))
+    assert ctx.kv.used_cells == 0
+
+
+def _rewrite(source: Path, target: Path, *, drop: str = "", rename: tuple[str, str] = ("", ""), arch: str = "") -> None:
+    """Copies a model, leaving out or renaming a tensor, or with another architecture name."""
+    with GGUFFile.open(source) as file, GGUFWriter(target) as writer:
+        writer.copy_metadata(file, skip={"general.architecture"})
+        writer.add("general.architecture", GGUFValueType.STRING, arch or file.metadata["general.architecture"])
+        kept = [t for t in file.tensors.values() if t.name != drop]
+        names = {t.name: rename[1] if t.name == rename[0] else t.name for t in kept}
+        for info in kept:
+            writer.add_tensor(names[info.name], info.shape, info.type_id)
+        for info in kept:
+            writer.write(names[info.name], file.data(info))
+
+
+def test_incomplete_and_foreign_models(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    _rewrite(LLAMA, path, drop="blk.1.ffn_up.weight")
+    with pytest.raises(FileFormatError, match=r"tensor 'blk\.1\.ffn_up\.weight' not found"):
+        Model.load(path)
+    _rewrite(LLAMA, path, rename=("rope_freqs.weight", "extra.weight"))
+    with pytest.raises(FileFormatError, match=r"wrong number of tensors; expected \d+, got \d+ \(not used: extra"):
+        Model.load(path)
+    _rewrite(LLAMA, path, arch="mamba")
+    with pytest.raises(UnsupportedError, match="unknown model architecture: 'mamba'"):
+        Model.load(path)
+
+
+def test_wrong_shape_names_the_tensor(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    with GGUFFile.open(LLAMA) as file, GGUFWriter(path) as writer:
+        writer.copy_metadata(file, skip={"llama.feed_forward_length"})
+        writer.add("llama.feed_forward_length", GGUFValueType.UINT32, 160)
+        for info in file.tensors.values():
+            writer.add_tensor(info.name, info.shape, info.type_id)
+        for info in file.tensors.values():
+            writer.write(info.name, file.data(info))
+    with pytest.raises(FileFormatError, match=r"tensor 'blk\.0\.ffn_gate\.weight' has wrong shape; expected \d+, 160"):
+        Model.load(path)
+
+
+def test_overrides_are_typed() -> None:
+    model = Model.load(LLAMA, ModelParams(kv_overrides={"llama.rope.freq_base": 50000.0}))
+    assert model.hparams.rope_freq_base == 50000.0
+    with pytest.raises(UsageError, match="not of the key's type"):
+        Model.load(LLAMA, ModelParams(kv_overrides={"llama.rope.freq_base": "x"}))
+
+
+def test_check_tensors_finds_bad_values(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    _rewrite(LLAMA, path)
+    with GGUFFile.open(path) as file:
+        info = file.tensors["blk.0.ffn_down.weight"]
+        offset = info.offset
+    with path.open("r+b") as raw:
+        raw.seek(offset + 2 * info.shape[0] + 6)
+        raw.write(b"\x00\x7c")  # F16 infinity
+    with pytest.raises(FileFormatError, match=r"'blk\.0\.ffn_down\.weight' has invalid data at row 1, column 3"):
+        Model.load(path, ModelParams(check_tensors=True))
+
+
+def test_bundled_model_loads() -> None:
+    model = Model.load(default_model_path())
+    assert model.hparams.arch == "deepseek2"
+    assert 12_000_000 < model.n_params < 13_000_000
+    assert model.size_bytes < os.path.getsize(default_model_path())

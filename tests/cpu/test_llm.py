@@ -1,0 +1,102 @@
+"""The LLM class on the bundled model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ikpy.engine.context", reason="the native module is not built")
+
+from ikpy import LLM
+from ikpy.errors import UsageError
+from ikpy.tools.stop_strings import StopFilter
+
+OLD_MAN = "The old man looked at"
+GREEDY = " the room, and the\nsame, and the old gentleman, and the other, and the\nsame of"
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(n_ctx=512, n_threads=1)
+
+
+def test_generate_and_stream(llm: LLM) -> None:
+    assert llm.generate(OLD_MAN, 24, temperature=0) == GREEDY
+    pieces = list(llm.stream(OLD_MAN, 24, temperature=0))
+    assert len(pieces) > 15 and "".join(pieces) == GREEDY
+    assert llm.generate(llm.tokenize(OLD_MAN, add_special=True), 24, temperature=0) == GREEDY
+    assert llm.generate(OLD_MAN, 0) == ""
+
+
+def test_a_common_beginning_is_not_evaluated_again(llm: LLM) -> None:
+    llm.generate(OLD_MAN, 3, temperature=0)
+    kept = list(llm._sequence.tokens)
+    longer = llm.generate(OLD_MAN + " the room", 5, temperature=0)
+    assert llm._sequence.tokens[: len(kept) - 1] == kept[: len(kept) - 1]
+    assert longer == LLM(n_ctx=512, n_threads=1).generate(OLD_MAN + " the room", 5, temperature=0)
+
+
+def test_stop_strings_and_grammar(llm: LLM) -> None:
+    assert llm.generate(OLD_MAN, 24, temperature=0, stop=["gentle", "zzz"]) == GREEDY[: GREEDY.index("gentle")]
+    assert llm.generate("Answer:", 24, temperature=0, grammar='root ::= " " ("yes" | "no") "."') == " no."
+
+
+def test_seed_makes_sampling_reproducible(llm: LLM) -> None:
+    first = llm.generate(OLD_MAN, 12, seed=3, temperature=1.0)
+    assert llm.generate(OLD_MAN, 12, seed=3, temperature=1.0) == first
+    assert any(llm.generate(OLD_MAN, 12, seed=seed, temperature=1.0) != first for seed in (4, 5))
+
+
+def test_chat_uses_the_template(llm: LLM) -> None:
+    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello"}]
+    prompt = "<|system|>Be kind.<|end|><|user|>Hello<|end|><|assistant|>"
+    assert llm.chat(messages, 8, temperature=0) == llm.generate(prompt, 8, temperature=0)
+    assert llm.chat("Hello", 4, temperature=0) == "".join(llm.stream_chat("Hello", 4, temperature=0))
+
+
+def test_embeddings(llm: LLM) -> None:
+    """Values recorded from the reference server with mean pooling."""
+    vectors = llm.embed(["Hello", "Hello world"])
+    assert vectors.shape == (2, 256) and vectors.dtype == np.float32
+    hello = [0.12901902, 0.03007466, -0.07978260, -0.05088048, 0.02662782, 0.09078663]
+    both = [0.12704556, 0.02573400, -0.04430432, -0.04817868, 0.01703639, 0.08128852]
+    np.testing.assert_allclose(vectors[:, :6], [hello, both], atol=2e-3)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=-1), 1.0, rtol=1e-5)
+    last = llm.embed("Hello world", pooling="last", normalize=False)
+    assert last.shape == (1, 256) and np.linalg.norm(last) > 1.5
+    assert llm.embed([]).shape == (0, 256)
+    with pytest.raises(UsageError, match="pooling 'median'"):
+        llm.embed("x", pooling="median")
+
+
+def test_tokens(llm: LLM) -> None:
+    text = "Héllo wörld 😀"
+    assert llm.detokenize(llm.tokenize(text)) == text
+    assert llm.tokenize("x", add_special=True)[0] == 4090
+    assert llm.detokenize([4090, 87], special=True).startswith("<|begin_of_text|>")
+
+
+def test_errors(llm: LLM) -> None:
+    with pytest.raises(UsageError, match="unknown parameter n_contexts"):
+        LLM(n_contexts=3)
+    with pytest.raises(UsageError, match="the context 512"):
+        llm.generate("word " * 600)
+    with pytest.raises(TypeError, match="temprature"):
+        llm.generate("x", temprature=1)
+
+
+@pytest.mark.parametrize(("pieces", "out", "stopped"), [
+    (["ab", "cd"], "abcd", None),
+    (["a<", "e", "nd>", "x"], "a", "<end>"),
+    (["a<", "e", "nx"], "a<enx", None),
+    (["<en", "<end>"], "<en", "<end>"),
+    (["aST", "OP<end>"], "a", "STOP"),
+])  # fmt: skip
+def test_stop_filter(pieces: list[str], out: str, stopped: str | None) -> None:
+    stops = StopFilter(["<end>", "STOP"])
+    text = ""
+    for piece in pieces:
+        text += stops.feed(piece)
+        if stops.stopped:
+            break
+    assert text + ("" if stops.stopped else stops.flush()) == out and stops.stopped == stopped

@@ -239,8 +239,8 @@ def run(argv: Sequence[str]) -> int:
         return 1
     for rule in arguments.rules:
         print(f"Adding custom rule {rule.pattern} -> {rule.type}")
-    from ikpy.tools import quantize as tool
     from ikpy.threads import hardware_threads
+    from ikpy.tools import quantize as tool
 
     stopwatch = tool.Stopwatch()
     try:
@@ -326,7 +326,8 @@ def _convert(arguments: Arguments, options: Any) -> int:
                     err(override_line(key, value) + "\n")
             Quantizer(file, arguments.output, options, out=_writer(sys.stdout), err=err).run()
     except IkpyError as error:
-        err(f"llama_model_quantize: failed to quantize: {error}\nmain: failed to quantize model from '{arguments.source}'\n")
+        err(f"llama_model_quantize: failed to quantize: {error}\n")
+        err(f"main: failed to quantize model from '{arguments.source}'\n")
         return 1
     return 0
 

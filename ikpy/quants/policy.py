@@ -27,10 +27,23 @@ _FLOAT_TYPES = ("f32", "f16", "bf16", "bf16_r16")
 
 # tools 2.7
 REFUSED_WITHOUT_IMATRIX = frozenset(
-    "IQ1_S IQ1_S_R4 IQ1_M IQ1_M_R4 IQ2_XXS IQ2_XXS_R4 IQ2_XS IQ2_XS_R4 IQ2_S Q2_K_S".split()
+    ["IQ1_S", "IQ1_S_R4", "IQ1_M", "IQ1_M_R4", "IQ2_XXS", "IQ2_XXS_R4", "IQ2_XS", "IQ2_XS_R4", "IQ2_S", "Q2_K_S"]
 )
 _NEED_IMATRIX = frozenset(
-    "iq2_xxs iq2_xs iq2_s iq1_s iq1_m iq2_xxs_r4 iq2_xs_r4 iq2_s_r4 iq1_s_r4 iq1_m_r4 iq1_kt iq2_kt".split()
+    [
+        "iq2_xxs",
+        "iq2_xs",
+        "iq2_s",
+        "iq1_s",
+        "iq1_m",
+        "iq2_xxs_r4",
+        "iq2_xs_r4",
+        "iq2_s_r4",
+        "iq1_s_r4",
+        "iq1_m_r4",
+        "iq1_kt",
+        "iq2_kt",
+    ]
 )
 
 # tools 2.6: row length no multiple of 256
@@ -46,21 +59,44 @@ ROW_SIZE_FALLBACK = {wanted: used for used, names in _FALLBACK.items() for wante
 
 # A: output matrix
 _A_LOW = frozenset(
-    "IQ1_S IQ1_M IQ1_S_R4 IQ1_M_R4 IQ1_KT IQ2_XXS IQ2_XS IQ2_S IQ2_M IQ2_M_R4 IQ2_KS IQ2_K IQ2_K_R4 IQ2_KT IQ2_KL "
-    "IQ3_XXS IQ3_XXS_R4 IQ3_K IQ3_K_R4 IQ3_KS IQ3_KT".split()
+    [
+        "IQ1_S",
+        "IQ1_M",
+        "IQ1_S_R4",
+        "IQ1_M_R4",
+        "IQ1_KT",
+        "IQ2_XXS",
+        "IQ2_XS",
+        "IQ2_S",
+        "IQ2_M",
+        "IQ2_M_R4",
+        "IQ2_KS",
+        "IQ2_K",
+        "IQ2_K_R4",
+        "IQ2_KT",
+        "IQ2_KL",
+        "IQ3_XXS",
+        "IQ3_XXS_R4",
+        "IQ3_K",
+        "IQ3_K_R4",
+        "IQ3_KS",
+        "IQ3_KT",
+    ]
 )
-_A_TIED_MEDIUM = frozenset("IQ3_S IQ3_S_R4 IQ3_M IQ3_KL IQ4_XS IQ4_KS IQ4_KS_R4 IQ4_KSS".split())
-_A_KEPT = frozenset("q8_0 q8_0_r8 iq6_k q6_k_r4 q8_k_r8 q8_KV q8_KV_r8".split())
+_A_TIED_MEDIUM = frozenset(["IQ3_S", "IQ3_S_R4", "IQ3_M", "IQ3_KL", "IQ4_XS", "IQ4_KS", "IQ4_KS_R4", "IQ4_KSS"])
+_A_KEPT = frozenset(["q8_0", "q8_0_r8", "iq6_k", "q6_k_r4", "q8_k_r8", "q8_KV", "q8_KV_r8"])
 
 # B: token embedding
-_B = dict.fromkeys("IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ1_S_R4 IQ1_M_R4 IQ2_XXS_R4 IQ2_XS_R4".split(), "q2_K")
-_B |= dict.fromkeys("IQ2_S IQ2_M IQ2_M_R4 IQ3_XXS IQ3_KT".split(), "iq3_s")
+_B = dict.fromkeys(["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ1_S_R4", "IQ1_M_R4", "IQ2_XXS_R4", "IQ2_XS_R4"], "q2_K")
+_B |= dict.fromkeys(["IQ2_S", "IQ2_M", "IQ2_M_R4", "IQ3_XXS", "IQ3_KT"], "iq3_s")
 _B |= {"IQ3_XXS_R4": "iq3_k"}
-_B |= dict.fromkeys("IQ1_BN IQ2_BN IQ2_BN_R4".split(), "iq4_nl")
+_B |= dict.fromkeys(["IQ1_BN", "IQ2_BN", "IQ2_BN_R4"], "iq4_nl")
 
 # D: types of that table; the small-and-medium group gets better helpers
-_D = frozenset("IQ2_XXS IQ2_XS IQ1_S IQ2_S IQ2_M IQ1_M IQ2_KS IQ2_XXS_R4 IQ2_XS_R4 IQ2_M_R4".split())
-_D_MEDIUM = frozenset("IQ2_S IQ2_M IQ2_M_R4".split())
+_D = frozenset(
+    ["IQ2_XXS", "IQ2_XS", "IQ1_S", "IQ2_S", "IQ2_M", "IQ1_M", "IQ2_KS", "IQ2_XXS_R4", "IQ2_XS_R4", "IQ2_M_R4"]
+)
+_D_MEDIUM = frozenset(["IQ2_S", "IQ2_M", "IQ2_M_R4"])
 
 # E: attention value; what few key-value heads (g >= 4) turn a type into
 _BUMP_SOURCES = {
@@ -88,12 +124,14 @@ _E_BY_GQA = {
     "IQ3_M": ("iq5_k", "iq5_k", "iq4_k"),
 }
 _E_GQA_2 = {"IQ3_S_R4": "iq4_k_r4", "IQ3_K_R4": "iq4_k_r4", "IQ3_KS": "iq4_ks", "IQ2_KL": "iq4_ks"}
-_E_GQA_2 |= dict.fromkeys("IQ3_XS IQ3_S IQ3_K".split(), "iq4_k")
-_E_GQA_2 |= dict.fromkeys("IQ4_NL IQ4_XS IQ4_NL_R4 IQ4_XS_R8 IQ4_KS IQ4_KSS IQ4_K IQ4_K_R4".split(), "iq5_k")
+_E_GQA_2 |= dict.fromkeys(["IQ3_XS", "IQ3_S", "IQ3_K"], "iq4_k")
+_E_GQA_2 |= dict.fromkeys(
+    ["IQ4_NL", "IQ4_XS", "IQ4_NL_R4", "IQ4_XS_R8", "IQ4_KS", "IQ4_KSS", "IQ4_K", "IQ4_K_R4"], "iq5_k"
+)
 _E_GQA_2 |= {"IQ4_KS_R4": "iq5_k_r4"}
 
 # G: file types whose first layers' ffn_down is better without an importance matrix
-_G_FIRST_WITHOUT_IMATRIX = dict.fromkeys("IQ4_NL IQ4_XS IQ4_KS IQ4_KSS IQ4_NL_R4 IQ4_XS_R8".split(), "q5_K")
+_G_FIRST_WITHOUT_IMATRIX = dict.fromkeys(["IQ4_NL", "IQ4_XS", "IQ4_KS", "IQ4_KSS", "IQ4_NL_R4", "IQ4_XS_R8"], "q5_K")
 _G_FIRST_WITHOUT_IMATRIX |= {"IQ4_KS_R4": "q5_k_r4"}
 _G_FIRST_WITH_IMATRIX = {"Q4_0": "q4_1", "Q5_0": "q5_1", "Q4_0_R8": "iq4_nl_r4"}
 # first layers, others; all without importance matrix
@@ -105,9 +143,40 @@ _G_WITHOUT_IMATRIX = {
 
 # H: attention output
 _H_EXPERTS = frozenset(
-    "Q2_K Q2_K_R4 Q3_K_S Q3_K_M Q3_K_R4 Q4_K_S Q4_K_M Q4_K_R4 IQ2_K IQ2_K_R4 IQ3_XS IQ3_XXS IQ3_XXS_R4 IQ3_S IQ3_S_R4 "
-    "IQ3_M IQ3_K IQ3_K_R4 IQ3_KL IQ3_KS IQ3_KT IQ4_NL IQ4_NL_R4 IQ4_XS IQ4_XS_R8 IQ4_K IQ4_K_R4 IQ4_KS IQ4_KS_R4 "
-    "IQ4_KSS IQ5_KS IQ5_KS_R4".split()
+    [
+        "Q2_K",
+        "Q2_K_R4",
+        "Q3_K_S",
+        "Q3_K_M",
+        "Q3_K_R4",
+        "Q4_K_S",
+        "Q4_K_M",
+        "Q4_K_R4",
+        "IQ2_K",
+        "IQ2_K_R4",
+        "IQ3_XS",
+        "IQ3_XXS",
+        "IQ3_XXS_R4",
+        "IQ3_S",
+        "IQ3_S_R4",
+        "IQ3_M",
+        "IQ3_K",
+        "IQ3_K_R4",
+        "IQ3_KL",
+        "IQ3_KS",
+        "IQ3_KT",
+        "IQ4_NL",
+        "IQ4_NL_R4",
+        "IQ4_XS",
+        "IQ4_XS_R8",
+        "IQ4_K",
+        "IQ4_K_R4",
+        "IQ4_KS",
+        "IQ4_KS_R4",
+        "IQ4_KSS",
+        "IQ5_KS",
+        "IQ5_KS_R4",
+    ]
 )
 _H_DENSE = {
     "Q2_K": "q3_K",

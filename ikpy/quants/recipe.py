@@ -81,7 +81,9 @@ class Recipe:
             if rule.matched:
                 continue
             reason = (
-                f"its {rule.shadowed} tensors match earlier rules" if rule.shadowed else "it matches no tensor that is converted"
+                f"its {rule.shadowed} tensors match earlier rules"
+                if rule.shadowed
+                else "it matches no tensor that is converted"
             )
             lines.append(f"custom rule {rule.pattern}={rule.type} has no effect: {reason}")
         return lines

@@ -81,7 +81,9 @@ class _LegacyReader:
 
     def _take(self, n: int, problem: str) -> bytes:
         if n < 0 or self.position + n > len(self.data):
-            raise FileFormatError(f"load_imatrix: {problem} from {self.path}; the file is damaged or no importance matrix")
+            raise FileFormatError(
+                f"load_imatrix: {problem} from {self.path}; the file is damaged or no importance matrix"
+            )
         self.position += n
         return self.data[self.position - n : self.position]
 
@@ -122,7 +124,9 @@ def _read_gguf(path: str | Path) -> ImportanceMatrix:
         if file.get("general.type") != "imatrix":
             raise FileFormatError(f"load_imatrix: {path} is a GGUF file but not an importance matrix")
         datasets = file.get("imatrix.datasets", [])
-        matrix = ImportanceMatrix({}, int(file.get("imatrix.chunk_count", 0)), str(datasets[0]) if len(datasets) else "")
+        matrix = ImportanceMatrix(
+            {}, int(file.get("imatrix.chunk_count", 0)), str(datasets[0]) if len(datasets) else ""
+        )
         for name, info in file.tensors.items():
             if not name.endswith(".in_sum2"):
                 continue
@@ -132,7 +136,9 @@ def _read_gguf(path: str | Path) -> ImportanceMatrix:
             sums = file.data(info).view("<f4").reshape(-1, info.shape[0])
             rows = file.data(counts).view("<f4").reshape(-1, 1)
             if len(rows) != len(sums):
-                raise FileFormatError(f"load_imatrix: {path}: {len(rows)} counts for the {len(sums)} matrices of {name}")
+                raise FileFormatError(
+                    f"load_imatrix: {path}: {len(rows)} counts for the {len(sums)} matrices of {name}"
+                )
             seen = rows > 0  # an expert that saw no text has no statistics: all its columns count the same
             mean = np.where(seen, sums / np.where(seen, rows, 1), np.float32(1))
             matrix.values[name.removesuffix(".in_sum2")] = mean.astype(np.float32).reshape(-1)

@@ -1,4 +1,5 @@
-// Row encoders by family. Each encodes n_rows rows of ne0 floats with the column weights w; src and dst are contiguous.
+// Row encoders by family. Each encodes n_rows rows of ne0 floats with the column weights w; src and dst are
+// contiguous.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +9,7 @@ namespace ikpy::quantize {
 struct Rows {
     const float* src;
     int64_t ne0, n_rows;
-    const float* w;     // ne0 column weights, never null
+    const float* w;  // ne0 column weights, never null
     uint8_t* dst;
     int64_t row_bytes;
 };

@@ -1,8 +1,9 @@
 // Codebooks of 4- or 8-element grid points for ScaledCodebookSearch.
 //
-// For a group with weights w and a point g, the error at scale dl is sum w*x*x - 2*dl*P + dl*dl*Q with P = sum w*x*g and
-// Q = sum w*g*g, which do not depend on dl. Only points on the upper hull of (Q, P) can be best for any dl, so every
-// group keeps the winners of a few scales as its candidates and the search never looks at the whole grid again.
+// For a group with weights w and a point g, the error at scale dl is sum w*x*x - 2*dl*P + dl*dl*Q with P =
+// sum w*x*g and Q = sum w*g*g, which do not depend on dl. Only points on the upper hull of (Q, P) can be best
+// for any dl, so every group keeps the winners of a few scales as its candidates and the search never looks
+// at the whole grid again.
 #pragma once
 
 #include "search.hpp"
@@ -11,7 +12,7 @@ namespace ikpy::quantize {
 
 // Grid points as floats, component by component: value(j)[point].
 class Grid {
-public:
+  public:
     Grid(const int8_t* points, int dim, int count, float unit) : count_(count) {
         for (int j = 0; j < dim; j++) {
             values_[j].resize(static_cast<size_t>(count));
@@ -21,7 +22,7 @@ public:
     int count() const { return count_; }
     const float* value(int j) const { return values_[j].data(); }
 
-private:
+  private:
     int count_;
     std::vector<float> values_[8];
 };
@@ -66,8 +67,8 @@ struct Candidates {
     }
 };
 
-// Points with the lowest cost dl*q - 2*p for each of COUNT positive scales. sums(i, p, q) gives the sums of points
-// i .. i + VECTOR - 1; one vector lane per point.
+// Points with the lowest cost dl*q - 2*p for each of COUNT positive scales. sums(i, p, q) gives the sums of
+// points i .. i + VECTOR - 1; one vector lane per point.
 template <int COUNT, class Sums>
 void winners(int n_points, const float* dl, const Sums& sums, int* index) {
     FloatVector best[COUNT];
@@ -110,17 +111,19 @@ inline float largest_of(const float* x, int n) {
     return m;
 }
 
-// Index of the best point of each four- or eight-element group of eight elements, and their signs (1 = negative).
+// Index of the best point of each four- or eight-element group of eight elements, and their signs (1 =
+// negative).
 struct GridCode {
     uint16_t index[2];
     uint8_t signs;
 };
 
-// Codec of magnitudes from a grid with separate signs. DIM 8 or 4. With PARITY the number of negative signs of every
-// eight elements is even: where it is odd, the flip that costs least is part of the choice, point by point.
+// Codec of magnitudes from a grid with separate signs. DIM 8 or 4. With PARITY the number of negative signs
+// of every eight elements is even: where it is odd, the flip that costs least is part of the choice, point by
+// point.
 template <int DIM, int BLOCK, bool PARITY>
 class SignedGridCodec {
-public:
+  public:
     static constexpr int TABLES = 1, SIZE = BLOCK;
     static constexpr bool SIGNED = false;
     using Output = GridCode;
@@ -131,7 +134,8 @@ public:
     float extent(int, bool) const { return extent_; }
 
     void prepare(int b, const float* x, const float* w) {
-        if (groups_.size() < static_cast<size_t>((b + 1) * OUTPUTS)) groups_.resize(static_cast<size_t>((b + 1) * OUTPUTS));
+        if (groups_.size() < static_cast<size_t>((b + 1) * OUTPUTS))
+            groups_.resize(static_cast<size_t>((b + 1) * OUTPUTS));
         float dl[SCALES];
         spread_scales<SCALES>(largest_of(x, SIZE) / extent_, LOWEST, HIGHEST, dl);
         for (int g = 0; g < OUTPUTS; g++) {
@@ -179,13 +183,14 @@ public:
                 out[g].index[part] = list.index[list.best(dl)];
                 if (part == flipped_part) {
                     const int at = 8 * g + DIM * part;
-                    out[g].signs ^= static_cast<uint8_t>(1 << (DIM * part + cheapest_flip(x + at, w + at, out[g].index[part])));
+                    out[g].signs ^= static_cast<uint8_t>(
+                        1 << (DIM * part + cheapest_flip(x + at, w + at, out[g].index[part])));
                 }
             }
         }
     }
 
-private:
+  private:
     static constexpr int LISTS = 8 / DIM, SCALES = Candidates::MOST;
     static constexpr float LOWEST = 0.25f, HIGHEST = 1.6f;
 
@@ -202,18 +207,21 @@ private:
         float a[DIM];
         for (int j = 0; j < DIM; j++) a[j] = w[j] * std::fabs(x[j]);
         int index[SCALES];
-        winners<SCALES>(grid_.count(), dl, [&](int i, FloatVector& p, FloatVector& q) {
-            p = q = FloatVector{};
-            FloatVector smallest = broadcast(INFINITY);
+        winners<SCALES>(
+            grid_.count(), dl,
+            [&](int i, FloatVector& p, FloatVector& q) {
+                p = q = FloatVector{};
+                FloatVector smallest = broadcast(INFINITY);
 #pragma GCC unroll 8
-            for (int j = 0; j < DIM; j++) {
-                const FloatVector v = load(grid_.value(j) + i), term = a[j] * v;
-                p += term;
-                q += w[j] * v * v;
-                if constexpr (FLIP) smallest = select(term < smallest, term, smallest);
-            }
-            if constexpr (FLIP) p -= 2.0f * smallest;
-        }, index);
+                for (int j = 0; j < DIM; j++) {
+                    const FloatVector v = load(grid_.value(j) + i), term = a[j] * v;
+                    p += term;
+                    q += w[j] * v * v;
+                    if constexpr (FLIP) smallest = select(term < smallest, term, smallest);
+                }
+                if constexpr (FLIP) p -= 2.0f * smallest;
+            },
+            index);
         out.count = 0;
         for (int c = 0; c < SCALES; c++) {
             float p = 0, q = 0, smallest = INFINITY;
@@ -268,7 +276,8 @@ private:
                 const int i = list.best(dl);
                 return dl * list.q[i] - 2.0f * list.p[i];
             };
-            return cost(group.same[0]) + cost(group.flip[1]) < cost(group.flip[0]) + cost(group.same[1]) ? 1 : 0;
+            return cost(group.same[0]) + cost(group.flip[1]) < cost(group.flip[0]) + cost(group.same[1]) ? 1
+                                                                                                         : 0;
         }
     }
 
@@ -283,10 +292,11 @@ struct TernaryCode {
     uint8_t negative;
 };
 
-// Codec of ternary points plus an offset of +0.125 or -0.125: one offset per sub-block (two tables) or per group.
+// Codec of ternary points plus an offset of +0.125 or -0.125: one offset per sub-block (two tables) or per
+// group.
 template <int BLOCK, bool OFFSET_PER_GROUP>
 class TernaryGridCodec {
-public:
+  public:
     static constexpr int TABLES = OFFSET_PER_GROUP ? 1 : 2, SIZE = BLOCK;
     static constexpr bool SIGNED = false;
     using Output = TernaryCode;
@@ -297,7 +307,8 @@ public:
     float extent(int, bool) const { return 1.0f; }
 
     void prepare(int b, const float* x, const float* w) {
-        if (groups_.size() < static_cast<size_t>((b + 1) * OUTPUTS)) groups_.resize(static_cast<size_t>((b + 1) * OUTPUTS));
+        if (groups_.size() < static_cast<size_t>((b + 1) * OUTPUTS))
+            groups_.resize(static_cast<size_t>((b + 1) * OUTPUTS));
         float dl[SCALES];
         spread_scales<SCALES>(largest_of(x, SIZE), 0.25f, 1.2f, dl);
         for (int g = 0; g < OUTPUTS; g++) find_candidates(x + 8 * g, w + 8 * g, dl, groups_[b * OUTPUTS + g]);
@@ -325,12 +336,14 @@ public:
         for (int g = 0; g < OUTPUTS; g++) {
             const Candidates& list = groups_[b * OUTPUTS + g].list[table];
             const int i = list.index[list.best(dl)], n = grid_.count();
-            if constexpr (OFFSET_PER_GROUP) out[g] = {static_cast<uint16_t>(i % n), static_cast<uint8_t>(i / n)};
-            else out[g] = {static_cast<uint16_t>(i), static_cast<uint8_t>(table)};
+            if constexpr (OFFSET_PER_GROUP)
+                out[g] = {static_cast<uint16_t>(i % n), static_cast<uint8_t>(i / n)};
+            else
+                out[g] = {static_cast<uint16_t>(i), static_cast<uint8_t>(table)};
         }
     }
 
-private:
+  private:
     // Both offsets share the list of a group, or each table has its own.
     static constexpr int SCALES = OFFSET_PER_GROUP ? Candidates::MOST / 2 : 6;
 
@@ -339,7 +352,8 @@ private:
         float weighted_square;
     };
 
-    // Candidates with either offset; the sums with offset o are P + o*sum(w*x) and Q + 2*o*sum(w*g) + o*o*sum(w).
+    // Candidates with either offset; the sums with offset o are P + o*sum(w*x) and Q + 2*o*sum(w*g) +
+    // o*o*sum(w).
     void find_candidates(const float* x, const float* w, const float* dl, Group& group) const {
         float a[8], sum_w = 0, sum_wx = 0;
         group.weighted_square = 0;
@@ -354,17 +368,20 @@ private:
             // sum w*(g + o)^2 = sum w*g*(g + 2*o) + const
             const float offset = negative ? -0.125f : 0.125f, constant = offset * offset * sum_w;
             int index[SCALES];
-            winners<SCALES>(grid_.count(), dl, [&](int i, FloatVector& p, FloatVector& q) {
-                p = FloatVector{};
-                q = broadcast(constant);
+            winners<SCALES>(
+                grid_.count(), dl,
+                [&](int i, FloatVector& p, FloatVector& q) {
+                    p = FloatVector{};
+                    q = broadcast(constant);
 #pragma GCC unroll 8
-                for (int j = 0; j < 8; j++) {
-                    const FloatVector v = load(grid_.value(j) + i);
-                    p += a[j] * v;
-                    q += w[j] * v * (v + 2.0f * offset);
-                }
-                p += offset * sum_wx;
-            }, index);
+                    for (int j = 0; j < 8; j++) {
+                        const FloatVector v = load(grid_.value(j) + i);
+                        p += a[j] * v;
+                        q += w[j] * v * (v + 2.0f * offset);
+                    }
+                    p += offset * sum_wx;
+                },
+                index);
             for (int point : index) {
                 float p = 0, q = 0;
                 for (int j = 0; j < 8; j++) {
@@ -372,7 +389,8 @@ private:
                     p += a[j] * v;
                     q += w[j] * v * v;
                 }
-                group.list[OFFSET_PER_GROUP ? 0 : negative].add(point + (OFFSET_PER_GROUP ? negative * grid_.count() : 0), p, q);
+                group.list[OFFSET_PER_GROUP ? 0 : negative].add(
+                    point + (OFFSET_PER_GROUP ? negative * grid_.count() : 0), p, q);
             }
         }
     }

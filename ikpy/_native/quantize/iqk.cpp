@@ -1,4 +1,5 @@
-// Non-linear types with one scale per 256-element block: IQ4_XS, IQ2_K ... IQ6_K (quant-formats 6.1, 6.7-6.11).
+// Non-linear types with one scale per 256-element block: IQ4_XS, IQ2_K ... IQ6_K
+// (quant-formats 6.1, 6.7-6.11).
 #include "pack.hpp"
 #include "superblock.hpp"
 #include "tables.hpp"
@@ -113,7 +114,8 @@ struct Iq6K {
         for (int b = 0; b < 16; b++) block[4 + b] = static_cast<uint8_t>(s[b].code - 127);
         pack_nibbles_32(block + 20, levels);
         for (int e = 0; e < 256; e++) {
-            block[148 + 32 * (e >> 7) + (e & 31)] |= static_cast<uint8_t>((levels[e] >> 4) << 2 * ((e >> 5) & 3));
+            block[148 + 32 * (e >> 7) + (e & 31)] |=
+                static_cast<uint8_t>((levels[e] >> 4) << 2 * ((e >> 5) & 3));
         }
     }
 };
@@ -122,13 +124,20 @@ struct Iq6K {
 
 Encoder iqk_encoder(int type) {
     switch (type) {
-        case 23: return encode_superblocks<Iq4Xs>;
-        case 137: return encode_superblocks<Iq2K>;
-        case 138: return encode_superblocks<Iq3K>;
-        case 139: return encode_superblocks<Iq4K>;
-        case 140: return encode_superblocks<Iq5K>;
-        case 141: return encode_superblocks<Iq6K>;
-        default: return nullptr;
+        case 23:
+            return encode_superblocks<Iq4Xs>;
+        case 137:
+            return encode_superblocks<Iq2K>;
+        case 138:
+            return encode_superblocks<Iq3K>;
+        case 139:
+            return encode_superblocks<Iq4K>;
+        case 140:
+            return encode_superblocks<Iq5K>;
+        case 141:
+            return encode_superblocks<Iq6K>;
+        default:
+            return nullptr;
     }
 }
 

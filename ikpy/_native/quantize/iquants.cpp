@@ -1,4 +1,5 @@
-// Grid types: IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ1_S, IQ1_M (quant-formats 6.1) and IQ1_S_R4, IQ1_M_R4 (8.7).
+// Grid types: IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ1_S, IQ1_M (quant-formats 6.1) and IQ1_S_R4, IQ1_M_R4
+// (8.7).
 #include "grid_codec.hpp"
 #include "pack.hpp"
 #include "superblock.hpp"
@@ -35,7 +36,8 @@ const Grid& iq1s_grid() {
 
 constexpr float IQ2_EXTENT = 43.0f / 8, IQ3XXS_EXTENT = 62.0f / 4, IQ3S_EXTENT = 15.0f;
 
-// Four 7-bit sign indices (the eighth sign follows from the even parity) and the scale code in the top four bits.
+// Four 7-bit sign indices (the eighth sign follows from the even parity) and the scale code in the top four
+// bits.
 uint32_t signs_and_scale(const GridCode* codes, int scale_code) {
     uint32_t word = static_cast<uint32_t>(scale_code) << 28;
     for (int t = 0; t < 4; t++) word |= static_cast<uint32_t>(codes[t].signs & 127) << 7 * t;
@@ -51,7 +53,8 @@ struct Iq2Xxs {
     static void pack(uint8_t* block, float d, const SubBlock* s, const GridCode* codes) {
         put(block, f32_to_f16(d));
         for (int b = 0; b < 8; b++) {
-            for (int t = 0; t < 4; t++) block[2 + 8 * b + t] = static_cast<uint8_t>(codes[4 * b + t].index[0]);
+            for (int t = 0; t < 4; t++)
+                block[2 + 8 * b + t] = static_cast<uint8_t>(codes[4 * b + t].index[0]);
             put(block + 2 + 8 * b + 4, signs_and_scale(codes + 4 * b, s[b].code));
         }
     }
@@ -141,7 +144,8 @@ struct Iq1S {
 
 // High index bits and offset sign of the two groups of a 16-element sub-block.
 uint8_t iq1m_high(const TernaryCode* codes) {
-    return static_cast<uint8_t>((codes[0].index >> 8) | codes[0].negative << 3 | (codes[1].index >> 8) << 4 | codes[1].negative << 7);
+    return static_cast<uint8_t>((codes[0].index >> 8) | codes[0].negative << 3 | (codes[1].index >> 8) << 4 |
+                                codes[1].negative << 7);
 }
 
 struct Iq1M {
@@ -153,7 +157,8 @@ struct Iq1M {
     static void pack(uint8_t* block, float d, const SubBlock* s, const TernaryCode* codes) {
         const unsigned half = f32_to_f16(d);
         unsigned scales[4];
-        for (int i = 0; i < 4; i++) scales[i] = ((half >> 4 * i) & 15) << 12;  // d is spread over the top nibbles
+        for (int i = 0; i < 4; i++)
+            scales[i] = ((half >> 4 * i) & 15) << 12;  // d is spread over the top nibbles
         for (int b = 0; b < 16; b++) {
             block[2 * b] = static_cast<uint8_t>(codes[2 * b].index);
             block[2 * b + 1] = static_cast<uint8_t>(codes[2 * b + 1].index);
@@ -221,16 +226,26 @@ void encode_four_rows(const Rows& r) {
 
 Encoder iquant_encoder(int type) {
     switch (type) {
-        case 16: return encode_superblocks<Iq2Xxs>;
-        case 17: return encode_superblocks<Iq2Xs>;
-        case 18: return encode_superblocks<Iq3Xxs>;
-        case 19: return encode_superblocks<Iq1S>;
-        case 21: return encode_superblocks<Iq3S>;
-        case 22: return encode_superblocks<Iq2S>;
-        case 29: return encode_superblocks<Iq1M>;
-        case 219: return encode_four_rows<Iq1SR4>;
-        case 229: return encode_four_rows<Iq1MR4>;
-        default: return nullptr;
+        case 16:
+            return encode_superblocks<Iq2Xxs>;
+        case 17:
+            return encode_superblocks<Iq2Xs>;
+        case 18:
+            return encode_superblocks<Iq3Xxs>;
+        case 19:
+            return encode_superblocks<Iq1S>;
+        case 21:
+            return encode_superblocks<Iq3S>;
+        case 22:
+            return encode_superblocks<Iq2S>;
+        case 29:
+            return encode_superblocks<Iq1M>;
+        case 219:
+            return encode_four_rows<Iq1SR4>;
+        case 229:
+            return encode_four_rows<Iq1MR4>;
+        default:
+            return nullptr;
     }
 }
 

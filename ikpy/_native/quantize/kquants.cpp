@@ -1,5 +1,5 @@
-// Q2_K ... Q6_K: 256-element blocks whose sub-blocks have integer scales, and integer minimums in Q2_K, Q4_K, Q5_K
-// (quant-formats 6.1).
+// Q2_K ... Q6_K: 256-element blocks whose sub-blocks have integer scales, and integer minimums in Q2_K, Q4_K,
+// Q5_K (quant-formats 6.1).
 #include "pack.hpp"
 #include "scale_min.hpp"
 #include "superblock.hpp"
@@ -48,7 +48,7 @@ struct MinCodes {
 // Search for y = d*scale*q - dmin*min with common d and dmin of a block.
 template <int LEVELS, int SIZE, int MAX_CODE>
 class ScaleMinSearch {
-public:
+  public:
     static constexpr int COUNT = 256 / SIZE;
 
     void fit(const float* x, const float* w) {
@@ -75,11 +75,12 @@ public:
 
     void levels(uint8_t* out) const {
         for (int b = 0; b < COUNT; b++) {
-            assign_scale_offset<LEVELS, SIZE>(x_ + b * SIZE, d_ * best_[b].scale, -dmin_ * best_[b].min, out + b * SIZE);
+            assign_scale_offset<LEVELS, SIZE>(x_ + b * SIZE, d_ * best_[b].scale, -dmin_ * best_[b].min,
+                                              out + b * SIZE);
         }
     }
 
-private:
+  private:
     static constexpr float NARROWEST = LEVELS == 4 ? 0.5f : (LEVELS == 16 ? 0.75f : 0.88f);
     static constexpr int REFITS = LEVELS == 32 ? 2 : 3;
 
@@ -213,12 +214,18 @@ void encode_scale_min(const Rows& r) {
 
 Encoder kquant_encoder(int type) {
     switch (type) {
-        case 10: return encode_scale_min<Q2K>;
-        case 11: return encode_superblocks<Q3K>;
-        case 12: return encode_scale_min<Q4K>;
-        case 13: return encode_scale_min<Q5K>;
-        case 14: return encode_superblocks<Q6K>;
-        default: return nullptr;
+        case 10:
+            return encode_scale_min<Q2K>;
+        case 11:
+            return encode_superblocks<Q3K>;
+        case 12:
+            return encode_scale_min<Q4K>;
+        case 13:
+            return encode_scale_min<Q5K>;
+        case 14:
+            return encode_superblocks<Q6K>;
+        default:
+            return nullptr;
     }
 }
 

@@ -1,4 +1,5 @@
-// Types of 32-element blocks with a searched scale: Q4_0, Q4_1, Q5_0, Q5_1, Q6_0, IQ4_NL (quant-formats 6.1, 6.2).
+// Types of 32-element blocks with a searched scale: Q4_0, Q4_1, Q5_0, Q5_1, Q6_0, IQ4_NL
+// (quant-formats 6.1, 6.2).
 #include "encoders.hpp"
 #include "scale_min.hpp"
 #include "scaled_codebook.hpp"
@@ -85,7 +86,8 @@ struct Q6_0 {
     static void pack(uint8_t* block, const uint8_t* levels) {
         std::memset(block + 2, 0, 8);
         for (int e = 0; e < 32; e++) {
-            block[2 + (e & 7)] |= static_cast<uint8_t>((levels[e] >> 4) << (4 * ((e >> 3) & 1) + 2 * (e >> 4)));
+            block[2 + (e & 7)] |=
+                static_cast<uint8_t>((levels[e] >> 4) << (4 * ((e >> 3) & 1) + 2 * (e >> 4)));
         }
         pack_low_nibbles(block + 10, levels);
     }
@@ -115,19 +117,28 @@ void encode_single_scale(const Rows& r) {
     }
 }
 
-// Scale and offset rounded to f16: the offsets nearest to the fitted one with the scales nearest to the fitted one.
+// Scale and offset rounded to f16: the offsets nearest to the fitted one with the scales nearest to the
+// fitted one.
 template <int LEVELS>
 ScaleOffset fit_f16_scale_offset(const float* x, const float* w) {
     const float unlimited = std::numeric_limits<float>::infinity();
-    const ScaleOffset free = fit_scale_offset<LEVELS, 32>(x, w, unlimited, LEVELS == 16 ? 0.75f : 0.88f, 3);
+    const ScaleOffset free =
+        fit_scale_offset<LEVELS, 32, LEVELS == 32 ? 3 : 1>(x, w, unlimited, LEVELS == 16 ? 0.75f : 0.88f, 3);
     ScaleOffsetLanes<LEVELS, 32> lanes;
-    for (int l = 0; l < LANES; l++) {
-        lanes.scale[l] = neighbour(round_to_f16(free.scale), (l & 3) - 2 + (l >> 3));
-        lanes.offset[l] = neighbour(round_to_f16(free.offset), (l >> 2) - 2);
+    ScaleOffset best = {round_to_f16(free.scale), round_to_f16(free.offset)};
+    for (int round = 0; round < 3; round++) {
+        const ScaleOffset centre = best;
+        for (int l = 0; l < LANES; l++) {
+            // Moving the scale moves the middle of the range; the offset follows it.
+            lanes.scale[l] = neighbour(centre.scale, (l & 3) - (round == 1 ? 1 : 2));
+            const float follow = 0.5f * (LEVELS - 1) * (centre.scale - lanes.scale[l]);
+            lanes.offset[l] = neighbour(round_to_f16(centre.offset + (round ? follow : 0.0f)), (l >> 2) - 2);
+        }
+        lanes.evaluate(x, w);
+        const int l = lanes.best();
+        if (lanes.error[l] < best.error) best = {lanes.scale[l], lanes.offset[l], lanes.error[l]};
     }
-    lanes.evaluate(x, w);
-    const int l = lanes.best();
-    return {lanes.scale[l], lanes.offset[l], lanes.error[l]};
+    return best;
 }
 
 template <int LEVELS>
@@ -152,13 +163,20 @@ void encode_scale_offset(const Rows& r) {
 
 Encoder legacy_encoder(int type) {
     switch (type) {
-        case 2: return encode_single_scale<Q4_0>;
-        case 3: return encode_scale_offset<16>;
-        case 6: return encode_single_scale<Q5_0>;
-        case 7: return encode_scale_offset<32>;
-        case 20: return encode_single_scale<Iq4Nl>;
-        case 133: return encode_single_scale<Q6_0>;
-        default: return nullptr;
+        case 2:
+            return encode_single_scale<Q4_0>;
+        case 3:
+            return encode_scale_offset<16>;
+        case 6:
+            return encode_single_scale<Q5_0>;
+        case 7:
+            return encode_scale_offset<32>;
+        case 20:
+            return encode_single_scale<Iq4Nl>;
+        case 133:
+            return encode_single_scale<Q6_0>;
+        default:
+            return nullptr;
     }
 }
 

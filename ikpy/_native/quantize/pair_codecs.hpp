@@ -6,11 +6,11 @@
 
 namespace ikpy::quantize {
 
-// Levels of the IQ4_K tables; the 16 bits of each four levels (elements 2n, 2n+16, 2n+1, 2n+17) hold an even number of
-// ones. Every element knows its best level of even and of odd bit count; if four best levels have odd parity, the
-// element that loses least takes the other kind.
+// Levels of the IQ4_K tables; the 16 bits of each four levels (elements 2n, 2n+16, 2n+1, 2n+17) hold an even
+// number of ones. Every element knows its best level of even and of odd bit count; if four best levels have
+// odd parity, the element that loses least takes the other kind.
 class EvenParityCodec {
-public:
+  public:
     static constexpr int TABLES = 2, SIZE = 32, OUTPUTS = 32;
     static constexpr bool SIGNED = true;
     using Output = uint8_t;
@@ -31,7 +31,8 @@ public:
         for (int p = 0; p < PARTS; p++) {
             const FloatVector scale = load(dl + p * VECTOR);
             const IntVector zero = scale == 0.0f;
-            const FloatVector inverse = select(zero, FloatVector{}, 1.0f / select(zero, broadcast(1.0f), scale));
+            const FloatVector inverse =
+                select(zero, FloatVector{}, 1.0f / select(zero, broadcast(1.0f), scale));
             FloatVector error{}, xt{}, tt{};
             for (int n = 0; n < 8; n++) {
                 FloatVector best[4], other[4], loss[4];
@@ -41,7 +42,8 @@ public:
                     const FloatVector even = even_levels.nearest<8>(x[j] * inverse);
                     const FloatVector odd = odd_levels.nearest<8>(x[j] * inverse);
                     const FloatVector even_off = x[j] - scale * even, odd_off = x[j] - scale * odd;
-                    const FloatVector even_error = w[j] * even_off * even_off, odd_error = w[j] * odd_off * odd_off;
+                    const FloatVector even_error = w[j] * even_off * even_off,
+                                      odd_error = w[j] * odd_off * odd_off;
                     const IntVector take_odd = odd_error < even_error;
                     parity ^= take_odd;
                     best[i] = select(take_odd, odd, even);
@@ -99,7 +101,7 @@ public:
 
     static int element(int n, int i) { return 2 * n + (i >> 1) + 16 * (i & 1); }
 
-private:
+  private:
     // Levels with an even, and with an odd, number of one bits.
     static constexpr uint8_t LEVELS[2][8] = {{0, 3, 5, 6, 9, 10, 12, 15}, {1, 2, 4, 7, 8, 11, 13, 14}};
 
@@ -114,7 +116,7 @@ private:
 
 // Adjacent elements take one of 32 pairs of levels; all pairs are tried.
 class PairCodec {
-public:
+  public:
     static constexpr int TABLES = 1, SIZE = 32, OUTPUTS = 16;
     static constexpr bool SIGNED = true;
     using Output = uint8_t;
@@ -167,7 +169,7 @@ public:
         }
     }
 
-private:
+  private:
     static void sums(const float* x, const float* w, float* p, float* q) {
         const float a0 = w[0] * x[0], a1 = w[1] * x[1];
         for (int i = 0; i < 32; i++) {

@@ -37,8 +37,10 @@ void encode(int type, const Rows& rows) {
     r.row_bytes = plain == Q8_K ? rows.ne0 / 256 * 296 : static_cast<int64_t>(row_nbytes(plain, rows.ne0));
     std::vector<uint8_t> encoded(static_cast<size_t>(r.row_bytes * r.n_rows));
     r.dst = encoded.data();
-    if (type == BF16_R16) encode_bf16_truncated(r);
-    else encoder(plain)(r);
+    if (type == BF16_R16)
+        encode_bf16_truncated(r);
+    else
+        encoder(plain)(r);
     repack_rows(plain, type, encoded.data(), rows.ne0, rows.n_rows, rows.dst);
 }
 
@@ -52,7 +54,8 @@ int64_t encoded_row_nbytes(int type, int64_t ne0) {
     return can_quantize(type) && ne0 > 0 ? static_cast<int64_t>(row_nbytes(type, ne0)) : 0;
 }
 
-int quantize_rows(int type, const float* src, int64_t ne0, int64_t n_rows, const float* imatrix, uint8_t* dst) {
+int quantize_rows(int type, const float* src, int64_t ne0, int64_t n_rows, const float* imatrix,
+                  uint8_t* dst) {
     if (!can_quantize(type)) return UNSUPPORTED_TYPE;
     const int64_t row_bytes = encoded_row_nbytes(type, ne0);
     if (row_bytes == 0) return BAD_ROW_LENGTH;
@@ -63,13 +66,15 @@ int quantize_rows(int type, const float* src, int64_t ne0, int64_t n_rows, const
     return OK;
 }
 
-int quantize_rows_parallel(int type, const float* src, int64_t ne0, int64_t n_rows, const float* imatrix, uint8_t* dst,
-                           int n_threads) {
+int quantize_rows_parallel(int type, const float* src, int64_t ne0, int64_t n_rows, const float* imatrix,
+                           uint8_t* dst, int n_threads) {
     const int64_t row_bytes = encoded_row_nbytes(type, ne0), group = row_group(type);
     if (row_bytes == 0 || n_rows % group) return quantize_rows(type, src, ne0, n_rows, imatrix, dst);
-    // Small pieces even out rows of different difficulty; one piece pays for its search tables with 64 Ki values.
+    // Small pieces even out rows of different difficulty; one piece pays for its search tables with 64 Ki
+    // values.
     const int64_t groups = n_rows / group;
-    const int64_t piece = std::max<int64_t>(1, std::min((int64_t{1} << 16) / (ne0 * group) + 1, groups / n_threads));
+    const int64_t piece =
+        std::max<int64_t>(1, std::min((int64_t{1} << 16) / (ne0 * group) + 1, groups / n_threads));
     const int64_t pieces = (groups + piece - 1) / piece;
     int status = OK;
 #pragma omp parallel for schedule(dynamic) num_threads(n_threads)

@@ -14,16 +14,16 @@ bool can_quantize(int type);
 // Rows that belong together in the type's layout (1 for plain types); 0 if the type is not encodable.
 int row_group(int type);
 
-// Encodes n_rows rows of ne0 floats (contiguous) to dst, n_rows * row size bytes. `imatrix` holds ne0 non-negative
-// importances of the columns, or is null for equal importance. Returns a Status.
-int quantize_rows(int type, const float* src, int64_t ne0, int64_t n_rows, const float* imatrix, uint8_t* dst);
-
+// Encodes n_rows rows of ne0 floats (contiguous) to dst, n_rows * row size bytes. `imatrix` holds ne0
+// non-negative importances of the columns, or is null for equal importance. Returns a Status.
+int quantize_rows(int type, const float* src, int64_t ne0, int64_t n_rows, const float* imatrix,
+                  uint8_t* dst);
 
 // Bytes of one encoded row, 0 if the type is not encodable or the row length does not fit.
 int64_t encoded_row_nbytes(int type, int64_t ne0);
 
 // quantize_rows with the rows divided between n_threads OpenMP threads.
-int quantize_rows_parallel(int type, const float* src, int64_t ne0, int64_t n_rows, const float* imatrix, uint8_t* dst,
-                           int n_threads);
+int quantize_rows_parallel(int type, const float* src, int64_t ne0, int64_t n_rows, const float* imatrix,
+                           uint8_t* dst, int n_threads);
 
 }  // namespace ikpy::quantize

@@ -18,7 +18,8 @@ struct Iq2Ks {
         unsigned extra = 0;
         for (int b = 0; b < 8; b++) {
             put_nibble(block + 2, b, s[b].code);
-            extra |= static_cast<unsigned>(s[b].table) << b | static_cast<unsigned>(s[b].code >> 4) << (8 + b);
+            extra |= static_cast<unsigned>(s[b].table) << b | static_cast<unsigned>(s[b].code >> 4)
+                                                                  << (8 + b);
         }
         put(block, static_cast<uint16_t>(extra));
         pack_two_bits(block + 6, levels);
@@ -35,7 +36,8 @@ struct Iq3Ks {
         unsigned extra = 0;
         for (int b = 0; b < 8; b++) {
             put_nibble(block + 2, 2 * (b & 3) + (b >> 2), s[b].code);
-            extra |= static_cast<unsigned>(s[b].code >> 4) << b | static_cast<unsigned>(s[b].table) << (8 + b);
+            extra |= static_cast<unsigned>(s[b].code >> 4) << b | static_cast<unsigned>(s[b].table)
+                                                                      << (8 + b);
         }
         put(block, static_cast<uint16_t>(extra));
         pack_two_bits(block + 6, levels);
@@ -84,7 +86,8 @@ struct Iq4Kss {
             const int scale_byte = 2 * s[b].code + s[b].table;
             for (int n = 0; n < 8; n++) {
                 unsigned v = 0, prefix = 0;
-                for (int i = 0; i < 4; i++) v |= static_cast<unsigned>(levels[32 * b + EvenParityCodec::element(n, i)]) << 4 * i;
+                for (int i = 0; i < 4; i++)
+                    v |= static_cast<unsigned>(levels[32 * b + EvenParityCodec::element(n, i)]) << 4 * i;
                 // Bits 15..1 hold v's prefix XOR from the top; bit 0 of v follows from the parity.
                 for (int i = 15; i >= 1; i--) prefix |= (((v >> i) ^ (prefix >> (i + 1))) & 1) << i;
                 put(block + 16 * b + 2 * n, static_cast<uint16_t>(prefix | ((scale_byte >> n) & 1)));
@@ -118,13 +121,20 @@ struct Iq2Kl {
 
 Encoder row_scale_encoder(int type) {
     switch (type) {
-        case 144: return encode_row_scale<Iq4Ks>;
-        case 145: return encode_row_scale<Iq2Ks>;
-        case 146: return encode_row_scale<Iq4Kss>;
-        case 152: return encode_row_scale<Iq5Ks>;
-        case 156: return encode_row_scale<Iq3Ks>;
-        case 157: return encode_row_scale<Iq2Kl>;
-        default: return nullptr;
+        case 144:
+            return encode_row_scale<Iq4Ks>;
+        case 145:
+            return encode_row_scale<Iq2Ks>;
+        case 146:
+            return encode_row_scale<Iq4Kss>;
+        case 152:
+            return encode_row_scale<Iq5Ks>;
+        case 156:
+            return encode_row_scale<Iq3Ks>;
+        case 157:
+            return encode_row_scale<Iq2Kl>;
+        default:
+            return nullptr;
     }
 }
 

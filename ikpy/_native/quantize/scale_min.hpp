@@ -11,7 +11,8 @@ struct ScaleOffset {
     float scale = 0, offset = 0, error = std::numeric_limits<float>::infinity();
 };
 
-// LANES candidate (scale, offset) pairs for one sub-block: their weighted errors, and refits to the chosen levels.
+// LANES candidate (scale, offset) pairs for one sub-block: their weighted errors, and refits to the chosen
+// levels.
 template <int LEVELS, int SIZE>
 struct ScaleOffsetLanes {
     alignas(64) float scale[LANES];
@@ -46,8 +47,8 @@ struct ScaleOffsetLanes {
         }
     }
 
-    // Replaces every pair by the least-squares solution for its levels; sums are those of w and w*x, and offsets above
-    // `highest` (0 for formats that can only subtract) are fixed to it.
+    // Replaces every pair by the least-squares solution for its levels; sums are those of w and w*x, and
+    // offsets above `highest` (0 for formats that can only subtract) are fixed to it.
     void refit(float sum_w, float sum_x, float highest) {
         for (int l = 0; l < LANES; l++) {
             const float det = sum_w * q2[l] - q1[l] * q1[l];
@@ -65,7 +66,7 @@ struct ScaleOffsetLanes {
 };
 
 // Best free (scale, offset): LANES starts that clip the range by various amounts, then refits of all of them.
-template <int LEVELS, int SIZE>
+template <int LEVELS, int SIZE, int BATCHES = 1>
 ScaleOffset fit_scale_offset(const float* x, const float* w, float highest, float narrowest, int refits) {
     float low = x[0], high = x[0];
     for (int j = 1; j < SIZE; j++) {
@@ -75,26 +76,31 @@ ScaleOffset fit_scale_offset(const float* x, const float* w, float highest, floa
     low = std::min(low, highest);
     ScaleOffset best;
     if (!(high > low)) return {0, low, 0};
-    ScaleOffsetLanes<LEVELS, SIZE> lanes;
-    // 4 x 4 starts: how far the upper and the lower end move inwards, as fractions of the range.
-    const float inwards = (1.0f - narrowest) / 3.0f, range = high - low;
-    for (int l = 0; l < LANES; l++) {
-        const float bottom = low + range * inwards * (l >> 2), top = high - range * inwards * (l & 3);
-        lanes.scale[l] = (top - bottom) / (LEVELS - 1);
-        lanes.offset[l] = std::min(bottom, highest);
-    }
     float sum_w = 0, sum_x = 0;
     for (int j = 0; j < SIZE; j++) {
         sum_w += w[j];
         sum_x += w[j] * x[j];
     }
-    for (int round = 0;; round++) {
-        lanes.evaluate(x, w);
-        const int l = lanes.best();
-        if (lanes.error[l] < best.error) best = {lanes.scale[l], lanes.offset[l], lanes.error[l]};
-        if (round == refits) return best;
-        lanes.refit(sum_w, sum_x, highest);
+    ScaleOffsetLanes<LEVELS, SIZE> lanes;
+    // 4 x 4 starts: how far the upper and the lower end move inwards, as fractions of the range; later
+    // batches lie between those of the first.
+    const float range = high - low;
+    for (int batch = 0; batch < BATCHES; batch++) {
+        const float inwards = (1.0f - narrowest) / (3 * BATCHES);
+        for (int l = 0; l < LANES; l++) {
+            const float bottom = low + range * inwards * (BATCHES * (l >> 2) + batch);
+            const float top = high - range * inwards * (BATCHES * (l & 3) + (batch * 2) % BATCHES);
+            lanes.scale[l] = (top - bottom) / (LEVELS - 1);
+            lanes.offset[l] = std::min(bottom, highest);
+        }
+        for (int round = 0; round <= refits; round++) {
+            lanes.evaluate(x, w);
+            const int l = lanes.best();
+            if (lanes.error[l] < best.error) best = {lanes.scale[l], lanes.offset[l], lanes.error[l]};
+            if (round < refits) lanes.refit(sum_w, sum_x, highest);
+        }
     }
+    return best;
 }
 
 template <int LEVELS, int SIZE>

@@ -1,7 +1,8 @@
-// Search for types whose value is d * code * level: a common scale d (per block or per row), a small integer code per
-// sub-block, and levels from a table (one of several per sub-block) or a codebook of vectors.
+// Search for types whose value is d * code * level: a common scale d (per block or per row), a small integer
+// code per sub-block, and levels from a table (one of several per sub-block) or a codebook of vectors.
 //
-// 1. Per sub-block and table: the best free scale of each sign (grid of candidates, one Lloyd step on all of them).
+// 1. Per sub-block and table: the best free scale of each sign (grid of candidates, one Lloyd step on all of
+// them).
 // 2. d: a grid of scales, ranked by the quadratic model sum tt_b * (d * code_b - a_b)^2; the best few go on.
 // 3. Per sub-block: exact errors of the codes around the free scales with all tables; the best is kept.
 // 4. d is refitted to the chosen levels in closed form and step 3 repeated while the error falls.
@@ -14,9 +15,10 @@
 namespace ikpy::quantize {
 
 struct Effort {
-    float narrowest, widest;  // candidate scales as fractions of the one that maps the largest element to the last level
-    int scale_candidates;     // values of d examined exactly
-    int refits;               // rounds of step 4
+    float narrowest,
+        widest;  // candidate scales as fractions of the one that maps the largest element to the last level
+    int scale_candidates;  // values of d examined exactly
+    int refits;            // rounds of step 4
 };
 
 enum class ScaleType { F16, F32 };
@@ -29,11 +31,11 @@ struct SubBlock {
 // Codec: TABLES, SIZE (elements per sub-block), SIGNED (negative scales useful for the free fit);
 //   prepare(b, x, w)             called once per sub-block before anything else
 //   scan(b, x, w, table, dl, s)  fills s for LANES scales dl (0 allowed: all levels count as 0)
-//   assign(b, x, w, table, dl, out)  OUTPUTS values of type Output: the levels or codebook indices at scale dl
-//   extent(table, positive)      magnitude of the outermost level on that side
+//   assign(b, x, w, table, dl, out)  OUTPUTS values of type Output: the levels or codebook indices at scale
+//   dl extent(table, positive)      magnitude of the outermost level on that side
 template <class Codec, class Codes>
 class ScaledCodebookSearch {
-public:
+  public:
     ScaledCodebookSearch(Codec& codec, const Codes& codes, ScaleType scale_type, Effort effort)
         : codec_(codec), codes_(codes), scale_type_(scale_type), effort_(effort) {}
 
@@ -64,7 +66,7 @@ public:
         codec_.assign(b, x_ + b * Codec::SIZE, w_ + b * Codec::SIZE, s.table, d * codes_.value(s.code), out);
     }
 
-private:
+  private:
     struct Option {
         float scale = 0, score = 0, tt = 0;
     };
@@ -243,14 +245,15 @@ private:
 // Codec of independent levels from LevelTables of COUNT levels (table 1, if any, is the shifted one).
 template <int COUNT, int BLOCK, int TABLE_COUNT>
 class LevelCodec {
-public:
+  public:
     static constexpr int TABLES = TABLE_COUNT;
     static constexpr int SIZE = BLOCK;
     static constexpr bool SIGNED = true;
     using Output = uint8_t;
     static constexpr int OUTPUTS = SIZE;
 
-    explicit LevelCodec(const int8_t* values) : tables_{{values, COUNT}, {values + (TABLE_COUNT - 1) * COUNT, COUNT}} {}
+    explicit LevelCodec(const int8_t* values)
+        : tables_{{values, COUNT}, {values + (TABLE_COUNT - 1) * COUNT, COUNT}} {}
 
     void prepare(int, const float*, const float*) {}
 
@@ -263,7 +266,8 @@ public:
         for (int p = 0; p < PARTS; p++) {
             const FloatVector scale = load(dl + p * VECTOR);
             const IntVector zero = scale == 0.0f;
-            const FloatVector inverse = select(zero, FloatVector{}, 1.0f / select(zero, broadcast(1.0f), scale));
+            const FloatVector inverse =
+                select(zero, FloatVector{}, 1.0f / select(zero, broadcast(1.0f), scale));
             FloatVector error{}, xt{}, tt{};
             for (int j = 0; j < SIZE; j++) {
                 const FloatVector t = levels.template nearest<COUNT>(x[j] * inverse);
@@ -281,17 +285,18 @@ public:
 
     void assign(int, const float* x, const float*, int table, float dl, uint8_t* out) const {
         const float inverse = dl != 0 ? 1.0f / dl : 0.0f;
-        for (int j = 0; j < SIZE; j++) out[j] = static_cast<uint8_t>(tables_[table].scalar_index(x[j] * inverse));
+        for (int j = 0; j < SIZE; j++)
+            out[j] = static_cast<uint8_t>(tables_[table].scalar_index(x[j] * inverse));
     }
 
-private:
+  private:
     LevelTable tables_[2];
 };
 
 // Codec of the integer levels LOW..HIGH; level indices are value - LOW.
 template <int LOW, int HIGH, int BLOCK>
 class IntegerCodec {
-public:
+  public:
     static constexpr int TABLES = 1;
     static constexpr int SIZE = BLOCK;
     static constexpr bool SIGNED = -LOW != HIGH;  // symmetric levels have no use for a negative scale
@@ -306,7 +311,8 @@ public:
         for (int p = 0; p < PARTS; p++) {
             const FloatVector scale = load(dl + p * VECTOR);
             const IntVector zero = scale == 0.0f;
-            const FloatVector inverse = select(zero, FloatVector{}, 1.0f / select(zero, broadcast(1.0f), scale));
+            const FloatVector inverse =
+                select(zero, FloatVector{}, 1.0f / select(zero, broadcast(1.0f), scale));
             FloatVector error{}, xt{}, tt{};
             for (int j = 0; j < SIZE; j++) {
                 FloatVector t = x[j] * inverse;

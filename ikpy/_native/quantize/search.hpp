@@ -25,8 +25,8 @@ constexpr int VECTOR = 8;
 #else
 constexpr int VECTOR = 4;
 #endif
-constexpr int LANES = 16;                // candidates scored by one pass
-constexpr int PARTS = LANES / VECTOR;    // vectors that make up one set of lanes
+constexpr int LANES = 16;              // candidates scored by one pass
+constexpr int PARTS = LANES / VECTOR;  // vectors that make up one set of lanes
 
 typedef float FloatVector __attribute__((vector_size(VECTOR * 4)));
 typedef int32_t IntVector __attribute__((vector_size(VECTOR * 4)));
@@ -51,15 +51,17 @@ inline FloatVector round_nearest(FloatVector v) {
 
 inline int round_nearest(float v) { return static_cast<int>(std::lrintf(v)); }
 
-// Sums of one candidate per lane: weighted squared error at the given scale, sum w*x*t and sum w*t*t of its levels t.
+// Sums of one candidate per lane: weighted squared error at the given scale, sum w*x*t and sum w*t*t of its
+// levels t.
 struct Scan {
     alignas(64) float error[LANES];
     alignas(64) float xt[LANES];
     alignas(64) float tt[LANES];
 };
 
-// Weights of one row. The error that is minimized is sum w*(x - y)^2 with w the importance of the column, 1 without
-// an importance matrix. Columns of importance 0 keep a millionth of the mean so that they stay determined.
+// Weights of one row. The error that is minimized is sum w*(x - y)^2 with w the importance of the column, 1
+// without an importance matrix. Columns of importance 0 keep a millionth of the mean so that they stay
+// determined.
 inline void importance_weights(const float* imatrix, int64_t n, std::vector<float>& w) {
     w.assign(static_cast<size_t>(n), 1.0f);
     if (!imatrix) return;
@@ -72,7 +74,7 @@ inline void importance_weights(const float* imatrix, int64_t n, std::vector<floa
 
 // A sorted table of integer levels in -128..127 and the rounding to it.
 class LevelTable {
-public:
+  public:
     LevelTable(const int8_t* values, int count) : count_(count) {
         for (int i = 0; i < count; i++) value_[i] = values[i];
         for (int i = 0; i + 1 < count; i++) {
@@ -96,8 +98,10 @@ public:
         int lo = 0, hi = count_ - 1;
         while (lo < hi) {
             const int mid = (lo + hi) / 2;
-            if (v > middle_[mid]) lo = mid + 1;
-            else hi = mid;
+            if (v > middle_[mid])
+                lo = mid + 1;
+            else
+                hi = mid;
         }
         return lo;
     }
@@ -117,7 +121,7 @@ public:
         }
     }
 
-private:
+  private:
     static constexpr int CELLS = 512;
 
     FloatVector look_up(FloatVector v) const {

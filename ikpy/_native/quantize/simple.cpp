@@ -1,4 +1,5 @@
-// Types whose encoding is a formula without a search: F16, BF16, Q8_0, MXFP4, Q1_0_G128, Q8_KV, IQ1_BN, IQ2_BN.
+// Types whose encoding is a formula without a search: F16, BF16, Q8_0, MXFP4, Q1_0_G128, Q8_KV, IQ1_BN,
+// IQ2_BN.
 #include <cmath>
 
 #include "encoders.hpp"
@@ -22,12 +23,21 @@ float largest_magnitude(const float* x, int64_t n) {
     return m;
 }
 
+// Nearest integer, ties away from zero: what Q8_0 files have had from the start, unlike the later 8-bit
+// types. Values of f16 sources often lie exactly between two levels.
+int round_half_away(float v) {
+    const int whole = static_cast<int>(v);
+    const float rest = v - static_cast<float>(whole);
+    return whole + (rest >= 0.5f) - (rest <= -0.5f);
+}
+
 void encode_q8_0(const Rows& r) {
     for (int64_t i = 0; i < r.n_rows * r.ne0; i += 32) {
         uint8_t* block = r.dst + i / 32 * 34;
         const float d = largest_magnitude(r.src + i, 32) / 127.0f, inverse = d > 0 ? 1.0f / d : 0.0f;
         put(block, f32_to_f16(d));
-        for (int j = 0; j < 32; j++) block[2 + j] = static_cast<uint8_t>(round_nearest(r.src[i + j] * inverse));
+        for (int j = 0; j < 32; j++)
+            block[2 + j] = static_cast<uint8_t>(round_half_away(r.src[i + j] * inverse));
     }
 }
 
@@ -47,7 +57,8 @@ void encode_q8_kv(const Rows& r) {
     }
 }
 
-// Code of the nearest of the 16 values; the magnitudes (doubled) are 0 1 2 3 4 6 8 12, code 8 + k is negative.
+// Code of the nearest of the 16 values; the magnitudes (doubled) are 0 1 2 3 4 6 8 12, code 8 + k is
+// negative.
 int nearest_mxfp4(float v) {
     static constexpr float middle[7] = {0.5f, 1.5f, 2.5f, 3.5f, 5.0f, 7.0f, 10.0f};
     int code = 0;
@@ -64,7 +75,9 @@ void encode_mxfp4(const Rows& r) {
         const int e = std::clamp(std::ilogb(max) - 2 + 127, 0, 254);
         const float inverse = std::ldexp(1.0f, 128 - e);
         block[0] = static_cast<uint8_t>(e);
-        for (int j = 0; j < 32; j++) block[1 + (j & 15)] |= static_cast<uint8_t>(nearest_mxfp4(r.src[i + j] * inverse) << 4 * (j >> 4));
+        for (int j = 0; j < 32; j++)
+            block[1 + (j & 15)] |=
+                static_cast<uint8_t>(nearest_mxfp4(r.src[i + j] * inverse) << 4 * (j >> 4));
     }
 }
 
@@ -144,21 +157,32 @@ void encode_iq1_bn(const Rows& r) {
 }  // namespace
 
 void encode_bf16_truncated(const Rows& r) {
-    for (int64_t i = 0; i < r.n_rows * r.ne0; i++) put(r.dst + 2 * i, static_cast<uint16_t>(f32_bits(r.src[i]) >> 16));
+    for (int64_t i = 0; i < r.n_rows * r.ne0; i++)
+        put(r.dst + 2 * i, static_cast<uint16_t>(f32_bits(r.src[i]) >> 16));
 }
 
 Encoder simple_encoder(int type) {
     switch (type) {
-        case 1: return encode_f16;
-        case 8: return encode_q8_0;
-        case 15: return encode_q8_k;
-        case 30: return encode_bf16;
-        case 39: return encode_mxfp4;
-        case 41: return encode_q1_0_g128;
-        case 134: return encode_iq1_bn;
-        case 135: return encode_iq2_bn;
-        case 151: return encode_q8_kv;
-        default: return nullptr;
+        case 1:
+            return encode_f16;
+        case 8:
+            return encode_q8_0;
+        case 15:
+            return encode_q8_k;
+        case 30:
+            return encode_bf16;
+        case 39:
+            return encode_mxfp4;
+        case 41:
+            return encode_q1_0_g128;
+        case 134:
+            return encode_iq1_bn;
+        case 135:
+            return encode_iq2_bn;
+        case 151:
+            return encode_q8_kv;
+        default:
+            return nullptr;
     }
 }
 

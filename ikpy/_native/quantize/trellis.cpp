@@ -1,8 +1,9 @@
-// Trellis types IQ1_KT, IQ2_KT, IQ3_KT, IQ4_KT: codebooks of generated vectors, one scale per row (quant-formats 7).
+// Trellis types IQ1_KT, IQ2_KT, IQ3_KT, IQ4_KT: codebooks of generated vectors, one scale per row
+// (quant-formats 7).
 //
-// A match costs far more than in the other types, so few scales are tried: per sub-block a first guess of both signs,
-// rematched at the refitted scale; after the row scale is chosen, the codes next to the free scales; at last all groups
-// once more at the final scale.
+// A match costs far more than in the other types, so few scales are tried: per sub-block a first guess of
+// both signs, rematched at the refitted scale; after the row scale is chosen, the codes next to the free
+// scales; at last all groups once more at the final scale.
 #include <limits>
 
 #include "encoders.hpp"
@@ -49,7 +50,7 @@ struct TrellisChoice {
 
 template <class Format>
 class TrellisSearch {
-public:
+  public:
     using Choice = TrellisChoice<Format>;
     using Codes = typename Format::Codes;
 
@@ -78,7 +79,7 @@ public:
 
     const std::vector<Choice>& choices() const { return best_; }
 
-private:
+  private:
     struct Free {
         float scale[2] = {0, 0};  // best positive and negative scale
         float score[2] = {0, 0};
@@ -93,7 +94,8 @@ private:
         Choice c;
         c.table = table;
         for (int g = 0; g < Format::GROUPS; g++) {
-            const TrellisMatch m = Format::template nearest<THOROUGH>(table, x + g * Format::DIM, w + g * Format::DIM, dl);
+            const TrellisMatch m =
+                Format::template nearest<THOROUGH>(table, x + g * Format::DIM, w + g * Format::DIM, dl);
             c.index[g] = m.index;
             c.p += m.p;
             c.q += m.q;
@@ -115,7 +117,8 @@ private:
         const float full = std::max(Format::SMALLEST_EXTENT, Format::EXTENT * max / row_max);
         for (int negative = 0; negative < (Format::SIGNED ? 2 : 1); negative++) {
             for (int table = 0; table < Format::TABLES; table++) {
-                for (float start : Format::STARTS) improve(b, table, negative, (negative ? -max : max) / (full * start));
+                for (float start : Format::STARTS)
+                    improve(b, table, negative, (negative ? -max : max) / (full * start));
             }
         }
     }
@@ -152,7 +155,8 @@ private:
                 for (int b = 0; b < count; b++) {
                     const Free& f = free_[b];
                     const int s = f.best();
-                    const float off = d * Codes::value(nearest_code<Codes>(f.scale[s] * inverse)) - f.scale[s];
+                    const float off =
+                        d * Codes::value(nearest_code<Codes>(f.scale[s] * inverse)) - f.scale[s];
                     error += f.q[s] * off * off;
                 }
                 if (error < best_error) {
@@ -247,7 +251,8 @@ template <class Choice>
 void pack_indices(uint8_t* block, const Choice* choices) {
     for (int b = 0; b < 8; b++) {
         block[b & 3] |= static_cast<uint8_t>(choices[b].code << 4 * (b >> 2));
-        for (int t = 0; t < 4; t++) put(block + 4 + 2 * (4 * b + t), static_cast<uint16_t>(choices[b].index[t]));
+        for (int t = 0; t < 4; t++)
+            put(block + 4 + 2 * (4 * b + t), static_cast<uint16_t>(choices[b].index[t]));
     }
 }
 
@@ -262,7 +267,9 @@ struct Iq2Kt {
         static const TrellisIndex<8, 8, 2> index(65536, 4096, false);
         return index.nearest<THOROUGH ? 4 : 2>(x, w, dl);
     }
-    static void pack(uint8_t* block, const TrellisChoice<Iq2Kt>* choices, const float*) { pack_indices(block, choices); }
+    static void pack(uint8_t* block, const TrellisChoice<Iq2Kt>* choices, const float*) {
+        pack_indices(block, choices);
+    }
 };
 
 struct Iq3Kt {
@@ -326,11 +333,16 @@ void encode_trellis(const Rows& r) {
 
 Encoder trellis_encoder(int type) {
     switch (type) {
-        case 153: return encode_trellis<Iq2Kt>;
-        case 154: return encode_trellis<Iq3Kt>;
-        case 155: return encode_trellis<Iq4Kt>;
-        case 158: return encode_trellis<Iq1Kt>;
-        default: return nullptr;
+        case 153:
+            return encode_trellis<Iq2Kt>;
+        case 154:
+            return encode_trellis<Iq3Kt>;
+        case 155:
+            return encode_trellis<Iq4Kt>;
+        case 158:
+            return encode_trellis<Iq1Kt>;
+        default:
+            return nullptr;
     }
 }
 

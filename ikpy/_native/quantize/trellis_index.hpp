@@ -1,4 +1,5 @@
-// The generator's vectors (quant-formats 7.1) sorted into cells, and the search for the one nearest to a group.
+// The generator's vectors (quant-formats 7.1) sorted into cells, and the search for the one nearest to a
+// group.
 #pragma once
 
 #include <array>
@@ -14,11 +15,12 @@ struct TrellisMatch {
     float p = 0, q = 0;
 };
 
-// Cells are boxes: every binned component lies in one of BINS intervals of equal population. A query looks at its own
-// cell and at those on the other side of the 'PROBED' intervals' edges that are nearest in weighted distance.
+// Cells are boxes: every binned component lies in one of BINS intervals of equal population. A query looks at
+// its own cell and at those on the other side of the 'PROBED' intervals' edges that are nearest in weighted
+// distance.
 template <int DIM, int BINNED, int BINS>
 class TrellisIndex {
-public:
+  public:
     // count seeds from `offset` on; absolute: the vectors of absolute values.
     TrellisIndex(int count, uint32_t offset, bool absolute) : absolute_(absolute) {
         std::vector<std::array<int8_t, DIM>> vectors(static_cast<size_t>(count));
@@ -46,7 +48,7 @@ public:
         return match(at[lane] + lane, x, w);
     }
 
-private:
+  private:
     static constexpr int CELLS = BINS == 4 ? 1 << 2 * BINNED : 1 << BINNED;
 
     static std::array<int8_t, DIM> generate(uint32_t seed, bool absolute) {

@@ -1,0 +1,170 @@
+"""Type policy against the reference's recorded decisions, custom rules, importance matrix files."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import numpy as np
+import pytest
+
+from ikpy.errors import FileFormatError, UnsupportedError, UsageError
+from ikpy.gguf.reader import GGUFFile
+from ikpy.quants import registry
+from ikpy.quants.policy import ModelShape, TypeOptions, TypePolicy
+from ikpy.quants.recipe import Recipe, parse_rules
+from ikpy.tools.imatrix_file import ImportanceMatrix, read_imatrix
+from ikpy.tools.quantize import MissingImatrixError, QuantizeOptions, make_plan, refuse_without_imatrix
+from tests.shared import DATA, ROOT
+
+RECORDED = json.loads((DATA / "quantize" / "dry-run.json").read_text())
+MODEL = ROOT / "ikpy" / "assets" / "tiny-mla-moe-f16.gguf"
+
+
+@pytest.fixture(scope="module")
+def model():
+    with GGUFFile.open(MODEL) as file:
+        yield file
+
+
+def options_for(ftype: str, variant: str) -> QuantizeOptions:
+    imatrix = ImportanceMatrix({name: np.ones(n, np.float32) for name, n in RECORDED["imatrix"].items()}, 4, "text")
+    return QuantizeOptions(
+        registry.ftype_by_name(ftype), imatrix=imatrix if variant == "imatrix" else None, dry_run=True
+    )
+
+
+@pytest.mark.parametrize("variant", ["plain", "imatrix"])
+@pytest.mark.parametrize("ftype", RECORDED["cases"])
+def test_every_file_type_decides_as_recorded(model, ftype, variant):
+    expected = RECORDED["cases"][ftype][variant]
+    options = options_for(ftype, variant)
+    try:
+        refuse_without_imatrix(options)
+    except MissingImatrixError:
+        assert expected["exit"] == 1
+        assert expected["types"] == ""
+        return
+    plan = make_plan(model, options)
+    assert (plan.problem is not None) == (expected["exit"] != 0), plan.problem
+    types = expected["types"].split()
+    if plan.problem is not None:
+        name = expected["message"].split("for tensor ")[1].split()[0]
+        assert f"Missing importance matrix for tensor {name} " in str(plan.problem)
+        types.pop()  # the tensor that failed
+    assert len(plan.steps) == len(types)
+    for step, recorded in zip(plan.steps, types, strict=True):
+        if recorded == "?":  # only that there were no weights was recorded; the total size below covers the type
+            assert "did not find weights" in step.note
+        else:
+            actual = "-" if step.type == step.source_type else step.type
+            assert actual == recorded, f"{ftype} {variant} {step.name}: {actual}, recorded {recorded}"
+    if plan.problem is None:
+        assert f"{plan.nbytes / 2**20:.2f} MB" == expected["size"]
+
+
+SHAPE = ModelShape("llama", 32, 32, 8, 0, 32000, 4096, True, 32)
+
+
+def decide(ftype: str, names: list[str], shape=(4096, 4096), **kwargs) -> list[str]:
+    policy = TypePolicy(registry.ftype_by_name(ftype), kwargs.pop("model", SHAPE), **kwargs)
+    return [policy.choose(name, shape).type for name in names]
+
+
+def test_dense_mixtures_follow_the_worked_summary():
+    layers = [f"blk.{i}.attn_v.weight" for i in range(32)]
+    types = decide("Q4_K_M", layers)
+    more = [i < 4 or i >= 28 or (i - 4) % 3 == 2 for i in range(32)]
+    assert types == ["q6_K" if m else "q5_K" for m in more]
+    assert decide("Q4_K_S", layers) == ["q5_K"] * 32
+    assert decide("IQ2_XXS", layers[:1], has_imatrix=True) == ["iq4_k"]
+    assert decide("Q2_K", ["blk.0.ffn_down.weight", "blk.0.attn_output.weight"]) == ["q3_K", "q3_K"]
+    assert decide("Q4_0", [f"blk.{i}.ffn_down.weight" for i in range(5)], has_imatrix=True) == ["q4_1"] * 4 + ["q4_0"]
+
+
+def test_row_size_fallback_and_interleaving():
+    assert decide("Q4_K_S", ["blk.9.attn_q.weight"], (96, 64)) == ["q5_0"]
+    assert decide("IQ2_K", ["blk.9.attn_q.weight"], (96, 64)) == ["iq4_nl"]
+    assert decide("IQ4_K_R4", ["blk.9.attn_q.weight"], (256, 6)) == ["iq4_k"]
+    assert decide("IQ4_K_R4", ["token_embd.weight"], (256, 64)) == ["iq4_k"]
+    with pytest.raises(UnsupportedError, match="Unsupported tensor size"):
+        decide("Q4_K_S", ["blk.9.attn_q.weight"], (100, 64))
+
+
+def test_forced_types_override_rules_and_pure():
+    forced = TypeOptions(token_embedding="q8_0", output="bf16")
+    recipe = Recipe(parse_rules("token_embd=q4_0,attn=iq4_k"))
+    names = ["token_embd.weight", "output.weight", "blk.0.attn_q.weight", "blk.0.ffn_up.weight"]
+    types = decide("Q4_K_S", names, options=forced, custom_rule=recipe.type_for)
+    assert types == ["q8_0", "bf16", "iq4_k", "q4_K"]
+    assert decide("Q4_K_S", names, options=forced, pure=True) == ["q8_0", "bf16", "q4_K", "q4_K"]
+
+
+def test_recipe_text_first_match_and_reports():
+    recipe = Recipe(
+        parse_rules("""
+        # dense layers
+        blk\\.[0-2]\\..*=Q8_0   # any case
+
+        ffn_down=iq3_k,blk\\.1\\.=q4_K,
+        nothing_like_this=q4_0
+        """)
+    )
+    assert recipe.type_for("blk.1.ffn_down.weight") == "q8_0"
+    assert recipe.type_for("blk.7.ffn_down.weight") == "iq3_k"
+    assert recipe.type_for("blk.7.attn_q.weight") == ""
+    lines = recipe.warnings()
+    assert len(lines) == 2
+    assert "blk\\.1\\.=q4_K has no effect: its 1 tensors match earlier rules" in lines[0]
+    assert "matches no tensor" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("attn", "Invalid custom quantization input attn"),
+        ("attn=foo", "Invalid quantization type 'foo' in custom quantization input attn=foo"),
+        ("blk.(=q4_K", "regular expression of custom rule"),
+        ("attn=q8_1", "cannot be stored"),
+    ],
+)
+def test_bad_rules_are_named(text, message):
+    with pytest.raises(UsageError) as caught:
+        parse_rules(text)
+    assert message in str(caught.value)
+
+
+def legacy_file(entries, trailer=b"") -> bytes:
+    data = struct.pack("<i", len(entries))
+    for name, calls, values in entries:
+        data += struct.pack("<i", len(name)) + name.encode() + struct.pack("<ii", calls, len(values))
+        data += np.asarray(values, "<f4").tobytes()
+    return data + trailer
+
+
+def test_legacy_imatrix_is_read_and_looked_up(tmp_path):
+    path = tmp_path / "im.dat"
+    entries = [("blk.0.ffn_up.weight", 4, [4.0, 8.0]), ("blk.0.attn_kv_b.weight", 0, [1.0, 3.0])]
+    path.write_bytes(legacy_file(entries, struct.pack("<ii", 7, 4) + b"wiki"))
+    matrix = read_imatrix(path)
+    assert (matrix.chunks, matrix.dataset) == (7, "wiki")
+    assert matrix.find("blk.0.ffn_up.weight").tolist() == [1.0, 2.0]
+    assert matrix.find("blk.0.ffn_gate.weight").tolist() == [1.0, 2.0]
+    assert matrix.find("blk.0.attn_v_b.weight").tolist() == [1.0, 3.0]
+    assert matrix.find("blk.0.ffn_down.weight") is None
+    assert list(matrix.filtered(["attn"], []).values) == ["blk.0.attn_kv_b.weight"]
+    assert list(matrix.filtered([], ["attn"]).values) == ["blk.0.ffn_up.weight"]
+
+
+def test_damaged_imatrix_gives_one_line(tmp_path):
+    whole = legacy_file([("blk.0.ffn_up.weight", 4, [4.0, 8.0])])
+    path = tmp_path / "im.dat"
+    for cut in range(len(whole)):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(FileFormatError, match="load_imatrix"):
+            read_imatrix(path)
+    path.write_bytes(legacy_file([("x", 1, [float("nan")])]))
+    with pytest.raises(FileFormatError, match="not finite"):
+        read_imatrix(path)
+    with pytest.raises(UsageError, match="failed to open"):
+        read_imatrix(tmp_path / "none.dat")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ikpy.cli.banner import banner_lines
@@ -13,6 +14,8 @@ from ikpy.cli.params import CommonParams
 from ikpy.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:
+    from ikpy.graph.activations import ActivationCollector
+    from ikpy.tools.imatrix import Settings
     from ikpy.tools.imatrix_data import ImatrixData
 
 
@@ -63,23 +66,31 @@ def check(params: CommonParams) -> None:
         raise UsageError(f"-o {options.output}: the folder {folder} is not writable")
 
 
-def save_combined(params: CommonParams, data: ImatrixData) -> None:
-    """Write what was loaded from several files."""
+def save_combined(params: CommonParams, data: ImatrixData, *, chunks: int = 0, dataset: str = "") -> None:
+    """Write what was loaded. As in llama-imatrix, the legacy trailer stays empty when a run is to follow."""
     from ikpy.tools.imatrix_data import file_format, save
 
     options = params.imatrix
     print(f"main : saving combined imatrix to '{options.output}'", flush=True)
     fmt = file_format(options.output, options.output_format)
-    save(data, options.output, fmt, chunks=0, log=lambda line: print_log(params, [line]))
+    log = partial(_log, params)
+    save(data, options.output, fmt, chunks=chunks, dataset=dataset, log=log)
+
+
+def _log(params: CommonParams, text: str) -> None:
+    print_log(params, [text])
 
 
 def work_on_files(params: CommonParams, data: ImatrixData) -> int:
     """Combine, convert or show files without a model."""
     wants_file = len(params.prompt.in_files) > 1 or "-o" in params.given
     if not wants_file and not params.imatrix.show_statistics:
-        raise UsageError("nothing to do with one --in-file alone: add -f TEXT, -o FILE to convert, or --show-statistics")
+        raise UsageError(
+            "nothing to do with one --in-file alone: add -f TEXT, -o FILE to convert, or --show-statistics"
+        )
     if wants_file:
-        save_combined(params, data)
+        dataset = data.datasets[0] if data.datasets else ""
+        save_combined(params, data, chunks=data.chunks_loaded, dataset=dataset)
     if params.imatrix.show_statistics:
         show_statistics(params, data, ", ".join(params.prompt.in_files))
     return 0
@@ -113,6 +124,7 @@ def collect(params: CommonParams, data: ImatrixData) -> int:
     session.system_info()
     warn_of_call_weights(params, data)
     data.live = collector.entries
+    data.check_sizes()
     timed = TimedContext(context, session.timings)
     work = Run(timed, session.vocab, data, settings(session, context.n_ubatch), log=lambda text: session.log([text]))
     try:
@@ -130,16 +142,14 @@ def collect(params: CommonParams, data: ImatrixData) -> int:
 def warn_of_call_weights(params: CommonParams, data: ImatrixData) -> None:
     """Legacy files hold no numbers of rows, so a whole call in them weighs as much as one row of new text."""
     if data.has_call_weights and params.prompt.text:
-        print_log(
-            params,
-            [
-                "main : warning: .dat files do not say how many tokens they were made from: as in llama-imatrix, one call "
-                "of theirs counts like one token of the new text (.gguf files continue exactly)"
-            ],
+        warning = (
+            "main : warning: .dat files do not say how many tokens they were made from: as in llama-imatrix, one call "
+            "of theirs counts like one token of the new text (.gguf files continue exactly)"
         )
+        print_log(params, [warning])
 
 
-def settings(session: Session, n_micro_batch: int):  # type: ignore[no-untyped-def]
+def settings(session: Session, n_micro_batch: int) -> Settings:
     """Settings of the run from the command line."""
     from ikpy.tools.imatrix import Settings
     from ikpy.tools.imatrix_data import file_format
@@ -161,7 +171,7 @@ def settings(session: Session, n_micro_batch: int):  # type: ignore[no-untyped-d
     )
 
 
-def report(session: Session, data: ImatrixData, collector) -> None:  # type: ignore[no-untyped-def]
+def report(session: Session, data: ImatrixData, collector: ActivationCollector) -> None:
     """Coverage of experts, and the tables that were asked for."""
     from ikpy.tools.imatrix_report import coverage_lines, similarity_lines
 

@@ -263,15 +263,18 @@ class DeepSeek2(Decoder):
         return b.n_tokens >= PROMPT_TOKENS and b.params.mla > 1 and b.params.flash_attn
 
     def _observe_latents(self, b: BatchGraph, attn: LatentAttention, q: Value, c: Value) -> None:
-        """Statistics of attn_kv_b, attn_k_b and attn_v_b on the prompt path of modes 2 and 3.
+        """Statistics of the file's attn_kv_b, attn_k_b and attn_v_b where no matmul of theirs sees every token once.
 
-        There the latents of all cells are expanded at once; every token counts once, as in mode 0.
+        The absorbed form uses other tensors than attn_kv_b; the prompt path of modes 2 and 3 expands the latents of
+        all cells at once. Every token counts once, as in mode 0.
         """
-        if b.graph.collector is None or b.params.mla == 0 or not self._is_prompt(b):
+        if b.graph.collector is None or b.params.mla == 0:
             return
         heads, rkv = self.hp.n_head[0], c.shape[0]
         if attn.kv_b is not None:
             b.graph.observe(attn.kv_b, c.reshape(rkv, b.n_tokens), stored_only=True)
+        if not self._is_prompt(b):
+            return
         if attn.k_b is not None:
             b.graph.observe(attn.k_b, q.slice0(0, self.n_nope).permute(0, 2, 1), stored_only=True)
         if attn.v_b is not None:

@@ -77,7 +77,7 @@ class Run:
             KeyboardInterrupt: after saving what was collected.
         """
         chunks = self._chunks(self._tokenize(text))
-        self.data.chunk_size = self.context.n_ctx
+        self.data.chunk_size = min(self.settings.n_micro_batch, self.context.n_ctx)
         self.data.add_datasets([self.settings.dataset])
         n_batch = min(self.context.n_batch, self.context.n_ctx)
         self.log(f"{NAME}: computing over {len(chunks)} chunks with batch_size {n_batch}")
@@ -114,9 +114,7 @@ class Run:
             raise UsageError("--chunks 0 leaves nothing to process; give a positive number, or -1 for the whole text")
         if skip > 0:
             if (skip + 2) * size >= len(tokens):
-                raise NotEnoughTextError(
-                    [f"{NAME}: there will be not enough tokens left after removing {skip} chunks"]
-                )
+                raise NotEnoughTextError([f"{NAME}: there will be not enough tokens left after removing {skip} chunks"])
             self.log(f"{NAME}: removing initial {skip} chunks ({skip * size} tokens)")
             tokens = tokens[skip * size :]
         if len(tokens) < 2 * size:
@@ -142,9 +140,7 @@ class Run:
         losses = []
         for start in range(0, size, self.settings.n_micro_batch):
             stop = min(start + self.settings.n_micro_batch, size)
-            position = np.arange(start, stop, dtype=np.int32)
-            everywhere = np.ones(stop - start, dtype=bool)
-            logits = self.context.decode(Batch(ids[start:stop], position, np.zeros_like(position), everywhere))
+            logits = self.context.decode(Batch.single(ids[start:stop].tolist(), start, logits="all"))
             self._after_call(stop - start)
             low, high = max(first, start), min(size - 1, stop)
             if self.settings.compute_ppl and low < high:
@@ -158,18 +154,21 @@ class Run:
         """Saves when the count of calls has passed a multiple of a frequency."""
         before, now = self._last_call, self.data.last_call
         if self.settings.verbosity > 1:
-            self._print_operations(before, n_tokens)
+            self._print_operations(before, now, n_tokens)
         self._last_call = now
         if _passed(before, now, self.settings.output_frequency):
             self.save()
         if _passed(before, now, self.settings.save_frequency):
             self.save(f"{self.settings.output}.at_{now}")
 
-    def _print_operations(self, last_call: int, n_tokens: int) -> None:
+    def _print_operations(self, before: int, now: int, n_tokens: int) -> None:
+        """A line per weight; the first one still shows the count of calls before this one."""
+        calls = before
         for name, sums in self.data.live.items():
             if sums.calls:
                 shape = f"{sums.n_inputs:5d} x {n_tokens:5d}"
-                print(f"collect_imatrix[{last_call}]: {name:>32}, {sums.op}, {shape}, 0", file=self.out)
+                print(f"collect_imatrix[{calls}]: {name:>32}, {sums.op}, {shape}, 0", file=self.out)
+                calls = now
 
     # --- results ----------------------------------------------------------------------------------------------
 

@@ -47,10 +47,7 @@ class Entry:
             UsageError: the sizes differ.
         """
         if self.n_values != other.n_values:
-            raise UsageError(
-                f"Oops: inconsistent size for {name} ({self.n_values} vs {other.n_values}); "
-                "the files do not belong to one model"
-            )
+            raise UsageError(_size_problem(name, self.n_values, other.n_values))
         finer = max(self, other, key=lambda entry: len(entry.rows))
         n = len(finer.rows)
         sums = self.sums.reshape(n, -1) + other.sums.reshape(n, -1)
@@ -62,6 +59,10 @@ class Entry:
             return np.where(self.rows[:, None] > 0, self.sums / self.rows[:, None], np.nan)
 
 
+def _size_problem(name: str, a: int, b: int) -> str:
+    return f"Oops: inconsistent size for {name} ({a} vs {b}); importance matrices of different models do not combine"
+
+
 def _spread(rows: NDArray[np.float64], n: int) -> NDArray[np.float64]:
     if n % len(rows):
         raise UsageError(f"entries of {len(rows)} and {n} matrices cannot be combined")
@@ -70,7 +71,10 @@ def _spread(rows: NDArray[np.float64], n: int) -> NDArray[np.float64]:
 
 @dataclass
 class ImatrixData:
-    """Statistics per weight: `loaded` from files, `live` growing while a model runs."""
+    """Statistics per weight: `loaded` from files, `live` growing while a model runs.
+
+    chunk_size: tokens of one decode call. has_call_weights: a loaded file knew calls instead of rows.
+    """
 
     loaded: dict[str, Entry] = field(default_factory=dict)
     live: dict[str, ActivationSums] = field(default_factory=dict)
@@ -122,6 +126,16 @@ class ImatrixData:
             if not np.isfinite(entry.sums).all():
                 raise FileFormatError(f"detected NaNs in {name}; the model file may be damaged")
             yield name, entry
+
+    def check_sizes(self) -> None:
+        """Refuses loaded files of another model, before any text is processed.
+
+        Raises:
+            UsageError: an entry has another size than its weight in the model.
+        """
+        for name, sums in self.live.items():
+            if name in self.loaded and self.loaded[name].n_values != sums.sums.size:
+                raise UsageError(_size_problem(name, self.loaded[name].n_values, sums.sums.size))
 
     @property
     def last_call(self) -> int:
@@ -179,8 +193,8 @@ def _save_legacy(data: ImatrixData, path: str, chunks: int, dataset: str, log: L
             stored += 1
         if stored == 0:
             raise UsageError("no entry has enough data to be stored; give more text")
-        name = dataset.encode("utf-8", "surrogateescape")
-        file.handle.write(struct.pack("<ii", chunks, len(name)) + name)
+        text = dataset.encode("utf-8", "surrogateescape")
+        file.handle.write(struct.pack("<ii", chunks, len(text)) + text)
         file.handle.seek(0)
         file.handle.write(struct.pack("<i", stored))
         file.finish()

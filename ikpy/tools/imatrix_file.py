@@ -184,7 +184,9 @@ def _read_gguf(path: str | Path) -> ImatrixFile:
             sums = gguf.data(info).view("<f4").reshape(-1, info.shape[0]).copy()
             rows = gguf.data(counts).view("<f4").reshape(-1).copy()
             if len(rows) != len(sums):
-                raise FileFormatError(f"load_imatrix: {path}: {len(rows)} counts for the {len(sums)} matrices of {name}")
+                raise FileFormatError(
+                    f"load_imatrix: {path}: {len(rows)} counts for the {len(sums)} matrices of {name}"
+                )
             calls = chunks or round(float(rows.max()) / size if size else 1)
             file.records.append(ImatrixRecord(name.removesuffix(".in_sum2"), sums, rows, max(1, calls)))
     if not file.records:

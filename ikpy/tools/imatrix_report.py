@@ -179,7 +179,9 @@ def similarity_lines(similarities: Mapping[tuple[str, int], SimilaritySums]) -> 
     """Tables of layer, attention and feed-forward importances, lowest similarity first (tools 3.7)."""
     lines: list[str] = []
     for kind in ("layer", "attention", "ffn"):
-        values = [(block, sums.mean) for (k, block), sums in similarities.items() if k == kind and sums.mean == sums.mean]
+        values = [
+            (block, sums.mean) for (k, block), sums in similarities.items() if k == kind and sums.mean == sums.mean
+        ]
         if not values:
             continue
         lines += ["", f"======================== sorted {kind} importances"]

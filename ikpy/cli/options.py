@@ -143,7 +143,7 @@ def by_name(letter: str = "") -> dict[str, Option]:
     table: dict[str, Option] = {}
     for row in all_options():
         for name in row.names:
-            if name not in table or (letter and letter in row.used):
+            if name not in table or not letter or letter not in table[name].used:
                 table[name] = row
     return table
 

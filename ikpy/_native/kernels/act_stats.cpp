@@ -1,4 +1,5 @@
-// Statistics of matmul inputs for the importance matrix: sums of squares per column, cosine similarity of rows.
+// Statistics of matmul inputs for the importance matrix: sums of squares per column, cosine similarity of
+// rows.
 #include <cmath>
 
 #include "ikpy/ops.hpp"
@@ -41,9 +42,10 @@ MatrixRows rows_of(const Op& op, const Tensor* ts, int64_t matrix, int64_t n_mat
 
 }  // namespace
 
-// src0 = x f32 [K, T, B], src1 = moe_group's result (experts only); dst f64 [(K + 1) * M + 1], added to: per matrix
-// (expert, head, or the whole of x if M = 1) K sums of squares and the number of rows; last, the number of calls.
-// ip: M, assignments per row of x (slots used if x has one row per token, 1 if one per assignment).
+// src0 = x f32 [K, T, B], src1 = moe_group's result (experts only); dst f64 [(K + 1) * M + 1], added to: per
+// matrix (expert, head, or the whole of x if M = 1) K sums of squares and the number of rows; last, the
+// number of calls. ip: M, assignments per row of x (slots used if x has one row per token, 1 if one per
+// assignment).
 void op_act_stats(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Runtime&) {
     double* sums = reinterpret_cast<double*>(ts[op.dst].data);
     const int64_t k = ts[op.src[0]].ne[0], n_matrices = op.ip[0];
@@ -56,15 +58,16 @@ void op_act_stats(const ThreadContext& ctx, const Op& op, const Tensor* ts, cons
         const int64_t stop = last * kColumnStep < k ? last * kColumnStep : k;
         const MatrixRows rows = rows_of(op, ts, matrix, n_matrices);
         double* target = sums + matrix * (k + 1);
-        for (int64_t i = rows.first; i < rows.last; ++i) add_squares(rows.at(i), first * kColumnStep, stop, target);
+        for (int64_t i = rows.first; i < rows.last; ++i)
+            add_squares(rows.at(i), first * kColumnStep, stop, target);
         if (last == blocks) target[k] += static_cast<double>(rows.last - rows.first);
         unit += last - first;
     }
     if (ctx.ith == 0) sums[n_matrices * (k + 1)] += 1;
 }
 
-// src0, src1 = f32 [K, T]; dst f64 [2, S], added to: sum of the cosines of equal rows, number of rows; one pair per
-// thread. ip: S. Rows of zeros have no direction and are left out.
+// src0, src1 = f32 [K, T]; dst f64 [2, S], added to: sum of the cosines of equal rows, number of rows; one
+// pair per thread. ip: S. Rows of zeros have no direction and are left out.
 void op_act_similarity(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Runtime&) {
     const Tensor& a = ts[op.src[0]];
     const Tensor& b = ts[op.src[1]];

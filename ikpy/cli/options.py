@@ -138,9 +138,14 @@ def all_options() -> tuple[Option, ...]:
 
 
 @cache
-def by_name() -> dict[str, Option]:
-    """Option of every spelling."""
-    return {name: row for row in all_options() for name in row.names}
+def by_name(letter: str = "") -> dict[str, Option]:
+    """Option of every spelling; of two rows with one spelling, the one that the tool with this letter uses."""
+    table: dict[str, Option] = {}
+    for row in all_options():
+        for name in row.names:
+            if name not in table or not letter or letter not in table[name].used:
+                table[name] = row
+    return table
 
 
 def normalize_name(argument: str) -> str:

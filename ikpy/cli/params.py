@@ -194,6 +194,7 @@ class ImatrixOptions:
     """Output of the importance matrix tool."""
 
     output: str = "imatrix.dat"
+    output_format: str = "auto"
     output_draft: str | None = None
     output_frequency: int = 10
     save_frequency: int = 0
@@ -202,6 +203,7 @@ class ImatrixOptions:
     compute_ppl: bool = True
     from_chunk: int = 0
     layer_similarity: bool = False
+    show_statistics: bool = False
 
 
 @dataclass

@@ -93,9 +93,9 @@ class Parser:
             if name in HELP_NAMES or name == "--version":
                 self.params.action = "version" if name == "--version" else "help"
                 return
-            row = by_name().get(name)
+            row = by_name(self.letter).get(name)
             if row is None:
-                raise UsageError(f"unknown argument: {spelled}{suggest(name, by_name())}")
+                raise UsageError(f"unknown argument: {spelled}{suggest(name, by_name(self.letter))}")
             position += 1
             self.params.given.append(row.name)
             texts = self.values_of(row, spelled, argv[position:])

@@ -149,7 +149,9 @@ class Context:
         inputs["outputs"] = self._input("outputs", max(1, n_outputs))
         inputs["cell_pos"] = self._input("cell_pos", self.n_ctx)
         inputs["cell_seq"] = self._input("cell_seq", self.n_ctx)
-        return BatchGraph(Graph(core), n_tokens, n_outputs, inputs, self.kv.tensors, self.graph_params)
+        return BatchGraph(
+            Graph(core, self.params.collector), n_tokens, n_outputs, inputs, self.kv.tensors, self.graph_params
+        )
 
     def _build(self, n_tokens: int, n_outputs: int) -> _Built:
         b = self._batch_graph(n_tokens, n_outputs)

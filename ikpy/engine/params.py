@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ikpy.graph.activations import ActivationCollector
 from ikpy.threads import physical_cores
 
 
@@ -46,3 +47,4 @@ class ContextParams:
     smart_expert_reduction: tuple[int, float] = (-1, 0.0)
     embeddings: bool = False
     causal: bool = True
+    collector: ActivationCollector | None = None  # receives statistics of the input of every matmul

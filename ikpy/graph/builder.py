@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ikpy.graph.activations import ActivationCollector
 from ikpy.graph.ir import F16, F32, I32, Buffer, Node, Value, contiguous_strides
 
 UNARY_KINDS = {"silu": 0, "gelu": 1, "relu": 2, "relu_squared": 3, "sigmoid": 4, "tanh": 5, "swiglu_oai": 6}
@@ -12,10 +13,16 @@ GATINGS = {"softmax": 1, "sigmoid": 2, "selected_softmax": 3, "sqrt_softplus": 4
 
 
 class Graph:
-    """Nodes in execution order. core is the native module (activation formats and sizes)."""
+    """Nodes in execution order. core is the native module (activation formats and sizes).
 
-    def __init__(self, core: Any) -> None:
+    With a collector, every matmul also adds its input to the statistics of its weight.
+    """
+
+    def __init__(self, core: Any, collector: ActivationCollector | None = None) -> None:
         self.core = core
+        self.collector = collector
+        if collector is not None:
+            collector.start_graph()
         self.nodes: list[Node] = []
         self._prepared: dict[tuple[int, int], tuple[Value, Value]] = {}
 
@@ -132,6 +139,29 @@ class Graph:
         src = [q, keys[0], values, mask[0], sinks, second, mask[1]]
         return self._emit("attention", dst, src, ip=[int(flash), heads_per_step], fp=[scale, softcap])
 
+    # --- statistics of matmul inputs --------------------------------------------------------------------------
+
+    def observe(self, weight: Value, x: Value, *, stored_only: bool = False) -> None:
+        """Adds x [K, T, B] to the statistics of weight, if anybody collects them.
+
+        stored_only: for an input that reaches the weight in a rearranged form; only tensors of the file count.
+        """
+        if self.collector is None or (stored_only and not self.collector.is_stored(weight.name)):
+            return
+        entry = self.collector.dense_entry(weight, x)
+        if entry is not None:
+            self._emit("act_stats", entry.value, [x, None], ip=[entry.n_matrices, 1])
+        for first, second, sums in self.collector.similarity_pairs(weight, x):
+            self._emit("act_similarity", sums.value, [first, second], ip=[sums.n_slots])
+
+    def observe_experts(self, op: str, weight: Value, x: Value, groups: Value, slots_per_row: int) -> None:
+        """Adds the rows of x [K, R] to the statistics of the experts they are sent to."""
+        if self.collector is None:
+            return
+        entry = self.collector.expert_entry(op, weight, x)
+        if entry is not None:
+            self._emit("act_stats", entry.value, [x, groups], ip=[entry.n_matrices, slots_per_row])
+
     # --- matrix multiplication --------------------------------------------------------------------------------
 
     def prepare(self, x: Value, weight_type: int) -> tuple[Value, int]:
@@ -149,6 +179,7 @@ class Graph:
         """weight [K, N, B] times x [K, T, B] as f32 [N, T, B] (or into dst, f32 or f16)."""
         if weight.shape[0] != x.shape[0]:
             raise ValueError(f"matmul of {weight.name} {weight.shape} with {x.shape}")
+        self.observe(weight, x)
         prepared, fmt = self.prepare(x, weight.type_id)
         dst = dst or self.new(weight.shape[1], x.shape[1], x.shape[2])
         n_tokens = 0 if x.dynamic_dim == 1 else x.shape[1]
@@ -166,6 +197,8 @@ class Graph:
         """act(gate x) * (up x) as f32 [F, T]; fused when both weights have one type."""
         if up.type_id != gate.type_id:
             return self.gated(self.mul_mat(gate, x, gate_bias), self.mul_mat(up, x, up_bias), kind)
+        self.observe(gate, x)
+        self.observe(up, x)
         prepared, fmt = self.prepare(x, up.type_id)
         dst = self.new(up.shape[1], x.shape[1])
         src = [up, gate, prepared, up_bias, gate_bias]
@@ -211,6 +244,7 @@ class Graph:
         """Expert matmul: weight [K, N, E], x [K, T] (or [K, Ku, T] if per_slot) -> f32 [N, Ku, T]."""
         n_used, n_tokens = ids.shape[0], ids.shape[1]
         rows = x.reshape(x.shape[0], n_used * n_tokens) if per_slot else x
+        self.observe_experts("MUL_MAT_ID", weight, rows, groups, 1 if per_slot else n_used)
         prepared, fmt = self.prepare(rows, weight.type_id)
         dst = self.new(weight.shape[1], n_used, n_tokens)
         ip = [fmt, n_tokens, int(per_slot), n_used, weight.shape[2]]
@@ -228,6 +262,7 @@ class Graph:
         gate_bias: Value | None = None,
     ) -> Value:
         """Experts' act(gate x) * (up x): x [K, T] -> f32 [F, Ku, T]."""
+        self.observe_experts("MOE_FUSED_UP_GATE", up, x, groups, ids.shape[0])
         prepared, fmt = self.prepare(x, up.type_id)
         n_used, n_tokens = ids.shape[0], ids.shape[1]
         dst = self.new(up.shape[1], n_used, n_tokens)

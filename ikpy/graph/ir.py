@@ -70,7 +70,8 @@ class Value:
         """Same elements with another shape; the value must be contiguous."""
         if not self.is_contiguous:
             raise ValueError(f"reshape of a non-contiguous value {self.name} {self.shape}")
-        result = Value(self.buffer, self.type_id, _pad(shape), contiguous_strides(self.type_id, shape), self.offset)
+        strides = contiguous_strides(self.type_id, shape)
+        result = Value(self.buffer, self.type_id, _pad(shape), strides, self.offset, name=self.name)
         if result.n_elements != self.n_elements:
             raise ValueError(f"reshape of {self.shape} to {shape}")
         return result
@@ -92,6 +93,7 @@ class Value:
             self.strides,
             self.offset + start * self.strides[dim],
             None if self.dynamic_dim == dim else self.dynamic_dim,
+            self.name,
         )
 
     def permute(self, *order: int) -> Value:

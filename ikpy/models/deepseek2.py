@@ -200,6 +200,7 @@ class DeepSeek2(Decoder):
                 self._log_derived(il, "attn_kv_b", a.kv_b)
 
     def _log_derived(self, il: int, name: str, value: Value) -> None:
+        value.name = f"blk.{il}.{name}.weight"
         shape = " x ".join(str(n) for n in value.shape[: 2 if name == "attn_kv_b" else 3])
         self.log(f"Computed blk.{il}.{name}.weight as {shape} of type {value.type_name} and stored in buffer CPU")
 
@@ -247,15 +248,38 @@ class DeepSeek2(Decoder):
         table = b.rope_table(self.hp.n_rot, rope)
         q = self._queries(b, attn, h, table)
         c, kr = self._latents(b, attn, h, table)
+        self._observe_latents(b, attn, q, c)
         if b.params.mla == 0:
             out = self._expanded(b, il, attn, q, c, kr, scale)
         else:
             cache = b.cache(il, "kv")
             b.graph.kv_store(kr, part_of_rows(cache, 0, self.hp.n_rot), b.inputs["cells"])
             b.graph.kv_store(c, part_of_rows(cache, self.hp.n_rot, c.shape[0]), b.inputs["cells"])
-            prompt = b.n_tokens >= PROMPT_TOKENS and b.params.mla > 1 and b.params.flash_attn
-            out = self._expanded_from_cache(b, il, attn, q, scale) if prompt else self._absorbed(b, il, attn, q, scale)
+            attend = self._expanded_from_cache if self._is_prompt(b) else self._absorbed
+            out = attend(b, il, attn, q, scale)
         return out.reshape(out.shape[0] * out.shape[1], b.n_tokens)
+
+    def _is_prompt(self, b: BatchGraph) -> bool:
+        return b.n_tokens >= PROMPT_TOKENS and b.params.mla > 1 and b.params.flash_attn
+
+    def _observe_latents(self, b: BatchGraph, attn: LatentAttention, q: Value, c: Value) -> None:
+        """Statistics of the file's attn_kv_b, attn_k_b and attn_v_b where no matmul of theirs sees every token once.
+
+        The absorbed form uses other tensors than attn_kv_b; the prompt path of modes 2 and 3 expands the latents of
+        all cells at once. Every token counts once, as in mode 0.
+        """
+        if b.graph.collector is None or b.params.mla == 0:
+            return
+        heads, rkv = self.hp.n_head[0], c.shape[0]
+        if attn.kv_b is not None:
+            b.graph.observe(attn.kv_b, c.reshape(rkv, b.n_tokens), stored_only=True)
+        if not self._is_prompt(b):
+            return
+        if attn.k_b is not None:
+            b.graph.observe(attn.k_b, q.slice0(0, self.n_nope).permute(0, 2, 1), stored_only=True)
+        if attn.v_b is not None:
+            per_head = c.view((rkv, b.n_tokens, heads), (c.strides[2], 0))
+            b.graph.observe(attn.v_b, per_head, stored_only=True)
 
     def _expanded(
         self, b: BatchGraph, il: int, attn: LatentAttention, q: Value, c: Value, kr: Value, scale: float

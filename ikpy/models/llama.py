@@ -186,4 +186,4 @@ def _join_experts(weights: WeightSource, name: str, n_expert: int, shape: tuple[
     if len({p.type_id for p in parts}) != 1:
         raise FileFormatError(f"{weights.gguf.path}: the experts of {name} have different types")
     data = np.concatenate([weights.gguf.data(weights.gguf.tensors[f"{name}.{e}.weight"]) for e in range(n_expert)])
-    return external(data.ctypes.data, data, parts[0].type_id, (*shape, n_expert), name)
+    return external(data.ctypes.data, data, parts[0].type_id, (*shape, n_expert), f"{name}_exps.weight")

@@ -1,5 +1,7 @@
 """Importance matrix files: reading the legacy ``.dat`` and the GGUF form, and finding the entry of a tensor.
 
+`ikpy.tools.imatrix_data` combines and writes them.
+
 File format: tools 3.6; lookup: tools 2.8.
 """
 
@@ -15,6 +17,7 @@ import numpy as np
 from ikpy.errors import FileFormatError, UsageError
 from ikpy.gguf.reader import GGUFFile
 
+F32 = 0
 _MAX_NAME = 1 << 16
 
 
@@ -46,6 +49,37 @@ class ImportanceMatrix:
         return ImportanceMatrix(kept, self.chunks, self.dataset)
 
 
+@dataclass
+class ImatrixRecord:
+    """One entry as stored: sums of squares float32 [M, n] over rows float32 [M] (1 and more: experts or heads).
+
+    The legacy form does not say how many matrices an entry has (M = 1, n = all values) nor how many rows were added:
+    its rows are the calls.
+    """
+
+    name: str
+    sums: np.ndarray
+    rows: np.ndarray
+    calls: int
+
+    def mean(self) -> np.ndarray:
+        """Mean squares, float32 [M * n]; 1 for a matrix (an expert) that saw no rows, so all its columns count."""
+        rows = self.rows.reshape(-1, 1)
+        seen = rows > 0
+        mean = np.where(seen, self.sums / np.where(seen, rows, np.float32(1)), np.float32(1))
+        return mean.astype(np.float32).reshape(-1)
+
+
+@dataclass
+class ImatrixFile:
+    """A file as stored. ``chunks``: text chunks behind it (0 if unknown); ``datasets``: names of the texts."""
+
+    records: list[ImatrixRecord]
+    chunks: int = 0
+    datasets: list[str] = field(default_factory=list)
+    is_gguf: bool = False
+
+
 def _candidates(name: str) -> Iterator[str]:
     yield name
     for kind in ("ffn_up_exps.weight", "ffn_gate_exps.weight"):
@@ -64,15 +98,27 @@ def _candidates(name: str) -> Iterator[str]:
 
 def read_imatrix(path: str | Path) -> ImportanceMatrix:
     """Read either file form; UsageError if there is no such file, FileFormatError if it is damaged."""
+    file = read_file(path)
+    values = {record.name: record.mean() for record in file.records}
+    return ImportanceMatrix(values, file.chunks, file.datasets[0] if file.datasets else "")
+
+
+def read_file(path: str | Path) -> ImatrixFile:
+    """The entries of either file form as stored, all finite.
+
+    Raises:
+        UsageError: there is no such file.
+        FileFormatError: the file is damaged or something else.
+    """
     try:
         data = Path(path).read_bytes()
     except OSError:
         raise UsageError(f"load_imatrix: failed to open {path}") from None
-    matrix = _read_gguf(path) if data[:4] == b"GGUF" else _LegacyReader(data, str(path)).read()
-    for name, values in matrix.values.items():
-        if not np.isfinite(values).all():
-            raise FileFormatError(f"load_imatrix: values of entry {name} in {path} are not finite numbers")
-    return matrix
+    file = _read_gguf(path) if data[:4] == b"GGUF" else _LegacyReader(data, str(path)).read()
+    for record in file.records:
+        if not np.isfinite(record.sums).all() or not np.isfinite(record.rows).all():
+            raise FileFormatError(f"load_imatrix: values of entry {record.name} in {path} are not finite numbers")
+    return file
 
 
 class _LegacyReader:
@@ -90,21 +136,22 @@ class _LegacyReader:
     def _int(self, problem: str) -> int:
         return int(struct.unpack("<i", self._take(4, problem))[0])
 
-    def read(self) -> ImportanceMatrix:
-        matrix = ImportanceMatrix()
+    def read(self) -> ImatrixFile:
+        file = ImatrixFile([])
         count = self._int("no data in file, nothing read")
         if count < 1:
             raise FileFormatError(f"load_imatrix: no data in file {self.path}")
         for i in range(1, count + 1):
-            self._read_entry(matrix, i)
+            file.records.append(self._read_entry(i))
         if len(self.data) - self.position >= 4:
-            matrix.chunks = self._int("failed reading the chunk count")
+            file.chunks = self._int("failed reading the chunk count")
             if len(self.data) - self.position >= 4:
                 length = self._int("failed reading the data set name")
-                matrix.dataset = self._take(length, "failed reading the data set name").decode("utf-8", "replace")
-        return matrix
+                name = self._take(length, "failed reading the data set name").decode("utf-8", "surrogateescape")
+                file.datasets = [name] if name else []
+        return file
 
-    def _read_entry(self, matrix: ImportanceMatrix, i: int) -> None:
+    def _read_entry(self, i: int) -> ImatrixRecord:
         problem = f"failed reading name for entry {i}"
         length = self._int(problem)
         if length > _MAX_NAME:
@@ -116,32 +163,32 @@ class _LegacyReader:
         if n_values < 1:
             self._take(-1, problem)
         values = np.frombuffer(self._take(4 * n_values, f"failed reading data for entry {i}"), "<f4")
-        matrix.values[name] = values / np.float32(calls) if calls > 0 else values.copy()
+        calls = calls if calls > 0 else 1  # very old files hold means and no count
+        return ImatrixRecord(name, values.reshape(1, -1), np.array([calls], np.float32), calls)
 
 
-def _read_gguf(path: str | Path) -> ImportanceMatrix:
-    with GGUFFile.open(path) as file:
-        if file.get("general.type") != "imatrix":
+def _read_gguf(path: str | Path) -> ImatrixFile:
+    with GGUFFile.open(path) as gguf:
+        if gguf.get("general.type") != "imatrix":
             raise FileFormatError(f"load_imatrix: {path} is a GGUF file but not an importance matrix")
-        datasets = file.get("imatrix.datasets", [])
-        matrix = ImportanceMatrix(
-            {}, int(file.get("imatrix.chunk_count", 0)), str(datasets[0]) if len(datasets) else ""
-        )
-        for name, info in file.tensors.items():
+        chunks, size = int(gguf.get("imatrix.chunk_count", 0)), int(gguf.get("imatrix.chunk_size", 0))
+        file = ImatrixFile([], chunks, [str(name) for name in gguf.get("imatrix.datasets", [])], True)
+        for name, info in gguf.tensors.items():
             if not name.endswith(".in_sum2"):
                 continue
-            counts = file.tensors.get(name.removesuffix("in_sum2") + "counts")
+            counts = gguf.tensors.get(name.removesuffix("in_sum2") + "counts")
             if counts is None:
                 raise FileFormatError(f"load_imatrix: {path} has no counts for {name}")
-            sums = file.data(info).view("<f4").reshape(-1, info.shape[0])
-            rows = file.data(counts).view("<f4").reshape(-1, 1)
+            if info.type_id != F32 or counts.type_id != F32:
+                raise FileFormatError(f"load_imatrix: {path}: {name} and its counts must be of type f32")
+            sums = gguf.data(info).view("<f4").reshape(-1, info.shape[0]).copy()
+            rows = gguf.data(counts).view("<f4").reshape(-1).copy()
             if len(rows) != len(sums):
                 raise FileFormatError(
                     f"load_imatrix: {path}: {len(rows)} counts for the {len(sums)} matrices of {name}"
                 )
-            seen = rows > 0  # an expert that saw no text has no statistics: all its columns count the same
-            mean = np.where(seen, sums / np.where(seen, rows, 1), np.float32(1))
-            matrix.values[name.removesuffix(".in_sum2")] = mean.astype(np.float32).reshape(-1)
-    if not matrix.values:
+            calls = chunks or round(float(rows.max()) / size if size else 1)
+            file.records.append(ImatrixRecord(name.removesuffix(".in_sum2"), sums, rows, max(1, calls)))
+    if not file.records:
         raise FileFormatError(f"load_imatrix: no data in file {path}")
-    return matrix
+    return file

@@ -25,12 +25,13 @@ def run(line: str | list[str], tool: str = "perplexity", env: dict[str, str] | N
 
 def test_every_destination_exists_and_spellings_are_unique():
     params = CommonParams()
-    seen: dict[str, str] = {}
+    seen: dict[tuple[str, str], str] = {}
     for row in all_options():
         for name in row.names:
-            assert name not in seen, f"{name} belongs to {seen[name]} and {row.name}"
             assert name.startswith("-")
-            seen[name] = row.name
+            for letter in row.used:
+                assert (name, letter) not in seen, f"{name} belongs to {seen[name, letter]} and {row.name}"
+                seen[name, letter] = row.name
         for dest in filter(None, (row.dest, row.also)):
             get_field(params, dest)
         assert row.help and row.group

@@ -56,6 +56,14 @@ IMATRIX_ROWS = (
     option("--no-ppl", OFF, "imatrix.compute_ppl", "no perplexity along the way", "I"),
     option("--chunk --from-chunk", INT, "imatrix.from_chunk", "first chunk", "I"),
     option("-lsim --layer-similarity", FLAG, "imatrix.layer_similarity", "similarity of layers", "I"),
+    option(
+        "--output-format",
+        Kind("auto|dat|gguf", values.choice("auto", "dat", "gguf")),
+        "imatrix.output_format",
+        "form of the file; auto: by its name",
+        "I",
+    ),
+    option("--show-statistics", FLAG, "imatrix.show_statistics", "print statistics of the matrix", "I"),
 )
 
 SWEEP_ROWS = (

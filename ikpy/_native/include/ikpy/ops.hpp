@@ -32,7 +32,9 @@ namespace ikpy {
     X(MoeGroup, moe_group, op_moe_group)                   \
     X(MulMatId, mul_mat_id, op_mul_mat_id)                 \
     X(MulMatIdUpGate, mul_mat_id_up_gate, op_mul_mat_id_up_gate) \
-    X(MoeCombine, moe_combine, op_moe_combine)
+    X(MoeCombine, moe_combine, op_moe_combine)             \
+    X(ActStats, act_stats, op_act_stats)                   \
+    X(ActSimilarity, act_similarity, op_act_similarity)
 
 enum OpKind : int32_t {
 #define X(id, name, fn) kOp##id,

@@ -1,0 +1,183 @@
+"""`ikpy imatrix`: importance matrices for quantization: collect, combine, convert, show."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ikpy.cli.banner import banner_lines
+from ikpy.cli.common import Session, load, print_log, start
+from ikpy.cli.params import CommonParams
+from ikpy.errors import UnsupportedError, UsageError
+
+if TYPE_CHECKING:
+    from ikpy.graph.activations import ActivationCollector
+    from ikpy.tools.imatrix import Settings
+    from ikpy.tools.imatrix_data import ImatrixData
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Collect over a text, or work on files alone; returns the exit status."""
+    params = start("imatrix", arguments, "Importance matrix of a model over a text, for quantization.")
+    if params is None:
+        return 0
+    check(params)
+    from ikpy.tools.imatrix_data import ImatrixData
+
+    data = ImatrixData()
+    for path in params.prompt.in_files:
+        print(f"main : loading imatrix from '{path}'", flush=True)
+        try:
+            data.load(path)
+        except Exception:
+            print(f"main : failed to load {path}", file=sys.stderr)
+            raise
+    if not params.prompt.text and params.prompt.in_files and params.model.path is None:
+        return work_on_files(params, data)
+    if len(params.prompt.in_files) > 1:
+        save_combined(params, data)
+    return collect(params, data)
+
+
+def check(params: CommonParams) -> None:
+    """Refuse what cannot work before anything is loaded.
+
+    Raises:
+        IkpyError: an option this tool does not support, a missing file, an output that cannot be written.
+    """
+    options = params.imatrix
+    if options.output_draft:
+        raise UnsupportedError("--output-draft: collecting for a model and its draft model together is not supported")
+    for path in params.prompt.in_files:
+        if not os.path.isfile(path):
+            print(f"error: failed to open file '{path}'", file=sys.stderr)
+            raise UsageError("invalid parameter for argument: --in-file")
+    folder = os.path.dirname(os.path.abspath(options.output))
+    if os.path.isdir(options.output):
+        raise UsageError(f"-o {options.output}: this is a folder; name a file")
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"-o {options.output}: cannot make the folder {folder}: {error.strerror}") from None
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"-o {options.output}: the folder {folder} is not writable")
+
+
+def save_combined(params: CommonParams, data: ImatrixData, *, chunks: int = 0, dataset: str = "") -> None:
+    """Write what was loaded. As in llama-imatrix, the legacy trailer stays empty when a run is to follow."""
+    from ikpy.tools.imatrix_data import file_format, save
+
+    options = params.imatrix
+    print(f"main : saving combined imatrix to '{options.output}'", flush=True)
+    fmt = file_format(options.output, options.output_format)
+    log = partial(_log, params)
+    save(data, options.output, fmt, chunks=chunks, dataset=dataset, log=log)
+
+
+def _log(params: CommonParams, text: str) -> None:
+    print_log(params, [text])
+
+
+def work_on_files(params: CommonParams, data: ImatrixData) -> int:
+    """Combine, convert or show files without a model."""
+    wants_file = len(params.prompt.in_files) > 1 or "-o" in params.given
+    if not wants_file and not params.imatrix.show_statistics:
+        raise UsageError(
+            "nothing to do with one --in-file alone: add -f TEXT, -o FILE to convert, or --show-statistics"
+        )
+    if wants_file:
+        dataset = data.datasets[0] if data.datasets else ""
+        save_combined(params, data, chunks=data.chunks_loaded, dataset=dataset)
+    if params.imatrix.show_statistics:
+        show_statistics(params, data, ", ".join(params.prompt.in_files))
+    return 0
+
+
+def show_statistics(params: CommonParams, data: ImatrixData, source: str) -> None:
+    """Print the tables on standard output."""
+    from ikpy.tools.imatrix_report import statistics_lines
+
+    print(*statistics_lines(data, source), sep="\n", flush=True)
+
+
+def collect(params: CommonParams, data: ImatrixData) -> int:
+    """Run the model over the text."""
+    print_log(params, banner_lines(params))
+    session = load(params)
+    from ikpy.graph.activations import ActivationCollector
+    from ikpy.tools.decoder import TimedContext
+    from ikpy.tools.imatrix import NotEnoughTextError, Run
+
+    options, asked = params.imatrix, params.context
+    stored = {name: info.shape[2] if len(info.shape) > 2 else 1 for name, info in session.model.gguf.tensors.items()}
+    collector = ActivationCollector(
+        stored,
+        output_name=options.output_tensor_name if options.process_output else None,
+        head_name="output.weight" if "output.weight" in stored else "token_embd.weight",
+        similarity=options.layer_similarity,
+    )
+    n_batch = min(asked.n_batch, asked.n_ctx) if asked.n_ctx > 0 else asked.n_batch
+    context = session.new_context(n_batch=n_batch, n_seq_max=1, collector=collector)
+    session.system_info()
+    warn_of_call_weights(params, data)
+    data.live = collector.entries
+    data.check_sizes()
+    timed = TimedContext(context, session.timings)
+    work = Run(timed, session.vocab, data, settings(session, context.n_ubatch), log=lambda text: session.log([text]))
+    try:
+        work.run(params.prompt.text)
+    except NotEnoughTextError as error:
+        print(*error.lines, sep="\n", file=sys.stderr)
+        if not params.prompt.text:
+            print("compute_imatrix: give the text with -f FILE", file=sys.stderr)
+        return 1
+    report(session, data, collector)
+    session.finish()
+    return 0
+
+
+def warn_of_call_weights(params: CommonParams, data: ImatrixData) -> None:
+    """Legacy files hold no numbers of rows, so a whole call in them weighs as much as one row of new text."""
+    if data.has_call_weights and params.prompt.text:
+        warning = (
+            "main : warning: .dat files do not say how many tokens they were made from: as in llama-imatrix, one call "
+            "of theirs counts like one token of the new text (.gguf files continue exactly)"
+        )
+        print_log(params, [warning])
+
+
+def settings(session: Session, n_micro_batch: int) -> Settings:
+    """Settings of the run from the command line."""
+    from ikpy.tools.imatrix import Settings
+    from ikpy.tools.imatrix_data import file_format
+
+    params = session.params
+    options = params.imatrix
+    return Settings(
+        output=options.output,
+        output_format=file_format(options.output, options.output_format),
+        dataset=params.prompt.file or "",
+        n_chunks=params.prompt.chunks,
+        from_chunk=options.from_chunk,
+        n_micro_batch=n_micro_batch,
+        output_frequency=options.output_frequency,
+        save_frequency=options.save_frequency,
+        compute_ppl=options.compute_ppl,
+        verbosity=params.log.verbosity,
+        n_threads=params.n_threads_batch,
+    )
+
+
+def report(session: Session, data: ImatrixData, collector: ActivationCollector) -> None:
+    """Coverage of experts, and the tables that were asked for."""
+    from ikpy.tools.imatrix_report import coverage_lines, similarity_lines
+
+    params = session.params
+    session.log(f"main : {line}" for line in coverage_lines(data, each=params.log.verbosity > 1))
+    if collector.similarity:
+        print(*similarity_lines(collector.similarities), sep="\n", flush=True)
+    if params.imatrix.show_statistics:
+        show_statistics(params, data, params.imatrix.output)

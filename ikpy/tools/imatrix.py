@@ -1,0 +1,233 @@
+"""Collects an importance matrix by running a model over a text, chunk by chunk, with a running perplexity.
+
+Chunks and accumulation: tools 3.2, 3.3; printed text: tools 3.4.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ikpy.engine.batch import Batch
+from ikpy.errors import UnsupportedError, UsageError
+from ikpy.tools.imatrix_data import ImatrixData, save
+from ikpy.tools.logprobs import token_log_probs
+from ikpy.tools.perplexity import DecodeContext, LossSums, Progress, Tokenizer
+
+Tokens = NDArray[np.int32]
+NAME = "compute_imatrix"
+
+
+class NotEnoughTextError(UsageError):
+    """The text is too short; `lines` are the log lines that say so."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__("; ".join(line.removeprefix(f"{NAME}: ") for line in lines))
+        self.lines = lines
+
+
+@dataclass
+class Settings:
+    """How a run is divided and saved. Frequencies are in decode calls, 0 = never; n_chunks -1 = the whole text."""
+
+    output: str
+    output_format: str = "dat"
+    dataset: str = ""
+    n_chunks: int = -1
+    from_chunk: int = 0
+    n_micro_batch: int = 512
+    output_frequency: int = 10
+    save_frequency: int = 0
+    compute_ppl: bool = True
+    verbosity: int = 1
+    n_threads: int = 1
+
+
+class Run:
+    """One pass over a text. The context must have been made with the collector whose entries `data.live` holds."""
+
+    def __init__(
+        self,
+        context: DecodeContext,
+        vocab: Tokenizer,
+        data: ImatrixData,
+        settings: Settings,
+        *,
+        out: TextIO | None = None,
+        log: Callable[[str], None] | None = None,
+    ) -> None:
+        self.context, self.vocab, self.data, self.settings = context, vocab, data, settings
+        self.out = out or sys.stdout
+        self.log = log or (lambda line: print(line, file=sys.stderr, flush=True))
+        self.losses = LossSums()
+        self.n_done = 0
+        self._last_call = 0
+
+    def run(self, text: str) -> LossSums:
+        """Processes the text and saves at the end, also when it is interrupted.
+
+        Raises:
+            NotEnoughTextError: fewer than two chunks.
+            KeyboardInterrupt: after saving what was collected.
+        """
+        chunks = self._chunks(self._tokenize(text))
+        self.data.chunk_size = min(self.settings.n_micro_batch, self.context.n_ctx)
+        self.data.add_datasets([self.settings.dataset])
+        n_batch = min(self.context.n_batch, self.context.n_ctx)
+        self.log(f"{NAME}: computing over {len(chunks)} chunks with batch_size {n_batch}")
+        progress = _Progress(self.log, len(chunks))
+        try:
+            for chunk in chunks:
+                start = time.perf_counter()
+                self._chunk(chunk)
+                progress.report(time.perf_counter() - start)
+                self._print_ppl()
+        except KeyboardInterrupt:
+            self._save_interrupted()
+            raise
+        print(file=self.out, flush=True)
+        self._finish()
+        self.save()
+        return self.losses
+
+    # --- text -------------------------------------------------------------------------------------------------
+
+    def _tokenize(self, text: str) -> Tokens:
+        if self.vocab.add_eos:
+            raise UnsupportedError("an importance matrix cannot be made with a tokenizer that appends an end token")
+        self.log(f"{NAME}: tokenizing the input ..")
+        start = time.perf_counter()
+        tokens = np.asarray(self.vocab.tokenize(text, add_special=True, parse_special=False), dtype=np.int32)
+        self.log(f"{NAME}: tokenization took {(time.perf_counter() - start) * 1000:g} ms")
+        return tokens
+
+    def _chunks(self, tokens: Tokens) -> Tokens:
+        """Chunks [n, n_ctx] to process."""
+        size, skip, wanted = self.context.n_ctx, self.settings.from_chunk, self.settings.n_chunks
+        if wanted == 0:
+            raise UsageError("--chunks 0 leaves nothing to process; give a positive number, or -1 for the whole text")
+        if skip > 0:
+            if (skip + 2) * size >= len(tokens):
+                raise NotEnoughTextError([f"{NAME}: there will be not enough tokens left after removing {skip} chunks"])
+            self.log(f"{NAME}: removing initial {skip} chunks ({skip * size} tokens)")
+            tokens = tokens[skip * size :]
+        if len(tokens) < 2 * size:
+            raise NotEnoughTextError(
+                [
+                    f"{NAME}: you need at least {2 * size} tokens for a context of {size} tokens",
+                    f"{NAME}: the data file you provided tokenizes to only {len(tokens)} tokens",
+                ]
+            )
+        available = len(tokens) // size
+        n = available if wanted < 0 else min(wanted, available)
+        return tokens[: n * size].reshape(n, size)
+
+    # --- decoding ---------------------------------------------------------------------------------------------
+
+    def _chunk(self, chunk: Tokens) -> None:
+        """Decodes a chunk with logits of every token: the statistics of the last layer need them all."""
+        ids = chunk.copy()
+        if self.vocab.add_bos and self.vocab.bos is not None:
+            ids[0] = self.vocab.bos
+        self.context.kv.clear()
+        size, first = len(ids), len(ids) // 2
+        losses = []
+        for start in range(0, size, self.settings.n_micro_batch):
+            stop = min(start + self.settings.n_micro_batch, size)
+            logits = self.context.decode(Batch.single(ids[start:stop].tolist(), start, logits="all"))
+            self._after_call(stop - start)
+            low, high = max(first, start), min(size - 1, stop)
+            if self.settings.compute_ppl and low < high:
+                targets = chunk[low + 1 : high + 1]
+                losses.append(-token_log_probs(logits[low - start : high - start], targets, self.settings.n_threads))
+        if losses:
+            self.losses.add(np.concatenate(losses))
+        self.n_done += 1
+
+    def _after_call(self, n_tokens: int) -> None:
+        """Saves when the count of calls has passed a multiple of a frequency."""
+        before, now = self._last_call, self.data.last_call
+        if self.settings.verbosity > 1:
+            self._print_operations(before, now, n_tokens)
+        self._last_call = now
+        if _passed(before, now, self.settings.output_frequency):
+            self.save()
+        if _passed(before, now, self.settings.save_frequency):
+            self.save(f"{self.settings.output}.at_{now}")
+
+    def _print_operations(self, before: int, now: int, n_tokens: int) -> None:
+        """A line per weight; the first one still shows the count of calls before this one."""
+        calls = before
+        for name, sums in self.data.live.items():
+            if sums.calls:
+                shape = f"{sums.n_inputs:5d} x {n_tokens:5d}"
+                print(f"collect_imatrix[{calls}]: {name:>32}, {sums.op}, {shape}, 0", file=self.out)
+                calls = now
+
+    # --- results ----------------------------------------------------------------------------------------------
+
+    def save(self, path: str | None = None) -> None:
+        """Writes the file as it is now."""
+        settings, path = self.settings, path or self.settings.output
+        chunks = self._last_call
+        save(self.data, path, settings.output_format, chunks=chunks, dataset=settings.dataset, log=self.log)
+        if settings.verbosity > 0:
+            self.log(f"\nsave_imatrix: stored collected data after {chunks} chunks in {path}")
+
+    def _save_interrupted(self) -> None:
+        print(file=self.out, flush=True)
+        self._last_call = self.data.last_call
+        if not self._last_call:
+            self.log(f"{NAME}: interrupted before the first chunk; nothing was collected")
+            return
+        self.save()
+        settings = self.settings
+        self.log(
+            f"{NAME}: interrupted after {self.n_done} chunks; to go on: "
+            f"--in-file {settings.output} --from-chunk {settings.from_chunk + self.n_done}"
+        )
+
+    def _print_ppl(self) -> None:
+        if self.settings.compute_ppl:
+            print(f"[{self.n_done}]{self.losses.ppl:.4f},", end="", file=self.out, flush=True)
+
+    def _finish(self) -> None:
+        if not self.settings.compute_ppl:
+            return
+        error, ppl = self.losses.mean_error, self.losses.ppl
+        if error is None:
+            print("Unexpected negative standard deviation of log(prob)", file=self.out, flush=True)
+        else:
+            print(f"Final estimate: PPL = {ppl:.4f} +/- {error * ppl:.5f}", file=self.out, flush=True)
+
+
+def _passed(before: int, now: int, frequency: int) -> bool:
+    return frequency > 0 and now // frequency > before // frequency
+
+
+class _Progress(Progress):
+    """The line of the perplexity tool, through the tool's own log."""
+
+    def __init__(self, log: Callable[[str], None], passes: float) -> None:
+        super().__init__(NAME, _LineLog(log), passes)  # type: ignore[arg-type]
+
+
+class _LineLog:
+    """A text stream whose lines go to a log function."""
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self._log = log
+
+    def write(self, text: str) -> int:
+        if text != "\n":
+            self._log(text.removesuffix("\n"))
+        return len(text)
+
+    def flush(self) -> None:
+        """Lines are passed on at once."""

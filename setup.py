@@ -10,7 +10,6 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -75,12 +74,11 @@ def core_extension(tier: str) -> Extension:
     return Extension(
         f"ikpy._native._core_{tier}",
         sources=[tier_source(tier), *sources],
-        include_dirs=[str(NATIVE / "include"), str(NATIVE), numpy.get_include()],
+        include_dirs=[str(NATIVE / "include"), str(NATIVE)],
         depends=headers,
         extra_compile_args=flags,
         extra_link_args=["-fopenmp"],
         define_macros=[
-            ("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"),
             ("IKPY_TIER", f'"{tier}"'),
             ("IKPY_BUILD_FLAGS", '"' + " ".join(flags).replace('"', "") + '"'),
         ],

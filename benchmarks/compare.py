@@ -4,7 +4,7 @@
 
 Every round runs each engine once (A B C A B C ...); the table shows medians, the ratio to the fastest peer, and the
 share of this machine's own ceilings, measured in the same run: int8 (or bf16, fp32) dot products for prompts, read
-bandwidth for generation. Markdown goes to stdout, JSON with all samples and a description of the machine to --json FILE.
+bandwidth for generation. Markdown goes to stdout, JSON with all samples and the machine to --json FILE.
 """
 
 from __future__ import annotations

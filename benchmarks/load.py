@@ -1,6 +1,6 @@
 """Prints how long opening a model takes and what it adds to resident memory.
 
-    python -m benchmarks.load model.gguf
+python -m benchmarks.load model.gguf
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Matrix products against what the machine can do: prompt rates and generation bandwidth of every fast type.
 
-    python -m benchmarks.matmul prompt      1e9 operations/s of [2048, 8192] x 512 tokens, share of the dot product ceiling
+    python -m benchmarks.matmul prompt    1e9 op/s of [2048, 8192] x 512 tokens, share of the dot product ceiling
     python -m benchmarks.matmul generate    1e9 bytes/s of 220 MB of weights x 1 token, share of the read bandwidth
 
 Ceiling and product alternate in one process and the best of several runs counts.

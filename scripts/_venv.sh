@@ -18,7 +18,7 @@ setup_venv() {
     [ -x .venv/bin/python ] || "$python" -m venv .venv
     # shellcheck disable=SC1091
     . .venv/bin/activate
-    python -m pip install --quiet --disable-pip-version-check --upgrade "setuptools>=77" wheel "cython>=3.1" "numpy>=1.26"
+    python -m pip install --quiet --disable-pip-version-check --upgrade "setuptools>=77" wheel "cython>=3.1"
     # Without build isolation the objects in build/ are reused, so a second run takes seconds.
     python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable ".[$extras]"
 }

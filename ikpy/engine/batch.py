@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-
 SequenceIds = Sequence[int | tuple[int, ...]] | np.ndarray
 
 
@@ -18,9 +17,7 @@ class Batch:
     what the token attends to.
     """
 
-    def __init__(
-        self, tokens: ArrayLike, pos: ArrayLike, seq_ids: SequenceIds, logits: ArrayLike
-    ) -> None:
+    def __init__(self, tokens: ArrayLike, pos: ArrayLike, seq_ids: SequenceIds, logits: ArrayLike) -> None:
         self.tokens = np.ascontiguousarray(tokens, np.int32)
         self.pos = np.ascontiguousarray(pos, np.int32)
         self.logits = np.ascontiguousarray(logits, np.bool_)

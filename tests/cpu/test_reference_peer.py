@@ -1,7 +1,7 @@
 """Side by side with the reference's own library (ik-llama-cpp-python, part of the dev extra) on the tiny models.
 
-Files are made with the reference's llama-quantize, so both engines read the same bytes. Logits come from the library, an AVX2
-build; the exact yardstick is the same file decoded to F32 and run by ikpy.
+Files are made with the reference's llama-quantize, so both engines read the same bytes. Logits come from the library,
+an AVX2 build; the exact yardstick is the same file decoded to F32 and run by ikpy.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def test_f16_logits(name: str, tmp_path: Path) -> None:
 def test_quantized_perplexity(name: str, type_name: str, tmp_path: Path) -> None:
     """As near to the exact distribution as the reference is, and final perplexity within 0.1 % of exact or reference.
 
-    Both engines round activations to 8 bits, each in its own way; in a mixture of experts that flips a few expert choices,
+    Both engines round activations to 8 bits, each in its own way; in a mixture of experts that flips a few choices,
     so single chunks of both engines lie up to 0.25 % from the exact value.
     """
     path = quantize_with_reference(model_path(name), type_name, tmp_path)

@@ -139,8 +139,8 @@ void op_copy(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Run
     for_rows(ctx, dst, [&](int64_t i1, int64_t i2, int64_t i3) {
         const float* x = row<const float>(a, i1, i2, i3);
         if (a.type != kF32) {
-            dequantize_rows(a.type, row<const uint8_t>(a, i1, i2, i3), dst.ne[0], 0, 1, row<float>(dst, i1, i2, i3),
-                            dst.ne[0], true);
+            dequantize_rows(a.type, row<const uint8_t>(a, i1, i2, i3), dst.ne[0], 0, 1,
+                            row<float>(dst, i1, i2, i3), dst.ne[0], true);
         } else if (store) {
             store(x, dst.ne[0], row<uint8_t>(dst, i1, i2, i3));
         } else {

@@ -117,7 +117,8 @@ int64_t Executor::run(const Runtime& runtime, int n_threads) {
 #pragma omp parallel num_threads(n_threads)
     {
         const int ith = omp_get_thread_num();
-        const ThreadContext ctx{ith, n_threads, &barrier, work_.get(), scratch + scratch_bytes_ * ith, nullptr};
+        const ThreadContext ctx{ith,    n_threads, &barrier, work_.get(), scratch + scratch_bytes_ * ith,
+                                nullptr};
         run_thread(ctx, runtime, counters);
     }
     return -1;

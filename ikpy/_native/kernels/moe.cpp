@@ -85,7 +85,8 @@ void op_moe_route(const ThreadContext& ctx, const Op& op, const Tensor* ts, cons
     const Tensor& weights = ts[op.src[2]];
     const float* bias = op.src[1] >= 0 ? reinterpret_cast<const float*>(ts[op.src[1]].data) : nullptr;
     const int64_t n_expert = logits.ne[0];
-    const int k = op.ip[0], gating = op.ip[1], n_group = op.ip[3], n_group_used = op.ip[4], ser_min = op.ip[5];
+    const int k = op.ip[0], gating = op.ip[1], n_group = op.ip[3], n_group_used = op.ip[4],
+              ser_min = op.ip[5];
     const float scale = op.fp[0], ser_threshold = op.fp[1], epsilon = op.fp[2];
     float p[kMaxExperts];
     Score scores[kMaxExperts];
@@ -121,7 +122,8 @@ void op_moe_route(const ThreadContext& ctx, const Op& op, const Tensor* ts, cons
     }
 }
 
-// src0 = ids i32 [K, T]; dst = i32: E + 1 offsets, then token*K + slot of every assignment, by expert. ip[0] = E.
+// src0 = ids i32 [K, T]; dst = i32: E + 1 offsets, then token*K + slot of every assignment, by expert. ip[0]
+// = E.
 void op_moe_group(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Runtime&) {
     if (ctx.ith != 0) return;
     const Tensor& ids = ts[op.src[0]];
@@ -146,8 +148,8 @@ void op_moe_group(const ThreadContext& ctx, const Op& op, const Tensor* ts, cons
     }
 }
 
-// dst [D, T] = sum over slots of weight * expert output. src0 = outputs [D, K, T], src1 = weights [K, T] (optional:
-// plain sum), src2 = ids, src3 = addend [D, T] (shared expert, optional).
+// dst [D, T] = sum over slots of weight * expert output. src0 = outputs [D, K, T], src1 = weights [K, T]
+// (optional: plain sum), src2 = ids, src3 = addend [D, T] (shared expert, optional).
 void op_moe_combine(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Runtime&) {
     const Tensor& dst = ts[op.dst];
     const Tensor& out = ts[op.src[0]];

@@ -6,8 +6,8 @@
 
 namespace ikpy {
 
-// src0 = positions i32 [T], src1 = frequency factors f32 [n/2] (optional), dst = f32 [n, T] of (cos, sin) pairs.
-// fp: base, freq_scale, ext_factor, attn_factor, low corner, high corner.
+// src0 = positions i32 [T], src1 = frequency factors f32 [n/2] (optional), dst = f32 [n, T] of (cos, sin)
+// pairs. fp: base, freq_scale, ext_factor, attn_factor, low corner, high corner.
 void op_rope_table(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Runtime&) {
     const Tensor& dst = ts[op.dst];
     const int32_t* pos = reinterpret_cast<const int32_t*>(ts[op.src[0]].data);

@@ -28,8 +28,8 @@ struct ThreadContext {
     int ith;
     int nth;
     Barrier* barrier;
-    uint8_t* shared;                 // work area common to all threads, as asked for by shared_bytes()
-    uint8_t* scratch;                // work area of this thread, as asked for by scratch_bytes(); 64-byte aligned
+    uint8_t* shared;   // work area common to all threads, as asked for by shared_bytes()
+    uint8_t* scratch;  // work area of this thread, as asked for by scratch_bytes(); 64-byte aligned
     std::atomic<int64_t>* counters;  // kCountersPerOp work-sharing counters, zero when the op starts
 
     void sync() const {

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstring>
 
+#include "kernels/half_rows.hpp"
 #include "kernels/simd_f32.hpp"
 
 namespace ikpy {
@@ -10,43 +11,6 @@ namespace kv {
 
 constexpr int8_t kIq4NlValues[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                      1,    13,   25,  38,  53,  69,  89,  113};
-
-inline float half_to_float(uint16_t h) {
-#if defined(__F16C__) || defined(__AVX512F__)
-    return _cvtsh_ss(h);
-#else
-    const uint32_t sign = uint32_t(h & 0x8000u) << 16;
-    const uint32_t rest = uint32_t(h & 0x7fffu) << 13;
-    uint32_t u;
-    float f;
-    if (rest >= 0x0f800000u) {  // infinity, NaN
-        u = sign | 0x7f800000u | (rest & 0x007fffffu);
-        std::memcpy(&f, &u, sizeof(f));
-        return f;
-    }
-    std::memcpy(&f, &rest, sizeof(f));
-    f *= 0x1.0p112f;  // moves the exponent bias from 15 to 127, exact for subnormals too
-    std::memcpy(&u, &f, sizeof(u));
-    u |= sign;
-    std::memcpy(&f, &u, sizeof(f));
-    return f;
-#endif
-}
-
-inline float load_half(const uint8_t* p) {
-    uint16_t h;
-    std::memcpy(&h, p, sizeof(h));
-    return half_to_float(h);
-}
-
-inline float load_bf16(const uint8_t* p) {
-    uint16_t h;
-    std::memcpy(&h, p, sizeof(h));
-    const uint32_t u = uint32_t(h) << 16;
-    float f;
-    std::memcpy(&f, &u, sizeof(f));
-    return f;
-}
 
 // n signed bytes times d
 inline void scale_bytes(const uint8_t* q, int64_t n, float d, float* dst) {
@@ -75,39 +39,27 @@ struct RowF32 {
 
 struct RowF16 {
     static void expand(const uint8_t* row, int64_t n, float* dst) {
-        int64_t i = 0;
-#if defined(__AVX512F__)
-        for (; i + 16 <= n; i += 16) {
-            const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + 2 * i));
-            _mm512_storeu_ps(dst + i, _mm512_cvtph_ps(h));
-        }
-#elif defined(__F16C__)
-        for (; i + 8 <= n; i += 8) {
-            const __m128i h = _mm_loadu_si128(reinterpret_cast<const __m128i*>(row + 2 * i));
-            _mm256_storeu_ps(dst + i, _mm256_cvtph_ps(h));
-        }
-#endif
-        for (; i < n; ++i) dst[i] = load_half(row + 2 * i);
+        f16_to_f32_row(reinterpret_cast<const uint16_t*>(row), dst, n);
     }
 };
 
 struct RowBF16 {
     static void expand(const uint8_t* row, int64_t n, float* dst) {
-        for (int64_t i = 0; i < n; ++i) dst[i] = load_bf16(row + 2 * i);
+        bf16_to_f32_row(reinterpret_cast<const uint16_t*>(row), dst, n);
     }
 };
 
 struct RowQ8_0 {
     static void expand(const uint8_t* row, int64_t n, float* dst) {
         for (int64_t b = 0; b < n / 32; ++b)
-            scale_bytes(row + 34 * b + 2, 32, load_half(row + 34 * b), dst + 32 * b);
+            scale_bytes(row + 34 * b + 2, 32, load_f16(row + 34 * b), dst + 32 * b);
     }
 };
 
 struct RowQ4_0 {
     static void expand(const uint8_t* row, int64_t n, float* dst) {
         for (int64_t b = 0; b < n / 32; ++b, row += 18, dst += 32) {
-            const float d = load_half(row);
+            const float d = load_f16(row);
             for (int j = 0; j < 16; ++j) {
                 dst[j] = d * float((row[2 + j] & 15) - 8);
                 dst[j + 16] = d * float((row[2 + j] >> 4) - 8);
@@ -119,7 +71,7 @@ struct RowQ4_0 {
 struct RowQ6_0 {
     static void expand(const uint8_t* row, int64_t n, float* dst) {
         for (int64_t b = 0; b < n / 32; ++b, row += 26, dst += 32) {
-            const float d = load_half(row);
+            const float d = load_f16(row);
             for (int j = 0; j < 16; ++j) {
                 const int high = row[2 + (j & 7)] >> (4 * (j >> 3));
                 dst[j] = d * float(((row[10 + j] & 15) | ((high & 3) << 4)) - 32);
@@ -132,7 +84,7 @@ struct RowQ6_0 {
 struct RowIQ4_NL {
     static void expand(const uint8_t* row, int64_t n, float* dst) {
         for (int64_t b = 0; b < n / 32; ++b, row += 18, dst += 32) {
-            const float d = load_half(row);
+            const float d = load_f16(row);
             for (int j = 0; j < 16; ++j) {
                 dst[j] = d * float(kIq4NlValues[row[2 + j] & 15]);
                 dst[j + 16] = d * float(kIq4NlValues[row[2 + j] >> 4]);
@@ -177,7 +129,7 @@ struct VectorsQ8_0 {
     static constexpr int kVectors = 2;
     static void load(const uint8_t* row, int64_t i, simd::V* x) {
         const uint8_t* block = row + i / 32 * 34;
-        const __m512 d = _mm512_set1_ps(load_half(block));
+        const __m512 d = _mm512_set1_ps(load_f16(block));
         for (int j = 0; j < 2; ++j) {
             const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 2 + 16 * j));
             x[j] = _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(b)));
@@ -206,7 +158,7 @@ struct VectorsQ8_0 {
     static constexpr int kVectors = 4;
     static void load(const uint8_t* row, int64_t i, simd::V* x) {
         const uint8_t* block = row + i / 32 * 34;
-        const __m256 d = _mm256_set1_ps(load_half(block));
+        const __m256 d = _mm256_set1_ps(load_f16(block));
         for (int j = 0; j < 4; ++j) {
             const __m128i b = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(block + 2 + 8 * j));
             x[j] = _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(b)));

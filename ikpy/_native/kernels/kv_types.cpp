@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "kernels/half_rows.hpp"
 #include "kernels/kv_blocks.hpp"
 
 namespace ikpy {
@@ -50,24 +51,11 @@ void store_f32(const float* src, int64_t n, uint8_t* dst) {
 }
 
 void store_f16(const float* src, int64_t n, uint8_t* dst) {
-    int64_t i = 0;
-#if defined(__F16C__) || defined(__AVX512F__)
-    for (; i + 8 <= n; i += 8) {
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(dst + 2 * i),
-                         _mm256_cvtps_ph(_mm256_loadu_ps(src + i), _MM_FROUND_TO_NEAREST_INT));
-    }
-#endif
-    for (; i < n; ++i) put_f16(dst + 2 * i, src[i]);
+    f32_to_f16_row(src, reinterpret_cast<uint16_t*>(dst), n);
 }
 
 void store_bf16(const float* src, int64_t n, uint8_t* dst) {
-    for (int64_t i = 0; i < n; ++i) {
-        uint32_t u;
-        std::memcpy(&u, src + i, sizeof(u));
-        const bool nan = (u & 0x7fffffffu) > 0x7f800000u;
-        const uint16_t h = nan ? uint16_t((u >> 16) | 64) : uint16_t((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
-        std::memcpy(dst + 2 * i, &h, sizeof(h));
-    }
+    f32_to_bf16_row(src, reinterpret_cast<uint16_t*>(dst), n);
 }
 
 void store_q8_0(const float* src, int64_t n, uint8_t* dst) {
@@ -223,29 +211,6 @@ int64_t row_bytes(int type, int64_t n) {
         default:
             return 18 * blocks;  // q4_0, iq4_nl
     }
-}
-
-uint16_t f32_to_f16(float f) {
-#if defined(__F16C__) || defined(__AVX512F__)
-    return uint16_t(_cvtss_sh(f, _MM_FROUND_TO_NEAREST_INT));
-#else
-    uint32_t u;
-    std::memcpy(&u, &f, sizeof(u));
-    const uint32_t sign = (u >> 16) & 0x8000u;
-    u &= 0x7fffffffu;
-    if (u >= 0x7f800000u) return uint16_t(sign | (u > 0x7f800000u ? 0x7e00u : 0x7c00u));
-    if (u >= 0x477ff000u) return uint16_t(sign | 0x7c00u);  // rounds to 65536 or more
-    if (u < 0x38800000u) {                                  // subnormal: let f32 addition round at bit 2^-24
-        float a;
-        std::memcpy(&a, &u, sizeof(a));
-        a += 0.5f;
-        uint32_t r;
-        std::memcpy(&r, &a, sizeof(r));
-        return uint16_t(sign | (r - 0x3f000000u));
-    }
-    u += 0xfffu + ((u >> 13) & 1);
-    return uint16_t(sign | ((u - 0x38000000u) >> 13));
-#endif
 }
 
 }  // namespace kv

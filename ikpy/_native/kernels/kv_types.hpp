@@ -22,7 +22,5 @@ StoreRow store_row(int type);
 int64_t block_elements(int type);
 int64_t row_bytes(int type, int64_t n);  // bytes of n elements, rounded up to whole blocks
 
-uint16_t f32_to_f16(float f);
-
 }  // namespace kv
 }  // namespace ikpy

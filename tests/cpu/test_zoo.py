@@ -30,7 +30,6 @@ def _supported(setting: dict) -> bool:
     return (
         setting["cache_k"] in CACHE_TYPES
         and setting["cache_v"] in CACHE_TYPES
-        and not setting["grouped_routing"]
         and not setting["k_hadamard"]
         and not setting["v_hadamard"]
     )
@@ -60,6 +59,7 @@ def _logits(path: Path, setting: dict, tokens: np.ndarray) -> np.ndarray:
             mla=mla,
             type_k=setting["cache_k"],
             type_v=setting["cache_v"],
+            grouped_experts=bool(setting["grouped_routing"]),
             smart_expert_reduction=tuple(reduction) if reduction else (-1, 0.0),
         ),
     )
@@ -81,28 +81,48 @@ def _kl(reference: np.ndarray, ours: np.ndarray) -> np.ndarray:
     return (np.exp(p) * (p - q)).sum(axis=1)
 
 
+def _reference_distance(model: dict, setting: dict) -> dict:
+    """What the reference itself is off by: max_abs and mean KL. Where it contradicts the definition, its distance
+    from the definition with the same contradiction is the measure; that one is known for the F16 cache only."""
+    if model["expect"] == "reference":
+        return setting.get("vs_spec") or {"max_abs": 0.02, "kl_mean": 1e-5}
+    same = model["reference_deviation"]["reference_vs_spec_with_the_same_deviation"]
+    return {"max_abs": same["max_abs"], "kl_mean": 1e-3}
+
+
+def _truth(golden: np.lib.npyio.NpzFile, setting: dict) -> tuple[np.ndarray, np.ndarray]:
+    """Positions and the float64 evaluation of the definition there."""
+    if setting["grouped_routing"]:
+        rows, truth = golden["rows_spec_ger"], golden["logits_spec_ger"]
+    elif setting["sequence"] != "tokens":
+        rows, truth = golden["rows_spec_long"], golden["logits_spec_long"]
+    else:
+        truth = golden["logits_spec"]
+        rows = np.arange(len(truth))
+    return rows, truth.astype(np.float32)
+
+
 @pytest.mark.parametrize(("name", "key"), CASES)
 def test_logits(name: str, key: str) -> None:
-    """Distance to the definition at most twice the reference's own; and near the reference where it is the truth."""
+    """Distance to the definition at most twice the reference's own; quantized caches: KL at most three times."""
     path = _model_path(name)
     if path is None:
         pytest.skip("golden/zoo is not present beside the checkout")
-    setting = MANIFEST[name]["settings"][key]
+    model = MANIFEST[name]
+    setting = model["settings"][key]
     if setting["smart_expert_reduction"]:
         pytest.skip("expert reduction has no effect in the reference's captures")
     golden = np.load(path.with_suffix(".npz"))
-    long = setting["sequence"] != "tokens"
-    tokens = golden[setting["sequence"]]
-    ours = _logits(path, setting, tokens)
-    rows = np.arange(len(tokens)) if not long else golden["rows_spec_long"]
-    truth = golden["logits_spec_long" if long else "logits_spec"].astype(np.float32)
-    error = np.abs(ours[rows] - truth).max(axis=1)
+    rows, truth = _truth(golden, setting)
+    ours = _logits(path, setting, golden[setting["sequence"]])[rows]
+    error = np.abs(ours - truth).max(axis=1)
     worst = int(error.argmax())
-    quantized = {setting["cache_k"], setting["cache_v"]} != {"f16"}
     where = f"{name} {key}: worst position {rows[worst]}, off by {error[worst]:.5f}"
-    stats = setting.get("vs_spec") or {"max_abs": 0.02, "kl_mean": 1e-5}
-    if quantized:
-        kl = _kl(truth, ours[rows])
-        assert kl.mean() <= max(3 * stats["kl_mean"], 1e-4), f"{where}; mean KL {kl.mean():.2e}"
-    else:
-        assert error[worst] <= max(2 * stats["max_abs"], 0.012), f"{where}; reference {stats['max_abs']}"
+    reference = _reference_distance(model, setting)
+    if {setting["cache_k"], setting["cache_v"]} == {"f16"}:
+        assert error[worst] <= max(2 * reference["max_abs"], 0.012), f"{where}; reference {reference['max_abs']}"
+        return
+    kl = np.sort(_kl(truth, ours))
+    if "router_margin" in model:  # cache noise may flip an expert choice at a few positions
+        kl = kl[: -max(1, len(kl) // 20)]
+    assert kl.mean() <= max(3 * reference["kl_mean"], 1e-4), f"{where}; mean KL {kl.mean():.2e}"

@@ -12,6 +12,7 @@ from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
+from ikpy.errors import ResourceError
 from ikpy.models import ARCHITECTURES
 from tests.shared import DATA, SHARED
 
@@ -126,3 +127,61 @@ def test_logits(name: str, key: str) -> None:
     if "router_margin" in model:  # cache noise may flip an expert choice at a few positions
         kl = kl[: -max(1, len(kl) // 20)]
     assert kl.mean() <= max(3 * reference["kl_mean"], 1e-4), f"{where}; mean KL {kl.mean():.2e}"
+
+
+ONE_PER_MODEL = [name for name, model in MANIFEST.items() if model["arch"] in ARCHITECTURES]
+
+
+@pytest.mark.parametrize("name", ONE_PER_MODEL)
+@pytest.mark.parametrize("flash", [0, 1])
+def test_float_cache(name: str, flash: int) -> None:
+    """With a cache that rounds nothing, only float32 arithmetic and the storage of the truth (13 bits) remain."""
+    path = _model_path(name)
+    if path is None:
+        pytest.skip("golden/zoo is not present beside the checkout")
+    model = MANIFEST[name]
+    setting = {
+        **model["settings"][model["base"]],
+        "flash_attn": flash,
+        "prompt": 40,
+        "cache_k": "f32",
+        "cache_v": "f32",
+    }
+    golden = np.load(path.with_suffix(".npz"))
+    rows, truth = _truth(golden, setting)
+    error = np.abs(_logits(path, setting, golden["tokens"])[rows] - truth).max(axis=1)
+    worst = int(error.argmax())
+    assert error[worst] <= 1e-3, f"{name} flash={flash}: worst position {rows[worst]}, off by {error[worst]:.5f}"
+
+
+SHIFTED = ["llama-ropefreqs", "qwen2-yarn", "qwen3", "phi3-longrope", "gemma3", "cohere2", "gpt-oss", "smollm3"]
+
+
+@pytest.mark.parametrize("name", SHIFTED)
+def test_shift(name: str) -> None:
+    """Keys moved in the cache equal keys computed at the new positions: rotation is relative."""
+    path = _model_path(name)
+    if path is None:
+        pytest.skip("golden/zoo is not present beside the checkout")
+    tokens = np.load(path.with_suffix(".npz"))["tokens"]
+    model, delta, n = Model.load(path), 23, 30
+    params = ContextParams(n_ctx=256, n_threads=2, type_k="f32", type_v="f32")
+    moved, computed = Context(model, params), Context(model, params)
+    moved.decode(Batch.single(tokens[:n], 0))
+    moved.kv.seq_add(0, 0, -1, delta)
+    computed.decode(Batch.single(tokens[:n], delta))
+    ours = moved.decode(Batch.single(tokens[n:], n + delta, logits="all"))
+    truth = computed.decode(Batch.single(tokens[n:], n + delta, logits="all"))
+    error = np.abs(ours - truth).max(axis=1)
+    assert error.max() < 2e-3, f"{name}: position {n + delta + int(error.argmax())} off by {error.max():.5f}"
+
+
+def test_no_shift_after_norm() -> None:
+    """hunyuan-moe normalises keys after the rotation: moving them is an error, not a wrong result."""
+    path = _model_path("hunyuan-moe")
+    if path is None:
+        pytest.skip("golden/zoo is not present beside the checkout")
+    context = Context(Model.load(path), ContextParams(n_ctx=256, n_threads=2))
+    context.decode(Batch.single([1, 2, 3], 0))
+    with pytest.raises(ResourceError, match="cannot be shifted"):
+        context.kv.seq_add(0, 0, -1, 5)

@@ -12,8 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from ikpy._native import core
 from ikpy.gguf.types import GGUFValueType
 from ikpy.gguf.writer import GGUFWriter
+from ikpy.graph.ir import F32
+from ikpy.quants import registry
 
 N_VOCAB = 160
 Weights = dict[str, np.ndarray]
@@ -32,6 +35,7 @@ class RandomModel:
         self.arch, self.keys = arch, {"vocab_size": N_VOCAB, "context_length": 512, **keys}
         self.random = np.random.default_rng(seed)
         self.weights: Weights = {}
+        self.encoded: dict[str, tuple[int, np.ndarray]] = {}
 
     def matrix(self, name: str, *shape: int) -> None:
         """Rows of unit variance products: [.., n_out, n_in]."""
@@ -57,17 +61,29 @@ class RandomModel:
         self.matrix(f"{prefix}.ffn_up{suffix}", f, d)
         self.matrix(f"{prefix}.ffn_down{suffix}", d, f)
 
+    def quantize(self, type_name: str) -> None:
+        """Stores the expert tensors in another type; the weights become what that type holds."""
+        kind = registry.by_name(type_name)
+        for name, w in self.weights.items():
+            if not name.endswith("_exps"):
+                continue
+            rows = w.reshape(-1, w.shape[-1])
+            data = core.quantize(rows, kind.id, None, 1)
+            self.encoded[name] = kind.id, data
+            decoded = core.dequantize(data.reshape(-1), kind.id, rows.shape[1], len(rows), True)
+            self.weights[name] = decoded.reshape(w.shape)
+
     def write(self, path: Path) -> Path:
-        """The model as a GGUF file of float32 tensors."""
+        """The model as a GGUF file."""
         with GGUFWriter(path) as out:
             out.add("general.architecture", GGUFValueType.STRING, self.arch)
             for key, value in self.keys.items():
                 out.add(f"{self.arch}.{key}", VALUE_TYPES[type(value)], value)
             names = {n: n if n.endswith(".bias") else f"{n}.weight" for n in self.weights}
             for name, w in self.weights.items():
-                out.add_tensor(names[name], w.shape[::-1], 0)
+                out.add_tensor(names[name], w.shape[::-1], self.encoded.get(name, (F32, w))[0])
             for name, w in self.weights.items():
-                out.write(names[name], w)
+                out.write(names[name], self.encoded.get(name, (F32, w))[1])
         return path
 
 

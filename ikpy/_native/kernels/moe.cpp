@@ -9,7 +9,13 @@ namespace ikpy {
 
 namespace {
 
-enum Gating { kGateSoftmax = 1, kGateSigmoid = 2, kGateSelectedSoftmax = 3, kGateSqrtSoftplus = 4, kGateSelectedSigmoid = 5 };
+enum Gating {
+    kGateSoftmax = 1,
+    kGateSigmoid = 2,
+    kGateSelectedSoftmax = 3,
+    kGateSqrtSoftplus = 4,
+    kGateSelectedSigmoid = 5
+};
 constexpr int kMaxExperts = 512;
 
 struct Score {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
+from ikpy.errors import FileFormatError
 from tests.cpu import reference_models as ref
 from tests.cpu.reference_models import N_VOCAB, Evaluation, RandomModel
 
@@ -258,6 +260,40 @@ def llama4_two_experts() -> tuple[RandomModel, np.ndarray]:
     return m, ref.rms_norm(x, e.w["output_norm"], e.eps) @ e.w["token_embd"].T
 
 
+def phi3_short_context() -> tuple[RandomModel, np.ndarray]:
+    """Fused tensors, short frequency factors and their magnitude, partly rotated heads, a window on every layer."""
+    n, d, heads, kv, head, f, n_rot = 2, 80, 5, 5, 16, 44, 12
+    keys = {
+        "rope.dimension_count": n_rot,
+        "rope.scaling.original_context_length": 300,
+        "rope.scaling.attn_factor": 1.3,
+        "attention.sliding_window": 11,
+    }
+    m = RandomModel("phi3", 8, **{**shape(n, d, heads, kv, head, f), **RMS, **keys})
+    frame(m, d, tied=False)
+    m.norm("rope_factors_long", n_rot // 2)
+    m.norm("rope_factors_short", n_rot // 2)
+    for il in range(n):
+        p = f"blk.{il}"
+        m.norm(f"{p}.attn_norm", d)
+        m.norm(f"{p}.ffn_norm", d)
+        m.matrix(f"{p}.attn_qkv", (heads + 2 * kv) * head, d)
+        m.matrix(f"{p}.attn_output", d, heads * head)
+        m.matrix(f"{p}.ffn_up", 2 * f, d)
+        m.matrix(f"{p}.ffn_down", d, f)
+    e = Evaluation(m)
+    x = e.w["token_embd"][TOKENS]
+    angles = ref.plain_angles(n_rot, 10000.0, POS, e.w["rope_factors_short"])
+    for il in range(n):
+        qkv = e.heads(f"blk.{il}.attn_qkv", ref.rms_norm(x, e.w[f"blk.{il}.attn_norm"], e.eps))
+        q, k, v = np.split(qkv, [heads, heads + kv], axis=1)
+        q, k = (ref.rotate(t, angles, neox=True, magnitude=1.3) for t in (q, k))
+        x = x + e.output(il, ref.attend(q, k, v, 1 / math.sqrt(head), visible=lambda i, j: i - j < 11))
+        gate_up = ref.rms_norm(x, e.w[f"blk.{il}.ffn_norm"], e.eps) @ e.w[f"blk.{il}.ffn_up"].T
+        x = x + (ref.silu(gate_up[:, :f]) * gate_up[:, f:]) @ e.w[f"blk.{il}.ffn_down"].T
+    return m, ref.rms_norm(x, e.w["output_norm"], e.eps) @ e.w["output"].T
+
+
 MODELS: list[Callable[[], tuple[RandomModel, np.ndarray]]] = [
     gemma,
     gemma2_27b,
@@ -266,6 +302,7 @@ MODELS: list[Callable[[], tuple[RandomModel, np.ndarray]]] = [
     gpt_oss,
     gpt_oss_mxfp4,
     llama4_two_experts,
+    phi3_short_context,
 ]
 
 
@@ -292,3 +329,37 @@ def test_definition(make: Callable[[], tuple[RandomModel, np.ndarray]], tmp_path
             error = np.abs(logits - truth).max(axis=1) / np.abs(truth).max()
             worst = int(error.argmax())
             assert error[worst] < bound, f"{form}, flash={flash}: position {worst} off by {error[worst]:.1e} relative"
+
+
+EXPERTS = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 16, "expert_shared_count": 1}
+ROUTED = {**EXPERTS, "leading_dense_block_count": 1, "expert_weights_scale": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("arch", "keys", "message"),
+    [
+        ("llama4", {**EXPERTS, "interleave_moe_layer_step": 0}, "interleave_moe_layer_step must be above 0"),
+        ("dots1", {**ROUTED, "expert_gating_func": 9}, "unknown expert_gating_func 9"),
+        ("dots1", {**EXPERTS, "expert_weights_scale": 1.0}, "dots1.leading_dense_block_count"),
+        ("glm4moe", {**ROUTED, "nextn_predict_layers": 2}, "2 prediction layers of 2 layers"),
+        (
+            "bailingmoe2",
+            {
+                **ROUTED,
+                "expert_gating_func": 2,
+                "expert_shared_feed_forward_length": 16,
+                "expert_group_count": 3,
+                "expert_group_used_count": 1,
+            },
+            "1 of 3 expert groups used with 8 experts",
+        ),
+        ("phi3", {}, "phi3.attention.sliding_window"),
+        ("smollm3", {}, "tensor 'blk.0.attn_norm.weight' not found"),
+    ],
+)
+def test_impossible_models(arch: str, keys: dict, message: str, tmp_path: Path) -> None:
+    """Keys that cannot be and missing tensors are one-line errors."""
+    model = RandomModel(arch, 9, **shape(2, 32, 2, 1, 16, 24), **RMS, **keys)
+    frame(model, 32, tied=arch == "smollm3")
+    with pytest.raises(FileFormatError, match=re.escape(message)):
+        Model.load(model.write(tmp_path / "model.gguf"))

@@ -7,7 +7,7 @@ import numpy as np
 from ikpy.errors import FileFormatError
 from ikpy.graph.ir import Value, external
 from ikpy.models.blocks import DenseFFN, Experts
-from ikpy.models.weights import Presence, WeightSource
+from ikpy.models.weights import Presence, WeightSource, split_rows
 
 
 def take_dense(
@@ -33,10 +33,10 @@ def take_dense(
 
 def take_fused_dense(weights: WeightSource, prefix: str, n_embd: int, n_ff: int) -> DenseFFN:
     """Gate rows, then up rows in one tensor ffn_up [D, 2F] (fused SwiGLU), as views of it."""
-    fused = weights.take(f"{prefix}.ffn_up.weight", (n_embd, 2 * n_ff))
+    gate, up = split_rows(weights.take(f"{prefix}.ffn_up.weight", (n_embd, 2 * n_ff)), n_ff, n_ff)
     return DenseFFN(
-        gate=fused.slice(1, 0, n_ff),
-        up=fused.slice(1, n_ff, n_ff),
+        gate=gate,
+        up=up,
         down=weights.take(f"{prefix}.ffn_down.weight", (n_ff, n_embd)),
     )
 
@@ -86,7 +86,8 @@ def _take_gate_up(
     fused = weights.take(f"{prefix}.ffn_gate_up_exps.weight", (n_embd, 2 * n_ff, n_expert), required=False)
     if fused is None:
         return None, None
-    return fused.slice(1, 0, n_ff), fused.slice(1, n_ff, n_ff)
+    gate, up = split_rows(fused, n_ff, n_ff, named=1)  # the product of both reports as its up matrix
+    return gate, up
 
 
 def _take_biases(weights: WeightSource, prefix: str, experts: Experts, presence: Presence) -> None:
@@ -106,4 +107,4 @@ def _join_legacy(weights: WeightSource, name: str, n_expert: int, shape: tuple[i
     if len({p.type_id for p in parts}) != 1:
         raise FileFormatError(f"{weights.gguf.path}: the experts of {name} have different types")
     data = np.concatenate([weights.gguf.data(weights.gguf.tensors[f"{name}.{e}.weight"]) for e in range(n_expert)])
-    return external(data.ctypes.data, data, parts[0].type_id, (*shape, n_expert), name)
+    return external(data.ctypes.data, data, parts[0].type_id, (*shape, n_expert), f"{name}_exps.weight")

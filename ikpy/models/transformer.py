@@ -14,7 +14,7 @@ from ikpy.models.blocks import DenseFFN, Experts, cached_attention, dense_ffn, m
 from ikpy.models.feed_forward import take_dense, take_experts, take_fused_dense
 from ikpy.models.hparams import HParams, read_hparams
 from ikpy.models.keys import Keys
-from ikpy.models.weights import Presence, WeightSource
+from ikpy.models.weights import Presence, WeightSource, split_rows
 
 
 @dataclass
@@ -115,7 +115,8 @@ class Transformer(Decoder):
             q, k, v = (weights.take(f"{prefix}.attn_{name}.weight", (d, n)) for name, n in sizes.items())
             return q, k, v
         fused = weights.take(f"{prefix}.attn_qkv.weight", (d, n_q + n_k + n_v))
-        return fused.slice(1, 0, n_q), fused.slice(1, n_q, n_k), fused.slice(1, n_q + n_k, n_v)
+        q, k, v = split_rows(fused, n_q, n_k, n_v)
+        return q, k, v
 
     def load_ffn(self, weights: WeightSource, il: int, prefix: str) -> DenseFFN | Experts:
         """Dense or expert feed-forward network of a layer."""

@@ -20,6 +20,20 @@ def _full(shape: Sequence[int]) -> tuple[int, ...]:
     return (*shape, *([1] * (4 - len(shape))))
 
 
+def split_rows(fused: Value, *sizes: int, named: int = 0) -> list[Value]:
+    """Consecutive row ranges of a weight as views.
+
+    Only the view with index named keeps the name: statistics of matmul inputs count every token once per tensor.
+    """
+    parts: list[Value] = []
+    start = 0
+    for size in sizes:
+        parts.append(fused.slice(1, start, size))
+        start += size
+    parts[named].name = fused.name
+    return parts
+
+
 class WeightSource:
     """Tensors of a GGUF file as graph values over the mapped memory."""
 

@@ -15,6 +15,7 @@ from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
 from ikpy.errors import FileFormatError
+from ikpy.graph.activations import ActivationCollector
 from tests.cpu import reference_models as ref
 from tests.cpu.reference_models import N_VOCAB, Evaluation, RandomModel
 
@@ -363,3 +364,19 @@ def test_impossible_models(arch: str, keys: dict, message: str, tmp_path: Path) 
     frame(model, 32, tied=arch == "smollm3")
     with pytest.raises(FileFormatError, match=re.escape(message)):
         Model.load(model.write(tmp_path / "model.gguf"))
+
+
+def test_fused_tensors_collect_statistics_once(tmp_path: Path) -> None:
+    """Parts of a fused tensor read the same input; an importance matrix counts each token once under its name."""
+    for make, fused, rows in (
+        (phi3_short_context, ("attn_qkv", "ffn_up"), len(TOKENS)),
+        (gpt_oss, ("ffn_gate_up_exps",), 3 * len(TOKENS)),
+    ):
+        path = make()[0].write(tmp_path / "model.gguf")
+        model = Model.load(path)
+        collector = ActivationCollector({name: (*info.shape, 1, 1)[2] for name, info in model.gguf.tensors.items()})
+        Context(model, ContextParams(n_ctx=256, n_threads=2, collector=collector)).decode(Batch.single(TOKENS))
+        for name in fused:
+            entry = collector.entries[f"blk.0.{name}.weight"]
+            assert entry.rows.sum() == rows, f"{name}: {entry.rows.sum()} rows, expected {rows}"
+        assert "" not in collector.entries

@@ -27,10 +27,11 @@ def split_rows(fused: Value, *sizes: int, named: int = 0) -> list[Value]:
     """
     parts: list[Value] = []
     start = 0
-    for size in sizes:
-        parts.append(fused.slice(1, start, size))
+    for i, size in enumerate(sizes):
+        part = fused.slice(1, start, size)
+        part.name = fused.name if i == named else ""
+        parts.append(part)
         start += size
-    parts[named].name = fused.name
     return parts
 
 

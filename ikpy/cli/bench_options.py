@@ -236,7 +236,7 @@ ROWS = (
     switch("-muge --merge-up-gate-experts", "muge", "merge up and gate experts", no_effect=MERGED),
     switch("-rcache --rope-cache", "rcache", "rotation angles computed once; always on"),
     switch("-thp --transparent-huge-pages", "use_thp", "huge pages for the weights", no_effect="not supported yet"),
-    switch("-ger --grouped-expert-routing", "grouped_er", "group-limited routing; on whenever the model defines it"),
+    switch("-ger --grouped-expert-routing", "grouped_er", "experts from the best groups only, if the model has groups"),
     switch(
         "-no-fug --no-fused-up-gate",
         "no_fused_up_gate",

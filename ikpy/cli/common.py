@@ -209,7 +209,7 @@ def context_log(session: Session, context: Context) -> list[str]:
             "mla_attn": mla if has_latent else None,
             "attn_max_b": params.attn_max_batch,
             "fused_moe": 1,
-            "grouped er": 1,
+            "grouped er": int(params.grouped_experts),
             "fused_up_gate": 1,
             "fused_mmad": 1,
             "rope_cache": 1,

@@ -63,6 +63,7 @@ class ContextOptions:
     mla: int = 3
     attn_max_batch: int = 256
     smart_expert_reduction: tuple[int, float] = (-1, 0.0)
+    grouped_experts: bool = False
     type_k: str = "f16"
     type_v: str = "f16"
     rope_scaling: str | None = None
@@ -316,6 +317,7 @@ class CommonParams:
             "yarn_beta_slow": context.yarn_beta_slow,
             "yarn_orig_ctx": context.yarn_orig_ctx,
             "smart_expert_reduction": context.smart_expert_reduction,
+            "grouped_experts": context.grouped_experts,
             "embeddings": context.embeddings,
         }
         if context.attention is not None:

@@ -113,6 +113,7 @@ class Context:
             expert_reduction=p.smart_expert_reduction,
             causal=p.causal,
             n_seq_max=p.n_seq_max,
+            grouped_experts=p.grouped_experts,
         )
 
     def _rope_params(self) -> RopeParams:
@@ -125,9 +126,9 @@ class Context:
             freq_scale=1.0 if scaling == "none" else (p.rope_freq_scale or hp.rope_freq_scale),
             n_ctx_orig=p.yarn_orig_ctx or hp.n_ctx_orig or hp.n_ctx_train,
             ext_factor=ext,
-            attn_factor=(p.yarn_attn_factor if p.yarn_attn_factor >= 0 else 1.0) * hp.rope_attn_factor,
-            beta_fast=p.yarn_beta_fast if p.yarn_beta_fast >= 0 else 32.0,
-            beta_slow=p.yarn_beta_slow if p.yarn_beta_slow >= 0 else 1.0,
+            attn_factor=(p.yarn_attn_factor if p.yarn_attn_factor >= 0 else hp.yarn_attn_factor) * hp.rope_attn_factor,
+            beta_fast=p.yarn_beta_fast if p.yarn_beta_fast >= 0 else hp.yarn_beta_fast,
+            beta_slow=p.yarn_beta_slow if p.yarn_beta_slow >= 0 else hp.yarn_beta_slow,
         )
 
     # --- plans ------------------------------------------------------------------------------------------------

@@ -145,7 +145,9 @@ class KVCache:
 
     def _move(self, match: np.ndarray, moved: np.ndarray) -> None:
         if not self.can_shift:
-            raise ResourceError("the cached positions of this model cannot be shifted (latent attention)")
+            raise ResourceError(
+                "the cached positions of this model cannot be shifted: its cached keys are not plainly rotated"
+            )
         self.delta[match] += moved - self.pos[match]
         self.pos[match] = moved
         self._empty(np.flatnonzero(match & (self.pos < 0)))

@@ -44,6 +44,7 @@ class ContextParams:
     yarn_attn_factor: float = -1.0
     yarn_beta_fast: float = -1.0
     yarn_beta_slow: float = -1.0
+    grouped_experts: bool = False
     smart_expert_reduction: tuple[int, float] = (-1, 0.0)
     embeddings: bool = False
     causal: bool = True

@@ -9,7 +9,7 @@ from ikpy.graph.activations import ActivationCollector
 from ikpy.graph.ir import F16, F32, I32, Buffer, Node, Value, contiguous_strides
 
 UNARY_KINDS = {"silu": 0, "gelu": 1, "relu": 2, "relu_squared": 3, "sigmoid": 4, "tanh": 5, "swiglu_oai": 6}
-GATINGS = {"softmax": 1, "sigmoid": 2, "selected_softmax": 3, "sqrt_softplus": 4}
+GATINGS = {"softmax": 1, "sigmoid": 2, "selected_softmax": 3, "sqrt_softplus": 4, "selected_sigmoid": 5}
 
 
 class Graph:
@@ -99,6 +99,11 @@ class Graph:
     def rope(self, x: Value, table: Value, *, neox: bool, offset: int = 0) -> Value:
         """Rotates table.shape[0] elements from offset of every head of x [d, H, T], in place."""
         return self._emit("rope", x, [x, table], ip=[table.shape[0], int(neox), offset])
+
+    def attention_temperature(self, pos: Value, scale: float, period: int, offset: int) -> Value:
+        """1 + scale * ln(1 + floor((pos + offset) / period)) of every token, f32 [1, 1, T]."""
+        dst = self.new(1, 1, pos.shape[0])
+        return self._emit("attention_temperature", dst, [pos], ip=[period, offset], fp=[scale])
 
     def kv_store(self, x: Value, cache: Value, cells: Value) -> Value:
         """Writes x f32 [n, H, T] to the cache [n, H, n_ctx] at cells i32 [T]."""

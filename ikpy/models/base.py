@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import ClassVar
 
 from ikpy.graph.builder import Graph
@@ -11,7 +12,7 @@ from ikpy.models.batch import BatchGraph, CacheSpec, GraphParams
 from ikpy.models.hparams import HParams, read_hparams
 from ikpy.models.keys import Keys
 from ikpy.models.rope import RopeParams
-from ikpy.models.weights import WeightSource
+from ikpy.models.weights import Presence, WeightSource
 
 Log = Callable[[str], None]
 
@@ -43,11 +44,24 @@ class Architecture:
         """The MLA mode a context will use; 0 for architectures without latent attention."""
         return 0
 
-    def rope_params(self, context: RopeParams) -> RopeParams:
-        """RoPE parameters of ordinary layers."""
+    def window(self, layer: int) -> tuple[str, int]:
+        """Kind ("none", "sliding", "chunked") and size of a layer's attention window."""
+        return "none", 0
+
+    def is_rotated(self, layer: int) -> bool:
+        """Whether a layer applies RoPE."""
+        return True
+
+    def rope_params(self, layer: int, context: RopeParams) -> RopeParams:
+        """RoPE parameters of a layer."""
         if not self.rope_scale_from_metadata:
             return context
-        return RopeParams(**{**context.__dict__, "freq_scale": self.hp.rope_freq_scale})
+        base = context.freq_base if self.window(layer)[0] == "none" else self.hp.rope_freq_base
+        return replace(context, freq_base=base, freq_scale=self.hp.rope_freq_scale)
+
+    def rope_factors(self, layer: int, params: GraphParams) -> Value | None:
+        """Frequency factors of a layer, if it has any."""
+        return None
 
     def cache_specs(self, layer: int, params: GraphParams) -> list[CacheSpec]:
         """Cache tensors of a layer."""
@@ -66,13 +80,12 @@ class Architecture:
         self, g: Graph, layer: int, cache: Value, deltas: Value, n_rot: int, offset: int, params: GraphParams
     ) -> None:
         """Adds the re-rotation of a layer's cached keys by deltas i32 [n_ctx]."""
-        factors = self.rope_factors(layer)
-        table = g.rope_table(deltas, n_rot, factors, self.rope_params(params.rope).kernel_params(n_rot))
+        if not self.is_rotated(layer):
+            return
+        # The cached keys carry the YaRN magnitude already; only the angle is added.
+        rope = self.rope_params(layer, params.rope).without_magnitude()
+        table = g.rope_table(deltas, n_rot, self.rope_factors(layer, params), rope.kernel_params(n_rot))
         g.kv_shift(cache, table, deltas, neox=self.rope_neox, offset=offset)
-
-    def rope_factors(self, layer: int) -> Value | None:
-        """Frequency factors of a layer, if it has any."""
-        return None
 
     def build(self, b: BatchGraph) -> Value | None:
         """Adds the nodes of a micro-batch; returns logits f32 [V, n_outputs], None if no output is asked for."""
@@ -82,13 +95,14 @@ class Architecture:
 class Decoder(Architecture):
     """The usual frame: embedding, layers, final norm, output matrix (model semantics 2.1)."""
 
-    output_required: ClassVar[bool] = False
+    # "none" and a missing "optional" output.weight mean that the token embedding is used again.
+    output_weight: ClassVar[Presence] = "optional"
 
     def load(self, weights: WeightSource) -> None:
         hp = self.hp
         self.token_embd = weights.take("token_embd.weight", (hp.n_embd, hp.n_vocab))
         self.output_norm = weights.take("output_norm.weight", (hp.n_embd,))
-        output = weights.take("output.weight", (hp.n_embd, hp.n_vocab), required=self.output_required)
+        output = weights.take_if(self.output_weight, "output.weight", (hp.n_embd, hp.n_vocab))
         self.output = output or self.token_embd
         self.load_global(weights)
         self.layers = [self.load_layer(weights, il, f"blk.{il}") for il in range(hp.n_layer)]
@@ -109,12 +123,16 @@ class Decoder(Architecture):
         return b.graph.rms_norm(x, weight, self.hp.norm_eps)
 
     def embed(self, b: BatchGraph) -> Value:
-        """Token embeddings [D, T]."""
-        return b.graph.get_rows(self.token_embd, b.inputs["tokens"])
+        """Token embeddings [D, T], scaled where the architecture says so."""
+        x = b.graph.get_rows(self.token_embd, b.inputs["tokens"])
+        return x if self.hp.embedding_scale == 1.0 else b.graph.scale(x, self.hp.embedding_scale)
 
     def logits(self, b: BatchGraph, y: Value) -> Value:
-        """Output matrix on the normed rows."""
-        return b.graph.mul_mat(self.output, y)
+        """Output matrix on the normed rows, with the architecture's logit scale and cap."""
+        if self.hp.logit_scale != 1.0:
+            y = b.graph.scale(y, self.hp.logit_scale)
+        logits = b.graph.mul_mat(self.output, y)
+        return b.graph.softcap(logits, self.hp.final_softcap) if self.hp.final_softcap else logits
 
     def build(self, b: BatchGraph) -> Value | None:
         x = self.embed(b)

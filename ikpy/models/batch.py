@@ -34,6 +34,7 @@ class GraphParams:
     expert_reduction: tuple[int, float]
     causal: bool = True
     n_seq_max: int = 1
+    grouped_experts: bool = False
 
 
 @dataclass
@@ -54,6 +55,7 @@ class BatchGraph:
     embeddings: Value | None = None
     _masks: dict[tuple[str, int], tuple[Value, Value]] = field(default_factory=dict)
     _rope_tables: dict[tuple, Value] = field(default_factory=dict)
+    _temperatures: dict[tuple[float, int, int], Value] = field(default_factory=dict)
 
     def mask(self, window: str = "none", n_swa: int = 0) -> tuple[Value, Value]:
         """The mask of this window kind, built once per batch."""
@@ -76,6 +78,13 @@ class BatchGraph:
             values = rope.kernel_params(n_rot)
             self._rope_tables[key] = self.graph.rope_table(self.inputs["pos"], n_rot, factors, values)
         return self._rope_tables[key]
+
+    def attention_temperature(self, scale: float, period: int, offset: int) -> Value:
+        """The per-token factor of Graph.attention_temperature, built once per batch."""
+        key = (scale, period, offset)
+        if key not in self._temperatures:
+            self._temperatures[key] = self.graph.attention_temperature(self.inputs["pos"], scale, period, offset)
+        return self._temperatures[key]
 
     def cache(self, layer: int, name: str) -> Value:
         """The whole cache tensor, for stores."""

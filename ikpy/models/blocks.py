@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from ikpy.graph.ir import F32, Value, contiguous_strides
 from ikpy.models.batch import BatchGraph
+from ikpy.models.routing import Routing
 
 MIB = 1 << 20
 
 
 @dataclass
 class Experts:
-    """Expert tensors of a layer; biases are optional."""
+    """Expert tensors of a layer; biases and the shared expert (with a sigmoid gate or without) are optional."""
 
     gate_inp: Value
     up: Value
@@ -24,18 +25,8 @@ class Experts:
     up_bias: Value | None = None
     gate_bias: Value | None = None
     down_bias: Value | None = None
-
-
-@dataclass(frozen=True)
-class Routing:
-    """How a layer picks and weighs its experts (model semantics 5.1)."""
-
-    n_used: int
-    gating: str = "softmax"
-    normalize: bool = False
-    scale: float = 1.0
-    groups: tuple[int, int] = (1, 1)
-    epsilon: float = 0.0
+    shared: DenseFFN | None = None
+    shared_gate: Value | None = None
 
 
 @dataclass
@@ -111,16 +102,8 @@ def dense_ffn(b: BatchGraph, ffn: DenseFFN, x: Value, activation: str = "silu") 
     return g.mul_mat(ffn.down, hidden, ffn.down_bias)
 
 
-def moe_ffn(
-    b: BatchGraph,
-    experts: Experts,
-    routing: Routing,
-    x: Value,
-    *,
-    shared: Value | None = None,
-    activation: str = "silu",
-) -> Value:
-    """Routed experts on x [D, T], plus the output of a shared expert."""
+def moe_ffn(b: BatchGraph, experts: Experts, routing: Routing, x: Value, activation: str = "silu") -> Value:
+    """Routed experts on x [D, T], plus the shared expert."""
     g = b.graph
     logits = g.mul_mat(experts.gate_inp, x, experts.gate_inp_bias)
     ids, weights = g.moe_route(
@@ -130,32 +113,55 @@ def moe_ffn(
         bias=experts.selection_bias,
         normalize=routing.normalize,
         scale=routing.scale,
-        groups=routing.groups,
+        groups=routing.groups if b.params.grouped_experts else (1, 1),
         reduction=b.params.expert_reduction,
         epsilon=routing.epsilon,
     )
     groups = g.moe_group(ids, experts.gate_inp.shape[1])
-    hidden = expert_hidden(b, experts, x, ids, groups, activation)
+    if routing.weigh_inputs:
+        hidden = weighted_expert_hidden(b, experts, x, ids, groups, weights, activation)
+    else:
+        hidden = expert_hidden(b, experts, x, ids, groups, activation)
     outputs = g.mul_mat_id(experts.down, hidden, ids, groups, experts.down_bias, per_slot=True)
-    return g.moe_combine(outputs, weights, ids, shared)
+    shared = shared_expert(b, experts, x, activation)
+    return g.moe_combine(outputs, None if routing.weigh_inputs else weights, ids, shared)
 
 
-def expert_hidden(b: BatchGraph, experts: Experts, x: Value, ids: Value, groups: Value, activation: str) -> Value:
-    """act(gate x) * (up x) of the chosen experts, [F, K, T]."""
+def shared_expert(b: BatchGraph, experts: Experts, x: Value, activation: str) -> Value | None:
+    """The shared expert on x [D, T], times its sigmoid gate if there is one."""
     g = b.graph
-    if experts.up.type_id == experts.gate.type_id:
+    if experts.shared is None:
+        return None
+    out = dense_ffn(b, experts.shared, x, activation)
+    if experts.shared_gate is None:
+        return out
+    return g.mul(out, g.unary(g.mul_mat(experts.shared_gate, x), "sigmoid"))
+
+
+def expert_hidden(
+    b: BatchGraph, experts: Experts, x: Value, ids: Value, groups: Value, activation: str, *, per_slot: bool = False
+) -> Value:
+    """act(gate x) * (up x) of the chosen experts, [F, K, T]; x [D, T], or [D, K, T] if per_slot."""
+    g = b.graph
+    if experts.up.type_id == experts.gate.type_id and not per_slot:
         return g.mul_mat_id_up_gate(
             experts.up, experts.gate, x, ids, groups, activation, experts.up_bias, experts.gate_bias
         )
-    up = g.mul_mat_id(experts.up, x, ids, groups, experts.up_bias, per_slot=False)
-    gate = g.mul_mat_id(experts.gate, x, ids, groups, experts.gate_bias, per_slot=False)
+    up = g.mul_mat_id(experts.up, x, ids, groups, experts.up_bias, per_slot=per_slot)
+    gate = g.mul_mat_id(experts.gate, x, ids, groups, experts.gate_bias, per_slot=per_slot)
     return g.gated(gate, up, activation)
 
 
-def split_gate_up(fused: Value) -> tuple[Value, Value]:
-    """Gate and up halves of a fused expert tensor [D, 2F, E] as views."""
-    half = fused.shape[1] // 2
-    return fused.slice(1, 0, half), fused.slice(1, half, half)
+def weighted_expert_hidden(
+    b: BatchGraph, experts: Experts, x: Value, ids: Value, groups: Value, weights: Value, activation: str
+) -> Value:
+    """expert_hidden where each chosen expert reads x [D, T] times its weight [K, T]."""
+    d, n_used, n_tokens = x.shape[0], weights.shape[0], x.shape[1]
+    repeated = x.view((d, n_used, n_tokens), (0, x.strides[1], x.strides[2]))
+    weighted = b.graph.mul(repeated, weights.reshape(1, n_used, n_tokens))
+    if n_used == 1:  # one row per token: the fused form applies
+        return expert_hidden(b, experts, weighted.reshape(d, n_tokens), ids, groups, activation)
+    return expert_hidden(b, experts, weighted, ids, groups, activation, per_slot=True)
 
 
 def concat_heads(b: BatchGraph, parts: Sequence[Value], n_head: int) -> Value:

@@ -16,22 +16,21 @@ from ikpy.models.blocks import (
     MIB,
     DenseFFN,
     Experts,
-    Routing,
     concat_heads,
     dense_ffn,
     heads_per_step,
     moe_ffn,
     part_of_rows,
-    split_gate_up,
 )
+from ikpy.models.feed_forward import take_dense, take_experts
 from ikpy.models.hparams import HParams, read_hparams
 from ikpy.models.keys import Keys
 from ikpy.models.latent import derive_k_b_v_b, derive_kv_b
 from ikpy.models.rope import RopeParams
+from ikpy.models.routing import Routing, gating_func
 from ikpy.models.weights import WeightSource
 from ikpy.quants import registry
 
-GATING_FUNCS = {1: "softmax", 2: "sigmoid", 3: "selected_softmax", 4: "sqrt_softplus"}
 # Fewer tokens than this use the absorbed form in modes 2 and 3.
 PROMPT_TOKENS = 128
 
@@ -53,27 +52,19 @@ class LatentAttention:
 
 
 @dataclass
-class MoeLayer:
-    """Routed experts and the shared expert."""
-
-    routed: Experts
-    shared: DenseFFN | None
-
-
-@dataclass
 class Layer:
     """Norms, latent attention, and a dense or expert feed-forward network."""
 
     attn_norm: Value
     attn: LatentAttention
     ffn_norm: Value
-    ffn: DenseFFN | MoeLayer
+    ffn: DenseFFN | Experts
 
 
 class DeepSeek2(Decoder):
     """MLA decoder with leading dense layers and routed plus shared experts."""
 
-    output_required = True
+    output_weight = "required"
 
     # --- hyper-parameters and tensors -------------------------------------------------------------------------
 
@@ -81,19 +72,20 @@ class DeepSeek2(Decoder):
         hp = read_hparams(keys)
         hp.yarn_log_multiplier = keys.f32("rope.scaling.yarn_log_multiplier", 0.0)
         gating = keys.u32("expert_gating_func", 0) or (2 if hp.n_layer in (47, 48) else 1)
-        if gating not in GATING_FUNCS:
-            raise FileFormatError(f"{keys.gguf.path}: unknown expert_gating_func {gating}")
         if len(set(hp.n_head)) != 1:
             raise FileFormatError(f"{keys.gguf.path}: Unsupported configuration: layers differ in head count")
         hp.extra.update(
-            n_dense=keys.u32("leading_dense_block_count"),
             q_lora_rank=keys.u32("attention.q_lora_rank", 0),
             kv_lora_rank=keys.u32("attention.kv_lora_rank"),
-            n_ff_exp=keys.u32("expert_feed_forward_length"),
-            n_shared=keys.u32("expert_shared_count"),
-            gating=GATING_FUNCS[gating],
-            scale=keys.f32("expert_weights_scale"),
+        )
+        hp.n_dense_layers = keys.u32("leading_dense_block_count")
+        hp.n_ff_exp = keys.u32("expert_feed_forward_length")
+        hp.n_ff_shared = hp.n_ff_exp * keys.u32("expert_shared_count")
+        hp.routing = Routing(
+            hp.n_expert_used,
+            gating_func(keys, gating),
             normalize=keys.boolean("expert_weights_norm", False),
+            scale=keys.f32("expert_weights_scale"),
         )
         if hp.n_head_kv[0] == 1 and hp.n_head[0] != 1:
             hp.n_embd_head_k = keys.u32("attention.key_length_mla", 192)
@@ -112,14 +104,25 @@ class DeepSeek2(Decoder):
 
     def load_layer(self, weights: WeightSource, il: int, prefix: str) -> Layer:
         norm = (self.hp.n_embd,)
-        dense = il < self.hp.extra["n_dense"] or self.hp.n_expert == 0
         return Layer(
             attn_norm=weights.take(f"{prefix}.attn_norm.weight", norm),
             attn=self._load_attention(weights, prefix),
             ffn_norm=weights.take(f"{prefix}.ffn_norm.weight", norm),
-            ffn=self._load_dense(weights, f"{prefix}.ffn_%s.weight", self.hp.n_ff[il])
-            if dense
-            else self._load_moe(weights, prefix),
+            ffn=self._load_ffn(weights, il, prefix),
+        )
+
+    def _load_ffn(self, weights: WeightSource, il: int, prefix: str) -> DenseFFN | Experts:
+        hp = self.hp
+        if il < hp.n_dense_layers or hp.n_expert == 0:
+            return take_dense(weights, prefix, hp.n_embd, hp.n_ff[il])
+        return take_experts(
+            weights,
+            prefix,
+            hp.n_embd,
+            hp.n_expert,
+            hp.n_ff_exp,
+            n_ff_shared=hp.n_ff_shared,
+            selection_bias="optional",
         )
 
     def _load_attention(self, weights: WeightSource, prefix: str) -> LatentAttention:
@@ -145,33 +148,6 @@ class DeepSeek2(Decoder):
         attn.k_b = k_b and k_b.reshape(dn, rkv, heads)
         attn.v_b = v_b and v_b.reshape(rkv, dv, heads)
         return attn
-
-    def _load_dense(self, weights: WeightSource, pattern: str, n_ff: int) -> DenseFFN:
-        d = self.hp.n_embd
-        return DenseFFN(
-            gate=weights.take(pattern % "gate", (d, n_ff)),
-            up=weights.take(pattern % "up", (d, n_ff)),
-            down=weights.take(pattern % "down", (n_ff, d)),
-        )
-
-    def _load_moe(self, weights: WeightSource, prefix: str) -> MoeLayer:
-        d, n, f = self.hp.n_embd, self.hp.n_expert, self.hp.extra["n_ff_exp"]
-        fused = weights.take(f"{prefix}.ffn_gate_up_exps.weight", (d, 2 * f, n), required=False)
-        if fused is not None:
-            gate, up = split_gate_up(fused)
-        else:
-            gate = weights.take(f"{prefix}.ffn_gate_exps.weight", (d, f, n))
-            up = weights.take(f"{prefix}.ffn_up_exps.weight", (d, f, n))
-        routed = Experts(
-            gate_inp=weights.take(f"{prefix}.ffn_gate_inp.weight", (d, n)),
-            up=up,
-            gate=gate,
-            down=weights.take(f"{prefix}.ffn_down_exps.weight", (f, d, n)),
-            selection_bias=weights.take(f"{prefix}.exp_probs_b.bias", (n,), required=False),
-        )
-        n_shared = self.hp.extra["n_shared"]
-        shared = self._load_dense(weights, f"{prefix}.ffn_%s_shexp.weight", f * n_shared) if n_shared else None
-        return MoeLayer(routed, shared)
 
     # --- MLA modes --------------------------------------------------------------------------------------------
 
@@ -385,13 +361,10 @@ class DeepSeek2(Decoder):
                 return heads // parts
         return 1
 
-    def _ffn(self, b: BatchGraph, ffn: DenseFFN | MoeLayer, x: Value) -> Value:
-        if isinstance(ffn, DenseFFN):
-            return dense_ffn(b, ffn, x)
-        extra = self.hp.extra
-        routing = Routing(self.hp.n_expert_used, extra["gating"], extra["normalize"], extra["scale"])
-        shared = dense_ffn(b, ffn.shared, x) if ffn.shared is not None else None
-        return moe_ffn(b, ffn.routed, routing, x, shared=shared)
+    def _ffn(self, b: BatchGraph, ffn: DenseFFN | Experts, x: Value) -> Value:
+        if isinstance(ffn, Experts):
+            return moe_ffn(b, ffn, self.hp.routing, x)
+        return dense_ffn(b, ffn, x)
 
     def layer(self, b: BatchGraph, il: int, x: Value) -> Value:
         g = b.graph

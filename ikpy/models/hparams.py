@@ -7,6 +7,7 @@ from typing import Any
 
 from ikpy.errors import FileFormatError
 from ikpy.models.keys import MAX_LAYERS, Keys
+from ikpy.models.routing import Routing
 
 MAX_EXPERTS = 512
 ROPE_SCALING_TYPES = ("none", "linear", "yarn")
@@ -37,13 +38,28 @@ class HParams:
     rope_finetuned: bool
     n_expert: int
     n_expert_used: int
+    routing: Routing
+    n_ff_exp: int = 0
+    n_ff_shared: int = 0
+    n_dense_layers: int = 0
     n_swa: int = 0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    attn_softcap: float = 0.0
+    final_softcap: float = 0.0
     yarn_log_multiplier: float = 0.0
+    yarn_attn_factor: float = 1.0
+    yarn_beta_fast: float = 32.0
+    yarn_beta_slow: float = 1.0
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-def read_hparams(keys: Keys, *, layer_norm: bool = False, n_swa_key: bool = False) -> HParams:
-    """Reads and checks the common keys. layer_norm picks the LayerNorm epsilon key instead of the RMS one."""
+def read_hparams(keys: Keys, *, layer_norm: bool = False) -> HParams:
+    """Reads and checks the common keys. layer_norm picks the LayerNorm epsilon key instead of the RMS one.
+
+    Routing is set to the most common form: softmax over all experts, the chosen weights renormalised.
+    """
     n_layer = keys.u32("block_count")
     if not 0 < n_layer <= MAX_LAYERS:
         raise FileFormatError(f"{keys.gguf.path}: {keys.arch}.block_count is {n_layer}; 1 to {MAX_LAYERS} are possible")
@@ -80,11 +96,10 @@ def read_hparams(keys: Keys, *, layer_norm: bool = False, n_swa_key: bool = Fals
         rope_finetuned=keys.boolean("rope.scaling.finetuned", False),
         n_expert=keys.u32("expert_count", 0),
         n_expert_used=keys.u32("expert_used_count", 0),
+        routing=Routing(keys.u32("expert_used_count", 0), "softmax", normalize=True),
     )
     if f"{keys.arch}.attention.head_count_kv" in keys.gguf.metadata:
         hp.n_head_kv = keys.per_layer("attention.head_count_kv", n_layer)
-    if n_swa_key:
-        hp.n_swa = keys.u32("attention.sliding_window", 0)
     _check(keys, hp)
     return hp
 

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from ikpy.models.llama import Llama
-from ikpy.models.weights import WeightSource
+from ikpy.models.transformer import Transformer
 
 
-class Qwen3(Llama):
-    """Llama blocks without biases, with per-head q/k norms and NEOX rotation."""
+class Qwen3(Transformer):
+    """Per-head q/k norms, NEOX rotation."""
 
-    qkv_bias = "none"
-    out_bias = False
-    ffn_bias = False
-    qk_norm = True
+    qk_norm = "required"
     rope_neox = True
-
-    def load_global(self, weights: WeightSource) -> None:
-        self.rope_freqs = None
+    rope_scale_from_metadata = True

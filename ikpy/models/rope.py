@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,11 @@ class RopeParams:
             low = max(0.0, math.floor(self._corner(n_rot, self.beta_fast)))
             high = min(n_rot - 1.0, math.ceil(self._corner(n_rot, self.beta_slow)))
         return [self.freq_base, self.freq_scale, self.ext_factor, self.attn_factor, low, high]
+
+    def without_magnitude(self) -> RopeParams:
+        """The same angles with magnitude 1: for keys that already carry the magnitude."""
+        yarn = 1.0 + 0.1 * math.log(1.0 / self.freq_scale) if self.ext_factor != 0 else 1.0
+        return replace(self, attn_factor=1.0 / yarn)
 
     def _corner(self, n_rot: int, beta: float) -> float:
         return n_rot * math.log(self.n_ctx_orig / (2 * math.pi * beta)) / (2 * math.log(self.freq_base))

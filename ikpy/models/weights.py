@@ -5,15 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, overload
 
+import numpy as np
+
 from ikpy._native import core
 from ikpy.errors import FileFormatError
 from ikpy.gguf.reader import GGUFFile, TensorInfo
 from ikpy.graph.ir import F32, Value, external
 from ikpy.quants import dequantize, registry
 
+Presence = Literal["none", "optional", "required"]
+
 
 def _full(shape: Sequence[int]) -> tuple[int, ...]:
     return (*shape, *([1] * (4 - len(shape))))
+
+
+def split_rows(fused: Value, *sizes: int, named: int = 0) -> list[Value]:
+    """Consecutive row ranges of a weight as views.
+
+    Only the view with index named keeps the name: statistics of matmul inputs count every token once per tensor.
+    """
+    parts: list[Value] = []
+    start = 0
+    for i, size in enumerate(sizes):
+        part = fused.slice(1, start, size)
+        part.name = fused.name if i == named else ""
+        parts.append(part)
+        start += size
+    return parts
 
 
 class WeightSource:
@@ -51,9 +70,28 @@ class WeightSource:
         self.used.add(name)
         return self._value(info)
 
+    def take_if(self, presence: Presence, name: str, *shapes: Sequence[int]) -> Value | None:
+        """The tensor if the architecture has it: "none" does not look for it, "required" insists on it."""
+        if presence == "none":
+            return None
+        return self.take(name, *shapes, required=presence == "required")
+
+    def scalar(self, name: str, default: float) -> float:
+        """The value of an optional f32 tensor of one element."""
+        if self.take(name, (1,), required=False) is None:
+            return default
+        info = self.gguf.tensors[name]
+        if info.type_id != F32:
+            raise FileFormatError(f"{self.gguf.path}: tensor '{name}' must be of type f32")
+        return float(self.gguf.data(info).view(np.float32)[0])
+
     def skip(self, *names: str) -> None:
-        """Counts tensors as used that this program reads past (multi-token prediction heads)."""
+        """Counts tensors as used that the forward pass does not need."""
         self.used.update(n for n in names if n in self.gguf.tensors)
+
+    def skip_layer(self, il: int) -> None:
+        """Counts all tensors of a layer as used (multi-token prediction heads)."""
+        self.used.update(n for n in self.gguf.tensors if n.startswith(f"blk.{il}."))
 
     def _value(self, info: TensorInfo) -> Value:
         if not core.has_decoder(info.type_id):

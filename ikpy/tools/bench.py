@@ -216,6 +216,7 @@ class Engine:
                 type_k=values["type_k"],
                 type_v=values["type_v"],
                 smart_expert_reduction=values["ser"],
+                grouped_experts=self.params.grouped_er,
                 embeddings=values["embeddings"],
             ),
         )

@@ -12,6 +12,7 @@ from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
+from ikpy.errors import ResourceError
 from ikpy.models import ARCHITECTURES
 from tests.shared import DATA, SHARED
 
@@ -30,7 +31,6 @@ def _supported(setting: dict) -> bool:
     return (
         setting["cache_k"] in CACHE_TYPES
         and setting["cache_v"] in CACHE_TYPES
-        and not setting["grouped_routing"]
         and not setting["k_hadamard"]
         and not setting["v_hadamard"]
     )
@@ -60,6 +60,7 @@ def _logits(path: Path, setting: dict, tokens: np.ndarray) -> np.ndarray:
             mla=mla,
             type_k=setting["cache_k"],
             type_v=setting["cache_v"],
+            grouped_experts=bool(setting["grouped_routing"]),
             smart_expert_reduction=tuple(reduction) if reduction else (-1, 0.0),
         ),
     )
@@ -81,28 +82,106 @@ def _kl(reference: np.ndarray, ours: np.ndarray) -> np.ndarray:
     return (np.exp(p) * (p - q)).sum(axis=1)
 
 
+def _reference_distance(model: dict, setting: dict) -> dict:
+    """What the reference itself is off by: max_abs and mean KL. Where it contradicts the definition, its distance
+    from the definition with the same contradiction is the measure; that one is known for the F16 cache only."""
+    if model["expect"] == "reference":
+        return setting.get("vs_spec") or {"max_abs": 0.02, "kl_mean": 1e-5}
+    same = model["reference_deviation"]["reference_vs_spec_with_the_same_deviation"]
+    return {"max_abs": same["max_abs"], "kl_mean": 1e-3}
+
+
+def _truth(golden: np.lib.npyio.NpzFile, setting: dict) -> tuple[np.ndarray, np.ndarray]:
+    """Positions and the float64 evaluation of the definition there."""
+    if setting["grouped_routing"]:
+        rows, truth = golden["rows_spec_ger"], golden["logits_spec_ger"]
+    elif setting["sequence"] != "tokens":
+        rows, truth = golden["rows_spec_long"], golden["logits_spec_long"]
+    else:
+        truth = golden["logits_spec"]
+        rows = np.arange(len(truth))
+    return rows, truth.astype(np.float32)
+
+
 @pytest.mark.parametrize(("name", "key"), CASES)
 def test_logits(name: str, key: str) -> None:
-    """Distance to the definition at most twice the reference's own; and near the reference where it is the truth."""
+    """Distance to the definition at most twice the reference's own; quantized caches: KL at most three times."""
     path = _model_path(name)
     if path is None:
         pytest.skip("golden/zoo is not present beside the checkout")
-    setting = MANIFEST[name]["settings"][key]
+    model = MANIFEST[name]
+    setting = model["settings"][key]
     if setting["smart_expert_reduction"]:
         pytest.skip("expert reduction has no effect in the reference's captures")
     golden = np.load(path.with_suffix(".npz"))
-    long = setting["sequence"] != "tokens"
-    tokens = golden[setting["sequence"]]
-    ours = _logits(path, setting, tokens)
-    rows = np.arange(len(tokens)) if not long else golden["rows_spec_long"]
-    truth = golden["logits_spec_long" if long else "logits_spec"].astype(np.float32)
-    error = np.abs(ours[rows] - truth).max(axis=1)
+    rows, truth = _truth(golden, setting)
+    ours = _logits(path, setting, golden[setting["sequence"]])[rows]
+    error = np.abs(ours - truth).max(axis=1)
     worst = int(error.argmax())
-    quantized = {setting["cache_k"], setting["cache_v"]} != {"f16"}
     where = f"{name} {key}: worst position {rows[worst]}, off by {error[worst]:.5f}"
-    stats = setting.get("vs_spec") or {"max_abs": 0.02, "kl_mean": 1e-5}
-    if quantized:
-        kl = _kl(truth, ours[rows])
-        assert kl.mean() <= max(3 * stats["kl_mean"], 1e-4), f"{where}; mean KL {kl.mean():.2e}"
-    else:
-        assert error[worst] <= max(2 * stats["max_abs"], 0.012), f"{where}; reference {stats['max_abs']}"
+    reference = _reference_distance(model, setting)
+    if {setting["cache_k"], setting["cache_v"]} == {"f16"}:
+        assert error[worst] <= max(2 * reference["max_abs"], 0.012), f"{where}; reference {reference['max_abs']}"
+        return
+    kl = np.sort(_kl(truth, ours))
+    if "router_margin" in model:  # cache noise may flip an expert choice at a few positions
+        kl = kl[: -max(1, len(kl) // 20)]
+    assert kl.mean() <= max(3 * reference["kl_mean"], 1e-4), f"{where}; mean KL {kl.mean():.2e}"
+
+
+ONE_PER_MODEL = [name for name, model in MANIFEST.items() if model["arch"] in ARCHITECTURES]
+
+
+@pytest.mark.parametrize("name", ONE_PER_MODEL)
+@pytest.mark.parametrize("flash", [0, 1])
+def test_float_cache(name: str, flash: int) -> None:
+    """With a cache that rounds nothing, only float32 arithmetic and the storage of the truth (13 bits) remain."""
+    path = _model_path(name)
+    if path is None:
+        pytest.skip("golden/zoo is not present beside the checkout")
+    model = MANIFEST[name]
+    setting = {
+        **model["settings"][model["base"]],
+        "flash_attn": flash,
+        "prompt": 40,
+        "cache_k": "f32",
+        "cache_v": "f32",
+    }
+    golden = np.load(path.with_suffix(".npz"))
+    rows, truth = _truth(golden, setting)
+    error = np.abs(_logits(path, setting, golden["tokens"])[rows] - truth).max(axis=1)
+    worst = int(error.argmax())
+    assert error[worst] <= 1e-3, f"{name} flash={flash}: worst position {rows[worst]}, off by {error[worst]:.5f}"
+
+
+SHIFTED = ["llama-ropefreqs", "qwen2-yarn", "qwen3", "phi3-longrope", "gemma3", "cohere2", "gpt-oss", "smollm3"]
+
+
+@pytest.mark.parametrize("name", SHIFTED)
+def test_shift(name: str) -> None:
+    """Keys moved in the cache equal keys computed at the new positions: rotation is relative."""
+    path = _model_path(name)
+    if path is None:
+        pytest.skip("golden/zoo is not present beside the checkout")
+    tokens = np.load(path.with_suffix(".npz"))["tokens"]
+    model, delta, n = Model.load(path), 23, 30
+    params = ContextParams(n_ctx=256, n_threads=2, type_k="f32", type_v="f32")
+    moved, computed = Context(model, params), Context(model, params)
+    moved.decode(Batch.single(tokens[:n], 0))
+    moved.kv.seq_add(0, 0, -1, delta)
+    computed.decode(Batch.single(tokens[:n], delta))
+    ours = moved.decode(Batch.single(tokens[n:], n + delta, logits="all"))
+    truth = computed.decode(Batch.single(tokens[n:], n + delta, logits="all"))
+    error = np.abs(ours - truth).max(axis=1)
+    assert error.max() < 2e-3, f"{name}: position {n + delta + int(error.argmax())} off by {error.max():.5f}"
+
+
+def test_no_shift_after_norm() -> None:
+    """hunyuan-moe normalises keys after the rotation: moving them is an error, not a wrong result."""
+    path = _model_path("hunyuan-moe")
+    if path is None:
+        pytest.skip("golden/zoo is not present beside the checkout")
+    context = Context(Model.load(path), ContextParams(n_ctx=256, n_threads=2))
+    context.decode(Batch.single([1, 2, 3], 0))
+    with pytest.raises(ResourceError, match="cannot be shifted"):
+        context.kv.seq_add(0, 0, -1, 5)

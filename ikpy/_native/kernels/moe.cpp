@@ -9,7 +9,13 @@ namespace ikpy {
 
 namespace {
 
-enum Gating { kGateSoftmax = 1, kGateSigmoid = 2, kGateSelectedSoftmax = 3, kGateSqrtSoftplus = 4 };
+enum Gating {
+    kGateSoftmax = 1,
+    kGateSigmoid = 2,
+    kGateSelectedSoftmax = 3,
+    kGateSqrtSoftplus = 4,
+    kGateSelectedSigmoid = 5
+};
 constexpr int kMaxExperts = 512;
 
 struct Score {
@@ -44,7 +50,7 @@ void probabilities(const float* logits, float* p, int64_t n, int gating) {
                 p[i] = std::sqrt(std::max(p[i], 0.0f) + std::log1p(std::exp(-std::fabs(p[i]))));
             }
             break;
-        default:  // selected-softmax keeps the logits
+        default:  // the selected-... kinds choose by logits
             break;
     }
 }
@@ -110,6 +116,9 @@ void op_moe_route(const ThreadContext& ctx, const Op& op, const Tensor* ts, cons
         }
         for (int j = 0; j < k; ++j) w[j] = id[j] >= 0 ? p[id[j]] : 0.0f;
         if (gating == kGateSelectedSoftmax) softmax(w, k);
+        if (gating == kGateSelectedSigmoid) {
+            for (int j = 0; j < k; ++j) w[j] = id[j] >= 0 ? 1.0f / (1.0f + std::exp(-w[j])) : 0.0f;
+        }
         if (op.ip[2]) {
             float sum = epsilon;
             for (int j = 0; j < k; ++j) sum += w[j];

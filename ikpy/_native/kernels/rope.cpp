@@ -64,4 +64,15 @@ void op_rope(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Run
     }
 }
 
+// dst f32 [1, 1, T] = 1 + fp[0] * ln(1 + floor((pos + ip[1]) / ip[0])); src0 = positions i32 [T].
+void op_attention_temperature(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Runtime&) {
+    if (ctx.ith != 0) return;
+    const int32_t* pos = reinterpret_cast<const int32_t*>(ts[op.src[0]].data);
+    float* out = reinterpret_cast<float*>(ts[op.dst].data);
+    for (int64_t t = 0; t < ts[op.dst].ne[2]; ++t) {
+        const int32_t periods = (pos[t] + op.ip[1]) / op.ip[0];
+        out[t] = 1.0f + op.fp[0] * std::log(1.0f + static_cast<float>(periods));
+    }
+}
+
 }  // namespace ikpy

@@ -138,7 +138,12 @@ ATTENTION_ROWS = (
         "context.smart_expert_reduction",
         "keep K experts, drop others whose probability is below t times the largest; K < 0 or t = 0 is off",
     ),
-    always("-ger --grouped-expert-routing", "group-limited routing, whenever the model defines it"),
+    option(
+        "-ger --grouped-expert-routing",
+        FLAG,
+        "context.grouped_experts",
+        "choose experts from the best groups only, on models that define groups",
+    ),
     ignored("-no-fug --no-fused-up-gate", FUSION, "no fused dense up and gate product"),
     ignored("-no-mmad --no-fused-mul-multiadd", FUSION, "no fused weighting and sum of experts"),
     always("-rcache --rope-cache", "rotation angles are computed once per batch"),

@@ -8,32 +8,33 @@
 namespace ikpy {
 
 // X(enumerator, name seen from Python, kernel function)
-#define IKPY_OPS(X)                                              \
-    X(GetRows, get_rows, op_get_rows)                            \
-    X(RmsNorm, rms_norm, op_rms_norm)                            \
-    X(LayerNorm, layer_norm, op_layer_norm)                      \
-    X(Add, add, op_add)                                          \
-    X(Mul, mul, op_mul)                                          \
-    X(Scale, scale, op_scale)                                    \
-    X(Unary, unary, op_unary)                                    \
-    X(GatedUnary, gated_unary, op_gated_unary)                   \
-    X(SoftCap, softcap, op_softcap)                              \
-    X(Copy, copy, op_copy)                                       \
-    X(RopeTable, rope_table, op_rope_table)                      \
-    X(Rope, rope, op_rope)                                       \
-    X(KqMask, kq_mask, op_kq_mask)                               \
-    X(KvStore, kv_store, op_kv_store)                            \
-    X(KvShift, kv_shift, op_kv_shift)                            \
-    X(Attention, attention, op_attention)                        \
-    X(ActPrepare, act_prepare, op_act_prepare)                   \
-    X(MulMat, mul_mat, op_mul_mat)                               \
-    X(MulMatUpGate, mul_mat_up_gate, op_mul_mat_up_gate)         \
-    X(MoeRoute, moe_route, op_moe_route)                         \
-    X(MoeGroup, moe_group, op_moe_group)                         \
-    X(MulMatId, mul_mat_id, op_mul_mat_id)                       \
-    X(MulMatIdUpGate, mul_mat_id_up_gate, op_mul_mat_id_up_gate) \
-    X(MoeCombine, moe_combine, op_moe_combine)                   \
-    X(ActStats, act_stats, op_act_stats)                         \
+#define IKPY_OPS(X)                                                          \
+    X(GetRows, get_rows, op_get_rows)                                        \
+    X(RmsNorm, rms_norm, op_rms_norm)                                        \
+    X(LayerNorm, layer_norm, op_layer_norm)                                  \
+    X(Add, add, op_add)                                                      \
+    X(Mul, mul, op_mul)                                                      \
+    X(Scale, scale, op_scale)                                                \
+    X(Unary, unary, op_unary)                                                \
+    X(GatedUnary, gated_unary, op_gated_unary)                               \
+    X(SoftCap, softcap, op_softcap)                                          \
+    X(Copy, copy, op_copy)                                                   \
+    X(RopeTable, rope_table, op_rope_table)                                  \
+    X(Rope, rope, op_rope)                                                   \
+    X(AttentionTemperature, attention_temperature, op_attention_temperature) \
+    X(KqMask, kq_mask, op_kq_mask)                                           \
+    X(KvStore, kv_store, op_kv_store)                                        \
+    X(KvShift, kv_shift, op_kv_shift)                                        \
+    X(Attention, attention, op_attention)                                    \
+    X(ActPrepare, act_prepare, op_act_prepare)                               \
+    X(MulMat, mul_mat, op_mul_mat)                                           \
+    X(MulMatUpGate, mul_mat_up_gate, op_mul_mat_up_gate)                     \
+    X(MoeRoute, moe_route, op_moe_route)                                     \
+    X(MoeGroup, moe_group, op_moe_group)                                     \
+    X(MulMatId, mul_mat_id, op_mul_mat_id)                                   \
+    X(MulMatIdUpGate, mul_mat_id_up_gate, op_mul_mat_id_up_gate)             \
+    X(MoeCombine, moe_combine, op_moe_combine)                               \
+    X(ActStats, act_stats, op_act_stats)                                     \
     X(ActSimilarity, act_similarity, op_act_similarity)
 
 enum OpKind : int32_t {

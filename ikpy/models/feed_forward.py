@@ -1,0 +1,110 @@
+"""Takes the tensors of dense and expert feed-forward networks from a file."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ikpy.errors import FileFormatError
+from ikpy.graph.ir import Value, external
+from ikpy.models.blocks import DenseFFN, Experts
+from ikpy.models.weights import Presence, WeightSource, split_rows
+
+
+def take_dense(
+    weights: WeightSource,
+    prefix: str,
+    n_embd: int,
+    n_ff: int,
+    *,
+    suffix: str = "",
+    bias: Presence = "none",
+) -> DenseFFN:
+    """`prefix.ffn_{gate,up,down}suffix` of width n_ff."""
+    name = f"{prefix}.ffn_%s{suffix}"
+    return DenseFFN(
+        gate=weights.take(f"{name % 'gate'}.weight", (n_embd, n_ff)),
+        up=weights.take(f"{name % 'up'}.weight", (n_embd, n_ff)),
+        down=weights.take(f"{name % 'down'}.weight", (n_ff, n_embd)),
+        gate_bias=weights.take_if(bias, f"{name % 'gate'}.bias", (n_ff,)),
+        up_bias=weights.take_if(bias, f"{name % 'up'}.bias", (n_ff,)),
+        down_bias=weights.take_if(bias, f"{name % 'down'}.bias", (n_embd,)),
+    )
+
+
+def take_fused_dense(weights: WeightSource, prefix: str, n_embd: int, n_ff: int) -> DenseFFN:
+    """Gate rows, then up rows in one tensor ffn_up [D, 2F] (fused SwiGLU), as views of it."""
+    gate, up = split_rows(weights.take(f"{prefix}.ffn_up.weight", (n_embd, 2 * n_ff)), n_ff, n_ff)
+    return DenseFFN(
+        gate=gate,
+        up=up,
+        down=weights.take(f"{prefix}.ffn_down.weight", (n_ff, n_embd)),
+    )
+
+
+def take_experts(
+    weights: WeightSource,
+    prefix: str,
+    n_embd: int,
+    n_expert: int,
+    n_ff: int,
+    *,
+    n_ff_shared: int = 0,
+    selection_bias: Presence = "none",
+    bias: Presence = "none",
+) -> Experts:
+    """Router, experts of width n_ff and, if n_ff_shared is not 0, the shared expert.
+
+    The experts are 3-D tensors, with gate and up fused or apart, or the legacy tensor per expert.
+    """
+    router = weights.take(f"{prefix}.ffn_gate_inp.weight", (n_embd, n_expert))
+    legacy = weights.has(f"{prefix}.ffn_gate.0.weight")
+    take = _join_legacy if legacy else _take_3d
+    gate, up = _take_gate_up(weights, prefix, n_embd, n_expert, n_ff) if not legacy else (None, None)
+    experts = Experts(
+        gate_inp=router,
+        gate=gate or take(weights, f"{prefix}.ffn_gate", n_expert, (n_embd, n_ff)),
+        up=up or take(weights, f"{prefix}.ffn_up", n_expert, (n_embd, n_ff)),
+        down=take(weights, f"{prefix}.ffn_down", n_expert, (n_ff, n_embd)),
+        gate_inp_bias=weights.take_if(bias, f"{prefix}.ffn_gate_inp.bias", (n_expert,)),
+        selection_bias=weights.take_if(selection_bias, f"{prefix}.exp_probs_b.bias", (n_expert,)),
+    )
+    if bias != "none":
+        _take_biases(weights, prefix, experts, bias)
+    if n_ff_shared:
+        experts.shared = take_dense(weights, prefix, n_embd, n_ff_shared, suffix="_shexp")
+    return experts
+
+
+def _take_3d(weights: WeightSource, name: str, n_expert: int, shape: tuple[int, int]) -> Value:
+    return weights.take(f"{name}_exps.weight", (*shape, n_expert))
+
+
+def _take_gate_up(
+    weights: WeightSource, prefix: str, n_embd: int, n_expert: int, n_ff: int
+) -> tuple[Value | None, Value | None]:
+    """Halves of the fused tensor ffn_gate_up_exps [D, 2F, E] (gate rows first), or None twice."""
+    fused = weights.take(f"{prefix}.ffn_gate_up_exps.weight", (n_embd, 2 * n_ff, n_expert), required=False)
+    if fused is None:
+        return None, None
+    gate, up = split_rows(fused, n_ff, n_ff, named=1)  # the product of both reports as its up matrix
+    return gate, up
+
+
+def _take_biases(weights: WeightSource, prefix: str, experts: Experts, presence: Presence) -> None:
+    n_embd, n_ff, n_expert = experts.gate.shape[:3]
+    experts.down_bias = weights.take_if(presence, f"{prefix}.ffn_down_exps.bias", (n_embd, n_expert))
+    fused = weights.take(f"{prefix}.ffn_gate_up_exps.bias", (2 * n_ff, n_expert), required=False)
+    if fused is not None:
+        experts.gate_bias, experts.up_bias = fused.slice0(0, n_ff), fused.slice0(n_ff, n_ff)
+        return
+    experts.gate_bias = weights.take_if(presence, f"{prefix}.ffn_gate_exps.bias", (n_ff, n_expert))
+    experts.up_bias = weights.take_if(presence, f"{prefix}.ffn_up_exps.bias", (n_ff, n_expert))
+
+
+def _join_legacy(weights: WeightSource, name: str, n_expert: int, shape: tuple[int, int]) -> Value:
+    """Concatenates the 2-D tensors `name.X.weight` along the expert axis."""
+    parts = [weights.take(f"{name}.{e}.weight", shape) for e in range(n_expert)]
+    if len({p.type_id for p in parts}) != 1:
+        raise FileFormatError(f"{weights.gguf.path}: the experts of {name} have different types")
+    data = np.concatenate([weights.gguf.data(weights.gguf.tensors[f"{name}.{e}.weight"]) for e in range(n_expert)])
+    return external(data.ctypes.data, data, parts[0].type_id, (*shape, n_expert), f"{name}_exps.weight")

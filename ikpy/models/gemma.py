@@ -1,0 +1,25 @@
+"""gemma: scaled embeddings, GELU, tied output (model semantics 3.6)."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from ikpy.models.hparams import HParams
+from ikpy.models.keys import Keys
+from ikpy.models.transformer import Transformer
+from ikpy.models.weights import Presence
+
+
+class Gemma(Transformer):
+    """Embeddings times sqrt(n_embd); norm weights in the file contain the +1 already."""
+
+    output_weight: ClassVar[Presence] = "none"
+    rope_neox = True
+    rotates_whole_head = False
+    activation = "gelu"
+
+    def read_hparams(self, keys: Keys) -> HParams:
+        hp = super().read_hparams(keys)
+        hp.embedding_scale = math.sqrt(hp.n_embd)
+        return hp

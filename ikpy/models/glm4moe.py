@@ -1,0 +1,20 @@
+"""glm4moe: biased projections, sigmoid routing with a selection bias (model semantics 3.9)."""
+
+from __future__ import annotations
+
+from ikpy.models.routed_moe import RoutedMoe
+
+
+class Glm4Moe(RoutedMoe):
+    """post_attention_norm is the norm before the feed-forward network here."""
+
+    qkv_bias = "required"
+    qk_norm = "optional"
+    selection_bias = "required"
+    ffn_norm_name = "post_attention_norm"
+    rotates_whole_head = False
+    rope_scale_from_metadata = True
+    default_n_dense = 0
+
+    def gating_value(self, value: int) -> int:
+        return value or 2  # 0 means sigmoid in these files

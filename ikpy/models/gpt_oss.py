@@ -1,0 +1,48 @@
+"""gpt-oss: attention sinks, clamped SwiGLU experts with biases (model semantics 3.16)."""
+
+from __future__ import annotations
+
+import math
+
+from ikpy.models.blocks import DenseFFN, Experts
+from ikpy.models.feed_forward import take_experts
+from ikpy.models.hparams import HParams
+from ikpy.models.keys import Keys
+from ikpy.models.routing import Routing
+from ikpy.models.transformer import Attention, Transformer
+from ikpy.models.weights import WeightSource
+
+
+class GptOss(Transformer):
+    """Even layers attend to a window; a sink logit per head joins the softmax denominator."""
+
+    output_weight = "required"
+    qkv_bias = "required"
+    out_bias = "required"
+    ffn_norm_name = "post_attention_norm"
+    activation = "swiglu_oai"
+    rope_neox = True
+    rotates_whole_head = False
+    rope_scale_from_metadata = True
+
+    def read_hparams(self, keys: Keys) -> HParams:
+        hp = super().read_hparams(keys)
+        hp.n_ff_exp = keys.u32("expert_feed_forward_length")
+        hp.n_swa = keys.u32("attention.sliding_window")
+        hp.routing = Routing(hp.n_expert_used, "selected_softmax")
+        return hp
+
+    def window(self, layer: int) -> tuple[str, int]:
+        return ("sliding", self.hp.n_swa) if layer % 2 == 0 else ("none", 0)
+
+    def attention_scale(self) -> float:
+        return 1.0 / math.sqrt(self.hp.n_rot)
+
+    def load_attention(self, weights: WeightSource, il: int, prefix: str) -> Attention:
+        attn = super().load_attention(weights, il, prefix)
+        attn.sinks = weights.take(f"{prefix}.attn_sinks.weight", (self.hp.n_head[il],))
+        return attn
+
+    def load_ffn(self, weights: WeightSource, il: int, prefix: str) -> DenseFFN | Experts:
+        hp = self.hp
+        return take_experts(weights, prefix, hp.n_embd, hp.n_expert, hp.n_ff_exp, bias="required")

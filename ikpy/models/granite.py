@@ -1,0 +1,22 @@
+"""granite and granitemoe: llama blocks with scaled embeddings, branches, scores and logits (model semantics 3.17)."""
+
+from __future__ import annotations
+
+from ikpy.models.hparams import HParams
+from ikpy.models.keys import Keys
+from ikpy.models.llama import Llama
+
+
+class Granite(Llama):
+    """Each branch is multiplied by residual_scale before it joins the residual stream."""
+
+    def read_hparams(self, keys: Keys) -> HParams:
+        hp = super().read_hparams(keys)
+        hp.logit_scale = 1.0 / keys.f32("logit_scale")
+        hp.residual_scale = keys.f32("residual_scale")
+        hp.embedding_scale = keys.f32("embedding_scale")
+        self.score_scale = keys.f32("attention.scale")
+        return hp
+
+    def attention_scale(self) -> float:
+        return self.score_scale

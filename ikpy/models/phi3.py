@@ -1,0 +1,47 @@
+"""phi3: fused projections, LongRoPE factors, optional sliding window (model semantics 3.8)."""
+
+from __future__ import annotations
+
+from ikpy.graph.ir import Value
+from ikpy.models.batch import GraphParams
+from ikpy.models.hparams import HParams
+from ikpy.models.keys import REQUIRED, Keys
+from ikpy.models.transformer import Transformer
+from ikpy.models.weights import WeightSource
+
+
+class Phi3(Transformer):
+    """Frequency factors depend on the context size: long ones beyond the original context length."""
+
+    output_weight = "required"
+    fused_qkv = True
+    fused_ffn = True
+    rope_neox = True
+    rotates_whole_head = False
+
+    def read_hparams(self, keys: Keys) -> HParams:
+        hp = super().read_hparams(keys)
+        hp.n_swa = keys.u32("attention.sliding_window", _old_file_window(hp) or REQUIRED)
+        return hp
+
+    def load_global(self, weights: WeightSource) -> None:
+        super().load_global(weights)
+        shape = (self.hp.n_rot // 2,)
+        self.long_factors = weights.take("rope_factors_long.weight", shape, required=False)
+        self.short_factors = weights.take("rope_factors_short.weight", shape, required=False)
+
+    def rope_factors(self, layer: int, params: GraphParams) -> Value | None:
+        beyond = params.n_ctx // params.n_seq_max > self.hp.n_ctx_orig
+        return self.long_factors if beyond else self.short_factors
+
+    def window(self, layer: int) -> tuple[str, int]:
+        return ("sliding", self.hp.n_swa) if self.hp.n_swa else ("none", 0)
+
+
+def _old_file_window(hp: HParams) -> int:
+    """Window of published models whose files predate the key; 0 if the model is none of them."""
+    if hp.n_layer in (32, 40) and hp.n_ctx_train == 4096:
+        return 2047
+    if hp.n_layer == 32 and hp.n_head_kv[0] == 32 and hp.n_ctx_train == 131072:
+        return 262144
+    return 131072 if hp.n_layer == 40 and hp.n_ctx_train == 131072 else 0

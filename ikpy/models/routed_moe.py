@@ -1,0 +1,50 @@
+"""Leading dense layers, then routed and shared experts with the routing of the metadata (model semantics 5)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from ikpy.errors import FileFormatError
+from ikpy.models.hparams import HParams
+from ikpy.models.keys import REQUIRED, Keys
+from ikpy.models.routing import Routing, gating_func
+from ikpy.models.transformer import Transformer
+from ikpy.models.weights import Presence, WeightSource
+
+
+class RoutedMoe(Transformer):
+    """Base of glm4moe, dots1 and bailingmoe2. The last n_predict_layers layers (a multi-token head) are not run."""
+
+    qk_norm: ClassVar[Presence] = "required"
+    selection_bias: ClassVar[Presence] = "optional"
+    rope_neox = True
+    default_n_dense: ClassVar[Any] = REQUIRED
+    default_gating: ClassVar[Any] = 1
+
+    def read_hparams(self, keys: Keys) -> HParams:
+        hp = super().read_hparams(keys)
+        hp.n_dense_layers = keys.u32("leading_dense_block_count", self.default_n_dense)
+        hp.n_ff_exp = keys.u32("expert_feed_forward_length")
+        hp.n_ff_shared = hp.n_ff_exp * keys.u32("expert_shared_count")
+        hp.routing = Routing(
+            hp.n_expert_used,
+            gating_func(keys, self.gating_value(keys.u32("expert_gating_func", self.default_gating))),
+            normalize=keys.boolean("expert_weights_norm", False),
+            scale=keys.f32("expert_weights_scale"),
+        )
+        self.n_predict_layers = keys.u32("nextn_predict_layers", 0)
+        if self.n_predict_layers >= hp.n_layer:
+            raise FileFormatError(
+                f"{keys.gguf.path}: {self.n_predict_layers} prediction layers of {hp.n_layer} layers leave none to run"
+            )
+        hp.n_layer -= self.n_predict_layers
+        return hp
+
+    def gating_value(self, value: int) -> int:
+        """The value of expert_gating_func in effect."""
+        return value
+
+    def load_global(self, weights: WeightSource) -> None:
+        super().load_global(weights)
+        for il in range(self.hp.n_layer, self.hp.n_layer + self.n_predict_layers):
+            weights.skip_layer(il)

@@ -1,0 +1,36 @@
+"""How a layer picks and weighs its experts (model semantics 5.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ikpy.errors import FileFormatError
+from ikpy.models.keys import Keys
+
+# Values of the key expert_gating_func.
+GATING_FUNCS = {1: "softmax", 2: "sigmoid", 3: "selected_softmax", 4: "sqrt_softplus"}
+
+
+@dataclass(frozen=True)
+class Routing:
+    """n_used experts per token; gating is one of ikpy.graph.builder.GATINGS.
+
+    normalize: weights are divided by their sum (+ epsilon); scale: factor after that; groups: number of expert groups
+    and of groups used, honoured when the context asks for grouped experts; weigh_inputs: the weight multiplies the
+    expert's input instead of its output.
+    """
+
+    n_used: int
+    gating: str = "softmax"
+    normalize: bool = False
+    scale: float = 1.0
+    groups: tuple[int, int] = (1, 1)
+    epsilon: float = 0.0
+    weigh_inputs: bool = False
+
+
+def gating_func(keys: Keys, value: int) -> str:
+    """Name of a value of expert_gating_func; FileFormatError for unknown ones."""
+    if value not in GATING_FUNCS:
+        raise FileFormatError(f"{keys.gguf.path}: unknown expert_gating_func {value}")
+    return GATING_FUNCS[value]

@@ -1,0 +1,216 @@
+"""Pre-norm blocks with standard attention: what nearly all architectures share (model semantics 2)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ikpy.errors import FileFormatError
+from ikpy.graph.ir import Value
+from ikpy.models.base import Decoder
+from ikpy.models.batch import BatchGraph, GraphParams
+from ikpy.models.blocks import DenseFFN, Experts, cached_attention, dense_ffn, moe_ffn, split_heads
+from ikpy.models.feed_forward import take_dense, take_experts, take_fused_dense
+from ikpy.models.hparams import HParams, read_hparams
+from ikpy.models.keys import Keys
+from ikpy.models.weights import Presence, WeightSource, split_rows
+
+
+@dataclass
+class Attention:
+    """Projections of standard attention; biases, norms and sinks are optional."""
+
+    q: Value
+    k: Value
+    v: Value
+    out: Value
+    q_bias: Value | None = None
+    k_bias: Value | None = None
+    v_bias: Value | None = None
+    out_bias: Value | None = None
+    q_norm: Value | None = None
+    k_norm: Value | None = None
+    sinks: Value | None = None
+
+
+@dataclass
+class Layer:
+    """Norms, attention and feed-forward network of a pre-norm block; post norms apply to the branches."""
+
+    attn_norm: Value
+    attn: Attention
+    ffn_norm: Value
+    ffn: DenseFFN | Experts
+    attn_post_norm: Value | None = None
+    ffn_post_norm: Value | None = None
+
+
+class Transformer(Decoder):
+    """The plain form: no biases, whole heads rotated, SiLU. Architectures change attributes and override methods."""
+
+    qkv_bias: ClassVar[Presence] = "none"
+    out_bias: ClassVar[Presence] = "none"
+    ffn_bias: ClassVar[Presence] = "none"
+    qk_norm: ClassVar[Presence] = "none"
+    post_norms: ClassVar[Presence] = "none"
+    selection_bias: ClassVar[Presence] = "none"
+    rope_freqs_weight: ClassVar[Presence] = "none"
+    ffn_norm_name: ClassVar[str] = "ffn_norm"
+    fused_qkv: ClassVar[bool] = False
+    fused_ffn: ClassVar[bool] = False
+    activation: ClassVar[str] = "silu"
+    rotates_whole_head: ClassVar[bool] = True
+    layer_norm: ClassVar[bool] = False
+
+    def read_hparams(self, keys: Keys) -> HParams:
+        hp = read_hparams(keys, layer_norm=self.layer_norm)
+        if self.rotates_whole_head and hp.n_rot != hp.n_embd_head_k:
+            raise FileFormatError(
+                f"{keys.gguf.path}: invalid n_rot: {hp.n_rot}, expected {hp.n_embd_head_k} (the key head size)"
+            )
+        return hp
+
+    def is_moe(self, layer: int) -> bool:
+        """Whether the layer has experts instead of a dense feed-forward network."""
+        return self.hp.n_expert > 0 and layer >= self.hp.n_dense_layers
+
+    def attention_scale(self) -> float:
+        """Factor of the attention scores."""
+        return 1.0 / math.sqrt(self.hp.n_embd_head_k)
+
+    def rope_factors(self, layer: int, params: GraphParams) -> Value | None:
+        return self.rope_freqs
+
+    # --- tensors ----------------------------------------------------------------------------------------------
+
+    def load_global(self, weights: WeightSource) -> None:
+        self.rope_freqs = weights.take_if(self.rope_freqs_weight, "rope_freqs.weight", (self.hp.n_rot // 2,))
+
+    def load_attention(self, weights: WeightSource, il: int, prefix: str) -> Attention:
+        """Projections with biases and head norms as the architecture has them."""
+        hp = self.hp
+        dk, dv, heads, kv = hp.n_embd_head_k, hp.n_embd_head_v, hp.n_head[il], hp.n_head_kv[il]
+        q, k, v = self.load_projections(weights, prefix, dk * heads, dk * kv, dv * kv)
+        return Attention(
+            q=q,
+            k=k,
+            v=v,
+            out=weights.take(f"{prefix}.attn_output.weight", (dv * heads, hp.n_embd)),
+            q_bias=weights.take_if(self.qkv_bias, f"{prefix}.attn_q.bias", (dk * heads,)),
+            k_bias=weights.take_if(self.qkv_bias, f"{prefix}.attn_k.bias", (dk * kv,)),
+            v_bias=weights.take_if(self.qkv_bias, f"{prefix}.attn_v.bias", (dv * kv,)),
+            out_bias=weights.take_if(self.out_bias, f"{prefix}.attn_output.bias", (hp.n_embd,)),
+            q_norm=weights.take_if(self.qk_norm, f"{prefix}.attn_q_norm.weight", (dk,)),
+            k_norm=weights.take_if(self.qk_norm, f"{prefix}.attn_k_norm.weight", (dk,)),
+        )
+
+    def load_projections(
+        self, weights: WeightSource, prefix: str, n_q: int, n_k: int, n_v: int
+    ) -> tuple[Value, Value, Value]:
+        """q, k and v matrices; the parts of a fused attn_qkv are views of it."""
+        d = self.hp.n_embd
+        if not self.fused_qkv:
+            sizes = {"q": n_q, "k": n_k, "v": n_v}
+            q, k, v = (weights.take(f"{prefix}.attn_{name}.weight", (d, n)) for name, n in sizes.items())
+            return q, k, v
+        fused = weights.take(f"{prefix}.attn_qkv.weight", (d, n_q + n_k + n_v))
+        q, k, v = split_rows(fused, n_q, n_k, n_v)
+        return q, k, v
+
+    def load_ffn(self, weights: WeightSource, il: int, prefix: str) -> DenseFFN | Experts:
+        """Dense or expert feed-forward network of a layer."""
+        hp = self.hp
+        if self.is_moe(il):
+            return take_experts(
+                weights,
+                prefix,
+                hp.n_embd,
+                hp.n_expert,
+                hp.n_ff_exp or hp.n_ff[il],
+                n_ff_shared=hp.n_ff_shared,
+                selection_bias=self.selection_bias,
+            )
+        if self.fused_ffn:
+            return take_fused_dense(weights, prefix, hp.n_embd, hp.n_ff[il])
+        return take_dense(weights, prefix, hp.n_embd, hp.n_ff[il], bias=self.ffn_bias)
+
+    def load_layer(self, weights: WeightSource, il: int, prefix: str) -> Layer:
+        norm = (self.hp.n_embd,)
+        return Layer(
+            attn_norm=weights.take(f"{prefix}.attn_norm.weight", norm),
+            attn=self.load_attention(weights, il, prefix),
+            ffn_norm=weights.take(f"{prefix}.{self.ffn_norm_name}.weight", norm),
+            ffn=self.load_ffn(weights, il, prefix),
+            attn_post_norm=weights.take_if(self.post_norms, f"{prefix}.post_attention_norm.weight", norm),
+            ffn_post_norm=weights.take_if(self.post_norms, f"{prefix}.post_ffw_norm.weight", norm),
+        )
+
+    # --- graph ------------------------------------------------------------------------------------------------
+
+    def project_heads(self, b: BatchGraph, il: int, attn: Attention, h: Value) -> tuple[Value, Value, Value]:
+        """q [dk, H, T], k [dk, Hk, T] and v [dv, Hk, T] of the normed input."""
+        g, hp = b.graph, self.hp
+        q = split_heads(g.mul_mat(attn.q, h, attn.q_bias), hp.n_embd_head_k)
+        k = split_heads(g.mul_mat(attn.k, h, attn.k_bias), hp.n_embd_head_k)
+        v = split_heads(g.mul_mat(attn.v, h, attn.v_bias), hp.n_embd_head_v)
+        return q, k, v
+
+    def norm_head(self, b: BatchGraph, x: Value, weight: Value | None) -> Value:
+        """Norm of every head of q or k, if the layer has one."""
+        return x if weight is None else b.graph.rms_norm(x, weight, self.hp.norm_eps)
+
+    def rotate(self, b: BatchGraph, il: int, x: Value) -> Value:
+        """RoPE of q or k [dk, H, T] on the layers that have it."""
+        if not self.is_rotated(il):
+            return x
+        rope = self.rope_params(il, b.params.rope)
+        table = b.rope_table(self.hp.n_rot, rope, self.rope_factors(il, b.params))
+        return b.graph.rope(x, table, neox=self.rope_neox)
+
+    def place_heads(self, b: BatchGraph, il: int, attn: Attention, q: Value, k: Value) -> tuple[Value, Value]:
+        """q and k after head norms and RoPE."""
+        q, k = self.norm_head(b, q, attn.q_norm), self.norm_head(b, k, attn.k_norm)
+        return self.rotate(b, il, q), self.rotate(b, il, k)
+
+    def attention(self, b: BatchGraph, il: int, attn: Attention, h: Value) -> Value:
+        """Standard attention on the normed input; [dv*H, T] before the output projection."""
+        q, k, v = self.project_heads(b, il, attn, h)
+        q, k = self.place_heads(b, il, attn, q, k)
+        return cached_attention(
+            b,
+            il,
+            q,
+            k,
+            v,
+            scale=self.attention_scale(),
+            window=self.window(il),
+            softcap=self.hp.attn_softcap,
+            sinks=attn.sinks,
+        )
+
+    def attention_output(self, b: BatchGraph, attn: Attention, attended: Value) -> Value:
+        """Output projection [dv*H, T] -> [D, T]."""
+        return b.graph.mul_mat(attn.out, attended, attn.out_bias)
+
+    def ffn(self, b: BatchGraph, ffn: DenseFFN | Experts, x: Value) -> Value:
+        """Feed-forward network on the normed input."""
+        if isinstance(ffn, Experts):
+            return moe_ffn(b, ffn, self.hp.routing, x, self.activation)
+        return dense_ffn(b, ffn, x, self.activation)
+
+    def add_branch(self, b: BatchGraph, x: Value, branch: Value, post_norm: Value | None) -> Value:
+        """Residual stream x plus a branch, normed and scaled where the architecture says so."""
+        if post_norm is not None:
+            branch = self.norm(b, branch, post_norm)
+        if self.hp.residual_scale != 1.0:
+            branch = b.graph.scale(branch, self.hp.residual_scale)
+        return b.graph.add(x, branch)
+
+    def layer(self, b: BatchGraph, il: int, x: Value) -> Value:
+        layer: Layer = self.layers[il]  # type: ignore[assignment]
+        attended = self.attention(b, il, layer.attn, self.norm(b, x, layer.attn_norm))
+        attended, x = b.keep_outputs(il, self.hp.n_layer, attended, x)
+        x = self.add_branch(b, x, self.attention_output(b, layer.attn, attended), layer.attn_post_norm)
+        branch = self.ffn(b, layer.ffn, self.norm(b, x, layer.ffn_norm))
+        return self.add_branch(b, x, branch, layer.ffn_post_norm)

@@ -17,7 +17,7 @@ from ikpy.models import ARCHITECTURES
 from tests.shared import DATA, SHARED
 
 MANIFEST = json.loads((DATA / "zoo" / "manifest.json").read_text())["models"]
-CACHE_TYPES = ("f16", "q8_0", "bf16")
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q6_0", "q4_0", "iq4_nl", "q8_KV")
 
 
 def _model_path(name: str) -> Path | None:

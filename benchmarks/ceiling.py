@@ -11,12 +11,7 @@ import json
 from ikpy._native import core, tier
 from ikpy.threads import physical_cores
 
-LABELS = {
-    "int8_dot": "GOPS int8 dot",
-    "bf16_dot": "GFLOPS bf16 dot",
-    "fp32_fma": "GFLOPS fp32 FMA",
-    "read": "GB/s read",
-}
+LABELS = {"int8": "GOPS int8 dot", "bf16": "GFLOPS bf16 dot", "fp32": "GFLOPS fp32 FMA", "read": "GB/s read"}
 
 
 def measure(n_threads: int, repeats: int = 3) -> dict[str, float]:

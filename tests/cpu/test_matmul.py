@@ -15,10 +15,14 @@ except (UnsupportedError, ImportError) as error:
     pytest.skip(f"native core is not built: {error}", allow_module_level=True)
 
 FLOAT_TYPES = ("F32", "F16", "BF16")
-BLOCK32_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q6_0", "Q8_0", "IQ4_NL")
-BLOCK256_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ2_K", "IQ3_K", "IQ4_K", "IQ5_K", "IQ6_K")
-FAST_TYPES = FLOAT_TYPES + BLOCK32_TYPES + BLOCK256_TYPES
-DECODED_TYPES = ("IQ2_XXS", "IQ3_S", "IQ4_KS", "IQ2_BN", "Q4_0_R8", "Q4_K_R4", "IQ4_XS_R8")
+BLOCK32_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q6_0", "Q8_0", "IQ4_NL", "MXFP4", "Q8_KV")
+BLOCK64_TYPES = ("IQ1_BN", "IQ2_BN", "Q1_0_G128")
+BLOCK256_TYPES = (
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ2_K", "IQ3_K", "IQ4_K", "IQ5_K", "IQ6_K"),
+    *("IQ2_KS", "IQ3_KS", "IQ4_KS", "IQ5_KS", "IQ4_KSS", "IQ2_KL"),
+)
+FAST_TYPES = FLOAT_TYPES + BLOCK32_TYPES + BLOCK64_TYPES + BLOCK256_TYPES
+DECODED_TYPES = ("IQ2_XXS", "IQ3_S", "Q4_0_R8", "Q4_K_R4", "IQ4_XS_R8")
 
 # Rounding of f32 sums relative to sum |w| |x|; integer dot products are exact.
 EXACT = 1e-6
@@ -37,6 +41,11 @@ def random_weight(name: str, k: int, n: int, seed: int) -> tuple[np.ndarray, np.
         return values.view(np.uint8).reshape(-1), values.astype(np.float64)
     data = random_tensor(by_name(name), (k, n), seed)
     return data, dequantize(data, name, (k, n)).reshape(n, k).astype(np.float64)
+
+
+def rows_of(name: str, n: int) -> int:
+    """n rounded up to whole groups of interleaved rows."""
+    return -(-n // by_name(name).interleave) * by_name(name).interleave
 
 
 def activations(shape: tuple[int, ...], seed: int) -> np.ndarray:
@@ -63,14 +72,14 @@ def dense(name: str, data: np.ndarray, k: int, n: int, x: np.ndarray, dtype: typ
 
 @pytest.mark.parametrize("name", FAST_TYPES)
 def test_product_is_exact_for_all_token_counts(name: str) -> None:
-    k, n = 768, 77
+    k, n = 768, rows_of(name, 77)
     data, w = random_weight(name, k, n, 1)
     for tokens in (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 32, 64, 100):
         x = activations((tokens, k), tokens)
         assert_close(dense(name, data, k, n, x), w, effective(x, name), EXACT, f"{name}, {tokens} tokens")
 
 
-@pytest.mark.parametrize("name", ("F32", "Q8_0", "Q4_K", "IQ2_K"))
+@pytest.mark.parametrize("name", ("F32", "Q8_0", "Q4_K", "IQ2_K", "IQ4_KS"))
 @pytest.mark.parametrize("n", (1, 15, 16, 17, 31, 33, 200))
 def test_row_counts(name: str, n: int) -> None:
     data, w = random_weight(name, 256, n, n)
@@ -81,13 +90,14 @@ def test_row_counts(name: str, n: int) -> None:
             assert_close(y, w, effective(x, name), EXACT, f"{name}, {n} rows, {threads} threads")
 
 
-@pytest.mark.parametrize("name", BLOCK32_TYPES)
-@pytest.mark.parametrize("k", (32, 96, 224, 288, 1120, 4128))
-def test_rows_that_end_inside_a_chunk(name: str, k: int) -> None:
-    data, w = random_weight(name, k, 37, k)
+@pytest.mark.parametrize("name", BLOCK32_TYPES + BLOCK64_TYPES)
+@pytest.mark.parametrize("columns", (32, 96, 224, 288, 1120, 4128))
+def test_rows_that_end_inside_a_chunk(name: str, columns: int) -> None:
+    k, n = columns // 32 * by_name(name).block_elements, rows_of(name, 37)
+    data, w = random_weight(name, k, n, k)
     for tokens in (1, 9, 40):
         x = activations((tokens, k), k)
-        assert_close(dense(name, data, k, 37, x), w, effective(x, name), EXACT, f"{name}, K {k}, {tokens} tokens")
+        assert_close(dense(name, data, k, n, x), w, effective(x, name), EXACT, f"{name}, K {k}, {tokens} tokens")
 
 
 @pytest.mark.parametrize("name", FLOAT_TYPES)

@@ -50,6 +50,8 @@ const WeightKernels* iq4_weight_kernels(int type);
 const WeightKernels* iqk_weight_kernels(int type);
 const WeightKernels* row_scale_weight_kernels(int type);
 const WeightKernels* small_block_weight_kernels(int type);
+const WeightKernels* interleaved_weight_kernels(int type);
+const WeightKernels* trellis_weight_kernels(int type);
 const WeightKernels* decoded_weight_kernels(int type);  // any type that can be decoded to f32
 
 }  // namespace ikpy

@@ -20,17 +20,20 @@ BLOCK64_TYPES = ("IQ1_BN", "IQ2_BN", "Q1_0_G128")
 BLOCK256_TYPES = (
     *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ2_K", "IQ3_K", "IQ4_K", "IQ5_K", "IQ6_K"),
     *("IQ2_KS", "IQ3_KS", "IQ4_KS", "IQ5_KS", "IQ4_KSS", "IQ2_KL", "IQ1_KT", "IQ2_KT", "IQ3_KT", "IQ4_KT"),
+    *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"),
 )
 SHORT_INTERLEAVED_TYPES = (
     *("Q4_0_R8", "Q5_0_R4", "Q6_0_R4", "Q8_0_R8", "IQ4_NL_R4", "MXFP4_R8", "Q8_KV_R8", "IQ2_BN_R4", "Q4_0_4x4"),
+    *("IQ1_S_R4", "IQ1_M_R4"),
 )
 INTERLEAVED_TYPES = (
     *SHORT_INTERLEAVED_TYPES,
     *("Q2_K_R4", "Q3_K_R4", "Q4_K_R4", "Q5_K_R4", "Q6_K_R4", "IQ4_XS_R8", "IQ2_K_R4", "IQ3_K_R4", "IQ4_K_R4"),
     *("IQ5_K_R4", "IQ4_KS_R4", "IQ5_KS_R4", "Q8_K_R8", "Q8_K_R16"),
+    *("IQ2_XXS_R4", "IQ2_XS_R4", "IQ2_S_R4", "IQ3_XXS_R4", "IQ3_S_R4"),
 )
 FAST_TYPES = FLOAT_TYPES + BLOCK32_TYPES + BLOCK64_TYPES + BLOCK256_TYPES + INTERLEAVED_TYPES
-DECODED_TYPES = ("IQ2_XXS", "IQ3_S", "Q4_0_4x8", "Q4_0_8x8")
+DECODED_TYPES = ("TQ1_0", "TQ2_0", "Q4_0_4x8", "Q4_0_8x8")
 
 # Rounding of f32 sums relative to sum |w| |x|; integer dot products are exact.
 EXACT = 1e-6

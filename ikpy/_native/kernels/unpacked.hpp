@@ -109,7 +109,9 @@ inline Codes512 unpack_tail(const uint8_t* p, int k, int64_t n) {
 
 template <class U>
 inline Codes512 unpack_full(const uint8_t* p, [[maybe_unused]] int k) {
-    if constexpr (HasWide<U>::value) {
+    if constexpr (HasWide<U>::value && RowsOf<U>::kCount > 1) {
+        return U::wide(p, k);
+    } else if constexpr (HasWide<U>::value) {
         return U::wide(p);
     } else {
         return unpack_tail<U>(p, k, kChunk);

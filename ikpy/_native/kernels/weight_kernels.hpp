@@ -52,6 +52,7 @@ const WeightKernels* row_scale_weight_kernels(int type);
 const WeightKernels* small_block_weight_kernels(int type);
 const WeightKernels* interleaved_weight_kernels(int type);
 const WeightKernels* trellis_weight_kernels(int type);
+const WeightKernels* grid_weight_kernels(int type);
 const WeightKernels* decoded_weight_kernels(int type);  // any type that can be decoded to f32
 
 }  // namespace ikpy

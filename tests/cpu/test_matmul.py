@@ -15,10 +15,25 @@ except (UnsupportedError, ImportError) as error:
     pytest.skip(f"native core is not built: {error}", allow_module_level=True)
 
 FLOAT_TYPES = ("F32", "F16", "BF16")
-BLOCK32_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q6_0", "Q8_0", "IQ4_NL")
-BLOCK256_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ2_K", "IQ3_K", "IQ4_K", "IQ5_K", "IQ6_K")
-FAST_TYPES = FLOAT_TYPES + BLOCK32_TYPES + BLOCK256_TYPES
-DECODED_TYPES = ("IQ2_XXS", "IQ3_S", "IQ4_KS", "IQ2_BN", "Q4_0_R8", "Q4_K_R4", "IQ4_XS_R8")
+BLOCK32_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q6_0", "Q8_0", "IQ4_NL", "MXFP4", "Q8_KV")
+BLOCK64_TYPES = ("IQ1_BN", "IQ2_BN", "Q1_0_G128")
+BLOCK256_TYPES = (
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ2_K", "IQ3_K", "IQ4_K", "IQ5_K", "IQ6_K"),
+    *("IQ2_KS", "IQ3_KS", "IQ4_KS", "IQ5_KS", "IQ4_KSS", "IQ2_KL", "IQ1_KT", "IQ2_KT", "IQ3_KT", "IQ4_KT"),
+    *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"),
+)
+SHORT_INTERLEAVED_TYPES = (
+    *("Q4_0_R8", "Q5_0_R4", "Q6_0_R4", "Q8_0_R8", "IQ4_NL_R4", "MXFP4_R8", "Q8_KV_R8", "IQ2_BN_R4", "Q4_0_4x4"),
+    *("IQ1_S_R4", "IQ1_M_R4"),
+)
+INTERLEAVED_TYPES = (
+    *SHORT_INTERLEAVED_TYPES,
+    *("Q2_K_R4", "Q3_K_R4", "Q4_K_R4", "Q5_K_R4", "Q6_K_R4", "IQ4_XS_R8", "IQ2_K_R4", "IQ3_K_R4", "IQ4_K_R4"),
+    *("IQ5_K_R4", "IQ4_KS_R4", "IQ5_KS_R4", "Q8_K_R8", "Q8_K_R16", "BF16_R16"),
+    *("IQ2_XXS_R4", "IQ2_XS_R4", "IQ2_S_R4", "IQ3_XXS_R4", "IQ3_S_R4"),
+)
+FAST_TYPES = FLOAT_TYPES + BLOCK32_TYPES + BLOCK64_TYPES + BLOCK256_TYPES + INTERLEAVED_TYPES
+DECODED_TYPES = ("TQ1_0", "TQ2_0", "Q4_0_4x8", "Q4_0_8x8")
 
 # Rounding of f32 sums relative to sum |w| |x|; integer dot products are exact.
 EXACT = 1e-6
@@ -36,7 +51,12 @@ def random_weight(name: str, k: int, n: int, seed: int) -> tuple[np.ndarray, np.
             return bits.view(np.uint8).reshape(-1), (values.view(np.uint32) & 0xFFFF0000).view(np.float32) + 0.0
         return values.view(np.uint8).reshape(-1), values.astype(np.float64)
     data = random_tensor(by_name(name), (k, n), seed)
-    return data, dequantize(data, name, (k, n)).reshape(n, k).astype(np.float64)
+    return data, dequantize(data, name, (k, n), compute_scale=True).reshape(n, k).astype(np.float64)
+
+
+def rows_of(name: str, n: int) -> int:
+    """n rounded up to whole groups of interleaved rows."""
+    return -(-n // by_name(name).interleave) * by_name(name).interleave
 
 
 def activations(shape: tuple[int, ...], seed: int) -> np.ndarray:
@@ -63,16 +83,17 @@ def dense(name: str, data: np.ndarray, k: int, n: int, x: np.ndarray, dtype: typ
 
 @pytest.mark.parametrize("name", FAST_TYPES)
 def test_product_is_exact_for_all_token_counts(name: str) -> None:
-    k, n = 768, 77
+    k, n = 768, rows_of(name, 77)
     data, w = random_weight(name, k, n, 1)
     for tokens in (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 32, 64, 100):
         x = activations((tokens, k), tokens)
         assert_close(dense(name, data, k, n, x), w, effective(x, name), EXACT, f"{name}, {tokens} tokens")
 
 
-@pytest.mark.parametrize("name", ("F32", "Q8_0", "Q4_K", "IQ2_K"))
+@pytest.mark.parametrize("name", ("F32", "Q8_0", "Q4_K", "IQ2_K", "IQ4_KS", "Q4_K_R4", "Q8_0_R8"))
 @pytest.mark.parametrize("n", (1, 15, 16, 17, 31, 33, 200))
 def test_row_counts(name: str, n: int) -> None:
+    n = rows_of(name, n)
     data, w = random_weight(name, 256, n, n)
     for tokens in (1, 11):
         x = activations((tokens, 256), n)
@@ -81,13 +102,14 @@ def test_row_counts(name: str, n: int) -> None:
             assert_close(y, w, effective(x, name), EXACT, f"{name}, {n} rows, {threads} threads")
 
 
-@pytest.mark.parametrize("name", BLOCK32_TYPES)
-@pytest.mark.parametrize("k", (32, 96, 224, 288, 1120, 4128))
-def test_rows_that_end_inside_a_chunk(name: str, k: int) -> None:
-    data, w = random_weight(name, k, 37, k)
+@pytest.mark.parametrize("name", BLOCK32_TYPES + BLOCK64_TYPES + SHORT_INTERLEAVED_TYPES)
+@pytest.mark.parametrize("columns", (32, 96, 224, 288, 1120, 4128))
+def test_rows_that_end_inside_a_chunk(name: str, columns: int) -> None:
+    k, n = columns // 32 * by_name(name).block_elements, rows_of(name, 37)
+    data, w = random_weight(name, k, n, k)
     for tokens in (1, 9, 40):
         x = activations((tokens, k), k)
-        assert_close(dense(name, data, k, 37, x), w, effective(x, name), EXACT, f"{name}, K {k}, {tokens} tokens")
+        assert_close(dense(name, data, k, n, x), w, effective(x, name), EXACT, f"{name}, K {k}, {tokens} tokens")
 
 
 @pytest.mark.parametrize("name", FLOAT_TYPES)
@@ -203,9 +225,9 @@ def assert_gated(actual: np.ndarray, expected: np.ndarray, what: str) -> None:
 
 
 @pytest.mark.parametrize("kind", UNARY)
-@pytest.mark.parametrize("name", ("F32", "Q4_K", "IQ3_K", "Q8_0"))
+@pytest.mark.parametrize("name", ("F32", "Q4_K", "IQ3_K", "Q8_0", "IQ4_KS", "IQ4_K_R4"))
 def test_up_and_gate(kind: str, name: str) -> None:
-    k, f = 256, 53
+    k, f = 256, rows_of(name, 53)
     (up_data, up), (gate_data, gate) = random_weight(name, k, f, 1), random_weight(name, k, f, 2)
     scale = np.float32(1 / np.abs(up).max() / 16)
     bias = [np.linspace(-1, 1, f, dtype=np.float32), np.linspace(2, -2, f, dtype=np.float32)]
@@ -242,11 +264,11 @@ def grouped(program: Program, ids: np.ndarray) -> int:
     return dst
 
 
-@pytest.mark.parametrize("name", ("F32", "BF16", "Q4_0", "Q4_K", "IQ4_XS", "IQ2_K"))
+@pytest.mark.parametrize("name", ("F32", "BF16", "Q4_0", "Q4_K", "IQ4_XS", "IQ2_K", "IQ2_KS", "Q4_0_R8", "IQ4_KS_R4"))
 @pytest.mark.parametrize("tokens", (1, 2, 9, 150))
 @pytest.mark.parametrize("row_per_slot", (False, True))
 def test_experts(name: str, tokens: int, row_per_slot: bool) -> None:
-    k, n = 256, 50
+    k, n = 256, rows_of(name, 50)
     parts = [random_weight(name, k, n, e) for e in range(EXPERTS)]
     ids = routing(tokens)
     x = activations((tokens * USED if row_per_slot else tokens, k), 4)

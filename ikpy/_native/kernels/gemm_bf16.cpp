@@ -1,6 +1,7 @@
 #include "kernels/gemm_bf16.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "ikpy/tensor.hpp"
 #include "kernels/activations.hpp"
@@ -63,26 +64,38 @@ void tile_of(int nt, const uint16_t* panel, int64_t n, const uint8_t* const* x, 
     if constexpr (NT > 1) tile_of<NH, NT - 1>(nt, panel, n, x, k0, out, add);
 }
 
+// Fills a panel half with n columns (a multiple of 32) of 16 rows, zeros beyond the end of the rows.
+void pack_rows(const RowBlock& rows, int h, int64_t k0, int64_t n, uint16_t* panel) {
+    for (int64_t k = 0; k < n; k += 32) {
+        __m512i r[kHalfRows];
+#pragma GCC unroll 16
+        for (int i = 0; i < kHalfRows; ++i) {
+            const uint8_t* p = rows.row(h, i) + (k0 + k) * 2;
+            _mm_prefetch(reinterpret_cast<const char*>(p + 256), _MM_HINT_T0);
+            r[i] = load_row(p, rows.n_in - k0 - k);
+        }
+        transpose16(r);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i) _mm512_storeu_si512(panel + (k + 2 * i) * kHalfRows, r[i]);
+    }
+}
+
+// BF16_R16 is stored as panels are.
+void copy_rows(const RowBlock& rows, int h, int64_t k0, int64_t n, uint16_t* panel) {
+    const uint8_t* group = rows.group(h, 0, kHalfRows) + k0 * kHalfRows * 2;
+    const int64_t columns = std::min(n, rows.n_in - k0);
+    std::memcpy(panel, group, columns * kHalfRows * 2);
+    std::memset(panel + columns * kHalfRows, 0, (n - columns) * kHalfRows * 2);
+}
+
+template <auto Pack>
 void gemm(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out, uint8_t* work) {
     auto* panel = reinterpret_cast<uint16_t*>(work);
     const int n_halves = rows.n[1] > 0 ? 2 : 1;
     const int n_tiles = (n_tokens + kTileTokens - 1) / kTileTokens;
     for (int64_t k0 = 0; k0 < rows.n_in; k0 += kPanelColumns) {
         const int64_t n = std::min(kPanelColumns, round_up(rows.n_in - k0, 32));
-        for (int h = 0; h < n_halves; ++h)
-            for (int64_t k = 0; k < n; k += 32) {
-                __m512i r[kHalfRows];
-#pragma GCC unroll 16
-                for (int i = 0; i < kHalfRows; ++i) {
-                    const uint8_t* p = rows.row(h, i) + (k0 + k) * 2;
-                    _mm_prefetch(reinterpret_cast<const char*>(p + 256), _MM_HINT_T0);
-                    r[i] = load_row(p, rows.n_in - k0 - k);
-                }
-                transpose16(r);
-#pragma GCC unroll 16
-                for (int i = 0; i < 16; ++i)
-                    _mm512_storeu_si512(panel + (h * n + k + 2 * i) * kHalfRows, r[i]);
-            }
+        for (int h = 0; h < n_halves; ++h) Pack(rows, h, k0, n, panel + h * n * kHalfRows);
         for (int i = 0; i < n_tiles; ++i) {
             const int begin = n_tokens * i / n_tiles, nt = n_tokens * (i + 1) / n_tiles - begin;
             float* y = out + begin * kBlockRows;
@@ -143,18 +156,20 @@ void gemv(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* ou
 
 size_t work_bytes(int64_t) { return kPanelColumns * kBlockRows * sizeof(uint16_t); }
 
-const WeightKernels kKernels = {kBF16, kActBf16, kGemvTokens, gemv, gemm, work_bytes};
+const WeightKernels kPlain = {kBF16, kActBf16, kGemvTokens, gemv, gemm<pack_rows>, work_bytes};
+const WeightKernels kInterleaved = {kTypeBf16R16, kActBf16, 0, gemm<copy_rows>, gemm<copy_rows>, work_bytes};
 
 }  // namespace
 
-const WeightKernels* bf16_dot_kernels() {
+const WeightKernels* bf16_dot_kernels(int type) {
     static const bool available = __builtin_cpu_supports("avx512bf16");
-    return available ? &kKernels : nullptr;
+    if (!available) return nullptr;
+    return type == kBF16 ? &kPlain : type == kTypeBf16R16 ? &kInterleaved : nullptr;
 }
 
 #else
 
-const WeightKernels* bf16_dot_kernels() { return nullptr; }
+const WeightKernels* bf16_dot_kernels(int) { return nullptr; }
 
 #endif
 

@@ -48,7 +48,8 @@ inline void add_chunk(const Codes512& w, const uint8_t* x, const ActQ8Layout& at
 }
 
 template <class U, int NT>
-void gemv_row(const uint8_t* row, int64_t n_in, const uint8_t* const* x, const ActQ8Layout& at, float* out) {
+void gemv_row(const uint8_t* row, int k, int64_t n_in, const uint8_t* const* x, const ActQ8Layout& at,
+              float* out) {
     constexpr int64_t kBytes = kChunk / U::kBlock * U::kBlockBytes;
     __m512 total[NT][2], correction[NT];
 #pragma GCC unroll 8
@@ -58,12 +59,12 @@ void gemv_row(const uint8_t* row, int64_t n_in, const uint8_t* const* x, const A
         const uint8_t* p = row + c * kBytes;
         for (int64_t b = 0; b < kBytes; b += 64)
             _mm_prefetch(reinterpret_cast<const char*>(p + kPrefetchBytes + b), _MM_HINT_T0);
-        const Codes512 w = unpack_full<U>(p);
+        const Codes512 w = unpack_full<U>(p, k);
 #pragma GCC unroll 8
         for (int t = 0; t < NT; ++t) add_chunk<U>(w, x[t], at, c, total[t], &correction[t]);
     }
     if (n_full * kChunk < n_in) {
-        const Codes512 w = unpack_tail<U>(row + n_full * kBytes, n_in - n_full * kChunk);
+        const Codes512 w = unpack_tail<U>(row + n_full * kBytes, k, n_in - n_full * kChunk);
 #pragma GCC unroll 8
         for (int t = 0; t < NT; ++t) add_chunk<U>(w, x[t], at, n_full, total[t], &correction[t]);
     }
@@ -109,24 +110,25 @@ inline int32_t dot16(const uint8_t* codes, const int8_t* x) {
 #endif
 
 template <class U, int NT>
-void gemv_row(const uint8_t* row, int64_t n_in, const uint8_t* const* x, const ActQ8Layout& at, float* out) {
+void gemv_row(const uint8_t* row, int k, int64_t n_in, const uint8_t* const* x, const ActQ8Layout& at,
+              float* out) {
     constexpr int G = U::kGroup;
     float total[NT] = {};
     Chunk w;
-    for (int64_t k = 0; k < n_in; k += kChunk) {
-        unpack_chunk<U>(row + k / U::kBlock * U::kBlockBytes, n_in - k, &w);
+    for (int64_t at_k = 0; at_k < n_in; at_k += kChunk) {
+        unpack_chunk<U>(row + at_k / U::kBlock * U::kBlockBytes, k, n_in - at_k, &w);
         for (int t = 0; t < NT; ++t) {
-            const auto* q = reinterpret_cast<const int8_t*>(x[t]) + k;
+            const auto* q = reinterpret_cast<const int8_t*>(x[t]) + at_k;
             for (int g = 0; g < kChunk / G; ++g) {
                 int32_t dot = 0;
                 for (int i = 0; i < G; i += 16)
                     dot += dot16<U::kZero == 128>(w.codes + g * G + i, q + g * G + i);
                 const float sum =
-                    load_unaligned<float>(x[t] + (G == 16 ? at.sum16 : at.sum32) + (k / G + g) * 4);
+                    load_unaligned<float>(x[t] + (G == 16 ? at.sum16 : at.sum32) + (at_k / G + g) * 4);
                 if (U::kZero > 0 && U::kZero < 128) dot -= U::kZero * static_cast<int32_t>(sum);
                 float value = w.d[g] * static_cast<float>(dot);
                 if (U::kZero == 0) value += w.m[g] * sum;
-                total[t] += value * load_unaligned<float>(x[t] + at.scale + (k + g * G) / 32 * 4);
+                total[t] += value * load_unaligned<float>(x[t] + at.scale + (at_k + g * G) / 32 * 4);
             }
         }
     }
@@ -135,13 +137,25 @@ void gemv_row(const uint8_t* row, int64_t n_in, const uint8_t* const* x, const A
 
 #endif
 
+// Row k of a group with the header that comes before its blocks.
+template <class U, int NT>
+void gemv_of_row(const uint8_t* group, int k, int64_t n_in, const uint8_t* const* x, const ActQ8Layout& at,
+                 float* out) {
+    gemv_row<U, NT>(group + RowHeader<U>::kBytes, k, n_in, x, at, out);
+    if constexpr (RowHeader<U>::kBytes > 0) {
+        const float scale = RowHeader<U>::scale(group, k);
+        for (int t = 0; t < NT; ++t) out[t * kBlockRows] *= scale;
+    }
+}
+
 template <class U, int NT>
 void gemv_rows(const RowBlock& rows, const uint8_t* const* x, int n_tokens, const ActQ8Layout& at,
                float* out) {
     if (n_tokens == NT) {
         for (int h = 0; h < 2; ++h)
             for (int i = 0; i < rows.n[h]; ++i)
-                gemv_row<U, NT>(rows.row(h, i), rows.n_in, x, at, out + h * kHalfRows + i);
+                gemv_of_row<U, NT>(rows.group(h, i, RowsOf<U>::kCount), i % RowsOf<U>::kCount, rows.n_in, x,
+                                   at, out + h * kHalfRows + i);
     } else if constexpr (NT > 1) {
         gemv_rows<U, NT - 1>(rows, x, n_tokens, at, out);
     }

@@ -25,7 +25,8 @@ void pack_chunk(const uint8_t* const* rows, int64_t n, uint8_t* codes, float* d,
         // 16 rows at once are more streams than the hardware prefetcher follows.
         for (int b = 0; b < kBytes; b += 64)
             _mm_prefetch(reinterpret_cast<const char*>(rows[i] + kBytes + b), _MM_HINT_T0);
-        const Codes512 c = n >= kChunk ? unpack_full<U>(rows[i]) : unpack_tail<U>(rows[i], n);
+        const Codes512 c = n >= kChunk ? unpack_full<U>(rows[i], i % RowsOf<U>::kCount)
+                                       : unpack_tail<U>(rows[i], i % RowsOf<U>::kCount, n);
         for (int j = 0; j < 4; ++j) _mm512_store_si512(q[i] + 64 * j, centred_codes<U>(c.q[j]));
         dv[i] = _mm512_castps_si512(c.d);
         if (U::kZero == 0) mv[i] = _mm512_castps_si512(c.m);
@@ -53,7 +54,7 @@ void pack_chunk(const uint8_t* const* rows, int64_t n, uint8_t* codes, float* d,
     Chunk c;
     constexpr int kGroups = kChunk / U::kGroup;
     for (int i = 0; i < kHalfRows; ++i) {
-        unpack_chunk<U>(rows[i], n, &c);
+        unpack_chunk<U>(rows[i], i % RowsOf<U>::kCount, n, &c);
         if (U::kZero > 0)
             for (int e = 0; e < kChunk; ++e) c.codes[e] = static_cast<uint8_t>(c.codes[e] + 128 - U::kZero);
         for (int j = 0; j < kChunk / 4; ++j) std::memcpy(codes + j * 64 + i * 4, c.codes + 4 * j, 4);
@@ -68,6 +69,20 @@ void pack_chunk(const uint8_t* const* rows, int64_t n, uint8_t* codes, float* d,
 
 inline size_t int8_panel_bytes(int64_t) {
     return static_cast<size_t>(kPanelColumns * kBlockRows + 2 * (kPanelColumns / 16 * kBlockRows * 4));
+}
+
+// Multiplies the products of types with a row header by the scales of the rows.
+template <class U>
+void apply_row_scales(const RowBlock& rows, int n_halves, int n_tokens, float* out) {
+    if constexpr (RowHeader<U>::kBytes > 0) {
+        constexpr int R = RowsOf<U>::kCount;
+        float scale[kBlockRows];
+        for (int h = 0; h < n_halves; ++h)
+            for (int i = 0; i < kHalfRows; ++i)
+                scale[h * kHalfRows + i] = RowHeader<U>::scale(rows.group(h, i, R), i % R);
+        for (int t = 0; t < n_tokens; ++t)
+            for (int i = 0; i < n_halves * kHalfRows; ++i) out[t * kBlockRows + i] *= scale[i];
+    }
 }
 
 template <class U>
@@ -85,7 +100,8 @@ void quant_gemm(const RowBlock& rows, const uint8_t* const* x, int n_tokens, flo
             for (int h = 0; h < n_halves; ++h) {
                 const uint8_t* at[kHalfRows];
                 for (int i = 0; i < kHalfRows; ++i)
-                    at[i] = rows.row(h, i) + (k0 + k) / U::kBlock * U::kBlockBytes;
+                    at[i] = rows.group(h, i, RowsOf<U>::kCount) + RowHeader<U>::kBytes +
+                            (k0 + k) / U::kBlock * U::kBlockBytes;
                 const int64_t scales = h * p.half_scales(U::kGroup) + k / U::kGroup * kHalfRows;
                 pack_chunk<U>(at, rows.n_in - k0 - k, p.codes + h * p.half_codes() + k * kHalfRows,
                               p.d + scales, p.m + scales);
@@ -93,6 +109,7 @@ void quant_gemm(const RowBlock& rows, const uint8_t* const* x, int n_tokens, flo
         }
         multiply(p, n_halves, x, n_tokens, layout, k0, out, k0 > 0);
     }
+    apply_row_scales<U>(rows, n_halves, n_tokens, out);
 }
 
 // GemvTokens: up to this many tokens row products were measured to be faster than panels.

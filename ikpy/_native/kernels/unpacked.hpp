@@ -6,6 +6,11 @@
 //   static void block(const uint8_t* p, uint8_t* codes, float* d, float* m)   one block, plain C++
 //   static Codes512 wide(const uint8_t* p)                                     256 elements, optional,
 //   AVX-512
+// Optional members:
+//   kHeaderBytes, static float row_scale(const uint8_t* row)   a header before the blocks of a row and the
+//   factor of all its weights
+//   kRows (4 or 8)   row-interleaved type: p is the start of a group, and block() and row_scale() take the
+//   number of the row inside the group as second argument; kBlockBytes covers all rows of the group
 // A weight is d * (code - kZero) when kZero > 0, else d * code + m. Only codes with kZero = 128 exceed 127.
 #pragma once
 #include <cstdint>
@@ -24,14 +29,46 @@ struct Chunk {
     alignas(64) float m[16];
 };
 
-// Unpacks up to 256 elements; groups beyond n get zero scales.
+template <class U, class = void>
+struct RowsOf {
+    static constexpr int kCount = 1;
+};
 template <class U>
-inline void unpack_chunk(const uint8_t* p, int64_t n, Chunk* out) {
+struct RowsOf<U, std::void_t<decltype(U::kRows)>> {
+    static constexpr int kCount = U::kRows;
+};
+
+template <class U, class = void>
+struct RowHeader {
+    static constexpr int kBytes = 0;
+};
+template <class U>
+struct RowHeader<U, std::void_t<decltype(U::kHeaderBytes)>> {
+    static constexpr int kBytes = U::kHeaderBytes * RowsOf<U>::kCount;
+    static float scale(const uint8_t* group, [[maybe_unused]] int k) {
+        if constexpr (RowsOf<U>::kCount > 1) {
+            return U::row_scale(group, k);
+        } else {
+            return U::row_scale(group);
+        }
+    }
+};
+
+// Unpacks up to 256 elements of row k of a group; groups beyond n get zero scales.
+template <class U>
+inline void unpack_chunk(const uint8_t* p, [[maybe_unused]] int k, int64_t n, Chunk* out) {
     constexpr int kGroups = U::kBlock / U::kGroup;
     const int n_blocks = n >= kChunk ? kChunk / U::kBlock : static_cast<int>(n / U::kBlock);
-    for (int b = 0; b < n_blocks; ++b)
-        U::block(p + b * U::kBlockBytes, out->codes + b * U::kBlock, out->d + b * kGroups,
-                 out->m + b * kGroups);
+    for (int b = 0; b < n_blocks; ++b) {
+        const uint8_t* block = p + b * U::kBlockBytes;
+        uint8_t* codes = out->codes + b * U::kBlock;
+        float *d = out->d + b * kGroups, *m = out->m + b * kGroups;
+        if constexpr (RowsOf<U>::kCount > 1) {
+            U::block(block, k, codes, d, m);
+        } else {
+            U::block(block, codes, d, m);
+        }
+    }
     for (int e = n_blocks * U::kBlock; e < kChunk; ++e) out->codes[e] = 0;
     for (int g = n_blocks * kGroups; g < 16; ++g) out->d[g] = out->m[g] = 0.0f;
 }
@@ -64,18 +101,20 @@ inline __m512i centred_codes(__m512i q) {
 }
 
 template <class U>
-inline Codes512 unpack_tail(const uint8_t* p, int64_t n) {
+inline Codes512 unpack_tail(const uint8_t* p, int k, int64_t n) {
     Chunk c;
-    unpack_chunk<U>(p, n, &c);
+    unpack_chunk<U>(p, k, n, &c);
     return load_chunk(c);
 }
 
 template <class U>
-inline Codes512 unpack_full(const uint8_t* p) {
-    if constexpr (HasWide<U>::value) {
+inline Codes512 unpack_full(const uint8_t* p, [[maybe_unused]] int k) {
+    if constexpr (HasWide<U>::value && RowsOf<U>::kCount > 1) {
+        return U::wide(p, k);
+    } else if constexpr (HasWide<U>::value) {
         return U::wide(p);
     } else {
-        return unpack_tail<U>(p, kChunk);
+        return unpack_tail<U>(p, k, kChunk);
     }
 }
 

@@ -18,7 +18,12 @@ struct RowBlock {
     int64_t stride;  // bytes from row to row
     int64_t n_in;    // elements per row
 
-    const uint8_t* row(int h, int i) const { return half[h] + (i < n[h] ? i : n[h] - 1) * stride; }
+    // Start of the group of `n_rows` interleaved rows that row i belongs to; rows beyond the last one repeat
+    // it. Blocks start at multiples of 16 rows, so a group never straddles two of them.
+    const uint8_t* group(int h, int i, int n_rows) const {
+        return half[h] + (i < n[h] ? i : n[h] - 1) / n_rows * n_rows * stride;
+    }
+    const uint8_t* row(int h, int i) const { return group(h, i, 1); }
 };
 
 // out[t * kBlockRows + h * kHalfRows + i] = dot(row i of half h, token t). x holds one prepared row per
@@ -43,6 +48,11 @@ const WeightKernels* legacy_weight_kernels(int type);
 const WeightKernels* kquant_weight_kernels(int type);
 const WeightKernels* iq4_weight_kernels(int type);
 const WeightKernels* iqk_weight_kernels(int type);
+const WeightKernels* row_scale_weight_kernels(int type);
+const WeightKernels* small_block_weight_kernels(int type);
+const WeightKernels* interleaved_weight_kernels(int type);
+const WeightKernels* trellis_weight_kernels(int type);
+const WeightKernels* grid_weight_kernels(int type);
 const WeightKernels* decoded_weight_kernels(int type);  // any type that can be decoded to f32
 
 }  // namespace ikpy

@@ -141,14 +141,38 @@ constexpr WeightKernels float_kernels(int type) {
     return {type, kActF32, kGemvTokens, float_gemv<R>, float_gemm<R>, float_work_bytes};
 }
 
-const WeightKernels kTable[] = {float_kernels<ReadF32>(kF32), float_kernels<ReadF16>(kF16),
-                                float_kernels<ReadBf16>(kBF16)};
+// BF16_R16: dwords hold two columns of a row, 16 rows next to each other.
+void interleaved_bf16_gemm(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out,
+                           uint8_t* work) {
+    auto* panel = reinterpret_cast<float*>(work);
+    const int n_halves = rows.n[1] > 0 ? 2 : 1;
+    for (int64_t k0 = 0; k0 < rows.n_in; k0 += kFloatPanelColumns) {
+        const int64_t n = std::min(kFloatPanelColumns, rows.n_in - k0);
+        for (int h = 0; h < n_halves; ++h) {
+            const uint8_t* group = rows.group(h, 0, kHalfRows) + k0 * kHalfRows * 2;
+            for (int64_t k = 0; k < n; k += 2)
+                for (int i = 0; i < kHalfRows; ++i) {
+                    const uint32_t pair = load_unaligned<uint32_t>(group + (k * kHalfRows + 2 * i) * 2);
+                    const uint32_t bits[2] = {pair << 16, pair & 0xFFFF0000};
+                    float* at = panel + k * kBlockRows + h * kHalfRows + i;
+                    std::memcpy(at, bits, 4);
+                    std::memcpy(at + kBlockRows, bits + 1, 4);
+                }
+        }
+        f32_panel_gemm(panel, n, n_halves, x, k0, n_tokens, out, k0 > 0);
+    }
+}
+
+const WeightKernels kTable[] = {
+    float_kernels<ReadF32>(kF32),
+    float_kernels<ReadF16>(kF16),
+    float_kernels<ReadBf16>(kBF16),
+    {kTypeBf16R16, kActF32, 0, interleaved_bf16_gemm, interleaved_bf16_gemm, float_work_bytes}};
 
 }  // namespace
 
 const WeightKernels* float_weight_kernels(int type) {
-    if (type == kBF16)
-        if (const WeightKernels* k = bf16_dot_kernels()) return k;
+    if (const WeightKernels* k = bf16_dot_kernels(type)) return k;
     for (const WeightKernels& k : kTable)
         if (k.type == type) return &k;
     return nullptr;

@@ -1,0 +1,20 @@
+// Kernels of the types with a scale per row.
+#include "kernels/quant_product.hpp"
+#include "unpack/row_scale.hpp"
+
+namespace ikpy {
+
+const WeightKernels* row_scale_weight_kernels(int type) {
+    static constexpr WeightKernels kTable[] = {quant_kernels<UnpackIQ2_KS>(),
+                                               quant_kernels<UnpackIQ3_KS>(),
+                                               quant_kernels<UnpackIQ4_KS>(),
+                                               quant_kernels<UnpackIQ5_KS>(),
+                                               quant_kernels<UnpackIQ4_KSS>(),
+                                               quant_kernels<UnpackIQ2_KL>(),
+                                               quant_kernels<UnpackQ8_KV, kGemvTokensOfBytes>()};
+    for (const WeightKernels& k : kTable)
+        if (k.type == type) return &k;
+    return nullptr;
+}
+
+}  // namespace ikpy

@@ -1,0 +1,114 @@
+// Layouts of the row-interleaved grid types (quant-formats section 8.6). Rows are unpacked one by one:
+// looking up points costs more than the transposition that other interleaved types avoid.
+#pragma once
+#include "unpack/grids.hpp"
+
+namespace ikpy {
+namespace grid {
+
+// Place of an 8-group in lists ordered by sub-block, row, group.
+inline int place(int g, int k) { return 16 * (g >> 2) + 4 * k + (g & 3); }
+
+// Two dwords of sub-blocks 2 * i and 2 * i + 1 of row k.
+inline uint64_t of_sub_blocks(const uint8_t* list, int k, int i) {
+    return load_unaligned<uint32_t>(list + 32 * i + 4 * k) |
+           static_cast<uint64_t>(load_unaligned<uint32_t>(list + 32 * i + 16 + 4 * k)) << 32;
+}
+
+// Bytes with a sign code above one bit of the scale; the four bytes of a sub-block give the four bits.
+inline uint64_t coded_signs(const uint8_t* sas, int k, int i) {
+    return code_masks(of_sub_blocks(sas, k, i) >> 1 & 0x7F * kOnes);
+}
+inline int scale_of_low_bits(uint32_t sas) { return static_cast<int>((sas & 0x01010101) * 0x10204080 >> 28); }
+
+inline void scales_of_low_bits(const uint8_t* sas, float scale, int k, float* d) {
+    for (int s = 0; s < 8; ++s)
+        d[s] = scale * odd(scale_of_low_bits(load_unaligned<uint32_t>(sas + 16 * s + 4 * k)));
+}
+
+// Scale bytes of sub-blocks: low nibble of the left, high nibble of the right 16 columns.
+inline void half_scales(const uint8_t* list, float scale, int k, float* d) {
+    for (int s = 0; s < 16; ++s) d[s] = scale * odd(list[4 * (s >> 1) + k] >> (4 * (s & 1)) & 15);
+}
+
+struct IQ2_XXS_R4 {
+    static constexpr int kType = 216, kRows = 4, kGroup = 32, kBlock = 256, kBlockBytes = 264, kZero = 128;
+    static uint64_t point(const uint8_t* p, int k, int g) {
+        return point8(tables::iq2xxs_grid, p[136 + place(g, k)]);
+    }
+    static uint64_t signs(const uint8_t* p, int k, int i) { return coded_signs(p + 8, k, i); }
+    static void scales(const uint8_t* p, int k, float* d) {
+        scales_of_low_bits(p + 8, load_f16(p + 2 * k) * 0.125f, k, d);
+    }
+};
+
+struct IQ3_XXS_R4 {
+    static constexpr int kType = 218, kRows = 4, kGroup = 32, kBlock = 256, kBlockBytes = 392, kZero = 128;
+    static uint64_t point(const uint8_t* p, int k, int g) {
+        const uint8_t* index = p + 136 + 32 * (g >> 2) + 8 * k + 2 * (g & 3);
+        return point4(tables::iq3xxs_grid, index[0], index[1]);
+    }
+    static uint64_t signs(const uint8_t* p, int k, int i) { return coded_signs(p + 8, k, i); }
+    static void scales(const uint8_t* p, int k, float* d) {
+        scales_of_low_bits(p + 8, load_f16(p + 2 * k) * 0.25f, k, d);
+    }
+};
+
+struct IQ2_XS_R4 {
+    static constexpr int kType = 217, kRows = 4, kGroup = 16, kBlock = 256, kBlockBytes = 296, kZero = 128;
+    static uint64_t point(const uint8_t* p, int k, int g) {
+        return point8(tables::iq2xs_grid, load_unaligned<uint16_t>(p + 8 + 2 * place(g, k)) & 511);
+    }
+    static uint64_t signs(const uint8_t* p, int k, int i) {
+        return code_masks(upper_sevens(p + 8 + 64 * i + 8 * k, 32));
+    }
+    static void scales(const uint8_t* p, int k, float* d) {
+        half_scales(p + 264, load_f16(p + 2 * k) * 0.125f, k, d);
+    }
+};
+
+struct IQ2_S_R4 {
+    static constexpr int kType = 222, kRows = 4, kGroup = 16, kBlock = 256, kBlockBytes = 328, kZero = 128;
+    static uint64_t point(const uint8_t* p, int k, int g) {
+        const int high = p[136 + 4 * (g >> 2) + k] >> (2 * (g & 3)) & 3;
+        return point8(tables::iq2s_grid, p[8 + place(g, k)] + 256 * high);
+    }
+    static uint64_t signs(const uint8_t* p, int k, int i) { return of_sub_blocks(p + 168, k, i); }
+    static void scales(const uint8_t* p, int k, float* d) {
+        half_scales(p + 296, load_f16(p + 2 * k) * 0.125f, k, d);
+    }
+};
+
+struct IQ3_S_R4 {
+    static constexpr int kType = 221, kRows = 4, kGroup = 32, kBlock = 256, kBlockBytes = 440, kZero = 128;
+    static uint64_t point(const uint8_t* p, int k, int g) {
+        // 4-groups 2 * (g & 3) and the next one; the second half of the list lies between the first.
+        const int j = 2 * (g & 3);
+        const uint8_t* index = p + 8 + 32 * (g >> 2) + k + 8 * (j & 3) + 4 * (j >> 2);
+        const int high = p[264 + 4 * (g >> 2) + k] >> j;
+        return point4(tables::iq3s_grid, index[0] + 256 * (high & 1), index[8] + 256 * (high >> 1 & 1));
+    }
+    // Byte j, bit n is the sign of column 4 * n + j.
+    static uint64_t signs_of_columns(uint32_t v) {
+#if defined(__BMI2__)
+        return _pdep_u32(v, 0x11111111) | _pdep_u32(v >> 8, 0x22222222) | _pdep_u32(v >> 16, 0x44444444) |
+               _pdep_u32(v >> 24, 0x88888888);
+#else
+        uint32_t masks = 0;
+        for (int e = 0; e < 32; ++e) masks |= (v >> (8 * (e & 3) + (e >> 2)) & 1) << e;
+        return masks;
+#endif
+    }
+    static uint64_t signs(const uint8_t* p, int k, int i) {
+        const uint64_t v = of_sub_blocks(p + 296, k, i);
+        return signs_of_columns(static_cast<uint32_t>(v)) | signs_of_columns(static_cast<uint32_t>(v >> 32))
+                                                                << 32;
+    }
+    static void scales(const uint8_t* p, int k, float* d) {
+        const float scale = load_f16(p + 2 * k);
+        for (int s = 0; s < 8; ++s) d[s] = scale * odd(p[424 + (4 * (s & 3)) + k] >> (4 * (s >> 2)) & 15);
+    }
+};
+
+}  // namespace grid
+}  // namespace ikpy

@@ -1,0 +1,251 @@
+// Unpackers of the interleaved 256-column types made from k-quants and IQ_K types. Layouts: quant-formats
+// sections 8.3 to 8.5.
+#pragma once
+#include "unpack/interleaved.hpp"
+
+namespace ikpy {
+
+// ---- k-quants ----
+
+struct UnpackQ2_K_R4 {
+    static constexpr int kType = 210, kRows = 4, kGroup = 16, kBlock = 256, kBlockBytes = 336, kZero = 0;
+    static void codes(const Quads<4>& q, const PanelRows& out) {
+        for (int ib = 0; ib < 8; ++ib)
+            interleaved::p4(q, 80 + 32 * ib, [&](int column, Lanes v) { out.put(32 * ib + column, v); });
+    }
+    static void scales(const uint8_t* p, int, float* d, float* m) {
+        int8_t scale[64], min[64];
+        for (int part = 0; part < 4; ++part) {
+            const auto v = load_unaligned<interleaved::Bytes>(p + 16 + 16 * part);
+            interleaved::store(scale + 16 * part, v & 15);
+            interleaved::store(min + 16 * part, v >> 4);
+        }
+        interleaved::scaled<16>(interleaved::halves(p), scale, 4, d);
+        interleaved::scaled<16>(-interleaved::halves(p + 8), min, 4, m);
+    }
+};
+
+struct UnpackQ3_K_R4 {
+    static constexpr int kType = 211, kRows = 4, kGroup = 16, kBlock = 256, kBlockBytes = 440, kZero = 128;
+    static void codes(const Quads<4>& q, const PanelRows& out) {
+        for (int ib = 0; ib < 8; ++ib) {
+            const Lanes high = q.bytes(56 + 16 * ib);
+            interleaved::p4(q, 184 + 32 * ib, [&](int column, Lanes v) {
+                out.put(32 * ib + column, (v | interleaved::moved(high, column / 4, 2, 4)) + 124);
+            });
+        }
+    }
+    static void scales(const uint8_t* p, int, float* d, float*) {
+        int8_t s[64];
+        interleaved::six_bit_scales(p + 24, p + 8, s);
+        interleaved::scaled<16>(interleaved::halves(p), s, 4, d);
+    }
+};
+
+// Scales and minima of Q4_K_R4 and Q5_K_R4.
+inline void scales_and_mins_r4(const uint8_t* p, float* d, float* m) {
+    int8_t scale[32], min[32];
+    const auto high = load_unaligned<interleaved::Bytes>(p + 16);
+    for (int part = 0; part < 2; ++part) {
+        const auto low = load_unaligned<interleaved::Bytes>(p + 32 + 16 * part);
+        const interleaved::Bytes h = part ? high >> 4 : high & 15;
+        interleaved::store(scale + 16 * part, (low & 15) | (h & 3) << 4);
+        interleaved::store(min + 16 * part, (low >> 4) | (h >> 2) << 4);
+    }
+    interleaved::scaled<8>(interleaved::halves(p), scale, 4, d);
+    interleaved::scaled<8>(-interleaved::halves(p + 8), min, 4, m);
+}
+
+struct UnpackQ4_K_R4 {
+    static constexpr int kType = 212, kRows = 4, kGroup = 32, kBlock = 256, kBlockBytes = 576, kZero = 0;
+    static void codes(const Quads<4>& q, const PanelRows& out) {
+        for (int ib = 0; ib < 8; ++ib)
+            interleaved::n4(q, 64 + 64 * ib, [&](int column, Lanes v) { out.put(32 * ib + column, v); });
+    }
+    static void scales(const uint8_t* p, int, float* d, float* m) { scales_and_mins_r4(p, d, m); }
+};
+
+struct UnpackQ5_K_R4 {
+    static constexpr int kType = 213, kRows = 4, kGroup = 32, kBlock = 256, kBlockBytes = 704, kZero = 0;
+    static void codes(const Quads<4>& q, const PanelRows& out) {
+        for (int ib = 0; ib < 8; ++ib) {
+            const Lanes high = q.bytes(64 + 16 * ib);
+            interleaved::n4(q, 192 + 64 * ib, [&](int column, Lanes v) {
+                const int bit = interleaved::kQ5_KBits.of[column / 4];
+                out.put(32 * ib + column, v | interleaved::moved(high, bit, 4, 16));
+            });
+        }
+    }
+    static void scales(const uint8_t* p, int, float* d, float* m) { scales_and_mins_r4(p, d, m); }
+};
+
+struct UnpackQ6_K_R4 {
+    static constexpr int kType = 214, kRows = 4, kGroup = 16, kBlock = 256, kBlockBytes = 840, kZero = 128;
+    static void codes(const Quads<4>& q, const PanelRows& out) {
+        constexpr int kPair[4] = {0, 2, 1, 3};  // of columns 0, 4, 8, 12
+        for (int ib = 0; ib < 8; ++ib) {
+            const Lanes high[2] = {q.bytes(72 + 32 * ib), q.bytes(88 + 32 * ib)};
+            interleaved::n4(q, 328 + 64 * ib, [&](int column, Lanes v) {
+                const int bit = 2 * kPair[column / 4 & 3];
+                out.put(32 * ib + column, (v | interleaved::moved(high[column / 16], bit, 4, 0x30)) + 96);
+            });
+        }
+    }
+    static void scales(const uint8_t* p, int, float* d, float*) {
+        interleaved::scaled<16>(interleaved::halves(p), reinterpret_cast<const int8_t*>(p + 8), 4, d);
+    }
+};
+
+// ---- non-linear levels ----
+
+struct UnpackIQ4_XS_R8 {
+    static constexpr int kType = 223, kRows = 8, kGroup = 32, kBlock = 256, kBlockBytes = 1088, kZero = 128;
+    static void codes(const Quads<8>& q, const PanelRows& out) {
+        for (int column = 0; column < 256; column += 8) {
+            const Lanes v = q.bytes(64 + 4 * column);
+            out.put(column, interleaved::lookup(kIq4Codes, interleaved::low_nibbles(v)));
+            out.put(column + 4, interleaved::lookup(kIq4Codes, interleaved::high_nibbles(v)));
+        }
+    }
+    static void scales(const uint8_t* p, int quad, float* d, float*) {
+        int8_t s[64];
+        interleaved::six_bit_scales(p + 32, p + 16, s);
+        interleaved::scaled<8>(interleaved::halves(p + 8 * quad), s + 4 * quad, 8, d);
+    }
+};
+
+// What the extra bits add to the codes of sub-block ib: X4 bytes at `extra` of the left and right 16 columns.
+struct ShiftedHalves {
+    Lanes left, right;
+    int step;
+    template <class Q>
+    ShiftedHalves(const Q& q, int extra, int step_)
+        : left(q.rows(extra)), right(q.rows(extra + 4)), step(step_) {}
+    Lanes of(int ib, int column) const {
+        return interleaved::bit_mask(column < 16 ? left : right, ib) & static_cast<uint8_t>(step);
+    }
+};
+
+struct UnpackIQ2_K_R4 {
+    static constexpr int kType = 337, kRows = 4, kGroup = 16, kBlock = 256, kBlockBytes = 304, kZero = 128;
+    static void codes(const Quads<4>& q, const PanelRows& out) {
+        const ShiftedHalves shifted(q, 8, 5);
+        for (int ib = 0; ib < 8; ++ib)
+            interleaved::p4(q, 48 + 32 * ib, [&](int column, Lanes v) {
+                out.put(32 * ib + column, interleaved::lookup(kIq2Codes, v) + shifted.of(ib, column));
+            });
+    }
+    static void scales(const uint8_t* p, int, float* d, float*) {
+        int8_t s[64];
+        for (int part = 0; part < 4; ++part)
+            interleaved::store(s + 16 * part, interleaved::nibbles(p + 16, part) - 8);
+        interleaved::scaled<16>(interleaved::halves(p), s, 4, d);
+    }
+};
+
+struct UnpackIQ3_K_R4 {
+    static constexpr int kType = 338, kRows = 4, kGroup = 16, kBlock = 256, kBlockBytes = 440, kZero = 128;
+    static void codes(const Quads<4>& q, const PanelRows& out) {
+        const ShiftedHalves shifted(q, 8, 4);
+        for (int ib = 0; ib < 8; ++ib) {
+            const Lanes high = q.bytes(312 + 16 * ib);
+            interleaved::p4(q, 56 + 32 * ib, [&](int column, Lanes v) {
+                const Lanes level = v | interleaved::moved(high, column / 4, 2, 4);
+                out.put(32 * ib + column, interleaved::lookup(kIq3Codes, level) + shifted.of(ib, column));
+            });
+        }
+    }
+    static void scales(const uint8_t* p, int, float* d, float*) {
+        using interleaved::Bytes;
+        const uint64_t twice[2] = {load_unaligned<uint64_t>(p + 16), load_unaligned<uint64_t>(p + 16)};
+        const Bytes signs = load_unaligned<Bytes>(twice);
+        Bytes bit = {1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2};
+        int8_t s[64];
+        for (int part = 0; part < 4; ++part, bit <<= 2) {
+            const Bytes negative = reinterpret_cast<Bytes>((signs & bit) != 0);
+            const Bytes odd = interleaved::nibbles(p + 24, part) * 2 + 1;
+            interleaved::store(s + 16 * part, (odd ^ negative) - negative);
+        }
+        interleaved::scaled<16>(interleaved::halves(p), s, 4, d);
+    }
+};
+
+struct UnpackIQ4_K_R4 {
+    static constexpr int kType = 339, kRows = 4, kGroup = 16, kBlock = 256, kBlockBytes = 576, kZero = 128;
+    static void codes(const Quads<4>& q, const PanelRows& out) {
+        const ShiftedHalves shifted(q, 8, 4);
+        for (int ib = 0; ib < 8; ++ib)
+            interleaved::n4(q, 64 + 64 * ib, [&](int column, Lanes v) {
+                out.put(32 * ib + column, interleaved::lookup(kIq4Codes, v) + shifted.of(ib, column));
+            });
+    }
+    static void scales(const uint8_t* p, int, float* d, float*) {
+        int8_t s[64];
+        interleaved::six_bit_scales(p + 32, p + 16, s);
+        interleaved::scaled<16>(interleaved::halves(p), s, 4, d);
+    }
+};
+
+// 32 columns of five-bit levels: nibbles at qs, fifth bits at qh; `shift` is added to the codes of a column.
+template <class Q, class F>
+inline void iq5_codes(const Q& q, int qs, int qh, const PanelRows& out, F shift) {
+    const Lanes high = q.bytes(qh);
+    interleaved::n4(q, qs, [&](int column, Lanes v) {
+        const auto bit = static_cast<uint8_t>(1 << interleaved::kIQ5_KBits.of[column / 4]);
+        const Lanes a = interleaved::lookup(kIq5Codes, v), b = interleaved::lookup(kIq5Codes + 16, v);
+        out.put(column, ((high & bit) != 0 ? b : a) + shift(column));
+    });
+}
+
+struct UnpackIQ5_K_R4 {
+    static constexpr int kType = 340, kRows = 4, kGroup = 16, kBlock = 256, kBlockBytes = 704, kZero = 128;
+    static void codes(const Quads<4>& q, const PanelRows& out) {
+        const ShiftedHalves shifted(q, 8, 2);
+        for (int ib = 0; ib < 8; ++ib)
+            iq5_codes(q, 64 + 64 * ib, 576 + 16 * ib, out.from(32 * ib),
+                      [&](int column) { return shifted.of(ib, column); });
+    }
+    static void scales(const uint8_t* p, int, float* d, float*) {
+        int8_t s[64];
+        interleaved::six_bit_scales(p + 32, p + 16, s);
+        interleaved::scaled<16>(interleaved::halves(p), s, 4, d);
+    }
+};
+
+// Odd scales: bit 0 of the byte selects the table.
+inline void odd_scales_r4(const uint8_t* p, float* d) {
+    int8_t s[32];
+    for (int part = 0; part < 2; ++part)
+        interleaved::store(s + 16 * part, (load_unaligned<interleaved::Bytes>(p + 16 * part) & 254) - 127);
+    interleaved::scaled<8>(interleaved::Four{1, 1, 1, 1}, s, 4, d);
+}
+
+struct UnpackIQ4_KS_R4 {
+    static constexpr int kType = 344, kRows = 4, kGroup = 32, kBlock = 256, kBlockBytes = 544, kZero = 128;
+    static constexpr int kHeaderBytes = 4;
+    static float row_scale(const uint8_t* group, int k) { return load_unaligned<float>(group + 4 * k); }
+    static void codes(const Quads<4>& q, const PanelRows& out) {
+        for (int ib = 0; ib < 8; ++ib) {
+            const Lanes shift = interleaved::shift_left(q.rows(4 * ib) & 1, 2);
+            interleaved::n4(q, 32 + 64 * ib, [&](int column, Lanes v) {
+                out.put(32 * ib + column, interleaved::lookup(kIq4Codes, v) + shift);
+            });
+        }
+    }
+    static void scales(const uint8_t* p, int, float* d, float*) { odd_scales_r4(p, d); }
+};
+
+struct UnpackIQ5_KS_R4 {
+    static constexpr int kType = 352, kRows = 4, kGroup = 32, kBlock = 256, kBlockBytes = 672, kZero = 128;
+    static constexpr int kHeaderBytes = 4;
+    static float row_scale(const uint8_t* group, int k) { return load_unaligned<float>(group + 4 * k); }
+    static void codes(const Quads<4>& q, const PanelRows& out) {
+        for (int ib = 0; ib < 8; ++ib) {
+            const Lanes shift = interleaved::shift_left(q.rows(4 * ib) & 1, 1);
+            iq5_codes(q, 32 + 64 * ib, 544 + 16 * ib, out.from(32 * ib), [&](int) { return shift; });
+        }
+    }
+    static void scales(const uint8_t* p, int, float* d, float*) { odd_scales_r4(p, d); }
+};
+
+}  // namespace ikpy

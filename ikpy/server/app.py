@@ -16,7 +16,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ikpy.errors import IkpyError
-from ikpy.server import routes_native, routes_status
+from ikpy.server import routes_native, routes_openai, routes_status
 from ikpy.server.errors import ApiError, error_body
 from ikpy.server.front import ClientGoneError, Front
 from ikpy.server.http import json_response
@@ -43,6 +43,9 @@ def routes() -> list[Route]:
         ("GET", routes_status.metrics, "/metrics"),
         ("GET", routes_status.version, "/version"),
         ("POST", routes_native.completion, "/completion /completions"),
+        ("POST", routes_openai.completions, "/v1/completions"),
+        ("POST", routes_openai.chat_completions, "/v1/chat/completions /chat/completions"),
+        ("POST", routes_openai.apply_template, "/apply-template"),
         ("POST", routes_native.tokenize, "/tokenize"),
         ("POST", routes_native.detokenize, "/detokenize"),
     ]

@@ -16,7 +16,16 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ikpy.errors import IkpyError
-from ikpy.server import routes_native, routes_openai, routes_status
+from ikpy.server import (
+    routes_anthropic,
+    routes_embeddings,
+    routes_more,
+    routes_native,
+    routes_openai,
+    routes_responses,
+    routes_slots,
+    routes_status,
+)
 from ikpy.server.errors import ApiError, error_body
 from ikpy.server.front import ClientGoneError, Front
 from ikpy.server.http import json_response
@@ -46,9 +55,25 @@ def routes() -> list[Route]:
         ("POST", routes_openai.completions, "/v1/completions"),
         ("POST", routes_openai.chat_completions, "/v1/chat/completions /chat/completions"),
         ("POST", routes_openai.apply_template, "/apply-template"),
+        ("POST", routes_anthropic.messages, "/v1/messages"),
+        ("POST", routes_anthropic.count_tokens, "/v1/messages/count_tokens"),
+        ("POST", routes_responses.responses, "/v1/responses /responses"),
+        ("POST", routes_embeddings.embedding, "/embedding /embeddings"),
+        ("POST", routes_embeddings.v1_embeddings, "/v1/embeddings"),
+        ("POST", routes_more.infill, "/infill"),
+        ("POST", routes_slots.slot_action, "/slots/{id}"),
+        ("GET", routes_slots.list_files, "/list"),
+        ("POST", routes_slots.rename_prompt, "/rename_prompt"),
+        ("POST", routes_slots.delete_prompt, "/delete_prompt"),
+        ("GET", routes_more.lora_list, "/lora-adapters"),
+        ("POST", routes_more.lora_apply, "/lora-adapters"),
+        ("GET", routes_more.control_vectors, "/control-vectors"),
+        ("GET", routes_more.ollama_tags, "/api/tags"),
+        ("GET", routes_more.ollama_version, "/api/version"),
         ("POST", routes_native.tokenize, "/tokenize"),
         ("POST", routes_native.detokenize, "/detokenize"),
     ]
+    table += [("POST", routes_more.unsupported(what), paths) for paths, what in routes_more.UNSUPPORTED.items()]
     return [Route(path, handler, methods=[method]) for method, handler, paths in table for path in paths.split()]
 
 

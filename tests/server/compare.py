@@ -44,6 +44,8 @@ def compare_objects(want: dict[str, Any], got: dict[str, Any], path: str, free: 
     if sorted(want) != sorted(got):
         missing, extra = sorted(set(want) - set(got)), sorted(set(got) - set(want))
         raise Difference(f"{path}: missing fields {missing}, extra fields {extra}")
+    if list(want) != list(got):
+        raise Difference(f"{path}: order of fields {list(want)} wanted, got {list(got)}")
     for name, value in want.items():
         if name in ANY_VALUE or name in free:
             same_kind(value, got[name], f"{path}.{name}")

@@ -36,7 +36,7 @@ def run(arguments: Sequence[str]) -> int:
     session = load(params)
     assert listener is not None
     server = make_server(session, log)
-    log.info("main", "model loaded")
+    log.event("main", "model loaded")
     serve(server, listener, params, log)
     return 0
 
@@ -73,8 +73,8 @@ def log_start(params: CommonParams, log: ServerLog) -> None:
     from ikpy.tools.machine import build_commit, build_number
 
     flags = "".join(f"{name} = {int(value)} | " for name, value in feature_flags().items())
-    log.info("main", "build info", build=build_number(), commit=build_commit())
-    log.info(
+    log.event("main", "build info", build=build_number(), commit=build_commit())
+    log.event(
         "main", "system info", n_threads=params.n_threads, n_threads_batch=params.context.n_threads_batch or -1,
         total_threads=hardware_threads(), system_info=flags,
     )  # fmt: skip
@@ -162,7 +162,7 @@ def serve(server: Server, listener: socket.socket, params: CommonParams, log: Se
     )
     port = listener.getsockname()[1]
     keys = {"api_key": f"api_key: ****{options.api_keys[0][-4:]}"} if options.api_keys else {}
-    log.info("main", "HTTP server listening", port=str(port), hostname=options.host, **keys)
+    log.event("main", "HTTP server listening", port=str(port), hostname=options.host, **keys)
     server.engine.start()
     try:
         uvicorn.Server(config).run(sockets=[listener])

@@ -48,9 +48,7 @@ def save_sequence(path: str | os.PathLike[str], context: Context, seq_id: int, t
     return size
 
 
-def load_sequence(
-    path: str | os.PathLike[str], context: Context, seq_id: int, n_max: int
-) -> tuple[list[int], int]:
+def load_sequence(path: str | os.PathLike[str], context: Context, seq_id: int, n_max: int) -> tuple[list[int], int]:
     """Replaces the sequence by a saved one of at most ``n_max`` tokens; returns its tokens and the bytes read.
 
     Raises OSError, FileFormatError for a damaged file or one of another model or cache type, KVCacheFullError; nothing

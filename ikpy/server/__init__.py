@@ -1,1 +1,1 @@
-"""HTTP server: one engine thread that owns the context, an asyncio front with the llama.cpp, OpenAI and Anthropic APIs."""
+"""HTTP server: one engine thread that owns the context, and an asyncio front with several APIs."""

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from ikpy.server.log import ServerLog
 
 Handler = Callable[[Request], Awaitable[Response]]
-OPEN_PATHS = frozenset({"/", "/index.html", "/health", "/v1/health", "/models", "/v1/models", "/api/tags", "/api/version"})
+OPEN_PATHS = frozenset(
+    {"/", "/index.html", "/health", "/v1/health", "/models", "/v1/models", "/api/tags", "/api/version"}
+)
 """Paths that need no API key."""
 
 CLIENT_GONE = 499
@@ -153,7 +155,7 @@ class Gate:
         if scope["path"] in ("/v1/health", "/v1/completions"):
             return
         host, port = scope.get("client") or ("", 0)
-        self.log.info(
+        self.log.event(
             "log_server_request", "request", remote_addr=host, remote_port=port, status=status,
             method=scope["method"], path=scope["path"],
         )  # fmt: skip
@@ -197,5 +199,5 @@ async def _client_gone(request: Request, error: Exception) -> Response:
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:
-    request.app.state.log.error("handler", "internal error", path=request.url.path, error=repr(error))
+    request.app.state.log.failure("handler", "internal error", path=request.url.path, error=repr(error))
     return json_response(error_body(500, f"internal error: {type(error).__name__}: {error}"), 500)

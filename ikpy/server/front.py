@@ -130,6 +130,11 @@ class Front:
         """Tokens of the whole context."""
         return self.engine.context.n_ctx
 
+    @property
+    def model_name(self) -> str:
+        """File name of the model."""
+        return self.settings.model_path.replace("\\", "/").rpartition("/")[2]
+
     def describe(self, params: GenerationParams, *, seed: int | None = None) -> dict[str, Any]:
         """Generation settings of a request."""
         shown = describe(params, self.settings, self.n_ctx, self.engine.n_ctx_slot, self.vocab.eos)

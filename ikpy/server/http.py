@@ -88,7 +88,9 @@ class EventStream(Response):
     """
 
     def __init__(self, pieces: AsyncIterator[str], close: Callable[[], None]) -> None:
-        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        super().__init__(
+            media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        )
         del self.headers["content-length"]
         self._pieces = pieces
         self._close = close

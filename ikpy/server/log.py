@@ -26,11 +26,11 @@ class ServerLog:
         """Log on standard output and standard error."""
         return cls(style, sys.stdout, sys.stderr)
 
-    def info(self, function: str, message: str, **fields: Any) -> None:
+    def event(self, function: str, message: str, **fields: Any) -> None:
         """An ordinary event."""
         self._write("INFO", function, message, fields)
 
-    def error(self, function: str, message: str, **fields: Any) -> None:
+    def failure(self, function: str, message: str, **fields: Any) -> None:
         """Something failed."""
         self._write("ERR", function, message, fields)
 

@@ -35,8 +35,9 @@ LARGEST_SEED = 2**32
 class GenerationParams:
     """One request's sampling values and stop rules.
 
-    ``n_predict`` is the request's token limit (-1: not given), ``limit`` the one that holds (-1: none), ``n_probs`` the number of reported probabilities per token,
-    ``t_max_predict_ms`` a limit in milliseconds (0: none), ``n`` the number of answers per prompt.
+    ``n_predict`` is the request's token limit (-1: not given), ``limit`` the one that holds (-1: none), ``n_probs`` the
+    number of reported probabilities per token, ``t_max_predict_ms`` a limit in milliseconds (0: none), ``n`` the number
+    of answers per prompt.
     """
 
     sampling: SamplingParams
@@ -207,7 +208,9 @@ def single(value: float) -> float:
     return float(np.float32(value))
 
 
-def describe(params: GenerationParams, settings: ServerSettings, n_ctx: int, n_ctx_slot: int, eos: int | None) -> dict[str, Any]:
+def describe(
+    params: GenerationParams, settings: ServerSettings, n_ctx: int, n_ctx_slot: int, eos: int | None
+) -> dict[str, Any]:
     """Generation settings as answers show them. ``n_ctx`` is what -1 means for the penalty windows."""
     s = params.sampling
     bias: list[list[Any]] = [[i, b if math.isfinite(b) else None] for i, b in s.logit_bias]

@@ -57,7 +57,8 @@ def _tools(tools: Any) -> Any:
         raise bad_request("Expected 'tools' to be an array of objects")
     names = {"name": "name", "description": "description", "input_schema": "parameters"}
     return [
-        {"type": "function", "function": {new: tool[old] for old, new in names.items() if old in tool}} for tool in tools
+        {"type": "function", "function": {new: tool[old] for old, new in names.items() if old in tool}}
+        for tool in tools
     ]
 
 
@@ -98,7 +99,9 @@ def _messages(message: Any) -> list[Object]:
     out = list(results)
     if texts or calls or not results:
         own: Object = {"role": role, "content": texts if texts else ("" if not calls else None)}
-        out.append(own | ({"tool_calls": calls} if calls else {}) | ({"reasoning_content": reasoning} if reasoning else {}))
+        out.append(
+            own | ({"tool_calls": calls} if calls else {}) | ({"reasoning_content": reasoning} if reasoning else {})
+        )
     return out
 
 
@@ -166,7 +169,7 @@ class MessageStream:
 
     def _start(self, event: Piece | Finished) -> str:
         self._started = True
-        message = {
+        message: Object = {
             "id": random_id("chatcmpl-"),
             "type": "message",
             "role": "assistant",

@@ -108,8 +108,6 @@ def normalized(vector: Vectors, kind: int) -> Vectors:
     if kind < 0:
         return vector
     x = vector.astype(np.float64)
-    if kind == 0:
-        norm = float(np.abs(x).max()) / 32760.0
-    else:
-        norm = float((np.abs(x) ** kind).sum() ** (1.0 / kind))
+    size = np.abs(x)
+    norm = float(size.max()) / 32760.0 if kind == 0 else float((size**kind).sum() ** (1.0 / kind))
     return (x / norm if norm > 0 else np.zeros_like(x)).astype(np.float32)

@@ -13,7 +13,15 @@ from starlette.responses import Response
 
 from ikpy.server import probabilities
 from ikpy.server.chat.output import ChatMessage, Delta, OutputReader
-from ikpy.server.chat.request import ChatRequest, model_of, read_chat, read_messages, read_tool_choice, read_tools, render
+from ikpy.server.chat.request import (
+    ChatRequest,
+    model_of,
+    read_chat,
+    read_messages,
+    read_tool_choice,
+    read_tools,
+    render,
+)
 from ikpy.server.errors import bad_request, error_body
 from ikpy.server.front import Front, Generation, random_id
 from ikpy.server.http import DONE, EventStream, data_event, json_response, read_body

@@ -84,7 +84,7 @@ def _content(content: Any) -> Any:
         return content
     names = {"input_text": "text", "output_text": "text", "input_image": "image_url"}
     return [
-        part | {"type": names.get(part.get("type"), part.get("type"))} if isinstance(part, dict) else part
+        part | {"type": names.get(str(part.get("type")), part.get("type"))} if isinstance(part, dict) else part
         for part in content
     ]
 

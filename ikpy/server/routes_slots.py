@@ -89,7 +89,13 @@ def save(front: Front, slot: Slot, folder: Path, name: str) -> dict[str, Any]:
     began = time.perf_counter()
     try:
         size = save_sequence(folder / name, front.engine.context, slot.id, slot.tokens)
-        content = {"has_mtmd": False, "map_idx_to_media": [], "tokens": slot.tokens, "magic": TOKENS_MAGIC, "version": 1}
+        content = {
+            "has_mtmd": False,
+            "map_idx_to_media": [],
+            "tokens": slot.tokens,
+            "magic": TOKENS_MAGIC,
+            "version": 1,
+        }
         (folder / f"{name}.tokens.json").write_text(json.dumps(content), encoding="utf-8")
     except OSError as error:
         raise ApiError(500, f"cannot save the slot: {error.strerror}") from None

@@ -47,9 +47,7 @@ async def slots_list(request: Request) -> Response:
     """GET /slots/list: cached text of every slot."""
     front = front_of(request)
     found = [(slot.id, list(slot.tokens)) for slot in front.engine.slots]
-    return json_response(
-        [{"slot_id": i, "token_count": len(t), "prompt": front.vocab.detokenize(t)} for i, t in found]
-    )
+    return json_response([{"slot_id": i, "token_count": len(t), "prompt": front.vocab.detokenize(t)} for i, t in found])
 
 
 async def props(request: Request) -> Response:
@@ -63,7 +61,7 @@ async def props(request: Request) -> Response:
         "model_path": settings.model_path,
         "default_generation_settings": shown,
         "total_slots": settings.n_slots,
-        "model_name": model_name(front),
+        "model_name": front.model_name,
         "chat_template": front.template.source,
         "chat_template_caps": {},
         "bos_token": vocab.special_text(vocab.bos),
@@ -77,16 +75,11 @@ async def props(request: Request) -> Response:
     return json_response(body)
 
 
-def model_name(front: Front) -> str:
-    """File name of the model."""
-    return front.settings.model_path.replace("\\", "/").rpartition("/")[2]
-
-
 async def v1_props(request: Request) -> Response:
     """GET /v1/props: the part clients of the OpenAI API ask for."""
     front = front_of(request)
     body = {
-        "model_name": model_name(front),
+        "model_name": front.model_name,
         "model_path": front.settings.model_path,
         "modalities": {"vision": False, "audio": False},
         "n_ctx": front.n_ctx,

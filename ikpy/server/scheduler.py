@@ -80,9 +80,9 @@ class Engine:
         self._wake = threading.Condition()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        log.info("init", "initializing slots", n_slots=settings.n_slots)
+        log.event("init", "initializing slots", n_slots=settings.n_slots)
         for slot in self.slots:
-            log.info("init", "new slot", id_slot=slot.id, n_ctx_slot=slot.n_ctx)
+            log.event("init", "new slot", id_slot=slot.id, n_ctx_slot=slot.n_ctx)
 
     # --- other threads ----------------------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ class Engine:
     # --- the thread -------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self.log.info("slots_idle", "all slots are idle")
+        self.log.event("slots_idle", "all slots are idle")
         while self._wait():
             self._run_calls()
             self._drop_cancelled()
@@ -159,7 +159,7 @@ class Engine:
             if any(slot.task for slot in self.slots):
                 self._step()
                 if not any(slot.task for slot in self.slots) and not self._queue:
-                    self.log.info("slots_idle", "all slots are idle")
+                    self.log.event("slots_idle", "all slots are idle")
 
     def _wait(self) -> bool:
         """Sleeps until there is work; False when the thread should end."""
@@ -208,7 +208,7 @@ class Engine:
         return min(idle, key=lambda slot: slot.last_used)
 
     def _start(self, slot: Slot, task: Task) -> None:
-        self.log.info("launch_slot_with_task", "slot is processing task", id_slot=slot.id, id_task=task.id)
+        self.log.event("launch_slot_with_task", "slot is processing task", id_slot=slot.id, id_task=task.id)
         try:
             slot.start(task)
         except RequestError as error:
@@ -217,8 +217,8 @@ class Engine:
         where = {"id_slot": slot.id, "id_task": task.id}
         if isinstance(task, CompletionTask) and slot.n_cached == len(slot.prompt) - 1 and slot.n_cached:
             message = "we have to evaluate at least 1 token to generate logits"
-            self.log.info("batch_pending_prompt", message, **where)
-        self.log.info("batch_pending_prompt", "kv cache rm [p0, end)", **where, p0=slot.n_cached)
+            self.log.event("batch_pending_prompt", message, **where)
+        self.log.event("batch_pending_prompt", "kv cache rm [p0, end)", **where, p0=slot.n_cached)
 
     def _release(self, slot: Slot) -> None:
         """Ends the request of a slot and logs it."""
@@ -229,7 +229,7 @@ class Engine:
         task_id = -1 if slot.last_task is None else slot.last_task.id
         n = len(slot.tokens)
         self.log.timings(slot.id, task_id, slot.timings())
-        self.log.info(
+        self.log.event(
             "release_slots", "slot released", id_slot=slot.id, id_task=task_id, n_ctx=slot.n_ctx, n_past=n,
             n_system_tokens=0, n_cache_tokens=n, truncated=slot.truncated,
         )  # fmt: skip
@@ -309,12 +309,12 @@ class Engine:
         except IkpyError as error:
             slot.fail(400, str(error))
         except Exception as error:
-            self.log.error("sample", "sampling failed", id_slot=slot.id, error=repr(error))
+            self.log.failure("sample", "sampling failed", id_slot=slot.id, error=repr(error))
             slot.fail(500, f"sampling failed: {error}")
 
     def _fail_batch(self, plan: _BatchPlan, error: Exception) -> None:
         """Ends every request of a batch that could not be evaluated; their caches are emptied."""
-        self.log.error("step", "batch failed", error=repr(error))
+        self.log.failure("step", "batch failed", error=repr(error))
         for slot in self.slots:
             if slot.task is not None and slot.id in plan.seq:
                 slot.truncate(0)

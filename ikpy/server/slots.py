@@ -64,7 +64,9 @@ def truncate_prompt(tokens: list[int], n_ctx: int, n_keep: int) -> list[int]:
 class Slot:
     """Sequence ``id`` with room for ``n_ctx`` tokens. Used by the engine thread; others may read it."""
 
-    def __init__(self, index: int, n_ctx: int, kv: KVCache, vocab: Vocab, *, shift: bool, special: bool = False) -> None:
+    def __init__(
+        self, index: int, n_ctx: int, kv: KVCache, vocab: Vocab, *, shift: bool, special: bool = False
+    ) -> None:
         self.id = index
         self.n_ctx = n_ctx
         self.shift = shift and kv.can_shift
@@ -240,9 +242,9 @@ class Slot:
         """Probabilities of the token and the most likely ones, before or after the samplers."""
         n = task.params.n_probs
         if task.params.post_sampling_probs:
-            ids, p = task.sampler.last_ids, task.sampler.last_probabilities
+            ids, p = task.sampler.last_ids.astype(np.int64), task.sampler.last_probabilities
         else:
-            ids, p = np.arange(len(logits)), probabilities(logits, task)
+            ids, p = np.arange(len(logits), dtype=np.int64), probabilities(logits, task)
         order = np.argsort(-p, kind="stable")[:n]
         at = np.flatnonzero(ids == token)
         own = float(p[at[0]]) if len(at) else 0.0

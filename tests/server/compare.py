@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import re
 from typing import Any
+
+import numpy as np
 
 ANY_VALUE = frozenset(
     {
@@ -27,6 +30,8 @@ def compare(want: Any, got: Any, path: str, free: frozenset[str]) -> None:
     """Raises Difference naming the first place where ``got`` is not what ``want`` is; ``free`` fields may differ."""
     if isinstance(want, dict) and isinstance(got, dict):
         compare_objects(want, got, path, free)
+    elif path.endswith(".embedding") and isinstance(want, str) and isinstance(got, str):
+        compare(decoded(want), decoded(got), path, free)
     elif isinstance(want, list) and isinstance(got, list):
         if len(want) != len(got):
             raise Difference(f"{path}: {len(want)} items wanted, got {len(got)}: {short(want)} / {short(got)}")
@@ -53,6 +58,11 @@ def compare_objects(want: dict[str, Any], got: dict[str, Any], path: str, free: 
             compare(value, got[name], f"{path}.{name}", free)
 
 
+def decoded(text: str) -> list[float]:
+    """Numbers of a base64 vector."""
+    return np.frombuffer(base64.b64decode(text), "<f4").astype(float).tolist()
+
+
 def same_kind(want: Any, got: Any, path: str) -> None:
     """The types agree, and the prefix of an identifier."""
     numbers = isinstance(want, (int, float)) and isinstance(got, (int, float))
@@ -66,3 +76,17 @@ def short(value: Any) -> str:
     """A value in a message."""
     text = repr(value)
     return text if len(text) <= 120 else f"{text[:80]}...{text[-30:]}"
+
+
+def compare_shape(want: Any, got: Any, path: str) -> None:
+    """Raises Difference where names, their order or types differ; values and lengths may."""
+    if isinstance(want, dict) and isinstance(got, dict):
+        if list(want) != list(got):
+            raise Difference(f"{path}: fields {list(want)} wanted, got {list(got)}")
+        for name, value in want.items():
+            compare_shape(value, got[name], f"{path}.{name}")
+    elif isinstance(want, list) and isinstance(got, list):
+        for i, (a, b) in enumerate(zip(want, got, strict=False)):
+            compare_shape(a, b, f"{path}[{i}]")
+    elif not (isinstance(want, (int, float)) and isinstance(got, (int, float))) and type(want) is not type(got):
+        raise Difference(f"{path}: {short(want)} wanted, got {short(got)}")

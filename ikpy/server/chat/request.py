@@ -73,9 +73,9 @@ def read_chat(body: Body, front: Front) -> ChatRequest:
 
 
 def model_of(body: Body, front: Front) -> str:
-    """Name of the model in the answer: the one asked for, or the server's."""
+    """Name of the model in the answer: the one asked for, or the loaded one's."""
     model = body.get("model")
-    return model if isinstance(model, str) and model else front.settings.alias
+    return model if isinstance(model, str) and model else front.model_name
 
 
 # --- messages -----------------------------------------------------------------------------------------------------

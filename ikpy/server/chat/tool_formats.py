@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ikpy.server.errors import bad_request
+
 NAME = re.compile(r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"')
 ARGUMENTS = re.compile(r'\s*,\s*"(?:arguments|parameters)"\s*:\s*\{(?=\s*["}])')
 ARGUMENTS_BEGIN = re.compile(r'\s*(,\s*("(a|p)?[a-z]*("\s*(:\s*(\{\s*)?)?)?)?)?$')
@@ -226,20 +228,28 @@ def tool_format(template: str) -> ToolFormat | None:
     return None
 
 
+GRAMMAR_WORD = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|[A-Za-z][A-Za-z0-9-]*')
+
+
 def call_grammar(format_: ToolFormat, tools: list[dict[str, Any]], *, several: bool) -> str:
     """GBNF that allows exactly a call of one of the tools (several: one after another)."""
-    from ikpy.engine.json_schema import schema_to_gbnf
+    from ikpy.engine.gbnf import GrammarError
+    from ikpy.engine.json_schema import literal, schema_to_gbnf
 
-    alternatives = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": tool["name"]}, "arguments": tool.get("parameters") or {"type": "object"}},
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for tool in tools
-    ]
-    rules = schema_to_gbnf({"anyOf": alternatives} if len(alternatives) > 1 else alternatives[0])
-    rules = re.sub(r"^root ::=", "call ::=", rules, flags=re.MULTILINE)
+    rules, alternatives = [], []
+    for i, tool in enumerate(tools):
+        prefix = f"tool{i}-"
+        try:
+            rules.append(prefixed(schema_to_gbnf(tool.get("parameters") or {"type": "object"}), prefix))
+        except GrammarError as error:
+            raise bad_request(f"parameters of tool {tool['name']}: {error}") from None
+        head = literal(f'{{"name": {json.dumps(tool["name"], ensure_ascii=False)}, "arguments": ')
+        alternatives.append(f'{head} {prefix}root "}}"')
     repeated = f'({format_.root} "\\n"?)+' if several else format_.root
-    return f"root ::= {repeated}\n{rules}"
+    return f"root ::= {repeated}\ncall ::= {' | '.join(alternatives)}\n" + "".join(rules)
+
+
+def prefixed(rules: str, prefix: str) -> str:
+    """GBNF text with a prefix before every rule name."""
+    names = set(re.findall(r"^([A-Za-z][A-Za-z0-9-]*) ::=", rules, re.MULTILINE))
+    return GRAMMAR_WORD.sub(lambda match: prefix + match[0] if match[0] in names else match[0], rules)

@@ -37,7 +37,19 @@ def run(arguments: Sequence[str]) -> int:
     assert listener is not None
     server = make_server(session, log)
     log.event("main", "model loaded")
-    serve(server, listener, params, log)
+    from ikpy.server.serve import serve
+
+    options = params.server
+    keys = {"api_key": f"api_key: ****{options.api_keys[0][-4:]}"} if options.api_keys else {}
+    port = str(listener.getsockname()[1])
+    log.event("main", "HTTP server listening", port=port, hostname=options.host, **keys)
+    serve(
+        server,
+        listener,
+        drain_seconds=DRAIN_SECONDS,
+        ssl_key_file=options.ssl_key_file,
+        ssl_cert_file=options.ssl_cert_file,
+    )
     return 0
 
 
@@ -46,9 +58,13 @@ def check(params: CommonParams) -> None:
     server = params.server
     if bool(server.ssl_key_file) != bool(server.ssl_cert_file):
         raise UsageError("HTTPS needs both --ssl-key-file and --ssl-cert-file")
-    for name, value in (("--path", server.path), ("--slot-save-path", server.slot_save_path)):
-        if value and not Path(value).is_dir():
-            raise UsageError(f"{name} {value}: no such directory")
+    if server.path and not Path(server.path).is_dir():
+        raise UsageError(f"--path {server.path}: no such directory")
+    if server.slot_save_path:
+        try:
+            Path(server.slot_save_path).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--slot-save-path {server.slot_save_path}: {error.strerror}") from None
     if server.system_prompt_file:
         raise UsageError("--system-prompt-file is not supported; send a system message with each request")
 
@@ -143,29 +159,3 @@ def chat_template_text(params: CommonParams) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not valid UTF-8"
         raise UsageError(f"cannot read chat template '{prompt.chat_template_file}': {reason}") from None
-
-
-def serve(server: Server, listener: socket.socket, params: CommonParams, log: ServerLog) -> None:
-    """Run the HTTP side until a signal; running requests may end first."""
-    import uvicorn
-
-    options = params.server
-    config = uvicorn.Config(
-        server.app,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=5,
-        timeout_graceful_shutdown=int(DRAIN_SECONDS),
-        ssl_keyfile=options.ssl_key_file,
-        ssl_certfile=options.ssl_cert_file,
-    )
-    port = listener.getsockname()[1]
-    keys = {"api_key": f"api_key: ****{options.api_keys[0][-4:]}"} if options.api_keys else {}
-    log.event("main", "HTTP server listening", port=str(port), hostname=options.host, **keys)
-    server.engine.start()
-    try:
-        uvicorn.Server(config).run(sockets=[listener])
-    finally:
-        server.engine.stop(DRAIN_SECONDS)
-        listener.close()

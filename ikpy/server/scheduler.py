@@ -228,7 +228,8 @@ class Engine:
     def _log_released(self, slot: Slot) -> None:
         task_id = -1 if slot.last_task is None else slot.last_task.id
         n = len(slot.tokens)
-        self.log.timings(slot.id, task_id, slot.timings())
+        timings = slot.finished.timings if slot.finished else slot.timings()
+        self.log.timings(slot.id, task_id, timings)
         self.log.event(
             "release_slots", "slot released", id_slot=slot.id, id_task=task_id, n_ctx=slot.n_ctx, n_past=n,
             n_system_tokens=0, n_cache_tokens=n, truncated=slot.truncated,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,7 +37,7 @@ class GenerationParams:
 
     ``n_predict`` is the request's token limit (-1: not given), ``limit`` the one that holds (-1: none), ``n_probs`` the
     number of reported probabilities per token, ``t_max_predict_ms`` a limit in milliseconds (0: none), ``n`` the number
-    of answers per prompt.
+    of answers per prompt, ``preserved_tokens`` are control tokens whose text is given out.
     """
 
     sampling: SamplingParams
@@ -58,7 +58,7 @@ class GenerationParams:
     default_samplers: bool = True
     chat_format: str = "Content-only"
     reasoning_format: str = "deepseek"
-    grammar_triggers: Sequence[str] = field(default_factory=tuple)
+    preserved_tokens: frozenset[int] = frozenset()
 
 
 def number(body: Body, key: str, default: float) -> float:
@@ -257,8 +257,8 @@ def describe(
         "n_probs": params.n_probs,
         "min_keep": s.min_keep,
         "grammar": grammar_text(s),
-        "grammar_triggers": list(params.grammar_triggers),
-        "preserved_tokens": [],
+        "grammar_triggers": [],
+        "preserved_tokens": sorted(params.preserved_tokens),
         "chat_format": params.chat_format,
         "reasoning_format": params.reasoning_format,
         "reasoning_in_content": False,

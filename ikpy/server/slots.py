@@ -226,7 +226,8 @@ class Slot:
             self._probabilities.append(probability)
             self._unsent.append(probability)
         ended = token in self._vocab.eog
-        text = self._text.feed(b"" if ended else self._vocab.token_to_piece(token, self._special))
+        special = self._special or token in task.params.preserved_tokens
+        text = self._text.feed(b"" if ended else self._vocab.token_to_piece(token, special))
         if ended or self._text.stopping_word is not None or self._at_limit(task):
             self._finish(task, text or "", eos=ended)
         elif text is not None:

@@ -7,7 +7,10 @@ import json
 import pytest
 
 from ikpy.server.chat.output import ChatMessage, OutputFormat, OutputReader
+from ikpy.server.chat.tool_blocks import DEEPSEEK, GLM, KIMI, LLAMA
 from ikpy.server.chat.tool_formats import HERMES, MISTRAL, call_grammar, tool_format
+from ikpy.server.chat.tool_reading import ToolFormat
+from ikpy.server.errors import ApiError
 from ikpy.server.text_stream import TextStream
 
 THINK = ("<think>", "</think>")
@@ -105,9 +108,49 @@ def test_listed_calls(text: str, content: str, calls: list[tuple[str, str, str]]
         assert got == calls if calls is not None else [call[1] for call in got] == ["f", "g"]
 
 
+DEEPSEEK_TEXT = (
+    '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": 1}\n```<｜tool▁call▁end｜>\n'
+    '<｜tool▁call▁begin｜>g<｜tool▁sep｜>{"b": "x"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+)
+KIMI_TEXT = (
+    '<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>'
+    '<|tool_call_begin|>functions.g:1<|tool_call_argument_begin|>{"b": "x"}<|tool_call_end|><|tool_calls_section_end|>'
+)
+GLM_TEXT = (
+    "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>\n"
+    "<tool_call>g\n<arg_key>b</arg_key>\n<arg_value>x</arg_value>\n</tool_call>"
+)
+
+
+@pytest.mark.parametrize(("format_", "text"), [(DEEPSEEK, DEEPSEEK_TEXT), (KIMI, KIMI_TEXT), (GLM, GLM_TEXT)])
+def test_blocks_of_calls(format_: ToolFormat, text: str) -> None:
+    for size in (1, 2, 3, 7, 1000):
+        message = read(f"Look. {text}", OutputFormat(None, False, format_), size)
+        got = [(call["name"], json.loads(call["arguments"])) for call in message.calls]
+        assert got == [("f", {"a": 1}), ("g", {"b": "x"})], f"pieces of {size} characters"
+        assert message.content == "Look. "
+
+
+@pytest.mark.parametrize(("format_", "text"), [(DEEPSEEK, DEEPSEEK_TEXT), (KIMI, KIMI_TEXT), (GLM, GLM_TEXT)])
+def test_damaged_blocks_are_text(format_: ToolFormat, text: str) -> None:
+    broken = text.replace('{"a": 1}', "{a: 1}").replace("<arg_key>a", "a").partition("\n<tool_call>g")[0]
+    message = read(broken, OutputFormat(None, False, format_), 5)
+    assert (message.content, message.calls) == (broken, [])
+
+
+def test_llama_calls() -> None:
+    message = read('{"name": "f", "parameters": {"a": 1}}', OutputFormat(None, False, LLAMA), 4)
+    assert [(call["name"], call["arguments"]) for call in message.calls] == [("f", '{"a": 1}')]
+    assert read('{"name": 5}', OutputFormat(None, False, LLAMA), 4).content == '{"name": 5}'
+
+
 def test_formats_are_found_in_templates() -> None:
     assert tool_format("{% if tools %}<tool_call>{% endif %}") is HERMES
     assert tool_format("{{ tools }}[TOOL_CALLS]") is MISTRAL
+    assert tool_format("{{ tools }}<tool_call><arg_key>") is GLM
+    assert tool_format("{{ tools }}<｜tool▁calls▁begin｜>") is DEEPSEEK
+    assert tool_format("{{ tools }}<|tool_calls_section_begin|>") is KIMI
+    assert tool_format("{{ tools }}<|python_tag|>") is LLAMA
     assert tool_format("no <tool_call> without the variable") is None
     assert tool_format("{{ tools }}") is None
 
@@ -118,4 +161,7 @@ def test_grammar_of_required_calls_names_every_tool() -> None:
     assert text.startswith('root ::= "<tool_call>\\n" call "\\n</tool_call>"\n')
     for name in ("f", "g"):
         assert json.dumps(f'{{"name": "{name}", "arguments": ') in text
+    assert "parameters" in call_grammar(LLAMA, [{"name": "g"}], several=False)
+    with pytest.raises(ApiError, match="cannot force"):
+        call_grammar(KIMI, [{"name": "g"}], several=False)
     assert 'tool0-root ::= "{" tool0-space' in text

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ikpy.server.chat.tool_formats import CallReader, ToolFormat
+from ikpy.server.chat.tool_reading import CallReader, ToolFormat
 from ikpy.server.front import random_id
 
 ReasoningTags = tuple[str, str]

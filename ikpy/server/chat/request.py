@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ikpy.errors import IkpyError
 from ikpy.server.chat.output import OutputFormat, ReasoningTags
-from ikpy.server.chat.tool_formats import ToolFormat, call_grammar, tool_format
+from ikpy.server.chat.tool_formats import call_grammar, tool_format
+from ikpy.server.chat.tool_reading import ToolFormat
 from ikpy.server.errors import bad_request
 from ikpy.server.http import to_json
 from ikpy.server.params import GenerationParams, flag, integer, read_generation
@@ -64,12 +65,20 @@ def read_chat(body: Body, front: Front) -> ChatRequest:
     params = replace(
         params,
         n_probs=n_probs or params.n_probs,
+        preserved_tokens=preserved_tokens(front, output),
         chat_format="peg-native" if format_ is not None else "Content-only",
         reasoning_format=body.get("reasoning_format", front.settings.reasoning_format),
     )
     options = body.get("stream_options")
     usage = isinstance(options, dict) and options.get("include_usage") is True
     return ChatRequest(Prompt(tokens, text), params, output, model_of(body, front), logprobs, usage)
+
+
+def preserved_tokens(front: Front, output: OutputFormat) -> frozenset[int]:
+    """Tokens whose text the reader of the answer looks for; as control tokens they would be invisible."""
+    texts = [*(output.reasoning or ()), *(output.tools.markers if output.tools else ())]
+    found = (front.vocab.token_id(text) for text in texts)
+    return frozenset(token for token in found if token is not None)
 
 
 def model_of(body: Body, front: Front) -> str:

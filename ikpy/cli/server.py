@@ -65,8 +65,6 @@ def check(params: CommonParams) -> None:
             Path(server.slot_save_path).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"--slot-save-path {server.slot_save_path}: {error.strerror}") from None
-    if server.system_prompt_file:
-        raise UsageError("--system-prompt-file is not supported; send a system message with each request")
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -131,6 +129,8 @@ def server_settings(params: CommonParams, path: str) -> ServerSettings:
         slot_prompt_similarity=server.slot_prompt_similarity,
         cont_batching=server.cont_batching,
         context_shift=server.context_shift,
+        timeout=max(1, server.timeout),
+        queue_limit=max(1, server.queue_limit),
         api_keys=tuple(key for key in server.api_keys if key),
         metrics=server.metrics,
         slots=server.slots,

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ikpy.server.errors import ApiError, bad_request
+
+if TYPE_CHECKING:
+    from ikpy.server.settings import ServerSettings
 
 JSON_TYPE = "application/json; charset=utf-8"
 
@@ -40,17 +43,25 @@ def named_event(name: str, value: Any) -> str:
 DONE = "data: [DONE]\n\n"
 
 
-async def read_body(request: Request, limit: int) -> dict[str, Any]:
-    """The JSON object of a request. Raises ApiError 400 or 413."""
+async def read_body(request: Request, settings: ServerSettings) -> dict[str, Any]:
+    """The JSON object of a request. Raises ApiError 400, 408 or 413."""
+    try:
+        data = await asyncio.wait_for(_read(request, settings.max_body), settings.timeout)
+    except asyncio.TimeoutError:
+        raise ApiError(408, f"the request body did not arrive within {settings.timeout:g} seconds") from None
+    value = parse_json(data)
+    if not isinstance(value, dict):
+        raise bad_request(f"the request body must be a JSON object, not {_kind(value)}")
+    return value
+
+
+async def _read(request: Request, limit: int) -> bytes:
     data = bytearray()
     async for chunk in request.stream():
         data += chunk
         if len(data) > limit:
             raise ApiError(413, f"the request body is larger than {limit} bytes")
-    value = parse_json(bytes(data))
-    if not isinstance(value, dict):
-        raise bad_request(f"the request body must be a JSON object, not {_kind(value)}")
-    return value
+    return bytes(data)
 
 
 def parse_json(data: bytes) -> Any:
@@ -84,16 +95,18 @@ async def disconnected(receive: Receive) -> None:
 class EventStream(Response):
     """Sends text pieces as they come; stops at once when the client goes away.
 
-    ``close`` is called in any case, so that what produces the pieces can be given up.
+    ``close`` is called in any case, so that what produces the pieces can be given up; ``timeout`` is the time in
+    seconds a client may leave a piece unread.
     """
 
-    def __init__(self, pieces: AsyncIterator[str], close: Callable[[], None]) -> None:
+    def __init__(self, pieces: AsyncIterator[str], close: Callable[[], None], timeout: float = 600.0) -> None:
         super().__init__(
             media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         )
         del self.headers["content-length"]
         self._pieces = pieces
         self._close = close
+        self._timeout = timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the stream."""
@@ -109,8 +122,11 @@ class EventStream(Response):
                 piece = coming.result()
                 if piece is None:
                     break
-                await send({"type": "http.response.body", "body": piece.encode("utf-8"), "more_body": True})
+                body = {"type": "http.response.body", "body": piece.encode("utf-8"), "more_body": True}
+                await asyncio.wait_for(send(body), self._timeout)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except asyncio.TimeoutError:
+            return  # the client does not read: closing is all that is left
         finally:
             gone.cancel()
             self._close()

@@ -223,12 +223,12 @@ class MessageStream:
 async def messages(request: Request) -> Response:
     """POST /v1/messages."""
     front = front_of(request)
-    body = to_chat(await read_body(request, front.settings.max_body))
+    body = to_chat(await read_body(request, front.settings))
     chat = await asyncio.to_thread(read_chat, body, front)
     generation = await front.start([chat.prompt], chat.params)
     if chat.params.stream:
         await generation.first()
-        return EventStream(MessageStream(front, chat).events(generation), generation.cancel)
+        return EventStream(MessageStream(front, chat).events(generation), generation.cancel, front.settings.timeout)
     event = (await generation.results(request))[0]
     reader, message = OutputReader(chat.output), ChatMessage()
     for delta in [*reader.feed(event.text), *reader.finish()]:
@@ -250,6 +250,6 @@ async def messages(request: Request) -> Response:
 async def count_tokens(request: Request) -> Response:
     """POST /v1/messages/count_tokens."""
     front = front_of(request)
-    body = to_chat(await read_body(request, front.settings.max_body))
+    body = to_chat(await read_body(request, front.settings))
     chat = await asyncio.to_thread(read_chat, body, front)
     return json_response({"input_tokens": len(chat.prompt.tokens)})

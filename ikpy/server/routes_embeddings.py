@@ -78,7 +78,7 @@ async def _read(request: Request) -> tuple[Front, dict[str, Any]]:
     front = front_of(request)
     if not front.settings.embeddings:
         raise ApiError(501, "This server does not support embeddings. Start it with `--embeddings`")
-    return front, await read_body(request, front.settings.max_body)
+    return front, await read_body(request, front.settings)
 
 
 async def _embed(request: Request, front: Front, body: dict[str, Any]) -> list[Embedded]:

@@ -40,13 +40,13 @@ def unsupported(what: str) -> Callable[[Request], Awaitable[Response]]:
 async def infill(request: Request) -> Response:
     """POST /infill: text between a prefix and a suffix."""
     front = front_of(request)
-    body = await read_body(request, front.settings.max_body)
+    body = await read_body(request, front.settings)
     prompt = await asyncio.to_thread(infill_prompt, front, body)
     params = read_generation(body, front.settings, front.vocab, front.settings.n_slots)
     generation = await front.start([prompt], params)
     if params.stream:
         await generation.first()
-        return EventStream(stream(front, generation, params), generation.cancel)
+        return EventStream(stream(front, generation, params), generation.cancel, front.settings.timeout)
     return json_response(final_object(front, generation, params, (await generation.results(request))[0]))
 
 

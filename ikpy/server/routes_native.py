@@ -22,7 +22,7 @@ from ikpy.server.tasks import CompletionTask, Failed, Finished, Piece
 async def completion(request: Request) -> Response:
     """POST /completion and /completions."""
     front = front_of(request)
-    body = await read_body(request, front.settings.max_body)
+    body = await read_body(request, front.settings)
     if "prompt" not in body:
         raise bad_request('"prompt" is required')
     params = read_generation(body, front.settings, front.vocab, front.settings.n_slots)
@@ -30,7 +30,7 @@ async def completion(request: Request) -> Response:
     generation = await front.start(prompts, params)
     if params.stream:
         await generation.first()
-        return EventStream(stream(front, generation, params), generation.cancel)
+        return EventStream(stream(front, generation, params), generation.cancel, front.settings.timeout)
     results = [final_object(front, generation, params, item) for item in await generation.results(request)]
     several = is_batch(body["prompt"]) or params.n > 1
     return json_response(results if several else results[0])
@@ -101,7 +101,7 @@ def selected(answer: dict[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
 async def tokenize(request: Request) -> Response:
     """POST /tokenize."""
     front = front_of(request)
-    body = await read_body(request, front.settings.max_body)
+    body = await read_body(request, front.settings)
     content = body.get("content", "")
     items = content if isinstance(content, list) else [content]
     if not all(isinstance(item, str) or is_token(item) for item in items) or is_token(content):
@@ -114,7 +114,7 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """POST /detokenize."""
     front = front_of(request)
-    body = await read_body(request, front.settings.max_body)
+    body = await read_body(request, front.settings)
     tokens = body.get("tokens", [])
     if not isinstance(tokens, list) or not all(is_token(item) for item in tokens):
         raise bad_request('"tokens" must be an array of token ids')

@@ -102,7 +102,7 @@ class Completions:
 async def completions(request: Request) -> Response:
     """POST /v1/completions."""
     front = front_of(request)
-    body = await read_body(request, front.settings.max_body)
+    body = await read_body(request, front.settings)
     if "prompt" not in body:
         raise bad_request('"prompt" is required')
     if flag(body, "echo"):
@@ -117,7 +117,7 @@ async def completions(request: Request) -> Response:
     generation = await front.start(prompts, params)
     if params.stream:
         await generation.first()
-        return EventStream(answers.stream(generation), generation.cancel)
+        return EventStream(answers.stream(generation), generation.cancel, front.settings.timeout)
     results = await generation.results(request)
     groups = [results[i : i + params.n] for i in range(0, len(results), params.n)]
     objects = [answers.answer(group) for group in groups]
@@ -234,20 +234,20 @@ def delta_object(delta: Delta) -> dict[str, Any]:
 async def chat_completions(request: Request) -> Response:
     """POST /v1/chat/completions."""
     front = front_of(request)
-    body = await read_body(request, front.settings.max_body)
+    body = await read_body(request, front.settings)
     chat = await asyncio.to_thread(read_chat, body, front)
     generation = await front.start([chat.prompt], chat.params)
     answer = ChatAnswer(front, chat)
     if chat.params.stream:
         await generation.first()
-        return EventStream(answer.stream(generation), generation.cancel)
+        return EventStream(answer.stream(generation), generation.cancel, front.settings.timeout)
     return json_response(answer.answer(await generation.results(request)))
 
 
 async def apply_template(request: Request) -> Response:
     """POST /apply-template."""
     front = front_of(request)
-    body = await read_body(request, front.settings.max_body)
+    body = await read_body(request, front.settings)
     messages, tools = read_messages(body), read_tools(body)
     text, _, _ = await asyncio.to_thread(render, front, body, messages, tools, read_tool_choice(body))
     return json_response({"prompt": text})

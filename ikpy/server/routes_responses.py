@@ -285,11 +285,11 @@ class ResponseWriter:
 async def responses(request: Request) -> Response:
     """POST /v1/responses and /responses."""
     front = front_of(request)
-    body = to_chat(await read_body(request, front.settings.max_body))
+    body = to_chat(await read_body(request, front.settings))
     chat = await asyncio.to_thread(read_chat, body, front)
     generation = await front.start([chat.prompt], chat.params)
     writer = ResponseWriter(chat)
     if chat.params.stream:
         await generation.first()
-        return EventStream(writer.stream(generation), generation.cancel)
+        return EventStream(writer.stream(generation), generation.cancel, front.settings.timeout)
     return json_response(writer.answer((await generation.results(request))[0]))

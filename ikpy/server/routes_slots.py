@@ -56,7 +56,7 @@ async def slot_action(request: Request) -> Response:
         raise bad_request("Invalid action")
     if action == "erase":
         return json_response(await when_idle(front, slot, lambda: erase(slot)))
-    body = await read_body(request, front.settings.max_body)
+    body = await read_body(request, front.settings)
     if "filename" not in body:
         raise bad_request('"filename" is required')
     name = file_name(body["filename"])
@@ -150,7 +150,7 @@ async def rename_prompt(request: Request) -> Response:
     """POST /rename_prompt."""
     front = front_of(request)
     folder = save_folder(front)
-    body = await read_body(request, front.settings.max_body)
+    body = await read_body(request, front.settings)
     old, new = file_name(body.get("old_filename")), file_name(body.get("new_filename"))
     existing_file(folder, old)
     if (folder / new).exists():
@@ -166,7 +166,7 @@ async def delete_prompt(request: Request) -> Response:
     """POST /delete_prompt."""
     front = front_of(request)
     folder = save_folder(front)
-    body = await read_body(request, front.settings.max_body)
+    body = await read_body(request, front.settings)
     name = file_name(body.get("filename"))
     existing_file(folder, name).unlink()
     (folder / f"{name}.tokens.json").unlink(missing_ok=True)

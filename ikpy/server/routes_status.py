@@ -56,7 +56,7 @@ async def props(request: Request) -> Response:
     vocab, settings = front.vocab, front.settings
     shown = front.default_settings() | {"seed": -1}
     body = {
-        "system_prompt": settings.system_prompt,
+        "system_prompt": "",
         "model_alias": settings.alias,
         "model_path": settings.model_path,
         "default_generation_settings": shown,

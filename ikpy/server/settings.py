@@ -18,7 +18,8 @@ class ServerSettings:
 
     ``alias`` is the model's name in answers, ``n_predict`` and ``n_keep`` are defaults of requests (tokens),
     ``queue_limit`` is the number of requests that may wait for a slot, ``max_body`` the bytes of a request body,
-    ``context_shift`` allows dropping old tokens of a full context.
+    ``timeout`` the seconds a client may take to send or read, ``context_shift`` allows dropping old tokens of a full
+    context.
     """
 
     alias: str = "default"
@@ -50,4 +51,4 @@ class ServerSettings:
     prefill_assistant: bool = True
     parallel_tool_calls: bool = False
     skip_chat_parsing: bool = False
-    system_prompt: str = ""
+    timeout: float = 600.0

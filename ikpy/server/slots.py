@@ -252,6 +252,8 @@ class Slot:
         return TokenProbability(token, own, tuple((int(ids[i]), float(p[i])) for i in order))
 
     def _emit_piece(self, task: CompletionTask, text: str) -> None:
+        if not task.params.stream:
+            return
         unsent, self._unsent = tuple(self._unsent), []
         n_prompt = len(self.prompt)
         self.emit(Piece(task.index, self.id, text, unsent, self.timings(), n_prompt, self.n_cached))

@@ -152,8 +152,14 @@ class Slot:
 
     def fail(self, code: int, message: str) -> None:
         """Ends the request with an error."""
-        self.emit(Failed(self.task.index if self.task else 0, code, message))
+        self._end_with(Failed(self.task.index if self.task else 0, code, message))
+
+    def _end_with(self, event: Event) -> None:
+        """Last event of the request. The slot is idle before its client can know."""
+        task = self.task
         self.release()
+        if task is not None and not task.cancelled:
+            task.sink(event)
 
     # --- evaluation -------------------------------------------------------------------------------------------
 
@@ -196,10 +202,8 @@ class Slot:
         assert isinstance(self.task, EmbeddingTask)
         self._states.append(states)
         if self.n_waiting == 0:
-            n = len(self.prompt)
-            self.emit(Embedded(self.task.index, np.concatenate(self._states), n))
-            self._states = []
-            self.release()
+            found, self._states = np.concatenate(self._states), []
+            self._end_with(Embedded(self.task.index, found, len(self.prompt)))
 
     def sample(self, logits: NDArray[np.float32]) -> None:
         """Draws a token from logits [n_vocab], hands out its text, and ends the request when a stop rule holds."""
@@ -281,8 +285,7 @@ class Slot:
             probabilities=tuple(self._probabilities),
             timings=self.timings(),
         )
-        self.emit(self.finished)
-        self.release()
+        self._end_with(self.finished)
 
     # --- reports ----------------------------------------------------------------------------------------------
 

@@ -224,6 +224,8 @@ BAD_BODIES = [
     ("/v1/chat/completions", b'{"messages": [{"role": "user", "content": 5}]}'),
     ("/v1/chat/completions", b'{"messages": [], "tools": [{}]}'),
     ("/v1/chat/completions", b'{"messages": [], "tool_choice": {}}'),
+    ("/apply-template", b'{"messages": [{"role": "user", "content": "", "tool_calls": [null]}]}'),
+    ("/apply-template", b'{"messages": [{"role": "user", "content": "", "tool_calls": 5}]}'),
     ("/v1/messages", b'{"messages": 5}'), ("/v1/messages", b'{"messages": [5]}'),
     ("/v1/messages", b'{"messages": [{"role": "user", "content": [5]}]}'),
     ("/v1/messages", b'{"messages": [], "tools": [5]}'), ("/v1/responses", b'{"input": 5}'),

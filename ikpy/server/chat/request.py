@@ -121,6 +121,21 @@ def check_message(message: Any) -> None:
         raise bad_request("Expected 'content' to be a string or an array")
     for part in content if isinstance(content, list) else []:
         check_part(part)
+    check_calls(message.get("tool_calls"))
+
+
+def check_calls(calls: Any) -> None:
+    """Raises ApiError 400 for tool calls of a message that cannot be shown to the template."""
+    if calls is None:
+        return
+    if not isinstance(calls, list):
+        raise bad_request("Expected 'tool_calls' to be an array")
+    for call in calls:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise bad_request(f"Missing tool call function: {to_json(call)}")
+        if not isinstance(function.get("arguments", ""), (str, dict)):
+            raise bad_request(f"Tool call arguments must be JSON text or an object: {to_json(call)}")
 
 
 def check_part(part: Any) -> None:

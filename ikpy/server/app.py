@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from ikpy.server.log import ServerLog
 
 Handler = Callable[[Request], Awaitable[Response]]
-OPEN_PATHS = frozenset(
-    {"/", "/index.html", "/health", "/v1/health", "/models", "/v1/models", "/api/tags", "/api/version"}
-)
+OPEN_PATHS = frozenset({"/", "/health", "/v1/health", "/models", "/v1/models", "/api/tags", "/api/version"})
 """Paths that need no API key."""
 
 CLIENT_GONE = 499
@@ -106,7 +104,7 @@ def page_routes(front: Front) -> list[Route]:
         headers = {"Cross-Origin-Embedder-Policy": "require-corp", "Cross-Origin-Opener-Policy": "same-origin"}
         return FileResponse(page, media_type="text/html; charset=utf-8", headers=headers)
 
-    return [Route("/", index), Route("/index.html", index)]
+    return [Route("/", index)]
 
 
 class Gate:

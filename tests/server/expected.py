@@ -75,6 +75,12 @@ STATUS_ONLY = {
     "324-slots-after": (200, "values of earlier requests"),
     "334-slots-fail-on-no-slot-idle": (200, "values of earlier requests"),
     "325-slots-list-after": (200, "earlier requests stay cached"),
+    "014-root": (200, "another page"),
+    "015-root-gzip": (200, "another page"),
+    "749-key-none-root": (200, "another page"),
+    "333-metrics-after": (200, "numbers of earlier requests"),
+    "297-control-vectors-load-missing": (501, "control vectors are not supported"),
+    "298-control-vectors-apply": (501, "control vectors are not supported"),
     "462-jinja-slot-save-off": (501, "a disabled feature"),
     **{f"{n}-rerank-{x}": (501, "reranking is not supported") for n, x in
        ((288, "rerank"), (289, "reranking"), (290, "v1-rerank"), (291, "v1-reranking"))},

@@ -13,9 +13,8 @@ from tests.server.compare import Difference, compare, compare_shape
 from tests.server.expected import SHAPE_ONLY, STATUS_ONLY, expected, free_fields
 from tests.server.harness import load_captures, play, running
 
-NOT_SUPPORTED = ("/control-vectors/load", "/control-vectors/apply", "/", "/favicon.ico", "/index.html", "/metrics")
 CAPTURES = {c["name"]: c for c in load_captures()}
-NAMES = [name for name, c in CAPTURES.items() if c["path"] not in NOT_SUPPORTED and "raw" not in c]
+NAMES = [name for name, c in CAPTURES.items() if "raw" not in c]
 
 
 @functools.cache

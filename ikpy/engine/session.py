@@ -26,7 +26,7 @@ VERSION = 1
 PREFIX = struct.Struct("<8s2I")
 
 
-def _tensor_bytes(context: Context) -> dict[str, NDArray[np.uint8]]:
+def cache_tensors(context: Context) -> dict[str, NDArray[np.uint8]]:
     """Bytes of every cache tensor as [n_ctx, bytes per cell]; a cell's values are contiguous."""
     found = {}
     for (layer, name), value in context.kv.tensors.items():
@@ -37,7 +37,7 @@ def _tensor_bytes(context: Context) -> dict[str, NDArray[np.uint8]]:
     return found
 
 
-def _shape(context: Context) -> dict[str, Any]:
+def cache_signature(context: Context) -> dict[str, Any]:
     """What must agree between the writing and the reading context."""
     hp = context.model.hparams
     tensors = {
@@ -53,13 +53,13 @@ def save_session(path: str | os.PathLike[str], context: Context, tokens: list[in
     used = np.flatnonzero(context.kv.pos >= 0)
     n_cells = int(used[-1]) + 1 if len(used) else 0
     cells, shifts = context.kv.pos[:n_cells].tolist(), context.kv.delta[:n_cells].tolist()
-    header = json.dumps({**_shape(context), "tokens": tokens, "cells": cells, "shifts": shifts}).encode()
+    header = json.dumps({**cache_signature(context), "tokens": tokens, "cells": cells, "shifts": shifts}).encode()
     temporary = Path(path).with_name(f".{Path(path).name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
             file.write(PREFIX.pack(MAGIC, VERSION, len(header)))
             file.write(header)
-            for data in _tensor_bytes(context).values():
+            for data in cache_tensors(context).values():
                 file.write(data[:n_cells].tobytes())
         os.replace(temporary, path)
     except OSError as error:
@@ -77,7 +77,7 @@ def load_session(path: str | os.PathLike[str], context: Context) -> list[int]:
     except OSError as error:
         raise UsageError(f"cannot read session file '{path}': {error.strerror}") from None
     header, start = _read_header(path, data)
-    wanted = json.loads(json.dumps(_shape(context)))
+    wanted = json.loads(json.dumps(cache_signature(context)))
     for key, reason in (("model", "another model"), ("tensors", "another cache type or -mla mode")):
         if header.get(key) != wanted[key]:
             raise FileFormatError(f"session file '{path}' was made with {reason}; delete it to start afresh")
@@ -86,7 +86,7 @@ def load_session(path: str | os.PathLike[str], context: Context) -> list[int]:
         raise FileFormatError(
             f"session file '{path}' holds {len(cells)} tokens, the context only {context.n_ctx}: raise -c"
         )
-    tensors = _tensor_bytes(context)
+    tensors = cache_tensors(context)
     expected = start + sum(len(cells) * array.shape[1] for array in tensors.values())
     if len(data) != expected:
         raise FileFormatError(f"session file '{path}' is damaged: {len(data)} bytes, {expected} expected")

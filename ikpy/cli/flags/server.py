@@ -5,6 +5,10 @@ from ikpy.cli.options import FLAG, FLOAT, INT, OFF, PATH, SWITCH, TEXT, Kind, al
 
 S = "S"
 NO_HISTORY = "chat history is not stored"
+NO_PREFIX = "a prefix shared by all slots is not supported; send a system message with each request"
+NO_RAM_CACHE = "texts are cached in the slots only"
+NO_CHECKPOINTS = "needed by recurrent models only, which are not supported"
+NO_BUDGET = "reasoning cannot be cut short"
 NO_MEDIA = "images and audio are not supported"
 
 ROWS = (
@@ -19,7 +23,7 @@ ROWS = (
         S,
     ),
     option("--no-webui", Kind(const="none"), "server.webui", "no built-in page", S),
-    option("--webui-mcp-proxy --ui-mcp-proxy", FLAG, "server.webui_mcp_proxy", "route /cors-proxy", S),
+    ignored("--webui-mcp-proxy --ui-mcp-proxy", "requests to other hosts are not passed on", "route /cors-proxy", S),
     option("--api-key", Kind("KEY", many=True), "server.api_keys", "key clients must send. Repeatable", S),
     option(
         "--api-key-file",
@@ -31,8 +35,8 @@ ROWS = (
     option("--ssl-key-file", PATH, "server.ssl_key_file", "PEM key for HTTPS", S),
     option("--ssl-cert-file", PATH, "server.ssl_cert_file", "PEM certificate for HTTPS", S),
     option("-to --timeout", INT, "server.timeout", "socket timeout in seconds", S),
-    option("--threads-http", INT, "server.threads_http", "HTTP workers", S, env="LLAMA_ARG_THREADS_HTTP"),
-    option("-spf --system-prompt-file", PATH, "server.system_prompt_file", "prefix shared by all slots", S),
+    ignored("--threads-http", "one event loop answers all connections", "HTTP workers", S, INT),
+    refused("-spf --system-prompt-file", NO_PREFIX, "prefix shared by all slots", S, PATH),
     option("--log-format", Kind("text|json", values.choice("text", "json")), "server.log_format", "log lines", S),
     option("--metrics", FLAG, "server.metrics", "route /metrics", S, env="LLAMA_ARG_ENDPOINT_METRICS"),
     option("--slots", FLAG, "server.slots", "route /slots", S, env="LLAMA_ARG_ENDPOINT_SLOTS"),
@@ -58,15 +62,16 @@ CACHE_ROWS = (
         "share of the prompt a slot must have in common to be chosen",
         S,
     ),
+    option("--queue-limit", INT, "server.queue_limit", "requests that may wait for a slot; more get 503", S),
     option("--context-shift", SWITCH, "server.context_shift", "drop old tokens when the context is full", "SC"),
     option("--no-context-shift", OFF, "server.context_shift", "stop when the context is full", "SC"),
-    option("-cram --cache-ram", Kind("MiB", values.to_int), "server.cache_ram", "prompt cache in memory", S),
-    option("-crs --cache-ram-similarity", FLOAT, "server.cache_ram_similarity", "least similarity of a hit", S),
-    option("-cram-n-min --cache-ram-n-min", INT, "server.cache_ram_n_min", "least tokens to keep", S),
-    option("-ctx-ckpt --ctx-checkpoints", INT, "server.ctx_checkpoints", "context checkpoints per slot", S),
-    option("-ctx-ckpt-i --ctx-checkpoints-interval", INT, "server.ctx_checkpoints_interval", "tokens between them", S),
-    option("-ctx-ckpt-t --ctx-checkpoints-tolerance", INT, "server.ctx_checkpoints_tolerance", "tolerance", S),
-    option("-ctx-ckpt-e --ctx-checkpoints-eviction", TEXT, "server.ctx_checkpoints_eviction", "which one goes", S),
+    ignored("-cram --cache-ram", NO_RAM_CACHE, "prompt cache in memory (MiB)", S, INT, quiet="0"),
+    ignored("-crs --cache-ram-similarity", NO_RAM_CACHE, "least similarity of a hit", S, FLOAT),
+    ignored("-cram-n-min --cache-ram-n-min", NO_RAM_CACHE, "least tokens to keep", S, INT),
+    ignored("-ctx-ckpt --ctx-checkpoints", NO_CHECKPOINTS, "context checkpoints per slot", S, INT),
+    ignored("-ctx-ckpt-i --ctx-checkpoints-interval", NO_CHECKPOINTS, "tokens between them", S, INT),
+    ignored("-ctx-ckpt-t --ctx-checkpoints-tolerance", NO_CHECKPOINTS, "tolerance", S, INT),
+    ignored("-ctx-ckpt-e --ctx-checkpoints-eviction", NO_CHECKPOINTS, "which one goes", S, TEXT),
 )
 
 CHAT_ROWS = (
@@ -101,9 +106,9 @@ CHAT_ROWS = (
         "whether the model may reason first",
         S,
     ),
-    option("--reasoning-budget", INT, "server.reasoning_budget", "most reasoning tokens; -1 = no limit", S),
-    option("--reasoning-budget-message", TEXT, "server.reasoning_budget_message", "text before the end tag", S),
-    option("--reasoning-tokens", TEXT, "server.reasoning_tokens", "tokens left out of slot similarity", S),
+    ignored("--reasoning-budget", NO_BUDGET, "most reasoning tokens; -1 = no limit", S, INT, quiet="-1"),
+    ignored("--reasoning-budget-message", NO_BUDGET, "text before the end tag", S, TEXT),
+    ignored("--reasoning-tokens", "whole prompts are compared", "tokens left out of slot similarity", S, TEXT),
     option("--skip-chat-parsing", FLAG, "server.skip_chat_parsing", "give back the raw answer", S),
     option("--no-prefill-assistant", OFF, "server.prefill_assistant", "do not continue an assistant message", S),
     option("-ptcall --parallel-tool-calls", FLAG, "server.parallel_tool_calls", "several tool calls at once", S),

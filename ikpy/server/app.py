@@ -1,0 +1,201 @@
+"""The application: routes, keys, CORS, errors."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ikpy.errors import IkpyError
+from ikpy.server import (
+    routes_anthropic,
+    routes_embeddings,
+    routes_more,
+    routes_native,
+    routes_openai,
+    routes_responses,
+    routes_slots,
+    routes_status,
+)
+from ikpy.server.errors import ApiError, error_body
+from ikpy.server.front import ClientGoneError, Front
+from ikpy.server.http import json_response
+
+if TYPE_CHECKING:
+    from ikpy.server.log import ServerLog
+
+Handler = Callable[[Request], Awaitable[Response]]
+OPEN_PATHS = frozenset({"/", "/health", "/v1/health", "/models", "/v1/models", "/api/tags", "/api/version"})
+"""Paths that need no API key."""
+
+CLIENT_GONE = 499
+
+
+def routes() -> list[Route]:
+    """Every route with its methods."""
+    table: list[tuple[str, Handler, str]] = [
+        ("GET", routes_status.health, "/health /v1/health"),
+        ("GET", routes_status.props, "/props"),
+        ("GET", routes_status.v1_props, "/v1/props"),
+        ("GET", routes_status.models, "/v1/models /models"),
+        ("GET", routes_status.slots, "/slots"),
+        ("GET", routes_status.slots_list, "/slots/list"),
+        ("GET", routes_status.metrics, "/metrics"),
+        ("GET", routes_status.version, "/version"),
+        ("POST", routes_native.completion, "/completion /completions"),
+        ("POST", routes_openai.completions, "/v1/completions"),
+        ("POST", routes_openai.chat_completions, "/v1/chat/completions /chat/completions"),
+        ("POST", routes_openai.apply_template, "/apply-template"),
+        ("POST", routes_anthropic.messages, "/v1/messages"),
+        ("POST", routes_anthropic.count_tokens, "/v1/messages/count_tokens"),
+        ("POST", routes_responses.responses, "/v1/responses /responses"),
+        ("POST", routes_embeddings.embedding, "/embedding /embeddings"),
+        ("POST", routes_embeddings.v1_embeddings, "/v1/embeddings"),
+        ("POST", routes_more.infill, "/infill"),
+        ("POST", routes_slots.slot_action, "/slots/{id}"),
+        ("GET", routes_slots.list_files, "/list"),
+        ("POST", routes_slots.rename_prompt, "/rename_prompt"),
+        ("POST", routes_slots.delete_prompt, "/delete_prompt"),
+        ("GET", routes_more.lora_list, "/lora-adapters"),
+        ("POST", routes_more.lora_apply, "/lora-adapters"),
+        ("GET", routes_more.control_vectors, "/control-vectors"),
+        ("GET", routes_more.ollama_tags, "/api/tags"),
+        ("GET", routes_more.ollama_version, "/api/version"),
+        ("POST", routes_native.tokenize, "/tokenize"),
+        ("POST", routes_native.detokenize, "/detokenize"),
+    ]
+    table += [("POST", routes_more.unsupported(what), paths) for paths, what in routes_more.UNSUPPORTED.items()]
+    return [Route(path, handler, methods=[method]) for method, handler, paths in table for path in paths.split()]
+
+
+def make_app(front: Front, log: ServerLog) -> ASGIApp:
+    """The ASGI application of a server."""
+    handlers = {
+        ApiError: _api_error,
+        HTTPException: _http_error,
+        IkpyError: _user_error,
+        ClientGoneError: _client_gone,
+        Exception: _internal_error,
+    }
+    app = Starlette(routes=[*routes(), *page_routes(front)], exception_handlers=handlers)  # type: ignore[arg-type]
+    app.state.front = front
+    app.state.log = log
+    if front.settings.static_path:
+        app.mount("/", StaticFiles(directory=front.settings.static_path, html=True))
+    return Gate(app, front.settings.api_keys, log)
+
+
+def page_routes(front: Front) -> list[Route]:
+    """The built-in page, unless it is off or replaced by a directory."""
+    if not front.settings.webui or front.settings.static_path:
+        return []
+    page = Path(__file__).parent / "web" / "index.html"
+
+    async def index(request: Request) -> Response:
+        headers = {"Cross-Origin-Embedder-Policy": "require-corp", "Cross-Origin-Opener-Policy": "same-origin"}
+        return FileResponse(page, media_type="text/html; charset=utf-8", headers=headers)
+
+    return [Route("/", index)]
+
+
+class Gate:
+    """In front of the application: API keys, CORS headers, preflight requests, request log."""
+
+    def __init__(self, app: ASGIApp, keys: tuple[str, ...], log: ServerLog) -> None:
+        self.app = app
+        self.keys = [key.encode() for key in keys]
+        self.log = log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        status = 0
+
+        async def send_marked(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], *_cors(headers, bool(self.keys))]
+            await send(message)
+
+        try:
+            if scope["method"] == "OPTIONS":
+                await _preflight()(scope, receive, send_marked)
+            elif self._allowed(scope["path"], headers):
+                await self.app(scope, receive, send_marked)
+            else:
+                body = {"error": {"message": "Invalid API Key", "type": "authentication_error", "code": 401}}
+                await json_response(body, 401)(scope, receive, send_marked)
+        finally:
+            self._log(scope, status)
+
+    def _allowed(self, path: str, headers: dict[str, str]) -> bool:
+        if not self.keys or path in OPEN_PATHS:
+            return True
+        bearer = headers.get("authorization", "")
+        given = bearer.removeprefix("Bearer ") if bearer.startswith("Bearer ") else headers.get("x-api-key", "")
+        # Every key is compared, so that the time does not tell which one was close.
+        return any([secrets.compare_digest(given.encode(), key) for key in self.keys])
+
+    def _log(self, scope: Scope, status: int) -> None:
+        if scope["path"] in ("/v1/health", "/v1/completions"):
+            return
+        host, port = scope.get("client") or ("", 0)
+        self.log.event(
+            "log_server_request", "request", remote_addr=host, remote_port=port, status=status,
+            method=scope["method"], path=scope["path"],
+        )  # fmt: skip
+
+
+def _cors(headers: dict[str, str], keyed: bool) -> list[tuple[bytes, bytes]]:
+    """Any page may use a server without keys and, since it must send the key itself, one with keys."""
+    origin = headers.get("origin", "")
+    found = [(b"access-control-allow-origin", origin.encode("latin-1")), (b"server", b"ikpy")]
+    if origin and keyed:
+        found.append((b"vary", b"Origin"))
+    return found
+
+
+def _preflight() -> Response:
+    headers = {
+        "Access-Control-Allow-Credentials": "true",
+        "Access-Control-Allow-Methods": "GET, POST",
+        "Access-Control-Allow-Headers": "*",
+    }
+    return Response(b"", 200, headers, "text/html")
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return json_response(error.body(), error.code, error.headers)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = {404: "File Not Found", 405: "Method Not Allowed"}.get(error.status_code, error.detail)
+    return json_response(error_body(error.status_code, message), error.status_code, dict(error.headers or {}))
+
+
+async def _user_error(request: Request, error: Exception) -> Response:
+    return json_response(error_body(400, str(error)), 400)
+
+
+async def _client_gone(request: Request, error: Exception) -> Response:
+    return Response(b"", CLIENT_GONE)
+
+
+async def _internal_error(request: Request, error: Exception) -> Response:
+    request.app.state.log.failure("handler", "internal error", path=request.url.path, error=repr(error))
+    return json_response(error_body(500, f"internal error: {type(error).__name__}: {error}"), 500)

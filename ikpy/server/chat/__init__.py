@@ -1,0 +1,1 @@
+"""Chat: requests to prompts, generated text to reasoning, content and tool calls."""

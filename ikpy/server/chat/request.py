@@ -1,0 +1,285 @@
+"""Chat requests of the OpenAI form: checked, rendered to a prompt, with the way the answer is to be read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ikpy.errors import IkpyError
+from ikpy.server.chat.output import OutputFormat, ReasoningTags
+from ikpy.server.chat.tool_formats import call_grammar, tool_format
+from ikpy.server.chat.tool_reading import ToolFormat
+from ikpy.server.errors import bad_request
+from ikpy.server.http import to_json
+from ikpy.server.params import GenerationParams, flag, integer, read_generation
+from ikpy.server.prompts import Prompt
+from ikpy.server.settings import REASONING_FORMATS
+
+if TYPE_CHECKING:
+    from ikpy.server.front import Front
+
+Body = Mapping[str, Any]
+REASONING_TAGS: tuple[ReasoningTags, ...] = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<reasoning>", "</reasoning>"),
+)
+NO_MEDIA = "{} input is not supported - hint: if this is unexpected, you may need to provide the mmproj"
+DEFAULT_TOP_LOGPROBS = 20
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """A prompt with generation parameters and the form of the answer."""
+
+    prompt: Prompt
+    params: GenerationParams
+    output: OutputFormat
+    model: str
+    logprobs: bool
+    include_usage: bool
+
+
+def read_chat(body: Body, front: Front) -> ChatRequest:
+    """Everything of a chat request. Raises ApiError 400."""
+    messages = read_messages(body)
+    tools = read_tools(body)
+    choice = read_tool_choice(body)
+    body = constrained(body, tools)
+    text, output, format_ = render(front, body, messages, tools, choice)
+    params = read_generation(body, front.settings, front.vocab, front.settings.n_slots)
+    logprobs, n_probs = read_logprobs(body)
+    if logprobs and tools and params.stream:
+        raise bad_request("logprobs is not supported with tools + stream")
+    called = forced_tools(tools, choice)
+    if called and format_ is not None:
+        several = flag(body, "parallel_tool_calls", front.settings.parallel_tool_calls)
+        grammar = call_grammar(format_, called, several=several)
+        params = replace(params, sampling=replace(params.sampling, grammar=grammar, json_schema=None))
+    tokens = front.vocab.tokenize(text, add_special=True, parse_special=True)
+    if not tokens:
+        raise bad_request('"messages" give an empty prompt')
+    params = replace(
+        params,
+        n_probs=n_probs or params.n_probs,
+        preserved_tokens=preserved_tokens(front, output),
+        chat_format="peg-native" if format_ is not None else "Content-only",
+        reasoning_format=body.get("reasoning_format", front.settings.reasoning_format),
+    )
+    options = body.get("stream_options")
+    usage = isinstance(options, dict) and options.get("include_usage") is True
+    return ChatRequest(Prompt(tokens, text), params, output, model_of(body, front), logprobs, usage)
+
+
+def preserved_tokens(front: Front, output: OutputFormat) -> frozenset[int]:
+    """Tokens whose text the reader of the answer looks for; as control tokens they would be invisible."""
+    texts = [*(output.reasoning or ()), *(output.tools.markers if output.tools else ())]
+    found = (front.vocab.token_id(text) for text in texts)
+    return frozenset(token for token in found if token is not None)
+
+
+def model_of(body: Body, front: Front) -> str:
+    """Name of the model in the answer: the one asked for, or the loaded one's."""
+    model = body.get("model")
+    return model if isinstance(model, str) and model else front.model_name
+
+
+# --- messages -----------------------------------------------------------------------------------------------------
+
+
+def read_messages(body: Body) -> list[dict[str, Any]]:
+    """Checked messages."""
+    if "messages" not in body:
+        raise bad_request("'messages' is required")
+    messages = body["messages"]
+    if not isinstance(messages, list):
+        raise bad_request("Expected 'messages' to be an array")
+    for message in messages:
+        check_message(message)
+    roles = [message["role"] for message in messages]
+    if roles[-2:] == ["assistant", "assistant"]:
+        raise bad_request("Cannot have 2 or more assistant messages at the end of the list.")
+    return messages
+
+
+def check_message(message: Any) -> None:
+    """Raises ApiError 400 for a message that cannot be used."""
+    if not isinstance(message, dict):
+        raise bad_request("All non-assistant messages must contain 'content'")
+    role = message.get("role")
+    if role != "assistant" and "content" not in message:
+        raise bad_request("All non-assistant messages must contain 'content'")
+    if not isinstance(role, str):
+        raise bad_request(f"Failed to parse messages: Missing 'role' in message: {to_json(message)}")
+    content = message.get("content")
+    if role == "assistant" and content is None and not message.get("tool_calls"):
+        raise bad_request("Assistant message must contain either 'content' or 'tool_calls'!")
+    if content is not None and not isinstance(content, (str, list)):
+        raise bad_request("Expected 'content' to be a string or an array")
+    for part in content if isinstance(content, list) else []:
+        check_part(part)
+    check_calls(message.get("tool_calls"))
+
+
+def check_calls(calls: Any) -> None:
+    """Raises ApiError 400 for tool calls of a message that cannot be shown to the template."""
+    if calls is None:
+        return
+    if not isinstance(calls, list):
+        raise bad_request("Expected 'tool_calls' to be an array")
+    for call in calls:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise bad_request(f"Missing tool call function: {to_json(call)}")
+        if not isinstance(function.get("arguments", ""), (str, dict)):
+            raise bad_request(f"Tool call arguments must be JSON text or an object: {to_json(call)}")
+
+
+def check_part(part: Any) -> None:
+    """Raises ApiError 400 for a content part that is no text."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in ("image_url", "image"):
+        raise bad_request(NO_MEDIA.format("image"))
+    if kind == "input_audio":
+        raise bad_request(NO_MEDIA.format("audio"))
+    if kind != "text" or not isinstance(part.get("text"), str):
+        raise bad_request("unsupported content[].type")
+
+
+# --- tools and constraints ----------------------------------------------------------------------------------------
+
+
+def read_tools(body: Body) -> list[dict[str, Any]]:
+    """Tools in the OpenAI form."""
+    tools = body.get("tools")
+    if tools is None:
+        return []
+    if not isinstance(tools, list):
+        shown = json.dumps(tools)
+        raise bad_request(f"Failed to parse tools: Expected 'tools' to be an array, got {shown}; tools = {shown}")
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise bad_request(f"Failed to parse tools: Missing function name in tool: {json.dumps(tool)}")
+    return tools
+
+
+def read_tool_choice(body: Body) -> str:
+    """auto, none, required, or the name of a function behind a colon."""
+    choice = body.get("tool_choice", "auto")
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str):
+            raise bad_request(f"Invalid tool_choice: {json.dumps(choice)}")
+        return f":{name}"
+    if choice is None:
+        return "auto"
+    if choice not in ("auto", "none", "required"):
+        raise bad_request(f"Invalid tool_choice: {choice}")
+    return str(choice)
+
+
+def forced_tools(tools: list[dict[str, Any]], choice: str) -> list[dict[str, Any]]:
+    """Functions of which one must be called; empty when the model may choose."""
+    functions = [tool["function"] for tool in tools]
+    if choice == "required":
+        return functions
+    if choice.startswith(":"):
+        named = [function for function in functions if function["name"] == choice[1:]]
+        if not named and functions:
+            raise bad_request(f"Invalid tool_choice: there is no tool named {choice[1:]}")
+        return named
+    return []
+
+
+def constrained(body: Body, tools: list[dict[str, Any]]) -> dict[str, Any]:
+    """The body with ``response_format`` turned into ``json_schema``."""
+    out = dict(body)
+    if body.get("json_schema") is not None and body.get("grammar"):
+        raise bad_request("Cannot use both json_schema and grammar")
+    if tools and body.get("grammar"):
+        raise bad_request("Cannot use custom grammar constraints with tools.")
+    wanted = body.get("response_format")
+    if not isinstance(wanted, dict):
+        return out
+    kind = wanted.get("type")
+    if kind == "json_object":
+        out["json_schema"] = wanted.get("schema", {"type": "object"})
+    elif kind == "json_schema":
+        inner = wanted.get("json_schema")
+        schema = inner.get("schema", {}) if isinstance(inner, dict) else {}
+        out["json_schema"] = schema or {"type": "object"}
+    elif kind not in (None, "text"):
+        raise bad_request(f'response_format type must be one of "text" or "json_object", but got: {kind}')
+    if tools:
+        out.pop("json_schema", None)
+    return out
+
+
+def read_logprobs(body: Body) -> tuple[bool, int]:
+    """Whether log probabilities are wanted, and of how many tokens."""
+    wanted = flag(body, "logprobs")
+    if not wanted and isinstance(body.get("top_logprobs"), int) and body["top_logprobs"]:
+        raise bad_request("top_logprobs requires logprobs to be set to true")
+    return wanted, integer(body, "top_logprobs", DEFAULT_TOP_LOGPROBS) if wanted else 0
+
+
+# --- template -----------------------------------------------------------------------------------------------------
+
+
+def render(
+    front: Front, body: Body, messages: list[dict[str, Any]], tools: list[dict[str, Any]], choice: str
+) -> tuple[str, OutputFormat, ToolFormat | None]:
+    """Prompt text, form of the answer, and the format of its tool calls if there may be any."""
+    settings, template = front.settings, front.template
+    variables = template_variables(body, front)
+    if "developer" not in template.source:
+        messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
+    prefill = settings.prefill_assistant and bool(messages) and messages[-1]["role"] == "assistant"
+    try:
+        text = template.render(
+            messages,
+            flag(body, "add_generation_prompt", True),
+            tools or None,
+            continue_final_message=prefill,
+            drop_bos=front.vocab.add_bos,
+            **variables,
+        )
+    except IkpyError as error:
+        raise bad_request(str(error)) from None
+    format_ = tool_format(template.source) if tools and choice != "none" else None
+    return text, output_format(front, body, text, variables, format_), format_
+
+
+def template_variables(body: Body, front: Front) -> dict[str, Any]:
+    """Variables of the template from the command line and the request."""
+    settings = front.settings
+    variables = dict(settings.chat_template_kwargs)
+    if settings.reasoning != "auto":
+        variables.setdefault("enable_thinking", settings.reasoning == "on")
+    extra = body.get("chat_template_kwargs")
+    if isinstance(extra, dict):
+        reserved = {"messages", "add_generation_prompt", "tools", "continue_final_message", "drop_bos", "self"}
+        variables |= {name: value for name, value in extra.items() if name not in reserved}
+    return variables
+
+
+def output_format(
+    front: Front, body: Body, prompt: str, variables: Mapping[str, Any], format_: ToolFormat | None
+) -> OutputFormat:
+    """How the answer to a prompt is to be read."""
+    wanted = body.get("reasoning_format", front.settings.reasoning_format)
+    if wanted not in REASONING_FORMATS:
+        raise bad_request(f"Unknown reasoning format: {wanted}")
+    if front.settings.skip_chat_parsing:
+        return OutputFormat()
+    source = front.template.source
+    tags = next((tags for tags in REASONING_TAGS if tags[0] in source), None)
+    if wanted == "none" or variables.get("enable_thinking") is False:
+        tags = None
+    inside = tags is not None and prompt.rstrip().endswith(tags[0])
+    return OutputFormat(tags, inside, format_)

@@ -1,0 +1,216 @@
+"""Reading tool calls while they come: JSON objects between tags, JSON lists behind a marker.
+
+What does not follow the format is given back as text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+NAME = re.compile(r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"')
+ARGUMENTS = re.compile(r'\s*,\s*"(?:arguments|parameters)"\s*:\s*\{(?=\s*["}])')
+ARGUMENTS_BEGIN = re.compile(r'\s*(,\s*("(a|p)?[a-z]*("\s*(:\s*(\{\s*)?)?)?)?)?$')
+
+
+@dataclass(frozen=True)
+class CallPart:
+    """Name of a new call, more of the arguments of the present one, or text that is no call (``raw``)."""
+
+    arguments: str = ""
+    name: str | None = None
+    call_id: str | None = None
+    raw: str = ""
+
+
+class CallReader:
+    """Reads what follows the opening marker; ``rest`` is the text behind the call once it has ended."""
+
+    rest: str | None = None
+
+    def feed(self, text: str, final: bool) -> Iterator[CallPart]:
+        """Parts that new text completes; ``final``: nothing follows."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """How a family of models writes calls.
+
+    ``opening`` starts a call or a list of calls. ``root`` is GBNF for a forced call, with the rule ``call`` for its
+    object; None if calls cannot be forced. ``markers`` are texts of tokens that must be visible in the output.
+    ``arguments`` is the name of the field with the arguments.
+    """
+
+    name: str
+    opening: str
+    reader: Callable[[], CallReader]
+    root: str | None = None
+    markers: tuple[str, ...] = ()
+    arguments: str = "arguments"
+
+
+class TaggedCall(CallReader):
+    """One object with name and arguments up to a closing tag; arguments are given out as they come."""
+
+    def __init__(self, opening: str, closing: str) -> None:
+        self._opening, self._closing = opening, closing
+        self._text = ""
+        self._name: str | None = None
+        self._started = False
+        self._arguments: ArgumentsScanner | None = None
+        self._at = 0
+
+    def feed(self, text: str, final: bool) -> Iterator[CallPart]:
+        """Parts that new text completes."""
+        self._text += text
+        if self._arguments is None:
+            yield from self._head(final)
+        if self._arguments is not None:
+            out = self._arguments.feed(self._text[self._at :])
+            self._at = len(self._text)
+            if out:
+                yield CallPart(out)
+        self._close(final)
+
+    def _head(self, final: bool) -> Iterator[CallPart]:
+        """Name and the beginning of the arguments; anything else makes the whole a text."""
+        name = NAME.match(self._text)
+        found = name and ARGUMENTS.match(self._text, name.end())
+        if name and found:
+            self._arguments = ArgumentsScanner()
+            self._at = found.end()
+            yield CallPart("{", self._decoded(name[1]))
+            return
+        end = self._text.find(self._closing)
+        cut = final and name and ARGUMENTS_BEGIN.match(self._text, name.end())
+        if end >= 0:
+            whole = read_object(self._text[:end])
+            if whole is not None:
+                yield CallPart(whole[1], whole[0])
+            else:
+                yield CallPart(raw=self._opening + self._text[: end + len(self._closing)])
+            self.rest = self._text[end + len(self._closing) :]
+        elif cut and name:
+            yield CallPart("{", self._decoded(name[1]))
+            self.rest = ""
+        elif final:
+            yield CallPart(raw=self._opening + self._text)
+            self.rest = ""
+
+    @staticmethod
+    def _decoded(name: str) -> str:
+        try:
+            return str(json.loads(f'"{name}"'))
+        except ValueError:
+            return name
+
+    def _close(self, final: bool) -> None:
+        """Looks for the closing tag behind the arguments."""
+        if self._arguments is None or not self._arguments.ended or self.rest is not None:
+            if final and self.rest is None:
+                self.rest = ""
+            return
+        _, found, rest = self._arguments.behind.partition(self._closing)
+        if found:
+            self.rest = rest
+        elif final:
+            self.rest = ""
+
+
+class ArgumentsScanner:
+    """Follows a JSON object behind its opening brace; blanks between values wait for what follows them."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self.behind = ""
+        self._depth = 1
+        self._in_string = False
+        self._escaped = False
+        self._blank = ""
+
+    def feed(self, text: str) -> str:
+        """Text of the object; what follows it is collected in ``behind``."""
+        if self.ended:
+            self.behind += text
+            return ""
+        for i, char in enumerate(text):
+            self._step(char)
+            if self.ended:
+                self.behind = text[i + 1 :]
+                text = text[: i + 1]
+                break
+        text, self._blank = self._blank + text, ""
+        if not self._in_string and not self.ended:
+            kept = text.rstrip()
+            text, self._blank = kept, text[len(kept) :]
+        return text
+
+    def _step(self, char: str) -> None:
+        if self._in_string:
+            if self._escaped:
+                self._escaped = False
+            elif char == "\\":
+                self._escaped = True
+            elif char == '"':
+                self._in_string = False
+        elif char == '"':
+            self._in_string = True
+        elif char in "{[":
+            self._depth += 1
+        elif char in "}]":
+            self._depth -= 1
+            self.ended = self._depth == 0
+
+
+class ListedCalls(CallReader):
+    """A JSON list of objects with name and arguments, or one object, read as a whole.
+
+    ``prefix`` is the part of the opening marker that belongs to the JSON text.
+    """
+
+    def __init__(self, opening: str, prefix: str = "") -> None:
+        self._opening = opening.removesuffix(prefix)
+        self._text = prefix
+
+    def feed(self, text: str, final: bool) -> Iterator[CallPart]:
+        """The calls once the list is complete."""
+        self._text += text
+        start = self._text.lstrip()
+        try:
+            value, end = json.JSONDecoder().raw_decode(start)
+        except ValueError:
+            if final:
+                self.rest = ""
+                yield CallPart(raw=self._opening + self._text)
+            return
+        calls = [named_call(item) for item in (value if isinstance(value, list) else [value])]
+        self.rest = start[end:]
+        if calls and all(calls):
+            for call in calls:
+                assert call is not None
+                yield CallPart(call[1], call[0], call[2])
+        else:
+            yield CallPart(raw=self._opening + self._text[: len(self._text) - len(self.rest)])
+
+
+def read_object(text: str) -> tuple[str, str] | None:
+    """Name and arguments of a complete object, in any order of its fields; None if it is none."""
+    try:
+        call = named_call(json.loads(text))
+    except ValueError:
+        return None
+    return None if call is None else call[:2]
+
+
+def named_call(value: Any) -> tuple[str, str, str | None] | None:
+    """Name, arguments as JSON text and id of a call; None if the value is none."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return None
+    arguments = value.get("arguments", value.get("parameters", {}))
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    call_id = value.get("id")
+    return value["name"], text, call_id if isinstance(call_id, str) else None

@@ -1,0 +1,52 @@
+"""Errors as clients see them (tools specification 10.3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "invalid_request_error",
+    413: "invalid_request_error",
+    500: "server_error",
+    501: "not_supported_error",
+    503: "unavailable_error",
+}
+
+
+class ApiError(Exception):
+    """An error with its HTTP status; ``headers`` are added to the response."""
+
+    def __init__(self, code: int, message: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.headers = headers or {}
+
+    def body(self) -> dict[str, Any]:
+        """The JSON object clients get."""
+        return error_body(self.code, self.message)
+
+
+def error_body(code: int, message: str) -> dict[str, Any]:
+    """JSON object of an error."""
+    return {"error": {"code": code, "message": message, "type": TYPES.get(code, "server_error")}}
+
+
+def bad_request(message: str) -> ApiError:
+    """An error the client caused."""
+    return ApiError(400, message)
+
+
+def queue_full(n_waiting: int) -> ApiError:
+    """The queue is at its limit: the client should come back later."""
+    return ApiError(503, f"{n_waiting} requests are waiting already, try again later", {"Retry-After": "1"})
+
+
+def shutting_down() -> ApiError:
+    """The server takes no more requests."""
+    return ApiError(503, "the server is shutting down", {"Retry-After": "5"})

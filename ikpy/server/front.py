@@ -1,0 +1,185 @@
+"""The asyncio side: what request handlers share, and generations they wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import string
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+
+from ikpy.engine.gbnf import GrammarError
+from ikpy.errors import IkpyError
+from ikpy.server.errors import ApiError, bad_request
+from ikpy.server.http import disconnected
+from ikpy.server.params import GenerationParams, default_params, describe
+from ikpy.server.tasks import CompletionTask, Embedded, Event, Failed, Finished, Task
+from ikpy.tools.sampler_setup import make_sampler
+
+if TYPE_CHECKING:
+    from ikpy.engine.model import Model
+    from ikpy.engine.sampling import Sampler
+    from ikpy.server.prompts import Prompt
+    from ikpy.server.scheduler import Engine
+    from ikpy.server.settings import ServerSettings
+    from ikpy.vocab import Vocab
+    from ikpy.vocab.templates import ChatTemplate
+
+LETTERS = string.ascii_letters + string.digits
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection; nobody reads an answer."""
+
+
+def random_id(prefix: str) -> str:
+    """An identifier with 32 random letters and digits."""
+    return prefix + "".join(secrets.choice(LETTERS) for _ in range(32))
+
+
+class Generation:
+    """Tasks of one request, given to the engine, and their events in the order they happen."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.tasks: list[Task] = []
+        self._engine = engine
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+
+    def sink(self, event: Event) -> None:
+        """Takes an event from the engine thread."""
+        self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+
+    def submit(self, tasks: Sequence[Task]) -> None:
+        """Queues the tasks. Raises ApiError 503."""
+        self.tasks = list(tasks)
+        self._engine.submit(*tasks)
+
+    def cancel(self) -> None:
+        """Gives up what is still running."""
+        self._engine.cancel(*self.tasks)
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Events until every task has ended."""
+        running = len(self.tasks)
+        while running:
+            event = await self._events.get()
+            if isinstance(event, (Finished, Failed, Embedded)):
+                running -= 1
+            yield event
+
+    async def first(self) -> Event:
+        """The first event, which stays in the queue. Raises ApiError if it is an error."""
+        event = await self._events.get()
+        if isinstance(event, Failed):
+            self.cancel()
+            raise ApiError(event.code, event.message)
+        rest = []
+        while not self._events.empty():
+            rest.append(self._events.get_nowait())
+        for item in [event, *rest]:
+            self._events.put_nowait(item)
+        return event
+
+    async def results(self, request: Request) -> list[Any]:
+        """Finished or Embedded event of every task, by index.
+
+        Raises ApiError when one failed, ClientGoneError when the client went away; both end the others.
+        """
+        gone = asyncio.ensure_future(disconnected(request.receive))
+        collecting = asyncio.ensure_future(self._collect())
+        try:
+            await asyncio.wait({gone, collecting}, return_when=asyncio.FIRST_COMPLETED)
+            if not collecting.done():
+                raise ClientGoneError
+            return collecting.result()
+        finally:
+            gone.cancel()
+            collecting.cancel()
+            self.cancel()
+
+    async def _collect(self) -> list[Any]:
+        found: dict[int, Event] = {}
+        async for event in self.events():
+            if isinstance(event, Failed):
+                raise ApiError(event.code, event.message)
+            if isinstance(event, (Finished, Embedded)):
+                found[event.index] = event
+        return [found[index] for index in sorted(found)]
+
+
+class Front:
+    """What request handlers share: engine, vocabulary, template, settings."""
+
+    def __init__(
+        self, engine: Engine, model: Model, vocab: Vocab, settings: ServerSettings, template: ChatTemplate
+    ) -> None:
+        self.engine = engine
+        self.model = model
+        self.vocab = vocab
+        self.settings = settings
+        self.template = template
+        self.started = int(time.time())
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens of the whole context."""
+        return self.engine.context.n_ctx
+
+    @property
+    def model_name(self) -> str:
+        """File name of the model."""
+        return self.settings.model_path.replace("\\", "/").rpartition("/")[2]
+
+    def describe(self, params: GenerationParams, *, seed: int | None = None) -> dict[str, Any]:
+        """Generation settings of a request."""
+        shown = describe(params, self.settings, self.n_ctx, self.engine.n_ctx_slot, self.vocab.eos)
+        return shown if seed is None else shown | {"seed": seed}
+
+    def default_settings(self) -> dict[str, Any]:
+        """Generation settings without a request."""
+        return self.describe(default_params(self.settings))
+
+    def slot_status(self) -> list[dict[str, Any]]:
+        """Objects of /slots."""
+        fresh = self.default_settings()
+        out = []
+        for slot in self.engine.slots:
+            task = slot.last_task
+            shown = self.describe(task.params) if isinstance(task, CompletionTask) else fresh
+            out.append(shown | slot.status())
+        return out
+
+    def sampler(self, params: GenerationParams) -> Sampler:
+        """Sampler of one answer. Raises ApiError 400 for a grammar that cannot be used."""
+        try:
+            return make_sampler(params.sampling, self.vocab, self.model.hparams.n_vocab, self.n_ctx)
+        except GrammarError as error:
+            raise bad_request(str(error)) from None
+        except IkpyError as error:
+            raise bad_request(str(error)) from None
+
+    async def start(self, prompts: Sequence[Prompt], params: GenerationParams) -> Generation:
+        """Queues ``params.n`` answers for every prompt. Raises ApiError."""
+        generation = Generation(self.engine)
+        generation.submit(await asyncio.to_thread(self._tasks, prompts, params, generation))
+        return generation
+
+    def _tasks(self, prompts: Sequence[Prompt], params: GenerationParams, generation: Generation) -> list[Task]:
+        tasks: list[Task] = []
+        for prompt in prompts:
+            for i in range(params.n):
+                sampling = params.sampling
+                if i and sampling.seed != 0xFFFFFFFF:
+                    sampling = replace(sampling, seed=(sampling.seed + i) % 0xFFFFFFFF)
+                own = replace(params, sampling=sampling)
+                tasks.append(
+                    CompletionTask(
+                        prompt.tokens, generation.sink, len(tasks), prompt.shown, params=own, sampler=self.sampler(own)
+                    )
+                )
+        return tasks

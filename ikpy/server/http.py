@@ -1,0 +1,132 @@
+"""HTTP building blocks: JSON answers, server-sent events, request bodies, disconnects."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ikpy.server.errors import ApiError, bad_request
+
+if TYPE_CHECKING:
+    from ikpy.server.settings import ServerSettings
+
+JSON_TYPE = "application/json; charset=utf-8"
+
+
+def to_json(value: Any) -> str:
+    """Compact JSON; characters stay as they are, lone surrogates become U+FFFD."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A JSON answer."""
+    return Response(to_json(value), status, headers, JSON_TYPE)
+
+
+def data_event(value: Any) -> str:
+    """One server-sent event."""
+    return f"data: {to_json(value)}\n\n"
+
+
+def named_event(name: str, value: Any) -> str:
+    """One server-sent event with a name."""
+    return f"event: {name}\ndata: {to_json(value)}\n\n"
+
+
+DONE = "data: [DONE]\n\n"
+
+
+async def read_body(request: Request, settings: ServerSettings) -> dict[str, Any]:
+    """The JSON object of a request. Raises ApiError 400, 408 or 413."""
+    try:
+        data = await asyncio.wait_for(_read(request, settings.max_body), settings.timeout)
+    except asyncio.TimeoutError:
+        raise ApiError(408, f"the request body did not arrive within {settings.timeout:g} seconds") from None
+    value = parse_json(data)
+    if not isinstance(value, dict):
+        raise bad_request(f"the request body must be a JSON object, not {_kind(value)}")
+    return value
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > limit:
+            raise ApiError(413, f"the request body is larger than {limit} bytes")
+    return bytes(data)
+
+
+def parse_json(data: bytes) -> Any:
+    """JSON of a request body. Raises ApiError 400 saying where it is wrong."""
+    try:
+        return json.loads(data.decode("utf-8"), parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        raise bad_request(f"the request body is not valid UTF-8: byte {error.start}") from None
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise bad_request(f"the request body is not valid JSON: {error.msg} at {where}") from None
+    except (ValueError, RecursionError) as error:
+        raise bad_request(f"the request body is not valid JSON: {error}") from None
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def _kind(value: Any) -> str:
+    names = {list: "array", str: "string", bool: "boolean", type(None): "null"}
+    return names.get(type(value), "number")
+
+
+async def disconnected(receive: Receive) -> None:
+    """Returns when the client has gone. The request body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Sends text pieces as they come; stops at once when the client goes away.
+
+    ``close`` is called in any case, so that what produces the pieces can be given up; ``timeout`` is the time in
+    seconds a client may leave a piece unread.
+    """
+
+    def __init__(self, pieces: AsyncIterator[str], close: Callable[[], None], timeout: float = 600.0) -> None:
+        super().__init__(
+            media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        )
+        del self.headers["content-length"]
+        self._pieces = pieces
+        self._close = close
+        self._timeout = timeout
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the stream."""
+        gone = asyncio.ensure_future(disconnected(receive))
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            while True:
+                coming = asyncio.ensure_future(anext(self._pieces, None))
+                await asyncio.wait({coming, gone}, return_when=asyncio.FIRST_COMPLETED)
+                if not coming.done():
+                    coming.cancel()
+                    return
+                piece = coming.result()
+                if piece is None:
+                    break
+                body = {"type": "http.response.body", "body": piece.encode("utf-8"), "more_body": True}
+                await asyncio.wait_for(send(body), self._timeout)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except asyncio.TimeoutError:
+            return  # the client does not read: closing is all that is left
+        finally:
+            gone.cancel()
+            self._close()

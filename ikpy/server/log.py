@@ -1,0 +1,69 @@
+"""Log lines of the server, as text or JSON (tools specification 10.14)."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ikpy.server.tasks import Timings
+
+
+class ServerLog:
+    """Writes one line per event: structured lines to ``out``, timings to ``err``. None switches a stream off."""
+
+    def __init__(self, style: str = "text", out: IO[str] | None = None, err: IO[str] | None = None) -> None:
+        self.style = style
+        self._out = out
+        self._err = err
+        self._lock = threading.Lock()
+
+    @classmethod
+    def standard(cls, style: str = "text") -> ServerLog:
+        """Log on standard output and standard error."""
+        return cls(style, sys.stdout, sys.stderr)
+
+    def event(self, function: str, message: str, **fields: Any) -> None:
+        """An ordinary event."""
+        self._write("INFO", function, message, fields)
+
+    def failure(self, function: str, message: str, **fields: Any) -> None:
+        """Something failed."""
+        self._write("ERR", function, message, fields)
+
+    def timings(self, id_slot: int, id_task: int, t: Timings) -> None:
+        """The timing block of a request."""
+        total = t.prompt_ms + t.predicted_ms
+        self._print(
+            self._err,
+            f"slot print_timing: id {id_slot:2d} | task {id_task} | \n"
+            f"prompt eval time = {_rate(t.prompt_ms, t.prompt_n)}\n"
+            f"       eval time = {_rate(t.predicted_ms, t.predicted_n)}\n"
+            f"      total time = {total:10.2f} ms / {t.prompt_n + t.predicted_n:5d} tokens",
+        )
+
+    def _write(self, level: str, function: str, message: str, fields: dict[str, Any]) -> None:
+        if self._out is None:
+            return
+        tid, now = str(threading.get_ident()), int(time.time())
+        if self.style == "json":
+            head = {"tid": tid, "timestamp": now, "level": level, "function": function, "line": 0, "msg": message}
+            self._print(self._out, json.dumps(head | fields, ensure_ascii=False))
+            return
+        values = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in fields.items())
+        text = f'{level:4s} [{function:>24s}] {message} | tid="{tid}" timestamp={now} {values}'
+        self._print(self._out, text.rstrip())
+
+    def _print(self, stream: IO[str] | None, text: str) -> None:
+        if stream is None:
+            return
+        with self._lock:
+            print(text, file=stream, flush=True)
+
+
+def _rate(ms: float, n: int) -> str:
+    per_token, per_second = (ms / n, 1e3 * n / ms) if n and ms else (0.0, 0.0)
+    return f"{ms:10.2f} ms / {n:5d} tokens ({per_token:8.2f} ms per token, {per_second:8.2f} tokens per second)"

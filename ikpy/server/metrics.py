@@ -1,0 +1,68 @@
+"""Counters of the engine and their Prometheus text (tools specification 10.4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+HELP = {
+    "prompt_tokens_total": ("counter", "Number of prompt tokens processed."),
+    "prompt_seconds_total": ("counter", "Prompt process time"),
+    "tokens_predicted_total": ("counter", "Number of generation tokens processed."),
+    "tokens_predicted_seconds_total": ("counter", "Predict process time"),
+    "prompt_tokens_seconds": ("gauge", "Average prompt throughput in tokens/s."),
+    "predicted_tokens_seconds": ("gauge", "Average generation throughput in tokens/s."),
+    "kv_cache_usage_ratio": ("gauge", "KV-cache usage. 1 means 100 percent usage."),
+    "kv_cache_tokens": ("gauge", "KV-cache tokens."),
+    "requests_processing": ("gauge", "Number of request processing."),
+    "requests_deferred": ("gauge", "Number of request deferred."),
+}
+
+
+@dataclass
+class Totals:
+    """Tokens and seconds of prompt evaluation and generation."""
+
+    prompt_n: int = 0
+    prompt_s: float = 0.0
+    predicted_n: int = 0
+    predicted_s: float = 0.0
+
+    def minus(self, other: Totals) -> Totals:
+        """Difference to an earlier state."""
+        return Totals(
+            self.prompt_n - other.prompt_n,
+            self.prompt_s - other.prompt_s,
+            self.predicted_n - other.predicted_n,
+            self.predicted_s - other.predicted_s,
+        )
+
+
+@dataclass
+class Metrics:
+    """Totals since the start and at the last scrape."""
+
+    totals: Totals = field(default_factory=Totals)
+    _scraped: Totals = field(default_factory=Totals)
+
+    def text(self, *, used_cells: int, n_ctx: int, processing: int, deferred: int) -> str:
+        """Prometheus text; the throughput gauges cover the time since the last call."""
+        t = self.totals
+        recent = t.minus(self._scraped)
+        self._scraped = Totals(**vars(t))
+        values: dict[str, float] = {
+            "prompt_tokens_total": t.prompt_n,
+            "prompt_seconds_total": round(t.prompt_s, 3),
+            "tokens_predicted_total": t.predicted_n,
+            "tokens_predicted_seconds_total": round(t.predicted_s, 3),
+            "prompt_tokens_seconds": recent.prompt_n / recent.prompt_s if recent.prompt_s else 0,
+            "predicted_tokens_seconds": recent.predicted_n / recent.predicted_s if recent.predicted_s else 0,
+            "kv_cache_usage_ratio": used_cells / n_ctx,
+            "kv_cache_tokens": used_cells,
+            "requests_processing": processing,
+            "requests_deferred": deferred,
+        }
+        lines = []
+        for name, (kind, text) in HELP.items():
+            full = f"llamacpp:{name}"
+            lines += [f"# HELP {full} {text}", f"# TYPE {full} {kind}", f"{full} {values[name]:.10g}"]
+        return "\n".join(lines) + "\n"

@@ -1,0 +1,285 @@
+"""Parameters of one generation: read from a request body, shown in answers (tools specification 10.4, 10.5)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ikpy.engine.sampling import RANDOM_SEED, SamplingParams, sampler_sequence, sampler_sequence_from_letters
+from ikpy.errors import UsageError
+from ikpy.server.errors import bad_request
+
+if TYPE_CHECKING:
+    from ikpy.server.settings import ServerSettings
+    from ikpy.vocab import Vocab
+
+Body = Mapping[str, Any]
+FLOATS = (
+    "temperature", "dynatemp_range", "dynatemp_exponent", "top_p", "min_p", "tfs_z", "typical_p", "top_n_sigma",
+    "xtc_probability", "xtc_threshold", "repeat_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier",
+    "dry_base", "mirostat_tau", "mirostat_eta", "adaptive_target", "adaptive_decay",
+)  # fmt: skip
+INTEGERS = ("top_k", "repeat_last_n", "dry_allowed_length", "dry_penalty_last_n", "mirostat", "min_keep")
+FLAGS = ("penalize_nl", "adaptive_updt_w_cur", "ignore_eos")
+LARGEST_INTEGER = 2**31 - 1
+LARGEST_SEED = 2**32
+
+
+@dataclass
+class GenerationParams:
+    """One request's sampling values and stop rules.
+
+    ``n_predict`` is the request's token limit (-1: not given), ``limit`` the one that holds (-1: none), ``n_probs`` the
+    number of reported probabilities per token, ``t_max_predict_ms`` a limit in milliseconds (0: none), ``n`` the number
+    of answers per prompt, ``preserved_tokens`` are control tokens whose text is given out.
+    """
+
+    sampling: SamplingParams
+    n_predict: int = -1
+    limit: int = -1
+    n_keep: int = 0
+    n_discard: int = 0
+    stop: tuple[str, ...] = ()
+    n_probs: int = 0
+    post_sampling_probs: bool = False
+    stream: bool = False
+    cache_prompt: bool = True
+    id_slot: int = -1
+    timings_per_token: bool = False
+    t_max_predict_ms: int = 0
+    n: int = 1
+    response_fields: tuple[str, ...] = ()
+    default_samplers: bool = True
+    chat_format: str = "Content-only"
+    reasoning_format: str = "deepseek"
+    preserved_tokens: frozenset[int] = frozenset()
+
+
+def number(body: Body, key: str, default: float) -> float:
+    """A number of the body; the default for another type or a value that is not finite."""
+    value = body.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return default
+    return float(value)
+
+
+def integer(body: Body, key: str, default: int) -> int:
+    """An integer of the body, limited to 32 bits."""
+    value = number(body, key, default)
+    return int(max(-LARGEST_INTEGER - 1, min(LARGEST_INTEGER, value)))
+
+
+def flag(body: Body, key: str, default: bool = False) -> bool:
+    """A boolean of the body; the default for another type."""
+    value = body.get(key)
+    return value if isinstance(value, bool) else default
+
+
+def strings(value: Any) -> tuple[str, ...] | None:
+    """A list of strings (or one string); None for anything else."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list):
+        return tuple(item for item in value if isinstance(item, str))
+    return None
+
+
+def read_generation(body: Body, settings: ServerSettings, vocab: Vocab, n_slots: int) -> GenerationParams:
+    """Generation parameters of a request body. Raises ApiError 400 for values that cannot be used."""
+    limit = -1
+    for key in ("max_completion_tokens", "max_tokens", "n_predict"):
+        limit = integer(body, key, limit)
+    id_slot = integer(body, "id_slot", -1)
+    if id_slot >= n_slots:
+        raise bad_request(f"id_slot {id_slot} does not exist; slots are 0 to {n_slots - 1}")
+    n = integer(body, "n", 1)
+    if not 1 <= n <= 128:
+        raise bad_request(f"n must be between 1 and 128, not {n}")
+    samplers = read_samplers(body.get("samplers"))
+    stop = strings(body.get("stop"))
+    return GenerationParams(
+        sampling=read_sampling(body, settings, vocab, samplers),
+        n_predict=limit,
+        limit=limit if limit >= 0 else settings.n_predict,
+        n_keep=integer(body, "n_keep", settings.n_keep),
+        n_discard=integer(body, "n_discard", 0),
+        stop=settings.stop if stop is None else stop,
+        n_probs=integer(body, "n_probs", 0),
+        post_sampling_probs=flag(body, "post_sampling_probs"),
+        stream=flag(body, "stream"),
+        cache_prompt=flag(body, "cache_prompt", True),
+        id_slot=id_slot,
+        timings_per_token=flag(body, "timings_per_token"),
+        t_max_predict_ms=integer(body, "t_max_predict_ms", 0),
+        n=n,
+        response_fields=strings(body.get("response_fields")) or (),
+        default_samplers=settings.default_samplers and samplers is None,
+        reasoning_format=settings.reasoning_format,
+    )
+
+
+def read_samplers(value: Any) -> tuple[str, ...] | None:
+    """Sampler order given as names or letters; None when it is not given."""
+    if isinstance(value, str):
+        return sampler_sequence_from_letters(value)
+    names = strings(value)
+    return None if names is None else sampler_sequence(names)
+
+
+def read_sampling(
+    body: Body, settings: ServerSettings, vocab: Vocab, samplers: tuple[str, ...] | None
+) -> SamplingParams:
+    """Sampling parameters: the server's, replaced by those of the request."""
+    base = settings.sampling
+    values: dict[str, Any] = {name: number(body, name, getattr(base, name)) for name in FLOATS}
+    values |= {name: integer(body, name, getattr(base, name)) for name in INTEGERS}
+    values |= {name: flag(body, name, getattr(base, name)) for name in FLAGS}
+    seed = number(body, "seed", base.seed)
+    values["seed"] = int(seed) % LARGEST_SEED
+    if samplers is not None:
+        values["samplers"] = samplers
+    if "dry_sequence_breakers" in body:
+        breakers = body["dry_sequence_breakers"]
+        if not isinstance(breakers, list) or not breakers or not all(isinstance(item, str) for item in breakers):
+            raise bad_request("Error: dry_sequence_breakers must be a non-empty array of strings")
+        values["dry_sequence_breakers"] = tuple(breakers)
+    if body.get("logit_bias") is not None:
+        values["logit_bias"] = read_logit_bias(body["logit_bias"], vocab)
+    values |= read_grammar(body, base)
+    params = dataclasses.replace(base, **values)
+    try:
+        params.check()
+    except UsageError as error:
+        raise bad_request(str(error)) from None
+    return params
+
+
+def read_grammar(body: Body, base: SamplingParams) -> dict[str, Any]:
+    """Fields ``grammar`` and ``json_schema``; giving both is an error."""
+    grammar, schema = body.get("grammar"), body.get("json_schema")
+    if grammar and schema is not None:
+        raise bad_request('Either "json_schema" or "grammar" can be specified, but not both')
+    if schema is not None:
+        return {"json_schema": schema if isinstance(schema, str) else json.dumps(schema), "grammar": ""}
+    if isinstance(grammar, str):
+        return {"grammar": grammar, "json_schema": None} if grammar else {}
+    return {}
+
+
+def read_logit_bias(value: Any, vocab: Vocab) -> tuple[tuple[int, float], ...]:
+    """Biases from ``[[id or text, number or false], ...]`` or ``{id or text: number}``; what is neither is left out."""
+    if isinstance(value, Mapping):
+        pairs: list[Any] = [[_as_id(key), bias] for key, bias in value.items()]
+    elif isinstance(value, list):
+        pairs = value
+    else:
+        return ()
+    found: dict[int, float] = {}
+    for pair in pairs:
+        if not isinstance(pair, list) or len(pair) != 2:
+            continue
+        token, bias = pair
+        if bias is False:
+            bias = -math.inf
+        if isinstance(bias, bool) or not isinstance(bias, (int, float)) or isinstance(token, bool):
+            continue
+        if isinstance(token, int):
+            ids = [token] if 0 <= token < vocab.n_tokens else []
+        elif isinstance(token, str):
+            ids = vocab.tokenize(token, add_special=False)
+        else:
+            continue
+        found.update((i, float(bias)) for i in ids)
+    return tuple(found.items())
+
+
+def _as_id(text: str) -> int | str:
+    return int(text) if text.isascii() and text.isdigit() else text
+
+
+def single(value: float) -> float:
+    """The value as a 32-bit float holds it, which is how parameters are shown."""
+    return float(np.float32(value))
+
+
+def describe(
+    params: GenerationParams, settings: ServerSettings, n_ctx: int, n_ctx_slot: int, eos: int | None
+) -> dict[str, Any]:
+    """Generation settings as answers show them. ``n_ctx`` is what -1 means for the penalty windows."""
+    s = params.sampling
+    bias: list[list[Any]] = [[i, b if math.isfinite(b) else None] for i, b in s.logit_bias]
+    if s.ignore_eos and eos is not None:
+        bias.append([eos, None])
+    return {
+        "n_ctx": n_ctx_slot,
+        "n_predict": settings.n_predict,
+        "model": settings.alias,
+        "seed": s.seed,
+        "temperature": single(s.temperature),
+        "dynatemp_range": single(s.dynatemp_range),
+        "dynatemp_exponent": single(s.dynatemp_exponent),
+        "top_k": s.top_k,
+        "top_p": single(s.top_p),
+        "min_p": single(s.min_p),
+        "tfs_z": single(s.tfs_z),
+        "typical_p": single(s.typical_p),
+        "repeat_last_n": n_ctx if s.repeat_last_n < 0 else s.repeat_last_n,
+        "repeat_penalty": single(s.repeat_penalty),
+        "presence_penalty": single(s.presence_penalty),
+        "frequency_penalty": single(s.frequency_penalty),
+        "penalty_prompt_tokens": [],
+        "use_penalty_prompt_tokens": False,
+        "dry_multiplier": single(s.dry_multiplier),
+        "dry_base": single(s.dry_base),
+        "dry_allowed_length": s.dry_allowed_length,
+        "dry_penalty_last_n": n_ctx if s.dry_penalty_last_n < 0 else s.dry_penalty_last_n,
+        "dry_sequence_breakers": list(s.dry_sequence_breakers),
+        "mirostat": s.mirostat,
+        "mirostat_tau": single(s.mirostat_tau),
+        "mirostat_eta": single(s.mirostat_eta),
+        "adaptive_target": single(s.adaptive_target),
+        "adaptive_decay": single(s.adaptive_decay),
+        "adaptive_updt_w_cur": s.adaptive_updt_w_cur,
+        "penalize_nl": s.penalize_nl,
+        "stop": list(params.stop),
+        "max_tokens": params.n_predict,
+        "n_keep": params.n_keep,
+        "n_discard": params.n_discard,
+        "ignore_eos": s.ignore_eos,
+        "stream": params.stream,
+        "logit_bias": bias,
+        "n_probs": params.n_probs,
+        "min_keep": s.min_keep,
+        "grammar": grammar_text(s),
+        "grammar_triggers": [],
+        "preserved_tokens": sorted(params.preserved_tokens),
+        "chat_format": params.chat_format,
+        "reasoning_format": params.reasoning_format,
+        "reasoning_in_content": False,
+        "samplers": [*s.samplers, ""] if params.default_samplers else list(s.samplers),
+    }
+
+
+def grammar_text(sampling: SamplingParams) -> str:
+    """The grammar in use as GBNF."""
+    if sampling.json_schema is None:
+        return sampling.grammar
+    from ikpy.engine.json_schema import schema_to_gbnf
+
+    return schema_to_gbnf(json.loads(sampling.json_schema))
+
+
+def default_params(settings: ServerSettings) -> GenerationParams:
+    """Parameters a fresh slot shows."""
+    return GenerationParams(
+        sampling=dataclasses.replace(settings.sampling, seed=RANDOM_SEED),
+        stream=True,
+        default_samplers=settings.default_samplers,
+        reasoning_format="none",
+    )

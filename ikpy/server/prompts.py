@@ -1,0 +1,102 @@
+"""Prompts of native requests: text, token ids, mixtures, lists of prompts (tools specification 10.5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ikpy.server.errors import bad_request
+
+if TYPE_CHECKING:
+    from ikpy.vocab import Vocab
+
+WRONG_TYPE = (
+    '"prompt" elements must be a string, a list of tokens, a JSON object containing a prompt string, '
+    "or a list of mixed strings & tokens."
+)
+EMPTY = '"prompt" must not be empty'
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Tokens of a prompt and what answers show as ``prompt``."""
+
+    tokens: list[int]
+    shown: Any
+
+
+def is_token(value: Any) -> bool:
+    """Whether a JSON value is an integer."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def read_prompts(value: Any, vocab: Vocab) -> list[Prompt]:
+    """Prompts of a field; several only for a list of prompts. Raises ApiError 400."""
+    if isinstance(value, str):
+        return [Prompt(_text(value, vocab), value)]
+    if not isinstance(value, list):
+        return [Prompt(_one(value, vocab), None)]
+    if not value:
+        raise bad_request(EMPTY)
+    if all(is_token(item) for item in value):
+        return [Prompt(_checked(value, vocab), value)]
+    if any(is_token(item) for item in value):
+        return [Prompt(_mixed(value, vocab), None)]
+    return [Prompt(_one(item, vocab), None) for item in value]
+
+
+def is_batch(value: Any) -> bool:
+    """Whether a prompt field is a list of prompts, which is answered with a list."""
+    return isinstance(value, list) and bool(value) and not any(is_token(item) for item in value)
+
+
+def _one(value: Any, vocab: Vocab) -> list[int]:
+    """Tokens of one prompt of a list."""
+    if isinstance(value, str):
+        return _text(value, vocab)
+    if isinstance(value, dict) and isinstance(value.get("prompt_string"), str):
+        if value.get("multimodal_data"):
+            raise bad_request("multimodal data is not supported")
+        return _text(value["prompt_string"], vocab)
+    if isinstance(value, list):
+        if not value:
+            raise bad_request(EMPTY)
+        if all(is_token(item) for item in value):
+            return _checked(value, vocab)
+        return _mixed(value, vocab)
+    raise bad_request(WRONG_TYPE)
+
+
+def _text(text: str, vocab: Vocab) -> list[int]:
+    return _not_empty(vocab.tokenize(text, add_special=True, parse_special=True))
+
+
+def _mixed(items: list[Any], vocab: Vocab) -> list[int]:
+    """Texts and ids in turn; only the first may get a BOS token."""
+    if not all(is_token(item) or isinstance(item, str) for item in items):
+        raise bad_request(WRONG_TYPE)
+    return _not_empty(join_tokens(items, vocab, add_special=True))
+
+
+def join_tokens(items: list[Any], vocab: Vocab, *, add_special: bool) -> list[int]:
+    """Ids of texts and ids in turn; ``add_special`` holds for a text at the beginning."""
+    tokens: list[int] = []
+    for i, item in enumerate(items):
+        if isinstance(item, str):
+            tokens += vocab.tokenize(item, add_special=add_special and i == 0, parse_special=True)
+        else:
+            tokens += _checked([item], vocab)
+    return tokens
+
+
+def _checked(tokens: list[int], vocab: Vocab) -> list[int]:
+    for token in tokens:
+        if not 0 <= token < vocab.n_tokens:
+            raise bad_request(f"token id {token} is outside the vocabulary (0 to {vocab.n_tokens - 1})")
+    return tokens
+
+
+def _not_empty(tokens: list[int]) -> list[int]:
+    if not tokens:
+        raise bad_request(EMPTY)
+    return tokens

@@ -1,0 +1,255 @@
+"""Anthropic routes: messages and count_tokens (tools specification 10.11)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ikpy.server.chat.output import ChatMessage, Delta, OutputReader
+from ikpy.server.chat.request import NO_MEDIA, ChatRequest, read_chat
+from ikpy.server.errors import bad_request, error_body
+from ikpy.server.front import Front, Generation, random_id
+from ikpy.server.http import EventStream, json_response, named_event, read_body
+from ikpy.server.routes_status import front_of
+from ikpy.server.tasks import Failed, Finished, Piece
+
+Object = dict[str, Any]
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def to_chat(body: Mapping[str, Any]) -> Object:
+    """The request in the OpenAI form."""
+    if "messages" not in body:
+        raise bad_request("'messages' is required")
+    if not isinstance(body["messages"], list):
+        raise bad_request("Expected 'messages' to be an array")
+    out = {k: v for k, v in body.items() if k not in ("system", "messages", "tools", "tool_choice", "thinking", "n")}
+    system = _text(body.get("system"))
+    messages: list[Object] = [{"role": "system", "content": system}] if system else []
+    for message in body["messages"]:
+        messages += _messages(message)
+    out["messages"] = messages
+    if "stop_sequences" in body:
+        out["stop"] = out.pop("stop_sequences")
+    if body.get("tools") is not None:
+        out["tools"] = _tools(body["tools"])
+    out |= _choice(body.get("tool_choice"))
+    thinking = body.get("thinking")
+    if isinstance(thinking, dict) and thinking.get("type") == "disabled":
+        out["chat_template_kwargs"] = {"enable_thinking": False}
+    return out
+
+
+def _text(value: Any) -> str:
+    """Text of a string or of text blocks."""
+    if isinstance(value, list):
+        return "\n".join(str(b.get("text", "")) for b in value if isinstance(b, dict) and b.get("type") == "text")
+    return value if isinstance(value, str) else ""
+
+
+def _tools(tools: Any) -> Any:
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise bad_request("Expected 'tools' to be an array of objects")
+    names = {"name": "name", "description": "description", "input_schema": "parameters"}
+    return [
+        {"type": "function", "function": {new: tool[old] for old, new in names.items() if old in tool}}
+        for tool in tools
+    ]
+
+
+def _choice(choice: Any) -> Object:
+    if not isinstance(choice, dict):
+        return {}
+    kind = choice.get("type")
+    if kind == "tool":
+        return {"tool_choice": {"type": "function", "function": {"name": choice.get("name")}}}
+    if kind not in CHOICES:
+        raise bad_request(f"Invalid tool_choice: {json.dumps(choice)}")
+    return {"tool_choice": CHOICES[kind]}
+
+
+def _messages(message: Any) -> list[Object]:
+    """One message: tool results become messages of their own, before the rest of the text."""
+    if not isinstance(message, dict) or not isinstance(message.get("content"), list):
+        return [message]
+    role = message.get("role")
+    texts: list[Object] = []
+    calls: list[Object] = []
+    results: list[Object] = []
+    reasoning = ""
+    for block in message["content"]:
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "image":
+            raise bad_request(NO_MEDIA.format("image"))
+        if kind == "tool_use":
+            function = {"name": block.get("name"), "arguments": json.dumps(block.get("input", {}), ensure_ascii=False)}
+            calls.append({"id": block.get("id", ""), "type": "function", "function": function})
+        elif kind == "tool_result":
+            content = _text(block.get("content"))
+            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id", ""), "content": content})
+        elif kind == "thinking":
+            reasoning += str(block.get("thinking", ""))
+        elif kind != "redacted_thinking":
+            texts.append(block)
+    out = list(results)
+    if texts or calls or not results:
+        own: Object = {"role": role, "content": texts if texts else ("" if not calls else None)}
+        out.append(
+            own | ({"tool_calls": calls} if calls else {}) | ({"reasoning_content": reasoning} if reasoning else {})
+        )
+    return out
+
+
+def content_blocks(message: ChatMessage) -> list[Object]:
+    """Array ``content`` of an answer."""
+    blocks: list[Object] = []
+    if message.reasoning:
+        blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})
+    if message.content:
+        blocks.append({"type": "text", "text": message.content})
+    for call in message.calls:
+        blocks.append({"type": "tool_use", "id": call["id"], "name": call["name"], "input": arguments(call)})
+    return blocks
+
+
+def arguments(call: Mapping[str, str]) -> Any:
+    """Arguments of a call as an object; empty when the model did not finish them."""
+    try:
+        value = json.loads(call["arguments"])
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def stop_reason(event: Finished, called: bool) -> str:
+    """stop_reason of an answer."""
+    if event.stopped_limit:
+        return "max_tokens"
+    return "tool_use" if called else "end_turn"
+
+
+def input_usage(n_prompt: int, n_cached: int, n_output: int) -> Object:
+    """Object ``usage``."""
+    return {"cache_read_input_tokens": n_cached, "input_tokens": n_prompt - n_cached, "output_tokens": n_output}
+
+
+class MessageStream:
+    """Events of one streamed answer."""
+
+    def __init__(self, front: Front, chat: ChatRequest) -> None:
+        self._front = front
+        self._reader = OutputReader(chat.output)
+        self._blocks: list[str] = []
+        self._indices: dict[tuple[str, int], int] = {}
+        self._started = False
+
+    async def events(self, generation: Generation) -> AsyncIterator[str]:
+        """The events as text."""
+        async for event in generation.events():
+            if isinstance(event, Failed):
+                kind = "overloaded_error" if event.code == 503 else error_body(event.code, "")["error"]["type"]
+                body = {"type": "error", "error": {"type": kind, "message": event.message}}
+                yield named_event("error", body)
+            elif isinstance(event, (Piece, Finished)):
+                if not self._started:
+                    yield self._start(event)
+                finished = isinstance(event, Finished)
+                deltas = self._reader.finish() if isinstance(event, Finished) else self._reader.feed(event.text)
+                for delta in deltas:
+                    for text in self._delta(delta):
+                        yield text
+                if finished and isinstance(event, Finished):
+                    for text in self._end(event):
+                        yield text
+
+    def _start(self, event: Piece | Finished) -> str:
+        self._started = True
+        message: Object = {
+            "id": random_id("chatcmpl-"),
+            "type": "message",
+            "role": "assistant",
+            "content": [],
+            "model": self._front.settings.alias,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": input_usage(event.n_prompt, event.n_cached, 0),
+        }
+        return self._event("message_start", message=message)
+
+    @staticmethod
+    def _event(name: str, **values: Any) -> str:
+        return named_event(name, {"type": name, **values})
+
+    def _delta(self, delta: Delta) -> list[str]:
+        """Events of new output: the beginning of its block if it is the first, then the text."""
+        out = []
+        key = (delta.kind, delta.index)
+        if key not in self._indices:
+            self._indices[key] = len(self._blocks)
+            self._blocks.append(delta.kind)
+            block = {
+                "content": {"type": "text", "text": ""},
+                "reasoning": {"type": "thinking", "thinking": ""},
+                "tool": {"type": "tool_use", "id": delta.call_id, "name": delta.name},
+            }[delta.kind]
+            out.append(self._event("content_block_start", index=self._indices[key], content_block=block))
+        value = {
+            "content": {"type": "text_delta", "text": delta.text},
+            "reasoning": {"type": "thinking_delta", "thinking": delta.text},
+            "tool": {"type": "input_json_delta", "partial_json": delta.text},
+        }[delta.kind]
+        out.append(self._event("content_block_delta", index=self._indices[key], delta=value))
+        return out
+
+    def _end(self, event: Finished) -> list[str]:
+        """Events behind the last output."""
+        out = []
+        for i, kind in enumerate(self._blocks):
+            if kind == "reasoning":
+                signature = {"type": "signature_delta", "signature": ""}
+                out.append(self._event("content_block_delta", index=i, delta=signature))
+            out.append(self._event("content_block_stop", index=i))
+        ending = {"stop_reason": stop_reason(event, "tool" in self._blocks), "stop_sequence": None}
+        out.append(self._event("message_delta", delta=ending, usage={"output_tokens": event.n_decoded}))
+        out.append(self._event("message_stop"))
+        return out
+
+
+async def messages(request: Request) -> Response:
+    """POST /v1/messages."""
+    front = front_of(request)
+    body = to_chat(await read_body(request, front.settings))
+    chat = await asyncio.to_thread(read_chat, body, front)
+    generation = await front.start([chat.prompt], chat.params)
+    if chat.params.stream:
+        await generation.first()
+        return EventStream(MessageStream(front, chat).events(generation), generation.cancel, front.settings.timeout)
+    event = (await generation.results(request))[0]
+    reader, message = OutputReader(chat.output), ChatMessage()
+    for delta in [*reader.feed(event.text), *reader.finish()]:
+        message.add(delta)
+    return json_response(
+        {
+            "id": random_id("chatcmpl-"),
+            "type": "message",
+            "role": "assistant",
+            "content": content_blocks(message),
+            "model": front.settings.alias,
+            "stop_reason": stop_reason(event, bool(message.calls)),
+            "stop_sequence": None,
+            "usage": input_usage(event.n_prompt, event.n_cached, event.n_decoded),
+        }
+    )
+
+
+async def count_tokens(request: Request) -> Response:
+    """POST /v1/messages/count_tokens."""
+    front = front_of(request)
+    body = to_chat(await read_body(request, front.settings))
+    chat = await asyncio.to_thread(read_chat, body, front)
+    return json_response({"input_tokens": len(chat.prompt.tokens)})

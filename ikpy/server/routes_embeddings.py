@@ -1,0 +1,113 @@
+"""Embedding routes: pooling, normalization, native and OpenAI answers (tools specification 10.13)."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ikpy.server.errors import ApiError, bad_request
+from ikpy.server.front import Front, Generation
+from ikpy.server.http import json_response, read_body
+from ikpy.server.params import integer
+from ikpy.server.prompts import read_prompts
+from ikpy.server.routes_status import front_of
+from ikpy.server.tasks import Embedded, EmbeddingTask
+
+Vectors = NDArray[np.float32]
+TOO_LARGE = "input is too large to process. increase the physical batch size"
+NOT_OPENAI = "Pooling type 'none' is not OAI compatible. Please use a different pooling type"
+L2 = 2
+
+
+async def embedding(request: Request) -> Response:
+    """POST /embedding and /embeddings."""
+    front, body = await _read(request)
+    found, normalize = await _embed(request, front, body), integer(body, "embd_normalize", L2)
+    pooling = front.settings.pooling
+    return json_response(
+        [
+            {"index": event.index, "embedding": pooled(event.states, pooling, normalize).astype(float).tolist()}
+            for event in found
+        ]
+    )
+
+
+async def v1_embeddings(request: Request) -> Response:
+    """POST /v1/embeddings."""
+    front, body = await _read(request)
+    pooling = front.settings.pooling
+    if pooling == "none":
+        raise bad_request(NOT_OPENAI)
+    encoding = body.get("encoding_format", "float")
+    if encoding not in ("float", "base64"):
+        raise bad_request("The format to return the embeddings in. Can be either float or base64")
+    found = await _embed(request, front, body)
+    normalize = integer(body, "embd_normalize", L2)
+    vectors = [pooled(event.states, pooling, normalize)[0] for event in found]
+    n_tokens = sum(event.n_tokens for event in found)
+    model = body.get("model")
+    data = [
+        {"embedding": encoded(vector, encoding), "index": i, "object": "embedding"}
+        | ({"encoding_format": "base64"} if encoding == "base64" else {})
+        for i, vector in enumerate(vectors)
+    ]
+    return json_response(
+        {
+            "model": model if isinstance(model, str) and model else front.settings.alias,
+            "object": "list",
+            "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
+            "data": data,
+        }
+    )
+
+
+def encoded(vector: NDArray[np.float32], encoding: str) -> Any:
+    """A vector as a list of numbers, or as base64 of its little-endian float32 values."""
+    if encoding == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    return vector.astype(float).tolist()
+
+
+async def _read(request: Request) -> tuple[Front, dict[str, Any]]:
+    front = front_of(request)
+    if not front.settings.embeddings:
+        raise ApiError(501, "This server does not support embeddings. Start it with `--embeddings`")
+    return front, await read_body(request, front.settings)
+
+
+async def _embed(request: Request, front: Front, body: dict[str, Any]) -> list[Embedded]:
+    """Hidden states of every text of the request."""
+    value = body["input"] if "input" in body else body.get("content")
+    if value is None:
+        raise bad_request('"input" or "content" must be provided')
+    prompts = await asyncio.to_thread(read_prompts, value, front.vocab)
+    longest = max(len(prompt.tokens) for prompt in prompts)
+    if longest > front.engine.context.n_ubatch or longest > front.engine.n_ctx_slot:
+        raise bad_request(TOO_LARGE)
+    generation = Generation(front.engine)
+    generation.submit([EmbeddingTask(p.tokens, generation.sink, i, p.shown) for i, p in enumerate(prompts)])
+    return await generation.results(request)
+
+
+def pooled(states: Vectors, pooling: str, normalize: int) -> Vectors:
+    """Vectors [1, n_embd] of a text from hidden states [n_tokens, n_embd]; without pooling all of them as they are."""
+    if pooling == "none":
+        return states
+    chosen = {"mean": states.mean(axis=0), "cls": states[0], "last": states[-1]}[pooling]
+    return normalized(chosen.astype(np.float32), normalize)[None]
+
+
+def normalized(vector: Vectors, kind: int) -> Vectors:
+    """kind < 0: unchanged; 0: largest absolute value 32760; 2: Euclidean norm 1; n: n-norm 1."""
+    if kind < 0:
+        return vector
+    x = vector.astype(np.float64)
+    size = np.abs(x)
+    norm = float(size.max()) / 32760.0 if kind == 0 else float((size**kind).sum() ** (1.0 / kind))
+    return (x / norm if norm > 0 else np.zeros_like(x)).astype(np.float32)

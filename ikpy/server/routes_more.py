@@ -1,0 +1,116 @@
+"""Infill, adapters, probes of Ollama clients, and routes that are not supported."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ikpy.server.errors import ApiError, bad_request
+from ikpy.server.front import Front
+from ikpy.server.http import EventStream, json_response, parse_json, read_body
+from ikpy.server.params import read_generation
+from ikpy.server.prompts import Prompt
+from ikpy.server.routes_native import final_object, stream
+from ikpy.server.routes_status import front_of
+
+UNSUPPORTED = {
+    "/rerank /reranking /v1/rerank /v1/reranking": "reranking",
+    "/api/chat": "the Ollama chat API; use /v1/chat/completions",
+    "/api/generate": "the Ollama generate API; use /completion",
+    "/control-vectors/load /control-vectors/unload /control-vectors/apply": "control vectors",
+    "/load /save /rename /all /delete": "stored chat histories",
+}
+"""POST routes that exist elsewhere, and what is missing here."""
+
+
+def unsupported(what: str) -> Callable[[Request], Awaitable[Response]]:
+    """A handler that answers 501 and says what is not supported."""
+
+    async def handler(request: Request) -> Response:
+        raise ApiError(501, f"This server does not support {what}")
+
+    return handler
+
+
+async def infill(request: Request) -> Response:
+    """POST /infill: text between a prefix and a suffix."""
+    front = front_of(request)
+    body = await read_body(request, front.settings)
+    prompt = await asyncio.to_thread(infill_prompt, front, body)
+    params = read_generation(body, front.settings, front.vocab, front.settings.n_slots)
+    generation = await front.start([prompt], params)
+    if params.stream:
+        await generation.first()
+        return EventStream(stream(front, generation, params), generation.cancel, front.settings.timeout)
+    return json_response(final_object(front, generation, params, (await generation.results(request))[0]))
+
+
+def infill_prompt(front: Front, body: dict[str, Any]) -> Prompt:
+    """Fill-in-the-middle tokens around prefix and suffix. Raises ApiError 501 for a model without them."""
+    vocab = front.vocab
+    if vocab.fim_pre is None or vocab.fim_suf is None or vocab.fim_mid is None:
+        raise ApiError(501, "This model does not support infill: its vocabulary has no fill-in-the-middle tokens")
+    texts = {}
+    for name in ("input_prefix", "input_suffix"):
+        texts[name] = body.get(name, "")
+        if not isinstance(texts[name], str):
+            raise bad_request(f'"{name}" must be a string')
+    tokens: list[int] = [vocab.bos] if vocab.add_bos and vocab.bos is not None else []
+    for item in extra_files(body):
+        if vocab.fim_sep is not None:
+            tokens.append(vocab.fim_sep)
+        tokens += vocab.tokenize(f"{item[0]}\n{item[1]}\n", add_special=False)
+    tokens += [vocab.fim_pre, *vocab.tokenize(texts["input_prefix"], add_special=False)]
+    tokens += [vocab.fim_suf, *vocab.tokenize(texts["input_suffix"], add_special=False), vocab.fim_mid]
+    return Prompt(tokens, texts["input_prefix"])
+
+
+def extra_files(body: dict[str, Any]) -> list[tuple[str, str]]:
+    """Names and texts of ``input_extra``."""
+    extra = body.get("input_extra", [])
+    if not isinstance(extra, list) or not all(isinstance(item, dict) for item in extra):
+        raise bad_request('"input_extra" must be an array of objects with filename and text')
+    return [(str(item.get("filename", "tmp")), str(item.get("text", ""))) for item in extra]
+
+
+async def lora_list(request: Request) -> Response:
+    """GET /lora-adapters: none can be loaded."""
+    return json_response([])
+
+
+async def lora_apply(request: Request) -> Response:
+    """POST /lora-adapters."""
+    wanted = parse_json(await request.body())
+    if not isinstance(wanted, list):
+        raise bad_request("expected an array of adapters")
+    if wanted:
+        raise bad_request("invalid adapter id")
+    return json_response({"success": True})
+
+
+async def control_vectors(request: Request) -> Response:
+    """GET /control-vectors: none can be loaded."""
+    return json_response([])
+
+
+async def ollama_tags(request: Request) -> Response:
+    """GET /api/tags: the model in the form Ollama clients look for."""
+    front = front_of(request)
+    name = front.settings.alias
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(front.started))
+    arch = front.model.hparams.arch
+    details = {"parent_model": "", "format": "gguf", "family": arch, "families": [arch]}
+    entry = {"name": name, "model": name, "modified_at": stamp, "size": front.model.size_bytes, "digest": ""}
+    return json_response({"models": [entry | {"details": details}]})
+
+
+async def ollama_version(request: Request) -> Response:
+    """GET /api/version."""
+    import ikpy
+
+    return json_response({"version": ikpy.__version__})

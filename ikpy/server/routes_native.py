@@ -1,0 +1,122 @@
+"""Native routes: completion, tokenize, detokenize, apply-template."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ikpy.server import probabilities
+from ikpy.server.errors import bad_request, error_body
+from ikpy.server.front import Front, Generation
+from ikpy.server.http import EventStream, data_event, json_response, read_body
+from ikpy.server.params import GenerationParams, read_generation
+from ikpy.server.prompts import is_batch, is_token, join_tokens, read_prompts
+from ikpy.server.routes_status import front_of
+from ikpy.server.tasks import CompletionTask, Failed, Finished, Piece
+
+
+async def completion(request: Request) -> Response:
+    """POST /completion and /completions."""
+    front = front_of(request)
+    body = await read_body(request, front.settings)
+    if "prompt" not in body:
+        raise bad_request('"prompt" is required')
+    params = read_generation(body, front.settings, front.vocab, front.settings.n_slots)
+    prompts = await asyncio.to_thread(read_prompts, body["prompt"], front.vocab)
+    generation = await front.start(prompts, params)
+    if params.stream:
+        await generation.first()
+        return EventStream(stream(front, generation, params), generation.cancel, front.settings.timeout)
+    results = [final_object(front, generation, params, item) for item in await generation.results(request)]
+    several = is_batch(body["prompt"]) or params.n > 1
+    return json_response(results if several else results[0])
+
+
+async def stream(front: Front, generation: Generation, params: GenerationParams) -> AsyncIterator[str]:
+    """Events of a native stream."""
+    async for event in generation.events():
+        if isinstance(event, Failed):
+            yield data_event(error_body(event.code, event.message))
+        elif isinstance(event, Piece):
+            yield data_event(piece_object(front, params, event))
+        elif isinstance(event, Finished):
+            yield data_event(final_object(front, generation, params, event) | {"content": ""})
+
+
+def piece_object(front: Front, params: GenerationParams, event: Piece) -> dict[str, Any]:
+    """One streamed chunk."""
+    out: dict[str, Any] = {"content": event.text, "stop": False, "id_slot": event.id_slot, "multimodal": False}
+    if params.n_probs > 0:
+        out["completion_probabilities"] = probabilities.native(front.vocab, event.probabilities)
+    if params.timings_per_token:
+        out["timings"] = event.timings.json()
+    return out
+
+
+def final_object(front: Front, generation: Generation, params: GenerationParams, event: Finished) -> dict[str, Any]:
+    """The whole answer (specification 10.5), or only its ``response_fields``."""
+    task = generation.tasks[event.index]
+    assert isinstance(task, CompletionTask)
+    out = {
+        "content": event.text,
+        "generated_text": event.text,
+        "id_slot": event.id_slot,
+        "stop": True,
+        "model": front.settings.alias,
+        "tokens_predicted": event.n_decoded,
+        "tokens_evaluated": event.n_prompt,
+        "generation_settings": front.describe(task.params),
+        "prompt": task.prompt,
+        "truncated": event.truncated,
+        "stopped_eos": event.stopped_eos,
+        "stopped_word": event.stopped_word,
+        "stopped_limit": event.stopped_limit,
+        "stopping_word": event.stopping_word,
+        "tokens_cached": event.n_past,
+        "timings": event.timings.json(),
+    }
+    if params.n_probs > 0:
+        out["completion_probabilities"] = probabilities.native(front.vocab, event.probabilities)
+    return selected(out, params.response_fields) if params.response_fields else out
+
+
+def selected(answer: dict[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
+    """Parts of an answer by their paths (``timings/predicted_n``), under their last name; unknown ones are left out."""
+    found: dict[str, Any] = {}
+    for path in fields:
+        value: Any = answer
+        for name in path.split("/"):
+            if not isinstance(value, dict) or name not in value:
+                break
+            value = value[name]
+        else:
+            found[path.rpartition("/")[2]] = value
+    return found
+
+
+async def tokenize(request: Request) -> Response:
+    """POST /tokenize."""
+    front = front_of(request)
+    body = await read_body(request, front.settings)
+    content = body.get("content", "")
+    items = content if isinstance(content, list) else [content]
+    if not all(isinstance(item, str) or is_token(item) for item in items) or is_token(content):
+        raise bad_request('"content" must be a string or an array of strings and token ids')
+    add_special = body.get("add_special") is True
+    tokens = await asyncio.to_thread(join_tokens, items, front.vocab, add_special=add_special)
+    return json_response({"tokens": tokens})
+
+
+async def detokenize(request: Request) -> Response:
+    """POST /detokenize."""
+    front = front_of(request)
+    body = await read_body(request, front.settings)
+    tokens = body.get("tokens", [])
+    if not isinstance(tokens, list) or not all(is_token(item) for item in tokens):
+        raise bad_request('"tokens" must be an array of token ids')
+    join_tokens(tokens, front.vocab, add_special=False)
+    return json_response({"content": front.vocab.detokenize(tokens)})

@@ -1,0 +1,253 @@
+"""OpenAI routes: completions and chat completions; apply-template."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ikpy.server import probabilities
+from ikpy.server.chat.output import ChatMessage, Delta, OutputReader
+from ikpy.server.chat.request import (
+    ChatRequest,
+    model_of,
+    read_chat,
+    read_messages,
+    read_tool_choice,
+    read_tools,
+    render,
+)
+from ikpy.server.errors import bad_request, error_body
+from ikpy.server.front import Front, Generation, random_id
+from ikpy.server.http import DONE, EventStream, data_event, json_response, read_body
+from ikpy.server.params import GenerationParams, flag, integer, read_generation
+from ikpy.server.prompts import is_batch, read_prompts
+from ikpy.server.routes_status import front_of
+from ikpy.server.tasks import Failed, Finished, Piece
+
+
+def usage(events: Sequence[Finished]) -> dict[str, Any]:
+    """Object ``usage`` of one or several answers to the same prompt."""
+    completion = sum(event.n_decoded for event in events)
+    prompt = events[0].n_prompt
+    return {
+        "completion_tokens": completion,
+        "prompt_tokens": prompt,
+        "total_tokens": completion + prompt,
+        "prompt_tokens_details": {"cached_tokens": events[0].n_cached},
+    }
+
+
+def stop_reason(event: Finished) -> str:
+    """finish_reason without tool calls."""
+    return "length" if event.stopped_limit else "stop"
+
+
+# --- completions --------------------------------------------------------------------------------------------------
+
+
+class Completions:
+    """Answers to one /v1/completions request."""
+
+    def __init__(self, front: Front, params: GenerationParams, model: str) -> None:
+        self.front = front
+        self.params = params
+        self.model = model
+        self.id = random_id("chatcmpl-")
+        self.created = int(time.time())
+
+    def logprobs(self, found: Sequence[Any]) -> Any:
+        """Object ``logprobs`` or None."""
+        if self.params.n_probs <= 0:
+            return None
+        return probabilities.openai(self.front.vocab, found, post_sampling=self.params.post_sampling_probs)
+
+    def choice(self, index: int, text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
+        """One element of ``choices``."""
+        return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
+
+    def head(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        """The fields every object begins with."""
+        return {"choices": choices, "created": self.created, "model": self.model, "object": "text_completion"}
+
+    def answer(self, events: Sequence[Finished]) -> dict[str, Any]:
+        """The whole answer to one prompt."""
+        choices = [self.choice(e.index, e.text, self.logprobs(e.probabilities), stop_reason(e)) for e in events]
+        tail = {"usage": usage(events), "id": self.id, "timings": events[-1].timings.json()}
+        return self.head(choices) | tail
+
+    async def stream(self, generation: Generation) -> AsyncIterator[str]:
+        """Events of a stream."""
+        async for event in generation.events():
+            if isinstance(event, Failed):
+                yield data_event(error_body(event.code, event.message))
+            elif isinstance(event, Piece):
+                logprobs = self.logprobs(event.probabilities) if event.probabilities else None
+                chunk = self.head([self.choice(event.index, event.text, logprobs, None)]) | {"id": self.id}
+                if self.params.timings_per_token:
+                    chunk["timings"] = event.timings.json()
+                yield data_event(chunk)
+            elif isinstance(event, Finished):
+                choice = self.choice(event.index, "", None, stop_reason(event))
+                tail = {"usage": usage([event]), "id": self.id, "timings": event.timings.json()}
+                yield data_event(self.head([choice]) | tail)
+        yield DONE
+
+
+async def completions(request: Request) -> Response:
+    """POST /v1/completions."""
+    front = front_of(request)
+    body = await read_body(request, front.settings)
+    if "prompt" not in body:
+        raise bad_request('"prompt" is required')
+    if flag(body, "echo"):
+        raise bad_request("Only no echo is supported")
+    for name in ("best_of", "suffix"):
+        if body.get(name) is not None:
+            raise bad_request(f"Unsupported param: {name}")
+    params = read_generation(body, front.settings, front.vocab, front.settings.n_slots)
+    params = replace(params, n_probs=integer(body, "logprobs", params.n_probs))
+    prompts = await asyncio.to_thread(read_prompts, body["prompt"], front.vocab)
+    answers = Completions(front, params, model_of(body, front))
+    generation = await front.start(prompts, params)
+    if params.stream:
+        await generation.first()
+        return EventStream(answers.stream(generation), generation.cancel, front.settings.timeout)
+    results = await generation.results(request)
+    groups = [results[i : i + params.n] for i in range(0, len(results), params.n)]
+    objects = [answers.answer(group) for group in groups]
+    return json_response(objects if is_batch(body["prompt"]) else objects[0])
+
+
+# --- chat ---------------------------------------------------------------------------------------------------------
+
+
+class ChatAnswer:
+    """Answers to one chat request."""
+
+    def __init__(self, front: Front, chat: ChatRequest) -> None:
+        self.front = front
+        self.chat = chat
+        self.id = random_id("chatcmpl-")
+        self.created = int(time.time())
+
+    def logprobs(self, found: Sequence[Any]) -> dict[str, Any]:
+        """Field ``logprobs`` of a choice, or nothing."""
+        if not self.chat.logprobs or not found:
+            return {}
+        post = self.chat.params.post_sampling_probs
+        return {"logprobs": probabilities.openai(self.front.vocab, found, post_sampling=post)}
+
+    def message(self, text: str) -> ChatMessage:
+        """Reasoning, content and calls of a whole text."""
+        reader, message = OutputReader(self.chat.output), ChatMessage()
+        for delta in [*reader.feed(text), *reader.finish()]:
+            message.add(delta)
+        return message
+
+    def choice(self, event: Finished) -> dict[str, Any]:
+        """One element of ``choices``."""
+        message = self.message(event.text)
+        reason = finish_reason(event, bool(message.calls))
+        head = {"finish_reason": reason, "index": event.index, "message": message.openai()}
+        return head | self.logprobs(event.probabilities)
+
+    def answer(self, events: Sequence[Finished]) -> dict[str, Any]:
+        """The whole answer."""
+        return {
+            "choices": [self.choice(event) for event in events],
+            "created": self.created,
+            "model": self.chat.model,
+            "object": "chat.completion",
+            "usage": usage(events),
+            "id": self.id,
+            "timings": events[-1].timings.json(),
+        }
+
+    def chunk(self, choices: list[dict[str, Any]], **more: Any) -> str:
+        """One event of a stream."""
+        head = {"choices": choices, "created": self.created, "id": self.id, "model": self.chat.model}
+        return data_event(head | {"object": "chat.completion.chunk"} | more)
+
+    async def stream(self, generation: Generation) -> AsyncIterator[str]:
+        """Events of a stream."""
+        readers = [OutputReader(self.chat.output) for _ in generation.tasks]
+        called = [False] * len(readers)
+        finished: list[Finished] = []
+        for i in range(len(readers)):
+            yield self.chunk([{"finish_reason": None, "index": i, "delta": {"role": "assistant", "content": None}}])
+        async for event in generation.events():
+            if isinstance(event, Failed):
+                yield data_event(error_body(event.code, event.message))
+            elif isinstance(event, (Piece, Finished)):
+                reader = readers[event.index]
+                deltas = reader.finish() if isinstance(event, Finished) else reader.feed(event.text)
+                called[event.index] |= any(delta.kind == "tool" for delta in deltas)
+                for text in self._delta_chunks(event, deltas):
+                    yield text
+                if isinstance(event, Finished):
+                    finished.append(event)
+                    yield self._last_chunk(event, called[event.index])
+        if self.chat.include_usage and finished:
+            yield self.chunk([], usage=usage(finished), timings=finished[-1].timings.json())
+        yield DONE
+
+    def _delta_chunks(self, event: Piece | Finished, deltas: list[Delta]) -> list[str]:
+        """Chunks of new output; log probabilities go with the first."""
+        piece = isinstance(event, Piece)
+        more = {"timings": event.timings.json()} if self.chat.params.timings_per_token and piece else {}
+        extra = self.logprobs(event.probabilities) if piece else {}
+        chunks = []
+        for i, delta in enumerate(deltas):
+            choice = {"finish_reason": None, "index": event.index, "delta": delta_object(delta)}
+            chunks.append(self.chunk([choice | (extra if i == 0 else {})], **more))
+        return chunks
+
+    def _last_chunk(self, event: Finished, called: bool) -> str:
+        choice = {"finish_reason": finish_reason(event, called), "index": event.index, "delta": {}}
+        more = {} if self.chat.include_usage else {"timings": event.timings.json()}
+        return self.chunk([choice], **more)
+
+
+def finish_reason(event: Finished, called: bool) -> str:
+    """finish_reason of a chat answer."""
+    return "tool_calls" if called and not event.stopped_limit else stop_reason(event)
+
+
+def delta_object(delta: Delta) -> dict[str, Any]:
+    """Object ``delta`` of a chunk."""
+    if delta.kind == "content":
+        return {"content": delta.text}
+    if delta.kind == "reasoning":
+        return {"reasoning_content": delta.text}
+    if delta.name is None:
+        return {"tool_calls": [{"index": delta.index, "function": {"arguments": delta.text}}]}
+    function = {"name": delta.name, "arguments": delta.text}
+    return {"tool_calls": [{"index": delta.index, "id": delta.call_id, "type": "function", "function": function}]}
+
+
+async def chat_completions(request: Request) -> Response:
+    """POST /v1/chat/completions."""
+    front = front_of(request)
+    body = await read_body(request, front.settings)
+    chat = await asyncio.to_thread(read_chat, body, front)
+    generation = await front.start([chat.prompt], chat.params)
+    answer = ChatAnswer(front, chat)
+    if chat.params.stream:
+        await generation.first()
+        return EventStream(answer.stream(generation), generation.cancel, front.settings.timeout)
+    return json_response(answer.answer(await generation.results(request)))
+
+
+async def apply_template(request: Request) -> Response:
+    """POST /apply-template."""
+    front = front_of(request)
+    body = await read_body(request, front.settings)
+    messages, tools = read_messages(body), read_tools(body)
+    text, _, _ = await asyncio.to_thread(render, front, body, messages, tools, read_tool_choice(body))
+    return json_response({"prompt": text})

@@ -1,0 +1,131 @@
+"""Status routes: health, props, slots, models, metrics, version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ikpy.server.errors import ApiError
+from ikpy.server.front import Front
+from ikpy.server.http import json_response
+
+VOCAB_TYPES = {"none": 0, "spm": 1, "bpe": 2, "wpm": 3, "ugm": 4}
+
+
+def front_of(request: Request) -> Front:
+    """The shared state of the application."""
+    return request.app.state.front  # type: ignore[no-any-return]
+
+
+async def health(request: Request) -> Response:
+    """GET /health."""
+    front = front_of(request)
+    idle = front.engine.n_idle
+    body: dict[str, Any] = {
+        "status": "ok" if idle else "no slot available",
+        "slots_idle": idle,
+        "slots_processing": len(front.engine.slots) - idle,
+    }
+    if "include_slots" in request.query_params and front.settings.slots:
+        body["slots"] = front.slot_status()
+    return json_response(body, 503 if not idle and "fail_on_no_slot" in request.query_params else 200)
+
+
+async def slots(request: Request) -> Response:
+    """GET /slots."""
+    front = front_of(request)
+    if not front.settings.slots:
+        raise ApiError(501, "This server does not support slots endpoint.")
+    if "fail_on_no_slot" in request.query_params and not front.engine.n_idle:
+        raise ApiError(503, "no slot available")
+    return json_response(front.slot_status())
+
+
+async def slots_list(request: Request) -> Response:
+    """GET /slots/list: cached text of every slot."""
+    front = front_of(request)
+    found = [(slot.id, list(slot.tokens)) for slot in front.engine.slots]
+    return json_response([{"slot_id": i, "token_count": len(t), "prompt": front.vocab.detokenize(t)} for i, t in found])
+
+
+async def props(request: Request) -> Response:
+    """GET /props."""
+    front = front_of(request)
+    vocab, settings = front.vocab, front.settings
+    shown = front.default_settings() | {"seed": -1}
+    body = {
+        "system_prompt": "",
+        "model_alias": settings.alias,
+        "model_path": settings.model_path,
+        "default_generation_settings": shown,
+        "total_slots": settings.n_slots,
+        "model_name": front.model_name,
+        "chat_template": front.template.source,
+        "chat_template_caps": {},
+        "bos_token": vocab.special_text(vocab.bos),
+        "eos_token": vocab.special_text(vocab.eos),
+        "modalities": {"vision": False, "audio": False},
+        "n_ctx": front.n_ctx,
+        "cors_proxy_enabled": False,
+    }
+    if "tools" in front.template.source:
+        body["chat_template_tool_use"] = front.template.source
+    return json_response(body)
+
+
+async def v1_props(request: Request) -> Response:
+    """GET /v1/props: the part clients of the OpenAI API ask for."""
+    front = front_of(request)
+    body = {
+        "model_name": front.model_name,
+        "model_path": front.settings.model_path,
+        "modalities": {"vision": False, "audio": False},
+        "n_ctx": front.n_ctx,
+    }
+    return json_response(body)
+
+
+async def models(request: Request) -> Response:
+    """GET /v1/models."""
+    front = front_of(request)
+    hparams = front.model.hparams
+    meta = {
+        "vocab_type": VOCAB_TYPES[front.vocab.kind],
+        "n_vocab": hparams.n_vocab,
+        "n_ctx_train": hparams.n_ctx_train,
+        "n_embd": hparams.n_embd,
+        "n_params": front.model.n_params,
+        "size": front.model.size_bytes,
+    }
+    entry = {
+        "id": front.settings.alias,
+        "object": "model",
+        "created": front.started,
+        "owned_by": "llamacpp",
+        "meta": meta,
+        "max_model_len": front.n_ctx,
+    }
+    return json_response({"object": "list", "data": [entry]})
+
+
+async def metrics(request: Request) -> Response:
+    """GET /metrics."""
+    front = front_of(request)
+    if not front.settings.metrics:
+        raise ApiError(501, "This server does not support metrics endpoint.")
+    engine = front.engine
+    text = engine.metrics.text(
+        used_cells=engine.context.kv.used_cells,
+        n_ctx=front.n_ctx,
+        processing=len(engine.slots) - engine.n_idle,
+        deferred=engine.n_deferred,
+    )
+    headers = {"Process-Start-Time-Unix": str(front.started)}
+    return Response(text, headers=headers, media_type="text/plain; version=0.0.4")
+
+
+async def version(request: Request) -> Response:
+    """GET /version."""
+    return json_response({"version": 4, "features": {"sql": False, "zstd_compression": False}})

@@ -1,0 +1,54 @@
+"""What a server is started with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ikpy.engine.sampling import SamplingParams
+
+REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")
+POOLING = ("none", "mean", "cls", "last")
+
+
+@dataclass
+class ServerSettings:
+    """Behaviour of the server apart from model and context.
+
+    ``alias`` is the model's name in answers, ``n_predict`` and ``n_keep`` are defaults of requests (tokens),
+    ``queue_limit`` is the number of requests that may wait for a slot, ``max_body`` the bytes of a request body,
+    ``timeout`` the seconds a client may take to send or read, ``context_shift`` allows dropping old tokens of a full
+    context.
+    """
+
+    alias: str = "default"
+    model_path: str = ""
+    n_slots: int = 1
+    n_predict: int = -1
+    n_keep: int = 0
+    stop: tuple[str, ...] = ()
+    special: bool = False
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    default_samplers: bool = True
+    slot_prompt_similarity: float = 0.1
+    cont_batching: bool = True
+    context_shift: bool = True
+    queue_limit: int = 512
+    max_body: int = 64 << 20
+    api_keys: tuple[str, ...] = ()
+    metrics: bool = False
+    slots: bool = True
+    slot_save_path: str | None = None
+    webui: bool = True
+    static_path: str | None = None
+    embeddings: bool = False
+    pooling: str = "none"
+    chat_template: str | None = None
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    reasoning_format: str = "deepseek"
+    reasoning: str = "auto"
+    prefill_assistant: bool = True
+    parallel_tool_calls: bool = False
+    skip_chat_parsing: bool = False
+    timeout: float = 600.0

@@ -1,0 +1,328 @@
+"""A slot: one sequence of the context, the tokens its cache holds, and the request it works on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ikpy.server.tasks import (
+    CompletionTask,
+    Embedded,
+    EmbeddingTask,
+    Event,
+    Failed,
+    Finished,
+    Piece,
+    Task,
+    Timings,
+    TokenProbability,
+)
+from ikpy.server.text_stream import TextStream
+
+if TYPE_CHECKING:
+    from ikpy.engine.kv_cache import KVCache
+    from ikpy.vocab import Vocab
+
+TOO_LONG = "the request exceeds the available context size, try increasing it"
+FULL = "context_length_exceeded: the request exceeds the available context size; context shift is disabled"
+
+
+class RequestError(Exception):
+    """The request of a slot cannot go on; the message is for the client."""
+
+
+class SlotState(Enum):
+    """What a slot is doing."""
+
+    IDLE = 0
+    PROMPT = 1
+    GENERATING = 2
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common beginning of two token lists."""
+    n, step = min(len(a), len(b)), 256
+    for start in range(0, n, step):
+        end = min(start + step, n)
+        if a[start:end] != b[start:end]:
+            return next(i for i in range(start, end) if a[i] != b[i])
+    return n
+
+
+def truncate_prompt(tokens: list[int], n_ctx: int, n_keep: int) -> list[int]:
+    """A prompt that is too long: its beginning and its end, blocks of half the rest left out (specification 10.6)."""
+    n_block = max(1, (n_ctx - n_keep) // 2)
+    erased = (len(tokens) - n_keep - n_block) // n_block
+    return tokens[:n_keep] + tokens[n_keep + erased * n_block :]
+
+
+class Slot:
+    """Sequence ``id`` with room for ``n_ctx`` tokens. Used by the engine thread; others may read it."""
+
+    def __init__(
+        self, index: int, n_ctx: int, kv: KVCache, vocab: Vocab, *, shift: bool, special: bool = False
+    ) -> None:
+        self.id = index
+        self.n_ctx = n_ctx
+        self.shift = shift and kv.can_shift
+        self.tokens: list[int] = []
+        self.task: Task | None = None
+        self.last_task: Task | None = None
+        self.state = SlotState.IDLE
+        self.last_used = 0.0
+        self.n_decoded = 0
+        self.finished: Finished | None = None
+        self._kv = kv
+        self._vocab = vocab
+        self._special = special
+        self._reset()
+
+    def _reset(self) -> None:
+        self.prompt: list[int] = []
+        self.n_cached = 0
+        self.n_decoded = 0
+        self.truncated = False
+        self.pending: int | None = None
+        self.finished = None
+        self._generated: list[int] = []
+        self._probabilities: list[TokenProbability] = []
+        self._unsent: list[TokenProbability] = []
+        self._states: list[NDArray[np.float32]] = []
+        self._text = TextStream(())
+        self._began = time.perf_counter()
+        self._first = 0.0
+
+    # --- requests ---------------------------------------------------------------------------------------------
+
+    def similarity(self, tokens: Sequence[int]) -> float:
+        """How much of a prompt the cache shares: 2 * common beginning / (prompt + cache)."""
+        total = len(tokens) + len(self.tokens)
+        return 2.0 * common_prefix(self.tokens, list(tokens)) / total if total else 0.0
+
+    def start(self, task: Task) -> None:
+        """Takes a request. Raises RequestError if it cannot fit."""
+        self._reset()
+        self.task = self.last_task = task
+        self.state = SlotState.PROMPT
+        self.prompt = list(task.tokens)
+        reuse = False
+        if isinstance(task, CompletionTask):
+            self._text = TextStream(task.params.stop)
+            self._fit_prompt(task)
+            reuse = task.params.cache_prompt
+        keep = min(common_prefix(self.tokens, self.prompt), len(self.prompt) - 1) if reuse else 0
+        self.truncate(keep)
+        self.n_cached = keep
+
+    def _fit_prompt(self, task: CompletionTask) -> None:
+        if len(self.prompt) < self.n_ctx:
+            return
+        if not self.shift:
+            raise RequestError(TOO_LONG)
+        self.prompt = truncate_prompt(self.prompt, self.n_ctx, self._n_keep(task))
+        self.truncated = True
+
+    def _n_keep(self, task: CompletionTask) -> int:
+        """Tokens at the beginning that a context shift spares."""
+        wanted = len(self.prompt) if task.params.n_keep < 0 else task.params.n_keep + int(self._vocab.add_bos)
+        return min(wanted, self.n_ctx - 4)
+
+    def truncate(self, n: int) -> None:
+        """Keeps the first n cached tokens."""
+        if n < len(self.tokens) or n == 0:
+            self._kv.seq_rm(self.id, n, -1)
+            del self.tokens[n:]
+
+    def release(self) -> None:
+        """Ends the request; the cache stays for the next one."""
+        self.task = None
+        self.state = SlotState.IDLE
+        self.pending = None
+        self.last_used = time.monotonic()
+
+    def emit(self, event: Event) -> None:
+        """Hands an event to whoever waits for it."""
+        if self.task is not None and not self.task.cancelled:
+            self.task.sink(event)
+
+    def fail(self, code: int, message: str) -> None:
+        """Ends the request with an error."""
+        self._end_with(Failed(self.task.index if self.task else 0, code, message))
+
+    def _end_with(self, event: Event) -> None:
+        """Last event of the request. The slot is idle before its client can know."""
+        task = self.task
+        self.release()
+        if task is not None and not task.cancelled:
+            task.sink(event)
+
+    # --- evaluation -------------------------------------------------------------------------------------------
+
+    @property
+    def n_waiting(self) -> int:
+        """Prompt tokens that are not evaluated yet."""
+        return len(self.prompt) - len(self.tokens) if self.state is SlotState.PROMPT else 0
+
+    def take_prompt(self, n: int) -> list[int]:
+        """The next n prompt tokens, which the caller evaluates."""
+        piece = self.prompt[len(self.tokens) : len(self.tokens) + n]
+        self.tokens += piece
+        return piece
+
+    def take_pending(self) -> int:
+        """The sampled token, which the caller evaluates. Raises RequestError when the context is full."""
+        assert self.pending is not None
+        if len(self.tokens) + 1 >= self.n_ctx:
+            self._shift_context()
+        token, self.pending = self.pending, None
+        self.tokens.append(token)
+        return token
+
+    def _shift_context(self) -> None:
+        """Drops old tokens behind the kept beginning (specification 10.8)."""
+        assert isinstance(self.task, CompletionTask)
+        if not self.shift:
+            raise RequestError(FULL)
+        n_past = len(self.tokens)
+        keep = min(self._n_keep(self.task), n_past)
+        drop = self.task.params.n_discard or (n_past - keep) // 2
+        drop = max(1, min(drop, n_past - keep))
+        self._kv.seq_rm(self.id, keep, keep + drop)
+        self._kv.seq_add(self.id, keep + drop, n_past, -drop)
+        del self.tokens[keep : keep + drop]
+        self.truncated = True
+
+    def add_states(self, states: NDArray[np.float32]) -> None:
+        """Hidden states [n, n_embd] of evaluated tokens of an embedding request."""
+        assert isinstance(self.task, EmbeddingTask)
+        self._states.append(states)
+        if self.n_waiting == 0:
+            found, self._states = np.concatenate(self._states), []
+            self._end_with(Embedded(self.task.index, found, len(self.prompt)))
+
+    def sample(self, logits: NDArray[np.float32]) -> None:
+        """Draws a token from logits [n_vocab], hands out its text, and ends the request when a stop rule holds."""
+        task = self.task
+        assert isinstance(task, CompletionTask)
+        if self.state is SlotState.PROMPT:
+            self.state = SlotState.GENERATING
+            self._first = time.perf_counter()
+            for token in self.prompt:
+                task.sampler.accept(token, grammar=False)
+            if task.params.limit == 0:
+                self._finish(task, "")
+                return
+        token = task.sampler.sample(logits)
+        task.sampler.accept(token)
+        self._add_token(task, token, logits)
+
+    def _add_token(self, task: CompletionTask, token: int, logits: NDArray[np.float32]) -> None:
+        self.n_decoded += 1
+        self._generated.append(token)
+        self.pending = token
+        if task.params.n_probs > 0:
+            probability = self._probability(task, token, logits)
+            self._probabilities.append(probability)
+            self._unsent.append(probability)
+        ended = token in self._vocab.eog
+        special = self._special or token in task.params.preserved_tokens
+        text = self._text.feed(b"" if ended else self._vocab.token_to_piece(token, special))
+        if ended or self._text.stopping_word is not None or self._at_limit(task):
+            self._finish(task, text or "", eos=ended)
+        elif text is not None:
+            self._emit_piece(task, text)
+
+    def _at_limit(self, task: CompletionTask) -> bool:
+        if 0 <= task.params.limit <= self.n_decoded:
+            return True
+        elapsed = 1e3 * (time.perf_counter() - self._first)
+        return 0 < task.params.t_max_predict_ms < elapsed
+
+    def _probability(self, task: CompletionTask, token: int, logits: NDArray[np.float32]) -> TokenProbability:
+        """Probabilities of the token and the most likely ones, before or after the samplers."""
+        n = task.params.n_probs
+        if task.params.post_sampling_probs:
+            ids, p = task.sampler.last_ids.astype(np.int64), task.sampler.last_probabilities
+        else:
+            ids, p = np.arange(len(logits), dtype=np.int64), probabilities(logits, task)
+        order = np.argsort(-p, kind="stable")[:n]
+        at = np.flatnonzero(ids == token)
+        own = float(p[at[0]]) if len(at) else 0.0
+        return TokenProbability(token, own, tuple((int(ids[i]), float(p[i])) for i in order))
+
+    def _emit_piece(self, task: CompletionTask, text: str) -> None:
+        if not task.params.stream:
+            return
+        unsent, self._unsent = tuple(self._unsent), []
+        n_prompt = len(self.prompt)
+        self.emit(Piece(task.index, self.id, text, unsent, self.timings(), n_prompt, self.n_cached))
+
+    def _finish(self, task: CompletionTask, text: str, *, eos: bool = False) -> None:
+        """Last piece and end of the request. A stop string in the text goes before the end token."""
+        text += self._text.finish() if self._text.stopping_word is None else ""
+        if self.n_decoded:
+            self._emit_piece(task, text)
+        word = self._text.stopping_word
+        self.finished = Finished(
+            index=task.index,
+            id_slot=self.id,
+            text=self._text.text,
+            tokens=tuple(self._generated),
+            n_prompt=len(self.prompt),
+            n_cached=self.n_cached,
+            n_decoded=self.n_decoded,
+            n_past=len(self.tokens),
+            truncated=self.truncated,
+            stopped_eos=eos and word is None,
+            stopped_word=word is not None,
+            stopped_limit=not eos and word is None,
+            stopping_word=word or "",
+            probabilities=tuple(self._probabilities),
+            timings=self.timings(),
+        )
+        self._end_with(self.finished)
+
+    # --- reports ----------------------------------------------------------------------------------------------
+
+    def timings(self) -> Timings:
+        """Times of the request so far."""
+        now = time.perf_counter()
+        first = self._first or now
+        n_prompt = len(self.prompt) - self.n_cached
+        return Timings(
+            n_prompt, 1e3 * (first - self._began), self.n_decoded, 1e3 * (now - first), self.n_ctx, len(self.tokens)
+        )
+
+    def status(self) -> dict[str, Any]:
+        """Fields of the slot behind its generation settings."""
+        task, last = self.last_task, self.finished
+        limit = task.params.limit if isinstance(task, CompletionTask) else -1
+        return {
+            "id": self.id,
+            "id_task": -1 if task is None else task.id,
+            "state": int(self.state is not SlotState.IDLE),
+            "prompt": None if task is None else task.prompt,
+            "next_token": {
+                "has_next_token": last is None,
+                "n_remain": limit - self.n_decoded if limit >= 0 else -1,
+                "n_decoded": self.n_decoded,
+                "stopped_eos": bool(last and last.stopped_eos),
+                "stopped_word": bool(last and last.stopped_word),
+                "stopped_limit": bool(last and last.stopped_limit),
+                "stopping_word": last.stopping_word if last else "",
+            },
+        }
+
+
+def probabilities(logits: NDArray[np.float32], task: CompletionTask) -> NDArray[np.float64]:
+    """Softmax of the logits with the biases of the request, [n_vocab]."""
+    x = logits.astype(np.float64)
+    for token, bias in task.params.sampling.logit_bias:
+        x[token] += bias
+    p = np.exp(x - x.max())
+    return p / p.sum()

@@ -1,0 +1,134 @@
+"""What the front hands to the engine thread, and what comes back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ikpy.engine.sampling import Sampler
+    from ikpy.server.params import GenerationParams
+
+_ids = itertools.count()
+
+
+@dataclass(frozen=True)
+class TokenProbability:
+    """A token with the probability it had; ``top`` holds the most probable ones as (id, probability)."""
+
+    token: int
+    probability: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Times of a request; ``prompt_ms`` and ``predicted_ms`` are milliseconds, counts are tokens."""
+
+    prompt_n: int
+    prompt_ms: float
+    predicted_n: int
+    predicted_ms: float
+    n_ctx: int
+    n_past: int
+
+    def json(self) -> dict[str, Any]:
+        """Object ``timings`` of answers."""
+        return {
+            "prompt_n": self.prompt_n,
+            "prompt_ms": self.prompt_ms,
+            "prompt_per_token_ms": _ratio(self.prompt_ms, self.prompt_n),
+            "prompt_per_second": _ratio(1e3 * self.prompt_n, self.prompt_ms),
+            "predicted_n": self.predicted_n,
+            "predicted_ms": self.predicted_ms,
+            "predicted_per_token_ms": _ratio(self.predicted_ms, self.predicted_n),
+            "predicted_per_second": _ratio(1e3 * self.predicted_n, self.predicted_ms),
+            "n_ctx": self.n_ctx,
+            "n_past": self.n_past,
+        }
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else 0.0
+
+
+@dataclass(frozen=True)
+class Piece:
+    """New text of a generation, with the probabilities of the tokens since the last piece."""
+
+    index: int
+    id_slot: int
+    text: str
+    probabilities: tuple[TokenProbability, ...]
+    timings: Timings
+    n_prompt: int
+    n_cached: int
+
+
+@dataclass(frozen=True)
+class Finished:
+    """End of a generation; exactly one of the ``stopped_`` flags is set."""
+
+    index: int
+    id_slot: int
+    text: str
+    tokens: tuple[int, ...]
+    n_prompt: int
+    n_cached: int
+    n_decoded: int
+    n_past: int
+    truncated: bool
+    stopped_eos: bool
+    stopped_word: bool
+    stopped_limit: bool
+    stopping_word: str
+    probabilities: tuple[TokenProbability, ...]
+    timings: Timings
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """Hidden states float32 [n_tokens, n_embd] of a text."""
+
+    index: int
+    states: Any
+    n_tokens: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The request ended with an error."""
+
+    index: int
+    code: int
+    message: str
+
+
+Event = Piece | Finished | Embedded | Failed
+
+
+@dataclass(eq=False)
+class Task:
+    """Tokens to evaluate for one answer. ``sink`` takes events and may be called from the engine thread."""
+
+    tokens: Sequence[int]
+    sink: Callable[[Event], None]
+    index: int = 0
+    prompt: Any = None
+    id: int = field(default_factory=lambda: next(_ids))
+    cancelled: bool = False
+
+
+@dataclass(eq=False)
+class CompletionTask(Task):
+    """A text to continue."""
+
+    params: GenerationParams = None  # type: ignore[assignment]
+    sampler: Sampler = None  # type: ignore[assignment]
+
+
+@dataclass(eq=False)
+class EmbeddingTask(Task):
+    """A text whose hidden states are wanted."""

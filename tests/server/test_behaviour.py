@@ -1,0 +1,255 @@
+"""Behaviour beyond the recorded answers: deliberate differences, combinations, limits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
+
+from tests.server.harness import read_events, running
+
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+    for name in ("get_weather", "get_time")
+]
+HELLO = [{"role": "user", "content": "Hello there"}]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    folder = tmp_path_factory.mktemp("slots")
+    command = "llama-server -m MODEL -t 1 -c 2048 -np 2 --metrics --slot-save-path x"
+    with running(command, folder) as client:
+        client.folder = folder  # type: ignore[attr-defined]
+        yield client
+
+
+@pytest.fixture(scope="module")
+def puppet() -> Iterator[TestClient]:
+    with running("llama-server -m PUPPET -t 1 -c 2048 -np 2") as client:
+        yield client
+
+
+def post(client: TestClient, path: str, status: int = 200, **body: Any) -> Any:
+    response = client.post(path, json=body)
+    assert response.status_code == status, response.text
+    return response.json()
+
+
+def complete(client: TestClient, **body: Any) -> Any:
+    return post(client, "/completion", **({"prompt": "The old man looked at", "temperature": 0, "n_predict": 6} | body))
+
+
+def test_n_answers_differ_only_in_their_random_numbers(tiny: TestClient) -> None:
+    answers = complete(tiny, n=3, temperature=1.5, seed=3, top_k=0, n_predict=12)
+    assert [a["generation_settings"]["seed"] for a in answers] == [3, 4, 5]
+    assert len({a["content"] for a in answers}) == 3
+    greedy = post(tiny, "/v1/chat/completions", messages=HELLO, n=2, temperature=0, max_tokens=4)
+    assert [c["index"] for c in greedy["choices"]] == [0, 1]
+    assert greedy["usage"]["completion_tokens"] == 8
+    texts = [c["message"]["content"] for c in greedy["choices"]]
+    assert texts[0] == texts[1] != ""
+
+
+def test_streamed_n_answers_carry_their_index(tiny: TestClient) -> None:
+    body = {"messages": HELLO, "n": 2, "temperature": 0, "max_tokens": 3, "stream": True}
+    events = read_events(tiny.post("/v1/chat/completions", json=body).text)
+    choices = [e["data"]["choices"][0] for e in events if e["data"] != "[DONE]"]
+    for index in (0, 1):
+        own = [c for c in choices if c["index"] == index]
+        assert own[0]["delta"]["role"] == "assistant"
+        assert own[-1]["finish_reason"] == "length"
+
+
+def test_response_fields(tiny: TestClient) -> None:
+    got = complete(tiny, response_fields=["content", "timings/predicted_n", "nothing/here"])
+    assert got == {"content": " the room, and the\n", "predicted_n": 6}
+
+
+def test_n_predict_0_evaluates_the_prompt_only(tiny: TestClient) -> None:
+    got = complete(tiny, n_predict=0)
+    assert (got["content"], got["tokens_predicted"], got["stopped_limit"]) == ("", 0, True)
+    assert got["tokens_cached"] == got["tokens_evaluated"] == 6
+
+
+def test_time_limit(tiny: TestClient) -> None:
+    got = complete(tiny, n_predict=500, t_max_predict_ms=30)
+    assert got["stopped_limit"]
+    assert 1 <= got["tokens_predicted"] < 400
+
+
+def test_probabilities_sum_to_one(tiny: TestClient) -> None:
+    got = complete(tiny, n_probs=4096, n_predict=1)["completion_probabilities"][0]["probs"]
+    assert sum(item["prob"] for item in got) == pytest.approx(1, abs=1e-9)
+    assert [item["prob"] for item in got] == sorted((item["prob"] for item in got), reverse=True)
+    sampled = complete(tiny, n_probs=3, n_predict=1, temperature=0.7, top_k=5, seed=1, post_sampling_probs=True)
+    probs = sampled["completion_probabilities"][0]["probs"]
+    assert len(probs) == 3
+    assert sum(item["prob"] for item in probs) <= 1 + 1e-9
+
+
+def test_seeds_reproduce_and_mirostat_too(tiny: TestClient) -> None:
+    for more in ({}, {"mirostat": 1}, {"mirostat": 2}, {"xtc_probability": 0.5, "xtc_threshold": 0.05}):
+        texts = [complete(tiny, temperature=1.2, seed=9, n_predict=16, **more)["content"] for _ in range(2)]
+        assert texts[0] == texts[1], more
+
+
+def test_grammar_errors_name_the_place(tiny: TestClient) -> None:
+    message = post(tiny, "/completion", 400, prompt="x", grammar='root ::= ("yes"')["error"]["message"]
+    assert "line 1" in message
+    message = post(tiny, "/completion", 400, prompt="x", json_schema={"type": "wrong"})["error"]["message"]
+    assert "wrong" in message
+
+
+def test_json_schema_answers_follow_the_schema(tiny: TestClient) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"schema": schema}}
+    got = post(tiny, "/v1/chat/completions", messages=HELLO, response_format=form, temperature=0, max_tokens=64)
+    assert set(json.loads(got["choices"][0]["message"]["content"])) == {"a"}
+
+
+def test_slot_settings_do_not_leak_into_later_requests(tiny: TestClient) -> None:
+    plain = complete(tiny, id_slot=0)["content"]
+    complete(tiny, id_slot=0, stop=[" the"], logit_bias=[[901, 100]], samplers=["top_k"], ignore_eos=True)
+    again = complete(tiny, id_slot=0)
+    assert again["content"] == plain
+    assert again["generation_settings"]["logit_bias"] == []
+
+
+def test_slot_files_survive_a_new_cache(tiny: TestClient) -> None:
+    prompt = "It was the best of times, it was the worst of times"
+    first = complete(tiny, prompt=prompt, id_slot=1)
+    post(tiny, "/slots/1?action=save", filename="state.bin")
+    assert post(tiny, "/slots/1?action=erase")["n_erased"] == first["tokens_cached"]
+    for target in (0, 1):
+        restored = post(tiny, f"/slots/{target}?action=restore", filename="state.bin")
+        assert restored["n_restored"] == first["tokens_cached"]
+        again = complete(tiny, prompt=prompt, id_slot=target)
+        assert again["timings"]["prompt_n"] == 1
+        assert again["content"] == first["content"]
+
+
+def test_damaged_slot_files_are_refused(tiny: TestClient) -> None:
+    complete(tiny, id_slot=0)
+    post(tiny, "/slots/0?action=save", filename="good.bin")
+    folder: Path = tiny.folder  # type: ignore[attr-defined]
+    data = (folder / "good.bin").read_bytes()
+    for name, content in (("cut", data[:-1]), ("empty", b""), ("noise", b"\0" * 100), ("head", data[:40])):
+        (folder / name).write_bytes(content)
+        message = post(tiny, "/slots/0?action=restore", 400, filename=name)["error"]["message"]
+        assert message.startswith("Unable to restore slot")
+    assert complete(tiny, id_slot=0)["timings"]["prompt_n"] == 1
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", "", ".hidden", "x\0", "a" * 300, None, 5])
+def test_file_names_cannot_leave_the_folder(tiny: TestClient, name: Any) -> None:
+    for path in ("/slots/0?action=save", "/slots/0?action=restore", "/delete_prompt"):
+        assert post(tiny, path, 400, filename=name)["error"]["message"] == "Invalid filename"
+
+
+def test_metrics_count_tokens(tiny: TestClient) -> None:
+    def values() -> dict[str, float]:
+        response = tiny.get("/metrics")
+        assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+        families = text_string_to_metric_families(response.text)
+        return {sample.name: sample.value for family in families for sample in family.samples}
+
+    before = values()
+    got = complete(tiny, cache_prompt=False)
+    after = values()
+    assert after["llamacpp:prompt_tokens_total"] - before["llamacpp:prompt_tokens_total"] == 6
+    predicted = after["llamacpp:tokens_predicted_total"] - before["llamacpp:tokens_predicted_total"]
+    assert predicted == got["tokens_predicted"] == 6
+    assert after["llamacpp:requests_processing"] == 0
+
+
+def test_mean_pooling_is_the_mean_of_the_hidden_states() -> None:
+    with running("llama-server -m MODEL -t 1 -c 512 --embeddings --pooling none") as client:
+        states = np.array(post(client, "/embedding", content="Hello")[0]["embedding"])
+    with running("llama-server -m MODEL -t 1 -c 512 --embeddings --pooling mean") as client:
+        raw = np.array(post(client, "/embedding", content="Hello", embd_normalize=-1)[0]["embedding"][0])
+        unit = np.array(post(client, "/embedding", content="Hello")[0]["embedding"][0])
+    np.testing.assert_allclose(raw, states.mean(axis=0), atol=2e-5)
+    np.testing.assert_allclose(unit, raw / np.linalg.norm(raw), atol=1e-6)
+
+
+def test_required_tool_call(puppet: TestClient) -> None:
+    body = {"messages": HELLO, "tools": TOOLS, "tool_choice": "required", "temperature": 0, "max_tokens": 80}
+    for bias, name in ((262, "get_weather"), (282, "get_weather"), (395, "get_time")):
+        named = {"tool_choice": {"type": "function", "function": {"name": name}}}
+        message = post(puppet, "/v1/chat/completions", **body | named, logit_bias={str(bias): 100})["choices"][0][
+            "message"
+        ]
+        assert message["content"] == ""
+        assert [call["function"]["name"] for call in message["tool_calls"]] == [name]
+        assert message["tool_calls"][0]["function"]["arguments"].startswith("{")
+
+
+def test_malformed_call_is_text(puppet: TestClient) -> None:
+    body = {"messages": HELLO, "tools": TOOLS, "temperature": 0, "max_tokens": 80, "logit_bias": {"367": 100}}
+    message = post(puppet, "/v1/chat/completions", **body)["choices"][0]["message"]
+    assert "tool_calls" not in message
+    assert "city: Paris" in message["content"]
+    events = read_events(puppet.post("/v1/chat/completions", json=body | {"stream": True}).text)
+    deltas = [e["data"]["choices"][0]["delta"] for e in events[:-1]]
+    assert "".join(d.get("content") or "" for d in deltas) == message["content"]
+
+
+def test_stop_strings_do_not_leak_into_chat_streams(puppet: TestClient) -> None:
+    body = {"messages": HELLO, "temperature": 0, "max_tokens": 80, "logit_bias": {"441": 100}, "stop": ["e STOP f"]}
+    events = read_events(puppet.post("/v1/chat/completions", json=body | {"stream": True}).text)
+    text = "".join(e["data"]["choices"][0]["delta"].get("content") or "" for e in events[:-1])
+    assert text == "One, two, thre"
+
+
+BAD_BODIES = [
+    ("/completion", b"{"), ("/completion", b""), ("/completion", b"null"), ("/completion", b'{"prompt": NaN}'),
+    ("/completion", b'{"prompt": [[]]}'), ("/completion", b'{"prompt": [[1.5]]}'), ("/completion", b"[" * 100000),
+    ("/completion", b'{"prompt": "x", "n": 0}'), ("/completion", b'{"prompt": "x", "n": 1e9}'),
+    ("/completion", b'{"prompt": "x", "mirostat": 7}'), ("/completion", b'{"prompt": "x", "repeat_penalty": 0}'),
+    ("/completion", b'{"prompt": "x", "grammar": "root ::= root"}'), ("/completion", b'{"prompt": [99999999999999]}'),
+    ("/v1/chat/completions", b'{"messages": [5]}'),
+    ("/v1/chat/completions", b'{"messages": [{"role": 5, "content": 5}]}'),
+    ("/v1/chat/completions", b'{"messages": [{"role": "user", "content": 5}]}'),
+    ("/v1/chat/completions", b'{"messages": [], "tools": [{}]}'),
+    ("/v1/chat/completions", b'{"messages": [], "tool_choice": {}}'),
+    ("/apply-template", b'{"messages": [{"role": "user", "content": "", "tool_calls": [null]}]}'),
+    ("/apply-template", b'{"messages": [{"role": "user", "content": "", "tool_calls": 5}]}'),
+    ("/v1/messages", b'{"messages": 5}'), ("/v1/messages", b'{"messages": [5]}'),
+    ("/v1/messages", b'{"messages": [{"role": "user", "content": [5]}]}'),
+    ("/v1/messages", b'{"messages": [], "tools": [5]}'), ("/v1/responses", b'{"input": 5}'),
+    ("/v1/responses", b'{"input": [5]}'), ("/v1/responses", b'{"input": [{"type": "zzz"}]}'),
+    ("/v1/responses", b'{"input": [{}]}'), ("/tokenize", b'{"content": {}}'), ("/detokenize", b'{"tokens": [1.5]}'),
+    ("/lora-adapters", b"{"), ("/delete_prompt", b"{}"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body"), BAD_BODIES)
+def test_malformed_requests_give_a_message_and_no_server_error(tiny: TestClient, path: str, body: bytes) -> None:
+    response = tiny.post(path, content=body)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["type"] == "invalid_request_error"
+    assert response.json()["error"]["message"]
+
+
+def test_a_body_over_the_limit_is_refused(tiny: TestClient) -> None:
+    response = tiny.post("/tokenize", content=b'{"content": "' + b"a" * (65 << 20) + b'"}')
+    assert response.status_code == 413
+
+
+def test_unsupported_routes_say_what_is_missing(tiny: TestClient) -> None:
+    for path, word in (("/rerank", "reranking"), ("/control-vectors/load", "control vectors"), ("/infill", "infill")):
+        error = post(tiny, path, 501)["error"]
+        assert error["type"] == "not_supported_error"
+        assert word in error["message"]

@@ -1,0 +1,44 @@
+"""Every recorded request against ikpy: status, field names and their order, types, values, error texts, events."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.compare import Difference, compare, compare_shape
+from tests.server.expected import SHAPE_ONLY, STATUS_ONLY, expected, free_fields
+from tests.server.harness import load_captures, play, running
+
+CAPTURES = {c["name"]: c for c in load_captures()}
+NAMES = [name for name, c in CAPTURES.items() if "raw" not in c]
+
+
+@functools.cache
+def answers(command: str) -> dict[str, dict[str, Any]]:
+    """Answers to all captures of one server, asked in order."""
+    with tempfile.TemporaryDirectory() as folder, running(command, Path(folder)) as client:
+        return {name: play(client, CAPTURES[name]) for name in NAMES if CAPTURES[name]["server"] == command}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_capture(name: str) -> None:
+    capture = CAPTURES[name]
+    got = answers(capture["server"])[name]
+    if name in STATUS_ONLY:
+        assert got["status"] == STATUS_ONLY[name][0], f"{name}: {got}"
+        return
+    want = expected(capture, CAPTURES)
+    assert got["status"] == want["status"], f"{name}: status; answer {str(got)[:300]}"
+    try:
+        for key in ("response", "events", "response_text"):
+            if want.get(key) is not None:
+                if name in SHAPE_ONLY:
+                    compare_shape(want[key], got.get(key), key)
+                else:
+                    compare(want[key], got.get(key), key, free_fields(capture))
+    except Difference as difference:
+        pytest.fail(f"{name}: {difference}", pytrace=False)

@@ -1,0 +1,125 @@
+"""The command `ikpy server` as a process: start, log, keys, signals, errors at the start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.server.harness import MODELS
+
+ROOT = Path(__file__).parents[2]
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "ikpy", "server", "-m", MODELS["PUPPET"], "-t", "1", *arguments]
+
+
+@contextmanager
+def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A running server and its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    line = command("--port", str(port), *arguments)
+    pipe = subprocess.PIPE
+    server = subprocess.Popen(line, env=environment, text=True, stdout=pipe, stderr=pipe)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(200):
+            try:
+                httpx.get(f"{address}/health")
+                break
+            except httpx.TransportError:
+                assert server.poll() is None, server.communicate()
+                time.sleep(0.05)
+        yield server, address
+    finally:
+        if server.poll() is None:
+            server.kill()
+        server.communicate()
+
+
+def failed_start(*arguments: str) -> str:
+    """Standard error of a start that fails."""
+    result = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
+    assert result.returncode == 1
+    return result.stderr.strip().splitlines()[-1]
+
+
+def test_log_and_orderly_end() -> None:
+    with process("-c", "512", "-np", "2", "--api-key", "secret-1234") as (server, address):
+        answer = httpx.post(f"{address}/completion", json={"prompt": "x", "n_predict": 2}, headers={"X-Api-Key": "no"})
+        assert answer.status_code == 401
+        headers = {"Authorization": "Bearer secret-1234"}
+        answer = httpx.post(f"{address}/completion", json={"prompt": "x", "n_predict": 2}, headers=headers)
+        assert answer.json()["tokens_predicted"] == 2
+        server.send_signal(signal.SIGINT)
+        out, err = server.communicate(timeout=20)
+    assert server.returncode == 0
+    for wanted in (
+        "build info",
+        "new slot",
+        "model loaded",
+        "HTTP server listening",
+        "all slots are idle",
+        "slot released",
+    ):
+        assert wanted in out
+    assert 'api_key="api_key: ****1234"' in out
+    assert "secret" not in out + err
+    assert "prompt eval time =" in err
+    assert "Traceback" not in err
+
+
+def test_termination_lets_a_request_end() -> None:
+    with process("-c", "512", "--log-disable") as (server, address):
+        body = {"prompt": "x", "n_predict": 400, "stream": True, "logit_bias": [[449, 100]]}
+        with httpx.stream("POST", f"{address}/completion", json=body, timeout=30) as response:
+            lines = (line for line in response.iter_lines() if line)
+            next(lines)
+            server.send_signal(signal.SIGTERM)
+            assert '"tokens_predicted":400' in list(lines)[-1]
+        assert server.wait(20) == 0
+
+
+def test_json_log() -> None:
+    with process("-c", "256", "--log-format", "json") as (server, _):
+        server.send_signal(signal.SIGTERM)
+        out, _err = server.communicate(timeout=20)
+    assert all(line.startswith('{"tid":') for line in out.splitlines())
+
+
+def test_a_used_port_is_reported() -> None:
+    with socket.socket() as used:
+        used.bind(("127.0.0.1", 0))
+        used.listen()
+        port = used.getsockname()[1]
+        message = failed_start("--port", str(port))
+    assert message.startswith(f"error: couldn't bind to server socket: hostname=127.0.0.1 port={port}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (("--chat-template", "zzz"), "the supplied chat template is not supported: zzz"),
+        (("--chat-template", "{% if %}"), "chat template, line 1"),
+        (("--chat-template-file", "/nofile"), "cannot read chat template '/nofile'"),
+        (("--path", "/nodir"), "--path /nodir: no such directory"),
+        (("--ssl-key-file", "x.pem"), "HTTPS needs both"),
+        (("-c", "256", "-np", "64"), "too small for 64 slots"),
+        (("-np", "65"), "64"),
+    ],
+)
+def test_wrong_options_end_the_start_with_one_line(arguments: tuple[str, ...], wanted: str) -> None:
+    assert wanted in failed_start("--port", "0", *arguments)

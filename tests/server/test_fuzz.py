@@ -1,0 +1,92 @@
+"""Random request bodies: an answer or a 4xx error with a message, never a server error, and the server stays usable."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from ikpy.server.params import FLAGS, FLOATS, INTEGERS
+from tests.server.harness import start_server
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**40), 2**40)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8)
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+TEXTS = st.text(max_size=12)
+COMMON = (
+    *FLOATS, *INTEGERS, *FLAGS, "seed", "stop", "samplers", "logit_bias", "n_probs", "grammar", "json_schema",
+    "id_slot", "cache_prompt", "n_keep", "n_discard", "t_max_predict_ms", "response_fields", "post_sampling_probs",
+    "stream", "timings_per_token", "dry_sequence_breakers",
+)  # fmt: skip
+CHAT = ("tools", "tool_choice", "response_format", "logprobs", "top_logprobs", "chat_template_kwargs",
+        "reasoning_format", "stream_options", "add_generation_prompt", "parallel_tool_calls", "model")  # fmt: skip
+ROLES = st.sampled_from(["user", "assistant", "system", "tool", "developer"]) | VALUES
+PARTS = st.fixed_dictionaries(
+    {"type": st.sampled_from(["text", "image", "tool_use", "tool_result", "thinking"])},
+    optional={"text": VALUES, "input": VALUES, "content": VALUES, "name": VALUES},
+)
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {}, optional={"role": ROLES, "content": TEXTS | VALUES | st.lists(PARTS, max_size=2), "tool_calls": VALUES}
+    )
+    | VALUES,
+    max_size=3,
+)
+
+
+def bodies(required: dict[str, st.SearchStrategy[Any]], names: tuple[str, ...]) -> st.SearchStrategy[dict[str, Any]]:
+    """Bodies with some fields of any type."""
+    extra = st.dictionaries(st.sampled_from(names), VALUES, max_size=4)
+    return st.tuples(st.fixed_dictionaries(required), extra).map(lambda pair: {**pair[1], **pair[0]})
+
+
+REQUESTS = st.one_of(
+    st.tuples(st.just("/completion"), bodies({"prompt": TEXTS | VALUES, "n_predict": st.integers(0, 3)}, COMMON)),
+    st.tuples(st.just("/v1/completions"), bodies({"prompt": TEXTS | VALUES, "max_tokens": st.integers(0, 3)}, COMMON)),
+    st.tuples(
+        st.sampled_from(["/v1/chat/completions", "/v1/messages"]),
+        bodies({"messages": MESSAGES | VALUES, "max_tokens": st.integers(0, 3)}, COMMON + CHAT),
+    ),
+    st.tuples(
+        st.just("/v1/responses"),
+        bodies({"input": MESSAGES | VALUES, "max_output_tokens": st.integers(0, 3)}, COMMON + CHAT),
+    ),
+    st.tuples(
+        st.sampled_from(["/tokenize", "/detokenize"]), bodies({"content": VALUES, "tokens": VALUES}, ("add_special",))
+    ),
+    st.tuples(st.just("/apply-template"), bodies({"messages": MESSAGES | VALUES}, CHAT)),
+)
+
+
+def test_random_bodies() -> None:
+    server = start_server("llama-server -m PUPPET -t 1 -c 512 -np 2")
+    client = TestClient(server.app, raise_server_exceptions=False)
+
+    @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(REQUESTS)
+    def check(request: tuple[str, dict[str, Any]]) -> None:
+        path, body = request
+        body.pop("n", None)
+        response = client.post(path, json=body)
+        assert response.status_code in (200, 400, 501), f"{path} {body}: {response.status_code} {response.text[:300]}"
+        if response.status_code != 200:
+            assert response.json()["error"]["message"]
+        assert server.engine.n_idle == 2
+
+    try:
+        check()
+        body = {"prompt": "x", "n_predict": 9, "logit_bias": [[259, 100]]}
+        assert client.post("/completion", json=body).json()["content"] == "Hello world."
+    finally:
+        server.engine.stop(10)

@@ -29,6 +29,8 @@ INTEGERS = ("top_k", "repeat_last_n", "dry_allowed_length", "dry_penalty_last_n"
 FLAGS = ("penalize_nl", "adaptive_updt_w_cur", "ignore_eos")
 LARGEST_INTEGER = 2**31 - 1
 LARGEST_SEED = 2**32
+LARGEST_FLOAT = 1e30
+"""Bound of sampling values and biases; sums and products of a few stay within 32-bit floats."""
 
 
 @dataclass
@@ -67,6 +69,11 @@ def number(body: Body, key: str, default: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return default
     return float(value)
+
+
+def bounded(value: float) -> float:
+    """The value within the range of sampling values."""
+    return max(-LARGEST_FLOAT, min(LARGEST_FLOAT, value))
 
 
 def integer(body: Body, key: str, default: int) -> int:
@@ -137,7 +144,7 @@ def read_sampling(
 ) -> SamplingParams:
     """Sampling parameters: the server's, replaced by those of the request."""
     base = settings.sampling
-    values: dict[str, Any] = {name: number(body, name, getattr(base, name)) for name in FLOATS}
+    values: dict[str, Any] = {name: bounded(number(body, name, getattr(base, name))) for name in FLOATS}
     values |= {name: integer(body, name, getattr(base, name)) for name in INTEGERS}
     values |= {name: flag(body, name, getattr(base, name)) for name in FLAGS}
     seed = number(body, "seed", base.seed)
@@ -195,7 +202,7 @@ def read_logit_bias(value: Any, vocab: Vocab) -> tuple[tuple[int, float], ...]:
             ids = vocab.tokenize(token, add_special=False)
         else:
             continue
-        found.update((i, float(bias)) for i in ids)
+        found.update((i, bias if bias == -math.inf else bounded(float(bias))) for i in ids)
     return tuple(found.items())
 
 

@@ -243,6 +243,14 @@ def test_malformed_requests_give_a_message_and_no_server_error(tiny: TestClient,
     assert response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    "name", ["temperature", "presence_penalty", "repeat_penalty", "dynatemp_range", "mirostat_tau"]
+)
+def test_huge_values_are_harmless(tiny: TestClient, name: str) -> None:
+    got = complete(tiny, **{"temperature": 1.0, name: 1.7e308, "logit_bias": [[901, 1.7e308], [902, -1.7e308]]})
+    assert got["tokens_predicted"] == 6
+
+
 def test_a_body_over_the_limit_is_refused(tiny: TestClient) -> None:
     response = tiny.post("/tokenize", content=b'{"content": "' + b"a" * (65 << 20) + b'"}')
     assert response.status_code == 413

@@ -22,6 +22,12 @@ from tests.cpu.quant_data import random_tensor
 TYPES = (
     *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q6_0", "Q8_0", "IQ4_NL", "IQ4_XS", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
     *("IQ2_K", "IQ3_K", "IQ4_K", "IQ5_K", "IQ6_K", "F32", "F16", "BF16"),
+    *("IQ2_KS", "IQ3_KS", "IQ4_KS", "IQ5_KS", "IQ4_KSS", "IQ2_KL", "IQ1_KT", "IQ2_KT", "IQ3_KT", "IQ4_KT", "Q8_KV"),
+    *("MXFP4", "Q1_0_G128", "IQ1_BN", "IQ2_BN", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"),
+    *("Q4_0_R8", "Q5_0_R4", "Q6_0_R4", "Q8_0_R8", "IQ4_NL_R4", "IQ4_XS_R8", "MXFP4_R8", "Q8_KV_R8", "Q8_K_R8"),
+    *("Q8_K_R16", "Q2_K_R4", "Q3_K_R4", "Q4_K_R4", "Q5_K_R4", "Q6_K_R4", "IQ2_K_R4", "IQ3_K_R4", "IQ4_K_R4"),
+    *("IQ5_K_R4", "IQ4_KS_R4", "IQ5_KS_R4", "IQ1_S_R4", "IQ1_M_R4", "IQ2_XXS_R4", "IQ2_XS_R4", "IQ2_S_R4"),
+    *("IQ3_XXS_R4", "IQ3_S_R4", "IQ2_BN_R4", "BF16_R16", "Q4_0_4x4"),
 )
 
 
@@ -85,7 +91,7 @@ def main() -> None:
         best = best_seconds(product(name, k, n, tokens, args.threads), args.threads, args.seconds)
         rate = 1e-9 / best * (2 * k * n * tokens if args.mode == "prompt" else row * n)
         unit = "Gop/s" if args.mode == "prompt" else "GB/s"
-        print(f"{name:8s} {rate:8.1f} {unit} {100 * rate / ceilings[kind]:5.1f} % of {ceilings[kind]:.1f}", flush=True)
+        print(f"{name:10s} {rate:8.1f} {unit} {100 * rate / ceilings[kind]:5.1f} % of {ceilings[kind]:.1f}", flush=True)
 
 
 if __name__ == "__main__":

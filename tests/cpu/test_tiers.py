@@ -1,0 +1,62 @@
+"""Every ISA tier built here gives the same logits."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ikpy._native import TIERS, available_tiers
+from tests.shared import DATA, ROOT
+
+MODELS = ("deepseek2-v3-mla", "qwen3moe", "llama-ropefreqs")
+
+CHILD = """
+import sys
+import numpy as np
+from ikpy import Batch, Context, ContextParams, Model
+from ikpy._native import tier
+
+results = {"tier": np.array(tier)}
+for path in sys.argv[2:]:
+    context = Context(Model.load(path), ContextParams(n_ctx=256, n_threads=2))
+    ids = np.random.default_rng(5).integers(3, 1000, 50)
+    logits = [context.decode(Batch.single(ids[:40], logits="all"))]
+    logits += [context.decode(Batch.single(ids[i : i + 1], i)) for i in range(40, 50)]
+    results[path] = np.concatenate(logits)
+np.savez(sys.argv[1], **results)
+"""
+
+
+def run_tier(tier: str, out: Path) -> dict[str, np.ndarray]:
+    """Logits per model, computed by a process of that tier."""
+    paths = [str(DATA / "zoo" / f"{name}.gguf") for name in MODELS]
+    env = {**os.environ, "IKPY_ISA": tier, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", CHILD, str(out), *paths], check=True, env=env, cwd=ROOT)
+    return dict(np.load(out))
+
+
+@pytest.mark.parametrize("tier", [t for t in TIERS if t != "avx512"])
+def test_tiers_agree(tier: str, tmp_path: Path) -> None:
+    if tier not in available_tiers:
+        pytest.skip(f"tier {tier} is not built or this CPU cannot run it")
+    best = run_tier(available_tiers[0], tmp_path / "best.npz")
+    other = run_tier(tier, tmp_path / "other.npz")
+    assert str(other.pop("tier")) == tier
+    for name, logits in other.items():
+        error = np.abs(logits - best[name])
+        worst = np.unravel_index(error.argmax(), error.shape)
+        assert error[worst] < 5e-3, f"{Path(name).stem}: {tier} differs by {error[worst]:.5f} at {worst}"
+
+
+def test_unknown_tier_is_an_error() -> None:
+    env = {**os.environ, "IKPY_ISA": "avx1024", "PYTHONPATH": str(ROOT)}
+    child = subprocess.run(
+        [sys.executable, "-m", "ikpy", "info"], env=env, capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert child.returncode == 1
+    assert "IKPY_ISA=avx1024: not available here" in child.stderr

@@ -21,7 +21,7 @@ from benchmarks.ceiling import measure
 from benchmarks.peers import PEERS, Peer
 from benchmarks.synthetic import write_model
 from ikpy import GGUFFile
-from ikpy._native import tier
+from ikpy._native import core, tier
 from ikpy.threads import physical_cores
 
 
@@ -50,10 +50,11 @@ def dot_ceiling(type_name: str, ceilings: dict[str, float]) -> float:
     return ceilings["int8"]
 
 
-def run_model(path: str, peers: list[str], a: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
-    """Samples in tokens/s: test -> peer -> values."""
+def run_model(path: str, peers: list[str], a: argparse.Namespace) -> tuple[dict[str, dict[str, list[float]]], float]:
+    """Samples in tokens/s (test -> peer -> values), and the median read bandwidth measured between them in GB/s."""
     n_ctx = a.prompt + a.depth + a.generate + 64
     engines: list[Peer] = [PEERS[name](path, n_ctx, a.threads) for name in peers]
+    reads: list[float] = []
     samples: dict[str, dict[str, list[float]]] = {
         "pp": {e.name: [] for e in engines},
         "tg": {e.name: [] for e in engines},
@@ -61,13 +62,14 @@ def run_model(path: str, peers: list[str], a: argparse.Namespace) -> dict[str, d
     for repeat in range(a.repeats + 1):
         for engine in engines:
             pp = a.prompt / engine.prompt(a.prompt)
+            reads.append(core.ceiling("read", a.threads))
             tg = a.generate / engine.generate(a.generate, a.depth)
             if repeat:  # the first round warms caches and page tables
                 samples["pp"][engine.name].append(pp)
                 samples["tg"][engine.name].append(tg)
     for engine in engines:
         engine.close()
-    return samples
+    return samples, statistics.median(reads)
 
 
 def table_rows(
@@ -124,7 +126,7 @@ def main() -> None:
         path = str(Path(a.folder) / f"ikpy-{a.shape}-{a.layers or 'all'}-{type_name}.gguf")
         write_model(a.shape, type_name, path, layers=a.layers, attn=a.attn)
         ceilings = measure(a.threads)
-        samples = run_model(path, [p for p in peers if PEERS[p].runs(type_name)], a)
+        samples, ceilings["read"] = run_model(path, [p for p in peers if PEERS[p].runs(type_name)], a)
         print("\n".join(table_rows(type_name, path, names, samples, ceilings, a)), flush=True)
         report["models"][type_name] = {"samples": samples, "ceilings": ceilings}
         Path(path).unlink()

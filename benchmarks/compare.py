@@ -3,26 +3,29 @@
     python -m benchmarks.compare --shape llama-1b --layers 8 --types q4_0,q8_0 [--peers ikpy,ik,xllama] [--repeats 3]
 
 Every round runs each engine once (A B C A B C ...); the table shows medians, the ratio to the fastest peer, and the
-share of this machine's own ceilings, measured in the same run: int8 (or bf16, fp32) dot products for prompts, read
-bandwidth for generation. Markdown goes to stdout, JSON with all samples and the machine to --json FILE.
+share of this machine's own ceilings, measured in the same run: dot products for prompts (the tile unit's bf16 rate on
+CPUs that have one), read bandwidth for generation. --peer-bin adds a llama-bench executable. Markdown goes to stdout,
+JSON with all samples to --json FILE. benchmarks.report runs everything and makes the tables of docs/performance.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.ceiling import measure
-from benchmarks.peers import PEERS, Peer
+from benchmarks.ceiling import Ceilings
+from benchmarks.peers import PEERS, Ikpy, Peer, open_peers
 from benchmarks.synthetic import write_model
 from ikpy import GGUFFile
-from ikpy._native import core, tier
+from ikpy._native import tier
 from ikpy.threads import physical_cores
+from ikpy.tools.machine import cpu_name
+
+Samples = dict[str, dict[str, list[float]]]
 
 
 def active_work(path: str) -> tuple[float, float]:
@@ -45,31 +48,21 @@ def dot_ceiling(type_name: str, ceilings: dict[str, float]) -> float:
     """The arithmetic ceiling that bounds prompts of a weight type, in 1e9 operations/s."""
     if type_name in ("f32", "f16"):
         return ceilings["fp32"]
-    if type_name == "bf16":
-        return ceilings["bf16"] or ceilings["fp32"]
-    return ceilings["int8"]
+    tiles = ceilings["amx_bf16"]
+    return tiles or (ceilings["bf16"] or ceilings["fp32"] if type_name == "bf16" else ceilings["int8"])
 
 
-def run_model(path: str, peers: list[str], a: argparse.Namespace) -> tuple[dict[str, dict[str, list[float]]], float]:
-    """Samples in tokens/s (test -> peer -> values), and the median read bandwidth measured between them in GB/s."""
-    n_ctx = a.prompt + a.depth + a.generate + 64
-    engines: list[Peer] = [PEERS[name](path, n_ctx, a.threads) for name in peers]
-    reads: list[float] = []
-    samples: dict[str, dict[str, list[float]]] = {
-        "pp": {e.name: [] for e in engines},
-        "tg": {e.name: [] for e in engines},
-    }
-    for repeat in range(a.repeats + 1):
+def alternate(engines: list[Peer], prompt: int, generate: int, depth: int, repeats: int) -> Samples:
+    """Tokens/s (test -> peer -> values) of engines that take turns; a first round warms caches and page tables."""
+    samples: Samples = {test: {e.name: [] for e in engines} for test in ("pp", "tg")}
+    for repeat in range(repeats + 1):
         for engine in engines:
-            pp = a.prompt / engine.prompt(a.prompt)
-            reads.append(core.ceiling("read", a.threads))
-            tg = a.generate / engine.generate(a.generate, a.depth)
-            if repeat:  # the first round warms caches and page tables
+            pp = prompt / engine.prompt(prompt)
+            tg = generate / engine.generate(generate, depth)
+            if repeat:
                 samples["pp"][engine.name].append(pp)
                 samples["tg"][engine.name].append(tg)
-    for engine in engines:
-        engine.close()
-    return samples, statistics.median(reads)
+    return samples
 
 
 def table_rows(
@@ -92,15 +85,6 @@ def table_rows(
     return rows
 
 
-def cpu_name() -> str:
-    """Model name of the CPU."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="llama-1b")
@@ -108,16 +92,20 @@ def main() -> None:
     parser.add_argument("--types", default="q4_0,q8_0,q4_K,iq4_k,bf16")
     parser.add_argument("--attn")
     parser.add_argument("--peers", default="ikpy,ik,xllama")
+    parser.add_argument("--peer-bin", action="append", default=[], help="llama-bench executable; may be repeated")
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--generate", type=int, default=64)
     parser.add_argument("--depth", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=physical_cores())
+    parser.add_argument("--no-mmap", action="store_true", help="ikpy reads the model into memory (huge pages)")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--folder", default=tempfile.gettempdir())
     a = parser.parse_args()
+    Ikpy.use_mmap = not a.no_mmap
     peers = a.peers.split(",")
-    names = [PEERS[p].name for p in peers]
+    names = [PEERS[p].name for p in peers] + [Path(p).name for p in a.peer_bin]
+    found = Ceilings([a.threads])
     print(f"{cpu_name()}, {a.threads} threads, ikpy tier {tier}; shape {a.shape}, layers {a.layers or 'all'}\n")
     print(f"| type | test | {' | '.join(names)} | ikpy / best peer | share of ceiling |")
     print("|---|---|" + "---:|" * (len(names) + 2))
@@ -125,8 +113,13 @@ def main() -> None:
     for type_name in a.types.split(","):
         path = str(Path(a.folder) / f"ikpy-{a.shape}-{a.layers or 'all'}-{type_name}.gguf")
         write_model(a.shape, type_name, path, layers=a.layers, attn=a.attn)
-        ceilings = measure(a.threads)
-        samples, ceilings["read"] = run_model(path, [p for p in peers if PEERS[p].runs(type_name)], a)
+        found.sample()
+        engines = open_peers(peers, a.peer_bin, type_name, path, a.prompt + a.depth + a.generate + 64, a.threads)
+        samples = alternate(engines, a.prompt, a.generate, a.depth, a.repeats)
+        for engine in engines:
+            engine.close()
+        found.sample()
+        ceilings = dict(found.best[a.threads])
         print("\n".join(table_rows(type_name, path, names, samples, ceilings, a)), flush=True)
         report["models"][type_name] = {"samples": samples, "ceilings": ceilings}
         Path(path).unlink()

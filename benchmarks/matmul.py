@@ -2,8 +2,10 @@
 
     python -m benchmarks.matmul prompt    1e9 op/s of [2048, 8192] x 512 tokens, share of the dot product ceiling
     python -m benchmarks.matmul generate    1e9 bytes/s of 220 MB of weights x 1 token, share of the read bandwidth
+    python -m benchmarks.matmul cached      1e9 weights/s and bytes/s of one core with 0.7 MB of weights in its cache
 
-Ceiling and product alternate in one process and the best of several runs counts.
+Ceiling and product alternate in one process and the best of several runs counts. `cached` counts the CPU time of one
+thread, so other load on the machine hardly matters: it shows what the arithmetic of a type costs.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ TYPES = (
     *("Q4_0_R8", "Q5_0_R4", "Q6_0_R4", "Q8_0_R8", "IQ4_NL_R4", "IQ4_XS_R8", "MXFP4_R8", "Q8_KV_R8", "Q8_K_R8"),
     *("Q8_K_R16", "Q2_K_R4", "Q3_K_R4", "Q4_K_R4", "Q5_K_R4", "Q6_K_R4", "IQ2_K_R4", "IQ3_K_R4", "IQ4_K_R4"),
     *("IQ5_K_R4", "IQ4_KS_R4", "IQ5_KS_R4", "IQ1_S_R4", "IQ1_M_R4", "IQ2_XXS_R4", "IQ2_XS_R4", "IQ2_S_R4"),
-    *("IQ3_XXS_R4", "IQ3_S_R4", "IQ2_BN_R4", "BF16_R16", "Q4_0_4x4"),
+    *("IQ3_XXS_R4", "IQ3_S_R4", "IQ2_BN_R4", "BF16_R16", "Q4_0_4x4", "Q4_0_4x8", "Q4_0_8x8", "TQ1_0", "TQ2_0"),
 )
 
 
@@ -47,7 +49,7 @@ def product(name: str, k: int, n: int, tokens: int, n_threads: int) -> core.Plan
     """A plan of one mul_mat whose activations are already prepared."""
     program = Program()
     x = np.random.default_rng(1).standard_normal((tokens, k)).astype(np.float32)
-    act, fmt = program.prepared(x, name)
+    act, fmt = program.prepared(x, name, tokens)
     out = program.array(np.zeros((tokens, n), np.float32))
     program.op("mul_mat", out, [program.weight(weights(name, k, n), name, (k, n)), act], {0: fmt, 1: tokens})
     tensors, ops = np.array(program.tensors, TENSOR_DTYPE), np.array(program.ops, OP_DTYPE)
@@ -56,6 +58,7 @@ def product(name: str, k: int, n: int, tokens: int, n_threads: int) -> core.Plan
     return core.Plan(tensors, ops[1:].copy(), ())
 
 
+CACHED_BYTES = 700_000
 arrays: list[tuple[Program, np.ndarray]] = []
 
 
@@ -69,9 +72,23 @@ def best_seconds(plan: core.Plan, n_threads: int, seconds: float) -> float:
     return best
 
 
+def cached_rate(name: str, seconds: float) -> tuple[float, float]:
+    """1e9 weights/s and 1e9 bytes/s of one thread's CPU time, one token, weights in the second-level cache."""
+    k = 4096
+    row = by_name(name).row_nbytes(k)
+    n = max(32, int(CACHED_BYTES / row) // 32 * 32)
+    plan = product(name, k, n, 1, 1)
+    best, end = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        start = time.thread_time()
+        plan.run(0, 1)
+        best = min(best, time.thread_time() - start)
+    return 1e-9 * k * n / best, 1e-9 * row * n / best
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("mode", choices=("prompt", "generate"))
+    parser.add_argument("mode", choices=("prompt", "generate", "cached"))
     parser.add_argument("--types", default=",".join(TYPES))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=1.0, help="per type")
@@ -80,6 +97,9 @@ def main() -> None:
     print(f"tier {tier}, {args.threads} threads")
     for name in args.types.split(","):
         arrays.clear()
+        if args.mode == "cached":
+            print("{:10s} {:6.1f} Gweights/s {:6.1f} GB/s".format(name, *cached_rate(name, args.seconds)), flush=True)
+            continue
         kind = "int8" if by_name(name).is_quantized else "fp32"
         if core.activation_format(by_name(name).id) == 2:
             kind = "bf16"

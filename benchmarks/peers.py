@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,20 +37,22 @@ def random_tokens(n: int) -> list[int]:
 
 
 class Ikpy:
-    """This project."""
+    """This project. use_mmap: False reads models into memory (huge pages), for all instances."""
 
     name = "ikpy"
+    use_mmap = True
 
     @staticmethod
     def runs(type_name: str) -> bool:
         """Whether the engine knows the weight type."""
         return True
 
-    def __init__(self, path: str, n_ctx: int, n_threads: int) -> None:
-        from ikpy import Context, ContextParams, Model
+    def __init__(self, path: str, n_ctx: int, n_threads: int, cache_type: str = "f16") -> None:
+        from ikpy import Context, ContextParams, Model, ModelParams
 
-        self.model = Model.load(path)
-        self.context = Context(self.model, ContextParams(n_ctx=n_ctx, n_threads=n_threads))
+        self.model = Model.load(path, ModelParams(use_mmap=self.use_mmap))
+        params = ContextParams(n_ctx=n_ctx, n_threads=n_threads, type_k=cache_type, type_v=cache_type)
+        self.context = Context(self.model, params)
 
     def _decode(self, tokens: list[int], pos: int) -> None:
         from ikpy import Batch
@@ -67,6 +74,24 @@ class Ikpy:
         for i in range(n_tokens):
             self._decode([500 + i], depth + i)
         return time.perf_counter() - started
+
+    def extend(self, n_tokens: int, depth: int) -> float:
+        """Seconds to evaluate n_tokens after the depth tokens that are cached; they stay in the cache."""
+        started = time.perf_counter()
+        self._decode(random_tokens(n_tokens), depth)
+        return time.perf_counter() - started
+
+    def continue_tokens(self, n_tokens: int, depth: int) -> float:
+        """Seconds to evaluate n_tokens one by one after the depth tokens that are cached; the cache is cut back."""
+        started = time.perf_counter()
+        for i in range(n_tokens):
+            self._decode([500 + i], depth + i)
+        seconds = time.perf_counter() - started
+        if depth:
+            self.context.kv.seq_rm(0, depth, -1)
+        else:
+            self.context.kv.clear()
+        return seconds
 
     def close(self) -> None:
         del self.context, self.model
@@ -163,7 +188,52 @@ class XLlama:
         del self.server
 
 
+class LlamaBench:
+    """A reference executable with the options and JSON output of llama-bench."""
+
+    def __init__(self, executable: str, path: str, n_threads: int) -> None:
+        self.name = Path(executable).name
+        self.command = [executable, "-m", path, "-t", str(n_threads), "-r", "1", "-o", "json", "-fa", "1"]
+
+    def _rate(self, *options: str) -> float:
+        """Tokens/s of the last test of a run."""
+        run = subprocess.run([*self.command, *options], capture_output=True, text=True, check=False)
+        if run.returncode:
+            raise RuntimeError(f"{' '.join(self.command)}: {run.stderr.strip().splitlines()[-1:]}")
+        return float(json.loads(run.stdout)[-1]["avg_ts"])
+
+    def prompt(self, n_tokens: int) -> float:
+        return n_tokens / self._rate("-p", str(n_tokens), "-n", "0")
+
+    def generate(self, n_tokens: int, depth: int = 0) -> float:
+        where = ("-n", "0", "-gp", f"{depth},{n_tokens}") if depth else ("-n", str(n_tokens))
+        return n_tokens / self._rate("-p", "0", *where)
+
+    def close(self) -> None:
+        """Nothing stays loaded between runs."""
+
+
 PEERS = {"ikpy": Ikpy, "ik": IkLlama, "xllama": XLlama}
+
+
+def open_peers(
+    names: Sequence[str], executables: Sequence[str], type_name: str, path: str, n_ctx: int, n_threads: int
+) -> list[Peer]:
+    """The engines that know the weight type, each with the model loaded.
+
+    A peer that cannot load the model is left out, with a line on stderr: its column stays empty.
+    """
+    peers: list[Peer] = []
+    for name in names:
+        if not PEERS[name].runs(type_name):
+            continue
+        try:
+            peers.append(PEERS[name](path, n_ctx, n_threads))
+        except RuntimeError as error:
+            if name == "ikpy":
+                raise
+            print(f"{name} is left out: {error}", file=sys.stderr)
+    return peers + [LlamaBench(executable, path, n_threads) for executable in executables]
 
 
 class _quiet:

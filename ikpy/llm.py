@@ -10,28 +10,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ikpy.engine.adapter import LoraAdapter
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
+from ikpy.engine.pooling import POOLINGS, pool
 from ikpy.engine.sampling import SamplingParams
+from ikpy.engine.speculative import SpeculativeParams, Speculator
 from ikpy.errors import UsageError
 from ikpy.tools.generation import GrowingSequence
 from ikpy.tools.sampler_setup import make_sampler
+from ikpy.tools.speculation import DraftFiles, make_speculation
 from ikpy.tools.stop_strings import StopFilter
 from ikpy.vocab import Vocab
 
 if TYPE_CHECKING:
     from ikpy.vocab.templates import ChatTemplate
-
-POOLINGS = ("mean", "cls", "last")
 
 
 class LLM:
@@ -39,14 +41,23 @@ class LLM:
 
     ``path``: GGUF file (first part of a split one); None = the bundled tiny-mla-moe. Further keywords are fields of
     :class:`ikpy.ModelParams` and :class:`ikpy.ContextParams`, such as ``n_ctx``, ``n_threads``, ``type_k``, ``mla``.
-    ``log``: called with every line of the loader. Raises IkpyError subclasses with one line of explanation.
+    ``lora``: adapter files with their scales. ``speculative``, ``draft_files``: what drafts and the files it reads,
+    such as a draft model; ``speculator.lines()`` tells how it went. ``log``: called with every line of the loader.
+    Raises IkpyError subclasses with one line of explanation.
 
     Calls are not safe from several threads at once: they share one context. A prompt that begins as the last one
     did is evaluated from the first difference on.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str] | None = None, *, log: Callable[[str], None] | None = None, **params: Any
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        lora: Sequence[tuple[str | os.PathLike[str], float]] = (),
+        speculative: SpeculativeParams | None = None,
+        draft_files: DraftFiles | None = None,
+        log: Callable[[str], None] | None = None,
+        **params: Any,
     ) -> None:
         from ikpy import default_model_path
 
@@ -57,9 +68,26 @@ class LLM:
             raise UsageError(f"unknown parameter {', '.join(sorted(unknown))}; see ModelParams and ContextParams")
         self.model = Model.load(path or default_model_path(), ModelParams(**model_values), log=log)
         self.vocab = Vocab.from_metadata(self.model.gguf.metadata)
+        self._lora_scales = [scale for _, scale in lora]
+        context_values.setdefault("adapters", [LoraAdapter.load(file, self.model) for file, _ in lora])
         self.context_params = ContextParams(**context_values)
-        self.context = Context(self.model, self.context_params, log=log)
+        self.context = self._new_context(self.context_params, log)
         self._sequence = GrowingSequence(self.context)
+        self.speculator = self._make_speculator(speculative, draft_files, log)
+
+    def _new_context(self, params: ContextParams, log: Callable[[str], None] | None = None) -> Context:
+        context = Context(self.model, params, log=log)
+        context.adapter_scales[:] = self._lora_scales
+        return context
+
+    def _make_speculator(
+        self, params: SpeculativeParams | None, files: DraftFiles | None, log: Callable[[str], None] | None
+    ) -> Speculator | None:
+        if params is None and files is None:
+            return None
+        context = replace(self.context_params, adapters=(), n_seq_max=1)
+        made = make_speculation(params or SpeculativeParams(), self.vocab, files, draft_params=context, log=log)
+        return made.speculator() if made else None
 
     # --- text ------------------------------------------------------------------------------------------------
 
@@ -78,6 +106,10 @@ class LLM:
         self, prompt: str | Sequence[int], max_tokens: int = 128, *, stop: Sequence[str] = (), **sampling: Any
     ) -> Iterator[str]:
         """As :meth:`generate`, in pieces as they appear; a piece never ends inside a character."""
+        if self.model.arch.is_encoder:
+            raise UsageError(
+                f"a model of architecture '{self.model.hparams.arch}' embeds texts and writes none: use embed"
+            )
         if isinstance(prompt, str):
             tokens = self.tokenize(prompt, add_special=True, parse_special=True)
         else:
@@ -104,7 +136,7 @@ class LLM:
         logits = self._sequence.feed(tokens[kept:])
         decoder = self.vocab.stream_decoder()
         stops = StopFilter(stop)
-        for count, token in enumerate(self._sequence.generate(sampler, logits, self.vocab.eog), 1):
+        for count, token in enumerate(self._sequence.generate(sampler, logits, self.vocab.eog, self.speculator), 1):
             if token in self.vocab.eog:
                 break
             if text := stops.feed(decoder.feed(token)):
@@ -159,42 +191,54 @@ class LLM:
 
     @cached_property
     def _embedding_context(self) -> Context:
-        from dataclasses import replace
+        return self._new_context(replace(self.context_params, embeddings=True))
 
-        return Context(self.model, replace(self.context_params, embeddings=True))
+    @property
+    def pooling(self) -> str:
+        """How the model wants states pooled: 'mean' unless its file says otherwise."""
+        wanted = self.model.hparams.pooling
+        return "mean" if wanted in (None, "none") else str(wanted)
 
     def embed(
-        self, texts: str | Sequence[str], *, pooling: str = "mean", normalize: bool = True
+        self, texts: str | Sequence[str], *, pooling: str | None = None, normalize: bool = True
     ) -> NDArray[np.float32]:
         """Embeddings float32 [number of texts, n_embd] from the last layer.
 
-        ``pooling`` over a text's tokens: 'mean', 'cls' (first) or 'last'; ``normalize``: to length 1.
+        ``pooling`` over a text's tokens: 'mean', 'cls' (first), 'last', or 'rank' (scores [number of texts, n_classes]
+        of the classification head); None: as the model's file says, else 'mean'. ``normalize``: to length 1 (not for
+        'rank').
         """
-        if pooling not in POOLINGS:
-            raise UsageError(f"pooling '{pooling}' is not one of {', '.join(POOLINGS)}")
-        rows = [self._embed_one(text, pooling) for text in ([texts] if isinstance(texts, str) else texts)]
+        pooling = pooling or self.pooling
+        if pooling not in POOLINGS[1:]:
+            raise UsageError(
+                f"pooling '{pooling}' is not one of {', '.join(POOLINGS[1:])}; token_embeddings gives a state per token"
+            )
+        classifier = self.model.arch.classifier
+        rows = [
+            pool(self.token_embeddings(text), pooling, classifier)
+            for text in ([texts] if isinstance(texts, str) else texts)
+        ]
         if not rows:
             return np.empty((0, self.model.hparams.n_embd), np.float32)
         result = np.stack(rows)
-        if normalize:
+        if normalize and pooling != "rank":
             result /= np.maximum(np.linalg.norm(result, axis=-1, keepdims=True), 1e-12)
         return result
 
-    def _embed_one(self, text: str, pooling: str) -> NDArray[np.float32]:
+    def token_embeddings(self, text: str | Sequence[int]) -> NDArray[np.float32]:
+        """States of the last layer, float32 [n_tokens, n_embd], for a text (with begin and end tokens) or token ids."""
         context = self._embedding_context
-        tokens = self.tokenize(text, add_special=True)
+        tokens = self.tokenize(text, add_special=True) if isinstance(text, str) else [int(t) for t in text]
         if not 0 < len(tokens) <= context.n_ctx:
             raise UsageError(f"a text of {len(tokens)} tokens cannot be embedded; 1 to {context.n_ctx} are possible")
         context.kv.clear()
+        step = context.n_batch if context.graph_params.causal else len(tokens)
         states = []
-        for start in range(0, len(tokens), context.n_batch):
-            context.decode(Batch.single(tokens[start : start + context.n_batch], start, 0, "all"))
+        for start in range(0, len(tokens), step):
+            context.decode(Batch.single(tokens[start : start + step], start, 0, "all"))
             assert context.embeddings is not None
             states.append(context.embeddings)
-        rows = np.concatenate(states)
-        if pooling == "mean":
-            return rows.mean(axis=0, dtype=np.float64).astype(np.float32)
-        return np.array(rows[0 if pooling == "cls" else -1], dtype=np.float32)
+        return np.concatenate(states)
 
     # --- tokens ----------------------------------------------------------------------------------------------
 

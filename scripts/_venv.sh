@@ -1,5 +1,5 @@
 # Sourced by the other scripts: makes .venv in the checkout, installs ikpy (editable, with the native modules) and
-# activates it. Arguments: extras, e.g. "dev".
+# activates it. Arguments: extras, e.g. "dev", or "".
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -19,6 +19,6 @@ setup_venv() {
     # shellcheck disable=SC1091
     . .venv/bin/activate
     python -m pip install --quiet --disable-pip-version-check --upgrade "setuptools>=77" wheel "cython>=3.1"
-    # Without build isolation the objects in build/ are reused, so a second run takes seconds.
-    python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable ".[$extras]"
+    # Every run compiles the native modules afresh: an editable install builds in a temporary folder.
+    python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable ".${extras:+[$extras]}"
 }

@@ -2,7 +2,8 @@
 
 Usage: python scripts/make_quant_tables.py quant-tables.json
 
-Produces ikpy/quants/tables.json (read by the numpy decoders) and ikpy/_native/quantize/tables.{hpp,cpp}.
+Produces ikpy/quants/tables.json (read by the numpy decoders), ikpy/_native/quantize/tables.{hpp,cpp}, and for the CUDA
+kernels tables.cuh (levels packed in words) and grid_tables.cuh (grid points as one integer each).
 """
 
 from __future__ import annotations
@@ -62,6 +63,44 @@ namespace ikpy::tables {{
 // clang-format on
 """
 
+# struct in tables.cuh -> table whose levels it packs four to a word
+CUDA_LEVELS = {
+    "TableIq2nl": "iq2nl_values",
+    "TableIq3nl": "iq3nl_values",
+    "TableIq4k": "iq4k_values",
+    "TableIq5nl": "iq5nl_values",
+    "TableIq6nl": "iq6nl_values",
+    "TableMxfp4": "kvalues_mxfp4",
+}
+CUDA_LEVEL_TABLE = """struct {name} {{
+    __host__ __device__ static constexpr unsigned word(int i) {{
+        constexpr unsigned words[] = {{
+{numbers}
+        }};
+        return words[i];
+    }}
+}};
+"""
+# array in grid_tables.cuh -> table, elements per point
+CUDA_GRIDS = {
+    "iq2xxs_grid": ("iq2xxs_grid", 8),
+    "iq2xs_grid": ("iq2xs_grid", 8),
+    "iq2s_grid": ("iq2s_grid", 8),
+    "iq3xxs_grid": ("iq3xxs_grid", 4),
+    "iq3s_grid": ("iq3s_grid", 4),
+    "iq1s_codes": ("iq1s_grid", 8),
+}
+CUDA_FILE = """{note}
+// clang-format off
+#pragma once
+
+namespace ikpy::cuda {{
+
+{body}
+}}  // namespace ikpy::cuda
+// clang-format on
+"""
+
 
 def flatten(values: list[Any]) -> list[int]:
     """All numbers of a nested list in order."""
@@ -80,8 +119,41 @@ def wrapped(numbers: list[int], width: int = 108) -> str:
     return "\n".join([*lines, line])
 
 
+def packed(numbers: list[int], size: int) -> list[int]:
+    """Runs of ``size`` bytes as little-endian integers."""
+    data = bytes(number & 255 for number in numbers)
+    return [int.from_bytes(data[i : i + size], "little") for i in range(0, len(data), size)]
+
+
+def hexadecimal(numbers: list[int], suffix: str, per_line: int) -> str:
+    """Comma-separated hexadecimal numbers."""
+    items = [f"0x{number:x}{suffix}," for number in numbers]
+    return "\n".join(" ".join(items[i : i + per_line]) for i in range(0, len(items), per_line))
+
+
+def write_cuda_tables(tables: dict[str, Any], folder: Path) -> None:
+    """Write tables.cuh and grid_tables.cuh."""
+    levels = {name: flatten(tables[source]) for name, source in CUDA_LEVELS.items()}
+    pairs = flatten(tables["iq2kl_pairs"])
+    levels |= {"TableIq2klFirst": pairs[0::2], "TableIq2klSecond": pairs[1::2]}
+    structs = [
+        CUDA_LEVEL_TABLE.format(name=name, numbers=hexadecimal(packed(values, 4), "u", 8))
+        for name, values in levels.items()
+    ]
+    (folder / "tables.cuh").write_text(CUDA_FILE.format(note=NOTE, body="\n".join(structs)))
+    arrays = []
+    for name, (source, size) in CUDA_GRIDS.items():
+        values = flatten(tables[source])
+        if name == "iq1s_codes":  # ternary points as 8 * (point + 1)
+            values = [8 * (value + 1) for value in values]
+        element, suffix = ("unsigned long long", "ull") if size == 8 else ("unsigned", "u")
+        points = hexadecimal(packed(values, size), suffix, 5 if size == 8 else 10)
+        arrays.append(f"static __device__ const {element} {name}[{len(values) // size}] = {{\n{points}\n}};\n")
+    (folder / "grid_tables.cuh").write_text(CUDA_FILE.format(note=NOTE, body="\n".join(arrays)))
+
+
 def main(source: str) -> None:
-    """Read ``source`` and write the three generated files."""
+    """Read ``source`` and write the generated files."""
     tables = json.loads(Path(source).read_text())
     rows = [f'"{name}": {json.dumps(tables[name], separators=(",", ":"))}' for name in TABLES]
     (PACKAGE / "quants" / "tables.json").write_text("{\n" + ",\n".join(rows) + "\n}\n")
@@ -93,6 +165,7 @@ def main(source: str) -> None:
     native = PACKAGE / "_native" / "quantize"
     (native / "tables.hpp").write_text(HEADER.format(note=NOTE, declarations="\n".join(declarations)))
     (native / "tables.cpp").write_text(SOURCE.format(note=NOTE, definitions="\n\n".join(definitions)))
+    write_cuda_tables(tables, PACKAGE / "backends" / "cuda" / "kernels")
 
 
 if __name__ == "__main__":

@@ -17,8 +17,9 @@ END_OF_TABLES = "<!-- end of the generated tables -->\n"
 
 INTRODUCTION = """# Tensor types
 
-Every type a GGUF file may contain. The program uses the table in `ikpy/quants/registry.py`; the tables here are
-written from it by `scripts/make_type_tables.py`. Type names are accepted in any letter case.
+Every type a GGUF file may contain; what the encoders achieve is in [quants.md](quants.md). The program uses the table
+in `ikpy/quants/registry.py`; the tables here are written from it by `scripts/make_type_tables.py`. Type names are
+accepted in any letter case.
 
 *Bits per weight* leaves out the row header ("+ n B/row"). *Row length*: ne0 must be a multiple of it; the quantizer
 takes another type where a row does not fit. *Importance matrix*: whether quantizing to the type needs one.

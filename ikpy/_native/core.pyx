@@ -19,12 +19,13 @@ cdef extern from "ikpy/executor.hpp" namespace "ikpy" nogil:
     cdef cppclass Executor:
         Executor(const Op*, int64_t, Tensor*, int64_t) except +
         size_t work_bytes(int)
-        int64_t run(const Runtime&, int) except +
+        int64_t run(const Runtime&, int, int64_t, int64_t, uint8_t*) except +
         void set_profiling(cbool)
         const double* op_seconds()
     const char* op_name(int)
     int op_count "ikpy::kOpCount"
-    int act_format(int) except +
+    int act_format(int, int64_t) except +
+    cbool has_amx()
     cbool c_has_unpacker "ikpy::has_unpacker"(int)
     size_t act_nbytes(int, int64_t, int64_t, int64_t)
 
@@ -51,6 +52,7 @@ cdef extern from "quantize/repack.hpp" namespace "ikpy" nogil:
 cdef extern from "ikpy/ceiling.hpp" namespace "ikpy" nogil:
     double ceiling_int8_dot(int)
     double ceiling_bf16_dot(int)
+    double ceiling_amx_bf16(int)
     double ceiling_fp32_fma(int)
     double ceiling_read_bandwidth(int)
 
@@ -84,14 +86,19 @@ def op_kinds() -> dict:
     return {op_name(i).decode(): i for i in range(op_count)}
 
 
-def activation_format(int weight_type) -> int:
-    """Format in which activations are prepared for a matmul with weights of this type."""
-    return act_format(weight_type)
+def activation_format(int weight_type, int64_t n_rows=1) -> int:
+    """Format in which activations are prepared when n_rows of them meet one matrix of weights of this type."""
+    return act_format(weight_type, n_rows)
 
 
 def has_unpacker(int weight_type) -> bool:
     """Whether matmuls of this weight type have an unpacker of their own; other types are decoded to float first."""
     return c_has_unpacker(weight_type)
+
+
+def has_tiles() -> bool:
+    """Whether products of many rows run on the CPU's tile unit (AMX with bf16); IKPY_AMX=0 turns it off."""
+    return has_amx()
 
 
 def has_decoder(int type_id) -> bool:
@@ -105,8 +112,9 @@ def activation_nbytes(int fmt, int64_t n_in, int64_t n_rows, int64_t n_batch) ->
 
 
 def ceiling(str what, int n_threads) -> float:
-    """Measured best of this machine: "int8", "bf16", "fp32" in 1e9 operations/s, "read" in 1e9 bytes/s."""
-    measures = ("int8", "bf16", "fp32", "read")
+    """Measured best of this machine: "int8", "bf16", "fp32" and "amx_bf16" (tile unit) in 1e9 operations/s, "read" in
+    1e9 bytes/s. 0 where the unit is absent."""
+    measures = ("int8", "bf16", "fp32", "read", "amx_bf16")
     if what not in measures or n_threads < 1:
         raise ValueError(f"ceiling: one of {', '.join(measures)} and at least one thread")
     cdef int which = measures.index(what)
@@ -118,8 +126,10 @@ def ceiling(str what, int n_threads) -> float:
             rate = ceiling_bf16_dot(n_threads)
         elif which == 2:
             rate = ceiling_fp32_fma(n_threads)
-        else:
+        elif which == 3:
             rate = ceiling_read_bandwidth(n_threads)
+        else:
+            rate = ceiling_amx_bf16(n_threads)
     return rate
 
 
@@ -164,19 +174,35 @@ cdef class Plan:
         """Bytes of work memory a run with n_threads allocates (once)."""
         return self.executor.work_bytes(n_threads)
 
-    def run(self, int64_t n_kv, int n_threads) -> None:
-        """Executes the plan with n_kv attended cache cells on n_threads threads; releases the GIL."""
+    def run(self, int64_t n_kv, int n_threads, work=None, int64_t first=0, int64_t last=-1) -> None:
+        """Executes ops first .. last-1 (all by default) with n_kv attended cache cells; releases the GIL.
+
+        work: writable uint8 array of at least work_bytes(n_threads) bytes whose address is a multiple of 64, for
+        plans that share their work memory; without it the plan allocates its own.
+        """
+        cdef uint8_t[::1] memory
+        cdef uint8_t* address = NULL
         cdef int64_t[:, ::1] ne
         cdef Runtime runtime
         cdef int64_t i, failed
+        if last < 0:
+            last = len(self.ops)
+        if not 0 <= first <= last <= len(self.ops):
+            raise ValueError("no such ops")
         if n_threads < 1:
             raise ValueError("n_threads must be at least 1")
+        if work is not None:
+            memory = work
+            if memory.shape[0] < <int64_t> self.executor.work_bytes(n_threads):
+                raise ValueError("the work memory is too small for this plan")
+            if memory.shape[0]:
+                address = &memory[0]
         extents = self.extents
         for i in range(self.dynamic.shape[0]):
             extents[self.dynamic[i, 0], self.dynamic[i, 1]] = n_kv
         runtime.n_kv = n_kv
         with nogil:
-            failed = self.executor.run(runtime, n_threads)
+            failed = self.executor.run(runtime, n_threads, first, last, address)
         if failed >= 0:
             raise ValueError(f"op {failed} has an unknown kind")
 

@@ -25,11 +25,13 @@ COMMANDS = {
     "perplexity": ("ikpy.cli.perplexity", "perplexity, KL divergence, multiple-choice scores"),
     "bench": ("ikpy.cli.bench", "speed of prompt processing and generation"),
     "sweep-bench": ("ikpy.cli.sweep_bench", "speed over the length of the context"),
+    "convert": ("ikpy.cli.convert", "make a GGUF file from a Hugging Face checkpoint"),
     "quantize": ("ikpy.cli.quantize", "make a quantized copy of a model"),
     "imatrix": ("ikpy.cli.imatrix", "compute an importance matrix"),
     "server": ("ikpy.cli.server", "HTTP server"),
     "tokenize": ("ikpy.cli.tokenize", "show how a text is divided into tokens"),
     "gguf": ("ikpy.cli.gguf", "show, split, merge and change GGUF files"),
+    "cuda": ("ikpy.cli.cuda", "CUDA devices; kernels compiled ahead of time, compared with the CPU"),
     "info": ("ikpy.cli.info", "version, build and machine"),
 }
 """Subcommand -> module with a function run(arguments) -> exit status, help line."""

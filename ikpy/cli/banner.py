@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from ikpy.cli.params import RANDOM_SEED, CommonParams
+from ikpy.cli.params import CommonParams
+from ikpy.engine.sampling_params import RANDOM_SEED
 
 
 def banner_lines(params: CommonParams) -> list[str]:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ikpy.cli.bench_options import help_rows, parse_bench
 from ikpy.cli.common import default_model
+
+if TYPE_CHECKING:
+    from ikpy.tools.bench import BenchParams
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -24,6 +28,9 @@ def run(arguments: Sequence[str]) -> int:
     from ikpy.tools.bench_output import PRINTERS
 
     params = command.params(default_model)
+    if params.dry_run:
+        print_plans(params)
+        return 0
     printers = [PRINTERS[params.output](params, sys.stdout), PRINTERS[params.output_err](params, sys.stderr)]
     for printer in printers:
         printer.begin()
@@ -36,3 +43,12 @@ def run(arguments: Sequence[str]) -> int:
     for printer in printers:
         printer.end()
     return 0
+
+
+def print_plans(params: BenchParams) -> None:
+    """Print what every test would take in memory, on standard output."""
+    from ikpy.tools.bench import Engine, Runner, bench_tests
+
+    runner = Runner(params, Engine(params))
+    for test in bench_tests(params):
+        print(f"{test.model}, {test.label}:", *runner.plan(test).lines(), sep="\n")

@@ -12,7 +12,7 @@ from typing import Any
 
 from ikpy.cli import values
 from ikpy.cli.options import NO_GPU, Kind, Option, normalize_name
-from ikpy.cli.parser import HELP_NAMES, suggest
+from ikpy.cli.parser import HELP_NAMES, has_devices, suggest
 from ikpy.cli.values import Warn
 from ikpy.errors import IkpyError, UsageError
 from ikpy.tools.bench import BenchParams
@@ -85,6 +85,8 @@ def switch(
     )
 
 
+GRAPH_SPLIT = "graph split mode is not supported"
+NO_FIT = "give -ngl and -ncmoe: a benchmark says what it measures"
 MERGED = "the file's tensors are used as they are"
 ROWS = (
     row("-m --model", "models", "FILE", "GGUF file (default: the bundled tiny-mla-moe)", convert=values.to_text),
@@ -133,8 +135,6 @@ ROWS = (
         "use_mmap",
         "map the file (default: 1)",
         many=True,
-        no_effect="the file is always mapped",
-        idle=True,
     ),
     switch("-embd --embeddings", "embeddings", "embedding output (default: 0)", many=True),
     switch(
@@ -148,8 +148,8 @@ ROWS = (
         "-rtr --run-time-repack",
         "repack",
         "rearrange weights after loading (default: 0)",
-        no_effect="kernels read every type in place, nothing needs repacking",
     ),
+    row("-dr --dry-run", "dry_run", "", "print the memory of every test, read no tensor data", flag=True, many=False),
     row(
         "-r --repetitions",
         "repetitions",
@@ -177,7 +177,7 @@ ROWS = (
     ),
     row("-v --verbose", "verbose", "", "log lines, and a traceback with errors", flag=True, many=False),
     row("-ngl --n-gpu-layers", "n_gpu_layers", "N", "layers on the GPU (default: 999)", no_effect=NO_GPU),
-    row("--n-cpu-moe -ncmoe", "", "N", "expert layers in host memory", many=False, no_effect=NO_GPU),
+    row("--n-cpu-moe -ncmoe", "n_cpu_moe", "N", "expert layers in host memory", many=False, no_effect=NO_GPU),
     row(
         "-sm --split-mode",
         "split_mode",
@@ -199,7 +199,6 @@ ROWS = (
         convert=values.to_tensor_override,
         separator="",
         many=False,
-        no_effect=NO_GPU,
     ),
     switch("--print-overrides", "print_overrides", "show the overrides as a column (default: 0)"),
     row(
@@ -221,9 +220,9 @@ ROWS = (
         separator="",
         no_effect="remote backends are not supported",
     ),
-    row("--max-gpu", "max_gpu", "N", "GPUs per layer in graph mode", many=False, no_effect=NO_GPU),
-    switch("--fit", "", "place tensors automatically", no_effect=NO_GPU),
-    row("--fit-margin", "", "MiB", "memory left free on each GPU", many=False, no_effect=NO_GPU),
+    row("--max-gpu", "max_gpu", "N", "GPUs per layer in graph mode", many=False, no_effect=GRAPH_SPLIT),
+    switch("--fit", "", "place tensors automatically", no_effect=NO_FIT),
+    row("--fit-margin", "", "MiB", "memory left free on each GPU", many=False, no_effect=NO_FIT),
     switch(
         "-gr --graph-reuse",
         "reuse",
@@ -235,7 +234,12 @@ ROWS = (
     switch("-mqkv --merge-qkv", "mqkv", "merge Q, K, V weights", no_effect=MERGED),
     switch("-muge --merge-up-gate-experts", "muge", "merge up and gate experts", no_effect=MERGED),
     switch("-rcache --rope-cache", "rcache", "rotation angles computed once; always on"),
-    switch("-thp --transparent-huge-pages", "use_thp", "huge pages for the weights", no_effect="not supported yet"),
+    switch(
+        "-thp --transparent-huge-pages",
+        "use_thp",
+        "huge pages for the weights",
+        no_effect="use -mmp 0, which reads the file into huge pages",
+    ),
     switch("-ger --grouped-expert-routing", "grouped_er", "experts from the best groups only, if the model has groups"),
     switch(
         "-no-fug --no-fused-up-gate",
@@ -244,7 +248,7 @@ ROWS = (
         no_effect="the graph compiler always fuses",
     ),
     switch("-no-ooae --no-offload-only-active-experts", "no_ooae", "copy all experts", no_effect=NO_GPU),
-    switch("-sas --scheduler-async", "sas", "asynchronous evaluation of graph parts", no_effect=NO_GPU),
+    switch("-sas --scheduler-async", "sas", "asynchronous evaluation of graph parts", no_effect=GRAPH_SPLIT),
     row(
         "--numa",
         "",
@@ -330,7 +334,8 @@ def take(command: BenchCommand, option: BenchOption, spelled: str, text: str) ->
         converted = [bool(int(part)) if option.flag else option.convert(part, warn) for part in parts]
     except (ValueError, IkpyError) as error:
         raise UsageError(f"invalid parameter for argument: {spelled} ({error})") from error
-    if option.no_effect and any(value != option.idle for value in converted):
+    without_effect = option.no_effect and not (option.no_effect == NO_GPU and has_devices())
+    if without_effect and any(value != option.idle for value in converted):
         command.warnings.append(f"no effect: {spelled} ({option.no_effect})")
     if not option.dest:
         return

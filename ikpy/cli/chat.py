@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ikpy.cli.banner import banner_lines
-from ikpy.cli.common import Session, load, print_log, start
-from ikpy.cli.params import CommonParams
+from ikpy.cli.common import Session, load, print_log, speculation, start
+from ikpy.errors import UsageError
 
 if TYPE_CHECKING:
     from ikpy.cli.text_run import TextRun
     from ikpy.engine.sampling import SamplingParams
+    from ikpy.tools.guidance import Guidance
 
 INTERRUPTED = 130
 
@@ -35,11 +35,20 @@ def run(arguments: Sequence[str]) -> int:
     return INTERRUPTED if interrupted else 0
 
 
-def sampling_params(params: CommonParams) -> SamplingParams:
-    """Sampling parameters of the command line."""
-    from ikpy.engine.sampling import SamplingParams
+def guidance(session: Session) -> Guidance | None:
+    """Classifier-free guidance of the command line, with a context of its own; None without any."""
+    prompt = session.params.prompt
+    if prompt.cfg_scale == 1.0:
+        return None
+    if prompt.interactive:
+        raise UsageError("--cfg-scale works for the continuation of a prompt, not in interactive use or conversations")
+    from ikpy.tools.decoder import TimedContext
+    from ikpy.tools.guidance import Guidance
 
-    return SamplingParams(**{f.name: getattr(params.sampling, f.name) for f in dataclasses.fields(params.sampling)})
+    negative = session.vocab.tokenize(prompt.cfg_negative_prompt, add_special=True, parse_special=True)
+    if not negative:
+        raise UsageError("--cfg-scale needs a text to guide away from: give --cfg-negative-prompt")
+    return Guidance(TimedContext(session.new_context(), session.timings), negative, prompt.cfg_scale)
 
 
 def run_session(session: Session) -> bool:
@@ -54,14 +63,20 @@ def run_session(session: Session) -> bool:
     if conversation:
         session.log(["main: chat template example:", conversation.example(), ""])
     session.system_info()
-    sampling = sampling_params(params)
+    sampling = params.sampling
     sampler = make_sampler(sampling, session.vocab, session.model.hparams.n_vocab, context.n_ctx)
-    text_run = TextRun(session, context, sampler)
+    sampler.guidance = guidance(session)
+    drafters = speculation(session)
+    speculator = drafters.speculator() if drafters else None
+    text_run = TextRun(session, context, sampler, speculator=speculator)
     work = conversation or Completion(text_run)
     work.prepare(text_run)
     log_start(session, text_run, sampling)
     interrupted = params.prompt.n_predict != 0 and work.run(text_run)
     text_run.save_state()
+    if speculator:
+        speculator.save()
+        session.log(["", *speculator.lines()])
     session.log(["", *text_run.times.lines()] if text_run.times.n_generated else [])
     if not text_run.times.n_generated:
         session.log([""])

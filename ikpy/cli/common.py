@@ -5,19 +5,25 @@ from __future__ import annotations
 import sys
 import time
 from collections import ChainMap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ikpy.cli.params import CommonParams
 from ikpy.cli.parser import parse
+from ikpy.errors import UsageError
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import NDArray
 
+    from ikpy.engine.adapter import LoraAdapter
     from ikpy.engine.batch import Batch
     from ikpy.engine.context import Context
     from ikpy.engine.model import Model
+    from ikpy.engine.params import ModelParams
+    from ikpy.engine.speculative import Speculation, SpeculativeParams
     from ikpy.tools.logs import Timings
     from ikpy.vocab import Vocab
 
@@ -59,6 +65,11 @@ class Session:
         """A context with the parameters of the command line and its log lines; `changes` replaces single ones."""
         from ikpy.engine.context import Context
 
+        if self.model.arch.is_encoder and self.params.tool != "server":
+            arch = self.model.hparams.arch
+            raise UsageError(
+                f"a model of architecture '{arch}' embeds texts only: use ikpy server --embeddings or ikpy.LLM.embed"
+            )
         context_params = self.params.context_params(**changes)
         n_ctx_train = self.model.hparams.n_ctx_train
         if context_params.n_ctx > n_ctx_train:
@@ -68,9 +79,33 @@ class Session:
                     f"({context_params.n_ctx} specified)"
                 ]
             )
+        context_params.adapters = self.adapters
         context = Context(self.model, context_params, log=lambda line: self.log([line]))
+        context.adapter_scales[:] = [
+            0.0 if self.params.model.lora_off else scale for _, scale in self.params.model.lora
+        ]
+        context.steer(self.directions)
         self.log(context_log(self, context))
+        if self.params.model.dry_run:
+            self.log(plan_lines(context))
+            raise SystemExit(0)
         return context
+
+    @cached_property
+    def adapters(self) -> list[LoraAdapter]:
+        """LoRA adapters of the command line."""
+        from ikpy.engine.adapter import LoraAdapter
+
+        return [LoraAdapter.load(path, self.model) for path, _ in self.params.model.lora]
+
+    @cached_property
+    def directions(self) -> NDArray[np.float32] | None:
+        """Sum of the control vectors of the command line, float32 [n_layer, n_embd]; None without any."""
+        from ikpy.engine.control_vector import in_range, load_control_vector
+
+        options, hp = self.params.model, self.model.hparams
+        parts = [scale * load_control_vector(path, hp.n_layer, hp.n_embd) for path, scale in options.control_vectors]
+        return in_range(sum(parts), *options.control_layers) if parts else None  # type: ignore[arg-type]
 
     def decode(self, context: Context, batch: Batch) -> np.ndarray:
         """Decode a batch and count its time."""
@@ -113,7 +148,13 @@ def print_log(params: CommonParams, lines: Iterable[str]) -> None:
 
 
 def model_path(params: CommonParams) -> str:
-    """The model file, or the bundled one."""
+    """The model file, one of the hub, or the bundled one."""
+    model = params.model
+    if model.path is None and model.hf_repo is not None:
+        from ikpy.tools.hub import fetch
+
+        model.alias = model.alias or model.hf_repo
+        return fetch(model.hf_repo, model.hf_file, model.hf_token, lambda line: print_log(params, [line]))
     return default_model() if params.model.path is None else params.model.path
 
 
@@ -126,37 +167,54 @@ def default_model() -> str:
     return path
 
 
-def load(params: CommonParams) -> Session:
+def load(params: CommonParams, **context_changes: Any) -> Session:
     """Load the model named by the parameters with the log lines of loading.
 
-    With --dry-run the plan is printed and the process ends.
+    context_changes: what the tool will change of the context's parameters, for --fit.
+    With --dry-run only its header is read; the first context of the session prints the plan and ends the process.
 
     Raises:
         IkpyError: the file is missing, damaged or of an unsupported kind.
     """
-    from ikpy.gguf.reader import GGUFFile
+    from ikpy.engine.model import Model, open_model
+    from ikpy.graph.placement import policy_lines
     from ikpy.tools import logs
     from ikpy.vocab import Vocab
 
     started = time.perf_counter()
     path = model_path(params)
-    with GGUFFile.open(path, header_only=params.model.dry_run) as file:
-        print_log(params, logs.loader_lines(file, path, dump=not params.log.minilog))
-        print_log(params, (logs.override_line(key, value) for key, value in params.model.kv_overrides))
-        metadata = ChainMap(dict(params.model.kv_overrides), file.metadata)  # type: ignore[arg-type]
-        vocab = Vocab.from_metadata(metadata)
-        print_log(params, logs.vocab_lines(vocab))
-        print_log(params, logs.meta_lines(file, rope_type=rope_type(file)))
-        print_log(params, logs.vocab_summary_lines(vocab, metadata))
-        print_log(params, [simd_banner()])
-        if params.model.dry_run:
-            print_log(params, plan_lines(params, file))
-            raise SystemExit(0)
-    from ikpy.engine.model import Model
-
-    model = Model.load(path, params.model_params(), log=lambda line: print_log(params, [line]))
+    model_params = params.model_params()
+    file = open_model(path, model_params)
+    print_log(params, logs.loader_lines(file, path, dump=not params.log.minilog))
+    print_log(params, (logs.override_line(key, value) for key, value in params.model.kv_overrides))
+    metadata = ChainMap(dict(params.model.kv_overrides), file.metadata)  # type: ignore[arg-type]
+    vocab = Vocab.from_metadata(metadata)
+    print_log(params, logs.vocab_lines(vocab))
+    print_log(params, logs.meta_lines(file, rope_type=rope_type(file)))
+    print_log(params, logs.vocab_summary_lines(vocab, metadata))
+    print_log(params, [simd_banner(), *policy_lines(params.model.offload_policy)])
+    place_automatically(params, path, model_params, context_changes)
+    model = Model.load(file, model_params, log=lambda line: print_log(params, [line]))
     timings = logs.Timings(load=time.perf_counter() - started)
     return Session(params, model, vocab, path, timings, started)
+
+
+def place_automatically(
+    params: CommonParams, path: str, model_params: ModelParams, context_changes: Mapping[str, Any]
+) -> None:
+    """Sets the placement that --fit finds for this context, if it is asked for."""
+    if not params.model.fit:
+        return
+    from ikpy.engine.fit import fit
+
+    model_params.placement = fit(
+        path,
+        model_params,
+        params.context_params(**context_changes),
+        margin=params.model.fit_margin,
+        margins=params.model.fit_margins,
+        log=lambda line: print_log(params, [line]),
+    )
 
 
 def rope_type(file: Any) -> int:
@@ -166,29 +224,56 @@ def rope_type(file: Any) -> int:
     return 2 if architecture(file.get("general.architecture", "")).rope_neox else 0
 
 
+def speculation(session: Session, n_seq: int = 1) -> Speculation | None:
+    """Drafters of the command line for ``n_seq`` sequences, None without any."""
+    options = session.params.speculative
+    if options.model_draft is None and not options.types:
+        return None
+    from ikpy.tools.speculation import DraftFiles, make_speculation
+
+    files = DraftFiles(options.model_draft, options.suffix_corpus, options.lookup_static, options.lookup_dynamic)
+    n_threads = options.n_threads or session.params.n_threads
+    changes: dict[str, Any] = {
+        "n_ctx": options.n_ctx or session.params.context.n_ctx,
+        "n_seq_max": n_seq,
+        "n_threads": n_threads,
+        "n_threads_batch": options.n_threads_batch or options.n_threads or session.params.n_threads_batch,
+        "embeddings": False,
+    }
+    changes |= {name: value for name in ("type_k", "type_v") if (value := getattr(options, name)) is not None}
+    found = make_speculation(
+        speculative_params(session.params),
+        session.vocab,
+        files,
+        draft_params=session.params.context_params(**changes),
+        log=lambda line: session.log([line]),
+    )
+    if found is not None:
+        session.log([f"main: speculative decoding: {', '.join(d.name for d in found.speculator().drafters)}"])
+    return found
+
+
+def speculative_params(params: CommonParams) -> SpeculativeParams:
+    """Settings of the drafters; those behind a type hold for all, as the last use of an option does."""
+    from ikpy.cli.values import to_draft_settings
+    from ikpy.engine.speculative import SpeculativeParams
+
+    values = dict(params.speculative.settings)
+    types = []
+    for entry in params.speculative.types:
+        name, _, settings = entry.partition(":")
+        types.append(name)
+        if settings:
+            values |= dict(to_draft_settings(settings, lambda _: None))
+    return SpeculativeParams(types=tuple(types), **values)
+
+
 def simd_banner() -> str:
     """Whether the fastest native core is in use."""
     from ikpy._native import tier
 
     state = "is defined" if tier == "avx512" else "is NOT defined"
     return f"======================================= HAVE_FANCY_SIMD {state}"
-
-
-def plan_lines(params: CommonParams, file: Any) -> list[str]:
-    """Memory a run would take, from the header alone."""
-    from ikpy.tools import logs
-
-    context = params.context
-    n_ctx = context.n_ctx or int(file.get(f"{file.get('general.architecture')}.context_length", 0))
-    padding = 256 if context.flash_attn else 32
-    n_ctx = -(-n_ctx // padding) * padding
-    k, v, latent = logs.kv_cache_bytes(file, n_ctx, context.type_k, context.type_v, context.mla, context.flash_attn)
-    weights = logs.ModelSize.of(file).n_bytes
-    return [
-        f"llm_load_tensors: {'CPU':>10} buffer size = {weights / logs.MIB:8.2f} MiB",
-        *logs.kv_cache_lines(k, v, context.type_k, context.type_v, latent=latent),
-        f"Memory required for model tensors + cache: {(weights + k + v) / logs.MIB:.0f} MiB",
-    ]
 
 
 def context_log(session: Session, context: Context) -> list[str]:
@@ -214,15 +299,30 @@ def context_log(session: Session, context: Context) -> list[str]:
             "fused_mmad": 1,
             "rope_cache": 1,
             "graph_reuse": 1,
-            "k_cache_hadam": 0,
-            "v_cache_hadam": 0,
+            "k_cache_hadam": int(context.graph_params.k_hadamard),
+            "v_cache_hadam": int(context.graph_params.v_hadamard),
             "ser": f"{reduction[0]}, {reduction[1]:g}",
             "freq_base": f"{params.rope_freq_base or hparams.rope_freq_base:.1f}",
             "freq_scale": f"{params.rope_freq_scale or hparams.rope_freq_scale:g}",
         }
     )
-    latent = context.kv.nbytes("kv")
+    latent = context.kv.nbytes("kv") + context.kv.nbytes("kr")
     k, v = (latent, 0) if latent else (context.kv.nbytes("k"), context.kv.nbytes("v"))
-    lines += logs.kv_cache_lines(k, v, params.type_k, params.type_v, latent=latent > 0)
+    lines += logs.window_cache_lines(context)
+    devices = context.devices
+    buffers = devices.cache_bytes() if devices else None
+    lines += logs.kv_cache_lines(k, v, params.type_k, params.type_v, latent=latent > 0, buffers=buffers)
+    if devices:
+        lines += [logs.compute_buffer_line(need.compute_bytes, name) for name, need in devices.needs.items()]
     lines.append(logs.compute_buffer_line(context.compute_bytes))
-    return lines
+    return lines + logs.graph_lines(context.n_graph_nodes, context.n_graph_splits)
+
+
+def plan_lines(context: Context) -> list[str]:
+    """Everything that a run would allocate."""
+    from ikpy.engine.memory import memory_report
+    from ikpy.tools.logs import MIB
+
+    report = memory_report(context)
+    tensors_and_cache = report.total - context.compute_bytes
+    return [*report.lines(), f"Memory required for model tensors + cache: {tensors_and_cache / MIB:.0f} MiB"]

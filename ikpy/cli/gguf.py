@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from ikpy.gguf.writer import ShardPlan
+from ikpy.cli.file_output import done, print_line, print_plan, progress_bar
 
 app = typer.Typer(
     help="Show, split, merge and edit GGUF files.",
@@ -48,10 +45,10 @@ def dump(
 
     with GGUFFile.open(model, header_only=True, follow_splits=not this_file) as file:
         if as_json:
-            _print(json.dumps(gguf_tool.describe(file, tensors=not no_tensors, full=full), indent=1))
+            print_line(json.dumps(gguf_tool.describe(file, tensors=not no_tensors, full=full), indent=1))
             return
         for line in gguf_tool.dump_lines(file, tensors=not no_tensors, full=full):
-            _print(line)
+            print_line(line)
 
 
 @app.command()
@@ -72,7 +69,7 @@ def split(
     from ikpy.tools import gguf_tool
 
     max_bytes = None if split_max_size is None else gguf_tool.parse_size(split_max_size)
-    with _progress("split") as progress:
+    with progress_bar("split") as progress:
         plan = gguf_tool.split(
             model,
             prefix,
@@ -82,7 +79,7 @@ def split(
             overwrite=overwrite,
             progress=progress,
         )
-    _print_plan(plan, dry_run)
+    print_plan(plan, dry_run)
 
 
 @app.command()
@@ -95,9 +92,9 @@ def merge(
     """Put the files of a split model into one."""
     from ikpy.tools import gguf_tool
 
-    with _progress("merge") as progress:
+    with progress_bar("merge") as progress:
         plan = gguf_tool.merge(model, output, dry_run=dry_run, overwrite=overwrite, progress=progress)
-    _print_plan(plan, dry_run)
+    print_plan(plan, dry_run)
 
 
 @app.command("set")
@@ -122,7 +119,7 @@ def set_command(
     """Change or add one metadata key (a number, bool or string)."""
     from ikpy.tools import gguf_tool
 
-    with _progress("set") as progress:
+    with progress_bar("set") as progress:
         result = gguf_tool.set_value(
             model,
             key,
@@ -137,50 +134,4 @@ def set_command(
     old = "(new key)" if result.old is None else gguf_tool.scalar_text(result.old)
     new = gguf_tool.scalar_text(result.new)
     how = "in place" if result.in_place else "rewritten"
-    _print(f"{result.target}: {result.key} ({result.type.label}): {old} -> {new} [{_done(how, dry_run)}]")
-
-
-def _done(what: str, dry_run: bool) -> str:
-    return f"dry run, would be {what}" if dry_run else what
-
-
-def _print(line: str) -> None:
-    """A line of results; what the terminal's encoding lacks is shown escaped."""
-    encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
-
-
-def _print_plan(plan: list[ShardPlan], dry_run: bool) -> None:
-    from ikpy.tools.gguf_tool import format_size
-
-    for shard in plan:
-        what = f"{len(shard.tensors)} tensors, {format_size(shard.nbytes)}"
-        _print(f"{shard.path}: {what} [{_done('written', dry_run)}]")
-
-
-@contextmanager
-def _progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """Progress of a copy on stderr: a bar on a terminal, a line per tenth otherwise."""
-    if not sys.stderr.isatty():
-        yield _plain_progress(label)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn(label), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _plain_progress(label: str) -> Callable[[int, int], None]:
-    shown = 0
-
-    def report(done: int, total: int) -> None:
-        nonlocal shown
-        tenth = done * 10 // total
-        if tenth > shown:
-            shown = tenth
-            sys.stderr.write(f"{label}: {tenth * 10} %\n")
-
-    return report
+    print_line(f"{result.target}: {result.key} ({result.type.label}): {old} -> {new} [{done(how, dry_run)}]")

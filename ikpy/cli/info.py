@@ -29,6 +29,7 @@ def facts() -> list[tuple[str, str]]:
 
     from ikpy import __version__
     from ikpy._native import available_tiers, core, cpu, tier  # type: ignore[attr-defined]
+    from ikpy.backends.cuda.devices import available, why_none
     from ikpy.threads import hardware_threads, physical_cores
     from ikpy.tools import machine
 
@@ -42,9 +43,11 @@ def facts() -> list[tuple[str, str]]:
         ("cpu", machine.cpu_name()),
         ("cpu features", " ".join(present) or "baseline"),
         ("native core", f"{tier} (available: {', '.join(available_tiers)}; IKPY_ISA selects)"),
+        ("tile unit", "AMX bf16, used for prompts (IKPY_AMX=0 turns it off)" if core.has_tiles() else "none in use"),
         ("compiler", str(build["compiler"])),
         ("openmp", str(build["openmp"])),
         ("build flags", str(build["flags"])),
+        ("devices", ", ".join(map(str, available())) or f"none: {why_none()}"),
         ("threads", f"{physical_cores()} physical cores, {hardware_threads()} hardware threads"),
         ("memory", f"{memory.total / 2**30:.1f} GiB, {memory.available / 2**30:.1f} GiB available"),
     ]

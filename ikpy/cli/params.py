@@ -9,24 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ikpy.engine.sampling_params import SamplingParams
+
 if TYPE_CHECKING:
     from ikpy.engine.params import ContextParams, ModelParams
-
-RANDOM_SEED = 0xFFFFFFFF
-"""Seed marker: choose a seed at start."""
-
-DEFAULT_SAMPLERS = (
-    "dry",
-    "top_k",
-    "tfs_z",
-    "typical_p",
-    "top_p",
-    "min_p",
-    "xtc",
-    "top_n_sigma",
-    "temperature",
-    "adaptive_p",
-)
+    from ikpy.graph.placement import DeviceParams, PlacementParams
 
 
 @dataclass
@@ -43,10 +30,26 @@ class ModelOptions:
     dry_run: bool = False
     kv_overrides: list[tuple[str, object]] = field(default_factory=list)
     tensor_overrides: list[tuple[str, str]] = field(default_factory=list)
+    lora: list[tuple[str, float]] = field(default_factory=list)
+    lora_off: bool = False
+    control_vectors: list[tuple[str, float]] = field(default_factory=list)
+    control_layers: tuple[int, int] = (-1, -1)
     n_gpu_layers: int = -1
     split_mode: str = "layer"
+    main_gpu: int = 0
+    tensor_split: tuple[float, ...] = ()
+    devices: tuple[str, ...] | None = None
     n_cpu_moe: int = 0
+    kv_offload: bool = True
+    offload_policy: list[tuple[int, bool]] = field(default_factory=list)
+    only_active_experts: bool = True
+    cuda_params: dict[str, int] = field(default_factory=dict)
     fit: bool = False
+    fit_margin: int = 1024
+    fit_margins: dict[int, int] = field(default_factory=dict)
+    use_mmap: bool = True
+    use_mlock: bool = False
+    repack: bool = False
 
 
 @dataclass
@@ -66,6 +69,9 @@ class ContextOptions:
     grouped_experts: bool = False
     type_k: str = "f16"
     type_v: str = "f16"
+    k_hadamard: bool = False
+    v_hadamard: bool = False
+    swa_full: bool = False
     rope_scaling: str | None = None
     rope_freq_base: float = 0.0
     rope_freq_scale: float = 0.0
@@ -78,45 +84,6 @@ class ContextOptions:
     attention: str | None = None
     embeddings: bool = False
     warmup: bool = True
-
-
-@dataclass
-class SamplingOptions:
-    """Sampler chain and its values."""
-
-    seed: int = RANDOM_SEED
-    samplers: tuple[str, ...] = DEFAULT_SAMPLERS
-    temperature: float = 0.8
-    dynatemp_range: float = 0.0
-    dynatemp_exponent: float = 1.0
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    tfs_z: float = 1.0
-    typical_p: float = 1.0
-    top_n_sigma: float = 0.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 1.0
-    repeat_last_n: int = 64
-    repeat_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    penalize_nl: bool = False
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = -1
-    dry_sequence_breakers: list[str] = field(default_factory=lambda: ["\n", ":", '"', "*"])
-    mirostat: int = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
-    adaptive_target: float = -1.0
-    adaptive_decay: float = 0.9
-    adaptive_updt_w_cur: bool = False
-    ignore_eos: bool = False
-    logit_bias: list[tuple[int, float]] = field(default_factory=list)
-    grammar: str = ""
-    json_schema: str | None = None
 
 
 @dataclass
@@ -148,6 +115,8 @@ class PromptOptions:
     prompt_cache_all: bool = False
     prompt_cache_ro: bool = False
     print_token_count: int = -1
+    cfg_negative_prompt: str = ""
+    cfg_scale: float = 1.0
     chat_template: str | None = None
     chat_template_file: str | None = None
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -216,6 +185,11 @@ class ServerOptions:
     path: str | None = None
     webui: str = "auto"
     api_keys: list[str] = field(default_factory=list)
+    api_key_files: list[str] = field(default_factory=list)
+    models_dir: str | None = None
+    models_max: int = 4
+    models_ttl: int = 0
+    models_memory: int = 0
     ssl_key_file: str | None = None
     ssl_cert_file: str | None = None
     timeout: int = 600
@@ -223,15 +197,37 @@ class ServerOptions:
     metrics: bool = False
     slots: bool = True
     slot_save_path: str | None = None
+    slot_autosave: bool = False
     slot_prompt_similarity: float = 0.1
     cont_batching: bool = True
     queue_limit: int = 512
+    max_token_delay: float = 500.0
+    cache_ram: int = 8192
+    cache_ram_similarity: float = 0.5
+    cache_ram_n_min: int = 0
     context_shift: bool = True
     reasoning_format: str = "deepseek"
     reasoning: str = "auto"
     skip_chat_parsing: bool = False
     prefill_assistant: bool = True
     parallel_tool_calls: bool = False
+
+
+@dataclass
+class SpeculativeOptions:
+    """Speculative decoding: the draft model and what drafts without one."""
+
+    model_draft: str | None = None
+    n_ctx: int = 0
+    n_threads: int | None = None
+    n_threads_batch: int | None = None
+    type_k: str | None = None
+    type_v: str | None = None
+    types: list[str] = field(default_factory=list)
+    settings: list[tuple[str, Any]] = field(default_factory=list)
+    suffix_corpus: str | None = None
+    lookup_static: str | None = None
+    lookup_dynamic: str | None = None
 
 
 @dataclass
@@ -245,13 +241,15 @@ class CommonParams:
     tool: str = "cli"
     model: ModelOptions = field(default_factory=ModelOptions)
     context: ContextOptions = field(default_factory=ContextOptions)
-    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     prompt: PromptOptions = field(default_factory=PromptOptions)
     log: LogOptions = field(default_factory=LogOptions)
     perplexity: PerplexityOptions = field(default_factory=PerplexityOptions)
     sweep: SweepOptions = field(default_factory=SweepOptions)
     imatrix: ImatrixOptions = field(default_factory=ImatrixOptions)
     server: ServerOptions = field(default_factory=ServerOptions)
+    speculative: SpeculativeOptions = field(default_factory=SpeculativeOptions)
+    config: str | None = None
     given: list[str] = field(default_factory=list)
     action: str = "run"
     warnings: list[str] = field(default_factory=list)
@@ -275,8 +273,43 @@ class CommonParams:
         model = self.model
         return ModelParams(
             mla=self.context.mla,
+            use_mmap=model.use_mmap,
+            use_mlock=model.use_mlock,
             check_tensors=model.check_tensors,
             kv_overrides=dict(model.kv_overrides),
+            repack=model.repack,
+            header_only=model.dry_run,
+            placement=self.placement_params(),
+            devices=self.device_params(),
+        )
+
+    def placement_params(self) -> PlacementParams:
+        """Where tensors, layers and the cache go."""
+        from ikpy.graph.placement import PlacementParams
+
+        model = self.model
+        return PlacementParams(
+            n_gpu_layers=model.n_gpu_layers,
+            split_mode=model.split_mode,
+            main_gpu=model.main_gpu,
+            tensor_split=model.tensor_split,
+            rules=tuple(model.tensor_overrides),
+            n_cpu_moe=model.n_cpu_moe,
+            kv_offload=model.kv_offload,
+        )
+
+    def device_params(self) -> DeviceParams:
+        """How devices are used."""
+        from ikpy.graph.placement import DeviceParams, offload_policy
+
+        model = self.model
+        return DeviceParams(
+            names=model.devices,
+            policy=offload_policy(model.offload_policy),
+            offload_batch=model.cuda_params.get("offload-batch-size", 32),
+            only_active_experts=model.only_active_experts,
+            graphs=bool(model.cuda_params.get("graphs", 1)),
+            check=self.context.warmup,
         )
 
     def context_params(self, **changes: Any) -> ContextParams:
@@ -296,6 +329,9 @@ class CommonParams:
             "attn_max_batch": context.attn_max_batch,
             "type_k": context.type_k,
             "type_v": context.type_v,
+            "k_hadamard": context.k_hadamard,
+            "v_hadamard": context.v_hadamard,
+            "swa_full": context.swa_full,
             "rope_freq_base": context.rope_freq_base,
             "rope_freq_scale": context.rope_freq_scale,
             "rope_scaling": context.rope_scaling,

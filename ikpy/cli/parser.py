@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ikpy.cli.fields import get_field, set_field
-from ikpy.cli.options import TOOLS, Effect, Option, all_options, by_name, normalize_name
+from ikpy.cli.options import NO_GPU, TOOLS, Effect, Option, all_options, by_name, normalize_name
 from ikpy.cli.params import CommonParams
 from ikpy.cli.values import unescape
 from ikpy.errors import IkpyError, UsageError
@@ -34,6 +34,13 @@ def parse(argv: Sequence[str], tool: str, environ: Mapping[str, str] | None = No
         UsageError: unknown option, missing or bad value, options that contradict each other.
     """
     return Parser(tool, os.environ if environ is None else environ).parse(argv)
+
+
+def has_devices() -> bool:
+    """Whether options for GPUs mean anything on this machine."""
+    from ikpy.backends.cuda.devices import available
+
+    return bool(available())
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
@@ -61,6 +68,7 @@ class Parser:
 
     def parse(self, argv: Sequence[str]) -> CommonParams:
         """Apply environment and arguments, check the result."""
+        self.apply_config(argv)
         self.apply_environment()
         self.appended.clear()
         self.apply_arguments(argv)
@@ -73,17 +81,35 @@ class Parser:
         finish_text(self.params)
         return self.params
 
+    def apply_config(self, argv: Sequence[str]) -> None:
+        """Options of the file of --config (or of the environment), which everything else overrides."""
+        from ikpy.cli.config import config_arguments
+
+        names = [i for i, argument in enumerate(argv[:-1]) if normalize_name(argument) == "--config"]
+        path = argv[names[-1] + 1] if names else self.environ.get("IKPY_CONFIG")
+        if path:
+            self.apply_arguments(config_arguments(path, self.tool))
+            self.appended.clear()
+            self.params.given.clear()
+
     def apply_environment(self) -> None:
         for row in all_options():
-            text = self.environ.get(row.env) if row.env else None
+            name = self.variable(row)
+            text = self.environ.get(name) if name else None
             if not text or self.letter not in row.used:
                 continue
             if row.kind.const is None:
-                self.take(row, row.env, text)
+                self.take(row, name, text)
             elif text in ("1", "true"):
-                self.take(row, row.env, None)
+                self.take(row, name, None)
             elif row.dest:
                 self.store(row.dest, not row.kind.const)
+
+    def variable(self, row: Option) -> str:
+        """Environment variable of an option; those of the server all have one."""
+        if row.env or self.letter != "S" or not row.names[-1].startswith("--"):
+            return row.env
+        return "LLAMA_ARG_" + row.names[-1].removeprefix("--").replace("-", "_").upper()
 
     def apply_arguments(self, argv: Sequence[str]) -> None:
         position = 0
@@ -101,6 +127,15 @@ class Parser:
             texts = self.values_of(row, spelled, argv[position:])
             position += len(texts)
             self.take(row, spelled, " ".join(texts) if texts else None)
+
+    def uses(self, argv: Sequence[str]) -> Iterator[tuple[Option, list[str]]]:
+        """The options of an argument list, each with its words."""
+        position = 0
+        while position < len(argv):
+            row = by_name(self.letter)[normalize_name(argv[position])]
+            texts = self.values_of(row, argv[position], argv[position + 1 :])
+            yield row, [argv[position], *texts]
+            position += 1 + len(texts)
 
     def values_of(self, row: Option, spelled: str, following: Sequence[str]) -> list[str]:
         following = list(following)
@@ -153,6 +188,8 @@ class Parser:
             return
         if self.letter not in row.used:
             self.no_effect.setdefault(f"not used by {self.tool}", []).append(spelled)
+        elif row.reason == NO_GPU and row.effect is Effect.USED and has_devices():
+            return
         elif row.name == "-ngl" and text != row.quiet:
             # The wording that scripts know.
             self.add_warning(NO_OFFLOAD)
@@ -176,8 +213,8 @@ def check(params: CommonParams) -> None:
     """
     model, prompt = params.model, params.prompt
     if model.path is None:
-        if model.hf_repo is not None:
-            raise UsageError("--hf-repo requires either --hf-file or --model" if model.hf_file is None else NO_DOWNLOAD)
+        if model.hf_file is not None and model.hf_repo is None:
+            raise UsageError("--hf-file requires --hf-repo")
         if model.url is not None:
             raise UsageError(NO_DOWNLOAD)
     elif model.url or model.hf_repo or model.hf_file:
@@ -198,7 +235,7 @@ def check(params: CommonParams) -> None:
         params.warnings.append("-sm row is read as -sm layer")
 
 
-NO_DOWNLOAD = "models are not downloaded: fetch the file yourself and give it with --model"
+NO_DOWNLOAD = "models are not downloaded from URLs: use -hf user/repository, or fetch the file and give it with --model"
 
 
 def finish_text(params: CommonParams) -> None:
@@ -209,6 +246,7 @@ def finish_text(params: CommonParams) -> None:
     sources = [name for name in params.given if name in ("-p", "-f", "-bf")]
     if not sources or sources[-1] != "-bf":
         prompt.text = unescape(prompt.text)
+    prompt.cfg_negative_prompt = unescape(prompt.cfg_negative_prompt)
     prompt.in_prefix = unescape(prompt.in_prefix)
     prompt.in_suffix = unescape(prompt.in_suffix)
     prompt.reverse_prompts = [unescape(text) for text in prompt.reverse_prompts]

@@ -34,10 +34,11 @@ def run(arguments: Sequence[str]) -> int:
             "you must provide a name of a file containing the log probabilities of the base model: "
             "--kl-divergence-base FILE"
         )
-    session = load(params)
+    sizes = {"n_ctx": plan.n_ctx, "n_batch": plan.n_batch, "n_seq_max": plan.n_seq}
+    session = load(params, **sizes)
     from ikpy.tools.decoder import TimedContext
 
-    context = session.new_context(n_ctx=plan.n_ctx, n_batch=plan.n_batch, n_seq_max=plan.n_seq)
+    context = session.new_context(**sizes)
     session.system_info()
     timed = TimedContext(context, session.timings)
     if options.hellaswag or options.winogrande or options.multiple_choice:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,13 @@ from typing import Any
 from ikpy.errors import IkpyError, UsageError
 from ikpy.quants import registry
 from ikpy.quants.policy import TypeOptions
-from ikpy.quants.recipe import Recipe, Rule, parse_rules
+from ikpy.quants.recipe import Recipe, Rule, parse_rules, read_recipe
 
 USAGE = """usage: ikpy quantize [options] INPUT [OUTPUT] TYPE [NTHREADS]
 
 Makes a quantized copy of a GGUF model. INPUT may be the first file of a split model. Without OUTPUT the result is
-ggml-model-TYPE.gguf next to INPUT. TYPE is a file type name in any case, its number, or COPY.
+ggml-model-TYPE.gguf next to INPUT. TYPE is a file type name in any case, its number, or COPY. A run
+that was killed is continued by the same command.
 
     --allow-requantize         convert tensors that are already quantized
     --leave-output-tensor      keep output.weight as it is
@@ -28,7 +29,11 @@ ggml-model-TYPE.gguf next to INPUT. TYPE is a file type name in any case, its nu
     --include-weights NAME     use only importance entries whose name contains NAME (repeatable)
     --exclude-weights NAME     do not use importance entries whose name contains NAME (repeatable)
     --dry-run                  show what would be done; read no data, write nothing
-    --custom-q RULES           regex=type,... or a file of such rules; the first match decides (repeatable)
+    --custom-q RULES           regex=type,... or a file of such rules, also YAML; the first match decides (repeatable)
+    --target-size SIZE         choose types for an output of at most this size, such as 24GiB; TYPE may be left out
+    --target-bpw BPW           the same for the bits per weight of all tensors, such as 4.2
+    --target-types T1,T2,...   tensor types to choose from
+    --save-recipe FILE         write the type of every tensor as rules for --custom-q
     --output-tensor-type T     type of output.weight
     --token-embedding-type T   type of token_embd.weight
     --per-layer-token-embedding-type T, --ffn-gate-inp-type T
@@ -36,7 +41,7 @@ ggml-model-TYPE.gguf next to INPUT. TYPE is a file type name in any case, its nu
     --ffn-gate-type T, --ffn-down-type T, --ffn-up-type T
                                type of the tensors in that role
     --extra-output-tensor T    add a second copy of the output matrix in type T
-    --repack                   change the row layout to the interleaved types; no requantization
+    --repack                   change the row layout to the interleaved types; no requantization; TYPE may be left out
     --repack-pattern R1,R2     repack only tensors whose name matches one of the regular expressions
     --keep-split               one output file per input file
     --partial-requant          skip output files that exist
@@ -80,6 +85,10 @@ VALUE_OPTIONS = {
     "--extra-output-tensor",
     "--repack-pattern",
     "--override-kv",
+    "--target-size",
+    "--target-bpw",
+    "--target-types",
+    "--save-recipe",
 } | set(ROLE_OPTIONS)
 
 
@@ -104,12 +113,21 @@ class Arguments:
     imatrix: str = ""
     flags: set[str] = field(default_factory=set)
     roles: dict[str, str] = field(default_factory=dict)
+    recipe_roles: dict[str, str] = field(default_factory=dict)
     extra_output: str = ""
     include: list[str] = field(default_factory=list)
     exclude: list[str] = field(default_factory=list)
     rules: list[Rule] = field(default_factory=list)
     patterns: list[re.Pattern[str]] = field(default_factory=list)
     overrides: dict[str, object] = field(default_factory=dict)
+    target_bytes: int = 0
+    target_bpw: float = 0.0
+    target_types: tuple[str, ...] = ()
+    save_recipe: str = ""
+
+    @property
+    def has_target(self) -> bool:
+        return self.target_bytes > 0 or self.target_bpw > 0
 
 
 def parse(argv: Sequence[str]) -> Arguments:
@@ -133,6 +151,10 @@ def parse(argv: Sequence[str]) -> Arguments:
             raise CommandLineError(f"unknown option {word}")
     if arguments.include and arguments.exclude:
         raise CommandLineError("--include-weights and --exclude-weights cannot be given together")
+    if arguments.target_bytes and arguments.target_bpw:
+        raise CommandLineError("--target-size and --target-bpw cannot be given together")
+    if arguments.target_types and not arguments.has_target:
+        raise CommandLineError("--target-types needs --target-size or --target-bpw")
     _take_positional(arguments, positional)
     return arguments
 
@@ -147,7 +169,15 @@ def _take(arguments: Arguments, name: str, value: str) -> None:
     elif name in ("--include-weights", "--exclude-weights"):
         (arguments.include if name == "--include-weights" else arguments.exclude).append(value)
     elif name == "--custom-q":
-        arguments.rules += _custom_rules(value)
+        _take_rules(arguments, value)
+    elif name == "--save-recipe":
+        arguments.save_recipe = value
+    elif name == "--target-size":
+        arguments.target_bytes = _size(value)
+    elif name == "--target-bpw":
+        arguments.target_bpw = _bits_per_weight(value)
+    elif name == "--target-types":
+        arguments.target_types = tuple(_tensor_type(name, part.strip()) for part in value.split(","))
     elif name == "--repack-pattern":
         for pattern in value.split(","):
             try:
@@ -174,15 +204,41 @@ def _tensor_type(option: str, value: str) -> str:
     return row.name
 
 
-def _custom_rules(value: str) -> list[Rule]:
-    """Rules given as text, or in a file when the value names one and is no rule itself."""
-    text = value
-    if "=" not in value and Path(value).is_file():
-        text = Path(value).read_text(encoding="utf-8")
+def _take_rules(arguments: Arguments, value: str) -> None:
+    """Rules given as text, or in a file when the value is no rule itself; options of the file yield to earlier ones."""
     try:
-        return parse_rules(text)
+        if "=" in value or not Path(value).is_file():
+            arguments.rules += parse_rules(value)
+            return
+        recipe = read_recipe(value)
     except UsageError as error:
         raise CommandLineError(str(error)) from None
+    arguments.rules += recipe.rules
+    for key, text in recipe.options.items():
+        name = f"--{key}"
+        if name not in ROLE_OPTIONS:
+            known = ", ".join(option.removeprefix("--") for option in ROLE_OPTIONS)
+            raise CommandLineError(f"{value}: unknown key {key!r}; a recipe may have 'rules' and {known}")
+        arguments.recipe_roles.setdefault(ROLE_OPTIONS[name], _tensor_type(f"{value}: {key}", text))
+
+
+def _size(text: str) -> int:
+    """Bytes; K, M, G and T with or without iB count in powers of 1024, with B in powers of 1000."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?B)?", text.strip(), re.IGNORECASE)
+    if not match or float(match[1]) == 0:
+        raise CommandLineError(f"--target-size: '{text}' is no size such as 24GiB or 800MiB")
+    base = 1000 if match[2] and (match[3] or "").lower() == "b" else 1024
+    return int(float(match[1]) * base ** " KMGT".index(match[2].upper() or " "))
+
+
+def _bits_per_weight(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 32:
+        raise CommandLineError(f"--target-bpw: '{text}' is no number of bits above 0 and up to 32")
+    return value
 
 
 def _ftype(text: str) -> registry.FileType | None:
@@ -200,6 +256,13 @@ def _take_positional(arguments: Arguments, words: list[str]) -> None:
         arguments.ftype = _ftype(words[0])
     except UsageError:
         arguments.output = words.pop(0)
+        if arguments.has_target and len(words) < 2 and all(word.isdigit() for word in words):
+            arguments.type_name = "AUTO"
+            _take_threads(arguments, words)
+            return
+        if not words and "repack" in arguments.flags:
+            arguments.type_name = "repacked"
+            return
         if not words:
             raise CommandLineError("main: missing ftype", show_usage=False) from None
         try:
@@ -212,6 +275,12 @@ def _take_positional(arguments: Arguments, words: list[str]) -> None:
     if not arguments.output:
         keep = "keep_split" in arguments.flags
         arguments.output = default_output(arguments.source, arguments.type_name, keep_split=keep)
+    if arguments.has_target and arguments.ftype is None:
+        raise CommandLineError("COPY and a target exclude each other")
+    _take_threads(arguments, words)
+
+
+def _take_threads(arguments: Arguments, words: list[str]) -> None:
     if words:
         try:
             arguments.n_threads = int(words[0])
@@ -241,15 +310,13 @@ def run(argv: Sequence[str]) -> int:
         print(f"Adding custom rule {rule.pattern} -> {rule.type}")
     from ikpy.threads import hardware_threads
     from ikpy.tools import quantize as tool
+    from ikpy.tools.quantize_plan import refuse_without_imatrix
 
     stopwatch = tool.Stopwatch()
     try:
         options = _options(arguments)
         options.n_threads = arguments.n_threads if arguments.n_threads > 0 else hardware_threads()
-        tool.refuse_without_imatrix(options)
-    except tool.MissingImatrixError as error:
-        print(error, file=sys.stderr)
-        return 1
+        refuse_without_imatrix(options)
     except IkpyError as error:
         print(error, file=sys.stderr)
         return 1
@@ -262,15 +329,19 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _options(arguments: Arguments) -> Any:
-    from ikpy.tools.quantize import QuantizeOptions
+    from ikpy.tools.quantize_plan import QuantizeOptions
 
     options = QuantizeOptions(
         arguments.ftype,
-        types=TypeOptions(**arguments.roles),
+        types=TypeOptions(**{**arguments.recipe_roles, **arguments.roles}),
         extra_output_type=arguments.extra_output,
         recipe=Recipe(arguments.rules),
         repack_patterns=tuple(arguments.patterns),
         kv_overrides=arguments.overrides,
+        target_bytes=arguments.target_bytes,
+        target_bpw=arguments.target_bpw,
+        target_types=arguments.target_types,
+        save_recipe=arguments.save_recipe,
     )
     for flag in arguments.flags:
         setattr(options, flag, True)
@@ -311,33 +382,33 @@ def _convert(arguments: Arguments, options: Any) -> int:
     from ikpy.gguf.reader import GGUFFile
     from ikpy.tools.logs import loader_lines, override_line
     from ikpy.tools.quantize import Quantizer
+    from ikpy.tools.quantize_progress import display_for
 
-    err = _writer(sys.stderr)
+    display = display_for(sys.stderr)
+    header_only = options.dry_run and not options.has_target
     try:
         try:
-            file = GGUFFile.open(arguments.source, header_only=options.dry_run)
+            file = GGUFFile.open(arguments.source, header_only=header_only)
         except IkpyError as error:
             raise type(error)(f"llama_model_loader: failed to load model from {arguments.source}: {error}") from None
         with file:
             for line in loader_lines(file, arguments.source):
-                err(line + "\n")
+                display.write(line + "\n")
             for key, value in options.kv_overrides.items():
                 if key in file.metadata:
-                    err(override_line(key, value) + "\n")
-            Quantizer(file, arguments.output, options, out=_writer(sys.stdout), err=err).run()
+                    display.write(override_line(key, value) + "\n")
+            Quantizer(file, arguments.output, options, out=_write_out, display=display).run()
     except IkpyError as error:
-        err(f"llama_model_quantize: failed to quantize: {error}\n")
-        err(f"main: failed to quantize model from '{arguments.source}'\n")
+        display.end()
+        display.write(f"llama_model_quantize: failed to quantize: {error}\n")
+        display.write(f"main: failed to quantize model from '{arguments.source}'\n")
         return 1
     return 0
 
 
-def _writer(stream: Any) -> Callable[[str], None]:
-    def write(text: str) -> None:
-        stream.write(text)
-        stream.flush()
-
-    return write
+def _write_out(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def usage() -> str:

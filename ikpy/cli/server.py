@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
+import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ikpy.cli.banner import banner_lines
-from ikpy.cli.common import Session, load, print_log, start
+from ikpy.cli.common import Session, load, print_log, speculation, start
 from ikpy.cli.params import CommonParams
 from ikpy.errors import ResourceError, UsageError
 
 if TYPE_CHECKING:
     from ikpy.server.build import Server
+    from ikpy.server.keys import KeyRing
     from ikpy.server.log import ServerLog
     from ikpy.server.settings import ServerSettings
 
 DRAIN_SECONDS = 30.0
+WORKER = "IKPY_WORKER"
+"""Set in the environment of processes that serve one model of --models-dir."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -26,6 +29,8 @@ def run(arguments: Sequence[str]) -> int:
     params = start("server", arguments, "HTTP server with the llama.cpp, OpenAI and Anthropic APIs.")
     if params is None:
         return 0
+    if os.environ.get(WORKER):
+        serve_one_model(params)
     check(params)
     print_log(params, banner_lines(params))
     listener = None if params.model.dry_run else listen(params.server.host, params.server.port)
@@ -33,29 +38,81 @@ def run(arguments: Sequence[str]) -> int:
 
     log = ServerLog() if params.log.disable else ServerLog.standard(params.server.log_format)
     log_start(params, log)
+    if is_router(params):
+        from ikpy.cli.router import run_router
+
+        assert listener is not None
+        return run_router(params, arguments, listener, log)
     session = load(params)
     assert listener is not None
     server = make_server(session, log)
     log.event("main", "model loaded")
-    from ikpy.server.serve import serve
+    from ikpy.server.serve import end_with_parent, serve
 
     options = params.server
-    keys = {"api_key": f"api_key: ****{options.api_keys[0][-4:]}"} if options.api_keys else {}
-    port = str(listener.getsockname()[1])
-    log.event("main", "HTTP server listening", port=port, hostname=options.host, **keys)
+    log_listening(params, log, listener)
+    if os.environ.get(WORKER):
+        end_with_parent()
     serve(
         server,
         listener,
         drain_seconds=DRAIN_SECONDS,
+        reload=lambda: reload_keys(params, server.front.keys, log),
         ssl_key_file=options.ssl_key_file,
         ssl_cert_file=options.ssl_cert_file,
     )
+    server.engine.finish_drafts()
     return 0
+
+
+def log_listening(params: CommonParams, log: ServerLog, listener: socket.socket) -> None:
+    """Log where the server listens, with the end of its first key."""
+    from ikpy.server.keys import read_keys
+
+    options = params.server
+    names = list(read_keys(options.api_keys, options.api_key_files))
+    keys = {"api_key": f"api_key: ****{names[0][-4:]}"} if names and not os.environ.get(WORKER) else {}
+    port = str(listener.getsockname()[1])
+    log.event("main", "HTTP server listening", port=port, hostname=options.host, **keys)
+
+
+def reload_keys(params: CommonParams, ring: KeyRing, log: ServerLog) -> None:
+    """Read the key files again; the old keys stay if that fails."""
+    from ikpy.server.keys import read_keys
+
+    try:
+        found = read_keys(params.server.api_keys, params.server.api_key_files)
+    except UsageError as error:
+        log.failure("reload", "keys not reloaded", error=str(error))
+        return
+    if ring and not found:
+        log.failure("reload", "keys not reloaded", error="no key is left, which would open the server")
+        return
+    ring.replace(found)
+    log.event("reload", "keys reloaded", n_keys=len(found))
+
+
+def serve_one_model(params: CommonParams) -> None:
+    """Leave to the router what a configuration file says about it; it finds the port in the log."""
+    params.log.disable = False
+    params.server.ssl_key_file = params.server.ssl_cert_file = params.server.path = None
+
+
+def is_router(params: CommonParams) -> bool:
+    """Whether this process hands requests on to those of several models."""
+    return params.server.models_dir is not None and not os.environ.get(WORKER)
 
 
 def check(params: CommonParams) -> None:
     """Refuse what cannot work before the model is loaded."""
     server = params.server
+    if is_router(params):
+        if params.model.path or params.model.hf_repo:
+            raise UsageError("--models-dir and a single model (-m, -hf) exclude each other")
+        if not Path(server.models_dir or "").is_dir():
+            raise UsageError(f"--models-dir {server.models_dir}: no such directory")
+    if server.slot_autosave and not server.slot_save_path:
+        raise UsageError("--slot-autosave needs --slot-save-path")
     if bool(server.ssl_key_file) != bool(server.ssl_cert_file):
         raise UsageError("HTTPS needs both --ssl-key-file and --ssl-cert-file")
     if server.path and not Path(server.path).is_dir():
@@ -99,23 +156,25 @@ def make_server(session: Session, log: ServerLog) -> Server:
     from ikpy.server.build import build_server
 
     params = session.params
-    settings = server_settings(params, session.path)
+    settings = server_settings(params, session.path, session.model.hparams.pooling)
+    if session.model.arch.is_encoder and not settings.embeddings:
+        raise UsageError(f"a model of architecture '{session.model.hparams.arch}' embeds texts only: add --embeddings")
+    if settings.pooling == "rank" and session.model.arch.classifier is None:
+        raise UsageError("--pooling rank needs a model with a classification head (tensors cls, cls.output)")
     n_slots = settings.n_slots
     context = session.new_context(n_seq_max=n_slots, embeddings=params.context.embeddings)
     if context.n_ctx // n_slots < 16:
         raise UsageError(f"a context of {context.n_ctx} tokens is too small for {n_slots} slots: raise -c or lower -np")
-    return build_server(settings, session.model, session.vocab, context, log)
+    drafters = speculation(session, n_slots)
+    return build_server(settings, session.model, session.vocab, context, log, drafters, session.directions)
 
 
-def server_settings(params: CommonParams, path: str) -> ServerSettings:
-    """Settings of the server from the command line."""
-    from ikpy.engine.sampling import SamplingParams
+def server_settings(params: CommonParams, path: str, model_pooling: str | None = None) -> ServerSettings:
+    """Settings of the server from the command line; ``model_pooling`` is what the model's file wants."""
+    from ikpy.server.keys import read_keys
     from ikpy.server.settings import ServerSettings
 
     server, prompt, sampling = params.server, params.prompt, params.sampling
-    values: dict[str, Any] = {f.name: getattr(sampling, f.name) for f in dataclasses.fields(sampling)}
-    for name in ("logit_bias", "dry_sequence_breakers"):
-        values[name] = tuple(values[name])
     return ServerSettings(
         alias=params.model.alias or path,
         model_path=path,
@@ -124,21 +183,26 @@ def server_settings(params: CommonParams, path: str) -> ServerSettings:
         n_keep=prompt.n_keep,
         stop=tuple(prompt.reverse_prompts),
         special=prompt.special,
-        sampling=SamplingParams(**values),
+        sampling=sampling,
         default_samplers=not {"--samplers", "--sampling-seq"} & set(params.given),
         slot_prompt_similarity=server.slot_prompt_similarity,
         cont_batching=server.cont_batching,
         context_shift=server.context_shift,
         timeout=max(1, server.timeout),
         queue_limit=max(1, server.queue_limit),
-        api_keys=tuple(key for key in server.api_keys if key),
+        max_token_delay=server.max_token_delay / 1e3,
+        cache_ram=-1 if server.cache_ram < 0 else server.cache_ram << 20,
+        cache_ram_similarity=server.cache_ram_similarity,
+        cache_ram_n_min=server.cache_ram_n_min,
+        api_keys=read_keys(server.api_keys, server.api_key_files),
         metrics=server.metrics,
         slots=server.slots,
         slot_save_path=server.slot_save_path,
+        slot_autosave=server.slot_autosave,
         webui=server.webui != "none",
         static_path=server.path,
         embeddings=params.context.embeddings,
-        pooling=params.context.pooling or "none",
+        pooling=params.context.pooling or model_pooling or "none",
         chat_template=chat_template_text(params),
         chat_template_kwargs=prompt.chat_template_kwargs,
         reasoning_format=server.reasoning_format,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ikpy.cli.common import Session
     from ikpy.engine.context import Context
     from ikpy.engine.sampling import Sampler
+    from ikpy.engine.speculative import Speculator
 
 
 @dataclass
@@ -52,12 +53,20 @@ def _rate(seconds: float, n: int) -> str:
 class TextRun:
     """A sequence with sampler, console and stop rules."""
 
-    def __init__(self, session: Session, context: Context, sampler: Sampler, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        context: Context,
+        sampler: Sampler,
+        console: Console | None = None,
+        speculator: Speculator | None = None,
+    ) -> None:
         self.session = session
         self.params = session.params
         self.vocab = session.vocab
         self.context = context
         self.sampler = sampler
+        self.speculator = speculator
         prompt = self.params.prompt
         self.console = console or Console(
             self.vocab, special=prompt.special, color=prompt.color, multiline=prompt.multiline_input
@@ -105,7 +114,7 @@ class TextRun:
         try:
             if self.pending:
                 self.logits = self.sequence.feed(self.pending)
-            for token in self.sequence.generate(self.sampler, self.logits, self.vocab.eog):
+            for token in self.sequence.generate(self.sampler, self.logits, self.vocab.eog, self.speculator):
                 count += 1
                 self.pending = [token]
                 if token in self.vocab.eog:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from ikpy.cli.params import DEFAULT_SAMPLERS, RANDOM_SEED
+from ikpy.engine.sampling_params import DEFAULT_SAMPLERS, RANDOM_SEED
 from ikpy.errors import UsageError
 
 Warn = Callable[[str], None]
@@ -116,6 +116,16 @@ def to_temperature(text: str, warn: Warn) -> float:
     return max(to_float(text, warn), 0.0)
 
 
+def to_group_size(text: str, warn: Warn) -> int:
+    """Group size of self-extend: 1, which is off."""
+    value = to_int(text, warn)
+    if value != 1:
+        raise UsageError(
+            "self-extend is not supported: extend the context with --rope-scaling yarn or --rope-freq-base"
+        )
+    return value
+
+
 def to_cache_type(text: str, warn: Warn) -> str:
     """KV cache type in any letter case, returned in its own spelling."""
     for name in CACHE_TYPES:
@@ -149,6 +159,65 @@ def to_rope_scale(text: str, warn: Warn) -> float:
     return 1.0 / value
 
 
+DRAFT_SETTINGS: dict[str, Convert] = {
+    "n_max": bounded(0),
+    "n_min": bounded(0),
+    "p_min": to_float,
+    "size_n": bounded(1),
+    "size_m": bounded(1),
+    "min_hits": bounded(1),
+    "pattern_len": bounded(1),
+    "max_depth": bounded(1),
+}
+
+
+def draft_setting(name: str) -> Convert:
+    """Converter to a (name, value) pair of the speculative settings."""
+
+    def convert(text: str, warn: Warn) -> tuple[str, Any]:
+        return name, DRAFT_SETTINGS[name](text, warn)
+
+    return convert
+
+
+def to_draft_settings(text: str, warn: Warn) -> list[tuple[str, Any]]:
+    """`key=value[,key=value...]` with the keys of DRAFT_SETTINGS."""
+    settings = []
+    for item in text.split(","):
+        name, equals, value = item.partition("=")
+        name = name.strip().replace("-", "_")
+        if name not in DRAFT_SETTINGS or not equals:
+            raise ValueError(f"expected key=value with a key of {', '.join(DRAFT_SETTINGS)}, got {item!r}")
+        settings.append((name, DRAFT_SETTINGS[name](value, warn)))
+    return settings
+
+
+def to_speculation(text: str, warn: Warn) -> list[str]:
+    """`TYPE[:key=value,...]`, or several types separated by commas; the settings are checked here, applied later."""
+    head, colon, settings = text.partition(":")
+    if colon:
+        to_draft_settings(settings, warn)
+        return [f"{head.strip().lower().replace('_', '-')}:{settings}"]
+    return [name.strip().lower().replace("_", "-") for name in head.split(",") if name.strip()]
+
+
+def to_file_unscaled(text: str, warn: Warn) -> tuple[str, float]:
+    """A file with scale 1."""
+    return text, 1.0
+
+
+def to_file_scaled(text: str, warn: Warn) -> tuple[str, float]:
+    """`FILE SCALE`."""
+    path, _, scale = text.rpartition(" ")
+    return path, to_float(scale, warn)
+
+
+def to_layer_range(text: str, warn: Warn) -> tuple[int, int]:
+    """`START END`, both included."""
+    first, _, last = text.partition(" ")
+    return to_int(first, warn), to_int(last, warn)
+
+
 def to_kv_override(text: str, warn: Warn) -> tuple[str, object]:
     """`KEY=TYPE:VALUE` with TYPE int, float, bool or str; key up to 127 bytes, str up to 127 bytes."""
     key, equals, rest = text.partition("=")
@@ -179,6 +248,45 @@ def to_tensor_override(text: str, warn: Warn) -> list[tuple[str, str]]:
             raise UsageError(f"Invalid tensor buffer type override: {text} (regex {pattern!r}: {error})") from error
         rules.append((pattern, buffer))
     return rules
+
+
+def to_tensor_split(text: str, warn: Warn) -> tuple[float, ...]:
+    """Shares of devices, separated by commas, slashes or semicolons."""
+    shares = tuple(to_float(part, warn) for part in re.split("[,/;]", text))
+    if any(share < 0 for share in shares):
+        raise ValueError(f"shares cannot be negative, got {text!r}")
+    return shares
+
+
+def to_devices(text: str, warn: Warn) -> tuple[str, ...]:
+    """Names of devices separated by commas; `none` for no device."""
+    return () if text.lower() == "none" else tuple(name.strip().upper() for name in text.split(",") if name.strip())
+
+
+def to_fit_margins(text: str, warn: Warn) -> dict[int, int]:
+    """`ID,MiB[,ID,MiB...]`: device number to MiB."""
+    numbers = [to_int(part, warn) for part in text.split(",")]
+    if len(numbers) % 2:
+        raise ValueError(f"expected ID,MiB,... in pairs, got {text!r}")
+    return dict(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+CUDA_PARAMETERS = ("graphs", "offload-batch-size")
+OTHER_CUDA_PARAMETERS = ("fusion", "offload-batch-size-per-byte", "mmq-id-size", "enable-p2p", "fa-offset")
+
+
+def to_cuda_params(text: str, warn: Warn) -> dict[str, int]:
+    """`K=V[,K=V...]`; unknown and malformed entries are ignored with a warning."""
+    found = {}
+    for entry in filter(None, text.split(",")):
+        key, _, value = entry.partition("=")
+        if key in CUDA_PARAMETERS and value.isdigit():
+            found[key] = int(value)
+        elif key in OTHER_CUDA_PARAMETERS:
+            warn(f"{key} has no effect")
+        else:
+            warn(f"invalid parameter {entry} -> ignored")
+    return found
 
 
 def to_offload_policy(text: str, warn: Warn) -> list[tuple[int, bool]]:
@@ -247,11 +355,6 @@ def read_bytes(path: str) -> bytes:
 def to_file_text(text: str, warn: Warn) -> str:
     """Text of the named file; bytes that are not UTF-8 become surrogate escapes, as in command-line arguments."""
     return read_bytes(text).decode("utf-8", "surrogateescape")
-
-
-def to_file_lines(text: str, warn: Warn) -> list[str]:
-    """Non-empty lines of the named file."""
-    return [line for line in to_file_text(text, warn).splitlines() if line]
 
 
 ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"'": b"'", b'"': b'"', b"\\": b"\\"}

@@ -3,79 +3,125 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from ikpy._native import core
+from ikpy.backends.cuda.check import check_values
+from ikpy.backends.cuda.compare import NodeError, compare_nodes
+from ikpy.backends.cuda.plan import HybridPlan, Run
+from ikpy.backends.cuda.runtime import DeviceRuntime
+from ikpy.backends.cuda.state import Inputs
+from ikpy.engine.adapter import low_rank_weights
 from ikpy.engine.batch import Batch
 from ikpy.engine.kv_cache import MAX_SEQUENCES, KVCache, KVCacheFullError
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
-from ikpy.errors import UsageError
+from ikpy.errors import UnsupportedError, UsageError
+from ikpy.graph import work as plan_work
+from ikpy.graph.adapters import GraphAdapters
 from ikpy.graph.builder import Graph
 from ikpy.graph.fusion import eliminate_dead, fuse
-from ikpy.graph.ir import I32, I64, Buffer, Value, contiguous_strides, external
+from ikpy.graph.ir import F32, I32, I64, Buffer, Node, Value, contiguous_strides, external
+from ikpy.graph.placement import CPU
 from ikpy.graph.plan import CompiledPlan
-from ikpy.graph.planner import Arena, plan_arena
-from ikpy.models.batch import BatchGraph, GraphParams
+from ikpy.graph.planner import plan_arena
+from ikpy.models.batch import BatchGraph, GraphParams, Window
 from ikpy.models.rope import RopeParams
 from ikpy.quants import registry
 
 __all__ = ["Context", "KVCacheFullError"]
 
+PLAIN_CACHE_TYPES = ("f32", "f16", "bf16")
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q6_0", "q4_0", "iq4_nl", "q8_kv")
 MAX_PLANS = 16
 PROMPT_TOKENS = 128
+# Tokens of the load-time check: enough for the kernels of prompts.
+CHECK_TOKENS = 16
+
+
+def aligned_bytes(n: int) -> np.ndarray:
+    """Zeroed uint8 [n] whose address is a multiple of 64."""
+    memory = np.zeros(n + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + n]
+
+
+def _input(array: np.ndarray, n: int, name: str) -> Value:
+    """The first n entries of an array of 32-bit integers or sequence masks."""
+    return external(array.ctypes.data, array, I64 if array.dtype == np.uint64 else I32, (n,), name, "input")
 
 
 class _Built:
     """A planned graph with its results, before it is bound to memory."""
 
-    def __init__(self, nodes: list, arena: Arena, logits: Value | None, embeddings: Value | None) -> None:
-        self.nodes, self.arena, self.logits, self.embeddings = nodes, arena, logits, embeddings
+    def __init__(
+        self, nodes: list[Node], logits: Value | None, embeddings: Value | None, devices: DeviceRuntime | None
+    ) -> None:
+        self.logits, self.embeddings = logits, embeddings
+        keep: set[Buffer] = {v.buffer for v in (logits, embeddings) if v is not None}
+        self.graph = devices.split(nodes, keep) if devices else None
+        self.arena = self.graph.arenas[CPU] if self.graph else plan_arena(nodes, keep)
+        self.cpu_nodes = [step.node for step in self.graph.steps(CPU)] if self.graph else nodes
+        self.n_nodes = len(nodes)
+
+    def cpu_plan(self, arena_address: int) -> CompiledPlan | None:
+        """What runs on the CPU, if anything does."""
+        return CompiledPlan(core, self.cpu_nodes, self.arena, arena_address) if self.cpu_nodes else None
 
 
 class _Ready:
     """A compiled plan and views of its results."""
 
-    def __init__(self, plan: CompiledPlan, logits: np.ndarray | None, embeddings: np.ndarray | None) -> None:
+    def __init__(
+        self, plan: CompiledPlan | HybridPlan, logits: np.ndarray | None, embeddings: np.ndarray | None
+    ) -> None:
         self.plan, self.logits, self.embeddings = plan, logits, embeddings
 
 
 class Context:
-    """Runs a model. Memory (cache, inputs, arena for the largest micro-batch) is allocated once, here."""
+    """Runs a model. Memory (cache, inputs, arena and work memory of the largest micro-batch) is allocated once, here.
+
+    With a model of which only the header was read, the same sizes are computed and nothing is allocated.
+    """
 
     def __init__(
         self, model: Model, params: ContextParams | None = None, *, log: Callable[[str], None] | None = None
     ) -> None:
         self.model = model
         self.params = params or ContextParams()
+        self.plan_only = model.params.header_only
         self._log = log or (lambda _: None)
+        self._pad = 256 if self.params.flash_attn else 32
         self._resolve_sizes()
-        self.graph_params = self._graph_params()
+        windows = self._window_cells()
+        self.graph_params = self._graph_params(frozenset(windows))
         model.arch.prepare(self.graph_params.mla)
         specs = [model.arch.cache_specs(il, self.graph_params) for il in range(model.hparams.n_layer)]
         can_shift = model.arch.shift_part(self.graph_params) is not None
-        self.kv = KVCache(self.n_ctx, specs, can_shift=can_shift)
+        self.kv = KVCache(self.n_ctx, specs, can_shift=can_shift, windows=windows, allocate=not self.plan_only)
         self.embeddings: np.ndarray | None = None
-        self._pad = 256 if self.params.flash_attn else 32
         self._make_inputs()
+        self._make_adapters()
+        self._steering: np.ndarray | None = None
         self._plans: OrderedDict[tuple[int, int], _Ready] = OrderedDict()
-        worst = self._build(self.n_ubatch, self.n_ubatch)
-        # Small batches may take another path (absorbed MLA) with larger intermediate values.
-        small = self._build(min(self.n_ubatch, PROMPT_TOKENS - 1), 1)
-        self._allocate_arena(max(worst.arena.nbytes, small.arena.nbytes))
-        self._remember((self.n_ubatch, self.n_ubatch), worst)
+        self.arena_bytes = self.work_bytes = self.n_graph_nodes = 0
+        self.n_graph_splits = 1
+        shapes = [(t, n) for t in self._token_counts() for n in {t, 1}]
+        self.devices = self._use_devices(shapes)
+        self._allocate_compute(*self._plan_compute(shapes))
+        if self.devices and self.devices.setup.params.check and not self.plan_only:
+            self._check_values()
 
     # --- settings ---------------------------------------------------------------------------------------------
 
     def _resolve_sizes(self) -> None:
         p, hp = self.params, self.model.hparams
         wanted = p.n_ctx or hp.n_ctx_train
-        pad = 256 if p.flash_attn else 32
-        self.n_ctx = -(-wanted // pad) * pad
+        self.n_ctx = self._padded(wanted)
         self.n_batch = max(16, min(self.n_ctx, p.n_batch))
         self.n_ubatch = min(self.n_batch, p.n_ubatch or p.n_batch)
         if p.n_batch <= 0 or self.n_ubatch <= 0:
@@ -84,6 +130,20 @@ class Context:
             raise UsageError(f"{p.n_seq_max} parallel sequences: 1 to {MAX_SEQUENCES} are possible")
         self.n_threads = p.n_threads
         self.n_threads_batch = p.n_threads_batch or p.n_threads
+
+    def _padded(self, n: int) -> int:
+        return -(-n // self._pad) * self._pad
+
+    def _window_cells(self) -> dict[Window, int]:
+        """Number of cells for each window of the model that needs fewer than n_ctx.
+
+        A micro-batch is stored before it is attended to: its tokens come on top of the window of every sequence.
+        """
+        if self.params.swa_full:
+            return {}
+        windows = {self.model.arch.window(il) for il in range(self.model.hparams.n_layer)}
+        sizes = {w: self._padded(w[1] * self.params.n_seq_max + self.n_ubatch) for w in windows if w[1] > 0}
+        return {window: n for window, n in sizes.items() if n < self.n_ctx}
 
     def _cache_type(self, name: str, head_size: int, option: str) -> int:
         if name.lower() not in CACHE_TYPES:
@@ -95,12 +155,18 @@ class Context:
             )
         return kind.id
 
-    def _graph_params(self) -> GraphParams:
+    def _hadamard(self, wanted: bool, cache_type: str, option: str) -> bool:
+        if wanted and cache_type.lower() in PLAIN_CACHE_TYPES:
+            self._log(f"warning: {option} has no effect on a cache of type {cache_type}: it serves quantized ones")
+            return False
+        return wanted
+
+    def _graph_params(self, windows: frozenset[Window]) -> GraphParams:
         p, hp = self.params, self.model.hparams
         mla = self.model.arch.effective_mla(self.model.params.mla if p.mla is None else p.mla)
         if mla not in (0, 1, 2, 3):
             raise UsageError(f"-mla {mla}: possible values are 0, 1, 2 and 3")
-        if p.type_v.lower() not in ("f16", "bf16", "f32") and not p.flash_attn:
+        if p.type_v.lower() not in PLAIN_CACHE_TYPES and not p.flash_attn:
             raise UsageError("V cache quantization requires flash_attn")
         return GraphParams(
             n_ctx=self.n_ctx,
@@ -111,9 +177,12 @@ class Context:
             type_v=self._cache_type(p.type_v, hp.n_embd_head_v, "-ctv"),
             rope=self._rope_params(),
             expert_reduction=p.smart_expert_reduction,
-            causal=p.causal,
+            causal=p.causal and hp.causal,
             n_seq_max=p.n_seq_max,
             grouped_experts=p.grouped_experts,
+            k_hadamard=self._hadamard(p.k_hadamard, p.type_k, "-khad"),
+            v_hadamard=not mla and self._hadamard(p.v_hadamard, p.type_v, "-vhad"),
+            windows=windows,
         )
 
     def _rope_params(self) -> RopeParams:
@@ -136,50 +205,155 @@ class Context:
     def _make_inputs(self) -> None:
         n = self.n_ubatch
         self._arrays: dict[str, np.ndarray] = {
-            name: np.zeros(n, np.int32) for name in ("tokens", "pos", "seq", "cells", "outputs")
+            name: np.zeros(n, np.int32) for name in ("tokens", "pos", "seq", "outputs")
         }
-        self._arrays["cell_pos"] = self.kv.pos
-        self._arrays["cell_seq"] = self.kv.seq
+        self._cell_indices = {window: np.zeros(n, np.int32) for window in self.kv.cells}
 
-    def _input(self, name: str, n: int) -> Value:
-        array = self._arrays[name]
-        return external(array.ctypes.data, array, I64 if name == "cell_seq" else I32, (n,), name)
+    def _make_adapters(self) -> None:
+        adapters = self.params.adapters
+        if adapters:
+            self._refuse_on_devices("adapters (--lora)")
+        self._low_rank = low_rank_weights(self.model, adapters)
+        self.adapter_scales = np.ones((MAX_SEQUENCES, len(adapters)), np.float32)
+        """Scale of every adapter per sequence; takes effect with the next decode."""
+        self._token_scales = np.zeros((len(adapters), self.n_ubatch), np.float32)
+
+    def _refuse_on_devices(self, what: str) -> None:
+        if self.model.devices is not None:
+            raise UnsupportedError(f"{what} work on the CPU only so far; load the model with -ngl 0")
+
+    def _graph_adapters(self, n_tokens: int, outputs: Value) -> GraphAdapters | None:
+        if not self._low_rank:
+            return None
+        scales = [external(row.ctypes.data, self._token_scales, F32, (1, n_tokens)) for row in self._token_scales]
+        return GraphAdapters(self._low_rank, scales, n_tokens, outputs)
+
+    def steer(self, directions: np.ndarray | None) -> None:
+        """Control vectors float32 [n_layer, n_embd] to add behind the layers from now on; None: nothing."""
+        hp = self.model.hparams
+        if directions is not None:
+            self._refuse_on_devices("control vectors")
+        if directions is not None and directions.shape != (hp.n_layer, hp.n_embd):
+            raise UsageError(f"control vectors of shape {directions.shape}; {(hp.n_layer, hp.n_embd)} are needed")
+        if directions is None or self._steering is None:
+            self._plans.clear()
+            self._steering = None if directions is None else np.array(directions, np.float32)
+        else:
+            self._steering[:] = directions
 
     def _batch_graph(self, n_tokens: int, n_outputs: int) -> BatchGraph:
-        inputs = {name: self._input(name, n_tokens) for name in ("tokens", "pos", "seq", "cells")}
-        inputs["outputs"] = self._input("outputs", max(1, n_outputs))
-        inputs["cell_pos"] = self._input("cell_pos", self.n_ctx)
-        inputs["cell_seq"] = self._input("cell_seq", self.n_ctx)
-        return BatchGraph(
-            Graph(core, self.params.collector), n_tokens, n_outputs, inputs, self.kv.tensors, self.graph_params
+        inputs = {name: _input(self._arrays[name], n_tokens, name) for name in ("tokens", "pos", "seq")}
+        inputs["outputs"] = _input(self._arrays["outputs"], max(1, n_outputs), "outputs")
+        cells = {
+            window: (
+                _input(self._cell_indices[window], n_tokens, "cells"),
+                _input(cells.pos, cells.n_cells, "cell_pos"),
+                _input(cells.seq, cells.n_cells, "cell_seq"),
+            )
+            for window, cells in self.kv.cells.items()
+        }
+        graph = Graph(core, self.params.collector, self._graph_adapters(n_tokens, inputs["outputs"]))
+        batch = BatchGraph(
+            graph, n_tokens, n_outputs, inputs, cells, self.kv.tensors, self.kv.window_of, self.graph_params
         )
+        if self._steering is not None:
+            shape = self._steering.shape[::-1]
+            batch.steering = external(self._steering.ctypes.data, self._steering, F32, shape)
+        return batch
 
-    def _build(self, n_tokens: int, n_outputs: int) -> _Built:
+    def _graph(self, n_tokens: int, n_outputs: int) -> tuple[list[Node], Value | None, Value | None]:
+        """Nodes of a micro-batch, its logits and its embeddings."""
         b = self._batch_graph(n_tokens, n_outputs)
         logits = self.model.arch.build(b)
-        embeddings = b.embeddings if self.params.embeddings and n_outputs else None
-        results = [v for v in (logits, embeddings) if v is not None]
-        keep: set[Buffer] = {v.buffer for v in results}
-        nodes = fuse(eliminate_dead(b.graph.nodes, keep))
-        return _Built(nodes, plan_arena(nodes, keep), logits, embeddings)
+        if b.graph.adapters and n_outputs:
+            self._check_adapters(b.graph.adapters)
+        wanted = self.params.embeddings or self.model.arch.is_encoder
+        embeddings = b.embeddings if wanted and n_outputs else None
+        keep: set[Buffer] = {v.buffer for v in (logits, embeddings) if v is not None}
+        return fuse(eliminate_dead(b.graph.nodes, keep)), logits, embeddings
+
+    def _build(self, n_tokens: int, n_outputs: int) -> _Built:
+        return _Built(*self._graph(n_tokens, n_outputs), self.devices)
+
+    # --- compute memory ---------------------------------------------------------------------------------------
+
+    def _token_counts(self) -> set[int]:
+        """Sizes of micro-batches that need most memory.
+
+        Batches below the prompt size may take another path (absorbed MLA) with larger intermediate values.
+        """
+        return {self.n_ubatch, min(self.n_ubatch, PROMPT_TOKENS - 1), 1}
+
+    def _plan_compute(self, shapes: Sequence[tuple[int, int]]) -> tuple[int, int]:
+        """Bytes of arena and work memory on the CPU that any micro-batch needs: the most of all kinds of shapes.
+
+        The memory of devices is reserved.
+        """
+        arena_bytes = work_bytes = 0
+        for n_tokens, n_outputs in shapes:
+            built = self._build(n_tokens, n_outputs)
+            if built.graph and self.devices:
+                self.devices.measure(built.graph)
+            arena_bytes = max(arena_bytes, built.arena.nbytes)
+            counts = range(PROMPT_TOKENS if n_tokens > PROMPT_TOKENS else 2, n_tokens)
+            needed = plan_work.work_bytes(core, built.cpu_nodes, built.arena, counts, self._threads_for(n_tokens))
+            work_bytes = max(work_bytes, needed)
+            if n_tokens == 1:
+                self.n_graph_nodes = built.n_nodes
+                self.n_graph_splits = built.graph.n_splits if built.graph else 1
+        if self.devices:
+            self.devices.commit()
+        return arena_bytes, work_bytes
+
+    def _threads_for(self, n_tokens: int) -> int:
+        return self.n_threads if n_tokens == 1 else self.n_threads_batch
+
+    def _allocate_compute(self, arena_bytes: int, work_bytes: int) -> None:
+        self._plans.clear()
+        self.arena_bytes, self.work_bytes = arena_bytes, work_bytes
+        if self.plan_only:
+            return
+        self._arena = self.devices.host_memory(arena_bytes) if self.devices else aligned_bytes(arena_bytes)
+        self._arena_address = self._arena.ctypes.data
+        self._work = aligned_bytes(work_bytes)
+
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes of the compute buffer: arena of intermediate values plus work memory of the kernels."""
+        return self.arena_bytes + self.work_bytes
+
+    @property
+    def allocated_bytes(self) -> dict[str, int]:
+        """Bytes that this context really holds, per kind, to compare with what was planned."""
+        compute = 0 if self.plan_only else self._arena.nbytes + self._work.nbytes
+        return {"cache": self.kv.allocated_bytes, "compute": compute}
+
+    def _check_adapters(self, graph_adapters: GraphAdapters) -> None:
+        for i, adapter in enumerate(self.params.adapters):
+            unused = [name for name in adapter.pairs if (i, name) not in graph_adapters.used]
+            if unused:
+                raise UsageError(
+                    f"{adapter.path}: an adapter of '{unused[0]}' cannot be applied while running; "
+                    "merge it into the model"
+                )
 
     def _compile(self, built: _Built) -> _Ready:
-        plan = CompiledPlan(core, built.nodes, built.arena, self._arena_address)
+        cpu_plan = built.cpu_plan(self._arena_address)
+        plan: CompiledPlan | HybridPlan
+        if built.graph and self.devices:
+            plan = self.devices.compile(built.graph, cpu_plan, self._arena_address)
+        else:
+            assert cpu_plan is not None
+            plan = cpu_plan
         return _Ready(plan, self._result(built, built.logits), self._result(built, built.embeddings))
 
     def _result(self, built: _Built, value: Value | None) -> np.ndarray | None:
         """Float32 view [rows, n] of a result in the arena."""
         if value is None:
             return None
-        start = self._arena_address - self._arena.ctypes.data + built.arena.offsets[value.buffer] + value.offset
+        start = built.arena.offsets[value.buffer] + value.offset
         n, rows = value.shape[0], value.shape[1]
         return self._arena[start : start + contiguous_strides(0, (n, rows))[2]].view(np.float32).reshape(rows, n)
-
-    def _allocate_arena(self, nbytes: int) -> None:
-        self._plans.clear()
-        self.arena_bytes = nbytes
-        self._arena = np.zeros(nbytes + 64, np.uint8)
-        self._arena_address = (self._arena.ctypes.data + 63) & ~63
 
     def _remember(self, key: tuple[int, int], built: _Built) -> _Ready:
         ready = self._compile(built)
@@ -194,21 +368,83 @@ class Context:
             self._plans.move_to_end(key)
             return self._plans[key]
         built = self._build(n_tokens, n_outputs)
+        if built.graph and self.devices:
+            self.devices.measure(built.graph)
+            if self.devices.commit():
+                self._plans.clear()
         if built.arena.nbytes > self.arena_bytes:
             self._log(f"compute buffer grows from {self.arena_bytes} to {built.arena.nbytes} bytes for {key}")
-            self._allocate_arena(built.arena.nbytes)
-        return self._remember(key, built)
+            self._allocate_compute(built.arena.nbytes, self.work_bytes)
+        ready = self._remember(key, built)
+        work_bytes = ready.plan.work_bytes(self._threads_for(n_tokens))
+        if work_bytes > self.work_bytes:
+            self._log(f"work memory grows from {self.work_bytes} to {work_bytes} bytes for {key}")
+            self._work, self.work_bytes = aligned_bytes(work_bytes), work_bytes
+        return ready
 
-    @property
-    def compute_bytes(self) -> int:
-        """Bytes of the compute buffer: arena plus kernel work memory of the largest micro-batch."""
-        worst = self._plans.get((self.n_ubatch, self.n_ubatch)) or self._plan(self.n_ubatch, self.n_ubatch)
-        return self.arena_bytes + worst.plan.work_bytes(max(self.n_threads, self.n_threads_batch))
+    @cached_property
+    def max_uniform_tokens(self) -> int:
+        """Most tokens of a batch whose products round as those of one token do; larger ones may use other kernels."""
+        types = {value.type_id for value in self.model.weights.values() if value.shape[1] > 1}
+        for n in range(2, self.n_ubatch + 1):
+            if any(core.activation_format(t, n) != core.activation_format(t, 1) for t in types):
+                return n - 1
+        return self.n_ubatch
 
-    @property
-    def n_graph_nodes(self) -> int:
-        """Ops of the single-token plan."""
-        return len(self._plan(1, 1).plan.ops)
+    # --- devices ----------------------------------------------------------------------------------------------
+
+    def _use_devices(self, shapes: Sequence[tuple[int, int]]) -> DeviceRuntime | None:
+        """The model's devices with this context's caches, if it has any."""
+        if self.model.devices is None:
+            return None
+        cells = [array for cells in self.kv.cells.values() for array in (cells.pos, cells.seq)]
+        inputs = Inputs([*self._arrays.values(), *self._cell_indices.values()], cells)
+        devices = DeviceRuntime(self.model.devices, inputs, self.kv.tensors, self._log, plan_only=self.plan_only)
+        devices.settle([self._graph(*shape)[0] for shape in shapes])
+        return devices
+
+    def _check_values(self) -> None:
+        """Looks at every value of a short prompt and of one token.
+
+        Raises ResourceError naming the op and tensor that made a NaN.
+        """
+        for plan, run in self._trials():
+            check_values(plan, run)
+
+    def compare_devices(self) -> Iterator[NodeError]:
+        """Errors of the nodes that run on devices against the CPU on the same inputs, for a short prompt and one token.
+
+        The cache is empty afterwards.
+        """
+        for plan, run in self._trials():
+            yield from compare_nodes(core, plan, run)
+
+    def _trials(self) -> Iterator[tuple[HybridPlan, Run]]:
+        """Plans of a short prompt and of one token whose inputs are set; the cache is emptied after each."""
+        for n in (min(CHECK_TOKENS, self.n_ubatch), 1):
+            self._arrays["tokens"][:n] = 0
+            self._arrays["pos"][:n] = np.arange(n)
+            self._arrays["seq"][:n] = 0
+            self._arrays["outputs"][0] = n - 1
+            taken = self.kv.place(np.arange(n, dtype=np.int32), np.ones(n, np.uint64))
+            for window, indices in taken.items():
+                self._cell_indices[window][:n] = indices
+            try:
+                plan = self._plan(n, 1).plan
+                assert isinstance(plan, HybridPlan)
+                yield plan, Run(self.kv.n_kv(self._pad), self._threads_for(n), self._work)
+            finally:
+                self.kv.clear()
+
+    def sync_caches_to_host(self) -> None:
+        """Makes the cache tensors in host memory up to date, to be read."""
+        if self.devices:
+            self.devices.download_caches()
+
+    def sync_caches_to_devices(self) -> None:
+        """Takes over cache tensors that were written in host memory."""
+        if self.devices:
+            self.devices.upload_caches()
 
     # --- decode -----------------------------------------------------------------------------------------------
 
@@ -218,6 +454,8 @@ class Context:
         With params.embeddings, self.embeddings holds float32 [n_outputs, n_embd]. Raises KVCacheFullError (nothing of
         the failed micro-batch stays in the cache) and UsageError for tokens or sequences out of range.
         """
+        if self.plan_only:
+            raise UsageError("only the header of the model was read: it can be measured, not run")
         self._check(batch)
         self._apply_shifts()
         rows: list[np.ndarray] = []
@@ -239,6 +477,14 @@ class Context:
             raise UsageError(
                 f"token {batch.tokens[i]} at index {i} of the batch is outside the vocabulary of {n_vocab}"
             )
+        if not self.graph_params.causal and len(batch) > self.n_ubatch:
+            raise UsageError(
+                f"{len(batch)} tokens that see each other must fit one micro-batch of {self.n_ubatch}: "
+                "raise n_ubatch (-ub)"
+            )
+        limit = self.model.arch.max_position
+        if limit is not None and batch.pos.max() >= limit:
+            raise UsageError(f"position {batch.pos.max()} is too large: the model has embeddings for {limit} positions")
         for ids in batch.seq_ids:
             if not ids or min(ids) < 0 or max(ids) >= MAX_SEQUENCES:
                 raise UsageError(f"sequence ids {ids} of a token are outside 0..{MAX_SEQUENCES - 1}")
@@ -251,17 +497,20 @@ class Context:
         a = self._arrays
         seq_ids = batch.seq_ids[part]
         masks = np.array([sum(1 << s for s in ids) for ids in seq_ids], np.uint64)
-        cells = self.kv.place(batch.pos[part], masks)
+        taken = self.kv.place(batch.pos[part], masks)
         a["tokens"][:n] = batch.tokens[part]
         a["pos"][:n] = batch.pos[part]
         a["seq"][:n] = [ids[0] for ids in seq_ids]
-        a["cells"][:n] = cells
+        for window, indices in taken.items():
+            self._cell_indices[window][:n] = indices
         a["outputs"][: len(outputs)] = outputs
+        if self._low_rank:
+            self._token_scales[:, :n] = self.adapter_scales[a["seq"][:n]].T
         ready = self._plan(n, len(outputs))
         try:
-            ready.plan.run(self.kv.n_kv(self._pad), self.n_threads if n == 1 else self.n_threads_batch)
+            ready.plan.run(self.kv.n_kv(self._pad), self._threads_for(n), self._work)
         except BaseException:
-            self.kv.release(cells)
+            self.kv.release(taken)
             raise
         if ready.logits is not None:
             rows.append(ready.logits.copy())
@@ -270,23 +519,30 @@ class Context:
 
     def _apply_shifts(self) -> None:
         """Re-rotates cached keys whose positions moved since the last decode (model semantics 7.5)."""
-        if not self.kv.delta.any():
+        if not any(cells.delta.any() for cells in self.kv.cells.values()):
             return
         part = self.model.arch.shift_part(self.graph_params)
         assert part is not None
         name, offset, n_rot = part
         g = Graph(core)
-        deltas = external(self.kv.delta.ctypes.data, self.kv.delta, I32, (self.n_ctx,))
+        deltas = {window: _input(cells.delta, cells.n_cells, "delta") for window, cells in self.kv.cells.items()}
         for il in range(self.model.hparams.n_layer):
-            self.model.arch.add_shift(g, il, self.kv.tensors[il, name], deltas, n_rot, offset, self.graph_params)
+            moved = deltas[self.kv.window_of[il, name]]
+            self.model.arch.add_shift(g, il, self.kv.tensors[il, name], moved, n_rot, offset, self.graph_params)
         arena = plan_arena(g.nodes, set())
-        memory = np.zeros(arena.nbytes + 64, np.uint8)
-        CompiledPlan(core, g.nodes, arena, (memory.ctypes.data + 63) & ~63).run(self.n_ctx, self.n_threads_batch)
-        self.kv.delta[:] = 0
+        memory = aligned_bytes(arena.nbytes)
+        self.sync_caches_to_host()
+        CompiledPlan(core, g.nodes, arena, memory.ctypes.data).run(self.n_ctx, self.n_threads_batch)
+        for cells in self.kv.cells.values():
+            cells.delta[:] = 0
+        self.sync_caches_to_devices()
 
     def profile(self, n_tokens: int) -> list[tuple[str, float]]:
         """Runs the plan of n_tokens once with timing on the present cache contents; (op kind, seconds) per op."""
-        return self._plan(n_tokens, 1).plan.profile(self.kv.n_kv(self._pad), self.n_threads)
+        plan = self._plan(n_tokens, 1).plan
+        if isinstance(plan, HybridPlan):
+            raise UsageError("timings of single ops are those of the CPU: use -ngl 0")
+        return plan.profile(self.kv.n_kv(self._pad), self.n_threads)
 
     def system_info(self) -> dict[str, Any]:
         """Threads and native tier in use."""

@@ -1,12 +1,16 @@
-"""Grammars over tokens: GBNF and JSON schema, executed by llguidance.
+"""Grammars over tokens: GBNF, JSON schema, regular expressions and Lark, executed by llguidance.
 
-Token texts come in as bytes, so the engine needs no tokenizer.
+Token texts come in as bytes, so the engine needs no tokenizer. Compiled grammars are kept with the vocabulary.
 """
 
 from __future__ import annotations
 
 import json
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +18,22 @@ from numpy.typing import NDArray
 
 from ikpy.engine.gbnf import GrammarError, TokenRef, children, parse_gbnf, to_lark
 from ikpy.engine.json_schema import schema_to_gbnf
+
+LARK_MARK = "%llguidance"
+"""A grammar text that begins with this is Lark, not GBNF."""
+NO_FORCING = LARK_MARK + ' {"no_forcing": true}'
+"""Head of Lark grammars: texts that are the only way to go on may be written in any tokens."""
+MOST_COMPILED = 64
+LONGEST_SOURCE = 1 << 20
+"""Characters of a grammar text; a larger one is refused before it is parsed."""
+MASKS_AHEAD = 8
+"""Tokens for which masks are computed ahead after one was needed."""
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    """The thread that computes masks while the model evaluates the token before."""
+    return ThreadPoolExecutor(1, "grammar")
 
 
 class TokenTexts:
@@ -37,12 +57,33 @@ class TokenTexts:
         self.eog = frozenset(eog)
         self.special = frozenset(special) | self.eog
         self.tokenize = tokenize
-        source = _TokenSource(token_bytes, sorted(self.special), min(self.eog, default=self.n_vocab))
-        self.tokenizer = LLTokenizer(TokenizerWrapper(source), n_vocab=len(source.tokens), slices=[])
+        self._compiled: OrderedDict[tuple[str, str], TextGrammar] = OrderedDict()
+        self._lock = threading.Lock()
+        self._source = _TokenSource(token_bytes, sorted(self.special), min(self.eog, default=self.n_vocab))
+        self.tokenizer = LLTokenizer(TokenizerWrapper(self._source), n_vocab=len(self._source.tokens), slices=[])
 
     def ids_of(self, name: str) -> list[int]:
         """Ids of a token written as text in a grammar."""
         return self.tokenize(name) if self.tokenize else []
+
+    def compiled(self, kind: str, source: str, make: Callable[[], TextGrammar]) -> TextGrammar:
+        """A grammar at its start, from the cache or ``make``; what it raises is passed on."""
+        key = kind, source
+        with self._lock:
+            found = self._compiled.get(key)
+            if found is not None:
+                self._compiled.move_to_end(key)
+        if found is None:
+            found = make()
+            with self._lock:
+                self._compiled[key] = found
+                while len(self._compiled) > MOST_COMPILED:
+                    self._compiled.popitem(last=False)
+        return found.copy()
+
+    def tokens_of(self, text: bytes) -> list[int] | None:
+        """The fewest text tokens whose bytes are ``text``; None if there are none."""
+        return self._source.tokens_of(text)
 
 
 class _TokenSource:
@@ -58,27 +99,71 @@ class _TokenSource:
         self.special_token_ids = special
         self.eos_token_id = end
         self.bos_token_id = None
+        self._ids: dict[bytes, int] | None = None
+        self._longest = 0
 
-    def __call__(self, text: bytes) -> list[int]:
-        raise NotImplementedError("grammars with forced tokens are not used")
+    def tokens_of(self, text: bytes) -> list[int] | None:
+        """The fewest text tokens whose bytes are ``text``; None if there are none."""
+        if self._ids is None:
+            special = set(self.special_token_ids)
+            self._ids = {data: i for i, data in enumerate(self.tokens) if data and i not in special}
+            self._longest = max(map(len, self._ids), default=0)
+        best: list[list[int] | None] = [[]]
+        for end in range(1, len(text) + 1):
+            found: list[int] | None = None
+            for start in range(max(0, end - self._longest), end):
+                before, token = best[start], self._ids.get(text[start:end])
+                if before is not None and token is not None and (found is None or len(before) + 1 < len(found)):
+                    found = [*before, token]
+            best.append(found)
+        return best[-1]
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """Tokens of a text that a grammar forces."""
+        found = self.tokens_of(text.encode() if isinstance(text, str) else text)
+        if found is None:
+            raise ValueError("the vocabulary has no tokens for a text of the grammar")
+        return found
 
 
 class TextGrammar:
-    """State of one grammar along one generated sequence; see :class:`ikpy.engine.sampling.TokenGrammar`."""
+    """State of one grammar along one generated sequence; see :class:`ikpy.engine.sampling.TokenGrammar`.
 
-    def __init__(self, lark: str, texts: TokenTexts) -> None:
+    ``grammar`` is Lark text or another form that llguidance reads. Once a mask was needed, the next ones are computed
+    in another thread as soon as the token before is known, while the model is evaluated.
+    """
+
+    def __init__(self, grammar: str, texts: TokenTexts) -> None:
         from llguidance import LLMatcher, LLParserLimits
 
-        self._texts = texts
         limits = LLParserLimits(step_max_items=2_000_000, max_items_in_row=20_000)
-        self._matcher = LLMatcher(texts.tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0, limits=limits)
-        self._ended = False
+        self._begin(LLMatcher(texts.tokenizer, grammar, log_level=0, limits=limits), texts)
         self._check()
+
+    def _begin(self, matcher: Any, texts: TokenTexts) -> None:
+        self._matcher = matcher
+        self._texts = texts
+        self._ended = False
+        self._ahead: Future[NDArray[np.bool_]] | None = None
+        self._n_ahead = 0
+
+    def copy(self) -> TextGrammar:
+        """The same grammar in the same state, to be advanced on its own."""
+        new = TextGrammar.__new__(TextGrammar)
+        new._begin(self._settled().deep_copy(), self._texts)
+        new._ended = self._ended
+        return new
+
+    def _settled(self) -> Any:
+        """The matcher, when no other thread uses it."""
+        if self._ahead is not None:
+            self._ahead.exception()
+        return self._matcher
 
     @property
     def complete(self) -> bool:
         """Whether the text so far is a whole sentence of the grammar."""
-        return bool(self._matcher.is_accepting())
+        return bool(self._settled().is_accepting())
 
     def allows(self, token: int) -> bool:
         """Whether ``token`` may come next."""
@@ -86,33 +171,42 @@ class TextGrammar:
             return False
         if token in self._texts.eog:
             return self.complete
-        return bool(self._matcher.validate_tokens([token]) == 1)
+        return bool(self._settled().validate_tokens([token]) == 1)
 
     def mask(self) -> NDArray[np.bool_]:
         """True for every token that may come next, [n_vocab]."""
-        n = self._texts.n_vocab
         if self._ended:
-            return np.zeros(n, dtype=np.bool_)
+            return np.zeros(self._texts.n_vocab, dtype=np.bool_)
+        self._n_ahead = MASKS_AHEAD
+        if self._ahead is None:
+            return self._mask()
+        return self._ahead.result()
+
+    def _mask(self) -> NDArray[np.bool_]:
         words = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         self._check()
-        allowed = np.unpackbits(words, bitorder="little")[:n].astype(np.bool_)
-        allowed[list(self._texts.eog)] = self.complete
+        allowed = np.unpackbits(words, bitorder="little")[: self._texts.n_vocab].astype(np.bool_)
+        allowed[list(self._texts.eog)] = bool(self._matcher.is_accepting())
         return allowed
 
     def accept(self, token: int) -> None:
         """Advances by ``token``; raises GrammarError if the grammar does not allow it."""
         if not self.allows(token):
             raise GrammarError(f"Unexpected empty grammar stack after accepting token {token}")
+        self._ahead = None
         if token in self._texts.eog:
             self._ended = True
             return
         self._matcher.consume_token(token)
         self._check()
+        if self._n_ahead:
+            self._n_ahead -= 1
+            self._ahead = _pool().submit(self._mask)
 
     def reset(self) -> None:
         """Returns to the start."""
-        self._ended = False
-        self._matcher.reset()
+        self._settled().reset()
+        self._ended, self._ahead = False, None
 
     def _check(self) -> None:
         if self._matcher.is_error():
@@ -121,15 +215,19 @@ class TextGrammar:
 
 def gbnf_grammar(source: str, texts: TokenTexts) -> TextGrammar:
     """Grammar from GBNF text; raises GrammarError naming the place of an error."""
-    rules = parse_gbnf(source)
-    names: set[str] = set()
-    nodes = list(rules.values())
-    while nodes:
-        node = nodes.pop()
-        nodes += children(node)
-        if isinstance(node, TokenRef) and isinstance(node.token, str):
-            names.add(node.token)
-    return TextGrammar(to_lark(rules, {name: texts.ids_of(name) for name in names}), texts)
+
+    def make() -> TextGrammar:
+        rules = parse_gbnf(_bounded(source))
+        names: set[str] = set()
+        nodes = list(rules.values())
+        while nodes:
+            node = nodes.pop()
+            nodes += children(node)
+            if isinstance(node, TokenRef) and isinstance(node.token, str):
+                names.add(node.token)
+        return TextGrammar(to_lark(rules, {name: texts.ids_of(name) for name in names}), texts)
+
+    return texts.compiled("gbnf", source, make)
 
 
 def json_schema_grammar(schema: str | dict[str, Any] | bool, texts: TokenTexts) -> TextGrammar:
@@ -137,16 +235,46 @@ def json_schema_grammar(schema: str | dict[str, Any] | bool, texts: TokenTexts) 
     parsed: Any = schema
     if isinstance(schema, str):
         try:
-            parsed = json.loads(schema)
+            parsed = json.loads(_bounded(schema))
         except ValueError as error:
             raise GrammarError(f"JSON schema is not valid JSON: {error}") from None
-    return gbnf_grammar(schema_to_gbnf(parsed), texts)
+    source = schema if isinstance(schema, str) else json.dumps(schema)
+    return texts.compiled("schema", source, lambda: gbnf_grammar(schema_to_gbnf(parsed), texts))
 
 
-def make_grammar(grammar: str, json_schema: str | None, texts: TokenTexts) -> TextGrammar | None:
-    """Grammar of a request, or None; raises GrammarError if both kinds are given."""
-    if grammar and json_schema is not None:
+def regex_grammar(pattern: str, texts: TokenTexts) -> TextGrammar:
+    """Grammar of the texts that a regular expression matches as a whole; raises GrammarError."""
+    from llguidance import LLMatcher
+
+    def make() -> TextGrammar:
+        lark = json.loads(LLMatcher.grammar_from_regex(_bounded(pattern)))["grammars"][0]["lark_grammar"]
+        return TextGrammar(f"{NO_FORCING}\n{lark}", texts)
+
+    return texts.compiled("regex", pattern, make)
+
+
+def lark_grammar(source: str, texts: TokenTexts) -> TextGrammar:
+    """Grammar from llguidance's Lark dialect; raises GrammarError."""
+    text = source if source.lstrip().startswith(LARK_MARK) else f"{NO_FORCING}\n{source}"
+    return texts.compiled("lark", source, lambda: TextGrammar(_bounded(text), texts))
+
+
+def _bounded(source: str) -> str:
+    if len(source) > LONGEST_SOURCE:
+        raise GrammarError(f"the grammar has {len(source)} characters; at most {LONGEST_SOURCE} are accepted")
+    return source
+
+
+def make_grammar(
+    grammar: str, json_schema: str | None, texts: TokenTexts, *, regex: str | None = None
+) -> TextGrammar | None:
+    """Grammar of a request, or None; raises GrammarError if more than one kind is given."""
+    if (bool(grammar) + (json_schema is not None) + (regex is not None)) > 1:
         raise GrammarError('Either "json_schema" or "grammar" can be specified, but not both')
     if json_schema is not None:
         return json_schema_grammar(json_schema, texts)
+    if regex is not None:
+        return regex_grammar(regex, texts)
+    if grammar.lstrip().startswith(LARK_MARK):
+        return lark_grammar(grammar, texts)
     return gbnf_grammar(grammar, texts) if grammar else None

@@ -1,47 +1,63 @@
 """KV cache: cells with positions and sequences (model semantics 7), and the memory of every layer.
 
-Tokens may go to any empty cell, so sequences never need defragmentation to keep going.
+Tokens may go to any empty cell, so sequences never need defragmentation to keep going. Layers that attend to a window
+have cells of their own, only as many as the window needs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from ikpy.engine.cells import MAX_SEQUENCES, Cells, KVCacheFullError, WindowCells, sequences_of
 from ikpy.errors import ResourceError
-from ikpy.graph.ir import Value, external
-from ikpy.models.batch import CacheSpec
+from ikpy.graph.ir import PLANNED_ADDRESS, Value, external
+from ikpy.models.batch import FULL, CacheSpec, Window
 from ikpy.quants import registry
 
-MAX_SEQUENCES = 64
-
-
-class KVCacheFullError(ResourceError):
-    """No empty cells are left for the tokens of a batch."""
+__all__ = ["MAX_SEQUENCES", "KVCache", "KVCacheFullError"]
 
 
 class KVCache:
-    """n_ctx cells. pos: int32, -1 = empty; seq: uint64 bit mask of sequence ids; delta: pending position shifts."""
+    """n_ctx cells, and fewer for every kind of window in `windows` (window -> number of cells).
 
-    def __init__(self, n_ctx: int, specs: list[list[CacheSpec]], *, can_shift: bool) -> None:
+    pos: int32 [n_ctx], -1 = empty; seq: uint64 [n_ctx] bit mask of sequence ids; delta: int32 [n_ctx] pending position
+    shifts; those of a window's cells are in cells[window]. allocate=False plans the memory without taking it.
+    """
+
+    def __init__(
+        self,
+        n_ctx: int,
+        specs: Sequence[Sequence[CacheSpec]],
+        *,
+        can_shift: bool,
+        windows: dict[Window, int] | None = None,
+        allocate: bool = True,
+    ) -> None:
         self.n_ctx = n_ctx
         self.can_shift = can_shift
-        self.pos = np.full(n_ctx, -1, np.int32)
-        self.seq = np.zeros(n_ctx, np.uint64)
-        self.delta = np.zeros(n_ctx, np.int32)
-        self.head = 0
+        self.full = Cells(n_ctx)
+        self.windows = {window: WindowCells(n, *window) for window, n in (windows or {}).items()}
+        self.cells: dict[Window, Cells] = {FULL: self.full, **self.windows}
         self.tensors: dict[tuple[int, str], Value] = {}
-        self._memory: list[np.ndarray] = []
+        self.window_of: dict[tuple[int, str], Window] = {}
+        self.allocated_bytes = 0
         for layer, layer_specs in enumerate(specs):
             for spec in layer_specs:
-                self.tensors[layer, spec.name] = self._allocate(layer, spec)
+                window = spec.window if spec.window in self.windows else FULL
+                self.window_of[layer, spec.name] = window
+                self.tensors[layer, spec.name] = self._allocate(layer, spec, self.cells[window].n_cells, allocate)
 
-    def _allocate(self, layer: int, spec: CacheSpec) -> Value:
-        shape = (spec.n, spec.n_heads, self.n_ctx)
+    def _allocate(self, layer: int, spec: CacheSpec, n_cells: int, allocate: bool) -> Value:
+        shape = (spec.n, spec.n_heads, n_cells)
+        name = f"cache_{spec.name}_l{layer}"
+        if not allocate:
+            return external(PLANNED_ADDRESS, None, spec.type_id, shape, name, "cache")
         nbytes = registry.by_id(spec.type_id).tensor_nbytes((*shape, 1))
         memory = np.zeros(nbytes + 64, np.uint8)
-        self._memory.append(memory)
-        address = (memory.ctypes.data + 63) & ~63
-        return external(address, memory, spec.type_id, shape, f"cache_{spec.name}_l{layer}")
+        self.allocated_bytes += nbytes
+        return external((memory.ctypes.data + 63) & ~63, memory, spec.type_id, shape, name, "cache")
 
     def nbytes(self, name: str | None = None) -> int:
         """Bytes of the cache tensors with this name, or of all."""
@@ -50,9 +66,24 @@ class KVCache:
     # --- cells ------------------------------------------------------------------------------------------------
 
     @property
+    def pos(self) -> np.ndarray:
+        """Position in every full cell, -1 = empty."""
+        return self.full.pos
+
+    @property
+    def seq(self) -> np.ndarray:
+        """Mask of sequences in every full cell."""
+        return self.full.seq
+
+    @property
+    def delta(self) -> np.ndarray:
+        """Pending shift of every full cell."""
+        return self.full.delta
+
+    @property
     def used_cells(self) -> int:
-        """Cells that hold a token."""
-        return int(np.count_nonzero(self.pos >= 0))
+        """Full cells that hold a token."""
+        return self.full.used
 
     def n_kv(self, pad: int) -> int:
         """Attended length: up to the last used cell, rounded up to pad."""
@@ -60,104 +91,126 @@ class KVCache:
         last = int(used[-1]) + 1 if len(used) else 0
         return min(self.n_ctx, max(pad, -(-last // pad) * pad))
 
-    def place(self, pos: np.ndarray, masks: np.ndarray) -> np.ndarray:
-        """Takes empty cells for tokens at these positions; returns cell indices int32 [T].
+    def place(self, pos: np.ndarray, masks: np.ndarray) -> dict[Window, np.ndarray]:
+        """Takes empty cells for tokens at these positions; returns cell indices int32 [T] for each kind of cells.
 
-        Contiguous cells from the head are preferred; any empty cells serve otherwise. KVCacheFullError if too few.
+        Contiguous cells from the head are preferred; any empty cells serve otherwise. KVCacheFullError if there are
+        too few, and nothing is taken then.
         """
         n = len(pos)
-        cells = np.arange(self.head, self.head + n)
-        if self.head + n > self.n_ctx or (self.pos[cells] >= 0).any():
-            cells = np.flatnonzero(self.pos < 0)[:n]
-            if len(cells) < n:
+        next_pos = self._next_positions(pos, masks) if self.windows else {}
+        found = {}
+        for window, cells in self.cells.items():
+            if isinstance(cells, WindowCells):
+                cells.make_room(n, next_pos)
+            found[window] = cells.find(n)
+            if len(found[window]) < n:
+                what = "KV cache" if window == FULL else f"KV cache of the {window[0]} window of {window[1]}"
                 raise KVCacheFullError(
-                    f"the KV cache is full: {n} tokens need a place and {len(cells)} of {self.n_ctx} cells are empty; "
-                    "use a larger -c or remove sequences"
+                    f"the {what} is full: {n} tokens need a place and {len(found[window])} of {cells.n_cells} cells "
+                    "are empty; use a larger -c or remove sequences"
                 )
-        self.pos[cells] = pos
-        self.seq[cells] = masks
-        self.delta[cells] = 0
-        self.head = int(cells[-1]) + 1 if n else self.head
-        return cells.astype(np.int32)
+        for window, indices in found.items():
+            self.cells[window].fill(indices, pos, masks)
+        return {window: indices.astype(np.int32) for window, indices in found.items()}
 
-    def release(self, cells: np.ndarray) -> None:
+    def _next_positions(self, pos: np.ndarray, masks: np.ndarray) -> dict[int, int]:
+        """Sequence -> smallest position that its next query can have."""
+        present = int(np.bitwise_or.reduce(self.seq)) | int(np.bitwise_or.reduce(masks))
+        following = {}
+        for seq_id in sequences_of(present):
+            new = pos[(masks >> np.uint64(seq_id)) & np.uint64(1) != 0]
+            following[seq_id] = int(new.min()) if len(new) else self.seq_pos_max(seq_id) + 1
+        return following
+
+    def restore(self, seq_id: int, positions: dict[Window, np.ndarray]) -> dict[Window, np.ndarray]:
+        """Takes cells for a saved sequence whose positions int32 [n] are given for each kind of cells.
+
+        KVCacheFullError if there are too few, and nothing is taken then.
+        """
+        others = self._next_positions(np.empty(0, np.int32), np.empty(0, np.uint64))
+        found = {}
+        for window, pos in positions.items():
+            cells = self.cells[window]
+            if isinstance(cells, WindowCells):
+                cells.make_room(len(pos), others)
+            found[window] = cells.find(len(pos))
+            if len(found[window]) < len(pos):
+                raise KVCacheFullError(f"{len(pos)} tokens need a place and {len(found[window])} cells are empty")
+        mask = np.uint64(1 << seq_id)
+        for window, indices in found.items():
+            cells, pos = self.cells[window], positions[window]
+            cells.fill(indices, pos, np.full(len(pos), mask))
+            if isinstance(cells, WindowCells) and len(pos):
+                cells.lost[seq_id] = int(pos.min())
+        return found
+
+    def release(self, taken: dict[Window, np.ndarray]) -> None:
         """Empties cells again (a failed batch)."""
-        self._empty(cells)
-
-    def _empty(self, cells: np.ndarray) -> None:
-        self.pos[cells] = -1
-        self.seq[cells] = 0
-        self.delta[cells] = 0
-        if len(cells):
-            self.head = min(self.head, int(cells[0]))
-
-    def _matching(self, seq_id: int, p0: int, p1: int) -> np.ndarray:
-        """Boolean [n_ctx]: cells of the sequence (any if negative) with p0 <= pos < p1; negative bounds are open."""
-        match = self.pos >= 0
-        if seq_id >= 0:
-            match &= (self.seq & self._bit(seq_id)) != 0
-        if p0 > 0:
-            match &= self.pos >= p0
-        if p1 >= 0:
-            match &= self.pos < p1
-        return match
-
-    @staticmethod
-    def _bit(seq_id: int) -> np.uint64:
-        if not 0 <= seq_id < MAX_SEQUENCES:
-            raise ValueError(f"sequence id {seq_id} is outside 0..{MAX_SEQUENCES - 1}")
-        return np.uint64(1 << seq_id)
+        for window, indices in taken.items():
+            self.cells[window].empty(indices)
 
     # --- sequences --------------------------------------------------------------------------------------------
 
     def clear(self) -> None:
         """Empties all cells."""
-        self._empty(np.arange(self.n_ctx))
-        self.head = 0
+        for cells in self.cells.values():
+            cells.clear()
 
     def seq_rm(self, seq_id: int, p0: int = -1, p1: int = -1) -> None:
         """Removes the sequence (all if negative) from cells with p0 <= pos < p1."""
-        match = self._matching(seq_id, p0, p1)
-        if seq_id >= 0:
-            self.seq[match] &= ~self._bit(seq_id)
-            match &= self.seq == 0
-        self._empty(np.flatnonzero(match))
+        for cells in self.cells.values():
+            cells.remove(seq_id, p0, p1)
+
+    def rewind(self, seq_id: int, length: int) -> int:
+        """Shortens a sequence to `length` tokens to go on from there; returns the length that is left.
+
+        That is 0 if a window layer has dropped tokens which the next one attends to: all must be evaluated again.
+        """
+        if not all(cells.holds_window(seq_id, length) for cells in self.windows.values()):
+            length = 0
+        self.seq_rm(seq_id, length, -1)
+        return length
 
     def seq_cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
         """Adds sequence dst to the matching cells of src; nothing is copied."""
-        self.seq[self._matching(src, p0, p1)] |= self._bit(dst)
+        for cells in self.cells.values():
+            cells.share(src, dst, p0, p1)
 
     def seq_keep(self, seq_id: int) -> None:
         """Empties every cell that does not belong to the sequence; the others belong to it alone."""
-        kept = self._matching(seq_id, -1, -1)
-        self._empty(np.flatnonzero(~kept))
-        self.seq[kept] = self._bit(seq_id)
+        for cells in self.cells.values():
+            cells.keep(seq_id)
 
     def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         """Moves positions by delta; cells that fall below 0 are emptied. Keys are re-rotated by the next decode."""
-        match = self._matching(seq_id, p0, p1)
-        self._move(match, self.pos[match] + np.int32(delta))
+        self._check_shift()
+        for cells in self.cells.values():
+            match = cells.matching(seq_id, p0, p1)
+            cells.move(match, cells.pos[match] + np.int32(delta))
+        for window in self.windows.values():
+            window.note_move(seq_id, p0, p1, delta)
 
     def seq_div(self, seq_id: int, p0: int, p1: int, divisor: int) -> None:
         """Divides positions (integer division)."""
-        match = self._matching(seq_id, p0, p1)
-        self._move(match, self.pos[match] // np.int32(divisor))
+        self._check_shift()
+        if self.windows:
+            raise ResourceError("positions in a cache of window size cannot be divided; use --swa-full")
+        match = self.full.matching(seq_id, p0, p1)
+        self.full.move(match, self.pos[match] // np.int32(divisor))
 
-    def _move(self, match: np.ndarray, moved: np.ndarray) -> None:
+    def _check_shift(self) -> None:
         if not self.can_shift:
             raise ResourceError(
                 "the cached positions of this model cannot be shifted: its cached keys are not plainly rotated"
             )
-        self.delta[match] += moved - self.pos[match]
-        self.pos[match] = moved
-        self._empty(np.flatnonzero(match & (self.pos < 0)))
 
     def seq_pos_max(self, seq_id: int) -> int:
         """Largest position of the sequence, -1 if it is empty."""
-        match = self._matching(seq_id, -1, -1)
+        match = self.full.matching(seq_id, -1, -1)
         return int(self.pos[match].max()) if match.any() else -1
 
     def seq_pos_min(self, seq_id: int) -> int:
         """Smallest position of the sequence, -1 if it is empty."""
-        match = self._matching(seq_id, -1, -1)
+        match = self.full.matching(seq_id, -1, -1)
         return int(self.pos[match].min()) if match.any() else -1

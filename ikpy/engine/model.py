@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from ikpy._native import core
+from ikpy.backends.cuda import setup
+from ikpy.backends.cuda.devices import wanted_devices
+from ikpy.engine.locking import lock_memory
 from ikpy.engine.params import ModelParams
 from ikpy.errors import FileFormatError
 from ikpy.gguf.reader import GGUFFile, TensorInfo
+from ikpy.graph.ir import Value
+from ikpy.graph.placement import CPU, Placement, place, placement_lines
 from ikpy.models import architecture
 from ikpy.models.base import Architecture
 from ikpy.models.hparams import HParams
@@ -20,46 +25,94 @@ from ikpy.models.keys import Keys
 from ikpy.models.weights import WeightSource
 from ikpy.quants import registry
 
+MIB = 1 << 20
+
 
 def _silent(_: str) -> None:
     """Default log: nothing."""
 
 
+def open_model(path: str | os.PathLike[str], params: ModelParams) -> GGUFFile:
+    """The file, mapped or read into memory as the parameters say."""
+    return GGUFFile.open(Path(path), header_only=params.header_only, use_mmap=params.use_mmap)
+
+
+def _repacked(gguf: GGUFFile, keys: Keys, params: ModelParams) -> Callable[[str], bool] | None:
+    """Which tensors -rtr rearranges: those whose place is the CPU."""
+    if not params.repack:
+        return None
+    devices = setup.placement_devices(wanted_devices(params.placement, params.devices))
+    sizes = {info.name: info.nbytes for info in gguf.tensors.values()}
+    placement = place(sizes, keys.u32("block_count"), params.placement, devices)
+    return lambda name: placement.device_of(name) == CPU
+
+
 class Model:
     """Weights stay in the mapped file; nothing is copied but what the architecture derives."""
 
-    def __init__(self, gguf: GGUFFile, arch: Architecture, params: ModelParams) -> None:
+    def __init__(
+        self, gguf: GGUFFile, arch: Architecture, params: ModelParams, weights: Mapping[str, Value] | None = None
+    ) -> None:
         self.gguf = gguf
         self.arch = arch
         self.params = params
+        self.weights: Mapping[str, Value] = weights or {}
+        self.placement = Placement({}, (), (), CPU)
+        self.devices: setup.DeviceSetup | None = None
+        self.own_bytes = 0
+        self.replaced: set[str] = set()
+        """Tensors that are not used in the mapping (repacked, decoded, joined); own_bytes is what took their place."""
 
     @classmethod
     def load(
         cls,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | GGUFFile,
         params: ModelParams | None = None,
         *,
         log: Callable[[str], None] | None = None,
     ) -> Model:
-        """Opens a GGUF file (the first part of a split one) and checks that it is a complete model.
+        """Opens a GGUF file (the first part of a split one) or takes an open one; checks that the model is complete.
 
         Raises FileFormatError or UnsupportedError with one line that names the file, tensor or key.
         """
         params = params or ModelParams()
-        gguf = GGUFFile.open(Path(path))
+        log = log or _silent
+        gguf = path if isinstance(path, GGUFFile) else open_model(path, params)
         keys = Keys(gguf, params.kv_overrides)
-        weights = WeightSource(gguf, log or _silent)
-        arch = architecture(keys.arch)(keys, weights, log or _silent)
+        weights = WeightSource(gguf, log, header_only=params.header_only, repack=_repacked(gguf, keys, params))
+        arch = architecture(keys.arch)(keys, weights, log)
         weights.check_all_used()
-        model = cls(gguf, arch, params)
-        model.log_decoded_types(log or _silent)
-        if params.check_tensors:
+        model = cls(gguf, arch, params, weights.values)
+        model.own_bytes = sum(weights.own_bytes.values())
+        model.replaced = weights.replaced
+        model._place(log)
+        if model.own_bytes:
+            name = "CPU_REPACK" if params.repack else "CPU_COPY"
+            log(f"llm_load_tensors: {name:>10} buffer size = {model.own_bytes / MIB:8.2f} MiB")
+        if params.repack:
+            log(f"============ Repacked {len(weights.repacked)} tensors")
+        model.log_decoded_types(log, set(weights.repacked))
+        if params.use_mlock and not params.header_only:
+            lock_memory([shard.data for shard in gguf.shards], log)
+        if params.check_tensors and not params.header_only:
             model.check_finite()
         return model
 
-    def log_decoded_types(self, log: Callable[[str], None]) -> None:
+    def _place(self, log: Callable[[str], None]) -> None:
+        """Decides where the tensors go, and which devices of this machine are used."""
+        sizes = {info.name: info.nbytes for info in self.gguf.tensors.values()}
+        devices = wanted_devices(self.params.placement, self.params.devices)
+        seen = setup.placement_devices(devices)
+        self.placement = place(sizes, self.hparams.n_layer, self.params.placement, seen)
+        for line in placement_lines(self.placement, sizes, seen):
+            log(line)
+        self.devices = setup.device_setup(devices, self.placement, self.params.devices)
+        self.arch.buffer_of = self.placement.device_of
+
+    def log_decoded_types(self, log: Callable[[str], None], repacked: Container[str] = ()) -> None:
         """Notes the matrix types whose products decode to float first: correct, but slower than with an unpacker."""
-        matrices = Counter(t.type_id for t in self.gguf.tensors.values() if len(t.shape) > 1)
+        tensors = self.gguf.tensors.values()
+        matrices = Counter(t.type_id for t in tensors if len(t.shape) > 1 and t.name not in repacked)
         for type_id, count in sorted(matrices.items()):
             if core.has_decoder(type_id) and not core.has_unpacker(type_id):
                 log(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ikpy.graph.activations import ActivationCollector
+from ikpy.graph.placement import DeviceParams, PlacementParams
 from ikpy.threads import physical_cores
+
+if TYPE_CHECKING:
+    from ikpy.engine.adapter import LoraAdapter
 
 
 @dataclass
@@ -19,6 +23,10 @@ class ModelParams:
     use_mlock: bool = False
     check_tensors: bool = False
     kv_overrides: Mapping[str, Any] = field(default_factory=dict)
+    repack: bool = False  # rearrange weights into their row-interleaved types after loading
+    header_only: bool = False  # read no tensor data: such a model can only be planned
+    placement: PlacementParams = field(default_factory=PlacementParams)
+    devices: DeviceParams = field(default_factory=DeviceParams)
 
 
 @dataclass
@@ -48,4 +56,8 @@ class ContextParams:
     smart_expert_reduction: tuple[int, float] = (-1, 0.0)
     embeddings: bool = False
     causal: bool = True
+    k_hadamard: bool = False  # transform keys (values) before a quantized cache stores them
+    v_hadamard: bool = False
+    swa_full: bool = False  # window layers keep all n_ctx cells
+    adapters: Sequence[LoraAdapter] = ()
     collector: ActivationCollector | None = None  # receives statistics of the input of every matmul

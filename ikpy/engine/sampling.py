@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -17,34 +16,27 @@ from numpy.typing import NDArray
 from ikpy.engine import candidates as shape
 from ikpy.engine.candidates import Candidates, FloatArray
 from ikpy.engine.dry import DryBreakers, dry_penalties
+from ikpy.engine.sampling_params import (
+    DEFAULT_SAMPLERS,
+    RANDOM_SEED,
+    SAMPLER_NAMES,
+    SamplingParams,
+    sampler_sequence,
+    sampler_sequence_from_letters,
+)
 from ikpy.errors import IkpyError, UsageError
 
-RANDOM_SEED = 0xFFFFFFFF
-
-SAMPLER_NAMES: dict[str, tuple[str, ...]] = {
-    "d": ("dry",),
-    "k": ("top_k", "top-k"),
-    "f": ("tfs_z", "tfs-z", "tfs"),
-    "y": ("typical_p", "typical-p", "typical"),
-    "p": ("top_p", "top-p", "nucleus"),
-    "m": ("min_p", "min-p"),
-    "x": ("xtc",),
-    "n": ("top_n_sigma", "top-n-sigma"),
-    "t": ("temperature", "temp"),
-    "w": ("adaptive_p", "adaptive-p"),
-}
-DEFAULT_SAMPLERS = tuple(names[0] for names in SAMPLER_NAMES.values())
-
-
-def sampler_sequence(names: Iterable[str]) -> tuple[str, ...]:
-    """Canonical sampler names in order; unknown names are skipped."""
-    known = {name: names[0] for names in SAMPLER_NAMES.values() for name in names}
-    return tuple(known[name] for name in names if name in known)
-
-
-def sampler_sequence_from_letters(letters: str) -> tuple[str, ...]:
-    """Canonical sampler names of a letter string such as ``dkfypmxntw``; unknown letters are skipped."""
-    return tuple(SAMPLER_NAMES[letter][0] for letter in letters if letter in SAMPLER_NAMES)
+__all__ = [
+    "DEFAULT_SAMPLERS",
+    "RANDOM_SEED",
+    "SAMPLER_NAMES",
+    "GrammarDeadEndError",
+    "Sampler",
+    "SamplingParams",
+    "TokenGrammar",
+    "sampler_sequence",
+    "sampler_sequence_from_letters",
+]
 
 
 class GrammarDeadEndError(IkpyError):
@@ -71,74 +63,16 @@ class TokenGrammar(Protocol):
         ...
 
 
-@dataclass
-class SamplingParams:
-    """Parameters of a sampler chain, named as in the completion API; neutral values switch a sampler off."""
+class LogitGuidance(Protocol):
+    """Changes logits before the samplers; see :mod:`ikpy.tools.guidance`."""
 
-    seed: int = RANDOM_SEED
-    samplers: tuple[str, ...] = DEFAULT_SAMPLERS
-    temperature: float = 0.8
-    dynatemp_range: float = 0.0
-    dynatemp_exponent: float = 1.0
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    tfs_z: float = 1.0
-    typical_p: float = 1.0
-    top_n_sigma: float = 0.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 1.0
-    repeat_last_n: int = 64
-    repeat_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    penalize_nl: bool = False
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = -1
-    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
-    mirostat: int = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
-    adaptive_target: float = -1.0
-    adaptive_decay: float = 0.9
-    adaptive_updt_w_cur: bool = False
-    min_keep: int = 0
-    ignore_eos: bool = False
-    logit_bias: Sequence[tuple[int, float]] = ()
-    grammar: str = ""
-    json_schema: str | None = None
+    def accept(self, token: int) -> None:
+        """A token was generated."""
+        ...
 
-    def check(self) -> None:
-        """Raises UsageError for values without a meaning."""
-        if self.repeat_last_n < -1 or self.dry_penalty_last_n < -1:
-            raise UsageError("repeat_last_n and dry_penalty_last_n must be -1 (context size), 0 (off) or a length")
-        if self.mirostat not in (0, 1, 2):
-            raise UsageError(f"mirostat must be 0, 1 or 2, not {self.mirostat}")
-        if self.repeat_penalty <= 0:
-            raise UsageError(f"repeat_penalty must be positive, not {self.repeat_penalty}")
-
-    def describe(self) -> str:
-        """The parameters and the sampler order as the command-line tools print them."""
-        order = " -> ".join(["CFG", "Penalties", *self._active_order()])
-        return (
-            "sampling: \n"
-            f"\trepeat_last_n = {self.repeat_last_n}, repeat_penalty = {self.repeat_penalty:.3f}, "
-            f"frequency_penalty = {self.frequency_penalty:.3f}, "
-            f"presence_penalty = {self.presence_penalty:.3f}\n"
-            f"\ttop_k = {self.top_k}, tfs_z = {self.tfs_z:.3f}, top_p = {self.top_p:.3f}, "
-            f"min_p = {self.min_p:.3f}, typical_p = {self.typical_p:.3f}, temp = {self.temperature:.3f}\n"
-            f"\tmirostat = {self.mirostat}, mirostat_lr = {self.mirostat_eta:.3f}, "
-            f"mirostat_ent = {self.mirostat_tau:.3f}\n"
-            f"\txtc_probability = {self.xtc_probability:.3f}, xtc_threshold = {self.xtc_threshold:.3f}, "
-            f"top_n_sigma = {self.top_n_sigma:.3f}\n"
-            f"\tadaptive_target = {self.adaptive_target:.2f}, adaptive_decay = {self.adaptive_decay:.2f}\n"
-            f"sampling order: \n{order} "
-        )
-
-    def _active_order(self) -> Sequence[str]:
-        return ("mirostat",) if self.mirostat else self.samplers
+    def apply(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Guided logits float32 [n_vocab]."""
+        ...
 
 
 def _generator(seed: int) -> np.random.RandomState:
@@ -172,6 +106,7 @@ class Sampler:
         self.newline_id = newline_id
         self.breakers = breakers or {}
         self.grammar = grammar
+        self.guidance: LogitGuidance | None = None
         self.seed = params.seed & 0xFFFFFFFF
         if self.seed == RANDOM_SEED:
             self.seed = int.from_bytes(os.urandom(4), "little") & 0x7FFFFFFF
@@ -220,6 +155,8 @@ class Sampler:
         self._history.append(int(token))
         if grammar and self.grammar:
             self.grammar.accept(int(token))
+        if grammar and self.guidance:
+            self.guidance.accept(int(token))
         if self._chosen_p and self._chosen_p[0] == token:
             decay = min(self.params.adaptive_decay, 0.99)
             self._adaptive_sum = self._chosen_p[1] + decay * self._adaptive_sum
@@ -236,6 +173,8 @@ class Sampler:
             raise ValueError(f"{len(saved)} logits given to a sampler of {self.n_vocab} tokens")
         if self._bias is not None:
             saved[self._bias[0]] += self._bias[1]
+        if self.guidance:
+            saved = self.guidance.apply(saved)
         token = self._choose(saved, None)
         if self.grammar and not self.grammar.allows(token):
             allowed = np.flatnonzero(self.grammar.mask()[: self.n_vocab])
@@ -270,9 +209,11 @@ class Sampler:
     def _penalized(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         params = self.params
         neutral = params.repeat_penalty == 1 and params.frequency_penalty == 0 and params.presence_penalty == 0
-        window = self._window(params.repeat_last_n)
         result = logits.copy()
-        if neutral or not len(window):
+        if neutral:
+            return result
+        window = self._window(params.repeat_last_n)
+        if not len(window):
             return result
         shape.penalize(result, window, params.repeat_penalty, params.frequency_penalty, params.presence_penalty)
         if not params.penalize_nl and self.newline_id is not None:

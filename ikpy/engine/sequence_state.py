@@ -1,7 +1,7 @@
-"""State files of one sequence of a context: its tokens and cached values, to go on later without evaluating them again.
+"""One sequence of a context: cells of its own, and state files to go on later without evaluating it again.
 
-Little endian: magic, u32 version, u32 header length, header (JSON: signature of model and cache, tokens, positions,
-shifts), then the cells of every cache tensor in the order of the tokens.
+Files are little endian: magic, u32 version, u32 header length, header (JSON: what the state belongs to, tokens,
+positions, shifts), then the cells of every cache tensor in the order of the tokens.
 """
 
 from __future__ import annotations
@@ -14,38 +14,29 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ikpy.engine.session import cache_signature, cache_tensors
+from ikpy.engine.cells import KVCacheFullError
+from ikpy.engine.session import (
+    cache_signature,
+    cache_tensors,
+    check_cells,
+    read_cells,
+    state_nbytes,
+    write_state,
+)
 from ikpy.errors import FileFormatError
+from ikpy.models.batch import FULL
 
 if TYPE_CHECKING:
     from ikpy.engine.context import Context
 
 MAGIC = b"ikpyslot"
-VERSION = 1
+VERSION = 2
 PREFIX = struct.Struct("<8s2I")
 
 
 def save_sequence(path: str | os.PathLike[str], context: Context, seq_id: int, tokens: list[int]) -> int:
     """Writes the sequence, replacing the file as a whole; returns the bytes written. Raises OSError."""
-    kv = context.kv
-    cells = np.flatnonzero((kv.seq & np.uint64(1 << seq_id)) != 0)
-    cells = cells[np.argsort(kv.pos[cells], kind="stable")]
-    values = {"tokens": tokens, "pos": kv.pos[cells].tolist(), "shifts": kv.delta[cells].tolist()}
-    header = json.dumps({**cache_signature(context), **values}).encode()
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(PREFIX.pack(MAGIC, VERSION, len(header)))
-            file.write(header)
-            for data in cache_tensors(context).values():
-                file.write(data[cells].tobytes())
-            size = file.tell()
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    return size
+    return write_state(Path(path), MAGIC, VERSION, context, seq_id, tokens)
 
 
 def load_sequence(path: str | os.PathLike[str], context: Context, seq_id: int, n_max: int) -> tuple[list[int], int]:
@@ -59,23 +50,42 @@ def load_sequence(path: str | os.PathLike[str], context: Context, seq_id: int, n
     wanted = json.loads(json.dumps(cache_signature(context)))
     if any(header.get(key) != value for key, value in wanted.items()):
         raise FileFormatError("the state was saved with another model, cache type or -mla mode")
-    tokens, pos = header["tokens"], header["pos"]
+    tokens = header["tokens"]
     if len(tokens) > n_max:
         raise FileFormatError(f"the state holds {len(tokens)} tokens, there is room for {n_max}")
-    tensors = cache_tensors(context)
-    if len(data) != start + sum(len(pos) * tensor.shape[1] for tensor in tensors.values()):
+    if len(data) != start + state_nbytes(context, header):
         raise FileFormatError("the state is damaged: its length is wrong")
     context.kv.seq_rm(seq_id, -1, -1)
-    if not pos:
-        return [], len(data)
-    masks = np.full(len(pos), 1 << seq_id, np.uint64)
-    cells = context.kv.place(np.array(pos, np.int32), masks)
-    context.kv.delta[cells] = header["shifts"]
-    for tensor in tensors.values():
-        size = len(pos) * tensor.shape[1]
-        tensor[cells] = np.frombuffer(data, np.uint8, size, start).reshape(len(pos), -1)
-        start += size
+    read_cells(context, header, data, start, seq_id)
     return list(tokens), len(data)
+
+
+def unshare_sequence(context: Context, seq_id: int) -> int:
+    """Gives a sequence cells of its own for those it shares, so that its positions can move; returns how many.
+
+    Raises KVCacheFullError if there is no room for the copies; nothing changes then.
+    """
+    kv = context.kv
+    bit = np.uint64(1 << seq_id)
+    shared = {w: np.flatnonzero(((c.seq & bit) != 0) & ((c.seq & ~bit) != 0)) for w, c in kv.cells.items()}
+    own = {window: kv.cells[window].find(len(indices)) for window, indices in shared.items()}
+    if any(len(own[window]) < len(indices) for window, indices in shared.items()):
+        raise KVCacheFullError(f"no room to give sequence {seq_id} cells of its own; use a larger -c")
+    if not any(len(indices) for indices in shared.values()):
+        return 0
+    for window, indices in shared.items():
+        cells = kv.cells[window]
+        delta = cells.delta[indices]
+        cells.fill(own[window], cells.pos[indices], np.full(len(indices), bit))
+        cells.delta[own[window]] = delta
+        cells.seq[indices] &= ~bit
+    context.sync_caches_to_host()
+    tensors = cache_tensors(context)
+    for (layer, name), window in kv.window_of.items():
+        tensor = tensors[f"{name}.{layer}"]
+        tensor[own[window]] = tensor[shared[window]]
+    context.sync_caches_to_devices()
+    return len(shared[FULL])
 
 
 def _header(data: bytes) -> tuple[dict[str, Any], int]:
@@ -87,8 +97,7 @@ def _header(data: bytes) -> tuple[dict[str, Any], int]:
         raise FileFormatError(f"the state has version {version}, not {VERSION}")
     try:
         header = json.loads(data[PREFIX.size : PREFIX.size + length])
-        if not len(header["tokens"]) == len(header["pos"]) == len(header["shifts"]):
-            raise ValueError
+        check_cells(header)
     except (ValueError, KeyError, TypeError):
         raise FileFormatError("the state is damaged: its header cannot be read") from None
     return header, PREFIX.size + length

@@ -1,7 +1,7 @@
 """Session files: the tokens and the cached state of one sequence, to go on later without evaluating them again.
 
-Little endian: magic, u32 version, u32 header length, header (JSON: tokens, cells, tensors), then the bytes of every
-cache tensor up to the last used cell.
+Little endian: magic, u32 version, u32 header length, header (JSON: signature of model and cache, tokens, cells), then
+the cells of every cache tensor in the order of their positions.
 """
 
 from __future__ import annotations
@@ -10,30 +10,33 @@ import ctypes
 import json
 import os
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ikpy.engine.cells import WindowCells
 from ikpy.errors import FileFormatError, UsageError
+from ikpy.models.batch import Window
 
 if TYPE_CHECKING:
     from ikpy.engine.context import Context
 
 MAGIC = b"ikpysess"
-VERSION = 1
+VERSION = 2
 PREFIX = struct.Struct("<8s2I")
 
 
 def cache_tensors(context: Context) -> dict[str, NDArray[np.uint8]]:
-    """Bytes of every cache tensor as [n_ctx, bytes per cell]; a cell's values are contiguous."""
+    """Bytes of every cache tensor as [number of cells, bytes per cell]; a cell's values are contiguous."""
     found = {}
     for (layer, name), value in context.kv.tensors.items():
         address = value.buffer.address
         assert address is not None
         memory = (ctypes.c_uint8 * value.buffer.nbytes).from_address(address)
-        found[f"{name}.{layer}"] = np.ctypeslib.as_array(memory).reshape(context.n_ctx, -1)
+        found[f"{name}.{layer}"] = np.ctypeslib.as_array(memory).reshape(value.shape[2], -1)
     return found
 
 
@@ -41,29 +44,124 @@ def cache_signature(context: Context) -> dict[str, Any]:
     """What must agree between the writing and the reading context."""
     hp = context.model.hparams
     tensors = {
-        f"{name}.{layer}": [value.type_id, value.shape[0], value.shape[1]]
+        f"{name}.{layer}": [value.type_id, value.shape[0], value.shape[1], *context.kv.window_of[layer, name]]
         for (layer, name), value in context.kv.tensors.items()
     }
     weights = [context.model.n_params, context.model.size_bytes]
     return {"model": [hp.n_vocab, hp.n_layer, hp.n_embd, *weights], "tensors": tensors}
 
 
-def save_session(path: str | os.PathLike[str], context: Context, tokens: list[int]) -> None:
-    """Writes ``tokens`` and the cache that holds them (all cells must belong to sequence 0)."""
-    used = np.flatnonzero(context.kv.pos >= 0)
-    n_cells = int(used[-1]) + 1 if len(used) else 0
-    cells, shifts = context.kv.pos[:n_cells].tolist(), context.kv.delta[:n_cells].tolist()
-    header = json.dumps({**cache_signature(context), "tokens": tokens, "cells": cells, "shifts": shifts}).encode()
-    temporary = Path(path).with_name(f".{Path(path).name}.{os.getpid()}.tmp")
+def sequence_cells(context: Context, seq_id: int) -> dict[Window, NDArray[np.intp]]:
+    """Cells of a sequence in the order of their positions; of a window's cells those that its next token attends to."""
+    kv = context.kv
+    found = {}
+    for window, cells in kv.cells.items():
+        first = cells.lowest_visible(kv.seq_pos_max(seq_id) + 1) if isinstance(cells, WindowCells) else -1
+        indices = np.flatnonzero(cells.matching(seq_id, first, -1))
+        found[window] = indices[np.argsort(cells.pos[indices], kind="stable")]
+    return found
+
+
+@dataclass(frozen=True)
+class SequenceState:
+    """Tokens of a sequence; positions and pending shifts (int32 [n]) for every kind of cells; the cells' bytes.
+
+    ``cells``: per cache tensor uint8 [n, bytes per cell], in the order of the context's tensors.
+    """
+
+    tokens: list[int]
+    pos: dict[Window, NDArray[np.int32]]
+    shifts: dict[Window, NDArray[np.int32]]
+    cells: tuple[NDArray[np.uint8], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory, the token list (8 bytes each) included."""
+        positions = sum(data.nbytes for data in (*self.pos.values(), *self.shifts.values()))
+        return sum(data.nbytes for data in self.cells) + positions + 8 * len(self.tokens)
+
+
+def take_state(context: Context, seq_id: int, tokens: list[int]) -> SequenceState:
+    """A copy of the state of a sequence that holds these tokens."""
+    kv = context.kv
+    context.sync_caches_to_host()
+    chosen = sequence_cells(context, seq_id)
+    tensors = cache_tensors(context)
+    cells = tuple(tensors[f"{name}.{layer}"][chosen[window]] for (layer, name), window in kv.window_of.items())
+    pos = {window: kv.cells[window].pos[indices] for window, indices in chosen.items()}
+    shifts = {window: kv.cells[window].delta[indices] for window, indices in chosen.items()}
+    return SequenceState(list(tokens), pos, shifts, cells)
+
+
+def put_state(context: Context, seq_id: int, state: SequenceState) -> None:
+    """Replaces a sequence by a state of the same context.
+
+    Raises KVCacheFullError, which leaves the sequence empty.
+    """
+    kv = context.kv
+    kv.seq_rm(seq_id, -1, -1)
+    taken = kv.restore(seq_id, state.pos)
+    for window, indices in taken.items():
+        kv.cells[window].delta[indices] = state.shifts[window]
+    context.sync_caches_to_host()
+    tensors = cache_tensors(context)
+    for ((layer, name), window), data in zip(kv.window_of.items(), state.cells, strict=True):
+        tensors[f"{name}.{layer}"][taken[window]] = data
+    context.sync_caches_to_devices()
+
+
+def write_state(path: Path, magic: bytes, version: int, context: Context, seq_id: int, tokens: list[int]) -> int:
+    """Writes a sequence, replacing the file as a whole; returns the bytes written. Raises OSError."""
+    state = take_state(context, seq_id, tokens)
+    cells = [[*window, pos.tolist(), state.shifts[window].tolist()] for window, pos in state.pos.items()]
+    header = json.dumps({**cache_signature(context), "tokens": tokens, "cells": cells}).encode()
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
-            file.write(PREFIX.pack(MAGIC, VERSION, len(header)))
+            file.write(PREFIX.pack(magic, version, len(header)))
             file.write(header)
-            for data in cache_tensors(context).values():
-                file.write(data[:n_cells].tobytes())
+            for data in state.cells:
+                file.write(data.tobytes())
+            size = file.tell()
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError as error:
+    except BaseException:
         temporary.unlink(missing_ok=True)
+        raise
+    return size
+
+
+def state_nbytes(context: Context, header: dict[str, Any]) -> int:
+    """Bytes of cache data that a header announces for this context; -1 if its kinds of cells are others."""
+    counts = {(kind, size): len(pos) for kind, size, pos, _ in header["cells"]}
+    if set(counts) != set(context.kv.cells):
+        return -1
+    tensors = cache_tensors(context)
+    return sum(
+        counts[window] * tensors[f"{name}.{layer}"].shape[1] for (layer, name), window in context.kv.window_of.items()
+    )
+
+
+def read_cells(context: Context, header: dict[str, Any], data: bytes, start: int, seq_id: int) -> None:
+    """Puts a checked state into empty cells. Raises KVCacheFullError."""
+    saved = {(kind, size): (pos, shifts) for kind, size, pos, shifts in header["cells"]}
+    tensors = cache_tensors(context)
+    cells = []
+    for (layer, name), window in context.kv.window_of.items():
+        n, width = len(saved[window][0]), tensors[f"{name}.{layer}"].shape[1]
+        cells.append(np.frombuffer(data, np.uint8, n * width, start).reshape(n, width))
+        start += n * width
+    pos = {window: np.array(positions, np.int32) for window, (positions, _) in saved.items()}
+    shifts = {window: np.array(values, np.int32) for window, (_, values) in saved.items()}
+    put_state(context, seq_id, SequenceState(header["tokens"], pos, shifts, tuple(cells)))
+
+
+def save_session(path: str | os.PathLike[str], context: Context, tokens: list[int]) -> None:
+    """Writes ``tokens`` and the cache that holds them (of sequence 0)."""
+    try:
+        write_state(Path(path), MAGIC, VERSION, context, 0, tokens)
+    except OSError as error:
         raise UsageError(f"cannot write session file '{path}': {error.strerror}") from None
 
 
@@ -81,24 +179,23 @@ def load_session(path: str | os.PathLike[str], context: Context) -> list[int]:
     for key, reason in (("model", "another model"), ("tensors", "another cache type or -mla mode")):
         if header.get(key) != wanted[key]:
             raise FileFormatError(f"session file '{path}' was made with {reason}; delete it to start afresh")
-    tokens, cells = header["tokens"], header["cells"]
-    if len(cells) > context.n_ctx:
+    tokens = header["tokens"]
+    if len(tokens) > context.n_ctx:
         raise FileFormatError(
-            f"session file '{path}' holds {len(cells)} tokens, the context only {context.n_ctx}: raise -c"
+            f"session file '{path}' holds {len(tokens)} tokens, the context only {context.n_ctx}: raise -c"
         )
-    tensors = cache_tensors(context)
-    expected = start + sum(len(cells) * array.shape[1] for array in tensors.values())
+    expected = start + state_nbytes(context, header)
     if len(data) != expected:
         raise FileFormatError(f"session file '{path}' is damaged: {len(data)} bytes, {expected} expected")
     context.kv.clear()
-    context.kv.place(np.array(cells, np.int32), np.ones(len(cells), np.uint64))
-    context.kv.seq[: len(cells)][np.array(cells) < 0] = 0
-    context.kv.delta[: len(cells)] = header["shifts"]
-    for array in tensors.values():
-        size = len(cells) * array.shape[1]
-        array[: len(cells)] = np.frombuffer(data, np.uint8, size, start).reshape(len(cells), -1)
-        start += size
+    read_cells(context, header, data, start, 0)
     return list(tokens)
+
+
+def check_cells(header: dict[str, Any]) -> None:
+    """Raises ValueError if the lists of a header do not belong together."""
+    if not isinstance(header["tokens"], list) or any(len(pos) != len(shifts) for _, _, pos, shifts in header["cells"]):
+        raise ValueError
 
 
 def _read_header(path: str | os.PathLike[str], data: bytes) -> tuple[dict[str, Any], int]:
@@ -110,8 +207,7 @@ def _read_header(path: str | os.PathLike[str], data: bytes) -> tuple[dict[str, A
         raise FileFormatError(f"session file '{path}' has version {version}, not {VERSION}; delete it")
     try:
         header = json.loads(data[PREFIX.size : PREFIX.size + length])
-        if not len(header["cells"]) == len(header["shifts"]) >= len(header["tokens"]):
-            raise ValueError
+        check_cells(header)
     except (ValueError, KeyError, TypeError):
         raise FileFormatError(f"session file '{path}' is damaged; delete it") from None
     return header, PREFIX.size + length

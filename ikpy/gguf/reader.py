@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +20,7 @@ from ikpy.gguf.types import KEY_SPLIT_COUNT, KEY_SPLIT_NO, KEY_SPLIT_TENSORS, GG
 from ikpy.quants import registry
 
 _MAX_OFFSET = (1 << 63) - 1
+_READ_STEP = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -96,21 +99,30 @@ class GGUFFile:
         _check_data(self.tensors, shards, header_only=header_only)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, header_only: bool = False, follow_splits: bool = True) -> GGUFFile:
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        header_only: bool = False,
+        follow_splits: bool = True,
+        use_mmap: bool = True,
+    ) -> GGUFFile:
         """Open a file, and all further shards when it is the first of a split model.
 
         Args:
             header_only: accept files that end after the tensor table and tensors of unknown types; asking for
                 the data of such a tensor is the error then.
             follow_splits: False opens this one shard only, whichever it is.
+            use_mmap: False reads the files into memory instead of mapping them (never with header_only).
         Raises:
             FileFormatError: malformed, truncated or inconsistent. UnsupportedError: valid but not readable
             here. UsageError: no such file.
         """
         name = os.fspath(path)
-        shards = [_open_shard(name, 0)]
+        read = not use_mmap and not header_only
+        shards = [_open_shard(name, 0, read)]
         if follow_splits:
-            shards += _open_other_shards(shards[0])
+            shards += _open_other_shards(shards[0], read)
         file = cls(name, shards, header_only=header_only)
         if follow_splits:
             _check_tensor_total(file)
@@ -163,6 +175,19 @@ class GGUFFile:
         """Address of a tensor's first byte, for native code; valid while this file is open."""
         return int(self.data(info).ctypes.data)
 
+    def release(self, info: TensorInfo) -> None:
+        """Tell the system that a tensor's bytes are not needed for now: they leave this process's memory.
+
+        Reading them again works and takes them from the file.
+        """
+        shard = self.shards[info.shard]
+        mapping = shard.data.base
+        while isinstance(mapping, memoryview | np.ndarray):
+            mapping = mapping.obj if isinstance(mapping, memoryview) else mapping.base
+        first = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
+        if isinstance(mapping, mmap.mmap) and info.nbytes:
+            mapping.madvise(mmap.MADV_DONTNEED, first, info.offset + info.nbytes - first)
+
     def close(self) -> None:
         """Let go of the mapping; using the file afterwards is an error."""
         self.shards = []
@@ -176,7 +201,7 @@ class GGUFFile:
         self.close()
 
 
-def _map_file(path: str) -> np.ndarray:
+def _map_file(path: str, read: bool) -> np.ndarray:
     try:
         if not os.path.isfile(path):
             problem = "is not a regular file" if os.path.exists(path) else "does not exist"
@@ -185,18 +210,44 @@ def _map_file(path: str) -> np.ndarray:
             size = os.fstat(handle.fileno()).st_size
             if size == 0:
                 raise FileFormatError(f"{path}: not a GGUF file: it is empty; download it again")
+            if read:
+                return _read_whole(handle.fileno(), size, path)
             return np.frombuffer(mmap.mmap(handle.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
     except (OSError, ValueError) as error:
         raise ResourceError(f"{path}: cannot open model: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _open_shard(path: str, index: int) -> Shard:
-    data = _map_file(path)
+def _read_whole(descriptor: int, size: int, path: str) -> np.ndarray:
+    """The file's bytes in page-aligned memory, of huge pages where the system has them."""
+    pages = _private_memory(size)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without transparent huge pages
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    memory = np.frombuffer(pages, np.uint8)
+    position = 0
+    while position < size:
+        count = os.preadv(descriptor, [memory[position : position + _READ_STEP].data], position)
+        if count <= 0:
+            raise FileFormatError(f"{path}: the file became shorter while it was read; try again")
+        position += count
+    memory.flags.writeable = False
+    return memory
+
+
+def _private_memory(size: int) -> mmap.mmap:
+    if sys.platform == "win32":
+        return mmap.mmap(-1, size)
+    # Shared anonymous memory, the default, gets no huge pages.
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def _open_shard(path: str, index: int, read: bool) -> Shard:
+    data = _map_file(path, read)
     header = parse_header(data, path)
     return Shard(path, index, data, header, Metadata(data, header.entries, path))
 
 
-def _open_other_shards(first: Shard) -> list[Shard]:
+def _open_other_shards(first: Shard, read: bool) -> list[Shard]:
     """Shards after the first, with the checks of model semantics section 9.2."""
     metadata = first.metadata
     if KEY_SPLIT_COUNT not in metadata:
@@ -216,12 +267,12 @@ def _open_other_shards(first: Shard) -> list[Shard]:
             f"{first.path}: invalid split file; the first of {count} parts must be named "
             f"<prefix>-00001-of-{count:05d}.gguf"
         )
-    return [_open_part(split_path(prefix, index, count), index, count) for index in range(1, count)]
+    return [_open_part(split_path(prefix, index, count), index, count, read) for index in range(1, count)]
 
 
-def _open_part(path: str, index: int, count: int) -> Shard:
+def _open_part(path: str, index: int, count: int, read: bool) -> Shard:
     try:
-        shard = _open_shard(path, index)
+        shard = _open_shard(path, index, read)
     except IkpyError as error:
         raise FileFormatError(f"failed to load GGUF split from {path}; {error}") from error
     for key, expected in ((KEY_SPLIT_NO, index), (KEY_SPLIT_COUNT, count)):

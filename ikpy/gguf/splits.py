@@ -21,6 +21,12 @@ def split_prefix(path: str, index: int, count: int) -> str | None:
     return match["prefix"]
 
 
+def split_parts(path: str) -> tuple[str, int, int] | None:
+    """Prefix, index (from 0) and count of a path that names a shard, else None."""
+    match = _NAME.fullmatch(path)
+    return None if match is None else (match["prefix"], int(match["number"]) - 1, int(match["count"]))
+
+
 def output_prefix(path: str | Path) -> str:
     """Prefix for writing shards: the path without a trailing `.gguf`."""
     return str(path).removesuffix(".gguf")

@@ -6,21 +6,35 @@ from collections.abc import Sequence
 from typing import Any
 
 from ikpy.graph.activations import ActivationCollector
+from ikpy.graph.adapters import GraphAdapters, LowRank
 from ikpy.graph.ir import F16, F32, I32, Buffer, Node, Value, contiguous_strides
 
-UNARY_KINDS = {"silu": 0, "gelu": 1, "relu": 2, "relu_squared": 3, "sigmoid": 4, "tanh": 5, "swiglu_oai": 6}
+UNARY_KINDS = {
+    "silu": 0,
+    "gelu": 1,
+    "relu": 2,
+    "relu_squared": 3,
+    "sigmoid": 4,
+    "tanh": 5,
+    "swiglu_oai": 6,
+    "gelu_erf": 7,
+}
 GATINGS = {"softmax": 1, "sigmoid": 2, "selected_softmax": 3, "sqrt_softplus": 4, "selected_sigmoid": 5}
 
 
 class Graph:
     """Nodes in execution order. core is the native module (activation formats and sizes).
 
-    With a collector, every matmul also adds its input to the statistics of its weight.
+    With a collector, every matmul also adds its input to the statistics of its weight. With adapters, products with
+    their weights get the low-rank addition.
     """
 
-    def __init__(self, core: Any, collector: ActivationCollector | None = None) -> None:
+    def __init__(
+        self, core: Any, collector: ActivationCollector | None = None, adapters: GraphAdapters | None = None
+    ) -> None:
         self.core = core
         self.collector = collector
+        self.adapters = adapters
         if collector is not None:
             collector.start_graph()
         self.nodes: list[Node] = []
@@ -105,23 +119,45 @@ class Graph:
         dst = self.new(1, 1, pos.shape[0])
         return self._emit("attention_temperature", dst, [pos], ip=[period, offset], fp=[scale])
 
+    def hadamard(self, x: Value, block: int) -> Value:
+        """Orthonormal Walsh-Hadamard transform of dimension 0 in blocks of a power of two, in place."""
+        return self._emit("hadamard", x, [x], ip=[block])
+
     def kv_store(self, x: Value, cache: Value, cells: Value) -> Value:
         """Writes x f32 [n, H, T] to the cache [n, H, n_ctx] at cells i32 [T]."""
         return self._emit("kv_store", cache, [x, cells])
 
-    def kv_shift(self, cache: Value, table: Value, deltas: Value, *, neox: bool, offset: int) -> Value:
-        """Re-rotates the keys of cache [n, H, n_ctx] by table [n_rot, n_ctx] where deltas i32 [n_ctx] is not 0."""
-        return self._emit("kv_shift", cache, [table, deltas], ip=[table.shape[0], int(neox), offset])
+    def kv_shift(
+        self, cache: Value, table: Value, deltas: Value, *, neox: bool, offset: int, hadamard: int = 0
+    ) -> Value:
+        """Re-rotates the keys of cache [n, H, n_ctx] by table [n_rot, n_ctx] where deltas i32 [n_ctx] is not 0.
+
+        hadamard: block of the transform under which the keys are stored, 0 for none.
+        """
+        return self._emit("kv_shift", cache, [table, deltas], ip=[table.shape[0], int(neox), offset, hadamard])
 
     def kq_mask(
-        self, inputs: dict[str, Value], n_tokens: int, n_kv_max: int, *, window: str, n_swa: int, causal: bool
+        self,
+        cell_pos: Value,
+        cell_seq: Value,
+        pos: Value,
+        seq: Value,
+        *,
+        window: str,
+        n_swa: int,
+        causal: bool,
+        own: bool,
     ) -> tuple[Value, Value]:
-        """Mask f16 [n_kv_max, T] and visible ranges i32 [2, T]. window: none, sliding, chunked."""
-        mask = self.new(n_kv_max, n_tokens, type_id=F16)
+        """Mask f16 [cells, T] and visible ranges i32 [2, T]. window: none, sliding, chunked.
+
+        own: the cells are those of this window alone and all of them are looked at, not the first n_kv.
+        """
+        n_tokens = pos.shape[0]
+        mask = self.new(cell_pos.shape[0], n_tokens, type_id=F16)
         ranges = self.new(2, n_tokens, type_id=I32)
         kind = {"none": 0, "sliding": 1, "chunked": 2}[window]
-        src = [inputs["cell_pos"], inputs["cell_seq"], inputs["pos"], inputs["seq"], ranges]
-        self._emit("kq_mask", mask, src, ip=[kind, n_swa, int(causal)], writes=[ranges])
+        src = [cell_pos, cell_seq, pos, seq, ranges]
+        self._emit("kq_mask", mask, src, ip=[kind, n_swa, int(causal), int(own)], writes=[ranges])
         return mask, ranges
 
     def attention(
@@ -169,9 +205,12 @@ class Graph:
 
     # --- matrix multiplication --------------------------------------------------------------------------------
 
-    def prepare(self, x: Value, weight_type: int) -> tuple[Value, int]:
-        """Activations x [K, T, B] in the format that weights of this type read, shared by all its users."""
-        fmt = self.core.activation_format(weight_type)
+    def prepare(self, x: Value, weight_type: int, n_rows: int | None = None) -> tuple[Value, int]:
+        """Activations x [K, T, B] in the format that weights of this type read, shared by all its users.
+
+        n_rows: rows one weight matrix is multiplied with on average, if not T.
+        """
+        fmt = self.core.activation_format(weight_type, x.shape[1] if n_rows is None else n_rows)
         key = (id(x), fmt)
         if key not in self._prepared:
             nbytes = self.core.activation_nbytes(fmt, x.shape[0], x.shape[1], x.shape[2] * x.shape[3])
@@ -186,9 +225,40 @@ class Graph:
             raise ValueError(f"matmul of {weight.name} {weight.shape} with {x.shape}")
         self.observe(weight, x)
         prepared, fmt = self.prepare(x, weight.type_id)
-        dst = dst or self.new(weight.shape[1], x.shape[1], x.shape[2])
         n_tokens = 0 if x.dynamic_dim == 1 else x.shape[1]
-        return self._emit("mul_mat", dst, [weight, prepared, bias], ip=[fmt, n_tokens])
+        pairs = self._pairs(weight)
+        product = dst if dst is not None and not pairs else self.new(weight.shape[1], x.shape[1], x.shape[2])
+        self._emit("mul_mat", product, [weight, prepared, bias], ip=[fmt, n_tokens])
+        for i, pair in enumerate(pairs):
+            low = self.mul(self.mul_mat(pair.a, x), self._adapter_scale(pair, x.shape[1]))
+            last = dst if i == len(pairs) - 1 else None
+            product = self._emit("add", last or self.new(*product.shape), [product, self.mul_mat(pair.b, low)])
+        return product
+
+    # --- adapters ---------------------------------------------------------------------------------------------
+
+    def _pairs(self, *weights: Value) -> list[LowRank]:
+        return [pair for weight in weights for pair in self.adapters.of(weight)] if self.adapters else []
+
+    def _adapter_scale(self, pair: LowRank, n_rows: int) -> Value:
+        """Scale of every row [1, n_rows]: of all tokens, or of those the last layer keeps."""
+        assert self.adapters is not None
+        scale = self.adapters.scales[pair.adapter]
+        if n_rows == self.adapters.n_tokens:
+            return scale
+        if n_rows != self.adapters.outputs.shape[0]:
+            raise ValueError(f"adapter of {pair.tensor}: {n_rows} rows are neither tokens nor outputs")
+        return self.get_rows(scale, self.adapters.outputs)
+
+    def _adapted_experts(
+        self, weight: Value, x: Value, ids: Value, groups: Value, product: Value, *, per_slot: bool
+    ) -> Value:
+        for pair in self._pairs(weight):
+            low = self.mul_mat_id(pair.a, x, ids, groups, per_slot=per_slot)
+            scale = self._adapter_scale(pair, ids.shape[1])
+            low = self.mul(low, scale.reshape(1, 1, ids.shape[1]))
+            product = self.add(product, self.mul_mat_id(pair.b, low, ids, groups, per_slot=True))
+        return product
 
     def mul_mat_up_gate(
         self,
@@ -200,7 +270,7 @@ class Graph:
         gate_bias: Value | None = None,
     ) -> Value:
         """act(gate x) * (up x) as f32 [F, T]; fused when both weights have one type."""
-        if up.type_id != gate.type_id:
+        if up.type_id != gate.type_id or self._pairs(up, gate):
             return self.gated(self.mul_mat(gate, x, gate_bias), self.mul_mat(up, x, up_bias), kind)
         self.observe(gate, x)
         self.observe(up, x)
@@ -250,10 +320,11 @@ class Graph:
         n_used, n_tokens = ids.shape[0], ids.shape[1]
         rows = x.reshape(x.shape[0], n_used * n_tokens) if per_slot else x
         self.observe_experts("MUL_MAT_ID", weight, rows, groups, 1 if per_slot else n_used)
-        prepared, fmt = self.prepare(rows, weight.type_id)
+        prepared, fmt = self.prepare(rows, weight.type_id, n_used * n_tokens // weight.shape[2])
         dst = self.new(weight.shape[1], n_used, n_tokens)
         ip = [fmt, n_tokens, int(per_slot), n_used, weight.shape[2]]
-        return self._emit("mul_mat_id", dst, [weight, prepared, groups, bias], ip=ip)
+        self._emit("mul_mat_id", dst, [weight, prepared, groups, bias], ip=ip)
+        return self._adapted_experts(weight, x, ids, groups, dst, per_slot=per_slot)
 
     def mul_mat_id_up_gate(
         self,
@@ -267,9 +338,12 @@ class Graph:
         gate_bias: Value | None = None,
     ) -> Value:
         """Experts' act(gate x) * (up x): x [K, T] -> f32 [F, Ku, T]."""
+        if self._pairs(up, gate):
+            up_product = self.mul_mat_id(up, x, ids, groups, up_bias, per_slot=False)
+            return self.gated(self.mul_mat_id(gate, x, ids, groups, gate_bias, per_slot=False), up_product, kind)
         self.observe_experts("MOE_FUSED_UP_GATE", up, x, groups, ids.shape[0])
-        prepared, fmt = self.prepare(x, up.type_id)
         n_used, n_tokens = ids.shape[0], ids.shape[1]
+        prepared, fmt = self.prepare(x, up.type_id, n_used * n_tokens // up.shape[2])
         dst = self.new(up.shape[1], n_used, n_tokens)
         ip = [fmt, n_tokens, UNARY_KINDS[kind], n_used, up.shape[2]]
         return self._emit("mul_mat_id_up_gate", dst, [up, gate, prepared, groups, up_bias, gate_bias], ip=ip)

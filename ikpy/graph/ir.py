@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ikpy.quants import registry
 
@@ -15,15 +16,25 @@ F32 = 0
 F16 = 1
 I32 = 26
 I64 = 27
+PLANNED_ADDRESS = 64
+"""Address of external memory in a plan that is only measured, never run."""
+
+
+Role = Literal["value", "weight", "cache", "input", "host"]
 
 
 @dataclass(eq=False)
 class Buffer:
-    """Memory behind values: address is None for arena buffers; owner keeps external memory alive."""
+    """Memory behind values: address is None for arena buffers; owner keeps external memory alive.
+
+    role: what external memory holds; "host" stays where it is whatever runs the graph. name: of a weight or cache.
+    """
 
     nbytes: int
     address: int | None = None
     owner: object = None
+    role: Role = "value"
+    name: str = ""
 
 
 @dataclass(eq=False)
@@ -141,8 +152,10 @@ class Node:
     writes: list[Value] = field(default_factory=list)
 
 
-def external(address: int, owner: object, type_id: int, shape: Sequence[int], name: str = "") -> Value:
+def external(
+    address: int, owner: object, type_id: int, shape: Sequence[int], name: str = "", role: Role = "host"
+) -> Value:
     """A contiguous value over memory that exists already."""
     nbytes = registry.by_id(type_id).tensor_nbytes(_pad(shape))
-    buffer = Buffer(nbytes, address, owner)
+    buffer = Buffer(nbytes, address, owner, role, name)
     return Value(buffer, type_id, _pad(shape), contiguous_strides(type_id, shape), name=name)

@@ -80,9 +80,12 @@ class CompiledPlan:
         """Bytes of kernel work memory for n_threads."""
         return self._plan.work_bytes(n_threads)
 
-    def run(self, n_kv: int, n_threads: int) -> None:
-        """Executes the plan; n_kv is the number of attended cells (padded)."""
-        self._plan.run(n_kv, n_threads)
+    def run(self, n_kv: int, n_threads: int, work: np.ndarray | None = None, first: int = 0, last: int = -1) -> None:
+        """Executes ops first .. last-1 (all by default); n_kv is the number of attended cells (padded).
+
+        work: uint8 [work_bytes(n_threads) or more] at a multiple of 64 that plans share; None: memory of its own.
+        """
+        self._plan.run(n_kv, n_threads, work, first, last)
 
     def profile(self, n_kv: int, n_threads: int) -> list[tuple[str, float]]:
         """Runs once with timing; (op kind, seconds) per op."""

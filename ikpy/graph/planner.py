@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from ikpy.graph.ir import Buffer, Node
 
 ALIGNMENT = 64
@@ -30,34 +32,34 @@ def plan_arena(nodes: list[Node], keep: set[Buffer]) -> Arena:
     for buffer in keep:
         if buffer.address is None:
             first[buffer], last[buffer] = 0, len(nodes)
-    return _place(first, last)
+    return place_buffers(first, last)
 
 
-def _place(first: dict[Buffer, int], last: dict[Buffer, int]) -> Arena:
-    placed: list[tuple[int, int, Buffer]] = []  # offset, end
-    offsets: dict[Buffer, int] = {}
-    total = 0
+def place_buffers(first: dict[Buffer, int], last: dict[Buffer, int], alignment: int = ALIGNMENT) -> Arena:
+    """Offsets of buffers that hold something from step first[b] to step last[b], both included."""
     # Large buffers first: small ones then fill the gaps between them.
-    for buffer in sorted(first, key=lambda b: (-b.nbytes, first[b])):
-        size = -(-max(buffer.nbytes, 1) // ALIGNMENT) * ALIGNMENT
-        busy = [
-            (offset, end)
-            for offset, end, other in placed
-            if first[other] <= last[buffer] and first[buffer] <= last[other]
-        ]
-        offset = _best_gap(sorted(busy), size)
+    order = sorted(first, key=lambda b: (-b.nbytes, first[b]))
+    starts, ends = np.zeros(len(order), np.int64), np.zeros(len(order), np.int64)
+    begins = np.array([first[b] for b in order], np.int64)
+    finishes = np.array([last[b] for b in order], np.int64)
+    offsets: dict[Buffer, int] = {}
+    for i, buffer in enumerate(order):
+        size = -(-max(buffer.nbytes, 1) // alignment) * alignment
+        together = np.flatnonzero((begins[:i] <= finishes[i]) & (begins[i] <= finishes[:i]))
+        offset = _best_gap(starts[together], ends[together], size)
         offsets[buffer] = offset
-        placed.append((offset, offset + size, buffer))
-        total = max(total, offset + size)
-    return Arena(offsets, total)
+        starts[i], ends[i] = offset, offset + size
+    return Arena(offsets, int(ends.max(initial=0)))
 
 
-def _best_gap(busy: list[tuple[int, int]], size: int) -> int:
-    best, best_size = -1, 0
-    end = 0
-    for start, stop in busy:
-        gap = start - end
-        if gap >= size and (best < 0 or gap < best_size):
-            best, best_size = end, gap
-        end = max(end, stop)
-    return best if best >= 0 else end
+def _best_gap(starts: np.ndarray, ends: np.ndarray, size: int) -> int:
+    """Offset of the smallest gap between busy ranges that holds size bytes, or the end of them all."""
+    if not len(starts):
+        return 0
+    order = np.argsort(starts, kind="stable")
+    busy_until = np.concatenate([[0], np.maximum.accumulate(ends[order])])
+    gaps = starts[order] - busy_until[:-1]
+    fitting = np.flatnonzero(gaps >= size)
+    if not len(fitting):
+        return int(busy_until[-1])
+    return int(busy_until[fitting[np.argmin(gaps[fitting])]])

@@ -10,6 +10,7 @@ from ikpy.models.base import Architecture
 # general.architecture -> module:class
 ARCHITECTURES = {
     "bailingmoe2": "ikpy.models.bailingmoe2:BailingMoe2",
+    "bert": "ikpy.models.bert:Bert",
     "bitnet": "ikpy.models.bitnet:BitNet",
     "bitnet-25": "ikpy.models.bitnet:BitNetB158",
     "bitnet-b1.58": "ikpy.models.bitnet:BitNetB158",
@@ -32,6 +33,7 @@ ARCHITECTURES = {
     "llama4": "ikpy.models.llama4:Llama4",
     "minimax-m2": "ikpy.models.minimax_m2:MiniMaxM2",
     "mistral3": "ikpy.models.mistral3:Mistral3",
+    "nomic-bert": "ikpy.models.nomic_bert:NomicBert",
     "phi3": "ikpy.models.phi3:Phi3",
     "qwen2": "ikpy.models.qwen2:Qwen2",
     "qwen2moe": "ikpy.models.qwen2moe:Qwen2Moe",

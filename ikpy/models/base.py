@@ -8,7 +8,9 @@ from typing import ClassVar
 
 from ikpy.graph.builder import Graph
 from ikpy.graph.ir import Value
-from ikpy.models.batch import BatchGraph, CacheSpec, GraphParams
+from ikpy.models.batch import FULL, BatchGraph, CacheSpec, GraphParams, Window
+from ikpy.models.blocks import hadamard_block
+from ikpy.models.classifier import Classifier
 from ikpy.models.hparams import HParams, read_hparams
 from ikpy.models.keys import Keys
 from ikpy.models.rope import RopeParams
@@ -25,8 +27,12 @@ class Architecture:
     rope_scale_from_metadata: ClassVar[bool] = False
 
     def __init__(self, keys: Keys, weights: WeightSource, log: Log) -> None:
+        self.derived_bytes = 0
+        """Bytes of tensors that `prepare` has computed."""
         self.hp: HParams = self.read_hparams(keys)
         self.log = log
+        # Where a tensor goes, for the log: a model placed on devices sets it.
+        self.buffer_of: Callable[[str], str] = lambda name: "CPU"
         self.load(weights)
 
     def read_hparams(self, keys: Keys) -> HParams:
@@ -37,6 +43,21 @@ class Architecture:
         """Takes every tensor of the model from weights."""
         raise NotImplementedError
 
+    @property
+    def max_position(self) -> int | None:
+        """Number of positions the model has embeddings for; None: any position."""
+        return None
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether the model computes hidden states only, no logits."""
+        return False
+
+    @property
+    def classifier(self) -> Classifier | None:
+        """Head that scores a text (pooling "rank"), if the file has one."""
+        return None
+
     def prepare(self, mla: int) -> None:
         """Derives tensors that a context with this MLA mode needs; nothing for most architectures."""
 
@@ -44,9 +65,9 @@ class Architecture:
         """The MLA mode a context will use; 0 for architectures without latent attention."""
         return 0
 
-    def window(self, layer: int) -> tuple[str, int]:
-        """Kind ("none", "sliding", "chunked") and size of a layer's attention window."""
-        return "none", 0
+    def window(self, layer: int) -> Window:
+        """Attention window of a layer."""
+        return FULL
 
     def is_rotated(self, layer: int) -> bool:
         """Whether a layer applies RoPE."""
@@ -68,8 +89,8 @@ class Architecture:
         hp = self.hp
         heads = hp.n_head_kv[layer]
         return [
-            CacheSpec("k", hp.n_embd_head_k, heads, params.type_k),
-            CacheSpec("v", hp.n_embd_head_v, heads, params.type_v),
+            CacheSpec("k", hp.n_embd_head_k, heads, params.type_k, self.window(layer)),
+            CacheSpec("v", hp.n_embd_head_v, heads, params.type_v, self.window(layer)),
         ]
 
     def shift_part(self, params: GraphParams) -> tuple[str, int, int] | None:
@@ -79,13 +100,14 @@ class Architecture:
     def add_shift(
         self, g: Graph, layer: int, cache: Value, deltas: Value, n_rot: int, offset: int, params: GraphParams
     ) -> None:
-        """Adds the re-rotation of a layer's cached keys by deltas i32 [n_ctx]."""
+        """Adds the re-rotation of a layer's cached keys by deltas i32 [n_cells]."""
         if not self.is_rotated(layer):
             return
         # The cached keys carry the YaRN magnitude already; only the angle is added.
         rope = self.rope_params(layer, params.rope).without_magnitude()
         table = g.rope_table(deltas, n_rot, self.rope_factors(layer, params), rope.kernel_params(n_rot))
-        g.kv_shift(cache, table, deltas, neox=self.rope_neox, offset=offset)
+        block = hadamard_block(cache.shape[0]) if params.k_hadamard else 0
+        g.kv_shift(cache, table, deltas, neox=self.rope_neox, offset=offset, hadamard=block)
 
     def build(self, b: BatchGraph) -> Value | None:
         """Adds the nodes of a micro-batch; returns logits f32 [V, n_outputs], None if no output is asked for."""
@@ -137,7 +159,7 @@ class Decoder(Architecture):
     def build(self, b: BatchGraph) -> Value | None:
         x = self.embed(b)
         for il in range(self.hp.n_layer):
-            x = self.layer(b, il, x)
+            x = b.steer(il, self.layer(b, il, x))
         if b.n_outputs == 0:
             return None
         y = self.norm(b, x, self.output_norm)

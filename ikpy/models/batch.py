@@ -9,15 +9,23 @@ from ikpy.graph.builder import Graph
 from ikpy.graph.ir import Value
 from ikpy.models.rope import RopeParams
 
+Window = tuple[str, int]
+"""Kind ("none", "sliding", "chunked") and size of an attention window."""
+FULL: Window = ("none", 0)
+
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """One cache tensor of a layer: rows of n elements for each of n_heads heads per cell."""
+    """One cache tensor of a layer: rows of n elements for each of n_heads heads per cell.
+
+    window: what the layer attends to; its cells may be as few as that needs.
+    """
 
     name: str
     n: int
     n_heads: int
     type_id: int
+    window: Window = FULL
 
 
 @dataclass
@@ -35,24 +43,31 @@ class GraphParams:
     causal: bool = True
     n_seq_max: int = 1
     grouped_experts: bool = False
+    k_hadamard: bool = False
+    v_hadamard: bool = False
+    windows: frozenset[Window] = frozenset()  # windows whose layers have cells of their own
 
 
 @dataclass
 class BatchGraph:
     """Inputs, caches and shared intermediate values of one micro-batch.
 
-    inputs: tokens, pos, seq, cells (i32 [T]), outputs (i32 [n_outputs]), cell_pos (i32 [n_ctx]) and cell_seq
-    (i64 [n_ctx]).
-    caches: (layer, name) -> cache tensor [n, n_heads, n_ctx].
+    inputs: tokens, pos, seq (i32 [T]), outputs (i32 [n_outputs]).
+    cells: window -> cells of the tokens (i32 [T]), position (i32 [n]) and sequences (i64 [n]) of all n cells.
+    caches: (layer, name) -> cache tensor [n, n_heads, n_cells]; windows: whose cells each of them has.
+    steering: control vectors f32 [D, n_layer], added to the residual stream behind the layers.
     """
 
     graph: Graph
     n_tokens: int
     n_outputs: int
     inputs: dict[str, Value]
+    cells: dict[Window, tuple[Value, Value, Value]]
     caches: dict[tuple[int, str], Value]
+    windows: dict[tuple[int, str], Window]
     params: GraphParams
     embeddings: Value | None = None
+    steering: Value | None = None
     _masks: dict[tuple[str, int], tuple[Value, Value]] = field(default_factory=dict)
     _rope_tables: dict[tuple, Value] = field(default_factory=dict)
     _temperatures: dict[tuple[float, int, int], Value] = field(default_factory=dict)
@@ -61,13 +76,17 @@ class BatchGraph:
         """The mask of this window kind, built once per batch."""
         key = (window, n_swa)
         if key not in self._masks:
+            own = key in self.cells and key != FULL
+            _, cell_pos, cell_seq = self.cells[key if own else FULL]
             self._masks[key] = self.graph.kq_mask(
-                self.inputs,
-                self.n_tokens,
-                self.params.n_ctx,
+                cell_pos,
+                cell_seq,
+                self.inputs["pos"],
+                self.inputs["seq"],
                 window=window,
                 n_swa=n_swa,
                 causal=self.params.causal,
+                own=own,
             )
         return self._masks[key]
 
@@ -86,13 +105,26 @@ class BatchGraph:
             self._temperatures[key] = self.graph.attention_temperature(self.inputs["pos"], scale, period, offset)
         return self._temperatures[key]
 
+    def steer(self, layer: int, x: Value) -> Value:
+        """The residual stream x [D, T] behind a layer, with the control vector added."""
+        if self.steering is None:
+            return x
+        return self.graph.add(x, self.steering.slice(1, layer, 1))
+
     def cache(self, layer: int, name: str) -> Value:
-        """The whole cache tensor, for stores."""
+        """The whole cache tensor."""
         return self.caches[layer, name]
 
+    def store(self, layer: int, name: str, x: Value, part: Value | None = None) -> None:
+        """Writes x f32 [n, H, T] to the cells of the tokens, or to a part of their rows."""
+        cells = self.cells[self.windows[layer, name]][0]
+        self.graph.kv_store(x, part or self.caches[layer, name], cells)
+
     def attended(self, layer: int, name: str) -> Value:
-        """The first n_kv cells of a cache tensor [n, n_heads, n_kv]."""
+        """The cells of a cache tensor that are attended to: the first n_kv, or all of a window's own."""
         cache = self.caches[layer, name]
+        if self.windows[layer, name] != FULL:
+            return cache
         return Value(cache.buffer, cache.type_id, cache.shape, cache.strides, cache.offset, dynamic_dim=2)
 
     def keep_outputs(self, layer: int, n_layer: int, *values: Value) -> Sequence[Value]:

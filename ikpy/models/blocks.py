@@ -53,6 +53,13 @@ def part_of_rows(x: Value, start: int, length: int) -> Value:
     return Value(x.buffer, x.type_id, shape, x.strides, x.offset + offset, x.dynamic_dim)
 
 
+def hadamard_block(head_size: int) -> int:
+    """Block of the transform of cached heads, 0 for sizes that have none (model semantics 7.7)."""
+    if head_size & (head_size - 1) == 0:
+        return head_size
+    return next((n for n in (512, 256, 128, 64) if head_size % n == 0), 0)
+
+
 def heads_per_step(b: BatchGraph, n_head: int) -> int:
     """Heads whose scores are materialized at once without flash attention (model semantics 6.3)."""
     budget = b.params.attn_max_batch
@@ -79,8 +86,12 @@ def cached_attention(
 ) -> Value:
     """Stores k [dk, Hk, T] and v [dv, Hk, T], attends with q [dk, H, T]; returns [dv*H, T]."""
     g = b.graph
-    g.kv_store(k, b.cache(layer, "k"), b.inputs["cells"])
-    g.kv_store(v, b.cache(layer, "v"), b.inputs["cells"])
+    k_block = hadamard_block(k.shape[0]) if b.params.k_hadamard else 0
+    v_block = hadamard_block(v.shape[0]) if b.params.v_hadamard else 0
+    if k_block:
+        q, k = g.hadamard(q, k_block), g.hadamard(k, k_block)
+    b.store(layer, "k", k)
+    b.store(layer, "v", g.hadamard(v, v_block) if v_block else v)
     out = g.attention(
         q,
         [b.attended(layer, "k")],
@@ -92,6 +103,8 @@ def cached_attention(
         softcap=softcap,
         sinks=sinks,
     )
+    if v_block:
+        g.hadamard(out, v_block)
     return out.reshape(out.shape[0] * out.shape[1], out.shape[2])
 
 

@@ -16,6 +16,7 @@ from ikpy.models.blocks import (
     MIB,
     DenseFFN,
     Experts,
+    cached_attention,
     concat_heads,
     dense_ffn,
     heads_per_step,
@@ -33,6 +34,18 @@ from ikpy.quants import registry
 
 # Fewer tokens than this use the absorbed form in modes 2 and 3.
 PROMPT_TOKENS = 128
+
+
+# Files of other programs that hold attn_k_b and attn_v_b only; the first lines are those that users know.
+INCOMPATIBLE = (
+    "=" * 74,
+    "Detected incompatible DeepSeek model.",
+    "Will try to fix, but there are no guarantees",
+    "",
+    "attn_kv_b is computed from attn_k_b and attn_v_b and takes memory of its own;",
+    "where these are quantized it is rounded to Q8_0 once more",
+    "=" * 74,
+)
 
 
 @dataclass
@@ -87,7 +100,8 @@ class DeepSeek2(Decoder):
             normalize=keys.boolean("expert_weights_norm", False),
             scale=keys.f32("expert_weights_scale"),
         )
-        if hp.n_head_kv[0] == 1 and hp.n_head[0] != 1:
+        self.one_kv_head = hp.n_head_kv[0] == 1 and hp.n_head[0] != 1
+        if self.one_kv_head:
             hp.n_embd_head_k = keys.u32("attention.key_length_mla", 192)
             hp.n_embd_head_v = keys.u32("attention.value_length_mla", 128)
             hp.n_head_kv = list(hp.n_head)
@@ -96,6 +110,12 @@ class DeepSeek2(Decoder):
                 f"{keys.gguf.path}: rope.dimension_count {hp.n_rot} must be below the key length {hp.n_embd_head_k}"
             )
         return hp
+
+    def load(self, weights: WeightSource) -> None:
+        if self.one_kv_head:
+            for line in INCOMPATIBLE:
+                self.log(line)
+        super().load(weights)
 
     @property
     def n_nope(self) -> int:
@@ -141,10 +161,13 @@ class DeepSeek2(Decoder):
             attn.q_a = weights.take(f"{prefix}.attn_q_a.weight", (d, rq))
             attn.q_a_norm = weights.take(f"{prefix}.attn_q_a_norm.weight", (rq,))
             attn.q_b = weights.take(f"{prefix}.attn_q_b.weight", (rq, heads * dk))
-        attn.kv_b = weights.take(f"{prefix}.attn_kv_b.weight", (rkv, heads * (dn + dv)), required=False)
+        name = f"{prefix}.attn_kv_b.weight"
+        attn.kv_b = weights.take(name, (rkv, heads * (dn + dv)), required=False, parts=(dn, dv))
         needed = attn.kv_b is None
-        k_b = weights.take(f"{prefix}.attn_k_b.weight", (dn, rkv, heads), (dn, heads * rkv), required=needed)
-        v_b = weights.take(f"{prefix}.attn_v_b.weight", (rkv, dv, heads), (rkv, heads * dv), required=needed)
+        name = f"{prefix}.attn_k_b.weight"
+        k_b = weights.take(name, (dn, rkv, heads), (dn, heads * rkv), required=needed, parts=(rkv,))
+        name = f"{prefix}.attn_v_b.weight"
+        v_b = weights.take(name, (rkv, dv, heads), (rkv, heads * dv), required=needed, parts=(dv,))
         attn.k_b = k_b and k_b.reshape(dn, rkv, heads)
         attn.v_b = v_b and v_b.reshape(rkv, dv, heads)
         return attn
@@ -165,6 +188,7 @@ class DeepSeek2(Decoder):
                 self.log(f"============ llm_prepare_mla: need to compute {len(missing)} wk_b/wv_b tensors")
             for il, a in missing:
                 a.k_b, a.v_b = derive_k_b_v_b(a.kv_b, *sizes)
+                self.derived_bytes += a.k_b.buffer.nbytes  # attn_v_b is a view of attn_kv_b
                 self._log_derived(il, "attn_k_b", a.k_b)
                 self._log_derived(il, "attn_v_b", a.v_b)
         if mla != 1:
@@ -173,20 +197,47 @@ class DeepSeek2(Decoder):
                 self.log(f"============ llm_prepare_mla: need to compute {len(missing)} wkv_b tensors")
             for il, a in missing:
                 a.kv_b = derive_kv_b(a.k_b, a.v_b, *sizes)
+                self.derived_bytes += a.kv_b.buffer.nbytes
                 self._log_derived(il, "attn_kv_b", a.kv_b)
 
     def _log_derived(self, il: int, name: str, value: Value) -> None:
         value.name = f"blk.{il}.{name}.weight"
+        if value.buffer.name == name:  # attn_v_b may be a part of attn_kv_b
+            value.buffer.name = value.name
         shape = " x ".join(str(n) for n in value.shape[: 2 if name == "attn_kv_b" else 3])
-        self.log(f"Computed blk.{il}.{name}.weight as {shape} of type {value.type_name} and stored in buffer CPU")
+        buffer = self.buffer_of(value.buffer.name)
+        self.log(f"Computed {value.name} as {shape} of type {value.type_name} and stored in buffer {buffer}")
 
     def cache_specs(self, layer: int, params: GraphParams) -> list[CacheSpec]:
         if params.mla == 0:
             return super().cache_specs(layer, params)
         kind = registry.by_id(params.type_k)
-        if kind.row_extra_bytes or self.hp.n_rot % kind.block_elements:
-            raise UsageError(f"-ctk {kind.name}: this cache type cannot hold latents (-mla 1, 2, 3)")
-        return [CacheSpec("kv", self.hp.extra["kv_lora_rank"] + self.hp.n_rot, 1, params.type_k)]
+        rank, n_rot = self.hp.extra["kv_lora_rank"], self.hp.n_rot
+        if rank % kind.block_elements or n_rot % kind.block_elements:
+            raise UsageError(
+                f"-ctk {kind.name}: rows of {n_rot} rotated and {rank} latent elements are no multiples of its block "
+                f"size {kind.block_elements}"
+            )
+        if kind.row_extra_bytes:
+            # Rows with a scale of their own cannot be split into keys and values: two caches, and finer scales.
+            return [CacheSpec("kr", n_rot, 1, params.type_k), CacheSpec("kv", rank, 1, params.type_k)]
+        return [CacheSpec("kv", rank + n_rot, 1, params.type_k)]
+
+    def latent_block(self, params: GraphParams) -> int:
+        """Block of the Hadamard transform of cached latents, 0 for none (model semantics 7.7)."""
+        sizes = self.hp.extra["kv_lora_rank"], self.hp.n_rot
+        if not params.k_hadamard:
+            return 0
+        return next(n for n in (64, 32, 16, 8, 4, 2, 1) if all(size % n == 0 for size in sizes))
+
+    def _latent_parts(self, b: BatchGraph, il: int, *, attended: bool) -> tuple[list[Value], Value, Value]:
+        """The cached rows as key segments, their rotated part and their latent part."""
+        find = b.attended if attended else b.cache
+        cached, n_rot = find(il, "kv"), self.hp.n_rot
+        if (il, "kr") in b.caches:
+            rotated = find(il, "kr")
+            return [rotated, cached], rotated, cached
+        return [cached], part_of_rows(cached, 0, n_rot), part_of_rows(cached, n_rot, self.hp.extra["kv_lora_rank"])
 
     def shift_part(self, params: GraphParams) -> tuple[str, int, int] | None:
         return None
@@ -228,9 +279,12 @@ class DeepSeek2(Decoder):
         if b.params.mla == 0:
             out = self._expanded(b, il, attn, q, c, kr, scale)
         else:
-            cache = b.cache(il, "kv")
-            b.graph.kv_store(kr, part_of_rows(cache, 0, self.hp.n_rot), b.inputs["cells"])
-            b.graph.kv_store(c, part_of_rows(cache, self.hp.n_rot, c.shape[0]), b.inputs["cells"])
+            if block := self.latent_block(b.params):
+                for part in (q.slice0(self.n_nope, self.hp.n_rot), kr, c):
+                    b.graph.hadamard(part, block)
+            _, rotated, latents = self._latent_parts(b, il, attended=False)
+            b.store(il, "kv", kr, rotated)
+            b.store(il, "kv", c, latents)
             attend = self._expanded_from_cache if self._is_prompt(b) else self._absorbed
             out = attend(b, il, attn, q, scale)
         return out.reshape(out.shape[0] * out.shape[1], b.n_tokens)
@@ -265,17 +319,9 @@ class DeepSeek2(Decoder):
         assert attn.kv_b is not None
         heads = hp.n_head[0]
         kv = g.mul_mat(attn.kv_b, c.reshape(c.shape[0], b.n_tokens)).reshape(dn + dv, heads, b.n_tokens)
-        g.kv_store(concat_heads(b, [kv.slice0(0, dn), kr], heads), b.cache(il, "k"), b.inputs["cells"])
-        g.kv_store(kv.slice0(dn, dv), b.cache(il, "v"), b.inputs["cells"])
-        return g.attention(
-            q,
-            [b.attended(il, "k")],
-            b.attended(il, "v"),
-            b.mask(),
-            scale=scale,
-            flash=b.params.flash_attn,
-            heads_per_step=heads_per_step(b, heads),
-        )
+        k = concat_heads(b, [kv.slice0(0, dn), kr], heads)
+        out = cached_attention(b, il, q, k, kv.slice0(dn, dv), scale=scale)
+        return out.reshape(dv, heads, b.n_tokens)
 
     def _absorbed(self, b: BatchGraph, il: int, attn: LatentAttention, q: Value, scale: float) -> Value:
         """Scores and values directly on the cached latents; q and the output go through attn_k_b and attn_v_b."""
@@ -286,16 +332,21 @@ class DeepSeek2(Decoder):
         g.copy(q.slice0(self.n_nope, n_rot), query.slice0(0, n_rot))
         absorbed = query.slice0(n_rot, rkv).permute(0, 2, 1)
         g.mul_mat(attn.k_b, q.slice0(0, self.n_nope).permute(0, 2, 1), dst=absorbed)
-        cached = b.attended(il, "kv")
+        block = self.latent_block(b.params)
+        if block:
+            g.hadamard(query.slice0(n_rot, rkv), block)
+        keys, _, latents = self._latent_parts(b, il, attended=True)
         latent = g.attention(
             query,
-            [cached],
-            part_of_rows(cached, n_rot, rkv),
+            keys,
+            latents,
             b.mask(),
             scale=scale,
             flash=b.params.flash_attn and b.params.mla != 2,
             heads_per_step=heads_per_step(b, heads),
         )
+        if block:
+            g.hadamard(latent, block)
         out = g.new(dv, heads, b.n_tokens)
         g.mul_mat(attn.v_b, latent.permute(0, 2, 1), dst=out.permute(0, 2, 1))
         return out
@@ -305,9 +356,7 @@ class DeepSeek2(Decoder):
         g, hp, dn, dv = b.graph, self.hp, self.n_nope, self.hp.n_embd_head_v
         assert attn.kv_b is not None
         n_ctx, heads, rkv = b.params.n_ctx, hp.n_head[0], hp.extra["kv_lora_rank"]
-        cached = b.attended(il, "kv")
-        rotated = part_of_rows(cached, 0, hp.n_rot)
-        rows = part_of_rows(cached, hp.n_rot, rkv)
+        _, rotated, rows = self._latent_parts(b, il, attended=True)
         rows = Value(
             rows.buffer,
             rows.type_id,
@@ -317,6 +366,8 @@ class DeepSeek2(Decoder):
             1,
         )
         latents = g.copy(rows, g.new(rkv, n_ctx, dynamic_dim=1))
+        if block := self.latent_block(b.params):
+            g.hadamard(latents, block)
         out = g.new(dv, heads, b.n_tokens)
         step = self._heads_per_expansion(n_ctx, b.params.attn_max_batch)
         width = dn + dv

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ikpy.errors import FileFormatError
-from ikpy.graph.ir import Value, external
+from ikpy.graph.ir import Value
 from ikpy.models.blocks import DenseFFN, Experts
 from ikpy.models.weights import Presence, WeightSource, split_rows
 
@@ -33,7 +31,8 @@ def take_dense(
 
 def take_fused_dense(weights: WeightSource, prefix: str, n_embd: int, n_ff: int) -> DenseFFN:
     """Gate rows, then up rows in one tensor ffn_up [D, 2F] (fused SwiGLU), as views of it."""
-    gate, up = split_rows(weights.take(f"{prefix}.ffn_up.weight", (n_embd, 2 * n_ff)), n_ff, n_ff)
+    fused = weights.take(f"{prefix}.ffn_up.weight", (n_embd, 2 * n_ff), parts=(n_ff, n_ff))
+    gate, up = split_rows(fused, n_ff, n_ff)
     return DenseFFN(
         gate=gate,
         up=up,
@@ -83,7 +82,8 @@ def _take_gate_up(
     weights: WeightSource, prefix: str, n_embd: int, n_expert: int, n_ff: int
 ) -> tuple[Value | None, Value | None]:
     """Halves of the fused tensor ffn_gate_up_exps [D, 2F, E] (gate rows first), or None twice."""
-    fused = weights.take(f"{prefix}.ffn_gate_up_exps.weight", (n_embd, 2 * n_ff, n_expert), required=False)
+    name = f"{prefix}.ffn_gate_up_exps.weight"
+    fused = weights.take(name, (n_embd, 2 * n_ff, n_expert), required=False, parts=(n_ff,))
     if fused is None:
         return None, None
     gate, up = split_rows(fused, n_ff, n_ff, named=1)  # the product of both reports as its up matrix
@@ -106,5 +106,4 @@ def _join_legacy(weights: WeightSource, name: str, n_expert: int, shape: tuple[i
     parts = [weights.take(f"{name}.{e}.weight", shape) for e in range(n_expert)]
     if len({p.type_id for p in parts}) != 1:
         raise FileFormatError(f"{weights.gguf.path}: the experts of {name} have different types")
-    data = np.concatenate([weights.gguf.data(weights.gguf.tensors[f"{name}.{e}.weight"]) for e in range(n_expert)])
-    return external(data.ctypes.data, data, parts[0].type_id, (*shape, n_expert), f"{name}_exps.weight")
+    return weights.join(parts, (*shape, n_expert), f"{name}_exps.weight")

@@ -10,6 +10,8 @@ from ikpy.models.keys import MAX_LAYERS, Keys
 from ikpy.models.routing import Routing
 
 MAX_EXPERTS = 512
+POOLINGS = ("none", "mean", "cls", "last", "rank")
+"""What the numbers of the key pooling_type mean."""
 ROPE_SCALING_TYPES = ("none", "linear", "yarn")
 
 
@@ -52,6 +54,8 @@ class HParams:
     yarn_attn_factor: float = 1.0
     yarn_beta_fast: float = 32.0
     yarn_beta_slow: float = 1.0
+    causal: bool = True
+    pooling: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -97,11 +101,22 @@ def read_hparams(keys: Keys, *, layer_norm: bool = False) -> HParams:
         n_expert=keys.u32("expert_count", 0),
         n_expert_used=keys.u32("expert_used_count", 0),
         routing=Routing(keys.u32("expert_used_count", 0), "softmax", normalize=True),
+        causal=keys.boolean("attention.causal", True),
+        pooling=_pooling(keys),
     )
     if f"{keys.arch}.attention.head_count_kv" in keys.gguf.metadata:
         hp.n_head_kv = keys.per_layer("attention.head_count_kv", n_layer)
     _check(keys, hp)
     return hp
+
+
+def _pooling(keys: Keys) -> str | None:
+    number = keys.u32("pooling_type", None)
+    if number is None:
+        return None
+    if number >= len(POOLINGS):
+        raise FileFormatError(f"{keys.gguf.path}: unknown {keys.arch}.pooling_type {number}")
+    return POOLINGS[number]
 
 
 def _vocab_size(keys: Keys) -> int:

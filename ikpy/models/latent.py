@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ikpy._native import core
-from ikpy.graph.ir import Value, external
+from ikpy.graph.ir import PLANNED_ADDRESS, Value, external
 from ikpy.quants import registry
 
 F32, F16, BF16, Q8_0 = 0, 1, 30, 8
@@ -29,19 +29,32 @@ def _bytes_at(address: int, nbytes: int):  # type: ignore[no-untyped-def]
     return (ctypes.c_uint8 * nbytes).from_address(address)
 
 
+def is_planned(*values: Value) -> bool:
+    """Whether values have no memory: only the header of their file was read."""
+    return any(value.buffer.address == PLANNED_ADDRESS for value in values)
+
+
+def planned(type_id: int, name: str, *shape: int) -> Value:
+    """A tensor without memory, contiguous."""
+    return external(PLANNED_ADDRESS, None, type_id, shape, name, "weight")
+
+
 def store(values: np.ndarray, type_id: int, name: str) -> Value:
     """float32 [.., rows, n] encoded as F32, F16, BF16 or Q8_0 in memory of its own."""
     rows = np.ascontiguousarray(values, np.float32).reshape(-1, values.shape[-1])
     encoded = rows.view(np.uint8) if type_id == F32 else core.quantize(rows, type_id, None, 1)
     shape = tuple(reversed(values.shape))
-    return external(encoded.ctypes.data, encoded, type_id, shape, name)
+    return external(encoded.ctypes.data, encoded, type_id, shape, name, "weight")
 
 
 def derive_k_b_v_b(kv_b: Value, rkv: int, dn: int, dv: int, n_head: int) -> tuple[Value, Value]:
     """attn_k_b [dn, rkv, H]: the K rows transposed per head; attn_v_b [rkv, dv, H]: the V rows, as a view."""
-    per_head = to_float(kv_b)[0].reshape(n_head, dn + dv, rkv)
     k_type = kv_b.type_id if kv_b.type_id in PLAIN else Q8_0
-    k_b = store(per_head[:, :dn].transpose(0, 2, 1), k_type, "attn_k_b")
+    if is_planned(kv_b):
+        k_b = planned(k_type, "attn_k_b", dn, rkv, n_head)
+    else:
+        per_head = to_float(kv_b)[0].reshape(n_head, dn + dv, rkv)
+        k_b = store(per_head[:, :dn].transpose(0, 2, 1), k_type, "attn_k_b")
     row = kv_b.strides[1]
     strides = (kv_b.strides[0], row, (dn + dv) * row, (dn + dv) * n_head * row)
     v_b = Value(kv_b.buffer, kv_b.type_id, (rkv, dv, n_head, 1), strides, kv_b.offset + dn * row, name="attn_v_b")
@@ -50,8 +63,10 @@ def derive_k_b_v_b(kv_b: Value, rkv: int, dn: int, dv: int, n_head: int) -> tupl
 
 def derive_kv_b(k_b: Value, v_b: Value, rkv: int, dn: int, dv: int, n_head: int) -> Value:
     """attn_kv_b [rkv, H*(dn+dv)]: per head the transposed attn_k_b rows, then the attn_v_b rows."""
-    keys = to_float(k_b).transpose(0, 2, 1)
-    joined = np.concatenate([keys, to_float(v_b)], axis=1).reshape(n_head * (dn + dv), rkv)
     types = {k_b.type_id, v_b.type_id}
     type_id = types.pop() if types in ({BF16}, {F16}) else Q8_0
+    if is_planned(k_b, v_b):
+        return planned(type_id, "attn_kv_b", rkv, n_head * (dn + dv))
+    keys = to_float(k_b).transpose(0, 2, 1)
+    joined = np.concatenate([keys, to_float(v_b)], axis=1).reshape(n_head * (dn + dv), rkv)
     return store(joined, type_id, "attn_kv_b")

@@ -114,7 +114,7 @@ class Transformer(Decoder):
             sizes = {"q": n_q, "k": n_k, "v": n_v}
             q, k, v = (weights.take(f"{prefix}.attn_{name}.weight", (d, n)) for name, n in sizes.items())
             return q, k, v
-        fused = weights.take(f"{prefix}.attn_qkv.weight", (d, n_q + n_k + n_v))
+        fused = weights.take(f"{prefix}.attn_qkv.weight", (d, n_q + n_k + n_v), parts=(n_q, n_k, n_v))
         q, k, v = split_rows(fused, n_q, n_k, n_v)
         return q, k, v
 

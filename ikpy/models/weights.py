@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, overload
 
 import numpy as np
@@ -10,10 +12,14 @@ import numpy as np
 from ikpy._native import core
 from ikpy.errors import FileFormatError
 from ikpy.gguf.reader import GGUFFile, TensorInfo
-from ikpy.graph.ir import F32, Value, external
+from ikpy.graph.ir import F32, PLANNED_ADDRESS, Value, external
 from ikpy.quants import dequantize, registry
+from ikpy.threads import physical_cores
 
 Presence = Literal["none", "optional", "required"]
+# Looked up row by row: never repacked.
+EMBEDDINGS = ("token_embd.", "per_layer_token_embd.", "token_types.", "position_embd.")
+REPACK_STEP = 1 << 24
 
 
 def _full(shape: Sequence[int]) -> tuple[int, ...]:
@@ -36,12 +42,30 @@ def split_rows(fused: Value, *sizes: int, named: int = 0) -> list[Value]:
 
 
 class WeightSource:
-    """Tensors of a GGUF file as graph values over the mapped memory."""
+    """Tensors of a GGUF file as graph values over the mapped memory.
 
-    def __init__(self, gguf: GGUFFile, log: Callable[[str], None]) -> None:
+    header_only: no data is read; values have no memory and can only be measured. repack: which matrices, by name, of
+    types with a row-interleaved form are rearranged into memory of their own.
+    """
+
+    def __init__(
+        self,
+        gguf: GGUFFile,
+        log: Callable[[str], None],
+        *,
+        header_only: bool = False,
+        repack: Callable[[str], bool] | None = None,
+    ) -> None:
         self.gguf = gguf
         self.log = log
+        self.header_only = header_only
+        self.repack = repack
         self.used: set[str] = set()
+        self.values: dict[str, Value] = {}
+        self.repacked: dict[str, int] = {}
+        self.own_bytes: dict[str, int] = {}
+        self.replaced: set[str] = set()
+        """Tensors of the file that are not used where it is mapped: repacked, decoded or joined into own memory."""
 
     def has(self, name: str) -> bool:
         """Whether the file holds the tensor."""
@@ -50,12 +74,17 @@ class WeightSource:
     @overload
     def take(self, name: str, *shapes: Sequence[int]) -> Value: ...
     @overload
-    def take(self, name: str, *shapes: Sequence[int], required: Literal[True]) -> Value: ...
+    def take(self, name: str, *shapes: Sequence[int], required: Literal[True], parts: Sequence[int] = ()) -> Value: ...
     @overload
-    def take(self, name: str, *shapes: Sequence[int], required: bool) -> Value | None: ...
+    def take(self, name: str, *shapes: Sequence[int], parts: Sequence[int]) -> Value: ...
+    @overload
+    def take(self, name: str, *shapes: Sequence[int], required: bool, parts: Sequence[int] = ()) -> Value | None: ...
 
-    def take(self, name: str, *shapes: Sequence[int], required: bool = True) -> Value | None:
-        """The tensor with one of the given ggml-order shapes; None if it is optional and absent."""
+    def take(self, name: str, *shapes: Sequence[int], required: bool = True, parts: Sequence[int] = ()) -> Value | None:
+        """The tensor with one of the given ggml-order shapes; None if it is optional and absent.
+
+        parts: sizes of the row ranges that will be used as views; interleaved rows must not cross them.
+        """
         info = self.gguf.tensors.get(name)
         if info is None:
             if required:
@@ -68,7 +97,8 @@ class WeightSource:
                 f"{self.gguf.path}: tensor '{name}' has wrong shape; expected {expected}, got {found}"
             )
         self.used.add(name)
-        return self._value(info)
+        value = self.values[name] = self._value(info, parts)
+        return value
 
     def take_if(self, presence: Presence, name: str, *shapes: Sequence[int]) -> Value | None:
         """The tensor if the architecture has it: "none" does not look for it, "required" insists on it."""
@@ -76,9 +106,25 @@ class WeightSource:
             return None
         return self.take(name, *shapes, required=presence == "required")
 
+    def row(self, name: str, n: int, index: int) -> Value:
+        """Row ``index`` of a matrix [n, any] as f32 [n] in memory of its own."""
+        info = self.gguf.tensors.get(name)
+        if info is None:
+            raise FileFormatError(f"{self.gguf.path}: tensor '{name}' not found")
+        self.take(name, (n, _full(info.shape)[1]))
+        values = np.ascontiguousarray(dequantize(self.gguf.data(info), info.type_id, info.shape)[index], np.float32)
+        return external(values.ctypes.data, values, F32, (n,), name)
+
+    def array(self, name: str, *shape: int) -> np.ndarray | None:
+        """An optional tensor of this ggml-order shape decoded to float32, in numpy order; None if it is absent."""
+        if self.take(name, shape, required=False) is None:
+            return None
+        info = self.gguf.tensors[name]
+        return np.array(dequantize(self.gguf.data(info), info.type_id, info.shape), np.float32)
+
     def scalar(self, name: str, default: float) -> float:
         """The value of an optional f32 tensor of one element."""
-        if self.take(name, (1,), required=False) is None:
+        if self.take(name, (1,), required=False) is None or self.header_only:
             return default
         info = self.gguf.tensors[name]
         if info.type_id != F32:
@@ -93,17 +139,60 @@ class WeightSource:
         """Counts all tensors of a layer as used (multi-token prediction heads)."""
         self.used.update(n for n in self.gguf.tensors if n.startswith(f"blk.{il}."))
 
-    def _value(self, info: TensorInfo) -> Value:
+    def _value(self, info: TensorInfo, parts: Sequence[int]) -> Value:
         if not core.has_decoder(info.type_id):
             return self._decoded(info)
-        return external(self.gguf.address(info), self.gguf, info.type_id, info.shape, info.name)
+        target = self._interleaved_type(info, parts) if self.repack and self.repack(info.name) else None
+        if target is not None:
+            return self._repacked(info, target)
+        if self.header_only:
+            return external(PLANNED_ADDRESS, None, info.type_id, info.shape, info.name, "weight")
+        return external(self.gguf.address(info), self.gguf, info.type_id, info.shape, info.name, "weight")
+
+    def _interleaved_type(self, info: TensorInfo, parts: Sequence[int]) -> registry.TensorType | None:
+        """The row-interleaved type that a matrix can be rearranged into without loss."""
+        name = registry.repack_target(registry.by_id(info.type_id).name)
+        # F16 would lose precision as BF16_R16, and needs no rearrangement: its rows are read as they are.
+        if not name or name == "bf16_r16" or len(info.shape) < 2 or info.name.startswith(EMBEDDINGS):
+            return None
+        target = registry.by_name(name)
+        fits = all(rows % target.interleave == 0 for rows in (info.shape[1], *parts))
+        return target if fits and core.has_decoder(target.id) else None
+
+    def _repacked(self, info: TensorInfo, target: registry.TensorType) -> Value:
+        nbytes = target.tensor_nbytes(info.shape)
+        self.repacked[info.name] = self.own_bytes[info.name] = nbytes
+        self.replaced.add(info.name)
+        if self.header_only:
+            return external(PLANNED_ADDRESS, None, target.id, info.shape, info.name, "weight")
+        data = repack_parallel(self.gguf.data(info), info.type_id, target, info.shape)
+        return external(data.ctypes.data, data, target.id, info.shape, info.name, "weight")
 
     def _decoded(self, info: TensorInfo) -> Value:
         """A tensor whose type has no row layout (I2_S), decoded once to F32 in memory of its own."""
+        self.own_bytes[info.name] = 4 * info.element_count
+        self.replaced.add(info.name)
+        if self.header_only:
+            return external(PLANNED_ADDRESS, None, F32, info.shape, info.name, "weight")
         values = dequantize(self.gguf.data(info), info.type_id, info.shape)
         name = registry.by_id(info.type_id).name
         self.log(f"llm_load_tensors: note: tensor {info.name} of type {name} is decoded to f32 in memory")
-        return external(values.ctypes.data, values, F32, info.shape, info.name)
+        return external(values.ctypes.data, values, F32, info.shape, info.name, "weight")
+
+    def join(self, parts: Sequence[Value], shape: Sequence[int], name: str) -> Value:
+        """Tensors of one type joined along a new last axis, in memory of their own."""
+        for part in parts:
+            self.own_bytes.pop(part.name, None)
+            self.replaced.add(part.name)
+        self.own_bytes[name] = sum(part.buffer.nbytes for part in parts)
+        if self.header_only:
+            return external(PLANNED_ADDRESS, None, parts[0].type_id, shape, name, "weight")
+        data = np.concatenate([self._bytes(part) for part in parts])
+        return external(data.ctypes.data, data, parts[0].type_id, shape, name, "weight")
+
+    def _bytes(self, value: Value) -> np.ndarray:
+        owner = value.buffer.owner
+        return owner if isinstance(owner, np.ndarray) else self.gguf.data(self.gguf.tensors[value.name])
 
     def check_all_used(self) -> None:
         """Extra tensors mean that the file is not what the architecture says: an error."""
@@ -114,3 +203,24 @@ class WeightSource:
                 f"{self.gguf.path}: wrong number of tensors; expected {len(self.used)}, "
                 f"got {len(self.gguf.tensors)} (not used: {shown})"
             )
+
+
+def repack_parallel(data: np.ndarray, type_id: int, target: registry.TensorType, shape: Sequence[int]) -> np.ndarray:
+    """Bytes uint8 of a tensor rearranged into its row-interleaved type, by all physical cores, 64-byte aligned."""
+    nbytes = target.tensor_nbytes(shape)
+    memory = np.empty(nbytes + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    out = memory[start : start + nbytes]
+    n_rows = math.prod(shape[1:])
+    row_in, row_out = registry.by_id(type_id).row_nbytes(shape[0]), target.row_nbytes(shape[0])
+    step = max(1, REPACK_STEP // (row_in * target.interleave)) * target.interleave
+
+    def convert(first: int) -> None:
+        last = min(first + step, n_rows)
+        rows = data[first * row_in : last * row_in]
+        out[first * row_out : last * row_out] = core.repack(rows, type_id, target.id, shape[0], last - first)
+
+    with ThreadPoolExecutor(physical_cores()) as pool:
+        for _ in pool.map(convert, range(0, n_rows, step)):
+            pass
+    return out

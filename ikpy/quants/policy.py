@@ -7,8 +7,9 @@ far. The tables A-I below carry the letters of the description.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from ikpy.errors import UnsupportedError
@@ -276,10 +277,12 @@ class TypeOptions:
 @dataclass
 class Choice:
     """The type of one tensor. ``custom`` is the rule's type if one matched; ``fallback_from`` the type whose
-    block did not fit the row; ``embedding_from`` the interleaved type an embedding cannot have."""
+    block did not fit the row; ``embedding_from`` the interleaved type an embedding cannot have; ``forced`` the type an
+    option for this very tensor asked for."""
 
     type: str
     custom: str = ""
+    forced: str = ""
     fallback_from: str = ""
     embedding_from: str = ""
 
@@ -309,7 +312,11 @@ def needs_imatrix(name: str, type_name: str, ftype: str) -> bool:
 
 
 class TypePolicy:
-    """Decides types tensor by tensor; ``custom_rule`` maps a name to a type or "" (see ``ikpy.quants.recipe``)."""
+    """Decides types tensor by tensor.
+
+    ``custom_rule`` maps a name to a type or "" (see ``ikpy.quants.recipe``); ``assigned`` holds types by tensor name
+    that replace the mixture of the file type.
+    """
 
     def __init__(
         self,
@@ -319,7 +326,8 @@ class TypePolicy:
         has_imatrix: bool = False,
         options: TypeOptions = TypeOptions(),
         pure: bool = False,
-        custom_rule: Any = lambda name: "",
+        custom_rule: Callable[[str], str] = lambda name: "",
+        assigned: Mapping[str, str] = MappingProxyType({}),
     ):
         # Q3_K, Q4_K and Q5_K are other names of the medium mixes.
         self.ftype = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}.get(ftype.name, ftype.name)
@@ -329,13 +337,14 @@ class TypePolicy:
         self.options = options
         self.pure = pure
         self.custom_rule = custom_rule
+        self.assigned = assigned
         self._counters = _Counters()
 
     def choose(self, name: str, shape: Sequence[int]) -> Choice:
         """Type of the next tensor (shape ne0 first); UnsupportedError if its row length fits no type."""
         choice = Choice(self.default)
         if not self.pure and self.default not in _FLOAT_TYPES:
-            choice.type = self._mixed_type(name, shape)
+            choice.type = self.assigned.get(name) or self._mixed_type(name, shape)
             choice.custom = self.custom_rule(name)
             choice.type = choice.custom or choice.type
         self._fit_row(choice, name, shape)
@@ -343,7 +352,7 @@ class TypePolicy:
             self._plain_embedding(choice)
         forced = self._forced_type(name)
         if forced:
-            choice.type = forced
+            choice.type = choice.forced = forced
             choice.fallback_from = ""
             self._fit_row(choice, name, shape)
         row = registry.by_name(choice.type)

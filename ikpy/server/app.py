@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -17,11 +16,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ikpy.errors import IkpyError
 from ikpy.server import (
+    routes_adapters,
     routes_anthropic,
     routes_embeddings,
     routes_more,
     routes_native,
+    routes_ollama,
     routes_openai,
+    routes_rerank,
     routes_responses,
     routes_slots,
     routes_status,
@@ -29,12 +31,20 @@ from ikpy.server import (
 from ikpy.server.errors import ApiError, error_body
 from ikpy.server.front import ClientGoneError, Front
 from ikpy.server.http import json_response
+from ikpy.server.keys import KeyRing
+from ikpy.server.openapi import document
 
 if TYPE_CHECKING:
     from ikpy.server.log import ServerLog
 
 Handler = Callable[[Request], Awaitable[Response]]
-OPEN_PATHS = frozenset({"/", "/health", "/v1/health", "/models", "/v1/models", "/api/tags", "/api/version"})
+PAGE_FILES = {
+    "/": ("index.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+    "/markdown.js": ("markdown.js", "text/javascript"),
+}
+OPEN_PATHS = frozenset({*PAGE_FILES, "/health", "/v1/health", "/models", "/v1/models", "/api/tags", "/api/version"})
 """Paths that need no API key."""
 
 CLIENT_GONE = 499
@@ -51,6 +61,7 @@ def routes() -> list[Route]:
         ("GET", routes_status.slots_list, "/slots/list"),
         ("GET", routes_status.metrics, "/metrics"),
         ("GET", routes_status.version, "/version"),
+        ("GET", openapi, "/openapi.json"),
         ("POST", routes_native.completion, "/completion /completions"),
         ("POST", routes_openai.completions, "/v1/completions"),
         ("POST", routes_openai.chat_completions, "/v1/chat/completions /chat/completions"),
@@ -65,11 +76,21 @@ def routes() -> list[Route]:
         ("GET", routes_slots.list_files, "/list"),
         ("POST", routes_slots.rename_prompt, "/rename_prompt"),
         ("POST", routes_slots.delete_prompt, "/delete_prompt"),
-        ("GET", routes_more.lora_list, "/lora-adapters"),
-        ("POST", routes_more.lora_apply, "/lora-adapters"),
-        ("GET", routes_more.control_vectors, "/control-vectors"),
-        ("GET", routes_more.ollama_tags, "/api/tags"),
-        ("GET", routes_more.ollama_version, "/api/version"),
+        ("GET", routes_adapters.lora_list, "/lora-adapters"),
+        ("POST", routes_adapters.lora_apply, "/lora-adapters"),
+        ("GET", routes_adapters.control_vectors, "/control-vectors"),
+        ("POST", routes_adapters.control_vector_load, "/control-vectors/load"),
+        ("POST", routes_adapters.control_vector_unload, "/control-vectors/unload"),
+        ("POST", routes_adapters.control_vector_apply, "/control-vectors/apply"),
+        ("POST", routes_rerank.rerank, "/rerank /reranking /v1/rerank /v1/reranking"),
+        ("POST", routes_ollama.chat, "/api/chat"),
+        ("POST", routes_ollama.generate, "/api/generate"),
+        ("POST", routes_ollama.embed_texts, "/api/embed"),
+        ("POST", routes_ollama.embed_prompt, "/api/embeddings"),
+        ("POST", routes_ollama.show, "/api/show"),
+        ("GET", routes_ollama.tags, "/api/tags"),
+        ("GET", routes_ollama.running, "/api/ps"),
+        ("GET", routes_ollama.version, "/api/version"),
         ("POST", routes_native.tokenize, "/tokenize"),
         ("POST", routes_native.detokenize, "/detokenize"),
     ]
@@ -77,42 +98,62 @@ def routes() -> list[Route]:
     return [Route(path, handler, methods=[method]) for method, handler, paths in table for path in paths.split()]
 
 
+async def openapi(request: Request) -> Response:
+    """GET /openapi.json: the routes and the fields of their requests."""
+    return json_response(document(routes()))
+
+
 def make_app(front: Front, log: ServerLog) -> ASGIApp:
     """The ASGI application of a server."""
-    handlers = {
+    app = Starlette(routes=[*routes(), *page_routes(front)], exception_handlers=error_handlers())
+    app.state.front = front
+    app.state.log = log
+    if front.settings.static_path:
+        app.mount("/", StaticFiles(directory=front.settings.static_path, html=True))
+    return Gate(app, front.keys, log)
+
+
+def page_routes(front: Front) -> list[Route]:
+    """The built-in page, unless it is off or replaced by a directory."""
+    return [] if not front.settings.webui or front.settings.static_path else page_files()
+
+
+def page_files() -> list[Route]:
+    """The built-in page and the files it needs. Nothing on it comes from elsewhere, whatever a model writes."""
+    headers = {
+        "Cross-Origin-Embedder-Policy": "require-corp",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Content-Security-Policy": "default-src 'self'; img-src 'self' data:",
+        "Cache-Control": "no-cache",
+    }
+
+    def route(path: str, file: Path, kind: str) -> Route:
+        async def answer(request: Request) -> Response:
+            return FileResponse(file, media_type=kind, headers=headers)
+
+        return Route(path, answer)
+
+    folder = Path(__file__).parent / "web"
+    return [route(path, folder / name, f"{kind}; charset=utf-8") for path, (name, kind) in PAGE_FILES.items()]
+
+
+def error_handlers() -> Any:
+    """What answers errors."""
+    return {
         ApiError: _api_error,
         HTTPException: _http_error,
         IkpyError: _user_error,
         ClientGoneError: _client_gone,
         Exception: _internal_error,
     }
-    app = Starlette(routes=[*routes(), *page_routes(front)], exception_handlers=handlers)  # type: ignore[arg-type]
-    app.state.front = front
-    app.state.log = log
-    if front.settings.static_path:
-        app.mount("/", StaticFiles(directory=front.settings.static_path, html=True))
-    return Gate(app, front.settings.api_keys, log)
-
-
-def page_routes(front: Front) -> list[Route]:
-    """The built-in page, unless it is off or replaced by a directory."""
-    if not front.settings.webui or front.settings.static_path:
-        return []
-    page = Path(__file__).parent / "web" / "index.html"
-
-    async def index(request: Request) -> Response:
-        headers = {"Cross-Origin-Embedder-Policy": "require-corp", "Cross-Origin-Opener-Policy": "same-origin"}
-        return FileResponse(page, media_type="text/html; charset=utf-8", headers=headers)
-
-    return [Route("/", index)]
 
 
 class Gate:
     """In front of the application: API keys, CORS headers, preflight requests, request log."""
 
-    def __init__(self, app: ASGIApp, keys: tuple[str, ...], log: ServerLog) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyRing, log: ServerLog) -> None:
         self.app = app
-        self.keys = [key.encode() for key in keys]
+        self.keys = keys
         self.log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -121,6 +162,7 @@ class Gate:
             await self.app(scope, receive, send)
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        key = self.keys.name_of(headers) if self.keys else None
         status = 0
 
         async def send_marked(message: Message) -> None:
@@ -133,29 +175,22 @@ class Gate:
         try:
             if scope["method"] == "OPTIONS":
                 await _preflight()(scope, receive, send_marked)
-            elif self._allowed(scope["path"], headers):
+            elif not self.keys or key is not None or scope["path"] in OPEN_PATHS:
                 await self.app(scope, receive, send_marked)
             else:
                 body = {"error": {"message": "Invalid API Key", "type": "authentication_error", "code": 401}}
                 await json_response(body, 401)(scope, receive, send_marked)
         finally:
-            self._log(scope, status)
+            self._log(scope, status, key)
 
-    def _allowed(self, path: str, headers: dict[str, str]) -> bool:
-        if not self.keys or path in OPEN_PATHS:
-            return True
-        bearer = headers.get("authorization", "")
-        given = bearer.removeprefix("Bearer ") if bearer.startswith("Bearer ") else headers.get("x-api-key", "")
-        # Every key is compared, so that the time does not tell which one was close.
-        return any([secrets.compare_digest(given.encode(), key) for key in self.keys])
-
-    def _log(self, scope: Scope, status: int) -> None:
+    def _log(self, scope: Scope, status: int, key: str | None) -> None:
         if scope["path"] in ("/v1/health", "/v1/completions"):
             return
         host, port = scope.get("client") or ("", 0)
+        named = {} if key is None else {"key": key}
         self.log.event(
             "log_server_request", "request", remote_addr=host, remote_port=port, status=status,
-            method=scope["method"], path=scope["path"],
+            method=scope["method"], path=scope["path"], **named,
         )  # fmt: skip
 
 

@@ -13,10 +13,13 @@ from ikpy.server.settings import ServerSettings
 from ikpy.vocab.templates import ChatTemplate
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from starlette.types import ASGIApp
 
     from ikpy.engine.context import Context
     from ikpy.engine.model import Model
+    from ikpy.engine.speculative import Speculation
     from ikpy.vocab import Vocab
 
 
@@ -30,12 +33,21 @@ class Server:
 
 
 def build_server(
-    settings: ServerSettings, model: Model, vocab: Vocab, context: Context, log: ServerLog | None = None
+    settings: ServerSettings,
+    model: Model,
+    vocab: Vocab,
+    context: Context,
+    log: ServerLog | None = None,
+    speculation: Speculation | None = None,
+    directions: NDArray[np.float32] | None = None,
 ) -> Server:
-    """Server over a context whose n_seq_max is at least ``settings.n_slots``; the engine thread is not started."""
+    """Server over a context whose n_seq_max is at least ``settings.n_slots``; the engine thread is not started.
+
+    ``directions``: control vectors float32 [n_layer, n_embd] that the context already adds.
+    """
     log = log or ServerLog()
     template = chat_template(settings, model, vocab)
-    engine = Engine(context, vocab, settings, log)
+    engine = Engine(context, vocab, settings, log, speculation, directions)
     front = Front(engine, model, vocab, settings, template)
     return Server(make_app(front, log), engine, front)
 

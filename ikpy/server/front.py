@@ -16,8 +16,9 @@ from ikpy.engine.gbnf import GrammarError
 from ikpy.errors import IkpyError
 from ikpy.server.errors import ApiError, bad_request
 from ikpy.server.http import disconnected
+from ikpy.server.keys import KeyRing
 from ikpy.server.params import GenerationParams, default_params, describe
-from ikpy.server.tasks import CompletionTask, Embedded, Event, Failed, Finished, Task
+from ikpy.server.tasks import CompletionTask, Embedded, Event, Failed, Finished, Task, next_request
 from ikpy.tools.sampler_setup import make_sampler
 
 if TYPE_CHECKING:
@@ -57,6 +58,9 @@ class Generation:
     def submit(self, tasks: Sequence[Task]) -> None:
         """Queues the tasks. Raises ApiError 503."""
         self.tasks = list(tasks)
+        number = next_request()
+        for task in self.tasks:
+            task.request = number
         self._engine.submit(*tasks)
 
     def cancel(self) -> None:
@@ -123,6 +127,7 @@ class Front:
         self.vocab = vocab
         self.settings = settings
         self.template = template
+        self.keys = KeyRing(settings.api_keys)
         self.started = int(time.time())
 
     @property
@@ -157,7 +162,7 @@ class Front:
     def sampler(self, params: GenerationParams) -> Sampler:
         """Sampler of one answer. Raises ApiError 400 for a grammar that cannot be used."""
         try:
-            return make_sampler(params.sampling, self.vocab, self.model.hparams.n_vocab, self.n_ctx)
+            return make_sampler(params.sampling, self.vocab, self.model.hparams.n_vocab, self.n_ctx, params.trigger)
         except GrammarError as error:
             raise bad_request(str(error)) from None
         except IkpyError as error:
@@ -165,6 +170,8 @@ class Front:
 
     async def start(self, prompts: Sequence[Prompt], params: GenerationParams) -> Generation:
         """Queues ``params.n`` answers for every prompt. Raises ApiError."""
+        if self.model.arch.is_encoder:
+            raise ApiError(501, "This model embeds texts and writes none: use /v1/embeddings")
         generation = Generation(self.engine)
         generation.submit(await asyncio.to_thread(self._tasks, prompts, params, generation))
         return generation

@@ -45,14 +45,18 @@ DONE = "data: [DONE]\n\n"
 
 async def read_body(request: Request, settings: ServerSettings) -> dict[str, Any]:
     """The JSON object of a request. Raises ApiError 400, 408 or 413."""
-    try:
-        data = await asyncio.wait_for(_read(request, settings.max_body), settings.timeout)
-    except asyncio.TimeoutError:
-        raise ApiError(408, f"the request body did not arrive within {settings.timeout:g} seconds") from None
-    value = parse_json(data)
+    value = parse_json(await read_bytes(request, settings))
     if not isinstance(value, dict):
         raise bad_request(f"the request body must be a JSON object, not {_kind(value)}")
     return value
+
+
+async def read_bytes(request: Request, settings: ServerSettings) -> bytes:
+    """The body of a request. Raises ApiError 408 or 413."""
+    try:
+        return await asyncio.wait_for(_read(request, settings.max_body), settings.timeout)
+    except asyncio.TimeoutError:
+        raise ApiError(408, f"the request body did not arrive within {settings.timeout:g} seconds") from None
 
 
 async def _read(request: Request, limit: int) -> bytes:
@@ -99,10 +103,15 @@ class EventStream(Response):
     seconds a client may leave a piece unread.
     """
 
-    def __init__(self, pieces: AsyncIterator[str], close: Callable[[], None], timeout: float = 600.0) -> None:
-        super().__init__(
-            media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        )
+    def __init__(
+        self,
+        pieces: AsyncIterator[str],
+        close: Callable[[], None],
+        timeout: float = 600.0,
+        *,
+        media_type: str = "text/event-stream",
+    ) -> None:
+        super().__init__(media_type=media_type, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._pieces = pieces
         self._close = close

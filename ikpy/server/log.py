@@ -45,6 +45,10 @@ class ServerLog:
             f"      total time = {total:10.2f} ms / {t.prompt_n + t.predicted_n:5d} tokens",
         )
 
+    def forward(self, line: str, *, error: bool) -> None:
+        """A line of another process, as it is."""
+        self._print(self._err if error else self._out, line)
+
     def _write(self, level: str, function: str, message: str, fields: dict[str, Any]) -> None:
         if self._out is None:
             return

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
+
+import numpy as np
 
 HELP = {
     "prompt_tokens_total": ("counter", "Number of prompt tokens processed."),
@@ -16,6 +19,10 @@ HELP = {
     "requests_processing": ("gauge", "Number of request processing."),
     "requests_deferred": ("gauge", "Number of request deferred."),
 }
+
+
+RECENT_DELAYS = 4096
+QUANTILES = (0.5, 0.99, 1.0)
 
 
 @dataclass
@@ -39,12 +46,22 @@ class Totals:
 
 @dataclass
 class Metrics:
-    """Totals since the start and at the last scrape."""
+    """Totals since the start and at the last scrape; seconds between the last tokens of all answers."""
 
     totals: Totals = field(default_factory=Totals)
+    delays: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_DELAYS))
     _scraped: Totals = field(default_factory=Totals)
 
-    def text(self, *, used_cells: int, n_ctx: int, processing: int, deferred: int) -> str:
+    def text(
+        self,
+        *,
+        used_cells: int,
+        n_ctx: int,
+        processing: int,
+        deferred: int,
+        cached_bytes: int = 0,
+        cache_hits: int = 0,
+    ) -> str:
         """Prometheus text; the throughput gauges cover the time since the last call."""
         t = self.totals
         recent = t.minus(self._scraped)
@@ -65,4 +82,29 @@ class Metrics:
         for name, (kind, text) in HELP.items():
             full = f"llamacpp:{name}"
             lines += [f"# HELP {full} {text}", f"# TYPE {full} {kind}", f"{full} {values[name]:.10g}"]
-        return "\n".join(lines) + "\n"
+        return "\n".join([*lines, *self._delay_lines(), *self._cache_lines(cached_bytes, cache_hits)]) + "\n"
+
+    def _delay_lines(self) -> list[str]:
+        """Quantiles of the time between two tokens of an answer."""
+        if not self.delays:
+            return []
+        name = "ikpy:inter_token_delay_seconds"
+        found = np.quantile(np.array(self.delays), QUANTILES)
+        values = [f'{name}{{quantile="{q:g}"}} {value:.6g}' for q, value in zip(QUANTILES, found, strict=True)]
+        return [
+            f"# HELP {name} Time between two tokens of an answer.",
+            f"# TYPE {name} summary",
+            *values,
+        ]
+
+    @staticmethod
+    def _cache_lines(nbytes: int, hits: int) -> list[str]:
+        """Size and use of the prompt cache in host memory."""
+        return [
+            "# HELP ikpy:prompt_cache_bytes Saved texts in host memory.",
+            "# TYPE ikpy:prompt_cache_bytes gauge",
+            f"ikpy:prompt_cache_bytes {nbytes}",
+            "# HELP ikpy:prompt_cache_hits_total Requests that used a saved text.",
+            "# TYPE ikpy:prompt_cache_hits_total counter",
+            f"ikpy:prompt_cache_hits_total {hits}",
+        ]

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ikpy.engine.grammar import LARK_MARK, NO_FORCING
 from ikpy.engine.sampling import RANDOM_SEED, SamplingParams, sampler_sequence, sampler_sequence_from_letters
 from ikpy.errors import UsageError
 from ikpy.server.errors import bad_request
 
 if TYPE_CHECKING:
+    from ikpy.engine.lazy_grammar import Trigger
     from ikpy.server.settings import ServerSettings
     from ikpy.vocab import Vocab
 
@@ -39,7 +41,9 @@ class GenerationParams:
 
     ``n_predict`` is the request's token limit (-1: not given), ``limit`` the one that holds (-1: none), ``n_probs`` the
     number of reported probabilities per token, ``t_max_predict_ms`` a limit in milliseconds (0: none), ``n`` the number
-    of answers per prompt, ``preserved_tokens`` are control tokens whose text is given out.
+    of answers per prompt, ``preserved_tokens`` are control tokens whose text is given out, ``trigger`` says when the
+    grammar begins to hold (None: at once), ``draft_n_max`` and ``draft_n_min`` bound drafts within the server's own
+    limits, ``lora`` are scales of adapters by id (None: the server's).
     """
 
     sampling: SamplingParams
@@ -61,6 +65,10 @@ class GenerationParams:
     chat_format: str = "Content-only"
     reasoning_format: str = "deepseek"
     preserved_tokens: frozenset[int] = frozenset()
+    draft_n_max: int | None = None
+    draft_n_min: int | None = None
+    lora: dict[int, float] | None = None
+    trigger: Trigger | None = None
 
 
 def number(body: Body, key: str, default: float) -> float:
@@ -128,7 +136,24 @@ def read_generation(body: Body, settings: ServerSettings, vocab: Vocab, n_slots:
         response_fields=strings(body.get("response_fields")) or (),
         default_samplers=settings.default_samplers and samplers is None,
         reasoning_format=settings.reasoning_format,
+        draft_n_max=draft_limit(body, "speculative.n_max"),
+        draft_n_min=draft_limit(body, "speculative.n_min"),
+        lora=read_scales(body.get("lora")),
     )
+
+
+def read_scales(value: Any) -> dict[int, float] | None:
+    """Scales by id of `[{"id": 0, "scale": 0.5}, ...]`; None for anything but a list. What has no id is left out."""
+    if not isinstance(value, list):
+        return None
+    items = [item for item in value if isinstance(item, dict) and isinstance(item.get("id"), int)]
+    return {item["id"]: bounded(number(item, "scale", 0.0)) for item in items}
+
+
+def draft_limit(body: Body, key: str) -> int | None:
+    """A number of drafted tokens; None if it is not given."""
+    value = integer(body, key, -1)
+    return None if value < 0 else value
 
 
 def read_samplers(value: Any) -> tuple[str, ...] | None:
@@ -168,10 +193,18 @@ def read_sampling(
 
 
 def read_grammar(body: Body, base: SamplingParams) -> dict[str, Any]:
-    """Fields ``grammar`` and ``json_schema``; giving both is an error."""
-    grammar, schema = body.get("grammar"), body.get("json_schema")
+    """Fields ``grammar`` (GBNF, or Lark behind ``%llguidance``), ``lark``, ``regex`` and ``json_schema``; giving more
+    than one is an error."""
+    grammar, schema, lark = body.get("grammar"), body.get("json_schema"), body.get("lark")
     if grammar and schema is not None:
         raise bad_request('Either "json_schema" or "grammar" can be specified, but not both')
+    given = [name for name in ("grammar", "json_schema", "lark", "regex") if body.get(name)]
+    if len(given) > 1:
+        raise bad_request(f"{' and '.join(given)} exclude each other")
+    if isinstance(lark, str) and lark:
+        grammar = lark if lark.lstrip().startswith(LARK_MARK) else f"{NO_FORCING}\n{lark}"
+    if isinstance(body.get("regex"), str) and body["regex"]:
+        return {"regex": body["regex"], "grammar": "", "json_schema": None}
     if schema is not None:
         return {"json_schema": schema if isinstance(schema, str) else json.dumps(schema), "grammar": ""}
     if isinstance(grammar, str):
@@ -264,7 +297,7 @@ def describe(
         "n_probs": params.n_probs,
         "min_keep": s.min_keep,
         "grammar": grammar_text(s),
-        "grammar_triggers": [],
+        "grammar_triggers": [] if params.trigger is None else [{"type": "word", "value": params.trigger.marker}],
         "preserved_tokens": sorted(params.preserved_tokens),
         "chat_format": params.chat_format,
         "reasoning_format": params.reasoning_format,
@@ -274,7 +307,9 @@ def describe(
 
 
 def grammar_text(sampling: SamplingParams) -> str:
-    """The grammar in use as GBNF."""
+    """The grammar in use as GBNF, Lark or a regular expression."""
+    if sampling.regex is not None:
+        return f"/{sampling.regex}/"
     if sampling.json_schema is None:
         return sampling.grammar
     from ikpy.engine.json_schema import schema_to_gbnf

@@ -10,7 +10,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ikpy.server.chat.output import ChatMessage, Delta, OutputReader
+from ikpy.server.chat.deltas import Delta
+from ikpy.server.chat.output import ChatMessage
 from ikpy.server.chat.request import NO_MEDIA, ChatRequest, read_chat
 from ikpy.server.errors import bad_request, error_body
 from ikpy.server.front import Front, Generation, random_id
@@ -143,7 +144,7 @@ class MessageStream:
 
     def __init__(self, front: Front, chat: ChatRequest) -> None:
         self._front = front
-        self._reader = OutputReader(chat.output)
+        self._reader = chat.output.reader()
         self._blocks: list[str] = []
         self._indices: dict[tuple[str, int], int] = {}
         self._started = False
@@ -230,7 +231,7 @@ async def messages(request: Request) -> Response:
         await generation.first()
         return EventStream(MessageStream(front, chat).events(generation), generation.cancel, front.settings.timeout)
     event = (await generation.results(request))[0]
-    reader, message = OutputReader(chat.output), ChatMessage()
+    reader, message = chat.output.reader(), ChatMessage()
     for delta in [*reader.feed(event.text), *reader.finish()]:
         message.add(delta)
     return json_response(

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ikpy.engine.pooling import pool
 from ikpy.server.errors import ApiError, bad_request
 from ikpy.server.front import Front, Generation
 from ikpy.server.http import json_response, read_body
@@ -27,12 +28,11 @@ L2 = 2
 
 async def embedding(request: Request) -> Response:
     """POST /embedding and /embeddings."""
-    front, body = await _read(request)
-    found, normalize = await _embed(request, front, body), integer(body, "embd_normalize", L2)
-    pooling = front.settings.pooling
+    front, body = await need_embeddings(request)
+    found, normalize = await embed(request, front, texts_of(body)), integer(body, "embd_normalize", L2)
     return json_response(
         [
-            {"index": event.index, "embedding": pooled(event.states, pooling, normalize).astype(float).tolist()}
+            {"index": event.index, "embedding": pooled(front, event.states, normalize).astype(float).tolist()}
             for event in found
         ]
     )
@@ -40,16 +40,15 @@ async def embedding(request: Request) -> Response:
 
 async def v1_embeddings(request: Request) -> Response:
     """POST /v1/embeddings."""
-    front, body = await _read(request)
-    pooling = front.settings.pooling
-    if pooling == "none":
+    front, body = await need_embeddings(request)
+    if front.settings.pooling == "none":
         raise bad_request(NOT_OPENAI)
     encoding = body.get("encoding_format", "float")
     if encoding not in ("float", "base64"):
         raise bad_request("The format to return the embeddings in. Can be either float or base64")
-    found = await _embed(request, front, body)
+    found = await embed(request, front, texts_of(body))
     normalize = integer(body, "embd_normalize", L2)
-    vectors = [pooled(event.states, pooling, normalize)[0] for event in found]
+    vectors = [pooled(front, event.states, normalize)[0] for event in found]
     n_tokens = sum(event.n_tokens for event in found)
     model = body.get("model")
     data = [
@@ -74,18 +73,24 @@ def encoded(vector: NDArray[np.float32], encoding: str) -> Any:
     return vector.astype(float).tolist()
 
 
-async def _read(request: Request) -> tuple[Front, dict[str, Any]]:
+async def need_embeddings(request: Request) -> tuple[Front, dict[str, Any]]:
+    """Front and body of a request for embeddings. Raises ApiError 501 when they are off."""
     front = front_of(request)
     if not front.settings.embeddings:
         raise ApiError(501, "This server does not support embeddings. Start it with `--embeddings`")
     return front, await read_body(request, front.settings)
 
 
-async def _embed(request: Request, front: Front, body: dict[str, Any]) -> list[Embedded]:
-    """Hidden states of every text of the request."""
+def texts_of(body: dict[str, Any]) -> Any:
+    """Field ``input`` or ``content``."""
     value = body["input"] if "input" in body else body.get("content")
     if value is None:
         raise bad_request('"input" or "content" must be provided')
+    return value
+
+
+async def embed(request: Request, front: Front, value: Any) -> list[Embedded]:
+    """Hidden states of every text (a string, token ids, or a list of them)."""
     prompts = await asyncio.to_thread(read_prompts, value, front.vocab)
     longest = max(len(prompt.tokens) for prompt in prompts)
     if longest > front.engine.context.n_ubatch or longest > front.engine.n_ctx_slot:
@@ -95,12 +100,16 @@ async def _embed(request: Request, front: Front, body: dict[str, Any]) -> list[E
     return await generation.results(request)
 
 
-def pooled(states: Vectors, pooling: str, normalize: int) -> Vectors:
-    """Vectors [1, n_embd] of a text from hidden states [n_tokens, n_embd]; without pooling all of them as they are."""
+def pooled(front: Front, states: Vectors, normalize: int) -> Vectors:
+    """Vectors [1, n_embd] of a text from hidden states [n_tokens, n_embd]; without pooling all of them as they are.
+
+    Scores of a classification head [1, n_classes] are not normalized.
+    """
+    pooling = front.settings.pooling
+    vector = pool(states, pooling, front.model.arch.classifier)
     if pooling == "none":
-        return states
-    chosen = {"mean": states.mean(axis=0), "cls": states[0], "last": states[-1]}[pooling]
-    return normalized(chosen.astype(np.float32), normalize)[None]
+        return vector
+    return (vector if pooling == "rank" else normalized(vector, normalize))[None]
 
 
 def normalized(vector: Vectors, kind: int) -> Vectors:
@@ -109,5 +118,9 @@ def normalized(vector: Vectors, kind: int) -> Vectors:
         return vector
     x = vector.astype(np.float64)
     size = np.abs(x)
-    norm = float(size.max()) / 32760.0 if kind == 0 else float((size**kind).sum() ** (1.0 / kind))
-    return (x / norm if norm > 0 else np.zeros_like(x)).astype(np.float32)
+    largest = float(size.max())
+    if largest == 0:
+        return np.zeros_like(vector)
+    # Relative to the largest value, so that no power overflows.
+    norm = largest / 32760.0 if kind == 0 else largest * float(((size / largest) ** kind).sum() ** (1.0 / kind))
+    return (x / norm).astype(np.float32)

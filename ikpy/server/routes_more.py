@@ -1,9 +1,8 @@
-"""Infill, adapters, probes of Ollama clients, and routes that are not supported."""
+"""Infill, and routes that are not supported."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,17 +11,13 @@ from starlette.responses import Response
 
 from ikpy.server.errors import ApiError, bad_request
 from ikpy.server.front import Front
-from ikpy.server.http import EventStream, json_response, parse_json, read_body
+from ikpy.server.http import EventStream, json_response, read_body
 from ikpy.server.params import read_generation
 from ikpy.server.prompts import Prompt
 from ikpy.server.routes_native import final_object, stream
 from ikpy.server.routes_status import front_of
 
 UNSUPPORTED = {
-    "/rerank /reranking /v1/rerank /v1/reranking": "reranking",
-    "/api/chat": "the Ollama chat API; use /v1/chat/completions",
-    "/api/generate": "the Ollama generate API; use /completion",
-    "/control-vectors/load /control-vectors/unload /control-vectors/apply": "control vectors",
     "/load /save /rename /all /delete": "stored chat histories",
 }
 """POST routes that exist elsewhere, and what is missing here."""
@@ -76,41 +71,3 @@ def extra_files(body: dict[str, Any]) -> list[tuple[str, str]]:
     if not isinstance(extra, list) or not all(isinstance(item, dict) for item in extra):
         raise bad_request('"input_extra" must be an array of objects with filename and text')
     return [(str(item.get("filename", "tmp")), str(item.get("text", ""))) for item in extra]
-
-
-async def lora_list(request: Request) -> Response:
-    """GET /lora-adapters: none can be loaded."""
-    return json_response([])
-
-
-async def lora_apply(request: Request) -> Response:
-    """POST /lora-adapters."""
-    wanted = parse_json(await request.body())
-    if not isinstance(wanted, list):
-        raise bad_request("expected an array of adapters")
-    if wanted:
-        raise bad_request("invalid adapter id")
-    return json_response({"success": True})
-
-
-async def control_vectors(request: Request) -> Response:
-    """GET /control-vectors: none can be loaded."""
-    return json_response([])
-
-
-async def ollama_tags(request: Request) -> Response:
-    """GET /api/tags: the model in the form Ollama clients look for."""
-    front = front_of(request)
-    name = front.settings.alias
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(front.started))
-    arch = front.model.hparams.arch
-    details = {"parent_model": "", "format": "gguf", "family": arch, "families": [arch]}
-    entry = {"name": name, "model": name, "modified_at": stamp, "size": front.model.size_bytes, "digest": ""}
-    return json_response({"models": [entry | {"details": details}]})
-
-
-async def ollama_version(request: Request) -> Response:
-    """GET /api/version."""
-    import ikpy
-
-    return json_response({"version": ikpy.__version__})

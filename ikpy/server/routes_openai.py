@@ -12,7 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ikpy.server import probabilities
-from ikpy.server.chat.output import ChatMessage, Delta, OutputReader
+from ikpy.server.chat.deltas import Delta
+from ikpy.server.chat.output import ChatMessage
 from ikpy.server.chat.request import (
     ChatRequest,
     model_of,
@@ -145,7 +146,7 @@ class ChatAnswer:
 
     def message(self, text: str) -> ChatMessage:
         """Reasoning, content and calls of a whole text."""
-        reader, message = OutputReader(self.chat.output), ChatMessage()
+        reader, message = self.chat.output.reader(), ChatMessage()
         for delta in [*reader.feed(text), *reader.finish()]:
             message.add(delta)
         return message
@@ -176,7 +177,7 @@ class ChatAnswer:
 
     async def stream(self, generation: Generation) -> AsyncIterator[str]:
         """Events of a stream."""
-        readers = [OutputReader(self.chat.output) for _ in generation.tasks]
+        readers = [self.chat.output.reader() for _ in generation.tasks]
         called = [False] * len(readers)
         finished: list[Finished] = []
         for i in range(len(readers)):

@@ -10,7 +10,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ikpy.server.chat.output import ChatMessage, Delta, OutputReader
+from ikpy.server.chat.deltas import Delta
+from ikpy.server.chat.output import ChatMessage
 from ikpy.server.chat.request import ChatRequest, read_chat
 from ikpy.server.errors import bad_request, error_body
 from ikpy.server.front import Generation, random_id
@@ -108,7 +109,7 @@ class ResponseWriter:
         self.reasoning_id = random_id("rs_")
         self.created = int(time.time())
         self.message = ChatMessage()
-        self.reader = OutputReader(chat.output)
+        self.reader = chat.output.reader()
         self._opened: list[str] = []
 
     # --- items ------------------------------------------------------------------------------------------------

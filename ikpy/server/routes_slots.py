@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,16 +11,16 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ikpy.engine.sequence_state import load_sequence, save_sequence
+from ikpy.engine.sequence_state import load_sequence
 from ikpy.errors import IkpyError
 from ikpy.server.errors import ApiError, bad_request
 from ikpy.server.front import Front
 from ikpy.server.http import json_response, parse_json, read_body
 from ikpy.server.routes_status import front_of
+from ikpy.server.slot_files import write_slot
 from ikpy.server.slots import Slot, SlotState
 
 CANNOT_RESTORE = "Unable to restore slot, no available space in KV cache or invalid slot save file"
-TOKENS_MAGIC = 1819112310
 BUSY_WAIT = 0.02
 """Seconds between two looks at a busy slot."""
 
@@ -88,15 +87,7 @@ def save(front: Front, slot: Slot, folder: Path, name: str) -> dict[str, Any]:
     """Writes the state and the tokens of a slot."""
     began = time.perf_counter()
     try:
-        size = save_sequence(folder / name, front.engine.context, slot.id, slot.tokens)
-        content = {
-            "has_mtmd": False,
-            "map_idx_to_media": [],
-            "tokens": slot.tokens,
-            "magic": TOKENS_MAGIC,
-            "version": 1,
-        }
-        (folder / f"{name}.tokens.json").write_text(json.dumps(content), encoding="utf-8")
+        size = write_slot(folder, name, front.engine.context, slot)
     except OSError as error:
         raise ApiError(500, f"cannot save the slot: {error.strerror}") from None
     times = {"save_ms": 1e3 * (time.perf_counter() - began)}

@@ -121,6 +121,8 @@ async def metrics(request: Request) -> Response:
         n_ctx=front.n_ctx,
         processing=len(engine.slots) - engine.n_idle,
         deferred=engine.n_deferred,
+        cached_bytes=engine.prompt_cache.nbytes,
+        cache_hits=engine.prompt_cache.n_hits,
     )
     headers = {"Process-Start-Time-Unix": str(front.started)}
     return Response(text, headers=headers, media_type="text/plain; version=0.0.4")

@@ -1,35 +1,47 @@
 """The engine thread: queue, slots, continuous batching.
 
 Every step evaluates one batch: one token of every generating slot first, then prompt tokens of the others. While
-something is generating, a batch holds at most one micro-batch of prompt tokens, shared evenly among the waiting
-prompts, so that a long prompt delays neither the tokens of other requests nor a short prompt by more than that.
+something is generating, a batch holds at most one micro-batch of prompt tokens and no more than the measured speed
+gets through in the allowed delay, shared evenly among the waiting prompts, so that a long prompt delays neither the
+tokens of other requests nor a short prompt by more than that.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ikpy.engine.batch import Batch
-from ikpy.errors import IkpyError
+from ikpy.engine.speculative import acceptance_line
+from ikpy.errors import IkpyError, UsageError
+from ikpy.server.adapters import Adapters
 from ikpy.server.errors import queue_full, shutting_down
 from ikpy.server.metrics import Metrics
+from ikpy.server.prompt_cache import PromptCache, common_prefix
 from ikpy.server.slots import RequestError, Slot, SlotState
 from ikpy.server.tasks import CompletionTask, EmbeddingTask, Failed, Task
 
 if TYPE_CHECKING:
     from ikpy.engine.context import Context
+    from ikpy.engine.speculative import Speculation
     from ikpy.server.log import ServerLog
     from ikpy.server.settings import ServerSettings
     from ikpy.vocab import Vocab
 
 T = TypeVar("T")
+LEAST_CHUNK = 16
+"""Prompt tokens a batch may hold in any case; fewer would make every pass over the weights nearly useless."""
+LONG_WAIT = 5.0
+"""Seconds in the queue after which a task is no longer overtaken."""
+SPEED_MEMORY = 0.7
+"""Weight of earlier measurements in the average time of a prompt token."""
 
 
 class _BatchPlan:
@@ -44,9 +56,9 @@ class _BatchPlan:
         """Slot and number of its output rows, in batch order."""
 
     def add(self, slot: Slot, tokens: list[int], wanted: str) -> None:
-        """Adds tokens the slot has just taken; wanted: outputs of "all", the "last" or "none" of them."""
+        """Adds tokens the slot has just taken, with its guesses; wanted: outputs of "all", the "last" or "none"."""
         n = len(tokens)
-        end = len(slot.tokens)
+        end = len(slot.tokens) + len(slot.draft)
         self.tokens += tokens
         self.pos += range(end - n, end)
         self.seq += [slot.id] * n
@@ -65,17 +77,37 @@ class Engine:
     ``submit``, ``cancel`` and ``call`` may be used from any thread.
     """
 
-    def __init__(self, context: Context, vocab: Vocab, settings: ServerSettings, log: ServerLog) -> None:
+    def __init__(
+        self,
+        context: Context,
+        vocab: Vocab,
+        settings: ServerSettings,
+        log: ServerLog,
+        speculation: Speculation | None = None,
+        directions: NDArray[np.float32] | None = None,
+    ) -> None:
         self.context = context
         self.settings = settings
         self.log = log
         self.metrics = Metrics()
+        self.adapters = Adapters(context, directions)
         self.n_ctx_slot = context.n_ctx // settings.n_slots
         self.slots = [
-            Slot(i, self.n_ctx_slot, context.kv, vocab, shift=settings.context_shift, special=settings.special)
+            Slot(
+                i,
+                self.n_ctx_slot,
+                context,
+                vocab,
+                shift=settings.context_shift,
+                special=settings.special,
+                speculator=speculation.speculator(i) if speculation else None,
+            )
             for i in range(settings.n_slots)
         ]
+        self.prompt_cache = PromptCache(settings.cache_ram)
+        self._token_seconds = 0.0
         self._queue: deque[Task] = deque()
+        self._started: Counter[int] = Counter()
         self._calls: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
@@ -138,6 +170,14 @@ class Engine:
             self.cancel(*(slot.task for slot in self.slots if slot.task is not None))
             self._thread.join(timeout)
 
+    def finish_drafts(self) -> None:
+        """Logs the statistics of the drafters and lets them write their files; for after the thread's end."""
+        for slot in self.slots:
+            if slot.speculator is not None and slot.speculator.n_drafted:
+                slot.speculator.save()
+                for line in slot.speculator.lines():
+                    self.log.event("print_stats", line, id_slot=slot.id)
+
     @property
     def n_idle(self) -> int:
         """Slots without a request."""
@@ -153,13 +193,28 @@ class Engine:
     def _run(self) -> None:
         self.log.event("slots_idle", "all slots are idle")
         while self._wait():
-            self._run_calls()
-            self._drop_cancelled()
-            self._assign()
-            if any(slot.task for slot in self.slots):
-                self._step()
-                if not any(slot.task for slot in self.slots) and not self._queue:
-                    self.log.event("slots_idle", "all slots are idle")
+            try:
+                self._work()
+            except Exception as error:
+                self._fail_all(error)
+
+    def _work(self) -> None:
+        """What has to be done between two waits."""
+        self._run_calls()
+        self._drop_cancelled()
+        self._assign()
+        if any(slot.task for slot in self.slots):
+            self._step()
+            if not any(slot.task for slot in self.slots) and not self._queue:
+                self.log.event("slots_idle", "all slots are idle")
+
+    def _fail_all(self, error: Exception) -> None:
+        """After an error that nothing expected: the running requests end, the server goes on with empty slots."""
+        self.log.failure("engine", "internal error", error=repr(error))
+        for slot in self.slots:
+            slot.truncate(0)
+            if slot.task is not None:
+                slot.fail(500, f"internal error: {type(error).__name__}: {error}")
 
     def _wait(self) -> bool:
         """Sleeps until there is work; False when the thread should end."""
@@ -185,14 +240,48 @@ class Engine:
                 self._release(slot)
 
     def _assign(self) -> None:
-        """Gives waiting tasks to idle slots, oldest first."""
+        """Gives waiting tasks to idle slots. The queue is free meanwhile: saving a long text takes time."""
+        while (pair := self._next()) is not None:
+            self._start(*pair)
+
+    def _next(self) -> tuple[Slot, Task] | None:
+        """Takes the next task that has a slot from the queue.
+
+        First come tasks of requests of which the fewest were started, then the oldest: a request with many prompts
+        cannot keep a later one waiting until all of its own are answered. Who has waited for long comes first in any
+        case.
+        """
+        if not self.n_idle:
+            return None
+        old = time.monotonic() - LONG_WAIT
         with self._wake:
-            for task in list(self._queue):
+            waiting = {task.request for task in self._queue}
+            self._started = Counter({request: n for request, n in self._started.items() if request in waiting})
+            turns = self._started.copy()
+            order = []
+            for task in self._queue:
+                order.append((0 if task.queued < old else turns[task.request], task))
+                turns[task.request] += 1
+            for _, task in sorted(order, key=lambda pair: pair[0]):
                 slot = self._choose(task)
-                if slot is None:
-                    continue
-                self._queue.remove(task)
-                self._start(slot, task)
+                if slot is not None:
+                    self._queue.remove(task)
+                    self._started[task.request] += 1
+                    return slot, task
+        return None
+
+    def set_lora(self, scales: Mapping[int, float]) -> None:
+        """Scales of requests that do not name their own; saved texts, evaluated with others, go."""
+        self.adapters.set_lora(scales)
+        self.prompt_cache.clear()
+
+    def change_vectors(self, change: Callable[[Adapters], object]) -> None:
+        """Changes the control vectors; caches of idle slots and saved texts go, since other vectors made them."""
+        change(self.adapters)
+        self.prompt_cache.clear()
+        for slot in self.slots:
+            if slot.state is SlotState.IDLE:
+                slot.truncate(0)
 
     def _choose(self, task: Task) -> Slot | None:
         """Idle slot for a task: the wanted one, the one with the most similar cache, or the one unused for longest."""
@@ -210,15 +299,42 @@ class Engine:
     def _start(self, slot: Slot, task: Task) -> None:
         self.log.event("launch_slot_with_task", "slot is processing task", id_slot=slot.id, id_task=task.id)
         try:
+            if self.adapters.use(slot.id, task.params.lora if isinstance(task, CompletionTask) else None):
+                slot.truncate(0)
             slot.start(task)
-        except RequestError as error:
+        except (RequestError, UsageError) as error:
+            slot.task = task
             slot.fail(400, str(error))
             return
+        if slot.may_reuse:
+            self._find_text(slot)
+        slot.keep_prefix()
         where = {"id_slot": slot.id, "id_task": task.id}
         if isinstance(task, CompletionTask) and slot.n_cached == len(slot.prompt) - 1 and slot.n_cached:
             message = "we have to evaluate at least 1 token to generate logits"
             self.log.event("batch_pending_prompt", message, **where)
         self.log.event("batch_pending_prompt", "kv cache rm [p0, end)", **where, p0=slot.n_cached)
+
+    def _find_text(self, slot: Slot) -> None:
+        """Fills a slot with the longest beginning of its prompt that was evaluated anywhere: in its own cache, in
+        another slot, or in a saved text. What is lost of its own text is saved (specification 10.7)."""
+        own = common_prefix(slot.tokens, slot.prompt)
+        n_min = max(1, self.settings.cache_ram_n_min)
+        lost = len(slot.tokens) >= n_min and own < self.settings.cache_ram_similarity * len(slot.tokens)
+        others = [s for s in self.slots if s is not slot and self.adapters.are_equal(slot.id, s.id)]
+        other = max(others, key=lambda other: common_prefix(other.tokens, slot.prompt), default=slot)
+        shared = common_prefix(other.tokens, slot.prompt)
+        # Saved texts were evaluated with the server's own adapter scales.
+        saving = self.adapters.is_default(slot.id)
+        n_saved, saved = self.prompt_cache.best(slot.prompt) if saving else (0, None)
+        old = slot.take_state() if saving and lost and self.prompt_cache.wants(slot.tokens) else None
+        if saved is not None and n_saved > max(own, shared):
+            self.prompt_cache.use(saved)
+            slot.put_state(saved)
+        elif shared > own:
+            slot.adopt(other, shared)
+        if old is not None:  # last, as it may push out the state that was just used
+            self.prompt_cache.store(old)
 
     def _release(self, slot: Slot) -> None:
         """Ends the request of a slot and logs it."""
@@ -230,6 +346,10 @@ class Engine:
         n = len(slot.tokens)
         timings = slot.finished.timings if slot.finished else slot.timings()
         self.log.timings(slot.id, task_id, timings)
+        if slot.speculator is not None and timings.draft_n:
+            assert timings.draft_n_accepted is not None
+            rate = acceptance_line(timings.draft_n_accepted, timings.draft_n)
+            self.log.event("print_timings", rate, id_slot=slot.id, id_task=task_id)
         self.log.event(
             "release_slots", "slot released", id_slot=slot.id, id_task=task_id, n_ctx=slot.n_ctx, n_past=n,
             n_system_tokens=0, n_cache_tokens=n, truncated=slot.truncated,
@@ -238,6 +358,7 @@ class Engine:
     def _step(self) -> None:
         """One batch: assemble, evaluate, hand out."""
         plan = _BatchPlan()
+        self._share_prefixes()
         self._add_generating(plan)
         self._add_prompts(plan)
         if not plan.tokens:
@@ -248,27 +369,52 @@ class Engine:
         except Exception as error:
             self._fail_batch(plan, error)
             return
-        self._count(plan, time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        self._measure(plan, seconds)
+        self._count(plan, seconds)
         self._distribute(plan, rows)
+
+    def _share_prefixes(self) -> None:
+        """Prompts take over what other slots have evaluated already under the same adapter scales."""
+        for slot in self.slots:
+            if slot.n_waiting:
+                for donor in self.slots:
+                    if donor is not slot and self.adapters.are_equal(slot.id, donor.id):
+                        slot.share(donor)
+
+    def _waits(self, slot: Slot) -> bool:
+        """Whether a prompt should wait until another slot has evaluated their common beginning."""
+        others = (other for other in self.slots if other is not slot and self.adapters.are_equal(slot.id, other.id))
+        return any(slot.should_wait_for(other) for other in others)
 
     def _add_generating(self, plan: _BatchPlan) -> None:
         for slot in self.slots:
             if slot.state is SlotState.GENERATING:
                 try:
-                    plan.add(slot, [slot.take_pending()], "last")
+                    plan.add(slot, slot.take_pending(self._n_draft_max()), "all")
                 except RequestError as error:
                     slot.fail(400, str(error))
                     self._log_released(slot)
 
+    def _n_draft_max(self) -> int:
+        """Guesses a slot may add: its share of a batch that is rounded as single tokens are, beside one per slot."""
+        return max(0, self.context.max_uniform_tokens - len(self.slots)) // len(self.slots)
+
     def _add_prompts(self, plan: _BatchPlan) -> None:
-        waiting = [slot for slot in self.slots if slot.n_waiting]
+        waiting = [slot for slot in self.slots if slot.n_waiting and not self._waits(slot)]
         generating = bool(plan.tokens)
         if generating and not self.settings.cont_batching:
             return
-        budget = (self.context.n_ubatch if generating else self.context.n_batch) - len(plan.tokens)
+        causal = self.context.graph_params.causal
+        if not causal:  # every token of a text sees all others: it takes one micro-batch
+            budget = self.context.n_ubatch - len(plan.tokens)
+        else:
+            budget = self._chunk() if generating else self.context.n_batch - len(plan.tokens)
         waiting.sort(key=lambda slot: slot.n_waiting)
         for i, slot in enumerate(waiting):
             n = min(slot.n_waiting, max(0, budget) // (len(waiting) - i))
+            if not causal and isinstance(slot.task, EmbeddingTask):  # its tokens see each other: all at once
+                n = slot.n_waiting if slot.n_waiting <= budget else 0
             if n == 0:
                 continue
             budget -= n
@@ -278,9 +424,27 @@ class Engine:
             else:
                 plan.add(slot, tokens, "none" if slot.n_waiting else "last")
 
+    def _chunk(self) -> int:
+        """Prompt tokens a batch may take while answers are being generated.
+
+        Powers of two below one micro-batch, so that few different batch sizes need a compiled plan.
+        """
+        most = self.context.n_ubatch - sum(slot.state is SlotState.GENERATING for slot in self.slots)
+        if not self._token_seconds or not self.settings.max_token_delay:
+            return most
+        wanted = int(self.settings.max_token_delay / self._token_seconds)
+        return most if wanted >= most else min(most, max(LEAST_CHUNK, 1 << max(0, wanted.bit_length() - 1)))
+
+    def _measure(self, plan: _BatchPlan, seconds: float) -> None:
+        """Learns the time of a prompt token from batches that hold enough of them."""
+        if len(plan.tokens) >= LEAST_CHUNK:
+            each = seconds / len(plan.tokens)
+            old = self._token_seconds or each
+            self._token_seconds = SPEED_MEMORY * old + (1 - SPEED_MEMORY) * each
+
     def _count(self, plan: _BatchPlan, seconds: float) -> None:
         """Shares the time of a batch between prompts and generation by their tokens."""
-        n_predicted = sum(slot.state is SlotState.GENERATING for slot, _ in plan.outputs)
+        n_predicted = sum(n for slot, n in plan.outputs if slot.state is SlotState.GENERATING)
         n_prompt = len(plan.tokens) - n_predicted
         totals = self.metrics.totals
         totals.prompt_n += n_prompt
@@ -299,14 +463,17 @@ class Engine:
                 assert self.context.embeddings is not None
                 slot.add_states(self.context.embeddings[part].copy())
             else:
-                self._sample(slot, rows[part][-1])
+                self._sample(slot, rows[part])
             if slot.task is None:
                 self._log_released(slot)
 
-    def _sample(self, slot: Slot, logits: Any) -> None:
+    def _sample(self, slot: Slot, rows: Any) -> None:
+        before = slot.n_decoded
         try:
-            slot.sample(logits)
-            self.metrics.totals.predicted_n += 1
+            slot.sample_all(rows)
+            self.metrics.totals.predicted_n += slot.n_decoded - before
+            if slot.token_delay is not None:
+                self.metrics.delays.append(slot.token_delay)
         except IkpyError as error:
             slot.fail(400, str(error))
         except Exception as error:

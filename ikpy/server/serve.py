@@ -7,13 +7,18 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from ikpy.server.slot_files import restore_slots, save_slots
+
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
     from ikpy.server.build import Server
 
 INTERRUPTED = 130
@@ -21,12 +26,18 @@ KEEP_ALIVE_SECONDS = 5
 
 
 class HttpServer(uvicorn.Server):
-    """Ends in order at the first SIGINT or SIGTERM, and at once at the second."""
+    """Ends in order at the first SIGINT or SIGTERM, and at once at the second; SIGHUP calls ``reload``."""
+
+    def __init__(self, config: uvicorn.Config, reload: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._reload = reload
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Handles the signals while the server runs."""
         previous = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        if hasattr(signal, "SIGHUP"):
+            previous[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: self._reload())
         try:
             yield
         finally:
@@ -41,17 +52,10 @@ class HttpServer(uvicorn.Server):
         self.should_exit = True
 
 
-def serve(
-    server: Server,
-    listener: socket.socket,
-    *,
-    drain_seconds: float,
-    ssl_key_file: str | None = None,
-    ssl_cert_file: str | None = None,
-) -> None:
-    """Answers requests on a bound socket until a signal; running requests get ``drain_seconds`` to end."""
-    config = uvicorn.Config(
-        server.app,
+def http_config(app: ASGIApp, *, drain_seconds: float, ssl_key_file: str | None, ssl_cert_file: str | None) -> Any:
+    """How the HTTP side runs."""
+    return uvicorn.Config(
+        app,
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -60,9 +64,38 @@ def serve(
         ssl_keyfile=ssl_key_file,
         ssl_certfile=ssl_cert_file,
     )
+
+
+def serve(
+    server: Server,
+    listener: socket.socket,
+    *,
+    drain_seconds: float,
+    reload: Callable[[], None],
+    ssl_key_file: str | None = None,
+    ssl_cert_file: str | None = None,
+) -> None:
+    """Answers requests on a bound socket until a signal; running requests get ``drain_seconds`` to end."""
+    config = http_config(
+        server.app, drain_seconds=drain_seconds, ssl_key_file=ssl_key_file, ssl_cert_file=ssl_cert_file
+    )
+    restore_slots(server)
     server.engine.start()
     try:
-        HttpServer(config).run(sockets=[listener])
+        HttpServer(config, reload).run(sockets=[listener])
     finally:
         server.engine.stop(drain_seconds)
+        save_slots(server)
         listener.close()
+
+
+def end_with_parent() -> None:
+    """Ends this process as by SIGTERM when its standard input closes, which happens when its parent ends."""
+
+    def watch() -> None:
+        # Not sys.stdin: its lock would be held while the interpreter ends.
+        while os.read(0, 1):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()

@@ -9,7 +9,6 @@ from typing import Any
 from ikpy.engine.sampling import SamplingParams
 
 REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")
-POOLING = ("none", "mean", "cls", "last")
 
 
 @dataclass
@@ -19,7 +18,10 @@ class ServerSettings:
     ``alias`` is the model's name in answers, ``n_predict`` and ``n_keep`` are defaults of requests (tokens),
     ``queue_limit`` is the number of requests that may wait for a slot, ``max_body`` the bytes of a request body,
     ``timeout`` the seconds a client may take to send or read, ``context_shift`` allows dropping old tokens of a full
-    context.
+    context. ``cache_ram`` is the limit of saved texts in host memory in bytes (-1: none), which are made when a
+    request would keep less than the share ``cache_ram_similarity`` of a slot's text of at least ``cache_ram_n_min``
+    tokens. ``api_keys`` gives the name of every key. ``slot_autosave`` keeps slots over a restart.
+    ``max_token_delay`` is the time in seconds that a batch of prompt tokens may keep running answers waiting.
     """
 
     alias: str = "default"
@@ -35,11 +37,16 @@ class ServerSettings:
     cont_batching: bool = True
     context_shift: bool = True
     queue_limit: int = 512
+    max_token_delay: float = 0.5
+    cache_ram: int = 8192 << 20
+    cache_ram_similarity: float = 0.5
+    cache_ram_n_min: int = 0
     max_body: int = 64 << 20
-    api_keys: tuple[str, ...] = ()
+    api_keys: Mapping[str, str] = field(default_factory=dict)
     metrics: bool = False
     slots: bool = True
     slot_save_path: str | None = None
+    slot_autosave: bool = False
     webui: bool = True
     static_path: str | None = None
     embeddings: bool = False

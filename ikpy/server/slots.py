@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ikpy.engine.kv_cache import KVCacheFullError
+from ikpy.engine.sequence_state import unshare_sequence
+from ikpy.engine.session import SequenceState, put_state, take_state
+from ikpy.server.prompt_cache import common_prefix
 from ikpy.server.tasks import (
     CompletionTask,
     Embedded,
@@ -25,9 +29,12 @@ from ikpy.server.tasks import (
 from ikpy.server.text_stream import TextStream
 
 if TYPE_CHECKING:
-    from ikpy.engine.kv_cache import KVCache
+    from ikpy.engine.context import Context
+    from ikpy.engine.speculative import Speculator
     from ikpy.vocab import Vocab
 
+LEAST_SHARED = 16
+"""Tokens of a common beginning that are worth sharing between slots."""
 TOO_LONG = "the request exceeds the available context size, try increasing it"
 FULL = "context_length_exceeded: the request exceeds the available context size; context shift is disabled"
 
@@ -44,16 +51,6 @@ class SlotState(Enum):
     GENERATING = 2
 
 
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common beginning of two token lists."""
-    n, step = min(len(a), len(b)), 256
-    for start in range(0, n, step):
-        end = min(start + step, n)
-        if a[start:end] != b[start:end]:
-            return next(i for i in range(start, end) if a[i] != b[i])
-    return n
-
-
 def truncate_prompt(tokens: list[int], n_ctx: int, n_keep: int) -> list[int]:
     """A prompt that is too long: its beginning and its end, blocks of half the rest left out (specification 10.6)."""
     n_block = max(1, (n_ctx - n_keep) // 2)
@@ -65,11 +62,19 @@ class Slot:
     """Sequence ``id`` with room for ``n_ctx`` tokens. Used by the engine thread; others may read it."""
 
     def __init__(
-        self, index: int, n_ctx: int, kv: KVCache, vocab: Vocab, *, shift: bool, special: bool = False
+        self,
+        index: int,
+        n_ctx: int,
+        context: Context,
+        vocab: Vocab,
+        *,
+        shift: bool,
+        special: bool = False,
+        speculator: Speculator | None = None,
     ) -> None:
         self.id = index
         self.n_ctx = n_ctx
-        self.shift = shift and kv.can_shift
+        self.shift = shift and context.kv.can_shift
         self.tokens: list[int] = []
         self.task: Task | None = None
         self.last_task: Task | None = None
@@ -77,9 +82,11 @@ class Slot:
         self.last_used = 0.0
         self.n_decoded = 0
         self.finished: Finished | None = None
-        self._kv = kv
+        self._context = context
+        self._kv = context.kv
         self._vocab = vocab
         self._special = special
+        self.speculator = speculator
         self._reset()
 
     def _reset(self) -> None:
@@ -89,6 +96,8 @@ class Slot:
         self.truncated = False
         self.pending: int | None = None
         self.finished = None
+        self.draft: list[int] = []
+        self._drafted_before = self._draft_counts()
         self._generated: list[int] = []
         self._probabilities: list[TokenProbability] = []
         self._unsent: list[TokenProbability] = []
@@ -96,6 +105,13 @@ class Slot:
         self._text = TextStream(())
         self._began = time.perf_counter()
         self._first = 0.0
+        self._last_token = 0.0
+        self.token_delay: float | None = None
+        """Seconds between the last two tokens."""
+
+    def _draft_counts(self) -> tuple[int, int]:
+        """Drafted and accepted tokens of all requests so far."""
+        return (self.speculator.n_drafted, self.speculator.n_accepted) if self.speculator else (0, 0)
 
     # --- requests ---------------------------------------------------------------------------------------------
 
@@ -105,19 +121,42 @@ class Slot:
         return 2.0 * common_prefix(self.tokens, list(tokens)) / total if total else 0.0
 
     def start(self, task: Task) -> None:
-        """Takes a request. Raises RequestError if it cannot fit."""
+        """Takes a request; `keep_prefix` decides what of the cache serves it. Raises RequestError if it cannot fit."""
         self._reset()
         self.task = self.last_task = task
         self.state = SlotState.PROMPT
         self.prompt = list(task.tokens)
-        reuse = False
         if isinstance(task, CompletionTask):
             self._text = TextStream(task.params.stop)
             self._fit_prompt(task)
-            reuse = task.params.cache_prompt
-        keep = min(common_prefix(self.tokens, self.prompt), len(self.prompt) - 1) if reuse else 0
-        self.truncate(keep)
-        self.n_cached = keep
+
+    @property
+    def may_reuse(self) -> bool:
+        """Whether the request accepts tokens that are evaluated already."""
+        return isinstance(self.task, CompletionTask) and self.task.params.cache_prompt
+
+    def keep_prefix(self) -> None:
+        """Keeps what the cache shares with the prompt; at least one token is left to evaluate."""
+        keep = min(common_prefix(self.tokens, self.prompt), len(self.prompt) - 1) if self.may_reuse else 0
+        self.n_cached = self.truncate(keep)
+
+    def take_state(self) -> SequenceState:
+        """A copy of what the cache holds."""
+        return take_state(self._context, self.id, self.tokens)
+
+    def put_state(self, state: SequenceState) -> None:
+        """Replaces the cache by a saved state; it is empty if there is no room."""
+        try:
+            put_state(self._context, self.id, state)
+            self.tokens = list(state.tokens)
+        except KVCacheFullError:
+            self.tokens = []
+
+    def adopt(self, other: Slot, n: int) -> None:
+        """Replaces the cache by the first n tokens of another slot's; both use the same cells."""
+        self.truncate(0)
+        self._kv.seq_cp(other.id, self.id, -1, n)
+        self.tokens = other.tokens[: self._kv.rewind(self.id, n)]
 
     def _fit_prompt(self, task: CompletionTask) -> None:
         if len(self.prompt) < self.n_ctx:
@@ -132,11 +171,12 @@ class Slot:
         wanted = len(self.prompt) if task.params.n_keep < 0 else task.params.n_keep + int(self._vocab.add_bos)
         return min(wanted, self.n_ctx - 4)
 
-    def truncate(self, n: int) -> None:
-        """Keeps the first n cached tokens."""
+    def truncate(self, n: int) -> int:
+        """Keeps the first n cached tokens, none if window layers cannot go on from there; returns the number kept."""
         if n < len(self.tokens) or n == 0:
-            self._kv.seq_rm(self.id, n, -1)
+            n = self._kv.rewind(self.id, n)
             del self.tokens[n:]
+        return n
 
     def release(self) -> None:
         """Ends the request; the cache stays for the next one."""
@@ -161,6 +201,27 @@ class Slot:
         if task is not None and not task.cancelled:
             task.sink(event)
 
+    def share(self, donor: Slot) -> None:
+        """Takes over the part of the donor's cache that the prompt begins with; the cells are stored once."""
+        if not isinstance(self.task, CompletionTask) or not self.task.params.cache_prompt:
+            return
+        n = min(common_prefix(donor.tokens, self.prompt), len(self.prompt) - 1)
+        if n >= len(self.tokens) + LEAST_SHARED:
+            self._kv.seq_cp(donor.id, self.id, len(self.tokens), n)
+            self.tokens = self.prompt[:n]
+            self.n_cached = n
+
+    def should_wait_for(self, other: Slot) -> bool:
+        """Whether another slot is about to evaluate the next tokens of this slot's prompt."""
+        ahead = (len(other.tokens), -other.id) > (len(self.tokens), -self.id)
+        if (
+            not (ahead and other.n_waiting)
+            or not isinstance(self.task, CompletionTask)
+            or not self.task.params.cache_prompt
+        ):
+            return False
+        return common_prefix(other.prompt, self.prompt) >= max(len(self.tokens), len(other.tokens)) + LEAST_SHARED
+
     # --- evaluation -------------------------------------------------------------------------------------------
 
     @property
@@ -174,20 +235,57 @@ class Slot:
         self.tokens += piece
         return piece
 
-    def take_pending(self) -> int:
-        """The sampled token, which the caller evaluates. Raises RequestError when the context is full."""
+    def take_pending(self, n_max: int) -> list[int]:
+        """The sampled token and at most ``n_max`` guesses at those behind it (``draft``), which the caller evaluates.
+
+        Raises RequestError when the context is full.
+        """
         assert self.pending is not None
         if len(self.tokens) + 1 >= self.n_ctx:
             self._shift_context()
         token, self.pending = self.pending, None
         self.tokens.append(token)
-        return token
+        self.draft = self._guess(min(n_max, self.n_ctx - len(self.tokens) - 1))
+        return [token, *self.draft]
+
+    def _guess(self, n_max: int) -> list[int]:
+        if self.speculator is None:
+            return []
+        assert isinstance(self.task, CompletionTask)
+        params = self.task.params
+        n_left = params.limit - self.n_decoded if params.limit >= 0 else n_max
+        n_max = min(n_max, n_left, n_max if params.draft_n_max is None else params.draft_n_max)
+        return self.speculator.draft(self.tokens, n_max, params.draft_n_min)
+
+    def sample_all(self, rows: NDArray[np.float32]) -> None:
+        """Draws tokens from logits [1 + number of guesses, n_vocab] until one differs from its guess.
+
+        What was evaluated behind the last kept token leaves the cache.
+        """
+        draft, self.draft = self.draft, []
+        accepted = 0
+        try:
+            for row, guess in zip(rows, [*draft, None], strict=True):
+                self.sample(row)
+                if self.task is None or guess is None or self.pending != guess:
+                    break
+                accepted += 1
+                self.tokens.append(guess)
+        finally:
+            if draft:
+                self._kv.seq_rm(self.id, len(self.tokens), -1)
+            if self.speculator is not None:
+                self.speculator.accept(accepted)
 
     def _shift_context(self) -> None:
         """Drops old tokens behind the kept beginning (specification 10.8)."""
         assert isinstance(self.task, CompletionTask)
         if not self.shift:
             raise RequestError(FULL)
+        try:
+            unshare_sequence(self._context, self.id)
+        except KVCacheFullError as error:
+            raise RequestError(str(error)) from None
         n_past = len(self.tokens)
         keep = min(self._n_keep(self.task), n_past)
         drop = self.task.params.n_discard or (n_past - keep) // 2
@@ -214,6 +312,8 @@ class Slot:
             self._first = time.perf_counter()
             for token in self.prompt:
                 task.sampler.accept(token, grammar=False)
+            if self.speculator is not None:
+                self.speculator.begin(self.prompt)
             if task.params.limit == 0:
                 self._finish(task, "")
                 return
@@ -223,6 +323,9 @@ class Slot:
 
     def _add_token(self, task: CompletionTask, token: int, logits: NDArray[np.float32]) -> None:
         self.n_decoded += 1
+        now = time.perf_counter()
+        self.token_delay = now - self._last_token if self._last_token else None
+        self._last_token = now
         self._generated.append(token)
         self.pending = token
         if task.params.n_probs > 0:
@@ -294,8 +397,17 @@ class Slot:
         now = time.perf_counter()
         first = self._first or now
         n_prompt = len(self.prompt) - self.n_cached
+        n_drafted, n_accepted = self._draft_counts()
+        before = self._drafted_before
         return Timings(
-            n_prompt, 1e3 * (first - self._began), self.n_decoded, 1e3 * (now - first), self.n_ctx, len(self.tokens)
+            n_prompt,
+            1e3 * (first - self._began),
+            self.n_decoded,
+            1e3 * (now - first),
+            self.n_ctx,
+            len(self.tokens),
+            n_drafted - before[0] if self.speculator else None,
+            n_accepted - before[1] if self.speculator else None,
         )
 
     def status(self) -> dict[str, Any]:

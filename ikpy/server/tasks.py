@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,12 @@ if TYPE_CHECKING:
     from ikpy.server.params import GenerationParams
 
 _ids = itertools.count()
+_requests = itertools.count()
+
+
+def next_request() -> int:
+    """A number for an HTTP request."""
+    return next(_requests)
 
 
 @dataclass(frozen=True)
@@ -25,7 +32,8 @@ class TokenProbability:
 
 @dataclass(frozen=True)
 class Timings:
-    """Times of a request; ``prompt_ms`` and ``predicted_ms`` are milliseconds, counts are tokens."""
+    """Times of a request; ``prompt_ms`` and ``predicted_ms`` are milliseconds, counts are tokens; the counts of drafted
+    tokens are None without speculative decoding."""
 
     prompt_n: int
     prompt_ms: float
@@ -33,6 +41,8 @@ class Timings:
     predicted_ms: float
     n_ctx: int
     n_past: int
+    draft_n: int | None = None
+    draft_n_accepted: int | None = None
 
     def json(self) -> dict[str, Any]:
         """Object ``timings`` of answers."""
@@ -47,6 +57,7 @@ class Timings:
             "predicted_per_second": _ratio(1e3 * self.predicted_n, self.predicted_ms),
             "n_ctx": self.n_ctx,
             "n_past": self.n_past,
+            **({} if self.draft_n is None else {"draft_n": self.draft_n, "draft_n_accepted": self.draft_n_accepted}),
         }
 
 
@@ -111,7 +122,8 @@ Event = Piece | Finished | Embedded | Failed
 
 @dataclass(eq=False)
 class Task:
-    """Tokens to evaluate for one answer. ``sink`` takes events and may be called from the engine thread."""
+    """Tokens to evaluate for one answer. ``sink`` takes events and may be called from the engine thread; tasks of one
+    HTTP request have the same ``request`` number."""
 
     tokens: Sequence[int]
     sink: Callable[[Event], None]
@@ -119,6 +131,8 @@ class Task:
     prompt: Any = None
     id: int = field(default_factory=lambda: next(_ids))
     cancelled: bool = False
+    request: int = -1
+    queued: float = field(default_factory=time.monotonic)
 
 
 @dataclass(eq=False)

@@ -9,12 +9,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ikpy.errors import IkpyError
 from ikpy.tools.logs import model_description
+
+if TYPE_CHECKING:
+    from ikpy.engine.memory import MemoryReport
+    from ikpy.graph.placement import DeviceParams, PlacementParams
 
 RANDOM_SEED = 1
 
@@ -67,9 +71,11 @@ class BenchParams:
     rcache: bool = False
     sas: bool = False
     max_gpu: int = 0
+    n_cpu_moe: int = 0
     cuda_params: str = ""
     override_tensor: str = ""
     print_overrides: bool = False
+    dry_run: bool = False
 
 
 # Outer loop first.
@@ -93,7 +99,7 @@ SWEEP_ORDER = (
     "ser",
     "threads",
 )
-LOAD_TIME = ("n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "use_mmap", "mla_attn")
+LOAD_TIME = ("n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "no_kv_offload", "use_mmap", "mla_attn")
 
 
 @dataclass(frozen=True)
@@ -193,7 +199,42 @@ class Engine:
         from ikpy.engine.model import Model
         from ikpy.engine.params import ModelParams
 
-        return Model.load(test.model, ModelParams(mla=test.values["mla_attn"]), log=self.log)
+        params = ModelParams(
+            mla=test.values["mla_attn"],
+            use_mmap=test.values["use_mmap"],
+            repack=self.params.repack,
+            header_only=self.params.dry_run,
+            placement=self.placement(test),
+            devices=self.device_params(),
+        )
+        return Model.load(test.model, params, log=self.log)
+
+    def placement(self, test: BenchTest) -> PlacementParams:
+        """Where the tensors of a test's model go."""
+        from ikpy.graph.placement import PlacementParams
+
+        values, rules = test.values, filter(None, self.params.override_tensor.split(";"))
+        return PlacementParams(
+            n_gpu_layers=values["n_gpu_layers"],
+            split_mode=values["split_mode"],
+            main_gpu=values["main_gpu"],
+            tensor_split=values["tensor_split"],
+            rules=tuple((rule.partition("=")[0], rule.partition("=")[2]) for rule in rules),
+            n_cpu_moe=self.params.n_cpu_moe,
+            kv_offload=not values["no_kv_offload"],
+        )
+
+    def device_params(self) -> DeviceParams:
+        """How devices are used."""
+        from ikpy.graph.placement import DeviceParams
+
+        cuda = dict(entry.split("=", 1) for entry in self.params.cuda_params.split(",") if "=" in entry)
+        batch = cuda.get("offload-batch-size", "32")
+        return DeviceParams(
+            only_active_experts=not self.params.no_ooae,
+            graphs=cuda.get("graphs", "1") != "0",
+            offload_batch=int(batch) if batch.isdigit() else 32,
+        )
 
     def context(self, model: Any, test: BenchTest) -> Any:
         """A context that just holds the test."""
@@ -266,6 +307,17 @@ class Runner:
             self.generate(context, test.n_gen, test.n_prompt)
             result.samples_ns.append(time.perf_counter_ns() - began)
         return result
+
+    def plan(self, test: BenchTest) -> MemoryReport:
+        """What a test would take in memory.
+
+        Raises:
+            IkpyError: the model is damaged or the context not possible.
+        """
+        from ikpy.engine.memory import memory_report
+
+        self.load(test)
+        return memory_report(self.engine.context(self.model, test))
 
     def load(self, test: BenchTest) -> None:
         if self.loaded == test.load_key:

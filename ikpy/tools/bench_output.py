@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any, TextIO
 
+from ikpy.backends.cuda.devices import available
+from ikpy.threads import physical_cores
 from ikpy.tools import machine
 from ikpy.tools.bench import BenchParams, Result
 
@@ -148,13 +150,18 @@ def split_text(value: tuple[float, ...]) -> str:
     return "/".join(f"{share:.2f}" for share in kept)
 
 
+def gpu_names() -> list[str]:
+    """What the devices of this machine are."""
+    return [device.description for device in available()]
+
+
 def record(params: BenchParams, result: Result) -> dict[str, Any]:
     """Value of every field, in the order of FIELDS."""
     test = result.test
     values: dict[str, Any] = {
         "build_commit": machine.build_commit(),
         "build_number": machine.build_number(),
-        "cuda": False,
+        "cuda": bool(gpu_names()),
         "vulkan": False,
         "metal": False,
         "sycl": False,
@@ -162,7 +169,7 @@ def record(params: BenchParams, result: Result) -> dict[str, Any]:
         "gpu_blas": False,
         "blas": False,
         "cpu_info": machine.cpu_name(),
-        "gpu_info": "",
+        "gpu_info": "/".join(gpu_names()),
         "model_filename": test.model,
         "model_type": result.model_type,
         "model_size": result.model_size,
@@ -281,7 +288,11 @@ class MarkdownPrinter(Printer):
     def __init__(self, params: BenchParams, stream: TextIO) -> None:
         super().__init__(params, stream)
         self.columns = [("model_type", "model", -30), ("size", "size", 10), ("params", "params", 10)]
-        self.columns += [("backend", "backend", -10), ("n_threads", "threads", 7)]
+        self.columns += [("backend", "backend", -10)]
+        if gpu_names():
+            self.columns.append(("n_gpu_layers", "ngl", 3))
+        if not gpu_names() or params.threads != [(physical_cores(), physical_cores())]:
+            self.columns.append(("n_threads", "threads", 7))
         self.columns += [column for column in OPTIONAL_COLUMNS if self.shown(column[0])]
         self.columns += [("test", "test", 13), ("t/s", "t/s", 16)]
 
@@ -309,7 +320,7 @@ class MarkdownPrinter(Printer):
         size, count = result.model_size, result.model_n_params
         values["size"] = f"{size / GIB:.2f} GiB" if size >= GIB else f"{size / MIB:.2f} MiB"
         values["params"] = f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.2f} M"
-        values["backend"] = "CPU"
+        values["backend"] = "CUDA" if gpu_names() else "CPU"
         values["t/s"] = f"{result.avg_ts:.2f} ± {result.stddev_ts:.2f}"
         self.write(self.row(lambda field, _: values[field]))
 

@@ -33,9 +33,19 @@ class TimedContext:
         return self.context.n_batch
 
     @property
+    def max_uniform_tokens(self) -> int:
+        """Most tokens of a batch that are rounded as single ones are."""
+        return self.context.max_uniform_tokens
+
+    @property
     def kv(self) -> KVCache:
         """The cache."""
         return self.context.kv
+
+    @property
+    def embeddings(self) -> NDArray[np.float32] | None:
+        """Hidden states of the last decode, if the context keeps them."""
+        return self.context.embeddings
 
     def decode(self, batch: Batch) -> NDArray[np.float32]:
         """As :meth:`ikpy.engine.context.Context.decode`."""

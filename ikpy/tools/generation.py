@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ikpy.engine.sampling import Sampler
+    from ikpy.engine.speculative import Speculator
 
 
 class SequenceCells(Protocol):
@@ -22,6 +23,8 @@ class SequenceCells(Protocol):
     def can_shift(self) -> bool: ...
 
     def seq_rm(self, seq_id: int, p0: int, p1: int) -> object: ...
+
+    def rewind(self, seq_id: int, length: int) -> int: ...
 
     def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> object: ...
 
@@ -36,7 +39,13 @@ class SequenceContext(Protocol):
     def n_batch(self) -> int: ...
 
     @property
+    def max_uniform_tokens(self) -> int: ...
+
+    @property
     def kv(self) -> SequenceCells: ...
+
+    @property
+    def embeddings(self) -> NDArray[np.float32] | None: ...
 
     def decode(self, batch: Batch) -> NDArray[np.float32]: ...
 
@@ -62,7 +71,8 @@ class GrowingSequence:
     def rewind(self, tokens: Sequence[int]) -> int:
         """Keeps the common beginning with ``tokens``, drops the rest from the cache; returns the kept length.
 
-        At least the last of ``tokens`` is left to evaluate, since its logits are needed.
+        Nothing is kept if window layers have dropped what the next token needs. At least the last of ``tokens`` is
+        left to evaluate, since its logits are needed.
         """
         common = 0
         for ours, theirs in zip(self.tokens, tokens, strict=False):
@@ -71,7 +81,7 @@ class GrowingSequence:
             common += 1
         common = min(common, max(0, len(tokens) - 1))
         if common < len(self.tokens):
-            self.context.kv.seq_rm(self.seq_id, common, -1)
+            common = self.context.kv.rewind(self.seq_id, common)
             del self.tokens[common:]
         return common
 
@@ -113,15 +123,57 @@ class GrowingSequence:
         kv.seq_add(seq, keep + drop, len(self.tokens), -drop)
         del self.tokens[keep : keep + drop]
 
-    def generate(self, sampler: Sampler, logits: NDArray[np.float32], eog: frozenset[int]) -> Iterator[int]:
+    def generate(
+        self,
+        sampler: Sampler,
+        logits: NDArray[np.float32],
+        eog: frozenset[int],
+        speculator: Speculator | None = None,
+    ) -> Iterator[int]:
         """Tokens drawn by ``sampler``, from ``logits`` on; the end token is given out last.
 
-        A token is evaluated when the next one is asked for.
+        A token is evaluated when the next one is asked for; with a ``speculator``, together with guesses at those that
+        follow. Whenever a token is given out, ``tokens`` holds those before it.
         """
-        while True:
-            token = sampler.sample(logits)
-            sampler.accept(token)
-            yield token
-            if token in eog:
-                return
-            logits = self.feed([token])
+        if speculator is not None:
+            speculator.begin(self.tokens)
+        token = sampler.sample(logits)
+        sampler.accept(token)
+        yield token
+        while token not in eog:
+            draft = self._draft(token, speculator) if speculator else []
+            rows = self._feed_draft(token, draft)
+            accepted = 0
+            try:
+                for row, guess in zip(rows, [*draft, None], strict=True):
+                    token = sampler.sample(row)
+                    sampler.accept(token)
+                    accepted += token == guess
+                    yield token
+                    if token != guess or token in eog:
+                        break
+                    self.tokens.append(token)
+            finally:
+                self._end_draft(len(draft), accepted, speculator)
+
+    def _draft(self, token: int, speculator: Speculator) -> list[int]:
+        """Guesses at what follows ``token``: as fit the context, and no more than are rounded as single tokens are."""
+        room = min(self.context.n_ctx - len(self.tokens), self.context.max_uniform_tokens) - 1
+        return speculator.draft([*self.tokens, token], room)
+
+    def _feed_draft(self, token: int, draft: list[int]) -> NDArray[np.float32]:
+        """Evaluates the token and guesses behind it; logits float32 [1 + n guesses, n_vocab]."""
+        self._make_room(1 + len(draft))
+        logits = self.context.decode(Batch.single([token, *draft], len(self.tokens), self.seq_id, "all"))
+        self.tokens.append(token)
+        return logits
+
+    def _end_draft(self, n_draft: int, n_accepted: int, speculator: Speculator | None) -> None:
+        """Removes from the cache what was evaluated but is not part of the text."""
+        if n_draft:
+            self.context.kv.seq_rm(self.seq_id, len(self.tokens), -1)
+        if speculator is not None:
+            if speculator.needs_states:
+                assert self.context.embeddings is not None
+                speculator.observe(self.context.embeddings[: 1 + n_accepted])
+            speculator.accept(n_accepted)

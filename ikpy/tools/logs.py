@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from ikpy.gguf.types import type_label
 from ikpy.models.size_class import size_class
 from ikpy.quants import registry
 from ikpy.vocab import Vocab
+
+if TYPE_CHECKING:
+    from ikpy.engine.context import Context
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -353,8 +356,13 @@ def context_lines(values: Mapping[str, Any]) -> list[str]:
     return [f"{CONTEXT}{name:<13} = {text}" for name, text in values.items() if text is not None]
 
 
-def kv_cache_lines(k_bytes: int, v_bytes: int, type_k: str, type_v: str, *, latent: bool) -> list[str]:
-    """Size of the KV cache. `latent`: the K part holds c^KV and the V part its transposed copy, if any."""
+def kv_cache_lines(
+    k_bytes: int, v_bytes: int, type_k: str, type_v: str, *, latent: bool, buffers: Mapping[str, int] | None = None
+) -> list[str]:
+    """Size of the KV cache. `latent`: the K part holds c^KV and the V part its transposed copy, if any.
+
+    buffers: bytes of the cache in host memory ("CPU") and on each device; all in host memory if absent.
+    """
     total = f"KV self size  = {(k_bytes + v_bytes) / MIB:7.2f} MiB, "
     if not latent:
         parts = f"K ({type_k}): {k_bytes / MIB:7.2f} MiB, V ({type_v}): {v_bytes / MIB:7.2f} MiB"
@@ -362,13 +370,32 @@ def kv_cache_lines(k_bytes: int, v_bytes: int, type_k: str, type_v: str, *, late
         parts = f"c^KV ({type_k}): {k_bytes / MIB:7.2f} MiB, kv^T ({type_v}): {v_bytes / MIB:7.2f} MiB"
     else:
         parts = f"c^KV ({type_k}): {k_bytes / MIB:7.2f} MiB, kv^T: not used"
-    buffer = f"llama_kv_cache_init: {'CPU':>10} KV buffer size = {(k_bytes + v_bytes) / MIB:8.2f} MiB"
-    return [buffer, CONTEXT + total + parts]
+    sizes = buffers or {"CPU": k_bytes + v_bytes}
+    lines = [f"llama_kv_cache_init: {name:>10} KV buffer size = {size / MIB:8.2f} MiB" for name, size in sizes.items()]
+    return [*lines, CONTEXT + total + parts]
+
+
+def window_cache_lines(context: Context) -> list[str]:
+    """Cells of every kind of cache, if some layers keep a window only."""
+    kv = context.kv
+    lines = []
+    for (kind, size), cells in kv.windows.items():
+        layers = {layer for (layer, _), window in kv.window_of.items() if window == (kind, size)}
+        lines.append(
+            f"llama_kv_cache_init: {len(layers)} layers with a {kind} window of {size} keep {cells.n_cells} cells "
+            f"instead of {kv.n_ctx} (--swa-full keeps all)"
+        )
+    return lines
 
 
 def compute_buffer_line(n_bytes: int, backend: str = "CPU") -> str:
     """Size of the compute buffer."""
     return f"{CONTEXT}{backend:>10} compute buffer size = {n_bytes / MIB:8.2f} MiB"
+
+
+def graph_lines(n_nodes: int, n_splits: int) -> list[str]:
+    """Size of the graph of a single token, and in how many parts devices run it."""
+    return [f"{CONTEXT}graph nodes  = {n_nodes}", f"{CONTEXT}graph splits = {n_splits}"]
 
 
 def system_info_line(n_threads: int, n_threads_batch: int | None, hardware: int, flags: Mapping[str, bool]) -> str:
@@ -427,28 +454,4 @@ def _rate(seconds: float, count: int, unit: str) -> str:
     return (
         f"{milliseconds:10.2f} ms / {count:5} {unit} "
         f"({per_token:8.2f} ms per token, {per_second:8.2f} tokens per second)"
-    )
-
-
-def kv_cache_bytes(
-    file: GGUFFile, n_ctx: int, type_k: str, type_v: str, mla: int, flash_attn: bool
-) -> tuple[int, int, bool]:
-    """Bytes of the K part and of the V part of a KV cache, and whether it holds latent attention, from the header."""
-    get = _Keys(file, str(file.get("general.architecture", "")))
-    row_k, row_v = registry.by_name(type_k.lower()).row_nbytes, registry.by_name(type_v.lower()).row_nbytes
-    heads = get.per_layer("attention.head_count")
-    kv_key = "attention.head_count_kv"
-    kv_heads = get.per_layer(kv_key) if get(kv_key) is not None else heads
-    head_default = int(get("embedding_length", 0)) // heads[0] if heads[0] else 0
-    head_k = int(get("attention.key_length", head_default))
-    head_v = int(get("attention.value_length", head_default))
-    rank = int(get("attention.kv_lora_rank", 0))
-    if get.arch in MLA_ARCHITECTURES and rank and mla:
-        k = row_k(rank + int(get("rope.dimension_count", head_k))) * n_ctx * get.n_layer
-        v = row_v(rank) * n_ctx * get.n_layer if mla == 1 and not flash_attn else 0
-        return k, v, True
-    return (
-        sum(row_k(head_k * kv) * n_ctx for kv in kv_heads[: get.n_layer]),
-        sum(row_v(head_v * kv) * n_ctx for kv in kv_heads[: get.n_layer]),
-        False,
     )

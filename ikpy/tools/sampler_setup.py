@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from ikpy.engine.dry import DryBreakers, dry_breakers
-from ikpy.engine.sampling import Sampler, SamplingParams
+from ikpy.engine.sampling import Sampler, SamplingParams, TokenGrammar
 
 if TYPE_CHECKING:
     from ikpy.engine.grammar import TokenTexts
+    from ikpy.engine.lazy_grammar import Trigger
     from ikpy.vocab import Vocab
 
 _texts: WeakKeyDictionary[Vocab, dict[int, TokenTexts]] = WeakKeyDictionary()
@@ -37,16 +38,24 @@ def breakers_of(params: SamplingParams, vocab: Vocab) -> DryBreakers:
     return dry_breakers(params.dry_sequence_breakers, pieces, lambda text: vocab.tokenize(text, add_special=False))
 
 
-def make_sampler(params: SamplingParams, vocab: Vocab, n_vocab: int, n_ctx: int) -> Sampler:
-    """Sampler over logits of ``n_vocab`` tokens; -1 in a penalty window means ``n_ctx``.
+def make_sampler(
+    params: SamplingParams, vocab: Vocab, n_vocab: int, n_ctx: int, trigger: Trigger | None = None
+) -> Sampler:
+    """Sampler over logits of ``n_vocab`` tokens; -1 in a penalty window means ``n_ctx``. With a trigger the grammar
+    holds only behind its marker.
 
     Raises GrammarError for a grammar or schema that cannot be used, UsageError for bad parameters.
     """
-    grammar = None
-    if params.grammar or params.json_schema is not None:
+    grammar: TokenGrammar | None = None
+    if params.grammar or params.json_schema is not None or params.regex is not None:
         from ikpy.engine.grammar import make_grammar
+        from ikpy.engine.lazy_grammar import LazyGrammar
 
-        grammar = make_grammar(params.grammar, params.json_schema, token_texts(vocab, n_vocab))
+        texts = token_texts(vocab, n_vocab)
+        found = make_grammar(params.grammar, params.json_schema, texts, regex=params.regex)
+        grammar = found
+        if trigger is not None and found is not None:
+            grammar = LazyGrammar(found, trigger, texts, lambda token: vocab.token_to_piece(token, special=True))
     return Sampler(
         params,
         n_vocab,

@@ -24,6 +24,10 @@ class BigramCells:
             del cells[position]
         return True
 
+    def rewind(self, seq: int, length: int) -> int:
+        self.seq_rm(seq, length, -1)
+        return length
+
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
         cells = self.cells.get(seq, {})
         moved = {p + delta if p >= p0 and (p1 < 0 or p < p1) else p: token for p, token in cells.items()}
@@ -41,6 +45,7 @@ class BigramContext:
         self.n_ctx, self.n_batch = n_ctx, n_batch
         self.kv = BigramCells()
         self.batches: list[Batch] = []
+        self.max_uniform_tokens = n_batch
 
     def decode(self, batch: Batch) -> np.ndarray:
         assert len(batch) <= self.n_batch, f"{len(batch)} tokens given to a context with n_batch={self.n_batch}"

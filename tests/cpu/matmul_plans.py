@@ -56,12 +56,14 @@ class Program:
             record["ip"][i] = value
         self.ops.append(record)
 
-    def prepared(self, x: np.ndarray, type_name: str) -> tuple[int, int]:
-        """Adds act_prepare for x [T, K] or [B, T, K]; returns (tensor, format)."""
-        fmt = core.activation_format(by_name(type_name).id)
+    def prepared(self, x: np.ndarray, type_name: str, n_rows: int = 1) -> tuple[int, int]:
+        """Adds act_prepare for x [T, K] or [B, T, K]; returns (tensor, format). n_rows as of activation_format."""
+        fmt = core.activation_format(by_name(type_name).id, n_rows)
         batch = x.shape[0] if x.ndim == 3 else 1
         nbytes = core.activation_nbytes(fmt, x.shape[-1], x.shape[-2], batch)
-        buffer = self.raw(np.full(nbytes, 0xAA, np.uint8), I32, (nbytes,), (1,))
+        padded = np.full(nbytes + 64, 0xAA, np.uint8)
+        start = -padded.ctypes.data % 64
+        buffer = self.raw(padded[start : start + nbytes], I32, (nbytes,), (1,))
         self.op("act_prepare", buffer, [self.array(x)], {0: fmt})
         return buffer, fmt
 
@@ -83,9 +85,9 @@ def quantize_activations(x: np.ndarray) -> np.ndarray:
     return (q * (amax / np.float32(127)).astype(np.float64)).reshape(padded.shape)[..., :k]
 
 
-def effective(x: np.ndarray, type_name: str) -> np.ndarray:
-    """The activations a weight type really multiplies with, float64."""
-    fmt = core.activation_format(by_name(type_name).id)
+def effective(x: np.ndarray, type_name: str, n_rows: int = 1) -> np.ndarray:
+    """The activations a weight type really multiplies with, float64. n_rows as of activation_format."""
+    fmt = core.activation_format(by_name(type_name).id, n_rows)
     if fmt == 1:
         return quantize_activations(x)
     if fmt == 2:

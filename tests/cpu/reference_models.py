@@ -36,6 +36,7 @@ class RandomModel:
         self.random = np.random.default_rng(seed)
         self.weights: Weights = {}
         self.encoded: dict[str, tuple[int, np.ndarray]] = {}
+        self.words: list[str] = []
 
     def matrix(self, name: str, *shape: int) -> None:
         """Rows of unit variance products: [.., n_out, n_in]."""
@@ -73,10 +74,22 @@ class RandomModel:
             decoded = core.dequantize(data.reshape(-1), kind.id, rows.shape[1], len(rows), True)
             self.weights[name] = decoded.reshape(w.shape)
 
+    def _write_words(self, out: GGUFWriter) -> None:
+        """A WordPiece vocabulary: special tokens, words, fillers."""
+        tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"\u2581{w}" for w in self.words)]
+        tokens += [f"[unused{i}]" for i in range(len(tokens), self.keys["vocab_size"])]
+        out.add("tokenizer.ggml.model", GGUFValueType.STRING, "bert")
+        out.add_array("tokenizer.ggml.tokens", GGUFValueType.STRING, tokens)
+        out.add_array("tokenizer.ggml.token_type", GGUFValueType.INT32, [3] * 4 + [1] * (len(tokens) - 4))
+        for name, value in (("padding", 0), ("unknown", 1), ("cls", 2), ("bos", 2), ("seperator", 3), ("eos", 3)):
+            out.add(f"tokenizer.ggml.{name}_token_id", GGUFValueType.UINT32, value)
+
     def write(self, path: Path) -> Path:
         """The model as a GGUF file."""
         with GGUFWriter(path) as out:
             out.add("general.architecture", GGUFValueType.STRING, self.arch)
+            if self.words:
+                self._write_words(out)
             for key, value in self.keys.items():
                 out.add(f"{self.arch}.{key}", VALUE_TYPES[type(value)], value)
             names = {n: n if n.endswith(".bias") else f"{n}.weight" for n in self.weights}

@@ -95,6 +95,20 @@ def test_log_lines(cli) -> None:
     assert "generate" not in cli("-p", "x", "-n", "1", "--log-disable")[2]
 
 
+def test_drafts_leave_the_text_as_it_is(cli, tmp_path: Path) -> None:
+    """Statistics go to the log; a lookup cache is written and helps the next run."""
+    options = ["-p", OLD_MAN, "--spec-type", "ngram-cache", "-lcd", str(tmp_path / "cache.bin"), "--draft", "6"]
+    rates = []
+    for _ in range(2):
+        status, out, err = cli(*options)
+        assert status == 0 and out.rstrip("\n") == OLD_MAN + GREEDY
+        assert "statistics ngram_cache: #calls = " in err
+        rates.append(float(err.split("draft acceptance rate = ")[1].split()[0]))
+    assert rates[1] > max(rates[0], 0.5)
+    status, out, err = cli("-p", OLD_MAN, "--spec-stage", "suffix:n_max=4,pattern_len=1", "-draft", "p_min=0.1")
+    assert status == 0 and out.rstrip("\n") == OLD_MAN + GREEDY and "statistics suffix: " in err
+
+
 def test_prompt_file_loses_one_newline(cli, tmp_path: Path) -> None:
     path = tmp_path / "prompt.txt"
     path.write_text("Once upon a time,\nthere was\n")
@@ -239,3 +253,23 @@ def test_context_shift_keeps_the_beginning() -> None:
         ContextFullError, match=r"context of 32 tokens is full and this model's cache cannot be shifted"
     ):
         sequence.feed(list(range(40)))
+
+
+def test_adapters_and_control_vectors_change_the_text(cli, tmp_path: Path) -> None:
+    import numpy as np
+
+    from tests.cpu.test_adapters import write_directions
+
+    rows = np.random.default_rng(1).normal(0, 40, (2, 256)).astype(np.float32)
+    path = write_directions(tmp_path / "vector.gguf", {1: rows[0], 2: rows[1]})
+    texts = {}
+    for options in ((), ("--control-vector", str(path)), ("--control-vector-scaled", str(path), "0")):
+        status, out, err = cli("-p", OLD_MAN, *options)
+        assert status == 0, err
+        texts[options[:1]] = out.rstrip("\n")
+    assert texts[()] == texts["--control-vector-scaled",] == OLD_MAN + GREEDY
+    assert texts["--control-vector",] != OLD_MAN + GREEDY
+    out_of_range = ("--control-vector", str(path), "--control-vector-layer-range", "900", "999")
+    assert cli("-p", OLD_MAN, *out_of_range)[1].rstrip("\n") == OLD_MAN + GREEDY
+    status, _, err = cli("-p", OLD_MAN, "--lora", str(path))
+    assert status == 1 and "not a LoRA adapter: general.type is None, not 'adapter'" in err

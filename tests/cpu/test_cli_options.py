@@ -12,9 +12,10 @@ import pytest
 import ikpy.cli
 from ikpy.cli.fields import get_field
 from ikpy.cli.options import TOOLS, Effect, all_options, by_name
-from ikpy.cli.params import RANDOM_SEED, CommonParams
+from ikpy.cli.params import CommonParams
 from ikpy.cli.parser import parse
 from ikpy.cli.values import unescape
+from ikpy.engine.sampling_params import RANDOM_SEED
 from ikpy.errors import UsageError
 from tests.shared import ROOT, SHARED
 
@@ -124,11 +125,12 @@ def test_command_lines_in_circulation_are_accepted(line, tool):
         ("-ot exps", "Invalid tensor buffer type override: exps"),
         ("-ot (=CPU", "Invalid tensor buffer type override: (=CPU"),
         ("-f /no/such/file", "failed to open file '/no/such/file': No such file or directory"),
-        ("--hf-repo a/b", "--hf-repo requires either --hf-file or --model"),
-        ("--model-url http://x", "models are not downloaded"),
+        ("--hf-file x.gguf", "--hf-file requires --hf-repo"),
+        ("--model-url http://x", "models are not downloaded from URLs"),
         ("--fit -ncmoe 3", "-ncmoe | --n-cpu-moe cannot be used with --fit"),
         ("--hellaswag --winogrande", "--hellaswag and --winogrande exclude each other"),
-        ("--lora x", "--lora: adapters are not supported"),
+        ("--lora-scaled x y", "invalid parameter for argument: --lora-scaled (expected a number, got 'y')"),
+        ("-gan 4", "self-extend is not supported: extend the context with --rope-scaling yarn"),
         ("-c -5", "invalid parameter for argument: -c (expected at least 0, got -5)"),
         ("-b 0", "invalid parameter for argument: -b (expected at least 1, got 0)"),
     ],
@@ -149,7 +151,7 @@ def test_interactive_contradiction():
     [
         ("-ngl 99", ["not compiled with GPU offload support, --gpu-layers option will be ignored"]),
         ("-ngl 0", []),
-        ("-ot exps=CPU -mg 1", ["no effect: -ot, -mg (no GPU backend in this build)"]),
+        ("-ot exps=CPU -mg 1 -nkvo", ["no effect: -mg, -nkvo (no GPU backend in this build)"]),
         ("--host x --temp 0", ["no effect: --host, --temp (not used by perplexity)"]),
         ("-fmoe -fmoe 1 -gr", []),
         ("-fmoe 0", ["no effect: -fmoe (it is always on)"]),

@@ -11,7 +11,14 @@ import pytest
 
 from ikpy.engine.digit_ranges import integer_range
 from ikpy.engine.gbnf import GrammarError, parse_gbnf, to_lark
-from ikpy.engine.grammar import TokenTexts, gbnf_grammar, json_schema_grammar, make_grammar
+from ikpy.engine.grammar import (
+    TokenTexts,
+    gbnf_grammar,
+    json_schema_grammar,
+    lark_grammar,
+    make_grammar,
+    regex_grammar,
+)
 from ikpy.engine.json_schema import schema_to_gbnf
 
 PIECES = [bytes([i]) for i in range(256)] + [b"yes", b"no", b"ab", b" yes", "é".encode(), b'": "']
@@ -209,3 +216,42 @@ def test_half_open_integer_ranges() -> None:
     assert {n for n in range(2000) if above.fullmatch(str(n))} == set(range(37, 2000))
     below = re.compile(integer_range(None, 12).replace('"', "").replace(" ", ""))
     assert {n for n in range(-300, 300) if below.fullmatch(str(n))} == set(range(-300, 13))
+
+
+def test_regular_expressions_and_lark() -> None:
+    assert accepts(regex_grammar("a+/[0-9]{2}", TEXTS), "aaa/12")
+    assert not accepts(regex_grammar("a+", TEXTS), "ab")
+    assert accepts(make_grammar("", None, TEXTS, regex="x|y"), "y")
+    assert accepts(lark_grammar('start: "a" /[bc]+/', TEXTS), "abcb")
+    assert accepts(make_grammar('%llguidance {}\nstart: "abc"', None, TEXTS), "abc")
+    for make in (lambda: regex_grammar("(", TEXTS), lambda: lark_grammar("start: (", TEXTS)):
+        with pytest.raises(GrammarError):
+            make()
+    with pytest.raises(GrammarError, match="at most"):
+        gbnf_grammar("#" * 2_000_000, TEXTS)
+
+
+def test_compiled_grammars_are_kept_and_independent() -> None:
+    source = 'root ::= "ab" [0-9]* "kept"'
+    first = gbnf_grammar(source, TEXTS)
+    began = len(TEXTS._compiled)
+    first.accept(ord("a"))
+    second = gbnf_grammar(source, TEXTS)
+    assert len(TEXTS._compiled) == began
+    assert first.allows(ord("b")) and not second.allows(ord("b")) and second.allows(ord("a"))
+    branch = first.copy()
+    branch.accept(ord("b"))
+    assert branch.allows(ord("1")) and not first.allows(ord("1"))
+
+
+def test_masks_computed_ahead_are_those_of_the_moment() -> None:
+    ahead, fresh = (gbnf_grammar("root ::= ([a-f] [0-9])+", TEXTS) for _ in range(2))
+    for char in "a1b2c3d4e5f6a7":
+        wanted = {ord(c) for c in ("abcdef" if char.isalpha() else "0123456789")}
+        mask = ahead.mask()
+        assert {i for i in range(128) if mask[i]} == wanted
+        assert all(ahead.allows(i) == fresh.allows(i) for i in range(128))
+        ahead.accept(ord(char))
+        fresh.accept(ord(char))
+        assert ahead._ahead is not None and fresh._ahead is None
+    assert ahead.complete

@@ -47,6 +47,23 @@ def test_seed_makes_sampling_reproducible(llm: LLM) -> None:
     assert any(llm.generate(OLD_MAN, 12, seed=seed, temperature=1.0) != first for seed in (4, 5))
 
 
+def test_drafts_leave_the_text_as_it_is(llm: LLM) -> None:
+    from ikpy import default_model_path
+    from ikpy.engine.speculative import SpeculativeParams
+    from ikpy.tools.speculation import DraftFiles
+
+    params = SpeculativeParams(types=("suffix",), pattern_len=1, p_min=0.1)
+    drafting = LLM(n_ctx=512, n_threads=1, speculative=params, draft_files=DraftFiles(default_model_path()))
+    for prompt in ("The old man looked at", "one two, and the powers of the powers of the"):
+        for sampling in ({"temperature": 0}, {"temperature": 0.8, "seed": 3, "top_k": 4}):
+            assert drafting.generate(prompt, 40, **sampling) == llm.generate(prompt, 40, **sampling)
+            assert drafting.generate(prompt, 40, stop=["the"], **sampling) == llm.generate(
+                prompt, 40, stop=["the"], **sampling
+            )
+    assert drafting.speculator is not None and drafting.speculator.n_accepted > 20
+    assert [line.split()[1] for line in drafting.speculator.lines()] == ["acceptance", "suffix:", "draft:"]
+
+
 def test_chat_uses_the_template(llm: LLM) -> None:
     messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello"}]
     prompt = "<|system|>Be kind.<|end|><|user|>Hello<|end|><|assistant|>"

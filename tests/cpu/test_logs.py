@@ -7,6 +7,9 @@ import re
 import pytest
 
 import ikpy
+from ikpy.engine.context import Context
+from ikpy.engine.model import Model
+from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.gguf.reader import GGUFFile
 from ikpy.models.size_class import size_class
 from ikpy.tools import logs
@@ -39,16 +42,25 @@ def test_vocabulary(file):
     assert printed == [line for line in golden("load: ") if "cache size" not in line and "unused" not in line]
 
 
-def test_kv_cache(file):
-    k, v, latent = logs.kv_cache_bytes(file, 2048, "f16", "f16", 3, True)
-    lines = logs.kv_cache_lines(k, v, "f16", "f16", latent=latent)
+def planned(**settings) -> Context:
+    """A context of the bundled model, measured from its header."""
+    model = Model.load(ikpy.default_model_path(), ModelParams(header_only=True))
+    return Context(model, ContextParams(n_ctx=2048, n_threads=1, **settings))
+
+
+def cache_lines(context: Context) -> list[str]:
+    k, v = context.kv.nbytes("kv") or context.kv.nbytes("k"), context.kv.nbytes("v")
+    latent = context.graph_params.mla > 0
+    return logs.kv_cache_lines(k, v, context.params.type_k, context.params.type_v, latent=latent)
+
+
+def test_kv_cache():
+    lines = cache_lines(planned())
     assert lines == golden("llama_kv_cache_init") + golden("llama_init_from_model: KV self size")
-    k, v, latent = logs.kv_cache_bytes(file, 2048, "f16", "f16", 0, True)
-    assert logs.kv_cache_lines(k, v, "f16", "f16", latent=latent)[1].endswith(
+    assert cache_lines(planned(mla=0))[1].endswith(
         "KV self size  =   20.00 MiB, K (f16):   12.00 MiB, V (f16):    8.00 MiB"
     )
-    k, v, latent = logs.kv_cache_bytes(file, 2048, "q8_0", "f16", 3, True)
-    assert "c^KV (q8_0):    4.78 MiB, kv^T: not used" in logs.kv_cache_lines(k, v, "q8_0", "f16", latent=latent)[1]
+    assert "c^KV (q8_0):    4.78 MiB, kv^T: not used" in cache_lines(planned(type_k="q8_0"))[1]
 
 
 def test_context_lines():

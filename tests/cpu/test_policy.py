@@ -14,7 +14,7 @@ from ikpy.quants import registry
 from ikpy.quants.policy import ModelShape, TypeOptions, TypePolicy
 from ikpy.quants.recipe import Recipe, parse_rules
 from ikpy.tools.imatrix_file import ImportanceMatrix, read_imatrix
-from ikpy.tools.quantize import MissingImatrixError, QuantizeOptions, make_plan, refuse_without_imatrix
+from ikpy.tools.quantize_plan import MissingImatrixError, QuantizeOptions, make_plan, refuse_without_imatrix
 from tests.shared import DATA, ROOT
 
 RECORDED = json.loads((DATA / "quantize" / "dry-run.json").read_text())

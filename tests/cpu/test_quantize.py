@@ -83,7 +83,8 @@ def test_error_is_not_above_the_recorded_one(name, variant, record_property):
     theirs = weighted_error(values, decode(name, recorded, values), weights)
     record_property("ratio", ours / theirs)
     print(f"{name:11} {variant:8} ours {ours:.6g} recorded {theirs:.6g} ratio {ours / theirs:.4f}")
-    assert ours <= theirs, f"{name}: {ours:.6g} > {theirs:.6g}; {worst_block(name, values, decoded)}"
+    limit = 0.995 * theirs
+    assert ours <= limit, f"{name}: {ours:.6g} > {limit:.6g}; {worst_block(name, values, decoded)}"
 
 
 def test_errors_on_fresh_input_are_below_the_recorded_level():
@@ -91,49 +92,77 @@ def test_errors_on_fresh_input_are_below_the_recorded_level():
     rng = np.random.default_rng(11)
     values = (rng.standard_normal((16, 1024)) * 0.03).astype(np.float32)
     weights = rng.gamma(1.0, 1.0, 1024).astype(np.float32)
-    # Relative errors of the library of PyPI's ik-llama-cpp-python 0.1.5 on this very input.
+    # Reached relative errors and half a per cent; all are below those of the reference's library (docs/quants.md).
     limits = {
-        "q4_0": 0.07618,
-        "q4_1": 0.06368,
-        "q5_0": 0.03749,
-        "q5_1": 0.03070,
-        "q2_K": 0.23784,
-        "q3_K": 0.13219,
-        "q4_K": 0.06470,
-        "q5_K": 0.03283,
-        "q6_K": 0.01541,
-        "iq2_xxs": 0.30681,
-        "iq2_xs": 0.24915,
-        "iq3_xxs": 0.15045,
-        "iq1_s": 0.44015,
-        "iq4_nl": 0.06891,
-        "iq3_s": 0.11872,
-        "iq2_s": 0.22369,
-        "iq4_xs": 0.06974,
-        "iq1_m": 0.38136,
-        "q6_0": 0.01839,
-        "iq2_k": 0.24872,
-        "iq3_k": 0.11797,
-        "iq4_k": 0.05595,
-        "iq5_k": 0.02877,
-        "iq6_k": 0.01331,
-        "iq4_ks": 0.06626,
-        "iq2_ks": 0.28409,
-        "iq4_kss": 0.07684,
-        "iq5_ks": 0.03202,
-        "iq2_kt": 0.23657,
-        "iq3_kt": 0.12134,
-        "iq4_kt": 0.07080,
-        "iq3_ks": 0.13690,
-        "iq2_kl": 0.20233,
-        "iq1_kt": 0.31058,
-        "iq1_s_r4": 0.42693,
-        "iq1_m_r4": 0.37279,
+        "q4_0": 0.07528,
+        "q4_1": 0.06365,
+        "q5_0": 0.03704,
+        "q5_1": 0.03080,
+        "q2_K": 0.23037,
+        "q3_K": 0.13133,
+        "q4_K": 0.06376,
+        "q5_K": 0.03188,
+        "q6_K": 0.01500,
+        "iq2_xxs": 0.27502,
+        "iq2_xs": 0.23798,
+        "iq3_xxs": 0.14286,
+        "iq1_s": 0.41928,
+        "iq4_nl": 0.06761,
+        "iq3_s": 0.11191,
+        "iq2_s": 0.21014,
+        "iq4_xs": 0.06824,
+        "iq1_m": 0.37134,
+        "q6_0": 0.01822,
+        "iq2_k": 0.24624,
+        "iq3_k": 0.11546,
+        "iq4_k": 0.05458,
+        "iq5_k": 0.02641,
+        "iq6_k": 0.01257,
+        "iq4_ks": 0.06538,
+        "iq2_ks": 0.28362,
+        "iq4_kss": 0.07290,
+        "iq5_ks": 0.03141,
+        "iq2_kt": 0.22370,
+        "iq3_kt": 0.11828,
+        "iq4_kt": 0.06699,
+        "iq3_ks": 0.13585,
+        "iq2_kl": 0.19708,
+        "iq1_kt": 0.29981,
+        "iq1_s_r4": 0.42076,
+        "iq1_m_r4": 0.36939,
     }
     for name, limit in limits.items():
         decoded = decode(name, encode(name, values, weights), values)
         relative = weighted_error(values, decoded, weights) / weighted_error(values, np.zeros_like(values), weights)
         assert relative <= limit, f"{name}: relative error {relative:.4f} above {limit}"
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [("iq1_s", 0.93), ("iq1_m", 0.955), ("iq2_xxs", 0.975), ("iq2_ks", 0.975), ("iq2_k", 0.98), ("q2_K", 0.98),
+     ("iq2_kt", 0.94), ("iq1_kt", 0.97)],
+)  # fmt: skip
+def test_rows_keep_their_length(name, least):
+    """Encoding shrinks sum w*x*y below sum w*x*x; the stored scale takes most of that back, for iq2_kt the reader."""
+    rng = np.random.default_rng(11)
+    values = (rng.standard_normal((16, 1024)) * 0.03).astype(np.float32)
+    weights = rng.gamma(1.0, 1.0, 1024).astype(np.float32)
+    decoded = decode(name, encode(name, values, weights), values)
+    length = (weights * values * decoded).sum() / (weights * values**2).sum()
+    assert least <= length <= 1.0, f"{name}: {length:.4f}"
+
+
+def test_extreme_importances_do_not_mislead_the_trellis_search():
+    """A column of a thousand times the others' weight decides about the error, not about the scale's first guess."""
+    rng = np.random.default_rng(4)
+    values = (rng.standard_normal((8, 512)) * 0.03).astype(np.float32)
+    weights = np.ones(512, np.float32)
+    weights[::37] = 1000
+    for name, limit in (("iq1_kt", 0.085), ("iq2_kt", 0.066), ("iq3_kt", 0.036), ("iq4_kt", 0.0205)):
+        decoded = decode(name, encode(name, values, weights), values)
+        relative = weighted_error(values, decoded, weights) / weighted_error(values, np.zeros_like(values), weights)
+        print(f"{name}: {relative:.4f}")
+        assert relative <= limit, f"{name}: relative error {relative:.4f}; {worst_block(name, values, decoded)}"
 
 
 @pytest.mark.parametrize(("plain", "packed"), sorted(p for p in PERMUTATIONS if registry.by_name(p[1]).interleave > 1))

@@ -123,7 +123,7 @@ def test_f16_logits(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("type_name", ["Q8_0", "Q4_K_S", "IQ4_K"])
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_quantized_perplexity(name: str, type_name: str, tmp_path: Path) -> None:
-    """As near to the exact distribution as the reference is, and final perplexity within 0.1 % of exact or reference.
+    """As near to the exact distribution as the reference is; final perplexity within 0.05 % of reference or exact.
 
     Both engines round activations to 8 bits, each in its own way; in a mixture of experts that flips a few choices,
     so single chunks of both engines lie up to 0.25 % from the exact value.
@@ -136,7 +136,8 @@ def test_quantized_perplexity(name: str, type_name: str, tmp_path: Path) -> None
     kl_ours, kl_theirs = mean_kl(exact, ours), mean_kl(exact, theirs)
     assert kl_ours <= kl_theirs * 1.3, f"{name} {type_name}: KL to exact {kl_ours:.2e}, reference {kl_theirs:.2e}"
     near = np.minimum(np.abs(ppl_ours / ppl_theirs - 1), np.abs(ppl_ours / ppl_exact - 1))
-    assert near[-1] < 1e-3, f"{name} {type_name}: final off by {near[-1]:.2e}"
+    # The reference saturates on IQ4_K and is no yardstick; int8 activations alone move that figure by 0.06 %.
+    assert near[-1] < (1e-3 if type_name == "IQ4_K" else 5e-4), f"{name} {type_name}: final off by {near[-1]:.2e}"
     assert near.max() < 3e-3, f"{name} {type_name}: chunk {near.argmax() + 1} off by {near.max():.2e}"
 
 

@@ -28,12 +28,7 @@ def _model_path(name: str) -> Path | None:
 
 
 def _supported(setting: dict) -> bool:
-    return (
-        setting["cache_k"] in CACHE_TYPES
-        and setting["cache_v"] in CACHE_TYPES
-        and not setting["k_hadamard"]
-        and not setting["v_hadamard"]
-    )
+    return setting["cache_k"] in CACHE_TYPES and setting["cache_v"] in CACHE_TYPES
 
 
 CASES = [
@@ -62,6 +57,8 @@ def _logits(path: Path, setting: dict, tokens: np.ndarray) -> np.ndarray:
             type_v=setting["cache_v"],
             grouped_experts=bool(setting["grouped_routing"]),
             smart_expert_reduction=tuple(reduction) if reduction else (-1, 0.0),
+            k_hadamard=bool(setting["k_hadamard"]),
+            v_hadamard=bool(setting["v_hadamard"]),
         ),
     )
     n_prompt = setting["prompt"] or len(tokens)

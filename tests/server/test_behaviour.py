@@ -196,14 +196,29 @@ def test_required_tool_call(puppet: TestClient) -> None:
         assert message["tool_calls"][0]["function"]["arguments"].startswith("{")
 
 
-def test_malformed_call_is_text(puppet: TestClient) -> None:
-    body = {"messages": HELLO, "tools": TOOLS, "temperature": 0, "max_tokens": 80, "logit_bias": {"367": 100}}
+def test_a_begun_call_cannot_become_malformed(puppet: TestClient) -> None:
+    """The script writes {city: Paris}; the grammar that holds behind <tool_call> lets only JSON of the schema pass."""
+    tool = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
+    tools = [{"type": "function", "function": {"name": "get_weather", "parameters": tool}}]
+    body = {"messages": HELLO, "tools": tools, "temperature": 0, "max_tokens": 120, "logit_bias": {"367": 100}}
     message = post(puppet, "/v1/chat/completions", **body)["choices"][0]["message"]
-    assert "tool_calls" not in message
-    assert "city: Paris" in message["content"]
-    events = read_events(puppet.post("/v1/chat/completions", json=body | {"stream": True}).text)
-    deltas = [e["data"]["choices"][0]["delta"] for e in events[:-1]]
-    assert "".join(d.get("content") or "" for d in deltas) == message["content"]
+    assert message["tool_calls"][0]["function"]["name"] == "get_weather"
+    arguments = message["tool_calls"][0]["function"]["arguments"]
+    assert '{"city":"Rome"}'.startswith("".join(arguments.split())), arguments
+    free = post(puppet, "/v1/chat/completions", **body | {"tools": None})["choices"][0]["message"]["content"]
+    assert "city: Paris" in free
+    odd = [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "nonsense"}}}]
+    post(puppet, "/v1/chat/completions", **body | {"tools": odd})
+    post(puppet, "/v1/chat/completions", 400, **body | {"tools": odd, "tool_choice": "required"})
+
+
+def test_regular_expressions_and_lark(tiny: TestClient) -> None:
+    assert complete(tiny, regex="[a-c]{3}-[0-9]{2}", n_predict=20)["content"][3] == "-"
+    got = complete(tiny, lark='start: "yes" | "no"', n_predict=20)["content"]
+    assert got in ("yes", "no")
+    assert complete(tiny, grammar=f'%llguidance {{}}\nstart: "{got}"', n_predict=20)["content"] == got
+    for body in ({"regex": "[", "n_predict": 2}, {"lark": "start: (", "n_predict": 2}, {"regex": "a", "lark": "b"}):
+        assert post(tiny, "/completion", 400, prompt="x", **body)["error"]["message"]
 
 
 def test_stop_strings_do_not_leak_into_chat_streams(puppet: TestClient) -> None:
@@ -257,7 +272,7 @@ def test_a_body_over_the_limit_is_refused(tiny: TestClient) -> None:
 
 
 def test_unsupported_routes_say_what_is_missing(tiny: TestClient) -> None:
-    for path, word in (("/rerank", "reranking"), ("/control-vectors/load", "control vectors"), ("/infill", "infill")):
+    for path, word in (("/rerank", "embeddings"), ("/infill", "infill")):
         error = post(tiny, path, 501)["error"]
         assert error["type"] == "not_supported_error"
         assert word in error["message"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from tests.server.compare import Difference, compare, compare_shape
 from tests.server.expected import SHAPE_ONLY, STATUS_ONLY, expected, free_fields
 from tests.server.harness import load_captures, play, running
 
+ROOT = Path(__file__).parents[2]
 CAPTURES = {c["name"]: c for c in load_captures()}
 NAMES = [name for name, c in CAPTURES.items() if "raw" not in c]
 
@@ -42,3 +45,9 @@ def test_capture(name: str) -> None:
                     compare(want[key], got.get(key), key, free_fields(capture))
     except Difference as difference:
         pytest.fail(f"{name}: {difference}", pytrace=False)
+
+
+def test_the_page_of_differences_is_up_to_date() -> None:
+    line = [sys.executable, str(ROOT / "scripts" / "make_server_differences.py"), "--check"]
+    result = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, "run: python scripts/make_server_differences.py"

@@ -27,7 +27,7 @@ TEXTS = st.text(max_size=12)
 COMMON = (
     *FLOATS, *INTEGERS, *FLAGS, "seed", "stop", "samplers", "logit_bias", "n_probs", "grammar", "json_schema",
     "id_slot", "cache_prompt", "n_keep", "n_discard", "t_max_predict_ms", "response_fields", "post_sampling_probs",
-    "stream", "timings_per_token", "dry_sequence_breakers",
+    "stream", "timings_per_token", "dry_sequence_breakers", "regex", "lark",
 )  # fmt: skip
 CHAT = ("tools", "tool_choice", "response_format", "logprobs", "top_logprobs", "chat_template_kwargs",
         "reasoning_format", "stream_options", "add_generation_prompt", "parallel_tool_calls", "model")  # fmt: skip
@@ -51,6 +51,12 @@ def bodies(required: dict[str, st.SearchStrategy[Any]], names: tuple[str, ...]) 
     return st.tuples(st.fixed_dictionaries(required), extra).map(lambda pair: {**pair[1], **pair[0]})
 
 
+OPTIONS = st.fixed_dictionaries(
+    {"num_predict": st.integers(0, 3)},
+    optional={name: VALUES for name in ("temperature", "stop", "seed", "num_keep", "mirostat")},
+)
+OLLAMA = ("tools", "format", "think", "stream", "raw", "system", "context", "images", "model")
+
 REQUESTS = st.one_of(
     st.tuples(st.just("/completion"), bodies({"prompt": TEXTS | VALUES, "n_predict": st.integers(0, 3)}, COMMON)),
     st.tuples(st.just("/v1/completions"), bodies({"prompt": TEXTS | VALUES, "max_tokens": st.integers(0, 3)}, COMMON)),
@@ -66,11 +72,20 @@ REQUESTS = st.one_of(
         st.sampled_from(["/tokenize", "/detokenize"]), bodies({"content": VALUES, "tokens": VALUES}, ("add_special",))
     ),
     st.tuples(st.just("/apply-template"), bodies({"messages": MESSAGES | VALUES}, CHAT)),
+    st.tuples(st.just("/api/chat"), bodies({"messages": MESSAGES | VALUES, "options": OPTIONS}, OLLAMA)),
+    st.tuples(st.just("/api/generate"), bodies({"prompt": TEXTS | VALUES, "options": OPTIONS}, OLLAMA)),
+    st.tuples(
+        st.sampled_from(["/rerank", "/embedding", "/v1/embeddings", "/api/embed"]),
+        bodies(
+            {"query": TEXTS | VALUES, "documents": st.lists(TEXTS, max_size=2) | VALUES, "input": TEXTS | VALUES},
+            ("top_n", "encoding_format", "embd_normalize", "return_documents", "texts", "content"),
+        ),
+    ),
 )
 
 
 def test_random_bodies() -> None:
-    server = start_server("llama-server -m PUPPET -t 1 -c 512 -np 2")
+    server = start_server("llama-server -m PUPPET -t 1 -c 512 -np 2 --embeddings --pooling mean")
     client = TestClient(server.app, raise_server_exceptions=False)
 
     @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck), database=None)
@@ -81,7 +96,8 @@ def test_random_bodies() -> None:
         response = client.post(path, json=body)
         assert response.status_code in (200, 400, 501), f"{path} {body}: {response.status_code} {response.text[:300]}"
         if response.status_code != 200:
-            assert response.json()["error"]["message"]
+            error = response.json()["error"]
+            assert error if path.startswith("/api/") else error["message"]
         assert server.engine.n_idle == 2
 
     try:

@@ -6,11 +6,15 @@ import json
 
 import pytest
 
-from ikpy.server.chat.output import ChatMessage, OutputFormat, OutputReader
-from ikpy.server.chat.tool_blocks import DEEPSEEK, GLM, KIMI, LLAMA
-from ikpy.server.chat.tool_formats import HERMES, MISTRAL, call_grammar, tool_format
+from ikpy.engine.gbnf import parse_gbnf
+from ikpy.engine.grammar import TokenTexts, gbnf_grammar
+from ikpy.engine.lazy_grammar import LazyGrammar, Trigger
+from ikpy.server.chat.call_grammar import call_grammar
+from ikpy.server.chat.harmony import HARMONY
+from ikpy.server.chat.output import ChatMessage, OutputFormat
+from ikpy.server.chat.tool_blocks import DEEPSEEK, DEEPSEEK_PLAIN, GLM, KIMI, LLAMA
+from ikpy.server.chat.tool_formats import HERMES, MISTRAL, tool_format
 from ikpy.server.chat.tool_reading import ToolFormat
-from ikpy.server.errors import ApiError
 from ikpy.server.text_stream import TextStream
 
 THINK = ("<think>", "</think>")
@@ -48,7 +52,7 @@ def test_invalid_bytes_become_replacement_characters() -> None:
 
 
 def read(text: str, output: OutputFormat, size: int) -> ChatMessage:
-    reader, message = OutputReader(output), ChatMessage()
+    reader, message = output.reader(), ChatMessage()
     for i in range(0, len(text), size):
         for delta in reader.feed(text[i : i + size]):
             message.add(delta)
@@ -148,20 +152,129 @@ def test_formats_are_found_in_templates() -> None:
     assert tool_format("{% if tools %}<tool_call>{% endif %}") is HERMES
     assert tool_format("{{ tools }}[TOOL_CALLS]") is MISTRAL
     assert tool_format("{{ tools }}<tool_call><arg_key>") is GLM
-    assert tool_format("{{ tools }}<｜tool▁calls▁begin｜>") is DEEPSEEK
+    assert tool_format("{{ tools }}<｜tool▁calls▁begin｜>```json") is DEEPSEEK
+    assert tool_format("{{ tools }}<｜tool▁calls▁begin｜>") is DEEPSEEK_PLAIN
+    assert tool_format("{{ tools }}<|channel|><|message|>") is HARMONY
     assert tool_format("{{ tools }}<|tool_calls_section_begin|>") is KIMI
     assert tool_format("{{ tools }}<|python_tag|>") is LLAMA
     assert tool_format("no <tool_call> without the variable") is None
     assert tool_format("{{ tools }}") is None
 
 
-def test_grammar_of_required_calls_names_every_tool() -> None:
-    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-    text = call_grammar(HERMES, [{"name": "f", "parameters": schema}, {"name": "g"}], several=False)
-    assert text.startswith('root ::= "<tool_call>\\n" call "\\n</tool_call>"\n')
-    for name in ("f", "g"):
-        assert json.dumps(f'{{"name": "{name}", "arguments": ') in text
-    assert "parameters" in call_grammar(LLAMA, [{"name": "g"}], several=False)
-    with pytest.raises(ApiError, match="cannot force"):
-        call_grammar(KIMI, [{"name": "g"}], several=False)
-    assert 'tool0-root ::= "{" tool0-space' in text
+WEATHER = {
+    "name": "get_weather",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+        "required": ["city"],
+    },
+}
+BYTES = TokenTexts([bytes([i]) for i in range(256)], special=(), eog=(0,))
+WEATHER_CALLS = [
+    (HERMES, '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'),
+    (MISTRAL, '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}]'),
+    (LLAMA, '{"name": "get_weather", "parameters": {"city": "Rome"}}'),
+    (GLM, "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>"),
+    (
+        DEEPSEEK,
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+        '{"city": "Rome"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    ),
+    (
+        DEEPSEEK_PLAIN,
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Rome"}<｜tool▁call▁end｜>'
+        "<｜tool▁calls▁end｜>",
+    ),
+    (
+        KIMI,
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
+        '{"city": "Rome"}<|tool_call_end|><|tool_calls_section_end|>',
+    ),
+    (HARMONY, '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Rome"}'),
+]
+
+
+@pytest.mark.parametrize(("format_", "text"), WEATHER_CALLS, ids=lambda value: getattr(value, "name", ""))
+@pytest.mark.parametrize("lazy", [False, True], ids=["forced", "begun"])
+def test_call_grammars_allow_what_the_readers_read_and_nothing_else(format_: ToolFormat, text: str, lazy: bool) -> None:
+    source = call_grammar(format_, [WEATHER, {"name": "other"}], several=False, lazy=lazy)
+    parse_gbnf(source)
+    start = text.index(format_.trigger or format_.opening) + len(format_.trigger or format_.opening) if lazy else 0
+    grammar = gbnf_grammar(source, BYTES)
+    for i, byte in enumerate(text.encode()[len(text[:start].encode()) :]):
+        assert grammar.allows(byte), f"{format_.name}: byte {i} of {text[start:]!r}"
+        grammar.accept(byte)
+    assert grammar.complete
+    wrong = text.replace("get_weather", "get_money").encode()[len(text[:start].encode()) :]
+    grammar = gbnf_grammar(source, BYTES)
+    assert not all(grammar.allows(byte) and grammar.accept(byte) is None for byte in wrong)
+    harmony = format_ is HARMONY
+    message = read(text, OutputFormat(None, False, format_, harmony=harmony), 3)
+    assert [call["name"] for call in message.calls] == ["get_weather"]
+    assert json.loads(message.calls[0]["arguments"])["city"] == "Rome"
+
+
+def test_several_calls_only_if_wanted() -> None:
+    for format_, text in WEATHER_CALLS[:1]:
+        for several in (False, True):
+            grammar = gbnf_grammar(call_grammar(format_, [WEATHER], several=several), BYTES)
+            allowed = [grammar.allows(byte) and grammar.accept(byte) is None for byte in (text + "\n" + text).encode()]
+            assert all(allowed) == several
+
+
+def lazy_grammar(source: str, trigger: Trigger) -> LazyGrammar:
+    pieces = [bytes([i]) for i in range(256)] + [b"<T>", b"x<T>a", b"x<T>z"]
+    texts = TokenTexts(pieces, special=(256,), eog=(0,))
+    return LazyGrammar(gbnf_grammar(source, texts), trigger, texts, lambda token: pieces[token])
+
+
+def test_a_lazy_grammar_holds_behind_its_marker() -> None:
+    grammar = lazy_grammar('root ::= "abc"', Trigger("<T>"))
+    for byte in b"zz<":
+        assert grammar.allows(byte)
+        grammar.accept(byte)
+    assert not grammar.active and grammar.mask().all()
+    grammar.accept(256)
+    assert grammar.active and grammar.allows(ord("a")) and not grammar.allows(ord("z"))
+    assert grammar.mask().nonzero()[0].tolist() == [ord("a")]
+    grammar.reset()
+    grammar.accept(257)
+    assert grammar.active and grammar.allows(ord("b")) and not grammar.allows(ord("a"))
+    grammar.reset()
+    grammar.accept(258)
+    assert not grammar.active and grammar.allows(ord("z")), "what contradicts the grammar cannot be taken back"
+
+
+def test_a_lazy_grammar_ignores_markers_inside_reasoning() -> None:
+    grammar = lazy_grammar('root ::= "abc"', Trigger("<T>", ("<think>", "</think>")))
+    for byte in b"<think>a <T> b</think> c":
+        grammar.accept(byte)
+    assert not grammar.active
+    grammar.accept(256)
+    assert grammar.active
+    inside = lazy_grammar('root ::= "abc"', Trigger("<T>", ("<think>", "</think>"), inside=True))
+    inside.accept(256)
+    assert not inside.active
+
+
+HARMONY_TEXT = (
+    "<|channel|>analysis<|message|>Hm, a question.<|end|><|start|>assistant<|channel|>commentary "
+    'to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|><|start|>assistant<|channel|>final<|message|>Done.'
+)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 13, 1000])
+def test_harmony_channels(size: int) -> None:
+    message = read(HARMONY_TEXT, OutputFormat(THINK, False, HARMONY, harmony=True), size)
+    assert (message.reasoning, message.content) == ("Hm, a question.", "Done.")
+    assert [(call["name"], call["arguments"]) for call in message.calls] == [("f", '{"a": 1}')]
+    early = read(
+        ' to=functions.g<|channel|>commentary json<|message|>{"b": 2}', OutputFormat(None, False, HARMONY, True), size
+    )
+    assert [(call["name"], call["arguments"]) for call in early.calls] == [("g", '{"b": 2}')]
+    plain = read("Hello <b> there", OutputFormat(THINK, False, None, harmony=True), size)
+    assert plain.content == "Hello <b> there"
+    cut = read("<|channel|>analysis<|message|>Only thoughts", OutputFormat(THINK, False, None, harmony=True), size)
+    assert (cut.reasoning, cut.content) == ("Only thoughts", "")
+    kept = read(HARMONY_TEXT, OutputFormat(None, False, HARMONY, harmony=True), size)
+    assert kept.content == "Hm, a question.Done."

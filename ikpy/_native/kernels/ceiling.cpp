@@ -1,6 +1,7 @@
 #include "ikpy/ceiling.hpp"
 
 #include <omp.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -9,6 +10,8 @@
 #include <cstring>
 #include <memory>
 
+#include "kernels/amx_tiles.hpp"
+#include "kernels/gemm_amx.hpp"
 #include "kernels/half_rows.hpp"
 
 namespace ikpy {
@@ -25,9 +28,9 @@ constexpr int64_t kSteps = 100000;
 
 // Best rate over some repeats of `work`, which performs `operations` per thread.
 template <class F>
-double best_rate(int n_threads, double operations, F work) {
+double best_rate(int n_threads, double operations, F work, int repeats = kRepeats) {
     double best = 0.0;
-    for (int r = 0; r < kRepeats; ++r) {
+    for (int r = 0; r < repeats; ++r) {
         double seconds = 0.0;
 #pragma omp parallel num_threads(n_threads) reduction(max : seconds)
         {
@@ -117,6 +120,38 @@ __attribute__((target("avx512bf16"))) void bf16_chains() {
 }
 #endif
 
+#if defined(IKPY_AMX)
+constexpr double kTileOperations = 4.0 * kTileHeight * kTileHeight * kTileDepth * 2;
+IKPY_AMX void tile_chains() {
+    load_tile_config(kTileHeight);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    _tile_zero(4);
+    _tile_zero(5);
+    _tile_zero(6);
+    _tile_zero(7);
+    for (int64_t i = 0; i < kSteps; ++i) {
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    release_tiles();
+}
+#endif
+
+// More than the last-level cache holds: servers have some of hundreds of MiB, from which 256 MiB would be
+// read nearly twice as fast as from memory.
+int64_t uncached_bytes() {
+    int64_t cache = 0;
+#if defined(_SC_LEVEL3_CACHE_SIZE)
+    cache = std::max<int64_t>(0, sysconf(_SC_LEVEL3_CACHE_SIZE));
+#endif
+    return std::clamp<int64_t>(4 * cache, int64_t{256} << 20, int64_t{2} << 30) / 4096 * 4096;
+}
+
 uint64_t sum_words(const uint64_t* p, int64_t n) {
     uint64_t s = 0;
     for (int64_t i = 0; i < n; ++i) s ^= p[i];
@@ -152,17 +187,25 @@ double ceiling_bf16_dot(int n_threads) {
     return 0.0;
 }
 
+double ceiling_amx_bf16([[maybe_unused]] int n_threads) {
+#if defined(IKPY_AMX)
+    if (has_amx()) return best_rate(n_threads, kTileOperations * kSteps, tile_chains);
+#endif
+    return 0.0;
+}
+
 double ceiling_fp32_fma(int n_threads) {
     return best_rate(n_threads, 2.0 * kFloats * kChains * kSteps, fma_chains);
 }
 
 double ceiling_read_bandwidth(int n_threads) {
-    constexpr int64_t kWords = 32 << 20;  // 256 MiB
+    const int64_t words = uncached_bytes() / 8;
     std::unique_ptr<uint64_t, decltype(&std::free)> buffer(
-        static_cast<uint64_t*>(std::aligned_alloc(64, kWords * sizeof(uint64_t))), &std::free);
+        static_cast<uint64_t*>(std::aligned_alloc(64, words * sizeof(uint64_t))), &std::free);
     if (!buffer) return 0.0;
     uint64_t* data = buffer.get();
-    const int64_t part = kWords / n_threads / 4096 * 4096;
+    const int64_t part = words / n_threads / 4096 * 4096;
+    const int repeats = static_cast<int>(std::max<int64_t>(3, kRepeats * (int64_t{32} << 20) / words));
 #pragma omp parallel num_threads(n_threads)
     {
         const int64_t first = omp_get_thread_num() * part;
@@ -171,11 +214,14 @@ double ceiling_read_bandwidth(int n_threads) {
     double best = 0.0;
     for (int streams : {1, 2, 4})
         for (int64_t ahead : {0, 128, 512})
-            best = std::max(best, best_rate(n_threads, static_cast<double>(part) * sizeof(uint64_t), [&] {
-                                const uint64_t s =
-                                    read_streams(data + omp_get_thread_num() * part, part, streams, ahead);
-                                asm volatile("" ::"r"(s));
-                            }));
+            best = std::max(best, best_rate(
+                                      n_threads, static_cast<double>(part) * sizeof(uint64_t),
+                                      [&] {
+                                          const uint64_t s = read_streams(data + omp_get_thread_num() * part,
+                                                                          part, streams, ahead);
+                                          asm volatile("" ::"r"(s));
+                                      },
+                                      repeats));
     return best;
 }
 

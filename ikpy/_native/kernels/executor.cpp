@@ -63,7 +63,7 @@ Executor::Executor(const Op* ops, int64_t n_ops, Tensor* tensors, int64_t)
     }
 }
 
-size_t Executor::work_bytes(int n_threads) const {
+size_t Executor::shared_bytes(int n_threads) const {
     size_t shared = 0;
     for (int64_t i = 0; i < n_ops_; ++i) {
         size_t need = 0;
@@ -71,26 +71,29 @@ size_t Executor::work_bytes(int n_threads) const {
         if (ops_[i].kind == kOpAttention) need = attention_shared_bytes(ops_[i], tensors_, n_threads);
         shared = std::max(shared, align_up(need));
     }
-    return shared + scratch_bytes_ * n_threads;
+    return shared;
 }
 
-void Executor::reserve(int n_threads) {
-    if (n_threads == reserved_threads_) return;
-    const size_t total = work_bytes(n_threads);
-    shared_size_ = total - scratch_bytes_ * n_threads;
+size_t Executor::work_bytes(int n_threads) const {
+    return shared_bytes(n_threads) + scratch_bytes_ * n_threads;
+}
+
+uint8_t* Executor::own_work(int n_threads) {
+    const size_t total = shared_size_ + scratch_bytes_ * n_threads;
     if (total > work_size_) {
         work_.reset(static_cast<uint8_t*>(std::aligned_alloc(kAlign, align_up(total))));
         if (!work_) throw std::bad_alloc();
         work_size_ = total;
     }
-    reserved_threads_ = n_threads;
+    return work_.get();
 }
 
-void Executor::run_thread(const ThreadContext& base, const Runtime& runtime, std::atomic<int64_t>* counters) {
+void Executor::run_thread(const ThreadContext& base, const Runtime& runtime, std::atomic<int64_t>* counters,
+                          int64_t first, int64_t last) {
     ThreadContext ctx = base;
     using Clock = std::chrono::steady_clock;
     Clock::time_point started;
-    for (int64_t i = 0; i < n_ops_; ++i) {
+    for (int64_t i = first; i < last; ++i) {
         // Two counter sets alternate: the set of the next op is cleared while nobody uses it.
         ctx.counters = counters + (i & 1) * kCountersPerOp;
         if (ctx.ith == 0) {
@@ -106,20 +109,23 @@ void Executor::run_thread(const ThreadContext& base, const Runtime& runtime, std
     }
 }
 
-int64_t Executor::run(const Runtime& runtime, int n_threads) {
-    for (int64_t i = 0; i < n_ops_; ++i) {
+int64_t Executor::run(const Runtime& runtime, int n_threads, int64_t first, int64_t last, uint8_t* work) {
+    for (int64_t i = first; i < last; ++i) {
         if (ops_[i].kind < 0 || ops_[i].kind >= kOpCount) return i;
     }
-    reserve(n_threads);
+    if (n_threads != planned_threads_) {
+        shared_size_ = shared_bytes(n_threads);
+        planned_threads_ = n_threads;
+    }
+    if (!work) work = own_work(n_threads);
     Barrier barrier(n_threads);
     alignas(64) std::atomic<int64_t> counters[2 * kCountersPerOp] = {};
-    uint8_t* const scratch = work_.get() + shared_size_;
+    uint8_t* const scratch = work + shared_size_;
 #pragma omp parallel num_threads(n_threads)
     {
         const int ith = omp_get_thread_num();
-        const ThreadContext ctx{ith,    n_threads, &barrier, work_.get(), scratch + scratch_bytes_ * ith,
-                                nullptr};
-        run_thread(ctx, runtime, counters);
+        const ThreadContext ctx{ith, n_threads, &barrier, work, scratch + scratch_bytes_ * ith, nullptr};
+        run_thread(ctx, runtime, counters, first, last);
     }
     return -1;
 }

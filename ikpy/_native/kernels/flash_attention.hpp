@@ -10,10 +10,11 @@
 
 namespace ikpy {
 
-constexpr int kTileCells = 96;    // cells per K/V tile; a multiple of every register block height below
-constexpr int kTileRows = 64;     // rows per tile at most
-constexpr int kRowKernelMax = 8;  // rows per K head up to which the row kernel runs
-constexpr int kRowCells = 64;     // cells per step of the row kernel
+constexpr int kTileCells = 96;      // cells per K/V tile; a multiple of every register block height below
+constexpr int kTileRows = 64;       // rows per tile at most
+constexpr int kWideTileRows = 256;  // rows per tile at most with a tile unit
+constexpr int kRowKernelMax = 8;    // rows per K head up to which the row kernel runs
+constexpr int kRowCells = 64;       // cells per step of the row kernel
 constexpr float kMasked = -1e30f;
 constexpr float kNoMaximum =
     -1e20f;  // running maximum before any visible cell: above kMasked, below any score

@@ -24,13 +24,19 @@ const RowProducts* row_products(int type, int64_t n_rows) {
     switch (type) {
         case kF32:
             return products_of<kv::VectorsF32>(n_rows);
-#if defined(__AVX512F__) || defined(__AVX2__)
+#if defined(__AVX2__)
         case kF16:
             return products_of<kv::VectorsF16>(n_rows);
         case kBF16:
             return products_of<kv::VectorsBF16>(n_rows);
         case kQ8_0:
-            return products_of<kv::VectorsQ8_0>(n_rows);
+            return products_of<kv::VectorsOf<kv::LevelsQ8_0>>(n_rows);
+        case kv::kTypeQ4_0:
+            return products_of<kv::VectorsOf<kv::LevelsQ4_0>>(n_rows);
+        case kv::kTypeQ6_0:
+            return products_of<kv::VectorsOf<kv::LevelsQ6_0>>(n_rows);
+        case kv::kTypeIQ4_NL:
+            return products_of<kv::VectorsOf<kv::LevelsIQ4_NL>>(n_rows);
 #endif
         default:
             return nullptr;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/flash_amx.hpp"
 #include "kernels/flash_attention.hpp"
 #include "kernels/flash_gemm.hpp"
 #include "kernels/flash_pack.hpp"
@@ -14,13 +15,28 @@ using simd::V;
 
 constexpr int64_t kPad = 24;  // a multiple of every block height
 constexpr int kWords = (kTileCells + 31) / 32;
+constexpr int64_t kDepth = 32;  // cells or head dims per tile product
+static_assert(kTileCells % kDepth == 0, "tiles of cells are whole tile products");
+
+// Split halves keep 16 significant bits: enough for every cache type but f32.
+bool uses_tiles(const AttentionArgs& a) {
+    return has_amx() && a.k->type != kF32 && a.v->type != kF32 && (!a.k1 || a.k1->type != kF32);
+}
+
+// A tile unit has to split K and V once per row tile: the more rows the better, while all of it stays in the
+// second-level cache.
+int64_t tile_rows(const AttentionArgs& a) {
+    if (!uses_tiles(a)) return kTileRows;
+    return a.dk + a.dv > 512 ? kWideTileRows / 2 : kWideTileRows;
+}
 
 // Work memory of one thread; all matrices row-major with `lanes` or the padded head size as row length.
 struct TileBuffers {
     float *q, *k, *v, *s, *o, *maximum, *sum, *alpha;
     double* total;
-    uint32_t* bits;  // [kWords][lanes]
-    uint8_t* known;  // [row tiles][K/V tiles]: 0 or 1 + Visibility, the same for every K head
+    uint32_t* bits;                // [kWords][lanes]
+    uint8_t* known;                // [row tiles][K/V tiles]: 0 or 1 + Visibility, the same for every K head
+    flash::Halves q2, k2, v2, p2;  // operands of tile products, null without a tile unit
     int64_t kv_tiles;
     int64_t ldk, ldv, lanes;
 };
@@ -34,18 +50,34 @@ struct Tile {
     int64_t kv_head, index, first_row, n_rows, part;
 };
 
+// Rows of the output matrix: whole register blocks and whole tiles.
+int64_t output_rows(const AttentionArgs& a) { return round_up(round_up(a.dv, kPad), 16); }
+
+// Floats that hold the operands of tile products: two halves per value.
+int64_t half_floats(const AttentionArgs& a, int64_t lanes) {
+    if (!uses_tiles(a)) return 0;
+    return (round_up(a.dk, kDepth) + kTileCells) * lanes +
+           kTileCells * (round_up(a.dk, kDepth) + round_up(a.dv, 16)) + 8 * 16;
+}
+
 int64_t buffer_floats(const AttentionArgs& a, int64_t lanes, int64_t n_kv_max) {
     const int64_t cells = a.flash ? kTileCells : round_up(n_kv_max, kTileCells);
     const int64_t known_bytes = plan_tiles(a, 1).tiles * (n_kv_max / kTileCells + 1);
     return known_bytes / 4 + 1 + a.dk * lanes +
            kTileCells * (round_up(a.dk, 16) + round_up(a.dv, kPad) + 64) + cells * lanes +
-           round_up(a.dv, kPad) * lanes + (5 + kWords) * lanes + 10 * 16;
+           output_rows(a) * lanes + (5 + kWords) * lanes + 10 * 16 + half_floats(a, lanes);
 }
 
 float* take(float*& at, int64_t n) {
     float* p = at;
     at += round_up(n, 16);
     return p;
+}
+
+// n values in two halves; without a low half where the stored values are bf16.
+flash::Halves take_halves(float*& at, int64_t n, bool low = true) {
+    auto* p = reinterpret_cast<uint16_t*>(take(at, n));
+    return {p, low ? p + n : nullptr};
 }
 
 TileBuffers layout(uint8_t* scratch, const AttentionArgs& a, int64_t lanes) {
@@ -59,12 +91,20 @@ TileBuffers layout(uint8_t* scratch, const AttentionArgs& a, int64_t lanes) {
     b.k = take(at, kTileCells * b.ldk + 32);
     b.v = a.v_in_k ? b.k + a.v_column : take(at, kTileCells * b.ldv);
     b.s = take(at, cells * lanes);
-    b.o = take(at, round_up(a.dv, kPad) * lanes);
+    b.o = take(at, output_rows(a) * lanes);
     b.maximum = take(at, lanes);
     b.sum = take(at, lanes);
     b.alpha = take(at, lanes);
     b.total = reinterpret_cast<double*>(take(at, 2 * lanes));
     b.bits = reinterpret_cast<uint32_t*>(take(at, kWords * lanes));
+    b.q2 = b.k2 = b.v2 = b.p2 = {};
+    if (uses_tiles(a)) {
+        const bool low = a.k->type != kBF16 || (a.k1 && a.k1->type != kBF16);
+        b.q2 = take_halves(at, round_up(a.dk, kDepth) * lanes);
+        b.k2 = take_halves(at, kTileCells * round_up(a.dk, kDepth), low);
+        b.v2 = take_halves(at, kTileCells * round_up(a.dv, 16), a.v->type != kBF16);
+        b.p2 = take_halves(at, kTileCells * lanes);
+    }
     b.kv_tiles = a.n_kv / kTileCells + 1;
     b.known = reinterpret_cast<uint8_t*>(at);
     std::memset(b.known, 0, size_t(plan_tiles(a, 1).tiles * b.kv_tiles));
@@ -79,6 +119,7 @@ void pack_q(const AttentionArgs& a, const Tile& tile, const TileBuffers& b) {
         }
         flash::rows_to_lanes(rows, a.dk, a.q_factor(), b.q + m, b.lanes);
     }
+    if (b.q2.hi) flash::split_pairs(b.q, b.lanes, a.dk, b.lanes, round_up(a.dk, kDepth), b.q2);
 }
 
 void load_k_tile(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t n, const TileBuffers& b) {
@@ -86,11 +127,12 @@ void load_k_tile(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t n
     if (a.k1) {
         a.load_k1(row<uint8_t>(*a.k1, a.k1_head(tile.kv_head), c0), a.k1->nb[2], n, a.d1, b.k + a.d0, b.ldk);
     }
+    if (b.k2.hi) flash::split_rows(b.k, b.ldk, n, a.dk, b.k2, round_up(a.dk, kDepth));
 }
 
 void load_v_tile(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t n, const TileBuffers& b) {
-    if (a.v_in_k) return;
-    a.load_v(row<uint8_t>(*a.v, a.v_head(tile.kv_head), c0), a.v->nb[2], n, a.dv, b.v, b.ldv);
+    if (!a.v_in_k) a.load_v(row<uint8_t>(*a.v, a.v_head(tile.kv_head), c0), a.v->nb[2], n, a.dv, b.v, b.ldv);
+    if (b.v2.hi) flash::split_transposed(b.v, b.ldv, n, a.dv, b.v2, kTileCells);
 }
 
 // Tiles to fetch ahead; the segment of K shared by all heads is small and left to the hardware.
@@ -113,7 +155,31 @@ void for_lane_groups(const Part& part, Call call) {
     }
 }
 
+flash::Halves offset(const flash::Halves& h, int64_t n) { return {h.hi + n, h.lo ? h.lo + n : nullptr}; }
+
+// Scores of whole groups of 16 cells: the tile has room for them, nobody reads those beyond the part.
+void score_tiles(const TileBuffers& b, int64_t dk, const Part& part, float* s, flash::Prefetch& next) {
+    const int64_t ld = round_up(dk, kDepth);
+    next.advance(next.rows);
+    flash::tile_product(offset(b.k2, part.begin * ld), ld, round_up(part.end - part.begin, 16),
+                        offset(b.q2, 2 * part.m), b.lanes, part.lanes, ld, s + part.begin * b.lanes + part.m,
+                        false);
+}
+
+// The weights are in p2.
+void output_tiles(const TileBuffers& b, int64_t dv, const Part& part, flash::Prefetch& next) {
+    next.advance(next.rows);
+    for (int64_t d = 0; d < dv; ++d)
+        for (int64_t m = part.m; m < part.m + part.lanes; m += kLanes) {
+            float* o = b.o + d * b.lanes + m;
+            simd::store(o, simd::mul(simd::load(o), simd::load(b.alpha + m)));
+        }
+    flash::tile_product(offset(b.v2, part.begin), kTileCells, round_up(dv, 16), offset(b.p2, 2 * part.m),
+                        b.lanes, part.lanes, round_up(part.end - part.begin, kDepth), b.o + part.m, true);
+}
+
 void scores(const TileBuffers& b, int64_t dk, const Part& part, float* s, flash::Prefetch& next) {
+    if (b.k2.hi) return score_tiles(b, dk, part, s, next);
     const int64_t w = b.lanes, n = part.end - part.begin;
     const float* k = b.k + part.begin * b.ldk;
     s += part.begin * w;
@@ -135,6 +201,7 @@ void scores(const TileBuffers& b, int64_t dk, const Part& part, float* s, flash:
 }
 
 void outputs(const TileBuffers& b, int64_t dv, const Part& part, const float* p, flash::Prefetch& next) {
+    if (b.v2.hi) return output_tiles(b, dv, part, next);
     const int64_t w = b.lanes, n = part.end - part.begin;
     const float* v = b.v + part.begin * b.ldv;
     p += part.begin * w;
@@ -161,7 +228,7 @@ enum class Visibility { kNone, kSome, kAll };
 // Visibility of the cells [c0, c0 + n); fills bits[w][lane] unless all rows see all or none of them.
 Visibility tile_visibility(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t n,
                            const TileBuffers& b) {
-    uint32_t words[kTileRows][kWords];
+    uint32_t words[kWideTileRows][kWords];
     const int64_t first = a.token_of(tile.first_row), last = a.token_of(tile.first_row + tile.n_rows - 1);
     bool none = true, all = true;
     for (int64_t t = first; t <= last; ++t) {
@@ -205,7 +272,8 @@ int visible_parts(const TileBuffers& b, Part* parts) {
             end = 32 * w + 32 - __builtin_clz(any);
         }
         // Starts at a multiple of the block height keep the rounded-up last block inside the tile.
-        if (end > 0) parts[n_parts++] = {m, 16, begin / kPad * kPad, end};
+        const int64_t step = b.k2.hi ? kDepth : kPad;
+        if (end > 0) parts[n_parts++] = {m, 16, begin / step * step, end};
     }
     return n_parts;
 }
@@ -236,19 +304,29 @@ V finish_scores(const AttentionArgs& a, float* s, const TileBuffers& b, const Pa
                   : finish_vector<false, false>(s, b, part, m, 0.0f);
 }
 
-// Turns scores into weights, updates maximum, sum and alpha of every lane.
+// Turns the scores of one vector of lanes into weights; returns their sum.
+V exp2_scores(float* s, const TileBuffers& b, const Part& part, V top) {
+    using namespace simd;
+    V total = zero();
+    for (int64_t c = part.begin; c < part.end; ++c) {
+        const V p = simd::exp2(sub(load(s + c * b.lanes), top));
+        store(s + c * b.lanes, p);
+        total = add(total, p);
+    }
+    return total;
+}
+
+// Turns scores into weights (in p2 with a tile unit, else in place), updates maximum, sum and alpha of every
+// lane.
 void online_softmax(const AttentionArgs& a, const TileBuffers& b, const Part& part, bool masked) {
     using namespace simd;
     for (int64_t m = part.m; m < part.m + part.lanes; m += kLanes) {
         float* s = b.s + m;
         const V before = load(b.maximum + m);
         const V top = simd::max(before, finish_scores(a, s, b, part, m, masked));
-        V total = zero();
-        for (int64_t c = part.begin; c < part.end; ++c) {
-            const V p = simd::exp2(sub(load(s + c * b.lanes), top));
-            store(s + c * b.lanes, p);
-            total = add(total, p);
-        }
+        const V total = b.p2.hi ? flash::exp2_pairs(s + part.begin * b.lanes, b.lanes, part.end - part.begin,
+                                                    top, offset(b.p2, 2 * m))
+                                : exp2_scores(s, b, part, top);
         const V alpha = simd::exp2(sub(before, top));
         store(b.alpha + m, alpha);
         store(b.maximum + m, top);
@@ -260,7 +338,7 @@ void clear_state(const AttentionArgs& a, const TileBuffers& b) {
     std::fill(b.maximum, b.maximum + b.lanes, kNoMaximum);
     std::fill(b.sum, b.sum + b.lanes, 0.0f);
     std::fill(b.total, b.total + b.lanes, 0.0);
-    std::memset(b.o, 0, size_t(round_up(a.dv, kPad) * b.lanes) * sizeof(float));
+    std::memset(b.o, 0, size_t(output_rows(a) * b.lanes) * sizeof(float));
 }
 
 // Cells [first, last), a part of the row tile's range that starts at origin.
@@ -270,7 +348,7 @@ void run_flash(const AttentionArgs& a, const Tile& tile, int64_t origin, int64_t
         const int64_t n = std::min<int64_t>(kTileCells, last - c0);
         const Visibility seen = tile_visibility(a, tile, (c0 - origin) / kTileCells, c0, n, b);
         if (seen == Visibility::kNone) continue;
-        Part parts[kTileRows / 16] = {{0, b.lanes, 0, n}};
+        Part parts[kWideTileRows / 16] = {{0, b.lanes, 0, n}};
         const int n_parts = seen == Visibility::kAll ? 1 : visible_parts(b, parts);
         flash::Prefetch next_v = v_rows(a, tile, c0, n), next_k = k_rows(a, tile, c0 + n, last);
         load_k_tile(a, tile, c0, n, b);
@@ -322,7 +400,10 @@ void run_full(const AttentionArgs& a, const Tile& tile, int64_t first, int64_t l
         flash::Prefetch next = v_rows(a, tile, c1, std::min<int64_t>(kTileCells, last - c1));
         if (a.v_in_k) load_k_tile(a, tile, c0, part.end, b);
         load_v_tile(a, tile, c0, part.end, b);
-        outputs(b, a.dv, part, b.s + (c0 - first) * b.lanes, next);
+        const float* weights = b.s + (c0 - first) * b.lanes;
+        if (b.p2.hi)
+            flash::split_pairs(weights, b.lanes, part.end, b.lanes, round_up(part.end, kDepth), b.p2);
+        outputs(b, a.dv, part, weights, next);
     }
 }
 
@@ -379,7 +460,7 @@ void run_tile(const AttentionArgs& a, const TilePlan& plan, const Tile& tile, co
 TilePlan plan_tiles(const AttentionArgs& a, int n_threads) {
     TilePlan plan;
     const int64_t rows = a.rows_per_kv_head();
-    plan.tiles = (rows + kTileRows - 1) / kTileRows;
+    plan.tiles = (rows + tile_rows(a) - 1) / tile_rows(a);
     plan.lanes = round_up((rows + plan.tiles - 1) / plan.tiles, 16);
     plan.tiles = (rows + plan.lanes - 1) / plan.lanes;
     plan.splits = 1;
@@ -402,6 +483,7 @@ void attention_tiles(const ThreadContext& ctx, const AttentionArgs& a) {
     const TileBuffers buffers = layout(ctx.scratch, a, plan.lanes);
     const Partials partials = partials_at(ctx.shared, a, plan.splits);
     const int64_t items = plan.tiles * a.n_kv_heads * plan.splits;
+    if (buffers.k2.hi) flash::begin_tiles();
     for (int64_t i; (i = ctx.counters[0].fetch_add(1, std::memory_order_relaxed)) < items;) {
         Tile tile;
         tile.part = i % plan.splits;
@@ -414,6 +496,7 @@ void attention_tiles(const ThreadContext& ctx, const AttentionArgs& a) {
         tile.n_rows = std::min(plan.lanes, a.rows_per_kv_head() - tile.first_row);
         run_tile(a, plan, tile, buffers, partials);
     }
+    if (buffers.k2.hi) flash::end_tiles();
     if (plan.splits > 1) {
         ctx.sync();
         combine_partials(ctx, a, partials);

@@ -5,6 +5,7 @@
 
 #include "ikpy/tensor.hpp"
 #include "kernels/activations.hpp"
+#include "kernels/gemm_amx.hpp"
 #include "kernels/transpose.hpp"
 
 namespace ikpy {
@@ -154,10 +155,24 @@ void gemv(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* ou
     dot_rows<kGemvTokens>(rows, x, n_tokens, out);
 }
 
+template <auto Pack>
+void tile_panel(const RowBlock& rows, int64_t k0, int64_t n, uint16_t* panel, uint8_t*) {
+    for (int h = 0; h < (rows.n[1] > 0 ? 2 : 1); ++h)
+        Pack(rows, h, k0, n, panel + h * kTileColumns * kHalfRows);
+}
+
+template <auto Pack>
+void tiles(const RowBlock* blocks, int n_blocks, const uint8_t* const* x, int n_tokens, float* out,
+           uint8_t* work) {
+    amx_product(tile_panel<Pack>, blocks, n_blocks, x, n_tokens, out, work);
+}
+
 size_t work_bytes(int64_t) { return kPanelColumns * kBlockRows * sizeof(uint16_t); }
 
-const WeightKernels kPlain = {kBF16, kActBf16, kGemvTokens, gemv, gemm<pack_rows>, work_bytes};
-const WeightKernels kInterleaved = {kTypeBf16R16, kActBf16, 0, gemm<copy_rows>, gemm<copy_rows>, work_bytes};
+const WeightKernels kPlain = {kBF16,           kActBf16,   kGemvTokens,     gemv,
+                              gemm<pack_rows>, work_bytes, tiles<pack_rows>};
+const WeightKernels kInterleaved = {kTypeBf16R16, kActBf16,        0, gemm<copy_rows>, gemm<copy_rows>,
+                                    work_bytes,   tiles<copy_rows>};
 
 }  // namespace
 

@@ -179,8 +179,21 @@ void interleaved_gemv(const RowBlock& rows, const uint8_t* const* x, int n_token
 }
 
 template <class U>
+void interleaved_tile_panel(const RowBlock& rows, int64_t k0, int64_t n, uint16_t* panel, uint8_t* work) {
+    const int n_halves = rows.n[1] > 0 ? 2 : 1;
+    const Int8Panel p = interleaved_panel<U>(rows, 0, n_halves, k0, round_up(n, kChunk), work);
+    decode_panel(p, n_halves, U::kGroup, U::kZero > 0, panel);
+}
+
+template <class U>
 constexpr WeightKernels interleaved_kernels() {
-    return {U::kType, kActQ8, 4, interleaved_gemv<U>, interleaved_gemm<U>, int8_panel_bytes};
+    return {U::kType,
+            kActQ8,
+            4,
+            interleaved_gemv<U>,
+            interleaved_gemm<U>,
+            int8_panel_bytes,
+            quant_tiles<U, interleaved_tile_panel<U>>};
 }
 
 }  // namespace ikpy

@@ -46,6 +46,7 @@ void visible_range(const uint16_t* mask, int64_t n, int32_t* range) {
 
 }  // namespace
 
+// ip: window kind, window size, causal, whether all cells count (a window's own cells) or the first n_kv.
 void op_kq_mask(const ThreadContext& ctx, const Op& op, const Tensor* tensors, const Runtime& runtime) {
     const Tensor& mask = tensors[op.dst];
     const Tensor& ranges = tensors[op.src[4]];
@@ -53,7 +54,8 @@ void op_kq_mask(const ThreadContext& ctx, const Op& op, const Tensor* tensors, c
     const uint64_t* cell_seq = row<uint64_t>(tensors[op.src[1]], 0);
     const int32_t* pos = row<int32_t>(tensors[op.src[2]], 0);
     const int32_t* seq = row<int32_t>(tensors[op.src[3]], 0);
-    const int64_t n = std::min(runtime.n_kv, tensors[op.src[0]].ne[0]);
+    const int64_t n_cells = tensors[op.src[0]].ne[0];
+    const int64_t n = op.ip[3] ? n_cells : std::min(runtime.n_kv, n_cells);
     int64_t begin, end;
     split_range(mask.ne[1], ctx.ith, ctx.nth, 1, &begin, &end);
     for (int64_t t = begin; t < end; ++t) {

@@ -49,6 +49,94 @@ struct RowBF16 {
     }
 };
 
+#if defined(__AVX2__)
+
+inline __m128i load_levels(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
+inline __m128i low_nibbles(__m128i b) { return _mm_and_si128(b, _mm_set1_epi8(15)); }
+inline __m128i high_nibbles(__m128i b) { return low_nibbles(_mm_srli_epi16(b, 4)); }
+
+// Levels of a block of 32 as two vectors of signed bytes.
+struct LevelsQ8_0 {
+    static constexpr int kBytes = 34;
+    static void read(const uint8_t* block, __m128i* q) {
+        q[0] = load_levels(block + 2);
+        q[1] = load_levels(block + 18);
+    }
+};
+
+struct LevelsQ4_0 {
+    static constexpr int kBytes = 18;
+    static void read(const uint8_t* block, __m128i* q) {
+        const __m128i b = load_levels(block + 2);
+        q[0] = _mm_sub_epi8(low_nibbles(b), _mm_set1_epi8(8));
+        q[1] = _mm_sub_epi8(high_nibbles(b), _mm_set1_epi8(8));
+    }
+};
+
+struct LevelsIQ4_NL {
+    static constexpr int kBytes = 18;
+    static void read(const uint8_t* block, __m128i* q) {
+        const __m128i b = load_levels(block + 2);
+        const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kIq4NlValues));
+        q[0] = _mm_shuffle_epi8(values, low_nibbles(b));
+        q[1] = _mm_shuffle_epi8(values, high_nibbles(b));
+    }
+};
+
+struct LevelsQ6_0 {
+    static constexpr int kBytes = 26;
+    static void read(const uint8_t* block, __m128i* q) {
+        const __m128i b = load_levels(block + 10);
+        const __m128i top = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(block + 2));
+        // Byte j of the upper half holds the bits of elements j + 8 and j + 24 in its upper nibble.
+        const __m128i bits = _mm_unpacklo_epi64(top, _mm_srli_epi16(top, 4));
+        const __m128i low = _mm_and_si128(_mm_slli_epi16(bits, 4), _mm_set1_epi8(0x30));
+        const __m128i high = _mm_and_si128(_mm_slli_epi16(bits, 2), _mm_set1_epi8(0x30));
+        q[0] = _mm_sub_epi8(_mm_or_si128(low_nibbles(b), low), _mm_set1_epi8(32));
+        q[1] = _mm_sub_epi8(_mm_or_si128(high_nibbles(b), high), _mm_set1_epi8(32));
+    }
+};
+
+// Vectors of a type with blocks of 32 levels and one f16 scale in front.
+template <class Levels>
+struct VectorsOf {
+    static constexpr int kVectors = 32 / simd::kLanes;
+    static void load(const uint8_t* row, int64_t i, simd::V* x) {
+        const uint8_t* block = row + i / 32 * Levels::kBytes;
+        const simd::V d = simd::set1(load_f16(block));
+        __m128i q[2];
+        Levels::read(block, q);
+        for (int j = 0; j < 2; ++j) {
+#if defined(__AVX512F__)
+            x[j] = _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(q[j])));
+#else
+            x[2 * j] = _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q[j])));
+            const __m128i upper = _mm_unpackhi_epi64(q[j], q[j]);
+            x[2 * j + 1] = _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(upper)));
+#endif
+        }
+    }
+};
+
+template <class Levels>
+struct RowOf {
+    static void expand(const uint8_t* row, int64_t n, float* dst) {
+        constexpr int kVectors = VectorsOf<Levels>::kVectors;
+        for (int64_t i = 0; i < n; i += 32) {
+            simd::V x[kVectors];
+            VectorsOf<Levels>::load(row, i, x);
+            for (int j = 0; j < kVectors; ++j) simd::store(dst + i + j * simd::kLanes, x[j]);
+        }
+    }
+};
+
+using RowQ8_0 = RowOf<LevelsQ8_0>;
+using RowQ4_0 = RowOf<LevelsQ4_0>;
+using RowQ6_0 = RowOf<LevelsQ6_0>;
+using RowIQ4_NL = RowOf<LevelsIQ4_NL>;
+
+#else
+
 struct RowQ8_0 {
     static void expand(const uint8_t* row, int64_t n, float* dst) {
         for (int64_t b = 0; b < n / 32; ++b)
@@ -93,6 +181,8 @@ struct RowIQ4_NL {
     }
 };
 
+#endif
+
 struct RowQ8_KV {
     static void expand(const uint8_t* row, int64_t n, float* dst) {
         float d;
@@ -125,18 +215,6 @@ struct VectorsBF16 {
     }
 };
 
-struct VectorsQ8_0 {
-    static constexpr int kVectors = 2;
-    static void load(const uint8_t* row, int64_t i, simd::V* x) {
-        const uint8_t* block = row + i / 32 * 34;
-        const __m512 d = _mm512_set1_ps(load_f16(block));
-        for (int j = 0; j < 2; ++j) {
-            const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 2 + 16 * j));
-            x[j] = _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(b)));
-        }
-    }
-};
-
 #elif defined(__AVX2__)
 
 struct VectorsF16 {
@@ -151,18 +229,6 @@ struct VectorsBF16 {
     static void load(const uint8_t* row, int64_t i, simd::V* x) {
         const __m128i h = _mm_loadu_si128(reinterpret_cast<const __m128i*>(row + 2 * i));
         x[0] = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
-    }
-};
-
-struct VectorsQ8_0 {
-    static constexpr int kVectors = 4;
-    static void load(const uint8_t* row, int64_t i, simd::V* x) {
-        const uint8_t* block = row + i / 32 * 34;
-        const __m256 d = _mm256_set1_ps(load_f16(block));
-        for (int j = 0; j < 4; ++j) {
-            const __m128i b = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(block + 2 + 8 * j));
-            x[j] = _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(b)));
-        }
     }
 };
 

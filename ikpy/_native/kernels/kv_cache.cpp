@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "ikpy/ops.hpp"
+#include "kernels/hadamard.hpp"
 #include "kernels/kv_types.hpp"
 
 namespace ikpy {
@@ -40,6 +41,7 @@ constexpr int64_t kLongestRow = 4096;
 
 }  // namespace
 
+// ip: rotated elements, neox, first rotated element, Hadamard block of the stored rows (0 = none).
 void op_kv_shift(const ThreadContext& ctx, const Op& op, const Tensor* tensors, const Runtime&) {
     const Tensor& table = tensors[op.src[0]];
     const Tensor& deltas = tensors[op.src[1]];
@@ -55,7 +57,9 @@ void op_kv_shift(const ThreadContext& ctx, const Op& op, const Tensor* tensors, 
         for (int64_t h = 0; h < cache.ne[1]; ++h) {
             uint8_t* stored = row<uint8_t>(cache, h, c);
             load(stored, 0, 1, cache.ne[0], x, 0);
+            if (op.ip[3]) hadamard_row(x, cache.ne[0], op.ip[3]);
             rotate(x + op.ip[2], row<float>(table, c), op.ip[0], op.ip[1] == 1);
+            if (op.ip[3]) hadamard_row(x, cache.ne[0], op.ip[3]);
             store(x, cache.ne[0], stored);
         }
     }

@@ -9,14 +9,15 @@
 #include "ikpy/ops.hpp"
 #include "kernels/activations.hpp"
 #include "kernels/gated_activation.hpp"
+#include "kernels/gemm_amx.hpp"
 #include "kernels/half_rows.hpp"
 #include "kernels/weight_kernels.hpp"
 
 namespace ikpy {
 namespace {
 
-// Work memory of one thread: sums [kMaxTokens][32], pointers to the rows of x and of dst, active experts, and
-// what the kernels of the type need.
+// Work memory of one thread: sums [wide][kMaxTokens][32], pointers to the rows of x and of dst, active
+// experts, and what the kernels of the type need.
 struct Scratch {
     float* sums;
     const uint8_t** x;
@@ -24,17 +25,18 @@ struct Scratch {
     int32_t* experts;
     uint8_t* work;
 
-    static size_t fixed_bytes(int64_t n_experts) {
-        return kMaxTokens * (kBlockRows * sizeof(float) + 2 * sizeof(void*)) +
+    static size_t sum_bytes(int wide) { return kMaxTokens * kBlockRows * sizeof(float) * wide; }
+    static size_t fixed_bytes(int64_t n_experts, int wide) {
+        return sum_bytes(wide) + kMaxTokens * 2 * sizeof(void*) +
                static_cast<size_t>(round_up(n_experts * 4, 64));
     }
 
-    Scratch(uint8_t* base, int64_t n_experts) {
+    Scratch(uint8_t* base, int64_t n_experts, int wide) {
         sums = reinterpret_cast<float*>(base);
-        x = reinterpret_cast<const uint8_t**>(base + kMaxTokens * kBlockRows * sizeof(float));
-        y = reinterpret_cast<uint8_t**>(base + kMaxTokens * (kBlockRows * sizeof(float) + sizeof(void*)));
+        x = reinterpret_cast<const uint8_t**>(base + sum_bytes(wide));
+        y = reinterpret_cast<uint8_t**>(base + sum_bytes(wide) + kMaxTokens * sizeof(void*));
         experts = reinterpret_cast<int32_t*>(y + kMaxTokens);
-        work = base + fixed_bytes(n_experts);
+        work = base + fixed_bytes(n_experts, wide);
     }
 };
 
@@ -47,10 +49,18 @@ struct Product {
     const Tensor* gate_bias;
     int activation;  // UnaryKind, with gate
     bool f16_out;
+    bool tiles;
+    int wide;  // row blocks per work item; more than one with tile products only
 
     int rows_per_block() const { return gate ? kHalfRows : kBlockRows; }
-    int64_t n_blocks() const { return (up->ne[1] + rows_per_block() - 1) / rows_per_block(); }
+    int64_t rows_per_item() const { return rows_per_block() * wide; }
+    int64_t n_items() const { return (up->ne[1] + rows_per_item() - 1) / rows_per_item(); }
 };
+
+bool uses_tiles(const Op& op, const WeightKernels& kernels) {
+    if (op.ip[0] != kActBf16 || !kernels.tiles || !has_amx()) return false;
+    return kernels.act_format != kActBf16 || op.ip[1] >= kTileMinTokens;
+}
 
 const Tensor* optional(const Tensor* tensors, int32_t index) { return index < 0 ? nullptr : tensors + index; }
 
@@ -98,12 +108,22 @@ void finish_row(const Product& p, int64_t matrix, int64_t r0, const RowBlock& b,
     }
 }
 
-// Multiplies one row block with the tokens listed in s.x and stores to s.y.
-void multiply_block(const Product& p, const Scratch& s, int64_t matrix, int64_t r0, int n_tokens) {
-    const RowBlock b = block_of(p, matrix, r0);
-    const bool few = n_tokens <= p.kernels.gemv_tokens;
-    (few ? p.kernels.gemv : p.kernels.gemm)(b, s.x, n_tokens, s.sums, s.work);
-    for (int t = 0; t < n_tokens; ++t) finish_row(p, matrix, r0, b, s.sums + t * kBlockRows, s.y[t]);
+// Multiplies the row blocks of one item with the tokens listed in s.x and stores to s.y.
+void multiply_item(const Product& p, const Scratch& s, int64_t matrix, int64_t r0, int n_tokens) {
+    RowBlock blocks[kWideBlocks];
+    int n_blocks = 0;
+    for (int64_t r = r0; n_blocks < p.wide && r < p.up->ne[1]; r += p.rows_per_block())
+        blocks[n_blocks++] = block_of(p, matrix, r);
+    if (p.tiles) {
+        p.kernels.tiles(blocks, n_blocks, s.x, n_tokens, s.sums, s.work);
+    } else {
+        const bool few = n_tokens <= p.kernels.gemv_tokens;
+        (few ? p.kernels.gemv : p.kernels.gemm)(blocks[0], s.x, n_tokens, s.sums, s.work);
+    }
+    for (int t = 0; t < n_tokens; ++t)
+        for (int b = 0; b < n_blocks; ++b)
+            finish_row(p, matrix, r0 + b * p.rows_per_block(), blocks[b],
+                       s.sums + (static_cast<int64_t>(b) * n_tokens + t) * kBlockRows, s.y[t]);
 }
 
 // Consecutive items a thread takes at once: neighbouring rows stream better, but every thread gets about 16
@@ -121,20 +141,23 @@ Product product_of(const Op& op, const Tensor* tensors, bool gated, int first_bi
     p.gate_bias = gated ? optional(tensors, op.src[first_bias + 1]) : nullptr;
     p.activation = op.ip[2];
     p.f16_out = tensors[op.dst].type == kF16;
+    p.tiles = uses_tiles(op, p.kernels);
+    p.wide = p.tiles ? kWideBlocks : 1;
     return p;
 }
 
 void dense_product(const ThreadContext& ctx, const Op& op, const Tensor* tensors, bool gated) {
-    const Product p = product_of(op, tensors, gated, gated ? 3 : 2);
+    Product p = product_of(op, tensors, gated, gated ? 3 : 2);
     const Tensor& dst = tensors[op.dst];
     const uint8_t* x = tensors[op.src[gated ? 2 : 1]].data;
     const int64_t n_tokens = op.ip[1] > 0 ? op.ip[1] : dst.ne[1];
     const int64_t x_stride = act_row_bytes(op.ip[0], p.up->ne[0]);
     const int64_t n_batch = dst.ne[2] > 0 ? dst.ne[2] : 1;
-    const Scratch s(ctx.scratch, 0);
+    const Scratch s(ctx.scratch, 0, p.wide);
+    while (p.wide > 1 && p.n_items() * n_batch < 4 * ctx.nth) p.wide /= 2;
 
     // Tokens are cut further when there are too few row blocks to keep all threads busy.
-    const int64_t n_blocks = p.n_blocks() * n_batch;
+    const int64_t n_blocks = p.n_items() * n_batch;
     int64_t cut = std::min<int64_t>(n_tokens, kMaxTokens);
     while (ctx.nth > 1 && cut >= 96 && n_blocks * ((n_tokens + cut - 1) / cut) < 4 * ctx.nth)
         cut = (cut + 1) / 2;
@@ -146,13 +169,13 @@ void dense_product(const ThreadContext& ctx, const Op& op, const Tensor* tensors
         if (first >= n_items) break;
         for (int64_t item = first; item < std::min(first + grain, n_items); ++item) {
             const int64_t t0 = item % n_cuts * cut, block = item / n_cuts;
-            const int64_t batch = block / p.n_blocks(), r0 = block % p.n_blocks() * p.rows_per_block();
+            const int64_t batch = block / p.n_items(), r0 = block % p.n_items() * p.rows_per_item();
             const int n = static_cast<int>(std::min(cut, n_tokens - t0));
             for (int t = 0; t < n; ++t) {
                 s.x[t] = x + (batch * n_tokens + t0 + t) * x_stride;
                 s.y[t] = row<uint8_t>(dst, t0 + t, batch);
             }
-            multiply_block(p, s, p.up->ne[2] > 1 ? batch : 0, r0, n);
+            multiply_item(p, s, p.up->ne[2] > 1 ? batch : 0, r0, n);
         }
     }
 }
@@ -166,19 +189,19 @@ void expert_product(const ThreadContext& ctx, const Op& op, const Tensor* tensor
     const bool row_per_slot = !gated && op.ip[2] == 1;
     const int32_t* entries = groups + n_experts + 1;
     const int64_t x_stride = act_row_bytes(op.ip[0], p.up->ne[0]);
-    const Scratch s(ctx.scratch, n_experts);
+    const Scratch s(ctx.scratch, n_experts, p.wide);
 
     int64_t n_active = 0;
     for (int64_t e = 0; e < n_experts; ++e)
         if (groups[e + 1] > groups[e]) s.experts[n_active++] = static_cast<int32_t>(e);
-    const int64_t n_items = n_active * p.n_blocks();
+    const int64_t n_items = n_active * p.n_items();
     const int64_t grain = grain_size(n_items, ctx.nth);
     for (;;) {
         const int64_t first = ctx.counters[0].fetch_add(grain, std::memory_order_relaxed);
         if (first >= n_items) break;
         for (int64_t item = first; item < std::min(first + grain, n_items); ++item) {
-            const int64_t expert = s.experts[item / p.n_blocks()];
-            const int64_t r0 = item % p.n_blocks() * p.rows_per_block();
+            const int64_t expert = s.experts[item / p.n_items()];
+            const int64_t r0 = item % p.n_items() * p.rows_per_item();
             for (int64_t begin = groups[expert]; begin < groups[expert + 1]; begin += kMaxTokens) {
                 const int n = static_cast<int>(std::min<int64_t>(kMaxTokens, groups[expert + 1] - begin));
                 for (int t = 0; t < n; ++t) {
@@ -186,7 +209,7 @@ void expert_product(const ThreadContext& ctx, const Op& op, const Tensor* tensor
                     s.x[t] = x + (row_per_slot ? entry : entry / n_used) * x_stride;
                     s.y[t] = row<uint8_t>(dst, entry % n_used, entry / n_used);
                 }
-                multiply_block(p, s, expert, r0, n);
+                multiply_item(p, s, expert, r0, n);
             }
         }
     }
@@ -214,12 +237,18 @@ size_t matmul_scratch_bytes(const Op& op, const Tensor* tensors) {
     if (op.kind == kOpActPrepare) return 0;
     const Tensor& w = tensors[op.src[0]];
     const bool by_expert = op.kind == kOpMulMatId || op.kind == kOpMulMatIdUpGate;
-    return Scratch::fixed_bytes(by_expert ? op.ip[4] : 0) + weight_kernels(w.type).work_bytes(w.ne[0]);
+    const WeightKernels kernels = weight_kernels(w.type);
+    const bool tiles = uses_tiles(op, kernels);
+    return Scratch::fixed_bytes(by_expert ? op.ip[4] : 0, tiles ? kWideBlocks : 1) +
+           (tiles ? amx_work_bytes(w.ne[0]) : kernels.work_bytes(w.ne[0]));
 }
 
 size_t matmul_shared_bytes(const Op&, const Tensor*, int) { return 0; }
 
-int act_format(int weight_type) { return weight_kernels(weight_type).act_format; }
+int act_format(int weight_type, int64_t n_rows) {
+    const WeightKernels kernels = weight_kernels(weight_type);
+    return kernels.tiles && n_rows >= kTileMinTokens && has_amx() ? kActBf16 : kernels.act_format;
+}
 
 namespace {
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 
+#include "kernels/gemm_amx.hpp"
 #include "kernels/gemm_int8.hpp"
 #include "kernels/gemv_int8.hpp"
 #include "kernels/transpose.hpp"
@@ -85,37 +86,65 @@ void apply_row_scales(const RowBlock& rows, int n_halves, int n_tokens, float* o
     }
 }
 
+// Unpacks n columns (a multiple of 256) from column k0 of a row block into work.
+template <class U>
+[[gnu::noinline]] Int8Panel int8_panel(const RowBlock& rows, int64_t k0, int64_t n, uint8_t* work) {
+    Int8Panel p;
+    p.n = n;
+    p.codes = work;
+    p.d = reinterpret_cast<float*>(work + n * kBlockRows);
+    p.m = p.d + 2 * p.half_scales(U::kGroup);
+    const int n_halves = rows.n[1] > 0 ? 2 : 1;
+    for (int64_t k = 0; k < n; k += kChunk) {
+        for (int h = 0; h < n_halves; ++h) {
+            const uint8_t* at[kHalfRows];
+            for (int i = 0; i < kHalfRows; ++i)
+                at[i] = rows.group(h, i, RowsOf<U>::kCount) + RowHeader<U>::kBytes +
+                        (k0 + k) / U::kBlock * U::kBlockBytes;
+            const int64_t scales = h * p.half_scales(U::kGroup) + k / U::kGroup * kHalfRows;
+            pack_chunk<U>(at, rows.n_in - k0 - k, p.codes + h * p.half_codes() + k * kHalfRows, p.d + scales,
+                          p.m + scales);
+        }
+    }
+    return p;
+}
+
 template <class U>
 void quant_gemm(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out, uint8_t* work) {
     const ActQ8Layout layout(rows.n_in);
     const int n_halves = rows.n[1] > 0 ? 2 : 1;
     const Int8GemmFn multiply = int8_gemm(U::kGroup, U::kZero > 0);
     for (int64_t k0 = 0; k0 < layout.n; k0 += kPanelColumns) {
-        Int8Panel p;
-        p.n = std::min(kPanelColumns, layout.n - k0);
-        p.codes = work;
-        p.d = reinterpret_cast<float*>(work + p.n * kBlockRows);
-        p.m = p.d + 2 * p.half_scales(U::kGroup);
-        for (int64_t k = 0; k < p.n; k += kChunk) {
-            for (int h = 0; h < n_halves; ++h) {
-                const uint8_t* at[kHalfRows];
-                for (int i = 0; i < kHalfRows; ++i)
-                    at[i] = rows.group(h, i, RowsOf<U>::kCount) + RowHeader<U>::kBytes +
-                            (k0 + k) / U::kBlock * U::kBlockBytes;
-                const int64_t scales = h * p.half_scales(U::kGroup) + k / U::kGroup * kHalfRows;
-                pack_chunk<U>(at, rows.n_in - k0 - k, p.codes + h * p.half_codes() + k * kHalfRows,
-                              p.d + scales, p.m + scales);
-            }
-        }
+        const Int8Panel p = int8_panel<U>(rows, k0, std::min(kPanelColumns, layout.n - k0), work);
         multiply(p, n_halves, x, n_tokens, layout, k0, out, k0 > 0);
     }
     apply_row_scales<U>(rows, n_halves, n_tokens, out);
 }
 
+template <class U>
+void tile_panel(const RowBlock& rows, int64_t k0, int64_t n, uint16_t* panel, uint8_t* work) {
+    const Int8Panel p = int8_panel<U>(rows, k0, round_up(n, kChunk), work);
+    decode_panel(p, rows.n[1] > 0 ? 2 : 1, U::kGroup, U::kZero > 0, panel);
+}
+
+template <class U, TilePanelFn Fill>
+void quant_tiles(const RowBlock* blocks, int n_blocks, const uint8_t* const* x, int n_tokens, float* out,
+                 uint8_t* work) {
+    amx_product(Fill, blocks, n_blocks, x, n_tokens, out, work);
+    for (int b = 0; b < n_blocks; ++b)
+        apply_row_scales<U>(blocks[b], blocks[b].n[1] > 0 ? 2 : 1, n_tokens, out + b * n_tokens * kBlockRows);
+}
+
 // GemvTokens: up to this many tokens row products were measured to be faster than panels.
 template <class U, int GemvTokens = kGemvTokens>
 constexpr WeightKernels quant_kernels() {
-    return {U::kType, kActQ8, GemvTokens, quant_gemv<U, GemvTokens>, quant_gemm<U>, int8_panel_bytes};
+    return {U::kType,
+            kActQ8,
+            GemvTokens,
+            quant_gemv<U, GemvTokens>,
+            quant_gemm<U>,
+            int8_panel_bytes,
+            quant_tiles<U, tile_panel<U>>};
 }
 
 }  // namespace ikpy

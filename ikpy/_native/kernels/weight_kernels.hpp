@@ -8,6 +8,7 @@ namespace ikpy {
 constexpr int kHalfRows = 16;
 constexpr int kBlockRows = 2 * kHalfRows;
 constexpr int kMaxTokens = 512;  // tokens per call; longer batches are cut
+constexpr int kWideBlocks = 4;   // row blocks that tile products take together
 
 // A block of weight rows in two halves of up to 16 rows: 32 consecutive rows of one matrix, or 16 rows of an
 // up projection and the same 16 rows of its gate. n[1] may be 0.
@@ -30,6 +31,10 @@ struct RowBlock {
 // token.
 using ProductFn = void (*)(const RowBlock&, const uint8_t* const* x, int n_tokens, float* out, uint8_t* work);
 
+// The same for up to kWideBlocks blocks of one matrix and bf16 tokens: out[b][t][kBlockRows].
+using TileProductFn = void (*)(const RowBlock* blocks, int n_blocks, const uint8_t* const* x, int n_tokens,
+                               float* out, uint8_t* work);
+
 struct WeightKernels {
     int type;
     int act_format;
@@ -37,6 +42,7 @@ struct WeightKernels {
     ProductFn gemv;
     ProductFn gemm;
     size_t (*work_bytes)(int64_t n_in);
+    TileProductFn tiles = nullptr;  // used with bf16 activations where the CPU has a tile unit
 };
 
 // Types without an unpacker go through f32. Throws std::invalid_argument for types that cannot be decoded.

@@ -11,8 +11,10 @@
 namespace ikpy {
 namespace {
 
-// Row products need no unpacking: only the loads of the activations make them slower than panels.
-constexpr int kGemvTokens = 6;
+// Row products need no unpacking: only the loads of the activations make them slower than panels, which pays
+// for the panel from about this many tokens on.
+constexpr int kGemvTokens = 12;
+constexpr int kGroupTokens = 6;  // tokens that a row meets at once: 24 accumulators of 32 registers
 
 struct ReadF32 {
     static constexpr int kBytes = 4;
@@ -131,7 +133,11 @@ void dot_rows(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float
 
 template <class R>
 void float_gemv(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out, uint8_t*) {
-    dot_rows<R, kGemvTokens>(rows, x, n_tokens, out);
+    const int n_groups = (n_tokens + kGroupTokens - 1) / kGroupTokens;
+    for (int i = 0; i < n_groups; ++i) {
+        const int begin = n_tokens * i / n_groups, end = n_tokens * (i + 1) / n_groups;
+        dot_rows<R, kGroupTokens>(rows, x + begin, end - begin, out + begin * kBlockRows);
+    }
 }
 
 size_t float_work_bytes(int64_t) { return (kFloatPanelColumns * (kBlockRows + kHalfRows)) * sizeof(float); }

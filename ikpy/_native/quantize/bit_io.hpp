@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "ikpy/blocks.hpp"
 
@@ -35,6 +36,7 @@ struct Reader {
         value = static_cast<V>(value | ((byte >> shift) & ((1 << W) - 1)) << at);
     }
     static void byte(const uint8_t& byte, uint8_t& value) { value = byte; }
+    static void four_bytes(const uint8_t* bytes, uint8_t* values) { std::memcpy(values, bytes, 4); }
     static void word(const Word& word, uint16_t& value) { value = word.get(); }
 };
 
@@ -45,6 +47,7 @@ struct Writer {
         byte = static_cast<uint8_t>(byte | ((value >> at) & ((1 << W) - 1)) << shift);
     }
     static void byte(uint8_t& byte, const uint8_t& value) { byte = value; }
+    static void four_bytes(uint8_t* bytes, const uint8_t* values) { std::memcpy(bytes, values, 4); }
     static void word(Word& word, const uint16_t& value) { word.set(value); }
 };
 
@@ -179,8 +182,7 @@ inline void x4(Byte* bytes, int k, uint8_t* values, int at = 0) {
 // Q8x: bytes of R rows in runs of four columns.
 template <class Io, int R, class Byte>
 inline void q8x(Byte* bytes, int k, uint8_t* q, int columns) {
-    for (int m = 0; m < columns / 4; ++m)
-        for (int i = 0; i < 4; ++i) Io::byte(bytes[4 * R * m + 4 * k + i], q[4 * m + i]);
+    for (int m = 0; m < columns / 4; ++m) Io::four_bytes(bytes + 4 * R * m + 4 * k, q + 4 * m);
 }
 
 // Bytes of the eight-row nibble types: byte j of row k holds columns j (low) and j + 16 (high).

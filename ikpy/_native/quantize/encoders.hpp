@@ -16,9 +16,10 @@ struct Rows {
 
 using Encoder = void (*)(const Rows&);
 
-// The encoder of a plain type, or null. One function per family, in its own file.
+// The encoder of a type that is not made by permuting another's rows, or null. One function per family, in
+// its own file.
 Encoder simple_encoder(int type);
-void encode_bf16_truncated(const Rows& r);  // upper halves of the floats, as BF16_R16 stores them
+Encoder eight_bit_encoder(int type);
 Encoder legacy_encoder(int type);
 Encoder kquant_encoder(int type);
 Encoder iquant_encoder(int type);

@@ -27,9 +27,9 @@ class Grid {
     std::vector<float> values_[8];
 };
 
-// Candidate points of one group, with their sums.
+// At most MOST candidate points of one group, with their sums.
+template <int MOST>
 struct Candidates {
-    static constexpr int MOST = 8;
     float p[MOST];
     float q[MOST];
     uint16_t index[MOST];
@@ -125,7 +125,7 @@ template <int DIM, int BLOCK, bool PARITY>
 class SignedGridCodec {
   public:
     static constexpr int TABLES = 1, SIZE = BLOCK;
-    static constexpr bool SIGNED = false;
+    static constexpr bool SIGNED = false, SEARCHES_AGAIN = false;
     using Output = GridCode;
     static constexpr int OUTPUTS = SIZE / 8;
 
@@ -179,7 +179,7 @@ class SignedGridCodec {
             out[g] = {{0, 0}, group.signs};
             const int flipped_part = group.odd ? flipped_part_of(group, dl) : -1;
             for (int part = 0; part < LISTS; part++) {
-                const Candidates& list = part == flipped_part ? group.flip[part] : group.same[part];
+                const List& list = part == flipped_part ? group.flip[part] : group.same[part];
                 out[g].index[part] = list.index[list.best(dl)];
                 if (part == flipped_part) {
                     const int at = 8 * g + DIM * part;
@@ -191,11 +191,12 @@ class SignedGridCodec {
     }
 
   private:
-    static constexpr int LISTS = 8 / DIM, SCALES = Candidates::MOST;
+    static constexpr int LISTS = 8 / DIM, SCALES = 8;
+    using List = Candidates<SCALES>;
     static constexpr float LOWEST = 0.25f, HIGHEST = 1.6f;
 
     struct Group {
-        Candidates same[LISTS], flip[LISTS];
+        List same[LISTS], flip[LISTS];
         float weighted_square;
         uint8_t signs;
         bool odd;
@@ -203,7 +204,7 @@ class SignedGridCodec {
 
     // With FLIP the sums are those after the cheapest change of one sign.
     template <bool FLIP>
-    void find_candidates(const float* x, const float* w, const float* dl, Candidates& out) const {
+    void find_candidates(const float* x, const float* w, const float* dl, List& out) const {
         float a[DIM];
         for (int j = 0; j < DIM; j++) a[j] = w[j] * std::fabs(x[j]);
         int index[SCALES];
@@ -272,7 +273,7 @@ class SignedGridCodec {
         if constexpr (LISTS == 1) {
             return 0;
         } else {
-            const auto cost = [dl](const Candidates& list) {
+            const auto cost = [dl](const List& list) {
                 const int i = list.best(dl);
                 return dl * list.q[i] - 2.0f * list.p[i];
             };
@@ -283,119 +284,6 @@ class SignedGridCodec {
 
     const Grid& grid_;
     const float extent_;
-    std::vector<Group> groups_;
-};
-
-// Point of the ternary grid and sign of the offset (1 = negative) of one group of eight.
-struct TernaryCode {
-    uint16_t index;
-    uint8_t negative;
-};
-
-// Codec of ternary points plus an offset of +0.125 or -0.125: one offset per sub-block (two tables) or per
-// group.
-template <int BLOCK, bool OFFSET_PER_GROUP>
-class TernaryGridCodec {
-  public:
-    static constexpr int TABLES = OFFSET_PER_GROUP ? 1 : 2, SIZE = BLOCK;
-    static constexpr bool SIGNED = false;
-    using Output = TernaryCode;
-    static constexpr int OUTPUTS = SIZE / 8;
-
-    explicit TernaryGridCodec(const Grid& grid) : grid_(grid) {}
-
-    float extent(int, bool) const { return 1.0f; }
-
-    void prepare(int b, const float* x, const float* w) {
-        if (groups_.size() < static_cast<size_t>((b + 1) * OUTPUTS))
-            groups_.resize(static_cast<size_t>((b + 1) * OUTPUTS));
-        float dl[SCALES];
-        spread_scales<SCALES>(largest_of(x, SIZE), 0.25f, 1.2f, dl);
-        for (int g = 0; g < OUTPUTS; g++) find_candidates(x + 8 * g, w + 8 * g, dl, groups_[b * OUTPUTS + g]);
-    }
-
-    void scan(int b, const float*, const float*, int table, const float* dl, Scan& s) const {
-        for (int k = 0; k < PARTS; k++) {
-            const FloatVector scale = load(dl + k * VECTOR);
-            FloatVector square{}, xt{}, tt{};
-            for (int g = 0; g < OUTPUTS; g++) {
-                const Group& group = groups_[b * OUTPUTS + g];
-                FloatVector p, q;
-                group.list[table].best(scale, p, q);
-                square += group.weighted_square;
-                xt += p;
-                tt += q;
-            }
-            store(s.error + k * VECTOR, square + scale * (scale * tt - 2.0f * xt));
-            store(s.xt + k * VECTOR, xt);
-            store(s.tt + k * VECTOR, tt);
-        }
-    }
-
-    void assign(int b, const float*, const float*, int table, float dl, TernaryCode* out) const {
-        for (int g = 0; g < OUTPUTS; g++) {
-            const Candidates& list = groups_[b * OUTPUTS + g].list[table];
-            const int i = list.index[list.best(dl)], n = grid_.count();
-            if constexpr (OFFSET_PER_GROUP)
-                out[g] = {static_cast<uint16_t>(i % n), static_cast<uint8_t>(i / n)};
-            else
-                out[g] = {static_cast<uint16_t>(i), static_cast<uint8_t>(table)};
-        }
-    }
-
-  private:
-    // Both offsets share the list of a group, or each table has its own.
-    static constexpr int SCALES = OFFSET_PER_GROUP ? Candidates::MOST / 2 : 6;
-
-    struct Group {
-        Candidates list[TABLES];
-        float weighted_square;
-    };
-
-    // Candidates with either offset; the sums with offset o are P + o*sum(w*x) and Q + 2*o*sum(w*g) +
-    // o*o*sum(w).
-    void find_candidates(const float* x, const float* w, const float* dl, Group& group) const {
-        float a[8], sum_w = 0, sum_wx = 0;
-        group.weighted_square = 0;
-        for (int j = 0; j < 8; j++) {
-            a[j] = w[j] * x[j];
-            sum_w += w[j];
-            sum_wx += a[j];
-            group.weighted_square += a[j] * x[j];
-        }
-        for (Candidates& list : group.list) list.count = 0;
-        for (int negative = 0; negative < 2; negative++) {
-            // sum w*(g + o)^2 = sum w*g*(g + 2*o) + const
-            const float offset = negative ? -0.125f : 0.125f, constant = offset * offset * sum_w;
-            int index[SCALES];
-            winners<SCALES>(
-                grid_.count(), dl,
-                [&](int i, FloatVector& p, FloatVector& q) {
-                    p = FloatVector{};
-                    q = broadcast(constant);
-#pragma GCC unroll 8
-                    for (int j = 0; j < 8; j++) {
-                        const FloatVector v = load(grid_.value(j) + i);
-                        p += a[j] * v;
-                        q += w[j] * v * (v + 2.0f * offset);
-                    }
-                    p += offset * sum_wx;
-                },
-                index);
-            for (int point : index) {
-                float p = 0, q = 0;
-                for (int j = 0; j < 8; j++) {
-                    const float v = grid_.value(j)[point] + offset;
-                    p += a[j] * v;
-                    q += w[j] * v * v;
-                }
-                group.list[OFFSET_PER_GROUP ? 0 : negative].add(
-                    point + (OFFSET_PER_GROUP ? negative * grid_.count() : 0), p, q);
-            }
-        }
-    }
-
-    const Grid& grid_;
     std::vector<Group> groups_;
 };
 

@@ -49,7 +49,7 @@ struct Iq3K {
     using Codec = LevelCodec<8, 16, 2>;
     static Codec codec() { return Codec(tables::iq3nl_values); }
     static constexpr UniformCodes CODES{-31, 2, 32};
-    static constexpr Effort EFFORT{0.6f, 1.15f, 3, 3};
+    static constexpr Effort EFFORT{0.6f, 1.15f, 2, 2};
     static constexpr int BLOCK_BYTES = 110;
     static void pack(uint8_t* block, float d, const SubBlock* s, const uint8_t* levels) {
         put(block, f32_to_f16(d));

@@ -4,6 +4,7 @@
 #include "pack.hpp"
 #include "superblock.hpp"
 #include "tables.hpp"
+#include "ternary_codec.hpp"
 
 namespace ikpy::quantize {
 namespace {
@@ -29,8 +30,8 @@ const Grid& iq3s_grid() {
     static const Grid grid(tables::iq3s_grid, 4, 512, 1.0f);
     return grid;
 }
-const Grid& iq1s_grid() {
-    static const Grid grid(tables::iq1s_grid, 8, 2048, 1.0f);
+const TernaryGrid& iq1s_grid() {
+    static const TernaryGrid grid(tables::iq1s_grid, 2048);
     return grid;
 }
 
@@ -214,7 +215,7 @@ void encode_four_rows(const Rows& r) {
         uint8_t* group = r.dst + row / 4 * 4 * r.row_bytes;
         const int k = static_cast<int>(row % 4);
         const float d = search.fit(r.src + row * r.ne0, r.w, total);
-        put(group + 2 * k, f32_to_f16(d));
+        put(group + 2 * k, f32_to_f16(search.stored_scale(d)));
         for (int b = 0; b < total; b++) {
             search.levels(b, d, codes);
             Format::pack(group + 8, b, k, search.sub_blocks()[b], codes);

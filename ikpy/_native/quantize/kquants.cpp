@@ -11,7 +11,7 @@ struct Q3K {
     using Codec = IntegerCodec<-4, 3, 16>;
     static Codec codec() { return {}; }
     static constexpr UniformCodes CODES{-32, 1, 64};
-    static constexpr Effort EFFORT{0.5f, 1.2f, 3, 3};
+    static constexpr Effort EFFORT{0.5f, 1.2f, 2, 2};
     static constexpr int BLOCK_BYTES = 110;
     static void pack(uint8_t* block, float d, const SubBlock* s, const uint8_t* levels) {
         pack_bit_plane(block, levels, 2);
@@ -62,11 +62,32 @@ class ScaleMinSearch {
         }
         best_error_ = std::numeric_limits<float>::infinity();
         // With few codes the largest scale need not be met exactly; with 63 of them it makes no difference.
-        constexpr int STARTS = MAX_CODE < 32 ? 3 : 1;
+        constexpr int STARTS = MAX_CODE < 32 ? 2 : 1;
+        float next_d = 0, next_dmin = 0;
         for (int i = 0; i < STARTS * STARTS; i++) {
-            const float shrink_scale = 1.0f - 0.08f * (i % STARTS), shrink_min = 1.0f - 0.08f * (i / STARTS);
-            improve(shrink_scale * largest_scale / MAX_CODE, shrink_min * largest_min / MAX_CODE);
+            const float shrink_scale = 1.0f - 0.12f * (i % STARTS), shrink_min = 1.0f - 0.12f * (i / STARTS);
+            float d = shrink_scale * largest_scale / MAX_CODE, dmin = shrink_min * largest_min / MAX_CODE;
+            if (!try_scales(d, dmin)) continue;
+            next_d = d;
+            next_dmin = dmin;
         }
+        for (int round = 0; round < 3; round++) {
+            if (round_to_f16(next_d) == d_ && round_to_f16(next_dmin) == dmin_) break;
+            if (!try_scales(next_d, next_dmin)) break;
+        }
+    }
+
+    // What d and dmin are stored multiplied by (see unshrink).
+    float stored_factor(const uint8_t* levels) const {
+        double product = 0;
+        for (int b = 0; b < COUNT; b++) {
+            const float scale = d_ * best_[b].scale, offset = -dmin_ * best_[b].min;
+            float sum = 0;
+            for (int j = b * SIZE; j < (b + 1) * SIZE; j++)
+                sum += w_[j] * x_[j] * (scale * levels[j] + offset);
+            product += sum;
+        }
+        return unshrink(weighted_square(x_, w_, 256), product);
     }
 
     float d() const { return d_; }
@@ -84,21 +105,21 @@ class ScaleMinSearch {
     static constexpr float NARROWEST = LEVELS == 4 ? 0.5f : (LEVELS == 16 ? 0.75f : 0.88f);
     static constexpr int REFITS = LEVELS == 32 ? 2 : 3;
 
-    void improve(float d, float dmin) {
-        for (int round = 0; round < 4; round++) {
-            d = round_to_f16(d);
-            dmin = round_to_f16(dmin);
-            float next_d = d, next_dmin = dmin;
-            const float error = choose_codes(d, dmin, next_d, next_dmin);
-            if (!(error < best_error_)) return;
-            best_error_ = error;
-            d_ = d;
-            dmin_ = dmin;
-            std::copy_n(trial_, COUNT, best_);
-            if (round_to_f16(next_d) == d && round_to_f16(next_dmin) == dmin) return;
-            d = next_d;
-            dmin = next_dmin;
-        }
+    // Keeps the codes chosen with these scales if they are the best so far; then they become the refitted
+    // ones.
+    bool try_scales(float& d, float& dmin) {
+        d = round_to_f16(d);
+        dmin = round_to_f16(dmin);
+        float next_d = d, next_dmin = dmin;
+        const float error = choose_codes(d, dmin, next_d, next_dmin);
+        if (!(error < best_error_)) return false;
+        best_error_ = error;
+        d_ = d;
+        dmin_ = dmin;
+        std::copy_n(trial_, COUNT, best_);
+        d = next_d;
+        dmin = next_dmin;
+        return true;
     }
 
     // Fills trial_; returns the error and the least-squares (d, dmin) of the chosen codes and levels.
@@ -204,8 +225,9 @@ void encode_scale_min(const Rows& r) {
         for (int64_t i = 0; i < r.ne0; i += 256, block += Format::BLOCK_BYTES) {
             search.fit(r.src + row * r.ne0 + i, r.w + i);
             search.levels(levels);
+            const float factor = search.stored_factor(levels);
             std::memset(block, 0, Format::BLOCK_BYTES);
-            Format::pack(block, search.d(), search.dmin(), search.codes(), levels);
+            Format::pack(block, factor * search.d(), factor * search.dmin(), search.codes(), levels);
         }
     }
 }

@@ -123,7 +123,7 @@ template <int LEVELS>
 ScaleOffset fit_f16_scale_offset(const float* x, const float* w) {
     const float unlimited = std::numeric_limits<float>::infinity();
     const ScaleOffset free =
-        fit_scale_offset<LEVELS, 32, LEVELS == 32 ? 3 : 1>(x, w, unlimited, LEVELS == 16 ? 0.75f : 0.88f, 3);
+        fit_scale_offset<LEVELS, 32, LEVELS == 32 ? 2 : 1>(x, w, unlimited, LEVELS == 16 ? 0.87f : 0.945f, 5);
     ScaleOffsetLanes<LEVELS, 32> lanes;
     ScaleOffset best = {round_to_f16(free.scale), round_to_f16(free.offset)};
     for (int round = 0; round < 3; round++) {

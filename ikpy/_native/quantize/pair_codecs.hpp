@@ -12,7 +12,7 @@ namespace ikpy::quantize {
 class EvenParityCodec {
   public:
     static constexpr int TABLES = 2, SIZE = 32, OUTPUTS = 32;
-    static constexpr bool SIGNED = true;
+    static constexpr bool SIGNED = true, SEARCHES_AGAIN = false;
     using Output = uint8_t;
 
     EvenParityCodec() : tables_{make(0, 0), make(0, 1), make(1, 0), make(1, 1)} {}
@@ -118,7 +118,7 @@ class EvenParityCodec {
 class PairCodec {
   public:
     static constexpr int TABLES = 1, SIZE = 32, OUTPUTS = 16;
-    static constexpr bool SIGNED = true;
+    static constexpr bool SIGNED = true, SEARCHES_AGAIN = false;
     using Output = uint8_t;
 
     void prepare(int, const float*, const float*) {}

@@ -12,14 +12,14 @@ namespace ikpy::quantize {
 namespace {
 
 Encoder encoder(int type) {
-    for (const auto& family : {simple_encoder, legacy_encoder, kquant_encoder, iquant_encoder, iqk_encoder,
-                               row_scale_encoder, trellis_encoder}) {
+    for (const auto& family : {simple_encoder, eight_bit_encoder, legacy_encoder, kquant_encoder,
+                               iquant_encoder, iqk_encoder, row_scale_encoder, trellis_encoder}) {
         if (const Encoder e = family(type)) return e;
     }
     return nullptr;
 }
 
-constexpr int F16 = 1, Q8_K = 15, BF16_R16 = 230, FIRST_INTERLEAVED = 31, LAST_PLAIN = 158;
+constexpr int F16 = 1, FIRST_INTERLEAVED = 31, LAST_PLAIN = 158;
 
 // The plain type whose encoded rows are permuted into an interleaved type; -1 if there is none.
 int plain_form(int type) {
@@ -34,19 +34,16 @@ void encode(int type, const Rows& rows) {
     if (const Encoder e = encoder(type)) return e(rows);
     const int plain = plain_form(type);
     Rows r = rows;
-    r.row_bytes = plain == Q8_K ? rows.ne0 / 256 * 296 : static_cast<int64_t>(row_nbytes(plain, rows.ne0));
+    r.row_bytes = static_cast<int64_t>(row_nbytes(plain, rows.ne0));
     std::vector<uint8_t> encoded(static_cast<size_t>(r.row_bytes * r.n_rows));
     r.dst = encoded.data();
-    if (type == BF16_R16)
-        encode_bf16_truncated(r);
-    else
-        encoder(plain)(r);
+    encoder(plain)(r);
     repack_rows(plain, type, encoded.data(), rows.ne0, rows.n_rows, rows.dst);
 }
 
 }  // namespace
 
-bool can_quantize(int type) { return (encoder(type) && type != Q8_K) || plain_form(type) >= 0; }
+bool can_quantize(int type) { return encoder(type) || plain_form(type) >= 0; }
 
 int row_group(int type) { return can_quantize(type) ? interleave(type) : 0; }
 

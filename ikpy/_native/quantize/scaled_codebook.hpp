@@ -5,7 +5,7 @@
 // them).
 // 2. d: a grid of scales, ranked by the quadratic model sum tt_b * (d * code_b - a_b)^2; the best few go on.
 // 3. Per sub-block: exact errors of the codes around the free scales with all tables; the best is kept.
-// 4. d is refitted to the chosen levels in closed form and step 3 repeated while the error falls.
+// 4. The best d is refitted to the chosen levels in closed form and step 3 repeated while the error falls.
 #pragma once
 
 #include <limits>
@@ -52,10 +52,17 @@ class ScaledCodebookSearch {
             largest = std::max(largest, free_fit(b));
         }
         if (!(largest > 0)) {
+            best_product_ = 0;
             set_zero();
             return 0;
         }
         return fit_common_scale(count);
+    }
+
+    // The scale to store for the levels of the last fit's scale d (see unshrink).
+    float stored_scale(float d) const {
+        const int64_t n = static_cast<int64_t>(best_.size()) * Codec::SIZE;
+        return rounded(d * unshrink(weighted_square(x_, w_, n), d * best_product_));
     }
 
     const std::vector<SubBlock>& sub_blocks() const { return best_; }
@@ -168,21 +175,50 @@ class ScaledCodebookSearch {
             if (!(error < best_error)) return false;
             best_error = error;
             best_d = d;
+            best_product_ = trial_product_;
             best_.swap(trial_);
             return true;
         };
+        float next = 0;  // the refitted scale of the best so far
         for (float candidate : scale_candidates(count)) {
+            const float d = rounded(candidate);
             float refitted = candidate;
-            for (int round = 0; round <= effort_.refits; round++) {
-                const float d = rounded(refitted);
-                if (d == 0 || !std::isfinite(d)) break;
-                const float error = choose_codes(d, count, refitted);
-                if (!keep_if_better(error, d)) break;
-                if (rounded(refitted) == d) break;
+            if (d == 0 || !std::isfinite(d)) continue;
+            if (keep_if_better(choose_codes(d, count, refitted), d)) next = refitted;
+        }
+        if constexpr (Codec::SEARCHES_AGAIN) {
+            if (best_d != 0) {
+                search_again(best_d, count);
+                best_error = std::numeric_limits<float>::infinity();
+                keep_if_better(choose_codes(best_d, count, next), best_d);
             }
         }
-        if (best_d == 0) set_zero();
+        for (int round = 0; round < effort_.refits; round++) {
+            const float d = rounded(next);
+            if (d == 0 || d == best_d || !std::isfinite(d)) break;
+            if (!keep_if_better(choose_codes(d, count, next), d)) break;
+        }
+        if (best_d == 0) {
+            best_product_ = 0;
+            set_zero();
+        }
         return best_d;
+    }
+
+    // Has the codec look for matches at the codes that are likely to be chosen.
+    void search_again(float d, int count) {
+        for (int b = 0; b < count; b++) {
+            for (int table = 0; table < Codec::TABLES; table++) {
+                const auto& option = options_[b].of[table];
+                int codes[3] = {best_[b].code, codes_.nearest(option[0].scale / d),
+                                codes_.nearest(option[1].scale / d)};
+                for (int i = 0; i < (Codec::SIGNED ? 3 : 2); i++) {
+                    if (std::find(codes, codes + i, codes[i]) != codes + i) continue;
+                    codec_.search(b, x_ + b * Codec::SIZE, w_ + b * Codec::SIZE, table,
+                                  d * codes_.value(codes[i]));
+                }
+            }
+        }
     }
 
     // Step 3: fills trial_; returns the total error and the refitted scale.
@@ -212,6 +248,7 @@ class ScaledCodebookSearch {
             numerator += best_num;
             denominator += best_den;
         }
+        trial_product_ = numerator;
         refitted = denominator > 0 ? static_cast<float>(numerator / denominator) : 0;
         return static_cast<float>(total);
     }
@@ -240,6 +277,7 @@ class ScaledCodebookSearch {
     const float* w_ = nullptr;
     std::vector<Options> options_;
     std::vector<SubBlock> best_, trial_;
+    double best_product_ = 0, trial_product_ = 0;  // sum w*x*y at the scale 1
 };
 
 // Codec of independent levels from LevelTables of COUNT levels (table 1, if any, is the shifted one).
@@ -248,7 +286,7 @@ class LevelCodec {
   public:
     static constexpr int TABLES = TABLE_COUNT;
     static constexpr int SIZE = BLOCK;
-    static constexpr bool SIGNED = true;
+    static constexpr bool SIGNED = true, SEARCHES_AGAIN = false;
     using Output = uint8_t;
     static constexpr int OUTPUTS = SIZE;
 
@@ -300,6 +338,7 @@ class IntegerCodec {
     static constexpr int TABLES = 1;
     static constexpr int SIZE = BLOCK;
     static constexpr bool SIGNED = -LOW != HIGH;  // symmetric levels have no use for a negative scale
+    static constexpr bool SEARCHES_AGAIN = false;
     using Output = uint8_t;
     static constexpr int OUTPUTS = SIZE;
 

@@ -1,26 +1,62 @@
-// Types whose encoding is a formula without a search: F16, BF16, Q8_0, MXFP4, Q1_0_G128, Q8_KV, IQ1_BN,
-// IQ2_BN.
+// Types whose encoding is a formula without a search: F16, BF16, Q8_0, MXFP4, Q1_0_G128, IQ1_BN, IQ2_BN,
+// BF16_R16.
 #include <cmath>
 
 #include "encoders.hpp"
+#include "magnitude.hpp"
 #include "search.hpp"
 #include "tables.hpp"
 
 namespace ikpy::quantize {
 namespace {
 
+// Loops here are written so that the compiler turns them into vector instructions.
+
 void encode_f16(const Rows& r) {
-    for (int64_t i = 0; i < r.n_rows * r.ne0; i++) put(r.dst + 2 * i, f32_to_f16(r.src[i]));
+    const int64_t n = r.n_rows * r.ne0;
+    int64_t i = 0;
+#if defined(__AVX512F__)
+    for (; i + 16 <= n; i += 16) {
+        const __m256i halves =
+            _mm512_maskz_cvtps_ph(0xFFFF, _mm512_loadu_ps(r.src + i), _MM_FROUND_TO_NEAREST_INT);
+        std::memcpy(r.dst + 2 * i, &halves, sizeof halves);
+    }
+#elif defined(__F16C__)
+    for (; i + 8 <= n; i += 8) {
+        const __m128i halves = _mm256_cvtps_ph(_mm256_loadu_ps(r.src + i), _MM_FROUND_TO_NEAREST_INT);
+        std::memcpy(r.dst + 2 * i, &halves, sizeof halves);
+    }
+#endif
+    for (; i < n; i++) put(r.dst + 2 * i, f32_to_f16(r.src[i]));
+}
+
+// f32_to_bf16 without a branch.
+uint16_t rounded_bf16(float v) {
+    const uint32_t bits = f32_bits(v), rounded = bits + 0x7FFF + ((bits >> 16) & 1);
+    return static_cast<uint16_t>(((bits & 0x7FFFFFFF) > 0x7F800000 ? bits | 0x400000 : rounded) >> 16);
 }
 
 void encode_bf16(const Rows& r) {
-    for (int64_t i = 0; i < r.n_rows * r.ne0; i++) put(r.dst + 2 * i, f32_to_bf16(r.src[i]));
+    const float* x = r.src;  // bytes written could change the members of r
+    uint8_t* out = r.dst;
+    const int64_t n = r.n_rows * r.ne0;
+    for (int64_t i = 0; i < n; i++) put(out + 2 * i, rounded_bf16(x[i]));
 }
 
-float largest_magnitude(const float* x, int64_t n) {
-    float m = 0;
-    for (int64_t j = 0; j < n; j++) m = std::max(m, std::fabs(x[j]));
-    return m;
+// Upper halves of the floats; 16 rows, pairs of columns.
+void encode_bf16_r16(const Rows& r) {
+    for (int64_t row = 0; row < r.n_rows; row += 16) {
+        const float* x = r.src + row * r.ne0;
+        uint8_t* out = r.dst + row * r.row_bytes;
+        for (int64_t i = 0; i < r.ne0; i += 2, out += 64) {
+            uint32_t pairs[16];
+            for (int k = 0; k < 16; k++) {
+                const float* pair = x + k * r.ne0 + i;
+                pairs[k] = f32_bits(pair[0]) >> 16 | (f32_bits(pair[1]) & 0xFFFF0000);
+            }
+            std::memcpy(out, pairs, sizeof pairs);
+        }
+    }
 }
 
 // Nearest integer, ties away from zero: what Q8_0 files have had from the start, unlike the later 8-bit
@@ -41,29 +77,13 @@ void encode_q8_0(const Rows& r) {
     }
 }
 
-void encode_q8_kv(const Rows& r) {
-    for (int64_t row = 0; row < r.n_rows; row++) {
-        const float* x = r.src + row * r.ne0;
-        uint8_t* out = r.dst + row * r.row_bytes;
-        const float d = largest_magnitude(x, r.ne0) / 127.0f, inverse = d > 0 ? 1.0f / d : 0.0f;
-        int32_t sum = 0;
-        for (int64_t j = 0; j < r.ne0; j++) {
-            const int q = round_nearest(x[j] * inverse);
-            out[8 + j] = static_cast<uint8_t>(q);
-            sum += q;
-        }
-        put(out, d);
-        put(out + 4, sum);
-    }
-}
-
 // Code of the nearest of the 16 values; the magnitudes (doubled) are 0 1 2 3 4 6 8 12, code 8 + k is
 // negative.
 int nearest_mxfp4(float v) {
     static constexpr float middle[7] = {0.5f, 1.5f, 2.5f, 3.5f, 5.0f, 7.0f, 10.0f};
     int code = 0;
     for (float m : middle) code += std::fabs(v) > m;
-    return code && v < 0 ? code + 8 : code;
+    return code + (v < -0.5f ? 8 : 0);
 }
 
 void encode_mxfp4(const Rows& r) {
@@ -75,57 +95,41 @@ void encode_mxfp4(const Rows& r) {
         const int e = std::clamp(std::ilogb(max) - 2 + 127, 0, 254);
         const float inverse = std::ldexp(1.0f, 128 - e);
         block[0] = static_cast<uint8_t>(e);
-        for (int j = 0; j < 32; j++)
-            block[1 + (j & 15)] |=
-                static_cast<uint8_t>(nearest_mxfp4(r.src[i + j] * inverse) << 4 * (j >> 4));
-    }
-}
-
-// Q8_K is an activation format; its rows are only made to be interleaved (Q8_K_R8, Q8_K_R16).
-void encode_q8_k(const Rows& r) {
-    for (int64_t i = 0; i < r.n_rows * r.ne0; i += 256) {
-        uint8_t* block = r.dst + i / 256 * 296;
-        const float* x = r.src + i;
-        const float d = largest_magnitude(x, 256) / 127.0f, inverse = d > 0 ? 1.0f / d : 0.0f;
-        int16_t sums[16] = {};
-        int total = 0;
-        for (int j = 0; j < 256; j++) {
-            const int q = round_nearest(x[j] * inverse);
-            block[8 + j] = static_cast<uint8_t>(q);
-            sums[j >> 4] = static_cast<int16_t>(sums[j >> 4] + q);
-            total += q;
-        }
-        put(block, d);
-        put(block + 4, d * static_cast<float>(total));
-        std::memcpy(block + 264, sums, sizeof sums);
+        uint8_t codes[32];
+        for (int j = 0; j < 32; j++) codes[j] = static_cast<uint8_t>(nearest_mxfp4(r.src[i + j] * inverse));
+        for (int j = 0; j < 16; j++) block[1 + j] = static_cast<uint8_t>(codes[j] | codes[j + 16] << 4);
     }
 }
 
 void encode_q1_0_g128(const Rows& r) {
     for (int64_t i = 0; i < r.n_rows * r.ne0; i += 128) {
         uint8_t* block = r.dst + i / 128 * 18;
-        std::memset(block, 0, 18);
         float sum = 0;
-        for (int j = 0; j < 128; j++) {
-            sum += std::fabs(r.src[i + j]);
-            if (r.src[i + j] >= 0) block[2 + (j >> 3)] |= static_cast<uint8_t>(1 << (j & 7));
+        for (int j = 0; j < 128; j++) sum += std::fabs(r.src[i + j]);
+        for (int j = 0; j < 128; j += 8) {
+            unsigned bits = 0;
+            for (int k = 0; k < 8; k++) bits |= static_cast<unsigned>(r.src[i + j + k] >= 0) << k;
+            block[2 + j / 8] = static_cast<uint8_t>(bits);
         }
         put(block, f32_to_f16(sum / 128));
     }
 }
 
 // 0, 1, 2 for negative, zero (|x| < d/2), positive.
-int trit(float x, float d) { return std::fabs(x) < 0.5f * d ? 1 : (x < 0 ? 0 : 2); }
+int trit(float x, float d) { return 1 + (std::fabs(x) >= 0.5f * d) * ((x >= 0) - (x < 0)); }
 
 void encode_iq2_bn(const Rows& r) {
-    std::memset(r.dst, 0, static_cast<size_t>(r.n_rows * r.row_bytes));
     for (int64_t row = 0; row < r.n_rows; row++) {
         const float* x = r.src + row * r.ne0;
         uint8_t* out = r.dst + row * r.row_bytes;
         const float d = largest_magnitude(x, r.ne0);
         put(out, d);
-        for (int64_t j = 0; j < r.ne0; j++) {
-            out[4 + 16 * (j >> 6) + (j & 15)] |= static_cast<uint8_t>(trit(x[j], d) << 2 * ((j >> 4) & 3));
+        for (int64_t j = 0; j < r.ne0; j += 64) {
+            for (int k = 0; k < 16; k++) {
+                const float* v = x + j + k;
+                out[4 + j / 4 + k] = static_cast<uint8_t>(trit(v[0], d) | trit(v[16], d) << 2 |
+                                                          trit(v[32], d) << 4 | trit(v[48], d) << 6);
+            }
         }
     }
 }
@@ -156,19 +160,12 @@ void encode_iq1_bn(const Rows& r) {
 
 }  // namespace
 
-void encode_bf16_truncated(const Rows& r) {
-    for (int64_t i = 0; i < r.n_rows * r.ne0; i++)
-        put(r.dst + 2 * i, static_cast<uint16_t>(f32_bits(r.src[i]) >> 16));
-}
-
 Encoder simple_encoder(int type) {
     switch (type) {
         case 1:
             return encode_f16;
         case 8:
             return encode_q8_0;
-        case 15:
-            return encode_q8_k;
         case 30:
             return encode_bf16;
         case 39:
@@ -179,8 +176,8 @@ Encoder simple_encoder(int type) {
             return encode_iq1_bn;
         case 135:
             return encode_iq2_bn;
-        case 151:
-            return encode_q8_kv;
+        case 230:
+            return encode_bf16_r16;
         default:
             return nullptr;
     }

@@ -23,7 +23,7 @@ void encode_superblocks(const Rows& r) {
             const float d = search.fit(r.src + row * r.ne0 + i, r.w + i, COUNT);
             for (int b = 0; b < COUNT; b++) search.levels(b, d, levels + b * Codec::OUTPUTS);
             std::memset(block, 0, Format::BLOCK_BYTES);
-            Format::pack(block, d, search.sub_blocks().data(), levels);
+            Format::pack(block, search.stored_scale(d), search.sub_blocks().data(), levels);
         }
     }
 }
@@ -40,11 +40,11 @@ void encode_row_scale(const Rows& r) {
     typename Codec::Output levels[COUNT * Codec::OUTPUTS];
     for (int64_t row = 0; row < r.n_rows; row++) {
         uint8_t* out = r.dst + row * r.row_bytes;
-        const float d = search.fit(r.src + row * r.ne0, r.w, total);
+        const float d = search.fit(r.src + row * r.ne0, r.w, total), stored = search.stored_scale(d);
         if constexpr (HALF)
-            put(out, f32_to_f16(d));
+            put(out, f32_to_f16(stored));
         else
-            put(out, d);
+            put(out, stored);
         uint8_t* block = out + Format::HEADER_BYTES;
         for (int first = 0; first < total; first += COUNT, block += Format::BLOCK_BYTES) {
             for (int b = 0; b < COUNT; b++) search.levels(first + b, d, levels + b * Codec::OUTPUTS);

@@ -9,10 +9,22 @@
 
 namespace ikpy::quantize {
 
-// Nearest vector: its number, P = sum w*x*v and Q = sum w*v*v.
-struct TrellisMatch {
-    int index = 0;
-    float p = 0, q = 0;
+// Vectors near to a group, the best of each lane: number, P = sum w*x*v and Q = sum w*v*v.
+struct TrellisMatches {
+    alignas(64) int32_t index[VECTOR];
+    alignas(64) float p[VECTOR];
+    alignas(64) float q[VECTOR];
+
+    int best(float dl) const {
+        int winner = 0;
+        float least = INFINITY;
+        for (int l = 0; l < VECTOR; l++) {
+            const float cost = dl * (dl * q[l] - 2.0f * p[l]);
+            winner = cost < least ? l : winner;
+            least = std::min(cost, least);
+        }
+        return winner;
+    }
 };
 
 // Cells are boxes: every binned component lies in one of BINS intervals of equal population. A query looks at
@@ -29,23 +41,34 @@ class TrellisIndex {
         sort_into_cells(vectors);
     }
 
-    // Nearest vector to x/dl in the metric w, looking into 2^PROBED cells. dl != 0.
+    // Vectors near to x/dl in the metric w, looking into 2^PROBED cells. dl != 0.
     template <int PROBED>
-    TrellisMatch nearest(const float* x, const float* w, float dl) const {
-        float u[DIM], linear[DIM];
+    void nearest(const float* x, const float* w, float dl, TrellisMatches& found) const {
+        float u[DIM], linear[DIM], size[DIM];
         const float inverse = 1.0f / dl;
         for (int j = 0; j < DIM; j++) {
-            u[j] = (absolute_ ? std::fabs(x[j]) : x[j]) * inverse;
+            const float v = absolute_ ? std::fabs(x[j]) : x[j];
+            u[j] = v * inverse;
             linear[j] = -2.0f * w[j] * u[j];
+            size[j] = v;
         }
         int cells[1 << PROBED];
         choose_cells<PROBED>(u, w, cells);
         FloatVector best = broadcast(INFINITY);
         IntVector at{};
         for (int cell : cells) scan_cell(cell, w, linear, best, at);
-        int lane = 0;
-        for (int l = 1; l < VECTOR; l++) lane = best[l] < best[lane] ? l : lane;
-        return match(at[lane] + lane, x, w);
+        for (int l = 0; l < VECTOR; l++) {
+            const int8_t* v = values_.data() + at[l] * DIM + l;
+            float p = 0, q = 0;
+            for (int j = 0; j < DIM; j++) {
+                const float value = v[j * VECTOR], wv = w[j] * value;
+                p += size[j] * wv;
+                q += value * wv;
+            }
+            found.p[l] = p;
+            found.q[l] = q;
+            found.index[l] = number_[at[l] + l];
+        }
     }
 
   private:
@@ -88,9 +111,10 @@ class TrellisIndex {
             for (int i : list) number_.push_back(i);
             start_.push_back(static_cast<int>(number_.size()));
         }
-        for (int j = 0; j < DIM; j++) {
-            values_[j].resize(number_.size());
-            for (size_t i = 0; i < number_.size(); i++) values_[j][i] = vectors[number_[i]][j];
+        values_.resize(number_.size() * DIM);
+        for (size_t i = 0; i < number_.size(); i++) {
+            for (int j = 0; j < DIM; j++)
+                values_[i / VECTOR * VECTOR * DIM + j * VECTOR + i % VECTOR] = vectors[number_[i]][j];
         }
     }
 
@@ -115,12 +139,25 @@ class TrellisIndex {
         }
     }
 
+    static FloatVector load_bytes(const int8_t* p) {
+#if defined(__AVX512F__)
+        return (FloatVector)_mm512_maskz_cvtepi32_ps(
+            0xFFFF, _mm512_maskz_cvtepi8_epi32(0xFFFF, load_unaligned<__m128i>(p)));
+#elif defined(__AVX2__)
+        return (FloatVector)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#else
+        FloatVector v;
+        for (int l = 0; l < VECTOR; l++) v[l] = p[l];
+        return v;
+#endif
+    }
+
     void scan_cell(int cell, const float* w, const float* linear, FloatVector& best, IntVector& at) const {
         for (int i = start_[cell]; i < start_[cell + 1]; i += VECTOR) {
             FloatVector cost{};
 #pragma GCC unroll 8
             for (int j = 0; j < DIM; j++) {
-                const FloatVector v = load(values_[j].data() + i);
+                const FloatVector v = load_bytes(values_.data() + i * DIM + j * VECTOR);
                 cost += (w[j] * v + linear[j]) * v;
             }
             const IntVector better = cost < best;
@@ -129,21 +166,10 @@ class TrellisIndex {
         }
     }
 
-    TrellisMatch match(int position, const float* x, const float* w) const {
-        TrellisMatch m;
-        m.index = number_[position];
-        for (int j = 0; j < DIM; j++) {
-            const float v = values_[j][position];
-            m.p += w[j] * (absolute_ ? std::fabs(x[j]) : x[j]) * v;
-            m.q += w[j] * v * v;
-        }
-        return m;
-    }
-
     const bool absolute_;
     float edges_[BINNED][BINS];
     std::vector<int> number_, start_;
-    std::vector<float> values_[DIM];
+    std::vector<int8_t> values_;  // VECTOR vectors after the other, component by component
 };
 
 }  // namespace ikpy::quantize

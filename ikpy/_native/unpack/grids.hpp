@@ -8,6 +8,7 @@
 #pragma once
 #include "kernels/unpacked.hpp"
 #include "quantize/tables.hpp"
+#include "unpack/codes32.hpp"
 #include "unpack/wide.hpp"
 
 namespace ikpy {
@@ -21,21 +22,13 @@ inline uint64_t point4(const int8_t* grid, int first, int second) {
            static_cast<uint64_t>(load_unaligned<uint32_t>(grid + 4 * second)) << 32;
 }
 
-// 0xFF in every byte whose bit of the mask is set.
-inline uint64_t spread(uint8_t mask) {
-    const uint64_t bits = mask * kOnes & 0x8040201008040201;
-    return (((bits & 0x7F * kOnes) + 0x7F * kOnes) | bits) >> 7 & kOnes;
-}
-
-// 128 + magnitude, or 128 - magnitude where the sign bit is set; no byte carries into the next.
-inline uint64_t signed_codes(uint64_t point, uint8_t mask) {
-    const uint64_t one = spread(mask);
-    return ((point | 0x80 * kOnes) ^ one * 0xFF) + one;
-}
-
 // Four 7-bit fields as bytes.
 inline uint64_t seven_bit_fields(uint32_t v) {
+#if defined(__BMI2__)
+    return _pdep_u64(v, 0x7F7F7F7F);
+#else
     return (v & 0x7F) | (v << 1 & 0x7F00) | (v << 2 & 0x7F0000) | (v << 3 & 0x7F000000);
+#endif
 }
 
 // Sign indices of 7 bits to masks of even parity.
@@ -51,10 +44,16 @@ inline uint64_t code_masks(uint64_t codes) { return codes ^ codes << 1; }
 
 // Eight words' upper seven bits as bytes.
 inline uint64_t upper_sevens(const uint8_t* words, int stride) {
+#if defined(__AVX2__)
+    const __m128i v = _mm_set_epi64x(load_unaligned<int64_t>(words + stride), load_unaligned<int64_t>(words));
+    const __m128i sevens = _mm_srli_epi16(v, 9);
+    return static_cast<uint64_t>(_mm_cvtsi128_si64(_mm_packus_epi16(sevens, sevens)));
+#else
     uint64_t fields = 0;
     for (int j = 0; j < 8; ++j)
         fields |= static_cast<uint64_t>(words[(j >> 2) * stride + 2 * (j & 3) + 1] >> 1) << (8 * j);
     return fields;
+#endif
 }
 
 inline float odd(int s) { return static_cast<float>(2 * s + 1); }
@@ -64,38 +63,88 @@ inline void block(const uint8_t* p, int k, uint8_t* codes, float* d) {
     L::scales(p, k, d);
     for (int i = 0; i < L::kBlock / 64; ++i) {
         const uint64_t signs = L::signs(p, k, i);
-        for (int g = 0; g < 8; ++g) {
-            const uint64_t q =
-                signed_codes(L::point(p, k, 8 * i + g), static_cast<uint8_t>(signs >> (8 * g)));
-            std::memcpy(codes + 64 * i + 8 * g, &q, 8);
+        for (int h = 0; h < 2; ++h) {
+            typedef uint64_t Points __attribute__((vector_size(32)));
+            const int g = 8 * i + 4 * h;
+            const auto points = reinterpret_cast<c32::Codes32>(Points{
+                L::point(p, k, g), L::point(p, k, g + 1), L::point(p, k, g + 2), L::point(p, k, g + 3)});
+            const c32::Codes32 negative = c32::bits(static_cast<uint32_t>(signs >> (32 * h)));
+            c32::store(codes + 64 * i + 32 * h, (points ^ negative) - negative + 128);
         }
     }
 }
 
 #if defined(__AVX512VNNI__)
+inline __m512i gather8(const int8_t* grid, __m512i index) { return _mm512_i64gather_epi64(index, grid, 8); }
+inline __m512i gather4(const int8_t* grid, __m512i index) { return _mm512_i32gather_epi32(index, grid, 4); }
+
+// Bytes and words in the lanes that gathers take indices from.
+inline __m512i byte_quads(uint64_t v) {
+    return _mm512_cvtepu8_epi64(_mm_cvtsi64_si128(static_cast<int64_t>(v)));
+}
+inline __m512i word_quads(__m128i v) { return _mm512_cvtepu16_epi64(v); }
+inline __m512i byte_dwords(const uint8_t* p) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline __m128i load16(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
+
+// Odd scales 2 * s + 1 of 16 (or 8) lanes.
+inline __m512 odd_scales(float scale, __m512i s) {
+    const __m512i odd = _mm512_add_epi32(_mm512_add_epi32(s, s), _mm512_set1_epi32(1));
+    return wide::scaled(_mm512_set1_ps(scale), odd);
+}
+inline __m512i dword_nibbles(uint32_t v) {
+    const __m512i counts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 0, 0, 0, 0, 0, 0, 0);
+    return _mm512_and_si512(_mm512_srlv_epi32(_mm512_set1_epi32(static_cast<int32_t>(v)), counts),
+                            _mm512_set1_epi32(15));
+}
+// Sign masks of all 32 8-groups from 7-bit indices: the eighth bit makes their parity even. In general
+// registers this took longer than the gathers (IQ2_XXS 9.4e9 weights/s).
+inline __m256i even_masks32(__m256i indices) {
+    const __m256i parity = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, -128, -128, 0, -128, 0, 0, -128, -128, 0, 0, -128, 0, -128, -128, 0));
+    const __m256i nibble = _mm256_set1_epi8(15);
+    const __m256i low = _mm256_shuffle_epi8(parity, _mm256_and_si256(indices, nibble));
+    const __m256i high = _mm256_shuffle_epi8(parity, _mm256_and_si256(_mm256_srli_epi16(indices, 4), nibble));
+    return _mm256_or_si256(indices, _mm256_xor_si256(low, high));
+}
+
+// The same for dwords of four indices and four other bits.
+inline __m256i even_masks_of_dwords(__m256i v) {
+    const __m256i a = _mm256_and_si256(v, _mm256_set1_epi32(0x7F));
+    const __m256i b = _mm256_and_si256(_mm256_slli_epi32(v, 1), _mm256_set1_epi32(0x7F00));
+    const __m256i c = _mm256_and_si256(_mm256_slli_epi32(v, 2), _mm256_set1_epi32(0x7F0000));
+    const __m256i d = _mm256_and_si256(_mm256_slli_epi32(v, 3), _mm256_set1_epi32(0x7F000000));
+    return even_masks32(_mm256_or_si256(_mm256_or_si256(a, b), _mm256_or_si256(c, d)));
+}
+
+inline void put(__m256i masks, uint64_t* at) { _mm256_store_si256(reinterpret_cast<__m256i*>(at), masks); }
+
+template <class L, class = void>
+struct HasWideSigns : std::false_type {};
 template <class L>
-inline __m512i points64(const uint8_t* p, int k, int i) {
-    uint64_t v[8];
-#pragma GCC unroll 8
-    for (int g = 0; g < 8; ++g) v[g] = L::point(p, k, 8 * i + g);
-    return _mm512_set_epi64(static_cast<int64_t>(v[7]), static_cast<int64_t>(v[6]),
-                            static_cast<int64_t>(v[5]), static_cast<int64_t>(v[4]),
-                            static_cast<int64_t>(v[3]), static_cast<int64_t>(v[2]),
-                            static_cast<int64_t>(v[1]), static_cast<int64_t>(v[0]));
+struct HasWideSigns<L, std::void_t<decltype(&L::wide_signs)>> : std::true_type {};
+
+inline uint64_t two_dwords(const uint8_t* a, const uint8_t* b) {
+    return load_unaligned<uint32_t>(a) | static_cast<uint64_t>(load_unaligned<uint32_t>(b)) << 32;
 }
 
 template <class L>
 inline Codes512 wide_block(const uint8_t* p, int k) {
     const __m512i zero = wide::bytes(128);
     Codes512 r;
+    alignas(32) uint64_t signs[4];
+    if constexpr (HasWideSigns<L>::value) {
+        L::wide_signs(p, signs);
+    } else {
+        for (int i = 0; i < 4; ++i) signs[i] = L::signs(p, k, i);
+    }
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
-        const __m512i v = points64<L>(p, k, i);
-        r.q[i] = _mm512_mask_sub_epi8(_mm512_or_si512(v, zero), L::signs(p, k, i), zero, v);
+        const __m512i v = L::points(p, k, i);
+        r.q[i] = _mm512_mask_sub_epi8(_mm512_or_si512(v, zero), signs[i], zero, v);
     }
-    alignas(64) float d[16];
-    L::scales(p, k, d);
-    r.d = _mm512_load_ps(d);
+    r.d = L::wide_scales(p, k);
     return r;
 }
 #endif
@@ -106,6 +155,19 @@ struct IQ2_XXS {
         return point8(tables::iq2xxs_grid, p[2 + 8 * (g >> 2) + (g & 3)]);
     }
     static uint32_t signs_scale(const uint8_t* p, int s) { return load_unaligned<uint32_t>(p + 6 + 8 * s); }
+#if defined(__AVX512VNNI__)
+    static __m512i points(const uint8_t* p, int, int i) {
+        return gather8(tables::iq2xxs_grid, byte_quads(two_dwords(p + 2 + 16 * i, p + 10 + 16 * i)));
+    }
+    static __m512 wide_scales(const uint8_t* p, int) {
+        const __m512i s = _mm512_srli_epi64(_mm512_loadu_si512(p + 2), 60);
+        return odd_scales(load_f16(p) * 0.125f, _mm512_castsi256_si512(_mm512_cvtepi64_epi32(s)));
+    }
+    static void wide_signs(const uint8_t* p, uint64_t* masks) {
+        const __m512i v = _mm512_srli_epi64(_mm512_loadu_si512(p + 2), 32);
+        put(even_masks_of_dwords(_mm512_cvtepi64_epi32(v)), masks);
+    }
+#endif
     static uint64_t signs(const uint8_t* p, int, int i) {
         return even_masks(seven_bit_fields(signs_scale(p, 2 * i)) |
                           seven_bit_fields(signs_scale(p, 2 * i + 1)) << 32);
@@ -121,6 +183,19 @@ struct IQ2_XS {
     static uint64_t point(const uint8_t* p, int, int g) {
         return point8(tables::iq2xs_grid, load_unaligned<uint16_t>(p + 2 + 2 * g) & 511);
     }
+#if defined(__AVX512VNNI__)
+    static __m512i points(const uint8_t* p, int, int i) {
+        const __m512i words = word_quads(load16(p + 2 + 16 * i));
+        return gather8(tables::iq2xs_grid, _mm512_and_si512(words, _mm512_set1_epi64(511)));
+    }
+    static __m512 wide_scales(const uint8_t* p, int) {
+        return odd_scales(load_f16(p) * 0.125f, wide::nibble_lanes(p + 66));
+    }
+    static void wide_signs(const uint8_t* p, uint64_t* masks) {
+        const __m512i sevens = _mm512_srli_epi16(_mm512_loadu_si512(p + 2), 9);
+        put(even_masks32(_mm512_cvtepi16_epi8(sevens)), masks);
+    }
+#endif
     static uint64_t signs(const uint8_t* p, int, int i) {
         return even_masks(upper_sevens(p + 2 + 16 * i, 8));
     }
@@ -135,6 +210,18 @@ struct IQ2_S {
     static uint64_t point(const uint8_t* p, int, int g) {
         return point8(tables::iq2s_grid, p[2 + g] + 256 * (p[66 + (g >> 2)] >> (2 * (g & 3)) & 3));
     }
+#if defined(__AVX512VNNI__)
+    static __m512i points(const uint8_t* p, int, int i) {
+        const uint64_t low = load_unaligned<uint64_t>(p + 2 + 8 * i);
+        const uint64_t high = _pdep_u64(load_unaligned<uint16_t>(p + 66 + 2 * i), 0x0303030303030303);
+        const __m128i index = _mm_unpacklo_epi8(_mm_cvtsi64_si128(static_cast<int64_t>(low)),
+                                                _mm_cvtsi64_si128(static_cast<int64_t>(high)));
+        return gather8(tables::iq2s_grid, word_quads(index));
+    }
+    static __m512 wide_scales(const uint8_t* p, int) {
+        return odd_scales(load_f16(p) * 0.125f, wide::nibble_lanes(p + 74));
+    }
+#endif
     static uint64_t signs(const uint8_t* p, int, int i) { return load_unaligned<uint64_t>(p + 34 + 8 * i); }
     static void scales(const uint8_t* p, int, float* d) {
         const float scale = load_f16(p) * 0.125f;
@@ -148,6 +235,18 @@ struct IQ3_XXS {
         return point4(tables::iq3xxs_grid, p[2 + 2 * g], p[3 + 2 * g]);
     }
     static uint32_t signs_scale(const uint8_t* p, int s) { return load_unaligned<uint32_t>(p + 66 + 4 * s); }
+#if defined(__AVX512VNNI__)
+    static __m512i points(const uint8_t* p, int, int i) {
+        return gather4(tables::iq3xxs_grid, byte_dwords(p + 2 + 16 * i));
+    }
+    static __m512 wide_scales(const uint8_t* p, int) {
+        const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 66));
+        return odd_scales(load_f16(p) * 0.25f, _mm512_castsi256_si512(_mm256_srli_epi32(v, 28)));
+    }
+    static void wide_signs(const uint8_t* p, uint64_t* masks) {
+        put(even_masks_of_dwords(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 66))), masks);
+    }
+#endif
     static uint64_t signs(const uint8_t* p, int, int i) {
         return even_masks(seven_bit_fields(signs_scale(p, 2 * i)) |
                           seven_bit_fields(signs_scale(p, 2 * i + 1)) << 32);
@@ -165,6 +264,16 @@ struct IQ3_S {
         return point4(tables::iq3s_grid, p[2 + 2 * g] + 256 * (high & 1),
                       p[3 + 2 * g] + 256 * (high >> 1 & 1));
     }
+#if defined(__AVX512VNNI__)
+    static __m512i points(const uint8_t* p, int, int i) {
+        const __m512i low = byte_dwords(p + 2 + 16 * i);
+        return gather4(tables::iq3s_grid, _mm512_mask_add_epi32(low, load_unaligned<uint16_t>(p + 66 + 2 * i),
+                                                                low, _mm512_set1_epi32(256)));
+    }
+    static __m512 wide_scales(const uint8_t* p, int) {
+        return odd_scales(load_f16(p), dword_nibbles(load_unaligned<uint32_t>(p + 106)));
+    }
+#endif
     static uint64_t signs(const uint8_t* p, int, int i) { return load_unaligned<uint64_t>(p + 74 + 8 * i); }
     static void scales(const uint8_t* p, int, float* d) {
         const float scale = load_f16(p);

@@ -15,6 +15,12 @@ inline uint64_t of_sub_blocks(const uint8_t* list, int k, int i) {
            static_cast<uint64_t>(load_unaligned<uint32_t>(list + 32 * i + 16 + 4 * k)) << 32;
 }
 
+#if defined(__AVX512VNNI__)
+inline __m128i two_quads(const uint8_t* a, const uint8_t* b) {
+    return _mm_set_epi64x(load_unaligned<int64_t>(b), load_unaligned<int64_t>(a));
+}
+#endif
+
 // Bytes with a sign code above one bit of the scale; the four bytes of a sub-block give the four bits.
 inline uint64_t coded_signs(const uint8_t* sas, int k, int i) {
     return code_masks(of_sub_blocks(sas, k, i) >> 1 & 0x7F * kOnes);
@@ -31,11 +37,38 @@ inline void half_scales(const uint8_t* list, float scale, int k, float* d) {
     for (int s = 0; s < 16; ++s) d[s] = scale * odd(list[4 * (s >> 1) + k] >> (4 * (s & 1)) & 15);
 }
 
+#if defined(__AVX512VNNI__)
+// Wide forms of the two functions above.
+inline __m512 wide_scales_of_low_bits(const uint8_t* sas, float scale, int k) {
+    const __m512i order = _mm512_add_epi32(
+        _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 0, 0, 0, 0, 0, 0, 0), _mm512_set1_epi32(k));
+    const __m512i v = _mm512_permutex2var_epi32(_mm512_loadu_si512(sas), order, _mm512_loadu_si512(sas + 64));
+    const __m256i bits = _mm256_and_si256(_mm512_castsi512_si256(v), _mm256_set1_epi32(0x01010101));
+    const __m256i s = _mm256_srli_epi32(_mm256_mullo_epi32(bits, _mm256_set1_epi32(0x10204080)), 28);
+    return odd_scales(scale, _mm512_castsi256_si512(s));
+}
+inline __m512 wide_half_scales(const uint8_t* list, float scale, int k) {
+    const auto v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(list));
+    const __m128i bytes = _mm256_cvtepi32_epi8(_mm256_srl_epi32(v, _mm_cvtsi32_si128(8 * k)));
+    const __m128i low = _mm_and_si128(bytes, _mm_set1_epi8(15));
+    const __m128i high = _mm_and_si128(_mm_srli_epi16(bytes, 4), _mm_set1_epi8(15));
+    return odd_scales(scale, _mm512_cvtepu8_epi32(_mm_unpacklo_epi8(low, high)));
+}
+#endif
+
 struct IQ2_XXS_R4 {
     static constexpr int kType = 216, kRows = 4, kGroup = 32, kBlock = 256, kBlockBytes = 264, kZero = 128;
     static uint64_t point(const uint8_t* p, int k, int g) {
         return point8(tables::iq2xxs_grid, p[136 + place(g, k)]);
     }
+#if defined(__AVX512VNNI__)
+    static __m512i points(const uint8_t* p, int k, int i) {
+        return gather8(tables::iq2xxs_grid, byte_quads(of_sub_blocks(p + 136, k, i)));
+    }
+    static __m512 wide_scales(const uint8_t* p, int k) {
+        return wide_scales_of_low_bits(p + 8, load_f16(p + 2 * k) * 0.125f, k);
+    }
+#endif
     static uint64_t signs(const uint8_t* p, int k, int i) { return coded_signs(p + 8, k, i); }
     static void scales(const uint8_t* p, int k, float* d) {
         scales_of_low_bits(p + 8, load_f16(p + 2 * k) * 0.125f, k, d);
@@ -48,6 +81,15 @@ struct IQ3_XXS_R4 {
         const uint8_t* index = p + 136 + 32 * (g >> 2) + 8 * k + 2 * (g & 3);
         return point4(tables::iq3xxs_grid, index[0], index[1]);
     }
+#if defined(__AVX512VNNI__)
+    static __m512i points(const uint8_t* p, int k, int i) {
+        const uint8_t* index = p + 136 + 64 * i + 8 * k;
+        return gather4(tables::iq3xxs_grid, _mm512_cvtepu8_epi32(two_quads(index, index + 32)));
+    }
+    static __m512 wide_scales(const uint8_t* p, int k) {
+        return wide_scales_of_low_bits(p + 8, load_f16(p + 2 * k) * 0.25f, k);
+    }
+#endif
     static uint64_t signs(const uint8_t* p, int k, int i) { return coded_signs(p + 8, k, i); }
     static void scales(const uint8_t* p, int k, float* d) {
         scales_of_low_bits(p + 8, load_f16(p + 2 * k) * 0.25f, k, d);
@@ -59,6 +101,16 @@ struct IQ2_XS_R4 {
     static uint64_t point(const uint8_t* p, int k, int g) {
         return point8(tables::iq2xs_grid, load_unaligned<uint16_t>(p + 8 + 2 * place(g, k)) & 511);
     }
+#if defined(__AVX512VNNI__)
+    static __m512i points(const uint8_t* p, int k, int i) {
+        const uint8_t* index = p + 8 + 64 * i + 8 * k;
+        return gather8(tables::iq2xs_grid,
+                       _mm512_and_si512(word_quads(two_quads(index, index + 32)), _mm512_set1_epi64(511)));
+    }
+    static __m512 wide_scales(const uint8_t* p, int k) {
+        return wide_half_scales(p + 264, load_f16(p + 2 * k) * 0.125f, k);
+    }
+#endif
     static uint64_t signs(const uint8_t* p, int k, int i) {
         return code_masks(upper_sevens(p + 8 + 64 * i + 8 * k, 32));
     }
@@ -73,6 +125,19 @@ struct IQ2_S_R4 {
         const int high = p[136 + 4 * (g >> 2) + k] >> (2 * (g & 3)) & 3;
         return point8(tables::iq2s_grid, p[8 + place(g, k)] + 256 * high);
     }
+#if defined(__AVX512VNNI__)
+    static __m512i points(const uint8_t* p, int k, int i) {
+        const uint8_t* fields = p + 136 + 8 * i + k;
+        const uint64_t high = _pdep_u64(fields[0] | fields[4] << 8, 0x0303030303030303);
+        const __m128i index =
+            _mm_unpacklo_epi8(_mm_cvtsi64_si128(static_cast<int64_t>(of_sub_blocks(p + 8, k, i))),
+                              _mm_cvtsi64_si128(static_cast<int64_t>(high)));
+        return gather8(tables::iq2s_grid, word_quads(index));
+    }
+    static __m512 wide_scales(const uint8_t* p, int k) {
+        return wide_half_scales(p + 296, load_f16(p + 2 * k) * 0.125f, k);
+    }
+#endif
     static uint64_t signs(const uint8_t* p, int k, int i) { return of_sub_blocks(p + 168, k, i); }
     static void scales(const uint8_t* p, int k, float* d) {
         half_scales(p + 296, load_f16(p + 2 * k) * 0.125f, k, d);
@@ -99,6 +164,29 @@ struct IQ3_S_R4 {
         return masks;
 #endif
     }
+#if defined(__AVX512VNNI__)
+    // Bytes of row k: every fourth of 32; columns of 4-groups 0 4 1 5 2 6 3 7 follow each other.
+    static uint64_t indices(const uint8_t* list, int k) {
+        const auto v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(list));
+        const __m128i bytes = _mm256_cvtepi32_epi8(_mm256_srl_epi32(v, _mm_cvtsi32_si128(8 * k)));
+        const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 0, 0, 0, 0, 0, 0, 0, 0);
+        return static_cast<uint64_t>(_mm_cvtsi128_si64(_mm_shuffle_epi8(bytes, order)));
+    }
+    static __m512i points(const uint8_t* p, int k, int i) {
+        const __m128i index = _mm_set_epi64x(static_cast<int64_t>(indices(p + 40 + 64 * i, k)),
+                                             static_cast<int64_t>(indices(p + 8 + 64 * i, k)));
+        const __m512i low = _mm512_cvtepu8_epi32(index);
+        const auto high = static_cast<__mmask16>(p[264 + 8 * i + k] | p[268 + 8 * i + k] << 8);
+        return gather4(tables::iq3s_grid, _mm512_mask_add_epi32(low, high, low, _mm512_set1_epi32(256)));
+    }
+    static __m512 wide_scales(const uint8_t* p, int k) {
+        const __m128i v = _mm_srl_epi32(load16(p + 424), _mm_cvtsi32_si128(8 * k));
+        const __m256i nibbles =
+            _mm256_srlv_epi32(_mm256_broadcastsi128_si256(v), _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));
+        const __m256i s = _mm256_and_si256(nibbles, _mm256_set1_epi32(15));
+        return odd_scales(load_f16(p + 2 * k), _mm512_castsi256_si512(s));
+    }
+#endif
     static uint64_t signs(const uint8_t* p, int k, int i) {
         const uint64_t v = of_sub_blocks(p + 296, k, i);
         return signs_of_columns(static_cast<uint32_t>(v)) | signs_of_columns(static_cast<uint32_t>(v >> 32))

@@ -1,16 +1,16 @@
 // Unpackers of IQ2_K .. IQ6_K. Layouts: quant-formats sections 6.7 to 6.11.
 #pragma once
 #include "kernels/unpacked.hpp"
+#include "unpack/codes32.hpp"
 #include "unpack/level_tables.hpp"
 #include "unpack/wide.hpp"
 
 namespace ikpy {
 
-inline int nibble(const uint8_t* p, int i) { return p[i >> 1] >> (4 * (i & 1)) & 15; }
-
-// Scale of group g of IQ4_K and IQ5_K: 4 low bits at p + 8, 2 high bits at p + 4.
-inline int six_bit_scale(const uint8_t* p, int g) {
-    return (nibble(p + 8, g) | (p[4 + (g >> 2)] >> (2 * (g & 3)) & 3) << 4) - 32;
+// Scales of IQ4_K and IQ5_K: 4 low bits at p + 8, 2 high bits at p + 4.
+inline void six_bit_scales(const uint8_t* p, float* d) {
+    const c32::Codes16 high = c32::two_bits_in_order(load_unaligned<uint32_t>(p + 4));
+    c32::scaled16(load_f16(p), (c32::nibbles_in_order(p + 8) | high * 16) - 32, d);
 }
 
 #if defined(__AVX512VNNI__)
@@ -25,13 +25,12 @@ inline __m512 wide_six_bit_scales(const uint8_t* p) {
 struct UnpackIQ2_K {
     static constexpr int kType = 137, kGroup = 16, kBlock = 256, kBlockBytes = 76, kZero = 128;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        const float scale = load_f16(p);
         const int extra = load_unaligned<uint16_t>(p + 2);
-        for (int g = 0; g < 16; ++g) d[g] = scale * static_cast<float>(nibble(p + 4, g) - 8);
-        for (int e = 0; e < 256; ++e) {
-            const int q = p[12 + 32 * (e >> 7) + (e & 31)] >> (2 * (e >> 5 & 3)) & 3;
-            codes[e] = kIq2Codes[q + 4 * (extra >> (e >> 4) & 1)];
-        }
+        c32::scaled16(load_f16(p), c32::nibbles_in_order(p + 4) - 8, d);
+        const c32::ShiftedGroups shifted(extra, 5);
+        for (int i = 0; i < 8; ++i)
+            c32::store(codes + 32 * i,
+                       c32::lookup(kIq2Codes, c32::two_bit_fields(p + 12, i)) + shifted.of(i));
     }
 #if defined(__AVX512VNNI__)
     static Codes512 wide(const uint8_t* p) {
@@ -50,16 +49,15 @@ struct UnpackIQ2_K {
 struct UnpackIQ3_K {
     static constexpr int kType = 138, kGroup = 16, kBlock = 256, kBlockBytes = 110, kZero = 128;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        const float scale = load_f16(p);
-        const int extra = load_unaligned<uint16_t>(p + 2), signs = load_unaligned<uint16_t>(p + 4);
-        for (int g = 0; g < 16; ++g) {
-            const int s = 2 * nibble(p + 6, g) + 1;
-            d[g] = scale * static_cast<float>(signs >> g & 1 ? -s : s);
-        }
-        for (int e = 0; e < 256; ++e) {
-            const int low = p[14 + 32 * (e >> 7) + (e & 31)] >> (2 * (e >> 5 & 3)) & 3;
-            const int high = p[78 + (e & 31)] >> (e >> 5) & 1;
-            codes[e] = kIq3Codes[low + 4 * high + 8 * (extra >> (e >> 4) & 1)];
+        const int extra = load_unaligned<uint16_t>(p + 2);
+        const c32::Codes16 odd = c32::nibbles_in_order(p + 6) * 2 + 1;
+        const c32::Codes16 negative = c32::bits16(load_unaligned<uint16_t>(p + 4));
+        c32::scaled16(load_f16(p), (odd ^ negative) - negative, d);
+        const c32::Codes32 high = c32::load(p + 78);
+        const c32::ShiftedGroups shifted(extra, 4);
+        for (int i = 0; i < 8; ++i) {
+            const c32::Codes32 q = c32::two_bit_fields(p + 14, i) | c32::moved_bit(high, i, 2);
+            c32::store(codes + 32 * i, c32::lookup(kIq3Codes, q) + shifted.of(i));
         }
     }
 #if defined(__AVX512VNNI__)
@@ -86,14 +84,11 @@ struct UnpackIQ3_K {
 struct UnpackIQ4_K {
     static constexpr int kType = 139, kGroup = 16, kBlock = 256, kBlockBytes = 144, kZero = 128;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        const float scale = load_f16(p);
         const int extra = load_unaligned<uint16_t>(p + 2);
-        for (int g = 0; g < 16; ++g) {
-            d[g] = scale * static_cast<float>(six_bit_scale(p, g));
-            const uint8_t* table = kIq4Codes + 16 * (extra >> g & 1);
-            for (int j = 0; j < 16; ++j)
-                codes[16 * g + j] = table[p[16 + 16 * (g >> 1) + j] >> (4 * (g & 1)) & 15];
-        }
+        const c32::ShiftedGroups shifted(extra, 4);
+        six_bit_scales(p, d);
+        for (int i = 0; i < 8; ++i)
+            c32::store(codes + 32 * i, c32::lookup(kIq4Codes, c32::nibbles(p + 16 + 16 * i)) + shifted.of(i));
     }
 #if defined(__AVX512VNNI__)
     static Codes512 wide(const uint8_t* p) {
@@ -112,13 +107,15 @@ struct UnpackIQ4_K {
 struct UnpackIQ5_K {
     static constexpr int kType = 140, kGroup = 16, kBlock = 256, kBlockBytes = 176, kZero = 128;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        const float scale = load_f16(p);
         const int extra = load_unaligned<uint16_t>(p + 2);
-        for (int g = 0; g < 16; ++g) d[g] = scale * static_cast<float>(six_bit_scale(p, g));
-        for (int e = 0; e < 256; ++e) {
-            const int low = p[16 + 32 * (e >> 6) + (e & 31)] >> (4 * (e >> 5 & 1)) & 15;
-            const int high = p[144 + (e & 31)] >> (e >> 5) & 1;
-            codes[e] = kIq5Codes[low + 16 * high + 32 * (extra >> (e >> 4) & 1)];
+        six_bit_scales(p, d);
+        const c32::Codes32 high = c32::load(p + 144);
+        const c32::ShiftedGroups shifted(extra, 2);
+        for (int i = 0; i < 8; ++i) {
+            const c32::Codes32 q = c32::nibble_fields(p + 16, i);
+            const c32::Codes32 levels =
+                c32::select(c32::test(high, i), c32::lookup(kIq5Codes + 16, q), c32::lookup(kIq5Codes, q));
+            c32::store(codes + 32 * i, levels + shifted.of(i));
         }
     }
 #if defined(__AVX512VNNI__)
@@ -143,13 +140,18 @@ struct UnpackIQ5_K {
 struct UnpackIQ6_K {
     static constexpr int kType = 141, kGroup = 16, kBlock = 256, kBlockBytes = 212, kZero = 128;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        const float scale = load_f16(p);
         const int extra = load_unaligned<uint16_t>(p + 2);
-        for (int g = 0; g < 16; ++g) d[g] = scale * static_cast<float>(static_cast<int8_t>(p[4 + g]));
-        for (int e = 0; e < 256; ++e) {
-            const int low = p[20 + 32 * (e >> 6) + (e & 31)] >> (4 * (e >> 5 & 1)) & 15;
-            const int high = p[148 + 32 * (e >> 7) + (e & 31)] >> (2 * (e >> 5 & 3)) & 3;
-            codes[e] = static_cast<uint8_t>(kIq6Codes[low + 16 * high] + (extra >> (e >> 4) & 1));
+        c32::scaled16(load_f16(p), load_unaligned<c32::Codes16>(p + 4), d);
+        const c32::ShiftedGroups shifted(extra, 1);
+        for (int i = 0; i < 8; ++i) {
+            const c32::Codes32 q = c32::nibble_fields(p + 20, i), high = c32::load(p + 148 + 32 * (i >> 2));
+            const c32::Codes32 first = c32::test(high, 2 * (i & 3)),
+                               second = c32::test(high, 2 * (i & 3) + 1);
+            const c32::Codes32 a =
+                c32::select(first, c32::lookup(kIq6Codes + 16, q), c32::lookup(kIq6Codes, q));
+            const c32::Codes32 b =
+                c32::select(first, c32::lookup(kIq6Codes + 48, q), c32::lookup(kIq6Codes + 32, q));
+            c32::store(codes + 32 * i, c32::select(second, b, a) + shifted.of(i));
         }
     }
 #if defined(__AVX512VNNI__)

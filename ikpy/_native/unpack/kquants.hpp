@@ -1,14 +1,10 @@
 // Unpackers of Q2_K .. Q6_K. Layouts: quant-formats section 6.1.
 #pragma once
 #include "kernels/unpacked.hpp"
+#include "unpack/codes32.hpp"
 #include "unpack/wide.hpp"
 
 namespace ikpy {
-
-// 2-bit fields of 64 bytes in the order of elements: byte 32 * b128 + c, shift 2 * (b32 & 3).
-inline uint8_t two_bits(const uint8_t* qs, int e) {
-    return qs[32 * (e >> 7) + (e & 31)] >> (2 * (e >> 5 & 3)) & 3;
-}
 
 // The eight 6-bit scales and minima of Q4_K and Q5_K.
 inline void scales_and_mins(const uint8_t* s, uint8_t* scale, uint8_t* min) {
@@ -39,12 +35,10 @@ inline void wide_scales_and_mins(const uint8_t* p, Codes512* r) {
 struct UnpackQ2_K {
     static constexpr int kType = 10, kGroup = 16, kBlock = 256, kBlockBytes = 84, kZero = 0;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float* m) {
-        const float scale = load_f16(p + 80), min = load_f16(p + 82);
-        for (int g = 0; g < 16; ++g) {
-            d[g] = scale * static_cast<float>(p[g] & 15);
-            m[g] = -min * static_cast<float>(p[g] >> 4);
-        }
-        for (int e = 0; e < 256; ++e) codes[e] = two_bits(p + 16, e);
+        const auto s = load_unaligned<c32::Codes16>(p);
+        c32::scaled16(load_f16(p + 80), s & 15, d);
+        c32::scaled16(-load_f16(p + 82), s >> 4, m);
+        for (int i = 0; i < 8; ++i) c32::store(codes + 32 * i, c32::two_bit_fields(p + 16, i));
     }
 #if defined(__AVX512VNNI__)
     static Codes512 wide(const uint8_t* p) {
@@ -62,15 +56,19 @@ struct UnpackQ2_K {
 struct UnpackQ3_K {
     static constexpr int kType = 11, kGroup = 16, kBlock = 256, kBlockBytes = 110, kZero = 4;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        const uint8_t* scales = p + 96;
-        const float scale = load_f16(p + 108);
-        for (int g = 0; g < 16; ++g) {
-            const int low = scales[g & 7] >> (4 * (g >> 3)) & 15,
-                      high = scales[8 + (g & 3)] >> (2 * (g >> 2)) & 3;
-            d[g] = scale * static_cast<float>((low | high << 4) - 32);
-        }
-        for (int e = 0; e < 256; ++e)
-            codes[e] = static_cast<uint8_t>(two_bits(p + 32, e) + 4 * (p[e & 31] >> (e >> 5) & 1));
+        // Low nibbles of eight bytes, then the high ones; two bits of four bytes, lowest bits first.
+        constexpr uint64_t kNibble = 0x0F0F0F0F0F0F0F0F;
+        typedef uint64_t Pair __attribute__((vector_size(16)));
+        typedef uint32_t Dwords __attribute__((vector_size(16)));
+        const uint64_t nibbles = load_unaligned<uint64_t>(p + 96);
+        const uint32_t v = load_unaligned<uint32_t>(p + 104);
+        const Pair low = {nibbles & kNibble, nibbles >> 4 & kNibble};
+        const Dwords high = Dwords{v << 4, v << 2, v, v >> 2} & 0x30303030u;
+        const auto s = reinterpret_cast<c32::Codes16>(low) | reinterpret_cast<c32::Codes16>(high);
+        c32::scaled16(load_f16(p + 108), s - 32, d);
+        const c32::Codes32 high_bits = c32::load(p);
+        for (int i = 0; i < 8; ++i)
+            c32::store(codes + 32 * i, c32::two_bit_fields(p + 32, i) | c32::moved_bit(high_bits, i, 2));
     }
 #if defined(__AVX512VNNI__)
     static Codes512 wide(const uint8_t* p) {
@@ -106,11 +104,7 @@ struct UnpackQ4_K {
             d[g] = scale * static_cast<float>(sc[g]);
             m[g] = -min * static_cast<float>(mn[g]);
         }
-        for (int b = 0; b < 4; ++b)
-            for (int c = 0; c < 32; ++c) {
-                codes[64 * b + c] = p[16 + 32 * b + c] & 15;
-                codes[64 * b + 32 + c] = p[16 + 32 * b + c] >> 4;
-            }
+        for (int i = 0; i < 8; ++i) c32::store(codes + 32 * i, c32::nibble_fields(p + 16, i));
     }
 #if defined(__AVX512VNNI__)
     static Codes512 wide(const uint8_t* p) {
@@ -132,12 +126,9 @@ struct UnpackQ5_K {
             d[g] = scale * static_cast<float>(sc[g]);
             m[g] = -min * static_cast<float>(mn[g]);
         }
-        for (int b = 0; b < 4; ++b)
-            for (int c = 0; c < 32; ++c) {
-                const int low = p[48 + 32 * b + c], high = p[16 + c] >> (2 * b);
-                codes[64 * b + c] = static_cast<uint8_t>((low & 15) + 16 * (high & 1));
-                codes[64 * b + 32 + c] = static_cast<uint8_t>((low >> 4) + 16 * (high >> 1 & 1));
-            }
+        const c32::Codes32 high = c32::load(p + 16);
+        for (int i = 0; i < 8; ++i)
+            c32::store(codes + 32 * i, c32::nibble_fields(p + 48, i) | c32::moved_bit(high, i, 4));
     }
 #if defined(__AVX512VNNI__)
     static Codes512 wide(const uint8_t* p) {
@@ -157,15 +148,12 @@ struct UnpackQ5_K {
 struct UnpackQ6_K {
     static constexpr int kType = 14, kGroup = 16, kBlock = 256, kBlockBytes = 210, kZero = 32;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        const float scale = load_f16(p + 208);
-        for (int g = 0; g < 16; ++g) d[g] = scale * static_cast<float>(static_cast<int8_t>(p[192 + g]));
+        c32::scaled16(load_f16(p + 208), load_unaligned<c32::Codes16>(p + 192), d);
         for (int h = 0; h < 2; ++h)
             for (int t = 0; t < 4; ++t)
-                for (int c = 0; c < 32; ++c) {
-                    const int low = p[64 * h + c + 32 * (t & 1)] >> (4 * (t >> 1)) & 15;
-                    const int high = p[128 + 32 * h + c] >> (2 * t) & 3;
-                    codes[128 * h + 32 * t + c] = static_cast<uint8_t>(low | high << 4);
-                }
+                c32::store(codes + 128 * h + 32 * t,
+                           c32::field(c32::load(p + 64 * h + 32 * (t & 1)), 4 * (t >> 1), 15) |
+                               c32::left(c32::two_bits(p + 128 + 32 * h, t), 4));
     }
 #if defined(__AVX512VNNI__)
     static Codes512 wide(const uint8_t* p) {

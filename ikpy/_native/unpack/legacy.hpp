@@ -2,22 +2,15 @@
 // sections 6.1, 6.2.
 #pragma once
 #include "kernels/unpacked.hpp"
+#include "unpack/codes32.hpp"
 #include "unpack/wide.hpp"
 
 namespace ikpy {
 
-// Low nibbles of 16 bytes, then the high ones; as whole vectors, since the loop is not vectorized by itself.
-inline void split_nibbles(const uint8_t* p, uint8_t* codes) {
-    typedef uint8_t Bytes __attribute__((vector_size(16)));
-    const Bytes v = load_unaligned<Bytes>(p), low = v & 15, high = v >> 4;
-    std::memcpy(codes, &low, 16);
-    std::memcpy(codes + 16, &high, 16);
-}
-
 struct UnpackQ4_0 {
     static constexpr int kType = 2, kGroup = 32, kBlock = 32, kBlockBytes = 18, kZero = 8;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        split_nibbles(p + 2, codes);
+        c32::store(codes, c32::nibbles(p + 2));
         *d = load_f16(p);
     }
 #if defined(__AVX512VNNI__)
@@ -34,7 +27,7 @@ struct UnpackQ4_0 {
 struct UnpackQ4_1 {
     static constexpr int kType = 3, kGroup = 32, kBlock = 32, kBlockBytes = 20, kZero = 0;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float* m) {
-        split_nibbles(p + 4, codes);
+        c32::store(codes, c32::nibbles(p + 4));
         *d = load_f16(p);
         *m = load_f16(p + 2);
     }
@@ -53,11 +46,7 @@ struct UnpackQ4_1 {
 struct UnpackQ5_0 {
     static constexpr int kType = 6, kGroup = 32, kBlock = 32, kBlockBytes = 22, kZero = 16;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        const uint32_t high = load_unaligned<uint32_t>(p + 2);
-        for (int j = 0; j < 16; ++j) {
-            codes[j] = static_cast<uint8_t>((p[6 + j] & 15) + 16 * (high >> j & 1));
-            codes[j + 16] = static_cast<uint8_t>((p[6 + j] >> 4) + 16 * (high >> (j + 16) & 1));
-        }
+        c32::store(codes, c32::nibbles(p + 6) | (c32::bits(load_unaligned<uint32_t>(p + 2)) & 16));
         *d = load_f16(p);
     }
 #if defined(__AVX512VNNI__)
@@ -79,11 +68,7 @@ struct UnpackQ5_0 {
 struct UnpackQ5_1 {
     static constexpr int kType = 7, kGroup = 32, kBlock = 32, kBlockBytes = 24, kZero = 0;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float* m) {
-        const uint32_t high = load_unaligned<uint32_t>(p + 4);
-        for (int j = 0; j < 16; ++j) {
-            codes[j] = static_cast<uint8_t>((p[8 + j] & 15) + 16 * (high >> j & 1));
-            codes[j + 16] = static_cast<uint8_t>((p[8 + j] >> 4) + 16 * (high >> (j + 16) & 1));
-        }
+        c32::store(codes, c32::nibbles(p + 8) | (c32::bits(load_unaligned<uint32_t>(p + 4)) & 16));
         *d = load_f16(p);
         *m = load_f16(p + 2);
     }
@@ -107,11 +92,11 @@ struct UnpackQ5_1 {
 struct UnpackQ6_0 {
     static constexpr int kType = 133, kGroup = 32, kBlock = 32, kBlockBytes = 26, kZero = 32;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        for (int j = 0; j < 16; ++j) {
-            const int high = p[2 + (j & 7)] >> (4 * (j >> 3));
-            codes[j] = static_cast<uint8_t>((p[10 + j] & 15) + 16 * (high & 3));
-            codes[j + 16] = static_cast<uint8_t>((p[10 + j] >> 4) + 16 * (high >> 2 & 3));
-        }
+        // Byte j of qh holds bits 4..5 of elements j, j + 16, j + 8, j + 24.
+        typedef uint64_t Quads __attribute__((vector_size(32)));
+        const auto qh = load_unaligned<uint64_t>(p + 2);
+        const auto high = reinterpret_cast<c32::Codes32>(Quads{qh << 4, qh, qh << 2, qh >> 2});
+        c32::store(codes, c32::nibbles(p + 10) | (high & 0x30));
         *d = load_f16(p);
     }
 #if defined(__AVX512VNNI__)
@@ -136,7 +121,7 @@ struct UnpackQ6_0 {
 struct UnpackQ8_0 {
     static constexpr int kType = 8, kGroup = 32, kBlock = 32, kBlockBytes = 34, kZero = 128;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        for (int j = 0; j < 32; ++j) codes[j] = p[2 + j] ^ 0x80;
+        c32::store(codes, c32::load(p + 2) ^ 0x80);
         *d = load_f16(p);
     }
 #if defined(__AVX512VNNI__)

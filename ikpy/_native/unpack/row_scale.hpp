@@ -2,6 +2,7 @@
 // Layouts: quant-formats sections 6.12 to 6.18.
 #pragma once
 #include "kernels/unpacked.hpp"
+#include "unpack/codes32.hpp"
 #include "unpack/level_tables.hpp"
 #include "unpack/wide.hpp"
 
@@ -10,10 +11,6 @@ namespace ikpy {
 // Low and high half of the 4-bit field of sub-block g: nibbles of bytes 0 .. 3, the upper four in the high
 // ones.
 inline int split_nibble(const uint8_t* p, int g) { return p[g & 3] >> (4 * (g >> 2)) & 15; }
-
-inline int two_bit_field(const uint8_t* qs, int e) {
-    return qs[32 * (e >> 7) + (e & 31)] >> (2 * (e >> 5 & 3)) & 3;
-}
 
 // Scale bytes of IQ4_KS, IQ5_KS and IQ4_KSS: bit 0 selects the table, the rest is an odd scale.
 inline float odd_scale(uint8_t code) { return static_cast<float>((code & 254) - 127); }
@@ -59,8 +56,9 @@ struct UnpackIQ2_KS {
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         for (int g = 0; g < 8; ++g)
             d[g] = static_cast<float>((p[2 + g / 2] >> (4 * (g & 1)) & 15) + 16 * (p[1] >> g & 1) - 16);
-        for (int e = 0; e < 256; ++e)
-            codes[e] = kIq2Codes[two_bit_field(p + 6, e) + 4 * (p[0] >> (e >> 5) & 1)];
+        for (int i = 0; i < 8; ++i)
+            c32::store(codes + 32 * i, c32::lookup(kIq2Codes, c32::two_bit_fields(p + 6, i)) +
+                                           c32::all(p[0] >> i & 1 ? 5 : 0));
     }
 #if defined(__AVX512VNNI__)
     static Codes512 wide(const uint8_t* p) {
@@ -82,9 +80,10 @@ struct UnpackIQ3_KS {
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         for (int g = 0; g < 8; ++g)
             d[g] = static_cast<float>(split_nibble(p + 2, g) + 16 * (p[0] >> g & 1) - 16);
-        for (int e = 0; e < 256; ++e) {
-            const int high = p[70 + (e & 31)] >> (e >> 5) & 1, extra = p[1] >> (e >> 5) & 1;
-            codes[e] = kIq3Codes[two_bit_field(p + 6, e) + 4 * high + 8 * extra];
+        const c32::Codes32 high = c32::load(p + 70);
+        for (int i = 0; i < 8; ++i) {
+            const c32::Codes32 q = c32::two_bit_fields(p + 6, i) | c32::moved_bit(high, i, 2);
+            c32::store(codes + 32 * i, c32::lookup(kIq3Codes, q) + c32::all(p[1] >> i & 1 ? 4 : 0));
         }
     }
 #if defined(__AVX512VNNI__)
@@ -112,10 +111,7 @@ struct UnpackIQ4_KS {
         for (int g = 0; g < 8; ++g) {
             d[g] = odd_scale(p[g]);
             const uint8_t* table = kIq4Codes + 16 * (p[g] & 1);
-            for (int j = 0; j < 16; ++j) {
-                codes[32 * g + j] = table[p[8 + 16 * g + j] & 15];
-                codes[32 * g + j + 16] = table[p[8 + 16 * g + j] >> 4];
-            }
+            c32::store(codes + 32 * g, c32::lookup(table, c32::nibbles(p + 8 + 16 * g)));
         }
     }
 #if defined(__AVX512VNNI__)
@@ -139,10 +135,12 @@ struct UnpackIQ5_KS {
     static float row_scale(const uint8_t* row) { return load_unaligned<float>(row); }
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         for (int g = 0; g < 8; ++g) d[g] = odd_scale(p[g]);
-        for (int e = 0; e < 256; ++e) {
-            const int low = p[8 + 32 * (e >> 6) + (e & 31)] >> (4 * (e >> 5 & 1)) & 15;
-            const int high = p[136 + (e & 31)] >> (e >> 5) & 1;
-            codes[e] = kIq5Codes[low + 16 * high + 32 * (p[e >> 5] & 1)];
+        const c32::Codes32 high = c32::load(p + 136);
+        for (int i = 0; i < 8; ++i) {
+            const c32::Codes32 q = c32::nibble_fields(p + 8, i);
+            const c32::Codes32 levels =
+                c32::select(c32::test(high, i), c32::lookup(kIq5Codes + 16, q), c32::lookup(kIq5Codes, q));
+            c32::store(codes + 32 * i, levels + c32::all(p[i] & 1 ? 2 : 0));
         }
     }
 #if defined(__AVX512VNNI__)
@@ -172,18 +170,16 @@ struct UnpackIQ4_KSS {
     static float row_scale(const uint8_t* row) { return load_unaligned<float>(row); }
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         for (int g = 0; g < 8; ++g) {
-            int scale = 0;
-            for (int n = 0; n < 8; ++n) scale |= (p[16 * g + 2 * n] & 1) << n;
+            // The low bits of the four words of a quadword, moved to its top by the product.
+            constexpr uint64_t kLowBits = 0x0001000100010001, kGather = 0x1000200040008000;
+            const uint64_t a = load_unaligned<uint64_t>(p + 16 * g) & kLowBits,
+                           b = load_unaligned<uint64_t>(p + 16 * g + 8) & kLowBits;
+            const auto scale = static_cast<int>((a * kGather >> 60) | (b * kGather >> 60) << 4);
             d[g] = odd_scale(static_cast<uint8_t>(scale));
-            const uint8_t* table = kIq4Codes + 16 * (scale & 1);
-            for (int n = 0; n < 8; ++n) {
-                const int even = load_unaligned<uint16_t>(p + 16 * g + 2 * n) & 0xFFFE, v = even ^ even >> 1;
-                uint8_t* at = codes + 32 * g + 2 * n;
-                at[0] = table[v & 15];
-                at[16] = table[v >> 4 & 15];
-                at[1] = table[v >> 8 & 15];
-                at[17] = table[v >> 12];
-            }
+            const auto words = reinterpret_cast<c32::Words32>(c32::twice(p + 16 * g)) & 0xFFFE;
+            const auto v = reinterpret_cast<c32::Codes32>(words ^ words >> 1);
+            c32::store(codes + 32 * g,
+                       c32::lookup(kIq4Codes + 16 * (scale & 1), c32::shift_halves(v, 0, 4) & 15));
         }
     }
 #if defined(__AVX512VNNI__)
@@ -224,11 +220,12 @@ struct UnpackIQ2_KL {
         const int high = load_unaligned<uint16_t>(p);
         for (int g = 0; g < 8; ++g) {
             d[g] = static_cast<float>(split_nibble(p + 2, g) + 16 * (high >> (2 * g) & 3) - 32);
-            for (int j = 0; j < 16; ++j) {
-                const int q = (p[6 + 16 * (g >> 1) + j] >> (4 * (g & 1)) & 15) + 16 * (p[70 + j] >> g & 1);
-                codes[32 * g + 2 * j] = kIq2klCodes[q];
-                codes[32 * g + 2 * j + 1] = kIq2klCodes[32 + q];
-            }
+            // First elements of the pairs in the left half, second ones in the right half.
+            const c32::Codes32 q = c32::field(c32::twice(p + 6 + 16 * (g >> 1)), 4 * (g & 1), 15);
+            const c32::Codes32 levels = c32::select(c32::test(c32::twice(p + 70), g),
+                                                    c32::lookup_halves(kIq2klCodes + 16, kIq2klCodes + 48, q),
+                                                    c32::lookup_halves(kIq2klCodes, kIq2klCodes + 32, q));
+            c32::store(codes + 32 * g, c32::zipped_halves(levels));
         }
     }
 #if defined(__AVX512VNNI__)
@@ -267,7 +264,7 @@ struct UnpackQ8_KV {
     static constexpr int kHeaderBytes = 8;
     static float row_scale(const uint8_t* row) { return load_unaligned<float>(row); }
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        for (int j = 0; j < 32; ++j) codes[j] = p[j] ^ 0x80;
+        c32::store(codes, c32::load(p) ^ 0x80);
         *d = 1.0f;
     }
 #if defined(__AVX512VNNI__)

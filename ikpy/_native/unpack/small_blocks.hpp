@@ -1,6 +1,8 @@
-// Unpackers of MXFP4, Q1_0_G128, IQ1_BN and IQ2_BN. Layouts: quant-formats sections 6.3 to 6.5 and 6.19.
+// Unpackers of MXFP4, Q1_0_G128, IQ1_BN, IQ2_BN, TQ1_0, TQ2_0 and the interleaved forms of Q4_0 with runs of
+// eight bytes. Layouts: quant-formats sections 6.1, 6.3 to 6.5, 6.19 and 8.9.
 #pragma once
 #include "kernels/unpacked.hpp"
+#include "unpack/codes32.hpp"
 #include "unpack/wide.hpp"
 
 namespace ikpy {
@@ -20,10 +22,7 @@ inline float half_power(uint8_t e) {
 struct UnpackMXFP4 {
     static constexpr int kType = 39, kGroup = 32, kBlock = 32, kBlockBytes = 17, kZero = 12;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        for (int j = 0; j < 16; ++j) {
-            codes[j] = kMxfp4Codes[p[1 + j] & 15];
-            codes[j + 16] = kMxfp4Codes[p[1 + j] >> 4];
-        }
+        c32::store(codes, c32::lookup(kMxfp4Codes, c32::nibbles(p + 1)));
         *d = half_power(*p);
     }
 #if defined(__AVX512VNNI__)
@@ -50,7 +49,8 @@ struct UnpackQ1_0_G128 {
     static constexpr int kType = 41, kGroup = 32, kBlock = 128, kBlockBytes = 18, kZero = 1;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         for (int g = 0; g < 4; ++g) d[g] = load_f16(p);
-        for (int e = 0; e < 128; ++e) codes[e] = static_cast<uint8_t>(2 * (p[2 + (e >> 3)] >> (e & 7) & 1));
+        for (int g = 0; g < 4; ++g)
+            c32::store(codes + 32 * g, c32::bits(load_unaligned<uint32_t>(p + 2 + 4 * g)) & 2);
     }
 #if defined(__AVX512VNNI__)
     static Codes512 wide(const uint8_t* p) {
@@ -123,8 +123,9 @@ struct UnpackIQ2_BN {
     static float row_scale(const uint8_t* row) { return load_unaligned<float>(row); }
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         d[0] = d[1] = 1.0f;
-        for (int t = 0; t < 4; ++t)
-            for (int j = 0; j < 16; ++j) codes[16 * t + j] = p[j] >> (2 * t) & 3;
+        const c32::Codes32 v = c32::twice(p);
+        c32::store(codes, c32::shift_halves(v, 0, 2) & 3);
+        c32::store(codes + 32, c32::shift_halves(v, 4, 6) & 3);
     }
 #if defined(__AVX512VNNI__)
     static Codes512 wide(const uint8_t* p) {
@@ -137,6 +138,87 @@ struct UnpackIQ2_BN {
             r.q[i] = _mm512_and_si512(_mm512_srlv_epi16(_mm512_broadcast_i32x4(v), counts), wide::bytes(3));
         }
         r.d = _mm512_set1_ps(1.0f);
+        return r;
+    }
+#endif
+};
+
+struct UnpackTQ2_0 {
+    static constexpr int kType = 35, kGroup = 32, kBlock = 256, kBlockBytes = 66, kZero = 1;
+    static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
+        for (int i = 0; i < 8; ++i) {
+            d[i] = load_f16(p + 64);
+            c32::store(codes + 32 * i, c32::two_bit_fields(p, i));
+        }
+    }
+#if defined(__AVX512VNNI__)
+    static Codes512 wide(const uint8_t* p) {
+        Codes512 r;
+        for (int i = 0; i < 4; ++i) r.q[i] = wide::two_bit_fields(p, i);
+        r.d = wide::f16_lanes(p + 64);
+        return r;
+    }
+#endif
+};
+
+// Base-3 bytes in runs of 32 and 16 with five trits and of 4 with four: trit n of a run comes before trit n
+// + 1.
+struct UnpackTQ1_0 {
+    static constexpr int kType = 34, kGroup = 32, kBlock = 256, kBlockBytes = 54, kZero = 1;
+    // 3 * v / 256 of bytes v.
+    template <class V>
+    static V trits(V v) {
+        return -reinterpret_cast<V>(v > 85) - reinterpret_cast<V>(v > 170);
+    }
+    static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
+        c32::Codes32 long_run = c32::load(p);
+        auto short_run = load_unaligned<c32::Codes16>(p + 32);
+        for (int n = 0; n < 5; ++n) {
+            c32::store(codes + 32 * n, trits(long_run));
+            const c32::Codes16 t = trits(short_run);
+            std::memcpy(codes + 160 + 16 * n, &t, 16);
+            long_run *= 3;
+            short_run *= 3;
+        }
+        typedef uint32_t Dwords __attribute__((vector_size(16)));
+        const auto rest = load_unaligned<uint32_t>(p + 48);
+        const c32::Codes16 powers = {1, 1, 1, 1, 3, 3, 3, 3, 9, 9, 9, 9, 27, 27, 27, 27};
+        const c32::Codes16 t = trits(reinterpret_cast<c32::Codes16>(Dwords{} + rest) * powers);
+        std::memcpy(codes + 240, &t, 16);
+        for (int g = 0; g < 8; ++g) d[g] = load_f16(p + 52);
+    }
+};
+
+// Q4_0_4x8 and Q4_0_8x8: runs of eight bytes of one row after the other, nibbles with the top bit inverted.
+template <int Type, int Rows>
+struct UnpackQ4_0Runs {
+    static constexpr int kType = Type, kRows = Rows, kGroup = 32, kBlock = 32, kBlockBytes = 18 * Rows,
+                         kZero = 8;
+    static void block(const uint8_t* p, int k, uint8_t* codes, float* d, float*) {
+        const uint8_t* run = p + 2 * Rows + 8 * k;
+        uint64_t runs[2] = {load_unaligned<uint64_t>(run), load_unaligned<uint64_t>(run + 8 * Rows)};
+        c32::store(codes, c32::nibbles(reinterpret_cast<const uint8_t*>(runs)) ^ 8);
+        *d = load_f16(p + 2 * k);
+    }
+#if defined(__AVX512VNNI__)
+    static __m128i runs(const uint8_t* p) {
+        return _mm_set_epi64x(load_unaligned<int64_t>(p + 8 * Rows), load_unaligned<int64_t>(p));
+    }
+    static Codes512 wide(const uint8_t* p, int k) {
+        Codes512 r;
+        for (int i = 0; i < 4; ++i) {
+            const uint8_t* a = p + 2 * kBlockBytes * i + 2 * Rows + 8 * k;
+            const __m512i lanes =
+                _mm512_mask_broadcast_i32x4(_mm512_broadcast_i32x4(runs(a)), 0xFF00, runs(a + kBlockBytes));
+            r.q[i] = _mm512_xor_si512(wide::nibbles16(lanes), wide::bytes(8));
+        }
+        uint16_t d[8];
+        for (int b = 0; b < 8; ++b) d[b] = load_unaligned<uint16_t>(p + b * kBlockBytes + 2 * k);
+        const __m128i words =
+            _mm_setr_epi16(static_cast<short>(d[0]), static_cast<short>(d[1]), static_cast<short>(d[2]),
+                           static_cast<short>(d[3]), static_cast<short>(d[4]), static_cast<short>(d[5]),
+                           static_cast<short>(d[6]), static_cast<short>(d[7]));
+        r.d = _mm512_castps256_ps512(_mm256_cvtph_ps(words));
         return r;
     }
 #endif

@@ -22,6 +22,31 @@ inline void put(uint8_t* at, uint64_t v) { std::memcpy(at, &v, 8); }
 
 inline float odd_eighth(int s) { return static_cast<float>(2 * s + 1) * 0.125f; }
 
+#if defined(__AVX512VNNI__)
+// Codes of eight points: bytes of the indices, their upper bits as bytes, and a mask of those moved up.
+inline __m512i codes64(uint64_t low, uint64_t high, uint32_t up) {
+    const __m128i index = _mm_unpacklo_epi8(_mm_cvtsi64_si128(static_cast<int64_t>(low)),
+                                            _mm_cvtsi64_si128(static_cast<int64_t>(high)));
+    const __m512i trits = _mm512_i64gather_epi64(_mm512_cvtepu16_epi64(index), tables::iq1s_grid, 8);
+    const __m512i codes = _mm512_slli_epi16(_mm512_add_epi8(trits, wide::bytes(1)), 3);
+    return _mm512_mask_add_epi64(codes, static_cast<__mmask8>(up), codes, wide::bytes(2));
+}
+
+// Byte k of the four dwords at a and at b.
+inline uint64_t bytes_of_row(const uint8_t* a, const uint8_t* b, int k) {
+    const __m256i v =
+        _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(a))),
+                                _mm_loadu_si128(reinterpret_cast<const __m128i*>(b)), 1);
+    return static_cast<uint64_t>(
+        _mm_cvtsi128_si64(_mm256_cvtepi32_epi8(_mm256_srl_epi32(v, _mm_cvtsi32_si128(8 * k)))));
+}
+
+inline __m512 odd_eighths(float scale, __m512i s) {
+    const __m512i odd = _mm512_add_epi32(_mm512_add_epi32(s, s), _mm512_set1_epi32(1));
+    return wide::scaled(_mm512_set1_ps(scale * 0.125f), odd);
+}
+#endif
+
 }  // namespace ternary
 
 struct UnpackIQ1_S {
@@ -36,6 +61,21 @@ struct UnpackIQ1_S {
                              ternary::codes(p[2 + 4 * s + t] + 256 * (h >> (3 * t) & 7), h >> 15));
         }
     }
+#if defined(__AVX512VNNI__)
+    static Codes512 wide(const uint8_t* p) {
+        Codes512 r;
+        for (int i = 0; i < 4; ++i) {
+            const uint32_t h = load_unaligned<uint32_t>(p + 34 + 4 * i);
+            const uint64_t high = _pdep_u64(_pext_u32(h, 0x0FFF0FFF), 0x0707070707070707);
+            const uint32_t up = (h & 0x8000 ? 0 : 0x0F) | (h & 0x80000000 ? 0 : 0xF0);
+            r.q[i] = ternary::codes64(load_unaligned<uint64_t>(p + 2 + 8 * i), high, up);
+        }
+        const __m256i h = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 34)));
+        const __m256i s = _mm256_and_si256(_mm256_srli_epi32(h, 12), _mm256_set1_epi32(7));
+        r.d = ternary::odd_eighths(load_f16(p), _mm512_castsi256_si512(s));
+        return r;
+    }
+#endif
 };
 
 struct UnpackIQ1_M {
@@ -52,6 +92,23 @@ struct UnpackIQ1_M {
             ternary::put(codes + 16 * s + 8, ternary::codes(p[2 * s + 1] + 256 * (h >> 4 & 7), h & 128));
         }
     }
+#if defined(__AVX512VNNI__)
+    static Codes512 wide(const uint8_t* p) {
+        Codes512 r;
+        for (int i = 0; i < 4; ++i) {
+            const uint64_t h = _pdep_u64(load_unaligned<uint32_t>(p + 32 + 4 * i), 0x0F0F0F0F0F0F0F0F);
+            const auto up = static_cast<uint32_t>(_pext_u64(~h, 0x0808080808080808));
+            r.q[i] = ternary::codes64(load_unaligned<uint64_t>(p + 8 * i), h & 0x0707070707070707, up);
+        }
+        const uint64_t words = load_unaligned<uint64_t>(p + 48);
+        const float scale = f16_to_f32(static_cast<uint16_t>(_pext_u64(words, 0xF000F000F000F000)));
+        const uint64_t fields = _pext_u64(words, 0x0FFF0FFF0FFF0FFF);
+        const __m128i s = _mm_set_epi64x(static_cast<int64_t>(_pdep_u64(fields >> 24, 0x0707070707070707)),
+                                         static_cast<int64_t>(_pdep_u64(fields, 0x0707070707070707)));
+        r.d = ternary::odd_eighths(scale, _mm512_cvtepu8_epi32(s));
+        return r;
+    }
+#endif
 };
 
 struct UnpackIQ1_S_R4 {
@@ -64,6 +121,24 @@ struct UnpackIQ1_S_R4 {
         for (int t = 0; t < 4; ++t)
             ternary::put(codes + 8 * t, ternary::codes(p[4 * t + k] + 256 * (h >> (3 * t) & 7), h >> 15));
     }
+#if defined(__AVX512VNNI__)
+    static Codes512 wide(const uint8_t* p, int k) {
+        Codes512 r;
+        uint64_t scales = 0;
+        for (int i = 0; i < 4; ++i) {
+            const uint8_t* a = p + 48 * i;
+            const uint32_t h = load_unaligned<uint16_t>(a + 16 + 2 * k) |
+                               static_cast<uint32_t>(load_unaligned<uint16_t>(a + 40 + 2 * k)) << 16;
+            const uint64_t high = _pdep_u64(_pext_u32(h, 0x0FFF0FFF), 0x0707070707070707);
+            const uint32_t up = (h & 0x8000 ? 0 : 0x0F) | (h & 0x80000000 ? 0 : 0xF0);
+            r.q[i] = ternary::codes64(ternary::bytes_of_row(a, a + 24, k), high, up);
+            scales |= static_cast<uint64_t>(_pext_u32(h, 0x70007000)) << (6 * i);
+        }
+        const uint64_t s = _pdep_u64(scales, 0x0707070707070707);
+        r.d = ternary::odd_eighths(1.0f, _mm512_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(s))));
+        return r;
+    }
+#endif
 };
 
 struct UnpackIQ1_M_R4 {
@@ -79,6 +154,26 @@ struct UnpackIQ1_M_R4 {
             ternary::put(codes + 16 * s + 8, ternary::codes(index[4] + 256 * (h >> 4 & 7), h & 128));
         }
     }
+#if defined(__AVX512VNNI__)
+    static Codes512 wide(const uint8_t* p, int k) {
+        Codes512 r;
+        uint64_t scales = 0;
+        for (int i = 0; i < 4; ++i) {
+            const uint8_t* a = p + 56 * i;
+            const uint32_t fields =
+                a[16 + k] | a[20 + k] << 8 | a[44 + k] << 16 | static_cast<uint32_t>(a[48 + k]) << 24;
+            const uint64_t h = _pdep_u64(fields, 0x0F0F0F0F0F0F0F0F);
+            const auto up = static_cast<uint32_t>(_pext_u64(~h, 0x0808080808080808));
+            r.q[i] = ternary::codes64(ternary::bytes_of_row(a, a + 28, k), h & 0x0707070707070707, up);
+            scales |= static_cast<uint64_t>(a[24 + k] | a[52 + k] << 8) << (16 * i);
+        }
+        constexpr uint64_t kNibble = 0x0F0F0F0F0F0F0F0F;
+        const __m128i low = _mm_cvtsi64_si128(static_cast<int64_t>(scales & kNibble));
+        const __m128i high = _mm_cvtsi64_si128(static_cast<int64_t>(scales >> 4 & kNibble));
+        r.d = wide::scaled(_mm512_set1_ps(0.125f), _mm512_cvtepu8_epi32(_mm_unpacklo_epi8(low, high)));
+        return r;
+    }
+#endif
 };
 
 }  // namespace ikpy

@@ -2,6 +2,7 @@
 // IQ2_KT and IQ3_KT are part of their row scales here.
 #pragma once
 #include "kernels/unpacked.hpp"
+#include "unpack/codes32.hpp"
 #include "unpack/level_tables.hpp"
 #include "unpack/wide.hpp"
 
@@ -30,11 +31,37 @@ alignas(64) inline constexpr Powers kPowers8 = make_powers(8), kPowers4 = make_p
 // Codes (value + 128) of groups of V elements; value + 126 is the sum of four bytes below 64.
 template <int V>
 inline void codes_of(const uint32_t* seeds, int n_groups, uint8_t* codes) {
+#if defined(__AVX2__)
+    // Eight values per product; 32 codes at a time come to order after two packs.
+    const auto powers =
+        _mm256_load_si256(reinterpret_cast<const __m256i*>((V == 8 ? kPowers8 : kPowers4).of));
+    const __m256i six_bits = _mm256_set1_epi32(0x3F3F3F3F), ones = _mm256_set1_epi8(1);
+    for (int g = 0; g < n_groups; g += 32 / V, codes += 32) {
+        __m256i v[4];
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) {
+            const uint32_t* seed = seeds + g + j * (8 / V);
+            const __m256i both =
+                V == 8 ? _mm256_set1_epi32(static_cast<int>(*seed))
+                       : _mm256_permutevar8x32_epi32(
+                             _mm256_castsi128_si256(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(seed))),
+                             _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1));
+            const __m256i z = _mm256_and_si256(_mm256_mullo_epi32(both, powers), six_bits);
+            v[j] = _mm256_maddubs_epi16(z, ones);  // pairs of bytes, twice per value
+        }
+        // Sums of two words below 127 are one byte each after packing the words' sums.
+        const __m256i a = _mm256_hadd_epi16(v[0], v[1]), b = _mm256_hadd_epi16(v[2], v[3]);
+        const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+        const __m256i packed = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(a, b), order);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm256_add_epi8(packed, _mm256_set1_epi8(2)));
+    }
+#else
     for (int g = 0; g < n_groups; ++g)
         for (int i = 0; i < V; ++i) {
             const uint32_t z = (seeds[g] * kPowers8.of[i]) & 0x3F3F3F3F;
             codes[V * g + i] = static_cast<uint8_t>((z * 0x01010101 >> 24) + 2);
         }
+#endif
 }
 
 #if defined(__AVX512VNNI__)
@@ -178,11 +205,13 @@ struct UnpackIQ3_KT {
         for (int s = 0; s < 8; ++s) d[s] = static_cast<float>(trellis::split_nibble(p, s));
         for (int g = 0; g < 32; ++g) seeds[g] = trellis::kOffset + load_unaligned<uint16_t>(p + 4 + 2 * g);
         trellis::codes_of<8>(seeds, 32, codes);
-        for (int s = 0; s < 8; ++s)
-            for (int c = 0; c < 32; ++c) {
-                const int value = codes[32 * s + c] - 128, magnitude = value < 0 ? -value : value;
-                codes[32 * s + c] = static_cast<uint8_t>(128 + (p[68 + c] >> s & 1 ? -magnitude : magnitude));
-            }
+        const c32::Codes32 signs = c32::load(p + 68);
+        for (int s = 0; s < 8; ++s) {
+            const c32::Codes32 v = c32::load(codes + 32 * s), below = reinterpret_cast<c32::Codes32>(v < 128);
+            // Negated where the value's own sign and the wanted one differ: 256 - code is 128 - value.
+            const c32::Codes32 turn = below ^ c32::test(signs, s);
+            c32::store(codes + 32 * s, (v ^ turn) - turn);
+        }
     }
 #if defined(__AVX512VNNI__)
     static Codes512 wide(const uint8_t* p) {

@@ -1,7 +1,7 @@
 """Options of the context: sizes, threads, attention, experts, RoPE."""
 
 from ikpy.cli import values
-from ikpy.cli.options import BARE_OR_BIT, FLAG, FLOAT, INT, OFF, SWITCH, TEXT, Kind, always, ignored, option, refused
+from ikpy.cli.options import BARE_OR_BIT, FLAG, FLOAT, INT, OFF, SWITCH, TEXT, Kind, always, ignored, option
 
 THREADS = Kind("N", values.to_threads)
 SIZE = Kind("N", values.bounded(0))
@@ -10,7 +10,6 @@ CACHE_TYPE = Kind("TYPE", values.to_cache_type)
 LAYER_TYPE = "the whole cache has one type"
 FUSION = "the graph compiler always fuses"
 SPARSE = "sparse attention is not supported"
-NOT_YET = "not supported yet"
 
 ROWS = (
     option(
@@ -76,7 +75,7 @@ ROWS = (
         "attention mask; default: from the model",
         "S",
     ),
-    refused("-gan --grp-attn-n", "self-extend is not supported", "self-extend group size", "SC", INT),
+    option("-gan --grp-attn-n", Kind("N", values.to_group_size), "", "self-extend group size; only 1 (off)", "SC"),
     ignored("-gaw --grp-attn-w", "self-extend is not supported", "self-extend window", "SC", INT),
     ignored("-ns --sequences", "used by other programs only", "sequences to decode", kind=INT),
     ignored("-ps --p-split", "used by other programs only", "split probability", kind=FLOAT),
@@ -118,16 +117,18 @@ ATTENTION_ROWS = (
     ignored("-ctv-first --cache-type-v-first", LAYER_TYPE, "V type of the first layers", kind=Kind("TYPE,N")),
     ignored("-ctv-last --cache-type-v-last", LAYER_TYPE, "V type of the last layers", kind=Kind("TYPE,N")),
     ignored("-ictk --indexer-cache-type-k", SPARSE, "type of the indexer cache", kind=TEXT),
-    ignored(
+    option(
         "-khad --k-cache-hadamard",
-        NOT_YET,
-        "Hadamard transform before K is quantized",
+        FLAG,
+        "context.k_hadamard",
+        "Hadamard transform of keys before a quantized cache stores them",
         env="LLAMA_ARG_K_CACHE_HADAMARD",
     ),
-    ignored(
+    option(
         "-vhad --v-cache-hadamard",
-        NOT_YET,
-        "Hadamard transform before V is quantized",
+        FLAG,
+        "context.v_hadamard",
+        "Hadamard transform of values before a quantized cache stores them; no meaning for cached latents",
         env="LLAMA_ARG_V_CACHE_HADAMARD",
     ),
     always("-fmoe --fused-moe", "fused up and gate product of experts", kind=BARE_OR_BIT),
@@ -160,7 +161,12 @@ ATTENTION_ROWS = (
     ignored("-dsatk --dsa-top-k", SPARSE, "positions kept by the indexer", kind=INT),
     ignored("-fdn --fused-delta-net", "linear attention is not supported", "fused delta net", kind=INT),
     ignored("--swa-compress", "the window cache is not compressed", "compressed sliding-window cache"),
-    ignored("--swa-full", "the cache always has full size", "full-size sliding-window cache"),
+    option(
+        "--swa-full",
+        FLAG,
+        "context.swa_full",
+        "layers that attend to a window keep all tokens, so that a prompt can be reused from any place",
+    ),
     option("--embedding --embeddings", FLAG, "context.embeddings", "embedding output", "S", env="LLAMA_ARG_EMBEDDINGS"),
 )
 

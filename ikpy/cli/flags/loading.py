@@ -1,28 +1,27 @@
 """Options of loading and of host memory."""
 
-from ikpy.cli.options import BARE_OR_BIT, FLAG, INT, TEXT, ignored, option
+from ikpy.cli.options import BARE_OR_BIT, FLAG, INT, OFF, TEXT, ignored, option
 
 NOT_YET = "not supported yet"
 
 ROWS = (
-    ignored("--no-mmap", "the file is always mapped", "read the file into memory instead of mapping it"),
-    ignored("--mlock", NOT_YET, "lock the pages of the model in memory", env="LLAMA_ARG_MLOCK"),
-    ignored(
+    option("--no-mmap", OFF, "model.use_mmap", "read the file into memory (huge pages) instead of mapping it"),
+    option("-thp --transparent-huge-pages", OFF, "model.use_mmap", "huge pages for the weights; the same as --no-mmap"),
+    option("--mlock", FLAG, "model.use_mlock", "lock the pages of the model in memory", env="LLAMA_ARG_MLOCK"),
+    option(
         "-rtr --run-time-repack",
-        "kernels read every type in place, nothing needs repacking",
-        "rearrange weights into interleaved types after loading",
-        kind=BARE_OR_BIT,
-        quiet="0",
+        BARE_OR_BIT,
+        "model.repack",
+        "rearrange weights into their row-interleaved types while loading (F16 and BF16 stay as they are)",
     ),
     option("--check-tensors", FLAG, "model.check_tensors", "look for invalid values in the tensor data"),
     option(
         "-dr --dry-run",
         FLAG,
         "model.dry_run",
-        "read the metadata, print the summary and the sizes, read no tensor data, and stop",
+        "print everything that would be allocated, per device and kind, read no tensor data, and stop",
     ),
     ignored("-vq --validate-quants", NOT_YET, "check quantized blocks while loading"),
-    ignored("-thp --transparent-huge-pages", NOT_YET, "huge pages for the weights"),
     ignored("--numa --numactl", NOT_YET, "placement of threads on NUMA nodes", kind=TEXT),
     ignored("--defer-experts", "pages of the mapping are read on first use anyway", "no early read of expert pages"),
     ignored("--prefetch-experts", NOT_YET, "read expert pages ahead"),

@@ -5,6 +5,7 @@ from ikpy.cli.options import FLAG, INT, PATH, SWITCH, Kind, ignored, option
 NO_TRACE = "no log file is written; redirect standard error instead"
 
 ROWS = (
+    option("--config", PATH, "config", "TOML file with options; everything else overrides it", env="IKPY_CONFIG"),
     option("-v --verbose", Kind(const=1), "log.verbosity", "more output, and a traceback with errors"),
     option("--verbosity", INT, "log.verbosity", "level of detail"),
     option("--minilog", FLAG, "log.minilog", "fewer lines while loading"),

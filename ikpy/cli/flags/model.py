@@ -1,10 +1,8 @@
 """Options that name the model."""
 
-from ikpy.cli.options import PATH, TEXT, Kind, ignored, option, refused
+from ikpy.cli import values
+from ikpy.cli.options import FLAG, PATH, TEXT, Kind, option
 from ikpy.cli.values import to_kv_override
-
-NO_ADAPTERS = "adapters are not supported; merge them into the model file"
-NO_CONTROL = "control vectors are not supported"
 
 ROWS = (
     option(
@@ -15,7 +13,13 @@ ROWS = (
         env="LLAMA_ARG_MODEL",
     ),
     option("-mu --model-url", TEXT, "model.url", "URL to load the model from", env="LLAMA_ARG_MODEL_URL"),
-    option("-hfr --hf-repo", TEXT, "model.hf_repo", "repository on the hub", env="LLAMA_ARG_HF_REPO"),
+    option(
+        "-hf -hfr --hf-repo",
+        Kind("REPO"),
+        "model.hf_repo",
+        "model on the Hugging Face hub: user/repository or user/repository:QUANT; downloaded once",
+        env="LLAMA_ARG_HF_REPO",
+    ),
     option("-hff --hf-file", TEXT, "model.hf_file", "file in the hub repository", env="LLAMA_ARG_HF_FILE"),
     option("-hft --hf-token", TEXT, "model.hf_token", "access token of the hub", env="HF_TOKEN"),
     option("-a --alias", TEXT, "model.alias", "name reported by the API", "S", env="LLAMA_ARG_MODEL_ALIAS"),
@@ -25,10 +29,41 @@ ROWS = (
         "model.kv_overrides",
         "replace a metadata value; TYPE is int, float, bool or str. Repeatable",
     ),
-    refused("--lora", NO_ADAPTERS, "LoRA adapter", kind=PATH),
-    refused("--lora-scaled", NO_ADAPTERS, "LoRA adapter with a scale", kind=Kind("FILE SCALE")),
-    ignored("--lora-init-without-apply", NO_ADAPTERS, "load adapters without applying them", "S"),
-    refused("--control-vector", NO_CONTROL, "control vector", kind=PATH),
-    refused("--control-vector-scaled", NO_CONTROL, "control vector with a scale", kind=Kind("FILE SCALE")),
-    ignored("--control-vector-layer-range", NO_CONTROL, "layers of the control vector", kind=Kind("START END")),
+    option(
+        "--lora",
+        Kind("FILE", values.to_file_unscaled, many=True),
+        "model.lora",
+        "LoRA adapter (GGUF), applied while running. Repeatable",
+    ),
+    option(
+        "--lora-scaled",
+        Kind("FILE SCALE", values.to_file_scaled, many=True),
+        "model.lora",
+        "LoRA adapter with a scale. Repeatable",
+    ),
+    option(
+        "--lora-init-without-apply",
+        FLAG,
+        "model.lora_off",
+        "start with all adapters at scale 0; POST /lora-adapters changes that",
+        "S",
+    ),
+    option(
+        "--control-vector",
+        Kind("FILE", values.to_file_unscaled, many=True),
+        "model.control_vectors",
+        "control vector (GGUF) added to the residual stream. Repeatable, the sum is added",
+    ),
+    option(
+        "--control-vector-scaled",
+        Kind("FILE SCALE", values.to_file_scaled, many=True),
+        "model.control_vectors",
+        "control vector with a scale. Repeatable",
+    ),
+    option(
+        "--control-vector-layer-range",
+        Kind("START END", values.to_layer_range),
+        "model.control_layers",
+        "layers that get the control vectors, both included; default: all",
+    ),
 )

@@ -1,16 +1,19 @@
 """Options that place tensors and work on devices."""
 
 from ikpy.cli import values
-from ikpy.cli.options import FLAG, INT, NO_GPU, TEXT, Kind, ignored, option
+from ikpy.cli.options import FLAG, INT, NO_GPU, OFF, TEXT, Kind, ignored, option
 
 SPLIT_MODES = ("none", "layer", "row", "attn", "graph")
+
+GRAPH_SPLIT = "graph split mode is not supported: layers are divided among devices"
+WEIGHT = Kind("A,B,...", values.to_tensor_split)
 
 ROWS = (
     option(
         "-ngl --gpu-layers --n-gpu-layers",
         INT,
         "model.n_gpu_layers",
-        "layers kept on the GPU; -1 = all when there is one",
+        "layers kept on the GPU, the last ones first; above their number also the output matrix; -1 = all",
         env="LLAMA_ARG_N_GPU_LAYERS",
         reason=NO_GPU,
         quiet="0",
@@ -19,20 +22,32 @@ ROWS = (
         "-sm --split-mode",
         Kind("|".join(SPLIT_MODES), values.choice(*SPLIT_MODES)),
         "model.split_mode",
-        "how a model is divided among GPUs; row is read as layer",
+        "how a model is divided among GPUs; row, attn and graph are read as layer",
         reason=NO_GPU,
     ),
-    ignored("-mg --main-gpu", NO_GPU, "device for -sm none and for scratch", kind=INT),
-    ignored("-ts --tensor-split", NO_GPU, "share of each GPU", kind=Kind("A,B,...")),
-    ignored("--max-gpu", NO_GPU, "GPUs per layer in graph mode", kind=INT),
-    ignored("-dev --device", NO_GPU, "devices to use", kind=TEXT, quiet="none"),
+    option("-mg --main-gpu", INT, "model.main_gpu", "device that holds everything with -sm none", reason=NO_GPU),
+    option(
+        "-ts --tensor-split",
+        WEIGHT,
+        "model.tensor_split",
+        "share of the layers of each GPU; default: by free memory",
+        reason=NO_GPU,
+    ),
+    ignored("--max-gpu", GRAPH_SPLIT, "GPUs per layer in graph mode", kind=INT),
+    option(
+        "-dev --device",
+        Kind("CUDA0,...|none", values.to_devices),
+        "model.devices",
+        "devices to use; default: all",
+        reason=NO_GPU,
+        quiet="none",
+    ),
     ignored("-devd --device-draft", NO_GPU, "devices of the draft model", kind=TEXT, quiet="none"),
     option(
         "-ot --override-tensor",
         Kind("REGEX=BUFFER,...", values.to_tensor_override, many=True),
         "model.tensor_overrides",
         "buffer of the tensors whose name matches; first match wins. Repeatable",
-        reason=NO_GPU,
     ),
     option("-cmoe --cpu-moe", Kind(const=999), "model.n_cpu_moe", "all expert tensors in host memory", reason=NO_GPU),
     option(
@@ -43,24 +58,55 @@ ROWS = (
         reason=NO_GPU,
         quiet="0",
     ),
-    option("--fit", FLAG, "model.fit", "place tensors automatically", reason=NO_GPU),
-    ignored("--fit-margin", NO_GPU, "memory left free on each GPU", kind=Kind("MiB")),
-    ignored("-gfm --gpu-fit-margin", NO_GPU, "memory left free on single GPUs", kind=Kind("ID,MiB,...")),
-    ignored("-nkvo --no-kv-offload", NO_GPU, "KV cache in host memory"),
-    ignored(
-        "-op --offload-policy",
-        NO_GPU,
-        "operations whose large batches may go to the GPU",
-        kind=Kind("OP,0|1,...", values.to_offload_policy, many=True),
+    option(
+        "--fit",
+        FLAG,
+        "model.fit",
+        "keep as many experts, then layers, in host memory as it takes to fit the GPUs",
+        reason=NO_GPU,
     ),
-    ignored("-no-ooae --no-offload-only-active-experts", NO_GPU, "copy all experts, not only those selected"),
-    ignored("-mea --max-extra-alloc", NO_GPU, "extra allocation per GPU", kind=Kind("MiB")),
-    ignored("-cuda --cuda-params", NO_GPU, "parameters of the CUDA backend", kind=Kind("K=V,...")),
-    ignored("-smgs --split-mode-graph-scheduling", NO_GPU, "scheduling of graph split mode"),
-    ignored("-smf16 --split-mode-f16", NO_GPU, "exchange f16 in graph split mode"),
-    ignored("-smf32 --split-mode-f32", NO_GPU, "exchange f32 in graph split mode"),
-    ignored("-grt --graph-reduce-type", NO_GPU, "type of exchanged data in graph split mode", kind=Kind("TYPE")),
-    ignored("-gap --graph-attn-precision", NO_GPU, "attention precision in graph split mode", kind=Kind("TYPE")),
-    ignored("-sas --scheduler-async", NO_GPU, "asynchronous evaluation of graph parts"),
+    option(
+        "--fit-margin",
+        Kind("MiB", values.bounded(0)),
+        "model.fit_margin",
+        "memory that --fit leaves free on each GPU",
+        reason=NO_GPU,
+    ),
+    option(
+        "-gfm --gpu-fit-margin",
+        Kind("ID,MiB,...", values.to_fit_margins),
+        "model.fit_margins",
+        "memory that --fit leaves free on single GPUs",
+        reason=NO_GPU,
+    ),
+    option("-nkvo --no-kv-offload", OFF, "model.kv_offload", "KV cache and attention on the CPU", reason=NO_GPU),
+    option(
+        "-op --offload-policy",
+        Kind("OP,0|1,...", values.to_offload_policy, many=True),
+        "model.offload_policy",
+        "operations whose large batches with weights in host memory may run on the GPU",
+        reason=NO_GPU,
+    ),
+    option(
+        "-no-ooae --no-offload-only-active-experts",
+        OFF,
+        "model.only_active_experts",
+        "copy all experts of a large batch to the GPU, not only those selected",
+        reason=NO_GPU,
+    ),
+    ignored("-mea --max-extra-alloc", "buffers are planned exactly", "extra allocation per GPU", kind=Kind("MiB")),
+    option(
+        "-cuda --cuda-params",
+        Kind("K=V,...", values.to_cuda_params),
+        "model.cuda_params",
+        "graphs=0|1: CUDA graphs; offload-batch-size=N: smallest batch for -op. Other keys have no effect",
+        reason=NO_GPU,
+    ),
+    ignored("-smgs --split-mode-graph-scheduling", GRAPH_SPLIT, "scheduling of graph split mode"),
+    ignored("-smf16 --split-mode-f16", GRAPH_SPLIT, "exchange f16 in graph split mode"),
+    ignored("-smf32 --split-mode-f32", GRAPH_SPLIT, "exchange f32 in graph split mode"),
+    ignored("-grt --graph-reduce-type", GRAPH_SPLIT, "type of exchanged data in graph split mode", kind=Kind("TYPE")),
+    ignored("-gap --graph-attn-precision", GRAPH_SPLIT, "attention precision in graph split mode", kind=Kind("TYPE")),
+    ignored("-sas --scheduler-async", "copies and kernels are always asynchronous", "asynchronous evaluation"),
     ignored("--rpc", "remote backends are not supported", "remote backends", kind=Kind("HOST:PORT,...")),
 )

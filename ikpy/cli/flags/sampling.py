@@ -4,7 +4,7 @@ from ikpy.cli import values
 from ikpy.cli.options import FLAG, FLOAT, INT, PATH, TEXT, Kind, ignored, option, refused
 
 GENERATORS = "SC"
-NO_GUIDANCE = "classifier-free guidance is not supported"
+NO_GUIDANCE = "the server has no classifier-free guidance; ikpy cli has"
 NO_LISTS = "token lists are not supported; use --logit-bias or --grammar"
 
 ROWS = (
@@ -65,9 +65,18 @@ CONSTRAINT_ROWS = (
         "--grammar-file", Kind("FILE", values.to_file_text), "sampling.grammar", "file with the grammar", GENERATORS
     ),
     option("-j --json-schema", TEXT, "sampling.json_schema", "JSON schema of the output", GENERATORS),
-    refused("--cfg-negative-prompt", NO_GUIDANCE, "negative prompt", GENERATORS, TEXT),
-    refused("--cfg-negative-prompt-file", NO_GUIDANCE, "file with the negative prompt", GENERATORS, PATH),
-    ignored("--cfg-scale", NO_GUIDANCE, "strength of guidance", GENERATORS, FLOAT, quiet="1"),
+    option("--cfg-negative-prompt", TEXT, "prompt.cfg_negative_prompt", "text to guide away from", "C"),
+    option(
+        "--cfg-negative-prompt-file",
+        Kind("FILE", values.to_file_text),
+        "prompt.cfg_negative_prompt",
+        "file with the negative prompt",
+        "C",
+    ),
+    option("--cfg-scale", FLOAT, "prompt.cfg_scale", "strength of guidance; 1 = none", "C"),
+    refused("--cfg-negative-prompt", NO_GUIDANCE, "negative prompt", "S", TEXT),
+    refused("--cfg-negative-prompt-file", NO_GUIDANCE, "file with the negative prompt", "S", PATH),
+    ignored("--cfg-scale", NO_GUIDANCE, "strength of guidance", "S", FLOAT, quiet="1"),
     refused("--banned-string-file", NO_LISTS, "strings that may not appear", GENERATORS, PATH),
     ignored("--banned-n", NO_LISTS, "tokens banned per match", GENERATORS, INT),
     refused("--allowlist-pieces", NO_LISTS, "pieces that may appear", GENERATORS, TEXT),

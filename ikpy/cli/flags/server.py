@@ -6,7 +6,6 @@ from ikpy.cli.options import FLAG, FLOAT, INT, OFF, PATH, SWITCH, TEXT, Kind, al
 S = "S"
 NO_HISTORY = "chat history is not stored"
 NO_PREFIX = "a prefix shared by all slots is not supported; send a system message with each request"
-NO_RAM_CACHE = "texts are cached in the slots only"
 NO_CHECKPOINTS = "needed by recurrent models only, which are not supported"
 NO_BUDGET = "reasoning cannot be cut short"
 NO_MEDIA = "images and audio are not supported"
@@ -24,12 +23,19 @@ ROWS = (
     ),
     option("--no-webui", Kind(const="none"), "server.webui", "no built-in page", S),
     ignored("--webui-mcp-proxy --ui-mcp-proxy", "requests to other hosts are not passed on", "route /cors-proxy", S),
-    option("--api-key", Kind("KEY", many=True), "server.api_keys", "key clients must send. Repeatable", S),
+    option(
+        "--api-key",
+        Kind("KEY", many=True),
+        "server.api_keys",
+        "key clients must send. Repeatable",
+        S,
+        env="LLAMA_API_KEY",
+    ),
     option(
         "--api-key-file",
-        Kind("FILE", values.to_file_lines, many=True),
-        "server.api_keys",
-        "file with one key per line",
+        Kind("FILE", many=True),
+        "server.api_key_files",
+        "file with lines `KEY` or `NAME KEY`; read again at SIGHUP",
         S,
     ),
     option("--ssl-key-file", PATH, "server.ssl_key_file", "PEM key for HTTPS", S),
@@ -42,6 +48,11 @@ ROWS = (
     option("--slots", FLAG, "server.slots", "route /slots", S, env="LLAMA_ARG_ENDPOINT_SLOTS"),
     option("--no-slots", OFF, "server.slots", "no route /slots", S),
     option("--slot-save-path", PATH, "server.slot_save_path", "directory of slot files", S),
+    option("--slot-autosave", FLAG, "server.slot_autosave", "keep slots in --slot-save-path over a restart", S),
+    option("--models-dir", PATH, "server.models_dir", "folder of models, loaded when they are asked for", S),
+    option("--models-max", INT, "server.models_max", "models loaded at the same time; 0 = no limit", S),
+    option("--models-ttl", INT, "server.models_ttl", "seconds without requests after which a model goes; 0 = never", S),
+    option("--models-memory", INT, "server.models_memory", "MiB all loaded models may take; 0 = no limit", S),
     always("--send-done", "[DONE] at the end of streams", S),
     refused("--sql-save-file", NO_HISTORY, "chat history file", S, PATH),
     ignored("--sqlite-zstd-ext-file", NO_HISTORY, "compression extension of the history", S, PATH),
@@ -65,9 +76,34 @@ CACHE_ROWS = (
     option("--queue-limit", INT, "server.queue_limit", "requests that may wait for a slot; more get 503", S),
     option("--context-shift", SWITCH, "server.context_shift", "drop old tokens when the context is full", "SC"),
     option("--no-context-shift", OFF, "server.context_shift", "stop when the context is full", "SC"),
-    ignored("-cram --cache-ram", NO_RAM_CACHE, "prompt cache in memory (MiB)", S, INT, quiet="0"),
-    ignored("-crs --cache-ram-similarity", NO_RAM_CACHE, "least similarity of a hit", S, FLOAT),
-    ignored("-cram-n-min --cache-ram-n-min", NO_RAM_CACHE, "least tokens to keep", S, INT),
+    option(
+        "--max-token-delay",
+        FLOAT,
+        "server.max_token_delay",
+        "milliseconds by which prompts of others may delay the next token of an answer; 0 = one micro-batch",
+        S,
+    ),
+    option(
+        "-cram --cache-ram",
+        INT,
+        "server.cache_ram",
+        "MiB of host memory for texts whose slot was taken; 0 = none, -1 = no limit",
+        S,
+    ),
+    option(
+        "-crs --cache-ram-similarity",
+        FLOAT,
+        "server.cache_ram_similarity",
+        "a slot's text is saved if a request would keep less than this share of it",
+        S,
+    ),
+    option(
+        "-cram-n-min --cache-ram-n-min",
+        INT,
+        "server.cache_ram_n_min",
+        "least tokens of a text worth saving",
+        S,
+    ),
     ignored("-ctx-ckpt --ctx-checkpoints", NO_CHECKPOINTS, "context checkpoints per slot", S, INT),
     ignored("-ctx-ckpt-i --ctx-checkpoints-interval", NO_CHECKPOINTS, "tokens between them", S, INT),
     ignored("-ctx-ckpt-t --ctx-checkpoints-tolerance", NO_CHECKPOINTS, "tolerance", S, INT),

@@ -1,37 +1,91 @@
-"""Options of speculative decoding: accepted, the output is the same without it."""
+"""Options of speculative decoding. Drafts change the speed only, never the text."""
 
-from ikpy.cli.options import INT, PATH, TEXT, Kind, ignored
+from ikpy.cli import values
+from ikpy.cli.options import INT, PATH, TEXT, Kind, ignored, option
 
-REASON = "speculative decoding is not supported; the text is the same without it"
-FLAGS = "-mtp --multi-token-prediction", "-no-mtp --no-multi-token-prediction", "--spec-autotune"
-TEXTS = (
-    "-draft --draft-params",
-    "--draft --draft-max --draft-n",
-    "--draft-min --draft-n-min",
-    "--draft-p-min",
-    "--spec-type",
-    "--spec-stage",
-    "--spec-ngram-size-n",
-    "--spec-ngram-size-m",
-    "--spec-ngram-min-hits",
-    "--suffix-pattern-len",
-    "--suffix-max-depth",
-    "--suffix-corpus",
-    "--spec-ckpt-mode --recurrent-ckpt-mode",
-    "-mtprot --mtp-requantize-output-tensor",
-    "-lcs --lookup-cache-static",
-    "-lcd --lookup-cache-dynamic -lookup-cache-dynamic",
-    "-ctkd --cache-type-k-draft",
-    "-ctvd --cache-type-v-draft",
-)
+SAME_VOCABULARY = "draft model and model must share their vocabulary; texts are not translated"
+NO_HEADS = "the prediction heads of model files are not run; --spec-type drafts without them"
+DRAFT_TYPE = Kind("TYPE", values.to_cache_type)
 
+
+def setting(name: str, metavar: str = "N") -> Kind:
+    """Kind of an option that sets one value of the drafters."""
+    return Kind(metavar, values.draft_setting(name), many=True)
+
+
+SETTINGS = "speculative.settings"
 ROWS = (
-    ignored("-md --model-draft", REASON, "draft model", kind=PATH),
-    ignored("-cd --ctx-size-draft", REASON, "context of the draft model", kind=INT),
-    ignored("-td --threads-draft", REASON, "threads of the draft model", kind=INT),
-    ignored("-tbd --threads-batch-draft", REASON, "prompt threads of the draft model", kind=INT),
-    ignored("-ngld --gpu-layers-draft --n-gpu-layers-draft", REASON, "GPU layers of the draft model", kind=INT),
-    ignored("--spec-replace", REASON, "replacement of text between the models", kind=Kind("TARGET DRAFT")),
-    *(ignored(names, REASON, "tuning of speculative decoding", kind=TEXT) for names in TEXTS),
-    *(ignored(names, REASON, "tuning of speculative decoding") for names in FLAGS),
+    option("-md --model-draft", PATH, "speculative.model_draft", "GGUF file of a draft model", "SC"),
+    option("-cd --ctx-size-draft", INT, "speculative.n_ctx", "context of the draft model; 0 = as the model's", "SC"),
+    option(
+        "-td --threads-draft",
+        Kind("N", values.to_threads),
+        "speculative.n_threads",
+        "threads of the draft model; default: as -t",
+        "SC",
+    ),
+    option(
+        "-tbd --threads-batch-draft",
+        Kind("N", values.to_threads),
+        "speculative.n_threads_batch",
+        "prompt threads of the draft model; default: as -td",
+        "SC",
+    ),
+    option("-ctkd --cache-type-k-draft", DRAFT_TYPE, "speculative.type_k", "K cache type of the draft model", "SC"),
+    option("-ctvd --cache-type-v-draft", DRAFT_TYPE, "speculative.type_v", "V cache type of the draft model", "SC"),
+    option(
+        "--spec-type --spec-stage",
+        Kind("TYPE[:K=V,..]", values.to_speculation, many=True),
+        "speculative.types",
+        "what drafts: none, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache, suffix, draft. "
+        "Repeatable; asked in the given order",
+        "SC",
+    ),
+    option(
+        "-draft --draft-params",
+        Kind("K=V,..", values.to_draft_settings, many=True),
+        SETTINGS,
+        f"settings of the drafters: {', '.join(values.DRAFT_SETTINGS)}",
+        "SC",
+    ),
+    option("--draft --draft-max --draft-n", setting("n_max"), SETTINGS, "most tokens of a draft; 16", "SC"),
+    option("--draft-min --draft-n-min", setting("n_min"), SETTINGS, "shorter drafts are dropped; 0", "SC"),
+    option(
+        "--draft-p-min",
+        setting("p_min", "P"),
+        SETTINGS,
+        "least probability of drafted tokens or suffix drafts; 0.8",
+        "SC",
+    ),
+    option("--spec-ngram-size-n", setting("size_n"), SETTINGS, "length of the n-gram that is looked up; 12", "SC"),
+    option("--spec-ngram-size-m", setting("size_m"), SETTINGS, "most tokens of an n-gram draft; 48", "SC"),
+    option("--spec-ngram-min-hits", setting("min_hits"), SETTINGS, "occurrences an n-gram needs; 1", "SC"),
+    option("--suffix-pattern-len", setting("pattern_len"), SETTINGS, "shortest suffix that is matched; 3", "SC"),
+    option("--suffix-max-depth", setting("max_depth"), SETTINGS, "longest suffix that is matched; 64", "SC"),
+    option(
+        "--suffix-corpus", PATH, "speculative.suffix_corpus", "text file known to suffix drafts from the start", "SC"
+    ),
+    option(
+        "-lcs --lookup-cache-static",
+        PATH,
+        "speculative.lookup_static",
+        "n-gram statistics of a corpus, read by ngram-cache",
+        "SC",
+    ),
+    option(
+        "-lcd --lookup-cache-dynamic -lookup-cache-dynamic",
+        PATH,
+        "speculative.lookup_dynamic",
+        "n-gram statistics of earlier texts, read and written by ngram-cache",
+        "SC",
+    ),
+    ignored("-ngld --gpu-layers-draft --n-gpu-layers-draft", "no GPU backend in this build", "GPU layers", kind=INT),
+    ignored("--spec-replace", SAME_VOCABULARY, "replacement of text between the models", kind=Kind("TARGET DRAFT")),
+    ignored("-mtp --multi-token-prediction", NO_HEADS, "drafts from the model's own prediction heads"),
+    ignored("-no-mtp --no-multi-token-prediction", NO_HEADS, "no drafts from prediction heads"),
+    ignored("-mtprot --mtp-requantize-output-tensor", NO_HEADS, "type of the heads' output matrix", kind=TEXT),
+    ignored(
+        "--spec-ckpt-mode --recurrent-ckpt-mode", "no recurrent models are supported", "checkpoints of state", kind=TEXT
+    ),
+    ignored("--spec-autotune", "the settings are used as given", "choice of settings while running"),
 )

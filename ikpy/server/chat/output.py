@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from ikpy.server.chat.deltas import Delta, held_back
+from ikpy.server.chat.harmony import HARMONY, HarmonyReader
 from ikpy.server.chat.tool_reading import CallReader, ToolFormat
 from ikpy.server.front import random_id
 
@@ -13,30 +15,23 @@ ReasoningTags = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Delta:
-    """New output of one kind: "reasoning", "content", or "tool" with the call's number.
-
-    The first delta of a call has its ``name`` and ``call_id``; ``text`` of a call is JSON text of its arguments.
-    """
-
-    kind: str
-    text: str
-    index: int = 0
-    name: str | None = None
-    call_id: str | None = None
-
-
-@dataclass(frozen=True)
 class OutputFormat:
     """How the text of one answer is to be read.
 
     ``reasoning``: tags around reasoning, None to leave them in the content; ``in_reasoning``: the prompt ends inside
-    them; ``tools``: how calls are written, None when there are none.
+    them; ``tools``: how calls are written, None when there are none; ``harmony``: messages in channels.
     """
 
     reasoning: ReasoningTags | None = None
     in_reasoning: bool = False
     tools: ToolFormat | None = None
+    harmony: bool = False
+
+    def reader(self) -> OutputReader | HarmonyReader:
+        """A reader of one answer."""
+        if self.harmony:
+            return HarmonyReader(tools=self.tools is HARMONY, reasoning=self.reasoning is not None)
+        return OutputReader(self)
 
 
 @dataclass
@@ -74,14 +69,6 @@ class ChatMessage:
                 for call in self.calls
             ]
         return out
-
-
-def held_back(text: str, marker: str) -> int:
-    """Length of the longest end of the text that is a beginning of the marker."""
-    for n in range(min(len(marker) - 1, len(text)), 0, -1):
-        if text.endswith(marker[:n]):
-            return n
-    return 0
 
 
 class OutputReader:

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ikpy.engine.lazy_grammar import Trigger
 from ikpy.errors import IkpyError
+from ikpy.server.chat.call_grammar import call_grammar, marker_rule
+from ikpy.server.chat.harmony import HARMONY, MARKERS
 from ikpy.server.chat.output import OutputFormat, ReasoningTags
-from ikpy.server.chat.tool_formats import call_grammar, tool_format
+from ikpy.server.chat.tool_formats import tool_format
 from ikpy.server.chat.tool_reading import ToolFormat
 from ikpy.server.errors import bad_request
 from ikpy.server.http import to_json
@@ -27,6 +30,7 @@ REASONING_TAGS: tuple[ReasoningTags, ...] = (
     ("<seed:think>", "</seed:think>"),
     ("<reasoning>", "</reasoning>"),
 )
+HARMONY_TAGS = ("<|channel|>analysis<|message|>", "<|end|>")
 NO_MEDIA = "{} input is not supported - hint: if this is unexpected, you may need to provide the mmproj"
 DEFAULT_TOP_LOGPROBS = 20
 
@@ -54,11 +58,16 @@ def read_chat(body: Body, front: Front) -> ChatRequest:
     logprobs, n_probs = read_logprobs(body)
     if logprobs and tools and params.stream:
         raise bad_request("logprobs is not supported with tools + stream")
-    called = forced_tools(tools, choice)
-    if called and format_ is not None:
-        several = flag(body, "parallel_tool_calls", front.settings.parallel_tool_calls)
-        grammar = call_grammar(format_, called, several=several)
-        params = replace(params, sampling=replace(params.sampling, grammar=grammar, json_schema=None))
+    if tools and format_ is not None:
+        called = forced_tools(tools, choice)
+        functions = called or [tool["function"] for tool in tools]
+        several = flag(body, "parallel_tool_calls", front.settings.parallel_tool_calls or not called)
+        grammar = call_grammar(format_, functions, marker_rule(front.vocab), several=several, lazy=not called)
+        trigger = None if called else Trigger(format_.trigger or format_.opening, output.reasoning, output.in_reasoning)
+        if output.harmony and trigger is not None:
+            trigger = Trigger(trigger.marker)
+        sampling = replace(params.sampling, grammar=grammar, json_schema=None, regex=None)
+        params = replace(params, sampling=sampling, trigger=trigger)
     tokens = front.vocab.tokenize(text, add_special=True, parse_special=True)
     if not tokens:
         raise bad_request('"messages" give an empty prompt')
@@ -76,7 +85,11 @@ def read_chat(body: Body, front: Front) -> ChatRequest:
 
 def preserved_tokens(front: Front, output: OutputFormat) -> frozenset[int]:
     """Tokens whose text the reader of the answer looks for; as control tokens they would be invisible."""
-    texts = [*(output.reasoning or ()), *(output.tools.markers if output.tools else ())]
+    texts = [
+        *(MARKERS if output.harmony else ()),
+        *(output.reasoning or ()),
+        *(output.tools.markers if output.tools else ()),
+    ]
     found = (front.vocab.token_id(text) for text in texts)
     return frozenset(token for token in found if token is not None)
 
@@ -278,6 +291,9 @@ def output_format(
     if front.settings.skip_chat_parsing:
         return OutputFormat()
     source = front.template.source
+    if HARMONY.opening in source and "<|message|>" in source:
+        tags = None if wanted == "none" else HARMONY_TAGS
+        return OutputFormat(tags, False, format_, harmony=True)
     tags = next((tags for tags in REASONING_TAGS if tags[0] in source), None)
     if wanted == "none" or variables.get("enable_thinking") is False:
         tags = None

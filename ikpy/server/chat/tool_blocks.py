@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ikpy.server.chat.tool_reading import CallPart, CallReader, ListedCalls, ToolFormat
+from ikpy.server.chat.call_grammar import deepseek_call, deepseek_plain_call, glm_call, json_call, kimi_call
+from ikpy.server.chat.tool_reading import CallPart, CallReader, ListedCalls, Rules, ToolFormat
 
 Call = tuple[str, str, str | None]
 """Name, arguments as JSON text, id."""
@@ -85,22 +86,39 @@ def kimi_calls(block: str) -> list[Call]:
     return [(m[1], m[3].strip(), f"functions.{m[1]}{m[2]}" if m[2] else None) for m in found]
 
 
-def block_format(name: str, opening: str, closing: str, parse: Callable[[str], list[Call]]) -> ToolFormat:
-    """A format of one block."""
-    return ToolFormat(name, opening, lambda: BlockCalls(opening, closing, parse), markers=(opening, closing))
+DEEPSEEK_MARKERS = tuple(f"<｜tool▁{x}｜>" for x in ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep"))
 
 
-GLM = block_format("glm", "<tool_call>", "</tool_call>", glm_calls)
-DEEPSEEK = ToolFormat(
-    "deepseek",
-    "<｜tool▁calls▁begin｜>",
-    lambda: BlockCalls("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", deepseek_calls),
-    markers=tuple(f"<｜tool▁{x}｜>" for x in ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep")),
+def deepseek_format(name: str, call: Callable[[str, Any, Rules], str]) -> ToolFormat:
+    """A format of the DeepSeek family, which differ in how one call is written."""
+    opening, closing = DEEPSEEK_MARKERS[:2]
+    return ToolFormat(
+        name,
+        opening,
+        lambda: BlockCalls(opening, closing, deepseek_calls),
+        f"calls @{{{closing}}}",
+        call,
+        markers=DEEPSEEK_MARKERS,
+    )
+
+
+DEEPSEEK = deepseek_format("deepseek", deepseek_call)
+DEEPSEEK_PLAIN = deepseek_format("deepseek-plain", deepseek_plain_call)
+GLM = ToolFormat(
+    "glm",
+    "<tool_call>",
+    lambda: BlockCalls("<tool_call>", "</tool_call>", glm_calls),
+    "call @{</tool_call>}",
+    glm_call,
+    r'"\n"?',
+    ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
 )
 KIMI = ToolFormat(
     "kimi",
     "<|tool_calls_section_begin|>",
     lambda: BlockCalls("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", kimi_calls),
+    "calls @{<|tool_calls_section_end|>}",
+    kimi_call,
     markers=(
         "<|tool_calls_section_begin|>",
         "<|tool_calls_section_end|>",
@@ -110,9 +128,5 @@ KIMI = ToolFormat(
     ),
 )
 LLAMA = ToolFormat(
-    "llama",
-    '{"name":',
-    lambda: ListedCalls('{"name":', '{"name":'),
-    r"call",
-    arguments="parameters",
+    "llama", '{"name":', lambda: ListedCalls('{"name":', '{"name":'), "call", json_call(" ", "parameters"), r'"\n"?'
 )

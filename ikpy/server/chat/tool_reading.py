@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 NAME = re.compile(r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"')
 ARGUMENTS = re.compile(r'\s*,\s*"(?:arguments|parameters)"\s*:\s*\{(?=\s*["}])')
@@ -36,21 +36,34 @@ class CallReader:
         raise NotImplementedError
 
 
+class Rules(Protocol):
+    """Adds grammar rules for values."""
+
+    def schema(self, schema: Any) -> str:
+        """Name of a rule for the JSON values of a schema."""
+        ...
+
+
 @dataclass(frozen=True)
 class ToolFormat:
     """How a family of models writes calls.
 
-    ``opening`` starts a call or a list of calls. ``root`` is GBNF for a forced call, with the rule ``call`` for its
-    object; None if calls cannot be forced. ``markers`` are texts of tokens that must be visible in the output.
-    ``arguments`` is the name of the field with the arguments.
+    ``opening`` starts a call or a list of calls. ``behind`` is GBNF of what follows it, with the rules ``call`` (one
+    call) and ``calls`` (one, or several if wanted); ``@{text}`` in it is a marker that may be one control token.
+    ``call`` writes one call as GBNF from the name of the tool, its schema and the `Rules` for parts of it. ``again``
+    stands between two openings. ``markers`` are texts of tokens that must be visible in the output. ``lead`` is GBNF of
+    what stands before ``behind`` and ``trigger`` the text at its end, if that is not just the opening.
     """
 
     name: str
     opening: str
     reader: Callable[[], CallReader]
-    root: str | None = None
+    behind: str
+    call: Callable[[str, Any, Rules], str]
+    again: str | None = None
     markers: tuple[str, ...] = ()
-    arguments: str = "arguments"
+    lead: str = ""
+    trigger: str = ""
 
 
 class TaggedCall(CallReader):

@@ -7,6 +7,7 @@ namespace ikpy {
 double ceiling_int8_dot(
     int n_threads);  // exact int8 dot products, as the int8 kernels of this tier form them
 double ceiling_bf16_dot(int n_threads);  // 0 where neither the build nor the CPU has bf16 dot products
+double ceiling_amx_bf16(int n_threads);  // bf16 products of the tile unit; 0 where it is absent or turned off
 double ceiling_fp32_fma(int n_threads);
 
 // 10^9 bytes per second read from a buffer larger than the caches: the best of several access patterns.

@@ -16,16 +16,20 @@ class Executor {
     // their maximum.
     size_t work_bytes(int n_threads) const;
 
-    // Executes all ops in order. Returns the index of the first op whose kind is unknown, or -1.
-    int64_t run(const Runtime& runtime, int n_threads);
+    // Executes ops first .. last-1 in order. Returns the index of the first op whose kind is unknown, or -1.
+    // work: memory of the caller, 64-byte aligned, of at least work_bytes(n_threads) bytes; null: memory of
+    // its own.
+    int64_t run(const Runtime& runtime, int n_threads, int64_t first, int64_t last, uint8_t* work = nullptr);
 
     // Seconds spent in each op of the last run; filled only while profiling is on.
     void set_profiling(bool on) { profiling_ = on; }
     const double* op_seconds() const { return op_seconds_.get(); }
 
   private:
-    void reserve(int n_threads);
-    void run_thread(const ThreadContext& base, const Runtime& runtime, std::atomic<int64_t>* counters);
+    size_t shared_bytes(int n_threads) const;
+    uint8_t* own_work(int n_threads);
+    void run_thread(const ThreadContext& base, const Runtime& runtime, std::atomic<int64_t>* counters,
+                    int64_t first, int64_t last);
 
     const Op* ops_;
     int64_t n_ops_;
@@ -37,7 +41,7 @@ class Executor {
     std::unique_ptr<uint8_t, Free> work_;
     size_t work_size_ = 0;
     size_t shared_size_ = 0;
-    int reserved_threads_ = 0;
+    int planned_threads_ = 0;
     bool profiling_ = false;
     std::unique_ptr<double[]> op_seconds_;
 };

@@ -23,6 +23,7 @@ namespace ikpy {
     X(Rope, rope, op_rope)                                                   \
     X(AttentionTemperature, attention_temperature, op_attention_temperature) \
     X(KqMask, kq_mask, op_kq_mask)                                           \
+    X(Hadamard, hadamard, op_hadamard)                                       \
     X(KvStore, kv_store, op_kv_store)                                        \
     X(KvShift, kv_shift, op_kv_shift)                                        \
     X(Attention, attention, op_attention)                                    \
@@ -51,7 +52,8 @@ enum UnaryKind : int32_t {
     kReluSquared = 3,
     kSigmoid = 4,
     kTanh = 5,
-    kSwigluOai = 6
+    kSwigluOai = 6,
+    kGeluErf = 7
 };
 
 using Kernel = void (*)(const ThreadContext&, const Op&, const Tensor*, const Runtime&);
@@ -68,8 +70,11 @@ size_t matmul_shared_bytes(const Op&, const Tensor*, int n_threads);
 size_t attention_scratch_bytes(const Op&, const Tensor*);
 size_t attention_shared_bytes(const Op&, const Tensor*, int n_threads);
 
-// Activation formats of the matmul family: what ActPrepare writes and the matmuls of that weight type read.
-int act_format(int weight_type);
+// Activation formats of the matmul family: what ActPrepare writes and the matmuls of that weight type read;
+// n_rows = rows of activations that one weight matrix is multiplied with.
+int act_format(int weight_type, int64_t n_rows);
+// Whether this build and CPU have bf16 tiles (AMX) and IKPY_AMX=0 does not forbid them.
+bool has_amx();
 // Whether matmuls of this weight type have an unpacker of their own; other types are decoded to float first.
 bool has_unpacker(int weight_type);
 size_t act_nbytes(int format, int64_t n_in, int64_t n_rows, int64_t n_batch);

@@ -34,6 +34,9 @@ inline float silu(float x) { return x / (1.0f + exp_fast(-x)); }
 
 inline float sigmoid(float x) { return 1.0f / (1.0f + exp_fast(-x)); }
 
+// Exact GELU by the error function, as BERT defines it.
+inline float gelu_erf(float x) { return 0.5f * x * (1.0f + std::erf(x * 0.70710678118654752f)); }
+
 // tanh form of GELU: x * sigmoid(2u), u = sqrt(2/pi) * (x + 0.044715 x^3).
 inline float gelu(float x) {
     const float u = 0.7978845608f * x * (1.0f + 0.044715f * x * x);

@@ -1,0 +1,205 @@
+"""Turns the JSON of benchmarks.report into the tables of docs/performance.md, and into a plot.
+
+    python -m benchmarks.tables docs/performance.json docs/performance.md [--plot docs/performance.png]
+
+The text between the two marker lines of the Markdown file is replaced; what stands around it stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from benchmarks.ceiling import LABELS
+from benchmarks.compare import dot_ceiling
+
+BEGIN, END = "<!-- benchmarks.tables: begin -->", "<!-- benchmarks.tables: end -->"
+Data = dict[str, Any]
+
+
+def table(headings: list[str], rows: list[list[str]], text_columns: int = 1) -> list[str]:
+    """A Markdown table; columns after the first ones are aligned right."""
+    aligned = ["---"] * text_columns + ["---:"] * (len(headings) - text_columns)
+    return [f"| {' | '.join(row)} |" for row in (headings, aligned, *rows)] + [""]
+
+
+def median(values: list[float] | None) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def ratio(values: dict[str, float | None]) -> float | None:
+    """ikpy against the fastest other engine."""
+    others = [v for name, v in values.items() if name != "ikpy" and v]
+    own = values.get("ikpy")
+    return own / max(others) if own and others else None
+
+
+def medians(data: Data, entry: Data, test: str) -> dict[str, float | None]:
+    return {name: median(entry["samples"][test].get(name)) for name in data["engines"]}
+
+
+def share(data: Data, type_name: str, entry: Data, test: str) -> float | None:
+    """ikpy's part of the ceiling that bounds the test: arithmetic for prompts, read bandwidth for generation."""
+    own = medians(data, entry, test)["ikpy"]
+    ceilings = data["ceilings"].get(str(entry["threads"]))
+    if own is None or ceilings is None:
+        return None
+    if test == "pp":
+        return own * entry["macs"] * 2e-9 / dot_ceiling(type_name, ceilings)
+    return own * entry["bytes"] * 1e-9 / ceilings["read"]
+
+
+def speed_rows(data: Data, label: str, type_name: str, entry: Data) -> list[list[str]]:
+    """One row per test."""
+    settings, rows = data["settings"], []
+    for test in ("pp", "tg"):
+        if entry["depth"] and test == "pp":
+            continue
+        values = medians(data, entry, test)
+        name = f"{test}{settings['prompt' if test == 'pp' else 'generate']}"
+        name += f" @ {entry['depth']}" if entry["depth"] else ""
+        factor, part = ratio(values), share(data, type_name, entry, test)
+        cells = [number(values[engine]) for engine in data["engines"]]
+        ends = ["-" if factor is None else f"{factor:.2f}", "-" if part is None or entry["depth"] else f"{part:.0%}"]
+        rows.append([label, name, *cells, *ends])
+    return rows
+
+
+def speed_headings(data: Data, first: str) -> list[str]:
+    return [first, "test", *data["engines"], "ikpy / best peer", "share of ceiling"]
+
+
+def machine_lines(data: Data) -> list[str]:
+    """The machine and its ceilings."""
+    m, s = data["machine"], data["settings"]
+    lines = [
+        f"{m['cpu']}, {m['cores']} cores, {m['memory_gib']} GiB, {m['threads']} threads; ikpy {m['ikpy']}, "
+        f"tier {m['tier']}{' with tiles' if m['tiles'] else ''}, {m['compiler']}; {m['date']}, "
+        f"load {m['load']:.1f} at the start. Models cut to {s['layers'] or 'all'} layers; tokens/s, medians of "
+        f"{s['repeats']} rounds.",
+        "",
+    ]
+    kinds = [kind for kind in LABELS if any(c.get(kind) for c in data["ceilings"].values())]
+    rows = [[n, *(f"{c[kind]:.0f}" for kind in kinds)] for n, c in data["ceilings"].items()]
+    return lines + table(["threads", *(LABELS[kind] for kind in kinds)], rows)
+
+
+def type_lines(data: Data) -> list[str]:
+    rows = [row for name, entry in data["types"].items() for row in speed_rows(data, name, name, entry)]
+    return ["### Weight types (shape of Llama 3.2 1B)", "", *table(speed_headings(data, "type"), rows, 2)]
+
+
+def shape_lines(data: Data) -> list[str]:
+    rows = []
+    for shape, entries in data["shapes"].items():
+        for entry in entries:
+            rows += speed_rows(data, shape, "q8_0", entry)
+    return ["### Model shapes", "", *table(speed_headings(data, "shape"), rows, 2)]
+
+
+def thread_lines(data: Data) -> list[str]:
+    rows = []
+    for entries in data["threads"].values():
+        first = medians(data, entries[0], "tg")["ikpy"], medians(data, entries[0], "pp")["ikpy"]
+        for entry in entries:
+            tg, pp = medians(data, entry, "tg")["ikpy"], medians(data, entry, "pp")["ikpy"]
+            scaled = [f"{new / old:.2f}" if new and old else "-" for new, old in zip((tg, pp), first, strict=True)]
+            rows.append([str(entry["threads"]), number(pp), scaled[1], number(tg), scaled[0]])
+    headings = ["threads", "prompt", "x of 1 thread", "generation", "x of 1 thread"]
+    return ["### Threads (q4_K)", "", *table(headings, rows)]
+
+
+def batch_lines(data: Data) -> list[str]:
+    rates = next(iter(data["batches"].values()))
+    sizes = list(next(iter(rates.values())))
+    rows = [[n, *(number(median(rates[engine].get(n))) for engine in rates)] for n in sizes]
+    return ["### Small batches (q4_K, tokens/s of n tokens evaluated at once)", "", *table(["n", *rates], rows)]
+
+
+def sweep_lines(data: Data) -> list[str]:
+    points = next(iter(data["sweep"].values()))
+    rows = [[str(int(p["depth"])), number(p["pp"]), number(p["tg"])] for p in points]
+    return ["### Context length (q4_K)", "", *table(["cached tokens", "prompt", "generation"], rows)]
+
+
+def attention_lines(data: Data) -> list[str]:
+    read = data["ceilings"][str(data["settings"]["threads"])]["read"]
+    rows = []
+    for name, entry in data["attention"].items():
+        rate = 1e-9 * entry["bytes"] / entry["seconds"] if entry["seconds"] > 0 else None
+        rows.append([name, number(rate), "-" if rate is None else f"{rate / read:.0%}"])
+    depth = next(iter(data["attention"].values()))["depth"]
+    title = f"### Attention of one token over {depth} cached ones"
+    return [title, "", *table(["cache type", "GB/s of cache", "share of read bandwidth"], rows)]
+
+
+SECTIONS = {
+    "types": type_lines,
+    "shapes": shape_lines,
+    "threads": thread_lines,
+    "batches": batch_lines,
+    "sweep": sweep_lines,
+    "attention": attention_lines,
+}
+
+
+def markdown(data: Data) -> str:
+    """All tables of a report; sections that were not measured are left out."""
+    lines = machine_lines(data)
+    for section, make in SECTIONS.items():
+        if data.get(section):
+            lines += make(data)
+    if data.get("skipped"):
+        lines += [f"Not measured for lack of time: {', '.join(data['skipped'])}.", ""]
+    return "\n".join(lines)
+
+
+def insert(text: str, tables: str) -> str:
+    """The document with the tables between its markers, which are appended where it has none."""
+    block = f"{BEGIN}\n\n{tables}\n{END}"
+    if BEGIN not in text or END not in text:
+        return f"{text.rstrip()}\n\n{block}\n"
+    return text[: text.index(BEGIN)] + block + text[text.index(END) + len(END) :]
+
+
+def plot(data: Data, path: Path) -> None:
+    """Prompt and generation speed of every weight type, one bar per engine."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    types = list(data["types"])
+    figure, axes = pyplot.subplots(2, 1, figsize=(max(6, 0.3 * len(types)), 8), constrained_layout=True)
+    width = 0.8 / len(data["engines"])
+    for axis, test, title in zip(axes, ("pp", "tg"), ("prompt", "generation"), strict=True):
+        for i, engine in enumerate(data["engines"]):
+            heights = [medians(data, data["types"][name], test)[engine] or 0.0 for name in types]
+            axis.bar([x + i * width for x in range(len(types))], heights, width, label=engine)
+        axis.set_title(f"{title}, tokens/s")
+        axis.set_xticks([x + 0.4 - width / 2 for x in range(len(types))], types, rotation=90, fontsize=7)
+        axis.legend(fontsize=7)
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("json", type=Path)
+    parser.add_argument("document", type=Path)
+    parser.add_argument("--plot", type=Path, help="PNG of the weight types; needs matplotlib (extra: bench)")
+    a = parser.parse_args()
+    data = json.loads(a.json.read_text())
+    a.document.write_text(insert(a.document.read_text() if a.document.exists() else "", markdown(data)))
+    if a.plot and data.get("types"):
+        plot(data, a.plot)
+
+
+if __name__ == "__main__":
+    main()

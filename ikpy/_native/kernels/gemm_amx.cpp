@@ -1,0 +1,185 @@
+#include "kernels/gemm_amx.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+
+#include "kernels/amx_tiles.hpp"
+#include "kernels/half_rows.hpp"
+
+#if defined(__AVX512F__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace ikpy {
+
+#if defined(__AVX512F__) && defined(__linux__)
+
+namespace {
+
+constexpr int64_t kGatherStride = kTileColumns * 2 + 64;
+constexpr int64_t kHalfPanel = kTileColumns * kHalfRows;  // values
+constexpr int64_t kPanelBytes = kTileColumns * kBlockRows * 2;
+
+// Linux hands out the tile registers on request, once for the whole process.
+bool request_tiles() {
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+    constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
+    if ((d & kAmxBf16) == 0 || (d & kAmxTile) == 0) return false;
+    const char* wanted = std::getenv("IKPY_AMX");
+    if (wanted && std::strcmp(wanted, "0") == 0) return false;
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+// Rows of activations as the tile loads want them: equally spaced.
+struct TokenRows {
+    const uint8_t* base;
+    int64_t stride;
+};
+
+constexpr int64_t kOutStride = kBlockRows * sizeof(float);
+
+// Up to 16 tokens times NB row blocks of NH halves, NB * NH <= 4 sums. The weights stay in the first-level
+// cache while the tokens stream by, so one tile of tokens shall meet as many tiles of weights as there are
+// registers.
+template <int NB, int NH>
+IKPY_AMX void tile_sums(const TokenRows& x, const uint16_t* panel, int64_t n_steps, float* out,
+                        int64_t out_block, bool add) {
+    constexpr int kSums = NB * NH;
+    float* const second = NH == 2 ? out + kHalfRows : out + out_block;
+    float* const third = out + out_block;
+    float* const fourth = third + kHalfRows;
+    if (add) {
+        _tile_loadd(0, out, kOutStride);
+        if (kSums > 1) _tile_loadd(1, second, kOutStride);
+        if (kSums > 2) {
+            _tile_loadd(2, third, kOutStride);
+            _tile_loadd(3, fourth, kOutStride);
+        }
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    constexpr int64_t kSecond = NH == 2 ? kHalfPanel : 2 * kHalfPanel;
+    for (int64_t s = 0; s < n_steps; ++s) {
+        const uint16_t* w = panel + s * kTileDepth * kHalfRows;
+        _tile_loadd(4, x.base + s * 64, x.stride);
+        _tile_loadd(5, w, 64);
+        _tile_dpbf16ps(0, 4, 5);
+        if (kSums > 1) {
+            _tile_loadd(6, w + kSecond, 64);
+            _tile_dpbf16ps(1, 4, 6);
+        }
+        if (kSums > 2) {
+            _tile_loadd(7, w + 2 * kHalfPanel, 64);
+            _tile_dpbf16ps(2, 4, 7);
+            _tile_loadd(5, w + 3 * kHalfPanel, 64);
+            _tile_dpbf16ps(3, 4, 5);
+        }
+        for (int i = 0; i < 16; ++i)
+            _mm_prefetch(reinterpret_cast<const char*>(x.base + (16 + i) * x.stride + s * 64), _MM_HINT_T0);
+    }
+    _tile_stored(0, out, kOutStride);
+    if (kSums > 1) _tile_stored(1, second, kOutStride);
+    if (kSums > 2) {
+        _tile_stored(2, third, kOutStride);
+        _tile_stored(3, fourth, kOutStride);
+    }
+}
+
+// The tokens' columns from k0 on; rows that are not equally spaced are copied together.
+TokenRows token_rows(const uint8_t* const* x, int n, int64_t k0, int64_t n_steps, uint8_t* gather) {
+    const int64_t stride = n > 1 ? x[1] - x[0] : 64;
+    bool regular = stride > 0;
+    for (int t = 2; t < n; ++t) regular = regular && x[t] - x[t - 1] == stride;
+    if (regular) return {x[0] + k0 * 2, stride};
+    for (int t = 0; t < n; ++t) std::memcpy(gather + t * kGatherStride, x[t] + k0 * 2, n_steps * 64);
+    asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read
+    return {gather, kGatherStride};
+}
+
+}  // namespace
+
+bool has_amx() {
+    static const bool available = request_tiles();
+    return available;
+}
+
+size_t amx_work_bytes(int64_t) {
+    const size_t int8_panel = kTileColumns * kBlockRows + 2 * (kTileColumns / 16 * kBlockRows * 4);
+    return kWideBlocks * kPanelBytes + kTileHeight * kGatherStride + int8_panel;
+}
+
+IKPY_AMX void amx_product(TilePanelFn fill, const RowBlock* blocks, int n_blocks, const uint8_t* const* x,
+                          int n_tokens, float* out, uint8_t* work) {
+    auto* panels = reinterpret_cast<uint16_t*>(work);
+    uint8_t* gather = work + kWideBlocks * kPanelBytes;
+    uint8_t* fill_work = gather + kTileHeight * kGatherStride;
+    const int64_t n_in = blocks[0].n_in, block_out = static_cast<int64_t>(n_tokens) * kBlockRows;
+    for (int64_t k0 = 0; k0 < n_in; k0 += kTileColumns) {
+        const int64_t n_steps = (std::min(kTileColumns, n_in - k0) + kTileDepth - 1) / kTileDepth;
+        for (int b = 0; b < n_blocks; ++b)
+            fill(blocks[b], k0, n_steps * kTileDepth, panels + b * kPanelBytes / 2, fill_work);
+        for (int b = 0; b < n_blocks;) {
+            const bool two = b + 1 < n_blocks && blocks[b + 1].n[1] > 0;
+            const auto sums = blocks[b].n[1] == 0 ? tile_sums<1, 1> : two ? tile_sums<2, 2> : tile_sums<1, 2>;
+            for (int t0 = 0; t0 < n_tokens; t0 += kTileHeight) {
+                const int nt = std::min(kTileHeight, n_tokens - t0);
+                if (t0 == 0 || nt < kTileHeight) {
+                    load_tile_config(nt);
+                }
+                sums(token_rows(x + t0, nt, k0, n_steps, gather), panels + b * kPanelBytes / 2, n_steps,
+                     out + (b * block_out + t0 * kBlockRows), block_out, k0 > 0);
+            }
+            b += two ? 2 : 1;
+        }
+    }
+    release_tiles();
+}
+
+void decode_panel(const Int8Panel& p, int n_halves, int group, bool symmetric, uint16_t* panel) {
+    const __m512i byte = _mm512_set1_epi32(0xFF);
+    for (int h = 0; h < n_halves; ++h) {
+        const uint8_t* codes = p.codes + h * p.half_codes();
+        const float* d = p.d + h * p.half_scales(group);
+        const float* m = p.m + h * p.half_scales(group);
+        uint16_t* out = panel + h * kHalfPanel;
+        for (int64_t g = 0; g < p.n / group; ++g, d += kHalfRows, m += kHalfRows) {
+            const __m512 scale = _mm512_loadu_ps(d);
+            const __m512 offset =
+                symmetric ? _mm512_mul_ps(scale, _mm512_set1_ps(-128.0f)) : _mm512_loadu_ps(m);
+            for (int j = 0; j < group / 4; ++j, codes += 64, out += 64) {
+                const __m512i v = _mm512_loadu_si512(codes);
+                __m512 f[4];
+                f[0] = _mm512_cvtepi32_ps(_mm512_and_si512(v, byte));
+                f[1] = _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(v, 8), byte));
+                f[2] = _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(v, 16), byte));
+                f[3] = _mm512_cvtepi32_ps(_mm512_srli_epi32(v, 24));
+#pragma GCC unroll 4
+                for (int i = 0; i < 4; ++i) f[i] = _mm512_fmadd_ps(f[i], scale, offset);
+                _mm512_storeu_si512(out, bf16_pairs(f[0], f[1]));
+                _mm512_storeu_si512(out + 32, bf16_pairs(f[2], f[3]));
+            }
+        }
+    }
+}
+
+#else
+
+bool has_amx() { return false; }
+size_t amx_work_bytes(int64_t) { return 0; }
+void amx_product(TilePanelFn, const RowBlock*, int, const uint8_t* const*, int, float*, uint8_t*) {
+    throw std::logic_error("this build has no tile products");
+}
+void decode_panel(const Int8Panel&, int, int, bool, uint16_t*) {}
+
+#endif
+
+}  // namespace ikpy

@@ -1,0 +1,33 @@
+// bf16 tile products (AMX) for batches: weights of any type, unpacked to bf16 once per panel.
+//
+// Eight times the rate of int8 dot products in vector registers and closer to the float product than int8
+// activations are: both factors keep 8 significant bits per value instead of 7 per group of 32.
+#pragma once
+#include <cstdint>
+
+#include "ikpy/ops.hpp"
+#include "kernels/gemm_int8.hpp"
+#include "kernels/weight_kernels.hpp"
+
+namespace ikpy {
+
+// Fewer rows of activations per matrix do not pay for the unpacking to bf16.
+constexpr int64_t kTileMinTokens = 24;
+// Columns unpacked at a time: with kWideBlocks row blocks the panels take 128 KiB of the second-level cache.
+constexpr int64_t kTileColumns = 256;
+
+// Fills panel [half][kTileColumns / 2][16 rows][2] with n columns (a multiple of 32) from column k0, zeros
+// beyond n_in.
+using TilePanelFn = void (*)(const RowBlock&, int64_t k0, int64_t n, uint16_t* panel, uint8_t* work);
+
+// out[b][t][kBlockRows] = rows of blocks[b] times bf16 tokens x[t].
+void amx_product(TilePanelFn fill, const RowBlock* blocks, int n_blocks, const uint8_t* const* x,
+                 int n_tokens, float* out, uint8_t* work);
+
+// Work memory of amx_product, `work` of the panel function included.
+size_t amx_work_bytes(int64_t n_in);
+
+// Codes, scales and offsets of a panel as bf16 weights.
+void decode_panel(const Int8Panel& p, int n_halves, int group, bool symmetric, uint16_t* panel);
+
+}  // namespace ikpy

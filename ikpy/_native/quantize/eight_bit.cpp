@@ -1,0 +1,90 @@
+// Eight-bit types with one scale per row or per 256 elements: Q8_KV, Q8_KV_R8, Q8_K_R8, Q8_K_R16
+// (quant-formats 6.18 and 8.8).
+#include "encoders.hpp"
+#include "magnitude.hpp"
+#include "search.hpp"
+
+namespace ikpy::quantize {
+namespace {
+
+// Levels of n elements for the scale of the largest; returns the scale, and the sum of the levels.
+float encode_bytes(const float* x, int64_t n, uint8_t* q, int32_t& sum) {
+    constexpr float MAGIC = 12582912.0f;  // see round_nearest
+    const float d = largest_magnitude(x, n) / 127.0f, inverse = d > 0 ? 1.0f / d : 0.0f;
+    sum = 0;
+    for (int64_t j = 0; j < n; j++) {
+        const int level = static_cast<int>((x[j] * inverse + MAGIC) - MAGIC);
+        q[j] = static_cast<uint8_t>(level);
+        sum += level;
+    }
+    return d;
+}
+
+// Weaves R rows of n bytes, four at a time, into out.
+template <int R>
+void weave(const uint8_t* rows, int64_t n, uint8_t* out) {
+    for (int64_t j = 0; j < n; j += 4, out += 4 * R) {
+        uint32_t words[R];
+        for (int k = 0; k < R; k++) std::memcpy(words + k, rows + k * n + j, 4);
+        std::memcpy(out, words, sizeof words);
+    }
+}
+
+void encode_q8_kv(const Rows& r) {
+    for (int64_t row = 0; row < r.n_rows; row++) {
+        uint8_t* out = r.dst + row * r.row_bytes;
+        int32_t sum;
+        const float d = encode_bytes(r.src + row * r.ne0, r.ne0, out + 8, sum);
+        put(out, d);
+        put(out + 4, sum);
+    }
+}
+
+void encode_q8_kv_r8(const Rows& r) {
+    std::vector<uint8_t> levels(static_cast<size_t>(8 * r.ne0));
+    for (int64_t row = 0; row < r.n_rows; row += 8) {
+        uint8_t* out = r.dst + row * r.row_bytes;
+        int32_t sum;
+        for (int k = 0; k < 8; k++)
+            put(out + 4 * k, encode_bytes(r.src + (row + k) * r.ne0, r.ne0, levels.data() + k * r.ne0, sum));
+        weave<8>(levels.data(), r.ne0, out + 32);
+    }
+}
+
+// Blocks of R rows by 256 columns: R f16 scales, then the levels, moved by OFFSET.
+template <int R, int OFFSET>
+void encode_q8_k_interleaved(const Rows& r) {
+    uint8_t levels[R * 256];
+    for (int64_t row = 0; row < r.n_rows; row += R) {
+        uint8_t* out = r.dst + row * r.row_bytes;
+        for (int64_t i = 0; i < r.ne0; i += 256, out += R * 258) {
+            int32_t sum;
+            for (int k = 0; k < R; k++) {
+                const float d = encode_bytes(r.src + (row + k) * r.ne0 + i, 256, levels + 256 * k, sum);
+                put(out + 2 * k, f32_to_f16(d));
+            }
+            if constexpr (OFFSET != 0)
+                for (uint8_t& q : levels) q = static_cast<uint8_t>(q + OFFSET);
+            weave<R>(levels, 256, out + 2 * R);
+        }
+    }
+}
+
+}  // namespace
+
+Encoder eight_bit_encoder(int type) {
+    switch (type) {
+        case 151:
+            return encode_q8_kv;
+        case 397:
+            return encode_q8_k_interleaved<16, 128>;
+        case 398:
+            return encode_q8_kv_r8;
+        case 399:
+            return encode_q8_k_interleaved<8, 0>;
+        default:
+            return nullptr;
+    }
+}
+
+}  // namespace ikpy::quantize

@@ -1,0 +1,19 @@
+// The largest magnitude of a row, which the closed-form types scale by.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "ikpy/half.hpp"
+
+namespace ikpy::quantize {
+
+// Magnitudes of finite floats are ordered like their bits, and integer comparisons become vector
+// instructions.
+inline float largest_magnitude(const float* x, int64_t n) {
+    uint32_t m = 0;
+    for (int64_t j = 0; j < n; j++) m = std::max(m, f32_bits(x[j]) & 0x7FFFFFFF);
+    return f32_from_bits(m);
+}
+
+}  // namespace ikpy::quantize

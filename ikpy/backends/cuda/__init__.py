@@ -1,0 +1,1 @@
+"""CUDA backend: devices, kernels and the execution of split graphs."""

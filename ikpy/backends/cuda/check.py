@@ -1,0 +1,78 @@
+"""Looks at every value of a plan while it runs once: a kernel that makes a NaN is found before it makes gibberish."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ikpy.backends.cuda.api import DeviceError
+from ikpy.backends.cuda.memory import host_view
+from ikpy.backends.cuda.plan import HybridPlan, Run
+from ikpy.graph.assign import Step, read, written
+from ikpy.graph.ir import F16, F32, Value
+from ikpy.graph.placement import CPU
+
+# Values in formats of their own; masks, of which only a part is written.
+SKIPPED = ("act_prepare", "kq_mask")
+# The last of its results is in such a format.
+PREPARES = "rms_norm_q8"
+FLOATS = {F32: np.float32, F16: np.float16}
+
+
+def check_values(plan: HybridPlan, run: Run) -> None:
+    """Runs the plan on the present inputs node by node.
+
+    Raises DeviceError that names the device, the op and the weight of the first value that is not a number.
+    """
+    plan.start(run.n_kv)
+    for step, operation in plan.singly():
+        if step is not None and step.node.dst.buffer.role == "host":
+            continue  # statistics, which this token is not to count in
+        operation(run)
+        if step is None:
+            continue
+        values = written(step.node)
+        for value in values[:-1] if step.node.kind == PREPARES else values:
+            _check(plan, step, value, run.n_kv)
+
+
+def _check(plan: HybridPlan, step: Step, value: Value, n_kv: int) -> None:
+    if value.type_id not in FLOATS or value.buffer.role != "value" or step.node.kind in SKIPPED:
+        return
+    dtype = np.dtype(FLOATS[value.type_id])
+    values = strided(_bytes(plan, step.device, value), value, dtype, n_kv)
+    bad = np.argwhere(np.isnan(values))
+    if len(bad):
+        where = ", ".join(str(i) for i in reversed(bad[0].tolist()))
+        raise DeviceError(
+            f"{step.device}: {describe(step)} gives NaN at element [{where}] ({len(bad)} of {values.size} values); "
+            "keep the tensor on the CPU with -ot NAME=CPU and report this"
+        )
+
+
+def _bytes(plan: HybridPlan, device: str, value: Value) -> np.ndarray:
+    """Bytes of the value's buffer from its first element on."""
+    nbytes = value.buffer.nbytes - value.offset
+    if device == CPU:
+        return host_view(plan.host_address(value.buffer) + value.offset, nbytes)
+    state = plan.states[device]
+    data = np.empty(nbytes, np.uint8)
+    state.stream.download(data, state.base(value.buffer, plan.graph.arenas[device]) + value.offset)
+    state.stream.synchronize()
+    return data
+
+
+def strided(data: np.ndarray, value: Value, dtype: np.dtype, n_kv: int) -> np.ndarray:
+    """The elements in numpy order; only n_kv of the dimension that changes from run to run."""
+    shape = list(value.shape)
+    if value.dynamic_dim is not None:
+        shape[value.dynamic_dim] = min(n_kv, shape[value.dynamic_dim])
+    strides = [dtype.itemsize, *value.strides[1:]]
+    usable = data[: data.nbytes // dtype.itemsize * dtype.itemsize].view(dtype)
+    return np.lib.stride_tricks.as_strided(usable, shape[::-1], strides[::-1], writeable=False)
+
+
+def describe(step: Step) -> str:
+    """The op and the weights of a step."""
+    weights = [v for v in read(step.node) if v.buffer.role == "weight"]
+    named = [f"{v.buffer.name} ({v.type_name})" for v in weights if v.buffer.name]
+    return step.node.kind + (f" with {', '.join(named)}" if named else "")

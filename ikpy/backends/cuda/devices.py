@@ -1,0 +1,76 @@
+"""The devices of this machine, or emulated ones.
+
+IKPY_CUDA_EMULATE=N emulates N devices in host memory (for tests), each of IKPY_CUDA_EMULATE_MIB MiB (4096).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+
+from ikpy.backends.cuda.api import Device, DeviceError
+from ikpy.errors import UsageError
+from ikpy.graph.placement import DeviceParams, PlacementParams
+
+EMULATE = "IKPY_CUDA_EMULATE"
+EMULATED_MIB = "IKPY_CUDA_EMULATE_MIB"
+NO_PYCUDA = "PyCUDA is not installed (pip install 'ikpy[cuda]')"
+
+
+def available() -> Sequence[Device]:
+    """All devices; none if there is no GPU or no PyCUDA."""
+    return _open(os.environ.get(EMULATE, ""), os.environ.get(EMULATED_MIB, ""))[0]
+
+
+def why_none() -> str:
+    """Why there are no devices, in a few words."""
+    return _open(os.environ.get(EMULATE, ""), os.environ.get(EMULATED_MIB, ""))[1]
+
+
+@cache
+def _open(emulated: str, mib: str) -> tuple[Sequence[Device], str]:
+    if emulated:
+        from ikpy.backends.cuda.emulated import EmulatedDevice
+
+        count, size = _number(EMULATE, emulated), _number(EMULATED_MIB, mib or "4096")
+        return [EmulatedDevice(i, size << 20) for i in range(count)], "0 devices are emulated"
+    if find_spec("pycuda") is None:
+        return [], NO_PYCUDA
+    from ikpy.backends.cuda.modules import OLDEST, cubins
+
+    try:
+        from ikpy.backends.cuda.driver import open_devices
+
+        found = open_devices(cubins)
+    except (ImportError, DeviceError) as error:
+        return [], str(error)
+    usable = [device for device in found if device.compute_capability >= OLDEST]
+    too_old = ", ".join(str(device) for device in found if device not in usable)
+    reason = f"compute capability 7.5 or later is needed: {too_old}" if too_old else "there is no CUDA GPU"
+    return usable, reason
+
+
+def _number(name: str, text: str) -> int:
+    if not text.isdigit():
+        raise UsageError(f"{name}={text}: expected a number")
+    return int(text)
+
+
+def wanted_devices(placement: PlacementParams, params: DeviceParams) -> list[Device]:
+    """Devices for a model: none with -ngl 0. Raises UsageError for names of devices that do not exist."""
+    return [] if placement.n_gpu_layers == 0 else selected(params.names)
+
+
+def selected(names: Sequence[str] | None) -> list[Device]:
+    """Devices by name in the given order, all for None. Raises UsageError for a name that does not exist."""
+    devices = available()
+    if names is None:
+        return list(devices)
+    by_name = {device.name: device for device in devices}
+    unknown = [name for name in names if name not in by_name]
+    if unknown:
+        known = ", ".join(by_name) or f"none: {why_none()}"
+        raise UsageError(f"--device {unknown[0]}: no such device (available: {known})")
+    return [by_name[name] for name in names]

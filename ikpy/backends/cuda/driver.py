@@ -1,0 +1,262 @@
+"""Devices through PyCUDA; the only file that imports it.
+
+PyCUDA has no interface to CUDA graphs: capture and replay call the driver library on PyCUDA's stream handles.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pycuda.driver as cuda
+
+from ikpy.backends.cuda.api import Device, DeviceError, Event, Graph, LaunchLike, MemoryInfo, Stream
+from ikpy.backends.cuda.arguments import pack
+
+STREAM_NON_BLOCKING = 1
+CAPTURE_THREAD_LOCAL = 1
+# More dynamic shared memory than this must be asked for per function.
+DEFAULT_SHARED_BYTES = 48 << 10
+
+# Compute capability and names of kernels -> cubin that holds each of them.
+CubinLoader = Callable[[tuple[int, int], Collection[str]], Mapping[str, Path]]
+# .device: whose context is current in a thread.
+_thread = threading.local()
+
+
+def open_devices(cubins: CubinLoader) -> list[Device]:
+    """All GPUs. cubins: finds or compiles the kernels. Raises DeviceError if the driver does not start."""
+    try:
+        cuda.init()
+        devices = [CudaDevice(i, cuda.Device(i), cubins) for i in range(cuda.Device.count())]
+        for device in devices:
+            for other in devices:
+                device.enable_peer(other)
+        return list(devices)
+    except cuda.Error as error:
+        raise DeviceError(f"the CUDA driver does not start: {error}") from error
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    for name in ("libcuda.so.1", "libcuda.so", "nvcuda.dll"):
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise DeviceError("the CUDA driver library is not found")
+
+
+def _call(name: str, *arguments: Any) -> None:
+    status = getattr(_library(), name)(*arguments)
+    if status:
+        text = ctypes.c_char_p()
+        _library().cuGetErrorString(status, ctypes.byref(text))
+        raise DeviceError(f"{name} failed: {(text.value or b'unknown error').decode()} ({status})")
+
+
+class CudaGraph(Graph):
+    """An instantiated CUDA graph."""
+
+    def __init__(self, device: CudaDevice, handle: ctypes.c_void_p) -> None:
+        self.handle = handle
+        finalizer = weakref.finalize(self, _destroy_graph, device, handle)
+        finalizer.atexit = False
+
+
+def _destroy_graph(device: CudaDevice, handle: ctypes.c_void_p) -> None:
+    with device.current():
+        _library().cuGraphExecDestroy(handle)
+
+
+class CudaEvent(Event):
+    """An event without timing."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._device = device
+        with device.current():
+            self.event = cuda.Event(cuda.event_flags.DISABLE_TIMING)
+
+    def synchronize(self) -> None:
+        with self._device.current():
+            self.event.synchronize()
+
+
+class CudaStream(Stream):
+    """A stream that does not wait for the default stream."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self.device = device
+        with device.current():
+            self.stream = cuda.Stream(STREAM_NON_BLOCKING)
+
+    def upload(self, target: int, source: np.ndarray) -> None:
+        with self.device.current():
+            cuda.memcpy_htod_async(target, source, self.stream)
+
+    def download(self, target: np.ndarray, source: int) -> None:
+        with self.device.current():
+            cuda.memcpy_dtoh_async(target, source, self.stream)
+
+    def send(self, other: Device, target: int, source: int, nbytes: int) -> None:
+        assert isinstance(other, CudaDevice)
+        with self.device.current():
+            cuda.memcpy_peer_async(
+                target, source, nbytes, dest_context=other.context, src_context=self.device.context, stream=self.stream
+            )
+
+    def fill(self, target: int, byte: int, nbytes: int) -> None:
+        with self.device.current():
+            cuda.memset_d8_async(target, byte, nbytes, self.stream)
+
+    def launch(self, launch: LaunchLike) -> None:
+        with self.device.current():
+            function = self.device.function(launch.kernel, launch.shared_bytes)
+            try:
+                function._launch_kernel(launch.grid, launch.block, pack(launch.args), launch.shared_bytes, self.stream)
+            except cuda.Error as error:
+                raise DeviceError(
+                    f"{self.device.name}: kernel {launch.kernel}, grid {launch.grid}, block {launch.block}: {error}"
+                ) from error
+
+    def record(self, event: Event) -> None:
+        assert isinstance(event, CudaEvent)
+        with self.device.current():
+            event.event.record(self.stream)
+
+    def wait(self, event: Event) -> None:
+        assert isinstance(event, CudaEvent)
+        with self.device.current():
+            self.stream.wait_for_event(event.event)
+
+    def synchronize(self) -> None:
+        with self.device.current():
+            self.stream.synchronize()
+
+    def capture(self, issue: Callable[[], None]) -> Graph:
+        stream = ctypes.c_void_p(self.stream.handle)
+        graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
+        with self.device.current():
+            try:
+                _call("cuStreamBeginCapture_v2", stream, ctypes.c_int(CAPTURE_THREAD_LOCAL))
+                try:
+                    issue()
+                finally:
+                    _call("cuStreamEndCapture", stream, ctypes.byref(graph))
+                try:
+                    _call("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, ctypes.c_ulonglong(0))
+                finally:
+                    _library().cuGraphDestroy(graph)
+            except DeviceError as error:
+                raise DeviceError(f"{self.device.name}: {error}; -cuda graphs=0 goes without CUDA graphs") from error
+        return CudaGraph(self.device, executable)
+
+    def replay(self, graph: Graph) -> None:
+        assert isinstance(graph, CudaGraph)
+        with self.device.current():
+            _call("cuGraphLaunch", graph.handle, ctypes.c_void_p(self.stream.handle))
+
+
+class CudaDevice(Device):
+    """A GPU with its primary context; kernels are loaded when first launched."""
+
+    def __init__(self, index: int, device: Any, cubins: CubinLoader) -> None:
+        super().__init__(index, device.name(), device.compute_capability())
+        self.handle = device
+        self.context = device.retain_primary_context()
+        self._cubins = cubins
+        self._modules: dict[Path, Any] = {}
+        self._functions: dict[str, Any] = {}
+        self._shared: dict[str, int] = {}
+        self._allocations: dict[int, Any] = {}
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Makes the device the current one of this thread; contexts belong to threads in CUDA.
+
+        Errors of the driver, also those of earlier kernels, become DeviceError.
+        """
+        before = getattr(_thread, "device", None)
+        try:
+            if before is self:
+                yield
+                return
+            self.context.push()
+            _thread.device = self
+            try:
+                yield
+            finally:
+                _thread.device = before
+                cuda.Context.pop()
+        except cuda.Error as error:
+            raise DeviceError(f"{self.name}: {error}") from error
+
+    def session(self) -> AbstractContextManager[None]:
+        return self.current()
+
+    def enable_peer(self, other: CudaDevice) -> None:
+        """Lets copies to the other device go directly where the hardware can."""
+        if other is not self and self.handle.can_access_peer(other.handle):
+            with suppress(DeviceError), self.current():  # copies go through host memory then
+                cuda.Context.enable_peer_access(other.context)
+
+    def function(self, name: str, shared_bytes: int) -> Any:
+        """A kernel; the device must be current."""
+        if name not in self._functions:
+            self.prepare([name])
+        function = self._functions[name]
+        if shared_bytes > max(DEFAULT_SHARED_BYTES, self._shared.get(name, 0)):
+            function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes)
+            self._shared[name] = shared_bytes
+        return function
+
+    def prepare(self, kernels: Collection[str]) -> None:
+        wanted = set(kernels) - set(self._functions)
+        if not wanted:
+            return
+        with self.current():
+            for name, path in self._cubins(self.compute_capability, wanted).items():
+                if path not in self._modules:
+                    self._modules[path] = cuda.module_from_buffer(path.read_bytes())
+                try:
+                    self._functions[name] = self._modules[path].get_function(name)
+                except cuda.LogicError as error:
+                    raise DeviceError(f"{self.name}: there is no kernel {name} in {path.name}") from error
+
+    def memory(self) -> MemoryInfo:
+        with self.current():
+            return MemoryInfo(*cuda.mem_get_info())
+
+    def alloc(self, nbytes: int) -> int:
+        with self.current():
+            try:
+                allocation = cuda.mem_alloc(max(nbytes, 1))
+            except cuda.MemoryError as error:
+                free = cuda.mem_get_info()[0]
+                raise DeviceError(
+                    f"{self.name}: failed to allocate buffer of {nbytes} bytes: {free} are free; "
+                    "offload fewer layers (-ngl), keep experts on the CPU (--n-cpu-moe) or use a smaller -c or -ub"
+                ) from error
+        self._allocations[int(allocation)] = allocation
+        return int(allocation)
+
+    def release(self, address: int) -> None:
+        with self.current():
+            self._allocations.pop(address).free()
+
+    def new_stream(self) -> Stream:
+        return CudaStream(self)
+
+    def new_event(self) -> Event:
+        return CudaEvent(self)
+
+    def pinned(self, nbytes: int) -> np.ndarray:
+        with self.current():
+            return cuda.pagelocked_empty(nbytes, np.uint8, mem_flags=cuda.host_alloc_flags.PORTABLE)

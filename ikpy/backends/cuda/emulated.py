@@ -1,0 +1,194 @@
+"""Devices emulated in host memory: the whole path of placement, splits, copies and launches without a GPU.
+
+Device memory lies in mappings of its own, filled with 0xFF (NaN in every float type), so that a copy that was forgotten
+shows. Streams run as late as they may: nothing happens before the host or another stream waits for it, so that a
+missing wait shows as well.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from ikpy.backends.cuda.api import Device, DeviceError, Event, Graph, LaunchLike, MemoryInfo, Stream, aligned
+
+POISON = b"\xff"
+Launcher = Callable[[LaunchLike], None]
+
+
+def kernel_launcher() -> Launcher:
+    """Launches the CUDA kernels as compiled for the host."""
+    from ikpy.backends.cuda.emulator import library
+
+    emulator = library()
+
+    def launch(launch: LaunchLike) -> None:
+        emulator.launch(launch.kernel, launch.grid, launch.block, launch.shared_bytes, launch.args)
+
+    return launch
+
+
+class EmulatedGraph(Graph):
+    """The captured launches."""
+
+    def __init__(self, launches: list[LaunchLike]) -> None:
+        self.launches = launches
+
+
+class EmulatedEvent(Event):
+    """A serial number of a stream."""
+
+    def __init__(self) -> None:
+        self.stream: EmulatedStream | None = None
+        self.serial = 0
+
+    def synchronize(self) -> None:
+        if self.stream is not None:
+            self.stream.run_until(self.serial)
+
+
+class EmulatedStream(Stream):
+    """A queue of operations that runs when somebody waits."""
+
+    def __init__(self, device: EmulatedDevice) -> None:
+        self.device = device
+        self._queue: deque[Callable[[], None]] = deque()
+        self._issued = 0
+        self._done = 0
+        self._captured: list[LaunchLike] | None = None
+
+    def _enqueue(self, operation: Callable[[], None]) -> None:
+        if self._captured is not None:
+            raise DeviceError("only launches can be captured in a graph")
+        self._queue.append(operation)
+        self._issued += 1
+
+    def run_until(self, serial: int) -> None:
+        """Executes operations up to this number."""
+        while self._done < serial and self._queue:
+            operation = self._queue.popleft()
+            self._done += 1
+            operation()
+
+    def upload(self, target: int, source: np.ndarray) -> None:
+        _check_contiguous(source)
+        self.device.check(target, source.nbytes)
+        self._enqueue(lambda: _move(target, source.ctypes.data, source.nbytes))
+
+    def download(self, target: np.ndarray, source: int) -> None:
+        _check_contiguous(target)
+        self.device.check(source, target.nbytes)
+        self._enqueue(lambda: _move(target.ctypes.data, source, target.nbytes))
+
+    def send(self, other: Device, target: int, source: int, nbytes: int) -> None:
+        self.device.check(source, nbytes)
+        assert isinstance(other, EmulatedDevice)
+        other.check(target, nbytes)
+        self._enqueue(lambda: _move(target, source, nbytes))
+
+    def fill(self, target: int, byte: int, nbytes: int) -> None:
+        self.device.check(target, nbytes)
+        self._enqueue(lambda: _fill(target, byte, nbytes))
+
+    def launch(self, launch: LaunchLike) -> None:
+        if self._captured is not None:
+            self._captured.append(launch)
+            return
+        self._enqueue(lambda: self.device.launcher(launch))
+
+    def record(self, event: Event) -> None:
+        assert isinstance(event, EmulatedEvent)
+        event.stream, event.serial = self, self._issued
+
+    def wait(self, event: Event) -> None:
+        assert isinstance(event, EmulatedEvent)
+        other, serial = event.stream, event.serial
+        if other is not None and other is not self:
+            self._enqueue(lambda: other.run_until(serial))
+
+    def synchronize(self) -> None:
+        self.run_until(self._issued)
+
+    def capture(self, issue: Callable[[], None]) -> Graph:
+        self._captured = []
+        try:
+            issue()
+            return EmulatedGraph(self._captured)
+        finally:
+            self._captured = None
+
+    def replay(self, graph: Graph) -> None:
+        assert isinstance(graph, EmulatedGraph)
+        for launch in graph.launches:
+            self.launch(launch)
+
+
+class EmulatedDevice(Device):
+    """A device whose kernels run on the host. launcher: None means the compiled CUDA kernels."""
+
+    def __init__(self, index: int, total_bytes: int, launcher: Launcher | None = None) -> None:
+        super().__init__(index, "emulated", (8, 0))
+        self.total_bytes = total_bytes
+        self._launcher = launcher
+        self._memory: dict[int, mmap.mmap] = {}
+        self._used = 0
+
+    @property
+    def launcher(self) -> Launcher:
+        """Runs one launch now; the kernels are compiled on first use."""
+        if self._launcher is None:
+            self._launcher = kernel_launcher()
+        return self._launcher
+
+    def memory(self) -> MemoryInfo:
+        return MemoryInfo(self.total_bytes - self._used, self.total_bytes)
+
+    def alloc(self, nbytes: int) -> int:
+        size = aligned(nbytes)
+        if self._used + size > self.total_bytes:
+            raise DeviceError(
+                f"{self.name}: failed to allocate buffer of {nbytes} bytes: {self.total_bytes - self._used} are free"
+            )
+        region = mmap.mmap(-1, size)
+        region.write(POISON * size)
+        address = ctypes.addressof(ctypes.c_uint8.from_buffer(region))
+        self._memory[address] = region
+        self._used += size
+        return address
+
+    def release(self, address: int) -> None:
+        region = self._memory.pop(address)
+        self._used -= len(region)
+
+    def check(self, address: int, nbytes: int) -> None:
+        """Raises DeviceError unless the range lies in memory of this device."""
+        for start, region in self._memory.items():
+            if start <= address and address + nbytes <= start + len(region):
+                return
+        raise DeviceError(f"{self.name}: {nbytes} bytes at {address:#x} are not memory of this device")
+
+    def new_stream(self) -> Stream:
+        return EmulatedStream(self)
+
+    def new_event(self) -> Event:
+        return EmulatedEvent()
+
+    def pinned(self, nbytes: int) -> np.ndarray:
+        return np.zeros(nbytes, np.uint8)
+
+
+def _check_contiguous(array: np.ndarray) -> None:
+    if not array.flags.c_contiguous:
+        raise DeviceError("copies need contiguous host arrays")
+
+
+def _move(target: int, source: int, nbytes: int) -> None:
+    ctypes.memmove(target, source, nbytes)
+
+
+def _fill(target: int, byte: int, nbytes: int) -> None:
+    ctypes.memset(target, byte, nbytes)

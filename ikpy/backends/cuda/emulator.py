@@ -1,0 +1,166 @@
+"""The CUDA kernels compiled as host C++ and run on the CPU: proof of their logic without a GPU.
+
+Every .cu file is compiled with the host compiler against ``shim/cuda_shim.hpp``; objects and the library are kept in
+the user cache by the hash of their sources. The emulation is exact in what threads see, not in speed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+from ikpy.errors import UnsupportedError
+
+KERNELS = Path(__file__).parent / "kernels"
+SHIM = Path(__file__).parent / "shim"
+NATIVE = Path(__file__).parent.parent.parent / "_native"
+INCLUDE_DIRS = (KERNELS, NATIVE / "include")
+
+_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off", "-Wno-attributes", "-w")
+
+
+class EmulationError(RuntimeError):
+    """A launch that would fail or hang on a device."""
+
+
+class Emulator:
+    """Kernels of the host build by name."""
+
+    def __init__(self, path: Path) -> None:
+        self._lib = ctypes.CDLL(str(path))
+        self._lib.ikpy_emulator_error.restype = ctypes.c_char_p
+        self._lib.ikpy_emulator_kernel_name.restype = ctypes.c_char_p
+
+    def kernels(self) -> list[str]:
+        """Names of all kernels."""
+        count = self._lib.ikpy_emulator_kernel_count()
+        return [self._lib.ikpy_emulator_kernel_name(i).decode() for i in range(count)]
+
+    def set_reverse(self, reverse: bool) -> None:
+        """Threads take turns in descending order and asynchronous copies arrive late: uncovers missing barriers."""
+        self._lib.ikpy_emulator_set_reverse(int(reverse))
+
+    def launch(
+        self,
+        kernel_name: str,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        args: Sequence[bytes],
+    ) -> None:
+        """Runs a kernel to its end. args: one packed value per parameter. Raises EmulationError."""
+        buffers = [ctypes.create_string_buffer(a, max(len(a), 1)) for a in args]
+        pointers = (ctypes.c_void_p * max(len(buffers), 1))(*[ctypes.addressof(b) for b in buffers])
+        status = self._lib.ikpy_emulator_launch(
+            kernel_name.encode(),
+            (ctypes.c_uint * 3)(*grid),
+            (ctypes.c_uint * 3)(*block),
+            ctypes.c_size_t(shared_bytes),
+            pointers,
+        )
+        if status:
+            raise EmulationError(f"kernel {kernel_name}: {self._lib.ikpy_emulator_error().decode()}")
+
+
+def sources() -> list[Path]:
+    """The kernel files, in order of their names."""
+    return sorted(KERNELS.glob("*.cu"))
+
+
+_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+
+
+def dependencies(source: Path) -> list[Path]:
+    """The file and all files it includes by name, found in its folder, INCLUDE_DIRS or the shim."""
+    found: dict[Path, None] = {}
+    waiting = [source.resolve()]
+    while waiting:
+        path = waiting.pop()
+        if path in found:
+            continue
+        found[path] = None
+        for name in _INCLUDE.findall(path.read_text(encoding="utf-8")):
+            places = [(folder / name).resolve() for folder in (path.parent, *INCLUDE_DIRS, SHIM)]
+            waiting += [place for place in places if place.exists()][:1]
+    return list(found)
+
+
+def sources_digest(source: Path, *parts: str) -> str:
+    """Hash of a file with everything it includes, and of further strings."""
+    return _digest(*(path.read_bytes() for path in dependencies(source)), *(part.encode() for part in parts))
+
+
+def _digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
+
+
+def _compiler() -> str:
+    compiler = os.environ.get("CXX", "").split()[:1] or [shutil.which("g++") or shutil.which("clang++") or ""]
+    if not compiler[0]:
+        raise UnsupportedError("emulating the CUDA kernels needs a C++ compiler (g++ or clang++)")
+    return compiler[0]
+
+
+def cache_dir() -> Path:
+    """Where builds are kept: $XDG_CACHE_HOME/ikpy/cuda-emulator."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "ikpy" / "cuda-emulator"
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise EmulationError(f"{' '.join(command)} failed:\n{done.stderr[:4000]}")
+
+
+def _produce(target: Path, command: list[str]) -> Path:
+    """Runs a compiler command that writes target unless it exists; parallel processes do not disturb each other."""
+    if target.exists():
+        return target
+    with tempfile.NamedTemporaryFile(dir=target.parent, suffix=target.suffix, delete=False) as temporary:
+        pass
+    try:
+        _run([*command, "-o", temporary.name])
+        os.replace(temporary.name, target)
+    finally:
+        Path(temporary.name).unlink(missing_ok=True)
+    return target
+
+
+def _object(source: Path, folder: Path, compiler: str) -> Path:
+    key = sources_digest(source, compiler, *_FLAGS)
+    includes = [f"-I{path}" for path in (SHIM, *INCLUDE_DIRS)]
+    command = [compiler, *_FLAGS, *includes, "-x", "c++", "-c", str(source)]
+    built = _produce(folder / f"{source.stem}-{key}.o", command)
+    if sources_digest(source, compiler, *_FLAGS) != key:  # edited meanwhile: the object may not be what its name says
+        built.unlink(missing_ok=True)
+        raise EmulationError(f"{source.name} or a header changed while it was compiled; try again")
+    return built
+
+
+def build(kernel_files: Sequence[Path]) -> Emulator:
+    """An emulator with the kernels of these files; compiles what is not in the user cache."""
+    compiler = _compiler()
+    folder = cache_dir()
+    folder.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        files = [SHIM / "emulator.cpp", *kernel_files]
+        objects = list(pool.map(lambda source: _object(source, folder, compiler), files))
+    key = _digest(*(path.name.encode() for path in objects))
+    linked = folder / f"kernels-{key}.so"
+    return Emulator(_produce(linked, [compiler, "-shared", *map(str, objects)]))
+
+
+@cache
+def library() -> Emulator:
+    """The emulator with all kernels."""
+    return build(sources())

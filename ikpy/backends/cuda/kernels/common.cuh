@@ -1,0 +1,235 @@
+// What all kernels share: strided views, warp and block reductions, 16-bit floats, loads of any alignment.
+//
+// Kernels are written in a small dialect of CUDA that shim/cuda_shim.hpp also gives a host meaning.
+#pragma once
+
+#if defined(__CUDACC__)
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#define IKPY_EXPORT(kernel)
+#define IKPY_DYNAMIC_SHARED(name) extern __shared__ __align__(128) uint8_t name[]
+#else
+#include "cuda_shim.hpp"
+#include "ikpy/half.hpp"
+#define IKPY_DYNAMIC_SHARED(name) uint8_t* const name = ::ikpy::shim::dynamic_shared()
+#endif
+
+#define IKPY_KERNEL extern "C" __global__ void
+
+namespace ikpy::cuda {
+
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+// Type ids of the table of tensor types that kernels treat in code rather than by template.
+enum Type { kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ8_0 = 8, kIQ4_NL = 20, kBF16 = 30, kQ6_0 = 133, kQ8_KV = 151 };
+
+// A strided tensor; dynamic: the dimension whose extent is n_kv at run time, or -1.
+struct View {
+    uint8_t* data;
+    long long nb[4];
+    int ne[4];
+    int dynamic;
+    int unused;
+
+    __host__ __device__ int extent(int dim, const int* runtime) const {
+        return dim == dynamic ? runtime[0] : ne[dim];
+    }
+    __host__ __device__ int rows(const int* runtime) const {
+        return extent(1, runtime) * extent(2, runtime) * extent(3, runtime);
+    }
+    template <class T>
+    __host__ __device__ T* row(int i1, int i2 = 0, int i3 = 0) const {
+        return reinterpret_cast<T*>(data + i1 * nb[1] + i2 * nb[2] + i3 * nb[3]);
+    }
+};
+
+struct RowIndex {
+    int i1, i2, i3;
+};
+
+__device__ __forceinline__ RowIndex row_index(const View& v, int r, const int* runtime) {
+    const int n1 = v.extent(1, runtime), n2 = v.extent(2, runtime);
+    return {r % n1, r / n1 % n2, r / (n1 * n2)};
+}
+
+__device__ __forceinline__ int lane_id() { return threadIdx.x & 31; }
+__device__ __forceinline__ int warp_id() { return threadIdx.x >> 5; }
+
+// ---- 16-bit floats by their bits ----
+
+__device__ __forceinline__ float f16_to_f32(uint16_t h) {
+#if defined(__CUDACC__)
+    return __half2float(__ushort_as_half(h));
+#else
+    return ikpy::f16_to_f32(h);
+#endif
+}
+__device__ __forceinline__ uint16_t f32_to_f16(float x) {
+#if defined(__CUDACC__)
+    return __half_as_ushort(__float2half_rn(x));
+#else
+    return ikpy::f32_to_f16(x);
+#endif
+}
+__device__ __forceinline__ float bf16_to_f32(uint16_t h) {
+    return __uint_as_float(static_cast<unsigned>(h) << 16);
+}
+// Round to nearest even; NaN stays NaN.
+__device__ __forceinline__ uint16_t f32_to_bf16(float x) {
+    const unsigned bits = __float_as_uint(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(bits >> 16 | 0x40);
+    return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// Nearest integer, ties to even.
+__device__ __forceinline__ int round_even(float x) {
+#if defined(__CUDACC__)
+    return __float2int_rn(x);
+#else
+    return static_cast<int>(std::lrintf(x));
+#endif
+}
+
+// ---- loads ----
+
+// Four bytes at p whose alignment is known to be at least Align.
+template <int Align>
+__device__ __forceinline__ unsigned load4(const void* p) {
+    const auto* bytes = static_cast<const uint8_t*>(p);
+    if constexpr (Align >= 4) {
+        return __ldg(reinterpret_cast<const unsigned*>(bytes));
+    } else if constexpr (Align == 2) {
+        const auto* words = reinterpret_cast<const unsigned short*>(bytes);
+        return __ldg(words) | static_cast<unsigned>(__ldg(words + 1)) << 16;
+    } else {
+        return __ldg(bytes) | static_cast<unsigned>(__ldg(bytes + 1)) << 8 |
+               static_cast<unsigned>(__ldg(bytes + 2)) << 16 | static_cast<unsigned>(__ldg(bytes + 3)) << 24;
+    }
+}
+template <int Align>
+__device__ __forceinline__ unsigned load2(const void* p) {
+    const auto* bytes = static_cast<const uint8_t*>(p);
+    if constexpr (Align >= 2) return __ldg(reinterpret_cast<const unsigned short*>(bytes));
+    return __ldg(bytes) | static_cast<unsigned>(__ldg(bytes + 1)) << 8;
+}
+// N words at p whose alignment is known to be at least Align, with as few loads as possible. Words that are
+// not aligned are cut out of aligned ones; these reach beyond the data by less than a word that it has a part
+// in.
+template <int Align, int N>
+__device__ __forceinline__ void load_words(const void* p, unsigned* out) {
+    if constexpr (Align >= 16) {
+#pragma unroll
+        for (int i = 0; i < N; i += 4) {
+            const uint4 v = __ldg(static_cast<const uint4*>(p) + i / 4);
+            out[i] = v.x, out[i + 1] = v.y, out[i + 2] = v.z, out[i + 3] = v.w;
+        }
+    } else if constexpr (Align >= 8) {
+#pragma unroll
+        for (int i = 0; i < N; i += 2) {
+            const uint2 v = __ldg(static_cast<const uint2*>(p) + i / 2);
+            out[i] = v.x, out[i + 1] = v.y;
+        }
+    } else if constexpr (Align >= 4) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) out[i] = __ldg(static_cast<const unsigned*>(p) + i);
+    } else {
+        const auto address = reinterpret_cast<uintptr_t>(p);
+        const auto* words = reinterpret_cast<const unsigned*>(address & ~uintptr_t(3));
+        const unsigned shift = static_cast<unsigned>(address & 3) * 8;
+        unsigned word = __ldg(words);
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            const unsigned next = i + 1 < N || shift ? __ldg(words + i + 1) : 0;
+            out[i] = __funnelshift_r(word, next, shift);
+            word = next;
+        }
+    }
+}
+template <int Align = 2>
+__device__ __forceinline__ float load_f16(const void* p) {
+    return f16_to_f32(static_cast<uint16_t>(load2<Align>(p)));
+}
+
+// ---- reductions ----
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int m = 16; m > 0; m >>= 1) x += __shfl_xor_sync(kAllLanes, x, m);
+    return x;
+}
+__device__ __forceinline__ int warp_sum(int x) {
+#pragma unroll
+    for (int m = 16; m > 0; m >>= 1) x += __shfl_xor_sync(kAllLanes, x, m);
+    return x;
+}
+__device__ __forceinline__ double warp_sum(double x) {
+#pragma unroll
+    for (int m = 16; m > 0; m >>= 1) x += __shfl_xor_sync(kAllLanes, x, m);
+    return x;
+}
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+    for (int m = 16; m > 0; m >>= 1) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, m));
+    return x;
+}
+
+// Sum over a block of up to 1024 threads, given to all of them. May be called again at once.
+template <class T>
+__device__ __forceinline__ T block_sum(T x) {
+    __shared__ T partial[32];
+    x = warp_sum(x);
+    if (blockDim.x <= 32) return x;
+    __syncthreads();
+    if (lane_id() == 0) partial[warp_id()] = x;
+    __syncthreads();
+    const T own = lane_id() < static_cast<int>(blockDim.x >> 5) ? partial[lane_id()] : T(0);
+    return warp_sum(own);
+}
+__device__ __forceinline__ float block_max(float x) {
+    __shared__ float partial[32];
+    x = warp_max(x);
+    if (blockDim.x <= 32) return x;
+    __syncthreads();
+    if (lane_id() == 0) partial[warp_id()] = x;
+    __syncthreads();
+    return warp_max(lane_id() < static_cast<int>(blockDim.x >> 5) ? partial[lane_id()] : -INFINITY);
+}
+
+// ---- activation functions; kinds as UnaryKind of the native ops ----
+
+enum Unary { kSilu = 0, kGelu = 1, kRelu = 2, kReluSquared = 3, kSigmoid = 4, kTanh = 5, kSwigluOai = 6, kGeluErf = 7 };
+
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+__device__ __forceinline__ float unary_value(int kind, float x) {
+    switch (kind) {
+        case kSilu:
+            return x / (1.0f + expf(-x));
+        case kGelu:  // tanh form
+            return x * sigmoid(2.0f * 0.7978845608f * x * (1.0f + 0.044715f * x * x));
+        case kRelu:
+            return x > 0 ? x : 0.0f;
+        case kReluSquared:
+            return x > 0 ? x * x : 0.0f;
+        case kSigmoid:
+            return sigmoid(x);
+        case kGeluErf:
+            return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
+        default:
+            return tanhf(x);
+    }
+}
+
+// act(gate) * up; SWIGLU_OAI clamps both.
+__device__ __forceinline__ float gated_value(int kind, float gate, float up) {
+    if (kind == kSwigluOai) {
+        gate = fminf(gate, 7.0f);
+        up = fminf(fmaxf(up, -7.0f), 7.0f);
+        return gate / (1.0f + expf(-1.702f * gate)) * (up + 1.0f);
+    }
+    return unary_value(kind, gate) * up;
+}
+
+}  // namespace ikpy::cuda

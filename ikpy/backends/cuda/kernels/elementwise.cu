@@ -1,0 +1,90 @@
+// Element-wise ops over strided views: one thread per 4 elements of a row where rows are aligned, else per 1.
+#include "common.cuh"
+
+using namespace ikpy::cuda;
+
+namespace {
+
+enum UnaryOp { kScale = 16, kSoftCap = 17 };
+enum BinaryOp { kAdd = 16, kMul = 17 };
+
+__device__ __forceinline__ float unary_op(int kind, float x, float a, float b) {
+    if (kind == kScale) return x * a + b;
+    if (kind == kSoftCap) return a * tanhf(x / a);
+    return unary_value(kind, x);
+}
+
+__device__ __forceinline__ float binary_op(int kind, float x, float y) {
+    if (kind == kAdd) return x + y;
+    if (kind == kMul) return x * y;
+    return gated_value(kind, x, y);
+}
+
+// Calls f(row, column) for groups of `width` columns of v, one per thread in turn.
+template <class F>
+__device__ __forceinline__ void for_columns(const View& v, int width, const int* runtime, F f) {
+    const int per_row = v.ne[0] / width;
+    const long long n = static_cast<long long>(per_row) * v.rows(runtime);
+    const long long step = static_cast<long long>(gridDim.x) * blockDim.x;
+    for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += step)
+        f(row_index(v, static_cast<int>(i / per_row), runtime), static_cast<int>(i % per_row) * width);
+}
+
+}  // namespace
+
+// dst = f(src); width: 4 if all rows are 16-byte aligned and their length is a multiple of 4, else 1.
+IKPY_KERNEL unary_f32(View dst, View src, int kind, float a, float b, int width, const int* runtime) {
+    for_columns(dst, width, runtime, [&](RowIndex r, int c) {
+        const float* x = src.row<const float>(r.i1, r.i2, r.i3) + c;
+        float* y = dst.row<float>(r.i1, r.i2, r.i3) + c;
+        if (width == 4) {
+            const float4 v = *reinterpret_cast<const float4*>(x);
+            *reinterpret_cast<float4*>(y) = make_float4(unary_op(kind, v.x, a, b), unary_op(kind, v.y, a, b),
+                                                        unary_op(kind, v.z, a, b), unary_op(kind, v.w, a, b));
+        } else {
+            *y = unary_op(kind, *x, a, b);
+        }
+    });
+}
+IKPY_EXPORT(unary_f32);
+
+// dst = f(a, b); b is repeated along dimensions it lacks.
+IKPY_KERNEL binary_f32(View dst, View a, View b, int kind, int width, const int* runtime) {
+    for_columns(dst, width, runtime, [&](RowIndex r, int c) {
+        const float* x = a.row<const float>(r.i1, r.i2, r.i3) + c;
+        const float* y = b.row<const float>(r.i1 % b.extent(1, runtime), r.i2 % b.extent(2, runtime),
+                                            r.i3 % b.extent(3, runtime));
+        float* z = dst.row<float>(r.i1, r.i2, r.i3) + c;
+        if (width == 4) {
+            const float4 u = *reinterpret_cast<const float4*>(x);
+            const float4 v =
+                b.ne[0] == 1 ? make_float4(y[0], y[0], y[0], y[0]) : *reinterpret_cast<const float4*>(y + c);
+            *reinterpret_cast<float4*>(z) = make_float4(binary_op(kind, u.x, v.x), binary_op(kind, u.y, v.y),
+                                                        binary_op(kind, u.z, v.z), binary_op(kind, u.w, v.w));
+        } else {
+            *z = binary_op(kind, *x, b.ne[0] == 1 ? y[0] : y[c]);
+        }
+    });
+}
+IKPY_EXPORT(binary_f32);
+
+// dst f32 = src f32
+IKPY_KERNEL copy_f32(View dst, View src, int width, const int* runtime) {
+    for_columns(dst, width, runtime, [&](RowIndex r, int c) {
+        const float* x = src.row<const float>(r.i1, r.i2, r.i3) + c;
+        float* y = dst.row<float>(r.i1, r.i2, r.i3) + c;
+        if (width == 4) {
+            *reinterpret_cast<float4*>(y) = *reinterpret_cast<const float4*>(x);
+        } else {
+            *y = *x;
+        }
+    });
+}
+IKPY_EXPORT(copy_f32);
+
+// dst f32 [1, 1, T] = 1 + scale * ln(1 + (pos + offset) / period), the quotient an integer
+IKPY_KERNEL attention_temperature(float* dst, const int* pos, int n, int period, int offset, float scale) {
+    const int t = blockIdx.x * blockDim.x + threadIdx.x;
+    if (t < n) dst[t] = 1.0f + scale * logf(1.0f + static_cast<float>((pos[t] + offset) / period));
+}
+IKPY_EXPORT(attention_temperature);

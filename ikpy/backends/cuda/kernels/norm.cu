@@ -1,0 +1,112 @@
+// Row normalisations: one block per row; rows stay in the L1 cache between the passes.
+#include "common.cuh"
+#include "quantize_q8.cuh"
+
+using namespace ikpy::cuda;
+
+namespace {
+
+struct NormRow {
+    const float* x;
+    const float* weight;  // null = none
+    float* y;
+};
+
+__device__ __forceinline__ const float* weight_row(const View& w, int i1) {
+    return w.data ? w.row<const float>(w.ne[1] > 1 ? i1 : 0) : nullptr;
+}
+
+// The row of this block; with an addend, its sum with the source is stored to `total` first. Returns the sum
+// of squares.
+__device__ __forceinline__ float squares_of_row(const View& src, const View& addend, const View& total,
+                                                RowIndex r, int n, const float** x) {
+    *x = src.row<const float>(r.i1, r.i2, r.i3);
+    float squares = 0;
+    if (addend.data) {
+        const float* a = addend.row<const float>(r.i1, r.i2, r.i3);
+        float* sum = total.row<float>(r.i1, r.i2, r.i3);
+        for (int i = threadIdx.x; i < n; i += blockDim.x) {
+            const float v = (*x)[i] + a[i];
+            sum[i] = v;
+            squares += v * v;
+        }
+        *x = sum;
+    } else {
+        for (int i = threadIdx.x; i < n; i += blockDim.x) {
+            const float v = (*x)[i];
+            squares += v * v;
+        }
+    }
+    return block_sum(squares);
+}
+
+}  // namespace
+
+// dst = src / rms(src) * weight. With an addend: src + addend is normalised and stored to total.
+IKPY_KERNEL rms_norm(View dst, View src, View weight, View addend, View total, float eps,
+                     const int* runtime) {
+    const RowIndex r = row_index(dst, blockIdx.x, runtime);
+    if (static_cast<int>(blockIdx.x) >= dst.rows(runtime)) return;
+    const int n = dst.ne[0];
+    const float* x;
+    const float squares = squares_of_row(src, addend, total, r, n, &x);
+    const float s = 1.0f / sqrtf(squares / n + eps);
+    const float* w = weight_row(weight, r.i1);
+    float* y = dst.row<float>(r.i1, r.i2, r.i3);
+    // Every thread reads back only what it wrote itself.
+    for (int i = threadIdx.x; i < n; i += blockDim.x) y[i] = w ? (s * w[i]) * x[i] : s * x[i];
+}
+IKPY_EXPORT(rms_norm);
+
+// As rms_norm, and the result is also written as prepared int8 activations (one row per row of dst).
+// Dynamic shared memory: the normalised row, n floats rounded up to 256.
+IKPY_KERNEL rms_norm_q8(View dst, View src, View weight, View addend, View total, float eps,
+                        uint8_t* prepared, long long stride, const int* runtime) {
+    IKPY_DYNAMIC_SHARED(memory);
+    auto* normed = reinterpret_cast<float*>(memory);
+    const RowIndex r = row_index(dst, blockIdx.x, runtime);
+    if (static_cast<int>(blockIdx.x) >= dst.rows(runtime)) return;
+    const int n = dst.ne[0];
+    const float* x;
+    const float squares = squares_of_row(src, addend, total, r, n, &x);
+    const float s = 1.0f / sqrtf(squares / n + eps);
+    const float* w = weight_row(weight, r.i1);
+    float* y = dst.row<float>(r.i1, r.i2, r.i3);
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+        const float v = w ? (s * w[i]) * x[i] : s * x[i];
+        normed[i] = v;
+        y[i] = v;
+    }
+    __syncthreads();
+    const ActQ8Layout at(n);
+    uint8_t* out = prepared + blockIdx.x * stride;
+    for (int c = warp_id() * 128; c < at.n; c += blockDim.x * 4) quantize_128(normed, n, c, out, at);
+}
+IKPY_EXPORT(rms_norm_q8);
+
+// dst = (src - mean) / std * weight + bias
+IKPY_KERNEL layer_norm(View dst, View src, View weight, View bias, float eps, const int* runtime) {
+    const RowIndex r = row_index(dst, blockIdx.x, runtime);
+    if (static_cast<int>(blockIdx.x) >= dst.rows(runtime)) return;
+    const int n = dst.ne[0];
+    const float* x = src.row<const float>(r.i1, r.i2, r.i3);
+    float sum = 0;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) sum += x[i];
+    const float mean = block_sum(sum) / n;
+    float squares = 0;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+        const float v = x[i] - mean;
+        squares += v * v;
+    }
+    const float s = 1.0f / sqrtf(block_sum(squares) / n + eps);
+    const float* w = weight_row(weight, r.i1);
+    const float* b = weight_row(bias, r.i1);
+    float* y = dst.row<float>(r.i1, r.i2, r.i3);
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+        float v = (x[i] - mean) * s;
+        if (w) v *= w[i];
+        if (b) v += b[i];
+        y[i] = v;
+    }
+}
+IKPY_EXPORT(layer_norm);

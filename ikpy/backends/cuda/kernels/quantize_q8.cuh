@@ -1,0 +1,61 @@
+// Prepared int8 activations. The layout of a row is that of the CPU backend, so that either side can read
+// what the other has written.
+#pragma once
+#include "common.cuh"
+
+namespace ikpy::cuda {
+
+// Byte offsets in one row of n_in elements, padded with zeros to a multiple of 256. x ~ scale[e / 32] * q[e].
+struct ActQ8Layout {
+    int n;      // padded elements; q int8[n] is at offset 0
+    int scale;  // f32[n / 32]
+    int sum32;  // f32[n / 32]: sum of q over the group
+    int neg32;  // i32[n / 32]: -128 * sum
+    int sum16;  // f32[n / 16]
+    int neg16;  // i32[n / 16]
+
+    __host__ __device__ explicit ActQ8Layout(int n_in)
+        : n((n_in + 255) / 256 * 256),
+          scale(n),
+          sum32(scale + n / 8),
+          neg32(sum32 + n / 8),
+          sum16(neg32 + n / 8),
+          neg16(sum16 + n / 4) {}
+};
+
+// One warp quantizes elements c .. c + 127 of a row: 4 per lane, 8 lanes per group of 32.
+__device__ __forceinline__ void quantize_128(const float* x, int n_in, int c, uint8_t* out,
+                                             const ActQ8Layout& at) {
+    const int lane = lane_id(), e = c + 4 * lane, group = e / 32;
+    float v[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = e + i < n_in ? x[e + i] : 0.0f;
+    float amax = fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])));
+#pragma unroll
+    for (int m = 4; m > 0; m >>= 1) amax = fmaxf(amax, __shfl_xor_sync(kAllLanes, amax, m));
+    // Below 1e-35 the inverse overflows; such a group counts as zero.
+    const float inverse = amax > 1e-35f ? 127.0f / amax : 0.0f;
+    int sum = 0;
+    unsigned packed = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int q = round_even(__fmul_rn(v[i], inverse));
+        sum += q;
+        packed |= static_cast<unsigned>(q & 255) << (8 * i);
+    }
+    *reinterpret_cast<unsigned*>(out + e) = packed;
+    sum += __shfl_xor_sync(kAllLanes, sum, 1);
+    sum += __shfl_xor_sync(kAllLanes, sum, 2);
+    const int other = __shfl_xor_sync(kAllLanes, sum, 4);
+    if ((lane & 3) == 0) {
+        reinterpret_cast<float*>(out + at.sum16)[e / 16] = static_cast<float>(sum);
+        reinterpret_cast<int*>(out + at.neg16)[e / 16] = -128 * sum;
+    }
+    if ((lane & 7) == 0) {
+        reinterpret_cast<float*>(out + at.scale)[group] = amax > 1e-35f ? amax / 127.0f : 0.0f;
+        reinterpret_cast<float*>(out + at.sum32)[group] = static_cast<float>(sum + other);
+        reinterpret_cast<int*>(out + at.neg32)[group] = -128 * (sum + other);
+    }
+}
+
+}  // namespace ikpy::cuda

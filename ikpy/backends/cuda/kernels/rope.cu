@@ -1,0 +1,47 @@
+// Rotary position embedding: a table of cosines and sines per batch, then rotations.
+#include "common.cuh"
+
+using namespace ikpy::cuda;
+
+// dst f32 [n, T] of (cos, sin) pairs; one block per token, one thread per pair. theta_scale = base^(-2/n).
+// Powers are taken by repeated multiplication, as in the CPU backend: long contexts show the difference.
+IKPY_KERNEL rope_table(View dst, const int* pos, const float* factors, float theta_scale, float freq_scale,
+                       float ext, float magnitude, float low, float high) {
+    const int t = blockIdx.x, n = dst.ne[0];
+    float* out = dst.row<float>(t);
+    for (int i = threadIdx.x; i < n / 2; i += blockDim.x) {
+        float theta = static_cast<float>(pos[t]);
+        for (int j = 0; j < i; ++j) theta *= theta_scale;
+        const float extrapolated = factors ? theta / factors[i] : theta;
+        float angle = freq_scale * extrapolated;
+        if (ext != 0) {
+            const float ramp = (i - low) / fmaxf(0.001f, high - low);
+            const float mix = (1.0f - fminf(1.0f, fmaxf(0.0f, ramp))) * ext;
+            angle = angle * (1.0f - mix) + extrapolated * mix;
+        }
+        out[2 * i] = cosf(angle) * magnitude;
+        out[2 * i + 1] = sinf(angle) * magnitude;
+    }
+}
+IKPY_EXPORT(rope_table);
+
+// Rotates n elements from `offset` of every head of src [d, H, T]; other elements are copied when dst is
+// another tensor. One block per (head, token).
+IKPY_KERNEL rope(View dst, View src, View table, int n, int neox, int offset) {
+    const int heads = dst.ne[1], r = blockIdx.x, h = r % heads, t = r / heads;
+    const float* x = src.row<const float>(h, t);
+    float* y = dst.row<float>(h, t);
+    const float* cs = table.row<const float>(t);
+    if (x != y) {
+        for (int i = threadIdx.x; i < dst.ne[0]; i += blockDim.x)
+            if (i < offset || i >= offset + n) y[i] = x[i];
+    }
+    const int half = n / 2;
+    for (int i = threadIdx.x; i < half; i += blockDim.x) {
+        const int p = offset + (neox ? i : 2 * i), q = neox ? p + half : p + 1;
+        const float a = x[p], b = x[q], c = cs[2 * i], s = cs[2 * i + 1];
+        y[p] = a * c - b * s;
+        y[q] = a * s + b * c;
+    }
+}
+IKPY_EXPORT(rope);

@@ -1,0 +1,214 @@
+// What an unpacker delivers, and the bit work that unpackers share.
+//
+// An unpacker is a struct with
+//   kName, kBlock (elements per block), kBytes (per block of all rows), kRows (interleaved rows, 1 = plain),
+//   kHeader (header bytes per row, in front of the blocks of a row or group of rows)
+//   kHalves: scales (and offsets) per 16 elements instead of 32; kOffset: weights have an offset
+//   static void group(const uint8_t* block, int k, int s, Group& g)   elements 32 s .. 32 s + 31 of row k
+//   static float row_scale(const uint8_t* group, int k)               with kHeader > 0: factor of the row
+// A weight is row scale * (d * q + m). Blocks are addressed by the structs of ikpy/blocks.hpp.
+#pragma once
+#include "../common.cuh"
+#include "../tables.cuh"
+#include "ikpy/blocks.hpp"
+
+namespace ikpy::cuda {
+
+struct Group {
+    unsigned q[8];  // signed bytes in natural order
+    float d[2];     // second only with kHalves
+    float m[2];     // only with kOffset
+};
+
+template <int Block, int Bytes, int Rows = 1, int Header = 0, bool Halves = false, bool Offset = false>
+struct UnpackerTraits {
+    static constexpr int kBlock = Block, kBytes = Bytes, kRows = Rows, kHeader = Header;
+    static constexpr bool kHalves = Halves, kOffset = Offset;
+    __device__ static float row_scale(const uint8_t*, int) { return 1.0f; }
+};
+
+constexpr unsigned kOnes = 0x01010101u, kNibbles = 0x0f0f0f0fu, kPairs = 0x03030303u;
+
+// Bytes minus a constant as signed bytes; bytes below 128.
+__device__ __forceinline__ unsigned sub_bytes(unsigned q, unsigned c) {
+    return ((q | 0x80808080u) - c * kOnes) ^ 0x80808080u;
+}
+
+// Bit i of four bits in byte i.
+__device__ __forceinline__ unsigned spread_bits(unsigned bits) { return (bits & 15) * 0x00204081u & kOnes; }
+
+// Magnitudes (1 .. 127) negated where the byte of `ones` is 1.
+__device__ __forceinline__ unsigned negate_bytes(unsigned magnitudes, unsigned ones) {
+    return (magnitudes ^ ones * 0xff) + ones;
+}
+
+// Four bytes below 16 as the four low nibbles of a selector.
+__device__ __forceinline__ unsigned selector(unsigned bytes) {
+    return __byte_perm(bytes | bytes >> 4, 0, 0x4420);
+}
+
+// table[index] for four index bytes; tables are packed levels, N of them.
+template <int N>
+__device__ __forceinline__ unsigned look_up(const unsigned* table, unsigned index) {
+    if constexpr (N <= 8) {
+        return __byte_perm(table[0], table[N == 4 ? 0 : 1], selector(index));
+    } else if constexpr (N == 16) {
+        const unsigned s = selector(index), low = s & 0x7777u;
+        return __byte_perm(__byte_perm(table[0], table[1], low), __byte_perm(table[2], table[3], low),
+                           0x3210u | (s & 0x8888u) >> 1);
+    } else {
+        const unsigned half = N / 2, top = index & half * kOnes, rest = index & (half - 1) * kOnes;
+        const unsigned choice = selector(top / half) << 2;
+        return __byte_perm(look_up<N / 2>(table, rest), look_up<N / 2>(table + N / 8, rest),
+                           0x3210u | choice);
+    }
+}
+
+// The normal or the shifted half of a table of 2 N levels.
+template <int N, class Table>
+__device__ __forceinline__ void choose_table(bool shifted, unsigned* table) {
+#pragma unroll
+    for (int i = 0; i < N / 4; ++i) table[i] = shifted ? Table::word(N / 4 + i) : Table::word(i);
+}
+
+// ---- plain layouts: levels of elements 32 s .. 32 s + 31 ----
+
+// 16 bytes: element j low, j + 16 high.
+template <int Align>
+__device__ __forceinline__ void nibbles16(const uint8_t* p, unsigned* q) {
+    unsigned v[4];
+    load_words<Align, 4>(p, v);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        q[i] = v[i] & kNibbles;
+        q[4 + i] = v[i] >> 4 & kNibbles;
+    }
+}
+// 32 bytes per 64 elements: element j low, j + 32 high.
+template <int Align>
+__device__ __forceinline__ void nibbles32(const uint8_t* p, int s, unsigned* q) {
+    load_words<Align, 8>(p + 32 * (s >> 1), q);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) q[i] = q[i] >> 4 * (s & 1) & kNibbles;
+}
+// 32 bytes per 128 elements: two bits 32 elements apart, to bits `at` and up.
+template <int Align>
+__device__ __forceinline__ void pairs32(const uint8_t* p, int s, unsigned* q, int at) {
+    unsigned words[8];
+    load_words<Align, 8>(p + 32 * (s >> 2), words);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const unsigned v = (words[i] >> 2 * (s & 3) & kPairs) << at;
+        q[i] = at ? q[i] | v : v;
+    }
+}
+// 32 bytes: bit s of byte j, to bit `at`.
+template <int Align>
+__device__ __forceinline__ void plane32(const uint8_t* p, int s, unsigned* q, int at) {
+    unsigned words[8];
+    load_words<Align, 8>(p, words);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) q[i] |= (words[i] >> s & kOnes) << at;
+}
+
+template <int N>
+__device__ __forceinline__ void sub_all(unsigned* q) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) q[i] = sub_bytes(q[i], N);
+}
+
+// q = levels of N-level tables; with halves the two runs of 16 have tables of their own.
+template <int N, class Table, bool Halves>
+__device__ __forceinline__ void table_levels(bool first, bool second, unsigned* q) {
+    unsigned table[N / 4];
+    choose_table<N, Table>(first, table);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) q[i] = look_up<N>(table, q[i]);
+    if (Halves) choose_table<N, Table>(second, table);
+#pragma unroll
+    for (int i = 4; i < 8; ++i) q[i] = look_up<N>(table, q[i]);
+}
+
+__device__ __forceinline__ int nibble_of(const uint8_t* p, int i) { return p[i >> 1] >> 4 * (i & 1) & 15; }
+// Eight nibbles in four bytes, the upper four in the high halves.
+__device__ __forceinline__ int split_nibble(const uint8_t* p, int i) { return p[i & 3] >> 4 * (i >> 2) & 15; }
+__device__ __forceinline__ int bit_of(const uint8_t* p, int i) { return p[i >> 3] >> (i & 7) & 1; }
+
+// ---- layouts of four (or R) interleaved rows, row k, sub-block s ----
+
+// Nibbles, 64 bytes per 32 columns.
+__device__ __forceinline__ void n4(const uint8_t* p, int k, int s, unsigned* q) {
+#pragma unroll
+    for (int l = 0; l < 4; ++l) {
+        const unsigned v = load4<4>(p + 64 * s + 16 * l + 4 * k);
+        const int word = (l & 1) * 4 + (l >> 1);
+        q[word] = v & kNibbles;
+        q[word + 2] = v >> 4 & kNibbles;
+    }
+}
+// Two bits, 32 bytes per 32 columns; O0..O3: column of each pair divided by 4.
+template <int O0 = 0, int O1 = 1, int O2 = 2, int O3 = 3>
+__device__ __forceinline__ void p4(const uint8_t* p, int k, int s, unsigned* q, int at) {
+    constexpr int order[4] = {O0, O1, O2, O3};
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const unsigned v = load4<4>(p + 32 * s + 16 * h + 4 * k);
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+            const unsigned bits = (v >> 2 * t & kPairs) << at;
+            unsigned& word = q[4 * h + order[t]];
+            word = at ? word | bits : bits;
+        }
+    }
+}
+// One bit, 16 bytes per 32 columns; orders: column of each bit divided by 4.
+struct RisingBits {
+    __device__ static constexpr int word(int n) { return n; }
+};
+struct Q5_0Bits {  // 0 16 4 20 8 24 12 28
+    __device__ static constexpr int word(int n) { return (n & 1) * 4 + (n >> 1); }
+};
+struct Q5_KBits {  // 0 8 4 12 16 24 20 28
+    __device__ static constexpr int word(int n) { return (n & 4) | (n & 1) << 1 | (n >> 1 & 1); }
+};
+struct IQ5Bits {  // 0 8 16 24 4 12 20 28
+    __device__ static constexpr int word(int n) { return (n & 3) * 2 + (n >> 2); }
+};
+template <class Order>
+__device__ __forceinline__ void b4(const uint8_t* p, int k, int s, unsigned* q, int at) {
+    const unsigned v = load4<4>(p + 16 * s + 4 * k);
+#pragma unroll
+    for (int n = 0; n < 8; ++n) q[Order::word(n)] |= (v >> n & kOnes) << at;
+}
+// Bytes in runs of four columns.
+template <int R>
+__device__ __forceinline__ void q8x(const uint8_t* p, int k, int s, unsigned* q) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) q[i] = load4<4>(p + 4 * R * (8 * s + i) + 4 * k);
+}
+// Byte j of row k holds columns j (low) and j + 16 (high), eight rows.
+__device__ __forceinline__ void nibbles_r8(const uint8_t* p, int k, unsigned* q) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const unsigned v = load4<4>(p + 32 * i + 4 * k);
+        q[i] = v & kNibbles;
+        q[4 + i] = v >> 4 & kNibbles;
+    }
+}
+// Six-bit value at linear position p of split scales.
+__device__ __forceinline__ int six_bits(const uint8_t* low, const uint8_t* high, int p) {
+    return (low[p & 31] >> 4 * (p >> 5) & 15) | (high[p & 15] >> 2 * (p >> 4) & 3) << 4;
+}
+// Bit of 16-column group b in bits per row.
+__device__ __forceinline__ int x4(const uint8_t* p, int k, int b) {
+    return p[4 * (b & 1) + k] >> (b >> 1) & 1;
+}
+
+template <class B>
+__device__ __forceinline__ const B& as(const uint8_t* p) {
+    return *reinterpret_cast<const B*>(p);
+}
+__device__ __forceinline__ float half_of(const Word& w) { return load_f16<2>(w.bytes); }
+__device__ __forceinline__ float float_at(const uint8_t* p) { return __uint_as_float(load4<4>(p)); }
+
+}  // namespace ikpy::cuda

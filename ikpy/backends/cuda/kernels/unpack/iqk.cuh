@@ -1,0 +1,177 @@
+// Non-linear levels with shifted second tables: IQ4_XS, IQ2_K ... IQ6_K, KS, KSS, KL (quant-formats 6.1, 6.7
+// - 6.17).
+#pragma once
+#include "core.cuh"
+
+namespace ikpy::cuda {
+
+struct UnpackIQ4_XS : UnpackerTraits<256, 136> {
+    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
+        const auto& b = as<BlockIQ4_XS>(p);
+        const int scale = nibble_of(b.scales_l, s) | (b.scales_h[s >> 2] >> 2 * (s & 3) & 3) << 4;
+        g.d[0] = half_of(b.d) * static_cast<float>(scale - 32);
+        nibbles16<8>(b.qs + 16 * s, g.q);
+        table_levels<16, TableIq4k, false>(false, false, g.q);
+    }
+};
+
+struct UnpackIQ2_K : UnpackerTraits<256, 76, 1, 0, true> {
+    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
+        const auto& b = as<BlockIQ2_K>(p);
+        const float d = half_of(b.d);
+        g.d[0] = d * static_cast<float>((b.scales[s] & 15) - 8);
+        g.d[1] = d * static_cast<float>((b.scales[s] >> 4) - 8);
+        pairs32<4>(b.qs, s, g.q, 0);
+        table_levels<4, TableIq2nl, true>(bit_of(b.extra, 2 * s), bit_of(b.extra, 2 * s + 1), g.q);
+    }
+};
+
+// Odd scale with a sign bit.
+__device__ __forceinline__ float signed_odd(int magnitude, int negative) {
+    const float v = static_cast<float>(2 * magnitude + 1);
+    return negative ? -v : v;
+}
+
+struct UnpackIQ3_K : UnpackerTraits<256, 110, 1, 0, true> {
+    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
+        const auto& b = as<BlockIQ3_K>(p);
+        const float d = half_of(b.d);
+        g.d[0] = d * signed_odd(b.scales_l[s] & 15, bit_of(b.scales_h, 2 * s));
+        g.d[1] = d * signed_odd(b.scales_l[s] >> 4, bit_of(b.scales_h, 2 * s + 1));
+        pairs32<2>(b.qs, s, g.q, 0);
+        plane32<2>(b.qh, s, g.q, 2);
+        table_levels<8, TableIq3nl, true>(bit_of(b.extra, 2 * s), bit_of(b.extra, 2 * s + 1), g.q);
+    }
+};
+
+// Six-bit scales of the two halves of sub-block s.
+template <class B>
+__device__ __forceinline__ void scales_iq45(const B& b, int s, Group& g) {
+    const float d = half_of(b.d);
+    const int high = b.scales_h[s >> 1] >> 4 * (s & 1);
+    g.d[0] = d * static_cast<float>(((b.scales_l[s] & 15) | (high & 3) << 4) - 32);
+    g.d[1] = d * static_cast<float>(((b.scales_l[s] >> 4) | (high & 12) << 2) - 32);
+}
+
+struct UnpackIQ4_K : UnpackerTraits<256, 144, 1, 0, true> {
+    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
+        const auto& b = as<BlockIQ4_K>(p);
+        scales_iq45(b, s, g);
+        nibbles16<16>(b.qs + 16 * s, g.q);
+        table_levels<16, TableIq4k, true>(bit_of(b.extra, 2 * s), bit_of(b.extra, 2 * s + 1), g.q);
+    }
+};
+
+struct UnpackIQ5_K : UnpackerTraits<256, 176, 1, 0, true> {
+    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
+        const auto& b = as<BlockIQ5_K>(p);
+        scales_iq45(b, s, g);
+        nibbles32<16>(b.qs, s, g.q);
+        plane32<16>(b.qh, s, g.q, 4);
+        table_levels<32, TableIq5nl, true>(bit_of(b.extra, 2 * s), bit_of(b.extra, 2 * s + 1), g.q);
+    }
+};
+
+struct UnpackIQ6_K : UnpackerTraits<256, 212, 1, 0, true> {
+    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
+        const auto& b = as<BlockIQ6_K>(p);
+        const float d = half_of(b.d);
+        g.d[0] = d * static_cast<float>(static_cast<int8_t>(b.scales[2 * s]));
+        g.d[1] = d * static_cast<float>(static_cast<int8_t>(b.scales[2 * s + 1]));
+        nibbles32<4>(b.qs, s, g.q);
+        pairs32<4>(b.qh, s, g.q, 4);
+        table_levels<64, TableIq6nl, true>(bit_of(b.extra, 2 * s), bit_of(b.extra, 2 * s + 1), g.q);
+    }
+};
+
+struct UnpackIQ2_KS : UnpackerTraits<256, 70, 1, 2> {
+    __device__ static float row_scale(const uint8_t* row, int) { return load_f16<2>(row); }
+    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
+        const auto& b = as<BlockIQ2_KS>(p);
+        g.d[0] = static_cast<float>((nibble_of(b.scales, s) | (b.extra[1] >> s & 1) << 4) - 16);
+        pairs32<2>(b.qs, s, g.q, 0);
+        const bool shifted = b.extra[0] >> s & 1;
+        table_levels<4, TableIq2nl, false>(shifted, shifted, g.q);
+    }
+};
+
+struct UnpackIQ3_KS : UnpackerTraits<256, 102, 1, 2> {
+    __device__ static float row_scale(const uint8_t* row, int) { return load_f16<2>(row); }
+    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
+        const auto& b = as<BlockIQ3_KS>(p);
+        g.d[0] = static_cast<float>((split_nibble(b.scales, s) | (b.extra[0] >> s & 1) << 4) - 16);
+        pairs32<2>(b.qs, s, g.q, 0);
+        plane32<2>(b.qh, s, g.q, 2);
+        const bool shifted = b.extra[1] >> s & 1;
+        table_levels<8, TableIq3nl, false>(shifted, shifted, g.q);
+    }
+};
+
+// Scale bytes of the KS types: bit 0 selects the table, the rest is an odd scale.
+__device__ __forceinline__ float odd_scale(int code) { return static_cast<float>((code & 254) - 127); }
+
+struct UnpackIQ4_KS : UnpackerTraits<256, 136, 1, 4> {
+    __device__ static float row_scale(const uint8_t* row, int) { return float_at(row); }
+    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
+        const auto& b = as<BlockIQ4_KS>(p);
+        g.d[0] = odd_scale(b.scales[s]);
+        nibbles16<4>(b.qs + 16 * s, g.q);
+        table_levels<16, TableIq4k, false>(b.scales[s] & 1, false, g.q);
+    }
+};
+
+struct UnpackIQ5_KS : UnpackerTraits<256, 168, 1, 4> {
+    __device__ static float row_scale(const uint8_t* row, int) { return float_at(row); }
+    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
+        const auto& b = as<BlockIQ5_KS>(p);
+        g.d[0] = odd_scale(b.scales[s]);
+        nibbles32<4>(b.qs, s, g.q);
+        plane32<4>(b.qh, s, g.q, 4);
+        table_levels<32, TableIq5nl, false>(b.scales[s] & 1, false, g.q);
+    }
+};
+
+// Words of even parity; the freed low bits of eight words are the scale byte.
+struct UnpackIQ4_KSS : UnpackerTraits<256, 128, 1, 4> {
+    __device__ static float row_scale(const uint8_t* row, int) { return float_at(row); }
+    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
+        int code = 0;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const unsigned words = load4<4>(p + 16 * s + 4 * i), even = words & 0xfffefffeu;
+            const unsigned v = even ^ (even >> 1 & 0x7fff7fffu);
+            code |= static_cast<int>((words & 1) | (words >> 15 & 2)) << 2 * i;
+            g.q[i] = v & kNibbles;
+            g.q[4 + i] = v >> 4 & kNibbles;
+        }
+        g.d[0] = odd_scale(code);
+        table_levels<16, TableIq4k, false>(code & 1, false, g.q);
+    }
+};
+
+struct UnpackIQ2_KL : UnpackerTraits<256, 86, 1, 2> {
+    __device__ static float row_scale(const uint8_t* row, int) { return load_f16<2>(row); }
+    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
+        const auto& b = as<BlockIQ2_KL>(p);
+        const int scale = split_nibble(b.scales_l, s) | (b.scales_h[s >> 2] >> 2 * (s & 3) & 3) << 4;
+        g.d[0] = static_cast<float>(scale - 32);
+        unsigned first[8], second[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            first[i] = TableIq2klFirst::word(i);
+            second[i] = TableIq2klSecond::word(i);
+        }
+        unsigned low[4], high[4];
+        load_words<2, 4>(b.qs + 16 * (s >> 1), low);
+        load_words<2, 4>(b.qh, high);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const unsigned index = (low[i] >> 4 * (s & 1) & kNibbles) | (high[i] >> s & kOnes) << 4;
+            const unsigned x = look_up<32>(first, index), y = look_up<32>(second, index);
+            g.q[2 * i] = __byte_perm(x, y, 0x5140);
+            g.q[2 * i + 1] = __byte_perm(x, y, 0x7362);
+        }
+    }
+};
+
+}  // namespace ikpy::cuda

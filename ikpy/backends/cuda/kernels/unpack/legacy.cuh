@@ -1,0 +1,187 @@
+// Types with one scale per 32 elements, and the small-block types (quant-formats 6.1 - 6.5, 6.18, 6.19).
+#pragma once
+#include "core.cuh"
+
+namespace ikpy::cuda {
+
+struct UnpackQ4_0 : UnpackerTraits<32, 18> {
+    __device__ static void group(const uint8_t* p, int, int, Group& g) {
+        const auto& b = as<BlockQ4_0>(p);
+        g.d[0] = half_of(b.d);
+        nibbles16<2>(b.qs, g.q);
+        sub_all<8>(g.q);
+    }
+};
+
+struct UnpackQ4_1 : UnpackerTraits<32, 20, 1, 0, false, true> {
+    __device__ static void group(const uint8_t* p, int, int, Group& g) {
+        const auto& b = as<BlockQ4_1>(p);
+        g.d[0] = half_of(b.d);
+        g.m[0] = half_of(b.m);
+        nibbles16<4>(b.qs, g.q);
+    }
+};
+
+template <int Align>
+__device__ __forceinline__ void fifth_bits(const uint8_t* qh, unsigned* q) {
+    const unsigned bits = load4<Align>(qh);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) q[i] |= spread_bits(bits >> 4 * i) << 4;
+}
+
+struct UnpackQ5_0 : UnpackerTraits<32, 22> {
+    __device__ static void group(const uint8_t* p, int, int, Group& g) {
+        const auto& b = as<BlockQ5_0>(p);
+        g.d[0] = half_of(b.d);
+        nibbles16<2>(b.qs, g.q);
+        fifth_bits<2>(b.qh, g.q);
+        sub_all<16>(g.q);
+    }
+};
+
+struct UnpackQ5_1 : UnpackerTraits<32, 24, 1, 0, false, true> {
+    __device__ static void group(const uint8_t* p, int, int, Group& g) {
+        const auto& b = as<BlockQ5_1>(p);
+        g.d[0] = half_of(b.d);
+        g.m[0] = half_of(b.m);
+        nibbles16<4>(b.qs, g.q);
+        fifth_bits<4>(b.qh, g.q);
+    }
+};
+
+struct UnpackQ6_0 : UnpackerTraits<32, 26> {
+    __device__ static void group(const uint8_t* p, int, int, Group& g) {
+        const auto& b = as<BlockQ6_0>(p);
+        g.d[0] = half_of(b.d);
+        nibbles16<2>(b.qs, g.q);
+        unsigned high[2];
+        load_words<2, 2>(b.qh, high);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const unsigned v = high[i & 1] >> 4 * (i >> 1);
+            g.q[i] |= (v & kPairs) << 4;
+            g.q[4 + i] |= (v >> 2 & kPairs) << 4;
+        }
+        sub_all<32>(g.q);
+    }
+};
+
+struct UnpackQ8_0 : UnpackerTraits<32, 34> {
+    __device__ static void group(const uint8_t* p, int, int, Group& g) {
+        const auto& b = as<BlockQ8_0>(p);
+        g.d[0] = half_of(b.d);
+        load_words<2, 8>(b.qs, g.q);
+    }
+};
+
+struct UnpackQ8_KV : UnpackerTraits<32, 32, 1, 8> {
+    __device__ static float row_scale(const uint8_t* row, int) { return float_at(row); }
+    __device__ static void group(const uint8_t* p, int, int, Group& g) {
+        g.d[0] = 1.0f;
+        load_words<8, 8>(p, g.q);
+    }
+};
+
+struct UnpackIQ4_NL : UnpackerTraits<32, 18> {
+    __device__ static void group(const uint8_t* p, int, int, Group& g) {
+        const auto& b = as<BlockIQ4_NL>(p);
+        g.d[0] = half_of(b.d);
+        nibbles16<2>(b.qs, g.q);
+        table_levels<16, TableIq4k, false>(false, false, g.q);
+    }
+};
+
+// 2^(e - 128); subnormal for e = 0 and 1. The table of levels is doubled, hence the halved scale.
+__device__ __forceinline__ float half_power(int e) {
+    return __int_as_float(e > 1 ? (e - 1) << 23 : 0x00200000 << e);
+}
+
+struct UnpackMXFP4 : UnpackerTraits<32, 17> {
+    __device__ static void group(const uint8_t* p, int, int, Group& g) {
+        const auto& b = as<BlockMXFP4>(p);
+        g.d[0] = half_power(b.e);
+        nibbles16<1>(b.qs, g.q);
+        table_levels<16, TableMxfp4, false>(false, false, g.q);
+    }
+};
+
+struct UnpackQ1_0_G128 : UnpackerTraits<128, 18> {
+    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
+        const auto& b = as<BlockQ1_0_G128>(p);
+        g.d[0] = half_of(b.d);
+        const unsigned bits = load4<2>(b.qs + 4 * s);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) g.q[i] = sub_bytes(spread_bits(bits >> 4 * i) << 1, 1);
+    }
+};
+
+// Trits 0 .. 2 of four base-3 bytes that the multiplier moves to the top, minus 1.
+__device__ __forceinline__ unsigned trits(unsigned codes, unsigned multiplier) {
+    const unsigned low = (codes & 0x00ff00ffu) * multiplier & 0x00ff00ffu;
+    const unsigned high = (codes >> 8 & 0x00ff00ffu) * multiplier & 0x00ff00ffu;
+    return sub_bytes((low * 3 >> 8 & 0x00ff00ffu) | (high * 3 & 0xff00ff00u), 1);
+}
+
+struct UnpackIQ1_BN : UnpackerTraits<64, 13, 1, 2> {
+    __device__ static float row_scale(const uint8_t* row, int) { return load_f16<1>(row); }
+    __device__ static unsigned power(int n) {
+        return n == 0 ? 81 : n == 1 ? 27 : n == 2 ? 9 : n == 3 ? 3 : 1;
+    }
+    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
+        const auto& b = as<BlockIQ1_BN>(p);
+        g.d[0] = 1.0f;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int run = 2 * s + h;
+#pragma unroll
+            for (int w = 0; w < 4; ++w) {
+                unsigned q = 0;
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const int j = 4 * w + i;
+                    const unsigned code = j == 15 ? b.extra : b.ql[3 * run + j / 5];
+                    const unsigned v = code * power(j == 15 ? run : j % 5) & 255;
+                    q |= (v * 3 >> 8) << 8 * i;
+                }
+                g.q[4 * h + w] = sub_bytes(q, 1);
+            }
+        }
+    }
+};
+
+struct UnpackIQ2_BN : UnpackerTraits<64, 16, 1, 4> {
+    __device__ static float row_scale(const uint8_t* row, int) { return float_at(row); }
+    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
+        g.d[0] = 1.0f;
+        unsigned words[4];
+        load_words<4, 4>(p, words);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) g.q[i] = sub_bytes(words[i & 3] >> 2 * (2 * s + (i >> 2)) & kPairs, 1);
+    }
+};
+
+struct UnpackTQ1_0 : UnpackerTraits<256, 54> {
+    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
+        const auto& b = as<BlockTQ1_0>(p);
+        g.d[0] = half_of(b.d);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const int e = 32 * s + 4 * i;  // runs of 32, 16 and 4 bytes with 5, 5 and 4 trits
+            const int n = e < 160 ? e / 32 : e < 240 ? (e - 160) / 16 : (e - 240) / 4;
+            const int byte = e < 160 ? e % 32 : e < 240 ? 32 + (e - 160) % 16 : 48;
+            const unsigned power = n == 0 ? 1 : n == 1 ? 3 : n == 2 ? 9 : n == 3 ? 27 : 81;
+            g.q[i] = trits(load4<2>(b.qs + byte), power);
+        }
+    }
+};
+
+struct UnpackTQ2_0 : UnpackerTraits<256, 66> {
+    __device__ static void group(const uint8_t* p, int, int s, Group& g) {
+        const auto& b = as<BlockTQ2_0>(p);
+        g.d[0] = half_of(b.d);
+        pairs32<2>(b.qs, s, g.q, 0);
+        sub_all<1>(g.q);
+    }
+};
+
+}  // namespace ikpy::cuda

@@ -1,0 +1,388 @@
+// Kernels of a quantized weight type, written once over its unpacker: rows decoded to floats, matrix-vector
+// product (dp4a), matrix product on int8 tensor cores. Activations are int8 (quantize_q8.cuh).
+#pragma once
+#include "mma.cuh"
+#include "product.cuh"
+#include "quantize_q8.cuh"
+#include "unpack/core.cuh"
+
+namespace ikpy::cuda {
+
+// Start of the blocks of the group of interleaved rows that row r is in.
+template <class U>
+__device__ __forceinline__ const uint8_t* row_group(const uint8_t* matrix, long long row_bytes, int r) {
+    return matrix + static_cast<long long>(r / U::kRows) * U::kRows * row_bytes;
+}
+// Block of group g of 32 elements.
+template <class U>
+__device__ __forceinline__ const uint8_t* block_of(const uint8_t* group, int g) {
+    return group + U::kRows * U::kHeader + static_cast<long long>(g / (U::kBlock / 32)) * U::kBytes;
+}
+template <class U>
+__device__ __forceinline__ void unpack(const uint8_t* group, int k, int g, Group& out) {
+    U::group(block_of<U>(group, g), k, g % (U::kBlock / 32), out);
+}
+
+// ---- rows ----
+
+// dst rows = rows of src (ids: those picked by ids[i1]), decoded. One thread per 32 elements.
+template <class U>
+__device__ __forceinline__ void rows_body(const View& dst, const View& src, const int* ids, int out_type,
+                                          const int* runtime) {
+    const int per_row = dst.ne[0] / 32;
+    const long long n = static_cast<long long>(per_row) * dst.rows(runtime);
+    const long long step = static_cast<long long>(gridDim.x) * blockDim.x;
+    for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += step) {
+        const int g = static_cast<int>(i % per_row);
+        const RowIndex at = row_index(dst, static_cast<int>(i / per_row), runtime);
+        const int r = ids ? ids[at.i1] : at.i1;
+        const uint8_t* group = row_group<U>(src.row<uint8_t>(0, at.i2, at.i3), src.nb[1], r);
+        Group w;
+        unpack<U>(group, r % U::kRows, g, w);
+        const float scale = U::row_scale(group, r % U::kRows);
+        uint8_t* out = dst.row<uint8_t>(at.i1, at.i2, at.i3);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            const int half = U::kHalves ? j / 4 : 0;
+            float v[4];
+#pragma unroll
+            for (int b = 0; b < 4; ++b) {
+                v[b] = scale * w.d[half] * static_cast<float>(static_cast<int8_t>(w.q[j] >> 8 * b));
+                if (U::kOffset) v[b] += scale * w.m[half];
+            }
+            const int e = 32 * g + 4 * j;
+            if (out_type == kF32) {
+                *reinterpret_cast<float4*>(out + 4 * e) = make_float4(v[0], v[1], v[2], v[3]);
+            } else {
+                const bool f16 = out_type == kF16;
+                unsigned h[4];
+#pragma unroll
+                for (int b = 0; b < 4; ++b) h[b] = f16 ? f32_to_f16(v[b]) : f32_to_bf16(v[b]);
+                reinterpret_cast<unsigned*>(out)[e / 2] = h[0] | h[1] << 16;
+                reinterpret_cast<unsigned*>(out)[e / 2 + 1] = h[2] | h[3] << 16;
+            }
+        }
+    }
+}
+
+// ---- matrix-vector ----
+
+constexpr int kVectorWarps = 4;
+
+// Products of group w with the same 32 activations of one token.
+template <class U>
+__device__ __forceinline__ float group_product(const Group& w, const unsigned* x, float dx,
+                                               const float* sums) {
+    int low = 0, high = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        low = __dp4a(static_cast<int>(w.q[i]), static_cast<int>(x[i]), low);
+        high = __dp4a(static_cast<int>(w.q[4 + i]), static_cast<int>(x[4 + i]), high);
+    }
+    float sum;
+    if (U::kHalves) {
+        sum = w.d[0] * static_cast<float>(low) + w.d[1] * static_cast<float>(high);
+        if (U::kOffset) sum += w.m[0] * sums[0] + w.m[1] * sums[1];
+    } else {
+        sum = w.d[0] * static_cast<float>(low + high);
+        if (U::kOffset) sum += w.m[0] * sums[0];
+    }
+    return dx * sum;
+}
+
+// A warp (or `split` warps, each a part of the columns) multiplies two row groups with N tokens: two
+// neighbouring groups, or one of the up projection and the same one of the gate. Interleaved rows are spread
+// over the lanes. grid (token chunks or assignments, row blocks, batches): chunks that need the same rows run
+// side by side and share them in the L2 cache.
+template <class U, int N>
+__device__ __forceinline__ void matvec_body(const Product& p) {
+    __shared__ float partial[kVectorWarps][2][N][U::kRows];
+    constexpr int kRows = U::kRows;
+    const int lane = lane_id(), k = lane % kRows, warp = warp_id();
+    const int part = warp % p.split, sets = kVectorWarps / p.split;
+    Columns columns;
+    int first = blockIdx.x * N;
+    if (p.groups) {
+        const int expert = expert_of(p, blockIdx.x);
+        if (expert < 0) return;
+        columns = expert_columns(p, expert);
+        first = blockIdx.x - columns.first;
+    } else {
+        columns = dense_columns(p, blockIdx.z);
+        if (first >= columns.count) return;
+    }
+    const int n_columns = p.groups ? 1 : min(N, columns.count - first);
+    const int n_groups = p.n_out / kRows, set = blockIdx.y * sets + warp / p.split;
+    const int group0 = p.gate ? set : 2 * set;
+    const bool active = group0 < n_groups, second = p.gate || group0 + 1 < n_groups;
+    const uint8_t* weight[2];
+    const uint8_t* x[N];
+    float sum[2][N];
+    if (active) {
+        const long long matrix = columns.matrix * p.matrix_bytes;
+        weight[0] = row_group<U>(p.up + matrix, p.row_bytes, group0 * kRows);
+        weight[1] = p.gate ? row_group<U>(p.gate + matrix, p.row_bytes, group0 * kRows)
+                           : weight[0] + (second ? kRows * p.row_bytes : 0);
+    }
+#pragma unroll
+    for (int c = 0; c < N; ++c) {
+        x[c] = column_at(p, columns, first + min(c, n_columns - 1)).x;
+        sum[0][c] = sum[1][c] = 0.0f;
+    }
+    if (active) {
+        const ActQ8Layout at(p.n_in);
+        constexpr int kStep = 32 / kRows;
+        for (int g = part * kStep + lane / kRows; g < p.n_in / 32; g += p.split * kStep) {
+            Group w[2];
+            unpack<U>(weight[0], k, g, w[0]);
+            unpack<U>(weight[1], k, g, w[1]);
+#pragma unroll
+            for (int c = 0; c < N; ++c) {
+                unsigned q[8];
+                *reinterpret_cast<uint4*>(q) = *reinterpret_cast<const uint4*>(x[c] + 32 * g);
+                *reinterpret_cast<uint4*>(q + 4) = *reinterpret_cast<const uint4*>(x[c] + 32 * g + 16);
+                const float dx = reinterpret_cast<const float*>(x[c] + at.scale)[g];
+                float sums[2];
+                if (U::kOffset && U::kHalves) {
+                    const float2 s = reinterpret_cast<const float2*>(x[c] + at.sum16)[g];
+                    sums[0] = s.x;
+                    sums[1] = s.y;
+                } else if (U::kOffset) {
+                    sums[0] = reinterpret_cast<const float*>(x[c] + at.sum32)[g];
+                }
+                sum[0][c] += group_product<U>(w[0], q, dx, sums);
+                sum[1][c] += group_product<U>(w[1], q, dx, sums);
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int c = 0; c < N; ++c) {
+#pragma unroll
+            for (int m = 16; m >= kRows; m >>= 1) sum[i][c] += __shfl_xor_sync(kAllLanes, sum[i][c], m);
+            if (active) sum[i][c] *= U::row_scale(weight[i], k);
+        }
+    if (p.split > 1) {
+        if (lane < kRows) {
+            for (int i = 0; i < 2; ++i)
+                for (int c = 0; c < N; ++c) partial[warp][i][c][k] = sum[i][c];
+        }
+        __syncthreads();
+        if (part != 0) return;
+        for (int other = 1; other < p.split; ++other)
+            for (int i = 0; i < 2; ++i)
+                for (int c = 0; c < N; ++c) sum[i][c] += partial[warp + other][i][c][k];
+    }
+    if (!active || lane >= kRows) return;
+    const int row = group0 * kRows + k;
+    for (int c = 0; c < n_columns; ++c) {
+        uint8_t* dst = column_at(p, columns, first + c).dst;
+        store_sum(p, dst, columns.matrix, row, sum[0][c], sum[1][c]);
+        if (!p.gate && second) store_sum(p, dst, columns.matrix, row + kRows, sum[1][c], 0.0f);
+    }
+}
+
+// ---- matrix product ----
+
+constexpr int kTileRows = 64, kTileColumns = 128, kTileDepth = 128, kTileThreads = 256;
+constexpr int kTileStride = kTileDepth + 16;  // bytes; the odd 16 keep ldmatrix free of bank conflicts
+constexpr int kTileGroups = kTileDepth / 32;
+
+// Shared memory of a block: 64 weight rows by 128 tokens, 128 deep.
+template <class U>
+struct Tile {
+    static constexpr int kScales = kTileGroups * (U::kHalves ? 2 : 1);
+    static constexpr int kSums = U::kOffset ? kScales : 1;
+    __align__(16) uint8_t weights[kTileRows][kTileStride];
+    __align__(16) uint8_t x[kTileColumns][kTileStride];
+    __align__(16) float x_scale[kTileColumns][kTileGroups];
+    __align__(16) float x_sum[kTileColumns][U::kOffset ? kScales : 4];
+    float scale[kScales][kTileRows];
+    float offset[kSums][kTileRows];
+    const uint8_t* source[kTileColumns];
+};
+
+// Row of the matrices that tile row i holds: with a gate the lower half are up rows, the upper half gate
+// rows.
+__device__ __forceinline__ int tile_row(const Product& p, int i) {
+    return p.gate ? blockIdx.x * (kTileRows / 2) + i % (kTileRows / 2) : blockIdx.x * kTileRows + i;
+}
+
+template <class U>
+__device__ __forceinline__ void load_weight_tile(const Product& p, int matrix, int depth, Tile<U>& tile) {
+    // Neighbouring threads take neighbouring groups of a row.
+    const int g = threadIdx.x % kTileGroups, i = threadIdx.x / kTileGroups;
+    const int row = tile_row(p, i), group = depth / 32 + g;
+    Group w;
+    if (row < p.n_out && group < p.n_in / 32) {
+        const uint8_t* base = p.gate && i >= kTileRows / 2 ? p.gate : p.up;
+        const uint8_t* rows = row_group<U>(base + matrix * p.matrix_bytes, p.row_bytes, row);
+        unpack<U>(rows, row % U::kRows, group, w);
+        // The next tile is on its way from memory while this one is multiplied.
+        if (group + kTileGroups < p.n_in / 32) prefetch_l2(block_of<U>(rows, group + kTileGroups));
+        if (U::kHeader > 0) {
+            const float scale = U::row_scale(rows, row % U::kRows);
+            w.d[0] *= scale;
+            w.d[1] *= scale;
+        }
+    } else {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) w.q[j] = 0;
+        w.d[0] = w.d[1] = w.m[0] = w.m[1] = 0.0f;
+    }
+    auto* out = reinterpret_cast<uint4*>(&tile.weights[i][32 * g]);
+    out[0] = uint4{w.q[0], w.q[1], w.q[2], w.q[3]};
+    out[1] = uint4{w.q[4], w.q[5], w.q[6], w.q[7]};
+    constexpr int kParts = U::kHalves ? 2 : 1;
+#pragma unroll
+    for (int h = 0; h < kParts; ++h) {
+        tile.scale[kParts * g + h][i] = w.d[h];
+        if (U::kOffset) tile.offset[kParts * g + h][i] = w.m[h];
+    }
+}
+
+template <class U>
+__device__ __forceinline__ void load_x_tile(const Product& p, int depth, int n_columns, Tile<U>& tile) {
+    const ActQ8Layout at(p.n_in);
+    for (int i = threadIdx.x; i < kTileColumns * kTileDepth / 16; i += kTileThreads) {
+        const int c = i / (kTileDepth / 16), e = i % (kTileDepth / 16) * 16;
+        copy16_async(&tile.x[c][e], tile.source[c] + depth + e, c < n_columns);
+    }
+    const int c = threadIdx.x % kTileColumns;
+    const uint8_t* x = tile.source[c];
+    if (threadIdx.x < kTileColumns) {
+        copy16_async(tile.x_scale[c], x + at.scale + depth / 8, c < n_columns);
+    } else if constexpr (U::kOffset) {
+        if constexpr (U::kHalves) {
+            copy16_async(tile.x_sum[c], x + at.sum16 + depth / 4, c < n_columns);
+            copy16_async(tile.x_sum[c] + 4, x + at.sum16 + depth / 4 + 16, c < n_columns);
+        } else {
+            copy16_async(tile.x_sum[c], x + at.sum32 + depth / 8, c < n_columns);
+        }
+    }
+    commit_copies();
+}
+
+// Sums of one warp: two tiles of 16 rows (up and gate, or 32 rows apart) and four of 8 columns.
+struct WarpSums {
+    float c[2][4][4];
+};
+
+template <class U>
+__device__ __forceinline__ void multiply_tile(const Tile<U>& tile, int n_columns, WarpSums& sums) {
+    const int lane = lane_id(), wm = warp_id() & 1, wn = warp_id() >> 1;
+#pragma unroll
+    for (int g = 0; g < kTileGroups; ++g) {
+        unsigned a[2][4];
+#pragma unroll
+        for (int t = 0; t < 2; ++t)
+            load_matrix4(a[t], &tile.weights[32 * t + 16 * wm + lane % 16][32 * g + 16 * (lane / 16)]);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const int column0 = (4 * j + wn) * 8;
+            if (column0 >= n_columns) break;
+            unsigned b[2];
+            const auto* x = reinterpret_cast<const unsigned*>(&tile.x[column0 + lane / 4][32 * g]);
+            b[0] = x[lane % 4];
+            b[1] = x[4 + lane % 4];
+            const int column = column0 + 2 * (lane % 4);
+            const float dx[2] = {tile.x_scale[column][g], tile.x_scale[column + 1][g]};
+#pragma unroll
+            for (int t = 0; t < 2; ++t) {
+                const int row = 32 * t + 16 * wm + lane / 4;
+                float* c = sums.c[t][j];
+                if (U::kHalves) {
+                    int low[4] = {0, 0, 0, 0}, high[4] = {0, 0, 0, 0};
+                    mma_s8_k16(low, a[t], b[0]);
+                    mma_s8_k16(high, a[t] + 2, b[1]);
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        const int r = row + 8 * (i / 2);
+                        float v = tile.scale[2 * g][r] * static_cast<float>(low[i]) +
+                                  tile.scale[2 * g + 1][r] * static_cast<float>(high[i]);
+                        if (U::kOffset)
+                            v += tile.offset[2 * g][r] * tile.x_sum[column + i % 2][2 * g] +
+                                 tile.offset[2 * g + 1][r] * tile.x_sum[column + i % 2][2 * g + 1];
+                        c[i] += dx[i % 2] * v;
+                    }
+                } else {
+                    int all[4] = {0, 0, 0, 0};
+                    mma_s8_k32(all, a[t], b);
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        const int r = row + 8 * (i / 2);
+                        float v = tile.scale[g][r] * static_cast<float>(all[i]);
+                        if (U::kOffset) v += tile.offset[g][r] * tile.x_sum[column + i % 2][g];
+                        c[i] += dx[i % 2] * v;
+                    }
+                }
+            }
+        }
+    }
+}
+
+// grid (row tiles, column tiles, batches or experts); 256 threads.
+template <class U>
+__device__ __forceinline__ void matmul_body(const Product& p) {
+    __shared__ Tile<U> tile;
+    const Columns columns = p.groups ? expert_columns(p, blockIdx.z) : dense_columns(p, blockIdx.z);
+    const int first = blockIdx.y * kTileColumns;
+    if (first >= columns.count) return;
+    const int n_columns = min(kTileColumns, columns.count - first);
+    if (threadIdx.x < kTileColumns)
+        tile.source[threadIdx.x] =
+            column_at(p, columns, first + min(static_cast<int>(threadIdx.x), n_columns - 1)).x;
+    WarpSums sums;
+#pragma unroll
+    for (int t = 0; t < 2; ++t)
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sums.c[t][j][i] = 0.0f;
+    __syncthreads();
+    for (int depth = 0; depth < p.n_in; depth += kTileDepth) {
+        load_x_tile<U>(p, depth, n_columns, tile);
+        load_weight_tile<U>(p, columns.matrix, depth, tile);
+        wait_copies<0>();
+        __syncthreads();
+        multiply_tile<U>(tile, n_columns, sums);
+        __syncthreads();
+    }
+    const int lane = lane_id(), wm = warp_id() & 1, wn = warp_id() >> 1;
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int column = (4 * j + wn) * 8 + 2 * (lane % 4) + i % 2;
+            if (column >= n_columns) continue;
+            uint8_t* dst = column_at(p, columns, first + column).dst;
+            const int in_tile = 16 * wm + lane / 4 + 8 * (i / 2), row = tile_row(p, in_tile);
+            if (row < p.n_out) store_sum(p, dst, columns.matrix, row, sums.c[0][j][i], sums.c[1][j][i]);
+            if (!p.gate && row + 32 < p.n_out)
+                store_sum(p, dst, columns.matrix, row + 32, sums.c[1][j][i], 0.0f);
+        }
+}
+
+}  // namespace ikpy::cuda
+
+// Four blocks per multiprocessor are asked for where the compiler might else save registers by spilling.
+// The kernels of a type; name as in the table of tensor types, in lower case.
+#define IKPY_WEIGHT_TYPE(name, U)                                                                     \
+    IKPY_KERNEL rows_##name(ikpy::cuda::View dst, ikpy::cuda::View src, const int* ids, int out_type, \
+                            const int* runtime) {                                                     \
+        ikpy::cuda::rows_body<ikpy::cuda::U>(dst, src, ids, out_type, runtime);                       \
+    }                                                                                                 \
+    IKPY_EXPORT(rows_##name);                                                                         \
+    IKPY_KERNEL __launch_bounds__(128, 4) matvec1_##name(ikpy::cuda::Product p) {                     \
+        ikpy::cuda::matvec_body<ikpy::cuda::U, 1>(p);                                                 \
+    }                                                                                                 \
+    IKPY_EXPORT(matvec1_##name);                                                                      \
+    IKPY_KERNEL __launch_bounds__(128, 4) matvec4_##name(ikpy::cuda::Product p) {                     \
+        ikpy::cuda::matvec_body<ikpy::cuda::U, 4>(p);                                                 \
+    }                                                                                                 \
+    IKPY_EXPORT(matvec4_##name);                                                                      \
+    IKPY_KERNEL __launch_bounds__(256, 2) matmul_##name(ikpy::cuda::Product p) {                      \
+        ikpy::cuda::matmul_body<ikpy::cuda::U>(p);                                                    \
+    }                                                                                                 \
+    IKPY_EXPORT(matmul_##name)

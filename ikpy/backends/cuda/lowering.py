@@ -1,0 +1,52 @@
+"""The CUDA kernels as the plans use them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ikpy._native import core
+from ikpy.backends.cuda import launch
+from ikpy.backends.cuda.api import LaunchLike
+from ikpy.backends.cuda.state import AddressOf
+from ikpy.graph.ir import Node, Value
+
+
+class CudaKernels:
+    """Lowers nodes to launches of the kernels in kernels/*.cu, which all devices of these capabilities can run."""
+
+    def __init__(self, capabilities: Sequence[tuple[int, int]]) -> None:
+        self._shared_limit = min(map(launch.shared_limit, capabilities), default=launch.SHARED_LIMIT)
+
+    def supports(self, node: Node) -> str | None:
+        """Why a node must run on the CPU, or None."""
+        return launch.supports(node)
+
+    def lower(self, node: Node, address: AddressOf, runtime: int, scratch: int) -> list[LaunchLike]:
+        """Launches of a node; runtime and scratch are addresses of the scalars and of work memory."""
+
+        def resolve(value: Value) -> int:
+            if value is launch.RUNTIME:
+                return runtime
+            return scratch if value is launch.WORK else address(value)
+
+        return list(launch.lower(node, resolve, self._shared_limit))
+
+    def joined(self, first: Node, second: Node) -> Node | None:
+        """One node for two that follow each other on a device, or None."""
+        return launch.joined(first, second)
+
+    def scratch_bytes(self, node: Node) -> int:
+        """Work memory that the launches of a node need."""
+        return launch.work_bytes(node, self._shared_limit)
+
+    def activation_format(self, node: Node) -> int:
+        """The format of single rows: that of whole batches depends on the CPU."""
+        weight = node.src[0]
+        assert weight is not None
+        return core.activation_format(weight.type_id, 1)
+
+    def prepared_nbytes(self, node: Node) -> int:
+        """Bytes of the activations that an act_prepare node makes, as on the CPU."""
+        x = node.src[0]
+        assert x is not None
+        return core.activation_nbytes(node.ip[0], x.shape[0], x.shape[1], x.shape[2] * x.shape[3])

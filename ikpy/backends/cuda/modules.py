@@ -1,0 +1,186 @@
+"""Compiled kernels: cubins in the user cache, by hash of the sources, architecture and compiler version.
+
+A GPU's kernels are compiled by nvcc when they are first needed, or ahead of time by `ikpy cuda build`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from ikpy.backends.cuda.api import DeviceError
+
+FOLDER = Path(__file__).parent
+KERNELS = FOLDER / "kernels"
+NATIVE_INCLUDE = FOLDER.parent.parent / "_native" / "include"
+NVCC_FLAGS = ("-std=c++17", "-O3", "--expt-relaxed-constexpr", "-lineinfo")
+# Turing and later: the first with int8 tensor cores.
+OLDEST = (7, 5)
+ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120")
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """A kernel file compiled for one architecture. usage: what ptxas says about registers and spills."""
+
+    source: Path
+    path: Path
+    usage: str
+
+
+def architecture(compute_capability: tuple[int, int]) -> str:
+    """sm_86 for (8, 6). Raises DeviceError for GPUs that are too old."""
+    if compute_capability < OLDEST:
+        major, minor = compute_capability
+        raise DeviceError(f"compute capability {major}.{minor} is too old: 7.5 (Turing) or later is needed")
+    return "sm_{}{}".format(*compute_capability)
+
+
+def sources() -> list[Path]:
+    """The kernel files."""
+    return sorted(KERNELS.glob("*.cu"))
+
+
+def cache_dir() -> Path:
+    """Where cubins are kept: $XDG_CACHE_HOME/ikpy/cubin."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ikpy" / "cubin"
+
+
+@cache
+def nvcc() -> str:
+    """Path of the compiler: $NVCC, nvcc on the PATH, or in $CUDA_HOME or /usr/local/cuda."""
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    candidates = [os.environ.get("NVCC"), shutil.which("nvcc"), *(f"{home}/bin/nvcc" for home in homes if home)]
+    for path in candidates:
+        if path and shutil.which(path):
+            return path
+    raise DeviceError(
+        "the CUDA compiler nvcc is not found: install the CUDA toolkit, or set NVCC or CUDA_HOME, "
+        "or copy kernels made by `ikpy cuda build` elsewhere"
+    )
+
+
+@cache
+def nvcc_version() -> str:
+    """Last line of nvcc --version."""
+    done = subprocess.run([nvcc(), "--version"], capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.strip()]
+    if done.returncode or not lines:
+        raise DeviceError(f"{nvcc()} --version fails: {done.stderr.strip() or done.returncode}")
+    return lines[-1]
+
+
+def _headers_digest() -> str:
+    """Hash of everything that kernel files may include."""
+    digest = hashlib.sha256()
+    for path in [*sorted(KERNELS.rglob("*.cuh")), *sorted(NATIVE_INCLUDE.rglob("*.hpp"))]:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _key(source: Path, headers: str) -> str:
+    parts = [source.read_bytes(), headers.encode(), " ".join(NVCC_FLAGS).encode()]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
+
+
+def _target(source: Path, arch: str, headers: str, folder: Path) -> Path:
+    return folder / arch / f"{source.stem}-{_key(source, headers)}.cubin"
+
+
+def compile_cubin(source: Path, arch: str, target: Path) -> str:
+    """Compiles a kernel file; returns what ptxas reports. Raises DeviceError with the compiler's message."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = Path(folder) / "kernel.cubin"
+        includes = [f"-I{KERNELS}", f"-I{NATIVE_INCLUDE}"]
+        command = [
+            nvcc(),
+            "-cubin",
+            f"-arch={arch}",
+            "-Xptxas=-v",
+            *NVCC_FLAGS,
+            *includes,
+            "-o",
+            str(made),
+            str(source),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise DeviceError(f"nvcc cannot compile {source.name} for {arch}:\n{done.stderr.strip()[:4000]}")
+        usage = target.with_suffix(".ptxas")
+        usage.write_text(done.stderr)
+        os.replace(made, target)
+    return done.stderr
+
+
+def build(
+    arch: str,
+    progress: Progress,
+    *,
+    files: Collection[str] | None = None,
+    folder: Path | None = None,
+    jobs: int | None = None,
+    force: bool = False,
+) -> list[Cubin]:
+    """Cubins for one architecture of the kernel files with these stems, of all by default.
+
+    Compiles those that the cache lacks, all of them with force.
+    """
+    folder = folder or cache_dir()
+    headers = _headers_digest()
+    chosen = [source for source in sources() if files is None or source.stem in files]
+    targets = [(source, _target(source, arch, headers, folder)) for source in chosen]
+    missing = [(source, target) for source, target in targets if force or not target.exists()]
+    if missing:
+        progress(f"compiling {len(missing)} CUDA kernel files for {arch} with {nvcc_version()} (kept in {folder})")
+        with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
+            futures = {pool.submit(compile_cubin, source, arch, target): source for source, target in missing}
+            for done, future in enumerate(as_completed(futures), 1):
+                future.result()
+                progress(f"  [{done}/{len(missing)}] {futures[future].name}")
+    return [Cubin(source, target, _usage(target)) for source, target in targets]
+
+
+def _usage(target: Path) -> str:
+    path = target.with_suffix(".ptxas")
+    return path.read_text() if path.exists() else ""
+
+
+def spills(cubins: Sequence[Cubin]) -> list[str]:
+    """Kernels whose registers spill to memory: `file: kernel: N bytes stores, M bytes loads`."""
+    found = []
+    for cubin in cubins:
+        kernel = ""
+        for line in cubin.usage.splitlines():
+            if "Function properties for" in line:
+                kernel = line.rsplit(" ", 1)[-1]
+            if "spill stores" in line and " 0 bytes spill stores, 0 bytes spill loads" not in line:
+                found.append(f"{cubin.source.name}: {kernel}: {line.split(',', 1)[-1].strip()}")
+    return found
+
+
+def cubins(compute_capability: tuple[int, int], kernels: Collection[str]) -> dict[str, Path]:
+    """The cubin that holds each kernel, compiled with progress on standard error if it is not in the cache."""
+    from ikpy.backends.cuda.launch import kernel_file
+
+    files = {name: kernel_file(name) for name in kernels}
+    made = build(architecture(compute_capability), _print, files=set(files.values()))
+    paths = {cubin.source.stem: cubin.path for cubin in made}
+    missing = sorted(name for name, file in files.items() if file not in paths)
+    if missing:
+        raise DeviceError(f"no kernel file holds {', '.join(missing)}")
+    return {name: paths[file] for name, file in files.items()}
+
+
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,248 @@
+"""Runs the graphs of a context on devices: placement of nodes, memory of every device, plans."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ikpy.backends.cuda.api import Device, DeviceError, aligned
+from ikpy.backends.cuda.plan import HybridPlan
+from ikpy.backends.cuda.setup import DeviceSetup
+from ikpy.backends.cuda.state import DeviceState, Inputs, input_bytes
+from ikpy.graph.assign import Assignment, DeviceRules, Step, assign, read, written
+from ikpy.graph.ir import Buffer, Node, Value
+from ikpy.graph.placement import CPU
+from ikpy.graph.plan import CompiledPlan
+from ikpy.graph.split import SplitGraph, split_graph
+
+Log = Callable[[str], None]
+N_SLOTS = 2
+ALIGNMENT = 64
+MIB = 1 << 20
+
+
+@dataclass
+class DeviceNeeds:
+    """Bytes that a context takes on a device. slot: the largest weight that is uploaded when it is used."""
+
+    weights: dict[str, Buffer] = field(default_factory=dict)
+    cache: int = 0
+    inputs: int = 0
+    arena: int = 0
+    scratch: int = 0
+    slot: int = 0
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights that stay on the device."""
+        return sum(aligned(b.nbytes) for b in self.weights.values())
+
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes of everything that is neither weight nor cache."""
+        return self.inputs + self.arena + self.scratch + N_SLOTS * self.slot
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return self.weight_bytes + self.cache + self.compute_bytes
+
+
+class DeviceRuntime:
+    """The devices of one context. caches: (layer, name) -> cache tensor. plan_only: memory is measured, not taken."""
+
+    def __init__(
+        self,
+        setup: DeviceSetup,
+        inputs: Inputs,
+        caches: Mapping[tuple[int, str], Value],
+        log: Log,
+        *,
+        plan_only: bool = False,
+    ) -> None:
+        self.setup = setup
+        self.plan_only = plan_only
+        self._log = log
+        self._caches = caches
+        self._inputs = inputs
+        self._rules = DeviceRules(
+            setup.placement,
+            {v.buffer.name: setup.placement.caches[layer] for (layer, _), v in caches.items()},
+            setup.kernels.supports,
+            setup.kernels.activation_format,
+            setup.kernels.prepared_nbytes,
+            setup.params.offload_batch,
+            setup.params.policy,
+        )
+        self.needs = {d.name: DeviceNeeds(inputs=input_bytes(inputs)) for d in setup.devices}
+        self.states: dict[str, DeviceState] = {}
+        self._noted: Counter[tuple[str, str]] = Counter()
+        self._finalizer = weakref.finalize(self, _release, self.states)
+        # At exit the driver frees everything, perhaps before us.
+        self._finalizer.atexit = False
+
+    # --- placement --------------------------------------------------------------------------------------------
+
+    def settle(self, graphs: Sequence[list[Node]]) -> None:
+        """Decides where the caches are, from the graphs that will use them.
+
+        A layer whose attention has no kernel on its device keeps its cache in host memory: its attention runs there.
+        """
+        devices = dict(self._rules.cache_devices)
+        for node in (n for nodes in graphs for n in nodes):
+            for value in (*read(node), *written(node)):
+                name = value.buffer.name
+                if value.buffer.role != "cache" or devices[name] == CPU:
+                    continue
+                reason = self.setup.kernels.supports(node)
+                if reason is not None:
+                    self._log(f"llama_kv_cache_init: {name} stays in host memory: {node.kind}: {reason}")
+                    devices[name] = CPU
+        for layer in {layer for layer, _ in self._caches}:
+            names = [v.buffer.name for (il, _), v in self._caches.items() if il == layer]
+            if any(devices[name] == CPU for name in names):
+                devices |= dict.fromkeys(names, CPU)
+        self._rules.cache_devices = devices
+        for device in self.setup.devices:
+            self.needs[device.name].cache = sum(aligned(b.nbytes) for b in self._caches_on(device))
+
+    def _caches_on(self, device: Device) -> list[Buffer]:
+        where = self._rules.cache_devices
+        return [v.buffer for v in self._caches.values() if where[v.buffer.name] == device.name]
+
+    def cache_bytes(self) -> dict[str, int]:
+        """Bytes of caches in host memory and on each device, for those that hold any."""
+        sizes: dict[str, int] = {}
+        for value in self._caches.values():
+            device = self._rules.cache_devices[value.buffer.name]
+            sizes[device] = sizes.get(device, 0) + value.buffer.nbytes
+        return dict(sorted(sizes.items(), key=lambda item: (item[0] != CPU, item[0])))
+
+    def split(self, nodes: list[Node], results: set[Buffer]) -> SplitGraph:
+        """Decides where every node runs."""
+        assignment = assign(nodes, self._rules)
+        self._note_fallbacks(assignment)
+        return split_graph(self._joined(assignment.steps), results)
+
+    def _joined(self, steps: list[Step]) -> list[Step]:
+        """Steps with pairs that a device can carry out at once made one.
+
+        Results that several devices make for themselves stay steps of their own.
+        """
+        makers = Counter(v.buffer for step in steps for v in written(step.node))
+        found: list[Step] = []
+        for step in steps:
+            last = found[-1] if found else None
+            alone = all(makers[v.buffer] == 1 for v in written(step.node))
+            if last is not None and last.device == step.device != CPU and alone:
+                one = self.setup.kernels.joined(last.node, step.node)
+                if one is not None:
+                    found[-1] = Step(step.device, one)
+                    continue
+            found.append(step)
+        return found
+
+    def _note_fallbacks(self, assignment: Assignment) -> None:
+        for key, count in assignment.fallbacks.items():
+            if key not in self._noted:
+                reason, kind = key
+                self._log(f"note: {count} {kind} nodes of layers on a device run on the CPU: {reason}")
+            self._noted[key] += count
+
+    # --- memory -----------------------------------------------------------------------------------------------
+
+    def measure(self, graph: SplitGraph) -> None:
+        """Adds what a graph needs; commit() makes room for all that was measured."""
+        for name in graph.devices:
+            needs, steps = self.needs[name], graph.steps(name)
+            resident, slot_bytes = _weights(steps)
+            needs.weights.update((b.name, b) for b in resident)
+            needs.arena = max(needs.arena, graph.arenas[name].nbytes)
+            needs.scratch = max(needs.scratch, *(self.setup.kernels.scratch_bytes(s.node) for s in steps))
+            needs.slot = max(needs.slot, slot_bytes)
+
+    def commit(self) -> bool:
+        """Uploads weights and allocates memory as measured; True if compiled plans became invalid.
+
+        Raises DeviceError before anything is uploaded if a device has too little memory.
+        """
+        if self.plan_only:
+            return False
+        if not self.states:
+            self._make_states()
+        moved = False
+        for name, state in self.states.items():
+            needs = self.needs[name]
+            self.setup.upload(state.device, needs.weights.values(), self._log)
+            moved |= state.arena.reserve(needs.arena)
+            moved |= state.scratch.reserve(needs.scratch)
+            for slot in state.slots:
+                moved |= slot.block.reserve(needs.slot)
+        return moved
+
+    def _make_states(self) -> None:
+        for device in self.setup.devices:
+            needs = self.needs[device.name]
+            missing = self.setup.weights.missing(device, needs.weights.values())
+            weights = sum(aligned(b.nbytes) for b in missing)
+            wanted, free = weights + needs.cache + needs.compute_bytes, device.memory().free
+            if wanted > free:
+                sizes = {"weights": weights, "cache": needs.cache, "compute": needs.compute_bytes}
+                parts = ", ".join(f"{name} {nbytes / MIB:.0f}" for name, nbytes in sizes.items())
+                raise DeviceError(
+                    f"{device.name}: failed to allocate buffer: {wanted / MIB:.0f} MiB are needed ({parts}), "
+                    f"{free / MIB:.0f} MiB are free; offload fewer layers (-ngl), keep more experts on the CPU "
+                    "(-ncmoe), use a smaller -c or -ub, or let --fit choose"
+                )
+        for device in self.setup.devices:
+            self.states[device.name] = state = DeviceState(device, self.setup.weights, self._inputs)
+            state.add_caches(self._caches_on(device))
+
+    def host_memory(self, nbytes: int) -> np.ndarray:
+        """Host memory uint8 [nbytes] that is copied without delay, at a multiple of 64."""
+        memory = self.setup.devices[0].pinned(nbytes + ALIGNMENT)
+        start = -memory.ctypes.data % ALIGNMENT
+        return memory[start : start + nbytes]
+
+    def compile(self, graph: SplitGraph, cpu_plan: CompiledPlan | None, arena_address: int) -> HybridPlan:
+        """Binds a graph whose memory was committed."""
+        return HybridPlan(graph, cpu_plan, self.states, self.setup.kernels, arena_address, self.setup.params)
+
+    # --- caches as host memory --------------------------------------------------------------------------------
+
+    def download_caches(self) -> None:
+        """Makes the cache tensors in host memory the same as on the devices."""
+        for state in self.states.values():
+            state.download_caches()
+
+    def upload_caches(self) -> None:
+        """Takes the caches of the devices from the tensors in host memory."""
+        for state in self.states.values():
+            state.upload_caches()
+
+    def release(self) -> None:
+        """Gives the context's device memory back; it is given back with the context at the latest."""
+        self._finalizer()
+
+
+def _release(states: dict[str, DeviceState]) -> None:
+    for state in states.values():
+        state.release()
+    states.clear()
+
+
+def _weights(steps: Iterable[Step]) -> tuple[list[Buffer], int]:
+    """Weights that steps need on their device, and the bytes of the largest one that is uploaded when used."""
+    resident: dict[Buffer, None] = {}
+    largest = 0
+    for step in steps:
+        uploaded = {v.buffer for v in step.uploads}
+        largest = max(largest, *(b.nbytes for b in uploaded), 0)
+        for value in read(step.node):
+            if value.buffer.role == "weight" and value.buffer not in uploaded:
+                resident[value.buffer] = None
+    return list(resident), largest

@@ -1,0 +1,220 @@
+// Host meaning of the CUDA dialect that the kernels are written in, so that the same sources run on the CPU.
+//
+// Blocks run one after the other; the threads of a block are fibers. A barrier, a shuffle or a vote yields
+// until all threads concerned have arrived. Whatever would hang or be undefined on a device (a barrier that
+// some threads never reach, a warp operation with missing lanes) ends the launch with an error.
+#pragma once
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __constant__ const
+#define __shared__ static
+#define __launch_bounds__(...)
+#define __align__(n) alignas(n)
+
+struct dim3 {
+    unsigned x = 1, y = 1, z = 1;
+};
+struct int4 {
+    int x, y, z, w;
+};
+struct uint2 {
+    unsigned x, y;
+};
+struct uint4 {
+    unsigned x, y, z, w;
+};
+struct float2 {
+    float x, y;
+};
+struct float4 {
+    float x, y, z, w;
+};
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+extern dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace ikpy::shim {
+
+constexpr int kWarp = 32;
+constexpr size_t kSlotBytes = 64;
+
+// Operands and results of one warp operation, one slot per lane.
+struct WarpSlots {
+    alignas(16) uint8_t in[kWarp][kSlotBytes];
+    alignas(16) uint8_t out[kWarp][kSlotBytes];
+};
+
+WarpSlots& warp_slots();
+int lane();
+void block_barrier();
+// Waits for all lanes of the warp; the last one to arrive calls combine(slots).
+void warp_meet(void (*combine)(WarpSlots&, const void*), const void* context);
+uint8_t* dynamic_shared();
+// Asynchronous copies of 16 bytes: done at once, or, with threads in descending order, as late as allowed.
+void copy16(void* to, const void* from, bool valid);
+void commit_copies();
+void wait_copies(int groups_left);
+// Ends the launch with an error, as a misaligned access does on a device.
+[[noreturn]] void fail(const char* reason);
+
+// out of every lane = f(inputs of all lanes, lane)
+template <class Out, class In, class F>
+inline Out warp_operation(const In& in, F f) {
+    static_assert(sizeof(In) <= kSlotBytes && sizeof(Out) <= kSlotBytes);
+    const int self = lane();
+    WarpSlots& slots = warp_slots();
+    std::memcpy(slots.in[self], &in, sizeof in);
+    warp_meet(
+        [](WarpSlots& s, const void* context) {
+            const F& combine = *static_cast<const F*>(context);
+            In all[kWarp];
+            for (int l = 0; l < kWarp; ++l) std::memcpy(&all[l], s.in[l], sizeof(In));
+            for (int l = 0; l < kWarp; ++l) {
+                const Out out = combine(all, l);
+                std::memcpy(s.out[l], &out, sizeof out);
+            }
+        },
+        &f);
+    Out out;
+    std::memcpy(&out, slots.out[self], sizeof out);
+    return out;
+}
+
+// ---- kernels by name ----
+
+using Invoke = void (*)(void** arguments);
+void register_kernel(const char* name, Invoke invoke);
+
+template <auto Kernel>
+struct Invoker;
+template <class... Args, void (*Kernel)(Args...)>
+struct Invoker<Kernel> {
+    template <size_t... I>
+    static void call(void** arguments, std::index_sequence<I...>) {
+        Kernel(*static_cast<std::remove_cv_t<Args>*>(arguments[I])...);
+    }
+    static void invoke(void** arguments) { call(arguments, std::index_sequence_for<Args...>{}); }
+};
+
+struct Registration {
+    Registration(const char* name, Invoke invoke) { register_kernel(name, invoke); }
+};
+
+}  // namespace ikpy::shim
+
+#define IKPY_EXPORT(kernel)                                              \
+    static const ::ikpy::shim::Registration ikpy_registration_##kernel { \
+        #kernel, ::ikpy::shim::Invoker<kernel>::invoke                   \
+    }
+
+inline void __syncthreads() { ikpy::shim::block_barrier(); }
+inline void __syncwarp() {
+    ikpy::shim::warp_operation<int>(0, [](const int*, int) { return 0; });
+}
+
+template <class T>
+inline T __shfl_xor_sync(unsigned, T value, int mask) {
+    return ikpy::shim::warp_operation<T>(value, [mask](const T* all, int l) { return all[l ^ mask]; });
+}
+template <class T>
+inline T __shfl_sync(unsigned, T value, int source) {
+    struct Operand {
+        T value;
+        int source;
+    };
+    return ikpy::shim::warp_operation<T>(
+        Operand{value, source}, [](const Operand* all, int l) { return all[all[l].source & 31].value; });
+}
+template <class T>
+inline T __shfl_up_sync(unsigned, T value, int delta) {
+    return ikpy::shim::warp_operation<T>(
+        value, [delta](const T* all, int l) { return l >= delta ? all[l - delta] : all[l]; });
+}
+inline unsigned __ballot_sync(unsigned, int predicate) {
+    return ikpy::shim::warp_operation<unsigned>(predicate, [](const int* all, int) {
+        unsigned bits = 0;
+        for (int l = 0; l < ikpy::shim::kWarp; ++l) bits |= unsigned(all[l] != 0) << l;
+        return bits;
+    });
+}
+inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
+
+// Fibers never run at the same time, so plain operations are atomic.
+template <class T>
+inline T atomicAdd(T* p, T value) {
+    const T old = *p;
+    *p = old + value;
+    return old;
+}
+template <class T>
+inline T atomicMax(T* p, T value) {
+    const T old = *p;
+    if (value > old) *p = value;
+    return old;
+}
+
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+    const uint64_t bytes = static_cast<uint64_t>(b) << 32 | a;
+    unsigned result = 0;
+    for (int i = 0; i < 4; ++i) {
+        const unsigned s = selector >> (4 * i) & 15;
+        unsigned byte = bytes >> (8 * (s & 7)) & 255;
+        if (s & 8) byte = byte & 128 ? 255 : 0;
+        result |= byte << (8 * i);
+    }
+    return result;
+}
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+    return static_cast<unsigned>((static_cast<uint64_t>(high) << 32 | low) >> (shift & 31));
+}
+inline int __dp4a(int a, int b, int c) {
+    for (int i = 0; i < 4; ++i)
+        c += static_cast<int8_t>(static_cast<unsigned>(a) >> (8 * i)) *
+             static_cast<int8_t>(static_cast<unsigned>(b) >> (8 * i));
+    return c;
+}
+inline float __int_as_float(int x) {
+    float y;
+    std::memcpy(&y, &x, 4);
+    return y;
+}
+inline int __float_as_int(float x) {
+    int y;
+    std::memcpy(&y, &x, 4);
+    return y;
+}
+inline unsigned __float_as_uint(float x) { return static_cast<unsigned>(__float_as_int(x)); }
+inline float __uint_as_float(unsigned x) { return __int_as_float(static_cast<int>(x)); }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fdividef(float a, float b) { return a / b; }
+inline float __expf(float x) { return std::exp(x); }
+template <class T>
+inline T __ldg(const T* p) {
+    if (reinterpret_cast<uintptr_t>(p) % sizeof(T)) ikpy::shim::fail("misaligned read");
+    return *p;
+}
+
+using std::fabs;
+using std::fmax;
+using std::fmin;
+template <class T>
+inline T min(T a, T b) {
+    return b < a ? b : a;
+}
+template <class T>
+inline T max(T a, T b) {
+    return a < b ? b : a;
+}

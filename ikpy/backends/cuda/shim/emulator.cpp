@@ -1,0 +1,326 @@
+// Runs kernels of the host build: blocks in a loop, threads as fibers with a scheduler that knows barriers.
+#include <sys/mman.h>
+
+#include <cstdio>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "cuda_shim.hpp"
+
+dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace {
+
+using ikpy::shim::kWarp;
+
+// ---- context switch: callee-saved registers and the stack pointer ----
+
+#if defined(__x86_64__)
+extern "C" void ikpy_fiber_switch(void** save, void* target);
+asm(R"(
+.text
+.globl ikpy_fiber_switch
+.type ikpy_fiber_switch, @function
+ikpy_fiber_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+.size ikpy_fiber_switch, .-ikpy_fiber_switch
+)");
+
+struct Context {
+    void* sp = nullptr;
+};
+void switch_context(Context& from, Context& to) { ikpy_fiber_switch(&from.sp, to.sp); }
+void prepare_context(Context& c, uint8_t* stack, size_t size, void (*entry)()) {
+    auto** top = reinterpret_cast<void**>(stack + size);
+    *--top = nullptr;  // keeps the stack aligned as after a call
+    *--top = reinterpret_cast<void*>(entry);
+    for (int i = 0; i < 6; ++i) *--top = nullptr;
+    c.sp = top;
+}
+#else
+#include <ucontext.h>
+struct Context {
+    ucontext_t c;
+};
+void switch_context(Context& from, Context& to) { swapcontext(&from.c, &to.c); }
+void prepare_context(Context& c, uint8_t* stack, size_t size, void (*entry)()) {
+    getcontext(&c.c);
+    c.c.uc_stack.ss_sp = stack;
+    c.c.uc_stack.ss_size = size;
+    c.c.uc_link = nullptr;
+    makecontext(&c.c, entry, 0);
+}
+#endif
+
+enum class State : uint8_t { kReady, kBarrier, kWarp, kDone };
+
+// A copy under way: its target, its contents, and the number of its group.
+struct Copy {
+    void* to;
+    uint8_t data[16];
+    int group;
+};
+
+struct Fiber {
+    Context context;
+    std::vector<Copy> copies;
+    int group = 0;
+    dim3 index;
+    State state = State::kDone;
+};
+
+struct Warp {
+    ikpy::shim::WarpSlots slots;
+    int arrived = 0;
+};
+
+constexpr size_t kStackBytes = 64 * 1024;
+constexpr int kMaxThreads = 1024;
+constexpr size_t kMaxShared = 228 * 1024;
+
+struct Machine {
+    Context scheduler;
+    std::vector<Fiber> fibers;
+    std::vector<Warp> warps;
+    uint8_t* stacks = nullptr;
+    std::vector<uint8_t> shared;
+    ikpy::shim::Invoke invoke = nullptr;
+    void** arguments = nullptr;
+    int n_threads = 0, current = 0, at_barrier = 0, finished = 0;
+    bool reverse = false;
+    std::string error;
+};
+
+Machine& machine() {
+    static Machine m;
+    return m;
+}
+
+std::map<std::string, ikpy::shim::Invoke>& kernels() {
+    static std::map<std::string, ikpy::shim::Invoke> table;
+    return table;
+}
+
+void yield(State state) {
+    Machine& m = machine();
+    Fiber& self = m.fibers[m.current];
+    self.state = state;
+    switch_context(self.context, m.scheduler);
+}
+
+void fiber_main() {
+    Machine& m = machine();
+    m.invoke(m.arguments);
+    ++m.finished;
+    yield(State::kDone);
+}
+
+void resume(int i) {
+    Machine& m = machine();
+    m.current = i;
+    threadIdx = m.fibers[i].index;
+    switch_context(m.scheduler, m.fibers[i].context);
+}
+
+// Runs the threads of a warp until all of them wait for the block or are done; false if none could run.
+bool run_warp(int w) {
+    Machine& m = machine();
+    bool any = false, progress = true;
+    while (progress) {
+        progress = false;
+        for (int l = 0; l < kWarp; ++l) {
+            const int i = w * kWarp + (m.reverse ? kWarp - 1 - l : l);
+            if (i < m.n_threads && m.fibers[i].state == State::kReady) {
+                resume(i);
+                any = progress = true;
+            }
+        }
+    }
+    return any;
+}
+
+bool run_block() {
+    Machine& m = machine();
+    m.at_barrier = m.finished = 0;
+    for (int i = 0; i < m.n_threads; ++i) {
+        Fiber& f = m.fibers[i];
+        const unsigned t = i;
+        f.index = {t % blockDim.x, t / blockDim.x % blockDim.y, t / (blockDim.x * blockDim.y)};
+        f.state = State::kReady;
+        f.copies.clear();
+        f.group = 0;
+        prepare_context(f.context, m.stacks + i * kStackBytes, kStackBytes, fiber_main);
+    }
+    const int n_warps = m.n_threads / kWarp;
+    for (int w = 0; w < n_warps; ++w) m.warps[w].arrived = 0;
+    for (;;) {
+        bool any = false;
+        for (int w = 0; w < n_warps; ++w) any |= run_warp(m.reverse ? n_warps - 1 - w : w);
+        if (!m.error.empty()) return false;
+        if (m.finished == m.n_threads) return true;
+        if (m.at_barrier == m.n_threads) {
+            m.at_barrier = 0;
+            for (int i = 0; i < m.n_threads; ++i) m.fibers[i].state = State::kReady;
+        } else if (!any) {
+            int waiting = 0;
+            for (int i = 0; i < m.n_threads; ++i) waiting += m.fibers[i].state == State::kWarp;
+            m.error = std::to_string(m.at_barrier) + " threads wait at a block barrier, " +
+                      std::to_string(waiting) + " in a warp operation, " + std::to_string(m.finished) +
+                      " of " + std::to_string(m.n_threads) + " have ended";
+            return false;
+        }
+    }
+}
+
+bool prepare(const unsigned* grid, const unsigned* block, size_t shared_bytes) {
+    Machine& m = machine();
+    gridDim = {grid[0], grid[1], grid[2]};
+    blockDim = {block[0], block[1], block[2]};
+    const uint64_t threads = uint64_t(block[0]) * block[1] * block[2];
+    if (threads == 0 || threads > kMaxThreads || threads % kWarp) {
+        m.error = std::to_string(threads) + " threads per block: must be a multiple of 32 up to 1024";
+        return false;
+    }
+    if (grid[1] > 65535 || grid[2] > 65535 || uint64_t(grid[0]) * grid[1] * grid[2] == 0) {
+        m.error = "grid " + std::to_string(grid[0]) + " x " + std::to_string(grid[1]) + " x " +
+                  std::to_string(grid[2]) + " is empty or too large";
+        return false;
+    }
+    if (shared_bytes > kMaxShared) {
+        m.error = std::to_string(shared_bytes) + " bytes of dynamic shared memory: at most 232448";
+        return false;
+    }
+    m.n_threads = static_cast<int>(threads);
+    if (!m.stacks) {
+        m.fibers.resize(kMaxThreads);
+        m.warps.resize(kMaxThreads / kWarp);
+        m.shared.resize(kMaxShared + 128);
+        m.stacks = static_cast<uint8_t*>(mmap(nullptr, kStackBytes * kMaxThreads, PROT_READ | PROT_WRITE,
+                                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    }
+    return true;
+}
+
+}  // namespace
+
+namespace ikpy::shim {
+
+WarpSlots& warp_slots() { return machine().warps[machine().current / kWarp].slots; }
+int lane() { return machine().current % kWarp; }
+
+void block_barrier() {
+    ++machine().at_barrier;
+    yield(State::kBarrier);
+}
+
+void warp_meet(void (*combine)(WarpSlots&, const void*), const void* context) {
+    Machine& m = machine();
+    const int w = m.current / kWarp;
+    Warp& warp = m.warps[w];
+    if (++warp.arrived < kWarp) return yield(State::kWarp);
+    warp.arrived = 0;
+    combine(warp.slots, context);
+    for (int l = 0; l < kWarp; ++l) m.fibers[w * kWarp + l].state = State::kReady;
+}
+
+uint8_t* dynamic_shared() {
+    return reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(machine().shared.data()) + 127) &
+                                      ~uintptr_t(127));
+}
+
+void copy16(void* to, const void* from, bool valid) {
+    Machine& m = machine();
+    if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % 16) fail("misaligned copy");
+    Fiber& f = m.fibers[m.current];
+    Copy copy{to, {}, f.group};
+    if (valid) std::memcpy(copy.data, from, 16);
+    if (m.reverse) {
+        f.copies.push_back(copy);
+    } else {
+        std::memcpy(to, copy.data, 16);
+    }
+}
+
+void commit_copies() { ++machine().fibers[machine().current].group; }
+
+void wait_copies(int groups_left) {
+    Fiber& f = machine().fibers[machine().current];
+    size_t kept = 0;
+    for (const Copy& copy : f.copies) {
+        if (copy.group < f.group - groups_left) {
+            std::memcpy(copy.to, copy.data, 16);
+        } else {
+            f.copies[kept++] = copy;
+        }
+    }
+    f.copies.resize(kept);
+}
+
+void fail(const char* reason) {
+    machine().error = reason;
+    for (;;) yield(State::kDone);
+}
+
+void register_kernel(const char* name, Invoke invoke) { kernels()[name] = invoke; }
+
+}  // namespace ikpy::shim
+
+extern "C" {
+
+// 0, or -1 with the reason in ikpy_emulator_error(). The contents of shared memory are undefined at the
+// start.
+int ikpy_emulator_launch(const char* name, const unsigned* grid, const unsigned* block, size_t shared_bytes,
+                         void** arguments) {
+    Machine& m = machine();
+    const auto kernel = kernels().find(name);
+    if (kernel == kernels().end()) {
+        m.error = std::string("no kernel of this name: ") + name;
+        return -1;
+    }
+    if (!prepare(grid, block, shared_bytes)) return -1;
+    m.error.clear();
+    m.invoke = kernel->second;
+    m.arguments = arguments;
+    std::memset(ikpy::shim::dynamic_shared(), 0xA5, shared_bytes);
+    for (unsigned z = 0; z < grid[2]; ++z)
+        for (unsigned y = 0; y < grid[1]; ++y)
+            for (unsigned x = 0; x < grid[0]; ++x) {
+                blockIdx = {x, y, z};
+                if (!run_block()) {
+                    m.error = "block (" + std::to_string(x) + ", " + std::to_string(y) + ", " +
+                              std::to_string(z) + "): " + m.error;
+                    return -1;
+                }
+            }
+    return 0;
+}
+
+const char* ikpy_emulator_error() { return machine().error.c_str(); }
+
+// Threads and warps take their turns in descending order, and asynchronous copies arrive as late as they may:
+// uncovers missing barriers and waits.
+void ikpy_emulator_set_reverse(int reverse) { machine().reverse = reverse != 0; }
+
+int ikpy_emulator_kernel_count() { return static_cast<int>(kernels().size()); }
+
+const char* ikpy_emulator_kernel_name(int index) {
+    for (const auto& entry : kernels())
+        if (index-- == 0) return entry.first.c_str();
+    return "";
+}
+}

@@ -1,0 +1,205 @@
+"""What a context keeps on one device: caches, inputs, compute memory, streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from ikpy.backends.cuda.api import Device, DeviceError, Event, LaunchLike, aligned
+from ikpy.backends.cuda.memory import WeightStore, host_view
+from ikpy.graph.ir import Buffer, Node, Value
+from ikpy.graph.planner import Arena
+
+# Room for run-time scalars in front of the inputs; the first one is n_kv.
+RUNTIME_BYTES = 256
+
+
+@dataclass
+class Inputs:
+    """Arrays of a context that graphs read.
+
+    batch: written before every run. cells: positions and sequences of the cache cells, of which few change.
+    """
+
+    batch: Sequence[np.ndarray] = field(default_factory=list)
+    cells: Sequence[np.ndarray] = field(default_factory=list)
+
+
+def input_bytes(inputs: Inputs) -> int:
+    """Bytes of the run-time scalars and the inputs on a device."""
+    return RUNTIME_BYTES + sum(aligned(array.nbytes) for array in (*inputs.batch, *inputs.cells))
+
+
+class AddressOf(Protocol):
+    """Device address of the first element of a value."""
+
+    def __call__(self, value: Value) -> int: ...
+
+
+class Kernels(Protocol):
+    """What the kernels offer: launch.py, or a double in tests."""
+
+    def supports(self, node: Node) -> str | None:
+        """Why a node must run on the CPU, or None."""
+
+    def lower(self, node: Node, address: AddressOf, runtime: int, scratch: int) -> list[LaunchLike]:
+        """Launches of a node; runtime and scratch are addresses of the scalars and of work memory."""
+
+    def joined(self, first: Node, second: Node) -> Node | None:
+        """One node for two that follow each other on a device, or None."""
+
+    def scratch_bytes(self, node: Node) -> int:
+        """Work memory that the launches of a node need."""
+
+    def activation_format(self, node: Node) -> int:
+        """Format of the activations that a product reads on a device."""
+
+    def prepared_nbytes(self, node: Node) -> int:
+        """Bytes of the activations that an act_prepare node makes on a device."""
+
+
+class Block:
+    """Device memory that grows when more is asked for; its address changes then."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.nbytes = 0
+        self.address = 0
+
+    def reserve(self, nbytes: int) -> bool:
+        """Makes room; True if the address changed."""
+        if nbytes <= self.nbytes:
+            return False
+        self.release()
+        self.address = self._device.alloc(nbytes)
+        self.nbytes = nbytes
+        return True
+
+    def release(self) -> None:
+        """Gives the memory back."""
+        if self.nbytes:
+            self._device.release(self.address)
+        self.nbytes = self.address = 0
+
+
+class WeightSlot:
+    """Memory for weights that are uploaded for one node. ready: the copy is done; free: the node is done."""
+
+    def __init__(self, device: Device) -> None:
+        self.block = Block(device)
+        self.ready: Event = device.new_event()
+        self.free: Event = device.new_event()
+
+
+class DeviceState:
+    """Memory and streams of a context on one device."""
+
+    def __init__(self, device: Device, weights: WeightStore, inputs: Inputs) -> None:
+        self.device = device
+        self.weights = weights
+        self.stream = device.new_stream()
+        self.copy_stream = device.new_stream()
+        self.uploaded = device.new_event()
+        self.arena = Block(device)
+        self.scratch = Block(device)
+        self.slots = [WeightSlot(device), WeightSlot(device)]
+        self._next_slot = 0
+        self._caches: dict[str, tuple[int, Buffer]] = {}
+        self._make_inputs(inputs)
+
+    # --- inputs -----------------------------------------------------------------------------------------------
+
+    def _make_inputs(self, inputs: Inputs) -> None:
+        """One block: run-time scalars, the inputs of a batch, and behind them the arrays of the cells."""
+        self._inputs = inputs
+        self._offsets: dict[int, int] = {}
+        end = RUNTIME_BYTES
+        for array in (*inputs.batch, *inputs.cells):
+            self._offsets[array.ctypes.data] = end
+            end += aligned(array.nbytes)
+        self._batch_bytes = input_bytes(Inputs(inputs.batch))
+        self.runtime = self.device.alloc(end)
+        self._staging = self.device.pinned(end)
+        # Cells that no context has make the first comparison find all of them changed.
+        self._staging[:] = 0x80
+
+    def _staged(self, array: np.ndarray) -> tuple[int, np.ndarray]:
+        start = self._offsets[array.ctypes.data]
+        return start, self._staging[start : start + array.nbytes]
+
+    def upload_inputs(self, n_kv: int) -> None:
+        """Starts the copy of the run-time scalars, of the batch, and of the cells that changed."""
+        # Earlier copies read the staging memory, and those of the last run read host buffers that this run fills.
+        self.uploaded.synchronize()
+        self._staging[:8].view(np.int64)[0] = n_kv
+        for array in self._inputs.batch:
+            self._staged(array)[1][:] = array.view(np.uint8)
+        for array in self._inputs.cells:
+            self._upload_changes(*self._staged(array), array.view(np.uint8))
+        self.stream.upload(self.runtime, self._staging[: self._batch_bytes])
+        self.stream.record(self.uploaded)
+
+    def _upload_changes(self, start: int, known: np.ndarray, current: np.ndarray) -> None:
+        changed = np.flatnonzero(known.view(np.int64) != current.view(np.int64))
+        if not len(changed):
+            return
+        first, last = int(changed[0]) * 8, int(changed[-1]) * 8 + 8
+        known[first:last] = current[first:last]
+        self.stream.upload(self.runtime + start + first, known[first:last])
+
+    # --- caches -----------------------------------------------------------------------------------------------
+
+    def add_caches(self, buffers: Iterable[Buffer]) -> None:
+        """Allocates caches, filled with zeros."""
+        for buffer in buffers:
+            address = self.device.alloc(buffer.nbytes)
+            self._caches[buffer.name] = address, buffer
+            self.stream.fill(address, 0, buffer.nbytes)
+
+    def download_caches(self) -> None:
+        """Makes the host's copies of the caches up to date."""
+        for address, buffer in self._caches.values():
+            assert buffer.address is not None
+            self.stream.download(host_view(buffer.address, buffer.nbytes), address)
+        self.stream.synchronize()
+
+    def upload_caches(self) -> None:
+        """Takes the caches from the host's copies."""
+        for address, buffer in self._caches.values():
+            assert buffer.address is not None
+            self.stream.upload(address, host_view(buffer.address, buffer.nbytes))
+        self.stream.synchronize()
+
+    # --- addresses --------------------------------------------------------------------------------------------
+
+    def base(self, buffer: Buffer, arena: Arena) -> int:
+        """Address of a buffer. Raises DeviceError for one that is not on this device."""
+        if buffer.role == "value":
+            if buffer in arena.offsets:
+                return self.arena.address + arena.offsets[buffer]
+        elif buffer.role == "weight":
+            return self.weights.address(self.device, buffer)
+        elif buffer.role == "cache" and buffer.name in self._caches:
+            return self._caches[buffer.name][0]
+        elif buffer.role == "input" and buffer.address in self._offsets:
+            return self.runtime + self._offsets[buffer.address]
+        raise DeviceError(f"{self.device.name}: {buffer.role} {buffer.name} is not on the device")
+
+    def next_slot(self) -> WeightSlot:
+        """The slot for the next upload: the two take turns."""
+        self._next_slot ^= 1
+        return self.slots[self._next_slot]
+
+    def release(self) -> None:
+        """Gives all memory of the context back."""
+        self.stream.synchronize()
+        self.copy_stream.synchronize()
+        for block in (self.arena, self.scratch, *(slot.block for slot in self.slots)):
+            block.release()
+        for address, _ in self._caches.values():
+            self.device.release(address)
+        self._caches.clear()
+        self.device.release(self.runtime)

@@ -1,0 +1,76 @@
+"""`ikpy convert`: make a GGUF file from a Hugging Face checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from ikpy.cli.file_output import print_line, print_plan, progress_bar
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run `ikpy convert` on its arguments; returns the exit status."""
+    status = app(args=list(arguments) or ["--help"], prog_name="ikpy convert", standalone_mode=False)
+    return int(status or 0)
+
+
+@app.command()
+def convert(
+    folder: Annotated[str, typer.Argument(help="Folder with config.json, *.safetensors and the tokenizer.")],
+    *,
+    outfile: Annotated[
+        str | None, typer.Option("--outfile", help="File to write. [default: NAME-TYPE.gguf in the folder]")
+    ] = None,
+    outtype: Annotated[
+        str,
+        typer.Option(
+            "--outtype",
+            help="Type of the matrices: f32, f16, bf16, q8_0, or auto (f16 for f16 checkpoints, else bf16). "
+            "MXFP4 experts stay as they are.",
+        ),
+    ] = "auto",
+    model_name: Annotated[
+        str | None, typer.Option("--model-name", help="Value of general.name. [default: name of the folder]")
+    ] = None,
+    split_max_tensors: Annotated[
+        int | None, typer.Option("--split-max-tensors", min=1, help="Most tensors per file; makes several files.")
+    ] = None,
+    split_max_size: Annotated[
+        str | None,
+        typer.Option("--split-max-size", help="Most tensor data per file, such as 500M or 2G; makes several files."),
+    ] = None,
+    pre: Annotated[
+        str | None,
+        typer.Option("--pre", help="Name of the pre-tokenizer (tokenizer.ggml.pre) when it is not recognised."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be written; write nothing.")] = False,
+) -> None:
+    """Make a GGUF file from a Hugging Face checkpoint (safetensors)."""
+    from ikpy.convert import Conversion, ConvertOptions
+    from ikpy.tools.gguf_tool import parse_size
+
+    options = ConvertOptions(
+        outtype=outtype.lower(),
+        outfile=outfile or "",
+        model_name=model_name or "",
+        pre=pre or "",
+        split_max_tensors=split_max_tensors,
+        split_max_bytes=None if split_max_size is None else parse_size(split_max_size),
+    )
+    conversion = Conversion(folder, options)
+    print_line(f"{conversion.family.arch}: {conversion.name}, {len(conversion.tensors)} tensors, {conversion.outtype}")
+    for note in conversion.notes:
+        print_line(f"note: {note}")
+    if dry_run:
+        for tensor in conversion.tensors:
+            shape = ", ".join(f"{n:6d}" for n in reversed(tensor.output.shape))
+            print_line(f"{tensor.output.name:48s} {tensor.type:>6s} [{shape}]")
+        print_plan(conversion.plan(), dry_run=True)
+        return
+    with progress_bar("convert") as progress:
+        plan = conversion.write(progress)
+    print_plan(plan, dry_run=False)

@@ -1,0 +1,11 @@
+"""Hugging Face checkpoints (safetensors) to GGUF.
+
+`checkpoint.py` reads files, `weights.py` the numbers in them, `families/` knows names and hyper-parameters of each
+architecture, `tokenizer.py` makes the vocabulary keys, `conversion.py` plans the file and streams it out.
+"""
+
+from __future__ import annotations
+
+from ikpy.convert.conversion import Conversion, ConvertOptions
+
+__all__ = ["Conversion", "ConvertOptions"]

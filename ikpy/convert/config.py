@@ -1,0 +1,80 @@
+"""Typed access to config.json, in the spellings of transformers 4 and 5."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ikpy.errors import FileFormatError
+
+_REQUIRED = object()
+
+
+class Config:
+    """Values of the language model: those of `text_config` over the outer ones."""
+
+    def __init__(self, values: dict[str, Any], path: Path) -> None:
+        inner = values.get("text_config") or {}
+        self.values = {**values, **inner}
+        self.path = path
+        self.model_type = str(self.values.get("model_type", ""))
+
+    def get(self, *names: str, default: Any = _REQUIRED) -> Any:
+        """The first of the names that is set and not null. FileFormatError if there is none and no default."""
+        for name in names:
+            if self.values.get(name) is not None:
+                return self.values[name]
+        if default is _REQUIRED:
+            raise FileFormatError(f"{self.path}: '{names[0]}' is missing")
+        return default
+
+    def integer(self, *names: str, default: Any = _REQUIRED) -> int:
+        """An integer."""
+        value = self.get(*names, default=default)
+        if isinstance(value, list) and value and len(set(value)) == 1:
+            value = value[0]  # one equal value per layer
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise FileFormatError(f"{self.path}: '{names[0]}' is {value!r}, not an integer")
+        return value
+
+    def number(self, *names: str, default: Any = _REQUIRED) -> float:
+        """A float."""
+        value = self.get(*names, default=default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise FileFormatError(f"{self.path}: '{names[0]}' is {value!r}, not a number")
+        return float(value)
+
+    def require(self, what: str, is_met: bool) -> None:
+        """FileFormatError unless a condition of the GGUF architecture is met."""
+        if not is_met:
+            raise FileFormatError(f"{self.path}: {what}; a GGUF file of this architecture cannot say so")
+
+    @property
+    def n_layer(self) -> int:
+        """Layers of the model, prediction layers not counted."""
+        return self.integer("num_hidden_layers")
+
+    @property
+    def head_dim(self) -> int:
+        """Size of an attention head."""
+        heads = self.integer("num_attention_heads")
+        return self.integer("head_dim", default=self.integer("hidden_size") // heads)
+
+    def rope(self, layer_type: str = "full_attention") -> dict[str, Any]:
+        """rope_theta, rope_type and its parameters; of one kind of layers where they differ."""
+        values = dict(self.get("rope_parameters", "rope_scaling", default={}))
+        if isinstance(values.get(layer_type), dict):
+            values = dict(values[layer_type])
+        values["rope_type"] = values.get("rope_type") or values.get("type") or "default"
+        values.setdefault("rope_theta", self.number("rope_theta", default=10000.0))
+        return values
+
+    def rotary_fraction(self, default: float = 1.0) -> float:
+        """Part of a head that is rotated."""
+        rope = self.get("rope_parameters", default={})
+        return float(rope.get("partial_rotary_factor") or self.number("partial_rotary_factor", default=default))
+
+    def sliding_layers(self) -> list[bool] | None:
+        """Whether each layer attends to a window; None if the configuration has no list."""
+        kinds = self.get("layer_types", default=None)
+        return None if kinds is None else [kind in ("sliding_attention", "chunked_attention") for kind in kinds]

@@ -1,0 +1,204 @@
+"""Plans a GGUF file from a checkpoint and streams it out, one tensor (of a stack: one expert) at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ikpy.convert.checkpoint import Checkpoint
+from ikpy.convert.config import Config
+from ikpy.convert.families import family
+from ikpy.convert.tensor_map import OutputTensor, map_tensors, pieces
+from ikpy.convert.tokenizer import tokenizer_keys
+from ikpy.convert.weights import Weights, to_float32
+from ikpy.errors import FileFormatError, UsageError
+from ikpy.gguf.types import GGUFValueType as VT
+from ikpy.gguf.writer import GGUFWriter, ShardPlan
+from ikpy.quants import registry
+from ikpy.threads import hardware_threads
+
+OUTPUT_TYPES = ("f32", "f16", "bf16", "q8_0", "auto")
+_FILE_TYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
+# Read by the loader as f32, or too small for anything else to matter.
+_ALWAYS_F32 = ("norm.weight", ".bias", "ffn_gate_inp.weight", "attn_sinks.weight")
+_PIECE_ELEMENTS = 1 << 22
+_QUANTIZATION_VERSION = 2
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """outtype: one of OUTPUT_TYPES; outfile "" is `<folder>/<name>-<TYPE>.gguf`; limits per file as GGUFWriter."""
+
+    outtype: str = "auto"
+    outfile: str = ""
+    model_name: str = ""
+    pre: str = ""
+    split_max_tensors: int | None = None
+    split_max_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class PlannedTensor:
+    """A tensor of the file with its type; constant holds values that no checkpoint tensor has."""
+
+    output: OutputTensor
+    type: str
+    constant: np.ndarray | None = None
+
+
+class Conversion:
+    """A checked plan: architecture, tensors with types, metadata, notes for the user. write() carries it out.
+
+    Raises IkpyError with one line for checkpoints that are incomplete, unknown or cannot be expressed.
+    """
+
+    def __init__(self, folder: str | Path, options: ConvertOptions | None = None) -> None:
+        self.options = options or ConvertOptions()
+        if self.options.outtype not in OUTPUT_TYPES:
+            raise UsageError(f"unknown output type '{self.options.outtype}'; known: {', '.join(OUTPUT_TYPES)}")
+        self.checkpoint = Checkpoint(Path(folder))
+        config = Config(self.checkpoint.config, self.checkpoint.folder / "config.json")
+        self.family = family(config)
+        self.weights = Weights(self.checkpoint)
+        mapped = map_tensors(self.weights, self.family)
+        self.outtype = self._output_type(mapped.outputs)
+        extra = self.family.extra_tensors()
+        constants = [
+            PlannedTensor(OutputTensor(name, 0.0, "f32", shape=values.shape), "f32", values)
+            for name, values in extra.items()
+        ]
+        self.tensors = constants + [PlannedTensor(output, self._tensor_type(output)) for output in mapped.outputs]
+        self.name = self.options.model_name or Path(self.checkpoint.folder).resolve().name
+        self.notes = self.family.notes()
+        if mapped.skipped_layers:
+            self.notes.append(f"{len(mapped.skipped_layers)} tensors of prediction layers (MTP) are left out")
+        if mapped.skipped_parts:
+            self.notes.append(f"{len(mapped.skipped_parts)} tensors of other parts are left out (the text model alone)")
+        self.metadata = self._metadata()
+        self.path = self.options.outfile or str(self.checkpoint.folder / f"{self.name}-{self.outtype.upper()}.gguf")
+
+    def plan(self) -> list[ShardPlan]:
+        """The files that would be written."""
+        return self._writer().plan()
+
+    def write(self, progress: Progress = lambda done, total: None) -> list[ShardPlan]:
+        """Write the file or files; they appear under their names when all is complete. progress: bytes done, total."""
+        with self._writer() as writer:
+            plan = writer.plan()
+            total = sum(tensor.nbytes for shard in plan for tensor in shard.tensors)
+            done = 0
+            for tensor in self.tensors:
+                for chunk in self._encoded(tensor):
+                    writer.write(tensor.output.name, chunk)
+                    done += chunk.nbytes
+                    progress(done, total)
+        return plan
+
+    # --- types ------------------------------------------------------------------------------------------------
+
+    def _output_type(self, outputs: list[OutputTensor]) -> str:
+        """auto: f16 for checkpoints in f16, bf16 for all others."""
+        if self.options.outtype != "auto":
+            return self.options.outtype
+        return _half_type([output for output in outputs if _is_matrix(output)])
+
+    def _tensor_type(self, output: OutputTensor) -> str:
+        if output.kind == "mxfp4":
+            return "mxfp4"
+        if not _is_matrix(output):
+            return "f32"
+        if output.shape[-1] % registry.by_name(self.outtype).block_elements:
+            return _half_type([output])
+        return self.outtype
+
+    # --- metadata ---------------------------------------------------------------------------------------------
+
+    def _metadata(self) -> dict[str, Any]:
+        types = {tensor.type for tensor in self.tensors}
+        file_type = "MXFP4" if "mxfp4" in types else _FILE_TYPES[self.outtype]
+        arch = self.family.arch
+        values: dict[str, Any] = {
+            "general.architecture": arch,
+            "general.type": "model",
+            "general.name": self.name,
+            "general.file_type": registry.ftype_by_name(file_type).id,
+            "general.quantization_version": _QUANTIZATION_VERSION,
+        }
+        embedding = next(t.output for t in self.tensors if t.output.name == "token_embd.weight")
+        n_vocab = embedding.shape[0]
+        values |= {f"{arch}.{key}": value for key, value in self.family.keys().items()}
+        values[f"{arch}.vocab_size"] = n_vocab
+        return values | tokenizer_keys(
+            self.checkpoint, n_vocab, self.notes, pre=self.options.pre, usual_pre=self.family.usual_pre
+        )
+
+    def _writer(self) -> GGUFWriter:
+        options = self.options
+        writer = GGUFWriter(
+            self.path, split_max_tensors=options.split_max_tensors, split_max_bytes=options.split_max_bytes
+        )
+        for key, value in self.metadata.items():
+            _add_value(writer, key, value)
+        for tensor in self.tensors:
+            shape = tuple(reversed(tensor.output.shape))
+            writer.add_tensor(tensor.output.name, shape, registry.by_name(tensor.type).id)
+        return writer
+
+    # --- data -------------------------------------------------------------------------------------------------
+
+    def _encoded(self, tensor: PlannedTensor) -> Iterator[np.ndarray]:
+        """The bytes of a tensor in pieces."""
+        if tensor.constant is not None:
+            yield tensor.constant.view(np.uint8)
+            return
+        for part in tensor.output.parts:
+            kind = self.weights.kind(part.source)
+            array = self.weights.load(part.source)
+            array = array if part.view is None else part.view(array)
+            for rows in pieces(array, _PIECE_ELEMENTS):
+                yield encode(rows, kind, tensor.type, tensor.output.offset, part.source)
+            del array
+            self.checkpoint.release(part.source)
+
+
+def encode(rows: np.ndarray, kind: str, target: str, offset: float, name: str) -> np.ndarray:
+    """Rows [n, ne0] of a kind as bytes of a type. FileFormatError for values that are not finite or do not fit."""
+    if kind == target and offset == 0:
+        return rows.view(np.uint8)
+    values = to_float32(rows, kind)
+    if offset:
+        values = values + np.float32(offset)
+    if not np.isfinite(values).all():
+        raise FileFormatError(f"tensor '{name}' contains NaN or infinite values; the checkpoint is damaged")
+    if target == "f32":
+        return values.view(np.uint8)
+    if target == "f16" and np.abs(values).max(initial=0) > np.finfo(np.float16).max:
+        raise FileFormatError(f"tensor '{name}' has values beyond the range of f16; use --outtype bf16")
+    from ikpy._native import core
+
+    return np.asarray(core.quantize(values, registry.by_name(target).id, None, hardware_threads()))
+
+
+def _half_type(outputs: list[OutputTensor]) -> str:
+    return "f16" if outputs and all(output.kind in ("f16", "mxfp4") for output in outputs) else "bf16"
+
+
+def _is_matrix(output: OutputTensor) -> bool:
+    return len(output.shape) > 1 and not output.name.endswith(_ALWAYS_F32)
+
+
+def _add_value(writer: GGUFWriter, key: str, value: Any) -> None:
+    """Stores a value: str, bool, int as u32, float as f32, lists of str or int (u32), arrays of f32 or i32."""
+    if isinstance(value, np.ndarray):
+        writer.add_array(key, VT.FLOAT32 if value.dtype == np.float32 else VT.INT32, value)
+    elif isinstance(value, list):
+        writer.add_array(key, VT.STRING if value and isinstance(value[0], str) else VT.UINT32, value)
+    else:
+        types = {str: VT.STRING, bool: VT.BOOL, int: VT.UINT32, float: VT.FLOAT32}
+        writer.add(key, types[type(value)], value)

@@ -1,0 +1,66 @@
+"""Families by the `model_type` of config.json (that of `text_config` for models with images)."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from ikpy.convert.config import Config
+from ikpy.convert.families.base import Family
+from ikpy.errors import UnsupportedError
+
+_FOLDER = "ikpy.convert.families"
+FAMILIES = {
+    "bailing_moe_v2": "moe:BailingMoe2",
+    "cohere": "cohere:CommandR",
+    "cohere2": "cohere:Cohere2",
+    "deepseek_v2": "deepseek:DeepSeekV2",
+    "deepseek_v3": "deepseek:DeepSeekV3",
+    "dots1": "moe:Dots1",
+    "ernie4_5": "ernie:Ernie45",
+    "ernie4_5_moe": "ernie:Ernie45Moe",
+    "gemma": "gemma:Gemma",
+    "gemma2": "gemma:Gemma2",
+    "gemma3_text": "gemma:Gemma3",
+    "glm4": "glm:Glm4",
+    "glm4_moe": "glm:Glm4Moe",
+    "glm4_moe_lite": "deepseek:DeepSeekV3",
+    "gpt_oss": "gpt_oss:GptOss",
+    "granite": "granite:Granite",
+    "granitemoe": "granite:GraniteMoe",
+    "hunyuan_v1_moe": "moe:HunyuanMoe",
+    "kimi_k2": "deepseek:DeepSeekV3",
+    "llama": "llama:Llama",
+    "llama4_text": "llama4:Llama4",
+    "minimax_m2": "moe:MiniMaxM2",
+    "ministral3": "llama:Ministral3",
+    "mistral": "llama:Llama",
+    "mixtral": "llama:Mixtral",
+    "phi3": "phi3:Phi3",
+    "qwen2": "qwen:Qwen2",
+    "qwen2_moe": "qwen:Qwen2Moe",
+    "qwen3": "qwen:Qwen3",
+    "qwen3_moe": "qwen:Qwen3Moe",
+    "seed_oss": "llama:SeedOss",
+    "smollm3": "llama:SmolLM3",
+}
+# Classes whose checkpoints carry the model type of an older relative.
+_MODEL_TYPES = {
+    "BailingMoeV2ForCausalLM": "bailing_moe_v2",
+    "MiniMaxM2ForCausalLM": "minimax_m2",
+}
+
+
+def family(config: Config) -> Family:
+    """The family of a configuration; UnsupportedError names the known ones."""
+    classes = config.get("architectures", default=[""])
+    model_type = _MODEL_TYPES.get(classes[0], config.model_type)
+    target = FAMILIES.get(model_type)
+    if target is None:
+        known = ", ".join(sorted(FAMILIES))
+        raise UnsupportedError(
+            f"{config.path}: unknown model architecture: '{model_type}' {classes[0]} (known model types: {known})"
+        )
+    module, name = target.split(":")
+    made: Family = getattr(import_module(f"{_FOLDER}.{module}"), name)(config)
+    made.check()
+    return made

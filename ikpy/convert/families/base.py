@@ -1,0 +1,175 @@
+"""What a family declares: names of modules, layout changes, and metadata keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from ikpy.convert.config import Config
+from ikpy.convert.rope import llama3_factors, scaling_keys
+from ikpy.errors import UnsupportedError
+
+View = Callable[[np.ndarray], np.ndarray]
+KeyValue = int | float | bool | str | list[int]
+Keys = dict[str, KeyValue]
+Targets = str | tuple[str, ...]
+Modules = Mapping[str, Targets]
+
+# Modules of a layer -> GGUF names, without ".weight" and ".bias"; {e} is the number of an expert.
+ATTENTION: dict[str, Targets] = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+}
+HEAD_NORMS: dict[str, Targets] = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
+
+
+def feed_forward(prefix: str, suffix: str = "") -> dict[str, Targets]:
+    """Gate, up and down of a dense or shared feed-forward network."""
+    return {f"{prefix}.{name}_proj": f"ffn_{name}{suffix}" for name in ("gate", "up", "down")}
+
+
+DENSE = feed_forward("mlp")
+EXPERTS: dict[str, Targets] = {"mlp.gate": "ffn_gate_inp", **feed_forward("mlp.experts.{e}", "_exps")}
+SHARED = feed_forward("mlp.shared_experts", "_shexp")
+SELECTION_BIAS: dict[str, Targets] = {"mlp.gate.e_score_correction_bias": "exp_probs_b.bias"}
+MIXTRAL_EXPERTS: dict[str, Targets] = {
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "block_sparse_moe.experts.{e}.w1": "ffn_gate_exps",
+    "block_sparse_moe.experts.{e}.w2": "ffn_down_exps",
+    "block_sparse_moe.experts.{e}.w3": "ffn_up_exps",
+}
+
+
+def rope_pairs(n_head: int) -> View:
+    """Rows of q or k from halves (element i with i + n/2) to adjacent pairs (2i with 2i + 1), per head."""
+
+    def view(rows: np.ndarray) -> np.ndarray:
+        halves = rows.reshape(n_head, 2, rows.shape[0] // n_head // 2, *rows.shape[1:])
+        return halves.swapaxes(1, 2).reshape(rows.shape)
+
+    return view
+
+
+def flat(values: np.ndarray) -> np.ndarray:
+    """One dimension instead of several."""
+    return values.reshape(-1)
+
+
+class Family:
+    """Checkpoints of one kind. Subclasses set attributes and extend `keys` and `view`."""
+
+    arch: ClassVar[str]
+    modules: ClassVar[Modules] = {**ATTENTION, **DENSE}
+    outer: ClassVar[Mapping[str, str]] = {
+        "model.embed_tokens": "token_embd",
+        "model.norm": "output_norm",
+        "lm_head": "output",
+    }
+    # GGUF files of llama and its kin pair adjacent elements, transformers' models pair the halves of a head.
+    rotates_pairs: ClassVar[bool] = False
+    norm_offset: ClassVar[float] = 0.0  # added to every norm weight
+    needs_output: ClassVar[bool] = False  # output.weight is written even if it is the token embedding
+    has_output: ClassVar[bool] = True
+    rope_freqs: ClassVar[bool] = False  # llama3 scaling can be expressed
+    own_yarn_magnitude: ClassVar[bool] = False
+    activations: ClassVar[tuple[str, ...]] = ("silu", "swish")
+    rotary_fraction: ClassVar[float] = 1.0
+    norm_key: ClassVar[str] = "attention.layer_norm_rms_epsilon"
+    usual_pre: ClassVar[str] = ""  # pre-tokenizer of the published models, where splitting alone does not tell
+    # Values of transformers' configuration class that published files leave out.
+    defaults: ClassVar[Mapping[str, int | float]] = {}
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        config.values = {**self.defaults, **config.values}
+        self.n_head = config.integer("num_attention_heads")
+        self.n_head_kv = config.integer("num_key_value_heads", default=self.n_head)
+
+    @property
+    def n_expert(self) -> int:
+        """Routed experts, 0 for dense models."""
+        return self.config.integer("num_local_experts", "num_experts", "n_routed_experts", default=0)
+
+    @property
+    def n_rot(self) -> int:
+        """Rotated elements of a head."""
+        return int(self.config.head_dim * self.config.rotary_fraction(self.rotary_fraction))
+
+    def check(self) -> None:
+        """Refuse configurations that the architecture cannot express."""
+        activation = self.config.get("hidden_act", "hidden_activation", default=self.activations[0])
+        self.config.require(f"activation '{activation}'", activation in self.activations)
+        if self.config.rope()["rope_type"] == "llama3" and not self.rope_freqs:
+            raise UnsupportedError(f"{self.config.path}: RoPE scaling 'llama3' is not supported for {self.arch}")
+
+    def keys(self) -> Keys:
+        """Metadata under the architecture prefix: int is u32, float f32, list u32 array."""
+        config = self.config
+        keys: Keys = {
+            "block_count": config.n_layer,
+            "context_length": config.integer("max_position_embeddings"),
+            "embedding_length": config.integer("hidden_size"),
+            "feed_forward_length": config.integer("intermediate_size"),
+            "attention.head_count": self.n_head,
+            "attention.head_count_kv": self.n_head_kv,
+            "attention.key_length": config.head_dim,
+            "attention.value_length": config.head_dim,
+            self.norm_key: config.number("rms_norm_eps", "layer_norm_eps"),
+            "rope.dimension_count": self.n_rot,
+            **scaling_keys(config, self.arch, own_magnitude=self.own_yarn_magnitude),
+        }
+        if self.n_expert:
+            keys["expert_count"] = self.n_expert
+            keys["expert_used_count"] = config.integer("num_experts_per_tok", "moe_topk", "moe_k")
+        return keys
+
+    def view(self, target: str, source: str) -> View | None:
+        """Change of layout from a checkpoint module to a GGUF tensor (both without suffix), None for none."""
+        if self.rotates_pairs and target in ("attn_q", "attn_k"):
+            return rope_pairs(self.n_head if target == "attn_q" else self.n_head_kv)
+        return flat if target in ("exp_probs_b.bias", "ffn_gate_inp_shexp") else None
+
+    def offset(self, target: str) -> float:
+        """Number added to every value of a tensor."""
+        return self.norm_offset if target.endswith("norm") else 0.0
+
+    def extra_tensors(self) -> dict[str, np.ndarray]:
+        """Further f32 tensors by GGUF name, made from the configuration."""
+        rope = self.config.rope()
+        if rope["rope_type"] != "llama3":
+            return {}
+        return {"rope_freqs.weight": llama3_factors(rope, self.n_rot)}
+
+    def notes(self) -> list[str]:
+        """What the user should know about the result."""
+        return []
+
+
+def routing_keys(config: Config, *, gating: int) -> Keys:
+    """Keys of leading dense layers, shared experts and routed weights. gating: 1 softmax, 2 sigmoid."""
+    gating = {"softmax": 1, "sigmoid": 2}.get(config.get("scoring_func", "score_function", default=""), gating)
+    dense = [kind == "dense" for kind in config.get("mlp_layer_types", default=[])]
+    n_dense = sum(dense)
+    config.require("dense layers among the expert layers", all(dense[:n_dense]))
+    return {
+        "leading_dense_block_count": config.integer("first_k_dense_replace", default=n_dense),
+        "expert_feed_forward_length": config.integer("moe_intermediate_size"),
+        "expert_shared_count": config.integer("n_shared_experts", "num_shared_experts", default=0),
+        "expert_weights_scale": config.number("routed_scaling_factor", default=1.0),
+        "expert_weights_norm": bool(config.get("norm_topk_prob", default=False)),
+        "expert_gating_func": gating,
+    }
+
+
+def group_note(config: Config) -> list[str]:
+    """A note if the model limits routing to groups of experts."""
+    n_group = config.integer("n_group", default=1)
+    if n_group <= 1:
+        return []
+    return [f"routing of the {n_group} expert groups is not limited to the best ones when the file is run"]

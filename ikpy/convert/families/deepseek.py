@@ -1,0 +1,94 @@
+"""DeepSeek V2, V2-Lite, V3, R1 and Kimi K2 (deepseek2)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ikpy.convert.families.base import (
+    DENSE,
+    EXPERTS,
+    SELECTION_BIAS,
+    SHARED,
+    Family,
+    Keys,
+    Modules,
+    View,
+    group_note,
+    routing_keys,
+)
+
+
+class DeepSeekV2(Family):
+    """Latent attention. attn_kv_b is written as it is, and split and transposed for the absorbed form too."""
+
+    arch = "deepseek2"
+    needs_output = True
+    own_yarn_magnitude = True
+    gating = 1
+    usual_pre = "deepseek-llm"  # cuts digits one by one, the rule of that name does not
+    modules: ClassVar[Modules] = {
+        **DENSE,
+        **EXPERTS,
+        **SELECTION_BIAS,
+        **SHARED,
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "self_attn.q_proj": "attn_q",
+        "self_attn.q_a_proj": "attn_q_a",
+        "self_attn.q_a_layernorm": "attn_q_a_norm",
+        "self_attn.q_b_proj": "attn_q_b",
+        "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+        "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+        "self_attn.kv_b_proj": ("attn_kv_b", "attn_k_b", "attn_v_b"),
+        "self_attn.o_proj": "attn_output",
+    }
+
+    @property
+    def n_rot(self) -> int:
+        return self.config.integer("qk_rope_head_dim")
+
+    def check(self) -> None:
+        super().check()
+        self.config.require("rope_interleave false", bool(self.config.get("rope_interleave", default=True)))
+        rope = self.config.rope()
+        if rope["rope_type"] == "yarn":
+            scales = rope.get("mscale"), rope.get("mscale_all_dim")
+            self.config.require(f"YaRN with mscale {scales[0]} and mscale_all_dim {scales[1]}", scales[0] == scales[1])
+            betas = float(rope.get("beta_fast") or 32), float(rope.get("beta_slow") or 1)
+            self.config.require(f"YaRN with beta_fast {betas[0]:g}, beta_slow {betas[1]:g}", betas == (32, 1))
+
+    def keys(self) -> Keys:
+        config, rope = self.config, self.config.rope()
+        n_nope, n_value = config.integer("qk_nope_head_dim"), config.integer("v_head_dim")
+        keys = super().keys() | routing_keys(config, gating=self.gating)
+        keys |= {
+            "attention.kv_lora_rank": config.integer("kv_lora_rank"),
+            "attention.key_length": n_nope + self.n_rot,
+            "attention.value_length": n_value,
+            "attention.head_count_kv": self.n_head,
+            "expert_group_count": config.integer("n_group", default=1),
+            "expert_group_used_count": config.integer("topk_group", default=1),
+        }
+        if config.get("q_lora_rank", default=None):
+            keys["attention.q_lora_rank"] = config.integer("q_lora_rank")
+        if rope["rope_type"] == "yarn":
+            keys["rope.scaling.yarn_log_multiplier"] = 0.1 * float(rope["mscale_all_dim"])
+        return keys
+
+    def view(self, target: str, source: str) -> View | None:
+        n_head, n_nope = self.n_head, self.config.integer("qk_nope_head_dim")
+        n_value = self.config.integer("v_head_dim")
+        if target == "attn_k_b":  # rows [H * rkv], columns n_nope: the K rows of each head, transposed
+            return lambda kv: kv.reshape(n_head, n_nope + n_value, -1)[:, :n_nope].swapaxes(1, 2).reshape(-1, n_nope)
+        if target == "attn_v_b":
+            return lambda kv: kv.reshape(n_head, n_nope + n_value, -1)[:, n_nope:].reshape(n_head * n_value, -1)
+        return super().view(target, source)
+
+    def notes(self) -> list[str]:
+        return group_note(self.config)
+
+
+class DeepSeekV3(DeepSeekV2):
+    """Sigmoid routing with a selection bias."""
+
+    gating = 2

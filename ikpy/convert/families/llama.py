@@ -1,0 +1,83 @@
+"""LLaMA 1 to 3, Mistral, Mixtral, Ministral 3, SmolLM3, Seed-OSS."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ikpy.convert.families.base import (
+    ATTENTION,
+    DENSE,
+    MIXTRAL_EXPERTS,
+    Family,
+    Keys,
+    Modules,
+)
+
+
+class Llama(Family):
+    """LLaMA 1 to 3, Mistral and look-alikes."""
+
+    arch = "llama"
+    rotates_pairs = True
+    rope_freqs = True
+
+    def notes(self) -> list[str]:
+        window = self.config.get("sliding_window", default=None)
+        if not window or window >= self.config.integer("max_position_embeddings"):
+            return []
+        return [f"the attention window of {window} tokens is not part of this architecture; beyond it results differ"]
+
+
+class Mixtral(Llama):
+    """Experts in every layer."""
+
+    modules: ClassVar[Modules] = {**ATTENTION, **MIXTRAL_EXPERTS}
+
+
+class Ministral3(Llama):
+    """Query temperature and YaRN magnitude in keys of their own."""
+
+    arch = "mistral3"
+    own_yarn_magnitude = True
+
+    def keys(self) -> Keys:
+        rope = self.config.rope()
+        keys = super().keys()
+        keys["attention.temperature_scale"] = float(rope.get("llama_4_scaling_beta") or 0.0)
+        if rope["rope_type"] == "yarn":
+            multiplier = float(rope.get("mscale_all_dim") or 0.0)
+            is_known = multiplier == 0 or float(rope.get("mscale") or 1.0) == 1.0
+            self.config.require(f"YaRN with mscale {rope.get('mscale')}", is_known)
+            keys |= {
+                "rope.scaling.yarn_beta_fast": float(rope.get("beta_fast") or 32.0),
+                "rope.scaling.yarn_beta_slow": float(rope.get("beta_slow") or 1.0),
+                "rope.scaling.yarn_log_multiplier": multiplier,
+            }
+        return keys
+
+
+class SmolLM3(Family):
+    """Every fourth layer has no RoPE."""
+
+    arch = "smollm3"
+    rotates_pairs = True
+
+    def check(self) -> None:
+        super().check()
+        n_layer = self.config.n_layer
+        rotated = self.config.get("no_rope_layers", default=None) or is_rotated(n_layer)
+        self.config.require(
+            "layers without RoPE that are not every fourth", [bool(r) for r in rotated] == is_rotated(n_layer)
+        )
+
+
+class SeedOss(Family):
+    """Optional biases of q, k and v."""
+
+    arch = "seed_oss"
+    modules: ClassVar[Modules] = {**ATTENTION, **DENSE, "post_attention_layernorm": "post_attention_norm"}
+
+
+def is_rotated(n_layer: int) -> list[bool]:
+    """Layers with RoPE where every fourth has none."""
+    return [(il + 1) % 4 != 0 for il in range(n_layer)]

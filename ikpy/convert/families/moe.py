@@ -1,0 +1,129 @@
+"""Mixtures of experts with attention like that of Qwen 3: dots1, Hunyuan MoE, Ling 2.0 (bailingmoe2), MiniMax M2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from ikpy.convert.families.base import (
+    ATTENTION,
+    DENSE,
+    EXPERTS,
+    HEAD_NORMS,
+    MIXTRAL_EXPERTS,
+    SELECTION_BIAS,
+    SHARED,
+    Family,
+    Keys,
+    Modules,
+    feed_forward,
+    group_note,
+    routing_keys,
+)
+
+
+class Dots1(Family):
+    """Leading dense layers, routed and shared experts."""
+
+    arch = "dots1"
+    needs_output = True
+    modules: ClassVar[Modules] = {**ATTENTION, **HEAD_NORMS, **DENSE, **EXPERTS, **SELECTION_BIAS, **SHARED}
+
+    def keys(self) -> Keys:
+        return super().keys() | routing_keys(self.config, gating=2)
+
+    def notes(self) -> list[str]:
+        return group_note(self.config)
+
+
+class HunyuanMoe(Family):
+    """Experts of width intermediate_size; NTK scaling is a larger base."""
+
+    arch = "hunyuan-moe"
+    modules: ClassVar[Modules] = {
+        **ATTENTION,
+        **EXPERTS,
+        **feed_forward("mlp.shared_mlp", "_shexp"),
+        "mlp.gate.wg": "ffn_gate_inp",
+        "self_attn.query_layernorm": "attn_q_norm",
+        "self_attn.key_layernorm": "attn_k_norm",
+    }
+
+    def check(self) -> None:
+        super().check()
+        self.config.require("use_qk_norm false", bool(self.config.get("use_qk_norm", default=True)))
+
+    def keys(self) -> Keys:
+        config, width = self.config, self.config.integer("intermediate_size")
+        rope = config.rope()
+        if rope["rope_type"] == "dynamic" and rope.get("alpha"):
+            # alpha stretches the base once and for all: base * alpha^(n / (n - 2)).
+            n = config.head_dim
+            base = float(rope["rope_theta"]) * float(rope["alpha"]) ** (n / (n - 2))
+            config.values["rope_parameters"] = {"rope_type": "default", "rope_theta": base}
+        return super().keys() | {
+            "expert_feed_forward_length": width,
+            "expert_shared_feed_forward_length": width * config.integer("num_shared_expert", default=1),
+        }
+
+
+class BailingMoe2(Family):
+    """Fused q, k and v; routing keys of Ling 2.0."""
+
+    arch = "bailingmoe2"
+    needs_output = True
+    outer: ClassVar[Mapping[str, str]] = {
+        "model.word_embeddings": "token_embd",
+        "model.norm": "output_norm",
+        "lm_head": "output",
+    }
+    modules: ClassVar[Modules] = {
+        **DENSE,
+        **EXPERTS,
+        **SHARED,
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "attention.query_key_value": "attn_qkv",
+        "attention.dense": "attn_output",
+        "attention.query_layernorm": "attn_q_norm",
+        "attention.key_layernorm": "attn_k_norm",
+        "mlp.gate.expert_bias": "exp_probs_b.bias",
+    }
+
+    def keys(self) -> Keys:
+        config, routing = self.config, routing_keys(self.config, gating=2)
+        width = config.integer("moe_shared_expert_intermediate_size", default=routing["expert_feed_forward_length"])
+        return (
+            super().keys()
+            | routing
+            | {
+                "expert_shared_feed_forward_length": width,
+                "expert_group_count": config.integer("n_group", default=1),
+                "expert_group_used_count": config.integer("topk_group", default=1),
+            }
+        )
+
+    def notes(self) -> list[str]:
+        return [f"{note} (unless -ger is given)" for note in group_note(self.config)]
+
+
+class MiniMaxM2(Family):
+    """Experts of width intermediate_size; one norm over all heads of q, one over those of k."""
+
+    arch = "minimax-m2"
+    modules: ClassVar[Modules] = {
+        **ATTENTION,
+        **HEAD_NORMS,
+        **MIXTRAL_EXPERTS,
+        "block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias",
+    }
+
+    @property
+    def n_rot(self) -> int:
+        return self.config.integer("rotary_dim", default=super().n_rot)
+
+    def keys(self) -> Keys:
+        return super().keys() | {
+            "expert_feed_forward_length": self.config.integer("intermediate_size"),
+            "expert_gating_func": 2,
+        }

@@ -1,0 +1,62 @@
+"""RoPE scaling of config.json as GGUF keys and frequency factors (model semantics 3.2, 4)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ikpy.convert.config import Config
+from ikpy.errors import UnsupportedError
+
+Value = int | float | bool | str
+
+
+def yarn_magnitude(factor: float, multiplier: float = 1.0) -> float:
+    """1 + 0.1 m ln(factor), 1 without stretching."""
+    return 1.0 + 0.1 * multiplier * math.log(factor) if factor > 1 else 1.0
+
+
+def scaling_keys(config: Config, arch: str, *, own_magnitude: bool = False) -> dict[str, Value]:
+    """Keys `rope.*` without the architecture prefix. own_magnitude: the family writes the YaRN magnitude itself."""
+    rope = config.rope()
+    keys: dict[str, Value] = {"rope.freq_base": float(rope["rope_theta"])}
+    kind = rope["rope_type"]
+    if kind == "linear":
+        keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rope["factor"])}
+    elif kind == "yarn":
+        keys |= _yarn(config, rope, own_magnitude)
+    elif kind not in ("default", "llama3", "longrope", "su"):
+        raise UnsupportedError(f"{config.path}: RoPE scaling '{kind}' is not supported for {arch}")
+    return keys
+
+
+def _yarn(config: Config, rope: dict[str, Any], own_magnitude: bool) -> dict[str, Value]:
+    factor = float(rope["factor"])
+    original = rope.get("original_max_position_embeddings") or config.integer("max_position_embeddings")
+    keys: dict[str, Value] = {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": factor,
+        "rope.scaling.original_context_length": int(original),
+    }
+    if own_magnitude:
+        return keys
+    betas = float(rope.get("beta_fast") or 32), float(rope.get("beta_slow") or 1)
+    config.require(f"YaRN with beta_fast {betas[0]:g} and beta_slow {betas[1]:g} instead of 32 and 1", betas == (32, 1))
+    magnitude = rope.get("attention_factor")
+    if magnitude is None and rope.get("mscale") and rope.get("mscale_all_dim"):
+        magnitude = yarn_magnitude(factor, rope["mscale"]) / yarn_magnitude(factor, rope["mscale_all_dim"])
+    if magnitude is not None and not math.isclose(magnitude, yarn_magnitude(factor)):
+        keys["rope.scaling.attn_factor"] = float(magnitude) / yarn_magnitude(factor)
+    return keys
+
+
+def llama3_factors(rope: dict[str, Any], n_rot: int) -> np.ndarray:
+    """Divisors of the frequencies, f32 [n_rot/2]: 1 for short waves, `factor` for long ones, between them a ramp."""
+    factor, low, high = float(rope["factor"]), float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+    original = float(rope["original_max_position_embeddings"])
+    wavelength = 2 * np.pi * float(rope["rope_theta"]) ** (np.arange(0, n_rot, 2) / n_rot)
+    # Llama 4 Scout has low = high: a step instead of a ramp.
+    smooth = np.clip((original / wavelength - low) / max(high - low, 1e-30), 0, 1)
+    return (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)

@@ -1,0 +1,86 @@
+"""Reads tokenizer.model: the few fields of the sentencepiece model message that GGUF files carry."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ikpy.errors import FileFormatError
+
+# Field numbers of ModelProto, SentencePiece, TrainerSpec and NormalizerSpec.
+_PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
+_TEXT, _SCORE, _TYPE = 1, 2, 3
+_MODEL_TYPE, _BPE = 3, 2
+_DUMMY_PREFIX = 3
+
+
+@dataclass(frozen=True)
+class SentencePieceModel:
+    """Texts, scores and types (numbered as in GGUF files) by id; whether a space is put in front of a text."""
+
+    texts: list[str]
+    scores: list[float]
+    types: list[int]
+    add_space_prefix: bool
+    is_bpe: bool
+
+
+def read_model(path: Path) -> SentencePieceModel:
+    """Parse a file; FileFormatError if it is none."""
+    texts: list[str] = []
+    scores: list[float] = []
+    types: list[int] = []
+    prefix, model_type = 1, 1
+    try:
+        for number, value in _fields(path.read_bytes()):
+            if number == _PIECES and isinstance(value, bytes):
+                piece = dict(_fields(value))
+                texts.append(bytes(piece.get(_TEXT, b"")).decode())  # type: ignore[arg-type]
+                scores.append(struct.unpack("<f", piece.get(_SCORE, b"\0\0\0\0"))[0])  # type: ignore[arg-type]
+                types.append(int(piece.get(_TYPE, 1)))
+            elif number == _TRAINER and isinstance(value, bytes):
+                model_type = int(dict(_fields(value)).get(_MODEL_TYPE, model_type))
+            elif number == _NORMALIZER and isinstance(value, bytes):
+                prefix = int(dict(_fields(value)).get(_DUMMY_PREFIX, prefix))
+    except (IndexError, ValueError, struct.error, TypeError) as error:
+        raise FileFormatError(f"{path}: not a sentencepiece model: {error}") from None
+    if not texts:
+        raise FileFormatError(f"{path}: no tokens found; not a sentencepiece model")
+    return SentencePieceModel(texts, scores, types, bool(prefix), model_type == _BPE)
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Field numbers and values of a protobuf message: integers of varints, bytes of all other wire types."""
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        wire = tag & 7
+        if wire == 0:
+            value, at = _varint(data, at)
+            yield tag >> 3, value
+            continue
+        if wire == 2:
+            length, at = _varint(data, at)
+        elif wire in (1, 5):
+            length = 8 if wire == 1 else 4
+        else:
+            raise ValueError(f"wire type {wire}")
+        if at + length > len(data):
+            raise ValueError("cut off")
+        yield tag >> 3, data[at : at + length]
+        at += length
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise ValueError("number too long")

@@ -1,0 +1,204 @@
+"""Which checkpoint tensors make up which GGUF tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ikpy.convert.families.base import Family, View
+from ikpy.convert.weights import MXFP4_BLOCK, MXFP4_BYTES, Weights
+from ikpy.errors import FileFormatError, UnsupportedError
+
+_TEXT_PART = re.compile(r"^(model\.)?language_model\.(model\.)?")
+# Images, sound, and tables that are computed anyway.
+_OTHER_PARTS = re.compile(
+    r"^(model\.)?(visual|vision_tower|vision_model|audio_tower|multi_modal_projector|vision_projection|embed_vision)\."
+    r"|rotary_emb\.inv_freq$|^model\.mtp_"
+)
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_EXPERT = re.compile(r"(?<=experts\.)(\d+)(?=\.)")
+_SUFFIX = re.compile(r"\.(weight|bias)$")
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one checkpoint tensor gives to a GGUF tensor; expert is its place in a stack, None outside stacks."""
+
+    source: str
+    view: View | None
+    expert: int | None
+
+
+@dataclass
+class OutputTensor:
+    """A GGUF tensor: parts, number added to the values, kind of the sources, shape slowest dimension first."""
+
+    name: str
+    offset: float
+    kind: str
+    parts: list[Part] = field(default_factory=list)
+    shape: tuple[int, ...] = ()
+
+
+@dataclass
+class TensorMap:
+    """GGUF tensors in file order; names of checkpoint tensors that were left out."""
+
+    outputs: list[OutputTensor]
+    skipped_parts: list[str] = field(default_factory=list)
+    skipped_layers: list[str] = field(default_factory=list)
+
+
+def map_tensors(weights: Weights, family: Family) -> TensorMap:
+    """Maps every tensor of a checkpoint; UnsupportedError names one that the family does not know."""
+    mapper = _Mapper(weights, family)
+    for name in weights.checkpoint.tensors:
+        mapper.take(name)
+    return mapper.finish()
+
+
+class _Mapper:
+    def __init__(self, weights: Weights, family: Family) -> None:
+        self.weights, self.family = weights, family
+        self.outputs: dict[str, OutputTensor] = {}
+        self.unknown: list[str] = []
+        targets = [(t,) if isinstance(t, str) else t for t in family.modules.values()]
+        self.order = {name: i for i, name in enumerate(name for names in targets for name in names)}
+        self.map = TensorMap([])
+
+    def take(self, name: str) -> None:
+        if self.weights.is_scale(name):
+            return
+        if _OTHER_PARTS.search(name):
+            self.map.skipped_parts.append(name)
+            return
+        path = name
+        prefix = _TEXT_PART.match(name)
+        if prefix:
+            rest = name[prefix.end() :]
+            path = rest if rest.startswith("lm_head") else f"model.{rest}"
+        layer = _LAYER.fullmatch(path)
+        if layer and int(layer[1]) >= self.family.config.n_layer:
+            self.map.skipped_layers.append(name)
+        elif layer:
+            self._take_layer(name, int(layer[1]), layer[2])
+        else:
+            self._take_outer(name, path)
+
+    def _take_layer(self, name: str, il: int, path: str) -> None:
+        suffix = _SUFFIX.search(path)
+        module = _SUFFIX.sub("", path)
+        expert = _EXPERT.search(module)
+        targets = self.family.modules.get(_EXPERT.sub("{e}", module))
+        if targets is None:
+            self.unknown.append(name)
+            return
+        for target in (targets,) if isinstance(targets, str) else targets:
+            full = target if "." in target else f"{target}.{suffix[1] if suffix else 'weight'}"
+            view = self.family.view(target, module)
+            part = Part(name, view, int(expert[1]) if expert else None)
+            self._add(f"blk.{il}.{full}", self.family.offset(target), part)
+
+    def _take_outer(self, name: str, path: str) -> None:
+        target = self.family.outer.get(_SUFFIX.sub("", path))
+        suffix = _SUFFIX.search(path)
+        is_tied = target == "output" and self.family.config.get("tie_word_embeddings", default=False)
+        if target is None or suffix is None:
+            self.unknown.append(name)
+        elif not is_tied and (target != "output" or self.family.has_output):
+            self._add(f"{target}.{suffix[1]}", self.family.offset(target), Part(name, None, None))
+
+    def _add(self, target: str, offset: float, part: Part) -> None:
+        kind = self.weights.kind(part.source)
+        output = self.outputs.setdefault(target, OutputTensor(target, offset, kind))
+        if output.parts and part.expert is None:
+            raise FileFormatError(f"tensors '{output.parts[0].source}' and '{part.source}' are both {target}")
+        if output.kind != kind:
+            output.kind = "f32"  # experts of mixed types
+        output.parts.append(part)
+
+    def finish(self) -> TensorMap:
+        if self.unknown:
+            more = f" and {len(self.unknown) - 1} more" if len(self.unknown) > 1 else ""
+            method = self.weights.quantization
+            raise UnsupportedError(
+                f"{self.weights.checkpoint.folder}: tensor '{self.unknown[0]}'{more} has no place in architecture "
+                f"{self.family.arch}" + (f" (quantization '{method}')" if method else "")
+            )
+        self._add_tied_output()
+        for output in self.outputs.values():
+            self._arrange(output)
+        self._check_layers()
+        self.map.outputs = sorted(self.outputs.values(), key=self._place)
+        return self.map
+
+    def _place(self, output: OutputTensor) -> tuple[int, int, int, str]:
+        """Sort key: embedding, layers in the order of the family's modules, the rest."""
+        if not output.name.startswith("blk."):
+            return 0 if output.name.startswith("token_embd") else 2, 0, 0, output.name
+        _, layer, rest = output.name.split(".", 2)
+        base = rest.removesuffix(".weight").removesuffix(".bias")
+        return 1, int(layer), self.order.get(rest, self.order.get(base, 0)), rest
+
+    def _add_tied_output(self) -> None:
+        embedding = self.outputs.get("token_embd.weight")
+        if embedding is None:
+            raise FileFormatError(f"{self.weights.checkpoint.folder}: the token embedding is missing")
+        if self.family.needs_output and "output.weight" not in self.outputs:
+            self._add("output.weight", 0.0, embedding.parts[0])
+
+    def _arrange(self, output: OutputTensor) -> None:
+        """Puts experts in order and computes the shape."""
+        folder = self.weights.checkpoint.folder
+        shapes = {self._part_shape(part) for part in output.parts}
+        if len(shapes) != 1:
+            raise FileFormatError(f"{folder}: the experts of {output.name} differ in shape: {sorted(shapes)}")
+        shape = shapes.pop()
+        if output.parts[0].expert is not None:
+            numbers = [part.expert for part in output.parts]
+            missing = sorted(set(range(self.family.n_expert)).difference(numbers))  # type: ignore[arg-type]
+            if missing or len(numbers) != self.family.n_expert:
+                which = f"expert {missing[0]} is missing" if missing else "there are more"
+                raise FileFormatError(
+                    f"{folder}: {output.name} needs {self.family.n_expert} experts, found {len(numbers)} ({which})"
+                )
+            output.parts.sort(key=lambda part: part.expert or 0)
+            shape = (len(numbers), *shape)
+        output.shape = shape
+
+    def _part_shape(self, part: Part) -> tuple[int, ...]:
+        """Shape after the view, found without reading: views are applied to an array without memory."""
+        shape = self.weights.shape(part.source)
+        is_mxfp4 = self.weights.kind(part.source) == "mxfp4"
+        if is_mxfp4:
+            shape = (*shape[:-1], shape[-1] // MXFP4_BLOCK * MXFP4_BYTES)
+        if part.view is not None:
+            try:
+                shape = part.view(np.broadcast_to(np.uint8(0), shape)).shape
+            except (ValueError, IndexError):
+                raise FileFormatError(
+                    f"{self.weights.checkpoint.folder}: shape {list(shape)} of tensor '{part.source}' does not fit "
+                    "config.json"
+                ) from None
+        return (*shape[:-1], shape[-1] // MXFP4_BYTES * MXFP4_BLOCK) if is_mxfp4 else shape
+
+    def _check_layers(self) -> None:
+        found = {int(name.split(".")[1]) for name in self.outputs if name.startswith("blk.")}
+        for il in range(self.family.config.n_layer):
+            if il not in found:
+                raise FileFormatError(f"{self.weights.checkpoint.folder}: the tensors of layer {il} are missing")
+
+
+def pieces(array: np.ndarray, max_elements: int) -> Iterator[np.ndarray]:
+    """The rows of an array [..., n] in order, as contiguous arrays [rows, n] of about max_elements."""
+    if array.ndim > 2:
+        for matrix in array:
+            yield from pieces(matrix, max_elements)
+        return
+    rows = array.reshape(-1, array.shape[-1])
+    step = max(1, max_elements // max(1, rows.shape[1]))
+    for first in range(0, rows.shape[0], step):
+        yield np.ascontiguousarray(rows[first : first + step])

@@ -1,0 +1,274 @@
+"""Vocabulary keys `tokenizer.*` from the tokenizer files of a checkpoint (model semantics 8.1)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from ikpy.convert import tiktoken
+from ikpy.convert.checkpoint import Checkpoint
+from ikpy.convert.pre_tokenizer import find_pre_tokenizer
+from ikpy.convert.sentencepiece import read_model
+from ikpy.errors import FileFormatError, UnsupportedError
+from ikpy.vocab.pretokenizers import pre_tokenizer
+from ikpy.vocab.table import TokenType
+
+_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_EOM = "<|eom_id|>"
+_TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|call|>", "<|user|>", "<EOT>", "[EOT]")
+# Roles in tokenizer_config.json -> GGUF keys ("seperator" is how the format spells it).
+_ROLE_KEYS = {
+    "bos": "bos_token_id",
+    "eos": "eos_token_id",
+    "unk": "unknown_token_id",
+    "sep": "seperator_token_id",
+    "pad": "padding_token_id",
+    "mask": "mask_token_id",
+    "eot": "eot_token_id",
+    "eom": "eom_token_id",
+}
+
+
+@dataclass
+class TokenTable:
+    """Tokens by id; scores only for sentencepiece vocabularies."""
+
+    texts: dict[int, str] = field(default_factory=dict)
+    types: dict[int, TokenType] = field(default_factory=dict)
+    scores: dict[int, float] = field(default_factory=dict)
+
+    def set(self, index: int, text: str, kind: TokenType, score: float | None = None) -> None:
+        """Store a token, over an earlier one with the same id."""
+        self.texts[index], self.types[index] = text, kind
+        if score is not None:
+            self.scores[index] = score
+
+    def id_of(self, text: str | None) -> int | None:
+        """Id of a text."""
+        return next((index for index, known in self.texts.items() if known == text), None)
+
+
+def tokenizer_keys(
+    checkpoint: Checkpoint, n_vocab: int, notes: list[str], *, pre: str = "", usual_pre: str = ""
+) -> dict[str, Any]:
+    """All `tokenizer.*` keys, for a model of n_vocab tokens. pre: name of the pre-tokenizer, "" to find it;
+    usual_pre: see find_pre_tokenizer.
+
+    Appends to notes what was left out. UnsupportedError for tokenizers of other kinds.
+    """
+    return _Reader(checkpoint, n_vocab, notes, pre, usual_pre).keys()
+
+
+class _Reader:
+    def __init__(self, checkpoint: Checkpoint, n_vocab: int, notes: list[str], pre: str, usual_pre: str) -> None:
+        self.checkpoint, self.n_vocab, self.notes = checkpoint, n_vocab, notes
+        self.pre, self.usual_pre = pre, usual_pre
+        self.data: dict[str, Any] = checkpoint.json("tokenizer.json")
+        self.settings: dict[str, Any] = checkpoint.json("tokenizer_config.json")
+        self.path = checkpoint.folder / "tokenizer.json"
+        self.tokenizer: Tokenizer | None = None
+        if self.data:
+            try:
+                self.tokenizer = Tokenizer.from_file(str(self.path))
+            except Exception as error:
+                raise FileFormatError(f"{self.path}: {error}") from None
+        self.table = TokenTable()
+
+    def keys(self) -> dict[str, Any]:
+        model = self.data.get("model", {})
+        sentencepiece = self.checkpoint.folder / "tokenizer.model"
+        if _uses(self.data, "ByteLevel"):
+            keys = self._byte_level(model)
+        elif sentencepiece.is_file():
+            keys = self._sentencepiece(sentencepiece)
+        elif (self.checkpoint.folder / "tiktoken.model").is_file():
+            keys = self._tiktoken(self.checkpoint.folder / "tiktoken.model")
+        elif model.get("type") == "BPE" and model.get("byte_fallback"):
+            keys = self._escaped_bpe(model)
+        else:
+            kind = model.get("type") or "none"
+            raise UnsupportedError(
+                f"{self.checkpoint.folder}: no tokenizer that can be converted (tokenizer.json: {kind}); "
+                "byte-level BPE, sentencepiece BPE and tiktoken.model are supported"
+            )
+        return keys | self._arrays(keys) | self._special_ids() | self._flags() | self._templates()
+
+    # --- vocabularies -----------------------------------------------------------------------------------------
+
+    def _byte_level(self, model: dict[str, Any]) -> dict[str, Any]:
+        if model.get("type") != "BPE":
+            raise UnsupportedError(f"{self.path}: byte-level tokenizer of type {model.get('type')}, not BPE")
+        assert self.tokenizer is not None
+        for text, index in model["vocab"].items():
+            self.table.set(index, text, TokenType.NORMAL)
+        self._take_added()
+        if self.pre:
+            pre_tokenizer(self.pre)
+        pre = self.pre or find_pre_tokenizer(
+            self.tokenizer,
+            usual=self.usual_pre,
+            ignore_merges=bool(model.get("ignore_merges")),
+            has_bos=bool(self.settings.get("bos_token")),
+            clean_spaces=self.settings.get("clean_up_tokenization_spaces"),
+            where=str(self.path),
+        )
+        merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+        return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.merges": merges}
+
+    def _tiktoken(self, path: Path) -> dict[str, Any]:
+        """Ranks alone: how text is split stands in the model's Python code, which is known for Kimi K2."""
+        pre = self.pre or ("kimi-k2" if self.checkpoint.config.get("model_type") == "kimi_k2" else "")
+        if not pre:
+            raise UnsupportedError(f"{path}: the pre-tokenizer of this tokenizer is not known; name it with --pre")
+        pre_tokenizer(pre)
+        ranks = tiktoken.read_ranks(path)
+        for token, index in ranks.items():
+            self.table.set(index, tiktoken.mapped(token), TokenType.NORMAL)
+        self._take_added()
+        merges = tiktoken.merges(ranks)
+        return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.merges": merges}
+
+    def _sentencepiece(self, path: Path) -> dict[str, Any]:
+        source = read_model(path)
+        if not source.is_bpe:
+            raise UnsupportedError(f"{path}: a Unigram model; of sentencepiece models BPE is supported")
+        for index, text in enumerate(source.texts):
+            self.table.set(index, text, TokenType(source.types[index]), source.scores[index])
+        self._take_added()
+        return {"tokenizer.ggml.model": "llama", "tokenizer.ggml.add_space_prefix": source.add_space_prefix}
+
+    def _escaped_bpe(self, model: dict[str, Any]) -> dict[str, Any]:
+        """A sentencepiece vocabulary given as merges: the score of a token is minus the rank of its first merge."""
+        assert self.tokenizer is not None
+        ranks: dict[str, int] = {}
+        for rank, merge in enumerate(model["merges"]):
+            pair = merge.split(" ") if isinstance(merge, str) else merge
+            ranks.setdefault("".join(pair), rank)
+        for text, index in model["vocab"].items():
+            kind = TokenType.BYTE if _BYTE.fullmatch(text) else TokenType.NORMAL
+            if text == model.get("unk_token"):
+                kind = TokenType.UNKNOWN
+            self.table.set(index, text, kind, -float(ranks.get(text, len(ranks))))
+        self._take_added()
+        first = self.tokenizer.encode("a", add_special_tokens=False).tokens[:1]
+        return {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.add_space_prefix": bool(first) and first[0].startswith("▁"),
+        }
+
+    def _take_added(self) -> None:
+        """Added tokens: special ones are control tokens, others user-defined; the unknown token stays what it is."""
+        added = self.data.get("added_tokens") or [
+            {"id": int(index), **token} for index, token in self.settings.get("added_tokens_decoder", {}).items()
+        ]
+        if not added:
+            names = self.checkpoint.json("added_tokens.json")
+            added = [{"id": index, "content": text} for text, index in names.items()]
+        for token in added:
+            index, text = int(token["id"]), str(token["content"])
+            kind = TokenType.CONTROL if token.get("special") else TokenType.USER_DEFINED
+            if self.table.types.get(index) == TokenType.UNKNOWN and self.table.texts[index] == text:
+                continue
+            self.table.set(index, text, kind, self.table.scores.get(index, 0.0) if self.table.scores else None)
+
+    def _arrays(self, keys: dict[str, Any]) -> dict[str, Any]:
+        """Tokens, types and scores for every row of the embedding; unused rows get a text of their own."""
+        beyond = [index for index in self.table.texts if index >= self.n_vocab]
+        if beyond:
+            text = self.table.texts[min(beyond)]
+            self.notes.append(f"{len(beyond)} tokens beyond the {self.n_vocab} of the model are left out ({text})")
+            for index in beyond:
+                del self.table.texts[index], self.table.types[index]
+        ids = range(self.n_vocab)
+        out: dict[str, Any] = {
+            "tokenizer.ggml.tokens": [self.table.texts.get(index, f"[PAD{index}]") for index in ids],
+            "tokenizer.ggml.token_type": np.array(
+                [self.table.types.get(index, TokenType.UNUSED) for index in ids], np.int32
+            ),
+        }
+        if keys["tokenizer.ggml.model"] == "llama":
+            out["tokenizer.ggml.scores"] = np.array([self.table.scores.get(index, 0.0) for index in ids], np.float32)
+        return out
+
+    # --- special tokens, flags, templates -----------------------------------------------------------------------
+
+    def _special_ids(self) -> dict[str, Any]:
+        """Ids by role: texts of tokenizer_config.json, else ids of the configuration; ends of turns from
+        generation_config.json."""
+        generation = self.checkpoint.json("generation_config.json")
+        inner = self.checkpoint.config.get("text_config") or {}
+        config = {**self.checkpoint.config, **inner}
+        roles: dict[str, int] = {}
+        for role in ("bos", "eos", "unk", "sep", "pad", "mask"):
+            token = self.settings.get(f"{role}_token")
+            index = self.table.id_of(token.get("content") if isinstance(token, dict) else token)
+            given = config.get(f"{role}_token_id")
+            if index is None and role in ("bos", "eos") and isinstance(given, int):
+                index = given
+            if index is not None and index in self.table.texts:
+                roles[role] = index
+        ends = generation.get("eos_token_id", config.get("eos_token_id"))
+        ends = [end for end in (ends if isinstance(ends, list) else [ends]) if end in self.table.texts]
+        if ends:
+            roles.setdefault("eos", ends[0])
+        self.roles = roles
+        roles |= self._turn_ends(ends)
+        return {f"tokenizer.ggml.{_ROLE_KEYS[role]}": index for role, index in roles.items()}
+
+    def _turn_ends(self, ends: list[int]) -> dict[str, int]:
+        """EOT and EOM among the ids that end a generation: by their texts, else the first ones that are not EOS."""
+        ids = {self.table.texts[end]: end for end in ends}
+        found = {"eot": next((ids[text] for text in _TURN_ENDS if text in ids), None), "eom": ids.get(_EOM)}
+        for role, index in found.items():
+            taken = {self.roles.get("eos"), *found.values()}
+            if index is None:
+                found[role] = next((end for end in ends if end not in taken), None)
+        return {role: index for role, index in found.items() if index is not None}
+
+    def _flags(self) -> dict[str, Any]:
+        """Whether BOS and EOS are added: as tokenizer_config.json says, else what tokenizer.json does to a text."""
+        keys = {}
+        for role, at in (("bos", 0), ("eos", -1)):
+            is_added = self.settings.get(f"add_{role}_token")
+            if is_added is None and self.tokenizer is not None:
+                ids = self.tokenizer.encode("a", add_special_tokens=True).ids
+                is_added = bool(ids) and ids[at] == self.roles.get(role)
+            if is_added is not None:
+                keys[f"tokenizer.ggml.add_{role}_token"] = bool(is_added)
+        self._note_other_additions(sum(keys.values()))
+        return keys
+
+    def _note_other_additions(self, n_known: int) -> None:
+        """A note if the tokenizer adds more special tokens to a text than the n_known that the keys say."""
+        if self.tokenizer is None:
+            return
+        tokens = self.tokenizer.encode("a", add_special_tokens=True).tokens
+        n_added = len(tokens) - len(self.tokenizer.encode("a", add_special_tokens=False).tokens)
+        if n_added > n_known:
+            shown = " ".join(tokens)
+            self.notes.append(f"the tokenizer adds special tokens to a text that no key can say: 'a' becomes '{shown}'")
+
+    def _templates(self) -> dict[str, Any]:
+        template = self.checkpoint.text("chat_template.jinja")
+        template = template or self.settings.get("chat_template")
+        template = template or self.checkpoint.json("chat_template.json").get("chat_template")
+        if not template:
+            return {}
+        if isinstance(template, str):
+            return {"tokenizer.chat_template": template}
+        named = {str(entry["name"]): str(entry["template"]) for entry in template}
+        keys: dict[str, Any] = {f"tokenizer.chat_template.{name}": text for name, text in named.items()}
+        keys["tokenizer.chat_templates"] = list(named)
+        keys["tokenizer.chat_template"] = keys.pop("tokenizer.chat_template.default", next(iter(named.values())))
+        return keys
+
+
+def _uses(data: dict[str, Any], kind: str) -> bool:
+    """Whether the pre-tokenizer or one of its steps is of a kind."""
+    step = data.get("pre_tokenizer") or {}
+    return any(part.get("type") == kind for part in [step, *step.get("pretokenizers", [])])

@@ -1,0 +1,171 @@
+"""Cells of a KV cache: which position and which sequences each of them holds (model semantics 7.4, 7.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ikpy.errors import ResourceError
+
+MAX_SEQUENCES = 64
+
+
+class KVCacheFullError(ResourceError):
+    """No empty cells are left for the tokens of a batch."""
+
+
+class Cells:
+    """n_cells cells. pos: int32, -1 = empty; seq: uint64 bit mask of sequence ids; delta: pending position shifts."""
+
+    def __init__(self, n_cells: int) -> None:
+        self.n_cells = n_cells
+        self.pos = np.full(n_cells, -1, np.int32)
+        self.seq = np.zeros(n_cells, np.uint64)
+        self.delta = np.zeros(n_cells, np.int32)
+        self.head = 0
+
+    @property
+    def used(self) -> int:
+        """Cells that hold a token."""
+        return int(np.count_nonzero(self.pos >= 0))
+
+    def find(self, n: int) -> np.ndarray:
+        """Indices of n empty cells, contiguous from the head if possible; fewer if there are too few."""
+        cells = np.arange(self.head, self.head + n)
+        if self.head + n <= self.n_cells and not (self.pos[cells] >= 0).any():
+            return cells
+        return np.flatnonzero(self.pos < 0)[:n]
+
+    def fill(self, cells: np.ndarray, pos: np.ndarray, masks: np.ndarray) -> None:
+        """Puts tokens into cells."""
+        self.pos[cells] = pos
+        self.seq[cells] = masks
+        self.delta[cells] = 0
+        if len(cells):
+            self.head = int(cells[-1]) + 1
+
+    def empty(self, cells: np.ndarray) -> None:
+        """Empties cells."""
+        self.pos[cells] = -1
+        self.seq[cells] = 0
+        self.delta[cells] = 0
+        if len(cells):
+            self.head = min(self.head, int(cells[0]))
+
+    def matching(self, seq_id: int, p0: int, p1: int) -> np.ndarray:
+        """Boolean [n_cells]: cells of the sequence (any if negative) with p0 <= pos < p1; negative bounds are open."""
+        match = self.pos >= 0
+        if seq_id >= 0:
+            match &= (self.seq & sequence_bit(seq_id)) != 0
+        if p0 > 0:
+            match &= self.pos >= p0
+        if p1 >= 0:
+            match &= self.pos < p1
+        return match
+
+    def clear(self) -> None:
+        """Empties all cells."""
+        self.empty(np.arange(self.n_cells))
+        self.head = 0
+
+    def remove(self, seq_id: int, p0: int, p1: int) -> None:
+        """Removes the sequence (all if negative) from the matching cells."""
+        match = self.matching(seq_id, p0, p1)
+        if seq_id >= 0:
+            self.seq[match] &= ~sequence_bit(seq_id)
+            match &= self.seq == 0
+        self.empty(np.flatnonzero(match))
+
+    def share(self, src: int, dst: int, p0: int, p1: int) -> None:
+        """Adds sequence dst to the matching cells of src; nothing is copied."""
+        self.seq[self.matching(src, p0, p1)] |= sequence_bit(dst)
+
+    def keep(self, seq_id: int) -> None:
+        """Empties every cell that does not belong to the sequence; the others belong to it alone."""
+        kept = self.matching(seq_id, -1, -1)
+        self.empty(np.flatnonzero(~kept))
+        self.seq[kept] = sequence_bit(seq_id)
+
+    def move(self, match: np.ndarray, moved: np.ndarray) -> None:
+        """Gives the matching cells new positions; those below 0 are emptied."""
+        self.delta[match] += moved - self.pos[match]
+        self.pos[match] = moved
+        self.empty(np.flatnonzero(match & (self.pos < 0)))
+
+
+class WindowCells(Cells):
+    """Cells of layers that attend to a window: tokens that no query can see any more make room for new ones.
+
+    kind: "sliding" (the last `size` positions) or "chunked" (positions of the same stretch of `size`).
+    lost: int64 [64], per sequence the position below which tokens may have been dropped.
+    """
+
+    def __init__(self, n_cells: int, kind: str, size: int) -> None:
+        super().__init__(n_cells)
+        self.kind = kind
+        self.size = size
+        self.lost = np.zeros(MAX_SEQUENCES, np.int64)
+
+    def lowest_visible(self, pos: int) -> int:
+        """The smallest position that a query at pos attends to."""
+        if self.kind == "chunked":
+            return pos - pos % self.size
+        return max(0, pos - self.size + 1)
+
+    def holds_window(self, seq_id: int, pos: int) -> bool:
+        """Whether everything that a query of the sequence at pos attends to is still here."""
+        return bool(self.lost[seq_id] <= self.lowest_visible(pos))
+
+    def make_room(self, n: int, next_pos: dict[int, int]) -> None:
+        """Empties as many cells as n tokens lack, those first that fell out of their windows longest ago.
+
+        next_pos: sequence -> position of its next token. No more cells than needed go, so that the last few tokens
+        can be taken back.
+        """
+        missing = n - int(np.count_nonzero(self.pos < 0))
+        if missing <= 0:
+            return
+        behind = np.full(self.n_cells, np.iinfo(np.int64).max, np.int64)
+        for seq_id, pos in next_pos.items():
+            own = (self.seq & sequence_bit(seq_id)) != 0
+            behind[own] = np.minimum(behind[own], self.lowest_visible(pos) - self.pos[own].astype(np.int64))
+        outdated = np.flatnonzero((self.pos >= 0) & (behind > 0) & (behind < np.iinfo(np.int64).max))
+        dropped = outdated[np.argsort(-behind[outdated], kind="stable")][:missing]
+        for seq_id in next_pos:
+            own = dropped[(self.seq[dropped] & sequence_bit(seq_id)) != 0]
+            if len(own):
+                self.lost[seq_id] = max(self.lost[seq_id], int(self.pos[own].max()) + 1)
+        self.empty(np.sort(dropped))
+
+    def clear(self) -> None:
+        super().clear()
+        self.lost[:] = 0
+
+    def remove(self, seq_id: int, p0: int, p1: int) -> None:
+        super().remove(seq_id, p0, p1)
+        if p0 <= 0 and p1 < 0:
+            self.lost[slice(None) if seq_id < 0 else seq_id] = 0
+
+    def share(self, src: int, dst: int, p0: int, p1: int) -> None:
+        super().share(src, dst, p0, p1)
+        self.lost[dst] = max(self.lost[dst], self.lost[src])
+
+    def note_move(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
+        """Keeps `lost` in step with a move of the positions p0..p1."""
+        ids: Sequence[int] = range(MAX_SEQUENCES) if seq_id < 0 else [seq_id]
+        for i in ids:
+            if self.lost[i] > max(p0, 0) and (p1 < 0 or self.lost[i] <= p1):
+                self.lost[i] = max(0, int(self.lost[i]) + delta)
+
+
+def sequence_bit(seq_id: int) -> np.uint64:
+    """Mask of one sequence."""
+    if not 0 <= seq_id < MAX_SEQUENCES:
+        raise ValueError(f"sequence id {seq_id} is outside 0..{MAX_SEQUENCES - 1}")
+    return np.uint64(1 << seq_id)
+
+
+def sequences_of(mask: int) -> list[int]:
+    """Ids in a mask."""
+    return [i for i in range(MAX_SEQUENCES) if mask >> i & 1]

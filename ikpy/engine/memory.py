@@ -1,0 +1,58 @@
+"""What a model and a context take in memory, per device and kind: planned from the header, or of a loaded model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ikpy.graph.placement import CPU
+
+if TYPE_CHECKING:
+    from ikpy.engine.context import Context
+
+MIB = 1 << 20
+KINDS = ("mapped", "copied", "derived", "KV cache", "compute")
+"""Tensors used in the file's mapping; repacked, decoded and joined ones; computed ones (MLA); cache; compute buffer."""
+
+
+@dataclass
+class MemoryReport:
+    """Bytes per device and kind."""
+
+    devices: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def add(self, device: str, kind: str, nbytes: int) -> None:
+        """Counts bytes of a kind on a device."""
+        kinds = self.devices.setdefault(device, dict.fromkeys(KINDS, 0))
+        kinds[kind] += nbytes
+
+    @property
+    def total(self) -> int:
+        """Bytes on all devices."""
+        return sum(sum(kinds.values()) for kinds in self.devices.values())
+
+    def lines(self) -> list[str]:
+        """A table in MiB: a row per device, a column per kind."""
+        columns = (*KINDS, "total")
+        lines = [f"memory plan (MiB): {'device':>10}" + "".join(f" {name:>12}" for name in columns)]
+        for device, kinds in self.devices.items():
+            values = (*kinds.values(), sum(kinds.values()))
+            lines.append(f"memory plan (MiB): {device:>10}" + "".join(f" {value / MIB:12.2f}" for value in values))
+        return lines
+
+
+def memory_report(context: Context) -> MemoryReport:
+    """What the context and its model take."""
+    model, report = context.model, MemoryReport()
+    sizes = {info.name: info.nbytes for info in model.gguf.tensors.values()}
+    for name, device in model.placement.tensors.items():
+        report.add(device, "mapped", 0 if name in model.replaced else sizes[name])
+    report.add(CPU, "copied", model.own_bytes)
+    report.add(CPU, "derived", model.arch.derived_bytes)
+    caches = context.devices.cache_bytes() if context.devices else {CPU: context.kv.nbytes()}
+    for device, nbytes in caches.items():
+        report.add(device, "KV cache", nbytes)
+    report.add(CPU, "compute", context.compute_bytes)
+    for device, needs in (context.devices.needs if context.devices else {}).items():
+        report.add(device, "compute", needs.compute_bytes)
+    return report

@@ -1,0 +1,72 @@
+"""Drafts from a small model with the same vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ikpy.engine.batch import Batch
+from ikpy.engine.speculative import Drafter
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ikpy.engine.context import Context
+
+
+class ModelDraft(Drafter):
+    """The draft model's most likely tokens while their probability is at least ``p_min``.
+
+    Uses sequence ``seq_id`` of ``context`` and at most ``n_ctx`` of its cells; of a longer text it reads the end only.
+    ``n_vocab``: tokens that both models know.
+    """
+
+    name = "draft"
+
+    def __init__(self, context: Context, *, p_min: float, n_vocab: int, n_ctx: int, seq_id: int = 0) -> None:
+        self._context = context
+        self._p_min, self._n_vocab, self._n_ctx, self._seq_id = p_min, n_vocab, n_ctx, seq_id
+        self._tokens: list[int] = []
+        self._start = 0
+
+    def draft(self, tokens: Sequence[int], n_max: int) -> list[int]:
+        logits = self._follow(tokens, n_max)
+        found: list[int] = []
+        while True:
+            token = int(logits.argmax())
+            if 1.0 / np.exp(logits.astype(np.float64) - logits[token]).sum() < self._p_min:
+                break
+            found.append(token)
+            if len(found) == n_max:
+                break
+            logits = self._evaluate([token])
+        return found
+
+    def _follow(self, tokens: Sequence[int], n_max: int) -> NDArray[np.float32]:
+        """Brings the cache in line with the text; logits behind it."""
+        if len(tokens) <= self._start or len(tokens) - self._start + n_max > self._n_ctx:
+            self._start = max(0, len(tokens) - self._n_ctx // 2)
+        window = list(tokens[self._start :])
+        kept = self._common(window)
+        self._context.kv.seq_rm(self._seq_id, kept, -1)
+        del self._tokens[kept:]
+        return self._evaluate(window[kept:])
+
+    def _common(self, window: list[int]) -> int:
+        """Length of the common beginning with the cache; the last token is always evaluated."""
+        n = min(len(self._tokens), len(window) - 1)
+        if self._tokens[:n] == window[:n]:
+            return n
+        return next(i for i in range(n) if self._tokens[i] != window[i])
+
+    def _evaluate(self, tokens: list[int]) -> NDArray[np.float32]:
+        n_batch = self._context.n_batch
+        for start in range(0, len(tokens), n_batch):
+            piece = tokens[start : start + n_batch]
+            last = start + len(piece) == len(tokens)
+            batch = Batch.single(piece, len(self._tokens), self._seq_id, "last" if last else "none")
+            logits = self._context.decode(batch)
+            self._tokens += piece
+        return logits[-1][: self._n_vocab]

@@ -1,0 +1,206 @@
+"""Speculative decoding: cheap guesses at the next tokens, checked by the model in one batch.
+
+A drafter proposes tokens; the model evaluates them behind the last one, and the sampler chooses at every position as it
+would have without them. Guesses are kept as long as they equal the choice, so a guess never changes what is drawn: the
+same random numbers meet the same distributions, one per token given out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from ikpy.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+NGRAM_TYPES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+SPECULATION_TYPES = ("none", *NGRAM_TYPES, "suffix", "draft", "mtp")
+
+
+@dataclass(frozen=True)
+class SpeculativeParams:
+    """What is drafted.
+
+    ``types``: drafters in the order in which they are asked. ``n_max``, ``n_min``: most and fewest tokens of a draft
+    (shorter ones are dropped). ``p_min``: least probability of a drafted token (draft model) or of the whole draft
+    (suffix). ``size_n``, ``size_m``, ``min_hits``: length of the looked-up n-gram, of the draft, and how often the
+    n-gram must have occurred. ``pattern_len``, ``max_depth``: shortest and longest suffix that is matched.
+    """
+
+    types: tuple[str, ...] = ()
+    n_max: int = 16
+    n_min: int = 0
+    p_min: float = 0.8
+    size_n: int = 12
+    size_m: int = 48
+    min_hits: int = 1
+    pattern_len: int = 3
+    max_depth: int = 64
+
+    def check(self) -> None:
+        """Raises UsageError for values without a meaning."""
+        for name in self.types:
+            if name not in SPECULATION_TYPES:
+                raise UsageError(f"--spec-type {name}: possible types are {', '.join(SPECULATION_TYPES)}")
+        for name in ("size_n", "size_m", "min_hits", "pattern_len", "max_depth"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"speculative decoding: {name} must be at least 1, not {getattr(self, name)}")
+        if not 0 <= self.p_min <= 1:
+            raise UsageError(f"speculative decoding: p_min must be between 0 and 1, not {self.p_min:g}")
+
+
+class Drafter:
+    """Guesses continuations of one sequence.
+
+    A drafter with ``needs_states`` (a multi-token prediction head) gets the model's hidden states through ``observe``.
+    """
+
+    name: ClassVar[str]
+    needs_states: ClassVar[bool] = False
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """A new text starts with ``tokens``; what was learned from others may be kept."""
+
+    def draft(self, tokens: Sequence[int], n_max: int) -> list[int]:
+        """At most ``n_max`` tokens that may follow ``tokens``; empty without a good guess."""
+        raise NotImplementedError
+
+    def accept(self, n_accepted: int) -> None:
+        """How many tokens of the last draft the model chose as well."""
+
+    def observe(self, states: NDArray[np.float32]) -> None:
+        """Hidden states float32 [n, n_embd] behind the last n evaluated tokens of the text."""
+
+    def save(self) -> None:
+        """Writes what should outlive the program."""
+
+
+@dataclass
+class DraftStatistics:
+    """Counts and times (begin, draft, accept; seconds) of one drafter."""
+
+    n_calls: int = 0
+    n_drafts: int = 0
+    n_accepted_drafts: int = 0
+    n_tokens: int = 0
+    n_accepted_tokens: int = 0
+    begin: float = 0.0
+    draft: float = 0.0
+    accept: float = 0.0
+
+    def line(self, name: str) -> str:
+        """The line users know from llama.cpp's log."""
+        return (
+            f"statistics {name.replace('-', '_')}: #calls = {self.n_calls}, #gen drafts = {self.n_drafts}, "
+            f"#acc drafts = {self.n_accepted_drafts}, #gen tokens = {self.n_tokens}, "
+            f"#acc tokens = {self.n_accepted_tokens}, dur(b,g,a) = "
+            f"{self.begin * 1e3:.3f}, {self.draft * 1e3:.3f}, {self.accept * 1e3:.3f} ms"
+        )
+
+
+def acceptance_line(n_accepted: int, n_drafted: int) -> str:
+    """Share of the drafted tokens that were kept."""
+    rate = n_accepted / n_drafted if n_drafted else 0.0
+    return f"draft acceptance rate = {rate:.5f} ({n_accepted:5d} accepted / {n_drafted:5d} generated)"
+
+
+class Speculator:
+    """The drafters of one sequence, asked in order until one has a guess, with their statistics."""
+
+    def __init__(self, drafters: Sequence[Drafter], params: SpeculativeParams) -> None:
+        params.check()
+        self.drafters = drafters
+        self.params = params
+        self.statistics = [DraftStatistics() for _ in drafters]
+        self._last: int | None = None
+        self._n_last = 0
+
+    @property
+    def needs_states(self) -> bool:
+        """Whether a drafter wants the model's hidden states."""
+        return any(drafter.needs_states for drafter in self.drafters)
+
+    @property
+    def n_drafted(self) -> int:
+        """Drafted tokens so far."""
+        return sum(s.n_tokens for s in self.statistics)
+
+    @property
+    def n_accepted(self) -> int:
+        """Drafted tokens that were kept."""
+        return sum(s.n_accepted_tokens for s in self.statistics)
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """A new text starts with ``tokens``."""
+        for drafter, statistics in zip(self.drafters, self.statistics, strict=True):
+            began = time.perf_counter()
+            drafter.begin(tokens)
+            statistics.begin += time.perf_counter() - began
+
+    def draft(self, tokens: Sequence[int], n_max: int | None = None, n_min: int | None = None) -> list[int]:
+        """Guess at what follows ``tokens``, within the limits of the parameters and the given ones."""
+        self._last, self._n_last = None, 0
+        n_max = self.params.n_max if n_max is None else min(n_max, self.params.n_max)
+        n_min = self.params.n_min if n_min is None else n_min
+        if n_max < max(1, n_min):
+            return []
+        for i, (drafter, statistics) in enumerate(zip(self.drafters, self.statistics, strict=True)):
+            began = time.perf_counter()
+            found = drafter.draft(tokens, n_max)[:n_max]
+            statistics.draft += time.perf_counter() - began
+            statistics.n_calls += 1
+            if found and len(found) >= n_min:
+                statistics.n_drafts += 1
+                statistics.n_tokens += len(found)
+                self._last, self._n_last = i, len(found)
+                return found
+        return []
+
+    def accept(self, n_accepted: int) -> None:
+        """How many tokens of the last draft were kept."""
+        if self._last is None:
+            return
+        statistics = self.statistics[self._last]
+        began = time.perf_counter()
+        self.drafters[self._last].accept(n_accepted)
+        statistics.accept += time.perf_counter() - began
+        statistics.n_accepted_drafts += n_accepted > 0
+        statistics.n_accepted_tokens += n_accepted
+        self._last = None
+
+    def observe(self, states: NDArray[np.float32]) -> None:
+        """Hidden states float32 [n, n_embd] behind the tokens that were kept."""
+        for drafter in self.drafters:
+            if drafter.needs_states:
+                drafter.observe(states)
+
+    def save(self) -> None:
+        """Lets the drafters write their files."""
+        for drafter in self.drafters:
+            drafter.save()
+
+    def lines(self) -> list[str]:
+        """Acceptance rate and a line per drafter."""
+        lines = [acceptance_line(self.n_accepted, self.n_drafted)]
+        return lines + [s.line(d.name) for d, s in zip(self.drafters, self.statistics, strict=True)]
+
+
+class Speculation:
+    """Makes the speculators of the sequences of a context; what drafters share is made once.
+
+    ``makers``: for every type of ``params.types``, a function from a sequence id to a drafter.
+    """
+
+    def __init__(self, params: SpeculativeParams, makers: Sequence[Callable[[int], Drafter]]) -> None:
+        params.check()
+        self.params = params
+        self._makers = makers
+
+    def speculator(self, seq_id: int = 0) -> Speculator:
+        """Drafters of one sequence."""
+        return Speculator([make(seq_id) for make in self._makers], self.params)

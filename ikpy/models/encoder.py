@@ -1,0 +1,150 @@
+"""Encoders with norms behind the branches: what bert and nomic-bert share.
+
+x = LN(token + token type 0 [+ position]); per layer x = LN(x + attention(x)), x = LN(x + ffn(x)), where every token
+sees its whole text. The states of the last layer are the result; there are no logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ikpy.graph.ir import Value
+from ikpy.models.batch import BatchGraph, GraphParams
+from ikpy.models.classifier import Classifier
+from ikpy.models.hparams import HParams
+from ikpy.models.keys import Keys
+from ikpy.models.transformer import Attention, Transformer
+from ikpy.models.weights import Presence, WeightSource, split_rows
+
+
+@dataclass
+class EncoderLayer:
+    """Attention, feed-forward matrices and the norms behind both."""
+
+    attn: Attention
+    attn_norm: Value
+    attn_norm_bias: Value | None
+    up: Value
+    down: Value
+    up_bias: Value | None
+    down_bias: Value | None
+    gate: Value | None
+    out_norm: Value
+    out_norm_bias: Value | None
+
+
+class Encoder(Transformer):
+    """Subclasses say whether positions are embedded or rotated, and which feed-forward network there is."""
+
+    layer_norm = True
+    bias: ClassVar[Presence] = "optional"
+    qkv_bias = "optional"
+    out_bias = "optional"
+    embeds_positions: ClassVar[bool] = False
+    gated: ClassVar[bool] = False
+
+    def read_hparams(self, keys: Keys) -> HParams:
+        hp = super().read_hparams(keys)
+        hp.causal = keys.boolean("attention.causal", False)
+        return hp
+
+    @property
+    def is_encoder(self) -> bool:
+        return True
+
+    @property
+    def max_position(self) -> int | None:
+        return self.hp.n_ctx_train if self.embeds_positions else None
+
+    @property
+    def classifier(self) -> Classifier | None:
+        return self._classifier
+
+    def is_rotated(self, layer: int) -> bool:
+        return not self.embeds_positions
+
+    def shift_part(self, params: GraphParams) -> tuple[str, int, int] | None:
+        return None
+
+    # --- tensors ----------------------------------------------------------------------------------------------
+
+    def load(self, weights: WeightSource) -> None:
+        hp = self.hp
+        d = (hp.n_embd,)
+        self.rope_freqs = None
+        self.token_embd = weights.take("token_embd.weight", (hp.n_embd, hp.n_vocab))
+        self.token_type = weights.row("token_types.weight", hp.n_embd, 0)
+        self.position_embd = None
+        if self.embeds_positions:
+            self.position_embd = weights.take("position_embd.weight", (hp.n_embd, hp.n_ctx_train))
+        self.embd_norm = weights.take("token_embd_norm.weight", d)
+        self.embd_norm_bias = weights.take_if(self.bias, "token_embd_norm.bias", d)
+        self.encoder_layers = [self._load_layer(weights, il, f"blk.{il}") for il in range(hp.n_layer)]
+        self._classifier = Classifier.take(weights, hp.n_embd)
+
+    def load_attention(self, weights: WeightSource, il: int, prefix: str) -> Attention:
+        attn = super().load_attention(weights, il, prefix)
+        hp = self.hp
+        n_q, n_kv = hp.n_embd_head_k * hp.n_head[il], hp.n_embd_head_k * hp.n_head_kv[il]
+        bias = weights.take_if(self.bias, f"{prefix}.attn_qkv.bias", (n_q + 2 * n_kv,))
+        if bias is not None:
+            parts = ((0, n_q), (n_q, n_kv), (n_q + n_kv, n_kv))
+            attn.q_bias, attn.k_bias, attn.v_bias = (bias.slice0(start, n) for start, n in parts)
+        return attn
+
+    def load_projections(
+        self, weights: WeightSource, prefix: str, n_q: int, n_k: int, n_v: int
+    ) -> tuple[Value, Value, Value]:
+        fused = weights.take(f"{prefix}.attn_qkv.weight", (self.hp.n_embd, n_q + n_k + n_v), required=False)
+        if fused is None:
+            return super().load_projections(weights, prefix, n_q, n_k, n_v)
+        q, k, v = split_rows(fused, n_q, n_k, n_v)
+        return q, k, v
+
+    def _load_layer(self, weights: WeightSource, il: int, prefix: str) -> EncoderLayer:
+        hp = self.hp
+        n, f, d = hp.n_embd, hp.n_ff[il], (hp.n_embd,)
+        return EncoderLayer(
+            attn=self.load_attention(weights, il, prefix),
+            attn_norm=weights.take(f"{prefix}.attn_output_norm.weight", d),
+            attn_norm_bias=weights.take_if(self.bias, f"{prefix}.attn_output_norm.bias", d),
+            up=weights.take(f"{prefix}.ffn_up.weight", (n, f)),
+            down=weights.take(f"{prefix}.ffn_down.weight", (f, n)),
+            up_bias=weights.take_if(self.bias, f"{prefix}.ffn_up.bias", (f,)),
+            down_bias=weights.take_if(self.bias, f"{prefix}.ffn_down.bias", d),
+            gate=weights.take(f"{prefix}.ffn_gate.weight", (n, f)) if self.gated else None,
+            out_norm=weights.take(f"{prefix}.layer_output_norm.weight", d),
+            out_norm_bias=weights.take_if(self.bias, f"{prefix}.layer_output_norm.bias", d),
+        )
+
+    # --- graph ------------------------------------------------------------------------------------------------
+
+    def embed(self, b: BatchGraph) -> Value:
+        g = b.graph
+        x = g.add(g.get_rows(self.token_embd, b.inputs["tokens"]), self.token_type)
+        if self.position_embd is not None:
+            x = g.add(x, g.get_rows(self.position_embd, b.inputs["pos"]))
+        return g.layer_norm(x, self.embd_norm, self.embd_norm_bias, self.hp.norm_eps)
+
+    def layer(self, b: BatchGraph, il: int, x: Value) -> Value:
+        g, layer = b.graph, self.encoder_layers[il]
+        attended, x = b.keep_outputs(il, self.hp.n_layer, self.attention(b, il, layer.attn, x), x)
+        x = g.add(x, self.attention_output(b, layer.attn, attended))
+        x = g.layer_norm(x, layer.attn_norm, layer.attn_norm_bias, self.hp.norm_eps)
+        x = g.add(x, g.mul_mat(layer.down, self._hidden(b, layer, x), layer.down_bias))
+        return g.layer_norm(x, layer.out_norm, layer.out_norm_bias, self.hp.norm_eps)
+
+    def _hidden(self, b: BatchGraph, layer: EncoderLayer, x: Value) -> Value:
+        g = b.graph
+        if layer.gate is not None:
+            return g.mul_mat_up_gate(layer.up, layer.gate, x, "silu", layer.up_bias)
+        return g.unary(g.mul_mat(layer.up, x, layer.up_bias), "gelu_erf")
+
+    def build(self, b: BatchGraph) -> Value | None:
+        x = self.embed(b)
+        for il in range(self.hp.n_layer):
+            x = b.steer(il, self.layer(b, il, x))
+        if b.n_outputs:
+            b.embeddings = x
+        return None

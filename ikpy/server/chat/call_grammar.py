@@ -1,0 +1,150 @@
+"""Grammars of tool calls: for calls that must be made, and for what follows the marker of a call."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ikpy.engine.gbnf import GrammarError
+from ikpy.engine.json_schema import literal, schema_to_gbnf
+from ikpy.server.errors import bad_request
+
+if TYPE_CHECKING:
+    from ikpy.server.chat.tool_reading import Rules, ToolFormat
+    from ikpy.vocab import Vocab
+
+GRAMMAR_WORD = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|[A-Za-z][A-Za-z0-9-]*')
+MARKER = re.compile(r"@\{([^}]*)\}")
+GLM_TEXT = r"([^<])*"
+
+Mark = Callable[[str], str]
+
+
+def marker_rule(vocab: Vocab) -> Mark:
+    """GBNF of a marker: the control token with this text if there is one, the text otherwise."""
+
+    def mark(text: str) -> str:
+        token = vocab.token_id(text)
+        return f"<[{token}]>" if token is not None and not vocab.token_to_piece(token) else literal(text)
+
+    return mark
+
+
+class SchemaRules:
+    """Rules of one tool, with a prefix that keeps them apart from those of others."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self.rules: list[str] = []
+
+    def schema(self, schema: Any) -> str:
+        """Name of a rule for the JSON values of a schema."""
+        prefix = f"{self._prefix}{len(self.rules)}-"
+        self.rules.append(prefixed(schema_to_gbnf(schema), prefix))
+        return f"{prefix}root"
+
+
+def prefixed(rules: str, prefix: str) -> str:
+    """GBNF text with a prefix before every rule name."""
+    names = set(re.findall(r"^([A-Za-z][A-Za-z0-9-]*) ::=", rules, re.MULTILINE))
+    return GRAMMAR_WORD.sub(lambda match: prefix + match[0] if match[0] in names else match[0], rules)
+
+
+def call_grammar(
+    format_: ToolFormat, tools: Sequence[Mapping[str, Any]], mark: Mark = literal, *, several: bool, lazy: bool = False
+) -> str:
+    """GBNF that allows exactly a call of one of the tools (several: one after another).
+
+    ``lazy``: what follows the opening marker of the first call. Raises ApiError 400 for parameters that cannot be used.
+    """
+    rules, alternatives = [], []
+    for i, tool in enumerate(tools):
+        book = SchemaRules(f"tool{i}-")
+        try:
+            schema = tool.get("parameters") or {"type": "object"}
+            alternatives.append(format_.call(tool["name"], schema, book))
+        except GrammarError as error:
+            if lazy:  # the call was not asked for by the client: any arguments will do
+                book.rules.clear()
+                alternatives.append(format_.call(tool["name"], {"type": "object"}, book))
+                rules += book.rules
+                continue
+            raise bad_request(f"parameters of tool {tool['name']}: {error}") from None
+        rules += book.rules
+    lead = format_.lead or f"@{{{format_.opening}}}"
+    again = f"({format_.again} {lead} {format_.behind})*" if several and format_.again else ""
+    first = "" if lazy else f"{lead} "
+    separator = '"\\n"?' if format_.again is None else '", "'
+    more = f"({separator} call)*" if several else ""
+    text = (
+        f"root ::= {first}{format_.behind} {again}\ncall ::= {' | '.join(alternatives)}\n"
+        f"calls ::= call {more}\n" + "".join(rules)
+    )
+    return MARKER.sub(lambda match: mark(match[1]), text)
+
+
+# --- one call of every family -------------------------------------------------------------------------------------
+
+
+def json_call(head: str, arguments: str = "arguments") -> Callable[[str, Any, Rules], str]:
+    """An object with name and arguments, of which ``head`` is not part of an opening marker."""
+
+    def call(name: str, schema: Any, rules: Rules) -> str:
+        begin = literal(f'{head}{json.dumps(name, ensure_ascii=False)}, "{arguments}": ')
+        return f'{begin} {rules.schema(schema)} "}}"'
+
+    return call
+
+
+def deepseek_call(name: str, schema: Any, rules: Rules) -> str:
+    """DeepSeek V3 and R1: the arguments in a code block."""
+    return (
+        f'@{{<｜tool▁call▁begin｜>}} "function" @{{<｜tool▁sep｜>}} {literal(name)} "\\n```json\\n" '
+        f'{rules.schema(schema)} "\\n```" @{{<｜tool▁call▁end｜>}}'
+    )
+
+
+def deepseek_plain_call(name: str, schema: Any, rules: Rules) -> str:
+    """DeepSeek V3.1: name and arguments."""
+    arguments = rules.schema(schema)
+    return f"@{{<｜tool▁call▁begin｜>}} {literal(name)} @{{<｜tool▁sep｜>}} {arguments} @{{<｜tool▁call▁end｜>}}"
+
+
+def kimi_call(name: str, schema: Any, rules: Rules) -> str:
+    """Kimi K2: an identifier that carries the name."""
+    return (
+        f"@{{<|tool_call_begin|>}} {literal(f'functions.{name}:')} [0-9]+ @{{<|tool_call_argument_begin|>}} "
+        f"{rules.schema(schema)} @{{<|tool_call_end|>}}"
+    )
+
+
+def glm_call(name: str, schema: Any, rules: Rules) -> str:
+    """GLM 4.5: keys and values in tags; strings are written without quotes."""
+    properties = schema.get("properties", {}) if isinstance(schema, dict) else {}
+    required = schema.get("required", []) if isinstance(schema, dict) else []
+    parts = [literal(name), '"\\n"?']
+    for key, value in properties.items():
+        plain = isinstance(value, dict) and value.get("type") == "string" and "enum" not in value
+        content = GLM_TEXT if plain else _glm_value(value, rules)
+        pair = (
+            f'@{{<arg_key>}} {literal(key)} @{{</arg_key>}} "\\n"? @{{<arg_value>}} {content} @{{</arg_value>}} "\\n"?'
+        )
+        parts.append(pair if key in required else f"({pair})?")
+    return " ".join(parts)
+
+
+def _glm_value(schema: Any, rules: Rules) -> str:
+    choices = schema.get("enum") if isinstance(schema, dict) else None
+    if isinstance(choices, list) and choices and all(isinstance(item, str) for item in choices):
+        return "(" + " | ".join(map(literal, choices)) + ")"
+    return rules.schema(schema)
+
+
+def harmony_call(name: str, schema: Any, rules: Rules) -> str:
+    """GPT-OSS: the name is the recipient of a message of the commentary channel."""
+    return (
+        f'{literal(name)} (" "? @{{<|channel|>}} "commentary")? " "? (@{{<|constrain|>}} "json")? @{{<|message|>}} '
+        f"{rules.schema(schema)}"
+    )

@@ -1,0 +1,50 @@
+"""API keys: read from options and files, compared in constant time, named in logs."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from ikpy.errors import UsageError
+
+
+def read_keys(keys: Iterable[str], files: Iterable[str]) -> dict[str, str]:
+    """Name of every key. A line of a file is a key, or a name and a key; others are named by their number.
+
+    Raises UsageError for a file that cannot be read.
+    """
+    found = [("", key) for key in keys if key]
+    for name in files:
+        try:
+            lines = Path(name).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not valid UTF-8"
+            raise UsageError(f"--api-key-file {name}: {reason}") from None
+        for line in lines:
+            words = line.split()
+            if words and not line.startswith("#"):
+                found.append((words[0] if len(words) > 1 else "", words[-1]))
+    return {key: name or f"key-{i}" for i, (name, key) in enumerate(found, 1)}
+
+
+class KeyRing:
+    """The keys that are accepted now; `replace` may be called at any time."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self.replace(names)
+
+    def replace(self, names: Mapping[str, str]) -> None:
+        """Takes other keys: key to name."""
+        self._keys = [(key.encode(), name) for key, name in names.items()]
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    def name_of(self, headers: Mapping[str, str]) -> str | None:
+        """Name of the key in `Authorization: Bearer` or `X-Api-Key`, None without a known one."""
+        bearer = headers.get("authorization", "")
+        given = bearer.removeprefix("Bearer ") if bearer.startswith("Bearer ") else headers.get("x-api-key", "")
+        # Every key is compared, so that the time does not tell which one was close.
+        found = [name for key, name in self._keys if secrets.compare_digest(given.encode(), key)]
+        return found[0] if found else None

@@ -1,0 +1,160 @@
+"""The server's own description as an OpenAPI document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from starlette.routing import Route
+
+import ikpy
+from ikpy.server.params import FLAGS, FLOATS, INTEGERS
+
+Schema = dict[str, Any]
+TEXT: Schema = {"type": "string"}
+FLAG: Schema = {"type": "boolean"}
+NUMBER: Schema = {"type": "number"}
+INTEGER: Schema = {"type": "integer"}
+ANY: Schema = {}
+OBJECT: Schema = {"type": "object"}
+
+
+def array(items: Schema, **more: Any) -> Schema:
+    """Schema of an array."""
+    return {"type": "array", "items": items, **more}
+
+
+def record(required: Iterable[str] = (), **fields: Schema) -> Schema:
+    """Schema of an object; other fields are allowed."""
+    out: Schema = {"type": "object", "properties": fields}
+    return out | ({"required": list(required)} if required else {})
+
+
+def either(*schemas: Schema) -> Schema:
+    """Schema of one of several forms."""
+    return {"anyOf": list(schemas)}
+
+
+TEXTS = either(TEXT, array(TEXT))
+PROMPT = either(TEXT, array(INTEGER), array(either(TEXT, INTEGER)))
+SAMPLING: dict[str, Schema] = {
+    **dict.fromkeys(FLOATS, NUMBER),
+    **dict.fromkeys(INTEGERS, INTEGER),
+    **dict.fromkeys(FLAGS, FLAG),
+    "seed": INTEGER, "stop": TEXTS, "samplers": TEXTS, "logit_bias": either(array(array(ANY)), OBJECT),
+    "grammar": TEXT, "json_schema": OBJECT, "regex": TEXT, "lark": TEXT, "stream": FLAG, "cache_prompt": FLAG,
+    "n_predict": INTEGER, "max_tokens": INTEGER, "n_probs": INTEGER, "n_keep": INTEGER, "id_slot": INTEGER,
+    "t_max_predict_ms": INTEGER, "timings_per_token": FLAG, "response_fields": array(TEXT), "n": INTEGER,
+}  # fmt: skip
+PART = either(TEXT, array(record(["type"], type=TEXT, text=TEXT)))
+MESSAGES = array(record(["role", "content"], role=TEXT, content=PART), minItems=1)
+TOOLS = array(record(["type", "function"], type=TEXT, function=record(["name"], name=TEXT, parameters=OBJECT)))
+CHAT = record(
+    ["messages"],
+    messages=MESSAGES,
+    tools=TOOLS,
+    tool_choice=either(TEXT, OBJECT),
+    response_format=OBJECT,
+    logprobs=FLAG,
+    top_logprobs=INTEGER,
+    chat_template_kwargs=OBJECT,
+    reasoning_format=TEXT,
+    parallel_tool_calls=FLAG,
+    model=TEXT,
+    **SAMPLING,
+)
+OLLAMA = {"model": TEXT, "stream": FLAG, "options": OBJECT, "format": ANY, "think": ANY, "keep_alive": ANY}
+RERANK = record(["query", "documents"], query=TEXT, documents=array(TEXT, minItems=1), top_n=INTEGER, model=TEXT)
+EMBED = record(["input"], input=PROMPT, embd_normalize=INTEGER, encoding_format=TEXT, model=TEXT)
+FILE = record(["filename"], filename=TEXT)
+BODIES: dict[str, tuple[str, Schema]] = {
+    "/completion": ("Continue a text", record(["prompt"], prompt=PROMPT, **SAMPLING)),
+    "/v1/completions": ("Continue a text (OpenAI)", record(["prompt"], prompt=PROMPT, logprobs=INTEGER, **SAMPLING)),
+    "/v1/chat/completions": ("Answer in a conversation (OpenAI)", CHAT),
+    "/apply-template": ("Prompt of a conversation", CHAT),
+    "/v1/messages": (
+        "Answer in a conversation (Anthropic)",
+        record(["messages"], messages=MESSAGES, system=PART, tools=array(record(["name"], name=TEXT)), **SAMPLING),
+    ),
+    "/v1/messages/count_tokens": ("Tokens of a conversation", record(["messages"], messages=MESSAGES, system=PART)),
+    "/v1/responses": (
+        "Answer (OpenAI responses)",
+        record(["input"], input=either(TEXT, MESSAGES), instructions=TEXT, max_output_tokens=INTEGER, **SAMPLING),
+    ),
+    "/infill": ("Text between two texts", record(input_prefix=TEXT, input_suffix=TEXT, **SAMPLING)),
+    "/embedding": ("Embeddings", EMBED),
+    "/v1/embeddings": ("Embeddings (OpenAI)", EMBED),
+    "/rerank": ("Rank documents", RERANK),
+    "/tokenize": ("Text to token ids", record(content=PROMPT, add_special=FLAG)),
+    "/detokenize": ("Token ids to text", record(["tokens"], tokens=array(INTEGER))),
+    "/slots/{id}": ("Save, restore or erase a slot", FILE),
+    "/rename_prompt": ("Rename a slot file", record(old_filename=TEXT, new_filename=TEXT)),
+    "/delete_prompt": ("Delete a slot file", FILE),
+    "/lora-adapters": ("Scales of adapters", array(record(["id"], id=INTEGER, scale=NUMBER))),
+    "/api/chat": ("Answer in a conversation (Ollama)", record(["messages"], messages=MESSAGES, tools=TOOLS, **OLLAMA)),
+    "/api/generate": ("Answer a prompt (Ollama)", record(["prompt"], prompt=TEXT, system=TEXT, raw=FLAG, **OLLAMA)),
+    "/api/embed": ("Embeddings (Ollama)", record(["input"], input=TEXTS, model=TEXT)),
+    "/api/embeddings": ("Embedding of one text (Ollama)", record(["prompt"], prompt=TEXT, model=TEXT)),
+    "/api/show": ("Description of the model (Ollama)", record(model=TEXT)),
+}
+ALIASES = {
+    "/completions": "/completion",
+    "/chat/completions": "/v1/chat/completions",
+    "/responses": "/v1/responses",
+    "/embeddings": "/embedding",
+    "/reranking": "/rerank",
+    "/v1/rerank": "/rerank",
+    "/v1/reranking": "/rerank",
+}
+QUERIES: dict[str, list[tuple[str, Schema]]] = {
+    "/slots/{id}": [("action", {"enum": ["save", "restore", "erase"]})],
+    "/health": [("include_slots", TEXT), ("fail_on_no_slot", TEXT)],
+    "/slots": [("fail_on_no_slot", TEXT)],
+}
+ERRORS = {
+    400: "the request cannot be used",
+    401: "no known API key",
+    404: "no such thing",
+    413: "the body is too large",
+    501: "not supported by this model or not switched on",
+    503: "too many requests are waiting, or no slot is idle",
+}
+ERROR = either(
+    record(["error"], error=record(["code", "message"], code=INTEGER, message=TEXT, type=TEXT)),
+    record(["error"], error=TEXT),
+)
+
+
+def document(routes: Iterable[Route]) -> Schema:
+    """OpenAPI 3.1 document of the routes."""
+    paths: dict[str, Schema] = {}
+    for route in routes:
+        for method in sorted((route.methods or set()) - {"HEAD"}):
+            paths.setdefault(route.path, {})[method.lower()] = operation(route.path, method)
+    security = {"bearer": {"type": "http", "scheme": "bearer"}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "ikpy server", "version": ikpy.__version__},
+        "paths": paths,
+        "components": {"schemas": {"Error": ERROR}, "securitySchemes": security},
+        "security": [{}, {"bearer": []}],
+    }
+
+
+def operation(path: str, method: str) -> Schema:
+    """One method of a path."""
+    name = path.strip("/").replace("/", "-").replace("{", "").replace("}", "") or "page"
+    text, body = BODIES.get(ALIASES.get(path, path), ("", OBJECT))
+    error = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
+    responses: Schema = {"200": {"description": "the answer"}}
+    responses |= {str(code): {"description": meaning, **error} for code, meaning in ERRORS.items()}
+    out: Schema = {"operationId": f"{method.lower()}-{name}", "responses": responses}
+    parameters: list[Schema] = [{"name": key, "in": "query", "schema": schema} for key, schema in QUERIES.get(path, [])]
+    if "{id}" in path:
+        parameters.append({"name": "id", "in": "path", "required": True, "schema": INTEGER})
+    if parameters:
+        out["parameters"] = parameters
+    if method == "POST":
+        out["requestBody"] = {"content": {"application/json": {"schema": body}}, "required": True}
+        out["summary"] = text or "Not supported"
+    return out

@@ -1,0 +1,71 @@
+"""States of earlier texts in host memory, so that a text whose slot was taken is not evaluated again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ikpy.engine.session import SequenceState
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common beginning of two token lists."""
+    n, step = min(len(a), len(b)), 256
+    for start in range(0, n, step):
+        end = min(start + step, n)
+        if a[start:end] != b[start:end]:
+            return next(i for i in range(start, end) if a[i] != b[i])
+    return n
+
+
+class PromptCache:
+    """Saved states, most recently used last, of at most ``limit`` bytes (below 0: no limit, 0: nothing is kept)."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.nbytes = 0
+        self.n_hits = 0
+        self._states: list[SequenceState] = []
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def wants(self, tokens: list[int]) -> bool:
+        """Whether a state of these tokens would be new: no saved text begins with it."""
+        return self.limit != 0 and all(common_prefix(state.tokens, tokens) < len(tokens) for state in self._states)
+
+    def store(self, state: SequenceState) -> None:
+        """Keeps a state; saved beginnings of its text go, then the ones unused for longest until the limit holds."""
+        if 0 <= self.limit < state.nbytes:
+            return
+        covered = [s for s in self._states if common_prefix(s.tokens, state.tokens) == len(s.tokens)]
+        for old in covered:
+            self._drop(old)
+        self._states.append(state)
+        self.nbytes += state.nbytes
+        while self.limit >= 0 and self.nbytes > self.limit:
+            self._drop(self._states[0])
+
+    def best(self, tokens: list[int]) -> tuple[int, SequenceState | None]:
+        """The longest common beginning with a saved text, and that state."""
+        found = max(self._states, key=lambda state: common_prefix(state.tokens, tokens), default=None)
+        return (0, None) if found is None else (common_prefix(found.tokens, tokens), found)
+
+    def use(self, state: SequenceState) -> None:
+        """Notes that a state was loaded."""
+        self.n_hits += 1
+        self._states.append(self._states.pop(self._at(state)))
+
+    def clear(self) -> None:
+        """Drops all states."""
+        self._states.clear()
+        self.nbytes = 0
+
+    def _drop(self, state: SequenceState) -> None:
+        del self._states[self._at(state)]
+        self.nbytes -= state.nbytes
+
+    def _at(self, state: SequenceState) -> int:
+        """Place of a state, by identity: states hold arrays, whose comparison is element-wise."""
+        return next(i for i, other in enumerate(self._states) if other is state)

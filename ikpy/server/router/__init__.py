@@ -1,0 +1,1 @@
+"""Several models behind one port: a process for each, started when it is asked for."""

@@ -1,0 +1,141 @@
+"""Which models are loaded: on demand, within limits of number, memory and idle time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ikpy.server.errors import ApiError
+from ikpy.server.router.catalog import ModelFile, scan
+from ikpy.server.router.worker import State, Worker
+
+CHECK_SECONDS = 2.0
+"""Seconds between two looks at idle times and memory."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Most models at a time, seconds a model may be idle, bytes of all models; 0 means no limit."""
+
+    n_models: int = 4
+    idle_seconds: float = 0.0
+    memory: int = 0
+
+
+class Pool:
+    """The models of a folder and their processes."""
+
+    def __init__(self, folder: Path, limits: Limits, make_worker: Callable[[ModelFile], Worker]) -> None:
+        self.folder = folder
+        self.limits = limits
+        self.workers: dict[str, Worker] = {}
+        self._make_worker = make_worker
+        self._lock = asyncio.Lock()
+
+    def catalog(self) -> dict[str, ModelFile]:
+        """Models there are now."""
+        return scan(self.folder)
+
+    def loaded(self) -> list[Worker]:
+        """Processes that run or start, the one used least recently first."""
+        running = [worker for worker in self.workers.values() if worker.pid is not None]
+        return sorted(running, key=lambda worker: worker.last_used)
+
+    def state_of(self, name: str) -> State:
+        """What the process of a model is doing."""
+        worker = self.workers.get(name)
+        return State.UNLOADED if worker is None else worker.state
+
+    def pick(self, name: str | None) -> str:
+        """The model a request means: the named one, or the only one there is or that is loaded.
+
+        Raises ApiError 404 for an unknown name, 400 when a name is needed.
+        """
+        models = self.catalog()
+        if name is not None and name in models:
+            return name
+        running = self.loaded()
+        if name is None and (len(models) == 1 or len(running) == 1):
+            return next(iter(models)) if len(models) == 1 else running[0].model.name
+        shown = ", ".join(sorted(models)) or "none"
+        if name is None:
+            raise ApiError(400, f'"model" is required; models: {shown}')
+        raise ApiError(404, f"there is no model {name}; models: {shown}")
+
+    @asynccontextmanager
+    async def use(self, name: str) -> AsyncIterator[Worker]:
+        """The process of a model, which is loaded if needed and stays loaded meanwhile."""
+        worker = await self._reserve(name)
+        try:
+            await worker.load()
+            yield worker
+        finally:
+            worker.n_running -= 1
+            worker.last_used = time.monotonic()
+
+    async def _reserve(self, name: str) -> Worker:
+        async with self._lock:
+            model = self.catalog().get(name)
+            if model is None:
+                raise ApiError(404, f"there is no model {name}")
+            worker = self.workers.get(name)
+            if worker is None or (worker.model != model and worker.pid is None):
+                worker = self.workers[name] = self._make_worker(model)
+            worker.n_running += 1
+            try:
+                if worker.pid is None:
+                    await self._make_room(model)
+            except BaseException:
+                worker.n_running -= 1
+                raise
+            return worker
+
+    async def _make_room(self, model: ModelFile) -> None:
+        """Unloads idle models until another one fits. Raises ApiError 503 when the others are all in use."""
+        while True:
+            running = self.loaded()
+            too_many = 0 < self.limits.n_models <= len(running)
+            needed = sum(worker.memory for worker in running) + model.size
+            if not too_many and not (0 < self.limits.memory < needed and running):
+                return
+            idle = [worker for worker in running if not worker.n_running]
+            if not idle:
+                raise ApiError(503, "all loaded models are in use, try again later", {"Retry-After": "5"})
+            await idle[0].stop()
+
+    async def unload(self, name: str) -> bool:
+        """Ends the process of a model; False if there is none."""
+        async with self._lock:
+            worker = self.workers.get(name)
+            if worker is None or worker.pid is None:
+                return False
+            await worker.stop()
+            return True
+
+    async def watch(self) -> None:
+        """Unloads models that are idle for too long or take too much memory, until cancelled."""
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            async with self._lock:
+                for worker in self._superfluous():
+                    await worker.stop()
+
+    def _superfluous(self) -> list[Worker]:
+        running = self.loaded()
+        idle = [worker for worker in running if not worker.n_running and worker.state is State.LOADED]
+        old = time.monotonic() - self.limits.idle_seconds
+        found = [worker for worker in idle if self.limits.idle_seconds and worker.last_used < old]
+        total = sum(worker.memory for worker in running if worker not in found)
+        for worker in idle:
+            if 0 < self.limits.memory < total and worker not in found and len(running) > 1:
+                found.append(worker)
+                total -= worker.memory
+        return found
+
+    async def stop(self) -> None:
+        """Ends all processes."""
+        await asyncio.gather(*(worker.stop() for worker in self.workers.values()))

@@ -1,0 +1,207 @@
+"""A process that serves one model."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import secrets
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import httpx
+import psutil
+
+from ikpy.server.errors import ApiError
+
+if TYPE_CHECKING:
+    from ikpy.server.log import ServerLog
+    from ikpy.server.router.catalog import ModelFile
+
+LISTENING = re.compile(r'HTTP server listening.*?port"?[=:] ?"(\d+)"')
+LONGEST_PAUSE = 30.0
+"""Most seconds between two restarts."""
+CALM_SECONDS = 60.0
+"""Seconds without a crash after which the next restart is immediate again."""
+LOST_SECONDS = 5.0
+"""Most seconds between a broken connection and the end of the process that broke it."""
+
+
+class State(Enum):
+    """What a model's process is doing."""
+
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    LOADED = "loaded"
+    FAILED = "failed"
+
+
+class Worker:
+    """The process of one model. All methods belong to the event loop."""
+
+    def __init__(
+        self, model: ModelFile, arguments: Sequence[str], environment: Mapping[str, str], log: ServerLog, timeout: float
+    ) -> None:
+        self.model = model
+        self.state = State.UNLOADED
+        self.n_running = 0
+        self.n_crashes = 0
+        self.last_used = time.monotonic()
+        self.client: httpx.AsyncClient | None = None
+        self._arguments = [sys.executable, "-m", "ikpy", "server", *arguments]
+        self._secret = secrets.token_urlsafe(24)
+        self._environment = {**environment, "IKPY_WORKER": "1", "LLAMA_API_KEY": self._secret}
+        self._log = log
+        self._timeout = timeout
+        self._process: asyncio.subprocess.Process | None = None
+        self._loading: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._restarting: asyncio.Task[None] | None = None
+        self._stopping = False
+        self._pause = 0.0
+        self._started = 0.0
+        self._last_lines: deque[str] = deque(maxlen=5)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers that the process accepts requests with."""
+        return {"authorization": f"Bearer {self._secret}"}
+
+    @property
+    def memory(self) -> int:
+        """Resident bytes of the process."""
+        if self._process is None or self._process.returncode is not None:
+            return 0
+        try:
+            return int(psutil.Process(self._process.pid).memory_info().rss)
+        except psutil.Error:
+            return 0
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while there is a process."""
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    async def load(self) -> None:
+        """Starts the process if it is not running and waits until it answers. Raises ApiError 500."""
+        self.last_used = time.monotonic()
+        if self.state is State.LOADED and self.pid is not None:
+            return
+        if self._ending is not None:
+            await asyncio.shield(self._ending)
+        if self._loading is None or self._loading.done():
+            self._loading = asyncio.ensure_future(self._start())
+        # A client that goes away gives up waiting, not the start that others may wait for.
+        await asyncio.shield(self._loading)
+
+    async def lost(self) -> bool:
+        """After a broken connection: whether the process has ended. Its end becomes known a moment later."""
+        if self._ending is None:
+            return True
+        await asyncio.wait({self._ending}, timeout=LOST_SECONDS)
+        return self.pid is None
+
+    async def _start(self) -> None:
+        self.state, self._stopping = State.LOADING, False
+        self._last_lines.clear()
+        self._log.event("router", "loading model", model=self.model.name)
+        pipe = asyncio.subprocess.PIPE
+        self._process = await asyncio.create_subprocess_exec(
+            *self._arguments, stdin=pipe, stdout=pipe, stderr=pipe, env=self._environment, start_new_session=True
+        )
+        self._started = time.monotonic()
+        port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        readers = [
+            asyncio.ensure_future(self._read_log(self._process.stdout, port)),
+            asyncio.ensure_future(self._read_log(self._process.stderr, None)),
+        ]
+        ended = asyncio.ensure_future(self._process.wait())
+        await asyncio.wait({port, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if not port.done():
+            await asyncio.gather(*readers)
+            self.state = State.FAILED
+            reason = next((line for line in reversed(self._last_lines) if line.startswith("error: ")), "")
+            message = reason or f"its process ended with status {ended.result()}"
+            self._log.failure("router", "model not loaded", model=self.model.name, error=message)
+            raise ApiError(500, f"the model {self.model.name} cannot be loaded: {message}")
+        timeout = httpx.Timeout(self._timeout, connect=10.0)
+        address = f"http://127.0.0.1:{port.result()}"
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=16)
+        self.client = httpx.AsyncClient(base_url=address, timeout=timeout, limits=limits)
+        await self._answering()
+        self.state = State.LOADED
+        self._ending = asyncio.ensure_future(self._end(ended, readers))
+        self._log.event("router", "model loaded", model=self.model.name, pid=self._process.pid)
+
+    async def _read_log(self, stream: asyncio.StreamReader | None, port: asyncio.Future[int] | None) -> None:
+        """Passes log lines on and finds the port in them."""
+        assert stream is not None
+        async for line in stream:
+            text = line.decode("utf-8", "replace").rstrip("\n")
+            self._last_lines.append(text)
+            found = LISTENING.search(text) if port is not None and not port.done() else None
+            if found and port is not None:
+                port.set_result(int(found[1]))
+            self._log.forward(text, error=port is None)
+
+    async def _answering(self) -> None:
+        """Waits until the process accepts connections: its port is known a moment before."""
+        assert self.client is not None
+        for _ in range(200):
+            try:
+                await self.client.get("/health")
+                return
+            except httpx.TransportError:
+                await asyncio.sleep(0.02)
+
+    async def _end(self, ended: asyncio.Future[int], readers: Sequence[asyncio.Future[None]]) -> None:
+        """Waits for the end of the process; an unexpected one leads to a restart, each a little later."""
+        status = await ended
+        await asyncio.gather(*readers)
+        if self.client is not None:
+            await self.client.aclose()
+        self._ending = None
+        if self._stopping:
+            return
+        self.state = State.FAILED
+        self.n_crashes += 1
+        if time.monotonic() - self._started > CALM_SECONDS:
+            self._pause = 0.0
+        self._log.failure("router", "model process ended", model=self.model.name, status=status, restart=self._pause)
+        self._restarting = asyncio.ensure_future(self._restart(self._pause))
+        self._pause = min(LONGEST_PAUSE, max(1.0, 2 * self._pause))
+
+    async def _restart(self, pause: float) -> None:
+        await asyncio.sleep(pause)
+        with suppress(ApiError):  # logged; the next request tries again
+            await self.load()
+
+    async def stop(self, seconds: float = 30.0) -> None:
+        """Lets running requests end, at most this long, and ends the process.
+
+        The process has a session of its own, so that an interrupt from the keyboard reaches it through here only.
+        """
+        self._stopping = True
+        process = self._process
+        if self._restarting is not None and self.state is State.FAILED:
+            self._restarting.cancel()
+        if process is not None and process.returncode is None:
+            process.terminate()
+            try:
+                await asyncio.wait_for(process.wait(), seconds)
+            except asyncio.TimeoutError:
+                process.kill()
+                await process.wait()
+        if self.state is not State.UNLOADED:
+            self._log.event("router", "model unloaded", model=self.model.name)
+        self.state = State.UNLOADED
+
+
+def worker_environment(removed: set[str]) -> dict[str, str]:
+    """The environment without variables that the router sets itself."""
+    return {name: value for name, value in os.environ.items() if name not in removed}

@@ -1,0 +1,336 @@
+"""The Ollama API: chat, generate, embeddings and what clients ask about models.
+
+Requests are turned into chat or completion requests of the other APIs; answers are lines of JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ikpy.server.chat.deltas import Delta
+from ikpy.server.chat.output import ChatMessage, OutputFormat
+from ikpy.server.chat.request import read_chat
+from ikpy.server.errors import ApiError, bad_request
+from ikpy.server.front import Front, Generation
+from ikpy.server.http import EventStream, json_response, read_body, to_json
+from ikpy.server.params import GenerationParams, flag, read_generation
+from ikpy.server.prompts import Prompt, is_token, read_prompts
+from ikpy.server.routes_embeddings import L2, embed, need_embeddings, pooled
+from ikpy.server.routes_status import front_of
+from ikpy.server.tasks import Failed, Finished, Piece
+
+OPTIONS = {
+    "num_predict": "n_predict", "num_keep": "n_keep", "tfs_z": "tfs_z", "typical_p": "typical_p", "stop": "stop",
+    "penalize_newline": "penalize_nl",
+    **{name: name for name in (
+        "temperature", "top_k", "top_p", "min_p", "seed", "repeat_last_n", "repeat_penalty", "presence_penalty",
+        "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta",
+    )},
+}  # fmt: skip
+"""Names of sampling options here; those about loading (num_ctx, num_gpu, ...) have no effect."""
+LINES = "application/x-ndjson"
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def ollama_errors(handler: Handler) -> Handler:
+    """Errors in the form Ollama clients read: {"error": "..."}."""
+
+    @functools.wraps(handler)
+    async def wrapped(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except ApiError as error:
+            return json_response({"error": error.message}, error.code, error.headers)
+
+    return wrapped
+
+
+def stamp(seconds: float | None = None) -> str:
+    """Time in the form of the API."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+# --- requests -----------------------------------------------------------------------------------------------------
+
+
+def common_fields(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Options, form of the answer and thinking as fields of a chat request."""
+    options = body.get("options")
+    options = {} if options is None else options
+    if not isinstance(options, dict):
+        raise bad_request("'options' must be an object")
+    out: dict[str, Any] = {OPTIONS[name]: value for name, value in options.items() if name in OPTIONS}
+    out["stream"] = flag(body, "stream", True)
+    form = body.get("format")
+    if form == "json":
+        out["json_schema"] = {"type": "object"}
+    elif isinstance(form, dict):
+        out["json_schema"] = form
+    elif form:
+        raise bad_request("'format' must be \"json\" or a JSON schema")
+    think = body.get("think")
+    if isinstance(think, bool):
+        out["chat_template_kwargs"] = {"enable_thinking": think}
+    elif isinstance(think, str):
+        out["chat_template_kwargs"] = {"reasoning_effort": think}
+    return out
+
+
+def chat_messages(value: Any) -> Any:
+    """Messages in the OpenAI form; what is no message is left for the checks of chat requests."""
+    if not isinstance(value, list):
+        return value
+    return [chat_message(item) if isinstance(item, dict) else item for item in value]
+
+
+def chat_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """One message in the OpenAI form."""
+    if message.get("images"):
+        raise bad_request("images are not supported")
+    out = {"role": message.get("role"), "content": message.get("content", "")}
+    if isinstance(message.get("thinking"), str):
+        out["reasoning_content"] = message["thinking"]
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        out["tool_calls"] = [
+            {"type": "function", "id": f"call_{i}", **call} if isinstance(call, dict) else call
+            for i, call in enumerate(calls)
+        ]
+    if isinstance(message.get("tool_name"), str):
+        out["name"] = message["tool_name"]
+    return out
+
+
+# --- answers ------------------------------------------------------------------------------------------------------
+
+
+class Answer:
+    """Writes the lines of one answer; ``field`` wraps new text into the objects of the route."""
+
+    def __init__(self, front: Front, body: Mapping[str, Any], output: OutputFormat, *, chat: bool) -> None:
+        model = body.get("model")
+        self._model = model if isinstance(model, str) and model else front.settings.alias
+        self._reader = output.reader()
+        self._message = ChatMessage()
+        self._chat = chat
+        self._began = time.perf_counter()
+
+    def add(self, deltas: list[Delta]) -> list[dict[str, Any]]:
+        """Objects for new output; calls are given out whole, at the end."""
+        out = []
+        for delta in deltas:
+            self._message.add(delta)
+            if delta.kind == "content":
+                out.append(self._object(delta.text, "", []))
+            elif delta.kind == "reasoning":
+                out.append(self._object("", delta.text, []))
+        return out
+
+    def feed(self, text: str) -> list[dict[str, Any]]:
+        """Objects for more text of the answer."""
+        return self.add(self._reader.feed(text))
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Objects for what was held back, and for calls."""
+        out = self.add(self._reader.finish())
+        calls = self._calls()
+        return [*out, self._object("", "", calls)] if calls and self._chat else out
+
+    def whole(self, event: Finished, prompt: Prompt) -> dict[str, Any]:
+        """The answer as one object."""
+        self.add([*self._reader.feed(event.text), *self._reader.finish()])
+        message = self._message
+        return self._object(message.content, message.reasoning, self._calls()) | self.end(event, prompt)
+
+    def end(self, event: Finished, prompt: Prompt) -> dict[str, Any]:
+        """Fields of the last object."""
+        t = event.timings
+        out: dict[str, Any] = {
+            "done": True,
+            "done_reason": "length" if event.stopped_limit else "stop",
+            "total_duration": int(1e9 * (time.perf_counter() - self._began)),
+            "load_duration": 0,
+            "prompt_eval_count": event.n_prompt,
+            "prompt_eval_duration": int(1e6 * t.prompt_ms),
+            "eval_count": event.n_decoded,
+            "eval_duration": int(1e6 * t.predicted_ms),
+        }
+        return out if self._chat else out | {"context": [*prompt.tokens, *event.tokens]}
+
+    def last(self, event: Finished, prompt: Prompt) -> dict[str, Any]:
+        """The last object of a stream."""
+        return self._object("", "", []) | self.end(event, prompt)
+
+    def loaded(self) -> dict[str, Any]:
+        """Answer to a request without anything to answer: the model is loaded."""
+        return self._object("", "", []) | {"done": True, "done_reason": "load"}
+
+    def _calls(self) -> list[dict[str, Any]]:
+        found = []
+        for call in self._message.calls:
+            try:
+                arguments = json.loads(call["arguments"])
+            except ValueError:
+                arguments = {}
+            found.append({"function": {"name": call["name"], "arguments": arguments}})
+        return found
+
+    def _object(self, content: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+        head: dict[str, Any] = {"model": self._model, "created_at": stamp()}
+        more: dict[str, Any] = {"thinking": thinking} if thinking else {}
+        if calls:
+            more["tool_calls"] = calls
+        if self._chat:
+            return head | {"message": {"role": "assistant", "content": content} | more, "done": False}
+        return head | {"response": content} | more | {"done": False}
+
+    async def stream(self, generation: Generation, prompt: Prompt) -> AsyncIterator[str]:
+        """Lines of a stream."""
+        async for event in generation.events():
+            if isinstance(event, Failed):
+                yield to_json({"error": event.message}) + "\n"
+            elif isinstance(event, Piece):
+                for item in self.feed(event.text):
+                    yield to_json(item) + "\n"
+            elif isinstance(event, Finished):
+                for item in [*self.finish(), self.last(event, prompt)]:
+                    yield to_json(item) + "\n"
+
+
+async def respond(request: Request, front: Front, answer: Answer, prompt: Prompt, params: GenerationParams) -> Response:
+    """Generates and answers, as a stream or at once."""
+    generation = await front.start([prompt], params)
+    if params.stream:
+        await generation.first()
+        stream = answer.stream(generation, prompt)
+        return EventStream(stream, generation.cancel, front.settings.timeout, media_type=LINES)
+    return json_response(answer.whole((await generation.results(request))[0], prompt))
+
+
+@ollama_errors
+async def chat(request: Request) -> Response:
+    """POST /api/chat."""
+    front = front_of(request)
+    body = await read_body(request, front.settings)
+    messages = chat_messages(body.get("messages", []))
+    if not messages:
+        return json_response(Answer(front, body, OutputFormat(), chat=True).loaded())
+    fields = common_fields(body) | {"messages": messages}
+    if body.get("tools"):
+        fields["tools"] = body["tools"]
+    found = await asyncio.to_thread(read_chat, fields, front)
+    return await respond(request, front, Answer(front, body, found.output, chat=True), found.prompt, found.params)
+
+
+@ollama_errors
+async def generate(request: Request) -> Response:
+    """POST /api/generate: with the chat template around the prompt, unless ``raw``."""
+    front = front_of(request)
+    body = await read_body(request, front.settings)
+    prompt, system = body.get("prompt", ""), body.get("system", "")
+    if not isinstance(prompt, str) or not isinstance(system, str):
+        raise bad_request("'prompt' and 'system' must be strings")
+    if body.get("images") or body.get("suffix"):
+        raise ApiError(501, "images and suffix are not supported; use /infill")
+    if not prompt:
+        return json_response(Answer(front, body, OutputFormat(), chat=False).loaded())
+    fields = common_fields(body)
+    earlier = body.get("context") or []
+    if not isinstance(earlier, list) or not all(is_token(item) for item in earlier):
+        raise bad_request("'context' must be an array of token ids")
+    if flag(body, "raw"):
+        params = read_generation(fields, front.settings, front.vocab, front.settings.n_slots)
+        text = (await asyncio.to_thread(read_prompts, prompt, front.vocab))[0]
+        output = OutputFormat()
+    else:
+        messages = [{"role": "system", "content": system}] if system else []
+        fields["messages"] = [*messages, {"role": "user", "content": prompt}]
+        found = await asyncio.to_thread(read_chat, fields, front)
+        text, params, output = found.prompt, found.params, found.output
+    if earlier:
+        text = Prompt(read_prompts(earlier, front.vocab)[0].tokens + text.tokens, text.shown)
+    return await respond(request, front, Answer(front, body, output, chat=False), text, params)
+
+
+@ollama_errors
+async def embed_texts(request: Request) -> Response:
+    """POST /api/embed."""
+    front, body = await need_embeddings(request)
+    value = body.get("input")
+    if value in ("", [], None):
+        return json_response({"model": front.settings.alias, "embeddings": []})
+    found = await embed(request, front, value)
+    vectors = [pooled(front, event.states, L2)[0].astype(float).tolist() for event in found]
+    n_tokens = sum(event.n_tokens for event in found)
+    return json_response({"model": front.settings.alias, "embeddings": vectors, "prompt_eval_count": n_tokens})
+
+
+@ollama_errors
+async def embed_prompt(request: Request) -> Response:
+    """POST /api/embeddings: the older form, one text."""
+    front, body = await need_embeddings(request)
+    if not isinstance(body.get("prompt"), str):
+        raise bad_request("'prompt' must be a string")
+    found = await embed(request, front, body["prompt"])
+    return json_response({"embedding": pooled(front, found[0].states, L2)[0].astype(float).tolist()})
+
+
+# --- models -------------------------------------------------------------------------------------------------------
+
+
+def details(front: Front) -> dict[str, Any]:
+    """Description of the model."""
+    arch = front.model.hparams.arch
+    size = f"{front.model.n_params / 1e9:.1f}B" if front.model.n_params >= 1e8 else f"{front.model.n_params / 1e6:.1f}M"
+    return {"parent_model": "", "format": "gguf", "family": arch, "families": [arch], "parameter_size": size}
+
+
+def model_entry(front: Front) -> dict[str, Any]:
+    """The model in lists."""
+    name = front.settings.alias
+    entry = {"name": name, "model": name, "modified_at": stamp(front.started), "size": front.model.size_bytes}
+    return entry | {"digest": "", "details": details(front)}
+
+
+async def tags(request: Request) -> Response:
+    """GET /api/tags: the models there are."""
+    return json_response({"models": [model_entry(front_of(request))]})
+
+
+async def running(request: Request) -> Response:
+    """GET /api/ps: the models that are loaded."""
+    return json_response({"models": [model_entry(front_of(request))]})
+
+
+@ollama_errors
+async def show(request: Request) -> Response:
+    """POST /api/show."""
+    front = front_of(request)
+    await read_body(request, front.settings)
+    arch = front.model.hparams.arch
+    info = {
+        "general.architecture": arch,
+        "general.parameter_count": front.model.n_params,
+        f"{arch}.context_length": front.n_ctx,
+        f"{arch}.embedding_length": front.model.hparams.n_embd,
+        f"{arch}.block_count": front.model.hparams.n_layer,
+    }
+    abilities = ["completion"] + (["tools"] if "tools" in front.template.source else [])
+    abilities += ["embedding"] if front.settings.embeddings else []
+    body = {"modelfile": "", "parameters": "", "template": front.template.source, "details": details(front)}
+    return json_response(body | {"model_info": info, "capabilities": abilities})
+
+
+async def version(request: Request) -> Response:
+    """GET /api/version."""
+    import ikpy
+
+    return json_response({"version": ikpy.__version__})

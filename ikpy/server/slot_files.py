@@ -1,0 +1,68 @@
+"""State files of slots: written, read, and kept over a restart."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ikpy.engine.sequence_state import load_sequence, save_sequence
+from ikpy.errors import IkpyError
+
+if TYPE_CHECKING:
+    from ikpy.engine.context import Context
+    from ikpy.server.build import Server
+    from ikpy.server.slots import Slot
+
+TOKENS_MAGIC = 1819112310
+AUTOSAVE = "autosave-{}"
+"""Name of the file that keeps slot N over a restart."""
+
+
+def write_slot(folder: Path, name: str, context: Context, slot: Slot) -> int:
+    """Writes the state and the tokens of a slot, each file as a whole; returns the bytes of the state.
+
+    Raises OSError.
+    """
+    size = save_sequence(folder / name, context, slot.id, slot.tokens)
+    content = {"has_mtmd": False, "map_idx_to_media": [], "tokens": slot.tokens, "magic": TOKENS_MAGIC, "version": 1}
+    listed = folder / f"{name}.tokens.json"
+    temporary = listed.with_name(f".{listed.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(json.dumps(content), encoding="utf-8")
+        os.replace(temporary, listed)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return size
+
+
+def save_slots(server: Server) -> None:
+    """Writes every slot that holds text. The engine must have ended."""
+    settings, engine = server.front.settings, server.engine
+    if not settings.slot_autosave or settings.slot_save_path is None:
+        return
+    for slot in engine.slots:
+        try:
+            if slot.tokens:
+                write_slot(Path(settings.slot_save_path), AUTOSAVE.format(slot.id), engine.context, slot)
+                engine.log.event("save_slots", "slot saved", id_slot=slot.id, n_saved=len(slot.tokens))
+        except OSError as error:
+            engine.log.failure("save_slots", "slot not saved", id_slot=slot.id, error=str(error))
+
+
+def restore_slots(server: Server) -> None:
+    """Reads what `save_slots` wrote, once; what does not fit this model is left alone. The engine must not run."""
+    settings, engine = server.front.settings, server.engine
+    if not settings.slot_autosave or settings.slot_save_path is None:
+        return
+    for slot in engine.slots:
+        path = Path(settings.slot_save_path) / AUTOSAVE.format(slot.id)
+        if not path.is_file():
+            continue
+        try:
+            slot.tokens, _ = load_sequence(path, engine.context, slot.id, slot.n_ctx - 1)
+            engine.log.event("restore_slots", "slot restored", id_slot=slot.id, n_restored=len(slot.tokens))
+        except (OSError, IkpyError) as error:
+            engine.log.failure("restore_slots", "slot not restored", id_slot=slot.id, error=str(error))

@@ -1,0 +1,294 @@
+import { markdown } from "./markdown.js";
+
+const $ = id => document.getElementById(id);
+const FIELDS = {
+  temperature: ["Temperature", 0.8, 0.05], top_k: ["Top-k", 40, 1], top_p: ["Top-p", 0.95, 0.01], min_p: ["Min-p", 0.05, 0.01],
+  typical_p: ["Typical-p", 1, 0.01], top_n_sigma: ["Top-n-sigma", 0, 0.1], repeat_penalty: ["Repeat penalty", 1, 0.05],
+  presence_penalty: ["Presence penalty", 0, 0.1], frequency_penalty: ["Frequency penalty", 0, 0.1],
+  dry_multiplier: ["DRY multiplier", 0, 0.1], xtc_probability: ["XTC probability", 0, 0.05],
+  max_tokens: ["Most tokens (-1: no limit)", 1024, 1], seed: ["Seed (-1: random)", -1, 1],
+};
+const STATUS_MS = 5000;
+
+let chats = load("chats", []);
+let settings = load("settings", {});
+let current = chats.find(chat => chat.id === load("current", null)) ?? chats[0] ?? null;
+let running = null;
+
+// --- storage ---------------------------------------------------------------------------------------------------------
+
+function load(name, fallback) {
+  try { return JSON.parse(localStorage.getItem("ikpy." + name)) ?? fallback; } catch { return fallback; }
+}
+function store() {
+  try {
+    const { key, ...kept } = settings;
+    localStorage.setItem("ikpy.settings", JSON.stringify(kept));
+    localStorage.setItem("ikpy.chats", JSON.stringify(chats));
+    localStorage.setItem("ikpy.current", JSON.stringify(current?.id ?? null));
+    sessionStorage.setItem("ikpy.key", key || "");
+  } catch { /* private windows may forbid storage, and it may be full: the page works without it */ }
+}
+function messages() {
+  return current?.messages ?? [];
+}
+
+// --- drawing ---------------------------------------------------------------------------------------------------------
+
+function element(tag, text, className) {
+  const node = document.createElement(tag);
+  if (text !== undefined) node.textContent = text;
+  if (className) node.className = className;
+  return node;
+}
+function button(text, action) {
+  const node = element("button", text);
+  node.type = "button";
+  node.onclick = action;
+  return node;
+}
+function draw() {
+  $("log").replaceChildren(...messages().map((message, i) => drawMessage(message, i)));
+  $("chats").replaceChildren(...chats.map(drawChat));
+  $("send").hidden = running !== null;
+  $("stop").hidden = running === null;
+  toEnd(true);
+}
+// While an answer comes only its own node is made anew, and the view follows only if it is at the end.
+function drawLast() {
+  const scroll = $("scroll");
+  const atEnd = scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < 80;
+  const i = messages().length - 1;
+  $("log").lastElementChild?.replaceWith(drawMessage(messages()[i], i));
+  toEnd(atEnd);
+}
+function toEnd(wanted) {
+  if (wanted) $("scroll").scrollTop = $("scroll").scrollHeight;
+}
+function drawMessage(message, i) {
+  const node = element("div", undefined, "message " + (message.error ? "error" : message.role));
+  const last = i === messages().length - 1;
+  if (message.reasoning) {
+    const details = element("details");
+    details.append(element("summary", "Reasoning"), element("div", message.reasoning));
+    details.open = !message.content;
+    node.append(details);
+  }
+  if (message.role === "assistant") {
+    const text = element("div", undefined, "text");
+    text.append(...markdown(message.content || (running && last ? "…" : "")));
+    node.append(text);
+  } else node.append(element("span", message.content));
+  if (message.error) node.append(element("div", message.error));
+  if (message.rate) node.append(element("span", message.rate, "rate"));
+  if (!running) node.append(drawActions(message, i, last));
+  return node;
+}
+function drawActions(message, i, last) {
+  const actions = element("div", undefined, "actions");
+  if (message.role === "assistant") {
+    if (last) actions.append(button("Regenerate", () => { messages().pop(); answer(); }));
+    if (last && message.content) actions.append(button("Continue", () => answer(true)));
+    actions.append(button("Copy", () => navigator.clipboard?.writeText(message.content)));
+  } else actions.append(button("Edit", () => edit(message, i)));
+  return actions;
+}
+function drawChat(chat) {
+  const item = element("li", undefined, chat === current ? "current" : "");
+  const title = button(chat.title, () => { stop(); current = chat; closeMenu(); store(); draw(); $("input").focus(); });
+  title.className = "title";
+  const remove = button("×", () => { if (chat === current) { stop(); current = null; } chats = chats.filter(other => other !== chat); store(); draw(); });
+  remove.className = "remove";
+  remove.ariaLabel = "Delete " + chat.title;
+  item.append(title, remove);
+  return item;
+}
+function edit(message, i) {
+  $("input").value = message.content;
+  messages().length = i;
+  store(); draw(); resize();
+  $("input").focus();
+}
+
+// --- answers ---------------------------------------------------------------------------------------------------------
+
+function headers() {
+  const out = { "Content-Type": "application/json" };
+  if (settings.key) out.Authorization = "Bearer " + settings.key;
+  return out;
+}
+function requestBody() {
+  const sent = messages().filter(m => m.content).map(({ role, content }) => ({ role, content }));
+  if (settings.system) sent.unshift({ role: "system", content: settings.system });
+  const body = { messages: sent, stream: true, timings_per_token: true };
+  if (settings.model) body.model = settings.model;
+  for (const name in FIELDS) body[name] = Number(settings[name] ?? FIELDS[name][1]);
+  return Object.assign(body, settings.extra ? JSON.parse(settings.extra) : {});
+}
+async function answer(more = false) {
+  const chat = current;
+  let message = messages().at(-1);
+  try {
+    const body = requestBody();
+    if (!more) messages().push(message = { role: "assistant", content: "" });
+    delete message.error;
+    running = new AbortController();
+    draw();
+    const response = await fetch("v1/chat/completions", { method: "POST", headers: headers(), body: JSON.stringify(body), signal: running.signal });
+    if (!response.ok) throw new Error((await response.json().catch(() => null))?.error?.message || "HTTP " + response.status);
+    await read(response.body, message, chat);
+  } catch (error) {
+    if (error.name !== "AbortError") message.error = String(error.message || error);
+  }
+  running = null;
+  store(); draw(); showStatus();
+  $("input").focus();
+}
+async function read(body, message, chat) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "", waiting = false;
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const events = (rest + value).split("\n\n");
+    rest = events.pop();
+    for (const event of events) take(event, message);
+    if (waiting) continue;
+    waiting = true;
+    requestAnimationFrame(() => { waiting = false; if (running && chat === current) drawLast(); });
+  }
+}
+function take(event, message) {
+  const data = event.replace(/^data: /, "");
+  if (data === "[DONE]") return;
+  const chunk = JSON.parse(data);
+  if (chunk.error) throw new Error(chunk.error.message);
+  const delta = chunk.choices?.[0]?.delta || {};
+  message.content += delta.content || "";
+  if (delta.reasoning_content) message.reasoning = (message.reasoning || "") + delta.reasoning_content;
+  const t = chunk.timings;
+  if (t) message.rate = `${t.predicted_n} tokens, ${t.predicted_per_second.toFixed(1)} tokens/s; prompt ${t.prompt_n} tokens, ${t.prompt_per_second.toFixed(1)} tokens/s; context ${t.n_past} of ${t.n_ctx}`;
+}
+function stop() {
+  running?.abort();
+}
+
+// --- controls --------------------------------------------------------------------------------------------------------
+
+$("form").onsubmit = event => {
+  event.preventDefault();
+  const text = $("input").value.trim();
+  if (!text || running) return;
+  $("input").value = "";
+  resize();
+  if (!current) {
+    current = { id: Date.now(), title: text.slice(0, 60), messages: [] };
+    chats.unshift(current);
+  }
+  messages().push({ role: "user", content: text });
+  answer();
+};
+$("input").onkeydown = event => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); $("form").requestSubmit(); }
+};
+function resize() {
+  const input = $("input");
+  input.style.height = "auto";
+  input.style.height = input.scrollHeight + "px";
+}
+function closeMenu() {
+  document.body.classList.remove("menu");
+}
+function newChat() {
+  stop();
+  current = null;
+  closeMenu();
+  store(); draw();
+  $("input").focus();
+}
+$("input").oninput = resize;
+$("stop").onclick = stop;
+$("new").onclick = newChat;
+$("menu").onclick = () => document.body.classList.toggle("menu");
+$("page").addEventListener("click", event => { if (event.target !== $("menu")) closeMenu(); });
+document.onkeydown = event => {
+  if (event.key === "Escape") { stop(); closeMenu(); }
+  if (event.altKey && event.key === "n") { event.preventDefault(); newChat(); }
+  if (event.altKey && event.key === "s") { event.preventDefault(); openSettings(); }
+};
+
+// --- settings and information ----------------------------------------------------------------------------------------
+
+function fill() {
+  const form = $("settings").querySelector("form");
+  $("fields").replaceChildren(...Object.entries(FIELDS).map(([name, [label, value, step]]) => {
+    const node = element("label", label), input = element("input");
+    Object.assign(input, { name, type: "number", step, value: settings[name] ?? value });
+    node.append(input);
+    return node;
+  }));
+  for (const name of ["system", "extra", "key"]) form.elements[name].value = settings[name] || "";
+}
+$("settings").onchange = event => {
+  const { name, value } = event.target;
+  if (name in FIELDS && (value === "" || Number.isNaN(Number(value)))) return;
+  if (name === "extra" && value) {
+    try { JSON.parse(value); event.target.setCustomValidity(""); } catch (error) { event.target.setCustomValidity(error.message); event.target.reportValidity(); return; }
+  }
+  settings[name] = value;
+  store();
+};
+$("defaults").onclick = () => { settings = { key: settings.key, model: settings.model }; store(); fill(); };
+$("export").onclick = () => {
+  const link = element("a");
+  link.href = URL.createObjectURL(new Blob([JSON.stringify(current ?? {}, null, 1)], { type: "application/json" }));
+  link.download = "conversation.json";
+  link.click();
+  URL.revokeObjectURL(link.href);
+};
+async function json(path) {
+  const query = settings.model ? "?model=" + encodeURIComponent(settings.model) : "";
+  const response = await fetch(path + query, { headers: headers() });
+  const value = await response.json();
+  if (!response.ok) throw new Error(value.error?.message || "HTTP " + response.status);
+  return value;
+}
+async function openSettings() {
+  fill();
+  $("settings").showModal();
+  $("info").textContent = "";
+  try {
+    const props = await json("props");
+    const slots = await json("slots").catch(() => []);
+    const lines = slots.map(slot => `slot ${slot.id}: ${slot.state ? "busy, " + slot.next_token.n_decoded + " tokens" : "idle"}, ${slot.n_ctx} tokens of context`);
+    $("info").textContent = [`model: ${props.model_path}`, `context: ${props.n_ctx} tokens, ${props.total_slots} slots`, ...lines].join("\n");
+  } catch (error) { $("info").textContent = String(error.message); }
+}
+$("open").onclick = openSettings;
+async function showModels() {
+  try {
+    const { data } = await (await fetch("v1/models")).json();
+    const names = data.map(model => model.id);
+    if (names.length > 1) {
+      if (!names.includes(settings.model)) settings.model = names[0];
+      $("model").replaceChildren(...names.map(name => { const node = element("option", name); node.value = name; return node; }));
+      $("model").value = settings.model;
+      $("model").hidden = false;
+      $("model").onchange = () => { settings.model = $("model").value; store(); };
+    } else delete settings.model;
+    $("name").textContent = names.length === 1 ? names[0].split("/").pop() : "ikpy";
+    document.title = "ikpy: " + (settings.model || $("name").textContent);
+  } catch { /* shown by the status */ }
+}
+async function showStatus() {
+  try {
+    const h = await (await fetch("v1/health")).json();
+    $("status").textContent = h.models_loaded === undefined ? `${h.slots_processing} of ${h.slots_idle + h.slots_processing} slots busy` : `${h.models_loaded} ${h.models_loaded === 1 ? "model" : "models"} loaded`;
+  } catch { $("status").textContent = "the server does not answer"; }
+}
+
+settings.key = sessionStorage.getItem("ikpy.key") || "";
+draw();
+showModels();
+showStatus();
+setInterval(() => { if (!document.hidden) showStatus(); }, STATUS_MS);

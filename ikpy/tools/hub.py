@@ -1,0 +1,130 @@
+"""Models from the Hugging Face hub: `user/repository:QUANT` to a local file.
+
+Downloads, cache and resumption are those of huggingface_hub; here is the choice of the file and what to say when the
+hub cannot be reached.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePosixPath
+
+from ikpy.errors import ResourceError, UsageError
+from ikpy.gguf.splits import split_parts, split_path
+
+NO_MODELS = re.compile(r"mmproj|imatrix|(^|/)mtp-", re.IGNORECASE)
+USUAL_QUANTS = ("Q4_K_M", "Q4_K_S", "IQ4_XS", "Q4_0", "Q5_K_M", "Q8_0")
+"""Taken in this order when no quantization is named."""
+
+
+def split_spec(spec: str) -> tuple[str, str | None]:
+    """Repository and quantization of `user/repository[:QUANT]`. Raises UsageError."""
+    repo, _, quant = spec.partition(":")
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
+        raise UsageError(f"-hf {spec}: expected user/repository or user/repository:QUANT")
+    return repo, quant or None
+
+
+def choose(files: Sequence[str], quant: str | None, repo: str) -> list[str]:
+    """The file of a quantization among the files of a repository, or all parts of a split one, first part first.
+
+    Raises UsageError naming what there is.
+    """
+    models = sorted(name for name in files if name.lower().endswith(".gguf") and not NO_MODELS.search(name))
+    firsts = [name for name in models if (part := split_parts(name)) is None or part[1] == 0]
+    if not firsts:
+        raise UsageError(f"-hf {repo}: the repository has no GGUF files")
+    for wanted in (quant,) if quant else USUAL_QUANTS:
+        found = [name for name in firsts if has_quant(name, wanted)]
+        if found:
+            return all_shards(found[0], models, repo)
+    if quant is None:
+        return all_shards(firsts[0], models, repo)
+    raise UsageError(f"-hf {repo}:{quant}: no such quantization; there are: {', '.join(map(short_name, firsts))}")
+
+
+def has_quant(name: str, quant: str) -> bool:
+    """Whether a file name has a quantization as one of its parts."""
+    return re.search(rf"(^|[-._/]){re.escape(quant)}([-./]|$)", name, re.IGNORECASE) is not None
+
+
+def short_name(name: str) -> str:
+    """File name without folder, part number and ending."""
+    part = split_parts(name)
+    return PurePosixPath(part[0] if part else name).name.removesuffix(".gguf")
+
+
+def all_shards(first: str, models: Sequence[str], repo: str) -> list[str]:
+    """All parts of a split model. Raises UsageError when one is missing."""
+    part = split_parts(first)
+    if part is None:
+        return [first]
+    names = [split_path(part[0], i, part[2]) for i in range(part[2])]
+    missing = [name for name in names if name not in models]
+    if missing:
+        raise UsageError(f"-hf {repo}: part {missing[0]} of the split model is missing in the repository")
+    return names
+
+
+def fetch(spec: str, file: str | None, token: str | None, log: Callable[[str], None]) -> str:
+    """Path of the (first) file of a model in the local cache, downloaded if it is not there.
+
+    ``file``: name of the file in the repository instead of a choice by quantization. Raises UsageError when the
+    repository or the file does not exist, ResourceError when the hub cannot be reached and the cache has no copy.
+    """
+    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    repo, quant = split_spec(spec)
+    try:
+        names = [file] if file else choose(HfApi(token=token).list_repo_files(repo), quant, repo)
+        paths = []
+        for name in names:
+            log(f"hub: {repo}/{name}")
+            paths.append(hf_hub_download(repo, name, token=token))
+        return paths[0]
+    except UsageError:
+        raise
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+        return cached(repo, quant, file, error)
+    except EntryNotFoundError:
+        raise UsageError(f"-hf {repo}: the repository has no file {file}") from None
+    except Exception as error:
+        refused = refusal(repo, error)
+        if refused is not None:
+            raise refused from None
+        return cached(repo, quant, file, error)
+
+
+def refusal(repo: str, error: Exception) -> UsageError | None:
+    """What an answer of the hub means, None if there was no answer."""
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+
+    if isinstance(error, GatedRepoError):
+        return UsageError(f"-hf {repo}: access must be granted on the hub first; give the token with --hf-token")
+    if isinstance(error, RepositoryNotFoundError):
+        return UsageError(f"-hf {repo}: no such repository (a private one needs --hf-token)")
+    response = getattr(error, "response", None)
+    if isinstance(error, HfHubHTTPError) and response is not None:
+        return UsageError(f"-hf {repo}: the hub answered {response.status_code}")
+    return None
+
+
+def cached(repo: str, quant: str | None, file: str | None, error: Exception) -> str:
+    """The file in the local cache, for when the hub cannot be reached. Raises ResourceError."""
+    from huggingface_hub import constants, snapshot_download
+
+    try:
+        folder = Path(snapshot_download(repo, local_files_only=True, allow_patterns=["*.gguf"]))
+        files = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf")]
+        names = [file] if file else choose(files, quant, repo)
+        if all((folder / name).exists() for name in names):
+            return str(folder / names[0])
+    except Exception as other:
+        error.__context__ = other
+    wanted = file or (f"{repo}:{quant}" if quant else repo)
+    raise ResourceError(
+        f"-hf {repo}: the hub at {constants.ENDPOINT} cannot be reached and {wanted} is not in the cache "
+        f"{constants.HF_HUB_CACHE}; go online once, or download the file elsewhere and give it with -m"
+    ) from error

@@ -1,0 +1,72 @@
+"""Metadata of a quantized file (tools 2.10)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ikpy.errors import IkpyError, UsageError
+from ikpy.gguf import encode
+from ikpy.gguf.reader import GGUFFile
+from ikpy.gguf.types import GGUFValueType
+from ikpy.quants import registry
+
+if TYPE_CHECKING:
+    from ikpy.tools.quantize_plan import QuantizeOptions
+
+QUANTIZATION_VERSION = 2
+MAX_STORED_NAME = 127
+
+
+def stored_file_type(file: GGUFFile, options: QuantizeOptions) -> int:
+    """The output's ``general.file_type``: that of the request, for copies the model's own."""
+    if options.repack:
+        return repacked_ftype(int(file.get("general.file_type", 0)))
+    return options.ftype.id if options.ftype else int(file.get("general.file_type", 0))
+
+
+def output_metadata(file: GGUFFile, options: QuantizeOptions, file_type: int) -> dict[str, encode.StoredValue]:
+    """Metadata values that the output adds or changes (tools 2.10)."""
+    u32, i32, text = GGUFValueType.UINT32, GGUFValueType.INT32, GGUFValueType.STRING
+    values = {"general.quantization_version": encode.scalar(u32, QUANTIZATION_VERSION)}
+    values["general.file_type"] = encode.scalar(u32, file_type)
+    if options.imatrix and not options.repack:
+        path, dataset = options.imatrix_path, options.imatrix.dataset
+        entries, chunks = len(options.imatrix.values), options.imatrix.chunks
+        if options.hide_imatrix:
+            path = dataset = "top_secret"
+            entries = chunks = 0
+        values["quantize.imatrix.file"] = encode.scalar(text, _shortened(path))
+        if dataset:
+            values["quantize.imatrix.dataset"] = encode.scalar(text, _shortened(dataset))
+        values["quantize.imatrix.entries_count"] = encode.scalar(i32, entries)
+        if chunks > 0 or options.hide_imatrix:
+            values["quantize.imatrix.chunks_count"] = encode.scalar(i32, chunks)
+    for key, value in options.kv_overrides.items():
+        values[key] = _override(value)
+    return values
+
+
+def _shortened(value: str) -> str:
+    return value.encode()[:MAX_STORED_NAME].decode("utf-8", "ignore")
+
+
+def _override(value: object) -> encode.StoredValue:
+    kinds = (
+        (bool, GGUFValueType.BOOL),
+        (int, GGUFValueType.INT32),
+        (float, GGUFValueType.FLOAT32),
+        (str, GGUFValueType.STRING),
+    )
+    for python_type, value_type in kinds:
+        if isinstance(value, python_type):
+            return encode.scalar(value_type, value)
+    raise UsageError(f"metadata override {value!r} is no number, bool or text")
+
+
+def repacked_ftype(number: int) -> int:
+    """File type after repacking; unchanged where there is no interleaved one."""
+    try:
+        after = registry.ftype_by_id(number).after_repack
+    except IkpyError:
+        return number
+    return number if after < 0 else after

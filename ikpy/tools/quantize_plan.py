@@ -1,0 +1,347 @@
+"""What a quantization run will do: options, the type of every tensor, and the outputs' files and sizes (tools 2)."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+
+from ikpy.errors import IkpyError, UnsupportedError
+from ikpy.gguf.reader import GGUFFile, TensorInfo
+from ikpy.gguf.splits import output_prefix, split_path
+from ikpy.gguf.types import KEY_SPLIT_COUNT, KEY_SPLIT_NO, KEY_SPLIT_TENSORS, SPLIT_KEYS, GGUFValueType
+from ikpy.gguf.writer import GGUFWriter, ShardPlan
+from ikpy.quants import registry
+from ikpy.quants.policy import (
+    EMBEDDINGS,
+    OUTPUT,
+    REFUSED_WITHOUT_IMATRIX,
+    TOKEN_EMBEDDING,
+    ModelShape,
+    TypeOptions,
+    TypePolicy,
+    is_eligible,
+    needs_imatrix,
+)
+from ikpy.quants.recipe import Recipe
+from ikpy.quants.registry import FileType
+from ikpy.tools.imatrix_file import ImportanceMatrix
+from ikpy.tools.quantize_metadata import output_metadata, stored_file_type
+from ikpy.tools.tensor_convert import can_encode, repack_target
+
+MIB = 1024 * 1024
+GIB = 1024 * MIB
+INTERNAL = "llama_model_quantize_internal"
+EXTRA_OUTPUT = "output_extra.weight"
+
+NEEDS_IMATRIX_BANNER = """
+==========================================================================================================
+Please do not use IQ1_S, IQ1_M, IQ2_S, IQ2_XXS, IQ2_XS or Q2_K_S quantization without an importance matrix
+==========================================================================================================
+
+"""
+
+
+def size_text(nbytes: int) -> str:
+    """Bytes in GiB, or in MiB below that."""
+    return f"{nbytes / GIB:.3f} GiB" if nbytes >= GIB else f"{nbytes / MIB:.3f} MiB"
+
+
+class MissingImatrixError(IkpyError):
+    """The file type is useless without an importance matrix."""
+
+
+class RefusedError(UnsupportedError):
+    """A step that is shown before the message, because only its execution is refused."""
+
+    def __init__(self, step: Step, message: str):
+        super().__init__(message)
+        self.step = step
+
+
+@dataclass
+class QuantizeOptions:
+    """What to make.
+
+    ``ftype`` None copies the tensors unchanged, or is found from the chosen types when there is a target. ``n_threads``
+    0 = all hardware threads. ``target_bytes`` (size of the output files) or ``target_bpw`` (bits per weight of all
+    tensors), 0 = no target; ``target_types`` are the types to choose from, empty = a good selection. ``save_recipe`` is
+    a file for the decisions, in the form of rules.
+    """
+
+    ftype: FileType | None
+    n_threads: int = 0
+    imatrix: ImportanceMatrix | None = None
+    imatrix_path: str = ""
+    hide_imatrix: bool = False
+    ignore_imatrix_rules: bool = False
+    types: TypeOptions = field(default_factory=TypeOptions)
+    extra_output_type: str = ""
+    recipe: Recipe = field(default_factory=Recipe)
+    pure: bool = False
+    allow_requantize: bool = False
+    leave_output_tensor: bool = False
+    repack: bool = False
+    repack_patterns: tuple[re.Pattern[str], ...] = ()
+    keep_split: bool = False
+    partial_requant: bool = False
+    dry_run: bool = False
+    symmetric_q4_0: bool = False
+    kv_overrides: Mapping[str, object] = field(default_factory=dict)
+    target_bytes: int = 0
+    target_bpw: float = 0.0
+    target_types: tuple[str, ...] = ()
+    save_recipe: str = ""
+
+    @property
+    def has_target(self) -> bool:
+        return self.target_bytes > 0 or self.target_bpw > 0
+
+
+@dataclass
+class Step:
+    """One tensor of the output: its source, type, importance values and the console text of the decision.
+
+    ``decided``: it may be converted, and the policy has chosen its type; ``free``: no option and no rule names that
+    type, so that a target may choose it.
+    """
+
+    name: str
+    source: TensorInfo
+    source_type: str
+    type: str
+    imatrix: np.ndarray | None = None
+    note: str = ""
+    decided: bool = False
+    free: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the output."""
+        return registry.by_name(self.type).tensor_nbytes(self.source.shape)
+
+
+@dataclass
+class Plan:
+    """All steps in file order. ``problem`` is what made planning stop after them, if anything did."""
+
+    steps: list[Step] = field(default_factory=list)
+    n_fallbacks: int = 0
+    n_convertible: int = 0
+    file_type: int = 0
+    problem: IkpyError | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors of the output."""
+        return sum(step.nbytes for step in self.steps)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Of all tensors of the output."""
+        return self.nbytes * 8 / max(1, sum(step.source.element_count for step in self.steps))
+
+    def recipe(self) -> str:
+        """Rules that give every tensor of this plan the same type again."""
+        lines = [f"# {size_text(self.nbytes)}, {self.bits_per_weight:.3f} BPW"]
+        lines += [f"^{re.escape(step.name)}$={step.type}" for step in self.steps if step.decided]
+        return "\n".join(lines) + "\n"
+
+    def summary(self) -> list[str]:
+        """File type, size, bits per weight and the number of tensors of each type."""
+        counts = Counter(step.type for step in self.steps)
+        order = sorted(counts, key=lambda name: registry.by_name(name).id)
+        return [
+            f"{INTERNAL}: file type = {self.file_type} ({registry.ftype_display_name(self.file_type)})",
+            f"{INTERNAL}: output size = {self.nbytes / MIB:.3f} MiB ({self.nbytes / MIB / 1024:.3f} GiB), "
+            f"{self.bits_per_weight:.3f} BPW",
+            f"{INTERNAL}: tensors: " + ", ".join(f"{counts[name]} {name}" for name in order),
+        ]
+
+
+def refuse_without_imatrix(options: QuantizeOptions) -> None:
+    """Raise MissingImatrixError for file types that are useless without an importance matrix (tools 2.7)."""
+    if options.repack or options.ignore_imatrix_rules or options.imatrix is not None or options.ftype is None:
+        return
+    if options.ftype.name in REFUSED_WITHOUT_IMATRIX and not options.has_target:
+        raise MissingImatrixError(NEEDS_IMATRIX_BANNER)
+
+
+def make_plan(file: GGUFFile, options: QuantizeOptions, assigned: Mapping[str, str] = MappingProxyType({})) -> Plan:
+    """Decide the type of every tensor; stops at the first one that cannot be done.
+
+    ``assigned`` holds types chosen for a target, by tensor name; they stand in for the mixture of the file type.
+    """
+    plan = Plan(file_type=stored_file_type(file, options))
+    options.recipe.restart()
+    try:
+        if options.repack:
+            plan.steps = [_repack_step(info, options) for info in file.tensors.values()]
+        else:
+            _plan_types(file, options, plan, assigned)
+    except IkpyError as error:
+        plan.problem = error
+    return plan
+
+
+def _repack_step(info: TensorInfo, options: QuantizeOptions) -> Step:
+    current = registry.by_id(info.type_id).name
+    target = repack_target(current)
+    wanted = not options.repack_patterns or any(p.search(info.name) for p in options.repack_patterns)
+    rows = info.shape[1] if len(info.shape) > 1 else 1
+    if not target or not wanted or info.name in EMBEDDINGS or rows % max(4, registry.by_name(target).interleave):
+        target = current
+    return Step(info.name, info, current, target)
+
+
+def _plan_types(file: GGUFFile, options: QuantizeOptions, plan: Plan, assigned: Mapping[str, str]) -> None:
+    shapes = {name: info.shape for name, info in file.tensors.items()}
+    model = ModelShape.of({**file.metadata, **options.kv_overrides}, shapes)
+    imatrix = options.imatrix if options.imatrix and options.imatrix.values else None
+    policy = options.ftype and TypePolicy(
+        options.ftype,
+        model,
+        has_imatrix=imatrix is not None,
+        options=options.types,
+        pure=options.pure,
+        custom_rule=options.recipe.type_for,
+        assigned=assigned,
+    )
+    duplicated = OUTPUT if model.has_output else TOKEN_EMBEDDING
+    for name, info in file.tensors.items():
+        current = registry.by_id(info.type_id).name
+        step = Step(name, info, current, current)
+        if policy and is_eligible(
+            name,
+            info.shape,
+            current,
+            leave_output=options.leave_output_tensor,
+            router_type=options.types.ffn_gate_inp,
+        ):
+            _decide(step, policy, options, plan)
+        plan.steps.append(step)
+        if options.extra_output_type and name == duplicated:
+            extra = Step(EXTRA_OUTPUT, info, current, options.extra_output_type)
+            if extra.type != current:
+                _prepare_conversion(extra, options)
+            plan.steps.append(extra)
+
+
+def _decide(step: Step, policy: TypePolicy, options: QuantizeOptions, plan: Plan) -> None:
+    choice = policy.choose(step.name, step.source.shape)
+    step.type = choice.type
+    step.decided = True
+    step.free = not choice.custom and not choice.forced
+    plan.n_convertible += 1
+    if choice.custom:
+        step.note += f"Using custom type {choice.custom} for tensor {step.name}\n"
+        rule = options.recipe.match(step.name)
+        if rule is not None:
+            rule.nbytes += step.nbytes
+            rule.overruled += choice.forced not in ("", choice.custom)
+    if choice.fallback_from:
+        plan.n_fallbacks += 1
+        shape = step.source.shape
+        step.note += (
+            f"\ntensor cols {shape[0]} x {shape[1]} are not divisible by "
+            f"{registry.by_name(choice.fallback_from).block_elements}, required for {choice.fallback_from} - "
+            f"using fallback quantization {choice.type}\n"
+        )
+    if choice.embedding_from:
+        step.note += (
+            "\n============ Token embeddings cannot be quantized with row-interleaved quants\n"
+            f"---> Changed {choice.embedding_from} to {registry.by_name(choice.embedding_from).plain_partner}\n"
+        )
+    if step.type == step.source_type:
+        return
+    _prepare_conversion(step, options)
+
+
+def _prepare_conversion(step: Step, options: QuantizeOptions) -> None:
+    """Look up the importance values and check that the conversion is possible and allowed."""
+    if options.imatrix and options.imatrix.values:
+        step.imatrix = _importance(step, options.imatrix)
+    ftype = options.ftype.name if options.ftype else ""
+    if step.imatrix is None and needs_imatrix(step.name, step.type, ftype) and not options.ignore_imatrix_rules:
+        raise UnsupportedError(
+            f"Missing importance matrix for tensor {step.name} in a very low-bit quantization; "
+            "give --imatrix with data for it, choose another type, or use --ignore-imatrix-rules"
+        )
+    if not can_encode(step.type):
+        raise UnsupportedError(f"type {step.type}, chosen for tensor {step.name}, can be read but not made")
+    if registry.by_name(step.source_type).is_quantized and not (options.allow_requantize or options.dry_run):
+        step.note += f"converting to {step.type} .. "
+        raise RefusedError(
+            step, f"requantizing from type {step.source_type} is disabled; --allow-requantize permits it"
+        )
+
+
+def _importance(step: Step, imatrix: ImportanceMatrix) -> np.ndarray | None:
+    values = imatrix.find(step.name)
+    if values is None:
+        step.note += f"\n====== {INTERNAL}: did not find weights for {step.name}\n"
+        return None
+    shape = step.source.shape
+    expected = shape[0] * (shape[2] if len(shape) > 2 else 1)
+    if len(values) == expected:
+        return values.reshape(-1, shape[0])
+    text = f"imatrix size {len(values)} is different from tensor size {expected} for {step.name}"
+    step.note += f"\n====== {INTERNAL}: {text}\n"
+    if step.name != TOKEN_EMBEDDING:
+        raise UnsupportedError(f"{text}; the importance matrix belongs to another model")
+    return None
+
+
+# -- output files ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OutputFile:
+    """One file to write: its steps and its layout (path, header, tensor sizes)."""
+
+    steps: list[Step]
+    layout: ShardPlan
+
+
+def output_files(file: GGUFFile, output: str, options: QuantizeOptions, plan: Plan) -> list[OutputFile]:
+    """The files of a plan: one, or with ``keep_split`` one per input file; the first has the model's metadata."""
+    count = len(file.shards)
+    if not options.keep_split or count < 2:
+        return [_output_file(file, output, options, plan, plan.steps, first=True)]
+    files = []
+    for index in range(count):
+        split = {
+            KEY_SPLIT_NO: (GGUFValueType.UINT16, index),
+            KEY_SPLIT_COUNT: (GGUFValueType.UINT16, count),
+            KEY_SPLIT_TENSORS: (GGUFValueType.INT32, len(plan.steps)),
+        }
+        steps = [step for step in plan.steps if step.source.shard == index]
+        path = split_path(output_prefix(output), index, count)
+        files.append(_output_file(file, path, options, plan, steps, first=index == 0, split=split))
+    return files
+
+
+def _output_file(
+    file: GGUFFile,
+    path: str,
+    options: QuantizeOptions,
+    plan: Plan,
+    steps: list[Step],
+    *,
+    first: bool,
+    split: Mapping[str, tuple[GGUFValueType, int]] = MappingProxyType({}),
+) -> OutputFile:
+    writer = GGUFWriter(path, alignment=file.alignment)
+    if first:
+        values = output_metadata(file, options, plan.file_type)
+        writer.copy_metadata(file, skip=SPLIT_KEYS, replace=values)
+    for key, (value_type, value) in split.items():
+        writer.add(key, value_type, value)
+    for step in steps:
+        writer.add_tensor(step.name, step.source.shape, registry.by_name(step.type).id)
+    (layout,) = writer.plan()
+    return OutputFile(steps, layout)

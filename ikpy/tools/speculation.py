@@ -1,0 +1,131 @@
+"""Sets up speculative decoding: drafters by name, draft model, lookup caches, corpus."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ikpy.engine.context import Context
+from ikpy.engine.model import Model
+from ikpy.engine.model_draft import ModelDraft
+from ikpy.engine.ngram_cache import CacheDraft, NgramCache
+from ikpy.engine.ngram_draft import NgramMapKey, NgramMapValues, NgramMod, NgramPool, NgramSimple
+from ikpy.engine.params import ContextParams, ModelParams
+from ikpy.engine.speculative import Drafter, Speculation, SpeculativeParams
+from ikpy.engine.suffix_draft import SuffixDraft
+from ikpy.errors import UsageError
+from ikpy.vocab import Vocab
+
+Maker = Callable[[int], Drafter]
+MAX_SIZE_DIFFERENCE = 128
+NO_HEADS = "the prediction heads of model files are not run: choose another --spec-type, such as ngram-mod"
+
+
+@dataclass
+class DraftFiles:
+    """Files drafters read: draft model, corpus of the suffix drafts, statistics of the n-gram cache."""
+
+    model: str | os.PathLike[str] | None = None
+    suffix_corpus: str | None = None
+    lookup_static: str | None = None
+    lookup_dynamic: str | None = None
+
+
+def make_speculation(
+    params: SpeculativeParams,
+    vocab: Vocab,
+    files: DraftFiles | None = None,
+    *,
+    draft_params: ContextParams | None = None,
+    log: Callable[[str], None] | None = None,
+) -> Speculation | None:
+    """Drafters for the sequences of a context, None if nothing drafts.
+
+    A draft model is asked last unless ``params.types`` places it. ``draft_params.n_seq_max`` is the number of sequences
+    of the draft model's context. Raises UsageError for files that cannot be used.
+    """
+    files = files or DraftFiles()
+    types = [name for name in params.types if name != "none"]
+    if files.model is not None and "draft" not in types:
+        types.append("draft")
+    makers: list[Maker] = []
+    for name in types:
+        makers.append(_maker(name, params, vocab, files, draft_params or ContextParams(), log))
+    return Speculation(params, makers) if makers else None
+
+
+def _maker(
+    name: str,
+    params: SpeculativeParams,
+    vocab: Vocab,
+    files: DraftFiles,
+    draft_params: ContextParams,
+    log: Callable[[str], None] | None,
+) -> Maker:
+    if name == "draft":
+        return _model_maker(params, vocab, files, draft_params, log)
+    if name == "mtp":
+        raise UsageError(f"--spec-type mtp: {NO_HEADS}")
+    if name == "ngram-mod":
+        pool = NgramPool(params.size_n)
+        return lambda _: NgramMod(pool)
+    if name == "ngram-cache":
+        return _cache_maker(files)
+    if name == "suffix":
+        corpus = [] if files.suffix_corpus is None else [_corpus(files.suffix_corpus, vocab)]
+        return lambda _: SuffixDraft(params, corpus)
+    plain = {"ngram-simple": NgramSimple, "ngram-map-k": NgramMapKey, "ngram-map-k4v": NgramMapValues}
+    if name not in plain:
+        params.check()
+    return lambda _: plain[name](params)
+
+
+def _corpus(path: str, vocab: Vocab) -> Sequence[int]:
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UsageError(f"cannot read suffix corpus '{path}': {error.strerror}") from None
+    return vocab.tokenize(text, add_special=False)
+
+
+def _cache_maker(files: DraftFiles) -> Maker:
+    static = None if files.lookup_static is None else NgramCache.load(files.lookup_static)
+    dynamic: NgramCache | None = None
+    if files.lookup_dynamic is not None:
+        exists = Path(files.lookup_dynamic).exists()
+        dynamic = NgramCache.load(files.lookup_dynamic) if exists else NgramCache()
+    return lambda _: CacheDraft(static, dynamic, files.lookup_dynamic)
+
+
+def _model_maker(
+    params: SpeculativeParams,
+    vocab: Vocab,
+    files: DraftFiles,
+    draft_params: ContextParams,
+    log: Callable[[str], None] | None,
+) -> Maker:
+    if files.model is None:
+        raise UsageError("--spec-type draft needs a draft model: give one with -md")
+    model = Model.load(files.model, ModelParams(), log=log)
+    n_vocab = common_vocabulary(vocab, Vocab.from_metadata(model.gguf.metadata))
+    context = Context(model, draft_params, log=log)
+    n_ctx = context.n_ctx // draft_params.n_seq_max
+    return lambda seq_id: ModelDraft(context, p_min=params.p_min, n_vocab=n_vocab, n_ctx=n_ctx, seq_id=seq_id)
+
+
+def common_vocabulary(vocab: Vocab, draft: Vocab) -> int:
+    """Number of tokens both vocabularies have; UsageError unless they agree in all but the last few."""
+    n = min(vocab.n_tokens, draft.n_tokens)
+    if abs(vocab.n_tokens - draft.n_tokens) > MAX_SIZE_DIFFERENCE:
+        raise UsageError(
+            f"the draft model has {draft.n_tokens} tokens, the model {vocab.n_tokens}: it needs the same vocabulary"
+        )
+    for token in range(n):
+        if vocab.token_to_piece(token, True) != draft.token_to_piece(token, True):
+            ours, theirs = vocab.token_to_piece(token, True), draft.token_to_piece(token, True)
+            raise UsageError(
+                f"the draft model needs the vocabulary of the model: token {token} is {ours!r} there, {theirs!r} here"
+            )
+    return n

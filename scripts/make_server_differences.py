@@ -1,0 +1,114 @@
+"""Writes docs/server-differences.md: every recorded request whose answer ikpy deliberately gives differently.
+
+python scripts/make_server_differences.py [--check]
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.server.expected import (  # noqa: E402
+    RANDOM_TEXT,
+    SHAPE_ONLY,
+    STATUS_ONLY,
+    WRONG_METHOD,
+    counterpart,
+    expected,
+    free_fields,
+)
+from tests.server.harness import load_captures  # noqa: E402
+
+PAGE = ROOT / "docs" / "server-differences.md"
+ROUTINE = frozenset(
+    {"id_slot", "prompt_n", "cached_tokens", "cache_read_input_tokens", "input_tokens", "n_params", "size"}
+)
+HEAD = """# Recorded requests and ikpy's answers
+
+The tests play {total} recorded requests of ik_llama.cpp's server against ikpy (`tests/server/test_captures.py`).
+{full} answers are the same in status, field names, their order, types, values, and the order of events. The others
+differ on purpose; this page lists each of them. It is made by `scripts/make_server_differences.py`.
+
+Not compared anywhere: identifiers, times, and fields that depend on requests which are not recorded (slot numbers, the
+number of cached tokens). `n_params` and `size` describe the test's own copy of the model.
+
+"""
+
+
+def numbers(names: list[str]) -> str:
+    """Names of cases as a list of code."""
+    return ", ".join(f"`{name}`" for name in sorted(names))
+
+
+def section(title: str, groups: dict[str, list[str]]) -> list[str]:
+    """A table of reasons and the cases they hold for."""
+    lines = [f"## {title}", "", "| why | cases |", "|---|---|"]
+    lines += [f"| {reason} | {numbers(names)} |" for reason, names in sorted(groups.items())]
+    return [*lines, ""]
+
+
+def reasons(capture: dict, captures: dict[str, dict]) -> list[str]:
+    """Why a compared answer is expected to differ from the recorded one."""
+    found = []
+    name = capture["name"]
+    want = expected(capture, captures)
+    if counterpart(capture, captures) is not capture:
+        found.append("chats use the model's own template without --jinja too; compared with the recording with --jinja")
+    if name in WRONG_METHOD:
+        found.append("a wrong method on a route is 405")
+    elif capture.get("status") is None:
+        found.append("the recorded program ended or never answered; here 400")
+    elif counterpart(capture, captures).get("status") == 500:
+        found.append("what the client caused is 400 with the same message, not 500")
+    if "n_probs" in str(capture.get("request")) or "logprobs" in str(capture.get("request")):
+        found.append("probabilities are those of the softmax")
+    recorded = counterpart(capture, captures)
+    if any(str(recorded.get(key)) != str(want.get(key)) for key in ("response", "events")) and not found:
+        found.append("a reached limit is `length` or `max_tokens`; or another small field (alias, order of biases)")
+    if RANDOM_TEXT.match(name):
+        found.append("sampled text, or text under penalties, which see the documented window")
+    if "message" in free_fields(capture) - ROUTINE:
+        found.append("the message comes from another JSON parser; status and type are compared")
+    return found
+
+
+def page() -> str:
+    """The whole page."""
+    captures = {c["name"]: c for c in load_captures()}
+    status: dict[str, list[str]] = defaultdict(list)
+    shape: dict[str, list[str]] = defaultdict(list)
+    values: dict[str, list[str]] = defaultdict(list)
+    raw: dict[str, list[str]] = defaultdict(list)
+    full = 0
+    for name, capture in captures.items():
+        if "raw" in capture:
+            raw["a recording of the bytes of a connection, which the test client cannot send"].append(name)
+        elif name in STATUS_ONLY:
+            status[STATUS_ONLY[name][1]].append(name)
+        elif name in SHAPE_ONLY:
+            shape[SHAPE_ONLY[name]].append(name)
+        else:
+            found = reasons(capture, captures)
+            full += not found
+            for reason in found:
+                values[reason].append(name)
+    lines = section("Everything is compared, with these expected differences", values)
+    lines += section("Names, order and types of fields are compared, values are not", shape)
+    lines += section("Only the status is compared; the behaviour has tests of its own", status)
+    lines += section("Not played", raw) if raw else []
+    return HEAD.format(total=len(captures) - sum(map(len, raw.values())), full=full) + "\n".join(lines)
+
+
+def main() -> None:
+    text = page()
+    if "--check" in sys.argv:
+        raise SystemExit(0 if PAGE.read_text(encoding="utf-8") == text else f"{PAGE.name} is not up to date")
+    PAGE.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

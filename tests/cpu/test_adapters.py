@@ -1,0 +1,247 @@
+"""LoRA adapters and control vectors: logits of merged weights, and of the definition in float64."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ikpy.engine.adapter import LoraAdapter
+from ikpy.engine.batch import Batch
+from ikpy.engine.context import Context
+from ikpy.engine.control_vector import in_range, load_control_vector
+from ikpy.engine.model import Model
+from ikpy.engine.params import ContextParams
+from ikpy.errors import FileFormatError, IkpyError, UsageError
+from ikpy.gguf.types import GGUFValueType
+from ikpy.gguf.writer import GGUFWriter
+from ikpy.graph.ir import F32
+from ikpy.quants import registry
+from tests.cpu import reference_models as ref
+from tests.cpu.reference_models import N_VOCAB, Evaluation, RandomModel
+from tests.cpu.test_zoo_holdouts import RMS, frame, gpt_oss, llama4_two_experts, phi3_short_context, shape
+
+TOKENS = np.random.default_rng(8).integers(0, N_VOCAB, 24)
+RANDOM = np.random.default_rng(4)
+Pairs = dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+def llama(seed: int = 11) -> RandomModel:
+    n, d, heads, kv, head, f = 3, 64, 4, 2, 16, 56
+    m = RandomModel("llama", seed, **shape(n, d, heads, kv, head, f), **RMS)
+    frame(m, d, tied=False)
+    for il in range(n):
+        p = f"blk.{il}"
+        m.norm(f"{p}.attn_norm", d)
+        m.norm(f"{p}.ffn_norm", d)
+        m.attention(p, d, heads, kv, head)
+        m.ffn(p, d, f)
+    return m
+
+
+def make_pairs(model: RandomModel, rank: int, *, skip: tuple[str, ...] = ("token_embd",)) -> Pairs:
+    """Random pairs for every matrix."""
+    pairs = {}
+    for name, w in model.weights.items():
+        if w.ndim >= 2 and not name.startswith(skip) and "norm" not in name and not name.endswith(".bias"):
+            a = RANDOM.normal(0, 1 / math.sqrt(w.shape[-1]), (*w.shape[:-2], rank, w.shape[-1]))
+            b = RANDOM.normal(0, 0.4 / math.sqrt(rank), (*w.shape[:-2], w.shape[-2], rank))
+            pairs[name] = a.astype(np.float32), b.astype(np.float32)
+    return pairs
+
+
+def write_adapter(path: Path, arch: str, pairs: Pairs, alpha: float, type_name: str = "f32") -> Path:
+    kind = registry.by_name(type_name).id
+    dtype = {"f32": np.float32, "f16": np.float16}[type_name]
+    with GGUFWriter(path) as out:
+        out.add("general.type", GGUFValueType.STRING, "adapter")
+        out.add("general.architecture", GGUFValueType.STRING, arch)
+        out.add("adapter.type", GGUFValueType.STRING, "lora")
+        out.add("adapter.lora.alpha", GGUFValueType.FLOAT32, alpha)
+        tensors = {f"{n}.weight.lora_{ab}": v for n, pair in pairs.items() for ab, v in zip("ab", pair, strict=True)}
+        for name, values in tensors.items():
+            out.add_tensor(name, values.shape[::-1], kind)
+        for name, values in tensors.items():
+            out.write(name, values.astype(dtype))
+    return path
+
+
+def merged(model: RandomModel, pairs: Pairs, scale: float) -> RandomModel:
+    """The model with scale * B A added to its weights."""
+    result = RandomModel(model.arch, 0)
+    result.keys, result.weights = model.keys, dict(model.weights)
+    for name, (a, b) in pairs.items():
+        delta = b.astype(np.float64) @ a.astype(np.float64)
+        result.weights[name] = (model.weights[name] + scale * delta).astype(np.float32)
+    return result
+
+
+def params(**changes: object) -> ContextParams:
+    return ContextParams(**{"n_ctx": 256, "n_threads": 2, "type_k": "f32", "type_v": "f32", **changes})  # type: ignore[arg-type]
+
+
+def assert_equal(ours: np.ndarray, wanted: np.ndarray, what: str, bound: float = 2e-5) -> None:
+    error = np.abs(ours - wanted).max(axis=1) / np.abs(wanted).max()
+    assert error.max() < bound, f"{what}: row {error.argmax()} off by {error.max():.1e} relative"
+
+
+@pytest.mark.parametrize("make", [llama, phi3_short_context, gpt_oss, llama4_two_experts], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(("rank", "alpha"), [(3, 5.0), (8, 0.0)])
+def test_logits_are_those_of_merged_weights(make, rank: int, alpha: float, tmp_path: Path) -> None:
+    """Dense, fused and expert tensors; prompts, single tokens, few outputs; alpha 0 means no division by the rank."""
+    made = make()
+    model = made[0] if isinstance(made, tuple) else made
+    pairs = make_pairs(model, rank)
+    loaded = Model.load(model.write(tmp_path / "model.gguf"))
+    adapter = LoraAdapter.load(write_adapter(tmp_path / "lora.gguf", model.arch, pairs, alpha), loaded)
+    ctx = Context(loaded, params(adapters=(adapter,)))
+    plain = Context(loaded, params()).decode(Batch.single(TOKENS, logits="all"))
+    for scale in (1.0, 0.0, -0.6):
+        factor = scale * alpha / rank if alpha else scale
+        wanted_model = Model.load(merged(model, pairs, factor).write(tmp_path / f"merged{scale}.gguf"))
+        wanted = Context(wanted_model, params()).decode(Batch.single(TOKENS, logits="all"))
+        assert scale == 0 or np.abs(wanted - plain).max() > 0.05, "the adapter changes something"
+        ctx.adapter_scales[:] = scale
+        ctx.kv.clear()
+        assert_equal(ctx.decode(Batch.single(TOKENS, logits="all")), wanted, f"scale {scale}, prompt")
+        ctx.kv.clear()
+        last = ctx.decode(Batch.single(TOKENS[:-1]))
+        assert_equal(last, wanted[-2:-1], f"scale {scale}, last row of a prompt")
+        assert_equal(ctx.decode(Batch.single(TOKENS[-1:], len(TOKENS) - 1)), wanted[-1:], f"scale {scale}, one token")
+
+
+def test_several_adapters_and_scales_per_sequence(tmp_path: Path) -> None:
+    """Two adapters in one batch of two sequences, each with scales of its own; f16 files."""
+    model = llama()
+    pairs = [
+        {
+            n: (a.astype(np.float16).astype(np.float32), b.astype(np.float16).astype(np.float32))
+            for n, (a, b) in p.items()
+        }
+        for p in (make_pairs(model, 4), make_pairs(model, 6, skip=("token_embd", "output", "blk.1")))
+    ]
+    loaded = Model.load(model.write(tmp_path / "model.gguf"))
+    files = [write_adapter(tmp_path / f"{i}.gguf", "llama", p, 8.0, "f16") for i, p in enumerate(pairs)]
+    ctx = Context(loaded, params(adapters=[LoraAdapter.load(f, loaded) for f in files], n_seq_max=2))
+    scales = np.array([[1.0, 0.5], [0.0, -1.0]], np.float32)
+    ctx.adapter_scales[:2] = scales
+    n = len(TOKENS)
+    both = Batch(np.tile(TOKENS, 2), np.tile(np.arange(n), 2), [(0,)] * n + [(1,)] * n, np.ones(2 * n, bool))
+    found = ctx.decode(both)
+    for seq in range(2):
+        wanted_model = merged(merged(model, pairs[0], scales[seq, 0] * 2), pairs[1], scales[seq, 1] * 8 / 6)
+        reference = Context(Model.load(wanted_model.write(tmp_path / f"m{seq}.gguf")), params())
+        wanted = reference.decode(Batch.single(TOKENS, logits="all"))
+        assert_equal(found[seq * n : (seq + 1) * n], wanted, f"sequence {seq}")
+
+
+def test_adapter_of_a_quantized_model(tmp_path: Path) -> None:
+    """The addition is made in float whatever the type of the weights: the difference is the adapter's own."""
+    model = gpt_oss(f=32, expert_type="q8_0")[0]
+    pairs = {n: p for n, p in make_pairs(model, 4).items() if "_exps" in n}
+    loaded = Model.load(model.write(tmp_path / "model.gguf"))
+    adapter = LoraAdapter.load(write_adapter(tmp_path / "lora.gguf", model.arch, pairs, 0.0), loaded)
+    model.encoded.clear()
+    wanted = Context(Model.load(merged(model, pairs, 1.0).write(tmp_path / "m.gguf")), params())
+    a = Context(loaded, params(adapters=(adapter,))).decode(Batch.single(TOKENS, logits="all"))
+    b = wanted.decode(Batch.single(TOKENS, logits="all"))
+    assert np.median(np.abs(a - b)) < 0.01 * np.abs(b).max()
+
+
+def damaged(name: str, pairs: Pairs) -> tuple[str, Pairs]:
+    """Architecture and pairs of a file that does not fit."""
+    a, b = pairs["blk.0.attn_q"]
+    return {
+        "arch": ("qwen3", pairs),
+        "name": ("llama", {"blk.9.attn_q": (a, b)}),
+        "shape": ("llama", {"blk.0.attn_q": (a[:, :-1], b)}),
+        "rank": ("llama", {"blk.0.attn_q": (a[:-1], b)}),
+        "embedding": ("llama", {"token_embd": (RANDOM.normal(size=(2, 64)), RANDOM.normal(size=(N_VOCAB, 2)))}),
+    }[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("arch", "the adapter is for 'qwen3', the model is 'llama'"),
+        ("name", "the model has no tensor 'blk.9.attn_q.weight'"),
+        ("shape", "'blk.0.attn_q.weight': shapes (63, 3) and (3, 64) do not fit"),
+        ("rank", "'blk.0.attn_q.weight': shapes (64, 2) and (3, 64) do not fit"),
+        ("embedding", "an adapter of 'token_embd.weight' cannot be applied while running; merge it"),
+    ],
+)
+def test_adapters_that_do_not_fit(name: str, message: str, tmp_path: Path) -> None:
+    model = llama()
+    arch, pairs = damaged(name, make_pairs(model, 3))
+    loaded = Model.load(model.write(tmp_path / "model.gguf"))
+    with pytest.raises(IkpyError, match=re.escape(message)):
+        LoraAdapter.load(write_adapter(tmp_path / "lora.gguf", arch, pairs, 1.0), loaded)
+
+
+def test_files_that_are_no_adapters(tmp_path: Path) -> None:
+    model = llama()
+    path = model.write(tmp_path / "model.gguf")
+    with pytest.raises(FileFormatError, match=r"not a LoRA adapter: general\.type is None, not 'adapter'"):
+        LoraAdapter.load(path, Model.load(path))
+    with pytest.raises(FileFormatError, match="holds no control vector"):
+        load_control_vector(path, 3, 64)
+
+
+# --- control vectors ------------------------------------------------------------------------------------------
+
+
+def write_directions(path: Path, rows: dict[int, np.ndarray]) -> Path:
+    with GGUFWriter(path) as out:
+        out.add("general.architecture", GGUFValueType.STRING, "controlvector")
+        for layer, values in rows.items():
+            out.add_tensor(f"direction.{layer}", values.shape, F32)
+        for layer, values in rows.items():
+            out.write(f"direction.{layer}", values)
+    return path
+
+
+def steered(model: RandomModel, directions: np.ndarray) -> np.ndarray:
+    """Logits of the llama model in float64, directions [n_layer, D] added behind the layers."""
+    e = Evaluation(model)
+    x = e.w["token_embd"][TOKENS]
+    angles = ref.plain_angles(16, 10000.0, np.arange(len(TOKENS), dtype=np.float64))
+    for il in range(e.n_layer):
+        q, k, v = e.qkv(il, ref.rms_norm(x, e.w[f"blk.{il}.attn_norm"], e.eps))
+        q, k = (ref.rotate(t, angles, neox=False) for t in (q, k))
+        x = x + e.output(il, ref.attend(q, k, v, 1 / math.sqrt(16)))
+        x = x + e.ffn(il, ref.rms_norm(x, e.w[f"blk.{il}.ffn_norm"], e.eps))
+        x = x + directions[il]
+    return ref.rms_norm(x, e.w["output_norm"], e.eps) @ e.w["output"].T
+
+
+def test_control_vectors_are_added_behind_their_layers(tmp_path: Path) -> None:
+    model = llama()
+    rows = {n: RANDOM.normal(0, 0.5, 64).astype(np.float32) for n in (1, 2, 3)}
+    path = write_directions(tmp_path / "vector.gguf", rows)
+    loaded = load_control_vector(path, 3, 64)
+    assert (loaded[0] == 0).all() and (loaded[1] == rows[1]).all() and (loaded[2] == rows[2]).all()
+    ctx = Context(Model.load(model.write(tmp_path / "model.gguf")), params())
+    for directions in (loaded, 0.5 * loaded, in_range(loaded, 2, 2), in_range(loaded, 0, 0), None):
+        ctx.steer(directions)
+        ctx.kv.clear()
+        wanted = steered(model, np.zeros((3, 64)) if directions is None else directions)
+        assert_equal(ctx.decode(Batch.single(TOKENS, logits="all")), wanted, "prompt", 5e-5)
+        ctx.kv.clear()
+        ctx.decode(Batch.single(TOKENS[:-1]))
+        assert_equal(ctx.decode(Batch.single(TOKENS[-1:], len(TOKENS) - 1)), wanted[-1:], "one token", 5e-5)
+    assert (in_range(loaded, 0, 0) == loaded).all() and (in_range(loaded, 1, 1)[2] == 0).all()
+
+
+def test_control_vectors_that_do_not_fit(tmp_path: Path) -> None:
+    path = write_directions(tmp_path / "vector.gguf", {1: np.ones(48, np.float32)})
+    with pytest.raises(FileFormatError, match=re.escape("'direction.1' has 48 elements, the model 64")):
+        load_control_vector(path, 3, 64)
+    path = write_directions(tmp_path / "vector0.gguf", {0: np.ones(64, np.float32)})
+    with pytest.raises(FileFormatError, match="directions are numbered from 1"):
+        load_control_vector(path, 3, 64)
+    ctx = Context(Model.load(llama().write(tmp_path / "model.gguf")), params())
+    with pytest.raises(UsageError, match="control vectors of shape"):
+        ctx.steer(np.zeros((2, 64), np.float32))

@@ -1,0 +1,128 @@
+"""The benchmark report: peers, ceilings, tables from JSON and the time limit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import ceiling, report, tables
+from benchmarks.peers import LlamaBench, open_peers
+from ikpy._native import core
+
+
+def entry(pp: float, tg: float, depth: int = 0, threads: int = 2) -> dict[str, Any]:
+    """Three samples per engine around the given speeds of ikpy; the peer runs at half of it."""
+    rates = {"pp": pp, "tg": tg}
+    samples = {t: {"ikpy": [v - 1, v, v + 9], "ik": [v / 2 - 1, v / 2, v / 2 + 9]} for t, v in rates.items()}
+    return {"samples": samples, "macs": 1e9, "bytes": 1e9, "depth": depth, "threads": threads}
+
+
+def report_data() -> dict[str, Any]:
+    rates = {"int8": 1000.0, "bf16": 500.0, "amx_bf16": 0.0, "fp32": 250.0, "read": 40.0}
+    machine = {"cpu": "CPU", "cores": 2, "threads": 2, "memory_gib": 24, "tier": "avx2", "tiles": False}
+    return {
+        "machine": machine | {"compiler": "g++ 12", "ikpy": "0.1.0", "date": "2026-01-01", "load": 0.0},
+        "engines": ["ikpy", "ik"],
+        "settings": {"prompt": 512, "generate": 64, "depth": 4096, "repeats": 3, "layers": 4, "threads": 2},
+        "ceilings": {"1": rates, "2": rates},
+        "types": {"q4_0": entry(300.0, 30.0)},
+        "shapes": {"llama-8b": [entry(300.0, 30.0), entry(100.0, 20.0, depth=4096)]},
+        "threads": {"llama-1b": [entry(150.0, 20.0, threads=1), entry(300.0, 30.0)]},
+        "batches": {"llama-1b": {"ikpy": {"1": [5.0], "32": [90.0]}, "ik": {"1": [4.0], "32": [50.0]}}},
+        "sweep": {"llama-1b": [{"depth": 0, "pp": 300.0, "tg": 30.0}]},
+        "attention": {"f16": {"bytes": 2e9, "seconds": 0.1, "depth": 8192}},
+        "skipped": ["attention q8_0"],
+    }
+
+
+def test_tables_show_medians_ratios_and_shares() -> None:
+    text = tables.markdown(report_data())
+    assert "| q4_0 | pp512 | 300.0 | 150.0 | 2.00 | 60% |" in text
+    assert "| q4_0 | tg64 | 30.0 | 15.0 | 2.00 | 75% |" in text
+    assert "| llama-8b | tg64 @ 4096 | 20.0 | 10.0 | 2.00 | - |" in text
+    assert "| 2 | 300.0 | 2.00 | 30.0 | 1.50 |" in text
+    assert "| 32 | 90.0 | 50.0 |" in text
+    assert "| f16 | 20.0 | 50% |" in text
+    assert "Not measured for lack of time: attention q8_0." in text
+    assert "tiles" not in text
+
+
+def test_tables_replace_only_what_is_between_the_markers() -> None:
+    first = tables.insert("# Title\n\nBefore.\n", "old")
+    second = tables.insert(first + "\nAfter.\n", "new")
+    assert second.startswith("# Title\n\nBefore.\n")
+    assert second.endswith("\nAfter.\n")
+    assert "new" in second and "old" not in second
+
+
+def test_an_engine_without_samples_has_an_empty_cell() -> None:
+    data = report_data()
+    del data["types"]["q4_0"]["samples"]["pp"]["ik"]
+    assert "| q4_0 | pp512 | 300.0 | - | - | 60% |" in tables.markdown(data)
+
+
+def test_one_disturbed_ceiling_sample_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = iter([40.0, 20.0, 41.0])
+    monkeypatch.setattr(ceiling.core, "ceiling", lambda kind, n: next(rates))
+    ceilings = ceiling.Ceilings([2])
+    for _ in range(3):
+        ceilings.sample(("read",))
+    assert ceilings.best[2]["read"] == 41.0
+    assert ceilings.samples[2]["read"] == [40.0, 20.0, 41.0]
+
+
+def test_tile_ceiling_exists_exactly_where_the_unit_does() -> None:
+    assert (core.ceiling("amx_bf16", 1) > 0) == core.has_tiles()
+
+
+def executable(folder: Path, script: str) -> str:
+    path = folder / "llama-bench"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_llama_bench_is_run_with_its_own_options(tmp_path: Path) -> None:
+    program = executable(tmp_path, f'echo "$@" >> {tmp_path}/calls; echo \'[{{"avg_ts": 8.0}}]\'')
+    peer = LlamaBench(program, "model.gguf", 2)
+    assert peer.prompt(16) == 2.0
+    assert peer.generate(4) == 0.5
+    assert peer.generate(4, depth=32) == 0.5
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls[0].endswith("-p 16 -n 0")
+    assert calls[1].endswith("-p 0 -n 4")
+    assert calls[2].endswith("-p 0 -n 0 -gp 32,4")
+
+
+def test_failing_llama_bench_names_its_error(tmp_path: Path) -> None:
+    program = executable(tmp_path, "echo no such model >&2; exit 1")
+    with pytest.raises(RuntimeError, match="no such model"):
+        LlamaBench(program, "model.gguf", 2).prompt(16)
+
+
+def test_peer_that_cannot_load_is_left_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    class Broken:
+        @staticmethod
+        def runs(type_name: str) -> bool:
+            return True
+
+        def __init__(self, *args: object) -> None:
+            raise RuntimeError("no model")
+
+    monkeypatch.setattr("benchmarks.peers.PEERS", {"ik": Broken})
+    assert open_peers(["ik"], [], "q4_0", "model.gguf", 64, 1) == []
+    assert "ik is left out: no model" in capsys.readouterr().err
+
+
+def test_no_piece_starts_after_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceiling.core, "ceiling", lambda kind, n: 1.0)
+    target = tmp_path / "report.json"
+    words = ["--minutes", "0", "--json", str(target), "--sections", "types,sweep", "--types", "q4_0"]
+    report.Report(report.arguments([*words, "--peers", "ikpy"])).run()
+    data = json.loads(target.read_text())
+    assert data["skipped"] == ["types q4_0", "sweep llama-1b"]
+    assert "types" not in data
+    assert "Not measured" in tables.markdown(data)

@@ -1,0 +1,144 @@
+"""`ikpy convert`: errors name what is wrong and leave no file."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ikpy.cli import main
+from ikpy.convert import Conversion, ConvertOptions
+from ikpy.errors import FileFormatError, IkpyError, UnsupportedError, UsageError
+from tests.cpu import checkpoints as made
+from tests.cpu.checkpoints import convert
+from tests.shared import ROOT
+
+
+def _without(name: str):
+    return lambda tensors: tensors.pop(name)
+
+
+def _add(name: str, entry: tuple[str, tuple[int, ...], bytes]):
+    return lambda tensors: tensors.update({name: entry})
+
+
+SMALL = made.bf16(np.zeros((2, 2), np.float32))
+HUGE = made.bf16(np.full((384, 64), 1e5, np.float32))
+EXPERT = "model.layers.1.block_sparse_moe.experts.2.w3.weight"
+BAD_TENSORS = {
+    "unknown": (
+        "llama",
+        _add("model.layers.0.mlp.extra.weight", SMALL),
+        "'model.layers.0.mlp.extra.weight' has no place",
+    ),
+    "expert": ("mixtral", _without(EXPERT), "needs 4 experts, found 3 (expert 2 is missing)"),
+    "embedding": ("llama", _without("model.embed_tokens.weight"), "token embedding is missing"),
+    "integers": ("llama", _add("model.layers.0.mlp.up_proj.weight", ("I32", (1, 1), b"\0" * 4)), "has type I32"),
+    "scale": (
+        "deepseek-v3",
+        _without("model.layers.0.self_attn.o_proj.weight_scale_inv"),
+        "'model.layers.0.self_attn.o_proj.weight' has no scale",
+    ),
+    "scales": (
+        "gpt-oss",
+        _without("model.layers.0.mlp.experts.down_proj_scales"),
+        "down_proj_blocks' has no 'model.layers.0.mlp.experts.down_proj_scales'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TENSORS)
+def test_tensors_that_do_not_fit(case, tmp_path):
+    name, change, message = BAD_TENSORS[case]
+    folder = made.copy(name, tmp_path)
+    made.change_tensors(folder, change)
+    with pytest.raises(IkpyError) as error:
+        Conversion(folder, ConvertOptions(outfile=str(tmp_path / "out.gguf"))).write()
+    assert message in str(error.value)
+    assert not list(tmp_path.glob("*.gguf"))
+
+
+BAD_CONFIGS = {
+    "unknown": ("llama", {"model_type": "mamba9"}, UnsupportedError, "unknown model architecture: 'mamba9'"),
+    "layers": ("llama", {"num_hidden_layers": 3}, FileFormatError, "tensors of layer 2 are missing"),
+    "missing": ("llama", {"rms_norm_eps": None}, FileFormatError, "'rms_norm_eps' is missing"),
+    "rope": ("qwen2", {"rope_parameters": {"rope_type": "mrope"}}, UnsupportedError, "RoPE scaling 'mrope'"),
+    "heads": ("llama", {"num_attention_heads": 5}, FileFormatError, "does not fit config.json"),
+    "activation": ("llama", {"hidden_act": "relu"}, FileFormatError, "activation 'relu'"),
+    "gemma3 base": (
+        "gemma3",
+        {"rope_local_base_freq": 5e4, "rope_parameters": None},
+        FileFormatError,
+        "RoPE base 50000",
+    ),
+    "qwen3moe norm": ("qwen3moe", {"norm_topk_prob": False}, FileFormatError, "norm_topk_prob False"),
+    "betas": (
+        "qwen2",
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 64.0}},
+        FileFormatError,
+        "beta_fast 64",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CONFIGS)
+def test_configurations_that_cannot_be_expressed(case, tmp_path):
+    name, changes, kind, message = BAD_CONFIGS[case]
+    folder = made.copy(name, tmp_path)
+    made.amend(folder, **changes)
+    with pytest.raises(kind) as error:
+        Conversion(folder)
+    assert message in str(error.value)
+
+
+def test_other_quantizations_are_named(tmp_path):
+    folder = made.copy("llama", tmp_path)
+    made.change_tensors(folder, _add("model.layers.0.mlp.up_proj.qweight", SMALL))
+    made.amend(folder, quantization_config={"quant_method": "gptq"})
+    with pytest.raises(UnsupportedError, match=r"up_proj\.qweight' has no place .* \(quantization 'gptq'\)"):
+        Conversion(folder)
+
+
+def test_missing_shard_is_named(tmp_path):
+    folder = made.copy("llama", tmp_path)
+    made.split_into_shards(folder, 4)
+    (folder / "model-00003-of-00004.safetensors").unlink()
+    with pytest.raises(
+        FileFormatError, match=r"1 of 4 shards are missing, the first is model-00003-of-00004\.safetensors"
+    ):
+        Conversion(folder)
+
+
+@pytest.mark.parametrize("nbytes", [0, 7, 100, 3000, 50_000])
+def test_files_that_are_cut_off(nbytes, tmp_path):
+    folder = made.copy("llama", tmp_path)
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[:nbytes])
+    with pytest.raises(FileFormatError, match=r"cut off|not a safetensors file|not valid JSON"):
+        Conversion(folder)
+
+
+def test_values_that_no_type_holds(tmp_path):
+    folder = made.copy("llama", tmp_path)
+    made.change_tensors(folder, _add("lm_head.weight", HUGE))
+    with pytest.raises(FileFormatError, match=r"beyond the range of f16; use --outtype bf16"):
+        convert(folder, tmp_path, outtype="f16")
+    nan = made.bf16(np.full((384, 64), np.nan, np.float32))
+    made.change_tensors(folder, _add("lm_head.weight", nan))
+    with pytest.raises(FileFormatError, match=r"'lm_head\.weight' contains NaN"):
+        convert(folder, tmp_path, outtype="q8_0")
+    assert not list(tmp_path.glob("*.gguf"))
+
+
+def test_unknown_output_type():
+    with pytest.raises(UsageError, match="unknown output type 'q4_0'"):
+        Conversion(made.CHECKPOINTS / "llama", ConvertOptions(outtype="q4_0"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["/no/such/folder"], "no such folder"), ([str(ROOT)], "config.json: no such file")],
+)
+def test_errors_are_one_line(arguments, message, capsys):
+    assert main(["convert", *arguments]) == 1
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1 and error.startswith("error: ")

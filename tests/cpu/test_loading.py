@@ -1,0 +1,182 @@
+"""Ways to load: run-time repacking, reading instead of mapping, locked memory; and that a file is opened once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ikpy
+from ikpy.cli import common, quantize
+from ikpy.cli.parser import parse
+from ikpy.engine.batch import Batch
+from ikpy.engine.context import Context
+from ikpy.engine.locking import lock_memory
+from ikpy.engine.model import Model
+from ikpy.engine.params import ContextParams, ModelParams
+from ikpy.gguf.reader import GGUFFile
+from ikpy.graph.ir import Value
+from ikpy.quants import registry
+from tests.cpu.reference_models import RandomModel
+from tests.cpu.test_zoo_holdouts import RMS, frame, gpt_oss_mxfp4, shape
+from tests.shared import DATA
+
+TINY = ikpy.default_model_path()
+TOKENS = np.random.default_rng(3).integers(0, 150, 140).astype(np.int32)
+
+
+def quantized(tmp_path: Path, ftype: str) -> Path:
+    """The bundled model in another type."""
+    out = tmp_path / f"{ftype}.gguf"
+    assert quantize.run([str(TINY), str(out), ftype, "2"]) == 0
+    return out
+
+
+def fused_model(tmp_path: Path, kind: str) -> Path:
+    """A phi3 whose q, k, v and gate, up rows are fused; k and v have 24 rows, no multiple of 16."""
+    n, d, heads, kv, head, f = 2, 64, 4, 1, 24, 72
+    m = RandomModel("phi3", 8, **shape(n, d, heads, kv, head, f), **RMS, **{"attention.sliding_window": 400})
+    frame(m, d, tied=False)
+    for il in range(n):
+        m.norm(f"blk.{il}.attn_norm", d)
+        m.norm(f"blk.{il}.ffn_norm", d)
+        m.matrix(f"blk.{il}.attn_qkv", (heads + 2 * kv) * head, d)
+        m.matrix(f"blk.{il}.attn_output", d, heads * head)
+        m.matrix(f"blk.{il}.ffn_up", 2 * f, d)
+        m.matrix(f"blk.{il}.ffn_down", d, f)
+    for name in [name for name in m.weights if "attn_qkv" in name or "ffn_up" in name]:
+        kind_row = registry.by_name(kind)
+        rows = m.weights[name]
+        from ikpy._native import core
+
+        encoded = core.quantize(rows, kind_row.id, None, 1)
+        m.encoded[name] = (kind_row.id, encoded)
+        m.weights[name] = core.dequantize(encoded, kind_row.id, rows.shape[1], rows.shape[0])
+    return m.write(tmp_path / "fused.gguf")
+
+
+def logits(model: Model, **settings: object) -> np.ndarray:
+    context = Context(model, ContextParams(**({"n_ctx": 256, "n_threads": 2} | settings)))  # type: ignore[arg-type]
+    whole = context.decode(Batch.single(TOKENS, logits="all"))
+    return np.concatenate([whole, *(context.decode(Batch.single([7], len(TOKENS) + i)) for i in range(2))])
+
+
+def weights_in_use(model: Model) -> dict[str, Value]:
+    """Matrices that the graph of a prompt reads, by name."""
+    context = Context(model, ContextParams(n_ctx=256, n_threads=1))
+    nodes = context._build(128, 1).cpu_nodes
+    return {
+        v.name: v for node in nodes if node.kind.startswith("mul_mat") for v in node.src if v is not None and v.name
+    }
+
+
+@pytest.mark.parametrize("ftype", ["Q4_0", "Q8_0", "Q4_K_S", "IQ4_NL"])
+def test_repacked_weights_are_used_and_give_the_same_logits(ftype: str, tmp_path: Path) -> None:
+    path = quantized(tmp_path, ftype)
+    lines: list[str] = []
+    plain, repacked = Model.load(path), Model.load(path, ModelParams(repack=True), log=lines.append)
+    names = {
+        info.name
+        for info in plain.gguf.tensors.values()
+        if len(info.shape) > 1
+        and not info.name.startswith("token_embd")
+        and registry.repack_target(registry.by_id(info.type_id).name) not in ("", "bf16_r16")
+    }
+    assert f"============ Repacked {len(names)} tensors" in lines and len(names) > 20
+    used = weights_in_use(repacked)
+    for name in names & set(used):
+        value, info = used[name], plain.gguf.tensors[name]
+        kind = registry.by_id(value.type_id)
+        assert kind.repack_of == registry.by_id(info.type_id).name, f"{name} is {kind.name}"
+        assert isinstance(value.buffer.owner, np.ndarray), f"{name} is still in the file"
+    assert len(names & set(used)) > 20
+    ours, theirs = logits(repacked), logits(plain)
+    error = np.abs(ours - theirs).max(axis=1)
+    assert error.max() < 2e-2 * np.abs(theirs).max(), f"row {int(error.argmax())} off by {error.max():.4f}"
+    assert repacked.own_bytes == sum(plain.gguf.tensors[name].nbytes for name in names)
+
+
+def test_rows_of_fused_tensors_stay_apart(tmp_path: Path) -> None:
+    """24 rows of k and v are a multiple of 8, so the fused tensor is repacked; the views must begin at whole groups."""
+    path = fused_model(tmp_path, "q8_0")
+    plain, repacked = Model.load(path), Model.load(path, ModelParams(repack=True))
+    assert repacked.replaced == {f"blk.{il}.{name}.weight" for il in (0, 1) for name in ("attn_qkv", "ffn_up")}
+    ours, theirs = logits(repacked, type_k="f32", type_v="f32"), logits(plain, type_k="f32", type_v="f32")
+    assert np.abs(ours - theirs).max() < 1e-2 * np.abs(theirs).max()
+
+
+def test_experts_are_repacked(tmp_path: Path) -> None:
+    path = gpt_oss_mxfp4()[0].write(tmp_path / "model.gguf")
+    plain, repacked = Model.load(path), Model.load(path, ModelParams(repack=True))
+    assert any("exps" in name for name in repacked.replaced)
+    ours, theirs = logits(repacked), logits(plain)
+    # Routing may flip where two experts are equally good.
+    error = np.abs(ours - theirs).max(axis=1) / np.abs(theirs).max()
+    assert np.median(error) < 5e-3, f"median {np.median(error):.1e}"
+
+
+def test_f16_is_not_repacked() -> None:
+    lines: list[str] = []
+    model = Model.load(TINY, ModelParams(repack=True), log=lines.append)
+    assert not model.replaced and "============ Repacked 0 tensors" in lines
+
+
+def mapped_files() -> str:
+    return Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
+def test_reading_instead_of_mapping(tmp_path: Path) -> None:
+    copy = tmp_path / "copy-to-be-read.gguf"
+    copy.write_bytes(TINY.read_bytes())
+    read = Model.load(copy, ModelParams(use_mmap=False))
+    assert copy.name not in mapped_files()
+    copy.unlink()
+    ours = logits(read)
+    assert (ours == logits(Model.load(TINY))).all()
+    mapped = tmp_path / "copy-to-be-mapped.gguf"
+    mapped.write_bytes(TINY.read_bytes())
+    model = Model.load(mapped)
+    assert mapped.name in mapped_files() and model.gguf.path.endswith(mapped.name)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_locked_memory() -> None:
+    def locked_kib() -> int:
+        (line,) = [x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmLck")]
+        return int(line.split()[1])
+
+    lines: list[str] = []
+    before = locked_kib()
+    model = Model.load(TINY, ModelParams(use_mlock=True), log=lines.append)
+    refused = [line for line in lines if "failed to mlock" in line]
+    grown = (locked_kib() - before) * 1024
+    assert grown >= model.gguf.file_size or refused, f"{grown} bytes locked and no warning"
+    lines.clear()
+    lock_memory(
+        [np.empty(0, np.uint8)[:0], np.lib.stride_tricks.as_strided(np.zeros(1, np.uint8), (1 << 46,), (1,))],
+        lines.append,
+    )
+    assert len(lines) == 1 and "failed to mlock 70368744177664-byte buffer" in lines[0]
+
+
+def test_a_tool_opens_the_file_once(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    opened = []
+    real = GGUFFile.open.__func__  # type: ignore[attr-defined]
+    monkeypatch.setattr(GGUFFile, "open", classmethod(lambda cls, *a, **k: (opened.append(a), real(cls, *a, **k))[1]))
+    session = common.load(parse(["-m", str(TINY), "-rtr"], "cli", {}))
+    assert len(opened) == 1 and session.model.gguf.tensors
+    assert "============ Repacked 0 tensors" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "expected"), [("deepseek2-v3-mla", True), ("deepseek2-lite", False)])
+def test_files_with_one_latent_head_are_announced(name: str, expected: bool) -> None:
+    lines: list[str] = []
+    model = Model.load(DATA / "zoo" / f"{name}.gguf", log=lines.append)
+    assert ("Detected incompatible DeepSeek model." in lines) == expected
+    if expected:
+        Context(model, ContextParams(n_ctx=256, n_threads=1), log=lines.append)
+        n = model.hparams.n_layer
+        assert f"============ llm_prepare_mla: need to compute {n} wkv_b tensors" in lines
+        assert sum(line.startswith("Computed blk.") and "stored in buffer CPU" in line for line in lines) == n

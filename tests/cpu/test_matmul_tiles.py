@@ -1,0 +1,125 @@
+"""Products by the tile unit (AMX): bf16 weights unpacked from every type times bf16 activations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ikpy._native import core
+from ikpy.quants import by_name
+from tests.cpu.matmul_plans import UNARY, Program, assert_close, effective
+from tests.cpu.test_matmul import (
+    EXPERTS,
+    FAST_TYPES,
+    USED,
+    activations,
+    assert_gated,
+    gated,
+    grouped,
+    random_weight,
+    routing,
+    rows_of,
+)
+
+if not core.has_tiles():
+    pytest.skip("this CPU or build has no AMX tiles with bf16", allow_module_level=True)
+
+TILE_TYPES = tuple(n for n in FAST_TYPES if core.activation_format(by_name(n).id, 512) == 2)
+# Weights are rounded to bf16: half a unit of 8 significant bits each.
+WEIGHT_ROUNDING = 2.0**-8 * 1.01
+
+
+def product(name: str, data: np.ndarray, k: int, n: int, x: np.ndarray, threads: int = 2) -> np.ndarray:
+    """mul_mat with activations prepared for tiles; result [T, N]."""
+    program = Program()
+    out = np.full((x.shape[0], n), 7, np.float32)
+    act, fmt = program.prepared(x, name, 512)
+    program.op("mul_mat", program.array(out), [program.weight(data, name, (k, n)), act], {0: fmt, 1: x.shape[0]})
+    program.run(threads)
+    return out
+
+
+def test_types_that_use_tiles() -> None:
+    assert set(FAST_TYPES) - set(TILE_TYPES) == {"F32", "F16"}
+    assert core.activation_format(by_name("Q4_K").id, 1) == 1, "a single token must keep int8 activations"
+
+
+@pytest.mark.parametrize("name", TILE_TYPES)
+def test_product_of_every_type(name: str) -> None:
+    """Token counts around the tile height, row counts that leave parts of a block, of a half and of an item."""
+    for k, n_rows in ((768, 77), (256, 130), (1024, 16)):
+        n = rows_of(name, n_rows)
+        data, w = random_weight(name, k, n, 1)
+        for tokens in (16, 24, 33, 47):
+            x = activations((tokens, k), tokens)
+            assert_close(
+                product(name, data, k, n, x), w, effective(x, name, 512), WEIGHT_ROUNDING, f"{name}, {tokens} tokens"
+            )
+
+
+@pytest.mark.parametrize("name", TILE_TYPES)
+def test_nearer_to_the_float_product_than_required(name: str) -> None:
+    """Relative rms of the whole product against float weights and activations; 0.6 % is allowed."""
+    k, n, tokens = 1024, rows_of(name, 64), 64
+    data, w = random_weight(name, k, n, 3)
+    x = np.random.default_rng(4).standard_normal((tokens, k)).astype(np.float32)
+    exact = x @ w.T
+    error = np.sqrt(np.mean((product(name, data, k, n, x) - exact) ** 2) / np.mean(exact**2))
+    assert error < 0.003, f"{name}: {100 * error:.3f} %"
+
+
+@pytest.mark.parametrize("name", ("Q4_0", "Q8_0", "IQ4_NL", "MXFP4", "BF16"))
+@pytest.mark.parametrize("k", (32, 96, 320))
+def test_short_and_odd_rows(name: str, k: int) -> None:
+    data, w = random_weight(name, k, 45, 2)
+    x = activations((40, k), 1)
+    x[:, -32:] = 1  # the first group is zero
+    assert_close(product(name, data, k, 45, x), w, effective(x, name, 512), WEIGHT_ROUNDING, f"{name}, K {k}")
+
+
+@pytest.mark.parametrize("threads", (1, 3, 8))
+def test_threads_share_the_work(threads: int) -> None:
+    data, w = random_weight("Q4_K", 512, 300, 5)
+    x = activations((530, 512), 2)
+    y = product("Q4_K", data, 512, 300, x, threads)
+    assert_close(y, w, effective(x, "Q4_K", 512), WEIGHT_ROUNDING, f"{threads} threads")
+
+
+@pytest.mark.parametrize("name", ("Q4_K", "IQ4_KS", "Q8_0", "IQ4_K_R4"))
+def test_up_and_gate(name: str) -> None:
+    k, f, tokens = 512, rows_of(name, 149), 50
+    (up_data, up), (gate_data, gate) = random_weight(name, k, f, 1), random_weight(name, k, f, 2)
+    x = activations((tokens, k), 8) * np.float32(1 / np.abs(up).max() / 64)
+    program = Program()
+    out = np.zeros((tokens, f), np.float32)
+    act, fmt = program.prepared(x, name, 512)
+    src = [program.weight(up_data, name, (k, f)), program.weight(gate_data, name, (k, f)), act]
+    program.op("mul_mat_up_gate", program.array(out), src, {0: fmt, 1: tokens, 2: UNARY["silu"]})
+    program.run()
+    seen = effective(x, name, 512)
+    assert_gated(out, gated("silu", seen @ gate.T, seen @ up.T), name, 1e-2)
+
+
+@pytest.mark.parametrize("name", ("Q4_0", "IQ2_K", "IQ2_KS", "IQ4_KS_R4", "BF16"))
+@pytest.mark.parametrize("row_per_slot", (False, True))
+def test_experts_gather_their_tokens(name: str, row_per_slot: bool) -> None:
+    k, n, tokens = 512, rows_of(name, 150), 130
+    parts = [random_weight(name, k, n, e) for e in range(EXPERTS)]
+    ids = routing(tokens)
+    x = activations((tokens * USED if row_per_slot else tokens, k), 4)
+    program = Program()
+    out = np.full((tokens, USED, n), 99, np.float32)
+    act, fmt = program.prepared(x, name, 512)
+    groups = grouped(program, ids)
+    weight = program.weight(np.concatenate([p[0] for p in parts]), name, (k, n, EXPERTS))
+    ip = {0: fmt, 1: tokens, 2: int(row_per_slot), 3: USED, 4: EXPERTS}
+    program.op("mul_mat_id", program.array(out), [weight, act, groups], ip)
+    program.run(3)
+    seen = effective(x, name, 512)
+    for t in range(tokens):
+        for slot, e in enumerate(ids[t]):
+            if e < 0:
+                assert (out[t, slot] == 99).all(), f"token {t}, slot {slot} was written"
+                continue
+            row = seen[[t * USED + slot if row_per_slot else t]]
+            assert_close(out[t, slot][None], parts[e][1], row, WEIGHT_ROUNDING, f"{name}, token {t}, expert {e}")

@@ -1,0 +1,271 @@
+"""`ikpy quantize` killed, interrupted and out of space: the output is the old file or the whole new one."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ikpy.cli.quantize import run
+from ikpy.errors import UsageError
+from ikpy.gguf.types import GGUFValueType
+from ikpy.gguf.writer import GGUFWriter
+from ikpy.tools import resumable, tensor_convert
+from ikpy.tools.resumable import ResumableOutput
+
+OLD = b"an older file"
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """Processes that start at once, with the program loaded."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ikpy.cli.quantize", "ikpy.tools.quantize", "ikpy._native"])
+    return context
+
+
+def write_model(path: Path, *, shards: int = 1, n_tensors: int = 6) -> str:
+    """A model of random matrices in so many files; returns the path of the first."""
+    rng = np.random.default_rng(4)
+    limit = None if shards == 1 else -(-n_tensors // shards)
+    with GGUFWriter(path, split_max_tensors=limit) as writer:
+        writer.add("general.architecture", GGUFValueType.STRING, "llama")
+        writer.add("llama.block_count", GGUFValueType.UINT32, n_tensors)
+        names = [f"blk.{i}.ffn_up.weight" for i in range(n_tensors)]
+        for name in names:
+            writer.add_tensor(name, (256, 192), 0)
+        for name in names:
+            writer.write(name, rng.standard_normal((192, 256)).astype(np.float32))
+    return str(path) if shards == 1 else f"{path}-00001-of-{shards:05d}.gguf"
+
+
+def child(arguments: list[str], log: str, file_limit: int = 0) -> None:
+    """The program in a process of its own, with small pieces; standard error goes to a file."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 2)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    tensor_convert.PIECE_ELEMENTS = 256 * 48
+    resumable.SYNC_SHARE = 1e9  # after every piece
+    if file_limit:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
+    os._exit(run(arguments))
+
+
+def start(processes, arguments: list[str], log: Path, file_limit: int = 0):
+    process = processes.Process(target=child, args=(arguments, str(log), file_limit))
+    process.start()
+    return process
+
+
+def wait_for_data(process, folder: Path) -> None:
+    """Until the process writes a file with a temporary name in the folder, or is over."""
+    before = part_times(folder)
+    while process.exitcode is None and before == part_times(folder):
+        process.join(0.005)
+
+
+def part_times(folder: Path) -> list[tuple[str, int]]:
+    """Temporary files and when they were written."""
+    found = []
+    for path in folder.glob(".*.part"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append((path.name, path.stat().st_mtime_ns))
+    return sorted(found)
+
+
+def leftovers(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir() if p.name.startswith("."))
+
+
+@pytest.mark.parametrize(("shards", "n_kills"), [(1, 20), (3, 10)])
+def test_killed_at_random_moments(processes, tmp_path, shards, n_kills):
+    """After every kill the outputs are untouched or complete, and the last run's are those of an undisturbed one."""
+    source = write_model(tmp_path / ("in" if shards > 1 else "in.gguf"), shards=shards, n_tensors=12)
+    whole, target = tmp_path / "whole", tmp_path / "new"
+    whole.mkdir()
+    target.mkdir()
+    options = ["--pure", *(["--keep-split"] if shards > 1 else []), source]
+    start(processes, ["--help"], tmp_path / "log").join()  # the server of processes is up now
+    process = start(processes, [*options, str(whole / "m.gguf"), "IQ3_K", "1"], tmp_path / "log")
+    wait_for_data(process, whole)
+    began = time.monotonic()
+    process.join()
+    duration = time.monotonic() - began
+    assert process.exitcode == 0, (tmp_path / "log").read_text()
+    expected = {p.name: p.read_bytes() for p in whole.iterdir()}
+    assert len(expected) == shards
+    rng = random.Random(8)
+    log = tmp_path / "log"
+    log.unlink()
+    kills = finished = 0
+    for name in expected:
+        (target / name).write_bytes(OLD)
+    while kills < n_kills or not finished:
+        process = start(processes, [*options, str(target / "m.gguf"), "IQ3_K", "1"], log)
+        if kills < n_kills:
+            if kills % 4:  # the others may die before they write anything
+                wait_for_data(process, target)
+            process.join(rng.uniform(0.0, 0.8) * duration)
+        else:
+            process.join()
+        if process.exitcode is None:
+            kills += 1
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+        if process.exitcode == 0:
+            finished += 1
+            assert {p.name: p.read_bytes() for p in target.iterdir()} == expected
+            for name in expected:
+                (target / name).write_bytes(OLD)
+            continue
+        assert process.exitcode == -signal.SIGKILL, log.read_text()[-600:]
+        for name, content in expected.items():
+            found = (target / name).read_bytes() if (target / name).exists() else None
+            # Only while several files change their names the first of them may be missing.
+            assert found in (OLD, content) or (found is None and shards > 1 and name.startswith("m-00001")), name
+    resumed = log.read_text().count("going on with the unfinished")
+    print(f"{shards} files: {kills} kills, {resumed} runs went on, {finished} came to the end")
+    assert resumed >= 5
+
+
+def test_another_request_starts_over(processes, tmp_path, capfd):
+    source = write_model(tmp_path / "in.gguf")
+    target = tmp_path / "out.gguf"
+    log = tmp_path / "log"
+    process = start(processes, ["--pure", source, str(target), "IQ3_K", "1"], log, file_limit=60_000)
+    process.join()
+    assert process.exitcode == 1
+    assert leftovers(tmp_path) == [".out.gguf.journal", ".out.gguf.part"]
+    assert run(["--pure", source, str(target), "Q8_0"]) == 0
+    assert "going on" not in capfd.readouterr().err
+    assert leftovers(tmp_path) == []
+    assert run(["--pure", source, str(tmp_path / "again.gguf"), "Q8_0"]) == 0
+    assert target.read_bytes() == (tmp_path / "again.gguf").read_bytes()
+
+
+def test_no_space(processes, tmp_path, capfd):
+    """One clear line; with room the same command goes on and makes the file of an undisturbed run."""
+    source = write_model(tmp_path / "in.gguf")
+    target, log = tmp_path / "out.gguf", tmp_path / "log"
+    target.write_bytes(OLD)
+    process = start(processes, ["--pure", source, str(target), "IQ3_K", "1"], log, file_limit=100_000)
+    process.join()
+    assert process.exitcode == 1
+    lines = [line for line in log.read_text().splitlines() if "failed to quantize: " in line]
+    assert len(lines) == 1
+    assert f"{target}: cannot write: File too large; make room and run the same command again to go on" in lines[0]
+    assert target.read_bytes() == OLD
+    log.unlink()
+    process = start(processes, ["--pure", source, str(target), "IQ3_K", "1"], log)
+    process.join()
+    assert process.exitcode == 0
+    assert "going on with the unfinished" in log.read_text()
+    process = start(processes, ["--pure", source, str(tmp_path / "whole.gguf"), "IQ3_K", "1"], log)
+    process.join()
+    assert target.read_bytes() == (tmp_path / "whole.gguf").read_bytes()
+
+
+def test_too_little_free_space_is_found_before_the_work(tmp_path, monkeypatch, capfd):
+    source = write_model(tmp_path / "in.gguf")
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    assert run(["--dry-run", "--pure", source, str(tmp_path / "out.gguf"), "Q8_0"]) == 0
+    assert "this is not enough" in capfd.readouterr().err
+    assert run(["--pure", source, str(tmp_path / "out.gguf"), "Q8_0"]) == 1
+    err = capfd.readouterr().err
+    assert "more of disk space but only 0.001 MiB are free; make room" in err
+    assert "converting" not in err
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_interrupted_run_says_how_to_go_on(tmp_path, monkeypatch, capfd):
+    source = write_model(tmp_path / "in.gguf")
+    target = tmp_path / "out.gguf"
+    real = ResumableOutput.pad
+    calls = []
+
+    def interrupt(self, index, position):
+        real(self, index, position)
+        calls.append(position)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(ResumableOutput, "pad", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run(["--pure", source, str(target), "Q8_0"])
+    assert "interrupted; run the same command again to go on" in capfd.readouterr().err
+    assert not target.exists()
+    monkeypatch.setattr(ResumableOutput, "pad", real)
+    assert run(["--pure", source, str(target), "Q8_0"]) == 0
+    assert "going on with the unfinished" in capfd.readouterr().err
+    assert leftovers(tmp_path) == []
+
+
+def test_two_runs_for_one_output(tmp_path):
+    writer = GGUFWriter(tmp_path / "out.gguf")
+    writer.add_tensor("a", (32,), 0)
+    layouts = writer.plan()
+    first = ResumableOutput(layouts, "job")
+    first.open()
+    with pytest.raises(UsageError, match="another process is writing this file"):
+        ResumableOutput(layouts, "job").open()
+    first.discard()
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("damage", ["torn", "short", "foreign", "binary"])
+def test_damaged_journals(tmp_path, damage):
+    """Whatever a journal says, the file written after it is right."""
+    writer = GGUFWriter(tmp_path / "out.gguf")
+    writer.add_tensor("a", (4096,), 0)
+    (layout,) = writer.plan()
+    content = np.arange(4096, dtype=np.float32).tobytes()
+    output = ResumableOutput([layout], "job")
+    output.open()
+    output.write(0, content[:4096])
+    output.keep()
+    journal, part = tmp_path / ".out.gguf.journal", tmp_path / ".out.gguf.part"
+    if damage == "torn":
+        journal.write_bytes(journal.read_bytes() + b'{"file": 0, "posi')
+    elif damage == "short":
+        os.truncate(part, 50)
+    elif damage == "foreign":
+        journal.write_bytes(journal.read_bytes().replace(b'"job": "job"', b'"job": "x"'))
+    else:
+        journal.write_bytes(bytes(range(256)))
+    output = ResumableOutput([layout], "job")
+    assert output.open() == (damage == "torn")
+    (place,) = resumable.tensor_places(layout, 32)
+    done = output.resumed_bytes(0, place, len(content))
+    assert done == (4096 if damage == "torn" else 0)
+    output.write(0, content[done:])
+    output.publish()
+    assert (tmp_path / "out.gguf").read_bytes() == layout.header + content
+    assert leftovers(tmp_path) == []
+
+
+def test_killed_between_the_last_byte_and_the_name(tmp_path):
+    """A journal that says complete: the next run only renames."""
+    writer = GGUFWriter(tmp_path / "out.gguf")
+    writer.add_tensor("a", (32,), 0)
+    (layout,) = writer.plan()
+    output = ResumableOutput([layout], "job")
+    output.open()
+    output.write(0, bytes(128))
+    output._check_complete()
+    output._record({"complete": True})
+    output._close()
+    again = ResumableOutput([layout], "job")
+    assert again.open()
+    assert again.resumed_bytes(0, len(layout.header), 128) == 128
+    again.publish()
+    assert (tmp_path / "out.gguf").stat().st_size == layout.nbytes

@@ -1,0 +1,115 @@
+"""Session files and sequence states: the text goes on as if nothing had happened, for every cache form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ikpy.engine.batch import Batch
+from ikpy.engine.context import Context
+from ikpy.engine.model import Model
+from ikpy.engine.params import ContextParams
+from ikpy.engine.sequence_state import load_sequence, save_sequence
+from ikpy.engine.session import load_session, save_session
+from ikpy.errors import FileFormatError
+from tests.shared import DATA
+
+LLAMA, LATENT, QWEN = (DATA / "zoo" / f"{n}.gguf" for n in ("llama-ropefreqs", "deepseek2-v3-mla", "qwen3moe"))
+FORMS = [
+    (LLAMA, {}),
+    (LLAMA, {"type_k": "q8_0", "type_v": "q4_0"}),
+    (LLAMA, {"flash_attn": False, "type_k": "bf16"}),
+    (QWEN, {"type_k": "iq4_nl", "type_v": "q6_0"}),
+    *((LATENT, {"mla": mla}) for mla in range(4)),
+    (LATENT, {"mla": 3, "type_k": "q8_0"}),
+]
+TOKENS = np.random.default_rng(2).integers(3, 1000, 40).tolist()
+
+
+def context(path: Path, **params: object) -> Context:
+    return Context(Model.load(path), ContextParams(**{"n_ctx": 256, "n_threads": 1, **params}))  # type: ignore[arg-type]
+
+
+def goes_on(ctx: Context, seq: int) -> np.ndarray:
+    """Logits of four further tokens, one at a time."""
+    return np.concatenate([ctx.decode(Batch.single([7 + i], 40 + i, seq)) for i in range(4)])
+
+
+@pytest.mark.parametrize(("path", "params"), FORMS, ids=lambda v: v.stem if isinstance(v, Path) else str(v))
+def test_a_sequence_goes_on_in_another_context(path: Path, params: dict, tmp_path: Path) -> None:
+    """Saved among others, restored under another number into scattered cells: bit for bit the same logits."""
+    ctx = context(path, n_seq_max=3, **params)
+    ctx.decode(Batch.single(TOKENS[::-1][:9], 0, 2))
+    for start in range(0, 40, 10):  # pieces between those of another sequence
+        ctx.decode(Batch.single(TOKENS[start : start + 10], start, 1))
+        ctx.decode(Batch.single([5], 9 + start // 10, 2))
+    n_bytes = save_sequence(tmp_path / "state", ctx, 1, TOKENS)
+    assert n_bytes == (tmp_path / "state").stat().st_size
+    alone = context(path, n_seq_max=3, **params)
+    assert load_sequence(tmp_path / "state", alone, 1, 256) == (TOKENS, n_bytes)
+    other = context(path, n_seq_max=3, **params)
+    other.decode(Batch.single(TOKENS[:3], 0, 0))
+    other.decode(Batch.single(TOKENS[:20], 0, 1))
+    other.kv.seq_rm(0, 1, 2)
+    assert load_sequence(tmp_path / "state", other, 0, 256) == (TOKENS, n_bytes)
+    wanted = goes_on(ctx, 1)
+    for name, found in (("the same number", goes_on(alone, 1)), ("another number", goes_on(other, 0))):
+        error = np.abs(found - wanted).max(axis=1)
+        # Cells in another order are summed in another order.
+        assert error.max() < 2e-3, f"{name}: step {error.argmax()} differs by {error.max()}"
+    again = context(path, n_seq_max=3, **params)
+    assert load_sequence(tmp_path / "state", again, 1, 256)[0] == TOKENS
+    assert (goes_on(again, 1) == goes_on_fresh(path, params, tmp_path)).all(), "restoring is exact"
+
+
+def goes_on_fresh(path: Path, params: dict, folder: Path) -> np.ndarray:
+    ctx = context(path, n_seq_max=3, **params)
+    load_sequence(folder / "state", ctx, 1, 256)
+    return goes_on(ctx, 1)
+
+
+@pytest.mark.parametrize(("path", "params"), FORMS, ids=lambda v: v.stem if isinstance(v, Path) else str(v))
+def test_a_session_goes_on(path: Path, params: dict, tmp_path: Path) -> None:
+    ctx = context(path, **params)
+    ctx.decode(Batch.single(TOKENS))
+    save_session(tmp_path / "session", ctx, TOKENS)
+    other = context(path, **params)
+    assert load_session(tmp_path / "session", other) == TOKENS
+    assert (goes_on(other, 0) == goes_on(ctx, 0)).all()
+
+
+def test_pending_shifts_are_saved(tmp_path: Path) -> None:
+    """A sequence whose positions moved since the last decode."""
+    ctx = context(LLAMA, type_k="f32", type_v="f32")
+    ctx.decode(Batch.single(TOKENS))
+    ctx.kv.seq_rm(0, 5, 15)
+    ctx.kv.seq_add(0, 15, -1, -10)
+    kept = TOKENS[:5] + TOKENS[15:]
+    save_sequence(tmp_path / "state", ctx, 0, kept)
+    save_session(tmp_path / "session", ctx, kept)
+    wanted = ctx.decode(Batch.single([9], 30))
+    for load in (
+        lambda c: load_sequence(tmp_path / "state", c, 0, 256),
+        lambda c: load_session(tmp_path / "session", c),
+    ):
+        other = context(LLAMA, type_k="f32", type_v="f32")
+        load(other)
+        assert other.kv.delta.any()
+        assert np.abs(other.decode(Batch.single([9], 30)) - wanted).max() < 1e-5
+
+
+def test_states_of_another_form_are_refused(tmp_path: Path) -> None:
+    ctx = context(LLAMA)
+    ctx.decode(Batch.single(TOKENS))
+    save_sequence(tmp_path / "state", ctx, 0, TOKENS)
+    for other in (context(LLAMA, type_k="q8_0"), context(QWEN)):
+        with pytest.raises(FileFormatError, match="saved with another model, cache type or -mla mode"):
+            load_sequence(tmp_path / "state", other, 0, 256)
+    with pytest.raises(FileFormatError, match="holds 40 tokens, there is room for 39"):
+        load_sequence(tmp_path / "state", context(LLAMA), 0, 39)
+    data = (tmp_path / "state").read_bytes()
+    (tmp_path / "state").write_bytes(data[:-1])
+    with pytest.raises(FileFormatError, match="its length is wrong"):
+        load_sequence(tmp_path / "state", context(LLAMA), 0, 256)

@@ -1,0 +1,191 @@
+"""Caches of window size: the same logits as full caches, in less memory, through everything a cache goes through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ikpy.engine.batch import Batch
+from ikpy.engine.cells import WindowCells
+from ikpy.engine.context import Context
+from ikpy.engine.kv_cache import KVCacheFullError
+from ikpy.engine.model import Model
+from ikpy.engine.params import ContextParams
+from ikpy.engine.sequence_state import load_sequence, save_sequence
+from ikpy.engine.session import load_session, save_session
+from ikpy.models import llama4
+from ikpy.tools.generation import GrowingSequence
+from tests.cpu.reference_models import N_VOCAB, RandomModel
+from tests.cpu.test_zoo_holdouts import gemma2_27b, gpt_oss, llama4_two_experts
+from tests.shared import SHARED
+
+N = 400
+TOKENS = np.random.default_rng(5).integers(0, N_VOCAB, N).astype(np.int32)
+BOUND = 1e-4
+"""Relative to the largest logit: cells are added up in another order."""
+
+
+def contexts(path: Path, **settings: object) -> tuple[Context, Context]:
+    """The same context with window caches and with full ones."""
+    values = {"n_ctx": 512, "n_batch": 128, "n_ubatch": 32, "n_threads": 2, "type_k": "f32", "type_v": "f32"}
+    model = Model.load(path)
+    made = [Context(model, ContextParams(**(values | settings), swa_full=full)) for full in (False, True)]  # type: ignore[arg-type]
+    return made[0], made[1]
+
+
+def same(ours: np.ndarray, full: np.ndarray, what: str) -> None:
+    error = np.abs(ours - full).max(axis=-1) / np.abs(full).max()
+    worst = int(np.argmax(error))
+    assert error.max() < BOUND, f"{what}: row {worst} off by {error.max():.1e} relative"
+
+
+def run(context: Context, tokens: np.ndarray, start: int = 0, seq_id: int = 0) -> np.ndarray:
+    pieces = range(0, len(tokens), context.n_batch)
+    parts = [tokens[i : i + context.n_batch] for i in pieces]
+    return np.concatenate(
+        [context.decode(Batch.single(part, start + i, seq_id, "all")) for i, part in zip(pieces, parts, strict=True)]
+    )
+
+
+@pytest.mark.parametrize("make", [gpt_oss, gemma2_27b, llama4_two_experts], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("flash", [True, False])
+def test_logits_equal_those_of_full_caches(
+    make: Callable[[], tuple[RandomModel, np.ndarray]], flash: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama4, "CHUNK", 50)
+    windowed, full = contexts(make()[0].write(tmp_path / "model.gguf"), flash_attn=flash)
+    assert windowed.kv.windows and not full.kv.windows
+    assert windowed.kv.nbytes() < full.kv.nbytes()
+    same(run(windowed, TOKENS), run(full, TOKENS), "prompt")
+    for i in range(3):
+        token = TOKENS[i : i + 1]
+        same(windowed.decode(Batch.single(token, N + i)), full.decode(Batch.single(token, N + i)), f"step {i}")
+    cells = next(iter(windowed.kv.windows.values()))
+    assert cells.lost[0] > 0, "the sequence was too short to drop anything"
+
+
+def test_sizes_follow_the_window(tmp_path: Path) -> None:
+    path = gpt_oss()[0].write(tmp_path / "model.gguf")
+    windowed, full = contexts(path, n_ctx=4096, flash_attn=False)
+    # Window 7 and 32 tokens of a micro-batch, in units of 32 cells.
+    assert {w: c.n_cells for w, c in windowed.kv.windows.items()} == {("sliding", 7): 64}
+    assert windowed.kv.nbytes() == full.kv.nbytes() * (64 + 4096) // (2 * 4096)
+    parallel, _ = contexts(path, n_ctx=4096, flash_attn=False, n_seq_max=4)
+    assert parallel.kv.windows["sliding", 7].n_cells == 64  # 4 * 7 + 32
+    small, _ = contexts(path, n_ctx=64, n_ubatch=64, flash_attn=False)
+    assert not small.kv.windows, "no smaller cache than the context"
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "cohere2", "gpt-oss"])
+def test_captured_models(name: str) -> None:
+    path = SHARED / "golden" / "zoo" / f"{name}.gguf"
+    if not path.exists():
+        pytest.skip("golden/zoo is not present beside the checkout")
+    tokens = np.load(path.with_suffix(".npz"))["tokens"]
+    tokens = np.resize(tokens, 300)
+    windowed, full = contexts(path, flash_attn=False)
+    assert windowed.kv.windows
+    same(run(windowed, tokens), run(full, tokens), name)
+
+
+def test_several_sequences_share_the_cells(tmp_path: Path) -> None:
+    windowed, full = contexts(gpt_oss()[0].write(tmp_path / "model.gguf"), n_seq_max=3, flash_attn=False)
+    rng = np.random.default_rng(1)
+    lengths = [0, 0, 0]
+    for _ in range(40):
+        seq_id, n = int(rng.integers(3)), int(rng.integers(1, 12))
+        if lengths[seq_id] + n > 150:
+            continue
+        tokens = rng.integers(0, N_VOCAB, n)
+        same(
+            run(windowed, tokens, lengths[seq_id], seq_id),
+            run(full, tokens, lengths[seq_id], seq_id),
+            f"sequence {seq_id}",
+        )
+        lengths[seq_id] += n
+    for context in (windowed, full):
+        context.kv.seq_cp(0, 2)
+        context.kv.seq_rm(1)
+    same(run(windowed, TOKENS[:5], lengths[0], 0), run(full, TOKENS[:5], lengths[0], 0), "after a copy")
+
+
+def test_sequences_can_be_taken_back_as_far_as_the_window_is_there(tmp_path: Path) -> None:
+    windowed, full = contexts(gpt_oss()[0].write(tmp_path / "model.gguf"), flash_attn=False)
+    for context in (windowed, full):
+        run(context, TOKENS[:100])
+    for context in (windowed, full):
+        assert context.kv.rewind(0, 95) == 95
+    same(run(windowed, TOKENS[200:210], 95), run(full, TOKENS[200:210], 95), "taken back by 5")
+    assert full.kv.rewind(0, 10) == 10
+    assert windowed.kv.rewind(0, 10) == 0, "the window before position 10 is gone"
+    assert windowed.kv.used_cells == 0
+
+
+def test_growing_sequences_evaluate_again_what_is_lost(tmp_path: Path) -> None:
+    windowed, full = contexts(gpt_oss()[0].write(tmp_path / "model.gguf"), flash_attn=False)
+    results = []
+    for context in (windowed, full):
+        sequence = GrowingSequence(context)
+        sequence.feed(TOKENS[:100].tolist())
+        prompt = [*TOKENS[:20].tolist(), *TOKENS[300:310].tolist()]
+        kept = sequence.rewind(prompt)
+        results.append((kept, sequence.feed(prompt[kept:])))
+    assert [kept for kept, _ in results] == [0, 20]
+    same(results[0][1], results[1][1], "second prompt")
+
+
+def test_shifted_positions(tmp_path: Path) -> None:
+    windowed, full = contexts(gpt_oss()[0].write(tmp_path / "model.gguf"), flash_attn=False)
+    for context in (windowed, full):
+        run(context, TOKENS[:200])
+        context.kv.seq_rm(0, 4, 104)
+        context.kv.seq_add(0, 104, -1, -100)
+    same(run(windowed, TOKENS[200:240], 100), run(full, TOKENS[200:240], 100), "after the shift")
+    cells = windowed.kv.windows["sliding", 7]
+    assert windowed.kv.rewind(0, 139) == 139 and cells.lost[0] <= 139
+
+
+def test_states_hold_what_the_next_token_needs(tmp_path: Path) -> None:
+    path = gpt_oss()[0].write(tmp_path / "model.gguf")
+    windowed, full = contexts(path, flash_attn=False)
+    for context in (windowed, full):
+        run(context, TOKENS[:150])
+    save_session(tmp_path / "session", windowed, TOKENS[:150].tolist())
+    save_sequence(tmp_path / "slot", windowed, 0, TOKENS[:150].tolist())
+    expected = full.decode(Batch.single(TOKENS[150:160], 150))
+    for other_ubatch in (32, 64):
+        fresh, _ = contexts(path, flash_attn=False, n_ubatch=other_ubatch)
+        assert load_session(tmp_path / "session", fresh) == TOKENS[:150].tolist()
+        same(fresh.decode(Batch.single(TOKENS[150:160], 150)), expected, "session file")
+    fresh, _ = contexts(path, flash_attn=False)
+    run(fresh, TOKENS[:60], seq_id=1)
+    assert load_sequence(tmp_path / "slot", fresh, 0, 512)[0] == TOKENS[:150].tolist()
+    same(fresh.decode(Batch.single(TOKENS[150:160], 150)), expected, "state of a slot")
+    assert fresh.kv.rewind(0, 100) == 0, "tokens that were not saved cannot be gone back to"
+
+
+def test_room_is_made_only_as_needed_and_never_in_a_window() -> None:
+    cells = WindowCells(10, "sliding", 4)
+    cells.fill(np.arange(8), np.arange(8, dtype=np.int32), np.ones(8, np.uint64))
+    cells.make_room(4, {0: 8})
+    assert sorted(cells.pos[cells.pos >= 0]) == [2, 3, 4, 5, 6, 7] and cells.lost[0] == 2
+    cells.make_room(10, {0: 8})
+    assert sorted(cells.pos[cells.pos >= 0]) == [5, 6, 7], "positions 5 to 7 are seen from position 8"
+    chunked = WindowCells(8, "chunked", 4)
+    chunked.fill(np.arange(6), np.arange(6, dtype=np.int32), np.ones(6, np.uint64))
+    chunked.make_room(8, {0: 6})
+    assert sorted(chunked.pos[chunked.pos >= 0]) == [4, 5]
+    assert chunked.holds_window(0, 7) and not chunked.holds_window(0, 3)
+
+
+def test_too_many_sequences_are_an_error_and_leave_the_cache_as_it_was(tmp_path: Path) -> None:
+    windowed, _ = contexts(gpt_oss()[0].write(tmp_path / "model.gguf"), flash_attn=False)
+    with pytest.raises(KVCacheFullError, match="window of 7"):
+        for seq_id in range(30):
+            run(windowed, TOKENS[:7], seq_id=seq_id)
+    assert windowed.kv.used_cells % 7 == 0
+    windowed.kv.clear()
+    assert len(run(windowed, TOKENS[:50])) == 50

@@ -1,0 +1,292 @@
+"""A stand-in for pycuda.driver and the driver library, with the names and signatures of PyCUDA 2026.1, in host memory.
+
+It lets driver.py itself run without a GPU. Contexts are checked as CUDA checks them: whatever needs a current context
+fails without one, and with that of another device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import numpy as np
+
+current: list[FakeContext] = []
+broken: list[bool] = []
+FREE, TOTAL = 1 << 30, 2 << 30
+
+
+class Error(Exception):
+    pass
+
+
+class LogicError(Error):
+    pass
+
+
+class OutOfMemory(Error):
+    pass
+
+
+def _need_context(owner: FakeContext | None = None) -> FakeContext:
+    if not current:
+        raise LogicError("invalid device context")
+    if owner is not None and current[-1] is not owner:
+        raise LogicError("the current context is that of another device")
+    return current[-1]
+
+
+class FakeContext:
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.memory: dict[int, np.ndarray] = {}
+
+    def push(self) -> None:
+        current.append(self)
+
+    @staticmethod
+    def pop() -> None:
+        current.pop()
+
+    @staticmethod
+    def enable_peer_access(peer: FakeContext, flags: int = 0) -> None:
+        assert _need_context() is not peer
+
+    def owns(self, address: int, nbytes: int) -> bool:
+        return any(start <= address and address + nbytes <= start + m.nbytes for start, m in self.memory.items())
+
+
+class Device:
+    n_devices = 2
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self._context = FakeContext(self)
+
+    @staticmethod
+    def count() -> int:
+        return Device.n_devices
+
+    def name(self) -> str:
+        return f"Fake GPU {self.index}"
+
+    def compute_capability(self) -> tuple[int, int]:
+        return 8, 6
+
+    def can_access_peer(self, other: Device) -> bool:
+        return other is not self
+
+    def retain_primary_context(self) -> FakeContext:
+        return self._context
+
+
+class DeviceAllocation:
+    def __init__(self, nbytes: int) -> None:
+        self._context = _need_context()
+        block = np.full(nbytes + 256, 0xFF, np.uint8)
+        self._address = block.ctypes.data + -block.ctypes.data % 256
+        self._context.memory[self._address] = block[self._address - block.ctypes.data :]
+
+    def __int__(self) -> int:
+        return self._address
+
+    def free(self) -> None:
+        _need_context(self._context)
+        del self._context.memory[self._address]
+
+
+class Stream:
+    by_handle: ClassVar[dict[int, Stream]] = {}
+
+    def __init__(self, flags: int = 0) -> None:
+        assert flags == 1, "a stream that waits for the default stream"
+        self.context = _need_context()
+        self.handle = len(Stream.by_handle) + 1
+        Stream.by_handle[self.handle] = self
+        self.captured: list[Callable[[], None]] | None = None
+
+    def do(self, operation: Callable[[], None]) -> None:
+        _need_context(self.context)
+        if self.captured is not None:
+            self.captured.append(operation)
+        else:
+            operation()
+
+    def synchronize(self) -> None:
+        _need_context(self.context)
+        assert self.captured is None
+
+    def wait_for_event(self, event: Event) -> None:
+        _need_context(self.context)
+
+
+class Event:
+    def __init__(self, flags: int = 0) -> None:
+        assert flags == event_flags.DISABLE_TIMING
+        self.context = _need_context()
+
+    def record(self, stream: Stream | None = None) -> Event:
+        assert stream is not None and stream.context is self.context, "an event of another context"
+        return self
+
+    def synchronize(self) -> Event:
+        if broken:
+            raise Error("cuEventSynchronize failed: an illegal memory access was encountered")
+        return self
+
+
+def _inside(address: int, nbytes: int, context: FakeContext) -> None:
+    if not context.owns(address, nbytes):
+        raise LogicError(f"{address:#x} is no memory of device {context.device.index}")
+
+
+def memcpy_htod_async(dest: int, src: np.ndarray, stream: Stream) -> None:
+    _inside(dest, src.nbytes, stream.context)
+    stream.do(lambda: ctypes.memmove(dest, src.ctypes.data, src.nbytes))  # type: ignore[arg-type, return-value]
+
+
+def memcpy_dtoh_async(dest: np.ndarray, src: int, stream: Stream) -> None:
+    _inside(src, dest.nbytes, stream.context)
+    stream.do(lambda: ctypes.memmove(dest.ctypes.data, src, dest.nbytes))  # type: ignore[arg-type, return-value]
+
+
+def memcpy_peer_async(
+    dest: int, src: int, size: int, dest_context: FakeContext, src_context: FakeContext, stream: Stream
+) -> None:
+    _inside(dest, size, dest_context)
+    _inside(src, size, src_context)
+    stream.do(lambda: ctypes.memmove(dest, src, size))  # type: ignore[arg-type, return-value]
+
+
+def memset_d8_async(dest: int, data: int, size: int, stream: Stream) -> None:
+    _inside(dest, size, stream.context)
+    stream.do(lambda: ctypes.memset(dest, data, size))  # type: ignore[arg-type, return-value]
+
+
+def mem_get_info() -> tuple[int, int]:
+    used = sum(m.nbytes for m in _need_context().memory.values())
+    return FREE - used, TOTAL
+
+
+def mem_alloc(nbytes: int) -> DeviceAllocation:
+    if nbytes > mem_get_info()[0]:
+        raise OutOfMemory("out of memory")
+    return DeviceAllocation(nbytes)
+
+
+def pagelocked_empty(shape: int, dtype: Any, order: str = "C", mem_flags: int = 0) -> np.ndarray:
+    _need_context()
+    return np.empty(shape, dtype, order)  # type: ignore[call-overload]
+
+
+class Packed(bytes):
+    """A parameter buffer that remembers its arguments."""
+
+    args: list[bytes]
+
+
+class Function:
+    launcher: Callable[[str, Any, Any, int, list[bytes]], None]
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.shared = 48 << 10
+
+    def set_attribute(self, attribute: str, value: int) -> None:
+        assert attribute == "MAX_DYNAMIC_SHARED_SIZE_BYTES"
+        self.shared = value
+
+    def _launch_kernel(
+        self, grid: tuple[int, ...], block: tuple[int, ...], buffer: Packed, shared: int, stream: Stream
+    ) -> None:
+        assert shared <= self.shared, "more shared memory than the function may use"
+        stream.do(lambda: Function.launcher(self.name, grid, block, shared, buffer.args))
+
+
+class Module:
+    def __init__(self, content: bytes) -> None:
+        self.kernels = content.decode().split()
+
+    def get_function(self, name: str) -> Function:
+        _need_context()
+        if name not in self.kernels:
+            raise LogicError("named symbol not found")
+        return Function(name)
+
+
+class Library:
+    """The functions of libcuda for graphs."""
+
+    def __init__(self) -> None:
+        self.graphs: dict[int, list[Callable[[], None]]] = {}
+        self.replays = 0
+
+    def cuStreamBeginCapture_v2(self, stream: ctypes.c_void_p, mode: ctypes.c_int) -> int:
+        Stream.by_handle[stream.value or 0].captured = []
+        return 0
+
+    def cuStreamEndCapture(self, stream: ctypes.c_void_p, graph: Any) -> int:
+        source = Stream.by_handle[stream.value or 0]
+        assert source.captured is not None
+        graph._obj.value = len(self.graphs) + 1
+        self.graphs[graph._obj.value] = source.captured
+        source.captured = None
+        return 0
+
+    def cuGraphInstantiateWithFlags(self, executable: Any, graph: ctypes.c_void_p, flags: Any) -> int:
+        executable._obj.value = graph.value
+        return 0
+
+    def cuGraphDestroy(self, graph: Any) -> int:
+        return 0
+
+    def cuGraphExecDestroy(self, graph: Any) -> int:
+        return 0
+
+    def cuGraphLaunch(self, graph: ctypes.c_void_p, stream: ctypes.c_void_p) -> int:
+        self.replays += 1
+        for operation in self.graphs[graph.value or 0]:
+            operation()
+        return 0
+
+
+class event_flags:
+    DISABLE_TIMING = 2
+
+
+class host_alloc_flags:
+    PORTABLE = 1
+
+
+class function_attribute:
+    MAX_DYNAMIC_SHARED_SIZE_BYTES = "MAX_DYNAMIC_SHARED_SIZE_BYTES"
+
+
+@contextmanager
+def installed() -> Iterator[types.ModuleType]:
+    """pycuda.driver in sys.modules."""
+    driver = types.ModuleType("pycuda.driver")
+    for name, value in globals().items():
+        if not name.startswith("_"):
+            setattr(driver, name, value)
+    driver.Context = FakeContext  # type: ignore[attr-defined]
+    driver.MemoryError = OutOfMemory  # type: ignore[attr-defined]
+    driver.init = lambda flags=0: None  # type: ignore[attr-defined]
+    driver.module_from_buffer = Module  # type: ignore[attr-defined]
+    package = types.ModuleType("pycuda")
+    package.driver = driver  # type: ignore[attr-defined]
+    replaced = {"pycuda": package, "pycuda.driver": driver, "ikpy.backends.cuda.driver": None}
+    before = {name: sys.modules.pop(name, None) for name in replaced}
+    sys.modules.update({name: module for name, module in replaced.items() if module is not None})
+    try:
+        yield driver
+    finally:
+        for name, module in before.items():
+            sys.modules.pop(name, None)
+            if module is not None:
+                sys.modules[name] = module
+        current.clear()

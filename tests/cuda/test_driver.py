@@ -1,0 +1,135 @@
+"""driver.py over a stand-in for PyCUDA: contexts, copies, launches, graphs; and the parameter buffer of launches."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ikpy.backends.cuda import devices as cuda_devices
+from ikpy.backends.cuda import emulator
+from ikpy.backends.cuda.api import DeviceError
+from ikpy.backends.cuda.arguments import pack
+from ikpy.backends.cuda.launch import Launch, kernel_file
+from ikpy.graph.placement import PlacementParams
+from tests.cuda import fake_pycuda
+from tests.cuda.models import logits_of, zoo
+
+
+def packed(args: list[bytes]) -> fake_pycuda.Packed:
+    buffer = fake_pycuda.Packed(pack(args))
+    buffer.args = args
+    return buffer
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """driver.py with two devices in `devices`, whose kernels are the emulated ones."""
+    machine = emulator.library()
+    fake_pycuda.Function.launcher = staticmethod(machine.launch)  # type: ignore[assignment]
+
+    def cubins(capability: tuple[int, int], kernels: Collection[str]) -> dict[str, Path]:
+        assert capability == (8, 6)
+        found = {}
+        for name in kernels:
+            found[name] = tmp_path / f"{kernel_file(name)}.cubin"
+            found[name].write_text(" ".join(machine.kernels()))
+        return found
+
+    with fake_pycuda.installed():
+        module = importlib.import_module("ikpy.backends.cuda.driver")
+        library = fake_pycuda.Library()
+        monkeypatch.setattr(module, "_library", lambda: library)
+        monkeypatch.setattr(module, "pack", packed)
+        module.library = library
+        module.devices = module.open_devices(cubins)
+        yield module
+
+
+def test_arguments_lie_at_multiples_of_their_size() -> None:
+    assert pack([b"\1" * 4, b"\2" * 8, b"\3" * 4, b"\4" * 64]) == (
+        b"\1" * 4 + bytes(4) + b"\2" * 8 + b"\3" * 4 + bytes(4) + b"\4" * 64
+    )
+    assert pack([b"\1", b"\2" * 2, b"\3" * 4]) == b"\1\0" + b"\2" * 2 + b"\3" * 4
+
+
+def test_devices_copy_and_launch(driver: Any) -> None:
+    one, two = driver.devices
+    assert (one.name, two.name, one.description) == ("CUDA0", "CUDA1", "Fake GPU 0")
+    values = np.arange(100, dtype=np.float32)
+    a, b = one.alloc(values.nbytes), two.alloc(values.nbytes)
+    assert a % 256 == 0
+    first, second, event = one.new_stream(), two.new_stream(), one.new_event()
+    first.upload(a, values)
+    first.send(two, b, a, values.nbytes)
+    first.record(event)
+    second.wait(event)
+    back = np.zeros_like(values)
+    second.download(back, b)
+    second.synchronize()
+    assert (back == values).all()
+    second.fill(b, 0, values.nbytes)
+    second.download(back, b)
+    assert not back.any()
+
+
+def test_memory(driver: Any) -> None:
+    device = driver.devices[0]
+    before = device.memory().free
+    address = device.alloc(1 << 20)
+    assert device.memory().free <= before - (1 << 20)
+    with pytest.raises(DeviceError, match="CUDA0: failed to allocate buffer of"):
+        device.alloc(1 << 40)
+    device.release(address)
+    assert device.memory().free == before
+
+
+def test_unknown_kernels_are_named(driver: Any) -> None:
+    with pytest.raises(DeviceError, match="there is no kernel nonsense"):
+        driver.devices[0].new_stream().launch(Launch("nonsense", (1, 1, 1), (32, 1, 1), 0, []))
+
+
+def test_errors_of_the_driver_name_the_device(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    event = driver.devices[1].new_event()
+    event.synchronize()
+    monkeypatch.setattr(fake_pycuda, "broken", [True])
+    with pytest.raises(DeviceError, match=r"^CUDA1: cuEventSynchronize failed: an illegal memory access"):
+        event.synchronize()
+
+
+def test_a_graph_that_cannot_be_captured(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver.library, "cuGraphInstantiateWithFlags", lambda *_: 900, raising=False)
+    monkeypatch.setattr(driver.library, "cuGetErrorString", lambda *_: 0, raising=False)
+    with pytest.raises(DeviceError, match=r"CUDA0: cuGraphInstantiateWithFlags failed: .* -cuda graphs=0"):
+        driver.devices[0].new_stream().capture(lambda: None)
+
+
+def test_devices_of_this_machine(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are found at start: PyCUDA there or not, GPUs that are too old left out."""
+    monkeypatch.delenv(cuda_devices.EMULATE, raising=False)
+    for capability, names in (((8, 6), ["CUDA0", "CUDA1"]), ((6, 1), [])):
+        monkeypatch.setattr(fake_pycuda.Device, "compute_capability", lambda _, c=capability: c)
+        monkeypatch.setattr(cuda_devices, "find_spec", lambda _: True)
+        cuda_devices._open.cache_clear()
+        assert [device.name for device in cuda_devices.available()] == names
+    assert cuda_devices.why_none() == (
+        "compute capability 7.5 or later is needed: CUDA0 (Fake GPU 0), CUDA1 (Fake GPU 1)"
+    )
+    monkeypatch.setattr(cuda_devices, "find_spec", lambda _: None)
+    cuda_devices._open.cache_clear()
+    assert not cuda_devices.available() and cuda_devices.why_none() == cuda_devices.NO_PYCUDA
+    cuda_devices._open.cache_clear()
+
+
+def test_a_model_through_the_driver(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load, prompt and generation with CUDA graphs, on two devices and the CPU."""
+    monkeypatch.setattr(cuda_devices, "_open", lambda *_: (driver.devices, ""))
+    tokens = np.random.default_rng(3).integers(5, 150, 8).astype(np.int32)
+    truth = logits_of(zoo("qwen3moe"), tokens, 4)
+    ours = logits_of(zoo("qwen3moe"), tokens, 4, placement=PlacementParams(n_cpu_moe=1))
+    assert np.abs(ours - truth).max() < 2e-3 * np.abs(truth).max()
+    assert driver.library.replays > 0

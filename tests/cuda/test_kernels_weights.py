@@ -1,0 +1,171 @@
+"""Emulated CUDA kernels of all weight types: decoded rows against the numpy decoders, products against the CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ikpy.backends.cuda import launch
+from ikpy.graph.ir import F16, F32
+from ikpy.quants import by_name, dequantize
+from tests.cpu.matmul_plans import assert_close, quantize_activations
+from tests.cpu.quant_data import random_tensor
+from tests.cuda.programs import Program
+
+QUANTIZED = sorted(launch.weight_types() - launch.FLOAT_WEIGHTS)
+FLOATS = sorted(launch.FLOAT_WEIGHTS)
+
+
+def packed(type_name: str, shape: tuple[int, int], seed: int) -> np.ndarray:
+    """Bytes of a random weight; every bit pattern of codes occurs, scales are moderate."""
+    if type_name in ("f32", "f16", "bf16"):
+        x = np.random.default_rng(seed).standard_normal(shape, np.float32)
+        if type_name == "bf16":
+            return (x.view(np.uint32) >> 16).astype(np.uint16)
+        return x.astype(type_name.replace("f", "float"))
+    return random_tensor(by_name(type_name), shape, seed)
+
+
+def values(data: np.ndarray, type_name: str, shape: tuple[int, ...]) -> np.ndarray:
+    return dequantize(data.reshape(-1).view(np.uint8), type_name, shape, compute_scale=True)
+
+
+@pytest.mark.parametrize("type_name", QUANTIZED)
+def test_rows_equal_the_numpy_decoder(type_name: str) -> None:
+    shape = (512, 16)
+    data = packed(type_name, shape, 3)
+    expected = values(data, type_name, shape)
+    p = Program()
+    ids = np.array([3, 15, 0, 6, 9, 9], np.int32)
+    rows = p.graph.get_rows(p.weight(data, type_name, shape), p.array(ids))
+    (actual,) = p.run([rows], on_cuda=True)
+    # Scales are multiplied in another order than the format says.
+    error = np.abs(actual.reshape(6, 512) - expected[ids]) / (np.abs(expected[ids]).max() + 1e-30)
+    row, column = np.unravel_index(np.argmax(error), error.shape)
+    assert error[row, column] < 3e-7, (
+        f"{type_name} row {ids[row]} element {column}: {actual.reshape(6, 512)[row, column]} instead of "
+        f"{expected[ids[row], column]}"
+    )
+
+
+def prepared_x(x: np.ndarray, type_name: str) -> np.ndarray:
+    """Activations as the kernels of the type see them."""
+    if type_name in QUANTIZED:
+        return quantize_activations(x)
+    if by_name(type_name).name.startswith("bf16"):
+        bits = x.view(np.uint32)
+        return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32).astype(np.float64)
+    return x.astype(np.float64)
+
+
+def check_product(type_name: str, n_in: int, n_out: int, n_tokens: int, bound: float) -> None:
+    rng = np.random.default_rng(n_tokens)
+    data = packed(type_name, (n_in, n_out), 5)
+    w = values(data, type_name, (n_in, n_out)).astype(np.float64)
+    x = rng.standard_normal((n_tokens, n_in), np.float32)
+    p = Program()
+    out = p.graph.mul_mat(p.weight(data, type_name, (n_in, n_out)), p.array(x))
+    (actual,) = p.run([out], on_cuda=True)
+    assert_close(actual.reshape(n_tokens, n_out), w, prepared_x(x, type_name), bound, f"{type_name} {n_tokens} tokens")
+
+
+@pytest.mark.parametrize("n_tokens", [1, 5, 20])
+@pytest.mark.parametrize("type_name", QUANTIZED)
+def test_product(type_name: str, n_tokens: int) -> None:
+    check_product(type_name, 512, 48, n_tokens, 2e-6)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 6, 21])
+@pytest.mark.parametrize("type_name", FLOATS)
+def test_float_product(type_name: str, n_tokens: int) -> None:
+    check_product(type_name, 136, 48, n_tokens, 2e-6)
+
+
+@pytest.mark.parametrize("type_name", ["q4_0", "iq4_nl", "q5_1", "q4_0_r8"])
+def test_row_lengths_that_fill_no_tile(type_name: str) -> None:
+    check_product(type_name, 96, 72, 1, 2e-6)
+    check_product(type_name, 160, 72, 130, 2e-6)
+
+
+@pytest.mark.parametrize("type_name", ["q6_K", "f16"])
+def test_long_rows_are_shared_by_warps(type_name: str) -> None:
+    check_product(type_name, 4096, 10, 1, 2e-6)
+    check_product(type_name, 4096, 10, 3, 2e-6)
+
+
+@pytest.mark.parametrize("n_tokens", [2, 40])
+@pytest.mark.parametrize("type_name", ["q4_K", "q8_0", "iq3_k_r4", "f16", "f32"])
+def test_up_and_gate_with_biases(type_name: str, n_tokens: int) -> None:
+    rng = np.random.default_rng(1)
+    p = Program()
+    shape = (256, 40)
+    up, gate = (p.weight(packed(type_name, shape, seed), type_name, shape) for seed in (1, 2))
+    x = p.array(rng.standard_normal((n_tokens, 256), np.float32))
+    biases = [p.array(rng.standard_normal(40).astype(np.float32)) for _ in range(2)]
+    results = [p.graph.mul_mat_up_gate(up, gate, x, kind, *biases) for kind in ("silu", "swiglu_oai")]
+    results.append(p.graph.mul_mat(up, x, biases[0]))
+    p.compare(*results, bound=1e-5)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 3, 30])
+@pytest.mark.parametrize("type_name", ["q4_K", "iq2_xxs", "q4_k_r4", "tq2_0", "bf16"])
+def test_experts(type_name: str, n_tokens: int) -> None:
+    rng = np.random.default_rng(4)
+    n_experts, n_used, width, inner = 6, 2, 256, 256
+    p = Program()
+    ids = np.stack([rng.permutation(n_experts)[:n_used] for _ in range(n_tokens)]).astype(np.int32)
+    ids[0, 1] = -1
+    id_value = p.array(ids)
+    groups = p.graph.moe_group(id_value, n_experts)
+    up, gate, down = (
+        p.weight(packed(type_name, (width, inner * n_experts), seed), type_name, (width, inner, n_experts))
+        for seed in range(3)
+    )
+    x = p.array(rng.standard_normal((n_tokens, width), np.float32))
+    bias = p.array(rng.standard_normal((n_experts, inner)).astype(np.float32))
+    single = p.graph.mul_mat_id(up, x, id_value, groups, bias, per_slot=False)
+    hidden = p.graph.mul_mat_id_up_gate(up, gate, x, id_value, groups, "silu")
+    summed = p.graph.moe_combine(hidden, None, id_value)
+    outputs = p.graph.mul_mat_id(down, hidden, id_value, groups, per_slot=True)
+    total = p.graph.moe_combine(outputs, None, id_value)
+    plain = p.graph.moe_combine(single, None, id_value)
+    # The second product rounds its input to bf16, where another order of sums shows.
+    p.compare(summed, total, plain, bound={"tq2_0": 2e-2, "bf16": 1e-3}.get(type_name, 1e-5))
+
+
+@pytest.mark.parametrize("type_name", ["f16", "q8_0"])
+def test_batched_and_strided(type_name: str) -> None:
+    """Heads as batches, results written into another order and as f16."""
+    rng = np.random.default_rng(4)
+    p = Program()
+    heads, n_in, n_out, n_tokens = 3, 64, 24, 12
+    w = p.weight(packed(type_name, (n_in, n_out * heads), 1), type_name, (n_in, n_out, heads))
+    q = p.array(rng.standard_normal((n_tokens, heads, n_in), np.float32))
+    out = p.graph.new(n_out, heads, n_tokens)
+    p.graph.mul_mat(w, q.permute(0, 2, 1), dst=out.permute(0, 2, 1))
+    half = p.graph.new(n_out, heads, n_tokens, type_id=F16)
+    p.graph.mul_mat(w, q.permute(0, 2, 1), dst=half.permute(0, 2, 1))
+    p.compare(out, bound=1e-5)
+    p.compare(half, bound=1e-3)
+
+
+def test_columns_counted_at_run_time() -> None:
+    rng = np.random.default_rng(4)
+    p = Program()
+    w = p.weight(packed("q8_0", (64, 40), 1), "q8_0", (64, 40))
+    cached = p.array(rng.standard_normal((160, 64), np.float32))
+    rows = cached.view((64, 160), (256,), 0, dynamic_dim=1)
+    out = p.graph.mul_mat(w, rows, dst=p.graph.new(40, 160, dynamic_dim=1, type_id=F32))
+    for n_kv in (7, 150):
+        expected = p.run([out], on_cuda=False, n_kv=n_kv)[0].reshape(160, 40)[:n_kv]
+        actual = p.run([out], on_cuda=True, n_kv=n_kv)[0].reshape(160, 40)[:n_kv]
+        np.testing.assert_allclose(actual, expected, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_products_do_not_depend_on_the_order_of_threads(reverse: bool) -> None:
+    rng = np.random.default_rng(4)
+    p = Program()
+    w = p.weight(packed("q4_K", (2048, 8), 1), "q4_K", (2048, 8))
+    few, many = (p.array(rng.standard_normal((n, 2048), np.float32)) for n in (2, 16))
+    p.compare(p.graph.mul_mat(w, few), p.graph.mul_mat(w, many), bound=1e-5, reverse=reverse)

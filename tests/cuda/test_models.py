@@ -1,0 +1,107 @@
+"""Models through the CUDA kernels, on GPUs or emulated: logits against the CPU's, for every placement and setting."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ikpy import default_model_path
+from ikpy.backends.cuda import launch
+from ikpy.cli import main
+from ikpy.graph.ir import Node
+from ikpy.graph.placement import DeviceParams, PlacementParams
+from tests.cuda.models import logits_of, zoo
+from tests.cuda.test_placement_matrix import tokens_for, worst
+from tests.shared import ROOT
+
+TEXT = ROOT / "ikpy" / "assets" / "demo-text.txt"
+EXPERTS = {"rules": (("exps", "CPU"),)}
+APART = {"rules": ((r"blk\.0\.ffn_.*", "CUDA0"), ("exps", "CPU")), "tensor_split": (1.0, 1.0)}
+# Other formats of activations and other orders of sums than the CPU's; quantized caches round differently as well.
+TOLERANCE, QUANTIZED_TOLERANCE = 3e-3, 3e-2
+CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("llama-ropefreqs", {}, {}),
+    ("qwen3", {"n_gpu_layers": 2}, {"type_k": "q8_0", "type_v": "q8_0"}),
+    ("qwen2-yarn", {"kv_offload": False}, {}),
+    ("llama-moe", EXPERTS, {}),
+    ("qwen3moe", {"n_cpu_moe": 1}, {"flash_attn": False}),
+    ("qwen3moe", APART, {}),
+    ("deepseek2-lite", {}, {"mla": 0}),
+    ("deepseek2-lite", EXPERTS, {"mla": 1}),
+    ("deepseek2-lite", APART, {"mla": 3, "type_k": "q8_0"}),
+    ("deepseek2-v3-mla", EXPERTS, {"mla": 2}),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "context"), CASES, ids=lambda v: str(v) if isinstance(v, str) else "-".join(map(str, v.values()))
+)
+def test_logits_are_close_to_those_of_the_cpu(
+    name: str, where: dict[str, Any], context: dict[str, Any], cuda_devices: int
+) -> None:
+    if cuda_devices < 2 and "tensor_split" in where:
+        pytest.skip("needs two GPUs")
+    tokens = tokens_for(2, 7)
+    truth = logits_of(zoo(name), tokens, 5, **context)
+    ours = logits_of(zoo(name), tokens, 5, placement=PlacementParams(**where), **context)
+    quantized = context.get("type_k", "f16").startswith("q")
+    assert np.isfinite(ours).all()
+    bound = QUANTIZED_TOLERANCE if quantized else TOLERANCE
+    assert np.abs(ours - truth).max() <= bound * np.abs(truth).max(), worst(ours, truth)
+
+
+@pytest.mark.parametrize("name", ["qwen3moe", "deepseek2-v3-mla"])
+def test_prompts_with_other_activation_formats_on_the_cpu(name: str, cuda_devices: int) -> None:
+    """From 24 tokens on, CPUs with AMX prepare activations in bf16, devices do not; experts here are on the CPU."""
+    tokens = tokens_for(12, 40)
+    truth = logits_of(zoo(name), tokens, 40)
+    ours = logits_of(zoo(name), tokens, 40, placement=PlacementParams(n_cpu_moe=1))
+    assert np.abs(ours - truth).max() <= QUANTIZED_TOLERANCE * np.abs(truth).max(), worst(ours, truth)
+
+
+def test_experts_uploaded_for_a_large_batch(cuda_devices: int) -> None:
+    tokens = tokens_for(3, 9)
+    truth = logits_of(zoo("qwen3moe"), tokens, 8)
+    ours = logits_of(
+        zoo("qwen3moe"), tokens, 8, placement=PlacementParams(n_cpu_moe=99), devices=DeviceParams(offload_batch=1)
+    )
+    assert np.abs(ours - truth).max() <= TOLERANCE * np.abs(truth).max(), worst(ours, truth)
+
+
+def test_perplexity_of_the_bundled_model(cuda_devices: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """The tool itself with experts on the CPU and the rest on devices."""
+
+    def estimate(*where: str) -> float:
+        line = ["perplexity", "-f", str(TEXT), "-c", "32", "--chunks", "1", "-b", "32", "-ub", "32", "-t", "1", *where]
+        assert main(line) == 0
+        found = re.search(r"PPL over 1 chunks for n_ctx=32 = ([0-9.]+)", capsys.readouterr().out)
+        assert found
+        return float(found[1])
+
+    assert estimate("-ngl", "99", "-ot", "exps=CPU") == pytest.approx(estimate("-ngl", "0"), rel=1e-3)
+
+
+def test_norms_of_a_quantized_model_prepare_its_activations(
+    tmp_path: Path, cuda_devices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tiny-q8_0.gguf"
+    assert main(["quantize", str(default_model_path()), str(path), "Q8_0"]) == 0
+    lowered: set[str] = set()
+
+    def lower(op: Node, *rest: Any) -> list[launch.Launch]:
+        lowered.add(op.kind)
+        return original(op, *rest)
+
+    original = launch.lower
+    monkeypatch.setattr(launch, "lower", lower)
+    tokens = tokens_for(2, 7)
+    ours = logits_of(path, tokens, 5, placement=PlacementParams())
+    assert "rms_norm_q8" in lowered
+    truth = logits_of(path, tokens, 5)
+    assert np.abs(ours - truth).max() <= QUANTIZED_TOLERANCE * np.abs(truth).max(), worst(ours, truth)
+    monkeypatch.setattr(launch, "joined", lambda *_: None)
+    assert np.array_equal(ours, logits_of(path, tokens, 5, placement=PlacementParams()))

@@ -1,0 +1,109 @@
+"""The cache of compiled kernels, with a stand-in for nvcc."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ikpy.backends.cuda import modules
+from ikpy.backends.cuda.api import DeviceError
+from ikpy.cli import main
+
+NVCC = r"""#!/bin/sh
+if [ "$1" = --version ]; then echo "Build cuda_99.9"; exit 0; fi
+echo "$*" >> "$NVCC_LOG"
+while [ $# -gt 1 ]; do [ "$1" = -o ] && out=$2; shift; done
+case $1 in *"$NVCC_FAILS"*) [ -n "$NVCC_FAILS" ] && { echo "error: no such thing" >&2; exit 2; };; esac
+echo "ptxas info    : Function properties for some_kernel" >&2
+echo "    0 bytes stack frame, $NVCC_SPILL bytes spill stores, $NVCC_SPILL bytes spill loads" >&2
+echo cubin > "$out"
+"""
+
+
+@pytest.fixture
+def nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A compiler that writes its arguments to the returned file; two kernel files and a header."""
+    compiler, log = tmp_path / "nvcc", tmp_path / "log"
+    compiler.write_text(NVCC)
+    compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
+    kernels = tmp_path / "kernels"
+    kernels.mkdir()
+    for name in ("norm.cu", "rope.cu", "common.cuh"):
+        (kernels / name).write_text(f"// {name}")
+    log.write_text("")
+    monkeypatch.setattr(modules, "KERNELS", kernels)
+    for name, value in {"NVCC": compiler, "NVCC_LOG": log, "NVCC_FAILS": "", "NVCC_SPILL": "0"}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    modules.nvcc.cache_clear()
+    modules.nvcc_version.cache_clear()
+    yield log
+    modules.nvcc.cache_clear()
+    modules.nvcc_version.cache_clear()
+
+
+def test_kernels_are_compiled_once(nvcc: Path) -> None:
+    lines: list[str] = []
+    first = modules.build("sm_86", lines.append)
+    assert [c.path.read_text() for c in first] == ["cubin\n"] * 2
+    assert lines[0].startswith("compiling 2 CUDA kernel files for sm_86 with Build cuda_99.9")
+    assert len(lines) == 3 and lines[-1].startswith("  [2/2]")
+    commands = nvcc.read_text().splitlines()
+    assert len(commands) == 2 and all("-cubin -arch=sm_86" in command for command in commands)
+    assert modules.build("sm_86", lines.append) == first and len(lines) == 3
+    (modules.KERNELS / "rope.cu").write_text("// changed")
+    modules.build("sm_86", lines.append)
+    assert len(nvcc.read_text().splitlines()) == 3
+    (modules.KERNELS / "common.cuh").write_text("// changed")
+    modules.build("sm_90", lines.append, files={"norm"})
+    assert len(nvcc.read_text().splitlines()) == 4
+    assert not list(modules.cache_dir().rglob("tmp*"))
+
+
+def test_only_the_files_of_the_kernels_are_compiled(nvcc: Path) -> None:
+    found = modules.cubins((8, 6), ["rms_norm", "layer_norm"])
+    assert set(found) == {"rms_norm", "layer_norm"} and len(set(found.values())) == 1
+    assert len(nvcc.read_text().splitlines()) == 1
+    with pytest.raises(DeviceError, match="no kernel file holds kq_mask"):
+        modules.cubins((8, 6), ["rms_norm", "kq_mask"])
+
+
+def test_messages_of_the_compiler_are_shown(nvcc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVCC_FAILS", "rope")
+    with pytest.raises(DeviceError, match=r"nvcc cannot compile rope.cu for sm_80:\nerror: no such thing"):
+        modules.build("sm_80", lambda _: None)
+
+
+def test_old_gpus_are_refused() -> None:
+    assert modules.architecture((7, 5)) == "sm_75" and modules.architecture((12, 0)) == "sm_120"
+    with pytest.raises(DeviceError, match=r"compute capability 6.1 is too old: 7.5 \(Turing\) or later"):
+        modules.architecture((6, 1))
+
+
+def test_missing_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NVCC", "CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if os.path.exists("/usr/local/cuda/bin/nvcc"):
+        monkeypatch.setattr(modules.shutil, "which", lambda _: None)
+    modules.nvcc.cache_clear()
+    with pytest.raises(DeviceError, match="nvcc is not found: install the CUDA toolkit"):
+        modules.nvcc()
+
+
+def test_build_from_the_command_line(
+    nvcc: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cuda", "build", "--arch", "sm_80,sm_90", "--no-spills"]) == 0
+    assert "sm_90: 2 cubins in" in capsys.readouterr().out
+    monkeypatch.setenv("NVCC_SPILL", "8")
+    assert main(["cuda", "build", "--arch", "sm_80", "--force", "--no-spills"]) == 1
+    out = capsys.readouterr().out
+    assert "sm_80: spills: norm.cu: some_kernel: 8 bytes spill stores, 8 bytes spill loads" in out
+    assert main(["cuda", "build", "--arch", "80"]) == 1
+    assert main(["cuda", "frobnicate"]) == 1
+    assert main(["cuda"]) == 0

@@ -1,0 +1,100 @@
+"""How graphs are divided: what crosses between devices, and what runs while another device works."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from ikpy.engine.context import Context
+from ikpy.engine.model import Model
+from ikpy.engine.params import ContextParams, ModelParams
+from ikpy.graph.assign import read, written
+from ikpy.graph.placement import CPU, PlacementParams
+from ikpy.graph.split import Split, SplitGraph
+from tests.cuda.models import emulated, zoo
+
+
+def split_of(name: str, placement: PlacementParams, n_devices: int = 1, n_tokens: int = 1) -> SplitGraph:
+    """The graph of a batch, planned only."""
+    with emulated(n_devices):
+        model = Model.load(zoo(name), ModelParams(header_only=True, placement=placement))
+        graph = Context(model, ContextParams(n_ctx=256, n_ubatch=64, n_threads=1))._build(n_tokens, n_tokens).graph
+    assert graph is not None
+    return graph
+
+
+def weights(split: Split) -> set[str]:
+    return {v.buffer.name for step in split.steps for v in read(step.node) if v.buffer.role == "weight"}
+
+
+def test_a_model_wholly_on_a_device_has_two_splits() -> None:
+    graph = split_of("qwen3", PlacementParams())
+    assert [split.device for split in graph.splits] == [CPU, "CUDA0"]
+    assert [step.node.kind for step in graph.splits[0].steps] == ["get_rows"]
+    assert len(graph.splits[1].transfers) == 1 and len(graph.results) == 1
+
+
+def test_layers_on_two_devices_pass_on_the_residual_stream() -> None:
+    graph = split_of("qwen3", PlacementParams(tensor_split=(1.0, 1.0)), 2)
+    assert [split.device for split in graph.splits] == [CPU, "CUDA0", "CUDA1"]
+    n_embd = next(s.node.dst.shape[0] for s in graph.splits[0].steps)
+    crossing = graph.splits[2].transfers
+    assert {t.source for t in crossing} == {"CUDA0"}
+    assert len(crossing) <= 2 and all(t.buffer.nbytes == 4 * n_embd for t in crossing)
+
+
+@pytest.mark.parametrize("name", ["qwen3moe", "deepseek2-v3-mla"])
+def test_activations_cross_once_each_way_for_experts_on_the_cpu(name: str) -> None:
+    graph = split_of(name, PlacementParams(rules=(("exps", CPU),)))
+    with_experts = [split for split in graph.splits if any("_exps" in weight for weight in weights(split))]
+    assert with_experts and all(split.device == CPU for split in with_experts)
+    n_embd = next(s.node.dst.shape[0] for s in graph.splits[0].steps)
+    for split in with_experts:
+        sizes = Counter(t.buffer.nbytes for t in split.transfers)
+        assert sizes.pop(4 * n_embd) == 1
+        assert sum(sizes.values()) == 2 and max(sizes) <= 64, "expert numbers and weights, nothing else"
+        behind = graph.splits[graph.splits.index(split) + 1]
+        assert [t.buffer.nbytes for t in behind.transfers if t.source == CPU] == [4 * n_embd]
+    assert graph.n_splits == 2 + 2 * len(with_experts)
+
+
+def test_the_shared_expert_runs_while_the_cpu_works() -> None:
+    graph = split_of("deepseek2-v3-mla", PlacementParams(rules=(("exps", CPU),)))
+    for i, split in enumerate(graph.splits):
+        if any("_exps" in weight for weight in weights(split)):
+            shared = {w for w in weights(graph.splits[i - 1]) if "_shexp" in w}
+            assert {w.split(".")[2] for w in shared} == {"ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"}
+
+
+def test_prepared_activations_and_masks_never_cross() -> None:
+    graph = split_of("qwen3moe", PlacementParams(rules=(("attn_k", CPU), ("ffn_up", "CUDA1"), ("exps", CPU))), 2, 8)
+    private = {
+        v.buffer
+        for split in graph.splits
+        for step in split.steps
+        if step.node.kind in ("act_prepare", "kq_mask", "rope_table", "moe_group")
+        for v in written(step.node)
+    }
+    assert private
+    assert not [t for split in graph.splits for t in split.transfers if t.buffer in private]
+
+
+def test_buffers_alive_at_the_same_time_do_not_overlap() -> None:
+    graph = split_of("deepseek2-lite", PlacementParams(rules=(("exps", CPU),)), 2, 16)
+    steps = [(split.device, step) for split in graph.splits for step in split.steps]
+    for device, arena in graph.arenas.items():
+        first: dict[object, int] = {}
+        last: dict[object, int] = {}
+        for i, (where, step) in enumerate(steps):
+            if where == device:
+                for value in (*read(step.node), *written(step.node)):
+                    if value.buffer.role == "value":
+                        first.setdefault(value.buffer, i)
+                        last[value.buffer] = i
+        buffers = list(first)
+        for n, a in enumerate(buffers):
+            for b in buffers[:n]:
+                if first[a] <= last[b] and first[b] <= last[a]:
+                    start, other = arena.offsets[a], arena.offsets[b]  # type: ignore[index]
+                    assert start + a.nbytes <= other or other + b.nbytes <= start, (a, b)  # type: ignore[attr-defined]

@@ -1,0 +1,147 @@
+"""The Ollama API and reranking."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from tests.server.harness import running
+
+HELLO = [{"role": "user", "content": "Hello there"}]
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+    },
+}
+
+
+@pytest.fixture(scope="module", name="puppets")
+def start_puppets() -> Iterator[dict[int, TestClient]]:
+    """Servers whose model speaks the script with this first token: Ollama requests have no logit bias."""
+    with (
+        running("llama-server -m PUPPET -t 1 -c 2048 -np 1 -l 259+100") as plain,
+        running("llama-server -m PUPPET -t 1 -c 2048 -np 1 -l 262+100") as tool,
+        running("llama-server -m PUPPET -t 1 -c 2048 -np 1 -l 383+100") as think,
+    ):
+        yield {259: plain, 262: tool, 383: think}
+
+
+def lines(client: TestClient, path: str, **body: Any) -> list[dict[str, Any]]:
+    response = client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("application/x-ndjson")
+    return [json.loads(line) for line in response.text.splitlines()]
+
+
+def test_streamed_chat(puppets: dict[int, TestClient]) -> None:
+    got = lines(puppets[259], "/api/chat", model="m", messages=HELLO)
+    assert "".join(item["message"]["content"] for item in got) == "Hello world."
+    assert [item["done"] for item in got] == [False] * (len(got) - 1) + [True]
+    last = got[-1]
+    assert (last["model"], last["done_reason"], last["eval_count"]) == ("m", "stop", 4)
+    assert last["prompt_eval_count"] > 5
+    assert 0 < last["eval_duration"] <= last["total_duration"]
+
+
+def test_chat_at_once_with_limit_and_thinking(puppets: dict[int, TestClient]) -> None:
+    body: dict[str, Any] = {"messages": HELLO, "stream": False, "options": {"num_predict": 1}}
+    got = puppets[259].post("/api/chat", json=body).json()
+    assert (got["message"]["content"], got["done_reason"]) == ("Hel", "length")
+    got = puppets[383].post("/api/chat", json={"messages": HELLO, "stream": False}).json()
+    assert got["message"]["content"] == "Good day to you."
+    assert got["message"]["thinking"]
+    streamed = lines(puppets[383], "/api/chat", messages=HELLO)
+    assert "".join(item["message"].get("thinking", "") for item in streamed) == got["message"]["thinking"]
+
+
+def test_tool_calls_have_objects_as_arguments(puppets: dict[int, TestClient]) -> None:
+    got = puppets[262].post("/api/chat", json={"messages": HELLO, "tools": [TOOL], "stream": False}).json()
+    wanted = [{"function": {"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}}]
+    assert got["message"]["tool_calls"] == wanted
+    streamed = lines(puppets[262], "/api/chat", messages=HELLO, tools=[TOOL])
+    assert [item["message"]["tool_calls"] for item in streamed if "tool_calls" in item["message"]] == [wanted]
+    history = [*HELLO, got["message"], {"role": "tool", "tool_name": "get_weather", "content": "rain"}]
+    assert puppets[259].post("/api/chat", json={"messages": history, "stream": False}).status_code == 200
+
+
+def test_generate_raw_templated_and_continued(puppets: dict[int, TestClient]) -> None:
+    body = {"prompt": "x", "raw": True, "stream": False}
+    raw = puppets[259].post("/api/generate", json=body).json()
+    assert raw["response"] == "Hello world."
+    templated = puppets[259].post("/api/generate", json={"prompt": "x", "system": "s", "stream": False}).json()
+    assert templated["prompt_eval_count"] > raw["prompt_eval_count"]
+    assert len(raw["context"]) == raw["prompt_eval_count"] + raw["eval_count"]
+    more = puppets[259].post("/api/generate", json=body | {"context": raw["context"]}).json()
+    assert more["prompt_eval_count"] >= len(raw["context"])
+    streamed = lines(puppets[259], "/api/generate", prompt="x")
+    assert "".join(item["response"] for item in streamed) == "Hello world."
+
+
+def test_format_and_loading(puppets: dict[int, TestClient]) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+    body = {"messages": HELLO, "format": schema, "stream": False, "options": {"num_predict": 60}}
+    got = puppets[259].post("/api/chat", json=body).json()["message"]["content"]
+    assert '{"a":1}'.startswith("".join(got.split())), got
+    assert puppets[259].post("/api/chat", json={"model": "m"}).json()["done_reason"] == "load"
+    assert puppets[259].post("/api/generate", json={"model": "m"}).json()["done_reason"] == "load"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/chat", {"messages": 5}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["aa"]}]}),
+        ("/api/chat", {"messages": HELLO, "options": []}),
+        ("/api/chat", {"messages": HELLO, "format": "xml"}),
+        ("/api/generate", {"prompt": 5}),
+        ("/api/generate", {"prompt": "x", "context": ["a"]}),
+    ],
+)
+def test_errors_are_strings(puppets: dict[int, TestClient], path: str, body: dict[str, Any]) -> None:
+    response = puppets[259].post(path, json=body)
+    assert response.status_code == 400
+    assert isinstance(response.json()["error"], str)
+
+
+def test_questions_about_models(puppets: dict[int, TestClient]) -> None:
+    client = puppets[259]
+    name = client.get("/api/tags").json()["models"][0]["name"]
+    assert client.get("/api/ps").json()["models"][0]["model"] == name == "PUPPET"
+    shown = client.post("/api/show", json={"model": name}).json()
+    assert "tools" in shown["capabilities"]
+    assert shown["model_info"]["general.architecture"]
+    assert client.get("/api/version").json()["version"]
+    assert client.post("/api/embed", json={"input": "x"}).status_code == 501
+
+
+def test_embeddings_and_reranking() -> None:
+    with running("llama-server -m MODEL -t 1 -c 512 --embeddings --pooling mean") as client:
+        got = client.post("/api/embed", json={"input": ["the sea", "a letter"]}).json()
+        assert len(got["embeddings"]) == 2
+        assert abs(sum(x * x for x in got["embeddings"][0]) - 1) < 1e-5
+        one = client.post("/api/embeddings", json={"prompt": "the sea"}).json()["embedding"]
+        assert one == pytest.approx(got["embeddings"][0], abs=1e-5)
+        documents = ["a letter came", "the old sea", "the sea"]
+        body: dict[str, Any] = {"query": "the sea", "documents": documents, "return_documents": True}
+        for path in ("/rerank", "/v1/rerank", "/reranking", "/v1/reranking"):
+            ranked = client.post(path, json=body).json()
+            assert ranked["results"][0]["index"] == 2
+            assert ranked["results"][0]["relevance_score"] == pytest.approx(1, abs=1e-4)
+            scores = [item["relevance_score"] for item in ranked["results"]]
+            assert scores == sorted(scores, reverse=True) and len(scores) == 3
+            assert ranked["results"][0]["document"]["text"] == "the sea"
+            assert ranked["usage"]["total_tokens"] > 8
+        assert len(client.post("/rerank", json=body | {"top_n": 1}).json()["results"]) == 1
+        plain = client.post("/rerank", json={"query": "the sea", "texts": documents}).json()
+        assert plain[0].keys() == {"index", "score"}
+        for wrong in ({"query": 5, "documents": ["a"]}, {"query": "a", "documents": []}, {"query": "a"},
+                      {"query": "a", "documents": [5]}):  # fmt: skip
+            assert client.post("/rerank", json=wrong).status_code == 400
+    with running("llama-server -m MODEL -t 1 -c 512") as client:
+        assert client.post("/rerank", json=body).status_code == 501

@@ -1,0 +1,196 @@
+"""Running a server for long: keys by name and their reload, configuration, slots over a restart, killed processes."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import signal
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ikpy.cli.parser import parse
+from ikpy.errors import UsageError
+from ikpy.server.keys import KeyRing, read_keys
+from tests.server.live import wait_for
+from tests.server.test_command import failed_start, process
+
+ROOT = Path(__file__).parents[2]
+ENDLESS = {"prompt": "x", "n_predict": -1, "temperature": 0, "logit_bias": [[449, 100]], "stream": True}
+TEXT = {"prompt": "The old man looked at the sea.", "n_predict": 8, "temperature": 0, "logit_bias": [[449, 100]]}
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def test_keys_have_names(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# comment\nalice abc-1\n\nxyz-2\n")
+    names = read_keys(["first-0"], [str(file)])
+    assert names == {"first-0": "key-1", "abc-1": "alice", "xyz-2": "key-3"}
+    ring = KeyRing(names)
+    assert ring.name_of({"authorization": "Bearer abc-1"}) == "alice"
+    assert ring.name_of({"x-api-key": "xyz-2"}) == "key-3"
+    assert ring.name_of({"authorization": "Bearer abc-12"}) is None
+    with pytest.raises(UsageError, match="nofile"):
+        read_keys([], ["/nofile"])
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")
+def test_hangup_reloads_keys(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("alice old-key-1\n")
+    with process("-c", "256", "--api-key-file", str(file)) as (server, address):
+
+        def status(key: str) -> int:
+            return httpx.get(f"{address}/props", headers=bearer(key)).status_code
+
+        assert (status("old-key-1"), status("new-key-2")) == (200, 401)
+        file.write_text("bob new-key-2\n")
+        server.send_signal(signal.SIGHUP)
+        assert wait_for(lambda: status("new-key-2") == 200)
+        assert status("old-key-1") == 401
+        file.write_text("")
+        server.send_signal(signal.SIGHUP)
+        time.sleep(0.3)
+        assert status("new-key-2") == 200, "a file without keys must not open the server"
+        server.terminate()
+        out, err = server.communicate(timeout=20)
+    assert 'key="alice"' in out and 'key="bob"' in out
+    assert "old-key" not in (out + err).replace("****ey-1", "") and "new-key" not in out + err
+    assert "keys not reloaded" in out
+
+
+CONFIG = """
+threads = 1
+[server]
+ctx-size = 512
+parallel = 2
+alias = "from-file"
+metrics = true
+api-key = ["a-1", "b-2"]
+cont-batching = true
+context-shift = false
+[perplexity]
+ctx-size = 64
+"""
+
+
+def test_configuration_from_file_environment_and_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text(CONFIG)
+    params = parse(["--config", str(file), "-a", "from-line"], "server", {})
+    assert (params.context.n_ctx, params.context.n_parallel, params.context.n_threads) == (512, 2, 1)
+    assert params.server.metrics and not params.server.context_shift
+    assert params.server.api_keys == ["a-1", "b-2"]
+    assert params.model.alias == "from-line"
+    environment = {"IKPY_CONFIG": str(file), "LLAMA_ARG_QUEUE_LIMIT": "7", "LLAMA_ARG_CTX_SIZE": "1024"}
+    params = parse([], "server", environment)
+    assert (params.model.alias, params.server.queue_limit, params.context.n_ctx) == ("from-file", 7, 1024)
+    assert parse(["--config", str(file)], "perplexity", {}).context.n_ctx == 64
+    with process("--config", str(file)) as (_, address):
+        assert httpx.get(f"{address}/v1/models").json()["data"][0]["id"] == "from-file"
+        assert len(httpx.get(f"{address}/slots", headers=bearer("b-2")).json()) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("nonsense = 1", "unknown option nonsense"),
+        ("[nonsense]\nport = 1", "no tool is called [nonsense]"),
+        ("port = ", "Invalid value"),
+        ("metrics = false", "leave the key out"),
+        ("port = 99999999", "invalid parameter for argument: --port"),
+        ("[server]\nalias = {a = 1}", "alias must be a number"),
+    ],
+)
+def test_wrong_configuration(tmp_path: Path, text: str, wanted: str) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        parse(["--config", str(file)], "server", {})
+    assert wanted in str(caught.value)
+    assert "nofile" in failed_start("--config", "/nofile")
+
+
+def ask(address: str) -> dict:
+    return httpx.post(f"{address}/completion", json=TEXT, timeout=30).json()
+
+
+def test_slots_survive_a_restart(tmp_path: Path) -> None:
+    options = ("-c", "512", "-np", "2", "--slot-save-path", str(tmp_path), "--slot-autosave")
+    with process(*options) as (server, address):
+        first = ask(address)
+        server.terminate()
+        out, _ = server.communicate(timeout=20)
+        assert "slot saved" in out
+    with process(*options) as (server, address):
+        again = ask(address)
+        assert again["content"] == first["content"]
+        assert again["timings"]["prompt_n"] == 1
+    for path in tmp_path.glob("autosave-?"):
+        path.write_bytes(path.read_bytes()[:-5])
+    with process(*options) as (server, address):
+        assert ask(address)["content"] == first["content"], "a damaged file is left alone"
+        server.terminate()
+        assert "slot not restored" in server.communicate(timeout=20)[0]
+    assert failed_start("--slot-autosave", "--port", "0").endswith("--slot-autosave needs --slot-save-path")
+
+
+def test_saved_slots_restore_after_a_kill_under_load(tmp_path: Path) -> None:
+    options = ("-c", "1024", "-np", "4", "--slot-save-path", str(tmp_path))
+    with process(*options) as (server, address):
+        first = httpx.post(f"{address}/completion", json=TEXT | {"id_slot": 0}).json()
+        ended = threading.Event()
+
+        def load() -> None:
+            try:
+                with httpx.stream("POST", f"{address}/completion", json=ENDLESS, timeout=30) as response:
+                    for _ in response.iter_lines():
+                        pass
+            except httpx.TransportError:
+                ended.set()
+
+        def save() -> None:
+            while not ended.is_set():
+                try:
+                    body = {"filename": "kept"}
+                    httpx.post(f"{address}/slots/0?action=save", json=body, timeout=30).raise_for_status()
+                except httpx.TransportError:
+                    return
+
+        threads = [threading.Thread(target=load) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        saving = threading.Thread(target=save)
+        saving.start()
+        assert wait_for((tmp_path / "kept").exists)
+        time.sleep(0.5)
+        server.kill()
+        for thread in [*threads, saving]:
+            thread.join(20)
+    with process(*options) as (server, address):
+        restored = httpx.post(f"{address}/slots/1?action=restore", json={"filename": "kept"})
+        assert restored.status_code == 200, restored.text
+        tokens = json.loads((tmp_path / "kept.tokens.json").read_text())["tokens"]
+        assert restored.json()["n_restored"] == len(tokens)
+        again = httpx.post(f"{address}/completion", json=TEXT | {"id_slot": 1}).json()
+        assert again["content"] == first["content"]
+        assert again["timings"]["prompt_n"] == 1
+        leftovers = [path.name for path in tmp_path.iterdir() if not path.name.startswith(("kept", ".kept"))]
+        assert leftovers == []
+
+
+def test_packaging_files_name_options_that_exist() -> None:
+    config = ROOT / "packaging" / "server.toml"
+    params = parse(["--config", str(config)], "server", {})
+    assert (params.server.models_max, params.context.n_parallel, params.server.log_format) == (2, 4, "json")
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read(ROOT / "packaging" / "ikpy-server.service")
+    assert "server --config" in unit["Service"]["ExecStart"]
+    assert "-HUP" in unit["Service"]["ExecReload"]

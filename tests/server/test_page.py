@@ -1,0 +1,290 @@
+"""The web page in a headless Chromium; skipped with a reason where there is none.
+
+IKPY_SCREENSHOT=docs/server-page.png keeps the picture of the documentation.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.harness import MODELS
+from tests.server.live import listening, wait_for
+from tests.server.test_router import router
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+by = pytest.importorskip("selenium.webdriver.common.by")
+keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+BROWSER = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+DRIVER = shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    BROWSER is None or DRIVER is None, reason="no Chromium with chromedriver: apt install chromium chromium-driver"
+)
+OPTIONS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+    "--window-size=1100,800",
+)  # fmt: skip
+ENDLESS = '{"logit_bias": {"449": 100}, "max_tokens": -1}'
+HELLO = '{"logit_bias": {"259": 100}}'
+MARKDOWN = """# Title
+
+Some **bold**, *italic* and `code <b>`.
+
+- one
+- two
+  1. inner
+
+| a | b |
+|---|---|
+| 1 | 2 |
+
+```python
+print("<script>")
+```
+> quoted
+
+[good](https://example.com) [bad](javascript:alert(1)) <img src=x onerror=alert(1)>"""
+
+
+class Page:
+    """The page in a browser."""
+
+    def __init__(self, driver: Any, address: str) -> None:
+        self.driver = driver
+        self.address = address
+
+    def open(self) -> None:
+        self.driver.get(self.address)
+        assert wait_for(lambda: self.texts("#status") != [""])
+
+    def find(self, selector: str) -> Any:
+        return self.driver.find_element(by.By.CSS_SELECTOR, selector)
+
+    def texts(self, selector: str) -> list[str]:
+        return self.driver.execute_script(
+            "return [...document.querySelectorAll(arguments[0])].map(node => node.textContent)", selector
+        )
+
+    def set(self, **settings: str) -> None:
+        """Settings through the dialog."""
+        self.find("#open").click()
+        for name, value in settings.items():
+            field = self.find(f"#settings [name={name}]")
+            field.clear()
+            field.send_keys(value)
+        self.find("#settings button[value=close]").click()
+
+    def send(self, text: str) -> None:
+        self.find("#input").send_keys(text, keys.ENTER)
+
+    def idle(self) -> bool:
+        return self.find("#send").is_displayed()
+
+    def errors(self) -> list[str]:
+        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+@pytest.fixture(scope="module", name="driver")
+def start_driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    for option in (*OPTIONS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(option)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(name="page")
+def open_page(driver: Any) -> Iterator[Page]:
+    with listening("llama-server -m PUPPET -t 1 -c 4096 -np 2") as (client, _):
+        page = Page(driver, str(client.base_url))
+        page.open()
+        driver.execute_script("localStorage.clear()")
+        driver.set_window_size(1100, 800)
+        page.open()
+        yield page
+        assert page.errors() == []
+
+
+def test_type_stream_and_reload(page: Page) -> None:
+    page.set(extra=HELLO, temperature="0")
+    page.send("Hi there")
+    assert wait_for(lambda: page.idle() and page.texts(".message .text") == ["Hello world."])
+    assert page.texts(".message.user > span") == ["Hi there"]
+    assert "tokens/s" in page.texts(".message .rate")[0] and "context" in page.texts(".message .rate")[0]
+    page.open()
+    assert page.texts(".message .text") == ["Hello world."], "a reload keeps the conversation"
+    assert page.texts("#chats .title") == ["Hi there"]
+    page.find("#open").click()
+    assert page.find("[name=temperature]").get_attribute("value") == "0"
+    assert wait_for(lambda: "slot 1: idle" in page.find("#info").text)
+    assert "puppet" in page.find("#info").text.lower()
+    page.find("#defaults").click()
+    assert page.find("[name=temperature]").get_attribute("value") == "0.8"
+    page.find("#settings").send_keys(keys.ESCAPE)
+    assert wait_for(lambda: page.find("#status").text == "0 of 2 slots busy", 8)
+
+
+def test_stop_regenerate_continue_and_edit(page: Page) -> None:
+    page.set(extra=ENDLESS)
+    page.send("Go on")
+    assert wait_for(lambda: len(page.texts(".message .text")[-1:]) == 1 and len(page.texts(".message .text")[0]) > 50)
+    assert page.find("#stop").is_displayed()
+    page.find("#stop").click()
+    assert wait_for(page.idle)
+    stopped = page.texts(".message .text")[0]
+    time.sleep(0.2)
+    assert page.texts(".message .text")[0] == stopped, "nothing comes after a stop"
+    page.set(extra=HELLO)
+    next(b for b in page.driver.find_elements(by.By.CSS_SELECTOR, ".actions button") if b.text == "Regenerate").click()
+    assert wait_for(lambda: page.idle() and page.texts(".message .text") == ["Hello world."])
+    next(b for b in page.driver.find_elements(by.By.CSS_SELECTOR, ".actions button") if b.text == "Edit").click()
+    assert page.find("#input").get_attribute("value") == "Go on"
+    assert page.texts(".message") == []
+
+
+def test_keyboard(page: Page) -> None:
+    page.set(extra=ENDLESS)
+    field = page.find("#input")
+    field.send_keys("first line", keys.SHIFT + keys.ENTER, keys.NULL + "second line")
+    assert "\n" in field.get_attribute("value")
+    field.send_keys(keys.ENTER)
+    assert wait_for(lambda: page.find("#stop").is_displayed())
+    field.send_keys(keys.ESCAPE)
+    assert wait_for(page.idle), "Escape stops"
+    assert page.driver.execute_script("return document.activeElement.id") == "input"
+    field.send_keys(keys.ALT + "n")
+    assert wait_for(lambda: page.texts(".message") == []), "Alt+N begins a new conversation"
+    assert len(page.texts("#chats .title")) == 1
+    page.find("#input").send_keys(keys.ALT + "s")
+    assert wait_for(lambda: page.find("#settings").is_displayed())
+    page.find("#settings").send_keys(keys.ESCAPE)
+    assert wait_for(lambda: not page.find("#settings").is_displayed())
+
+
+def test_conversations_can_be_switched_and_deleted(page: Page) -> None:
+    page.set(extra=HELLO)
+    for text in ("One", "Two"):
+        page.find("#new").click()
+        page.send(text)
+        assert wait_for(lambda: page.idle() and page.texts(".message .text") == ["Hello world."])
+    assert page.texts("#chats .title") == ["Two", "One"]
+    page.driver.find_elements(by.By.CSS_SELECTOR, "#chats .title")[1].click()
+    assert page.texts(".message.user > span") == ["One"]
+    page.driver.find_elements(by.By.CSS_SELECTOR, "#chats .remove")[1].click()
+    assert page.texts("#chats .title") == ["Two"] and page.texts(".message") == []
+
+
+def test_markdown_is_shown_and_never_becomes_html(page: Page) -> None:
+    chat = {"id": 1, "title": "Markdown", "messages": [
+        {"role": "user", "content": "Show <b>all</b>"}, {"role": "assistant", "content": MARKDOWN, "rate": "12 tokens"},
+    ]}  # fmt: skip
+    page.driver.execute_script("localStorage.setItem('ikpy.chats', JSON.stringify([arguments[0]]))", chat)
+    page.open()
+    for selector, wanted in (
+        (".text h1", "Title"), (".text strong", "bold"), (".text em", "italic"), (".text p code", "code <b>"),
+        (".text pre code", 'print("<script>")'), (".text td", "1"), (".text blockquote", "quoted"), (".text a", "good"),
+        (".message.user > span", "Show <b>all</b>"),
+    ):  # fmt: skip
+        assert page.texts(selector)[:1] == [wanted], selector
+    assert len(page.texts(".text > ul > li")) == 2 and len(page.texts(".text ol li")) == 1
+    assert page.texts(".text a") == ["good"], "a script is no address"
+    assert page.texts(".text img") == [] and page.texts(".text b") == []
+
+
+def test_a_conversation_with_a_model(driver: Any) -> None:
+    with listening("llama-server -m MODEL -t 1 -c 2048 -np 2 --alias tiny-mla-moe") as (client, _):
+        page = Page(driver, str(client.base_url))
+        page.open()
+        driver.execute_script("localStorage.clear(); sessionStorage.clear()")
+        page.open()
+        page.set(temperature="0", max_tokens="60")
+        for question in ("The old man looked at the sea", "And the girl?"):
+            page.send(question)
+            assert wait_for(lambda: page.idle() and not page.find("#stop").is_displayed(), 20)
+        answers = page.texts(".message .text")
+        assert len(answers) == 2 and all(answers)
+        assert all("60 tokens" in rate for rate in page.texts(".message .rate"))
+        assert page.errors() == []
+        picture = os.environ.get("IKPY_SCREENSHOT")
+        if picture:
+            driver.save_screenshot(str(Path(picture).resolve()))
+
+
+def test_errors_and_keys(driver: Any) -> None:
+    with listening("llama-server -m PUPPET -t 1 -c 512 -np 1 --api-key secret") as (client, _):
+        page = Page(driver, str(client.base_url))
+        page.open()
+        page.driver.execute_script("localStorage.clear(); sessionStorage.clear()")
+        page.open()
+        page.send("Hi")
+        assert wait_for(lambda: page.texts(".message.error div:not(.actions):not(.text)") == ["Invalid API Key"])
+        page.set(key="secret", extra=HELLO)
+        next(b for b in driver.find_elements(by.By.CSS_SELECTOR, ".actions button") if b.text == "Regenerate").click()
+        assert wait_for(lambda: page.idle() and page.texts(".message .text") == ["Hello world."])
+        stored = driver.execute_script("return JSON.stringify(localStorage)")
+        assert "secret" not in stored, "keys stay in the session"
+        page.errors()
+
+
+def test_on_a_phone(page: Page) -> None:
+    page.driver.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 390, "height": 800, "deviceScaleFactor": 2, "mobile": True}
+    )
+    try:
+        page.open()
+        assert page.driver.execute_script("return document.documentElement.scrollWidth") <= 390
+        assert not page.find("#side").is_displayed() or page.find("#side").rect["x"] < 0
+        page.find("#menu").click()
+        assert wait_for(lambda: page.find("#new").is_displayed() and page.find("#side").rect["x"] >= 0)
+        page.find("#new").click()
+        assert wait_for(lambda: page.find("#side").rect["x"] < 0)
+        page.send("Hi")
+        assert wait_for(lambda: page.texts(".message.user > span") == ["Hi"])
+        page.find("#input").send_keys(keys.ESCAPE)
+        assert wait_for(page.idle)
+    finally:
+        page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_choice_of_a_model(driver: Any, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.gguf").symlink_to(MODELS["PUPPET"])
+    with router(tmp_path) as (client, _):
+        page = Page(driver, str(client.base_url))
+        page.open()
+        driver.execute_script("localStorage.clear(); sessionStorage.clear()")
+        page.open()
+        assert wait_for(lambda: page.texts("#model option") == ["one", "two"])
+        page.find("#model").send_keys("two")
+        page.set(extra=HELLO)
+        page.send("Hi")
+        assert wait_for(lambda: page.idle() and page.texts(".message .text") == ["Hello world."], 20)
+        states = {entry["id"]: entry["status"]["value"] for entry in client.get("/v1/models").json()["data"]}
+        assert states == {"one": "unloaded", "two": "loaded"}
+        page.find("#open").click()
+        assert wait_for(lambda: "two.gguf" in page.find("#info").text), "settings describe the chosen model"
+        page.find("#settings").send_keys(keys.ESCAPE)
+        assert wait_for(lambda: page.texts("#status") == ["1 model loaded"], 8)
+        assert page.errors() == []
+
+
+def test_nothing_comes_from_elsewhere() -> None:
+    with listening("llama-server -m PUPPET -t 1 -c 512 -np 1") as (client, _):
+        for path in ("/", "/page.js", "/page.css", "/markdown.js"):
+            answer = httpx.get(f"{client.base_url}{path}")
+            assert answer.status_code == 200
+            assert "default-src 'self'" in answer.headers["content-security-policy"]
+            assert "http://" not in answer.text and "https://" not in answer.text

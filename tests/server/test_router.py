@@ -1,0 +1,218 @@
+"""Several models behind one port: loading on demand, limits, crashes, streaming, shutdown."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from ikpy.server.router.catalog import scan
+from tests.server.harness import MODELS
+from tests.server.live import wait_for
+
+ROOT = Path(__file__).parents[2]
+HELLO = {"messages": [{"role": "user", "content": "Hello there"}], "max_tokens": 8, "temperature": 0}
+
+
+@contextmanager
+def router(folder: Path, *arguments: str) -> Iterator[tuple[httpx.Client, subprocess.Popen[str]]]:
+    """A router over the models of a folder."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    line = [sys.executable, "-m", "ikpy", "server", "--models-dir", str(folder), "--port", str(port), "-t", "1"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    log = (folder / "log").open("w")
+    process = subprocess.Popen([*line, "-c", "512", *arguments], env=environment, text=True, stdout=log, stderr=log)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            assert wait_for(lambda: answers(client), 20), (folder / "log").read_text()
+            yield client, process
+    finally:
+        children = psutil.Process(process.pid).children() if process.poll() is None else []
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        psutil.wait_procs(children, timeout=10)
+        log.close()
+        assert not any(child.is_running() for child in children), "a model's process outlived the router"
+
+
+def answers(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.fixture(name="folder")
+def models_folder(tmp_path: Path) -> Path:
+    shutil.copy(MODELS["PUPPET"], tmp_path / "puppet.gguf")
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "tiny.gguf").symlink_to(MODELS["MODEL"])
+    return tmp_path
+
+
+def states(client: httpx.Client) -> dict[str, str]:
+    return {entry["id"]: entry["status"]["value"] for entry in client.get("/v1/models").json()["data"]}
+
+
+def chat(client: httpx.Client, model: str, **more: Any) -> httpx.Response:
+    return client.post("/v1/chat/completions", json=HELLO | {"model": model, **more})
+
+
+def processes(server: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(server.pid).children()
+
+
+def test_models_of_a_folder(folder: Path) -> None:
+    for i in (1, 2):
+        (folder / f"big-0000{i}-of-00002.gguf").write_bytes(b"x" * 10)
+    (folder / "mmproj-x.gguf").write_bytes(b"x")
+    found = scan(folder)
+    assert list(found) == ["big", "puppet", "small/tiny"]
+    assert found["big"].size == 20
+
+
+def test_load_on_demand_stream_unload_and_errors(folder: Path) -> None:
+    with router(folder) as (client, server):
+        assert states(client) == {"puppet": "unloaded", "small/tiny": "unloaded"}
+        assert client.post("/v1/chat/completions", json=HELLO).status_code == 400
+        missing = chat(client, "nothing")
+        assert missing.status_code == 404
+        assert "puppet" in missing.json()["error"]["message"]
+        assert client.post("/v1/chat/completions", content=b"{").status_code == 400
+        plain = chat(client, "puppet", logit_bias={"259": 100})
+        assert plain.json()["choices"][0]["message"]["content"] == "Hello world."
+        assert states(client) == {"puppet": "loaded", "small/tiny": "unloaded"}
+        assert client.post("/tokenize", json={"content": "x"}).status_code == 200, "the only loaded model is meant"
+        assert chat(client, "small/tiny").status_code == 200
+        assert len(processes(server)) == 2
+        with client.stream(
+            "POST", "/v1/chat/completions", json=HELLO | {"model": "puppet", "stream": True, "logit_bias": {"259": 100}}
+        ) as stream:
+            lines = [line for line in stream.iter_lines() if line]
+        assert lines[-1] == "data: [DONE]"
+        assert client.get("/props", params={"model": "small/tiny"}).json()["model_alias"] == "small/tiny"
+        assert chat(client, "puppet", messages=5).status_code == 400
+        assert client.post("/models/unload", json={"model": "puppet"}).json() == {"success": True}
+        assert states(client)["puppet"] == "unloaded"
+        assert client.post("/models/unload", json={"model": "puppet"}).json() == {"success": False}
+        assert client.post("/models/load", json={"model": "puppet"}).json() == {"success": True}
+        assert [m["name"] for m in client.get("/api/ps").json()["models"]] == ["puppet", "small/tiny"]
+        assert "<title>" in client.get("/").text
+
+
+def test_a_crash_takes_down_one_model_which_is_started_again(folder: Path) -> None:
+    with router(folder) as (client, server):
+        chat(client, "small/tiny")
+        kept = processes(server)[0].pid
+        chat(client, "puppet")
+        victim = next(process for process in processes(server) if process.pid != kept)
+        body = HELLO | {"model": "puppet", "stream": True, "max_tokens": -1, "logit_bias": {"449": 100}}
+        with client.stream("POST", "/v1/chat/completions", json=body) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            victim.kill()
+            rest = [line for line in lines if line]
+        assert "ended unexpectedly" in rest[-1]
+        assert wait_for(lambda: states(client)["puppet"] == "loaded", 20)
+        assert chat(client, "puppet").status_code == 200
+        assert kept in [process.pid for process in processes(server)]
+        entry = next(e for e in client.get("/v1/models").json()["data"] if e["id"] == "puppet")
+        assert entry["status"]["crashes"] == 1
+
+
+def test_a_damaged_model_is_an_error_of_its_requests_only(folder: Path) -> None:
+    (folder / "bad.gguf").write_bytes(b"no model")
+    with router(folder) as (client, _):
+        answer = chat(client, "bad")
+        assert answer.status_code == 500
+        assert "bad.gguf" in answer.json()["error"]["message"]
+        assert chat(client, "puppet").status_code == 200
+
+
+def test_one_model_at_a_time(folder: Path) -> None:
+    with router(folder, "--models-max", "1") as (client, server):
+        chat(client, "small/tiny")
+        chat(client, "puppet")
+        assert states(client) == {"puppet": "loaded", "small/tiny": "unloaded"}
+        body = HELLO | {"model": "puppet", "stream": True, "max_tokens": -1, "logit_bias": {"449": 100}}
+        with client.stream("POST", "/v1/chat/completions", json=body) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            busy = chat(client, "small/tiny")
+            assert busy.status_code == 503
+            assert busy.headers["retry-after"].isdigit()
+        assert wait_for(lambda: chat(client, "small/tiny").status_code == 200, 10), "the closed stream must not count"
+        assert len(processes(server)) == 1
+
+
+def test_idle_models_go_and_memory_is_limited(folder: Path) -> None:
+    with router(folder, "--models-ttl", "1", "--models-memory", "1") as (client, server):
+        chat(client, "puppet")
+        chat(client, "small/tiny")
+        assert states(client)["puppet"] == "unloaded", "1 MiB is too little for two"
+        assert wait_for(lambda: not processes(server), 10), "idle for more than a second"
+
+
+def test_keys_hold_for_all_models_and_not_for_their_processes(folder: Path) -> None:
+    with router(folder, "--api-key", "secret") as (client, server):
+        assert chat(client, "puppet").status_code == 401
+        client.headers["Authorization"] = "Bearer secret"
+        assert chat(client, "puppet").status_code == 200
+        port = processes(server)[0].net_connections(kind="inet")[0].laddr.port
+        direct = httpx.get(f"http://127.0.0.1:{port}/props", headers={"Authorization": "Bearer secret"})
+        assert direct.status_code == 401
+        assert "secret" not in " ".join(processes(server)[0].cmdline())
+
+
+def test_the_processes_end_with_a_killed_router(folder: Path) -> None:
+    with router(folder) as (client, server):
+        chat(client, "puppet")
+        children = processes(server)
+        os.kill(server.pid, signal.SIGKILL)
+        server.wait(5)
+        _, alive = psutil.wait_procs(children, timeout=10)
+        assert not alive
+
+
+def test_running_requests_end_before_the_router(folder: Path) -> None:
+    with router(folder) as (client, server):
+        body = HELLO | {"model": "puppet", "stream": True, "max_tokens": 200, "logit_bias": {"449": 100}}
+        with client.stream("POST", "/v1/chat/completions", json=body) as stream:
+            lines = (line for line in stream.iter_lines() if line)
+            next(lines)
+            stopping = threading.Timer(0.05, server.terminate)
+            stopping.start()
+            assert list(lines)[-1] == "data: [DONE]"
+        began = time.monotonic()
+        assert server.wait(20) == 0
+        assert time.monotonic() - began < 15
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [(("-m", "x.gguf"), "exclude each other"), (("--models-dir", "/nodir"), "--models-dir /nodir: no such directory")],
+)
+def test_wrong_options(folder: Path, arguments: tuple[str, ...], wanted: str) -> None:
+    line = [sys.executable, "-m", "ikpy", "server", "--models-dir", str(folder), "--port", "0", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    result = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 1
+    assert wanted in result.stderr.strip().splitlines()[-1]

@@ -1,0 +1,103 @@
+"""LoRA adapters and control vectors of a running server, and their command-line options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+import ikpy
+from ikpy.engine.adapter import LoraAdapter
+from ikpy.engine.model import Model
+from tests.cpu.test_adapters import write_adapter, write_directions
+from tests.server.harness import loaded, running
+
+BUNDLED = str(ikpy.default_model_path())
+PROMPT = "The old man looked at"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """An adapter of the bundled model's output and attention, and a control vector."""
+    folder = tmp_path_factory.mktemp("adapters")
+    model = Model.load(BUNDLED)
+    random = np.random.default_rng(2)
+    pairs = {}
+    for name, value in model.weights.items():
+        if name.endswith(("attn_output.weight", "ffn_down_shexp.weight", "attn_q_b.weight")):
+            a = random.normal(0, value.shape[0] ** -0.5, (4, value.shape[0]))
+            pairs[name.removesuffix(".weight")] = a, random.normal(0, 0.5, (value.shape[1], 4))
+    assert pairs
+    hp = model.hparams
+    rows = {n: random.normal(0, 40.0, hp.n_embd).astype(np.float32) for n in range(1, hp.n_layer)}
+    return (
+        write_adapter(folder / "lora.gguf", hp.arch, pairs, 0.0),
+        write_directions(folder / "vector.gguf", rows),
+    )
+
+
+def text(client: TestClient, **body: Any) -> str:
+    response = client.post("/completion", json={"prompt": PROMPT, "temperature": 0, "n_predict": 8, **body})
+    assert response.status_code == 200, response.text
+    return response.json()["content"]
+
+
+def scaled(path: Path, scale: float) -> str:
+    """The text with the adapter at a scale, from the Python API."""
+    llm = ikpy.LLM(lora=[(path, scale)], n_ctx=256, n_threads=1)
+    return llm.generate(PROMPT, 8, temperature=0)
+
+
+def test_adapter_scales(files: tuple[Path, Path]) -> None:
+    """At load, by the route for all requests, and per request; caches made with other scales are not reused."""
+    lora = files[0]
+    wanted = {scale: scaled(lora, scale) for scale in (0.0, 1.0, -2.0)}
+    assert len(set(wanted.values())) == 3
+    with running(f"llama-server -m MODEL -t 1 -c 512 -np 2 --lora-scaled {lora} -2") as client:
+        assert client.get("/lora-adapters").json() == [{"id": 0, "path": str(lora), "scale": -2.0}]
+        for scale in (-2.0, 0.0, 1.0, 1.0, -2.0):
+            assert text(client, lora=[{"id": 0, "scale": scale}], id_slot=0) == wanted[scale], f"scale {scale}"
+        assert text(client) == wanted[-2.0]
+        assert client.post("/lora-adapters", json=[{"id": 0, "scale": 1.0}]).json() == {"success": True}
+        assert text(client) == wanted[1.0]
+        assert client.post("/lora-adapters", json=[]).json() == {"success": True}
+        assert text(client) == wanted[0.0], "an adapter that is not named is off"
+        error = client.post("/lora-adapters", json=[{"id": 1, "scale": 1.0}])
+        assert error.status_code == 400 and error.json()["error"]["message"] == "invalid adapter id"
+        error = client.post("/completion", json={"prompt": PROMPT, "lora": [{"id": 3, "scale": 1}]})
+        assert error.status_code == 400 and error.json()["error"]["message"] == "invalid adapter id"
+        assert text(client) == wanted[0.0]
+    with running(f"llama-server -m MODEL -t 1 -c 512 --lora {lora} --lora-init-without-apply") as client:
+        assert text(client) == wanted[0.0]
+
+
+def test_control_vectors_load_scale_and_unload(files: tuple[Path, Path]) -> None:
+    vector = files[1]
+    with running(f"llama-server -m MODEL -t 1 -c 512 --control-vector-scaled {vector} 0.5") as client:
+        steered = text(client)
+    with running("llama-server -m MODEL -t 1 -c 512") as client:
+        plain = text(client)
+        assert plain != steered
+        answer = client.post("/control-vectors/load", json={"path": str(vector), "scale": 0.25}).json()
+        shown = {"id": 0, "path": str(vector), "scale": 0.25, "layer_start": -1, "layer_end": -1}
+        assert answer == {"success": True, "control_vectors": [shown]}
+        assert client.post("/control-vectors/apply", json=[{"id": 0, "scale": 0.5}]).json() == {"success": True}
+        assert client.get("/control-vectors").json() == [{**shown, "scale": 0.5}]
+        assert text(client) == steered
+        assert client.post("/control-vectors/apply", json=[{"id": 7, "scale": 1}]).status_code == 400
+        assert client.post("/control-vectors/unload", json={"id": 0}).json() == {"success": True}
+        assert client.get("/control-vectors").json() == [] and text(client) == plain
+        assert client.post("/control-vectors/unload", json={"id": 0}).status_code == 400
+
+
+def test_adapters_of_split_tensors_are_refused(tmp_path: Path) -> None:
+    model = loaded(BUNDLED).model
+    name = next(n for n in model.weights if n.endswith("attn_kv_b.weight"))
+    value = model.weights[name]
+    pairs = {name.removesuffix(".weight"): (np.ones((2, value.shape[0])), np.ones((value.shape[1], 2)))}
+    path = write_adapter(tmp_path / "lora.gguf", model.hparams.arch, pairs, 1.0)
+    with pytest.raises(ikpy.errors.UsageError, match="cannot be applied while running; merge it into the model"):
+        LoraAdapter.load(path, model)

@@ -4,14 +4,22 @@ Environment: IKPY_TIERS=avx512,avx2,portable picks tiers; IKPY_DEBUG_BUILD=1 giv
 without optimization; IKPY_JOBS sets the compile jobs.
 """
 
+import functools
+import hashlib
 import os
 import platform
+import re
 import shutil
+import subprocess
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import Cython
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent
@@ -32,6 +40,7 @@ TIER_FLAGS = {
     "avx2": ["-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mlzcnt", "-mpopcnt"],
     "avx512": ["-march=x86-64-v4", "-mavx512vnni", "-mprefer-vector-width=512"],
 }
+BUILD_KIND = "debug" if DEBUG else "release"
 DIRECTIVES = {
     "language_level": 3,
     "boundscheck": DEBUG,
@@ -57,11 +66,14 @@ def selected_tiers() -> list[str]:
     return chosen
 
 
-def tier_source(tier: str) -> str:
-    """A copy of core.pyx under the tier's module name: Cython derives the init function from the file name."""
-    target = ROOT / "build" / "tiers" / f"_core_{tier}.pyx"
+def staged(name: str, source: str) -> str:
+    """A copy of a .pyx under a module's name, as Cython derives the init function from it; written when it differs.
+
+    Cython compares time stamps; that of the copy says when the text changed here.
+    """
+    target = ROOT / "build" / "cython" / f"{name}.pyx"
     target.parent.mkdir(parents=True, exist_ok=True)
-    text = (ROOT / NATIVE / "core.pyx").read_text()
+    text = (ROOT / NATIVE / source).read_text()
     if not target.exists() or target.read_text() != text:
         target.write_text(text)
     return str(target.relative_to(ROOT))
@@ -73,7 +85,7 @@ def core_extension(tier: str) -> Extension:
     flags = COMMON_FLAGS + OPTIMIZE + TIER_FLAGS[tier]
     return Extension(
         f"ikpy._native._core_{tier}",
-        sources=[tier_source(tier), *sources],
+        sources=[staged(f"_core_{tier}", "core.pyx"), *sources],
         include_dirs=[str(NATIVE / "include"), str(NATIVE)],
         depends=headers,
         extra_compile_args=flags,
@@ -87,12 +99,18 @@ def core_extension(tier: str) -> Extension:
 
 
 class ParallelBuild(build_ext):
-    """Compiles the files of each extension on several cores and skips objects that are up to date."""
+    """Compiles the files of each extension on several cores and keeps the objects in build/objects.
+
+    pip builds editable installs in a temporary folder, so the objects must lie elsewhere to be found by the next
+    build. An object is used again if a hash over compiler, command and the contents of everything it includes is
+    the same; time stamps do not count.
+    """
 
     def build_extensions(self) -> None:
         jobs = int(os.environ.get("IKPY_JOBS") or os.cpu_count() or 1)
-        compile_one = self.compiler._compile
-        newest_header = max(p.stat().st_mtime for p in (ROOT / NATIVE).rglob("*.hpp"))
+        compiler = self.compiler
+        version = subprocess.run([*compiler.compiler_so[:1], "--version"], capture_output=True, check=True).stdout
+        compile_one = compiler._compile
 
         def compile_parallel(
             sources,
@@ -104,47 +122,88 @@ class ParallelBuild(build_ext):
             extra_postargs=None,
             depends=None,
         ):
-            macros, objects, post, pre, build = self.compiler._setup_compile(
+            macros, objects, post, pre, items = compiler._setup_compile(
                 output_dir, macros, include_dirs, sources, depends, extra_postargs
             )
-            options = self.compiler._get_cc_args(pre, debug, extra_preargs)
-            stamp = Path(self.build_temp) / "flags.txt"
+            options = compiler._get_cc_args(pre, debug, extra_preargs)
+            command = repr((version, compiler.compiler_so, options, post)).encode()
 
             def one(item):
                 obj, (src, ext) = item
-                target = Path(obj)
-                newest = max(Path(src).stat().st_mtime, newest_header, (ROOT / "setup.py").stat().st_mtime)
-                if not target.exists() or target.stat().st_mtime < newest:
-                    compile_one(obj, src, ext, options, post, macros)
+                if is_current(obj, command):
+                    return
+                key = Path(f"{obj}.key")
+                key.unlink(missing_ok=True)
+                start = time.time()
+                compile_one(obj, src, ext, options, [*post, "-MMD", "-MF", f"{obj}.d"], macros)
+                # A file that was written meanwhile may not be what was compiled.
+                if all(Path(name).stat().st_mtime < start for name in dependencies(obj)):
+                    key.write_text(object_key(obj, command))
 
-            stamp.parent.mkdir(parents=True, exist_ok=True)
             with ThreadPoolExecutor(jobs) as pool:
-                list(pool.map(one, build.items()))
+                list(pool.map(one, items.items()))
             return objects
 
-        self.compiler.compile = compile_parallel
+        compiler.compile = compile_parallel
+        # What is up to date is decided per object.
+        self.force = True
         super().build_extensions()
 
     def build_extension(self, ext) -> None:
-        # Objects of different tiers must not share a folder.
+        """Build one extension, its objects in a folder of their own: tiers share sources."""
         base = self.build_temp
-        self.build_temp = str(Path(base) / ext.name.rsplit(".", 1)[-1] / ("debug" if DEBUG else "release"))
+        python = f"{sys.implementation.cache_tag}-{platform.machine()}"
+        self.build_temp = str(Path("build", "objects", python, BUILD_KIND, ext.name.rsplit(".", 1)[-1]))
         try:
             super().build_extension(ext)
         finally:
             self.build_temp = base
 
 
+def dependencies(obj: str) -> list[str]:
+    """Files that an object was compiled from, system headers aside."""
+    rule = Path(f"{obj}.d").read_text().replace("\\\n", " ").partition(": ")[2]
+    return [name.replace("\\ ", " ") for name in re.split(r"(?<!\\)\s+", rule) if name]
+
+
+def object_key(obj: str, command: bytes) -> str:
+    """Hash over the command and all files that an object was compiled from."""
+    return hashlib.sha256(command + b"".join(map(file_hash, dependencies(obj)))).hexdigest()
+
+
+def is_current(obj: str, command: bytes) -> bool:
+    """Whether an object exists and compiling again would give the same."""
+    try:
+        return Path(obj).exists() and Path(f"{obj}.key").read_text() == object_key(obj, command)
+    except OSError:
+        return False
+
+
+@functools.cache
+def file_hash(name: str) -> bytes:
+    """Hash of a file's name and contents."""
+    return hashlib.sha256(name.encode() + b"\0" + Path(name).read_bytes()).digest()
+
+
+class CleanBuild(build):
+    """A build that starts with an empty lib folder: files of earlier builds must not get into a wheel."""
+
+    def run(self) -> None:
+        """Empty the lib folder and build."""
+        shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
+
 def main() -> None:
-    probe = Extension("ikpy._native.cpu", [str(NATIVE / "cpu.pyx")])
+    probe = Extension("ikpy._native.cpu", [staged("cpu", "cpu.pyx")])
     if not shutil.which(os.environ.get("CXX", "g++")) and not os.environ.get("CXX"):
         raise SystemExit("ikpy needs a C++17 compiler: install g++ (Debian/Ubuntu: apt install g++) or set CXX")
     extensions = cythonize(
         [probe, *(core_extension(t) for t in selected_tiers())],
         compiler_directives=DIRECTIVES,
-        build_dir="build/cython",
+        build_dir=f"build/cython/{BUILD_KIND}-{Cython.__version__}",
     )
-    setup(ext_modules=extensions, cmdclass={"build_ext": ParallelBuild})
+    setup(ext_modules=extensions, cmdclass={"build": CleanBuild, "build_ext": ParallelBuild})
 
 
 main()

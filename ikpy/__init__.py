@@ -43,12 +43,18 @@ __all__ = [
     "Vocab",
     "__version__",
     "default_model_path",
+    "demo_text_path",
 ]
 
 
 def default_model_path() -> Path:
     """The bundled tiny-mla-moe model (deepseek2, 12.5 M parameters, F16), used when no model is named."""
     return Path(__file__).parent / "assets" / "tiny-mla-moe-f16.gguf"
+
+
+def demo_text_path() -> Path:
+    """The bundled English text, for a first perplexity of the bundled model."""
+    return default_model_path().parent / "demo-text.txt"
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ikpy.cli.bench_options import ROWS as BENCH_ROWS
 from ikpy.cli.help import default_text, spelling
-from ikpy.cli.options import TOOLS, Effect, Option, all_options
+from ikpy.cli.options import NO_GPU, TOOLS, Effect, Option, all_options
 
 TARGET = Path(__file__).parent.parent / "docs" / "options.md"
 INTRODUCTION = """# Options
@@ -35,10 +35,15 @@ def cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", "\\n")
 
 
+def no_effect(reason: str) -> str:
+    """Sentence on an option that does nothing, always or on machines without a GPU."""
+    return "No effect without a CUDA device." if reason == NO_GPU else f"No effect: {reason}."
+
+
 def effect_text(row: Option) -> str:
     """What giving the option does, when it is not simply used."""
     if row.effect is Effect.USED:
-        return f" No effect here: {row.reason}." if row.reason else ""
+        return f" {no_effect(row.reason)}" if row.reason else ""
     if row.effect is Effect.ALWAYS:
         return " Always on."
     return f" {row.effect.value.capitalize()}: {row.reason}."
@@ -70,7 +75,7 @@ def bench_section() -> list[str]:
     ]
     for row in BENCH_ROWS:
         names = f"{', '.join(row.names)} {row.metavar}".rstrip()
-        effect = f" No effect: {row.no_effect}." if row.no_effect else ""
+        effect = f" {no_effect(row.no_effect)}" if row.no_effect else ""
         lines.append(f"| `{cell(names)}` | {'yes' if row.many else 'no'} | {cell(row.help)}.{effect} |")
     return lines
 

@@ -158,6 +158,7 @@ def one_line(error: BaseException) -> str:
     """Message of an exception without line breaks."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    if isinstance(error, MemoryError) and not str(error):
-        return "out of memory"
+    if isinstance(error, MemoryError):
+        needed = f" ({error})" if str(error) else ""
+        return f"not enough memory{needed}: a smaller context (-c) or batch (-b, -ub) or fewer threads need less"
     return " ".join(str(error).split())

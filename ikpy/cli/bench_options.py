@@ -18,6 +18,7 @@ from ikpy.errors import IkpyError, UsageError
 from ikpy.tools.bench import BenchParams
 
 CACHE_TYPES = ("f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "q6_0", "q8_KV")
+COUNT = values.bounded(0)
 OUTPUTS = ("md", "csv", "json", "jsonl", "sql", "none")
 
 
@@ -34,7 +35,13 @@ def to_pair(text: str, warn: Warn) -> tuple[int, int]:
     parts = text.split(",")
     if len(parts) != 2:
         raise ValueError(f"expected two numbers such as 512,128, got {text!r}")
-    return values.to_int(parts[0], warn), values.to_int(parts[1], warn)
+    return COUNT(parts[0], warn), COUNT(parts[1], warn)
+
+
+def to_threads_pair(text: str, warn: Warn) -> tuple[int, int]:
+    """Thread counts for generation and for batches."""
+    generation, batch = to_pair(text, warn)
+    return values.to_threads(str(generation), warn), values.to_threads(str(batch), warn)
 
 
 def to_thread_pair(text: str, warn: Warn) -> tuple[int, int]:
@@ -90,8 +97,8 @@ NO_FIT = "give -ngl and -ncmoe: a benchmark says what it measures"
 MERGED = "the file's tensors are used as they are"
 ROWS = (
     row("-m --model", "models", "FILE", "GGUF file (default: the bundled tiny-mla-moe)", convert=values.to_text),
-    row("-p --n-prompt", "n_prompt", "N", "prompt tokens; 0 = no such test (default: 512)"),
-    row("-n --n-gen", "n_gen", "N", "generated tokens; 0 = no such test (default: 128)"),
+    row("-p --n-prompt", "n_prompt", "N", "prompt tokens; 0 = no such test (default: 512)", convert=COUNT),
+    row("-n --n-gen", "n_gen", "N", "generated tokens; 0 = no such test (default: 128)", convert=COUNT),
     row("-pg", "prompts_generated", "PP,TG", "prompt, then generation, timed together", convert=to_pair, separator=""),
     row("-gp", "generated_at_depth", "PP,TG", "generation after a prompt", convert=to_pair, separator=""),
     row("-b --batch-size", "n_batch", "N", "logical batch (default: 2048)", convert=values.bounded(1)),
@@ -104,7 +111,7 @@ ROWS = (
         "threads",
         "G,B",
         "threads for generation and for batches; pairs are separated by ;",
-        convert=to_pair,
+        convert=to_threads_pair,
         separator=";",
     ),
     switch("-fa --flash-attn", "flash_attn", "flash attention (default: 1)", many=True),

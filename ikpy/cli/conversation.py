@@ -25,8 +25,6 @@ class Conversation:
         bos, eos = (self.vocab.special_text(token) for token in (self.vocab.bos, self.vocab.eos))
         prompt = params.prompt
         source = prompt.chat_template
-        if source is None and prompt.chat_template_file:
-            source = _read(prompt.chat_template_file)
         if source is None:
             self.template = ChatTemplate.from_metadata(session.model.gguf.metadata, self.vocab)
         else:
@@ -95,11 +93,3 @@ class Conversation:
         text = run.generate()
         self.turns.append({"role": "assistant", "content": text})
         run.console.text("\n" if run.ended else "")
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except OSError as error:
-        raise UsageError(f"cannot read chat template '{path}': {error.strerror}") from None

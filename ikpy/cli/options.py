@@ -20,7 +20,8 @@ TOOLS = {"perplexity": "P", "imatrix": "I", "server": "S", "sweep-bench": "W", "
 ALL = "PISWC"
 """Letters of all common tools: perplexity, imatrix, server, sweep-bench, cli."""
 
-NO_GPU = "no GPU backend in this build"
+NO_GPU = "no usable CUDA device"
+DRAFT_PLACED = "a draft model goes to the GPUs as a whole, where there are any"
 
 
 class Effect(Enum):

@@ -118,7 +118,6 @@ class PromptOptions:
     cfg_negative_prompt: str = ""
     cfg_scale: float = 1.0
     chat_template: str | None = None
-    chat_template_file: str | None = None
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,15 +26,11 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     plan = make_plan(params)
     options = params.perplexity
+    check_input(params)
     if options.stride > 0:
         change = f"adjusting context size from {plan.n_ctx - options.stride // 2} to {plan.n_ctx}"
         print_log(params, [f"Will perform strided perplexity calculation -> {change}"])
     print_log(params, banner_lines(params))
-    if options.kl_divergence and not options.logits_file:
-        raise UsageError(
-            "you must provide a name of a file containing the log probabilities of the base model: "
-            "--kl-divergence-base FILE"
-        )
     sizes = {"n_ctx": plan.n_ctx, "n_batch": plan.n_batch, "n_seq_max": plan.n_seq}
     session = load(params, **sizes)
     from ikpy.tools.decoder import TimedContext
@@ -66,6 +63,34 @@ def make_plan(params: CommonParams) -> Plan:
     if options.kl_divergence:
         return Plan(context.n_ctx, context.n_ctx, n_batch, 1)
     return plan_perplexity(context.n_ctx, context.n_batch, options.stride)
+
+
+def check_input(params: CommonParams) -> None:
+    """Looks, before a model is loaded, whether there is something to evaluate.
+
+    The bundled model gets the bundled text if none is given.
+
+    Raises:
+        UsageError: a text or file is missing.
+    """
+    options, prompt = params.perplexity, params.prompt
+    if options.kl_divergence and not options.logits_file:
+        raise UsageError(
+            "you must provide a name of a file containing the log probabilities of the base model: "
+            "--kl-divergence-base FILE"
+        )
+    if options.kl_divergence or prompt.text:
+        return
+    if options.multiple_choice:
+        raise UsageError("--multiple-choice needs its task file: -bf FILE")
+    model_given = params.model.path is not None or params.model.hf_repo is not None
+    if options.hellaswag or options.winogrande or model_given or {"-p", "-f", "-bf"} & set(params.given):
+        raise UsageError("there is no text to evaluate: give a file with -f")
+    import ikpy
+
+    path = ikpy.demo_text_path()
+    print(f"no text given with -f: using the bundled demo text ({path})", file=sys.stderr)
+    prompt.file, prompt.text = str(path), path.read_text(encoding="utf-8")
 
 
 def run_perplexity(session: Session, context: TimedContext, plan: Plan) -> PerplexityResult:
@@ -125,8 +150,7 @@ def run_choices(session: Session, context: TimedContext, plan: Plan) -> None:
         n = options.winogrande_tasks
         tool.winogrande(context, vocab, text, n_tasks=n, n_seq_max=plan.n_seq, n_threads=threads)
     else:
-        if params.prompt.binary_file is None:
-            raise UsageError("--multiple-choice needs its task file: -bf FILE")
+        assert params.prompt.binary_file is not None
         data = Path(params.prompt.binary_file).read_bytes()
         n = options.multiple_choice_tasks
         tool.multiple_choice(context, vocab, data, n_tasks=n, n_seq_max=plan.n_seq, n_threads=threads)

@@ -203,7 +203,7 @@ def server_settings(params: CommonParams, path: str, model_pooling: str | None =
         static_path=server.path,
         embeddings=params.context.embeddings,
         pooling=params.context.pooling or model_pooling or "none",
-        chat_template=chat_template_text(params),
+        chat_template=params.prompt.chat_template,
         chat_template_kwargs=prompt.chat_template_kwargs,
         reasoning_format=server.reasoning_format,
         reasoning=server.reasoning,
@@ -211,15 +211,3 @@ def server_settings(params: CommonParams, path: str, model_pooling: str | None =
         parallel_tool_calls=server.parallel_tool_calls,
         skip_chat_parsing=server.skip_chat_parsing,
     )
-
-
-def chat_template_text(params: CommonParams) -> str | None:
-    """Name or text of the chat template given on the command line."""
-    prompt = params.prompt
-    if prompt.chat_template is not None or not prompt.chat_template_file:
-        return prompt.chat_template
-    try:
-        return Path(prompt.chat_template_file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not valid UTF-8"
-        raise UsageError(f"cannot read chat template '{prompt.chat_template_file}': {reason}") from None

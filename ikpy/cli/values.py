@@ -103,11 +103,16 @@ def to_seed(text: str, warn: Warn) -> int:
     return RANDOM_SEED if value < 0 else value & 0xFFFFFFFF
 
 
+MAX_THREADS = 1024
+
+
 def to_threads(text: str, warn: Warn) -> int:
     """Thread count; zero or less means all hardware threads."""
     from ikpy.threads import hardware_threads
 
     value = to_int(text, warn)
+    if value > MAX_THREADS:
+        raise ValueError(f"expected at most {MAX_THREADS}, got {value}")
     return value if value > 0 else hardware_threads()
 
 
@@ -355,6 +360,14 @@ def read_bytes(path: str) -> bytes:
 def to_file_text(text: str, warn: Warn) -> str:
     """Text of the named file; bytes that are not UTF-8 become surrogate escapes, as in command-line arguments."""
     return read_bytes(text).decode("utf-8", "surrogateescape")
+
+
+def to_utf8_file(text: str, warn: Warn) -> str:
+    """Text of the named file, which must be UTF-8."""
+    try:
+        return read_bytes(text).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"file '{text}' is not valid UTF-8: byte {error.start}") from error
 
 
 ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"'": b"'", b'"': b'"', b"\\": b"\\"}

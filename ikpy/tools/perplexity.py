@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ikpy.engine.batch import Batch
+from ikpy.engine.kv_cache import MAX_SEQUENCES
 from ikpy.errors import UnsupportedError, UsageError
 from ikpy.tools.logprobs import token_log_probs
 
@@ -73,7 +74,7 @@ def plan_perplexity(chunk: int, n_batch: int, stride: int = 0) -> Plan:
     """Sequences per batch, total context and batch size for chunks of ``chunk`` tokens."""
     if chunk <= 0:
         raise UsageError("perplexity tool requires '--ctx-size' > 0")
-    n_seq = max(1, n_batch // chunk)
+    n_seq = max(1, min(n_batch // chunk, MAX_SEQUENCES))
     total = n_seq * chunk
     n_batch = min(n_batch, total)
     if n_batch > chunk and n_batch % chunk:

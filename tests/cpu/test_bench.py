@@ -234,6 +234,8 @@ def test_option_values(text, name, value):
         ("--nope", "invalid parameter for argument: --nope"),
         ("--n-prompts 3", "(did you mean --n-prompt?)"),
         ("-p 1,x", "invalid parameter for argument: -p"),
+        ("-p -5", "invalid parameter for argument: -p"),
+        ("-pg 8,-1", "invalid parameter for argument: -pg"),
     ],
 )
 def test_errors(line, message):
@@ -243,7 +245,7 @@ def test_errors(line, message):
 
 
 def test_warnings():
-    no_gpu = "no effect: -ngl (no GPU backend in this build)"
+    no_gpu = "no effect: -ngl (no usable CUDA device)"
     assert command("-ngl 99 -fmoe 1 -fa 1 -mmp 1").warnings == [no_gpu]
     assert command("-fmoe 0").warnings == ["no effect: -fmoe (the graph compiler always fuses)"]
     assert command("-rtr 0,1").warnings == ["-rtr: takes one value, using 0"]

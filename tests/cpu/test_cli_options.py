@@ -133,6 +133,9 @@ def test_command_lines_in_circulation_are_accepted(line, tool):
         ("-gan 4", "self-extend is not supported: extend the context with --rope-scaling yarn"),
         ("-c -5", "invalid parameter for argument: -c (expected at least 0, got -5)"),
         ("-b 0", "invalid parameter for argument: -b (expected at least 1, got 0)"),
+        ("-n -3", "invalid parameter for argument: -n (expected at least -2, got -3)"),
+        ("-t 100000", "invalid parameter for argument: -t (expected at most 1024, got 100000)"),
+        ("--chat-template-file /no/such/file", "failed to open file '/no/such/file': No such file or directory"),
     ],
 )
 def test_errors(line, message):
@@ -151,7 +154,7 @@ def test_interactive_contradiction():
     [
         ("-ngl 99", ["not compiled with GPU offload support, --gpu-layers option will be ignored"]),
         ("-ngl 0", []),
-        ("-ot exps=CPU -mg 1 -nkvo", ["no effect: -mg, -nkvo (no GPU backend in this build)"]),
+        ("-ot exps=CPU -mg 1 -nkvo", ["no effect: -mg, -nkvo (no usable CUDA device)"]),
         ("--host x --temp 0", ["no effect: --host, --temp (not used by perplexity)"]),
         ("-fmoe -fmoe 1 -gr", []),
         ("-fmoe 0", ["no effect: -fmoe (it is always on)"]),
@@ -253,6 +256,24 @@ def test_closed_pipe_is_quiet():
     line = f"{sys.executable} -m ikpy sweep-bench --help | head -1"
     result = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, cwd=ROOT)
     assert (result.stdout, result.stderr) == ("usage: ikpy sweep-bench [options]\n", "")
+
+
+def test_text_of_perplexity():
+    result = ikpy_program("perplexity", "--chunks", "1", "-c", "64", "--log-disable")
+    assert result.returncode == 0
+    assert result.stdout.startswith("[1]")
+    assert "no text given with -f: using the bundled demo text" in result.stderr
+    for arguments in (("-m", "model.gguf"), ("-p", ""), ("--hellaswag",)):
+        result = ikpy_program("perplexity", "--log-disable", *arguments)
+        assert (result.returncode, result.stdout) == (1, "")
+        assert result.stderr == "error: there is no text to evaluate: give a file with -f\n"
+
+
+def test_too_large_a_context_is_one_line():
+    result = ikpy_program("perplexity", "--chunks", "1", "-c", "1000000000000", "--log-disable")
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].startswith("error: not enough memory (")
+    assert "Traceback" not in result.stderr
 
 
 def test_version_and_help():

@@ -124,7 +124,11 @@ def test_errors() -> None:
         perplexity(ctx, vocab, TEXT, plan, out=io.StringIO(), log=io.StringIO())
 
 
-@pytest.mark.parametrize(("chunk", "n_batch", "wanted"), [(512, 2048, (2048, 2048, 4)), (4096, 2048, (4096, 2048, 1))])
+@pytest.mark.parametrize(("chunk", "n_batch", "wanted"), [
+    (512, 2048, (2048, 2048, 4)),
+    (4096, 2048, (4096, 2048, 1)),
+    (16, 2048, (1024, 1024, 64)),
+])  # fmt: skip
 def test_plan(chunk: int, n_batch: int, wanted: tuple[int, int, int]) -> None:
     plan = plan_perplexity(chunk, n_batch)
     assert (plan.n_ctx, plan.n_batch, plan.n_seq) == wanted

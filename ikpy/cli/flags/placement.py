@@ -1,7 +1,7 @@
 """Options that place tensors and work on devices."""
 
 from ikpy.cli import values
-from ikpy.cli.options import FLAG, INT, NO_GPU, OFF, TEXT, Kind, ignored, option
+from ikpy.cli.options import DRAFT_PLACED, FLAG, INT, NO_GPU, OFF, TEXT, Kind, ignored, option
 
 SPLIT_MODES = ("none", "layer", "row", "attn", "graph")
 
@@ -42,7 +42,7 @@ ROWS = (
         reason=NO_GPU,
         quiet="none",
     ),
-    ignored("-devd --device-draft", NO_GPU, "devices of the draft model", kind=TEXT, quiet="none"),
+    ignored("-devd --device-draft", DRAFT_PLACED, "devices of the draft model", kind=TEXT, quiet="none"),
     option(
         "-ot --override-tensor",
         Kind("REGEX=BUFFER,...", values.to_tensor_override, many=True),

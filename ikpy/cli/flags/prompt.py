@@ -26,9 +26,9 @@ ROWS = (
     option("--chunks", INT, "prompt.chunks", "most chunks to process; -1 = all", "PI"),
     option(
         "-n --predict --n-predict",
-        INT,
+        Kind("N", values.bounded(-2)),
         "prompt.n_predict",
-        "tokens to generate; -1 = no limit. In sweep-bench: generated tokens per row",
+        "tokens to generate; -1 = no limit, -2 = until the context is full. In sweep-bench: generated tokens per row",
         "SWC",
         env="LLAMA_ARG_N_PREDICT",
     ),

@@ -119,7 +119,13 @@ CHAT_ROWS = (
         "SC",
         env="LLAMA_ARG_CHAT_TEMPLATE",
     ),
-    option("--chat-template-file", PATH, "prompt.chat_template_file", "file with the chat template", "SC"),
+    option(
+        "--chat-template-file",
+        Kind("FILE", values.to_utf8_file),
+        "prompt.chat_template",
+        "file with the chat template",
+        "SC",
+    ),
     option(
         "--chat-template-kwargs",
         Kind("JSON", values.to_json_object),

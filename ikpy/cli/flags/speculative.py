@@ -1,7 +1,7 @@
 """Options of speculative decoding. Drafts change the speed only, never the text."""
 
 from ikpy.cli import values
-from ikpy.cli.options import INT, PATH, TEXT, Kind, ignored, option
+from ikpy.cli.options import DRAFT_PLACED, INT, PATH, TEXT, Kind, ignored, option
 
 SAME_VOCABULARY = "draft model and model must share their vocabulary; texts are not translated"
 NO_HEADS = "the prediction heads of model files are not run; --spec-type drafts without them"
@@ -79,7 +79,7 @@ ROWS = (
         "n-gram statistics of earlier texts, read and written by ngram-cache",
         "SC",
     ),
-    ignored("-ngld --gpu-layers-draft --n-gpu-layers-draft", "no GPU backend in this build", "GPU layers", kind=INT),
+    ignored("-ngld --gpu-layers-draft --n-gpu-layers-draft", DRAFT_PLACED, "GPU layers of the draft model", kind=INT),
     ignored("--spec-replace", SAME_VOCABULARY, "replacement of text between the models", kind=Kind("TARGET DRAFT")),
     ignored("-mtp --multi-token-prediction", NO_HEADS, "drafts from the model's own prediction heads"),
     ignored("-no-mtp --no-multi-token-prediction", NO_HEADS, "no drafts from prediction heads"),

@@ -106,7 +106,6 @@ class PromptOptions:
     special: bool = False
     display_prompt: bool = True
     verbose_prompt: bool = False
-    simple_io: bool = False
     in_prefix: str = ""
     in_suffix: str = ""
     in_prefix_bos: bool = False

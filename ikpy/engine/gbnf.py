@@ -208,7 +208,7 @@ class _Parser:
         return CharClass(tuple(ranges), negated)
 
     def token(self) -> Node:
-        match = re.compile(r"(!?)<(?:\[(\d+)\]|([^>\[\]\n]+))>").match(self.source, self.at)
+        match = re.compile(r"(!?)<(?:\[([0-9]{1,9})\]|([^>\[\]\n]+))>").match(self.source, self.at)
         if not match:
             raise self.error("expecting a token such as <[1234]> or <name>")
         self.at = match.end()
@@ -227,7 +227,7 @@ class _Parser:
             self.space(nested)
 
     def counted(self, item: Node) -> Node:
-        match = re.compile(r"\{\s*(\d+)\s*(?:(,)\s*(\d*)\s*)?\}").match(self.source, self.at)
+        match = re.compile(r"\{\s*([0-9]{1,9})\s*(?:(,)\s*([0-9]{0,9})\s*)?\}").match(self.source, self.at)
         if not match:
             raise self.error("expecting {m}, {m,} or {m,n}")
         low = int(match[1])
@@ -245,7 +245,13 @@ def parse_gbnf(source: str) -> Rules:
 
     Raises GrammarError with the place of the error.
     """
-    rules = _Parser(source).rules()
+    try:
+        return _checked(_Parser(source).rules())
+    except RecursionError:
+        raise GrammarError("error parsing grammar: groups are nested too deeply") from None
+
+
+def _checked(rules: Rules) -> Rules:
     if "root" not in rules:
         raise GrammarError("error parsing grammar: grammar does not contain a 'root' symbol")
     for name, node in rules.items():
@@ -342,7 +348,7 @@ def to_lark(rules: Rules, token_ids: Mapping[str, Sequence[int]] | None = None) 
     if not any(_has_tokens(node) for node in rules.values()):
         try:
             return f"{head}start: TEXT\nTEXT: /{_Regex(rules).root()}/\n"
-        except _NotRegular:
+        except (_NotRegular, RecursionError):
             pass
     names = {name: f"r_{i}" for i, name in enumerate(rules)}
     writer = _RuleWriter(names, token_ids or {})

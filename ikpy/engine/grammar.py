@@ -262,6 +262,10 @@ def lark_grammar(source: str, texts: TokenTexts) -> TextGrammar:
 def _bounded(source: str) -> str:
     if len(source) > LONGEST_SOURCE:
         raise GrammarError(f"the grammar has {len(source)} characters; at most {LONGEST_SOURCE} are accepted")
+    try:
+        source.encode()
+    except UnicodeEncodeError as error:
+        raise GrammarError(f"the grammar is not valid Unicode: lone surrogate at character {error.start + 1}") from None
     return source
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -64,6 +65,32 @@ def literal(text: str) -> str:
     return f'"{"".join(escaped)}"'
 
 
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_count(value: Any) -> bool:
+    return _is_number(value) and value >= 0 and value == int(value)
+
+
+KEYWORD_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("oneOf", "anyOf", "allOf", "enum", "prefixItems"), (_is_list, "a list")),
+    **dict.fromkeys(("minItems", "maxItems", "minLength", "maxLength"), (_is_count, "a whole number from 0")),
+    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), (_is_number, "a number")),
+    "properties": (lambda value: isinstance(value, dict), "an object"),
+    "required": (_is_names, "a list of names"),
+    "pattern": (lambda value: isinstance(value, str), "a string"),
+}
+
+
 class _Converter:
     def __init__(self, schema: Schema) -> None:
         self.root = schema
@@ -72,7 +99,10 @@ class _Converter:
         self.errors: list[str] = []
 
     def convert(self) -> str:
-        text = self.expression(self.root, "root")
+        try:
+            text = self.expression(self.root, "root")
+        except RecursionError:
+            raise GrammarError("JSON schema conversion failed: schemas are nested too deeply") from None
         self.rules = {"root": text, **{k: v for k, v in self.rules.items() if k != "root"}}
         if self.errors:
             raise GrammarError("JSON schema conversion failed: " + "; ".join(self.errors))
@@ -106,6 +136,8 @@ class _Converter:
             return self.use("value")
         if not isinstance(schema, dict):
             return self.fail(f"{where}: unsupported schema {json.dumps(schema)[:60]}")
+        if not self.is_well_formed(schema, where):
+            return '""'
         for key, convert in self.keywords():
             if key in schema:
                 return convert(schema, where)
@@ -113,6 +145,14 @@ class _Converter:
         if isinstance(kind, list):
             return self.alternatives([{**schema, "type": item} for item in kind], where)
         return self.typed(schema, kind or self.implied_type(schema), where)
+
+    def is_well_formed(self, schema: dict[str, Any], where: str) -> bool:
+        """Whether the values of all keywords that are read have the kind they must have; notes an error otherwise."""
+        for key, (is_fine, kind) in KEYWORD_KINDS.items():
+            if key in schema and not is_fine(schema[key]):
+                self.fail(f"{where}: {key} must be {kind}")
+                return False
+        return True
 
     def keywords(self) -> Sequence[tuple[str, Callable[[dict[str, Any], str], str]]]:
         return (
@@ -142,7 +182,7 @@ class _Converter:
         if kind == "string":
             return self.string(schema, where)
         if kind == "integer":
-            return self.integer(schema)
+            return self.integer(schema, where)
         if kind in TYPES:
             return self.use(kind)
         if kind is None:
@@ -193,6 +233,8 @@ class _Converter:
             if not isinstance(part, dict):
                 self.fail(f"{where}: allOf part {json.dumps(part)[:60]} is not supported")
                 return
+            if not self.is_well_formed(part, where):
+                return
             properties.update(part.get("properties", {}))
             if binding:
                 required.extend(part.get("required", ()))
@@ -203,6 +245,8 @@ class _Converter:
 
         for part in [{k: v for k, v in schema.items() if k != "allOf"}, *schema["allOf"]]:
             collect(part, True)
+        if self.errors:
+            return '""'
         simple = [part for part in schema["allOf"] if isinstance(part, dict) and "enum" in part]
         if not properties and simple:
             common = [v for v in simple[0]["enum"] if all(v in part["enum"] for part in simple)]
@@ -283,13 +327,20 @@ class _Converter:
             return rf'"\"" {self.use("char")}{count} "\"" {self.use("space")}'
         return self.use("string")
 
-    def integer(self, schema: dict[str, Any]) -> str:
-        low, high = schema.get("minimum"), schema.get("maximum")
+    def integer(self, schema: dict[str, Any], where: str) -> str:
+        lows, highs = [], []
+        if "minimum" in schema:
+            lows.append(math.ceil(schema["minimum"]))
         if "exclusiveMinimum" in schema:
-            low = schema["exclusiveMinimum"] + 1
+            lows.append(math.floor(schema["exclusiveMinimum"]) + 1)
+        if "maximum" in schema:
+            highs.append(math.floor(schema["maximum"]))
         if "exclusiveMaximum" in schema:
-            high = schema["exclusiveMaximum"] - 1
-        if low is None and high is None:
+            highs.append(math.ceil(schema["exclusiveMaximum"]) - 1)
+        if not lows and not highs:
             return self.use("integer")
-        body = integer_range(None if low is None else int(low), None if high is None else int(high))
+        try:
+            body = integer_range(max(lows, default=None), min(highs, default=None))
+        except ValueError as error:
+            return self.fail(f"{where}: {error}")
         return f"({body}) {self.use('space')}"

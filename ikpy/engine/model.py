@@ -135,10 +135,6 @@ class Model:
         """Bytes of all tensors."""
         return sum(t.nbytes for t in self.gguf.tensors.values())
 
-    def type_counts(self) -> Counter[int]:
-        """Number of tensors per type id."""
-        return Counter(t.type_id for t in self.gguf.tensors.values())
-
     def check_finite(self) -> None:
         """Decodes every tensor and raises FileFormatError naming the first with a NaN or infinity."""
         for info in self.gguf.tensors.values():

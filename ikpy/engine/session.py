@@ -192,10 +192,30 @@ def load_session(path: str | os.PathLike[str], context: Context) -> list[int]:
     return list(tokens)
 
 
-def check_cells(header: dict[str, Any]) -> None:
-    """Raises ValueError if the lists of a header do not belong together."""
-    if not isinstance(header["tokens"], list) or any(len(pos) != len(shifts) for _, _, pos, shifts in header["cells"]):
-        raise ValueError
+def decode_header(data: bytes) -> dict[str, Any]:
+    """The JSON header of a state; raises ValueError if it is none or its lists do not belong together."""
+    try:
+        header = json.loads(data)
+        cells = header["cells"]
+        intact = _are_numbers(header["tokens"]) and all(
+            isinstance(kind, str)
+            and type(size) is int
+            and _are_numbers(pos)
+            and min(pos, default=0) >= 0
+            and _are_numbers(shifts)
+            and len(pos) == len(shifts)
+            for kind, size, pos, shifts in cells
+        )
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError("not a header") from error
+    if not intact:
+        raise ValueError("not a header")
+    return header
+
+
+def _are_numbers(values: Any) -> bool:
+    """Whether this is a list of 32-bit integers."""
+    return isinstance(values, list) and all(type(value) is int and abs(value) < 2**31 for value in values)
 
 
 def _read_header(path: str | os.PathLike[str], data: bytes) -> tuple[dict[str, Any], int]:
@@ -206,8 +226,7 @@ def _read_header(path: str | os.PathLike[str], data: bytes) -> tuple[dict[str, A
     if version != VERSION:
         raise FileFormatError(f"session file '{path}' has version {version}, not {VERSION}; delete it")
     try:
-        header = json.loads(data[PREFIX.size : PREFIX.size + length])
-        check_cells(header)
-    except (ValueError, KeyError, TypeError):
+        header = decode_header(data[PREFIX.size : PREFIX.size + length])
+    except ValueError:
         raise FileFormatError(f"session file '{path}' is damaged; delete it") from None
     return header, PREFIX.size + length

@@ -22,7 +22,6 @@ from ikpy.graph.activations import ActivationSums
 from ikpy.tools.imatrix_file import F32, ImatrixRecord, read_file
 
 Log = Callable[[str], None]
-FORMATS = ("auto", "dat", "gguf")
 # Experts without data are tolerated up to this share.
 MISSING_SHARE = 0.05
 

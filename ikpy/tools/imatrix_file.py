@@ -16,6 +16,7 @@ import numpy as np
 
 from ikpy.errors import FileFormatError, UsageError
 from ikpy.gguf.reader import GGUFFile
+from ikpy.gguf.strings import StringArray
 
 F32 = 0
 _MAX_NAME = 1 << 16
@@ -116,9 +117,21 @@ def read_file(path: str | Path) -> ImatrixFile:
         raise UsageError(f"load_imatrix: failed to open {path}") from None
     file = _read_gguf(path) if data[:4] == b"GGUF" else _LegacyReader(data, str(path)).read()
     for record in file.records:
-        if not np.isfinite(record.sums).all() or not np.isfinite(record.rows).all():
-            raise FileFormatError(f"load_imatrix: values of entry {record.name} in {path} are not finite numbers")
+        _check_finite(path, record.name, record.sums)
     return file
+
+
+def _check_finite(path: str | Path, name: str, values: np.ndarray) -> None:
+    if not np.isfinite(values).all():
+        raise FileFormatError(f"load_imatrix: values of entry {name} in {path} are not finite numbers")
+
+
+def _whole_number(gguf: GGUFFile, key: str) -> int:
+    """Value of a key, 0 without it."""
+    value = gguf.get(key, 0)
+    if type(value) is not int:
+        raise FileFormatError(f"load_imatrix: {key} is not a whole number")
+    return value
 
 
 class _LegacyReader:
@@ -171,8 +184,9 @@ def _read_gguf(path: str | Path) -> ImatrixFile:
     with GGUFFile.open(path) as gguf:
         if gguf.get("general.type") != "imatrix":
             raise FileFormatError(f"load_imatrix: {path} is a GGUF file but not an importance matrix")
-        chunks, size = int(gguf.get("imatrix.chunk_count", 0)), int(gguf.get("imatrix.chunk_size", 0))
-        file = ImatrixFile([], chunks, [str(name) for name in gguf.get("imatrix.datasets", [])], True)
+        chunks, size = _whole_number(gguf, "imatrix.chunk_count"), _whole_number(gguf, "imatrix.chunk_size")
+        names = gguf.get("imatrix.datasets", [])
+        file = ImatrixFile([], chunks, names.tolist() if isinstance(names, StringArray) else [], True)
         for name, info in gguf.tensors.items():
             if not name.endswith(".in_sum2"):
                 continue
@@ -187,6 +201,7 @@ def _read_gguf(path: str | Path) -> ImatrixFile:
                 raise FileFormatError(
                     f"load_imatrix: {path}: {len(rows)} counts for the {len(sums)} matrices of {name}"
                 )
+            _check_finite(path, name, rows)
             calls = chunks or round(float(rows.max()) / size if size else 1)
             file.records.append(ImatrixRecord(name.removesuffix(".in_sum2"), sums, rows, max(1, calls)))
     if not file.records:

@@ -181,11 +181,6 @@ class Vocab:
         """Type of a token after the adjustments of model semantics 8.7."""
         return TokenType(self._table.types[self._checked(index)])
 
-    def token_score(self, index: int) -> float:
-        """Score of a token; 0 for vocabularies without scores."""
-        self._checked(index)
-        return 0.0 if self._table.scores is None else float(self._table.scores[index])
-
     def is_control(self, index: int) -> bool:
         """Whether the token is a control token."""
         return self.token_type(index) == TokenType.CONTROL

@@ -132,6 +132,9 @@ def test_explicit_tokens() -> None:
     ('root ::= [z-a]', "out of order"),
     ('root ::= "a" )', "expecting newline or end at"),
     ('root ::= "\\x1"', "expecting 2 hex chars"),
+    ("root ::= " + "(" * 5000 + '"a"' + ")" * 5000, "nested too deeply"),
+    ('root ::= "a"{' + "9" * 5000 + "}", "expecting {m}"),
+    ('root ::= "\ud800"', "lone surrogate at character 11"),
 ])  # fmt: skip
 def test_errors_name_the_place(source: str, message: str) -> None:
     with pytest.raises(GrammarError, match=message):
@@ -201,6 +204,33 @@ def test_json_schema_errors() -> None:
     with pytest.raises(GrammarError, match="but not both"):
         make_grammar('root ::= "a"', "{}", TEXTS)
     assert make_grammar("", None, TEXTS) is None
+
+
+@pytest.mark.parametrize(("schema", "message"), [
+    ({"type": "integer", "minimum": 2, "maximum": 1}, "root: empty integer range 2 to 1"),
+    ({"type": "integer", "exclusiveMinimum": True}, "root: exclusiveMinimum must be a number"),
+    ({"type": "array", "minItems": -1}, "root: minItems must be a whole number from 0"),
+    ({"type": "string", "maxLength": float("inf")}, "root: maxLength must be a whole number from 0"),
+    ({"properties": []}, "root: properties must be an object"),
+    ({"required": [1]}, "root: required must be a list of names"),
+    ({"type": "string", "pattern": 5}, "root: pattern must be a string"),
+    ({"items": {"anyOf": {}}}, "root-item: anyOf must be a list"),
+    ({"allOf": [{"enum": -1}, {"properties": {"a": {}}}]}, "root: enum must be a list"),
+    ({"allOf": [{"$ref": "#"}]}, "nested too deeply"),
+])  # fmt: skip
+def test_malformed_json_schemas(schema: dict, message: str) -> None:
+    with pytest.raises(GrammarError, match=message):
+        json_schema_grammar(schema, TEXTS)
+
+
+def test_fractional_limits_of_integers() -> None:
+    grammar = json_schema_grammar({"type": "integer", "minimum": 1.5, "exclusiveMaximum": 3.5}, TEXTS)
+    assert [n for n in range(6) if accepts(grammar, str(n))] == [2, 3]
+
+
+def test_long_chains_of_rules() -> None:
+    chain = "".join(f"r{i} ::= r{i + 1}\n" for i in range(1200))
+    assert accepts(gbnf_grammar(f'{chain}r1200 ::= "a"\nroot ::= r0', TEXTS), "a")
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 0), (0, 99), (7, 7), (3, 1234), (-15, 27), (-120, -8), (95, 10005)])

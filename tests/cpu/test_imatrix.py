@@ -22,6 +22,8 @@ from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
 from ikpy.errors import FileFormatError, UnsupportedError, UsageError
+from ikpy.gguf.types import GGUFValueType
+from ikpy.gguf.writer import GGUFWriter
 from ikpy.graph.activations import ActivationCollector, ActivationSums
 from ikpy.tools import imatrix_report
 from ikpy.tools.imatrix_data import Entry, ImatrixData, save
@@ -342,6 +344,33 @@ def test_experts_without_data(tmp_path):
     save(partial(8, 3), str(tmp_path / "x.gguf"), "gguf", chunks=1, log=quiet)
     kept = read_file(tmp_path / "x.gguf").records[-1]
     assert kept.rows.tolist() == [0] * 3 + [3] * 5 and kept.mean().tolist() == [1, 1] * 3 + [2, 2] * 5
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"imatrix.chunk_count": (GGUFValueType.STRING, "x")}, "imatrix.chunk_count is not a whole number"),
+    ({"imatrix.chunk_size": (GGUFValueType.FLOAT32, 1.5)}, "imatrix.chunk_size is not a whole number"),
+    ({"rows": np.nan}, "values of entry a.in_sum2 in .* are not finite"),
+    ({"rows": np.inf}, "values of entry a.in_sum2 in .* are not finite"),
+])  # fmt: skip
+def test_gguf_forms_with_wrong_values(tmp_path, changes, message):
+    rows = changes.pop("rows", 1.0)
+    keys = {
+        "general.type": (GGUFValueType.STRING, "imatrix"),
+        "imatrix.datasets": (GGUFValueType.UINT32, 3),
+        "imatrix.chunk_count": (GGUFValueType.UINT32, 0),
+        "imatrix.chunk_size": (GGUFValueType.UINT32, 512),
+        **changes,
+    }
+    path = tmp_path / "x.gguf"
+    with GGUFWriter(path) as writer:
+        for key, (kind, value) in keys.items():
+            writer.add(key, kind, value)
+        writer.add_tensor("a.in_sum2", (2, 1), 0)
+        writer.add_tensor("a.counts", (1, 1), 0)
+        writer.write("a.in_sum2", np.ones(2, "<f4"))
+        writer.write("a.counts", np.array([rows], "<f4"))
+    with pytest.raises(FileFormatError, match=message):
+        read_imatrix(path)
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path):

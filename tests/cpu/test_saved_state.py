@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -113,3 +115,39 @@ def test_states_of_another_form_are_refused(tmp_path: Path) -> None:
     (tmp_path / "state").write_bytes(data[:-1])
     with pytest.raises(FileFormatError, match="its length is wrong"):
         load_sequence(tmp_path / "state", context(LLAMA), 0, 256)
+
+
+@pytest.mark.parametrize("change", [
+    {"tokens": 5},
+    {"tokens": [1, "x"]},
+    {"tokens": [2**31]},
+    {"cells": 7},
+    {"cells": [["none", 0, [0], []]]},
+    {"cells": [["none", 0, [None], [0]]]},
+    {"cells": [["none", 0, [2**40], [0]]]},
+    {"cells": [["none", 0, [-1], [0]]]},
+    {"cells": [["none", 0, [[0]], [0]]]},
+    {"cells": [["none", 0, [0], [float("nan")]]]},
+    {"cells": [[{}, 0, [0], [0]]]},
+])  # fmt: skip
+def test_damaged_headers_are_refused(tmp_path: Path, change: dict) -> None:
+    ctx = context(LLAMA)
+    ctx.decode(Batch.single(TOKENS))
+    saves = (lambda path: save_sequence(path, ctx, 0, TOKENS), lambda path: save_session(path, ctx, TOKENS))
+    loads = (lambda path: load_sequence(path, ctx, 0, 256), lambda path: load_session(path, ctx))
+    for save, load in zip(saves, loads, strict=True):
+        path = tmp_path / "state"
+        save(path)
+        prefix, (header, rest) = path.read_bytes()[:12], split_header(path)
+        for text in (json.dumps({**header, **change}), "[" * 100_000, "[]"):
+            path.write_bytes(prefix + struct.pack("<I", len(text)) + text.encode() + rest)
+            with pytest.raises(FileFormatError, match="is damaged"):
+                load(path)
+    assert ctx.kv.seq_pos_max(0) == len(TOKENS) - 1
+
+
+def split_header(path: Path) -> tuple[dict, bytes]:
+    """The header of a state and what follows it."""
+    data = path.read_bytes()
+    (length,) = struct.unpack_from("<I", data, 12)
+    return json.loads(data[16 : 16 + length]), data[16 + length :]

@@ -1,7 +1,7 @@
 """Options of prompts, text files and the chat program."""
 
 from ikpy.cli import values
-from ikpy.cli.options import FLAG, INT, OFF, PATH, TEXT, Kind, ignored, option
+from ikpy.cli.options import FLAG, INT, OFF, PATH, TEXT, Kind, always, ignored, option
 
 ROWS = (
     option("-p --prompt", TEXT, "prompt.text", "text to process", "PIC"),
@@ -45,7 +45,7 @@ CHAT_ROWS = (
     option("-sp --special", FLAG, "prompt.special", "print special tokens", "SC"),
     option("--no-display-prompt", OFF, "prompt.display_prompt", "do not repeat the prompt", "C"),
     option("--verbose-prompt", FLAG, "prompt.verbose_prompt", "print the tokens of the prompt", "C"),
-    option("--simple-io", FLAG, "prompt.simple_io", "plain input and output for pipes", "C"),
+    always("--simple-io", "plain input and output for pipes", "C"),
     option(
         "-r --reverse-prompt",
         Kind("TEXT", many=True),

@@ -19,6 +19,5 @@ setup_venv() {
     # shellcheck disable=SC1091
     . .venv/bin/activate
     python -m pip install --quiet --disable-pip-version-check --upgrade "setuptools>=77" wheel "cython>=3.1"
-    # Every run compiles the native modules afresh: an editable install builds in a temporary folder.
     python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable ".${extras:+[$extras]}"
 }

@@ -6,6 +6,7 @@ without optimization; IKPY_JOBS sets the compile jobs.
 
 import functools
 import hashlib
+import itertools
 import os
 import platform
 import re
@@ -109,7 +110,8 @@ class ParallelBuild(build_ext):
     def build_extensions(self) -> None:
         jobs = int(os.environ.get("IKPY_JOBS") or os.cpu_count() or 1)
         compiler = self.compiler
-        version = subprocess.run([*compiler.compiler_so[:1], "--version"], capture_output=True, check=True).stdout
+        commands = [compiler.compiler_so, getattr(compiler, "compiler_so_cxx", compiler.compiler_so)]
+        versions = [compiler_version(command) for command in commands]
         compile_one = compiler._compile
 
         def compile_parallel(
@@ -126,7 +128,7 @@ class ParallelBuild(build_ext):
                 output_dir, macros, include_dirs, sources, depends, extra_postargs
             )
             options = compiler._get_cc_args(pre, debug, extra_preargs)
-            command = repr((version, compiler.compiler_so, options, post)).encode()
+            command = repr((versions, commands, options, post)).encode()
 
             def one(item):
                 obj, (src, ext) = item
@@ -158,6 +160,12 @@ class ParallelBuild(build_ext):
             super().build_extension(ext)
         finally:
             self.build_temp = base
+
+
+def compiler_version(command: list[str]) -> bytes:
+    """What a compiler, which may stand behind a launcher such as ccache, says of itself."""
+    program = list(itertools.takewhile(lambda word: not word.startswith("-"), command))
+    return subprocess.run([*program, "--version"], capture_output=True, check=True).stdout
 
 
 def dependencies(obj: str) -> list[str]:

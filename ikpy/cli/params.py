@@ -208,6 +208,8 @@ class ServerOptions:
     context_shift: bool = True
     reasoning_format: str = "deepseek"
     reasoning: str = "auto"
+    reasoning_budget: int = -1
+    reasoning_budget_message: str = ""
     skip_chat_parsing: bool = False
     prefill_assistant: bool = True
     parallel_tool_calls: bool = False

@@ -59,6 +59,7 @@ CHAT = record(
     top_logprobs=INTEGER,
     chat_template_kwargs=OBJECT,
     reasoning_format=TEXT,
+    thinking_budget_tokens=INTEGER,
     parallel_tool_calls=FLAG,
     model=TEXT,
     **SAMPLING,

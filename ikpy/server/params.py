@@ -18,6 +18,7 @@ from ikpy.server.errors import bad_request
 
 if TYPE_CHECKING:
     from ikpy.engine.lazy_grammar import Trigger
+    from ikpy.engine.thinking import ThinkingLimit
     from ikpy.server.settings import ServerSettings
     from ikpy.vocab import Vocab
 
@@ -43,7 +44,7 @@ class GenerationParams:
     number of reported probabilities per token, ``t_max_predict_ms`` a limit in milliseconds (0: none), ``n`` the number
     of answers per prompt, ``preserved_tokens`` are control tokens whose text is given out, ``trigger`` says when the
     grammar begins to hold (None: at once), ``draft_n_max`` and ``draft_n_min`` bound drafts within the server's own
-    limits, ``lora`` are scales of adapters by id (None: the server's).
+    limits, ``lora`` are scales of adapters by id (None: the server's), ``thinking`` limits reasoning (None: no limit).
     """
 
     sampling: SamplingParams
@@ -69,6 +70,7 @@ class GenerationParams:
     draft_n_min: int | None = None
     lora: dict[int, float] | None = None
     trigger: Trigger | None = None
+    thinking: ThinkingLimit | None = None
 
 
 def number(body: Body, key: str, default: float) -> float:

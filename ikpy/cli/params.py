@@ -208,6 +208,8 @@ class ServerOptions:
     context_shift: bool = True
     reasoning_format: str = "deepseek"
     reasoning: str = "auto"
+    banned_strings: list[str] = field(default_factory=list)
+    banned_n: int = 1
     reasoning_budget: int = -1
     reasoning_budget_message: str = ""
     skip_chat_parsing: bool = False

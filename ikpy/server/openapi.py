@@ -45,6 +45,7 @@ SAMPLING: dict[str, Schema] = {
     "grammar": TEXT, "json_schema": OBJECT, "regex": TEXT, "lark": TEXT, "stream": FLAG, "cache_prompt": FLAG,
     "n_predict": INTEGER, "max_tokens": INTEGER, "n_probs": INTEGER, "n_keep": INTEGER, "id_slot": INTEGER,
     "t_max_predict_ms": INTEGER, "timings_per_token": FLAG, "response_fields": array(TEXT), "n": INTEGER,
+    "banned_strings": TEXTS, "banned_n": INTEGER, "banned_bias": NUMBER, "rewind_count_max": INTEGER,
 }  # fmt: skip
 PART = either(TEXT, array(record(["type"], type=TEXT, text=TEXT)))
 MESSAGES = array(record(["role", "content"], role=TEXT, content=PART), minItems=1)

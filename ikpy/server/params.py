@@ -19,6 +19,7 @@ from ikpy.server.errors import bad_request
 if TYPE_CHECKING:
     from ikpy.engine.lazy_grammar import Trigger
     from ikpy.engine.thinking import ThinkingLimit
+    from ikpy.server.phrase_ban import BannedPhrases
     from ikpy.server.settings import ServerSettings
     from ikpy.vocab import Vocab
 
@@ -30,6 +31,13 @@ FLOATS = (
 )  # fmt: skip
 INTEGERS = ("top_k", "repeat_last_n", "dry_allowed_length", "dry_penalty_last_n", "mirostat", "min_keep")
 FLAGS = ("penalize_nl", "adaptive_updt_w_cur", "ignore_eos")
+NOT_BANNED = {
+    "banned_regex": "banned_strings",
+    "banned_regex_case_insensitive": "banned_strings, whose case does not matter",
+    "allowlist_piece_array": "grammar or logit_bias",
+    "expiring_logit_bias": "logit_bias",
+}
+"""Related fields that would change the answer, and what can be used instead."""
 LARGEST_INTEGER = 2**31 - 1
 LARGEST_SEED = 2**32
 LARGEST_FLOAT = 1e30
@@ -44,7 +52,8 @@ class GenerationParams:
     number of reported probabilities per token, ``t_max_predict_ms`` a limit in milliseconds (0: none), ``n`` the number
     of answers per prompt, ``preserved_tokens`` are control tokens whose text is given out, ``trigger`` says when the
     grammar begins to hold (None: at once), ``draft_n_max`` and ``draft_n_min`` bound drafts within the server's own
-    limits, ``lora`` are scales of adapters by id (None: the server's), ``thinking`` limits reasoning (None: no limit).
+    limits, ``lora`` are scales of adapters by id (None: the server's), ``thinking`` limits reasoning (None: no limit),
+    ``banned`` are phrases that may not appear.
     """
 
     sampling: SamplingParams
@@ -71,6 +80,7 @@ class GenerationParams:
     lora: dict[int, float] | None = None
     trigger: Trigger | None = None
     thinking: ThinkingLimit | None = None
+    banned: BannedPhrases | None = None
 
 
 def number(body: Body, key: str, default: float) -> float:
@@ -141,6 +151,28 @@ def read_generation(body: Body, settings: ServerSettings, vocab: Vocab, n_slots:
         draft_n_max=draft_limit(body, "speculative.n_max"),
         draft_n_min=draft_limit(body, "speculative.n_min"),
         lora=read_scales(body.get("lora")),
+        banned=read_banned(body, settings),
+    )
+
+
+def read_banned(body: Body, settings: ServerSettings) -> BannedPhrases | None:
+    """Phrases the request or the command line bans; None without any. Raises ApiError 400."""
+    for name, instead in NOT_BANNED.items():
+        if body.get(name):
+            raise bad_request(f"{name} is not supported: use {instead}")
+    given = strings(body.get("banned_strings"))
+    given = settings.banned_strings if given is None else given
+    if not any(given):
+        return None
+    from ikpy.server.phrase_ban import LONGEST_PHRASE, MOST_PHRASES, BannedPhrases, folded
+
+    if len(given) > MOST_PHRASES or max(map(len, given)) > LONGEST_PHRASE:
+        raise bad_request(f"banned_strings: at most {MOST_PHRASES} strings of at most {LONGEST_PHRASE} characters")
+    return BannedPhrases(
+        folded(given),
+        integer(body, "banned_n", settings.banned_n),
+        bounded(number(body, "banned_bias", BannedPhrases.bias)),
+        integer(body, "rewind_count_max", BannedPhrases.n_rewinds),
     )
 
 

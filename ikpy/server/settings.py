@@ -23,6 +23,7 @@ class ServerSettings:
     tokens. ``api_keys`` gives the name of every key. ``slot_autosave`` keeps slots over a restart.
     ``reasoning_budget`` is the most tokens of reasoning (-1: no limit), ``reasoning_budget_message`` a text that is
     written when they are used up.
+    ``banned_strings`` may not appear in answers to requests that give none, ``banned_n`` of their tokens are banned.
     ``max_token_delay`` is the time in seconds that a batch of prompt tokens may keep running answers waiting.
     """
 
@@ -32,6 +33,8 @@ class ServerSettings:
     n_predict: int = -1
     n_keep: int = 0
     stop: tuple[str, ...] = ()
+    banned_strings: tuple[str, ...] = ()
+    banned_n: int = 1
     special: bool = False
     sampling: SamplingParams = field(default_factory=SamplingParams)
     default_samplers: bool = True

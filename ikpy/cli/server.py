@@ -107,8 +107,8 @@ def check(params: CommonParams) -> None:
     """Refuse what cannot work before the model is loaded."""
     server = params.server
     if is_router(params):
-        if params.model.path or params.model.hf_repo:
-            raise UsageError("--models-dir and a single model (-m, -hf) exclude each other")
+        if params.model.path or params.model.hf_repo or params.model.url:
+            raise UsageError("--models-dir and a single model (-m, -hf, -mu) exclude each other")
         if not Path(server.models_dir or "").is_dir():
             raise UsageError(f"--models-dir {server.models_dir}: no such directory")
     if server.slot_autosave and not server.slot_save_path:

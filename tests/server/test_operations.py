@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import contextlib
 import json
 import signal
@@ -19,7 +18,6 @@ from ikpy.server.keys import KeyRing, read_keys
 from tests.server.live import PATIENCE, wait_for
 from tests.server.test_command import failed_start, process
 
-ROOT = Path(__file__).parents[2]
 ENDLESS = {"prompt": "x", "n_predict": -1, "temperature": 0, "logit_bias": [[449, 100]], "stream": True}
 TEXT = {"prompt": "The old man looked at the sea.", "n_predict": 8, "temperature": 0, "logit_bias": [[449, 100]]}
 
@@ -180,14 +178,3 @@ def test_saved_slots_restore_after_a_kill_under_load(tmp_path: Path) -> None:
         assert again["timings"]["prompt_n"] == 1
         leftovers = [path.name for path in tmp_path.iterdir() if not path.name.startswith(("kept", ".kept"))]
         assert leftovers == []
-
-
-def test_packaging_files_name_options_that_exist() -> None:
-    config = ROOT / "packaging" / "server.toml"
-    params = parse(["--config", str(config)], "server", {})
-    assert (params.server.models_max, params.context.n_parallel, params.server.log_format) == (2, 4, "json")
-    unit = configparser.ConfigParser(strict=False, interpolation=None)
-    unit.optionxform = str  # type: ignore[assignment, method-assign]
-    unit.read(ROOT / "packaging" / "ikpy-server.service")
-    assert "server --config" in unit["Service"]["ExecStart"]
-    assert "-HUP" in unit["Service"]["ExecReload"]

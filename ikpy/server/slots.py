@@ -313,7 +313,7 @@ class Slot:
         if self.state is SlotState.PROMPT:
             self.state = SlotState.GENERATING
             self._first = time.perf_counter()
-            for token in self.prompt:
+            for token in self.prompt if task.params.penalty_prompt is None else task.params.penalty_prompt:
                 task.sampler.accept(token, grammar=False)
             if self.speculator is not None:
                 self.speculator.begin(self.prompt)

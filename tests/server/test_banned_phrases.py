@@ -138,6 +138,7 @@ def test_phrases_of_the_command_line(tmp_path: Path, tiny: Pair) -> None:
         {"banned_strings": ["x" * 501]},
         {"banned_strings": ["x"] * 10_001},
         {"banned_regex": ["a"]},
+        {"system_prompt": {"prompt": "a"}},
         {"allowlist_piece_array": ["a"]},
         {"expiring_logit_bias": [[1, 1, 1]]},
     ],

@@ -93,6 +93,22 @@ def test_reasoning_that_the_prompt_has_opened() -> None:
         assert [call["function"]["name"] for call in message["tool_calls"]] == ["f"]
 
 
+def test_effort_of_reasoning_reaches_the_template() -> None:
+    template = "{{ messages[0].content }} {{ reasoning_effort }} {{ enable_thinking }}"
+    with running(f"llama-server -m PUPPET -t 1 -c 256 -np 1 --chat-template '{template}'") as client:
+        for body, wanted in (
+            ({"reasoning_effort": "low"}, "Hello there low "),
+            ({"reasoning_effort": "none"}, "Hello there none False"),
+            ({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}}, "Hello there high "),
+            ({"reasoning_effort": 3}, "Hello there  "),
+        ):
+            answer = client.post("/apply-template", json={"messages": HELLO} | body)
+            assert answer.json()["prompt"] == wanted
+        body = {"input": "Hello there", "reasoning": {"effort": "low"}, "max_output_tokens": 1}
+        client.post("/v1/responses", json=body).raise_for_status()
+        assert client.get("/slots").json()[0]["prompt"] == "Hello there low "
+
+
 BYTES = TokenTexts([bytes([i]) for i in range(256)], eog=(0,))
 
 

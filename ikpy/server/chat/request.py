@@ -284,6 +284,11 @@ def template_variables(body: Body, front: Front) -> dict[str, Any]:
     variables = dict(settings.chat_template_kwargs)
     if settings.reasoning != "auto":
         variables.setdefault("enable_thinking", settings.reasoning == "on")
+    effort = body.get("reasoning_effort")
+    if isinstance(effort, str):
+        variables["reasoning_effort"] = effort
+    if effort == "none":
+        variables["enable_thinking"] = False
     extra = body.get("chat_template_kwargs")
     if isinstance(extra, dict):
         reserved = {"messages", "add_generation_prompt", "tools", "continue_final_message", "drop_bos", "self"}

@@ -336,7 +336,8 @@ class Slot:
             piece = b"" if token in self._vocab.eog else self._piece(task, token)
             ban.add(HeldToken(token, piece, row, self._probability(task, token, row)))
             n = ban.n_back()
-            n = n if self._kv.can_rewind(self.id, len(self.tokens) - n + 1) else min(n, 1)
+            if n > 1 and not self._kv.can_rewind(self.id, len(self.tokens) - n + 1):
+                n = 1  # only the last token, which is not evaluated yet
             if n == 0 or not ban.may_take_back(n):
                 break
             logits = ban.take_back(n)

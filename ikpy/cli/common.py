@@ -8,6 +8,7 @@ from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ikpy.cli.params import CommonParams
@@ -148,8 +149,14 @@ def print_log(params: CommonParams, lines: Iterable[str]) -> None:
 
 
 def model_path(params: CommonParams) -> str:
-    """The model file, one of the hub, or the bundled one."""
+    """The model file, one of the hub or of a URL, or the bundled one."""
     model = params.model
+    if model.path is None and model.url is not None:
+        from ikpy.tools.download import fetch_url
+
+        path = fetch_url(model.url, model.hf_token, lambda line: print_log(params, [line]))
+        model.alias = model.alias or Path(path).stem
+        return path
     if model.path is None and model.hf_repo is not None:
         from ikpy.tools.hub import fetch
 

@@ -206,6 +206,10 @@ class ServerOptions:
     context_shift: bool = True
     reasoning_format: str = "deepseek"
     reasoning: str = "auto"
+    banned_strings: list[str] = field(default_factory=list)
+    banned_n: int = 1
+    reasoning_budget: int = -1
+    reasoning_budget_message: str = ""
     skip_chat_parsing: bool = False
     prefill_assistant: bool = True
     parallel_tool_calls: bool = False

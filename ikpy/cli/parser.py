@@ -215,8 +215,8 @@ def check(params: CommonParams) -> None:
     if model.path is None:
         if model.hf_file is not None and model.hf_repo is None:
             raise UsageError("--hf-file requires --hf-repo")
-        if model.url is not None:
-            raise UsageError(NO_DOWNLOAD)
+        if model.url is not None and model.hf_repo is not None:
+            raise UsageError("--model-url and --hf-repo exclude each other")
     elif model.url or model.hf_repo or model.hf_file:
         params.warnings.append("no effect: the model is read from --model, nothing is downloaded")
     if model.fit and (model.tensor_overrides or model.n_cpu_moe):
@@ -233,9 +233,6 @@ def check(params: CommonParams) -> None:
     if model.split_mode == "row":
         model.split_mode = "layer"
         params.warnings.append("-sm row is read as -sm layer")
-
-
-NO_DOWNLOAD = "models are not downloaded from URLs: use -hf user/repository, or fetch the file and give it with --model"
 
 
 def finish_text(params: CommonParams) -> None:

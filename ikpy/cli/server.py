@@ -107,8 +107,8 @@ def check(params: CommonParams) -> None:
     """Refuse what cannot work before the model is loaded."""
     server = params.server
     if is_router(params):
-        if params.model.path or params.model.hf_repo:
-            raise UsageError("--models-dir and a single model (-m, -hf) exclude each other")
+        if params.model.path or params.model.hf_repo or params.model.url:
+            raise UsageError("--models-dir and a single model (-m, -hf, -mu) exclude each other")
         if not Path(server.models_dir or "").is_dir():
             raise UsageError(f"--models-dir {server.models_dir}: no such directory")
     if server.slot_autosave and not server.slot_save_path:
@@ -182,6 +182,8 @@ def server_settings(params: CommonParams, path: str, model_pooling: str | None =
         n_predict=prompt.n_predict,
         n_keep=prompt.n_keep,
         stop=tuple(prompt.reverse_prompts),
+        banned_strings=tuple(server.banned_strings),
+        banned_n=server.banned_n,
         special=prompt.special,
         sampling=sampling,
         default_samplers=not {"--samplers", "--sampling-seq"} & set(params.given),
@@ -207,6 +209,8 @@ def server_settings(params: CommonParams, path: str, model_pooling: str | None =
         chat_template_kwargs=prompt.chat_template_kwargs,
         reasoning_format=server.reasoning_format,
         reasoning=server.reasoning,
+        reasoning_budget=server.reasoning_budget,
+        reasoning_budget_message=server.reasoning_budget_message,
         prefill_assistant=server.prefill_assistant,
         parallel_tool_calls=server.parallel_tool_calls,
         skip_chat_parsing=server.skip_chat_parsing,

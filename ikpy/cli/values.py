@@ -370,6 +370,11 @@ def to_utf8_file(text: str, warn: Warn) -> str:
         raise UsageError(f"file '{text}' is not valid UTF-8: byte {error.start}") from error
 
 
+def to_file_lines(text: str, warn: Warn) -> list[str]:
+    """Lines of the named file that are not empty."""
+    return [line for line in to_file_text(text, warn).splitlines() if line]
+
+
 ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"'": b"'", b'"': b'"', b"\\": b"\\"}
 ESCAPE = re.compile(rb"""\\(x[0-9a-fA-F]{2}|[nrt'"\\])""")
 

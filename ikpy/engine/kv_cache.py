@@ -162,12 +162,16 @@ class KVCache:
         for cells in self.cells.values():
             cells.remove(seq_id, p0, p1)
 
+    def can_rewind(self, seq_id: int, length: int) -> bool:
+        """Whether a sequence can go on behind its first `length` tokens: no window layer has dropped one it needs."""
+        return all(cells.holds_window(seq_id, length) for cells in self.windows.values())
+
     def rewind(self, seq_id: int, length: int) -> int:
         """Shortens a sequence to `length` tokens to go on from there; returns the length that is left.
 
         That is 0 if a window layer has dropped tokens which the next one attends to: all must be evaluated again.
         """
-        if not all(cells.holds_window(seq_id, length) for cells in self.windows.values()):
+        if not self.can_rewind(seq_id, length):
             length = 0
         self.seq_rm(seq_id, length, -1)
         return length

@@ -163,6 +163,15 @@ class Sampler:
             self._adaptive_total = 1.0 + decay * self._adaptive_total
         self._chosen_p = None
 
+    def take_back(self, n: int, kept: Iterable[int]) -> None:
+        """Forgets the last ``n`` accepted tokens; ``kept`` are the generated ones that stay, for the grammar."""
+        del self._history[len(self._history) - n :]
+        self._chosen_p = None
+        if self.grammar:
+            self.grammar.reset()
+            for token in kept:
+                self.grammar.accept(token)
+
     def sample(self, logits: NDArray[np.float32]) -> int:
         """Next token for ``logits`` float32 [n_vocab], which stay unchanged.
 

@@ -78,6 +78,11 @@ class SamplingParams:
     json_schema: str | None = None
     regex: str | None = None
 
+    @property
+    def has_grammar(self) -> bool:
+        """Whether a grammar restricts the tokens."""
+        return bool(self.grammar) or self.json_schema is not None or self.regex is not None
+
     def check(self) -> None:
         """Raises UsageError for values without a meaning."""
         if self.repeat_last_n < -1 or self.dry_penalty_last_n < -1:

@@ -162,7 +162,8 @@ class Front:
     def sampler(self, params: GenerationParams) -> Sampler:
         """Sampler of one answer. Raises ApiError 400 for a grammar that cannot be used."""
         try:
-            return make_sampler(params.sampling, self.vocab, self.model.hparams.n_vocab, self.n_ctx, params.trigger)
+            n_vocab = self.model.hparams.n_vocab
+            return make_sampler(params.sampling, self.vocab, n_vocab, self.n_ctx, params.trigger, params.thinking)
         except GrammarError as error:
             raise bad_request(str(error)) from None
         except IkpyError as error:

@@ -45,6 +45,8 @@ SAMPLING: dict[str, Schema] = {
     "grammar": TEXT, "json_schema": OBJECT, "regex": TEXT, "lark": TEXT, "stream": FLAG, "cache_prompt": FLAG,
     "n_predict": INTEGER, "max_tokens": INTEGER, "n_probs": INTEGER, "n_keep": INTEGER, "id_slot": INTEGER,
     "t_max_predict_ms": INTEGER, "timings_per_token": FLAG, "response_fields": array(TEXT), "n": INTEGER,
+    "banned_strings": TEXTS, "banned_n": INTEGER, "banned_bias": NUMBER, "rewind_count_max": INTEGER,
+    "penalty_prompt": either(TEXT, array(INTEGER)),
 }  # fmt: skip
 PART = either(TEXT, array(record(["type"], type=TEXT, text=TEXT)))
 MESSAGES = array(record(["role", "content"], role=TEXT, content=PART), minItems=1)
@@ -59,6 +61,8 @@ CHAT = record(
     top_logprobs=INTEGER,
     chat_template_kwargs=OBJECT,
     reasoning_format=TEXT,
+    thinking_budget_tokens=INTEGER,
+    reasoning_effort=TEXT,
     parallel_tool_calls=FLAG,
     model=TEXT,
     **SAMPLING,

@@ -18,6 +18,8 @@ from ikpy.server.errors import bad_request
 
 if TYPE_CHECKING:
     from ikpy.engine.lazy_grammar import Trigger
+    from ikpy.engine.thinking import ThinkingLimit
+    from ikpy.server.phrase_ban import BannedPhrases
     from ikpy.server.settings import ServerSettings
     from ikpy.vocab import Vocab
 
@@ -29,6 +31,14 @@ FLOATS = (
 )  # fmt: skip
 INTEGERS = ("top_k", "repeat_last_n", "dry_allowed_length", "dry_penalty_last_n", "mirostat", "min_keep")
 FLAGS = ("penalize_nl", "adaptive_updt_w_cur", "ignore_eos")
+UNSUPPORTED = {
+    "system_prompt": "a system message in each request, or text before the prompt",
+    "banned_regex": "banned_strings",
+    "banned_regex_case_insensitive": "banned_strings, whose case does not matter",
+    "allowlist_piece_array": "grammar or logit_bias",
+    "expiring_logit_bias": "logit_bias",
+}
+"""Fields of llama.cpp that would change the answer, and what can be used instead."""
 LARGEST_INTEGER = 2**31 - 1
 LARGEST_SEED = 2**32
 LARGEST_FLOAT = 1e30
@@ -43,7 +53,9 @@ class GenerationParams:
     number of reported probabilities per token, ``t_max_predict_ms`` a limit in milliseconds (0: none), ``n`` the number
     of answers per prompt, ``preserved_tokens`` are control tokens whose text is given out, ``trigger`` says when the
     grammar begins to hold (None: at once), ``draft_n_max`` and ``draft_n_min`` bound drafts within the server's own
-    limits, ``lora`` are scales of adapters by id (None: the server's).
+    limits, ``lora`` are scales of adapters by id (None: the server's), ``thinking`` limits reasoning (None: no limit),
+    ``banned`` are phrases that may not appear, ``penalty_prompt`` are tokens that the penalties see instead of the
+    prompt.
     """
 
     sampling: SamplingParams
@@ -69,6 +81,9 @@ class GenerationParams:
     draft_n_min: int | None = None
     lora: dict[int, float] | None = None
     trigger: Trigger | None = None
+    thinking: ThinkingLimit | None = None
+    banned: BannedPhrases | None = None
+    penalty_prompt: tuple[int, ...] | None = None
 
 
 def number(body: Body, key: str, default: float) -> float:
@@ -107,6 +122,9 @@ def strings(value: Any) -> tuple[str, ...] | None:
 
 def read_generation(body: Body, settings: ServerSettings, vocab: Vocab, n_slots: int) -> GenerationParams:
     """Generation parameters of a request body. Raises ApiError 400 for values that cannot be used."""
+    for name, instead in UNSUPPORTED.items():
+        if body.get(name):
+            raise bad_request(f"{name} is not supported: use {instead}")
     limit = -1
     for key in ("max_completion_tokens", "max_tokens", "n_predict"):
         limit = integer(body, key, limit)
@@ -139,6 +157,36 @@ def read_generation(body: Body, settings: ServerSettings, vocab: Vocab, n_slots:
         draft_n_max=draft_limit(body, "speculative.n_max"),
         draft_n_min=draft_limit(body, "speculative.n_min"),
         lora=read_scales(body.get("lora")),
+        banned=read_banned(body, settings),
+        penalty_prompt=read_penalty_prompt(body.get("penalty_prompt"), vocab),
+    )
+
+
+def read_penalty_prompt(value: Any, vocab: Vocab) -> tuple[int, ...] | None:
+    """Tokens of a text or of a list of ids; None for anything else. Ids outside the vocabulary are left out."""
+    if isinstance(value, str):
+        return tuple(vocab.tokenize(value, add_special=False, parse_special=True))
+    if isinstance(value, list):
+        ids = (item for item in value if isinstance(item, int) and not isinstance(item, bool))
+        return tuple(item for item in ids if 0 <= item < vocab.n_tokens)
+    return None
+
+
+def read_banned(body: Body, settings: ServerSettings) -> BannedPhrases | None:
+    """Phrases the request or the command line bans; None without any. Raises ApiError 400."""
+    given = strings(body.get("banned_strings"))
+    given = settings.banned_strings if given is None else given
+    if not any(given):
+        return None
+    from ikpy.server.phrase_ban import LONGEST_PHRASE, MOST_PHRASES, BannedPhrases, folded
+
+    if len(given) > MOST_PHRASES or max(map(len, given)) > LONGEST_PHRASE:
+        raise bad_request(f"banned_strings: at most {MOST_PHRASES} strings of at most {LONGEST_PHRASE} characters")
+    return BannedPhrases(
+        folded(given),
+        integer(body, "banned_n", settings.banned_n),
+        bounded(number(body, "banned_bias", BannedPhrases.bias)),
+        integer(body, "rewind_count_max", BannedPhrases.n_rewinds),
     )
 
 
@@ -273,8 +321,8 @@ def describe(
         "repeat_penalty": single(s.repeat_penalty),
         "presence_penalty": single(s.presence_penalty),
         "frequency_penalty": single(s.frequency_penalty),
-        "penalty_prompt_tokens": [],
-        "use_penalty_prompt_tokens": False,
+        "penalty_prompt_tokens": list(params.penalty_prompt or ()),
+        "use_penalty_prompt_tokens": params.penalty_prompt is not None,
         "dry_multiplier": single(s.dry_multiplier),
         "dry_base": single(s.dry_base),
         "dry_allowed_length": s.dry_allowed_length,

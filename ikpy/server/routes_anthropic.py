@@ -43,6 +43,8 @@ def to_chat(body: Mapping[str, Any]) -> Object:
     thinking = body.get("thinking")
     if isinstance(thinking, dict) and thinking.get("type") == "disabled":
         out["chat_template_kwargs"] = {"enable_thinking": False}
+    if isinstance(thinking, dict) and thinking.get("type") == "enabled" and "budget_tokens" in thinking:
+        out["thinking_budget_tokens"] = thinking["budget_tokens"]
     return out
 
 

@@ -27,20 +27,20 @@ from ikpy.server.errors import bad_request, error_body
 from ikpy.server.front import Front, Generation, random_id
 from ikpy.server.http import DONE, EventStream, data_event, json_response, read_body
 from ikpy.server.params import GenerationParams, flag, integer, read_generation
-from ikpy.server.prompts import is_batch, read_prompts
+from ikpy.server.prompts import read_prompts
 from ikpy.server.routes_status import front_of
 from ikpy.server.tasks import Failed, Finished, Piece
 
 
-def usage(events: Sequence[Finished]) -> dict[str, Any]:
-    """Object ``usage`` of one or several answers to the same prompt."""
+def usage(events: Sequence[Finished], n: int) -> dict[str, Any]:
+    """Object ``usage`` of the answers to one or several prompts, ``n`` answers to each."""
     completion = sum(event.n_decoded for event in events)
-    prompt = events[0].n_prompt
+    prompt = sum(event.n_prompt for event in events[::n])
     return {
         "completion_tokens": completion,
         "prompt_tokens": prompt,
         "total_tokens": completion + prompt,
-        "prompt_tokens_details": {"cached_tokens": events[0].n_cached},
+        "prompt_tokens_details": {"cached_tokens": sum(event.n_cached for event in events[::n])},
     }
 
 
@@ -77,9 +77,9 @@ class Completions:
         return {"choices": choices, "created": self.created, "model": self.model, "object": "text_completion"}
 
     def answer(self, events: Sequence[Finished]) -> dict[str, Any]:
-        """The whole answer to one prompt."""
+        """The whole answer: a choice for every answer to every prompt, in order."""
         choices = [self.choice(e.index, e.text, self.logprobs(e.probabilities), stop_reason(e)) for e in events]
-        tail = {"usage": usage(events), "id": self.id, "timings": events[-1].timings.json()}
+        tail = {"usage": usage(events, self.params.n), "id": self.id, "timings": events[-1].timings.json()}
         return self.head(choices) | tail
 
     async def stream(self, generation: Generation) -> AsyncIterator[str]:
@@ -95,7 +95,7 @@ class Completions:
                 yield data_event(chunk)
             elif isinstance(event, Finished):
                 choice = self.choice(event.index, "", None, stop_reason(event))
-                tail = {"usage": usage([event]), "id": self.id, "timings": event.timings.json()}
+                tail = {"usage": usage([event], 1), "id": self.id, "timings": event.timings.json()}
                 yield data_event(self.head([choice]) | tail)
         yield DONE
 
@@ -119,10 +119,7 @@ async def completions(request: Request) -> Response:
     if params.stream:
         await generation.first()
         return EventStream(answers.stream(generation), generation.cancel, front.settings.timeout)
-    results = await generation.results(request)
-    groups = [results[i : i + params.n] for i in range(0, len(results), params.n)]
-    objects = [answers.answer(group) for group in groups]
-    return json_response(objects if is_batch(body["prompt"]) else objects[0])
+    return json_response(answers.answer(await generation.results(request)))
 
 
 # --- chat ---------------------------------------------------------------------------------------------------------
@@ -165,7 +162,7 @@ class ChatAnswer:
             "created": self.created,
             "model": self.chat.model,
             "object": "chat.completion",
-            "usage": usage(events),
+            "usage": usage(events, len(events)),
             "id": self.id,
             "timings": events[-1].timings.json(),
         }
@@ -195,7 +192,7 @@ class ChatAnswer:
                     finished.append(event)
                     yield self._last_chunk(event, called[event.index])
         if self.chat.include_usage and finished:
-            yield self.chunk([], usage=usage(finished), timings=finished[-1].timings.json())
+            yield self.chunk([], usage=usage(finished, len(finished)), timings=finished[-1].timings.json())
         yield DONE
 
     def _delta_chunks(self, event: Piece | Finished, deltas: list[Delta]) -> list[str]:

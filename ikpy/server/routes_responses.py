@@ -28,7 +28,7 @@ def to_chat(body: Mapping[str, Any]) -> Object:
         raise bad_request("'input' is required")
     if body.get("previous_response_id"):
         raise bad_request("ikpy does not support 'previous_response_id'.")
-    dropped = ("input", "instructions", "tools", "max_output_tokens", "previous_response_id", "text", "n")
+    dropped = ("reasoning", "input", "instructions", "tools", "max_output_tokens", "previous_response_id", "text", "n")
     out = {k: v for k, v in body.items() if k not in dropped}
     instructions = body.get("instructions")
     messages: list[Object] = []
@@ -50,6 +50,9 @@ def to_chat(body: Mapping[str, Any]) -> Object:
     choice = body.get("tool_choice")
     if isinstance(choice, dict) and choice.get("type") == "function" and "name" in choice:
         out["tool_choice"] = {"type": "function", "function": {"name": choice["name"]}}
+    reasoning = body.get("reasoning")
+    if isinstance(reasoning, dict) and isinstance(reasoning.get("effort"), str):
+        out["reasoning_effort"] = reasoning["effort"]
     wanted = body.get("text")
     if isinstance(wanted, dict) and isinstance(wanted.get("format"), dict):
         form = wanted["format"]

@@ -21,6 +21,9 @@ class ServerSettings:
     context. ``cache_ram`` is the limit of saved texts in host memory in bytes (-1: none), which are made when a
     request would keep less than the share ``cache_ram_similarity`` of a slot's text of at least ``cache_ram_n_min``
     tokens. ``api_keys`` gives the name of every key. ``slot_autosave`` keeps slots over a restart.
+    ``reasoning_budget`` is the most tokens of reasoning (-1: no limit), ``reasoning_budget_message`` a text that is
+    written when they are used up.
+    ``banned_strings`` may not appear in answers to requests that give none, ``banned_n`` of their tokens are banned.
     ``max_token_delay`` is the time in seconds that a batch of prompt tokens may keep running answers waiting.
     """
 
@@ -30,6 +33,8 @@ class ServerSettings:
     n_predict: int = -1
     n_keep: int = 0
     stop: tuple[str, ...] = ()
+    banned_strings: tuple[str, ...] = ()
+    banned_n: int = 1
     special: bool = False
     sampling: SamplingParams = field(default_factory=SamplingParams)
     default_samplers: bool = True
@@ -55,6 +60,8 @@ class ServerSettings:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     reasoning_format: str = "deepseek"
     reasoning: str = "auto"
+    reasoning_budget: int = -1
+    reasoning_budget_message: str = ""
     prefill_assistant: bool = True
     parallel_tool_calls: bool = False
     skip_chat_parsing: bool = False

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ikpy.engine.kv_cache import KVCacheFullError
 from ikpy.engine.sequence_state import unshare_sequence
 from ikpy.engine.session import SequenceState, put_state, take_state
+from ikpy.server.phrase_ban import HeldToken, PhraseBan
 from ikpy.server.prompt_cache import common_prefix
 from ikpy.server.tasks import (
     CompletionTask,
@@ -103,6 +104,7 @@ class Slot:
         self._unsent: list[TokenProbability] = []
         self._states: list[NDArray[np.float32]] = []
         self._text = TextStream(())
+        self._ban: PhraseBan | None = None
         self._began = time.perf_counter()
         self._first = 0.0
         self._last_token = 0.0
@@ -128,6 +130,7 @@ class Slot:
         self.prompt = list(task.tokens)
         if isinstance(task, CompletionTask):
             self._text = TextStream(task.params.stop)
+            self._ban = PhraseBan(task.params.banned) if task.params.banned else None
             self._fit_prompt(task)
 
     @property
@@ -249,7 +252,7 @@ class Slot:
         return [token, *self.draft]
 
     def _guess(self, n_max: int) -> list[int]:
-        if self.speculator is None:
+        if self.speculator is None or self._ban is not None:
             return []
         assert isinstance(self.task, CompletionTask)
         params = self.task.params
@@ -310,45 +313,85 @@ class Slot:
         if self.state is SlotState.PROMPT:
             self.state = SlotState.GENERATING
             self._first = time.perf_counter()
-            for token in self.prompt:
+            for token in self.prompt if task.params.penalty_prompt is None else task.params.penalty_prompt:
                 task.sampler.accept(token, grammar=False)
             if self.speculator is not None:
                 self.speculator.begin(self.prompt)
             if task.params.limit == 0:
                 self._finish(task, "")
                 return
+        if self._ban is not None:
+            self._sample_unbanned(task, self._ban, logits)
+            return
         token = task.sampler.sample(logits)
         task.sampler.accept(token)
-        self._add_token(task, token, logits)
+        self._add_token(task, token, self._probability(task, token, logits))
 
-    def _add_token(self, task: CompletionTask, token: int, logits: NDArray[np.float32]) -> None:
+    def _sample_unbanned(self, task: CompletionTask, ban: PhraseBan, logits: NDArray[np.float32]) -> None:
+        """Draws a token; one that completes a banned phrase is taken back with the phrase, and another is drawn."""
+        while True:
+            row = ban.biased(logits)
+            token = task.sampler.sample(row)
+            task.sampler.accept(token)
+            piece = b"" if token in self._vocab.eog else self._piece(task, token)
+            ban.add(HeldToken(token, piece, row, self._probability(task, token, row)))
+            n = ban.n_back()
+            if n > 1 and not self._kv.can_rewind(self.id, len(self.tokens) - n + 1):
+                n = 1  # only the last token, which is not evaluated yet
+            if n == 0 or not ban.may_take_back(n):
+                break
+            logits = ban.take_back(n)
+            self.truncate(len(self.tokens) - n + 1)
+            self.n_decoded += n
+            task.sampler.take_back(n, [*self._generated, *(item.token for item in ban.held)])
+            if self._at_limit(task, len(ban.held)):
+                self._release(task, ban.release(everything=True))
+                if self.task is task:
+                    self._finish(task, "")
+                return
+        ends = n > 0 or token in self._vocab.eog or self._at_limit(task, len(ban.held))
+        self._release(task, ban.release(everything=ends))
+        if self.task is task:
+            self.pending = token
+
+    def _release(self, task: CompletionTask, tokens: list[HeldToken]) -> None:
+        """Adds tokens that have waited to the answer, until a stop rule holds."""
+        for item in tokens:
+            if self.task is task:
+                self._add_token(task, item.token, item.probability)
+
+    def _piece(self, task: CompletionTask, token: int) -> bytes:
+        """Text of a token."""
+        return self._vocab.token_to_piece(token, self._special or token in task.params.preserved_tokens)
+
+    def _add_token(self, task: CompletionTask, token: int, probability: TokenProbability | None) -> None:
         self.n_decoded += 1
         now = time.perf_counter()
         self.token_delay = now - self._last_token if self._last_token else None
         self._last_token = now
         self._generated.append(token)
         self.pending = token
-        if task.params.n_probs > 0:
-            probability = self._probability(task, token, logits)
+        if probability is not None:
             self._probabilities.append(probability)
             self._unsent.append(probability)
         ended = token in self._vocab.eog
-        special = self._special or token in task.params.preserved_tokens
-        text = self._text.feed(b"" if ended else self._vocab.token_to_piece(token, special))
+        text = self._text.feed(b"" if ended else self._piece(task, token))
         if ended or self._text.stopping_word is not None or self._at_limit(task):
             self._finish(task, text or "", eos=ended)
         elif text is not None:
             self._emit_piece(task, text)
 
-    def _at_limit(self, task: CompletionTask) -> bool:
-        if 0 <= task.params.limit <= self.n_decoded:
+    def _at_limit(self, task: CompletionTask, n_held: int = 0) -> bool:
+        if 0 <= task.params.limit <= self.n_decoded + n_held:
             return True
         elapsed = 1e3 * (time.perf_counter() - self._first)
         return 0 < task.params.t_max_predict_ms < elapsed
 
-    def _probability(self, task: CompletionTask, token: int, logits: NDArray[np.float32]) -> TokenProbability:
-        """Probabilities of the token and the most likely ones, before or after the samplers."""
+    def _probability(self, task: CompletionTask, token: int, logits: NDArray[np.float32]) -> TokenProbability | None:
+        """Probabilities of the token and the most likely ones, before or after the samplers; None if not wanted."""
         n = task.params.n_probs
+        if n <= 0:
+            return None
         if task.params.post_sampling_probs:
             ids, p = task.sampler.last_ids.astype(np.int64), task.sampler.last_probabilities
         else:

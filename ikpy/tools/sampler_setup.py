@@ -11,6 +11,7 @@ from ikpy.engine.sampling import Sampler, SamplingParams, TokenGrammar
 if TYPE_CHECKING:
     from ikpy.engine.grammar import TokenTexts
     from ikpy.engine.lazy_grammar import Trigger
+    from ikpy.engine.thinking import ThinkingLimit
     from ikpy.vocab import Vocab
 
 _texts: WeakKeyDictionary[Vocab, dict[int, TokenTexts]] = WeakKeyDictionary()
@@ -39,15 +40,24 @@ def breakers_of(params: SamplingParams, vocab: Vocab) -> DryBreakers:
 
 
 def make_sampler(
-    params: SamplingParams, vocab: Vocab, n_vocab: int, n_ctx: int, trigger: Trigger | None = None
+    params: SamplingParams,
+    vocab: Vocab,
+    n_vocab: int,
+    n_ctx: int,
+    trigger: Trigger | None = None,
+    thinking: ThinkingLimit | None = None,
 ) -> Sampler:
     """Sampler over logits of ``n_vocab`` tokens; -1 in a penalty window means ``n_ctx``. With a trigger the grammar
-    holds only behind its marker.
+    holds only behind its marker; ``thinking`` limits reasoning.
 
     Raises GrammarError for a grammar or schema that cannot be used, UsageError for bad parameters.
     """
     grammar: TokenGrammar | None = None
-    if params.grammar or params.json_schema is not None or params.regex is not None:
+
+    def piece(token: int) -> bytes:
+        return vocab.token_to_piece(token, special=True)
+
+    if params.has_grammar:
         from ikpy.engine.grammar import make_grammar
         from ikpy.engine.lazy_grammar import LazyGrammar
 
@@ -55,7 +65,11 @@ def make_sampler(
         found = make_grammar(params.grammar, params.json_schema, texts, regex=params.regex)
         grammar = found
         if trigger is not None and found is not None:
-            grammar = LazyGrammar(found, trigger, texts, lambda token: vocab.token_to_piece(token, special=True))
+            grammar = LazyGrammar(found, trigger, texts, piece)
+    if thinking is not None:
+        from ikpy.engine.thinking import LimitedThinking
+
+        grammar = LimitedThinking(thinking, grammar, n_vocab, piece)
     return Sampler(
         params,
         n_vocab,

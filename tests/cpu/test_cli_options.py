@@ -126,7 +126,7 @@ def test_command_lines_in_circulation_are_accepted(line, tool):
         ("-ot (=CPU", "Invalid tensor buffer type override: (=CPU"),
         ("-f /no/such/file", "failed to open file '/no/such/file': No such file or directory"),
         ("--hf-file x.gguf", "--hf-file requires --hf-repo"),
-        ("--model-url http://x", "models are not downloaded from URLs"),
+        ("--model-url http://x/y.gguf -hf a/b", "--model-url and --hf-repo exclude each other"),
         ("--fit -ncmoe 3", "-ncmoe | --n-cpu-moe cannot be used with --fit"),
         ("--hellaswag --winogrande", "--hellaswag and --winogrande exclude each other"),
         ("--lora-scaled x y", "invalid parameter for argument: --lora-scaled (expected a number, got 'y')"),

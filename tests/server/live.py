@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 
 import httpx
+import psutil
 import uvicorn
 
 from ikpy.server.build import Server
 from tests.server.harness import start_server
+
+PATIENCE = 120.0
+"""Seconds after which something that should happen counts as failed; machines that run tests may be busy."""
 
 
 @contextlib.contextmanager
@@ -25,18 +30,31 @@ def listening(command: str, *, queue_limit: int = 512) -> Iterator[tuple[httpx.C
     http = uvicorn.Server(uvicorn.Config(server.app, log_level="error"))
     thread = threading.Thread(target=http.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
-    while not http.started:
-        time.sleep(0.01)
+    assert wait_for(lambda: http.started)
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=60) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=PATIENCE) as client:
             yield client, server
     finally:
         http.should_exit = True
-        thread.join(10)
+        thread.join(PATIENCE)
         server.engine.stop(10)
 
 
-def wait_for(condition: object, seconds: float = 5.0) -> bool:
+def address_of(process: subprocess.Popen[str]) -> str:
+    """Address of a server that was started with `--port 0`, once it answers."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end and process.poll() is None:
+        with contextlib.suppress(psutil.Error, httpx.TransportError):
+            for connection in psutil.Process(process.pid).net_connections(kind="tcp"):
+                if connection.status == psutil.CONN_LISTEN:
+                    address = f"http://127.0.0.1:{connection.laddr.port}"
+                    httpx.get(f"{address}/health", timeout=PATIENCE)
+                    return address
+        time.sleep(0.02)
+    raise AssertionError(f"the server does not answer; its status is {process.poll()}")
+
+
+def wait_for(condition: object, seconds: float = PATIENCE) -> bool:
     """Whether a condition (a function without arguments) becomes true in time."""
     assert callable(condition)
     end = time.monotonic() + seconds

@@ -100,6 +100,28 @@ def test_seeds_reproduce_and_mirostat_too(tiny: TestClient) -> None:
         assert texts[0] == texts[1], more
 
 
+def test_penalties_see_the_penalty_prompt_instead_of_the_prompt(tiny: TestClient) -> None:
+    """A presence penalty on the token that would come first moves it away, wherever it stands."""
+    ids = post(tiny, "/tokenize", content=" the")["tokens"]
+    assert complete(tiny, n_predict=1)["content"] == " the"
+    options = {"n_predict": 1, "presence_penalty": 100.0, "repeat_last_n": 64}
+    for given in (ids, " the"):
+        moved = complete(tiny, penalty_prompt=given, **options)
+        assert moved["content"] != " the"
+        assert moved["generation_settings"]["penalty_prompt_tokens"] == ids
+        assert moved["generation_settings"]["use_penalty_prompt_tokens"] is True
+    prompt = "Look at the the the old man looked at"
+    free = complete(tiny, prompt=prompt, n_predict=1)["content"]
+    own = post(tiny, "/tokenize", content=free)["tokens"]
+    bound = complete(tiny, prompt=f"{free}{free} {prompt}", **options)["content"]
+    without = complete(tiny, prompt=f"{free}{free} {prompt}", penalty_prompt=[], **options)["content"]
+    assert (
+        len(own) == 1
+        and bound != free
+        and without == complete(tiny, prompt=f"{free}{free} {prompt}", n_predict=1)["content"]
+    )
+
+
 def test_grammar_errors_name_the_place(tiny: TestClient) -> None:
     message = post(tiny, "/completion", 400, prompt="x", grammar='root ::= ("yes"')["error"]["message"]
     assert "line 1" in message

@@ -50,6 +50,11 @@ def test_openai_client(address: str) -> None:
     assert [item.token for item in logprobs.choices[0].logprobs.content] == ["Hel", "lo wo"]
     text = client.completions.create(model="m", prompt="x", logit_bias={"259": 100}, max_tokens=9, stream=True)
     assert "".join(chunk.choices[0].text for chunk in text) == "Hello world."
+    several = client.completions.create(model="m", prompt=["x", "The"], n=2, logit_bias={"259": 100}, max_tokens=3)
+    assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
+    alone = [client.completions.create(model="m", prompt=text, max_tokens=1).usage for text in ("x", "The")]
+    assert several.usage.prompt_tokens == sum(one.prompt_tokens for one in alone)
+    assert several.usage.completion_tokens == 12
     assert len(client.embeddings.create(model="m", input=["Hello", "world"]).data) == 2
     answer = client.responses.create(model="m", input="Hello there", max_output_tokens=8)
     assert answer.status == "completed"

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ import httpx
 import pytest
 
 from tests.server.harness import MODELS
+from tests.server.live import PATIENCE, address_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,23 +27,12 @@ def command(*arguments: str) -> list[str]:
 @contextmanager
 def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A running server and its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    line = command("--port", str(port), *arguments)
     pipe = subprocess.PIPE
+    line = command("--port", "0", *arguments)
     server = subprocess.Popen(line, env=environment, text=True, stdout=pipe, stderr=pipe)
-    address = f"http://127.0.0.1:{port}"
     try:
-        for _ in range(200):
-            try:
-                httpx.get(f"{address}/health")
-                break
-            except httpx.TransportError:
-                assert server.poll() is None, server.communicate()
-                time.sleep(0.05)
-        yield server, address
+        yield server, address_of(server)
     finally:
         if server.poll() is None:
             server.kill()
@@ -52,20 +41,23 @@ def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 def failed_start(*arguments: str) -> str:
     """Standard error of a start that fails."""
-    result = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
+    result = subprocess.run(
+        command(*arguments), capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT, check=False
+    )
     assert result.returncode == 1
     return result.stderr.strip().splitlines()[-1]
 
 
 def test_log_and_orderly_end() -> None:
     with process("-c", "512", "-np", "2", "--api-key", "secret-1234") as (server, address):
-        answer = httpx.post(f"{address}/completion", json={"prompt": "x", "n_predict": 2}, headers={"X-Api-Key": "no"})
+        body = {"prompt": "x", "n_predict": 2}
+        answer = httpx.post(f"{address}/completion", json=body, headers={"X-Api-Key": "no"}, timeout=PATIENCE)
         assert answer.status_code == 401
         headers = {"Authorization": "Bearer secret-1234"}
-        answer = httpx.post(f"{address}/completion", json={"prompt": "x", "n_predict": 2}, headers=headers)
+        answer = httpx.post(f"{address}/completion", json=body, headers=headers, timeout=PATIENCE)
         assert answer.json()["tokens_predicted"] == 2
         server.send_signal(signal.SIGINT)
-        out, err = server.communicate(timeout=20)
+        out, err = server.communicate(timeout=PATIENCE)
     assert server.returncode == 0
     for wanted in (
         "build info",
@@ -85,18 +77,18 @@ def test_log_and_orderly_end() -> None:
 def test_termination_lets_a_request_end() -> None:
     with process("-c", "512", "--log-disable") as (server, address):
         body = {"prompt": "x", "n_predict": 400, "stream": True, "logit_bias": [[449, 100]]}
-        with httpx.stream("POST", f"{address}/completion", json=body, timeout=30) as response:
+        with httpx.stream("POST", f"{address}/completion", json=body, timeout=PATIENCE) as response:
             lines = (line for line in response.iter_lines() if line)
             next(lines)
             server.send_signal(signal.SIGTERM)
             assert '"tokens_predicted":400' in list(lines)[-1]
-        assert server.wait(20) == 0
+        assert server.wait(PATIENCE) == 0
 
 
 def test_json_log() -> None:
     with process("-c", "256", "--log-format", "json") as (server, _):
         server.send_signal(signal.SIGTERM)
-        out, _err = server.communicate(timeout=20)
+        out, _err = server.communicate(timeout=PATIENCE)
     assert all(line.startswith('{"tid":') for line in out.splitlines())
 
 

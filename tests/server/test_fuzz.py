@@ -27,7 +27,9 @@ TEXTS = st.text(max_size=12)
 COMMON = (
     *FLOATS, *INTEGERS, *FLAGS, "seed", "stop", "samplers", "logit_bias", "n_probs", "grammar", "json_schema",
     "id_slot", "cache_prompt", "n_keep", "n_discard", "t_max_predict_ms", "response_fields", "post_sampling_probs",
-    "stream", "timings_per_token", "dry_sequence_breakers", "regex", "lark",
+    "stream", "timings_per_token", "banned_strings", "banned_n", "banned_bias", "rewind_count_max",
+    "penalty_prompt", "thinking_budget_tokens", "reasoning_effort",
+    "dry_sequence_breakers", "regex", "lark",
 )  # fmt: skip
 CHAT = ("tools", "tool_choice", "response_format", "logprobs", "top_logprobs", "chat_template_kwargs",
         "reasoning_format", "stream_options", "add_generation_prompt", "parallel_tool_calls", "model")  # fmt: skip

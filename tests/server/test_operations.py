@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import configparser
+import contextlib
 import json
 import signal
 import threading
@@ -15,10 +15,9 @@ import pytest
 from ikpy.cli.parser import parse
 from ikpy.errors import UsageError
 from ikpy.server.keys import KeyRing, read_keys
-from tests.server.live import wait_for
+from tests.server.live import PATIENCE, wait_for
 from tests.server.test_command import failed_start, process
 
-ROOT = Path(__file__).parents[2]
 ENDLESS = {"prompt": "x", "n_predict": -1, "temperature": 0, "logit_bias": [[449, 100]], "stream": True}
 TEXT = {"prompt": "The old man looked at the sea.", "n_predict": 8, "temperature": 0, "logit_bias": [[449, 100]]}
 
@@ -47,7 +46,7 @@ def test_hangup_reloads_keys(tmp_path: Path) -> None:
     with process("-c", "256", "--api-key-file", str(file)) as (server, address):
 
         def status(key: str) -> int:
-            return httpx.get(f"{address}/props", headers=bearer(key)).status_code
+            return httpx.get(f"{address}/props", headers=bearer(key), timeout=PATIENCE).status_code
 
         assert (status("old-key-1"), status("new-key-2")) == (200, 401)
         file.write_text("bob new-key-2\n")
@@ -59,7 +58,7 @@ def test_hangup_reloads_keys(tmp_path: Path) -> None:
         time.sleep(0.3)
         assert status("new-key-2") == 200, "a file without keys must not open the server"
         server.terminate()
-        out, err = server.communicate(timeout=20)
+        out, err = server.communicate(timeout=PATIENCE)
     assert 'key="alice"' in out and 'key="bob"' in out
     assert "old-key" not in (out + err).replace("****ey-1", "") and "new-key" not in out + err
     assert "keys not reloaded" in out
@@ -92,9 +91,9 @@ def test_configuration_from_file_environment_and_command_line(tmp_path: Path) ->
     params = parse([], "server", environment)
     assert (params.model.alias, params.server.queue_limit, params.context.n_ctx) == ("from-file", 7, 1024)
     assert parse(["--config", str(file)], "perplexity", {}).context.n_ctx == 64
-    with process("--config", str(file)) as (_, address):
-        assert httpx.get(f"{address}/v1/models").json()["data"][0]["id"] == "from-file"
-        assert len(httpx.get(f"{address}/slots", headers=bearer("b-2")).json()) == 2
+    with process("--config", str(file)) as (_, address), httpx.Client(base_url=address, timeout=PATIENCE) as client:
+        assert client.get("/v1/models").json()["data"][0]["id"] == "from-file"
+        assert len(client.get("/slots", headers=bearer("b-2")).json()) == 2
 
 
 @pytest.mark.parametrize(
@@ -118,7 +117,7 @@ def test_wrong_configuration(tmp_path: Path, text: str, wanted: str) -> None:
 
 
 def ask(address: str) -> dict:
-    return httpx.post(f"{address}/completion", json=TEXT, timeout=30).json()
+    return httpx.post(f"{address}/completion", json=TEXT, timeout=PATIENCE).json()
 
 
 def test_slots_survive_a_restart(tmp_path: Path) -> None:
@@ -126,7 +125,7 @@ def test_slots_survive_a_restart(tmp_path: Path) -> None:
     with process(*options) as (server, address):
         first = ask(address)
         server.terminate()
-        out, _ = server.communicate(timeout=20)
+        out, _ = server.communicate(timeout=PATIENCE)
         assert "slot saved" in out
     with process(*options) as (server, address):
         again = ask(address)
@@ -137,60 +136,45 @@ def test_slots_survive_a_restart(tmp_path: Path) -> None:
     with process(*options) as (server, address):
         assert ask(address)["content"] == first["content"], "a damaged file is left alone"
         server.terminate()
-        assert "slot not restored" in server.communicate(timeout=20)[0]
+        assert "slot not restored" in server.communicate(timeout=PATIENCE)[0]
     assert failed_start("--slot-autosave", "--port", "0").endswith("--slot-autosave needs --slot-save-path")
 
 
 def test_saved_slots_restore_after_a_kill_under_load(tmp_path: Path) -> None:
+    """The process is killed while three slots generate and the fourth is being written again and again."""
     options = ("-c", "1024", "-np", "4", "--slot-save-path", str(tmp_path))
-    with process(*options) as (server, address):
-        first = httpx.post(f"{address}/completion", json=TEXT | {"id_slot": 0}).json()
-        ended = threading.Event()
+    with process(*options) as (server, address), httpx.Client(base_url=address, timeout=PATIENCE) as client:
+        first = client.post("/completion", json=TEXT | {"id_slot": 0}).json()
+        n_read, n_saved = [0, 0, 0], [0]
 
-        def load() -> None:
-            try:
-                with httpx.stream("POST", f"{address}/completion", json=ENDLESS, timeout=30) as response:
-                    for _ in response.iter_lines():
-                        pass
-            except httpx.TransportError:
-                ended.set()
+        def load(number: int) -> None:
+            with (
+                contextlib.suppress(httpx.TransportError),
+                client.stream("POST", "/completion", json=ENDLESS | {"id_slot": number + 1}) as response,
+            ):
+                for line in response.iter_lines():
+                    n_read[number] += bool(line)
 
         def save() -> None:
-            while not ended.is_set():
-                try:
-                    body = {"filename": "kept"}
-                    httpx.post(f"{address}/slots/0?action=save", json=body, timeout=30).raise_for_status()
-                except httpx.TransportError:
-                    return
+            with contextlib.suppress(httpx.TransportError):
+                while client.post("/slots/0?action=save", json={"filename": "kept"}).is_success:
+                    n_saved[0] += 1
 
-        threads = [threading.Thread(target=load) for _ in range(3)]
+        threads = [threading.Thread(target=load, args=(i,)) for i in range(3)] + [threading.Thread(target=save)]
         for thread in threads:
             thread.start()
-        saving = threading.Thread(target=save)
-        saving.start()
-        assert wait_for((tmp_path / "kept").exists)
-        time.sleep(0.5)
+        assert wait_for(lambda: min(n_read) > 20 and n_saved[0] > 3)
+        assert all(thread.is_alive() for thread in threads), "the load ended before the kill"
         server.kill()
-        for thread in [*threads, saving]:
-            thread.join(20)
-    with process(*options) as (server, address):
-        restored = httpx.post(f"{address}/slots/1?action=restore", json={"filename": "kept"})
+        for thread in threads:
+            thread.join(PATIENCE)
+    with process(*options) as (_, address), httpx.Client(base_url=address, timeout=PATIENCE) as client:
+        restored = client.post("/slots/1?action=restore", json={"filename": "kept"})
         assert restored.status_code == 200, restored.text
         tokens = json.loads((tmp_path / "kept.tokens.json").read_text())["tokens"]
         assert restored.json()["n_restored"] == len(tokens)
-        again = httpx.post(f"{address}/completion", json=TEXT | {"id_slot": 1}).json()
+        again = client.post("/completion", json=TEXT | {"id_slot": 1}).json()
         assert again["content"] == first["content"]
         assert again["timings"]["prompt_n"] == 1
         leftovers = [path.name for path in tmp_path.iterdir() if not path.name.startswith(("kept", ".kept"))]
         assert leftovers == []
-
-
-def test_packaging_files_name_options_that_exist() -> None:
-    config = ROOT / "packaging" / "server.toml"
-    params = parse(["--config", str(config)], "server", {})
-    assert (params.server.models_max, params.context.n_parallel, params.server.log_format) == (2, 4, "json")
-    unit = configparser.ConfigParser(strict=False, interpolation=None)
-    unit.optionxform = str  # type: ignore[assignment, method-assign]
-    unit.read(ROOT / "packaging" / "ikpy-server.service")
-    assert "server --config" in unit["Service"]["ExecStart"]
-    assert "-HUP" in unit["Service"]["ExecReload"]

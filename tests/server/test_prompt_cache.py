@@ -11,7 +11,7 @@ from ikpy.server.build import Server
 from ikpy.server.prompt_cache import PromptCache
 from ikpy.server.tasks import CompletionTask, Task
 from tests.server.harness import start_server
-from tests.server.live import listening
+from tests.server.live import PATIENCE, listening
 
 TINY = "llama-server -m MODEL -t 1 -tb 1 -c 1024"
 STORY = "The old man looked at the sea and thought of the long years that had passed since he was young. "
@@ -103,7 +103,7 @@ def test_a_context_shift_leaves_the_other_slot_of_shared_text_alone() -> None:
         if not server.engine.context.kv.can_shift:
             pytest.skip("the model cannot shift")
     finally:
-        server.engine.stop(5)
+        server.engine.stop(PATIENCE)
     endless = {"ignore_eos": True, "logit_bias": [[449, 100]], "n_predict": 400}
     with listening(command) as (client, server):
         ask(client, "x" * 60, id_slot=0)
@@ -183,7 +183,7 @@ def test_a_request_with_many_prompts_does_not_block_later_ones() -> None:
     try:
         order = queue_of(server, [7, 7, 7, 7, 8, 9])
     finally:
-        server.engine.stop(5)
+        server.engine.stop(PATIENCE)
     assert sorted(order) == [7, 7, 7, 7, 8, 9]
     assert order[:3] == [7, 8, 9], order
 
@@ -198,7 +198,7 @@ def test_prompt_chunks_follow_the_measured_speed() -> None:
             engine._token_seconds = seconds
             assert engine._chunk() == chunk, seconds
     finally:
-        server.engine.stop(5)
+        server.engine.stop(PATIENCE)
 
 
 def test_the_delay_between_tokens_is_reported() -> None:
@@ -206,4 +206,4 @@ def test_the_delay_between_tokens_is_reported() -> None:
         ask(client, STORY)
         text = client.get("/metrics").text
     values = [float(line.split()[1]) for line in text.splitlines() if line.startswith("ikpy:inter_token_delay")]
-    assert len(values) == 3 and 0 < values[0] <= values[1] <= values[2] < 5
+    assert len(values) == 3 and 0 < values[0] <= values[1] <= values[2] < 60

@@ -12,7 +12,7 @@ ROWS = (
         "GGUF file; of a split model the first shard. Without it the bundled tiny-mla-moe is used",
         env="LLAMA_ARG_MODEL",
     ),
-    option("-mu --model-url", TEXT, "model.url", "URL to load the model from", env="LLAMA_ARG_MODEL_URL"),
+    option("-mu --model-url", TEXT, "model.url", "URL of the model file, downloaded once", env="LLAMA_ARG_MODEL_URL"),
     option(
         "-hf -hfr --hf-repo",
         Kind("REPO"),

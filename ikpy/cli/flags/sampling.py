@@ -6,6 +6,7 @@ from ikpy.cli.options import FLAG, FLOAT, INT, PATH, TEXT, Kind, ignored, option
 GENERATORS = "SC"
 NO_GUIDANCE = "the server has no classifier-free guidance; ikpy cli has"
 NO_LISTS = "token lists are not supported; use --logit-bias or --grammar"
+NO_REWIND = "the server bans strings; use --logit-bias or --grammar here"
 
 ROWS = (
     option("--samplers", Kind("A;B;...", values.to_samplers), "sampling.samplers", "sampler order", GENERATORS),
@@ -77,8 +78,16 @@ CONSTRAINT_ROWS = (
     refused("--cfg-negative-prompt", NO_GUIDANCE, "negative prompt", "S", TEXT),
     refused("--cfg-negative-prompt-file", NO_GUIDANCE, "file with the negative prompt", "S", PATH),
     ignored("--cfg-scale", NO_GUIDANCE, "strength of guidance", "S", FLOAT, quiet="1"),
-    refused("--banned-string-file", NO_LISTS, "strings that may not appear", GENERATORS, PATH),
-    ignored("--banned-n", NO_LISTS, "tokens banned per match", GENERATORS, INT),
+    option(
+        "--banned-string-file",
+        Kind("FILE", values.to_file_lines),
+        "server.banned_strings",
+        "file with a string per line that may not appear in answers",
+        "S",
+    ),
+    option("--banned-n", INT, "server.banned_n", "first tokens of such a string that are banned; -1 = all", "S"),
+    refused("--banned-string-file", NO_REWIND, "strings that may not appear", "C", PATH),
+    ignored("--banned-n", NO_REWIND, "tokens banned per match", "C", INT),
     refused("--allowlist-pieces", NO_LISTS, "pieces that may appear", GENERATORS, TEXT),
     refused("--allowlist-unicode-rule", NO_LISTS, "characters that may appear", GENERATORS, TEXT),
     refused("--allowlist-keyword", NO_LISTS, "keyword that ends the list", GENERATORS, TEXT),

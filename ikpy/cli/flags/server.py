@@ -7,7 +7,6 @@ S = "S"
 NO_HISTORY = "chat history is not stored"
 NO_PREFIX = "a prefix shared by all slots is not supported; send a system message with each request"
 NO_CHECKPOINTS = "needed by recurrent models only, which are not supported"
-NO_BUDGET = "reasoning cannot be cut short"
 NO_MEDIA = "images and audio are not supported"
 
 ROWS = (
@@ -148,8 +147,20 @@ CHAT_ROWS = (
         "whether the model may reason first",
         S,
     ),
-    ignored("--reasoning-budget", NO_BUDGET, "most reasoning tokens; -1 = no limit", S, INT, quiet="-1"),
-    ignored("--reasoning-budget-message", NO_BUDGET, "text before the end tag", S, TEXT),
+    option(
+        "--reasoning-budget",
+        INT,
+        "server.reasoning_budget",
+        "most tokens of reasoning in a chat; 0 = none, -1 = no limit",
+        S,
+    ),
+    option(
+        "--reasoning-budget-message",
+        TEXT,
+        "server.reasoning_budget_message",
+        "text written before the end tag when the budget is used up",
+        S,
+    ),
     ignored("--reasoning-tokens", "whole prompts are compared", "tokens left out of slot similarity", S, TEXT),
     option("--skip-chat-parsing", FLAG, "server.skip_chat_parsing", "give back the raw answer", S),
     option("--no-prefill-assistant", OFF, "server.prefill_assistant", "do not continue an assistant message", S),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ikpy.engine.lazy_grammar import Trigger
+from ikpy.engine.thinking import ThinkingLimit
 from ikpy.errors import IkpyError
 from ikpy.server.chat.call_grammar import call_grammar, marker_rule
 from ikpy.server.chat.harmony import HARMONY, MARKERS
@@ -66,8 +67,11 @@ def read_chat(body: Body, front: Front) -> ChatRequest:
         trigger = None if called else Trigger(format_.trigger or format_.opening, output.reasoning, output.in_reasoning)
         if output.harmony and trigger is not None:
             trigger = Trigger(trigger.marker)
+        trigger = trigger or behind_reasoning(output)
         sampling = replace(params.sampling, grammar=grammar, json_schema=None, regex=None)
         params = replace(params, sampling=sampling, trigger=trigger)
+    elif params.sampling.has_grammar:
+        params = replace(params, trigger=behind_reasoning(output))
     tokens = front.vocab.tokenize(text, add_special=True, parse_special=True)
     if not tokens:
         raise bad_request('"messages" give an empty prompt')
@@ -75,12 +79,18 @@ def read_chat(body: Body, front: Front) -> ChatRequest:
         params,
         n_probs=n_probs or params.n_probs,
         preserved_tokens=preserved_tokens(front, output),
+        thinking=thinking_limit(front, body, text),
         chat_format="peg-native" if format_ is not None else "Content-only",
         reasoning_format=body.get("reasoning_format", front.settings.reasoning_format),
     )
     options = body.get("stream_options")
     usage = isinstance(options, dict) and options.get("include_usage") is True
     return ChatRequest(Prompt(tokens, text), params, output, model_of(body, front), logprobs, usage)
+
+
+def behind_reasoning(output: OutputFormat) -> Trigger | None:
+    """Holds a grammar back until reasoning that the prompt has opened ends; None if the answer begins at once."""
+    return Trigger(output.reasoning[1]) if output.reasoning and output.in_reasoning else None
 
 
 def preserved_tokens(front: Front, output: OutputFormat) -> frozenset[int]:
@@ -274,11 +284,38 @@ def template_variables(body: Body, front: Front) -> dict[str, Any]:
     variables = dict(settings.chat_template_kwargs)
     if settings.reasoning != "auto":
         variables.setdefault("enable_thinking", settings.reasoning == "on")
+    effort = body.get("reasoning_effort")
+    if isinstance(effort, str):
+        variables["reasoning_effort"] = effort
+    if effort == "none":
+        variables["enable_thinking"] = False
     extra = body.get("chat_template_kwargs")
     if isinstance(extra, dict):
         reserved = {"messages", "add_generation_prompt", "tools", "continue_final_message", "drop_bos", "self"}
         variables |= {name: value for name, value in extra.items() if name not in reserved}
     return variables
+
+
+def reasoning_tags(source: str) -> ReasoningTags | None:
+    """What a template puts around reasoning, None if it knows none."""
+    if is_harmony(source):
+        return HARMONY_TAGS
+    return next((tags for tags in REASONING_TAGS if tags[0] in source), None)
+
+
+def is_harmony(source: str) -> bool:
+    """Whether a template divides answers into channels."""
+    return HARMONY.opening in source and "<|message|>" in source
+
+
+def thinking_limit(front: Front, body: Body, prompt: str) -> ThinkingLimit | None:
+    """The limit of a request's reasoning: its own or that of the command line."""
+    source, message = front.template.source, front.settings.reasoning_budget_message
+    n_max, tags = integer(body, "thinking_budget_tokens", front.settings.reasoning_budget), reasoning_tags(source)
+    if n_max < 0 or tags is None:
+        return None
+    end = front.vocab.tokenize(message + tags[1], add_special=False, parse_special=True)
+    return ThinkingLimit(n_max, *tags, tuple(end), prompt.rstrip().endswith(tags[0]), is_harmony(source))
 
 
 def output_format(
@@ -291,10 +328,9 @@ def output_format(
     if front.settings.skip_chat_parsing:
         return OutputFormat()
     source = front.template.source
-    if HARMONY.opening in source and "<|message|>" in source:
-        tags = None if wanted == "none" else HARMONY_TAGS
-        return OutputFormat(tags, False, format_, harmony=True)
-    tags = next((tags for tags in REASONING_TAGS if tags[0] in source), None)
+    tags = reasoning_tags(source)
+    if is_harmony(source):
+        return OutputFormat(None if wanted == "none" else tags, False, format_, harmony=True)
     if wanted == "none" or variables.get("enable_thinking") is False:
         tags = None
     inside = tags is not None and prompt.rstrip().endswith(tags[0])

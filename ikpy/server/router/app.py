@@ -128,13 +128,20 @@ class Forwarded(Response):
                 await sending
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if await self._pass_on(scope, receive, send):
+            # Only now may the client know: its next request must not find this model still in use.
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> bool:
+        """Sends the answer except for its end; False if all of it was sent, as an error."""
         async with AsyncExitStack() as stack:
             try:
                 worker = await stack.enter_async_context(self._pool.use(self._name))
                 answer = await self._open(worker, stack)
             except ApiError as error:
+                await stack.aclose()
                 await json_response(error.body(), error.code, error.headers)(scope, receive, send)
-                return
+                return False
             kept = [(k.lower(), v) for k, v in answer.headers.raw if k.decode("latin-1").lower() not in HOP_HEADERS]
             await send({"type": "http.response.start", "status": answer.status_code, "headers": kept})
             try:
@@ -145,7 +152,7 @@ class Forwarded(Response):
                 if answer.headers.get("content-type", "").startswith("text/event-stream"):
                     event = data_event(error_body(503, ended(self._name))).encode()
                     await send({"type": "http.response.body", "body": event, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return True
 
     async def _open(self, worker: Worker, stack: AsyncExitStack) -> httpx.Response:
         """The beginning of the answer; a process that ended before it was asked is started again. Raises ApiError."""

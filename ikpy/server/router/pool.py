@@ -15,6 +15,8 @@ from ikpy.server.router.worker import State, Worker
 
 CHECK_SECONDS = 2.0
 """Seconds between two looks at idle times and memory."""
+GRACE_SECONDS = 0.5
+"""Seconds a request may wait for others to end: a client that has read an answer is a little ahead of the server."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ class Pool:
 
     async def _make_room(self, model: ModelFile) -> None:
         """Unloads idle models until another one fits. Raises ApiError 503 when the others are all in use."""
+        end = time.monotonic() + GRACE_SECONDS
         while True:
             running = self.loaded()
             too_many = 0 < self.limits.n_models <= len(running)
@@ -103,9 +106,12 @@ class Pool:
             if not too_many and not (0 < self.limits.memory < needed and running):
                 return
             idle = [worker for worker in running if not worker.n_running]
-            if not idle:
+            if idle:
+                await idle[0].stop()
+            elif time.monotonic() < end:
+                await asyncio.sleep(0.02)
+            else:
                 raise ApiError(503, "all loaded models are in use, try again later", {"Retry-After": "5"})
-            await idle[0].stop()
 
     async def unload(self, name: str) -> bool:
         """Ends the process of a model; False if there is none."""

@@ -133,7 +133,7 @@ class Worker:
         address = f"http://127.0.0.1:{port.result()}"
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=16)
         self.client = httpx.AsyncClient(base_url=address, timeout=timeout, limits=limits)
-        await self._answering()
+        await self._answering(ended)
         self.state = State.LOADED
         self._ending = asyncio.ensure_future(self._end(ended, readers))
         self._log.event("router", "model loaded", model=self.model.name, pid=self._process.pid)
@@ -149,10 +149,10 @@ class Worker:
                 port.set_result(int(found[1]))
             self._log.forward(text, error=port is None)
 
-    async def _answering(self) -> None:
-        """Waits until the process accepts connections: its port is known a moment before."""
+    async def _answering(self, ended: asyncio.Future[int]) -> None:
+        """Waits until the process accepts connections or ends: its port is known a moment before."""
         assert self.client is not None
-        for _ in range(200):
+        while not ended.done():
             try:
                 await self.client.get("/health")
                 return

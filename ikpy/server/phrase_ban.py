@@ -1,0 +1,156 @@
+"""Phrases that may not appear in an answer.
+
+A token waits until its text cannot be the beginning of a banned phrase any more. When a phrase is complete, all of its
+tokens are taken back and the first one is made unlikely at its place.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ikpy.server.tasks import TokenProbability
+
+MOST_PHRASES = 10_000
+LONGEST_PHRASE = 500
+"""Characters."""
+BYTES_OF_CHARACTER = 4
+MOST_TRIES = 100
+"""Tokens that are tried at one place before a phrase stays: others wait meanwhile."""
+
+
+@dataclass(frozen=True)
+class BannedPhrases:
+    """``phrases`` are folded and sorted; ``bias`` is added to the logits of the first ``n_tokens`` tokens of one that
+    was taken back (-1: of all), at their places; at most ``n_rewinds`` are taken back in an answer (-1: any number)."""
+
+    phrases: tuple[str, ...]
+    n_tokens: int = 1
+    bias: float = -999.0
+    n_rewinds: int = -1
+
+
+@dataclass(frozen=True)
+class HeldToken:
+    """A token that waits, its text, the logits [n_vocab] it was drawn from, and its probability if that is reported."""
+
+    token: int
+    piece: bytes
+    logits: NDArray[np.float32]
+    probability: TokenProbability | None
+
+
+def fold(text: str) -> str:
+    """Lower case, character by character, so that places stay the same."""
+    return "".join(low if len(low := char.lower()) == 1 else char for char in text)
+
+
+def folded(phrases: Iterable[str]) -> tuple[str, ...]:
+    """Phrases as `BannedPhrases` wants them; empty ones are left out."""
+    return tuple(sorted({fold(phrase) for phrase in phrases if phrase}))
+
+
+class PhraseBan:
+    """The tokens of one answer that wait, and what is banned at their places."""
+
+    def __init__(self, banned: BannedPhrases) -> None:
+        self.held: list[HeldToken] = []
+        self._banned = banned
+        self._pattern = re.compile("|".join(map(re.escape, banned.phrases)))
+        self._longest = max(map(len, banned.phrases))
+        self._bans: dict[int, set[int]] = {}
+        """Tokens by place, counted from the beginning of the answer."""
+        self._released = b""
+        """End of the text that waits no longer, as far as a phrase may begin there."""
+        self._n_released = 0
+        self._n_rewinds = 0
+
+    def biased(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Logits of the next place with what is banned there; a copy that may be kept."""
+        row = logits.copy()
+        tokens = self._bans.get(self._n_released + len(self.held))
+        if tokens:
+            row[list(tokens)] += np.float32(self._banned.bias)
+        return row
+
+    def add(self, held: HeldToken) -> None:
+        """The next token."""
+        self.held.append(held)
+
+    def n_back(self) -> int:
+        """Tokens to be taken back: from the one with the beginning of a banned phrase to the last; 0 for none.
+
+        A phrase that begins in tokens which wait no longer, because it came about by another one that was taken back,
+        cannot be taken back before the first waiting one.
+        """
+        before, text = self._released.decode("utf-8", "surrogateescape"), self._text()
+        found = self._pattern.search(fold(before + text))
+        if not found:
+            return 0
+        start = found.start() - len(before)
+        return self._n_last(text[start:]) if start >= 0 else len(self.held)
+
+    def may_take_back(self, n: int) -> bool:
+        """Whether another try at the place of the n-th last token makes sense."""
+        place = len(self.held) - n
+        tried = self._bans.get(self._n_released + place, set())
+        if 0 <= self._banned.n_rewinds <= self._n_rewinds:
+            return False
+        return self.held[place].token not in tried and len(tried) < MOST_TRIES
+
+    def take_back(self, n: int) -> NDArray[np.float32]:
+        """Forgets the last n tokens, bans the first of them, and gives the logits for their place."""
+        place = len(self.held) - n
+        taken, self.held = self.held[place:], self.held[:place]
+        for later in [key for key in self._bans if key > self._n_released + place]:
+            del self._bans[later]  # found behind another beginning
+        last = n if self._banned.n_tokens < 0 else min(n, self._banned.n_tokens)
+        for i, item in enumerate(taken[:last]):
+            self._bans.setdefault(self._n_released + place + i, set()).add(item.token)
+        self._n_rewinds += 1
+        return taken[0].logits
+
+    def release(self, *, everything: bool) -> list[HeldToken]:
+        """The tokens that need not wait any longer."""
+        n = 0 if everything else self._n_last(self._beginning())
+        free = self.held[: len(self.held) - n]
+        self.held = self.held[len(free) :]
+        for place in range(self._n_released, self._n_released + len(free)):
+            self._bans.pop(place, None)
+        self._n_released += len(free)
+        text = self._released + b"".join(item.piece for item in free)
+        # Behind a phrase that stays, nothing before counts: it would be found again.
+        self._released = b"" if everything else text[-BYTES_OF_CHARACTER * self._longest :]
+        return free
+
+    def _text(self) -> str:
+        """Text of the waiting tokens; bytes of unfinished characters are surrogates."""
+        return b"".join(item.piece for item in self.held).decode("utf-8", "surrogateescape")
+
+    def _n_last(self, text: str) -> int:
+        """Number of the last waiting tokens that hold this text, which is the end of theirs."""
+        n_bytes, n = len(text.encode("utf-8", "surrogateescape")), 0
+        while n_bytes > 0:
+            n += 1
+            n_bytes -= len(self.held[-n].piece)
+        return n
+
+    def _beginning(self) -> str:
+        """The longest end of the text that may become a banned phrase."""
+        text = self._text()
+        whole = text.rstrip("".join(map(chr, range(0xDC80, 0xDD00))))
+        low = fold(whole[-self._longest :])
+        for n in range(len(low), 0, -1):
+            if self._begins(low[len(low) - n :]):
+                return text[len(whole) - n :]
+        return text[len(whole) :]
+
+    def _begins(self, text: str) -> bool:
+        """Whether a banned phrase begins with a text."""
+        at = bisect_left(self._banned.phrases, text)
+        return at < len(self._banned.phrases) and self._banned.phrases[at].startswith(text)

@@ -1,0 +1,182 @@
+"""Banned phrases: taken back from the model's cache, from streams and from the grammar as if they had never come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ikpy.cli.parser import parse
+from ikpy.server.build import Server
+from ikpy.server.phrase_ban import BannedPhrases, HeldToken, PhraseBan, fold, folded
+from tests.server.harness import read_events
+from tests.server.live import listening
+
+PROMPT = "The old man looked at"
+Pair = tuple[httpx.Client, Server]
+
+
+@pytest.fixture(name="tiny", scope="module")
+def start_tiny() -> Iterator[Pair]:
+    with listening("llama-server -m MODEL -t 1 -c 1024 -np 2") as pair:
+        yield pair
+
+
+def complete(client: httpx.Client, prompt: Any = PROMPT, **body: Any) -> dict[str, Any]:
+    body = {"prompt": prompt, "n_predict": 24, "temperature": 0, "id_slot": 0, "seed": 1} | body
+    response = client.post("/completion", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def plain_tokens(pair: Pair) -> tuple[list[int], list[int]]:
+    """Tokens of the prompt and of its answer."""
+    client, server = pair
+    n = complete(client)["tokens_evaluated"]
+    tokens = list(server.engine.slots[0].tokens)
+    return tokens[:n], tokens[n:]
+
+
+def text_of(pair: Pair, tokens: list[int]) -> str:
+    return b"".join(map(pair[1].front.vocab.token_to_piece, tokens)).decode()
+
+
+@pytest.mark.parametrize(("first", "n"), [(0, 1), (0, 3), (5, 1), (5, 3), (9, 4)])
+def test_the_answer_goes_on_as_if_the_first_token_had_been_banned(tiny: Pair, first: int, n: int) -> None:
+    """The same text as without the phrase up to it, then what the model writes behind that under a bias."""
+    client, _ = tiny
+    prompt, plain = plain_tokens(tiny)
+    phrase, before = text_of(tiny, plain[first : first + n]), text_of(tiny, plain[:first])
+    biased = complete(
+        client, prompt + plain[:first], n_predict=1, logit_bias=[[plain[first], -999]], cache_prompt=False
+    )
+    wanted = before + biased["content"]
+    got = complete(client, banned_strings=[phrase.upper()], n_predict=60)
+    assert fold(phrase) not in fold(got["content"])
+    assert got["content"].startswith(wanted)
+    assert got["tokens_predicted"] == 60, "tokens that were taken back count"
+    again = complete(client, banned_strings=[phrase], n_predict=60, id_slot=1, cache_prompt=False)
+    assert again["content"] == got["content"]
+    tokens = tiny[1].engine.slots[1].tokens
+    alone = complete(client, tokens, n_predict=8, cache_prompt=False)["content"]
+    assert complete(client, tokens, n_predict=8, id_slot=1)["content"] == alone, "the cache is that of the text"
+
+
+def test_streams_show_no_part_of_a_phrase(tiny: Pair) -> None:
+    client, _ = tiny
+    _, plain = plain_tokens(tiny)
+    phrases = [text_of(tiny, plain[4:8]), text_of(tiny, plain[10:12])]
+    body = {"prompt": PROMPT, "n_predict": 60, "temperature": 0, "stream": True, "banned_strings": phrases}
+    events = [event["data"] for event in read_events(client.post("/completion", json=body).text)]
+    whole = complete(client, banned_strings=phrases, n_predict=60)
+    assert "".join(event["content"] for event in events) == whole["content"]
+    assert not any(phrase in whole["content"] for phrase in phrases)
+
+
+def test_probabilities_and_stop_strings_of_what_stays(tiny: Pair) -> None:
+    client, _ = tiny
+    _, plain = plain_tokens(tiny)
+    phrase = text_of(tiny, plain[5:8])
+    got = complete(client, banned_strings=[phrase], n_predict=40, n_probs=2)
+    assert "".join(item["content"] for item in got["completion_probabilities"]) == got["content"]
+    stop = got["content"][30:34]
+    stopped = complete(client, banned_strings=[phrase], n_predict=40, stop=[stop])
+    assert stopped["stopped_word"] and stopped["content"] == got["content"].partition(stop)[0]
+
+
+def test_a_grammar_is_taken_back_too(tiny: Pair) -> None:
+    client, _ = tiny
+    for _ in range(2):
+        got = complete(client, grammar='root ::= ("yes" | "no" | "maybe") "!"', logit_bias=[["yes", 50]])
+        assert got["content"] == "yes!"
+        got = complete(client, grammar='root ::= ("yes" | "no" | "maybe") "!"', banned_strings=["yes", "NO"])
+        assert got["content"] == "maybe!"
+    only = complete(client, grammar='root ::= "yes!"', banned_strings=["yes"], temperature=1.0)
+    assert only["content"] == "yes!", "a phrase without an alternative stays"
+
+
+def test_limits_of_taking_back(tiny: Pair) -> None:
+    client, _ = tiny
+    plain = complete(client)["content"]
+    _, tokens = plain_tokens(tiny)
+    phrase = text_of(tiny, tokens[3:5])
+    assert complete(client, banned_strings=[phrase], rewind_count_max=0)["content"] == plain
+    same = complete(client, banned_strings=[phrase], banned_bias=0)["content"]
+    assert phrase in same and plain.startswith(same), "the same token is drawn again"
+    assert complete(client, banned_strings=["", "zzzz"])["content"] == plain
+    assert complete(client, banned_strings=[phrase], banned_n=-1)["content"] != plain
+    everything = complete(client, banned_strings=[chr(i) for i in range(32, 127)], n_predict=3)
+    assert everything["tokens_predicted"] == 3
+
+
+def test_phrases_of_the_command_line(tmp_path: Path, tiny: Pair) -> None:
+    _, tokens = plain_tokens(tiny)
+    phrase = text_of(tiny, tokens[3:5])
+    file = tmp_path / "phrases"
+    file.write_text(f"{phrase}\n\nzzz\n")
+    params = parse(["--banned-string-file", str(file), "--banned-n", "2"], "server", {})
+    assert (params.server.banned_strings, params.server.banned_n) == ([phrase, "zzz"], 2)
+    with listening(f"llama-server -m MODEL -t 1 -c 512 -np 1 --banned-string-file {file}") as (client, _):
+        assert phrase not in complete(client, n_predict=40)["content"]
+        assert phrase in complete(client, n_predict=40, banned_strings=[])["content"]
+    with listening(f"llama-server -m MODEL -t 1 -c 512 -np 1 --spec-type ngram-mod --banned-string-file {file}") as (
+        client,
+        _,
+    ):
+        assert phrase not in complete(client, n_predict=40)["content"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"banned_strings": ["x" * 501]},
+        {"banned_strings": ["x"] * 10_001},
+        {"banned_regex": ["a"]},
+        {"system_prompt": {"prompt": "a"}},
+        {"allowlist_piece_array": ["a"]},
+        {"expiring_logit_bias": [[1, 1, 1]]},
+    ],
+)
+def test_what_is_refused(tiny: Pair, body: dict[str, Any]) -> None:
+    response = tiny[0].post("/completion", json={"prompt": "x", "n_predict": 1} | body)
+    assert response.status_code == 400
+    assert next(iter(body)) in response.json()["error"]["message"]
+
+
+PIECES = ("a", "b", "ab", "ba", "aab", "B", " ", "é".encode()[:1], "é".encode()[1:], "xé")
+VOCABULARY = [piece if isinstance(piece, bytes) else piece.encode() for piece in PIECES]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.sampled_from(["ab", "aba", "b a", "éa", "BB", "aéb", "xé"]), min_size=1, max_size=3),
+    st.lists(st.integers(0, len(PIECES) - 1), max_size=40),
+)
+def test_what_is_released_holds_no_phrase(phrases: list[str], wanted: list[int]) -> None:
+    ban = PhraseBan(BannedPhrases(folded(phrases)))
+    out: list[HeldToken] = []
+    for choice in wanted:
+        row = np.zeros(len(PIECES), np.float32)
+        row[choice] = 1.0
+        while True:
+            row = ban.biased(row)
+            token = int(row.argmax())
+            ban.add(HeldToken(token, VOCABULARY[token], row, None))
+            n = ban.n_back()
+            if not n:
+                break
+            assert ban.may_take_back(n), "one of the tokens is always free"
+            row = ban.take_back(n)
+        out += ban.release(everything=False)
+        held = fold(b"".join(item.piece for item in ban.held).decode("utf-8", "replace"))
+        assert len(held) < 3 + max(map(len, phrases)) + max(map(len, PIECES))
+    out += ban.release(everything=True)
+    text = fold(b"".join(item.piece for item in out).decode("utf-8", "replace"))
+    assert not any(fold(phrase) in text for phrase in phrases), text
+    assert ban.held == []

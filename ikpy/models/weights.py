@@ -45,7 +45,8 @@ class WeightSource:
     """Tensors of a GGUF file as graph values over the mapped memory.
 
     header_only: no data is read; values have no memory and can only be measured. repack: which matrices, by name, of
-    types with a row-interleaved form are rearranged into memory of their own.
+    types with a row-interleaved form are rearranged into memory of their own. taken: gets the bytes of every tensor
+    when it is ready.
     """
 
     def __init__(
@@ -55,8 +56,10 @@ class WeightSource:
         *,
         header_only: bool = False,
         repack: Callable[[str], bool] | None = None,
+        taken: Callable[[int], None] | None = None,
     ) -> None:
         self.gguf = gguf
+        self.taken = taken
         self.log = log
         self.header_only = header_only
         self.repack = repack
@@ -98,6 +101,8 @@ class WeightSource:
             )
         self.used.add(name)
         value = self.values[name] = self._value(info, parts)
+        if self.taken:
+            self.taken(info.nbytes)
         return value
 
     def take_if(self, presence: Presence, name: str, *shapes: Sequence[int]) -> Value | None:

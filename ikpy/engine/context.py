@@ -146,6 +146,7 @@ class Context:
         return {window: n for window, n in sizes.items() if n < self.n_ctx}
 
     def _cache_type(self, name: str, head_size: int, option: str) -> int:
+        """Id of a cache type that rows of this size can have; 0 for latents, which the architecture checks."""
         if name.lower() not in CACHE_TYPES:
             raise UsageError(f"{option} {name}: unsupported cache type; possible: {', '.join(CACHE_TYPES)}")
         kind = registry.by_name(name)
@@ -173,8 +174,8 @@ class Context:
             flash_attn=p.flash_attn,
             mla=mla,
             attn_max_batch=p.attn_max_batch,
-            type_k=self._cache_type(p.type_k, hp.n_embd_head_k, "-ctk"),
-            type_v=self._cache_type(p.type_v, hp.n_embd_head_v, "-ctv"),
+            type_k=self._cache_type(p.type_k, 0 if mla else hp.n_embd_head_k, "-ctk"),
+            type_v=self._cache_type(p.type_v, 0 if mla else hp.n_embd_head_v, "-ctv"),
             rope=self._rope_params(),
             expert_reduction=p.smart_expert_reduction,
             causal=p.causal and hp.causal,
@@ -223,7 +224,7 @@ class Context:
             raise UnsupportedError(f"{what} work on the CPU only so far; load the model with -ngl 0")
 
     def _graph_adapters(self, n_tokens: int, outputs: Value) -> GraphAdapters | None:
-        if not self._low_rank:
+        if not self.params.adapters:
             return None
         scales = [external(row.ctypes.data, self._token_scales, F32, (1, n_tokens)) for row in self._token_scales]
         return GraphAdapters(self._low_rank, scales, n_tokens, outputs)
@@ -333,8 +334,9 @@ class Context:
             unused = [name for name in adapter.pairs if (i, name) not in graph_adapters.used]
             if unused:
                 raise UsageError(
-                    f"{adapter.path}: an adapter of '{unused[0]}' cannot be applied while running; "
-                    "merge it into the model"
+                    f"{adapter.path}: an adapter of '{unused[0]}' has no matrix product to act on"
+                    + (f" with -mla {self.graph_params.mla}" if self.model.arch.effective_mla(1) else "")
+                    + "; merge it into the model"
                 )
 
     def _compile(self, built: _Built) -> _Ready:
@@ -504,7 +506,7 @@ class Context:
         for window, indices in taken.items():
             self._cell_indices[window][:n] = indices
         a["outputs"][: len(outputs)] = outputs
-        if self._low_rank:
+        if self.params.adapters:
             self._token_scales[:, :n] = self.adapter_scales[a["seq"][:n]].T
         ready = self._plan(n, len(outputs))
         try:

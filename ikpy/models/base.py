@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ikpy.graph.builder import Graph
 from ikpy.graph.ir import Value
@@ -15,6 +15,10 @@ from ikpy.models.hparams import HParams, read_hparams
 from ikpy.models.keys import Keys
 from ikpy.models.rope import RopeParams
 from ikpy.models.weights import Presence, WeightSource
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Log = Callable[[str], None]
 
@@ -60,6 +64,15 @@ class Architecture:
 
     def prepare(self, mla: int) -> None:
         """Derives tensors that a context with this MLA mode needs; nothing for most architectures."""
+
+    def adapted_parts(
+        self, name: str, a: NDArray[np.float32], b: NDArray[np.float32]
+    ) -> dict[str, tuple[Value, NDArray[np.float32], NDArray[np.float32]]]:
+        """Weights that were derived from a tensor, by name, with the low-rank pairs that adapting the tensor means.
+
+        Pairs are float32 [(n,) rank, n_in] and [(n,) n_out, rank], n being the heads, or 1 if all share it.
+        """
+        return {}
 
     def effective_mla(self, mla: int) -> int:
         """The MLA mode a context will use; 0 for architectures without latent attention."""

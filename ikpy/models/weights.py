@@ -190,10 +190,10 @@ class WeightSource:
             self.own_bytes.pop(part.name, None)
             self.replaced.add(part.name)
         self.own_bytes[name] = sum(part.buffer.nbytes for part in parts)
-        if self.header_only:
-            return external(PLANNED_ADDRESS, None, parts[0].type_id, shape, name, "weight")
-        data = np.concatenate([self._bytes(part) for part in parts])
-        return external(data.ctypes.data, data, parts[0].type_id, shape, name, "weight")
+        data = None if self.header_only else np.concatenate([self._bytes(part) for part in parts])
+        address = PLANNED_ADDRESS if data is None else data.ctypes.data
+        joined = self.values[name] = external(address, data, parts[0].type_id, shape, name, "weight")
+        return joined
 
     def _bytes(self, value: Value) -> np.ndarray:
         owner = value.buffer.owner

@@ -6,7 +6,7 @@ import sys
 import time
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -279,11 +279,16 @@ def speculation(session: Session, n_seq: int = 1) -> Speculation | None:
         "embeddings": False,
     }
     changes |= {name: value for name in ("type_k", "type_v") if (value := getattr(options, name)) is not None}
+    settings = speculative_params(session.params)
+    if session.params.tool == "server" and "mtp" in settings.types:
+        session.log(["warning: the server does not run prediction heads: mtp does not draft"])
+        settings = replace(settings, types=tuple(name for name in settings.types if name != "mtp"))
     found = make_speculation(
-        speculative_params(session.params),
+        settings,
         session.vocab,
         files,
         draft_params=session.params.context_params(**changes),
+        model=session.model,
         log=lambda line: session.log([line]),
     )
     if found is not None:

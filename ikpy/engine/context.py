@@ -208,6 +208,8 @@ class Context:
         self._arrays: dict[str, np.ndarray] = {
             name: np.zeros(n, np.int32) for name in ("tokens", "pos", "seq", "outputs")
         }
+        if self.model.arch.reads_states:
+            self._states = np.zeros((n, self.model.hparams.n_embd), np.float32)
         self._cell_indices = {window: np.zeros(n, np.int32) for window in self.kv.cells}
 
     def _make_adapters(self) -> None:
@@ -257,6 +259,9 @@ class Context:
         batch = BatchGraph(
             graph, n_tokens, n_outputs, inputs, cells, self.kv.tensors, self.kv.window_of, self.graph_params
         )
+        if self.model.arch.reads_states:
+            shape = (self._states.shape[1], n_tokens)
+            batch.states = external(self._states.ctypes.data, self._states, F32, shape, "states", "input")
         if self._steering is not None:
             shape = self._steering.shape[::-1]
             batch.steering = external(self._steering.ctypes.data, self._steering, F32, shape)
@@ -450,24 +455,34 @@ class Context:
 
     # --- decode -----------------------------------------------------------------------------------------------
 
-    def decode(self, batch: Batch) -> np.ndarray:
+    def decode(self, batch: Batch, states: np.ndarray | None = None) -> np.ndarray:
         """Evaluates a batch in micro-batches; returns logits float32 [n_outputs, n_vocab] in batch order.
 
+        states: float32 [n, n_embd], for prediction heads: the hidden state behind the token before each one.
         With params.embeddings, self.embeddings holds float32 [n_outputs, n_embd]. Raises KVCacheFullError (nothing of
         the failed micro-batch stays in the cache) and UsageError for tokens or sequences out of range.
         """
         if self.plan_only:
             raise UsageError("only the header of the model was read: it can be measured, not run")
         self._check(batch)
+        self._check_states(batch, states)
         self._apply_shifts()
         rows: list[np.ndarray] = []
-        states: list[np.ndarray] = []
+        embeddings: list[np.ndarray] = []
         for start in range(0, len(batch), self.n_ubatch):
-            self._decode_micro_batch(batch, start, min(self.n_ubatch, len(batch) - start), rows, states)
-        self.embeddings = np.concatenate(states) if states else None
+            n = min(self.n_ubatch, len(batch) - start)
+            if states is not None:
+                self._states[:n] = states[start : start + n]
+            self._decode_micro_batch(batch, start, n, rows, embeddings)
+        self.embeddings = np.concatenate(embeddings) if embeddings else None
         if not rows:
             return np.empty((0, self.model.hparams.n_vocab), np.float32)
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+    def _check_states(self, batch: Batch, states: np.ndarray | None) -> None:
+        wanted = (len(batch), self.model.hparams.n_embd) if self.model.arch.reads_states else None
+        if (None if states is None else states.shape) != wanted:
+            raise UsageError(f"hidden states of shape {wanted} are needed" if wanted else "the model reads no states")
 
     def _check(self, batch: Batch) -> None:
         n_vocab = self.model.hparams.n_vocab

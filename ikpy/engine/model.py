@@ -124,6 +124,14 @@ class Model:
             model.check_finite()
         return model
 
+    def prediction_head(self) -> Model:
+        """The model's first multi-token prediction layer as a model of its own, on the CPU; its contexts read states.
+
+        Raises UsageError if the architecture or the file has none.
+        """
+        weights = WeightSource(self.gguf, _silent, header_only=self.params.header_only)
+        return Model(self.gguf, self.arch.prediction_head(weights), self.params, weights.values)
+
     def _place(self, log: Callable[[str], None]) -> None:
         """Decides where the tensors go, and which devices of this machine are used."""
         sizes = {info.name: info.nbytes for info in self.gguf.tensors.values()}

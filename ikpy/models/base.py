@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+from ikpy.errors import UsageError
 from ikpy.graph.builder import Graph
 from ikpy.graph.ir import Value
 from ikpy.models.batch import FULL, BatchGraph, CacheSpec, GraphParams, Window
@@ -61,6 +62,15 @@ class Architecture:
     def classifier(self) -> Classifier | None:
         """Head that scores a text (pooling "rank"), if the file has one."""
         return None
+
+    @property
+    def reads_states(self) -> bool:
+        """Whether every token comes with a hidden state (a prediction head)."""
+        return False
+
+    def prediction_head(self, weights: WeightSource) -> Architecture:
+        """The first layer that predicts further tokens, as a model of one layer. UsageError if there is none."""
+        raise UsageError(f"{weights.gguf.path}: the model has no layers that predict further tokens")
 
     def prepare(self, mla: int) -> None:
         """Derives tensors that a context with this MLA mode needs; nothing for most architectures."""

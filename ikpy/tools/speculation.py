@@ -91,8 +91,9 @@ def _head_maker(
 ) -> Maker:
     if model is None:
         raise UsageError(f"--spec-type mtp: {NO_HEAD}")
-    head, own = model.prediction_head(), replace(draft_params, n_seq_max=1, embeddings=True, adapters=())
-    return lambda _: HeadDraft(Context(head, own, log=log), p_min=params.p_min)
+    own = replace(draft_params, n_seq_max=1, embeddings=True, adapters=())
+    context = Context(model.prediction_head(), own, log=log)  # for the one sequence of a text program
+    return lambda _: HeadDraft(context, p_min=params.p_min)
 
 
 def _corpus(path: str, vocab: Vocab) -> Sequence[int]:

@@ -6,6 +6,7 @@ One head, one expert, one layer, one token per batch, sizes that are prime, cont
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -84,3 +85,22 @@ def test_cache_types(built: tuple[Model, Dims, np.ndarray], kind: str) -> None:
             continue
         off = np.median(error(model, dims, truth, **settings))
         assert off < PRECISION[kind], f"mla {mla} flash {flash}: median error {off:.1e}"
+
+
+@pytest.mark.parametrize("kind", ["f32", "bf16", "q8_0"])
+@pytest.mark.parametrize(("n_ubatch", "budget"), [(512, 0), (137, 1)])
+def test_prompts_that_expand_latents(kind: str, n_ubatch: int, budget: int, tmp_path: Path) -> None:
+    """Prompts of modes 2 and 3 expand cached latents, some heads at a time; seven heads, 301 tokens, 303 cells."""
+    dims = Dims(layers=2, experts=3, used=1, heads=7, head=24, rank=64, rot=32, dense=1, vocab=97)
+    model = Model.load(deepseek2(dims)[0].write(tmp_path / "model.gguf"))
+    ids = np.random.default_rng(0).integers(0, dims.vocab, 301)
+
+    def logits(**params: object) -> np.ndarray:
+        context = Context(model, ContextParams(**{"n_ctx": 303, "n_threads": 2, **params}))  # type: ignore[arg-type]
+        return context.decode(Batch.single(ids, logits="all"))
+
+    wanted = logits(mla=0, flash_attn=False, type_k="f32", type_v="f32")
+    for mla in (2, 3):
+        ours = logits(mla=mla, type_k=kind, n_ubatch=n_ubatch, attn_max_batch=budget)
+        off = np.median(np.abs(ours - wanted).max(axis=1)) / np.abs(wanted).max()
+        assert off < PRECISION.get(kind, 0.001), f"mla {mla}: median error {off:.1e}"

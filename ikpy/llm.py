@@ -70,6 +70,8 @@ class LLM:
         self.vocab = Vocab.from_metadata(self.model.gguf.metadata)
         self._lora_scales = [scale for _, scale in lora]
         context_values.setdefault("adapters", [LoraAdapter.load(file, self.model) for file, _ in lora])
+        if speculative and "mtp" in speculative.types:
+            context_values["embeddings"] = True  # the head reads the states of kept tokens
         self.context_params = ContextParams(**context_values)
         self.context = self._new_context(self.context_params, log)
         self._sequence = GrowingSequence(self.context)
@@ -86,7 +88,8 @@ class LLM:
         if params is None and files is None:
             return None
         context = replace(self.context_params, adapters=(), n_seq_max=1)
-        made = make_speculation(params or SpeculativeParams(), self.vocab, files, draft_params=context, log=log)
+        params = params or SpeculativeParams()
+        made = make_speculation(params, self.vocab, files, draft_params=context, model=self.model, log=log)
         return made.speculator() if made else None
 
     # --- text ------------------------------------------------------------------------------------------------

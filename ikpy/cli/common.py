@@ -6,7 +6,7 @@ import sys
 import time
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -148,6 +148,42 @@ def print_log(params: CommonParams, lines: Iterable[str]) -> None:
         sys.stderr.flush()
 
 
+class ProgressDots:
+    """Prints a dot per percent on standard error, on one line of their own, unless --log-disable was given."""
+
+    def __init__(self, params: CommonParams) -> None:
+        self.params = params
+        self.n_dots = 0
+        self.in_line = False
+
+    def __call__(self, share: float) -> None:
+        """Share of the work that is done, 0 to 1."""
+        n = int(100 * share)
+        if n > self.n_dots and not self.params.log.disable:
+            print("." * (n - self.n_dots), end="", file=sys.stderr, flush=True)
+            self.in_line = True
+        self.n_dots = max(n, self.n_dots)
+        if n == 100:
+            self.end_line()
+
+    def end_line(self) -> None:
+        """Goes to a new line if dots were printed."""
+        if self.in_line:
+            print(file=sys.stderr)
+        self.in_line = False
+
+    def log(self, line: str) -> None:
+        """A log line between the dots."""
+        self.end_line()
+        print_log(self.params, [line])
+
+    def __enter__(self) -> ProgressDots:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end_line()
+
+
 def model_path(params: CommonParams) -> str:
     """The model file, one of the hub or of a URL, or the bundled one."""
     model = params.model
@@ -191,7 +227,8 @@ def load(params: CommonParams, **context_changes: Any) -> Session:
     started = time.perf_counter()
     path = model_path(params)
     model_params = params.model_params()
-    file = open_model(path, model_params)
+    with ProgressDots(params) as dots:
+        file = open_model(path, model_params, dots)
     print_log(params, logs.loader_lines(file, path, dump=not params.log.minilog))
     print_log(params, (logs.override_line(key, value) for key, value in params.model.kv_overrides))
     metadata = ChainMap(dict(params.model.kv_overrides), file.metadata)  # type: ignore[arg-type]
@@ -201,7 +238,8 @@ def load(params: CommonParams, **context_changes: Any) -> Session:
     print_log(params, logs.vocab_summary_lines(vocab, metadata))
     print_log(params, [simd_banner(), *policy_lines(params.model.offload_policy)])
     place_automatically(params, path, model_params, context_changes)
-    model = Model.load(file, model_params, log=lambda line: print_log(params, [line]))
+    with ProgressDots(params) as dots:
+        model = Model.load(file, model_params, log=dots.log, progress=None if model_params.header_only else dots)
     timings = logs.Timings(load=time.perf_counter() - started)
     return Session(params, model, vocab, path, timings, started)
 
@@ -248,11 +286,16 @@ def speculation(session: Session, n_seq: int = 1) -> Speculation | None:
         "embeddings": False,
     }
     changes |= {name: value for name in ("type_k", "type_v") if (value := getattr(options, name)) is not None}
+    settings = speculative_params(session.params)
+    if session.params.tool == "server" and "mtp" in settings.types:
+        session.log(["warning: the server does not run prediction heads: mtp does not draft"])
+        settings = replace(settings, types=tuple(name for name in settings.types if name != "mtp"))
     found = make_speculation(
-        speculative_params(session.params),
+        settings,
         session.vocab,
         files,
         draft_params=session.params.context_params(**changes),
+        model=session.model,
         log=lambda line: session.log([line]),
     )
     if found is not None:

@@ -146,6 +146,7 @@ class Context:
         return {window: n for window, n in sizes.items() if n < self.n_ctx}
 
     def _cache_type(self, name: str, head_size: int, option: str) -> int:
+        """Id of a cache type that rows of this size can have; 0 for latents, which the architecture checks."""
         if name.lower() not in CACHE_TYPES:
             raise UsageError(f"{option} {name}: unsupported cache type; possible: {', '.join(CACHE_TYPES)}")
         kind = registry.by_name(name)
@@ -173,8 +174,8 @@ class Context:
             flash_attn=p.flash_attn,
             mla=mla,
             attn_max_batch=p.attn_max_batch,
-            type_k=self._cache_type(p.type_k, hp.n_embd_head_k, "-ctk"),
-            type_v=self._cache_type(p.type_v, hp.n_embd_head_v, "-ctv"),
+            type_k=self._cache_type(p.type_k, 0 if mla else hp.n_embd_head_k, "-ctk"),
+            type_v=self._cache_type(p.type_v, 0 if mla else hp.n_embd_head_v, "-ctv"),
             rope=self._rope_params(),
             expert_reduction=p.smart_expert_reduction,
             causal=p.causal and hp.causal,
@@ -207,6 +208,8 @@ class Context:
         self._arrays: dict[str, np.ndarray] = {
             name: np.zeros(n, np.int32) for name in ("tokens", "pos", "seq", "outputs")
         }
+        if self.model.arch.reads_states:
+            self._states = np.zeros((n, self.model.hparams.n_embd), np.float32)
         self._cell_indices = {window: np.zeros(n, np.int32) for window in self.kv.cells}
 
     def _make_adapters(self) -> None:
@@ -223,7 +226,7 @@ class Context:
             raise UnsupportedError(f"{what} work on the CPU only so far; load the model with -ngl 0")
 
     def _graph_adapters(self, n_tokens: int, outputs: Value) -> GraphAdapters | None:
-        if not self._low_rank:
+        if not self.params.adapters:
             return None
         scales = [external(row.ctypes.data, self._token_scales, F32, (1, n_tokens)) for row in self._token_scales]
         return GraphAdapters(self._low_rank, scales, n_tokens, outputs)
@@ -256,6 +259,9 @@ class Context:
         batch = BatchGraph(
             graph, n_tokens, n_outputs, inputs, cells, self.kv.tensors, self.kv.window_of, self.graph_params
         )
+        if self.model.arch.reads_states:
+            shape = (self._states.shape[1], n_tokens)
+            batch.states = external(self._states.ctypes.data, self._states, F32, shape, "states", "input")
         if self._steering is not None:
             shape = self._steering.shape[::-1]
             batch.steering = external(self._steering.ctypes.data, self._steering, F32, shape)
@@ -333,8 +339,9 @@ class Context:
             unused = [name for name in adapter.pairs if (i, name) not in graph_adapters.used]
             if unused:
                 raise UsageError(
-                    f"{adapter.path}: an adapter of '{unused[0]}' cannot be applied while running; "
-                    "merge it into the model"
+                    f"{adapter.path}: an adapter of '{unused[0]}' has no matrix product to act on"
+                    + (f" with -mla {self.graph_params.mla}" if self.model.arch.effective_mla(1) else "")
+                    + "; merge it into the model"
                 )
 
     def _compile(self, built: _Built) -> _Ready:
@@ -448,24 +455,34 @@ class Context:
 
     # --- decode -----------------------------------------------------------------------------------------------
 
-    def decode(self, batch: Batch) -> np.ndarray:
+    def decode(self, batch: Batch, states: np.ndarray | None = None) -> np.ndarray:
         """Evaluates a batch in micro-batches; returns logits float32 [n_outputs, n_vocab] in batch order.
 
+        states: float32 [n, n_embd], for prediction heads: the hidden state behind the token before each one.
         With params.embeddings, self.embeddings holds float32 [n_outputs, n_embd]. Raises KVCacheFullError (nothing of
         the failed micro-batch stays in the cache) and UsageError for tokens or sequences out of range.
         """
         if self.plan_only:
             raise UsageError("only the header of the model was read: it can be measured, not run")
         self._check(batch)
+        self._check_states(batch, states)
         self._apply_shifts()
         rows: list[np.ndarray] = []
-        states: list[np.ndarray] = []
+        embeddings: list[np.ndarray] = []
         for start in range(0, len(batch), self.n_ubatch):
-            self._decode_micro_batch(batch, start, min(self.n_ubatch, len(batch) - start), rows, states)
-        self.embeddings = np.concatenate(states) if states else None
+            n = min(self.n_ubatch, len(batch) - start)
+            if states is not None:
+                self._states[:n] = states[start : start + n]
+            self._decode_micro_batch(batch, start, n, rows, embeddings)
+        self.embeddings = np.concatenate(embeddings) if embeddings else None
         if not rows:
             return np.empty((0, self.model.hparams.n_vocab), np.float32)
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+    def _check_states(self, batch: Batch, states: np.ndarray | None) -> None:
+        wanted = (len(batch), self.model.hparams.n_embd) if self.model.arch.reads_states else None
+        if (None if states is None else states.shape) != wanted:
+            raise UsageError(f"hidden states of shape {wanted} are needed" if wanted else "the model reads no states")
 
     def _check(self, batch: Batch) -> None:
         n_vocab = self.model.hparams.n_vocab
@@ -504,7 +521,7 @@ class Context:
         for window, indices in taken.items():
             self._cell_indices[window][:n] = indices
         a["outputs"][: len(outputs)] = outputs
-        if self._low_rank:
+        if self.params.adapters:
             self._token_scales[:, :n] = self.adapter_scales[a["seq"][:n]].T
         ready = self._plan(n, len(outputs))
         try:

@@ -32,9 +32,25 @@ def _silent(_: str) -> None:
     """Default log: nothing."""
 
 
-def open_model(path: str | os.PathLike[str], params: ModelParams) -> GGUFFile:
-    """The file, mapped or read into memory as the parameters say."""
-    return GGUFFile.open(Path(path), header_only=params.header_only, use_mmap=params.use_mmap)
+Progress = Callable[[float], None]
+
+
+def open_model(path: str | os.PathLike[str], params: ModelParams, progress: Progress | None = None) -> GGUFFile:
+    """The file, mapped or read into memory as the parameters say; progress is told the share that was read."""
+    return GGUFFile.open(Path(path), header_only=params.header_only, use_mmap=params.use_mmap, progress=progress)
+
+
+def _share_of_bytes(gguf: GGUFFile, progress: Progress) -> Callable[[int], None]:
+    """Tells progress the share of all tensors, by bytes, whenever some more bytes are ready."""
+    total = sum(info.nbytes for info in gguf.tensors.values()) or 1
+    done = 0
+
+    def taken(n: int) -> None:
+        nonlocal done
+        done += n
+        progress(min(1.0, done / total))
+
+    return taken
 
 
 def _repacked(gguf: GGUFFile, keys: Keys, params: ModelParams) -> Callable[[str], bool] | None:
@@ -70,18 +86,28 @@ class Model:
         params: ModelParams | None = None,
         *,
         log: Callable[[str], None] | None = None,
+        progress: Progress | None = None,
     ) -> Model:
         """Opens a GGUF file (the first part of a split one) or takes an open one; checks that the model is complete.
 
+        progress: is told the share (0 to 1) of the tensors, by bytes, that are ready.
         Raises FileFormatError or UnsupportedError with one line that names the file, tensor or key.
         """
         params = params or ModelParams()
         log = log or _silent
         gguf = path if isinstance(path, GGUFFile) else open_model(path, params)
         keys = Keys(gguf, params.kv_overrides)
-        weights = WeightSource(gguf, log, header_only=params.header_only, repack=_repacked(gguf, keys, params))
+        weights = WeightSource(
+            gguf,
+            log,
+            header_only=params.header_only,
+            repack=_repacked(gguf, keys, params),
+            taken=progress and _share_of_bytes(gguf, progress),
+        )
         arch = architecture(keys.arch)(keys, weights, log)
         weights.check_all_used()
+        if progress:
+            progress(1.0)  # tensors that are skipped count as well
         model = cls(gguf, arch, params, weights.values)
         model.own_bytes = sum(weights.own_bytes.values())
         model.replaced = weights.replaced
@@ -97,6 +123,14 @@ class Model:
         if params.check_tensors and not params.header_only:
             model.check_finite()
         return model
+
+    def prediction_head(self) -> Model:
+        """The model's first multi-token prediction layer as a model of its own, on the CPU; its contexts read states.
+
+        Raises UsageError if the architecture or the file has none.
+        """
+        weights = WeightSource(self.gguf, _silent, header_only=self.params.header_only)
+        return Model(self.gguf, self.arch.prediction_head(weights), self.params, weights.values)
 
     def _place(self, log: Callable[[str], None]) -> None:
         """Decides where the tensors go, and which devices of this machine are used."""

@@ -1,6 +1,6 @@
 """One sequence of a context: cells of its own, and state files to go on later without evaluating it again.
 
-Files are little endian: magic, u32 version, u32 header length, header (JSON: what the state belongs to, tokens,
+Files are those of sessions with another magic: a prefix with a checksum, a header (what the state belongs to, tokens,
 positions, shifts), then the cells of every cache tensor in the order of the tokens.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +15,11 @@ import numpy as np
 
 from ikpy.engine.cells import KVCacheFullError
 from ikpy.engine.session import (
+    PREFIX,
+    VERSION,
     cache_signature,
     cache_tensors,
-    decode_header,
+    parse_state,
     read_cells,
     state_nbytes,
     write_state,
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from ikpy.engine.context import Context
 
 MAGIC = b"ikpyslot"
-VERSION = 2
-PREFIX = struct.Struct("<8s2I")
 
 
 def save_sequence(path: str | os.PathLike[str], context: Context, seq_id: int, tokens: list[int]) -> int:
@@ -46,7 +45,7 @@ def load_sequence(path: str | os.PathLike[str], context: Context, seq_id: int, n
     changes then but for the last, which leaves the sequence empty.
     """
     data = Path(path).read_bytes()
-    header, start = _header(data)
+    header, start = _header(data, context)
     wanted = json.loads(json.dumps(cache_signature(context)))
     if any(header.get(key) != value for key, value in wanted.items()):
         raise FileFormatError("the state was saved with another model, cache type or -mla mode")
@@ -88,15 +87,14 @@ def unshare_sequence(context: Context, seq_id: int) -> int:
     return len(shared[FULL])
 
 
-def _header(data: bytes) -> tuple[dict[str, Any], int]:
+def _header(data: bytes, context: Context) -> tuple[dict[str, Any], int]:
     """Checked header and the position behind it."""
     if len(data) < PREFIX.size or not data.startswith(MAGIC):
         raise FileFormatError("the file holds no saved state")
-    _, version, length = PREFIX.unpack_from(data)
+    version = PREFIX.unpack_from(data)[1]
     if version != VERSION:
         raise FileFormatError(f"the state has version {version}, not {VERSION}")
     try:
-        header = decode_header(data[PREFIX.size : PREFIX.size + length])
-    except ValueError:
-        raise FileFormatError("the state is damaged: its header cannot be read") from None
-    return header, PREFIX.size + length
+        return parse_state(data, context)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise FileFormatError("the state is damaged: its contents do not agree with its checksum") from None

@@ -1,7 +1,7 @@
 """Session files: the tokens and the cached state of one sequence, to go on later without evaluating them again.
 
-Little endian: magic, u32 version, u32 header length, header (JSON: signature of model and cache, tokens, cells), then
-the cells of every cache tensor in the order of their positions.
+Little endian: magic, u32 version, u32 CRC-32 of all that follows the prefix, u32 header length, header (JSON: signature
+of model and cache, tokens, cells), then the cells of every cache tensor in the order of their positions.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import ctypes
 import json
 import os
 import struct
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
     from ikpy.engine.context import Context
 
 MAGIC = b"ikpysess"
-VERSION = 2
-PREFIX = struct.Struct("<8s2I")
+VERSION = 3
+PREFIX = struct.Struct("<8s3I")
+MAX_INT32 = (1 << 31) - 1
 
 
 def cache_tensors(context: Context) -> dict[str, NDArray[np.uint8]]:
@@ -115,10 +117,13 @@ def write_state(path: Path, magic: bytes, version: int, context: Context, seq_id
     state = take_state(context, seq_id, tokens)
     cells = [[*window, pos.tolist(), state.shifts[window].tolist()] for window, pos in state.pos.items()]
     header = json.dumps({**cache_signature(context), "tokens": tokens, "cells": cells}).encode()
+    checksum = zlib.crc32(header)
+    for data in state.cells:
+        checksum = zlib.crc32(data.data, checksum)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
-            file.write(PREFIX.pack(magic, version, len(header)))
+            file.write(PREFIX.pack(magic, version, checksum, len(header)))
             file.write(header)
             for data in state.cells:
                 file.write(data.tobytes())
@@ -174,7 +179,7 @@ def load_session(path: str | os.PathLike[str], context: Context) -> list[int]:
         data = Path(path).read_bytes()
     except OSError as error:
         raise UsageError(f"cannot read session file '{path}': {error.strerror}") from None
-    header, start = _read_header(path, data)
+    header, start = _read_header(path, data, context)
     wanted = json.loads(json.dumps(cache_signature(context)))
     for key, reason in (("model", "another model"), ("tensors", "another cache type or -mla mode")):
         if header.get(key) != wanted[key]:
@@ -192,41 +197,38 @@ def load_session(path: str | os.PathLike[str], context: Context) -> list[int]:
     return list(tokens)
 
 
-def decode_header(data: bytes) -> dict[str, Any]:
-    """The JSON header of a state; raises ValueError if it is none or its lists do not belong together."""
-    try:
-        header = json.loads(data)
-        cells = header["cells"]
-        intact = _are_numbers(header["tokens"]) and all(
-            isinstance(kind, str)
-            and type(size) is int
-            and _are_numbers(pos)
-            and min(pos, default=0) >= 0
-            and _are_numbers(shifts)
-            and len(pos) == len(shifts)
-            for kind, size, pos, shifts in cells
-        )
-    except (KeyError, TypeError, RecursionError) as error:
-        raise ValueError("not a header") from error
-    if not intact:
-        raise ValueError("not a header")
-    return header
+def parse_state(data: bytes, context: Context) -> tuple[dict[str, Any], int]:
+    """Header of a file and the position behind it. Raises ValueError, KeyError, TypeError or RecursionError for a damaged one."""
+    _, _, checksum, length = PREFIX.unpack_from(data)
+    if zlib.crc32(memoryview(data)[PREFIX.size :]) != checksum:
+        raise ValueError
+    header = json.loads(data[PREFIX.size : PREFIX.size + length])
+    tokens = _integers(header["tokens"])
+    if tokens and not 0 <= min(tokens) <= max(tokens) < context.model.hparams.n_vocab:
+        raise ValueError
+    for kind, size, pos, shifts in header["cells"]:
+        if not isinstance(kind, str) or type(size) is not int or len(_integers(pos)) != len(_integers(shifts)):
+            raise ValueError
+        if min(pos, default=0) < 0 or (any(shifts) and not context.kv.can_shift):
+            raise ValueError
+    return header, PREFIX.size + length
 
 
-def _are_numbers(values: Any) -> bool:
-    """Whether this is a list of 32-bit integers."""
-    return isinstance(values, list) and all(type(value) is int and abs(value) < 2**31 for value in values)
+def _integers(values: Any) -> list[int]:
+    """The list, if it is one of integers of 32 bits."""
+    if not isinstance(values, list) or not all(type(v) is int and abs(v) <= MAX_INT32 for v in values):
+        raise TypeError
+    return values
 
 
-def _read_header(path: str | os.PathLike[str], data: bytes) -> tuple[dict[str, Any], int]:
+def _read_header(path: str | os.PathLike[str], data: bytes, context: Context) -> tuple[dict[str, Any], int]:
     """Header and the position behind it."""
     if len(data) < PREFIX.size or not data.startswith(MAGIC):
         raise FileFormatError(f"'{path}' is not a session file; choose another name for --prompt-cache")
-    _, version, length = PREFIX.unpack_from(data)
+    version = PREFIX.unpack_from(data)[1]
     if version != VERSION:
         raise FileFormatError(f"session file '{path}' has version {version}, not {VERSION}; delete it")
     try:
-        header = decode_header(data[PREFIX.size : PREFIX.size + length])
-    except ValueError:
+        return parse_state(data, context)
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise FileFormatError(f"session file '{path}' is damaged; delete it") from None
-    return header, PREFIX.size + length

@@ -6,7 +6,7 @@ import contextlib
 import mmap
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from ikpy.quants import registry
 
 _MAX_OFFSET = (1 << 63) - 1
 _READ_STEP = 1 << 26
+Report = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ class GGUFFile:
         header_only: bool = False,
         follow_splits: bool = True,
         use_mmap: bool = True,
+        progress: Callable[[float], None] | None = None,
     ) -> GGUFFile:
         """Open a file, and all further shards when it is the first of a split model.
 
@@ -114,12 +116,15 @@ class GGUFFile:
                 the data of such a tensor is the error then.
             follow_splits: False opens this one shard only, whichever it is.
             use_mmap: False reads the files into memory instead of mapping them (never with header_only).
+            progress: is told the share (0 to 1) of the bytes that were read so far; mapped files have nothing to tell.
         Raises:
             FileFormatError: malformed, truncated or inconsistent. UnsupportedError: valid but not readable
             here. UsageError: no such file.
         """
         name = os.fspath(path)
-        read = not use_mmap and not header_only
+        read = None
+        if not use_mmap and not header_only:
+            read = _no_report if progress is None else _share_of(_total_size(name, follow_splits), progress)
         shards = [_open_shard(name, 0, read)]
         if follow_splits:
             shards += _open_other_shards(shards[0], read)
@@ -201,7 +206,29 @@ class GGUFFile:
         self.close()
 
 
-def _map_file(path: str, read: bool) -> np.ndarray:
+def _no_report(_: int) -> None:
+    """Reading that nobody watches."""
+
+
+def _total_size(path: str, follow_splits: bool) -> int:
+    """Bytes of a file and of its other shards."""
+    with GGUFFile.open(path, header_only=True, follow_splits=follow_splits) as file:
+        return file.file_size
+
+
+def _share_of(total: int, progress: Callable[[float], None]) -> Report:
+    """Tells progress the share that the reported bytes have of the total."""
+    done = 0
+
+    def report(n: int) -> None:
+        nonlocal done
+        done += n
+        progress(done / total)
+
+    return report
+
+
+def _map_file(path: str, read: Report | None) -> np.ndarray:
     try:
         if not os.path.isfile(path):
             problem = "is not a regular file" if os.path.exists(path) else "does not exist"
@@ -211,14 +238,14 @@ def _map_file(path: str, read: bool) -> np.ndarray:
             if size == 0:
                 raise FileFormatError(f"{path}: not a GGUF file: it is empty; download it again")
             if read:
-                return _read_whole(handle.fileno(), size, path)
+                return _read_whole(handle.fileno(), size, path, read)
             return np.frombuffer(mmap.mmap(handle.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
     except (OSError, ValueError) as error:
         raise ResourceError(f"{path}: cannot open model: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _read_whole(descriptor: int, size: int, path: str) -> np.ndarray:
-    """The file's bytes in page-aligned memory, of huge pages where the system has them."""
+def _read_whole(descriptor: int, size: int, path: str, report: Report) -> np.ndarray:
+    """The file's bytes in page-aligned memory, of huge pages where the system has them; report gets every step."""
     pages = _private_memory(size)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without transparent huge pages
@@ -230,6 +257,7 @@ def _read_whole(descriptor: int, size: int, path: str) -> np.ndarray:
         if count <= 0:
             raise FileFormatError(f"{path}: the file became shorter while it was read; try again")
         position += count
+        report(count)
     memory.flags.writeable = False
     return memory
 
@@ -241,13 +269,13 @@ def _private_memory(size: int) -> mmap.mmap:
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
-def _open_shard(path: str, index: int, read: bool) -> Shard:
+def _open_shard(path: str, index: int, read: Report | None) -> Shard:
     data = _map_file(path, read)
     header = parse_header(data, path)
     return Shard(path, index, data, header, Metadata(data, header.entries, path))
 
 
-def _open_other_shards(first: Shard, read: bool) -> list[Shard]:
+def _open_other_shards(first: Shard, read: Report | None) -> list[Shard]:
     """Shards after the first, with the checks of model semantics section 9.2."""
     metadata = first.metadata
     if KEY_SPLIT_COUNT not in metadata:
@@ -270,7 +298,7 @@ def _open_other_shards(first: Shard, read: bool) -> list[Shard]:
     return [_open_part(split_path(prefix, index, count), index, count, read) for index in range(1, count)]
 
 
-def _open_part(path: str, index: int, count: int, read: bool) -> Shard:
+def _open_part(path: str, index: int, count: int, read: Report | None) -> Shard:
     try:
         shard = _open_shard(path, index, read)
     except IkpyError as error:

@@ -1,25 +1,62 @@
 """Low-rank additions to matrix products: y = W x + scale * B (A x), with a scale for every token.
 
-The graph builder asks for the adapters of each weight it multiplies with; weights are told apart by their buffer, so
-that parts of a fused tensor get the rows of B that belong to them.
+The graph builder asks for the adapters of each weight it multiplies with. Weights are told apart by their place in
+memory; parts of a fused tensor, found by its buffer, get the rows of B that belong to them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from ikpy.graph.ir import Buffer, Value
 
 
 @dataclass(frozen=True)
 class LowRank:
-    """A [n_in, rank] and B [rank, n_out] of one weight (with a third dimension for experts); index of the adapter."""
+    """A [n_in, rank] and B [rank, n_out] of one weight (with a third dimension for experts and heads).
+
+    ``rows``: A transposed, for an embedding, whose rows are looked up. ``adapter``: its index; ``tensor``: what the
+    file of the adapter calls the weight.
+    """
 
     a: Value
     b: Value
     adapter: int
     tensor: str
+    rows: Value | None = None
+
+
+Place = tuple[Buffer, int, tuple[int, int, int, int]]
+
+
+def place(weight: Value) -> Place:
+    """What tells a weight from other views of its buffer."""
+    return weight.buffer, weight.offset, weight.shape
+
+
+@dataclass
+class LowRankWeights:
+    """Pairs by the weight they act on: of whole tensors by buffer, and of all weights by their exact place."""
+
+    tensors: dict[Buffer, list[LowRank]] = field(default_factory=dict)
+    places: dict[Place, list[LowRank]] = field(default_factory=dict)
+
+    def add(self, weight: Value, pair: LowRank, *, whole: bool) -> None:
+        """Registers a pair; ``whole``: of a tensor as the file has it, whose parts it acts on as well."""
+        self.places.setdefault(place(weight), []).append(pair)
+        if whole:
+            self.tensors.setdefault(weight.buffer, []).append(pair)
+
+    def of(self, weight: Value) -> Sequence[LowRank]:
+        """Pairs of a weight or of a range of a tensor's rows."""
+        exact = self.places.get(place(weight))
+        return exact or [_of_rows(pair, weight) for pair in self.tensors.get(weight.buffer, ())]
+
+
+def _of_rows(pair: LowRank, part: Value) -> LowRank:
+    """The pair of a range of the rows of its weight."""
+    return replace(pair, b=pair.b.slice(1, part.offset // part.strides[1], part.shape[1]))
 
 
 @dataclass
@@ -29,19 +66,14 @@ class GraphAdapters:
     ``scales``: f32 [1, n_tokens] per adapter. ``outputs``: i32 [n_outputs], the rows that the last layer keeps.
     """
 
-    weights: Mapping[Buffer, Sequence[LowRank]]
+    weights: LowRankWeights
     scales: Sequence[Value]
     n_tokens: int
     outputs: Value
     used: set[tuple[int, str]] = field(default_factory=set)
 
-    def of(self, weight: Value) -> list[LowRank]:
-        """Adapters of a weight or of a range of its rows."""
-        found = []
-        for pair in self.weights.get(weight.buffer, ()):
-            self.used.add((pair.adapter, pair.tensor))
-            b = pair.b
-            if weight.shape[1] != b.shape[1]:
-                b = b.slice(1, weight.offset // weight.strides[1], weight.shape[1])
-            found.append(LowRank(pair.a, b, pair.adapter, pair.tensor))
+    def of(self, weight: Value) -> Sequence[LowRank]:
+        """Pairs of a weight or of a range of its rows, which count as used."""
+        found = self.weights.of(weight)
+        self.used.update((pair.adapter, pair.tensor) for pair in found)
         return found

@@ -64,7 +64,12 @@ class Graph:
 
     def get_rows(self, table: Value, ids: Value) -> Value:
         """Rows of table [K, V] picked by ids i32 [T], as f32 [K, T]."""
-        return self._emit("get_rows", self.new(table.shape[0], ids.shape[0]), [table, ids])
+        rows = self._emit("get_rows", self.new(table.shape[0], ids.shape[0]), [table, ids])
+        for pair in self._pairs(table):
+            low = self.mul(self.get_rows(pair.b, ids), self._adapter_scale(pair, ids.shape[0]))
+            assert pair.rows is not None
+            rows = self.add(rows, self.mul_mat(pair.rows, low))
+        return rows
 
     def rms_norm(self, x: Value, weight: Value | None, eps: float) -> Value:
         """x / rms(x) * weight over dimension 0; weight is [n] or one row per dimension 1."""

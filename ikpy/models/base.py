@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
+from ikpy.errors import UsageError
 from ikpy.graph.builder import Graph
 from ikpy.graph.ir import Value
 from ikpy.models.batch import FULL, BatchGraph, CacheSpec, GraphParams, Window
@@ -15,6 +16,10 @@ from ikpy.models.hparams import HParams, read_hparams
 from ikpy.models.keys import Keys
 from ikpy.models.rope import RopeParams
 from ikpy.models.weights import Presence, WeightSource
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Log = Callable[[str], None]
 
@@ -58,8 +63,26 @@ class Architecture:
         """Head that scores a text (pooling "rank"), if the file has one."""
         return None
 
+    @property
+    def reads_states(self) -> bool:
+        """Whether every token comes with a hidden state (a prediction head)."""
+        return False
+
+    def prediction_head(self, weights: WeightSource) -> Architecture:
+        """The first layer that predicts further tokens, as a model of one layer. UsageError if there is none."""
+        raise UsageError(f"{weights.gguf.path}: the model has no layers that predict further tokens")
+
     def prepare(self, mla: int) -> None:
         """Derives tensors that a context with this MLA mode needs; nothing for most architectures."""
+
+    def adapted_parts(
+        self, name: str, a: NDArray[np.float32], b: NDArray[np.float32]
+    ) -> dict[str, tuple[Value, NDArray[np.float32], NDArray[np.float32]]]:
+        """Weights that were derived from a tensor, by name, with the low-rank pairs that adapting the tensor means.
+
+        Pairs are float32 [(n,) rank, n_in] and [(n,) n_out, rank], n being the heads, or 1 if all share it.
+        """
+        return {}
 
     def effective_mla(self, mla: int) -> int:
         """The MLA mode a context will use; 0 for architectures without latent attention."""

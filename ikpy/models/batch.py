@@ -55,7 +55,8 @@ class BatchGraph:
     inputs: tokens, pos, seq (i32 [T]), outputs (i32 [n_outputs]).
     cells: window -> cells of the tokens (i32 [T]), position (i32 [n]) and sequences (i64 [n]) of all n cells.
     caches: (layer, name) -> cache tensor [n, n_heads, n_cells]; windows: whose cells each of them has.
-    steering: control vectors f32 [D, n_layer], added to the residual stream behind the layers.
+    steering: control vectors f32 [D, n_layer], added to the residual stream behind the layers. states: f32 [D, T],
+    hidden states behind the tokens before those of the batch, for architectures that read them.
     """
 
     graph: Graph
@@ -68,6 +69,7 @@ class BatchGraph:
     params: GraphParams
     embeddings: Value | None = None
     steering: Value | None = None
+    states: Value | None = None
     _masks: dict[tuple[str, int], tuple[Value, Value]] = field(default_factory=dict)
     _rope_tables: dict[tuple, Value] = field(default_factory=dict)
     _temperatures: dict[tuple[float, int, int], Value] = field(default_factory=dict)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ikpy.errors import FileFormatError, UsageError
 from ikpy.graph.ir import F16, F32, Value
@@ -31,6 +32,10 @@ from ikpy.models.rope import RopeParams
 from ikpy.models.routing import Routing, gating_func
 from ikpy.models.weights import WeightSource
 from ikpy.quants import registry
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 # Fewer tokens than this use the absorbed form in modes 2 and 3.
 PROMPT_TOKENS = 128
@@ -168,8 +173,10 @@ class DeepSeek2(Decoder):
         k_b = weights.take(name, (dn, rkv, heads), (dn, heads * rkv), required=needed, parts=(rkv,))
         name = f"{prefix}.attn_v_b.weight"
         v_b = weights.take(name, (rkv, dv, heads), (rkv, heads * dv), required=needed, parts=(dv,))
-        attn.k_b = k_b and k_b.reshape(dn, rkv, heads)
-        attn.v_b = v_b and v_b.reshape(rkv, dv, heads)
+        if k_b is not None:
+            attn.k_b = weights.values[k_b.name] = k_b.reshape(dn, rkv, heads)
+        if v_b is not None:
+            attn.v_b = weights.values[v_b.name] = v_b.reshape(rkv, dv, heads)
         return attn
 
     # --- MLA modes --------------------------------------------------------------------------------------------
@@ -207,6 +214,23 @@ class DeepSeek2(Decoder):
         shape = " x ".join(str(n) for n in value.shape[: 2 if name == "attn_kv_b" else 3])
         buffer = self.buffer_of(value.buffer.name)
         self.log(f"Computed {value.name} as {shape} of type {value.type_name} and stored in buffer {buffer}")
+
+    def adapted_parts(
+        self, name: str, a: NDArray[np.float32], b: NDArray[np.float32]
+    ) -> dict[str, tuple[Value, NDArray[np.float32], NDArray[np.float32]]]:
+        """attn_kv_b += B A means attn_k_b += A^T B_k^T and attn_v_b += B_v A per head."""
+        if not name.endswith(".attn_kv_b.weight"):
+            return {}
+        attn: LatentAttention = self.layers[int(name.split(".")[1])].attn  # type: ignore[attr-defined]
+        if attn.k_b is None or attn.v_b is None:
+            return {}
+        heads = b.reshape(self.hp.n_head[0], -1, b.shape[-1])
+        keys, values = heads[:, : self.n_nope], heads[:, self.n_nope :]
+        shared = a.reshape(1, *a.shape[-2:])
+        return {
+            name.replace("attn_kv_b", "attn_k_b"): (attn.k_b, keys.transpose(0, 2, 1), shared.transpose(0, 2, 1)),
+            name.replace("attn_kv_b", "attn_v_b"): (attn.v_b, shared, values),
+        }
 
     def cache_specs(self, layer: int, params: GraphParams) -> list[CacheSpec]:
         if params.mla == 0:
@@ -285,11 +309,15 @@ class DeepSeek2(Decoder):
             _, rotated, latents = self._latent_parts(b, il, attended=False)
             b.store(il, "kv", kr, rotated)
             b.store(il, "kv", c, latents)
-            attend = self._expanded_from_cache if self._is_prompt(b) else self._absorbed
+            attend = self._expanded_from_cache if self._is_prompt(b, attn) else self._absorbed
             out = attend(b, il, attn, q, scale)
         return out.reshape(out.shape[0] * out.shape[1], b.n_tokens)
 
-    def _is_prompt(self, b: BatchGraph) -> bool:
+    def _is_prompt(self, b: BatchGraph, attn: LatentAttention) -> bool:
+        """Whether cells are expanded. Not with adapters: their scales belong to queries, cells to any sequence."""
+        weights = (attn.kv_b, attn.k_b, attn.v_b)
+        if b.graph.adapters and any(b.graph.adapters.weights.of(w) for w in weights if w is not None):
+            return False
         return b.n_tokens >= PROMPT_TOKENS and b.params.mla > 1 and b.params.flash_attn
 
     def _observe_latents(self, b: BatchGraph, attn: LatentAttention, q: Value, c: Value) -> None:
@@ -303,7 +331,7 @@ class DeepSeek2(Decoder):
         heads, rkv = self.hp.n_head[0], c.shape[0]
         if attn.kv_b is not None:
             b.graph.observe(attn.kv_b, c.reshape(rkv, b.n_tokens), stored_only=True)
-        if not self._is_prompt(b):
+        if not self._is_prompt(b, attn):
             return
         if attn.k_b is not None:
             b.graph.observe(attn.k_b, q.slice0(0, self.n_nope).permute(0, 2, 1), stored_only=True)

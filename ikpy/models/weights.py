@@ -45,7 +45,8 @@ class WeightSource:
     """Tensors of a GGUF file as graph values over the mapped memory.
 
     header_only: no data is read; values have no memory and can only be measured. repack: which matrices, by name, of
-    types with a row-interleaved form are rearranged into memory of their own.
+    types with a row-interleaved form are rearranged into memory of their own. taken: gets the bytes of every tensor
+    when it is ready.
     """
 
     def __init__(
@@ -55,8 +56,10 @@ class WeightSource:
         *,
         header_only: bool = False,
         repack: Callable[[str], bool] | None = None,
+        taken: Callable[[int], None] | None = None,
     ) -> None:
         self.gguf = gguf
+        self.taken = taken
         self.log = log
         self.header_only = header_only
         self.repack = repack
@@ -98,6 +101,8 @@ class WeightSource:
             )
         self.used.add(name)
         value = self.values[name] = self._value(info, parts)
+        if self.taken:
+            self.taken(info.nbytes)
         return value
 
     def take_if(self, presence: Presence, name: str, *shapes: Sequence[int]) -> Value | None:
@@ -185,10 +190,10 @@ class WeightSource:
             self.own_bytes.pop(part.name, None)
             self.replaced.add(part.name)
         self.own_bytes[name] = sum(part.buffer.nbytes for part in parts)
-        if self.header_only:
-            return external(PLANNED_ADDRESS, None, parts[0].type_id, shape, name, "weight")
-        data = np.concatenate([self._bytes(part) for part in parts])
-        return external(data.ctypes.data, data, parts[0].type_id, shape, name, "weight")
+        data = None if self.header_only else np.concatenate([self._bytes(part) for part in parts])
+        address = PLANNED_ADDRESS if data is None else data.ctypes.data
+        joined = self.values[name] = external(address, data, parts[0].type_id, shape, name, "weight")
+        return joined
 
     def _bytes(self, value: Value) -> np.ndarray:
         owner = value.buffer.owner

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ikpy.engine.context import Context
+from ikpy.engine.head_draft import HeadDraft
 from ikpy.engine.model import Model
 from ikpy.engine.model_draft import ModelDraft
 from ikpy.engine.ngram_cache import CacheDraft, NgramCache
@@ -20,7 +21,7 @@ from ikpy.vocab import Vocab
 
 Maker = Callable[[int], Drafter]
 MAX_SIZE_DIFFERENCE = 128
-NO_HEADS = "the prediction heads of model files are not run: choose another --spec-type, such as ngram-mod"
+NO_HEAD = "prediction heads are run by ikpy cli and ikpy.LLM only: choose another type, such as ngram-mod"
 
 
 @dataclass
@@ -39,10 +40,12 @@ def make_speculation(
     files: DraftFiles | None = None,
     *,
     draft_params: ContextParams | None = None,
+    model: Model | None = None,
     log: Callable[[str], None] | None = None,
 ) -> Speculation | None:
     """Drafters for the sequences of a context, None if nothing drafts.
 
+    ``model``: the one whose prediction head may draft ("mtp"), if the states of its context are observed.
     A draft model is asked last unless ``params.types`` places it. ``draft_params.n_seq_max`` is the number of sequences
     of the draft model's context. Raises UsageError for files that cannot be used.
     """
@@ -52,7 +55,10 @@ def make_speculation(
         types.append("draft")
     makers: list[Maker] = []
     for name in types:
-        makers.append(_maker(name, params, vocab, files, draft_params or ContextParams(), log))
+        if name == "mtp":
+            makers.append(_head_maker(params, model, draft_params or ContextParams(), log))
+        else:
+            makers.append(_maker(name, params, vocab, files, draft_params or ContextParams(), log))
     return Speculation(params, makers) if makers else None
 
 
@@ -66,8 +72,6 @@ def _maker(
 ) -> Maker:
     if name == "draft":
         return _model_maker(params, vocab, files, draft_params, log)
-    if name == "mtp":
-        raise UsageError(f"--spec-type mtp: {NO_HEADS}")
     if name == "ngram-mod":
         pool = NgramPool(params.size_n)
         return lambda _: NgramMod(pool)
@@ -80,6 +84,16 @@ def _maker(
     if name not in plain:
         params.check()
     return lambda _: plain[name](params)
+
+
+def _head_maker(
+    params: SpeculativeParams, model: Model | None, draft_params: ContextParams, log: Callable[[str], None] | None
+) -> Maker:
+    if model is None:
+        raise UsageError(f"--spec-type mtp: {NO_HEAD}")
+    own = replace(draft_params, n_seq_max=1, embeddings=True, adapters=())
+    context = Context(model.prediction_head(), own, log=log)  # for the one sequence of a text program
+    return lambda _: HeadDraft(context, p_min=params.p_min)
 
 
 def _corpus(path: str, vocab: Vocab) -> Sequence[int]:

@@ -22,7 +22,8 @@ from ikpy.graph.ir import F32
 from ikpy.quants import registry
 from tests.cpu import reference_models as ref
 from tests.cpu.reference_models import N_VOCAB, Evaluation, RandomModel
-from tests.cpu.test_zoo_holdouts import RMS, frame, gpt_oss, llama4_two_experts, phi3_short_context, shape
+from tests.cpu.shaped_models import Dims, deepseek2
+from tests.cpu.test_zoo_holdouts import RMS, frame, gemma, gpt_oss, llama4_two_experts, phi3_short_context, shape
 
 TOKENS = np.random.default_rng(8).integers(0, N_VOCAB, 24)
 RANDOM = np.random.default_rng(4)
@@ -151,6 +152,131 @@ def test_adapter_of_a_quantized_model(tmp_path: Path) -> None:
     assert np.median(np.abs(a - b)) < 0.01 * np.abs(b).max()
 
 
+def assert_merged(model: RandomModel, pairs: Pairs, merge: Pairs, tmp_path: Path, **settings: int) -> None:
+    """Logits with the pairs are those of the model with `merge` added to its weights: prompts and single tokens."""
+    loaded = Model.load(model.write(tmp_path / "model.gguf"))
+    adapter = LoraAdapter.load(write_adapter(tmp_path / "lora.gguf", model.arch, pairs, 0.0), loaded)
+    wanted_model = Model.load(merged(model, merge, -0.7).write(tmp_path / "merged.gguf"))
+    tokens = np.random.default_rng(2).integers(0, N_VOCAB, 140)
+    # Modes 2 and 3 round expanded keys to F16 in prompts, unless there are adapters.
+    exact = params(**{**settings, "mla": min(1, settings.get("mla", 0))})
+    wanted = Context(wanted_model, exact).decode(Batch.single(tokens, logits="all"))
+    plain = Context(loaded, exact).decode(Batch.single(tokens, logits="all"))
+    assert np.abs(wanted - plain).max() > 0.05 * np.abs(plain).max(), "the adapter changes something"
+    ctx = Context(loaded, params(adapters=(adapter,), **settings))
+    ctx.adapter_scales[:] = -0.7
+    assert_equal(ctx.decode(Batch.single(tokens[:-2], logits="all")), wanted[:-2], "prompt", 5e-5)
+    for i in (138, 139):
+        assert_equal(ctx.decode(Batch.single(tokens[i : i + 1], i)), wanted[i : i + 1], "one token", 5e-5)
+
+
+@pytest.mark.parametrize("looked_up", [False, True])
+@pytest.mark.parametrize("make", [llama, gemma], ids=lambda f: f.__name__)
+def test_embeddings(make, looked_up: bool, tmp_path: Path) -> None:
+    """Rows of an adapted embedding, which is the output matrix too in gemma; both ways in which files hold A and B."""
+    made = make()
+    model = made[0] if isinstance(made, tuple) else made
+    pairs = make_pairs(model, 4, skip=("blk.0", "output"))
+    a, b = pairs["token_embd"]
+    stored = {**pairs, "token_embd": (b, np.ascontiguousarray(a.T))} if looked_up else pairs
+    assert_merged(model, stored, pairs, tmp_path)
+
+
+def latent(form: str) -> RandomModel:
+    """A deepseek2 whose files hold attn_kv_b, or attn_k_b and attn_v_b, or all of them."""
+    model = deepseek2(LATENT)[0]
+    for il in range(LATENT.layers):
+        both = model.weights[f"blk.{il}.attn_kv_b"].reshape(LATENT.heads, 2 * LATENT.head, LATENT.rank)
+        if form != "kv_b":
+            model.weights[f"blk.{il}.attn_k_b"] = np.ascontiguousarray(both[:, : LATENT.head].transpose(0, 2, 1))
+            model.weights[f"blk.{il}.attn_v_b"] = np.ascontiguousarray(both[:, LATENT.head :])
+        if form == "k_b, v_b":
+            del model.weights[f"blk.{il}.attn_kv_b"]
+    return model
+
+
+LATENT = Dims(heads=3, head=24, rank=64, rot=16, dense=2, experts=2, used=1)
+
+
+@pytest.mark.parametrize("form", ["kv_b", "all"])
+@pytest.mark.parametrize("mla", [0, 1, 2, 3])
+def test_latent_attention(form: str, mla: int, tmp_path: Path) -> None:
+    """Adapters of attn_kv_b act on the tensors derived from it, and on those that the file holds beside it."""
+    model = latent(form)
+    pairs = {n: p for n, p in make_pairs(latent("kv_b"), 4).items() if ".attn_" in n}
+    merge = dict(pairs)
+    for il in range(LATENT.layers if form == "all" else 0):
+        a, b = pairs[f"blk.{il}.attn_kv_b"]
+        heads = b.reshape(LATENT.heads, 2 * LATENT.head, -1)
+        shared = np.tile(a, (LATENT.heads, 1, 1))
+        merge[f"blk.{il}.attn_k_b"] = heads[:, : LATENT.head].transpose(0, 2, 1), shared.transpose(0, 2, 1)
+        merge[f"blk.{il}.attn_v_b"] = shared, heads[:, LATENT.head :]
+    assert_merged(model, pairs, merge, tmp_path, mla=mla, flash_attn=mla != 2)
+
+
+@pytest.mark.parametrize("mla", [1, 2, 3])
+@pytest.mark.parametrize("shared", [False, True])
+def test_parts_of_latent_attention(mla: int, shared: bool, tmp_path: Path) -> None:
+    """Adapters of attn_k_b and attn_v_b, with an own pair for every head or with one half shared by all."""
+    model = latent("k_b, v_b")
+    merge = {n: p for n, p in make_pairs(model, 4).items() if n.endswith(("k_b", "v_b"))}
+    pairs = dict(merge)
+    for name, (own_a, own_b) in merge.items() if shared else ():
+        a, b = (own_a, own_b[:1]) if name.endswith("k_b") else (own_a[:1], own_b)
+        pairs[name] = a, b
+        merge[name] = np.repeat(a, LATENT.heads // len(a), axis=0), np.repeat(b, LATENT.heads // len(b), axis=0)
+    assert_merged(model, pairs, merge, tmp_path, mla=mla)
+
+
+def test_parts_of_latent_attention_need_the_absorbed_form(tmp_path: Path) -> None:
+    model = latent("k_b, v_b")
+    pairs = {n: p for n, p in make_pairs(model, 4).items() if n.endswith(("k_b", "v_b"))}
+    loaded = Model.load(model.write(tmp_path / "model.gguf"))
+    adapter = LoraAdapter.load(write_adapter(tmp_path / "lora.gguf", model.arch, pairs, 0.0), loaded)
+    with pytest.raises(UsageError, match=r"'blk\.0\.attn_k_b\.weight' has no matrix product to act on with -mla 0"):
+        Context(loaded, params(adapters=(adapter,), mla=0))
+
+
+@pytest.mark.parametrize("legacy_model", [False, True])
+@pytest.mark.parametrize("legacy_adapter", [False, True])
+def test_single_experts(legacy_model: bool, legacy_adapter: bool, tmp_path: Path) -> None:
+    """Tensors per expert in the model, the adapter or both; experts differ in rank, and one has no adapter."""
+    model, dims = llama_experts()
+    pairs = {n: p for n, p in make_pairs(model, 5).items() if n.endswith("_exps")}
+    for a, b in pairs.values():
+        a[1], b[1] = 0, 0
+        a[2, 3:], b[2, :, 3:] = 0, 0
+    stored, merge = dict(pairs), dict(pairs)
+    for name, (a, b) in pairs.items():
+        for e in range(dims.experts):
+            one = f"{name.removesuffix('_exps')}.{e}"
+            rank = 3 if e == 2 else 5
+            if legacy_adapter and e != 1:
+                stored[one] = a[e, :rank], b[e, :, :rank]
+            if legacy_model:
+                model.weights[one], merge[one] = model.weights[name][e], (a[e], b[e])
+        if legacy_adapter:
+            del stored[name]
+        if legacy_model:
+            del model.weights[name], merge[name]
+    assert_merged(model, stored, merge, tmp_path)
+
+
+def llama_experts() -> tuple[RandomModel, Dims]:
+    dims = Dims(experts=4, used=2, ff=40)
+    model = RandomModel("llama", 12, **dims.keys, **dims.expert_keys, **RMS)
+    frame(model, dims.d, tied=False)
+    for il in range(dims.layers):
+        p = f"blk.{il}"
+        model.norm(f"{p}.attn_norm", dims.d)
+        model.norm(f"{p}.ffn_norm", dims.d)
+        model.attention(p, dims.d, dims.heads, dims.kv, dims.head)
+        model.matrix(f"{p}.ffn_gate_inp", dims.experts, dims.d)
+        for name, rows, columns in (("gate", dims.ff, dims.d), ("up", dims.ff, dims.d), ("down", dims.d, dims.ff)):
+            model.matrix(f"{p}.ffn_{name}_exps", dims.experts, rows, columns)
+    return model, dims
+
+
 def damaged(name: str, pairs: Pairs) -> tuple[str, Pairs]:
     """Architecture and pairs of a file that does not fit."""
     a, b = pairs["blk.0.attn_q"]
@@ -159,7 +285,7 @@ def damaged(name: str, pairs: Pairs) -> tuple[str, Pairs]:
         "name": ("llama", {"blk.9.attn_q": (a, b)}),
         "shape": ("llama", {"blk.0.attn_q": (a[:, :-1], b)}),
         "rank": ("llama", {"blk.0.attn_q": (a[:-1], b)}),
-        "embedding": ("llama", {"token_embd": (RANDOM.normal(size=(2, 64)), RANDOM.normal(size=(N_VOCAB, 2)))}),
+        "embedding": ("llama", {"token_embd": (RANDOM.normal(size=(2, 64)), RANDOM.normal(size=(N_VOCAB - 1, 2)))}),
     }[name]
 
 
@@ -170,7 +296,7 @@ def damaged(name: str, pairs: Pairs) -> tuple[str, Pairs]:
         ("name", "the model has no tensor 'blk.9.attn_q.weight'"),
         ("shape", "'blk.0.attn_q.weight': shapes (63, 3) and (3, 64) do not fit"),
         ("rank", "'blk.0.attn_q.weight': shapes (64, 2) and (3, 64) do not fit"),
-        ("embedding", "an adapter of 'token_embd.weight' cannot be applied while running; merge it"),
+        ("embedding", "'token_embd.weight': shapes (64, 2) and (2, 159) do not fit (64, 160, 1)"),
     ],
 )
 def test_adapters_that_do_not_fit(name: str, message: str, tmp_path: Path) -> None:

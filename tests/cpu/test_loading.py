@@ -18,6 +18,7 @@ from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.gguf.reader import GGUFFile
 from ikpy.graph.ir import Value
 from ikpy.quants import registry
+from ikpy.tools.gguf_tool import split
 from tests.cpu.reference_models import RandomModel
 from tests.cpu.test_zoo_holdouts import RMS, frame, gpt_oss_mxfp4, shape
 from tests.shared import DATA
@@ -168,6 +169,41 @@ def test_a_tool_opens_the_file_once(monkeypatch: pytest.MonkeyPatch, capfd: pyte
     session = common.load(parse(["-m", str(TINY), "-rtr"], "cli", {}))
     assert len(opened) == 1 and session.model.gguf.tensors
     assert "============ Repacked 0 tensors" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "rows"), [([], 1), (["--no-mmap"], 2), (["-rtr"], 1), (["--dry-run"], 0), (["--log-disable"], 0)]
+)
+def test_progress_dots(options: list[str], rows: int, capfd: pytest.CaptureFixture[str]) -> None:
+    """A dot per percent of the tensors, and before of the file where it is read."""
+    common.load(parse(["-m", str(TINY), *options], "cli", {}))
+    lines = capfd.readouterr().err.splitlines()
+    assert [line for line in lines if "...." in line and "=" not in line] == ["." * 100] * rows
+
+
+def test_progress_is_that_of_all_parts(tmp_path: Path) -> None:
+    source = tmp_path / "whole.gguf"
+    source.write_bytes(TINY.read_bytes())
+    split(str(source), str(tmp_path / "part"), max_tensors=20)
+    first = min(tmp_path.glob("part-00001-of-*.gguf"))
+    parts = len(list(tmp_path.glob("part-*.gguf")))
+    read: list[float] = []
+    assert len(GGUFFile.open(first, use_mmap=False, progress=read.append).shards) == parts > 2
+    taken: list[float] = []
+    Model.load(first, progress=taken.append)
+    for shares in (read, taken):
+        assert len(shares) >= parts and shares == sorted(shares) and shares[-1] == 1 and 0 < shares[0] < 1
+
+
+def test_dots_end_before_other_lines(capfd: pytest.CaptureFixture[str]) -> None:
+    """Log lines and errors begin on a line of their own."""
+    with pytest.raises(ValueError, match="damaged"), common.ProgressDots(parse([], "cli", {})) as dots:
+        dots(0.03)
+        dots(0.02)
+        dots.log("a note")
+        dots(0.051)
+        raise ValueError("damaged")
+    assert capfd.readouterr().err == "...\na note\n..\n"
 
 
 @pytest.mark.parametrize(("name", "expected"), [("deepseek2-v3-mla", True), ("deepseek2-lite", False)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
 from ikpy.engine.sequence_state import load_sequence, save_sequence
-from ikpy.engine.session import load_session, save_session
+from ikpy.engine.session import PREFIX, load_session, save_session
 from ikpy.errors import FileFormatError
 from tests.shared import DATA
 
@@ -113,41 +113,59 @@ def test_states_of_another_form_are_refused(tmp_path: Path) -> None:
         load_sequence(tmp_path / "state", context(LLAMA), 0, 39)
     data = (tmp_path / "state").read_bytes()
     (tmp_path / "state").write_bytes(data[:-1])
-    with pytest.raises(FileFormatError, match="its length is wrong"):
+    with pytest.raises(FileFormatError, match="do not agree with its checksum"):
         load_sequence(tmp_path / "state", context(LLAMA), 0, 256)
 
 
-@pytest.mark.parametrize("change", [
-    {"tokens": 5},
-    {"tokens": [1, "x"]},
-    {"tokens": [2**31]},
-    {"cells": 7},
-    {"cells": [["none", 0, [0], []]]},
-    {"cells": [["none", 0, [None], [0]]]},
-    {"cells": [["none", 0, [2**40], [0]]]},
-    {"cells": [["none", 0, [-1], [0]]]},
-    {"cells": [["none", 0, [[0]], [0]]]},
-    {"cells": [["none", 0, [0], [float("nan")]]]},
-    {"cells": [[{}, 0, [0], [0]]]},
-])  # fmt: skip
-def test_damaged_headers_are_refused(tmp_path: Path, change: dict) -> None:
-    ctx = context(LLAMA)
+def test_damage_anywhere_is_one_error_and_changes_nothing(tmp_path: Path) -> None:
+    """Shorter, longer and changed files, of sequences and of sessions."""
+    ctx = context(LATENT)
     ctx.decode(Batch.single(TOKENS))
-    saves = (lambda path: save_sequence(path, ctx, 0, TOKENS), lambda path: save_session(path, ctx, TOKENS))
-    loads = (lambda path: load_sequence(path, ctx, 0, 256), lambda path: load_session(path, ctx))
-    for save, load in zip(saves, loads, strict=True):
-        path = tmp_path / "state"
-        save(path)
-        prefix, (header, rest) = path.read_bytes()[:12], split_header(path)
-        for text in (json.dumps({**header, **change}), "[" * 100_000, "[]"):
-            path.write_bytes(prefix + struct.pack("<I", len(text)) + text.encode() + rest)
-            with pytest.raises(FileFormatError, match="is damaged"):
-                load(path)
-    assert ctx.kv.seq_pos_max(0) == len(TOKENS) - 1
+    path, random = tmp_path / "state", np.random.default_rng(4)
+    for save, load in (
+        (lambda: save_sequence(path, ctx, 0, TOKENS), lambda: load_sequence(path, ctx, 0, 256)),
+        (lambda: save_session(path, ctx, TOKENS), lambda: load_session(path, ctx)),
+    ):
+        save()
+        data = path.read_bytes()
+        damaged = [data[:n] for n in (0, 7, 8, 19, 20, 21, 300, len(data) // 2, len(data) - 1)] + [data + b"x"]
+        for place in (0, 8, 12, 16, 20, *random.integers(20, len(data), 40).tolist()):
+            damaged.append(data[:place] + bytes([data[place] ^ 1 << random.integers(8)]) + data[place + 1 :])
+        for content in damaged:
+            path.write_bytes(content)
+            with pytest.raises(FileFormatError) as caught:
+                load()
+            assert "\n" not in str(caught.value)
+        assert ctx.kv.used_cells == len(TOKENS)
 
 
-def split_header(path: Path) -> tuple[dict, bytes]:
-    """The header of a state and what follows it."""
-    data = path.read_bytes()
-    (length,) = struct.unpack_from("<I", data, 12)
-    return json.loads(data[16 : 16 + length]), data[16 + length :]
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokens": None},
+        {"tokens": [0.5] * 40},
+        {"tokens": [10**6] * 40},
+        {"cells": 5},
+        {"cells": [["none", 0, [-5] * 40, [0] * 40]]},
+        {"cells": [["none", 0, [2**40] * 40, [0] * 40]]},
+        {"cells": [["none", [0], list(range(40)), [0] * 40]]},
+        {"cells": [["none", 0, list(range(40)), [0] * 39]]},
+        "[" * 100_000,
+        {"cells": [["none", 0, list(range(40)), [1] * 40]]},  # keys of latent attention cannot be shifted
+    ],
+    ids=lambda change: str(change)[:60],
+)
+def test_headers_that_cannot_be(change: dict | str, tmp_path: Path) -> None:
+    """With a checksum that is right."""
+    ctx = context(LATENT)
+    ctx.decode(Batch.single(TOKENS))
+    save_sequence(tmp_path / "state", ctx, 0, TOKENS)
+    data = (tmp_path / "state").read_bytes()
+    magic, version, _, length = PREFIX.unpack_from(data)
+    end = PREFIX.size + length
+    changed = change if isinstance(change, str) else json.dumps({**json.loads(data[PREFIX.size : end]), **change})
+    header = changed.encode()
+    checksum = zlib.crc32(header + data[end:])
+    (tmp_path / "state").write_bytes(PREFIX.pack(magic, version, checksum, len(header)) + header + data[end:])
+    with pytest.raises(FileFormatError, match="the state is damaged"):
+        load_sequence(tmp_path / "state", ctx, 0, 256)

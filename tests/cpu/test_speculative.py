@@ -309,7 +309,7 @@ def test_set_up_and_its_errors() -> None:
     for types, message in (
         (("draft",), "needs a draft model: give one with -md"),
         (("eagle",), "possible types are none, ngram-simple"),
-        (("mtp",), "prediction heads of model files are not run"),
+        (("mtp",), "prediction heads are run by ikpy cli and ikpy.LLM only"),
     ):
         with pytest.raises(UsageError, match=message):
             make_speculation(SpeculativeParams(types=types), vocab)

@@ -13,6 +13,7 @@ from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.errors import ResourceError
+from ikpy.graph.activations import ActivationCollector
 from ikpy.models import ARCHITECTURES
 from tests.shared import DATA, SHARED
 
@@ -31,6 +32,8 @@ def _supported(setting: dict) -> bool:
     return setting["cache_k"] in CACHE_TYPES and setting["cache_v"] in CACHE_TYPES
 
 
+# Positions of a model with routed experts at which noise of the cache may change a choice, of 48.
+MAX_FLIPPED = 2
 CASES = [
     pytest.param(name, key, id=f"{name}-{key}")
     for name, model in MANIFEST.items()
@@ -65,6 +68,26 @@ def _logits(path: Path, setting: dict, tokens: np.ndarray) -> np.ndarray:
     parts = [context.decode(Batch.single(tokens[:n_prompt], 0, logits="all"))]
     parts += [context.decode(Batch.single(tokens[i : i + 1], i)) for i in range(n_prompt, len(tokens))]
     return np.concatenate(parts)
+
+
+def _experts(path: Path, setting: dict, tokens: np.ndarray) -> np.ndarray:
+    """How often every expert of every layer was chosen at each position, [n, n_layer * n_expert]."""
+    model = Model.load(path)
+    collector = ActivationCollector({name: (*info.shape, 1, 1)[2] for name, info in model.gguf.tensors.items()})
+    types = {"type_k": setting["cache_k"], "type_v": setting["cache_v"]}
+    params = ContextParams(n_ctx=256, n_threads=2, flash_attn=bool(setting["flash_attn"]), collector=collector, **types)
+    context, counts = Context(model, params), []
+    for i, token in enumerate(tokens):
+        context.decode(Batch.single([token], i))
+        entries = [e for name, e in sorted(collector.entries.items()) if name.endswith("ffn_down_exps.weight")]
+        counts.append(np.concatenate([e.rows for e in entries]).copy())
+    return np.diff(counts, axis=0, prepend=0)
+
+
+def _flipped(path: Path, setting: dict, tokens: np.ndarray) -> np.ndarray:
+    """Positions [n] at which the noise of the cache changes the choice of an expert."""
+    exact = {**setting, "cache_k": "f32", "cache_v": "f32"}
+    return (_experts(path, setting, tokens) != _experts(path, exact, tokens)).any(axis=1)
 
 
 def _kl(reference: np.ndarray, ours: np.ndarray) -> np.ndarray:
@@ -120,10 +143,13 @@ def test_logits(name: str, key: str) -> None:
     if {setting["cache_k"], setting["cache_v"]} == {"f16"}:
         assert error[worst] <= max(2 * reference["max_abs"], 0.012), f"{where}; reference {reference['max_abs']}"
         return
-    kl = np.sort(_kl(truth, ours))
-    if "router_margin" in model:  # cache noise may flip an expert choice at a few positions
-        kl = kl[: -max(1, len(kl) // 20)]
-    assert kl.mean() <= max(3 * reference["kl_mean"], 1e-4), f"{where}; mean KL {kl.mean():.2e}"
+    kl, bound = _kl(truth, ours), max(3 * reference["kl_mean"], 1e-4)
+    flipped = np.zeros(len(kl), bool)
+    if kl.mean() > bound and "router_margin" in model:
+        flipped = _flipped(path, setting, golden[setting["sequence"]])[rows]
+        where += f"; other experts at positions {rows[flipped]}"
+        assert flipped.sum() <= MAX_FLIPPED, where
+    assert kl[~flipped].mean() <= bound, f"{where}; mean KL {kl.mean():.2e}"
 
 
 ONE_PER_MODEL = [name for name, model in MANIFEST.items() if model["arch"] in ARCHITECTURES]

@@ -93,11 +93,10 @@ def test_control_vectors_load_scale_and_unload(files: tuple[Path, Path]) -> None
         assert client.post("/control-vectors/unload", json={"id": 0}).status_code == 400
 
 
-def test_adapters_of_split_tensors_are_refused(tmp_path: Path) -> None:
+def test_adapters_that_no_product_uses_are_refused(tmp_path: Path) -> None:
     model = loaded(BUNDLED).model
-    name = next(n for n in model.weights if n.endswith("attn_kv_b.weight"))
-    value = model.weights[name]
-    pairs = {name.removesuffix(".weight"): (np.ones((2, value.shape[0])), np.ones((value.shape[1], 2)))}
-    path = write_adapter(tmp_path / "lora.gguf", model.hparams.arch, pairs, 1.0)
-    with pytest.raises(ikpy.errors.UsageError, match="cannot be applied while running; merge it into the model"):
-        LoraAdapter.load(path, model)
+    pairs = {"output_norm": (np.ones((2, model.hparams.n_embd)), np.ones((1, 2)))}
+    adapter = LoraAdapter.load(write_adapter(tmp_path / "lora.gguf", model.hparams.arch, pairs, 1.0), model)
+    message = "'output_norm.weight' has no matrix product to act on with -mla 3; merge it into the model"
+    with pytest.raises(ikpy.errors.UsageError, match=message):
+        ikpy.Context(model, ikpy.ContextParams(n_ctx=256, n_threads=1, adapters=(adapter,)))

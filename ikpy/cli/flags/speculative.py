@@ -1,10 +1,10 @@
 """Options of speculative decoding. Drafts change the speed only, never the text."""
 
 from ikpy.cli import values
-from ikpy.cli.options import DRAFT_PLACED, INT, PATH, TEXT, Kind, ignored, option
+from ikpy.cli.options import DRAFT_PLACED, INT, PATH, TEXT, Kind, always, ignored, option
 
 SAME_VOCABULARY = "draft model and model must share their vocabulary; texts are not translated"
-NO_HEADS = "the prediction heads of model files are not run; --spec-type drafts without them"
+HEAD_AS_STORED = "the head's output matrix is used as it is in the file"
 DRAFT_TYPE = Kind("TYPE", values.to_cache_type)
 
 
@@ -37,8 +37,8 @@ ROWS = (
         "--spec-type --spec-stage",
         Kind("TYPE[:K=V,..]", values.to_speculation, many=True),
         "speculative.types",
-        "what drafts: none, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache, suffix, draft. "
-        "Repeatable; asked in the given order",
+        "what drafts: none, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache, suffix, draft, "
+        "mtp (not in the server). Repeatable; asked in the given order",
         "SC",
     ),
     option(
@@ -81,9 +81,15 @@ ROWS = (
     ),
     ignored("-ngld --gpu-layers-draft --n-gpu-layers-draft", DRAFT_PLACED, "GPU layers of the draft model", kind=INT),
     ignored("--spec-replace", SAME_VOCABULARY, "replacement of text between the models", kind=Kind("TARGET DRAFT")),
-    ignored("-mtp --multi-token-prediction", NO_HEADS, "drafts from the model's own prediction heads"),
-    ignored("-no-mtp --no-multi-token-prediction", NO_HEADS, "no drafts from prediction heads"),
-    ignored("-mtprot --mtp-requantize-output-tensor", NO_HEADS, "type of the heads' output matrix", kind=TEXT),
+    option(
+        "-mtp --multi-token-prediction",
+        Kind(const=["mtp"], many=True),
+        "speculative.types",
+        "drafts from the model's own prediction head; the same as --spec-type mtp",
+        "C",
+    ),
+    always("-no-mtp --no-multi-token-prediction", "no drafts from prediction heads unless they are asked for", "C"),
+    ignored("-mtprot --mtp-requantize-output-tensor", HEAD_AS_STORED, "type of the head's output matrix", kind=TEXT),
     ignored(
         "--spec-ckpt-mode --recurrent-ckpt-mode", "no recurrent models are supported", "checkpoints of state", kind=TEXT
     ),

@@ -1,0 +1,221 @@
+"""Multi-token prediction layers: logits of the definition, drafts that see what they should, text as without drafts."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ikpy.engine.batch import Batch
+from ikpy.engine.context import Context
+from ikpy.engine.head_draft import HeadDraft
+from ikpy.engine.model import Model
+from ikpy.engine.params import ContextParams
+from ikpy.engine.sampling import Sampler, SamplingParams
+from ikpy.engine.speculative import SpeculativeParams, Speculator
+from ikpy.errors import UsageError
+from ikpy.llm import LLM
+from ikpy.tools.generation import GrowingSequence
+from tests.cpu import reference_models as ref
+from tests.cpu.reference_models import N_VOCAB, Evaluation, RandomModel
+from tests.cpu.test_zoo_holdouts import RMS, shape
+
+D, HEADS, KV, HEAD, ROT, FF, EXPERTS, USED = 48, 3, 1, 32, 16, 40, 5, 2
+LAYERS = 3  # the last one predicts
+TOKENS = np.random.default_rng(7).integers(0, N_VOCAB, 20)
+
+
+def glm4moe(*, own_matrices: bool) -> RandomModel:
+    """Two layers and a prediction layer, which may bring an embedding and an output matrix of its own."""
+    keys = {
+        **shape(LAYERS, D, HEADS, KV, HEAD, FF),
+        "rope.dimension_count": ROT,
+        "leading_dense_block_count": 1,
+        "expert_count": EXPERTS,
+        "expert_used_count": USED,
+        "expert_feed_forward_length": FF,
+        "expert_shared_count": 1,
+        "expert_weights_scale": 1.3,
+        "expert_weights_norm": True,
+        "expert_gating_func": 2,
+        "nextn_predict_layers": 1,
+    }
+    m = RandomModel("glm4moe", 31, **keys, **RMS)
+    m.matrix("token_embd", N_VOCAB, D)
+    m.norm("output_norm", D)
+    m.matrix("output", N_VOCAB, D)
+    for il in range(LAYERS):
+        p = f"blk.{il}"
+        for name in ("attn_norm", "post_attention_norm"):
+            m.norm(f"{p}.{name}", D)
+        m.attention(p, D, HEADS, KV, HEAD)
+        for name, n in (("q", HEADS), ("k", KV), ("v", KV)):
+            m.vector(f"{p}.attn_{name}.bias", n * HEAD)
+        if il == 0:
+            m.ffn(p, D, FF)
+            continue
+        m.matrix(f"{p}.ffn_gate_inp", EXPERTS, D)
+        m.vector(f"{p}.exp_probs_b.bias", EXPERTS)
+        for name, rows, columns in (("gate", FF, D), ("up", FF, D), ("down", D, FF)):
+            m.matrix(f"{p}.ffn_{name}_exps", EXPERTS, rows, columns)
+        m.ffn(p, D, FF, "_shexp")
+    p = f"blk.{LAYERS - 1}.nextn"
+    m.matrix(f"{p}.eh_proj", D, 2 * D)
+    for name in ("enorm", "hnorm", "shared_head_norm"):
+        m.norm(f"{p}.{name}", D)
+    if own_matrices:
+        m.matrix(f"{p}.embed_tokens", N_VOCAB, D)
+        m.matrix(f"{p}.shared_head_head", N_VOCAB, D)
+    return m
+
+
+def head_logits(m: RandomModel, tokens: np.ndarray, states: np.ndarray) -> np.ndarray:
+    """The prediction layer in float64: tokens [n] with the hidden states [n, D] behind the tokens before them."""
+    e = Evaluation(m)
+    il, n = LAYERS - 1, len(tokens)
+    w = {name.removeprefix(f"blk.{il}."): value for name, value in e.w.items() if name.startswith(f"blk.{il}.")}
+    table = w.get("nextn.embed_tokens", e.w["token_embd"])
+    parts = (ref.rms_norm(table[tokens], w["nextn.enorm"], e.eps), ref.rms_norm(states, w["nextn.hnorm"], e.eps))
+    x = np.concatenate(parts, axis=1) @ w["nextn.eh_proj"].T
+    angles = ref.plain_angles(ROT, 10000.0, np.arange(n, dtype=np.float64))
+    q, k, v = e.qkv(il, ref.rms_norm(x, w["attn_norm"], e.eps))
+    q, k = (ref.rotate(t, angles, neox=True) for t in (q, k))
+    x = x + e.output(il, ref.attend(q, k, v, 1 / math.sqrt(HEAD)))
+    h = ref.rms_norm(x, w["post_attention_norm"], e.eps)
+    out = e.ffn(il, h, suffix="_shexp")
+    for t, row in enumerate(h):
+        p = ref.sigmoid(w["ffn_gate_inp"] @ row)
+        chosen = np.argsort(-(p + w["exp_probs_b.bias"]))[:USED]
+        for c in chosen:
+            hidden = ref.silu(w["ffn_gate_exps"][c] @ row) * (w["ffn_up_exps"][c] @ row)
+            out[t] += 1.3 * p[c] / p[chosen].sum() * (w["ffn_down_exps"][c] @ hidden)
+    output = w.get("nextn.shared_head_head", e.w["output"])
+    return ref.rms_norm(x + out, w["nextn.shared_head_norm"], e.eps) @ output.T
+
+
+def params(**changes: object) -> ContextParams:
+    return ContextParams(**{"n_ctx": 256, "n_threads": 2, "type_k": "f32", "type_v": "f32", **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("own_matrices", [False, True])
+@pytest.mark.parametrize("n_ubatch", [512, 7])
+def test_logits(own_matrices: bool, n_ubatch: int, tmp_path: Path) -> None:
+    model = glm4moe(own_matrices=own_matrices)
+    head = Model.load(model.write(tmp_path / "model.gguf")).prediction_head()
+    states = np.random.default_rng(1).normal(size=(len(TOKENS), D)).astype(np.float32)
+    wanted = head_logits(model, TOKENS, states.astype(np.float64))
+    context = Context(head, params(n_ubatch=n_ubatch))
+    ours = [context.decode(Batch.single(TOKENS[:15], logits="all"), states[:15])]
+    ours += [context.decode(Batch.single(TOKENS[i : i + 1], i), states[i : i + 1]) for i in range(15, len(TOKENS))]
+    error = np.abs(np.concatenate(ours) - wanted).max(axis=1) / np.abs(wanted).max()
+    assert error.max() < 5e-5, f"position {error.argmax()} off by {error.max():.1e} relative"
+
+
+class Watched(Context):
+    """Remembers what the head was given."""
+
+    seen: list[tuple[list[int], list[int], np.ndarray]]
+
+    def decode(self, batch: Batch, states: np.ndarray | None = None) -> np.ndarray:
+        assert states is not None
+        self.seen.append((batch.tokens.tolist(), batch.pos.tolist(), states.copy()))
+        return super().decode(batch, states)
+
+
+@pytest.mark.parametrize("p_min", [0.0, 0.02, 0.9])
+def test_text_and_states(p_min: float, tmp_path: Path) -> None:
+    """Greedy text is that of plain decoding; the head meets every token with the model's state before it."""
+    loaded = Model.load(glm4moe(own_matrices=False).write(tmp_path / "model.gguf"))
+    prompt, n = TOKENS.tolist(), 40
+    main = Context(loaded, params(embeddings=True))
+    texts = []
+    head = Watched(loaded.prediction_head(), params(embeddings=True))
+    head.seen = []
+    for speculator in (None, Speculator([HeadDraft(head, p_min=p_min)], SpeculativeParams(n_max=3))):
+        main.kv.clear()
+        sequence = GrowingSequence(main)
+        sampler = Sampler(SamplingParams(temperature=0.0), N_VOCAB)
+        logits = sequence.feed(prompt)
+        found = []
+        for token in sequence.generate(sampler, logits, frozenset(), speculator):
+            found.append(token)
+            if len(found) == n:
+                break
+        texts.append(found)
+    assert texts[0] == texts[1]
+    text = prompt + texts[0]
+    main.kv.clear()
+    main.decode(Batch.single(text, logits="all"))
+    assert main.embeddings is not None
+    position, followed = len(prompt) + 1, 0
+    for tokens, pos, states in head.seen:
+        if pos[0] + len(prompt) + 1 != position:  # a further token of a draft, on the head's own state
+            continue
+        for token, state in zip(tokens, states, strict=True):
+            if text[position] != token:
+                break
+            error = np.abs(state - main.embeddings[position - 1]).max()
+            if error > 1e-3:
+                break
+            position, followed = position + 1, followed + 1
+    assert followed >= n - 5, f"the head followed {followed} of {n} tokens"
+
+
+def test_drafts_are_those_of_the_definition(tmp_path: Path) -> None:
+    """Two rounds of observed states, and a long text that makes the head begin anew."""
+    model = glm4moe(own_matrices=True)
+    head = Model.load(model.write(tmp_path / "model.gguf")).prediction_head()
+    drafter = HeadDraft(Context(head, params(embeddings=True)), p_min=0.0)
+    states = np.random.default_rng(2).normal(size=(300, D)).astype(np.float32)
+    text = np.random.default_rng(3).integers(0, N_VOCAB, 300).tolist()
+    drafter.begin(text[:4])
+    assert drafter.draft(text[:5], 3) == [], "no state was observed"
+    drafter.observe(states[:6])
+    wanted = head_logits(model, np.array(text[5:11]), states[:6].astype(np.float64))[-1].argmax()
+    assert len(drafter.draft(text[:11], 3)) == 3
+    assert drafter.draft(text[:11], 3) == []
+    drafter.observe(states[6:8])
+    drafts = drafter.draft(text[:13], 2)
+    wanted = head_logits(model, np.array(text[5:13]), states[:8].astype(np.float64))[-1].argmax()
+    assert drafts[0] == wanted, "drafted tokens leave the cache again"
+    drafter.observe(states[8:200])
+    wanted = head_logits(model, np.array(text[77:205]), states[72:200].astype(np.float64))[-1].argmax()
+    assert drafter.draft(text[:205], 1) == [wanted], "the last half of its context is evaluated"
+
+
+def test_a_right_head_has_all_its_drafts_accepted(tmp_path: Path) -> None:
+    """Where the next token depends on the last one alone, the head can know it; three drafted tokens a round."""
+    model = glm4moe(own_matrices=False)
+    for name, w in model.weights.items():
+        if "attn_output" in name or "ffn_down" in name:
+            w[:] = 0
+    p = f"blk.{LAYERS - 1}.nextn"
+    model.weights[f"{p}.eh_proj"] = np.eye(D, 2 * D, dtype=np.float32)
+    model.weights[f"{p}.enorm"][:] = 1
+    model.weights[f"{p}.shared_head_norm"] = model.weights["output_norm"]
+    model.words = ["word"]
+    path = model.write(tmp_path / "model.gguf")
+    plain = LLM(path, n_ctx=256, n_threads=2)
+    drafting = LLM(path, n_ctx=256, n_threads=2, speculative=SpeculativeParams(types=("mtp",), n_max=3, p_min=0.0))
+    texts = [llm.generate([3, 5, 7], 60, temperature=0.0, ignore_eos=True) for llm in (plain, drafting)]
+    assert texts[0] == texts[1] and len(texts[0]) > 60
+    assert drafting.speculator is not None
+    n_drafted = drafting.speculator.n_drafted
+    assert n_drafted >= 39
+    assert n_drafted - drafting.speculator.n_accepted < 3, "only the end of the text may cut a draft short"
+
+
+def test_models_without_a_head(tmp_path: Path) -> None:
+    model = glm4moe(own_matrices=False)
+    for name in [name for name in model.weights if ".nextn." in name]:
+        del model.weights[name]
+    loaded = Model.load(model.write(tmp_path / "model.gguf"))
+    with pytest.raises(UsageError, match="no layers that predict further tokens"):
+        loaded.prediction_head()
+    with pytest.raises(UsageError, match="the model reads no states"):
+        Context(loaded, params()).decode(Batch.single([1]), np.zeros((1, D), np.float32))
+    path = glm4moe(own_matrices=False).write(tmp_path / "head.gguf")
+    with pytest.raises(UsageError, match=r"hidden states of shape \(1, 48\) are needed"):
+        Context(Model.load(path).prediction_head(), params()).decode(Batch.single([1]))

@@ -99,8 +99,7 @@ inline __m256i dot32(__m256i w, __m256i x) {
     return _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1));
 }
 
-// The two scales of 32 codes in groups of 16 in the lanes of their products. Scales are read as they were
-// written: a vector load of floats that were stored one by one waits until they reach the cache.
+// The two scales of 32 codes in groups of 16 in the lanes of their products.
 template <class U>
 inline __m256 scale_lanes(const float* d, int i) {
     if (U::kGroup == 32) return _mm256_broadcast_ss(d + i);
@@ -108,27 +107,55 @@ inline __m256 scale_lanes(const float* d, int i) {
     return _mm256_permutevar_ps(_mm256_castpd_ps(pair), _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1));
 }
 
+// Scales of a chunk times those of the activations; returns what their offsets add to the product.
+template <class U>
+inline __m256 scale_products(const Chunk& w, const float* x_scale, const float* x_sum, float* scale) {
+    constexpr int kVectors = kChunk / U::kGroup / 8;
+    const __m256 xs = _mm256_loadu_ps(x_scale);
+    __m256 offset = _mm256_setzero_ps();
+    for (int j = 0; j < kVectors; ++j) {
+        const __m256i first = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
+        const __m256 s =
+            kVectors == 1 ? xs
+                          : _mm256_permutevar8x32_ps(xs, _mm256_add_epi32(first, _mm256_set1_epi32(4 * j)));
+        const __m256 d = _mm256_mul_ps(_mm256_load_ps(w.d + 8 * j), s);
+        _mm256_store_ps(scale + 8 * j, d);
+        const __m256 m = U::kZero > 0 ? d : _mm256_mul_ps(_mm256_load_ps(w.m + 8 * j), s);
+        if (U::kZero < 128) offset = _mm256_fmadd_ps(m, _mm256_loadu_ps(x_sum + 8 * j), offset);
+    }
+    return offset;
+}
+
+// The same for blocks shorter than a chunk. Their scales are read as they were written: a vector load of
+// floats that were stored one by one waits until they reach the cache.
+template <class U>
+inline __m256 short_scale_products(const Chunk& w, const float* x_scale, const float* x_sum, float* scale) {
+    float offset = 0.0f;
+    for (int g = 0; g < kChunk / U::kGroup; ++g) {
+        const float s = x_scale[g * U::kGroup / 32];
+        scale[g] = w.d[g] * s;
+        if (U::kZero < 128) offset += (U::kZero > 0 ? scale[g] : w.m[g] * s) * x_sum[g];
+    }
+    return _mm256_zextps128_ps256(_mm_set_ss(offset));
+}
+
 template <class U>
 inline void add_chunk(const Chunk& w, const uint8_t* x, const ActQ8Layout& at, int64_t k, __m256* total,
-                      float* offset) {
+                      __m256* offset) {
     constexpr bool kSigned = U::kZero == 128;
-    constexpr int kParts = 32 / U::kGroup;
     const auto* x_scale = reinterpret_cast<const float*>(x + at.scale) + k / 32;
     const auto* x_sum =
-        reinterpret_cast<const float*>(x + (kParts == 1 ? at.sum32 : at.sum16)) + k / U::kGroup;
+        reinterpret_cast<const float*>(x + (U::kGroup == 32 ? at.sum32 : at.sum16)) + k / U::kGroup;
+    alignas(32) float scale[16];
+    const __m256 added = U::kBlock == kChunk ? scale_products<U>(w, x_scale, x_sum, scale)
+                                             : short_scale_products<U>(w, x_scale, x_sum, scale);
+    if (!kSigned) *offset = _mm256_add_ps(*offset, added);
 #pragma GCC unroll 8
     for (int i = 0; i < kChunk / 32; ++i) {
         const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + k + 32 * i));
         const __m256i codes = _mm256_load_si256(reinterpret_cast<const __m256i*>(w.codes + 32 * i));
-        const __m256 d = _mm256_mul_ps(scale_lanes<U>(w.d, i), _mm256_broadcast_ss(x_scale + i));
         const __m256 dot = _mm256_cvtepi32_ps(dot32<kSigned>(codes, v));
-        total[i & 1] = _mm256_fmadd_ps(dot, d, total[i & 1]);
-        if (!kSigned) {
-            float sums = 0.0f;
-            for (int g = kParts * i; g < kParts * (i + 1); ++g)
-                sums += (U::kZero > 0 ? w.d[g] : w.m[g]) * x_sum[g];
-            *offset += sums * x_scale[i];
-        }
+        total[i & 1] = _mm256_fmadd_ps(dot, scale_lanes<U>(scale, i), total[i & 1]);
     }
 }
 
@@ -142,10 +169,9 @@ template <class U, int NT>
 void gemv_row(const uint8_t* row, int k, int64_t n_in, const uint8_t* const* x, const ActQ8Layout& at,
               float* out) {
     constexpr int64_t kBytes = kChunk / U::kBlock * U::kBlockBytes;
-    __m256 total[NT][2];
-    float offset[NT] = {};
+    __m256 total[NT][2], offset[NT];
 #pragma GCC unroll 8
-    for (int t = 0; t < NT; ++t) total[t][0] = total[t][1] = _mm256_setzero_ps();
+    for (int t = 0; t < NT; ++t) total[t][0] = total[t][1] = offset[t] = _mm256_setzero_ps();
     Chunk w;
     for (int64_t at_k = 0; at_k < n_in; at_k += kChunk) {
         const uint8_t* p = row + at_k / U::kBlock * U::kBlockBytes;
@@ -157,8 +183,9 @@ void gemv_row(const uint8_t* row, int k, int64_t n_in, const uint8_t* const* x, 
     }
 #pragma GCC unroll 8
     for (int t = 0; t < NT; ++t)
-        out[t * kBlockRows] = sum_of_lanes(_mm256_add_ps(total[t][0], total[t][1])) +
-                              (U::kZero > 0 ? -static_cast<float>(U::kZero) : 1.0f) * offset[t];
+        out[t * kBlockRows] = sum_of_lanes(
+            _mm256_fmadd_ps(offset[t], _mm256_set1_ps(U::kZero > 0 ? -static_cast<float>(U::kZero) : 1.0f),
+                            _mm256_add_ps(total[t][0], total[t][1])));
 }
 
 #else

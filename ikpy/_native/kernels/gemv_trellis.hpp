@@ -20,10 +20,6 @@ struct SpreadChunk {
     uint32_t x[16][16];
 };
 
-inline size_t spread_bytes(int64_t n_in) {
-    return static_cast<size_t>(round_up(n_in, kChunk) / kChunk) * sizeof(SpreadChunk);
-}
-
 inline void spread(const uint8_t* x, const ActQ8Layout& at, SpreadChunk* out) {
     for (int64_t c = 0; c < at.n / kChunk; ++c, ++out) {
         const auto* scale = reinterpret_cast<const float*>(x + at.scale) + 8 * c;
@@ -36,20 +32,22 @@ inline void spread(const uint8_t* x, const ActQ8Layout& at, SpreadChunk* out) {
             for (int m = 0; m < 4; ++m) {
                 const auto* from = reinterpret_cast<const int*>(x + kChunk * c + 128 * h + 4 * m);
 #if defined(__AVX512VNNI__)
-                const __m512i lane = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60);
+                const __m512i lane =
+                    _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60);
                 const __m512i bytes = _mm512_i32gather_epi32(lane, from, 4);
                 for (int i = 0; i < 4; ++i)
-                    _mm512_storeu_si512(out->x[4 * m + i],
-                                        _mm512_shuffle_epi8(bytes, _mm512_set4_epi32(0x0C0C0C0C + 0x01010101 * i,
-                                                                                     0x08080808 + 0x01010101 * i,
-                                                                                     0x04040404 + 0x01010101 * i,
-                                                                                     0x01010101 * i)));
+                    _mm512_storeu_si512(
+                        out->x[4 * m + i],
+                        _mm512_shuffle_epi8(
+                            bytes, _mm512_set4_epi32(0x0C0C0C0C + 0x01010101 * i, 0x08080808 + 0x01010101 * i,
+                                                     0x04040404 + 0x01010101 * i, 0x01010101 * i)));
 #else
                 const __m256i lane = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
                 const __m256i bytes = _mm256_i32gather_epi32(from, lane, 4);
                 for (int i = 0; i < 4; ++i) {
-                    const __m128i order = _mm_setr_epi32(0x01010101 * i, 0x04040404 + 0x01010101 * i,
-                                                         0x08080808 + 0x01010101 * i, 0x0C0C0C0C + 0x01010101 * i);
+                    const __m128i order =
+                        _mm_setr_epi32(0x01010101 * i, 0x04040404 + 0x01010101 * i,
+                                       0x08080808 + 0x01010101 * i, 0x0C0C0C0C + 0x01010101 * i);
                     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out->x[4 * m + i] + 8 * h),
                                         _mm256_shuffle_epi8(bytes, _mm256_broadcastsi128_si256(order)));
                 }
@@ -70,8 +68,9 @@ inline float sum_of(LaneFloats v) { return _mm512_reduce_add_ps(reinterpret_cast
 // Four products of a byte below 64 and an activation stay below 2^15.
 inline void add_pair(Lanes a, Lanes b, const uint32_t* x, Lanes* sums) {
     const auto* at = reinterpret_cast<const uint8_t*>(x);
-    const __m256i both = _mm256_add_epi16(_mm256_maddubs_epi16(reinterpret_cast<__m256i>(a), load_256(at)),
-                                          _mm256_maddubs_epi16(reinterpret_cast<__m256i>(b), load_256(at + 64)));
+    const __m256i both =
+        _mm256_add_epi16(_mm256_maddubs_epi16(reinterpret_cast<__m256i>(a), load_256(at)),
+                         _mm256_maddubs_epi16(reinterpret_cast<__m256i>(b), load_256(at + 64)));
     sums[0] += reinterpret_cast<Lanes>(_mm256_madd_epi16(both, _mm256_set1_epi16(1)));
 }
 inline float sum_of(LaneFloats v) { return sum_of_lanes(reinterpret_cast<__m256>(v)); }
@@ -108,8 +107,131 @@ void row_product(const uint8_t* p, int64_t n_chunks, const SpreadChunk* const* x
     for (int t = 0; t < NT; ++t) out[t * kBlockRows] = sum_of(total[t]);
 }
 
+// Activations of 256 elements for types whose signs are stored apart: 32 elements are 16 bytes in each of two
+// vectors, in the order that packing the sums of four states gives.
+struct PlacedChunk {
+    float scale[8];
+    int8_t x[kParts * 2][2][kLaneBytes];
+};
+
+inline void spread(const uint8_t* x, const ActQ8Layout& at, PlacedChunk* out) {
+    for (int64_t c = 0; c < at.n / kChunk; ++c, ++out) {
+        std::memcpy(out->scale, x + at.scale + 32 * c, 32);
+        for (int s = 0; s < 8; ++s) {
+            const __m256i v = by_place(x + kChunk * c + 32 * s);
+            auto* half = out->x[4 * s / kLanes];
+            const int at_byte = 16 * (s % (kLanes / 4));
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(half[0] + at_byte), _mm256_castsi256_si128(v));
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(half[1] + at_byte), _mm256_extracti128_si256(v, 1));
+        }
+    }
+}
+
+#if defined(__AVX512VNNI__)
+
+// Sums of the bytes of four states less 126, as bytes.
+inline __m512i packed_values(const Lanes* z) {
+    __m512i v[4];
+    for (int i = 0; i < 4; ++i)
+        v[i] =
+            _mm512_dpbusd_epi32(_mm512_setzero_si512(), reinterpret_cast<__m512i>(z[i]), _mm512_set1_epi8(1));
+    const __m512i sums =
+        _mm512_packus_epi16(_mm512_packus_epi32(v[0], v[1]), _mm512_packus_epi32(v[2], v[3]));
+    return _mm512_sub_epi8(sums, _mm512_set1_epi8(126));
+}
+
+// Signs of the sub-blocks of part h: bit s of the bytes of `half` belongs to sub-block s.
+struct Signs {
+    __mmask64 negative;
+    Signs(__m256i signs, int half, int h) {
+        const __m128i bytes = half ? _mm256_extracti128_si256(signs, 1) : _mm256_castsi256_si128(signs);
+        const int bit = 0x01010101 << 4 * h;
+        const __m512i own = _mm512_inserti64x4(
+            _mm512_castsi256_si512(_mm256_setr_epi32(bit, bit, bit, bit, 2 * bit, 2 * bit, 2 * bit, 2 * bit)),
+            _mm256_setr_epi32(4 * bit, 4 * bit, 4 * bit, 4 * bit, 8 * bit, 8 * bit, 8 * bit, 8 * bit), 1);
+        negative = _mm512_test_epi8_mask(_mm512_broadcast_i32x4(bytes), own);
+    }
+    // sums += |values| * x with the signs.
+    void add(__m512i values, const int8_t* x, Lanes* sums) const {
+        const __m512i v = _mm512_loadu_si512(x);
+        const __m512i turned = _mm512_mask_sub_epi8(v, negative, _mm512_setzero_si512(), v);
+        *sums = reinterpret_cast<Lanes>(
+            _mm512_dpbusd_epi32(reinterpret_cast<__m512i>(*sums), _mm512_abs_epi8(values), turned));
+    }
+};
+
+// Floats of eight sub-blocks in the lanes of part h.
+inline LaneFloats of_sub_blocks(__m256 v, int h) {
+    const __m512i order = _mm512_add_epi32(_mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3),
+                                           _mm512_set1_epi32(4 * h));
+    return reinterpret_cast<LaneFloats>(_mm512_permutexvar_ps(order, _mm512_castps256_ps512(v)));
+}
+
+#else
+
+inline __m256i packed_values(const Lanes* z) {
+    __m256i v[4];
+    for (int i = 0; i < 4; ++i)
+        v[i] = _mm256_madd_epi16(_mm256_maddubs_epi16(reinterpret_cast<__m256i>(z[i]), _mm256_set1_epi8(1)),
+                                 _mm256_set1_epi16(1));
+    const __m256i sums =
+        _mm256_packus_epi16(_mm256_packus_epi32(v[0], v[1]), _mm256_packus_epi32(v[2], v[3]));
+    return _mm256_sub_epi8(sums, _mm256_set1_epi8(126));
+}
+
+struct Signs {
+    __m256i control;  // negative where the sign is, never zero
+    Signs(__m256i signs, int half, int h) {
+        const __m256i bytes =
+            half ? _mm256_permute4x64_epi64(signs, 0xEE) : _mm256_permute4x64_epi64(signs, 0x44);
+        const int low = 7 - 2 * h, high = 6 - 2 * h;
+        const __m256i counts = _mm256_setr_epi32(low, low, low, low, high, high, high, high);
+        control = _mm256_or_si256(_mm256_sllv_epi32(bytes, counts), _mm256_set1_epi8(1));
+    }
+    void add(__m256i values, const int8_t* x, Lanes* sums) const {
+        const __m256i turned = _mm256_sign_epi8(load_256(reinterpret_cast<const uint8_t*>(x)), control);
+        const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(values), turned);
+        *sums += reinterpret_cast<Lanes>(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+};
+
+inline LaneFloats of_sub_blocks(__m256 v, int h) {
+    const __m256i order =
+        _mm256_add_epi32(_mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1), _mm256_set1_epi32(2 * h));
+    return reinterpret_cast<LaneFloats>(_mm256_permutevar8x32_ps(v, order));
+}
+
+#endif
+
 template <class T, int NT>
-void row_products(const RowBlock& rows, const SpreadChunk* const* x, int n_tokens, float* out) {
+void row_product(const uint8_t* p, int64_t n_chunks, const PlacedChunk* const* x, float* out) {
+    LaneFloats total[NT] = {};
+    for (int64_t c = 0; c < n_chunks; ++c, p += T::Unpack::kBlockBytes) {
+        for (int b = 0; b < T::Unpack::kBlockBytes; b += 64)
+            _mm_prefetch(reinterpret_cast<const char*>(p + kPrefetchBytes + b), _MM_HINT_T0);
+        const __m256i signs = T::signs(p);
+        __m256 d[NT];
+        for (int t = 0; t < NT; ++t) d[t] = _mm256_mul_ps(T::scales(p), _mm256_loadu_ps(x[t][c].scale));
+#pragma GCC unroll 4
+        for (int h = 0; h < 2 * kParts; ++h) {
+            const Lanes seed = T::seeds(p, h);
+            Lanes sums[NT] = {};
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; ++half) {
+                Lanes z[4];
+                for (int i = 0; i < 4; ++i) z[i] = (seed * kPowers8.of[4 * half + i]) & 0x3F3F3F3F;
+                const auto values = packed_values(z);
+                const Signs own(signs, half, h);
+                for (int t = 0; t < NT; ++t) own.add(values, x[t][c].x[h][half], &sums[t]);
+            }
+            for (int t = 0; t < NT; ++t) total[t] += as_floats(sums[t]) * of_sub_blocks(d[t], h);
+        }
+    }
+    for (int t = 0; t < NT; ++t) out[t * kBlockRows] = sum_of(total[t]);
+}
+
+template <class T, class Spread, int NT>
+void row_products(const RowBlock& rows, const Spread* const* x, int n_tokens, float* out) {
     using U = typename T::Unpack;
     if (n_tokens == NT) {
         for (int h = 0; h < 2; ++h)
@@ -120,33 +242,37 @@ void row_products(const RowBlock& rows, const SpreadChunk* const* x, int n_token
                 for (int t = 0; t < NT; ++t) to[t * kBlockRows] *= U::row_scale(row);
             }
     } else if constexpr (NT > 1) {
-        row_products<T, NT - 1>(rows, x, n_tokens, out);
+        row_products<T, Spread, NT - 1>(rows, x, n_tokens, out);
     }
 }
 
-template <class T>
+template <class T, class Spread>
 void gemv(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out, uint8_t* work) {
     const ActQ8Layout at(rows.n_in);
-    const SpreadChunk* spread_x[kGemvTokens];
+    const int64_t n_chunks = at.n / kChunk;
+    const Spread* spread_x[kGemvTokens];
     for (int t = 0; t < n_tokens; ++t) {
-        auto* to = reinterpret_cast<SpreadChunk*>(work + t * spread_bytes(rows.n_in));
+        Spread* to = reinterpret_cast<Spread*>(work) + t * n_chunks;
         spread(x[t], at, to);
         spread_x[t] = to;
     }
-    row_products<T, kGemvTokens>(rows, spread_x, n_tokens, out);
+    row_products<T, Spread, kGemvTokens>(rows, spread_x, n_tokens, out);
 }
 
-inline size_t work_bytes(int64_t n_in) {
-    return std::max(int8_panel_bytes(n_in), kGemvTokens * spread_bytes(n_in));
+template <class Spread>
+size_t work_bytes(int64_t n_in) {
+    const int64_t n_chunks = round_up(n_in, kChunk) / kChunk;
+    return std::max(int8_panel_bytes(n_in), kGemvTokens * n_chunks * sizeof(Spread));
 }
 
 }  // namespace trellis
 
-template <class T>
+// Spread: the form of the activations.
+template <class T, class Spread>
 constexpr WeightKernels trellis_kernels() {
     WeightKernels k = quant_kernels<typename T::Unpack>();
-    k.gemv = trellis::gemv<T>;
-    k.work_bytes = trellis::work_bytes;
+    k.gemv = trellis::gemv<T, Spread>;
+    k.work_bytes = trellis::work_bytes<Spread>;
     return k;
 }
 

@@ -7,9 +7,10 @@ namespace ikpy {
 
 const WeightKernels* trellis_weight_kernels(int type) {
 #if defined(__AVX2__)
-    static constexpr WeightKernels kTable[] = {
-        trellis_kernels<trellis::LanesIQ1_KT>(), trellis_kernels<trellis::LanesIQ2_KT>(),
-        quant_kernels<UnpackIQ3_KT>(), trellis_kernels<trellis::LanesIQ4_KT>()};
+    static constexpr WeightKernels kTable[] = {trellis_kernels<trellis::LanesIQ1_KT, trellis::SpreadChunk>(),
+                                               trellis_kernels<trellis::LanesIQ2_KT, trellis::SpreadChunk>(),
+                                               trellis_kernels<trellis::LanesIQ3_KT, trellis::PlacedChunk>(),
+                                               trellis_kernels<trellis::LanesIQ4_KT, trellis::SpreadChunk>()};
 #else
     static constexpr WeightKernels kTable[] = {quant_kernels<UnpackIQ1_KT>(), quant_kernels<UnpackIQ2_KT>(),
                                                quant_kernels<UnpackIQ3_KT>(), quant_kernels<UnpackIQ4_KT>()};

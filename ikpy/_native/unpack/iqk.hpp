@@ -25,7 +25,7 @@ inline __m512 wide_six_bit_scales(const uint8_t* p) {
 struct UnpackIQ2_K {
     static constexpr int kType = 137, kGroup = 16, kBlock = 256, kBlockBytes = 76, kZero = 128;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        const int extra = load_unaligned<uint16_t>(p + 2);
+        const auto extra = load_unaligned<uint16_t>(p + 2);
         c32::scaled16(load_f16(p), c32::nibbles_in_order(p + 4) - 8, d);
         const c32::ShiftedGroups shifted(extra, 5);
         for (int i = 0; i < 8; ++i)
@@ -49,7 +49,7 @@ struct UnpackIQ2_K {
 struct UnpackIQ3_K {
     static constexpr int kType = 138, kGroup = 16, kBlock = 256, kBlockBytes = 110, kZero = 128;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        const int extra = load_unaligned<uint16_t>(p + 2);
+        const auto extra = load_unaligned<uint16_t>(p + 2);
         const c32::Codes16 odd = c32::nibbles_in_order(p + 6) * 2 + 1;
         const c32::Codes16 negative = c32::bits16(load_unaligned<uint16_t>(p + 4));
         c32::scaled16(load_f16(p), (odd ^ negative) - negative, d);
@@ -84,7 +84,7 @@ struct UnpackIQ3_K {
 struct UnpackIQ4_K {
     static constexpr int kType = 139, kGroup = 16, kBlock = 256, kBlockBytes = 144, kZero = 128;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        const int extra = load_unaligned<uint16_t>(p + 2);
+        const auto extra = load_unaligned<uint16_t>(p + 2);
         const c32::ShiftedGroups shifted(extra, 4);
         six_bit_scales(p, d);
         for (int i = 0; i < 8; ++i)
@@ -107,14 +107,14 @@ struct UnpackIQ4_K {
 struct UnpackIQ5_K {
     static constexpr int kType = 140, kGroup = 16, kBlock = 256, kBlockBytes = 176, kZero = 128;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        const int extra = load_unaligned<uint16_t>(p + 2);
+        const auto extra = load_unaligned<uint16_t>(p + 2);
         six_bit_scales(p, d);
         const c32::Codes32 high = c32::load(p + 144);
         const c32::ShiftedGroups shifted(extra, 2);
         for (int i = 0; i < 8; ++i) {
             const c32::Codes32 q = c32::nibble_fields(p + 16, i);
             const c32::Codes32 levels =
-                c32::select(c32::test(high, i), c32::lookup(kIq5Codes + 16, q), c32::lookup(kIq5Codes, q));
+                c32::select_by_bit(high, i, c32::lookup(kIq5Codes + 16, q), c32::lookup(kIq5Codes, q));
             c32::store(codes + 32 * i, levels + shifted.of(i));
         }
     }
@@ -140,18 +140,17 @@ struct UnpackIQ5_K {
 struct UnpackIQ6_K {
     static constexpr int kType = 141, kGroup = 16, kBlock = 256, kBlockBytes = 212, kZero = 128;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        const int extra = load_unaligned<uint16_t>(p + 2);
+        const auto extra = load_unaligned<uint16_t>(p + 2);
         c32::scaled16(load_f16(p), load_unaligned<c32::Codes16>(p + 4), d);
         const c32::ShiftedGroups shifted(extra, 1);
         for (int i = 0; i < 8; ++i) {
             const c32::Codes32 q = c32::nibble_fields(p + 20, i), high = c32::load(p + 148 + 32 * (i >> 2));
-            const c32::Codes32 first = c32::test(high, 2 * (i & 3)),
-                               second = c32::test(high, 2 * (i & 3) + 1);
+            const int bit = 2 * (i & 3);
             const c32::Codes32 a =
-                c32::select(first, c32::lookup(kIq6Codes + 16, q), c32::lookup(kIq6Codes, q));
+                c32::select_by_bit(high, bit, c32::lookup(kIq6Codes + 16, q), c32::lookup(kIq6Codes, q));
             const c32::Codes32 b =
-                c32::select(first, c32::lookup(kIq6Codes + 48, q), c32::lookup(kIq6Codes + 32, q));
-            c32::store(codes + 32 * i, c32::select(second, b, a) + shifted.of(i));
+                c32::select_by_bit(high, bit, c32::lookup(kIq6Codes + 48, q), c32::lookup(kIq6Codes + 32, q));
+            c32::store(codes + 32 * i, c32::select_by_bit(high, bit + 1, b, a) + shifted.of(i));
         }
     }
 #if defined(__AVX512VNNI__)

@@ -8,12 +8,8 @@
 
 namespace ikpy {
 
-// Low and high half of the 4-bit field of sub-block g: nibbles of bytes 0 .. 3, the upper four in the high
-// ones.
-inline int split_nibble(const uint8_t* p, int g) { return p[g & 3] >> (4 * (g >> 2)) & 15; }
-
 // Scale bytes of IQ4_KS, IQ5_KS and IQ4_KSS: bit 0 selects the table, the rest is an odd scale.
-inline float odd_scale(uint8_t code) { return static_cast<float>((code & 254) - 127); }
+inline void odd_scales(uint64_t codes, float* d) { c32::scaled8(1.0f, codes & 0xFEFEFEFEFEFEFEFE, 127, d); }
 
 #if defined(__AVX512VNNI__)
 namespace wide {
@@ -54,11 +50,11 @@ struct UnpackIQ2_KS {
     static constexpr int kHeaderBytes = 2;
     static float row_scale(const uint8_t* row) { return load_f16(row); }
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        for (int g = 0; g < 8; ++g)
-            d[g] = static_cast<float>((p[2 + g / 2] >> (4 * (g & 1)) & 15) + 16 * (p[1] >> g & 1) - 16);
+        c32::scaled8(1.0f, c32::nibble_bytes(load_unaligned<uint32_t>(p + 2)) | c32::bit_bytes(p[1]) << 4, 16,
+                     d);
         for (int i = 0; i < 8; ++i)
-            c32::store(codes + 32 * i, c32::lookup(kIq2Codes, c32::two_bit_fields(p + 6, i)) +
-                                           c32::all(p[0] >> i & 1 ? 5 : 0));
+            c32::store(codes + 32 * i,
+                       c32::lookup(kIq2Codes + 4 * (p[0] >> i & 1), c32::two_bit_fields(p + 6, i)));
     }
 #if defined(__AVX512VNNI__)
     static Codes512 wide(const uint8_t* p) {
@@ -78,12 +74,12 @@ struct UnpackIQ3_KS {
     static constexpr int kHeaderBytes = 2;
     static float row_scale(const uint8_t* row) { return load_f16(row); }
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        for (int g = 0; g < 8; ++g)
-            d[g] = static_cast<float>(split_nibble(p + 2, g) + 16 * (p[0] >> g & 1) - 16);
+        const uint64_t low = c32::split_nibble_bytes(load_unaligned<uint32_t>(p + 2));
+        c32::scaled8(1.0f, low | c32::bit_bytes(p[0]) << 4, 16, d);
         const c32::Codes32 high = c32::load(p + 70);
         for (int i = 0; i < 8; ++i) {
             const c32::Codes32 q = c32::two_bit_fields(p + 6, i) | c32::moved_bit(high, i, 2);
-            c32::store(codes + 32 * i, c32::lookup(kIq3Codes, q) + c32::all(p[1] >> i & 1 ? 4 : 0));
+            c32::store(codes + 32 * i, c32::lookup(kIq3Codes + 8 * (p[1] >> i & 1), q));
         }
     }
 #if defined(__AVX512VNNI__)
@@ -108,8 +104,8 @@ struct UnpackIQ4_KS {
     static constexpr int kHeaderBytes = 4;
     static float row_scale(const uint8_t* row) { return load_unaligned<float>(row); }
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
+        odd_scales(load_unaligned<uint64_t>(p), d);
         for (int g = 0; g < 8; ++g) {
-            d[g] = odd_scale(p[g]);
             const uint8_t* table = kIq4Codes + 16 * (p[g] & 1);
             c32::store(codes + 32 * g, c32::lookup(table, c32::nibbles(p + 8 + 16 * g)));
         }
@@ -134,13 +130,13 @@ struct UnpackIQ5_KS {
     static constexpr int kHeaderBytes = 4;
     static float row_scale(const uint8_t* row) { return load_unaligned<float>(row); }
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        for (int g = 0; g < 8; ++g) d[g] = odd_scale(p[g]);
+        odd_scales(load_unaligned<uint64_t>(p), d);
         const c32::Codes32 high = c32::load(p + 136);
         for (int i = 0; i < 8; ++i) {
             const c32::Codes32 q = c32::nibble_fields(p + 8, i);
-            const c32::Codes32 levels =
-                c32::select(c32::test(high, i), c32::lookup(kIq5Codes + 16, q), c32::lookup(kIq5Codes, q));
-            c32::store(codes + 32 * i, levels + c32::all(p[i] & 1 ? 2 : 0));
+            const uint8_t* table = kIq5Codes + 32 * (p[i] & 1);
+            c32::store(codes + 32 * i,
+                       c32::select_by_bit(high, i, c32::lookup(table + 16, q), c32::lookup(table, q)));
         }
     }
 #if defined(__AVX512VNNI__)
@@ -169,18 +165,20 @@ struct UnpackIQ4_KSS {
     static constexpr int kHeaderBytes = 4;
     static float row_scale(const uint8_t* row) { return load_unaligned<float>(row); }
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
+        uint64_t scales = 0;
         for (int g = 0; g < 8; ++g) {
             // The low bits of the four words of a quadword, moved to its top by the product.
             constexpr uint64_t kLowBits = 0x0001000100010001, kGather = 0x1000200040008000;
             const uint64_t a = load_unaligned<uint64_t>(p + 16 * g) & kLowBits,
                            b = load_unaligned<uint64_t>(p + 16 * g + 8) & kLowBits;
-            const auto scale = static_cast<int>((a * kGather >> 60) | (b * kGather >> 60) << 4);
-            d[g] = odd_scale(static_cast<uint8_t>(scale));
+            const uint64_t scale = (a * kGather >> 60) | (b * kGather >> 60) << 4;
+            scales |= scale << 8 * g;
             const auto words = reinterpret_cast<c32::Words32>(c32::twice(p + 16 * g)) & 0xFFFE;
             const auto v = reinterpret_cast<c32::Codes32>(words ^ words >> 1);
             c32::store(codes + 32 * g,
                        c32::lookup(kIq4Codes + 16 * (scale & 1), c32::shift_halves(v, 0, 4) & 15));
         }
+        odd_scales(scales, d);
     }
 #if defined(__AVX512VNNI__)
     static Codes512 wide(const uint8_t* p) {
@@ -217,14 +215,14 @@ struct UnpackIQ2_KL {
     static constexpr int kHeaderBytes = 2;
     static float row_scale(const uint8_t* row) { return load_f16(row); }
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        const int high = load_unaligned<uint16_t>(p);
+        const uint64_t low = c32::split_nibble_bytes(load_unaligned<uint32_t>(p + 2));
+        c32::scaled8(1.0f, low | c32::two_bit_bytes(load_unaligned<uint16_t>(p)) << 4, 32, d);
         for (int g = 0; g < 8; ++g) {
-            d[g] = static_cast<float>(split_nibble(p + 2, g) + 16 * (high >> (2 * g) & 3) - 32);
             // First elements of the pairs in the left half, second ones in the right half.
             const c32::Codes32 q = c32::field(c32::twice(p + 6 + 16 * (g >> 1)), 4 * (g & 1), 15);
-            const c32::Codes32 levels = c32::select(c32::test(c32::twice(p + 70), g),
-                                                    c32::lookup_halves(kIq2klCodes + 16, kIq2klCodes + 48, q),
-                                                    c32::lookup_halves(kIq2klCodes, kIq2klCodes + 32, q));
+            const c32::Codes32 levels = c32::select_by_bit(
+                c32::twice(p + 70), g, c32::lookup_halves(kIq2klCodes + 16, kIq2klCodes + 48, q),
+                c32::lookup_halves(kIq2klCodes, kIq2klCodes + 32, q));
             c32::store(codes + 32 * g, c32::zipped_halves(levels));
         }
     }

@@ -1,8 +1,9 @@
 // Seeds and scales of the trellis types in lanes of 32 bits, for products that multiply and sum in one pass.
 // Layouts: quant-formats section 7.
 //
-// Lane l of part h covers the 16 elements 16 * (kLanes * h + l) .. + 15 of a block of 256, whose values come
-// from kSeeds seeds, 16 / kSeeds each in order. All of them share one scale.
+// Types without signs of their own: lane l of part h covers the 16 elements 16 * (kLanes * h + l) .. + 15 of
+// a block of 256, whose values come from kSeeds seeds, 16 / kSeeds each in order. All of them share one
+// scale.
 #pragma once
 #include "kernels/unpacked.hpp"
 #include "unpack/level_tables.hpp"
@@ -151,6 +152,26 @@ struct LanesIQ4_KT {
     }
     static LaneFloats scales(const uint8_t* p, int h) {
         return as_floats((doubled_dwords(p, h) >> 1 & 127) - 64);
+    }
+};
+
+// Bytes 8 * r + k of 32 in two halves, k < 4 and k >= 4, each in the order 4 * (k & 3) + r.
+inline __m256i by_place(const uint8_t* p) {
+    const __m256i order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
+    const __m256i turned =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    return _mm256_shuffle_epi8(_mm256_permutevar8x32_epi32(load_256(p), order), turned);
+}
+
+// Lane l of part h is one group of eight, kLanes * h + l.
+struct LanesIQ3_KT {
+    using Unpack = UnpackIQ3_KT;
+    static Lanes seeds(const uint8_t* p, int h) {
+        return words_as_lanes(p + 4 + 2 * kLanes * h, 0) + kOffset;
+    }
+    static __m256i signs(const uint8_t* p) { return by_place(p + 68); }  // bit s of a byte: sub-block s
+    static __m256 scales(const uint8_t* p) {                             // of the eight sub-blocks
+        return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(eight_bytes(split_nibbles(p))));
     }
 };
 

@@ -37,13 +37,26 @@ inline void add_chunk(const Codes512& w, const uint8_t* x, const ActQ8Layout& at
         sum = _mm512_castps256_ps512(_mm256_loadu_ps(reinterpret_cast<const float*>(x + at.sum32) + 8 * c));
     }
     const __m512 d = _mm512_mul_ps(w.d, scale);
-    *correction = _mm512_fmadd_ps(U::kZero > 0 ? d : _mm512_mul_ps(w.m, scale), sum, *correction);
+    // A missing step is a different code for zero, which costs one instruction for 256 codes.
+    constexpr int kStep = StepOf<U>::kStep;
+    const __m512 zero =
+        kStep > 0 ? _mm512_mask_mul_ps(d, w.shifted, d, _mm512_set1_ps(1.0f - kStep / 128.0f)) : d;
+    *correction = _mm512_fmadd_ps(U::kZero > 0 ? zero : _mm512_mul_ps(w.m, scale), sum, *correction);
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
         const __m512i v = _mm512_loadu_si512(x + kChunk * c + 64 * i);
         const __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w.q[i], v);
         const __m512 lanes = _mm512_permutexvar_ps(group_lanes<G>(i), d);
         total[i & 1] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), lanes, total[i & 1]);
+    }
+}
+
+template <class U>
+inline Codes512 unpack_unshifted(const uint8_t* p, int k) {
+    if constexpr (StepOf<U>::kStep > 0) {
+        return U::unshifted(p);
+    } else {
+        return unpack_full<U>(p, k);
     }
 }
 
@@ -59,7 +72,7 @@ void gemv_row(const uint8_t* row, int k, int64_t n_in, const uint8_t* const* x, 
         const uint8_t* p = row + c * kBytes;
         for (int64_t b = 0; b < kBytes; b += 64)
             _mm_prefetch(reinterpret_cast<const char*>(p + kPrefetchBytes + b), _MM_HINT_T0);
-        const Codes512 w = unpack_full<U>(p, k);
+        const Codes512 w = unpack_unshifted<U>(p, k);
 #pragma GCC unroll 8
         for (int t = 0; t < NT; ++t) add_chunk<U>(w, x[t], at, c, total[t], &correction[t]);
     }

@@ -33,14 +33,15 @@ struct UnpackIQ2_K {
                        c32::lookup(kIq2Codes, c32::two_bit_fields(p + 12, i)) + shifted.of(i));
     }
 #if defined(__AVX512VNNI__)
-    static Codes512 wide(const uint8_t* p) {
+    static constexpr int kStep = 5;
+    static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ2_K>(unshifted(p)); }
+    static Codes512 unshifted(const uint8_t* p) {
         const __m512i table = wide::table16(kIq2Codes);
-        const wide::ShiftedGroups shifted(load_unaligned<uint16_t>(p + 2));
         Codes512 r;
-        for (int i = 0; i < 4; ++i)
-            r.q[i] = shifted.add(_mm512_shuffle_epi8(table, wide::two_bit_fields(p + 12, i)), i, 5);
+        for (int i = 0; i < 4; ++i) r.q[i] = _mm512_shuffle_epi8(table, wide::two_bit_fields(p + 12, i));
         r.d = wide::scaled(wide::f16_lanes(p),
                            _mm512_sub_epi32(wide::nibble_lanes(p + 4), _mm512_set1_epi32(8)));
+        r.shifted = load_unaligned<uint16_t>(p + 2);
         return r;
     }
 #endif
@@ -61,21 +62,22 @@ struct UnpackIQ3_K {
         }
     }
 #if defined(__AVX512VNNI__)
-    static Codes512 wide(const uint8_t* p) {
+    static constexpr int kStep = 4;
+    static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ3_K>(unshifted(p)); }
+    static Codes512 unshifted(const uint8_t* p) {
         const __m512i table = wide::table16(kIq3Codes);
         const __m512i high = wide::twice(p + 78);
-        const wide::ShiftedGroups shifted(load_unaligned<uint16_t>(p + 2));
         Codes512 r;
         for (int i = 0; i < 4; ++i) {
             const __m512i low = wide::two_bit_fields(p + 14, i);
             const __mmask64 bits = wide::test_halves(high, 2 * i, 2 * i + 1);
-            r.q[i] = shifted.add(
-                _mm512_shuffle_epi8(table, _mm512_mask_add_epi8(low, bits, low, wide::bytes(4))), i, 4);
+            r.q[i] = _mm512_shuffle_epi8(table, _mm512_mask_add_epi8(low, bits, low, wide::bytes(4)));
         }
         const __m512i s = wide::nibble_lanes(p + 6);
         const __m512i odd = _mm512_add_epi32(_mm512_add_epi32(s, s), _mm512_set1_epi32(1));
         r.d = wide::scaled(wide::f16_lanes(p), odd);
         r.d = _mm512_mask_sub_ps(r.d, load_unaligned<uint16_t>(p + 4), _mm512_setzero_ps(), r.d);
+        r.shifted = load_unaligned<uint16_t>(p + 2);
         return r;
     }
 #endif
@@ -91,14 +93,15 @@ struct UnpackIQ4_K {
             c32::store(codes + 32 * i, c32::lookup(kIq4Codes, c32::nibbles(p + 16 + 16 * i)) + shifted.of(i));
     }
 #if defined(__AVX512VNNI__)
-    static Codes512 wide(const uint8_t* p) {
+    static constexpr int kStep = 4;
+    static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ4_K>(unshifted(p)); }
+    static Codes512 unshifted(const uint8_t* p) {
         const __m512i table = wide::table16(kIq4Codes);
-        const wide::ShiftedGroups shifted(load_unaligned<uint16_t>(p + 2));
         Codes512 r;
         for (int i = 0; i < 4; ++i)
-            r.q[i] = shifted.add(
-                _mm512_shuffle_epi8(table, wide::nibbles16(wide::lanes_aabb(p + 16 + 32 * i))), i, 4);
+            r.q[i] = _mm512_shuffle_epi8(table, wide::nibbles16(wide::lanes_aabb(p + 16 + 32 * i)));
         r.d = wide_six_bit_scales(p);
+        r.shifted = load_unaligned<uint16_t>(p + 2);
         return r;
     }
 #endif
@@ -119,19 +122,21 @@ struct UnpackIQ5_K {
         }
     }
 #if defined(__AVX512VNNI__)
-    static Codes512 wide(const uint8_t* p) {
+    static constexpr int kStep = 2;
+    static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ5_K>(unshifted(p)); }
+    static Codes512 unshifted(const uint8_t* p) {
         const __m512i low_table = wide::table16(kIq5Codes), high_table = wide::table16(kIq5Codes + 16);
         const __m512i high = wide::twice(p + 144);
-        const wide::ShiftedGroups shifted(load_unaligned<uint16_t>(p + 2));
         Codes512 r;
         for (int i = 0; i < 4; ++i) {
             const __m512i q = wide::nibbles32(p + 16 + 32 * i);
             const __mmask64 bits = wide::test_halves(high, 2 * i, 2 * i + 1);
             const __m512i codes =
                 _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(low_table, q), bits, high_table, q);
-            r.q[i] = shifted.add(codes, i, 2);
+            r.q[i] = codes;
         }
         r.d = wide_six_bit_scales(p);
+        r.shifted = load_unaligned<uint16_t>(p + 2);
         return r;
     }
 #endif
@@ -154,8 +159,9 @@ struct UnpackIQ6_K {
         }
     }
 #if defined(__AVX512VNNI__)
-    static Codes512 wide(const uint8_t* p) {
-        const wide::ShiftedGroups shifted(load_unaligned<uint16_t>(p + 2));
+    static constexpr int kStep = 1;
+    static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ6_K>(unshifted(p)); }
+    static Codes512 unshifted(const uint8_t* p) {
         Codes512 r;
         for (int i = 0; i < 4; ++i) {
             const __m512i q = wide::nibbles32(p + 20 + 32 * i), high = wide::twice(p + 148 + 32 * (i >> 1));
@@ -166,10 +172,11 @@ struct UnpackIQ6_K {
                                                        first, wide::table16(kIq6Codes + 16), q);
             const __m512i b = _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(wide::table16(kIq6Codes + 32), q),
                                                        first, wide::table16(kIq6Codes + 48), q);
-            r.q[i] = shifted.add(_mm512_mask_blend_epi8(second, a, b), i, 1);
+            r.q[i] = _mm512_mask_blend_epi8(second, a, b);
         }
         const __m128i s = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 4));
         r.d = wide::scaled(wide::f16_lanes(p), _mm512_cvtepi8_epi32(s));
+        r.shifted = load_unaligned<uint16_t>(p + 2);
         return r;
     }
 #endif

@@ -14,11 +14,8 @@ inline void odd_scales(uint64_t codes, float* d) { c32::scaled8(1.0f, codes & 0x
 #if defined(__AVX512VNNI__)
 namespace wide {
 
-// Groups of 32 whose bit is set in `extra`.
-inline ShiftedGroups shifted_groups32(uint32_t extra) { return ShiftedGroups(_pdep_u32(extra, 0x5555) * 3); }
-
-inline ShiftedGroups odd_scale_tables(uint64_t codes) {
-    return shifted_groups32(static_cast<uint32_t>(_pext_u64(codes, 0x0101010101010101)));
+inline __mmask16 odd_scale_tables(uint64_t codes) {
+    return static_cast<__mmask16>(_pext_u64(codes, 0x0101010101010101));
 }
 
 inline __m512i lanes_of_bytes(uint64_t bytes) {
@@ -57,13 +54,14 @@ struct UnpackIQ2_KS {
                        c32::lookup(kIq2Codes + 4 * (p[0] >> i & 1), c32::two_bit_fields(p + 6, i)));
     }
 #if defined(__AVX512VNNI__)
-    static Codes512 wide(const uint8_t* p) {
+    static constexpr int kStep = 5;
+    static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ2_KS>(unshifted(p)); }
+    static Codes512 unshifted(const uint8_t* p) {
         const __m512i table = wide::table16(kIq2Codes);
-        const wide::ShiftedGroups shifted = wide::shifted_groups32(p[0]);
         Codes512 r;
-        for (int i = 0; i < 4; ++i)
-            r.q[i] = shifted.add(_mm512_shuffle_epi8(table, wide::two_bit_fields(p + 6, i)), i, 5);
+        for (int i = 0; i < 4; ++i) r.q[i] = _mm512_shuffle_epi8(table, wide::two_bit_fields(p + 6, i));
         r.d = wide::five_bit_scales(wide::nibble_bytes(load_unaligned<uint32_t>(p + 2)), p[1]);
+        r.shifted = p[0];
         return r;
     }
 #endif
@@ -83,17 +81,18 @@ struct UnpackIQ3_KS {
         }
     }
 #if defined(__AVX512VNNI__)
-    static Codes512 wide(const uint8_t* p) {
+    static constexpr int kStep = 4;
+    static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ3_KS>(unshifted(p)); }
+    static Codes512 unshifted(const uint8_t* p) {
         const __m512i table = wide::table16(kIq3Codes), high = wide::twice(p + 70);
-        const wide::ShiftedGroups shifted = wide::shifted_groups32(p[1]);
         Codes512 r;
         for (int i = 0; i < 4; ++i) {
             const __m512i low = wide::two_bit_fields(p + 6, i);
             const __mmask64 bits = wide::test_halves(high, 2 * i, 2 * i + 1);
-            r.q[i] = shifted.add(
-                _mm512_shuffle_epi8(table, _mm512_mask_add_epi8(low, bits, low, wide::bytes(4))), i, 4);
+            r.q[i] = _mm512_shuffle_epi8(table, _mm512_mask_add_epi8(low, bits, low, wide::bytes(4)));
         }
         r.d = wide::five_bit_scales(wide::split_nibble_bytes(load_unaligned<uint32_t>(p + 2)), p[0]);
+        r.shifted = p[1];
         return r;
     }
 #endif
@@ -111,15 +110,16 @@ struct UnpackIQ4_KS {
         }
     }
 #if defined(__AVX512VNNI__)
-    static Codes512 wide(const uint8_t* p) {
+    static constexpr int kStep = 4;
+    static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ4_KS>(unshifted(p)); }
+    static Codes512 unshifted(const uint8_t* p) {
         const __m512i table = wide::table16(kIq4Codes);
         const uint64_t scales = load_unaligned<uint64_t>(p);
-        const wide::ShiftedGroups shifted = wide::odd_scale_tables(scales);
         Codes512 r;
         for (int i = 0; i < 4; ++i)
-            r.q[i] = shifted.add(
-                _mm512_shuffle_epi8(table, wide::nibbles16(wide::lanes_aabb(p + 8 + 32 * i))), i, 4);
+            r.q[i] = _mm512_shuffle_epi8(table, wide::nibbles16(wide::lanes_aabb(p + 8 + 32 * i)));
         r.d = wide::odd_scales(scales);
+        r.shifted = wide::odd_scale_tables(scales);
         return r;
     }
 #endif
@@ -140,20 +140,22 @@ struct UnpackIQ5_KS {
         }
     }
 #if defined(__AVX512VNNI__)
-    static Codes512 wide(const uint8_t* p) {
+    static constexpr int kStep = 2;
+    static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ5_KS>(unshifted(p)); }
+    static Codes512 unshifted(const uint8_t* p) {
         const __m512i low_table = wide::table16(kIq5Codes), high_table = wide::table16(kIq5Codes + 16);
         const __m512i high = wide::twice(p + 136);
         const uint64_t scales = load_unaligned<uint64_t>(p);
-        const wide::ShiftedGroups shifted = wide::odd_scale_tables(scales);
         Codes512 r;
         for (int i = 0; i < 4; ++i) {
             const __m512i q = wide::nibbles32(p + 8 + 32 * i);
             const __mmask64 bits = wide::test_halves(high, 2 * i, 2 * i + 1);
             const __m512i codes =
                 _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(low_table, q), bits, high_table, q);
-            r.q[i] = shifted.add(codes, i, 2);
+            r.q[i] = codes;
         }
         r.d = wide::odd_scales(scales);
+        r.shifted = wide::odd_scale_tables(scales);
         return r;
     }
 #endif
@@ -181,7 +183,9 @@ struct UnpackIQ4_KSS {
         odd_scales(scales, d);
     }
 #if defined(__AVX512VNNI__)
-    static Codes512 wide(const uint8_t* p) {
+    static constexpr int kStep = 4;
+    static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ4_KSS>(unshifted(p)); }
+    static Codes512 unshifted(const uint8_t* p) {
         const __m512i table = wide::table16(kIq4Codes);
         const __m512i first = _mm512_setr_epi64(0, 1, 0, 1, 2, 3, 2, 3);
         const __m512i second = _mm512_setr_epi64(4, 5, 4, 5, 6, 7, 6, 7);
@@ -195,9 +199,9 @@ struct UnpackIQ4_KSS {
             r.q[2 * h] = wide::nibbles16(_mm512_permutexvar_epi64(first, v));
             r.q[2 * h + 1] = wide::nibbles16(_mm512_permutexvar_epi64(second, v));
         }
-        const wide::ShiftedGroups shifted = wide::odd_scale_tables(scales);
-        for (int i = 0; i < 4; ++i) r.q[i] = shifted.add(_mm512_shuffle_epi8(table, r.q[i]), i, 4);
+        for (int i = 0; i < 4; ++i) r.q[i] = _mm512_shuffle_epi8(table, r.q[i]);
         r.d = wide::odd_scales(scales);
+        r.shifted = wide::odd_scale_tables(scales);
         return r;
     }
 #endif
@@ -209,6 +213,17 @@ alignas(64) inline constexpr uint8_t kIq2klCodes[64] = {
     129, 129, 129, 129, 141, 141, 141, 141, 141, 156, 156, 156, 156, 156, 175, 175,
     105, 141, 65,  118, 141, 175, 88,  105, 129, 141, 156, 65,  129, 141, 175, 105,
     118, 129, 141, 156, 88,  105, 118, 129, 141, 65,  105, 129, 156, 175, 105, 141};
+
+struct Iq2klPairs {
+    uint16_t of[32];
+};
+constexpr Iq2klPairs make_iq2kl_pairs() {
+    Iq2klPairs pairs{};
+    for (int j = 0; j < 32; ++j)
+        pairs.of[j] = static_cast<uint16_t>(kIq2klCodes[j] | kIq2klCodes[32 + j] << 8);
+    return pairs;
+}
+alignas(64) inline constexpr Iq2klPairs kIq2klPairs = make_iq2kl_pairs();
 
 struct UnpackIQ2_KL {
     static constexpr int kType = 157, kGroup = 32, kBlock = 256, kBlockBytes = 86, kZero = 128;
@@ -227,27 +242,22 @@ struct UnpackIQ2_KL {
         }
     }
 #if defined(__AVX512VNNI__)
-    // 16 bytes twice over: every byte at the places of both elements of its pair.
-    static __m512i pairs(const uint8_t* p) {
-        const __m512i order =
-            _mm512_setr_epi64(0x0303020201010000, 0x0707060605050404, 0x0B0B0A0A09090808, 0x0F0F0E0E0D0D0C0C,
-                              0x0303020201010000, 0x0707060605050404, 0x0B0B0A0A09090808, 0x0F0F0E0E0D0D0C0C);
-        return _mm512_shuffle_epi8(
-            _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), order);
+    // 16 bytes as words, twice over.
+    static __m512i words(const uint8_t* p) {
+        return _mm512_cvtepu8_epi16(
+            _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
     }
     static Codes512 wide(const uint8_t* p) {
-        constexpr __mmask64 kSecond = 0xAAAAAAAAAAAAAAAA;
-        const __m512i high = pairs(p + 70);
+        // A pair is one word of a table of 32: only the low five bits of the index count.
+        const __m512i table = _mm512_load_si512(kIq2klPairs.of);
+        const __m512i high = _mm512_slli_epi16(words(p + 70), 4), fifth = _mm512_set1_epi16(16);
         Codes512 r;
         for (int i = 0; i < 4; ++i) {
-            const __m512i q =
-                _mm512_and_si512(wide::shift_halves(pairs(p + 6 + 16 * i), 0, 4), wide::bytes(15));
-            const __m512i a = _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(wide::table16(kIq2klCodes), q),
-                                                       kSecond, wide::table16(kIq2klCodes + 32), q);
-            const __m512i b =
-                _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(wide::table16(kIq2klCodes + 16), q), kSecond,
-                                         wide::table16(kIq2klCodes + 48), q);
-            r.q[i] = _mm512_mask_blend_epi8(wide::test_halves(high, 2 * i, 2 * i + 1), a, b);
+            const __m512i nibbles = wide::shift_halves(words(p + 6 + 16 * i), 0, 4);
+            const __m512i top = wide::shift_halves(high, 2 * i, 2 * i + 1);
+            // Bit 4 from the high bits, all others from the nibbles.
+            const __m512i index = _mm512_ternarylogic_epi32(nibbles, top, fifth, 0xD8);
+            r.q[i] = _mm512_permutexvar_epi16(index, table);
         }
         const uint64_t codes = wide::split_nibble_bytes(load_unaligned<uint32_t>(p + 2)) |
                                _pdep_u64(load_unaligned<uint16_t>(p), 0x3030303030303030);

@@ -1,7 +1,7 @@
 // Few tokens and trellis types: the bytes of the generator's states meet the activations without being summed
 // to codes before. IQ2_KT on AVX-512 takes 4 instructions per 16 weights (two of them the 32-bit product) and
-// 15 per block: 79 per 256 weights instead of about 140. Measured gain over the product of unpacked codes: 1.2
-// (IQ3_KT) to 1.5 times on AVX-512, 2 to 4 times on AVX2.
+// 15 per block: 79 per 256 weights instead of about 140. Measured gain over the product of unpacked
+// codes: 1.2 (IQ3_KT) to 1.5 times on AVX-512, 2 to 4 times on AVX2.
 #pragma once
 #include "kernels/activations.hpp"
 #include "kernels/quant_product.hpp"

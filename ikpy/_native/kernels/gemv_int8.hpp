@@ -37,13 +37,26 @@ inline void add_chunk(const Codes512& w, const uint8_t* x, const ActQ8Layout& at
         sum = _mm512_castps256_ps512(_mm256_loadu_ps(reinterpret_cast<const float*>(x + at.sum32) + 8 * c));
     }
     const __m512 d = _mm512_mul_ps(w.d, scale);
-    *correction = _mm512_fmadd_ps(U::kZero > 0 ? d : _mm512_mul_ps(w.m, scale), sum, *correction);
+    // A missing step is a different code for zero, which costs one instruction for 256 codes.
+    constexpr int kStep = StepOf<U>::kStep;
+    const __m512 zero =
+        kStep > 0 ? _mm512_mask_mul_ps(d, w.shifted, d, _mm512_set1_ps(1.0f - kStep / 128.0f)) : d;
+    *correction = _mm512_fmadd_ps(U::kZero > 0 ? zero : _mm512_mul_ps(w.m, scale), sum, *correction);
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
         const __m512i v = _mm512_loadu_si512(x + kChunk * c + 64 * i);
         const __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w.q[i], v);
         const __m512 lanes = _mm512_permutexvar_ps(group_lanes<G>(i), d);
         total[i & 1] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), lanes, total[i & 1]);
+    }
+}
+
+template <class U>
+inline Codes512 unpack_unshifted(const uint8_t* p, int k) {
+    if constexpr (StepOf<U>::kStep > 0) {
+        return U::unshifted(p);
+    } else {
+        return unpack_full<U>(p, k);
     }
 }
 
@@ -59,7 +72,7 @@ void gemv_row(const uint8_t* row, int k, int64_t n_in, const uint8_t* const* x, 
         const uint8_t* p = row + c * kBytes;
         for (int64_t b = 0; b < kBytes; b += 64)
             _mm_prefetch(reinterpret_cast<const char*>(p + kPrefetchBytes + b), _MM_HINT_T0);
-        const Codes512 w = unpack_full<U>(p, k);
+        const Codes512 w = unpack_unshifted<U>(p, k);
 #pragma GCC unroll 8
         for (int t = 0; t < NT; ++t) add_chunk<U>(w, x[t], at, c, total[t], &correction[t]);
     }
@@ -99,8 +112,7 @@ inline __m256i dot32(__m256i w, __m256i x) {
     return _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1));
 }
 
-// The two scales of 32 codes in groups of 16 in the lanes of their products. Scales are read as they were
-// written: a vector load of floats that were stored one by one waits until they reach the cache.
+// The two scales of 32 codes in groups of 16 in the lanes of their products.
 template <class U>
 inline __m256 scale_lanes(const float* d, int i) {
     if (U::kGroup == 32) return _mm256_broadcast_ss(d + i);
@@ -108,27 +120,55 @@ inline __m256 scale_lanes(const float* d, int i) {
     return _mm256_permutevar_ps(_mm256_castpd_ps(pair), _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1));
 }
 
+// Scales of a chunk times those of the activations; returns what their offsets add to the product.
+template <class U>
+inline __m256 scale_products(const Chunk& w, const float* x_scale, const float* x_sum, float* scale) {
+    constexpr int kVectors = kChunk / U::kGroup / 8;
+    const __m256 xs = _mm256_loadu_ps(x_scale);
+    __m256 offset = _mm256_setzero_ps();
+    for (int j = 0; j < kVectors; ++j) {
+        const __m256i first = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
+        const __m256 s =
+            kVectors == 1 ? xs
+                          : _mm256_permutevar8x32_ps(xs, _mm256_add_epi32(first, _mm256_set1_epi32(4 * j)));
+        const __m256 d = _mm256_mul_ps(_mm256_load_ps(w.d + 8 * j), s);
+        _mm256_store_ps(scale + 8 * j, d);
+        const __m256 m = U::kZero > 0 ? d : _mm256_mul_ps(_mm256_load_ps(w.m + 8 * j), s);
+        if (U::kZero < 128) offset = _mm256_fmadd_ps(m, _mm256_loadu_ps(x_sum + 8 * j), offset);
+    }
+    return offset;
+}
+
+// The same for blocks shorter than a chunk. Their scales are read as they were written: a vector load of
+// floats that were stored one by one waits until they reach the cache.
+template <class U>
+inline __m256 short_scale_products(const Chunk& w, const float* x_scale, const float* x_sum, float* scale) {
+    float offset = 0.0f;
+    for (int g = 0; g < kChunk / U::kGroup; ++g) {
+        const float s = x_scale[g * U::kGroup / 32];
+        scale[g] = w.d[g] * s;
+        if (U::kZero < 128) offset += (U::kZero > 0 ? scale[g] : w.m[g] * s) * x_sum[g];
+    }
+    return _mm256_zextps128_ps256(_mm_set_ss(offset));
+}
+
 template <class U>
 inline void add_chunk(const Chunk& w, const uint8_t* x, const ActQ8Layout& at, int64_t k, __m256* total,
-                      float* offset) {
+                      __m256* offset) {
     constexpr bool kSigned = U::kZero == 128;
-    constexpr int kParts = 32 / U::kGroup;
     const auto* x_scale = reinterpret_cast<const float*>(x + at.scale) + k / 32;
     const auto* x_sum =
-        reinterpret_cast<const float*>(x + (kParts == 1 ? at.sum32 : at.sum16)) + k / U::kGroup;
+        reinterpret_cast<const float*>(x + (U::kGroup == 32 ? at.sum32 : at.sum16)) + k / U::kGroup;
+    alignas(32) float scale[16];
+    const __m256 added = U::kBlock == kChunk ? scale_products<U>(w, x_scale, x_sum, scale)
+                                             : short_scale_products<U>(w, x_scale, x_sum, scale);
+    if (!kSigned) *offset = _mm256_add_ps(*offset, added);
 #pragma GCC unroll 8
     for (int i = 0; i < kChunk / 32; ++i) {
         const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + k + 32 * i));
         const __m256i codes = _mm256_load_si256(reinterpret_cast<const __m256i*>(w.codes + 32 * i));
-        const __m256 d = _mm256_mul_ps(scale_lanes<U>(w.d, i), _mm256_broadcast_ss(x_scale + i));
         const __m256 dot = _mm256_cvtepi32_ps(dot32<kSigned>(codes, v));
-        total[i & 1] = _mm256_fmadd_ps(dot, d, total[i & 1]);
-        if (!kSigned) {
-            float sums = 0.0f;
-            for (int g = kParts * i; g < kParts * (i + 1); ++g)
-                sums += (U::kZero > 0 ? w.d[g] : w.m[g]) * x_sum[g];
-            *offset += sums * x_scale[i];
-        }
+        total[i & 1] = _mm256_fmadd_ps(dot, scale_lanes<U>(scale, i), total[i & 1]);
     }
 }
 
@@ -142,10 +182,9 @@ template <class U, int NT>
 void gemv_row(const uint8_t* row, int k, int64_t n_in, const uint8_t* const* x, const ActQ8Layout& at,
               float* out) {
     constexpr int64_t kBytes = kChunk / U::kBlock * U::kBlockBytes;
-    __m256 total[NT][2];
-    float offset[NT] = {};
+    __m256 total[NT][2], offset[NT];
 #pragma GCC unroll 8
-    for (int t = 0; t < NT; ++t) total[t][0] = total[t][1] = _mm256_setzero_ps();
+    for (int t = 0; t < NT; ++t) total[t][0] = total[t][1] = offset[t] = _mm256_setzero_ps();
     Chunk w;
     for (int64_t at_k = 0; at_k < n_in; at_k += kChunk) {
         const uint8_t* p = row + at_k / U::kBlock * U::kBlockBytes;
@@ -157,8 +196,9 @@ void gemv_row(const uint8_t* row, int k, int64_t n_in, const uint8_t* const* x, 
     }
 #pragma GCC unroll 8
     for (int t = 0; t < NT; ++t)
-        out[t * kBlockRows] = sum_of_lanes(_mm256_add_ps(total[t][0], total[t][1])) +
-                              (U::kZero > 0 ? -static_cast<float>(U::kZero) : 1.0f) * offset[t];
+        out[t * kBlockRows] = sum_of_lanes(
+            _mm256_fmadd_ps(offset[t], _mm256_set1_ps(U::kZero > 0 ? -static_cast<float>(U::kZero) : 1.0f),
+                            _mm256_add_ps(total[t][0], total[t][1])));
 }
 
 #else

@@ -9,8 +9,10 @@
 // Optional members:
 //   kHeaderBytes, static float row_scale(const uint8_t* row)   a header before the blocks of a row and the
 //   factor of all its weights
-//   kRows (4 or 8)   row-interleaved type: p is the start of a group, and block() and row_scale() take the
-//   number of the row inside the group as second argument; kBlockBytes covers all rows of the group
+//   kStep, static Codes512 unshifted(const uint8_t* p)   AVX-512, for types with a second level table that is
+//   the first one moved by kStep: codes of the first table and the groups that use the second kRows (4 or 8)
+//   row-interleaved type: p is the start of a group, and block() and row_scale() take the number of the row
+//   inside the group as second argument; kBlockBytes covers all rows of the group
 // A weight is d * (code - kZero) when kZero > 0, else d * code + m. Only codes with kZero = 128 exceed 127.
 #pragma once
 #include <cstdint>
@@ -79,6 +81,7 @@ struct Codes512 {
     __m512i q[4];
     __m512 d;  // lane g = group g; upper 8 lanes unused for groups of 32
     __m512 m;
+    __mmask16 shifted;  // groups whose codes lack the step; set by unshifted() only
 };
 
 template <class U, class = void>
@@ -91,8 +94,18 @@ inline Codes512 load_chunk(const Chunk& c) {
     for (int i = 0; i < 4; ++i) r.q[i] = _mm512_load_si512(c.codes + 64 * i);
     r.d = _mm512_load_ps(c.d);
     r.m = _mm512_load_ps(c.m);
+    r.shifted = 0;
     return r;
 }
+
+template <class U, class = void>
+struct StepOf {
+    static constexpr int kStep = 0;
+};
+template <class U>
+struct StepOf<U, std::void_t<decltype(U::kStep)>> {
+    static constexpr int kStep = U::kStep;
+};
 
 template <class U>
 inline __m512i centred_codes(__m512i q) {

@@ -1,12 +1,20 @@
 // Kernels of the trellis types.
+#include "kernels/gemv_trellis.hpp"
 #include "kernels/quant_product.hpp"
 #include "unpack/trellis.hpp"
 
 namespace ikpy {
 
 const WeightKernels* trellis_weight_kernels(int type) {
+#if defined(__AVX2__)
+    static constexpr WeightKernels kTable[] = {trellis_kernels<trellis::LanesIQ1_KT, trellis::SpreadChunk>(),
+                                               trellis_kernels<trellis::LanesIQ2_KT, trellis::SpreadChunk>(),
+                                               trellis_kernels<trellis::LanesIQ3_KT, trellis::PlacedChunk>(),
+                                               trellis_kernels<trellis::LanesIQ4_KT, trellis::SpreadChunk>()};
+#else
     static constexpr WeightKernels kTable[] = {quant_kernels<UnpackIQ1_KT>(), quant_kernels<UnpackIQ2_KT>(),
                                                quant_kernels<UnpackIQ3_KT>(), quant_kernels<UnpackIQ4_KT>()};
+#endif
     for (const WeightKernels& k : kTable)
         if (k.type == type) return &k;
     return nullptr;

@@ -97,7 +97,17 @@ inline Codes32 test(Codes32 v, int n) {
     return reinterpret_cast<Codes32>((v & static_cast<uint8_t>(1 << n)) != 0);
 }
 
-inline Codes32 select(Codes32 mask, Codes32 yes, Codes32 no) { return no ^ ((no ^ yes) & mask); }
+// `yes` where bit n of the byte of v is set.
+inline Codes32 select_by_bit(Codes32 v, int n, Codes32 yes, Codes32 no) {
+#if defined(__AVX2__)
+    // Blends look at the top bit only, which takes one shift instead of a mask and a comparison.
+    return reinterpret_cast<Codes32>(_mm256_blendv_epi8(reinterpret_cast<__m256i>(no),
+                                                        reinterpret_cast<__m256i>(yes),
+                                                        reinterpret_cast<__m256i>(left(v, 7 - n))));
+#else
+    return no ^ ((no ^ yes) & test(v, n));
+#endif
+}
 
 // table[v], v < 16.
 inline Codes32 lookup(const uint8_t* table, Codes32 v) {
@@ -139,32 +149,56 @@ inline Codes32 zipped_halves(Codes32 v) {
 #endif
 }
 
+// ---- fields of 16 groups ----
+
+typedef uint8_t Codes16 __attribute__((vector_size(16)));
+
+// 0xFF in byte e where bit e is set.
+inline Codes16 bits16(uint16_t v) {
+    const Codes16 bit = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
+#if defined(__AVX2__)
+    const __m128i order = _mm_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+    const __m128i bytes = _mm_shuffle_epi8(_mm_cvtsi32_si128(v), order);
+    return reinterpret_cast<Codes16>((reinterpret_cast<Codes16>(bytes) & bit) == bit);
+#else
+    const auto a = static_cast<uint8_t>(v), b = static_cast<uint8_t>(v >> 8);
+    return reinterpret_cast<Codes16>((Codes16{a, a, a, a, a, a, a, a, b, b, b, b, b, b, b, b} & bit) != 0);
+#endif
+}
+
+// For 32 elements the numbers of their groups of 16. A table in memory: the compiler would build the vectors
+// again for every block.
+struct GroupOrders {
+    uint8_t of[8][32];
+};
+constexpr GroupOrders make_group_orders() {
+    GroupOrders orders{};
+    for (int i = 0; i < 8; ++i)
+        for (int e = 0; e < 32; ++e) orders.of[i][e] = static_cast<uint8_t>(2 * i + e / 16);
+    return orders;
+}
+alignas(32) inline constexpr GroupOrders kGroupOrders = make_group_orders();
+
 // What the extra bits add to the codes of groups of 16: `step` where the group's bit is set.
 class ShiftedGroups {
   public:
-    ShiftedGroups(int extra, int step) : extra_(extra), step_(step) {}
+    ShiftedGroups(uint16_t extra, int step) : added_(bits16(extra) & static_cast<uint8_t>(step)) {}
     Codes32 of(int i) const {  // elements 32 * i .. + 31
-        const auto a = static_cast<uint8_t>(extra_ >> (2 * i) & 1 ? step_ : 0);
-        const auto b = static_cast<uint8_t>(extra_ >> (2 * i + 1) & 1 ? step_ : 0);
 #if defined(__AVX2__)
-        return reinterpret_cast<Codes32>(
-            _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_set1_epi8(static_cast<char>(a))),
-                                    _mm_set1_epi8(static_cast<char>(b)), 1));
+        const __m256i both = _mm256_broadcastsi128_si256(reinterpret_cast<__m128i>(added_));
+        const auto* order = reinterpret_cast<const __m256i*>(kGroupOrders.of[i]);
+        return reinterpret_cast<Codes32>(_mm256_shuffle_epi8(both, _mm256_load_si256(order)));
 #else
         Codes32 r;
-        std::memset(&r, a, 16);
-        std::memset(reinterpret_cast<uint8_t*>(&r) + 16, b, 16);
+        std::memset(&r, added_[2 * i], 16);
+        std::memset(reinterpret_cast<uint8_t*>(&r) + 16, added_[2 * i + 1], 16);
         return r;
 #endif
     }
 
   private:
-    int extra_, step_;
+    Codes16 added_;
 };
-
-// ---- scales of 16 groups ----
-
-typedef uint8_t Codes16 __attribute__((vector_size(16)));
 
 // Nibbles of eight bytes, low ones first within a byte.
 inline Codes16 nibbles_in_order(const uint8_t* p) {
@@ -183,13 +217,6 @@ inline Codes16 two_bits_in_order(uint32_t v) {
     return reinterpret_cast<Codes16>(fields);
 }
 
-// 0xFF in byte e where bit e is set.
-inline Codes16 bits16(uint16_t v) {
-    const Codes16 bit = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
-    const auto a = static_cast<uint8_t>(v), b = static_cast<uint8_t>(v >> 8);
-    return reinterpret_cast<Codes16>((Codes16{a, a, a, a, a, a, a, a, b, b, b, b, b, b, b, b} & bit) != 0);
-}
-
 // d[g] = scale * s[g] with signed s.
 inline void scaled16(float scale, Codes16 s, float* d) {
 #if defined(__AVX2__)
@@ -201,6 +228,43 @@ inline void scaled16(float scale, Codes16 s, float* d) {
     _mm256_storeu_ps(d + 8, _mm256_mul_ps(b, factor));
 #else
     for (int g = 0; g < 16; ++g) d[g] = scale * static_cast<float>(static_cast<int8_t>(s[g]));
+#endif
+}
+
+// ---- fields of 8 groups, one per byte ----
+
+// Nibbles of four bytes: low ones first within a byte, or the low ones of all bytes first.
+inline uint64_t nibble_bytes(uint32_t v) {
+    uint64_t x = v;
+    x = (x | x << 16) & 0x0000FFFF0000FFFF;
+    x = (x | x << 8) & 0x00FF00FF00FF00FF;
+    return (x | x << 4) & 0x0F0F0F0F0F0F0F0F;
+}
+inline uint64_t split_nibble_bytes(uint32_t v) {
+    return (v & 0x0F0F0F0F) | static_cast<uint64_t>(v >> 4 & 0x0F0F0F0F) << 32;
+}
+
+inline uint64_t two_bit_bytes(uint16_t v) {
+    uint64_t x = v;
+    x = (x | x << 24) & 0x000000FF000000FF;
+    x = (x | x << 12) & 0x000F000F000F000F;
+    return (x | x << 6) & 0x0303030303030303;
+}
+
+inline uint64_t bit_bytes(uint8_t v) {
+    const uint64_t bits = v * 0x0101010101010101 & 0x8040201008040201;
+    return (bits + 0x7F7F7F7F7F7F7F7F) >> 7 & 0x0101010101010101;
+}
+
+// d[g] = scale * (byte g - zero) with unsigned bytes, written as one vector (see scale_lanes).
+inline void scaled8(float scale, uint64_t bytes, int zero, float* d) {
+#if defined(__AVX2__)
+    const __m256i v = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(bytes)));
+    const __m256 s = _mm256_cvtepi32_ps(_mm256_sub_epi32(v, _mm256_set1_epi32(zero)));
+    _mm256_storeu_ps(d, _mm256_mul_ps(s, _mm256_set1_ps(scale)));
+#else
+    for (int g = 0; g < 8; ++g)
+        d[g] = scale * static_cast<float>(static_cast<int>(bytes >> 8 * g & 255) - zero);
 #endif
 }
 

@@ -29,13 +29,10 @@ struct UnpackIQ4_NL {
 struct UnpackIQ4_XS {
     static constexpr int kType = 23, kGroup = 32, kBlock = 256, kBlockBytes = 136, kZero = 128;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        const float scale = load_f16(p);
-        const int high = load_unaligned<uint16_t>(p + 2);
-        for (int g = 0; g < 8; ++g) {
-            const int s = (p[4 + g / 2] >> (4 * (g & 1)) & 15) | (high >> (2 * g) & 3) << 4;
-            d[g] = scale * static_cast<float>(s - 32);
+        const uint64_t high = c32::two_bit_bytes(load_unaligned<uint16_t>(p + 2));
+        c32::scaled8(load_f16(p), c32::nibble_bytes(load_unaligned<uint32_t>(p + 4)) | high << 4, 32, d);
+        for (int g = 0; g < 8; ++g)
             c32::store(codes + 32 * g, c32::lookup(kIq4Codes, c32::nibbles(p + 8 + 16 * g)));
-        }
     }
 #if defined(__AVX512VNNI__)
     static Codes512 wide(const uint8_t* p) {

@@ -25,7 +25,7 @@ inline __m512 wide_six_bit_scales(const uint8_t* p) {
 struct UnpackIQ2_K {
     static constexpr int kType = 137, kGroup = 16, kBlock = 256, kBlockBytes = 76, kZero = 128;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        const int extra = load_unaligned<uint16_t>(p + 2);
+        const auto extra = load_unaligned<uint16_t>(p + 2);
         c32::scaled16(load_f16(p), c32::nibbles_in_order(p + 4) - 8, d);
         const c32::ShiftedGroups shifted(extra, 5);
         for (int i = 0; i < 8; ++i)
@@ -33,14 +33,15 @@ struct UnpackIQ2_K {
                        c32::lookup(kIq2Codes, c32::two_bit_fields(p + 12, i)) + shifted.of(i));
     }
 #if defined(__AVX512VNNI__)
-    static Codes512 wide(const uint8_t* p) {
+    static constexpr int kStep = 5;
+    static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ2_K>(unshifted(p)); }
+    static Codes512 unshifted(const uint8_t* p) {
         const __m512i table = wide::table16(kIq2Codes);
-        const wide::ShiftedGroups shifted(load_unaligned<uint16_t>(p + 2));
         Codes512 r;
-        for (int i = 0; i < 4; ++i)
-            r.q[i] = shifted.add(_mm512_shuffle_epi8(table, wide::two_bit_fields(p + 12, i)), i, 5);
+        for (int i = 0; i < 4; ++i) r.q[i] = _mm512_shuffle_epi8(table, wide::two_bit_fields(p + 12, i));
         r.d = wide::scaled(wide::f16_lanes(p),
                            _mm512_sub_epi32(wide::nibble_lanes(p + 4), _mm512_set1_epi32(8)));
+        r.shifted = load_unaligned<uint16_t>(p + 2);
         return r;
     }
 #endif
@@ -49,7 +50,7 @@ struct UnpackIQ2_K {
 struct UnpackIQ3_K {
     static constexpr int kType = 138, kGroup = 16, kBlock = 256, kBlockBytes = 110, kZero = 128;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        const int extra = load_unaligned<uint16_t>(p + 2);
+        const auto extra = load_unaligned<uint16_t>(p + 2);
         const c32::Codes16 odd = c32::nibbles_in_order(p + 6) * 2 + 1;
         const c32::Codes16 negative = c32::bits16(load_unaligned<uint16_t>(p + 4));
         c32::scaled16(load_f16(p), (odd ^ negative) - negative, d);
@@ -61,21 +62,22 @@ struct UnpackIQ3_K {
         }
     }
 #if defined(__AVX512VNNI__)
-    static Codes512 wide(const uint8_t* p) {
+    static constexpr int kStep = 4;
+    static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ3_K>(unshifted(p)); }
+    static Codes512 unshifted(const uint8_t* p) {
         const __m512i table = wide::table16(kIq3Codes);
         const __m512i high = wide::twice(p + 78);
-        const wide::ShiftedGroups shifted(load_unaligned<uint16_t>(p + 2));
         Codes512 r;
         for (int i = 0; i < 4; ++i) {
             const __m512i low = wide::two_bit_fields(p + 14, i);
             const __mmask64 bits = wide::test_halves(high, 2 * i, 2 * i + 1);
-            r.q[i] = shifted.add(
-                _mm512_shuffle_epi8(table, _mm512_mask_add_epi8(low, bits, low, wide::bytes(4))), i, 4);
+            r.q[i] = _mm512_shuffle_epi8(table, _mm512_mask_add_epi8(low, bits, low, wide::bytes(4)));
         }
         const __m512i s = wide::nibble_lanes(p + 6);
         const __m512i odd = _mm512_add_epi32(_mm512_add_epi32(s, s), _mm512_set1_epi32(1));
         r.d = wide::scaled(wide::f16_lanes(p), odd);
         r.d = _mm512_mask_sub_ps(r.d, load_unaligned<uint16_t>(p + 4), _mm512_setzero_ps(), r.d);
+        r.shifted = load_unaligned<uint16_t>(p + 2);
         return r;
     }
 #endif
@@ -84,21 +86,22 @@ struct UnpackIQ3_K {
 struct UnpackIQ4_K {
     static constexpr int kType = 139, kGroup = 16, kBlock = 256, kBlockBytes = 144, kZero = 128;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        const int extra = load_unaligned<uint16_t>(p + 2);
+        const auto extra = load_unaligned<uint16_t>(p + 2);
         const c32::ShiftedGroups shifted(extra, 4);
         six_bit_scales(p, d);
         for (int i = 0; i < 8; ++i)
             c32::store(codes + 32 * i, c32::lookup(kIq4Codes, c32::nibbles(p + 16 + 16 * i)) + shifted.of(i));
     }
 #if defined(__AVX512VNNI__)
-    static Codes512 wide(const uint8_t* p) {
+    static constexpr int kStep = 4;
+    static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ4_K>(unshifted(p)); }
+    static Codes512 unshifted(const uint8_t* p) {
         const __m512i table = wide::table16(kIq4Codes);
-        const wide::ShiftedGroups shifted(load_unaligned<uint16_t>(p + 2));
         Codes512 r;
         for (int i = 0; i < 4; ++i)
-            r.q[i] = shifted.add(
-                _mm512_shuffle_epi8(table, wide::nibbles16(wide::lanes_aabb(p + 16 + 32 * i))), i, 4);
+            r.q[i] = _mm512_shuffle_epi8(table, wide::nibbles16(wide::lanes_aabb(p + 16 + 32 * i)));
         r.d = wide_six_bit_scales(p);
+        r.shifted = load_unaligned<uint16_t>(p + 2);
         return r;
     }
 #endif
@@ -107,31 +110,33 @@ struct UnpackIQ4_K {
 struct UnpackIQ5_K {
     static constexpr int kType = 140, kGroup = 16, kBlock = 256, kBlockBytes = 176, kZero = 128;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        const int extra = load_unaligned<uint16_t>(p + 2);
+        const auto extra = load_unaligned<uint16_t>(p + 2);
         six_bit_scales(p, d);
         const c32::Codes32 high = c32::load(p + 144);
         const c32::ShiftedGroups shifted(extra, 2);
         for (int i = 0; i < 8; ++i) {
             const c32::Codes32 q = c32::nibble_fields(p + 16, i);
             const c32::Codes32 levels =
-                c32::select(c32::test(high, i), c32::lookup(kIq5Codes + 16, q), c32::lookup(kIq5Codes, q));
+                c32::select_by_bit(high, i, c32::lookup(kIq5Codes + 16, q), c32::lookup(kIq5Codes, q));
             c32::store(codes + 32 * i, levels + shifted.of(i));
         }
     }
 #if defined(__AVX512VNNI__)
-    static Codes512 wide(const uint8_t* p) {
+    static constexpr int kStep = 2;
+    static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ5_K>(unshifted(p)); }
+    static Codes512 unshifted(const uint8_t* p) {
         const __m512i low_table = wide::table16(kIq5Codes), high_table = wide::table16(kIq5Codes + 16);
         const __m512i high = wide::twice(p + 144);
-        const wide::ShiftedGroups shifted(load_unaligned<uint16_t>(p + 2));
         Codes512 r;
         for (int i = 0; i < 4; ++i) {
             const __m512i q = wide::nibbles32(p + 16 + 32 * i);
             const __mmask64 bits = wide::test_halves(high, 2 * i, 2 * i + 1);
             const __m512i codes =
                 _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(low_table, q), bits, high_table, q);
-            r.q[i] = shifted.add(codes, i, 2);
+            r.q[i] = codes;
         }
         r.d = wide_six_bit_scales(p);
+        r.shifted = load_unaligned<uint16_t>(p + 2);
         return r;
     }
 #endif
@@ -140,23 +145,23 @@ struct UnpackIQ5_K {
 struct UnpackIQ6_K {
     static constexpr int kType = 141, kGroup = 16, kBlock = 256, kBlockBytes = 212, kZero = 128;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        const int extra = load_unaligned<uint16_t>(p + 2);
+        const auto extra = load_unaligned<uint16_t>(p + 2);
         c32::scaled16(load_f16(p), load_unaligned<c32::Codes16>(p + 4), d);
         const c32::ShiftedGroups shifted(extra, 1);
         for (int i = 0; i < 8; ++i) {
             const c32::Codes32 q = c32::nibble_fields(p + 20, i), high = c32::load(p + 148 + 32 * (i >> 2));
-            const c32::Codes32 first = c32::test(high, 2 * (i & 3)),
-                               second = c32::test(high, 2 * (i & 3) + 1);
+            const int bit = 2 * (i & 3);
             const c32::Codes32 a =
-                c32::select(first, c32::lookup(kIq6Codes + 16, q), c32::lookup(kIq6Codes, q));
+                c32::select_by_bit(high, bit, c32::lookup(kIq6Codes + 16, q), c32::lookup(kIq6Codes, q));
             const c32::Codes32 b =
-                c32::select(first, c32::lookup(kIq6Codes + 48, q), c32::lookup(kIq6Codes + 32, q));
-            c32::store(codes + 32 * i, c32::select(second, b, a) + shifted.of(i));
+                c32::select_by_bit(high, bit, c32::lookup(kIq6Codes + 48, q), c32::lookup(kIq6Codes + 32, q));
+            c32::store(codes + 32 * i, c32::select_by_bit(high, bit + 1, b, a) + shifted.of(i));
         }
     }
 #if defined(__AVX512VNNI__)
-    static Codes512 wide(const uint8_t* p) {
-        const wide::ShiftedGroups shifted(load_unaligned<uint16_t>(p + 2));
+    static constexpr int kStep = 1;
+    static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ6_K>(unshifted(p)); }
+    static Codes512 unshifted(const uint8_t* p) {
         Codes512 r;
         for (int i = 0; i < 4; ++i) {
             const __m512i q = wide::nibbles32(p + 20 + 32 * i), high = wide::twice(p + 148 + 32 * (i >> 1));
@@ -167,10 +172,11 @@ struct UnpackIQ6_K {
                                                        first, wide::table16(kIq6Codes + 16), q);
             const __m512i b = _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(wide::table16(kIq6Codes + 32), q),
                                                        first, wide::table16(kIq6Codes + 48), q);
-            r.q[i] = shifted.add(_mm512_mask_blend_epi8(second, a, b), i, 1);
+            r.q[i] = _mm512_mask_blend_epi8(second, a, b);
         }
         const __m128i s = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 4));
         r.d = wide::scaled(wide::f16_lanes(p), _mm512_cvtepi8_epi32(s));
+        r.shifted = load_unaligned<uint16_t>(p + 2);
         return r;
     }
 #endif

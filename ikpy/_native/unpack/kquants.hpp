@@ -6,18 +6,18 @@
 
 namespace ikpy {
 
-// The eight 6-bit scales and minima of Q4_K and Q5_K.
-inline void scales_and_mins(const uint8_t* s, uint8_t* scale, uint8_t* min) {
-    for (int j = 0; j < 4; ++j) {
-        scale[j] = s[j] & 63;
-        min[j] = s[j + 4] & 63;
-        scale[j + 4] = static_cast<uint8_t>((s[j + 8] & 15) | (s[j] >> 6) << 4);
-        min[j + 4] = static_cast<uint8_t>(s[j + 8] >> 4 | (s[j + 4] >> 6) << 4);
-    }
+// d and m of Q4_K and Q5_K from the block start: f16 d, f16 dmin, 12 bytes of six-bit scales and minima.
+inline void scales_and_mins(const uint8_t* p, float* d, float* m) {
+    constexpr uint32_t kSix = 0x3F3F3F3F, kFour = 0x0F0F0F0F, kTwo = 0x03030303;
+    const uint32_t a = load_unaligned<uint32_t>(p + 4), b = load_unaligned<uint32_t>(p + 8),
+                   c = load_unaligned<uint32_t>(p + 12);
+    const uint64_t upper_scales = (c & kFour) | (a >> 6 & kTwo) << 4;
+    const uint64_t upper_mins = (c >> 4 & kFour) | (b >> 6 & kTwo) << 4;
+    c32::scaled8(load_f16(p), (a & kSix) | upper_scales << 32, 0, d);
+    c32::scaled8(-load_f16(p + 2), (b & kSix) | upper_mins << 32, 0, m);
 }
 
 #if defined(__AVX512VNNI__)
-// d and m of Q4_K and Q5_K from the block start: f16 d, f16 dmin, 12 bytes of six-bit scales and minima.
 inline void wide_scales_and_mins(const uint8_t* p, Codes512* r) {
     constexpr uint32_t kSix = 0x3F3F3F3F, kFour = 0x0F0F0F0F, kTwo = 0x03030303;
     const uint32_t a = load_unaligned<uint32_t>(p + 4), b = load_unaligned<uint32_t>(p + 8),
@@ -97,13 +97,7 @@ struct UnpackQ3_K {
 struct UnpackQ4_K {
     static constexpr int kType = 12, kGroup = 32, kBlock = 256, kBlockBytes = 144, kZero = 0;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float* m) {
-        const float scale = load_f16(p), min = load_f16(p + 2);
-        uint8_t sc[8], mn[8];
-        scales_and_mins(p + 4, sc, mn);
-        for (int g = 0; g < 8; ++g) {
-            d[g] = scale * static_cast<float>(sc[g]);
-            m[g] = -min * static_cast<float>(mn[g]);
-        }
+        scales_and_mins(p, d, m);
         for (int i = 0; i < 8; ++i) c32::store(codes + 32 * i, c32::nibble_fields(p + 16, i));
     }
 #if defined(__AVX512VNNI__)
@@ -119,13 +113,7 @@ struct UnpackQ4_K {
 struct UnpackQ5_K {
     static constexpr int kType = 13, kGroup = 32, kBlock = 256, kBlockBytes = 176, kZero = 0;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float* m) {
-        const float scale = load_f16(p), min = load_f16(p + 2);
-        uint8_t sc[8], mn[8];
-        scales_and_mins(p + 4, sc, mn);
-        for (int g = 0; g < 8; ++g) {
-            d[g] = scale * static_cast<float>(sc[g]);
-            m[g] = -min * static_cast<float>(mn[g]);
-        }
+        scales_and_mins(p, d, m);
         const c32::Codes32 high = c32::load(p + 16);
         for (int i = 0; i < 8; ++i)
             c32::store(codes + 32 * i, c32::nibble_fields(p + 48, i) | c32::moved_bit(high, i, 4));

@@ -5,10 +5,10 @@
 
 namespace ikpy {
 
-alignas(64) inline constexpr uint8_t kIq2Codes[16] = {// padded to a whole vector
-                                                      97, 115, 129, 145, 102, 120, 134, 150};
+// The two short tables are padded so that 16 bytes from the shifted table on can be read.
+alignas(64) inline constexpr uint8_t kIq2Codes[32] = {97, 115, 129, 145, 102, 120, 134, 150};
 
-alignas(64) inline constexpr uint8_t kIq3Codes[16] = {65, 88, 105, 118, 129, 141, 156, 175,
+alignas(64) inline constexpr uint8_t kIq3Codes[32] = {65, 88, 105, 118, 129, 141, 156, 175,
                                                       69, 92, 109, 122, 133, 145, 160, 179};
 
 alignas(64) inline constexpr uint8_t kIq4Codes[32] = {1,   24,  45,  63,  79,  93,  106, 118, 129, 141, 153,

@@ -8,21 +8,14 @@
 
 namespace ikpy {
 
-// Low and high half of the 4-bit field of sub-block g: nibbles of bytes 0 .. 3, the upper four in the high
-// ones.
-inline int split_nibble(const uint8_t* p, int g) { return p[g & 3] >> (4 * (g >> 2)) & 15; }
-
 // Scale bytes of IQ4_KS, IQ5_KS and IQ4_KSS: bit 0 selects the table, the rest is an odd scale.
-inline float odd_scale(uint8_t code) { return static_cast<float>((code & 254) - 127); }
+inline void odd_scales(uint64_t codes, float* d) { c32::scaled8(1.0f, codes & 0xFEFEFEFEFEFEFEFE, 127, d); }
 
 #if defined(__AVX512VNNI__)
 namespace wide {
 
-// Groups of 32 whose bit is set in `extra`.
-inline ShiftedGroups shifted_groups32(uint32_t extra) { return ShiftedGroups(_pdep_u32(extra, 0x5555) * 3); }
-
-inline ShiftedGroups odd_scale_tables(uint64_t codes) {
-    return shifted_groups32(static_cast<uint32_t>(_pext_u64(codes, 0x0101010101010101)));
+inline __mmask16 odd_scale_tables(uint64_t codes) {
+    return static_cast<__mmask16>(_pext_u64(codes, 0x0101010101010101));
 }
 
 inline __m512i lanes_of_bytes(uint64_t bytes) {
@@ -54,20 +47,21 @@ struct UnpackIQ2_KS {
     static constexpr int kHeaderBytes = 2;
     static float row_scale(const uint8_t* row) { return load_f16(row); }
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        for (int g = 0; g < 8; ++g)
-            d[g] = static_cast<float>((p[2 + g / 2] >> (4 * (g & 1)) & 15) + 16 * (p[1] >> g & 1) - 16);
+        c32::scaled8(1.0f, c32::nibble_bytes(load_unaligned<uint32_t>(p + 2)) | c32::bit_bytes(p[1]) << 4, 16,
+                     d);
         for (int i = 0; i < 8; ++i)
-            c32::store(codes + 32 * i, c32::lookup(kIq2Codes, c32::two_bit_fields(p + 6, i)) +
-                                           c32::all(p[0] >> i & 1 ? 5 : 0));
+            c32::store(codes + 32 * i,
+                       c32::lookup(kIq2Codes + 4 * (p[0] >> i & 1), c32::two_bit_fields(p + 6, i)));
     }
 #if defined(__AVX512VNNI__)
-    static Codes512 wide(const uint8_t* p) {
+    static constexpr int kStep = 5;
+    static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ2_KS>(unshifted(p)); }
+    static Codes512 unshifted(const uint8_t* p) {
         const __m512i table = wide::table16(kIq2Codes);
-        const wide::ShiftedGroups shifted = wide::shifted_groups32(p[0]);
         Codes512 r;
-        for (int i = 0; i < 4; ++i)
-            r.q[i] = shifted.add(_mm512_shuffle_epi8(table, wide::two_bit_fields(p + 6, i)), i, 5);
+        for (int i = 0; i < 4; ++i) r.q[i] = _mm512_shuffle_epi8(table, wide::two_bit_fields(p + 6, i));
         r.d = wide::five_bit_scales(wide::nibble_bytes(load_unaligned<uint32_t>(p + 2)), p[1]);
+        r.shifted = p[0];
         return r;
     }
 #endif
@@ -78,26 +72,27 @@ struct UnpackIQ3_KS {
     static constexpr int kHeaderBytes = 2;
     static float row_scale(const uint8_t* row) { return load_f16(row); }
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        for (int g = 0; g < 8; ++g)
-            d[g] = static_cast<float>(split_nibble(p + 2, g) + 16 * (p[0] >> g & 1) - 16);
+        const uint64_t low = c32::split_nibble_bytes(load_unaligned<uint32_t>(p + 2));
+        c32::scaled8(1.0f, low | c32::bit_bytes(p[0]) << 4, 16, d);
         const c32::Codes32 high = c32::load(p + 70);
         for (int i = 0; i < 8; ++i) {
             const c32::Codes32 q = c32::two_bit_fields(p + 6, i) | c32::moved_bit(high, i, 2);
-            c32::store(codes + 32 * i, c32::lookup(kIq3Codes, q) + c32::all(p[1] >> i & 1 ? 4 : 0));
+            c32::store(codes + 32 * i, c32::lookup(kIq3Codes + 8 * (p[1] >> i & 1), q));
         }
     }
 #if defined(__AVX512VNNI__)
-    static Codes512 wide(const uint8_t* p) {
+    static constexpr int kStep = 4;
+    static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ3_KS>(unshifted(p)); }
+    static Codes512 unshifted(const uint8_t* p) {
         const __m512i table = wide::table16(kIq3Codes), high = wide::twice(p + 70);
-        const wide::ShiftedGroups shifted = wide::shifted_groups32(p[1]);
         Codes512 r;
         for (int i = 0; i < 4; ++i) {
             const __m512i low = wide::two_bit_fields(p + 6, i);
             const __mmask64 bits = wide::test_halves(high, 2 * i, 2 * i + 1);
-            r.q[i] = shifted.add(
-                _mm512_shuffle_epi8(table, _mm512_mask_add_epi8(low, bits, low, wide::bytes(4))), i, 4);
+            r.q[i] = _mm512_shuffle_epi8(table, _mm512_mask_add_epi8(low, bits, low, wide::bytes(4)));
         }
         r.d = wide::five_bit_scales(wide::split_nibble_bytes(load_unaligned<uint32_t>(p + 2)), p[0]);
+        r.shifted = p[1];
         return r;
     }
 #endif
@@ -108,22 +103,23 @@ struct UnpackIQ4_KS {
     static constexpr int kHeaderBytes = 4;
     static float row_scale(const uint8_t* row) { return load_unaligned<float>(row); }
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
+        odd_scales(load_unaligned<uint64_t>(p), d);
         for (int g = 0; g < 8; ++g) {
-            d[g] = odd_scale(p[g]);
             const uint8_t* table = kIq4Codes + 16 * (p[g] & 1);
             c32::store(codes + 32 * g, c32::lookup(table, c32::nibbles(p + 8 + 16 * g)));
         }
     }
 #if defined(__AVX512VNNI__)
-    static Codes512 wide(const uint8_t* p) {
+    static constexpr int kStep = 4;
+    static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ4_KS>(unshifted(p)); }
+    static Codes512 unshifted(const uint8_t* p) {
         const __m512i table = wide::table16(kIq4Codes);
         const uint64_t scales = load_unaligned<uint64_t>(p);
-        const wide::ShiftedGroups shifted = wide::odd_scale_tables(scales);
         Codes512 r;
         for (int i = 0; i < 4; ++i)
-            r.q[i] = shifted.add(
-                _mm512_shuffle_epi8(table, wide::nibbles16(wide::lanes_aabb(p + 8 + 32 * i))), i, 4);
+            r.q[i] = _mm512_shuffle_epi8(table, wide::nibbles16(wide::lanes_aabb(p + 8 + 32 * i)));
         r.d = wide::odd_scales(scales);
+        r.shifted = wide::odd_scale_tables(scales);
         return r;
     }
 #endif
@@ -134,30 +130,32 @@ struct UnpackIQ5_KS {
     static constexpr int kHeaderBytes = 4;
     static float row_scale(const uint8_t* row) { return load_unaligned<float>(row); }
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        for (int g = 0; g < 8; ++g) d[g] = odd_scale(p[g]);
+        odd_scales(load_unaligned<uint64_t>(p), d);
         const c32::Codes32 high = c32::load(p + 136);
         for (int i = 0; i < 8; ++i) {
             const c32::Codes32 q = c32::nibble_fields(p + 8, i);
-            const c32::Codes32 levels =
-                c32::select(c32::test(high, i), c32::lookup(kIq5Codes + 16, q), c32::lookup(kIq5Codes, q));
-            c32::store(codes + 32 * i, levels + c32::all(p[i] & 1 ? 2 : 0));
+            const uint8_t* table = kIq5Codes + 32 * (p[i] & 1);
+            c32::store(codes + 32 * i,
+                       c32::select_by_bit(high, i, c32::lookup(table + 16, q), c32::lookup(table, q)));
         }
     }
 #if defined(__AVX512VNNI__)
-    static Codes512 wide(const uint8_t* p) {
+    static constexpr int kStep = 2;
+    static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ5_KS>(unshifted(p)); }
+    static Codes512 unshifted(const uint8_t* p) {
         const __m512i low_table = wide::table16(kIq5Codes), high_table = wide::table16(kIq5Codes + 16);
         const __m512i high = wide::twice(p + 136);
         const uint64_t scales = load_unaligned<uint64_t>(p);
-        const wide::ShiftedGroups shifted = wide::odd_scale_tables(scales);
         Codes512 r;
         for (int i = 0; i < 4; ++i) {
             const __m512i q = wide::nibbles32(p + 8 + 32 * i);
             const __mmask64 bits = wide::test_halves(high, 2 * i, 2 * i + 1);
             const __m512i codes =
                 _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(low_table, q), bits, high_table, q);
-            r.q[i] = shifted.add(codes, i, 2);
+            r.q[i] = codes;
         }
         r.d = wide::odd_scales(scales);
+        r.shifted = wide::odd_scale_tables(scales);
         return r;
     }
 #endif
@@ -169,21 +167,25 @@ struct UnpackIQ4_KSS {
     static constexpr int kHeaderBytes = 4;
     static float row_scale(const uint8_t* row) { return load_unaligned<float>(row); }
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
+        uint64_t scales = 0;
         for (int g = 0; g < 8; ++g) {
             // The low bits of the four words of a quadword, moved to its top by the product.
             constexpr uint64_t kLowBits = 0x0001000100010001, kGather = 0x1000200040008000;
             const uint64_t a = load_unaligned<uint64_t>(p + 16 * g) & kLowBits,
                            b = load_unaligned<uint64_t>(p + 16 * g + 8) & kLowBits;
-            const auto scale = static_cast<int>((a * kGather >> 60) | (b * kGather >> 60) << 4);
-            d[g] = odd_scale(static_cast<uint8_t>(scale));
+            const uint64_t scale = (a * kGather >> 60) | (b * kGather >> 60) << 4;
+            scales |= scale << 8 * g;
             const auto words = reinterpret_cast<c32::Words32>(c32::twice(p + 16 * g)) & 0xFFFE;
             const auto v = reinterpret_cast<c32::Codes32>(words ^ words >> 1);
             c32::store(codes + 32 * g,
                        c32::lookup(kIq4Codes + 16 * (scale & 1), c32::shift_halves(v, 0, 4) & 15));
         }
+        odd_scales(scales, d);
     }
 #if defined(__AVX512VNNI__)
-    static Codes512 wide(const uint8_t* p) {
+    static constexpr int kStep = 4;
+    static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ4_KSS>(unshifted(p)); }
+    static Codes512 unshifted(const uint8_t* p) {
         const __m512i table = wide::table16(kIq4Codes);
         const __m512i first = _mm512_setr_epi64(0, 1, 0, 1, 2, 3, 2, 3);
         const __m512i second = _mm512_setr_epi64(4, 5, 4, 5, 6, 7, 6, 7);
@@ -197,9 +199,9 @@ struct UnpackIQ4_KSS {
             r.q[2 * h] = wide::nibbles16(_mm512_permutexvar_epi64(first, v));
             r.q[2 * h + 1] = wide::nibbles16(_mm512_permutexvar_epi64(second, v));
         }
-        const wide::ShiftedGroups shifted = wide::odd_scale_tables(scales);
-        for (int i = 0; i < 4; ++i) r.q[i] = shifted.add(_mm512_shuffle_epi8(table, r.q[i]), i, 4);
+        for (int i = 0; i < 4; ++i) r.q[i] = _mm512_shuffle_epi8(table, r.q[i]);
         r.d = wide::odd_scales(scales);
+        r.shifted = wide::odd_scale_tables(scales);
         return r;
     }
 #endif
@@ -212,44 +214,50 @@ alignas(64) inline constexpr uint8_t kIq2klCodes[64] = {
     105, 141, 65,  118, 141, 175, 88,  105, 129, 141, 156, 65,  129, 141, 175, 105,
     118, 129, 141, 156, 88,  105, 118, 129, 141, 65,  105, 129, 156, 175, 105, 141};
 
+struct Iq2klPairs {
+    uint16_t of[32];
+};
+constexpr Iq2klPairs make_iq2kl_pairs() {
+    Iq2klPairs pairs{};
+    for (int j = 0; j < 32; ++j)
+        pairs.of[j] = static_cast<uint16_t>(kIq2klCodes[j] | kIq2klCodes[32 + j] << 8);
+    return pairs;
+}
+alignas(64) inline constexpr Iq2klPairs kIq2klPairs = make_iq2kl_pairs();
+
 struct UnpackIQ2_KL {
     static constexpr int kType = 157, kGroup = 32, kBlock = 256, kBlockBytes = 86, kZero = 128;
     static constexpr int kHeaderBytes = 2;
     static float row_scale(const uint8_t* row) { return load_f16(row); }
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        const int high = load_unaligned<uint16_t>(p);
+        const uint64_t low = c32::split_nibble_bytes(load_unaligned<uint32_t>(p + 2));
+        c32::scaled8(1.0f, low | c32::two_bit_bytes(load_unaligned<uint16_t>(p)) << 4, 32, d);
         for (int g = 0; g < 8; ++g) {
-            d[g] = static_cast<float>(split_nibble(p + 2, g) + 16 * (high >> (2 * g) & 3) - 32);
             // First elements of the pairs in the left half, second ones in the right half.
             const c32::Codes32 q = c32::field(c32::twice(p + 6 + 16 * (g >> 1)), 4 * (g & 1), 15);
-            const c32::Codes32 levels = c32::select(c32::test(c32::twice(p + 70), g),
-                                                    c32::lookup_halves(kIq2klCodes + 16, kIq2klCodes + 48, q),
-                                                    c32::lookup_halves(kIq2klCodes, kIq2klCodes + 32, q));
+            const c32::Codes32 levels = c32::select_by_bit(
+                c32::twice(p + 70), g, c32::lookup_halves(kIq2klCodes + 16, kIq2klCodes + 48, q),
+                c32::lookup_halves(kIq2klCodes, kIq2klCodes + 32, q));
             c32::store(codes + 32 * g, c32::zipped_halves(levels));
         }
     }
 #if defined(__AVX512VNNI__)
-    // 16 bytes twice over: every byte at the places of both elements of its pair.
-    static __m512i pairs(const uint8_t* p) {
-        const __m512i order =
-            _mm512_setr_epi64(0x0303020201010000, 0x0707060605050404, 0x0B0B0A0A09090808, 0x0F0F0E0E0D0D0C0C,
-                              0x0303020201010000, 0x0707060605050404, 0x0B0B0A0A09090808, 0x0F0F0E0E0D0D0C0C);
-        return _mm512_shuffle_epi8(
-            _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), order);
+    // 16 bytes as words, twice over.
+    static __m512i words(const uint8_t* p) {
+        return _mm512_cvtepu8_epi16(
+            _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
     }
     static Codes512 wide(const uint8_t* p) {
-        constexpr __mmask64 kSecond = 0xAAAAAAAAAAAAAAAA;
-        const __m512i high = pairs(p + 70);
+        // A pair is one word of a table of 32: only the low five bits of the index count.
+        const __m512i table = _mm512_load_si512(kIq2klPairs.of);
+        const __m512i high = _mm512_slli_epi16(words(p + 70), 4), fifth = _mm512_set1_epi16(16);
         Codes512 r;
         for (int i = 0; i < 4; ++i) {
-            const __m512i q =
-                _mm512_and_si512(wide::shift_halves(pairs(p + 6 + 16 * i), 0, 4), wide::bytes(15));
-            const __m512i a = _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(wide::table16(kIq2klCodes), q),
-                                                       kSecond, wide::table16(kIq2klCodes + 32), q);
-            const __m512i b =
-                _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(wide::table16(kIq2klCodes + 16), q), kSecond,
-                                         wide::table16(kIq2klCodes + 48), q);
-            r.q[i] = _mm512_mask_blend_epi8(wide::test_halves(high, 2 * i, 2 * i + 1), a, b);
+            const __m512i nibbles = wide::shift_halves(words(p + 6 + 16 * i), 0, 4);
+            const __m512i top = wide::shift_halves(high, 2 * i, 2 * i + 1);
+            // Bit 4 from the high bits, all others from the nibbles.
+            const __m512i index = _mm512_ternarylogic_epi32(nibbles, top, fifth, 0xD8);
+            r.q[i] = _mm512_permutexvar_epi16(index, table);
         }
         const uint64_t codes = wide::split_nibble_bytes(load_unaligned<uint32_t>(p + 2)) |
                                _pdep_u64(load_unaligned<uint16_t>(p), 0x3030303030303030);

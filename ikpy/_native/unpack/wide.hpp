@@ -114,15 +114,16 @@ inline __m512i two_bit_lanes(uint32_t fields) {
 
 inline __m512 scaled(__m512 d, __m512i integers) { return _mm512_mul_ps(d, _mm512_cvtepi32_ps(integers)); }
 
-// Adds `step` to the codes of every group of 16 whose bit in `extra` is set. No sum exceeds 255, so whole
-// quadwords can be added.
-struct ShiftedGroups {
-    uint32_t doubled;  // each bit twice: one per quadword
-    explicit ShiftedGroups(uint32_t extra) : doubled(_pdep_u32(extra, 0x55555555u) * 3u) {}
-    __m512i add(__m512i codes, int i, int step) const {
-        return _mm512_mask_add_epi64(codes, static_cast<__mmask8>(doubled >> (8 * i)), codes, bytes(step));
-    }
-};
+// Adds the step to the codes of the groups that lack it. No sum exceeds 255, so whole quadwords can be added.
+template <class U>
+inline Codes512 with_steps(Codes512 r) {
+    const uint32_t quadwords =
+        U::kGroup == 16 ? _pdep_u32(r.shifted, 0x55555555u) * 3u : _pdep_u32(r.shifted, 0x11111111u) * 15u;
+    for (int i = 0; i < 4; ++i)
+        r.q[i] = _mm512_mask_add_epi64(r.q[i], static_cast<__mmask8>(quadwords >> (8 * i)), r.q[i],
+                                       bytes(U::kStep));
+    return r;
+}
 
 }  // namespace wide
 }  // namespace ikpy

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "ikpy/ops.hpp"
+#include "kernels/gemv_signed.hpp"
 #include "kernels/quant_product.hpp"
 #include "unpack/grids.hpp"
 #include "unpack/grids_interleaved.hpp"
@@ -53,17 +54,27 @@ const WeightKernels* point_weight_kernels(int type) {
 }  // namespace
 #endif
 
+// Kernels of a type of points with signs.
+template <class U>
+static constexpr WeightKernels signed_kernels() {
+    WeightKernels k = quant_kernels<U>();
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+    k.gemv = signed_points::gemv<U>;
+#endif
+    return k;
+}
+
 const WeightKernels* grid_weight_kernels(int type) {
-    static constexpr WeightKernels kTable[] = {quant_kernels<UnpackGrid<grid::IQ2_XXS>>(),
-                                               quant_kernels<UnpackGrid<grid::IQ2_XS>>(),
-                                               quant_kernels<UnpackGrid<grid::IQ2_S>>(),
-                                               quant_kernels<UnpackGrid<grid::IQ3_XXS>>(),
-                                               quant_kernels<UnpackGrid<grid::IQ3_S>>(),
-                                               quant_kernels<UnpackGridRows<grid::IQ2_XXS_R4>>(),
-                                               quant_kernels<UnpackGridRows<grid::IQ2_XS_R4>>(),
-                                               quant_kernels<UnpackGridRows<grid::IQ2_S_R4>>(),
-                                               quant_kernels<UnpackGridRows<grid::IQ3_XXS_R4>>(),
-                                               quant_kernels<UnpackGridRows<grid::IQ3_S_R4>>(),
+    static constexpr WeightKernels kTable[] = {signed_kernels<UnpackGrid<grid::IQ2_XXS>>(),
+                                               signed_kernels<UnpackGrid<grid::IQ2_XS>>(),
+                                               signed_kernels<UnpackGrid<grid::IQ2_S>>(),
+                                               signed_kernels<UnpackGrid<grid::IQ3_XXS>>(),
+                                               signed_kernels<UnpackGrid<grid::IQ3_S>>(),
+                                               signed_kernels<UnpackGridRows<grid::IQ2_XXS_R4>>(),
+                                               signed_kernels<UnpackGridRows<grid::IQ2_XS_R4>>(),
+                                               signed_kernels<UnpackGridRows<grid::IQ2_S_R4>>(),
+                                               signed_kernels<UnpackGridRows<grid::IQ3_XXS_R4>>(),
+                                               signed_kernels<UnpackGridRows<grid::IQ3_S_R4>>(),
                                                quant_kernels<UnpackIQ1_S>(),
                                                quant_kernels<UnpackIQ1_M>(),
                                                quant_kernels<UnpackIQ1_S_R4>(),

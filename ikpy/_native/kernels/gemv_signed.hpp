@@ -1,6 +1,6 @@
 // Few tokens times grid types on AVX2: points go from the tables into registers and the signs of the weights
 // to the activations. The codes of the unpackers, which panels want, would be stored, loaded and taken apart
-// into magnitude and sign again: that took 1.4 to 2.5 times as long.
+// into magnitude and sign again: that took 1.4 to 3 times as long.
 #pragma once
 #include "kernels/quant_product.hpp"
 #include "unpack/codes32.hpp"
@@ -21,10 +21,16 @@ struct HasMasks : std::false_type {};
 template <class L>
 struct HasMasks<L, std::void_t<decltype(&L::masks)>> : std::true_type {};
 
-// Magnitudes of elements 32 * i .. + 31 of row k.
+// Points that carry their signs.
+template <class L, class = void>
+struct HasSignedPoints : std::false_type {};
+template <class L>
+struct HasSignedPoints<L, std::void_t<decltype(L::kSignedPoints)>> : std::true_type {};
+
+// Magnitudes (or signed points) of elements 32 * i .. + 31 of row k.
 template <class L>
 inline __m256i points32(const uint8_t* p, [[maybe_unused]] int k, int i) {
-    if constexpr (HasPoints32<L>::value) {
+    if constexpr (HasPoints32<L>::value || HasSignedPoints<L>::value) {
         return L::points32(p, i);
     } else {
         typedef uint64_t Points __attribute__((vector_size(32)));
@@ -36,7 +42,9 @@ inline __m256i points32(const uint8_t* p, [[maybe_unused]] int k, int i) {
 // Sign masks of the 32 8-groups.
 template <class L>
 inline void sign_masks(const uint8_t* p, [[maybe_unused]] int k, uint8_t* out) {
-    if constexpr (HasMasks<L>::value) {
+    if constexpr (HasSignedPoints<L>::value) {
+        return;
+    } else if constexpr (HasMasks<L>::value) {
         L::masks(p, out);
     } else {
         for (int i = 0; i < 4; ++i) {
@@ -62,15 +70,20 @@ void multiply_row(const uint8_t* row, int k, int64_t n_in, const uint8_t* const*
         L::scales(p, k, d);
 #pragma GCC unroll 8
         for (int i = 0; i < kChunk / 32; ++i) {
-            const __m256i points = points32<L>(p, k, i);
-            const auto negative =
-                reinterpret_cast<__m256i>(c32::bits(load_unaligned<uint32_t>(masks + 4 * i)));
+            __m256i points = points32<L>(p, k, i), sign = points;
+            if (HasSignedPoints<L>::value) {
+                points = _mm256_abs_epi8(points);
+            } else {
+                sign = reinterpret_cast<__m256i>(c32::bits(load_unaligned<uint32_t>(masks + 4 * i)));
+            }
             const __m256 lanes = scale_lanes<L>(d, i);
 #pragma GCC unroll 4
             for (int t = 0; t < NT; ++t) {
                 const auto* from = reinterpret_cast<const __m256i*>(x[t] + kChunk * c + 32 * i);
                 const __m256i v = _mm256_loadu_si256(from);
-                const __m256i a = _mm256_sub_epi8(_mm256_xor_si256(v, negative), negative);
+                const __m256i a = HasSignedPoints<L>::value
+                                      ? _mm256_sign_epi8(v, sign)
+                                      : _mm256_sub_epi8(_mm256_xor_si256(v, sign), sign);
                 const __m256i dot = _mm256_madd_epi16(_mm256_maddubs_epi16(points, a), _mm256_set1_epi16(1));
                 const auto* x_scale = reinterpret_cast<const float*>(x[t] + at.scale) + 8 * c + i;
                 const __m256 scale = _mm256_mul_ps(lanes, _mm256_broadcast_ss(x_scale));

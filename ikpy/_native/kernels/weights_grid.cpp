@@ -54,7 +54,7 @@ const WeightKernels* point_weight_kernels(int type) {
 }  // namespace
 #endif
 
-// Kernels of a type of points with signs.
+// Kernels of a type whose points are multiplied as they are on AVX2.
 template <class U>
 static constexpr WeightKernels signed_kernels() {
     WeightKernels k = quant_kernels<U>();
@@ -75,8 +75,8 @@ const WeightKernels* grid_weight_kernels(int type) {
                                                signed_kernels<UnpackGridRows<grid::IQ2_S_R4>>(),
                                                signed_kernels<UnpackGridRows<grid::IQ3_XXS_R4>>(),
                                                signed_kernels<UnpackGridRows<grid::IQ3_S_R4>>(),
-                                               quant_kernels<UnpackIQ1_S>(),
-                                               quant_kernels<UnpackIQ1_M>(),
+                                               signed_kernels<UnpackIQ1_S>(),
+                                               signed_kernels<UnpackIQ1_M>(),
                                                quant_kernels<UnpackIQ1_S_R4>(),
                                                quant_kernels<UnpackIQ1_M_R4>()};
 #if defined(__AVX512VNNI__)

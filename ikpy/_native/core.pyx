@@ -26,6 +26,7 @@ cdef extern from "ikpy/executor.hpp" namespace "ikpy" nogil:
     int op_count "ikpy::kOpCount"
     int act_format(int, int64_t) except +
     cbool has_amx()
+    cbool c_has_byte_permutes "ikpy::has_byte_permutes"()
     cbool c_has_unpacker "ikpy::has_unpacker"(int)
     size_t act_nbytes(int, int64_t, int64_t, int64_t)
 
@@ -99,6 +100,11 @@ def has_unpacker(int weight_type) -> bool:
 def has_tiles() -> bool:
     """Whether products of many rows run on the CPU's tile unit (AMX with bf16); IKPY_AMX=0 turns it off."""
     return has_amx()
+
+
+def has_byte_permutes() -> bool:
+    """Whether single tokens meet grid types by byte permutations (VBMI and GFNI); IKPY_VBMI=0 turns it off."""
+    return c_has_byte_permutes()
 
 
 def has_decoder(int type_id) -> bool:

@@ -22,6 +22,9 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
+PERMUTES_USE = "VBMI and GFNI, used for single tokens of grid types (IKPY_VBMI=0 turns it off)"
+
+
 def facts() -> list[tuple[str, str]]:
     """Name and value of every line."""
     import numpy
@@ -44,6 +47,7 @@ def facts() -> list[tuple[str, str]]:
         ("cpu features", " ".join(present) or "baseline"),
         ("native core", f"{tier} (available: {', '.join(available_tiers)}; IKPY_ISA selects)"),
         ("tile unit", "AMX bf16, used for prompts (IKPY_AMX=0 turns it off)" if core.has_tiles() else "none in use"),
+        ("byte permutes", PERMUTES_USE if core.has_byte_permutes() else "none in use"),
         ("compiler", str(build["compiler"])),
         ("openmp", str(build["openmp"])),
         ("build flags", str(build["flags"])),

@@ -198,7 +198,10 @@ def load_session(path: str | os.PathLike[str], context: Context) -> list[int]:
 
 
 def parse_state(data: bytes, context: Context) -> tuple[dict[str, Any], int]:
-    """Header of a file and the position behind it. Raises ValueError, KeyError, TypeError or RecursionError for a damaged one."""
+    """Header of a file and the position behind it.
+
+    Raises ValueError, KeyError, TypeError or RecursionError for a damaged one.
+    """
     _, _, checksum, length = PREFIX.unpack_from(data)
     if zlib.crc32(memoryview(data)[PREFIX.size :]) != checksum:
         raise ValueError

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -326,3 +331,15 @@ def test_expert_up_and_gate(fused: bool, tokens: int) -> None:
             both = parts[e][1] @ seen[t]
             u, g = both[f:] + bias[0, e], both[:f] + bias[1, e]
             assert_gated(out[t, slot][None], gated("silu", g, u)[None], f"token {t}, expert {e}")
+
+
+def test_grid_types_without_byte_permutes() -> None:
+    """CPUs without VBMI and GFNI take another kernel; IKPY_VBMI is read once per process."""
+    names = [n for n in FAST_TYPES if n.startswith(("IQ1_S", "IQ1_M", "IQ2_X", "IQ2_S", "IQ3_XXS", "IQ3_S"))]
+    code = (
+        "from ikpy._native import core; from tests.cpu import test_matmul as t; assert not core.has_byte_permutes()\n"
+        f"for name in {names}: t.test_product_is_exact_for_all_token_counts(name)"
+    )
+    root, env = Path(__file__).parents[2], {**os.environ, "IKPY_VBMI": "0"}
+    run = subprocess.run([sys.executable, "-c", code], check=False, cwd=root, env=env, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr

@@ -1,26 +1,88 @@
 // Kernels of the grid types.
+#include <cstdlib>
+#include <cstring>
+
+#include "ikpy/ops.hpp"
+#include "kernels/gemv_signed.hpp"
 #include "kernels/quant_product.hpp"
 #include "unpack/grids.hpp"
 #include "unpack/grids_interleaved.hpp"
+#include "unpack/points.hpp"
+#include "unpack/points_gathered.hpp"
+#include "unpack/points_interleaved.hpp"
 #include "unpack/ternary_grid.hpp"
 
 namespace ikpy {
 
+bool has_byte_permutes() {
+#if defined(__AVX512VNNI__)
+    static const bool available = [] {
+        const char* wanted = std::getenv("IKPY_VBMI");
+        const bool off = wanted && std::strcmp(wanted, "0") == 0;
+        return !off && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("gfni");
+    }();
+    return available;
+#else
+    return false;
+#endif
+}
+
+#if defined(__AVX512VNNI__)
+namespace {
+
+const WeightKernels* point_weight_kernels(int type) {
+    using namespace points;
+    static constexpr WeightKernels kTable[] = {kernels<IQ2_XXS, UnpackGrid<grid::IQ2_XXS>>(),
+                                               kernels<IQ2_XS, UnpackGrid<grid::IQ2_XS>>(),
+                                               kernels<IQ2_S, UnpackGrid<grid::IQ2_S>>(),
+                                               kernels<IQ3_XXS, UnpackGrid<grid::IQ3_XXS>>(),
+                                               kernels<IQ3_S, UnpackGrid<grid::IQ3_S>>(),
+                                               kernels<IQ1_S, UnpackIQ1_S>(),
+                                               kernels<IQ1_M, UnpackIQ1_M>(),
+                                               kernels<IQ2_XXS_R4, UnpackGridRows<grid::IQ2_XXS_R4>>(),
+                                               kernels<IQ2_XS_R4, UnpackGridRows<grid::IQ2_XS_R4>>(),
+                                               kernels<IQ2_S_R4, UnpackGridRows<grid::IQ2_S_R4>>(),
+                                               kernels<IQ3_XXS_R4, UnpackGridRows<grid::IQ3_XXS_R4>>(),
+                                               kernels<IQ3_S_R4, UnpackGridRows<grid::IQ3_S_R4>>(),
+                                               kernels<IQ1_S_R4, UnpackIQ1_S_R4>(),
+                                               kernels<IQ1_M_R4, UnpackIQ1_M_R4>()};
+    for (const WeightKernels& k : kTable)
+        if (k.type == type) return &k;
+    return nullptr;
+}
+
+}  // namespace
+#endif
+
+// Kernels of a type whose points are multiplied as they are on AVX2.
+template <class U>
+static constexpr WeightKernels signed_kernels() {
+    WeightKernels k = quant_kernels<U>();
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+    k.gemv = signed_points::gemv<U>;
+#endif
+    return k;
+}
+
 const WeightKernels* grid_weight_kernels(int type) {
-    static constexpr WeightKernels kTable[] = {quant_kernels<UnpackGrid<grid::IQ2_XXS>>(),
-                                               quant_kernels<UnpackGrid<grid::IQ2_XS>>(),
-                                               quant_kernels<UnpackGrid<grid::IQ2_S>>(),
-                                               quant_kernels<UnpackGrid<grid::IQ3_XXS>>(),
-                                               quant_kernels<UnpackGrid<grid::IQ3_S>>(),
-                                               quant_kernels<UnpackGridRows<grid::IQ2_XXS_R4>>(),
-                                               quant_kernels<UnpackGridRows<grid::IQ2_XS_R4>>(),
-                                               quant_kernels<UnpackGridRows<grid::IQ2_S_R4>>(),
-                                               quant_kernels<UnpackGridRows<grid::IQ3_XXS_R4>>(),
-                                               quant_kernels<UnpackGridRows<grid::IQ3_S_R4>>(),
-                                               quant_kernels<UnpackIQ1_S>(),
-                                               quant_kernels<UnpackIQ1_M>(),
+    static constexpr WeightKernels kTable[] = {signed_kernels<UnpackGrid<grid::IQ2_XXS>>(),
+                                               signed_kernels<UnpackGrid<grid::IQ2_XS>>(),
+                                               signed_kernels<UnpackGrid<grid::IQ2_S>>(),
+                                               signed_kernels<UnpackGrid<grid::IQ3_XXS>>(),
+                                               signed_kernels<UnpackGrid<grid::IQ3_S>>(),
+                                               signed_kernels<UnpackGridRows<grid::IQ2_XXS_R4>>(),
+                                               signed_kernels<UnpackGridRows<grid::IQ2_XS_R4>>(),
+                                               signed_kernels<UnpackGridRows<grid::IQ2_S_R4>>(),
+                                               signed_kernels<UnpackGridRows<grid::IQ3_XXS_R4>>(),
+                                               signed_kernels<UnpackGridRows<grid::IQ3_S_R4>>(),
+                                               signed_kernels<UnpackIQ1_S>(),
+                                               signed_kernels<UnpackIQ1_M>(),
                                                quant_kernels<UnpackIQ1_S_R4>(),
                                                quant_kernels<UnpackIQ1_M_R4>()};
+#if defined(__AVX512VNNI__)
+    if (has_byte_permutes())
+        if (const WeightKernels* k = point_weight_kernels(type)) return k;
+#endif
     for (const WeightKernels& k : kTable)
         if (k.type == type) return &k;
     return nullptr;

@@ -5,6 +5,9 @@
 //   static uint64_t point(p, k, g)      eight magnitudes of 8-group g
 //   static uint64_t signs(p, k, i)      sign masks of 8-groups 8 * i .. 8 * i + 7
 //   static void scales(p, k, float* d)  one per kGroup elements
+// and for AVX2, of plain types, where these are slow
+//   static void masks(p, uint8_t* out)  all sign masks of a block
+//   static __m256i points32(p, i)       magnitudes 32 * i .. + 31, with kPointsOf32
 #pragma once
 #include "kernels/unpacked.hpp"
 #include "quantize/tables.hpp"
@@ -56,6 +59,43 @@ inline uint64_t upper_sevens(const uint8_t* words, int stride) {
 #endif
 }
 
+#if defined(__AVX2__)
+// Sign masks of all 32 8-groups from 7-bit indices: the eighth bit makes their parity even. In general
+// registers this took longer than the gathers (IQ2_XXS 9.4e9 weights/s).
+inline __m256i even_masks32(__m256i indices) {
+    const __m256i parity = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, -128, -128, 0, -128, 0, 0, -128, -128, 0, 0, -128, 0, -128, -128, 0));
+    const __m256i nibble = _mm256_set1_epi8(15);
+    const __m256i low = _mm256_shuffle_epi8(parity, _mm256_and_si256(indices, nibble));
+    const __m256i high = _mm256_shuffle_epi8(parity, _mm256_and_si256(_mm256_srli_epi16(indices, 4), nibble));
+    return _mm256_or_si256(indices, _mm256_xor_si256(low, high));
+}
+
+// The same for dwords of four indices and four other bits.
+inline __m256i even_masks_of_dwords(__m256i v) {
+    const __m256i a = _mm256_and_si256(v, _mm256_set1_epi32(0x7F));
+    const __m256i b = _mm256_and_si256(_mm256_slli_epi32(v, 1), _mm256_set1_epi32(0x7F00));
+    const __m256i c = _mm256_and_si256(_mm256_slli_epi32(v, 2), _mm256_set1_epi32(0x7F0000));
+    const __m256i d = _mm256_and_si256(_mm256_slli_epi32(v, 3), _mm256_set1_epi32(0x7F000000));
+    return even_masks32(_mm256_or_si256(_mm256_or_si256(a, b), _mm256_or_si256(c, d)));
+}
+
+inline void put(__m256i masks, void* at) { _mm256_store_si256(static_cast<__m256i*>(at), masks); }
+
+// Four 16-bit indices of points of eight elements, eight of four.
+inline __m256i points_of_8(const int8_t* grid, uint64_t index) {
+    return _mm256_setr_epi64x(static_cast<int64_t>(point8(grid, index & 0xFFFF)),
+                              static_cast<int64_t>(point8(grid, index >> 16 & 0xFFFF)),
+                              static_cast<int64_t>(point8(grid, index >> 32 & 0xFFFF)),
+                              static_cast<int64_t>(point8(grid, static_cast<int>(index >> 48))));
+}
+inline __m128i points_of_4(const int8_t* grid, uint64_t index) {
+    const auto at = [grid](uint64_t i) { return load_unaligned<int32_t>(grid + 4 * i); };
+    return _mm_setr_epi32(at(index & 0xFFFF), at(index >> 16 & 0xFFFF), at(index >> 32 & 0xFFFF),
+                          at(index >> 48));
+}
+#endif
+
 inline float odd(int s) { return static_cast<float>(2 * s + 1); }
 
 template <class L>
@@ -98,28 +138,6 @@ inline __m512i dword_nibbles(uint32_t v) {
     return _mm512_and_si512(_mm512_srlv_epi32(_mm512_set1_epi32(static_cast<int32_t>(v)), counts),
                             _mm512_set1_epi32(15));
 }
-// Sign masks of all 32 8-groups from 7-bit indices: the eighth bit makes their parity even. In general
-// registers this took longer than the gathers (IQ2_XXS 9.4e9 weights/s).
-inline __m256i even_masks32(__m256i indices) {
-    const __m256i parity = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(0, -128, -128, 0, -128, 0, 0, -128, -128, 0, 0, -128, 0, -128, -128, 0));
-    const __m256i nibble = _mm256_set1_epi8(15);
-    const __m256i low = _mm256_shuffle_epi8(parity, _mm256_and_si256(indices, nibble));
-    const __m256i high = _mm256_shuffle_epi8(parity, _mm256_and_si256(_mm256_srli_epi16(indices, 4), nibble));
-    return _mm256_or_si256(indices, _mm256_xor_si256(low, high));
-}
-
-// The same for dwords of four indices and four other bits.
-inline __m256i even_masks_of_dwords(__m256i v) {
-    const __m256i a = _mm256_and_si256(v, _mm256_set1_epi32(0x7F));
-    const __m256i b = _mm256_and_si256(_mm256_slli_epi32(v, 1), _mm256_set1_epi32(0x7F00));
-    const __m256i c = _mm256_and_si256(_mm256_slli_epi32(v, 2), _mm256_set1_epi32(0x7F0000));
-    const __m256i d = _mm256_and_si256(_mm256_slli_epi32(v, 3), _mm256_set1_epi32(0x7F000000));
-    return even_masks32(_mm256_or_si256(_mm256_or_si256(a, b), _mm256_or_si256(c, d)));
-}
-
-inline void put(__m256i masks, uint64_t* at) { _mm256_store_si256(reinterpret_cast<__m256i*>(at), masks); }
-
 template <class L, class = void>
 struct HasWideSigns : std::false_type {};
 template <class L>
@@ -155,6 +173,14 @@ struct IQ2_XXS {
         return point8(tables::iq2xxs_grid, p[2 + 8 * (g >> 2) + (g & 3)]);
     }
     static uint32_t signs_scale(const uint8_t* p, int s) { return load_unaligned<uint32_t>(p + 6 + 8 * s); }
+#if defined(__AVX2__)
+    static void masks(const uint8_t* p, uint8_t* out) {
+        const __m256 a = _mm256_loadu_ps(reinterpret_cast<const float*>(p + 2));
+        const __m256 b = _mm256_loadu_ps(reinterpret_cast<const float*>(p + 34));
+        const __m256i odd = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xDD));
+        put(even_masks_of_dwords(_mm256_permute4x64_epi64(odd, 0xD8)), out);
+    }
+#endif
 #if defined(__AVX512VNNI__)
     static __m512i points(const uint8_t* p, int, int i) {
         return gather8(tables::iq2xxs_grid, byte_quads(two_dwords(p + 2 + 16 * i, p + 10 + 16 * i)));
@@ -183,6 +209,18 @@ struct IQ2_XS {
     static uint64_t point(const uint8_t* p, int, int g) {
         return point8(tables::iq2xs_grid, load_unaligned<uint16_t>(p + 2 + 2 * g) & 511);
     }
+#if defined(__AVX2__)
+    static void masks(const uint8_t* p, uint8_t* out) {
+        const auto* words = reinterpret_cast<const __m256i*>(p + 2);
+        const __m256i a = _mm256_srli_epi16(_mm256_loadu_si256(words), 9);
+        const __m256i b = _mm256_srli_epi16(_mm256_loadu_si256(words + 1), 9);
+        put(even_masks32(_mm256_permute4x64_epi64(_mm256_packus_epi16(a, b), 0xD8)), out);
+    }
+    static constexpr bool kPointsOf32 = true;
+    static __m256i points32(const uint8_t* p, int i) {
+        return points_of_8(tables::iq2xs_grid, load_unaligned<uint64_t>(p + 2 + 8 * i) & 0x01FF01FF01FF01FF);
+    }
+#endif
 #if defined(__AVX512VNNI__)
     static __m512i points(const uint8_t* p, int, int i) {
         const __m512i words = word_quads(load16(p + 2 + 16 * i));
@@ -210,6 +248,14 @@ struct IQ2_S {
     static uint64_t point(const uint8_t* p, int, int g) {
         return point8(tables::iq2s_grid, p[2 + g] + 256 * (p[66 + (g >> 2)] >> (2 * (g & 3)) & 3));
     }
+#if defined(__AVX2__)
+    static void masks(const uint8_t* p, uint8_t* out) { std::memcpy(out, p + 34, 32); }
+    static constexpr bool kPointsOf32 = true;
+    static __m256i points32(const uint8_t* p, int i) {
+        const uint64_t low = _pdep_u64(load_unaligned<uint32_t>(p + 2 + 4 * i), 0x00FF00FF00FF00FF);
+        return points_of_8(tables::iq2s_grid, low | _pdep_u64(p[66 + i], 0x0300030003000300));
+    }
+#endif
 #if defined(__AVX512VNNI__)
     static __m512i points(const uint8_t* p, int, int i) {
         const uint64_t low = load_unaligned<uint64_t>(p + 2 + 8 * i);
@@ -235,6 +281,11 @@ struct IQ3_XXS {
         return point4(tables::iq3xxs_grid, p[2 + 2 * g], p[3 + 2 * g]);
     }
     static uint32_t signs_scale(const uint8_t* p, int s) { return load_unaligned<uint32_t>(p + 66 + 4 * s); }
+#if defined(__AVX2__)
+    static void masks(const uint8_t* p, uint8_t* out) {
+        put(even_masks_of_dwords(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 66))), out);
+    }
+#endif
 #if defined(__AVX512VNNI__)
     static __m512i points(const uint8_t* p, int, int i) {
         return gather4(tables::iq3xxs_grid, byte_dwords(p + 2 + 16 * i));
@@ -264,6 +315,18 @@ struct IQ3_S {
         return point4(tables::iq3s_grid, p[2 + 2 * g] + 256 * (high & 1),
                       p[3 + 2 * g] + 256 * (high >> 1 & 1));
     }
+#if defined(__AVX2__)
+    static void masks(const uint8_t* p, uint8_t* out) { std::memcpy(out, p + 74, 32); }
+    static constexpr bool kPointsOf32 = true;
+    static __m256i points32(const uint8_t* p, int i) {
+        const auto four = [p, i](int h) {
+            const uint64_t low =
+                _pdep_u64(load_unaligned<uint32_t>(p + 2 + 8 * i + 4 * h), 0x00FF00FF00FF00FF);
+            return points_of_4(tables::iq3s_grid, low | _pdep_u64(p[66 + i] >> (4 * h), 0x0100010001000100));
+        };
+        return _mm256_inserti128_si256(_mm256_castsi128_si256(four(0)), four(1), 1);
+    }
+#endif
 #if defined(__AVX512VNNI__)
     static __m512i points(const uint8_t* p, int, int i) {
         const __m512i low = byte_dwords(p + 2 + 16 * i);

@@ -4,6 +4,7 @@
 #pragma once
 #include "kernels/unpacked.hpp"
 #include "quantize/tables.hpp"
+#include "unpack/grids.hpp"
 #include "unpack/wide.hpp"
 
 namespace ikpy {
@@ -19,6 +20,15 @@ inline uint64_t codes(int index, bool down) {
 }
 
 inline void put(uint8_t* at, uint64_t v) { std::memcpy(at, &v, 8); }
+
+#if defined(__AVX2__)
+// 8 * t + delta of four points; `index` holds four words.
+inline __m256i moved_points(uint64_t index, __m256i delta) {
+    const __m256i trits = grid::points_of_8(tables::iq1s_grid, index);
+    const __m256i eighths = _mm256_and_si256(_mm256_slli_epi16(trits, 3), _mm256_set1_epi8(-8));
+    return _mm256_add_epi8(eighths, delta);
+}
+#endif
 
 inline float odd_eighth(int s) { return static_cast<float>(2 * s + 1) * 0.125f; }
 
@@ -51,11 +61,24 @@ inline __m512 odd_eighths(float scale, __m512i s) {
 
 struct UnpackIQ1_S {
     static constexpr int kType = 19, kGroup = 32, kBlock = 256, kBlockBytes = 50, kZero = 9;
-    static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
+    static void scales(const uint8_t* p, int, float* d) {
         const float scale = load_f16(p);
+        for (int s = 0; s < 8; ++s)
+            d[s] = scale * ternary::odd_eighth(load_unaligned<uint16_t>(p + 34 + 2 * s) >> 12 & 7);
+    }
+#if defined(__AVX2__)
+    static constexpr bool kSignedPoints = true;
+    static __m256i points32(const uint8_t* p, int i) {
+        const int h = load_unaligned<uint16_t>(p + 34 + 2 * i);
+        const uint64_t low = _pdep_u64(load_unaligned<uint32_t>(p + 2 + 4 * i), 0x00FF00FF00FF00FF);
+        const uint64_t index = low | _pdep_u64(h & 0xFFF, 0x0700070007000700);
+        return ternary::moved_points(index, _mm256_set1_epi8(h & 0x8000 ? -1 : 1));
+    }
+#endif
+    static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
+        scales(p, 0, d);
         for (int s = 0; s < 8; ++s) {
             const int h = load_unaligned<uint16_t>(p + 34 + 2 * s);
-            d[s] = scale * ternary::odd_eighth(h >> 12 & 7);
             for (int t = 0; t < 4; ++t)
                 ternary::put(codes + 32 * s + 8 * t,
                              ternary::codes(p[2 + 4 * s + t] + 256 * (h >> (3 * t) & 7), h >> 15));
@@ -80,13 +103,27 @@ struct UnpackIQ1_S {
 
 struct UnpackIQ1_M {
     static constexpr int kType = 29, kGroup = 16, kBlock = 256, kBlockBytes = 56, kZero = 9;
-    static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
+    static void scales(const uint8_t* p, int, float* d) {
         uint16_t words[4], bits = 0;
         std::memcpy(words, p + 48, 8);
         for (int w = 0; w < 4; ++w) bits = static_cast<uint16_t>(bits | (words[w] >> 12) << (4 * w));
         const float scale = f16_to_f32(bits);
+        for (int s = 0; s < 16; ++s) d[s] = scale * ternary::odd_eighth(words[s >> 2] >> (3 * (s & 3)) & 7);
+    }
+#if defined(__AVX2__)
+    static constexpr bool kSignedPoints = true;
+    static __m256i points32(const uint8_t* p, int i) {
+        const int h = load_unaligned<uint16_t>(p + 32 + 2 * i);
+        const uint64_t low = _pdep_u64(load_unaligned<uint32_t>(p + 4 * i), 0x00FF00FF00FF00FF);
+        const uint64_t high = _pdep_u64(_pext_u32(h, 0x7777), 0x0700070007000700);
+        const __m256i bit = _mm256_setr_epi64x(0x8, 0x80, 0x800, 0x8000);
+        const __m256i down = _mm256_cmpeq_epi64(_mm256_and_si256(_mm256_set1_epi64x(h), bit), bit);
+        return ternary::moved_points(low | high, _mm256_or_si256(down, _mm256_set1_epi8(1)));
+    }
+#endif
+    static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
+        scales(p, 0, d);
         for (int s = 0; s < 16; ++s) {
-            d[s] = scale * ternary::odd_eighth(words[s >> 2] >> (3 * (s & 3)) & 7);
             const int h = p[32 + s];
             ternary::put(codes + 16 * s, ternary::codes(p[2 * s] + 256 * (h & 7), h & 8));
             ternary::put(codes + 16 * s + 8, ternary::codes(p[2 * s + 1] + 256 * (h >> 4 & 7), h & 128));

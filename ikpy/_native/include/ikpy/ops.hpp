@@ -75,6 +75,10 @@ size_t attention_shared_bytes(const Op&, const Tensor*, int n_threads);
 int act_format(int weight_type, int64_t n_rows);
 // Whether this build and CPU have bf16 tiles (AMX) and IKPY_AMX=0 does not forbid them.
 bool has_amx();
+
+// Whether single-token products of grid types use byte permutations (VBMI, GFNI): the CPU has them and
+// IKPY_VBMI is not 0.
+bool has_byte_permutes();
 // Whether matmuls of this weight type have an unpacker of their own; other types are decoded to float first.
 bool has_unpacker(int weight_type);
 size_t act_nbytes(int format, int64_t n_in, int64_t n_rows, int64_t n_batch);

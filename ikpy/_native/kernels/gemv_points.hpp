@@ -1,0 +1,233 @@
+// Few tokens times weights that are points of a lattice (grid types), on CPUs with byte permutations.
+//
+// The signs of the weights are given to the activations, so that the magnitudes need neither an offset nor a
+// correction, and activations are rearranged once per call, so that points are multiplied in the order in
+// which they are easily found and all products of one scale meet in the same lanes: one conversion to float
+// per chunk.
+//
+// A lattice P says how a step is unpacked: 64 * kVectors weights, columns of kRowsAtOnce rows, which share
+// the lanes of a vector evenly. It has
+//   kType, kOrder, kVectors, kRowsAtOnce (1, 2 or 4), kSteps (per block of 256 columns)
+//   kInterleaved: kBlockBytes and kHeaderBytes (before the first block) count all rows
+//   P(const uint8_t* const* rows, int step)   blocks of the rows; of all rows at rows[0] if kInterleaved
+//   __m512i weights(int v)     unsigned magnitudes of vector v
+//   __mmask64 negative(int v)  their signs, if kSigned
+//   __m512 scale               of the lanes of the sums
+//   __m512i pair_scales        if kPairScales: integers that products of two bytes are multiplied with
+// and unless kSigned, first values of the sums, prepared for each token in 128 bytes per 256 columns:
+//   static void bias(const uint8_t* x, const ActQ8Layout&, int64_t chunk, uint8_t* out)
+//   __m512i start(const uint8_t* bias, int step)
+#pragma once
+#include <algorithm>
+
+#include "kernels/byte_permutes.hpp"
+#include "kernels/quant_product.hpp"
+
+#if defined(__AVX512VNNI__)
+
+namespace ikpy {
+namespace points {
+
+// Orders of 256 activations.
+enum Order {
+    kByElement8,  // element e of all 32 8-groups: vectors of 32 bytes
+    kByElement4,  // element e of all 64 4-groups
+};
+
+// Where the bytes of a vector go before quadwords are moved, and from where the quadwords of each come.
+struct Moves {
+    uint8_t bytes[64];
+    int64_t quads[4][8];
+};
+constexpr Moves moves(Order order) {
+    Moves m = {};
+    const int size = order == kByElement8 ? 8 : 4;
+    for (int i = 0; i < 64; ++i) m.bytes[i] = static_cast<uint8_t>(i % (64 / size) * size + i / (64 / size));
+    for (int v = 0; v < 4; ++v)
+        for (int q = 0; q < 8; ++q) {
+            const int by8 = 64 * (q & 3) + 8 * (2 * v + (q >> 2)), by4 = 64 * (q >> 1) + 16 * v + 8 * (q & 1);
+            m.quads[v][q] = order == kByElement8 ? by8 : by4;
+        }
+    return m;
+}
+
+// What is kept of a chunk of one token: rearranged bytes, the scale of every lane, and the bias.
+constexpr int64_t kScales = kChunk, kBias = kScales + 64;
+template <class P>
+constexpr int64_t kRecord = P::kSigned ? kBias : kBias + 128;
+
+template <Order O>
+IKPY_VBMI_INLINE void rearrange(const uint8_t* x, uint8_t* out) {
+    alignas(64) static constexpr Moves kMoves = moves(O);
+    alignas(64) uint8_t moved[kChunk];
+    for (int v = 0; v < 4; ++v)
+        _mm512_store_si512(moved + 64 * v, _mm512_permutexvar_epi8(_mm512_load_si512(kMoves.bytes),
+                                                                   _mm512_loadu_si512(x + 64 * v)));
+    for (int v = 0; v < 4; ++v)
+        _mm512_store_si512(out + 64 * v,
+                           _mm512_i64gather_epi64(_mm512_loadu_si512(kMoves.quads[v]), moved, 1));
+}
+
+// The scales of eight sub-blocks in the lanes of their sums.
+template <Order O>
+inline void lane_scales(const uint8_t* scale, uint8_t* out) {
+    const __m512 s = _mm512_castps256_ps512(_mm256_loadu_ps(reinterpret_cast<const float*>(scale)));
+    const __m512i lanes = O == kByElement8
+                              ? _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7)
+                              : _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    _mm512_store_ps(out, _mm512_permutexvar_ps(lanes, s));
+}
+
+template <class P>
+IKPY_VBMI void prepare(const uint8_t* x, const ActQ8Layout& at, uint8_t* out) {
+    for (int64_t c = 0; c < at.n / kChunk; ++c) {
+        uint8_t* record = out + c * kRecord<P>;
+        rearrange<P::kOrder>(x + c * kChunk, record);
+        lane_scales<P::kOrder>(x + at.scale + c * kChunk / 8, record + kScales);
+        if constexpr (!P::kSigned) P::bias(x, at, c, record + kBias);
+    }
+}
+
+// The bytes of a step at `from`, the same for all rows.
+template <class P>
+IKPY_VBMI_INLINE __m512i for_all_rows(const uint8_t* from, int step) {
+    const uint8_t* at = from + 64 / P::kRowsAtOnce * step;
+    if constexpr (P::kRowsAtOnce == 1) {
+        return _mm512_load_si512(at);
+    } else if constexpr (P::kRowsAtOnce == 2) {
+        return _mm512_broadcast_i64x4(_mm256_load_si256(reinterpret_cast<const __m256i*>(at)));
+    } else {
+        return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(at)));
+    }
+}
+
+// sum += products; pairs of bytes stay below 2^15: 2 * 43 * 127.
+template <class P>
+IKPY_VBMI_INLINE __m512i add_products(__m512i sum, const P& w, __m512i codes, __m512i a) {
+    if constexpr (P::kPairScales) {
+        return _mm512_dpwssd_epi32(sum, _mm512_maddubs_epi16(codes, a), w.pair_scales);
+    } else {
+        return _mm512_dpbusd_epi32(sum, codes, a);
+    }
+}
+
+template <class P, int NT>
+IKPY_VBMI_INLINE void add_step(const uint8_t* const* rows, int step, const uint8_t* const* x, __m512* total) {
+    constexpr int kSpan = kChunk / P::kVectors;
+    const P w(rows, step);
+    __m512i sum[NT];
+#pragma GCC unroll 4
+    for (int t = 0; t < NT; ++t) {
+        if constexpr (P::kSigned) {
+            sum[t] = _mm512_setzero_si512();
+        } else {
+            sum[t] = w.start(x[t] + kBias, step);
+        }
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < P::kVectors; ++v) {
+        const __m512i codes = w.weights(v);
+        __mmask64 negative = 0;
+        if constexpr (P::kSigned) negative = w.negative(v);
+#pragma GCC unroll 4
+        for (int t = 0; t < NT; ++t) {
+            __m512i a = for_all_rows<P>(x[t] + kSpan * v, step);
+            if (P::kSigned) a = _mm512_mask_sub_epi8(a, negative, _mm512_setzero_si512(), a);
+            sum[t] = add_products(sum[t], w, codes, a);
+        }
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < NT; ++t) {
+        const __m512 scale = _mm512_castsi512_ps(for_all_rows<P>(x[t] + kScales, step));
+        total[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[t]), _mm512_mul_ps(w.scale, scale), total[t]);
+    }
+}
+
+// Products of kRowsAtOnce rows with NT tokens: sums[t][row].
+template <class P, int NT>
+IKPY_VBMI void multiply_rows(const uint8_t* const* rows, int64_t n_chunks, const uint8_t* const* x,
+                             float (*sums)[P::kRowsAtOnce]) {
+    constexpr int R = P::kRowsAtOnce, kStreams = P::kInterleaved ? 1 : R;
+    __m512 total[NT];
+    const uint8_t *at[kStreams], *record[NT];
+    for (int t = 0; t < NT; ++t) total[t] = _mm512_setzero_ps();
+    for (int64_t c = 0; c < n_chunks; ++c) {
+        for (int r = 0; r < kStreams; ++r) {
+            at[r] = rows[r] + P::kHeaderBytes + c * P::kBlockBytes;
+            for (int64_t b = 0; b < P::kBlockBytes; b += 64)
+                _mm_prefetch(reinterpret_cast<const char*>(at[r] + kPrefetchBytes + b), _MM_HINT_T0);
+        }
+#pragma GCC unroll 4
+        for (int t = 0; t < NT; ++t) record[t] = x[t] + c * kRecord<P>;
+#pragma GCC unroll 4
+        for (int step = 0; step < P::kSteps; ++step) add_step<P, NT>(at, step, record, total);
+    }
+    for (int t = 0; t < NT; ++t)
+        for (int r = 0; r < R; ++r)
+            sums[t][r] = _mm512_mask_reduce_add_ps(
+                static_cast<__mmask16>(0xFFFF >> (16 - 16 / R) << (16 / R * r)), total[t]);
+}
+
+// Of the rows i .. of a half; those beyond the last one repeat it.
+template <class P, int NT>
+void multiply_half(const RowBlock& rows, int h, const uint8_t* const* x, float* out) {
+    constexpr int R = P::kRowsAtOnce;
+    for (int i = 0; i < rows.n[h]; i += R) {
+        const uint8_t* at[R];
+        float sums[NT][R];
+        for (int r = 0; r < R; ++r) at[r] = rows.group(h, i + r, P::kInterleaved ? R : 1);
+        multiply_rows<P, NT>(at, rows.n_in / kChunk, x, sums);
+        for (int t = 0; t < NT; ++t) {
+            for (int r = 0; r < R && i + r < rows.n[h]; ++r) {
+                const float scale = P::kHeaderBytes > 0 ? load_f16(at[0] + 2 * r) : 1.0f;
+                out[t * kBlockRows + h * kHalfRows + i + r] = sums[t][r] * scale;
+            }
+        }
+    }
+}
+
+template <class P, int NT>
+void multiply(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out, uint8_t* work) {
+    if (n_tokens < NT) {
+        if constexpr (NT > 1) multiply<P, NT - 1>(rows, x, n_tokens, out, work);
+        return;
+    }
+    const ActQ8Layout layout(rows.n_in);
+    const uint8_t* prepared[NT];
+    for (int t = 0; t < NT; ++t) {
+        uint8_t* to = work + t * (layout.n / kChunk) * kRecord<P>;
+        prepare<P>(x[t], layout, to);
+        prepared[t] = to;
+    }
+    for (int h = 0; h < 2; ++h) multiply_half<P, NT>(rows, h, prepared, out);
+}
+
+// U unpacks rows that end inside a chunk.
+template <class P, class U>
+void gemv(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out, uint8_t* work) {
+    if (rows.n_in % kChunk == 0) {
+        multiply<P, kGemvTokens>(rows, x, n_tokens, out, work);
+    } else {
+        quant_gemv<U, kGemvTokens>(rows, x, n_tokens, out, work);
+    }
+}
+
+template <class P>
+size_t work_bytes(int64_t n_in) {
+    const auto records = static_cast<size_t>(kGemvTokens * round_up(n_in, kChunk) / kChunk * kRecord<P>);
+    return std::max(int8_panel_bytes(n_in), records);
+}
+
+// The kernels of U with the product of few tokens replaced.
+template <class P, class U>
+constexpr WeightKernels kernels() {
+    WeightKernels k = quant_kernels<U>();
+    k.gemv = gemv<P, U>;
+    k.work_bytes = work_bytes<P>;
+    return k;
+}
+
+}  // namespace points
+}  // namespace ikpy
+
+#endif

@@ -1,0 +1,222 @@
+// Lattices of the row-interleaved grid types (quant-formats sections 8.6 and 8.7): four rows at once, each in
+// 128 bits of the vectors. What is said of the plain types in points.hpp and points_gathered.hpp holds for
+// these.
+#pragma once
+#include "unpack/points_gathered.hpp"
+
+#if defined(__AVX512VNNI__)
+
+namespace ikpy::points {
+
+struct Interleaved {
+    static constexpr int kHeaderBytes = 0, kRowsAtOnce = 4;
+    static constexpr bool kInterleaved = true, kSigned = true, kPairScales = false;
+};
+
+// Byte i of 64 belongs to row i / 16; what follows counts inside of the row.
+constexpr int row_of(int i) { return i / 16; }
+
+// f16 scales of four rows.
+IKPY_VBMI_INLINE __m512 row_scales(const uint8_t* p) {
+    const __m128 d = _mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3),
+                                 _mm512_castps128_ps512(d));
+}
+
+// Sign codes z in bits 1 .. 7 to masks z ^ z << 1.
+IKPY_VBMI_INLINE __m512i masks_of_codes(__m512i codes) {
+    return _mm512_gf2p8affine_epi64_epi8(codes, _mm512_set1_epi64(0x02060C183060C080), 0);
+}
+
+IKPY_VBMI_INLINE __m512i bytes_of(__m512i v, const Bytes64& order) {
+    return _mm512_permutexvar_epi8(order.load(), v);
+}
+IKPY_VBMI_INLINE __m512i bytes_of(__m256i v, const Bytes64& order) {
+    return bytes_of(_mm512_castsi256_si512(v), order);
+}
+IKPY_VBMI_INLINE __m512i eight_bytes(const uint8_t* p) {
+    return _mm512_set1_epi64(load_unaligned<int64_t>(p));
+}
+
+// Odd scales whose bits are the lowest bits of the four bytes of dwords.
+IKPY_VBMI_INLINE __m512 scales_of_low_bits(__m512i sas, float unit) {
+    // Bits 7 .. 4 of the bytes are those of the first dword of a quadword, 3 .. 0 those of the second one.
+    const __m512i bits = _mm512_gf2p8affine_epi64_epi8(wide::bytes(1), sas, 0);
+    const __m512i reversed = _mm512_srlv_epi32(bits, _mm512_set1_epi64(4));
+    const __m512 table = _mm512_setr_ps(1, 17, 9, 25, 5, 21, 13, 29, 3, 19, 11, 27, 7, 23, 15, 31);
+    return _mm512_permutexvar_ps(reversed, _mm512_mul_ps(table, _mm512_set1_ps(unit)));
+}
+
+// Steps of 128 columns: a dword lane is a sub-block.
+struct IQ2_XXS_R4 : Interleaved, EightElements {
+    static constexpr int kType = 216, kBlockBytes = 264, kSteps = 2;
+
+    IKPY_VBMI_INLINE IQ2_XXS_R4(const uint8_t* const* rows, int step) {
+        const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+        const uint8_t* p = rows[0];
+        const __m512i index = _mm512_permutexvar_epi32(order, load64(p + 136 + 64 * step));
+        const __m512i sas = _mm512_permutexvar_epi32(order, load64(p + 8 + 64 * step));
+        const __mmask64 upper = _mm512_movepi8_mask(index);
+        first = lookup256(iq2xxs_codes.first, index, upper);
+        second = lookup256(iq2xxs_codes.second, index, upper);
+        signs = masks_of_codes(sas);
+        scale = _mm512_mul_ps(row_scales(p), scales_of_low_bits(sas, 0.125f));
+    }
+};
+
+struct IQ2_XS_R4 : Interleaved, PointPairs {
+    static constexpr int kType = 217, kBlockBytes = 296, kSteps = 2;
+    static constexpr bool kPairScales = true;
+
+    IKPY_VBMI_INLINE IQ2_XS_R4(const uint8_t* const* rows, int step) {
+        // Words are ordered by sub-block, row, point.
+        static constexpr Bytes64 kEven(
+            [](int i) { return 2 * (16 * (i / 4 & 3) + 4 * row_of(i) + (i & 3)); });
+        static constexpr Bytes64 kNibbles([](int i) { return 4 * (i / 4 & 3) + row_of(i); });
+        const uint8_t* p = rows[0];
+        const __m512i a = load64(p + 8 + 128 * step), b = load64(p + 72 + 128 * step);
+        const __m512i high = _mm512_permutex2var_epi8(a, _mm512_or_si512(kEven.load(), wide::bytes(1)), b);
+        set_points(_mm512_permutex2var_epi8(a, kEven.load(), b), high);
+        signs = masks_of_codes(high);
+        const __m128i scales = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 264 + 16 * step));
+        const __m512i bytes = bytes_of(_mm512_castsi128_si512(scales), kNibbles);
+        set_scales(_mm512_srlv_epi16(bytes, _mm512_set1_epi32(4 << 16)));
+        scale = _mm512_mul_ps(row_scales(p), _mm512_set1_ps(0.125f));
+    }
+};
+
+// Steps of 64 columns: quadwords of two sub-blocks.
+struct IQ3_XXS_R4 : Interleaved, FourElements {
+    static constexpr int kType = 218, kBlockBytes = 392, kSteps = 4;
+
+    IKPY_VBMI_INLINE IQ3_XXS_R4(const uint8_t* const* rows, int step) {
+        static constexpr Bytes64 kMasks([](int i) { return 16 * (i / 8 & 1) + 4 * row_of(i) + (i / 2 & 3); });
+        static constexpr Bytes64 kDwords([](int i) { return 16 * (i / 8 & 1) + 4 * row_of(i) + (i & 3); });
+        const uint8_t* p = rows[0];
+        const __m512i index =
+            _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), load64(p + 136 + 64 * step));
+        const __mmask64 upper = _mm512_movepi8_mask(index);
+        first = lookup256(iq3xxs_codes.first, index, upper);
+        second = lookup256(iq3xxs_codes.second, index, upper);
+        const __m256i sas = load32(p + 8 + 32 * step);
+        signs = masks_of_codes(bytes_of(sas, kMasks));
+        scale = _mm512_mul_ps(row_scales(p), scales_of_low_bits(bytes_of(sas, kDwords), 0.25f));
+    }
+    IKPY_VBMI_INLINE __m512i weights(int v) const { return magnitudes_of(kMagnitudes3XXS, v); }
+};
+
+struct IQ3_S_R4 : Interleaved, FourElements {
+    static constexpr int kType = 221, kBlockBytes = 440, kSteps = 4;
+    alignas(32) uint64_t masks[4];
+
+    IKPY_VBMI_INLINE IQ3_S_R4(const uint8_t* const* rows, int step) {
+        // 4-groups 0 4 1 5 2 6 3 7 follow each other, their rows in neighbouring bytes.
+        static constexpr Bytes64 kIndex(
+            [](int i) { return 32 * (i / 8 & 1) + 8 * (i & 3) + 4 * (i / 4 & 1) + row_of(i); });
+        static constexpr Bytes64 kNinth([](int i) { return 4 * (i / 8 & 1) + row_of(i); });
+        // Byte j of a row and sub-block holds the signs of elements j.
+        static constexpr Bytes64 kSigns([](int i) { return 16 * (i & 1) + 4 * (i / 2 & 3) + (i / 8 & 3); });
+        const uint8_t* p = rows[0];
+        const __m512i index = bytes_of(load64(p + 8 + 64 * step), kIndex);
+        const __m512i high = bytes_of(eight_bytes(p + 264 + 8 * step), kNinth);
+        const __mmask64 ninth =
+            _mm512_test_epi8_mask(high, _mm512_set1_epi64(static_cast<int64_t>(0x8040201008040201)));
+        const __mmask64 upper = _mm512_movepi8_mask(index);
+        first = lookup512(iq3s_codes.first, index, upper, ninth);
+        second = lookup512(iq3s_codes.second, index, upper, ninth);
+        const __m512i by_element = bytes_of(load32(p + 296 + 32 * step), kSigns);
+        _mm256_store_si256(reinterpret_cast<__m256i*>(masks), _mm512_castsi512_si256(by_element));
+        // Low nibbles belong to the first four sub-blocks.
+        const __m512i nibbles = bytes_of(eight_bytes(p + 424 + 8 * (step & 1)), kNinth);
+        const __m512i s = step < 2 ? nibbles : _mm512_srli_epi32(nibbles, 4);
+        scale = _mm512_mul_ps(row_scales(p), odd_scales<4>(s, 1.0f));
+    }
+    IKPY_VBMI_INLINE __m512i weights(int v) const { return magnitudes_of(kMagnitudes3S, v); }
+    IKPY_VBMI_INLINE __mmask64 negative(int v) const { return masks[v]; }
+};
+
+struct IQ2_S_R4 : Interleaved, Gathered {
+    static constexpr int kType = 222, kBlockBytes = 328, kSteps = 4;
+
+    IKPY_VBMI_INLINE IQ2_S_R4(const uint8_t* const* rows, int step) {
+        static constexpr Bytes64 kPoints(
+            [](int i) { return 16 * (i / 8 & 1) + 4 * row_of(i) + (i / 2 & 3); });
+        static constexpr Bytes64 kFields(
+            [](int i) { return 32 * (i / 8 & 1) + 8 * row_of(i) + (i / 2 & 3) * 2; });
+        static constexpr Bytes64 kNibbles(
+            [](int i) { return 32 * (i / 8 & 1) + 8 * row_of(i) + (i / 4 & 1) * 4; });
+        const uint8_t* p = rows[0];
+        const __m512i low = bytes_of(load32(p + 8 + 32 * step), kPoints);
+        gather(iq2s_codes, _mm512_mask_multishift_epi64_epi8(low, 0xAAAAAAAAAAAAAAAA, kFields.load(),
+                                                             eight_bytes(p + 136 + 8 * step)));
+        signs = bytes_of(load32(p + 168 + 32 * step), kPoints);
+        const __m512i s = _mm512_multishift_epi64_epi8(kNibbles.load(), eight_bytes(p + 296 + 8 * step));
+        scale = _mm512_mul_ps(row_scales(p), odd_scales<4>(s, 0.125f));
+    }
+    IKPY_VBMI_INLINE __m512i weights(int v) const { return magnitudes_of(kMagnitudes2, v); }
+};
+
+// Steps of two blocks of 32 columns.
+template <int Bytes>
+struct TernaryRows : Interleaved, Ternary {
+    static constexpr int kHeaderBytes = 8, kBlockBytes = 8 * Bytes, kSteps = 4;
+    static constexpr bool kSigned = false;
+
+    static IKPY_VBMI_INLINE __m512i two_blocks(const uint8_t* p, int step) {
+        return _mm512_maskz_loadu_epi8((1ull << (2 * Bytes)) - 1, p + 2 * Bytes * step);
+    }
+};
+
+struct IQ1_S_R4 : TernaryRows<24> {
+    static constexpr int kType = 219;
+    static constexpr auto bias = IQ1_S::bias;
+    __mmask8 down;
+
+    IKPY_VBMI_INLINE IQ1_S_R4(const uint8_t* const* rows, int step) {
+        static constexpr Bytes64 kPoints(
+            [](int i) { return 24 * (i / 8 & 1) + 4 * (i / 2 & 3) + row_of(i); });
+        static constexpr Bytes64 kHigh([](int i) { return 24 * (i / 8 & 1) + 16 + 2 * row_of(i) + (i & 1); });
+        const __m512i v = two_blocks(rows[0], step), words = bytes_of(v, kHigh);
+        gather(iq1s_codes, _mm512_mask_multishift_epi64_epi8(bytes_of(v, kPoints), 0xAAAAAAAAAAAAAAAA,
+                                                             kThreeBitFields.load(), words));
+        down = _mm512_test_epi64_mask(words, _mm512_set1_epi64(0x8000));
+        scale = odd_scales<3>(_mm512_srli_epi32(words, 12), 0.125f);
+    }
+    IKPY_VBMI_INLINE __m512i start(const uint8_t* from, int step) const {
+        return _mm512_mask_blend_epi64(down, for_all_rows<IQ1_S_R4>(from, step),
+                                       for_all_rows<IQ1_S_R4>(from + 64, step));
+    }
+};
+
+struct IQ1_M_R4 : TernaryRows<28> {
+    static constexpr int kType = 229;
+    static constexpr auto bias = IQ1_M::bias;
+    __m512i down;
+
+    IKPY_VBMI_INLINE IQ1_M_R4(const uint8_t* const* rows, int step) {
+        static constexpr Bytes64 kPoints(
+            [](int i) { return 28 * (i / 8 & 1) + 8 * (i / 4 & 1) + 4 * (i / 2 & 1) + row_of(i); });
+        // Nibbles of the quadwords: bytes of both halves, scales.
+        static constexpr Bytes64 kHigh([](int i) {
+            const int at[8] = {16, 20, 24, 24, 24, 24, 24, 24};
+            return 28 * (i / 8 & 1) + at[i & 7] + row_of(i);
+        });
+        static constexpr Bytes64 kScales([](int i) { return i & 4 ? 20 : 16; });
+        const __m512i v = two_blocks(rows[0], step), fields = bytes_of(v, kHigh);
+        const __m512i words = _mm512_mask_multishift_epi64_epi8(bytes_of(v, kPoints), 0xAAAAAAAAAAAAAAAA,
+                                                                kFourBitFields.load(), fields);
+        gather(iq1s_codes, words);
+        down = _mm512_srli_epi16(_mm512_and_si512(words, _mm512_set1_epi16(2048)), 11);
+        const __m512 eighths = _mm512_mul_ps(
+            _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), _mm512_set1_ps(0.125f));
+        scale = _mm512_permutexvar_ps(_mm512_multishift_epi64_epi8(kScales.load(), fields), eighths);
+    }
+    IKPY_VBMI_INLINE __m512i start(const uint8_t* from, int step) const {
+        return _mm512_dpwssd_epi32(for_all_rows<IQ1_M_R4>(from, step), down,
+                                   for_all_rows<IQ1_M_R4>(from + 64, step));
+    }
+};
+
+}  // namespace ikpy::points
+
+#endif

@@ -72,17 +72,23 @@ class Program:
         core.run(np.array(self.tensors, TENSOR_DTYPE), np.array(self.ops, OP_DTYPE), 0, n_threads)
 
 
+def round_to_bf16(x: np.ndarray) -> np.ndarray:
+    """float32 rounded to the nearest bf16, half to even."""
+    bits = x.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
 def quantize_activations(x: np.ndarray) -> np.ndarray:
-    """x as the int8 kernels see it: per 32 elements scale amax / 127, rounded half to even; float64."""
+    """x as the int8 kernels see it: per 32 elements scale amax / 127 in bf16, rounded half to even; float64."""
     k = x.shape[-1]
     padded = np.zeros((*x.shape[:-1], -(-k // 32) * 32), np.float32)
     padded[..., :k] = x
     groups = padded.reshape(*x.shape[:-1], -1, 32)
     amax = np.abs(groups).max(axis=-1, keepdims=True)
-    with np.errstate(divide="ignore", over="ignore"):
-        inverse = np.where(amax > 1e-35, np.float32(127) / amax, np.float32(0))
+    scale = round_to_bf16(np.where(amax > 1e-35, amax / np.float32(127), np.float32(0)))
+    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
     q = np.rint(groups * inverse).astype(np.float64)
-    return (q * (amax / np.float32(127)).astype(np.float64)).reshape(padded.shape)[..., :k]
+    return (q * scale.astype(np.float64)).reshape(padded.shape)[..., :k]
 
 
 def effective(x: np.ndarray, type_name: str, n_rows: int = 1) -> np.ndarray:
@@ -91,8 +97,7 @@ def effective(x: np.ndarray, type_name: str, n_rows: int = 1) -> np.ndarray:
     if fmt == 1:
         return quantize_activations(x)
     if fmt == 2:
-        bits = x.view(np.uint32)
-        return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32).astype(np.float64)
+        return round_to_bf16(x).astype(np.float64)
     return x.astype(np.float64)
 
 

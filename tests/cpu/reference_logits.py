@@ -1,7 +1,8 @@
 """Child process: logits of the reference library for token ids from stdin, as float32 to a .npy file.
 
-    python reference_logits.py MODEL N_CTX OUT < ids.npy
+    python reference_logits.py MODEL N_CTX OUT [N_UBATCH] < ids.npy
 
+From 32 tokens on the library re-encodes several weight types, with loss; a smaller ubatch uses them as they are.
 Runs apart from the tests because the library may end the process.
 """
 
@@ -16,7 +17,7 @@ from ik_llama_cpp import _ctypes_api as api
 from ik_llama_cpp._internals import IkContext, IkModel, make_batch_range
 
 
-def without_latent_cache() -> None:
+def without_latent_cache(n_ubatch: int = 512) -> None:
     """MLA mode 0 for model and context: the package's own defaults disagree with each other."""
     model_defaults, context_defaults = api.llama_model_default_params, api.llama_context_default_params
 
@@ -27,16 +28,16 @@ def without_latent_cache() -> None:
 
     def context_params() -> Any:
         params = context_defaults()
-        params.mla_attn = 0
+        params.mla_attn, params.n_ubatch = 0, n_ubatch
         return params
 
     api.llama_model_default_params, api.llama_context_default_params = model_params, context_params
 
 
 def main() -> None:
-    path, n_ctx, out = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    path, n_ctx, out, *rest = sys.argv[1], int(sys.argv[2]), *sys.argv[3:]
     chunks = np.load(io.BytesIO(sys.stdin.buffer.read()))
-    without_latent_cache()
+    without_latent_cache(int(rest[0]) if rest else 512)
     model = IkModel(path)
     context = IkContext(model, n_ctx=n_ctx, n_threads=2, flash_attn=False)
     n_vocab = model.n_vocab

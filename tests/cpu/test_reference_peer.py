@@ -7,6 +7,7 @@ an AVX2 build; the exact yardstick is the same file decoded to F32 and run by ik
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 from functools import cache
@@ -15,11 +16,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ikpy import Batch, Context, ContextParams, GGUFFile, Model, default_model_path
+from ikpy import Context, ContextParams, GGUFFile, Model, default_model_path
 from ikpy.gguf.writer import GGUFWriter
 from ikpy.quants import dequantize
 from ikpy.tools.kl_divergence import BaseFile, BaseWriter, kl_divergence
 from ikpy.vocab import Vocab
+from tests.cpu.peer_logits import logits_of
 from tests.shared import SHARED
 
 reference = pytest.importorskip("ik_llama_cpp", reason="ik-llama-cpp-python is not installed")
@@ -47,24 +49,31 @@ def chunks() -> np.ndarray:
     return ids
 
 
-def reference_logits(path: Path, folder: Path) -> np.ndarray:
-    """Logits float32 [N_CHUNKS, N_CTX, V] of the reference."""
-    out = folder / f"{path.stem}-reference.npy"
+def child(script: str, arguments: list[str], **environment: str) -> None:
+    """Runs a script beside this file with the chunks' ids on its standard input."""
     buffer = io.BytesIO()
     np.save(buffer, chunks())
-    command = [sys.executable, str(Path(__file__).parent / "reference_logits.py"), str(path), str(N_CTX), str(out)]
-    subprocess.run(command, input=buffer.getvalue(), check=True, capture_output=True)
+    command = [sys.executable, str(Path(__file__).parent / script), *arguments]
+    subprocess.run(command, input=buffer.getvalue(), check=True, capture_output=True, env=os.environ | environment)
+
+
+def reference_logits(path: Path, folder: Path, n_ubatch: int = N_CTX) -> np.ndarray:
+    """Logits float32 [N_CHUNKS, N_CTX, V] of the reference."""
+    out = folder / f"{path.stem}-reference.npy"
+    child("reference_logits.py", [str(path), str(N_CTX), str(out), str(n_ubatch)])
+    return np.load(out)
+
+
+def our_int8_logits(path: Path, folder: Path) -> np.ndarray:
+    """Logits float32 [N_CHUNKS, N_CTX, V] of ikpy with 8-bit activations, whatever the CPU has."""
+    out = folder / f"{path.stem}-int8.npy"
+    child("peer_logits.py", [str(path), str(out)], IKPY_AMX="0", PYTHONPATH=str(Path(__file__).parents[2]))
     return np.load(out)
 
 
 def our_logits(path: Path) -> np.ndarray:
     """Logits float32 [N_CHUNKS, N_CTX, V] of ikpy."""
-    context = Context(Model.load(path), ContextParams(n_ctx=N_CTX, n_threads=2, mla=0, flash_attn=False))
-    parts = []
-    for ids in chunks():
-        context.kv.clear()
-        parts.append(context.decode(Batch.single(ids, logits="all")))
-    return np.stack(parts)
+    return logits_of(path, chunks())
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -120,25 +129,35 @@ def test_f16_logits(name: str, tmp_path: Path) -> None:
     assert deviation.max() < 1e-3, f"{name}: chunk {deviation.argmax() + 1} off by {deviation.max():.2e}"
 
 
+@pytest.mark.parametrize("type_name", ["Q4_0", "Q8_0", "Q4_K_S"])
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_running_perplexity(name: str, type_name: str, tmp_path: Path) -> None:
+    """With 8-bit activations every running perplexity within 0.1 % of the reference's, the final one within 0.05 %.
+
+    From 32 tokens on the reference re-encodes K-quants with loss, so its batches are kept smaller.
+    """
+    path = quantize_with_reference(model_path(name), type_name, tmp_path)
+    ours, theirs = our_int8_logits(path, tmp_path), reference_logits(path, tmp_path, n_ubatch=16)
+    ppl_ours, ppl_theirs = running_ppl(ours), running_ppl(theirs)
+    print(f"{name} {type_name}: ours {ppl_ours[-1]:.4f}, reference {ppl_theirs[-1]:.4f}, {mean_kl(theirs, ours):.2e}")
+    off = np.abs(ppl_ours / ppl_theirs - 1)
+    assert off[-1] < 5e-4, f"{name} {type_name}: final off by {off[-1]:.2e}"
+    assert off.max() < 1e-3, f"{name} {type_name}: chunk {off.argmax() + 1} off by {off.max():.2e}"
+
+
 @pytest.mark.parametrize("type_name", ["Q8_0", "Q4_K_S", "IQ4_K"])
 @pytest.mark.parametrize("name", sorted(MODELS))
-def test_quantized_perplexity(name: str, type_name: str, tmp_path: Path) -> None:
-    """As near to the exact distribution as the reference is; final perplexity within 0.05 % of reference or exact.
-
-    Both engines round activations to 8 bits, each in its own way; in a mixture of experts that flips a few choices,
-    so single chunks of both engines lie up to 0.25 % from the exact value.
-    """
+def test_distance_to_the_exact_distribution(name: str, type_name: str, tmp_path: Path) -> None:
+    """No farther from the file's exact distribution than the reference is, as users run both."""
     path = quantize_with_reference(model_path(name), type_name, tmp_path)
     exact = our_logits(decode_to_f32(path, tmp_path / "exact.gguf"))
     ours, theirs = our_logits(path), reference_logits(path, tmp_path)
-    ppl_ours, ppl_theirs, ppl_exact = (running_ppl(x) for x in (ours, theirs, exact))
-    print(f"{name} {type_name}: ours {ppl_ours[-1]:.4f}, reference {ppl_theirs[-1]:.4f}, exact {ppl_exact[-1]:.4f}")
+    ppl_ours, ppl_theirs, ppl_exact = (running_ppl(x)[-1] for x in (ours, theirs, exact))
+    print(f"{name} {type_name}: ours {ppl_ours:.4f}, reference {ppl_theirs:.4f}, exact {ppl_exact:.4f}")
     kl_ours, kl_theirs = mean_kl(exact, ours), mean_kl(exact, theirs)
-    assert kl_ours <= kl_theirs * 1.3, f"{name} {type_name}: KL to exact {kl_ours:.2e}, reference {kl_theirs:.2e}"
-    near = np.minimum(np.abs(ppl_ours / ppl_theirs - 1), np.abs(ppl_ours / ppl_exact - 1))
-    # The reference saturates on IQ4_K and is no yardstick; int8 activations alone move that figure by 0.06 %.
-    assert near[-1] < (1e-3 if type_name == "IQ4_K" else 5e-4), f"{name} {type_name}: final off by {near[-1]:.2e}"
-    assert near.max() < 3e-3, f"{name} {type_name}: chunk {near.argmax() + 1} off by {near.max():.2e}"
+    assert kl_ours <= kl_theirs * 1.1, f"{name} {type_name}: KL to exact {kl_ours:.2e}, reference {kl_theirs:.2e}"
+    # 8-bit activations alone move the figure by 0.06 %.
+    assert abs(ppl_ours / ppl_exact - 1) < 1e-3, f"{name} {type_name}: {ppl_ours:.4f}, exact {ppl_exact:.4f}"
 
 
 def test_base_file_of_the_reference(tmp_path: Path) -> None:

@@ -9,13 +9,15 @@
 namespace ikpy {
 namespace {
 
-// Quantizes 32 floats: scale = amax / 127, q = round to nearest even of x * (127 / amax).
+// Quantizes 32 floats: scale = amax / 127 rounded to bf16, q = round to nearest even of x / scale. The reference's
+// activation blocks hold such scales; with the same rounding both programs' products agree to the order of sums.
 void quantize_group(const float* x, int8_t* q, float* scale, int32_t* sum_low, int32_t* sum_high) {
     float amax = 0.0f;
     for (int i = 0; i < 32; ++i) amax = std::fmax(amax, std::fabs(x[i]));
     // Below 1e-35 the inverse overflows; such a group counts as zero.
-    const float inverse = amax > 1e-35f ? 127.0f / amax : 0.0f;
-    *scale = amax > 1e-35f ? amax / 127.0f : 0.0f;
+    const bool counts = amax > 1e-35f;
+    *scale = counts ? bf16_to_f32(f32_to_bf16(amax / 127.0f)) : 0.0f;
+    const float inverse = counts ? 1.0f / *scale : 0.0f;
     constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, half to even
     float scaled[32];
     for (int i = 0; i < 32; ++i) scaled[i] = x[i] * inverse;

@@ -20,7 +20,7 @@ inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step 
 // x[e] ~ scale[e / 32] * q[e]; sums are exact integers of at most 4064.
 struct ActQ8Layout {
     int64_t n;      // padded elements; q int8[n] is at offset 0
-    int64_t scale;  // f32[n / 32]: amax / 127
+    int64_t scale;  // f32[n / 32]: amax / 127, rounded to bf16
     int64_t sum32;  // f32[n / 32]: sum of q over the group
     int64_t
         neg32;  // i32[n / 32]: -128 * sum, the start value of dot products with codes stored as value + 128

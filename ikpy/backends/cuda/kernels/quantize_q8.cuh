@@ -34,7 +34,8 @@ __device__ __forceinline__ void quantize_128(const float* x, int n_in, int c, ui
 #pragma unroll
     for (int m = 4; m > 0; m >>= 1) amax = fmaxf(amax, __shfl_xor_sync(kAllLanes, amax, m));
     // Below 1e-35 the inverse overflows; such a group counts as zero.
-    const float inverse = amax > 1e-35f ? 127.0f / amax : 0.0f;
+    const float scale = amax > 1e-35f ? bf16_to_f32(f32_to_bf16(amax / 127.0f)) : 0.0f;
+    const float inverse = amax > 1e-35f ? 1.0f / scale : 0.0f;
     int sum = 0;
     unsigned packed = 0;
 #pragma unroll
@@ -52,7 +53,7 @@ __device__ __forceinline__ void quantize_128(const float* x, int n_in, int c, ui
         reinterpret_cast<int*>(out + at.neg16)[e / 16] = -128 * sum;
     }
     if ((lane & 7) == 0) {
-        reinterpret_cast<float*>(out + at.scale)[group] = amax > 1e-35f ? amax / 127.0f : 0.0f;
+        reinterpret_cast<float*>(out + at.scale)[group] = scale;
         reinterpret_cast<float*>(out + at.sum32)[group] = static_cast<float>(sum + other);
         reinterpret_cast<int*>(out + at.neg32)[group] = -128 * (sum + other);
     }

@@ -130,7 +130,7 @@ def test_latent_attention(type_name: str, heads: int, n_tokens: int) -> None:
 def test_devices_with_little_shared_memory() -> None:
     """Turing has 64 KiB per block: rows are taken 16 at a time where 64 do not fit."""
     for n, expected in ((128, "flash64_128_128"), (256, "flash16_256_256")):
-        (first, *_) = launch.lower(grouped(n, 25).p.graph.nodes[-1], lambda _: 0, launch.shared_limit((7, 5)))
+        (first, *_) = launch.lower(grouped(n, 25).p.graph.nodes[-1], lambda _: 0, launch.Target.of([(7, 5)]))
         assert first.kernel == expected
         assert first.shared_bytes <= 64 * 1024
 

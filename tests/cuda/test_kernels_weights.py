@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ikpy.backends.cuda import launch
+from ikpy.backends.cuda.launch import products
 from ikpy.graph.ir import F16, F32
 from ikpy.quants import by_name, dequantize
 from tests.cpu.matmul_plans import assert_close, quantize_activations
@@ -91,6 +92,30 @@ def test_row_lengths_that_fill_no_tile(type_name: str) -> None:
 def test_long_rows_are_shared_by_warps(type_name: str) -> None:
     check_product(type_name, 4096, 10, 1, 2e-6)
     check_product(type_name, 4096, 10, 3, 2e-6)
+
+
+@pytest.mark.parametrize("type_name", QUANTIZED)
+def test_rows_of_an_odd_number_of_blocks(type_name: str) -> None:
+    """Rows start at the smallest multiple of bytes that occurs: loads that ask for more alignment are errors."""
+    n_in = by_name(type_name).block_elements * (1 if by_name(type_name).block_elements >= 64 else 3)
+    check_product(type_name, n_in, 48, 1, 2e-6)
+    check_product(type_name, n_in, 48, 20, 2e-6)
+
+
+@pytest.mark.parametrize("type_name", FLOATS)
+def test_more_rows_than_a_grid_holds(type_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "MAX_GRID_YZ", 3)
+    check_product(type_name, 32, 48, 2, 2e-6)
+
+
+def test_weights_that_start_off_a_16_byte_boundary() -> None:
+    """Columns of a larger matrix: rows are at multiples of 16 bytes, their starts are not."""
+    rng = np.random.default_rng(4)
+    p = Program()
+    data = rng.standard_normal((40, 72)).astype(np.float16)
+    part = p.weight(data, "f16", (72, 40)).view((64, 40), (144,), 2 * 4)
+    few, many = (p.array(rng.standard_normal((n, 64), np.float32)) for n in (2, 20))
+    p.compare(p.graph.mul_mat(part, few), p.graph.mul_mat(part, many), bound=1e-5)
 
 
 @pytest.mark.parametrize("n_tokens", [2, 40])

@@ -15,7 +15,7 @@ class CudaKernels:
     """Lowers nodes to launches of the kernels in kernels/*.cu, which all devices of these capabilities can run."""
 
     def __init__(self, capabilities: Sequence[tuple[int, int]]) -> None:
-        self._shared_limit = min(map(launch.shared_limit, capabilities), default=launch.SHARED_LIMIT)
+        self._target = launch.Target.of(capabilities)
 
     def supports(self, node: Node) -> str | None:
         """Why a node must run on the CPU, or None."""
@@ -29,7 +29,7 @@ class CudaKernels:
                 return runtime
             return scratch if value is launch.WORK else address(value)
 
-        return list(launch.lower(node, resolve, self._shared_limit))
+        return list(launch.lower(node, resolve, self._target))
 
     def joined(self, first: Node, second: Node) -> Node | None:
         """One node for two that follow each other on a device, or None."""
@@ -37,7 +37,7 @@ class CudaKernels:
 
     def scratch_bytes(self, node: Node) -> int:
         """Work memory that the launches of a node need."""
-        return launch.work_bytes(node, self._shared_limit)
+        return launch.work_bytes(node, self._target)
 
     def activation_format(self, node: Node) -> int:
         """The format of single rows: that of whole batches depends on the CPU."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from ikpy.quants import dequantize
 # Latent attention splits these at load; the parts are not products with the tensor any more.
 SPLIT_AT_LOAD = ("attn_kv_b.weight", "attn_k_b.weight", "attn_v_b.weight")
 PARTS = (".lora_a", ".lora_b")
+# Devices tell weights apart by name, and several adapters may have pairs for one tensor.
+_serial = itertools.count()
 
 
 @dataclass
@@ -80,7 +83,7 @@ def _decoded(gguf: GGUFFile, info: TensorInfo, factor: float) -> Value:
     """The tensor as F32 in memory of its own, times a factor."""
     values = np.ascontiguousarray(dequantize(gguf.data(info), info.type_id, info.shape), np.float32)
     values *= np.float32(factor)
-    return external(values.ctypes.data, values, F32, info.shape)
+    return external(values.ctypes.data, values, F32, info.shape, f"{info.name}.{next(_serial)}", "weight")
 
 
 def low_rank_weights(model: Model, adapters: Sequence[LoraAdapter]) -> dict[Buffer, list[LowRank]]:

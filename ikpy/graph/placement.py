@@ -213,8 +213,10 @@ def _place_layers(
             raise UsageError(f"-mg {params.main_gpu}: there are {len(devices)} devices, numbered from 0")
         names = [devices[params.main_gpu].name] * offloaded
     else:
-        if params.split_mode not in ("layer", "row") and len(devices) > 1:
-            warnings.append(f"-sm {params.split_mode}: tensors are not divided among devices; read as -sm layer")
+        if params.split_mode == "row" or (params.split_mode != "layer" and len(devices) > 1):
+            warnings.append(
+                f"-sm {params.split_mode}: dividing tensors among GPUs is not implemented yet; read as -sm layer"
+            )
         names = _split(_unit_sizes(sizes, n_layer, params)[first : first + offloaded], params, devices)
     layers = (*([CPU] * first), *names[: n_layer - first])
     return layers, names[-1] if wanted > n_layer else CPU, warnings

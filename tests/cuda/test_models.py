@@ -63,6 +63,17 @@ def test_prompts_with_other_activation_formats_on_the_cpu(name: str, cuda_device
     assert np.abs(ours - truth).max() <= QUANTIZED_TOLERANCE * np.abs(truth).max(), worst(ours, truth)
 
 
+@pytest.mark.parametrize("name", ["qwen3", "deepseek2-lite"])
+def test_prompts_on_bf16_tensor_cores(name: str, cuda_devices: int) -> None:
+    """Weights and activations are rounded to bf16, as those of one token are not."""
+    tokens = tokens_for(12, 22)
+    truth = logits_of(zoo(name), tokens, 20)
+    plain = logits_of(zoo(name), tokens, 20, placement=PlacementParams(), devices=DeviceParams(bf16_batch=0))
+    ours = logits_of(zoo(name), tokens, 20, placement=PlacementParams(), devices=DeviceParams(bf16_batch=16))
+    assert not np.array_equal(ours, plain)
+    assert np.abs(ours - truth).max() <= QUANTIZED_TOLERANCE * np.abs(truth).max(), worst(ours, truth)
+
+
 def test_experts_uploaded_for_a_large_batch(cuda_devices: int) -> None:
     tokens = tokens_for(3, 9)
     truth = logits_of(zoo("qwen3moe"), tokens, 8)

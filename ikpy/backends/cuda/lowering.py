@@ -14,8 +14,9 @@ from ikpy.graph.ir import Node, Value
 class CudaKernels:
     """Lowers nodes to launches of the kernels in kernels/*.cu, which all devices of these capabilities can run."""
 
-    def __init__(self, capabilities: Sequence[tuple[int, int]]) -> None:
-        self._target = launch.Target.of(capabilities)
+    def __init__(self, capabilities: Sequence[tuple[int, int]], bf16_tokens: int | None = None) -> None:
+        tokens = launch.BF16_TOKENS if bf16_tokens is None else bf16_tokens
+        self._target = launch.Target.of(capabilities, tokens)
 
     def supports(self, node: Node) -> str | None:
         """Why a node must run on the CPU, or None."""
@@ -40,7 +41,9 @@ class CudaKernels:
         return launch.work_bytes(node, self._target)
 
     def activation_format(self, node: Node) -> int:
-        """The format of single rows: that of whole batches depends on the CPU."""
+        """That of single rows, as whole batches depend on the CPU; bf16 for large products on bf16 tensor cores."""
+        if launch.wants_bf16(node, self._target):
+            return launch.ACT_BF16
         weight = node.src[0]
         assert weight is not None
         return core.activation_format(weight.type_id, 1)

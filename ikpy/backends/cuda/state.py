@@ -40,7 +40,7 @@ class AddressOf(Protocol):
 
 
 class Kernels(Protocol):
-    """What the kernels offer: launch.py, or a double in tests."""
+    """What the kernels offer: the package launch, or a double in tests."""
 
     def supports(self, node: Node) -> str | None:
         """Why a node must run on the CPU, or None."""

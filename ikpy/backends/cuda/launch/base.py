@@ -38,16 +38,19 @@ WORK = _sentinel("work", 0)
 class Target:
     """What all devices that are to run a launch offer.
 
-    shared_bytes: shared memory that a block may have at most (with opting in).
+    shared_bytes: shared memory that a block may have at most (with opting in). bf16_tokens: smallest number of tokens
+    of products on bf16 tensor cores, 0 = never.
     """
 
     shared_bytes: int = SHARED_LIMIT
+    bf16_tokens: int = 0
 
     @classmethod
-    def of(cls, capabilities: Sequence[tuple[int, int]]) -> Target:
+    def of(cls, capabilities: Sequence[tuple[int, int]], bf16_tokens: int = 0) -> Target:
         """Of devices with these compute capabilities (CUDA guide); more than SHARED_LIMIT is not used."""
-        oldest = min(capabilities, default=(8, 0))
-        return cls(64 * 1024 if oldest < (8, 0) else SHARED_LIMIT)
+        if min(capabilities, default=(8, 0)) < (8, 0):
+            return cls(64 * 1024)
+        return cls(SHARED_LIMIT, bf16_tokens)
 
 
 SM_80 = Target()

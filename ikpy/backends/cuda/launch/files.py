@@ -63,6 +63,7 @@ _KERNEL_FILES = {
     "act_prepare_float": "act_prepare",
     "rows_float": "float",
     "attention_any": "attention_any",
+    "gemm_bf16": "gemm_bf16",
 }
 _FILE_OF_TYPE = {name: file for file, names in _WEIGHT_FILES.items() for name in names}
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import struct
-from dataclasses import dataclass
-
+from ikpy.backends.cuda.launch import products_bf16
 from ikpy.backends.cuda.launch.base import (
     ACT_BF16,
     ACT_Q8,
     FLOAT_WEIGHTS,
     MATVEC_COLUMNS,
     MAX_GRID_YZ,
-    RUNTIME,
     WORK,
     Launch,
     OpContext,
@@ -21,12 +18,12 @@ from ikpy.backends.cuda.launch.base import (
     i32,
     i64,
     lowers,
-    optional_address,
     pointer,
     type_name,
     view,
 )
-from ikpy.graph.ir import F16, F32, Node, Value
+from ikpy.backends.cuda.launch.product import Product
+from ikpy.graph.ir import F32, Node, Value
 from ikpy.quants import registry
 
 KINDS = ("mul_mat", "mul_mat_up_gate", "mul_mat_id", "mul_mat_id_up_gate")
@@ -52,62 +49,7 @@ def _prepare(x: Value, fmt: int, out: int, c: OpContext) -> Launch:
     return Launch("act_prepare_float", (ceil_div(padded, 256), grid_rows, 1), (256, 1, 1), 0, args)
 
 
-@dataclass
-class _Product:
-    """A matrix product in the terms of ikpy::cuda::Product."""
-
-    c: OpContext
-    up: Value
-    gate: Value | None
-    fmt: int
-    x: Value
-    up_bias: Value | None
-    gate_bias: Value | None
-    groups: Value | None
-    n_tokens: int  # 0 = n_kv at run time
-    activation: int = 0
-    n_used: int = 1
-    n_experts: int = 0
-    per_slot: int = 0
-
-    @property
-    def is_float(self) -> bool:
-        return self.up.type_name in FLOAT_WEIGHTS
-
-    @property
-    def is_by_expert(self) -> bool:
-        return self.groups is not None
-
-    @property
-    def max_columns(self) -> int:
-        """Tokens of a batch, or assignments of all experts, at most."""
-        if self.is_by_expert:
-            return self.n_tokens * self.n_used
-        return self.n_tokens or self.c.op.dst.shape[1]
-
-    def pack(self, x: int, x_stride: int, split: int) -> bytes:
-        address, dst = self.c.address, self.c.op.dst
-        pointers = [
-            address(self.up),
-            optional_address(self.gate, address),
-            x,
-            address(dst),
-            optional_address(self.up_bias, address),
-            optional_address(self.gate_bias, address),
-            optional_address(self.groups, address),
-            address(RUNTIME),
-        ]
-        bias = self.up_bias
-        bias_stride = bias.strides[1] // 4 if bias is not None and bias.shape[1] > 1 else 0
-        longs = [self.up.strides[1], self.up.strides[2], x_stride, dst.strides[1], dst.strides[2], bias_stride]
-        n_matrices = self.n_experts if self.is_by_expert else self.up.shape[2]
-        integers = [self.up.shape[0], self.up.shape[1], self.max_columns if self.is_by_expert else self.n_tokens]
-        integers += [n_matrices, self.activation, int(dst.type_id == F16)]
-        integers += [self.n_used, self.n_experts, self.per_slot, split]
-        return struct.pack("<8Q6q10i", *pointers, *longs, *integers)
-
-
-def _split(p: _Product) -> int:
+def _split(p: Product) -> int:
     """Warps that share rows: enough for about 2000 warps in all, each with at least two groups per lane."""
     rows_per_warp = registry.by_id(p.up.type_id).interleave * (1 if p.gate else 2)
     warps = ceil_div(p.up.shape[1], rows_per_warp)
@@ -118,9 +60,11 @@ def _split(p: _Product) -> int:
     return split
 
 
-def _product(p: _Product) -> list[Launch]:
+def _product(p: Product) -> list[Launch]:
+    if p.fmt == ACT_BF16 and products_bf16.wanted(p.op, p.context.target):
+        return products_bf16.launches(p)
     launches: list[Launch] = []
-    x, stride = p.c.address(p.x), act_row_bytes(p.fmt, p.up.shape[0])
+    x, stride = p.context.address(p.x), act_row_bytes(p.fmt, p.up.shape[0])
     if not p.is_float and p.fmt != ACT_Q8:
         # Types that the CPU multiplies in f32: their activations are quantized here.
         rows = Value(
@@ -131,29 +75,29 @@ def _product(p: _Product) -> list[Launch]:
             p.x.offset,
             1 if p.n_tokens == 0 and not p.is_by_expert else None,
         )
-        x, stride = p.c.address(WORK), act_row_bytes(ACT_Q8, p.up.shape[0])
-        launches.append(_prepare(rows, ACT_Q8, x, p.c))
+        x, stride = p.context.address(WORK), act_row_bytes(ACT_Q8, p.up.shape[0])
+        launches.append(_prepare(rows, ACT_Q8, x, p.context))
     vector = p.max_columns <= MATVEC_COLUMNS * (p.n_used if p.is_by_expert else 1)
     launches.append(_vector_launch(p, x, stride) if vector else _matrix_launch(p, x, stride))
     return launches
 
 
-def _x_rows(p: _Product) -> int:
+def _x_rows(p: Product) -> int:
     if p.is_by_expert:
         return p.n_tokens * (p.n_used if p.per_slot else 1)
-    return p.max_columns * p.c.op.dst.shape[2]
+    return p.max_columns * p.op.dst.shape[2]
 
 
-def _float_args(p: _Product) -> list[bytes]:
+def _float_args(p: Product) -> list[bytes]:
     return [i32(int(p.fmt == ACT_BF16))] if p.is_float else []
 
 
-def _vector_launch(p: _Product, x: int, stride: int) -> Launch:
+def _vector_launch(p: Product, x: int, stride: int) -> Launch:
     name = type_name(p.up.type_id)
     wide = not p.is_by_expert and p.max_columns > 1
     kernel = f"matvec{4 if wide else 1}_{name}"
     columns = ceil_div(p.max_columns, 4) if wide else p.max_columns
-    batches = 1 if p.is_by_expert else p.c.op.dst.shape[2]
+    batches = 1 if p.is_by_expert else p.op.dst.shape[2]
     n_out = p.up.shape[1]
     if p.is_float:
         rows_per_block, split = 4, 1
@@ -167,51 +111,53 @@ def _vector_launch(p: _Product, x: int, stride: int) -> Launch:
     return Launch(kernel, (columns, blocks, batches), (128, 1, 1), 0, args)
 
 
-def _matrix_launch(p: _Product, x: int, stride: int) -> Launch:
+def _matrix_launch(p: Product, x: int, stride: int) -> Launch:
     tile_columns = 64 if p.is_float else 128
     columns = p.n_tokens if p.is_by_expert else p.max_columns  # an expert gets a token once at most
     grid = (
         ceil_div(p.up.shape[1], 32 if p.gate else 64),
         ceil_div(columns, tile_columns),
-        p.n_experts if p.is_by_expert else p.c.op.dst.shape[2],
+        p.n_experts if p.is_by_expert else p.op.dst.shape[2],
     )
     return Launch(f"matmul_{type_name(p.up.type_id)}", grid, (256, 1, 1), 0, [p.pack(x, stride, 1), *_float_args(p)])
 
 
-def _dense(c: OpContext) -> _Product:
+def _dense(c: OpContext) -> Product:
     op = c.op
     if op.kind == "mul_mat_up_gate":
         up, gate, x, up_bias, gate_bias = op.src
         assert up is not None and x is not None
-        return _Product(c, up, gate, op.ip[0], x, up_bias, gate_bias, None, op.ip[1], op.ip[2])
+        return Product(c, up, gate, op.ip[0], x, up_bias, gate_bias, None, op.ip[1], op.ip[2])
     up, x, bias = (*op.src, None)[:3]
     assert up is not None and x is not None
     tokens = op.ip[1] if op.ip[1] > 0 else (0 if op.dst.dynamic_dim == 1 else op.dst.shape[1])
-    return _Product(c, up, None, op.ip[0], x, bias, None, None, tokens)
+    return Product(c, up, None, op.ip[0], x, bias, None, None, tokens)
 
 
-def _by_expert(c: OpContext) -> _Product:
+def _by_expert(c: OpContext) -> Product:
     op = c.op
     fmt, tokens, third, n_used, n_experts = op.ip
     if op.kind == "mul_mat_id_up_gate":
         up, gate, x, groups, up_bias, gate_bias = op.src
         assert up is not None and x is not None
-        return _Product(c, up, gate, fmt, x, up_bias, gate_bias, groups, tokens, third, n_used, n_experts, 0)
+        return Product(c, up, gate, fmt, x, up_bias, gate_bias, groups, tokens, third, n_used, n_experts, 0)
     up, x, groups, bias = op.src
     assert up is not None and x is not None
-    return _Product(c, up, None, fmt, x, bias, None, groups, tokens, 0, n_used, n_experts, third)
+    return Product(c, up, None, fmt, x, bias, None, groups, tokens, 0, n_used, n_experts, third)
 
 
 lowers("mul_mat", "mul_mat_up_gate")(lambda c: _product(_dense(c)))
 lowers("mul_mat_id", "mul_mat_id_up_gate")(lambda c: _product(_by_expert(c)))
 
 
-def work_bytes(op: Node) -> int:
-    """Bytes of activations that are quantized for an op."""
+def work_bytes(op: Node, target: Target) -> int:
+    """Bytes of weights that are decoded, or activations that are quantized, for an op."""
     weight = op.src[0]
     assert weight is not None
+    if op.ip[0] == ACT_BF16 and products_bf16.wanted(op, target):
+        return products_bf16.work_bytes(op)
     if weight.type_name in FLOAT_WEIGHTS or op.ip[0] == ACT_Q8:
         return 0
-    c = OpContext(op, lambda _: 0, Target())
+    c = OpContext(op, lambda _: 0, target)
     p = _by_expert(c) if "_id" in op.kind else _dense(c)
     return _x_rows(p) * act_row_bytes(ACT_Q8, weight.shape[0])

@@ -91,5 +91,5 @@ def lower(op: Node, address: Address, target: Target = SM_80) -> list[Launch]:
 def work_bytes(op: Node, target: Target = SM_80) -> int:
     """Bytes of scratch memory (WORK) that the launches of an op need, with the target given to ``lower``."""
     if op.kind in products.KINDS:
-        return products.work_bytes(op)
+        return products.work_bytes(op, target)
     return attention.work_bytes(op, target) if op.kind == "attention" else 0

@@ -1,9 +1,9 @@
-"""Print registers, shared memory, spills and occupancy of every CUDA kernel, and fail if a kernel spills.
+"""Compile CUDA kernels, print registers, shared memory and occupancy of each, and fail if one spills registers.
 
 Usage: python scripts/cuda_resources.py [ARCH ...] [--files REGEX] [--jobs N]
 
-ARCH is a compute capability such as 80; without any, all supported ones are compiled. NAME is a kernel file without
-.cu. No GPU is needed, only nvcc; results are kept in the user cache.
+ARCH is a compute capability such as 80; without any, all that the tests cover are compiled. REGEX selects kernel files
+by name without .cu. No GPU is needed, only nvcc; results are kept in the user cache.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from itertools import groupby
 
 from ikpy.backends.cuda import emulator, launch
 from ikpy.backends.cuda.resources import ARCHITECTURES, Usage, usages
@@ -33,15 +34,15 @@ def threads(kernel: str) -> int:
     return next((n for name, n in THREADS.items() if kernel.startswith(name)), 256)
 
 
-def line(row: Usage) -> str:
-    """One row of the table."""
-    count = threads(row.kernel)
-    dynamic = launch.flash_shared_bytes(row.kernel)
-    spills = f"  SPILLS {row.spill_bytes} bytes" if row.spill_bytes else ""
-    return (
-        f"sm_{row.arch:<4} {row.kernel:<24} {row.registers:4d} registers {row.shared_bytes + dynamic:6d} bytes shared "
-        f"{count:5d} threads {row.occupancy(count, dynamic):4.0%} occupancy{spills}"
-    )
+def line(kernel: str, rows: list[Usage]) -> str:
+    """A kernel on all architectures: registers, bytes of shared memory and occupancy for each."""
+    dynamic = launch.flash_shared_bytes(kernel)
+    cells = [
+        f"sm_{row.arch} {row.registers:3d} reg {row.shared_bytes + dynamic:5d} B "
+        f"{row.occupancy(threads(kernel), dynamic):4.0%}" + (f" SPILLS {row.spill_bytes} B" if row.spill_bytes else "")
+        for row in rows
+    ]
+    return f"{kernel:<22} {' | '.join(cells)}"
 
 
 def main() -> None:
@@ -52,11 +53,16 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
     files = [path for path in emulator.sources() if re.fullmatch(arguments.files, path.stem)]
-    rows = usages(files, arguments.arch, arguments.jobs)
-    print("\n".join(map(line, rows)))
-    spilling = [row for row in rows if row.spill_bytes]
+    spilling, total = [], 0
+    for source, rows in usages(files, arguments.arch, arguments.jobs):
+        print(f"--- {source.name}")
+        for kernel, of_kernel in groupby(sorted(rows, key=lambda row: row.kernel), key=lambda row: row.kernel):
+            print(line(kernel, sorted(of_kernel, key=lambda row: row.arch)), flush=True)
+        total += len(rows)
+        spilling += [f"{row.kernel} on sm_{row.arch}" for row in rows if row.spill_bytes]
+    print(f"{total} kernels compiled, {len(spilling)} spill registers", *spilling)
     if spilling:
-        raise SystemExit(f"{len(spilling)} of {len(rows)} kernels spill registers")
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

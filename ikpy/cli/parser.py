@@ -232,7 +232,7 @@ def check(params: CommonParams) -> None:
         raise UsageError("--grammar and --json-schema exclude each other")
     if model.split_mode == "row":
         model.split_mode = "layer"
-        params.warnings.append("-sm row is read as -sm layer")
+        params.warnings.append("-sm row: dividing tensors among GPUs is not implemented yet; read as -sm layer")
 
 
 def finish_text(params: CommonParams) -> None:

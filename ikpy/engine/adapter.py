@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -23,6 +24,8 @@ EMBEDDING = "token_embd.weight"
 # One expert of a layer in old files; such tensors are joined at load.
 EXPERT = re.compile(r"(.*\.ffn_(?:gate|up|down))\.(\d+)\.weight")
 Pair = tuple[NDArray[np.float32], NDArray[np.float32]]
+# Devices tell weights apart by name, and several adapters may have pairs for one tensor.
+_serial = itertools.count()
 
 
 @dataclass
@@ -143,7 +146,7 @@ def low_rank_weights(model: Model, adapters: Sequence[LoraAdapter]) -> LowRankWe
 def _value(values: NDArray[np.float32], n: int) -> Value:
     """F32 weight of n matrices; a single one serves for all."""
     values = np.ascontiguousarray(values)
-    value = external(values.ctypes.data, values, F32, values.shape[::-1])
+    value = external(values.ctypes.data, values, F32, values.shape[::-1], f"adapter.{next(_serial)}", "weight")
     if n > 1 and value.shape[2] == 1:
         value = value.view((*value.shape[:2], n), (value.strides[1], 0))
     return value

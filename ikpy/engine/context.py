@@ -20,7 +20,7 @@ from ikpy.engine.batch import Batch
 from ikpy.engine.kv_cache import MAX_SEQUENCES, KVCache, KVCacheFullError
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
-from ikpy.errors import UnsupportedError, UsageError
+from ikpy.errors import UsageError
 from ikpy.graph import work as plan_work
 from ikpy.graph.adapters import GraphAdapters
 from ikpy.graph.builder import Graph
@@ -214,28 +214,21 @@ class Context:
 
     def _make_adapters(self) -> None:
         adapters = self.params.adapters
-        if adapters:
-            self._refuse_on_devices("adapters (--lora)")
         self._low_rank = low_rank_weights(self.model, adapters)
         self.adapter_scales = np.ones((MAX_SEQUENCES, len(adapters)), np.float32)
         """Scale of every adapter per sequence; takes effect with the next decode."""
         self._token_scales = np.zeros((len(adapters), self.n_ubatch), np.float32)
 
-    def _refuse_on_devices(self, what: str) -> None:
-        if self.model.devices is not None:
-            raise UnsupportedError(f"{what} work on the CPU only so far; load the model with -ngl 0")
-
     def _graph_adapters(self, n_tokens: int, outputs: Value) -> GraphAdapters | None:
         if not self.params.adapters:
             return None
-        scales = [external(row.ctypes.data, self._token_scales, F32, (1, n_tokens)) for row in self._token_scales]
+        rows = self._token_scales
+        scales = [external(row.ctypes.data, rows, F32, (1, n_tokens), "scales", "input") for row in rows]
         return GraphAdapters(self._low_rank, scales, n_tokens, outputs)
 
     def steer(self, directions: np.ndarray | None) -> None:
         """Control vectors float32 [n_layer, n_embd] to add behind the layers from now on; None: nothing."""
         hp = self.model.hparams
-        if directions is not None:
-            self._refuse_on_devices("control vectors")
         if directions is not None and directions.shape != (hp.n_layer, hp.n_embd):
             raise UsageError(f"control vectors of shape {directions.shape}; {(hp.n_layer, hp.n_embd)} are needed")
         if directions is None or self._steering is None:
@@ -243,6 +236,8 @@ class Context:
             self._steering = None if directions is None else np.array(directions, np.float32)
         else:
             self._steering[:] = directions
+        if self.devices and self._steering is not None:
+            self.devices.set_directions(self._steering)
 
     def _batch_graph(self, n_tokens: int, n_outputs: int) -> BatchGraph:
         inputs = {name: _input(self._arrays[name], n_tokens, name) for name in ("tokens", "pos", "seq")}
@@ -264,7 +259,7 @@ class Context:
             batch.states = external(self._states.ctypes.data, self._states, F32, shape, "states", "input")
         if self._steering is not None:
             shape = self._steering.shape[::-1]
-            batch.steering = external(self._steering.ctypes.data, self._steering, F32, shape)
+            batch.steering = external(self._steering.ctypes.data, self._steering, F32, shape, "steering", "input")
         return batch
 
     def _graph(self, n_tokens: int, n_outputs: int) -> tuple[list[Node], Value | None, Value | None]:
@@ -405,7 +400,7 @@ class Context:
         if self.model.devices is None:
             return None
         cells = [array for cells in self.kv.cells.values() for array in (cells.pos, cells.seq)]
-        inputs = Inputs([*self._arrays.values(), *self._cell_indices.values()], cells)
+        inputs = Inputs([*self._arrays.values(), *self._cell_indices.values(), *self._token_scales], cells)
         devices = DeviceRuntime(self.model.devices, inputs, self.kv.tensors, self._log, plan_only=self.plan_only)
         devices.settle([self._graph(*shape)[0] for shape in shapes])
         return devices

@@ -12,6 +12,11 @@ from dataclasses import dataclass, field, replace
 from ikpy.graph.ir import Buffer, Value
 
 
+def adapted_tensor(name: str) -> str:
+    """Name of the tensor that a weight belongs to: its own, or the one that it is a low-rank part of."""
+    return name.partition(".lora_")[0]
+
+
 @dataclass(frozen=True)
 class LowRank:
     """A [n_in, rank] and B [rank, n_out] of one weight (with a third dimension for experts and heads).

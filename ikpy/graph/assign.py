@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from ikpy.graph.adapters import adapted_tensor
 from ikpy.graph.ir import F32, Buffer, Node, Value, contiguous_strides
 from ikpy.graph.placement import CPU, EXPERT_MATMUL, FUSED_EXPERTS, MATMUL, Placement
 
@@ -52,7 +53,7 @@ class DeviceRules:
 
     def weight_device(self, value: Value, kind: str) -> str:
         """Device of a weight as this kind of node uses it."""
-        name = value.buffer.name
+        name = adapted_tensor(value.buffer.name)
         # A tied embedding matrix is looked up in host memory and multiplied on the device of the output.
         if name == TIED_OUTPUT and kind != "get_rows" and name not in self.placement.overridden:
             return self.placement.output
@@ -125,7 +126,7 @@ class _Assigner:
     # --- devices ----------------------------------------------------------------------------------------------
 
     def _place(self, node: Node) -> None:
-        if node.kind in REPLICATED:
+        if node.kind in REPLICATED or all(v.buffer.role == "input" for v in read(node)):
             if node.kind == "act_prepare":
                 self.prepare[node.dst.buffer] = node
             self.steps.append(Step("", node))

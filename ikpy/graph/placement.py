@@ -54,7 +54,8 @@ class DeviceParams:
     names: devices to use in this order, None = all. policy: operations whose large batches with weights in host memory
     may run on a device, absent = yes. offload_batch: smallest such batch in tokens, times experts over used experts for
     routed ones; 0 = never. only_active_experts: of experts in host memory, copy those that have tokens. graphs: replay
-    what ran before as CUDA graphs. check: look for NaN once before the first batch.
+    what ran before as CUDA graphs. bf16_batch: smallest batch in tokens for products on bf16 tensor cores, 0 = never,
+    None = as the backend thinks best. check: look for NaN once before the first batch.
     """
 
     names: tuple[str, ...] | None = None
@@ -62,6 +63,7 @@ class DeviceParams:
     offload_batch: int = 32
     only_active_experts: bool = True
     graphs: bool = True
+    bf16_batch: int | None = None
     check: bool = True
 
 
@@ -213,8 +215,10 @@ def _place_layers(
             raise UsageError(f"-mg {params.main_gpu}: there are {len(devices)} devices, numbered from 0")
         names = [devices[params.main_gpu].name] * offloaded
     else:
-        if params.split_mode not in ("layer", "row") and len(devices) > 1:
-            warnings.append(f"-sm {params.split_mode}: tensors are not divided among devices; read as -sm layer")
+        if params.split_mode == "row" or (params.split_mode != "layer" and len(devices) > 1):
+            warnings.append(
+                f"-sm {params.split_mode}: dividing tensors among GPUs is not implemented yet; read as -sm layer"
+            )
         names = _split(_unit_sizes(sizes, n_layer, params)[first : first + offloaded], params, devices)
     layers = (*([CPU] * first), *names[: n_layer - first])
     return layers, names[-1] if wanted > n_layer else CPU, warnings

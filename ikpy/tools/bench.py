@@ -229,11 +229,12 @@ class Engine:
         from ikpy.graph.placement import DeviceParams
 
         cuda = dict(entry.split("=", 1) for entry in self.params.cuda_params.split(",") if "=" in entry)
-        batch = cuda.get("offload-batch-size", "32")
+        batch, bf16 = cuda.get("offload-batch-size", "32"), cuda.get("bf16-batch-size", "")
         return DeviceParams(
             only_active_experts=not self.params.no_ooae,
             graphs=cuda.get("graphs", "1") != "0",
             offload_batch=int(batch) if batch.isdigit() else 32,
+            bf16_batch=int(bf16) if bf16.isdigit() else None,
         )
 
     def context(self, model: Any, test: BenchTest) -> Any:

@@ -83,6 +83,13 @@ def test_unknown_devices_and_bad_patterns_are_errors() -> None:
         place(model(), N_LAYER, PlacementParams(tensor_split=(1, -1)), TWO)
 
 
+@pytest.mark.parametrize("mode", ["row", "attn", "graph"])
+def test_modes_that_divide_tensors_are_layer_with_a_warning(mode: str) -> None:
+    placed = place(model(), N_LAYER, PlacementParams(split_mode=mode), TWO)
+    assert placed.layers == place(model(), N_LAYER, PlacementParams(), TWO).layers
+    assert placed.warnings == [f"-sm {mode}: dividing tensors among GPUs is not implemented yet; read as -sm layer"]
+
+
 def test_splits_follow_the_sizes_of_layers() -> None:
     dense = model(dense=N_LAYER)
     dense["output.weight"] = 76 - 1  # as large as a layer

@@ -189,12 +189,20 @@ class Packed(bytes):
     args: list[bytes]
 
 
+# Static shared memory of every kernel, which counts as well.
+STATIC_SHARED = 1024
+
+
 class Function:
     launcher: Callable[[str, Any, Any, int, list[bytes]], None]
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.shared = 48 << 10
+        self.shared = (48 << 10) - STATIC_SHARED
+
+    def get_attribute(self, attribute: str) -> int:
+        assert attribute == "SHARED_SIZE_BYTES"
+        return STATIC_SHARED
 
     def set_attribute(self, attribute: str, value: int) -> None:
         assert attribute == "MAX_DYNAMIC_SHARED_SIZE_BYTES"
@@ -264,6 +272,7 @@ class host_alloc_flags:
 
 class function_attribute:
     MAX_DYNAMIC_SHARED_SIZE_BYTES = "MAX_DYNAMIC_SHARED_SIZE_BYTES"
+    SHARED_SIZE_BYTES = "SHARED_SIZE_BYTES"
 
 
 @contextmanager

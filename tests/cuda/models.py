@@ -34,7 +34,7 @@ def emulated(
     opened, default = cuda_devices._open, cuda_setup.default_kernels
     try:
         cuda_devices._open = lambda *_: (found, "")  # type: ignore[assignment]
-        cuda_setup.default_kernels = lambda _: kernels  # type: ignore[assignment]
+        cuda_setup.default_kernels = lambda *_: kernels  # type: ignore[assignment]
         yield kernels
     finally:
         cuda_devices._open, cuda_setup.default_kernels = opened, default

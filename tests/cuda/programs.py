@@ -20,25 +20,32 @@ from ikpy.quants import registry
 
 # The GPU that runs the kernels (pytest --device real); None: they are emulated.
 DEVICE: Device | None = None
+ORDERS = (emulator.FORWARD, emulator.REVERSE, 2026)
 TYPE_OF_DTYPE = {"float32": F32, "float16": F16, "int32": I32, "int64": I64}
 
 
-class SingleRowFormats:
-    """The native module with the activation formats of single rows, which the CUDA kernels read for any number."""
+class DeviceFormats:
+    """The native module with the activation formats of single rows, which the CUDA kernels read for any number, or
+    with the one of products on bf16 tensor cores.
+    """
+
+    def __init__(self, *, bf16: bool) -> None:
+        self._bf16 = bf16
 
     def __getattr__(self, name: str) -> Any:
         return getattr(core, name)
 
     def activation_format(self, weight_type: int, n_rows: int = 1) -> int:
         """Format in which activations are prepared."""
-        return core.activation_format(weight_type, 1)
+        return launch.ACT_BF16 if self._bf16 else core.activation_format(weight_type, 1)
 
 
 class Program:
     """A graph under construction and the arrays it reads."""
 
-    def __init__(self) -> None:
-        self.graph = Graph(SingleRowFormats())
+    def __init__(self, target: launch.Target | None = None) -> None:
+        self.target = target or launch.Target()
+        self.graph = Graph(DeviceFormats(bf16=self.target.bf16_tokens > 0))
         self.arrays: list[np.ndarray] = []
 
     def array(self, data: np.ndarray) -> Value:
@@ -53,14 +60,29 @@ class Program:
         self.arrays.append(copy)
         return external(copy.ctypes.data, copy, registry.by_name(type_name).id, shape, type_name)
 
-    def run(self, results: Sequence[Value], *, on_cuda: bool, n_kv: int = 0, reverse: bool = False) -> list[np.ndarray]:
-        """Contents of results (arena or external) after one run; external memory is put back afterwards."""
+    def run(self, results: Sequence[Value], *, on_cuda: bool, n_kv: int = 0) -> list[np.ndarray]:
+        """Contents of results (arena or external) after one run; external memory is put back afterwards.
+
+        Emulated kernels run with checks for races, and must give the same whatever order threads take turns in.
+        """
+        if not on_cuda or DEVICE is not None:
+            return self._run_once(results, n_kv, on_cuda=on_cuda)
+        machine, found = emulator.library(checked=True), []
+        for order in ORDERS:
+            machine.set_order(order)
+            found.append(self._run_once(results, n_kv, on_cuda=True))
+        for order, other in zip(ORDERS, found, strict=True):
+            same = [a.tobytes() == b.tobytes() for a, b in zip(found[0], other, strict=True)]
+            assert all(same), f"results {same} with threads in order {order}"
+        return found[0]
+
+    def _run_once(self, results: Sequence[Value], n_kv: int, *, on_cuda: bool) -> list[np.ndarray]:
         saved = [array.copy() for array in self.arrays]
         arena = plan_arena(self.graph.nodes, {v.buffer for v in results})
         memory = _aligned(np.full(arena.nbytes, 0xFF, np.uint8))
         base = memory.ctypes.data
         if on_cuda:
-            self._run_cuda(memory, arena.offsets, n_kv, reverse)
+            self._run_cuda(memory, arena.offsets, n_kv)
         else:
             CompiledPlan(core, self.graph.nodes, arena, base).run(n_kv, 2)
         found = []
@@ -74,13 +96,13 @@ class Program:
             array[...] = old
         return found
 
-    def _run_cuda(self, memory: np.ndarray, offsets: dict, n_kv: int, reverse: bool) -> None:
+    def _run_cuda(self, memory: np.ndarray, offsets: dict, n_kv: int) -> None:
         if DEVICE is not None:
             self._run_on_device(DEVICE, memory, offsets, n_kv)
             return
         base = memory.ctypes.data
         runtime = np.array([n_kv, 0, 0, 0], np.int32)
-        work = _aligned(np.full(max(map(launch.work_bytes, self.graph.nodes)), 0xFF, np.uint8))
+        work = _aligned(np.full(max(launch.work_bytes(node, self.target) for node in self.graph.nodes), 0xFF, np.uint8))
 
         def address(value: Value) -> int:
             if value is launch.RUNTIME:
@@ -90,17 +112,16 @@ class Program:
             start = value.buffer.address
             return (base + offsets[value.buffer] if start is None else start) + value.offset
 
-        machine = emulator.library()
-        machine.set_reverse(reverse)
+        machine = emulator.library(checked=True)
         for node in self.graph.nodes:
             assert launch.supports(node) is None, launch.supports(node)
-            for step in launch.lower(node, address):
+            for step in launch.lower(node, address, self.target):
                 machine.launch(*step)
 
     def _run_on_device(self, device: Device, memory: np.ndarray, offsets: dict, n_kv: int) -> None:
         """Copies all memory to a GPU, runs the kernels there and copies it back."""
         runtime = np.array([n_kv, 0, 0, 0], np.int32)
-        work = np.full(max(map(launch.work_bytes, self.graph.nodes)) + 64, 0xFF, np.uint8)
+        work = np.full(max(launch.work_bytes(node, self.target) for node in self.graph.nodes) + 64, 0xFF, np.uint8)
         host = [memory, runtime, work, *self.arrays]
         stream, blocks = device.new_stream(), [device.alloc(array.nbytes) for array in host]
         by_address = {array.ctypes.data: block for array, block in zip(host, blocks, strict=True)}
@@ -117,7 +138,7 @@ class Program:
             stream.upload(block, array)
         for node in self.graph.nodes:
             assert launch.supports(node) is None, launch.supports(node)
-            for step in launch.lower(node, address):
+            for step in launch.lower(node, address, self.target):
                 stream.launch(step)
         for array, block in zip(host, blocks, strict=True):
             stream.download(array, block)
@@ -125,10 +146,10 @@ class Program:
         for block in blocks:
             device.release(block)
 
-    def compare(self, *results: Value, bound: float, n_kv: int = 0, reverse: bool = False) -> None:
+    def compare(self, *results: Value, bound: float, n_kv: int = 0) -> None:
         """Fails unless both give the same within bound times the largest magnitude of each result."""
         expected = self.run(results, on_cuda=False, n_kv=n_kv)
-        actual = self.run(results, on_cuda=True, n_kv=n_kv, reverse=reverse)
+        actual = self.run(results, on_cuda=True, n_kv=n_kv)
         for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
             assert_close(a, e, bound, f"result {i}")
 

@@ -133,3 +133,11 @@ def test_a_model_through_the_driver(driver: Any, monkeypatch: pytest.MonkeyPatch
     ours = logits_of(zoo("qwen3moe"), tokens, 4, placement=PlacementParams(n_cpu_moe=1))
     assert np.abs(ours - truth).max() < 2e-3 * np.abs(truth).max()
     assert driver.library.replays > 0
+
+
+def test_static_shared_memory_counts_towards_what_must_be_asked_for(driver: Any) -> None:
+    device = driver.devices[0]
+    limit = (48 << 10) - fake_pycuda.STATIC_SHARED
+    assert device.function("rms_norm_q8", limit).shared == limit
+    assert device.function("rms_norm_q8", limit + 4).shared == limit + 4
+    assert device.function("rms_norm_q8", 0).shared == limit + 4

@@ -10,6 +10,8 @@ import pytest
 from ikpy.backends.cuda import emulator
 from ikpy.backends.cuda.launch import pointer
 
+ORDERS = (emulator.FORWARD, emulator.REVERSE, 77)
+
 KERNELS = """
 #include "mma.cuh"
 using namespace ikpy::cuda;
@@ -56,6 +58,49 @@ __device__ void copied(int* out) {
     __syncthreads();
     out[threadIdx.x] = found;
 }
+// The second half of the block reads what lane 0 of its warp wrote, with and without __syncwarp; a shuffle orders
+// nothing.
+template <bool Sync>
+__device__ void from_first_lane(int* out) {
+    __shared__ int first[2];
+    if (lane_id() == 0) first[warp_id()] = 5;
+    const int lane = __shfl_sync(kAllLanes, lane_id(), 0);
+    if (Sync) __syncwarp();
+    out[threadIdx.x] = first[warp_id()] + lane;
+}
+IKPY_KERNEL with_syncwarp(int* out) { from_first_lane<true>(out); }
+IKPY_EXPORT(with_syncwarp);
+IKPY_KERNEL without_syncwarp(int* out) { from_first_lane<false>(out); }
+IKPY_EXPORT(without_syncwarp);
+
+// All threads read before one writes.
+template <bool Barrier>
+__device__ void read_then_written(int* out) {
+    __shared__ int value;
+    if (threadIdx.x == 0) value = 5;
+    __syncthreads();
+    const int found = value;
+    if (Barrier) __syncthreads();
+    if (threadIdx.x == 0) value = 6;
+    out[threadIdx.x] = found;
+}
+IKPY_KERNEL read_barrier_written(int* out) { read_then_written<true>(out); }
+IKPY_EXPORT(read_barrier_written);
+IKPY_KERNEL read_written(int* out) { read_then_written<false>(out); }
+IKPY_EXPORT(read_written);
+
+IKPY_KERNEL same_place_in_all_blocks(int* out) { out[threadIdx.x] = 5; }
+IKPY_EXPORT(same_place_in_all_blocks);
+
+IKPY_KERNEL counted(int* out) { atomicAdd(&out[64], 1); }
+IKPY_EXPORT(counted);
+
+IKPY_KERNEL misaligned_vector(int* out) {
+    if (threadIdx.x == 7)
+        *reinterpret_cast<float4*>(out + 1) = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+}
+IKPY_EXPORT(misaligned_vector);
+
 IKPY_KERNEL with_wait(int* out) { copied<true>(out); }
 IKPY_EXPORT(with_wait);
 IKPY_KERNEL without_wait(int* out) { copied<false>(out); }
@@ -64,29 +109,39 @@ IKPY_EXPORT(without_wait);
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> emulator.Emulator:
-    source: Path = tmp_path_factory.mktemp("kernels") / "faulty.cu"
-    source.write_text(KERNELS)
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("kernels") / "faulty.cu"
+    path.write_text(KERNELS)
+    return path
+
+
+@pytest.fixture(scope="module")
+def machine(source: Path) -> emulator.Emulator:
     return emulator.build([source])
 
 
-def run(machine: emulator.Emulator, kernel: str, *, reverse: bool = False) -> np.ndarray:
+@pytest.fixture(scope="module")
+def checked(source: Path) -> emulator.Emulator:
+    return emulator.build([source], checked=True)
+
+
+def run(machine: emulator.Emulator, kernel: str, order: int = emulator.FORWARD, blocks: int = 1) -> np.ndarray:
     memory = np.full(256 + 4, 5, np.int32)
     out = memory[-memory.ctypes.data // 4 % 4 :][:256]
-    machine.set_reverse(reverse)
-    machine.launch(kernel, (1, 1, 1), (64, 1, 1), 0, [pointer(out.ctypes.data)])
+    machine.set_order(order)
+    machine.launch(kernel, (blocks, 1, 1), (64, 1, 1), 0, [pointer(out.ctypes.data)])
     return out[:64].copy()
 
 
 def test_a_missing_barrier_shows_in_one_order(machine: emulator.Emulator) -> None:
     expected = np.arange(64) + (np.arange(64) + 1) % 64
-    assert all((run(machine, "with_barrier", reverse=r) == expected).all() for r in (False, True))
-    assert not all((run(machine, "without_barrier", reverse=r) == expected).all() for r in (False, True))
+    assert all((run(machine, "with_barrier", r) == expected).all() for r in ORDERS)
+    assert not all((run(machine, "without_barrier", r) == expected).all() for r in ORDERS)
 
 
 def test_a_missing_wait_shows_in_one_order(machine: emulator.Emulator) -> None:
-    assert all((run(machine, "with_wait", reverse=r) == 5).all() for r in (False, True))
-    assert not all((run(machine, "without_wait", reverse=r) == 5).all() for r in (False, True))
+    assert all((run(machine, "with_wait", r) == 5).all() for r in ORDERS)
+    assert not all((run(machine, "without_wait", r) == 5).all() for r in ORDERS)
 
 
 @pytest.mark.parametrize(
@@ -101,3 +156,31 @@ def test_what_a_device_would_not_survive_is_an_error(machine: emulator.Emulator,
     with pytest.raises(emulator.EmulationError, match=reason):
         run(machine, kernel)
     assert (run(machine, "with_barrier") >= 0).all()  # the next launch works
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    ("kernel", "blocks", "reason"),
+    [
+        ("without_barrier", 1, "race in shared memory"),
+        ("without_syncwarp", 1, "race in shared memory"),
+        ("read_written", 1, "race in shared memory"),
+        ("same_place_in_all_blocks", 2, r"race in global \(two blocks\) memory: written by thread .*, written by"),
+        ("misaligned_vector", 1, "misaligned access"),
+    ],
+)
+def test_checks_find_faults_in_every_order(
+    checked: emulator.Emulator, kernel: str, blocks: int, reason: str, order: int
+) -> None:
+    with pytest.raises(emulator.EmulationError, match=reason):
+        run(checked, kernel, order, blocks)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("kernel", ["with_barrier", "with_syncwarp", "read_barrier_written", "with_wait", "counted"])
+def test_checks_find_nothing_where_nothing_is(checked: emulator.Emulator, kernel: str, order: int) -> None:
+    assert (run(checked, kernel, order, 1 if kernel != "counted" else 3) >= 0).all()
+
+
+def test_blocks_that_write_apart_are_no_race(checked: emulator.Emulator) -> None:
+    assert (run(checked, "same_place_in_all_blocks", blocks=1) == 5).all()

@@ -1,50 +1,89 @@
-"""The kernels as nvcc sees them: they compile for the supported architectures and no kernel spills registers.
+"""The kernels as nvcc sees them: files of the smaller families compile and no kernel of theirs spills registers.
 
-Needs nvcc, no GPU. Compiling everything takes many minutes the first time (results are kept in the user cache), so
-by default the weight families are compiled for one architecture each; IKPY_CUDA_ARCHS=all compiles everything.
+Needs nvcc, no GPU. Everything is compiled by scripts/cuda_resources.py, which scripts/test runs beside the tests.
 """
 
 from __future__ import annotations
 
-import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from ikpy.backends.cuda import emulator, launch, resources
-from ikpy.errors import UnsupportedError
+from ikpy.backends.cuda import emulator, launch, modules, resources
+from ikpy.backends.cuda.api import DeviceError
 
-try:
-    resources.nvcc()
-except UnsupportedError as error:
-    pytestmark = pytest.mark.skip(reason=str(error))
-
-EVERYTHING = os.environ.get("IKPY_CUDA_ARCHS") == "all"
-# One plain and one interleaved family with offsets and with 16-element scales, the rest on demand.
-DEFAULT = {
-    "weights_trellis": (90,),
-    "elementwise": (75,),
-    "norm": (75,),
-    "rope": (89,),
-    "kv_cache": (80,),
-    "moe": (120,),
-}
+SCRIPT = Path(__file__).parent.parent.parent / "scripts" / "cuda_resources.py"
+LOG = """
+ptxas info    : Compiling entry function 'first' for 'sm_80'
+ptxas info    : Function properties for first
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 40 registers, used 1 barriers, 33280 bytes smem, 500 bytes cmem[0]
+ptxas info    : Compiling entry function 'second' for 'sm_90a'
+ptxas info    : Function properties for second
+    16 bytes stack frame, 12 bytes spill stores, 8 bytes spill loads
+ptxas info    : Used 255 registers, used 0 barriers
+"""
 
 
-def cases() -> list[tuple[Path, int]]:
-    return [
-        (source, arch)
-        for source in emulator.sources()
-        for arch in (resources.ARCHITECTURES if EVERYTHING else DEFAULT.get(source.stem, ()))
+def has_nvcc() -> bool:
+    try:
+        return bool(modules.nvcc_version())
+    except DeviceError:
+        return False
+
+
+needs_nvcc = pytest.mark.skipif(not has_nvcc(), reason="no nvcc")
+
+
+def test_report_of_the_compiler() -> None:
+    assert resources.parse(LOG) == [
+        resources.Usage("first", 80, 40, 33280, 0, 0),
+        resources.Usage("second", 90, 255, 0, 16, 20),
     ]
 
 
-@pytest.mark.parametrize(("source", "arch"), cases(), ids=lambda v: v.stem if isinstance(v, Path) else f"sm_{v}")
-def test_compiles_without_spills(source: Path, arch: int) -> None:
-    rows = resources.usage(source, arch)
-    assert rows, f"{source.name} defines no kernel"
-    spilling = [f"{row.kernel}: {row.spill_bytes} bytes" for row in rows if row.spill_bytes]
-    assert not spilling, f"{source.name} on sm_{arch} spills: {', '.join(spilling)}"
+def test_architectures_share_the_ptx_that_the_kernels_need() -> None:
+    assert modules.code_flag(["sm_80", "sm_120"]) == "-gencode=arch=compute_80,code=[sm_80,sm_120]"
+    assert modules.code_flag(["sm_75"]) == "-gencode=arch=compute_75,code=[sm_75]"
+
+
+@needs_nvcc
+@pytest.mark.parametrize("stem", ["elementwise", "norm", "rope", "kv_cache", "moe", "statistics", "act_prepare"])
+def test_compiles_without_spills(stem: str) -> None:
+    rows = resources.usage(emulator.KERNELS / f"{stem}.cu", (80, 90))
+    assert {row.arch for row in rows} == {80, 90}
+    assert not [row for row in rows if row.spill_bytes]
+
+
+@needs_nvcc
+def test_a_spill_fails_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many live values as three times the registers of a thread."""
+    kernels = tmp_path / "kernels"
+    kernels.mkdir()
+    (kernels / "greedy.cu").write_text("""
+        extern "C" __global__ void __launch_bounds__(1024, 2) greedy(float* x, int n) {
+            float v[96];
+        #pragma unroll
+            for (int i = 0; i < 96; ++i) v[i] = x[i];
+            for (int k = 0; k < n; ++k)
+        #pragma unroll
+                for (int i = 0; i < 96; ++i) v[i] = v[i] * v[(i + 17) % 96] + 1.0f;
+        #pragma unroll
+            for (int i = 0; i < 96; ++i) x[i] = v[i];
+        }""")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    code = (
+        "import pathlib, runpy, sys\n"
+        "from ikpy.backends.cuda import emulator\n"
+        f"emulator.KERNELS = pathlib.Path({str(kernels)!r})\n"
+        f"sys.argv = [{str(SCRIPT)!r}, '80']\n"
+        f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "SPILLS" in done.stdout and "1 kernels compiled, 1 spill registers greedy on sm_80" in done.stdout
 
 
 def test_every_kernel_is_in_the_file_that_lowering_names() -> None:

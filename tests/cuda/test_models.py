@@ -63,6 +63,21 @@ def test_prompts_with_other_activation_formats_on_the_cpu(name: str, cuda_device
     assert np.abs(ours - truth).max() <= QUANTIZED_TOLERANCE * np.abs(truth).max(), worst(ours, truth)
 
 
+def test_prompts_on_bf16_tensor_cores(tmp_path: Path, cuda_devices: int) -> None:
+    """Activations are rounded to bf16 there, which costs less than rounding them to int8."""
+    model, decoded = tmp_path / "q8_0.gguf", tmp_path / "f32.gguf"
+    assert main(["quantize", str(zoo("qwen3")), str(model), "Q8_0"]) == 0
+    assert main(["quantize", "--allow-requantize", str(model), str(decoded), "F32"]) == 0
+    tokens = tokens_for(12, 20)
+    exact = logits_of(decoded, tokens, 20)
+    always, never = (
+        logits_of(model, tokens, 20, placement=PlacementParams(), devices=DeviceParams(bf16_batch=batch)) - exact
+        for batch in (16, 0)
+    )
+    assert np.linalg.norm(always) < 0.7 * np.linalg.norm(never)
+    assert np.linalg.norm(always) < 0.02 * np.linalg.norm(exact)
+
+
 def test_experts_uploaded_for_a_large_batch(cuda_devices: int) -> None:
     tokens = tokens_for(3, 9)
     truth = logits_of(zoo("qwen3moe"), tokens, 8)

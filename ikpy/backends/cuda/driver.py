@@ -22,7 +22,7 @@ from ikpy.backends.cuda.arguments import pack
 
 STREAM_NON_BLOCKING = 1
 CAPTURE_THREAD_LOCAL = 1
-# More dynamic shared memory than this must be asked for per function.
+# If static and dynamic shared memory of a block are more than this, the dynamic one must be asked for per function.
 DEFAULT_SHARED_BYTES = 48 << 10
 
 # Compute capability and names of kernels -> cubin that holds each of them.
@@ -212,7 +212,10 @@ class CudaDevice(Device):
         if name not in self._functions:
             self.prepare([name])
         function = self._functions[name]
-        if shared_bytes > max(DEFAULT_SHARED_BYTES, self._shared.get(name, 0)):
+        if name not in self._shared:
+            static = function.get_attribute(cuda.function_attribute.SHARED_SIZE_BYTES)
+            self._shared[name] = max(0, DEFAULT_SHARED_BYTES - static)
+        if shared_bytes > self._shared[name]:
             function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes)
             self._shared[name] = shared_bytes
         return function

@@ -25,7 +25,21 @@ SHIM = Path(__file__).parent / "shim"
 NATIVE = Path(__file__).parent.parent.parent / "_native"
 INCLUDE_DIRS = (KERNELS, NATIVE / "include")
 
-_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off", "-Wno-attributes", "-w")
+# Static variables of templates that are visible are one for all libraries of a process.
+_FLAGS = (
+    "-std=c++17",
+    "-O2",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-strict-aliasing",
+    "-ffp-contract=off",
+    "-Wno-attributes",
+    "-w",
+)
+
+
+_CHECKS = ("-fsanitize=thread,alignment", "--param=tsan-instrument-func-entry-exit=0")
+FORWARD, REVERSE = 0, 1
 
 
 class EmulationError(RuntimeError):
@@ -45,9 +59,12 @@ class Emulator:
         count = self._lib.ikpy_emulator_kernel_count()
         return [self._lib.ikpy_emulator_kernel_name(i).decode() for i in range(count)]
 
-    def set_reverse(self, reverse: bool) -> None:
-        """Threads take turns in descending order and asynchronous copies arrive late: uncovers missing barriers."""
-        self._lib.ikpy_emulator_set_reverse(int(reverse))
+    def set_order(self, order: int) -> None:
+        """The order in which blocks, warps and threads take turns: uncovers missing barriers and waits.
+
+        FORWARD, REVERSE (asynchronous copies arrive late), or the seed of a random order (copies arrive late as well).
+        """
+        self._lib.ikpy_emulator_set_order(order)
 
     def launch(
         self,
@@ -136,31 +153,35 @@ def _produce(target: Path, command: list[str]) -> Path:
     return target
 
 
-def _object(source: Path, folder: Path, compiler: str) -> Path:
-    key = sources_digest(source, compiler, *_FLAGS)
+def _object(source: Path, folder: Path, compiler: str, flags: Sequence[str]) -> Path:
+    key = sources_digest(source, compiler, *flags)
     includes = [f"-I{path}" for path in (SHIM, *INCLUDE_DIRS)]
-    command = [compiler, *_FLAGS, *includes, "-x", "c++", "-c", str(source)]
+    command = [compiler, *flags, *includes, "-x", "c++", "-c", str(source)]
     built = _produce(folder / f"{source.stem}-{key}.o", command)
-    if sources_digest(source, compiler, *_FLAGS) != key:  # edited meanwhile: the object may not be what its name says
+    if sources_digest(source, compiler, *flags) != key:  # edited meanwhile: the object may not be what its name says
         built.unlink(missing_ok=True)
         raise EmulationError(f"{source.name} or a header changed while it was compiled; try again")
     return built
 
 
-def build(kernel_files: Sequence[Path]) -> Emulator:
-    """An emulator with the kernels of these files; compiles what is not in the user cache."""
+def build(kernel_files: Sequence[Path], *, checked: bool = False) -> Emulator:
+    """An emulator with the kernels of these files; compiles what is not in the user cache.
+
+    checked: races and misaligned accesses end a launch with an error, at about a tenth of the speed.
+    """
     compiler = _compiler()
     folder = cache_dir()
     folder.mkdir(parents=True, exist_ok=True)
+    work = [(path, (*_FLAGS, *_CHECKS) if checked else _FLAGS) for path in kernel_files]
+    work += [(path, _FLAGS) for path in (SHIM / "emulator.cpp", SHIM / "races.cpp")]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        files = [SHIM / "emulator.cpp", *kernel_files]
-        objects = list(pool.map(lambda source: _object(source, folder, compiler), files))
+        objects = list(pool.map(lambda item: _object(item[0], folder, compiler, item[1]), work))
     key = _digest(*(path.name.encode() for path in objects))
     linked = folder / f"kernels-{key}.so"
     return Emulator(_produce(linked, [compiler, "-shared", *map(str, objects)]))
 
 
 @cache
-def library() -> Emulator:
+def library(*, checked: bool = False) -> Emulator:
     """The emulator with all kernels."""
-    return build(sources())
+    return build(sources(), checked=checked)

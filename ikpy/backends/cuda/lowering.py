@@ -14,8 +14,9 @@ from ikpy.graph.ir import Node, Value
 class CudaKernels:
     """Lowers nodes to launches of the kernels in kernels/*.cu, which all devices of these capabilities can run."""
 
-    def __init__(self, capabilities: Sequence[tuple[int, int]]) -> None:
-        self._shared_limit = min(map(launch.shared_limit, capabilities), default=launch.SHARED_LIMIT)
+    def __init__(self, capabilities: Sequence[tuple[int, int]], bf16_tokens: int | None = None) -> None:
+        tokens = launch.BF16_TOKENS if bf16_tokens is None else bf16_tokens
+        self._target = launch.Target.of(capabilities, tokens)
 
     def supports(self, node: Node) -> str | None:
         """Why a node must run on the CPU, or None."""
@@ -29,7 +30,7 @@ class CudaKernels:
                 return runtime
             return scratch if value is launch.WORK else address(value)
 
-        return list(launch.lower(node, resolve, self._shared_limit))
+        return list(launch.lower(node, resolve, self._target))
 
     def joined(self, first: Node, second: Node) -> Node | None:
         """One node for two that follow each other on a device, or None."""
@@ -37,10 +38,12 @@ class CudaKernels:
 
     def scratch_bytes(self, node: Node) -> int:
         """Work memory that the launches of a node need."""
-        return launch.work_bytes(node, self._shared_limit)
+        return launch.work_bytes(node, self._target)
 
     def activation_format(self, node: Node) -> int:
-        """The format of single rows: that of whole batches depends on the CPU."""
+        """That of single rows, as whole batches depend on the CPU; bf16 for large products on bf16 tensor cores."""
+        if launch.wants_bf16(node, self._target):
+            return launch.ACT_BF16
         weight = node.src[0]
         assert weight is not None
         return core.activation_format(weight.type_id, 1)

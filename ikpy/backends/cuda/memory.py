@@ -47,6 +47,8 @@ class WeightStore:
     def __init__(self) -> None:
         self._addresses: dict[tuple[str, int], int] = {}
         self._blocks: list[tuple[Device, int]] = []
+        # Nothing else may come to lie where an uploaded weight is in host memory.
+        self._owners: list[object] = []
         finalizer = weakref.finalize(self, _release, self._blocks)
         # At exit the driver frees everything, perhaps before us.
         finalizer.atexit = False
@@ -75,6 +77,7 @@ class WeightStore:
             assert buffer.address is not None
             uploader.upload(address, host_view(buffer.address, buffer.nbytes))
             self._addresses[device.name, buffer.address] = address
+            self._owners.append(buffer.owner)
             address += aligned(buffer.nbytes)
         stream.synchronize()
         return total

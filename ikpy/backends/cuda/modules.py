@@ -27,6 +27,8 @@ NVCC_FLAGS = ("-std=c++17", "-O3", "--expt-relaxed-constexpr", "-lineinfo")
 OLDEST = (7, 5)
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120")
 Progress = Callable[[str], None]
+# The kernels ask for nothing later than this, so all newer devices share its PTX.
+NEWEST_PTX = 80
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,17 @@ def architecture(compute_capability: tuple[int, int]) -> str:
         major, minor = compute_capability
         raise DeviceError(f"compute capability {major}.{minor} is too old: 7.5 (Turing) or later is needed")
     return "sm_{}{}".format(*compute_capability)
+
+
+def virtual_architecture(arch: str) -> str:
+    """compute_80 for sm_80 and everything later, compute_75 for sm_75: what a device's PTX is made for."""
+    return f"compute_{min(int(arch.removeprefix('sm_')), NEWEST_PTX)}"
+
+
+def code_flag(architectures: Sequence[str]) -> str:
+    """The option for nvcc that makes code for architectures with the same PTX."""
+    (virtual,) = set(map(virtual_architecture, architectures))
+    return f"-gencode=arch={virtual},code=[{','.join(architectures)}]"
 
 
 def sources() -> list[Path]:
@@ -106,7 +119,7 @@ def compile_cubin(source: Path, arch: str, target: Path) -> str:
         command = [
             nvcc(),
             "-cubin",
-            f"-arch={arch}",
+            code_flag([arch]),
             "-Xptxas=-v",
             *NVCC_FLAGS,
             *includes,

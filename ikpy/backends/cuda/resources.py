@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 
-from ikpy.backends.cuda import emulator
-from ikpy.errors import UnsupportedError
+from ikpy.backends.cuda import emulator, modules
 
-ARCHITECTURES = (75, 80, 89, 90, 120)
-NVCC_FLAGS = ("-std=c++17", "-O3", "--cubin", "-Xptxas", "-v")
+ARCHITECTURES = (75, 80, 89, 90)
+REPORT_FLAGS = ("-fatbin", "-Xptxas=-v")
 
 # Shared memory per multiprocessor and per block (KiB), threads per multiprocessor; all have 65536 registers.
 _LIMITS = {
@@ -50,14 +48,6 @@ class Usage:
         return min(by_registers, by_shared, max_threads // threads) * threads / max_threads
 
 
-def nvcc() -> str:
-    """Path of the CUDA compiler; UnsupportedError if there is none."""
-    found = shutil.which("nvcc") or (shutil.which("nvcc", path="/usr/local/cuda/bin"))
-    if not found:
-        raise UnsupportedError("no CUDA compiler (nvcc) found")
-    return found
-
-
 _ENTRY = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\d+)a?'")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers")
@@ -79,30 +69,48 @@ def parse(log: str) -> list[Usage]:
     return found
 
 
-@cache
-def _version() -> str:
-    return subprocess.run([nvcc(), "--version"], capture_output=True, text=True, check=True).stdout
+def _reports(source: Path, architectures: Collection[int]) -> dict[int, Path]:
+    """Where the usages of a kernel file are kept for each architecture."""
+    folder = modules.cache_dir().parent / "cuda-resources"
+    key = emulator.sources_digest(source, modules.nvcc_version(), *modules.NVCC_FLAGS, *REPORT_FLAGS)
+    return {arch: folder / f"{source.stem}-{arch}-{key}.json" for arch in architectures}
 
 
-def usage(source: Path, arch: int) -> list[Usage]:
-    """Compiles a kernel file for an architecture; results are kept in the user cache. RuntimeError on errors."""
-    folder = emulator.cache_dir().parent / "cuda-resources"
-    folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"{source.stem}-{arch}-{emulator.sources_digest(source, _version(), *NVCC_FLAGS)}.json"
-    if target.exists():
-        return [Usage(**row) for row in json.loads(target.read_text())]
+def _compile(source: Path, architectures: Sequence[int]) -> str:
+    """What ptxas reports about a kernel file. The architectures share their PTX, so the front end runs once."""
     includes = [f"-I{path}" for path in emulator.INCLUDE_DIRS]
-    command = [nvcc(), *NVCC_FLAGS, f"-arch=sm_{arch}", *includes, str(source), "-o", "/dev/null"]
+    code = modules.code_flag([f"sm_{arch}" for arch in architectures])
+    command = [modules.nvcc(), *modules.NVCC_FLAGS, *REPORT_FLAGS, code, *includes, str(source), "-o", os.devnull]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[:4000]}")
-    found = parse(done.stderr + done.stdout)
-    target.write_text(json.dumps([asdict(row) for row in found]))
-    return found
+    return done.stderr + done.stdout
 
 
-def usages(sources: Sequence[Path], architectures: Sequence[int], jobs: int) -> list[Usage]:
-    """Usages of all kernels of the files on all architectures, in order."""
-    work = [(source, arch) for source in sources for arch in architectures]
+def usage(source: Path, architectures: Sequence[int]) -> list[Usage]:
+    """Usages of a file's kernels on architectures that share their PTX (``modules.virtual_architecture``).
+
+    What the user cache lacks is compiled. RuntimeError if the compiler fails.
+    """
+    reports = _reports(source, architectures)
+    missing = [arch for arch, path in reports.items() if not path.exists()]
+    if missing:
+        made = parse(_compile(source, missing))
+        for arch in missing:
+            path = reports[arch]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_suffix(f".{os.getpid()}")
+            partial.write_text(json.dumps([asdict(row) for row in made if row.arch == arch]))
+            os.replace(partial, path)
+    return [Usage(**row) for path in reports.values() for row in json.loads(path.read_text())]
+
+
+def usages(sources: Sequence[Path], architectures: Sequence[int], jobs: int) -> Iterator[tuple[Path, list[Usage]]]:
+    """Usages of all kernels of the files on all architectures, file by file; `jobs` compilers run at a time."""
+    groups: dict[str, list[int]] = {}
+    for arch in architectures:
+        groups.setdefault(modules.virtual_architecture(f"sm_{arch}"), []).append(arch)
     with ThreadPoolExecutor(jobs) as pool:
-        return [row for rows in pool.map(lambda item: usage(*item), work) for row in rows]
+        found = {source: [pool.submit(usage, source, group) for group in groups.values()] for source in sources}
+        for source, futures in found.items():
+            yield source, [row for future in futures for row in future.result()]

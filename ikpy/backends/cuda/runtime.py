@@ -212,6 +212,11 @@ class DeviceRuntime:
         """Binds a graph whose memory was committed."""
         return HybridPlan(graph, cpu_plan, self.states, self.setup.kernels, arena_address, self.setup.params)
 
+    def set_directions(self, directions: np.ndarray) -> None:
+        """Copies control vectors, which graphs read as an input, to all devices."""
+        for state in self.states.values():
+            state.set_directions(directions)
+
     # --- caches as host memory --------------------------------------------------------------------------------
 
     def download_caches(self) -> None:

@@ -41,11 +41,11 @@ def device_setup(devices: Sequence[Device], where: Placement, params: DevicePara
     """The devices that hold anything; None if everything is on the CPU."""
     used = {*where.tensors.values(), *where.caches} - {CPU}
     chosen = [device for device in devices if device.name in used]
-    return DeviceSetup(chosen, where, default_kernels(chosen), params) if chosen else None
+    return DeviceSetup(chosen, where, default_kernels(chosen, params), params) if chosen else None
 
 
-def default_kernels(devices: Sequence[Device]) -> Kernels:
+def default_kernels(devices: Sequence[Device], params: DeviceParams) -> Kernels:
     """The CUDA kernels, of sizes that fit all the devices."""
     from ikpy.backends.cuda.lowering import CudaKernels
 
-    return CudaKernels([device.compute_capability for device in devices])
+    return CudaKernels([device.compute_capability for device in devices], params.bf16_batch)

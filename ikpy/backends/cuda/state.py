@@ -40,7 +40,7 @@ class AddressOf(Protocol):
 
 
 class Kernels(Protocol):
-    """What the kernels offer: launch.py, or a double in tests."""
+    """What the kernels offer: the package launch, or a double in tests."""
 
     def supports(self, node: Node) -> str | None:
         """Why a node must run on the CPU, or None."""
@@ -107,6 +107,8 @@ class DeviceState:
         self.scratch = Block(device)
         self.slots = [WeightSlot(device), WeightSlot(device)]
         self._next_slot = 0
+        self._directions = Block(device)
+        self._steering: np.ndarray | None = None
         self._caches: dict[str, tuple[int, Buffer]] = {}
         self._make_inputs(inputs)
 
@@ -150,6 +152,13 @@ class DeviceState:
         known[first:last] = current[first:last]
         self.stream.upload(self.runtime + start + first, known[first:last])
 
+    def set_directions(self, directions: np.ndarray) -> None:
+        """Copies control vectors, which change so rarely that they are no part of the inputs of a run."""
+        self._directions.reserve(directions.nbytes)
+        self._steering = directions
+        self.stream.upload(self._directions.address, directions)
+        self.stream.synchronize()
+
     # --- caches -----------------------------------------------------------------------------------------------
 
     def add_caches(self, buffers: Iterable[Buffer]) -> None:
@@ -186,6 +195,8 @@ class DeviceState:
             return self._caches[buffer.name][0]
         elif buffer.role == "input" and buffer.address in self._offsets:
             return self.runtime + self._offsets[buffer.address]
+        elif self._steering is not None and buffer.address == self._steering.ctypes.data:
+            return self._directions.address
         raise DeviceError(f"{self.device.name}: {buffer.role} {buffer.name} is not on the device")
 
     def next_slot(self) -> WeightSlot:
@@ -197,7 +208,7 @@ class DeviceState:
         """Gives all memory of the context back."""
         self.stream.synchronize()
         self.copy_stream.synchronize()
-        for block in (self.arena, self.scratch, *(slot.block for slot in self.slots)):
+        for block in (self.arena, self.scratch, self._directions, *(slot.block for slot in self.slots)):
             block.release()
         for address, _ in self._caches.values():
             self.device.release(address)

@@ -99,7 +99,8 @@ ROWS = (
         "-cuda --cuda-params",
         Kind("K=V,...", values.to_cuda_params),
         "model.cuda_params",
-        "graphs=0|1: CUDA graphs; offload-batch-size=N: smallest batch for -op. Other keys have no effect",
+        "graphs=0|1: CUDA graphs; offload-batch-size=N: smallest batch for -op; bf16-batch-size=N: smallest batch "
+        "for bf16 tensor cores, 0 = never. Other keys have no effect",
         reason=NO_GPU,
     ),
     ignored("-smgs --split-mode-graph-scheduling", GRAPH_SPLIT, "scheduling of graph split mode"),

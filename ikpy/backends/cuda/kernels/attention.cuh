@@ -6,7 +6,7 @@ namespace ikpy::cuda {
 
 constexpr float kLog2e = 1.44269504088896341f;
 
-// Mirrored in launch.py. Views: [head size, heads, cells or tokens].
+// Mirrored in launch/attention.py. Views: [head size, heads, cells or tokens].
 struct Attention {
     View q, k, k1, v, dst;  // k1.data null: keys have one segment
     const uint16_t* mask;   // f16 rows of 0 and -inf; null: all cells of the range are visible

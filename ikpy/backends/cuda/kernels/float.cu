@@ -85,7 +85,13 @@ __device__ __forceinline__ void load8_x(const uint8_t* x, int e, bool bf16, floa
     }
 }
 
-// ---- matrix-vector: one warp per row (or a row of the up and of the gate matrix) ----
+// Whether all rows of the weights start at multiples of 16 bytes.
+__device__ __forceinline__ bool rows_aligned(const Product& p) {
+    const auto starts = reinterpret_cast<uintptr_t>(p.up) | reinterpret_cast<uintptr_t>(p.gate);
+    return (starts | static_cast<uintptr_t>(p.row_bytes | p.matrix_bytes)) % 16 == 0;
+}
+
+// ---- matrix-vector: a warp takes rows (or rows of the up and of the gate matrix) in turn ----
 
 template <class W, int N>
 __device__ __forceinline__ void matvec(const Product& p, int x_bf16) {
@@ -102,44 +108,45 @@ __device__ __forceinline__ void matvec(const Product& p, int x_bf16) {
         if (first >= columns.count) return;
     }
     const int n_columns = p.groups ? 1 : min(N, columns.count - first);
-    const int r = blockIdx.y * (blockDim.x >> 5) + warp_id(), k = r % W::kRows;
-    if (r >= p.n_out) return;
-    const bool aligned = p.row_bytes % 16 == 0;
+    const bool aligned = rows_aligned(p);
     const long long matrix = columns.matrix * p.matrix_bytes;
-    const uint8_t* up = weight_row<W>(p.up + matrix, p.row_bytes, r);
-    const uint8_t* gate = p.gate ? weight_row<W>(p.gate + matrix, p.row_bytes, r) : nullptr;
     const uint8_t* x[N];
-    float up_sum[N], gate_sum[N];
 #pragma unroll
-    for (int c = 0; c < N; ++c) {
-        x[c] = column_at(p, columns, first + min(c, n_columns - 1)).x;
-        up_sum[c] = gate_sum[c] = 0.0f;
-    }
-    for (int e = 8 * lane; e < p.n_in; e += 256) {
-        float u[8], g[8];
-        load8_checked<W>(up, k, e, p.n_in, aligned, u);
-        if (gate) load8_checked<W>(gate, k, e, p.n_in, aligned, g);
+    for (int c = 0; c < N; ++c) x[c] = column_at(p, columns, first + min(c, n_columns - 1)).x;
+    const int warps = blockDim.x >> 5;
+    for (int r = blockIdx.y * warps + warp_id(); r < p.n_out; r += gridDim.y * warps) {
+        const int k = r % W::kRows;
+        const uint8_t* up = weight_row<W>(p.up + matrix, p.row_bytes, r);
+        const uint8_t* gate = p.gate ? weight_row<W>(p.gate + matrix, p.row_bytes, r) : nullptr;
+        float up_sum[N], gate_sum[N];
 #pragma unroll
-        for (int c = 0; c < N; ++c) {
-            float v[8];
-            load8_x(x[c], e, x_bf16, v);
+        for (int c = 0; c < N; ++c) up_sum[c] = gate_sum[c] = 0.0f;
+        for (int e = 8 * lane; e < p.n_in; e += 256) {
+            float u[8], g[8];
+            load8_checked<W>(up, k, e, p.n_in, aligned, u);
+            if (gate) load8_checked<W>(gate, k, e, p.n_in, aligned, g);
 #pragma unroll
-            for (int i = 0; i < 8; ++i) up_sum[c] += u[i] * v[i];
-            if (gate) {
+            for (int c = 0; c < N; ++c) {
+                float v[8];
+                load8_x(x[c], e, x_bf16, v);
 #pragma unroll
-                for (int i = 0; i < 8; ++i) gate_sum[c] += g[i] * v[i];
+                for (int i = 0; i < 8; ++i) up_sum[c] += u[i] * v[i];
+                if (gate) {
+#pragma unroll
+                    for (int i = 0; i < 8; ++i) gate_sum[c] += g[i] * v[i];
+                }
             }
         }
-    }
 #pragma unroll
-    for (int c = 0; c < N; ++c) {
-        up_sum[c] = warp_sum(up_sum[c]);
-        if (gate) gate_sum[c] = warp_sum(gate_sum[c]);
-    }
+        for (int c = 0; c < N; ++c) {
+            up_sum[c] = warp_sum(up_sum[c]);
+            if (gate) gate_sum[c] = warp_sum(gate_sum[c]);
+        }
 #pragma unroll
-    for (int c = 0; c < N; ++c) {
-        if (lane == c && c < n_columns)
-            store_sum(p, column_at(p, columns, first + c).dst, columns.matrix, r, up_sum[c], gate_sum[c]);
+        for (int c = 0; c < N; ++c) {
+            if (lane == c && c < n_columns)
+                store_sum(p, column_at(p, columns, first + c).dst, columns.matrix, r, up_sum[c], gate_sum[c]);
+        }
     }
 }
 
@@ -167,7 +174,7 @@ template <class W>
 __device__ __forceinline__ void load_tile(const Product& p, int matrix, int depth, int n_columns, int x_bf16,
                                           FloatTile& tile) {
     constexpr bool kBf16 = W::kBf16;
-    const bool aligned = p.row_bytes % 16 == 0;
+    const bool aligned = rows_aligned(p);
     for (int i = threadIdx.x; i < kSize * kSize / 8; i += blockDim.x) {
         const int row = i / 8, e = i % 8 * 8, r = tile_row(p, row);
         float v[8] = {0, 0, 0, 0, 0, 0, 0, 0};

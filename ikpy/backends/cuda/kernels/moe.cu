@@ -111,6 +111,7 @@ IKPY_KERNEL moe_route(View ids, View weights, View logits, const float* bias, Ro
         for (int e = lane; e < a.n_expert; e += 32) best = better(best, Best{scores[e], e});
         best = warp_best(best);
         if (j == 0) top = best.value;
+        __syncwarp();  // all lanes have read the scores
         if (lane == 0) {
             const bool drop =
                 a.ser_min > 0 && a.ser_threshold > 0 && j >= a.ser_min && best.value < a.ser_threshold * top;
@@ -187,9 +188,9 @@ IKPY_KERNEL moe_entries(int* groups, View ids, int n_expert) {
 }
 IKPY_EXPORT(moe_entries);
 
-// dst [D, T] = sum over slots of weight * output [D, K, T], plus addend. Threads along D.
+// dst [D, T] = sum over slots of weight * output [D, K, T], plus addend. grid (tokens, blocks of columns).
 IKPY_KERNEL moe_combine(View dst, View outputs, View weights, View ids, View addend) {
-    const int t = blockIdx.y, d = blockIdx.x * blockDim.x + threadIdx.x, k = outputs.ne[1];
+    const int t = blockIdx.x, d = blockIdx.y * blockDim.x + threadIdx.x, k = outputs.ne[1];
     if (d >= dst.ne[0]) return;
     const int* id = ids.row<const int>(t);
     const float* w = weights.data ? weights.row<const float>(t) : nullptr;

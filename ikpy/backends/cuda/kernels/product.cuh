@@ -4,7 +4,7 @@
 
 namespace ikpy::cuda {
 
-// Mirrored in launch.py.
+// Mirrored in launch/product.py.
 struct Product {
     const uint8_t* up;    // or the only weight
     const uint8_t* gate;  // null: one matrix

@@ -24,19 +24,19 @@
 struct dim3 {
     unsigned x = 1, y = 1, z = 1;
 };
-struct int4 {
+struct alignas(16) int4 {
     int x, y, z, w;
 };
-struct uint2 {
+struct alignas(8) uint2 {
     unsigned x, y;
 };
-struct uint4 {
+struct alignas(16) uint4 {
     unsigned x, y, z, w;
 };
-struct float2 {
+struct alignas(8) float2 {
     float x, y;
 };
-struct float4 {
+struct alignas(16) float4 {
     float x, y, z, w;
 };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
@@ -47,6 +47,7 @@ namespace ikpy::shim {
 
 constexpr int kWarp = 32;
 constexpr size_t kSlotBytes = 64;
+constexpr size_t kMaxShared = 228 * 1024;
 
 // Operands and results of one warp operation, one slot per lane.
 struct WarpSlots {
@@ -57,6 +58,7 @@ struct WarpSlots {
 WarpSlots& warp_slots();
 int lane();
 void block_barrier();
+void warp_barrier();
 // Waits for all lanes of the warp; the last one to arrive calls combine(slots).
 void warp_meet(void (*combine)(WarpSlots&, const void*), const void* context);
 uint8_t* dynamic_shared();
@@ -64,8 +66,24 @@ uint8_t* dynamic_shared();
 void copy16(void* to, const void* from, bool valid);
 void commit_copies();
 void wait_copies(int groups_left);
+// Where an access happens: its thread and how far that has come. Memory of threads alone lies between
+// private_begin and private_end.
+struct AccessState {
+    bool running;
+    uint16_t thread;
+    uint32_t launch, block, epoch, warp_epoch;
+    uintptr_t private_begin, private_end;
+};
+AccessState access_state();
 // Ends the launch with an error, as a misaligned access does on a device.
 [[noreturn]] void fail(const char* reason);
+
+// Not seen by the checks of races.cpp.
+#if defined(__SANITIZE_THREAD__)
+#define IKPY_UNCHECKED __attribute__((no_sanitize_thread, noinline))
+#else
+#define IKPY_UNCHECKED
+#endif
 
 // out of every lane = f(inputs of all lanes, lane)
 template <class Out, class In, class F>
@@ -118,9 +136,7 @@ struct Registration {
     }
 
 inline void __syncthreads() { ikpy::shim::block_barrier(); }
-inline void __syncwarp() {
-    ikpy::shim::warp_operation<int>(0, [](const int*, int) { return 0; });
-}
+inline void __syncwarp() { ikpy::shim::warp_barrier(); }
 
 template <class T>
 inline T __shfl_xor_sync(unsigned, T value, int mask) {
@@ -151,13 +167,13 @@ inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask,
 
 // Fibers never run at the same time, so plain operations are atomic.
 template <class T>
-inline T atomicAdd(T* p, T value) {
+IKPY_UNCHECKED inline T atomicAdd(T* p, T value) {
     const T old = *p;
     *p = old + value;
     return old;
 }
 template <class T>
-inline T atomicMax(T* p, T value) {
+IKPY_UNCHECKED inline T atomicMax(T* p, T value) {
     const T old = *p;
     if (value > old) *p = value;
     return old;

@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <map>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -87,22 +88,27 @@ struct Fiber {
 struct Warp {
     ikpy::shim::WarpSlots slots;
     int arrived = 0;
+    uint32_t epoch = 0;
 };
 
 constexpr size_t kStackBytes = 64 * 1024;
 constexpr int kMaxThreads = 1024;
-constexpr size_t kMaxShared = 228 * 1024;
+// Stacks, and behind them what the lanes of warps exchange.
+constexpr size_t kPrivateBytes = kStackBytes * kMaxThreads + sizeof(Warp) * kMaxThreads / kWarp;
+using ikpy::shim::kMaxShared;
 
 struct Machine {
     Context scheduler;
     std::vector<Fiber> fibers;
-    std::vector<Warp> warps;
+    Warp* warps = nullptr;
     uint8_t* stacks = nullptr;
     std::vector<uint8_t> shared;
     ikpy::shim::Invoke invoke = nullptr;
     void** arguments = nullptr;
     int n_threads = 0, current = 0, at_barrier = 0, finished = 0;
-    bool reverse = false;
+    bool reverse = false, running = false;
+    uint32_t random = 0;  // state of the generator; 0: threads take turns in one direction
+    uint32_t launch = 0, block = 0, epoch = 0;
     std::string error;
 };
 
@@ -137,14 +143,27 @@ void resume(int i) {
     switch_context(m.scheduler, m.fibers[i].context);
 }
 
+// The i-th of n in this round of turns.
+struct Order {
+    int n, first, step;
+    int operator[](int i) const { return (first + step * i + n) % n; }
+};
+Order order(int n) {
+    Machine& m = machine();
+    if (m.random == 0) return m.reverse ? Order{n, n - 1, -1} : Order{n, 0, 1};
+    m.random = m.random * 1664525u + 1013904223u;
+    return {n, static_cast<int>((m.random >> 8) % n), m.random >> 31 ? 1 : -1};
+}
+
 // Runs the threads of a warp until all of them wait for the block or are done; false if none could run.
 bool run_warp(int w) {
     Machine& m = machine();
     bool any = false, progress = true;
     while (progress) {
         progress = false;
+        const Order lanes = order(kWarp);
         for (int l = 0; l < kWarp; ++l) {
-            const int i = w * kWarp + (m.reverse ? kWarp - 1 - l : l);
+            const int i = w * kWarp + lanes[l];
             if (i < m.n_threads && m.fibers[i].state == State::kReady) {
                 resume(i);
                 any = progress = true;
@@ -157,6 +176,7 @@ bool run_warp(int w) {
 bool run_block() {
     Machine& m = machine();
     m.at_barrier = m.finished = 0;
+    ++m.epoch;
     for (int i = 0; i < m.n_threads; ++i) {
         Fiber& f = m.fibers[i];
         const unsigned t = i;
@@ -170,11 +190,13 @@ bool run_block() {
     for (int w = 0; w < n_warps; ++w) m.warps[w].arrived = 0;
     for (;;) {
         bool any = false;
-        for (int w = 0; w < n_warps; ++w) any |= run_warp(m.reverse ? n_warps - 1 - w : w);
+        const Order warps = order(n_warps);
+        for (int w = 0; w < n_warps; ++w) any |= run_warp(warps[w]);
         if (!m.error.empty()) return false;
         if (m.finished == m.n_threads) return true;
         if (m.at_barrier == m.n_threads) {
             m.at_barrier = 0;
+            ++m.epoch;
             for (int i = 0; i < m.n_threads; ++i) m.fibers[i].state = State::kReady;
         } else if (!any) {
             int waiting = 0;
@@ -208,10 +230,10 @@ bool prepare(const unsigned* grid, const unsigned* block, size_t shared_bytes) {
     m.n_threads = static_cast<int>(threads);
     if (!m.stacks) {
         m.fibers.resize(kMaxThreads);
-        m.warps.resize(kMaxThreads / kWarp);
         m.shared.resize(kMaxShared + 128);
-        m.stacks = static_cast<uint8_t*>(mmap(nullptr, kStackBytes * kMaxThreads, PROT_READ | PROT_WRITE,
+        m.stacks = static_cast<uint8_t*>(mmap(nullptr, kPrivateBytes, PROT_READ | PROT_WRITE,
                                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+        m.warps = new (m.stacks + kStackBytes * kMaxThreads) Warp[kMaxThreads / kWarp];
     }
     return true;
 }
@@ -236,6 +258,19 @@ void warp_meet(void (*combine)(WarpSlots&, const void*), const void* context) {
     warp.arrived = 0;
     combine(warp.slots, context);
     for (int l = 0; l < kWarp; ++l) m.fibers[w * kWarp + l].state = State::kReady;
+}
+
+void warp_barrier() {
+    warp_meet([](WarpSlots&, const void*) { ++machine().warps[machine().current / kWarp].epoch; }, nullptr);
+}
+
+AccessState access_state() {
+    const Machine& m = machine();
+    const auto stacks = reinterpret_cast<uintptr_t>(m.stacks);
+    return {m.running, static_cast<uint16_t>(m.current),
+            m.launch,  m.block,
+            m.epoch,   m.running ? m.warps[m.current / kWarp].epoch : 0,
+            stacks,    stacks + kPrivateBytes};
 }
 
 uint8_t* dynamic_shared() {
@@ -280,6 +315,7 @@ void register_kernel(const char* name, Invoke invoke) { kernels()[name] = invoke
 
 }  // namespace ikpy::shim
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 // 0, or -1 with the reason in ikpy_emulator_error(). The contents of shared memory are undefined at the
@@ -297,24 +333,35 @@ int ikpy_emulator_launch(const char* name, const unsigned* grid, const unsigned*
     m.invoke = kernel->second;
     m.arguments = arguments;
     std::memset(ikpy::shim::dynamic_shared(), 0xA5, shared_bytes);
-    for (unsigned z = 0; z < grid[2]; ++z)
-        for (unsigned y = 0; y < grid[1]; ++y)
-            for (unsigned x = 0; x < grid[0]; ++x) {
-                blockIdx = {x, y, z};
-                if (!run_block()) {
-                    m.error = "block (" + std::to_string(x) + ", " + std::to_string(y) + ", " +
-                              std::to_string(z) + "): " + m.error;
-                    return -1;
-                }
-            }
+    ++m.launch;
+    const uint64_t n_blocks = uint64_t(grid[0]) * grid[1] * grid[2];
+    for (uint64_t n = 0; n < n_blocks; ++n) {
+        const uint64_t block_number = m.reverse ? n_blocks - 1 - n : n;
+        blockIdx = {static_cast<unsigned>(block_number % grid[0]),
+                    static_cast<unsigned>(block_number / grid[0] % grid[1]),
+                    static_cast<unsigned>(block_number / grid[0] / grid[1])};
+        m.block = static_cast<uint32_t>(block_number);
+        m.running = true;
+        const bool done = run_block();
+        m.running = false;
+        if (!done) {
+            m.error = "block (" + std::to_string(blockIdx.x) + ", " + std::to_string(blockIdx.y) + ", " +
+                      std::to_string(blockIdx.z) + "): " + m.error;
+            return -1;
+        }
+    }
     return 0;
 }
 
 const char* ikpy_emulator_error() { return machine().error.c_str(); }
 
-// Threads and warps take their turns in descending order, and asynchronous copies arrive as late as they may:
-// uncovers missing barriers and waits.
-void ikpy_emulator_set_reverse(int reverse) { machine().reverse = reverse != 0; }
+// The order in which blocks, warps and threads take their turns. 0: ascending. 1: descending, and
+// asynchronous copies arrive as late as they may. Else the seed of an order that changes from turn to turn,
+// copies arriving late.
+void ikpy_emulator_set_order(unsigned order) {
+    machine().reverse = order != 0;
+    machine().random = order > 1 ? order : 0;
+}
 
 int ikpy_emulator_kernel_count() { return static_cast<int>(kernels().size()); }
 
@@ -324,3 +371,4 @@ const char* ikpy_emulator_kernel_name(int index) {
     return "";
 }
 }
+#pragma GCC visibility pop

@@ -1,0 +1,171 @@
+"""Launches of attention."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from ikpy.backends.cuda.launch.base import (
+    RUNTIME,
+    WORK,
+    Launch,
+    OpContext,
+    Target,
+    ceil_div,
+    i32,
+    is_aligned,
+    lowers,
+    optional_address,
+    view,
+)
+from ikpy.graph.ir import F16, Node, Value
+from ikpy.quants import registry
+
+
+def _attention_struct(c: OpContext, partials: int, n_parts: int) -> bytes:
+    """ikpy::cuda::Attention."""
+    q, k, v, mask, sinks, k1, ranges = c.op.src
+    assert q is not None and k is not None and v is not None
+    views = b"".join(view(value, c.address) for value in (q, k, k1, v, c.op.dst))
+    addresses = [optional_address(value, c.address) for value in (mask, ranges, sinks)]
+    mask_stride = mask.strides[1] if mask is not None else 0
+    types = [k.type_id, k1.type_id if k1 is not None else 0, v.type_id]
+    head = struct.pack("<5Qq2f", *addresses, partials, c.address(RUNTIME), mask_stride, *c.op.fp[:2])
+    return views + head + struct.pack("<4i", *types, n_parts)
+
+
+# (dk, dv) -> (rows of the kernel for many rows, cells per tile of both kernels, threads of both kernels). The kernel
+# for few rows takes 16. Values of 576 / 512 are a part of the key rows.
+_FLASH = {
+    (64, 64): (64, (64, 64), (128, 128)),
+    (80, 80): (64, (64, 64), (128, 128)),
+    (96, 96): (64, (64, 64), (128, 128)),
+    (112, 112): (64, (64, 64), (128, 128)),
+    (128, 128): (64, (64, 64), (128, 128)),
+    (192, 128): (64, (64, 32), (128, 128)),
+    (256, 256): (64, (32, 32), (128, 128)),
+    (576, 512): (32, (32, 32), (128, 256)),
+}
+_FEW_ROWS = 16
+# Parts of the cells: enough blocks for the largest devices (132 multiprocessors, two blocks each), none of fewer than
+# 256 cells.
+_WANTED_BLOCKS, _MIN_PART_CELLS, _MAX_PARTS = 264, 256, 64
+
+
+@dataclass(frozen=True)
+class _Flash:
+    """Choice of a flash attention kernel."""
+
+    dk: int
+    dv: int
+    rows: int
+    cells: int
+    threads: int
+    v_column: int  # -1: values are loaded on their own
+    row_tiles: int
+    kv_heads: int
+    n_parts: int
+
+    @property
+    def kernel(self) -> str:
+        return f"flash{self.rows}_{self.dk}_{self.dv}"
+
+    @property
+    def shared_bytes(self) -> int:
+        """As ikpy::cuda::Flash::kBytes."""
+        key_row = ceil_div(self.dk, 32) * 32 + 8
+        values = 0 if self.v_column >= 0 else self.cells * (self.dv + 8)
+        probabilities = 0 if self.rows == 64 else self.rows * (self.cells + 8)
+        return 2 * (self.rows * key_row + self.cells * key_row + values + probabilities)
+
+
+def _v_column(k: Value, k1: Value | None, v: Value) -> int:
+    """First column of the keys (both segments side by side) that the values are a part of, or -1."""
+    first = 0
+    for segment in (k, k1):
+        if segment is None:
+            continue
+        column = _column_in(segment, v)
+        if column >= 0:
+            return first + column
+        first += segment.shape[0]
+    return -1
+
+
+def flash_shared_bytes(kernel: str) -> int:
+    """Dynamic shared memory of a flash attention kernel, 0 for other kernels."""
+    for (dk, dv), (many, cells, threads) in _FLASH.items():
+        for choice, rows in enumerate((_FEW_ROWS, many)):
+            if kernel == f"flash{rows}_{dk}_{dv}":
+                column = 0 if dk == 576 else -1
+                return _Flash(dk, dv, rows, cells[choice], threads[choice], column, 1, 1, 1).shared_bytes
+    return 0
+
+
+def _column_in(k: Value, v: Value) -> int:
+    same_rows = k.buffer is v.buffer and k.type_id == v.type_id and k.strides[1:3] == v.strides[1:3]
+    if not same_rows or v.offset < k.offset or (k.type_name == "q8_KV" and k.offset != v.offset):
+        return -1
+    row = registry.by_id(k.type_id)
+    blocks, rest = divmod(v.offset - k.offset, row.block_bytes)
+    column = blocks * row.block_elements
+    return -1 if rest or column % 8 or column + v.shape[0] > k.shape[0] else column
+
+
+def _flash(op: Node, target: Target) -> _Flash | None:
+    """The flash kernel for an attention op, None if only the plain one fits."""
+    q, k, v, _, _, k1, _ = op.src
+    assert q is not None and k is not None and v is not None
+    dk, dv = k.shape[0] + (k1.shape[0] if k1 is not None else 0), v.shape[0]
+    if (dk, dv) not in _FLASH or k.shape[0] % 8:
+        return None
+    if any(x is not None and x.type_id == F16 and not is_aligned(x) for x in (k, v, k1)):
+        return None
+    column = _v_column(k, k1, v) if dk == 576 else -1
+    if dk == 576 and column < 0:
+        return None
+    many, cells, threads = _FLASH[dk, dv]
+    n_rows = q.shape[1] // k.shape[1] * q.shape[2]
+    choices = [(_FEW_ROWS, 0)] if n_rows <= _FEW_ROWS else [(many, 1), (_FEW_ROWS, 0)]
+    for rows, choice in choices:
+        row_tiles, kv_heads = ceil_div(n_rows, rows), k.shape[1]
+        parts = min(ceil_div(_WANTED_BLOCKS, row_tiles * kv_heads), k.shape[2] // _MIN_PART_CELLS, _MAX_PARTS)
+        flash = _Flash(dk, dv, rows, cells[choice], threads[choice], column, row_tiles, kv_heads, max(1, parts))
+        if flash.shared_bytes <= target.shared_bytes - 1024:  # some is static
+            return flash
+    return None
+
+
+@lowers("attention")
+def _attention(c: OpContext) -> list[Launch]:
+    q, v = c.source(0), c.source(2)
+    flash = _flash(c.op, c.target)
+    if flash is None:
+        dk = q.shape[0]
+        return [
+            Launch(
+                "attention_any",
+                (q.shape[1], q.shape[2], 1),
+                (128, 1, 1),
+                4 * (dk + 4 * v.shape[0]),
+                [_attention_struct(c, 0, 1)],
+            )
+        ]
+    partials = c.address(WORK) if flash.n_parts > 1 else 0
+    struct_bytes = _attention_struct(c, partials, flash.n_parts)
+    grid = (flash.row_tiles, flash.kv_heads, flash.n_parts)
+    args = [struct_bytes, i32(max(flash.v_column, 0))]
+    launches = [Launch(flash.kernel, grid, (flash.threads, 1, 1), flash.shared_bytes, args)]
+    if flash.n_parts > 1:
+        block = (min(256, ceil_div(flash.dv, 32) * 32), 1, 1)
+        launches.append(Launch("flash_combine", (q.shape[1], q.shape[2], 1), block, 0, [struct_bytes]))
+    return launches
+
+
+def work_bytes(op: Node, target: Target) -> int:
+    """Bytes of the partial results of an attention op."""
+    flash, q = _flash(op, target), op.src[0]
+    assert q is not None
+    if flash is None or flash.n_parts == 1:
+        return 0
+    return flash.n_parts * q.shape[1] * q.shape[2] * (flash.dv + 2) * 4

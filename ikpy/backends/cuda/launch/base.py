@@ -1,0 +1,179 @@
+"""What the lowerings of all ops share: launches, packed arguments, and the table of lowerings by op kind."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ikpy.graph.ir import I32, Buffer, Node, Value
+from ikpy.quants import registry
+
+Address = Callable[[Value], int]
+Dim3 = tuple[int, int, int]
+
+BF16, BF16_R16 = 30, 230
+KV_TYPES = {"f32", "f16", "bf16", "q8_0", "q6_0", "q4_0", "iq4_nl", "q8_KV"}
+FLOAT_WEIGHTS = {"f32", "f16", "bf16", "bf16_r16"}
+ACT_F32, ACT_Q8, ACT_BF16 = 0, 1, 2
+
+# Columns (tokens or assignments of experts) up to which the matrix-vector kernels run. Above, a tensor-core tile of
+# eight columns costs no more than reading the weights once.
+MATVEC_COLUMNS = 8
+MAX_EXPERTS = 512
+MAX_GRID_YZ = 65535
+SHARED_LIMIT = 99 * 1024  # of sm_86, sm_89 and sm_120
+
+
+def _sentinel(name: str, nbytes: int) -> Value:
+    return Value(Buffer(nbytes), I32, (nbytes // 4, 1, 1, 1), (4, nbytes, nbytes, nbytes), name=name)
+
+
+RUNTIME = _sentinel("runtime", 16)
+WORK = _sentinel("work", 0)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What all devices that are to run a launch offer.
+
+    shared_bytes: shared memory that a block may have at most (with opting in). bf16_tokens: smallest number of tokens
+    of products on bf16 tensor cores, 0 = never.
+    """
+
+    shared_bytes: int = SHARED_LIMIT
+    bf16_tokens: int = 0
+
+    @classmethod
+    def of(cls, capabilities: Sequence[tuple[int, int]], bf16_tokens: int = 0) -> Target:
+        """Of devices with these compute capabilities (CUDA guide); more than SHARED_LIMIT is not used."""
+        if min(capabilities, default=(8, 0)) < (8, 0):
+            return cls(64 * 1024)
+        return cls(SHARED_LIMIT, bf16_tokens)
+
+
+SM_80 = Target()
+
+
+class Launch(NamedTuple):
+    """One kernel launch; args are the packed parameters in order."""
+
+    kernel: str
+    grid: Dim3
+    block: Dim3
+    shared_bytes: int
+    args: list[bytes]
+
+
+def pointer(address: int) -> bytes:
+    return struct.pack("<Q", address)
+
+
+def i32(value: int) -> bytes:
+    return struct.pack("<i", value)
+
+
+def i64(value: int) -> bytes:
+    return struct.pack("<q", value)
+
+
+def f32(value: float) -> bytes:
+    return struct.pack("<f", value)
+
+
+def view(value: Value | None, address: Address) -> bytes:
+    """ikpy::cuda::View of a value; all zero for None."""
+    if value is None:
+        return bytes(64)
+    dynamic = -1 if value.dynamic_dim is None else value.dynamic_dim
+    return struct.pack("<Q4q4iii", address(value), *value.strides, *value.shape, dynamic, 0)
+
+
+def optional_address(value: Value | None, address: Address) -> int:
+    return 0 if value is None else address(value)
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def n_rows(value: Value) -> int:
+    return value.shape[1] * value.shape[2] * value.shape[3]
+
+
+def type_name(type_id: int) -> str:
+    """Name of a weight type as in kernel names."""
+    return registry.by_id(type_id).name.lower()
+
+
+def act_row_bytes(fmt: int, n_in: int) -> int:
+    """Bytes from one row of prepared activations to the next, as in the native executor."""
+    if fmt == ACT_Q8:
+        n = ceil_div(n_in, 256) * 256 * 15 // 8
+    elif fmt == ACT_BF16:
+        n = ceil_div(n_in, 32) * 64
+    else:
+        n = ceil_div(n_in, 16) * 64
+    return (ceil_div(n, 64) | 1) * 64
+
+
+@dataclass
+class OpContext:
+    """An op being lowered."""
+
+    op: Node
+    address: Address
+    target: Target
+
+    def source(self, i: int) -> Value:
+        value = self.op.src[i]
+        assert value is not None, f"{self.op.kind} lacks source {i}"
+        return value
+
+    def view(self, i: int) -> bytes:
+        return view(self.op.src[i] if i < len(self.op.src) else None, self.address)
+
+    @property
+    def dst(self) -> bytes:
+        return view(self.op.dst, self.address)
+
+    @property
+    def runtime(self) -> bytes:
+        return pointer(self.address(RUNTIME))
+
+    def at(self, i: int) -> bytes:
+        return pointer(optional_address(self.op.src[i] if i < len(self.op.src) else None, self.address))
+
+
+Lowering = Callable[[OpContext], list[Launch]]
+LOWERINGS: dict[str, Lowering] = {}
+
+
+def lowers(*kinds: str) -> Callable[[Lowering], Lowering]:
+    def decorate(function: Lowering) -> Lowering:
+        LOWERINGS.update(dict.fromkeys(kinds, function))
+        return function
+
+    return decorate
+
+
+def is_aligned(value: Value) -> bool:
+    """Whether rows can be read 16 bytes at a time (buffers are aligned to 16)."""
+    strides = [s for n, s in zip(value.shape[1:], value.strides[1:], strict=True) if n > 1]
+    return value.offset % 16 == 0 and all(s % 16 == 0 for s in strides)
+
+
+def vector_width(*values: Value) -> int:
+    """Elements per thread: 4 if all rows allow float4, else 1. A value of one column does not count."""
+    wide = [v for v in values if v.shape[0] != 1 or v is values[0]]
+    return 4 if all(v.shape[0] % 4 == 0 and is_aligned(v) for v in wide) else 1
+
+
+def flat_grid(value: Value, width: int) -> Dim3:
+    return (max(1, min(ceil_div(value.n_elements, 256 * width), 65536)), 1, 1)
+
+
+def store_parts(row: Value) -> int:
+    """Parts of a row that warps store on their own; a row with one scale is a single part."""
+    return 1 if row.type_name == "q8_KV" else ceil_div(row.shape[0], 32)

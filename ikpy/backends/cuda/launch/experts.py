@@ -1,0 +1,58 @@
+"""Launches of routing to experts and of joining their results, and of the statistics of activations."""
+
+from __future__ import annotations
+
+import struct
+
+from ikpy.backends.cuda.launch.base import (
+    Launch,
+    OpContext,
+    ceil_div,
+    i32,
+    lowers,
+    pointer,
+)
+
+
+@lowers("moe_route")
+def _moe_route(c: OpContext) -> list[Launch]:
+    k, gating, normalize, n_group, n_group_used, ser_min = c.op.ip
+    scale, threshold, epsilon = c.op.fp
+    n_expert, tokens = c.source(0).shape[:2]
+    integers = (n_expert, k, gating, normalize, n_group, n_group_used, ser_min)
+    parameters = struct.pack("<7i3f", *integers, scale, threshold, epsilon)
+    args = [c.dst, c.view(2), c.view(0), c.at(1), parameters]
+    return [Launch("moe_route", (tokens, 1, 1), (32, 1, 1), 0, args)]
+
+
+@lowers("moe_group")
+def _moe_group(c: OpContext) -> list[Launch]:
+    n_expert = c.op.ip[0]
+    n = c.source(0).shape[0] * c.source(0).shape[1]
+    args = [pointer(c.address(c.op.dst)), c.view(0), i32(n_expert)]
+    threads = 1024 if n > 4096 else 256
+    return [
+        Launch("moe_offsets", (1, 1, 1), (threads, 1, 1), 0, args),
+        Launch("moe_entries", (ceil_div(n_expert, 4), 1, 1), (128, 1, 1), 0, args),
+    ]
+
+
+@lowers("moe_combine")
+def _moe_combine(c: OpContext) -> list[Launch]:
+    n, tokens = c.op.dst.shape[:2]
+    args = [c.dst, c.view(0), c.view(1), c.view(2), c.view(3)]
+    return [Launch("moe_combine", (tokens, ceil_div(n, 128), 1), (128, 1, 1), 0, args)]
+
+
+@lowers("act_stats")
+def _act_stats(c: OpContext) -> list[Launch]:
+    n_matrices, rows_per_entry = c.op.ip
+    args = [pointer(c.address(c.op.dst)), c.view(0), c.at(1), i32(n_matrices), i32(rows_per_entry)]
+    return [Launch("act_stats", (ceil_div(c.source(0).shape[0], 128), n_matrices, 1), (128, 1, 1), 0, args)]
+
+
+@lowers("act_similarity")
+def _act_similarity(c: OpContext) -> list[Launch]:
+    blocks = max(1, min(c.op.ip[0], c.source(0).shape[1]))
+    args = [pointer(c.address(c.op.dst)), c.view(0), c.view(1)]
+    return [Launch("act_similarity", (blocks, 1, 1), (256, 1, 1), 0, args)]

@@ -1,0 +1,163 @@
+"""Launches of matrix products and of the preparation of their activations."""
+
+from __future__ import annotations
+
+from ikpy.backends.cuda.launch import products_bf16
+from ikpy.backends.cuda.launch.base import (
+    ACT_BF16,
+    ACT_Q8,
+    FLOAT_WEIGHTS,
+    MATVEC_COLUMNS,
+    MAX_GRID_YZ,
+    WORK,
+    Launch,
+    OpContext,
+    Target,
+    act_row_bytes,
+    ceil_div,
+    i32,
+    i64,
+    lowers,
+    pointer,
+    type_name,
+    view,
+)
+from ikpy.backends.cuda.launch.product import Product
+from ikpy.graph.ir import F32, Node, Value
+from ikpy.quants import registry
+
+KINDS = ("mul_mat", "mul_mat_up_gate", "mul_mat_id", "mul_mat_id_up_gate")
+
+
+@lowers("act_prepare")
+def _act_prepare(c: OpContext) -> list[Launch]:
+    x = c.source(0)
+    return [_prepare(x, c.op.ip[0], c.address(c.op.dst), c)]
+
+
+def _prepare(x: Value, fmt: int, out: int, c: OpContext) -> Launch:
+    n, rows = x.shape[0], x.shape[1] * x.shape[2]
+    args = [view(x, c.address), pointer(out), i64(act_row_bytes(fmt, n))]
+    grid_rows = max(1, min(rows, MAX_GRID_YZ))
+    if fmt == ACT_Q8:
+        # 128 elements per warp: rows of up to 512 elements need one block.
+        return Launch(
+            "act_prepare_q8", (ceil_div(ceil_div(n, 256) * 256, 512), grid_rows, 1), (128, 1, 1), 0, [*args, c.runtime]
+        )
+    padded = ceil_div(n, 32) * 32 if fmt == ACT_BF16 else ceil_div(n, 16) * 16
+    args += [i32(padded), i32(int(fmt == ACT_BF16)), c.runtime]
+    return Launch("act_prepare_float", (ceil_div(padded, 256), grid_rows, 1), (256, 1, 1), 0, args)
+
+
+def _split(p: Product) -> int:
+    """Warps that share rows: enough for about 2000 warps in all, each with at least two groups per lane."""
+    rows_per_warp = registry.by_id(p.up.type_id).interleave * (1 if p.gate else 2)
+    warps = ceil_div(p.up.shape[1], rows_per_warp)
+    lanes_per_row = 32 // registry.by_id(p.up.type_id).interleave
+    split = 1
+    while split < 4 and warps * split < 2048 and p.up.shape[0] // 32 >= 2 * lanes_per_row * 2 * split:
+        split *= 2
+    return split
+
+
+def _product(p: Product) -> list[Launch]:
+    if p.fmt == ACT_BF16 and products_bf16.wanted(p.op, p.context.target):
+        return products_bf16.launches(p)
+    launches: list[Launch] = []
+    x, stride = p.context.address(p.x), act_row_bytes(p.fmt, p.up.shape[0])
+    if not p.is_float and p.fmt != ACT_Q8:
+        # Types that the CPU multiplies in f32: their activations are quantized here.
+        rows = Value(
+            p.x.buffer,
+            F32,
+            (p.up.shape[0], _x_rows(p), 1, 1),
+            (4, stride, 0, 0),
+            p.x.offset,
+            1 if p.n_tokens == 0 and not p.is_by_expert else None,
+        )
+        x, stride = p.context.address(WORK), act_row_bytes(ACT_Q8, p.up.shape[0])
+        launches.append(_prepare(rows, ACT_Q8, x, p.context))
+    vector = p.max_columns <= MATVEC_COLUMNS * (p.n_used if p.is_by_expert else 1)
+    launches.append(_vector_launch(p, x, stride) if vector else _matrix_launch(p, x, stride))
+    return launches
+
+
+def _x_rows(p: Product) -> int:
+    if p.is_by_expert:
+        return p.n_tokens * (p.n_used if p.per_slot else 1)
+    return p.max_columns * p.op.dst.shape[2]
+
+
+def _float_args(p: Product) -> list[bytes]:
+    return [i32(int(p.fmt == ACT_BF16))] if p.is_float else []
+
+
+def _vector_launch(p: Product, x: int, stride: int) -> Launch:
+    name = type_name(p.up.type_id)
+    wide = not p.is_by_expert and p.max_columns > 1
+    kernel = f"matvec{4 if wide else 1}_{name}"
+    columns = ceil_div(p.max_columns, 4) if wide else p.max_columns
+    batches = 1 if p.is_by_expert else p.op.dst.shape[2]
+    n_out = p.up.shape[1]
+    if p.is_float:
+        rows_per_block, split = 4, 1
+    else:
+        split = _split(p)
+        rows_per_block = registry.by_id(p.up.type_id).interleave * (1 if p.gate else 2) * (4 // split)
+    args = [p.pack(x, stride, split), *_float_args(p)]
+    blocks = ceil_div(n_out, rows_per_block)
+    if p.is_float:  # blocks take rows in turn: there are vocabularies of more than four times the limit
+        blocks = min(blocks, MAX_GRID_YZ)
+    return Launch(kernel, (columns, blocks, batches), (128, 1, 1), 0, args)
+
+
+def _matrix_launch(p: Product, x: int, stride: int) -> Launch:
+    tile_columns = 64 if p.is_float else 128
+    columns = p.n_tokens if p.is_by_expert else p.max_columns  # an expert gets a token once at most
+    grid = (
+        ceil_div(p.up.shape[1], 32 if p.gate else 64),
+        ceil_div(columns, tile_columns),
+        p.n_experts if p.is_by_expert else p.op.dst.shape[2],
+    )
+    return Launch(f"matmul_{type_name(p.up.type_id)}", grid, (256, 1, 1), 0, [p.pack(x, stride, 1), *_float_args(p)])
+
+
+def _dense(c: OpContext) -> Product:
+    op = c.op
+    if op.kind == "mul_mat_up_gate":
+        up, gate, x, up_bias, gate_bias = op.src
+        assert up is not None and x is not None
+        return Product(c, up, gate, op.ip[0], x, up_bias, gate_bias, None, op.ip[1], op.ip[2])
+    up, x, bias = (*op.src, None)[:3]
+    assert up is not None and x is not None
+    tokens = op.ip[1] if op.ip[1] > 0 else (0 if op.dst.dynamic_dim == 1 else op.dst.shape[1])
+    return Product(c, up, None, op.ip[0], x, bias, None, None, tokens)
+
+
+def _by_expert(c: OpContext) -> Product:
+    op = c.op
+    fmt, tokens, third, n_used, n_experts = op.ip
+    if op.kind == "mul_mat_id_up_gate":
+        up, gate, x, groups, up_bias, gate_bias = op.src
+        assert up is not None and x is not None
+        return Product(c, up, gate, fmt, x, up_bias, gate_bias, groups, tokens, third, n_used, n_experts, 0)
+    up, x, groups, bias = op.src
+    assert up is not None and x is not None
+    return Product(c, up, None, fmt, x, bias, None, groups, tokens, 0, n_used, n_experts, third)
+
+
+lowers("mul_mat", "mul_mat_up_gate")(lambda c: _product(_dense(c)))
+lowers("mul_mat_id", "mul_mat_id_up_gate")(lambda c: _product(_by_expert(c)))
+
+
+def work_bytes(op: Node, target: Target) -> int:
+    """Bytes of weights that are decoded, or activations that are quantized, for an op."""
+    weight = op.src[0]
+    assert weight is not None
+    if op.ip[0] == ACT_BF16 and products_bf16.wanted(op, target):
+        return products_bf16.work_bytes(op)
+    if weight.type_name in FLOAT_WEIGHTS or op.ip[0] == ACT_Q8:
+        return 0
+    c = OpContext(op, lambda _: 0, target)
+    p = _by_expert(c) if "_id" in op.kind else _dense(c)
+    return _x_rows(p) * act_row_bytes(ACT_Q8, weight.shape[0])

@@ -1,0 +1,95 @@
+"""Which ops the kernels can run, and the scratch memory that their launches need."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from ikpy.backends.cuda.launch import attention, products
+from ikpy.backends.cuda.launch.base import (
+    FLOAT_WEIGHTS,
+    KV_TYPES,
+    LOWERINGS,
+    MAX_EXPERTS,
+    MAX_GRID_YZ,
+    SM_80,
+    Address,
+    Launch,
+    OpContext,
+    Target,
+)
+from ikpy.graph.ir import F32, Node, Value
+from ikpy.quants import registry
+
+
+@cache
+def weight_types() -> frozenset[str]:
+    """Names (as in the table of types) of the weight types that the kernels take."""
+    names = {row.name for row in registry.all_types() if row.is_quantized and not row.activation_only}
+    return frozenset((names | FLOAT_WEIGHTS) - {"i2_s"})
+
+
+def _check_copy(op: Node) -> str | None:
+    src, dst = op.src[0], op.dst
+    assert src is not None
+    if src.type_id != F32:
+        if dst.type_name not in ("f32", "f16", "bf16"):
+            return f"copies from {src.type_name} to {dst.type_name} have no CUDA kernel"
+        return _check_weight(src)
+    return None if dst.type_name in KV_TYPES else f"copies to {dst.type_name} have no CUDA kernel"
+
+
+def _check_weight(weight: Value | None) -> str | None:
+    assert weight is not None
+    if weight.type_name in weight_types():
+        return None
+    return f"type {weight.type_name} has no CUDA kernels"
+
+
+def _check_route(op: Node) -> str | None:
+    logits = op.src[0]
+    assert logits is not None
+    if logits.shape[0] > MAX_EXPERTS or op.ip[3] > 64:
+        return f"routing over {logits.shape[0]} experts in {op.ip[3]} groups (at most {MAX_EXPERTS} in 64)"
+    return None
+
+
+def _check_attention(op: Node) -> str | None:
+    q, k, v, _, _, k1, _ = op.src
+    assert q is not None and k is not None and v is not None
+    for value in (k, v, k1):
+        if value is not None and value.type_name not in KV_TYPES:
+            return f"cache type {value.type_name} has no CUDA attention kernel"
+    if q.shape[0] > 1024 or v.shape[0] > 1024:
+        return f"head size {max(q.shape[0], v.shape[0])} is above 1024"
+    if q.shape[2] > MAX_GRID_YZ:
+        return f"{q.shape[2]} tokens at once are above {MAX_GRID_YZ}"
+    return None
+
+
+def supports(op: Node) -> str | None:
+    """None, or why the op must run on the CPU (one clause, for the log)."""
+    if op.kind not in LOWERINGS:
+        return f"op {op.kind} has no CUDA kernel"
+    if op.kind == "copy":
+        return _check_copy(op)
+    if op.kind == "get_rows" or op.kind in products.KINDS:
+        return _check_weight(op.src[0])
+    if op.kind == "moe_route":
+        return _check_route(op)
+    if op.kind == "hadamard" and op.dst.shape[0] > 8192:
+        return f"Hadamard transform of {op.dst.shape[0]} columns (at most 8192)"
+    if op.kind in ("kv_store", "kv_shift") and op.dst.type_name not in KV_TYPES:
+        return f"cache type {op.dst.type_name} has no CUDA kernel"
+    return _check_attention(op) if op.kind == "attention" else None
+
+
+def lower(op: Node, address: Address, target: Target = SM_80) -> list[Launch]:
+    """The launches that carry out an op that ``supports`` accepts, in order, on one stream."""
+    return LOWERINGS[op.kind](OpContext(op, address, target))
+
+
+def work_bytes(op: Node, target: Target = SM_80) -> int:
+    """Bytes of scratch memory (WORK) that the launches of an op need, with the target given to ``lower``."""
+    if op.kind in products.KINDS:
+        return products.work_bytes(op, target)
+    return attention.work_bytes(op, target) if op.kind == "attention" else 0

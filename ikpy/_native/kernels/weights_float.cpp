@@ -90,7 +90,8 @@ void dot_lanes(const RowBlock& rows, int h, int first, const uint8_t* const* x, 
         for (int i = 0; i < NR; ++i) lanes[i] = R::lanes(w[i] + k * R::kBytes, mask);
 #pragma GCC unroll 8
         for (int t = 0; t < NT; ++t) {
-            const __m512 v = _mm512_loadu_ps(x[t] + k * 4);
+            __m512 v = _mm512_loadu_ps(x[t] + k * 4);
+            if (NR > 1) asm("" : "+v"(v));  // one load, not an operand in memory of every product
 #pragma GCC unroll 4
             for (int i = 0; i < NR; ++i) total[i][t] = _mm512_fmadd_ps(lanes[i], v, total[i][t]);
         }
@@ -100,7 +101,7 @@ void dot_lanes(const RowBlock& rows, int h, int first, const uint8_t* const* x, 
     for (; k + kStep <= rows.n_in; k += kStep) {
 #pragma GCC unroll 4
         for (int i = 0; i < NR; ++i)
-            _mm_prefetch(reinterpret_cast<const char*>(w[i] + k * R::kBytes + 2048), _MM_HINT_T0);
+            _mm_prefetch(reinterpret_cast<const char*>(w[i] + k * R::kBytes + 4096), _MM_HINT_T0);
 #pragma GCC unroll 2
         for (int c = 0; c < kStep; c += 16) add(k + c, 0xFFFF);
     }

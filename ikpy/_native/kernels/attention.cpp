@@ -173,7 +173,8 @@ bool sees(const AttentionArgs& a, int64_t token, int64_t cell) {
     return cell >= a.first_cell(token) && cell < a.last_cell(token) && a.mask_row(token)[cell] == 0;
 }
 
-// Tokens from `token` on that have cells in common: those of one sequence, or of several with a common beginning.
+// Tokens from `token` on that have cells in common: those of one sequence, or of several with a common
+// beginning.
 int64_t group_size(const AttentionArgs& a, int64_t token) {
     if (!a.mask || !a.ranges) return a.n_tokens - token;
     int64_t next = token + 1;

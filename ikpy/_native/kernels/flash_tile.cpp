@@ -475,7 +475,8 @@ size_t tile_scratch_bytes(const AttentionArgs& a, int64_t n_kv_max) {
     return size_t(buffer_floats(a, lanes, n_kv_max)) * sizeof(float);
 }
 
-// The most for any part of the tokens: with as many row tiles as the ranges of cells allow for, all of them full.
+// The most for any part of the tokens: with as many row tiles as the ranges of cells allow for, all of them
+// full.
 size_t tile_shared_bytes(const AttentionArgs& a, int n_threads) {
     size_t most = 0;
     for (int64_t tiles = 1, n = 0; n < a.n_tokens; ++tiles) {

@@ -15,7 +15,8 @@ namespace {
 // Row products need no unpacking: only the loads of the activations make them slower than panels, which pays
 // for the panel from about this many tokens on.
 constexpr int kGemvTokens = 12;
-constexpr int kGroupTokens = 8;  // tokens that a row meets at once; a second pass over the rows would cost more
+constexpr int kGroupTokens =
+    8;  // tokens that a row meets at once; a second pass over the rows would cost more
 
 struct ReadF32 {
     static constexpr int kBytes = 4;
@@ -72,8 +73,8 @@ void float_gemm(const RowBlock& rows, const uint8_t* const* x, int n_tokens, flo
 
 #if defined(__AVX512F__)
 
-// Products of NR rows with NT tokens; the lanes of sums[t * kHalfRows + i] are still to be added up. Every sum is
-// made in the same order whatever NR and NT are.
+// Products of NR rows with NT tokens; the lanes of sums[t * kHalfRows + i] are still to be added up. Every
+// sum is made in the same order whatever NR and NT are.
 template <class R, int NR, int NT>
 void dot_lanes(const RowBlock& rows, int h, int first, const uint8_t* const* x, __m512* sums) {
     const uint8_t* w[NR];

@@ -1,11 +1,11 @@
 """Puts a server under load on the loopback interface and reports what it did.
 
-python -m benchmarks.server_load [--clients 64] [--seconds 300] [--slots 8] [--model model.gguf] [--peer]
+python -m benchmarks.server_load [--clients 64] [--seconds 300] [--slots 8] [--model model.gguf]
 
 Every client sends one request after another: streamed greedy completions, of which some are cancelled after a random
 number of pieces and 1 % are malformed. Reported: answers that differ from those computed alone, server errors, the
-resident memory over the run, times to the first token and between tokens, and (with --throughput) tokens per second
-with one slot and with all slots, beside xllamacpp's server (--peer).
+resident memory over the run, times to the first token and between tokens. `benchmarks.server_throughput` compares
+speeds.
 """
 
 from __future__ import annotations
@@ -90,48 +90,37 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def server(
-    model: str, slots: int, threads: int, *, peer: bool = False, cache_ram: int = 8
+    model: str, slots: int, threads: int, *, cache_ram: int = 8, n_ctx: int = 512
 ) -> Iterator[tuple[str, psutil.Process]]:
-    """A server process with 512 tokens per slot and ``cache_ram`` MiB for saved texts: address and process."""
+    """`ikpy server` with ``n_ctx`` tokens per slot and ``cache_ram`` MiB for saved texts: address and process."""
     port = free_port()
-    n_slots, n_threads, n_ctx = str(slots), str(threads), str(512 * slots)
-    options = ["-m", model, "-np", n_slots, "-c", n_ctx, "-t", n_threads, "-tb", n_threads, "--port", str(port)]
-    line = [sys.executable, "-m", "ikpy", "server", *options, "--cache-ram", str(cache_ram), "--log-disable"]
-    if peer:
-        line = [sys.executable, "-m", "benchmarks.server_load", "--serve-peer", model, n_slots, n_threads, str(port)]
-    process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    sizes = {"-np": slots, "-c": n_ctx * slots, "-t": threads, "-tb": threads, "--cache-ram": cache_ram, "--port": port}
+    options = [str(word) for pair in sizes.items() for word in pair]
+    with process([sys.executable, "-m", "ikpy", "server", "-m", model, *options, "--log-disable"], port) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def process(line: list[str], port: int) -> Iterator[tuple[str, psutil.Process]]:
+    """A server that a command line starts on this port: address and process."""
+    running = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     address = f"http://127.0.0.1:{port}"
     try:
         for _ in range(600):
             with contextlib.suppress(httpx.TransportError):
                 if httpx.get(f"{address}/health").status_code == 200:
                     break
-            if process.poll() is not None:
-                raise SystemExit(f"the server ended with status {process.returncode}")
+            if running.poll() is not None:
+                raise SystemExit(f"the server ended with status {running.returncode}")
             time.sleep(0.1)
-        yield address, psutil.Process(process.pid)
+        yield address, psutil.Process(running.pid)
     finally:
-        process.terminate()
+        running.terminate()
         try:
-            process.wait(60)
+            running.wait(60)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def serve_peer(model: str, slots: int, threads: int, port: int) -> None:
-    """Runs xllamacpp's server until the process is ended."""
-    import xllamacpp
-
-    params = xllamacpp.CommonParams()
-    params.model.path = model
-    params.n_parallel, params.n_ctx = slots, 512 * slots
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-    params.hostnames, params.port = ["127.0.0.1"], port
-    running = xllamacpp.Server(params)
-    assert running.listening_address
-    while True:
-        time.sleep(3600)
+            running.kill()
+            running.wait()
 
 
 async def stream_text(client: httpx.AsyncClient, prompt: str, report: Report, pieces: int) -> str | None:
@@ -236,13 +225,6 @@ def run(model: str, slots: int, clients: int, seconds: float, threads: int, **mo
         return asyncio.run(load(address, process, clients, seconds, **more))  # type: ignore[arg-type]
 
 
-def throughput(model: str, slots: int, seconds: float, threads: int, *, peer: bool) -> tuple[float, float]:
-    """Tokens per second, and per second of the server's processor time, for as many clients as slots."""
-    with server(model, slots, threads, peer=peer) as (address, process):
-        report = asyncio.run(load(address, process, slots, seconds, malformed=0, cancelled=0, check=False))
-    return report.tokens / report.seconds, report.tokens / report.cpu_seconds
-
-
 def main() -> None:
     import ikpy
 
@@ -252,32 +234,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--throughput", type=float, default=0, metavar="SECONDS", help="compare 1 slot with all slots")
-    parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds of the comparison")
-    parser.add_argument("--peer", action="store_true", help="also measure xllamacpp's server")
-    parser.add_argument("--serve-peer", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.serve_peer:
-        model, *numbers = args.serve_peer
-        serve_peer(model, *map(int, numbers))
-    if args.seconds:
-        report = run(args.model, args.slots, args.clients, args.seconds, args.threads)
-        print(f"{Path(args.model).name}, {args.clients} clients, {args.slots} slots, {args.threads} threads")
-        print(*report.lines(), *report.different[:3], *report.failures[:3], sep="\n", flush=True)
-    if args.throughput:
-        kinds = [("ikpy", 1, False), ("ikpy", args.slots, False)]
-        kinds += [("xllamacpp", args.slots, True)] if args.peer else []
-        found: dict[tuple[str, int], list[tuple[float, float]]] = {}
-        for _ in range(args.rounds):
-            for name, slots, peer in kinds:
-                speed = throughput(args.model, slots, args.throughput, args.threads, peer=peer)
-                found.setdefault((name, slots), []).append(speed)
-        for (name, slots), speeds in found.items():
-            wall, cpu = (sorted(values) for values in zip(*speeds, strict=True))
-            print(
-                f"{name}, {slots} slots: {np.median(wall):.0f} tokens/s ({wall[0]:.0f} to {wall[-1]:.0f}), "
-                f"{np.median(cpu):.0f} per second of processor time ({cpu[0]:.0f} to {cpu[-1]:.0f})"
-            )
+    report = run(args.model, args.slots, args.clients, args.seconds, args.threads)
+    print(f"{Path(args.model).name}, {args.clients} clients, {args.slots} slots, {args.threads} threads")
+    print(*report.lines(), *report.different[:3], *report.failures[:3], sep="\n", flush=True)
 
 
 if __name__ == "__main__":

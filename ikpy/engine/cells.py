@@ -15,6 +15,10 @@ class KVCacheFullError(ResourceError):
     """No empty cells are left for the tokens of a batch."""
 
 
+BLOCK = 64
+"""Cells that go to one sequence if there are enough: attention skips blocks of which a token sees nothing."""
+
+
 class Cells:
     """n_cells cells. pos: int32, -1 = empty; seq: uint64 bit mask of sequence ids; delta: pending position shifts."""
 
@@ -23,35 +27,75 @@ class Cells:
         self.pos = np.full(n_cells, -1, np.int32)
         self.seq = np.zeros(n_cells, np.uint64)
         self.delta = np.zeros(n_cells, np.int32)
-        self.head = 0
+        self._last: dict[int, int] = {}
+        """Mask -> cell that got the latest token of these sequences."""
 
     @property
     def used(self) -> int:
         """Cells that hold a token."""
         return int(np.count_nonzero(self.pos >= 0))
 
-    def find(self, n: int) -> np.ndarray:
-        """Indices of n empty cells, contiguous from the head if possible; fewer if there are too few."""
-        cells = np.arange(self.head, self.head + n)
-        if self.head + n <= self.n_cells and not (self.pos[cells] >= 0).any():
-            return cells
-        return np.flatnonzero(self.pos < 0)[:n]
+    def find(self, masks: np.ndarray) -> np.ndarray:
+        """Indices of empty cells for tokens of these sequences (uint64 masks [n]); fewer if there are too few.
+
+        Tokens go behind the latest one of the same sequences up to the end of its block, then to empty blocks, and to
+        any empty cells only when no block is empty.
+        """
+        wanted = masks.tolist()
+        if len(wanted) == len(set(wanted)):  # generation: one token of every sequence
+            cells = [self._following(mask) for mask in wanted]
+            if None not in cells and len(cells) == len(set(cells)):
+                return np.array(cells, np.int64)
+        return self._search(wanted)
+
+    def _following(self, mask: int) -> int | None:
+        """The cell behind the latest token of these sequences, if it is empty and in the same block."""
+        last = self._last.get(mask)
+        if last is None or self.pos[last] < 0 or int(self.seq[last]) != mask:
+            own = np.flatnonzero((self.seq & np.uint64(mask)) != 0)
+            if not len(own):
+                return None
+            last = int(own[self.pos[own].argmax()])
+        cell = last + 1
+        return cell if cell % BLOCK and cell < self.n_cells and self.pos[cell] < 0 else None
+
+    def _search(self, wanted: list[int]) -> np.ndarray:
+        free = self.pos < 0
+        found = np.full(len(wanted), -1, np.int64)
+        for mask in dict.fromkeys(wanted):
+            tokens = [i for i, other in enumerate(wanted) if other == mask]
+            cells = self._cells_of_blocks(free, self._following(mask), len(tokens))
+            free[cells] = False
+            found[tokens[: len(cells)]] = cells
+        left = np.flatnonzero(found < 0)
+        others = np.flatnonzero(free)[: len(left)]
+        found[left[: len(others)]] = others
+        return found[found >= 0]
+
+    @staticmethod
+    def _cells_of_blocks(free: np.ndarray, following: int | None, n: int) -> np.ndarray:
+        """At most n cells: those from `following` to the end of its block, then those of empty blocks."""
+        cells = np.empty(0, np.int64)
+        if following is not None and free[following]:
+            cells = np.arange(following, min(len(free), following + BLOCK - following % BLOCK))
+            cells = cells[: n if free[cells].all() else int(free[cells].argmin())][:n]
+        missing = n - len(cells)
+        empty = np.flatnonzero(free[: len(free) // BLOCK * BLOCK].reshape(-1, BLOCK).all(axis=1))
+        blocks = empty[: -(-missing // BLOCK), None] * BLOCK + np.arange(BLOCK)
+        return np.concatenate([cells, blocks.ravel()[:missing]])
 
     def fill(self, cells: np.ndarray, pos: np.ndarray, masks: np.ndarray) -> None:
         """Puts tokens into cells."""
         self.pos[cells] = pos
         self.seq[cells] = masks
         self.delta[cells] = 0
-        if len(cells):
-            self.head = int(cells[-1]) + 1
+        self._last.update(zip(masks.tolist(), cells.tolist(), strict=True))
 
     def empty(self, cells: np.ndarray) -> None:
         """Empties cells."""
         self.pos[cells] = -1
         self.seq[cells] = 0
         self.delta[cells] = 0
-        if len(cells):
-            self.head = min(self.head, int(cells[0]))
 
     def matching(self, seq_id: int, p0: int, p1: int) -> np.ndarray:
         """Boolean [n_cells]: cells of the sequence (any if negative) with p0 <= pos < p1; negative bounds are open."""
@@ -67,7 +111,7 @@ class Cells:
     def clear(self) -> None:
         """Empties all cells."""
         self.empty(np.arange(self.n_cells))
-        self.head = 0
+        self._last.clear()
 
     def remove(self, seq_id: int, p0: int, p1: int) -> None:
         """Removes the sequence (all if negative) from the matching cells."""

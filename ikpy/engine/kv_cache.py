@@ -94,8 +94,8 @@ class KVCache:
     def place(self, pos: np.ndarray, masks: np.ndarray) -> dict[Window, np.ndarray]:
         """Takes empty cells for tokens at these positions; returns cell indices int32 [T] for each kind of cells.
 
-        Contiguous cells from the head are preferred; any empty cells serve otherwise. KVCacheFullError if there are
-        too few, and nothing is taken then.
+        Every sequence fills blocks of its own while there are empty ones. KVCacheFullError if there are too few cells,
+        and nothing is taken then.
         """
         n = len(pos)
         next_pos = self._next_positions(pos, masks) if self.windows else {}
@@ -103,7 +103,7 @@ class KVCache:
         for window, cells in self.cells.items():
             if isinstance(cells, WindowCells):
                 cells.make_room(n, next_pos)
-            found[window] = cells.find(n)
+            found[window] = cells.find(masks)
             if len(found[window]) < n:
                 what = "KV cache" if window == FULL else f"KV cache of the {window[0]} window of {window[1]}"
                 raise KVCacheFullError(
@@ -129,15 +129,15 @@ class KVCache:
         KVCacheFullError if there are too few, and nothing is taken then.
         """
         others = self._next_positions(np.empty(0, np.int32), np.empty(0, np.uint64))
+        mask = np.uint64(1 << seq_id)
         found = {}
         for window, pos in positions.items():
             cells = self.cells[window]
             if isinstance(cells, WindowCells):
                 cells.make_room(len(pos), others)
-            found[window] = cells.find(len(pos))
+            found[window] = cells.find(np.full(len(pos), mask))
             if len(found[window]) < len(pos):
                 raise KVCacheFullError(f"{len(pos)} tokens need a place and {len(found[window])} cells are empty")
-        mask = np.uint64(1 << seq_id)
         for window, indices in found.items():
             cells, pos = self.cells[window], positions[window]
             cells.fill(indices, pos, np.full(len(pos), mask))

@@ -177,10 +177,11 @@ class Sampler:
 
         Afterwards ``last_ids`` and ``last_probabilities`` hold the candidates the token was drawn from.
         """
-        saved = np.array(logits, dtype=np.float32).reshape(-1)
+        saved = np.asarray(logits, dtype=np.float32).reshape(-1)
         if len(saved) != self.n_vocab:
             raise ValueError(f"{len(saved)} logits given to a sampler of {self.n_vocab} tokens")
         if self._bias is not None:
+            saved = saved.copy()
             saved[self._bias[0]] += self._bias[1]
         if self.guidance:
             saved = self.guidance.apply(saved)
@@ -217,13 +218,12 @@ class Sampler:
 
     def _penalized(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         params = self.params
-        neutral = params.repeat_penalty == 1 and params.frequency_penalty == 0 and params.presence_penalty == 0
-        result = logits.copy()
-        if neutral:
-            return result
+        if params.repeat_penalty == 1 and params.frequency_penalty == 0 and params.presence_penalty == 0:
+            return logits
         window = self._window(params.repeat_last_n)
         if not len(window):
-            return result
+            return logits
+        result = logits.copy()
         shape.penalize(result, window, params.repeat_penalty, params.frequency_penalty, params.presence_penalty)
         if not params.penalize_nl and self.newline_id is not None:
             result[self.newline_id] = logits[self.newline_id]
@@ -243,6 +243,8 @@ class Sampler:
             params.dry_base,
             params.dry_allowed_length,
         )
+        if penalties:
+            logits = logits.copy()
         for token, amount in penalties.items():
             logits[token] -= np.float32(amount)
         return logits

@@ -67,7 +67,7 @@ def unshare_sequence(context: Context, seq_id: int) -> int:
     kv = context.kv
     bit = np.uint64(1 << seq_id)
     shared = {w: np.flatnonzero(((c.seq & bit) != 0) & ((c.seq & ~bit) != 0)) for w, c in kv.cells.items()}
-    own = {window: kv.cells[window].find(len(indices)) for window, indices in shared.items()}
+    own = {window: kv.cells[window].find(np.full(len(indices), bit)) for window, indices in shared.items()}
     if any(len(own[window]) < len(indices) for window, indices in shared.items()):
         raise KVCacheFullError(f"no room to give sequence {seq_id} cells of its own; use a larger -c")
     if not any(len(indices) for indices in shared.values()):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import string
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -42,18 +44,41 @@ def random_id(prefix: str) -> str:
     return prefix + "".join(secrets.choice(LETTERS) for _ in range(32))
 
 
+class Mail:
+    """Events on their way from the engine thread to an event loop, which is woken once for those of a batch."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._waiting: deque[tuple[asyncio.Queue[Event], Event]] = deque()
+
+    def put(self, queue: asyncio.Queue[Event], event: Event) -> None:
+        """Takes an event, from any thread; `send` brings it to its queue."""
+        self._waiting.append((queue, event))
+
+    def send(self) -> None:
+        """Wakes the loop if there are events."""
+        if self._waiting:
+            with contextlib.suppress(RuntimeError):  # a closed loop has no readers any more
+                self.loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        while self._waiting:
+            queue, event = self._waiting.popleft()
+            queue.put_nowait(event)
+
+
 class Generation:
     """Tasks of one request, given to the engine, and their events in the order they happen."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, mail: Mail) -> None:
         self.tasks: list[Task] = []
         self._engine = engine
-        self._loop = asyncio.get_running_loop()
+        self._mail = mail
         self._events: asyncio.Queue[Event] = asyncio.Queue()
 
     def sink(self, event: Event) -> None:
-        """Takes an event from the engine thread."""
-        self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+        """Takes an event from the engine thread, which sends the mail after every batch."""
+        self._mail.put(self._events, event)
 
     def submit(self, tasks: Sequence[Task]) -> None:
         """Queues the tasks. Raises ApiError 503."""
@@ -61,6 +86,7 @@ class Generation:
         number = next_request()
         for task in self.tasks:
             task.request = number
+            task.wake = self._mail.send
         self._engine.submit(*tasks)
 
     def cancel(self) -> None:
@@ -129,6 +155,14 @@ class Front:
         self.template = template
         self.keys = KeyRing(settings.api_keys)
         self.started = int(time.time())
+        self._mail: Mail | None = None
+
+    def generation(self) -> Generation:
+        """A generation whose events go to the running event loop."""
+        loop = asyncio.get_running_loop()
+        if self._mail is None or self._mail.loop is not loop:
+            self._mail = Mail(loop)
+        return Generation(self.engine, self._mail)
 
     @property
     def n_ctx(self) -> int:
@@ -173,7 +207,7 @@ class Front:
         """Queues ``params.n`` answers for every prompt. Raises ApiError."""
         if self.model.arch.is_encoder:
             raise ApiError(501, "This model embeds texts and writes none: use /v1/embeddings")
-        generation = Generation(self.engine)
+        generation = self.generation()
         generation.submit(await asyncio.to_thread(self._tasks, prompts, params, generation))
         return generation
 

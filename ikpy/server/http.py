@@ -19,10 +19,13 @@ if TYPE_CHECKING:
 JSON_TYPE = "application/json; charset=utf-8"
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
 def to_json(value: Any) -> str:
     """Compact JSON; characters stay as they are, lone surrogates become U+FFFD."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return text.encode("utf-8", "replace").decode("utf-8")
+    text = _ENCODER.encode(value)
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -117,25 +120,36 @@ class EventStream(Response):
         self._close = close
         self._timeout = timeout
 
+        self._unread_since: float | None = None
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the stream."""
         gone = asyncio.ensure_future(disconnected(receive))
+        sending = asyncio.ensure_future(self._send_all(send))
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            while True:
-                coming = asyncio.ensure_future(anext(self._pieces, None))
-                await asyncio.wait({coming, gone}, return_when=asyncio.FIRST_COMPLETED)
-                if not coming.done():
-                    coming.cancel()
+            wait = self._timeout
+            while wait > 0:
+                await asyncio.wait({sending, gone}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+                if sending.done():
+                    sending.result()
                     return
-                piece = coming.result()
-                if piece is None:
-                    break
-                body = {"type": "http.response.body", "body": piece.encode("utf-8"), "more_body": True}
-                await asyncio.wait_for(send(body), self._timeout)
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except asyncio.TimeoutError:
-            return  # the client does not read: closing is all that is left
+                wait = 0 if gone.done() else self._time_left()
         finally:
             gone.cancel()
+            sending.cancel()
             self._close()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        clock = asyncio.get_running_loop().time
+        async for piece in self._pieces:
+            self._unread_since = clock()
+            await send({"type": "http.response.body", "body": piece.encode("utf-8"), "more_body": True})
+            self._unread_since = None
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _time_left(self) -> float:
+        """Seconds until a client that does not read is given up."""
+        if self._unread_since is None:
+            return self._timeout
+        return self._unread_since + self._timeout - asyncio.get_running_loop().time()

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from ikpy.engine.pooling import pool
 from ikpy.server.errors import ApiError, bad_request
-from ikpy.server.front import Front, Generation
+from ikpy.server.front import Front
 from ikpy.server.http import json_response, read_body
 from ikpy.server.params import integer
 from ikpy.server.prompts import read_prompts
@@ -95,7 +95,7 @@ async def embed(request: Request, front: Front, value: Any) -> list[Embedded]:
     longest = max(len(prompt.tokens) for prompt in prompts)
     if longest > front.engine.context.n_ubatch or longest > front.engine.n_ctx_slot:
         raise bad_request(TOO_LARGE)
-    generation = Generation(front.engine)
+    generation = front.generation()
     generation.submit([EmbeddingTask(p.tokens, generation.sink, i, p.shown) for i, p in enumerate(prompts)])
     return await generation.results(request)
 

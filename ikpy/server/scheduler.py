@@ -163,6 +163,7 @@ class Engine:
             self._wake.notify()
         for task in waiting:
             task.sink(Failed(task.index, 503, "the server is shutting down"))
+            task.wake()
         if not self._thread.is_alive():
             return
         self._thread.join(timeout)
@@ -197,6 +198,12 @@ class Engine:
                 self._work()
             except Exception as error:
                 self._fail_all(error)
+            self._wake_readers()
+
+    def _wake_readers(self) -> None:
+        """Has the events of all slots delivered."""
+        for wake in {slot.last_task.wake for slot in self.slots if slot.last_task is not None}:
+            wake()
 
     def _work(self) -> None:
         """What has to be done between two waits."""
@@ -305,6 +312,7 @@ class Engine:
         except (RequestError, UsageError) as error:
             slot.task = task
             slot.fail(400, str(error))
+            task.wake()
             return
         if slot.may_reuse:
             self._find_text(slot)

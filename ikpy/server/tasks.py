@@ -122,8 +122,8 @@ Event = Piece | Finished | Embedded | Failed
 
 @dataclass(eq=False)
 class Task:
-    """Tokens to evaluate for one answer. ``sink`` takes events and may be called from the engine thread; tasks of one
-    HTTP request have the same ``request`` number."""
+    """Tokens to evaluate for one answer. ``sink`` takes events and may be called from the engine thread, which calls
+    ``wake`` when no more come for the moment; tasks of one HTTP request have the same ``request`` number."""
 
     tokens: Sequence[int]
     sink: Callable[[Event], None]
@@ -132,6 +132,7 @@ class Task:
     id: int = field(default_factory=lambda: next(_ids))
     cancelled: bool = False
     request: int = -1
+    wake: Callable[[], None] = lambda: None
     queued: float = field(default_factory=time.monotonic)
 
 

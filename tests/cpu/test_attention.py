@@ -147,6 +147,42 @@ def test_several_sequences_share_the_cache(n_tokens):
     run_case(n_tokens, 700, 8, 2, 64, 64, n_seq=5, flash=False)
 
 
+def sequences_apart(rng, lengths, n_cells):
+    """Cells, positions and sequences of len(lengths) sequences in blocks of 64, each of which ends with its queries."""
+    cell_pos, cell_seq = np.full(n_cells, -1, np.int32), np.zeros(n_cells, np.int64)
+    pos, seq, blocks = [], [], iter(rng.permutation(n_cells // 64))
+    for s, (n_before, n_queries) in enumerate(lengths):
+        n = n_before + n_queries
+        cells = np.concatenate([np.arange(64) + 64 * next(blocks) for _ in range(-(-n // 64))])[:n]
+        cell_pos[cells], cell_seq[cells] = np.arange(n), 1 << s
+        pos += range(n_before, n)
+        seq += [s] * n_queries
+    return cell_pos, cell_seq, np.array(pos, np.int32), np.array(seq)
+
+
+@pytest.mark.parametrize("flash", [True, False], ids=["flash", "full"])
+@pytest.mark.parametrize("heads", [(4, 1), (8, 8), (32, 2)])
+@pytest.mark.parametrize("lengths", [[(70, 1)] * 8, [(9, 1), (130, 1), (3, 40), (64, 2), (0, 300), (100, 1)]])
+def test_sequences_in_cells_of_their_own_get_what_each_gets_alone(lengths, heads, flash):
+    rng = np.random.default_rng(5)
+    n_cells = 1024
+    cell_pos, cell_seq, pos, seq = sequences_apart(rng, lengths, n_cells)
+    mask, ranges = ref.kq_mask(cell_pos, cell_seq, pos, seq, n_cells)
+    q = rng.standard_normal((len(pos), heads[0], 64)).astype(np.float32)
+    k, k_values = ref.make_cache(rng.standard_normal((n_cells, heads[1], 64)).astype(np.float32), F16)
+    values = np.repeat(k_values, heads[0] // heads[1], 1)
+    want = ref.attend(q, values, values, ref.visible_cells(cell_pos, cell_seq, pos, seq), 0.125)
+    options = {"scale": 0.125, "k_type": F16, "v_type": F16, "dv": 64, "flash": flash}
+    for n_threads in (1, 2, 3, 8):
+        together = ref.attention(q, k, k, mask, ranges, n_threads=n_threads, **options)
+        assert np.abs(together - want).max() < 3e-5
+    together = ref.attention(q, k, k, mask, ranges, **options)
+    for s in range(len(lengths)):
+        own = seq == s
+        alone = ref.attention(q[own], k, k, mask[own], ranges[own], **options)
+        np.testing.assert_array_equal(together[own], alone)
+
+
 @pytest.mark.parametrize("flash", [True, False], ids=["flash", "full"])
 @pytest.mark.parametrize("n_tokens", [1, 2, 40])
 def test_query_without_visible_cell_gives_zeros(n_tokens, flash):

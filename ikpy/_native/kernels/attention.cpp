@@ -155,24 +155,100 @@ void combine_partials(const ThreadContext& ctx, const AttentionArgs& a, const Pa
     }
 }
 
+namespace {
+
+bool uses_rows(const AttentionArgs& a) { return a.rows_per_kv_head() <= kRowKernelMax; }
+
+// Most tokens that the row kernel takes, 0 = none.
+int64_t row_kernel_tokens(const AttentionArgs& a) {
+    return std::min(a.n_tokens, kRowKernelMax / a.heads_per_kv);
+}
+
+// Partial results of one thread that works alone.
+size_t own_partials_bytes(const AttentionArgs& a) {
+    return size_t(round_up(int64_t(partials_bytes(a.part(0, row_kernel_tokens(a)), 1)), 64));
+}
+
+bool sees(const AttentionArgs& a, int64_t token, int64_t cell) {
+    return cell >= a.first_cell(token) && cell < a.last_cell(token) && a.mask_row(token)[cell] == 0;
+}
+
+// Tokens from `token` on that have cells in common: those of one sequence, or of several with a common
+// beginning.
+int64_t group_size(const AttentionArgs& a, int64_t token) {
+    if (!a.mask || !a.ranges) return a.n_tokens - token;
+    int64_t next = token + 1;
+    while (next < a.n_tokens &&
+           (a.first_cell(next) >= a.last_cell(next) || sees(a, next - 1, a.first_cell(next))))
+        ++next;
+    return next - token;
+}
+
+void attend(const ThreadContext& ctx, const AttentionArgs& a) {
+    if (uses_rows(a)) {
+        attention_rows(ctx, a);
+    } else {
+        attention_tiles(ctx, a);
+    }
+}
+
+// Whether there are at least as many groups as threads, all small: then each is the work of one thread.
+bool one_thread_each(const AttentionArgs& a, int n_threads) {
+    int64_t n_groups = 0;
+    for (int64_t t = 0, n; t < a.n_tokens; t += n, ++n_groups) {
+        n = group_size(a, t);
+        if (n > row_kernel_tokens(a)) return false;
+    }
+    return n_threads > 1 && n_groups >= n_threads;
+}
+
+void attend_alone(const ThreadContext& ctx, const AttentionArgs& a) {
+    std::atomic<int64_t> counters[kCountersPerOp] = {};
+    ThreadContext own = ctx;
+    own.ith = 0;
+    own.nth = 1;
+    own.shared += own_partials_bytes(a) * ctx.ith;
+    own.counters = counters;
+    int64_t group = 0;
+    for (int64_t t = 0, n; t < a.n_tokens; t += n, ++group) {
+        n = group_size(a, t);
+        if (group % ctx.nth != ctx.ith) continue;
+        counters[0].store(0, std::memory_order_relaxed);
+        attend(own, a.part(t, n));
+    }
+}
+
+// Makes counters and work memory ready for the next group.
+void restart(const ThreadContext& ctx) {
+    ctx.sync();
+    if (ctx.ith == 0) ctx.counters[0].store(0, std::memory_order_relaxed);
+    ctx.sync();
+}
+
+}  // namespace
+
 size_t attention_scratch_bytes(const Op& op, const Tensor* tensors) {
     const AttentionArgs a = attention_args(op, tensors);
-    return a.rows_per_kv_head() <= kRowKernelMax ? row_scratch_bytes(a, a.n_kv)
-                                                 : tile_scratch_bytes(a, a.n_kv);
+    const int64_t n_rows = row_kernel_tokens(a);
+    const size_t rows = n_rows ? row_scratch_bytes(a.part(0, n_rows), a.n_kv) : 0;
+    return uses_rows(a) ? rows : std::max(rows, tile_scratch_bytes(a, a.n_kv));
 }
 
 size_t attention_shared_bytes(const Op& op, const Tensor* tensors, int n_threads) {
     const AttentionArgs a = attention_args(op, tensors);
-    return a.rows_per_kv_head() <= kRowKernelMax ? row_shared_bytes(a, n_threads)
-                                                 : tile_shared_bytes(a, n_threads);
+    if (!a.flash) return 0;
+    const size_t rows = row_kernel_tokens(a) ? own_partials_bytes(a) * n_threads : 0;
+    return uses_rows(a) ? rows : std::max(rows, tile_shared_bytes(a, n_threads));
 }
 
+// Groups of tokens that have no cells in common are separate problems: each meets its own cells only.
 void op_attention(const ThreadContext& ctx, const Op& op, const Tensor* tensors, const Runtime&) {
     const AttentionArgs a = attention_args(op, tensors);
-    if (a.rows_per_kv_head() <= kRowKernelMax) {
-        attention_rows(ctx, a);
-    } else {
-        attention_tiles(ctx, a);
+    if (one_thread_each(a, ctx.nth)) return attend_alone(ctx, a);
+    for (int64_t t = 0, n; t < a.n_tokens; t += n) {
+        if (t > 0) restart(ctx);
+        n = group_size(a, t);
+        attend(ctx, a.part(t, n));
     }
 }
 

@@ -30,6 +30,7 @@ struct AttentionArgs {
     const int32_t* ranges;  // [2, T] or null
     int64_t dk, d0, d1, dv;
     int64_t n_tokens, n_heads, n_kv_heads, heads_per_kv, n_kv;
+    int64_t first_token;  // of the batch; tokens are counted from it
     float scale, softcap;
     bool flash;
     bool v_in_k;       // V is a view into the rows of K segment 0 of the same type
@@ -44,13 +45,24 @@ struct AttentionArgs {
     int64_t k1_head(int64_t kv_head) const { return kv_head * k1->ne[1] / n_kv_heads; }
     int64_t v_head(int64_t kv_head) const { return kv_head * v->ne[1] / n_kv_heads; }
     const float* q_row(int64_t kv_head, int64_t r) const {
-        return row<float>(*q, head_of(kv_head, r), token_of(r));
+        return row<float>(*q, head_of(kv_head, r), first_token + token_of(r));
     }
-    float* out_row(int64_t head, int64_t token) const { return row<float>(*out, head, token); }
-    const uint16_t* mask_row(int64_t token) const { return mask ? row<uint16_t>(*mask, token) : nullptr; }
-    int64_t first_cell(int64_t token) const { return ranges ? ranges[2 * token] : 0; }
+    float* out_row(int64_t head, int64_t token) const { return row<float>(*out, head, first_token + token); }
+    const uint16_t* mask_row(int64_t token) const {
+        return mask ? row<uint16_t>(*mask, first_token + token) : nullptr;
+    }
+    int64_t first_cell(int64_t token) const { return ranges ? ranges[2 * (first_token + token)] : 0; }
     int64_t last_cell(int64_t token) const {
-        return ranges ? (ranges[2 * token + 1] < n_kv ? ranges[2 * token + 1] : n_kv) : n_kv;
+        if (!ranges) return n_kv;
+        const int64_t last = ranges[2 * (first_token + token) + 1];
+        return last < n_kv ? last : n_kv;
+    }
+    // The same op for the tokens [first, first + n) alone.
+    AttentionArgs part(int64_t first, int64_t n) const {
+        AttentionArgs a = *this;
+        a.first_token += first;
+        a.n_tokens = n;
+        return a;
     }
     // Multiplies q before the dot products: base-2 logarithm folded in, unless a soft cap comes between.
     float q_factor() const;
@@ -80,7 +92,6 @@ void attention_tiles(const ThreadContext& ctx, const AttentionArgs& a);
 
 // ---- row kernel ----
 size_t row_scratch_bytes(const AttentionArgs& a, int64_t n_kv_max);
-size_t row_shared_bytes(const AttentionArgs& a, int n_threads);
 void attention_rows(const ThreadContext& ctx, const AttentionArgs& a);
 
 // ---- partial results of several cell ranges ----

@@ -184,8 +184,11 @@ void run_full_head(const AttentionArgs& a, int64_t kv_head, const RowBuffers& b,
     for (int64_t c0 = first; c0 < last; c0 += kRowCells) {
         const int64_t n = std::min<int64_t>(kRowCells, last - c0);
         float* s = b.s + (c0 - first);
+        if (!mask.fill(a, c0, n)) {
+            for (int64_t r = 0; r < rows; ++r) std::fill_n(s + r * b.lds, round_up(n, kLanes), kMasked);
+            continue;
+        }
         scores(a, kv_head, c0, n, b, s, {nullptr, 0, 0, 0});
-        mask.fill(a, c0, n);
         for (int64_t r = 0; r < rows; ++r) {
             const int64_t t = a.token_of(r);
             top[r] = std::max(top[r], finish_scores(a, mask.bits[t], mask.visible[t] != n, n, s + r * b.lds));
@@ -199,6 +202,7 @@ void run_full_head(const AttentionArgs& a, int64_t kv_head, const RowBuffers& b,
     std::memset(acc, 0, size_t(rows * b.ldv) * sizeof(float));
     for (int64_t c0 = first; c0 < last; c0 += kRowCells) {
         const int64_t n = std::min<int64_t>(kRowCells, last - c0);
+        if (!mask.fill(a, c0, n)) continue;
         outputs(a, kv_head, c0, n, b, b.s + (c0 - first), alpha, acc, {nullptr, 0, 0, 0});
     }
     for (int64_t r = 0; r < rows; ++r) {
@@ -219,13 +223,11 @@ size_t row_scratch_bytes(const AttentionArgs& a, int64_t n_kv_max) {
            sizeof(float);
 }
 
-size_t row_shared_bytes(const AttentionArgs& a, int n_threads) {
-    return a.flash ? partials_bytes(a, n_threads) : 0;
-}
-
 void attention_rows(const ThreadContext& ctx, const AttentionArgs& a) {
     const RowBuffers b = layout(ctx.scratch, a);
-    std::memset(b.k, 0, size_t(kRowCells * (b.ldk + b.ldv)) * sizeof(float));
+    // The columns that fill up expanded rows are read.
+    if (b.ldk != a.dk || b.ldv != a.dv)
+        std::memset(b.k, 0, size_t(kRowCells * (b.ldk + b.ldv)) * sizeof(float));
     pack_q(a, b);
     if (a.flash) {
         const Partials p = partials_at(ctx.shared, a, ctx.nth);

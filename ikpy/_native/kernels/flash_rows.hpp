@@ -3,6 +3,7 @@
 #pragma once
 #include "kernels/flash_prefetch.hpp"
 #include "kernels/kv_blocks.hpp"
+#include "kernels/lane_sums.hpp"
 
 namespace ikpy {
 namespace flash {
@@ -22,30 +23,6 @@ struct RowProducts {
 
 // Products straight from rows of the type, or null: expand to f32 first.
 const RowProducts* row_products(int type, int64_t n_rows);
-
-#if defined(__AVX512F__)
-
-// lane i of the result = sum of the lanes of a[i]
-inline __m512 sums16(const __m512* a) {
-    __m512 t[8], u[4];
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) {
-        t[i] = _mm512_add_ps(_mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]),
-                             _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]));
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-        u[i] = _mm512_add_ps(_mm512_shuffle_ps(t[2 * i], t[2 * i + 1], 0x44),
-                             _mm512_shuffle_ps(t[2 * i], t[2 * i + 1], 0xee));
-    }
-    const __m512 x =
-        _mm512_add_ps(_mm512_shuffle_f32x4(u[0], u[1], 0x88), _mm512_shuffle_f32x4(u[0], u[1], 0xdd));
-    const __m512 y =
-        _mm512_add_ps(_mm512_shuffle_f32x4(u[2], u[3], 0x88), _mm512_shuffle_f32x4(u[2], u[3], 0xdd));
-    return _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xdd));
-}
-
-#endif
 
 // Cells per step: R * C sums at once.
 constexpr int cells_at_once(int r) {

@@ -469,13 +469,24 @@ TilePlan plan_tiles(const AttentionArgs& a, int n_threads) {
     return plan;
 }
 
+// Enough for any part of the tokens too, which may take more lanes at once.
 size_t tile_scratch_bytes(const AttentionArgs& a, int64_t n_kv_max) {
-    return size_t(buffer_floats(a, plan_tiles(a, 1).lanes, n_kv_max)) * sizeof(float);
+    const int64_t lanes = std::min(round_up(a.rows_per_kv_head(), 16), tile_rows(a));
+    return size_t(buffer_floats(a, lanes, n_kv_max)) * sizeof(float);
 }
 
+// The most for any part of the tokens: with as many row tiles as the ranges of cells allow for, all of them
+// full.
 size_t tile_shared_bytes(const AttentionArgs& a, int n_threads) {
-    const TilePlan plan = plan_tiles(a, n_threads);
-    return plan.splits > 1 ? partials_bytes(a, plan.splits) : 0;
+    size_t most = 0;
+    for (int64_t tiles = 1, n = 0; n < a.n_tokens; ++tiles) {
+        n = std::clamp<int64_t>(tiles * tile_rows(a) / a.heads_per_kv, 1, a.n_tokens);
+        const AttentionArgs part = a.part(0, n);
+        const TilePlan plan = plan_tiles(part, n_threads);
+        if (plan.splits == 1) break;
+        most = std::max(most, partials_bytes(part, plan.splits));
+    }
+    return most;
 }
 
 void attention_tiles(const ThreadContext& ctx, const AttentionArgs& a) {

@@ -6,6 +6,7 @@
 #include "kernels/gemm_bf16.hpp"
 #include "kernels/gemm_float.hpp"
 #include "kernels/half_rows.hpp"
+#include "kernels/lane_sums.hpp"
 #include "kernels/weight_kernels.hpp"
 
 namespace ikpy {
@@ -14,7 +15,8 @@ namespace {
 // Row products need no unpacking: only the loads of the activations make them slower than panels, which pays
 // for the panel from about this many tokens on.
 constexpr int kGemvTokens = 12;
-constexpr int kGroupTokens = 6;  // tokens that a row meets at once: 24 accumulators of 32 registers
+constexpr int kGroupTokens =
+    8;  // tokens that a row meets at once; a second pass over the rows would cost more
 
 struct ReadF32 {
     static constexpr int kBytes = 4;
@@ -71,37 +73,58 @@ void float_gemm(const RowBlock& rows, const uint8_t* const* x, int n_tokens, flo
 
 #if defined(__AVX512F__)
 
-template <class R, int NT>
-void dot_row(const uint8_t* row, int64_t n, const uint8_t* const* x, float* out) {
-    constexpr int kChains = 4;
-    __m512 total[NT][kChains];
-#pragma GCC unroll 8
-    for (int t = 0; t < NT; ++t)
+// Products of NR rows with NT tokens; the lanes of sums[t * kHalfRows + i] are still to be added up. Every
+// sum is made in the same order whatever NR and NT are.
+template <class R, int NR, int NT>
+void dot_lanes(const RowBlock& rows, int h, int first, const uint8_t* const* x, __m512* sums) {
+    const uint8_t* w[NR];
+    __m512 total[NR][NT];
 #pragma GCC unroll 4
-        for (int c = 0; c < kChains; ++c) total[t][c] = _mm512_setzero_ps();
-    int64_t k = 0;
-    for (; k + 16 * kChains <= n; k += 16 * kChains) {
-        for (int b = 0; b < 16 * kChains * R::kBytes; b += 64)
-            _mm_prefetch(reinterpret_cast<const char*>(row + k * R::kBytes + 2048 + b), _MM_HINT_T0);
-#pragma GCC unroll 4
-        for (int c = 0; c < kChains; ++c) {
-            const __m512 w = R::lanes(row + (k + 16 * c) * R::kBytes, 0xFFFF);
+    for (int i = 0; i < NR; ++i) {
+        w[i] = rows.row(h, first + i);
 #pragma GCC unroll 8
-            for (int t = 0; t < NT; ++t)
-                total[t][c] = _mm512_fmadd_ps(w, _mm512_loadu_ps(x[t] + (k + 16 * c) * 4), total[t][c]);
+        for (int t = 0; t < NT; ++t) total[i][t] = _mm512_setzero_ps();
+    }
+    auto add = [&](int64_t k, __mmask16 mask) __attribute__((always_inline)) {
+        __m512 lanes[NR];
+#pragma GCC unroll 4
+        for (int i = 0; i < NR; ++i) lanes[i] = R::lanes(w[i] + k * R::kBytes, mask);
+#pragma GCC unroll 8
+        for (int t = 0; t < NT; ++t) {
+            __m512 v = _mm512_loadu_ps(x[t] + k * 4);
+            if (NR > 1) asm("" : "+v"(v));  // one load, not an operand in memory of every product
+#pragma GCC unroll 4
+            for (int i = 0; i < NR; ++i) total[i][t] = _mm512_fmadd_ps(lanes[i], v, total[i][t]);
         }
+    };
+    int64_t k = 0;
+    constexpr int kStep = 64 / R::kBytes;  // a cache line of weights
+    for (; k + kStep <= rows.n_in; k += kStep) {
+#pragma GCC unroll 4
+        for (int i = 0; i < NR; ++i)
+            _mm_prefetch(reinterpret_cast<const char*>(w[i] + k * R::kBytes + 4096), _MM_HINT_T0);
+#pragma GCC unroll 2
+        for (int c = 0; c < kStep; c += 16) add(k + c, 0xFFFF);
     }
-    for (; k < n; k += 16) {
-        const auto mask = static_cast<__mmask16>(n - k >= 16 ? 0xFFFF : (1 << (n - k)) - 1);
-        const __m512 w = R::lanes(row + k * R::kBytes, mask);
+    for (; k < rows.n_in; k += 16)
+        add(k, static_cast<__mmask16>(rows.n_in - k >= 16 ? 0xFFFF : (1 << (rows.n_in - k)) - 1));
+#pragma GCC unroll 4
+    for (int i = 0; i < NR; ++i)
 #pragma GCC unroll 8
-        for (int t = 0; t < NT; ++t)
-            total[t][0] = _mm512_fmadd_ps(w, _mm512_loadu_ps(x[t] + k * 4), total[t][0]);
-    }
-#pragma GCC unroll 8
-    for (int t = 0; t < NT; ++t)
-        out[t * kBlockRows] = _mm512_reduce_add_ps(
-            _mm512_add_ps(_mm512_add_ps(total[t][0], total[t][1]), _mm512_add_ps(total[t][2], total[t][3])));
+        for (int t = 0; t < NT; ++t) sums[t * kHalfRows + i] = total[i][t];
+}
+
+template <class R, int NT>
+void dot_half(const RowBlock& rows, int h, const uint8_t* const* x, float* out) {
+    constexpr int kRows = NT <= 6 ? 4 : 3;  // up to 24 of 32 registers hold sums
+    __m512 sums[NT * kHalfRows];
+    int i = 0;
+    for (; i + kRows <= rows.n[h]; i += kRows) dot_lanes<R, kRows, NT>(rows, h, i, x, sums + i);
+    for (; i < rows.n[h]; ++i) dot_lanes<R, 1, NT>(rows, h, i, x, sums + i);
+    for (; i < kHalfRows; ++i)
+        for (int t = 0; t < NT; ++t) sums[t * kHalfRows + i] = _mm512_setzero_ps();
+    // The lanes of 16 rows at once: a quarter of the work that single rows would be.
+    for (int t = 0; t < NT; ++t) _mm512_storeu_ps(out + t * kBlockRows, sums16(sums + t * kHalfRows));
 }
 
 #else
@@ -118,14 +141,18 @@ void dot_row(const uint8_t* row, int64_t n_in, const uint8_t* const* x, float* o
     for (int t = 0; t < NT; ++t) out[t * kBlockRows] = total[t];
 }
 
+template <class R, int NT>
+void dot_half(const RowBlock& rows, int h, const uint8_t* const* x, float* out) {
+    for (int i = 0; i < rows.n[h]; ++i) dot_row<R, NT>(rows.row(h, i), rows.n_in, x, out + i);
+}
+
 #endif
 
 template <class R, int NT>
 void dot_rows(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out) {
     if (n_tokens == NT) {
         for (int h = 0; h < 2; ++h)
-            for (int i = 0; i < rows.n[h]; ++i)
-                dot_row<R, NT>(rows.row(h, i), rows.n_in, x, out + h * kHalfRows + i);
+            if (rows.n[h] > 0) dot_half<R, NT>(rows, h, x, out + h * kHalfRows);
     } else if constexpr (NT > 1) {
         dot_rows<R, NT - 1>(rows, x, n_tokens, out);
     }

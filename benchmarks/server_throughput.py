@@ -1,0 +1,177 @@
+"""Tokens per second of a server with one slot and with several, beside xllamacpp's server.
+
+python -m benchmarks.server_throughput [--model model.gguf] [--slots 8] [--seconds 8] [--rounds 3] [--peer]
+
+As many clients as slots send streamed greedy completions over loopback, one after another. Servers run in alternation,
+a round being one run of each. The clients share one thread that only looks for the end of answers, so that they take
+little of the processor; reported are tokens per second of wall time and per second of the server's processor time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import re
+import selectors
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import psutil
+
+from benchmarks.server_load import PROMPTS, free_port, process, server
+
+N_CTX = 512
+TIMEOUT = 60.0
+COUNT = re.compile(rb'"tokens_predicted":\s*(\d+)')
+
+
+@dataclass
+class Speed:
+    """Tokens per second of wall time, and per second of the server's processor time."""
+
+    wall: float
+    processor: float
+
+
+class Client:
+    """Sends one request after another, each over a connection of its own."""
+
+    def __init__(self, address: str, n_predict: int, prompts: Iterator[str]) -> None:
+        self.n_tokens = 0
+        self._host = urlsplit(address).netloc
+        self._n_predict = n_predict
+        self._prompts = prompts
+        self._answer = bytearray()
+
+    def ask(self) -> socket.socket:
+        """Sends the next request; the connection on which the answer comes."""
+        body = {"prompt": next(self._prompts), "n_predict": self._n_predict, "temperature": 0, "stream": True}
+        data = json.dumps(body).encode()
+        head = f"POST /completion HTTP/1.1\r\nHost: {self._host}\r\nConnection: close\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+        host, port = self._host.split(":")
+        connection = socket.create_connection((host, int(port)), TIMEOUT)
+        connection.sendall(head.encode() + data)
+        return connection
+
+    def read(self, connection: socket.socket) -> bool:
+        """Takes what has come; whether the answer has ended. Raises SystemExit for anything but a whole answer."""
+        data = connection.recv(65536)
+        self._answer += data
+        if data:
+            return False
+        found = COUNT.findall(self._answer)
+        if not found or not self._answer.startswith(b"HTTP/1.1 200"):
+            raise SystemExit(f"unexpected answer: {bytes(self._answer[:300])!r}")
+        self.n_tokens += int(found[-1])
+        self._answer.clear()
+        return True
+
+
+def measure(address: str, running: psutil.Process, clients: int, seconds: float, n_predict: int) -> Speed:
+    """Loads a server with so many clients. Requests that are running at the end are waited for and count."""
+    prompts = itertools.cycle(PROMPTS)
+    everyone = [Client(address, n_predict, prompts) for _ in range(clients)]
+    began, cpu = time.perf_counter(), sum(running.cpu_times()[:2])
+    with selectors.DefaultSelector() as selector:
+        for client in everyone:
+            selector.register(client.ask(), selectors.EVENT_READ, client)
+        while selector.get_map():
+            ready = selector.select(TIMEOUT)
+            if not ready:
+                raise SystemExit(f"no answer within {TIMEOUT:g} seconds")
+            for key, _ in ready:
+                connection, client = key.fileobj, key.data
+                assert isinstance(connection, socket.socket)
+                if client.read(connection):
+                    selector.unregister(connection)
+                    connection.close()
+                    if time.perf_counter() - began < seconds:
+                        selector.register(client.ask(), selectors.EVENT_READ, client)
+    n_tokens = sum(client.n_tokens for client in everyone)
+    wall, cpu = time.perf_counter() - began, sum(running.cpu_times()[:2]) - cpu
+    return Speed(n_tokens / wall, n_tokens / cpu)
+
+
+def peer(model: str, slots: int, threads: int) -> AbstractContextManager[tuple[str, psutil.Process]]:
+    """xllamacpp's server in a process of its own."""
+    port = free_port()
+    line = [sys.executable, "-m", "benchmarks.server_throughput", "--serve-peer"]
+    return process([*line, model, str(slots), str(threads), str(port)], port)
+
+
+def serve_peer(model: str, slots: int, threads: int, port: int) -> None:
+    """Runs xllamacpp's server until the process is ended."""
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path = model
+    params.n_parallel, params.n_ctx = slots, N_CTX * slots
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+    params.hostnames, params.port = ["127.0.0.1"], port
+    running = xllamacpp.Server(params)
+    assert running.listening_address
+    while True:
+        time.sleep(3600)
+
+
+def ours(model: str, slots: int, threads: int) -> AbstractContextManager[tuple[str, psutil.Process]]:
+    """`ikpy server`."""
+    return server(model, slots, threads, n_ctx=N_CTX)
+
+
+def line(name: str, speeds: list[Speed], single: list[Speed]) -> str:
+    """Medians over the rounds with their range, and the ratio to one slot of the same round."""
+    parts = []
+    for what, of in (("wall", "second"), ("processor", "second of processor time")):
+        values = [getattr(speed, what) for speed in speeds]
+        ratios = [a / getattr(b, what) for a, b in zip(values, single, strict=True)]
+        parts.append(
+            f"{np.median(values):.0f} tokens per {of} ({min(values):.0f} to {max(values):.0f}), "
+            f"{np.median(ratios):.2f} times one slot"
+        )
+    return f"{name}: {'; '.join(parts)}"
+
+
+def main() -> None:
+    import ikpy
+
+    parser = argparse.ArgumentParser(description="throughput of `ikpy server` with one slot and with several")
+    parser.add_argument("--model", default=str(ikpy.default_model_path()))
+    parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--n-predict", type=int, default=128)
+    parser.add_argument("--seconds", type=float, default=8, help="of each run")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peer", action="store_true", help="also measure xllamacpp's server")
+    parser.add_argument("--serve-peer", nargs=4, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve_peer:
+        model, *numbers = args.serve_peer
+        serve_peer(model, *map(int, numbers))
+    makers: dict[str, Callable[..., AbstractContextManager[tuple[str, psutil.Process]]]] = {"ikpy": ours}
+    if args.peer:
+        makers["xllamacpp"] = peer
+    found: dict[tuple[str, int], list[Speed]] = {}
+    for _ in range(args.rounds):
+        for name, maker in makers.items():
+            for slots in (1, args.slots):
+                with maker(args.model, slots, args.threads) as (address, running):
+                    measure(address, running, slots, 0, args.n_predict)
+                    speed = measure(address, running, slots, args.seconds, args.n_predict)
+                found.setdefault((name, slots), []).append(speed)
+    print(f"{Path(args.model).name}, {args.threads} threads, {args.n_predict} tokens per answer, {args.rounds} rounds")
+    for (name, slots), speeds in found.items():
+        print(line(f"{name}, {slots} slots", speeds, found[name, 1]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Streams of events: delivery to the event loop, clients that leave or do not read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from ikpy.server.front import Mail
+from ikpy.server.http import EventStream
+
+
+class Connection:
+    """Takes what a response sends; blocks from the piece number ``stuck`` on, leaves when ``leave`` is set."""
+
+    def __init__(self, stuck: int = -1) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.leave = asyncio.Event()
+        self._stuck = stuck
+
+    async def receive(self) -> dict[str, Any]:
+        await self.leave.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        if len(self.sent) == self._stuck:
+            await asyncio.Event().wait()
+        self.sent.append(message)
+
+
+class Pieces:
+    """An iterator over pieces that then waits for ever, or ends; notes that it was closed."""
+
+    def __init__(self, *pieces: str, ends: bool = True) -> None:
+        self.closed = 0
+        self._pieces = pieces
+        self._ends = ends
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        for piece in self._pieces:
+            yield piece
+        if not self._ends:
+            await asyncio.Event().wait()
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+async def run(connection: Connection, pieces: Pieces, timeout: float = 30.0) -> None:
+    stream = EventStream(aiter(pieces), pieces.close, timeout)  # type: ignore[arg-type]
+    await asyncio.wait_for(stream({}, connection.receive, connection.send), 30)
+    assert pieces.closed == 1
+
+
+def test_pieces_are_sent_in_order_and_the_stream_ends() -> None:
+    async def play() -> None:
+        connection = Connection()
+        await run(connection, Pieces("a", "\u00e9"))
+        assert [m.get("body") for m in connection.sent] == [None, b"a", "\u00e9".encode(), b""]
+        assert [m.get("more_body") for m in connection.sent[1:]] == [True, True, False]
+
+    asyncio.run(play())
+
+
+def test_a_stream_stops_when_its_client_leaves() -> None:
+    async def play() -> None:
+        connection = Connection()
+        asyncio.get_running_loop().call_later(0.05, connection.leave.set)
+        await run(connection, Pieces("a", ends=False))
+        assert connection.sent[-1]["body"] == b"a"
+
+    asyncio.run(play())
+
+
+def test_a_client_that_does_not_read_is_given_up() -> None:
+    async def play() -> None:
+        connection = Connection(stuck=2)
+        await run(connection, Pieces("a", "b", ends=False), timeout=0.2)
+        assert len(connection.sent) == 2
+
+    asyncio.run(play())
+
+
+def test_a_slow_producer_is_waited_for() -> None:
+    async def play() -> None:
+        async def slow() -> AsyncIterator[str]:
+            await asyncio.sleep(0.5)
+            yield "late"
+
+        connection = Connection()
+        await EventStream(slow(), lambda: None, 0.1)({}, connection.receive, connection.send)
+        assert connection.sent[1]["body"] == b"late"
+
+    asyncio.run(play())
+
+
+def test_errors_of_the_producer_come_out() -> None:
+    async def play() -> None:
+        async def broken() -> AsyncIterator[str]:
+            yield "a"
+            raise ValueError("broken")
+
+        connection = Connection()
+        with pytest.raises(ValueError, match="broken"):
+            await EventStream(broken(), lambda: None, 5)({}, connection.receive, connection.send)
+
+    asyncio.run(play())
+
+
+class Loop:
+    """Counts how often it is woken."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def call_soon_threadsafe(self, call: Any) -> None:
+        self.calls.append(call)
+
+
+def test_the_loop_is_woken_once_for_the_events_of_a_batch() -> None:
+    loop = Loop()
+    mail: Any = Mail(loop)  # type: ignore[arg-type]
+    first: asyncio.Queue[Any] = asyncio.Queue()
+    second: asyncio.Queue[Any] = asyncio.Queue()
+    mail.send()
+    assert not loop.calls
+    for n in range(3):
+        mail.put(first, n)
+        mail.put(second, 10 + n)
+    mail.send()
+    assert len(loop.calls) == 1
+    loop.calls[0]()
+    assert [first.get_nowait() for _ in range(3)] == [0, 1, 2]
+    assert [second.get_nowait() for _ in range(3)] == [10, 11, 12]
+    mail.send()
+    assert len(loop.calls) == 1
+
+
+def test_events_for_a_closed_loop_are_dropped() -> None:
+    loop = asyncio.new_event_loop()
+    loop.close()
+    mail = Mail(loop)
+    mail.put(asyncio.Queue(), None)  # type: ignore[arg-type]
+    mail.send()

@@ -55,6 +55,7 @@ cdef extern from "ikpy/ceiling.hpp" namespace "ikpy" nogil:
     double ceiling_amx_bf16(int)
     double ceiling_fp32_fma(int)
     double ceiling_read_bandwidth(int)
+    int64_t cpp_uncached_bytes "ikpy::uncached_bytes"()
 
 
 cdef extern from *:
@@ -109,6 +110,11 @@ def has_decoder(int type_id) -> bool:
 def activation_nbytes(int fmt, int64_t n_in, int64_t n_rows, int64_t n_batch) -> int:
     """Bytes of a prepared activation buffer for [n_in, n_rows, n_batch]."""
     return act_nbytes(fmt, n_in, n_rows, n_batch)
+
+
+def uncached_bytes() -> int:
+    """Bytes that no cache of this machine holds: four times the last-level cache, between 256 MiB and 2 GiB."""
+    return cpp_uncached_bytes()
 
 
 def ceiling(str what, int n_threads) -> float:

@@ -34,7 +34,10 @@ def _silent(_: str) -> None:
 
 def open_model(path: str | os.PathLike[str], params: ModelParams) -> GGUFFile:
     """The file, mapped or read into memory as the parameters say."""
-    return GGUFFile.open(Path(path), header_only=params.header_only, use_mmap=params.use_mmap)
+    gguf = GGUFFile.open(Path(path), header_only=params.header_only, use_mmap=params.use_mmap)
+    if params.use_mmap and not params.read_ahead:
+        gguf.stop_read_ahead()
+    return gguf
 
 
 def _repacked(gguf: GGUFFile, keys: Keys, params: ModelParams) -> Callable[[str], bool] | None:

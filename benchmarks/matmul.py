@@ -1,11 +1,12 @@
 """Matrix products against what the machine can do: prompt rates and generation bandwidth of every fast type.
 
     python -m benchmarks.matmul prompt    1e9 op/s of [2048, 8192] x 512 tokens, share of the dot product ceiling
-    python -m benchmarks.matmul generate    1e9 bytes/s of 220 MB of weights x 1 token, share of the read bandwidth
+    python -m benchmarks.matmul generate    1e9 bytes/s of uncached weights x 1 token, share of the read bandwidth
     python -m benchmarks.matmul cached      1e9 weights/s and bytes/s of one core with 0.7 MB of weights in its cache
 
-Ceiling and product alternate in one process and the best of several runs counts. `cached` counts the CPU time of one
-thread, so other load on the machine hardly matters: it shows what the arithmetic of a type costs.
+Ceiling and product alternate in one process and the best of several runs counts. The weights of `generate` take four
+times the last-level cache, like the buffer of the ceiling, but at most a quarter of the free memory. `cached` counts
+the CPU time of one thread, so other load on the machine hardly matters: it shows what the arithmetic of a type costs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import time
 
 import numpy as np
+import psutil
 
 from ikpy._native import core, tier
 from ikpy.graph.plan import OP_DTYPE, TENSOR_DTYPE
@@ -62,6 +64,11 @@ CACHED_BYTES = 700_000
 arrays: list[tuple[Program, np.ndarray]] = []
 
 
+def generate_bytes() -> int:
+    """Size of the weights that a pass of `generate` reads."""
+    return min(core.uncached_bytes(), psutil.virtual_memory().available // 4)
+
+
 def best_seconds(plan: core.Plan, n_threads: int, seconds: float) -> float:
     """Shortest of the runs that fit into `seconds`, at least three."""
     best, runs, end = float("inf"), 0, time.perf_counter() + seconds
@@ -94,7 +101,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="per type")
     args = parser.parse_args()
     ceilings: dict[str, float] = {}
-    print(f"tier {tier}, {args.threads} threads")
+    size = f", {generate_bytes() / 2**20:.0f} MiB of weights" if args.mode == "generate" else ""
+    print(f"tier {tier}, {args.threads} threads{size}")
     for name in args.types.split(","):
         arrays.clear()
         if args.mode == "cached":
@@ -106,7 +114,7 @@ def main() -> None:
         k, tokens = (2048, 512) if args.mode == "prompt" else (4096, 1)
         kind = kind if args.mode == "prompt" else "read"
         row = by_name(name).row_nbytes(k)
-        n = 8192 if args.mode == "prompt" else int(220e6 / row) // 32 * 32
+        n = 8192 if args.mode == "prompt" else generate_bytes() // row // 32 * 32
         ceilings[kind] = max(ceilings.get(kind, 0.0), core.ceiling(kind, args.threads))
         best = best_seconds(product(name, k, n, tokens, args.threads), args.threads, args.seconds)
         rate = 1e-9 / best * (2 * k * n * tokens if args.mode == "prompt" else row * n)

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import reference_quantizer as reference
-from benchmarks.quantized_models import ModelScorer
+from benchmarks.quantized_models import MAKERS, ModelScorer
 from benchmarks.quants_page import write_page
 from ikpy import GGUFFile
 from ikpy._native import core
@@ -156,8 +156,8 @@ def measure(a: argparse.Namespace, results: dict, folder: Path) -> None:
         if "encode" in a.parts:
             entry["encode"] = measure_encoder(row, real, a.rounds)
         for scorer in scorers:
-            if scores := scorer.compare(row):
-                entry.setdefault("models", {})[scorer.name] = scores
+            if scores := scorer.compare(row, a.makers.split(",")):
+                entry.setdefault("models", {}).setdefault(scorer.name, {}).update(scores)
         print(row.name, json.dumps(entry), flush=True)
         a.json.write_text(json.dumps(results, indent=1))
 
@@ -169,6 +169,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path)
     parser.add_argument("--types")
     parser.add_argument("--parts", default="encode,models")
+    parser.add_argument("--makers", default=",".join(MAKERS), help="whose model files are measured (again)")
     parser.add_argument("--chunks", type=int, default=16)
     parser.add_argument("--threads", type=int, default=physical_cores(), help="for the models")
     parser.add_argument("--rounds", type=int, default=5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from ikpy.tools.kl_divergence import BaseFile, BaseWriter, kl_divergence
 from ikpy.vocab import Vocab
 
 N_CTX = 512
+MAKERS = ("ours", "reference")
 
 
 def file_type_of(row: TensorType) -> FileType | None:
@@ -57,18 +59,16 @@ class ModelScorer:
                 write(np.asarray(context.decode(Batch.single(own, logits="all")))[first:-1])
         self.base_ppl = self.score(model)["ppl"]
 
-    def compare(self, row: TensorType) -> dict[str, dict[str, float]] | None:
-        """Scores of both files; None for types without a file type of their own."""
+    def compare(self, row: TensorType, makers: Sequence[str] = MAKERS) -> dict[str, dict[str, float]] | None:
+        """Scores of the files of the makers; None for types without a file type of their own."""
         ftype = file_type_of(row)
         if ftype is None:
             return None
         options = ["--pure", "--imatrix", self.imatrix, "--ignore-imatrix-rules"]
         options += ["--token-embedding-type", "q8_0", "--output-tensor-type", "q8_0"]
         scores = {}
-        for maker, program in (
-            ("ours", [sys.executable, "-m", "ikpy", "quantize"]),
-            ("reference", [quantize_program()]),
-        ):
+        for maker in makers:
+            program = [sys.executable, "-m", "ikpy", "quantize"] if maker == "ours" else [quantize_program()]
             out = self.folder / f"{maker}.gguf"
             command = [*program, *options, self.model, out, ftype.name, self.threads]
             done = subprocess.run([str(part) for part in command], check=False, capture_output=True)

@@ -4,6 +4,7 @@ import numpy as np
 
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
 
 
 cdef extern from "ikpy/tensor.hpp" namespace "ikpy":
@@ -50,12 +51,16 @@ cdef extern from "quantize/repack.hpp" namespace "ikpy" nogil:
     cbool repack_rows(int, int, const uint8_t*, int64_t, int64_t, uint8_t*)
 
 
+cdef extern from "ikpy/affinity.hpp" namespace "ikpy":
+    void cpp_set_thread_cpus "ikpy::set_thread_cpus"(const vector[vector[int]]&) except +
+
 cdef extern from "ikpy/ceiling.hpp" namespace "ikpy" nogil:
     double ceiling_int8_dot(int)
     double ceiling_bf16_dot(int)
     double ceiling_amx_bf16(int)
     double ceiling_fp32_fma(int)
     double ceiling_read_bandwidth(int)
+    int64_t cpp_uncached_bytes "ikpy::uncached_bytes"()
 
 
 cdef extern from *:
@@ -115,6 +120,17 @@ def has_decoder(int type_id) -> bool:
 def activation_nbytes(int fmt, int64_t n_in, int64_t n_rows, int64_t n_batch) -> int:
     """Bytes of a prepared activation buffer for [n_in, n_rows, n_batch]."""
     return act_nbytes(fmt, n_in, n_rows, n_batch)
+
+
+def set_thread_cpus(groups) -> None:
+    """Thread i of every plan runs on the CPUs groups[i % len(groups)] from its next run on, a list of lists of CPU
+    numbers; [] lets threads that were never bound stay where they are. Linux only; not while a plan runs."""
+    cpp_set_thread_cpus(groups)
+
+
+def uncached_bytes() -> int:
+    """Bytes that no cache of this machine holds: four times the last-level cache, between 256 MiB and 2 GiB."""
+    return cpp_uncached_bytes()
 
 
 def ceiling(str what, int n_threads) -> float:

@@ -28,6 +28,10 @@ def run(arguments: Sequence[str]) -> int:
     from ikpy.tools.bench_output import PRINTERS
 
     params = command.params(default_model)
+    if params.numa:
+        from ikpy import numa
+
+        numa.apply(params.numa, lambda line: print(line, file=sys.stderr))
     if params.dry_run:
         print_plans(params)
         return 0

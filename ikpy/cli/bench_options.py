@@ -258,12 +258,11 @@ ROWS = (
     switch("-sas --scheduler-async", "sas", "asynchronous evaluation of graph parts", no_effect=GRAPH_SPLIT),
     row(
         "--numa",
-        "",
-        "MODE",
-        "placement of threads on NUMA nodes",
-        convert=values.to_text,
+        "numa",
+        "distribute|isolate|numactl",
+        "machines with several memory nodes: threads in turn on all nodes, on the starting node, or as inherited",
+        convert=values.to_numa,
         many=False,
-        no_effect="not supported yet",
     ),
     row(
         "--defer-experts",

@@ -44,6 +44,10 @@ def start(tool: str, arguments: Sequence[str], title: str) -> CommonParams | Non
         return None
     for line in params.warnings:
         print(f"warning: {line}", file=sys.stderr)
+    if params.model.numa:
+        from ikpy import numa
+
+        numa.apply(params.model.numa, lambda line: print(line, file=sys.stderr))
     return params
 
 

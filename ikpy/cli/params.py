@@ -50,6 +50,7 @@ class ModelOptions:
     use_mmap: bool = True
     use_mlock: bool = False
     repack: bool = False
+    numa: str | None = None
 
 
 @dataclass
@@ -276,6 +277,7 @@ class CommonParams:
         return ModelParams(
             mla=self.context.mla,
             use_mmap=model.use_mmap,
+            read_ahead=model.numa is None,
             use_mlock=model.use_mlock,
             check_tensors=model.check_tensors,
             kv_overrides=dict(model.kv_overrides),

@@ -97,6 +97,13 @@ def bounded(low: int, high: int | None = None) -> Convert:
     return convert
 
 
+def to_numa(text: str, warn: Warn) -> str:
+    """Mode of --numa; an empty value is distribute."""
+    from ikpy.numa import MODES
+
+    return choice(*MODES)(text or MODES[0], warn)
+
+
 def to_seed(text: str, warn: Warn) -> int:
     """Unsigned 32-bit seed; any negative number means a random one."""
     value = to_int(text, warn)

@@ -37,7 +37,10 @@ Progress = Callable[[float], None]
 
 def open_model(path: str | os.PathLike[str], params: ModelParams, progress: Progress | None = None) -> GGUFFile:
     """The file, mapped or read into memory as the parameters say; progress is told the share that was read."""
-    return GGUFFile.open(Path(path), header_only=params.header_only, use_mmap=params.use_mmap, progress=progress)
+    gguf = GGUFFile.open(Path(path), header_only=params.header_only, use_mmap=params.use_mmap, progress=progress)
+    if params.use_mmap and not params.read_ahead:
+        gguf.stop_read_ahead()
+    return gguf
 
 
 def _share_of_bytes(gguf: GGUFFile, progress: Progress) -> Callable[[int], None]:

@@ -20,6 +20,7 @@ class ModelParams:
 
     mla: int = 3
     use_mmap: bool = True
+    read_ahead: bool = True  # False: pages of the mapping are read one by one by the threads that use them
     use_mlock: bool = False
     check_tensors: bool = False
     kv_overrides: Mapping[str, Any] = field(default_factory=dict)

@@ -185,13 +185,17 @@ class GGUFFile:
 
         Reading them again works and takes them from the file.
         """
-        shard = self.shards[info.shard]
-        mapping = shard.data.base
-        while isinstance(mapping, memoryview | np.ndarray):
-            mapping = mapping.obj if isinstance(mapping, memoryview) else mapping.base
+        mapping = _mapping(self.shards[info.shard])
         first = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
-        if isinstance(mapping, mmap.mmap) and info.nbytes:
+        if mapping and info.nbytes:
             mapping.madvise(mmap.MADV_DONTNEED, first, info.offset + info.nbytes - first)
+
+    def stop_read_ahead(self) -> None:
+        """Pages of the mapped tensors are read one by one from now on, each where the thread that wants it runs."""
+        for shard in self.shards:
+            mapping = _mapping(shard)
+            if mapping and hasattr(mmap, "MADV_RANDOM"):
+                mapping.madvise(mmap.MADV_RANDOM)
 
     def close(self) -> None:
         """Let go of the mapping; using the file afterwards is an error."""
@@ -226,6 +230,14 @@ def _share_of(total: int, progress: Callable[[float], None]) -> Report:
         progress(done / total)
 
     return report
+
+
+def _mapping(shard: Shard) -> mmap.mmap | None:
+    """The mapping (or private memory) under the bytes of a shard."""
+    owner = shard.data.base
+    while isinstance(owner, memoryview | np.ndarray):
+        owner = owner.obj if isinstance(owner, memoryview) else owner.base
+    return owner if isinstance(owner, mmap.mmap) else None
 
 
 def _map_file(path: str, read: Report | None) -> np.ndarray:

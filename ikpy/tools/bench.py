@@ -67,6 +67,7 @@ class BenchParams:
     grouped_er: bool = False
     no_fused_up_gate: bool = False
     use_thp: bool = False
+    numa: str | None = None
     no_ooae: bool = False
     rcache: bool = False
     sas: bool = False
@@ -202,6 +203,7 @@ class Engine:
         params = ModelParams(
             mla=test.values["mla_attn"],
             use_mmap=test.values["use_mmap"],
+            read_ahead=self.params.numa is None,
             repack=self.params.repack,
             header_only=self.params.dry_run,
             placement=self.placement(test),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benchmarks import ceiling, report, tables
+from benchmarks import ceiling, matmul, report, tables
 from benchmarks.peers import LlamaBench, open_peers
 from ikpy._native import core
 
@@ -126,3 +128,13 @@ def test_no_piece_starts_after_the_time_limit(tmp_path: Path, monkeypatch: pytes
     assert data["skipped"] == ["types q4_0", "sweep llama-1b"]
     assert "types" not in data
     assert "Not measured" in tables.markdown(data)
+
+
+def test_weights_of_generate_exceed_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four times the last-level cache, unless memory is short."""
+    cache = os.sysconf("SC_LEVEL3_CACHE_SIZE") if "SC_LEVEL3_CACHE_SIZE" in os.sysconf_names else 0
+    monkeypatch.setattr(matmul.psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 40))
+    assert matmul.generate_bytes() >= min(4 * cache, 2**31) // 4096 * 4096
+    assert matmul.generate_bytes() >= 2**28
+    monkeypatch.setattr(matmul.psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 26))
+    assert matmul.generate_bytes() == 1 << 24

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -19,21 +20,25 @@ from ikpy._native import core
 from ikpy.quants import registry
 
 FAMILIES = {
-    "32 elements": "q4_0 q4_1 q5_0 q5_1 q6_0 q8_0 iq4_nl mxfp4 q8_KV bf16",
+    "32 elements": "q4_0 q4_1 q5_0 q5_1 q6_0 q8_0 iq4_nl mxfp4 q8_KV f16 bf16",
     "k": "q2_K q3_K q4_K q5_K q6_K iq4_xs",
     "grid": "iq2_xxs iq2_xs iq2_s iq3_xxs iq3_s iq1_s iq1_m",
     "iqk": "iq2_k iq3_k iq4_k iq5_k iq6_k",
     "row scale": "iq2_ks iq3_ks iq4_ks iq5_ks iq4_kss iq2_kl",
     "trellis": "iq1_kt iq2_kt iq3_kt iq4_kt",
     "ternary": "iq2_bn_r4 q1_0_g128",
+    "ternary, long rows": "iq1_bn iq2_bn",
     "woven, 32 elements": "q4_0_r8 q5_0_r4 q6_0_r4 q8_0_r8 iq4_nl_r4 q8_KV_r8 q8_k_r8",
     "woven k": "q2_k_r4 q3_k_r4 q4_k_r4 q5_k_r4 q6_k_r4 iq4_xs_r8",
     "woven grid": "iq2_xxs_r4 iq2_xs_r4 iq2_s_r4 iq3_xxs_r4 iq3_s_r4 iq1_s_r4 iq1_m_r4",
     "woven iqk": "iq2_k_r4 iq3_k_r4 iq4_k_r4 iq5_k_r4 iq4_ks_r4 iq5_ks_r4",
 }
-# bf16_r16 and q8_k_r16 exist for AVX-512 builds alone, and the library is an AVX2 build; the package does not know
-# mxfp4_r8 and ends on iq1_bn and iq2_bn, its own files included; the Arm forms are read by other machines.
-NOT_EXCHANGED = {"f16", "bf16_r16", "q8_k_r16", "mxfp4_r8", "iq1_bn", "iq2_bn", "q4_0_4x4", "q4_0_4x8", "q4_0_8x8"}
+# The package prepares activations for these types 512 columns and more at a time and ends on an assertion below.
+LONG_ROWS = {"iq1_bn", "iq2_bn"}
+# The package's llama-quantize does not know mxfp4_r8 and its loader divides by zero. It loads bf16_r16 and q8_k_r16,
+# made for AVX-512, but this AVX2 build computes nonsense from its own files too (KL 2 to 3); of q8_k_r16 it also
+# writes other bytes than the format has. The Arm forms are read by other machines.
+NOT_EXCHANGED = {"bf16_r16", "q8_k_r16", "mxfp4_r8", "q4_0_4x4", "q4_0_4x8", "q4_0_8x8"}
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +53,8 @@ def imatrix(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rules(types: list[str]) -> dict[str, str]:
     """Tensor name to type: two matrices for every type."""
     with GGUFFile.open(model_path("llama")) as file:
-        names = [i.name for i in file.tensors.values() if i.name.startswith("blk.") and len(i.shape) == 2]
+        matrices = [i for i in file.tensors.values() if i.name.startswith("blk.") and len(i.shape) == 2]
+    names = [i.name for i in matrices if i.shape[0] >= 512 or not LONG_ROWS & set(types)]
     return dict(zip(names[:: len(names) // (2 * len(types))], 2 * types, strict=False))
 
 
@@ -62,6 +68,19 @@ def quantize(maker: str, wanted: dict[str, str], imatrix: Path, folder: Path) ->
     command += [model_path("llama"), out, "Q8_0", "2"]
     subprocess.run([str(part) for part in command], check=True, capture_output=True)
     return out
+
+
+def tensor_bytes(path: Path, names: Iterable[str]) -> dict[str, bytes]:
+    with GGUFFile.open(path) as file:
+        return {name: bytes(file.data(file.tensors[name])) for name in names}
+
+
+@pytest.mark.parametrize("type_name", ["bf16_r16", "iq1_bn", "iq2_bn", "f16", "bf16", "mxfp4", "q1_0_g128"])
+def test_closed_form_types_have_the_same_bytes(type_name: str, imatrix: Path, tmp_path: Path) -> None:
+    """Among them bf16_r16, which the package can write but not compute with."""
+    wanted = rules([type_name])
+    ours, theirs = (tensor_bytes(quantize(m, wanted, imatrix, tmp_path), wanted) for m in ("ikpy", "reference"))
+    assert [name for name in wanted if ours[name] != theirs[name]] == []
 
 
 def test_every_type_is_exchanged() -> None:

@@ -142,16 +142,6 @@ IKPY_AMX void tile_chains() {
 }
 #endif
 
-// More than the last-level cache holds: servers have some of hundreds of MiB, from which 256 MiB would be
-// read nearly twice as fast as from memory.
-int64_t uncached_bytes() {
-    int64_t cache = 0;
-#if defined(_SC_LEVEL3_CACHE_SIZE)
-    cache = std::max<int64_t>(0, sysconf(_SC_LEVEL3_CACHE_SIZE));
-#endif
-    return std::clamp<int64_t>(4 * cache, int64_t{256} << 20, int64_t{2} << 30) / 4096 * 4096;
-}
-
 uint64_t sum_words(const uint64_t* p, int64_t n) {
     uint64_t s = 0;
     for (int64_t i = 0; i < n; ++i) s ^= p[i];
@@ -174,6 +164,16 @@ uint64_t read_streams(const uint64_t* p, int64_t n, int streams, int64_t ahead) 
 }
 
 }  // namespace
+
+// More than the last-level cache holds: servers have some of hundreds of MiB, from which 256 MiB would be
+// read nearly twice as fast as from memory.
+int64_t uncached_bytes() {
+    int64_t cache = 0;
+#if defined(_SC_LEVEL3_CACHE_SIZE)
+    cache = std::max<int64_t>(0, sysconf(_SC_LEVEL3_CACHE_SIZE));
+#endif
+    return std::clamp<int64_t>(4 * cache, int64_t{256} << 20, int64_t{2} << 30) / 4096 * 4096;
+}
 
 double ceiling_int8_dot(int n_threads) {
     return best_rate(n_threads, kDotOperations * kChains * kSteps, dot_chains);

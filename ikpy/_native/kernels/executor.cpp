@@ -7,6 +7,8 @@
 #include <chrono>
 #include <new>
 
+#include "ikpy/affinity.hpp"
+
 namespace ikpy {
 
 namespace {
@@ -124,6 +126,7 @@ int64_t Executor::run(const Runtime& runtime, int n_threads, int64_t first, int6
 #pragma omp parallel num_threads(n_threads)
     {
         const int ith = omp_get_thread_num();
+        bind_thread(ith);
         const ThreadContext ctx{ith, n_threads, &barrier, work, scratch + scratch_bytes_ * ith, nullptr};
         run_thread(ctx, runtime, counters, first, last);
     }

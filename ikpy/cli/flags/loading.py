@@ -1,6 +1,7 @@
 """Options of loading and of host memory."""
 
-from ikpy.cli.options import BARE_OR_BIT, FLAG, INT, OFF, TEXT, ignored, option
+from ikpy.cli.options import BARE_OR_BIT, FLAG, INT, OFF, TEXT, Kind, ignored, option
+from ikpy.cli.values import to_numa
 
 NOT_YET = "not supported yet"
 
@@ -22,7 +23,12 @@ ROWS = (
         "print everything that would be allocated, per device and kind, read no tensor data, and stop",
     ),
     ignored("-vq --validate-quants", NOT_YET, "check quantized blocks while loading"),
-    ignored("--numa --numactl", NOT_YET, "placement of threads on NUMA nodes", kind=TEXT),
+    option(
+        "--numa --numactl",
+        Kind("distribute|isolate|numactl", to_numa),
+        "model.numa",
+        "machines with several memory nodes: threads in turn on all nodes, on the starting node, or as inherited",
+    ),
     ignored("--defer-experts", "pages of the mapping are read on first use anyway", "no early read of expert pages"),
     ignored("--prefetch-experts", NOT_YET, "read expert pages ahead"),
     ignored("--prefetch-experts-threads", NOT_YET, "threads that read expert pages ahead", kind=INT),

@@ -1,6 +1,8 @@
 // What this machine can do at best, measured: the yardsticks of the kernel benchmarks.
 #pragma once
 
+#include <cstdint>
+
 namespace ikpy {
 
 // 10^9 operations per second (a multiply-add counts as two) of independent instructions on registers.
@@ -12,5 +14,8 @@ double ceiling_fp32_fma(int n_threads);
 
 // 10^9 bytes per second read from a buffer larger than the caches: the best of several access patterns.
 double ceiling_read_bandwidth(int n_threads);
+
+// Bytes of that buffer: four times the last-level cache, between 256 MiB and 2 GiB.
+int64_t uncached_bytes();
 
 }  // namespace ikpy

@@ -1,0 +1,192 @@
+"""Where threads and memory go: NUMA modes over a made-up topology, threads by phase, huge pages, read-ahead.
+
+Each case runs in a process of its own, because binding threads lasts. The made-up nodes hold one real CPU each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ikpy import Batch, Context, ContextParams, Model, default_model_path, numa
+from ikpy.cli.parser import parse
+from ikpy.engine.params import ModelParams
+from ikpy.errors import UsageError
+from ikpy.graph.plan import CompiledPlan
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads are bound on Linux only")
+CPUS = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
+needs_two = pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs")
+
+START = """
+import json, os, sys
+from pathlib import Path
+from ikpy import numa, threads
+numa.NODES = Path(sys.argv[1])
+lines = []
+"""
+RUN = """
+from ikpy import Batch, Context, ContextParams, Model, default_model_path
+context = Context(Model.load(default_model_path()), ContextParams(n_ctx=256, n_threads=1, n_threads_batch=2))
+before = set(os.listdir("/proc/self/task"))
+for _ in range(2):  # the team shrinks for the single token and grows again
+    context.kv.clear()
+    context.decode(Batch.single(list(range(64))))
+    context.decode(Batch.single([5], 64))
+context.kv.clear()
+context.decode(Batch.single(list(range(64))))
+tasks = [t for t in os.listdir("/proc/self/task") if t not in before or t == str(os.getpid())]
+print(json.dumps({"lines": lines, "cpus": sorted(sorted(os.sched_getaffinity(int(t))) for t in tasks),
+                  "threads": threads.hardware_threads(), "map": Path("/proc/self/numa_maps").read_text()
+                  if os.path.exists("/proc/self/numa_maps") else ""}))
+"""
+
+
+def topology(folder: Path, cpu_lists: list[str]) -> Path:
+    """A folder like /sys/devices/system/node with these lists of CPUs."""
+    for i, cpus in enumerate(cpu_lists):
+        (folder / f"node{i}").mkdir(parents=True)
+        (folder / f"node{i}" / "cpulist").write_text(cpus + "\n")
+    (folder / "possible").write_text("0-1\n")
+    return folder
+
+
+def in_process(code: str, *arguments: object) -> dict:
+    """What the code prints as JSON in a process of its own."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-800:]
+    return json.loads(done.stdout)
+
+
+def placed(mode: str, nodes: Path) -> dict:
+    return in_process(f"{START}numa.apply({mode!r}, lines.append)\n{RUN}", nodes)
+
+
+def test_cpu_lists() -> None:
+    assert numa.parse_cpu_list("0-3,8,10-11\n") == (0, 1, 2, 3, 8, 10, 11)
+    assert numa.parse_cpu_list("\n") == ()
+
+
+def test_nodes_hold_usable_cpus_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPUs this process may not use and nodes without CPUs (memory only) are left out; order is numeric."""
+    monkeypatch.setattr(numa, "NODES", topology(tmp_path, ["", *["500-501"] * 9, f"{CPUS[0]},500"]))
+    assert numa.nodes() == {10: (CPUS[0],)}
+    monkeypatch.setattr(numa, "NODES", tmp_path / "missing")
+    assert numa.nodes() == {}
+
+
+@needs_two
+def test_distribute_binds_threads_to_nodes_in_turn(tmp_path: Path) -> None:
+    found = placed("distribute", topology(tmp_path, [str(CPUS[0]), str(CPUS[1])]))
+    assert found["cpus"] == [[CPUS[0]], [CPUS[1]]]
+    assert found["lines"][0] == "numa: threads take turns on nodes 0, 1"
+    assert found["threads"] == len(CPUS)  # the binding of the first thread is not taken for a limit
+    spread = not any("not spread" in line for line in found["lines"])
+    assert not (spread and found["map"]) or "interleave" in found["map"]
+
+
+@needs_two
+def test_isolate_keeps_all_threads_on_one_node(tmp_path: Path) -> None:
+    found = placed("isolate", topology(tmp_path, [str(CPUS[0]), str(CPUS[1])]))
+    assert found["cpus"] in ([[CPUS[0]]] * 2, [[CPUS[1]]] * 2)
+    assert found["threads"] == 1
+    assert found["lines"][0] == f"numa: all threads on node {CPUS.index(found['cpus'][0][0])} (1 CPUs)"
+
+
+@needs_two
+def test_numactl_keeps_what_was_inherited(tmp_path: Path) -> None:
+    found = placed("numactl", topology(tmp_path, [str(CPUS[0]), str(CPUS[1])]))
+    assert found["cpus"] == [CPUS, CPUS]
+    assert found["lines"][0] == f"numa: CPUs as inherited: {len(CPUS)} on nodes 0, 1"
+
+
+def test_one_node_changes_nothing(tmp_path: Path) -> None:
+    found = placed("distribute", topology(tmp_path, [",".join(map(str, CPUS))]))
+    assert found["cpus"] == [CPUS, CPUS]
+    assert found["lines"] == ["numa: one memory node for this process, 'distribute' changes nothing"]
+
+
+def test_balancing_kernel_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numa, "nodes", lambda: {0: (CPUS[0],), 1: (CPUS[-1],)})
+    monkeypatch.setattr(numa, "BALANCING", tmp_path / "balancing")
+    for text, warned in (("1\n", True), ("0\n", False)):
+        (tmp_path / "balancing").write_text(text)
+        lines: list[str] = []
+        numa.apply("numactl", lines.append)
+        assert any("numa_balancing is enabled" in line for line in lines) == warned
+
+
+def test_modes_of_the_command_line() -> None:
+    for words, mode in (
+        ("distribute", "distribute"),
+        ("ISOLATE", "isolate"),
+        ("numactl", "numactl"),
+        ("", "distribute"),
+    ):
+        params = parse(["-m", "m.gguf", "--numa", words], "cli")
+        assert params.model.numa == mode
+        assert not params.model_params().read_ahead
+    assert parse(["-m", "m.gguf"], "cli").model_params().read_ahead
+    with pytest.raises(UsageError, match="distribute, isolate, numactl"):
+        parse(["--numa", "mirror"], "cli")
+    with pytest.raises(UsageError, match="distribute isolate numactl"):
+        numa.apply("mirror", print)
+
+
+def test_threads_by_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    """-t for single tokens, -tb for everything longer, in every plan that runs."""
+    counts: list[tuple[int, int]] = []
+    run = CompiledPlan.run
+
+    def recorded(plan: CompiledPlan, n_kv: int, n_threads: int, *rest: object) -> None:
+        counts.append((tokens, n_threads))
+        run(plan, n_kv, n_threads, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(CompiledPlan, "run", recorded)
+    context = Context(Model.load(default_model_path()), ContextParams(n_ctx=256, n_threads=1, n_threads_batch=3))
+    counts.clear()
+    position = 0
+    for tokens in (40, 1, 2, 1):
+        context.decode(Batch.single(list(range(tokens)), position))
+        position += tokens
+    assert counts == [(40, 3), (1, 1), (2, 3), (1, 1)]
+
+
+def mapping_flags(address: int) -> set[str]:
+    """VmFlags of the mapping that holds an address."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split(" ", 1)[0]
+        if "-" in first and not first.endswith(":"):
+            start, end = (int(part, 16) for part in first.split("-"))
+            inside = start <= address < end
+        elif inside and line.startswith("VmFlags:"):
+            return set(line.split()[1:])
+    pytest.skip("this kernel does not tell the flags of mappings")
+
+
+def weight_flags(**params: object) -> set[str]:
+    model = Model.load(default_model_path(), ModelParams(**params))
+    data = model.gguf.data(model.gguf.tensors["blk.1.ffn_down_exps.weight"])
+    return mapping_flags(np.asarray(data).ctypes.data)
+
+
+def test_read_ahead_stops_for_numa() -> None:
+    assert "rr" not in weight_flags()
+    assert "rr" in weight_flags(read_ahead=False)
+
+
+def test_weights_in_huge_pages() -> None:
+    """-thp (--no-mmap) asks for them; a mapped file has none."""
+    if not Path("/sys/kernel/mm/transparent_hugepage/enabled").exists():
+        pytest.skip("a kernel without transparent huge pages")
+    assert not parse(["-thp"], "cli").model_params().use_mmap
+    assert "hg" in weight_flags(use_mmap=False)
+    assert "hg" not in weight_flags()

@@ -9,8 +9,9 @@
 namespace ikpy {
 namespace {
 
-// Quantizes 32 floats: scale = amax / 127 rounded to bf16, q = round to nearest even of x / scale. The reference's
-// activation blocks hold such scales; with the same rounding both programs' products agree to the order of sums.
+// Quantizes 32 floats: scale = amax / 127 rounded to bf16, q = round to nearest even of x / scale. The
+// reference's activation blocks hold such scales; with the same rounding both programs' products agree to the
+// order of sums.
 void quantize_group(const float* x, int8_t* q, float* scale, int32_t* sum_low, int32_t* sum_high) {
     float amax = 0.0f;
     for (int i = 0; i < 32; ++i) amax = std::fmax(amax, std::fabs(x[i]));

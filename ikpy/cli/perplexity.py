@@ -26,7 +26,8 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     plan = make_plan(params)
     options = params.perplexity
-    check_input(params)
+    if not params.model.dry_run:
+        check_input(params)
     if options.stride > 0:
         change = f"adjusting context size from {plan.n_ctx - options.stride // 2} to {plan.n_ctx}"
         print_log(params, [f"Will perform strided perplexity calculation -> {change}"])
@@ -79,10 +80,10 @@ def check_input(params: CommonParams) -> None:
             "you must provide a name of a file containing the log probabilities of the base model: "
             "--kl-divergence-base FILE"
         )
-    if options.kl_divergence or prompt.text:
-        return
-    if options.multiple_choice:
+    if options.multiple_choice and prompt.binary_file is None:
         raise UsageError("--multiple-choice needs its task file: -bf FILE")
+    if options.kl_divergence or options.multiple_choice or prompt.text:
+        return
     model_given = params.model.path is not None or params.model.hf_repo is not None
     if options.hellaswag or options.winogrande or model_given or {"-p", "-f", "-bf"} & set(params.given):
         raise UsageError("there is no text to evaluate: give a file with -f")

@@ -13,7 +13,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_reference_peer import TEXT, decode_to_f32, mean_kl, model_path, our_logits, reference, reference_logits
+from test_reference_peer import (
+    TEXT,
+    chunks,
+    decode_to_f32,
+    mean_kl,
+    model_path,
+    our_logits,
+    reference,
+    reference_logits,
+)
 
 from ikpy import GGUFFile
 from ikpy._native import core
@@ -98,7 +107,7 @@ def test_both_engines_read_the_file_alike(family: str, maker: str, imatrix: Path
     with GGUFFile.open(path) as file:
         found = {name: registry.by_id(file.tensors[name].type_id).name for name in wanted}
     assert {n: t.lower() for n, t in found.items()} == {n: t.lower() for n, t in wanted.items()}
-    ours, theirs = our_logits(path), reference_logits(path, tmp_path)
+    ours, theirs = our_logits(path), reference_logits(path, tmp_path, chunks())
     exact = our_logits(decode_to_f32(path, tmp_path / "exact.gguf"))
     between, to_exact = mean_kl(theirs, ours), mean_kl(exact, ours)
     print(

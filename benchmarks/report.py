@@ -37,7 +37,7 @@ ALL_TYPES = (
     *("q4_0", "q4_1", "q5_0", "q5_1", "q6_0", "q8_0", "iq4_nl", "iq4_xs", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K"),
     *("iq2_k", "iq3_k", "iq4_k", "iq5_k", "iq6_k", "iq2_ks", "iq3_ks", "iq4_ks", "iq5_ks", "iq4_kss", "iq2_kl"),
     *("iq1_kt", "iq2_kt", "iq3_kt", "iq4_kt", "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s"),
-    *("f16", "bf16", "mxfp4", "q8_KV", "iq1_bn", "iq2_bn", "tq1_0", "tq2_0"),
+    *("f16", "bf16", "mxfp4", "q8_KV", "iq1_bn", "iq2_bn"),
     *("q4_0_r8", "q5_0_r4", "q6_0_r4", "q8_0_r8", "iq4_nl_r4", "iq4_xs_r8", "q2_k_r4", "q3_k_r4", "q4_k_r4"),
     *("q5_k_r4", "q6_k_r4", "iq2_k_r4", "iq3_k_r4", "iq4_k_r4", "iq5_k_r4", "iq4_ks_r4", "iq5_ks_r4", "iq1_s_r4"),
     *("iq1_m_r4", "iq2_xxs_r4", "iq2_xs_r4", "iq2_s_r4", "iq3_xxs_r4", "iq3_s_r4", "iq2_bn_r4", "bf16_r16"),

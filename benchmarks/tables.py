@@ -1,6 +1,6 @@
 """Turns the JSON of benchmarks.report into the tables of docs/performance.md, and into a plot.
 
-    python -m benchmarks.tables docs/performance.json docs/performance.md [--plot docs/performance.png]
+    python -m benchmarks.tables docs/performance.json [MORE.json] docs/performance.md [--plot docs/performance.png]
 
 The text between the two marker lines of the Markdown file is replaced; what stands around it stays.
 """
@@ -191,14 +191,16 @@ def plot(data: Data, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("json", type=Path)
+    parser.add_argument("json", type=Path, nargs="+", help="reports; several runs give several groups of tables")
     parser.add_argument("document", type=Path)
     parser.add_argument("--plot", type=Path, help="PNG of the weight types; needs matplotlib (extra: bench)")
     a = parser.parse_args()
-    data = json.loads(a.json.read_text())
-    a.document.write_text(insert(a.document.read_text() if a.document.exists() else "", markdown(data)))
-    if a.plot and data.get("types"):
-        plot(data, a.plot)
+    reports = [json.loads(path.read_text()) for path in a.json]
+    text = a.document.read_text() if a.document.exists() else ""
+    a.document.write_text(insert(text, "\n".join(markdown(data) for data in reports)))
+    typed = next((data for data in reports if data.get("types")), None)
+    if a.plot and typed:
+        plot(typed, a.plot)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,17 @@ using namespace ikpy::cuda;
 
 namespace {
 
+// A row of dst = x * scale * weight.
 struct NormRow {
     const float* x;
     const float* weight;  // null = none
     float* y;
+    int n;  // 0: no row for this block
+    float scale;
+
+    __device__ __forceinline__ float value(int i) const {
+        return weight ? (scale * weight[i]) * x[i] : scale * x[i];
+    }
 };
 
 __device__ __forceinline__ const float* weight_row(const View& w, int i1) {
@@ -40,21 +47,25 @@ __device__ __forceinline__ float squares_of_row(const View& src, const View& add
     return block_sum(squares);
 }
 
+// The row of this block and its scale.
+__device__ __forceinline__ NormRow rms_row(const View& dst, const View& src, const View& weight,
+                                           const View& addend, const View& total, float eps,
+                                           const int* runtime) {
+    if (static_cast<int>(blockIdx.x) >= dst.rows(runtime)) return {nullptr, nullptr, nullptr, 0, 0.0f};
+    const RowIndex r = row_index(dst, blockIdx.x, runtime);
+    NormRow row{nullptr, weight_row(weight, r.i1), dst.row<float>(r.i1, r.i2, r.i3), dst.ne[0], 0.0f};
+    row.scale = 1.0f / sqrtf(squares_of_row(src, addend, total, r, row.n, &row.x) / row.n + eps);
+    return row;
+}
+
 }  // namespace
 
 // dst = src / rms(src) * weight. With an addend: src + addend is normalised and stored to total.
 IKPY_KERNEL rms_norm(View dst, View src, View weight, View addend, View total, float eps,
                      const int* runtime) {
-    const RowIndex r = row_index(dst, blockIdx.x, runtime);
-    if (static_cast<int>(blockIdx.x) >= dst.rows(runtime)) return;
-    const int n = dst.ne[0];
-    const float* x;
-    const float squares = squares_of_row(src, addend, total, r, n, &x);
-    const float s = 1.0f / sqrtf(squares / n + eps);
-    const float* w = weight_row(weight, r.i1);
-    float* y = dst.row<float>(r.i1, r.i2, r.i3);
+    const NormRow row = rms_row(dst, src, weight, addend, total, eps, runtime);
     // Every thread reads back only what it wrote itself.
-    for (int i = threadIdx.x; i < n; i += blockDim.x) y[i] = w ? (s * w[i]) * x[i] : s * x[i];
+    for (int i = threadIdx.x; i < row.n; i += blockDim.x) row.y[i] = row.value(i);
 }
 IKPY_EXPORT(rms_norm);
 
@@ -64,23 +75,13 @@ IKPY_KERNEL rms_norm_q8(View dst, View src, View weight, View addend, View total
                         uint8_t* prepared, long long stride, const int* runtime) {
     IKPY_DYNAMIC_SHARED(memory);
     auto* normed = reinterpret_cast<float*>(memory);
-    const RowIndex r = row_index(dst, blockIdx.x, runtime);
-    if (static_cast<int>(blockIdx.x) >= dst.rows(runtime)) return;
-    const int n = dst.ne[0];
-    const float* x;
-    const float squares = squares_of_row(src, addend, total, r, n, &x);
-    const float s = 1.0f / sqrtf(squares / n + eps);
-    const float* w = weight_row(weight, r.i1);
-    float* y = dst.row<float>(r.i1, r.i2, r.i3);
-    for (int i = threadIdx.x; i < n; i += blockDim.x) {
-        const float v = w ? (s * w[i]) * x[i] : s * x[i];
-        normed[i] = v;
-        y[i] = v;
-    }
+    const NormRow row = rms_row(dst, src, weight, addend, total, eps, runtime);
+    if (row.n == 0) return;
+    for (int i = threadIdx.x; i < row.n; i += blockDim.x) row.y[i] = normed[i] = row.value(i);
     __syncthreads();
-    const ActQ8Layout at(n);
+    const ActQ8Layout at(row.n);
     uint8_t* out = prepared + blockIdx.x * stride;
-    for (int c = warp_id() * 128; c < at.n; c += blockDim.x * 4) quantize_128(normed, n, c, out, at);
+    for (int c = warp_id() * 128; c < at.n; c += blockDim.x * 4) quantize_128(normed, row.n, c, out, at);
 }
 IKPY_EXPORT(rms_norm_q8);
 

@@ -7,6 +7,7 @@
 #include "kernels/activations.hpp"
 #include "kernels/gemm_amx.hpp"
 #include "kernels/transpose.hpp"
+#include "kernels/weight_prefetch.hpp"
 
 namespace ikpy {
 
@@ -122,7 +123,7 @@ IKPY_BF16 void dot_row(const uint8_t* row, int64_t n, const uint8_t* const* x, f
 #pragma GCC unroll 4
         for (int c = 0; c < kChains; ++c) {
             const uint8_t* p = row + (k + 32 * c) * 2;
-            _mm_prefetch(reinterpret_cast<const char*>(p + 2048), _MM_HINT_T0);
+            prefetch_weights<64>(p);
             const __m512i w = _mm512_loadu_si512(p);
 #pragma GCC unroll 8
             for (int t = 0; t < NT; ++t)

@@ -5,6 +5,7 @@
 #include "kernels/activations.hpp"
 #include "kernels/unpacked.hpp"
 #include "kernels/weight_kernels.hpp"
+#include "kernels/weight_prefetch.hpp"
 
 namespace ikpy {
 
@@ -12,7 +13,6 @@ namespace ikpy {
 
 constexpr int kGemvTokens = 4;
 constexpr int kGemvTokensOfBytes = 6;  // codes of whole bytes need next to no unpacking
-constexpr int kPrefetchBytes = 8192;   // 1024 ahead left a fifth of the bandwidth unused (Q4_0, 2 threads)
 
 // Lane index of the group a dword of codes 64 * i .. 64 * i + 63 belongs to.
 template <int G>
@@ -70,8 +70,7 @@ void gemv_row(const uint8_t* row, int k, int64_t n_in, const uint8_t* const* x, 
     const int64_t n_full = n_in / kChunk;
     for (int64_t c = 0; c < n_full; ++c) {
         const uint8_t* p = row + c * kBytes;
-        for (int64_t b = 0; b < kBytes; b += 64)
-            _mm_prefetch(reinterpret_cast<const char*>(p + kPrefetchBytes + b), _MM_HINT_T0);
+        prefetch_weights<kBytes>(p);
         const Codes512 w = unpack_unshifted<U>(p, k);
 #pragma GCC unroll 8
         for (int t = 0; t < NT; ++t) add_chunk<U>(w, x[t], at, c, total[t], &correction[t]);
@@ -98,7 +97,6 @@ void gemv_row(const uint8_t* row, int k, int64_t n_in, const uint8_t* const* x, 
 
 constexpr int kGemvTokens = 4;
 constexpr int kGemvTokensOfBytes = 4;
-constexpr int kPrefetchBytes = 2048;
 
 // Dot products of 32 codes in eight lanes. Codes beyond 127 become signed values and are multiplied as
 // |w| * sign(x, w): two products stay below 2^15, so the 16-bit pair sums are exact.
@@ -188,8 +186,7 @@ void gemv_row(const uint8_t* row, int k, int64_t n_in, const uint8_t* const* x, 
     Chunk w;
     for (int64_t at_k = 0; at_k < n_in; at_k += kChunk) {
         const uint8_t* p = row + at_k / U::kBlock * U::kBlockBytes;
-        for (int64_t b = 0; b < kBytes; b += 64)
-            _mm_prefetch(reinterpret_cast<const char*>(p + kPrefetchBytes + b), _MM_HINT_T0);
+        prefetch_weights<kBytes>(p);
         unpack_chunk<U>(p, k, n_in - at_k, &w);
 #pragma GCC unroll 8
         for (int t = 0; t < NT; ++t) add_chunk<U>(w, x[t], at, at_k, total[t], &offset[t]);

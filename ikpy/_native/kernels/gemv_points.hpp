@@ -22,6 +22,7 @@
 
 #include "kernels/byte_permutes.hpp"
 #include "kernels/quant_product.hpp"
+#include "kernels/weight_prefetch.hpp"
 
 #if defined(__AVX512VNNI__)
 
@@ -154,8 +155,7 @@ IKPY_VBMI void multiply_rows(const uint8_t* const* rows, int64_t n_chunks, const
     for (int64_t c = 0; c < n_chunks; ++c) {
         for (int r = 0; r < kStreams; ++r) {
             at[r] = rows[r] + P::kHeaderBytes + c * P::kBlockBytes;
-            for (int64_t b = 0; b < P::kBlockBytes; b += 64)
-                _mm_prefetch(reinterpret_cast<const char*>(at[r] + kPrefetchBytes + b), _MM_HINT_T0);
+            prefetch_weights<P::kBlockBytes>(at[r]);
         }
 #pragma GCC unroll 4
         for (int t = 0; t < NT; ++t) record[t] = x[t] + c * kRecord<P>;

@@ -3,6 +3,7 @@
 // into magnitude and sign again: that took 1.4 to 3 times as long.
 #pragma once
 #include "kernels/quant_product.hpp"
+#include "kernels/weight_prefetch.hpp"
 #include "unpack/codes32.hpp"
 #include "unpack/grids.hpp"
 
@@ -64,8 +65,7 @@ void multiply_row(const uint8_t* row, int k, int64_t n_in, const uint8_t* const*
     alignas(32) float d[16];
     for (int64_t c = 0; c < n_in / kChunk; ++c) {
         const uint8_t* p = row + c * L::kBlockBytes;
-        for (int64_t b = 0; b < L::kBlockBytes; b += 64)
-            _mm_prefetch(reinterpret_cast<const char*>(p + kPrefetchBytes + b), _MM_HINT_T0);
+        prefetch_weights<L::kBlockBytes>(p);
         sign_masks<L>(p, k, masks);
         L::scales(p, k, d);
 #pragma GCC unroll 8

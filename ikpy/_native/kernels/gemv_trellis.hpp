@@ -5,6 +5,7 @@
 #pragma once
 #include "kernels/activations.hpp"
 #include "kernels/quant_product.hpp"
+#include "kernels/weight_prefetch.hpp"
 #include "unpack/trellis_lanes.hpp"
 
 namespace ikpy {
@@ -84,8 +85,7 @@ void row_product(const uint8_t* p, int64_t n_chunks, const SpreadChunk* const* x
     constexpr int kValues = 16 / T::kSeeds;
     LaneFloats total[NT] = {};
     for (int64_t c = 0; c < n_chunks; ++c, p += T::Unpack::kBlockBytes) {
-        for (int b = 0; b < T::Unpack::kBlockBytes; b += 64)
-            _mm_prefetch(reinterpret_cast<const char*>(p + kPrefetchBytes + b), _MM_HINT_T0);
+        prefetch_weights_into_l2<T::Unpack::kBlockBytes>(p);
 #pragma GCC unroll 2
         for (int h = 0; h < kParts; ++h) {
             Lanes seeds[T::kSeeds], sums[NT][2];
@@ -211,8 +211,7 @@ template <class T, int NT>
 void row_product(const uint8_t* p, int64_t n_chunks, const PlacedChunk* const* x, float* out) {
     LaneFloats total[NT] = {};
     for (int64_t c = 0; c < n_chunks; ++c, p += T::Unpack::kBlockBytes) {
-        for (int b = 0; b < T::Unpack::kBlockBytes; b += 64)
-            _mm_prefetch(reinterpret_cast<const char*>(p + kPrefetchBytes + b), _MM_HINT_T0);
+        prefetch_weights_into_l2<T::Unpack::kBlockBytes>(p);
         const __m256i signs = T::signs(p);
         __m256 d[NT];
         for (int t = 0; t < NT; ++t) d[t] = _mm256_mul_ps(T::scales(p), _mm256_loadu_ps(x[t][c].scale));

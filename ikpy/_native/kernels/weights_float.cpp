@@ -8,6 +8,7 @@
 #include "kernels/half_rows.hpp"
 #include "kernels/lane_sums.hpp"
 #include "kernels/weight_kernels.hpp"
+#include "kernels/weight_prefetch.hpp"
 
 namespace ikpy {
 namespace {
@@ -101,8 +102,7 @@ void dot_lanes(const RowBlock& rows, int h, int first, const uint8_t* const* x, 
     constexpr int kStep = 64 / R::kBytes;  // a cache line of weights
     for (; k + kStep <= rows.n_in; k += kStep) {
 #pragma GCC unroll 4
-        for (int i = 0; i < NR; ++i)
-            _mm_prefetch(reinterpret_cast<const char*>(w[i] + k * R::kBytes + 4096), _MM_HINT_T0);
+        for (int i = 0; i < NR; ++i) prefetch_weights<64>(w[i] + k * R::kBytes);
 #pragma GCC unroll 2
         for (int c = 0; c < kStep; c += 16) add(k + c, 0xFFFF);
     }

@@ -2,6 +2,7 @@
 // of rows to codes, lists of scales to vectors.
 #pragma once
 #include "kernels/interleaved_product.hpp"
+#include "kernels/interleaved_scales.hpp"
 #include "unpack/level_tables.hpp"
 
 namespace ikpy::interleaved {
@@ -113,6 +114,19 @@ inline void scaled(Four d, const int8_t* s, int stride, float* at) {
     for (int g = 0; g < Groups; ++g) put(at + g * kHalfRows, d * integers(s + g * stride));
 }
 
+#if defined(__AVX512VNNI__)
+template <int Groups>
+inline void scaled(Four d, const int8_t* s, int stride, const typename ScaleLanes<Groups>::Quad& at) {
+    at.take(reinterpret_cast<__m128>(d), s, stride);
+}
+#endif
+
+// Bytes below 16 to the upper half; four additions if it were written as a shift of bytes.
+inline Bytes to_high_nibbles(Bytes v) {
+    typedef uint16_t Words __attribute__((vector_size(16)));
+    return reinterpret_cast<Bytes>(reinterpret_cast<Words>(v) << static_cast<uint16_t>(4));
+}
+
 inline void store(int8_t* at, Bytes v) { std::memcpy(at, &v, sizeof v); }
 
 // 64 nibbles: entry p is in byte p % 32, nibble p / 32.
@@ -126,7 +140,8 @@ inline void six_bit_scales(const uint8_t* low, const uint8_t* high, int8_t* s) {
     const Bytes h = load_unaligned<Bytes>(high);
 #pragma GCC unroll 4
     for (int part = 0; part < 4; ++part)
-        store(s + 16 * part, nibbles(low, part) + ((h >> static_cast<uint8_t>(2 * part)) & 3) * 16 - 32);
+        store(s + 16 * part,
+              (nibbles(low, part) | to_high_nibbles(h >> static_cast<uint8_t>(2 * part) & 3)) - 32);
 }
 
 }  // namespace ikpy::interleaved

@@ -19,7 +19,8 @@ inline void nibbles_of_rows(const Quads<R>& q, int offset, F f) {
 
 struct UnpackQ4_0_R8 {
     static constexpr int kType = 202, kRows = 8, kGroup = 32, kBlock = 32, kBlockBytes = 144, kZero = 128;
-    static void codes(const Quads<8>& q, const PanelRows& out) {
+    template <class Out>
+    static void codes(const Quads<8>& q, int, const Out& out) {
         nibbles_of_rows(q, 16, [&](int column, Lanes v) { out.put(column, v + 120); });
     }
     static void scales(const uint8_t* p, int quad, float* d, float*) {
@@ -30,7 +31,8 @@ struct UnpackQ4_0_R8 {
 // Nibbles are signed: the top bit is inverted.
 struct UnpackQ4_0_4x4 {
     static constexpr int kType = 31, kRows = 4, kGroup = 32, kBlock = 32, kBlockBytes = 72, kZero = 128;
-    static void codes(const Quads<4>& q, const PanelRows& out) {
+    template <class Out>
+    static void codes(const Quads<4>& q, int, const Out& out) {
         nibbles_of_rows(q, 8, [&](int column, Lanes v) { out.put(column, (v ^ 8) + 120); });
     }
     static void scales(const uint8_t* p, int, float* d, float*) {
@@ -40,9 +42,11 @@ struct UnpackQ4_0_4x4 {
 
 struct UnpackMXFP4_R8 {
     static constexpr int kType = 353, kRows = 8, kGroup = 32, kBlock = 32, kBlockBytes = 136, kZero = 128;
-    static void codes(const Quads<8>& q, const PanelRows& out) {
+    template <class Out>
+    static void codes(const Quads<8>& q, int, const Out& out) {
         nibbles_of_rows(q, 8, [&](int column, Lanes v) {
-            out.put(column, interleaved::lookup(kMxfp4Codes, v) + (128 - UnpackMXFP4::kZero));
+            out.put(column,
+                    interleaved::lookup(kMxfp4Codes, v) + static_cast<uint8_t>(128 - UnpackMXFP4::kZero));
         });
     }
     static void scales(const uint8_t* p, int quad, float* d, float*) {
@@ -52,7 +56,8 @@ struct UnpackMXFP4_R8 {
 
 struct UnpackIQ4_NL_R4 {
     static constexpr int kType = 220, kRows = 4, kGroup = 32, kBlock = 32, kBlockBytes = 72, kZero = 128;
-    static void codes(const Quads<4>& q, const PanelRows& out) {
+    template <class Out>
+    static void codes(const Quads<4>& q, int, const Out& out) {
         interleaved::n4(q, 8,
                         [&](int column, Lanes v) { out.put(column, interleaved::lookup(kIq4Codes, v)); });
     }
@@ -63,7 +68,8 @@ struct UnpackIQ4_NL_R4 {
 
 struct UnpackQ5_0_R4 {
     static constexpr int kType = 206, kRows = 4, kGroup = 32, kBlock = 32, kBlockBytes = 88, kZero = 128;
-    static void codes(const Quads<4>& q, const PanelRows& out) {
+    template <class Out>
+    static void codes(const Quads<4>& q, int, const Out& out) {
         const Lanes high = q.bytes(8);
         interleaved::n4(q, 24, [&](int column, Lanes v) {
             const int bit = interleaved::kQ5_0Bits.of[column / 4];
@@ -77,7 +83,8 @@ struct UnpackQ5_0_R4 {
 
 struct UnpackQ6_0_R4 {
     static constexpr int kType = 233, kRows = 4, kGroup = 32, kBlock = 32, kBlockBytes = 104, kZero = 128;
-    static void codes(const Quads<4>& q, const PanelRows& out) {
+    template <class Out>
+    static void codes(const Quads<4>& q, int, const Out& out) {
         const Lanes high[2] = {q.bytes(8), q.bytes(24)};
         interleaved::n4(q, 40, [&](int column, Lanes v) {
             const int bit = 2 * (column / 4 & 3);
@@ -90,14 +97,17 @@ struct UnpackQ6_0_R4 {
 };
 
 // Q8x: signed bytes, four columns of each row at a time.
-template <int R>
-inline void signed_bytes(const Quads<R>& q, int offset, int columns, const PanelRows& out) {
-    for (int column = 0; column < columns; column += 4) out.put(column, q.bytes(offset + R * column) ^ 0x80);
+template <int R, class Out>
+inline void signed_bytes(const Quads<R>& q, int offset, const Out& out) {
+    for (int column = 0; column < 32; column += 4) out.put(column, q.bytes(offset + R * column) ^ 0x80);
 }
 
 struct UnpackQ8_0_R8 {
     static constexpr int kType = 208, kRows = 8, kGroup = 32, kBlock = 32, kBlockBytes = 272, kZero = 128;
-    static void codes(const Quads<8>& q, const PanelRows& out) { signed_bytes(q, 16, 32, out); }
+    template <class Out>
+    static void codes(const Quads<8>& q, int, const Out& out) {
+        signed_bytes(q, 16, out);
+    }
     static void scales(const uint8_t* p, int quad, float* d, float*) {
         interleaved::put(d, interleaved::halves(p + 8 * quad));
     }
@@ -105,7 +115,10 @@ struct UnpackQ8_0_R8 {
 
 struct UnpackQ8_K_R8 {
     static constexpr int kType = 399, kRows = 8, kGroup = 32, kBlock = 256, kBlockBytes = 2064, kZero = 128;
-    static void codes(const Quads<8>& q, const PanelRows& out) { signed_bytes(q, 16, 256, out); }
+    template <class Out>
+    static void codes(const Quads<8>& q, int ib, const Out& out) {
+        signed_bytes(q, 16 + 256 * ib, out);
+    }
     static void scales(const uint8_t* p, int quad, float* d, float*) {
         interleaved::constant_scales(interleaved::halves(p + 8 * quad), 8, d);
     }
@@ -114,8 +127,9 @@ struct UnpackQ8_K_R8 {
 // Stored bytes are codes already.
 struct UnpackQ8_K_R16 {
     static constexpr int kType = 397, kRows = 16, kGroup = 32, kBlock = 256, kBlockBytes = 4128, kZero = 128;
-    static void codes(const Quads<16>& q, const PanelRows& out) {
-        for (int column = 0; column < 256; column += 4) out.put(column, q.bytes(32 + 16 * column));
+    template <class Out>
+    static void codes(const Quads<16>& q, int ib, const Out& out) {
+        for (int column = 0; column < 32; column += 4) out.put(column, q.bytes(32 + 512 * ib + 16 * column));
     }
     static void scales(const uint8_t* p, int quad, float* d, float*) {
         interleaved::constant_scales(interleaved::halves(p + 8 * quad), 8, d);
@@ -126,7 +140,10 @@ struct UnpackQ8_KV_R8 {
     static constexpr int kType = 398, kRows = 8, kGroup = 32, kBlock = 32, kBlockBytes = 256, kZero = 128;
     static constexpr int kHeaderBytes = 4;
     static float row_scale(const uint8_t* group, int k) { return load_unaligned<float>(group + 4 * k); }
-    static void codes(const Quads<8>& q, const PanelRows& out) { signed_bytes(q, 0, 32, out); }
+    template <class Out>
+    static void codes(const Quads<8>& q, int, const Out& out) {
+        signed_bytes(q, 0, out);
+    }
     static void scales(const uint8_t*, int, float* d, float*) {
         interleaved::put(d, interleaved::Four{1, 1, 1, 1});
     }
@@ -136,9 +153,9 @@ struct UnpackIQ2_BN_R4 {
     static constexpr int kType = 335, kRows = 4, kGroup = 32, kBlock = 64, kBlockBytes = 64, kZero = 128;
     static constexpr int kHeaderBytes = 4;
     static float row_scale(const uint8_t* group, int k) { return load_unaligned<float>(group + 4 * k); }
-    static void codes(const Quads<4>& q, const PanelRows& out) {
-        for (int half = 0; half < 2; ++half)
-            interleaved::p4(q, 32 * half, [&](int column, Lanes v) { out.put(32 * half + column, v + 127); });
+    template <class Out>
+    static void codes(const Quads<4>& q, int ib, const Out& out) {
+        interleaved::p4(q, 32 * ib, [&](int column, Lanes v) { out.put(column, v + 127); });
     }
     static void scales(const uint8_t*, int, float* d, float*) {
         interleaved::constant_scales(interleaved::Four{1, 1, 1, 1}, 2, d);

@@ -7,13 +7,14 @@ namespace ikpy {
 
 // ---- k-quants ----
 
-struct UnpackQ2_K_R4 {
+struct UnpackQ2_K_R4 : IntegerScales {
     static constexpr int kType = 210, kRows = 4, kGroup = 16, kBlock = 256, kBlockBytes = 336, kZero = 0;
-    static void codes(const Quads<4>& q, const PanelRows& out) {
-        for (int ib = 0; ib < 8; ++ib)
-            interleaved::p4(q, 80 + 32 * ib, [&](int column, Lanes v) { out.put(32 * ib + column, v); });
+    template <class Out>
+    static void codes(const Quads<4>& q, int ib, const Out& out) {
+        interleaved::p4(q, 80 + 32 * ib, [&](int column, Lanes v) { out.put(column, v); });
     }
-    static void scales(const uint8_t* p, int, float* d, float* m) {
+    template <class At>
+    static void scales(const uint8_t* p, int, const At& d, const At& m) {
         int8_t scale[64], min[64];
         for (int part = 0; part < 4; ++part) {
             const auto v = load_unaligned<interleaved::Bytes>(p + 16 + 16 * part);
@@ -25,17 +26,17 @@ struct UnpackQ2_K_R4 {
     }
 };
 
-struct UnpackQ3_K_R4 {
+struct UnpackQ3_K_R4 : IntegerScales {
     static constexpr int kType = 211, kRows = 4, kGroup = 16, kBlock = 256, kBlockBytes = 440, kZero = 128;
-    static void codes(const Quads<4>& q, const PanelRows& out) {
-        for (int ib = 0; ib < 8; ++ib) {
-            const Lanes high = q.bytes(56 + 16 * ib);
-            interleaved::p4(q, 184 + 32 * ib, [&](int column, Lanes v) {
-                out.put(32 * ib + column, (v | interleaved::moved(high, column / 4, 2, 4)) + 124);
-            });
-        }
+    template <class Out>
+    static void codes(const Quads<4>& q, int ib, const Out& out) {
+        const Lanes high = q.bytes(56 + 16 * ib);
+        interleaved::p4(q, 184 + 32 * ib, [&](int column, Lanes v) {
+            out.put(column, (v | interleaved::moved(high, column / 4, 2, 4)) + 124);
+        });
     }
-    static void scales(const uint8_t* p, int, float* d, float*) {
+    template <class At>
+    static void scales(const uint8_t* p, int, const At& d, const At&) {
         int8_t s[64];
         interleaved::six_bit_scales(p + 24, p + 8, s);
         interleaved::scaled<16>(interleaved::halves(p), s, 4, d);
@@ -43,71 +44,79 @@ struct UnpackQ3_K_R4 {
 };
 
 // Scales and minima of Q4_K_R4 and Q5_K_R4.
-inline void scales_and_mins_r4(const uint8_t* p, float* d, float* m) {
+template <class At>
+inline void scales_and_mins_r4(const uint8_t* p, const At& d, const At& m) {
     int8_t scale[32], min[32];
     const auto high = load_unaligned<interleaved::Bytes>(p + 16);
     for (int part = 0; part < 2; ++part) {
         const auto low = load_unaligned<interleaved::Bytes>(p + 32 + 16 * part);
         const interleaved::Bytes h = part ? high >> 4 : high & 15;
-        interleaved::store(scale + 16 * part, (low & 15) | (h & 3) << 4);
-        interleaved::store(min + 16 * part, (low >> 4) | (h >> 2) << 4);
+        interleaved::store(scale + 16 * part, (low & 15) | interleaved::to_high_nibbles(h & 3));
+        interleaved::store(min + 16 * part, (low >> 4) | interleaved::to_high_nibbles(h >> 2));
     }
     interleaved::scaled<8>(interleaved::halves(p), scale, 4, d);
     interleaved::scaled<8>(-interleaved::halves(p + 8), min, 4, m);
 }
 
-struct UnpackQ4_K_R4 {
+struct UnpackQ4_K_R4 : IntegerScales {
     static constexpr int kType = 212, kRows = 4, kGroup = 32, kBlock = 256, kBlockBytes = 576, kZero = 0;
-    static void codes(const Quads<4>& q, const PanelRows& out) {
-        for (int ib = 0; ib < 8; ++ib)
-            interleaved::n4(q, 64 + 64 * ib, [&](int column, Lanes v) { out.put(32 * ib + column, v); });
+    template <class Out>
+    static void codes(const Quads<4>& q, int ib, const Out& out) {
+        interleaved::n4(q, 64 + 64 * ib, [&](int column, Lanes v) { out.put(column, v); });
     }
-    static void scales(const uint8_t* p, int, float* d, float* m) { scales_and_mins_r4(p, d, m); }
+    template <class At>
+    static void scales(const uint8_t* p, int, const At& d, const At& m) {
+        scales_and_mins_r4(p, d, m);
+    }
 };
 
-struct UnpackQ5_K_R4 {
+struct UnpackQ5_K_R4 : IntegerScales {
     static constexpr int kType = 213, kRows = 4, kGroup = 32, kBlock = 256, kBlockBytes = 704, kZero = 0;
-    static void codes(const Quads<4>& q, const PanelRows& out) {
-        for (int ib = 0; ib < 8; ++ib) {
-            const Lanes high = q.bytes(64 + 16 * ib);
-            interleaved::n4(q, 192 + 64 * ib, [&](int column, Lanes v) {
-                const int bit = interleaved::kQ5_KBits.of[column / 4];
-                out.put(32 * ib + column, v | interleaved::moved(high, bit, 4, 16));
-            });
-        }
+    template <class Out>
+    static void codes(const Quads<4>& q, int ib, const Out& out) {
+        const Lanes high = q.bytes(64 + 16 * ib);
+        interleaved::n4(q, 192 + 64 * ib, [&](int column, Lanes v) {
+            const int bit = interleaved::kQ5_KBits.of[column / 4];
+            out.put(column, v | interleaved::moved(high, bit, 4, 16));
+        });
     }
-    static void scales(const uint8_t* p, int, float* d, float* m) { scales_and_mins_r4(p, d, m); }
+    template <class At>
+    static void scales(const uint8_t* p, int, const At& d, const At& m) {
+        scales_and_mins_r4(p, d, m);
+    }
 };
 
-struct UnpackQ6_K_R4 {
+struct UnpackQ6_K_R4 : IntegerScales {
     static constexpr int kType = 214, kRows = 4, kGroup = 16, kBlock = 256, kBlockBytes = 840, kZero = 128;
-    static void codes(const Quads<4>& q, const PanelRows& out) {
+    template <class Out>
+    static void codes(const Quads<4>& q, int ib, const Out& out) {
         constexpr int kPair[4] = {0, 2, 1, 3};  // of columns 0, 4, 8, 12
-        for (int ib = 0; ib < 8; ++ib) {
-            const Lanes high[2] = {q.bytes(72 + 32 * ib), q.bytes(88 + 32 * ib)};
-            interleaved::n4(q, 328 + 64 * ib, [&](int column, Lanes v) {
-                const int bit = 2 * kPair[column / 4 & 3];
-                out.put(32 * ib + column, (v | interleaved::moved(high[column / 16], bit, 4, 0x30)) + 96);
-            });
-        }
+        const Lanes high[2] = {q.bytes(72 + 32 * ib), q.bytes(88 + 32 * ib)};
+        interleaved::n4(q, 328 + 64 * ib, [&](int column, Lanes v) {
+            const int bit = 2 * kPair[column / 4 & 3];
+            out.put(column, (v | interleaved::moved(high[column / 16], bit, 4, 0x30)) + 96);
+        });
     }
-    static void scales(const uint8_t* p, int, float* d, float*) {
+    template <class At>
+    static void scales(const uint8_t* p, int, const At& d, const At&) {
         interleaved::scaled<16>(interleaved::halves(p), reinterpret_cast<const int8_t*>(p + 8), 4, d);
     }
 };
 
 // ---- non-linear levels ----
 
-struct UnpackIQ4_XS_R8 {
+struct UnpackIQ4_XS_R8 : IntegerScales {
     static constexpr int kType = 223, kRows = 8, kGroup = 32, kBlock = 256, kBlockBytes = 1088, kZero = 128;
-    static void codes(const Quads<8>& q, const PanelRows& out) {
-        for (int column = 0; column < 256; column += 8) {
-            const Lanes v = q.bytes(64 + 4 * column);
+    template <class Out>
+    static void codes(const Quads<8>& q, int ib, const Out& out) {
+        for (int column = 0; column < 32; column += 8) {
+            const Lanes v = q.bytes(64 + 128 * ib + 4 * column);
             out.put(column, interleaved::lookup(kIq4Codes, interleaved::low_nibbles(v)));
             out.put(column + 4, interleaved::lookup(kIq4Codes, interleaved::high_nibbles(v)));
         }
     }
-    static void scales(const uint8_t* p, int quad, float* d, float*) {
+    template <class At>
+    static void scales(const uint8_t* p, int quad, const At& d, const At&) {
         int8_t s[64];
         interleaved::six_bit_scales(p + 32, p + 16, s);
         interleaved::scaled<8>(interleaved::halves(p + 8 * quad), s + 4 * quad, 8, d);
@@ -126,16 +135,17 @@ struct ShiftedHalves {
     }
 };
 
-struct UnpackIQ2_K_R4 {
+struct UnpackIQ2_K_R4 : IntegerScales {
     static constexpr int kType = 337, kRows = 4, kGroup = 16, kBlock = 256, kBlockBytes = 304, kZero = 128;
-    static void codes(const Quads<4>& q, const PanelRows& out) {
+    template <class Out>
+    static void codes(const Quads<4>& q, int ib, const Out& out) {
         const ShiftedHalves shifted(q, 8, 5);
-        for (int ib = 0; ib < 8; ++ib)
-            interleaved::p4(q, 48 + 32 * ib, [&](int column, Lanes v) {
-                out.put(32 * ib + column, interleaved::lookup(kIq2Codes, v) + shifted.of(ib, column));
-            });
+        interleaved::p4(q, 48 + 32 * ib, [&](int column, Lanes v) {
+            out.put(column, interleaved::lookup(kIq2Codes, v) + shifted.of(ib, column));
+        });
     }
-    static void scales(const uint8_t* p, int, float* d, float*) {
+    template <class At>
+    static void scales(const uint8_t* p, int, const At& d, const At&) {
         int8_t s[64];
         for (int part = 0; part < 4; ++part)
             interleaved::store(s + 16 * part, interleaved::nibbles(p + 16, part) - 8);
@@ -143,19 +153,19 @@ struct UnpackIQ2_K_R4 {
     }
 };
 
-struct UnpackIQ3_K_R4 {
+struct UnpackIQ3_K_R4 : IntegerScales {
     static constexpr int kType = 338, kRows = 4, kGroup = 16, kBlock = 256, kBlockBytes = 440, kZero = 128;
-    static void codes(const Quads<4>& q, const PanelRows& out) {
+    template <class Out>
+    static void codes(const Quads<4>& q, int ib, const Out& out) {
         const ShiftedHalves shifted(q, 8, 4);
-        for (int ib = 0; ib < 8; ++ib) {
-            const Lanes high = q.bytes(312 + 16 * ib);
-            interleaved::p4(q, 56 + 32 * ib, [&](int column, Lanes v) {
-                const Lanes level = v | interleaved::moved(high, column / 4, 2, 4);
-                out.put(32 * ib + column, interleaved::lookup(kIq3Codes, level) + shifted.of(ib, column));
-            });
-        }
+        const Lanes high = q.bytes(312 + 16 * ib);
+        interleaved::p4(q, 56 + 32 * ib, [&](int column, Lanes v) {
+            const Lanes level = v | interleaved::moved(high, column / 4, 2, 4);
+            out.put(column, interleaved::lookup(kIq3Codes, level) + shifted.of(ib, column));
+        });
     }
-    static void scales(const uint8_t* p, int, float* d, float*) {
+    template <class At>
+    static void scales(const uint8_t* p, int, const At& d, const At&) {
         using interleaved::Bytes;
         const uint64_t twice[2] = {load_unaligned<uint64_t>(p + 16), load_unaligned<uint64_t>(p + 16)};
         const Bytes signs = load_unaligned<Bytes>(twice);
@@ -170,16 +180,17 @@ struct UnpackIQ3_K_R4 {
     }
 };
 
-struct UnpackIQ4_K_R4 {
+struct UnpackIQ4_K_R4 : IntegerScales {
     static constexpr int kType = 339, kRows = 4, kGroup = 16, kBlock = 256, kBlockBytes = 576, kZero = 128;
-    static void codes(const Quads<4>& q, const PanelRows& out) {
+    template <class Out>
+    static void codes(const Quads<4>& q, int ib, const Out& out) {
         const ShiftedHalves shifted(q, 8, 4);
-        for (int ib = 0; ib < 8; ++ib)
-            interleaved::n4(q, 64 + 64 * ib, [&](int column, Lanes v) {
-                out.put(32 * ib + column, interleaved::lookup(kIq4Codes, v) + shifted.of(ib, column));
-            });
+        interleaved::n4(q, 64 + 64 * ib, [&](int column, Lanes v) {
+            out.put(column, interleaved::lookup(kIq4Codes, v) + shifted.of(ib, column));
+        });
     }
-    static void scales(const uint8_t* p, int, float* d, float*) {
+    template <class At>
+    static void scales(const uint8_t* p, int, const At& d, const At&) {
         int8_t s[64];
         interleaved::six_bit_scales(p + 32, p + 16, s);
         interleaved::scaled<16>(interleaved::halves(p), s, 4, d);
@@ -187,8 +198,8 @@ struct UnpackIQ4_K_R4 {
 };
 
 // 32 columns of five-bit levels: nibbles at qs, fifth bits at qh; `shift` is added to the codes of a column.
-template <class Q, class F>
-inline void iq5_codes(const Q& q, int qs, int qh, const PanelRows& out, F shift) {
+template <class Q, class Out, class F>
+inline void iq5_codes(const Q& q, int qs, int qh, const Out& out, F shift) {
     const Lanes high = q.bytes(qh);
     interleaved::n4(q, qs, [&](int column, Lanes v) {
         const auto bit = static_cast<uint8_t>(1 << interleaved::kIQ5_KBits.of[column / 4]);
@@ -197,15 +208,15 @@ inline void iq5_codes(const Q& q, int qs, int qh, const PanelRows& out, F shift)
     });
 }
 
-struct UnpackIQ5_K_R4 {
+struct UnpackIQ5_K_R4 : IntegerScales {
     static constexpr int kType = 340, kRows = 4, kGroup = 16, kBlock = 256, kBlockBytes = 704, kZero = 128;
-    static void codes(const Quads<4>& q, const PanelRows& out) {
+    template <class Out>
+    static void codes(const Quads<4>& q, int ib, const Out& out) {
         const ShiftedHalves shifted(q, 8, 2);
-        for (int ib = 0; ib < 8; ++ib)
-            iq5_codes(q, 64 + 64 * ib, 576 + 16 * ib, out.from(32 * ib),
-                      [&](int column) { return shifted.of(ib, column); });
+        iq5_codes(q, 64 + 64 * ib, 576 + 16 * ib, out, [&](int column) { return shifted.of(ib, column); });
     }
-    static void scales(const uint8_t* p, int, float* d, float*) {
+    template <class At>
+    static void scales(const uint8_t* p, int, const At& d, const At&) {
         int8_t s[64];
         interleaved::six_bit_scales(p + 32, p + 16, s);
         interleaved::scaled<16>(interleaved::halves(p), s, 4, d);
@@ -213,39 +224,44 @@ struct UnpackIQ5_K_R4 {
 };
 
 // Odd scales: bit 0 of the byte selects the table.
-inline void odd_scales_r4(const uint8_t* p, float* d) {
+template <class At>
+inline void odd_scales_r4(const uint8_t* p, const At& d) {
     int8_t s[32];
     for (int part = 0; part < 2; ++part)
         interleaved::store(s + 16 * part, (load_unaligned<interleaved::Bytes>(p + 16 * part) & 254) - 127);
     interleaved::scaled<8>(interleaved::Four{1, 1, 1, 1}, s, 4, d);
 }
 
-struct UnpackIQ4_KS_R4 {
+struct UnpackIQ4_KS_R4 : IntegerScales {
     static constexpr int kType = 344, kRows = 4, kGroup = 32, kBlock = 256, kBlockBytes = 544, kZero = 128;
     static constexpr int kHeaderBytes = 4;
     static float row_scale(const uint8_t* group, int k) { return load_unaligned<float>(group + 4 * k); }
-    static void codes(const Quads<4>& q, const PanelRows& out) {
-        for (int ib = 0; ib < 8; ++ib) {
-            const Lanes shift = interleaved::shift_left(q.rows(4 * ib) & 1, 2);
-            interleaved::n4(q, 32 + 64 * ib, [&](int column, Lanes v) {
-                out.put(32 * ib + column, interleaved::lookup(kIq4Codes, v) + shift);
-            });
-        }
+    template <class Out>
+    static void codes(const Quads<4>& q, int ib, const Out& out) {
+        const Lanes shift = interleaved::shift_left(q.rows(4 * ib) & 1, 2);
+        interleaved::n4(q, 32 + 64 * ib, [&](int column, Lanes v) {
+            out.put(column, interleaved::lookup(kIq4Codes, v) + shift);
+        });
     }
-    static void scales(const uint8_t* p, int, float* d, float*) { odd_scales_r4(p, d); }
+    template <class At>
+    static void scales(const uint8_t* p, int, const At& d, const At&) {
+        odd_scales_r4(p, d);
+    }
 };
 
-struct UnpackIQ5_KS_R4 {
+struct UnpackIQ5_KS_R4 : IntegerScales {
     static constexpr int kType = 352, kRows = 4, kGroup = 32, kBlock = 256, kBlockBytes = 672, kZero = 128;
     static constexpr int kHeaderBytes = 4;
     static float row_scale(const uint8_t* group, int k) { return load_unaligned<float>(group + 4 * k); }
-    static void codes(const Quads<4>& q, const PanelRows& out) {
-        for (int ib = 0; ib < 8; ++ib) {
-            const Lanes shift = interleaved::shift_left(q.rows(4 * ib) & 1, 1);
-            iq5_codes(q, 32 + 64 * ib, 544 + 16 * ib, out.from(32 * ib), [&](int) { return shift; });
-        }
+    template <class Out>
+    static void codes(const Quads<4>& q, int ib, const Out& out) {
+        const Lanes shift = interleaved::shift_left(q.rows(4 * ib) & 1, 1);
+        iq5_codes(q, 32 + 64 * ib, 544 + 16 * ib, out, [&](int) { return shift; });
     }
-    static void scales(const uint8_t* p, int, float* d, float*) { odd_scales_r4(p, d); }
+    template <class At>
+    static void scales(const uint8_t* p, int, const At& d, const At&) {
+        odd_scales_r4(p, d);
+    }
 };
 
 }  // namespace ikpy

@@ -5,11 +5,11 @@
 #include "kernels/interleaved_scales.hpp"
 #include "kernels/weight_prefetch.hpp"
 
-#if defined(__AVX512VNNI__)
-
 namespace ikpy {
 
-constexpr int kInterleavedTokens = 2;
+#if defined(__AVX512VNNI__)
+
+constexpr int kInterleavedTokens = 5;  // six are slower than panels: their sums leave the registers
 
 // Takes codes as an unpacker finds them and adds their products to dot[t][scale group].
 template <int Group, int NT>
@@ -19,7 +19,7 @@ struct GroupDots {
     int64_t k;
 
     void put(int column, Lanes v) const {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int t = 0; t < NT; ++t) {
             const __m512i four = _mm512_set1_epi32(load_unaligned<int32_t>(x[t] + k + column));
             __m512i& sum = dot[t][column / Group];
@@ -92,6 +92,10 @@ void interleaved_dots(const RowBlock& rows, int h, const uint8_t* const* x, int 
     for (int t = 0; t < NT; ++t) _mm512_storeu_ps(out + t * kBlockRows, total[t]);
 }
 
-}  // namespace ikpy
+#else
+
+constexpr int kInterleavedTokens = 4;
 
 #endif
+
+}  // namespace ikpy

@@ -91,21 +91,19 @@ void interleaved_gemm(const RowBlock& rows, const uint8_t* const* x, int n_token
 // reading memory and multiplying overlap.
 template <class U>
 void interleaved_gemv(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out,
-                      uint8_t* work) {
+                      [[maybe_unused]] uint8_t* work) {
     const ActQ8Layout layout(rows.n_in);
     const int n_halves = rows.n[1] > 0 ? 2 : 1;
     for (int h = 0; h < n_halves; ++h) {
         float* sums = out + h * kHalfRows;
 #if defined(__AVX512VNNI__)
-        if (n_tokens <= kInterleavedTokens) {
-            interleaved_dots<U, kInterleavedTokens>(rows, h, x, n_tokens, layout, sums);
-            continue;
-        }
-#endif
+        interleaved_dots<U, kInterleavedTokens>(rows, h, x, n_tokens, layout, sums);
+#else
         const Int8GemmFn multiply = int8_gemm(U::kGroup, U::kZero > 0);
         for (int64_t k0 = 0; k0 < layout.n; k0 += kChunk)
             multiply(interleaved_panel<U>(rows, h, h + 1, k0, kChunk, work), 1, x, n_tokens, layout, k0, sums,
                      k0 > 0);
+#endif
     }
     apply_row_scales<U>(rows, n_halves, n_tokens, out);
 }
@@ -121,7 +119,7 @@ template <class U>
 constexpr WeightKernels interleaved_kernels() {
     return {U::kType,
             kActQ8,
-            4,
+            kInterleavedTokens,
             interleaved_gemv<U>,
             interleaved_gemm<U>,
             int8_panel_bytes,

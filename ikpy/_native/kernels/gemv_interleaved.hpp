@@ -55,22 +55,40 @@ inline void add_columns(const Quads<U::kRows>& quads, int ib, const float* d, co
     }
 }
 
+// Where the bytes of 16 rows lie: groups of rows one after the other, each of them read from its first block
+// to the last at the same time as the others.
+template <int R>
+struct RowGroups {
+    const uint8_t* first[kHalfRows / R];
+    int64_t bytes;  // of a group
+
+    // What to add to an address `ahead` bytes after block `offset` of a group: after the end of a group come
+    // the next 16 rows.
+    int64_t skip(int64_t offset, int64_t ahead) const {
+        return offset + ahead < bytes ? 0 : (kHalfRows / R - 1) * bytes;
+    }
+};
+
 // Adds the products of one block of 16 rows to total[t].
 template <class U, int NT>
-inline void add_block(const uint8_t* const* groups, const uint8_t* const* x, const ActQ8Layout& at, int64_t k,
-                      __m512* total) {
+inline void add_block(const RowGroups<U::kRows>& groups, const uint8_t* const* x, const ActQ8Layout& at,
+                      int64_t k, __m512* total) {
     constexpr int R = U::kRows, kParts = U::kBlock / 32, kPartBytes = U::kBlockBytes / kParts;
     constexpr int kScales = U::kBlock / U::kGroup * kHalfRows;
+    const int64_t offset = k / U::kBlock * U::kBlockBytes;
     alignas(64) float d[kScales], m[U::kZero == 0 ? kScales : 1];
     Quads<R> quads;
     for (int q = 0; q < kQuads; ++q) {
-        quads.block[q] = groups[4 * q / R] + k / U::kBlock * U::kBlockBytes;
+        quads.block[q] = groups.first[4 * q / R] + offset;
         quads.place[q] = q % (R / 4);
     }
     block_scales<U>(quads, d, m);
+    const int64_t far = groups.skip(offset, kPrefetchIntoL2), near = groups.skip(offset, kPrefetchIntoL1);
     for (int ib = 0; ib < kParts; ++ib) {
-        for (int i = 0; i < kQuads; i += R / 4)
-            prefetch_weights<kPartBytes>(quads.block[i] + ib * kPartBytes);
+        for (int q = 0; q < kQuads; q += R / 4) {
+            prefetch_weights_into_l2<kPartBytes>(quads.block[q] + ib * kPartBytes + far);
+            prefetch_weights_into_l1<kPartBytes>(quads.block[q] + ib * kPartBytes + near);
+        }
         const int scales = ib * kScales / kParts;
         add_columns<U, NT>(quads, ib, d + scales, m + (U::kZero == 0 ? scales : 0), x, at, k + 32 * ib,
                            total);
@@ -83,9 +101,10 @@ void interleaved_dots(const RowBlock& rows, int h, const uint8_t* const* x, int 
                       const ActQ8Layout& at, float* out) {
     if constexpr (NT > 1)
         if (n_tokens < NT) return interleaved_dots<U, NT - 1>(rows, h, x, n_tokens, at, out);
-    const uint8_t* groups[kHalfRows / U::kRows];
+    RowGroups<U::kRows> groups;
+    groups.bytes = U::kRows * rows.stride;
     for (int i = 0; i < kHalfRows / U::kRows; ++i)
-        groups[i] = rows.group(h, i * U::kRows, U::kRows) + RowHeader<U>::kBytes;
+        groups.first[i] = rows.group(h, i * U::kRows, U::kRows) + RowHeader<U>::kBytes;
     __m512 total[NT];
     for (int t = 0; t < NT; ++t) total[t] = _mm512_setzero_ps();
     for (int64_t k = 0; k < rows.n_in; k += U::kBlock) add_block<U, NT>(groups, x, at, k, total);

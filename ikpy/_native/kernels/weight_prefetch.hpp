@@ -20,14 +20,19 @@ inline void prefetch_weights_into_l2([[maybe_unused]] const uint8_t* p) {
 #endif
 }
 
-// The same for kernels that are not bound by arithmetic.
 template <int64_t Bytes>
-inline void prefetch_weights([[maybe_unused]] const uint8_t* p) {
-    prefetch_weights_into_l2<Bytes>(p);
+inline void prefetch_weights_into_l1([[maybe_unused]] const uint8_t* p) {
 #if defined(__AVX2__)
     for (int64_t b = 0; b < Bytes; b += 64)
         _mm_prefetch(reinterpret_cast<const char*>(p + kPrefetchIntoL1 + b), _MM_HINT_T0);
 #endif
+}
+
+// Both, for kernels that are not bound by arithmetic.
+template <int64_t Bytes>
+inline void prefetch_weights(const uint8_t* p) {
+    prefetch_weights_into_l2<Bytes>(p);
+    prefetch_weights_into_l1<Bytes>(p);
 }
 
 }  // namespace ikpy

@@ -251,6 +251,15 @@ def test_mirostat_1_formula() -> None:
     assert len(sampler.last_ids) == int(max(1, min(k, N)))
 
 
+def test_mirostat_1_keeps_all_when_its_formula_leaves_the_range_of_floats() -> None:
+    flat = np.arange(1, N + 1) ** -0.01
+    assert shape.mirostat_k(flat / flat.sum(), 40.0, 32_000) == N
+    assert shape.mirostat_k(descending()[1], 2000.0, N) == N
+    sampler = Sampler(SamplingParams(mirostat=1, mirostat_tau=50.0, mirostat_eta=1.0, seed=3), N)
+    for _ in range(100):  # every token is less surprising than wanted, so that mu grows without end
+        assert 0 <= sampler.sample(logits_of(scale=0.1)) < N
+
+
 def test_adaptive_p_prefers_probabilities_near_the_target() -> None:
     p = np.array([0.6, 0.3, 0.1, 0.0])
     logits = shape.adaptive_logits(p, 0.3)

@@ -196,11 +196,18 @@ class WindowCells(Cells):
         self.lost[dst] = max(self.lost[dst], self.lost[src])
 
     def note_move(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
-        """Keeps `lost` in step with a move of the positions p0..p1."""
+        """Keeps `lost` in step with a move of the positions p0..p1.
+
+        A move towards 0 closes the gap below p0: what was dropped there is no longer missing.
+        """
         ids: Sequence[int] = range(MAX_SEQUENCES) if seq_id < 0 else [seq_id]
+        start = max(p0, 0)
         for i in ids:
-            if self.lost[i] > max(p0, 0) and (p1 < 0 or self.lost[i] <= p1):
-                self.lost[i] = max(0, int(self.lost[i]) + delta)
+            lost = int(self.lost[i])
+            if lost > start and (p1 < 0 or lost <= p1):
+                self.lost[i] = max(0, lost + delta)
+            elif lost <= start:
+                self.lost[i] = min(lost, max(0, start + delta))
 
 
 def sequence_bit(seq_id: int) -> np.uint64:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import or_
 from typing import Any
 
 import numpy as np
@@ -454,8 +455,9 @@ class Context:
         """Evaluates a batch in micro-batches; returns logits float32 [n_outputs, n_vocab] in batch order.
 
         states: float32 [n, n_embd], for prediction heads: the hidden state behind the token before each one.
-        With params.embeddings, self.embeddings holds float32 [n_outputs, n_embd]. Raises KVCacheFullError (nothing of
-        the failed micro-batch stays in the cache) and UsageError for tokens or sequences out of range.
+        With params.embeddings, self.embeddings holds float32 [n_outputs, n_embd]. Raises KVCacheFullError, and
+        UsageError for tokens, positions or sequences out of range. Nothing of a batch that fails, or is interrupted,
+        stays in the cache.
         """
         if self.plan_only:
             raise UsageError("only the header of the model was read: it can be measured, not run")
@@ -464,11 +466,18 @@ class Context:
         self._apply_shifts()
         rows: list[np.ndarray] = []
         embeddings: list[np.ndarray] = []
-        for start in range(0, len(batch), self.n_ubatch):
-            n = min(self.n_ubatch, len(batch) - start)
-            if states is not None:
-                self._states[:n] = states[start : start + n]
-            self._decode_micro_batch(batch, start, n, rows, embeddings)
+        taken: list[dict[Window, np.ndarray]] = []
+        try:
+            for start in range(0, len(batch), self.n_ubatch):
+                n = min(self.n_ubatch, len(batch) - start)
+                if states is not None:
+                    self._states[:n] = states[start : start + n]
+                taken.append(self._place(batch, start, n))
+                self._run_micro_batch(int(batch.logits[start : start + n].sum()), n, rows, embeddings)
+        except BaseException:
+            for cells in taken:
+                self.kv.release(cells)
+            raise
         self.embeddings = np.concatenate(embeddings) if embeddings else None
         if not rows:
             return np.empty((0, self.model.hparams.n_vocab), np.float32)
@@ -494,6 +503,8 @@ class Context:
                 f"{len(batch)} tokens that see each other must fit one micro-batch of {self.n_ubatch}: "
                 "raise n_ubatch (-ub)"
             )
+        if batch.pos.min() < 0:
+            raise UsageError(f"position {batch.pos.min()} of the batch is below 0")
         limit = self.model.arch.max_position
         if limit is not None and batch.pos.max() >= limit:
             raise UsageError(f"position {batch.pos.max()} is too large: the model has embeddings for {limit} positions")
@@ -501,29 +512,28 @@ class Context:
             if not ids or min(ids) < 0 or max(ids) >= MAX_SEQUENCES:
                 raise UsageError(f"sequence ids {ids} of a token are outside 0..{MAX_SEQUENCES - 1}")
 
-    def _decode_micro_batch(
-        self, batch: Batch, start: int, n: int, rows: list[np.ndarray], states: list[np.ndarray]
-    ) -> None:
+    def _place(self, batch: Batch, start: int, n: int) -> dict[Window, np.ndarray]:
+        """Takes cells for n tokens from start on and writes the inputs of their micro-batch; returns the cells."""
         part = slice(start, start + n)
         outputs = np.flatnonzero(batch.logits[part])
         a = self._arrays
         seq_ids = batch.seq_ids[part]
-        masks = np.array([sum(1 << s for s in ids) for ids in seq_ids], np.uint64)
-        taken = self.kv.place(batch.pos[part], masks)
+        masks = np.array([reduce(or_, (1 << s for s in ids)) for ids in seq_ids], np.uint64)
         a["tokens"][:n] = batch.tokens[part]
         a["pos"][:n] = batch.pos[part]
         a["seq"][:n] = [ids[0] for ids in seq_ids]
-        for window, indices in taken.items():
-            self._cell_indices[window][:n] = indices
         a["outputs"][: len(outputs)] = outputs
         if self.params.adapters:
             self._token_scales[:, :n] = self.adapter_scales[a["seq"][:n]].T
-        ready = self._plan(n, len(outputs))
-        try:
-            ready.plan.run(self.kv.n_kv(self._pad), self._threads_for(n), self._work)
-        except BaseException:
-            self.kv.release(taken)
-            raise
+        taken = self.kv.place(batch.pos[part], masks)
+        for window, indices in taken.items():
+            self._cell_indices[window][:n] = indices
+        return taken
+
+    def _run_micro_batch(self, n_outputs: int, n: int, rows: list[np.ndarray], states: list[np.ndarray]) -> None:
+        """Evaluates the n tokens of the inputs; appends their logits and embeddings."""
+        ready = self._plan(n, n_outputs)
+        ready.plan.run(self.kv.n_kv(self._pad), self._threads_for(n), self._work)
         if ready.logits is not None:
             rows.append(ready.logits.copy())
         if ready.embeddings is not None:

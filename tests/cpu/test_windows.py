@@ -148,6 +148,18 @@ def test_shifted_positions(tmp_path: Path) -> None:
     assert windowed.kv.rewind(0, 139) == 139 and cells.lost[0] <= 139
 
 
+def test_a_shift_closes_the_gap_of_dropped_tokens() -> None:
+    cells = WindowCells(64, "sliding", 8)
+    cells.lost[0] = 40
+    cells.note_move(0, 60, -1, -50)  # 10..59 were removed: 60 and all behind it come to lie at 10
+    assert cells.lost[0] == 10 and cells.holds_window(0, 17) and not cells.holds_window(0, 16)
+    cells.lost[0] = 70
+    cells.note_move(0, 60, -1, -50)
+    assert cells.lost[0] == 20
+    cells.note_move(0, 30, -1, 5)
+    assert cells.lost[0] == 20
+
+
 def test_states_hold_what_the_next_token_needs(tmp_path: Path) -> None:
     path = gpt_oss()[0].write(tmp_path / "model.gguf")
     windowed, full = contexts(path, flash_attn=False)

@@ -125,6 +125,11 @@ class Cells:
         """Adds sequence dst to the matching cells of src; nothing is copied."""
         self.seq[self.matching(src, p0, p1)] |= sequence_bit(dst)
 
+    def shared(self, seq_id: int) -> np.ndarray:
+        """Indices of the cells that the sequence has in common with others."""
+        bit = sequence_bit(seq_id)
+        return np.flatnonzero(((self.seq & bit) != 0) & ((self.seq & ~bit) != 0))
+
     def keep(self, seq_id: int) -> None:
         """Empties every cell that does not belong to the sequence; the others belong to it alone."""
         kept = self.matching(seq_id, -1, -1)
@@ -181,6 +186,11 @@ class WindowCells(Cells):
             if len(own):
                 self.lost[seq_id] = max(self.lost[seq_id], int(self.pos[own].max()) + 1)
         self.empty(np.sort(dropped))
+
+    def forget(self, seq_id: int, pos: int) -> None:
+        """Removes the sequence from the cells of positions below pos."""
+        super().remove(seq_id, -1, pos)
+        self.lost[seq_id] = max(self.lost[seq_id], pos)
 
     def clear(self) -> None:
         super().clear()

@@ -62,11 +62,13 @@ def load_sequence(path: str | os.PathLike[str], context: Context, seq_id: int, n
 def unshare_sequence(context: Context, seq_id: int) -> int:
     """Gives a sequence cells of its own for those it shares, so that its positions can move; returns how many.
 
-    Raises KVCacheFullError if there is no room for the copies; nothing changes then.
+    Raises KVCacheFullError if there is no room for the copies; nothing changes then but that window layers may have
+    dropped tokens which no query sees.
     """
     kv = context.kv
     bit = np.uint64(1 << seq_id)
-    shared = {w: np.flatnonzero(((c.seq & bit) != 0) & ((c.seq & ~bit) != 0)) for w, c in kv.cells.items()}
+    kv.make_room_to_unshare(seq_id)
+    shared = {window: cells.shared(seq_id) for window, cells in kv.cells.items()}
     own = {window: kv.cells[window].find(np.full(len(indices), bit)) for window, indices in shared.items()}
     if any(len(own[window]) < len(indices) for window, indices in shared.items()):
         raise KVCacheFullError(f"no room to give sequence {seq_id} cells of its own; use a larger -c")

@@ -14,7 +14,7 @@ from ikpy.engine.context import Context
 from ikpy.engine.kv_cache import KVCacheFullError
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
-from ikpy.engine.sequence_state import load_sequence, save_sequence
+from ikpy.engine.sequence_state import load_sequence, save_sequence, unshare_sequence
 from ikpy.engine.session import load_session, save_session
 from ikpy.models import llama4
 from ikpy.tools.generation import GrowingSequence
@@ -146,6 +146,33 @@ def test_shifted_positions(tmp_path: Path) -> None:
     same(run(windowed, TOKENS[200:240], 100), run(full, TOKENS[200:240], 100), "after the shift")
     cells = windowed.kv.windows["sliding", 7]
     assert windowed.kv.rewind(0, 139) == 139 and cells.lost[0] <= 139
+
+
+def test_a_state_saved_between_two_chunks_cannot_be_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next token sees nothing of the chunk before, so nothing of it is saved, but one token earlier all is seen."""
+    monkeypatch.setattr(llama4, "CHUNK", 50)
+    path = llama4_two_experts()[0].write(tmp_path / "model.gguf")
+    (windowed, full), (restored, _) = contexts(path), contexts(path)
+    for context in (windowed, full):
+        run(context, TOKENS[:100])
+    save_sequence(tmp_path / "state", windowed, 0, TOKENS[:100].tolist())
+    load_sequence(tmp_path / "state", restored, 0, 512)
+    assert restored.kv.can_rewind(0, 100) and not restored.kv.can_rewind(0, 99)
+    same(run(restored, TOKENS[100:130], 100), run(full, TOKENS[100:130], 100), "behind the restored text")
+
+
+def test_shared_beginnings_get_cells_of_their_own_in_a_full_window(tmp_path: Path) -> None:
+    """64 cells of which a common text takes 60: copies fit when tokens go that no query sees."""
+    windowed, full = contexts(gpt_oss()[0].write(tmp_path / "model.gguf"), flash_attn=False, n_seq_max=2)
+    cells = windowed.kv.windows["sliding", 7]
+    assert cells.n_cells == 64
+    for context in (windowed, full):
+        run(context, TOKENS[:60])
+        context.kv.seq_cp(0, 1)
+        assert unshare_sequence(context, 1) == 60
+    assert not len(cells.shared(0)) and cells.holds_window(1, 60) and cells.holds_window(0, 60)
+    for seq_id in (0, 1):
+        same(run(windowed, TOKENS[60:80], 60, seq_id), run(full, TOKENS[60:80], 60, seq_id), f"sequence {seq_id}")
 
 
 def test_a_shift_closes_the_gap_of_dropped_tokens() -> None:

@@ -6,7 +6,6 @@ positions, shifts), then the cells of every cache tensor in the order of the tok
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +16,8 @@ from ikpy.engine.cells import KVCacheFullError
 from ikpy.engine.session import (
     PREFIX,
     VERSION,
-    cache_signature,
     cache_tensors,
+    mismatch,
     parse_state,
     read_cells,
     state_nbytes,
@@ -46,9 +45,8 @@ def load_sequence(path: str | os.PathLike[str], context: Context, seq_id: int, n
     """
     data = Path(path).read_bytes()
     header, start = _header(data, context)
-    wanted = json.loads(json.dumps(cache_signature(context)))
-    if any(header.get(key) != value for key, value in wanted.items()):
-        raise FileFormatError("the state was saved with another model, cache type or -mla mode")
+    if reason := mismatch(context, header):
+        raise FileFormatError(f"the state was saved with {reason}")
     tokens = header["tokens"]
     if len(tokens) > n_max:
         raise FileFormatError(f"the state holds {len(tokens)} tokens, there is room for {n_max}")

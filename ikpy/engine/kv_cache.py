@@ -87,8 +87,9 @@ class KVCache:
 
     def n_kv(self, pad: int) -> int:
         """Attended length: up to the last used cell, rounded up to pad."""
-        used = np.flatnonzero(self.pos >= 0)
-        last = int(used[-1]) + 1 if len(used) else 0
+        used = self.pos[::-1] >= 0
+        behind = int(used.argmax())  # stops at the first used cell from the end
+        last = self.n_ctx - behind if used[behind] else 0
         return min(self.n_ctx, max(pad, -(-last // pad) * pad))
 
     def place(self, pos: np.ndarray, masks: np.ndarray) -> dict[Window, np.ndarray]:

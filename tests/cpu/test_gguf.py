@@ -94,6 +94,16 @@ def test_tensors_are_views_of_the_file(put):
     assert view[0] == 100, "views outlive the file"
 
 
+@pytest.mark.parametrize("use_mmap", [True, False])
+def test_released_tensors_can_be_read_again(put, use_mmap):
+    path = put(made.sample())
+    with GGUFFile.open(path, use_mmap=use_mmap) as file:
+        before = {name: file.data(info).tobytes() for name, info in file.tensors.items()}
+        for info in file.tensors.values():
+            file.release(info)
+        assert {name: file.data(info).tobytes() for name, info in file.tensors.items()} == before
+
+
 def test_scalar_tensor_has_one_element(put):
     path = put(made.build([], [made.tensor("s", (), 0, 0)], bytes(4)))
     with GGUFFile.open(path) as file:

@@ -13,6 +13,7 @@ from ikpy.engine.cells import WindowCells
 from ikpy.engine.context import Context
 from ikpy.engine.kv_cache import KVCacheFullError
 from ikpy.engine.model import Model
+from ikpy.engine.model_draft import ModelDraft
 from ikpy.engine.params import ContextParams
 from ikpy.engine.sequence_state import load_sequence, save_sequence, unshare_sequence
 from ikpy.engine.session import load_session, save_session
@@ -135,6 +136,15 @@ def test_growing_sequences_evaluate_again_what_is_lost(tmp_path: Path) -> None:
         results.append((kept, sequence.feed(prompt[kept:])))
     assert [kept for kept, _ in results] == [0, 20]
     same(results[0][1], results[1][1], "second prompt")
+
+
+def test_draft_models_evaluate_again_what_is_lost(tmp_path: Path) -> None:
+    rows = []
+    for context in contexts(gpt_oss()[0].write(tmp_path / "model.gguf"), flash_attn=False):
+        drafter = ModelDraft(context, p_min=0.0, n_vocab=N_VOCAB, n_ctx=512)
+        drafter.draft(TOKENS[:200].tolist(), 4)
+        rows.append(drafter._follow([*TOKENS[:40].tolist(), TOKENS[300]], 4))
+    same(rows[0][None], rows[1][None], "behind a text that begins like the last one")
 
 
 def test_shifted_positions(tmp_path: Path) -> None:

@@ -137,6 +137,8 @@ MALFORMED = {
     "key count": (_one(entry_count=2**63), "more than a file of"),
     "key length": (_one([struct.pack("<QIB", 2**64 - 1, 0, 0)]), "only .* are left"),
     "empty key": (_one([made.scalar("", made.U8, 1)]), "metadata key 0 is empty"),
+    "endless key": (_one([made.scalar("k" * 65536, made.U8, 1)]), "65536 bytes, more than the 65535 allowed"),
+    "endless name": (_one([], [made.tensor("n" * 65536, (8,), 0, 0)]), "65536 bytes, more than the 65535 allowed"),
     "key not utf-8": (_one([made.scalar(b"\xff\xfe", made.U8, 1)]), "not valid UTF-8"),
     "key twice": (_one([made.scalar("k", made.U8, 1)] * 2), "'k' appears twice"),
     "value type": (_one([made.string("k") + struct.pack("<IQ", 13, 0)]), "'k' has unknown value type 13"),

@@ -68,8 +68,9 @@ class LLM:
             raise UsageError(f"unknown parameter {', '.join(sorted(unknown))}; see ModelParams and ContextParams")
         self.model = Model.load(path or default_model_path(), ModelParams(**model_values), log=log)
         self.vocab = Vocab.from_metadata(self.model.gguf.metadata)
-        self._lora_scales = [scale for _, scale in lora]
-        context_values.setdefault("adapters", [LoraAdapter.load(file, self.model) for file, _ in lora])
+        given = list(context_values.get("adapters", ()))
+        context_values["adapters"] = [*given, *(LoraAdapter.load(file, self.model) for file, _ in lora)]
+        self._adapter_scales = [1.0] * len(given) + [scale for _, scale in lora]
         if speculative and "mtp" in speculative.types:
             context_values["embeddings"] = True  # the head reads the states of kept tokens
         self.context_params = ContextParams(**context_values)
@@ -79,7 +80,7 @@ class LLM:
 
     def _new_context(self, params: ContextParams, log: Callable[[str], None] | None = None) -> Context:
         context = Context(self.model, params, log=log)
-        context.adapter_scales[:] = self._lora_scales
+        context.adapter_scales[:] = self._adapter_scales
         return context
 
     def _make_speculator(

@@ -6,6 +6,7 @@ refer to the current candidates only.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -175,8 +176,9 @@ def mirostat_k(probability: FloatArray, mu: float, n_vocab: int, m: int = 100) -
     epsilon = s - 1
     if abs(epsilon) < 1e-9 or s <= 0:
         return len(probability)
-    ratio = epsilon * 2.0**mu / (1 - float(n_vocab) ** -epsilon)
-    return int(max(1.0, min(ratio ** (1 / s), float(len(probability)))))
+    # As a logarithm: mu grows while the text surprises little, and k itself would overflow.
+    log_k = (math.log(epsilon / (1 - float(n_vocab) ** -epsilon)) + mu * math.log(2)) / s
+    return len(probability) if log_k >= math.log(len(probability)) else int(max(1.0, math.exp(log_k)))
 
 
 def penalize(

@@ -125,6 +125,11 @@ class Cells:
         """Adds sequence dst to the matching cells of src; nothing is copied."""
         self.seq[self.matching(src, p0, p1)] |= sequence_bit(dst)
 
+    def shared(self, seq_id: int) -> np.ndarray:
+        """Indices of the cells that the sequence has in common with others."""
+        bit = sequence_bit(seq_id)
+        return np.flatnonzero(((self.seq & bit) != 0) & ((self.seq & ~bit) != 0))
+
     def keep(self, seq_id: int) -> None:
         """Empties every cell that does not belong to the sequence; the others belong to it alone."""
         kept = self.matching(seq_id, -1, -1)
@@ -182,6 +187,11 @@ class WindowCells(Cells):
                 self.lost[seq_id] = max(self.lost[seq_id], int(self.pos[own].max()) + 1)
         self.empty(np.sort(dropped))
 
+    def forget(self, seq_id: int, pos: int) -> None:
+        """Removes the sequence from the cells of positions below pos."""
+        super().remove(seq_id, -1, pos)
+        self.lost[seq_id] = max(self.lost[seq_id], pos)
+
     def clear(self) -> None:
         super().clear()
         self.lost[:] = 0
@@ -196,11 +206,18 @@ class WindowCells(Cells):
         self.lost[dst] = max(self.lost[dst], self.lost[src])
 
     def note_move(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
-        """Keeps `lost` in step with a move of the positions p0..p1."""
+        """Keeps `lost` in step with a move of the positions p0..p1.
+
+        A move towards 0 closes the gap below p0: what was dropped there is no longer missing.
+        """
         ids: Sequence[int] = range(MAX_SEQUENCES) if seq_id < 0 else [seq_id]
+        start = max(p0, 0)
         for i in ids:
-            if self.lost[i] > max(p0, 0) and (p1 < 0 or self.lost[i] <= p1):
-                self.lost[i] = max(0, int(self.lost[i]) + delta)
+            lost = int(self.lost[i])
+            if lost > start and (p1 < 0 or lost <= p1):
+                self.lost[i] = max(0, lost + delta)
+            elif lost <= start:
+                self.lost[i] = min(lost, max(0, start + delta))
 
 
 def sequence_bit(seq_id: int) -> np.uint64:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
-from typing import Any
+from functools import cached_property, reduce
+from operator import or_
 
 import numpy as np
 
@@ -17,26 +17,24 @@ from ikpy.backends.cuda.runtime import DeviceRuntime
 from ikpy.backends.cuda.state import Inputs
 from ikpy.engine.adapter import low_rank_weights
 from ikpy.engine.batch import Batch
+from ikpy.engine.inputs import BatchInputs, as_input
 from ikpy.engine.kv_cache import MAX_SEQUENCES, KVCache, KVCacheFullError
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
+from ikpy.engine.settings import Sizes, graph_params, window_cells
 from ikpy.errors import UsageError
 from ikpy.graph import work as plan_work
 from ikpy.graph.adapters import GraphAdapters
 from ikpy.graph.builder import Graph
 from ikpy.graph.fusion import eliminate_dead, fuse
-from ikpy.graph.ir import F32, I32, I64, Buffer, Node, Value, contiguous_strides, external
+from ikpy.graph.ir import F32, Buffer, Node, Value, contiguous_strides, external
 from ikpy.graph.placement import CPU
 from ikpy.graph.plan import CompiledPlan
 from ikpy.graph.planner import plan_arena
-from ikpy.models.batch import BatchGraph, GraphParams, Window
-from ikpy.models.rope import RopeParams
-from ikpy.quants import registry
+from ikpy.models.batch import BatchGraph, Window
 
 __all__ = ["Context", "KVCacheFullError"]
 
-PLAIN_CACHE_TYPES = ("f32", "f16", "bf16")
-CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q6_0", "q4_0", "iq4_nl", "q8_kv")
 MAX_PLANS = 16
 PROMPT_TOKENS = 128
 # Tokens of the load-time check: enough for the kernels of prompts.
@@ -48,11 +46,6 @@ def aligned_bytes(n: int) -> np.ndarray:
     memory = np.zeros(n + 64, np.uint8)
     start = -memory.ctypes.data % 64
     return memory[start : start + n]
-
-
-def _input(array: np.ndarray, n: int, name: str) -> Value:
-    """The first n entries of an array of 32-bit integers or sequence masks."""
-    return external(array.ctypes.data, array, I64 if array.dtype == np.uint64 else I32, (n,), name, "input")
 
 
 class _Built:
@@ -95,17 +88,23 @@ class Context:
         self.params = params or ContextParams()
         self.plan_only = model.params.header_only
         self._log = log or (lambda _: None)
-        self._pad = 256 if self.params.flash_attn else 32
-        self._resolve_sizes()
-        windows = self._window_cells()
-        self.graph_params = self._graph_params(frozenset(windows))
+        sizes = Sizes.of(self.params, model.hparams)
+        self.n_ctx, self.n_batch, self.n_ubatch, self._pad = sizes.n_ctx, sizes.n_batch, sizes.n_ubatch, sizes.pad
+        self.n_threads = self.params.n_threads
+        self.n_threads_batch = self.params.n_threads_batch or self.params.n_threads
+        windows = window_cells(model, self.params, sizes)
+        self.graph_params = graph_params(model, self.params, self.n_ctx, frozenset(windows), self._log)
         model.arch.prepare(self.graph_params.mla)
         specs = [model.arch.cache_specs(il, self.graph_params) for il in range(model.hparams.n_layer)]
         can_shift = model.arch.shift_part(self.graph_params) is not None
         self.kv = KVCache(self.n_ctx, specs, can_shift=can_shift, windows=windows, allocate=not self.plan_only)
         self.embeddings: np.ndarray | None = None
-        self._make_inputs()
-        self._make_adapters()
+        adapters = self.params.adapters
+        self._low_rank = low_rank_weights(model, adapters)
+        self.adapter_scales = np.ones((MAX_SEQUENCES, len(adapters)), np.float32)
+        """Scale of every adapter per sequence; takes effect with the next decode."""
+        n_embd = model.hparams.n_embd if model.arch.reads_states else 0
+        self._inputs = BatchInputs(self.n_ubatch, self.kv.cells, n_adapters=len(adapters), n_embd=n_embd)
         self._steering: np.ndarray | None = None
         self._plans: OrderedDict[tuple[int, int], _Ready] = OrderedDict()
         self.arena_bytes = self.work_bytes = self.n_graph_nodes = 0
@@ -116,115 +115,12 @@ class Context:
         if self.devices and self.devices.setup.params.check and not self.plan_only:
             self._check_values()
 
-    # --- settings ---------------------------------------------------------------------------------------------
-
-    def _resolve_sizes(self) -> None:
-        p, hp = self.params, self.model.hparams
-        wanted = p.n_ctx or hp.n_ctx_train
-        self.n_ctx = self._padded(wanted)
-        self.n_batch = max(16, min(self.n_ctx, p.n_batch))
-        self.n_ubatch = min(self.n_batch, p.n_ubatch or p.n_batch)
-        if p.n_batch <= 0 or self.n_ubatch <= 0:
-            raise UsageError("batch and micro-batch size must be above 0 (-b, -ub)")
-        if not 1 <= p.n_seq_max <= MAX_SEQUENCES:
-            raise UsageError(f"{p.n_seq_max} parallel sequences: 1 to {MAX_SEQUENCES} are possible")
-        self.n_threads = p.n_threads
-        self.n_threads_batch = p.n_threads_batch or p.n_threads
-
-    def _padded(self, n: int) -> int:
-        return -(-n // self._pad) * self._pad
-
-    def _window_cells(self) -> dict[Window, int]:
-        """Number of cells for each window of the model that needs fewer than n_ctx.
-
-        A micro-batch is stored before it is attended to: its tokens come on top of the window of every sequence.
-        """
-        if self.params.swa_full:
-            return {}
-        windows = {self.model.arch.window(il) for il in range(self.model.hparams.n_layer)}
-        sizes = {w: self._padded(w[1] * self.params.n_seq_max + self.n_ubatch) for w in windows if w[1] > 0}
-        return {window: n for window, n in sizes.items() if n < self.n_ctx}
-
-    def _cache_type(self, name: str, head_size: int, option: str) -> int:
-        """Id of a cache type that rows of this size can have; 0 for latents, which the architecture checks."""
-        if name.lower() not in CACHE_TYPES:
-            raise UsageError(f"{option} {name}: unsupported cache type; possible: {', '.join(CACHE_TYPES)}")
-        kind = registry.by_name(name)
-        if head_size % kind.block_elements:
-            raise UsageError(
-                f"{option} {name}: the head size {head_size} is no multiple of the block size {kind.block_elements}"
-            )
-        return kind.id
-
-    def _hadamard(self, wanted: bool, cache_type: str, option: str) -> bool:
-        if wanted and cache_type.lower() in PLAIN_CACHE_TYPES:
-            self._log(f"warning: {option} has no effect on a cache of type {cache_type}: it serves quantized ones")
-            return False
-        return wanted
-
-    def _graph_params(self, windows: frozenset[Window]) -> GraphParams:
-        p, hp = self.params, self.model.hparams
-        mla = self.model.arch.effective_mla(self.model.params.mla if p.mla is None else p.mla)
-        if mla not in (0, 1, 2, 3):
-            raise UsageError(f"-mla {mla}: possible values are 0, 1, 2 and 3")
-        if p.type_v.lower() not in PLAIN_CACHE_TYPES and not p.flash_attn:
-            raise UsageError("V cache quantization requires flash_attn")
-        return GraphParams(
-            n_ctx=self.n_ctx,
-            flash_attn=p.flash_attn,
-            mla=mla,
-            attn_max_batch=p.attn_max_batch,
-            type_k=self._cache_type(p.type_k, 0 if mla else hp.n_embd_head_k, "-ctk"),
-            type_v=self._cache_type(p.type_v, 0 if mla else hp.n_embd_head_v, "-ctv"),
-            rope=self._rope_params(),
-            expert_reduction=p.smart_expert_reduction,
-            causal=p.causal and hp.causal,
-            n_seq_max=p.n_seq_max,
-            grouped_experts=p.grouped_experts,
-            k_hadamard=self._hadamard(p.k_hadamard, p.type_k, "-khad"),
-            v_hadamard=not mla and self._hadamard(p.v_hadamard, p.type_v, "-vhad"),
-            windows=windows,
-        )
-
-    def _rope_params(self) -> RopeParams:
-        """Run-time RoPE parameters: the user's value wins (model semantics section 1)."""
-        p, hp = self.params, self.model.hparams
-        scaling = p.rope_scaling or hp.rope_scaling_type
-        ext = p.yarn_ext_factor if p.yarn_ext_factor >= 0 else (1.0 if scaling == "yarn" else 0.0)
-        return RopeParams(
-            freq_base=p.rope_freq_base or hp.rope_freq_base,
-            freq_scale=1.0 if scaling == "none" else (p.rope_freq_scale or hp.rope_freq_scale),
-            n_ctx_orig=p.yarn_orig_ctx or hp.n_ctx_orig or hp.n_ctx_train,
-            ext_factor=ext,
-            attn_factor=(p.yarn_attn_factor if p.yarn_attn_factor >= 0 else hp.yarn_attn_factor) * hp.rope_attn_factor,
-            beta_fast=p.yarn_beta_fast if p.yarn_beta_fast >= 0 else hp.yarn_beta_fast,
-            beta_slow=p.yarn_beta_slow if p.yarn_beta_slow >= 0 else hp.yarn_beta_slow,
-        )
-
     # --- plans ------------------------------------------------------------------------------------------------
-
-    def _make_inputs(self) -> None:
-        n = self.n_ubatch
-        self._arrays: dict[str, np.ndarray] = {
-            name: np.zeros(n, np.int32) for name in ("tokens", "pos", "seq", "outputs")
-        }
-        if self.model.arch.reads_states:
-            self._states = np.zeros((n, self.model.hparams.n_embd), np.float32)
-        self._cell_indices = {window: np.zeros(n, np.int32) for window in self.kv.cells}
-
-    def _make_adapters(self) -> None:
-        adapters = self.params.adapters
-        self._low_rank = low_rank_weights(self.model, adapters)
-        self.adapter_scales = np.ones((MAX_SEQUENCES, len(adapters)), np.float32)
-        """Scale of every adapter per sequence; takes effect with the next decode."""
-        self._token_scales = np.zeros((len(adapters), self.n_ubatch), np.float32)
 
     def _graph_adapters(self, n_tokens: int, outputs: Value) -> GraphAdapters | None:
         if not self.params.adapters:
             return None
-        rows = self._token_scales
-        scales = [external(row.ctypes.data, rows, F32, (1, n_tokens), "scales", "input") for row in rows]
-        return GraphAdapters(self._low_rank, scales, n_tokens, outputs)
+        return GraphAdapters(self._low_rank, self._inputs.scale_values(n_tokens), n_tokens, outputs)
 
     def steer(self, directions: np.ndarray | None) -> None:
         """Control vectors float32 [n_layer, n_embd] to add behind the layers from now on; None: nothing."""
@@ -240,23 +136,13 @@ class Context:
             self.devices.set_directions(self._steering)
 
     def _batch_graph(self, n_tokens: int, n_outputs: int) -> BatchGraph:
-        inputs = {name: _input(self._arrays[name], n_tokens, name) for name in ("tokens", "pos", "seq")}
-        inputs["outputs"] = _input(self._arrays["outputs"], max(1, n_outputs), "outputs")
-        cells = {
-            window: (
-                _input(self._cell_indices[window], n_tokens, "cells"),
-                _input(cells.pos, cells.n_cells, "cell_pos"),
-                _input(cells.seq, cells.n_cells, "cell_seq"),
-            )
-            for window, cells in self.kv.cells.items()
-        }
+        inputs = self._inputs.values(n_tokens, n_outputs)
+        cells = self._inputs.cell_values(n_tokens)
         graph = Graph(core, self.params.collector, self._graph_adapters(n_tokens, inputs["outputs"]))
         batch = BatchGraph(
             graph, n_tokens, n_outputs, inputs, cells, self.kv.tensors, self.kv.window_of, self.graph_params
         )
-        if self.model.arch.reads_states:
-            shape = (self._states.shape[1], n_tokens)
-            batch.states = external(self._states.ctypes.data, self._states, F32, shape, "states", "input")
+        batch.states = self._inputs.state_values(n_tokens)
         if self._steering is not None:
             shape = self._steering.shape[::-1]
             batch.steering = external(self._steering.ctypes.data, self._steering, F32, shape, "steering", "input")
@@ -400,7 +286,7 @@ class Context:
         if self.model.devices is None:
             return None
         cells = [array for cells in self.kv.cells.values() for array in (cells.pos, cells.seq)]
-        inputs = Inputs([*self._arrays.values(), *self._cell_indices.values(), *self._token_scales], cells)
+        inputs = Inputs(self._inputs.arrays, cells)
         devices = DeviceRuntime(self.model.devices, inputs, self.kv.tensors, self._log, plan_only=self.plan_only)
         devices.settle([self._graph(*shape)[0] for shape in shapes])
         return devices
@@ -424,13 +310,7 @@ class Context:
     def _trials(self) -> Iterator[tuple[HybridPlan, Run]]:
         """Plans of a short prompt and of one token whose inputs are set; the cache is emptied after each."""
         for n in (min(CHECK_TOKENS, self.n_ubatch), 1):
-            self._arrays["tokens"][:n] = 0
-            self._arrays["pos"][:n] = np.arange(n)
-            self._arrays["seq"][:n] = 0
-            self._arrays["outputs"][0] = n - 1
-            taken = self.kv.place(np.arange(n, dtype=np.int32), np.ones(n, np.uint64))
-            for window, indices in taken.items():
-                self._cell_indices[window][:n] = indices
+            self._place(Batch.single([0] * n), 0, n)
             try:
                 plan = self._plan(n, 1).plan
                 assert isinstance(plan, HybridPlan)
@@ -454,8 +334,9 @@ class Context:
         """Evaluates a batch in micro-batches; returns logits float32 [n_outputs, n_vocab] in batch order.
 
         states: float32 [n, n_embd], for prediction heads: the hidden state behind the token before each one.
-        With params.embeddings, self.embeddings holds float32 [n_outputs, n_embd]. Raises KVCacheFullError (nothing of
-        the failed micro-batch stays in the cache) and UsageError for tokens or sequences out of range.
+        With params.embeddings, self.embeddings holds float32 [n_outputs, n_embd]. Raises KVCacheFullError, and
+        UsageError for tokens, positions or sequences out of range. Nothing of a batch that fails, or is interrupted,
+        stays in the cache.
         """
         if self.plan_only:
             raise UsageError("only the header of the model was read: it can be measured, not run")
@@ -464,11 +345,18 @@ class Context:
         self._apply_shifts()
         rows: list[np.ndarray] = []
         embeddings: list[np.ndarray] = []
-        for start in range(0, len(batch), self.n_ubatch):
-            n = min(self.n_ubatch, len(batch) - start)
-            if states is not None:
-                self._states[:n] = states[start : start + n]
-            self._decode_micro_batch(batch, start, n, rows, embeddings)
+        taken: list[dict[Window, np.ndarray]] = []
+        try:
+            for start in range(0, len(batch), self.n_ubatch):
+                n = min(self.n_ubatch, len(batch) - start)
+                if states is not None and self._inputs.states is not None:
+                    self._inputs.states[:n] = states[start : start + n]
+                taken.append(self._place(batch, start, n))
+                self._run_micro_batch(int(batch.logits[start : start + n].sum()), n, rows, embeddings)
+        except BaseException:
+            for cells in taken:
+                self.kv.release(cells)
+            raise
         self.embeddings = np.concatenate(embeddings) if embeddings else None
         if not rows:
             return np.empty((0, self.model.hparams.n_vocab), np.float32)
@@ -494,6 +382,8 @@ class Context:
                 f"{len(batch)} tokens that see each other must fit one micro-batch of {self.n_ubatch}: "
                 "raise n_ubatch (-ub)"
             )
+        if batch.pos.min() < 0:
+            raise UsageError(f"position {batch.pos.min()} of the batch is below 0")
         limit = self.model.arch.max_position
         if limit is not None and batch.pos.max() >= limit:
             raise UsageError(f"position {batch.pos.max()} is too large: the model has embeddings for {limit} positions")
@@ -501,29 +391,18 @@ class Context:
             if not ids or min(ids) < 0 or max(ids) >= MAX_SEQUENCES:
                 raise UsageError(f"sequence ids {ids} of a token are outside 0..{MAX_SEQUENCES - 1}")
 
-    def _decode_micro_batch(
-        self, batch: Batch, start: int, n: int, rows: list[np.ndarray], states: list[np.ndarray]
-    ) -> None:
+    def _place(self, batch: Batch, start: int, n: int) -> dict[Window, np.ndarray]:
+        """Takes cells for n tokens from start on and writes the inputs of their micro-batch; returns the cells."""
         part = slice(start, start + n)
-        outputs = np.flatnonzero(batch.logits[part])
-        a = self._arrays
-        seq_ids = batch.seq_ids[part]
-        masks = np.array([sum(1 << s for s in ids) for ids in seq_ids], np.uint64)
+        masks = np.array([reduce(or_, (1 << s for s in ids)) for ids in batch.seq_ids[part]], np.uint64)
         taken = self.kv.place(batch.pos[part], masks)
-        a["tokens"][:n] = batch.tokens[part]
-        a["pos"][:n] = batch.pos[part]
-        a["seq"][:n] = [ids[0] for ids in seq_ids]
-        for window, indices in taken.items():
-            self._cell_indices[window][:n] = indices
-        a["outputs"][: len(outputs)] = outputs
-        if self.params.adapters:
-            self._token_scales[:, :n] = self.adapter_scales[a["seq"][:n]].T
-        ready = self._plan(n, len(outputs))
-        try:
-            ready.plan.run(self.kv.n_kv(self._pad), self._threads_for(n), self._work)
-        except BaseException:
-            self.kv.release(taken)
-            raise
+        self._inputs.write(batch, start, n, taken, self.adapter_scales)
+        return taken
+
+    def _run_micro_batch(self, n_outputs: int, n: int, rows: list[np.ndarray], states: list[np.ndarray]) -> None:
+        """Evaluates the n tokens of the inputs; appends their logits and embeddings."""
+        ready = self._plan(n, n_outputs)
+        ready.plan.run(self.kv.n_kv(self._pad), self._threads_for(n), self._work)
         if ready.logits is not None:
             rows.append(ready.logits.copy())
         if ready.embeddings is not None:
@@ -537,7 +416,7 @@ class Context:
         assert part is not None
         name, offset, n_rot = part
         g = Graph(core)
-        deltas = {window: _input(cells.delta, cells.n_cells, "delta") for window, cells in self.kv.cells.items()}
+        deltas = {window: as_input(cells.delta, cells.n_cells, "delta") for window, cells in self.kv.cells.items()}
         for il in range(self.model.hparams.n_layer):
             moved = deltas[self.kv.window_of[il, name]]
             self.model.arch.add_shift(g, il, self.kv.tensors[il, name], moved, n_rot, offset, self.graph_params)
@@ -555,9 +434,3 @@ class Context:
         if isinstance(plan, HybridPlan):
             raise UsageError("timings of single ops are those of the CPU: use -ngl 0")
         return plan.profile(self.kv.n_kv(self._pad), self.n_threads)
-
-    def system_info(self) -> dict[str, Any]:
-        """Threads and native tier in use."""
-        from ikpy._native import tier
-
-        return {"n_threads": self.n_threads, "n_threads_batch": self.n_threads_batch, "tier": tier}

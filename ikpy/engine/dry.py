@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 LONGEST_BREAKER_BYTES = 40
 LONGEST_BREAKER_TOKENS = 20
+NEAR = 256
+"""Tokens at the end that are searched for a breaker first."""
 
 DryBreakers = Mapping[int, Sequence[tuple[int, ...]]]
 """First token of a breaker -> the token sequences that must follow it (empty: the token alone breaks)."""
@@ -47,14 +49,17 @@ def tokens_since_breaker(history: NDArray[np.int64], breakers: DryBreakers) -> i
     """Tokens at the end of ``history`` behind the last breaker."""
     n = len(history)
     heads = np.fromiter(breakers, dtype=np.int64)
-    for back in n - 1 - np.flatnonzero(np.isin(history, heads))[::-1]:
-        longest = -1
-        for tail in breakers.get(int(history[n - 1 - back]), ()):
-            end = n - back + len(tail)
-            if len(tail) <= back and tuple(history[n - back : end]) == tail:
-                longest = max(longest, len(tail))
-        if longest >= 0:
-            return int(back - longest)
+    end, size = n, NEAR
+    while end > 0:  # most often one of the last few tokens breaks
+        start = max(0, end - size)
+        for at in start + np.flatnonzero(np.isin(history[start:end], heads))[::-1]:
+            longest = -1
+            for tail in breakers.get(int(history[at]), ()):
+                if len(tail) <= n - 1 - at and tuple(history[at + 1 : at + 1 + len(tail)]) == tail:
+                    longest = max(longest, len(tail))
+            if longest >= 0:
+                return int(n - 1 - at - longest)
+        end, size = start, 2 * size
     return n
 
 
@@ -67,17 +72,18 @@ def repetition_lengths(history: NDArray[np.int64], most: int) -> dict[int, int]:
     if n < 2 or most < 1:
         return {}
     at = np.flatnonzero(history[:-1] == history[-1])  # ends of earlier copies
-    lengths: dict[int, int] = {}
-    length = 1
-    while len(at):
-        for token in np.unique(history[at + 1]):
-            lengths[int(token)] = length
-        if length == most:
+    lengths = np.ones(len(at), np.int64)
+    going_on = np.arange(len(at))
+    for length in range(1, most):
+        going_on = going_on[at[going_on] >= length]
+        going_on = going_on[history[at[going_on] - length] == history[n - 1 - length]]
+        if not len(going_on):
             break
-        at = at[at >= length]
-        at = at[history[at - length] == history[n - 1 - length]]
-        length += 1
-    return lengths
+        lengths[going_on] = length + 1
+    tokens, which = np.unique(history[at + 1], return_inverse=True)
+    longest = np.zeros(len(tokens), np.int64)
+    np.maximum.at(longest, which, lengths)
+    return dict(zip(tokens.tolist(), longest.tolist(), strict=True))
 
 
 def dry_penalties(

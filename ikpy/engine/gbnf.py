@@ -1,16 +1,17 @@
-"""GBNF grammars: parser, checks and translation for llguidance (tools specification 9.5)."""
+"""GBNF grammars: parser and checks (tools specification 9.5)."""
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ikpy.errors import UsageError
 
 MOST_REPETITIONS = 2000
-LONGEST_REGEX = 60_000  # characters; larger grammars stay rules instead of becoming one regular expression
 LAST_CHARACTER = 0x10FFFF
+TOO_DEEP = "error parsing grammar: groups are nested too deeply"
 
 
 class GrammarError(UsageError):
@@ -248,7 +249,7 @@ def parse_gbnf(source: str) -> Rules:
     try:
         return _checked(_Parser(source).rules())
     except RecursionError:
-        raise GrammarError("error parsing grammar: groups are nested too deeply") from None
+        raise GrammarError(TOO_DEEP) from None
 
 
 def _checked(rules: Rules) -> Rules:
@@ -278,11 +279,8 @@ def _refs(node: Node) -> Iterator[str]:
         yield from _refs(child)
 
 
-def _has_tokens(node: Node) -> bool:
-    return isinstance(node, TokenRef) or any(_has_tokens(child) for child in children(node))
-
-
 def _nullable_rules(rules: Rules) -> set[str]:
+    """Rules that match the empty text."""
     empty: set[str] = set()
 
     def nullable(node: Node) -> bool:
@@ -296,159 +294,93 @@ def _nullable_rules(rules: Rules) -> set[str]:
             return any(nullable(option) for option in node.options)
         return isinstance(node, Repeat) and (node.low == 0 or nullable(node.item))
 
-    while True:
-        found = {name for name, node in rules.items() if nullable(node)}
-        if found == empty:
-            return empty
-        empty = found
+    used = {name: set(_refs(node)) for name, node in rules.items()}
+    users = _users(used)
+    # Used rules before those that use them: without recursion every rule is looked at once.
+    waiting = deque(_used_first(used))
+    queued = set(waiting)
+    while waiting:
+        name = waiting.popleft()
+        queued.remove(name)
+        if nullable(rules[name]):
+            empty.add(name)
+            new = set(users[name]) - empty - queued
+            queued |= new
+            waiting += new
+    return empty
+
+
+def _users(used: Mapping[str, set[str]]) -> dict[str, list[str]]:
+    """The rules that use each rule."""
+    users: dict[str, list[str]] = {name: [] for name in used}
+    for name, names in used.items():
+        for other in names:
+            users[other].append(name)
+    return users
+
+
+def _used_first(used: Mapping[str, set[str]]) -> list[str]:
+    """All rules, each behind those that it uses as far as there is no recursion."""
+    order: list[str] = []
+    seen: set[str] = set()
+    for start in used:
+        path = [] if start in seen else [(start, iter(used[start]))]
+        seen.add(start)
+        while path:
+            name, rest = path[-1]
+            following = next((other for other in rest if other not in seen), None)
+            if following is None:
+                order.append(name)
+                path.pop()
+            else:
+                seen.add(following)
+                path.append((following, iter(used[following])))
+    return order
+
+
+def _leading(node: Node, empty: set[str]) -> tuple[set[str], bool]:
+    """Rules that can stand first in ``node``, and whether it can be empty; ``empty``: rules that can be."""
+    if isinstance(node, Ref):
+        return {node.name}, node.name in empty
+    if isinstance(node, Group):
+        names: set[str] = set()
+        for item in node.items:
+            found, skip = _leading(item, empty)
+            names |= found
+            if not skip:
+                return names, False
+        return names, True
+    if isinstance(node, Choice):
+        parts = [_leading(option, empty) for option in node.options]
+        return set().union(*(part[0] for part in parts)), any(part[1] for part in parts)
+    if isinstance(node, Repeat):
+        names, skip = _leading(node.item, empty)
+        return names, skip or node.low == 0
+    return set(), isinstance(node, Literal) and not node.text
 
 
 def _refuse_left_recursion(rules: Rules) -> None:
     empty = _nullable_rules(rules)
-
-    def leading(node: Node) -> tuple[set[str], bool]:
-        """Rules that can stand first in ``node``, and whether it can be empty."""
-        if isinstance(node, Ref):
-            return {node.name}, node.name in empty
-        if isinstance(node, Group):
-            names: set[str] = set()
-            for item in node.items:
-                found, skip = leading(item)
-                names |= found
-                if not skip:
-                    return names, False
-            return names, True
-        if isinstance(node, Choice):
-            parts = [leading(option) for option in node.options]
-            return set().union(*(part[0] for part in parts)), any(part[1] for part in parts)
-        if isinstance(node, Repeat):
-            names, skip = leading(node.item)
-            return names, skip or node.low == 0
-        return set(), isinstance(node, Literal) and not node.text
-
-    first = {name: leading(node)[0] for name, node in rules.items()}
-    for name in rules:
-        reached, queue = set(first[name]), list(first[name])
-        while queue:
-            new = first[queue.pop()] - reached
-            reached |= new
-            queue += new
-        if name in reached:
-            raise GrammarError(f"error parsing grammar: left recursion in rule '{name}'")
+    first = {name: _leading(node, empty)[0] for name, node in rules.items()}
+    # What no leading rule waits for any more is taken away; what is left leads into a circle.
+    waiting = {name: len(names) for name, names in first.items()}
+    users = _users(first)
+    done = [name for name, n in waiting.items() if n == 0]
+    for name in done:
+        for user in users[name]:
+            waiting[user] -= 1
+            if waiting[user] == 0:
+                done.append(user)
+    left = {name for name, n in waiting.items() if n}
+    if left:
+        raise GrammarError(f"error parsing grammar: left recursion in rule '{_in_circle(first, left)}'")
 
 
-def to_lark(rules: Rules, token_ids: Mapping[str, Sequence[int]] | None = None) -> str:
-    """The grammar in llguidance's Lark dialect.
-
-    A grammar without recursion becomes one regular expression, which the lexer runs fastest. Others become
-    rules whose terminals are single characters: a longer terminal would be matched greedily, and the grammar's
-    meaning would change. ``token_ids``: ids of the tokens named in the grammar by text.
-    """
-    head = '%llguidance {"no_forcing": true}\n'
-    if not any(_has_tokens(node) for node in rules.values()):
-        try:
-            return f"{head}start: TEXT\nTEXT: /{_Regex(rules).root()}/\n"
-        except (_NotRegular, RecursionError):
-            pass
-    names = {name: f"r_{i}" for i, name in enumerate(rules)}
-    writer = _RuleWriter(names, token_ids or {})
-    lines = [f"{names[name]}: {writer.node(node)}" for name, node in rules.items()]
-    return "\n".join([f"{head}start: {names['root']}", *lines]) + "\n"
-
-
-class _NotRegular(Exception):
-    """The grammar recurses, or is too large for one expression."""
-
-
-class _Regex:
-    """Expands rules into one expression."""
-
-    def __init__(self, rules: Rules) -> None:
-        self.rules = rules
-        self.done: dict[str, str] = {}
-        self.open: set[str] = set()
-
-    def root(self) -> str:
-        return self.rule("root")
-
-    def rule(self, name: str) -> str:
-        if name in self.open:
-            raise _NotRegular
-        if name not in self.done:
-            self.open.add(name)
-            self.done[name] = self.node(self.rules[name])
-            self.open.remove(name)
-        return self.done[name]
-
-    def node(self, node: Node) -> str:
-        text = self.expand(node)
-        if len(text) > LONGEST_REGEX:
-            raise _NotRegular
-        return text
-
-    def expand(self, node: Node) -> str:
-        if isinstance(node, Literal):
-            return "".join(map(_escaped, node.text))
-        if isinstance(node, CharClass):
-            return _class_text(node)
-        if isinstance(node, Ref):
-            return f"(?:{self.rule(node.name)})"
-        if isinstance(node, Group):
-            return "".join(f"(?:{self.node(i)})" if isinstance(i, Choice) else self.node(i) for i in node.items)
-        if isinstance(node, Choice):
-            return "|".join(self.node(option) for option in node.options)
-        if isinstance(node, Repeat):
-            return f"(?:{self.node(node.item)}){_count_text(node)}"
-        raise _NotRegular
-
-
-class _RuleWriter:
-    """Writes nodes as Lark rules with single-character terminals."""
-
-    def __init__(self, names: Mapping[str, str], token_ids: Mapping[str, Sequence[int]]) -> None:
-        self.names = names
-        self.token_ids = token_ids
-
-    def node(self, node: Node) -> str:
-        if isinstance(node, Literal):
-            return "(" + " ".join(f"/{_escaped(char)}/" for char in node.text) + ")" if node.text else '""'
-        if isinstance(node, CharClass):
-            return f"/{_class_text(node)}/"
-        if isinstance(node, Ref):
-            return self.names[node.name]
-        if isinstance(node, TokenRef):
-            return self.token(node)
-        if isinstance(node, Group):
-            return "(" + " ".join(self.node(item) for item in node.items) + ")" if node.items else '""'
-        if isinstance(node, Choice):
-            return "(" + " | ".join(self.node(option) for option in node.options) + ")"
-        return f"({self.node(node.item)}){_count_text(node)}"
-
-    def token(self, node: TokenRef) -> str:
-        ids = [node.token] if isinstance(node.token, int) else self.token_ids.get(node.token)
-        if not ids:
-            raise GrammarError(f"error parsing grammar: the vocabulary has no token {node.token}")
-        if node.negated and len(ids) > 1:
-            raise GrammarError(f"error parsing grammar: !{node.token} is {len(ids)} tokens; one can be excluded")
-        if node.negated:
-            return f"<[^{ids[0]}]>"
-        return "(" + " ".join(f"<[{token}]>" for token in ids) + ")"
-
-
-def _escaped(char: str) -> str:
-    return char if re.match(r"[A-Za-z0-9 _]", char) else f"\\x{{{ord(char):X}}}"
-
-
-def _class_text(node: CharClass) -> str:
-    parts = []
-    for first, last in node.ranges:
-        parts.append(f"\\x{{{first:X}}}" if first == last else f"\\x{{{first:X}}}-\\x{{{last:X}}}")
-    if not parts:
-        return _class_text(CharClass(((0, LAST_CHARACTER),))) if node.negated else "[^\\x{0}-\\x{10FFFF}]"
-    return f"[{'^' if node.negated else ''}{''.join(parts)}]"
-
-
-def _count_text(node: Repeat) -> str:
-    if node.high is None:
-        return "*" if node.low == 0 else "+" if node.low == 1 else f"{{{node.low},}}"
-    return f"{{{node.low},{node.high}}}"
+def _in_circle(first: Mapping[str, set[str]], left: set[str]) -> str:
+    """A rule on a circle, from rules each of which leads to another one of them."""
+    seen: set[str] = set()
+    name = next(name for name in first if name in left)
+    while name not in seen:
+        seen.add(name)
+        name = next(other for other in sorted(first[name]) if other in left)
+    return name

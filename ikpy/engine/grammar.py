@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ikpy.engine.gbnf import GrammarError, TokenRef, children, parse_gbnf, to_lark
+from ikpy.engine.gbnf import GrammarError, TokenRef, children, parse_gbnf
+from ikpy.engine.gbnf_lark import to_lark
 from ikpy.engine.json_schema import schema_to_gbnf
 
 LARK_MARK = "%llguidance"
@@ -232,13 +233,13 @@ def gbnf_grammar(source: str, texts: TokenTexts) -> TextGrammar:
 
 def json_schema_grammar(schema: str | dict[str, Any] | bool, texts: TokenTexts) -> TextGrammar:
     """Grammar of the JSON texts a schema allows; raises GrammarError for one that cannot be converted."""
-    parsed: Any = schema
-    if isinstance(schema, str):
-        try:
-            parsed = json.loads(_bounded(schema))
-        except ValueError as error:
-            raise GrammarError(f"JSON schema is not valid JSON: {error}") from None
-    source = schema if isinstance(schema, str) else json.dumps(schema)
+    try:
+        parsed = json.loads(_bounded(schema)) if isinstance(schema, str) else schema
+        source = schema if isinstance(schema, str) else json.dumps(schema)
+    except ValueError as error:
+        raise GrammarError(f"JSON schema is not valid JSON: {error}") from None
+    except RecursionError:
+        raise GrammarError("JSON schema is nested too deeply") from None
     return texts.compiled("schema", source, lambda: gbnf_grammar(schema_to_gbnf(parsed), texts))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -95,6 +96,7 @@ class _Converter:
     def __init__(self, schema: Schema) -> None:
         self.root = schema
         self.rules: dict[str, str] = {}
+        self.counts: Counter[str] = Counter()
         self.references: dict[str, str] = {}
         self.errors: list[str] = []
 
@@ -119,10 +121,10 @@ class _Converter:
     def add(self, hint: str, body: str) -> str:
         """Name of a new rule."""
         base = re.sub(r"[^A-Za-z0-9]+", "-", hint).strip("-") or "rule"
-        name, n = base, 1
+        name = base
         while name in self.rules or name in PRIMITIVES or name == "root":
-            n += 1
-            name = f"{base}-{n}"
+            self.counts[base] += 1
+            name = f"{base}-{self.counts[base] + 1}"
         self.rules[name] = body
         return name
 
@@ -160,8 +162,8 @@ class _Converter:
             ("oneOf", lambda s, where: self.alternatives(s["oneOf"], where)),
             ("anyOf", lambda s, where: self.alternatives(s["anyOf"], where)),
             ("allOf", self.merged),
-            ("const", lambda s, where: self.constants([s["const"]])),
-            ("enum", lambda s, where: self.constants(s["enum"])),
+            ("const", lambda s, where: self.constants([s["const"]], where)),
+            ("enum", lambda s, where: self.constants(s["enum"], where)),
         )
 
     @staticmethod
@@ -189,7 +191,9 @@ class _Converter:
             return self.use("value")
         return self.fail(f"{where}: unknown type {json.dumps(kind)}")
 
-    def constants(self, values: Sequence[Any]) -> str:
+    def constants(self, values: Sequence[Any], where: str) -> str:
+        if not values:
+            return self.fail(f"{where}: no value is allowed")
         texts = [literal(json.dumps(value, ensure_ascii=False, separators=(",", ":"))) for value in values]
         return f"({' | '.join(texts)}) {self.use('space')}"
 
@@ -216,7 +220,7 @@ class _Converter:
             key = part.replace("~1", "/").replace("~0", "~")
             if isinstance(node, dict) and key in node:
                 node = node[key]
-            elif isinstance(node, list) and key.isdigit() and int(key) < len(node):
+            elif isinstance(node, list) and key.isdecimal() and int(key) < len(node):
                 node = node[int(key)]
             else:
                 return None
@@ -250,7 +254,7 @@ class _Converter:
         simple = [part for part in schema["allOf"] if isinstance(part, dict) and "enum" in part]
         if not properties and simple:
             common = [v for v in simple[0]["enum"] if all(v in part["enum"] for part in simple)]
-            return self.constants(common)
+            return self.constants(common, where)
         merged = {"type": "object", "properties": properties, "required": required}
         if "additionalProperties" in schema:
             merged["additionalProperties"] = schema["additionalProperties"]

@@ -87,8 +87,9 @@ class KVCache:
 
     def n_kv(self, pad: int) -> int:
         """Attended length: up to the last used cell, rounded up to pad."""
-        used = np.flatnonzero(self.pos >= 0)
-        last = int(used[-1]) + 1 if len(used) else 0
+        used = self.pos[::-1] >= 0
+        behind = int(used.argmax())  # stops at the first used cell from the end
+        last = self.n_ctx - behind if used[behind] else 0
         return min(self.n_ctx, max(pad, -(-last // pad) * pad))
 
     def place(self, pos: np.ndarray, masks: np.ndarray) -> dict[Window, np.ndarray]:
@@ -141,9 +142,22 @@ class KVCache:
         for window, indices in found.items():
             cells, pos = self.cells[window], positions[window]
             cells.fill(indices, pos, np.full(len(pos), mask))
-            if isinstance(cells, WindowCells) and len(pos):
-                cells.lost[seq_id] = int(pos.min())
+        following = self.seq_pos_max(seq_id) + 1
+        for window, cells in self.windows.items():
+            # The first token of a chunk sees none of those before: nothing of them was saved.
+            cells.lost[seq_id] = int(positions[window].min(initial=following))
         return found
+
+    def make_room_to_unshare(self, seq_id: int) -> None:
+        """Empties window cells as a sequence needs them to have its own for those it shares with others.
+
+        It lets go of tokens that it sees no more, then other sequences do.
+        """
+        following = self._next_positions(np.empty(0, np.int32), np.empty(0, np.uint64))
+        for cells in self.windows.values():
+            if len(cells.shared(seq_id)) > cells.n_cells - cells.used:
+                cells.forget(seq_id, cells.lowest_visible(following.get(seq_id, 0)))
+                cells.make_room(len(cells.shared(seq_id)), following)
 
     def release(self, taken: dict[Window, np.ndarray]) -> None:
         """Empties cells again (a failed batch)."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections import Counter
 from collections.abc import Callable, Container, Mapping
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +28,8 @@ from ikpy.models.weights import WeightSource
 from ikpy.quants import registry
 
 MIB = 1 << 20
+SAMPLED_TENSORS = 64
+SAMPLED_BYTES = 256
 
 
 def _silent(_: str) -> None:
@@ -171,6 +175,15 @@ class Model:
     def size_bytes(self) -> int:
         """Bytes of all tensors."""
         return sum(t.nbytes for t in self.gguf.tensors.values())
+
+    @cached_property
+    def fingerprint(self) -> int:
+        """CRC-32 of bytes from all over the weights: tells models of the same shapes and types apart."""
+        tensors = list(self.gguf.tensors.values())
+        checksum = 0
+        for info in tensors[:: -(-len(tensors) // SAMPLED_TENSORS)]:
+            checksum = zlib.crc32(self.gguf.data(info)[:SAMPLED_BYTES].tobytes(), checksum)
+        return checksum
 
     def check_finite(self) -> None:
         """Decodes every tensor and raises FileFormatError naming the first with a NaN or infinity."""

@@ -32,6 +32,7 @@ class ModelDraft(Drafter):
         self._start = 0
 
     def draft(self, tokens: Sequence[int], n_max: int) -> list[int]:
+        n_max = min(n_max, self._n_ctx // 2)  # the other half is for the text
         logits = self._follow(tokens, n_max)
         found: list[int] = []
         while True:
@@ -49,8 +50,7 @@ class ModelDraft(Drafter):
         if len(tokens) <= self._start or len(tokens) - self._start + n_max > self._n_ctx:
             self._start = max(0, len(tokens) - self._n_ctx // 2)
         window = list(tokens[self._start :])
-        kept = self._common(window)
-        self._context.kv.seq_rm(self._seq_id, kept, -1)
+        kept = self._context.kv.rewind(self._seq_id, self._common(window))
         del self._tokens[kept:]
         return self._evaluate(window[kept:])
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import numpy as np
@@ -75,6 +75,23 @@ class LogitGuidance(Protocol):
         ...
 
 
+class _History:
+    """Token ids in an array that grows by doubling: the last of them are a view, however long the text is."""
+
+    def __init__(self) -> None:
+        self._tokens = np.empty(256, np.int64)
+        self.n = 0
+
+    def append(self, token: int) -> None:
+        if self.n == len(self._tokens):
+            self._tokens = np.resize(self._tokens, 2 * self.n)
+        self._tokens[self.n] = token
+        self.n += 1
+
+    def last(self, n: int) -> NDArray[np.int64]:
+        return self._tokens[max(0, self.n - n) : self.n]
+
+
 def _generator(seed: int) -> np.random.RandomState:
     """The 32-bit Mersenne Twister with its classic seeding."""
     return np.random.RandomState(seed)
@@ -134,7 +151,7 @@ class Sampler:
         self._adaptive_sum = max(0.0, self.params.adaptive_target) * self._adaptive_total
         self._chosen_p: tuple[int, float] | None = None
         self._original: FloatArray | None = None
-        self._history: list[int] = []
+        self._history = _History()
         self.last_ids: NDArray[np.int32] = np.empty(0, np.int32)
         self.last_probabilities: FloatArray = np.empty(0)
         if self.grammar:
@@ -146,9 +163,9 @@ class Sampler:
             self.grammar.reset()
 
     @property
-    def history(self) -> Sequence[int]:
+    def history(self) -> list[int]:
         """Accepted tokens, oldest first."""
-        return self._history
+        return self._history.last(self._history.n).tolist()
 
     def accept(self, token: int, *, grammar: bool = True) -> None:
         """Appends ``token`` to the history; prompt tokens are accepted with ``grammar=False``."""
@@ -165,7 +182,7 @@ class Sampler:
 
     def take_back(self, n: int, kept: Iterable[int]) -> None:
         """Forgets the last ``n`` accepted tokens; ``kept`` are the generated ones that stay, for the grammar."""
-        del self._history[len(self._history) - n :]
+        self._history.n = max(0, self._history.n - n)
         self._chosen_p = None
         if self.grammar:
             self.grammar.reset()
@@ -231,8 +248,8 @@ class Sampler:
 
     def _window(self, last_n: int) -> NDArray[np.int64]:
         last_n = self.n_ctx if last_n < 0 else last_n
-        recent = self._history[-last_n:] if last_n else []
-        return np.asarray([token for token in recent if 0 <= token < self.n_vocab], dtype=np.int64)
+        recent = self._history.last(last_n)
+        return recent[(recent >= 0) & (recent < self.n_vocab)]
 
     def _dry(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         params = self.params

@@ -6,7 +6,6 @@ positions, shifts), then the cells of every cache tensor in the order of the tok
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +16,8 @@ from ikpy.engine.cells import KVCacheFullError
 from ikpy.engine.session import (
     PREFIX,
     VERSION,
-    cache_signature,
     cache_tensors,
+    mismatch,
     parse_state,
     read_cells,
     state_nbytes,
@@ -46,9 +45,8 @@ def load_sequence(path: str | os.PathLike[str], context: Context, seq_id: int, n
     """
     data = Path(path).read_bytes()
     header, start = _header(data, context)
-    wanted = json.loads(json.dumps(cache_signature(context)))
-    if any(header.get(key) != value for key, value in wanted.items()):
-        raise FileFormatError("the state was saved with another model, cache type or -mla mode")
+    if reason := mismatch(context, header):
+        raise FileFormatError(f"the state was saved with {reason}")
     tokens = header["tokens"]
     if len(tokens) > n_max:
         raise FileFormatError(f"the state holds {len(tokens)} tokens, there is room for {n_max}")
@@ -62,11 +60,13 @@ def load_sequence(path: str | os.PathLike[str], context: Context, seq_id: int, n
 def unshare_sequence(context: Context, seq_id: int) -> int:
     """Gives a sequence cells of its own for those it shares, so that its positions can move; returns how many.
 
-    Raises KVCacheFullError if there is no room for the copies; nothing changes then.
+    Raises KVCacheFullError if there is no room for the copies; nothing changes then but that window layers may have
+    dropped tokens which no query sees.
     """
     kv = context.kv
     bit = np.uint64(1 << seq_id)
-    shared = {w: np.flatnonzero(((c.seq & bit) != 0) & ((c.seq & ~bit) != 0)) for w, c in kv.cells.items()}
+    kv.make_room_to_unshare(seq_id)
+    shared = {window: cells.shared(seq_id) for window, cells in kv.cells.items()}
     own = {window: kv.cells[window].find(np.full(len(indices), bit)) for window, indices in shared.items()}
     if any(len(own[window]) < len(indices) for window, indices in shared.items()):
         raise KVCacheFullError(f"no room to give sequence {seq_id} cells of its own; use a larger -c")

@@ -11,7 +11,7 @@ import json
 import os
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ikpy.engine.context import Context
 
 MAGIC = b"ikpysess"
-VERSION = 3
+VERSION = 4
 PREFIX = struct.Struct("<8s3I")
 MAX_INT32 = (1 << 31) - 1
 
@@ -49,8 +49,27 @@ def cache_signature(context: Context) -> dict[str, Any]:
         f"{name}.{layer}": [value.type_id, value.shape[0], value.shape[1], *context.kv.window_of[layer, name]]
         for (layer, name), value in context.kv.tensors.items()
     }
-    weights = [context.model.n_params, context.model.size_bytes]
-    return {"model": [hp.n_vocab, hp.n_layer, hp.n_embd, *weights], "tensors": tensors}
+    model = context.model
+    weights = [model.n_params, model.size_bytes, model.fingerprint]
+    params = context.graph_params
+    return {
+        "model": [hp.n_vocab, hp.n_layer, hp.n_embd, *weights],
+        "tensors": tensors,
+        "keys": [*astuple(params.rope), params.k_hadamard, params.v_hadamard],
+    }
+
+
+MISMATCHES = (
+    ("model", "another model"),
+    ("tensors", "another cache type or -mla mode"),
+    ("keys", "other RoPE parameters, -khad or -vhad"),
+)
+
+
+def mismatch(context: Context, header: dict[str, Any]) -> str | None:
+    """In what a saved state was made with something else than the context, if it was."""
+    wanted = json.loads(json.dumps(cache_signature(context)))
+    return next((reason for key, reason in MISMATCHES if header.get(key) != wanted[key]), None)
 
 
 def sequence_cells(context: Context, seq_id: int) -> dict[Window, NDArray[np.intp]]:
@@ -126,7 +145,7 @@ def write_state(path: Path, magic: bytes, version: int, context: Context, seq_id
             file.write(PREFIX.pack(magic, version, checksum, len(header)))
             file.write(header)
             for data in state.cells:
-                file.write(data.tobytes())
+                file.write(data.data)
             size = file.tell()
             file.flush()
             os.fsync(file.fileno())
@@ -180,10 +199,8 @@ def load_session(path: str | os.PathLike[str], context: Context) -> list[int]:
     except OSError as error:
         raise UsageError(f"cannot read session file '{path}': {error.strerror}") from None
     header, start = _read_header(path, data, context)
-    wanted = json.loads(json.dumps(cache_signature(context)))
-    for key, reason in (("model", "another model"), ("tensors", "another cache type or -mla mode")):
-        if header.get(key) != wanted[key]:
-            raise FileFormatError(f"session file '{path}' was made with {reason}; delete it to start afresh")
+    if reason := mismatch(context, header):
+        raise FileFormatError(f"session file '{path}' was made with {reason}; delete it to start afresh")
     tokens = header["tokens"]
     if len(tokens) > context.n_ctx:
         raise FileFormatError(

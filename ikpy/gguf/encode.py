@@ -97,11 +97,17 @@ def _check_number(value_type: GGUFValueType, value: Any) -> None:
         limits = np.iinfo(DTYPES[value_type])
         fits = isinstance(value, int | np.integer) and int(limits.min) <= value <= int(limits.max)
     else:
-        fits = isinstance(value, int | float | np.number)
-        if fits and value_type is GGUFValueType.FLOAT32 and math.isfinite(value):
-            fits = abs(value) <= _FLOAT32_MAX
+        fits = isinstance(value, int | float | np.integer | np.floating) and _is_within_floats(value_type, value)
     if not fits:
         raise _misfit(value, value_type)
+
+
+def _is_within_floats(value_type: GGUFValueType, value: Any) -> bool:
+    try:
+        number = float(value)
+    except OverflowError:  # integers have no limit
+        return False
+    return value_type is GGUFValueType.FLOAT64 or not math.isfinite(number) or abs(number) <= _FLOAT32_MAX
 
 
 def _misfit(value: Any, wanted: GGUFValueType | str) -> UsageError:

@@ -22,6 +22,7 @@ from ikpy.gguf.types import (
     MAGIC,
     MAX_ARRAY_STRINGS,
     MAX_DIMS,
+    MAX_NAME_BYTES,
     READ_VERSIONS,
     GGUFValueType,
     align_up,
@@ -111,6 +112,8 @@ class _Cursor:
         start = self.take(length, what)
         if length == 0:
             self.fail(f"{what} is empty")
+        if length > MAX_NAME_BYTES:
+            self.fail(f"{what} has {length} bytes, more than the {MAX_NAME_BYTES} allowed")
         try:
             return str(self.buffer[start : start + length], "utf-8")
         except UnicodeDecodeError:

@@ -63,13 +63,17 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Shard:
-    """One mapped file. `data` is a read-only uint8 view of all of it, `data_offset` where tensors begin."""
+    """One file: `data` is a read-only uint8 view of all of it, `data_offset` where tensors begin.
+
+    `mapped`: the bytes are the file's own pages, not a copy in memory.
+    """
 
     path: str
     index: int
     data: np.ndarray
     header: Header
     metadata: Metadata
+    mapped: bool
 
     @property
     def file_size(self) -> int:
@@ -183,7 +187,7 @@ class GGUFFile:
     def release(self, info: TensorInfo) -> None:
         """Tell the system that a tensor's bytes are not needed for now: they leave this process's memory.
 
-        Reading them again works and takes them from the file.
+        Reading them again works and takes them from the file. Of files that were read into memory nothing goes.
         """
         mapping = _mapping(self.shards[info.shard])
         first = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
@@ -233,7 +237,9 @@ def _share_of(total: int, progress: Callable[[float], None]) -> Report:
 
 
 def _mapping(shard: Shard) -> mmap.mmap | None:
-    """The mapping (or private memory) under the bytes of a shard."""
+    """The mapping under the bytes of a shard, None for a copy in memory."""
+    if not shard.mapped:
+        return None
     owner = shard.data.base
     while isinstance(owner, memoryview | np.ndarray):
         owner = owner.obj if isinstance(owner, memoryview) else owner.base
@@ -284,7 +290,7 @@ def _private_memory(size: int) -> mmap.mmap:
 def _open_shard(path: str, index: int, read: Report | None) -> Shard:
     data = _map_file(path, read)
     header = parse_header(data, path)
-    return Shard(path, index, data, header, Metadata(data, header.entries, path))
+    return Shard(path, index, data, header, Metadata(data, header.entries, path), mapped=read is None)
 
 
 def _open_other_shards(first: Shard, read: Report | None) -> list[Shard]:

@@ -12,6 +12,8 @@ READ_VERSIONS = (2, 3)
 WRITE_VERSION = 3
 DEFAULT_ALIGNMENT = 32
 MAX_DIMS = 4
+# Keys and tensor names; a damaged length must not make a string of the whole file.
+MAX_NAME_BYTES = (1 << 16) - 1
 # Strings per array; vocabularies and merge lists stay below one million.
 MAX_ARRAY_STRINGS = 1 << 24
 

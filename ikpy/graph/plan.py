@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,13 +36,9 @@ class CompiledPlan:
         nodes: list[Node],
         arena: Arena,
         arena_address: int,
-        keep_alive: Sequence[object] = (),
     ) -> None:
         self._core = core
-        self._keep_alive = [
-            keep_alive,
-            [v.buffer.owner for n in nodes for v in (n.dst, *n.src) if v is not None],
-        ]
+        self._keep_alive = [v.buffer.owner for n in nodes for v in (n.dst, *n.src) if v is not None]
         self._index: dict[tuple, int] = {}
         self._rows: list[tuple] = []
         self._dynamic: list[tuple[int, int]] = []

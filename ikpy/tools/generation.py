@@ -79,10 +79,9 @@ class GrowingSequence:
             if ours != theirs:
                 break
             common += 1
-        common = min(common, max(0, len(tokens) - 1))
-        if common < len(self.tokens):
-            common = self.context.kv.rewind(self.seq_id, common)
-            del self.tokens[common:]
+        # Even if nothing is to go: an interrupted call may have left cells that no token stands for.
+        common = self.context.kv.rewind(self.seq_id, min(common, max(0, len(tokens) - 1)))
+        del self.tokens[common:]
         return common
 
     def feed(self, tokens: Sequence[int]) -> NDArray[np.float32]:

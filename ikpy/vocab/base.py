@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from ikpy.errors import FileFormatError, UnsupportedError, UsageError
+from ikpy.vocab import keys
 from ikpy.vocab.bpe import ByteLevelBpe, EscapedBpe
 from ikpy.vocab.pretokenizers import PreTokenizer, pre_tokenizer
 from ikpy.vocab.special import (
@@ -112,7 +113,7 @@ class Vocab:
         for comparisons with the reference, whose lower-casing finds 30 of its 1433 code points: WordPiece
         does not lower-case ASCII then, and Llama 3, Qwen 2 and Kimi K2 splitting takes no contractions in
         capitals.
-        Raises FileFormatError for missing or inconsistent keys, UnsupportedError for unknown tokenizers.
+        Raises FileFormatError for missing, inconsistent or wrongly typed keys, UnsupportedError for unknown tokenizers.
         """
         return cls(metadata, reference_lowercase=reference_lowercase)
 
@@ -123,7 +124,7 @@ class Vocab:
             add_bos, add_sep, clean_spaces = pre.add_bos, pre.add_sep, pre.clean_spaces
 
         def flag(name: str, default: bool) -> bool:
-            return bool(metadata.get(f"tokenizer.ggml.{name}", default))
+            return keys.flag(metadata, f"tokenizer.ggml.{name}", default)
 
         self.add_bos = True if pre is not None and pre.escape_spaces else flag("add_bos_token", add_bos)
         self.add_eos = flag("add_eos_token", add_eos)
@@ -142,10 +143,10 @@ class Vocab:
             return UgmModel(self._table, metadata, self.unk, self.add_space_prefix)
         if pre is None:
             return None
-        merges = metadata.get("tokenizer.ggml.merges")
+        merges = keys.texts(metadata, "tokenizer.ggml.merges")
         if merges is None and pre.needs_merges:
             raise FileFormatError("cannot find tokenizer merges: key tokenizer.ggml.merges is missing")
-        merges = [] if merges is None else merges
+        merges = merges or []
         if pre.escape_spaces:
             return EscapedBpe(self._table, merges, pre)
         return ByteLevelBpe(self._table, merges, pre, reference_lowercase)
@@ -277,8 +278,8 @@ class Vocab:
 
 def _family(metadata: Mapping[str, Any]) -> tuple[str, str, PreTokenizer | None]:
     """Kind of tokenizer, pre-tokenizer name and its row (BPE only)."""
-    model = metadata.get("tokenizer.ggml.model")
-    if model is None:
+    model = keys.text(metadata, "tokenizer.ggml.model")
+    if not model:
         raise FileFormatError("cannot find tokenizer model: key tokenizer.ggml.model is missing")
     if model in ("rwkv", "plamo2"):
         raise UnsupportedError(f"tokenizer '{model}' (key tokenizer.ggml.model) is not supported")
@@ -287,7 +288,7 @@ def _family(metadata: Mapping[str, Any]) -> tuple[str, str, PreTokenizer | None]
             f"unknown tokenizer: '{model}' (key tokenizer.ggml.model); known: {', '.join(sorted(_KINDS))}"
         )
     kind = _KINDS[model]
-    name = str(metadata.get("tokenizer.ggml.pre", "")) if kind == "bpe" else ""
+    name = keys.text(metadata, "tokenizer.ggml.pre") if kind == "bpe" else ""
     if kind == "bpe" and model == "gemma4":
         name = "gemma4"
     elif kind == "bpe" and not name:

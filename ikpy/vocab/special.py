@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ikpy.vocab import keys
 from ikpy.vocab.table import TokenTable, TokenType
 
 _log = logging.getLogger(__name__)
@@ -69,17 +70,17 @@ STRIPPED = " \t\n\v\f\r"
 def read_role_ids(metadata: Mapping[str, Any], table: TokenTable, defaults: Mapping[str, int]) -> dict[str, int | None]:
     """Ids of the special roles: GGUF keys over family defaults; ids outside the vocabulary are ignored."""
     roles: dict[str, int | None] = {}
-    for role, keys in ID_KEYS.items():
+    for role, names in ID_KEYS.items():
         default = defaults.get(role)
         roles[role] = default if default is not None and default < len(table) else None
-        for key in reversed(keys):
-            value = metadata.get(f"tokenizer.ggml.{key}")
+        for name in reversed(names):
+            value = keys.integer(metadata, f"tokenizer.ggml.{name}")
             if value is None:
                 continue
-            if 0 <= int(value) < len(table):
-                roles[role] = int(value)
+            if 0 <= value < len(table):
+                roles[role] = value
             else:
-                _log.warning("tokenizer.ggml.%s = %d is outside the vocabulary; ignored", key, int(value))
+                _log.warning("tokenizer.ggml.%s = %d is outside the vocabulary; ignored", name, value)
     return roles
 
 
@@ -127,8 +128,8 @@ def strip_attributes(
     metadata: Mapping[str, Any], table: TokenTable, special: Iterable[int]
 ) -> tuple[frozenset[int], frozenset[int]]:
     """Ids that strip white space to their left, and to their right."""
-    name = str(metadata.get("general.name", "")).lower()
-    pre = str(metadata.get("tokenizer.ggml.pre", ""))
+    name = keys.text(metadata, "general.name").lower()
+    pre = keys.text(metadata, "tokenizer.ggml.pre")
     ids = table.ids
     left: set[int] = set()
     right: set[int] = set()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ikpy.errors import FileFormatError
+from ikpy.vocab import keys
 
 
 class TokenType(enum.IntEnum):
@@ -44,9 +45,9 @@ class TokenTable:
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> TokenTable:
         """Read tokens, scores and types; wrong lengths or repeated texts raise FileFormatError."""
-        if "tokenizer.ggml.tokens" not in metadata:
+        texts = keys.texts(metadata, "tokenizer.ggml.tokens")
+        if texts is None:
             raise FileFormatError("cannot find tokenizer vocab: key tokenizer.ggml.tokens is missing")
-        texts = list(metadata["tokenizer.ggml.tokens"])
         if "" in texts:
             texts = [text or f"[EMPTY_{i}]" for i, text in enumerate(texts)]
         ids = {text: i for i, text in enumerate(texts)}
@@ -62,20 +63,20 @@ def _repeated_text_message(texts: Sequence[str], ids: Mapping[str, int]) -> str:
 
 
 def _read_types(metadata: Mapping[str, Any], n_tokens: int) -> list[int]:
-    values = metadata.get("tokenizer.ggml.token_type")
+    values = keys.numbers(metadata, "tokenizer.ggml.token_type")
     if values is None:
         return [int(TokenType.NORMAL)] * n_tokens
     if len(values) < n_tokens:
         raise FileFormatError(f"tokenizer.ggml.token_type: {len(values)} entries for {n_tokens} tokens")
-    types = np.asarray(values)[:n_tokens]
+    types = values[:n_tokens]
     known = (types >= TokenType.NORMAL) & (types <= TokenType.BYTE)
     return np.where(known, types, int(TokenType.UNDEFINED)).tolist()
 
 
 def _read_scores(metadata: Mapping[str, Any], n_tokens: int) -> np.ndarray | None:
-    values = metadata.get("tokenizer.ggml.scores")
+    values = keys.numbers(metadata, "tokenizer.ggml.scores")
     if values is None:
         return None
     if len(values) < n_tokens:
         raise FileFormatError(f"tokenizer.ggml.scores: {len(values)} entries for {n_tokens} tokens")
-    return np.asarray(values, dtype=np.float32)[:n_tokens]
+    return values.astype(np.float32)[:n_tokens]

@@ -21,6 +21,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ikpy.errors import FileFormatError, IkpyError, UsageError
+from ikpy.vocab import keys
 from ikpy.vocab.base import Vocab
 from ikpy.vocab.builtin_templates import BUILTIN_TEMPLATES
 
@@ -97,7 +98,7 @@ class ChatTemplate:
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], vocab: Vocab) -> ChatTemplate:
         """Template a model brings along (key ``tokenizer.chat_template``); ChatML if it brings none."""
-        source = str(metadata.get("tokenizer.chat_template") or BUILTIN_TEMPLATES["chatml"])
+        source = keys.text(metadata, "tokenizer.chat_template") or BUILTIN_TEMPLATES["chatml"]
         return cls(source, vocab.special_text(vocab.bos), vocab.special_text(vocab.eos))
 
     @classmethod

@@ -9,6 +9,7 @@ import numpy as np
 from tokenizers import models
 
 from ikpy.errors import FileFormatError
+from ikpy.vocab import keys
 from ikpy.vocab.table import TokenTable, TokenType
 from ikpy.vocab.text import REPLACEMENT, SPACE_SYMBOL, to_bytes
 
@@ -67,9 +68,11 @@ class UgmModel:
             raise FileFormatError("tokenizer.ggml.scores is missing; a 't5' tokenizer needs a score per token")
         self._unknown = unknown
         self._add_space_prefix = add_space_prefix
-        self._merge_spaces = bool(metadata.get("tokenizer.ggml.remove_extra_whitespaces", False))
-        charsmap = metadata.get("tokenizer.ggml.precompiled_charsmap")
-        self._charsmap = None if charsmap is None or len(charsmap) == 0 else CharsMap(_raw_bytes(charsmap))
+        self._merge_spaces = keys.flag(metadata, "tokenizer.ggml.remove_extra_whitespaces", False)
+        charsmap = keys.numbers(metadata, "tokenizer.ggml.precompiled_charsmap")
+        self._charsmap = (
+            None if charsmap is None or not len(charsmap) else CharsMap(charsmap.astype(np.uint8).tobytes())
+        )
         self._user_prefixes = {
             text[:end]
             for text, kind in zip(table.texts, table.types, strict=True)
@@ -144,7 +147,3 @@ class UgmModel:
         while end < len(fragment) and fragment[pos : end + 1] in self._user_prefixes:
             end += 1
         return end - pos
-
-
-def _raw_bytes(values: Any) -> bytes:
-    return values if isinstance(values, bytes) else np.asarray(values).astype(np.uint8).tobytes()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from ikpy.errors import FileFormatError, ResourceError, UnsupportedError, UsageE
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import GGUFValueType
 from ikpy.gguf.writer import GGUFWriter
+from ikpy.tools.generation import GrowingSequence
 from tests.shared import DATA
 
 LLAMA = DATA / "zoo" / "llama-ropefreqs.gguf"
@@ -120,6 +123,36 @@ def test_full_cache_is_an_error_and_leaves_the_cache_as_it_was() -> None:
     ctx.decode(Batch.single(tokens(56), 200))
 
 
+@pytest.mark.parametrize("failing", ["run", "plan"])
+def test_nothing_of_an_interrupted_batch_stays(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ctx = context(LLAMA, n_batch=64, n_ubatch=16)
+    sequence, ids, others = GrowingSequence(ctx), tokens(60, 1).tolist(), tokens(40, 2).tolist()
+    sequence.feed(others)
+    plan, calls = ctx._plan, iter(range(4))
+
+    def interrupted(*shape: int) -> object:
+        if next(calls) < 2:
+            return plan(*shape)
+        if failing == "plan":
+            raise MemoryError
+        return SimpleNamespace(plan=SimpleNamespace(run=Mock(side_effect=KeyboardInterrupt)))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ctx, "_plan", interrupted)
+        with pytest.raises((KeyboardInterrupt, MemoryError)):
+            sequence.feed(ids)
+    assert sequence.tokens == others and ctx.kv.used_cells == 40
+    fresh = context(LLAMA, n_batch=64, n_ubatch=16).decode(Batch.single([*others, *ids]))
+    assert_close(sequence.feed(ids), fresh[0], TOLERANCE)
+
+
+def test_rewinding_drops_cells_that_no_token_stands_for() -> None:
+    ctx = context(LLAMA)
+    ctx.decode(Batch.single(tokens(20)))  # as an interruption leaves them between the evaluation and its record
+    sequence, ids = GrowingSequence(ctx), tokens(30, 3).tolist()
+    assert sequence.rewind(ids) == 0 and ctx.kv.used_cells == 0
+
+
 @pytest.mark.parametrize("path", [LLAMA, QWEN], ids=lambda p: p.stem)
 @pytest.mark.parametrize("type_k", ["f16", "q8_0"])
 def test_shifting_all_positions_changes_nothing(path: Path, type_k: str) -> None:
@@ -205,7 +238,15 @@ def test_bad_batches() -> None:
         ctx.decode(Batch.single([5], seq_id=64))
     with pytest.raises(UsageError, match="empty batch"):
         ctx.decode(Batch.single([]))
+    with pytest.raises(UsageError, match="position -2"):
+        ctx.decode(Batch.single([5, 6, 7], -2))
+    with pytest.raises(ValueError, match="tokens of a batch are outside"):
+        Batch(np.array([5 + (1 << 32)]), [0], [0], [True])
+    with pytest.raises(ValueError, match="positions of a batch are outside"):
+        Batch([5], [1 << 40], [0], [True])
     assert ctx.kv.used_cells == 0
+    ctx.decode(Batch([5], [0], [(1, 1, 0)], [True]))
+    assert ctx.kv.seq[0] == 0b11, "a sequence named twice"
 
 
 def _rewrite(source: Path, target: Path, *, drop: str = "", rename: tuple[str, str] = ("", ""), arch: str = "") -> None:

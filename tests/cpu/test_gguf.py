@@ -94,6 +94,16 @@ def test_tensors_are_views_of_the_file(put):
     assert view[0] == 100, "views outlive the file"
 
 
+@pytest.mark.parametrize("use_mmap", [True, False])
+def test_released_tensors_can_be_read_again(put, use_mmap):
+    path = put(made.sample())
+    with GGUFFile.open(path, use_mmap=use_mmap) as file:
+        before = {name: file.data(info).tobytes() for name, info in file.tensors.items()}
+        for info in file.tensors.values():
+            file.release(info)
+        assert {name: file.data(info).tobytes() for name, info in file.tensors.items()} == before
+
+
 def test_scalar_tensor_has_one_element(put):
     path = put(made.build([], [made.tensor("s", (), 0, 0)], bytes(4)))
     with GGUFFile.open(path) as file:
@@ -127,6 +137,8 @@ MALFORMED = {
     "key count": (_one(entry_count=2**63), "more than a file of"),
     "key length": (_one([struct.pack("<QIB", 2**64 - 1, 0, 0)]), "only .* are left"),
     "empty key": (_one([made.scalar("", made.U8, 1)]), "metadata key 0 is empty"),
+    "endless key": (_one([made.scalar("k" * 65536, made.U8, 1)]), "65536 bytes, more than the 65535 allowed"),
+    "endless name": (_one([], [made.tensor("n" * 65536, (8,), 0, 0)]), "65536 bytes, more than the 65535 allowed"),
     "key not utf-8": (_one([made.scalar(b"\xff\xfe", made.U8, 1)]), "not valid UTF-8"),
     "key twice": (_one([made.scalar("k", made.U8, 1)] * 2), "'k' appears twice"),
     "value type": (_one([made.string("k") + struct.pack("<IQ", 13, 0)]), "'k' has unknown value type 13"),

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from ikpy.engine.digit_ranges import integer_range
-from ikpy.engine.gbnf import GrammarError, parse_gbnf, to_lark
+from ikpy.engine.gbnf import GrammarError, parse_gbnf
+from ikpy.engine.gbnf_lark import to_lark
 from ikpy.engine.grammar import (
     TokenTexts,
     gbnf_grammar,
@@ -201,6 +202,8 @@ def test_json_schema_errors() -> None:
         )
     with pytest.raises(GrammarError, match="not valid JSON"):
         json_schema_grammar("{", TEXTS)
+    with pytest.raises(GrammarError, match="nested too deeply"):
+        json_schema_grammar("[" * 5000 + "]" * 5000, TEXTS)
     with pytest.raises(GrammarError, match="but not both"):
         make_grammar('root ::= "a"', "{}", TEXTS)
     assert make_grammar("", None, TEXTS) is None
@@ -217,6 +220,9 @@ def test_json_schema_errors() -> None:
     ({"items": {"anyOf": {}}}, "root-item: anyOf must be a list"),
     ({"allOf": [{"enum": -1}, {"properties": {"a": {}}}]}, "root: enum must be a list"),
     ({"allOf": [{"$ref": "#"}]}, "nested too deeply"),
+    ({"enum": []}, "root: no value is allowed"),
+    ({"allOf": [{"enum": [1]}, {"enum": [2]}]}, "root: no value is allowed"),
+    ({"anyOf": [{}], "$ref": "#/anyOf/²"}, "points nowhere"),
 ])  # fmt: skip
 def test_malformed_json_schemas(schema: dict, message: str) -> None:
     with pytest.raises(GrammarError, match=message):
@@ -231,6 +237,25 @@ def test_fractional_limits_of_integers() -> None:
 def test_long_chains_of_rules() -> None:
     chain = "".join(f"r{i} ::= r{i + 1}\n" for i in range(1200))
     assert accepts(gbnf_grammar(f'{chain}r1200 ::= "a"\nroot ::= r0', TEXTS), "a")
+
+
+def test_checks_of_many_rules_grow_with_their_number() -> None:
+    n = 8000  # minutes, if every rule were compared with all others
+    forward = "".join(f"r{i} ::= r{i + 1}\n" for i in range(n))
+    backward = "root ::= " + " ".join(f"r{n - i}" for i in range(n)) + "\n"
+    for end in ('"a"', '""'):
+        assert len(parse_gbnf(f"root ::= r0\n{forward}r{n} ::= {end}")) == n + 2
+        assert len(parse_gbnf(f"{backward}{forward}r{n} ::= {end}")) == n + 2
+    with pytest.raises(GrammarError, match=rf"left recursion in rule 'r{n - 1}'"):
+        parse_gbnf(f'root ::= r0\n{forward}r{n} ::= r{n - 1} | "a"')
+    schema = {"type": "object", "properties": {f"p{i}": {} for i in range(3000)}}
+    assert len(parse_gbnf(schema_to_gbnf(schema))) > 9000
+
+
+@pytest.mark.parametrize("depth", [100, 200, 300, 10_000])
+def test_deep_nesting_is_an_error_of_the_grammar(depth: int) -> None:
+    with pytest.raises(GrammarError, match="nested"):
+        gbnf_grammar("root ::= " + '("a" | "b" root ' * depth + '"c"' + ")" * depth, TEXTS)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 0), (0, 99), (7, 7), (3, 1234), (-15, 27), (-120, -8), (95, 10005)])

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 pytest.importorskip("ikpy.engine.context", reason="the native module is not built")
 
 from ikpy import LLM
+from ikpy.engine.adapter import LoraAdapter
 from ikpy.errors import UsageError
 from ikpy.tools.stop_strings import StopFilter
+from tests.cpu.test_adapters import write_adapter
 
 OLD_MAN = "The old man looked at"
 GREEDY = " the room, and the\nsame, and the old gentleman, and the other, and the\nsame of"
@@ -62,6 +66,27 @@ def test_drafts_leave_the_text_as_it_is(llm: LLM) -> None:
             )
     assert drafting.speculator is not None and drafting.speculator.n_accepted > 20
     assert [line.split()[1] for line in drafting.speculator.lines()] == ["acceptance", "suffix:", "draft:"]
+
+
+def test_adapters_from_files_and_loaded_ones_add_up(llm: LLM, tmp_path: Path) -> None:
+    random, name = np.random.default_rng(1), "blk.0.attn_output.weight"
+    n_in, n_out = llm.model.weights[name].shape[:2]
+    files, loaded = [], []
+    for i in range(2):
+        pair = random.normal(0, 0.5, (4, n_in)), random.normal(0, 0.5, (n_out, 4))
+        pairs = {name.removesuffix(".weight"): (pair[0].astype(np.float32), pair[1].astype(np.float32))}
+        files.append(write_adapter(tmp_path / f"{i}.gguf", llm.model.hparams.arch, pairs, 0.0))
+        loaded.append(LoraAdapter.load(files[-1], llm.model))
+    scaled = LoraAdapter("scaled", {key: (a, b * np.float32(0.5)) for key, (a, b) in loaded[1].pairs.items()})
+    texts = [
+        LLM(n_ctx=512, n_threads=1, **options).generate(OLD_MAN, 16, temperature=0)
+        for options in (
+            {"lora": [(files[0], 1.0), (files[1], 0.5)]},
+            {"adapters": [loaded[0]], "lora": [(files[1], 0.5)]},
+            {"adapters": [loaded[0], scaled]},
+        )
+    ]
+    assert texts[0] == texts[1] == texts[2] != GREEDY[: len(texts[0])]
 
 
 def test_chat_uses_the_template(llm: LLM) -> None:

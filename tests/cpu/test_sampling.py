@@ -193,6 +193,33 @@ def test_repetition_lengths(seed: int) -> None:
         assert repetition_lengths(history, most) == brute_lengths(list(history), most)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_last_breaker_is_found_wherever_it_is(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    history = random.integers(0, 50, 5000)
+    breakers = {60: [(1,), (1, 2)], 61: [()]}
+    for back in (0, 1, 2, 255, 256, 257, 767, 768, 769, 4999):
+        text = history.copy()
+        text[5000 - 1 - back] = 61
+        assert tokens_since_breaker(text, breakers) == back
+        text[-2:] = 60, 3  # a head without its tail
+        assert tokens_since_breaker(text, breakers) == (back if back > 1 else 5000)
+        text[-3:] = 60, 1, 2
+        assert tokens_since_breaker(text, breakers) == 0
+
+
+def test_windows_of_penalties_in_a_long_history() -> None:
+    params = SamplingParams(temperature=0, repeat_penalty=2.0, repeat_last_n=3)
+    sampler = Sampler(params, N)
+    logits = np.full(N, 1.0, np.float32)
+    logits[:4] = 1.5
+    for i in range(1000):
+        sampler.accept(i % 4)
+    assert sampler.sample(logits) == 0, "1, 2 and 3 came last"
+    sampler.take_back(2, [])
+    assert len(sampler.history) == 998 and sampler.sample(logits) == 2
+
+
 def test_dry() -> None:
     history = np.array([7, 1, 2, 3, 4, 9, 1, 2, 3])
     wanted = {4: 0.8 * 1.75 ** (3 - 2)}
@@ -249,6 +276,15 @@ def test_mirostat_1_formula() -> None:
     sampler = Sampler(SamplingParams(mirostat=1, mirostat_tau=2.5, temperature=1.0, seed=3), N)
     assert 0 <= sampler.sample(logits_of()) < N
     assert len(sampler.last_ids) == int(max(1, min(k, N)))
+
+
+def test_mirostat_1_keeps_all_when_its_formula_leaves_the_range_of_floats() -> None:
+    flat = np.arange(1, N + 1) ** -0.01
+    assert shape.mirostat_k(flat / flat.sum(), 40.0, 32_000) == N
+    assert shape.mirostat_k(descending()[1], 2000.0, N) == N
+    sampler = Sampler(SamplingParams(mirostat=1, mirostat_tau=50.0, mirostat_eta=1.0, seed=3), N)
+    for _ in range(100):  # every token is less surprising than wanted, so that mu grows without end
+        assert 0 <= sampler.sample(logits_of(scale=0.1)) < N
 
 
 def test_adaptive_p_prefers_probabilities_near_the_target() -> None:

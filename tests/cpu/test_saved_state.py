@@ -16,6 +16,7 @@ from ikpy.engine.params import ContextParams
 from ikpy.engine.sequence_state import load_sequence, save_sequence
 from ikpy.engine.session import PREFIX, load_session, save_session
 from ikpy.errors import FileFormatError
+from ikpy.gguf.reader import GGUFFile
 from tests.shared import DATA
 
 LLAMA, LATENT, QWEN = (DATA / "zoo" / f"{n}.gguf" for n in ("llama-ropefreqs", "deepseek2-v3-mla", "qwen3moe"))
@@ -102,13 +103,36 @@ def test_pending_shifts_are_saved(tmp_path: Path) -> None:
         assert np.abs(other.decode(Batch.single([9], 30)) - wanted).max() < 1e-5
 
 
+def _changed(path: Path, folder: Path) -> Path:
+    """The model with one other weight in each tensor, as after a further training."""
+    data = bytearray(path.read_bytes())
+    with GGUFFile.open(path) as gguf:
+        for info in gguf.tensors.values():
+            data[info.offset] ^= 1
+    (folder / "changed.gguf").write_bytes(data)
+    return folder / "changed.gguf"
+
+
 def test_states_of_another_form_are_refused(tmp_path: Path) -> None:
     ctx = context(LLAMA)
     ctx.decode(Batch.single(TOKENS))
     save_sequence(tmp_path / "state", ctx, 0, TOKENS)
-    for other in (context(LLAMA, type_k="q8_0"), context(QWEN)):
-        with pytest.raises(FileFormatError, match="saved with another model, cache type or -mla mode"):
+    for other, reason in (
+        (context(QWEN), "another model"),
+        (context(_changed(LLAMA, tmp_path)), "another model"),
+        (context(LLAMA, type_k="q8_0"), "another cache type or -mla mode"),
+        (context(LLAMA, rope_freq_base=1e6), "other RoPE parameters, -khad or -vhad"),
+    ):
+        with pytest.raises(FileFormatError, match=f"saved with {reason}"):
             load_sequence(tmp_path / "state", other, 0, 256)
+        save_session(tmp_path / "session", ctx, TOKENS)
+        with pytest.raises(FileFormatError, match=f"made with {reason}"):
+            load_session(tmp_path / "session", other)
+    quantized = {"type_k": "q8_0", "type_v": "q8_0"}
+    save_sequence(tmp_path / "plain", context(LLAMA, **quantized), 0, [])
+    for option in ("k_hadamard", "v_hadamard"):
+        with pytest.raises(FileFormatError, match="-khad or -vhad"):
+            load_sequence(tmp_path / "plain", context(LLAMA, **quantized, **{option: True}), 0, 256)
     with pytest.raises(FileFormatError, match="holds 40 tokens, there is room for 39"):
         load_sequence(tmp_path / "state", context(LLAMA), 0, 39)
     data = (tmp_path / "state").read_bytes()

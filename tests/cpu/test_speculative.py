@@ -328,3 +328,9 @@ def test_statistics_lines() -> None:
     assert line.startswith(
         "statistics oracle: #calls = 2, #gen drafts = 1, #acc drafts = 1, #gen tokens = 3, #acc tokens = 2, dur(b,g,a)"
     )
+
+
+def test_long_drafts_fit_a_small_context() -> None:
+    drafter = ModelDraft(context(BUNDLED, n_ctx=32, flash_attn=False), p_min=0.0, n_vocab=4000, n_ctx=32)
+    for n in (3, 20, 40):
+        assert len(drafter.draft(list(range(10, 10 + n)), 30)) == 16

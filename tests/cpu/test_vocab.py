@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ikpy.errors import FileFormatError, UnsupportedError, UsageError
-from ikpy.vocab import TokenType, Vocab
+from ikpy.errors import FileFormatError, IkpyError, UnsupportedError, UsageError
+from ikpy.vocab import ChatTemplate, TokenType, Vocab
 from ikpy.vocab.pretokenizers import PRE_TOKENIZERS, split_rule
 from tests.cpu.vocab_data import (
     CASES,
@@ -252,6 +252,34 @@ def test_difference_message_names_the_token():
 def test_errors(metadata, error, message):
     with pytest.raises(error, match=message):
         Vocab.from_metadata(metadata)
+
+
+KEYS = (
+    "model", "pre", "tokens", "token_type", "scores", "merges", "bos_token_id", "eot_token_id", "add_bos_token",
+    "add_space_prefix", "precompiled_charsmap", "remove_extra_whitespaces",
+)  # fmt: skip
+VALUES = (5, -1, 1.5, True, "text", np.arange(5), np.zeros((2, 2)), np.array(["a"]), ["a", "b"], [1, "b"], [], 2**63)
+
+
+@pytest.mark.parametrize(
+    "key", [f"tokenizer.ggml.{name}" for name in KEYS] + ["general.name", "tokenizer.chat_template"]
+)
+def test_values_of_another_type_are_errors_that_name_the_key(key):
+    bases = [
+        metadata_of("tiny-mla-moe-f16.gguf"),
+        made("llama", ["<unk>", "▁a", "<0x0A>"], scores=[0.0, -1.0, -2.0], token_type=[2, 1, 6]),
+        made("t5", ["<unk>", "▁a"], scores=[0.0, -1.0], token_type=[2, 1]),
+    ]
+    refused = 0
+    for base, value in itertools.product(bases, VALUES):
+        metadata = {**base, key: value}
+        try:
+            vocab = Vocab.from_metadata(metadata)
+            ChatTemplate.from_metadata(metadata, vocab)
+            vocab.tokenize("a <s> é", parse_special=True)
+        except IkpyError as error:
+            refused += key in str(error)
+    assert refused >= len(VALUES) // 2
 
 
 @pytest.mark.parametrize("index", [-1, 4096, 999999])

@@ -13,8 +13,9 @@ from ikpy.engine.cells import WindowCells
 from ikpy.engine.context import Context
 from ikpy.engine.kv_cache import KVCacheFullError
 from ikpy.engine.model import Model
+from ikpy.engine.model_draft import ModelDraft
 from ikpy.engine.params import ContextParams
-from ikpy.engine.sequence_state import load_sequence, save_sequence
+from ikpy.engine.sequence_state import load_sequence, save_sequence, unshare_sequence
 from ikpy.engine.session import load_session, save_session
 from ikpy.models import llama4
 from ikpy.tools.generation import GrowingSequence
@@ -137,6 +138,15 @@ def test_growing_sequences_evaluate_again_what_is_lost(tmp_path: Path) -> None:
     same(results[0][1], results[1][1], "second prompt")
 
 
+def test_draft_models_evaluate_again_what_is_lost(tmp_path: Path) -> None:
+    rows = []
+    for context in contexts(gpt_oss()[0].write(tmp_path / "model.gguf"), flash_attn=False):
+        drafter = ModelDraft(context, p_min=0.0, n_vocab=N_VOCAB, n_ctx=512)
+        drafter.draft(TOKENS[:200].tolist(), 4)
+        rows.append(drafter._follow([*TOKENS[:40].tolist(), TOKENS[300]], 4))
+    same(rows[0][None], rows[1][None], "behind a text that begins like the last one")
+
+
 def test_shifted_positions(tmp_path: Path) -> None:
     windowed, full = contexts(gpt_oss()[0].write(tmp_path / "model.gguf"), flash_attn=False)
     for context in (windowed, full):
@@ -146,6 +156,45 @@ def test_shifted_positions(tmp_path: Path) -> None:
     same(run(windowed, TOKENS[200:240], 100), run(full, TOKENS[200:240], 100), "after the shift")
     cells = windowed.kv.windows["sliding", 7]
     assert windowed.kv.rewind(0, 139) == 139 and cells.lost[0] <= 139
+
+
+def test_a_state_saved_between_two_chunks_cannot_be_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next token sees nothing of the chunk before, so nothing of it is saved, but one token earlier all is seen."""
+    monkeypatch.setattr(llama4, "CHUNK", 50)
+    path = llama4_two_experts()[0].write(tmp_path / "model.gguf")
+    (windowed, full), (restored, _) = contexts(path), contexts(path)
+    for context in (windowed, full):
+        run(context, TOKENS[:100])
+    save_sequence(tmp_path / "state", windowed, 0, TOKENS[:100].tolist())
+    load_sequence(tmp_path / "state", restored, 0, 512)
+    assert restored.kv.can_rewind(0, 100) and not restored.kv.can_rewind(0, 99)
+    same(run(restored, TOKENS[100:130], 100), run(full, TOKENS[100:130], 100), "behind the restored text")
+
+
+def test_shared_beginnings_get_cells_of_their_own_in_a_full_window(tmp_path: Path) -> None:
+    """64 cells of which a common text takes 60: copies fit when tokens go that no query sees."""
+    windowed, full = contexts(gpt_oss()[0].write(tmp_path / "model.gguf"), flash_attn=False, n_seq_max=2)
+    cells = windowed.kv.windows["sliding", 7]
+    assert cells.n_cells == 64
+    for context in (windowed, full):
+        run(context, TOKENS[:60])
+        context.kv.seq_cp(0, 1)
+        assert unshare_sequence(context, 1) == 60
+    assert not len(cells.shared(0)) and cells.holds_window(1, 60) and cells.holds_window(0, 60)
+    for seq_id in (0, 1):
+        same(run(windowed, TOKENS[60:80], 60, seq_id), run(full, TOKENS[60:80], 60, seq_id), f"sequence {seq_id}")
+
+
+def test_a_shift_closes_the_gap_of_dropped_tokens() -> None:
+    cells = WindowCells(64, "sliding", 8)
+    cells.lost[0] = 40
+    cells.note_move(0, 60, -1, -50)  # 10..59 were removed: 60 and all behind it come to lie at 10
+    assert cells.lost[0] == 10 and cells.holds_window(0, 17) and not cells.holds_window(0, 16)
+    cells.lost[0] = 70
+    cells.note_move(0, 60, -1, -50)
+    assert cells.lost[0] == 20
+    cells.note_move(0, 30, -1, 5)
+    assert cells.lost[0] == 20
 
 
 def test_states_hold_what_the_next_token_needs(tmp_path: Path) -> None:

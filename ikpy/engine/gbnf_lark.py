@@ -1,0 +1,153 @@
+"""GBNF grammars translated for llguidance."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from ikpy.engine.gbnf import (
+    LAST_CHARACTER,
+    TOO_DEEP,
+    CharClass,
+    Choice,
+    GrammarError,
+    Group,
+    Literal,
+    Node,
+    Ref,
+    Repeat,
+    Rules,
+    TokenRef,
+    children,
+)
+
+LONGEST_REGEX = 60_000  # characters; larger grammars stay rules instead of becoming one regular expression
+
+
+def to_lark(rules: Rules, token_ids: Mapping[str, Sequence[int]] | None = None) -> str:
+    """The grammar in llguidance's Lark dialect.
+
+    A grammar without recursion becomes one regular expression, which the lexer runs fastest. Others become
+    rules whose terminals are single characters: a longer terminal would be matched greedily, and the grammar's
+    meaning would change. ``token_ids``: ids of the tokens named in the grammar by text. Raises GrammarError for tokens
+    that the vocabulary lacks, and for groups nested too deeply.
+    """
+    try:
+        return _lark(rules, token_ids or {})
+    except RecursionError:
+        raise GrammarError(TOO_DEEP) from None
+
+
+def _lark(rules: Rules, token_ids: Mapping[str, Sequence[int]]) -> str:
+    head = '%llguidance {"no_forcing": true}\n'
+    if not any(_has_tokens(node) for node in rules.values()):
+        try:
+            return f"{head}start: TEXT\nTEXT: /{_Regex(rules).root()}/\n"
+        except (_NotRegular, RecursionError):
+            pass
+    names = {name: f"r_{i}" for i, name in enumerate(rules)}
+    writer = _RuleWriter(names, token_ids)
+    lines = [f"{names[name]}: {writer.node(node)}" for name, node in rules.items()]
+    return "\n".join([f"{head}start: {names['root']}", *lines]) + "\n"
+
+
+def _has_tokens(node: Node) -> bool:
+    return isinstance(node, TokenRef) or any(_has_tokens(child) for child in children(node))
+
+
+class _NotRegular(Exception):
+    """The grammar recurses, or is too large for one expression."""
+
+
+class _Regex:
+    """Expands rules into one expression."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self.done: dict[str, str] = {}
+        self.open: set[str] = set()
+
+    def root(self) -> str:
+        return self.rule("root")
+
+    def rule(self, name: str) -> str:
+        if name in self.open:
+            raise _NotRegular
+        if name not in self.done:
+            self.open.add(name)
+            self.done[name] = self.node(self.rules[name])
+            self.open.remove(name)
+        return self.done[name]
+
+    def node(self, node: Node) -> str:
+        text = self.expand(node)
+        if len(text) > LONGEST_REGEX:
+            raise _NotRegular
+        return text
+
+    def expand(self, node: Node) -> str:
+        if isinstance(node, Literal):
+            return "".join(map(_escaped, node.text))
+        if isinstance(node, CharClass):
+            return _class_text(node)
+        if isinstance(node, Ref):
+            return f"(?:{self.rule(node.name)})"
+        if isinstance(node, Group):
+            return "".join(f"(?:{self.node(i)})" if isinstance(i, Choice) else self.node(i) for i in node.items)
+        if isinstance(node, Choice):
+            return "|".join(self.node(option) for option in node.options)
+        if isinstance(node, Repeat):
+            return f"(?:{self.node(node.item)}){_count_text(node)}"
+        raise _NotRegular
+
+
+class _RuleWriter:
+    """Writes nodes as Lark rules with single-character terminals."""
+
+    def __init__(self, names: Mapping[str, str], token_ids: Mapping[str, Sequence[int]]) -> None:
+        self.names = names
+        self.token_ids = token_ids
+
+    def node(self, node: Node) -> str:
+        if isinstance(node, Literal):
+            return "(" + " ".join(f"/{_escaped(char)}/" for char in node.text) + ")" if node.text else '""'
+        if isinstance(node, CharClass):
+            return f"/{_class_text(node)}/"
+        if isinstance(node, Ref):
+            return self.names[node.name]
+        if isinstance(node, TokenRef):
+            return self.token(node)
+        if isinstance(node, Group):
+            return "(" + " ".join(self.node(item) for item in node.items) + ")" if node.items else '""'
+        if isinstance(node, Choice):
+            return "(" + " | ".join(self.node(option) for option in node.options) + ")"
+        return f"({self.node(node.item)}){_count_text(node)}"
+
+    def token(self, node: TokenRef) -> str:
+        ids = [node.token] if isinstance(node.token, int) else self.token_ids.get(node.token)
+        if not ids:
+            raise GrammarError(f"error parsing grammar: the vocabulary has no token {node.token}")
+        if node.negated and len(ids) > 1:
+            raise GrammarError(f"error parsing grammar: !{node.token} is {len(ids)} tokens; one can be excluded")
+        if node.negated:
+            return f"<[^{ids[0]}]>"
+        return "(" + " ".join(f"<[{token}]>" for token in ids) + ")"
+
+
+def _escaped(char: str) -> str:
+    return char if re.match(r"[A-Za-z0-9 _]", char) else f"\\x{{{ord(char):X}}}"
+
+
+def _class_text(node: CharClass) -> str:
+    parts = []
+    for first, last in node.ranges:
+        parts.append(f"\\x{{{first:X}}}" if first == last else f"\\x{{{first:X}}}-\\x{{{last:X}}}")
+    if not parts:
+        return _class_text(CharClass(((0, LAST_CHARACTER),))) if node.negated else "[^\\x{0}-\\x{10FFFF}]"
+    return f"[{'^' if node.negated else ''}{''.join(parts)}]"
+
+
+def _count_text(node: Repeat) -> str:
+    if node.high is None:
+        return "*" if node.low == 0 else "+" if node.low == 1 else f"{{{node.low},}}"
+    return f"{{{node.low},{node.high}}}"

@@ -1,0 +1,123 @@
+"""From the parameters of a context to what its graphs are built with: sizes, cache types, RoPE, window cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ikpy.engine.cells import MAX_SEQUENCES
+from ikpy.engine.model import Model
+from ikpy.engine.params import ContextParams
+from ikpy.errors import UsageError
+from ikpy.models.batch import GraphParams, Window
+from ikpy.models.hparams import HParams
+from ikpy.models.rope import RopeParams
+from ikpy.quants import registry
+
+PLAIN_CACHE_TYPES = ("f32", "f16", "bf16")
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q6_0", "q4_0", "iq4_nl", "q8_kv")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Tokens of the context, of a batch and of a micro-batch; the attended length is a multiple of ``pad`` cells."""
+
+    n_ctx: int
+    n_batch: int
+    n_ubatch: int
+    pad: int
+
+    @classmethod
+    def of(cls, params: ContextParams, hp: HParams) -> Sizes:
+        """Sizes that a context really has. Raises UsageError for those that are not possible."""
+        pad = 256 if params.flash_attn else 32
+        n_ctx = padded(params.n_ctx or hp.n_ctx_train, pad)
+        n_batch = max(16, min(n_ctx, params.n_batch))
+        n_ubatch = min(n_batch, params.n_ubatch or params.n_batch)
+        if params.n_batch <= 0 or n_ubatch <= 0:
+            raise UsageError("batch and micro-batch size must be above 0 (-b, -ub)")
+        if not 1 <= params.n_seq_max <= MAX_SEQUENCES:
+            raise UsageError(f"{params.n_seq_max} parallel sequences: 1 to {MAX_SEQUENCES} are possible")
+        return cls(n_ctx, n_batch, n_ubatch, pad)
+
+
+def padded(n: int, pad: int) -> int:
+    """n rounded up to a multiple of pad."""
+    return -(-n // pad) * pad
+
+
+def window_cells(model: Model, params: ContextParams, sizes: Sizes) -> dict[Window, int]:
+    """Number of cells for each window of the model that needs fewer than n_ctx.
+
+    A micro-batch is stored before it is attended to: its tokens come on top of the window of every sequence.
+    """
+    if params.swa_full:
+        return {}
+    windows = {model.arch.window(il) for il in range(model.hparams.n_layer)}
+    wanted = {w: padded(w[1] * params.n_seq_max + sizes.n_ubatch, sizes.pad) for w in windows if w[1] > 0}
+    return {window: n for window, n in wanted.items() if n < sizes.n_ctx}
+
+
+def graph_params(
+    model: Model, params: ContextParams, n_ctx: int, windows: frozenset[Window], log: Callable[[str], None]
+) -> GraphParams:
+    """What the graphs of a context are built with; options without an effect are logged.
+
+    Raises UsageError for cache types and modes that are not possible.
+    """
+    p, hp = params, model.hparams
+    mla = model.arch.effective_mla(model.params.mla if p.mla is None else p.mla)
+    if mla not in (0, 1, 2, 3):
+        raise UsageError(f"-mla {mla}: possible values are 0, 1, 2 and 3")
+    if p.type_v.lower() not in PLAIN_CACHE_TYPES and not p.flash_attn:
+        raise UsageError("V cache quantization requires flash_attn")
+    return GraphParams(
+        n_ctx=n_ctx,
+        flash_attn=p.flash_attn,
+        mla=mla,
+        attn_max_batch=p.attn_max_batch,
+        type_k=_cache_type(p.type_k, 0 if mla else hp.n_embd_head_k, "-ctk"),
+        type_v=_cache_type(p.type_v, 0 if mla else hp.n_embd_head_v, "-ctv"),
+        rope=_rope_params(p, hp),
+        expert_reduction=p.smart_expert_reduction,
+        causal=p.causal and hp.causal,
+        n_seq_max=p.n_seq_max,
+        grouped_experts=p.grouped_experts,
+        k_hadamard=_hadamard(p.k_hadamard, p.type_k, "-khad", log),
+        v_hadamard=not mla and _hadamard(p.v_hadamard, p.type_v, "-vhad", log),
+        windows=windows,
+    )
+
+
+def _cache_type(name: str, head_size: int, option: str) -> int:
+    """Id of a cache type that rows of this size can have; 0 for latents, which the architecture checks."""
+    if name.lower() not in CACHE_TYPES:
+        raise UsageError(f"{option} {name}: unsupported cache type; possible: {', '.join(CACHE_TYPES)}")
+    kind = registry.by_name(name)
+    if head_size % kind.block_elements:
+        raise UsageError(
+            f"{option} {name}: the head size {head_size} is no multiple of the block size {kind.block_elements}"
+        )
+    return kind.id
+
+
+def _hadamard(wanted: bool, cache_type: str, option: str, log: Callable[[str], None]) -> bool:
+    if wanted and cache_type.lower() in PLAIN_CACHE_TYPES:
+        log(f"warning: {option} has no effect on a cache of type {cache_type}: it serves quantized ones")
+        return False
+    return wanted
+
+
+def _rope_params(p: ContextParams, hp: HParams) -> RopeParams:
+    """Run-time RoPE parameters: the user's value wins (model semantics section 1)."""
+    scaling = p.rope_scaling or hp.rope_scaling_type
+    ext = p.yarn_ext_factor if p.yarn_ext_factor >= 0 else (1.0 if scaling == "yarn" else 0.0)
+    return RopeParams(
+        freq_base=p.rope_freq_base or hp.rope_freq_base,
+        freq_scale=1.0 if scaling == "none" else (p.rope_freq_scale or hp.rope_freq_scale),
+        n_ctx_orig=p.yarn_orig_ctx or hp.n_ctx_orig or hp.n_ctx_train,
+        ext_factor=ext,
+        attn_factor=(p.yarn_attn_factor if p.yarn_attn_factor >= 0 else hp.yarn_attn_factor) * hp.rope_attn_factor,
+        beta_fast=p.yarn_beta_fast if p.yarn_beta_fast >= 0 else hp.yarn_beta_fast,
+        beta_slow=p.yarn_beta_slow if p.yarn_beta_slow >= 0 else hp.yarn_beta_slow,
+    )

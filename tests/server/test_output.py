@@ -120,6 +120,7 @@ KIMI_TEXT = (
     '<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>'
     '<|tool_call_begin|>functions.g:1<|tool_call_argument_begin|>{"b": "x"}<|tool_call_end|><|tool_calls_section_end|>'
 )
+DEEP = "[" * 5000
 GLM_TEXT = (
     "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>\n"
     "<tool_call>g\n<arg_key>b</arg_key>\n<arg_value>x</arg_value>\n</tool_call>"
@@ -133,6 +134,34 @@ def test_blocks_of_calls(format_: ToolFormat, text: str) -> None:
         got = [(call["name"], json.loads(call["arguments"])) for call in message.calls]
         assert got == [("f", {"a": 1}), ("g", {"b": "x"})], f"pieces of {size} characters"
         assert message.content == "Look. "
+
+
+@pytest.mark.parametrize(
+    ("format_", "text"),
+    [
+        (MISTRAL, f"[TOOL_CALLS]{DEEP}"),
+        (MISTRAL, f"[TOOL_CALLS]{DEEP}]"),
+        (HERMES, f'<tool_call>{{"arguments": {DEEP}</tool_call>'),
+        (KIMI, KIMI_TEXT.replace('{"a": 1}', DEEP)),
+        (DEEPSEEK, DEEPSEEK_TEXT.replace('{"a": 1}', DEEP)),
+    ],
+)
+def test_calls_nested_too_deep_are_text(format_: ToolFormat, text: str) -> None:
+    message = read(text, OutputFormat(None, False, format_), len(text))
+    assert (message.content, message.calls) == (text, [])
+
+
+def test_a_value_nested_too_deep_is_a_string() -> None:
+    text = GLM_TEXT.replace("1", DEEP).partition("\n<tool_call>g")[0]
+    (call,) = read(text, OutputFormat(None, False, GLM), len(text)).calls
+    assert json.loads(call["arguments"]) == {"a": DEEP}
+
+
+def test_a_call_cut_behind_many_arguments_is_text() -> None:
+    """Backtracking over the ways to divide them would take longer than the test may."""
+    text = "<tool_call>f\n" + "<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n" * 200 + "<arg_key>b"
+    message = read(text, OutputFormat(None, False, GLM), 1000)
+    assert (message.content, message.calls) == (text, [])
 
 
 @pytest.mark.parametrize(("format_", "text"), [(DEEPSEEK, DEEPSEEK_TEXT), (KIMI, KIMI_TEXT), (GLM, GLM_TEXT)])

@@ -89,9 +89,13 @@ class GenerationParams:
 def number(body: Body, key: str, default: float) -> float:
     """A number of the body; the default for another type or a value that is not finite."""
     value = body.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return default
-    return float(value)
+    try:
+        found = float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return default
+    return found if math.isfinite(found) else default
 
 
 def bounded(value: float) -> float:
@@ -283,7 +287,7 @@ def read_logit_bias(value: Any, vocab: Vocab) -> tuple[tuple[int, float], ...]:
             ids = vocab.tokenize(token, add_special=False)
         else:
             continue
-        found.update((i, bias if bias == -math.inf else bounded(float(bias))) for i in ids)
+        found.update((i, bias if bias == -math.inf else float(bounded(bias))) for i in ids)
     return tuple(found.items())
 
 

@@ -182,7 +182,10 @@ class Slot:
         return n
 
     def release(self) -> None:
-        """Ends the request; the cache stays for the next one."""
+        """Ends the request; the cache stays for the next one, without guesses that were not judged."""
+        if self.draft:
+            self._kv.seq_rm(self.id, len(self.tokens), -1)
+            self.draft = []
         self.task = None
         self.state = SlotState.IDLE
         self.pending = None

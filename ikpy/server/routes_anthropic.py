@@ -231,7 +231,7 @@ async def messages(request: Request) -> Response:
     chat = await asyncio.to_thread(read_chat, body, front)
     generation = await front.start([chat.prompt], chat.params)
     if chat.params.stream:
-        await generation.first()
+        await generation.first(request)
         return EventStream(MessageStream(front, chat).events(generation), generation.cancel, front.settings.timeout)
     event = (await generation.results(request))[0]
     reader, message = chat.output.reader(), ChatMessage()

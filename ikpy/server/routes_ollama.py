@@ -209,7 +209,7 @@ async def respond(request: Request, front: Front, answer: Answer, prompt: Prompt
     """Generates and answers, as a stream or at once."""
     generation = await front.start([prompt], params)
     if params.stream:
-        await generation.first()
+        await generation.first(request)
         stream = answer.stream(generation, prompt)
         return EventStream(stream, generation.cancel, front.settings.timeout, media_type=LINES)
     return json_response(answer.whole((await generation.results(request))[0], prompt))

@@ -117,7 +117,7 @@ async def completions(request: Request) -> Response:
     answers = Completions(front, params, model_of(body, front))
     generation = await front.start(prompts, params)
     if params.stream:
-        await generation.first()
+        await generation.first(request)
         return EventStream(answers.stream(generation), generation.cancel, front.settings.timeout)
     return json_response(answers.answer(await generation.results(request)))
 
@@ -237,7 +237,7 @@ async def chat_completions(request: Request) -> Response:
     generation = await front.start([chat.prompt], chat.params)
     answer = ChatAnswer(front, chat)
     if chat.params.stream:
-        await generation.first()
+        await generation.first(request)
         return EventStream(answer.stream(generation), generation.cancel, front.settings.timeout)
     return json_response(answer.answer(await generation.results(request)))
 

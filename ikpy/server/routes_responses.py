@@ -294,6 +294,6 @@ async def responses(request: Request) -> Response:
     generation = await front.start([chat.prompt], chat.params)
     writer = ResponseWriter(chat)
     if chat.params.stream:
-        await generation.first()
+        await generation.first(request)
         return EventStream(writer.stream(generation), generation.cancel, front.settings.timeout)
     return json_response(writer.answer((await generation.results(request))[0]))

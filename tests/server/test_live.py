@@ -68,7 +68,8 @@ def test_a_client_that_stops_waiting_frees_the_slot() -> None:
         assert wait_for(lambda: server.engine.n_idle == 1)
 
 
-def test_a_waiting_request_can_be_given_up() -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_waiting_request_can_be_given_up(stream: bool) -> None:
     with (
         listening(f"{PUPPET} -np 1") as (client, server),
         client.stream("POST", "/completion", json=ENDLESS | {"stream": True}) as response,
@@ -76,7 +77,7 @@ def test_a_waiting_request_can_be_given_up() -> None:
         lines = response.iter_lines()
         next(lines)
         with pytest.raises(httpx.ReadTimeout):
-            client.post("/completion", json=ENDLESS, timeout=SHORT)
+            client.post("/completion", json=ENDLESS | {"stream": stream}, timeout=SHORT)
         assert wait_for(lambda: server.engine.n_deferred == 0)
         assert server.engine.n_idle == 0
 

@@ -257,6 +257,20 @@ def lazy_grammar(source: str, trigger: Trigger) -> LazyGrammar:
     return LazyGrammar(gbnf_grammar(source, texts), trigger, texts, lambda token: pieces[token])
 
 
+@pytest.mark.parametrize(
+    ("format_", "text"),
+    [
+        (HERMES, '<tool_call>\n{"name": "f", "arguments": {"a": "@{x}"}}\n</tool_call>'),
+        (GLM, "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>@{x}</arg_value>\n</tool_call>"),
+    ],
+)
+def test_values_that_look_like_markers_are_texts(format_: ToolFormat, text: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "enum": ["@{x}"]}}, "required": ["a"]}
+    grammar = gbnf_grammar(call_grammar(format_, [{"name": "f", "parameters": schema}], several=False), BYTES)
+    assert all(grammar.allows(byte) and grammar.accept(byte) is None for byte in text.encode())
+    assert grammar.complete
+
+
 def test_a_lazy_grammar_holds_behind_its_marker() -> None:
     grammar = lazy_grammar('root ::= "abc"', Trigger("<T>"))
     for byte in b"zz<":

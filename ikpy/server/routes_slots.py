@@ -11,6 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ikpy.engine.kv_cache import KVCacheFullError
 from ikpy.engine.sequence_state import load_sequence
 from ikpy.errors import IkpyError
 from ikpy.server.errors import ApiError, bad_request
@@ -99,6 +100,9 @@ def restore(front: Front, slot: Slot, folder: Path, name: str) -> dict[str, Any]
     began = time.perf_counter()
     try:
         tokens, size = load_sequence(folder / name, front.engine.context, slot.id, slot.n_ctx - 1)
+    except KVCacheFullError:
+        slot.truncate(0)
+        raise bad_request(CANNOT_RESTORE) from None
     except (OSError, IkpyError):
         raise bad_request(CANNOT_RESTORE) from None
     slot.tokens = tokens

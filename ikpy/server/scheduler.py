@@ -144,6 +144,8 @@ class Engine:
         future: Future[T] = Future()
 
         def run() -> None:
+            if not future.set_running_or_notify_cancel():  # whoever asked has gone
+                return
             try:
                 future.set_result(function())
             except BaseException as error:

@@ -399,7 +399,7 @@ class Slot:
             ids, p = task.sampler.last_ids.astype(np.int64), task.sampler.last_probabilities
         else:
             ids, p = np.arange(len(logits), dtype=np.int64), probabilities(logits, task)
-        order = np.argsort(-p, kind="stable")[:n]
+        order = largest(p, n)
         at = np.flatnonzero(ids == token)
         own = float(p[at[0]]) if len(at) else 0.0
         return TokenProbability(token, own, tuple((int(ids[i]), float(p[i])) for i in order))
@@ -475,6 +475,15 @@ class Slot:
                 "stopping_word": last.stopping_word if last else "",
             },
         }
+
+
+def largest(p: NDArray[Any], n: int) -> NDArray[np.intp]:
+    """Places of the n largest values, in descending order, of equal ones the first; without sorting all."""
+    if n < len(p):
+        at = np.flatnonzero(p >= np.partition(p, len(p) - n)[len(p) - n])
+    else:
+        at = np.arange(len(p))
+    return at[np.argsort(-p[at], kind="stable")[:n]]
 
 
 def probabilities(logits: NDArray[np.float32], task: CompletionTask) -> NDArray[np.float64]:

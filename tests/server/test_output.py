@@ -15,6 +15,7 @@ from ikpy.server.chat.output import ChatMessage, OutputFormat
 from ikpy.server.chat.tool_blocks import DEEPSEEK, DEEPSEEK_PLAIN, GLM, KIMI, LLAMA
 from ikpy.server.chat.tool_formats import HERMES, MISTRAL, tool_format
 from ikpy.server.chat.tool_reading import ToolFormat
+from ikpy.server.routes_responses import to_chat
 from ikpy.server.text_stream import TextStream
 
 THINK = ("<think>", "</think>")
@@ -321,3 +322,9 @@ def test_harmony_channels(size: int) -> None:
     assert (cut.reasoning, cut.content) == ("Only thoughts", "")
     kept = read(HARMONY_TEXT, OutputFormat(None, False, HARMONY, harmony=True), size)
     assert kept.content == "Hm, a question.Done."
+
+
+def test_tool_outputs_of_parts_are_texts() -> None:
+    parts = [{"type": "input_text", "text": "42"}]
+    body = {"input": [{"type": "function_call_output", "call_id": "1", "output": parts}]}
+    assert to_chat(body)["messages"][0]["content"] == [{"type": "text", "text": "42"}]

@@ -479,10 +479,8 @@ class Slot:
 
 def largest(p: NDArray[Any], n: int) -> NDArray[np.intp]:
     """Places of the n largest values, in descending order, of equal ones the first; without sorting all."""
-    if n < len(p):
-        at = np.flatnonzero(p >= np.partition(p, len(p) - n)[len(p) - n])
-    else:
-        at = np.arange(len(p))
+    first = max(0, len(p) - n)
+    at = np.flatnonzero(p >= np.partition(p, first)[first])
     return at[np.argsort(-p[at], kind="stable")[:n]]
 
 

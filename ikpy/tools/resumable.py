@@ -186,7 +186,7 @@ class ResumableOutput:
             handle.write(data.data if isinstance(data, np.ndarray) else data)
         except OSError as error:
             raise self._problem(error) from error
-        part.position += memoryview(data).nbytes
+        part.position += data.nbytes if isinstance(data, np.ndarray) else len(data)
         if time.monotonic() >= self._next_sync:
             self.checkpoint()
 

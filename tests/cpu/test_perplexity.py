@@ -118,6 +118,10 @@ def test_errors() -> None:
         plan_perplexity(0, 512)
     with pytest.raises(UsageError, match="--chunks 0"):
         perplexity(ctx, ByteVocab(), TEXT, plan, n_chunks=0, out=io.StringIO(), log=io.StringIO())
+    with pytest.raises(UsageError, match="--chunks 0"):
+        strided_perplexity(ctx, ByteVocab(), TEXT, plan, 8, n_chunks=0, out=io.StringIO(), log=io.StringIO())
+    with pytest.raises(UsageError, match="2 tokens leaves nothing to score; -c 3 is the least"):
+        plan_perplexity(2, 512)
     vocab = ByteVocab()
     vocab.add_eos = True
     with pytest.raises(UnsupportedError, match="end token"):

@@ -205,6 +205,7 @@ def test_symmetric_q4_0_uses_fifteen_levels(tmp_path, tensors):
         (["in.gguf", "out.gguf", "IQ2_XXS"], "Please do not use IQ1_S"),
         (["none.gguf", "out.gguf", "Q8_0"], "failed to load model from none.gguf"),
         (["in.gguf", "in.gguf", "Q8_0"], "is the input"),
+        (["in.gguf", "/dev/null", "Q8_0"], "/dev/null: this is no regular file"),
         (["--imatrix", "none.dat", "in.gguf", "Q8_0"], "load_imatrix: failed to open none.dat"),
         (["--leave-output-tensor", "--pure", "in.gguf", "out.gguf", "IQ1_BN"], ""),
     ],

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from ikpy.vocab.templates import ChatTemplate
 
 T = TypeVar("T")
+MOST_TASKS = 4096
+"""Answers to all prompts of a request; each has a sampler from the beginning."""
 LETTERS = string.ascii_letters + string.digits
 
 
@@ -52,6 +54,12 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     finally:
         gone.cancel()
         working.cancel()
+
+
+def check_number(n_tasks: int) -> None:
+    """Raises ApiError 400 for more answers than one request may ask for."""
+    if n_tasks > MOST_TASKS:
+        raise bad_request(f"{n_tasks} answers in one request are too many: at most {MOST_TASKS}")
 
 
 def random_id(prefix: str) -> str:
@@ -221,6 +229,7 @@ class Front:
         """Queues ``params.n`` answers for every prompt. Raises ApiError."""
         if self.model.arch.is_encoder:
             raise ApiError(501, "This model embeds texts and writes none: use /v1/embeddings")
+        check_number(len(prompts) * params.n)
         generation = self.generation()
         generation.submit(await asyncio.to_thread(self._tasks, prompts, params, generation))
         return generation

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ikpy.engine.kv_cache import KVCacheFullError
 from ikpy.engine.sequence_state import unshare_sequence
-from ikpy.engine.session import SequenceState, put_state, take_state
+from ikpy.engine.session import SequenceState, put_state, sequence_nbytes, take_state
 from ikpy.server.phrase_ban import HeldToken, PhraseBan
 from ikpy.server.prompt_cache import common_prefix
 from ikpy.server.tasks import (
@@ -146,6 +146,11 @@ class Slot:
     def take_state(self) -> SequenceState:
         """A copy of what the cache holds."""
         return take_state(self._context, self.id, self.tokens)
+
+    @property
+    def state_nbytes(self) -> int:
+        """Bytes that `take_state` would copy."""
+        return sequence_nbytes(self._context, self.id)
 
     def put_state(self, state: SequenceState) -> None:
         """Replaces the cache by a saved state; it is empty if there is no room."""

@@ -1,4 +1,4 @@
-"""Request bodies that are too large or never arrive."""
+"""Request bodies that are too large, never arrive, or ask for much."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 
 from ikpy.server.app import routes
 from ikpy.server.build import Server
+from ikpy.server.front import MOST_TASKS
 from tests.server.harness import start_server
 
 WITHOUT_BODY = {"/load", "/save", "/rename", "/all", "/delete"}
@@ -20,7 +21,9 @@ WITHOUT_BODY = {"/load", "/save", "/rename", "/all", "/delete"}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("slots")
-    found = start_server("llama-server -m PUPPET -t 1 -c 256 -np 1 --embeddings --slot-save-path x", folder)
+    found = start_server(
+        "llama-server -m PUPPET -t 1 -c 256 -np 1 --embeddings --pooling mean --slot-save-path x", folder
+    )
     yield found
     found.engine.stop(10)
 
@@ -55,3 +58,20 @@ def test_a_client_that_leaves_while_it_sends_is_no_error(server: Server) -> None
 
     asyncio.run(server.app(scope, receive, send))  # type: ignore[arg-type]
     assert sent[0]["status"] == 499
+
+
+def test_many_prompts_are_one_request(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of the queue is one of requests, not of their prompts, whose number has a limit of its own."""
+    client = TestClient(server.app, raise_server_exceptions=False)
+    monkeypatch.setattr(server.engine.settings, "queue_limit", 4)
+    found = client.post("/v1/embeddings", json={"input": ["x"] * 40})
+    assert len(found.json()["data"]) == 40
+    found = client.post("/completion", json={"prompt": ["x"] * 20, "n_predict": 1})
+    assert len(found.json()) == 20
+    for path, body in (
+        ("/v1/embeddings", {"input": ["x"] * (MOST_TASKS + 1)}),
+        ("/completion", {"prompt": ["x"] * (MOST_TASKS // 2), "n": 3}),
+    ):
+        refused = client.post(path, json=body)
+        assert refused.status_code == 400
+        assert "in one request are too many" in refused.json()["error"]["message"]

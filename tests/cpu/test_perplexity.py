@@ -196,13 +196,14 @@ def test_winogrande_rules() -> None:
         "1,He left _,home,work,2\n"
         "broken line\n"
         "2,No gap here,a,b,1\n"
+        f"3,{'long ' * 40000}_,a,b,1\n"
     )
     log_p = log_softmax(random_table())
     vocab = ByteVocab()
     out, log = io.StringIO(), io.StringIO()
     ctx = BigramContext(random_table(), n_ctx=512, n_batch=512)
     winogrande(ctx, vocab, text, n_seq_max=4, out=out, log=log)
-    assert log.getvalue().count("skipping line") == 2
+    assert log.getvalue().count("skipping line") == 3
 
     def mean(sentence: str, start: int) -> float:
         ids = vocab.tokenize(sentence)

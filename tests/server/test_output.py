@@ -17,6 +17,7 @@ from ikpy.server.chat.tool_formats import HERMES, MISTRAL, tool_format
 from ikpy.server.chat.tool_reading import ToolFormat
 from ikpy.server.routes_responses import to_chat
 from ikpy.server.text_stream import TextStream
+from ikpy.tools.stop_strings import overlap
 
 THINK = ("<think>", "</think>")
 
@@ -328,3 +329,13 @@ def test_tool_outputs_of_parts_are_texts() -> None:
     parts = [{"type": "input_text", "text": "42"}]
     body = {"input": [{"type": "function_call_output", "call_id": "1", "output": parts}]}
     assert to_chat(body)["messages"][0]["content"] == [{"type": "text", "text": "42"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "marker", "want"),
+    [("abST", "STOP", 2), ("aab", "aabc", 3), ("aaab", "aabc", 3), ("abab", "ababc", 4), ("ab", "ab", 0), ("", "x", 0),
+     ("STOP", "STOP", 0), ("xSTO", "STOP", 3), ("a", "aa", 1), ("aa", "aa", 1)],
+)  # fmt: skip
+def test_overlap_with_a_marker(text: str, marker: str, want: int) -> None:
+    assert overlap(text, marker) == want
+    assert want == max((n for n in range(1, len(marker)) if text.endswith(marker[:n])), default=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Mapping
@@ -364,9 +365,15 @@ def grammar_text(sampling: SamplingParams) -> str:
         return f"/{sampling.regex}/"
     if sampling.json_schema is None:
         return sampling.grammar
+    return _schema_grammar(sampling.json_schema)
+
+
+@functools.lru_cache(maxsize=16)
+def _schema_grammar(schema: str) -> str:
+    """GBNF of a JSON schema; answers and slots show it again and again."""
     from ikpy.engine.json_schema import schema_to_gbnf
 
-    return schema_to_gbnf(json.loads(sampling.json_schema))
+    return schema_to_gbnf(json.loads(schema))
 
 
 def default_params(settings: ServerSettings) -> GenerationParams:

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+from ikpy.engine import json_schema
 from ikpy.engine.kv_cache import KVCacheFullError
 from ikpy.server import routes_slots
 from ikpy.server.build import Server
+from ikpy.server.params import read_generation
 from ikpy.server.slots import largest
 from tests.server.harness import start_server
 
@@ -60,3 +62,14 @@ def test_largest_values_are_those_of_a_stable_sort() -> None:
         for n in (1, 3, 40, 100):
             values = rng.integers(0, 6, size).astype(np.float64)
             np.testing.assert_array_equal(largest(values, n), np.argsort(-values, kind="stable")[:n])
+
+
+def test_a_schema_is_shown_often_and_translated_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    translate = json_schema.schema_to_gbnf
+    monkeypatch.setattr(json_schema, "schema_to_gbnf", lambda schema: seen.append(schema) or translate(schema))
+    schema = {"type": "object", "properties": {"shown once": {"type": "boolean"}}}
+    params = read_generation({"json_schema": schema}, server.front.settings, server.front.vocab, 1)
+    texts = {server.front.describe(params)["grammar"] for _ in range(3)}
+    assert (len(texts), seen) == (1, [schema])
+    assert "shown once" in texts.pop()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,3 +75,25 @@ def test_a_schema_is_shown_often_and_translated_once(server: Server, monkeypatch
     texts = {server.front.describe(params)["grammar"] for _ in range(3)}
     assert (len(texts), seen) == (1, [schema])
     assert "shown once" in texts.pop()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "what"),
+    [
+        ("/delete_prompt", {"filename": "kept"}, "cannot delete kept: Read-only file system"),
+        ("/rename_prompt", {"old_filename": "kept", "new_filename": "other"}, "cannot rename kept: Read-only"),
+    ],
+)
+def test_files_that_cannot_be_changed_are_named(
+    server: Server, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, str], what: str
+) -> None:
+    client = TestClient(server.app, raise_server_exceptions=False)
+    assert client.post("/slots/0?action=save", json={"filename": "kept"}).status_code == 200
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    monkeypatch.setattr(Path, "rename", refuse)
+    error = client.post(path, json=body).json()["error"]
+    assert (error["code"], error["message"][: len(what)]) == (500, what)

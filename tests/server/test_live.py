@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
 
 from ikpy.server.build import Server
+from ikpy.server.routes_slots import BUSY_WAIT
 from ikpy.server.tasks import Task
 from tests.server.live import PATIENCE, listening, wait_for
 
@@ -80,6 +83,20 @@ def test_a_waiting_request_can_be_given_up(stream: bool) -> None:
             client.post("/completion", json=ENDLESS | {"stream": stream}, timeout=SHORT)
         assert wait_for(lambda: server.engine.n_deferred == 0)
         assert server.engine.n_idle == 0
+
+
+def test_an_action_on_a_busy_slot_can_be_given_up(tmp_path: Path) -> None:
+    """It must not happen later, when nobody expects it any more."""
+    with listening(f"{PUPPET} -np 1") as (client, server):
+        server.front.settings.slot_save_path = str(tmp_path)
+        with client.stream("POST", "/completion", json=ENDLESS | {"stream": True}) as response:
+            lines = response.iter_lines()
+            next(lines)
+            with pytest.raises(httpx.ReadTimeout):
+                client.post("/slots/0?action=erase", timeout=SHORT)
+        assert wait_for(lambda: server.engine.n_idle == 1)
+        time.sleep(5 * BUSY_WAIT)
+        assert server.engine.slots[0].tokens
 
 
 def test_a_full_queue_answers_503_with_retry_after() -> None:

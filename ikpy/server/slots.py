@@ -161,7 +161,10 @@ class Slot:
             self.tokens = []
 
     def adopt(self, other: Slot, n: int) -> None:
-        """Replaces the cache by the first n tokens of another slot's; both use the same cells."""
+        """Replaces the cache by the first n tokens of another slot's, if no window has left them; both use the same
+        cells."""
+        if not self._kv.can_rewind(other.id, n):
+            return
         self.truncate(0)
         self._kv.seq_cp(other.id, self.id, -1, n)
         self.tokens = other.tokens[: self._kv.rewind(self.id, n)]
@@ -217,7 +220,7 @@ class Slot:
         if not isinstance(self.task, CompletionTask) or not self.task.params.cache_prompt:
             return
         n = min(common_prefix(donor.tokens, self.prompt), len(self.prompt) - 1)
-        if n >= len(self.tokens) + LEAST_SHARED:
+        if n >= len(self.tokens) + LEAST_SHARED and self._kv.can_rewind(donor.id, n):
             self._kv.seq_cp(donor.id, self.id, len(self.tokens), n)
             self.tokens = self.prompt[:n]
             self.n_cached = n

@@ -214,4 +214,5 @@ def main() -> None:
     setup(ext_modules=extensions, cmdclass={"build": CleanBuild, "build_ext": ParallelBuild})
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -12,6 +12,7 @@ from ikpy.cli.banner import banner_lines
 from ikpy.cli.common import Session, load, print_log, start
 from ikpy.cli.params import CommonParams
 from ikpy.errors import UnsupportedError, UsageError
+from ikpy.gguf.atomic import check_replaceable
 
 if TYPE_CHECKING:
     from ikpy.graph.activations import ActivationCollector
@@ -58,6 +59,10 @@ def check(params: CommonParams) -> None:
     folder = os.path.dirname(os.path.abspath(options.output))
     if os.path.isdir(options.output):
         raise UsageError(f"-o {options.output}: this is a folder; name a file")
+    try:
+        check_replaceable(options.output)
+    except OSError as error:
+        raise UsageError(f"-o {options.output}: {error.strerror}") from None
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:

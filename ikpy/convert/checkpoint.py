@@ -53,7 +53,7 @@ class Checkpoint:
         if not folder.is_dir():
             raise FileFormatError(f"{folder}: no such folder; give the folder with config.json and *.safetensors")
         self.folder = folder
-        self.config: dict[str, Any] = self.json("config.json", required=True)
+        self.config = self.json("config.json", required=True)
         self.tensors: dict[str, StoredTensor] = {}
         self._maps: dict[Path, mmap.mmap] = {}
         for path in self._files():
@@ -63,17 +63,20 @@ class Checkpoint:
                 self.tensors[tensor.name] = tensor
         self._check_index()
 
-    def json(self, name: str, *, required: bool = False) -> Any:
-        """Content of a JSON file; an empty dict if it is absent and not required."""
+    def json(self, name: str, *, required: bool = False) -> dict[str, Any]:
+        """The object in a JSON file; an empty one if the file is absent and not required."""
         path = self.folder / name
         if not path.is_file():
             if required:
                 raise FileFormatError(f"{path}: no such file; {self.folder} is no Hugging Face checkpoint")
             return {}
         try:
-            return json.loads(path.read_text(encoding="utf-8"))
+            value = json.loads(path.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
             raise FileFormatError(f"{path}: not valid JSON: {error}") from None
+        if not isinstance(value, dict):
+            raise FileFormatError(f"{path}: not a JSON object")
+        return value
 
     def text(self, name: str) -> str | None:
         """Content of a text file, None if it is absent."""
@@ -104,6 +107,8 @@ class Checkpoint:
 
     def _files(self) -> list[Path]:
         self._weight_map: dict[str, str] = self.json(_INDEX).get("weight_map", {})
+        if not isinstance(self._weight_map, dict) or not all(isinstance(n, str) for n in self._weight_map.values()):
+            raise FileFormatError(f"{self.folder / _INDEX}: 'weight_map' does not give a file for every tensor")
         if self._weight_map:
             names = sorted(set(self._weight_map.values()))
             missing = [name for name in names if not (self.folder / name).is_file()]

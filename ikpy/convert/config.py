@@ -11,10 +11,12 @@ _REQUIRED = object()
 
 
 class Config:
-    """Values of the language model: those of `text_config` over the outer ones."""
+    """Values of the language model: those of `text_config` over the outer ones. FileFormatError if it is none."""
 
     def __init__(self, values: dict[str, Any], path: Path) -> None:
         inner = values.get("text_config") or {}
+        if not isinstance(inner, dict):
+            raise FileFormatError(f"{path}: 'text_config' is not an object")
         self.values = {**values, **inner}
         self.path = path
         self.model_type = str(self.values.get("model_type", ""))

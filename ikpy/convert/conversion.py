@@ -25,6 +25,8 @@ OUTPUT_TYPES = ("f32", "f16", "bf16", "q8_0", "auto")
 _FILE_TYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
 # Read by the loader as f32, or too small for anything else to matter.
 _ALWAYS_F32 = ("norm.weight", ".bias", "ffn_gate_inp.weight", "attn_sinks.weight")
+# Bits that are all set in NaN and infinite values only.
+_EXPONENT = {"f32": (np.uint32, 0x7F800000), "f16": (np.uint16, 0x7C00), "bf16": (np.uint16, 0x7F80)}
 _PIECE_ELEMENTS = 1 << 22
 _QUANTIZATION_VERSION = 2
 
@@ -170,12 +172,16 @@ class Conversion:
 def encode(rows: np.ndarray, kind: str, target: str, offset: float, name: str) -> np.ndarray:
     """Rows [n, ne0] of a kind as bytes of a type. FileFormatError for values that are not finite or do not fit."""
     if kind == target and offset == 0:
+        if kind in _EXPONENT:
+            word, exponent = _EXPONENT[kind]
+            if (rows.view(word) & word(exponent) == exponent).any():
+                raise _not_finite(name)
         return rows.view(np.uint8)
     values = to_float32(rows, kind)
     if offset:
         values = values + np.float32(offset)
     if not np.isfinite(values).all():
-        raise FileFormatError(f"tensor '{name}' contains NaN or infinite values; the checkpoint is damaged")
+        raise _not_finite(name)
     if target == "f32":
         return values.view(np.uint8)
     if target == "f16" and np.abs(values).max(initial=0) > np.finfo(np.float16).max:
@@ -183,6 +189,10 @@ def encode(rows: np.ndarray, kind: str, target: str, offset: float, name: str) -
     from ikpy._native import core
 
     return np.asarray(core.quantize(values, registry.by_name(target).id, None, hardware_threads()))
+
+
+def _not_finite(name: str) -> FileFormatError:
+    return FileFormatError(f"tensor '{name}' contains NaN or infinite values; the checkpoint is damaged")
 
 
 def _half_type(outputs: list[OutputTensor]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,12 @@ class Weights:
     @property
     def quantization(self) -> str:
         """Method of a quantized checkpoint, "" for others."""
-        return str((self.checkpoint.config.get("quantization_config") or {}).get("quant_method") or "")
+        return str(self._quantization_config.get("quant_method") or "")
+
+    @property
+    def _quantization_config(self) -> dict[str, Any]:
+        value = self.checkpoint.config.get("quantization_config") or {}
+        return value if isinstance(value, dict) else {}
 
     def is_scale(self, name: str) -> bool:
         """Whether the tensor belongs to another one: FP8 or MXFP4 scales, scales of activations."""
@@ -83,8 +89,7 @@ class Weights:
         scale_rows, scale_columns = (1, 1, *self.checkpoint.tensors[scale_name].shape)[-2:]
         if scale_columns == 1 and scale_rows in (1, rows):
             return rows // scale_rows, columns
-        quantization = self.checkpoint.config.get("quantization_config") or {}
-        block = quantization.get("weight_block_size") or (128, 128)
+        block = self._quantization_config.get("weight_block_size") or (128, 128)
         return int(block[0]), int(block[1])
 
     def _mxfp4(self, name: str) -> np.ndarray:

@@ -83,6 +83,20 @@ def sequence_cells(context: Context, seq_id: int) -> dict[Window, NDArray[np.int
     return found
 
 
+def sequence_nbytes(context: Context, seq_id: int) -> int:
+    """Bytes of a sequence's cells in all cache tensors, without copying them."""
+    counts = {window: len(indices) for window, indices in sequence_cells(context, seq_id).items()}
+    return _cells_nbytes(context, counts)
+
+
+def _cells_nbytes(context: Context, counts: dict[Window, int]) -> int:
+    """Bytes of so many cells of every kind."""
+    tensors = cache_tensors(context)
+    return sum(
+        counts[window] * tensors[f"{name}.{layer}"].shape[1] for (layer, name), window in context.kv.window_of.items()
+    )
+
+
 @dataclass(frozen=True)
 class SequenceState:
     """Tokens of a sequence; positions and pending shifts (int32 [n]) for every kind of cells; the cells' bytes.
@@ -161,10 +175,7 @@ def state_nbytes(context: Context, header: dict[str, Any]) -> int:
     counts = {(kind, size): len(pos) for kind, size, pos, _ in header["cells"]}
     if set(counts) != set(context.kv.cells):
         return -1
-    tensors = cache_tensors(context)
-    return sum(
-        counts[window] * tensors[f"{name}.{layer}"].shape[1] for (layer, name), window in context.kv.window_of.items()
-    )
+    return _cells_nbytes(context, counts)
 
 
 def read_cells(context: Context, header: dict[str, Any], data: bytes, start: int, seq_id: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
@@ -17,6 +18,7 @@ class AtomicFile:
     def __init__(self, path: str):
         # A link stays a link: the file it points to is replaced.
         self.target = os.path.realpath(path)
+        check_replaceable(self.target)
         folder, name = os.path.split(self.target)
         self.temporary = os.path.join(folder, f".{name[:150]}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
         mode = 0o666
@@ -42,6 +44,13 @@ class AtomicFile:
             self.handle.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.temporary)
+
+
+def check_replaceable(path: str | os.PathLike[str]) -> None:
+    """OSError if there is something that a file should not take the place of: a folder, a device, a pipe."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise OSError(errno.EINVAL, "this is no regular file that could be replaced", os.fspath(path))
 
 
 def sync_folder(folder: str) -> None:

@@ -1,7 +1,7 @@
 """Which type each tensor of a model gets for a file type (tools 2.5-2.7).
 
 ``TypePolicy.choose`` is called once per tensor in file order, because some rules count the tensors decided so
-far. The tables A-I below carry the letters of the description.
+far. The tables are in `ikpy.quants.policy_tables`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ikpy.errors import UnsupportedError
+from ikpy.quants import policy_tables as tables
 from ikpy.quants import registry
 from ikpy.quants.registry import FileType
 
@@ -31,165 +32,8 @@ REFUSED_WITHOUT_IMATRIX = frozenset(
     ["IQ1_S", "IQ1_S_R4", "IQ1_M", "IQ1_M_R4", "IQ2_XXS", "IQ2_XXS_R4", "IQ2_XS", "IQ2_XS_R4", "IQ2_S", "Q2_K_S"]
 )
 _NEED_IMATRIX = frozenset(
-    [
-        "iq2_xxs",
-        "iq2_xs",
-        "iq2_s",
-        "iq1_s",
-        "iq1_m",
-        "iq2_xxs_r4",
-        "iq2_xs_r4",
-        "iq2_s_r4",
-        "iq1_s_r4",
-        "iq1_m_r4",
-        "iq1_kt",
-        "iq2_kt",
-    ]
+    "iq2_xxs iq2_xs iq2_s iq1_s iq1_m iq2_xxs_r4 iq2_xs_r4 iq2_s_r4 iq1_s_r4 iq1_m_r4 iq1_kt iq2_kt".split()
 )
-
-# tools 2.6: row length no multiple of 256
-_FALLBACK = {
-    "iq4_nl": "iq1_s iq1_m iq1_kt iq2_xxs iq2_xs iq2_s iq2_ks iq2_k iq2_kt iq2_kl iq3_xxs iq3_s iq3_ks iq3_k iq3_kt "
-    "iq4_xs iq4_xs_r8 iq4_ks iq4_kss iq4_kt q2_K q3_K iq2_xxs_r4 iq2_xs_r4 iq2_s_r4 iq2_k_r4 "
-    "iq3_xxs_r4 iq3_s_r4 iq3_k_r4 iq4_ks_r4 q2_k_r4 q3_k_r4",
-    "q5_0": "iq4_k iq4_k_r4 q4_K q4_k_r4 iq5_ks iq5_ks_r4",
-    "q6_0": "iq5_k iq5_k_r4 q5_K q5_k_r4",
-    "q8_0": "iq6_k q6_K q6_k_r4 q8_k_r8",
-}
-ROW_SIZE_FALLBACK = {wanted: used for used, names in _FALLBACK.items() for wanted in names.split()}
-
-# A: output matrix
-_A_LOW = frozenset(
-    [
-        "IQ1_S",
-        "IQ1_M",
-        "IQ1_S_R4",
-        "IQ1_M_R4",
-        "IQ1_KT",
-        "IQ2_XXS",
-        "IQ2_XS",
-        "IQ2_S",
-        "IQ2_M",
-        "IQ2_M_R4",
-        "IQ2_KS",
-        "IQ2_K",
-        "IQ2_K_R4",
-        "IQ2_KT",
-        "IQ2_KL",
-        "IQ3_XXS",
-        "IQ3_XXS_R4",
-        "IQ3_K",
-        "IQ3_K_R4",
-        "IQ3_KS",
-        "IQ3_KT",
-    ]
-)
-_A_TIED_MEDIUM = frozenset(["IQ3_S", "IQ3_S_R4", "IQ3_M", "IQ3_KL", "IQ4_XS", "IQ4_KS", "IQ4_KS_R4", "IQ4_KSS"])
-_A_KEPT = frozenset(["q8_0", "q8_0_r8", "iq6_k", "q6_k_r4", "q8_k_r8", "q8_KV", "q8_KV_r8"])
-
-# B: token embedding
-_B = dict.fromkeys(["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ1_S_R4", "IQ1_M_R4", "IQ2_XXS_R4", "IQ2_XS_R4"], "q2_K")
-_B |= dict.fromkeys(["IQ2_S", "IQ2_M", "IQ2_M_R4", "IQ3_XXS", "IQ3_KT"], "iq3_s")
-_B |= {"IQ3_XXS_R4": "iq3_k"}
-_B |= dict.fromkeys(["IQ1_BN", "IQ2_BN", "IQ2_BN_R4"], "iq4_nl")
-
-# D: types of that table; the small-and-medium group gets better helpers
-_D = frozenset(
-    ["IQ2_XXS", "IQ2_XS", "IQ1_S", "IQ2_S", "IQ2_M", "IQ1_M", "IQ2_KS", "IQ2_XXS_R4", "IQ2_XS_R4", "IQ2_M_R4"]
-)
-_D_MEDIUM = frozenset(["IQ2_S", "IQ2_M", "IQ2_M_R4"])
-
-# E: attention value; what few key-value heads (g >= 4) turn a type into
-_BUMP_SOURCES = {
-    "iq3_s": "q2_K iq3_xxs",
-    "iq3_k_r4": "q2_k_r4 iq3_xxs_r4",
-    "q4_K": "q3_K iq3_s",
-    "iq4_k": "iq3_k",
-    "iq4_ks": "iq3_ks iq2_kl",
-    "q4_k_r4": "iq3_s_r4 q3_k_r4",
-    "q5_K": "q4_K iq4_xs iq4_nl iq4_nl_r4 iq4_xs_r8",
-    "iq5_k": "iq4_k iq4_ks",
-    "q6_K": "q5_K",
-    "iq6_k": "iq5_k iq5_ks",
-}
-_BUMP = {source: target for target, sources in _BUMP_SOURCES.items() for source in sources.split()}
-_E_70B = {"q3_K": "q5_K", "q4_K": "q5_K", "iq3_k": "iq5_k"}
-# type -> (g >= 4, g >= 2, else)
-_E_BY_GQA = {
-    "Q2_K": ("q4_K", "q3_K", "q3_K"),
-    "IQ2_K": ("iq4_k", "iq4_k", "iq3_k"),
-    "IQ2_K_R4": ("iq4_k_r4", "iq4_k_r4", "iq3_k_r4"),
-    "IQ3_KT": ("iq4_k", "iq3_k", "iq3_k"),
-    "IQ4_KT": ("iq5_k", "iq4_k", "iq4_k"),
-    "IQ3_KL": ("iq5_k", "iq5_k", "iq4_k"),
-    "IQ3_M": ("iq5_k", "iq5_k", "iq4_k"),
-}
-_E_GQA_2 = {"IQ3_S_R4": "iq4_k_r4", "IQ3_K_R4": "iq4_k_r4", "IQ3_KS": "iq4_ks", "IQ2_KL": "iq4_ks"}
-_E_GQA_2 |= dict.fromkeys(["IQ3_XS", "IQ3_S", "IQ3_K"], "iq4_k")
-_E_GQA_2 |= dict.fromkeys(
-    ["IQ4_NL", "IQ4_XS", "IQ4_NL_R4", "IQ4_XS_R8", "IQ4_KS", "IQ4_KSS", "IQ4_K", "IQ4_K_R4"], "iq5_k"
-)
-_E_GQA_2 |= {"IQ4_KS_R4": "iq5_k_r4"}
-
-# G: file types whose first layers' ffn_down is better without an importance matrix
-_G_FIRST_WITHOUT_IMATRIX = dict.fromkeys(["IQ4_NL", "IQ4_XS", "IQ4_KS", "IQ4_KSS", "IQ4_NL_R4", "IQ4_XS_R8"], "q5_K")
-_G_FIRST_WITHOUT_IMATRIX |= {"IQ4_KS_R4": "q5_k_r4"}
-_G_FIRST_WITH_IMATRIX = {"Q4_0": "q4_1", "Q5_0": "q5_1", "Q4_0_R8": "iq4_nl_r4"}
-# first layers, others; all without importance matrix
-_G_WITHOUT_IMATRIX = {
-    "IQ3_XXS": ("q4_K", "q3_K"),
-    "IQ3_KT": ("iq4_k", "iq3_k"),
-    "IQ3_XXS_R4": ("q4_k_r4", "iq3_k_r4"),
-}
-
-# H: attention output
-_H_EXPERTS = frozenset(
-    [
-        "Q2_K",
-        "Q2_K_R4",
-        "Q3_K_S",
-        "Q3_K_M",
-        "Q3_K_R4",
-        "Q4_K_S",
-        "Q4_K_M",
-        "Q4_K_R4",
-        "IQ2_K",
-        "IQ2_K_R4",
-        "IQ3_XS",
-        "IQ3_XXS",
-        "IQ3_XXS_R4",
-        "IQ3_S",
-        "IQ3_S_R4",
-        "IQ3_M",
-        "IQ3_K",
-        "IQ3_K_R4",
-        "IQ3_KL",
-        "IQ3_KS",
-        "IQ3_KT",
-        "IQ4_NL",
-        "IQ4_NL_R4",
-        "IQ4_XS",
-        "IQ4_XS_R8",
-        "IQ4_K",
-        "IQ4_K_R4",
-        "IQ4_KS",
-        "IQ4_KS_R4",
-        "IQ4_KSS",
-        "IQ5_KS",
-        "IQ5_KS_R4",
-    ]
-)
-_H_DENSE = {
-    "Q2_K": "q3_K",
-    "IQ3_XXS": "iq3_s",
-    "IQ3_XXS_R4": "iq3_k_r4",
-    "Q3_K_M": "q4_K",
-    "Q3_K_L": "q5_K",
-    "IQ3_M": "iq4_k",
-    "IQ2_K": "iq3_k",
-    "IQ2_K_R4": "iq3_k_r4",
-    "IQ3_KL": "iq4_ks",
-}
 
 
 @dataclass(frozen=True)
@@ -384,7 +228,7 @@ class TypePolicy:
         if row.block_elements < 64 or row.name == "q1_0_g128" or shape[0] % row.block_elements == 0:
             fits = shape[0] % row.block_elements == 0
         else:
-            used = ROW_SIZE_FALLBACK.get(row.name, "")
+            used = tables.ROW_SIZE_FALLBACK.get(row.name, "")
             fits = bool(used) and shape[0] % 32 == 0
             if fits:
                 choice.fallback_from, choice.type = row.name, used
@@ -400,12 +244,10 @@ class TypePolicy:
         if name == OUTPUT or (name == TOKEN_EMBEDDING and not model.has_output):
             return self._output(shape)
         if name in EMBEDDINGS:
-            return _B.get(self.ftype, self.default)
-        if self.ftype in ("IQ1_S_R4", "IQ1_M_R4"):
-            return self._one_bit_interleaved(name)
-        if self.ftype == "IQ2_KT":
-            return self._two_bit_trellis(name)
-        if self.ftype in _D:
+            return tables.EMBEDDING.get(self.ftype, self.default)
+        if self.ftype in tables.LOWEST:
+            return self._lowest(name, tables.LOWEST[self.ftype])
+        if self.ftype in tables.VERY_LOW:
             return self._very_low(name)
         if "attn_v.weight" in name:
             return self._attn_v()
@@ -445,69 +287,45 @@ class TypePolicy:
         tied = not self.model.has_output
         if self.model.architecture == "falcon" or shape[0] % 256:
             return "q8_0"
-        if self.ftype in _A_LOW:
+        if self.ftype in tables.OUTPUT_LOW:
             return "iq4_k" if tied else "q5_K"
         if self.ftype in ("IQ2_XXS_R4", "IQ2_XS_R4"):
             return "iq4_k_r4" if tied else "q5_k_r4"
-        if tied and self.ftype in _A_TIED_MEDIUM:
+        if tied and self.ftype in tables.OUTPUT_TIED_MEDIUM:
             return "iq5_k"
-        return self.default if self.default in _A_KEPT else "q6_K"
+        return self.default if self.default in tables.OUTPUT_KEPT else "q6_K"
 
     def _next_attn_v(self) -> int:
         self._counters.attn_v += 1
         return self._counters.attn_v - 1
 
-    def _one_bit_interleaved(self, name: str) -> str:
-        """Table C, first column."""
+    def _lowest(self, name: str, types: tables.Lowest) -> str:
+        """Table C."""
         model = self.model
         if "attn_v.weight" in name:
             self._next_attn_v()
             if model.n_expert >= 4 or model.gqa_ratio >= 4:
-                return "iq4_k_r4"
-            return "iq3_k_r4" if model.gqa_ratio >= 2 else "q2_k_r4"
+                return types.attn_v[0]
+            return types.attn_v[1 if model.gqa_ratio >= 2 else 2]
         down_layer = self._layer(name, "ffn_down") if "ffn_down" in name else -1
         if model.n_expert >= 8:
             if "attn_k" in name or "attn_q" in name:
-                return "q4_k_r4"
+                return types.attn_k_and_q
             if name.startswith(("blk.0.ffn_down", "blk.0.ffn_gate", "blk.0.ffn_up")):
-                return "iq3_k_r4"
+                return types.first_ffn
         elif "attn_qkv.weight" in name:
-            return "iq2_k_r4"
+            return types.attn_qkv
         if "_shexp.weight" in name:
-            return "iq4_k_r4"
+            return types.shared_expert
         if "ffn_down" in name:
-            return self.options.ffn_down or ("q2_k_r4" if down_layer < model.n_layer // 8 else self.default)
+            return self.options.ffn_down or (types.ffn_down if down_layer < model.n_layer // 8 else self.default)
         if "attn_output.weight" in name:
-            return "q5_k_r4" if model.n_expert >= 4 else "iq2_k_r4"
-        return self.default
-
-    def _two_bit_trellis(self, name: str) -> str:
-        """Table C, second column."""
-        model = self.model
-        if "attn_v.weight" in name:
-            self._next_attn_v()
-            if model.n_expert >= 4 or model.gqa_ratio >= 4:
-                return "iq4_k"
-            return "iq3_k" if model.gqa_ratio >= 2 else "q2_K"
-        down_layer = self._layer(name, "ffn_down") if "ffn_down" in name else -1
-        if model.n_expert >= 8:
-            if "attn_k" in name or "attn_q" in name:
-                return "q4_K"
-            if name.startswith(("blk.0.ffn_down", "blk.0.ffn_gate", "blk.0.ffn_up")):
-                return "iq3_k"
-        elif "attn_qkv.weight" in name:
-            return "iq3_k"
-        if "_shexp.weight" in name:
-            return "iq4_k"
-        if "ffn_down" in name:
-            return self.options.ffn_down or ("iq3_k" if down_layer < model.n_layer // 8 else self.default)
-        if "attn_output.weight" in name:
-            return "q5_K" if model.n_expert >= 4 else "iq3_k"
+            return types.attn_output[0 if model.n_expert >= 4 else 1]
         return self.default
 
     def _very_low(self, name: str) -> str:
         """Table D."""
-        model, medium = self.model, self.ftype in _D_MEDIUM
+        model, medium = self.model, self.ftype in tables.VERY_LOW_MEDIUM
         if "attn_v.weight" in name:
             self._next_attn_v()
             if model.gqa_ratio >= 4 or model.n_expert >= 4:
@@ -544,15 +362,15 @@ class TypePolicy:
         if model.n_expert >= 4:
             return "q8_0"
         if model.size_class == "70B":
-            return _E_70B.get(self.default, self.default)
-        if ftype in _E_BY_GQA:
-            return _E_BY_GQA[ftype][0 if g >= 4 else 1 if g >= 2 else 2]
+            return tables.ATTN_V_70B.get(self.default, self.default)
+        if ftype in tables.ATTN_V_BY_GQA:
+            return tables.ATTN_V_BY_GQA[ftype][0 if g >= 4 else 1 if g >= 2 else 2]
         if ftype in ("IQ3_XXS", "IQ3_XXS_R4"):
             return self._attn_v_iq3_xxs(g, "_r4" if ftype == "IQ3_XXS_R4" else "")
         if g >= 4 and ftype in ("Q2_K_S", "Q2_K_R4"):
             return "q4_K" if ftype == "Q2_K_S" else "q4_k_r4"
-        if g >= 2 and ftype in _E_GQA_2:
-            return _E_GQA_2[ftype]
+        if g >= 2 and ftype in tables.ATTN_V_GQA_2:
+            return tables.ATTN_V_GQA_2[ftype]
         if ftype in ("Q3_K_M", "Q3_K_L"):
             return "q5_K" if ftype == "Q3_K_L" or i < 2 else "q4_K"
         if ftype in ("Q4_K_M", "Q5_K_M") and self._more(i, model.n_attn_v):
@@ -562,7 +380,7 @@ class TypePolicy:
         if ftype in ("Q5_K_S", "IQ5_K", "IQ5_KS"):
             return ("q6_K" if ftype == "Q5_K_S" else "iq6_k") if model.big_vocabulary else self.default
         draft = model.architecture == "dflash-draft" and ftype in ("Q4_K_M", "Q5_K_M")
-        return _BUMP.get(self.default, self.default) if g >= 4 and not draft else self.default
+        return tables.ATTN_V_BUMP.get(self.default, self.default) if g >= 4 and not draft else self.default
 
     def _attn_v_iq3_xxs(self, g: int, suffix: str) -> str:
         if g >= 4:
@@ -600,8 +418,8 @@ class TypePolicy:
             return "q3_K"
         if ftype in ("Q2_K_S", "Q2_K_R4"):
             return ("q4_K" if ftype == "Q2_K_S" else "q4_k_r4") if first else self.default
-        if ftype in _G_WITHOUT_IMATRIX and not self.has_imatrix:
-            return _G_WITHOUT_IMATRIX[ftype][0 if first else 1]
+        if ftype in tables.DOWN_WITHOUT_IMATRIX and not self.has_imatrix:
+            return tables.DOWN_WITHOUT_IMATRIX[ftype][0 if first else 1]
         if ftype == "Q3_K_M":
             if i < n // 16:
                 return "q5_K"
@@ -616,14 +434,14 @@ class TypePolicy:
             if falcon:
                 return "q6_K" if i < n // 16 else "q5_K" if self._more(i, n) else "q4_K"
             return "q6_K" if self._more(i, n) else self.default
-        if first and not self.has_imatrix and ftype in _G_FIRST_WITHOUT_IMATRIX:
-            return _G_FIRST_WITHOUT_IMATRIX[ftype]
+        if first and not self.has_imatrix and ftype in tables.DOWN_FIRST_WITHOUT_IMATRIX:
+            return tables.DOWN_FIRST_WITHOUT_IMATRIX[ftype]
         if ftype == "Q5_K_M" and self._more(i, n):
             return "q6_K"
         if ftype in ("Q4_K_S", "Q4_K_R4") and first and not falcon:
             return "q5_K"
-        if first and self.has_imatrix and ftype in _G_FIRST_WITH_IMATRIX:
-            return _G_FIRST_WITH_IMATRIX[ftype]
+        if first and self.has_imatrix and ftype in tables.DOWN_FIRST_WITH_IMATRIX:
+            return tables.DOWN_FIRST_WITH_IMATRIX[ftype]
         return self.default
 
     def _attn_output(self) -> str:
@@ -634,12 +452,12 @@ class TypePolicy:
         if model.architecture == "falcon":
             return "q4_K" if self.ftype == "Q3_K_L" else self.default
         if model.n_expert >= 4:
-            if self.ftype in _H_EXPERTS:
+            if self.ftype in tables.ATTN_OUTPUT_EXPERTS:
                 return "q5_K"
             return "iq4_ks" if self.ftype == "IQ2_KL" else self.default
         if self.ftype == "IQ3_KT" and model.gqa_ratio >= 4:
             return "iq3_k"
-        return _H_DENSE.get(self.ftype, self.default)
+        return tables.ATTN_OUTPUT_DENSE.get(self.ftype, self.default)
 
     def _ffn_gate_up(self, i: int) -> str:
         """Table I."""

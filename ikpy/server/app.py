@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
@@ -144,6 +144,7 @@ def error_handlers() -> Any:
         HTTPException: _http_error,
         IkpyError: _user_error,
         ClientGoneError: _client_gone,
+        ClientDisconnect: _client_gone,
         Exception: _internal_error,
     }
 

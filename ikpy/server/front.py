@@ -8,9 +8,9 @@ import secrets
 import string
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import Request
 
@@ -32,11 +32,34 @@ if TYPE_CHECKING:
     from ikpy.vocab import Vocab
     from ikpy.vocab.templates import ChatTemplate
 
+T = TypeVar("T")
+MOST_TASKS = 4096
+"""Answers to all prompts of a request; each has a sampler from the beginning."""
 LETTERS = string.ascii_letters + string.digits
 
 
 class ClientGoneError(Exception):
     """The client closed the connection; nobody reads an answer."""
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of work; ClientGoneError as soon as the client has gone. The request body must have been read."""
+    gone = asyncio.ensure_future(disconnected(request.receive))
+    working = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({gone, working}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGoneError
+        return working.result()
+    finally:
+        gone.cancel()
+        working.cancel()
+
+
+def check_number(n_tasks: int) -> None:
+    """Raises ApiError 400 for more answers than one request may ask for."""
+    if n_tasks > MOST_TASKS:
+        raise bad_request(f"{n_tasks} answers in one request are too many: at most {MOST_TASKS}")
 
 
 def random_id(prefix: str) -> str:
@@ -102,12 +125,18 @@ class Generation:
                 running -= 1
             yield event
 
-    async def first(self) -> Event:
-        """The first event, which stays in the queue. Raises ApiError if it is an error."""
-        event = await self._events.get()
-        if isinstance(event, Failed):
+    async def first(self, request: Request) -> Event:
+        """The first event, which stays in the queue.
+
+        Raises ApiError if it is an error, ClientGoneError when the client went away; both end all tasks.
+        """
+        try:
+            event = await unless_gone(request, self._events.get())
+            if isinstance(event, Failed):
+                raise ApiError(event.code, event.message)
+        except BaseException:
             self.cancel()
-            raise ApiError(event.code, event.message)
+            raise
         rest = []
         while not self._events.empty():
             rest.append(self._events.get_nowait())
@@ -120,16 +149,9 @@ class Generation:
 
         Raises ApiError when one failed, ClientGoneError when the client went away; both end the others.
         """
-        gone = asyncio.ensure_future(disconnected(request.receive))
-        collecting = asyncio.ensure_future(self._collect())
         try:
-            await asyncio.wait({gone, collecting}, return_when=asyncio.FIRST_COMPLETED)
-            if not collecting.done():
-                raise ClientGoneError
-            return collecting.result()
+            return await unless_gone(request, self._collect())
         finally:
-            gone.cancel()
-            collecting.cancel()
             self.cancel()
 
     async def _collect(self) -> list[Any]:
@@ -207,6 +229,7 @@ class Front:
         """Queues ``params.n`` answers for every prompt. Raises ApiError."""
         if self.model.arch.is_encoder:
             raise ApiError(501, "This model embeds texts and writes none: use /v1/embeddings")
+        check_number(len(prompts) * params.n)
         generation = self.generation()
         generation.submit(await asyncio.to_thread(self._tasks, prompts, params, generation))
         return generation

@@ -12,9 +12,11 @@ from ikpy.errors import UsageError
 def read_keys(keys: Iterable[str], files: Iterable[str]) -> dict[str, str]:
     """Name of every key. A line of a file is a key, or a name and a key; others are named by their number.
 
-    Raises UsageError for a file that cannot be read.
+    Raises UsageError for a file that cannot be read, and when files are given but no key at all: that would open the
+    server to everybody.
     """
     found = [("", key) for key in keys if key]
+    name = ""
     for name in files:
         try:
             lines = Path(name).read_text(encoding="utf-8").splitlines()
@@ -25,6 +27,8 @@ def read_keys(keys: Iterable[str], files: Iterable[str]) -> dict[str, str]:
             words = line.split()
             if words and not line.startswith("#"):
                 found.append((words[0] if len(words) > 1 else "", words[-1]))
+    if name and not found:
+        raise UsageError(f"--api-key-file {name}: no key in it, which would open the server")
     return {key: name or f"key-{i}" for i, (name, key) in enumerate(found, 1)}
 
 
@@ -45,6 +49,7 @@ class KeyRing:
         """Name of the key in `Authorization: Bearer` or `X-Api-Key`, None without a known one."""
         bearer = headers.get("authorization", "")
         given = bearer.removeprefix("Bearer ") if bearer.startswith("Bearer ") else headers.get("x-api-key", "")
+        sent = given.encode("latin-1", "replace")  # the bytes of the header
         # Every key is compared, so that the time does not tell which one was close.
-        found = [name for key, name in self._keys if secrets.compare_digest(given.encode(), key)]
+        found = [name for key, name in self._keys if secrets.compare_digest(sent, key)]
         return found[0] if found else None

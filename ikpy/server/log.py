@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 class ServerLog:
-    """Writes one line per event: structured lines to ``out``, timings to ``err``. None switches a stream off."""
+    """Writes one line per event: structured lines to ``out``, timings to ``err``. None switches a stream off.
+
+    A stream that cannot be written is no error: requests are answered without their lines.
+    """
 
     def __init__(self, style: str = "text", out: IO[str] | None = None, err: IO[str] | None = None) -> None:
         self.style = style
@@ -65,7 +68,12 @@ class ServerLog:
         if stream is None:
             return
         with self._lock:
-            print(text, file=stream, flush=True)
+            try:
+                print(text, file=stream, flush=True)
+            except UnicodeEncodeError:
+                print(text.encode("ascii", "backslashreplace").decode(), file=stream, flush=True)
+            except (OSError, ValueError):
+                pass  # nobody reads the log any more, or the disk is full: the server goes on
 
 
 def _rate(ms: float, n: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Mapping
@@ -89,9 +90,13 @@ class GenerationParams:
 def number(body: Body, key: str, default: float) -> float:
     """A number of the body; the default for another type or a value that is not finite."""
     value = body.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return default
-    return float(value)
+    try:
+        found = float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return default
+    return found if math.isfinite(found) else default
 
 
 def bounded(value: float) -> float:
@@ -283,7 +288,7 @@ def read_logit_bias(value: Any, vocab: Vocab) -> tuple[tuple[int, float], ...]:
             ids = vocab.tokenize(token, add_special=False)
         else:
             continue
-        found.update((i, bias if bias == -math.inf else bounded(float(bias))) for i in ids)
+        found.update((i, bias if bias == -math.inf else float(bounded(bias))) for i in ids)
     return tuple(found.items())
 
 
@@ -360,9 +365,15 @@ def grammar_text(sampling: SamplingParams) -> str:
         return f"/{sampling.regex}/"
     if sampling.json_schema is None:
         return sampling.grammar
+    return _schema_grammar(sampling.json_schema)
+
+
+@functools.lru_cache(maxsize=16)
+def _schema_grammar(schema: str) -> str:
+    """GBNF of a JSON schema; answers and slots show it again and again."""
     from ikpy.engine.json_schema import schema_to_gbnf
 
-    return schema_to_gbnf(json.loads(sampling.json_schema))
+    return schema_to_gbnf(json.loads(schema))
 
 
 def default_params(settings: ServerSettings) -> GenerationParams:

@@ -35,9 +35,13 @@ class PromptCache:
         """Whether a state of these tokens would be new: no saved text begins with it."""
         return self.limit != 0 and all(common_prefix(state.tokens, tokens) < len(tokens) for state in self._states)
 
+    def has_room_for(self, nbytes: int) -> bool:
+        """Whether a state of that size could be kept, if all others went."""
+        return self.limit < 0 or nbytes <= self.limit
+
     def store(self, state: SequenceState) -> None:
         """Keeps a state; saved beginnings of its text go, then the ones unused for longest until the limit holds."""
-        if 0 <= self.limit < state.nbytes:
+        if not self.has_room_for(state.nbytes):
             return
         covered = [s for s in self._states if common_prefix(s.tokens, state.tokens) == len(s.tokens)]
         for old in covered:

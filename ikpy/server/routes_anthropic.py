@@ -13,6 +13,7 @@ from starlette.responses import Response
 from ikpy.server.chat.deltas import Delta
 from ikpy.server.chat.output import ChatMessage
 from ikpy.server.chat.request import NO_MEDIA, ChatRequest, read_chat
+from ikpy.server.chat.tool_reading import parse_value
 from ikpy.server.errors import bad_request, error_body
 from ikpy.server.front import Front, Generation, random_id
 from ikpy.server.http import EventStream, json_response, named_event, read_body
@@ -123,7 +124,7 @@ def content_blocks(message: ChatMessage) -> list[Object]:
 def arguments(call: Mapping[str, str]) -> Any:
     """Arguments of a call as an object; empty when the model did not finish them."""
     try:
-        value = json.loads(call["arguments"])
+        value = parse_value(call["arguments"])
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
@@ -230,7 +231,7 @@ async def messages(request: Request) -> Response:
     chat = await asyncio.to_thread(read_chat, body, front)
     generation = await front.start([chat.prompt], chat.params)
     if chat.params.stream:
-        await generation.first()
+        await generation.first(request)
         return EventStream(MessageStream(front, chat).events(generation), generation.cancel, front.settings.timeout)
     event = (await generation.results(request))[0]
     reader, message = chat.output.reader(), ChatMessage()

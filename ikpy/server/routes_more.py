@@ -40,7 +40,7 @@ async def infill(request: Request) -> Response:
     params = read_generation(body, front.settings, front.vocab, front.settings.n_slots)
     generation = await front.start([prompt], params)
     if params.stream:
-        await generation.first()
+        await generation.first(request)
         return EventStream(stream(front, generation, params), generation.cancel, front.settings.timeout)
     return json_response(final_object(front, generation, params, (await generation.results(request))[0]))
 

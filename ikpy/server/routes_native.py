@@ -29,7 +29,7 @@ async def completion(request: Request) -> Response:
     prompts = await asyncio.to_thread(read_prompts, body["prompt"], front.vocab)
     generation = await front.start(prompts, params)
     if params.stream:
-        await generation.first()
+        await generation.first(request)
         return EventStream(stream(front, generation, params), generation.cancel, front.settings.timeout)
     results = [final_object(front, generation, params, item) for item in await generation.results(request)]
     several = is_batch(body["prompt"]) or params.n > 1

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
@@ -18,6 +17,7 @@ from starlette.responses import Response
 from ikpy.server.chat.deltas import Delta
 from ikpy.server.chat.output import ChatMessage, OutputFormat
 from ikpy.server.chat.request import read_chat
+from ikpy.server.chat.tool_reading import parse_value
 from ikpy.server.errors import ApiError, bad_request
 from ikpy.server.front import Front, Generation
 from ikpy.server.http import EventStream, json_response, read_body, to_json
@@ -177,7 +177,7 @@ class Answer:
         found = []
         for call in self._message.calls:
             try:
-                arguments = json.loads(call["arguments"])
+                arguments = parse_value(call["arguments"])
             except ValueError:
                 arguments = {}
             found.append({"function": {"name": call["name"], "arguments": arguments}})
@@ -209,7 +209,7 @@ async def respond(request: Request, front: Front, answer: Answer, prompt: Prompt
     """Generates and answers, as a stream or at once."""
     generation = await front.start([prompt], params)
     if params.stream:
-        await generation.first()
+        await generation.first(request)
         stream = answer.stream(generation, prompt)
         return EventStream(stream, generation.cancel, front.settings.timeout, media_type=LINES)
     return json_response(answer.whole((await generation.results(request))[0], prompt))

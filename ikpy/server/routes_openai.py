@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,7 +30,7 @@ from ikpy.server.http import DONE, EventStream, data_event, json_response, read_
 from ikpy.server.params import GenerationParams, flag, integer, read_generation
 from ikpy.server.prompts import read_prompts
 from ikpy.server.routes_status import front_of
-from ikpy.server.tasks import Failed, Finished, Piece
+from ikpy.server.tasks import Failed, Finished, Piece, TokenProbability
 
 
 def usage(events: Sequence[Finished], n: int) -> dict[str, Any]:
@@ -117,7 +118,7 @@ async def completions(request: Request) -> Response:
     answers = Completions(front, params, model_of(body, front))
     generation = await front.start(prompts, params)
     if params.stream:
-        await generation.first()
+        await generation.first(request)
         return EventStream(answers.stream(generation), generation.cancel, front.settings.timeout)
     return json_response(answers.answer(await generation.results(request)))
 
@@ -133,6 +134,8 @@ class ChatAnswer:
         self.chat = chat
         self.id = random_id("chatcmpl-")
         self.created = int(time.time())
+        self._unsent: defaultdict[int, list[TokenProbability]] = defaultdict(list)
+        """By answer, of tokens whose text the reader holds back."""
 
     def logprobs(self, found: Sequence[Any]) -> dict[str, Any]:
         """Field ``logprobs`` of a choice, or nothing."""
@@ -196,10 +199,12 @@ class ChatAnswer:
         yield DONE
 
     def _delta_chunks(self, event: Piece | Finished, deltas: list[Delta]) -> list[str]:
-        """Chunks of new output; log probabilities go with the first."""
+        """Chunks of new output; log probabilities of all tokens since the last chunk go with the first."""
         piece = isinstance(event, Piece)
         more = {"timings": event.timings.json()} if self.chat.params.timings_per_token and piece else {}
-        extra = self.logprobs(event.probabilities) if piece else {}
+        if piece:
+            self._unsent[event.index] += event.probabilities
+        extra = self.logprobs(self._unsent.pop(event.index, ())) if deltas else {}
         chunks = []
         for i, delta in enumerate(deltas):
             choice = {"finish_reason": None, "index": event.index, "delta": delta_object(delta)}
@@ -237,7 +242,7 @@ async def chat_completions(request: Request) -> Response:
     generation = await front.start([chat.prompt], chat.params)
     answer = ChatAnswer(front, chat)
     if chat.params.stream:
-        await generation.first()
+        await generation.first(request)
         return EventStream(answer.stream(generation), generation.cancel, front.settings.timeout)
     return json_response(answer.answer(await generation.results(request)))
 

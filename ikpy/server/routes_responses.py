@@ -75,7 +75,9 @@ def _item(item: Any, before: list[Object]) -> list[Object]:
             return []
         return [{"role": "assistant", "content": None, "tool_calls": [call]}]
     if kind == "function_call_output":
-        return [{"role": "tool", "tool_call_id": item.get("call_id", ""), "content": str(item.get("output", ""))}]
+        output = item.get("output", "")
+        content = _content(output) if isinstance(output, list) else str(output)
+        return [{"role": "tool", "tool_call_id": item.get("call_id", ""), "content": content}]
     if kind != "message":
         raise bad_request(f"unsupported input item type: {kind}")
     out = {"role": item.get("role"), "content": _content(item.get("content"))}
@@ -294,6 +296,6 @@ async def responses(request: Request) -> Response:
     generation = await front.start([chat.prompt], chat.params)
     writer = ResponseWriter(chat)
     if chat.params.stream:
-        await generation.first()
+        await generation.first(request)
         return EventStream(writer.stream(generation), generation.cancel, front.settings.timeout)
     return json_response(writer.answer((await generation.results(request))[0]))

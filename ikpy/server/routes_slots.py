@@ -11,10 +11,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ikpy.engine.kv_cache import KVCacheFullError
 from ikpy.engine.sequence_state import load_sequence
 from ikpy.errors import IkpyError
 from ikpy.server.errors import ApiError, bad_request
-from ikpy.server.front import Front
+from ikpy.server.front import Front, unless_gone
 from ikpy.server.http import json_response, parse_json, read_body
 from ikpy.server.routes_status import front_of
 from ikpy.server.slot_files import write_slot
@@ -54,13 +55,13 @@ async def slot_action(request: Request) -> Response:
     if action not in ("save", "restore", "erase"):
         raise bad_request("Invalid action")
     if action == "erase":
-        return json_response(await when_idle(front, slot, lambda: erase(slot)))
+        return json_response(await unless_gone(request, when_idle(front, slot, lambda: erase(slot))))
     body = await read_body(request, front.settings)
     if "filename" not in body:
         raise bad_request('"filename" is required')
     name = file_name(body["filename"])
     work = save if action == "save" else restore
-    return json_response(await when_idle(front, slot, lambda: work(front, slot, folder, name)))
+    return json_response(await unless_gone(request, when_idle(front, slot, lambda: work(front, slot, folder, name))))
 
 
 async def when_idle(front: Front, slot: Slot, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -99,6 +100,9 @@ def restore(front: Front, slot: Slot, folder: Path, name: str) -> dict[str, Any]
     began = time.perf_counter()
     try:
         tokens, size = load_sequence(folder / name, front.engine.context, slot.id, slot.n_ctx - 1)
+    except KVCacheFullError:
+        slot.truncate(0)
+        raise bad_request(CANNOT_RESTORE) from None
     except (OSError, IkpyError):
         raise bad_request(CANNOT_RESTORE) from None
     slot.tokens = tokens
@@ -146,10 +150,13 @@ async def rename_prompt(request: Request) -> Response:
     existing_file(folder, old)
     if (folder / new).exists():
         raise bad_request(f"{new} exists already")
-    (folder / old).rename(folder / new)
     listed = folder / f"{old}.tokens.json"
-    if listed.exists():
-        listed.rename(folder / f"{new}.tokens.json")
+    try:
+        (folder / old).rename(folder / new)
+        if listed.exists():
+            listed.rename(folder / f"{new}.tokens.json")
+    except OSError as error:
+        raise ApiError(500, f"cannot rename {old}: {error.strerror}") from None
     return json_response({"status": "renamed", "old_filename": old, "new_filename": new})
 
 
@@ -159,8 +166,12 @@ async def delete_prompt(request: Request) -> Response:
     folder = save_folder(front)
     body = await read_body(request, front.settings)
     name = file_name(body.get("filename"))
-    existing_file(folder, name).unlink()
-    (folder / f"{name}.tokens.json").unlink(missing_ok=True)
+    path = existing_file(folder, name)
+    try:
+        path.unlink()
+        (folder / f"{name}.tokens.json").unlink(missing_ok=True)
+    except OSError as error:
+        raise ApiError(500, f"cannot delete {name}: {error.strerror}") from None
     return json_response({"status": "deleted", "filename": name})
 
 

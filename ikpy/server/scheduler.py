@@ -30,6 +30,7 @@ from ikpy.server.tasks import CompletionTask, EmbeddingTask, Failed, Task
 
 if TYPE_CHECKING:
     from ikpy.engine.context import Context
+    from ikpy.engine.session import SequenceState
     from ikpy.engine.speculative import Speculation
     from ikpy.server.log import ServerLog
     from ikpy.server.settings import ServerSettings
@@ -123,12 +124,16 @@ class Engine:
         self._thread.start()
 
     def submit(self, *tasks: Task) -> None:
-        """Queues tasks, all or none. Raises ApiError 503 when the queue is full or the server is stopping."""
+        """Queues the tasks of a request, all or none.
+
+        Raises ApiError 503 when too many requests wait already or the server is stopping.
+        """
         with self._wake:
             if self._stopping:
                 raise shutting_down()
-            if len(self._queue) + len(tasks) > max(self.settings.queue_limit, 1) + self.n_idle:
-                raise queue_full(len(self._queue))
+            waiting = len({task.request for task in self._queue})
+            if waiting >= max(self.settings.queue_limit, 1) + self.n_idle:
+                raise queue_full(waiting)
             self._queue.extend(tasks)
             self._wake.notify()
 
@@ -144,6 +149,8 @@ class Engine:
         future: Future[T] = Future()
 
         def run() -> None:
+            if not future.set_running_or_notify_cancel():  # whoever asked has gone
+                return
             try:
                 future.set_result(function())
             except BaseException as error:
@@ -262,14 +269,12 @@ class Engine:
             return None
         old = time.monotonic() - LONG_WAIT
         with self._wake:
-            waiting = {task.request for task in self._queue}
-            self._started = Counter({request: n for request, n in self._started.items() if request in waiting})
-            turns = self._started.copy()
-            order = []
+            first: dict[int, Task] = {}
             for task in self._queue:
-                order.append((0 if task.queued < old else turns[task.request], task))
-                turns[task.request] += 1
-            for _, task in sorted(order, key=lambda pair: pair[0]):
+                first.setdefault(task.request, task)
+            self._started = Counter({request: n for request, n in self._started.items() if request in first})
+            # Other tasks of a request want the same slot and come later.
+            for task in sorted(first.values(), key=lambda t: 0 if t.queued < old else self._started[t.request]):
                 slot = self._choose(task)
                 if slot is not None:
                     self._queue.remove(task)
@@ -335,7 +340,7 @@ class Engine:
         # Saved texts were evaluated with the server's own adapter scales.
         saving = self.adapters.is_default(slot.id)
         n_saved, saved = self.prompt_cache.best(slot.prompt) if saving else (0, None)
-        old = slot.take_state() if saving and lost and self.prompt_cache.wants(slot.tokens) else None
+        old = self._state_to_keep(slot) if saving and lost else None
         if saved is not None and n_saved > max(own, shared):
             self.prompt_cache.use(saved)
             slot.put_state(saved)
@@ -343,6 +348,11 @@ class Engine:
             slot.adopt(other, shared)
         if old is not None:  # last, as it may push out the state that was just used
             self.prompt_cache.store(old)
+
+    def _state_to_keep(self, slot: Slot) -> SequenceState | None:
+        """A copy of what a slot holds, if the cache of texts wants it."""
+        wanted = self.prompt_cache.wants(slot.tokens) and self.prompt_cache.has_room_for(slot.state_nbytes)
+        return slot.take_state() if wanted else None
 
     def _release(self, slot: Slot) -> None:
         """Ends the request of a slot and logs it."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ikpy.engine.kv_cache import KVCacheFullError
 from ikpy.engine.sequence_state import unshare_sequence
-from ikpy.engine.session import SequenceState, put_state, take_state
+from ikpy.engine.session import SequenceState, put_state, sequence_nbytes, take_state
 from ikpy.server.phrase_ban import HeldToken, PhraseBan
 from ikpy.server.prompt_cache import common_prefix
 from ikpy.server.tasks import (
@@ -147,6 +147,11 @@ class Slot:
         """A copy of what the cache holds."""
         return take_state(self._context, self.id, self.tokens)
 
+    @property
+    def state_nbytes(self) -> int:
+        """Bytes that `take_state` would copy."""
+        return sequence_nbytes(self._context, self.id)
+
     def put_state(self, state: SequenceState) -> None:
         """Replaces the cache by a saved state; it is empty if there is no room."""
         try:
@@ -156,7 +161,10 @@ class Slot:
             self.tokens = []
 
     def adopt(self, other: Slot, n: int) -> None:
-        """Replaces the cache by the first n tokens of another slot's; both use the same cells."""
+        """Replaces the cache by the first n tokens of another slot's, if no window has left them; both use the same
+        cells."""
+        if not self._kv.can_rewind(other.id, n):
+            return
         self.truncate(0)
         self._kv.seq_cp(other.id, self.id, -1, n)
         self.tokens = other.tokens[: self._kv.rewind(self.id, n)]
@@ -182,7 +190,10 @@ class Slot:
         return n
 
     def release(self) -> None:
-        """Ends the request; the cache stays for the next one."""
+        """Ends the request; the cache stays for the next one, without guesses that were not judged."""
+        if self.draft:
+            self._kv.seq_rm(self.id, len(self.tokens), -1)
+            self.draft = []
         self.task = None
         self.state = SlotState.IDLE
         self.pending = None
@@ -209,7 +220,7 @@ class Slot:
         if not isinstance(self.task, CompletionTask) or not self.task.params.cache_prompt:
             return
         n = min(common_prefix(donor.tokens, self.prompt), len(self.prompt) - 1)
-        if n >= len(self.tokens) + LEAST_SHARED:
+        if n >= len(self.tokens) + LEAST_SHARED and self._kv.can_rewind(donor.id, n):
             self._kv.seq_cp(donor.id, self.id, len(self.tokens), n)
             self.tokens = self.prompt[:n]
             self.n_cached = n
@@ -396,7 +407,7 @@ class Slot:
             ids, p = task.sampler.last_ids.astype(np.int64), task.sampler.last_probabilities
         else:
             ids, p = np.arange(len(logits), dtype=np.int64), probabilities(logits, task)
-        order = np.argsort(-p, kind="stable")[:n]
+        order = largest(p, n)
         at = np.flatnonzero(ids == token)
         own = float(p[at[0]]) if len(at) else 0.0
         return TokenProbability(token, own, tuple((int(ids[i]), float(p[i])) for i in order))
@@ -472,6 +483,13 @@ class Slot:
                 "stopping_word": last.stopping_word if last else "",
             },
         }
+
+
+def largest(p: NDArray[Any], n: int) -> NDArray[np.intp]:
+    """Places of the n largest values, in descending order, of equal ones the first; without sorting all."""
+    first = max(0, len(p) - n)
+    at = np.flatnonzero(p >= np.partition(p, first)[first])
+    return at[np.argsort(-p[at], kind="stable")[:n]]
 
 
 def probabilities(logits: NDArray[np.float32], task: CompletionTask) -> NDArray[np.float64]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
+from ikpy.tools.stop_strings import overlap
+
 
 class TextStream:
     """Collects the bytes of tokens and decides how much of the text may be given out.
@@ -46,13 +48,7 @@ class TextStream:
             at, self.stopping_word = min(found, key=lambda pair: pair[0])
             self.text = self.text[:at]
             return self._take()
-        return "" if self._may_be_stop() else self._take()
-
-    def _may_be_stop(self) -> bool:
-        """Whether the end of the text is the beginning of a stop string."""
-        return any(
-            self.text.endswith(stop[:n]) for stop in self._stops for n in range(1, min(len(stop), len(self.text) + 1))
-        )
+        return "" if any(overlap(self.text, stop) for stop in self._stops) else self._take()
 
     def _take(self) -> str:
         out = self.text[self._sent :]

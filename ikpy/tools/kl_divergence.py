@@ -17,10 +17,11 @@ from typing import TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ikpy.errors import FileFormatError, UsageError
+from ikpy.errors import FileFormatError, ResourceError, UsageError
+from ikpy.gguf.atomic import AtomicFile
 from ikpy.tools.kl_statistics import ChunkStatistics, KLStatistics
 from ikpy.tools.logprobs import for_blocks, log_sum_exp
-from ikpy.tools.perplexity import DecodeContext, Progress, Tokenizer, decode_window
+from ikpy.tools.perplexity import LEAST_CHUNK, DecodeContext, Progress, Tokenizer, decode_window
 
 MAGIC = b"_logits_"
 HEADER = struct.Struct("<8s3i")
@@ -72,9 +73,8 @@ class BaseWriter:
     def __init__(self, path: str | os.PathLike[str], n_ctx: int, n_vocab: int, n_threads: int = 1) -> None:
         self.path = Path(path)
         self.n_ctx, self.n_vocab, self.n_threads = n_ctx, n_vocab, n_threads
-        self._temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
         try:
-            self._file = self._temporary.open("wb")
+            self._file = AtomicFile(os.fspath(path))
         except OSError as error:
             raise UsageError(f"failed to open {self.path} for writing: {error.strerror}") from None
 
@@ -83,13 +83,22 @@ class BaseWriter:
         n_chunk, n_ctx = chunks.shape
         if n_ctx != self.n_ctx:
             raise ValueError(f"chunks of {n_ctx} tokens given to a file of context {self.n_ctx}")
-        self._file.write(HEADER.pack(MAGIC, n_ctx, self.n_vocab, n_chunk))
-        self._file.write(np.ascontiguousarray(chunks, dtype="<i4").tobytes())
+        self._append(HEADER.pack(MAGIC, n_ctx, self.n_vocab, n_chunk))
+        self._append(np.ascontiguousarray(chunks, dtype="<i4").tobytes())
         return self.write
 
     def write(self, logits: NDArray[np.float32]) -> None:
-        """Appends rows of logits [n, n_vocab] of the scored positions."""
-        self._file.write(encode_rows(logits, self.n_threads).astype("<u2", copy=False).tobytes())
+        """Appends rows of logits [n, n_vocab] of the scored positions. Raises ResourceError."""
+        self._append(encode_rows(logits, self.n_threads).astype("<u2", copy=False).tobytes())
+
+    def _append(self, data: bytes) -> None:
+        try:
+            self._file.handle.write(data)
+        except OSError as error:
+            raise self._problem(error) from None
+
+    def _problem(self, error: OSError) -> ResourceError:
+        return ResourceError(f"cannot write {self.path}: {error.strerror or error}")
 
     def __enter__(self) -> BaseWriter:
         return self
@@ -97,11 +106,14 @@ class BaseWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
-        if kind is None:
-            os.replace(self._temporary, self.path)
-        else:
-            self._temporary.unlink(missing_ok=True)
+        try:
+            if kind is None:
+                self._file.finish()
+                self._file.publish()
+        except OSError as problem:
+            raise self._problem(problem) from None
+        finally:
+            self._file.discard()
 
 
 class BaseFile:
@@ -118,7 +130,7 @@ class BaseFile:
         if len(head) < HEADER.size or not head.startswith(MAGIC):
             raise FileFormatError(f"{self.path} does not look like a file containing log-probabilities")
         _, self.n_ctx, self.n_vocab, self.n_chunk = HEADER.unpack(head)
-        if self.n_ctx < 2 or self.n_vocab < 1 or self.n_chunk < 1:
+        if self.n_ctx < LEAST_CHUNK or self.n_vocab < 1 or self.n_chunk < 1:
             raise FileFormatError(
                 f"{self.path}: impossible sizes: context {self.n_ctx}, vocabulary {self.n_vocab}, {self.n_chunk} chunks"
             )

@@ -120,8 +120,10 @@ def read_winogrande(text: str, log: TextIO) -> list[WinograndeTask]:
     for number, line in enumerate(text.split("\n"), 1):
         if not line:
             continue
-        fields = next(csv.reader([line]), [])
-        task = _winogrande_task(fields)
+        try:
+            task = _winogrande_task(next(csv.reader([line]), []))
+        except csv.Error:  # such as a field that is too long
+            task = None
         if task is None:
             print(
                 f"winogrande: skipping line {number}, not index,sentence with one _,choice1,choice2,answer",

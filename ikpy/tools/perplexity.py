@@ -24,6 +24,10 @@ Logits = NDArray[np.float32]
 Tokens = NDArray[np.int32]
 
 
+LEAST_CHUNK = 3
+"""Tokens of the smallest chunk that has a scored token: those in the second half but the last."""
+
+
 class KVCells(Protocol):
     """The part of the KV cache the tools use."""
 
@@ -74,6 +78,8 @@ def plan_perplexity(chunk: int, n_batch: int, stride: int = 0) -> Plan:
     """Sequences per batch, total context and batch size for chunks of ``chunk`` tokens."""
     if chunk <= 0:
         raise UsageError("perplexity tool requires '--ctx-size' > 0")
+    if chunk < LEAST_CHUNK:
+        raise UsageError(f"a context of {chunk} tokens leaves nothing to score; -c {LEAST_CHUNK} is the least")
     n_seq = max(1, min(n_batch // chunk, MAX_SEQUENCES))
     total = n_seq * chunk
     n_batch = min(n_batch, total)
@@ -170,10 +176,15 @@ def chunk_count(n_tokens: int, n_ctx: int, n_chunks: int) -> int:
             f"you need at least {2 * n_ctx} tokens to evaluate perplexity with a context of {n_ctx}; "
             f"the data file you provided tokenizes to only {n_tokens} tokens"
         )
-    if n_chunks == 0:
-        raise UsageError("--chunks 0 leaves nothing to evaluate; give a positive number, or -1 for the whole text")
+    check_chunks(n_chunks)
     available = n_tokens // n_ctx
     return available if n_chunks < 0 else min(n_chunks, available)
+
+
+def check_chunks(n_chunks: int) -> None:
+    """Raises UsageError for a number of chunks that leaves nothing."""
+    if n_chunks == 0:
+        raise UsageError("--chunks 0 leaves nothing to evaluate; give a positive number, or -1 for the whole text")
 
 
 def group_batch(tokens: Tokens, first_scored: int, bos: int | None) -> Batch:
@@ -313,6 +324,7 @@ def strided_perplexity(
     name = "perplexity_v2"
     tokens = tokenize_text(vocab, text, name, log)
     window = ctx.n_ctx
+    check_chunks(n_chunks)
     if stride >= window:
         raise UsageError(f"--ppl-stride {stride} must be below the context size {window}")
     if len(tokens) < window + stride:

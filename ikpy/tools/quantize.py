@@ -16,6 +16,7 @@ from pathlib import Path
 
 import ikpy
 from ikpy.errors import IkpyError, ResourceError, UsageError
+from ikpy.gguf.atomic import check_replaceable
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.splits import output_prefix, split_path
 from ikpy.quants import registry
@@ -120,6 +121,10 @@ class Quantizer:
                 raise UsageError(f"{path} is the input; give another output name")
             if os.path.isdir(path):
                 raise UsageError(f"{path} is a folder; name a file")
+            try:
+                check_replaceable(path)
+            except OSError as error:
+                raise UsageError(f"{path}: {error.strerror}") from None
         folder = os.path.dirname(os.path.abspath(self.output))
         try:
             os.makedirs(folder, exist_ok=True)

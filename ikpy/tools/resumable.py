@@ -157,6 +157,8 @@ class ResumableOutput:
         """Take over positions as far as the files really have that many bytes; False to begin anew."""
         self._is_complete = any("complete" in record for record in records)
         if self._is_complete:
+            for part in self._parts:
+                part.position = part.layout.nbytes
             return all(part.is_there for part in self._parts)
         for record in records:
             self._parts[record["file"]].position = record["position"]
@@ -186,7 +188,7 @@ class ResumableOutput:
             handle.write(data.data if isinstance(data, np.ndarray) else data)
         except OSError as error:
             raise self._problem(error) from error
-        part.position += len(data)
+        part.position += data.nbytes if isinstance(data, np.ndarray) else len(data)
         if time.monotonic() >= self._next_sync:
             self.checkpoint()
 

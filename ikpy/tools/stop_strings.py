@@ -5,6 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
+def overlap(text: str, marker: str) -> int:
+    """Length of the longest end of the text that is a beginning of the marker (not empty), but not all of it."""
+    at = text.find(marker[0], max(0, len(text) - len(marker) + 1))
+    while at >= 0:
+        if marker.startswith(text[at:]):
+            return len(text) - at
+        at = text.find(marker[0], at + 1)
+    return 0
+
+
 class StopFilter:
     """Passes text on until one of ``stops`` appears; ``stopped`` names the one that did."""
 
@@ -22,7 +32,7 @@ class StopFilter:
             at, self.stopped = min(hits, key=lambda hit: (hit[0], -len(hit[1])))
             text, self._held = self._held[:at], ""
             return text
-        keep = max((self._overlap(stop) for stop in self.stops), default=0)
+        keep = max((overlap(self._held, stop) for stop in self.stops), default=0)
         cut = len(self._held) - keep
         text, self._held = self._held[:cut], self._held[cut:]
         return text
@@ -31,10 +41,3 @@ class StopFilter:
         """What was held back, at the end of the text."""
         text, self._held = self._held, ""
         return text
-
-    def _overlap(self, stop: str) -> int:
-        """Length of the longest beginning of ``stop`` that the held text ends with."""
-        for n in range(min(len(stop) - 1, len(self._held)), 0, -1):
-            if self._held.endswith(stop[:n]):
-                return n
-        return 0

@@ -180,4 +180,4 @@ def _symmetric_q4_0(values: np.ndarray) -> np.ndarray:
     out = np.empty((len(blocks), 18), np.uint8)
     out[:, :2] = d.astype("<f2").view(np.uint8)
     out[:, 2:] = q[:, :16] | q[:, 16:] << 4
-    return out.reshape(len(values), -1)
+    return out.reshape(-1)

@@ -233,7 +233,7 @@ def _with_object_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
         return dict(call)
     try:
         arguments = json.loads(function["arguments"])
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         name = function.get("name", "?")
         raise UsageError(f"arguments of the call of '{name}' are not valid JSON: {error}") from error
     return {**call, "function": {**function, "arguments": arguments}}

@@ -126,7 +126,32 @@ def test_values_that_no_type_holds(tmp_path):
     made.change_tensors(folder, _add("lm_head.weight", nan))
     with pytest.raises(FileFormatError, match=r"'lm_head\.weight' contains NaN"):
         convert(folder, tmp_path, outtype="q8_0")
+    with pytest.raises(FileFormatError, match=r"'lm_head\.weight' contains NaN"):
+        convert(folder, tmp_path, outtype="bf16")
     assert not list(tmp_path.glob("*.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("config.json", "[]", "not a JSON object"),
+        ("config.json", '{"architectures": 5}', "unknown model architecture"),
+        ("config.json", '{"architectures": [[]]}', "unknown model architecture"),
+        ("config.json", '{"text_config": 5}', "'text_config' is not an object"),
+        ("config.json", '{"quantization_config": 5}', "unknown model architecture"),
+        ("model.safetensors.index.json", "[]", "not a JSON object"),
+        ("model.safetensors.index.json", '{"weight_map": [1]}', "does not give a file"),
+        ("model.safetensors.index.json", '{"weight_map": {"a": 5}}', "does not give a file"),
+        ("tokenizer.json", "[]", "not a JSON object"),
+        ("tokenizer_config.json", "5", "not a JSON object"),
+        ("generation_config.json", '"x"', "not a JSON object"),
+    ],
+)
+def test_json_of_another_form(name, text, message, tmp_path):
+    folder = made.copy("llama", tmp_path)
+    (folder / name).write_text(text)
+    with pytest.raises(IkpyError, match=message):
+        Conversion(folder)
 
 
 def test_unknown_output_type():

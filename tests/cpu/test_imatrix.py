@@ -476,6 +476,7 @@ def test_coverage():
         (["--in-file", "BAD", "-o", "x.dat"], FileFormatError, "the file is damaged or no importance matrix"),
         (["--in-file", "GOOD"], UsageError, "nothing to do with one --in-file alone"),
         (["-f", "TEXT", "-o", "."], UsageError, "this is a folder"),
+        (["-f", "TEXT", "-o", "/dev/null"], UsageError, "this is no regular file"),
         (["-f", "TEXT", "--chunks", "0"], UsageError, "--chunks 0 leaves nothing to process"),
         (["-f", "TEXT", "--output-draft", "x"], UnsupportedError, "--output-draft"),
         (["-f", "TEXT", "-c", "256", "-b", "8", "-ub", "8", "--chunks", "0"], UsageError, "--chunks 0"),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ikpy.errors import FileFormatError, UsageError
+from ikpy.errors import FileFormatError, ResourceError, UsageError
 from ikpy.tools.kl_divergence import BaseFile, BaseWriter, decode_rows, encode_rows, kl_divergence, row_words
 from ikpy.tools.kl_statistics import KLStatistics, covariance, mean_estimate, percentile
 from ikpy.tools.perplexity import perplexity, plan_perplexity
@@ -212,3 +213,22 @@ def test_nothing_is_left_behind_after_a_failure(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(UsageError, match="failed to open"):
         BaseWriter(tmp_path / "no" / "base", 8, 4)
+
+
+def test_devices_and_pipes_are_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="no regular file"):
+        BaseWriter(tmp_path / "pipe", 8, 4)
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_full_disk_is_one_error(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ResourceError, match=r"cannot write .*No space left"),
+        BaseWriter(tmp_path / "x", 8, 4) as writer,
+    ):
+        writer._file.handle.close()
+        writer._file.handle = open("/dev/full", "wb")  # noqa: SIM115
+        writer.start(np.zeros((1, 8), np.int32))
+    assert list(tmp_path.iterdir()) == []

@@ -118,6 +118,10 @@ def test_errors() -> None:
         plan_perplexity(0, 512)
     with pytest.raises(UsageError, match="--chunks 0"):
         perplexity(ctx, ByteVocab(), TEXT, plan, n_chunks=0, out=io.StringIO(), log=io.StringIO())
+    with pytest.raises(UsageError, match="--chunks 0"):
+        strided_perplexity(ctx, ByteVocab(), TEXT, plan, 8, n_chunks=0, out=io.StringIO(), log=io.StringIO())
+    with pytest.raises(UsageError, match="2 tokens leaves nothing to score; -c 3 is the least"):
+        plan_perplexity(2, 512)
     vocab = ByteVocab()
     vocab.add_eos = True
     with pytest.raises(UnsupportedError, match="end token"):
@@ -192,13 +196,14 @@ def test_winogrande_rules() -> None:
         "1,He left _,home,work,2\n"
         "broken line\n"
         "2,No gap here,a,b,1\n"
+        f"3,{'long ' * 40000}_,a,b,1\n"
     )
     log_p = log_softmax(random_table())
     vocab = ByteVocab()
     out, log = io.StringIO(), io.StringIO()
     ctx = BigramContext(random_table(), n_ctx=512, n_batch=512)
     winogrande(ctx, vocab, text, n_seq_max=4, out=out, log=log)
-    assert log.getvalue().count("skipping line") == 2
+    assert log.getvalue().count("skipping line") == 3
 
     def mean(sentence: str, start: int) -> float:
         ids = vocab.tokenize(sentence)

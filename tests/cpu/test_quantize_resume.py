@@ -266,6 +266,7 @@ def test_killed_between_the_last_byte_and_the_name(tmp_path):
     output._close()
     again = ResumableOutput([layout], "job")
     assert again.open()
+    assert again.n_done_bytes == layout.nbytes, "no more room is needed"
     assert again.resumed_bytes(0, len(layout.header), 128) == 128
     again.publish()
     assert (tmp_path / "out.gguf").stat().st_size == layout.nbytes

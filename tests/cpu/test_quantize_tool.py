@@ -177,12 +177,18 @@ def test_damaged_values_are_named_and_nothing_is_written(tmp_path, tensors, capf
 def test_symmetric_q4_0_uses_fifteen_levels(tmp_path, tensors):
     write_model(tmp_path / "in.gguf", tensors)
     assert run(["--pure", "--symmetric-q40", str(tmp_path / "in.gguf"), str(tmp_path / "out.gguf"), "Q4_0"]) == 0
+    assert run(["--pure", str(tmp_path / "in.gguf"), str(tmp_path / "plain.gguf"), "Q4_0"]) == 0
+    assert (tmp_path / "out.gguf").stat().st_size == (tmp_path / "plain.gguf").stat().st_size
+    checked = 0
     with GGUFFile.open(tmp_path / "out.gguf") as file:
-        info = file.tensors["token_embd.weight"]
-        blocks = file.data(info).reshape(-1, 18)
-    levels = np.concatenate([blocks[:, 2:] & 15, blocks[:, 2:] >> 4], axis=1)
-    assert levels.min() == 1
-    assert levels.max() == 15
+        for name, info in file.tensors.items():
+            if registry.by_id(info.type_id).name != "q4_0":
+                continue
+            blocks = file.data(info).reshape(-1, 18)
+            levels = np.concatenate([blocks[:, 2:] & 15, blocks[:, 2:] >> 4], axis=1)
+            assert (levels.min(), levels.max()) == (1, 15), name
+            checked += 1
+    assert checked > 2
 
 
 @pytest.mark.parametrize(
@@ -199,6 +205,7 @@ def test_symmetric_q4_0_uses_fifteen_levels(tmp_path, tensors):
         (["in.gguf", "out.gguf", "IQ2_XXS"], "Please do not use IQ1_S"),
         (["none.gguf", "out.gguf", "Q8_0"], "failed to load model from none.gguf"),
         (["in.gguf", "in.gguf", "Q8_0"], "is the input"),
+        (["in.gguf", "/dev/null", "Q8_0"], "/dev/null: this is no regular file"),
         (["--imatrix", "none.dat", "in.gguf", "Q8_0"], "load_imatrix: failed to open none.dat"),
         (["--leave-output-tensor", "--pure", "in.gguf", "out.gguf", "IQ1_BN"], ""),
     ],

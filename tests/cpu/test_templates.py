@@ -213,9 +213,10 @@ def test_tool_arguments_stay_text_where_the_template_quotes_nothing():
     assert render(source, {"role": "assistant", "content": None, "tool_calls": [call]}) == '{"a": 1}'
     quoting = source.replace("arguments }}", "arguments | tojson }}")
     assert render(quoting, {"role": "assistant", "content": None, "tool_calls": [call]}) == '{"a": 1}'
-    call["function"]["arguments"] = "{"
-    with pytest.raises(UsageError, match="arguments of the call of 'f' are not valid JSON"):
-        render(quoting, {"role": "assistant", "content": None, "tool_calls": [call]})
+    for broken in ("{", "[" * 5000):
+        call["function"]["arguments"] = broken
+        with pytest.raises(UsageError, match="arguments of the call of 'f' are not valid JSON"):
+            render(quoting, {"role": "assistant", "content": None, "tool_calls": [call]})
 
 
 @pytest.mark.parametrize(

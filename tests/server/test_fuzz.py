@@ -15,6 +15,7 @@ SCALARS = (
     st.none()
     | st.booleans()
     | st.integers(-(2**40), 2**40)
+    | st.sampled_from([10**400, -(10**400)])
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=8)
 )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
 
 from ikpy.server.build import Server
+from ikpy.server.routes_slots import BUSY_WAIT
 from ikpy.server.tasks import Task
 from tests.server.live import PATIENCE, listening, wait_for
 
@@ -68,7 +71,8 @@ def test_a_client_that_stops_waiting_frees_the_slot() -> None:
         assert wait_for(lambda: server.engine.n_idle == 1)
 
 
-def test_a_waiting_request_can_be_given_up() -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_waiting_request_can_be_given_up(stream: bool) -> None:
     with (
         listening(f"{PUPPET} -np 1") as (client, server),
         client.stream("POST", "/completion", json=ENDLESS | {"stream": True}) as response,
@@ -76,9 +80,23 @@ def test_a_waiting_request_can_be_given_up() -> None:
         lines = response.iter_lines()
         next(lines)
         with pytest.raises(httpx.ReadTimeout):
-            client.post("/completion", json=ENDLESS, timeout=SHORT)
+            client.post("/completion", json=ENDLESS | {"stream": stream}, timeout=SHORT)
         assert wait_for(lambda: server.engine.n_deferred == 0)
         assert server.engine.n_idle == 0
+
+
+def test_an_action_on_a_busy_slot_can_be_given_up(tmp_path: Path) -> None:
+    """It must not happen later, when nobody expects it any more."""
+    with listening(f"{PUPPET} -np 1") as (client, server):
+        server.front.settings.slot_save_path = str(tmp_path)
+        with client.stream("POST", "/completion", json=ENDLESS | {"stream": True}) as response:
+            lines = response.iter_lines()
+            next(lines)
+            with pytest.raises(httpx.ReadTimeout):
+                client.post("/slots/0?action=erase", timeout=SHORT)
+        assert wait_for(lambda: server.engine.n_idle == 1)
+        time.sleep(5 * BUSY_WAIT)
+        assert server.engine.slots[0].tokens
 
 
 def test_a_full_queue_answers_503_with_retry_after() -> None:

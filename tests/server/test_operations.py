@@ -35,8 +35,14 @@ def test_keys_have_names(tmp_path: Path) -> None:
     assert ring.name_of({"authorization": "Bearer abc-1"}) == "alice"
     assert ring.name_of({"x-api-key": "xyz-2"}) == "key-3"
     assert ring.name_of({"authorization": "Bearer abc-12"}) is None
+    ring.replace({"schlüssel": "umlaut"})
+    assert ring.name_of({"x-api-key": "schlüssel".encode().decode("latin-1")}) == "umlaut"
     with pytest.raises(UsageError, match="nofile"):
         read_keys([], ["/nofile"])
+    file.write_text("# alice abc-1\n\n")
+    with pytest.raises(UsageError, match="no key in it"):
+        read_keys([], [str(file)])
+    assert read_keys(["first-0"], [str(file)]) == {"first-0": "key-1"}
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")

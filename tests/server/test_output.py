@@ -15,7 +15,9 @@ from ikpy.server.chat.output import ChatMessage, OutputFormat
 from ikpy.server.chat.tool_blocks import DEEPSEEK, DEEPSEEK_PLAIN, GLM, KIMI, LLAMA
 from ikpy.server.chat.tool_formats import HERMES, MISTRAL, tool_format
 from ikpy.server.chat.tool_reading import ToolFormat
+from ikpy.server.routes_responses import to_chat
 from ikpy.server.text_stream import TextStream
+from ikpy.tools.stop_strings import overlap
 
 THINK = ("<think>", "</think>")
 
@@ -120,6 +122,7 @@ KIMI_TEXT = (
     '<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>'
     '<|tool_call_begin|>functions.g:1<|tool_call_argument_begin|>{"b": "x"}<|tool_call_end|><|tool_calls_section_end|>'
 )
+DEEP = "[" * 5000
 GLM_TEXT = (
     "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>\n"
     "<tool_call>g\n<arg_key>b</arg_key>\n<arg_value>x</arg_value>\n</tool_call>"
@@ -133,6 +136,34 @@ def test_blocks_of_calls(format_: ToolFormat, text: str) -> None:
         got = [(call["name"], json.loads(call["arguments"])) for call in message.calls]
         assert got == [("f", {"a": 1}), ("g", {"b": "x"})], f"pieces of {size} characters"
         assert message.content == "Look. "
+
+
+@pytest.mark.parametrize(
+    ("format_", "text"),
+    [
+        (MISTRAL, f"[TOOL_CALLS]{DEEP}"),
+        (MISTRAL, f"[TOOL_CALLS]{DEEP}]"),
+        (HERMES, f'<tool_call>{{"arguments": {DEEP}</tool_call>'),
+        (KIMI, KIMI_TEXT.replace('{"a": 1}', DEEP)),
+        (DEEPSEEK, DEEPSEEK_TEXT.replace('{"a": 1}', DEEP)),
+    ],
+)
+def test_calls_nested_too_deep_are_text(format_: ToolFormat, text: str) -> None:
+    message = read(text, OutputFormat(None, False, format_), len(text))
+    assert (message.content, message.calls) == (text, [])
+
+
+def test_a_value_nested_too_deep_is_a_string() -> None:
+    text = GLM_TEXT.replace("1", DEEP).partition("\n<tool_call>g")[0]
+    (call,) = read(text, OutputFormat(None, False, GLM), len(text)).calls
+    assert json.loads(call["arguments"]) == {"a": DEEP}
+
+
+def test_a_call_cut_behind_many_arguments_is_text() -> None:
+    """Backtracking over the ways to divide them would take longer than the test may."""
+    text = "<tool_call>f\n" + "<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n" * 200 + "<arg_key>b"
+    message = read(text, OutputFormat(None, False, GLM), 1000)
+    assert (message.content, message.calls) == (text, [])
 
 
 @pytest.mark.parametrize(("format_", "text"), [(DEEPSEEK, DEEPSEEK_TEXT), (KIMI, KIMI_TEXT), (GLM, GLM_TEXT)])
@@ -228,6 +259,20 @@ def lazy_grammar(source: str, trigger: Trigger) -> LazyGrammar:
     return LazyGrammar(gbnf_grammar(source, texts), trigger, texts, lambda token: pieces[token])
 
 
+@pytest.mark.parametrize(
+    ("format_", "text"),
+    [
+        (HERMES, '<tool_call>\n{"name": "f", "arguments": {"a": "@{x}"}}\n</tool_call>'),
+        (GLM, "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>@{x}</arg_value>\n</tool_call>"),
+    ],
+)
+def test_values_that_look_like_markers_are_texts(format_: ToolFormat, text: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "enum": ["@{x}"]}}, "required": ["a"]}
+    grammar = gbnf_grammar(call_grammar(format_, [{"name": "f", "parameters": schema}], several=False), BYTES)
+    assert all(grammar.allows(byte) and grammar.accept(byte) is None for byte in text.encode())
+    assert grammar.complete
+
+
 def test_a_lazy_grammar_holds_behind_its_marker() -> None:
     grammar = lazy_grammar('root ::= "abc"', Trigger("<T>"))
     for byte in b"zz<":
@@ -278,3 +323,19 @@ def test_harmony_channels(size: int) -> None:
     assert (cut.reasoning, cut.content) == ("Only thoughts", "")
     kept = read(HARMONY_TEXT, OutputFormat(None, False, HARMONY, harmony=True), size)
     assert kept.content == "Hm, a question.Done."
+
+
+def test_tool_outputs_of_parts_are_texts() -> None:
+    parts = [{"type": "input_text", "text": "42"}]
+    body = {"input": [{"type": "function_call_output", "call_id": "1", "output": parts}]}
+    assert to_chat(body)["messages"][0]["content"] == [{"type": "text", "text": "42"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "marker", "want"),
+    [("abST", "STOP", 2), ("aab", "aabc", 3), ("aaab", "aabc", 3), ("abab", "ababc", 4), ("ab", "ab", 0), ("", "x", 0),
+     ("STOP", "STOP", 0), ("xSTO", "STOP", 3), ("a", "aa", 1), ("aa", "aa", 1)],
+)  # fmt: skip
+def test_overlap_with_a_marker(text: str, marker: str, want: int) -> None:
+    assert overlap(text, marker) == want
+    assert want == max((n for n in range(1, len(marker)) if text.endswith(marker[:n])), default=0)

@@ -109,6 +109,7 @@ def test_a_context_shift_leaves_the_other_slot_of_shared_text_alone() -> None:
         ask(client, "x" * 60, id_slot=0)
         kept = list(server.engine.slots[0].tokens)
         state = server.engine.call(server.engine.slots[0].take_state).result()
+        assert server.engine.slots[0].state_nbytes == sum(data.nbytes for data in state.cells) > 0
         _, reused = ask(client, "x" * 60, id_slot=1, **endless)
         assert reused > 10
         assert server.engine.slots[1].truncated
@@ -141,6 +142,7 @@ def test_the_byte_limit_holds_and_the_oldest_goes_first() -> None:
     cache.store(state(list(range(400, 410)), 10_000))
     assert cache.nbytes <= cache.limit and cache.best([400])[0] == 0, "a text above the limit is not kept"
     assert not cache.wants([0, 1, 2]) and cache.wants([0, 5])
+    assert cache.has_room_for(cache.limit) and not cache.has_room_for(cache.limit + 1)
     cache.store(state([*range(10), 77], 100))
     assert sum(s.tokens[0] == 0 for s in cache._states) == 1, "a longer text replaces its beginning"
 

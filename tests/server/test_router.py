@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -17,7 +18,11 @@ import httpx
 import psutil
 import pytest
 
-from ikpy.server.router.catalog import scan
+from ikpy.server.errors import ApiError
+from ikpy.server.log import ServerLog
+from ikpy.server.router.catalog import ModelFile, scan
+from ikpy.server.router.pool import GRACE_SECONDS, Limits, Pool
+from ikpy.server.router.worker import Worker
 from tests.server.harness import MODELS
 from tests.server.live import PATIENCE, address_of, wait_for
 
@@ -53,6 +58,53 @@ def models_folder(tmp_path: Path) -> Path:
     (tmp_path / "small").mkdir()
     (tmp_path / "small" / "tiny.gguf").symlink_to(MODELS["MODEL"])
     return tmp_path
+
+
+class SlowWorker(Worker):
+    """A worker whose process never answers."""
+
+    async def _start(self) -> None:
+        await asyncio.Event().wait()
+
+
+def slow_worker(model: ModelFile) -> Worker:
+    return SlowWorker(model, [], {}, ServerLog(), 1.0)
+
+
+def test_models_on_their_way_count(folder: Path) -> None:
+    async def play() -> None:
+        pool = Pool(folder, Limits(n_models=1), slow_worker)
+
+        async def ask(name: str) -> None:
+            async with pool.use(name):
+                pass
+
+        first = asyncio.ensure_future(ask("puppet"))
+        await asyncio.sleep(0)
+        with pytest.raises(ApiError, match="in use"):
+            await asyncio.wait_for(ask("small/tiny"), PATIENCE)
+        first.cancel()
+        await asyncio.wait({first})
+        second = asyncio.ensure_future(ask("small/tiny"))
+        await asyncio.sleep(2 * GRACE_SECONDS)
+        assert not second.done(), "the place of a request that was given up is free"
+        second.cancel()
+        await asyncio.wait({second})
+
+    asyncio.run(play())
+
+
+def test_a_long_line_of_a_log_is_passed_over() -> None:
+    async def play() -> int:
+        worker = slow_worker(ModelFile("m", Path("m.gguf"), 1, 0))
+        stream = asyncio.StreamReader(limit=64)
+        port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        stream.feed_data(b"x" * 1000 + b'\nHTTP server listening port="81"\n')
+        stream.feed_eof()
+        await asyncio.wait_for(worker._read_log(stream, port), PATIENCE)
+        return port.result()
+
+    assert asyncio.run(play()) == 81
 
 
 def states(client: httpx.Client) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,16 @@ from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
+from ikpy.engine.sampling import Sampler, SamplingParams
 from ikpy.engine.sequence_state import unshare_sequence
 from ikpy.server.log import ServerLog
+from ikpy.server.params import GenerationParams
+from ikpy.server.scheduler import Engine
+from ikpy.server.settings import ServerSettings
+from ikpy.server.tasks import CompletionTask, Finished
+from tests.cpu.test_zoo_holdouts import gpt_oss
 from tests.server import harness
-from tests.server.harness import MODELS
+from tests.server.harness import MODELS, loaded
 from tests.shared import DATA
 
 COMMAND = "llama-server -m MODEL -t 1 -c 1536 -np 3"
@@ -80,13 +87,6 @@ def test_a_sequence_gets_cells_of_its_own(type_k: str) -> None:
 
 def test_shifting_slots_do_not_disturb_those_they_shared_with() -> None:
     """One slot generates past its context while another keeps the common beginning."""
-    from ikpy.engine.sampling import Sampler, SamplingParams
-    from ikpy.server.params import GenerationParams
-    from ikpy.server.scheduler import Engine
-    from ikpy.server.settings import ServerSettings
-    from ikpy.server.tasks import CompletionTask, Finished
-    from tests.server.harness import loaded
-
     vocab = loaded(MODELS["MODEL"]).vocab
     model = Model.load(DATA / "zoo" / "llama-ropefreqs.gguf")
     prompt = np.random.default_rng(5).integers(3, 1000, 60).tolist()
@@ -118,3 +118,34 @@ def test_shifting_slots_do_not_disturb_those_they_shared_with() -> None:
     alone = run(1, [(0, 300)])[0]
     differs = next((i for i in range(300) if together[1][i] != alone[i]), 300)
     assert differs > 220, f"token {differs} differs: the context of the second slot shifted after about 195 tokens"
+
+
+def test_text_that_a_window_has_left_is_not_shared(tmp_path: Path) -> None:
+    """Layers with a window keep its last tokens only: text from the middle of another slot's must be evaluated."""
+    context = Context(
+        Model.load(gpt_oss()[0].write(tmp_path / "model.gguf")),
+        ContextParams(n_ctx=512, n_ubatch=32, n_threads=1, n_seq_max=2, type_k="f32", type_v="f32", flash_attn=False),
+    )
+    vocab = loaded(MODELS["MODEL"]).vocab
+    engine = Engine(context, vocab, ServerSettings(n_slots=2, slot_prompt_similarity=2.0), ServerLog())
+    first, second = np.random.default_rng(5).integers(3, context.model.hparams.n_vocab, (2, 200)).tolist()
+
+    def answer(prompt: list[int], slot: int, **more: Any) -> Finished:
+        done: list[Any] = []
+        params = GenerationParams(SamplingParams(temperature=0.0), limit=12, id_slot=slot, **more)
+        sampler = Sampler(params.sampling, context.model.hparams.n_vocab, eos_ids=frozenset())
+        engine.submit(CompletionTask(prompt, done.append, params=params, sampler=sampler))
+        while not done:
+            engine.call(lambda: None).result()
+        assert isinstance(done[-1], Finished), done[-1]
+        return done[-1]
+
+    engine.start()
+    try:
+        answer(first, 0)
+        assert all(cells.lost[0] > 100 for cells in context.kv.windows.values())
+        shared = answer(first[:100] + second[:2], 1)
+        alone = answer(first[:100] + second[:2], 1, cache_prompt=False)
+        assert (shared.n_cached, shared.tokens) == (0, alone.tokens)
+    finally:
+        engine.stop(10)

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from tests.server.harness import MODELS, read_events, running
+from ikpy.server.params import read_generation
+from ikpy.server.tasks import CompletionTask
+from tests.server.harness import MODELS, read_events, running, start_server
+from tests.server.live import wait_for
 
 COMMAND = "llama-server -m MODEL -t 1 -c 2048 -np 2"
 DRAFTERS = "--spec-type ngram-mod,suffix --spec-ngram-size-n 2 --draft-p-min 0.2 --suffix-pattern-len 1 --draft-max 6"
@@ -96,3 +99,28 @@ def test_context_shifts_happen_at_the_same_token() -> None:
         ]
         assert answers[0].status_code == answers[1].status_code == 400
         assert answers[0].json() == answers[1].json()
+
+
+def test_guesses_of_a_cancelled_request_leave_the_cache() -> None:
+    """A request cancelled while its guesses are evaluated leaves nothing behind the tokens that its slot keeps."""
+    server = start_server(f"{COMMAND} {DRAFTERS}")
+    engine, front = server.engine, server.front
+    decode, cut = engine.context.decode, []
+
+    def cancelling(batch: Any) -> Any:
+        for slot in engine.slots:
+            if slot.task is not None and slot.draft and not cut:
+                engine.cancel(slot.task)
+                cut.append(slot)
+        return decode(batch)
+
+    engine.context.decode = cancelling  # type: ignore[method-assign]
+    params = read_generation({"n_predict": 40, "temperature": 0}, front.settings, front.vocab, 2)
+    tokens = front.vocab.tokenize(PROMPTS[0], add_special=True)
+    try:
+        engine.submit(CompletionTask(tokens, lambda event: None, params=params, sampler=front.sampler(params)))
+        assert wait_for(lambda: engine.n_idle == 2 and not engine.n_deferred)
+    finally:
+        engine.stop(10)
+    (slot,) = cut
+    assert engine.context.kv.seq_pos_max(slot.id) == len(slot.tokens) - 1

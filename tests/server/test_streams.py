@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ikpy.engine.sampling import SamplingParams
+from ikpy.server.chat.output import OutputFormat
+from ikpy.server.chat.request import ChatRequest
 from ikpy.server.front import Mail
 from ikpy.server.http import EventStream
+from ikpy.server.params import GenerationParams
+from ikpy.server.prompts import Prompt
+from ikpy.server.routes_openai import ChatAnswer
+from ikpy.server.tasks import Event, Finished, Piece, Timings, TokenProbability
+from tests.server.harness import MODELS, loaded, read_events
 
 
 class Connection:
@@ -144,3 +153,42 @@ def test_events_for_a_closed_loop_are_dropped() -> None:
     mail = Mail(loop)
     mail.put(asyncio.Queue(), None)  # type: ignore[arg-type]
     mail.send()
+
+
+class Played:
+    """A generation of one answer whose events are known."""
+
+    tasks = (None,)
+
+    def __init__(self, *pieces: str) -> None:
+        timings = Timings(1, 0.0, len(pieces), 0.0, 64, 1)
+        found = [TokenProbability(token, 0.5, ()) for token in range(300, 300 + len(pieces))]
+        self._events: list[Event] = [
+            Piece(0, 0, text, (item,), timings, 1, 0) for text, item in zip(pieces, found, strict=True)
+        ]
+        self._events.append(
+            Finished(
+                0, 0, "".join(pieces), (), 1, 0, len(pieces), 1, False, False, False, True, "", tuple(found), timings
+            )
+        )  # fmt: skip
+
+    async def events(self) -> AsyncIterator[Event]:
+        for event in self._events:
+            yield event
+
+
+def test_log_probabilities_of_text_that_is_held_back_come_with_it() -> None:
+    """The reader waits for what may be a tag; no token may go without its entry meanwhile."""
+    front = SimpleNamespace(vocab=loaded(MODELS["MODEL"]).vocab)
+    output = OutputFormat(("<think>", "</think>"))
+    chat = ChatRequest(Prompt([1], ""), GenerationParams(SamplingParams()), output, "m", True, False)
+
+    async def play() -> str:
+        generation: Any = Played(" ", "<th", "ink>", "so", "</th", "ing", "</think>", "\n", "yes", "<")
+        return "".join([text async for text in ChatAnswer(front, chat).stream(generation)])  # type: ignore[arg-type]
+
+    choices = [e["data"]["choices"][0] for e in read_events(asyncio.run(play())) if e["data"] != "[DONE]"]
+    shown = [entry["id"] for choice in choices for entry in choice.get("logprobs", {}).get("content", [])]
+    assert shown == list(range(300, 310))
+    texts = [choice["delta"].get("content") or choice["delta"].get("reasoning_content") for choice in choices]
+    assert [text for text in texts if text] == ["so", "</thing", "yes", "<"]

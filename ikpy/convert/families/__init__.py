@@ -52,15 +52,16 @@ _MODEL_TYPES = {
 
 def family(config: Config) -> Family:
     """The family of a configuration; UnsupportedError names the known ones."""
-    classes = config.get("architectures", default=[""])
-    model_type = _MODEL_TYPES.get(classes[0], config.model_type)
+    classes = config.get("architectures", default=None)
+    name = classes[0] if isinstance(classes, list) and classes and isinstance(classes[0], str) else ""
+    model_type = _MODEL_TYPES.get(name, config.model_type)
     target = FAMILIES.get(model_type)
     if target is None:
         known = ", ".join(sorted(FAMILIES))
         raise UnsupportedError(
-            f"{config.path}: unknown model architecture: '{model_type}' {classes[0]} (known model types: {known})"
+            f"{config.path}: unknown model architecture: '{model_type}' {name} (known model types: {known})"
         )
-    module, name = target.split(":")
-    made: Family = getattr(import_module(f"{_FOLDER}.{module}"), name)(config)
+    module, class_name = target.split(":")
+    made: Family = getattr(import_module(f"{_FOLDER}.{module}"), class_name)(config)
     made.check()
     return made

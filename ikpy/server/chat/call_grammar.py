@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from ikpy.vocab import Vocab
 
 GRAMMAR_WORD = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|[A-Za-z][A-Za-z0-9-]*')
-MARKER = re.compile(r"@\{([^}]*)\}")
+MARKER = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|@\{([^}]*)\}')
+"""A marker; texts and sets of characters, which may look like one, come before it."""
 GLM_TEXT = r"([^<])*"
 
 Mark = Callable[[str], str]
@@ -82,7 +83,7 @@ def call_grammar(
         f"root ::= {first}{format_.behind} {again}\ncall ::= {' | '.join(alternatives)}\n"
         f"calls ::= call {more}\n" + "".join(rules)
     )
-    return MARKER.sub(lambda match: mark(match[1]), text)
+    return MARKER.sub(lambda match: match[0] if match[1] is None else mark(match[1]), text)
 
 
 # --- one call of every family -------------------------------------------------------------------------------------

@@ -17,11 +17,3 @@ class Delta:
     index: int = 0
     name: str | None = None
     call_id: str | None = None
-
-
-def held_back(text: str, marker: str) -> int:
-    """Length of the longest end of the text that is a beginning of the marker."""
-    for n in range(min(len(marker) - 1, len(text)), 0, -1):
-        if text.endswith(marker[:n]):
-            return n
-    return 0

@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterator
 
 from ikpy.server.chat.call_grammar import harmony_call
-from ikpy.server.chat.deltas import Delta, held_back
+from ikpy.server.chat.deltas import Delta
 from ikpy.server.chat.tool_reading import CallPart, CallReader, ToolFormat
 from ikpy.server.front import random_id
+from ikpy.tools.stop_strings import overlap
 
 MESSAGE = "<|message|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
@@ -101,7 +102,7 @@ class HarmonyReader:
             text, self._buffer = self._buffer[:at], self._buffer[at + len(marker) :]
             self._header = ""
         else:
-            keep = 0 if final else max(held_back(self._buffer, marker) for marker in ENDS)
+            keep = 0 if final else max(overlap(self._buffer, marker) for marker in ENDS)
             text, self._buffer = self._buffer[: len(self._buffer) - keep], self._buffer[len(self._buffer) - keep :]
         if text and self._kind == "tool":
             yield Delta("tool", text, self._n_calls - 1)

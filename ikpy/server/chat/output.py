@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ikpy.server.chat.deltas import Delta, held_back
+from ikpy.server.chat.deltas import Delta
 from ikpy.server.chat.harmony import HARMONY, HarmonyReader
 from ikpy.server.chat.tool_reading import CallReader, ToolFormat
 from ikpy.server.front import random_id
+from ikpy.tools.stop_strings import overlap
 
 ReasoningTags = tuple[str, str]
 
@@ -147,7 +148,7 @@ class OutputReader:
 
     def _take(self, marker: str, final: bool) -> str:
         """Text that cannot be the beginning of the marker."""
-        n = len(self._buffer) - (0 if final else held_back(self._buffer, marker))
+        n = len(self._buffer) - (0 if final else overlap(self._buffer, marker))
         text, self._buffer = self._buffer[:n], self._buffer[n:]
         return text
 

@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ikpy.server.chat.call_grammar import deepseek_call, deepseek_plain_call, glm_call, json_call, kimi_call
-from ikpy.server.chat.tool_reading import CallPart, CallReader, ListedCalls, Rules, ToolFormat
+from ikpy.server.chat.tool_reading import CallPart, CallReader, ListedCalls, Rules, ToolFormat, parse_value
 
 Call = tuple[str, str, str | None]
 """Name, arguments as JSON text, id."""
 
-GLM_CALL = re.compile(r"\s*([^\s<{]+)\s*((?:<arg_key>.*?</arg_key>\s*<arg_value>.*?</arg_value>\s*)*)\s*", re.DOTALL)
-GLM_ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+GLM_NAME = re.compile(r"\s*([^\s<{]+)\s*")
+GLM_ARGUMENT = re.compile(
+    r"<arg_key>((?:(?!</arg_key>).)*)</arg_key>\s*<arg_value>((?:(?!</arg_value>).)*)</arg_value>\s*", re.DOTALL
+)
 DEEPSEEK_CALL = re.compile(
     r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>([^\n<]+)\n```json\n(.*?)\n?```|([^\n<]+)<｜tool▁sep｜>(.*?))"
     r"\s*<｜tool▁call▁end｜>",
@@ -50,23 +52,27 @@ class BlockCalls(CallReader):
 def is_object(text: str) -> bool:
     """Whether a text is a JSON object."""
     try:
-        return isinstance(json.loads(text), dict)
+        return isinstance(parse_value(text), dict)
     except ValueError:
         return False
 
 
 def glm_calls(block: str) -> list[Call]:
     """A name, then keys and values in tags; values that are JSON (but no strings) are taken as such."""
-    match = GLM_CALL.fullmatch(block)
-    if match is None:
+    name = GLM_NAME.match(block)
+    if name is None:
         return []
-    arguments = {key.strip(): _glm_value(value) for key, value in GLM_ARGUMENT.findall(match[2])}
-    return [(match[1], json.dumps(arguments, ensure_ascii=False), None)]
+    arguments = {}
+    at = name.end()
+    while argument := GLM_ARGUMENT.match(block, at):
+        arguments[argument[1].strip()] = _glm_value(argument[2])
+        at = argument.end()
+    return [(name[1], json.dumps(arguments, ensure_ascii=False), None)] if at == len(block) else []
 
 
 def _glm_value(text: str) -> Any:
     try:
-        value = json.loads(text)
+        value = parse_value(text)
     except ValueError:
         return text
     return text if isinstance(value, str) else value

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 NAME = re.compile(r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"')
 ARGUMENTS = re.compile(r'\s*,\s*"(?:arguments|parameters)"\s*:\s*\{(?=\s*["}])')
+LIST_ENDS = ("]", "}")
 ARGUMENTS_BEGIN = re.compile(r'\s*(,\s*("(a|p)?[a-z]*("\s*(:\s*(\{\s*)?)?)?)?)?$')
 
 
@@ -192,10 +193,12 @@ class ListedCalls(CallReader):
     def feed(self, text: str, final: bool) -> Iterator[CallPart]:
         """The calls once the list is complete."""
         self._text += text
+        if not final and not any(bracket in text for bracket in LIST_ENDS):
+            return
         start = self._text.lstrip()
         try:
             value, end = json.JSONDecoder().raw_decode(start)
-        except ValueError:
+        except (ValueError, RecursionError):
             if final:
                 self.rest = ""
                 yield CallPart(raw=self._opening + self._text)
@@ -210,10 +213,18 @@ class ListedCalls(CallReader):
             yield CallPart(raw=self._opening + self._text[: len(self._text) - len(self.rest)])
 
 
+def parse_value(text: str) -> Any:
+    """Value of generated JSON text. Raises ValueError, also for one that is nested too deep to be read."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
 def read_object(text: str) -> tuple[str, str] | None:
     """Name and arguments of a complete object, in any order of its fields; None if it is none."""
     try:
-        call = named_call(json.loads(text))
+        call = named_call(parse_value(text))
     except ValueError:
         return None
     return None if call is None else call[:2]

@@ -90,22 +90,25 @@ class Pool:
             worker.n_running += 1
             try:
                 if worker.pid is None:
-                    await self._make_room(model)
+                    await self._make_room(worker)
             except BaseException:
                 worker.n_running -= 1
                 raise
             return worker
 
-    async def _make_room(self, model: ModelFile) -> None:
-        """Unloads idle models until another one fits. Raises ApiError 503 when the others are all in use."""
+    async def _make_room(self, wanted: Worker) -> None:
+        """Unloads idle models until another one fits. Raises ApiError 503 when the others are all in use.
+
+        Models count from the moment they are asked for: two may be on their way at the same time.
+        """
         end = time.monotonic() + GRACE_SECONDS
         while True:
-            running = self.loaded()
-            too_many = 0 < self.limits.n_models <= len(running)
-            needed = sum(worker.memory for worker in running) + model.size
-            if not too_many and not (0 < self.limits.memory < needed and running):
+            others = [worker for worker in self.workers.values() if worker is not wanted and worker.takes_place]
+            too_many = 0 < self.limits.n_models <= len(others)
+            needed = sum(worker.needed for worker in others) + wanted.model.size
+            if not too_many and not (0 < self.limits.memory < needed and others):
                 return
-            idle = [worker for worker in running if not worker.n_running]
+            idle = sorted((w for w in others if not w.n_running), key=lambda worker: worker.last_used)
             if idle:
                 await idle[0].stop()
             elif time.monotonic() < end:

@@ -28,6 +28,8 @@ LONGEST_PAUSE = 30.0
 """Most seconds between two restarts."""
 CALM_SECONDS = 60.0
 """Seconds without a crash after which the next restart is immediate again."""
+LONGEST_LINE = 1 << 20
+"""Bytes of a line of a process's log."""
 LOST_SECONDS = 5.0
 """Most seconds between a broken connection and the end of the process that broke it."""
 
@@ -87,6 +89,17 @@ class Worker:
         """Process id while there is a process."""
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
+    @property
+    def takes_place(self) -> bool:
+        """Whether there is a process, or will be one soon."""
+        restarts = self._restarting is not None and not self._restarting.done()
+        return self.pid is not None or self.n_running > 0 or restarts
+
+    @property
+    def needed(self) -> int:
+        """Bytes of memory, as far as they are known: a model that is not loaded yet needs those of its files."""
+        return self.memory if self.state is State.LOADED else max(self.memory, self.model.size)
+
     async def load(self) -> None:
         """Starts the process if it is not running and waits until it answers. Raises ApiError 500."""
         self.last_used = time.monotonic()
@@ -112,7 +125,13 @@ class Worker:
         self._log.event("router", "loading model", model=self.model.name)
         pipe = asyncio.subprocess.PIPE
         self._process = await asyncio.create_subprocess_exec(
-            *self._arguments, stdin=pipe, stdout=pipe, stderr=pipe, env=self._environment, start_new_session=True
+            *self._arguments,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            env=self._environment,
+            start_new_session=True,
+            limit=LONGEST_LINE,
         )
         self._started = time.monotonic()
         port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -141,7 +160,13 @@ class Worker:
     async def _read_log(self, stream: asyncio.StreamReader | None, port: asyncio.Future[int] | None) -> None:
         """Passes log lines on and finds the port in them."""
         assert stream is not None
-        async for line in stream:
+        while True:
+            try:
+                line = await stream.readline()
+            except ValueError:  # longer than the limit: a part of it is lost, the process must not wait for a reader
+                continue
+            if not line:
+                return
             text = line.decode("utf-8", "replace").rstrip("\n")
             self._last_lines.append(text)
             found = LISTENING.search(text) if port is not None and not port.done() else None
@@ -190,6 +215,7 @@ class Worker:
         process = self._process
         if self._restarting is not None and self.state is State.FAILED:
             self._restarting.cancel()
+            self._restarting = None
         if process is not None and process.returncode is None:
             process.terminate()
             try:

@@ -1,0 +1,92 @@
+"""The objects that setup.py keeps: compiled again when, and only when, something they are made from has changed."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shutil
+from pathlib import Path
+
+import pytest
+from setuptools import Distribution, Extension
+
+from tests.shared import ROOT
+
+HEADER = "inline int value() { return VALUE + 1; }\n"
+SOURCES = {"one.cpp": '#include "value.hpp"\nint one() { return value(); }\n', "two.cpp": "int two() { return 2; }\n"}
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("g++") is None or not (ROOT / "setup.py").is_file(), reason="needs g++ and the sources"
+)
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("IKPY_JOBS", "1")
+    for name, text in {"value.hpp": HEADER, **SOURCES}.items():
+        Path(name).write_text(text)
+
+
+def build(value: str = "1", flags: tuple[str, ...] = ("-O0",)) -> set[str]:
+    """Builds as a new process would; the names of the sources that were compiled."""
+    rules = runpy.run_path(str(ROOT / "setup.py"), run_name="rules")
+    before = {path: path.stat().st_mtime_ns for path in Path().rglob("*.o")}
+    extension = Extension(
+        "part", sorted(SOURCES), define_macros=[("VALUE", value)], extra_compile_args=list(flags), language="c++"
+    )
+    command = rules["ParallelBuild"](Distribution({"name": "part", "ext_modules": [extension]}))
+    command.ensure_finalized()
+    command.run()
+    after = {path: path.stat().st_mtime_ns for path in Path().rglob("*.o")}
+    assert {path.stem for path in after} == {"one", "two"}
+    return {path.stem for path, changed in after.items() if before.get(path) != changed}
+
+
+def test_nothing_is_compiled_twice() -> None:
+    assert build() == {"one", "two"}
+    assert build() == set()
+    for name in ("value.hpp", "one.cpp"):
+        os.utime(name)
+    assert build() == set(), "time stamps do not count"
+
+
+def test_what_an_object_is_made_from_counts() -> None:
+    build()
+    Path("value.hpp").write_text(HEADER.replace("1", "2"))
+    assert build() == {"one"}, "a header"
+    Path("two.cpp").write_text("int two() { return 3; }\n")
+    assert build() == {"two"}, "a source"
+    assert build(value="7") == {"one", "two"}, "a macro"
+    assert build(value="7", flags=("-O1",)) == {"one", "two"}, "a flag"
+    assert build(value="7", flags=("-O1",)) == set()
+
+
+def test_the_compiler_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    build()
+    compiler = Path("other-g++")
+    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "another version"\nexec g++ "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler.absolute()))
+    monkeypatch.setenv("CC", str(compiler.absolute()))
+    assert build() == {"one", "two"}
+    compiler.write_text(compiler.read_text().replace("another", "a later"))
+    assert build() == {"one", "two"}, "the same name, another version"
+
+
+def test_an_interrupted_compilation_is_done_again() -> None:
+    build()
+    (key,) = Path().rglob("one.o.key")
+    key.unlink()
+    assert build() == {"one"}
+    (made,) = Path().rglob("two.o")
+    made.unlink()
+    assert build() == {"two"}
+
+
+def test_a_header_that_is_gone_is_noticed() -> None:
+    build()
+    Path("one.cpp").write_text("int one() { return 1; }\n")
+    Path("value.hpp").unlink()
+    assert build() == {"one"}
+    assert build() == set()

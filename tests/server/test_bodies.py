@@ -1,0 +1,77 @@
+"""Request bodies that are too large, never arrive, or ask for much."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from ikpy.server.app import routes
+from ikpy.server.build import Server
+from ikpy.server.front import MOST_TASKS
+from tests.server.harness import start_server
+
+WITHOUT_BODY = {"/load", "/save", "/rename", "/all", "/delete"}
+"""Routes that answer 501 before they read anything."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("slots")
+    found = start_server(
+        "llama-server -m PUPPET -t 1 -c 256 -np 1 --embeddings --pooling mean --slot-save-path x", folder
+    )
+    yield found
+    found.engine.stop(10)
+
+
+def posts() -> list[str]:
+    """Paths that read a body."""
+    found = [route.path.replace("{id}", "0") for route in routes() if "POST" in (route.methods or ())]
+    return [path + ("?action=save" if "slots" in path else "") for path in found if path not in WITHOUT_BODY]
+
+
+def test_every_route_limits_the_body(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.front.settings, "max_body", 1000)
+    client = TestClient(server.app, raise_server_exceptions=False)
+    for path in posts():
+        response = client.post(path, content=b'{"x": "' + b"y" * 2000 + b'"}')
+        assert response.status_code == 413, f"{path}: {response.text}"
+
+
+def test_a_client_that_leaves_while_it_sends_is_no_error(server: Server) -> None:
+    scope: dict[str, Any] = {
+        "type": "http", "method": "POST", "path": "/completion", "headers": [], "query_string": b"",
+        "client": ("127.0.0.1", 1), "app": None,
+    }  # fmt: skip
+    messages = [{"type": "http.request", "body": b'{"prompt": ', "more_body": True}, {"type": "http.disconnect"}]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(server.app(scope, receive, send))  # type: ignore[arg-type]
+    assert sent[0]["status"] == 499
+
+
+def test_many_prompts_are_one_request(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of the queue is one of requests, not of their prompts, whose number has a limit of its own."""
+    client = TestClient(server.app, raise_server_exceptions=False)
+    monkeypatch.setattr(server.engine.settings, "queue_limit", 4)
+    found = client.post("/v1/embeddings", json={"input": ["x"] * 40})
+    assert len(found.json()["data"]) == 40
+    found = client.post("/completion", json={"prompt": ["x"] * 20, "n_predict": 1})
+    assert len(found.json()) == 20
+    for path, body in (
+        ("/v1/embeddings", {"input": ["x"] * (MOST_TASKS + 1)}),
+        ("/completion", {"prompt": ["x"] * (MOST_TASKS // 2), "n": 3}),
+    ):
+        refused = client.post(path, json=body)
+        assert refused.status_code == 400
+        assert "in one request are too many" in refused.json()["error"]["message"]

@@ -1,0 +1,50 @@
+"""The log of the server: streams that break or lack characters do not stop it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from pathlib import Path
+
+from starlette.testclient import TestClient
+
+from ikpy.cli.server import make_server
+from ikpy.server.log import ServerLog
+from tests.server.harness import MODELS, Session, loaded, parse
+
+
+def test_characters_that_the_stream_lacks_are_escaped() -> None:
+    data = io.BytesIO()
+    stream = io.TextIOWrapper(data, encoding="latin-1")
+    ServerLog("text", stream).event("main", "request", path="/é/€")
+    assert data.getvalue().decode("latin-1").endswith('path="/\\xe9/\\u20ac"\n')
+
+
+def test_closed_and_full_streams_are_no_errors() -> None:
+    closed = io.StringIO()
+    closed.close()
+    full = Path("/dev/full").open("w")  # noqa: SIM115 - closing it fails too
+    ServerLog("json", full).event("main", "message")
+    ServerLog("json", closed).failure("main", "message")
+    with contextlib.suppress(OSError):
+        full.close()
+
+
+def test_a_server_whose_log_is_not_read_answers() -> None:
+    end, start = os.pipe()
+    os.close(end)
+    broken = os.fdopen(start, "w")
+    params = parse(["-m", MODELS["PUPPET"], "-t", "1", "-c", "256", "-np", "1", "--log-disable"], "server")
+    base = loaded(MODELS["PUPPET"])
+    session = Session(params, base.model, base.vocab, base.path, base.timings)
+    server = make_server(session, ServerLog("text", broken))
+    server.engine.start()
+    try:
+        client = TestClient(server.app, raise_server_exceptions=False)
+        for _ in range(2):
+            assert client.post("/completion", json={"prompt": "x", "n_predict": 1}).status_code == 200
+    finally:
+        server.engine.stop(10)
+        with contextlib.suppress(BrokenPipeError):
+            broken.close()

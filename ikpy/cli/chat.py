@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ikpy.cli.banner import banner_lines
-from ikpy.cli.common import Session, load, print_log, speculation, speculative_params, start
+from ikpy.cli.common import Session, load, print_log, reads_states, speculation, start
 from ikpy.errors import UsageError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def run_session(session: Session) -> bool:
     from ikpy.tools.sampler_setup import make_sampler
 
     params = session.params
-    context = session.new_context(embeddings=params.context.embeddings or "mtp" in speculative_params(params).types)
+    context = session.new_context(token_states=reads_states(session))
     conversation = Conversation(session) if params.prompt.conversation else None
     if conversation:
         session.log(["main: chat template example:", conversation.example(), ""])

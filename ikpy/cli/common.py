@@ -6,7 +6,7 @@ import sys
 import time
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -290,12 +290,8 @@ def speculation(session: Session, n_seq: int = 1) -> Speculation | None:
         "embeddings": False,
     }
     changes |= {name: value for name in ("type_k", "type_v") if (value := getattr(options, name)) is not None}
-    settings = speculative_params(session.params)
-    if session.params.tool == "server" and "mtp" in settings.types:
-        session.log(["warning: the server does not run prediction heads: mtp does not draft"])
-        settings = replace(settings, types=tuple(name for name in settings.types if name != "mtp"))
     found = make_speculation(
-        settings,
+        speculative_params(session.params),
         session.vocab,
         files,
         draft_params=session.params.context_params(**changes),
@@ -305,6 +301,14 @@ def speculation(session: Session, n_seq: int = 1) -> Speculation | None:
     if found is not None:
         session.log([f"main: speculative decoding: {', '.join(d.name for d in found.speculator().drafters)}"])
     return found
+
+
+def reads_states(session: Session) -> bool:
+    """Whether a drafter reads the states of the context's tokens. UsageError if the model has no such drafter."""
+    if "mtp" not in speculative_params(session.params).types:
+        return False
+    session.model.prediction_head()
+    return True
 
 
 def speculative_params(params: CommonParams) -> SpeculativeParams:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ikpy.cli.banner import banner_lines
-from ikpy.cli.common import Session, load, print_log, speculation, start
+from ikpy.cli.common import Session, load, print_log, reads_states, speculation, start
 from ikpy.cli.params import CommonParams
 from ikpy.errors import ResourceError, UsageError
 
@@ -162,7 +162,7 @@ def make_server(session: Session, log: ServerLog) -> Server:
     if settings.pooling == "rank" and session.model.arch.classifier is None:
         raise UsageError("--pooling rank needs a model with a classification head (tensors cls, cls.output)")
     n_slots = settings.n_slots
-    context = session.new_context(n_seq_max=n_slots, embeddings=params.context.embeddings)
+    context = session.new_context(n_seq_max=n_slots, token_states=reads_states(session))
     if context.n_ctx // n_slots < 16:
         raise UsageError(f"a context of {context.n_ctx} tokens is too small for {n_slots} slots: raise -c or lower -np")
     drafters = speculation(session, n_slots)

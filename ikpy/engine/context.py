@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -55,14 +55,16 @@ def _input(array: np.ndarray, n: int, name: str) -> Value:
     return external(array.ctypes.data, array, I64 if array.dtype == np.uint64 else I32, (n,), name, "input")
 
 
-class _Built:
-    """A planned graph with its results, before it is bound to memory."""
+def _buffers(values: Iterable[Value | None]) -> set[Buffer]:
+    return {v.buffer for v in values if v is not None}
 
-    def __init__(
-        self, nodes: list[Node], logits: Value | None, embeddings: Value | None, devices: DeviceRuntime | None
-    ) -> None:
-        self.logits, self.embeddings = logits, embeddings
-        keep: set[Buffer] = {v.buffer for v in (logits, embeddings) if v is not None}
+
+class _Built:
+    """A planned graph with its results (logits, embeddings, token states), before it is bound to memory."""
+
+    def __init__(self, nodes: list[Node], results: tuple[Value | None, ...], devices: DeviceRuntime | None) -> None:
+        self.results = results
+        keep = _buffers(results)
         self.graph = devices.split(nodes, keep) if devices else None
         self.arena = self.graph.arenas[CPU] if self.graph else plan_arena(nodes, keep)
         self.cpu_nodes = [step.node for step in self.graph.steps(CPU)] if self.graph else nodes
@@ -73,13 +75,17 @@ class _Built:
         return CompiledPlan(core, self.cpu_nodes, self.arena, arena_address) if self.cpu_nodes else None
 
 
+def _joined(pieces: Sequence[np.ndarray]) -> np.ndarray | None:
+    if len(pieces) > 1:
+        return np.concatenate(pieces)
+    return pieces[0] if pieces else None
+
+
 class _Ready:
     """A compiled plan and views of its results."""
 
-    def __init__(
-        self, plan: CompiledPlan | HybridPlan, logits: np.ndarray | None, embeddings: np.ndarray | None
-    ) -> None:
-        self.plan, self.logits, self.embeddings = plan, logits, embeddings
+    def __init__(self, plan: CompiledPlan | HybridPlan, results: Sequence[np.ndarray | None]) -> None:
+        self.plan, self.results = plan, results
 
 
 class Context:
@@ -104,6 +110,7 @@ class Context:
         can_shift = model.arch.shift_part(self.graph_params) is not None
         self.kv = KVCache(self.n_ctx, specs, can_shift=can_shift, windows=windows, allocate=not self.plan_only)
         self.embeddings: np.ndarray | None = None
+        self.token_states: np.ndarray | None = None
         self._make_inputs()
         self._make_adapters()
         self._steering: np.ndarray | None = None
@@ -254,6 +261,7 @@ class Context:
         batch = BatchGraph(
             graph, n_tokens, n_outputs, inputs, cells, self.kv.tensors, self.kv.window_of, self.graph_params
         )
+        batch.keeps_states = self.params.token_states
         if self.model.arch.reads_states:
             shape = (self._states.shape[1], n_tokens)
             batch.states = external(self._states.ctypes.data, self._states, F32, shape, "states", "input")
@@ -262,16 +270,15 @@ class Context:
             batch.steering = external(self._steering.ctypes.data, self._steering, F32, shape, "steering", "input")
         return batch
 
-    def _graph(self, n_tokens: int, n_outputs: int) -> tuple[list[Node], Value | None, Value | None]:
-        """Nodes of a micro-batch, its logits and its embeddings."""
+    def _graph(self, n_tokens: int, n_outputs: int) -> tuple[list[Node], tuple[Value | None, ...]]:
+        """Nodes of a micro-batch; its logits, embeddings and token states."""
         b = self._batch_graph(n_tokens, n_outputs)
         logits = self.model.arch.build(b)
         if b.graph.adapters and n_outputs:
             self._check_adapters(b.graph.adapters)
         wanted = self.params.embeddings or self.model.arch.is_encoder
-        embeddings = b.embeddings if wanted and n_outputs else None
-        keep: set[Buffer] = {v.buffer for v in (logits, embeddings) if v is not None}
-        return fuse(eliminate_dead(b.graph.nodes, keep)), logits, embeddings
+        results = logits, b.embeddings if wanted and n_outputs else None, b.token_states
+        return fuse(eliminate_dead(b.graph.nodes, _buffers(results))), results
 
     def _build(self, n_tokens: int, n_outputs: int) -> _Built:
         return _Built(*self._graph(n_tokens, n_outputs), self.devices)
@@ -347,7 +354,7 @@ class Context:
         else:
             assert cpu_plan is not None
             plan = cpu_plan
-        return _Ready(plan, self._result(built, built.logits), self._result(built, built.embeddings))
+        return _Ready(plan, [self._result(built, value) for value in built.results])
 
     def _result(self, built: _Built, value: Value | None) -> np.ndarray | None:
         """Float32 view [rows, n] of a result in the arena."""
@@ -454,25 +461,26 @@ class Context:
         """Evaluates a batch in micro-batches; returns logits float32 [n_outputs, n_vocab] in batch order.
 
         states: float32 [n, n_embd], for prediction heads: the hidden state behind the token before each one.
-        With params.embeddings, self.embeddings holds float32 [n_outputs, n_embd]. Raises KVCacheFullError (nothing of
-        the failed micro-batch stays in the cache) and UsageError for tokens or sequences out of range.
+        With params.embeddings, self.embeddings holds float32 [n_outputs, n_embd]; with params.token_states,
+        self.token_states holds the hidden states of all tokens, float32 [n, n_embd]. Raises KVCacheFullError (nothing
+        of the failed micro-batch stays in the cache) and UsageError for tokens or sequences out of range.
         """
         if self.plan_only:
             raise UsageError("only the header of the model was read: it can be measured, not run")
         self._check(batch)
         self._check_states(batch, states)
         self._apply_shifts()
-        rows: list[np.ndarray] = []
-        embeddings: list[np.ndarray] = []
+        found: list[list[np.ndarray]] = [[], [], []]
         for start in range(0, len(batch), self.n_ubatch):
             n = min(self.n_ubatch, len(batch) - start)
             if states is not None:
                 self._states[:n] = states[start : start + n]
-            self._decode_micro_batch(batch, start, n, rows, embeddings)
-        self.embeddings = np.concatenate(embeddings) if embeddings else None
-        if not rows:
-            return np.empty((0, self.model.hparams.n_vocab), np.float32)
-        return rows[0] if len(rows) == 1 else np.concatenate(rows)
+            results = self._decode_micro_batch(batch, start, n)
+            for pieces, result in zip(found, results, strict=True):
+                if result is not None:
+                    pieces.append(result.copy())
+        logits, self.embeddings, self.token_states = map(_joined, found)
+        return np.empty((0, self.model.hparams.n_vocab), np.float32) if logits is None else logits
 
     def _check_states(self, batch: Batch, states: np.ndarray | None) -> None:
         wanted = (len(batch), self.model.hparams.n_embd) if self.model.arch.reads_states else None
@@ -501,9 +509,8 @@ class Context:
             if not ids or min(ids) < 0 or max(ids) >= MAX_SEQUENCES:
                 raise UsageError(f"sequence ids {ids} of a token are outside 0..{MAX_SEQUENCES - 1}")
 
-    def _decode_micro_batch(
-        self, batch: Batch, start: int, n: int, rows: list[np.ndarray], states: list[np.ndarray]
-    ) -> None:
+    def _decode_micro_batch(self, batch: Batch, start: int, n: int) -> Sequence[np.ndarray | None]:
+        """Logits, embeddings and token states, valid until the next run."""
         part = slice(start, start + n)
         outputs = np.flatnonzero(batch.logits[part])
         a = self._arrays
@@ -524,10 +531,7 @@ class Context:
         except BaseException:
             self.kv.release(taken)
             raise
-        if ready.logits is not None:
-            rows.append(ready.logits.copy())
-        if ready.embeddings is not None:
-            states.append(ready.embeddings.copy())
+        return ready.results
 
     def _apply_shifts(self) -> None:
         """Re-rotates cached keys whose positions moved since the last decode (model semantics 7.5)."""

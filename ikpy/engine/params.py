@@ -56,6 +56,7 @@ class ContextParams:
     grouped_experts: bool = False
     smart_expert_reduction: tuple[int, float] = (-1, 0.0)
     embeddings: bool = False
+    token_states: bool = False  # keep the hidden states of all tokens, for prediction heads
     causal: bool = True
     k_hadamard: bool = False  # transform keys (values) before a quantized cache stores them
     v_hadamard: bool = False

@@ -38,7 +38,7 @@ ROWS = (
         Kind("TYPE[:K=V,..]", values.to_speculation, many=True),
         "speculative.types",
         "what drafts: none, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache, suffix, draft, "
-        "mtp (not in the server). Repeatable; asked in the given order",
+        "mtp. Repeatable; asked in the given order",
         "SC",
     ),
     option(

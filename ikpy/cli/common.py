@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ikpy.cli.checks import check_before_loading
 from ikpy.cli.params import CommonParams
 from ikpy.cli.parser import parse
 from ikpy.errors import UsageError
@@ -217,7 +218,7 @@ def default_model() -> str:
 def load(params: CommonParams, **context_changes: Any) -> Session:
     """Load the model named by the parameters with the log lines of loading.
 
-    context_changes: what the tool will change of the context's parameters, for --fit.
+    context_changes: what the tool will change of the context's parameters, for --fit and the checks before loading.
     With --dry-run only its header is read; the first context of the session prints the plan and ends the process.
 
     Raises:
@@ -228,6 +229,7 @@ def load(params: CommonParams, **context_changes: Any) -> Session:
     from ikpy.tools import logs
     from ikpy.vocab import Vocab
 
+    check_before_loading(params, context_changes)
     started = time.perf_counter()
     path = model_path(params)
     model_params = params.model_params()

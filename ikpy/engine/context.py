@@ -17,9 +17,10 @@ from ikpy.backends.cuda.runtime import DeviceRuntime
 from ikpy.backends.cuda.state import Inputs
 from ikpy.engine.adapter import low_rank_weights
 from ikpy.engine.batch import Batch
-from ikpy.engine.kv_cache import MAX_SEQUENCES, KVCache, KVCacheFullError
+from ikpy.engine.cells import MAX_SEQUENCES
+from ikpy.engine.kv_cache import KVCache, KVCacheFullError
 from ikpy.engine.model import Model
-from ikpy.engine.params import ContextParams
+from ikpy.engine.params import PLAIN_CACHE_TYPES, ContextParams
 from ikpy.errors import UsageError
 from ikpy.graph import work as plan_work
 from ikpy.graph.adapters import GraphAdapters
@@ -35,7 +36,6 @@ from ikpy.quants import registry
 
 __all__ = ["Context", "KVCacheFullError"]
 
-PLAIN_CACHE_TYPES = ("f32", "f16", "bf16")
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q6_0", "q4_0", "iq4_nl", "q8_kv")
 MAX_PLANS = 16
 PROMPT_TOKENS = 128
@@ -101,7 +101,8 @@ class Context:
         self.params = params or ContextParams()
         self.plan_only = model.params.header_only
         self._log = log or (lambda _: None)
-        self._pad = 256 if self.params.flash_attn else 32
+        self.params.check()
+        self._pad = self.params.cell_multiple
         self._resolve_sizes()
         windows = self._window_cells()
         self.graph_params = self._graph_params(frozenset(windows))
@@ -131,10 +132,6 @@ class Context:
         self.n_ctx = self._padded(wanted)
         self.n_batch = max(16, min(self.n_ctx, p.n_batch))
         self.n_ubatch = min(self.n_batch, p.n_ubatch or p.n_batch)
-        if p.n_batch <= 0 or self.n_ubatch <= 0:
-            raise UsageError("batch and micro-batch size must be above 0 (-b, -ub)")
-        if not 1 <= p.n_seq_max <= MAX_SEQUENCES:
-            raise UsageError(f"{p.n_seq_max} parallel sequences: 1 to {MAX_SEQUENCES} are possible")
         self.n_threads = p.n_threads
         self.n_threads_batch = p.n_threads_batch or p.n_threads
 
@@ -174,8 +171,6 @@ class Context:
         mla = self.model.arch.effective_mla(self.model.params.mla if p.mla is None else p.mla)
         if mla not in (0, 1, 2, 3):
             raise UsageError(f"-mla {mla}: possible values are 0, 1, 2 and 3")
-        if p.type_v.lower() not in PLAIN_CACHE_TYPES and not p.flash_attn:
-            raise UsageError("V cache quantization requires flash_attn")
         return GraphParams(
             n_ctx=self.n_ctx,
             flash_attn=p.flash_attn,

@@ -193,7 +193,7 @@ class Context:
         p, hp = self.params, self.model.hparams
         scaling = p.rope_scaling or hp.rope_scaling_type
         ext = p.yarn_ext_factor if p.yarn_ext_factor >= 0 else (1.0 if scaling == "yarn" else 0.0)
-        return RopeParams(
+        rope = RopeParams(
             freq_base=p.rope_freq_base or hp.rope_freq_base,
             freq_scale=1.0 if scaling == "none" else (p.rope_freq_scale or hp.rope_freq_scale),
             n_ctx_orig=p.yarn_orig_ctx or hp.n_ctx_orig or hp.n_ctx_train,
@@ -202,6 +202,8 @@ class Context:
             beta_fast=p.yarn_beta_fast if p.yarn_beta_fast >= 0 else hp.yarn_beta_fast,
             beta_slow=p.yarn_beta_slow if p.yarn_beta_slow >= 0 else hp.yarn_beta_slow,
         )
+        rope.check()
+        return rope
 
     # --- plans ------------------------------------------------------------------------------------------------
 

@@ -143,6 +143,18 @@ def test_prediction_heads_draft_in_every_slot(heads: list[TestClient], request: 
         prompts = [[*prompt, *found, 5 + turn] for prompt, found in zip(prompts, words, strict=True)]
 
 
+def test_prediction_heads_and_context_shifts(heads: list[TestClient], request: pytest.FixtureRequest) -> None:
+    """A slot of 128 tokens is full several times; the text stays that of a server without guesses."""
+    name = f"HEAD-{request.node.callspec.params['heads']}"
+    command = f"llama-server -m {name} -t 1 -c 256 -np 2 -ctk f32 -ctv f32"
+    body = {"prompt": texts_of_heads(1, 0)[0], "n_predict": 250, "ignore_eos": True, "n_keep": 8}
+    with running(command) as plain, running(f"{command} -mtp --draft-p-min 0 --draft-max 3 -cd 256") as drafting:
+        wanted, got = complete(plain, **body), complete(drafting, **body)
+    assert wanted["truncated"] and got["truncated"]
+    assert got["content"] == wanted["content"]
+    assert got["timings"]["draft_n"] > 150
+
+
 def test_requests_decide_about_prediction_heads(heads: list[TestClient]) -> None:
     """Without guesses for a request the head sees nothing of it, and goes on with the next one."""
     plain, drafting = heads

@@ -33,12 +33,12 @@ def generate(
 ) -> tuple[list[int], float, str]:
     """n tokens, the seconds they took without the prompt, and the acceptance rate."""
     context.kv.clear()
-    sequence = GrowingSequence(context)
+    speculator = speculation.speculator() if speculation else None
+    sequence = GrowingSequence(context, speculator=speculator)
     logits = sequence.feed(prompt)
     sampler = Sampler(SamplingParams(temperature=0.0), context.model.hparams.n_vocab)
-    speculator = speculation.speculator() if speculation else None
     began = time.perf_counter()
-    tokens = list(islice(sequence.generate(sampler, logits, frozenset(), speculator), n))
+    tokens = list(islice(sequence.generate(sampler, logits, frozenset()), n))
     return tokens, time.perf_counter() - began, speculator.lines()[0] if speculator else ""
 
 

@@ -72,11 +72,12 @@ class LLM:
         context_values["adapters"] = [*given, *(LoraAdapter.load(file, self.model) for file, _ in lora)]
         self._adapter_scales = [1.0] * len(given) + [scale for _, scale in lora]
         if speculative and "mtp" in speculative.types:
-            context_values["embeddings"] = True  # the head reads the states of kept tokens
+            self.model.prediction_head()  # says so if there is none
+            context_values["token_states"] = True
         self.context_params = ContextParams(**context_values)
         self.context = self._new_context(self.context_params, log)
-        self._sequence = GrowingSequence(self.context)
         self.speculator = self._make_speculator(speculative, draft_files, log)
+        self._sequence = GrowingSequence(self.context, speculator=self.speculator)
 
     def _new_context(self, params: ContextParams, log: Callable[[str], None] | None = None) -> Context:
         context = Context(self.model, params, log=log)
@@ -140,7 +141,7 @@ class LLM:
         logits = self._sequence.feed(tokens[kept:])
         decoder = self.vocab.stream_decoder()
         stops = StopFilter(stop)
-        for count, token in enumerate(self._sequence.generate(sampler, logits, self.vocab.eog, self.speculator), 1):
+        for count, token in enumerate(self._sequence.generate(sampler, logits, self.vocab.eog), 1):
             if token in self.vocab.eog:
                 break
             if text := stops.feed(decoder.feed(token)):

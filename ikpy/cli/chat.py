@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ikpy.cli.banner import banner_lines
-from ikpy.cli.common import Session, load, print_log, speculation, speculative_params, start
+from ikpy.cli.common import Session, load, print_log, reads_states, speculation, start
 from ikpy.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,12 +22,10 @@ def run(arguments: Sequence[str]) -> int:
     params = start("cli", arguments, "Generate text from a prompt, or chat with a model.")
     if params is None:
         return 0
-    if params.sampling.grammar:
-        from ikpy.engine.gbnf import parse_gbnf
-
-        parse_gbnf(params.sampling.grammar)
     if params.prompt.interactive_first or params.prompt.conversation:
         params.prompt.interactive = True
+    if params.prompt.cfg_scale != 1.0 and params.prompt.interactive:
+        raise UsageError("--cfg-scale works for the continuation of a prompt, not in interactive use or conversations")
     print_log(params, ["Log start", *banner_lines(params)])
     session = load(params)
     interrupted = run_session(session)
@@ -40,8 +38,6 @@ def guidance(session: Session) -> Guidance | None:
     prompt = session.params.prompt
     if prompt.cfg_scale == 1.0:
         return None
-    if prompt.interactive:
-        raise UsageError("--cfg-scale works for the continuation of a prompt, not in interactive use or conversations")
     from ikpy.tools.decoder import TimedContext
     from ikpy.tools.guidance import Guidance
 
@@ -58,7 +54,7 @@ def run_session(session: Session) -> bool:
     from ikpy.tools.sampler_setup import make_sampler
 
     params = session.params
-    context = session.new_context(embeddings=params.context.embeddings or "mtp" in speculative_params(params).types)
+    context = session.new_context(token_states=reads_states(session))
     conversation = Conversation(session) if params.prompt.conversation else None
     if conversation:
         session.log(["main: chat template example:", conversation.example(), ""])

@@ -6,11 +6,12 @@ import sys
 import time
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ikpy.cli.checks import check_before_loading
 from ikpy.cli.params import CommonParams
 from ikpy.cli.parser import parse
 from ikpy.errors import UsageError
@@ -217,7 +218,7 @@ def default_model() -> str:
 def load(params: CommonParams, **context_changes: Any) -> Session:
     """Load the model named by the parameters with the log lines of loading.
 
-    context_changes: what the tool will change of the context's parameters, for --fit.
+    context_changes: what the tool will change of the context's parameters, for --fit and the checks before loading.
     With --dry-run only its header is read; the first context of the session prints the plan and ends the process.
 
     Raises:
@@ -228,6 +229,7 @@ def load(params: CommonParams, **context_changes: Any) -> Session:
     from ikpy.tools import logs
     from ikpy.vocab import Vocab
 
+    check_before_loading(params, context_changes)
     started = time.perf_counter()
     path = model_path(params)
     model_params = params.model_params()
@@ -290,12 +292,8 @@ def speculation(session: Session, n_seq: int = 1) -> Speculation | None:
         "embeddings": False,
     }
     changes |= {name: value for name in ("type_k", "type_v") if (value := getattr(options, name)) is not None}
-    settings = speculative_params(session.params)
-    if session.params.tool == "server" and "mtp" in settings.types:
-        session.log(["warning: the server does not run prediction heads: mtp does not draft"])
-        settings = replace(settings, types=tuple(name for name in settings.types if name != "mtp"))
     found = make_speculation(
-        settings,
+        speculative_params(session.params),
         session.vocab,
         files,
         draft_params=session.params.context_params(**changes),
@@ -305,6 +303,14 @@ def speculation(session: Session, n_seq: int = 1) -> Speculation | None:
     if found is not None:
         session.log([f"main: speculative decoding: {', '.join(d.name for d in found.speculator().drafters)}"])
     return found
+
+
+def reads_states(session: Session) -> bool:
+    """Whether a drafter reads the states of the context's tokens. UsageError if the model has no such drafter."""
+    if "mtp" not in speculative_params(session.params).types:
+        return False
+    session.model.prediction_head()
+    return True
 
 
 def speculative_params(params: CommonParams) -> SpeculativeParams:

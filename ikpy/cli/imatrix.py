@@ -56,6 +56,8 @@ def check(params: CommonParams) -> None:
         if not os.path.isfile(path):
             print(f"error: failed to open file '{path}'", file=sys.stderr)
             raise UsageError("invalid parameter for argument: --in-file")
+    if params.prompt.chunks == 0:
+        raise UsageError("--chunks 0 leaves nothing to process; give a positive number, or -1 for the whole text")
     folder = os.path.dirname(os.path.abspath(options.output))
     if os.path.isdir(options.output):
         raise UsageError(f"-o {options.output}: this is a folder; name a file")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ikpy.cli.banner import banner_lines
+from ikpy.cli.checks import need_folder
 from ikpy.cli.common import Session, load, print_log, start
 from ikpy.cli.params import CommonParams
 from ikpy.errors import UsageError
@@ -80,6 +81,16 @@ def check_input(params: CommonParams) -> None:
             "you must provide a name of a file containing the log probabilities of the base model: "
             "--kl-divergence-base FILE"
         )
+    if options.stride > 0 and options.logits_file:
+        raise UsageError("--kl-divergence-base cannot be combined with --ppl-stride")
+    if options.kl_divergence and options.logits_file:
+        from ikpy.tools.kl_divergence import BaseFile
+
+        BaseFile(options.logits_file)
+    elif options.logits_file:
+        need_folder("--kl-divergence-base", options.logits_file)
+    if prompt.chunks == 0:
+        raise UsageError("--chunks 0 leaves nothing to evaluate; give a positive number, or -1 for the whole text")
     if options.multiple_choice and prompt.binary_file is None:
         raise UsageError("--multiple-choice needs its task file: -bf FILE")
     if options.kl_divergence or options.multiple_choice or prompt.text:
@@ -103,8 +114,6 @@ def run_perplexity(session: Session, context: TimedContext, plan: Plan) -> Perpl
     options, text, n_chunks = params.perplexity, params.prompt.text, params.prompt.chunks
     threads = params.n_threads_batch
     if options.stride > 0:
-        if options.logits_file:
-            raise UsageError("--kl-divergence-base cannot be combined with --ppl-stride")
         return tool.strided_perplexity(
             context, session.vocab, text, plan, options.stride,
             n_chunks=n_chunks, output_type=options.output_type, n_threads=threads,

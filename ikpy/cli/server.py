@@ -5,21 +5,26 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ikpy.cli.banner import banner_lines
-from ikpy.cli.common import Session, load, print_log, speculation, start
+from ikpy.cli.checks import need_files
+from ikpy.cli.common import Session, load, print_log, reads_states, speculation, start
 from ikpy.cli.params import CommonParams
 from ikpy.errors import ResourceError, UsageError
 
 if TYPE_CHECKING:
+    from ikpy.engine.params import ContextParams
     from ikpy.server.build import Server
     from ikpy.server.keys import KeyRing
     from ikpy.server.log import ServerLog
     from ikpy.server.settings import ServerSettings
 
 DRAIN_SECONDS = 30.0
+LEAST_SLOT = 16
+"""Tokens."""
 WORKER = "IKPY_WORKER"
 """Set in the environment of processes that serve one model of --models-dir."""
 
@@ -102,6 +107,8 @@ def is_router(params: CommonParams) -> bool:
 
 def check(params: CommonParams) -> None:
     """Refuse what cannot work before the model is loaded."""
+    from ikpy.server.keys import read_keys
+
     server = params.server
     if is_router(params):
         if params.model.path or params.model.hf_repo or params.model.url:
@@ -112,6 +119,10 @@ def check(params: CommonParams) -> None:
         raise UsageError("--slot-autosave needs --slot-save-path")
     if bool(server.ssl_key_file) != bool(server.ssl_cert_file):
         raise UsageError("HTTPS needs both --ssl-key-file and --ssl-cert-file")
+    need_files("--ssl-key-file", [server.ssl_key_file] if server.ssl_key_file else [])
+    need_files("--ssl-cert-file", [server.ssl_cert_file] if server.ssl_cert_file else [])
+    read_keys(server.api_keys, server.api_key_files)
+    check_slots(params.context_params())
     if server.path and not Path(server.path).is_dir():
         raise UsageError(f"--path {server.path}: no such directory")
     if server.slot_save_path:
@@ -119,6 +130,14 @@ def check(params: CommonParams) -> None:
             Path(server.slot_save_path).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"--slot-save-path {server.slot_save_path}: {error.strerror}") from None
+
+
+def check_slots(context: ContextParams) -> None:
+    """UsageError if the slots of a context of given size would be too small."""
+    n_ctx = -(-context.n_ctx // context.cell_multiple) * context.cell_multiple
+    if 0 < n_ctx // context.n_seq_max < LEAST_SLOT or 0 < n_ctx < context.n_seq_max:
+        n_slots = context.n_seq_max
+        raise UsageError(f"a context of {n_ctx} tokens is too small for {n_slots} slots: raise -c or lower -np")
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -159,9 +178,8 @@ def make_server(session: Session, log: ServerLog) -> Server:
     if settings.pooling == "rank" and session.model.arch.classifier is None:
         raise UsageError("--pooling rank needs a model with a classification head (tensors cls, cls.output)")
     n_slots = settings.n_slots
-    context = session.new_context(n_seq_max=n_slots, embeddings=params.context.embeddings)
-    if context.n_ctx // n_slots < 16:
-        raise UsageError(f"a context of {context.n_ctx} tokens is too small for {n_slots} slots: raise -c or lower -np")
+    context = session.new_context(n_seq_max=n_slots, token_states=reads_states(session))
+    check_slots(replace(context.params, n_ctx=context.n_ctx))
     drafters = speculation(session, n_slots)
     return build_server(settings, session.model, session.vocab, context, log, drafters, session.directions)
 

@@ -51,6 +51,9 @@ def run(arguments: Sequence[str]) -> int:
     params = start("sweep-bench", arguments, "Speed of prompt processing and generation at growing context length.")
     if params is None:
         return 0
+    if params.context.n_ctx > 0:
+        multiple = params.context_params().cell_multiple
+        make_settings(params, -(-params.context.n_ctx // multiple) * multiple)
     session = load(params)
     context = session.new_context()
     settings = make_settings(params, context.n_ctx)

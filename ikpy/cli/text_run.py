@@ -66,12 +66,13 @@ class TextRun:
         self.vocab = session.vocab
         self.context = context
         self.sampler = sampler
-        self.speculator = speculator
         prompt = self.params.prompt
         self.console = console or Console(
             self.vocab, special=prompt.special, color=prompt.color, multiline=prompt.multiline_input
         )
-        self.sequence = GrowingSequence(TimedContext(context, session.timings), shift=self.params.server.context_shift)
+        self.sequence = GrowingSequence(
+            TimedContext(context, session.timings), shift=self.params.server.context_shift, speculator=speculator
+        )
         self.interrupt = Interrupt()
         self.times = RunTimes()
         self.prompt_tokens: list[int] = []
@@ -114,7 +115,7 @@ class TextRun:
         try:
             if self.pending:
                 self.logits = self.sequence.feed(self.pending)
-            for token in self.sequence.generate(self.sampler, self.logits, self.vocab.eog, self.speculator):
+            for token in self.sequence.generate(self.sampler, self.logits, self.vocab.eog):
                 count += 1
                 self.pending = [token]
                 if token in self.vocab.eog:

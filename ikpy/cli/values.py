@@ -133,7 +133,8 @@ def to_group_size(text: str, warn: Warn) -> int:
     value = to_int(text, warn)
     if value != 1:
         raise UsageError(
-            "self-extend is not supported: extend the context with --rope-scaling yarn or --rope-freq-base"
+            "self-extend is not supported; extend the context with YaRN instead: --rope-scaling yarn --rope-scale N, "
+            "N being the context divided by that of the training"
         )
     return value
 
@@ -226,8 +227,11 @@ def to_file_scaled(text: str, warn: Warn) -> tuple[str, float]:
 
 def to_layer_range(text: str, warn: Warn) -> tuple[int, int]:
     """`START END`, both included."""
-    first, _, last = text.partition(" ")
-    return to_int(first, warn), to_int(last, warn)
+    start, _, end = text.partition(" ")
+    first, last = to_int(start, warn), to_int(end, warn)
+    if 0 < last < first:
+        raise ValueError(f"expected START END with START not above END, got {text!r}")
+    return first, last
 
 
 def to_kv_override(text: str, warn: Warn) -> tuple[str, object]:

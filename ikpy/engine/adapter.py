@@ -56,10 +56,20 @@ class LoraAdapter:
             return cls(str(path), pairs)
 
 
-def _check_kind(gguf: GGUFFile, model: Model) -> None:
+def check_adapter_file(path: str | os.PathLike[str]) -> None:
+    """Raises FileFormatError unless the header is that of a LoRA adapter, of whatever model."""
+    with GGUFFile.open(Path(path), header_only=True) as gguf:
+        _check_type(gguf)
+
+
+def _check_type(gguf: GGUFFile) -> None:
     for key, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):
         if gguf.get(key) != wanted:
             raise FileFormatError(f"{gguf.path}: not a LoRA adapter: {key} is {gguf.get(key)!r}, not '{wanted}'")
+
+
+def _check_kind(gguf: GGUFFile, model: Model) -> None:
+    _check_type(gguf)
     arch = gguf.get("general.architecture")
     if arch != model.hparams.arch:
         raise FileFormatError(f"{gguf.path}: the adapter is for '{arch}', the model is '{model.hparams.arch}'")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, reduce
 from operator import or_
 
@@ -17,8 +17,9 @@ from ikpy.backends.cuda.runtime import DeviceRuntime
 from ikpy.backends.cuda.state import Inputs
 from ikpy.engine.adapter import low_rank_weights
 from ikpy.engine.batch import Batch
+from ikpy.engine.cells import MAX_SEQUENCES
 from ikpy.engine.inputs import BatchInputs, as_input
-from ikpy.engine.kv_cache import MAX_SEQUENCES, KVCache, KVCacheFullError
+from ikpy.engine.kv_cache import KVCache, KVCacheFullError
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
 from ikpy.engine.settings import Sizes, graph_params, window_cells
@@ -48,14 +49,22 @@ def aligned_bytes(n: int) -> np.ndarray:
     return memory[start : start + n]
 
 
-class _Built:
-    """A planned graph with its results, before it is bound to memory."""
+def _buffers(values: Iterable[Value | None]) -> set[Buffer]:
+    return {v.buffer for v in values if v is not None}
 
-    def __init__(
-        self, nodes: list[Node], logits: Value | None, embeddings: Value | None, devices: DeviceRuntime | None
-    ) -> None:
-        self.logits, self.embeddings = logits, embeddings
-        keep: set[Buffer] = {v.buffer for v in (logits, embeddings) if v is not None}
+
+def _joined(pieces: Sequence[np.ndarray]) -> np.ndarray | None:
+    if len(pieces) > 1:
+        return np.concatenate(pieces)
+    return pieces[0] if pieces else None
+
+
+class _Built:
+    """A planned graph with its results (logits, embeddings, token states), before it is bound to memory."""
+
+    def __init__(self, nodes: list[Node], results: tuple[Value | None, ...], devices: DeviceRuntime | None) -> None:
+        self.results = results
+        keep = _buffers(results)
         self.graph = devices.split(nodes, keep) if devices else None
         self.arena = self.graph.arenas[CPU] if self.graph else plan_arena(nodes, keep)
         self.cpu_nodes = [step.node for step in self.graph.steps(CPU)] if self.graph else nodes
@@ -69,10 +78,8 @@ class _Built:
 class _Ready:
     """A compiled plan and views of its results."""
 
-    def __init__(
-        self, plan: CompiledPlan | HybridPlan, logits: np.ndarray | None, embeddings: np.ndarray | None
-    ) -> None:
-        self.plan, self.logits, self.embeddings = plan, logits, embeddings
+    def __init__(self, plan: CompiledPlan | HybridPlan, results: Sequence[np.ndarray | None]) -> None:
+        self.plan, self.results = plan, results
 
 
 class Context:
@@ -88,6 +95,7 @@ class Context:
         self.params = params or ContextParams()
         self.plan_only = model.params.header_only
         self._log = log or (lambda _: None)
+        self.params.check()
         sizes = Sizes.of(self.params, model.hparams)
         self.n_ctx, self.n_batch, self.n_ubatch, self._pad = sizes.n_ctx, sizes.n_batch, sizes.n_ubatch, sizes.pad
         self.n_threads = self.params.n_threads
@@ -99,6 +107,7 @@ class Context:
         can_shift = model.arch.shift_part(self.graph_params) is not None
         self.kv = KVCache(self.n_ctx, specs, can_shift=can_shift, windows=windows, allocate=not self.plan_only)
         self.embeddings: np.ndarray | None = None
+        self.token_states: np.ndarray | None = None
         adapters = self.params.adapters
         self._low_rank = low_rank_weights(model, adapters)
         self.adapter_scales = np.ones((MAX_SEQUENCES, len(adapters)), np.float32)
@@ -142,22 +151,22 @@ class Context:
         batch = BatchGraph(
             graph, n_tokens, n_outputs, inputs, cells, self.kv.tensors, self.kv.window_of, self.graph_params
         )
+        batch.keeps_states = self.params.token_states
         batch.states = self._inputs.state_values(n_tokens)
         if self._steering is not None:
             shape = self._steering.shape[::-1]
             batch.steering = external(self._steering.ctypes.data, self._steering, F32, shape, "steering", "input")
         return batch
 
-    def _graph(self, n_tokens: int, n_outputs: int) -> tuple[list[Node], Value | None, Value | None]:
-        """Nodes of a micro-batch, its logits and its embeddings."""
+    def _graph(self, n_tokens: int, n_outputs: int) -> tuple[list[Node], tuple[Value | None, ...]]:
+        """Nodes of a micro-batch; its logits, embeddings and token states."""
         b = self._batch_graph(n_tokens, n_outputs)
         logits = self.model.arch.build(b)
         if b.graph.adapters and n_outputs:
             self._check_adapters(b.graph.adapters)
         wanted = self.params.embeddings or self.model.arch.is_encoder
-        embeddings = b.embeddings if wanted and n_outputs else None
-        keep: set[Buffer] = {v.buffer for v in (logits, embeddings) if v is not None}
-        return fuse(eliminate_dead(b.graph.nodes, keep)), logits, embeddings
+        results = logits, b.embeddings if wanted and n_outputs else None, b.token_states
+        return fuse(eliminate_dead(b.graph.nodes, _buffers(results))), results
 
     def _build(self, n_tokens: int, n_outputs: int) -> _Built:
         return _Built(*self._graph(n_tokens, n_outputs), self.devices)
@@ -233,7 +242,7 @@ class Context:
         else:
             assert cpu_plan is not None
             plan = cpu_plan
-        return _Ready(plan, self._result(built, built.logits), self._result(built, built.embeddings))
+        return _Ready(plan, [self._result(built, value) for value in built.results])
 
     def _result(self, built: _Built, value: Value | None) -> np.ndarray | None:
         """Float32 view [rows, n] of a result in the arena."""
@@ -334,7 +343,8 @@ class Context:
         """Evaluates a batch in micro-batches; returns logits float32 [n_outputs, n_vocab] in batch order.
 
         states: float32 [n, n_embd], for prediction heads: the hidden state behind the token before each one.
-        With params.embeddings, self.embeddings holds float32 [n_outputs, n_embd]. Raises KVCacheFullError, and
+        With params.embeddings, self.embeddings holds float32 [n_outputs, n_embd]; with params.token_states,
+        self.token_states holds the hidden states of all tokens, float32 [n, n_embd]. Raises KVCacheFullError, and
         UsageError for tokens, positions or sequences out of range. Nothing of a batch that fails, or is interrupted,
         stays in the cache.
         """
@@ -343,8 +353,7 @@ class Context:
         self._check(batch)
         self._check_states(batch, states)
         self._apply_shifts()
-        rows: list[np.ndarray] = []
-        embeddings: list[np.ndarray] = []
+        found: list[list[np.ndarray]] = [[], [], []]
         taken: list[dict[Window, np.ndarray]] = []
         try:
             for start in range(0, len(batch), self.n_ubatch):
@@ -352,15 +361,16 @@ class Context:
                 if states is not None and self._inputs.states is not None:
                     self._inputs.states[:n] = states[start : start + n]
                 taken.append(self._place(batch, start, n))
-                self._run_micro_batch(int(batch.logits[start : start + n].sum()), n, rows, embeddings)
+                results = self._run_micro_batch(int(batch.logits[start : start + n].sum()), n)
+                for pieces, result in zip(found, results, strict=True):
+                    if result is not None:
+                        pieces.append(result.copy())
         except BaseException:
             for cells in taken:
                 self.kv.release(cells)
             raise
-        self.embeddings = np.concatenate(embeddings) if embeddings else None
-        if not rows:
-            return np.empty((0, self.model.hparams.n_vocab), np.float32)
-        return rows[0] if len(rows) == 1 else np.concatenate(rows)
+        logits, self.embeddings, self.token_states = map(_joined, found)
+        return np.empty((0, self.model.hparams.n_vocab), np.float32) if logits is None else logits
 
     def _check_states(self, batch: Batch, states: np.ndarray | None) -> None:
         wanted = (len(batch), self.model.hparams.n_embd) if self.model.arch.reads_states else None
@@ -399,14 +409,11 @@ class Context:
         self._inputs.write(batch, start, n, taken, self.adapter_scales)
         return taken
 
-    def _run_micro_batch(self, n_outputs: int, n: int, rows: list[np.ndarray], states: list[np.ndarray]) -> None:
-        """Evaluates the n tokens of the inputs; appends their logits and embeddings."""
+    def _run_micro_batch(self, n_outputs: int, n: int) -> Sequence[np.ndarray | None]:
+        """Evaluates the n tokens of the inputs; their logits, embeddings and token states, valid until the next run."""
         ready = self._plan(n, n_outputs)
         ready.plan.run(self.kv.n_kv(self._pad), self._threads_for(n), self._work)
-        if ready.logits is not None:
-            rows.append(ready.logits.copy())
-        if ready.embeddings is not None:
-            states.append(ready.embeddings.copy())
+        return ready.results
 
     def _apply_shifts(self) -> None:
         """Re-rotates cached keys whose positions moved since the last decode (model semantics 7.5)."""

@@ -18,6 +18,9 @@ FIRST_LAYER = 1
 """direction.N belongs behind layer N counted from 0; layer 0 has none."""
 
 
+NO_DIRECTION = "the file holds no control vector (no tensors named direction.N)"
+
+
 def load_control_vector(path: str | os.PathLike[str], n_layer: int, n_embd: int) -> NDArray[np.float32]:
     """Directions float32 [n_layer, n_embd]; rows of layers without one are 0.
 
@@ -39,8 +42,15 @@ def load_control_vector(path: str | os.PathLike[str], n_layer: int, n_embd: int)
             if layer < n_layer:
                 rows[layer] = dequantize(gguf.data(info), info.type_id, info.shape).reshape(-1)
         if not found:
-            raise FileFormatError(f"{path}: the file holds no control vector (no tensors named direction.N)")
+            raise FileFormatError(f"{path}: {NO_DIRECTION}")
     return rows
+
+
+def check_control_vector_file(path: str | os.PathLike[str]) -> None:
+    """Raises FileFormatError unless the header names directions, of whatever model."""
+    with GGUFFile.open(Path(path), header_only=True) as gguf:
+        if not any(DIRECTION.fullmatch(name) for name in gguf.tensors):
+            raise FileFormatError(f"{path}: {NO_DIRECTION}")
 
 
 def in_range(rows: NDArray[np.float32], first: int, last: int) -> NDArray[np.float32]:

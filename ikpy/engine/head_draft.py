@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ikpy.engine.batch import Batch
+from ikpy.engine.prefix import common_prefix
 from ikpy.engine.speculative import Drafter
 
 if TYPE_CHECKING:
@@ -19,32 +20,47 @@ if TYPE_CHECKING:
 class HeadDraft(Drafter):
     """The prediction head's most likely tokens while their probability is at least ``p_min``.
 
-    ``context``: of `Model.prediction_head`, with embeddings. The head attends to what was generated since the text
-    began; for the second and further tokens of a draft it reads its own states in place of the model's.
+    ``context``: of `Model.prediction_head`, with embeddings; of it, sequence ``seq_id`` and at most ``n_ctx`` cells are
+    used. Entry i of that cache joins the model's state behind token i of the text with token i + 1. Entries are missing
+    where no states were observed (in a restored text, or where one goes on after it was shortened), and the oldest go
+    when the cells are used up. For the second and further tokens of a draft the head reads its own states.
     """
 
     name = "mtp"
     needs_states = True
 
-    def __init__(self, context: Context, *, p_min: float) -> None:
-        self._context, self._p_min = context, p_min
-        self._length = 0
-        self._pending: list[NDArray[np.float32]] = []
+    def __init__(self, context: Context, *, p_min: float, n_ctx: int, seq_id: int = 0) -> None:
+        self._context, self._p_min, self._n_ctx, self._seq_id = context, p_min, n_ctx, seq_id
+        self._text: list[int] = []
+        self._oldest = 0
+        """First entry that has not been dropped for lack of cells."""
+        self._states: list[NDArray[np.float32]] = []
+        """States behind the tokens from number ``_next`` on, whose entries are not made yet."""
+        self._next = 0
 
-    def begin(self, tokens: Sequence[int]) -> None:
-        self._pending = []
-        self._forget()
-
-    def observe(self, states: NDArray[np.float32]) -> None:
-        self._pending += list(states)
+    def observe(self, text: Sequence[int], states: NDArray[np.float32]) -> None:
+        start = len(text) - len(states)
+        agreed = common_prefix(self._text, list(text))
+        kept = min(start, max(0, agreed - 1))
+        if kept < len(self._text) - 1:
+            self._context.kv.seq_rm(self._seq_id, kept, -1)
+        del self._states[max(0, min(start, agreed) - self._next) :]
+        self._text[agreed:] = text[agreed:]
+        if self._next + len(self._states) != start:
+            self._catch_up()
+            self._states, self._next = [], start
+        self._states += list(states)
+        if len(self._states) > self._context.n_batch:
+            self._catch_up()
 
     def draft(self, tokens: Sequence[int], n_max: int) -> list[int]:
-        n = len(self._pending)
-        if not n or n_max > self._context.n_ctx // 2:
+        n_max = min(n_max, self._n_ctx // 4)
+        end = self._next + len(self._states)
+        if n_max < 1 or not self._states or not end == len(self._text) == len(tokens) - 1:
             return []
-        # The state behind a token meets the token that follows it; the last one is still to be evaluated.
-        logits = self._follow(list(tokens[-n:]), np.array(self._pending))
-        self._pending = []
+        self._text.append(tokens[-1])
+        logits = self._catch_up(n_max)
+        assert logits is not None
         found: list[int] = []
         while True:
             token = int(logits.argmax())
@@ -53,30 +69,42 @@ class HeadDraft(Drafter):
             found.append(token)
             if len(found) == n_max:
                 break
-            logits = self._evaluate([token], self._last_state(), self._length + len(found) - 1)
-        self._context.kv.seq_rm(0, self._length, -1)
+            batch = Batch.single([token], end + len(found) - 1, self._seq_id)
+            logits = self._context.decode(batch, self._last_state())[-1]
+        self._context.kv.seq_rm(self._seq_id, end, -1)
         return found
 
-    def _follow(self, tokens: list[int], states: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Evaluates what was added to the text; logits behind it. A full context begins anew with the last half."""
-        room = self._context.n_ctx // 2
-        if self._length + len(tokens) > room:
-            self._forget()
-            tokens, states = tokens[-room:], states[-room:]
-        step = self._context.n_batch
-        for start in range(0, len(tokens), step):
-            piece = tokens[start : start + step]
-            logits = self._evaluate(piece, states[start : start + step], self._length)
-            self._length += len(piece)
-        return logits
+    def adopt(self, other: Drafter, n: int) -> None:
+        assert isinstance(other, HeadDraft)
+        other._catch_up()
+        kv, n = self._context.kv, min(n, len(other._text))
+        kv.seq_rm(self._seq_id, -1, -1)
+        kv.seq_cp(other._seq_id, self._seq_id, -1, max(0, n - 1))
+        self._text, self._oldest = other._text[:n], other._oldest
+        self._states, self._next = other._states[: max(0, n - other._next)], other._next
 
-    def _evaluate(self, tokens: list[int], states: NDArray[np.float32], start: int) -> NDArray[np.float32]:
-        return self._context.decode(Batch.single(tokens, start), states)[-1]
+    def _catch_up(self, n_drafted: int = 0) -> NDArray[np.float32] | None:
+        """Makes the entries whose tokens are known, with room for ``n_drafted`` more; logits behind the last one if
+        there is to be a draft."""
+        n = min(len(self._states), len(self._text) - 1 - self._next)
+        logits = None
+        while n > 0:
+            step = min(n, self._context.n_batch, self._n_ctx // 4)
+            end = self._next + step
+            self._make_room(end + n_drafted)
+            tokens = self._text[self._next + 1 : end + 1]
+            batch = Batch.single(tokens, self._next, self._seq_id, "last" if n_drafted and step == n else "none")
+            logits = self._context.decode(batch, np.array(self._states[:step]))
+            del self._states[:step]
+            self._next, n = end, n - step
+        return logits[-1] if logits is not None and len(logits) else None
+
+    def _make_room(self, end: int) -> None:
+        """Drops the oldest entries if those before ``end`` need more than the head's cells."""
+        if end - self._oldest > self._n_ctx:
+            self._oldest = end - self._n_ctx // 2
+            self._context.kv.seq_rm(self._seq_id, -1, self._oldest)
 
     def _last_state(self) -> NDArray[np.float32]:
         assert self._context.embeddings is not None
         return self._context.embeddings[-1:]
-
-    def _forget(self) -> None:
-        self._context.kv.clear()
-        self._length = 0

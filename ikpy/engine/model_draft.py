@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ikpy.engine.batch import Batch
+from ikpy.engine.prefix import common_prefix
 from ikpy.engine.speculative import Drafter
 
 if TYPE_CHECKING:
@@ -50,16 +51,10 @@ class ModelDraft(Drafter):
         if len(tokens) <= self._start or len(tokens) - self._start + n_max > self._n_ctx:
             self._start = max(0, len(tokens) - self._n_ctx // 2)
         window = list(tokens[self._start :])
-        kept = self._context.kv.rewind(self._seq_id, self._common(window))
+        common = min(common_prefix(self._tokens, window), len(window) - 1)  # the last token is always evaluated
+        kept = self._context.kv.rewind(self._seq_id, common)
         del self._tokens[kept:]
         return self._evaluate(window[kept:])
-
-    def _common(self, window: list[int]) -> int:
-        """Length of the common beginning with the cache; the last token is always evaluated."""
-        n = min(len(self._tokens), len(window) - 1)
-        if self._tokens[:n] == window[:n]:
-            return n
-        return next(i for i in range(n) if self._tokens[i] != window[i])
 
     def _evaluate(self, tokens: list[int]) -> NDArray[np.float32]:
         n_batch = self._context.n_batch

@@ -6,12 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ikpy.engine.cells import MAX_SEQUENCES
+from ikpy.errors import UsageError
 from ikpy.graph.activations import ActivationCollector
 from ikpy.graph.placement import DeviceParams, PlacementParams
 from ikpy.threads import physical_cores
 
 if TYPE_CHECKING:
     from ikpy.engine.adapter import LoraAdapter
+
+PLAIN_CACHE_TYPES = ("f32", "f16", "bf16")
 
 
 @dataclass
@@ -56,9 +60,24 @@ class ContextParams:
     grouped_experts: bool = False
     smart_expert_reduction: tuple[int, float] = (-1, 0.0)
     embeddings: bool = False
+    token_states: bool = False  # keep the hidden states of all tokens, for prediction heads
     causal: bool = True
     k_hadamard: bool = False  # transform keys (values) before a quantized cache stores them
     v_hadamard: bool = False
     swa_full: bool = False  # window layers keep all n_ctx cells
     adapters: Sequence[LoraAdapter] = ()
     collector: ActivationCollector | None = None  # receives statistics of the input of every matmul
+
+    @property
+    def cell_multiple(self) -> int:
+        """The number of cells is rounded up to a multiple of this."""
+        return 256 if self.flash_attn else 32
+
+    def check(self) -> None:
+        """Raises UsageError for values that are wrong for every model."""
+        if self.n_batch <= 0 or self.n_ubatch < 0:
+            raise UsageError("batch and micro-batch size must be above 0 (-b, -ub)")
+        if not 1 <= self.n_seq_max <= MAX_SEQUENCES:
+            raise UsageError(f"{self.n_seq_max} parallel sequences: 1 to {MAX_SEQUENCES} are possible")
+        if self.type_v.lower() not in PLAIN_CACHE_TYPES and not self.flash_attn:
+            raise UsageError("V cache quantization requires flash_attn")

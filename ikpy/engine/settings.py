@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ikpy.engine.cells import MAX_SEQUENCES
 from ikpy.engine.model import Model
-from ikpy.engine.params import ContextParams
+from ikpy.engine.params import PLAIN_CACHE_TYPES, ContextParams
 from ikpy.errors import UsageError
 from ikpy.models.batch import GraphParams, Window
 from ikpy.models.hparams import HParams
 from ikpy.models.rope import RopeParams
 from ikpy.quants import registry
 
-PLAIN_CACHE_TYPES = ("f32", "f16", "bf16")
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q6_0", "q4_0", "iq4_nl", "q8_kv")
 
 
@@ -29,15 +27,11 @@ class Sizes:
 
     @classmethod
     def of(cls, params: ContextParams, hp: HParams) -> Sizes:
-        """Sizes that a context really has. Raises UsageError for those that are not possible."""
-        pad = 256 if params.flash_attn else 32
+        """Sizes that a context really has."""
+        pad = params.cell_multiple
         n_ctx = padded(params.n_ctx or hp.n_ctx_train, pad)
         n_batch = max(16, min(n_ctx, params.n_batch))
         n_ubatch = min(n_batch, params.n_ubatch or params.n_batch)
-        if params.n_batch <= 0 or n_ubatch <= 0:
-            raise UsageError("batch and micro-batch size must be above 0 (-b, -ub)")
-        if not 1 <= params.n_seq_max <= MAX_SEQUENCES:
-            raise UsageError(f"{params.n_seq_max} parallel sequences: 1 to {MAX_SEQUENCES} are possible")
         return cls(n_ctx, n_batch, n_ubatch, pad)
 
 
@@ -69,8 +63,6 @@ def graph_params(
     mla = model.arch.effective_mla(model.params.mla if p.mla is None else p.mla)
     if mla not in (0, 1, 2, 3):
         raise UsageError(f"-mla {mla}: possible values are 0, 1, 2 and 3")
-    if p.type_v.lower() not in PLAIN_CACHE_TYPES and not p.flash_attn:
-        raise UsageError("V cache quantization requires flash_attn")
     return GraphParams(
         n_ctx=n_ctx,
         flash_attn=p.flash_attn,
@@ -112,7 +104,7 @@ def _rope_params(p: ContextParams, hp: HParams) -> RopeParams:
     """Run-time RoPE parameters: the user's value wins (model semantics section 1)."""
     scaling = p.rope_scaling or hp.rope_scaling_type
     ext = p.yarn_ext_factor if p.yarn_ext_factor >= 0 else (1.0 if scaling == "yarn" else 0.0)
-    return RopeParams(
+    rope = RopeParams(
         freq_base=p.rope_freq_base or hp.rope_freq_base,
         freq_scale=1.0 if scaling == "none" else (p.rope_freq_scale or hp.rope_freq_scale),
         n_ctx_orig=p.yarn_orig_ctx or hp.n_ctx_orig or hp.n_ctx_train,
@@ -121,3 +113,5 @@ def _rope_params(p: ContextParams, hp: HParams) -> RopeParams:
         beta_fast=p.yarn_beta_fast if p.yarn_beta_fast >= 0 else hp.yarn_beta_fast,
         beta_slow=p.yarn_beta_slow if p.yarn_beta_slow >= 0 else hp.yarn_beta_slow,
     )
+    rope.check()
+    return rope

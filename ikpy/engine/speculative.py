@@ -73,8 +73,11 @@ class Drafter:
     def accept(self, n_accepted: int) -> None:
         """How many tokens of the last draft the model chose as well."""
 
-    def observe(self, states: NDArray[np.float32]) -> None:
-        """Hidden states float32 [n, n_embd] behind the last n evaluated tokens of the text."""
+    def observe(self, text: Sequence[int], states: NDArray[np.float32]) -> None:
+        """Hidden states float32 [n, n_embd] behind the last n tokens of ``text``, which have been evaluated."""
+
+    def adopt(self, other: Drafter, n: int) -> None:
+        """The text begins with the first n tokens of the one that another drafter of this kind has observed."""
 
     def save(self) -> None:
         """Writes what should outlive the program."""
@@ -173,11 +176,16 @@ class Speculator:
         statistics.n_accepted_tokens += n_accepted
         self._last = None
 
-    def observe(self, states: NDArray[np.float32]) -> None:
-        """Hidden states float32 [n, n_embd] behind the tokens that were kept."""
+    def observe(self, text: Sequence[int], states: NDArray[np.float32]) -> None:
+        """Hidden states float32 [n, n_embd] behind the last n tokens of ``text``, which have been evaluated."""
         for drafter in self.drafters:
             if drafter.needs_states:
-                drafter.observe(states)
+                drafter.observe(text, states)
+
+    def adopt(self, other: Speculator, n: int) -> None:
+        """The text begins with the first n tokens of another's, who has drafters of the same kinds."""
+        for drafter, theirs in zip(self.drafters, other.drafters, strict=True):
+            drafter.adopt(theirs, n)
 
     def save(self) -> None:
         """Lets the drafters write their files."""

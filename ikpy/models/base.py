@@ -183,8 +183,18 @@ class Decoder(Architecture):
         x = self.embed(b)
         for il in range(self.hp.n_layer):
             x = b.steer(il, self.layer(b, il, x))
+        if b.keeps_states and b.n_outputs != b.n_tokens:
+            b.token_states = self.states_of_all(b)
         if b.n_outputs == 0:
             return None
         y = self.norm(b, x, self.output_norm)
         b.embeddings = y
+        if b.keeps_states and b.n_outputs == b.n_tokens:
+            b.token_states = y
         return self.logits(b, y)
+
+    def states_of_all(self, b: BatchGraph) -> Value:
+        """Normed states [D, T] of all tokens where the last layer keeps the output rows only."""
+        if b.unreduced is None:
+            raise UsageError(f"contexts of {self.hp.arch} models keep no states of tokens without logits")
+        return self.norm(b, b.steer(self.hp.n_layer - 1, b.unreduced), self.output_norm)

@@ -57,6 +57,8 @@ class BatchGraph:
     caches: (layer, name) -> cache tensor [n, n_heads, n_cells]; windows: whose cells each of them has.
     steering: control vectors f32 [D, n_layer], added to the residual stream behind the layers. states: f32 [D, T],
     hidden states behind the tokens before those of the batch, for architectures that read them.
+    keeps_states: whether token_states f32 [D, T], the normed states of all tokens, are wanted. unreduced: the residual
+    stream [D, T] behind the last layer where only the output rows go on.
     """
 
     graph: Graph
@@ -68,6 +70,9 @@ class BatchGraph:
     windows: dict[tuple[int, str], Window]
     params: GraphParams
     embeddings: Value | None = None
+    keeps_states: bool = False
+    token_states: Value | None = None
+    unreduced: Value | None = None
     steering: Value | None = None
     states: Value | None = None
     _masks: dict[tuple[str, int], tuple[Value, Value]] = field(default_factory=dict)

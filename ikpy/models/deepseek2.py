@@ -26,7 +26,7 @@ from ikpy.models.blocks import (
 )
 from ikpy.models.feed_forward import take_dense, take_experts
 from ikpy.models.hparams import HParams, read_hparams
-from ikpy.models.keys import Keys
+from ikpy.models.keys import REQUIRED, Keys
 from ikpy.models.latent import derive_k_b_v_b, derive_kv_b
 from ikpy.models.rope import RopeParams
 from ikpy.models.routing import Routing, gating_func
@@ -93,7 +93,10 @@ class DeepSeek2(Decoder):
         if len(set(hp.n_head)) != 1:
             raise FileFormatError(f"{keys.gguf.path}: Unsupported configuration: layers differ in head count")
         hp.extra.update(
-            q_lora_rank=keys.u32("attention.q_lora_rank", 0),
+            # Models without a low-rank query ("lite") need no such key.
+            q_lora_rank=keys.u32(
+                "attention.q_lora_rank", 0 if "blk.0.attn_q.weight" in keys.gguf.tensors else REQUIRED
+            ),
             kv_lora_rank=keys.u32("attention.kv_lora_rank"),
         )
         hp.n_dense_layers = keys.u32("leading_dense_block_count")
@@ -418,7 +421,8 @@ class DeepSeek2(Decoder):
         n_ctx = latents.shape[1]
         block = registry.by_id(b.params.type_k).block_elements
         direct = b.params.type_k in (F16, F32) or dn % block or dv % block
-        kv = g.new(n_head * (dn + dv), n_ctx, type_id=F16 if direct else F32, dynamic_dim=1)
+        type_id = F16 if direct and b.params.type_k != F32 else F32
+        kv = g.new(n_head * (dn + dv), n_ctx, type_id=type_id, dynamic_dim=1)
         g.mul_mat(kv_b, latents, dst=kv)
         item = kv.strides[0]
         strides = ((dn + dv) * item, kv.strides[1], 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ikpy.errors import FileFormatError
 from ikpy.models.hparams import HParams
 from ikpy.models.keys import Keys
 from ikpy.models.llama import Llama
@@ -12,7 +13,10 @@ class Granite(Llama):
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp = super().read_hparams(keys)
-        hp.logit_scale = 1.0 / keys.f32("logit_scale")
+        divisor = keys.f32("logit_scale")
+        if not divisor:
+            raise FileFormatError(f"{keys.gguf.path}: {keys.arch}.logit_scale is 0, and logits are divided by it")
+        hp.logit_scale = 1.0 / divisor
         hp.residual_scale = keys.f32("residual_scale")
         hp.embedding_scale = keys.f32("embedding_scale")
         self.score_scale = keys.f32("attention.scale")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,7 +105,7 @@ def read_hparams(keys: Keys, *, layer_norm: bool = False) -> HParams:
         causal=keys.boolean("attention.causal", True),
         pooling=_pooling(keys),
     )
-    if f"{keys.arch}.attention.head_count_kv" in keys.gguf.metadata:
+    if keys.has("attention.head_count_kv"):
         hp.n_head_kv = keys.per_layer("attention.head_count_kv", n_layer)
     _check(keys, hp)
     return hp
@@ -126,6 +127,11 @@ def _vocab_size(keys: Keys) -> int:
         if tokens is None:
             raise FileFormatError(f"{keys.gguf.path}: cannot find tokenizer vocab in model file")
         return len(tokens)
+    if tokens is not None and len(tokens) != size:
+        raise FileFormatError(
+            f"{keys.gguf.path}: vocab size mismatch: {keys.arch}.vocab_size is {size}, "
+            f"tokenizer.ggml.tokens has {len(tokens)} entries"
+        )
     return int(size)
 
 
@@ -144,4 +150,10 @@ def _check(keys: Keys, hp: HParams) -> None:
         raise FileFormatError(
             f"{where}: impossible dimensions: embedding {hp.n_embd}, head {hp.n_embd_head_k}/{hp.n_embd_head_v}, "
             f"rope {hp.n_rot}"
+        )
+    if hp.n_rot > hp.n_embd_head_k:
+        raise FileFormatError(f"{where}: rope.dimension_count {hp.n_rot} is above the key head size {hp.n_embd_head_k}")
+    if not (0 < hp.rope_freq_base < math.inf and 0 < hp.rope_freq_scale < math.inf):
+        raise FileFormatError(
+            f"{where}: impossible RoPE parameters: base {hp.rope_freq_base:g}, scale {hp.rope_freq_scale:g}"
         )

@@ -39,11 +39,18 @@ class Keys:
         """String `A.name`."""
         return self._scalar(f"{self.arch}.{name}", VT.STRING, default)
 
+    def has(self, name: str) -> bool:
+        """Whether the file or an override gives `A.name`."""
+        key = f"{self.arch}.{name}"
+        return key in self.overrides or key in self.gguf.metadata
+
     def per_layer(self, name: str, n_layer: int, default: Any = REQUIRED) -> list[int]:
         """u32, or u32 array with one value per layer, as a list of n_layer integers."""
         key = f"{self.arch}.{name}"
         if key not in self.overrides and key in self.gguf.metadata and self.gguf.value_type(key) is VT.ARRAY:
             values = np.asarray(self.gguf.metadata[key])
+            if values.dtype.kind not in "iu":
+                raise FileFormatError(f"{self.gguf.path}: key {key} must hold integers")
             if len(values) > MAX_LAYERS:
                 raise FileFormatError(
                     f"{self.gguf.path}: key {key}: array length {len(values)} exceeds max {MAX_LAYERS}"

@@ -26,9 +26,15 @@ class Phi3(Transformer):
 
     def load_global(self, weights: WeightSource) -> None:
         super().load_global(weights)
-        shape = (self.hp.n_rot // 2,)
-        self.long_factors = weights.take("rope_factors_long.weight", shape, required=False)
-        self.short_factors = weights.take("rope_factors_short.weight", shape, required=False)
+        self.long_factors = self._take_factors(weights, "rope_factors_long.weight")
+        self.short_factors = self._take_factors(weights, "rope_factors_short.weight")
+
+    def _take_factors(self, weights: WeightSource, name: str) -> Value | None:
+        """A factor per rotated pair; files of partly rotated heads may have one per pair of the whole head."""
+        n, whole = self.hp.n_rot // 2, self.hp.n_embd // self.hp.n_head[0] // 2
+        shapes = [(n,), (whole,)] if whole > n else [(n,)]
+        factors = weights.take(name, *shapes, required=False)
+        return None if factors is None else factors.slice0(0, n)
 
     def rope_factors(self, layer: int, params: GraphParams) -> Value | None:
         beyond = params.n_ctx // params.n_seq_max > self.hp.n_ctx_orig

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from ikpy.errors import UsageError
+
 
 @dataclass(frozen=True)
 class RopeParams:
@@ -17,6 +19,15 @@ class RopeParams:
     attn_factor: float
     beta_fast: float
     beta_slow: float
+
+    def check(self) -> None:
+        """Raises UsageError for values without angles."""
+        if not (0 < self.freq_base < math.inf and 0 < self.freq_scale < math.inf):
+            raise UsageError(f"RoPE base {self.freq_base:g} and scale {self.freq_scale:g} must be above 0")
+        if self.ext_factor and self.freq_base == 1:
+            raise UsageError("YaRN needs a RoPE base other than 1")
+        if self.ext_factor and not (self.n_ctx_orig > 0 < self.beta_fast and self.beta_slow > 0):
+            raise UsageError("YaRN needs an original context and betas above 0")
 
     def kernel_params(self, n_rot: int) -> list[float]:
         """base, freq_scale, ext_factor, attn_factor and the corner dimensions low, high."""

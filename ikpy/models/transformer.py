@@ -210,7 +210,14 @@ class Transformer(Decoder):
     def layer(self, b: BatchGraph, il: int, x: Value) -> Value:
         layer: Layer = self.layers[il]  # type: ignore[assignment]
         attended = self.attention(b, il, layer.attn, self.norm(b, x, layer.attn_norm))
-        attended, x = b.keep_outputs(il, self.hp.n_layer, attended, x)
+        kept, kept_x = b.keep_outputs(il, self.hp.n_layer, attended, x)
+        if b.keeps_states and kept_x is not x:
+            # Apart from the output rows: those must round as they do in a context that keeps no states.
+            b.unreduced = self.behind_attention(b, layer, attended, x)
+        return self.behind_attention(b, layer, kept, kept_x)
+
+    def behind_attention(self, b: BatchGraph, layer: Layer, attended: Value, x: Value) -> Value:
+        """The rest of a layer on the rows x [D, n] of the residual stream and what their tokens attended to."""
         x = self.add_branch(b, x, self.attention_output(b, layer.attn, attended), layer.attn_post_norm)
         branch = self.ffn(b, layer.ffn, self.norm(b, x, layer.ffn_norm))
         return self.add_branch(b, x, branch, layer.ffn_post_norm)

@@ -19,12 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ikpy.engine.batch import Batch
+from ikpy.engine.prefix import common_prefix
 from ikpy.engine.speculative import acceptance_line
 from ikpy.errors import IkpyError, UsageError
 from ikpy.server.adapters import Adapters
 from ikpy.server.errors import queue_full, shutting_down
 from ikpy.server.metrics import Metrics
-from ikpy.server.prompt_cache import PromptCache, common_prefix
+from ikpy.server.prompt_cache import PromptCache
 from ikpy.server.slots import RequestError, Slot, SlotState
 from ikpy.server.tasks import CompletionTask, EmbeddingTask, Failed, Task
 
@@ -55,11 +56,14 @@ class _BatchPlan:
         self.logits: list[bool] = []
         self.outputs: list[tuple[Slot, int]] = []
         """Slot and number of its output rows, in batch order."""
+        self.parts: list[tuple[Slot, int, int]] = []
+        """Slot, position of its first token and number of its tokens, in batch order."""
 
     def add(self, slot: Slot, tokens: list[int], wanted: str) -> None:
         """Adds tokens the slot has just taken, with its guesses; wanted: outputs of "all", the "last" or "none"."""
         n = len(tokens)
         end = len(slot.tokens) + len(slot.draft)
+        self.parts.append((slot, end - n, n))
         self.tokens += tokens
         self.pos += range(end - n, end)
         self.seq += [slot.id] * n
@@ -391,6 +395,8 @@ class Engine:
         self._measure(plan, seconds)
         self._count(plan, seconds)
         self._distribute(plan, rows)
+        if self.context.token_states is not None:
+            self._show_states(plan, self.context.token_states)
 
     def _share_prefixes(self) -> None:
         """Prompts take over what other slots have evaluated already under the same adapter scales."""
@@ -484,6 +490,14 @@ class Engine:
                 self._sample(slot, rows[part])
             if slot.task is None:
                 self._log_released(slot)
+
+    @staticmethod
+    def _show_states(plan: _BatchPlan, states: NDArray[np.float32]) -> None:
+        """Gives the drafters the hidden states of the tokens that were kept."""
+        row = 0
+        for slot, first, n in plan.parts:
+            slot.observe(first, states[row : row + n])
+            row += n
 
     def _sample(self, slot: Slot, rows: Any) -> None:
         before = slot.n_decoded

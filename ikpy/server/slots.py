@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ikpy.engine.kv_cache import KVCacheFullError
+from ikpy.engine.prefix import common_prefix
 from ikpy.engine.sequence_state import unshare_sequence
 from ikpy.engine.session import SequenceState, put_state, sequence_nbytes, take_state
 from ikpy.server.phrase_ban import HeldToken, PhraseBan
-from ikpy.server.prompt_cache import common_prefix
 from ikpy.server.tasks import (
     CompletionTask,
     Embedded,
@@ -98,7 +98,10 @@ class Slot:
         self.pending: int | None = None
         self.finished = None
         self.draft: list[int] = []
-        self._drafted_before = self._draft_counts()
+        self.n_drafted = 0
+        self.n_accepted = 0
+        self._expected: int | None = None
+        """The guess at the token that is drawn next."""
         self._generated: list[int] = []
         self._probabilities: list[TokenProbability] = []
         self._unsent: list[TokenProbability] = []
@@ -110,10 +113,6 @@ class Slot:
         self._last_token = 0.0
         self.token_delay: float | None = None
         """Seconds between the last two tokens."""
-
-    def _draft_counts(self) -> tuple[int, int]:
-        """Drafted and accepted tokens of all requests so far."""
-        return (self.speculator.n_drafted, self.speculator.n_accepted) if self.speculator else (0, 0)
 
     # --- requests ---------------------------------------------------------------------------------------------
 
@@ -168,6 +167,7 @@ class Slot:
         self.truncate(0)
         self._kv.seq_cp(other.id, self.id, -1, n)
         self.tokens = other.tokens[: self._kv.rewind(self.id, n)]
+        self._adopt_drafts(other)
 
     def _fit_prompt(self, task: CompletionTask) -> None:
         if len(self.prompt) < self.n_ctx:
@@ -224,6 +224,12 @@ class Slot:
             self._kv.seq_cp(donor.id, self.id, len(self.tokens), n)
             self.tokens = self.prompt[:n]
             self.n_cached = n
+            self._adopt_drafts(donor)
+
+    def _adopt_drafts(self, other: Slot) -> None:
+        """The drafters learn what those of another slot know of the common text."""
+        if self.speculator is not None and other.speculator is not None:
+            self.speculator.adopt(other.speculator, len(self.tokens))
 
     def should_wait_for(self, other: Slot) -> bool:
         """Whether another slot is about to evaluate the next tokens of this slot's prompt."""
@@ -260,15 +266,30 @@ class Slot:
         token, self.pending = self.pending, None
         self.tokens.append(token)
         self.draft = self._guess(min(n_max, self.n_ctx - len(self.tokens) - 1))
+        self.n_drafted += len(self.draft)
         return [token, *self.draft]
 
+    @property
+    def _may_guess(self) -> bool:
+        """Whether guesses serve the request: banned phrases are taken back token by token."""
+        task = self.last_task
+        wanted = isinstance(task, CompletionTask) and task.params.draft_n_max != 0
+        return wanted and self.speculator is not None and self._ban is None
+
+    def observe(self, first: int, states: NDArray[np.float32]) -> None:
+        """Hidden states [n, n_embd] behind tokens from position ``first`` on; those beyond the text were not kept."""
+        n = min(len(self.tokens) - first, len(states))
+        if self._may_guess and n > 0:
+            assert self.speculator is not None
+            self.speculator.observe(self.tokens[: first + n], states[:n])
+
     def _guess(self, n_max: int) -> list[int]:
-        if self.speculator is None or self._ban is not None:
+        if not self._may_guess:
             return []
-        assert isinstance(self.task, CompletionTask)
+        assert isinstance(self.task, CompletionTask) and self.speculator is not None
         params = self.task.params
-        n_left = params.limit - self.n_decoded if params.limit >= 0 else n_max
-        n_max = min(n_max, n_left, n_max if params.draft_n_max is None else params.draft_n_max)
+        n_left = params.limit - self.n_decoded if params.limit >= 0 else n_max + 1
+        n_max = min(n_max, n_left - 1, n_max if params.draft_n_max is None else params.draft_n_max)
         return self.speculator.draft(self.tokens, n_max, params.draft_n_min)
 
     def sample_all(self, rows: NDArray[np.float32]) -> None:
@@ -277,19 +298,19 @@ class Slot:
         What was evaluated behind the last kept token leaves the cache.
         """
         draft, self.draft = self.draft, []
-        accepted = 0
+        accepted_before = self.n_accepted
         try:
-            for row, guess in zip(rows, [*draft, None], strict=True):
+            for row, self._expected in zip(rows, [*draft, None], strict=True):
                 self.sample(row)
-                if self.task is None or guess is None or self.pending != guess:
+                if self.task is None or self._expected is None or self.pending != self._expected:
                     break
-                accepted += 1
-                self.tokens.append(guess)
+                self.tokens.append(self._expected)
         finally:
+            self._expected = None
             if draft:
                 self._kv.seq_rm(self.id, len(self.tokens), -1)
             if self.speculator is not None:
-                self.speculator.accept(accepted)
+                self.speculator.accept(self.n_accepted - accepted_before)
 
     def _shift_context(self) -> None:
         """Drops old tokens behind the kept beginning (specification 10.8)."""
@@ -377,6 +398,7 @@ class Slot:
 
     def _add_token(self, task: CompletionTask, token: int, probability: TokenProbability | None) -> None:
         self.n_decoded += 1
+        self.n_accepted += token == self._expected
         now = time.perf_counter()
         self.token_delay = now - self._last_token if self._last_token else None
         self._last_token = now
@@ -451,8 +473,6 @@ class Slot:
         now = time.perf_counter()
         first = self._first or now
         n_prompt = len(self.prompt) - self.n_cached
-        n_drafted, n_accepted = self._draft_counts()
-        before = self._drafted_before
         return Timings(
             n_prompt,
             1e3 * (first - self._began),
@@ -460,8 +480,8 @@ class Slot:
             1e3 * (now - first),
             self.n_ctx,
             len(self.tokens),
-            n_drafted - before[0] if self.speculator else None,
-            n_accepted - before[1] if self.speculator else None,
+            self.n_drafted if self.speculator else None,
+            self.n_accepted if self.speculator else None,
         )
 
     def status(self) -> dict[str, Any]:

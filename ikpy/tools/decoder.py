@@ -43,9 +43,9 @@ class TimedContext:
         return self.context.kv
 
     @property
-    def embeddings(self) -> NDArray[np.float32] | None:
-        """Hidden states of the last decode, if the context keeps them."""
-        return self.context.embeddings
+    def token_states(self) -> NDArray[np.float32] | None:
+        """Hidden states of all tokens of the last decode, if the context keeps them."""
+        return self.context.token_states
 
     def decode(self, batch: Batch) -> NDArray[np.float32]:
         """As :meth:`ikpy.engine.context.Context.decode`."""

@@ -45,7 +45,7 @@ class SequenceContext(Protocol):
     def kv(self) -> SequenceCells: ...
 
     @property
-    def embeddings(self) -> NDArray[np.float32] | None: ...
+    def token_states(self) -> NDArray[np.float32] | None: ...
 
     def decode(self, batch: Batch) -> NDArray[np.float32]: ...
 
@@ -57,11 +57,21 @@ class ContextFullError(ResourceError):
 class GrowingSequence:
     """Sequence ``seq_id`` of a context and the tokens its cache holds.
 
-    ``n_keep`` first tokens survive a context shift; ``shift`` allows shifts.
+    ``n_keep`` first tokens survive a context shift; ``shift`` allows shifts. ``speculator`` makes guesses; it sees all
+    tokens.
     """
 
-    def __init__(self, context: SequenceContext, *, n_keep: int = 0, shift: bool = True, seq_id: int = 0) -> None:
+    def __init__(
+        self,
+        context: SequenceContext,
+        *,
+        n_keep: int = 0,
+        shift: bool = True,
+        seq_id: int = 0,
+        speculator: Speculator | None = None,
+    ) -> None:
         self.context = context
+        self.speculator = speculator
         self.n_keep = n_keep
         self.shift = shift
         self.seq_id = seq_id
@@ -99,6 +109,7 @@ class GrowingSequence:
             batch = Batch.single(piece, len(self.tokens), self.seq_id, "last" if last else "none")
             logits = self.context.decode(batch)
             self.tokens += piece
+            self._show_states(len(piece))
         assert logits is not None
         return logits[-1]
 
@@ -122,26 +133,21 @@ class GrowingSequence:
         kv.seq_add(seq, keep + drop, len(self.tokens), -drop)
         del self.tokens[keep : keep + drop]
 
-    def generate(
-        self,
-        sampler: Sampler,
-        logits: NDArray[np.float32],
-        eog: frozenset[int],
-        speculator: Speculator | None = None,
-    ) -> Iterator[int]:
+    def generate(self, sampler: Sampler, logits: NDArray[np.float32], eog: frozenset[int]) -> Iterator[int]:
         """Tokens drawn by ``sampler``, from ``logits`` on; the end token is given out last.
 
-        A token is evaluated when the next one is asked for; with a ``speculator``, together with guesses at those that
+        A token is evaluated when the next one is asked for; with a speculator, together with guesses at those that
         follow. Whenever a token is given out, ``tokens`` holds those before it.
         """
-        if speculator is not None:
-            speculator.begin(self.tokens)
+        if self.speculator is not None:
+            self.speculator.begin(self.tokens)
         token = sampler.sample(logits)
         sampler.accept(token)
         yield token
         while token not in eog:
-            draft = self._draft(token, speculator) if speculator else []
+            draft = self._draft(token, self.speculator) if self.speculator else []
             rows = self._feed_draft(token, draft)
+            first = len(self.tokens) - 1
             accepted = 0
             try:
                 for row, guess in zip(rows, [*draft, None], strict=True):
@@ -153,7 +159,7 @@ class GrowingSequence:
                         break
                     self.tokens.append(token)
             finally:
-                self._end_draft(len(draft), accepted, speculator)
+                self._end_draft(first, len(draft), accepted)
 
     def _draft(self, token: int, speculator: Speculator) -> list[int]:
         """Guesses at what follows ``token``: as fit the context, and no more than are rounded as single tokens are."""
@@ -167,12 +173,16 @@ class GrowingSequence:
         self.tokens.append(token)
         return logits
 
-    def _end_draft(self, n_draft: int, n_accepted: int, speculator: Speculator | None) -> None:
-        """Removes from the cache what was evaluated but is not part of the text."""
+    def _end_draft(self, first: int, n_draft: int, n_accepted: int) -> None:
+        """Removes from the cache what was evaluated from position ``first`` on but is not part of the text."""
         if n_draft:
             self.context.kv.seq_rm(self.seq_id, len(self.tokens), -1)
-        if speculator is not None:
-            if speculator.needs_states:
-                assert self.context.embeddings is not None
-                speculator.observe(self.context.embeddings[: 1 + n_accepted])
-            speculator.accept(n_accepted)
+        self._show_states(len(self.tokens) - first)
+        if self.speculator is not None:
+            self.speculator.accept(n_accepted)
+
+    def _show_states(self, n: int) -> None:
+        """Gives the drafters the states of the first n tokens of the last batch, the last ones of the text."""
+        if self.speculator is not None and self.speculator.needs_states:
+            assert self.context.token_states is not None
+            self.speculator.observe(self.tokens, self.context.token_states[:n])

@@ -21,7 +21,6 @@ from ikpy.vocab import Vocab
 
 Maker = Callable[[int], Drafter]
 MAX_SIZE_DIFFERENCE = 128
-NO_HEAD = "prediction heads are run by ikpy cli and ikpy.LLM only: choose another type, such as ngram-mod"
 
 
 @dataclass
@@ -45,9 +44,9 @@ def make_speculation(
 ) -> Speculation | None:
     """Drafters for the sequences of a context, None if nothing drafts.
 
-    ``model``: the one whose prediction head may draft ("mtp"), if the states of its context are observed.
-    A draft model is asked last unless ``params.types`` places it. ``draft_params.n_seq_max`` is the number of sequences
-    of the draft model's context. Raises UsageError for files that cannot be used.
+    ``model``: the one whose prediction head may draft ("mtp"); its context must keep token_states. A draft model is
+    asked last unless ``params.types`` places it. ``draft_params.n_seq_max`` is the number of sequences of the draft
+    model's and of the head's context. Raises UsageError for files that cannot be used.
     """
     files = files or DraftFiles()
     types = [name for name in params.types if name != "none"]
@@ -90,10 +89,11 @@ def _head_maker(
     params: SpeculativeParams, model: Model | None, draft_params: ContextParams, log: Callable[[str], None] | None
 ) -> Maker:
     if model is None:
-        raise UsageError(f"--spec-type mtp: {NO_HEAD}")
-    own = replace(draft_params, n_seq_max=1, embeddings=True, adapters=())
-    context = Context(model.prediction_head(), own, log=log)  # for the one sequence of a text program
-    return lambda _: HeadDraft(context, p_min=params.p_min)
+        raise UsageError("--spec-type mtp needs the model itself")
+    own = replace(draft_params, embeddings=True, token_states=False, adapters=())
+    context = Context(model.prediction_head(), own, log=log)
+    n_ctx = context.n_ctx // own.n_seq_max
+    return lambda seq_id: HeadDraft(context, p_min=params.p_min, n_ctx=n_ctx, seq_id=seq_id)
 
 
 def _corpus(path: str, vocab: Vocab) -> Sequence[int]:

@@ -21,6 +21,7 @@ from ikpy.graph.ir import external
 from ikpy.graph.plan import CompiledPlan
 from ikpy.graph.planner import Arena
 from tests.cpu.test_zoo_holdouts import gpt_oss
+from tests.shared import DATA
 
 TEXT = Path(ikpy.__file__).parent / "assets" / "demo-text.txt"
 TYPES = ("bf16", "q8_0", "q8_kv", "q6_0", "iq4_nl", "q4_0")
@@ -112,6 +113,19 @@ def test_the_transform_is_dropped_where_it_has_no_use(model: Model) -> None:
     lines: list[str] = []
     context = Context(model, ContextParams(n_ctx=256, n_threads=1, k_hadamard=True), log=lines.append)
     assert not context.graph_params.k_hadamard and any("-khad has no effect" in line for line in lines)
+
+
+def test_expanded_latents_keep_the_precision_of_an_f32_cache() -> None:
+    """The prompt path of -mla 3 on an F32 cache computes what -mla 0 does, to more digits than F16 has."""
+    path = DATA / "zoo" / "deepseek2-v3-mla.gguf"
+    found = []
+    for mla in (0, 3):
+        settings = ContextParams(n_ctx=512, n_threads=2, type_k="f32", type_v="f32", mla=mla)
+        context = Context(Model.load(path), settings)
+        tokens = np.random.default_rng(4).integers(0, context.model.hparams.n_vocab, 200)
+        found.append(context.decode(Batch.single(tokens, logits="all")))
+    difference = np.abs(found[1] - found[0]).max() / np.abs(found[0]).max()
+    assert difference < 2e-4, f"logits differ by {difference:.1e} relative"
 
 
 # --- expert reduction -----------------------------------------------------------------------------------------

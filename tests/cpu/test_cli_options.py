@@ -130,7 +130,7 @@ def test_command_lines_in_circulation_are_accepted(line, tool):
         ("--fit -ncmoe 3", "-ncmoe | --n-cpu-moe cannot be used with --fit"),
         ("--hellaswag --winogrande", "--hellaswag and --winogrande exclude each other"),
         ("--lora-scaled x y", "invalid parameter for argument: --lora-scaled (expected a number, got 'y')"),
-        ("-gan 4", "self-extend is not supported: extend the context with --rope-scaling yarn"),
+        ("-gan 4", "self-extend is not supported; extend the context with YaRN instead: --rope-scaling yarn"),
         ("-c -5", "invalid parameter for argument: -c (expected at least 0, got -5)"),
         ("-b 0", "invalid parameter for argument: -b (expected at least 1, got 0)"),
         ("-n -3", "invalid parameter for argument: -n (expected at least -2, got -3)"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -126,68 +127,116 @@ class Watched(Context):
 
 @pytest.mark.parametrize("p_min", [0.0, 0.02, 0.9])
 def test_text_and_states(p_min: float, tmp_path: Path) -> None:
-    """Greedy text is that of plain decoding; the head meets every token with the model's state before it."""
+    """Greedy text is that of plain decoding; the head meets every token, the prompt's too, with the state before it."""
     loaded = Model.load(glm4moe(own_matrices=False).write(tmp_path / "model.gguf"))
     prompt, n = TOKENS.tolist(), 40
-    main = Context(loaded, params(embeddings=True))
-    texts = []
-    head = Watched(loaded.prediction_head(), params(embeddings=True))
+    head = Watched(loaded.prediction_head(), params(embeddings=True, n_batch=16))
     head.seen = []
-    for speculator in (None, Speculator([HeadDraft(head, p_min=p_min)], SpeculativeParams(n_max=3))):
-        main.kv.clear()
-        sequence = GrowingSequence(main)
+    texts = []
+    for speculator in (None, Speculator([HeadDraft(head, p_min=p_min, n_ctx=256)], SpeculativeParams(n_max=3))):
+        main = Context(loaded, params(token_states=speculator is not None, n_ubatch=7))
+        sequence = GrowingSequence(main, speculator=speculator)
         sampler = Sampler(SamplingParams(temperature=0.0), N_VOCAB)
         logits = sequence.feed(prompt)
-        found = []
-        for token in sequence.generate(sampler, logits, frozenset(), speculator):
-            found.append(token)
-            if len(found) == n:
-                break
-        texts.append(found)
+        texts.append(list(islice(sequence.generate(sampler, logits, frozenset()), n)))
     assert texts[0] == texts[1]
     text = prompt + texts[0]
     main.kv.clear()
-    main.decode(Batch.single(text, logits="all"))
-    assert main.embeddings is not None
-    position, followed = len(prompt) + 1, 0
-    for tokens, pos, states in head.seen:
-        if pos[0] + len(prompt) + 1 != position:  # a further token of a draft, on the head's own state
-            continue
-        for token, state in zip(tokens, states, strict=True):
-            if text[position] != token:
-                break
-            error = np.abs(state - main.embeddings[position - 1]).max()
-            if error > 1e-3:
-                break
-            position, followed = position + 1, followed + 1
-    assert followed >= n - 5, f"the head followed {followed} of {n} tokens"
+    main.decode(Batch.single(text, logits="none"))
+    assert main.token_states is not None
+    entries = {}
+    for tokens, pos, states in head.seen:  # drafted entries are made again
+        entries.update({p: (t, s) for p, t, s in zip(pos, tokens, states, strict=True)})
+    for i in range(len(text) - 5):
+        token, state = entries[i]
+        assert token == text[i + 1], f"entry {i}"
+        assert np.abs(state - main.token_states[i]).max() < 1e-3, f"entry {i}"
+
+
+def test_keeping_states_does_not_change_logits(tmp_path: Path) -> None:
+    """Bit by bit, whatever rows are asked for; the states are those that a head would read."""
+    loaded = Model.load(glm4moe(own_matrices=False).write(tmp_path / "model.gguf"))
+    plain, keeping = (Context(loaded, params(n_ubatch=64, token_states=kept)) for kept in (False, True))
+    tokens = np.random.default_rng(5).integers(0, N_VOCAB, 150)
+    every = np.ones(len(tokens), np.bool_)
+    expected = None
+    for logits in (every, every & False, np.arange(len(tokens)) % 7 == 3):
+        batch = Batch(tokens, np.arange(len(tokens)), [0] * len(tokens), logits)
+        found = []
+        for context in (plain, keeping):
+            context.kv.clear()
+            found.append(context.decode(batch))
+        assert np.array_equal(*found)
+        assert plain.token_states is None and keeping.token_states is not None
+        expected = keeping.token_states if expected is None else expected
+        assert np.abs(keeping.token_states - expected).max() < 1e-5
+
+
+def observed(drafter: HeadDraft, text: list[int], states: np.ndarray, *steps: int) -> None:
+    """Shows the text in pieces that end at the given lengths."""
+    start = 0
+    for end in steps:
+        drafter.observe(text[:end], states[start:end])
+        start = end
+
+
+def wanted_draft(model: RandomModel, text: list[int], states: np.ndarray, start: int = 0) -> int:
+    """Most likely token behind a text according to the definition, from an entry on."""
+    n = len(text) - 1
+    return int(head_logits(model, np.array(text[start + 1 :]), states[start:n].astype(np.float64))[-1].argmax())
 
 
 def test_drafts_are_those_of_the_definition(tmp_path: Path) -> None:
-    """Two rounds of observed states, and a long text that makes the head begin anew."""
+    """Behind prompts in pieces, in rounds of drafts, behind texts that changed, and with too few cells."""
     model = glm4moe(own_matrices=True)
     head = Model.load(model.write(tmp_path / "model.gguf")).prediction_head()
-    drafter = HeadDraft(Context(head, params(embeddings=True)), p_min=0.0)
+    context = Context(head, params(embeddings=True, n_batch=16))
+    drafter = HeadDraft(context, p_min=0.0, n_ctx=128)
     states = np.random.default_rng(2).normal(size=(300, D)).astype(np.float32)
     text = np.random.default_rng(3).integers(0, N_VOCAB, 300).tolist()
-    drafter.begin(text[:4])
     assert drafter.draft(text[:5], 3) == [], "no state was observed"
-    drafter.observe(states[:6])
-    wanted = head_logits(model, np.array(text[5:11]), states[:6].astype(np.float64))[-1].argmax()
-    assert len(drafter.draft(text[:11], 3)) == 3
-    assert drafter.draft(text[:11], 3) == []
-    drafter.observe(states[6:8])
-    drafts = drafter.draft(text[:13], 2)
-    wanted = head_logits(model, np.array(text[5:13]), states[:8].astype(np.float64))[-1].argmax()
-    assert drafts[0] == wanted, "drafted tokens leave the cache again"
-    drafter.observe(states[8:200])
-    wanted = head_logits(model, np.array(text[77:205]), states[72:200].astype(np.float64))[-1].argmax()
-    assert drafter.draft(text[:205], 1) == [wanted], "the last half of its context is evaluated"
+    observed(drafter, text, states, 30, 31, 40)
+    drafts = drafter.draft(text[:41], 3)
+    assert len(drafts) == 3 and drafts[0] == wanted_draft(model, text[:41], states)
+    assert drafter.draft(text[:41], 3) == [], "nothing new was observed"
+    assert context.kv.used_cells == 40, "drafted tokens leave the cache again"
+    drafter.observe(text[:43], states[40:43])
+    assert drafter.draft(text[:44], 2)[0] == wanted_draft(model, text[:44], states)
+    other = [*text[:20], *text[100:130]]
+    drafter.observe(other[:19], states[18:19])
+    drafter.observe(other[:45], states[19:45])
+    assert drafter.draft(other[:46], 1) == [wanted_draft(model, other[:46], states)], "another text from token 20 on"
+    observed(drafter, text, states, 200)
+    # Micro-batches of 16: the cells are used up before entry 144, half of them go.
+    assert drafter.draft(text[:201], 1) == [wanted_draft(model, text[:201], states, 144 - 64)]
+    assert sorted(context.kv.pos[context.kv.pos >= 0].tolist()) == list(range(80, 200))
 
 
-def test_a_right_head_has_all_its_drafts_accepted(tmp_path: Path) -> None:
-    """Where the next token depends on the last one alone, the head can know it; three drafted tokens a round."""
-    model = glm4moe(own_matrices=False)
+def test_texts_with_gaps_and_shared_beginnings(tmp_path: Path) -> None:
+    """Tokens whose states were not observed are missing in the head's cache; what heads share is stored once."""
+    model = glm4moe(own_matrices=True)
+    head = Model.load(model.write(tmp_path / "model.gguf")).prediction_head()
+    context = Context(head, params(embeddings=True, n_seq_max=2))
+    first, second = (HeadDraft(context, p_min=0.0, n_ctx=128, seq_id=i) for i in range(2))
+    states = np.random.default_rng(2).normal(size=(100, D)).astype(np.float32)
+    text = np.random.default_rng(3).integers(0, N_VOCAB, 100).tolist()
+    observed(first, text, states, 40)
+    second.adopt(first, 24)
+    assert context.kv.used_cells == 39
+    other = [*text[:24], *text[60:80]]
+    second.observe(other, states[24:44])
+    assert len(second.draft([*other, 5], 2)) == 2
+    assert first.draft(text[:41], 1) == [wanted_draft(model, text[:41], states)], "each has its own text"
+    first.observe(text[:60], states[50:60])
+    assert first.draft(text[:61], 1)
+    pos = context.kv.pos[(context.kv.seq & np.uint64(1)) != 0]
+    assert sorted(pos.tolist()) == [*range(40), *range(50, 60)]
+    second.observe(text[:10], states[:10])
+    assert second.draft(text[:11], 1) == [wanted_draft(model, text[:11], states)], "a text that begins anew"
+
+
+def right_head(model: RandomModel) -> RandomModel:
+    """Makes the next token depend on the last one alone, so that the head knows it."""
     for name, w in model.weights.items():
         if "attn_output" in name or "ffn_down" in name:
             w[:] = 0
@@ -195,6 +244,12 @@ def test_a_right_head_has_all_its_drafts_accepted(tmp_path: Path) -> None:
     model.weights[f"{p}.eh_proj"] = np.eye(D, 2 * D, dtype=np.float32)
     model.weights[f"{p}.enorm"][:] = 1
     model.weights[f"{p}.shared_head_norm"] = model.weights["output_norm"]
+    return model
+
+
+def test_a_right_head_has_all_its_drafts_accepted(tmp_path: Path) -> None:
+    """Three drafted tokens a round."""
+    model = right_head(glm4moe(own_matrices=False))
     model.words = ["word"]
     path = model.write(tmp_path / "model.gguf")
     plain = LLM(path, n_ctx=256, n_threads=2)

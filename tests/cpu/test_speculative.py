@@ -67,9 +67,9 @@ def generate(
     sampler = Sampler(SamplingParams(**{"temperature": 0.0, "seed": 5, **sampling}), ctx.model.hparams.n_vocab)  # type: ignore[arg-type]
     for token in prompt:
         sampler.accept(token)
-    sequence = GrowingSequence(ctx)
+    sequence = GrowingSequence(ctx, speculator=speculator)
     found: list[int] = []
-    for token in sequence.generate(sampler, sequence.feed(prompt), frozenset(), speculator):
+    for token in sequence.generate(sampler, sequence.feed(prompt), frozenset()):
         found.append(token)
         if len(found) == n:
             break
@@ -126,10 +126,10 @@ def test_sampling_draws_the_very_same_tokens() -> None:
         for wrong in (None, 0, 1, 2, 5):
             sampler = Sampler(SamplingParams(seed=9, temperature=1.0, **sampling), n_vocab)  # type: ignore[arg-type]
             ctx.kv.clear()
-            sequence = GrowingSequence(ctx)
             drafter = None if wrong is None else Oracle([1, 2, 3, *texts[0]], wrong)
             speculator = None if drafter is None else Speculator([drafter], PARAMS)
-            tokens = sequence.generate(sampler, sequence.feed([1, 2, 3]), frozenset(), speculator)
+            sequence = GrowingSequence(ctx, speculator=speculator)
+            tokens = sequence.generate(sampler, sequence.feed([1, 2, 3]), frozenset())
             texts.append(list(islice(tokens, 200)))
             assert texts[-1] == texts[0], f"{sampling}, every {wrong}-th guess wrong"
 
@@ -204,10 +204,9 @@ def test_end_tokens_and_full_contexts() -> None:
     plain, _ = generate(ctx, prompt, None, 20)
     sampler = Sampler(SamplingParams(temperature=0.0), ctx.model.hparams.n_vocab)
     ctx.kv.clear()
-    sequence = GrowingSequence(ctx)
-    speculator = Speculator([Oracle(prompt + plain)], PARAMS)
+    sequence = GrowingSequence(ctx, speculator=Speculator([Oracle(prompt + plain)], PARAMS))
     end = plain[7]
-    found = list(sequence.generate(sampler, sequence.feed(prompt), frozenset([end]), speculator))
+    found = list(sequence.generate(sampler, sequence.feed(prompt), frozenset([end])))
     assert found == plain[: plain.index(end) + 1]
     long_plain, _ = generate(ctx, prompt, None, 300)
     speculator = Speculator([SuffixDraft(PARAMS), NgramSimple(PARAMS)], PARAMS)
@@ -215,7 +214,7 @@ def test_end_tokens_and_full_contexts() -> None:
 
 
 def test_states_reach_prediction_heads() -> None:
-    """A drafter that wants hidden states gets one row per kept token, equal to those of plain evaluation."""
+    """A drafter that wants hidden states gets one row per token, equal to those of plain evaluation."""
 
     class Head(Oracle):
         name, needs_states = "head", True
@@ -224,10 +223,12 @@ def test_states_reach_prediction_heads() -> None:
             super().__init__(text, wrong)
             self.states: list[np.ndarray] = []
 
-        def observe(self, states: np.ndarray) -> None:
+        def observe(self, text: Sequence[int], states: np.ndarray) -> None:
+            assert list(text) == self.text[: len(text)] and len(text) == len(self.states) + len(states)
             self.states += list(states)
 
-    ctx = context(DATA / "zoo" / "qwen3moe.gguf", embeddings=True, type_k="f32", type_v="f32")
+    path = DATA / "zoo" / "qwen3moe.gguf"
+    ctx = context(path, embeddings=True, token_states=True, n_ubatch=16, type_k="f32", type_v="f32")
     prompt = prompts(MODELS[2])[1]
     plain, _ = generate(ctx, prompt, None, 20)
     head = Head(prompt + plain, 4)
@@ -235,9 +236,10 @@ def test_states_reach_prediction_heads() -> None:
     ctx.kv.clear()
     ctx.decode(ikpy.Batch.single(prompt + plain, logits="all"))
     assert ctx.embeddings is not None
-    wanted = ctx.embeddings[len(prompt) :]
-    assert len(head.states) >= 18
-    error = np.abs(np.array(head.states)[:18] - wanted[:18]).max(axis=1)
+    assert np.array_equal(ctx.embeddings, ctx.token_states)  # type: ignore[arg-type]
+    n = len(head.states)
+    assert n >= len(prompt) + 18
+    error = np.abs(np.array(head.states) - ctx.embeddings[:n]).max(axis=1)
     assert error.max() < 1e-3, f"state {error.argmax()} differs by {error.max()}"
 
 
@@ -309,7 +311,7 @@ def test_set_up_and_its_errors() -> None:
     for types, message in (
         (("draft",), "needs a draft model: give one with -md"),
         (("eagle",), "possible types are none, ngram-simple"),
-        (("mtp",), "prediction heads are run by ikpy cli and ikpy.LLM only"),
+        (("mtp",), "--spec-type mtp needs the model itself"),
     ):
         with pytest.raises(UsageError, match=message):
             make_speculation(SpeculativeParams(types=types), vocab)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,8 @@ import pytest
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
-from ikpy.engine.params import ContextParams
-from ikpy.errors import FileFormatError
+from ikpy.engine.params import ContextParams, ModelParams
+from ikpy.errors import FileFormatError, UsageError
 from ikpy.graph.activations import ActivationCollector
 from tests.cpu import reference_models as ref
 from tests.cpu.reference_models import N_VOCAB, Evaluation, RandomModel
@@ -361,15 +362,92 @@ ROUTED = {**EXPERTS, "leading_dense_block_count": 1, "expert_weights_scale": 1.0
             "1 of 3 expert groups used with 8 experts",
         ),
         ("phi3", {}, "phi3.attention.sliding_window"),
+        ("phi3", {"rope.dimension_count": 18}, "rope.dimension_count 18 is above the key head size 16"),
+        ("smollm3", {"rope.freq_base": 0.0}, "impossible RoPE parameters: base 0, scale 1"),
+        ("smollm3", {"rope.scaling.factor": -2.0}, "impossible RoPE parameters: base 10000, scale -0.5"),
+        (
+            "granite",
+            {"logit_scale": 0.0, "residual_scale": 1.0, "embedding_scale": 1.0, "attention.scale": 1.0},
+            "granite.logit_scale is 0",
+        ),
+        (
+            "deepseek2",
+            {**ROUTED, "rope.dimension_count": 8, "attention.kv_lora_rank": 32},
+            "deepseek2.attention.q_lora_rank",
+        ),
         ("smollm3", {}, "tensor 'blk.0.attn_norm.weight' not found"),
     ],
 )
 def test_impossible_models(arch: str, keys: dict, message: str, tmp_path: Path) -> None:
     """Keys that cannot be and missing tensors are one-line errors."""
-    model = RandomModel(arch, 9, **shape(2, 32, 2, 1, 16, 24), **RMS, **keys)
+    model = RandomModel(arch, 9, **{**shape(2, 32, 2, 1, 16, 24), **RMS, **keys})
     frame(model, 32, tied=arch == "smollm3")
     with pytest.raises(FileFormatError, match=re.escape(message)):
         Model.load(model.write(tmp_path / "model.gguf"))
+
+
+def test_vocabularies_must_have_the_size_of_the_key(tmp_path: Path) -> None:
+    model = gemma()[0]
+    model.words = ["word"]
+    path = model.write(tmp_path / "model.gguf")
+    Model.load(path)
+    with pytest.raises(FileFormatError, match=f"vocab size mismatch: gemma.vocab_size is 7, .* has {N_VOCAB} entries"):
+        Model.load(path, ModelParams(kv_overrides={"gemma.vocab_size": 7}))
+
+
+def test_overrides_may_add_keys(tmp_path: Path) -> None:
+    """Fewer KV heads than the file says by not saying anything."""
+    model = RandomModel("smollm3", 9, **shape(1, 32, 2, 1, 16, 24), **RMS)
+    del model.keys["attention.head_count_kv"]
+    frame(model, 32, tied=True)
+    for name in ("attn_norm", "ffn_norm"):
+        model.norm(f"blk.0.{name}", 32)
+    model.attention("blk.0", 32, 2, 1, 16)
+    model.ffn("blk.0", 32, 24)
+    path = model.write(tmp_path / "model.gguf")
+    with pytest.raises(FileFormatError, match=r"attn_k.weight' has wrong shape; expected 32, 32, 1, 1, got 32, 16"):
+        Model.load(path)
+    loaded = Model.load(path, ModelParams(kv_overrides={"smollm3.attention.head_count_kv": 1}))
+    assert loaded.hparams.n_head_kv == [1]
+
+
+def test_yarn_without_a_base(tmp_path: Path) -> None:
+    path = phi3_short_context()[0].write(tmp_path / "model.gguf")
+    settings = ContextParams(n_ctx=256, rope_scaling="yarn", rope_freq_scale=0.5)
+    Context(Model.load(path), settings)
+    for changes, message in (
+        ({"rope_freq_base": 1.0}, "YaRN needs a RoPE base other than 1"),
+        ({"rope_freq_base": -1.0}, "RoPE base -1 and scale 0.5 must be above 0"),
+        ({"yarn_beta_fast": 0.0}, "betas above 0"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            Context(Model.load(path), replace(settings, **changes))  # type: ignore[arg-type]
+
+
+def test_factors_of_whole_heads(tmp_path: Path) -> None:
+    """phi3 with a factor per pair of the head where only some pairs are rotated: the first ones count."""
+    model, truth = phi3_short_context()
+    for name in ("rope_factors_long", "rope_factors_short"):
+        model.weights[name] = np.concatenate([model.weights[name], np.full(2, 7.0, np.float32)])
+    ours = context(model.write(tmp_path / "model.gguf"), flash=True).decode(Batch.single(TOKENS, logits="all"))
+    assert np.abs(ours - truth).max() < 5e-5 * np.abs(truth).max()
+
+
+def test_expert_reduction_with_softmax_over_the_selected(tmp_path: Path) -> None:
+    """Dropped experts have no part in the softmax: one that is left has the whole weight."""
+    path = gpt_oss()[0].write(tmp_path / "model.gguf")
+    reduced = ContextParams(n_ctx=256, n_threads=2, smart_expert_reduction=(1, 1.0))
+    one = ModelParams(kv_overrides={"gpt-oss.expert_used_count": 1})
+    found, wanted, whole = (
+        Context(Model.load(path, model_params), params).decode(Batch.single(TOKENS, logits="all"))
+        for model_params, params in (
+            (ModelParams(), reduced),
+            (one, replace(reduced, smart_expert_reduction=(-1, 0.0))),
+            (ModelParams(), replace(reduced, smart_expert_reduction=(-1, 0.0))),
+        )
+    )
+    assert np.abs(found - wanted).max() < 1e-5 * np.abs(wanted).max()
+    assert np.abs(found - whole).max() > 0.01 * np.abs(whole).max()
 
 
 def test_fused_tensors_collect_statistics_once(tmp_path: Path) -> None:

@@ -177,6 +177,7 @@ ROUTES = {
     "softplus": {"gating": "sqrt_softplus", "epsilon": 1e-20, "normalize": True},
     "selected sigmoid": {"gating": "selected_sigmoid"},
     "reduced": {"gating": "softmax", "reduction": (2, 0.6)},
+    "reduced selected softmax": {"gating": "selected_softmax", "reduction": (2, 0.9)},
 }
 
 

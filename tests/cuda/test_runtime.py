@@ -181,6 +181,20 @@ def test_embeddings() -> None:
         assert_same(run(context_on("qwen3", embeddings=True)), truth)
 
 
+def test_token_states() -> None:
+    """Of prompt parts without logits too; they come back before the next part runs."""
+
+    def run(context: Context) -> np.ndarray:
+        logits = context.decode(Batch.single(tokens_for(6, 40), 0))
+        assert context.token_states is not None
+        return np.concatenate([logits, np.resize(context.token_states, (len(context.token_states), logits.shape[1]))])
+
+    truth = run(cpu_context("qwen3moe", token_states=True, n_ubatch=8))
+    with emulated(2):
+        rules = PlacementParams(rules=(("exps", "CPU"),))
+        assert_same(run(context_on("qwen3moe", rules, token_states=True, n_ubatch=8)), truth)
+
+
 def test_statistics_of_activations_are_collected_on_the_cpu() -> None:
     def run(placement: PlacementParams) -> dict[str, np.ndarray]:
         collector = ActivationCollector({}, similarity=True)

@@ -6,11 +6,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+from ikpy.errors import UsageError
 from ikpy.server.params import read_generation
 from ikpy.server.tasks import CompletionTask
+from tests.cpu.reference_models import N_VOCAB
+from tests.cpu.test_prediction_head import glm4moe, right_head
 from tests.server.harness import MODELS, read_events, running, start_server
 from tests.server.live import wait_for
 
@@ -124,3 +128,75 @@ def test_guesses_of_a_cancelled_request_leave_the_cache() -> None:
         engine.stop(10)
     (slot,) = cut
     assert engine.context.kv.seq_pos_max(slot.id) == len(slot.tokens) - 1
+
+
+@pytest.fixture(scope="module", params=["random", "right"])
+def heads(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[TestClient]]:
+    """A plain server and one that drafts, of a model with a prediction layer that is random or always right."""
+    model = glm4moe(own_matrices=True) if request.param == "random" else right_head(glm4moe(own_matrices=False))
+    model.words = [f"w{i}" for i in range(N_VOCAB - 8)]
+    name = f"HEAD-{request.param}"
+    MODELS[name] = str(model.write(tmp_path_factory.mktemp("heads") / "model.gguf"))
+    command = f"llama-server -m {name} -t 1 -c 1536 -np 3 -ctk f32 -ctv f32 -b 64 -ub 32"
+    with running(command) as plain, running(f"{command} -mtp --draft-p-min 0 --draft-max 3") as drafting:
+        yield [plain, drafting]
+
+
+def texts_of_heads(n: int, common: int) -> list[list[int]]:
+    """Prompts of 40 tokens with a common beginning."""
+    random = np.random.default_rng(4)
+    first = random.integers(4, N_VOCAB - 8, common).tolist()
+    return [[*first, *random.integers(4, N_VOCAB - 8, 40 - common).tolist()] for _ in range(n)]
+
+
+def test_prediction_heads_draft_in_every_slot(heads: list[TestClient], request: pytest.FixtureRequest) -> None:
+    """Several requests at once, with shared beginnings, and second turns: the texts are those of the plain server."""
+    plain, drafting = heads
+    right = request.node.callspec.params["heads"] == "right"
+    prompts = texts_of_heads(3, 0) + texts_of_heads(3, 24)
+    body = {"n_predict": 40, "ignore_eos": True}
+    for turn in range(2):
+        wanted = [complete(plain, prompt=prompt, **body) for prompt in prompts]
+        with ThreadPoolExecutor(6) as pool:
+            got = list(pool.map(lambda prompt: complete(drafting, prompt=prompt, **body), prompts))
+        assert [answer["content"] for answer in got] == [answer["content"] for answer in wanted]
+        timings = [answer["timings"] for answer in got]
+        assert all(t["draft_n"] >= 25 and 0 <= t["draft_n_accepted"] <= t["draft_n"] for t in timings)
+        if right:
+            # 9 rounds of 3 guesses, then 2; the head leaves out a norm, which may decide between nearly equal tokens.
+            assert all(t["draft_n_accepted"] >= 28 and t["draft_n"] - t["draft_n_accepted"] < 3 for t in timings)
+        else:
+            assert sum(t["draft_n"] - t["draft_n_accepted"] for t in timings) > 0
+        words = [[int(word[1:]) + 4 for word in answer["content"].split()] for answer in wanted]
+        prompts = [[*prompt, *found, 5 + turn] for prompt, found in zip(prompts, words, strict=True)]
+
+
+def test_prediction_heads_and_context_shifts(heads: list[TestClient], request: pytest.FixtureRequest) -> None:
+    """A slot of 128 tokens is full several times; the text stays that of a server without guesses."""
+    name = f"HEAD-{request.node.callspec.params['heads']}"
+    command = f"llama-server -m {name} -t 1 -c 256 -np 2 -ctk f32 -ctv f32"
+    body = {"prompt": texts_of_heads(1, 0)[0], "n_predict": 250, "ignore_eos": True, "n_keep": 8}
+    with running(command) as plain, running(f"{command} -mtp --draft-p-min 0 --draft-max 3 -cd 256") as drafting:
+        wanted, got = complete(plain, **body), complete(drafting, **body)
+    assert wanted["truncated"] and got["truncated"]
+    assert got["content"] == wanted["content"]
+    assert got["timings"]["draft_n"] > 150
+
+
+def test_requests_decide_about_prediction_heads(heads: list[TestClient]) -> None:
+    """Without guesses for a request the head sees nothing of it, and goes on with the next one."""
+    plain, drafting = heads
+    prompt = texts_of_heads(1, 0)[0]
+    body = {"prompt": prompt, "n_predict": 20, "ignore_eos": True, "id_slot": 1}
+    wanted = complete(plain, **body)
+    off = complete(drafting, **body, **{"speculative.n_max": 0})
+    assert off["timings"]["draft_n"] == 0 and off["content"] == wanted["content"]
+    banned = complete(drafting, **body, banned_strings=["no such text"])
+    assert banned["timings"]["draft_n"] == 0 and banned["content"] == wanted["content"]
+    on = complete(drafting, **body)
+    assert on["timings"]["draft_n"] > 5 and on["content"] == wanted["content"]
+
+
+def test_models_without_prediction_heads() -> None:
+    with pytest.raises(UsageError, match="no layers that predict further tokens"), running(f"{COMMAND} -mtp"):
+        pass

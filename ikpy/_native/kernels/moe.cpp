@@ -114,7 +114,8 @@ void op_moe_route(const ThreadContext& ctx, const Op& op, const Tensor* ts, cons
                 if (scores[j].value < ser_threshold * scores[0].value) id[j] = -1;
             }
         }
-        for (int j = 0; j < k; ++j) w[j] = id[j] >= 0 ? p[id[j]] : 0.0f;
+        const float dropped = gating == kGateSelectedSoftmax ? -INFINITY : 0.0f;  // no part of the softmax
+        for (int j = 0; j < k; ++j) w[j] = id[j] >= 0 ? p[id[j]] : dropped;
         if (gating == kGateSelectedSoftmax) softmax(w, k);
         if (gating == kGateSelectedSigmoid) {
             for (int j = 0; j < k; ++j) w[j] = id[j] >= 0 ? 1.0f / (1.0f + std::exp(-w[j])) : 0.0f;

@@ -38,7 +38,7 @@ ROWS = (
         Kind("TYPE[:K=V,..]", values.to_speculation, many=True),
         "speculative.types",
         "what drafts: none, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache, suffix, draft, "
-        "mtp (not in the server). Repeatable; asked in the given order",
+        "mtp. Repeatable; asked in the given order",
         "SC",
     ),
     option(
@@ -86,9 +86,9 @@ ROWS = (
         Kind(const=["mtp"], many=True),
         "speculative.types",
         "drafts from the model's own prediction head; the same as --spec-type mtp",
-        "C",
+        "SC",
     ),
-    always("-no-mtp --no-multi-token-prediction", "no drafts from prediction heads unless they are asked for", "C"),
+    always("-no-mtp --no-multi-token-prediction", "no drafts from prediction heads unless they are asked for", "SC"),
     ignored("-mtprot --mtp-requantize-output-tensor", HEAD_AS_STORED, "type of the head's output matrix", kind=TEXT),
     ignored(
         "--spec-ckpt-mode --recurrent-ckpt-mode", "no recurrent models are supported", "checkpoints of state", kind=TEXT

@@ -120,7 +120,8 @@ IKPY_KERNEL moe_route(View ids, View weights, View logits, const float* bias, Ro
         }
         __syncwarp();
     }
-    for (int j = lane; j < a.k; j += 32) w[j] = id[j] >= 0 ? p[id[j]] : 0.0f;
+    const float dropped = a.gating == kGateSelectedSoftmax ? -INFINITY : 0.0f;  // no part of the softmax
+    for (int j = lane; j < a.k; j += 32) w[j] = id[j] >= 0 ? p[id[j]] : dropped;
     __syncwarp();
     if (a.gating == kGateSelectedSoftmax) softmax(w, a.k);
     if (a.gating == kGateSelectedSigmoid) {

@@ -1,0 +1,120 @@
+"""Checks of what the command line says and names, made before a model is loaded: that may take minutes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ikpy.errors import IkpyError, UsageError
+
+if TYPE_CHECKING:
+    from ikpy.cli.params import CommonParams
+
+
+def check_before_loading(params: CommonParams, context_changes: Mapping[str, Any]) -> None:
+    """Looks at all that can be judged without the model. ``context_changes``: what the tool changes of the context.
+
+    Raises:
+        IkpyError: with one line that names the option or the file.
+    """
+    params.sampling.check()
+    params.context_params(**context_changes).check()
+    check_constraints(params)
+    check_added_files(params)
+    check_drafters(params)
+    if params.prompt.chat_template is not None:
+        from ikpy.vocab.templates import ChatTemplate
+
+        ChatTemplate.from_argument(params.prompt.chat_template)
+
+
+def check_constraints(params: CommonParams) -> None:
+    """Grammar and schema of the output."""
+    grammar, schema = params.sampling.grammar, params.sampling.json_schema
+    if not grammar and schema is None:
+        return
+    from ikpy.engine.gbnf import GrammarError, parse_gbnf
+    from ikpy.engine.grammar import LARK_MARK
+
+    if grammar and not grammar.lstrip().startswith(LARK_MARK):
+        parse_gbnf(grammar)
+    if schema is not None:
+        from ikpy.engine.json_schema import schema_to_gbnf
+
+        try:
+            parsed = json.loads(schema)
+        except ValueError as error:
+            raise GrammarError(f"JSON schema is not valid JSON: {error}") from None
+        schema_to_gbnf(parsed)
+
+
+def check_added_files(params: CommonParams) -> None:
+    """Adapters and control vectors: whether they are there and what they say they are."""
+    from ikpy.engine.adapter import check_adapter_file
+    from ikpy.engine.control_vector import check_control_vector_file
+
+    model = params.model
+    need_files("--lora", (path for path, _ in model.lora))
+    need_files("--control-vector", (path for path, _ in model.control_vectors))
+    for path, _ in model.lora:
+        with named("--lora"):
+            check_adapter_file(path)
+    for path, _ in model.control_vectors:
+        with named("--control-vector"):
+            check_control_vector_file(path)
+
+
+def check_drafters(params: CommonParams) -> None:
+    """Types and settings of speculative decoding, and the files that drafters read."""
+    options = params.speculative
+    if options.model_draft is None and not options.types:
+        return
+    from ikpy.cli.common import speculative_params
+
+    settings = speculative_params(params)
+    settings.check()
+    if "draft" in settings.types and options.model_draft is None:
+        raise UsageError("--spec-type draft needs a draft model: give one with -md")
+    read = {"-md": options.model_draft, "--suffix-corpus": options.suffix_corpus, "-lcs": options.lookup_static}
+    for option, path in read.items():
+        need_files(option, [] if path is None else [path])
+    if options.model_draft is not None:
+        from ikpy.gguf.reader import GGUFFile
+
+        with named("-md"), GGUFFile.open(options.model_draft, header_only=True):
+            pass
+    if options.lookup_dynamic is not None:
+        need_folder("-lcd", options.lookup_dynamic)
+
+
+@contextmanager
+def named(option: str) -> Iterator[None]:
+    """Puts the option before the message of an error about its file."""
+    try:
+        yield
+    except IkpyError as error:
+        raise type(error)(f"{option} {error}") from None
+
+
+def need_files(option: str, paths: Iterable[str]) -> None:
+    """UsageError for the first path that is no readable file."""
+    for path in paths:
+        try:
+            with open(path, "rb"):
+                pass
+        except OSError as error:
+            raise UsageError(f"{option} {path}: {error.strerror}") from None
+
+
+def need_folder(option: str, path: str) -> None:
+    """UsageError unless a file of this name can be written."""
+    folder = os.path.dirname(os.path.abspath(path))
+    if os.path.isdir(path):
+        raise UsageError(f"{option} {path}: this is a folder; name a file")
+    if not os.path.isdir(folder):
+        raise UsageError(f"{option} {path}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"{option} {path}: the folder {folder} is not writable")

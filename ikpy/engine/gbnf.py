@@ -283,58 +283,88 @@ def _has_tokens(node: Node) -> bool:
 
 
 def _nullable_rules(rules: Rules) -> set[str]:
+    """Rules that can be empty. Every node counts the parts that must still be found empty, so the time is linear."""
+    above: list[int | str] = []  # of every node, the node around it or the rule it is
+    missing: list[int] = []
+    users: dict[str, list[int]] = {name: [] for name in rules}
+    found: list[int] = []
+    for name, rule in rules.items():
+        stack: list[tuple[Node, int | str]] = [(rule, name)]
+        while stack:
+            node, parent = stack.pop()
+            parts, number = children(node), len(above)
+            above.append(parent)
+            missing.append(len(parts) if isinstance(node, Group) else 1)
+            if isinstance(node, Ref):
+                users[node.name].append(number)
+            elif _is_empty(node):
+                found.append(number)
+            stack += [(part, number) for part in parts]
     empty: set[str] = set()
+    done: set[int] = set()
+    while found:
+        number = found.pop()
+        if number in done:
+            continue
+        done.add(number)
+        parent = above[number]
+        if isinstance(parent, str):
+            empty.add(parent)
+            found += users[parent]
+        else:
+            missing[parent] -= 1
+            if missing[parent] <= 0:
+                found.append(parent)
+    return empty
 
-    def nullable(node: Node) -> bool:
-        if isinstance(node, Literal):
-            return not node.text
-        if isinstance(node, Ref):
-            return node.name in empty
-        if isinstance(node, Group):
-            return all(nullable(item) for item in node.items)
-        if isinstance(node, Choice):
-            return any(nullable(option) for option in node.options)
-        return isinstance(node, Repeat) and (node.low == 0 or nullable(node.item))
 
-    while True:
-        found = {name for name, node in rules.items() if nullable(node)}
-        if found == empty:
-            return empty
-        empty = found
+def _is_empty(node: Node) -> bool:
+    """Whether a node can be empty whatever other rules are."""
+    if isinstance(node, Literal):
+        return not node.text
+    return (isinstance(node, Group) and not node.items) or (isinstance(node, Repeat) and node.low == 0)
 
 
 def _refuse_left_recursion(rules: Rules) -> None:
     empty = _nullable_rules(rules)
 
-    def leading(node: Node) -> tuple[set[str], bool]:
-        """Rules that can stand first in ``node``, and whether it can be empty."""
+    def leading(node: Node, names: list[str]) -> bool:
+        """Adds the rules that can stand first in ``node``; whether it can be empty."""
         if isinstance(node, Ref):
-            return {node.name}, node.name in empty
+            names.append(node.name)
+            return node.name in empty
         if isinstance(node, Group):
-            names: set[str] = set()
-            for item in node.items:
-                found, skip = leading(item)
-                names |= found
-                if not skip:
-                    return names, False
-            return names, True
+            return all(leading(item, names) for item in node.items)
         if isinstance(node, Choice):
-            parts = [leading(option) for option in node.options]
-            return set().union(*(part[0] for part in parts)), any(part[1] for part in parts)
+            return any([leading(option, names) for option in node.options])
         if isinstance(node, Repeat):
-            names, skip = leading(node.item)
-            return names, skip or node.low == 0
-        return set(), isinstance(node, Literal) and not node.text
+            return leading(node.item, names) or node.low == 0
+        return _is_empty(node)
 
-    first = {name: leading(node)[0] for name, node in rules.items()}
-    for name in rules:
-        reached, queue = set(first[name]), list(first[name])
-        while queue:
-            new = first[queue.pop()] - reached
-            reached |= new
-            queue += new
-        if name in reached:
-            raise GrammarError(f"error parsing grammar: left recursion in rule '{name}'")
+    first: dict[str, list[str]] = {name: [] for name in rules}
+    before: dict[str, list[str]] = {name: [] for name in rules}
+    for name, node in rules.items():
+        leading(node, first[name])
+        for used in first[name]:
+            before[used].append(name)
+    # Rules whose first rules are all known to end cannot recurse; each of those left leads to another one left.
+    open_ends = {name: len(names) for name, names in first.items()}
+    ending = [name for name, count in open_ends.items() if not count]
+    while ending:
+        for name in before[ending.pop()]:
+            open_ends[name] -= 1
+            if not open_ends[name]:
+                ending.append(name)
+    at = next((name for name, count in open_ends.items() if count), None)
+    if at is None:
+        return
+    path: dict[str, None] = {}
+    while at not in path:
+        path[at] = None
+        at = next(name for name in first[at] if open_ends[name])
+    cycle = set(list(path)[list(path).index(at) :])
+    name = next(name for name in rules if name in cycle)
+    raise GrammarError(f"error parsing grammar: left recursion in rule '{name}'")
 
 
 def to_lark(rules: Rules, token_ids: Mapping[str, Sequence[int]] | None = None) -> str:

@@ -14,8 +14,8 @@ INTRODUCTION = """# Options
 
 This page is written by `scripts/make_options_doc.py` from the tables the programs are driven by.
 
-The common tools (`perplexity`, `imatrix`, `server`, `sweep-bench`, `cli`) share one table: each of them accepts every
-option below, so that a command line can be moved from one tool to another. Rules:
+The common tools (`perplexity`, `imatrix`, `server`, `sweep-bench`, `batched-bench`, `cli`) share one table: each
+accepts every option below, so that a command line can be moved from one tool to another. Rules:
 
 - an option is matched as a whole; a value is always the next argument (`-c 4096`, not `-c=4096`);
 - `_` is read as `-` in options that start with `--`;
@@ -26,7 +26,7 @@ option below, so that a command line can be moved from one tool to another. Rule
 - an option that cannot have an effect is accepted with a warning on standard error, one that would change results
   but cannot be met is an error.
 
-Letters of the column *used by*: P perplexity, I imatrix, S server, W sweep-bench, C cli.
+Letters of the column *used by*: P perplexity, I imatrix, S server, W sweep-bench, B batched-bench, C cli.
 """
 
 
@@ -82,7 +82,7 @@ def bench_section() -> list[str]:
 
 def render() -> str:
     """The whole page."""
-    assert set(TOOLS.values()) == set("PISWC")
+    assert set(TOOLS.values()) == set("PISWBC")
     return INTRODUCTION + "\n".join([*common_section(), *bench_section()]) + "\n"
 
 

@@ -25,6 +25,7 @@ COMMANDS = {
     "perplexity": ("ikpy.cli.perplexity", "perplexity, KL divergence, multiple-choice scores"),
     "bench": ("ikpy.cli.bench", "speed of prompt processing and generation"),
     "sweep-bench": ("ikpy.cli.sweep_bench", "speed over the length of the context"),
+    "batched-bench": ("ikpy.cli.batched_bench", "speed of several sequences at once"),
     "convert": ("ikpy.cli.convert", "make a GGUF file from a Hugging Face checkpoint"),
     "quantize": ("ikpy.cli.quantize", "make a quantized copy of a model"),
     "imatrix": ("ikpy.cli.imatrix", "compute an importance matrix"),

@@ -64,6 +64,7 @@ def split(
     ] = None,
     dry_run: DryRun = False,
     overwrite: Overwrite = False,
+    _mode: Annotated[bool, typer.Option("--split", hidden=True)] = True,
 ) -> None:
     """Cut a model into several files."""
     from ikpy.tools import gguf_tool
@@ -88,6 +89,7 @@ def merge(
     output: Annotated[str, typer.Argument(help="The single file to write.")],
     dry_run: DryRun = False,
     overwrite: Overwrite = False,
+    _mode: Annotated[bool, typer.Option("--merge", hidden=True)] = True,
 ) -> None:
     """Put the files of a split model into one."""
     from ikpy.tools import gguf_tool

@@ -16,9 +16,9 @@ from ikpy.cli import values
 from ikpy.cli.fields import get_field
 from ikpy.cli.params import CommonParams
 
-TOOLS = {"perplexity": "P", "imatrix": "I", "server": "S", "sweep-bench": "W", "cli": "C"}
-ALL = "PISWC"
-"""Letters of all common tools: perplexity, imatrix, server, sweep-bench, cli."""
+TOOLS = {"perplexity": "P", "imatrix": "I", "server": "S", "sweep-bench": "W", "batched-bench": "B", "cli": "C"}
+ALL = "".join(TOOLS.values())
+"""Letters of all common tools."""
 
 NO_GPU = "no usable CUDA device"
 DRAFT_PLACED = "a draft model goes to the GPUs as a whole, where there are any"

@@ -159,6 +159,16 @@ class SweepOptions:
 
 
 @dataclass
+class BatchedOptions:
+    """Rows of the batched benchmark: all combinations of these numbers."""
+
+    n_prompt: list[int] = field(default_factory=lambda: [512])
+    n_generate: list[int] = field(default_factory=lambda: [128])
+    n_sequences: list[int] = field(default_factory=lambda: [1])
+    shared: bool = False
+
+
+@dataclass
 class ImatrixOptions:
     """Output of the importance matrix tool."""
 
@@ -249,6 +259,7 @@ class CommonParams:
     log: LogOptions = field(default_factory=LogOptions)
     perplexity: PerplexityOptions = field(default_factory=PerplexityOptions)
     sweep: SweepOptions = field(default_factory=SweepOptions)
+    batched: BatchedOptions = field(default_factory=BatchedOptions)
     imatrix: ImatrixOptions = field(default_factory=ImatrixOptions)
     server: ServerOptions = field(default_factory=ServerOptions)
     speculative: SpeculativeOptions = field(default_factory=SpeculativeOptions)

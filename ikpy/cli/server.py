@@ -48,9 +48,8 @@ def run(arguments: Sequence[str]) -> int:
 
         assert listener is not None
         return run_router(params, arguments, listener, log)
-    session = load(params)
-    assert listener is not None
-    server = make_server(session, log)
+    server = make_server(load(params), log)
+    assert listener is not None, "a dry run ends with the context"
     log.event("main", "model loaded")
     from ikpy.server.serve import end_with_parent, serve
 
@@ -115,6 +114,8 @@ def check(params: CommonParams) -> None:
             raise UsageError("--models-dir and a single model (-m, -hf, -mu) exclude each other")
         if not Path(server.models_dir or "").is_dir():
             raise UsageError(f"--models-dir {server.models_dir}: no such directory")
+        if params.model.dry_run:
+            raise UsageError("--dry-run plans one model: give it with -m instead of --models-dir")
     if server.slot_autosave and not server.slot_save_path:
         raise UsageError("--slot-autosave needs --slot-save-path")
     if bool(server.ssl_key_file) != bool(server.ssl_cert_file):

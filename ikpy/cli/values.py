@@ -97,6 +97,11 @@ def bounded(low: int, high: int | None = None) -> Convert:
     return convert
 
 
+def to_counts(text: str, warn: Warn) -> list[int]:
+    """Positive integers separated by commas."""
+    return [bounded(1)(part, warn) for part in text.split(",")]
+
+
 def to_numa(text: str, warn: Warn) -> str:
     """Mode of --numa; an empty value is distribute."""
     from ikpy.numa import MODES

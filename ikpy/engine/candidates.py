@@ -13,6 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
+LARGEST32, TINY32 = (float(value) for value in (np.finfo(np.float32).max, np.finfo(np.float32).tiny))
+
+
+def to_float32(values: FloatArray) -> NDArray[np.float32]:
+    """Rounded to 32-bit floats; what is too large for them becomes the largest, infinities stay."""
+    return np.where(np.isinf(values), values, np.clip(values, -LARGEST32, LARGEST32)).astype(np.float32)
+
+
+def factor32(value: float) -> float:
+    """A positive factor as a 32-bit float has it, never 0 or infinite."""
+    return float(np.float32(min(max(value, TINY32), LARGEST32)))
 
 
 @dataclass
@@ -134,7 +145,7 @@ def temperature(c: Candidates, t: float, spread: float = 0.0, exponent: float = 
         return c.sort().select(slice(0, 1), True)
     if t == 1:
         return c
-    return Candidates(c.ids, c.logits / np.float32(t), c.ordered)
+    return Candidates(c.ids, to_float32(c.logits.astype(np.float64) / factor32(t)), c.ordered)
 
 
 def xtc(c: Candidates, threshold: float, min_keep: int = 0) -> Candidates:
@@ -186,6 +197,8 @@ def penalize(
 ) -> None:
     """Applies repeat, frequency and presence penalties for ``history`` to ``logits`` in place."""
     tokens, counts = np.unique(history, return_counts=True)
-    seen = logits[tokens]
-    seen = np.where(seen <= 0, seen * np.float32(repeat), seen / np.float32(repeat))
-    logits[tokens] = seen - (counts * frequency + presence).astype(np.float32)
+    seen = logits[tokens].astype(np.float64)
+    factor = factor32(repeat)
+    seen = to_float32(np.where(seen <= 0, seen * factor, seen / factor)).astype(np.float64)
+    penalties = to_float32(np.asarray(counts * frequency + presence, np.float64))
+    logits[tokens] = to_float32(seen - penalties.astype(np.float64))

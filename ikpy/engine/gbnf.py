@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ikpy.errors import UsageError
@@ -280,107 +279,85 @@ def _refs(node: Node) -> Iterator[str]:
 
 
 def _nullable_rules(rules: Rules) -> set[str]:
-    """Rules that match the empty text."""
+    """Rules that can be empty. Every node counts the parts that must still be found empty, so the time is linear."""
+    above: list[int | str] = []  # of every node, the node around it or the rule it is
+    missing: list[int] = []
+    users: dict[str, list[int]] = {name: [] for name in rules}
+    found: list[int] = []
+    for name, rule in rules.items():
+        stack: list[tuple[Node, int | str]] = [(rule, name)]
+        while stack:
+            node, parent = stack.pop()
+            parts, number = children(node), len(above)
+            above.append(parent)
+            missing.append(len(parts) if isinstance(node, Group) else 1)
+            if isinstance(node, Ref):
+                users[node.name].append(number)
+            elif _is_empty(node):
+                found.append(number)
+            stack += [(part, number) for part in parts]
     empty: set[str] = set()
-
-    def nullable(node: Node) -> bool:
-        if isinstance(node, Literal):
-            return not node.text
-        if isinstance(node, Ref):
-            return node.name in empty
-        if isinstance(node, Group):
-            return all(nullable(item) for item in node.items)
-        if isinstance(node, Choice):
-            return any(nullable(option) for option in node.options)
-        return isinstance(node, Repeat) and (node.low == 0 or nullable(node.item))
-
-    used = {name: set(_refs(node)) for name, node in rules.items()}
-    users = _users(used)
-    # Used rules before those that use them: without recursion every rule is looked at once.
-    waiting = deque(_used_first(used))
-    queued = set(waiting)
-    while waiting:
-        name = waiting.popleft()
-        queued.remove(name)
-        if nullable(rules[name]):
-            empty.add(name)
-            new = set(users[name]) - empty - queued
-            queued |= new
-            waiting += new
+    done: set[int] = set()
+    while found:
+        number = found.pop()
+        if number in done:
+            continue
+        done.add(number)
+        parent = above[number]
+        if isinstance(parent, str):
+            empty.add(parent)
+            found += users[parent]
+        else:
+            missing[parent] -= 1
+            if missing[parent] <= 0:
+                found.append(parent)
     return empty
 
 
-def _users(used: Mapping[str, set[str]]) -> dict[str, list[str]]:
-    """The rules that use each rule."""
-    users: dict[str, list[str]] = {name: [] for name in used}
-    for name, names in used.items():
-        for other in names:
-            users[other].append(name)
-    return users
-
-
-def _used_first(used: Mapping[str, set[str]]) -> list[str]:
-    """All rules, each behind those that it uses as far as there is no recursion."""
-    order: list[str] = []
-    seen: set[str] = set()
-    for start in used:
-        path = [] if start in seen else [(start, iter(used[start]))]
-        seen.add(start)
-        while path:
-            name, rest = path[-1]
-            following = next((other for other in rest if other not in seen), None)
-            if following is None:
-                order.append(name)
-                path.pop()
-            else:
-                seen.add(following)
-                path.append((following, iter(used[following])))
-    return order
-
-
-def _leading(node: Node, empty: set[str]) -> tuple[set[str], bool]:
-    """Rules that can stand first in ``node``, and whether it can be empty; ``empty``: rules that can be."""
-    if isinstance(node, Ref):
-        return {node.name}, node.name in empty
-    if isinstance(node, Group):
-        names: set[str] = set()
-        for item in node.items:
-            found, skip = _leading(item, empty)
-            names |= found
-            if not skip:
-                return names, False
-        return names, True
-    if isinstance(node, Choice):
-        parts = [_leading(option, empty) for option in node.options]
-        return set().union(*(part[0] for part in parts)), any(part[1] for part in parts)
-    if isinstance(node, Repeat):
-        names, skip = _leading(node.item, empty)
-        return names, skip or node.low == 0
-    return set(), isinstance(node, Literal) and not node.text
+def _is_empty(node: Node) -> bool:
+    """Whether a node can be empty whatever other rules are."""
+    if isinstance(node, Literal):
+        return not node.text
+    return (isinstance(node, Group) and not node.items) or (isinstance(node, Repeat) and node.low == 0)
 
 
 def _refuse_left_recursion(rules: Rules) -> None:
     empty = _nullable_rules(rules)
-    first = {name: _leading(node, empty)[0] for name, node in rules.items()}
-    # What no leading rule waits for any more is taken away; what is left leads into a circle.
-    waiting = {name: len(names) for name, names in first.items()}
-    users = _users(first)
-    done = [name for name, n in waiting.items() if n == 0]
-    for name in done:
-        for user in users[name]:
-            waiting[user] -= 1
-            if waiting[user] == 0:
-                done.append(user)
-    left = {name for name, n in waiting.items() if n}
-    if left:
-        raise GrammarError(f"error parsing grammar: left recursion in rule '{_in_circle(first, left)}'")
 
+    def leading(node: Node, names: list[str]) -> bool:
+        """Adds the rules that can stand first in ``node``; whether it can be empty."""
+        if isinstance(node, Ref):
+            names.append(node.name)
+            return node.name in empty
+        if isinstance(node, Group):
+            return all(leading(item, names) for item in node.items)
+        if isinstance(node, Choice):
+            return any([leading(option, names) for option in node.options])
+        if isinstance(node, Repeat):
+            return leading(node.item, names) or node.low == 0
+        return _is_empty(node)
 
-def _in_circle(first: Mapping[str, set[str]], left: set[str]) -> str:
-    """A rule on a circle, from rules each of which leads to another one of them."""
-    seen: set[str] = set()
-    name = next(name for name in first if name in left)
-    while name not in seen:
-        seen.add(name)
-        name = next(other for other in sorted(first[name]) if other in left)
-    return name
+    first: dict[str, list[str]] = {name: [] for name in rules}
+    before: dict[str, list[str]] = {name: [] for name in rules}
+    for name, node in rules.items():
+        leading(node, first[name])
+        for used in first[name]:
+            before[used].append(name)
+    # Rules whose first rules are all known to end cannot recurse; each of those left leads to another one left.
+    open_ends = {name: len(names) for name, names in first.items()}
+    ending = [name for name, count in open_ends.items() if not count]
+    while ending:
+        for name in before[ending.pop()]:
+            open_ends[name] -= 1
+            if not open_ends[name]:
+                ending.append(name)
+    at = next((name for name, count in open_ends.items() if count), None)
+    if at is None:
+        return
+    path: dict[str, None] = {}
+    while at not in path:
+        path[at] = None
+        at = next(name for name in first[at] if open_ends[name])
+    cycle = set(list(path)[list(path).index(at) :])
+    name = next(name for name in rules if name in cycle)
+    raise GrammarError(f"error parsing grammar: left recursion in rule '{name}'")

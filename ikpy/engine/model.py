@@ -145,7 +145,7 @@ class Model:
         devices = wanted_devices(self.params.placement, self.params.devices)
         seen = setup.placement_devices(devices)
         self.placement = place(sizes, self.hparams.n_layer, self.params.placement, seen)
-        for line in placement_lines(self.placement, sizes, seen):
+        for line in placement_lines(self.placement, sizes, seen, self.replaced):
             log(line)
         self.devices = setup.device_setup(devices, self.placement, self.params.devices)
         self.arch.buffer_of = self.placement.device_of

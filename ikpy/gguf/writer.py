@@ -273,6 +273,7 @@ class GGUFWriter:
             raise ValueError("the writer is closed")
         needed = sum(shard.nbytes for shard in self.plan())
         folder = os.path.dirname(os.path.realpath(self._plan[0].path))
+        os.makedirs(folder, exist_ok=True)
         free = shutil.disk_usage(folder).free
         if free < needed:
             raise ResourceError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -324,8 +324,13 @@ def policy_lines(pairs: Sequence[tuple[int, bool]]) -> list[str]:
 # --- log ------------------------------------------------------------------------------------------------------
 
 
-def placement_lines(placement: Placement, sizes: Mapping[str, int], devices: Sequence[Device]) -> list[str]:
-    """What the rules took, the offloaded layers, and the bytes per buffer, in the known wording."""
+def placement_lines(
+    placement: Placement, sizes: Mapping[str, int], devices: Sequence[Device], replaced: Collection[str] = ()
+) -> list[str]:
+    """What the rules took, the offloaded layers, and the bytes per buffer, in the known wording.
+
+    ``replaced`` tensors lie in another buffer (repacked, decoded) and count in none of these.
+    """
     prefix = "llm_load_tensors: "
     lines = [f"warning: {warning}" for warning in placement.warnings]
     if devices:
@@ -341,7 +346,8 @@ def placement_lines(placement: Placement, sizes: Mapping[str, int], devices: Seq
             lines.append(f"{prefix}offloading non-repeating layers to GPU")
         total = len(placement.layers) + 1
         lines.append(f"{prefix}offloaded {n + (placement.output != CPU)}/{total} layers to GPU")
+    kept = {name: 0 if name in replaced else size for name, size in sizes.items()}
     return lines + [
         f"{prefix}{device:>10} buffer size = {nbytes / MIB:8.2f} MiB"
-        for device, nbytes in placement.bytes_per_device(sizes).items()
+        for device, nbytes in placement.bytes_per_device(kept).items()
     ]

@@ -46,6 +46,7 @@ SAMPLING: dict[str, Schema] = {
     "n_predict": INTEGER, "max_tokens": INTEGER, "n_probs": INTEGER, "n_keep": INTEGER, "id_slot": INTEGER,
     "t_max_predict_ms": INTEGER, "timings_per_token": FLAG, "response_fields": array(TEXT), "n": INTEGER,
     "banned_strings": TEXTS, "banned_n": INTEGER, "banned_bias": NUMBER, "rewind_count_max": INTEGER,
+    "banned_regex": TEXTS, "banned_regex_case_insensitive": TEXTS, "banbuffer_size": INTEGER,
     "penalty_prompt": either(TEXT, array(INTEGER)),
 }  # fmt: skip
 PART = either(TEXT, array(record(["type"], type=TEXT, text=TEXT)))

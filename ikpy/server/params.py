@@ -20,6 +20,7 @@ from ikpy.server.errors import bad_request
 if TYPE_CHECKING:
     from ikpy.engine.lazy_grammar import Trigger
     from ikpy.engine.thinking import ThinkingLimit
+    from ikpy.server.ban_patterns import BanPatterns
     from ikpy.server.phrase_ban import BannedPhrases
     from ikpy.server.settings import ServerSettings
     from ikpy.vocab import Vocab
@@ -34,8 +35,6 @@ INTEGERS = ("top_k", "repeat_last_n", "dry_allowed_length", "dry_penalty_last_n"
 FLAGS = ("penalize_nl", "adaptive_updt_w_cur", "ignore_eos")
 UNSUPPORTED = {
     "system_prompt": "a system message in each request, or text before the prompt",
-    "banned_regex": "banned_strings",
-    "banned_regex_case_insensitive": "banned_strings, whose case does not matter",
     "allowlist_piece_array": "grammar or logit_bias",
     "expiring_logit_bias": "logit_bias",
 }
@@ -178,21 +177,47 @@ def read_penalty_prompt(value: Any, vocab: Vocab) -> tuple[int, ...] | None:
 
 
 def read_banned(body: Body, settings: ServerSettings) -> BannedPhrases | None:
-    """Phrases the request or the command line bans; None without any. Raises ApiError 400."""
+    """Phrases and patterns the request or the command line bans; None without any. Raises ApiError 400."""
     given = strings(body.get("banned_strings"))
     given = settings.banned_strings if given is None else given
-    if not any(given):
+    patterns = read_patterns(body)
+    if not any(given) and patterns is None:
         return None
-    from ikpy.server.phrase_ban import LONGEST_PHRASE, MOST_PHRASES, BannedPhrases, folded
+    from ikpy.server.phrase_ban import (
+        LONGEST_PHRASE,
+        LONGEST_WAIT,
+        MOST_LONGEST_WAIT,
+        MOST_PHRASES,
+        BannedPhrases,
+        folded,
+    )
 
-    if len(given) > MOST_PHRASES or max(map(len, given)) > LONGEST_PHRASE:
+    if len(given) > MOST_PHRASES or max(map(len, given), default=0) > LONGEST_PHRASE:
         raise bad_request(f"banned_strings: at most {MOST_PHRASES} strings of at most {LONGEST_PHRASE} characters")
     return BannedPhrases(
         folded(given),
         integer(body, "banned_n", settings.banned_n),
         bounded(number(body, "banned_bias", BannedPhrases.bias)),
         integer(body, "rewind_count_max", BannedPhrases.n_rewinds),
+        patterns,
+        min(wait, MOST_LONGEST_WAIT) if (wait := integer(body, "banbuffer_size", 0)) > 0 else LONGEST_WAIT,
     )
+
+
+def read_patterns(body: Body) -> BanPatterns | None:
+    """Regular expressions the request bans; None without any. Raises ApiError 400."""
+    names = {"banned_regex": False, "banned_regex_case_insensitive": True}
+    given = [(text, ignore) for name, ignore in names.items() for text in strings(body.get(name)) or () if text]
+    if not given:
+        return None
+    from ikpy.server.ban_patterns import LONGEST_PATTERN, MOST_PATTERNS, BanPatterns, PatternError
+
+    if len(given) > MOST_PATTERNS or max(len(text) for text, _ in given) > LONGEST_PATTERN:
+        raise bad_request(f"banned_regex: at most {MOST_PATTERNS} patterns of at most {LONGEST_PATTERN} characters")
+    try:
+        return BanPatterns(given)
+    except PatternError as error:
+        raise bad_request(f"banned_regex: {error}") from None
 
 
 def read_scales(value: Any) -> dict[int, float] | None:

@@ -1,7 +1,7 @@
 """Phrases that may not appear in an answer.
 
-A token waits until its text cannot be the beginning of a banned phrase any more. When a phrase is complete, all of its
-tokens are taken back and the first one is made unlikely at its place.
+A token waits until its text cannot be the beginning of a banned phrase any more, or of a match of a banned pattern.
+When one is complete, all of its tokens are taken back and the first one is made unlikely at its place.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ikpy.server.ban_patterns import BanPatterns, Progress
 from ikpy.server.tasks import TokenProbability
 
 MOST_PHRASES = 10_000
@@ -22,17 +23,23 @@ LONGEST_PHRASE = 500
 BYTES_OF_CHARACTER = 4
 MOST_TRIES = 100
 """Tokens that are tried at one place before a phrase stays: others wait meanwhile."""
+LONGEST_WAIT = 100
+MOST_LONGEST_WAIT = 1000
+"""Tokens that may wait for the end of a pattern: the number unless a request says another, and its bound."""
 
 
 @dataclass(frozen=True)
 class BannedPhrases:
     """``phrases`` are folded and sorted; ``bias`` is added to the logits of the first ``n_tokens`` tokens of one that
-    was taken back (-1: of all), at their places; at most ``n_rewinds`` are taken back in an answer (-1: any number)."""
+    was taken back (-1: of all), at their places; at most ``n_rewinds`` are taken back in an answer (-1: any number).
+    At most ``longest_wait`` tokens wait for the end of a match of ``patterns``."""
 
     phrases: tuple[str, ...]
     n_tokens: int = 1
     bias: float = -999.0
     n_rewinds: int = -1
+    patterns: BanPatterns | None = None
+    longest_wait: int = LONGEST_WAIT
 
 
 @dataclass(frozen=True)
@@ -61,8 +68,9 @@ class PhraseBan:
     def __init__(self, banned: BannedPhrases) -> None:
         self.held: list[HeldToken] = []
         self._banned = banned
-        self._pattern = re.compile("|".join(map(re.escape, banned.phrases)))
-        self._longest = max(map(len, banned.phrases))
+        self._pattern = re.compile("|".join(map(re.escape, banned.phrases))) if banned.phrases else None
+        self._longest = max(map(len, banned.phrases), default=0)
+        self._search = _Search(banned.patterns, banned.longest_wait) if banned.patterns else None
         self._bans: dict[int, set[int]] = {}
         """Tokens by place, counted from the beginning of the answer."""
         self._released = b""
@@ -81,19 +89,28 @@ class PhraseBan:
     def add(self, held: HeldToken) -> None:
         """The next token."""
         self.held.append(held)
+        if self._search:
+            self._search.add(held.piece)
 
-    def n_back(self) -> int:
+    def n_back(self, *, ended: bool) -> int:
         """Tokens to be taken back: from the one with the beginning of a banned phrase to the last; 0 for none.
 
         A phrase that begins in tokens which wait no longer, because it came about by another one that was taken back,
-        cannot be taken back before the first waiting one.
+        cannot be taken back before the first waiting one. ``ended``: no token follows.
         """
+        n_bytes = self._search.n_back(ended=ended) if self._search else 0
+        return max(self._n_last(n_bytes), self._n_phrase())
+
+    def _n_phrase(self) -> int:
+        """Tokens from the beginning of a phrase on."""
+        if not self._pattern:
+            return 0
         before, text = self._released.decode("utf-8", "surrogateescape"), self._text()
         found = self._pattern.search(fold(before + text))
         if not found:
             return 0
         start = found.start() - len(before)
-        return self._n_last(text[start:]) if start >= 0 else len(self.held)
+        return self._n_last(_n_bytes(text[start:])) if start >= 0 else len(self.held)
 
     def may_take_back(self, n: int) -> bool:
         """Whether another try at the place of the n-th last token makes sense."""
@@ -107,6 +124,8 @@ class PhraseBan:
         """Forgets the last n tokens, bans the first of them, and gives the logits for their place."""
         place = len(self.held) - n
         taken, self.held = self.held[place:], self.held[:place]
+        if self._search:
+            self._search.take_back(n)
         for later in [key for key in self._bans if key > self._n_released + place]:
             del self._bans[later]  # found behind another beginning
         last = n if self._banned.n_tokens < 0 else min(n, self._banned.n_tokens)
@@ -117,24 +136,31 @@ class PhraseBan:
 
     def release(self, *, everything: bool) -> list[HeldToken]:
         """The tokens that need not wait any longer."""
-        n = 0 if everything else self._n_last(self._beginning())
+        n = 0 if everything else self._n_waiting()
         free = self.held[: len(self.held) - n]
         self.held = self.held[len(free) :]
         for place in range(self._n_released, self._n_released + len(free)):
             self._bans.pop(place, None)
         self._n_released += len(free)
+        if self._search:
+            self._search.release(len(free), everything=everything)
         text = self._released + b"".join(item.piece for item in free)
         # Behind a phrase that stays, nothing before counts: it would be found again.
         self._released = b"" if everything else text[-BYTES_OF_CHARACTER * self._longest :]
         return free
 
+    def _n_waiting(self) -> int:
+        """The last tokens that may become a phrase or a match."""
+        n = self._n_last(_n_bytes(self._beginning()))
+        return max(n, self._n_last(self._search.n_waiting())) if self._search else n
+
     def _text(self) -> str:
         """Text of the waiting tokens; bytes of unfinished characters are surrogates."""
         return b"".join(item.piece for item in self.held).decode("utf-8", "surrogateescape")
 
-    def _n_last(self, text: str) -> int:
-        """Number of the last waiting tokens that hold this text, which is the end of theirs."""
-        n_bytes, n = len(text.encode("utf-8", "surrogateescape")), 0
+    def _n_last(self, n_bytes: int) -> int:
+        """Number of the last waiting tokens that hold the last bytes of their text."""
+        n = 0
         while n_bytes > 0:
             n += 1
             n_bytes -= len(self.held[-n].piece)
@@ -154,3 +180,64 @@ class PhraseBan:
         """Whether a banned phrase begins with a text."""
         at = bisect_left(self._banned.phrases, text)
         return at < len(self._banned.phrases) and self._banned.phrases[at].startswith(text)
+
+
+def _n_bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogateescape"))
+
+
+class _Search:
+    """Searches for patterns in the waiting tokens. Answers are numbers of bytes at the end of their text, at most all:
+    what begins before, because other tokens were taken back, cannot be taken back itself."""
+
+    def __init__(self, patterns: BanPatterns, longest_wait: int) -> None:
+        self._patterns = patterns
+        self._longest_wait = longest_wait
+        self._pieces: list[bytes] = []
+        self._behind = [Progress()]
+        """Searches before the first waiting token, and behind each."""
+        self._found: int | None = None
+
+    def add(self, piece: bytes) -> None:
+        """The next token."""
+        progress, self._found = self._patterns.feed(self._behind[-1], piece)
+        self._pieces.append(piece)
+        self._behind.append(progress)
+
+    def n_back(self, *, ended: bool) -> int:
+        """From the beginning of a match on; 0 without one."""
+        found = self._patterns.end(self._behind[-1]) if ended and self._found is None else self._found
+        return 0 if found is None else self._n_since(found)
+
+    def n_waiting(self) -> int:
+        """From the first place on where a match may begin."""
+        begin = self._behind[-1].begin()
+        n = 0 if begin is None else self._n_since(begin)
+        if n > sum(map(len, self._pieces[-self._longest_wait :])):
+            kept = self._pieces[len(self._pieces) - self._longest_wait // 2 :]
+            self._restart(kept)
+            begin = self._behind[-1].begin()
+            n = 0 if begin is None else self._n_since(begin)
+        return n
+
+    def take_back(self, n: int) -> None:
+        """Forgets the last n tokens."""
+        del self._pieces[len(self._pieces) - n :], self._behind[len(self._behind) - n :]
+        self._found = None
+
+    def release(self, n: int, *, everything: bool) -> None:
+        """The first n tokens wait no longer; ``everything``: no match begins before the next token."""
+        del self._pieces[:n], self._behind[:n]
+        if everything:
+            self._behind[0] = replace(self._behind[0], threads=())
+
+    def _restart(self, kept: list[bytes]) -> None:
+        """Forgets matches that begin before the last tokens, which waited too long."""
+        place = len(self._pieces) - len(kept)
+        self._behind[place] = replace(self._behind[place], threads=())
+        for i, piece in enumerate(kept, place + 1):
+            self._behind[i], _ = self._patterns.feed(self._behind[i - 1], piece)
+
+    def _n_since(self, byte: int) -> int:
+        last = self._behind[-1]
+        return min(last.at + len(last.pending) - byte, sum(map(len, self._pieces)))

@@ -367,7 +367,8 @@ class Slot:
             task.sampler.accept(token)
             piece = b"" if token in self._vocab.eog else self._piece(task, token)
             ban.add(HeldToken(token, piece, row, self._probability(task, token, row)))
-            n = ban.n_back()
+            ends = token in self._vocab.eog or self._at_limit(task, len(ban.held))
+            n = ban.n_back(ended=ends)
             if n > 1 and not self._kv.can_rewind(self.id, len(self.tokens) - n + 1):
                 n = 1  # only the last token, which is not evaluated yet
             if n == 0 or not ban.may_take_back(n):
@@ -381,8 +382,7 @@ class Slot:
                 if self.task is task:
                     self._finish(task, "")
                 return
-        ends = n > 0 or token in self._vocab.eog or self._at_limit(task, len(ban.held))
-        self._release(task, ban.release(everything=ends))
+        self._release(task, ban.release(everything=n > 0 or ends))
         if self.task is task:
             self.pending = token
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TextIO
 
@@ -168,6 +168,13 @@ class Sweep:
             self.decoder.decode(tokens[start : start + step], n_kv + start)
 
 
+def head_lines(headings: Sequence[str], widths: Sequence[int]) -> tuple[str, str]:
+    """Head of a table and the rule below it."""
+    cells = [heading.rjust(width) for heading, width in zip(headings, widths, strict=True)]
+    rules = ["-" * (width + (1 if index == 0 else 2)) for index, width in enumerate(widths)]
+    return f"|{' | '.join(cells)} |", f"|{'|'.join(rules)}|"
+
+
 class SweepPrinter:
     """Writes rows as they come; this class prints the table."""
 
@@ -185,9 +192,7 @@ class SweepPrinter:
         if self.settings.memory:
             headings += MEMORY_HEADINGS
             widths += [MEMORY_WIDTH] * len(MEMORY_HEADINGS)
-        cells = [heading.rjust(width) for heading, width in zip(headings, widths, strict=True)]
-        rules = ["-" * (width + (1 if index == 0 else 2)) for index, width in enumerate(widths)]
-        for text in ("", self.settings.banner(), "", f"|{' | '.join(cells)} |", f"|{'|'.join(rules)}|"):
+        for text in ("", self.settings.banner(), "", *head_lines(headings, widths)):
             self.line(text)
 
     def row(self, row: Row) -> None:

@@ -101,17 +101,20 @@ def test_dump_knows_every_type_and_lists_unknown_ones(tmp_path):
         run("split", path, tmp_path / "part")
 
 
-@pytest.mark.parametrize("limit", [("--split-max-tensors", 1), ("--split-max-size", "64")])
+@pytest.mark.parametrize("limit", [("--split-max-tensors", 1), ("--split", "--split-max-size", "64")])
 def test_split_and_merge_give_back_the_same_file(model, tmp_path, limit):
-    out, err = run("split", model, tmp_path / "part", *limit)
+    parts = tmp_path / "new" / "folder"
+    out, err = run("split", model, parts / "part", *limit)
     assert out.count("[written]") == 2 and "100 %" in err
-    first = tmp_path / "part-00001-of-00002.gguf"
+    first = parts / "part-00001-of-00002.gguf"
     merged = tmp_path / "merged.gguf"
-    run("merge", first, merged)
+    run("merge", "--merge", first, merged)
     assert merged.read_bytes() == model.read_bytes()
     run("split", first, tmp_path / "again", "--split-max-tensors", 1)
     for i in (1, 2):
-        again, part = (tmp_path / f"{name}-0000{i}-of-00002.gguf" for name in ("again", "part"))
+        again, part = (
+            folder / f"{name}-0000{i}-of-00002.gguf" for folder, name in ((tmp_path, "again"), (parts, "part"))
+        )
         assert again.read_bytes() == part.read_bytes()
 
 

@@ -233,9 +233,12 @@ def test_disk_space_is_checked_first(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_missing_folder_is_a_clear_error(tmp_path):
-    with pytest.raises(ResourceError, match="cannot write: No such file or directory"):
-        _write(tmp_path / "none" / "m.gguf")
+def test_missing_folders_are_made_and_impossible_ones_are_a_clear_error(tmp_path):
+    target = tmp_path / "a" / "b" / "m.gguf"
+    _write(target)
+    assert target.is_file()
+    with pytest.raises(ResourceError, match="cannot write: Not a directory"):
+        _write(target / "c" / "m.gguf")
 
 
 def test_links_and_permissions_are_kept(tmp_path):

@@ -5,12 +5,27 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from ikpy.engine import gbnf
 from ikpy.engine.digit_ranges import integer_range
-from ikpy.engine.gbnf import GrammarError, parse_gbnf
+from ikpy.engine.gbnf import (
+    GrammarError,
+    Group,
+    Literal,
+    Node,
+    Ref,
+    Repeat,
+    Rules,
+    _Parser,
+    children,
+    parse_gbnf,
+)
 from ikpy.engine.gbnf_lark import to_lark
 from ikpy.engine.grammar import (
     TokenTexts,
@@ -140,6 +155,70 @@ def test_explicit_tokens() -> None:
 def test_errors_name_the_place(source: str, message: str) -> None:
     with pytest.raises(GrammarError, match=message):
         gbnf_grammar(source, TEXTS)
+
+
+PARTS = ["a", "b", "c", "d", '"x"', '""', '"x"?', "a*", "b?", "(c | d)", '(a "x")', "d+", "b{2}", "()", '("" | a)']
+BODIES = st.lists(st.lists(st.sampled_from(PARTS), min_size=1, max_size=3).map(" ".join), min_size=1, max_size=2).map(
+    " | ".join
+)
+
+
+def naive_left_recursion(rules: Rules) -> bool:
+    """By the definition: all rules that may stand first, of all rules, until nothing changes."""
+    empty: set[str] = set()
+    first: dict[str, set[str]] = {name: set() for name in rules}
+
+    def look(node: Node) -> tuple[set[str], bool]:
+        if isinstance(node, Ref):
+            return {node.name} | first[node.name], node.name in empty
+        parts = [look(part) for part in children(node)]
+        if isinstance(node, Group):
+            n = next((i for i, part in enumerate(parts) if not part[1]), len(parts))
+            return set().union(*(part[0] for part in parts[: n + 1])), n == len(parts)
+        names = set().union(*(part[0] for part in parts))
+        if isinstance(node, Repeat):
+            return names, node.low == 0 or parts[0][1]
+        return names, isinstance(node, Literal) and not node.text if not parts else any(part[1] for part in parts)
+
+    for _ in range(4 * len(rules)):
+        for name, node in rules.items():
+            first[name], may_be_empty = look(node)
+            empty |= {name} if may_be_empty else set()
+    return any(name in first[name] for name in rules)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(BODIES, min_size=5, max_size=5))
+def test_left_recursion_is_found_as_by_its_definition(bodies: list[str]) -> None:
+    source = "\n".join(f"{name} ::= {body}" for name, body in zip(["root", *"abcd"], bodies, strict=True))
+    recursive = naive_left_recursion(_Parser(source).rules())
+    try:
+        parse_gbnf(source)
+    except GrammarError as error:
+        assert recursive, error
+        assert "left recursion in rule" in str(error)
+    else:
+        assert not recursive
+
+
+def test_long_chains_of_rules_are_checked_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    visits = 0
+
+    def counted(node: Node) -> Sequence[Node]:
+        nonlocal visits
+        visits += 1
+        return children(node)
+
+    monkeypatch.setattr(gbnf, "children", counted)
+    for last, error in (('"x"', None), ("r0", "left recursion in rule 'r0'")):
+        chain = "\n".join(f"r{i} ::= r{i + 1}?" for i in range(3000)) + f"\nr3000 ::= {last}\nroot ::= r0"
+        visits = 0
+        if error:
+            with pytest.raises(GrammarError, match=error):
+                parse_gbnf(chain)
+        else:
+            assert len(parse_gbnf(chain)) == 3002
+        assert visits < 4 * 6002, "nodes of the grammar"
 
 
 def test_large_alternatives_become_rules_not_an_exploding_expression() -> None:

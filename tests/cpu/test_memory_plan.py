@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import socket
 import tracemalloc
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 import ikpy
-from ikpy.cli import bench, perplexity, sweep_bench
+from ikpy.cli import bench, perplexity, server, sweep_bench
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.memory import memory_report
@@ -78,6 +80,28 @@ def test_other_tools_plan_too(header: str, capfd: pytest.CaptureFixture[str]) ->
     assert bench.run(["-m", header, "-p", "512", "-n", "0", "-ctk", "q8_0", "--dry-run", "-t", "8"]) == 0
     out = capfd.readouterr().out.splitlines()
     assert out[0].endswith("pp512:") and out[2].split()[7] == "18.23"
+
+
+def test_the_server_plans_its_slots_and_opens_no_port(header: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        text = dry_run(capfd, server, "-m", header, "-c", "1024", "-np", "2", "-ctk", "q8_0", "--port", port)
+    assert "KV self size  =   36.46 MiB" in text
+    assert text.splitlines()[-1].startswith("Memory required for model tensors + cache: ")
+    with pytest.raises(UsageError, match="--dry-run plans one model"):
+        server.run(["--models-dir", str(Path(header).parent), "--dry-run"])
+
+
+def test_buffer_sizes_do_not_count_repacked_tensors_twice(header: str, capfd: pytest.CaptureFixture[str]) -> None:
+    text = dry_run(capfd, sweep_bench, "-m", header, "-c", "512", "-rtr")
+    (plan,) = [found.split() for found in text.splitlines() if found.startswith("memory plan") and "CPU" in found]
+    buffers = dict(re.findall(r"llm_load_tensors: +(\S+) buffer size = +([\d.]+) MiB", text))
+    mapped, copied = plan[plan.index("CPU") + 1 :][:2]
+    assert buffers == {"CPU": mapped, "CPU_REPACK": copied} and float(copied) > 0
+    whole = float(re.search(r"model size +=\s+([\d.]+) GiB", text)[1])  # type: ignore[index]
+    assert float(mapped) + float(copied) == pytest.approx(whole * 1024, rel=1e-4)
 
 
 def test_derived_and_repacked_tensors_are_planned(tmp_path: Path) -> None:

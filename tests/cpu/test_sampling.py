@@ -149,6 +149,21 @@ def test_penalties() -> None:
     np.testing.assert_allclose(logits, wanted, rtol=1e-6)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("repeat", [1e30, 1e300, 1e-30, 1e-300])
+@pytest.mark.parametrize("more", [{}, {"mirostat": 2}, {"temperature": 1e-40}, {"frequency_penalty": -1e38}])
+def test_huge_values_stay_within_floats(repeat: float, more: dict[str, float]) -> None:
+    logits = np.array([3.0, -2.0, -np.inf, 0.0, 1.0], np.float32)
+    penalized = logits.copy()
+    shape.penalize(penalized, np.array([0, 1, 2]), repeat, 0.0, 0.0)
+    assert np.isfinite(penalized[[0, 1]]).all() and penalized[2] == -np.inf and (penalized[3:] == logits[3:]).all()
+    sampler = Sampler(SamplingParams(repeat_penalty=repeat, seed=1, **more), len(logits))  # type: ignore[arg-type]
+    for _ in range(6):
+        token = sampler.sample(logits.copy())
+        assert token != 2
+        sampler.accept(token)
+
+
 def test_penalty_window_and_newline() -> None:
     logits = np.zeros(10, np.float32)
     logits[:] = [5, 4.9, 4.8, 4.7, 0, 0, 0, 0, 0, 0]

@@ -16,6 +16,7 @@ GROUPS = (
     ("Perplexity", tasks.PERPLEXITY_ROWS),
     ("Importance matrix", tasks.IMATRIX_ROWS),
     ("Sweep benchmark", tasks.SWEEP_ROWS),
+    ("Batched benchmark", tasks.BATCHED_ROWS),
     ("Server", server.ROWS),
     ("Server cache", server.CACHE_ROWS),
     ("Chat templates and reasoning", server.CHAT_ROWS),

@@ -49,10 +49,8 @@ ROWS = (
         env="LLAMA_ARG_THREADS",
     ),
     option("-tb --threads-batch", THREADS, "context.n_threads_batch", "threads for prompts; default: as -t"),
-    option(
-        "-s --seed", Kind("N", values.to_seed), "sampling.seed", "seed of random numbers; negative = random", "PISWC"
-    ),
-    option("--no-warmup", OFF, "context.warmup", "skip the warm-up decode", "SWC"),
+    option("-s --seed", Kind("N", values.to_seed), "sampling.seed", "seed of random numbers; negative = random"),
+    option("--no-warmup", OFF, "context.warmup", "skip the warm-up decode", "SWBC"),
     ignored(
         "-dt --defrag-thold",
         "cells of a sequence may lie anywhere in the cache",

@@ -1,13 +1,10 @@
-"""Options of single tools: perplexity, imatrix, sweep-bench; and of programs ikpy does not have."""
+"""Options of single tools: perplexity, imatrix, sweep-bench, batched-bench; and of programs ikpy does not have."""
 
 from ikpy.cli import values
 from ikpy.cli.options import FLAG, INT, OFF, PATH, TEXT, Kind, always, ignored, option
 
 OTHER = "used by other programs only"
 OTHER_VALUES = (
-    "-npp",
-    "-ntg",
-    "-npl",
     "--context-file",
     "--chunk-size",
     "--chunk-separator",
@@ -86,7 +83,13 @@ SWEEP_ROWS = (
     ),
 )
 
-OTHER_ROWS = (
-    *(ignored(names, OTHER, "accepted", kind=TEXT) for names in OTHER_VALUES),
-    ignored("-pps", OTHER, "accepted"),
+COUNTS = Kind("N,N,...", values.to_counts)
+
+BATCHED_ROWS = (
+    option("-npp", COUNTS, "batched.n_prompt", "prompt tokens of each sequence", "B"),
+    option("-ntg", COUNTS, "batched.n_generate", "generated tokens of each sequence", "B"),
+    option("-npl", COUNTS, "batched.n_sequences", "number of sequences", "B"),
+    option("-pps", FLAG, "batched.shared", "all sequences share one prompt", "B"),
 )
+
+OTHER_ROWS = (*(ignored(names, OTHER, "accepted", kind=TEXT) for names in OTHER_VALUES),)

@@ -1,0 +1,137 @@
+"""Speed of several sequences at once: their prompts, then one token of each per step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ikpy.engine.batch import Batch
+from ikpy.tools.logs import Timings
+from ikpy.tools.sweep_bench import head_lines
+
+RANDOM_SEED = 1
+N_WARM_UP = 16
+HEADINGS = ("PP", "TG", "B", "N_KV", "T_PP s", "S_PP t/s", "T_TG s", "S_TG t/s", "T s", "S t/s")
+WIDTHS = (6, 6, 4, 6, 8, 8, 8, 8, 8, 8)
+
+
+@dataclass(frozen=True)
+class BatchedSettings:
+    """Numbers of the banner; lists of prompt tokens, generated tokens and sequences, of which all combinations run."""
+
+    n_kv_max: int
+    n_batch: int
+    n_ubatch: int
+    flash_attn: bool
+    n_gpu_layers: int
+    n_threads: int
+    n_threads_batch: int
+    shared: bool
+    n_prompt: tuple[int, ...]
+    n_generate: tuple[int, ...]
+    n_sequences: tuple[int, ...]
+    warmup: bool = True
+
+    def rows(self) -> Iterator[tuple[int, int, int]]:
+        """All combinations of prompt tokens, generated tokens, sequences."""
+        return product(self.n_prompt, self.n_generate, self.n_sequences)
+
+    def n_kv(self, pp: int, tg: int, pl: int) -> int:
+        """Cells that a row fills; a shared prompt counts once."""
+        return pp + pl * tg if self.shared else pl * (pp + tg)
+
+    def banner(self) -> str:
+        """The line above the table."""
+        return (
+            f"main: n_kv_max = {self.n_kv_max}, n_batch = {self.n_batch}, n_ubatch = {self.n_ubatch}, "
+            f"flash_attn = {int(self.flash_attn)}, is_pp_shared = {int(self.shared)}, "
+            f"n_gpu_layers = {self.n_gpu_layers}, n_threads = {self.n_threads}, "
+            f"n_threads_batch = {self.n_threads_batch}"
+        )
+
+
+@dataclass(frozen=True)
+class BatchedRow:
+    """One measurement: prompt and generated tokens per sequence, sequences, cells, seconds."""
+
+    pp: int
+    tg: int
+    pl: int
+    n_kv: int
+    n_prompt: int
+    """Prompt tokens that were evaluated."""
+    t_pp: float
+    t_tg: float
+
+    def line(self) -> str:
+        """The row of the table."""
+        t = self.t_pp + self.t_tg
+        speeds = (rate(self.n_prompt, self.t_pp), rate(self.pl * self.tg, self.t_tg), rate(self.n_kv, t))
+        return (
+            f"|{self.pp:6} | {self.tg:6} | {self.pl:4} | {self.n_kv:6} | {self.t_pp:8.3f} | {speeds[0]:8.2f} | "
+            f"{self.t_tg:8.3f} | {speeds[1]:8.2f} | {t:8.3f} | {speeds[2]:8.2f} |"
+        )
+
+
+def rate(n: int, seconds: float) -> float:
+    """Tokens per second; 0 where nothing ran."""
+    return n / seconds if seconds else 0.0
+
+
+class BatchedBench:
+    """Measures the rows in a context that has a sequence for each of the largest number."""
+
+    def __init__(self, settings: BatchedSettings, context: Any, timings: Timings) -> None:
+        self.settings = settings
+        self.context = context
+        self.timings = timings
+        # A fixed seed: every run sees the same tokens.
+        self.random = np.random.default_rng(RANDOM_SEED)
+
+    def run(self, stream: TextIO, log: Callable[[str], None]) -> None:
+        """Write the table to ``stream`` and what is left out to ``log``."""
+        for line in ("", self.settings.banner(), "", *head_lines(HEADINGS, WIDTHS)):
+            print(line, file=stream, flush=True)
+        for pp, tg, pl in self.settings.rows():
+            n_kv = self.settings.n_kv(pp, tg, pl)
+            if n_kv > self.settings.n_kv_max:
+                log(f"PP {pp}, TG {tg}, B {pl} needs {n_kv} cells: it does not fit into -c {self.settings.n_kv_max}")
+                continue
+            print(self.measure(pp, tg, pl).line(), file=stream, flush=True)
+
+    def warm_up(self) -> None:
+        """An untimed decode; the cache is empty afterwards."""
+        if self.settings.warmup:
+            self.decode(np.arange(N_WARM_UP), np.zeros(N_WARM_UP, np.int64))
+        self.context.kv.clear()
+
+    def measure(self, pp: int, tg: int, pl: int) -> BatchedRow:
+        """The prompts of all sequences (or the one they share), then ``tg`` steps of a token per sequence."""
+        self.context.kv.clear()
+        n = 1 if self.settings.shared else pl
+        began = time.perf_counter()
+        self.decode(np.tile(np.arange(pp), n), np.repeat(np.arange(n), pp))
+        for sequence in range(n, pl):
+            self.context.kv.seq_cp(0, sequence)
+        prompted = time.perf_counter()
+        for step in range(tg):
+            self.decode(np.full(pl, pp + step), np.arange(pl))
+        ended = time.perf_counter()
+        n_kv = self.settings.n_kv(pp, tg, pl)
+        return BatchedRow(pp, tg, pl, n_kv, n * pp, prompted - began, ended - prompted)
+
+    def decode(self, positions: NDArray[np.int64], sequences: NDArray[np.int64]) -> None:
+        """Decode random tokens at these places, in logical batches, with logits for the last of each sequence."""
+        last = np.append(sequences[1:] != sequences[:-1], True)
+        tokens = self.random.integers(0, self.context.model.hparams.n_vocab, len(positions), dtype=np.int32)
+        for start in range(0, len(positions), self.settings.n_batch):
+            part = slice(start, start + self.settings.n_batch)
+            began = time.perf_counter()
+            self.context.decode(Batch(tokens[part], positions[part], sequences[part].tolist(), last[part]))
+            self.timings.add_decode(len(tokens[part]), time.perf_counter() - began)

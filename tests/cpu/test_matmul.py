@@ -176,6 +176,20 @@ def test_zero_activations_give_zeros() -> None:
             assert not y.any(), name
 
 
+@pytest.mark.parametrize("name", FAST_TYPES)
+def test_broken_activations_stay_visible(name: str) -> None:
+    """A NaN or an infinity anywhere in a row makes all products of that row useless, and only those."""
+    k, n = 768, rows_of(name, 32)
+    data, _ = random_weight(name, k, n, 1)
+    for tokens in (2, 40):
+        for broken in (np.nan, np.inf, -np.inf):
+            x = activations((tokens, k), 1)
+            x[1, 301] = broken
+            y = dense(name, data, k, n, x)
+            bad = ~np.isfinite(y).any(axis=1)
+            assert bad.tolist() == [False, True] + [False] * (tokens - 2), f"{name}, {tokens} tokens, {broken}"
+
+
 def test_bias_half_output_and_dynamic_tokens() -> None:
     data, w = random_weight("Q8_0", 256, 45, 2)
     bias = np.arange(45, dtype=np.float32)

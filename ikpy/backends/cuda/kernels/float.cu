@@ -167,7 +167,7 @@ __device__ __forceinline__ int tile_row(const Product& p, int i) {
 
 template <bool Bf16>
 __device__ __forceinline__ uint16_t to_16(float x) {
-    return Bf16 ? f32_to_bf16(x) : f32_to_f16(fminf(fmaxf(x, -65504.0f), 65504.0f));
+    return Bf16 ? f32_to_bf16(x) : f32_to_f16(to_f16_range(x));
 }
 
 template <class W>
@@ -352,9 +352,9 @@ IKPY_KERNEL rows_float(View dst, View src, const int* ids, int out_type, int typ
 }
 IKPY_EXPORT(rows_float);
 
-#define IKPY_FLOAT_TYPE(name, W)                                                                          \
+#define IKPY_FLOAT_TYPE(name, W)                                                                             \
     IKPY_KERNEL __launch_bounds__(128, 4) matvec1_##name(Product p, int x_bf16) { matvec<W, 1>(p, x_bf16); } \
-    IKPY_EXPORT(matvec1_##name);                                                                          \
+    IKPY_EXPORT(matvec1_##name);                                                                             \
     IKPY_KERNEL __launch_bounds__(128, 4) matvec4_##name(Product p, int x_bf16) { matvec<W, 4>(p, x_bf16); } \
     IKPY_EXPORT(matvec4_##name)
 

@@ -15,6 +15,8 @@ from ikpy.quants import by_name, dequantize
 from tests.cpu.quant_data import random_tensor
 
 try:
+    from ikpy._native import core
+    from ikpy.graph.plan import OP_DTYPE, TENSOR_DTYPE
     from tests.cpu.matmul_plans import UNARY, Program, assert_close, effective
 except (UnsupportedError, ImportError) as error:
     pytest.skip(f"native core is not built: {error}", allow_module_level=True)
@@ -166,6 +168,21 @@ def test_largest_codes_do_not_saturate() -> None:
             x = np.full((tokens, k), sign, np.float32)
             y = dense("Q8_0", blocks.reshape(-1), k, n, x)
             assert_close(y, w, effective(x, "Q8_0"), EXACT, f"{tokens} tokens, sign {sign}")
+
+
+def test_work_memory_must_be_aligned() -> None:
+    program = Program()
+    x = np.ones((1, 256), np.float32)
+    data, _ = random_weight("Q4_K", 256, 32, 1)
+    act, fmt = program.prepared(x, "Q4_K")
+    out = program.array(np.zeros((1, 32), np.float32))
+    program.op("mul_mat", out, [program.weight(data, "Q4_K", (256, 32)), act], {0: fmt, 1: 1})
+    plan = core.Plan(np.array(program.tensors, TENSOR_DTYPE), np.array(program.ops, OP_DTYPE), np.zeros((0, 2)))
+    memory = np.zeros(plan.work_bytes(1) + 128, np.uint8)
+    start = -memory.ctypes.data % 64
+    with pytest.raises(ValueError, match="multiple of 64"):
+        plan.run(0, 1, memory[start + 8 :])
+    plan.run(0, 1, memory[start:])
 
 
 def test_zero_activations_give_zeros() -> None:

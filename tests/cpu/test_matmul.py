@@ -170,6 +170,12 @@ def test_largest_codes_do_not_saturate() -> None:
             assert_close(y, w, effective(x, "Q8_0"), EXACT, f"{tokens} tokens, sign {sign}")
 
 
+@pytest.mark.parametrize("name", ("F32", "BF16", "Q4_0", "Q4_K_R4"))
+def test_no_tokens(name: str) -> None:
+    data, _ = random_weight(name, 256, 32, 1)
+    assert dense(name, data, 256, 32, np.zeros((0, 256), np.float32)).shape == (0, 32)
+
+
 def test_work_memory_must_be_aligned() -> None:
     program = Program()
     x = np.ones((1, 256), np.float32)

@@ -204,7 +204,6 @@ cdef class Plan:
         """
         cdef uint8_t[::1] memory
         cdef uint8_t* address = NULL
-        cdef int64_t[:, ::1] ne
         cdef Runtime runtime
         cdef int64_t i, failed
         if last < 0:
@@ -219,6 +218,8 @@ cdef class Plan:
                 raise ValueError("the work memory is too small for this plan")
             if memory.shape[0]:
                 address = &memory[0]
+            if <size_t> address % 64:
+                raise ValueError("the work memory does not start at a multiple of 64")
         extents = self.extents
         for i in range(self.dynamic.shape[0]):
             extents[self.dynamic[i, 0], self.dynamic[i, 1]] = n_kv
@@ -231,8 +232,10 @@ cdef class Plan:
     def profile(self, int64_t n_kv, int n_threads):
         """Runs once with timing; returns seconds per op as float64 [n_ops]."""
         self.executor.set_profiling(True)
-        self.run(n_kv, n_threads)
-        self.executor.set_profiling(False)
+        try:
+            self.run(n_kv, n_threads)
+        finally:
+            self.executor.set_profiling(False)
         cdef const double* seconds = self.executor.op_seconds()
         return np.array([seconds[i] for i in range(len(self.ops))])
 

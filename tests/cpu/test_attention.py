@@ -316,3 +316,19 @@ def test_shift_rotates_chosen_cells(type_id, neox):
     bound = np.abs(want).max(-1, keepdims=True) * (STEP[type_id] * 1.03 + 1e-6)
     assert (np.abs(got - want) <= bound).all()
     assert np.array_equal(cache[delta == 0], untouched[delta == 0])
+
+
+@pytest.mark.parametrize("flash", [True, False], ids=["flash", "full"])
+@pytest.mark.parametrize("n_tokens", [1, 3, 40])
+@pytest.mark.parametrize("type_id", [F16, Q8_0], ids=ref.TYPE_NAMES.get)
+def test_broken_query_stays_visible(type_id, n_tokens, flash):
+    """A NaN or an infinity in a query makes its output useless, not zero; other heads are as ever."""
+    rng = np.random.default_rng(0)
+    cache, _ = ref.make_cache(rng.standard_normal((100, 2, 64)).astype(np.float32), type_id)
+    ranges = np.tile(np.array([0, 100], np.int32), (n_tokens, 1))
+    for broken in (np.nan, np.inf):
+        q = rng.standard_normal((n_tokens, 4, 64)).astype(np.float32)
+        q[0, 1, 5] = broken
+        options = {"scale": 0.1, "k_type": type_id, "v_type": type_id, "dv": 64, "flash": flash}
+        bad = ~np.isfinite(ref.attention(q, cache, cache, None, ranges, n_threads=2, **options))
+        assert bad[0, 1].all() and bad.sum() == 64

@@ -15,6 +15,8 @@ from ikpy.quants import by_name, dequantize
 from tests.cpu.quant_data import random_tensor
 
 try:
+    from ikpy._native import core
+    from ikpy.graph.plan import OP_DTYPE, TENSOR_DTYPE
     from tests.cpu.matmul_plans import UNARY, Program, assert_close, effective
 except (UnsupportedError, ImportError) as error:
     pytest.skip(f"native core is not built: {error}", allow_module_level=True)
@@ -168,12 +170,47 @@ def test_largest_codes_do_not_saturate() -> None:
             assert_close(y, w, effective(x, "Q8_0"), EXACT, f"{tokens} tokens, sign {sign}")
 
 
+@pytest.mark.parametrize("name", ("F32", "BF16", "Q4_0", "Q4_K_R4"))
+def test_no_tokens(name: str) -> None:
+    data, _ = random_weight(name, 256, 32, 1)
+    assert dense(name, data, 256, 32, np.zeros((0, 256), np.float32)).shape == (0, 32)
+
+
+def test_work_memory_must_be_aligned() -> None:
+    program = Program()
+    x = np.ones((1, 256), np.float32)
+    data, _ = random_weight("Q4_K", 256, 32, 1)
+    act, fmt = program.prepared(x, "Q4_K")
+    out = program.array(np.zeros((1, 32), np.float32))
+    program.op("mul_mat", out, [program.weight(data, "Q4_K", (256, 32)), act], {0: fmt, 1: 1})
+    plan = core.Plan(np.array(program.tensors, TENSOR_DTYPE), np.array(program.ops, OP_DTYPE), np.zeros((0, 2)))
+    memory = np.zeros(plan.work_bytes(1) + 128, np.uint8)
+    start = -memory.ctypes.data % 64
+    with pytest.raises(ValueError, match="multiple of 64"):
+        plan.run(0, 1, memory[start + 8 :])
+    plan.run(0, 1, memory[start:])
+
+
 def test_zero_activations_give_zeros() -> None:
     for name in ("F32", "Q4_K", "Q8_0"):
         data, _ = random_weight(name, 256, 20, 2)
         for tokens in (1, 5):
             y = dense(name, data, 256, 20, np.zeros((tokens, 256), np.float32))
             assert not y.any(), name
+
+
+@pytest.mark.parametrize("name", FAST_TYPES)
+def test_broken_activations_stay_visible(name: str) -> None:
+    """A NaN or an infinity anywhere in a row makes all products of that row useless, and only those."""
+    k, n = 768, rows_of(name, 32)
+    data, _ = random_weight(name, k, n, 1)
+    for tokens in (2, 40):
+        for broken in (np.nan, np.inf, -np.inf):
+            x = activations((tokens, k), 1)
+            x[1, 301] = broken
+            y = dense(name, data, k, n, x)
+            bad = ~np.isfinite(y).any(axis=1)
+            assert bad.tolist() == [False, True] + [False] * (tokens - 2), f"{name}, {tokens} tokens, {broken}"
 
 
 def test_bias_half_output_and_dynamic_tokens() -> None:

@@ -97,6 +97,8 @@ class DeviceAllocation:
     def free(self) -> None:
         _need_context(self._context)
         del self._context.memory[self._address]
+        for stream in Stream.by_handle.values():
+            stream.spoiled |= stream.captured is not None and not stream.relaxed
 
 
 class Stream:
@@ -108,6 +110,8 @@ class Stream:
         self.handle = len(Stream.by_handle) + 1
         Stream.by_handle[self.handle] = self
         self.captured: list[Callable[[], None]] | None = None
+        # Of a capture: the mode that allows memory to be freed meanwhile, and whether it was without that mode.
+        self.relaxed = self.spoiled = False
 
     def do(self, operation: Callable[[], None]) -> None:
         _need_context(self.context)
@@ -234,7 +238,8 @@ class Library:
         self.replays = 0
 
     def cuStreamBeginCapture_v2(self, stream: ctypes.c_void_p, mode: ctypes.c_int) -> int:
-        Stream.by_handle[stream.value or 0].captured = []
+        source = Stream.by_handle[stream.value or 0]
+        source.captured, source.relaxed, source.spoiled = [], mode.value == 2, False
         return 0
 
     def cuStreamEndCapture(self, stream: ctypes.c_void_p, graph: Any) -> int:
@@ -243,7 +248,7 @@ class Library:
         graph._obj.value = len(self.graphs) + 1
         self.graphs[graph._obj.value] = source.captured
         source.captured = None
-        return 0
+        return 901 if source.spoiled else 0
 
     def cuGraphInstantiateWithFlags(self, executable: Any, graph: ctypes.c_void_p, flags: Any) -> int:
         executable._obj.value = graph.value

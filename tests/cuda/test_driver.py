@@ -108,6 +108,15 @@ def test_a_graph_that_cannot_be_captured(driver: Any, monkeypatch: pytest.Monkey
         driver.devices[0].new_stream().capture(lambda: None)
 
 
+def test_memory_may_be_freed_during_a_capture(driver: Any) -> None:
+    """The collector of Python may run at any time and find memory of another context."""
+    device = driver.devices[0]
+    address = device.alloc(64)
+    stream = device.new_stream()
+    graph = stream.capture(lambda: device.release(address))
+    stream.replay(graph)
+
+
 def test_devices_of_this_machine(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they are found at start: PyCUDA there or not, GPUs that are too old left out."""
     monkeypatch.delenv(cuda_devices.EMULATE, raising=False)

@@ -152,3 +152,17 @@ def test_latent_prompts(n_tokens: int) -> None:
     out = case.p.graph.attention(case.queries(192), [k, rotated], v, case.mask(), scale=0.07, flash=True)
     assert case.kernel() == f"flash{16 if n_tokens == 2 else 64}_192_128"
     case.check(out)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 25])
+@pytest.mark.parametrize("type_name", ["f16", "q8_0", "bf16"])
+def test_broken_query_stays_visible(type_name: str, n_tokens: int) -> None:
+    """A NaN in a query makes its output NaN, not a mean of values; other heads are as ever."""
+    case = Case(1, 96, n_tokens, 4, 2)
+    k, v = case.cache(64, type_name), case.cache(64, type_name)
+    q = case.normal(n_tokens, 4, 64)
+    q[0, 1, 5] = np.nan
+    out = case.p.graph.attention(case.p.array(q), [k], v, case.mask(), scale=0.125, flash=True)
+    (actual,) = case.p.run([out], on_cuda=True, n_kv=88)
+    broken = np.isnan(actual.reshape(n_tokens, 4, 64))
+    assert broken[0, 1].all() and broken.sum() == 64

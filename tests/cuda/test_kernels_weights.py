@@ -76,6 +76,20 @@ def test_product(type_name: str, n_tokens: int) -> None:
     check_product(type_name, 512, 48, n_tokens, 2e-6)
 
 
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("type_name", ["q4_0", "q4_K", "iq2_ks", "f16", "bf16"])
+def test_broken_activations_stay_visible(type_name: str, broken: float) -> None:
+    """As on the CPU: all products of a row with a NaN or an infinity are useless, others are not."""
+    for n_tokens in (2, 20):
+        x = np.ones((n_tokens, 512), np.float32)
+        x[1, 77] = broken
+        p = Program()
+        out = p.graph.mul_mat(p.weight(packed(type_name, (512, 48), 5), type_name, (512, 48)), p.array(x))
+        (actual,) = p.run([out], on_cuda=True)
+        finite = np.isfinite(actual.reshape(n_tokens, 48))
+        assert finite[0].all() and not finite[1].any() and finite[2:].all()
+
+
 @pytest.mark.parametrize("n_tokens", [1, 6, 21])
 @pytest.mark.parametrize("type_name", FLOATS)
 def test_float_product(type_name: str, n_tokens: int) -> None:

@@ -72,6 +72,27 @@ def test_only_the_files_of_the_kernels_are_compiled(nvcc: Path) -> None:
         modules.cubins((8, 6), ["rms_norm", "kq_mask"])
 
 
+def test_another_compiler_compiles_again(nvcc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = modules.build("sm_86", lambda line: None)
+    compiler = Path(os.environ["NVCC"])
+    compiler.write_text(NVCC.replace("cuda_99.9", "cuda_100.0"))
+    modules.nvcc_version.cache_clear()
+    second = modules.build("sm_86", lambda line: None)
+    assert len(nvcc.read_text().splitlines()) == 4
+    assert not {cubin.path for cubin in first} & {cubin.path for cubin in second}
+    # Kernels made elsewhere run without a compiler: the latest ones.
+    for cubin in second:
+        os.utime(cubin.path, (2e9, 2e9))
+    monkeypatch.setenv("NVCC", "")
+    monkeypatch.setenv("PATH", "")
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(modules.shutil, "which", lambda path: None)
+    modules.nvcc.cache_clear()
+    modules.nvcc_version.cache_clear()
+    assert modules.build("sm_86", lambda line: None) == second
+
+
 def test_messages_of_the_compiler_are_shown(nvcc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVCC_FAILS", "rope")
     with pytest.raises(DeviceError, match=r"nvcc cannot compile rope.cu for sm_80:\nerror: no such thing"):

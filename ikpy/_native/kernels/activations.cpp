@@ -1,7 +1,9 @@
 #include "kernels/activations.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "ikpy/ops.hpp"
 #include "kernels/half_rows.hpp"
@@ -9,12 +11,23 @@
 namespace ikpy {
 namespace {
 
+// A group with an infinity or a NaN: every product with it is NaN. Integers would hide it, and a broken model
+// would go on with numbers that mean nothing.
+void mark_group(int8_t* q, float* scale, int32_t* sum_low, int32_t* sum_high) {
+    std::memset(q, 0, 32);
+    *scale = std::numeric_limits<float>::quiet_NaN();
+    *sum_low = *sum_high = 0;
+}
+
 // Quantizes 32 floats: scale = amax / 127 rounded to bf16, q = round to nearest even of x / scale. The
 // reference's activation blocks hold such scales; with the same rounding both programs' products agree to the
 // order of sums.
 void quantize_group(const float* x, int8_t* q, float* scale, int32_t* sum_low, int32_t* sum_high) {
-    float amax = 0.0f;
-    for (int i = 0; i < 32; ++i) amax = std::fmax(amax, std::fabs(x[i]));
+    // Compared by their bits, infinities and NaN are the largest magnitudes.
+    uint32_t top = 0;
+    for (int i = 0; i < 32; ++i) top = std::max(top, f32_bits(x[i]) & 0x7FFFFFFF);
+    const float amax = f32_from_bits(top);
+    if (!std::isfinite(amax)) return mark_group(q, scale, sum_low, sum_high);
     // Below 1e-35 the inverse overflows; such a group counts as zero.
     const bool counts = amax > 1e-35f;
     *scale = counts ? bf16_to_f32(f32_to_bf16(amax / 127.0f)) : 0.0f;

@@ -146,7 +146,7 @@ void combine_partials(const ThreadContext& ctx, const AttentionArgs& a, const Pa
         const float norm = normalizer(a, head, maximum, sum);
         std::fill(out, out + a.dv, 0.0f);
         for (int64_t i = 0; i < p.parts; ++i) {
-            if (!(p.sum_of(i, r) > 0.0f)) continue;
+            if (p.sum_of(i, r) == 0.0f) continue;
             const float w = norm * std::exp2(p.max_of(i, r) - maximum);
             const float* acc = p.acc_row(i, r);
 #pragma GCC ivdep

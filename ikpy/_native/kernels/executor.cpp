@@ -37,9 +37,9 @@ bool is_matmul(int kind) {
 
 const char* op_name(int kind) { return kind >= 0 && kind < kOpCount ? kNames[kind] : "?"; }
 
-void Barrier::wait() {
+void Barrier::wait(int n) {
     const int generation = generation_.load(std::memory_order_acquire);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) == n_ - 1) {
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) == n - 1) {
         arrived_.store(0, std::memory_order_relaxed);
         generation_.fetch_add(1, std::memory_order_release);
         return;
@@ -120,14 +120,16 @@ int64_t Executor::run(const Runtime& runtime, int n_threads, int64_t first, int6
         planned_threads_ = n_threads;
     }
     if (!work) work = own_work(n_threads);
-    Barrier barrier(n_threads);
+    Barrier barrier;
     alignas(64) std::atomic<int64_t> counters[2 * kCountersPerOp] = {};
     uint8_t* const scratch = work + shared_size_;
 #pragma omp parallel num_threads(n_threads)
     {
-        const int ith = omp_get_thread_num();
+        // OpenMP may give fewer threads than asked for: OMP_THREAD_LIMIT, OMP_DYNAMIC, a region around this
+        // one.
+        const int ith = omp_get_thread_num(), nth = omp_get_num_threads();
         bind_thread(ith);
-        const ThreadContext ctx{ith, n_threads, &barrier, work, scratch + scratch_bytes_ * ith, nullptr};
+        const ThreadContext ctx{ith, nth, &barrier, work, scratch + scratch_bytes_ * ith, nullptr};
         run_thread(ctx, runtime, counters, first, last);
     }
     return -1;

@@ -151,6 +151,7 @@ void dense_product(const ThreadContext& ctx, const Op& op, const Tensor* tensors
     const Tensor& dst = tensors[op.dst];
     const uint8_t* x = tensors[op.src[gated ? 2 : 1]].data;
     const int64_t n_tokens = op.ip[1] > 0 ? op.ip[1] : dst.ne[1];
+    if (n_tokens == 0) return;
     const int64_t x_stride = act_row_bytes(op.ip[0], p.up->ne[0]);
     const int64_t n_batch = dst.ne[2] > 0 ? dst.ne[2] : 1;
     const Scratch s(ctx.scratch, 0, p.wide);

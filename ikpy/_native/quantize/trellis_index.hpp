@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <cfloat>
 
 #include "search.hpp"
 #include "trellis.hpp"
@@ -126,9 +127,11 @@ class TrellisIndex {
             const int bin = bin_of(j, u[j]);
             const float below = bin > 0 ? u[j] - edges_[j][bin - 1] : INFINITY;
             const float above = bin < BINS - 1 ? edges_[j][bin] - u[j] : INFINITY;
-            step[j] = above < below ? place : -place;
-            const float nearest = std::min(above, below);
-            distance[j] = w[j] * nearest * nearest;
+            // Of values that are no numbers too, the neighbour must exist and be taken once.
+            const bool up = bin == 0 || above < below;
+            step[j] = up ? place : -place;
+            const float nearest = up ? above : below, weighted = w[j] * nearest * nearest;
+            distance[j] = weighted < FLT_MAX ? weighted : FLT_MAX;
             cell += bin * place;
         }
         cells[0] = cell;

@@ -21,7 +21,8 @@ from ikpy.backends.cuda.api import Device, DeviceError, Event, Graph, LaunchLike
 from ikpy.backends.cuda.arguments import pack
 
 STREAM_NON_BLOCKING = 1
-CAPTURE_THREAD_LOCAL = 1
+# Memory that Python's collector frees in the midst of a capture would end one of the stricter modes.
+CAPTURE_RELAXED = 2
 # If static and dynamic shared memory of a block are more than this, the dynamic one must be asked for per function.
 DEFAULT_SHARED_BYTES = 48 << 10
 
@@ -145,7 +146,7 @@ class CudaStream(Stream):
         graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
         with self.device.current():
             try:
-                _call("cuStreamBeginCapture_v2", stream, ctypes.c_int(CAPTURE_THREAD_LOCAL))
+                _call("cuStreamBeginCapture_v2", stream, ctypes.c_int(CAPTURE_RELAXED))
                 try:
                     issue()
                 finally:

@@ -106,8 +106,19 @@ def _key(source: Path, headers: str) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
 
 
+def _compiler_tag() -> str | None:
+    """Short name of the compiler's version, None without a compiler."""
+    try:
+        return hashlib.sha256(nvcc_version().encode()).hexdigest()[:8]
+    except DeviceError:
+        return None
+
+
 def _target(source: Path, arch: str, headers: str, folder: Path) -> Path:
-    return folder / arch / f"{source.stem}-{_key(source, headers)}.cubin"
+    """Place of a cubin. Without a compiler the latest one of these sources, whatever compiler made it elsewhere."""
+    name, tag = f"{source.stem}-{_key(source, headers)}", _compiler_tag()
+    made = sorted((folder / arch).glob(f"{name}-*.cubin"), key=lambda path: path.stat().st_mtime) if tag is None else []
+    return made[-1] if made else folder / arch / f"{name}-{tag}.cubin"
 
 
 def compile_cubin(source: Path, arch: str, target: Path) -> str:

@@ -14,12 +14,10 @@ namespace ikpy {
 // iterations and then yields, so an over-committed machine still makes progress.
 class Barrier {
   public:
-    explicit Barrier(int n) : n_(n) {}
-
-    void wait();
+    // n: threads of the region, the same in every call.
+    void wait(int n);
 
   private:
-    const int n_;
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<int> generation_{0};
 };
@@ -33,7 +31,7 @@ struct ThreadContext {
     std::atomic<int64_t>* counters;  // kCountersPerOp work-sharing counters, zero when the op starts
 
     void sync() const {
-        if (nth > 1) barrier->wait();
+        if (nth > 1) barrier->wait(nth);
     }
 };
 

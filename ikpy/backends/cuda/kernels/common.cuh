@@ -73,6 +73,11 @@ __device__ __forceinline__ uint16_t f32_to_f16(float x) {
     return ikpy::f32_to_f16(x);
 #endif
 }
+// Numbers that f16 cannot hold become its largest; infinities and NaN stay, so that they are not taken for
+// numbers.
+__device__ __forceinline__ float to_f16_range(float x) {
+    return fabsf(x) < INFINITY ? fminf(fmaxf(x, -65504.0f), 65504.0f) : x;
+}
 __device__ __forceinline__ float bf16_to_f32(uint16_t h) {
     return __uint_as_float(static_cast<unsigned>(h) << 16);
 }

@@ -35,7 +35,6 @@ __device__ __forceinline__ unsigned pack_f16(float a, float b) {
     return f32_to_f16(a) | static_cast<unsigned>(f32_to_f16(b)) << 16;
 #endif
 }
-__device__ __forceinline__ float to_f16_range(float x) { return fminf(fmaxf(x, -65504.0f), 65504.0f); }
 
 // Elements e .. e + 7 of a cache row as f16 to shared memory; e is a multiple of 8. f16 rows are copied
 // asynchronously.

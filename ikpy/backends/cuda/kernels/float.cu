@@ -96,18 +96,8 @@ __device__ __forceinline__ bool rows_aligned(const Product& p) {
 template <class W, int N>
 __device__ __forceinline__ void matvec(const Product& p, int x_bf16) {
     const int lane = lane_id();
-    Columns columns;
-    int first = blockIdx.x * N;
-    if (p.groups) {
-        const int expert = expert_of(p, blockIdx.x);
-        if (expert < 0) return;
-        columns = expert_columns(p, expert);
-        first = blockIdx.x - columns.first;
-    } else {
-        columns = dense_columns(p, blockIdx.z);
-        if (first >= columns.count) return;
-    }
-    const int n_columns = p.groups ? 1 : min(N, columns.count - first);
+    const auto [columns, first, n_columns] = vector_columns<N>(p);
+    if (n_columns == 0) return;
     const bool aligned = rows_aligned(p);
     const long long matrix = columns.matrix * p.matrix_bytes;
     const uint8_t* x[N];
@@ -167,7 +157,7 @@ __device__ __forceinline__ int tile_row(const Product& p, int i) {
 
 template <bool Bf16>
 __device__ __forceinline__ uint16_t to_16(float x) {
-    return Bf16 ? f32_to_bf16(x) : f32_to_f16(fminf(fmaxf(x, -65504.0f), 65504.0f));
+    return Bf16 ? f32_to_bf16(x) : f32_to_f16(to_f16_range(x));
 }
 
 template <class W>
@@ -213,7 +203,7 @@ __device__ __forceinline__ void load_tile(const Product& p, int matrix, int dept
 template <class W>
 __device__ __forceinline__ void matmul16(const Product& p, int x_bf16) {
     __shared__ FloatTile tile;
-    const Columns columns = p.groups ? expert_columns(p, blockIdx.z) : dense_columns(p, blockIdx.z);
+    const Columns columns = block_columns(p);
     const int first = blockIdx.y * kSize, lane = lane_id(), wm = warp_id() & 1, wn = warp_id() >> 1;
     if (first >= columns.count) return;
     const int n_columns = min(kSize, columns.count - first);
@@ -272,7 +262,7 @@ constexpr int kDepth32 = 16;
 
 __device__ __forceinline__ void matmul32(const Product& p, int x_bf16) {
     __shared__ float weights[kDepth32][kSize + 4], x[kDepth32][kSize + 4];
-    const Columns columns = p.groups ? expert_columns(p, blockIdx.z) : dense_columns(p, blockIdx.z);
+    const Columns columns = block_columns(p);
     const int first = blockIdx.y * kSize;
     if (first >= columns.count) return;
     const int n_columns = min(kSize, columns.count - first), tx = threadIdx.x % 16, ty = threadIdx.x / 16;
@@ -352,9 +342,9 @@ IKPY_KERNEL rows_float(View dst, View src, const int* ids, int out_type, int typ
 }
 IKPY_EXPORT(rows_float);
 
-#define IKPY_FLOAT_TYPE(name, W)                                                                          \
+#define IKPY_FLOAT_TYPE(name, W)                                                                             \
     IKPY_KERNEL __launch_bounds__(128, 4) matvec1_##name(Product p, int x_bf16) { matvec<W, 1>(p, x_bf16); } \
-    IKPY_EXPORT(matvec1_##name);                                                                          \
+    IKPY_EXPORT(matvec1_##name);                                                                             \
     IKPY_KERNEL __launch_bounds__(128, 4) matvec4_##name(Product p, int x_bf16) { matvec<W, 4>(p, x_bf16); } \
     IKPY_EXPORT(matvec4_##name)
 

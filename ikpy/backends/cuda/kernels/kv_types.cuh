@@ -139,6 +139,11 @@ __device__ __forceinline__ void store_part(int type, const float* x, int n, int 
     }
 }
 
+// An f16 of a cache row. Not by a load for constant memory: kv_shift writes the rows it has read.
+__device__ __forceinline__ float stored_f16(const uint8_t* p) {
+    return f16_to_f32(*reinterpret_cast<const uint16_t*>(p));
+}
+
 // Element i of a cache row.
 __device__ __forceinline__ float kv_element(int type, const uint8_t* row, int i) {
     const int j = i & 15, high = i >> 4 & 1;
@@ -151,16 +156,16 @@ __device__ __forceinline__ float kv_element(int type, const uint8_t* row, int i)
         case kBF16:
             return bf16_to_f32(reinterpret_cast<const uint16_t*>(row)[i]);
         case kQ8_0:
-            return load_f16(block) * static_cast<float>(static_cast<int8_t>(block[2 + (i & 31)]));
+            return stored_f16(block) * static_cast<float>(static_cast<int8_t>(block[2 + (i & 31)]));
         case kQ8_KV:
             return *reinterpret_cast<const float*>(row) * static_cast<float>(static_cast<int8_t>(row[8 + i]));
         case kQ4_0:
-            return load_f16(block) * static_cast<float>((block[2 + j] >> (4 * high) & 15) - 8);
+            return stored_f16(block) * static_cast<float>((block[2 + j] >> (4 * high) & 15) - 8);
         case kIQ4_NL:
-            return load_f16(block) * static_cast<float>(kLevelsIQ4_NL[block[2 + j] >> (4 * high) & 15]);
+            return stored_f16(block) * static_cast<float>(kLevelsIQ4_NL[block[2 + j] >> (4 * high) & 15]);
         default: {  // q6_0
             const int bits = block[2 + (j & 7)] >> (4 * (j >> 3) + 2 * high) & 3;
-            return load_f16(block) *
+            return stored_f16(block) *
                    static_cast<float>(((block[10 + j] >> (4 * high) & 15) | bits << 4) - 32);
         }
     }

@@ -43,6 +43,11 @@ __device__ __forceinline__ Columns expert_columns(const Product& p, int expert) 
     return {expert, first, p.groups[expert + 1] - first, 0, 0};
 }
 
+// Those of the matrix that blockIdx.z numbers: an expert, or a batch.
+__device__ __forceinline__ Columns block_columns(const Product& p) {
+    return p.groups ? expert_columns(p, blockIdx.z) : dense_columns(p, blockIdx.z);
+}
+
 struct Column {
     const uint8_t* x;
     uint8_t* dst;
@@ -67,6 +72,25 @@ __device__ __forceinline__ int expert_of(const Product& p, int i) {
         before += __popc(__ballot_sync(kAllLanes, e < p.n_experts && p.groups[e + 1] <= i));
     }
     return before;
+}
+
+// What a block of the matrix-vector kernels multiplies: `count` of the columns from `first` on, 0 = nothing.
+struct VectorColumns {
+    Columns columns;
+    int first, count;
+};
+// blockIdx.x numbers chunks of N tokens, or single assignments of experts.
+template <int N>
+__device__ __forceinline__ VectorColumns vector_columns(const Product& p) {
+    if (p.groups) {
+        const int expert = expert_of(p, blockIdx.x);
+        if (expert < 0) return {{}, 0, 0};
+        const Columns columns = expert_columns(p, expert);
+        return {columns, static_cast<int>(blockIdx.x) - columns.first, 1};
+    }
+    const Columns columns = dense_columns(p, blockIdx.z);
+    const int first = blockIdx.x * N;
+    return {columns, first, min(N, max(0, columns.count - first))};
 }
 
 __device__ __forceinline__ void store_output(const Product& p, uint8_t* dst, int row, float value) {

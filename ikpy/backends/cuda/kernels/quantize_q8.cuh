@@ -30,17 +30,24 @@ __device__ __forceinline__ void quantize_128(const float* x, int n_in, int c, ui
     float v[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) v[i] = e + i < n_in ? x[e + i] : 0.0f;
-    float amax = fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])));
+    // Compared by their bits, infinities and NaN are the largest magnitudes.
+    int top = 0;
 #pragma unroll
-    for (int m = 4; m > 0; m >>= 1) amax = fmaxf(amax, __shfl_xor_sync(kAllLanes, amax, m));
-    // Below 1e-35 the inverse overflows; such a group counts as zero.
-    const float scale = amax > 1e-35f ? bf16_to_f32(f32_to_bf16(amax / 127.0f)) : 0.0f;
-    const float inverse = amax > 1e-35f ? 1.0f / scale : 0.0f;
+    for (int i = 0; i < 4; ++i) top = max(top, __float_as_int(v[i]) & 0x7fffffff);
+#pragma unroll
+    for (int m = 4; m > 0; m >>= 1) top = max(top, __shfl_xor_sync(kAllLanes, top, m));
+    const float amax = __int_as_float(top);
+    // Below 1e-35 the inverse overflows; such a group counts as zero. With an infinity or a NaN in a group
+    // every product with it is NaN, as on the CPU.
+    const bool finite = top < 0x7f800000, counts = finite && amax > 1e-35f;
+    const float rounded = bf16_to_f32(f32_to_bf16(amax / 127.0f));
+    const float scale = counts ? rounded : finite ? 0.0f : __int_as_float(0x7fc00000);
+    const float inverse = counts ? 1.0f / rounded : 0.0f;
     int sum = 0;
     unsigned packed = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        const int q = round_even(__fmul_rn(v[i], inverse));
+        const int q = finite ? round_even(__fmul_rn(v[i], inverse)) : 0;
         sum += q;
         packed |= static_cast<unsigned>(q & 255) << (8 * i);
     }

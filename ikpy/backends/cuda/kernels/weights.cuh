@@ -100,18 +100,8 @@ __device__ __forceinline__ void matvec_body(const Product& p) {
     constexpr int kRows = U::kRows;
     const int lane = lane_id(), k = lane % kRows, warp = warp_id();
     const int part = warp % p.split, sets = kVectorWarps / p.split;
-    Columns columns;
-    int first = blockIdx.x * N;
-    if (p.groups) {
-        const int expert = expert_of(p, blockIdx.x);
-        if (expert < 0) return;
-        columns = expert_columns(p, expert);
-        first = blockIdx.x - columns.first;
-    } else {
-        columns = dense_columns(p, blockIdx.z);
-        if (first >= columns.count) return;
-    }
-    const int n_columns = p.groups ? 1 : min(N, columns.count - first);
+    const auto [columns, first, n_columns] = vector_columns<N>(p);
+    if (n_columns == 0) return;
     const int n_groups = p.n_out / kRows, set = blockIdx.y * sets + warp / p.split;
     const int group0 = p.gate ? set : 2 * set;
     const bool active = group0 < n_groups, second = p.gate || group0 + 1 < n_groups;
@@ -326,7 +316,7 @@ __device__ __forceinline__ void multiply_tile(const Tile<U>& tile, int n_columns
 template <class U>
 __device__ __forceinline__ void matmul_body(const Product& p) {
     __shared__ Tile<U> tile;
-    const Columns columns = p.groups ? expert_columns(p, blockIdx.z) : dense_columns(p, blockIdx.z);
+    const Columns columns = block_columns(p);
     const int first = blockIdx.y * kTileColumns;
     if (first >= columns.count) return;
     const int n_columns = min(kTileColumns, columns.count - first);

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks import ceiling, matmul, report, tables
+from benchmarks.encoder_draws import Matrix, by_ikpy, decoded
 from benchmarks.peers import LlamaBench, open_peers
 from benchmarks.quantize import errors, whole_groups
 from ikpy._native import core
@@ -155,3 +156,14 @@ def test_rows_of_encoder_errors_fill_whole_groups(monkeypatch):
         )
         ours, theirs = errors(row, taken, weighted=True)
         assert 0 < ours == theirs < 0.02
+
+
+def test_draws_undo_their_permutation():
+    rng = np.random.default_rng(4)
+    values = rng.standard_normal((2, 3, 512)).astype(np.float32)
+    matrix = Matrix(values, rng.gamma(8.0, 1.0, (2, 512)).astype(np.float32), 0)
+    row = registry.by_name("q4_K")
+    plain, moved = (decoded(matrix, row, by_ikpy, order) for order in (np.arange(512), rng.permutation(512)))
+    assert not np.array_equal(plain, moved)  # another draw
+    for result in (plain, moved):
+        assert np.corrcoef(result.ravel(), values.ravel())[0, 1] > 0.99

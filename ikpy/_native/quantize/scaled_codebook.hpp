@@ -153,10 +153,10 @@ class ScaledCodebookSearch {
                 ranked.emplace_back(modelled_error(d, count), d);
             }
         }
-        const size_t kept = std::min(ranked.size(), static_cast<size_t>(effort_.scale_candidates));
-        std::partial_sort(ranked.begin(), ranked.begin() + static_cast<ptrdiff_t>(kept), ranked.end());
+        const int kept = std::min(static_cast<int>(ranked.size()), effort_.scale_candidates);
+        std::partial_sort(ranked.begin(), ranked.begin() + kept, ranked.end());
         std::vector<float> best;
-        for (size_t i = 0; i < kept; i++) best.push_back(ranked[i].second);
+        for (int i = 0; i < kept; i++) best.push_back(ranked[i].second);
         return best;
     }
 

@@ -116,6 +116,14 @@ def speeds(row: TensorType, rounds: int) -> tuple[float, float]:
     return tuple(len(values) / statistics.median(side) for side in zip(*samples, strict=True))  # type: ignore[return-value]
 
 
+def whole_groups(samples: list[Sample], row: TensorType, n_rows: int) -> list[Sample]:
+    """The first n_rows rows of every sample, or as many more as fill whole groups of the type's interleaved rows."""
+    group = row.interleave
+    wanted = -(-n_rows // group) * group
+    sizes = [min(wanted, len(values) // group * group) for values, _ in samples]
+    return [(values[:size], weights) for (values, weights), size in zip(samples, sizes, strict=True) if size]
+
+
 def measure_encoder(row: TensorType, real: list[Sample], rounds: int) -> dict[str, list[float] | None]:
     """Errors and speeds of a type; None in place of what the reference's library does not do."""
     result: dict[str, list[float] | None] = {}
@@ -144,7 +152,8 @@ def measure(a: argparse.Namespace, results: dict, folder: Path) -> None:
     """Measures the chosen parts of the chosen types into results, saving after each type."""
     rows = [registry.by_name(name) for name in a.types.split(",")] if a.types else encoded_types()
     imatrices = {model: make_imatrix(model, a.calibration, folder) for model in a.model}
-    real = [sample for model, imatrix in imatrices.items() for sample in model_samples(model, imatrix, a.rows)]
+    most = a.rows + max(row.interleave for row in rows)
+    real = [sample for model, imatrix in imatrices.items() for sample in model_samples(model, imatrix, most)]
     scorers = []
     if "models" in a.parts:
         scorers = [
@@ -154,7 +163,7 @@ def measure(a: argparse.Namespace, results: dict, folder: Path) -> None:
     for row in rows:
         entry = results["types"].setdefault(row.name, {})
         if "encode" in a.parts:
-            entry["encode"] = measure_encoder(row, real, a.rounds)
+            entry["encode"] = measure_encoder(row, whole_groups(real, row, a.rows), a.rounds)
         for scorer in scorers:
             if scores := scorer.compare(row, a.makers.split(",")):
                 entry.setdefault("models", {}).setdefault(scorer.name, {}).update(scores)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -14,7 +16,8 @@ from ikpy.quants import registry
 from ikpy.quants.policy import TypeOptions
 from ikpy.quants.recipe import Recipe, Rule, parse_rules, read_recipe
 
-USAGE = """usage: ikpy quantize [options] INPUT [OUTPUT] TYPE [NTHREADS]
+SYNOPSIS = "usage: ikpy quantize [options] INPUT [OUTPUT] TYPE [NTHREADS]"
+USAGE = f"""{SYNOPSIS}
 
 Makes a quantized copy of a GGUF model. INPUT may be the first file of a split model. Without OUTPUT the result is
 ggml-model-TYPE.gguf next to INPUT. TYPE is a file type name in any case, its number, or COPY. A run
@@ -50,7 +53,7 @@ that was killed is continued by the same command.
     --slow-iq2ks               accepted; the IQ2_KS search is always the thorough one
     --help                     print this help
 
-Options come before INPUT or anywhere else; T is a tensor type name such as q4_K, iq4_ks, q8_0_r8, f16.
+Options come before INPUT or anywhere else; T is one of the tensor types at the end.
 
 File types:
 """
@@ -93,11 +96,7 @@ VALUE_OPTIONS = {
 
 
 class CommandLineError(UsageError):
-    """A mistake in the arguments; ``show_usage`` as the usage text helps with it."""
-
-    def __init__(self, message: str, *, show_usage: bool = True):
-        super().__init__(message)
-        self.show_usage = show_usage
+    """A mistake in the arguments."""
 
 
 @dataclass
@@ -148,7 +147,8 @@ def parse(argv: Sequence[str]) -> Arguments:
                 raise CommandLineError(f"{name} needs a value")
             _take(arguments, name, rest.pop(0))
         elif name != "--slow-iq2ks":
-            raise CommandLineError(f"unknown option {word}")
+            close = difflib.get_close_matches(name, [*FLAGS, *VALUE_OPTIONS], n=1, cutoff=0.7)
+            raise CommandLineError(f"unknown option {word}" + (f"; did you mean {close[0]}?" if close else ""))
     if arguments.include and arguments.exclude:
         raise CommandLineError("--include-weights and --exclude-weights cannot be given together")
     if arguments.target_bytes and arguments.target_bpw:
@@ -264,13 +264,12 @@ def _take_positional(arguments: Arguments, words: list[str]) -> None:
             arguments.type_name = "repacked"
             return
         if not words:
-            raise CommandLineError("main: missing ftype", show_usage=False) from None
+            raise CommandLineError("main: missing ftype") from None
         try:
             arguments.ftype = _ftype(words[0])
         except UsageError as error:
             hint = str(error).partition("; ")[2]
-            text = f"main: invalid ftype '{words[0]}'" + (f" ({hint})" if hint else "")
-            raise CommandLineError(text, show_usage=False) from None
+            raise CommandLineError(f"main: invalid ftype '{words[0]}'" + (f" ({hint})" if hint else "")) from None
     arguments.type_name = _shown_name(words.pop(0), arguments.ftype)
     if not arguments.output:
         keep = "keep_split" in arguments.flags
@@ -285,7 +284,7 @@ def _take_threads(arguments: Arguments, words: list[str]) -> None:
         try:
             arguments.n_threads = int(words[0])
         except ValueError:
-            raise CommandLineError(f"main: invalid nthread '{words[0]}' (not a number)", show_usage=False) from None
+            raise CommandLineError(f"main: invalid nthread '{words[0]}' (not a number)") from None
         arguments.threads_given = True
 
 
@@ -302,9 +301,9 @@ def run(argv: Sequence[str]) -> int:
     try:
         arguments = parse(argv)
     except CommandLineError as error:
+        # The mistake comes last: behind a long text it would have to be searched for.
+        print(SYNOPSIS, "all options and types: ikpy quantize --help", sep="\n", flush=True)
         print(error, file=sys.stderr)
-        if error.show_usage:
-            print(usage())
         return 1
     for rule in arguments.rules:
         print(f"Adding custom rule {rule.pattern} -> {rule.type}")
@@ -412,9 +411,14 @@ def _write_out(text: str) -> None:
 
 
 def usage() -> str:
-    """The help text with all file types."""
+    """The help text with all file types and tensor types."""
+    from ikpy._native import core
+
     lines = []
     for row in registry.all_ftypes():
         if row.selectable:
             lines.append(f"    {row.id:4d}  or  {row.name:<10} {row.display}")
-    return USAGE + "\n".join(lines) + "\n          COPY       only copy tensors, no quantizing"
+    lines.append("          COPY       only copy tensors, no quantizing")
+    names = ", ".join(row.name for row in registry.all_types() if row.name == "f32" or core.can_quantize(row.id))
+    lines += ["", "Tensor types:", textwrap.fill(names, 110, initial_indent="    ", subsequent_indent="    ")]
+    return USAGE + "\n".join(lines)

@@ -8,11 +8,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks import ceiling, matmul, report, tables
+from benchmarks.encoder_draws import Matrix, by_ikpy, decoded
 from benchmarks.peers import LlamaBench, open_peers
+from benchmarks.quantize import errors, whole_groups
 from ikpy._native import core
+from ikpy.quants import registry
 
 
 def entry(pp: float, tg: float, depth: int = 0, threads: int = 2) -> dict[str, Any]:
@@ -138,3 +142,28 @@ def test_weights_of_generate_exceed_the_caches(monkeypatch: pytest.MonkeyPatch) 
     assert matmul.generate_bytes() >= 2**28
     monkeypatch.setattr(matmul.psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 26))
     assert matmul.generate_bytes() == 1 << 24
+
+
+def test_rows_of_encoder_errors_fill_whole_groups(monkeypatch):
+    rng = np.random.default_rng(3)
+    samples = [(rng.standard_normal((n, 256)).astype(np.float32), None) for n in (40, 20, 5)]
+    for name, sizes in (("q8_0", [4, 4, 4]), ("q8_k_r8", [8, 8]), ("q8_k_r16", [16, 16])):
+        row = registry.by_name(name)
+        taken = whole_groups(samples, row, 4)
+        assert [len(values) for values, _ in taken] == sizes
+        monkeypatch.setattr(
+            "benchmarks.reference_quantizer.quantize", lambda x, n, w: core.quantize(x, registry.by_name(n).id, w, 1)
+        )
+        ours, theirs = errors(row, taken, weighted=True)
+        assert 0 < ours == theirs < 0.02
+
+
+def test_draws_undo_their_permutation():
+    rng = np.random.default_rng(4)
+    values = rng.standard_normal((2, 3, 512)).astype(np.float32)
+    matrix = Matrix(values, rng.gamma(8.0, 1.0, (2, 512)).astype(np.float32), 0)
+    row = registry.by_name("q4_K")
+    plain, moved = (decoded(matrix, row, by_ikpy, order) for order in (np.arange(512), rng.permutation(512)))
+    assert not np.array_equal(plain, moved)  # another draw
+    for result in (plain, moved):
+        assert np.corrcoef(result.ravel(), values.ravel())[0, 1] > 0.99

@@ -217,6 +217,36 @@ def test_wrong_use(tmp_path, tensors, monkeypatch, capfd, arguments, message):
     assert message in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["in.gguf", "out.gguf", "q4km"], "main: invalid ftype 'q4km' (did you mean Q4_K_M, "),
+        (
+            ["--custom-q", "ffn=iq4kss", "in.gguf", "Q4_0"],
+            "custom quantization input ffn=iq4kss; did you mean iq4_kss, ",
+        ),
+        (["--custom-q", "ffn(=q4_K", "in.gguf", "Q4_0"], "regular expression of custom rule ffn(=q4_K is invalid: "),
+        (["--dryrun", "in.gguf", "Q4_0"], "unknown option --dryrun; did you mean --dry-run?"),
+    ],
+)
+def test_mistake_is_the_last_of_few_lines(arguments, message):
+    command = [sys.executable, "-m", "ikpy", "quantize", *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 1
+    assert len(lines) == 3
+    assert "ikpy quantize --help" in lines[1]
+    assert message in lines[2]
+
+
+def test_help_lists_file_types_and_tensor_types(capfd):
+    assert run(["--help"]) == 0
+    file_types, tensor_types = capfd.readouterr().out.split("Tensor types:")
+    assert "IQ4_KSS" in file_types
+    assert {"f16", "iq4_kss", "q8_k_r16"} <= set(tensor_types.replace(",", " ").split())
+    assert "q8_1" not in tensor_types
+
+
 def imatrix_bytes(name, values):
     data = struct.pack("<ii", 1, len(name)) + name.encode() + struct.pack("<ii", 1, len(values))
     return data + np.array(values, "<f4").tobytes()

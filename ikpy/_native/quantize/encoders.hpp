@@ -9,7 +9,7 @@ namespace ikpy::quantize {
 struct Rows {
     const float* src;
     int64_t ne0, n_rows;
-    const float* w;  // ne0 column weights, never null
+    const float* w;  // ne0 column weights; not set for simple and 8-bit types
     uint8_t* dst;
     int64_t row_bytes;
 };

@@ -13,7 +13,7 @@ namespace ikpy::quantize {
 // Grid points as floats, component by component: value(j)[point].
 class Grid {
   public:
-    Grid(const int8_t* points, int dim, int count, float unit) : count_(count) {
+    Grid(const int8_t* points, int dim, int count, float unit) : dim_(dim), count_(count) {
         for (int j = 0; j < dim; j++) {
             values_[j].resize(static_cast<size_t>(count));
             for (int p = 0; p < count; p++) values_[j][p] = unit * points[p * dim + j];
@@ -22,8 +22,20 @@ class Grid {
     int count() const { return count_; }
     const float* value(int j) const { return values_[j].data(); }
 
+    // Q = sum w*g*g of every point.
+    void weighted_squares(const float* w, float* q) const {
+        for (int p = 0; p < count_; p += VECTOR) {
+            FloatVector sum{};
+            for (int j = 0; j < dim_; j++) {
+                const FloatVector v = load(value(j) + p);
+                sum += w[j] * v * v;
+            }
+            store(q + p, sum);
+        }
+    }
+
   private:
-    int count_;
+    int dim_, count_;
     std::vector<float> values_[8];
 };
 
@@ -67,33 +79,39 @@ struct Candidates {
     }
 };
 
+// v with the bits of mask replaced by those of number.
+inline FloatVector with_low_bits(FloatVector v, int mask, int number) {
+#if defined(__AVX512F__)
+    constexpr int REPLACE = 0xEA;  // (a & b) | c
+    return (FloatVector)_mm512_ternarylogic_epi32((__m512i)v, _mm512_set1_epi32(~mask),
+                                                  _mm512_set1_epi32(number), REPLACE);
+#else
+    return (FloatVector)(((IntVector)v & ~mask) | number);
+#endif
+}
+
 // Points with the lowest cost dl*q - 2*p for each of COUNT positive scales. sums(i, p, q) gives the sums of
-// points i .. i + VECTOR - 1; one vector lane per point.
+// points i .. i + VECTOR - 1; one vector lane per point. n_points is a power of two up to 256 * VECTOR.
+//
+// The number of the vector takes the place of the lowest bits of a cost: so a minimum finds both. Points
+// whose costs are that close together are equally good.
 template <int COUNT, class Sums>
 void winners(int n_points, const float* dl, const Sums& sums, int* index) {
+    const int low_bits = n_points / VECTOR - 1;
     FloatVector best[COUNT];
-    IntVector at[COUNT];
-    for (int c = 0; c < COUNT; c++) {
-        best[c] = broadcast(INFINITY);
-        at[c] = IntVector{};
-    }
-    for (int i = 0; i < n_points; i += VECTOR) {
+    for (int c = 0; c < COUNT; c++) best[c] = broadcast(INFINITY);
+    for (int step = 0; step <= low_bits; step++) {
         FloatVector p, q;
-        sums(i, p, q);
+        sums(step * VECTOR, p, q);
         const FloatVector two_p = p + p;
-        const IntVector here = IntVector{} + i;
 #pragma GCC unroll 16
         for (int c = 0; c < COUNT; c++) {
-            const FloatVector cost = dl[c] * q - two_p;
-            const IntVector better = cost < best[c];
-            best[c] = select(better, cost, best[c]);
-            at[c] = better ? here : at[c];
+            best[c] = smaller(best[c], with_low_bits(dl[c] * q - two_p, low_bits, step));
         }
     }
     for (int c = 0; c < COUNT; c++) {
-        int lane = 0;
-        for (int l = 1; l < VECTOR; l++) lane = best[c][l] < best[c][lane] ? l : lane;
-        index[c] = at[c][lane] + lane;
+        const int lane = lane_of_least(best[c]);
+        index[c] = (((IntVector)best[c])[lane] & low_bits) * VECTOR + lane;
     }
 }
 
@@ -136,6 +154,8 @@ class SignedGridCodec {
     void prepare(int b, const float* x, const float* w) {
         if (groups_.size() < static_cast<size_t>((b + 1) * OUTPUTS))
             groups_.resize(static_cast<size_t>((b + 1) * OUTPUTS));
+        if (squares_.size() <= static_cast<size_t>(b)) squares_.resize(static_cast<size_t>(b + 1));
+        squares_[b].set(grid_, w);
         float dl[SCALES];
         spread_scales<SCALES>(largest_of(x, SIZE) / extent_, LOWEST, HIGHEST, dl);
         for (int g = 0; g < OUTPUTS; g++) {
@@ -150,8 +170,9 @@ class SignedGridCodec {
             group.odd = PARITY && (__builtin_popcount(group.signs) & 1);
             for (int part = 0; part < LISTS; part++) {
                 const int at = 8 * g + DIM * part;
-                if (!group.odd || LISTS > 1) find_candidates<false>(x + at, w + at, dl, group.same[part]);
-                if (group.odd) find_candidates<true>(x + at, w + at, dl, group.flip[part]);
+                const float* q = squares_[b].of(LISTS * g + part);
+                if (!group.odd || LISTS > 1) find_candidates<false>(x + at, w + at, dl, q, group.same[part]);
+                if (group.odd) find_candidates<true>(x + at, w + at, dl, q, group.flip[part]);
             }
         }
     }
@@ -202,37 +223,57 @@ class SignedGridCodec {
         bool odd;
     };
 
-    // With FLIP the sums are those after the cheapest change of one sign.
+    // Q of all points for the groups of a sub-block. They do not depend on the values, so they are kept as
+    // long as rows with the same weights follow each other.
+    class Squares {
+      public:
+        void set(const Grid& grid, const float* w) {
+            if (w == w_) return;
+            w_ = w;
+            count_ = grid.count();
+            q_.resize(static_cast<size_t>(SIZE / DIM * count_));
+            for (int i = 0; i < SIZE / DIM; i++) grid.weighted_squares(w + DIM * i, q_.data() + i * count_);
+        }
+        const float* of(int group) const { return q_.data() + group * count_; }
+
+      private:
+        const float* w_ = nullptr;
+        int count_ = 0;
+        std::vector<float> q_;
+    };
+
+    // squares are the points' sums w*g*g. With FLIP the sums are those after the cheapest change of one sign.
     template <bool FLIP>
-    void find_candidates(const float* x, const float* w, const float* dl, List& out) const {
+    void find_candidates(const float* x, const float* w, const float* dl, const float* squares,
+                         List& out) const {
         float a[DIM];
         for (int j = 0; j < DIM; j++) a[j] = w[j] * std::fabs(x[j]);
         int index[SCALES];
         winners<SCALES>(
             grid_.count(), dl,
             [&](int i, FloatVector& p, FloatVector& q) {
-                p = q = FloatVector{};
+                p = FloatVector{};
+                q = load(squares + i);
                 FloatVector smallest = broadcast(INFINITY);
 #pragma GCC unroll 8
                 for (int j = 0; j < DIM; j++) {
-                    const FloatVector v = load(grid_.value(j) + i), term = a[j] * v;
+                    const FloatVector term = a[j] * load(grid_.value(j) + i);
                     p += term;
-                    q += w[j] * v * v;
-                    if constexpr (FLIP) smallest = select(term < smallest, term, smallest);
+                    if constexpr (FLIP) smallest = smaller(term, smallest);
                 }
                 if constexpr (FLIP) p -= 2.0f * smallest;
             },
             index);
         out.count = 0;
         for (int c = 0; c < SCALES; c++) {
-            float p = 0, q = 0, smallest = INFINITY;
+            if (c > 0 && index[c] == index[c - 1]) continue;
+            float p = 0, smallest = INFINITY;
             for (int j = 0; j < DIM; j++) {
-                const float v = grid_.value(j)[index[c]];
-                p += a[j] * v;
-                q += w[j] * v * v;
-                smallest = std::min(smallest, a[j] * v);
+                const float term = a[j] * grid_.value(j)[index[c]];
+                p += term;
+                smallest = std::min(smallest, term);
             }
-            out.add(index[c], FLIP ? p - 2.0f * smallest : p, q);
+            out.add(index[c], FLIP ? p - 2.0f * smallest : p, squares[index[c]]);
         }
     }
 
@@ -285,6 +326,7 @@ class SignedGridCodec {
     const Grid& grid_;
     const float extent_;
     std::vector<Group> groups_;
+    std::vector<Squares> squares_;
 };
 
 }  // namespace ikpy::quantize

@@ -1,6 +1,7 @@
 // Codecs whose levels depend on each other: IQ4_KSS (four levels with even parity) and IQ2_KL (pairs).
 #pragma once
 
+#include "grid_codec.hpp"
 #include "scaled_codebook.hpp"
 #include "tables.hpp"
 
@@ -52,9 +53,7 @@ class EvenParityCodec {
                     error += select(take_odd, odd_error, even_error);
                 }
                 IntVector least = parity;  // still to be repaired
-                const FloatVector first = select(loss[0] < loss[1], loss[0], loss[1]);
-                const FloatVector second = select(loss[2] < loss[3], loss[2], loss[3]);
-                const FloatVector smallest = select(first < second, first, second);
+                const FloatVector smallest = smaller(smaller(loss[0], loss[1]), smaller(loss[2], loss[3]));
                 error += select(parity, smallest, FloatVector{});
                 for (int i = 0; i < 4; i++) {
                     const IntVector repair = least & (loss[i] == smallest);
@@ -83,7 +82,7 @@ class EvenParityCodec {
                 uint8_t levels[2];
                 for (int odd = 0; odd < 2; odd++) {
                     const LevelTable& t = tables_[2 * table + odd];
-                    const int k = t.scalar_index(x[j] * inverse);
+                    const int k = t.index(x[j] * inverse);
                     const float off = x[j] - dl * t.value(k);
                     errors[odd] = w[j] * off * off;
                     levels[odd] = LEVELS[odd][k];
@@ -114,70 +113,104 @@ class EvenParityCodec {
     LevelTable tables_[4];
 };
 
-// Adjacent elements take one of 32 pairs of levels; all pairs are tried.
+// Adjacent elements take one of 32 pairs of levels. Every pair of elements keeps the best of them for LANES
+// scales of either sign as its candidates (see grid_codec.hpp).
 class PairCodec {
   public:
     static constexpr int TABLES = 1, SIZE = 32, OUTPUTS = 16;
     static constexpr bool SIGNED = true, SEARCHES_AGAIN = false;
     using Output = uint8_t;
 
-    void prepare(int, const float*, const float*) {}
+    float extent(int, bool positive) const { return positive ? MOST : -LEAST; }
 
-    float extent(int, bool positive) const { return positive ? 47.0f : 63.0f; }
+    void prepare(int b, const float* x, const float* w) {
+        const size_t needed = static_cast<size_t>((b + 1) * OUTPUTS);
+        if (pairs_.size() < needed) pairs_.resize(needed);
+        alignas(64) float dl[LANES];
+        spread_scales<LANES>(largest_of(x, SIZE) / -LEAST, LOWEST, HIGHEST, dl);
+        for (int j = 0; j < OUTPUTS; j++) find_candidates(x + 2 * j, w + 2 * j, dl, pairs_[b * OUTPUTS + j]);
+    }
 
-    void scan(int, const float* x, const float* w, int, const float* dl, Scan& s) const {
-        FloatVector scale[PARTS], error[PARTS], xt[PARTS], tt[PARTS];
+    void scan(int b, const float*, const float*, int, const float* dl, Scan& s) const {
+        const Pair* pairs = pairs_.data() + b * OUTPUTS;
         for (int k = 0; k < PARTS; k++) {
-            scale[k] = load(dl + k * VECTOR);
-            error[k] = xt[k] = tt[k] = FloatVector{};
-        }
-        for (int j = 0; j < 32; j += 2) {
-            float p[32], q[32];
-            sums(x + j, w + j, p, q);
-            const float square = w[j] * x[j] * x[j] + w[j + 1] * x[j + 1] * x[j + 1];
-            for (int k = 0; k < PARTS; k++) {
-                FloatVector best_p = broadcast(p[0]), best_q = broadcast(q[0]);
-                FloatVector best = scale[k] * (scale[k] * q[0] - 2.0f * p[0]);
-                for (int i = 1; i < 32; i++) {
-                    const FloatVector cost = scale[k] * (scale[k] * q[i] - 2.0f * p[i]);
-                    const IntVector better = cost < best;
-                    best = select(better, cost, best);
-                    best_p = select(better, broadcast(p[i]), best_p);
-                    best_q = select(better, broadcast(q[i]), best_q);
-                }
-                error[k] += square + best;
-                xt[k] += best_p;
-                tt[k] += best_q;
+            const FloatVector scale = load(dl + k * VECTOR);
+            const IntVector negative = scale < 0.0f;
+            FloatVector square{}, xt{}, tt{};
+            if (!any(negative)) {
+                add_best<0>(pairs, scale, square, xt, tt);
+            } else if (!any(~negative)) {
+                add_best<1>(pairs, scale, square, xt, tt);
+            } else {
+                FloatVector negative_square{}, negative_xt{}, negative_tt{};
+                add_best<0>(pairs, select(negative, -scale, scale), square, xt, tt);
+                add_best<1>(pairs, select(negative, scale, -scale), negative_square, negative_xt,
+                            negative_tt);
+                xt = select(negative, negative_xt, xt);
+                tt = select(negative, negative_tt, tt);
             }
-        }
-        for (int k = 0; k < PARTS; k++) {
-            store(s.error + k * VECTOR, error[k]);
-            store(s.xt + k * VECTOR, xt[k]);
-            store(s.tt + k * VECTOR, tt[k]);
+            store(s.error + k * VECTOR, square + scale * (scale * tt - 2.0f * xt));
+            store(s.xt + k * VECTOR, xt);
+            store(s.tt + k * VECTOR, tt);
         }
     }
 
-    void assign(int, const float* x, const float* w, int, float dl, uint8_t* out) const {
-        for (int j = 0; j < 32; j += 2) {
-            float p[32], q[32];
-            sums(x + j, w + j, p, q);
-            int best = 0;
-            for (int i = 1; i < 32; i++) {
-                if (dl * (dl * q[i] - 2.0f * p[i]) < dl * (dl * q[best] - 2.0f * p[best])) best = i;
-            }
-            out[j / 2] = static_cast<uint8_t>(best);
+    void assign(int b, const float*, const float*, int, float dl, uint8_t* out) const {
+        for (int j = 0; j < OUTPUTS; j++) {
+            const List& list = pairs_[b * OUTPUTS + j].list[dl < 0];
+            out[j] = static_cast<uint8_t>(list.index[list.best(std::fabs(dl))]);
         }
     }
 
   private:
-    static void sums(const float* x, const float* w, float* p, float* q) {
+    static constexpr int COUNT = 32;
+    static constexpr float LEAST = -47.0f, MOST = 63.0f, LOWEST = 0.3f, HIGHEST = 1.6f;
+    using List = Candidates<LANES>;
+
+    struct Pair {
+        List list[2];  // for positive scales, and for -x and the magnitudes of negative ones
+        float weighted_square;
+    };
+
+    // Adds the sums of the best candidates at scales of one sign.
+    template <int NEGATIVE>
+    static void add_best(const Pair* pairs, FloatVector scale, FloatVector& square, FloatVector& xt,
+                         FloatVector& tt) {
+        for (int j = 0; j < OUTPUTS; j++) {
+            FloatVector p, q;
+            pairs[j].list[NEGATIVE].best(NEGATIVE ? -scale : scale, p, q);
+            square += pairs[j].weighted_square;
+            xt += NEGATIVE ? -p : p;
+            tt += q;
+        }
+    }
+
+    static void find_candidates(const float* x, const float* w, const float* dl, Pair& pair) {
         const float a0 = w[0] * x[0], a1 = w[1] * x[1];
-        for (int i = 0; i < 32; i++) {
+        pair.weighted_square = a0 * x[0] + a1 * x[1];
+        float p[COUNT], q[COUNT];
+        for (int i = 0; i < COUNT; i++) {
             const float v0 = tables::iq2kl_pairs[2 * i], v1 = tables::iq2kl_pairs[2 * i + 1];
             p[i] = a0 * v0 + a1 * v1;
             q[i] = w[0] * v0 * v0 + w[1] * v1 * v1;
         }
+        for (int negative = 0; negative < 2; negative++) {
+            int32_t index[LANES];
+            for (int k = 0; k < LANES; k += VECTOR) {
+                const FloatVector scale = negative ? -load(dl + k) : load(dl + k);
+                FloatVector best = broadcast(INFINITY);
+                for (int i = 0; i < COUNT; i++)
+                    best = smaller(best, with_low_bits(scale * (scale * q[i] - 2.0f * p[i]), COUNT - 1, i));
+                const IntVector at = (IntVector)best & (COUNT - 1);
+                std::memcpy(index + k, &at, sizeof at);
+            }
+            List& list = pair.list[negative];
+            list.count = 0;
+            for (int i : index) list.add(i, negative ? -p[i] : p[i], q[i]);
+        }
     }
+
+    std::vector<Pair> pairs_;
 };
 
 }  // namespace ikpy::quantize

@@ -30,6 +30,12 @@ int plain_form(int type) {
     return -1;
 }
 
+// Whether the encoding depends on the column weights.
+bool is_weighted(int type) {
+    const int encoded = encoder(type) ? type : plain_form(type);
+    return !simple_encoder(encoded) && !eight_bit_encoder(encoded);
+}
+
 void encode(int type, const Rows& rows) {
     if (const Encoder e = encoder(type)) return e(rows);
     const int plain = plain_form(type);
@@ -58,7 +64,7 @@ int quantize_rows(int type, const float* src, int64_t ne0, int64_t n_rows, const
     if (row_bytes == 0) return BAD_ROW_LENGTH;
     if (n_rows % row_group(type)) return BAD_ROW_COUNT;
     std::vector<float> w;
-    importance_weights(imatrix, ne0, w);
+    if (is_weighted(type)) importance_weights(imatrix, ne0, w);
     encode(type, Rows{src, ne0, n_rows, w.data(), dst, row_bytes});
     return OK;
 }

@@ -100,7 +100,7 @@ struct Iq2Kl {
     using Codec = PairCodec;
     static Codec codec() { return {}; }
     static constexpr UniformCodes CODES{-32, 1, 64};
-    static constexpr Effort EFFORT{0.5f, 1.25f, 1, 2};
+    static constexpr Effort EFFORT{0.5f, 1.25f, 2, 2};
     static constexpr int HEADER_BYTES = 2, BLOCK_BYTES = 86;
     static void pack(uint8_t* block, float, const SubBlock* s, const uint8_t* pairs) {
         unsigned high = 0;

@@ -30,9 +30,7 @@ struct ScaleOffsetLanes {
             const FloatVector inverse = select(zero, FloatVector{}, 1.0f / select(zero, broadcast(1.0f), s));
             FloatVector e{}, sum_q{}, sum_qq{}, sum_qx{};
             for (int j = 0; j < SIZE; j++) {
-                FloatVector q = (x[j] - o) * inverse;
-                q = select(q < LEVELS - 1.0f, q, broadcast(LEVELS - 1.0f));
-                q = round_nearest(select(q > 0.0f, q, FloatVector{}));
+                const FloatVector q = round_nearest(clamp((x[j] - o) * inverse, 0.0f, LEVELS - 1.0f));
                 const FloatVector off = x[j] - o - s * q;
                 const FloatVector wq = w[j] * q;
                 e += w[j] * off * off;
@@ -62,7 +60,7 @@ struct ScaleOffsetLanes {
         }
     }
 
-    int best() const { return static_cast<int>(std::min_element(error, error + LANES) - error); }
+    int best() const { return index_of_least(error); }
 };
 
 // Best free (scale, offset): LANES starts that clip the range by various amounts, then refits of all of them.

@@ -118,14 +118,18 @@ class ScaledCodebookSearch {
         }
         Option best;
         Scan s;
+        alignas(64) float negative_score[LANES];
         for (int pass = 0; pass < 2; pass++) {
             codec_.scan(b, x, w, table, dl, s);
-            for (int l = 0; l < LANES; l++) {
-                if (!(s.tt[l] > 0)) continue;
-                const float scale = s.xt[l] / s.tt[l], score = scale * s.xt[l];
-                if (score > best.score && (scale > 0) == (unit > 0)) best = {scale, score, s.tt[l]};
-                if ((scale > 0) == (unit > 0)) dl[l] = scale;
+            for (int p = 0; p < LANES; p += VECTOR) {
+                const FloatVector xt = load(s.xt + p), tt = load(s.tt + p);
+                const IntVector usable = (tt > 0.0f) & (unit > 0 ? xt > 0.0f : xt < 0.0f);
+                const FloatVector scale = xt / select(usable, tt, broadcast(1.0f));
+                store(dl + p, select(usable, scale, load(dl + p)));
+                store(negative_score + p, select(usable, -scale * xt, FloatVector{}));
             }
+            const int l = index_of_least(negative_score);
+            if (-negative_score[l] > best.score) best = {dl[l], -negative_score[l], s.tt[l]};
         }
         return best;
     }
@@ -149,12 +153,10 @@ class ScaledCodebookSearch {
                 ranked.emplace_back(modelled_error(d, count), d);
             }
         }
-        std::sort(ranked.begin(), ranked.end());
+        const int kept = std::min(static_cast<int>(ranked.size()), effort_.scale_candidates);
+        std::partial_sort(ranked.begin(), ranked.begin() + kept, ranked.end());
         std::vector<float> best;
-        for (const auto& r : ranked) {
-            if (static_cast<int>(best.size()) == effort_.scale_candidates) break;
-            best.push_back(r.second);
-        }
+        for (int i = 0; i < kept; i++) best.push_back(ranked[i].second);
         return best;
     }
 
@@ -235,14 +237,13 @@ class ScaledCodebookSearch {
                 candidate_codes(b, table, d, codes);
                 for (int l = 0; l < LANES; l++) dl[l] = d * codes_.value(codes[l]);
                 codec_.scan(b, x, w, table, dl, s);
-                for (int l = 0; l < LANES; l++) {
-                    if (!(s.error[l] < best)) continue;
-                    const float c = codes_.value(codes[l]);
-                    best = s.error[l];
-                    best_num = c * s.xt[l];
-                    best_den = c * c * s.tt[l];
-                    trial_[b] = {codes[l], table};
-                }
+                const int l = index_of_least(s.error);
+                if (!(s.error[l] < best)) continue;
+                const float c = codes_.value(codes[l]);
+                best = s.error[l];
+                best_num = c * s.xt[l];
+                best_den = c * c * s.tt[l];
+                trial_[b] = {codes[l], table};
             }
             total += best;
             numerator += best_num;
@@ -280,6 +281,38 @@ class ScaledCodebookSearch {
     double best_product_ = 0, trial_product_ = 0;  // sum w*x*y at the scale 1
 };
 
+// Number of levels up to which the error is large enough to be found from the sums (see scan_levels).
+constexpr int FEW_LEVELS = 16;
+
+// Fills s for the LANES scales dl of SIZE elements, where nearest(v) is the level nearest to v in every lane.
+// With FEW levels the error is sum w*x*x + dl*(dl*tt - 2*xt), which saves three operations per element; where
+// the error is small that would be a difference of large numbers.
+template <int SIZE, bool FEW, class Nearest>
+inline void scan_levels(const float* x, const float* w, const float* dl, const Nearest& nearest, Scan& s) {
+    float square = 0;
+    if constexpr (FEW) square = static_cast<float>(weighted_square(x, w, SIZE));
+    for (int p = 0; p < PARTS; p++) {
+        const FloatVector scale = load(dl + p * VECTOR);
+        const IntVector zero = scale == 0.0f;
+        const FloatVector inverse = select(zero, FloatVector{}, 1.0f / select(zero, broadcast(1.0f), scale));
+        FloatVector error{}, xt{}, tt{};
+        for (int j = 0; j < SIZE; j++) {
+            const FloatVector t = nearest(x[j] * inverse);
+            const FloatVector wt = w[j] * t;
+            if constexpr (!FEW) {
+                const FloatVector off = x[j] - scale * t;
+                error += w[j] * off * off;
+            }
+            xt += wt * x[j];
+            tt += wt * t;
+        }
+        if constexpr (FEW) error = square + scale * (scale * tt - 2.0f * xt);
+        store(s.error + p * VECTOR, error);
+        store(s.xt + p * VECTOR, xt);
+        store(s.tt + p * VECTOR, tt);
+    }
+}
+
 // Codec of independent levels from LevelTables of COUNT levels (table 1, if any, is the shifted one).
 template <int COUNT, int BLOCK, int TABLE_COUNT>
 class LevelCodec {
@@ -301,30 +334,13 @@ class LevelCodec {
 
     void scan(int, const float* x, const float* w, int table, const float* dl, Scan& s) const {
         const LevelTable& levels = tables_[table];
-        for (int p = 0; p < PARTS; p++) {
-            const FloatVector scale = load(dl + p * VECTOR);
-            const IntVector zero = scale == 0.0f;
-            const FloatVector inverse =
-                select(zero, FloatVector{}, 1.0f / select(zero, broadcast(1.0f), scale));
-            FloatVector error{}, xt{}, tt{};
-            for (int j = 0; j < SIZE; j++) {
-                const FloatVector t = levels.template nearest<COUNT>(x[j] * inverse);
-                const FloatVector off = x[j] - scale * t;
-                const FloatVector wt = w[j] * t;
-                error += w[j] * off * off;
-                xt += wt * x[j];
-                tt += wt * t;
-            }
-            store(s.error + p * VECTOR, error);
-            store(s.xt + p * VECTOR, xt);
-            store(s.tt + p * VECTOR, tt);
-        }
+        scan_levels<SIZE, COUNT <= FEW_LEVELS>(
+            x, w, dl, [&](FloatVector v) { return levels.template nearest<COUNT>(v); }, s);
     }
 
     void assign(int, const float* x, const float*, int table, float dl, uint8_t* out) const {
         const float inverse = dl != 0 ? 1.0f / dl : 0.0f;
-        for (int j = 0; j < SIZE; j++)
-            out[j] = static_cast<uint8_t>(tables_[table].scalar_index(x[j] * inverse));
+        for (int j = 0; j < SIZE; j++) out[j] = static_cast<uint8_t>(tables_[table].index(x[j] * inverse));
     }
 
   private:
@@ -347,26 +363,8 @@ class IntegerCodec {
     float extent(int, bool positive) const { return positive ? HIGH : -LOW; }
 
     void scan(int, const float* x, const float* w, int, const float* dl, Scan& s) const {
-        for (int p = 0; p < PARTS; p++) {
-            const FloatVector scale = load(dl + p * VECTOR);
-            const IntVector zero = scale == 0.0f;
-            const FloatVector inverse =
-                select(zero, FloatVector{}, 1.0f / select(zero, broadcast(1.0f), scale));
-            FloatVector error{}, xt{}, tt{};
-            for (int j = 0; j < SIZE; j++) {
-                FloatVector t = x[j] * inverse;
-                t = select(t < static_cast<float>(HIGH), t, broadcast(HIGH));
-                t = round_nearest(select(t > static_cast<float>(LOW), t, broadcast(LOW)));
-                const FloatVector off = x[j] - scale * t;
-                const FloatVector wt = w[j] * t;
-                error += w[j] * off * off;
-                xt += wt * x[j];
-                tt += wt * t;
-            }
-            store(s.error + p * VECTOR, error);
-            store(s.xt + p * VECTOR, xt);
-            store(s.tt + p * VECTOR, tt);
-        }
+        const auto nearest = [](FloatVector v) { return round_nearest(clamp(v, LOW, HIGH)); };
+        scan_levels < SIZE, HIGH - LOW<FEW_LEVELS>(x, w, dl, nearest, s);
     }
 
     void assign(int, const float* x, const float*, int, float dl, uint8_t* out) const {

@@ -43,6 +43,79 @@ inline FloatVector broadcast(float s) { return FloatVector{} + s; }
 
 inline FloatVector select(IntVector mask, FloatVector yes, FloatVector no) { return mask ? yes : no; }
 
+inline FloatVector smaller(FloatVector a, FloatVector b) {
+#if defined(__AVX512F__)
+    return (FloatVector)_mm512_maskz_min_ps(0xFFFF, (__m512)a, (__m512)b);
+#elif defined(__AVX__)
+    return (FloatVector)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+    return select(a < b, a, b);
+#endif
+}
+
+inline FloatVector larger(FloatVector a, FloatVector b) {
+#if defined(__AVX512F__)
+    return (FloatVector)_mm512_maskz_max_ps(0xFFFF, (__m512)a, (__m512)b);
+#elif defined(__AVX__)
+    return (FloatVector)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return select(a > b, a, b);
+#endif
+}
+
+inline FloatVector clamp(FloatVector v, float low, float high) {
+    return larger(smaller(v, broadcast(high)), broadcast(low));
+}
+
+inline bool any(IntVector mask) {
+    int32_t found = 0;
+    for (int l = 0; l < VECTOR; l++) found |= mask[l];
+    return found != 0;
+}
+
+// Lane numbers after each step of a reduction over all lanes.
+struct LaneExchanges {
+    static constexpr int STEPS = VECTOR == 16 ? 4 : (VECTOR == 8 ? 3 : 2);
+    alignas(64) int32_t of[STEPS][VECTOR];
+};
+constexpr LaneExchanges make_lane_exchanges() {
+    LaneExchanges e{};
+    for (int step = 0; step < LaneExchanges::STEPS; step++) {
+        for (int l = 0; l < VECTOR; l++) e.of[step][l] = l ^ (1 << step);
+    }
+    return e;
+}
+inline constexpr LaneExchanges LANE_EXCHANGES = make_lane_exchanges();
+
+// Lane of the smallest value, the first of equal ones; 0 if there is a NaN.
+inline int lane_of_least(FloatVector v) {
+    FloatVector least = v;
+    for (const auto& from : LANE_EXCHANGES.of) {
+        IntVector lanes;
+        std::memcpy(&lanes, from, sizeof lanes);
+        least = smaller(least, __builtin_shuffle(least, lanes));
+    }
+#if defined(__AVX512F__)
+    const int found = _mm512_cmp_ps_mask((__m512)v, (__m512)least, _CMP_EQ_OQ);
+#elif defined(__AVX__)
+    const int found = _mm256_movemask_ps((__m256)(v == least));
+#else
+    int found = 0;
+    for (int l = 0; l < VECTOR; l++) found |= (v[l] == least[l]) << l;
+#endif
+    return found ? __builtin_ctz(static_cast<unsigned>(found)) : 0;
+}
+
+// Index of the smallest of LANES values.
+inline int index_of_least(const float* v) {
+    int best = lane_of_least(load(v));
+    for (int p = 1; p < PARTS; p++) {
+        const int l = p * VECTOR + lane_of_least(load(v + p * VECTOR));
+        if (v[l] < v[best]) best = l;
+    }
+    return best;
+}
+
 // Nearest integer of |v| < 2^22, ties to even; adding 1.5 * 2^23 leaves the integer in the low mantissa bits.
 inline FloatVector round_nearest(FloatVector v) {
     const FloatVector magic = broadcast(12582912.0f);
@@ -125,7 +198,8 @@ class LevelTable {
         // Middles are multiples of 1/2, so half-unit cells contain none and the look-up is exact.
         for (int cell = 0; cell < CELLS; cell++) {
             const float v = (cell - CELLS / 2 + 0.5f) * 0.5f;
-            cell_value_[cell] = value_[scalar_index(v)];
+            cell_index_[cell] = static_cast<uint8_t>(scalar_index(v));
+            cell_value_[cell] = value_[cell_index_[cell]];
         }
 #if defined(__AVX512F__)
         if (count == 8) set_wide_cells();
@@ -148,6 +222,11 @@ class LevelTable {
                 hi = mid;
         }
         return lo;
+    }
+
+    // The same by the cells: v between two levels counts to the upper one.
+    int index(float v) const {
+        return cell_index_[static_cast<int>(std::clamp(v * 2.0f + CELLS / 2, 0.0f, CELLS - 1.0f))];
     }
 
     // Value of the level nearest to v in every lane, for tables of COUNT levels.
@@ -178,9 +257,7 @@ class LevelTable {
 #endif
 
     FloatVector look_up(FloatVector v) const {
-        FloatVector cell = v * 2.0f + static_cast<float>(CELLS / 2);
-        cell = select(cell > 0.0f, cell, FloatVector{});
-        cell = select(cell < CELLS - 1.0f, cell, broadcast(CELLS - 1.0f));
+        const FloatVector cell = clamp(v * 2.0f + static_cast<float>(CELLS / 2), 0.0f, CELLS - 1.0f);
         const IntVector index = __builtin_convertvector(cell, IntVector);
         return gather(cell_value_, index);
     }
@@ -200,13 +277,12 @@ class LevelTable {
     }
 
     FloatVector look_up_wide(FloatVector v) const {
-        FloatVector cell = v * cells_per_unit_ + 7.5f;
-        cell = select(cell > 0.0f, cell, FloatVector{});
-        cell = select(cell < 15.0f, cell, broadcast(15.0f)) + broadcast(12582912.0f);
-        const auto pick = [&](const float* of_cell) {
-            return (FloatVector)_mm512_maskz_permutexvar_ps(0xFFFF, (__m512i)cell, _mm512_load_ps(of_cell));
-        };
-        return select(v > pick(cell_middle_), pick(cell_high_), pick(cell_low_));
+        const FloatVector cell = clamp(v * cells_per_unit_ + 7.5f, 0.0f, 15.0f) + broadcast(12582912.0f);
+        const __m512i index = (__m512i)cell;
+        const __m512 middle = _mm512_maskz_permutexvar_ps(0xFFFF, index, _mm512_load_ps(cell_middle_));
+        const __m512 low = _mm512_maskz_permutexvar_ps(0xFFFF, index, _mm512_load_ps(cell_low_));
+        const __mmask16 above = _mm512_cmp_ps_mask((__m512)v, middle, _CMP_GT_OQ);
+        return (FloatVector)_mm512_mask_permutexvar_ps(low, above, index, _mm512_load_ps(cell_high_));
     }
 
     float cells_per_unit_ = 0;
@@ -220,6 +296,7 @@ class LevelTable {
     float middle_[64];
     float step_[64];
     float cell_value_[CELLS];
+    uint8_t cell_index_[CELLS];
 };
 
 // Equally spaced multipliers: code c stands for first + step * c.

@@ -17,9 +17,10 @@ void encode_superblocks(const Rows& r) {
     ScaledCodebookSearch<Codec, decltype(Format::CODES)> search(codec, Format::CODES, ScaleType::F16,
                                                                 Format::EFFORT);
     typename Codec::Output levels[COUNT * Codec::OUTPUTS];
-    for (int64_t row = 0; row < r.n_rows; row++) {
-        uint8_t* block = r.dst + row * r.row_bytes;
-        for (int64_t i = 0; i < r.ne0; i += 256, block += Format::BLOCK_BYTES) {
+    for (int64_t i = 0; i < r.ne0;
+         i += 256) {  // all rows of a block: codecs keep what follows from the weights
+        for (int64_t row = 0; row < r.n_rows; row++) {
+            uint8_t* block = r.dst + row * r.row_bytes + i / 256 * Format::BLOCK_BYTES;
             const float d = search.fit(r.src + row * r.ne0 + i, r.w + i, COUNT);
             for (int b = 0; b < COUNT; b++) search.levels(b, d, levels + b * Codec::OUTPUTS);
             std::memset(block, 0, Format::BLOCK_BYTES);

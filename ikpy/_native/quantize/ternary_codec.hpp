@@ -42,8 +42,7 @@ class TernaryMatch {
         FloatVector code{};
         for (int j = 0; j < 8; j++) {
             const FloatVector u = x[j] * inverse - offset;
-            FloatVector t = select(u < 1.0f, u, broadcast(1.0f));
-            t = round_nearest(select(t > -1.0f, t, broadcast(-1.0f)));
+            const FloatVector t = round_nearest(clamp(u, -1.0f, 1.0f));
             const FloatVector outwards = select(u > 0.0f, broadcast(1.0f), broadcast(-1.0f));
             const FloatVector step = select(t == 0.0f, outwards, -t);
             const FloatVector rest = u - t;

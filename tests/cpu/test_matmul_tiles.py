@@ -158,7 +158,7 @@ def test_f16_weights_are_split_exactly(tokens: int) -> None:
         data, w = random_weight("F16", k, n, tokens)
         x = activations((tokens, k), tokens)
         y = product("F16", data, k, n, x)
-        if tokens >= 8:
+        if tokens >= 9:
             assert_split_product(y, w, x, f"K {k}, N {n}, {tokens} tokens")
         else:
             assert_close(y, w, x.astype(np.float64), 1e-5, f"K {k}, N {n}, {tokens} tokens")

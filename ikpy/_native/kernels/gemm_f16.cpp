@@ -16,7 +16,7 @@ namespace {
 // token, tiles 200 for 4 to 8 tokens, 240 for 16, 350 for 32 and 650 for 64. 100 of them are the splitting of
 // the weights, so that leaving out the product with the low part of the tokens would gain little and cost 8
 // significant bits.
-constexpr int kTileTokens = 8;
+constexpr int kTileTokens = 9;
 constexpr int64_t kTileValues = kTileHeight * kTileDepth;
 
 void store_split(const SplitPairs& s, uint16_t* tiles) {

@@ -79,9 +79,26 @@ void prepare_q8(const float* x, int64_t n_in, uint8_t* out) {
     }
 }
 
+void prepare_split(const float* x, int64_t n_in, uint8_t* out) {
+    auto* hi = reinterpret_cast<uint16_t*>(out);
+    for (int64_t g = 0; g < n_in; g += 32, hi += 64) {
+        uint16_t* lo = hi + 32;
+        float v[32] = {};
+        std::memcpy(v, x + g, sizeof(float) * std::min<int64_t>(32, n_in - g));
+        for (int j = 0; j < 16; ++j)
+            for (int half = 0; half < 2; ++half) {
+                const uint16_t rounded = f32_to_bf16(v[j + 16 * half]);
+                hi[2 * j + half] = rounded;
+                lo[2 * j + half] = f32_to_bf16(v[j + 16 * half] - bf16_to_f32(rounded));
+            }
+    }
+}
+
 void prepare_row(int format, const float* x, int64_t n_in, uint8_t* out) {
     if (format == kActQ8) {
         prepare_q8(x, n_in, out);
+    } else if (format == kActSplit) {
+        prepare_split(x, n_in, out);
     } else if (format == kActBf16) {
         auto* y = reinterpret_cast<uint16_t*>(out);
         f32_to_bf16_row(x, y, n_in);
@@ -101,6 +118,8 @@ int64_t act_row_bytes(int format, int64_t n_in) {
         n = ActQ8Layout(n_in).nbytes;
     } else if (format == kActBf16) {
         n = round_up(n_in, 32) * 2;
+    } else if (format == kActSplit) {
+        n = round_up(n_in, 32) * 4;
     } else {
         n = round_up(n_in, 16) * 4;
     }

@@ -12,6 +12,9 @@ enum ActFormat : int32_t {
     kActF32 = 0,   // f32, zero padded to a multiple of 16
     kActQ8 = 1,    // int8 with one scale per 32 elements, see ActQ8Layout
     kActBf16 = 2,  // bf16, zero padded to a multiple of 32
+    // Per 32 columns the values rounded to bf16 and then what the rounding left, zero padded to a multiple of
+    // 32; dword j of each holds columns j and j + 16.
+    kActSplit = 3,
 };
 
 inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }

@@ -11,8 +11,6 @@
 
 namespace ikpy {
 
-// Fewer rows of activations per matrix do not pay for the unpacking to bf16.
-constexpr int64_t kTileMinTokens = 24;
 // Columns unpacked at a time: with kWideBlocks row blocks the panels take 128 KiB of the second-level cache.
 constexpr int64_t kTileColumns = 256;
 

@@ -6,6 +6,7 @@
 #include "ikpy/tensor.hpp"
 #include "kernels/activations.hpp"
 #include "kernels/gemm_amx.hpp"
+#include "kernels/gemm_few_amx.hpp"
 #include "kernels/transpose.hpp"
 #include "kernels/weight_prefetch.hpp"
 
@@ -20,6 +21,8 @@ namespace {
 // Row products need no unpacking: only the loads of the activations make them slower than panels.
 constexpr int kGemvTokens = 6;
 constexpr int kTileTokens = 6;
+// Tiles cost 100 cycles per 512 weights for 1 to 8 tokens, row products 27 to 40 for each (Emerald Rapids).
+constexpr int kRowTileTokens = 3;
 constexpr int64_t kPanelColumns = 512;
 
 // 32 elements of a row, zeros beyond `left`.
@@ -163,17 +166,42 @@ void tile_panel(const RowBlock& rows, int64_t k0, int64_t n, uint16_t* panel, ui
 }
 
 template <auto Pack>
-void tiles(const RowBlock* blocks, int n_blocks, const uint8_t* const* x, int n_tokens, float* out,
-           uint8_t* work) {
-    amx_product(tile_panel<Pack>, blocks, n_blocks, x, n_tokens, out, work);
+void tiles(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out, uint8_t* work) {
+    amx_product(tile_panel<Pack>, blocks, n_blocks, tokens.x, tokens.n, out, work);
+}
+
+void copy_row_tiles(const RowBlock& rows, int h, int first, int64_t k0, int64_t n, uint16_t* tiles) {
+    for (int i = first; i < first + kFewRows; ++i) {
+        const uint8_t* p = rows.row(h, i) + k0 * 2;
+        for (int64_t k = 0; k < n; k += 32)
+            _mm512_storeu_si512(tiles + k * kHalfRows + i * 32, load_row(p + k * 2, rows.n_in - k0 - k));
+    }
+}
+
+// Experts' groups of fewer tokens than a batch has rows for tiles go row by row.
+void row_tiles(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out, uint8_t* work) {
+    if (tokens.n > kPassTokens) return tiles<pack_rows>(blocks, n_blocks, tokens, out, work);
+    if (tokens.n >= kRowTileTokens)
+        return few_tokens_product(1, copy_row_tiles, blocks, n_blocks, tokens, out, work);
+    for (int b = 0; b < n_blocks; ++b)
+        gemv(blocks[b], tokens.x, tokens.n, out + static_cast<int64_t>(b) * tokens.n * kBlockRows, work);
+}
+
+size_t row_tile_work_bytes(int64_t n_in) {
+    return std::max(few_tokens_work_bytes(1, n_in), amx_work_bytes(n_in));
 }
 
 size_t work_bytes(int64_t) { return kPanelColumns * kBlockRows * sizeof(uint16_t); }
 
-const WeightKernels kPlain = {kBF16,           kActBf16,   kGemvTokens,     gemv,
-                              gemm<pack_rows>, work_bytes, tiles<pack_rows>};
-const WeightKernels kInterleaved = {kTypeBf16R16, kActBf16,        0, gemm<copy_rows>, gemm<copy_rows>,
-                                    work_bytes,   tiles<copy_rows>};
+const WeightKernels kPlain = {kBF16,
+                              kActBf16,
+                              kGemvTokens,
+                              gemv,
+                              gemm<pack_rows>,
+                              work_bytes,
+                              {row_tiles, kActBf16, kRowTileTokens, row_tile_work_bytes}};
+const WeightKernels kInterleaved = {
+    kTypeBf16R16, kActBf16, 0, gemm<copy_rows>, gemm<copy_rows>, work_bytes, {tiles<copy_rows>, kActBf16}};
 
 }  // namespace
 

@@ -15,6 +15,9 @@ void f32_panel_gemm(const float* panel, int64_t n, int n_halves, const uint8_t* 
 // Copies n columns of 16 f32 rows into panel[.][half * 16 + i].
 void pack_f32_rows(const float* const* rows, int64_t n, float* panel, int half);
 
+// Products of F16 rows with f32 activations, row by row.
+void f16_row_products(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out, uint8_t* work);
+
 float f32_dot(const float* w, const float* x, int64_t n);
 
 }  // namespace ikpy

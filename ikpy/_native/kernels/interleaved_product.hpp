@@ -123,7 +123,7 @@ constexpr WeightKernels interleaved_kernels() {
             interleaved_gemv<U>,
             interleaved_gemm<U>,
             int8_panel_bytes,
-            quant_tiles<U, interleaved_tile_panel<U>>};
+            {quant_tiles<U, interleaved_tile_panel<U>>, kActBf16}};
 }
 
 }  // namespace ikpy

@@ -58,8 +58,9 @@ struct Product {
 };
 
 bool uses_tiles(const Op& op, const WeightKernels& kernels) {
-    if (op.ip[0] != kActBf16 || !kernels.tiles || !has_amx()) return false;
-    return kernels.act_format != kActBf16 || op.ip[1] >= kTileMinTokens;
+    const TileKernels& tiles = kernels.tiles;
+    if (!tiles.product || op.ip[0] != tiles.act_format || !has_amx()) return false;
+    return kernels.act_format != tiles.act_format || op.ip[1] >= tiles.min_tokens;
 }
 
 const Tensor* optional(const Tensor* tensors, int32_t index) { return index < 0 ? nullptr : tensors + index; }
@@ -108,14 +109,15 @@ void finish_row(const Product& p, int64_t matrix, int64_t r0, const RowBlock& b,
     }
 }
 
-// Multiplies the row blocks of one item with the tokens listed in s.x and stores to s.y.
-void multiply_item(const Product& p, const Scratch& s, int64_t matrix, int64_t r0, int n_tokens) {
+// Multiplies the row blocks of one item with the tokens listed in s.x and stores to s.y. fresh: not the
+// tokens of the item before.
+void multiply_item(const Product& p, const Scratch& s, int64_t matrix, int64_t r0, int n_tokens, bool fresh) {
     RowBlock blocks[kWideBlocks];
     int n_blocks = 0;
     for (int64_t r = r0; n_blocks < p.wide && r < p.up->ne[1]; r += p.rows_per_block())
         blocks[n_blocks++] = block_of(p, matrix, r);
     if (p.tiles) {
-        p.kernels.tiles(blocks, n_blocks, s.x, n_tokens, s.sums, s.work);
+        p.kernels.tiles.product(blocks, n_blocks, {s.x, n_tokens, fresh}, s.sums, s.work);
     } else {
         const bool few = n_tokens <= p.kernels.gemv_tokens;
         (few ? p.kernels.gemv : p.kernels.gemm)(blocks[0], s.x, n_tokens, s.sums, s.work);
@@ -165,6 +167,7 @@ void dense_product(const ThreadContext& ctx, const Op& op, const Tensor* tensors
     const int64_t n_cuts = (n_tokens + cut - 1) / cut;
     const int64_t n_items = n_blocks * n_cuts;
     const int64_t grain = grain_size(n_items, ctx.nth);
+    int64_t last_tokens = -1;
     for (;;) {
         const int64_t first = ctx.counters[0].fetch_add(grain, std::memory_order_relaxed);
         if (first >= n_items) break;
@@ -176,7 +179,9 @@ void dense_product(const ThreadContext& ctx, const Op& op, const Tensor* tensors
                 s.x[t] = x + (batch * n_tokens + t0 + t) * x_stride;
                 s.y[t] = row<uint8_t>(dst, t0 + t, batch);
             }
-            multiply_item(p, s, p.up->ne[2] > 1 ? batch : 0, r0, n);
+            const int64_t these_tokens = batch * n_tokens + t0;
+            multiply_item(p, s, p.up->ne[2] > 1 ? batch : 0, r0, n, these_tokens != last_tokens);
+            last_tokens = these_tokens;
         }
     }
 }
@@ -197,6 +202,7 @@ void expert_product(const ThreadContext& ctx, const Op& op, const Tensor* tensor
         if (groups[e + 1] > groups[e]) s.experts[n_active++] = static_cast<int32_t>(e);
     const int64_t n_items = n_active * p.n_items();
     const int64_t grain = grain_size(n_items, ctx.nth);
+    int64_t last_begin = -1;
     for (;;) {
         const int64_t first = ctx.counters[0].fetch_add(grain, std::memory_order_relaxed);
         if (first >= n_items) break;
@@ -210,7 +216,8 @@ void expert_product(const ThreadContext& ctx, const Op& op, const Tensor* tensor
                     s.x[t] = x + (row_per_slot ? entry : entry / n_used) * x_stride;
                     s.y[t] = row<uint8_t>(dst, entry % n_used, entry / n_used);
                 }
-                multiply_item(p, s, expert, r0, n);
+                multiply_item(p, s, expert, r0, n, begin != last_begin);
+                last_begin = begin;
             }
         }
     }
@@ -241,14 +248,15 @@ size_t matmul_scratch_bytes(const Op& op, const Tensor* tensors) {
     const WeightKernels kernels = weight_kernels(w.type);
     const bool tiles = uses_tiles(op, kernels);
     return Scratch::fixed_bytes(by_expert ? op.ip[4] : 0, tiles ? kWideBlocks : 1) +
-           (tiles ? amx_work_bytes(w.ne[0]) : kernels.work_bytes(w.ne[0]));
+           (tiles ? kernels.tiles.work_bytes : kernels.work_bytes)(w.ne[0]);
 }
 
 size_t matmul_shared_bytes(const Op&, const Tensor*, int) { return 0; }
 
 int act_format(int weight_type, int64_t n_rows) {
     const WeightKernels kernels = weight_kernels(weight_type);
-    return kernels.tiles && n_rows >= kTileMinTokens && has_amx() ? kActBf16 : kernels.act_format;
+    const bool tiles = kernels.tiles.product && n_rows >= kernels.tiles.min_tokens && has_amx();
+    return tiles ? kernels.tiles.act_format : kernels.act_format;
 }
 
 namespace {

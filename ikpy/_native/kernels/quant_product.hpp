@@ -128,11 +128,10 @@ void tile_panel(const RowBlock& rows, int64_t k0, int64_t n, uint16_t* panel, ui
 }
 
 template <class U, TilePanelFn Fill>
-void quant_tiles(const RowBlock* blocks, int n_blocks, const uint8_t* const* x, int n_tokens, float* out,
-                 uint8_t* work) {
-    amx_product(Fill, blocks, n_blocks, x, n_tokens, out, work);
+void quant_tiles(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out, uint8_t* work) {
+    amx_product(Fill, blocks, n_blocks, tokens.x, tokens.n, out, work);
     for (int b = 0; b < n_blocks; ++b)
-        apply_row_scales<U>(blocks[b], blocks[b].n[1] > 0 ? 2 : 1, n_tokens, out + b * n_tokens * kBlockRows);
+        apply_row_scales<U>(blocks[b], blocks[b].n[1] > 0 ? 2 : 1, tokens.n, out + b * tokens.n * kBlockRows);
 }
 
 // GemvTokens: up to this many tokens row products were measured to be faster than panels.
@@ -144,7 +143,7 @@ constexpr WeightKernels quant_kernels() {
             quant_gemv<U, GemvTokens>,
             quant_gemm<U>,
             int8_panel_bytes,
-            quant_tiles<U, tile_panel<U>>};
+            {quant_tiles<U, tile_panel<U>>, kActBf16}};
 }
 
 }  // namespace ikpy

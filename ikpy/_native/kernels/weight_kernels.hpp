@@ -31,9 +31,30 @@ struct RowBlock {
 // token.
 using ProductFn = void (*)(const RowBlock&, const uint8_t* const* x, int n_tokens, float* out, uint8_t* work);
 
-// The same for up to kWideBlocks blocks of one matrix and bf16 tokens: out[b][t][kBlockRows].
-using TileProductFn = void (*)(const RowBlock* blocks, int n_blocks, const uint8_t* const* x, int n_tokens,
-                               float* out, uint8_t* work);
+// The tokens of a tile product. fresh: not those of the thread's previous call, from which `work` may still
+// hold what was made of them.
+struct TokenSet {
+    const uint8_t* const* x;
+    int n;
+    bool fresh;
+};
+
+// The same for up to kWideBlocks blocks of one matrix and tokens prepared for tiles: out[b][t][kBlockRows].
+using TileProductFn = void (*)(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out,
+                               uint8_t* work);
+
+// Fewer rows of activations per matrix do not pay for the unpacking of panels to bf16.
+constexpr int64_t kTileMinTokens = 24;
+
+size_t amx_work_bytes(int64_t n_in);
+
+// Products by the tile unit, used where the CPU has one. A null product: none.
+struct TileKernels {
+    TileProductFn product = nullptr;
+    int act_format = 0;
+    int64_t min_tokens = kTileMinTokens;  // rows of activations per matrix
+    size_t (*work_bytes)(int64_t n_in) = amx_work_bytes;
+};
 
 struct WeightKernels {
     int type;
@@ -42,7 +63,7 @@ struct WeightKernels {
     ProductFn gemv;
     ProductFn gemm;
     size_t (*work_bytes)(int64_t n_in);
-    TileProductFn tiles = nullptr;  // used with bf16 activations where the CPU has a tile unit
+    TileKernels tiles = {};
 };
 
 // Types without an unpacker go through f32. Throws std::invalid_argument for types that cannot be decoded.

@@ -4,6 +4,7 @@
 #include "ikpy/tensor.hpp"
 #include "kernels/activations.hpp"
 #include "kernels/gemm_bf16.hpp"
+#include "kernels/gemm_f16.hpp"
 #include "kernels/gemm_float.hpp"
 #include "kernels/half_rows.hpp"
 #include "kernels/lane_sums.hpp"
@@ -174,6 +175,12 @@ constexpr WeightKernels float_kernels(int type) {
     return {type, kActF32, kGemvTokens, float_gemv<R>, float_gemm<R>, float_work_bytes};
 }
 
+WeightKernels f16_kernels() {
+    WeightKernels kernels = float_kernels<ReadF16>(kF16);
+    kernels.tiles = f16_tile_kernels();
+    return kernels;
+}
+
 // BF16_R16: dwords hold two columns of a row, 16 rows next to each other.
 void interleaved_bf16_gemm(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out,
                            uint8_t* work) {
@@ -198,11 +205,16 @@ void interleaved_bf16_gemm(const RowBlock& rows, const uint8_t* const* x, int n_
 
 const WeightKernels kTable[] = {
     float_kernels<ReadF32>(kF32),
-    float_kernels<ReadF16>(kF16),
+    f16_kernels(),
     float_kernels<ReadBf16>(kBF16),
     {kTypeBf16R16, kActF32, 0, interleaved_bf16_gemm, interleaved_bf16_gemm, float_work_bytes}};
 
 }  // namespace
+
+void f16_row_products(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out,
+                      uint8_t* work) {
+    float_gemv<ReadF16>(rows, x, n_tokens, out, work);
+}
 
 const WeightKernels* float_weight_kernels(int type) {
     if (const WeightKernels* k = bf16_dot_kernels(type)) return k;

@@ -1,0 +1,258 @@
+#include "kernels/gemm_few_amx.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "kernels/activations.hpp"
+#include "kernels/amx_tiles.hpp"
+#include "kernels/transpose.hpp"
+
+namespace ikpy {
+
+#if defined(__AVX512F__) && defined(__linux__)
+
+namespace {
+
+constexpr int64_t kTileValues = kTileHeight * kTileDepth;  // 1 KiB
+constexpr int64_t kChunkSteps = kFewColumns / kTileDepth;
+constexpr int kTokenTiles = kPassTokens / kTileHeight;
+
+// Work memory: tokens [tile][part][step], weights of two chunks [half][step][part], sums [tile][half].
+struct Work {
+    uint16_t* tokens;
+    uint16_t* weights;
+    float* sums;
+
+    static int64_t token_values(int n_parts, int64_t n_in) {
+        return kTokenTiles * n_parts * round_up(n_in, kTileDepth) * kTileHeight;
+    }
+    static int64_t weight_values(int n_parts) { return 2 * n_parts * kFewColumns * kHalfRows; }
+
+    Work(uint8_t* base, int n_parts, int64_t n_in) {
+        tokens = reinterpret_cast<uint16_t*>(base);
+        weights = tokens + token_values(n_parts, n_in);
+        sums = reinterpret_cast<float*>(weights + 2 * weight_values(n_parts));
+    }
+};
+
+// 16 tokens' dwords step by step: right operand [n_steps][16 pairs][16 tokens][2].
+void transpose_tokens(const uint8_t* const* x, int n, int n_parts, int part, int64_t n_steps, uint16_t* out) {
+    for (int64_t s = 0; s < n_steps; ++s, out += kTileValues) {
+        __m512i r[kTileHeight];
+#pragma GCC unroll 16
+        for (int t = 0; t < kTileHeight; ++t)
+            r[t] = t < n ? _mm512_loadu_si512(x[t] + (s * n_parts + part) * 64) : _mm512_setzero_si512();
+        transpose16(r);
+#pragma GCC unroll 16
+        for (int t = 0; t < kTileHeight; ++t) _mm512_storeu_si512(out + t * 32, r[t]);
+    }
+}
+
+// Halves of rows that the sums in registers belong to: two with up to 32 tokens, one with up to 64.
+template <int TokenTiles>
+constexpr int kHalves = TokenTiles == 4 ? 1 : 2;
+
+IKPY_AMX inline void multiply_all(bool two_tiles) {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 5, 6);
+    if (two_tiles) {
+        _tile_dpbf16ps(2, 4, 7);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+}
+
+// One step of two halves of rows in tiles 4 and 5; sums in tiles 0 and 1, of the second 16 tokens in 2 and 3.
+// With 16 tokens and two parts those hold the products with the low parts of the weights: shorter chains.
+template <int Parts, int TokenTiles>
+IKPY_AMX inline void add_step(const uint16_t* weights, const uint16_t* tokens, int64_t token_low) {
+    constexpr int64_t kHalf = Parts * kChunkSteps * kTileValues;
+    _tile_loadd(6, tokens, 64);
+    if (TokenTiles == 2) _tile_loadd(7, tokens + Parts * token_low, 64);
+    if (Parts == 2) {
+        _tile_loadd(4, weights + kTileValues, 64);
+        _tile_loadd(5, weights + kHalf + kTileValues, 64);
+        if (TokenTiles == 2) {
+            multiply_all(true);
+        } else {
+            _tile_dpbf16ps(2, 4, 6);
+            _tile_dpbf16ps(3, 5, 6);
+        }
+    }
+    _tile_loadd(4, weights, 64);
+    _tile_loadd(5, weights + kHalf, 64);
+    multiply_all(TokenTiles == 2);
+    if (Parts == 2) {
+        _tile_loadd(6, tokens + token_low, 64);
+        if (TokenTiles == 2) _tile_loadd(7, tokens + 3 * token_low, 64);
+        multiply_all(TokenTiles == 2);
+    }
+}
+
+// One step of one half, in tile 4 and its low part in 5; sums of 64 tokens in tiles 0 to 3.
+template <int Parts>
+IKPY_AMX inline void add_wide_step(const uint16_t* weights, const uint16_t* tokens, int64_t token_low) {
+    _tile_loadd(4, weights, 64);
+    if (Parts == 2) _tile_loadd(5, weights + kTileValues, 64);
+    _tile_loadd(6, tokens, 64);
+    _tile_loadd(7, tokens + Parts * token_low, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    if (Parts == 2) {
+        _tile_dpbf16ps(0, 5, 6);
+        _tile_dpbf16ps(1, 5, 7);
+    }
+    _tile_loadd(6, tokens + 2 * Parts * token_low, 64);
+    _tile_loadd(7, tokens + 3 * Parts * token_low, 64);
+    _tile_dpbf16ps(2, 4, 6);
+    _tile_dpbf16ps(3, 4, 7);
+    if (Parts == 1) return;
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+    _tile_loadd(6, tokens + token_low, 64);
+    _tile_loadd(7, tokens + 3 * token_low, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(6, tokens + 5 * token_low, 64);
+    _tile_loadd(7, tokens + 7 * token_low, 64);
+    _tile_dpbf16ps(2, 4, 6);
+    _tile_dpbf16ps(3, 4, 7);
+}
+
+// Sums [16 rows][16 tokens], plus those of `more`, as rows of n tokens.
+void store_sums(const float* sums, const float* more, int n, float* out) {
+    __m512i r[kTileHeight];
+#pragma GCC unroll 16
+    for (int i = 0; i < kTileHeight; ++i) {
+        __m512 v = _mm512_loadu_ps(sums + i * kTileHeight);
+        if (more) v = _mm512_add_ps(v, _mm512_loadu_ps(more + i * kTileHeight));
+        r[i] = _mm512_castps_si512(v);
+    }
+    transpose16(r);
+    for (int t = 0; t < n; ++t) _mm512_storeu_si512(out + t * kBlockRows, r[t]);
+}
+
+// A chunk of columns of the rows whose sums are in registers: a block, or one half of it.
+struct Chunk {
+    int block, half;
+    int64_t step, n_steps;
+};
+
+template <int TokenTiles>
+Chunk chunk_at(int64_t i, int64_t row_steps) {
+    constexpr int kUnits = 2 / kHalves<TokenTiles>;
+    const int64_t per_row = (row_steps + kChunkSteps - 1) / kChunkSteps, step = i % per_row * kChunkSteps;
+    const int unit = static_cast<int>(i / per_row);
+    return {unit / kUnits, unit % kUnits, step, std::min(kChunkSteps, row_steps - step)};
+}
+
+template <int Parts, int TokenTiles>
+void fill_quarter(RowTileFn fill, const RowBlock* blocks, const Chunk& c, int quarter, uint16_t* weights) {
+    const RowBlock& block = blocks[c.block];
+    for (int h = 0; h < kHalves<TokenTiles>; ++h)
+        fill(block, block.n[1] > 0 ? c.half + h : 0, quarter * kFewRows, c.step * kTileDepth,
+             c.n_steps * kTileDepth, weights + h * Parts * kFewColumns * kHalfRows);
+}
+
+template <int Parts, int TokenTiles>
+IKPY_AMX void store_block(const RowBlock& block, int half, float* sums, int n_tokens, float* out) {
+    constexpr int64_t kSums = kTileHeight * kTileHeight;
+    _tile_stored(0, sums, 64);
+    _tile_stored(1, sums + kSums, 64);
+    _tile_stored(2, sums + 2 * kSums, 64);
+    _tile_stored(3, sums + 3 * kSums, 64);
+    asm volatile("" ::: "memory");  // tile stores do not tell the compiler what they write
+    const float* more = Parts == 2 && TokenTiles == 1 ? sums + 2 * kSums : nullptr;
+    for (int t = 0; t < n_tokens; t += kTileHeight)
+        for (int h = 0; h < kHalves<TokenTiles>; ++h, sums += kSums, more = more ? more + kSums : more)
+            if (block.n[half + h] > 0)
+                store_sums(sums, more, std::min(kTileHeight, n_tokens - t),
+                           out + t * kBlockRows + (half + h) * kHalfRows);
+}
+
+// While the tile unit works on one chunk the vector units fill the next one.
+template <int Parts, int TokenTiles>
+IKPY_AMX void blocks_product(RowTileFn fill, const RowBlock* blocks, int n_blocks, const Work& work,
+                             int n_tokens, float* out, int64_t block_out) {
+    static_assert(kChunkSteps * kFewRows == kHalfRows);
+    const int64_t row_steps = round_up(blocks[0].n_in, kTileDepth) / kTileDepth;
+    const int64_t n_units = n_blocks * (2 / kHalves<TokenTiles>);
+    const int64_t n_chunks = n_units * ((row_steps + kChunkSteps - 1) / kChunkSteps);
+    uint16_t* weights = work.weights;
+    uint16_t* spare = weights + Work::weight_values(Parts);
+    Chunk chunk = chunk_at<TokenTiles>(0, row_steps);
+    for (int q = 0; q < kChunkSteps; ++q) fill_quarter<Parts, TokenTiles>(fill, blocks, chunk, q, weights);
+    for (int64_t i = 0; i < n_chunks; ++i) {
+        if (chunk.step == 0) {
+            _tile_zero(0);
+            _tile_zero(1);
+            _tile_zero(2);
+            _tile_zero(3);
+        }
+        const Chunk next = chunk_at<TokenTiles>(i + 1, row_steps);
+        for (int s = 0; s < kChunkSteps; ++s) {
+            asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read
+            const uint16_t* step = weights + s * Parts * kTileValues;
+            const uint16_t* tokens = work.tokens + (chunk.step + s) * kTileValues;
+            if (s < chunk.n_steps) {
+                if constexpr (TokenTiles == 4) {
+                    add_wide_step<Parts>(step, tokens, row_steps * kTileValues);
+                } else {
+                    add_step<Parts, TokenTiles>(step, tokens, row_steps * kTileValues);
+                }
+            }
+            if (i + 1 < n_chunks) fill_quarter<Parts, TokenTiles>(fill, blocks, next, s, spare);
+        }
+        if (i + 1 == n_chunks || next.step == 0)
+            store_block<Parts, TokenTiles>(blocks[chunk.block], chunk.half, work.sums, n_tokens,
+                                           out + chunk.block * block_out);
+        chunk = next;
+        std::swap(weights, spare);
+    }
+}
+
+using PassFn = void (*)(RowTileFn, const RowBlock*, int, const Work&, int, float*, int64_t);
+
+template <int Parts>
+PassFn pass_of(int n_tokens) {
+    if (n_tokens <= kTileHeight) return blocks_product<Parts, 1>;
+    return n_tokens <= 2 * kTileHeight ? blocks_product<Parts, 2> : blocks_product<Parts, 4>;
+}
+
+}  // namespace
+
+size_t few_tokens_work_bytes(int n_parts, int64_t n_in) {
+    const int64_t values = Work::token_values(n_parts, n_in) + 2 * Work::weight_values(n_parts);
+    return values * sizeof(uint16_t) + 4 * kTileHeight * kTileHeight * sizeof(float);
+}
+
+IKPY_AMX void few_tokens_product(int n_parts, RowTileFn fill, const RowBlock* blocks, int n_blocks,
+                                 const TokenSet& tokens, float* out, uint8_t* work) {
+    const Work at(work, n_parts, blocks[0].n_in);
+    const int64_t row_steps = round_up(blocks[0].n_in, kTileDepth) / kTileDepth;
+    const int n_passes = (tokens.n + kPassTokens - 1) / kPassTokens;
+    load_tile_config(kTileHeight);
+    for (int pass = 0; pass < n_passes; ++pass) {
+        const int begin = tokens.n * pass / n_passes, n = tokens.n * (pass + 1) / n_passes - begin;
+        if (tokens.fresh || n_passes > 1)
+            for (int first = 0, i = 0; first < n; first += kTileHeight)
+                for (int part = 0; part < n_parts; ++part, ++i)
+                    transpose_tokens(tokens.x + begin + first, std::min(kTileHeight, n - first), n_parts,
+                                     part, row_steps, at.tokens + i * row_steps * kTileValues);
+        (n_parts == 1 ? pass_of<1>(n) : pass_of<2>(n))(fill, blocks, n_blocks, at, n,
+                                                       out + begin * kBlockRows,
+                                                       static_cast<int64_t>(tokens.n) * kBlockRows);
+    }
+    release_tiles();
+}
+
+#else
+
+size_t few_tokens_work_bytes(int, int64_t) { return 0; }
+void few_tokens_product(int, RowTileFn, const RowBlock*, int, const TokenSet&, float*, uint8_t*) {
+    throw std::logic_error("this build has no tile products");
+}
+
+#endif
+
+}  // namespace ikpy

@@ -26,12 +26,13 @@ struct alignas(64) TileConfig {
     }
 };
 
-IKPY_AMX inline void load_tile_config(int n_rows) {
-    const TileConfig config(n_rows);
+IKPY_AMX inline void load_tile_config(const TileConfig& config) {
     // GCC's intrinsic tells the compiler of 8 bytes only; without this the other stores are dropped.
     asm volatile("" ::"m"(config));
     _tile_loadconfig(&config);
 }
+
+IKPY_AMX inline void load_tile_config(int n_rows) { load_tile_config(TileConfig(n_rows)); }
 
 IKPY_AMX inline void release_tiles() { _tile_release(); }
 

@@ -29,6 +29,11 @@ void find_v_in_k(AttentionArgs& a) {
     a.v_column = column;
 }
 
+// Q8_0 is widened to floats so cheaply that tiles gain nothing up to 4 heads per K head.
+const flash::CodeProducts* code_products(const AttentionArgs& a, int type) {
+    return type == kQ8_0 && a.heads_per_kv <= 4 ? nullptr : flash::code_products(type);
+}
+
 }  // namespace
 
 AttentionArgs attention_args(const Op& op, const Tensor* tensors) {
@@ -61,6 +66,8 @@ AttentionArgs attention_args(const Op& op, const Tensor* tensors) {
     a.k_row_bytes = kv::row_bytes(a.k->type, a.d0);
     a.v_row_bytes = kv::row_bytes(a.v->type, a.dv);
     find_v_in_k(a);
+    a.k_codes = a.k1 || a.dk % 64 ? nullptr : code_products(a, a.k->type);
+    a.v_codes = a.dv % 32 ? nullptr : code_products(a, a.v->type);
     return a;
 }
 
@@ -157,11 +164,11 @@ void combine_partials(const ThreadContext& ctx, const AttentionArgs& a, const Pa
 
 namespace {
 
-bool uses_rows(const AttentionArgs& a) { return a.rows_per_kv_head() <= kRowKernelMax; }
+bool uses_rows(const AttentionArgs& a) { return a.rows_per_kv_head() <= a.row_kernel_max(); }
 
 // Most tokens that the row kernel takes, 0 = none.
 int64_t row_kernel_tokens(const AttentionArgs& a) {
-    return std::min(a.n_tokens, kRowKernelMax / a.heads_per_kv);
+    return std::min(a.n_tokens, a.row_kernel_max() / a.heads_per_kv);
 }
 
 // Partial results of one thread that works alone.

@@ -3,9 +3,10 @@
 //   expanded
 //     to f32 once per row tile, so every loaded value meets 16 to 64 rows.
 //   row kernel: up to 8 rows, vectors run along the head; reads the cache once, straight from its stored
-//   format.
+//   format. Quantized caches on a tile unit: up to 16 rows.
 #pragma once
 #include "ikpy/ops.hpp"
+#include "kernels/flash_codes.hpp"
 #include "kernels/kv_types.hpp"
 
 namespace ikpy {
@@ -14,7 +15,8 @@ constexpr int kTileCells = 96;      // cells per K/V tile; a multiple of every r
 constexpr int kTileRows = 64;       // rows per tile at most
 constexpr int kWideTileRows = 256;  // rows per tile at most with a tile unit
 constexpr int kRowKernelMax = 8;    // rows per K head up to which the row kernel runs
-constexpr int kRowCells = 64;       // cells per step of the row kernel
+constexpr int kCodeRowsMax = 16;    // the same where both caches are multiplied as codes
+constexpr int kRowCells = 64;       // cells per step of the row kernel at most
 constexpr float kMasked = -1e30f;
 constexpr float kNoMaximum =
     -1e20f;  // running maximum before any visible cell: above kMasked, below any score
@@ -37,8 +39,11 @@ struct AttentionArgs {
     int64_t v_column;  // then: its first column
     int64_t k_row_bytes, v_row_bytes;
     kv::LoadRows load_k, load_k1, load_v;
+    const flash::CodeProducts *k_codes, *v_codes;  // of the row kernel, null: products of floats
 
     int64_t rows_per_kv_head() const { return heads_per_kv * n_tokens; }
+    // Rows per K head that the row kernel takes at most.
+    int64_t row_kernel_max() const { return k_codes && v_codes ? kCodeRowsMax : kRowKernelMax; }
     // Rows of a K head are ordered by token, then head.
     int64_t token_of(int64_t r) const { return r / heads_per_kv; }
     int64_t head_of(int64_t kv_head, int64_t r) const { return kv_head * heads_per_kv + r % heads_per_kv; }

@@ -11,9 +11,11 @@ struct Prefetch {
     int64_t stride, bytes, rows;
 
     void advance(int64_t n) {
-        for (; n > 0 && rows > 0; --n, --rows, at += stride) {
-            for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(at + b, 0, 2);
-        }
+        if (n > rows) n = rows;
+        for (int64_t i = 0; i < n; ++i)
+            for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(at + i * stride + b, 0, 2);
+        at += n * stride;
+        rows -= n;
     }
 };
 

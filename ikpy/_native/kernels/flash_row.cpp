@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/flash_amx.hpp"
 #include "kernels/flash_attention.hpp"
 #include "kernels/flash_rows.hpp"
 
@@ -12,10 +13,27 @@ namespace {
 using simd::kLanes;
 using simd::V;
 
+constexpr int64_t kStepBytes = 32 * 1024;  // of K per step
+
 struct RowBuffers {
-    float *q, *k, *v, *s;
+    float *q, *k, *v;
+    float* s;      // [K heads][score_rows][lds] with flash attention, of one head without
+    float* alpha;  // [K heads][rows]
     int64_t ldk, ldv, lds;
+    flash::CodeQuery* codes;  // query of each K head where K is multiplied as codes
+    uint8_t* work;            // of products of codes
 };
+
+// Rows of scores: products of codes write whole groups of four.
+int64_t score_rows(const AttentionArgs& a) { return round_up(a.rows_per_kv_head(), 4); }
+
+int64_t code_bytes(const AttentionArgs& a) {
+    if (!a.k_codes && !a.v_codes) return 0;
+    const int64_t rows = a.rows_per_kv_head();
+    const int64_t query = int64_t(flash::code_query_bytes(rows, a.dk)) + int64_t(sizeof(flash::CodeQuery));
+    return round_up(int64_t(flash::code_work_bytes(rows, std::max(a.dk, a.dv))), 64) +
+           a.n_kv_heads * round_up(query, 64) + 64;
+}
 
 RowBuffers layout(uint8_t* scratch, const AttentionArgs& a) {
     RowBuffers b;
@@ -26,6 +44,11 @@ RowBuffers layout(uint8_t* scratch, const AttentionArgs& a) {
     b.k = b.q + a.n_heads * a.n_tokens * b.ldk;
     b.v = b.k + kRowCells * b.ldk;
     b.s = b.v + kRowCells * b.ldv;
+    b.alpha = b.s + (a.flash ? a.n_kv_heads : 1) * score_rows(a) * b.lds;
+    // The sums of a head with full softmax follow.
+    float* end = b.alpha + round_up(a.n_heads * a.n_tokens, 16) + a.rows_per_kv_head() * b.ldv;
+    b.work = scratch + round_up(reinterpret_cast<uint8_t*>(end) - scratch, 64);
+    b.codes = nullptr;
     return b;
 }
 
@@ -42,11 +65,29 @@ void pack_q(const AttentionArgs& a, const RowBuffers& b) {
     }
 }
 
-// Share of K head `kv_head` in fetching the cells from c0 on, which all heads read next.
+// The queries as codes, behind the work memory of their products.
+void pack_codes(const AttentionArgs& a, RowBuffers& b) {
+    const int64_t rows = a.rows_per_kv_head();
+    uint8_t* at = b.work + round_up(int64_t(flash::code_work_bytes(rows, std::max(a.dk, a.dv))), 64);
+    const int64_t bytes = round_up(int64_t(flash::code_query_bytes(rows, a.dk)), 64);
+    b.codes = reinterpret_cast<flash::CodeQuery*>(at + a.n_kv_heads * bytes);
+    for (int64_t h = 0; h < a.n_kv_heads; ++h)
+        b.codes[h] = flash::pack_code_query(b.q + h * rows * b.ldk, b.ldk, rows, a.dk, at + h * bytes);
+}
+
+// Cells per step with flash attention: what is read at a time stays within few pages, so that the hardware
+// follows the prefetches, which alone are too few in flight. 16 cells of 2 KiB are read at 15 GB/s, 64 at 10
+// (17 can be read). Products of codes need 64 cells to fill their tiles.
+int64_t step_cells(const AttentionArgs& a) {
+    int64_t n = kRowCells;
+    while (!a.v_codes && n > 16 && n * a.k->nb[2] > kStepBytes) n /= 2;
+    return n;
+}
+
+// Share of K head `kv_head` in fetching the n cells from c0 on, which all heads read next.
 flash::Prefetch next_cells(const AttentionArgs& a, const Tensor& cache, int64_t kv_head, int64_t c0,
-                           int64_t last) {
-    const int64_t n = std::max<int64_t>(0, std::min<int64_t>(kRowCells, last - c0));
-    const int64_t lines = (n * cache.nb[2] + 63) / 64;
+                           int64_t n) {
+    const int64_t lines = (std::max<int64_t>(n, 0) * cache.nb[2] + 63) / 64;
     const int64_t begin = lines * kv_head / a.n_kv_heads, end = lines * (kv_head + 1) / a.n_kv_heads;
     return {cache.data + c0 * cache.nb[2] + begin * 64, 64, 1, end - begin};
 }
@@ -56,6 +97,10 @@ void scores(const AttentionArgs& a, int64_t kv_head, int64_t c0, int64_t n, cons
     const int64_t rows = a.rows_per_kv_head();
     const float* q = b.q + kv_head * rows * b.ldk;
     const uint8_t* k = row<uint8_t>(*a.k, kv_head, c0);
+    if (a.k_codes) {
+        a.k_codes->scores(b.codes[kv_head], k, a.k->nb[2], a.dk, n, s, b.lds, b.work, next);
+        return;
+    }
     const flash::RowProducts* direct = a.k1 ? nullptr : flash::row_products(a.k->type, rows);
     if (direct && a.dk % direct->step == 0) {
         direct->scores(q, b.ldk, k, a.k->nb[2], a.dk, n, s, b.lds, next);
@@ -71,6 +116,10 @@ void outputs(const AttentionArgs& a, int64_t kv_head, int64_t c0, int64_t n, con
              const float* p, const float* alpha, float* o, flash::Prefetch next) {
     const int64_t rows = a.rows_per_kv_head();
     const uint8_t* v = row<uint8_t>(*a.v, a.v_head(kv_head), c0);
+    if (a.v_codes) {
+        a.v_codes->outputs(p, b.lds, rows, n, v, a.v->nb[2], a.dv, alpha, o, b.ldv, b.work, next);
+        return;
+    }
     const flash::RowProducts* direct = flash::row_products(a.v->type, rows);
     if (direct && a.dv % direct->step == 0) {
         direct->outputs(p, b.lds, n, v, a.v->nb[2], a.dv, alpha, o, b.ldv, next);
@@ -119,8 +168,8 @@ constexpr int kWords = kRowCells / 32;
 
 // Which of a block's cells the tokens see.
 struct BlockMask {
-    uint32_t bits[kRowKernelMax][kWords];
-    int visible[kRowKernelMax];
+    uint32_t bits[kCodeRowsMax][kWords];
+    int visible[kCodeRowsMax];
 
     bool fill(const AttentionArgs& a, int64_t c0, int64_t n) {
         bool any = false;
@@ -132,31 +181,44 @@ struct BlockMask {
     }
 };
 
-// One block of cells for one K head: scores, online softmax of each row, weighted sum of V.
-void flash_block(const AttentionArgs& a, int64_t kv_head, int64_t c0, int64_t n, int64_t last,
-                 const BlockMask& mask, const RowBuffers& b, const Partials& p, int64_t part) {
+// Turns the scores of all rows into weights.
+void online_softmax(const AttentionArgs& a, int64_t n, const BlockMask& mask, const RowBuffers& b,
+                    const Partials& p, int64_t part) {
     const int64_t rows = a.rows_per_kv_head();
-    const int64_t first = kv_head * rows;
-    float alpha[kRowKernelMax];
-    scores(a, kv_head, c0, n, b, b.s, next_cells(a, *a.k, kv_head, c0 + n, last));
-    for (int64_t r = 0; r < rows; ++r) {
-        const int64_t t = a.token_of(r);
-        float* s = b.s + r * b.lds;
-        float& maximum = p.max_of(part, first + r);
-        float& sum = p.sum_of(part, first + r);
+    for (int64_t i = 0; i < p.n_rows; ++i) {
+        const int64_t t = a.token_of(i % rows);
+        float* s = b.s + (i / rows * score_rows(a) + i % rows) * b.lds;
+        float& maximum = p.max_of(part, i);
+        float& sum = p.sum_of(part, i);
         const float top = std::max(maximum, finish_scores(a, mask.bits[t], mask.visible[t] != n, n, s));
         const float total = simd::sum(weights(s, n, top));
-        alpha[r] = top == maximum ? 1.0f : power_of_two(maximum - top);
-        sum = sum * alpha[r] + total;
+        b.alpha[i] = top == maximum ? 1.0f : power_of_two(maximum - top);
+        sum = sum * b.alpha[i] + total;
         maximum = top;
     }
-    outputs(a, kv_head, c0, n, b, b.s, alpha, p.acc_row(part, first),
-            next_cells(a, *a.v, kv_head, c0 + n, last));
+}
+
+// n cells from c0 on for all heads; those from c0 + n to last follow.
+void flash_step(const AttentionArgs& a, int64_t c0, int64_t n, int64_t last, const BlockMask& mask,
+                const RowBuffers& b, const Partials& p, int64_t part) {
+    const int64_t rows = a.rows_per_kv_head(), head_scores = score_rows(a) * b.lds;
+    const int64_t c1 = c0 + n, n1 = std::min(step_cells(a), last - c1);
+    for (int64_t h = 0; h < a.n_kv_heads; ++h) {
+        const flash::Prefetch next =
+            a.v_in_k ? next_cells(a, *a.k, h, c1, n1) : next_cells(a, *a.v, h, c0, n);
+        scores(a, h, c0, n, b, b.s + h * head_scores, next);
+    }
+    online_softmax(a, n, mask, b, p, part);
+    for (int64_t h = 0; h < a.n_kv_heads; ++h) {
+        outputs(a, h, c0, n, b, b.s + h * head_scores, b.alpha + h * rows, p.acc_row(part, h * rows),
+                next_cells(a, *a.k, h, c1, a.v_in_k ? 0 : n1));
+    }
 }
 
 void run_flash(const ThreadContext& ctx, const AttentionArgs& a, const RowBuffers& b, const Partials& p) {
     int64_t first, last, begin, end;
     covered_cells(a, 0, a.n_tokens, &first, &last);
+    const int64_t step = step_cells(a);
     split_range(last - first, ctx.ith, ctx.nth, kRowCells, &begin, &end);
     const int64_t part = ctx.ith;
     std::fill(p.acc_row(part, 0), p.acc_row(part, 0) + p.n_rows * p.ld, 0.0f);
@@ -165,10 +227,10 @@ void run_flash(const ThreadContext& ctx, const AttentionArgs& a, const RowBuffer
         p.sum_of(part, r) = 0.0f;
     }
     BlockMask mask;
-    for (int64_t c0 = first + begin; c0 < first + end; c0 += kRowCells) {
-        const int64_t n = std::min<int64_t>(kRowCells, first + end - c0);
+    for (int64_t c0 = first + begin; c0 < first + end; c0 += step) {
+        const int64_t n = std::min(step, first + end - c0);
         if (!mask.fill(a, c0, n)) continue;
-        for (int64_t h = 0; h < a.n_kv_heads; ++h) flash_block(a, h, c0, n, first + end, mask, b, p, part);
+        flash_step(a, c0, n, first + end, mask, b, p, part);
     }
 }
 
@@ -176,11 +238,11 @@ void run_full_head(const AttentionArgs& a, int64_t kv_head, const RowBuffers& b,
     const int64_t rows = a.rows_per_kv_head();
     int64_t first, last;
     covered_cells(a, 0, a.n_tokens, &first, &last);
-    float top[kRowKernelMax], alpha[kRowKernelMax];
-    double total[kRowKernelMax] = {};
+    float top[kCodeRowsMax], alpha[kCodeRowsMax];
+    double total[kCodeRowsMax] = {};
     BlockMask mask;
-    std::fill(top, top + kRowKernelMax, kNoMaximum);
-    std::fill(alpha, alpha + kRowKernelMax, 1.0f);
+    std::fill(top, top + kCodeRowsMax, kNoMaximum);
+    std::fill(alpha, alpha + kCodeRowsMax, 1.0f);
     for (int64_t c0 = first; c0 < last; c0 += kRowCells) {
         const int64_t n = std::min<int64_t>(kRowCells, last - c0);
         float* s = b.s + (c0 - first);
@@ -219,26 +281,34 @@ size_t row_scratch_bytes(const AttentionArgs& a, int64_t n_kv_max) {
     const int64_t ldk = round_up(a.dk, 16), ldv = round_up(a.dv, 16);
     const int64_t lds = round_up(a.flash ? kRowCells : n_kv_max, kRowCells);
     const int64_t rows = a.rows_per_kv_head();
-    return size_t(a.n_heads * a.n_tokens * ldk + kRowCells * (ldk + ldv) + rows * lds + rows * ldv + 64) *
-           sizeof(float);
+    const int64_t score_floats = (a.flash ? a.n_kv_heads : 1) * score_rows(a) * lds;
+    return size_t(a.n_heads * a.n_tokens * (ldk + 1) + kRowCells * (ldk + ldv) + score_floats + rows * ldv +
+                  64) *
+               sizeof(float) +
+           size_t(code_bytes(a));
 }
 
 void attention_rows(const ThreadContext& ctx, const AttentionArgs& a) {
-    const RowBuffers b = layout(ctx.scratch, a);
+    RowBuffers b = layout(ctx.scratch, a);
     // The columns that fill up expanded rows are read.
     if (b.ldk != a.dk || b.ldv != a.dv)
         std::memset(b.k, 0, size_t(kRowCells * (b.ldk + b.ldv)) * sizeof(float));
     pack_q(a, b);
+    const bool tiles = a.k_codes || a.v_codes;
+    if (a.k_codes) pack_codes(a, b);
+    if (tiles) flash::begin_code_tiles(a.rows_per_kv_head());
     if (a.flash) {
         const Partials p = partials_at(ctx.shared, a, ctx.nth);
         run_flash(ctx, a, b, p);
+        if (tiles) flash::end_tiles();
         ctx.sync();
         combine_partials(ctx, a, p);
         return;
     }
     for (int64_t h; (h = ctx.counters[0].fetch_add(1, std::memory_order_relaxed)) < a.n_kv_heads;) {
-        run_full_head(a, h, b, b.s + a.rows_per_kv_head() * b.lds);
+        run_full_head(a, h, b, b.alpha + round_up(a.n_heads * a.n_tokens, 16));
     }
+    if (tiles) flash::end_tiles();
 }
 
 }  // namespace ikpy

@@ -1,0 +1,119 @@
+// Codes of quantized cache rows as signed bytes, for products on int8 tiles. Codes*:
+//   kBytes, kHeader   bytes of a block of 32, bytes before the first block of a row
+//   kRowScale         one f32 scale in front of the row instead of an f16 scale in front of each block
+//   pair(b)           the 64 codes of the block at b and the one behind it, in their order
+//   four(b, out)      the codes of the blocks at b[0..3]: byte 4 i + c of out[h] = code 16 h + i of block c
+#pragma once
+#include "kernels/kv_blocks.hpp"
+
+#if defined(__AVX512VNNI__)
+
+#define IKPY_CODES __attribute__((target("avx512vbmi"), always_inline)) inline
+
+namespace ikpy {
+namespace kv {
+
+// Byte i of the result of a permutation: byte `step` * (i % 4) + i / 4 % span.
+struct Interleaving {
+    uint8_t from[64];
+    constexpr Interleaving(int step, int span) : from() {
+        for (int i = 0; i < 64; ++i) from[i] = uint8_t(step * (i % 4) + i / 4 % span);
+    }
+    IKPY_CODES __m512i of(__m512i x) const { return _mm512_permutexvar_epi8(_mm512_loadu_si512(from), x); }
+};
+inline constexpr Interleaving kSixteens(16, 16), kEights(8, 8);
+
+// Bytes `at` .. at + 15 of four blocks, interleaved.
+IKPY_CODES __m512i interleave16(const uint8_t* const* b, int at) {
+    __m512i x = _mm512_castsi128_si512(load_levels(b[0] + at));
+    x = _mm512_inserti32x4(x, load_levels(b[1] + at), 1);
+    x = _mm512_inserti32x4(x, load_levels(b[2] + at), 2);
+    x = _mm512_inserti32x4(x, load_levels(b[3] + at), 3);
+    return kSixteens.of(x);
+}
+
+template <int Bytes, int Header, int At>
+struct CodesOfBytes {
+    static constexpr int kBytes = Bytes, kHeader = Header;
+    static constexpr bool kRowScale = Header > 0;
+    static IKPY_CODES __m512i pair(const uint8_t* b) {
+        const auto* p = reinterpret_cast<const __m256i*>(b + At);
+        const auto* q = reinterpret_cast<const __m256i*>(b + At + Bytes);
+        return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256(p)), _mm256_loadu_si256(q), 1);
+    }
+    static IKPY_CODES void four(const uint8_t* const* b, __m512i* out) {
+        out[0] = interleave16(b, At);
+        out[1] = interleave16(b, At + 16);
+    }
+};
+using CodesQ8_0 = CodesOfBytes<34, 0, 2>;
+using CodesQ8_KV = CodesOfBytes<32, 8, 0>;
+
+IKPY_CODES __m512i low_nibbles(__m512i x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
+
+// Nibbles of two blocks, 16 bytes at p and 16 at q, one per byte.
+IKPY_CODES __m512i nibbles_of_pair(const uint8_t* p, const uint8_t* q) {
+    const __m512i both =
+        _mm512_mask_broadcast_i32x4(_mm512_broadcast_i32x4(load_levels(p)), 0xff00, load_levels(q));
+    return low_nibbles(_mm512_srlv_epi64(both, _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4)));
+}
+
+struct ValuesQ4_0 {
+    static constexpr int8_t kAll[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+};
+struct ValuesIQ4_NL {
+    static constexpr const int8_t (&kAll)[16] = kIq4NlValues;
+};
+
+template <class Values>
+struct CodesOfNibbles {
+    static constexpr int kBytes = 18, kHeader = 0;
+    static constexpr bool kRowScale = false;
+    static IKPY_CODES __m512i values(__m512i nibbles) {
+        const __m128i all = _mm_loadu_si128(reinterpret_cast<const __m128i*>(Values::kAll));
+        return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(all), nibbles);
+    }
+    static IKPY_CODES __m512i pair(const uint8_t* b) {
+        return values(nibbles_of_pair(b + 2, b + 2 + kBytes));
+    }
+    static IKPY_CODES void four(const uint8_t* const* b, __m512i* out) {
+        const __m512i x = interleave16(b, 2);
+        out[0] = values(low_nibbles(x));
+        out[1] = values(low_nibbles(_mm512_srli_epi16(x, 4)));
+    }
+};
+using CodesQ4_0 = CodesOfNibbles<ValuesQ4_0>;
+using CodesIQ4_NL = CodesOfNibbles<ValuesIQ4_NL>;
+
+struct CodesQ6_0 {
+    static constexpr int kBytes = 26, kHeader = 0;
+    static constexpr bool kRowScale = false;
+    // Nibbles and the two bits above them, moved to bits 4 and 5 of their bytes by rotating quadwords.
+    static IKPY_CODES __m512i join(__m512i nibbles, __m512i top, __m512i rotation) {
+        const __m512i bits = _mm512_and_si512(_mm512_rolv_epi64(top, rotation), _mm512_set1_epi8(0x30));
+        return _mm512_sub_epi8(_mm512_or_si512(nibbles, bits), _mm512_set1_epi8(32));
+    }
+    static IKPY_CODES __m128i top_bits(const uint8_t* b) {
+        return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(b + 2));
+    }
+    static IKPY_CODES __m512i pair(const uint8_t* b) {
+        const __m512i top =
+            _mm512_mask_broadcastq_epi64(_mm512_broadcastq_epi64(top_bits(b)), 0xf0, top_bits(b + kBytes));
+        return join(nibbles_of_pair(b + 10, b + 10 + kBytes), top,
+                    _mm512_setr_epi64(4, 0, 2, 62, 4, 0, 2, 62));
+    }
+    static IKPY_CODES void four(const uint8_t* const* b, __m512i* out) {
+        const __m128i low = _mm_unpacklo_epi64(top_bits(b[0]), top_bits(b[1]));
+        const __m128i high = _mm_unpacklo_epi64(top_bits(b[2]), top_bits(b[3]));
+        const __m512i top = kEights.of(_mm512_inserti32x4(_mm512_castsi128_si512(low), high, 1));
+        const __m512i x = interleave16(b, 10);
+        out[0] = join(low_nibbles(x), top, _mm512_setr_epi64(4, 4, 4, 4, 0, 0, 0, 0));
+        out[1] =
+            join(low_nibbles(_mm512_srli_epi16(x, 4)), top, _mm512_setr_epi64(2, 2, 2, 2, 62, 62, 62, 62));
+    }
+};
+
+}  // namespace kv
+}  // namespace ikpy
+
+#endif

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.ceiling import Ceilings
-from benchmarks.peers import PEERS, Ikpy, Peer, open_peers
+from benchmarks.peers import PEERS, Loading, Peer, open_peers
 from benchmarks.synthetic import write_model
 from ikpy import GGUFFile
 from ikpy._native import tier
@@ -98,11 +98,11 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=physical_cores())
-    parser.add_argument("--no-mmap", action="store_true", help="ikpy reads the model into memory (huge pages)")
+    parser.add_argument("--no-mmap", action="store_true", help="read models into memory")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--folder", default=tempfile.gettempdir())
     a = parser.parse_args()
-    Ikpy.use_mmap = not a.no_mmap
+    Loading.use_mmap = not a.no_mmap
     peers = a.peers.split(",")
     names = [PEERS[p].name for p in peers] + [Path(p).name for p in a.peer_bin]
     found = Ceilings([a.threads])

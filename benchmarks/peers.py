@@ -36,11 +36,16 @@ def random_tokens(n: int) -> list[int]:
     return [int(t) for t in np.random.default_rng(1).integers(300, 4000, n)]
 
 
+class Loading:
+    """How ikpy and ik_llama.cpp load models. use_mmap: False reads them into memory, ikpy into huge pages."""
+
+    use_mmap = True
+
+
 class Ikpy:
-    """This project. use_mmap: False reads models into memory (huge pages), for all instances."""
+    """This project."""
 
     name = "ikpy"
-    use_mmap = True
 
     @staticmethod
     def runs(type_name: str) -> bool:
@@ -50,7 +55,7 @@ class Ikpy:
     def __init__(self, path: str, n_ctx: int, n_threads: int, cache_type: str = "f16") -> None:
         from ikpy import Context, ContextParams, Model, ModelParams
 
-        self.model = Model.load(path, ModelParams(use_mmap=self.use_mmap))
+        self.model = Model.load(path, ModelParams(use_mmap=Loading.use_mmap))
         params = ContextParams(n_ctx=n_ctx, n_threads=n_threads, type_k=cache_type, type_v=cache_type)
         self.context = Context(self.model, params)
 
@@ -111,7 +116,8 @@ class IkLlama:
         with _quiet():
             from ik_llama_cpp import IkLlama as Llama
 
-            self.llama: Any = Llama(path, n_ctx=n_ctx, n_threads=n_threads, verbose=False)
+            use_mmap = Loading.use_mmap
+            self.llama: Any = Llama(path, n_ctx=n_ctx, n_threads=n_threads, use_mmap=use_mmap, verbose=False)
         self.context = self.llama._context
 
     def _prompt(self, tokens: list[int]) -> None:

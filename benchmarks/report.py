@@ -24,7 +24,7 @@ import psutil
 
 from benchmarks.ceiling import Ceilings
 from benchmarks.compare import active_work, alternate
-from benchmarks.peers import PEERS, Ikpy, open_peers
+from benchmarks.peers import PEERS, Ikpy, Loading, open_peers
 from benchmarks.shapes import SHAPES
 from benchmarks.synthetic import write_model
 from ikpy import __version__
@@ -85,7 +85,10 @@ class Report:
 
     def settings(self) -> dict[str, Any]:
         """Numbers that the tables name."""
-        return {key: getattr(self.a, key) for key in ("prompt", "generate", "depth", "repeats", "layers", "threads")}
+        return {
+            key: getattr(self.a, key)
+            for key in ("prompt", "generate", "depth", "repeats", "layers", "threads", "no_mmap")
+        }
 
     def model(self, shape: str, type_name: str, attn: str | None = None, experts: str | None = None) -> Path:
         """A synthetic model; the caller removes it."""
@@ -248,12 +251,15 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--attention-depth", type=int, default=8192)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=physical_cores())
+    parser.add_argument("--no-mmap", action="store_true", help="read models into memory")
     parser.add_argument("--folder", default=tempfile.gettempdir(), help="for the models, one at a time")
     return parser.parse_args(words)
 
 
 def main() -> None:
-    Report(arguments()).run()
+    a = arguments()
+    Loading.use_mmap = not a.no_mmap
+    Report(a).run()
 
 
 if __name__ == "__main__":

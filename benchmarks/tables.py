@@ -82,8 +82,8 @@ def machine_lines(data: Data) -> list[str]:
     lines = [
         f"{m['cpu']}, {m['cores']} cores, {m['memory_gib']} GiB, {m['threads']} threads; ikpy {m['ikpy']}, "
         f"tier {m['tier']}{' with tiles' if m['tiles'] else ''}, {m['compiler']}; {m['date']}, "
-        f"load {m['load']:.1f} at the start. Models cut to {s['layers'] or 'all'} layers; tokens/s, medians of "
-        f"{s['repeats']} rounds.",
+        f"load {m['load']:.1f} at the start. Models cut to {s['layers'] or 'all'} layers, "
+        f"{'read into memory' if s['no_mmap'] else 'mapped'}; tokens/s, medians of {s['repeats']} rounds.",
         "",
     ]
     kinds = [kind for kind in LABELS if any(c.get(kind) for c in data["ceilings"].values())]

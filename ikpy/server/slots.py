@@ -323,8 +323,8 @@ class Slot:
             raise RequestError(str(error)) from None
         n_past = len(self.tokens)
         keep = min(self._n_keep(self.task), n_past)
-        drop = self.task.params.n_discard or (n_past - keep) // 2
-        drop = max(1, min(drop, n_past - keep))
+        wanted = self.task.params.n_discard
+        drop = max(1, min(wanted if wanted > 0 else (n_past - keep) // 2, n_past - keep))
         self._kv.seq_rm(self.id, keep, keep + drop)
         self._kv.seq_add(self.id, keep + drop, n_past, -drop)
         del self.tokens[keep : keep + drop]

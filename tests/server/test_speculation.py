@@ -178,6 +178,7 @@ def test_prediction_heads_and_context_shifts(heads: list[TestClient], request: p
     body = {"prompt": texts_of_heads(1, 0)[0], "n_predict": 250, "ignore_eos": True, "n_keep": 8}
     with running(command) as plain, running(f"{command} -mtp --draft-p-min 0 --draft-max 3 -cd 256") as drafting:
         wanted, got = complete(plain, **body), complete(drafting, **body)
+        assert complete(plain, **body, n_discard=-1)["content"] == wanted["content"]
     assert wanted["truncated"] and got["truncated"]
     assert got["content"] == wanted["content"]
     assert got["timings"]["draft_n"] > 150

@@ -17,6 +17,7 @@ import pytest
 
 import ikpy
 from ikpy.cli.imatrix import run
+from ikpy._native import core
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
@@ -99,7 +100,8 @@ def test_printed_text(wiki, tmp_path, capfd):
     out, err = capfd.readouterr()
     values, final = out.splitlines()
     ppl = [float(v) for v in re.findall(r"\[\d\]([\d.]+),", values)]
-    np.testing.assert_allclose(ppl, [93.5601, 111.6651, 87.9065, 89.0802], rtol=1e-4)
+    bound = 4e-4 if core.has_tiles() else 1e-4  # F16 weights meet 16 bits of the activations on tiles
+    np.testing.assert_allclose(ppl, [93.5601, 111.6651, 87.9065, 89.0802], rtol=bound)
     assert re.fullmatch(r"Final estimate: PPL = 89\.0\d\d\d \+/- 10\.359\d\d", final)
     lines = err[err.index("compute_imatrix:") :].splitlines()
     assert lines[0] == "compute_imatrix: tokenizing the input .."

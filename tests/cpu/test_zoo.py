@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ikpy._native import core
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
@@ -158,7 +159,9 @@ ONE_PER_MODEL = [name for name, model in MANIFEST.items() if model["arch"] in AR
 @pytest.mark.parametrize("name", ONE_PER_MODEL)
 @pytest.mark.parametrize("flash", [0, 1])
 def test_float_cache(name: str, flash: int) -> None:
-    """With a cache that rounds nothing, only float32 arithmetic and the storage of the truth (13 bits) remain."""
+    """With a cache that rounds nothing, only float32 arithmetic and the storage of the truth (13 bits) remain.
+    The tile unit keeps 16 bits of the activations of F16 weights.
+    """
     path = _model_path(name)
     if path is None:
         pytest.skip("golden/zoo is not present beside the checkout")
@@ -174,7 +177,8 @@ def test_float_cache(name: str, flash: int) -> None:
     rows, truth = _truth(golden, setting)
     error = np.abs(_logits(path, setting, golden["tokens"])[rows] - truth).max(axis=1)
     worst = int(error.argmax())
-    assert error[worst] <= 1e-3, f"{name} flash={flash}: worst position {rows[worst]}, off by {error[worst]:.5f}"
+    bound = 3e-3 if core.has_tiles() else 1e-3
+    assert error[worst] <= bound, f"{name} flash={flash}: worst position {rows[worst]}, off by {error[worst]:.5f}"
 
 
 SHIFTED = ["llama-ropefreqs", "qwen2-yarn", "qwen3", "phi3-longrope", "gemma3", "cohere2", "gpt-oss", "smollm3"]

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import ikpy
-from ikpy.cli.imatrix import run
 from ikpy._native import core
+from ikpy.cli.imatrix import run
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model

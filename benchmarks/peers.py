@@ -109,8 +109,8 @@ class IkLlama:
 
     @staticmethod
     def runs(type_name: str) -> bool:
-        """Whether the engine knows the weight type."""
-        return True
+        """Whether the engine knows the weight type: this build computes nonsense from bf16_r16."""
+        return type_name.lower() != "bf16_r16"
 
     def __init__(self, path: str, n_ctx: int, n_threads: int) -> None:
         with _quiet():

@@ -29,10 +29,11 @@ def entry(pp: float, tg: float, depth: int = 0, threads: int = 2) -> dict[str, A
 def report_data() -> dict[str, Any]:
     rates = {"int8": 1000.0, "bf16": 500.0, "amx_bf16": 0.0, "fp32": 250.0, "read": 40.0}
     machine = {"cpu": "CPU", "cores": 2, "threads": 2, "memory_gib": 24, "tier": "avx2", "tiles": False}
+    settings = {"prompt": 512, "generate": 64, "depth": 4096, "repeats": 3, "layers": 4, "threads": 2}
     return {
         "machine": machine | {"compiler": "g++ 12", "ikpy": "0.1.0", "date": "2026-01-01", "load": 0.0},
         "engines": ["ikpy", "ik"],
-        "settings": {"prompt": 512, "generate": 64, "depth": 4096, "repeats": 3, "layers": 4, "threads": 2},
+        "settings": settings | {"no_mmap": True},
         "ceilings": {"1": rates, "2": rates},
         "types": {"q4_0": entry(300.0, 30.0)},
         "shapes": {"llama-8b": [entry(300.0, 30.0), entry(100.0, 20.0, depth=4096)]},

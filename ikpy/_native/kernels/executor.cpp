@@ -93,11 +93,14 @@ uint8_t* Executor::own_work(int n_threads) {
 void Executor::run_thread(const ThreadContext& base, const Runtime& runtime, std::atomic<int64_t>* counters,
                           int64_t first, int64_t last) {
     ThreadContext ctx = base;
+    TakenItems* const both = base.taken;
     using Clock = std::chrono::steady_clock;
     Clock::time_point started;
     for (int64_t i = first; i < last; ++i) {
         // Two counter sets alternate: the set of the next op is cleared while nobody uses it.
         ctx.counters = counters + (i & 1) * kCountersPerOp;
+        ctx.taken = both + (i & 1) * ctx.nth;
+        both[((i + 1) & 1) * ctx.nth + ctx.ith].ends.store(0, std::memory_order_relaxed);
         if (ctx.ith == 0) {
             std::atomic<int64_t>* next = counters + ((i + 1) & 1) * kCountersPerOp;
             for (int c = 0; c < kCountersPerOp; ++c) next[c].store(0, std::memory_order_relaxed);
@@ -109,6 +112,7 @@ void Executor::run_thread(const ThreadContext& base, const Runtime& runtime, std
             op_seconds_[i] = std::chrono::duration<double>(Clock::now() - started).count();
         }
     }
+    for (int set = 0; set < 2; ++set) both[set * ctx.nth + ctx.ith].ends.store(0, std::memory_order_relaxed);
 }
 
 int64_t Executor::run(const Runtime& runtime, int n_threads, int64_t first, int64_t last, uint8_t* work) {
@@ -117,6 +121,7 @@ int64_t Executor::run(const Runtime& runtime, int n_threads, int64_t first, int6
     }
     if (n_threads != planned_threads_) {
         shared_size_ = shared_bytes(n_threads);
+        taken_.reset(new TakenItems[2 * n_threads]);
         planned_threads_ = n_threads;
     }
     if (!work) work = own_work(n_threads);
@@ -129,7 +134,8 @@ int64_t Executor::run(const Runtime& runtime, int n_threads, int64_t first, int6
         // one.
         const int ith = omp_get_thread_num(), nth = omp_get_num_threads();
         bind_thread(ith);
-        const ThreadContext ctx{ith, nth, &barrier, work, scratch + scratch_bytes_ * ith, nullptr};
+        const ThreadContext ctx{ith,     nth,         &barrier, work, scratch + scratch_bytes_ * ith,
+                                nullptr, taken_.get()};
         run_thread(ctx, runtime, counters, first, last);
     }
     return -1;

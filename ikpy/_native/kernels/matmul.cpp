@@ -11,6 +11,7 @@
 #include "kernels/gated_activation.hpp"
 #include "kernels/gemm_amx.hpp"
 #include "kernels/half_rows.hpp"
+#include "kernels/item_ranges.hpp"
 #include "kernels/weight_kernels.hpp"
 
 namespace ikpy {
@@ -128,12 +129,6 @@ void multiply_item(const Product& p, const Scratch& s, int64_t matrix, int64_t r
                        s.sums + (static_cast<int64_t>(b) * n_tokens + t) * kBlockRows, s.y[t]);
 }
 
-// Consecutive items a thread takes at once: neighbouring rows stream better, but every thread gets about 16
-// turns.
-int64_t grain_size(int64_t n_items, int n_threads) {
-    return std::clamp<int64_t>(n_items / (16 * n_threads), 1, 16);
-}
-
 Product product_of(const Op& op, const Tensor* tensors, bool gated, int first_bias) {
     Product p;
     p.up = tensors + op.src[0];
@@ -166,23 +161,19 @@ void dense_product(const ThreadContext& ctx, const Op& op, const Tensor* tensors
         cut = (cut + 1) / 2;
     const int64_t n_cuts = (n_tokens + cut - 1) / cut;
     const int64_t n_items = n_blocks * n_cuts;
-    const int64_t grain = grain_size(n_items, ctx.nth);
     int64_t last_tokens = -1;
-    for (;;) {
-        const int64_t first = ctx.counters[0].fetch_add(grain, std::memory_order_relaxed);
-        if (first >= n_items) break;
-        for (int64_t item = first; item < std::min(first + grain, n_items); ++item) {
-            const int64_t t0 = item % n_cuts * cut, block = item / n_cuts;
-            const int64_t batch = block / p.n_items(), r0 = block % p.n_items() * p.rows_per_item();
-            const int n = static_cast<int>(std::min(cut, n_tokens - t0));
-            for (int t = 0; t < n; ++t) {
-                s.x[t] = x + (batch * n_tokens + t0 + t) * x_stride;
-                s.y[t] = row<uint8_t>(dst, t0 + t, batch);
-            }
-            const int64_t these_tokens = batch * n_tokens + t0;
-            multiply_item(p, s, p.up->ne[2] > 1 ? batch : 0, r0, n, these_tokens != last_tokens);
-            last_tokens = these_tokens;
+    ItemRanges items(ctx, n_items);
+    for (int64_t item; (item = items.next()) >= 0;) {
+        const int64_t t0 = item % n_cuts * cut, block = item / n_cuts;
+        const int64_t batch = block / p.n_items(), r0 = block % p.n_items() * p.rows_per_item();
+        const int n = static_cast<int>(std::min(cut, n_tokens - t0));
+        for (int t = 0; t < n; ++t) {
+            s.x[t] = x + (batch * n_tokens + t0 + t) * x_stride;
+            s.y[t] = row<uint8_t>(dst, t0 + t, batch);
         }
+        const int64_t these_tokens = batch * n_tokens + t0;
+        multiply_item(p, s, p.up->ne[2] > 1 ? batch : 0, r0, n, these_tokens != last_tokens);
+        last_tokens = these_tokens;
     }
 }
 
@@ -200,25 +191,20 @@ void expert_product(const ThreadContext& ctx, const Op& op, const Tensor* tensor
     int64_t n_active = 0;
     for (int64_t e = 0; e < n_experts; ++e)
         if (groups[e + 1] > groups[e]) s.experts[n_active++] = static_cast<int32_t>(e);
-    const int64_t n_items = n_active * p.n_items();
-    const int64_t grain = grain_size(n_items, ctx.nth);
     int64_t last_begin = -1;
-    for (;;) {
-        const int64_t first = ctx.counters[0].fetch_add(grain, std::memory_order_relaxed);
-        if (first >= n_items) break;
-        for (int64_t item = first; item < std::min(first + grain, n_items); ++item) {
-            const int64_t expert = s.experts[item / p.n_items()];
-            const int64_t r0 = item % p.n_items() * p.rows_per_item();
-            for (int64_t begin = groups[expert]; begin < groups[expert + 1]; begin += kMaxTokens) {
-                const int n = static_cast<int>(std::min<int64_t>(kMaxTokens, groups[expert + 1] - begin));
-                for (int t = 0; t < n; ++t) {
-                    const int64_t entry = entries[begin + t];
-                    s.x[t] = x + (row_per_slot ? entry : entry / n_used) * x_stride;
-                    s.y[t] = row<uint8_t>(dst, entry % n_used, entry / n_used);
-                }
-                multiply_item(p, s, expert, r0, n, begin != last_begin);
-                last_begin = begin;
+    ItemRanges items(ctx, n_active * p.n_items());
+    for (int64_t item; (item = items.next()) >= 0;) {
+        const int64_t expert = s.experts[item / p.n_items()];
+        const int64_t r0 = item % p.n_items() * p.rows_per_item();
+        for (int64_t begin = groups[expert]; begin < groups[expert + 1]; begin += kMaxTokens) {
+            const int n = static_cast<int>(std::min<int64_t>(kMaxTokens, groups[expert + 1] - begin));
+            for (int t = 0; t < n; ++t) {
+                const int64_t entry = entries[begin + t];
+                s.x[t] = x + (row_per_slot ? entry : entry / n_used) * x_stride;
+                s.y[t] = row<uint8_t>(dst, entry % n_used, entry / n_used);
             }
+            multiply_item(p, s, expert, r0, n, begin != last_begin);
+            last_begin = begin;
         }
     }
 }

@@ -42,6 +42,7 @@ class Executor {
     size_t work_size_ = 0;
     size_t shared_size_ = 0;
     int planned_threads_ = 0;
+    std::unique_ptr<TakenItems[]> taken_;  // two sets for planned_threads_, zero between runs
     bool profiling_ = false;
     std::unique_ptr<double[]> op_seconds_;
 };

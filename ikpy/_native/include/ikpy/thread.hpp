@@ -22,6 +22,11 @@ class Barrier {
     alignas(64) std::atomic<int> generation_{0};
 };
 
+// How many items of a thread's range are taken: from its front in the low half, from its end in the high one.
+struct alignas(64) TakenItems {
+    std::atomic<uint64_t> ends{0};
+};
+
 struct ThreadContext {
     int ith;
     int nth;
@@ -29,6 +34,7 @@ struct ThreadContext {
     uint8_t* shared;   // work area common to all threads, as asked for by shared_bytes()
     uint8_t* scratch;  // work area of this thread, as asked for by scratch_bytes(); 64-byte aligned
     std::atomic<int64_t>* counters;  // kCountersPerOp work-sharing counters, zero when the op starts
+    TakenItems* taken;               // one per thread, zero when the op starts
 
     void sync() const {
         if (nth > 1) barrier->wait(nth);

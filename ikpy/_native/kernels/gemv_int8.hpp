@@ -21,6 +21,24 @@ inline __m512i group_lanes(int i) {
     return _mm512_add_epi32(_mm512_srli_epi32(lane, G == 16 ? 2 : 3), _mm512_set1_epi32(i * 64 / G));
 }
 
+// What the sum of a group's activations is multiplied with, apart from -kZero of symmetric types.
+template <class U>
+inline __m512 zero_factors(const Codes512& w, __m512 d, __m512 scale) {
+    if (U::kZero == 0) return _mm512_mul_ps(w.m, scale);
+    // A missing step is a different code for zero, which costs one instruction for 256 codes.
+    constexpr int kStep = StepOf<U>::kStep;
+    return kStep > 0 ? _mm512_mask_mul_ps(d, w.shifted, d, _mm512_set1_ps(1.0f - kStep / 128.0f)) : d;
+}
+
+// The product of a row from per-lane sums and the corrections of its groups.
+template <class U>
+inline float sum_of_row(const __m512* total, __m512 correction) {
+    // 8 groups of 32 per chunk: the upper lanes mean nothing.
+    if (U::kGroup == 32) correction = _mm512_insertf32x8(correction, _mm256_setzero_ps(), 1);
+    const __m512 factor = _mm512_set1_ps(U::kZero > 0 ? -static_cast<float>(U::kZero) : 1.0f);
+    return _mm512_reduce_add_ps(_mm512_fmadd_ps(correction, factor, _mm512_add_ps(total[0], total[1])));
+}
+
 // Adds one chunk: total += per-lane products of codes, correction += per-group products with the sums.
 template <class U>
 inline void add_chunk(const Codes512& w, const uint8_t* x, const ActQ8Layout& at, int64_t c, __m512* total,
@@ -37,11 +55,7 @@ inline void add_chunk(const Codes512& w, const uint8_t* x, const ActQ8Layout& at
         sum = _mm512_castps256_ps512(_mm256_loadu_ps(reinterpret_cast<const float*>(x + at.sum32) + 8 * c));
     }
     const __m512 d = _mm512_mul_ps(w.d, scale);
-    // A missing step is a different code for zero, which costs one instruction for 256 codes.
-    constexpr int kStep = StepOf<U>::kStep;
-    const __m512 zero =
-        kStep > 0 ? _mm512_mask_mul_ps(d, w.shifted, d, _mm512_set1_ps(1.0f - kStep / 128.0f)) : d;
-    *correction = _mm512_fmadd_ps(U::kZero > 0 ? zero : _mm512_mul_ps(w.m, scale), sum, *correction);
+    *correction = _mm512_fmadd_ps(zero_factors<U>(w, d, scale), sum, *correction);
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
         const __m512i v = _mm512_loadu_si512(x + kChunk * c + 64 * i);
@@ -81,14 +95,7 @@ void gemv_row(const uint8_t* row, int k, int64_t n_in, const uint8_t* const* x, 
         for (int t = 0; t < NT; ++t) add_chunk<U>(w, x[t], at, n_full, total[t], &correction[t]);
     }
 #pragma GCC unroll 8
-    for (int t = 0; t < NT; ++t) {
-        const __m512 extra = U::kGroup == 16 ? correction[t]
-                                             : _mm512_insertf32x8(correction[t], _mm256_setzero_ps(),
-                                                                  1);  // 8 groups per chunk
-        const __m512 sum = _mm512_add_ps(total[t][0], total[t][1]);
-        out[t * kBlockRows] = _mm512_reduce_add_ps(
-            _mm512_fmadd_ps(extra, _mm512_set1_ps(U::kZero > 0 ? -static_cast<float>(U::kZero) : 1.0f), sum));
-    }
+    for (int t = 0; t < NT; ++t) out[t * kBlockRows] = sum_of_row<U>(total[t], correction[t]);
 }
 
 #else

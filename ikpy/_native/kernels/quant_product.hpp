@@ -4,6 +4,7 @@
 
 #include "kernels/gemm_amx.hpp"
 #include "kernels/gemm_int8.hpp"
+#include "kernels/gemv_halves.hpp"
 #include "kernels/gemv_int8.hpp"
 #include "kernels/transpose.hpp"
 #include "kernels/unpacked.hpp"
@@ -134,15 +135,29 @@ void quant_tiles(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, f
         apply_row_scales<U>(blocks[b], blocks[b].n[1] > 0 ? 2 : 1, tokens.n, out + b * tokens.n * kBlockRows);
 }
 
+// The product of few tokens and its work memory.
+template <class U, int GemvTokens>
+constexpr ProductFn gemv_of() {
+#if defined(__AVX512VNNI__)
+    if constexpr (HasHalves<U>::value) return halves::gemv<U, GemvTokens>;
+#endif
+    return quant_gemv<U, GemvTokens>;
+}
+
+template <int GemvTokens>
+size_t quant_work_bytes(int64_t n_in) {
+    return std::max(int8_panel_bytes(n_in), static_cast<size_t>(GemvTokens * round_up(n_in, kChunk)));
+}
+
 // GemvTokens: up to this many tokens row products were measured to be faster than panels.
 template <class U, int GemvTokens = kGemvTokens>
 constexpr WeightKernels quant_kernels() {
     return {U::kType,
             kActQ8,
             GemvTokens,
-            quant_gemv<U, GemvTokens>,
+            gemv_of<U, GemvTokens>(),
             quant_gemm<U>,
-            int8_panel_bytes,
+            HasHalves<U>::value ? quant_work_bytes<GemvTokens> : int8_panel_bytes,
             {quant_tiles<U, tile_panel<U>>, kActBf16}};
 }
 

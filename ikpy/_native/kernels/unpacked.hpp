@@ -13,6 +13,8 @@
 //   the first one moved by kStep: codes of the first table and the groups that use the second kRows (4 or 8)
 //   row-interleaved type: p is the start of a group, and block() and row_scale() take the number of the row
 //   inside the group as second argument; kBlockBytes covers all rows of the group
+//   kPairs, static Codes512 halves(const uint8_t* p)   AVX-512, groups of 32 only: the codes of
+//   kernels/gemv_halves.hpp, unshifted if there is a kStep
 // A weight is d * (code - kZero) when kZero > 0, else d * code + m. Only codes with kZero = 128 exceed 127.
 #pragma once
 #include <cstdint>
@@ -76,6 +78,9 @@ inline void unpack_chunk(const uint8_t* p, [[maybe_unused]] int k, int64_t n, Ch
 }
 
 #if defined(__AVX512VNNI__)
+
+// The four groups of 32 that share two vectors of halves: i-th fours, or every other one from group i on.
+enum class Pairs { kConsecutive, kAlternating };
 
 struct Codes512 {
     __m512i q[4];

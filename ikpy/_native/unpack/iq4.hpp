@@ -23,6 +23,14 @@ struct UnpackIQ4_NL {
         r.d = wide::block_fields<18, 0>(p);
         return r;
     }
+    static constexpr Pairs kPairs = Pairs::kConsecutive;
+    static Codes512 halves(const uint8_t* p) {
+        Codes512 r;
+        wide::nibble_halves([p](int g) { return p + 18 * g + 2; }, r.q);
+        wide::lookup_all(wide::table16(kIq4Codes), r.q);
+        r.d = wide::block_fields<18, 0>(p);
+        return r;
+    }
 #endif
 };
 
@@ -40,15 +48,26 @@ struct UnpackIQ4_XS {
         Codes512 r;
         for (int i = 0; i < 4; ++i)
             r.q[i] = _mm512_shuffle_epi8(table, wide::nibbles16(wide::lanes_aabb(p + 8 + 32 * i)));
+        r.d = scales(p);
+        return r;
+    }
+    static constexpr Pairs kPairs = Pairs::kConsecutive;
+    static Codes512 halves(const uint8_t* p) {
+        Codes512 r;
+        wide::nibble_halves(p + 8, r.q);
+        wide::lookup_all(wide::table16(kIq4Codes), r.q);
+        r.d = scales(p);
+        return r;
+    }
+    static __m512 scales(const uint8_t* p) {
         // Only the first 8 of 16 lanes count.
         const __m512i counts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 0, 0, 0, 0, 0, 0, 0);
         const __m512i low =
             _mm512_and_si512(_mm512_srlv_epi32(_mm512_set1_epi32(load_unaligned<int32_t>(p + 4)), counts),
                              _mm512_set1_epi32(15));
         const __m512i high = _mm512_slli_epi32(wide::two_bit_lanes(load_unaligned<uint16_t>(p + 2)), 4);
-        r.d = wide::scaled(wide::f16_lanes(p),
-                           _mm512_sub_epi32(_mm512_or_si512(low, high), _mm512_set1_epi32(32)));
-        return r;
+        return wide::scaled(wide::f16_lanes(p),
+                            _mm512_sub_epi32(_mm512_or_si512(low, high), _mm512_set1_epi32(32)));
     }
 #endif
 };

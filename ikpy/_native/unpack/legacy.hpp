@@ -21,6 +21,13 @@ struct UnpackQ4_0 {
         r.d = wide::block_fields<18, 0>(p);
         return r;
     }
+    static constexpr Pairs kPairs = Pairs::kConsecutive;
+    static Codes512 halves(const uint8_t* p) {
+        Codes512 r;
+        wide::nibble_halves([p](int g) { return p + 18 * g + 2; }, r.q);
+        r.d = wide::block_fields<18, 0>(p);
+        return r;
+    }
 #endif
 };
 
@@ -36,6 +43,14 @@ struct UnpackQ4_1 {
         Codes512 r;
         for (int i = 0; i < 4; ++i)
             r.q[i] = wide::nibbles16(wide::lanes_aabb(p + 40 * i + 4, p + 40 * i + 24));
+        r.d = wide::block_fields<20, 0>(p);
+        r.m = wide::block_fields<20, 2>(p);
+        return r;
+    }
+    static constexpr Pairs kPairs = Pairs::kConsecutive;
+    static Codes512 halves(const uint8_t* p) {
+        Codes512 r;
+        wide::nibble_halves([p](int g) { return p + 20 * g + 4; }, r.q);
         r.d = wide::block_fields<20, 0>(p);
         r.m = wide::block_fields<20, 2>(p);
         return r;

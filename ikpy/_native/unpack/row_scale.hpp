@@ -122,6 +122,16 @@ struct UnpackIQ4_KS {
         r.shifted = wide::odd_scale_tables(scales);
         return r;
     }
+    static constexpr Pairs kPairs = Pairs::kConsecutive;
+    static Codes512 halves(const uint8_t* p) {
+        const uint64_t scales = load_unaligned<uint64_t>(p);
+        Codes512 r;
+        wide::nibble_halves(p + 8, r.q);
+        wide::lookup_all(wide::table16(kIq4Codes), r.q);
+        r.d = wide::odd_scales(scales);
+        r.shifted = wide::odd_scale_tables(scales);
+        return r;
+    }
 #endif
 };
 
@@ -154,6 +164,19 @@ struct UnpackIQ5_KS {
                 _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(low_table, q), bits, high_table, q);
             r.q[i] = codes;
         }
+        r.d = wide::odd_scales(scales);
+        r.shifted = wide::odd_scale_tables(scales);
+        return r;
+    }
+    static constexpr Pairs kPairs = Pairs::kAlternating;
+    static Codes512 halves(const uint8_t* p) {
+        const __m512i low_table = wide::table16(kIq5Codes), high_table = wide::table16(kIq5Codes + 16);
+        const uint64_t scales = load_unaligned<uint64_t>(p);
+        Codes512 r;
+        wide::alternating_nibble_halves(p + 8, r.q);
+        for (int i = 0; i < 4; ++i)
+            r.q[i] = _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(low_table, r.q[i]),
+                                              wide::alternating_bits(p + 136, i), high_table, r.q[i]);
         r.d = wide::odd_scales(scales);
         r.shifted = wide::odd_scale_tables(scales);
         return r;
@@ -200,6 +223,23 @@ struct UnpackIQ4_KSS {
             r.q[2 * h + 1] = wide::nibbles16(_mm512_permutexvar_epi64(second, v));
         }
         for (int i = 0; i < 4; ++i) r.q[i] = _mm512_shuffle_epi8(table, r.q[i]);
+        r.d = wide::odd_scales(scales);
+        r.shifted = wide::odd_scale_tables(scales);
+        return r;
+    }
+    static constexpr Pairs kPairs = Pairs::kConsecutive;
+    static Codes512 halves(const uint8_t* p) {
+        Codes512 r;
+        uint64_t scales = 0;
+        for (int h = 0; h < 2; ++h) {
+            const __m512i words = _mm512_loadu_si512(p + 64 * h);
+            scales |= static_cast<uint64_t>(_mm512_test_epi16_mask(words, _mm512_set1_epi16(1))) << (32 * h);
+            const __m512i even = _mm512_and_si512(words, _mm512_set1_epi16(-2));
+            const __m512i v = _mm512_xor_si512(even, _mm512_srli_epi16(even, 1));
+            r.q[2 * h] = wide::low_nibbles(v);
+            r.q[2 * h + 1] = wide::high_nibbles(v);
+        }
+        wide::lookup_all(wide::table16(kIq4Codes), r.q);
         r.d = wide::odd_scales(scales);
         r.shifted = wide::odd_scale_tables(scales);
         return r;

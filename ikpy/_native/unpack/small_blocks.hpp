@@ -32,15 +32,26 @@ struct UnpackMXFP4 {
         for (int i = 0; i < 4; ++i)
             r.q[i] = _mm512_shuffle_epi8(table,
                                          wide::nibbles16(wide::lanes_aabb(p + 34 * i + 1, p + 34 * i + 18)));
+        r.d = scales(p);
+        return r;
+    }
+    static constexpr Pairs kPairs = Pairs::kConsecutive;
+    static Codes512 halves(const uint8_t* p) {
+        Codes512 r;
+        wide::nibble_halves([p](int g) { return p + 17 * g + 1; }, r.q);
+        wide::lookup_all(wide::table16(kMxfp4Codes), r.q);
+        r.d = scales(p);
+        return r;
+    }
+    static __m512 scales(const uint8_t* p) {
         const __m128i e =
             _mm_setr_epi8(static_cast<char>(p[0]), static_cast<char>(p[17]), static_cast<char>(p[34]),
                           static_cast<char>(p[51]), static_cast<char>(p[68]), static_cast<char>(p[85]),
                           static_cast<char>(p[102]), static_cast<char>(p[119]), 0, 0, 0, 0, 0, 0, 0, 0);
         const __m512i exponent = _mm512_cvtepu8_epi32(e), one = _mm512_set1_epi32(1);
         const __m512i small = _mm512_sllv_epi32(_mm512_set1_epi32(0x00200000), exponent);
-        r.d = _mm512_castsi512_ps(_mm512_mask_slli_epi32(small, _mm512_cmpgt_epi32_mask(exponent, one),
-                                                         _mm512_sub_epi32(exponent, one), 23));
-        return r;
+        return _mm512_castsi512_ps(_mm512_mask_slli_epi32(small, _mm512_cmpgt_epi32_mask(exponent, one),
+                                                          _mm512_sub_epi32(exponent, one), 23));
     }
 #endif
 };

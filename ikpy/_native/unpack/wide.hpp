@@ -53,6 +53,61 @@ inline __m512i two_bit_fields(const uint8_t* qs, int i) {
     return _mm512_and_si512(shift_halves(twice(qs + 32 * (i >> 1)), 4 * (i & 1), 4 * (i & 1) + 2), bytes(3));
 }
 
+// Four times 16 bytes.
+inline __m512i lanes_abcd(const uint8_t* a, const uint8_t* b, const uint8_t* c, const uint8_t* d) {
+    const auto load = [](const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); };
+    __m512i v = _mm512_broadcast_i32x4(load(a));
+    v = _mm512_mask_broadcast_i32x4(v, 0x00F0, load(b));
+    v = _mm512_mask_broadcast_i32x4(v, 0x0F00, load(c));
+    return _mm512_mask_broadcast_i32x4(v, 0xF000, load(d));
+}
+
+inline __m512i low_nibbles(__m512i v) { return _mm512_and_si512(v, bytes(15)); }
+inline __m512i high_nibbles(__m512i v) { return _mm512_and_si512(_mm512_srli_epi16(v, 4), bytes(15)); }
+
+// Nibbles of eight groups of 32 as halves: the low nibbles of the 16 bytes of a group come first.
+// at(g): their address.
+template <class At>
+inline void nibble_halves(At at, __m512i* q) {
+    for (int i = 0; i < 2; ++i) {
+        const __m512i v = lanes_abcd(at(4 * i), at(4 * i + 1), at(4 * i + 2), at(4 * i + 3));
+        q[2 * i] = low_nibbles(v);
+        q[2 * i + 1] = high_nibbles(v);
+    }
+}
+
+// The same for 128 bytes in a row.
+inline void nibble_halves(const uint8_t* p, __m512i* q) {
+    for (int i = 0; i < 2; ++i) {
+        const __m512i v = _mm512_loadu_si512(p + 64 * i);
+        q[2 * i] = low_nibbles(v);
+        q[2 * i + 1] = high_nibbles(v);
+    }
+}
+
+// The same for four times 32 bytes with the nibbles of two groups.
+inline void alternating_nibble_halves(const uint8_t* p, __m512i* q) {
+    const __m512i a = _mm512_loadu_si512(p), b = _mm512_loadu_si512(p + 64);
+    const __m512i first = _mm512_shuffle_i64x2(a, b, 0x88), last = _mm512_shuffle_i64x2(a, b, 0xDD);
+    q[0] = low_nibbles(first);
+    q[1] = low_nibbles(last);
+    q[2] = high_nibbles(first);
+    q[3] = high_nibbles(last);
+}
+
+// Bits g of the 32 bytes at p, for the codes of group g in vector i of alternating halves.
+inline __mmask64 alternating_bits(const uint8_t* p, int i) {
+    const __m512i half =
+        _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16 * (i & 1))));
+    const auto bit = [i](int g) { return 0x0101010101010101 << (g + (i >> 1)); };
+    return _mm512_test_epi8_mask(
+        half, _mm512_setr_epi64(bit(0), bit(0), bit(2), bit(2), bit(4), bit(4), bit(6), bit(6)));
+}
+
+inline void lookup_all(__m512i table, __m512i* q) {
+    for (int i = 0; i < 4; ++i) q[i] = _mm512_shuffle_epi8(table, q[i]);
+}
+
 inline __m512i table16(const uint8_t* table) {
     return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
 }

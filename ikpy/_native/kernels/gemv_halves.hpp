@@ -1,0 +1,131 @@
+// Few tokens times types with groups of 32 codes, whose first and last 16 are unpacked into different
+// vectors.
+//
+// Each vector holds a half of four groups, so that the dot products of both halves meet in the same lanes:
+// two conversions and multiplications with scales per 256 codes instead of four, and nibbles need not be
+// brought into natural order. Instead the activations are rearranged, once per block of rows.
+#pragma once
+#include <algorithm>
+
+#include "kernels/gemv_int8.hpp"
+
+namespace ikpy {
+
+// Whether U has halves(): Codes512 whose vectors 2 * i and 2 * i + 1 hold the first and the last half of the
+// groups pair_group(U::kPairs, i, 0 .. 3).
+template <class U, class = void>
+struct HasHalves : std::false_type {};
+
+#if defined(__AVX512VNNI__)
+
+template <class U>
+struct HasHalves<U, std::void_t<decltype(&U::halves)>> : std::true_type {};
+
+namespace halves {
+
+constexpr int pair_group(Pairs pairs, int i, int j) {
+    return pairs == Pairs::kConsecutive ? 4 * i + j : 2 * j + i;
+}
+
+// Brings 256 activations into the order of the codes.
+template <Pairs P>
+inline void rearrange(const uint8_t* x, uint8_t* out) {
+    constexpr int kFirst = 0x88, kLast = 0xDD;  // even and odd quarters of two vectors
+    __m512i v[4];
+    for (int i = 0; i < 4; ++i) v[i] = _mm512_loadu_si512(x + 64 * i);
+    if (P == Pairs::kAlternating) {
+        constexpr int kEvenGroups = 0x44, kOddGroups = 0xEE;
+        const __m512i a = _mm512_shuffle_i64x2(v[0], v[1], kEvenGroups),
+                      b = _mm512_shuffle_i64x2(v[2], v[3], kEvenGroups);
+        v[2] = _mm512_shuffle_i64x2(v[0], v[1], kOddGroups);
+        v[3] = _mm512_shuffle_i64x2(_mm512_loadu_si512(x + 128), v[3], kOddGroups);
+        v[0] = a;
+        v[1] = b;
+    }
+    for (int i = 0; i < 4; i += 2) {
+        _mm512_store_si512(out + 64 * i, _mm512_shuffle_i64x2(v[i], v[i + 1], kFirst));
+        _mm512_store_si512(out + 64 * i + 64, _mm512_shuffle_i64x2(v[i], v[i + 1], kLast));
+    }
+}
+
+// The group of every lane of the sums of pair i.
+template <Pairs P>
+inline __m512i lanes_of_pair(int i) {
+    const int g0 = pair_group(P, i, 0), g1 = pair_group(P, i, 1), g2 = pair_group(P, i, 2),
+              g3 = pair_group(P, i, 3);
+    return _mm512_setr_epi32(g0, g0, g0, g0, g1, g1, g1, g1, g2, g2, g2, g2, g3, g3, g3, g3);
+}
+
+// Adds one chunk, like add_chunk. x: scales and sums of the activations; codes: rearranged.
+template <class U>
+inline void add_halves(const Codes512& w, const uint8_t* x, const uint8_t* codes, const ActQ8Layout& at,
+                       int64_t c, __m512* total, __m512* correction) {
+    const auto eight = [&](int64_t field) {
+        return _mm512_castps256_ps512(_mm256_loadu_ps(reinterpret_cast<const float*>(x + field) + 8 * c));
+    };
+    const __m512 scale = eight(at.scale), d = _mm512_mul_ps(w.d, scale);
+    *correction = _mm512_fmadd_ps(zero_factors<U>(w, d, scale), eight(at.sum32), *correction);
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+        const uint8_t* v = codes + kChunk * c + 128 * i;
+        __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w.q[2 * i], _mm512_load_si512(v));
+        dot = _mm512_dpbusd_epi32(dot, w.q[2 * i + 1], _mm512_load_si512(v + 64));
+        const __m512 lanes = _mm512_permutexvar_ps(lanes_of_pair<U::kPairs>(i), d);
+        total[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), lanes, total[i]);
+    }
+}
+
+template <class U, int NT>
+void multiply_row(const uint8_t* row, int64_t n_chunks, const uint8_t* const* x, const uint8_t* const* codes,
+                  const ActQ8Layout& at, float* out) {
+    constexpr int64_t kBytes = kChunk / U::kBlock * U::kBlockBytes;
+    __m512 total[NT][2], correction[NT];
+#pragma GCC unroll 8
+    for (int t = 0; t < NT; ++t) total[t][0] = total[t][1] = correction[t] = _mm512_setzero_ps();
+    for (int64_t c = 0; c < n_chunks; ++c) {
+        const uint8_t* p = row + RowHeader<U>::kBytes + c * kBytes;
+        prefetch_weights<kBytes>(p);
+        const Codes512 w = U::halves(p);
+#pragma GCC unroll 8
+        for (int t = 0; t < NT; ++t) add_halves<U>(w, x[t], codes[t], at, c, total[t], &correction[t]);
+    }
+#pragma GCC unroll 8
+    for (int t = 0; t < NT; ++t) out[t * kBlockRows] = sum_of_row<U>(total[t], correction[t]);
+    if constexpr (RowHeader<U>::kBytes > 0) {
+        const float scale = RowHeader<U>::scale(row, 0);
+        for (int t = 0; t < NT; ++t) out[t * kBlockRows] *= scale;
+    }
+}
+
+template <class U, int NT>
+void multiply(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out, uint8_t* work) {
+    if (n_tokens < NT) {
+        if constexpr (NT > 1) multiply<U, NT - 1>(rows, x, n_tokens, out, work);
+        return;
+    }
+    const ActQ8Layout at(rows.n_in);
+    const uint8_t* codes[NT];
+    for (int t = 0; t < NT; ++t) {
+        uint8_t* to = work + t * at.n;
+        for (int64_t k = 0; k < at.n; k += kChunk) rearrange<U::kPairs>(x[t] + k, to + k);
+        codes[t] = to;
+    }
+    for (int h = 0; h < 2; ++h)
+        for (int i = 0; i < rows.n[h]; ++i)
+            multiply_row<U, NT>(rows.row(h, i), at.n / kChunk, x, codes, at, out + h * kHalfRows + i);
+}
+
+template <class U, int MaxTokens>
+void gemv(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out, uint8_t* work) {
+    if (rows.n_in % kChunk == 0) {
+        multiply<U, MaxTokens>(rows, x, n_tokens, out, work);
+    } else {
+        quant_gemv<U, MaxTokens>(rows, x, n_tokens, out, work);
+    }
+}
+
+}  // namespace halves
+
+#endif
+
+}  // namespace ikpy

@@ -35,4 +35,23 @@ inline void prefetch_weights(const uint8_t* p) {
     prefetch_weights_into_l1<Bytes>(p);
 }
 
+// The same for rows of `row_bytes` that are read n at a time, side by side: behind the end of one comes not
+// the row next to it, which is being read already, but the one n further on.
+class SideBySide {
+  public:
+    SideBySide(int n, int64_t row_bytes, int64_t stride)
+        : row_bytes_(row_bytes), skipped_((n - 1) * stride + (stride - row_bytes)) {}
+
+    // Asks for `Bytes` bytes; offset: of what is read now in its row.
+    template <int64_t Bytes>
+    void prefetch(const uint8_t* row, int64_t offset) const {
+        const uint8_t* p = row + offset;
+        prefetch_weights_into_l2<Bytes>(p + (offset + kPrefetchIntoL2 < row_bytes_ ? 0 : skipped_));
+        prefetch_weights_into_l1<Bytes>(p + (offset + kPrefetchIntoL1 < row_bytes_ ? 0 : skipped_));
+    }
+
+  private:
+    const int64_t row_bytes_, skipped_;
+};
+
 }  // namespace ikpy

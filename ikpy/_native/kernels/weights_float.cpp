@@ -100,10 +100,11 @@ void dot_lanes(const RowBlock& rows, int h, int first, const uint8_t* const* x, 
         }
     };
     int64_t k = 0;
+    const SideBySide ahead(NR, rows.n_in * R::kBytes, rows.stride);
     constexpr int kStep = 64 / R::kBytes;  // a cache line of weights
     for (; k + kStep <= rows.n_in; k += kStep) {
 #pragma GCC unroll 4
-        for (int i = 0; i < NR; ++i) prefetch_weights<64>(w[i] + k * R::kBytes);
+        for (int i = 0; i < NR; ++i) ahead.prefetch<64>(w[i], k * R::kBytes);
 #pragma GCC unroll 2
         for (int c = 0; c < kStep; c += 16) add(k + c, 0xFFFF);
     }

@@ -76,18 +76,21 @@ inline void add_halves(const Codes512& w, const uint8_t* x, const uint8_t* codes
 }
 
 template <class U, int NT>
-void multiply_row(const uint8_t* row, int64_t n_chunks, const uint8_t* const* x, const uint8_t* const* codes,
+void multiply_row(const uint8_t* row, int64_t n_in, const uint8_t* const* x, const uint8_t* const* codes,
                   const ActQ8Layout& at, float* out) {
     constexpr int64_t kBytes = kChunk / U::kBlock * U::kBlockBytes;
     __m512 total[NT][2], correction[NT];
 #pragma GCC unroll 8
     for (int t = 0; t < NT; ++t) total[t][0] = total[t][1] = correction[t] = _mm512_setzero_ps();
-    for (int64_t c = 0; c < n_chunks; ++c) {
-        const uint8_t* p = row + RowHeader<U>::kBytes + c * kBytes;
+    for (int64_t k = 0; k < n_in; k += kChunk) {
+        const uint8_t* p = row + RowHeader<U>::kBytes + k / kChunk * kBytes;
         prefetch_weights<kBytes>(p);
-        const Codes512 w = U::halves(p);
+        const Codes512 w = U::kBlock == kChunk || n_in - k >= kChunk
+                               ? U::halves(p)
+                               : unpack_short<U>(U::halves, p, n_in - k);
 #pragma GCC unroll 8
-        for (int t = 0; t < NT; ++t) add_halves<U>(w, x[t], codes[t], at, c, total[t], &correction[t]);
+        for (int t = 0; t < NT; ++t)
+            add_halves<U>(w, x[t], codes[t], at, k / kChunk, total[t], &correction[t]);
     }
 #pragma GCC unroll 8
     for (int t = 0; t < NT; ++t) out[t * kBlockRows] = sum_of_row<U>(total[t], correction[t]);
@@ -112,16 +115,7 @@ void multiply(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float
     }
     for (int h = 0; h < 2; ++h)
         for (int i = 0; i < rows.n[h]; ++i)
-            multiply_row<U, NT>(rows.row(h, i), at.n / kChunk, x, codes, at, out + h * kHalfRows + i);
-}
-
-template <class U, int MaxTokens>
-void gemv(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out, uint8_t* work) {
-    if (rows.n_in % kChunk == 0) {
-        multiply<U, MaxTokens>(rows, x, n_tokens, out, work);
-    } else {
-        quant_gemv<U, MaxTokens>(rows, x, n_tokens, out, work);
-    }
+            multiply_row<U, NT>(rows.row(h, i), rows.n_in, x, codes, at, out + h * kHalfRows + i);
 }
 
 }  // namespace halves

@@ -139,7 +139,7 @@ void quant_tiles(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, f
 template <class U, int GemvTokens>
 constexpr ProductFn gemv_of() {
 #if defined(__AVX512VNNI__)
-    if constexpr (HasHalves<U>::value) return halves::gemv<U, GemvTokens>;
+    if constexpr (HasHalves<U>::value) return halves::multiply<U, GemvTokens>;
 #endif
     return quant_gemv<U, GemvTokens>;
 }

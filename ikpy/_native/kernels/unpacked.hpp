@@ -118,8 +118,23 @@ inline __m512i centred_codes(__m512i q) {
     return kShift ? _mm512_add_epi8(q, _mm512_set1_epi8(static_cast<char>(128 - U::kZero))) : q;
 }
 
+// Unpacks n < 256 elements at the end of a row: the blocks are moved to where bytes can be read behind them.
+// unpack: U::wide or U::halves.
+template <class U>
+inline Codes512 unpack_short(Codes512 (*unpack)(const uint8_t*), const uint8_t* p, int64_t n) {
+    alignas(64) uint8_t blocks[kChunk / U::kBlock * U::kBlockBytes] = {};
+    std::memcpy(blocks, p, static_cast<size_t>(n / U::kBlock * U::kBlockBytes));
+    Codes512 r = unpack(blocks);
+    const auto groups = static_cast<__mmask16>((1 << (n / U::kGroup)) - 1);
+    r.d = _mm512_maskz_mov_ps(groups, r.d);
+    if (U::kZero == 0) r.m = _mm512_maskz_mov_ps(groups, r.m);
+    return r;
+}
+
 template <class U>
 inline Codes512 unpack_tail(const uint8_t* p, int k, int64_t n) {
+    if constexpr (HasWide<U>::value && RowsOf<U>::kCount == 1 && U::kBlock < kChunk)
+        if (n < kChunk) return unpack_short<U>(U::wide, p, n);
     Chunk c;
     unpack_chunk<U>(p, k, n, &c);
     return load_chunk(c);

@@ -73,7 +73,7 @@ class _BatchPlan:
 
     def batch(self) -> Batch:
         """The batch for the context."""
-        return Batch(np.array(self.tokens), np.array(self.pos), [(s,) for s in self.seq], np.array(self.logits))
+        return Batch(self.tokens, self.pos, self.seq, self.logits)
 
 
 class Engine:
@@ -387,7 +387,7 @@ class Engine:
             return
         began = time.perf_counter()
         try:
-            rows = self.context.decode(plan.batch())
+            rows = self.context.decode(plan.batch(), copy=False)
         except Exception as error:
             self._fail_batch(plan, error)
             return

@@ -417,8 +417,8 @@ class Slot:
     def _at_limit(self, task: CompletionTask, n_held: int = 0) -> bool:
         if 0 <= task.params.limit <= self.n_decoded + n_held:
             return True
-        elapsed = 1e3 * (time.perf_counter() - self._first)
-        return 0 < task.params.t_max_predict_ms < elapsed
+        limit = task.params.t_max_predict_ms
+        return 0 < limit < 1e3 * (time.perf_counter() - self._first)
 
     def _probability(self, task: CompletionTask, token: int, logits: NDArray[np.float32]) -> TokenProbability | None:
         """Probabilities of the token and the most likely ones, before or after the samplers; None if not wanted."""

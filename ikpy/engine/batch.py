@@ -63,24 +63,24 @@ class Batch:
         """The batch in pieces of n tokens, the last one of at most n."""
         if len(self.token_list) <= n:
             return [self]
-        parts = [slice(start, start + n) for start in range(0, len(self), n)]
-        lists = self.token_list, self.positions, self.seq_ids, self.masks, self.wanted
-        return [Batch._of(*(values[part] for values in lists)) for part in parts]
+        return [self._part(slice(start, start + n)) for start in range(0, len(self), n)]
 
-    @classmethod
-    def _of(cls, *lists: list) -> Batch:
-        """A batch of checked lists."""
-        batch = cls.__new__(cls)
-        batch.token_list, batch.positions, batch.seq_ids, batch.masks, batch.wanted = lists
+    def _part(self, part: slice) -> Batch:
+        batch = Batch.__new__(Batch)
+        batch.token_list, batch.positions, batch.wanted = self.token_list[part], self.positions[part], self.wanted[part]
+        batch.seq_ids, batch.masks = self.seq_ids[part], self.masks[part]
         return batch
 
     @classmethod
     def single(cls, tokens: Integers, pos: int = 0, seq_id: int = 0, logits: str = "last") -> Batch:
         """Consecutive tokens of one sequence from position pos. logits: "last", "all" or "none"."""
         n = len(tokens)
-        wanted = [logits == "all"] * n
-        if logits == "last" and n:
-            wanted[-1] = True
         ids = (seq_id,)
-        positions = list(range(pos, pos + n))
-        return cls._of([index(token) for token in tokens], positions, [ids] * n, [mask_of(ids)] * n, wanted)
+        batch = cls.__new__(cls)
+        batch.token_list = [index(token) for token in tokens]
+        batch.positions = [pos + i for i in range(n)]
+        batch.seq_ids, batch.masks = [ids] * n, [mask_of(ids)] * n
+        batch.wanted = [logits == "all"] * n
+        if logits == "last" and n:
+            batch.wanted[-1] = True
+        return batch

@@ -438,8 +438,8 @@ class Slot:
         if not task.params.stream:
             return
         unsent, self._unsent = tuple(self._unsent), []
-        n_prompt = len(self.prompt)
-        self.emit(Piece(task.index, self.id, text, unsent, self.timings(), n_prompt, self.n_cached))
+        timings = self.timings() if task.params.timings_per_token else None
+        self.emit(Piece(task.index, self.id, text, unsent, timings, len(self.prompt), self.n_cached))
 
     def _finish(self, task: CompletionTask, text: str, *, eos: bool = False) -> None:
         """Last piece and end of the request. A stop string in the text goes before the end token."""

@@ -66,13 +66,14 @@ def _ratio(a: float, b: float) -> float:
 
 @dataclass(slots=True)
 class Piece:
-    """New text of a generation, with the probabilities of the tokens since the last piece."""
+    """New text of a generation, with the probabilities of the tokens since the last piece; ``timings`` only if the
+    request wants them with every token."""
 
     index: int
     id_slot: int
     text: str
     probabilities: tuple[TokenProbability, ...]
-    timings: Timings
+    timings: Timings | None
     n_prompt: int
     n_cached: int
 

@@ -6,7 +6,8 @@ Between two tokens of a real model the weights stream through the caches, so tha
 come from memory; the figures are medians over steps of generation and contain that. Without --model: a model of the
 Llama-3.2-1B shape with 4 layers, and one of 28 layers and little width whose weights stay in the caches. Parts are
 those of Context.decode, run by hand in its order; "whole" is the real thing: making the batch and decoding it, less
-the native run. With 8 tokens, each belongs to a sequence of its own.
+the native run. With 8 tokens, each belongs to a sequence of its own. Lines below the table: milliseconds that the first
+batch of a new size takes longer, since its plan is built.
 """
 
 from __future__ import annotations
@@ -96,6 +97,16 @@ def report(name: str, context: Context, n: int, steps: int) -> str:
     return f"| {name} | {n} | " + " | ".join(f"{value:.0f}" for value in values) + " |"
 
 
+def plan_milliseconds(context: Context) -> float:
+    """Median time to build the plan of a batch size that was not met before."""
+    found = []
+    for n_tokens in range(40, 60):
+        began = time.perf_counter()
+        context._plan(n_tokens, 1)
+        found.append(microseconds(began) / 1e3)
+    return float(np.median(found))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="microseconds per token outside the kernels")
     parser.add_argument("--model", nargs="+", default=[])
@@ -110,12 +121,15 @@ def main() -> None:
             write_model("llama-1b", "q4_K", paths[0], layers=4)
             write_model("narrow", "q8_0", paths[1])
         print(f"| model | tokens | whole | {' | '.join(PARTS)} |\n| --- | ---: | ---:{' | ---:' * len(PARTS)} |")
+        plans = []
         for path in paths:
             model = Model.load(path, ModelParams(use_mmap=False))
             settings = ContextParams(n_ctx=1024, n_seq_max=max(args.tokens), n_threads=args.threads)
             context = Context(model, settings)
             for n in args.tokens:
                 print(report(Path(path).stem, context, n, args.steps), flush=True)
+            plans.append(f"{Path(path).stem}: {plan_milliseconds(context):.1f} ms for the plan of a new batch size")
+        print("", *plans, sep="\n")
 
 
 if __name__ == "__main__":

@@ -46,7 +46,9 @@ class Cells:
     @property
     def shifted(self) -> bool:
         """Whether shifts are pending."""
-        return self._shifted and bool(self.delta.any())
+        if self._shifted:  # cells with a shift may have been emptied since
+            self._shifted = bool(self.delta.any())
+        return self._shifted
 
     @property
     def end(self) -> int:

@@ -63,7 +63,7 @@ class Ikpy:
         from ikpy import Batch
 
         for start in range(0, len(tokens), self.context.n_batch):
-            self.context.decode(Batch.single(tokens[start : start + self.context.n_batch], pos + start))
+            self.context.decode(Batch.single(tokens[start : start + self.context.n_batch], pos + start), copy=False)
 
     def prompt(self, n_tokens: int) -> float:
         self.context.kv.clear()

@@ -1,4 +1,4 @@
-"""Shapes of real models for synthetic files."""
+"""Shapes of real models for synthetic files, and a narrow one whose tokens take little but overhead."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ SHAPES = {
     "llama-1b": Shape("llama", 16, 2048, 32, 8, 8192, 128256, 500000.0, head_size=64),
     "llama-8b": Shape("llama", 32, 4096, 32, 8, 14336, 128256, 500000.0, head_size=128),
     "qwen3-0.6b": Shape("qwen3", 28, 1024, 16, 8, 3072, 151936, 1e6, head_size=128),
+    "narrow": Shape("llama", 28, 256, 4, 2, 512, 1024, 10000.0, head_size=64),
     "qwen3-30b-a3b": Shape(
         "qwen3moe", 48, 2048, 32, 4, 6144, 151936, 1e6, head_size=128, experts=128, experts_used=8, ff_exp=768
     ),

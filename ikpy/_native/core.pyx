@@ -9,7 +9,7 @@ from libcpp.vector cimport vector
 
 cdef extern from "ikpy/tensor.hpp" namespace "ikpy":
     cdef struct Tensor:
-        pass
+        int64_t ne[4]
     cdef struct Op:
         pass
     cdef struct Runtime:
@@ -165,7 +165,7 @@ cdef class Plan:
 
     cdef Executor* executor
     cdef object tensors, ops
-    cdef object extents
+    cdef Tensor* records
     cdef int32_t[:, ::1] dynamic
 
     def __cinit__(self, tensors, ops, dynamic):
@@ -182,12 +182,14 @@ cdef class Plan:
         if len(tensors) and not tensors["data"].all():
             raise ValueError("a tensor has no memory")
         self.tensors, self.ops = tensors, ops
-        self.extents = tensors["ne"]
-        self.dynamic = np.ascontiguousarray(dynamic, dtype=np.int32).reshape(-1, 2)
+        changing = np.ascontiguousarray(dynamic, dtype=np.int32).reshape(-1, 2)
+        if ((changing < 0) | (changing >= (len(tensors), 4))).any():
+            raise ValueError("a dynamic extent of a tensor or dimension that does not exist")
+        self.dynamic = changing
         cdef uint8_t[::1] tensor_bytes = tensors.view(np.uint8).reshape(-1)
         cdef uint8_t[::1] op_bytes = ops.view(np.uint8).reshape(-1)
-        self.executor = new Executor(
-            <const Op*> &op_bytes[0], len(ops), <Tensor*> &tensor_bytes[0], len(tensors))
+        self.records = <Tensor*> &tensor_bytes[0]
+        self.executor = new Executor(<const Op*> &op_bytes[0], len(ops), self.records, len(tensors))
 
     def __dealloc__(self):
         del self.executor
@@ -220,9 +222,8 @@ cdef class Plan:
                 address = &memory[0]
             if <size_t> address % 64:
                 raise ValueError("the work memory does not start at a multiple of 64")
-        extents = self.extents
         for i in range(self.dynamic.shape[0]):
-            extents[self.dynamic[i, 0], self.dynamic[i, 1]] = n_kv
+            self.records[self.dynamic[i, 0]].ne[self.dynamic[i, 1]] = n_kv
         runtime.n_kv = n_kv
         with nogil:
             failed = self.executor.run(runtime, n_threads, first, last, address)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property, reduce
-from operator import or_
+from functools import cached_property
 
 import numpy as np
 
@@ -40,6 +39,10 @@ MAX_PLANS = 16
 PROMPT_TOKENS = 128
 # Tokens of the load-time check: enough for the kernels of prompts.
 CHECK_TOKENS = 16
+MAX_POSITION = 1 << 31
+
+Results = tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]
+"""Logits float32 [n_outputs, n_vocab], embeddings [n_outputs, n_embd] and token states [n, n_embd] as far as wanted."""
 
 
 def aligned_bytes(n: int) -> np.ndarray:
@@ -53,10 +56,14 @@ def _buffers(values: Iterable[Value | None]) -> set[Buffer]:
     return {v.buffer for v in values if v is not None}
 
 
-def _joined(pieces: Sequence[np.ndarray]) -> np.ndarray | None:
-    if len(pieces) > 1:
-        return np.concatenate(pieces)
-    return pieces[0] if pieces else None
+def _copied(result: np.ndarray | None) -> np.ndarray | None:
+    return None if result is None else result.copy()
+
+
+def _joined(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    """Rows of several micro-batches, of which some have none."""
+    rows = [part for part in parts if part is not None]
+    return np.concatenate(rows) if rows else None
 
 
 class _Built:
@@ -78,7 +85,7 @@ class _Built:
 class _Ready:
     """A compiled plan and views of its results."""
 
-    def __init__(self, plan: CompiledPlan | HybridPlan, results: Sequence[np.ndarray | None]) -> None:
+    def __init__(self, plan: CompiledPlan | HybridPlan, results: Results) -> None:
         self.plan, self.results = plan, results
 
 
@@ -242,7 +249,8 @@ class Context:
         else:
             assert cpu_plan is not None
             plan = cpu_plan
-        return _Ready(plan, [self._result(built, value) for value in built.results])
+        logits, embeddings, token_states = (self._result(built, value) for value in built.results)
+        return _Ready(plan, (logits, embeddings, token_states))
 
     def _result(self, built: _Built, value: Value | None) -> np.ndarray | None:
         """Float32 view [rows, n] of a result in the arena."""
@@ -319,7 +327,8 @@ class Context:
     def _trials(self) -> Iterator[tuple[HybridPlan, Run]]:
         """Plans of a short prompt and of one token whose inputs are set; the cache is emptied after each."""
         for n in (min(CHECK_TOKENS, self.n_ubatch), 1):
-            self._place(Batch.single([0] * n), 0, n)
+            batch = Batch.single([0] * n)
+            self._inputs.write(batch, self.kv.place(batch.positions, [1] * n), self.adapter_scales)
             try:
                 plan = self._plan(n, 1).plan
                 assert isinstance(plan, HybridPlan)
@@ -339,10 +348,11 @@ class Context:
 
     # --- decode -----------------------------------------------------------------------------------------------
 
-    def decode(self, batch: Batch, states: np.ndarray | None = None) -> np.ndarray:
+    def decode(self, batch: Batch, states: np.ndarray | None = None, *, copy: bool = True) -> np.ndarray:
         """Evaluates a batch in micro-batches; returns logits float32 [n_outputs, n_vocab] in batch order.
 
-        states: float32 [n, n_embd], for prediction heads: the hidden state behind the token before each one.
+        copy=False: the logits may be memory of the context that the next call overwrites, for who has done with them
+        by then. states: float32 [n, n_embd], for prediction heads: the hidden state behind the token before each one.
         With params.embeddings, self.embeddings holds float32 [n_outputs, n_embd]; with params.token_states,
         self.token_states holds the hidden states of all tokens, float32 [n, n_embd]. Raises KVCacheFullError, and
         UsageError for tokens, positions or sequences out of range. Nothing of a batch that fails, or is interrupted,
@@ -352,25 +362,34 @@ class Context:
             raise UsageError("only the header of the model was read: it can be measured, not run")
         self._check(batch)
         self._check_states(batch, states)
-        self._apply_shifts()
-        found: list[list[np.ndarray]] = [[], [], []]
-        taken: list[dict[Window, np.ndarray]] = []
+        if self.kv.shifted:
+            self._apply_shifts()
+        pieces = batch.pieces(self.n_ubatch)
+        copy = copy or len(pieces) > 1
+        taken: list[dict[Window, list[int]]] = []
+        found: list[Results] = []
         try:
-            for start in range(0, len(batch), self.n_ubatch):
-                n = min(self.n_ubatch, len(batch) - start)
-                if states is not None and self._inputs.states is not None:
-                    self._inputs.states[:n] = states[start : start + n]
-                taken.append(self._place(batch, start, n))
-                results = self._run_micro_batch(int(batch.logits[start : start + n].sum()), n)
-                for pieces, result in zip(found, results, strict=True):
-                    if result is not None:
-                        pieces.append(result.copy())
+            for i, piece in enumerate(pieces):
+                if states is not None:
+                    self._inputs.write_states(states[i * self.n_ubatch :][: len(piece)])
+                found.append(self._evaluate(piece, taken, copy=copy))
         except BaseException:
             for cells in taken:
                 self.kv.release(cells)
             raise
-        logits, self.embeddings, self.token_states = map(_joined, found)
+        results = found[0] if len(found) == 1 else map(_joined, zip(*found, strict=True))
+        logits, self.embeddings, self.token_states = results
         return np.empty((0, self.model.hparams.n_vocab), np.float32) if logits is None else logits
+
+    def _evaluate(self, piece: Batch, taken: list[dict[Window, list[int]]], *, copy: bool) -> Results:
+        """Results of a micro-batch, logits as a view without ``copy``; the cells it takes are added to ``taken``."""
+        cells = self.kv.place(piece.positions, piece.masks)
+        taken.append(cells)
+        n_outputs = self._inputs.write(piece, cells, self.adapter_scales)
+        ready = self._plan(len(piece), n_outputs)
+        ready.plan.run(self.kv.n_kv(self._pad), self._threads_for(len(piece)), self._work)
+        logits, embeddings, token_states = ready.results
+        return _copied(logits) if copy else logits, _copied(embeddings), _copied(token_states)
 
     def _check_states(self, batch: Batch, states: np.ndarray | None) -> None:
         wanted = (len(batch), self.model.hparams.n_embd) if self.model.arch.reads_states else None
@@ -378,47 +397,26 @@ class Context:
             raise UsageError(f"hidden states of shape {wanted} are needed" if wanted else "the model reads no states")
 
     def _check(self, batch: Batch) -> None:
-        n_vocab = self.model.hparams.n_vocab
+        n_vocab, n_positions = self.model.hparams.n_vocab, self.model.arch.max_position
         if len(batch) == 0:
             raise UsageError("an empty batch cannot be decoded")
-        bad = (batch.tokens < 0) | (batch.tokens >= n_vocab)
-        if bad.any():
-            i = int(np.argmax(bad))
-            raise UsageError(
-                f"token {batch.tokens[i]} at index {i} of the batch is outside the vocabulary of {n_vocab}"
-            )
+        for i, token in enumerate(batch.token_list):
+            if not 0 <= token < n_vocab:
+                raise UsageError(f"token {token} at index {i} of the batch is outside the vocabulary of {n_vocab}")
+        for position in batch.positions:
+            if position < 0:
+                raise UsageError(f"position {position} of the batch is below 0")
+            if position >= (n_positions or MAX_POSITION):
+                known = f": the model has embeddings for {n_positions} positions" if n_positions else ""
+                raise UsageError(f"position {position} is too large{known}")
         if not self.graph_params.causal and len(batch) > self.n_ubatch:
             raise UsageError(
                 f"{len(batch)} tokens that see each other must fit one micro-batch of {self.n_ubatch}: "
                 "raise n_ubatch (-ub)"
             )
-        if batch.pos.min() < 0:
-            raise UsageError(f"position {batch.pos.min()} of the batch is below 0")
-        limit = self.model.arch.max_position
-        if limit is not None and batch.pos.max() >= limit:
-            raise UsageError(f"position {batch.pos.max()} is too large: the model has embeddings for {limit} positions")
-        for ids in batch.seq_ids:
-            if not ids or min(ids) < 0 or max(ids) >= MAX_SEQUENCES:
-                raise UsageError(f"sequence ids {ids} of a token are outside 0..{MAX_SEQUENCES - 1}")
-
-    def _place(self, batch: Batch, start: int, n: int) -> dict[Window, np.ndarray]:
-        """Takes cells for n tokens from start on and writes the inputs of their micro-batch; returns the cells."""
-        part = slice(start, start + n)
-        masks = np.array([reduce(or_, (1 << s for s in ids)) for ids in batch.seq_ids[part]], np.uint64)
-        taken = self.kv.place(batch.pos[part], masks)
-        self._inputs.write(batch, start, n, taken, self.adapter_scales)
-        return taken
-
-    def _run_micro_batch(self, n_outputs: int, n: int) -> Sequence[np.ndarray | None]:
-        """Evaluates the n tokens of the inputs; their logits, embeddings and token states, valid until the next run."""
-        ready = self._plan(n, n_outputs)
-        ready.plan.run(self.kv.n_kv(self._pad), self._threads_for(n), self._work)
-        return ready.results
 
     def _apply_shifts(self) -> None:
         """Re-rotates cached keys whose positions moved since the last decode (model semantics 7.5)."""
-        if not any(cells.delta.any() for cells in self.kv.cells.values()):
-            return
         part = self.model.arch.shift_part(self.graph_params)
         assert part is not None
         name, offset, n_rot = part
@@ -432,7 +430,7 @@ class Context:
         self.sync_caches_to_host()
         CompiledPlan(core, g.nodes, arena, memory.ctypes.data).run(self.n_ctx, self.n_threads_batch)
         for cells in self.kv.cells.values():
-            cells.delta[:] = 0
+            cells.settle()
         self.sync_caches_to_devices()
 
     def profile(self, n_tokens: int) -> list[tuple[str, float]]:

@@ -70,7 +70,7 @@ class HeadDraft(Drafter):
             if len(found) == n_max:
                 break
             batch = Batch.single([token], end + len(found) - 1, self._seq_id)
-            logits = self._context.decode(batch, self._last_state())[-1]
+            logits = self._context.decode(batch, self._last_state(), copy=False)[-1]
         self._context.kv.seq_rm(self._seq_id, end, -1)
         return found
 
@@ -94,7 +94,7 @@ class HeadDraft(Drafter):
             self._make_room(end + n_drafted)
             tokens = self._text[self._next + 1 : end + 1]
             batch = Batch.single(tokens, self._next, self._seq_id, "last" if n_drafted and step == n else "none")
-            logits = self._context.decode(batch, np.array(self._states[:step]))
+            logits = self._context.decode(batch, np.array(self._states[:step]), copy=False)
             del self._states[:step]
             self._next, n = end, n - step
         return logits[-1] if logits is not None and len(logits) else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -28,6 +28,8 @@ class BatchInputs:
         self._cells = cells
         self._arrays = {name: np.zeros(n, np.int32) for name in ("tokens", "pos", "seq", "outputs")}
         self._indices = {window: np.zeros(n, np.int32) for window in cells}
+        self._views = [array.data for array in self._arrays.values()]
+        self._index_views = {window: array.data for window, array in self._indices.items()}
         self.scales = np.zeros((n_adapters, n), np.float32)
         self.states = np.zeros((n, n_embd), np.float32) if n_embd else None
 
@@ -36,21 +38,35 @@ class BatchInputs:
         """All arrays but the states, which only models in host memory read."""
         return [*self._arrays.values(), *self._indices.values(), *self.scales]
 
-    def write(self, batch: Batch, start: int, n: int, taken: Mapping[Window, np.ndarray], scales: np.ndarray) -> None:
-        """Sets n tokens of a batch from start on, the cells they are stored in, and their adapters' scales.
+    def write(self, batch: Batch, taken: Mapping[Window, Sequence[int]], scales: np.ndarray) -> int:
+        """Sets the tokens of a batch, the cells they are stored in, and their adapters' scales; returns the number of
+        outputs.
 
         scales: float32 [64, number of adapters] by sequence.
         """
-        part = slice(start, start + n)
-        outputs = np.flatnonzero(batch.logits[part])
-        a = self._arrays
-        a["tokens"][:n] = batch.tokens[part]
-        a["pos"][:n] = batch.pos[part]
-        a["seq"][:n] = [ids[0] for ids in batch.seq_ids[part]]
-        a["outputs"][: len(outputs)] = outputs
-        self.scales[:, :n] = scales[a["seq"][:n]].T
-        for window, indices in taken.items():
-            self._indices[window][:n] = indices
+        tokens, pos, seq, outputs = self._views
+        n_outputs = 0
+        # Entry by entry costs less than an array operation for the few values of most batches.
+        for i, ids in enumerate(batch.seq_ids):
+            tokens[i] = batch.token_list[i]
+            pos[i] = batch.positions[i]
+            seq[i] = ids[0]
+            if batch.wanted[i]:
+                outputs[n_outputs] = i
+                n_outputs += 1
+        for window, cells in taken.items():
+            view = self._index_views[window]
+            for i, cell in enumerate(cells):
+                view[i] = cell
+        if len(self.scales):
+            n = len(batch)
+            self.scales[:, :n] = scales[self._arrays["seq"][:n]].T
+        return n_outputs
+
+    def write_states(self, states: np.ndarray) -> None:
+        """Sets the hidden states float32 [n, n_embd] of the tokens."""
+        assert self.states is not None
+        self.states[: len(states)] = states
 
     def values(self, n_tokens: int, n_outputs: int) -> dict[str, Value]:
         """Tokens, positions, sequences and outputs as a graph of these sizes reads them."""

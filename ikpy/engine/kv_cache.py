@@ -7,6 +7,8 @@ have cells of their own, only as many as the window needs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 
 import numpy as np
 
@@ -81,29 +83,33 @@ class KVCache:
         return self.full.delta
 
     @property
+    def shifted(self) -> bool:
+        """Whether shifts of positions are pending."""
+        for cells in self.cells.values():  # noqa: SIM110 (a loop costs less than a generator, token by token)
+            if cells.shifted:
+                return True
+        return False
+
+    @property
     def used_cells(self) -> int:
         """Full cells that hold a token."""
         return self.full.used
 
     def n_kv(self, pad: int) -> int:
         """Attended length: up to the last used cell, rounded up to pad."""
-        used = self.pos[::-1] >= 0
-        behind = int(used.argmax())  # stops at the first used cell from the end
-        last = self.n_ctx - behind if used[behind] else 0
-        return min(self.n_ctx, max(pad, -(-last // pad) * pad))
+        return min(self.n_ctx, max(pad, -(-self.full.end // pad) * pad))
 
-    def place(self, pos: np.ndarray, masks: np.ndarray) -> dict[Window, np.ndarray]:
-        """Takes empty cells for tokens at these positions; returns cell indices int32 [T] for each kind of cells.
+    def place(self, pos: Sequence[int], masks: Sequence[int]) -> dict[Window, list[int]]:
+        """Takes empty cells for tokens at these positions of these sequences; returns the cells for each kind.
 
         Every sequence fills blocks of its own while there are empty ones. KVCacheFullError if there are too few cells,
         and nothing is taken then.
         """
         n = len(pos)
-        next_pos = self._next_positions(pos, masks) if self.windows else {}
         found = {}
         for window, cells in self.cells.items():
-            if isinstance(cells, WindowCells):
-                cells.make_room(n, next_pos)
+            if isinstance(cells, WindowCells) and cells.used + n > cells.n_cells:
+                cells.make_room(n, self._next_positions(pos, masks))
             found[window] = cells.find(masks)
             if len(found[window]) < n:
                 what = "KV cache" if window == FULL else f"KV cache of the {window[0]} window of {window[1]}"
@@ -113,35 +119,34 @@ class KVCache:
                 )
         for window, indices in found.items():
             self.cells[window].fill(indices, pos, masks)
-        return {window: indices.astype(np.int32) for window, indices in found.items()}
+        return found
 
-    def _next_positions(self, pos: np.ndarray, masks: np.ndarray) -> dict[int, int]:
-        """Sequence -> smallest position that its next query can have."""
-        present = int(np.bitwise_or.reduce(self.seq)) | int(np.bitwise_or.reduce(masks))
+    def _next_positions(self, pos: Sequence[int] = (), masks: Sequence[int] = ()) -> dict[int, int]:
+        """Sequence -> smallest position that its next query can have, with tokens to come at these positions."""
+        present = reduce(or_, set(masks), int(np.bitwise_or.reduce(self.seq)))
         following = {}
         for seq_id in sequences_of(present):
-            new = pos[(masks >> np.uint64(seq_id)) & np.uint64(1) != 0]
-            following[seq_id] = int(new.min()) if len(new) else self.seq_pos_max(seq_id) + 1
+            new = [p for p, mask in zip(pos, masks, strict=True) if mask >> seq_id & 1]
+            following[seq_id] = min(new) if new else self.seq_pos_max(seq_id) + 1
         return following
 
-    def restore(self, seq_id: int, positions: dict[Window, np.ndarray]) -> dict[Window, np.ndarray]:
+    def restore(self, seq_id: int, positions: dict[Window, np.ndarray]) -> dict[Window, list[int]]:
         """Takes cells for a saved sequence whose positions int32 [n] are given for each kind of cells.
 
         KVCacheFullError if there are too few, and nothing is taken then.
         """
-        others = self._next_positions(np.empty(0, np.int32), np.empty(0, np.uint64))
-        mask = np.uint64(1 << seq_id)
+        others = self._next_positions()
+        mask = 1 << seq_id
         found = {}
         for window, pos in positions.items():
             cells = self.cells[window]
             if isinstance(cells, WindowCells):
                 cells.make_room(len(pos), others)
-            found[window] = cells.find(np.full(len(pos), mask))
+            found[window] = cells.find([mask] * len(pos))
             if len(found[window]) < len(pos):
                 raise KVCacheFullError(f"{len(pos)} tokens need a place and {len(found[window])} cells are empty")
         for window, indices in found.items():
-            cells, pos = self.cells[window], positions[window]
-            cells.fill(indices, pos, np.full(len(pos), mask))
+            self.cells[window].fill(indices, positions[window].tolist(), [mask] * len(indices))
         following = self.seq_pos_max(seq_id) + 1
         for window, cells in self.windows.items():
             # The first token of a chunk sees none of those before: nothing of them was saved.
@@ -153,13 +158,13 @@ class KVCache:
 
         It lets go of tokens that it sees no more, then other sequences do.
         """
-        following = self._next_positions(np.empty(0, np.int32), np.empty(0, np.uint64))
+        following = self._next_positions()
         for cells in self.windows.values():
             if len(cells.shared(seq_id)) > cells.n_cells - cells.used:
                 cells.forget(seq_id, cells.lowest_visible(following.get(seq_id, 0)))
                 cells.make_room(len(cells.shared(seq_id)), following)
 
-    def release(self, taken: dict[Window, np.ndarray]) -> None:
+    def release(self, taken: dict[Window, list[int]]) -> None:
         """Empties cells again (a failed batch)."""
         for window, indices in taken.items():
             self.cells[window].empty(indices)

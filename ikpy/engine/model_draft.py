@@ -62,6 +62,6 @@ class ModelDraft(Drafter):
             piece = tokens[start : start + n_batch]
             last = start + len(piece) == len(tokens)
             batch = Batch.single(piece, len(self._tokens), self._seq_id, "last" if last else "none")
-            logits = self._context.decode(batch)
+            logits = self._context.decode(batch, copy=False)
             self._tokens += piece
         return logits[-1][: self._n_vocab]

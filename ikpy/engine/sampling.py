@@ -152,8 +152,7 @@ class Sampler:
         self._chosen_p: tuple[int, float] | None = None
         self._original: FloatArray | None = None
         self._history = _History()
-        self.last_ids: NDArray[np.int32] = np.empty(0, np.int32)
-        self.last_probabilities: FloatArray = np.empty(0)
+        self._last: tuple[NDArray[np.int32], FloatArray] | int = np.empty(0, np.int32), np.empty(0)
         if self.grammar:
             self.grammar.reset()
 
@@ -161,6 +160,16 @@ class Sampler:
         """Returns the grammar to its start for another answer; everything else goes on."""
         if self.grammar:
             self.grammar.reset()
+
+    @property
+    def last_ids(self) -> NDArray[np.int32]:
+        """Candidates that the last token was drawn from."""
+        return np.array([self._last], np.int32) if isinstance(self._last, int) else self._last[0]
+
+    @property
+    def last_probabilities(self) -> FloatArray:
+        """Their probabilities."""
+        return np.ones(1) if isinstance(self._last, int) else self._last[1]
 
     @property
     def history(self) -> list[int]:
@@ -270,9 +279,9 @@ class Sampler:
         index = int(logits.argmax()) if allowed is None else int(allowed[logits[allowed].argmax()])
         if self.params.temperature < 0:
             c = Candidates(np.arange(self.n_vocab, dtype=np.int32), logits).sort()
-            self.last_ids, self.last_probabilities = c.ids, c.probabilities()
+            self._last = c.ids, c.probabilities()
         else:
-            self.last_ids, self.last_probabilities = np.array([index], dtype=np.int32), np.ones(1)
+            self._last = index
         return index
 
     def _temperature(self, c: Candidates) -> Candidates:
@@ -319,7 +328,7 @@ class Sampler:
 
     def _draw(self, c: Candidates) -> int:
         p = c.probabilities()
-        self.last_ids, self.last_probabilities = c.ids, p
+        self._last = c.ids, p
         cumulative = np.cumsum(p)
         r = cumulative[-1] * self._unit(self._draws)
         index = int(np.searchsorted(cumulative, r, side="right"))

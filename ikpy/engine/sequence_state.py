@@ -64,20 +64,19 @@ def unshare_sequence(context: Context, seq_id: int) -> int:
     dropped tokens which no query sees.
     """
     kv = context.kv
-    bit = np.uint64(1 << seq_id)
+    mask = 1 << seq_id
     kv.make_room_to_unshare(seq_id)
     shared = {window: cells.shared(seq_id) for window, cells in kv.cells.items()}
-    own = {window: kv.cells[window].find(np.full(len(indices), bit)) for window, indices in shared.items()}
+    own = {window: kv.cells[window].find([mask] * len(indices)) for window, indices in shared.items()}
     if any(len(own[window]) < len(indices) for window, indices in shared.items()):
         raise KVCacheFullError(f"no room to give sequence {seq_id} cells of its own; use a larger -c")
     if not any(len(indices) for indices in shared.values()):
         return 0
     for window, indices in shared.items():
         cells = kv.cells[window]
-        delta = cells.delta[indices]
-        cells.fill(own[window], cells.pos[indices], np.full(len(indices), bit))
-        cells.delta[own[window]] = delta
-        cells.seq[indices] &= ~bit
+        cells.fill(own[window], cells.pos[indices].tolist(), [mask] * len(indices))
+        cells.shift(own[window], cells.delta[indices])
+        cells.seq[indices] &= ~np.uint64(mask)
     context.sync_caches_to_host()
     tensors = cache_tensors(context)
     for (layer, name), window in kv.window_of.items():

@@ -137,7 +137,7 @@ def put_state(context: Context, seq_id: int, state: SequenceState) -> None:
     kv.seq_rm(seq_id, -1, -1)
     taken = kv.restore(seq_id, state.pos)
     for window, indices in taken.items():
-        kv.cells[window].delta[indices] = state.shifts[window]
+        kv.cells[window].shift(indices, state.shifts[window])
     context.sync_caches_to_host()
     tensors = cache_tensors(context)
     for ((layer, name), window), data in zip(kv.window_of.items(), state.cells, strict=True):

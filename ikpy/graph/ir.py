@@ -6,6 +6,7 @@ external buffers (weights, caches, inputs) bring one. Shapes are in ggml order: 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -133,6 +134,11 @@ def _pad(values: Sequence[int], fill: int = 1) -> tuple[int, int, int, int]:
 
 def contiguous_strides(type_id: int, shape: Sequence[int]) -> tuple[int, int, int, int]:
     """Byte strides of a contiguous tensor; strides[0] is the item size, or 0 for block types."""
+    return _strides(type_id, tuple(shape))
+
+
+@functools.lru_cache(maxsize=1024)  # a graph has few different shapes
+def _strides(type_id: int, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
     kind = registry.by_id(type_id)
     row = kind.row_nbytes(shape[0])
     full = _pad(shape)

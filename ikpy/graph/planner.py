@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from ikpy.graph.ir import Buffer, Node
 
 ALIGNMENT = 64
@@ -39,27 +37,27 @@ def place_buffers(first: dict[Buffer, int], last: dict[Buffer, int], alignment: 
     """Offsets of buffers that hold something from step first[b] to step last[b], both included."""
     # Large buffers first: small ones then fill the gaps between them.
     order = sorted(first, key=lambda b: (-b.nbytes, first[b]))
-    starts, ends = np.zeros(len(order), np.int64), np.zeros(len(order), np.int64)
-    begins = np.array([first[b] for b in order], np.int64)
-    finishes = np.array([last[b] for b in order], np.int64)
+    placed: list[list[tuple[int, int]]] = [[] for _ in range(max(last.values(), default=-1) + 1)]
+    """Of every step the ranges in use."""
     offsets: dict[Buffer, int] = {}
-    for i, buffer in enumerate(order):
+    end = 0
+    for buffer in order:
         size = -(-max(buffer.nbytes, 1) // alignment) * alignment
-        together = np.flatnonzero((begins[:i] <= finishes[i]) & (begins[i] <= finishes[:i]))
-        offset = _best_gap(starts[together], ends[together], size)
+        steps = placed[first[buffer] : last[buffer] + 1]
+        offset = _best_gap(sorted(set().union(*steps)), size)
         offsets[buffer] = offset
-        starts[i], ends[i] = offset, offset + size
-    return Arena(offsets, int(ends.max(initial=0)))
+        for step in steps:
+            step.append((offset, offset + size))
+        end = max(end, offset + size)
+    return Arena(offsets, end)
 
 
-def _best_gap(starts: np.ndarray, ends: np.ndarray, size: int) -> int:
-    """Offset of the smallest gap between busy ranges that holds size bytes, or the end of them all."""
-    if not len(starts):
-        return 0
-    order = np.argsort(starts, kind="stable")
-    busy_until = np.concatenate([[0], np.maximum.accumulate(ends[order])])
-    gaps = starts[order] - busy_until[:-1]
-    fitting = np.flatnonzero(gaps >= size)
-    if not len(fitting):
-        return int(busy_until[-1])
-    return int(busy_until[fitting[np.argmin(gaps[fitting])]])
+def _best_gap(busy: list[tuple[int, int]], size: int) -> int:
+    """Offset of the smallest gap between busy ranges, sorted by their start, that holds size bytes, or behind all."""
+    best = None
+    free = 0
+    for start, end in busy:
+        if start - free >= size and (best is None or start - free < best[0]):
+            best = start - free, free
+        free = max(free, end)
+    return free if best is None else best[1]

@@ -52,7 +52,7 @@ def piece_object(front: Front, params: GenerationParams, event: Piece) -> dict[s
     out: dict[str, Any] = {"content": event.text, "stop": False, "id_slot": event.id_slot, "multimodal": False}
     if params.n_probs > 0:
         out["completion_probabilities"] = probabilities.native(front.vocab, event.probabilities)
-    if params.timings_per_token:
+    if event.timings is not None:
         out["timings"] = event.timings.json()
     return out
 

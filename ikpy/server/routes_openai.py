@@ -91,7 +91,7 @@ class Completions:
             elif isinstance(event, Piece):
                 logprobs = self.logprobs(event.probabilities) if event.probabilities else None
                 chunk = self.head([self.choice(event.index, event.text, logprobs, None)]) | {"id": self.id}
-                if self.params.timings_per_token:
+                if event.timings is not None:
                     chunk["timings"] = event.timings.json()
                 yield data_event(chunk)
             elif isinstance(event, Finished):
@@ -200,9 +200,9 @@ class ChatAnswer:
 
     def _delta_chunks(self, event: Piece | Finished, deltas: list[Delta]) -> list[str]:
         """Chunks of new output; log probabilities of all tokens since the last chunk go with the first."""
-        piece = isinstance(event, Piece)
-        more = {"timings": event.timings.json()} if self.chat.params.timings_per_token and piece else {}
-        if piece:
+        more = {}
+        if isinstance(event, Piece):
+            more = {} if event.timings is None else {"timings": event.timings.json()}
             self._unsent[event.index] += event.probabilities
         extra = self.logprobs(self._unsent.pop(event.index, ())) if deltas else {}
         chunks = []

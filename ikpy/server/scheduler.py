@@ -73,7 +73,7 @@ class _BatchPlan:
 
     def batch(self) -> Batch:
         """The batch for the context."""
-        return Batch(np.array(self.tokens), np.array(self.pos), [(s,) for s in self.seq], np.array(self.logits))
+        return Batch(self.tokens, self.pos, self.seq, self.logits)
 
 
 class Engine:
@@ -269,7 +269,7 @@ class Engine:
         cannot keep a later one waiting until all of its own are answered. Who has waited for long comes first in any
         case.
         """
-        if not self.n_idle:
+        if not self._queue or not self.n_idle:
             return None
         old = time.monotonic() - LONG_WAIT
         with self._wake:
@@ -387,7 +387,7 @@ class Engine:
             return
         began = time.perf_counter()
         try:
-            rows = self.context.decode(plan.batch())
+            rows = self.context.decode(plan.batch(), copy=False)
         except Exception as error:
             self._fail_batch(plan, error)
             return
@@ -412,10 +412,11 @@ class Engine:
         return any(slot.should_wait_for(other) for other in others)
 
     def _add_generating(self, plan: _BatchPlan) -> None:
+        n_draft_max = self._n_draft_max()
         for slot in self.slots:
             if slot.state is SlotState.GENERATING:
                 try:
-                    plan.add(slot, slot.take_pending(self._n_draft_max()), "all")
+                    plan.add(slot, slot.take_pending(n_draft_max), "all")
                 except RequestError as error:
                     slot.fail(400, str(error))
                     self._log_released(slot)

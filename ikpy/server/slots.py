@@ -417,8 +417,8 @@ class Slot:
     def _at_limit(self, task: CompletionTask, n_held: int = 0) -> bool:
         if 0 <= task.params.limit <= self.n_decoded + n_held:
             return True
-        elapsed = 1e3 * (time.perf_counter() - self._first)
-        return 0 < task.params.t_max_predict_ms < elapsed
+        limit = task.params.t_max_predict_ms
+        return 0 < limit < 1e3 * (time.perf_counter() - self._first)
 
     def _probability(self, task: CompletionTask, token: int, logits: NDArray[np.float32]) -> TokenProbability | None:
         """Probabilities of the token and the most likely ones, before or after the samplers; None if not wanted."""
@@ -438,8 +438,8 @@ class Slot:
         if not task.params.stream:
             return
         unsent, self._unsent = tuple(self._unsent), []
-        n_prompt = len(self.prompt)
-        self.emit(Piece(task.index, self.id, text, unsent, self.timings(), n_prompt, self.n_cached))
+        timings = self.timings() if task.params.timings_per_token else None
+        self.emit(Piece(task.index, self.id, text, unsent, timings, len(self.prompt), self.n_cached))
 
     def _finish(self, task: CompletionTask, text: str, *, eos: bool = False) -> None:
         """Last piece and end of the request. A stop string in the text goes before the end token."""

@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from ikpy.engine.sampling import Sampler
@@ -30,8 +30,7 @@ class TokenProbability:
     top: tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True)
-class Timings:
+class Timings(NamedTuple):
     """Times of a request; ``prompt_ms`` and ``predicted_ms`` are milliseconds, counts are tokens; the counts of drafted
     tokens are None without speculative decoding."""
 
@@ -65,15 +64,16 @@ def _ratio(a: float, b: float) -> float:
     return a / b if b else 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Piece:
-    """New text of a generation, with the probabilities of the tokens since the last piece."""
+    """New text of a generation, with the probabilities of the tokens since the last piece; ``timings`` only if the
+    request wants them with every token."""
 
     index: int
     id_slot: int
     text: str
     probabilities: tuple[TokenProbability, ...]
-    timings: Timings
+    timings: Timings | None
     n_prompt: int
     n_cached: int
 

@@ -269,7 +269,7 @@ class Engine:
         """Decode tokens (int32 [n]) at the given position of sequence 0; logits of the last one."""
         from ikpy.engine.batch import Batch
 
-        context.decode(Batch.single(tokens.tolist(), position))
+        context.decode(Batch.single(tokens.tolist(), position), copy=False)
 
 
 class Runner:

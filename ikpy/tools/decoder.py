@@ -47,9 +47,9 @@ class TimedContext:
         """Hidden states of all tokens of the last decode, if the context keeps them."""
         return self.context.token_states
 
-    def decode(self, batch: Batch) -> NDArray[np.float32]:
+    def decode(self, batch: Batch, *, copy: bool = True) -> NDArray[np.float32]:
         """As :meth:`ikpy.engine.context.Context.decode`."""
         began = time.perf_counter()
-        logits = self.context.decode(batch)
+        logits = self.context.decode(batch, copy=copy)
         self.timings.add_decode(len(batch), time.perf_counter() - began)
         return logits

@@ -47,7 +47,7 @@ class SequenceContext(Protocol):
     @property
     def token_states(self) -> NDArray[np.float32] | None: ...
 
-    def decode(self, batch: Batch) -> NDArray[np.float32]: ...
+    def decode(self, batch: Batch, *, copy: bool = True) -> NDArray[np.float32]: ...
 
 
 class ContextFullError(ResourceError):
@@ -97,7 +97,8 @@ class GrowingSequence:
     def feed(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Evaluates ``tokens`` behind the present ones; logits float32 [n_vocab] of the last.
 
-        Raises ContextFullError if they do not fit and no shift can help.
+        They may be memory that the next evaluation overwrites. Raises ContextFullError if they do not fit and no shift
+        can help.
         """
         if not len(tokens):
             raise ValueError("no tokens to evaluate")
@@ -107,7 +108,7 @@ class GrowingSequence:
             self._make_room(len(piece))
             last = start + len(piece) == len(tokens)
             batch = Batch.single(piece, len(self.tokens), self.seq_id, "last" if last else "none")
-            logits = self.context.decode(batch)
+            logits = self.context.decode(batch, copy=False)
             self.tokens += piece
             self._show_states(len(piece))
         assert logits is not None
@@ -169,7 +170,8 @@ class GrowingSequence:
     def _feed_draft(self, token: int, draft: list[int]) -> NDArray[np.float32]:
         """Evaluates the token and guesses behind it; logits float32 [1 + n guesses, n_vocab]."""
         self._make_room(1 + len(draft))
-        logits = self.context.decode(Batch.single([token, *draft], len(self.tokens), self.seq_id, "all"))
+        batch = Batch.single([token, *draft], len(self.tokens), self.seq_id, "all")
+        logits = self.context.decode(batch, copy=False)
         self.tokens.append(token)
         return logits
 

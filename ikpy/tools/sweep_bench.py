@@ -89,7 +89,7 @@ class ContextDecoder:
         from ikpy.engine.batch import Batch
 
         began = time.perf_counter()
-        self.context.decode(Batch.single(tokens.tolist(), position))
+        self.context.decode(Batch.single(tokens.tolist(), position), copy=False)
         self.timings.add_decode(len(tokens), time.perf_counter() - began)
 
     def trim(self, length: int) -> None:

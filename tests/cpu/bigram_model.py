@@ -47,7 +47,7 @@ class BigramContext:
         self.batches: list[Batch] = []
         self.max_uniform_tokens = n_batch
 
-    def decode(self, batch: Batch) -> np.ndarray:
+    def decode(self, batch: Batch, *, copy: bool = True) -> np.ndarray:
         assert len(batch) <= self.n_batch, f"{len(batch)} tokens given to a context with n_batch={self.n_batch}"
         self.batches.append(batch)
         for token, position, ids in zip(batch.tokens, batch.pos, batch.seq_ids, strict=True):

@@ -31,7 +31,7 @@ class FakeContext:
     def seq_cp(self, source: int, target: int) -> None:
         self.lengths[target] = self.lengths[source]
 
-    def decode(self, batch: Batch) -> None:
+    def decode(self, batch: Batch, *, copy: bool) -> None:
         sequences = [ids[0] for ids in batch.seq_ids]
         for sequence, position in zip(sequences, batch.pos.tolist(), strict=True):
             assert position == self.lengths.get(sequence, 0)

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import ceiling, matmul, report, tables
+import ikpy
+from benchmarks import ceiling, matmul, overhead, report, tables
 from benchmarks.encoder_draws import Matrix, by_ikpy, decoded
 from benchmarks.peers import LlamaBench, open_peers
 from benchmarks.quantize import errors, whole_groups
@@ -168,3 +169,20 @@ def test_draws_undo_their_permutation():
     assert not np.array_equal(plain, moved)  # another draw
     for result in (plain, moved):
         assert np.corrcoef(result.ravel(), values.ravel())[0, 1] > 0.99
+
+
+@pytest.mark.parametrize("n", [1, 8])
+def test_parts_of_the_overhead_are_those_of_a_decode(n: int) -> None:
+    """Every step by hand takes cells and leaves the logits that a decode of the same batches has."""
+    model = ikpy.Model.load(ikpy.default_model_path())
+    context = ikpy.Context(model, ikpy.ContextParams(n_ctx=512, n_seq_max=8, n_threads=1))
+    steps = 3
+    assert np.shape(overhead.parts(context, n, steps)) == (steps, len(overhead.PARTS))
+    assert context.kv.used_cells == n * (overhead.N_PROMPT + steps)
+    by_hand = context._plan(n, n).results[0]
+    assert by_hand is not None
+    found = by_hand.copy()
+    by_hand[:] = 0
+    assert len(overhead.whole(context, n, steps)) == steps
+    np.testing.assert_array_equal(found, by_hand)
+    assert overhead.report("name", context, n, steps).count("|") == len(overhead.PARTS) + 4

@@ -230,20 +230,65 @@ def test_context_parameter_errors(params: dict, message: str) -> None:
         context(LLAMA, **params)
 
 
+@pytest.mark.parametrize("n_ubatch", [512, 4])
+def test_uncopied_logits(n_ubatch: int) -> None:
+    """They equal copied ones; what was copied stays as it is when the context goes on."""
+    ctx, plain = context(LLAMA, n_ubatch=n_ubatch), context(LLAMA, n_ubatch=n_ubatch)
+    ids = tokens(12)
+    kept = [plain.decode(Batch.single(ids[:10], logits="all")), plain.decode(Batch.single(ids[10:11], 10))]
+    before = [rows.copy() for rows in kept]
+    assert np.array_equal(ctx.decode(Batch.single(ids[:10], logits="all"), copy=False), kept[0])
+    rows = ctx.decode(Batch.single(ids[10:11], 10), copy=False)
+    assert np.array_equal(rows, kept[1])
+    assert np.shares_memory(rows, ctx.decode(Batch.single(ids[11:], 11), copy=False)), "nothing is allocated"
+    plain.decode(Batch.single(ids[11:], 11))
+    assert all(map(np.array_equal, kept, before))
+
+
+def test_cells_are_counted_after_an_interruption() -> None:
+    """A batch that is interrupted while it takes its cells leaves counts that agree with the cells."""
+    ctx = context(LLAMA)
+    ctx.decode(Batch.single(tokens(8)))
+
+    class Interrupted(list):
+        def __getitem__(self, i: object) -> object:
+            if i == 3:
+                raise KeyboardInterrupt
+            return super().__getitem__(i)  # type: ignore[call-overload]
+
+    cells = ctx.kv.full
+    with pytest.raises(KeyboardInterrupt):
+        cells.fill([20, 21, 22, 23], Interrupted([8, 9, 10, 11]), [1] * 4)
+    assert cells.used == np.count_nonzero(cells.pos >= 0) == 11
+    assert cells.end == 23
+    cells.remove(0, 8, -1)
+    assert (cells.used, cells.end) == (8, 8)
+
+
 def test_bad_batches() -> None:
     ctx = context(LLAMA)
     with pytest.raises(UsageError, match="token 1024 at index 1"):
         ctx.decode(Batch.single([5, 1024]))
-    with pytest.raises(UsageError, match="sequence ids"):
-        ctx.decode(Batch.single([5], seq_id=64))
+    for ids, message in (
+        (64, "sequence id 64"),
+        (-1, "sequence id -1"),
+        ((3, 64), "sequence id 64"),
+        ((), "no sequence"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            Batch([5], [0], [ids], [True])
     with pytest.raises(UsageError, match="empty batch"):
         ctx.decode(Batch.single([]))
     with pytest.raises(UsageError, match="position -2"):
         ctx.decode(Batch.single([5, 6, 7], -2))
-    with pytest.raises(ValueError, match="tokens of a batch are outside"):
-        Batch(np.array([5 + (1 << 32)]), [0], [0], [True])
-    with pytest.raises(ValueError, match="positions of a batch are outside"):
-        Batch([5], [1 << 40], [0], [True])
+    with pytest.raises(UsageError, match=f"token {5 + (1 << 32)} at index 0"):
+        ctx.decode(Batch(np.array([5 + (1 << 32)]), [0], [0], [True]))
+    with pytest.raises(UsageError, match=f"position {1 << 40} is too large"):
+        ctx.decode(Batch([5], [1 << 40], [0], [True]))
+    with pytest.raises(TypeError):
+        Batch([1.5], [0], [0], [True])
+    with pytest.raises(ValueError, match="differ in length"):
+        Batch([5, 6], [0, 1], [0, 0], [True])
     assert ctx.kv.used_cells == 0
     ctx.decode(Batch([5], [0], [(1, 1, 0)], [True]))
     assert ctx.kv.seq[0] == 0b11, "a sequence named twice"

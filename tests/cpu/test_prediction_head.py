@@ -119,10 +119,10 @@ class Watched(Context):
 
     seen: list[tuple[list[int], list[int], np.ndarray]]
 
-    def decode(self, batch: Batch, states: np.ndarray | None = None) -> np.ndarray:
+    def decode(self, batch: Batch, states: np.ndarray | None = None, *, copy: bool = True) -> np.ndarray:
         assert states is not None
         self.seen.append((batch.tokens.tolist(), batch.pos.tolist(), states.copy()))
-        return super().decode(batch, states)
+        return super().decode(batch, states, copy=copy)
 
 
 @pytest.mark.parametrize("p_min", [0.0, 0.02, 0.9])

@@ -141,7 +141,12 @@ def test_greedy_drafts_save_decode_calls(monkeypatch: pytest.MonkeyPatch) -> Non
     prompt = vocab.tokenize("one two, and the powers of the powers of the powers of the", add_special=True)
     calls: list[int] = []
     decode = Context.decode
-    monkeypatch.setattr(Context, "decode", lambda self, batch: (calls.append(len(batch)), decode(self, batch))[1])
+
+    def counted(self: Context, batch: ikpy.Batch, *, copy: bool) -> np.ndarray:
+        calls.append(len(batch))
+        return decode(self, batch, copy=copy)
+
+    monkeypatch.setattr(Context, "decode", counted)
     plain, _ = generate(ctx, prompt, None, 150)
     n_plain = len(calls)
     for drafter in (NgramSimple(PARAMS), NgramMod(NgramPool(2)), SuffixDraft(PARAMS)):

@@ -218,13 +218,13 @@ def test_states_hold_what_the_next_token_needs(tmp_path: Path) -> None:
 
 def test_room_is_made_only_as_needed_and_never_in_a_window() -> None:
     cells = WindowCells(10, "sliding", 4)
-    cells.fill(np.arange(8), np.arange(8, dtype=np.int32), np.ones(8, np.uint64))
+    cells.fill(range(8), range(8), [1] * 8)
     cells.make_room(4, {0: 8})
     assert sorted(cells.pos[cells.pos >= 0]) == [2, 3, 4, 5, 6, 7] and cells.lost[0] == 2
     cells.make_room(10, {0: 8})
     assert sorted(cells.pos[cells.pos >= 0]) == [5, 6, 7], "positions 5 to 7 are seen from position 8"
     chunked = WindowCells(8, "chunked", 4)
-    chunked.fill(np.arange(6), np.arange(6, dtype=np.int32), np.ones(6, np.uint64))
+    chunked.fill(range(6), range(6), [1] * 6)
     chunked.make_room(8, {0: 6})
     assert sorted(chunked.pos[chunked.pos >= 0]) == [4, 5]
     assert chunked.holds_window(0, 7) and not chunked.holds_window(0, 3)

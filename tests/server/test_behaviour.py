@@ -243,6 +243,17 @@ def test_regular_expressions_and_lark(tiny: TestClient) -> None:
         assert post(tiny, "/completion", 400, prompt="x", **body)["error"]["message"]
 
 
+@pytest.mark.parametrize("route", ["/completion", "/v1/completions", "/v1/chat/completions"])
+def test_timings_come_with_every_token_only_if_wanted(tiny: TestClient, route: str) -> None:
+    body = {"prompt": "Once", "messages": HELLO, "temperature": 0, "max_tokens": 5, "stream": True, "ignore_eos": True}
+    for wanted in (False, True):
+        events = read_events(tiny.post(route, json=body | {"timings_per_token": wanted}).text)
+        *pieces, last = [event["data"] for event in events if event["data"] != "[DONE]"]
+        counts = [event["timings"]["predicted_n"] for event in pieces if "timings" in event]
+        assert last["timings"]["predicted_n"] == 5
+        assert counts == sorted(counts) and len(set(counts)) >= 4 if wanted else not counts
+
+
 def test_stop_strings_do_not_leak_into_chat_streams(puppet: TestClient) -> None:
     body = {"messages": HELLO, "temperature": 0, "max_tokens": 80, "logit_bias": {"441": 100}, "stop": ["e STOP f"]}
     events = read_events(puppet.post("/v1/chat/completions", json=body | {"stream": True}).text)

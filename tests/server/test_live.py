@@ -136,11 +136,11 @@ def test_a_long_prompt_delays_other_streams_by_one_micro_batch() -> None:
         decode = server.engine.context.decode
         waiting = threading.Event()
 
-        def counted(batch: object) -> object:
+        def counted(batch: object, *, copy: bool) -> object:
             if len(steps) == 3:  # a few tokens are generated: the long prompt comes now
                 assert waiting.wait(PATIENCE)
             steps.append(len(batch))  # type: ignore[arg-type]
-            return decode(batch)  # type: ignore[arg-type]
+            return decode(batch, copy=copy)  # type: ignore[arg-type]
 
         server.engine.context.decode = counted  # type: ignore[method-assign, assignment]
         body = {"prompt": "Once", "n_predict": 200, "temperature": 0, "stream": True, "ignore_eos": True}

@@ -111,12 +111,12 @@ def test_guesses_of_a_cancelled_request_leave_the_cache() -> None:
     engine, front = server.engine, server.front
     decode, cut = engine.context.decode, []
 
-    def cancelling(batch: Any) -> Any:
+    def cancelling(batch: Any, *, copy: bool) -> Any:
         for slot in engine.slots:
             if slot.task is not None and slot.draft and not cut:
                 engine.cancel(slot.task)
                 cut.append(slot)
-        return decode(batch)
+        return decode(batch, copy=copy)
 
     engine.context.decode = cancelling  # type: ignore[method-assign]
     params = read_generation({"n_predict": 40, "temperature": 0}, front.settings, front.vocab, 2)

@@ -135,7 +135,7 @@ class ChatTemplate:
         Other keyword arguments are template variables. Errors carry the template's line: UsageError for what
         the template itself rejects, FileFormatError for a broken template.
         """
-        prepared = [self._prepare(message) for message in messages]
+        prepared = [self._prepare(part) for message in messages for part in self._divided(message)]
         opening = ""
         if continue_final_message and prepared and prepared[-1].get("role") == "assistant":
             opening = _flat_content(prepared.pop().get("content"))
@@ -166,8 +166,19 @@ class ChatTemplate:
         message = " ".join(str(error).split()) or type(error).__name__
         return f"{where}: {prefix}{message}"
 
+    def _divided(self, message: Message) -> list[Message]:
+        """The message, or its text and its calls apart if the template would leave one of them out."""
+        if not message.get("tool_calls") or not self.wants_calls_alone:
+            return [message]
+        calls = {**message, "content": None}
+        if not _flat_content(message.get("content")):
+            return [calls]
+        return [{name: value for name, value in message.items() if name != "tool_calls"}, calls]
+
     def _prepare(self, message: Message) -> dict[str, Any]:
         out = dict(message)
+        if out.get("tool_calls") and self.wants_calls_alone:
+            return out
         if self.wants_content_parts:
             if isinstance(out.get("content"), str):
                 out["content"] = [{"type": "text", "text": out["content"]}]
@@ -193,6 +204,17 @@ class ChatTemplate:
         return needle not in self._probe({"role": "user", "content": needle}) and needle in self._probe(
             {"role": "user", "content": parts}
         )
+
+    @functools.cached_property
+    def wants_calls_alone(self) -> bool:
+        """Whether calls are written only for messages whose content is null (DeepSeek V3 and R1)."""
+        call = {"id": "call00001", "type": "function", "function": {"name": "probe", "arguments": '{"needle": 1}'}}
+        user = {"role": "user", "content": "probe"}
+
+        def shows(content: str | None) -> bool:
+            return "needle" in self._probe(user, {"role": "assistant", "content": content, "tool_calls": [call]})
+
+        return shows(None) and not shows("")
 
     @functools.cached_property
     def wants_object_arguments(self) -> bool:

@@ -95,9 +95,9 @@ def kimi_calls(block: str) -> list[Call]:
 DEEPSEEK_MARKERS = tuple(f"<｜tool▁{x}｜>" for x in ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep"))
 
 
-def deepseek_format(name: str, call: Callable[[str, Any, Rules], str]) -> ToolFormat:
+def deepseek_format(name: str, call: Callable[[str, Any, Rules], str], example: str) -> ToolFormat:
     """A format of the DeepSeek family, which differ in how one call is written."""
-    opening, closing = DEEPSEEK_MARKERS[:2]
+    opening, closing, begin, end = DEEPSEEK_MARKERS[:4]
     return ToolFormat(
         name,
         opening,
@@ -105,11 +105,12 @@ def deepseek_format(name: str, call: Callable[[str, Any, Rules], str]) -> ToolFo
         f"calls @{{{closing}}}",
         call,
         markers=DEEPSEEK_MARKERS,
+        example=f"{opening}{begin}{example}{end}{closing}",
     )
 
 
-DEEPSEEK = deepseek_format("deepseek", deepseek_call)
-DEEPSEEK_PLAIN = deepseek_format("deepseek-plain", deepseek_plain_call)
+DEEPSEEK = deepseek_format("deepseek", deepseek_call, "function<｜tool▁sep｜>NAME\n```json\nARGUMENTS\n```")
+DEEPSEEK_PLAIN = deepseek_format("deepseek-plain", deepseek_plain_call, "NAME<｜tool▁sep｜>ARGUMENTS")
 GLM = ToolFormat(
     "glm",
     "<tool_call>",

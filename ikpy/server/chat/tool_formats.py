@@ -27,15 +27,18 @@ MISTRAL = ToolFormat(
 
 
 def tool_format(template: str) -> ToolFormat | None:
-    """How a template lets the model write calls; None when it knows no tools or an unsupported way."""
+    """How a template lets the model write calls; None when it knows no tools or an unsupported way.
+
+    Templates of DeepSeek write the calls of a conversation but never show the tools: see `tool_prompt`.
+    """
+    if DEEPSEEK.opening in template:
+        return DEEPSEEK if "```json" in template else DEEPSEEK_PLAIN
     if "tools" not in template:
         return None
     if "<arg_key>" in template and GLM.opening in template:
         return GLM
     if HARMONY.opening in template and "<|message|>" in template:
         return HARMONY
-    if DEEPSEEK.opening in template:
-        return DEEPSEEK if "```json" in template else DEEPSEEK_PLAIN
     for known in (KIMI, HERMES, MISTRAL):
         if known.opening in template:
             return known

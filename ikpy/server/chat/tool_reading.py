@@ -53,7 +53,8 @@ class ToolFormat:
     call) and ``calls`` (one, or several if wanted); ``@{text}`` in it is a marker that may be one control token.
     ``call`` writes one call as GBNF from the name of the tool, its schema and the `Rules` for parts of it. ``again``
     stands between two openings. ``markers`` are texts of tokens that must be visible in the output. ``lead`` is GBNF of
-    what stands before ``behind`` and ``trigger`` the text at its end, if that is not just the opening.
+    what stands before ``behind`` and ``trigger`` the text at its end, if that is not just the opening. ``example`` is a
+    call with NAME and ARGUMENTS in it, for families whose templates do not show tools to the model.
     """
 
     name: str
@@ -65,6 +66,7 @@ class ToolFormat:
     markers: tuple[str, ...] = ()
     lead: str = ""
     trigger: str = ""
+    example: str = ""
 
 
 class TaggedCall(CallReader):

@@ -264,6 +264,8 @@ def render(
     if "developer" not in template.source:
         messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
     format_ = tool_format(template.source) if tools and choice != "none" else None
+    if format_ is not None:
+        format_ = format_.knowing([tool["function"] for tool in tools])
     if format_ is not None and format_.example and not shows_tools(template.source):
         messages = with_tools(messages, tools, format_)
     prefill = settings.prefill_assistant and bool(messages) and messages[-1]["role"] == "assistant"

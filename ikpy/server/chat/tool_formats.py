@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ikpy.server.chat.call_grammar import json_call
 from ikpy.server.chat.harmony import HARMONY
-from ikpy.server.chat.tool_blocks import DEEPSEEK, DEEPSEEK_PLAIN, GLM, KIMI, LLAMA
+from ikpy.server.chat.tagged_values import CODER, GLM
+from ikpy.server.chat.tool_blocks import DEEPSEEK, DEEPSEEK_PLAIN, KIMI, LLAMA
 from ikpy.server.chat.tool_reading import ListedCalls, TaggedCall, ToolFormat
 
 HERMES = ToolFormat(
@@ -37,6 +38,8 @@ def tool_format(template: str) -> ToolFormat | None:
         return None
     if "<arg_key>" in template and GLM.opening in template:
         return GLM
+    if "<function=" in template and "<parameter=" in template and CODER.opening in template:
+        return CODER
     if HARMONY.opening in template and "<|message|>" in template:
         return HARMONY
     for known in (KIMI, HERMES, MISTRAL):

@@ -286,6 +286,7 @@ def test_version_and_help():
     assert result.stderr.splitlines()[0].startswith("version: ")
     assert result.stderr.splitlines()[1].startswith("built with ")
     result = ikpy_program("--help")
+    assert ikpy_program("-h").stdout == result.stdout
     assert result.returncode == 0
     for name in ("bench", "sweep-bench", "tokenize", "info"):
         assert f"\n  {name} " in result.stdout

@@ -16,6 +16,7 @@ from ikpy.server.chat.tagged_values import CODER, GLM
 from ikpy.server.chat.tool_blocks import DEEPSEEK, DEEPSEEK_PLAIN, KIMI, LLAMA
 from ikpy.server.chat.tool_formats import HERMES, MISTRAL, tool_format
 from ikpy.server.chat.tool_reading import ToolFormat
+from ikpy.server.routes_anthropic import to_chat as anthropic_to_chat
 from ikpy.server.routes_responses import to_chat
 from ikpy.server.text_stream import TextStream
 from ikpy.tools.stop_strings import overlap
@@ -336,6 +337,20 @@ def test_tool_outputs_of_parts_are_texts() -> None:
     parts = [{"type": "input_text", "text": "42"}]
     body = {"input": [{"type": "function_call_output", "call_id": "1", "output": parts}]}
     assert to_chat(body)["messages"][0]["content"] == [{"type": "text", "text": "42"}]
+
+
+def test_tools_of_other_servers_are_left_out() -> None:
+    """Coding agents offer them beside their own; nobody would carry out a call."""
+    shell = {"type": "function", "name": "shell", "parameters": {}, "strict": False}
+    body = {"input": "Hi", "tools": [{"type": "web_search"}, shell, {"type": "custom", "name": "apply_patch"}]}
+    assert [tool["function"]["name"] for tool in to_chat(body)["tools"]] == ["shell"]
+    anthropic = [
+        {"type": "web_search_20250305", "name": "web_search", "max_uses": 5},
+        {"type": "bash_20250124", "name": "bash"},
+        {"type": "custom", "name": "read", "input_schema": {}},
+    ]
+    converted = anthropic_to_chat({"messages": [], "tools": anthropic})
+    assert [tool["function"]["name"] for tool in converted["tools"]] == ["bash", "read"]
 
 
 @pytest.mark.parametrize(

@@ -17,17 +17,14 @@ from ikpy.cli.values import Warn
 from ikpy.errors import IkpyError, UsageError
 from ikpy.tools.bench import BenchParams
 
-CACHE_TYPES = ("f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "q6_0", "q8_KV")
 COUNT = values.bounded(0)
 OUTPUTS = ("md", "csv", "json", "jsonl", "sql", "none")
 
 
-def to_cache_type(text: str, warn: Warn) -> str:
-    """KV cache type that the benchmark knows."""
-    for name in CACHE_TYPES:
-        if name.lower() == text.lower():
-            return name
-    raise ValueError(f"expected one of {' '.join(CACHE_TYPES)}, got {text!r}")
+def to_overrides(text: str, warn: Warn) -> str:
+    """Rules for tensors, which may also be separated by `;`, with `;` between them."""
+    rules = values.to_tensor_override(text.replace(";", ","), warn)
+    return ";".join(f"{pattern}={buffer}" for pattern, buffer in rules)
 
 
 def to_pair(text: str, warn: Warn) -> tuple[int, int]:
@@ -103,8 +100,8 @@ ROWS = (
     row("-gp", "generated_at_depth", "PP,TG", "generation after a prompt", convert=to_pair, separator=""),
     row("-b --batch-size", "n_batch", "N", "logical batch (default: 2048)", convert=values.bounded(1)),
     row("-ub --ubatch-size", "n_ubatch", "N", "physical batch (default: 512)", convert=values.bounded(0)),
-    row("-ctk --cache-type-k", "type_k", "TYPE", "type of the K cache (default: f16)", convert=to_cache_type),
-    row("-ctv --cache-type-v", "type_v", "TYPE", "type of the V cache (default: f16)", convert=to_cache_type),
+    row("-ctk --cache-type-k", "type_k", "TYPE", "type of the K cache (default: f16)", convert=values.to_cache_type),
+    row("-ctv --cache-type-v", "type_v", "TYPE", "type of the V cache (default: f16)", convert=values.to_cache_type),
     row("-t --threads", "threads", "N", "threads (default: physical cores)", convert=to_thread_pair),
     row(
         "-tgb --threads-gen-batch",
@@ -155,6 +152,7 @@ ROWS = (
         "-rtr --run-time-repack",
         "repack",
         "rearrange weights after loading (default: 0)",
+        many=True,
     ),
     row("-dr --dry-run", "dry_run", "", "print the memory of every test, read no tensor data", flag=True, many=False),
     row(
@@ -203,7 +201,7 @@ ROWS = (
         "override_tensor",
         "REGEX=BUFFER,...",
         "buffer of the tensors whose name matches",
-        convert=values.to_tensor_override,
+        convert=to_overrides,
         separator="",
         many=False,
     ),
@@ -346,7 +344,7 @@ def take(command: BenchCommand, option: BenchOption, spelled: str, text: str) ->
     if not option.dest:
         return
     if option.dest == "override_tensor":
-        command.values[option.dest] = ";".join(filter(None, [command.values.get(option.dest), text.replace(",", ";")]))
+        command.values[option.dest] = ";".join(filter(None, [command.values.get(option.dest), str(converted[0])]))
     elif option.many:
         command.values.setdefault(option.dest, []).extend(converted)
     else:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ikpy.cli.checks import check_before_loading
 from ikpy.cli.params import CommonParams
-from ikpy.cli.parser import parse
+from ikpy.cli.parser import parse, suggest
 from ikpy.errors import UsageError
 
 if TYPE_CHECKING:
@@ -237,6 +237,7 @@ def load(params: CommonParams, **context_changes: Any) -> Session:
         file = open_model(path, model_params, dots)
     print_log(params, logs.loader_lines(file, path, dump=not params.log.minilog))
     print_log(params, (logs.override_line(key, value) for key, value in params.model.kv_overrides))
+    warn_of_new_keys(params, file.metadata)
     metadata = ChainMap(dict(params.model.kv_overrides), file.metadata)  # type: ignore[arg-type]
     vocab = Vocab.from_metadata(metadata)
     print_log(params, logs.vocab_lines(vocab))
@@ -248,6 +249,13 @@ def load(params: CommonParams, **context_changes: Any) -> Session:
         model = Model.load(file, model_params, log=dots.log, progress=None if model_params.header_only else dots)
     timings = logs.Timings(load=time.perf_counter() - started)
     return Session(params, model, vocab, path, timings, started)
+
+
+def warn_of_new_keys(params: CommonParams, metadata: Mapping[str, Any]) -> None:
+    """Names overrides of keys that the file lacks: most are misspelled, and such a key changes nothing."""
+    for key, _ in params.model.kv_overrides:
+        if key not in metadata:
+            print(f"warning: --override-kv {key}: the file has no such key{suggest(key, metadata)}", file=sys.stderr)
 
 
 def place_automatically(

@@ -46,7 +46,7 @@ def option_arguments(path: str, tool: str, key: str, value: Any) -> list[str]:
     if isinstance(value, list):
         return [word for item in value for word in [name, *words(path, key, item)]]
     if isinstance(value, bool) and not row.kind.metavar:
-        if value == bool(row.kind.const):
+        if value:
             return [name]
         raise UsageError(f"--config {path}: {key} = {str(value).lower()} has no meaning; leave the key out")
     if isinstance(value, bool) and row.kind.optional:

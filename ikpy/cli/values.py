@@ -30,7 +30,7 @@ SWITCH_WORDS = {
     "false": False,
     "disabled": False,
 }
-CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1", "q6_0", "q8_KV")
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q6_0", "q4_0", "iq4_nl", "q8_KV")
 SAMPLER_LETTERS = dict(zip("dkfypmxntw", DEFAULT_SAMPLERS, strict=True))
 SAMPLER_ALIASES = {
     "temp": "temperature",
@@ -256,10 +256,26 @@ def to_kv_override(text: str, warn: Warn) -> tuple[str, object]:
     raise ValueError(f"TYPE:VALUE must be int:N, float:F, bool:true|false or str:TEXT, got {rest!r}")
 
 
+def rule_items(text: str) -> list[str]:
+    """Items between commas; a comma in an expression's open brackets, as in `blk\\.\\d{1,2}`, divides none."""
+    items: list[str] = []
+    item = ""
+    for part in text.split(","):
+        item = f"{item},{part}" if item else part
+        is_open = any(item.count(a) > item.count(b) for a, b in ("()", "[]", "{}"))
+        if "=" in item or not is_open:
+            items.append(item.strip())
+            item = ""
+    return [item for item in [*items, item.strip()] if item]
+
+
 def to_tensor_override(text: str, warn: Warn) -> list[tuple[str, str]]:
-    """`REGEX=BUFFER[,REGEX=BUFFER...]`, split at every comma, then at the first `=` of each item."""
+    """`REGEX=BUFFER[,REGEX=BUFFER...]`, split at commas outside of brackets, then at the first `=` of each item.
+
+    Blanks and newlines around items and empty items are left out.
+    """
     rules = []
-    for item in text.split(","):
+    for item in rule_items(text):
         pattern, equals, buffer = item.partition("=")
         if not (pattern and equals and buffer):
             raise UsageError(f"Invalid tensor buffer type override: {text} (expected REGEX=BUFFER)")

@@ -242,6 +242,16 @@ def read_samplers(value: Any) -> tuple[str, ...] | None:
     return None if names is None else sampler_sequence(names)
 
 
+def _listed(value: Any) -> Any:
+    """The list in a JSON text, as SillyTavern sends it; any other value as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
 def read_sampling(
     body: Body, settings: ServerSettings, vocab: Vocab, samplers: tuple[str, ...] | None
 ) -> SamplingParams:
@@ -255,7 +265,7 @@ def read_sampling(
     if samplers is not None:
         values["samplers"] = samplers
     if "dry_sequence_breakers" in body:
-        breakers = body["dry_sequence_breakers"]
+        breakers = _listed(body["dry_sequence_breakers"])
         if not isinstance(breakers, list) or not breakers or not all(isinstance(item, str) for item in breakers):
             raise bad_request("Error: dry_sequence_breakers must be a non-empty array of strings")
         values["dry_sequence_breakers"] = tuple(breakers)

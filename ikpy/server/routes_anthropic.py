@@ -21,6 +21,7 @@ from ikpy.server.routes_status import front_of
 from ikpy.server.tasks import Failed, Finished, Piece
 
 Object = dict[str, Any]
+HOSTED_TOOLS = ("web_search_", "web_fetch_", "code_execution_")
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -57,12 +58,14 @@ def _text(value: Any) -> str:
 
 
 def _tools(tools: Any) -> Any:
+    """The tools that a client carries out; those of Anthropic's own servers are left out."""
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise bad_request("Expected 'tools' to be an array of objects")
     names = {"name": "name", "description": "description", "input_schema": "parameters"}
     return [
         {"type": "function", "function": {new: tool[old] for old, new in names.items() if old in tool}}
         for tool in tools
+        if not str(tool.get("type", "")).startswith(HOSTED_TOOLS)
     ]
 
 

@@ -96,11 +96,13 @@ def _content(content: Any) -> Any:
 
 
 def _tools(tools: Any) -> list[Object]:
+    """The functions; what OpenAI's own servers carry out (web_search, ...) and free-form tools are left out."""
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise bad_request("Expected 'tools' to be an array of objects")
     return [
         tool if "function" in tool else {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
         for tool in tools
+        if tool.get("type", "function") == "function"
     ]
 
 

@@ -53,13 +53,13 @@ class BenchParams:
     reuse: list[bool] = field(default_factory=lambda: [True])
     tensor_split: list[tuple[float, ...]] = field(default_factory=lambda: [(0.0,)])
     use_mmap: list[bool] = field(default_factory=lambda: [True])
+    repack: list[bool] = field(default_factory=lambda: [False])
     embeddings: list[bool] = field(default_factory=lambda: [False])
     repetitions: int = 5
     warmup: bool = True
     verbose: bool = False
     output: str = "md"
     output_err: str = "none"
-    repack: bool = False
     mqkv: bool = False
     muge: bool = False
     defer_experts: bool = False
@@ -87,6 +87,7 @@ SWEEP_ORDER = (
     "main_gpu",
     "tensor_split",
     "use_mmap",
+    "repack",
     "embeddings",
     "n_batch",
     "n_ubatch",
@@ -100,7 +101,16 @@ SWEEP_ORDER = (
     "ser",
     "threads",
 )
-LOAD_TIME = ("n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "no_kv_offload", "use_mmap", "mla_attn")
+LOAD_TIME = (
+    "n_gpu_layers",
+    "split_mode",
+    "main_gpu",
+    "tensor_split",
+    "no_kv_offload",
+    "use_mmap",
+    "repack",
+    "mla_attn",
+)
 
 
 @dataclass(frozen=True)
@@ -204,7 +214,7 @@ class Engine:
             mla=test.values["mla_attn"],
             use_mmap=test.values["use_mmap"],
             read_ahead=self.params.numa is None,
-            repack=self.params.repack,
+            repack=test.values["repack"],
             header_only=self.params.dry_run,
             placement=self.placement(test),
             devices=self.device_params(),

@@ -71,7 +71,6 @@ FIELDS = (
     ("test", "S"),
 )
 SINGLE_FIELDS = (
-    "repack",
     "mqkv",
     "muge",
     "defer_experts",
@@ -100,6 +99,7 @@ SWEPT_FIELDS = (
     "attn_max_batch",
     "reuse",
     "use_mmap",
+    "repack",
     "embeddings",
 )
 SQL_TYPES = {"S": "TEXT", "I": "INTEGER", "B": "INTEGER", "F": "REAL"}

@@ -131,11 +131,11 @@ class ChatTemplate:
         ``continue_final_message``: a last assistant message is the beginning of the answer, left open.
         ``drop_bos``: leave out a BOS text at the start, for tokenizers that add the token themselves.
         Content parts of type text are joined by newlines and missing content is "", unless the template wants
-        parts; arguments of tool calls given as JSON text become objects if the template wants objects.
+        parts; arguments of tool calls become objects or JSON text if the template wants these.
         Other keyword arguments are template variables. Errors carry the template's line: UsageError for what
         the template itself rejects, FileFormatError for a broken template.
         """
-        prepared = [self._prepare(message) for message in messages]
+        prepared = [self._prepare(part) for message in messages for part in self._divided(message)]
         opening = ""
         if continue_final_message and prepared and prepared[-1].get("role") == "assistant":
             opening = _flat_content(prepared.pop().get("content"))
@@ -166,15 +166,30 @@ class ChatTemplate:
         message = " ".join(str(error).split()) or type(error).__name__
         return f"{where}: {prefix}{message}"
 
+    def _divided(self, message: Message) -> list[Message]:
+        """The message, or its text and its calls apart if the template would leave one of them out."""
+        if not message.get("tool_calls") or not self.wants_calls_alone:
+            return [message]
+        calls = {**message, "content": None}
+        if not _flat_content(message.get("content")):
+            return [calls]
+        return [{name: value for name, value in message.items() if name != "tool_calls"}, calls]
+
     def _prepare(self, message: Message) -> dict[str, Any]:
         out = dict(message)
+        if not out.get("tool_calls"):  # templates ask whether there is a list, not whether it is empty
+            out.pop("tool_calls", None)
+        elif self.wants_text_arguments:
+            out["tool_calls"] = [_with_text_arguments(call) for call in out["tool_calls"]]
+        elif self.wants_object_arguments:
+            out["tool_calls"] = [_with_object_arguments(call) for call in out["tool_calls"]]
+        if out.get("tool_calls") and self.wants_calls_alone:
+            return out
         if self.wants_content_parts:
             if isinstance(out.get("content"), str):
                 out["content"] = [{"type": "text", "text": out["content"]}]
         elif "content" in out or not out.get("tool_calls"):
             out["content"] = _flat_content(out.get("content"))
-        if out.get("tool_calls") and self.wants_object_arguments:
-            out["tool_calls"] = [_with_object_arguments(call) for call in out["tool_calls"]]
         return out
 
     def _probe(self, *messages: Message) -> str:
@@ -194,21 +209,30 @@ class ChatTemplate:
             {"role": "user", "content": parts}
         )
 
+    def _shows_call(self, arguments: object, content: str | None) -> bool:
+        """Whether a call's arguments appear in the prompt, without quotes of their own."""
+        function = {"name": "probe", "arguments": arguments}
+        call = {"id": "call00001", "type": "function", "function": function}
+        user = {"role": "user", "content": "probe"}
+        text = self._probe(user, {"role": "assistant", "content": content, "tool_calls": [call]})
+        return "needle" in text and '\\"needle' not in text
+
+    @functools.cached_property
+    def wants_calls_alone(self) -> bool:
+        """Whether calls are written only for messages whose content is null (DeepSeek V3 and R1)."""
+        text = '{"needle": 1}'
+        return self._shows_call(text, None) and not self._shows_call(text, "")
+
     @functools.cached_property
     def wants_object_arguments(self) -> bool:
         """Whether arguments of tool calls must be objects: JSON text would be quoted once more or break."""
+        return self._shows_call({"needle": 1}, "") and not self._shows_call('{"needle": 1}', "")
 
-        def shows(arguments: object) -> bool:
-            call = {
-                "id": "call00001",
-                "type": "function",
-                "function": {"name": "probe", "arguments": arguments},
-            }
-            user = {"role": "user", "content": "probe"}
-            text = self._probe(user, {"role": "assistant", "content": "", "tool_calls": [call]})
-            return "needle" in text and '\\"needle' not in text
-
-        return shows({"needle": 1}) and not shows('{"needle": 1}')
+    @functools.cached_property
+    def wants_text_arguments(self) -> bool:
+        """Whether arguments of tool calls must be JSON text: an object breaks the template."""
+        content = None if self.wants_calls_alone else ""
+        return self._shows_call('{"needle": 1}', content) and not self._shows_call({"needle": 1}, content)
 
 
 def _flat_content(content: Any) -> str:
@@ -225,6 +249,13 @@ def _flat_content(content: Any) -> str:
             raise UsageError(f"unsupported content part of type '{kind}'; only 'text' parts can be used")
         texts.append(str(part.get("text", "")))
     return "\n".join(texts)
+
+
+def _with_text_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), Mapping):
+        return dict(call)
+    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
 
 
 def _with_object_arguments(call: Mapping[str, Any]) -> dict[str, Any]:

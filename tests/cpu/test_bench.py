@@ -215,9 +215,11 @@ def test_threads_of_a_test():
         ("-ser 6,1;7,0.5", "ser", [(6, 1.0), (7, 0.5)]),
         ("-ts 1/2;3,4", "tensor_split", [(1.0, 2.0, 3.0), (4.0,)]),
         ("--n_prompt 3", "n_prompt", [3]),
-        ("-rtr 0,1", "repack", False),
+        ("-rtr 0,1", "repack", [False, True]),
+        ("-rtr -fa", "repack", [True]),
         ("--defer-experts -p 1", "defer_experts", True),
         ("-ot a=CPU,b=CPU -ot c=CPU", "override_tensor", "a=CPU;b=CPU;c=CPU"),
+        ("-ot a=CPU;b{1,2}=CPU", "override_tensor", "a=CPU;b{1,2}=CPU"),
     ],
 )
 def test_option_values(text, name, value):
@@ -248,7 +250,7 @@ def test_warnings():
     no_gpu = "no effect: -ngl (no usable CUDA device)"
     assert command("-ngl 99 -fmoe 1 -fa 1 -mmp 1").warnings == [no_gpu]
     assert command("-fmoe 0").warnings == ["no effect: -fmoe (the graph compiler always fuses)"]
-    assert command("-rtr 0,1").warnings == ["-rtr: takes one value, using 0"]
+    assert command("-ger 0,1").warnings == ["-ger: takes one value, using 0"]
 
 
 @pytest.mark.skipif(not (SHARED / "golden/outputs/options.json").exists(), reason="golden option lists not found")

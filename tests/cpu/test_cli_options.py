@@ -73,6 +73,7 @@ def test_all_golden_spellings_are_known(tool):
         ("--rope-scale 4", "context.rope_freq_scale", 0.25),
         ("-p -n", "prompt.text", "-n"),
         ("-n -1", "prompt.n_predict", -1),
+        ("-ot b{1,2}[,]=CPU,(c,d)=CUDA0,,", "model.tensor_overrides", [("b{1,2}[,]", "CPU"), ("(c,d)", "CUDA0")]),
         ("-ot exps=CPU -ot a=CUDA0,b=CPU", "model.tensor_overrides", [("exps", "CPU"), ("a", "CUDA0"), ("b", "CPU")]),
         ("-cmoe", "model.n_cpu_moe", 999),
         ("--override-kv a.b=int:-3 -okv c=bool:true", "model.kv_overrides", [("a.b", -3), ("c", True)]),
@@ -122,6 +123,9 @@ def test_command_lines_in_circulation_are_accepted(line, tool):
         ("-okv a=int:x", "invalid parameter for argument: -okv"),
         ("-okv a", "invalid parameter for argument: -okv"),
         ("-op 26", "Invalid offload policy argument: 26"),
+        ("-ot b{1,2", "Invalid tensor buffer type override: b{1,2"),
+        ("-ot exps,a=CPU", "Invalid tensor buffer type override: exps,a=CPU"),
+        ("-ctk q5_1", "Invalid cache type: q5_1 (known: f32, f16, "),
         ("-ot exps", "Invalid tensor buffer type override: exps"),
         ("-ot (=CPU", "Invalid tensor buffer type override: (=CPU"),
         ("-f /no/such/file", "failed to open file '/no/such/file': No such file or directory"),
@@ -282,6 +286,7 @@ def test_version_and_help():
     assert result.stderr.splitlines()[0].startswith("version: ")
     assert result.stderr.splitlines()[1].startswith("built with ")
     result = ikpy_program("--help")
+    assert ikpy_program("-h").stdout == result.stdout
     assert result.returncode == 0
     for name in ("bench", "sweep-bench", "tokenize", "info"):
         assert f"\n  {name} " in result.stdout

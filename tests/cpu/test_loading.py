@@ -216,3 +216,13 @@ def test_files_with_one_latent_head_are_announced(name: str, expected: bool) -> 
         n = model.hparams.n_layer
         assert f"============ llm_prepare_mla: need to compute {n} wkv_b tensors" in lines
         assert sum(line.startswith("Computed blk.") and "stored in buffer CPU" in line for line in lines) == n
+
+
+def test_overrides_of_keys_that_the_file_lacks_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = ["-okv", "deepseek2.expert_use_count=int:1", "-okv", "general.name=str:x"]
+    common.load(parse(["-m", str(TINY), "--log-disable", *overrides], "perplexity"))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        "warning: --override-kv deepseek2.expert_use_count: the file has no such key "
+        "(did you mean deepseek2.expert_used_count?)"
+    )

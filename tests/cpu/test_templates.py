@@ -278,3 +278,20 @@ def test_unknown_name():
 def test_detection(source, name):
     assert detect_format(source) == name
     assert (builtin_for(source) is None) == (name is None)
+
+
+@pytest.mark.parametrize("calls", [[], None])
+def test_an_empty_list_of_calls_is_none(calls):
+    shown = "{% if m.tool_calls is defined and m.tool_calls is not none %}<calls>{% endif %}"
+    template = ChatTemplate(f"{{% for m in messages %}}{shown}{{% endfor %}}")
+    assert template.render([{"role": "assistant", "content": "a", "tool_calls": calls}]) == ""
+
+
+@pytest.mark.parametrize("content", ["''", "m.content"])
+@pytest.mark.parametrize("arguments", ['{"a": "ä"}', {"a": "ä"}])
+def test_arguments_become_text_where_an_object_breaks_the_template(content, arguments):
+    condition = "{% if m.content is none %}" if content == "''" else "{% if m.tool_calls %}"
+    body = "{% for c in m.tool_calls %}{{ '<' + c.function.arguments + '>' }}{% endfor %}{% endif %}"
+    template = ChatTemplate("{% for m in messages %}" + condition + body + "{% endfor %}")
+    calls = [{"type": "function", "function": {"name": "f", "arguments": arguments}}]
+    assert template.render([{"role": "assistant", "content": None, "tool_calls": calls}]) == '<{"a": "ä"}>'

@@ -32,6 +32,7 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
     "cpu-moe": {"n_cpu_moe": 999},
     "one layer's experts": {"n_cpu_moe": 1},
     "cache in host memory": {"kv_offload": False},
+    "all tensors of the layers in host memory": {"rules": (("blk", "CPU"),), "kv_offload": False},
 }
 N_TOKENS, N_PROMPT = 20, 16
 
@@ -130,6 +131,18 @@ def test_large_batches_with_weights_in_host_memory_run_on_the_device(name: str, 
         ours = logits_of(zoo(name), tokens, N_PROMPT, placement=PlacementParams(rules=rules), devices=devices)
     on_device = {n.src[0].buffer.name for n in kernels.launched if n.kind.startswith("mul_mat") and n.src[0]}
     assert any(".ffn_down" in n for n in on_device)
+    assert_same(ours, truth)
+
+
+def test_large_batches_go_to_a_device_that_holds_nothing() -> None:
+    """A device whose layers lie in host memory as a whole, their cache too, is not left out."""
+    tokens, truth = tokens_for(1), logits_of(zoo("llama-ropefreqs"), tokens_for(1), N_PROMPT)
+    placement = PlacementParams(rules=(("blk", "CPU"),), kv_offload=False)
+    with emulated(2) as kernels:
+        devices = DeviceParams(offload_batch=1)
+        ours = logits_of(zoo("llama-ropefreqs"), tokens, N_PROMPT, placement=placement, devices=devices)
+    on_device = {n.src[0].buffer.name for n in kernels.launched if n.kind.startswith("mul_mat") and n.src[0]}
+    assert {name.split(".")[1] for name in on_device if name.startswith("blk.")} == {"0", "1", "2"}
     assert_same(ours, truth)
 
 

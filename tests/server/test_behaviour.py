@@ -122,6 +122,15 @@ def test_penalties_see_the_penalty_prompt_instead_of_the_prompt(tiny: TestClient
     )
 
 
+def test_dry_breakers_may_be_the_text_of_a_list(tiny: TestClient) -> None:
+    text = json.dumps(["\n", "*"])
+    answer = complete(tiny, prompt="The", n_predict=1, dry_multiplier=0.8, dry_sequence_breakers=text)
+    assert answer["generation_settings"]["dry_sequence_breakers"] == ["\n", "*"]
+    for wrong in ("*", "[]", "[1]", "[" * 100_000):
+        error = post(tiny, "/completion", 400, prompt="The", dry_sequence_breakers=wrong)["error"]
+        assert "non-empty array of strings" in error["message"]
+
+
 def test_grammar_errors_name_the_place(tiny: TestClient) -> None:
     message = post(tiny, "/completion", 400, prompt="x", grammar='root ::= ("yes"')["error"]["message"]
     assert "line 1" in message

@@ -80,6 +80,8 @@ metrics = true
 api-key = ["a-1", "b-2"]
 cont-batching = true
 context-shift = false
+no-mmap = true
+no-webui = true
 [perplexity]
 ctx-size = 64
 """
@@ -91,6 +93,7 @@ def test_configuration_from_file_environment_and_command_line(tmp_path: Path) ->
     params = parse(["--config", str(file), "-a", "from-line"], "server", {})
     assert (params.context.n_ctx, params.context.n_parallel, params.context.n_threads) == (512, 2, 1)
     assert params.server.metrics and not params.server.context_shift
+    assert not params.model.use_mmap and params.server.webui == "none"
     assert params.server.api_keys == ["a-1", "b-2"]
     assert params.model.alias == "from-line"
     environment = {"IKPY_CONFIG": str(file), "LLAMA_ARG_QUEUE_LIMIT": "7", "LLAMA_ARG_CTX_SIZE": "1024"}
@@ -109,6 +112,7 @@ def test_configuration_from_file_environment_and_command_line(tmp_path: Path) ->
         ("[nonsense]\nport = 1", "no tool is called [nonsense]"),
         ("port = ", "Invalid value"),
         ("metrics = false", "leave the key out"),
+        ("no-mmap = false", "leave the key out"),
         ("port = 99999999", "invalid parameter for argument: --port"),
         ("[server]\nalias = {a = 1}", "alias must be a number"),
     ],

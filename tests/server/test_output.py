@@ -12,9 +12,11 @@ from ikpy.engine.lazy_grammar import LazyGrammar, Trigger
 from ikpy.server.chat.call_grammar import call_grammar
 from ikpy.server.chat.harmony import HARMONY
 from ikpy.server.chat.output import ChatMessage, OutputFormat
-from ikpy.server.chat.tool_blocks import DEEPSEEK, DEEPSEEK_PLAIN, GLM, KIMI, LLAMA
+from ikpy.server.chat.tagged_values import CODER, GLM
+from ikpy.server.chat.tool_blocks import DEEPSEEK, DEEPSEEK_PLAIN, KIMI, LLAMA
 from ikpy.server.chat.tool_formats import HERMES, MISTRAL, tool_format
 from ikpy.server.chat.tool_reading import ToolFormat
+from ikpy.server.routes_anthropic import to_chat as anthropic_to_chat
 from ikpy.server.routes_responses import to_chat
 from ikpy.server.text_stream import TextStream
 from ikpy.tools.stop_strings import overlap
@@ -183,6 +185,7 @@ def test_formats_are_found_in_templates() -> None:
     assert tool_format("{% if tools %}<tool_call>{% endif %}") is HERMES
     assert tool_format("{{ tools }}[TOOL_CALLS]") is MISTRAL
     assert tool_format("{{ tools }}<tool_call><arg_key>") is GLM
+    assert tool_format("{{ tools }}<tool_call>\n<function=f>\n<parameter=a>") is CODER
     assert tool_format("{{ tools }}<｜tool▁calls▁begin｜>```json") is DEEPSEEK
     assert tool_format("{{ tools }}<｜tool▁calls▁begin｜>") is DEEPSEEK_PLAIN
     assert tool_format("{{ tools }}<|channel|><|message|>") is HARMONY
@@ -202,6 +205,11 @@ WEATHER = {
 }
 BYTES = TokenTexts([bytes([i]) for i in range(256)], special=(), eog=(0,))
 WEATHER_CALLS = [
+    (
+        CODER,
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n<parameter=days>\n2\n</parameter>\n"
+        "</function>\n</tool_call>",
+    ),
     (HERMES, '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'),
     (MISTRAL, '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}]'),
     (LLAMA, '{"name": "get_weather", "parameters": {"city": "Rome"}}'),
@@ -246,7 +254,7 @@ def test_call_grammars_allow_what_the_readers_read_and_nothing_else(format_: Too
 
 
 def test_several_calls_only_if_wanted() -> None:
-    for format_, text in WEATHER_CALLS[:1]:
+    for format_, text in WEATHER_CALLS[:2]:
         for several in (False, True):
             grammar = gbnf_grammar(call_grammar(format_, [WEATHER], several=several), BYTES)
             allowed = [grammar.allows(byte) and grammar.accept(byte) is None for byte in (text + "\n" + text).encode()]
@@ -329,6 +337,20 @@ def test_tool_outputs_of_parts_are_texts() -> None:
     parts = [{"type": "input_text", "text": "42"}]
     body = {"input": [{"type": "function_call_output", "call_id": "1", "output": parts}]}
     assert to_chat(body)["messages"][0]["content"] == [{"type": "text", "text": "42"}]
+
+
+def test_tools_of_other_servers_are_left_out() -> None:
+    """Coding agents offer them beside their own; nobody would carry out a call."""
+    shell = {"type": "function", "name": "shell", "parameters": {}, "strict": False}
+    body = {"input": "Hi", "tools": [{"type": "web_search"}, shell, {"type": "custom", "name": "apply_patch"}]}
+    assert [tool["function"]["name"] for tool in to_chat(body)["tools"]] == ["shell"]
+    anthropic = [
+        {"type": "web_search_20250305", "name": "web_search", "max_uses": 5},
+        {"type": "bash_20250124", "name": "bash"},
+        {"type": "custom", "name": "read", "input_schema": {}},
+    ]
+    converted = anthropic_to_chat({"messages": [], "tools": anthropic})
+    assert [tool["function"]["name"] for tool in converted["tools"]] == ["bash", "read"]
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,11 @@ def placement_devices(devices: Iterable[Device]) -> tuple[PlacementDevice, ...]:
 
 
 def device_setup(devices: Sequence[Device], where: Placement, params: DeviceParams) -> DeviceSetup | None:
-    """The devices that hold anything; None if everything is on the CPU."""
-    used = {*where.tensors.values(), *where.caches} - {CPU}
+    """The devices that hold anything or have layers; None if everything is on the CPU.
+
+    A device whose layers' tensors are all in host memory (-ot, -nkvo) still multiplies their large batches.
+    """
+    used = {*where.tensors.values(), *where.caches, *where.layers, where.output} - {CPU}
     chosen = [device for device in devices if device.name in used]
     return DeviceSetup(chosen, where, default_kernels(chosen, params), params) if chosen else None
 

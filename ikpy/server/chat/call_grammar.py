@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 GRAMMAR_WORD = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|[A-Za-z][A-Za-z0-9-]*')
 MARKER = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|@\{([^}]*)\}')
 """A marker; texts and sets of characters, which may look like one, come before it."""
-GLM_TEXT = r"([^<])*"
 
 Mark = Callable[[str], str]
 
@@ -34,10 +33,11 @@ def marker_rule(vocab: Vocab) -> Mark:
 
 
 class SchemaRules:
-    """Rules of one tool, with a prefix that keeps them apart from those of others."""
+    """Rules of one tool, with a prefix that keeps them apart from those of others; ``shared`` are those of all."""
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, shared: dict[str, str]) -> None:
         self._prefix = prefix
+        self._shared = shared
         self.rules: list[str] = []
 
     def schema(self, schema: Any) -> str:
@@ -45,6 +45,10 @@ class SchemaRules:
         prefix = f"{self._prefix}{len(self.rules)}-"
         self.rules.append(prefixed(schema_to_gbnf(schema), prefix))
         return f"{prefix}root"
+
+    def rule(self, text: str) -> str:
+        """Name of a rule that stands in the grammar once, however often it is asked for."""
+        return self._shared.setdefault(text, f"shared{len(self._shared)}")
 
 
 def prefixed(rules: str, prefix: str) -> str:
@@ -61,8 +65,9 @@ def call_grammar(
     ``lazy``: what follows the opening marker of the first call. Raises ApiError 400 for parameters that cannot be used.
     """
     rules, alternatives = [], []
+    shared: dict[str, str] = {}
     for i, tool in enumerate(tools):
-        book = SchemaRules(f"tool{i}-")
+        book = SchemaRules(f"tool{i}-", shared)
         try:
             schema = tool.get("parameters") or {"type": "object"}
             alternatives.append(format_.call(tool["name"], schema, book))
@@ -74,6 +79,7 @@ def call_grammar(
                 continue
             raise bad_request(f"parameters of tool {tool['name']}: {error}") from None
         rules += book.rules
+    rules += [f"{name} ::= {text}\n" for text, name in shared.items()]
     lead = format_.lead or f"@{{{format_.opening}}}"
     again = f"({format_.again} {lead} {format_.behind})*" if several and format_.again else ""
     first = "" if lazy else f"{lead} "
@@ -119,28 +125,6 @@ def kimi_call(name: str, schema: Any, rules: Rules) -> str:
         f"@{{<|tool_call_begin|>}} {literal(f'functions.{name}:')} [0-9]+ @{{<|tool_call_argument_begin|>}} "
         f"{rules.schema(schema)} @{{<|tool_call_end|>}}"
     )
-
-
-def glm_call(name: str, schema: Any, rules: Rules) -> str:
-    """GLM 4.5: keys and values in tags; strings are written without quotes."""
-    properties = schema.get("properties", {}) if isinstance(schema, dict) else {}
-    required = schema.get("required", []) if isinstance(schema, dict) else []
-    parts = [literal(name), '"\\n"?']
-    for key, value in properties.items():
-        plain = isinstance(value, dict) and value.get("type") == "string" and "enum" not in value
-        content = GLM_TEXT if plain else _glm_value(value, rules)
-        pair = (
-            f'@{{<arg_key>}} {literal(key)} @{{</arg_key>}} "\\n"? @{{<arg_value>}} {content} @{{</arg_value>}} "\\n"?'
-        )
-        parts.append(pair if key in required else f"({pair})?")
-    return " ".join(parts)
-
-
-def _glm_value(schema: Any, rules: Rules) -> str:
-    choices = schema.get("enum") if isinstance(schema, dict) else None
-    if isinstance(choices, list) and choices and all(isinstance(item, str) for item in choices):
-        return "(" + " | ".join(map(literal, choices)) + ")"
-    return rules.schema(schema)
 
 
 def harmony_call(name: str, schema: Any, rules: Rules) -> str:

@@ -14,6 +14,7 @@ from ikpy.server.chat.call_grammar import call_grammar, marker_rule
 from ikpy.server.chat.harmony import HARMONY, MARKERS
 from ikpy.server.chat.output import OutputFormat, ReasoningTags
 from ikpy.server.chat.tool_formats import tool_format
+from ikpy.server.chat.tool_prompt import shows_tools, with_tools
 from ikpy.server.chat.tool_reading import ToolFormat
 from ikpy.server.errors import bad_request
 from ikpy.server.http import to_json
@@ -262,6 +263,11 @@ def render(
     variables = template_variables(body, front)
     if "developer" not in template.source:
         messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
+    format_ = tool_format(template.source) if tools and choice != "none" else None
+    if format_ is not None:
+        format_ = format_.knowing([tool["function"] for tool in tools])
+    if format_ is not None and format_.example and not shows_tools(template.source):
+        messages = with_tools(messages, tools, format_)
     prefill = settings.prefill_assistant and bool(messages) and messages[-1]["role"] == "assistant"
     try:
         text = template.render(
@@ -274,7 +280,6 @@ def render(
         )
     except IkpyError as error:
         raise bad_request(str(error)) from None
-    format_ = tool_format(template.source) if tools and choice != "none" else None
     return text, output_format(front, body, text, variables, format_), format_
 
 
@@ -293,6 +298,8 @@ def template_variables(body: Body, front: Front) -> dict[str, Any]:
     if isinstance(extra, dict):
         reserved = {"messages", "add_generation_prompt", "tools", "continue_final_message", "drop_bos", "self"}
         variables |= {name: value for name, value in extra.items() if name not in reserved}
+    if "enable_thinking" in variables:  # what DeepSeek V3.1 and Granite call it
+        variables.setdefault("thinking", variables["enable_thinking"])
     return variables
 
 

@@ -1,22 +1,17 @@
-"""Tool calls that are read as a whole block between two markers: GLM, DeepSeek, Kimi, Llama 3."""
+"""Tool calls that are read as a whole block between two markers: DeepSeek, Kimi, Llama 3."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ikpy.server.chat.call_grammar import deepseek_call, deepseek_plain_call, glm_call, json_call, kimi_call
+from ikpy.server.chat.call_grammar import deepseek_call, deepseek_plain_call, json_call, kimi_call
 from ikpy.server.chat.tool_reading import CallPart, CallReader, ListedCalls, Rules, ToolFormat, parse_value
 
 Call = tuple[str, str, str | None]
 """Name, arguments as JSON text, id."""
 
-GLM_NAME = re.compile(r"\s*([^\s<{]+)\s*")
-GLM_ARGUMENT = re.compile(
-    r"<arg_key>((?:(?!</arg_key>).)*)</arg_key>\s*<arg_value>((?:(?!</arg_value>).)*)</arg_value>\s*", re.DOTALL
-)
 DEEPSEEK_CALL = re.compile(
     r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>([^\n<]+)\n```json\n(.*?)\n?```|([^\n<]+)<｜tool▁sep｜>(.*?))"
     r"\s*<｜tool▁call▁end｜>",
@@ -57,27 +52,6 @@ def is_object(text: str) -> bool:
         return False
 
 
-def glm_calls(block: str) -> list[Call]:
-    """A name, then keys and values in tags; values that are JSON (but no strings) are taken as such."""
-    name = GLM_NAME.match(block)
-    if name is None:
-        return []
-    arguments = {}
-    at = name.end()
-    while argument := GLM_ARGUMENT.match(block, at):
-        arguments[argument[1].strip()] = _glm_value(argument[2])
-        at = argument.end()
-    return [(name[1], json.dumps(arguments, ensure_ascii=False), None)] if at == len(block) else []
-
-
-def _glm_value(text: str) -> Any:
-    try:
-        value = parse_value(text)
-    except ValueError:
-        return text
-    return text if isinstance(value, str) else value
-
-
 def deepseek_calls(block: str) -> list[Call]:
     """Calls between markers, with or without a code block around the arguments."""
     found = [(m[1] or m[3], m[2] or m[4] or "") for m in DEEPSEEK_CALL.finditer(block)]
@@ -95,9 +69,9 @@ def kimi_calls(block: str) -> list[Call]:
 DEEPSEEK_MARKERS = tuple(f"<｜tool▁{x}｜>" for x in ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep"))
 
 
-def deepseek_format(name: str, call: Callable[[str, Any, Rules], str]) -> ToolFormat:
+def deepseek_format(name: str, call: Callable[[str, Any, Rules], str], example: str) -> ToolFormat:
     """A format of the DeepSeek family, which differ in how one call is written."""
-    opening, closing = DEEPSEEK_MARKERS[:2]
+    opening, closing, begin, end = DEEPSEEK_MARKERS[:4]
     return ToolFormat(
         name,
         opening,
@@ -105,20 +79,12 @@ def deepseek_format(name: str, call: Callable[[str, Any, Rules], str]) -> ToolFo
         f"calls @{{{closing}}}",
         call,
         markers=DEEPSEEK_MARKERS,
+        example=f"{opening}{begin}{example}{end}{closing}",
     )
 
 
-DEEPSEEK = deepseek_format("deepseek", deepseek_call)
-DEEPSEEK_PLAIN = deepseek_format("deepseek-plain", deepseek_plain_call)
-GLM = ToolFormat(
-    "glm",
-    "<tool_call>",
-    lambda: BlockCalls("<tool_call>", "</tool_call>", glm_calls),
-    "call @{</tool_call>}",
-    glm_call,
-    r'"\n"?',
-    ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-)
+DEEPSEEK = deepseek_format("deepseek", deepseek_call, "function<｜tool▁sep｜>NAME\n```json\nARGUMENTS\n```")
+DEEPSEEK_PLAIN = deepseek_format("deepseek-plain", deepseek_plain_call, "NAME<｜tool▁sep｜>ARGUMENTS")
 KIMI = ToolFormat(
     "kimi",
     "<|tool_calls_section_begin|>",

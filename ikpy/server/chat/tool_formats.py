@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ikpy.server.chat.call_grammar import json_call
 from ikpy.server.chat.harmony import HARMONY
-from ikpy.server.chat.tool_blocks import DEEPSEEK, DEEPSEEK_PLAIN, GLM, KIMI, LLAMA
+from ikpy.server.chat.tagged_values import CODER, GLM
+from ikpy.server.chat.tool_blocks import DEEPSEEK, DEEPSEEK_PLAIN, KIMI, LLAMA
 from ikpy.server.chat.tool_reading import ListedCalls, TaggedCall, ToolFormat
 
 HERMES = ToolFormat(
@@ -27,15 +28,20 @@ MISTRAL = ToolFormat(
 
 
 def tool_format(template: str) -> ToolFormat | None:
-    """How a template lets the model write calls; None when it knows no tools or an unsupported way."""
+    """How a template lets the model write calls; None when it knows no tools or an unsupported way.
+
+    Templates of DeepSeek write the calls of a conversation but never show the tools: see `tool_prompt`.
+    """
+    if DEEPSEEK.opening in template:
+        return DEEPSEEK if "```json" in template else DEEPSEEK_PLAIN
     if "tools" not in template:
         return None
     if "<arg_key>" in template and GLM.opening in template:
         return GLM
+    if "<function=" in template and "<parameter=" in template and CODER.opening in template:
+        return CODER
     if HARMONY.opening in template and "<|message|>" in template:
         return HARMONY
-    if DEEPSEEK.opening in template:
-        return DEEPSEEK if "```json" in template else DEEPSEEK_PLAIN
     for known in (KIMI, HERMES, MISTRAL):
         if known.opening in template:
             return known

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 NAME = re.compile(r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"')
@@ -44,6 +44,10 @@ class Rules(Protocol):
         """Name of a rule for the JSON values of a schema."""
         ...
 
+    def rule(self, text: str) -> str:
+        """Name of a rule with this body."""
+        ...
+
 
 @dataclass(frozen=True)
 class ToolFormat:
@@ -53,7 +57,9 @@ class ToolFormat:
     call) and ``calls`` (one, or several if wanted); ``@{text}`` in it is a marker that may be one control token.
     ``call`` writes one call as GBNF from the name of the tool, its schema and the `Rules` for parts of it. ``again``
     stands between two openings. ``markers`` are texts of tokens that must be visible in the output. ``lead`` is GBNF of
-    what stands before ``behind`` and ``trigger`` the text at its end, if that is not just the opening.
+    what stands before ``behind`` and ``trigger`` the text at its end, if that is not just the opening. ``example`` is a
+    call with NAME and ARGUMENTS in it, for families whose templates do not show tools to the model. ``reader_of``
+    makes a reader that knows the functions, for families in which the types of arguments cannot be seen.
     """
 
     name: str
@@ -65,6 +71,13 @@ class ToolFormat:
     markers: tuple[str, ...] = ()
     lead: str = ""
     trigger: str = ""
+    example: str = ""
+    reader_of: Callable[[Sequence[Mapping[str, Any]]], CallReader] | None = None
+
+    def knowing(self, functions: Sequence[Mapping[str, Any]]) -> ToolFormat:
+        """The format for calls of these functions."""
+        make = self.reader_of
+        return self if make is None else replace(self, reader=lambda: make(functions))
 
 
 class TaggedCall(CallReader):

@@ -1,0 +1,115 @@
+"""Arguments in tags of their own (GLM 4.5, Qwen3-Coder): what may be written, and what is read."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+
+from ikpy.engine.grammar import TokenTexts, gbnf_grammar
+from ikpy.server.chat.call_grammar import call_grammar
+from ikpy.server.chat.output import OutputFormat
+from ikpy.server.chat.tagged_values import CODER, GLM, takes_text, text_without, typed_value, value_types
+from ikpy.server.chat.tool_reading import ToolFormat
+from tests.server.test_output import read
+
+BYTES = TokenTexts([bytes([i]) for i in range(256)], special=(), eog=(0,))
+WRITE = {
+    "name": "write",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "path": {"type": "string"},
+            "content": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "lines": {"type": "array", "items": {"$ref": "#/$defs/Line"}},
+            "mode": {"enum": ["w", "a"]},
+        },
+        "required": ["path"],
+        "$defs": {"Line": {"type": "integer"}},
+    },
+}
+
+
+def glm(**values: str) -> str:
+    pairs = (f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in values.items())
+    return f"<tool_call>write\n{''.join(pairs)}</tool_call>"
+
+
+def coder(**values: str) -> str:
+    pairs = (f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+    return f"<tool_call>\n<function=write>\n{''.join(pairs)}</function>\n</tool_call>"
+
+
+def accepts(source: str, text: str) -> bool:
+    grammar = gbnf_grammar(source, BYTES)
+    for byte in text.encode():
+        if not grammar.allows(byte):
+            return False
+        grammar.accept(byte)
+    return grammar.complete
+
+
+@pytest.mark.parametrize("size", range(7))
+def test_texts_without_a_marker(size: int) -> None:
+    source = f"root ::= {text_without('<ab')}"
+    for letters in itertools.product("<ab", repeat=size):
+        text = "".join(letters)
+        assert accepts(source, text) == ("<ab" not in text), text
+
+
+@pytest.mark.parametrize(("format_", "write"), [(GLM, glm), (CODER, coder)])
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({"path": "a.html", "content": "<p>if a < b && c <= d </p></ar <<"}, None),
+        ({"path": "42", "content": '{"a": 1}'}, None),
+        ({"path": '"quoted"', "content": "null", "lines": "[1, 2]", "mode": "w"}, {"content": None, "lines": [1, 2]}),
+        ({"path": "two\nlines\n\n", "content": ""}, None),
+    ],
+)
+def test_strings_are_texts_whatever_they_look_like(
+    format_: ToolFormat, write: Any, given: dict[str, str], meant: dict[str, Any] | None
+) -> None:
+    text = write(**given)
+    assert accepts(call_grammar(format_, [WRITE], several=False), text)
+    for size in (1, 7, 1000):
+        (call,) = read(text, OutputFormat(None, False, format_.knowing([WRITE])), size).calls
+        assert call["name"] == "write" and json.loads(call["arguments"]) == given | (meant or {})
+
+
+@pytest.mark.parametrize(("format_", "write"), [(GLM, glm), (CODER, coder)])
+def test_other_values_follow_their_schema(format_: ToolFormat, write: Any) -> None:
+    source = call_grammar(format_, [WRITE], several=False)
+    assert not accepts(source, write(path="a", lines='["x"]'))
+    assert not accepts(source, write(path="a", mode="r"))
+    assert not accepts(source, write(content="no path"))
+
+
+@pytest.mark.parametrize("text", [coder(path="a").replace("</function>", ""), "<tool_call>\n{}\n</tool_call>"])
+def test_what_is_no_call_is_text(text: str) -> None:
+    message = read(text, OutputFormat(None, False, CODER), 5)
+    assert (message.content, message.calls) == (text, [])
+
+
+def test_long_texts_take_linear_time() -> None:
+    """Some hundred thousand characters; with quadratic time the test would not end."""
+    text = glm(path="a", content="if (a < b) { return </a>; }\n" * 5000)
+    assert accepts(call_grammar(GLM, [WRITE], several=False), text)
+
+
+def test_types_of_schemas() -> None:
+    assert value_types({"type": ["string", "null"]}) == {"string", "null"}
+    assert value_types({"anyOf": [{"type": "integer"}, {"oneOf": [{"type": "null"}, {"type": "array"}]}]}) == {
+        "integer",
+        "null",
+        "array",
+    }
+    assert value_types({"anyOf": [{"type": "integer"}, {"$ref": "#/$defs/X"}]}) == set()
+    assert takes_text({"description": "anything"}) and takes_text({"type": "string"}) and takes_text(True)
+    assert (
+        not takes_text({"enum": ["a"]}) and not takes_text({"$ref": "#/$defs/X"}) and not takes_text({"type": "null"})
+    )
+    assert typed_value("1", {"type": "number"}) == 1 and typed_value("true", {"type": "integer"}) == "true"
+    assert typed_value("1.5", None) == 1.5 and typed_value("[", {"type": "array"}) == "["

@@ -42,7 +42,7 @@ def info() -> int:
 
     found = devices.available()
     for device in found:
-        memory = device.memory()
+        memory = device.memory_estimate()
         major, minor = device.compute_capability
         print(
             f"{device.name}: {device.description}, compute capability {major}.{minor}, "

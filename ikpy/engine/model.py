@@ -64,7 +64,7 @@ def _repacked(gguf: GGUFFile, keys: Keys, params: ModelParams) -> Callable[[str]
     """Which tensors -rtr rearranges: those whose place is the CPU."""
     if not params.repack:
         return None
-    devices = setup.placement_devices(wanted_devices(params.placement, params.devices))
+    devices = setup.placement_devices(wanted_devices(params.placement, params.devices), params.placement)
     sizes = {info.name: info.nbytes for info in gguf.tensors.values()}
     placement = place(sizes, keys.u32("block_count"), params.placement, devices)
     return lambda name: placement.device_of(name) == CPU
@@ -143,7 +143,7 @@ class Model:
         """Decides where the tensors go, and which devices of this machine are used."""
         sizes = {info.name: info.nbytes for info in self.gguf.tensors.values()}
         devices = wanted_devices(self.params.placement, self.params.devices)
-        seen = setup.placement_devices(devices)
+        seen = setup.placement_devices(devices, self.params.placement)
         self.placement = place(sizes, self.hparams.n_layer, self.params.placement, seen)
         for line in placement_lines(self.placement, sizes, seen, self.replaced):
             log(line)

@@ -2,52 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Collection, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ikpy.backends.cuda import devices as cuda_devices
-from ikpy.backends.cuda import emulator
 from ikpy.backends.cuda.api import DeviceError
 from ikpy.backends.cuda.arguments import pack
-from ikpy.backends.cuda.launch import Launch, kernel_file
+from ikpy.backends.cuda.launch import Launch
 from ikpy.graph.placement import PlacementParams
 from tests.cuda import fake_pycuda
 from tests.cuda.models import logits_of, zoo
-
-
-def packed(args: list[bytes]) -> fake_pycuda.Packed:
-    buffer = fake_pycuda.Packed(pack(args))
-    buffer.args = args
-    return buffer
-
-
-@pytest.fixture
-def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """driver.py with two devices in `devices`, whose kernels are the emulated ones."""
-    machine = emulator.library()
-    fake_pycuda.Function.launcher = staticmethod(machine.launch)  # type: ignore[assignment]
-
-    def cubins(capability: tuple[int, int], kernels: Collection[str]) -> dict[str, Path]:
-        assert capability == (8, 6)
-        found = {}
-        for name in kernels:
-            found[name] = tmp_path / f"{kernel_file(name)}.cubin"
-            found[name].write_text(" ".join(machine.kernels()))
-        return found
-
-    with fake_pycuda.installed():
-        module = importlib.import_module("ikpy.backends.cuda.driver")
-        library = fake_pycuda.Library()
-        monkeypatch.setattr(module, "_library", lambda: library)
-        monkeypatch.setattr(module, "pack", packed)
-        module.library = library
-        module.devices = module.open_devices(cubins)
-        yield module
 
 
 def test_arguments_lie_at_multiples_of_their_size() -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ikpy.backends.cuda.api import Device, DeviceError, aligned
+from ikpy.backends.cuda.interrupts import held_back
 from ikpy.backends.cuda.plan import HybridPlan
 from ikpy.backends.cuda.setup import DeviceSetup
+from ikpy.backends.cuda.staging import pinned_or_pageable
 from ikpy.backends.cuda.state import DeviceState, Inputs, input_bytes
 from ikpy.graph.assign import Assignment, DeviceRules, Step, assign, read, written
 from ikpy.graph.ir import Buffer, Node, Value
@@ -172,17 +175,34 @@ class DeviceRuntime:
         """
         if self.plan_only:
             return False
-        if not self.states:
-            self._make_states()
-        moved = False
-        for name, state in self.states.items():
-            needs = self.needs[name]
-            self.setup.upload(state.device, needs.weights.values(), self._log)
-            moved |= state.arena.reserve(needs.arena)
-            moved |= state.scratch.reserve(needs.scratch)
-            for slot in state.slots:
-                moved |= slot.block.reserve(needs.slot)
-        return moved
+        with held_back() as held:
+            if not self.states:
+                self._make_states()
+            # Memory first: what does not fit is known before gigabytes were uploaded.
+            moved = [self._reserve(state, self.needs[name]) for name, state in self.states.items()]
+            for name, state in self.states.items():
+                state.upload_weights(list(self.needs[name].weights.values()), self.needs[name].slot, held)
+        return any(moved)
+
+    def grow(self, graph: SplitGraph) -> bool:
+        """Makes room for a graph of a shape that was not measured; True if compiled plans became invalid.
+
+        After a DeviceError they are invalid as well, and what was measured before still has its room.
+        """
+        before = {name: replace(needs, weights=dict(needs.weights)) for name, needs in self.needs.items()}
+        self.measure(graph)
+        try:
+            return self.commit()
+        except DeviceError:
+            self.needs = before
+            raise
+
+    @staticmethod
+    def _reserve(state: DeviceState, needs: DeviceNeeds) -> bool:
+        """Makes room for compute memory; True if anything moved."""
+        moved = [state.arena.reserve(needs.arena), state.scratch.reserve(needs.scratch)]
+        moved += [slot.block.reserve(needs.slot) for slot in state.slots]
+        return any(moved)
 
     def _make_states(self) -> None:
         for device in self.setup.devices:
@@ -199,12 +219,12 @@ class DeviceRuntime:
                     "(-ncmoe), use a smaller -c or -ub, or let --fit choose"
                 )
         for device in self.setup.devices:
-            self.states[device.name] = state = DeviceState(device, self.setup.weights, self._inputs)
+            self.states[device.name] = state = DeviceState(device, self.setup.weights, self._inputs, self._log)
             state.add_caches(self._caches_on(device))
 
     def host_memory(self, nbytes: int) -> np.ndarray:
         """Host memory uint8 [nbytes] that is copied without delay, at a multiple of 64."""
-        memory = self.setup.devices[0].pinned(nbytes + ALIGNMENT)
+        memory = pinned_or_pageable(self.setup.devices[0], nbytes + ALIGNMENT, self._log)
         start = -memory.ctypes.data % ALIGNMENT
         return memory[start : start + nbytes]
 
@@ -236,7 +256,8 @@ class DeviceRuntime:
 
 def _release(states: dict[str, DeviceState]) -> None:
     for state in states.values():
-        state.release()
+        with suppress(DeviceError):  # a device that failed frees nothing before the process ends
+            state.release()
     states.clear()
 
 

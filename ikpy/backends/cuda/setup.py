@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ikpy.backends.cuda.api import Device
 from ikpy.backends.cuda.memory import WeightStore
 from ikpy.backends.cuda.state import Kernels
-from ikpy.graph.ir import Buffer
 from ikpy.graph.placement import CPU, DeviceParams, Placement, PlacementParams
 from ikpy.graph.placement import Device as PlacementDevice
-
-MIB = 1 << 20
 
 
 @dataclass
@@ -24,12 +21,6 @@ class DeviceSetup:
     kernels: Kernels
     params: DeviceParams
     weights: WeightStore = field(default_factory=WeightStore)
-
-    def upload(self, device: Device, buffers: Iterable[Buffer], log: Callable[[str], None]) -> None:
-        """Uploads the weights that the device lacks."""
-        nbytes = self.weights.upload(device, buffers)
-        if nbytes:
-            log(f"llm_load_tensors: {device.name}: uploaded {nbytes / MIB:.2f} MiB of weights")
 
 
 def placement_devices(devices: Sequence[Device], params: PlacementParams) -> tuple[PlacementDevice, ...]:

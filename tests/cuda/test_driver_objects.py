@@ -130,7 +130,6 @@ def test_looking_at_devices_makes_no_context(on_driver: Any, capsys: pytest.Capt
         (PlacementParams(), [True, True]),
         (PlacementParams(split_mode="none", main_gpu=1), [False, True]),
         (PlacementParams(tensor_split=(1.0, 0.0)), [True, False]),
-        (PlacementParams(rules=((r".", "CUDA1"),), kv_offload=False), [False, True]),
         (PlacementParams(n_gpu_layers=0), [False, False]),
     ],
 )

@@ -318,11 +318,22 @@ class CudaDevice(Device):
         with self.current():
             for name, path in self._cubins(self.compute_capability, wanted).items():
                 if path not in self._modules:
-                    self._modules[path] = cuda.module_from_buffer(path.read_bytes())
+                    self._modules[path] = self._module(path)
                 try:
                     self._functions[name] = self._modules[path].get_function(name)
                 except cuda.LogicError as error:
                     raise DeviceError(f"{self.name}: there is no kernel {name} in {path.name}") from error
+
+    def _module(self, path: Path) -> Any:
+        try:
+            return cuda.module_from_buffer(path.read_bytes())
+        except cuda.Error as error:
+            major, minor = divmod(cuda.get_driver_version(), 1000)
+            raise DeviceError(
+                f"{self.name}: the driver does not load {path}: {error}; the driver is for CUDA {major}.{minor // 10}: "
+                "if the nvcc that compiled the kernels is newer, update the driver or name an older one with NVCC; "
+                "`ikpy cuda build --force` compiles a damaged file again"
+            ) from error
 
     def memory(self) -> MemoryInfo:
         with self.current():

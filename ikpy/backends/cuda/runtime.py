@@ -25,12 +25,17 @@ from ikpy.graph.split import SplitGraph, split_graph
 Log = Callable[[str], None]
 N_SLOTS = 2
 ALIGNMENT = 64
+# An address for launches that are never started.
+NOWHERE = 1 << 20
 MIB = 1 << 20
 
 
 @dataclass
 class DeviceNeeds:
-    """Bytes that a context takes on a device. slot: the largest weight that is uploaded when it is used."""
+    """Bytes that a context takes on a device, and the kernels it launches.
+
+    slot: the largest weight that is uploaded when it is used.
+    """
 
     weights: dict[str, Buffer] = field(default_factory=dict)
     cache: int = 0
@@ -38,6 +43,7 @@ class DeviceNeeds:
     arena: int = 0
     scratch: int = 0
     slot: int = 0
+    kernels: set[str] = field(default_factory=set)
 
     @property
     def weight_bytes(self) -> int:
@@ -167,6 +173,13 @@ class DeviceRuntime:
             needs.arena = max(needs.arena, graph.arenas[name].nbytes)
             needs.scratch = max(needs.scratch, *(self.setup.kernels.scratch_bytes(s.node) for s in steps))
             needs.slot = max(needs.slot, slot_bytes)
+            if not self.plan_only:
+                needs.kernels |= self._kernel_names(steps)
+
+    def _kernel_names(self, steps: Iterable[Step]) -> set[str]:
+        """Kernels that the steps launch, whatever the addresses will be."""
+        lower = self.setup.kernels.lower
+        return {launch.kernel for step in steps for launch in lower(step.node, lambda _: NOWHERE, NOWHERE, NOWHERE)}
 
     def commit(self) -> bool:
         """Uploads weights and allocates memory as measured; True if compiled plans became invalid.
@@ -178,7 +191,9 @@ class DeviceRuntime:
         with held_back() as held:
             if not self.states:
                 self._make_states()
-            # Memory first: what does not fit is known before gigabytes were uploaded.
+            # Kernels and memory first: what is missing is known before gigabytes were uploaded.
+            for name, state in self.states.items():
+                state.device.prepare(self.needs[name].kernels)
             moved = [self._reserve(state, self.needs[name]) for name, state in self.states.items()]
             for name, state in self.states.items():
                 state.upload_weights(list(self.needs[name].weights.values()), self.needs[name].slot, held)

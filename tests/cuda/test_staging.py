@@ -270,15 +270,36 @@ def test_ctrl_c_in_a_run(n_before: int, ctrl_c: list[int], monkeypatch: pytest.M
     assert np.abs(ours[0] - truth[at - 7]).max() <= 2e-3 * np.abs(truth).max()
 
 
-def test_ctrl_c_leaves_no_context_behind(driver: Any, ctrl_c: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyCUDA ends the process with an abort if a context is still current at exit."""
+@pytest.mark.parametrize("loading", [True, False])
+@pytest.mark.parametrize("n", [1, 2, 3, 30])
+def test_ctrl_c_leaves_no_context_behind(
+    driver: Any, n: int, loading: bool, ctrl_c: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyCUDA ends the process with an abort if a context is still current at exit. Here Ctrl-C arrives just when one
+    has become current.
+    """
+    ctrl_c[0] = n
+    plain = fake_pycuda.FakeContext.push
+
+    def push(self: fake_pycuda.FakeContext) -> None:
+        plain(self)
+        ctrl_c[0] -= 1
+        if ctrl_c[0] == 0:
+            signal.raise_signal(signal.SIGINT)
+
     monkeypatch.setattr(cuda_devices, "_open", lambda *_: (driver.devices, ""))
-    context = Context(Model.load(zoo("qwen3"), ModelParams()), SETTINGS)
-    pressing(driver.devices[0], ctrl_c, monkeypatch)
-    with pytest.raises(KeyboardInterrupt):
-        context.decode(Batch.single(TOKENS[:4], 0))
-    assert not fake_pycuda.stack.contexts
-    assert context.decode(Batch.single(TOKENS[:4], 0)).shape[0] == 1
+    model = Model.load(zoo("qwen3"), ModelParams())
+    if loading:
+        monkeypatch.setattr(fake_pycuda.FakeContext, "push", push)
+        with pytest.raises(KeyboardInterrupt):
+            Context(model, SETTINGS)
+    else:
+        context = Context(model, SETTINGS)
+        monkeypatch.setattr(fake_pycuda.FakeContext, "push", push)
+        with pytest.raises(KeyboardInterrupt):
+            context.decode(Batch.single(TOKENS[:4], 0))
+        assert context.decode(Batch.single(TOKENS[:4], 0)).shape[0] == 1
+    assert ctrl_c[0] <= 0 and not fake_pycuda.stack.contexts
 
 
 def test_ctrl_c_while_weights_are_uploaded(

@@ -20,6 +20,7 @@ import pycuda.driver as cuda
 from ikpy.backends.cuda import nvml
 from ikpy.backends.cuda.api import Device, DeviceError, Event, Graph, LaunchLike, MemoryInfo, Stream
 from ikpy.backends.cuda.arguments import pack
+from ikpy.backends.cuda.interrupts import held_back
 
 STREAM_NON_BLOCKING = 1
 # Memory that Python's collector frees in the midst of a capture would end one of the stricter modes.
@@ -266,28 +267,31 @@ class CudaDevice(Device):
             if before is self:
                 yield
                 return
-            context = self.context
-            # The collector may run at any point, and what it finds looks at this.
-            _thread.device = None
-            context.push()
-            _thread.device = self
-            try:
-                yield
-            finally:
+            # A context that an interrupt leaves on PyCUDA's stack makes it abort the process at exit.
+            with held_back():
+                context = self.context
+                # The collector may run at any point, and what it finds looks at this.
                 _thread.device = None
-                cuda.Context.pop()
-                _thread.device = before
+                context.push()
+                _thread.device = self
+                try:
+                    yield
+                finally:
+                    _thread.device = None
+                    cuda.Context.pop()
+                    _thread.device = before
         except cuda.Error as error:
             raise DeviceError(f"{self.name}: {error}") from error
 
     @contextmanager
     def pushed(self) -> Iterator[None]:
         """The context on top of whatever is current: for what is destroyed at any point of a thread."""
-        self.context.push()
-        try:
-            yield
-        finally:
-            cuda.Context.pop()
+        with held_back():
+            self.context.push()
+            try:
+                yield
+            finally:
+                cuda.Context.pop()
 
     def session(self) -> AbstractContextManager[None]:
         return self.current()

@@ -36,6 +36,10 @@ def held_back() -> Iterator[Held]:
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield Held(None)
         return
+    around = getattr(handler, "__self__", None)
+    if isinstance(around, Held):
+        yield around
+        return
     held = Held(handler)
     signal.signal(signal.SIGINT, held.collect)
     try:

@@ -251,6 +251,8 @@ class CudaDevice(Device):
             self._context = self.handle.retain_primary_context()
         except cuda.Error as error:
             raise DeviceError(f"{self.name}: the device cannot be used: {error}") from error
+        # PyCUDA would give the primary context back with the wrong call at exit, which fails with a warning.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._context))
         for other in self._opened:
             self._enable_peer(other)
             other._enable_peer(self)

@@ -13,11 +13,26 @@ command -v "${CXX:-g++}" >/dev/null || {
     exit 1
 }
 
+"$python" -c 'import os, sysconfig; raise SystemExit(not os.path.exists(sysconfig.get_paths()["include"] + "/Python.h"))' || {
+    echo "ikpy needs Python's headers (Python.h is not found): apt install python3-dev" >&2
+    exit 1
+}
+
+pip_install() {
+    python -m pip install --quiet --disable-pip-version-check "$@" || {
+        echo "pip failed; without a network: scripts/test_cuda wheels on another machine, then PIP_NO_INDEX=1 PIP_FIND_LINKS=wheelhouse" >&2
+        exit 1
+    }
+}
+
 setup_venv() {
     local extras=$1
-    [ -x .venv/bin/python ] || "$python" -m venv .venv
+    [ -x .venv/bin/python ] || "$python" -m venv .venv || {
+        echo "no virtual environment can be made: apt install python3-venv" >&2
+        exit 1
+    }
     # shellcheck disable=SC1091
     . .venv/bin/activate
-    python -m pip install --quiet --disable-pip-version-check --upgrade "setuptools>=77" wheel "cython>=3.1"
-    python -m pip install --quiet --disable-pip-version-check --no-build-isolation --editable ".${extras:+[$extras]}"
+    pip_install --upgrade "setuptools>=77" wheel "cython>=3.1"
+    pip_install --no-build-isolation --editable ".${extras:+[$extras]}"
 }

@@ -42,7 +42,7 @@ def info() -> int:
 
     found = devices.available()
     for device in found:
-        memory = device.memory()
+        memory = device.memory_estimate()
         major, minor = device.compute_capability
         print(
             f"{device.name}: {device.description}, compute capability {major}.{minor}, "
@@ -98,7 +98,10 @@ def check(arguments: Sequence[str]) -> int:
         return 0
     context = load(params).new_context()
     if context.devices is None:
-        raise UsageError("ikpy cuda check: no node runs on a device (ikpy cuda info says why, or -ngl is 0)")
+        from ikpy.backends.cuda import devices
+
+        reason = "-ngl is 0 or -dev none" if devices.available() else devices.why_none()
+        raise UsageError(f"ikpy cuda check: no node runs on a device: {reason}")
     worst: dict[tuple[str, str, str], tuple[int, float, str]] = {}
     for error in context.compare_devices():
         key = error.device, error.kind, error.types

@@ -43,6 +43,13 @@ def has_devices() -> bool:
     return bool(available())
 
 
+def why_no_devices() -> str:
+    """What this machine lacks to have devices."""
+    from ikpy.backends.cuda.devices import why_none
+
+    return why_none()
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """` (did you mean X?)` for the spelling closest to an unknown name, or an empty text."""
     base, equals, _ = name.partition("=")
@@ -191,8 +198,8 @@ class Parser:
         elif row.reason == NO_GPU and row.effect is Effect.USED and has_devices():
             return
         elif row.name == "-ngl" and text != row.quiet:
-            # The wording that scripts know.
-            self.add_warning(NO_OFFLOAD)
+            # The wording that scripts know, and what this machine lacks.
+            self.add_warning(f"{NO_OFFLOAD}: {why_no_devices()}")
         elif row.reason and not (row.quiet and text == row.quiet):
             self.no_effect.setdefault(row.reason, []).append(spelled)
 

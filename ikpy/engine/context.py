@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from ikpy._native import core
+from ikpy.backends.cuda.api import DeviceError
 from ikpy.backends.cuda.check import check_values
 from ikpy.backends.cuda.compare import NodeError, compare_nodes
 from ikpy.backends.cuda.plan import HybridPlan, Run
@@ -274,8 +275,12 @@ class Context:
             return self._plans[key]
         built = self._build(n_tokens, n_outputs)
         if built.graph and self.devices:
-            self.devices.measure(built.graph)
-            if self.devices.commit():
+            try:
+                moved = self.devices.grow(built.graph)
+            except DeviceError:
+                self._plans.clear()
+                raise
+            if moved:
                 self._plans.clear()
         if built.arena.nbytes > self.arena_bytes:
             self._log(f"compute buffer grows from {self.arena_bytes} to {built.arena.nbytes} bytes for {key}")

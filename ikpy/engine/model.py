@@ -18,7 +18,7 @@ from ikpy.engine.locking import lock_memory
 from ikpy.engine.params import ModelParams
 from ikpy.errors import FileFormatError
 from ikpy.gguf.reader import GGUFFile, TensorInfo
-from ikpy.graph.ir import Value
+from ikpy.graph.ir import Buffer, Value
 from ikpy.graph.placement import CPU, Placement, place, placement_lines
 from ikpy.models import architecture
 from ikpy.models.base import Architecture
@@ -64,10 +64,21 @@ def _repacked(gguf: GGUFFile, keys: Keys, params: ModelParams) -> Callable[[str]
     """Which tensors -rtr rearranges: those whose place is the CPU."""
     if not params.repack:
         return None
-    devices = setup.placement_devices(wanted_devices(params.placement, params.devices))
+    devices = setup.placement_devices(wanted_devices(params.placement, params.devices), params.placement)
     sizes = {info.name: info.nbytes for info in gguf.tensors.values()}
     placement = place(sizes, keys.u32("block_count"), params.placement, devices)
     return lambda name: placement.device_of(name) == CPU
+
+
+def _page_dropper(gguf: GGUFFile) -> Callable[[Buffer], None]:
+    """Takes the pages of a mapped tensor out of this process's memory."""
+
+    def drop(buffer: Buffer) -> None:
+        info = gguf.tensors.get(buffer.name)
+        if info is not None and gguf.address(info) == buffer.address:
+            gguf.release(info)
+
+    return drop
 
 
 class Model:
@@ -143,11 +154,13 @@ class Model:
         """Decides where the tensors go, and which devices of this machine are used."""
         sizes = {info.name: info.nbytes for info in self.gguf.tensors.values()}
         devices = wanted_devices(self.params.placement, self.params.devices)
-        seen = setup.placement_devices(devices)
+        seen = setup.placement_devices(devices, self.params.placement)
         self.placement = place(sizes, self.hparams.n_layer, self.params.placement, seen)
         for line in placement_lines(self.placement, sizes, seen, self.replaced):
             log(line)
         self.devices = setup.device_setup(devices, self.placement, self.params.devices)
+        if self.devices and not self.params.use_mlock:
+            self.devices.weights.uploaded = _page_dropper(self.gguf)
         self.arch.buffer_of = self.placement.device_of
 
     def log_decoded_types(self, log: Callable[[str], None], repacked: Container[str] = ()) -> None:

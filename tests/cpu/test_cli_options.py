@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 import ikpy.cli
+from ikpy.backends.cuda import devices as cuda_devices
 from ikpy.cli.fields import get_field
 from ikpy.cli.options import TOOLS, Effect, all_options, by_name
 from ikpy.cli.params import CommonParams
@@ -156,7 +157,10 @@ def test_interactive_contradiction():
 @pytest.mark.parametrize(
     ("line", "warnings"),
     [
-        ("-ngl 99", ["not compiled with GPU offload support, --gpu-layers option will be ignored"]),
+        (
+            "-ngl 99",
+            [f"not compiled with GPU offload support, --gpu-layers option will be ignored: {cuda_devices.why_none()}"],
+        ),
         ("-ngl 0", []),
         ("-ot exps=CPU -mg 1 -nkvo", ["no effect: -mg, -nkvo (no usable CUDA device)"]),
         ("--host x --temp 0", ["no effect: --host, --temp (not used by perplexity)"]),

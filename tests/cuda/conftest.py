@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from ikpy.backends.cuda import devices
-from tests.cuda import programs
+from ikpy.backends.cuda import devices, emulator
+from ikpy.backends.cuda.arguments import pack
+from ikpy.backends.cuda.launch import kernel_file
+from tests.cuda import fake_pycuda, programs
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,3 +40,33 @@ def cuda_devices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv(devices.EMULATE, "2")
     monkeypatch.setenv(devices.EMULATED_MIB, "1024")
     return len(devices.available())
+
+
+def packed(args: list[bytes]) -> fake_pycuda.Packed:
+    buffer = fake_pycuda.Packed(pack(args))
+    buffer.args = args
+    return buffer
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """driver.py with two devices in `devices`, whose kernels are the emulated ones."""
+    machine = emulator.library()
+    fake_pycuda.Function.launcher = staticmethod(machine.launch)  # type: ignore[assignment]
+
+    def cubins(capability: tuple[int, int], kernels: Collection[str]) -> dict[str, Path]:
+        assert capability == (8, 6)
+        found = {}
+        for name in kernels:
+            found[name] = tmp_path / f"{kernel_file(name)}.cubin"
+            found[name].write_text(" ".join(machine.kernels()))
+        return found
+
+    with fake_pycuda.installed():
+        module = importlib.import_module("ikpy.backends.cuda.driver")
+        library = fake_pycuda.Library()
+        monkeypatch.setattr(module, "_library", lambda: library)
+        monkeypatch.setattr(module, "pack", packed)
+        module.library = library
+        module.devices = module.open_devices(cubins)
+        yield module

@@ -1,22 +1,37 @@
 """A stand-in for pycuda.driver and the driver library, with the names and signatures of PyCUDA 2026.1, in host memory.
 
 It lets driver.py itself run without a GPU. Contexts are checked as CUDA checks them: whatever needs a current context
-fails without one, and with that of another device.
+fails without one, and with that of another device. What dies in another thread than the one that made its context,
+without that context being current, is leaked, as PyCUDA leaks it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 import types
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any, ClassVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 
-current: list[FakeContext] = []
+
+class _Stack(threading.local):
+    """Contexts of a thread, the current one last."""
+
+    def __init__(self) -> None:
+        self.contexts: list[FakeContext] = []
+
+
+stack = _Stack()
 broken: list[bool] = []
+# Streams, events and pinned blocks that were made and not destroyed, by class.
+live: Counter[str] = Counter()
 FREE, TOTAL = 1 << 30, 2 << 30
 
 
@@ -33,24 +48,38 @@ class OutOfMemory(Error):
 
 
 def _need_context(owner: FakeContext | None = None) -> FakeContext:
-    if not current:
+    if not stack.contexts:
         raise LogicError("invalid device context")
-    if owner is not None and current[-1] is not owner:
+    if owner is not None and stack.contexts[-1] is not owner:
         raise LogicError("the current context is that of another device")
-    return current[-1]
+    return stack.contexts[-1]
+
+
+class _Owned:
+    """Something of a context that its destructor gives back."""
+
+    def __init__(self) -> None:
+        self.context = _need_context()
+        live[type(self).__name__] += 1
+
+    def __del__(self) -> None:
+        known = stack.contexts and stack.contexts[-1] is self.context
+        if known or threading.get_ident() == self.context.thread:
+            live[type(self).__name__] -= 1
 
 
 class FakeContext:
     def __init__(self, device: Device) -> None:
         self.device = device
         self.memory: dict[int, np.ndarray] = {}
+        self.thread = threading.get_ident()
 
     def push(self) -> None:
-        current.append(self)
+        stack.contexts.append(self)
 
     @staticmethod
     def pop() -> None:
-        current.pop()
+        stack.contexts.pop()
 
     @staticmethod
     def enable_peer_access(peer: FakeContext, flags: int = 0) -> None:
@@ -65,7 +94,7 @@ class Device:
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self._context = FakeContext(self)
+        self.context: FakeContext | None = None
 
     @staticmethod
     def count() -> int:
@@ -80,8 +109,15 @@ class Device:
     def can_access_peer(self, other: Device) -> bool:
         return other is not self
 
+    def total_memory(self) -> int:
+        return TOTAL
+
+    def pci_bus_id(self) -> str:
+        return f"0000:0{self.index}:00.0"
+
     def retain_primary_context(self) -> FakeContext:
-        return self._context
+        self.context = self.context or FakeContext(self)
+        return self.context
 
 
 class DeviceAllocation:
@@ -97,17 +133,18 @@ class DeviceAllocation:
     def free(self) -> None:
         _need_context(self._context)
         del self._context.memory[self._address]
-        for stream in Stream.by_handle.values():
+        for stream in list(Stream.by_handle.values()):
             stream.spoiled |= stream.captured is not None and not stream.relaxed
 
 
-class Stream:
-    by_handle: ClassVar[dict[int, Stream]] = {}
+class Stream(_Owned):
+    by_handle: ClassVar[WeakValueDictionary[int, Stream]] = WeakValueDictionary()
+    handles: ClassVar[Iterator[int]] = count(1)
 
     def __init__(self, flags: int = 0) -> None:
         assert flags == 1, "a stream that waits for the default stream"
-        self.context = _need_context()
-        self.handle = len(Stream.by_handle) + 1
+        super().__init__()
+        self.handle = next(Stream.handles)
         Stream.by_handle[self.handle] = self
         self.captured: list[Callable[[], None]] | None = None
         # Of a capture: the mode that allows memory to be freed meanwhile, and whether it was without that mode.
@@ -128,10 +165,10 @@ class Stream:
         _need_context(self.context)
 
 
-class Event:
+class Event(_Owned):
     def __init__(self, flags: int = 0) -> None:
         assert flags == event_flags.DISABLE_TIMING
-        self.context = _need_context()
+        super().__init__()
 
     def record(self, stream: Stream | None = None) -> Event:
         assert stream is not None and stream.context is self.context, "an event of another context"
@@ -171,6 +208,10 @@ def memset_d8_async(dest: int, data: int, size: int, stream: Stream) -> None:
     stream.do(lambda: ctypes.memset(dest, data, size))  # type: ignore[arg-type, return-value]
 
 
+def get_driver_version() -> int:
+    return 12040
+
+
 def mem_get_info() -> tuple[int, int]:
     used = sum(m.nbytes for m in _need_context().memory.values())
     return FREE - used, TOTAL
@@ -182,9 +223,22 @@ def mem_alloc(nbytes: int) -> DeviceAllocation:
     return DeviceAllocation(nbytes)
 
 
+class PagelockedHostAllocation(_Owned):
+    """The base of pinned arrays."""
+
+    limit: ClassVar[int] = 1 << 30
+
+    def __init__(self, nbytes: int) -> None:
+        if nbytes > self.limit:
+            raise OutOfMemory("cuMemHostAlloc failed: out of memory")
+        super().__init__()
+        self._memory = np.empty(nbytes, np.uint8)
+        self.__array_interface__ = self._memory.__array_interface__
+
+
 def pagelocked_empty(shape: int, dtype: Any, order: str = "C", mem_flags: int = 0) -> np.ndarray:
-    _need_context()
-    return np.empty(shape, dtype, order)  # type: ignore[call-overload]
+    assert dtype is np.uint8 and mem_flags == host_alloc_flags.PORTABLE
+    return np.asarray(PagelockedHostAllocation(shape))
 
 
 class Packed(bytes):
@@ -221,6 +275,8 @@ class Function:
 
 class Module:
     def __init__(self, content: bytes) -> None:
+        if content.startswith(b"damaged"):
+            raise LogicError("cuModuleLoadDataEx failed: device kernel image is invalid")
         self.kernels = content.decode().split()
 
     def get_function(self, name: str) -> Function:
@@ -236,6 +292,8 @@ class Library:
     def __init__(self) -> None:
         self.graphs: dict[int, list[Callable[[], None]]] = {}
         self.replays = 0
+        self.executables: set[int] = set()
+        self.handles = count(1)
 
     def cuStreamBeginCapture_v2(self, stream: ctypes.c_void_p, mode: ctypes.c_int) -> int:
         source = Stream.by_handle[stream.value or 0]
@@ -245,19 +303,23 @@ class Library:
     def cuStreamEndCapture(self, stream: ctypes.c_void_p, graph: Any) -> int:
         source = Stream.by_handle[stream.value or 0]
         assert source.captured is not None
-        graph._obj.value = len(self.graphs) + 1
+        graph._obj.value = next(self.handles)
         self.graphs[graph._obj.value] = source.captured
         source.captured = None
         return 901 if source.spoiled else 0
 
     def cuGraphInstantiateWithFlags(self, executable: Any, graph: ctypes.c_void_p, flags: Any) -> int:
+        assert graph.value
         executable._obj.value = graph.value
+        self.executables.add(graph.value)
         return 0
 
     def cuGraphDestroy(self, graph: Any) -> int:
         return 0
 
     def cuGraphExecDestroy(self, graph: Any) -> int:
+        _need_context()
+        self.executables.remove(graph.value)
         return 0
 
     def cuGraphLaunch(self, graph: ctypes.c_void_p, stream: ctypes.c_void_p) -> int:
@@ -303,4 +365,5 @@ def installed() -> Iterator[types.ModuleType]:
             sys.modules.pop(name, None)
             if module is not None:
                 sys.modules[name] = module
-        current.clear()
+        stack.contexts.clear()
+        live.clear()

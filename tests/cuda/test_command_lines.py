@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import shlex
 from pathlib import Path
@@ -18,7 +19,7 @@ from ikpy.errors import UsageError
 from ikpy.graph.placement import CPU, Device, Placement, PlacementParams, place
 from scripts.make_deepseek_header import write_header
 from tests.cuda.models import emulated
-from tests.shared import DATA
+from tests.shared import DATA, SHARED
 
 N_LAYER, N_DENSE = 61, 3
 FOUR = tuple(Device(f"CUDA{i}", 24 << 30) for i in range(4))
@@ -155,6 +156,47 @@ def test_deepseek_v3_has_118_splits_with_experts_on_the_cpu(tmp_path: Path) -> N
     assert context.n_graph_splits == 118
     assert context.devices is not None
     assert context.devices.cache_bytes() == {"CUDA0": 61 * 32768 * 576 // 32 * 34}
+
+
+GPU_OPTION = re.compile(r" (-ngl|--n-gpu-layers|-ot|--override-tensor|-op|-sm|-ts|-mg|-nkvo|--gpu-layers) ")
+TOOL_LINE = re.compile(r"llama-(server|cli|sweep-bench|perplexity|batched-bench|imatrix) (.*)")
+
+
+def lines_of_users() -> list[tuple[str, str]]:
+    """Tool and arguments of every line with options for GPUs in the users' discussions."""
+    found = set()
+    for path in sorted((SHARED / "seeds").glob("*")):
+        text = re.sub(r"\\\s*\n\s*(?:> ?)?", " ", html.unescape(path.read_text(errors="replace")))
+        for match in filter(None, map(TOOL_LINE.search, text.splitlines())):
+            rest = re.split(r" (?:2>&1|\||>|&&|;)(?: |$)|[`<]", match[2])[0]
+            if GPU_OPTION.search(f"{rest} ") and "$(" not in rest:
+                found.add((match[1], re.sub(r"\$\{?\w+\}?", "x", rest)))
+    return sorted(found)
+
+
+@pytest.mark.skipif(not (SHARED / "seeds").exists(), reason="the users' discussions are not here")
+def test_lines_of_the_users_are_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No option for GPUs in them is unknown or without effect."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wiki.test.raw").write_text("x")
+    refused, n = [], 0
+    with emulated(4):
+        for tool, rest in lines_of_users():
+            try:
+                arguments = shlex.split(rest)
+            except ValueError:  # prose
+                continue
+            try:
+                params = parse(arguments, tool)
+            except UsageError as error:
+                refused.append(f"{error}: {rest}")
+                continue
+            n += 1
+            bad = [w for w in params.warnings if GPU_OPTION.search(f" {w} ".replace(",", " ")) or "CUDA" in w]
+            assert not bad, f"{bad}: {rest}"
+    assert n >= 40
+    # Half sentences, and a model's path with a blank in it.
+    assert len(refused) <= 3, refused
 
 
 # --- tools ----------------------------------------------------------------------------------------------------

@@ -2,52 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Collection, Iterator
+import gc
+import sys
+from collections.abc import Collection
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ikpy.backends.cuda import devices as cuda_devices
-from ikpy.backends.cuda import emulator
 from ikpy.backends.cuda.api import DeviceError
 from ikpy.backends.cuda.arguments import pack
-from ikpy.backends.cuda.launch import Launch, kernel_file
+from ikpy.backends.cuda.launch import Launch
+from ikpy.cli import main
 from ikpy.graph.placement import PlacementParams
 from tests.cuda import fake_pycuda
 from tests.cuda.models import logits_of, zoo
-
-
-def packed(args: list[bytes]) -> fake_pycuda.Packed:
-    buffer = fake_pycuda.Packed(pack(args))
-    buffer.args = args
-    return buffer
-
-
-@pytest.fixture
-def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """driver.py with two devices in `devices`, whose kernels are the emulated ones."""
-    machine = emulator.library()
-    fake_pycuda.Function.launcher = staticmethod(machine.launch)  # type: ignore[assignment]
-
-    def cubins(capability: tuple[int, int], kernels: Collection[str]) -> dict[str, Path]:
-        assert capability == (8, 6)
-        found = {}
-        for name in kernels:
-            found[name] = tmp_path / f"{kernel_file(name)}.cubin"
-            found[name].write_text(" ".join(machine.kernels()))
-        return found
-
-    with fake_pycuda.installed():
-        module = importlib.import_module("ikpy.backends.cuda.driver")
-        library = fake_pycuda.Library()
-        monkeypatch.setattr(module, "_library", lambda: library)
-        monkeypatch.setattr(module, "pack", packed)
-        module.library = library
-        module.devices = module.open_devices(cubins)
-        yield module
 
 
 def test_arguments_lie_at_multiples_of_their_size() -> None:
@@ -150,3 +122,49 @@ def test_static_shared_memory_counts_towards_what_must_be_asked_for(driver: Any)
     assert device.function("rms_norm_q8", limit).shared == limit
     assert device.function("rms_norm_q8", limit + 4).shared == limit + 4
     assert device.function("rms_norm_q8", 0).shared == limit + 4
+
+
+def test_a_cubin_that_the_driver_does_not_load(driver: Any, tmp_path: Path) -> None:
+    path = tmp_path / "damaged.cubin"
+    path.write_text("damaged")
+    device = driver.devices[0]
+    device._cubins = lambda capability, names: dict.fromkeys(names, path)
+    with pytest.raises(DeviceError, match=r"^CUDA0: the driver does not load .*damaged.cubin: .*CUDA 12.4.*--force"):
+        device.prepare(["rope"])
+
+
+def test_pycuda_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As without a driver, or when it was built for another numpy: the CPU goes on, and says why."""
+    monkeypatch.delenv(cuda_devices.EMULATE, raising=False)
+    monkeypatch.setattr(cuda_devices, "find_spec", lambda _: True)
+    package = ModuleType("pycuda")
+    package.__path__ = []  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pycuda", package)
+    for error in (ImportError("libcuda.so.1: cannot open shared object file"), ValueError("numpy.dtype size\nchanged")):
+
+        def fail(name: str, *_: object, error: Exception = error) -> None:
+            if name == "pycuda.driver":
+                raise error
+
+        monkeypatch.setattr(sys, "meta_path", [SimpleNamespace(find_spec=fail), *sys.meta_path])
+        cuda_devices._open.cache_clear()
+        assert not cuda_devices.available()
+        text = " ".join(str(error).split())
+        assert cuda_devices.why_none().startswith(f"PyCUDA does not load: {text}; is the NVIDIA driver installed?")
+        assert main(["info"]) == 0
+    cuda_devices._open.cache_clear()
+
+
+def test_missing_kernels_are_found_before_weights_are_uploaded(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_compiler(capability: tuple[int, int], kernels: Collection[str]) -> dict[str, Path]:
+        raise DeviceError("the CUDA compiler nvcc is not found")
+
+    monkeypatch.setattr(cuda_devices, "_open", lambda *_: (driver.devices, ""))
+    for device in driver.devices:
+        device._cubins = no_compiler
+    lines: list[str] = []
+    with pytest.raises(DeviceError, match="nvcc is not found"):
+        logits_of(zoo("qwen3"), np.arange(5, 9, dtype=np.int32), 4, placement=PlacementParams(), log=lines)
+    assert not any("uploaded" in line for line in lines)
+    gc.collect()
+    assert not any(device.handle.context.memory for device in driver.devices if device.handle.context)

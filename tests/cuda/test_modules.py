@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,8 +96,52 @@ def test_another_compiler_compiles_again(nvcc: Path, monkeypatch: pytest.MonkeyP
 
 def test_messages_of_the_compiler_are_shown(nvcc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVCC_FAILS", "rope")
-    with pytest.raises(DeviceError, match=r"nvcc cannot compile rope.cu for sm_80:\nerror: no such thing"):
+    with pytest.raises(DeviceError, match=r"compile rope.cu for sm_80: error: no such thing \(all in .*\)$"):
         modules.build("sm_80", lambda _: None)
+    assert (modules.cache_dir() / "sm_80" / "rope.log").read_text() == "error: no such thing\n"
+
+
+@pytest.mark.parametrize(
+    ("complaint", "remedy"),
+    [
+        ("nvcc fatal   : Unsupported gpu architecture 'sm_120'", "this CUDA toolkit is older than the GPU"),
+        ("sh: 1: gcc: not found", "install a C++ compiler (g++)"),
+        ("#error -- unsupported GNU version! gcc versions later than 12 are not supported!", "NVCC_PREPEND_FLAGS="),
+        ("nvcc fatal   : Failed to preprocess host compiler properties.", "install a C++ compiler"),
+    ],
+)
+def test_what_helps_against_complaints_of_the_compiler(
+    nvcc: Path, complaint: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = Path(os.environ["NVCC"])
+    compiler.write_text(NVCC.replace("error: no such thing", complaint))
+    monkeypatch.setenv("NVCC_FAILS", "rope")
+    with pytest.raises(DeviceError, match=f"{re.escape(remedy)}.*all in") as caught:
+        modules.build("sm_80", lambda _: None)
+    assert complaint in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_one_failure_stops_the_rest(nvcc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i in range(20):
+        (modules.KERNELS / f"zz{i}.cu").write_text("")
+    monkeypatch.setenv("NVCC_FAILS", "norm")
+    with pytest.raises(DeviceError, match=r"norm\.cu"):
+        modules.build("sm_80", lambda _: None, jobs=1)
+    assert len(nvcc.read_text().splitlines()) < 20
+
+
+def test_a_cache_that_cannot_be_written(nvcc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(DeviceError, match=r"cannot be kept in .*: Not a directory; XDG_CACHE_HOME names another place"):
+        modules.build("sm_80", lambda _: None)
+
+
+def test_a_compiler_that_cannot_be_started(nvcc: Path) -> None:
+    modules.nvcc()
+    Path(os.environ["NVCC"]).unlink()
+    with pytest.raises(DeviceError, match=r"nvcc cannot be started: No such file"):
+        modules.nvcc_version()
 
 
 def test_old_gpus_are_refused() -> None:

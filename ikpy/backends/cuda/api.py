@@ -111,7 +111,11 @@ class Device(ABC):
 
     @abstractmethod
     def memory(self) -> MemoryInfo:
-        """Free and total memory now."""
+        """Free and total memory now. A device in use takes some for itself; this makes it one in use."""
+
+    def memory_estimate(self) -> MemoryInfo:
+        """The same as far as it is known without taking the device into use."""
+        return self.memory()
 
     @abstractmethod
     def alloc(self, nbytes: int) -> int:
@@ -139,7 +143,10 @@ class Device(ABC):
 
     @abstractmethod
     def pinned(self, nbytes: int) -> np.ndarray:
-        """Host memory, uint8 [nbytes], that copies to and from devices run fastest with."""
+        """Host memory, uint8 [nbytes], that copies to and from devices run fastest with.
+
+        Raises DeviceError where the system does not lock that much.
+        """
 
     def __repr__(self) -> str:
         return f"{self.name} ({self.description})"

@@ -16,6 +16,7 @@ from ikpy.graph.placement import DeviceParams, PlacementParams
 
 EMULATE = "IKPY_CUDA_EMULATE"
 EMULATED_MIB = "IKPY_CUDA_EMULATE_MIB"
+REINSTALL = "build PyCUDA again: pip install --force-reinstall --no-binary :all: pycuda"
 NO_PYCUDA = "PyCUDA is not installed (pip install 'ikpy[cuda]')"
 
 
@@ -42,9 +43,14 @@ def _open(emulated: str, mib: str) -> tuple[Sequence[Device], str]:
 
     try:
         from ikpy.backends.cuda.driver import open_devices
-
+    except Exception as error:  # PyCUDA's extension raises what its build, the driver and numpy make it raise
+        return (
+            [],
+            f"PyCUDA does not load: {' '.join(str(error).split())}; is the NVIDIA driver installed? If so, {REINSTALL}",
+        )
+    try:
         found = open_devices(cubins)
-    except (ImportError, DeviceError) as error:
+    except DeviceError as error:
         return [], str(error)
     usable = [device for device in found if device.compute_capability >= OLDEST]
     too_old = ", ".join(str(device) for device in found if device not in usable)

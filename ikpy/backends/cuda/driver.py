@@ -17,30 +17,35 @@ from typing import Any
 import numpy as np
 import pycuda.driver as cuda
 
+from ikpy.backends.cuda import nvml
 from ikpy.backends.cuda.api import Device, DeviceError, Event, Graph, LaunchLike, MemoryInfo, Stream
 from ikpy.backends.cuda.arguments import pack
+from ikpy.backends.cuda.interrupts import held_back
 
 STREAM_NON_BLOCKING = 1
 # Memory that Python's collector frees in the midst of a capture would end one of the stricter modes.
 CAPTURE_RELAXED = 2
 # If static and dynamic shared memory of a block are more than this, the dynamic one must be asked for per function.
 DEFAULT_SHARED_BYTES = 48 << 10
+# The management library counts memory that the driver reserves.
+WHOLE = 1.25
 
 # Compute capability and names of kernels -> cubin that holds each of them.
 CubinLoader = Callable[[tuple[int, int], Collection[str]], Mapping[str, Path]]
 # .device: whose context is current in a thread.
 _thread = threading.local()
+_opening = threading.RLock()
 
 
 def open_devices(cubins: CubinLoader) -> list[Device]:
-    """All GPUs. cubins: finds or compiles the kernels. Raises DeviceError if the driver does not start."""
+    """All GPUs, none of which has a context before it is used. cubins: finds or compiles the kernels.
+
+    Raises DeviceError if the driver does not start.
+    """
     try:
         cuda.init()
-        devices = [CudaDevice(i, cuda.Device(i), cubins) for i in range(cuda.Device.count())]
-        for device in devices:
-            for other in devices:
-                device.enable_peer(other)
-        return list(devices)
+        opened: list[CudaDevice] = []
+        return [CudaDevice(i, cuda.Device(i), cubins, opened) for i in range(cuda.Device.count())]
     except cuda.Error as error:
         raise DeviceError(f"the CUDA driver does not start: {error}") from error
 
@@ -63,6 +68,21 @@ def _call(name: str, *arguments: Any) -> None:
         raise DeviceError(f"{name} failed: {(text.value or b'unknown error').decode()} ({status})")
 
 
+def _destroyed_with(owner: object, device: CudaDevice, held: list[Any]) -> None:
+    """Lets go of PyCUDA's objects when the owner dies, in whatever thread, with their context current.
+
+    Without it PyCUDA would leak what dies in another thread than the one that made the context.
+    """
+    finalizer = weakref.finalize(owner, _let_go, device, held)
+    # At exit the driver frees everything, perhaps before us.
+    finalizer.atexit = False
+
+
+def _let_go(device: CudaDevice, held: list[Any]) -> None:
+    with device.pushed():
+        held.clear()
+
+
 class CudaGraph(Graph):
     """An instantiated CUDA graph."""
 
@@ -73,8 +93,21 @@ class CudaGraph(Graph):
 
 
 def _destroy_graph(device: CudaDevice, handle: ctypes.c_void_p) -> None:
-    with device.current():
+    with device.pushed():
         _library().cuGraphExecDestroy(handle)
+
+
+class PinnedMemory:
+    """Page-locked host memory as an array's base: it lives as long as any view of that array."""
+
+    def __init__(self, device: CudaDevice, nbytes: int) -> None:
+        with device.current():
+            try:
+                array = cuda.pagelocked_empty(nbytes, np.uint8, mem_flags=cuda.host_alloc_flags.PORTABLE)
+            except cuda.Error as error:
+                raise DeviceError(f"{device.name}: {nbytes} bytes of host memory cannot be pinned: {error}") from error
+        self.__array_interface__ = array.__array_interface__
+        _destroyed_with(self, device, [array])
 
 
 class CudaEvent(Event):
@@ -83,7 +116,13 @@ class CudaEvent(Event):
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
         with device.current():
-            self.event = cuda.Event(cuda.event_flags.DISABLE_TIMING)
+            self._held = [cuda.Event(cuda.event_flags.DISABLE_TIMING)]
+        _destroyed_with(self, device, self._held)
+
+    @property
+    def event(self) -> Any:
+        """PyCUDA's event."""
+        return self._held[0]
 
     def synchronize(self) -> None:
         with self._device.current():
@@ -96,7 +135,13 @@ class CudaStream(Stream):
     def __init__(self, device: CudaDevice) -> None:
         self.device = device
         with device.current():
-            self.stream = cuda.Stream(STREAM_NON_BLOCKING)
+            self._held = [cuda.Stream(STREAM_NON_BLOCKING)]
+        _destroyed_with(self, device, self._held)
+
+    @property
+    def stream(self) -> Any:
+        """PyCUDA's stream."""
+        return self._held[0]
 
     def upload(self, target: int, source: np.ndarray) -> None:
         with self.device.current():
@@ -143,14 +188,10 @@ class CudaStream(Stream):
 
     def capture(self, issue: Callable[[], None]) -> Graph:
         stream = ctypes.c_void_p(self.stream.handle)
-        graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
+        executable = ctypes.c_void_p()
         with self.device.current():
             try:
-                _call("cuStreamBeginCapture_v2", stream, ctypes.c_int(CAPTURE_RELAXED))
-                try:
-                    issue()
-                finally:
-                    _call("cuStreamEndCapture", stream, ctypes.byref(graph))
+                graph = self._captured(stream, issue)
                 try:
                     _call("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, ctypes.c_ulonglong(0))
                 finally:
@@ -159,6 +200,20 @@ class CudaStream(Stream):
                 raise DeviceError(f"{self.device.name}: {error}; -cuda graphs=0 goes without CUDA graphs") from error
         return CudaGraph(self.device, executable)
 
+    @staticmethod
+    def _captured(stream: ctypes.c_void_p, issue: Callable[[], None]) -> ctypes.c_void_p:
+        graph = ctypes.c_void_p()
+        _call("cuStreamBeginCapture_v2", stream, ctypes.c_int(CAPTURE_RELAXED))
+        try:
+            issue()
+        except BaseException:
+            # A stream that goes on capturing could not even be waited for.
+            if not _library().cuStreamEndCapture(stream, ctypes.byref(graph)) and graph:
+                _library().cuGraphDestroy(graph)
+            raise
+        _call("cuStreamEndCapture", stream, ctypes.byref(graph))
+        return graph
+
     def replay(self, graph: Graph) -> None:
         assert isinstance(graph, CudaGraph)
         with self.device.current():
@@ -166,17 +221,42 @@ class CudaStream(Stream):
 
 
 class CudaDevice(Device):
-    """A GPU with its primary context; kernels are loaded when first launched."""
+    """A GPU with its primary context, made at its first use; kernels are loaded when first launched.
 
-    def __init__(self, index: int, device: Any, cubins: CubinLoader) -> None:
+    opened: all devices of the process that have a context.
+    """
+
+    def __init__(self, index: int, device: Any, cubins: CubinLoader, opened: list[CudaDevice]) -> None:
         super().__init__(index, device.name(), device.compute_capability())
         self.handle = device
-        self.context = device.retain_primary_context()
+        self._opened = opened
+        self._context: Any = None
         self._cubins = cubins
         self._modules: dict[Path, Any] = {}
         self._functions: dict[str, Any] = {}
         self._shared: dict[str, int] = {}
         self._allocations: dict[int, Any] = {}
+
+    @property
+    def context(self) -> Any:
+        """The primary context; it takes hundreds of MiB of the device from the first time on."""
+        if self._context is None:
+            with _opening:
+                if self._context is None:
+                    self._open()
+        return self._context
+
+    def _open(self) -> None:
+        try:
+            self._context = self.handle.retain_primary_context()
+        except cuda.Error as error:
+            raise DeviceError(f"{self.name}: the device cannot be used: {error}") from error
+        # PyCUDA would give the primary context back with the wrong call at exit, which fails with a warning.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._context))
+        for other in self._opened:
+            self._enable_peer(other)
+            other._enable_peer(self)
+        self._opened.append(self)
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -189,22 +269,38 @@ class CudaDevice(Device):
             if before is self:
                 yield
                 return
+            # A context that an interrupt leaves on PyCUDA's stack makes it abort the process at exit.
+            with held_back():
+                context = self.context
+                # The collector may run at any point, and what it finds looks at this.
+                _thread.device = None
+                context.push()
+                _thread.device = self
+                try:
+                    yield
+                finally:
+                    _thread.device = None
+                    cuda.Context.pop()
+                    _thread.device = before
+        except cuda.Error as error:
+            raise DeviceError(f"{self.name}: {error}") from error
+
+    @contextmanager
+    def pushed(self) -> Iterator[None]:
+        """The context on top of whatever is current: for what is destroyed at any point of a thread."""
+        with held_back():
             self.context.push()
-            _thread.device = self
             try:
                 yield
             finally:
-                _thread.device = before
                 cuda.Context.pop()
-        except cuda.Error as error:
-            raise DeviceError(f"{self.name}: {error}") from error
 
     def session(self) -> AbstractContextManager[None]:
         return self.current()
 
-    def enable_peer(self, other: CudaDevice) -> None:
+    def _enable_peer(self, other: CudaDevice) -> None:
         """Lets copies to the other device go directly where the hardware can."""
-        if other is not self and self.handle.can_access_peer(other.handle):
+        if self.handle.can_access_peer(other.handle):
             with suppress(DeviceError), self.current():  # copies go through host memory then
                 cuda.Context.enable_peer_access(other.context)
 
@@ -228,15 +324,32 @@ class CudaDevice(Device):
         with self.current():
             for name, path in self._cubins(self.compute_capability, wanted).items():
                 if path not in self._modules:
-                    self._modules[path] = cuda.module_from_buffer(path.read_bytes())
+                    self._modules[path] = self._module(path)
                 try:
                     self._functions[name] = self._modules[path].get_function(name)
                 except cuda.LogicError as error:
                     raise DeviceError(f"{self.name}: there is no kernel {name} in {path.name}") from error
 
+    def _module(self, path: Path) -> Any:
+        try:
+            return cuda.module_from_buffer(path.read_bytes())
+        except cuda.Error as error:
+            major, minor = divmod(cuda.get_driver_version(), 1000)
+            raise DeviceError(
+                f"{self.name}: the driver does not load {path}: {error}; the driver is for CUDA {major}.{minor // 10}: "
+                "if the nvcc that compiled the kernels is newer, update the driver or name an older one with NVCC; "
+                "`ikpy cuda build --force` compiles a damaged file again"
+            ) from error
+
     def memory(self) -> MemoryInfo:
         with self.current():
             return MemoryInfo(*cuda.mem_get_info())
+
+    def memory_estimate(self) -> MemoryInfo:
+        seen = None if self._context else nvml.memory_of(self.handle.pci_bus_id())
+        # The library sees whole GPUs, also where this process has a slice of one.
+        trusted = seen is not None and seen.total <= WHOLE * self.handle.total_memory()
+        return seen if seen and trusted else self.memory()
 
     def alloc(self, nbytes: int) -> int:
         with self.current():
@@ -262,5 +375,4 @@ class CudaDevice(Device):
         return CudaEvent(self)
 
     def pinned(self, nbytes: int) -> np.ndarray:
-        with self.current():
-            return cuda.pagelocked_empty(nbytes, np.uint8, mem_flags=cuda.host_alloc_flags.PORTABLE)
+        return np.asarray(PinnedMemory(self, nbytes))

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 
 import numpy as np
 
 from ikpy.backends.cuda.api import Device, DeviceError, Stream, aligned
+from ikpy.backends.cuda.interrupts import Held
+from ikpy.backends.cuda.staging import Part, StagingRing
 from ikpy.graph.ir import Buffer
 
-CHUNK = 64 << 20
+Log = Callable[[str], None]
+MIB = 1 << 20
+# Seconds between two lines about an upload under way.
+REPORT_INTERVAL = 5.0
 
 
 def host_view(address: int, nbytes: int) -> np.ndarray:
@@ -19,32 +26,39 @@ def host_view(address: int, nbytes: int) -> np.ndarray:
     return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
 
 
-class PinnedUploader:
-    """Copies pageable memory through two pinned buffers: one is filled while the other is on its way."""
+class _Progress:
+    """Says now and then how far an upload is, and how fast it was."""
 
-    def __init__(self, device: Device, stream: Stream, chunk: int = CHUNK) -> None:
-        self._stream = stream
-        self._buffers = [device.pinned(chunk) for _ in range(2)]
-        self._events = [device.new_event() for _ in range(2)]
-        self._next = 0
-        self._chunk = chunk
+    def __init__(self, device: Device, total: int, log: Log) -> None:
+        self._name, self._total, self._log = device.name, total, log
+        self._done = 0
+        self._began = self._told = time.monotonic()
 
-    def upload(self, target: int, source: np.ndarray) -> None:
-        """Copies source to the device; returns when source may change, before the last chunk has arrived."""
-        for start in range(0, source.nbytes, self._chunk):
-            part = source[start : start + self._chunk]
-            buffer, event = self._buffers[self._next], self._events[self._next]
-            event.synchronize()
-            buffer[: part.nbytes] = part
-            self._stream.upload(target + start, buffer[: part.nbytes])
-            self._stream.record(event)
-            self._next ^= 1
+    def __call__(self, nbytes: int) -> None:
+        self._done += nbytes
+        now = time.monotonic()
+        if now - self._told >= REPORT_INTERVAL:
+            self._told = now
+            share = f"{100 * self._done / self._total:.0f} % of {self._total / MIB:.2f} MiB"
+            self._log(f"llm_load_tensors: {self._name}: uploading weights: {share} ({self._speed(now)})")
+
+    def finish(self) -> None:
+        """The last line."""
+        speed = self._speed(time.monotonic())
+        self._log(f"llm_load_tensors: {self._name}: uploaded {self._total / MIB:.2f} MiB of weights ({speed})")
+
+    def _speed(self, now: float) -> str:
+        return f"{self._done / MIB / max(now - self._began, 1e-6):.0f} MiB/s"
 
 
 class WeightStore:
-    """Device addresses of weights; the memory is given back with the store."""
+    """Device addresses of weights; the memory is given back with the store.
+
+    uploaded: is called with every weight that is on a device and whose host memory was only read for that.
+    """
 
     def __init__(self) -> None:
+        self.uploaded: Callable[[Buffer], None] = lambda _: None
         self._addresses: dict[tuple[str, int], int] = {}
         self._blocks: list[tuple[Device, int]] = []
         # Nothing else may come to lie where an uploaded weight is in host memory.
@@ -62,25 +76,39 @@ class WeightStore:
                 found[buffer.address] = buffer
         return list(found.values())
 
-    def upload(self, device: Device, buffers: Iterable[Buffer]) -> int:
-        """Uploads the weights that are missing on the device; returns their bytes."""
+    def upload(
+        self, device: Device, buffers: Iterable[Buffer], ring: StagingRing, stream: Stream, log: Log, held: Held
+    ) -> None:
+        """Uploads the weights that are missing on the device; an interrupt that is held back ends it."""
         wanted = self.missing(device, buffers)
+        if not wanted:
+            return
         total = sum(aligned(b.nbytes) for b in wanted)
-        if not total:
-            return 0
-        address = device.alloc(total)
-        self._blocks.append((device, address))
-        stream = device.new_stream()
-        largest = max(b.nbytes for b in wanted)
-        uploader = PinnedUploader(device, stream, min(CHUNK, largest))
-        for buffer in wanted:
-            assert buffer.address is not None
-            uploader.upload(address, host_view(buffer.address, buffer.nbytes))
-            self._addresses[device.name, buffer.address] = address
-            self._owners.append(buffer.owner)
-            address += aligned(buffer.nbytes)
-        stream.synchronize()
-        return total
+        block = device.alloc(total)
+        progress = _Progress(device, sum(b.nbytes for b in wanted), log)
+        addresses: dict[tuple[str, int], int] = {}
+
+        def parts() -> Iterator[Part]:
+            address = block
+            for buffer in wanted:
+                assert buffer.address is not None
+                held.deliver()
+                yield address, host_view(buffer.address, buffer.nbytes)
+                addresses[device.name, buffer.address] = address
+                address += aligned(buffer.nbytes)
+
+        try:
+            ring.copy(stream, parts(), _Arrivals(wanted, self.uploaded, progress))
+            stream.synchronize()
+        except BaseException:
+            with suppress(DeviceError):  # the first error is the one to tell
+                stream.synchronize()
+            _release([(device, block)])
+            raise
+        self._blocks.append((device, block))
+        self._addresses |= addresses
+        self._owners += [buffer.owner for buffer in wanted]
+        progress.finish()
 
     def address(self, device: Device, buffer: Buffer) -> int:
         """Device address of a weight. Raises DeviceError if it was not uploaded."""
@@ -91,7 +119,26 @@ class WeightStore:
             raise DeviceError(f"{device.name}: {buffer.name or 'a tensor'} was not uploaded") from None
 
 
+class _Arrivals:
+    """Turns bytes that were read, in the order of the weights, into weights that were read."""
+
+    def __init__(self, wanted: Iterable[Buffer], read: Callable[[Buffer], None], progress: Callable[[int], None]):
+        self._wanted = iter(wanted)
+        self._read, self._progress = read, progress
+        self._current = next(self._wanted, None)
+        self._bytes = 0
+
+    def __call__(self, nbytes: int) -> None:
+        self._bytes += nbytes
+        while self._current is not None and self._bytes >= self._current.nbytes:
+            self._bytes -= self._current.nbytes
+            self._read(self._current)
+            self._current = next(self._wanted, None)
+        self._progress(nbytes)
+
+
 def _release(blocks: list[tuple[Device, int]]) -> None:
     for device, address in blocks:
-        device.release(address)
+        with suppress(DeviceError):  # a device that failed frees nothing before the process ends
+            device.release(address)
     blocks.clear()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -78,15 +79,15 @@ def nvcc() -> str:
         if path and shutil.which(path):
             return path
     raise DeviceError(
-        "the CUDA compiler nvcc is not found: install the CUDA toolkit, or set NVCC or CUDA_HOME, "
-        "or copy kernels made by `ikpy cuda build` elsewhere"
+        "the CUDA compiler nvcc is not found: install the CUDA toolkit (nvidia-cuda-toolkit, cuda-nvcc), or set NVCC "
+        "or CUDA_HOME, or copy kernels made by `ikpy cuda build` elsewhere; -ngl 0 uses the CPU"
     )
 
 
 @cache
 def nvcc_version() -> str:
     """Last line of nvcc --version."""
-    done = subprocess.run([nvcc(), "--version"], capture_output=True, text=True, check=False)
+    done = _run([nvcc(), "--version"])
     lines = [line for line in done.stdout.splitlines() if line.strip()]
     if done.returncode or not lines:
         raise DeviceError(f"{nvcc()} --version fails: {done.stderr.strip() or done.returncode}")
@@ -121,8 +122,44 @@ def _target(source: Path, arch: str, headers: str, folder: Path) -> Path:
     return made[-1] if made else folder / arch / f"{name}-{tag}.cubin"
 
 
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    except OSError as error:
+        raise DeviceError(f"{command[0]} cannot be started: {error.strerror}") from error
+
+
+# What nvcc complains about when the machine is not set up for it, and what helps.
+REMEDIES = (
+    (
+        r"unsupported (GNU|clang) version",
+        "name a C++ compiler that this nvcc takes: NVCC_PREPEND_FLAGS='-ccbin g++-12'",
+    ),
+    (r"host compiler|sh: .*not found|cc1plus|gcc: not found|No such file or directory", "install a C++ compiler (g++)"),
+    (r"Unsupported gpu architecture|not defined for option 'gpu", "this CUDA toolkit is older than the GPU: update it"),
+    (r"No space left", "make room in the folder, or name another one with XDG_CACHE_HOME"),
+)
+
+
+def _reason(done: subprocess.CompletedProcess[str]) -> str:
+    """The first complaint of a compiler, and what helps against it if that is known."""
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    first = next((line for line in lines if re.search(r"\b(error|fatal)\b", line)), lines[0] if lines else "")
+    help_ = next((remedy for pattern, remedy in REMEDIES if re.search(pattern, done.stderr)), "")
+    return (first or f"status {done.returncode}") + (f"; {help_}" if help_ else "")
+
+
 def compile_cubin(source: Path, arch: str, target: Path) -> str:
-    """Compiles a kernel file; returns what ptxas reports. Raises DeviceError with the compiler's message."""
+    """Compiles a kernel file; returns what ptxas reports. Raises DeviceError with the compiler's first complaint."""
+    try:
+        return _compile(source, arch, target)
+    except OSError as error:
+        raise DeviceError(
+            f"compiled kernels cannot be kept in {target.parent}: {error.strerror}; XDG_CACHE_HOME names another place"
+        ) from error
+
+
+def _compile(source: Path, arch: str, target: Path) -> str:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / "kernel.cubin"
@@ -138,9 +175,11 @@ def compile_cubin(source: Path, arch: str, target: Path) -> str:
             str(made),
             str(source),
         ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = _run(command)
         if done.returncode:
-            raise DeviceError(f"nvcc cannot compile {source.name} for {arch}:\n{done.stderr.strip()[:4000]}")
+            log = target.parent / f"{source.stem}.log"
+            log.write_text(done.stderr)
+            raise DeviceError(f"nvcc cannot compile {source.name} for {arch}: {_reason(done)} (all in {log})")
         usage = target.with_suffix(".ptxas")
         usage.write_text(done.stderr)
         os.replace(made, target)
@@ -169,9 +208,13 @@ def build(
         progress(f"compiling {len(missing)} CUDA kernel files for {arch} with {nvcc_version()} (kept in {folder})")
         with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
             futures = {pool.submit(compile_cubin, source, arch, target): source for source, target in missing}
-            for done, future in enumerate(as_completed(futures), 1):
-                future.result()
-                progress(f"  [{done}/{len(missing)}] {futures[future].name}")
+            try:
+                for done, future in enumerate(as_completed(futures), 1):
+                    future.result()
+                    progress(f"  [{done}/{len(missing)}] {futures[future].name}")
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)  # an error, or Ctrl-C, need not wait for the others
+                raise
     return [Cubin(source, target, _usage(target)) for source, target in targets]
 
 

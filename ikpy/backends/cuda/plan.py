@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import NamedTuple
 
 import numpy as np
 
-from ikpy.backends.cuda.api import Event, Graph, LaunchLike
+from ikpy.backends.cuda.api import DeviceError, Event, Graph, LaunchLike
+from ikpy.backends.cuda.interrupts import held_back
 from ikpy.backends.cuda.memory import host_view
 from ikpy.backends.cuda.state import DeviceState, Kernels
 from ikpy.graph.assign import EXPERT_KINDS, Step, written
@@ -254,11 +255,7 @@ class HybridPlan:
 
         def upload_and_launch(run: Run) -> None:
             spans = [(0, weight.buffer.nbytes)] if groups is None else self._active_spans(state, node, weight, groups)
-            state.copy_stream.wait(slot.free)
-            for start, end in spans:
-                state.copy_stream.upload(slot.block.address + start, source[start:end])
-            state.copy_stream.record(slot.ready)
-            state.stream.wait(slot.ready)
+            state.fill_slot(slot, ((slot.block.address + start, source[start:end]) for start, end in spans))
             for launch in launches:
                 state.stream.launch(launch)
             state.stream.record(slot.free)
@@ -288,10 +285,20 @@ class HybridPlan:
         """Executes the graph; results are in host memory afterwards. Parameters as of CompiledPlan.run."""
         run = Run(n_kv, n_threads, work)
         first = next(iter(self.states.values()), None)
-        with first.device.session() if first else nullcontext():
-            self.start(n_kv)
-            for operation in self._operations:
-                operation(run)
+        with held_back(), first.device.session() if first else nullcontext():
+            try:
+                self.start(n_kv)
+                for operation in self._operations:
+                    operation(run)
+            except BaseException:
+                self._drain()
+                raise
+
+    def _drain(self) -> None:
+        """Leaves nothing under way that a later run could meet."""
+        for state in self.states.values():
+            with suppress(DeviceError):  # the first error is the one to tell
+                state.drain()
 
     def start(self, n_kv: int) -> None:
         """Uploads the inputs."""

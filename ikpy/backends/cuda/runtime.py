@@ -5,13 +5,16 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ikpy.backends.cuda.api import Device, DeviceError, aligned
+from ikpy.backends.cuda.interrupts import held_back
 from ikpy.backends.cuda.plan import HybridPlan
 from ikpy.backends.cuda.setup import DeviceSetup
+from ikpy.backends.cuda.staging import pinned_or_pageable
 from ikpy.backends.cuda.state import DeviceState, Inputs, input_bytes
 from ikpy.graph.assign import Assignment, DeviceRules, Step, assign, read, written
 from ikpy.graph.ir import Buffer, Node, Value
@@ -22,12 +25,17 @@ from ikpy.graph.split import SplitGraph, split_graph
 Log = Callable[[str], None]
 N_SLOTS = 2
 ALIGNMENT = 64
+# An address for launches that are never started.
+NOWHERE = 1 << 20
 MIB = 1 << 20
 
 
 @dataclass
 class DeviceNeeds:
-    """Bytes that a context takes on a device. slot: the largest weight that is uploaded when it is used."""
+    """Bytes that a context takes on a device, and the kernels it launches.
+
+    slot: the largest weight that is uploaded when it is used.
+    """
 
     weights: dict[str, Buffer] = field(default_factory=dict)
     cache: int = 0
@@ -35,6 +43,7 @@ class DeviceNeeds:
     arena: int = 0
     scratch: int = 0
     slot: int = 0
+    kernels: set[str] = field(default_factory=set)
 
     @property
     def weight_bytes(self) -> int:
@@ -164,6 +173,13 @@ class DeviceRuntime:
             needs.arena = max(needs.arena, graph.arenas[name].nbytes)
             needs.scratch = max(needs.scratch, *(self.setup.kernels.scratch_bytes(s.node) for s in steps))
             needs.slot = max(needs.slot, slot_bytes)
+            if not self.plan_only:
+                needs.kernels |= self._kernel_names(steps)
+
+    def _kernel_names(self, steps: Iterable[Step]) -> set[str]:
+        """Kernels that the steps launch, whatever the addresses will be."""
+        lower = self.setup.kernels.lower
+        return {launch.kernel for step in steps for launch in lower(step.node, lambda _: NOWHERE, NOWHERE, NOWHERE)}
 
     def commit(self) -> bool:
         """Uploads weights and allocates memory as measured; True if compiled plans became invalid.
@@ -172,17 +188,36 @@ class DeviceRuntime:
         """
         if self.plan_only:
             return False
-        if not self.states:
-            self._make_states()
-        moved = False
-        for name, state in self.states.items():
-            needs = self.needs[name]
-            self.setup.upload(state.device, needs.weights.values(), self._log)
-            moved |= state.arena.reserve(needs.arena)
-            moved |= state.scratch.reserve(needs.scratch)
-            for slot in state.slots:
-                moved |= slot.block.reserve(needs.slot)
-        return moved
+        with held_back() as held:
+            if not self.states:
+                self._make_states()
+            # Kernels and memory first: what is missing is known before gigabytes were uploaded.
+            for name, state in self.states.items():
+                state.device.prepare(self.needs[name].kernels)
+            moved = [self._reserve(state, self.needs[name]) for name, state in self.states.items()]
+            for name, state in self.states.items():
+                state.upload_weights(list(self.needs[name].weights.values()), self.needs[name].slot, held)
+        return any(moved)
+
+    def grow(self, graph: SplitGraph) -> bool:
+        """Makes room for a graph of a shape that was not measured; True if compiled plans became invalid.
+
+        After a DeviceError they are invalid as well, and what was measured before still has its room.
+        """
+        before = {name: replace(needs, weights=dict(needs.weights)) for name, needs in self.needs.items()}
+        self.measure(graph)
+        try:
+            return self.commit()
+        except DeviceError:
+            self.needs = before
+            raise
+
+    @staticmethod
+    def _reserve(state: DeviceState, needs: DeviceNeeds) -> bool:
+        """Makes room for compute memory; True if anything moved."""
+        moved = [state.arena.reserve(needs.arena), state.scratch.reserve(needs.scratch)]
+        moved += [slot.block.reserve(needs.slot) for slot in state.slots]
+        return any(moved)
 
     def _make_states(self) -> None:
         for device in self.setup.devices:
@@ -199,12 +234,12 @@ class DeviceRuntime:
                     "(-ncmoe), use a smaller -c or -ub, or let --fit choose"
                 )
         for device in self.setup.devices:
-            self.states[device.name] = state = DeviceState(device, self.setup.weights, self._inputs)
+            self.states[device.name] = state = DeviceState(device, self.setup.weights, self._inputs, self._log)
             state.add_caches(self._caches_on(device))
 
     def host_memory(self, nbytes: int) -> np.ndarray:
         """Host memory uint8 [nbytes] that is copied without delay, at a multiple of 64."""
-        memory = self.setup.devices[0].pinned(nbytes + ALIGNMENT)
+        memory = pinned_or_pageable(self.setup.devices[0], nbytes + ALIGNMENT, self._log)
         start = -memory.ctypes.data % ALIGNMENT
         return memory[start : start + nbytes]
 
@@ -236,7 +271,8 @@ class DeviceRuntime:
 
 def _release(states: dict[str, DeviceState]) -> None:
     for state in states.values():
-        state.release()
+        with suppress(DeviceError):  # a device that failed frees nothing before the process ends
+            state.release()
     states.clear()
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ikpy.backends.cuda.api import Device
 from ikpy.backends.cuda.memory import WeightStore
 from ikpy.backends.cuda.state import Kernels
-from ikpy.graph.ir import Buffer
-from ikpy.graph.placement import CPU, DeviceParams, Placement
+from ikpy.graph.placement import CPU, DeviceParams, Placement, PlacementParams
 from ikpy.graph.placement import Device as PlacementDevice
-
-MIB = 1 << 20
 
 
 @dataclass
@@ -25,16 +22,11 @@ class DeviceSetup:
     params: DeviceParams
     weights: WeightStore = field(default_factory=WeightStore)
 
-    def upload(self, device: Device, buffers: Iterable[Buffer], log: Callable[[str], None]) -> None:
-        """Uploads the weights that the device lacks."""
-        nbytes = self.weights.upload(device, buffers)
-        if nbytes:
-            log(f"llm_load_tensors: {device.name}: uploaded {nbytes / MIB:.2f} MiB of weights")
 
-
-def placement_devices(devices: Iterable[Device]) -> tuple[PlacementDevice, ...]:
-    """Devices as the placement sees them."""
-    return tuple(PlacementDevice(device.name, device.memory().free) for device in devices)
+def placement_devices(devices: Sequence[Device], params: PlacementParams) -> tuple[PlacementDevice, ...]:
+    """Devices as the placement sees them; their memory is looked at where it decides how layers are divided."""
+    divided = len(devices) > 1 and params.split_mode != "none" and not any(params.tensor_split)
+    return tuple(PlacementDevice(device.name, device.memory_estimate().free if divided else 1) for device in devices)
 
 
 def device_setup(devices: Sequence[Device], where: Placement, params: DeviceParams) -> DeviceSetup | None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
+from ikpy.backends.cuda import staging
 from ikpy.backends.cuda.api import Device, DeviceError, Event, LaunchLike, aligned
+from ikpy.backends.cuda.interrupts import Held
 from ikpy.backends.cuda.memory import WeightStore, host_view
+from ikpy.backends.cuda.staging import Log, Part, StagingRing, pinned_or_pageable
 from ikpy.graph.ir import Buffer, Node, Value
 from ikpy.graph.planner import Arena
 
@@ -70,13 +73,21 @@ class Block:
         self.address = 0
 
     def reserve(self, nbytes: int) -> bool:
-        """Makes room; True if the address changed."""
+        """Makes room; True if the address changed. After a DeviceError it may have changed too, with the old size."""
         if nbytes <= self.nbytes:
             return False
+        before = self.nbytes
         self.release()
-        self.address = self._device.alloc(nbytes)
-        self.nbytes = nbytes
+        try:
+            self._take(nbytes)
+        except DeviceError:
+            self._take(before)
+            raise
         return True
+
+    def _take(self, nbytes: int) -> None:
+        if nbytes:
+            self.address, self.nbytes = self._device.alloc(nbytes), nbytes
 
     def release(self) -> None:
         """Gives the memory back."""
@@ -97,9 +108,11 @@ class WeightSlot:
 class DeviceState:
     """Memory and streams of a context on one device."""
 
-    def __init__(self, device: Device, weights: WeightStore, inputs: Inputs) -> None:
+    def __init__(self, device: Device, weights: WeightStore, inputs: Inputs, log: Log) -> None:
         self.device = device
         self.weights = weights
+        self._log = log
+        self._ring: StagingRing | None = None
         self.stream = device.new_stream()
         self.copy_stream = device.new_stream()
         self.uploaded = device.new_event()
@@ -123,8 +136,8 @@ class DeviceState:
             self._offsets[array.ctypes.data] = end
             end += aligned(array.nbytes)
         self._batch_bytes = input_bytes(Inputs(inputs.batch))
+        self._staging = pinned_or_pageable(self.device, end, self._log)
         self.runtime = self.device.alloc(end)
-        self._staging = self.device.pinned(end)
         # Cells that no context has make the first comparison find all of them changed.
         self._staging[:] = 0x80
 
@@ -199,15 +212,44 @@ class DeviceState:
             return self._directions.address
         raise DeviceError(f"{self.device.name}: {buffer.role} {buffer.name} is not on the device")
 
+    # --- weights ----------------------------------------------------------------------------------------------
+
+    def upload_weights(self, buffers: Collection[Buffer], slot_bytes: int, held: Held) -> None:
+        """Uploads the weights that the device lacks. slot_bytes: of the largest weight that is uploaded when used."""
+        missing = self.weights.missing(self.device, buffers)
+        largest = max(slot_bytes, *(b.nbytes for b in missing), 0)
+        if not largest:
+            return
+        chunk = min(staging.CHUNK, aligned(largest))
+        if self._ring is None or self._ring.chunk < chunk:
+            self.copy_stream.synchronize()
+            self._ring = None
+            self._ring = StagingRing(self.device, self._log, chunk)
+        self.weights.upload(self.device, missing, self._ring, self.copy_stream, self._log, held)
+        if not slot_bytes:
+            self._ring = None
+
+    def fill_slot(self, slot: WeightSlot, parts: Iterable[Part]) -> None:
+        """Copies weights to a slot, behind its last use; the stream goes on when they are there."""
+        assert self._ring is not None
+        self.copy_stream.wait(slot.free)
+        self._ring.copy(self.copy_stream, parts)
+        self.copy_stream.record(slot.ready)
+        self.stream.wait(slot.ready)
+
     def next_slot(self) -> WeightSlot:
         """The slot for the next upload: the two take turns."""
         self._next_slot ^= 1
         return self.slots[self._next_slot]
 
+    def drain(self) -> None:
+        """Waits for everything on the device, whatever became of the host's work."""
+        self.copy_stream.synchronize()
+        self.stream.synchronize()
+
     def release(self) -> None:
         """Gives all memory of the context back."""
-        self.stream.synchronize()
-        self.copy_stream.synchronize()
+        self.drain()
         for block in (self.arena, self.scratch, self._directions, *(slot.block for slot in self.slots)):
             block.release()
         for address, _ in self._caches.values():

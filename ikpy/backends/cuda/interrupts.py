@@ -1,0 +1,49 @@
+"""Ctrl-C that waits for a moment when devices can be left: contexts, captures and events are never left half done."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+
+class Held:
+    """Interrupts that arrived while they were held back."""
+
+    def __init__(self, handler: Callable[[int, FrameType | None], Any] | None) -> None:
+        self._handler = handler
+        self._arrived: list[tuple[int, FrameType | None]] = []
+
+    def collect(self, number: int, frame: FrameType | None) -> None:
+        """The handler meanwhile. A second press acts at once: the device may hang."""
+        self._arrived.append((number, frame))
+        if len(self._arrived) > 1:
+            self.deliver()
+
+    def deliver(self) -> None:
+        """Handles what has arrived: for long work, wherever it can stop."""
+        while self._arrived and self._handler:
+            self._handler(*self._arrived.pop(0))
+
+
+@contextmanager
+def held_back() -> Iterator[Held]:
+    """Ctrl-C takes effect when the block ends. Only the main thread is ever interrupted, others go on as they are."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield Held(None)
+        return
+    around = getattr(handler, "__self__", None)
+    if isinstance(around, Held):
+        yield around
+        return
+    held = Held(handler)
+    signal.signal(signal.SIGINT, held.collect)
+    try:
+        yield held
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        held.deliver()

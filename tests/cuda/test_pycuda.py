@@ -1,0 +1,162 @@
+"""driver.py over PyCUDA itself, with stub_driver.cpp as driver: names, signatures, threads, the end of a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.shared import ROOT
+
+COMPILER = shutil.which(os.environ.get("CXX", "g++"))
+pytestmark = pytest.mark.skipif(
+    find_spec("pycuda") is None or COMPILER is None or shutil.which("nm") is None,
+    reason="PyCUDA, a C++ compiler and nm are needed",
+)
+NVCC = """#!/bin/sh
+if [ "$1" = --version ]; then echo "Build cuda_99.9"; exit 0; fi
+while [ $# -gt 1 ]; do [ "$1" = -o ] && out=$2; shift; done
+echo kernels > "$out"
+"""
+SCRIPT = """
+import ctypes, gc, json, threading
+import numpy as np
+from ikpy.backends.cuda import devices
+from ikpy.backends.cuda.api import DeviceError
+from ikpy.backends.cuda.launch import Launch
+
+library, found = ctypes.CDLL("libcuda.so.1"), {}
+
+def count():
+    gc.collect()
+    names = ("streams", "events", "pinned", "memory", "graphs")
+    return [ctypes.c_int.in_dll(library, f"live_{name}").value for name in names]
+
+def number(name):
+    return ctypes.c_int.in_dll(library, name).value
+
+def message(action):
+    try:
+        action()
+    except DeviceError as error:
+        return str(error)
+
+one, two = devices.available()
+found["names"], found["contexts"] = [str(one), str(two)], [number("contexts")]
+values, back = np.arange(100, dtype=np.float32), np.zeros(100, np.float32)
+a, b = one.alloc(400), two.alloc(400)
+first, second, event = one.new_stream(), two.new_stream(), one.new_event()
+found["contexts"].append(number("contexts"))
+first.upload(a, values)
+first.send(two, b, a, 400)
+first.record(event)
+second.wait(event)
+second.download(back, b)
+second.synchronize()
+found["copied"] = bool((back == values).all())
+second.fill(b, 0, 400)
+second.download(back, b)
+found["filled"] = not back.any()
+launch = Launch("rms_norm", (2, 1, 1), (32, 1, 1), 60 << 10, [b"x" * 8, b"y" * 4])
+first.launch(launch)
+graph = first.capture(lambda: first.launch(launch))
+first.replay(graph)
+found["launches"] = number("launches")
+found["errors"] = [message(lambda: one.alloc(1 << 40)), message(lambda: one.pinned(1 << 40))]
+event.synchronize()
+found["alive"] = count()
+del first, second, event, graph
+one.release(a)
+two.release(b)
+found["released"] = count()
+
+def make(device):
+    return [device.new_stream(), device.new_event(), device.pinned(64)[8:16]]
+
+def in_threads(*actions):
+    threads = [threading.Thread(target=action) for action in actions]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+
+kept = make(one) + make(two)
+found["made"] = count()
+in_threads(kept.clear)
+found["dropped in a thread"] = count()
+in_threads(lambda: kept.extend(make(one)), lambda: kept.extend(make(two)))
+with one.session():
+    kept.clear()
+found["dropped here"] = count()
+found["astray"] = number("astray")
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Environment of a process that meets the stub driver, and a compiler that compiles nothing."""
+    folder = tmp_path_factory.mktemp("driver")
+    spec = find_spec("pycuda")
+    assert spec is not None and spec.origin is not None and COMPILER is not None
+    (extension,) = Path(spec.origin).parent.glob("_driver*.so")
+    stub = folder / "stub.o"
+    subprocess.run(
+        [COMPILER, "-std=c++17", "-fPIC", "-c", Path(__file__).parent / "stub_driver.cpp", "-o", stub], check=True
+    )
+    wanted = symbols("-D", "--undefined-only", str(extension)) - symbols("--defined-only", str(stub))
+    (folder / "rest.c").write_text("".join(f"int {name}(void) {{ return 999; }}\n" for name in sorted(wanted)))
+    library = folder / "libcuda.so.1"
+    rest = ["-x", "c", folder / "rest.c"]
+    subprocess.run([COMPILER, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", library, stub, *rest], check=True)
+    nvcc = folder / "nvcc"
+    nvcc.write_text(NVCC)
+    nvcc.chmod(nvcc.stat().st_mode | stat.S_IXUSR)
+    paths = {"LD_LIBRARY_PATH": folder, "XDG_CACHE_HOME": folder, "NVCC": nvcc, "PYTHONPATH": os.pathsep.join(sys.path)}
+    known = {name: value for name, value in os.environ.items() if not name.startswith("IKPY_CUDA")}
+    return {**known, **{name: str(value) for name, value in paths.items()}}
+
+
+def symbols(*arguments: str) -> set[str]:
+    """The driver's functions that nm lists."""
+    lines = subprocess.run(["nm", *arguments], capture_output=True, text=True, check=True).stdout.splitlines()
+    names = {line.split()[-1].split("@")[0] for line in lines if line.strip()}
+    return {name for name in names if name.startswith("cu") and name[2:3].isupper()}
+
+
+def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_driver_through_pycuda(environment: dict[str, str]) -> None:
+    done = run(environment, "-c", SCRIPT)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["names"] == ["CUDA0 (Stub 0)", "CUDA1 (Stub 1)"] and found["contexts"] == [0, 2]
+    assert found["copied"] and found["filled"] and found["launches"] == 3
+    assert "CUDA0: failed to allocate buffer of" in found["errors"][0] and "cannot be pinned" in found["errors"][1]
+    assert found["alive"] == [2, 1, 0, 2, 1] and found["made"] == [2, 2, 2, 0, 0]
+    for moment in ("released", "dropped in a thread", "dropped here"):
+        assert found[moment] == [0] * 5, moment
+    assert found["astray"] == 0
+    assert "PyCUDA" not in done.stderr  # a warning about what was not cleaned up
+
+
+def test_a_command_through_pycuda(environment: dict[str, str]) -> None:
+    """The kernels do nothing, so the text means nothing; everything else is as on GPUs."""
+    options = ["-p", "x", "-n", "4", "--temp", "0", "--no-warmup", "-ngl", "99", "--n-cpu-moe", "1", "-t", "1"]
+    done = run(environment, "-m", "ikpy", "cli", *options)
+    assert done.returncode == 0, done.stderr
+    assert "CUDA1: uploaded" in done.stderr and "graph splits = " in done.stderr
+    assert "PyCUDA" not in done.stderr
+    assert (
+        "CUDA0: Stub 0, compute capability 9.0, 4096 of 8192 MiB free"
+        in run(environment, "-m", "ikpy", "cuda", "info").stdout
+    )

@@ -14,6 +14,7 @@ import re
 from itertools import groupby
 
 from ikpy.backends.cuda import emulator, launch
+from ikpy.backends.cuda.launch.products_bf16 import WGMMA_SHARED, WGMMA_THREADS
 from ikpy.backends.cuda.resources import ARCHITECTURES, Usage, usages
 
 # Threads per block as launched, by the beginning of the kernel name.
@@ -26,6 +27,7 @@ THREADS = {
     "kv_store": 128,
     "kv_shift": 32,
     "moe_route": 32,
+    "gemm_wgmma": WGMMA_THREADS,
 }
 
 
@@ -36,7 +38,7 @@ def threads(kernel: str) -> int:
 
 def line(kernel: str, rows: list[Usage]) -> str:
     """A kernel on all architectures: registers, bytes of shared memory and occupancy for each."""
-    dynamic = launch.flash_shared_bytes(kernel)
+    dynamic = WGMMA_SHARED if kernel == "gemm_wgmma" else launch.flash_shared_bytes(kernel)
     cells = [
         f"sm_{row.arch} {row.registers:3d} reg {row.shared_bytes + dynamic:5d} B "
         f"{row.occupancy(threads(kernel), dynamic):4.0%}" + (f" SPILLS {row.spill_bytes} B" if row.spill_bytes else "")

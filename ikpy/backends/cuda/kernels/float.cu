@@ -3,6 +3,7 @@
 // products keep about 22 (f16) or 16 (bf16) bits.
 #include "mma.cuh"
 #include "product.cuh"
+#include "tiles.cuh"
 
 using namespace ikpy::cuda;
 
@@ -323,7 +324,8 @@ __device__ __forceinline__ float float_at(int type, const uint8_t* matrix, long 
 
 }  // namespace
 
-// dst rows = rows of src (ids: those picked by ids[i1]); type: f32, f16, bf16 or bf16_r16.
+// dst rows = rows of src (ids: those picked by ids[i1]); type: f32, f16, bf16 or bf16_r16. out_type as in
+// rows_body.
 IKPY_KERNEL rows_float(View dst, View src, const int* ids, int out_type, int type, const int* runtime) {
     const long long n = static_cast<long long>(dst.ne[0]) * dst.rows(runtime);
     const long long step = static_cast<long long>(gridDim.x) * blockDim.x;
@@ -333,7 +335,10 @@ IKPY_KERNEL rows_float(View dst, View src, const int* ids, int out_type, int typ
         const float v =
             float_at(type, src.row<uint8_t>(0, at.i2, at.i3), src.nb[1], ids ? ids[at.i1] : at.i1, e);
         uint8_t* out = dst.row<uint8_t>(at.i1, at.i2, at.i3);
-        if (out_type == kF32) {
+        if (is_tiled(out_type)) {
+            uint8_t* to = tile_element(dst.data, dst.ne[0], tile_line(at.i1, out_type), e);
+            *reinterpret_cast<uint16_t*>(to) = f32_to_bf16(v);
+        } else if (out_type == kF32) {
             reinterpret_cast<float*>(out)[e] = v;
         } else {
             reinterpret_cast<uint16_t*>(out)[e] = out_type == kF16 ? f32_to_f16(v) : f32_to_bf16(v);

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from ikpy.backends.cuda import launch
+from ikpy.backends.cuda import emulator, launch
 from ikpy.backends.cuda.launch import products_bf16
 from ikpy.graph.ir import Node
 from tests.cuda.programs import Program
@@ -118,3 +120,46 @@ def test_rows_that_fill_no_block_of_columns_take_mma() -> None:
         p.graph.mul_mat(w, p.array(np.ones((4, n_in), np.float32)))
         expected = ACT_BF16 if n_in == 96 else ACT_TILES
         assert launch.large_format(p.graph.nodes[-1], target(ACT_TILES)) == expected
+
+
+MISTAKES = {  # in gemm_wgmma.cu: (line, what stands there instead, error)
+    "no wait for the multiplying warps": (
+        "if (round > 0) barrier_wait(&pipeline.empty[s], (round - 1) & 1);",
+        "",
+        "operands are overwritten|more arrivals|two copies|barrier that does not end",
+    ),
+    "no wait for the copies": (
+        "barrier_wait(&pipeline.full[s], round & 1);",
+        "",
+        "without waiting for the copy|does not end",
+    ),
+    "a stage is given back too early": (
+        "turn(k - 1).stage",
+        "turn(k).stage",
+        "operands are overwritten|more arrivals|barrier that does not end",
+    ),
+    "products are not waited for": ("wgmma_wait<1>();", "wgmma_wait<3>();", "operands are overwritten"),
+    "sums are read too early": ("    wgmma_wait<0>();", "", "products are under way"),
+    "no proxy fence": ("        fence_async();", "", "without a proxy fence"),
+    "one arrival too few": ("pipeline.empty[s], kMultiplyingWarps", "pipeline.empty[s], 9", "that does not end"),
+    "no announcement of one operand": ("sizeof(Stage));", "kTiledBytes);", "without waiting for the copy|does not end"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_in_the_pipeline_are_found(mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six steps, twice the number of stages."""
+    right, wrong, error = MISTAKES[mistake]
+    text = (emulator.KERNELS / "gemm_wgmma.cu").read_text()
+    assert text.count(right) == 1
+    source = tmp_path / "gemm_wgmma.cu"
+    source.write_text(text.replace(right, wrong))
+    others = [emulator.KERNELS / name for name in ("float.cu", "act_prepare.cu")]
+    machine = emulator.build([source, *others], checked=True)
+    monkeypatch.setattr(emulator, "library", lambda *, checked: machine)
+    p = Program(target(ACT_TILES))
+    shape = (6 * 64, 128)
+    x = np.random.default_rng(7).standard_normal((20, shape[0]), np.float32)
+    out = p.graph.mul_mat(p.weight(packed("bf16", shape, 2), "bf16", shape), p.array(x))
+    with pytest.raises(emulator.EmulationError, match=error):
+        p.run([out], on_cuda=True)

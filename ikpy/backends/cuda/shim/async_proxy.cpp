@@ -2,9 +2,9 @@
 // warps.
 //
 // Copies and products happen at once, or as late as the kernel lets them (is_late). Between the start of a
-// product and the wait for it the sums are NaN, in every order. Whatever the PTX manual leaves undefined and
-// can be seen here ends the launch with an error; ordinary accesses to operands are only seen in checked
-// builds (note_access).
+// product and the wait for it the sums are NaN, in every order, and whoever touches them is found out.
+// Whatever the PTX manual leaves undefined and can be seen here ends the launch with an error; ordinary
+// accesses to operands are only seen in checked builds (note_access).
 #include <cstdio>
 #include <map>
 #include <vector>
@@ -18,7 +18,8 @@ using namespace ikpy::shim;
 constexpr unsigned kSharedBase = 1024 + 128;  // device address of dynamic shared memory
 constexpr size_t kGranule = 16, kGranules = kMaxShared / kGranule;
 constexpr int kWarpsPerGroup = 4, kColumns = 16;
-constexpr unsigned kNotNumber = 0xffffffffu;
+// A signaling NaN: calculating with it changes its bits.
+constexpr unsigned kNotNumber = 0x7f8ead01u;
 
 // ---- state of a block ----
 

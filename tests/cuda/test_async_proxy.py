@@ -20,9 +20,9 @@ KERNEL = """
 using namespace ikpy::cuda;
 
 enum Step {
-    kNothing, kStores, kInitFence, kInitBarrier, kAnnounce, kArrival, kStoreFence, kStoreBarrier, kProductFence, kCommit,
-    kWait, kSecondFence, kTouch, kOverwrite, kCopyOver, kOwnDescriptor, kThreeWarps, kNoSwizzle, kBase, kColumns,
-    kStride, kLateCopy, kOddSize, kTwice, kTooMany
+    kNothing, kStores, kInitFence, kInitBarrier, kAnnounce, kArrival, kStoreFence, kStoreBarrier, kProductFence,
+    kCommit, kWait, kSecondFence, kTouch, kOverwrite, kCopyOver, kOwnDescriptor, kThreeWarps, kNoSwizzle, kBase,
+    kColumns, kStride, kLateCopy, kOddSize, kTwice, kTooMany
 };
 constexpr int kABytes = 64 * 128, kBBytes = 128 * 128;
 

@@ -141,6 +141,15 @@ class CudaStream(Stream):
         with self.device.current():
             self.stream.synchronize()
 
+    def milliseconds(self, issue: Callable[[], None]) -> float:
+        with self.device.current():
+            start, end = cuda.Event(), cuda.Event()
+            start.record(self.stream)
+            issue()
+            end.record(self.stream)
+            end.synchronize()
+            return float(end.time_since(start))
+
     def capture(self, issue: Callable[[], None]) -> Graph:
         stream = ctypes.c_void_p(self.stream.handle)
         graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
@@ -260,6 +269,9 @@ class CudaDevice(Device):
 
     def new_event(self) -> Event:
         return CudaEvent(self)
+
+    def software(self) -> str:
+        return str(cuda.get_driver_version())
 
     def pinned(self, nbytes: int) -> np.ndarray:
         with self.current():

@@ -108,6 +108,14 @@ def _headers_digest() -> str:
     return digest.hexdigest()
 
 
+def kernels_digest() -> str:
+    """Hash of all kernels with what they include, and of the compiler."""
+    digest = hashlib.sha256(_headers_digest().encode() + " ".join(NVCC_FLAGS).encode())
+    for path in sorted(KERNELS.glob("*.cu")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return f"{digest.hexdigest()[:20]}-{_compiler_tag()}"
+
+
 def _key(source: Path, headers: str) -> str:
     parts = [source.read_bytes(), headers.encode(), " ".join(NVCC_FLAGS).encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]

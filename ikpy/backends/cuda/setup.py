@@ -46,8 +46,8 @@ def device_setup(devices: Sequence[Device], where: Placement, params: DevicePara
 
 def default_kernels(devices: Sequence[Device], params: DeviceParams) -> Kernels:
     """The CUDA kernels, of sizes that fit all the devices."""
-    from ikpy.backends.cuda.launch import BF16_TOKENS, Large
     from ikpy.backends.cuda.lowering import CudaKernels
+    from ikpy.backends.cuda.ways import large_products
 
-    tokens = BF16_TOKENS if params.bf16_batch is None else params.bf16_batch
-    return CudaKernels([device.compute_capability for device in devices], {"": Large(tokens)})
+    large = large_products(devices, params.bf16_batch)
+    return CudaKernels([device.compute_capability for device in devices], large)

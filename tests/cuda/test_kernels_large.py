@@ -10,6 +10,7 @@ import pytest
 from ikpy.backends.cuda import emulator, launch
 from ikpy.backends.cuda.launch import products_bf16
 from ikpy.graph.ir import Node
+from tests.cuda import programs
 from tests.cuda.programs import Program
 from tests.cuda.test_kernels_weights import packed, values
 
@@ -19,6 +20,8 @@ FORMATS = pytest.mark.parametrize("fmt", list(GEMM), ids=list(GEMM.values()))
 
 
 def target(fmt: int) -> launch.Target:
+    if fmt == ACT_TILES and programs.DEVICE is not None and programs.DEVICE.compute_capability != (9, 0):
+        pytest.skip("this GPU has no wgmma")
     return launch.Target(large={"": launch.Large(1, fmt)})
 
 
@@ -139,10 +142,19 @@ MISTAKES = {  # in gemm_wgmma.cu: (line, what stands there instead, error)
         "operands are overwritten|more arrivals|barrier that does not end",
     ),
     "products are not waited for": ("wgmma_wait<1>();", "wgmma_wait<3>();", "operands are overwritten"),
-    "sums are read too early": ("    wgmma_wait<0>();", "", "products are under way"),
+    "sums are read too early": ("    wgmma_finish(sums);", "", "while products"),
+    "sums replace what others read": (
+        "        __syncthreads();  // nobody",
+        "        __syncwarp();  // nobody",
+        "operands are overwritten|threads wait at a block barrier|race",
+    ),
     "no proxy fence": ("        fence_async();", "", "without a proxy fence"),
     "one arrival too few": ("pipeline.empty[s], kMultiplyingWarps", "pipeline.empty[s], 9", "that does not end"),
-    "no announcement of one operand": ("sizeof(Stage));", "kTiledBytes);", "without waiting for the copy|does not end"),
+    "no announcement of one operand": (
+        "full[s], sizeof(Stage));",
+        "full[s], kTiledBytes);",
+        "without waiting for the copy|does not end",
+    ),
 }
 
 
@@ -157,6 +169,7 @@ def test_mistakes_in_the_pipeline_are_found(mistake: str, tmp_path: Path, monkey
     others = [emulator.KERNELS / name for name in ("float.cu", "act_prepare.cu")]
     machine = emulator.build([source, *others], checked=True)
     monkeypatch.setattr(emulator, "library", lambda *, checked: machine)
+    monkeypatch.setattr(programs, "DEVICE", None)
     p = Program(target(ACT_TILES))
     shape = (6 * 64, 128)
     x = np.random.default_rng(7).standard_normal((20, shape[0]), np.float32)

@@ -12,11 +12,15 @@ using namespace ikpy::cuda;
 
 namespace {
 
-constexpr int kStages = 3, kMultiplyingWarps = 8, kSums = 64, kAtom = 1024;
+constexpr int kStages = 3, kMultiplyingWarps = 8, kThreads = 32 * (kMultiplyingWarps + 1);
+constexpr int kSums = 64, kAtom = 1024;
+constexpr int kPitch = kTiledRows + 4;  // floats; keeps the exchange of sums free of bank conflicts
 
 struct Stage {
     uint8_t weights[kTiledBytes], x[kTiledBytes];
 };
+
+static_assert(kTiledRows * kPitch * sizeof(float) <= kStages * sizeof(Stage));
 
 struct Pipeline {
     Stage* stages;
@@ -43,7 +47,7 @@ __device__ __forceinline__ void load(const Product& p, const Pipeline& pipeline,
     }
 }
 
-__device__ __forceinline__ void multiply(const Pipeline& pipeline, int n_steps, float* sums) {
+__device__ __forceinline__ void multiply(const Pipeline& pipeline, int n_steps, float (&sums)[kSums]) {
     const int half = warp_id() / 4 * (kTiledBytes / 2);
     for (int k = 0; k < n_steps; ++k) {
         const auto [s, round] = turn(k);
@@ -58,19 +62,27 @@ __device__ __forceinline__ void multiply(const Pipeline& pipeline, int n_steps, 
         wgmma_wait<1>();  // the products of the step before are done with their stage
         if (k > 0 && lane_id() == 0) barrier_arrive(&pipeline.empty[turn(k - 1).stage]);
     }
-    wgmma_wait<0>();
+    wgmma_finish(sums);
 }
 
-__device__ __forceinline__ void store(const Product& p, const float* sums) {
-    const int line = blockIdx.x * kTiledRows + 16 * warp_id(), lane = lane_id();
-    const int first = blockIdx.y * kTiledRows + 2 * (lane % 4);
+// The sums of a tile, by token, in the memory of the stages.
+__device__ __forceinline__ void exchange(const float (&sums)[kSums], float* tile) {
+    const int lane = lane_id(), line = 16 * warp_id() + lane / 4, token = 2 * (lane % 4);
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-        const int token = first + i / 4 * 8 + i % 2, upper = i / 2 % 2;
-        if (p.gate && upper) continue;  // stored with the sum of up
-        const int row = p.gate ? line / 2 + lane / 4 : line + lane / 4 + 8 * upper;
+    for (int i = 0; i < kSums; ++i)
+        tile[(token + i / 4 * 8 + i % 2) * kPitch + line + 8 * (i / 2 % 2)] = sums[i];
+}
+
+// One row per thread at a time: activation functions are long, and there are many.
+__device__ __forceinline__ void store(const Product& p, const float* tile) {
+    const int rows = p.gate ? kTiledRows / 2 : kTiledRows;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < rows * kTiledRows; i += kThreads) {
+        const int r = i % rows, t = i / rows, row = blockIdx.x * rows + r,
+                  token = blockIdx.y * kTiledRows + t;
+        const float* sum = tile + t * kPitch + tile_line(r, p.gate ? kTilesUp : kTiles);
         if (row < p.n_out && token < p.n_tokens)
-            store_sum(p, p.dst + token * p.dst_nb1, 0, row, sums[i], upper ? 0.0f : sums[i + 2]);
+            store_sum(p, p.dst + token * p.dst_nb1, 0, row, sum[0], p.gate ? sum[8] : 0.0f);
     }
 }
 
@@ -78,7 +90,7 @@ __device__ __forceinline__ void store(const Product& p, const float* sums) {
 
 // grid (row tiles, tiles of tokens); one matrix for all tokens, whose number is known. up: the tiles of all
 // weights; gate: not null if they hold a gate.
-IKPY_KERNEL __launch_bounds__(288, 2) gemm_wgmma(Product p) {
+IKPY_KERNEL __launch_bounds__(kThreads, 2) gemm_wgmma(Product p) {
     IKPY_DYNAMIC_SHARED(shared);
     __shared__ Barrier barriers[2 * kStages];
     auto* stages = reinterpret_cast<Stage*>(shared + (kAtom - shared_address(shared) % kAtom) % kAtom);
@@ -92,12 +104,18 @@ IKPY_KERNEL __launch_bounds__(288, 2) gemm_wgmma(Product p) {
     }
     __syncthreads();
     const int n_steps = p.n_in / kTiledDepth;
+    auto* tile = reinterpret_cast<float*>(stages);
     if (warp_id() == kMultiplyingWarps) {
         if (lane_id() == 0) load(p, pipeline, n_steps);
+        __syncwarp();
+        __syncthreads();
     } else {
         float sums[kSums];
         multiply(pipeline, n_steps, sums);
-        store(p, sums);
+        __syncthreads();  // nobody reads the stages any more
+        exchange(sums, tile);
     }
+    __syncthreads();
+    store(p, tile);
 }
 IKPY_EXPORT(gemm_wgmma);

@@ -111,6 +111,16 @@ __device__ __forceinline__ void wgmma_wait() {
 #endif
 }
 
+// Waits for all products that add to N sums, and keeps the compiler from using the sums before.
+template <int N>
+__device__ __forceinline__ void wgmma_finish([[maybe_unused]] float (&sums)[N]) {
+    wgmma_wait<0>();
+#if defined(__CUDACC__)
+#pragma unroll
+    for (int i = 0; i < N; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+#endif
+}
+
 // Describes rows of 128 bytes in shared memory whose pieces of 16 bytes are swizzled as in tiles.cuh; the
 // first row lies at a multiple of 1024. Adding kNextK moves on by 16 columns of 16 bits.
 constexpr unsigned long long kNextK = 32 >> 4;

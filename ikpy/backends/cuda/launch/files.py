@@ -80,5 +80,5 @@ def kernel_file(kernel: str) -> str:
 
 
 def family_types() -> dict[str, str]:
-    """The first type of every file of weight kernels, by the file's stem; BF16 for that of floats."""
-    return {**{file: names[0] for file, names in _WEIGHT_FILES.items()}, "float": "bf16"}
+    """A middling type of every file of weight kernels, by the file's stem; BF16 for that of floats."""
+    return {**{file: names[len(names) // 2] for file, names in _WEIGHT_FILES.items()}, "float": "bf16"}

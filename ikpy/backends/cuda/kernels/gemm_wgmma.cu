@@ -4,7 +4,7 @@
 // A block multiplies 128 rows (or 64 of up and 64 of gate, in turns of eight) with 128 tokens, 64 columns at
 // a time. One thread of the last warp keeps three stages of bulk copies under way; two groups of four warps
 // multiply 64 rows each. Two blocks share a multiprocessor: one stores its sums while the other multiplies.
-#include "product.cuh"
+#include "store_tile.cuh"
 #include "tiles.cuh"
 #include "wgmma.cuh"
 
@@ -14,13 +14,12 @@ namespace {
 
 constexpr int kStages = 3, kMultiplyingWarps = 8, kThreads = 32 * (kMultiplyingWarps + 1);
 constexpr int kSums = 64, kAtom = 1024;
-constexpr int kPitch = kTiledRows + 4;  // floats; keeps the exchange of sums free of bank conflicts
 
 struct Stage {
     uint8_t weights[kTiledBytes], x[kTiledBytes];
 };
 
-static_assert(kTiledRows * kPitch * sizeof(float) <= kStages * sizeof(Stage));
+static_assert(kTiledRows * kTileTokenPitch * sizeof(float) <= kStages * sizeof(Stage));
 
 struct Pipeline {
     Stage* stages;
@@ -70,20 +69,7 @@ __device__ __forceinline__ void exchange(const float (&sums)[kSums], float* tile
     const int lane = lane_id(), line = 16 * warp_id() + lane / 4, token = 2 * (lane % 4);
 #pragma unroll
     for (int i = 0; i < kSums; ++i)
-        tile[(token + i / 4 * 8 + i % 2) * kPitch + line + 8 * (i / 2 % 2)] = sums[i];
-}
-
-// One row per thread at a time: activation functions are long, and there are many.
-__device__ __forceinline__ void store(const Product& p, const float* tile) {
-    const int rows = p.gate ? kTiledRows / 2 : kTiledRows;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < rows * kTiledRows; i += kThreads) {
-        const int r = i % rows, t = i / rows, row = blockIdx.x * rows + r,
-                  token = blockIdx.y * kTiledRows + t;
-        const float* sum = tile + t * kPitch + tile_line(r, p.gate ? kTilesUp : kTiles);
-        if (row < p.n_out && token < p.n_tokens)
-            store_sum(p, p.dst + token * p.dst_nb1, 0, row, sum[0], p.gate ? sum[8] : 0.0f);
-    }
+        tile[(token + i / 4 * 8 + i % 2) * kTileTokenPitch + line + 8 * (i / 2 % 2)] = sums[i];
 }
 
 }  // namespace
@@ -116,6 +102,7 @@ IKPY_KERNEL __launch_bounds__(kThreads, 2) gemm_wgmma(Product p) {
         exchange(sums, tile);
     }
     __syncthreads();
-    store(p, tile);
+    store_tile(p, tile, blockIdx.y * kTiledRows, kTiledRows, 8,
+               [&p](int r) { return tile_line(r, p.gate ? kTilesUp : kTiles); });
 }
 IKPY_EXPORT(gemm_wgmma);

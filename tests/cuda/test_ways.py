@@ -14,7 +14,7 @@ import pytest
 
 from ikpy.backends.cuda import devices as cuda_devices
 from ikpy.backends.cuda import emulator, launch, record, tune, ways
-from ikpy.backends.cuda.api import LaunchLike
+from ikpy.backends.cuda.api import DeviceError, LaunchLike
 from ikpy.backends.cuda.emulated import EmulatedDevice
 from ikpy.backends.cuda.launch import ACT_BF16, ACT_TILES, BF16_TOKENS, Large, kernel_file
 from ikpy.backends.cuda.lowering import CudaKernels
@@ -112,6 +112,27 @@ def test_a_kernel_that_differs_is_not_used(driver: Any, tmp_path: Path, right: s
     driver.launched.clear()
     assert not ways.wgmma_works(driver.device, log.append)
     assert not driver.launched and "gave other results than gemm_bf16 when it was tried" in log[1]
+
+
+def test_a_kernel_that_breaks_the_device_is_not_used_from_then_on(
+    driver: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error in a kernel stays with the context: nothing works any more, not even giving memory back."""
+    kernels = machine(tmp_path)
+
+    def launcher(name: str, *rest: Any) -> None:
+        kernels.launch(name, *rest)
+        if name == "gemm_wgmma":
+            monkeypatch.setattr(driver.device, "release", broken)
+            raise fake_pycuda.LogicError("an illegal instruction was encountered")
+
+    def broken(address: int) -> None:
+        raise DeviceError("CUDA0: an illegal instruction was encountered")
+
+    fake_pycuda.Function.launcher = staticmethod(launcher)  # type: ignore[assignment]
+    log: list[str] = []
+    assert not ways.wgmma_works(driver.device, log.append)
+    assert record.load(driver.device).wgmma is False
 
 
 def test_a_kernel_that_does_not_run_is_not_used(driver: Any, tmp_path: Path) -> None:

@@ -148,7 +148,9 @@ class CudaStream(Stream):
             issue()
             end.record(self.stream)
             end.synchronize()
-            return float(end.time_since(start))
+            found = float(end.time_since(start))
+            del start, end  # while their context is current
+        return found
 
     def capture(self, issue: Callable[[], None]) -> Graph:
         stream = ctypes.c_void_p(self.stream.handle)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 
 import numpy as np
 
 from ikpy._native import core
 from ikpy.backends.cuda import launch
-from ikpy.backends.cuda.api import Device
+from ikpy.backends.cuda.api import Device, DeviceError
 from ikpy.graph.ir import F32, Buffer, Node, Value, contiguous_strides
 from ikpy.quants import registry
 
@@ -51,7 +53,8 @@ class Probe:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for address in self._blocks:
-            self._device.release(address)
+            with suppress(DeviceError):  # a kernel that failed takes the whole device with it
+                self._device.release(address)
         self._blocks.clear()
 
     def launches(self, large: launch.Large) -> list[launch.Launch]:
@@ -70,12 +73,12 @@ class Probe:
 
         return [*launch.lower(prepare, address, target), *launch.lower(product, address, target)]
 
-    def result(self, large: launch.Large) -> np.ndarray:
-        """The product computed in a way, f32 [n_tokens, n_out]. NaN where nothing was stored."""
+    def result(self, steps: Sequence[launch.Launch]) -> np.ndarray:
+        """The product as launches compute it, f32 [n_tokens, n_out]. NaN where nothing was stored."""
         found = np.empty((self._n_tokens, self._out.shape[0]), np.float32)
         place = self._addresses[id(self._out.buffer)]
         self._stream.fill(place, 0xFF, found.nbytes)
-        for step in self.launches(large):
+        for step in steps:
             self._stream.launch(step)
         self._stream.download(found, place)
         self._stream.synchronize()

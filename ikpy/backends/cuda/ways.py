@@ -72,9 +72,10 @@ def wgmma_works(device: Device, log: Log) -> bool:
 def _agrees(device: Device, log: Log) -> bool:
     for n_in, n_out, n_tokens, gate in CHECKED:
         with Probe(device, "bf16", n_in, n_out, n_tokens, gate=gate) as probe:
-            expected = probe.result(Large(1, ACT_BF16))
+            plain, newer = (probe.launches(Large(1, fmt)) for fmt in (ACT_BF16, ACT_TILES))
+            expected = probe.result(plain)
             try:
-                actual = probe.result(Large(1, ACT_TILES))
+                actual = probe.result(newer)
             except DeviceError as error:
                 log(f"{device.name}: gemm_wgmma does not run and is not used: {error}")
                 return False

@@ -179,7 +179,7 @@ def memset_d8_async(dest: int, data: int, size: int, stream: Stream) -> None:
 
 
 def get_driver_version() -> int:
-    return 13000
+    return 12040
 
 
 def mem_get_info() -> tuple[int, int]:

@@ -43,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def info() -> int:
     """Print devices, compiler and cache."""
-    from ikpy.backends.cuda import devices, modules
+    from ikpy.backends.cuda import devices, modules, ways
 
     found = devices.available()
     for device in found:
@@ -53,6 +53,7 @@ def info() -> int:
             f"{device.name}: {device.description}, compute capability {major}.{minor}, "
             f"{memory.free / 2**20:.0f} of {memory.total / 2**20:.0f} MiB free"
         )
+        print(f"  prompts: {ways.known(device)}")
     if not found:
         print(f"no devices: {devices.why_none()}")
     print(f"compiler: {_compiler()}")

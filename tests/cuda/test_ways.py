@@ -111,6 +111,7 @@ def test_a_kernel_that_differs_is_not_used(driver: Any, tmp_path: Path, right: s
     assert log[0].endswith(" of the largest result and is not used; please report this")
     driver.launched.clear()
     assert not ways.wgmma_works(driver.device, log.append)
+    assert ways.known(driver.device).endswith("; gemm_wgmma differs from gemm_bf16 and is not used")
     assert not driver.launched and "gave other results than gemm_bf16 when it was tried" in log[1]
 
 
@@ -268,10 +269,14 @@ def test_tune_from_the_command_line(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr(tune, "N_OUT", 128)
     device = emulated((8, 6))
     monkeypatch.setattr(cuda_devices, "_open", lambda *_: ([device], ""))
+    assert main(["cuda", "info"]) == 0
+    assert "  prompts: not measured (`ikpy cuda tune`)\n" in capsys.readouterr().out
     assert main(["cuda", "tune"]) == 0
     out = capsys.readouterr().out
     assert "CUDA0: weights_legacy (q4_0): gemm_bf16 from 256 tokens on" in out
     assert f"kept in {record.load(device).path}" in out and record.load(device).path.exists()
+    assert main(["cuda", "info"]) == 0
+    assert "  prompts: measured by `ikpy cuda tune`\n" in capsys.readouterr().out
     assert main(["cuda", "tune", "twice"]) == 1
     monkeypatch.setattr(cuda_devices, "_open", lambda *_: ([], "there is no CUDA GPU"))
     assert main(["cuda", "tune"]) == 1

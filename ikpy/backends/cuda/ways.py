@@ -44,6 +44,16 @@ def large_products(devices: Sequence[Device], tokens: int | None, log: Log = log
     return {"": default, **(_common(known, default) if len(known) == len(devices) else {})}
 
 
+def known(device: Device) -> str:
+    """What the record of a device says, in a few words."""
+    found = record.load(device)
+    measured = "measured by `ikpy cuda tune`" if found.large is not None else "not measured (`ikpy cuda tune`)"
+    if device.compute_capability != HOPPER:
+        return measured
+    tried = {None: "was not tried yet", True: "agrees with gemm_bf16", False: "differs from gemm_bf16 and is not used"}
+    return f"{measured}; gemm_wgmma {tried[found.wgmma]}"
+
+
 def _common(measured: Sequence[Mapping[str, Large]], default: Large) -> dict[str, Large]:
     """For every kernel file what is good on all devices: where they differ, the later start and plain kernels."""
     found = {}

@@ -142,6 +142,6 @@ def _decoded(n_in: int, rows: int) -> Value:
 def _decode(c: OpContext, weight: Value, decoded: Value, out_type: int) -> Launch:
     args = [view(decoded, c.address), view(weight, c.address), pointer(0), i32(out_type)]
     if weight.type_name in FLOAT_WEIGHTS:
-        grid = flat_grid(decoded, 1)
+        grid = flat_grid(decoded, 8)
         return Launch("rows_float", grid, (256, 1, 1), 0, [*args, i32(weight.type_id), c.runtime])
     return Launch(f"rows_{type_name(weight.type_id)}", flat_grid(decoded, 32), (256, 1, 1), 0, [*args, c.runtime])

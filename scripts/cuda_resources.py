@@ -1,8 +1,9 @@
 """Compile CUDA kernels, print registers, shared memory and occupancy of each, and fail if one spills registers.
 
-Usage: python scripts/cuda_resources.py [ARCH ...] [--files REGEX] [--jobs N]
+Usage: python scripts/cuda_resources.py [ARCH ...] [--all] [--files REGEX] [--jobs N]
 
-ARCH is a compute capability such as 80; without any, all that the tests cover are compiled. REGEX selects kernel files
+ARCH is a compute capability such as 80; without any, all that the tests cover are compiled, with --all those of
+`ikpy cuda build --arch all`. REGEX selects kernel files
 by name without .cu. No GPU is needed, only nvcc; results are kept in the user cache.
 """
 
@@ -13,7 +14,8 @@ import os
 import re
 from itertools import groupby
 
-from ikpy.backends.cuda import emulator, launch
+from ikpy.backends.cuda import emulator, launch, modules
+from ikpy.backends.cuda.launch.products_bf16 import WGMMA_SHARED, WGMMA_THREADS
 from ikpy.backends.cuda.resources import ARCHITECTURES, Usage, usages
 
 # Threads per block as launched, by the beginning of the kernel name.
@@ -26,6 +28,7 @@ THREADS = {
     "kv_store": 128,
     "kv_shift": 32,
     "moe_route": 32,
+    "gemm_wgmma": WGMMA_THREADS,
 }
 
 
@@ -36,7 +39,7 @@ def threads(kernel: str) -> int:
 
 def line(kernel: str, rows: list[Usage]) -> str:
     """A kernel on all architectures: registers, bytes of shared memory and occupancy for each."""
-    dynamic = launch.flash_shared_bytes(kernel)
+    dynamic = WGMMA_SHARED if kernel == "gemm_wgmma" else launch.flash_shared_bytes(kernel)
     cells = [
         f"sm_{row.arch} {row.registers:3d} reg {row.shared_bytes + dynamic:5d} B "
         f"{row.occupancy(threads(kernel), dynamic):4.0%}" + (f" SPILLS {row.spill_bytes} B" if row.spill_bytes else "")
@@ -49,12 +52,14 @@ def main() -> None:
     """Compile, print, and exit with 1 if anything spills."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("arch", nargs="*", type=int, default=list(ARCHITECTURES))
+    parser.add_argument("--all", action="store_true")
     parser.add_argument("--files", default=".*", help="regular expression of kernel file names")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
     files = [path for path in emulator.sources() if re.fullmatch(arguments.files, path.stem)]
     spilling, total = [], 0
-    for source, rows in usages(files, arguments.arch, arguments.jobs):
+    everything = [int(arch.removeprefix("sm_")) for arch in modules.ARCHITECTURES]
+    for source, rows in usages(files, everything if arguments.all else arguments.arch, arguments.jobs):
         print(f"--- {source.name}")
         for kernel, of_kernel in groupby(sorted(rows, key=lambda row: row.kernel), key=lambda row: row.kernel):
             print(line(kernel, sorted(of_kernel, key=lambda row: row.arch)), flush=True)

@@ -10,11 +10,14 @@ from ikpy.errors import IkpyError, UsageError
 
 USAGE = """usage: ikpy cuda info
        ikpy cuda build [--arch sm_XX[,sm_YY...]|all] [--jobs N] [--force] [--usage] [--no-spills]
+       ikpy cuda tune
        ikpy cuda check [-m MODEL] [options of cli]
 
 info   show the devices and what the CUDA backend needs
 build  compile the kernels into the user cache, for the devices found unless --arch names architectures;
        --usage prints registers, shared memory and spills of every kernel, --no-spills makes a spill an error
+tune   time products of every family of weight types on the devices found: int8, bf16 and, on sm_90, wgmma kernels;
+       models that are loaded later use what was fastest
 check  run a short prompt and one token node by node on the devices and again on the CPU from the same inputs, and
        print the largest difference per op and type; status 1 if one is above 2 % of the result's magnitude"""
 
@@ -31,14 +34,16 @@ def run(arguments: Sequence[str]) -> int:
         return info()
     if command == "build":
         return build(rest)
+    if command == "tune" and not rest:
+        return tune()
     if command == "check":
         return check(rest)
-    raise UsageError(f"ikpy cuda: unknown argument: {rest[0] if command == 'info' else command}\n{USAGE}")
+    raise UsageError(f"ikpy cuda: unknown argument: {rest[0] if command in ('info', 'tune') else command}\n{USAGE}")
 
 
 def info() -> int:
     """Print devices, compiler and cache."""
-    from ikpy.backends.cuda import devices, modules
+    from ikpy.backends.cuda import devices, modules, ways
 
     found = devices.available()
     for device in found:
@@ -48,6 +53,7 @@ def info() -> int:
             f"{device.name}: {device.description}, compute capability {major}.{minor}, "
             f"{memory.free / 2**20:.0f} of {memory.total / 2**20:.0f} MiB free"
         )
+        print(f"  prompts: {ways.known(device)}")
     if not found:
         print(f"no devices: {devices.why_none()}")
     print(f"compiler: {_compiler()}")
@@ -87,6 +93,19 @@ def build(arguments: Sequence[str]) -> int:
             spilled = True
             print(f"{arch}: spills: {line}")
     return int(spilled and bool(options["--no-spills"]))
+
+
+def tune() -> int:
+    """Measure which kernels are fastest."""
+    from ikpy.backends.cuda import devices
+    from ikpy.backends.cuda.tune import tune as measure
+
+    found = devices.available()
+    if not found:
+        raise UsageError(f"ikpy cuda tune: no devices: {devices.why_none()}")
+    for device in found:
+        print(f"kept in {measure(device, print).path}")
+    return 0
 
 
 def check(arguments: Sequence[str]) -> int:

@@ -167,12 +167,19 @@ class Stream(_Owned):
 
 class Event(_Owned):
     def __init__(self, flags: int = 0) -> None:
-        assert flags == event_flags.DISABLE_TIMING
         super().__init__()
+        self.timed = flags != event_flags.DISABLE_TIMING
+        self.at: float | None = None
 
     def record(self, stream: Stream | None = None) -> Event:
         assert stream is not None and stream.context is self.context, "an event of another context"
+        self.at = Function.launched * MILLISECONDS_PER_LAUNCH
         return self
+
+    def time_since(self, earlier: Event) -> float:
+        assert self.timed and earlier.timed, "an event without timing"
+        assert self.at is not None and earlier.at is not None
+        return self.at - earlier.at
 
     def synchronize(self) -> Event:
         if broken:
@@ -249,10 +256,12 @@ class Packed(bytes):
 
 # Static shared memory of every kernel, which counts as well.
 STATIC_SHARED = 1024
+MILLISECONDS_PER_LAUNCH = 0.5
 
 
 class Function:
     launcher: Callable[[str, Any, Any, int, list[bytes]], None]
+    launched = 0
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -270,6 +279,7 @@ class Function:
         self, grid: tuple[int, ...], block: tuple[int, ...], buffer: Packed, shared: int, stream: Stream
     ) -> None:
         assert shared <= self.shared, "more shared memory than the function may use"
+        Function.launched += 1
         stream.do(lambda: Function.launcher(self.name, grid, block, shared, buffer.args))
 
 

@@ -26,18 +26,24 @@ TYPE_OF_DTYPE = {"float32": F32, "float16": F16, "int32": I32, "int64": I64}
 
 class DeviceFormats:
     """The native module with the activation formats of single rows, which the CUDA kernels read for any number, or
-    with the one of products on bf16 tensor cores.
+    with the one of large products.
     """
 
-    def __init__(self, *, bf16: bool) -> None:
-        self._bf16 = bf16
+    def __init__(self, large: launch.Large) -> None:
+        self._large = large
 
     def __getattr__(self, name: str) -> Any:
         return getattr(core, name)
 
     def activation_format(self, weight_type: int, n_rows: int = 1) -> int:
         """Format in which activations are prepared."""
-        return launch.ACT_BF16 if self._bf16 else core.activation_format(weight_type, 1)
+        return self._large.format if self._large.tokens else core.activation_format(weight_type, 1)
+
+    def activation_nbytes(self, fmt: int, n_in: int, n_rows: int, n_batch: int) -> int:
+        """Bytes of prepared activations."""
+        if fmt == launch.ACT_TILES:
+            return launch.tiled_bytes(n_in, n_rows * n_batch)
+        return core.activation_nbytes(fmt, n_in, n_rows, n_batch)
 
 
 class Program:
@@ -45,7 +51,7 @@ class Program:
 
     def __init__(self, target: launch.Target | None = None) -> None:
         self.target = target or launch.Target()
-        self.graph = Graph(DeviceFormats(bf16=self.target.bf16_tokens > 0))
+        self.graph = Graph(DeviceFormats(self.target.large_products("")))
         self.arrays: list[np.ndarray] = []
 
     def array(self, data: np.ndarray) -> Value:

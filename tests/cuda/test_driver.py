@@ -73,6 +73,14 @@ def test_errors_of_the_driver_name_the_device(driver: Any, monkeypatch: pytest.M
         event.synchronize()
 
 
+def test_time_of_launches(driver: Any) -> None:
+    device = driver.devices[0]
+    stream, launch = device.new_stream(), Launch("act_similarity", (1, 1, 1), (32, 1, 1), 0, [])
+    fake_pycuda.Function.launcher = staticmethod(lambda *_: None)  # type: ignore[assignment]
+    assert stream.milliseconds(lambda: [stream.launch(launch) for _ in range(3)]) == 1.5
+    assert device.software() == "12040"
+
+
 def test_a_graph_that_cannot_be_captured(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver.library, "cuGraphInstantiateWithFlags", lambda *_: 900, raising=False)
     monkeypatch.setattr(driver.library, "cuGetErrorString", lambda *_: 0, raising=False)

@@ -13,6 +13,7 @@ import pytest
 
 from ikpy.backends.cuda import emulator, launch, modules, resources
 from ikpy.backends.cuda.api import DeviceError
+from ikpy.backends.cuda.launch import products_bf16
 
 SCRIPT = Path(__file__).parent.parent.parent / "scripts" / "cuda_resources.py"
 LOG = """
@@ -55,6 +56,16 @@ def test_compiles_without_spills(stem: str) -> None:
     rows = resources.usage(emulator.KERNELS / f"{stem}.cu", (80, 90))
     assert {row.arch for row in rows} == {80, 90}
     assert not [row for row in rows if row.spill_bytes]
+
+
+@needs_nvcc
+def test_products_of_sm_90_compile_without_spills() -> None:
+    """For sm_90 alone; two blocks must find room on a multiprocessor."""
+    source = emulator.KERNELS / "gemm_wgmma.cu"
+    ((_, rows),) = resources.usages([source], (80, 90, 120), jobs=1)
+    (row,) = rows
+    assert (row.kernel, row.arch, row.spill_bytes, row.stack_bytes) == ("gemm_wgmma", 90, 0, 0)
+    assert row.occupancy(products_bf16.WGMMA_THREADS, products_bf16.WGMMA_SHARED) == pytest.approx(2 * 288 / 2048)
 
 
 @needs_nvcc

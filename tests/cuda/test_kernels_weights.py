@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ikpy.backends.cuda import launch
-from ikpy.backends.cuda.launch import products, products_bf16
-from ikpy.graph.ir import F16, F32, Node
+from ikpy.backends.cuda.launch import products
+from ikpy.graph.ir import F16, F32
 from ikpy.quants import by_name, dequantize
 from tests.cpu.matmul_plans import assert_close, quantize_activations
 from tests.cpu.quant_data import random_tensor
@@ -94,66 +94,6 @@ def test_broken_activations_stay_visible(type_name: str, broken: float) -> None:
 @pytest.mark.parametrize("type_name", FLOATS)
 def test_float_product(type_name: str, n_tokens: int) -> None:
     check_product(type_name, 136, 48, n_tokens, 2e-6)
-
-
-def rounded(x: np.ndarray) -> np.ndarray:
-    """To bf16, nearest even, as float64."""
-    bits = x.astype(np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32).astype(np.float64)
-
-
-@pytest.mark.parametrize("n_tokens", [5, 130])
-@pytest.mark.parametrize("type_name", ["q4_0", "q4_1", "mxfp4", "q8_0_r8", "bf16"])
-def test_product_on_bf16_tensor_cores(type_name: str, n_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts of the rows, the last one smaller; row lengths and numbers of rows and tokens that fill no tile."""
-    n_in, n_out = 96, 168
-    monkeypatch.setattr(products_bf16, "PART_BYTES", 2 * n_in * 128)
-    rng = np.random.default_rng(n_tokens)
-    data = packed(type_name, (n_in, n_out), 5)
-    x, bias = rng.standard_normal((n_tokens, n_in), np.float32), rng.standard_normal(n_out).astype(np.float32)
-    p = Program(launch.Target(bf16_tokens=1))
-    out = p.graph.mul_mat(p.weight(data, type_name, (n_in, n_out)), p.array(x), p.array(bias))
-    kernels = [step.kernel for step in launch.lower(out_node(p), lambda _: 0, p.target)]
-    assert kernels == (["gemm_bf16"] if type_name == "bf16" else [f"rows_{type_name}", "gemm_bf16"] * 2)
-    (actual,) = p.run([out], on_cuda=True)
-    expected = rounded(x) @ rounded(values(data, type_name, (n_in, n_out))).T + bias
-    assert np.abs(actual.reshape(n_tokens, n_out) - expected).max() < 1e-5 * np.abs(expected).max()
-
-
-def out_node(p: Program) -> Node:
-    return p.graph.nodes[-1]
-
-
-@pytest.mark.parametrize("type_name", ["q6_K", "iq4_ks_r4"])
-def test_up_and_gate_on_bf16_tensor_cores(type_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products_bf16, "PART_BYTES", 2 * 2 * 256 * 128)
-    rng = np.random.default_rng(1)
-    shape, n_tokens = (256, 200), 20
-    data = [packed(type_name, shape, seed) for seed in (1, 2)]
-    x = rng.standard_normal((n_tokens, 256), np.float32)
-    biases = [rng.standard_normal(200).astype(np.float32) for _ in range(2)]
-    p = Program(launch.Target(bf16_tokens=1))
-    up, gate = (p.weight(d, type_name, shape) for d in data)
-    out = p.graph.mul_mat_up_gate(up, gate, p.array(x), "silu", *map(p.array, biases))
-    assert len(launch.lower(out_node(p), lambda _: 0, p.target)) == 6
-    (actual,) = p.run([out], on_cuda=True)
-    u, g = (rounded(x) @ rounded(values(d, type_name, shape)).T + b for d, b in zip(data, biases, strict=True))
-    with np.errstate(over="ignore"):
-        expected = g / (1 + np.exp(-g)) * u
-    assert np.abs(actual.reshape(n_tokens, 200) - expected).max() < 1e-4 * np.abs(expected).max()
-
-
-def test_few_tokens_old_devices_and_experts_stay_with_integers() -> None:
-    p = Program()
-    w = p.weight(packed("q4_0", (64, 32), 1), "q4_0", (64, 32))
-    x = p.array(np.ones((300, 64), np.float32))
-    p.graph.mul_mat(w, x)
-    many = out_node(p)
-    p.graph.mul_mat(w, p.array(np.ones((255, 64), np.float32)))
-    few = out_node(p)
-    new, old = launch.Target.of([(9, 0), (8, 0)], 256), launch.Target.of([(9, 0), (7, 5)], 256)
-    assert [launch.wants_bf16(node, new) for node in (many, few)] == [True, False]
-    assert not launch.wants_bf16(many, old) and not launch.wants_bf16(many, launch.Target.of([(9, 0)], 0))
 
 
 @pytest.mark.parametrize("type_name", ["q4_0", "iq4_nl", "q5_1", "q4_0_r8"])

@@ -65,6 +65,15 @@ def test_kernels_are_compiled_once(nvcc: Path) -> None:
     assert not list(modules.cache_dir().rglob("tmp*"))
 
 
+def test_files_of_one_architecture(nvcc: Path) -> None:
+    """They are compiled with the features that only it has, and not for others."""
+    (modules.KERNELS / "gemm_wgmma.cu").write_text("// wgmma")
+    for arch, compiled in (("sm_80", False), ("sm_120", False), ("sm_90", True)):
+        names = [cubin.source.name for cubin in modules.build(arch, lambda _: None)]
+        assert ("gemm_wgmma.cu" in names) == compiled
+    assert sum("-gencode=arch=compute_90a,code=sm_90a" in line for line in nvcc.read_text().splitlines()) == 1
+
+
 def test_only_the_files_of_the_kernels_are_compiled(nvcc: Path) -> None:
     found = modules.cubins((8, 6), ["rms_norm", "layer_norm"])
     assert set(found) == {"rms_norm", "layer_norm"} and len(set(found.values())) == 1

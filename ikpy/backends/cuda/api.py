@@ -92,6 +92,10 @@ class Stream(ABC):
         """Blocks the host until everything so far is done."""
 
     @abstractmethod
+    def milliseconds(self, issue: Callable[[], None]) -> float:
+        """Time that the device takes for the launches of issue(); waits for their end."""
+
+    @abstractmethod
     def capture(self, issue: Callable[[], None]) -> Graph:
         """What issue() launches on this stream, not executed but kept for replay."""
 
@@ -140,6 +144,10 @@ class Device(ABC):
     def prepare(self, kernels: Collection[str]) -> None:
         """Makes kernels ready to be launched; what this does not name is loaded when it is first launched."""
         return
+
+    def software(self) -> str:
+        """Version of what runs the kernels, such as the driver."""
+        return ""
 
     @abstractmethod
     def pinned(self, nbytes: int) -> np.ndarray:

@@ -186,6 +186,17 @@ class CudaStream(Stream):
         with self.device.current():
             self.stream.synchronize()
 
+    def milliseconds(self, issue: Callable[[], None]) -> float:
+        with self.device.current():
+            start, end = cuda.Event(), cuda.Event()
+            start.record(self.stream)
+            issue()
+            end.record(self.stream)
+            end.synchronize()
+            found = float(end.time_since(start))
+            del start, end  # while their context is current
+        return found
+
     def capture(self, issue: Callable[[], None]) -> Graph:
         stream = ctypes.c_void_p(self.stream.handle)
         executable = ctypes.c_void_p()
@@ -373,6 +384,9 @@ class CudaDevice(Device):
 
     def new_event(self) -> Event:
         return CudaEvent(self)
+
+    def software(self) -> str:
+        return str(cuda.get_driver_version())
 
     def pinned(self, nbytes: int) -> np.ndarray:
         return np.asarray(PinnedMemory(self, nbytes))

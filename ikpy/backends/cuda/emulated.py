@@ -8,6 +8,7 @@ missing wait shows as well.
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 from collections import deque
 from collections.abc import Callable
@@ -113,6 +114,13 @@ class EmulatedStream(Stream):
     def synchronize(self) -> None:
         self.run_until(self._issued)
 
+    def milliseconds(self, issue: Callable[[], None]) -> float:
+        graph = self.capture(issue)
+        self.replay(graph)
+        self.synchronize()
+        assert isinstance(graph, EmulatedGraph)
+        return sum(self.device.clock(launch) for launch in graph.launches)
+
     def capture(self, issue: Callable[[], None]) -> Graph:
         self._captured = []
         try:
@@ -128,11 +136,23 @@ class EmulatedStream(Stream):
 
 
 class EmulatedDevice(Device):
-    """A device whose kernels run on the host. launcher: None means the compiled CUDA kernels."""
+    """A device whose kernels run on the host. launcher: None means the compiled CUDA kernels.
 
-    def __init__(self, index: int, total_bytes: int, launcher: Launcher | None = None) -> None:
-        super().__init__(index, "emulated", (8, 0))
+    clock: milliseconds that a launch is said to take; one per thousand blocks by default.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        total_bytes: int,
+        launcher: Launcher | None = None,
+        *,
+        compute_capability: tuple[int, int] = (8, 0),
+        clock: Callable[[LaunchLike], float] = lambda launch: math.prod(launch.grid) / 1000,
+    ) -> None:
+        super().__init__(index, "emulated", compute_capability)
         self.total_bytes = total_bytes
+        self.clock = clock
         self._launcher = launcher
         self._memory: dict[int, mmap.mmap] = {}
         self._used = 0

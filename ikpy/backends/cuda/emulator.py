@@ -173,7 +173,7 @@ def build(kernel_files: Sequence[Path], *, checked: bool = False) -> Emulator:
     folder = cache_dir()
     folder.mkdir(parents=True, exist_ok=True)
     work = [(path, (*_FLAGS, *_CHECKS) if checked else _FLAGS) for path in kernel_files]
-    work += [(path, _FLAGS) for path in (SHIM / "emulator.cpp", SHIM / "races.cpp")]
+    work += [(path, _FLAGS) for path in sorted(SHIM.glob("*.cpp"))]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(lambda item: _object(item[0], folder, compiler, item[1]), work))
     key = _digest(*(path.name.encode() for path in objects))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ikpy._native import core
 from ikpy.backends.cuda import launch
@@ -12,11 +12,16 @@ from ikpy.graph.ir import Node, Value
 
 
 class CudaKernels:
-    """Lowers nodes to launches of the kernels in kernels/*.cu, which all devices of these capabilities can run."""
+    """Lowers nodes to launches of the kernels in kernels/*.cu, which all devices of these capabilities can run.
 
-    def __init__(self, capabilities: Sequence[tuple[int, int]], bf16_tokens: int | None = None) -> None:
-        tokens = launch.BF16_TOKENS if bf16_tokens is None else bf16_tokens
-        self._target = launch.Target.of(capabilities, tokens)
+    large: how large products are computed, by kernel file (``launch.Target``); None: on bf16 tensor cores.
+    """
+
+    def __init__(
+        self, capabilities: Sequence[tuple[int, int]], large: Mapping[str, launch.Large] | None = None
+    ) -> None:
+        default = {"": launch.Large(launch.BF16_TOKENS)}
+        self._target = launch.Target.of(capabilities, default if large is None else large)
 
     def supports(self, node: Node) -> str | None:
         """Why a node must run on the CPU, or None."""
@@ -42,14 +47,17 @@ class CudaKernels:
 
     def activation_format(self, node: Node) -> int:
         """That of single rows, as whole batches depend on the CPU; bf16 for large products on bf16 tensor cores."""
-        if launch.wants_bf16(node, self._target):
-            return launch.ACT_BF16
+        large = launch.large_format(node, self._target)
+        if large is not None:
+            return large
         weight = node.src[0]
         assert weight is not None
         return core.activation_format(weight.type_id, 1)
 
     def prepared_nbytes(self, node: Node) -> int:
-        """Bytes of the activations that an act_prepare node makes, as on the CPU."""
+        """Bytes of the activations that an act_prepare node makes, as on the CPU but for tiles."""
         x = node.src[0]
         assert x is not None
+        if node.ip[0] == launch.ACT_TILES:
+            return launch.tiled_bytes(x.shape[0], x.shape[1] * x.shape[2] * x.shape[3])
         return core.activation_nbytes(node.ip[0], x.shape[0], x.shape[1], x.shape[2] * x.shape[3])

@@ -30,6 +30,8 @@ ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120")
 Progress = Callable[[str], None]
 # The kernels ask for nothing later than this, so all newer devices share its PTX.
 NEWEST_PTX = 80
+# Files with instructions that only one architecture has: compiled for it alone, with all of its features.
+SPECIAL = {"gemm_wgmma": "sm_90"}
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,14 @@ def code_flag(architectures: Sequence[str]) -> str:
     return f"-gencode=arch={virtual},code=[{','.join(architectures)}]"
 
 
-def sources() -> list[Path]:
-    """The kernel files."""
-    return sorted(KERNELS.glob("*.cu"))
+def special_code_flag(arch: str) -> str:
+    """As code_flag for the files in SPECIAL: sm_90a, which runs on sm_90."""
+    return f"-gencode=arch=compute_{arch.removeprefix('sm_')}a,code={arch}a"
+
+
+def sources(arch: str) -> list[Path]:
+    """The kernel files for an architecture."""
+    return [path for path in sorted(KERNELS.glob("*.cu")) if SPECIAL.get(path.stem, arch) == arch]
 
 
 def cache_dir() -> Path:
@@ -100,6 +107,14 @@ def _headers_digest() -> str:
     for path in [*sorted(KERNELS.rglob("*.cuh")), *sorted(NATIVE_INCLUDE.rglob("*.hpp"))]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
+
+
+def kernels_digest() -> str:
+    """Hash of all kernels with what they include, and of the compiler."""
+    digest = hashlib.sha256(_headers_digest().encode() + " ".join(NVCC_FLAGS).encode())
+    for path in sorted(KERNELS.glob("*.cu")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return f"{digest.hexdigest()[:20]}-{_compiler_tag()}"
 
 
 def _key(source: Path, headers: str) -> str:
@@ -167,7 +182,7 @@ def _compile(source: Path, arch: str, target: Path) -> str:
         command = [
             nvcc(),
             "-cubin",
-            code_flag([arch]),
+            special_code_flag(arch) if source.stem in SPECIAL else code_flag([arch]),
             "-Xptxas=-v",
             *NVCC_FLAGS,
             *includes,
@@ -201,7 +216,7 @@ def build(
     """
     folder = folder or cache_dir()
     headers = _headers_digest()
-    chosen = [source for source in sources() if files is None or source.stem in files]
+    chosen = [source for source in sources(arch) if files is None or source.stem in files]
     targets = [(source, _target(source, arch, headers, folder)) for source in chosen]
     missing = [(source, target) for source, target in targets if force or not target.exists()]
     if missing:

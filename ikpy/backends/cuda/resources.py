@@ -79,7 +79,8 @@ def _reports(source: Path, architectures: Collection[int]) -> dict[int, Path]:
 def _compile(source: Path, architectures: Sequence[int]) -> str:
     """What ptxas reports about a kernel file. The architectures share their PTX, so the front end runs once."""
     includes = [f"-I{path}" for path in emulator.INCLUDE_DIRS]
-    code = modules.code_flag([f"sm_{arch}" for arch in architectures])
+    names = [f"sm_{arch}" for arch in architectures]
+    code = modules.special_code_flag(names[0]) if source.stem in modules.SPECIAL else modules.code_flag(names)
     command = [modules.nvcc(), *modules.NVCC_FLAGS, *REPORT_FLAGS, code, *includes, str(source), "-o", os.devnull]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -105,12 +106,19 @@ def usage(source: Path, architectures: Sequence[int]) -> list[Usage]:
     return [Usage(**row) for path in reports.values() for row in json.loads(path.read_text())]
 
 
-def usages(sources: Sequence[Path], architectures: Sequence[int], jobs: int) -> Iterator[tuple[Path, list[Usage]]]:
-    """Usages of all kernels of the files on all architectures, file by file; `jobs` compilers run at a time."""
+def _groups(source: Path, architectures: Collection[int]) -> list[list[int]]:
+    """Those of the architectures that a file is for, in groups that share their PTX."""
     groups: dict[str, list[int]] = {}
     for arch in architectures:
-        groups.setdefault(modules.virtual_architecture(f"sm_{arch}"), []).append(arch)
+        if modules.SPECIAL.get(source.stem, f"sm_{arch}") == f"sm_{arch}":
+            groups.setdefault(modules.virtual_architecture(f"sm_{arch}"), []).append(arch)
+    return list(groups.values())
+
+
+def usages(sources: Sequence[Path], architectures: Sequence[int], jobs: int) -> Iterator[tuple[Path, list[Usage]]]:
+    """Usages of all kernels of the files on all architectures, file by file; `jobs` compilers run at a time."""
     with ThreadPoolExecutor(jobs) as pool:
-        found = {source: [pool.submit(usage, source, group) for group in groups.values()] for source in sources}
+        work = {source: _groups(source, architectures) for source in sources}
+        found = {source: [pool.submit(usage, source, group) for group in groups] for source, groups in work.items()}
         for source, futures in found.items():
             yield source, [row for future in futures for row in future.result()]

@@ -42,5 +42,7 @@ def device_setup(devices: Sequence[Device], where: Placement, params: DevicePara
 def default_kernels(devices: Sequence[Device], params: DeviceParams) -> Kernels:
     """The CUDA kernels, of sizes that fit all the devices."""
     from ikpy.backends.cuda.lowering import CudaKernels
+    from ikpy.backends.cuda.ways import large_products
 
-    return CudaKernels([device.compute_capability for device in devices], params.bf16_batch)
+    large = large_products(devices, params.bf16_batch)
+    return CudaKernels([device.compute_capability for device in devices], large)

@@ -3,6 +3,7 @@
 // products keep about 22 (f16) or 16 (bf16) bits.
 #include "mma.cuh"
 #include "product.cuh"
+#include "tiles.cuh"
 
 using namespace ikpy::cuda;
 
@@ -321,10 +322,22 @@ __device__ __forceinline__ float float_at(int type, const uint8_t* matrix, long 
     }
 }
 
+// Rows of bf16 as tiles; both can be read 16 bytes at a time. One thread per 8 elements.
+__device__ __forceinline__ void copy_to_tiles(const View& dst, const View& src, int out_type) {
+    const int per_row = dst.ne[0] / 8, n = per_row * dst.ne[1];
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
+        const int r = i / per_row, e = i % per_row * 8;
+        const auto* from = reinterpret_cast<const uint4*>(src.row<uint8_t>(r) + 2 * e);
+        *reinterpret_cast<uint4*>(tile_element(dst.data, dst.ne[0], tile_line(r, out_type), e)) = __ldg(from);
+    }
+}
+
 }  // namespace
 
-// dst rows = rows of src (ids: those picked by ids[i1]); type: f32, f16, bf16 or bf16_r16.
+// dst rows = rows of src (ids: those picked by ids[i1]); type: f32, f16, bf16 or bf16_r16. out_type: F32,
+// F16, BF16, or tiles from dst.data on (of bf16, all rows).
 IKPY_KERNEL rows_float(View dst, View src, const int* ids, int out_type, int type, const int* runtime) {
+    if (is_tiled(out_type)) return copy_to_tiles(dst, src, out_type);
     const long long n = static_cast<long long>(dst.ne[0]) * dst.rows(runtime);
     const long long step = static_cast<long long>(gridDim.x) * blockDim.x;
     for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += step) {

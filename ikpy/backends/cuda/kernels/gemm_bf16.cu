@@ -2,7 +2,7 @@
 // or quantized ones that were decoded to it. A block of 8 warps multiplies 128 rows (or 64 of up and 64 of
 // gate) with 128 tokens, 32 columns at a time; the next ones arrive by asynchronous copies meanwhile.
 #include "mma.cuh"
-#include "product.cuh"
+#include "store_tile.cuh"
 
 using namespace ikpy::cuda;
 
@@ -62,16 +62,23 @@ __device__ __forceinline__ void multiply_stage(const Stage& stage, Sums& sums) {
     }
 }
 
-__device__ __forceinline__ void store_tile(const Product& p, int first, int t, int j, const float* up,
-                                           const float* gate) {
+// The sums of half of the tokens, by token, in the memory of the stages.
+constexpr int kHalf = kSize / 2;
+static_assert(kHalf * kTileTokenPitch * sizeof(float) <= 2 * sizeof(Stage));
+
+__device__ __forceinline__ void exchange(const Sums& sums, int half, float* tile) {
     const int lane = lane_id(), wm = warp_id() & 1, wn = warp_id() >> 1;
+    if (wn / 2 != half) return;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int row = tile_row(p, 32 * t + 16 * wm + lane / 4 + 8 * (i / 2));
-        const int token = first + 32 * wn + 8 * j + 2 * (lane % 4) + i % 2;
-        if (row < p.n_out && token < p.n_tokens)
-            store_sum(p, p.dst + token * p.dst_nb1, 0, row, up[i], gate ? gate[i] : 0.0f);
-    }
+    for (int t = 0; t < 4; ++t)
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int token = 32 * (wn % 2) + 8 * j + 2 * (lane % 4) + i % 2;
+                const int line = 32 * t + 16 * wm + lane / 4 + 8 * (i / 2);
+                tile[token * kTileTokenPitch + line] = sums.c[t][j][i];
+            }
 }
 
 __device__ __forceinline__ void gemm(const Product& p) {
@@ -88,15 +95,13 @@ __device__ __forceinline__ void gemm(const Product& p) {
         multiply_stage(stages[now], sums);
         __syncthreads();
     }
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-        if (p.gate) {
-            store_tile(p, first, 0, j, sums.c[0][j], sums.c[2][j]);
-            store_tile(p, first, 1, j, sums.c[1][j], sums.c[3][j]);
-        } else {
-#pragma unroll
-            for (int t = 0; t < 4; ++t) store_tile(p, first, t, j, sums.c[t][j], nullptr);
-        }
+    auto* tile = reinterpret_cast<float*>(stages);
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+        exchange(sums, half, tile);
+        __syncthreads();
+        store_tile(p, tile, first + half * kHalf, kHalf, kHalf, [](int r) { return r; });
+        __syncthreads();
     }
 }
 

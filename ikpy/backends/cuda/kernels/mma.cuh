@@ -13,6 +13,8 @@ namespace ikpy::cuda {
 __device__ __forceinline__ unsigned shared_address(const void* p) {
     return static_cast<unsigned>(__cvta_generic_to_shared(p));
 }
+#else
+inline unsigned shared_address(const void* p) { return shim::shared_address(p); }
 #endif
 
 // 16 bytes from global to shared memory; both aligned to 16. Zeros if not valid.

@@ -4,6 +4,7 @@
 #include "mma.cuh"
 #include "product.cuh"
 #include "quantize_q8.cuh"
+#include "tiles.cuh"
 #include "unpack/core.cuh"
 
 namespace ikpy::cuda {
@@ -25,7 +26,8 @@ __device__ __forceinline__ void unpack(const uint8_t* group, int k, int g, Group
 
 // ---- rows ----
 
-// dst rows = rows of src (ids: those picked by ids[i1]), decoded. One thread per 32 elements.
+// dst rows = rows of src (ids: those picked by ids[i1]), decoded. One thread per 32 elements. out_type: F32,
+// F16, BF16, or tiles from dst.data on.
 template <class U>
 __device__ __forceinline__ void rows_body(const View& dst, const View& src, const int* ids, int out_type,
                                           const int* runtime) {
@@ -40,6 +42,8 @@ __device__ __forceinline__ void rows_body(const View& dst, const View& src, cons
         Group w;
         unpack<U>(group, r % U::kRows, g, w);
         const float scale = U::row_scale(group, r % U::kRows);
+        const bool tiled = is_tiled(out_type);
+        const int line = tile_line(at.i1, out_type);
         uint8_t* out = dst.row<uint8_t>(at.i1, at.i2, at.i3);
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
@@ -58,8 +62,10 @@ __device__ __forceinline__ void rows_body(const View& dst, const View& src, cons
                 unsigned h[4];
 #pragma unroll
                 for (int b = 0; b < 4; ++b) h[b] = f16 ? f32_to_f16(v[b]) : f32_to_bf16(v[b]);
-                reinterpret_cast<unsigned*>(out)[e / 2] = h[0] | h[1] << 16;
-                reinterpret_cast<unsigned*>(out)[e / 2 + 1] = h[2] | h[3] << 16;
+                auto* to = reinterpret_cast<unsigned*>(tiled ? tile_element(dst.data, dst.ne[0], line, e)
+                                                             : out + 2 * e);
+                to[0] = h[0] | h[1] << 16;
+                to[1] = h[2] | h[3] << 16;
             }
         }
     }

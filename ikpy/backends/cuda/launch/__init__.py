@@ -10,39 +10,46 @@ from ikpy.backends.cuda.launch import elementwise, experts, positions
 from ikpy.backends.cuda.launch.attention import flash_shared_bytes
 from ikpy.backends.cuda.launch.base import (
     ACT_BF16,
+    ACT_TILES,
     FLOAT_WEIGHTS,
     RUNTIME,
     WORK,
+    Large,
     Launch,
     Target,
     act_row_bytes,
     pointer,
+    tiled_bytes,
 )
-from ikpy.backends.cuda.launch.files import kernel_file
+from ikpy.backends.cuda.launch.files import family_types, kernel_file
 from ikpy.backends.cuda.launch.norms import joined
 from ikpy.backends.cuda.launch.products_bf16 import BF16_TOKENS
-from ikpy.backends.cuda.launch.products_bf16 import wanted as wants_bf16
+from ikpy.backends.cuda.launch.products_bf16 import activation_format as large_format
 from ikpy.backends.cuda.launch.support import lower, supports, weight_types, work_bytes
 
 __all__ = [
     "ACT_BF16",
+    "ACT_TILES",
     "BF16_TOKENS",
     "FLOAT_WEIGHTS",
     "RUNTIME",
     "WORK",
+    "Large",
     "Launch",
     "Target",
     "act_row_bytes",
     "elementwise",
     "experts",
+    "family_types",
     "flash_shared_bytes",
     "joined",
     "kernel_file",
+    "large_format",
     "lower",
     "pointer",
     "positions",
     "supports",
-    "wants_bf16",
+    "tiled_bytes",
     "weight_types",
     "work_bytes",
 ]

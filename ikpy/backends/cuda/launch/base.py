@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ikpy.graph.ir import I32, Buffer, Node, Value
@@ -16,7 +16,10 @@ Dim3 = tuple[int, int, int]
 BF16, BF16_R16 = 30, 230
 KV_TYPES = {"f32", "f16", "bf16", "q8_0", "q6_0", "q4_0", "iq4_nl", "q8_KV"}
 FLOAT_WEIGHTS = {"f32", "f16", "bf16", "bf16_r16"}
-ACT_F32, ACT_Q8, ACT_BF16 = 0, 1, 2
+# ACT_TILES, bf16 in blocks for sm_90, exists on devices only; ids in between are formats of CPUs.
+ACT_F32, ACT_Q8, ACT_BF16, ACT_TILES = 0, 1, 2, 16
+# Rows and columns of a block of ACT_TILES (kernels/tiles.cuh).
+TILED_ROWS, TILED_DEPTH = 128, 64
 
 # Columns (tokens or assignments of experts) up to which the matrix-vector kernels run. Above, a tensor-core tile of
 # eight columns costs no more than reading the weights once.
@@ -35,22 +38,34 @@ WORK = _sentinel("work", 0)
 
 
 @dataclass(frozen=True)
+class Large:
+    """Products of `tokens` and more (0 = none) are multiplied in bf16 from activations in this format."""
+
+    tokens: int = 0
+    format: int = ACT_BF16
+
+
+@dataclass(frozen=True)
 class Target:
     """What all devices that are to run a launch offer.
 
-    shared_bytes: shared memory that a block may have at most (with opting in). bf16_tokens: smallest number of tokens
-    of products on bf16 tensor cores, 0 = never.
+    shared_bytes: shared memory that a block may have at most (with opting in). large: how large products of weights of
+    a kernel file are computed, by its name; other files have the entry "".
     """
 
     shared_bytes: int = SHARED_LIMIT
-    bf16_tokens: int = 0
+    large: Mapping[str, Large] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, capabilities: Sequence[tuple[int, int]], bf16_tokens: int = 0) -> Target:
+    def of(cls, capabilities: Sequence[tuple[int, int]], large: Mapping[str, Large] | None = None) -> Target:
         """Of devices with these compute capabilities (CUDA guide); more than SHARED_LIMIT is not used."""
         if min(capabilities, default=(8, 0)) < (8, 0):
             return cls(64 * 1024)
-        return cls(SHARED_LIMIT, bf16_tokens)
+        return cls(SHARED_LIMIT, large or {})
+
+    def large_products(self, file: str) -> Large:
+        """How large products of weights of a kernel file are computed."""
+        return self.large.get(file) or self.large.get("") or Large()
 
 
 SM_80 = Target()
@@ -105,6 +120,11 @@ def n_rows(value: Value) -> int:
 def type_name(type_id: int) -> str:
     """Name of a weight type as in kernel names."""
     return registry.by_id(type_id).name.lower()
+
+
+def tiled_bytes(n_columns: int, n_rows: int) -> int:
+    """Bytes of a matrix in ACT_TILES."""
+    return ceil_div(n_rows, TILED_ROWS) * TILED_ROWS * n_columns * 2
 
 
 def act_row_bytes(fmt: int, n_in: int) -> int:

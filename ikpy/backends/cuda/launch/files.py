@@ -64,6 +64,7 @@ _KERNEL_FILES = {
     "rows_float": "float",
     "attention_any": "attention_any",
     "gemm_bf16": "gemm_bf16",
+    "gemm_wgmma": "gemm_wgmma",
 }
 _FILE_OF_TYPE = {name: file for file, names in _WEIGHT_FILES.items() for name in names}
 
@@ -76,3 +77,8 @@ def kernel_file(kernel: str) -> str:
         short = all(f"_{dk}_" not in kernel for dk in (192, 256, 576)) and kernel != "flash_combine"
         return "flash_heads" if short else "flash_long"
     return _FILE_OF_TYPE.get(kernel.partition("_")[2], "float")
+
+
+def family_types() -> dict[str, str]:
+    """A middling type of every file of weight kernels, by the file's stem; BF16 for that of floats."""
+    return {**{file: names[len(names) // 2] for file, names in _WEIGHT_FILES.items()}, "float": "bf16"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ikpy.backends.cuda.launch import products_bf16
 from ikpy.backends.cuda.launch.base import (
     ACT_BF16,
+    ACT_F32,
     ACT_Q8,
     FLOAT_WEIGHTS,
     MATVEC_COLUMNS,
@@ -44,8 +45,8 @@ def _prepare(x: Value, fmt: int, out: int, c: OpContext) -> Launch:
         return Launch(
             "act_prepare_q8", (ceil_div(ceil_div(n, 256) * 256, 512), grid_rows, 1), (128, 1, 1), 0, [*args, c.runtime]
         )
-    padded = ceil_div(n, 32) * 32 if fmt == ACT_BF16 else ceil_div(n, 16) * 16
-    args += [i32(padded), i32(int(fmt == ACT_BF16)), c.runtime]
+    padded = ceil_div(n, 16) * 16 if fmt == ACT_F32 else ceil_div(n, 32) * 32
+    args += [i32(padded), i32(fmt), c.runtime]
     return Launch("act_prepare_float", (ceil_div(padded, 256), grid_rows, 1), (256, 1, 1), 0, args)
 
 
@@ -61,7 +62,7 @@ def _split(p: Product) -> int:
 
 
 def _product(p: Product) -> list[Launch]:
-    if p.fmt == ACT_BF16 and products_bf16.wanted(p.op, p.context.target):
+    if p.fmt == products_bf16.activation_format(p.op, p.context.target):
         return products_bf16.launches(p)
     launches: list[Launch] = []
     x, stride = p.context.address(p.x), act_row_bytes(p.fmt, p.up.shape[0])
@@ -154,7 +155,7 @@ def work_bytes(op: Node, target: Target) -> int:
     """Bytes of weights that are decoded, or activations that are quantized, for an op."""
     weight = op.src[0]
     assert weight is not None
-    if op.ip[0] == ACT_BF16 and products_bf16.wanted(op, target):
+    if op.ip[0] == products_bf16.activation_format(op, target):
         return products_bf16.work_bytes(op)
     if weight.type_name in FLOAT_WEIGHTS or op.ip[0] == ACT_Q8:
         return 0

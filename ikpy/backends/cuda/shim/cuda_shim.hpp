@@ -66,6 +66,23 @@ uint8_t* dynamic_shared();
 void copy16(void* to, const void* from, bool valid);
 void commit_copies();
 void wait_copies(int groups_left);
+
+// ---- barriers in shared memory, bulk copies and products of four warps: async_proxy.cpp ----
+
+// Address as devices number shared memory; dynamic memory starts at a multiple of 128 that is none of 1024.
+unsigned shared_address(const void* p);
+void barrier_init(void* barrier, unsigned arrivals);
+// With bytes that copies are to bring.
+void barrier_arrive(void* barrier, unsigned bytes);
+void barrier_wait(void* barrier, unsigned parity);
+void fence_async();
+void copy_bulk(void* to, const void* from, unsigned bytes, void* barrier);
+void wgmma_fence();
+void wgmma_commit();
+void wgmma_wait(int groups_left);
+// The calling thread's part of c (+)= a b^T: a 64 rows, b n rows, 16 columns of bf16.
+void wgmma_bf16(float* c, int n, uint64_t a, uint64_t b, bool accumulate);
+
 // Where an access happens: its thread and how far that has come. Memory of threads alone lies between
 // private_begin and private_end.
 struct AccessState {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda_shim.hpp"
+#include "machine.hpp"
 
 dim3 threadIdx, blockIdx, blockDim, gridDim;
 
@@ -68,7 +68,7 @@ void prepare_context(Context& c, uint8_t* stack, size_t size, void (*entry)()) {
 }
 #endif
 
-enum class State : uint8_t { kReady, kBarrier, kWarp, kDone };
+enum class State : uint8_t { kReady, kBarrier, kWarp, kCondition, kDone };
 
 // A copy under way: its target, its contents, and the number of its group.
 struct Copy {
@@ -83,6 +83,9 @@ struct Fiber {
     int group = 0;
     dim3 index;
     State state = State::kDone;
+    // What a thread in kCondition waits for.
+    bool (*condition)(const void*) = nullptr;
+    const void* condition_context = nullptr;
 };
 
 struct Warp {
@@ -155,6 +158,10 @@ Order order(int n) {
     return {n, static_cast<int>((m.random >> 8) % n), m.random >> 31 ? 1 : -1};
 }
 
+bool may_run(const Fiber& f) {
+    return f.state == State::kReady || (f.state == State::kCondition && f.condition(f.condition_context));
+}
+
 // Runs the threads of a warp until all of them wait for the block or are done; false if none could run.
 bool run_warp(int w) {
     Machine& m = machine();
@@ -164,7 +171,7 @@ bool run_warp(int w) {
         const Order lanes = order(kWarp);
         for (int l = 0; l < kWarp; ++l) {
             const int i = w * kWarp + lanes[l];
-            if (i < m.n_threads && m.fibers[i].state == State::kReady) {
+            if (i < m.n_threads && may_run(m.fibers[i])) {
                 resume(i);
                 any = progress = true;
             }
@@ -173,8 +180,22 @@ bool run_warp(int w) {
     return any;
 }
 
+std::string stuck() {
+    const Machine& m = machine();
+    int in_warp = 0, at_condition = 0;
+    for (int i = 0; i < m.n_threads; ++i) {
+        in_warp += m.fibers[i].state == State::kWarp;
+        at_condition += m.fibers[i].state == State::kCondition;
+    }
+    std::string text = std::to_string(m.at_barrier) + " threads wait at a block barrier, " +
+                       std::to_string(in_warp) + " in a warp operation, ";
+    if (at_condition) text += std::to_string(at_condition) + " for a phase of a barrier that does not end, ";
+    return text + std::to_string(m.finished) + " of " + std::to_string(m.n_threads) + " have ended";
+}
+
 bool run_block() {
     Machine& m = machine();
+    ikpy::shim::begin_async(m.n_threads);
     m.at_barrier = m.finished = 0;
     ++m.epoch;
     for (int i = 0; i < m.n_threads; ++i) {
@@ -193,17 +214,16 @@ bool run_block() {
         const Order warps = order(n_warps);
         for (int w = 0; w < n_warps; ++w) any |= run_warp(warps[w]);
         if (!m.error.empty()) return false;
-        if (m.finished == m.n_threads) return true;
+        if (m.finished == m.n_threads) {
+            if (const char* error = ikpy::shim::end_async()) m.error = error;
+            return m.error.empty();
+        }
         if (m.at_barrier == m.n_threads) {
             m.at_barrier = 0;
             ++m.epoch;
             for (int i = 0; i < m.n_threads; ++i) m.fibers[i].state = State::kReady;
-        } else if (!any) {
-            int waiting = 0;
-            for (int i = 0; i < m.n_threads; ++i) waiting += m.fibers[i].state == State::kWarp;
-            m.error = std::to_string(m.at_barrier) + " threads wait at a block barrier, " +
-                      std::to_string(waiting) + " in a warp operation, " + std::to_string(m.finished) +
-                      " of " + std::to_string(m.n_threads) + " have ended";
+        } else if (!any && !ikpy::shim::complete_copy()) {
+            m.error = stuck();
             return false;
         }
     }
@@ -262,6 +282,24 @@ void warp_meet(void (*combine)(WarpSlots&, const void*), const void* context) {
 
 void warp_barrier() {
     warp_meet([](WarpSlots&, const void*) { ++machine().warps[machine().current / kWarp].epoch; }, nullptr);
+}
+
+void wait_until(bool (*condition)(const void*), const void* context) {
+    Machine& m = machine();
+    if (condition(context) && !m.reverse) return;
+    Fiber& self = m.fibers[m.current];
+    self.condition = condition;
+    self.condition_context = context;
+    yield(State::kCondition);
+}
+
+bool is_late() { return machine().reverse; }
+
+unsigned pick(unsigned n) {
+    Machine& m = machine();
+    if (m.random == 0) return n - 1;
+    m.random = m.random * 1664525u + 1013904223u;
+    return (m.random >> 8) % n;
 }
 
 AccessState access_state() {

@@ -12,7 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "cuda_shim.hpp"
+#include "machine.hpp"
 
 namespace {
 
@@ -151,6 +151,7 @@ void access(const void* p, size_t size, bool write, const void* code) {
             check_shared(s.cells[byte - s.statics.begin], now, write, code);
         } else if (byte >= dynamic && byte < dynamic + ikpy::shim::kMaxShared) {
             check_shared(s.dynamic[byte - dynamic], now, write, code);
+            ikpy::shim::note_access(byte - dynamic, write);
         } else {
             check_global(byte, now, write, code);
         }

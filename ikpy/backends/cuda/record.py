@@ -1,0 +1,74 @@
+"""What was found out about a device: whether newer kernels work there, and which kernels are fastest.
+
+Kept beside the cubins, by device, driver, kernel sources and compiler: whatever changes makes the findings void.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ikpy.backends.cuda import modules
+from ikpy.backends.cuda.api import Device
+from ikpy.backends.cuda.launch import ACT_BF16, ACT_TILES, Large
+
+# Kernels that multiply large products, by the format of the activations that they read.
+GEMM_KERNELS = {ACT_BF16: "gemm_bf16", ACT_TILES: "gemm_wgmma"}
+
+
+@dataclass
+class Record:
+    """Findings on one device; None: not looked at.
+
+    wgmma: whether gemm_wgmma gives what gemm_bf16 gives. large: how large products of the types of a kernel file are
+    computed fastest. milliseconds: what was measured for that.
+    """
+
+    path: Path
+    device: dict[str, str]
+    wgmma: bool | None = None
+    large: dict[str, Large] | None = None
+    milliseconds: list[dict[str, Any]] = field(default_factory=list)
+
+    def save(self) -> None:
+        """Writes the record, whole or not at all."""
+        formats = {format: name for format, name in GEMM_KERNELS.items()}
+        large = None
+        if self.large is not None:
+            large = {file: {"tokens": way.tokens, "kernel": formats[way.format]} for file, way in self.large.items()}
+        found = {**self.device, "wgmma": self.wgmma, "large": large, "milliseconds": self.milliseconds}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False) as file:
+            file.write(json.dumps(found, indent=1) + "\n")
+        os.replace(file.name, self.path)
+
+
+def load(device: Device) -> Record:
+    """The record of a device; an empty one if there is none that can be read."""
+    identity = {"device": device.description, "driver": device.software(), "kernels": modules.kernels_digest()}
+    key = hashlib.sha256("\0".join(identity.values()).encode()).hexdigest()[:12]
+    name = re.sub(r"[^a-z0-9]+", "-", device.description.lower()).strip("-")
+    record = Record(modules.cache_dir() / "devices" / f"{name}-{key}.json", identity)
+    try:
+        _read(record)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return Record(record.path, identity)
+    return record
+
+
+def _read(record: Record) -> None:
+    found = json.loads(record.path.read_text())
+    formats = {name: format for format, name in GEMM_KERNELS.items()}
+    if found["wgmma"] not in (None, True, False):
+        raise ValueError("wgmma")
+    record.wgmma = found["wgmma"]
+    if found["large"] is not None:
+        ways = found["large"].items()
+        record.large = {file: Large(int(way["tokens"]), formats[way["kernel"]]) for file, way in ways}
+    record.milliseconds = list(found["milliseconds"])

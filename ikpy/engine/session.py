@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ikpy.engine.cells import WindowCells
 from ikpy.errors import FileFormatError, UsageError
+from ikpy.gguf.atomic import replacing
 from ikpy.models.batch import Window
 
 if TYPE_CHECKING:
@@ -153,20 +154,12 @@ def write_state(path: Path, magic: bytes, version: int, context: Context, seq_id
     checksum = zlib.crc32(header)
     for data in state.cells:
         checksum = zlib.crc32(data.data, checksum)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(PREFIX.pack(magic, version, checksum, len(header)))
-            file.write(header)
-            for data in state.cells:
-                file.write(data.data)
-            size = file.tell()
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replacing(path) as file:
+        file.write(PREFIX.pack(magic, version, checksum, len(header)))
+        file.write(header)
+        for data in state.cells:
+            file.write(data.data)
+        size = file.tell()
     return size
 
 

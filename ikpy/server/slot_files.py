@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ikpy.engine.sequence_state import load_sequence, save_sequence
 from ikpy.errors import IkpyError
+from ikpy.gguf.atomic import replacing
 
 if TYPE_CHECKING:
     from ikpy.engine.context import Context
@@ -27,14 +27,8 @@ def write_slot(folder: Path, name: str, context: Context, slot: Slot) -> int:
     """
     size = save_sequence(folder / name, context, slot.id, slot.tokens)
     content = {"has_mtmd": False, "map_idx_to_media": [], "tokens": slot.tokens, "magic": TOKENS_MAGIC, "version": 1}
-    listed = folder / f"{name}.tokens.json"
-    temporary = listed.with_name(f".{listed.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(json.dumps(content), encoding="utf-8")
-        os.replace(temporary, listed)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replacing(folder / f"{name}.tokens.json") as file:
+        file.write(json.dumps(content).encode())
     return size
 
 

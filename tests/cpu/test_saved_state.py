@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from pathlib import Path
 
@@ -12,10 +13,11 @@ import pytest
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
+from ikpy.engine.ngram_cache import NgramCache
 from ikpy.engine.params import ContextParams
 from ikpy.engine.sequence_state import load_sequence, save_sequence
 from ikpy.engine.session import PREFIX, load_session, save_session
-from ikpy.errors import FileFormatError
+from ikpy.errors import FileFormatError, UsageError
 from ikpy.gguf.reader import GGUFFile
 from tests.shared import DATA
 
@@ -161,6 +163,25 @@ def test_damage_anywhere_is_one_error_and_changes_nothing(tmp_path: Path) -> Non
                 load()
             assert "\n" not in str(caught.value)
         assert ctx.kv.used_cells == len(TOKENS)
+
+
+def test_a_pipe_is_not_replaced(tmp_path: Path) -> None:
+    """State files and lookup caches take the place of regular files only; links stay links."""
+    ctx = context(LLAMA)
+    ctx.decode(Batch.single(TOKENS))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(UsageError, match="no regular file"):
+        save_session(pipe, ctx, TOKENS)
+    with pytest.raises(OSError, match="no regular file"):
+        save_sequence(pipe, ctx, 0, TOKENS)
+    with pytest.raises(UsageError, match="no regular file"):
+        NgramCache().save(pipe)
+    assert pipe.is_fifo() and os.listdir(tmp_path) == ["pipe"]
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "state")
+    save_session(link, ctx, TOKENS)
+    assert link.is_symlink() and (tmp_path / "state").stat().st_size > 1000
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,8 @@ class HeadDraft(Drafter):
         if len(self._states) > self._context.n_batch:
             self._catch_up()
 
-    def draft(self, tokens: Sequence[int], n_max: int) -> list[int]:
+    def draft(self, tokens: Sequence[int], n_max: int, p_min: float | None = None) -> list[int]:
+        p_min = self._p_min if p_min is None else p_min
         n_max = min(n_max, self._n_ctx // 4)
         end = self._next + len(self._states)
         if n_max < 1 or not self._states or not end == len(self._text) == len(tokens) - 1:
@@ -64,7 +65,7 @@ class HeadDraft(Drafter):
         found: list[int] = []
         while True:
             token = int(logits.argmax())
-            if 1.0 / np.exp(logits.astype(np.float64) - logits[token]).sum() < self._p_min:
+            if 1.0 / np.exp(logits.astype(np.float64) - logits[token]).sum() < p_min:
                 break
             found.append(token)
             if len(found) == n_max:

@@ -116,7 +116,7 @@ class CacheDraft(Drafter):
         self._keep_text()
         self._learned = 0
 
-    def draft(self, tokens: Sequence[int], n_max: int) -> list[int]:
+    def draft(self, tokens: Sequence[int], n_max: int, p_min: float | None = None) -> list[int]:
         self._text.learn(tokens, min(self._learned, len(tokens)))
         self._learned = len(tokens)
         window = list(tokens[-NGRAM_MAX:])

@@ -66,8 +66,9 @@ class Drafter:
     def begin(self, tokens: Sequence[int]) -> None:
         """A new text starts with ``tokens``; what was learned from others may be kept."""
 
-    def draft(self, tokens: Sequence[int], n_max: int) -> list[int]:
-        """At most ``n_max`` tokens that may follow ``tokens``; empty without a good guess."""
+    def draft(self, tokens: Sequence[int], n_max: int, p_min: float | None = None) -> list[int]:
+        """At most ``n_max`` tokens that may follow ``tokens``; empty without a good guess. ``p_min`` replaces the least
+        probability of drafters that have one."""
         raise NotImplementedError
 
     def accept(self, n_accepted: int) -> None:
@@ -145,8 +146,11 @@ class Speculator:
             drafter.begin(tokens)
             statistics.begin += time.perf_counter() - began
 
-    def draft(self, tokens: Sequence[int], n_max: int | None = None, n_min: int | None = None) -> list[int]:
-        """Guess at what follows ``tokens``, within the limits of the parameters and the given ones."""
+    def draft(
+        self, tokens: Sequence[int], n_max: int | None = None, n_min: int | None = None, p_min: float | None = None
+    ) -> list[int]:
+        """Guess at what follows ``tokens``, of at most as many tokens as the parameters and ``n_max`` allow; ``n_min``
+        and ``p_min`` replace those of the parameters."""
         self._last, self._n_last = None, 0
         n_max = self.params.n_max if n_max is None else min(n_max, self.params.n_max)
         n_min = self.params.n_min if n_min is None else n_min
@@ -154,7 +158,7 @@ class Speculator:
             return []
         for i, (drafter, statistics) in enumerate(zip(self.drafters, self.statistics, strict=True)):
             began = time.perf_counter()
-            found = drafter.draft(tokens, n_max)[:n_max]
+            found = drafter.draft(tokens, n_max, p_min)[:n_max]
             statistics.draft += time.perf_counter() - began
             statistics.n_calls += 1
             if found and len(found) >= n_min:

@@ -290,7 +290,7 @@ class Slot:
         params = self.task.params
         n_left = params.limit - self.n_decoded if params.limit >= 0 else n_max + 1
         n_max = min(n_max, n_left - 1, n_max if params.draft_n_max is None else params.draft_n_max)
-        return self.speculator.draft(self.tokens, n_max, params.draft_n_min)
+        return self.speculator.draft(self.tokens, n_max, params.draft_n_min, params.draft_p_min)
 
     def sample_all(self, rows: NDArray[np.float32]) -> None:
         """Draws tokens from logits [1 + number of guesses, n_vocab] until one differs from its guess.

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ikpy.engine.cells import MAX_SEQUENCES, Cells, KVCacheFullError, WindowCells, sequences_of
+from ikpy.engine.sequence_ends import SequenceEnds
 from ikpy.errors import ResourceError
 from ikpy.graph.ir import PLANNED_ADDRESS, Value, external
 from ikpy.models.batch import FULL, CacheSpec, Window
@@ -39,6 +40,7 @@ class KVCache:
         self.can_shift = can_shift
         self.full = Cells(n_ctx)
         self.windows = {window: WindowCells(n, *window) for window, n in (windows or {}).items()}
+        self._ends = SequenceEnds(self.full)
         self.cells: dict[Window, Cells] = {FULL: self.full, **self.windows}
         self.tensors: dict[tuple[int, str], Value] = {}
         self.window_of: dict[tuple[int, str], Window] = {}
@@ -113,15 +115,15 @@ class KVCache:
                 )
         for window, indices in found.items():
             self.cells[window].fill(indices, pos, masks)
+        if self.windows:
+            self._ends.grow(pos, masks)
         return {window: indices.astype(np.int32) for window, indices in found.items()}
 
     def _next_positions(self, pos: np.ndarray, masks: np.ndarray) -> dict[int, int]:
         """Sequence -> smallest position that its next query can have."""
-        present = int(np.bitwise_or.reduce(self.seq)) | int(np.bitwise_or.reduce(masks))
-        following = {}
-        for seq_id in sequences_of(present):
-            new = pos[(masks >> np.uint64(seq_id)) & np.uint64(1) != 0]
-            following[seq_id] = int(new.min()) if len(new) else self.seq_pos_max(seq_id) + 1
+        following = {seq_id: end + 1 for seq_id, end in self._ends.present().items()}
+        for seq_id in sequences_of(int(np.bitwise_or.reduce(masks))):
+            following[seq_id] = int(pos[(masks >> np.uint64(seq_id)) & np.uint64(1) != 0].min())
         return following
 
     def restore(self, seq_id: int, positions: dict[Window, np.ndarray]) -> dict[Window, np.ndarray]:
@@ -142,6 +144,7 @@ class KVCache:
         for window, indices in found.items():
             cells, pos = self.cells[window], positions[window]
             cells.fill(indices, pos, np.full(len(pos), mask))
+        self._ends.forget(seq_id)
         following = self.seq_pos_max(seq_id) + 1
         for window, cells in self.windows.items():
             # The first token of a chunk sees none of those before: nothing of them was saved.
@@ -163,6 +166,7 @@ class KVCache:
         """Empties cells again (a failed batch)."""
         for window, indices in taken.items():
             self.cells[window].empty(indices)
+        self._ends.forget()
 
     # --- sequences --------------------------------------------------------------------------------------------
 
@@ -170,11 +174,13 @@ class KVCache:
         """Empties all cells."""
         for cells in self.cells.values():
             cells.clear()
+        self._ends.forget()
 
     def seq_rm(self, seq_id: int, p0: int = -1, p1: int = -1) -> None:
         """Removes the sequence (all if negative) from cells with p0 <= pos < p1."""
         for cells in self.cells.values():
             cells.remove(seq_id, p0, p1)
+        self._ends.forget(seq_id)
 
     def can_rewind(self, seq_id: int, length: int) -> bool:
         """Whether a sequence can go on behind its first `length` tokens: no window layer has dropped one it needs."""
@@ -194,11 +200,13 @@ class KVCache:
         """Adds sequence dst to the matching cells of src; nothing is copied."""
         for cells in self.cells.values():
             cells.share(src, dst, p0, p1)
+        self._ends.forget(dst)
 
     def seq_keep(self, seq_id: int) -> None:
         """Empties every cell that does not belong to the sequence; the others belong to it alone."""
         for cells in self.cells.values():
             cells.keep(seq_id)
+        self._ends.forget()
 
     def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         """Moves positions by delta; cells that fall below 0 are emptied. Keys are re-rotated by the next decode."""
@@ -208,6 +216,7 @@ class KVCache:
             cells.move(match, cells.pos[match] + np.int32(delta))
         for window in self.windows.values():
             window.note_move(seq_id, p0, p1, delta)
+        self._ends.forget()
 
     def seq_div(self, seq_id: int, p0: int, p1: int, divisor: int) -> None:
         """Divides positions (integer division)."""
@@ -216,6 +225,7 @@ class KVCache:
             raise ResourceError("positions in a cache of window size cannot be divided; use --swa-full")
         match = self.full.matching(seq_id, p0, p1)
         self.full.move(match, self.pos[match] // np.int32(divisor))
+        self._ends.forget()
 
     def _check_shift(self) -> None:
         if not self.can_shift:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -149,19 +150,20 @@ class LLM:
         decoder = self.vocab.stream_decoder()
         stops = StopFilter(stop)
         self._running = running = self._sequence.generate(sampler, logits, self.vocab.eog)
-        for count, token in enumerate(running, 1):
-            if token in self.vocab.eog:
-                break
-            if text := stops.feed(decoder.feed(token)):
-                yield text
-            if stops.stopped is not None:
-                return
-            if count == max_tokens:
-                break
-        else:
-            raise UsageError(
-                "another text was begun while this one was streamed: finish or drop a stream first, or use two LLMs"
-            )
+        with closing(running):
+            for count, token in enumerate(running, 1):
+                if token in self.vocab.eog:
+                    break
+                if text := stops.feed(decoder.feed(token)):
+                    yield text
+                if stops.stopped is not None:
+                    return
+                if count == max_tokens:
+                    break
+            else:
+                raise UsageError(
+                    "another text was begun while this one was streamed: finish or drop a stream first, or use two LLMs"
+                )
         if text := stops.feed(decoder.flush()) + stops.flush():
             yield text
 

@@ -15,8 +15,12 @@ from typing import TYPE_CHECKING, ClassVar
 from ikpy.errors import UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
     from numpy.typing import NDArray
+
+    from ikpy.engine.session import SequenceState
 
 NGRAM_TYPES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 SPECULATION_TYPES = ("none", *NGRAM_TYPES, "suffix", "draft", "mtp")
@@ -79,6 +83,27 @@ class Drafter:
 
     def adopt(self, other: Drafter, n: int) -> None:
         """The text begins with the first n tokens of the one that another drafter of this kind has observed."""
+
+    def shift(self, keep: int, drop: int) -> None:
+        """Of the text, the ``drop`` tokens behind the first ``keep`` were taken out; those behind them moved up."""
+
+    def take_state(self) -> SequenceState | None:
+        """A copy of what the drafter has computed for its text, if that is worth keeping."""
+        return None
+
+    def put_state(self, state: SequenceState) -> None:
+        """Goes on with the text of a state that a drafter of this kind has given."""
+
+    @property
+    def state_nbytes(self) -> int:
+        """Bytes that `take_state` would copy."""
+        return 0
+
+    def write_state(self, path: Path) -> None:
+        """Writes what `take_state` gives to a file. Raises OSError."""
+
+    def read_state(self, path: Path) -> None:
+        """Goes on with a text that `write_state` wrote. Raises OSError, FileFormatError, KVCacheFullError."""
 
     def save(self) -> None:
         """Writes what should outlive the program."""
@@ -190,6 +215,26 @@ class Speculator:
         """The text begins with the first n tokens of another's, who has drafters of the same kinds."""
         for drafter, theirs in zip(self.drafters, other.drafters, strict=True):
             drafter.adopt(theirs, n)
+
+    def shift(self, keep: int, drop: int) -> None:
+        """The ``drop`` tokens behind the first ``keep`` were taken out of the text."""
+        for drafter in self.drafters:
+            drafter.shift(keep, drop)
+
+    def take_states(self) -> tuple[SequenceState | None, ...]:
+        """Copies of what the drafters have computed for the text."""
+        return tuple(drafter.take_state() for drafter in self.drafters)
+
+    def put_states(self, states: Sequence[SequenceState | None]) -> None:
+        """Goes on with a text whose states another speculator of this kind has given."""
+        for drafter, state in zip(self.drafters, states, strict=True):
+            if state is not None:
+                drafter.put_state(state)
+
+    @property
+    def state_nbytes(self) -> int:
+        """Bytes that `take_states` would copy."""
+        return sum(drafter.state_nbytes for drafter in self.drafters)
 
     def save(self) -> None:
         """Lets the drafters write their files."""

@@ -132,6 +132,8 @@ class GrowingSequence:
         kv.seq_rm(seq, keep, keep + drop)
         kv.seq_add(seq, keep + drop, len(self.tokens), -drop)
         del self.tokens[keep : keep + drop]
+        if self.speculator is not None:
+            self.speculator.shift(keep, drop)
 
     def generate(
         self, sampler: Sampler, logits: NDArray[np.float32], eog: frozenset[int]

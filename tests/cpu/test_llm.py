@@ -50,6 +50,7 @@ def test_a_stream_ends_with_an_error_when_another_text_begins(llm: LLM, drafts: 
     next(dropped)
     assert llm.generate("The sea", 24, temperature=0) == wanted
     assert llm.generate(OLD_MAN, 24, temperature=0) == GREEDY
+    assert llm.context.kv.seq_pos_max(0) == len(llm._sequence.tokens) - 1, "no guesses are left in the cache"
     complete = llm.stream(OLD_MAN, 1, temperature=0)
     assert GREEDY.startswith(next(complete))
     llm.generate("The sea", 2)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ikpy.cli import main
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.head_draft import HeadDraft
@@ -352,3 +353,15 @@ def test_models_without_a_head(tmp_path: Path) -> None:
     path = glm4moe(own_matrices=False).write(tmp_path / "head.gguf")
     with pytest.raises(UsageError, match=r"hidden states of shape \(1, 48\) are needed"):
         Context(Model.load(path).prediction_head(), params()).decode(Batch.single([1]))
+
+
+def test_the_log_says_that_a_loaded_text_is_unknown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    model = glm4moe(own_matrices=False)
+    model.words = [f"w{i}" for i in range(N_VOCAB - 8)]
+    line = ["cli", "-m", str(model.write(tmp_path / "model.gguf")), "-t", "1", "-c", "256", "-p", "w1 w2 w3 w4 w5"]
+    line += ["-n", "4", "--temp", "0", "--prompt-cache", str(tmp_path / "cache")]
+    known = []
+    for options in (["-mtp"], [], ["-mtp"]):
+        assert main([*line, *options]) == 0
+        known.append("the prediction layer does not know this text" not in capfd.readouterr().err)
+    assert known == [True, True, False]

@@ -33,7 +33,8 @@ def run(arguments: Sequence[str]) -> int:
         return build(rest)
     if command == "check":
         return check(rest)
-    raise UsageError(f"ikpy cuda: unknown argument: {rest[0] if command == 'info' else command}\n{USAGE}")
+    wrong = rest[0] if command == "info" else command
+    raise UsageError(f"unknown argument: {wrong} (ikpy cuda info, build and check exist)")
 
 
 def info() -> int:

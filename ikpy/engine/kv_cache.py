@@ -19,12 +19,16 @@ from ikpy.quants import registry
 
 __all__ = ["MAX_SEQUENCES", "KVCache", "KVCacheFullError"]
 
+CELL_BYTES = 16
+"""Of position, sequences and shift of a cell."""
+
 
 class KVCache:
     """n_ctx cells, and fewer for every kind of window in `windows` (window -> number of cells).
 
     pos: int32 [n_ctx], -1 = empty; seq: uint64 [n_ctx] bit mask of sequence ids; delta: int32 [n_ctx] pending position
-    shifts; those of a window's cells are in cells[window]. allocate=False plans the memory without taking it.
+    shifts; those of a window's cells are in cells[window]. allocate=False plans the memory without taking it. Raises
+    ResourceError for a cache larger than the machine's memory.
     """
 
     def __init__(
@@ -36,6 +40,8 @@ class KVCache:
         windows: dict[Window, int] | None = None,
         allocate: bool = True,
     ) -> None:
+        if allocate:
+            check_memory(n_ctx, specs, windows or {})
         self.n_ctx = n_ctx
         self.can_shift = can_shift
         self.full = Cells(n_ctx)
@@ -242,3 +248,20 @@ class KVCache:
         """Smallest position of the sequence, -1 if it is empty."""
         match = self.full.matching(seq_id, -1, -1)
         return int(self.pos[match].min()) if match.any() else -1
+
+
+def check_memory(n_ctx: int, specs: Sequence[Sequence[CacheSpec]], windows: dict[Window, int]) -> None:
+    """ResourceError if a cache is larger than the machine's memory: the system would give it, and end the process once
+    it is used."""
+    import psutil
+
+    needed = (n_ctx + sum(windows.values())) * CELL_BYTES
+    for spec in (spec for layer in specs for spec in layer):
+        n_cells = windows.get(spec.window, n_ctx)
+        needed += registry.by_id(spec.type_id).tensor_nbytes((spec.n, spec.n_heads, n_cells, 1))
+    total = psutil.virtual_memory().total + psutil.swap_memory().total
+    if needed > total:
+        raise ResourceError(
+            f"not enough memory (a KV cache for {n_ctx} tokens takes {needed / 2**30:.1f} GiB, the machine has "
+            f"{total / 2**30:.1f} GiB): a smaller context (-c), fewer sequences or a smaller cache type need less"
+        )

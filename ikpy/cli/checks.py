@@ -135,3 +135,13 @@ def need_output(option: str, path: str) -> None:
         raise UsageError(f"{option} {path}: {error.strerror}") from None
     if not os.access(folder, os.W_OK):
         raise UsageError(f"{option} {path}: the folder {folder} is not writable")
+
+
+def need_folder(option: str, path: str) -> None:
+    """Makes a folder for files to be written later. UsageError unless it is there and can be written to."""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{option} {path}: {error.strerror}") from None
+    if not os.access(path, os.W_OK):
+        raise UsageError(f"{option} {path}: the folder is not writable")

@@ -52,6 +52,7 @@ CASES = [
     ("server -np 65", "65 parallel sequences: 1 to 64 are possible"),
     ("perplexity -f TEXT --kl-divergence --kl-divergence-base MISSING", "failed to open MISSING"),
     ("perplexity -f TEXT --save-all-logits MISSING/x", "there is no folder MISSING"),
+    ("perplexity -f TEXT -ld TEXT/x", "-ld TEXT/x: Not a directory"),
     ("perplexity -f TEXT --chunks 0", "--chunks 0 leaves nothing to evaluate"),
     ("imatrix -f TEXT --chunks 0", "--chunks 0 leaves nothing to process"),
     ("sweep-bench -c 256 -ub 1024", "-ub 1024 is larger than the context (256)"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ikpy.engine.cells import MAX_SEQUENCES, Cells, sequences_of
@@ -20,8 +22,9 @@ class SequenceEnds:
         self._unknown = 0
         """Mask of sequences whose cells must be searched."""
 
-    def grow(self, pos: np.ndarray, masks: np.ndarray) -> None:
-        """Tokens were added at positions int32 [n] of the sequences uint64 [n]."""
+    def grow(self, pos: Sequence[int] | np.ndarray, masks: Sequence[int] | np.ndarray) -> None:
+        """Tokens were added at positions [n] of the sequences in masks [n]."""
+        pos, masks = np.asarray(pos), np.asarray(masks, np.uint64)
         for mask in np.unique(masks).tolist():
             end = int(pos[masks == np.uint64(mask)].max())
             for seq_id in sequences_of(mask):

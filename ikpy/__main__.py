@@ -2,6 +2,9 @@
 
 import sys
 
-from ikpy.cli import main
+try:
+    from ikpy.cli import main
+except KeyboardInterrupt:  # later ones are handled there
+    sys.exit(130)
 
 sys.exit(main())

@@ -9,7 +9,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -78,6 +79,8 @@ class LLM:
         self.context = self._new_context(self.context_params, log)
         self.speculator = self._make_speculator(speculative, draft_files, log)
         self._sequence = GrowingSequence(self.context, speculator=self.speculator)
+        self._running: Generator[int, None, None] | None = None
+        """The text that is being generated, or was last."""
 
     def _new_context(self, params: ContextParams, log: Callable[[str], None] | None = None) -> Context:
         context = Context(self.model, params, log=log)
@@ -110,7 +113,10 @@ class LLM:
     def stream(
         self, prompt: str | Sequence[int], max_tokens: int = 128, *, stop: Sequence[str] = (), **sampling: Any
     ) -> Iterator[str]:
-        """As :meth:`generate`, in pieces as they appear; a piece never ends inside a character."""
+        """As :meth:`generate`, in pieces as they appear; a piece never ends inside a character.
+
+        An LLM writes one text at a time: the next call that generates ends a stream, which raises UsageError then.
+        """
         if self.model.arch.is_encoder:
             raise UsageError(
                 f"a model of architecture '{self.model.hparams.arch}' embeds texts and writes none: use embed"
@@ -136,20 +142,28 @@ class LLM:
             sampler.accept(token, grammar=False)
         if max_tokens == 0:
             return
+        if self._running is not None:
+            self._running.close()
         self._sequence.n_keep = int(self.vocab.add_bos)
         kept = self._sequence.rewind(tokens)
         logits = self._sequence.feed(tokens[kept:])
         decoder = self.vocab.stream_decoder()
         stops = StopFilter(stop)
-        for count, token in enumerate(self._sequence.generate(sampler, logits, self.vocab.eog), 1):
-            if token in self.vocab.eog:
-                break
-            if text := stops.feed(decoder.feed(token)):
-                yield text
-            if stops.stopped is not None:
-                return
-            if count == max_tokens:
-                break
+        self._running = running = self._sequence.generate(sampler, logits, self.vocab.eog)
+        with closing(running):
+            for count, token in enumerate(running, 1):
+                if token in self.vocab.eog:
+                    break
+                if text := stops.feed(decoder.feed(token)):
+                    yield text
+                if stops.stopped is not None:
+                    return
+                if count == max_tokens:
+                    break
+            else:
+                raise UsageError(
+                    "another text was begun while this one was streamed: finish or drop a stream first, or use two LLMs"
+                )
         if text := stops.feed(decoder.flush()) + stops.flush():
             yield text
 

@@ -20,7 +20,7 @@ cdef extern from "ikpy/executor.hpp" namespace "ikpy" nogil:
     cdef cppclass Executor:
         Executor(const Op*, int64_t, Tensor*, int64_t) except +
         size_t work_bytes(int)
-        int64_t run(const Runtime&, int, int64_t, int64_t, uint8_t*) except +
+        int64_t run(const Runtime&, int, int64_t, int64_t, uint8_t*)
         void set_profiling(cbool)
         const double* op_seconds()
     const char* op_name(int)
@@ -44,6 +44,7 @@ cdef extern from "quantize/quantize.hpp" namespace "ikpy::quantize" nogil:
     int row_group(int)
     int64_t encoded_row_nbytes(int, int64_t)
     int quantize_rows_parallel(int, const float*, int64_t, int64_t, const float*, uint8_t*, int)
+    const int QUANTIZE_OUT_OF_MEMORY "ikpy::quantize::OUT_OF_MEMORY"
 
 
 cdef extern from "quantize/repack.hpp" namespace "ikpy" nogil:
@@ -303,7 +304,7 @@ def quantize(src, int type_id, imatrix=None, int n_threads=1):
 
     src: float32 [n_rows, ne0], finite. imatrix: float32 [ne0] importance of the columns (non-negative), or None for
     equal importance. Rows of interleaved types come in whole groups. ValueError if the type has no encoder or the shape
-    does not fit it.
+    does not fit it, MemoryError if there is too little work memory.
     """
     if not quantize_supported(type_id):
         raise ValueError(f"type {type_id} cannot be encoded")
@@ -325,6 +326,8 @@ def quantize(src, int type_id, imatrix=None, int n_threads=1):
     cdef int status
     with nogil:
         status = quantize_rows_parallel(type_id, &rows[0, 0], ne0, n_rows, w, &dst[0], n_threads)
+    if status == QUANTIZE_OUT_OF_MEMORY:
+        raise MemoryError(f"encoding {n_rows} rows of {ne0} values as type {type_id}")
     if status:
         raise ValueError(f"encoding type {type_id} failed with status {status}")
     return out

@@ -38,6 +38,9 @@ COMMANDS = {
 """Subcommand -> module with a function run(arguments) -> exit status, help line."""
 
 INTERRUPTED = 130
+MEMORY_HINT = ": a smaller context (-c) or batch (-b, -ub) or fewer threads need less"
+WITHOUT_CONTEXT = ("convert", "quantize", "tokenize", "gguf", "info")
+"""Subcommands that the hint does not suit."""
 
 
 class PassThrough(TyperCommand):
@@ -145,8 +148,9 @@ def report(error: Exception, arguments: Sequence[str], verbose: bool) -> int:
         print(f"error: {format_message()}", file=sys.stderr)
         return min(exit_code, 1)
     if isinstance(error, (IkpyError, MemoryError, OSError)):
-        print(f"error: {one_line(error)}", file=sys.stderr)
         command = next((name for name in arguments if name in COMMANDS), None)
+        hint = MEMORY_HINT if isinstance(error, MemoryError) and command not in WITHOUT_CONTEXT else ""
+        print(f"error: {one_line(error)}{hint}", file=sys.stderr)
         if isinstance(error, UsageError) and command and str(error).startswith(("unknown", "invalid parameter")):
             print(f"usage: ikpy {command} [options]; all options: ikpy {command} --help", file=sys.stderr)
         return 1
@@ -162,5 +166,5 @@ def one_line(error: BaseException) -> str:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, MemoryError):
         needed = f" ({error})" if str(error) else ""
-        return f"not enough memory{needed}: a smaller context (-c) or batch (-b, -ub) or fewer threads need less"
+        return f"not enough memory{needed}"
     return " ".join(str(error).split())

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ikpy.cli.common import load, start
+from ikpy.cli.common import bench_numbers, load, start
 from ikpy.cli.params import CommonParams
 from ikpy.errors import UsageError
 
@@ -25,18 +25,11 @@ def make_settings(params: CommonParams) -> BatchedSettings:
 
     context, batched = params.context, params.batched
     settings = BatchedSettings(
-        n_kv_max=context.n_ctx,
-        n_batch=context.n_batch,
-        n_ubatch=context.n_ubatch or context.n_batch,
-        flash_attn=context.flash_attn,
-        n_gpu_layers=params.model.n_gpu_layers,
-        n_threads=params.n_threads,
-        n_threads_batch=params.n_threads_batch,
+        **bench_numbers(params, context.n_ctx),
         shared=batched.shared,
         n_prompt=tuple(batched.n_prompt),
         n_generate=tuple(batched.n_generate),
         n_sequences=tuple(batched.n_sequences),
-        warmup=context.warmup,
     )
     needs = [settings.n_kv(*row) for row in settings.rows()]
     if context.n_ctx and min(needs) > context.n_ctx:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ikpy.errors import IkpyError, UsageError
+from ikpy.gguf.atomic import check_replaceable
 
 if TYPE_CHECKING:
     from ikpy.cli.params import CommonParams
@@ -25,6 +26,7 @@ def check_before_loading(params: CommonParams, context_changes: Mapping[str, Any
     check_constraints(params)
     check_added_files(params)
     check_drafters(params)
+    check_prompt_cache(params)
     if params.prompt.chat_template is not None:
         from ikpy.vocab.templates import ChatTemplate
 
@@ -87,7 +89,18 @@ def check_drafters(params: CommonParams) -> None:
         with named("-md"), GGUFFile.open(options.model_draft, header_only=True):
             pass
     if options.lookup_dynamic is not None:
-        need_folder("-lcd", options.lookup_dynamic)
+        need_output("-lcd", options.lookup_dynamic)
+
+
+def check_prompt_cache(params: CommonParams) -> None:
+    """The file of --prompt-cache: one that can be written, or at least read."""
+    path = params.prompt.prompt_cache
+    if not path:
+        return
+    if not params.prompt.prompt_cache_ro:
+        need_output("--prompt-cache", path)
+    elif os.path.exists(path):
+        need_files("--prompt-cache", [path])
 
 
 @contextmanager
@@ -109,12 +122,26 @@ def need_files(option: str, paths: Iterable[str]) -> None:
             raise UsageError(f"{option} {path}: {error.strerror}") from None
 
 
-def need_folder(option: str, path: str) -> None:
-    """UsageError unless a file of this name can be written."""
+def need_output(option: str, path: str) -> None:
+    """UsageError unless a file of this name can be written, replacing what is there."""
     folder = os.path.dirname(os.path.abspath(path))
     if os.path.isdir(path):
         raise UsageError(f"{option} {path}: this is a folder; name a file")
     if not os.path.isdir(folder):
         raise UsageError(f"{option} {path}: there is no folder {folder}")
+    try:
+        check_replaceable(path)
+    except OSError as error:
+        raise UsageError(f"{option} {path}: {error.strerror}") from None
     if not os.access(folder, os.W_OK):
         raise UsageError(f"{option} {path}: the folder {folder} is not writable")
+
+
+def need_folder(option: str, path: str) -> None:
+    """Makes a folder for files to be written later. UsageError unless it is there and can be written to."""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{option} {path}: {error.strerror}") from None
+    if not os.access(path, os.W_OK):
+        raise UsageError(f"{option} {path}: the folder is not writable")

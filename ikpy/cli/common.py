@@ -283,6 +283,21 @@ def rope_type(file: Any) -> int:
     return 2 if architecture(file.get("general.architecture", "")).rope_neox else 0
 
 
+def bench_numbers(params: CommonParams, n_ctx: int) -> dict[str, Any]:
+    """Fields of `BenchSettings` for a context of ``n_ctx`` tokens."""
+    context = params.context
+    return {
+        "n_kv_max": n_ctx,
+        "n_batch": context.n_batch,
+        "n_ubatch": context.n_ubatch or context.n_batch,
+        "flash_attn": context.flash_attn,
+        "n_gpu_layers": params.model.n_gpu_layers,
+        "n_threads": params.n_threads,
+        "n_threads_batch": params.n_threads_batch,
+        "warmup": context.warmup,
+    }
+
+
 def speculation(session: Session, n_seq: int = 1) -> Speculation | None:
     """Drafters of the command line for ``n_seq`` sequences, None without any."""
     options = session.params.speculative

@@ -38,7 +38,8 @@ def run(arguments: Sequence[str]) -> int:
         return tune()
     if command == "check":
         return check(rest)
-    raise UsageError(f"ikpy cuda: unknown argument: {rest[0] if command in ('info', 'tune') else command}\n{USAGE}")
+    wrong = rest[0] if command in ("info", "tune") else command
+    raise UsageError(f"unknown argument: {wrong} (ikpy cuda info, build, tune and check exist)")
 
 
 def info() -> int:

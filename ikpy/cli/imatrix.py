@@ -139,7 +139,8 @@ def collect(params: CommonParams, data: ImatrixData) -> int:
     except NotEnoughTextError as error:
         print(*error.lines, sep="\n", file=sys.stderr)
         if not params.prompt.text:
-            print("compute_imatrix: give the text with -f FILE", file=sys.stderr)
+            what = "the text is empty" if {"-f", "-p"} & set(params.given) else "no text"
+            print(f"compute_imatrix: {what}: give one with -f FILE", file=sys.stderr)
         return 1
     report(session, data, collector)
     session.finish()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ikpy.cli.banner import banner_lines
-from ikpy.cli.checks import need_folder
+from ikpy.cli.checks import need_folder, need_output
 from ikpy.cli.common import Session, load, print_log, start
 from ikpy.cli.params import CommonParams
 from ikpy.errors import UsageError
@@ -88,7 +88,9 @@ def check_input(params: CommonParams) -> None:
 
         BaseFile(options.logits_file)
     elif options.logits_file:
-        need_folder("--kl-divergence-base", options.logits_file)
+        need_output("--kl-divergence-base", options.logits_file)
+    if params.log.directory:
+        need_folder("-ld", params.log.directory)
     if prompt.chunks == 0:
         raise UsageError("--chunks 0 leaves nothing to evaluate; give a positive number, or -1 for the whole text")
     if options.multiple_choice and prompt.binary_file is None:

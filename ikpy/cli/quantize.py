@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ikpy.cli.values import MAX_THREADS
 from ikpy.errors import IkpyError, UsageError
 from ikpy.quants import registry
 from ikpy.quants.policy import TypeOptions
@@ -285,6 +286,8 @@ def _take_threads(arguments: Arguments, words: list[str]) -> None:
             arguments.n_threads = int(words[0])
         except ValueError:
             raise CommandLineError(f"main: invalid nthread '{words[0]}' (not a number)") from None
+        if arguments.n_threads > MAX_THREADS:
+            raise CommandLineError(f"main: invalid nthread '{words[0]}' (at most {MAX_THREADS})")
         arguments.threads_given = True
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ikpy.cli.common import load, start
+from ikpy.cli.common import bench_numbers, load, start
 from ikpy.cli.params import CommonParams
 from ikpy.errors import UsageError
 
@@ -30,17 +30,10 @@ def make_settings(params: CommonParams, n_ctx: int) -> SweepSettings:
     if n_generate > n_ctx:
         raise UsageError(f"-n {n_generate} is larger than the context ({n_ctx}): lower -n or raise -c")
     return SweepSettings(
-        n_kv_max=n_ctx,
-        n_batch=context.n_batch,
-        n_ubatch=n_ubatch,
-        flash_attn=context.flash_attn,
-        n_gpu_layers=params.model.n_gpu_layers,
-        n_threads=params.n_threads,
-        n_threads_batch=params.n_threads_batch,
+        **bench_numbers(params, n_ctx),
         n_generate=n_generate,
         stride=sweep.stride,
         n_repetitions=sweep.n_repetitions,
-        warmup=context.warmup,
         warmup_batch=sweep.warmup_batch,
         memory=sweep.memory,
     )

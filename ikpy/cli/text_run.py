@@ -168,6 +168,10 @@ class TextRun:
         else:
             line = f"session file matches {kept} / {n} tokens of prompt"
         self.session.log([f"main: {line}"])
+        if self.sequence.speculator is not None and self.sequence.speculator.needs_states:
+            self.session.log(
+                ["main: the prediction layer does not know this text: fewer of its drafts will be accepted"]
+            )
 
     def save_prompt(self) -> None:
         """Writes the prompt cache once the prompt is evaluated."""

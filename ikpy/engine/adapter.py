@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +36,15 @@ class LoraAdapter:
 
     path: str
     pairs: dict[str, Pair]
+
+    @cached_property
+    def fingerprint(self) -> int:
+        """CRC-32 of names and values: tells adapters apart wherever their files lie."""
+        checksum = 0
+        for name, parts in sorted(self.pairs.items()):
+            for data in (name.encode(), *(part.tobytes() for part in parts)):
+                checksum = zlib.crc32(data, checksum)
+        return checksum
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: Model) -> LoraAdapter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -151,6 +152,12 @@ class Context:
             self._steering[:] = directions
         if self.devices and self._steering is not None:
             self.devices.set_directions(self._steering)
+
+    @property
+    def steering_checksum(self) -> int:
+        """CRC-32 of the control vectors in use, 0 without any."""
+        used = self._steering is not None and self._steering.any()
+        return zlib.crc32(self._steering.tobytes()) if used and self._steering is not None else 0
 
     def _batch_graph(self, n_tokens: int, n_outputs: int) -> BatchGraph:
         inputs = self._inputs.values(n_tokens, n_outputs)

@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ikpy.engine.batch import Batch
+from ikpy.engine.kv_cache import KVCacheFullError
 from ikpy.engine.prefix import common_prefix
+from ikpy.engine.sequence_state import load_sequence, save_sequence, unshare_sequence
+from ikpy.engine.session import MAX_INT32, SequenceState, put_state, sequence_nbytes, take_state
 from ikpy.engine.speculative import Drafter
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
     from ikpy.engine.context import Context
@@ -22,8 +27,9 @@ class HeadDraft(Drafter):
 
     ``context``: of `Model.prediction_head`, with embeddings; of it, sequence ``seq_id`` and at most ``n_ctx`` cells are
     used. Entry i of that cache joins the model's state behind token i of the text with token i + 1. Entries are missing
-    where no states were observed (in a restored text, or where one goes on after it was shortened), and the oldest go
-    when the cells are used up. For the second and further tokens of a draft the head reads its own states.
+    where no states were observed (in a text restored without the head's own state, at the seam of a context shift, or
+    where a text goes on after it was shortened), and the oldest go when the cells are used up. For the second and
+    further tokens of a draft the head reads its own states.
     """
 
     name = "mtp"
@@ -53,7 +59,8 @@ class HeadDraft(Drafter):
         if len(self._states) > self._context.n_batch:
             self._catch_up()
 
-    def draft(self, tokens: Sequence[int], n_max: int) -> list[int]:
+    def draft(self, tokens: Sequence[int], n_max: int, p_min: float | None = None) -> list[int]:
+        p_min = self._p_min if p_min is None else p_min
         n_max = min(n_max, self._n_ctx // 4)
         end = self._next + len(self._states)
         if n_max < 1 or not self._states or not end == len(self._text) == len(tokens) - 1:
@@ -64,7 +71,7 @@ class HeadDraft(Drafter):
         found: list[int] = []
         while True:
             token = int(logits.argmax())
-            if 1.0 / np.exp(logits.astype(np.float64) - logits[token]).sum() < self._p_min:
+            if 1.0 / np.exp(logits.astype(np.float64) - logits[token]).sum() < p_min:
                 break
             found.append(token)
             if len(found) == n_max:
@@ -82,6 +89,58 @@ class HeadDraft(Drafter):
         kv.seq_cp(other._seq_id, self._seq_id, -1, max(0, n - 1))
         self._text, self._oldest = other._text[:n], other._oldest
         self._states, self._next = other._states[: max(0, n - other._next)], other._next
+
+    def shift(self, keep: int, drop: int) -> None:
+        self._catch_up()
+        kv, gap = self._context.kv, max(0, keep - 1)  # the state in front of the gap has another token behind it now
+        can_move = kv.can_shift and self._next > keep + drop
+        if can_move:
+            try:
+                unshare_sequence(self._context, self._seq_id)
+            except KVCacheFullError:
+                can_move = False
+        kv.seq_rm(self._seq_id, gap, keep + drop if can_move else -1)
+        if can_move:
+            kv.seq_add(self._seq_id, keep + drop, -1, -drop)
+        self._oldest = self._oldest - drop if self._oldest >= keep + drop else min(self._oldest, keep)
+        del self._text[keep : keep + drop]
+        if self._next < keep + drop:
+            self._states = []
+        self._next = max(0, min(self._next, len(self._text) - 1) if self._next < keep + drop else self._next - drop)
+
+    def take_state(self) -> SequenceState | None:
+        self._catch_up()
+        return take_state(self._context, self._seq_id, self._text[: self._next + 1]) if self._next else None
+
+    @property
+    def state_nbytes(self) -> int:
+        return sequence_nbytes(self._context, self._seq_id)
+
+    def put_state(self, state: SequenceState) -> None:
+        try:
+            put_state(self._context, self._seq_id, state)
+        except KVCacheFullError:
+            self._forget()
+        else:
+            self._follow(state.tokens)
+
+    def write_state(self, path: Path) -> None:
+        self._catch_up()
+        save_sequence(path, self._context, self._seq_id, self._text[: self._next + 1])
+
+    def read_state(self, path: Path) -> None:
+        self._forget()
+        self._follow(load_sequence(path, self._context, self._seq_id, MAX_INT32)[0])
+
+    def _forget(self) -> None:
+        self._context.kv.seq_rm(self._seq_id, -1, -1)
+        self._follow([])
+
+    def _follow(self, tokens: Sequence[int]) -> None:
+        """The cache holds the entries of this text."""
+        self._text, self._states = list(tokens), []
+        self._next = max(0, len(tokens) - 1)
+        self._oldest = max(0, self._context.kv.seq_pos_min(self._seq_id))
 
     def _catch_up(self, n_drafted: int = 0) -> NDArray[np.float32] | None:
         """Makes the entries whose tokens are known, with room for ``n_drafted`` more; logits behind the last one if

@@ -13,6 +13,7 @@ from operator import or_
 import numpy as np
 
 from ikpy.engine.cells import MAX_SEQUENCES, Cells, KVCacheFullError, WindowCells, sequences_of
+from ikpy.engine.sequence_ends import SequenceEnds
 from ikpy.errors import ResourceError
 from ikpy.graph.ir import PLANNED_ADDRESS, Value, external
 from ikpy.models.batch import FULL, CacheSpec, Window
@@ -20,12 +21,16 @@ from ikpy.quants import registry
 
 __all__ = ["MAX_SEQUENCES", "KVCache", "KVCacheFullError"]
 
+CELL_BYTES = 16
+"""Of position, sequences and shift of a cell."""
+
 
 class KVCache:
     """n_ctx cells, and fewer for every kind of window in `windows` (window -> number of cells).
 
     pos: int32 [n_ctx], -1 = empty; seq: uint64 [n_ctx] bit mask of sequence ids; delta: int32 [n_ctx] pending position
-    shifts; those of a window's cells are in cells[window]. allocate=False plans the memory without taking it.
+    shifts; those of a window's cells are in cells[window]. allocate=False plans the memory without taking it. Raises
+    ResourceError for a cache larger than the machine's memory.
     """
 
     def __init__(
@@ -37,10 +42,13 @@ class KVCache:
         windows: dict[Window, int] | None = None,
         allocate: bool = True,
     ) -> None:
+        if allocate:
+            check_memory(n_ctx, specs, windows or {})
         self.n_ctx = n_ctx
         self.can_shift = can_shift
         self.full = Cells(n_ctx)
         self.windows = {window: WindowCells(n, *window) for window, n in (windows or {}).items()}
+        self._ends = SequenceEnds(self.full)
         self.cells: dict[Window, Cells] = {FULL: self.full, **self.windows}
         self.tensors: dict[tuple[int, str], Value] = {}
         self.window_of: dict[tuple[int, str], Window] = {}
@@ -119,15 +127,15 @@ class KVCache:
                 )
         for window, indices in found.items():
             self.cells[window].fill(indices, pos, masks)
+        if self.windows:
+            self._ends.grow(pos, masks)
         return found
 
     def _next_positions(self, pos: Sequence[int] = (), masks: Sequence[int] = ()) -> dict[int, int]:
         """Sequence -> smallest position that its next query can have, with tokens to come at these positions."""
-        present = reduce(or_, set(masks), int(np.bitwise_or.reduce(self.seq)))
-        following = {}
-        for seq_id in sequences_of(present):
-            new = [p for p, mask in zip(pos, masks, strict=True) if mask >> seq_id & 1]
-            following[seq_id] = min(new) if new else self.seq_pos_max(seq_id) + 1
+        following = {seq_id: end + 1 for seq_id, end in self._ends.present().items()}
+        for seq_id in sequences_of(reduce(or_, set(masks), 0)):
+            following[seq_id] = min(p for p, mask in zip(pos, masks, strict=True) if mask >> seq_id & 1)
         return following
 
     def restore(self, seq_id: int, positions: dict[Window, np.ndarray]) -> dict[Window, list[int]]:
@@ -147,6 +155,7 @@ class KVCache:
                 raise KVCacheFullError(f"{len(pos)} tokens need a place and {len(found[window])} cells are empty")
         for window, indices in found.items():
             self.cells[window].fill(indices, positions[window].tolist(), [mask] * len(indices))
+        self._ends.forget(seq_id)
         following = self.seq_pos_max(seq_id) + 1
         for window, cells in self.windows.items():
             # The first token of a chunk sees none of those before: nothing of them was saved.
@@ -168,6 +177,7 @@ class KVCache:
         """Empties cells again (a failed batch)."""
         for window, indices in taken.items():
             self.cells[window].empty(indices)
+        self._ends.forget()
 
     # --- sequences --------------------------------------------------------------------------------------------
 
@@ -175,11 +185,13 @@ class KVCache:
         """Empties all cells."""
         for cells in self.cells.values():
             cells.clear()
+        self._ends.forget()
 
     def seq_rm(self, seq_id: int, p0: int = -1, p1: int = -1) -> None:
         """Removes the sequence (all if negative) from cells with p0 <= pos < p1."""
         for cells in self.cells.values():
             cells.remove(seq_id, p0, p1)
+        self._ends.forget(seq_id)
 
     def can_rewind(self, seq_id: int, length: int) -> bool:
         """Whether a sequence can go on behind its first `length` tokens: no window layer has dropped one it needs."""
@@ -199,11 +211,13 @@ class KVCache:
         """Adds sequence dst to the matching cells of src; nothing is copied."""
         for cells in self.cells.values():
             cells.share(src, dst, p0, p1)
+        self._ends.forget(dst)
 
     def seq_keep(self, seq_id: int) -> None:
         """Empties every cell that does not belong to the sequence; the others belong to it alone."""
         for cells in self.cells.values():
             cells.keep(seq_id)
+        self._ends.forget()
 
     def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         """Moves positions by delta; cells that fall below 0 are emptied. Keys are re-rotated by the next decode."""
@@ -213,6 +227,7 @@ class KVCache:
             cells.move(match, cells.pos[match] + np.int32(delta))
         for window in self.windows.values():
             window.note_move(seq_id, p0, p1, delta)
+        self._ends.forget()
 
     def seq_div(self, seq_id: int, p0: int, p1: int, divisor: int) -> None:
         """Divides positions (integer division)."""
@@ -221,6 +236,7 @@ class KVCache:
             raise ResourceError("positions in a cache of window size cannot be divided; use --swa-full")
         match = self.full.matching(seq_id, p0, p1)
         self.full.move(match, self.pos[match] // np.int32(divisor))
+        self._ends.forget()
 
     def _check_shift(self) -> None:
         if not self.can_shift:
@@ -237,3 +253,20 @@ class KVCache:
         """Smallest position of the sequence, -1 if it is empty."""
         match = self.full.matching(seq_id, -1, -1)
         return int(self.pos[match].min()) if match.any() else -1
+
+
+def check_memory(n_ctx: int, specs: Sequence[Sequence[CacheSpec]], windows: dict[Window, int]) -> None:
+    """ResourceError if a cache is larger than the machine's memory: the system would give it, and end the process once
+    it is used."""
+    import psutil
+
+    needed = (n_ctx + sum(windows.values())) * CELL_BYTES
+    for spec in (spec for layer in specs for spec in layer):
+        n_cells = windows.get(spec.window, n_ctx)
+        needed += registry.by_id(spec.type_id).tensor_nbytes((spec.n, spec.n_heads, n_cells, 1))
+    total = psutil.virtual_memory().total + psutil.swap_memory().total
+    if needed > total:
+        raise ResourceError(
+            f"not enough memory (a KV cache for {n_ctx} tokens takes {needed / 2**30:.1f} GiB, the machine has "
+            f"{total / 2**30:.1f} GiB): a smaller context (-c), fewer sequences or a smaller cache type need less"
+        )

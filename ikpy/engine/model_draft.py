@@ -32,13 +32,14 @@ class ModelDraft(Drafter):
         self._tokens: list[int] = []
         self._start = 0
 
-    def draft(self, tokens: Sequence[int], n_max: int) -> list[int]:
+    def draft(self, tokens: Sequence[int], n_max: int, p_min: float | None = None) -> list[int]:
+        p_min = self._p_min if p_min is None else p_min
         n_max = min(n_max, self._n_ctx // 2)  # the other half is for the text
         logits = self._follow(tokens, n_max)
         found: list[int] = []
         while True:
             token = int(logits.argmax())
-            if 1.0 / np.exp(logits.astype(np.float64) - logits[token]).sum() < self._p_min:
+            if 1.0 / np.exp(logits.astype(np.float64) - logits[token]).sum() < p_min:
                 break
             found.append(token)
             if len(found) == n_max:

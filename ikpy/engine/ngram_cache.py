@@ -15,6 +15,7 @@ import numpy as np
 
 from ikpy.engine.speculative import Drafter
 from ikpy.errors import FileFormatError, UsageError
+from ikpy.gguf.atomic import replacing
 
 NGRAM_MAX = 4
 STATIC_SIZE = 2
@@ -76,12 +77,10 @@ class NgramCache:
             values += [*key, *([NO_TOKEN] * (NGRAM_MAX - len(key))), len(counter)]
             for token, count in counter.items():
                 values += [token, count]
-        temporary = Path(path).with_name(f".{Path(path).name}.{os.getpid()}.tmp")
         try:
-            temporary.write_bytes(np.array(values, "<i4").tobytes())
-            os.replace(temporary, path)
+            with replacing(path) as file:
+                file.write(np.array(values, "<i4").tobytes())
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise UsageError(f"cannot write lookup cache '{path}': {error.strerror}") from None
 
 
@@ -117,7 +116,7 @@ class CacheDraft(Drafter):
         self._keep_text()
         self._learned = 0
 
-    def draft(self, tokens: Sequence[int], n_max: int) -> list[int]:
+    def draft(self, tokens: Sequence[int], n_max: int, p_min: float | None = None) -> list[int]:
         self._text.learn(tokens, min(self._learned, len(tokens)))
         self._learned = len(tokens)
         window = list(tokens[-NGRAM_MAX:])

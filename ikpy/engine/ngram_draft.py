@@ -53,7 +53,7 @@ class NgramSimple(Drafter):
     def begin(self, tokens: Sequence[int]) -> None:
         self._index = NgramIndex(self.params.size_n)
 
-    def draft(self, tokens: Sequence[int], n_max: int) -> list[int]:
+    def draft(self, tokens: Sequence[int], n_max: int, p_min: float | None = None) -> list[int]:
         self._index.update(tokens)
         if len(tokens) < self.params.size_n:
             return []
@@ -75,7 +75,7 @@ class NgramMapKey(NgramSimple):
         super().begin(tokens)
         self._limits.clear()
 
-    def draft(self, tokens: Sequence[int], n_max: int) -> list[int]:
+    def draft(self, tokens: Sequence[int], n_max: int, p_min: float | None = None) -> list[int]:
         self._index.update(tokens)
         if len(tokens) < self.params.size_n:
             return []
@@ -144,7 +144,7 @@ class NgramMod(Drafter):
     def begin(self, tokens: Sequence[int]) -> None:
         self._learned = 0
 
-    def draft(self, tokens: Sequence[int], n_max: int) -> list[int]:
+    def draft(self, tokens: Sequence[int], n_max: int, p_min: float | None = None) -> list[int]:
         self._pool.learn(tokens, min(self._learned, len(tokens)))
         self._learned = len(tokens)
         return self._pool.follow(tokens, n_max)

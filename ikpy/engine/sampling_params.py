@@ -6,7 +6,7 @@ Apart from the samplers themselves, so that the command line can read them witho
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from ikpy.errors import UsageError
 
@@ -85,6 +85,9 @@ class SamplingParams:
 
     def check(self) -> None:
         """Raises UsageError for values without a meaning."""
+        for field in fields(self):
+            if getattr(self, field.name) != getattr(self, field.name):
+                raise UsageError(f"{field.name} must be a number, not nan")
         if self.repeat_last_n < -1 or self.dry_penalty_last_n < -1:
             raise UsageError("repeat_last_n and dry_penalty_last_n must be -1 (context size), 0 (off) or a length")
         if self.mirostat not in (0, 1, 2):

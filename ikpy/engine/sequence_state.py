@@ -20,6 +20,7 @@ from ikpy.engine.session import (
     mismatch,
     parse_state,
     read_cells,
+    scales_of,
     state_nbytes,
     write_state,
 )
@@ -40,8 +41,9 @@ def save_sequence(path: str | os.PathLike[str], context: Context, seq_id: int, t
 def load_sequence(path: str | os.PathLike[str], context: Context, seq_id: int, n_max: int) -> tuple[list[int], int]:
     """Replaces the sequence by a saved one of at most ``n_max`` tokens; returns its tokens and the bytes read.
 
-    Raises OSError, FileFormatError for a damaged file or one of another model or cache type, KVCacheFullError; nothing
-    changes then but for the last, which leaves the sequence empty.
+    The sequence gets the adapter scales that the saved one was evaluated with. Raises OSError, FileFormatError for a
+    damaged file or one of another model, cache type, control vector or adapter, KVCacheFullError; nothing changes then
+    but for the last, which leaves the sequence empty.
     """
     data = Path(path).read_bytes()
     header, start = _header(data, context)
@@ -54,6 +56,7 @@ def load_sequence(path: str | os.PathLike[str], context: Context, seq_id: int, n
         raise FileFormatError("the state is damaged: its length is wrong")
     context.kv.seq_rm(seq_id, -1, -1)
     read_cells(context, header, data, start, seq_id)
+    context.adapter_scales[seq_id] = scales_of(context, header["adapters"])
     return list(tokens), len(data)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import struct
 import zlib
@@ -20,13 +21,14 @@ from numpy.typing import NDArray
 
 from ikpy.engine.cells import WindowCells
 from ikpy.errors import FileFormatError, UsageError
+from ikpy.gguf.atomic import replacing
 from ikpy.models.batch import Window
 
 if TYPE_CHECKING:
     from ikpy.engine.context import Context
 
 MAGIC = b"ikpysess"
-VERSION = 4
+VERSION = 5
 PREFIX = struct.Struct("<8s3I")
 MAX_INT32 = (1 << 31) - 1
 
@@ -56,20 +58,42 @@ def cache_signature(context: Context) -> dict[str, Any]:
         "model": [hp.n_vocab, hp.n_layer, hp.n_embd, *weights],
         "tensors": tensors,
         "keys": [*astuple(params.rope), params.k_hadamard, params.v_hadamard],
+        "steering": context.steering_checksum,
     }
+
+
+def used_adapters(context: Context, seq_id: int) -> list[list[float]]:
+    """Fingerprint and scale of the adapters that act on a sequence; those of scale 0 do not."""
+    pairs = zip(context.params.adapters, context.adapter_scales[seq_id].tolist(), strict=True)
+    return [[adapter.fingerprint, scale] for adapter, scale in pairs if scale]
+
+
+def scales_of(context: Context, used: list[list[float]]) -> NDArray[np.float32] | None:
+    """Scales of all adapters of the context as `used_adapters` lists them; None if it lacks one of them."""
+    scales = np.zeros(len(context.params.adapters), np.float32)
+    left = list(used)
+    for i, adapter in enumerate(context.params.adapters):
+        found = next((item for item in left if item[0] == adapter.fingerprint), None)
+        if found is not None:
+            left.remove(found)
+            scales[i] = found[1]
+    return None if left else scales
 
 
 MISMATCHES = (
     ("model", "another model"),
     ("tensors", "another cache type or -mla mode"),
     ("keys", "other RoPE parameters, -khad or -vhad"),
+    ("steering", "other control vectors"),
 )
+ADAPTERS = "other LoRA adapters or scales"
 
 
 def mismatch(context: Context, header: dict[str, Any]) -> str | None:
     """In what a saved state was made with something else than the context, if it was."""
     wanted = json.loads(json.dumps(cache_signature(context)))
-    return next((reason for key, reason in MISMATCHES if header.get(key) != wanted[key]), None)
+    reason = next((reason for key, reason in MISMATCHES if header.get(key) != wanted[key]), None)
+    return ADAPTERS if reason is None and scales_of(context, header["adapters"]) is None else reason
 
 
 def sequence_cells(context: Context, seq_id: int) -> dict[Window, NDArray[np.intp]]:
@@ -149,24 +173,17 @@ def write_state(path: Path, magic: bytes, version: int, context: Context, seq_id
     """Writes a sequence, replacing the file as a whole; returns the bytes written. Raises OSError."""
     state = take_state(context, seq_id, tokens)
     cells = [[*window, pos.tolist(), state.shifts[window].tolist()] for window, pos in state.pos.items()]
-    header = json.dumps({**cache_signature(context), "tokens": tokens, "cells": cells}).encode()
+    used = used_adapters(context, seq_id)
+    header = json.dumps({**cache_signature(context), "adapters": used, "tokens": tokens, "cells": cells}).encode()
     checksum = zlib.crc32(header)
     for data in state.cells:
         checksum = zlib.crc32(data.data, checksum)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(PREFIX.pack(magic, version, checksum, len(header)))
-            file.write(header)
-            for data in state.cells:
-                file.write(data.data)
-            size = file.tell()
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replacing(path) as file:
+        file.write(PREFIX.pack(magic, version, checksum, len(header)))
+        file.write(header)
+        for data in state.cells:
+            file.write(data.data)
+        size = file.tell()
     return size
 
 
@@ -210,7 +227,10 @@ def load_session(path: str | os.PathLike[str], context: Context) -> list[int]:
     except OSError as error:
         raise UsageError(f"cannot read session file '{path}': {error.strerror}") from None
     header, start = _read_header(path, data, context)
-    if reason := mismatch(context, header):
+    reason = mismatch(context, header)
+    if reason is None and header["adapters"] != used_adapters(context, 0):
+        reason = ADAPTERS
+    if reason:
         raise FileFormatError(f"session file '{path}' was made with {reason}; delete it to start afresh")
     tokens = header["tokens"]
     if len(tokens) > context.n_ctx:
@@ -237,6 +257,9 @@ def parse_state(data: bytes, context: Context) -> tuple[dict[str, Any], int]:
     tokens = _integers(header["tokens"])
     if tokens and not 0 <= min(tokens) <= max(tokens) < context.model.hparams.n_vocab:
         raise ValueError
+    for _, scale in header["adapters"]:
+        if not math.isfinite(scale):
+            raise ValueError
     for kind, size, pos, shifts in header["cells"]:
         if not isinstance(kind, str) or type(size) is not int or len(_integers(pos)) != len(_integers(shifts)):
             raise ValueError

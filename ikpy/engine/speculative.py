@@ -15,8 +15,12 @@ from typing import TYPE_CHECKING, ClassVar
 from ikpy.errors import UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
     from numpy.typing import NDArray
+
+    from ikpy.engine.session import SequenceState
 
 NGRAM_TYPES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 SPECULATION_TYPES = ("none", *NGRAM_TYPES, "suffix", "draft", "mtp")
@@ -66,8 +70,9 @@ class Drafter:
     def begin(self, tokens: Sequence[int]) -> None:
         """A new text starts with ``tokens``; what was learned from others may be kept."""
 
-    def draft(self, tokens: Sequence[int], n_max: int) -> list[int]:
-        """At most ``n_max`` tokens that may follow ``tokens``; empty without a good guess."""
+    def draft(self, tokens: Sequence[int], n_max: int, p_min: float | None = None) -> list[int]:
+        """At most ``n_max`` tokens that may follow ``tokens``; empty without a good guess. ``p_min`` replaces the least
+        probability of drafters that have one."""
         raise NotImplementedError
 
     def accept(self, n_accepted: int) -> None:
@@ -78,6 +83,27 @@ class Drafter:
 
     def adopt(self, other: Drafter, n: int) -> None:
         """The text begins with the first n tokens of the one that another drafter of this kind has observed."""
+
+    def shift(self, keep: int, drop: int) -> None:
+        """Of the text, the ``drop`` tokens behind the first ``keep`` were taken out; those behind them moved up."""
+
+    def take_state(self) -> SequenceState | None:
+        """A copy of what the drafter has computed for its text, if that is worth keeping."""
+        return None
+
+    def put_state(self, state: SequenceState) -> None:
+        """Goes on with the text of a state that a drafter of this kind has given."""
+
+    @property
+    def state_nbytes(self) -> int:
+        """Bytes that `take_state` would copy."""
+        return 0
+
+    def write_state(self, path: Path) -> None:
+        """Writes what `take_state` gives to a file. Raises OSError."""
+
+    def read_state(self, path: Path) -> None:
+        """Goes on with a text that `write_state` wrote. Raises OSError, FileFormatError, KVCacheFullError."""
 
     def save(self) -> None:
         """Writes what should outlive the program."""
@@ -145,8 +171,11 @@ class Speculator:
             drafter.begin(tokens)
             statistics.begin += time.perf_counter() - began
 
-    def draft(self, tokens: Sequence[int], n_max: int | None = None, n_min: int | None = None) -> list[int]:
-        """Guess at what follows ``tokens``, within the limits of the parameters and the given ones."""
+    def draft(
+        self, tokens: Sequence[int], n_max: int | None = None, n_min: int | None = None, p_min: float | None = None
+    ) -> list[int]:
+        """Guess at what follows ``tokens``, of at most as many tokens as the parameters and ``n_max`` allow; ``n_min``
+        and ``p_min`` replace those of the parameters."""
         self._last, self._n_last = None, 0
         n_max = self.params.n_max if n_max is None else min(n_max, self.params.n_max)
         n_min = self.params.n_min if n_min is None else n_min
@@ -154,7 +183,7 @@ class Speculator:
             return []
         for i, (drafter, statistics) in enumerate(zip(self.drafters, self.statistics, strict=True)):
             began = time.perf_counter()
-            found = drafter.draft(tokens, n_max)[:n_max]
+            found = drafter.draft(tokens, n_max, p_min)[:n_max]
             statistics.draft += time.perf_counter() - began
             statistics.n_calls += 1
             if found and len(found) >= n_min:
@@ -186,6 +215,26 @@ class Speculator:
         """The text begins with the first n tokens of another's, who has drafters of the same kinds."""
         for drafter, theirs in zip(self.drafters, other.drafters, strict=True):
             drafter.adopt(theirs, n)
+
+    def shift(self, keep: int, drop: int) -> None:
+        """The ``drop`` tokens behind the first ``keep`` were taken out of the text."""
+        for drafter in self.drafters:
+            drafter.shift(keep, drop)
+
+    def take_states(self) -> tuple[SequenceState | None, ...]:
+        """Copies of what the drafters have computed for the text."""
+        return tuple(drafter.take_state() for drafter in self.drafters)
+
+    def put_states(self, states: Sequence[SequenceState | None]) -> None:
+        """Goes on with a text whose states another speculator of this kind has given."""
+        for drafter, state in zip(self.drafters, states, strict=True):
+            if state is not None:
+                drafter.put_state(state)
+
+    @property
+    def state_nbytes(self) -> int:
+        """Bytes that `take_states` would copy."""
+        return sum(drafter.state_nbytes for drafter in self.drafters)
 
     def save(self) -> None:
         """Lets the drafters write their files."""

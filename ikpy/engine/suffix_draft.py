@@ -106,7 +106,7 @@ class SuffixDraft(Drafter):
     def begin(self, tokens: Sequence[int]) -> None:
         self._restart()
 
-    def draft(self, tokens: Sequence[int], n_max: int) -> list[int]:
+    def draft(self, tokens: Sequence[int], n_max: int, p_min: float | None = None) -> list[int]:
         known = len(self._learned)
         if known > len(tokens) or (known and tokens[known - 1] != self._learned[-1]):
             self._restart()
@@ -114,9 +114,9 @@ class SuffixDraft(Drafter):
         for token in tokens[known:]:
             self._automaton.extend(token)
         self._learned += tokens[known:]
-        return self._follow(n_max)
+        return self._follow(n_max, self.params.p_min if p_min is None else p_min)
 
-    def _follow(self, n_max: int) -> list[int]:
+    def _follow(self, n_max: int, p_min: float) -> list[int]:
         automaton, params = self._automaton, self.params
         state = automaton.repeated_suffix(params.max_depth)
         matched = min(automaton.length[state], params.max_depth)
@@ -130,7 +130,7 @@ class SuffixDraft(Drafter):
                 break
             token, share = best
             probability *= share
-            if token < 0 or probability < params.p_min:
+            if token < 0 or probability < p_min:
                 break
             found.append(token)
             state = automaton.next[state][token]

@@ -7,6 +7,7 @@ import errno
 import os
 import secrets
 import stat
+from collections.abc import Iterator
 from typing import BinaryIO
 
 _BUFFER_BYTES = 1 << 20
@@ -44,6 +45,19 @@ class AtomicFile:
             self.handle.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.temporary)
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file to write that takes the place of ``path`` at the end; nothing changes if an error is raised. OSError."""
+    file = AtomicFile(os.fspath(path))
+    try:
+        yield file.handle
+        file.finish()
+        file.publish()
+    except BaseException:
+        file.discard()
+        raise
 
 
 def check_replaceable(path: str | os.PathLike[str]) -> None:

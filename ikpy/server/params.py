@@ -53,7 +53,8 @@ class GenerationParams:
     number of reported probabilities per token, ``t_max_predict_ms`` a limit in milliseconds (0: none), ``n`` the number
     of answers per prompt, ``preserved_tokens`` are control tokens whose text is given out, ``trigger`` says when the
     grammar begins to hold (None: at once), ``draft_n_max`` and ``draft_n_min`` bound drafts within the server's own
-    limits, ``lora`` are scales of adapters by id (None: the server's), ``thinking`` limits reasoning (None: no limit),
+    limits, ``draft_p_min`` replaces the server's least probability of drafts, ``lora`` are scales of adapters by id
+    (None: the server's), ``thinking`` limits reasoning (None: no limit),
     ``banned`` are phrases that may not appear, ``penalty_prompt`` are tokens that the penalties see instead of the
     prompt.
     """
@@ -79,6 +80,7 @@ class GenerationParams:
     preserved_tokens: frozenset[int] = frozenset()
     draft_n_max: int | None = None
     draft_n_min: int | None = None
+    draft_p_min: float | None = None
     lora: dict[int, float] | None = None
     trigger: Trigger | None = None
     thinking: ThinkingLimit | None = None
@@ -139,6 +141,7 @@ def read_generation(body: Body, settings: ServerSettings, vocab: Vocab, n_slots:
     if not 1 <= n <= 128:
         raise bad_request(f"n must be between 1 and 128, not {n}")
     samplers = read_samplers(body.get("samplers"))
+    p_min = number(body, "speculative.p_min", math.nan)
     stop = strings(body.get("stop"))
     return GenerationParams(
         sampling=read_sampling(body, settings, vocab, samplers),
@@ -160,6 +163,7 @@ def read_generation(body: Body, settings: ServerSettings, vocab: Vocab, n_slots:
         reasoning_format=settings.reasoning_format,
         draft_n_max=draft_limit(body, "speculative.n_max"),
         draft_n_min=draft_limit(body, "speculative.n_min"),
+        draft_p_min=None if math.isnan(p_min) else p_min,
         lora=read_scales(body.get("lora")),
         banned=read_banned(body, settings),
         penalty_prompt=read_penalty_prompt(body.get("penalty_prompt"), vocab),

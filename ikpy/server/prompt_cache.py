@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ikpy.engine.prefix import common_prefix
 
 if TYPE_CHECKING:
     from ikpy.engine.session import SequenceState
+
+
+@dataclass(frozen=True)
+class SavedText:
+    """The state of a slot's sequence and those of its drafters, None for drafters that have none."""
+
+    state: SequenceState
+    drafts: tuple[SequenceState | None, ...] = ()
+
+    @property
+    def tokens(self) -> list[int]:
+        """Tokens of the text."""
+        return self.state.tokens
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return self.state.nbytes + sum(draft.nbytes for draft in self.drafts if draft is not None)
 
 
 class PromptCache:
@@ -17,7 +36,7 @@ class PromptCache:
         self.limit = limit
         self.nbytes = 0
         self.n_hits = 0
-        self._states: list[SequenceState] = []
+        self._states: list[SavedText] = []
 
     def __len__(self) -> int:
         return len(self._states)
@@ -30,7 +49,7 @@ class PromptCache:
         """Whether a state of that size could be kept, if all others went."""
         return self.limit < 0 or nbytes <= self.limit
 
-    def store(self, state: SequenceState) -> None:
+    def store(self, state: SavedText) -> None:
         """Keeps a state; saved beginnings of its text go, then the ones unused for longest until the limit holds."""
         if not self.has_room_for(state.nbytes):
             return
@@ -42,12 +61,12 @@ class PromptCache:
         while self.limit >= 0 and self.nbytes > self.limit:
             self._drop(self._states[0])
 
-    def best(self, tokens: list[int]) -> tuple[int, SequenceState | None]:
+    def best(self, tokens: list[int]) -> tuple[int, SavedText | None]:
         """The longest common beginning with a saved text, and that state."""
         found = max(self._states, key=lambda state: common_prefix(state.tokens, tokens), default=None)
         return (0, None) if found is None else (common_prefix(found.tokens, tokens), found)
 
-    def use(self, state: SequenceState) -> None:
+    def use(self, state: SavedText) -> None:
         """Notes that a state was loaded."""
         self.n_hits += 1
         self._states.append(self._states.pop(self._at(state)))
@@ -57,10 +76,10 @@ class PromptCache:
         self._states.clear()
         self.nbytes = 0
 
-    def _drop(self, state: SequenceState) -> None:
+    def _drop(self, state: SavedText) -> None:
         del self._states[self._at(state)]
         self.nbytes -= state.nbytes
 
-    def _at(self, state: SequenceState) -> int:
+    def _at(self, state: SavedText) -> int:
         """Place of a state, by identity: states hold arrays, whose comparison is element-wise."""
         return next(i for i, other in enumerate(self._states) if other is state)

@@ -11,14 +11,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ikpy.engine.kv_cache import KVCacheFullError
-from ikpy.engine.sequence_state import load_sequence
 from ikpy.errors import IkpyError
 from ikpy.server.errors import ApiError, bad_request
 from ikpy.server.front import Front, unless_gone
 from ikpy.server.http import json_response, parse_json, read_body
 from ikpy.server.routes_status import front_of
-from ikpy.server.slot_files import write_slot
+from ikpy.server.slot_files import draft_file, read_slot, write_slot
 from ikpy.server.slots import Slot, SlotState
 
 CANNOT_RESTORE = "Unable to restore slot, no available space in KV cache or invalid slot save file"
@@ -99,15 +97,11 @@ def restore(front: Front, slot: Slot, folder: Path, name: str) -> dict[str, Any]
     """Reads the state of a slot."""
     began = time.perf_counter()
     try:
-        tokens, size = load_sequence(folder / name, front.engine.context, slot.id, slot.n_ctx - 1)
-    except KVCacheFullError:
-        slot.truncate(0)
-        raise bad_request(CANNOT_RESTORE) from None
+        size = read_slot(folder, name, front.engine.context, slot)
     except (OSError, IkpyError):
         raise bad_request(CANNOT_RESTORE) from None
-    slot.tokens = tokens
     times = {"restore_ms": 1e3 * (time.perf_counter() - began)}
-    return {"id_slot": slot.id, "filename": name, "n_restored": len(tokens), "n_read": size, "timings": times}
+    return {"id_slot": slot.id, "filename": name, "n_restored": len(slot.tokens), "n_read": size, "timings": times}
 
 
 async def list_files(request: Request) -> Response:
@@ -153,8 +147,12 @@ async def rename_prompt(request: Request) -> Response:
     listed = folder / f"{old}.tokens.json"
     try:
         (folder / old).rename(folder / new)
-        if listed.exists():
-            listed.rename(folder / f"{new}.tokens.json")
+        for old_path, new_path in (
+            (listed, folder / f"{new}.tokens.json"),
+            (draft_file(folder, old), draft_file(folder, new)),
+        ):
+            if old_path.exists():
+                old_path.rename(new_path)
     except OSError as error:
         raise ApiError(500, f"cannot rename {old}: {error.strerror}") from None
     return json_response({"status": "renamed", "old_filename": old, "new_filename": new})
@@ -170,6 +168,7 @@ async def delete_prompt(request: Request) -> Response:
     try:
         path.unlink()
         (folder / f"{name}.tokens.json").unlink(missing_ok=True)
+        draft_file(folder, name).unlink(missing_ok=True)
     except OSError as error:
         raise ApiError(500, f"cannot delete {name}: {error.strerror}") from None
     return json_response({"status": "deleted", "filename": name})

@@ -25,13 +25,12 @@ from ikpy.errors import IkpyError, UsageError
 from ikpy.server.adapters import Adapters
 from ikpy.server.errors import queue_full, shutting_down
 from ikpy.server.metrics import Metrics
-from ikpy.server.prompt_cache import PromptCache
+from ikpy.server.prompt_cache import PromptCache, SavedText
 from ikpy.server.slots import RequestError, Slot, SlotState
 from ikpy.server.tasks import CompletionTask, EmbeddingTask, Failed, Task
 
 if TYPE_CHECKING:
     from ikpy.engine.context import Context
-    from ikpy.engine.session import SequenceState
     from ikpy.engine.speculative import Speculation
     from ikpy.server.log import ServerLog
     from ikpy.server.settings import ServerSettings
@@ -353,7 +352,7 @@ class Engine:
         if old is not None:  # last, as it may push out the state that was just used
             self.prompt_cache.store(old)
 
-    def _state_to_keep(self, slot: Slot) -> SequenceState | None:
+    def _state_to_keep(self, slot: Slot) -> SavedText | None:
         """A copy of what a slot holds, if the cache of texts wants it."""
         wanted = self.prompt_cache.wants(slot.tokens) and self.prompt_cache.has_room_for(slot.state_nbytes)
         return slot.take_state() if wanted else None

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ikpy.engine.kv_cache import KVCacheFullError
 from ikpy.engine.sequence_state import load_sequence, save_sequence
 from ikpy.errors import IkpyError
+from ikpy.gguf.atomic import replacing
 
 if TYPE_CHECKING:
     from ikpy.engine.context import Context
+    from ikpy.engine.speculative import Drafter
     from ikpy.server.build import Server
     from ikpy.server.slots import Slot
 
@@ -27,15 +30,39 @@ def write_slot(folder: Path, name: str, context: Context, slot: Slot) -> int:
     """
     size = save_sequence(folder / name, context, slot.id, slot.tokens)
     content = {"has_mtmd": False, "map_idx_to_media": [], "tokens": slot.tokens, "magic": TOKENS_MAGIC, "version": 1}
-    listed = folder / f"{name}.tokens.json"
-    temporary = listed.with_name(f".{listed.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(json.dumps(content), encoding="utf-8")
-        os.replace(temporary, listed)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replacing(folder / f"{name}.tokens.json") as file:
+        file.write(json.dumps(content).encode())
+    for path, drafter in draft_files(folder, name, slot):
+        drafter.write_state(path)
     return size
+
+
+def read_slot(folder: Path, name: str, context: Context, slot: Slot) -> int:
+    """Replaces the text of a slot by a saved one; returns the bytes of the state.
+
+    Drafters whose files are missing or do not fit go on behind the text. Raises OSError, FileFormatError,
+    KVCacheFullError, which leaves the slot empty.
+    """
+    try:
+        slot.tokens, size = load_sequence(folder / name, context, slot.id, slot.n_ctx - 1)
+    except KVCacheFullError:
+        slot.truncate(0)
+        raise
+    for path, drafter in draft_files(folder, name, slot):
+        with contextlib.suppress(OSError, IkpyError):
+            drafter.read_state(path)
+    return size
+
+
+def draft_files(folder: Path, name: str, slot: Slot) -> list[tuple[Path, Drafter]]:
+    """Files beside a state file for the drafters that have caches of their own. No state file is called so."""
+    drafters = slot.speculator.drafters if slot.speculator is not None else ()
+    return [(draft_file(folder, name), drafter) for drafter in drafters if drafter.needs_states]
+
+
+def draft_file(folder: Path, name: str) -> Path:
+    """File of the prediction layer's cache beside a state file."""
+    return folder / f".{name}.mtp"
 
 
 def save_slots(server: Server) -> None:
@@ -62,7 +89,7 @@ def restore_slots(server: Server) -> None:
         if not path.is_file():
             continue
         try:
-            slot.tokens, _ = load_sequence(path, engine.context, slot.id, slot.n_ctx - 1)
+            read_slot(path.parent, path.name, engine.context, slot)
             engine.log.event("restore_slots", "slot restored", id_slot=slot.id, n_restored=len(slot.tokens))
         except (OSError, IkpyError) as error:
             engine.log.failure("restore_slots", "slot not restored", id_slot=slot.id, error=str(error))

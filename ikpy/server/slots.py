@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from ikpy.engine.kv_cache import KVCacheFullError
 from ikpy.engine.prefix import common_prefix
 from ikpy.engine.sequence_state import unshare_sequence
-from ikpy.engine.session import SequenceState, put_state, sequence_nbytes, take_state
+from ikpy.engine.session import put_state, sequence_nbytes, take_state
 from ikpy.server.phrase_ban import HeldToken, PhraseBan
+from ikpy.server.prompt_cache import SavedText
 from ikpy.server.tasks import (
     CompletionTask,
     Embedded,
@@ -142,22 +143,27 @@ class Slot:
         keep = min(common_prefix(self.tokens, self.prompt), len(self.prompt) - 1) if self.may_reuse else 0
         self.n_cached = self.truncate(keep)
 
-    def take_state(self) -> SequenceState:
-        """A copy of what the cache holds."""
-        return take_state(self._context, self.id, self.tokens)
+    def take_state(self) -> SavedText:
+        """A copy of what the cache holds, and the drafters' caches."""
+        drafts = self.speculator.take_states() if self.speculator is not None else ()
+        return SavedText(take_state(self._context, self.id, self.tokens), drafts)
 
     @property
     def state_nbytes(self) -> int:
         """Bytes that `take_state` would copy."""
-        return sequence_nbytes(self._context, self.id)
+        drafts = self.speculator.state_nbytes if self.speculator is not None else 0
+        return sequence_nbytes(self._context, self.id) + drafts
 
-    def put_state(self, state: SequenceState) -> None:
-        """Replaces the cache by a saved state; it is empty if there is no room."""
+    def put_state(self, saved: SavedText) -> None:
+        """Replaces the cache by a saved text; it is empty if there is no room."""
         try:
-            put_state(self._context, self.id, state)
-            self.tokens = list(state.tokens)
+            put_state(self._context, self.id, saved.state)
         except KVCacheFullError:
             self.tokens = []
+            return
+        self.tokens = list(saved.tokens)
+        if self.speculator is not None:
+            self.speculator.put_states(saved.drafts)
 
     def adopt(self, other: Slot, n: int) -> None:
         """Replaces the cache by the first n tokens of another slot's, if no window has left them; both use the same
@@ -290,7 +296,7 @@ class Slot:
         params = self.task.params
         n_left = params.limit - self.n_decoded if params.limit >= 0 else n_max + 1
         n_max = min(n_max, n_left - 1, n_max if params.draft_n_max is None else params.draft_n_max)
-        return self.speculator.draft(self.tokens, n_max, params.draft_n_min)
+        return self.speculator.draft(self.tokens, n_max, params.draft_n_min, params.draft_p_min)
 
     def sample_all(self, rows: NDArray[np.float32]) -> None:
         """Draws tokens from logits [1 + number of guesses, n_vocab] until one differs from its guess.
@@ -329,6 +335,8 @@ class Slot:
         self._kv.seq_add(self.id, keep + drop, n_past, -drop)
         del self.tokens[keep : keep + drop]
         self.truncated = True
+        if self.speculator is not None:
+            self.speculator.shift(keep, drop)
 
     def add_states(self, states: NDArray[np.float32]) -> None:
         """Hidden states [n, n_embd] of evaluated tokens of an embedding request."""

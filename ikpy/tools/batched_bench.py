@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ikpy.engine.batch import Batch
+from ikpy.tools.bench_settings import BenchSettings, head_lines
 from ikpy.tools.logs import Timings
-from ikpy.tools.sweep_bench import head_lines
 
 RANDOM_SEED = 1
 N_WARM_UP = 16
@@ -21,22 +21,15 @@ HEADINGS = ("PP", "TG", "B", "N_KV", "T_PP s", "S_PP t/s", "T_TG s", "S_TG t/s",
 WIDTHS = (6, 6, 4, 6, 8, 8, 8, 8, 8, 8)
 
 
-@dataclass(frozen=True)
-class BatchedSettings:
-    """Numbers of the banner; lists of prompt tokens, generated tokens and sequences, of which all combinations run."""
+@dataclass(frozen=True, kw_only=True)
+class BatchedSettings(BenchSettings):
+    """Lists of prompt tokens, generated tokens and sequences, of which all combinations run; ``shared``: all sequences
+    begin with one prompt."""
 
-    n_kv_max: int
-    n_batch: int
-    n_ubatch: int
-    flash_attn: bool
-    n_gpu_layers: int
-    n_threads: int
-    n_threads_batch: int
     shared: bool
     n_prompt: tuple[int, ...]
     n_generate: tuple[int, ...]
     n_sequences: tuple[int, ...]
-    warmup: bool = True
 
     def rows(self) -> Iterator[tuple[int, int, int]]:
         """All combinations of prompt tokens, generated tokens, sequences."""
@@ -46,14 +39,13 @@ class BatchedSettings:
         """Cells that a row fills; a shared prompt counts once."""
         return pp + pl * tg if self.shared else pl * (pp + tg)
 
-    def banner(self) -> str:
-        """The line above the table."""
-        return (
-            f"main: n_kv_max = {self.n_kv_max}, n_batch = {self.n_batch}, n_ubatch = {self.n_ubatch}, "
-            f"flash_attn = {int(self.flash_attn)}, is_pp_shared = {int(self.shared)}, "
-            f"n_gpu_layers = {self.n_gpu_layers}, n_threads = {self.n_threads}, "
-            f"n_threads_batch = {self.n_threads_batch}"
-        )
+    def numbers(self) -> dict[str, int]:
+        found = {}
+        for name, value in super().numbers().items():
+            found[name] = value
+            if name == "flash_attn":
+                found["is_pp_shared"] = int(self.shared)
+        return found
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from ikpy.engine.batch import Batch
@@ -133,8 +133,12 @@ class GrowingSequence:
         kv.seq_rm(seq, keep, keep + drop)
         kv.seq_add(seq, keep + drop, len(self.tokens), -drop)
         del self.tokens[keep : keep + drop]
+        if self.speculator is not None:
+            self.speculator.shift(keep, drop)
 
-    def generate(self, sampler: Sampler, logits: NDArray[np.float32], eog: frozenset[int]) -> Iterator[int]:
+    def generate(
+        self, sampler: Sampler, logits: NDArray[np.float32], eog: frozenset[int]
+    ) -> Generator[int, None, None]:
         """Tokens drawn by ``sampler``, from ``logits`` on; the end token is given out last.
 
         A token is evaluated when the next one is asked for; with a speculator, together with guesses at those that

@@ -42,20 +42,34 @@ class Estimate:
     error: float
 
 
-def mean_estimate(values: FloatArray) -> Estimate:
-    """Mean and its standard error; the error is 0 for 10 values or fewer, or without positive variance."""
-    n = len(values)
-    mean = float(values.sum()) / n
-    variance = float(np.square(values).sum()) / n - mean * mean
-    return Estimate(mean, math.sqrt(variance / (n - 1)) if n > 10 and variance > 0 else 0.0)
+@dataclass
+class Moments:
+    """Number, sum and sum of squares of values that come in pieces."""
+
+    n: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def add(self, values: FloatArray) -> None:
+        """Adds values [n]."""
+        self.n += len(values)
+        self.total += float(values.sum())
+        self.squares += float(np.square(values).sum())
+
+    @property
+    def estimate(self) -> Estimate:
+        """Mean and its standard error; the error is 0 for 10 values or fewer, or without positive variance."""
+        mean = self.total / self.n
+        variance = self.squares / self.n - mean * mean
+        return Estimate(mean, math.sqrt(variance / (self.n - 1)) if self.n > 10 and variance > 0 else 0.0)
 
 
-def covariance(a: FloatArray, b: FloatArray) -> float:
-    """Covariance of two means; 0 for fewer than 10 values."""
-    n = len(a)
+def covariance(a: Moments, b: Moments, products: float) -> float:
+    """Covariance of two means from the sum of the products of the values; 0 for fewer than 10 values."""
+    n = a.n
     if n < 10:
         return 0.0
-    return (float((a * b).sum()) / n - float(a.sum()) / n * (float(b.sum()) / n)) / (n - 1)
+    return (products / n - a.total / n * (b.total / n)) / (n - 1)
 
 
 def percentile(ordered: FloatArray, fraction: float) -> float:
@@ -78,33 +92,51 @@ class KLStatistics:
 
     def __init__(self) -> None:
         self._parts: list[ChunkStatistics] = []
-        self.all = ChunkStatistics.empty(0)
+        self._nll, self._nll_base, self._kld = Moments(), Moments(), Moments()
+        self._p_diff, self._p_diff_squares = Moments(), Moments()
+        self._loss_products = 0.0
+        self._n_same_top = 0
 
     def add(self, chunk: ChunkStatistics) -> None:
-        """Adds one chunk."""
+        """Adds one chunk; takes time and memory of that chunk only."""
         self._parts.append(chunk)
-        self.all = ChunkStatistics.join(self._parts)
+        self._nll.add(chunk.nll)
+        self._nll_base.add(chunk.nll_base)
+        self._kld.add(chunk.kld)
+        self._p_diff.add(chunk.p_diff)
+        self._p_diff_squares.add(np.square(chunk.p_diff))
+        self._loss_products += float((chunk.nll * chunk.nll_base).sum())
+        self._n_same_top += int(chunk.same_top.sum())
+
+    @property
+    def all(self) -> ChunkStatistics:
+        """The values of all tokens, joined anew at every use."""
+        return ChunkStatistics.join([ChunkStatistics.empty(0), *self._parts])
 
     @property
     def n_tokens(self) -> int:
         """Tokens seen."""
-        return len(self.all.nll)
+        return self._nll.n
 
     @property
     def loss(self) -> Estimate:
         """Mean loss of the evaluated model."""
-        return mean_estimate(self.all.nll)
+        return self._nll.estimate
 
     @property
     def base_loss(self) -> Estimate:
         """Mean loss of the base model."""
-        return mean_estimate(self.all.nll_base)
+        return self._nll_base.estimate
+
+    @property
+    def _loss_covariance(self) -> float:
+        return covariance(self._nll, self._nll_base, self._loss_products)
 
     @property
     def log_ratio(self) -> Estimate:
         """``ln(PPL(Q)/PPL(base))``, the losses being correlated."""
         loss, base = self.loss, self.base_loss
-        variance = loss.error**2 + base.error**2 - 2 * covariance(self.all.nll, self.all.nll_base)
+        variance = loss.error**2 + base.error**2 - 2 * self._loss_covariance
         return Estimate(loss.value - base.value, math.sqrt(max(0.0, variance)))
 
     @property
@@ -120,12 +152,12 @@ class KLStatistics:
     @property
     def kld(self) -> Estimate:
         """Mean Kullback-Leibler divergence of the base distribution from the model's, in nats."""
-        return mean_estimate(self.all.kld)
+        return self._kld.estimate
 
     @property
     def rms_p_diff(self) -> Estimate:
         """Root mean square of the probability differences."""
-        square = mean_estimate(np.square(self.all.p_diff))
+        square = self._p_diff_squares.estimate
         rms = math.sqrt(square.value)
         return Estimate(rms, 0.5 * square.error / rms if rms > 0 else 0.0)
 
@@ -133,7 +165,7 @@ class KLStatistics:
     def same_top(self) -> Estimate:
         """Share of tokens where both models have the same most likely token."""
         n = self.n_tokens
-        share = int(self.all.same_top.sum()) / n
+        share = self._n_same_top / n
         return Estimate(share, math.sqrt(share * (1 - share) / (n - 1)) if n > 1 else 0.0)
 
     def chunk_line(self) -> str:
@@ -156,7 +188,7 @@ class KLStatistics:
 
     def _perplexity_lines(self) -> list[str]:
         loss, base, ppl, base_ppl, ratio = self.loss, self.base_loss, self.ppl, self.base_ppl, self.log_ratio
-        joint = covariance(self.all.nll, self.all.nll_base)
+        joint = self._loss_covariance
         errors = loss.error * base.error
         correlation = 100 * joint / errors if errors > 0 else 0.0
         exp_ratio = math.exp(ratio.value)
@@ -186,7 +218,7 @@ class KLStatistics:
 
     def _probability_lines(self) -> list[str]:
         ordered = 100 * np.sort(self.all.p_diff)
-        mean, rms, top = mean_estimate(self.all.p_diff), self.rms_p_diff, self.same_top
+        mean, rms, top = self._p_diff.estimate, self.rms_p_diff, self.same_top
         return [
             "====== Token probability statistics ======",
             f"Mean    Δp: {100 * mean.value:6.3f} ± {100 * mean.error:5.3f} %",

@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import ikpy
 from ikpy.errors import IkpyError, ResourceError, UsageError
 from ikpy.gguf.atomic import check_replaceable
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.splits import output_prefix, split_path
 from ikpy.quants import registry
 from ikpy.quants.policy import OUTPUT, TOKEN_EMBEDDING
+from ikpy.tools.quantize_job import job_digest
 from ikpy.tools.quantize_metadata import repacked_ftype
 from ikpy.tools.quantize_plan import (
     EXTRA_OUTPUT,
@@ -38,8 +38,8 @@ from ikpy.tools.quantize_plan import (
 )
 from ikpy.tools.quantize_progress import Display, PlainDisplay
 from ikpy.tools.quantize_target import Allocation, allocate
-from ikpy.tools.resumable import ResumableOutput, fingerprint, tensor_places
-from ikpy.tools.tensor_convert import PIECE_ELEMENTS, convert_rows
+from ikpy.tools.resumable import ResumableOutput, tensor_places
+from ikpy.tools.tensor_convert import convert_rows
 
 Print = Callable[[str], None]
 
@@ -224,7 +224,8 @@ class Quantizer:
     # --- writing ------------------------------------------------------------------------------------------------
 
     def _write(self, files: list[OutputFile]) -> None:
-        output = ResumableOutput([file.layout for file in files], self._job(files))
+        job = job_digest(self.file, files, symmetric_q4_0=self.options.symmetric_q4_0)
+        output = ResumableOutput([file.layout for file in files], job)
         if output.open():
             self.err(
                 f"{INTERNAL}: going on with the unfinished {output.paths[0]}: {output.n_done_bytes / MIB:.2f} of "
@@ -249,13 +250,6 @@ class Quantizer:
             raise
         finally:
             self.display.end()
-
-    def _job(self, files: list[OutputFile]) -> str:
-        """Everything the bytes of the output depend on."""
-        importance = [(step.name, step.imatrix) for file in files for step in file.steps if step.imatrix is not None]
-        version = (ikpy.__version__, PIECE_ELEMENTS, self.options.symmetric_q4_0)
-        inputs = [shard.path for shard in self.file.shards]
-        return fingerprint([file.layout for file in files], inputs, [("version", version), *importance])
 
     def _check_space(self, files: list[OutputFile], output: ResumableOutput) -> None:
         needed = sum(file.layout.nbytes for file in files) - output.n_done_bytes

@@ -29,9 +29,10 @@ from ikpy.gguf.types import align_up
 from ikpy.quants import registry
 from ikpy.quants.policy import EMBEDDINGS, needs_imatrix
 from ikpy.quants.registry import FileType
+from ikpy.threads import hardware_threads
 from ikpy.tools.quantize_plan import Plan, QuantizeOptions, Step, make_plan, output_files, size_text
 from ikpy.tools.quantize_progress import Display
-from ikpy.tools.tensor_convert import can_encode, check_finite, read_rows
+from ikpy.tools.tensor_convert import can_encode, check_finite, encode, read_rows
 
 # Elements of a tensor that are quantized in every type: 256 super-blocks.
 SAMPLE_ELEMENTS = 1 << 16
@@ -251,7 +252,7 @@ def tensor_errors(file: GGUFFile, step: Step, types: Sequence[str], n_threads: i
                 continue
             row = registry.by_name(name)
             plain = registry.by_name(row.plain_partner) if row.interleave > 1 else row
-            coded = core.quantize(values, plain.id, weights, max(1, n_threads))
+            coded = encode(values, plain, weights, n_threads or hardware_threads(), step.name)
             decoded = core.dequantize(coded, plain.id, shape[0], len(values))
             lost[name] += float(((values - decoded).astype(np.float64) ** 2 @ scale).sum())
     return {name: value / max(energy, _NO_ENERGY) for name, value in lost.items()}

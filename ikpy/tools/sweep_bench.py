@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TextIO
 
 import numpy as np
 
+from ikpy.tools.bench_settings import BenchSettings, head_lines
 from ikpy.tools.logs import Timings
 
 RANDOM_SEED = 1
@@ -18,35 +19,19 @@ MEMORY_HEADINGS = ("RSS HWM", "VRAM delta")
 MEMORY_WIDTH = 10
 
 
-@dataclass(frozen=True)
-class SweepSettings:
+@dataclass(frozen=True, kw_only=True)
+class SweepSettings(BenchSettings):
     """Numbers of a sweep, shown in its banner and in JSON rows."""
 
-    n_kv_max: int
-    n_batch: int
-    n_ubatch: int
-    flash_attn: bool
-    n_gpu_layers: int
-    n_threads: int
-    n_threads_batch: int
     n_generate: int
     stride: int = 1
     n_repetitions: int = 1
-    warmup: bool = True
     warmup_batch: bool = False
     memory: bool = False
 
     def depths(self) -> range:
         """Cached lengths of the rows: all multiples of n_ubatch at which a row fits into the context."""
         return range(0, self.n_kv_max - max(self.n_ubatch, self.n_generate) + 1, self.n_ubatch)
-
-    def banner(self) -> str:
-        """The line above the table."""
-        return (
-            f"main: n_kv_max = {self.n_kv_max}, n_batch = {self.n_batch}, n_ubatch = {self.n_ubatch}, "
-            f"flash_attn = {int(self.flash_attn)}, n_gpu_layers = {self.n_gpu_layers}, "
-            f"n_threads = {self.n_threads}, n_threads_batch = {self.n_threads_batch}"
-        )
 
 
 @dataclass(frozen=True)
@@ -168,13 +153,6 @@ class Sweep:
             self.decoder.decode(tokens[start : start + step], n_kv + start)
 
 
-def head_lines(headings: Sequence[str], widths: Sequence[int]) -> tuple[str, str]:
-    """Head of a table and the rule below it."""
-    cells = [heading.rjust(width) for heading, width in zip(headings, widths, strict=True)]
-    rules = ["-" * (width + (1 if index == 0 else 2)) for index, width in enumerate(widths)]
-    return f"|{' | '.join(cells)} |", f"|{'|'.join(rules)}|"
-
-
 class SweepPrinter:
     """Writes rows as they come; this class prints the table."""
 
@@ -228,11 +206,9 @@ class SweepJsonPrinter(SweepPrinter):
         """Nothing comes before the rows."""
 
     def row(self, row: Row) -> None:
-        settings = self.settings
+        numbers = ", ".join(f'"{name}": {value}' for name, value in self.settings.numbers().items())
         text = (
-            f'{{"n_kv_max": {settings.n_kv_max}, "n_batch": {settings.n_batch}, "n_ubatch": {settings.n_ubatch}, '
-            f'"flash_attn": {int(settings.flash_attn)}, "n_gpu_layers": {settings.n_gpu_layers}, '
-            f'"n_threads": {settings.n_threads}, "n_threads_batch": {settings.n_threads_batch}, '
+            f"{{{numbers}, "
             f'"pp": {row.pp}, "tg": {row.tg}, "n_kv": {row.n_kv}, "t_pp": {row.t_pp:f}, '
             f'"speed_pp": {row.speed_pp:f}, "t_tg": {row.t_tg:f}, "speed_tg": {row.speed_tg:f}'
         )

@@ -7,10 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from ikpy.errors import FileFormatError, UsageError
+from ikpy.errors import FileFormatError, ResourceError, UsageError
 from ikpy.quants import registry
 from ikpy.quants.codec import dequantize
 from ikpy.quants.registry import TensorType
+from ikpy.threads import hardware_threads
 
 # Float values held at a time: 16 MiB of floats keep all threads busy and memory small.
 PIECE_ELEMENTS = 1 << 22
@@ -56,12 +57,14 @@ def convert_rows(
     """Bytes of the tensor in type ``target``, in pieces of whole row groups, without the first ``skip`` bytes.
 
     data: uint8 bytes of type ``source``, shape ne0 first. imatrix: float32 [matrices, ne0] or None. skip: whole pieces,
-    which are not computed. The order of rows is kept, interleaved groups never straddle matrices. FileFormatError names
-    tensor and row of a NaN or infinite value.
+    which are not computed. n_threads: 0 = all hardware threads. The order of rows is kept, interleaved groups never
+    straddle matrices. FileFormatError names tensor and row of a NaN or infinite value, ResourceError a tensor for which
+    there is too little memory.
     """
     if source == target:
         yield from _copy(data, registry.by_name(source), shape, name, skip)
         return
+    n_threads = n_threads or hardware_threads()
     read, write = registry.by_name(source), registry.by_name(target)
     ne0, rows = shape[0], int(shape[1]) if len(shape) > 1 else 1
     matrices = int(np.prod(shape[2:], dtype=np.int64))
@@ -85,7 +88,17 @@ def convert_rows(
             elif target == "f32":
                 yield np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(-1)
             else:
-                yield _core().quantize(values, write.id, weights, n_threads)
+                yield encode(values, write, weights, n_threads, name)
+
+
+def encode(values: np.ndarray, write: TensorType, weights: np.ndarray | None, n_threads: int, name: str) -> np.ndarray:
+    """Rows float32 [n, ne0] as bytes of a type. ResourceError naming the tensor if there is too little memory."""
+    try:
+        return np.asarray(_core().quantize(values, write.id, weights, n_threads))
+    except MemoryError:
+        raise ResourceError(
+            f"not enough memory to encode tensor {name} as {write.name} with {n_threads} threads"
+        ) from None
 
 
 def _copy(data: np.ndarray, row: TensorType, shape: Sequence[int], name: str, skip: int) -> Iterator[np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
@@ -29,6 +30,10 @@ CASES = [
     ("cli --spec-type suffix --suffix-corpus MISSING", "--suffix-corpus MISSING: No such file or directory"),
     ("cli --spec-type ngram-cache -lcs MISSING", "-lcs MISSING: No such file or directory"),
     ("cli --spec-type ngram-cache -lcd MISSING/x", "-lcd MISSING/x: there is no folder"),
+    ("cli --spec-type ngram-cache -lcd PIPE", "-lcd PIPE: this is no regular file that could be replaced"),
+    ("perplexity -f TEXT --save-all-logits PIPE", "PIPE: this is no regular file that could be replaced"),
+    ("cli --prompt-cache PIPE", "--prompt-cache PIPE: this is no regular file that could be replaced"),
+    ("cli --prompt-cache MISSING/x", "--prompt-cache MISSING/x: there is no folder"),
     ("cli --spec-type suffix --draft-p-min 3", "p_min must be between 0 and 1, not 3"),
     ("cli --mirostat 7", "mirostat must be 0, 1 or 2, not 7"),
     ("server --mirostat 7", "mirostat must be 0, 1 or 2, not 7"),
@@ -47,6 +52,7 @@ CASES = [
     ("server -np 65", "65 parallel sequences: 1 to 64 are possible"),
     ("perplexity -f TEXT --kl-divergence --kl-divergence-base MISSING", "failed to open MISSING"),
     ("perplexity -f TEXT --save-all-logits MISSING/x", "there is no folder MISSING"),
+    ("perplexity -f TEXT -ld TEXT/x", "-ld TEXT/x: Not a directory"),
     ("perplexity -f TEXT --chunks 0", "--chunks 0 leaves nothing to evaluate"),
     ("imatrix -f TEXT --chunks 0", "--chunks 0 leaves nothing to process"),
     ("sweep-bench -c 256 -ub 1024", "-ub 1024 is larger than the context (256)"),
@@ -61,7 +67,14 @@ def test_noticed_before_the_model_is_opened(
     """The model of these command lines does not exist, and no error says so."""
     text = tmp_path / "text.txt"
     text.write_text("some text")
-    names = {"MISSING": str(tmp_path / "missing"), "TEXT": str(text), "MODEL": str(ikpy.default_model_path())}
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    names = {
+        "PIPE": str(pipe),
+        "MISSING": str(tmp_path / "missing"),
+        "TEXT": str(text),
+        "MODEL": str(ikpy.default_model_path()),
+    }
     for name, path in names.items():
         line, message = line.replace(name, path), message.replace(name, path)
     tool, *arguments = shlex.split(line)

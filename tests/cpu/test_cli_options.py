@@ -278,10 +278,29 @@ def test_text_of_perplexity():
 
 
 def test_too_large_a_context_is_one_line():
-    result = ikpy_program("perplexity", "--chunks", "1", "-c", "1000000000000", "--log-disable")
-    assert result.returncode == 1
-    assert result.stderr.splitlines()[-1].startswith("error: not enough memory (")
-    assert "Traceback" not in result.stderr
+    """Memory beyond the machine may be given by the system, which ends the process once it is used."""
+    for n_ctx in ("1000000000000", "2000000000"):
+        result = ikpy_program("perplexity", "--chunks", "1", "-c", n_ctx, "--log-disable")
+        assert result.returncode == 1
+        assert result.stderr.splitlines()[-1].startswith("error: not enough memory (a KV cache for ")
+        assert "Traceback" not in result.stderr
+
+
+def test_small_mistakes_are_one_line(tmp_path):
+    """Threads beyond counting, a temperature that is no number, an empty text, an unknown subcommand of cuda."""
+    model, out = str(ikpy.default_model_path()), str(tmp_path / "out.gguf")
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    for arguments, message in (
+        (["quantize", model, out, "Q4_0", "99999999999"], "main: invalid nthread '99999999999' (at most 1024)"),
+        (["cli", "-p", "x", "--temp", "nan"], "error: temperature must be a number, not nan"),
+        (["imatrix", "-f", str(empty)], "compute_imatrix: the text is empty: give one with -f FILE"),
+        (["cuda", "nope"], "error: unknown argument: nope (ikpy cuda info, build, tune and check exist)"),
+    ):
+        result = ikpy_program(*arguments)
+        assert result.returncode == 1
+        assert message in result.stderr.splitlines(), result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["empty.txt"]
 
 
 def test_version_and_help():

@@ -13,7 +13,7 @@ import pytest
 
 from ikpy.errors import FileFormatError, ResourceError, UsageError
 from ikpy.tools.kl_divergence import BaseFile, BaseWriter, decode_rows, encode_rows, kl_divergence, row_words
-from ikpy.tools.kl_statistics import KLStatistics, covariance, mean_estimate, percentile
+from ikpy.tools.kl_statistics import ChunkStatistics, KLStatistics, Moments, covariance, percentile
 from ikpy.tools.perplexity import perplexity, plan_perplexity
 from tests.cpu.bigram_model import BigramContext, ByteVocab, random_table
 
@@ -173,9 +173,10 @@ def test_text_has_the_form_of_the_recorded_output() -> None:
 
 def test_small_numbers_of_tokens() -> None:
     values = np.arange(10.0)
-    assert mean_estimate(values).error == 0.0 and mean_estimate(np.arange(11.0)).error > 0
-    assert covariance(values[:9], values[:9]) == 0.0
-    assert covariance(values, values) == pytest.approx(values.var() / 9)
+    ten, eleven, nine = moments(values), moments(np.arange(11.0)), moments(values[:9])
+    assert ten.estimate.error == 0.0 and eleven.estimate.error > 0
+    assert covariance(nine, nine, nine.squares) == 0.0
+    assert covariance(ten, ten, ten.squares) == pytest.approx(values.var() / 9)
     assert percentile(values, 0.5) == 4.5 and percentile(values, 1.0) == 9.0 and percentile(values, 0.25) == 2.25
 
 
@@ -232,3 +233,45 @@ def test_a_full_disk_is_one_error(tmp_path: Path) -> None:
         writer._file.handle = open("/dev/full", "wb")  # noqa: SIM115
         writer.start(np.zeros((1, 8), np.int32))
     assert list(tmp_path.iterdir()) == []
+
+
+def moments(values: np.ndarray) -> Moments:
+    found = Moments()
+    found.add(values)
+    return found
+
+
+def test_a_chunk_costs_the_same_however_many_came_before() -> None:
+    """A line per chunk looks at that chunk only; what it says is what all tokens at once give."""
+    rng = np.random.default_rng(5)
+    n_tokens, n_chunks = 50, 40
+    seen: list[int] = []
+
+    class Watched(np.ndarray):
+        def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):  # type: ignore[no-untyped-def]
+            inputs = tuple(x.view(np.ndarray) if isinstance(x, Watched) else x for x in inputs)
+            seen.extend(x.size for x in inputs if isinstance(x, np.ndarray))
+            return getattr(ufunc, method)(*inputs, **kwargs)
+
+        def __array_function__(self, func, types, args, kwargs):  # type: ignore[no-untyped-def]
+            raise AssertionError(f"{func} of all chunks")
+
+    statistics = KLStatistics()
+    chunks, work = [], []
+    for _ in range(n_chunks):
+        nll = rng.exponential(2.0, n_tokens)
+        base, kld, diff = (
+            nll + rng.normal(0, 0.1, n_tokens),
+            rng.exponential(0.1, n_tokens),
+            rng.normal(0, 0.1, n_tokens),
+        )
+        top = rng.random(n_tokens) < 0.9
+        chunks.append(ChunkStatistics(nll, base, kld, diff, top))
+        seen.clear()
+        statistics.add(ChunkStatistics(*(x.view(Watched) for x in (nll, base, kld, diff, top))))
+        line = statistics.chunk_line()
+        work.append(sum(seen))
+    assert len(set(work)) == 1
+    at_once = KLStatistics()
+    at_once.add(ChunkStatistics.join(chunks))
+    assert at_once.chunk_line().split(maxsplit=1)[1] == line.split(maxsplit=1)[1]

@@ -32,6 +32,31 @@ def test_generate_and_stream(llm: LLM) -> None:
     assert llm.generate(OLD_MAN, 0) == ""
 
 
+@pytest.mark.parametrize("drafts", [False, True])
+def test_a_stream_ends_with_an_error_when_another_text_begins(llm: LLM, drafts: bool) -> None:
+    """Texts are not mixed; a stream that was dropped disturbs nothing."""
+    from ikpy.engine.speculative import SpeculativeParams
+
+    if drafts:
+        llm = LLM(n_ctx=512, n_threads=1, speculative=SpeculativeParams(types=("suffix",), pattern_len=1, p_min=0.1))
+    first, second = llm.stream(OLD_MAN, 24, temperature=0), llm.stream("The sea", 24, temperature=0)
+    wanted = LLM(n_ctx=512, n_threads=1).generate("The sea", 24, temperature=0)
+    assert GREEDY.startswith("".join(next(first) for _ in range(4)))
+    begun = next(second)
+    with pytest.raises(UsageError, match="another text was begun while this one was streamed"):
+        next(first)
+    assert begun + "".join(second) == wanted
+    dropped = llm.stream(OLD_MAN, 24, temperature=0)
+    next(dropped)
+    assert llm.generate("The sea", 24, temperature=0) == wanted
+    assert llm.generate(OLD_MAN, 24, temperature=0) == GREEDY
+    assert llm.context.kv.seq_pos_max(0) == len(llm._sequence.tokens) - 1, "no guesses are left in the cache"
+    complete = llm.stream(OLD_MAN, 1, temperature=0)
+    assert GREEDY.startswith(next(complete))
+    llm.generate("The sea", 2)
+    assert list(complete) == [], "its text was complete"
+
+
 def test_a_common_beginning_is_not_evaluated_again(llm: LLM) -> None:
     llm.generate(OLD_MAN, 3, temperature=0)
     kept = list(llm._sequence.tokens)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ikpy.cli import main
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.head_draft import HeadDraft
@@ -16,7 +17,7 @@ from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
 from ikpy.engine.sampling import Sampler, SamplingParams
 from ikpy.engine.speculative import SpeculativeParams, Speculator
-from ikpy.errors import UsageError
+from ikpy.errors import FileFormatError, UsageError
 from ikpy.llm import LLM
 from ikpy.tools.generation import GrowingSequence
 from tests.cpu import reference_models as ref
@@ -235,6 +236,84 @@ def test_texts_with_gaps_and_shared_beginnings(tmp_path: Path) -> None:
     assert second.draft(text[:11], 1) == [wanted_draft(model, text[:11], states)], "a text that begins anew"
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_context_shift_moves_the_entries(shared: bool, tmp_path: Path) -> None:
+    """The head drafts as one that was given the shortened text, but for the entry at the seam."""
+    head = Model.load(glm4moe(own_matrices=True).write(tmp_path / "model.gguf")).prediction_head()
+    drafter, fresh = (
+        HeadDraft(Context(head, params(embeddings=True, n_seq_max=2)), p_min=0.0, n_ctx=128) for _ in range(2)
+    )
+    states = np.random.default_rng(2).normal(size=(100, D)).astype(np.float32)
+    text = np.random.default_rng(3).integers(0, N_VOCAB, 100).tolist()
+    observed(drafter, text, states, 60)
+    if shared:
+        other = HeadDraft(drafter._context, p_min=0.0, n_ctx=128, seq_id=1)
+        other.adopt(drafter, 50)
+    drafter.shift(8, 20)
+    left = [*text[:8], *text[28:70]]
+    states_left = np.concatenate([states[:8], states[28:70]])
+    observed(fresh, left, states_left, 40)
+    fresh._catch_up()
+    fresh._context.kv.seq_rm(0, 7, 8)
+    for one in (drafter, fresh):
+        assert one._text == left[:40]
+        assert sorted(entries(one)) == [*range(7), *range(8, 39)]
+    for n in (41, 44):
+        assert drafter.draft(left[:n], 3) == fresh.draft(left[:n], 3) != []
+        for one in (drafter, fresh):
+            one.observe(left[:43], states_left[40:43])
+    if shared:
+        assert sorted(entries(other)) == list(range(49)), "the other slot's text stays"
+
+
+def test_a_shift_of_a_text_that_the_head_knows_in_part(tmp_path: Path) -> None:
+    head = Model.load(glm4moe(own_matrices=True).write(tmp_path / "model.gguf")).prediction_head()
+    states = np.random.default_rng(2).normal(size=(100, D)).astype(np.float32)
+    text = np.random.default_rng(3).integers(0, N_VOCAB, 100).tolist()
+    for known in (0, 5, 12, 29):
+        drafter = HeadDraft(Context(head, params(embeddings=True)), p_min=0.0, n_ctx=128)
+        if known:
+            observed(drafter, text, states, known)
+        drafter.shift(8, 20)
+        left = [*text[:8], *text[28:70]]
+        drafter.observe(left[:45], np.concatenate([states[:8], states[28:70]])[20:45])
+        assert len(drafter.draft(left[:46], 2)) == 2
+        assert set(range(20, 45)) <= set(entries(drafter)) <= {*range(min(known, 7)), *range(8, 9), *range(19, 45)}
+
+
+def test_states_of_heads(tmp_path: Path) -> None:
+    """A head goes on from a copy in memory and from a file as the one that made them."""
+    model = glm4moe(own_matrices=True)
+    head = Model.load(model.write(tmp_path / "model.gguf")).prediction_head()
+    context = Context(head, params(embeddings=True, n_seq_max=2))
+    states = np.random.default_rng(2).normal(size=(100, D)).astype(np.float32)
+    text = np.random.default_rng(3).integers(0, N_VOCAB, 100).tolist()
+    first = HeadDraft(context, p_min=0.0, n_ctx=128)
+    assert first.take_state() is None
+    observed(first, text, states, 40)
+    state = first.take_state()
+    assert state is not None and state.nbytes > first.state_nbytes > 0
+    first.write_state(tmp_path / "state")
+    second = HeadDraft(context, p_min=0.0, n_ctx=128, seq_id=1)
+    second.put_state(state)
+    third = HeadDraft(Context(head, params(embeddings=True)), p_min=0.0, n_ctx=128)
+    observed(third, text[::-1], states, 30)
+    third.read_state(tmp_path / "state")
+    for drafter in (second, third):
+        drafter.observe(text[:45], states[38:45])  # the end of a restored text is evaluated again
+        assert drafter.draft(text[:46], 1) == [wanted_draft(model, text[:46], states)]
+    (tmp_path / "state").write_bytes(b"something else")
+    with pytest.raises(FileFormatError):
+        third.read_state(tmp_path / "state")
+    assert not entries(third)
+
+
+def entries(drafter: HeadDraft) -> list[int]:
+    """Positions that the head's cache holds for the drafter."""
+    kv = drafter._context.kv
+    return kv.pos[(kv.seq & np.uint64(1 << drafter._seq_id)) != 0].tolist()
+
+
 def right_head(model: RandomModel) -> RandomModel:
     """Makes the next token depend on the last one alone, so that the head knows it."""
     for name, w in model.weights.items():
@@ -274,3 +353,15 @@ def test_models_without_a_head(tmp_path: Path) -> None:
     path = glm4moe(own_matrices=False).write(tmp_path / "head.gguf")
     with pytest.raises(UsageError, match=r"hidden states of shape \(1, 48\) are needed"):
         Context(Model.load(path).prediction_head(), params()).decode(Batch.single([1]))
+
+
+def test_the_log_says_that_a_loaded_text_is_unknown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    model = glm4moe(own_matrices=False)
+    model.words = [f"w{i}" for i in range(N_VOCAB - 8)]
+    line = ["cli", "-m", str(model.write(tmp_path / "model.gguf")), "-t", "1", "-c", "256", "-p", "w1 w2 w3 w4 w5"]
+    line += ["-n", "4", "--temp", "0", "--prompt-cache", str(tmp_path / "cache")]
+    known = []
+    for options in (["-mtp"], [], ["-mtp"]):
+        assert main([*line, *options]) == 0
+        known.append("the prediction layer does not know this text" not in capfd.readouterr().err)
+    assert known == [True, True, False]

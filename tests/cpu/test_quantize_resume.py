@@ -9,6 +9,8 @@ import random
 import resource
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from ikpy.cli.quantize import run
 from ikpy.errors import UsageError
 from ikpy.gguf.types import GGUFValueType
 from ikpy.gguf.writer import GGUFWriter
-from ikpy.tools import resumable, tensor_convert
+from ikpy.tools import quantize_job, resumable, tensor_convert
 from ikpy.tools.resumable import ResumableOutput
 
 OLD = b"an older file"
@@ -270,3 +272,129 @@ def test_killed_between_the_last_byte_and_the_name(tmp_path):
     assert again.resumed_bytes(0, len(layout.header), 128) == 128
     again.publish()
     assert (tmp_path / "out.gguf").stat().st_size == layout.nbytes
+
+
+def stopped_run(source: str, target: Path, options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quantizes and is interrupted after three tensors."""
+    calls: list[int] = []
+
+    def interrupt(self, index, position, real=ResumableOutput.pad):
+        real(self, index, position)
+        calls.append(position)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ResumableOutput, "pad", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run([*options, source, str(target), "Q4_K"])
+
+
+def write_imatrix(path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    entries = [(f"blk.{i}.ffn_up.weight", rng.uniform(1, 2, 256).astype("<f4")) for i in range(6)]
+    content = np.array([len(entries)], "<i4").tobytes()
+    for name, values in entries:
+        content += np.array([len(name)], "<i4").tobytes() + name.encode()
+        content += np.array([1, len(values)], "<i4").tobytes() + values.tobytes()
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("change", ["nothing", "imatrix", "source", "rule", "encoder"])
+def test_whatever_the_bytes_depend_on_starts_over(change, tmp_path, monkeypatch, capfd):
+    """Names, sizes and times of the files stay as they were."""
+    source, target, imatrix = tmp_path / "in.gguf", tmp_path / "out.gguf", tmp_path / "imatrix.dat"
+    write_model(source)
+    write_imatrix(imatrix, seed=1)
+    before = source.stat()
+    options = ["--imatrix", str(imatrix)]
+    stopped_run(str(source), target, options, monkeypatch)
+    if change == "imatrix":
+        write_imatrix(imatrix, seed=2)
+    elif change == "source":
+        content = source.read_bytes()
+        source.write_bytes(content[:-1000] + bytes(1000))
+        with source.open("r+b") as file:
+            file.seek(len(content) - 192 * 256 * 4)  # the last tensor, which the first run did not reach
+            file.write(np.float32(7).tobytes())
+        os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
+    elif change == "rule":
+        options += ["--custom-q", r"blk\.0\.ffn_up=q5_K"]
+    elif change == "encoder":
+        monkeypatch.setattr(quantize_job, "encoder_digest", lambda: "another build")
+    capfd.readouterr()
+    assert run([*options, str(source), str(target), "Q4_K"]) == 0
+    assert ("going on with the unfinished" in capfd.readouterr().err) == (change == "nothing")
+    assert run([*options, str(source), str(tmp_path / "whole.gguf"), "Q4_K"]) == 0
+    assert target.read_bytes() == (tmp_path / "whole.gguf").read_bytes()
+
+
+def test_encoder_digest_covers_the_native_module(monkeypatch, tmp_path):
+    """A build from other sources is another encoder, though the version is the same."""
+    from ikpy._native import core
+
+    own = quantize_job.encoder_digest()
+    copy = tmp_path / Path(core.__file__).name
+    copy.write_bytes(Path(core.__file__).read_bytes() + b"\0")
+    monkeypatch.setattr(core, "__file__", str(copy))
+    assert quantize_job.encoder_digest.__wrapped__() != own
+
+
+LITTLE_MEMORY = """
+import re, resource, sys
+import numpy as np
+from ikpy._native import core
+from ikpy.cli import main
+from ikpy.gguf.types import GGUFValueType
+from ikpy.gguf.writer import GGUFWriter
+
+n = 1 << 22
+with GGUFWriter("in.gguf") as writer:
+    writer.add("general.architecture", GGUFValueType.STRING, "llama")
+    writer.add("llama.block_count", GGUFValueType.UINT32, 1)
+    writer.add_tensor("blk.0.ffn_up.weight", (n, 2), 0)
+    writer.write("blk.0.ffn_up.weight", np.ones((2, n), np.float32))
+real = core.quantize
+
+def quantize(values, type_id, weights, n_threads):
+    real(values[:, :65536], type_id, None, n_threads)  # threads and their memory are there
+    size = int(re.search(r"VmSize:\\s+(\\d+)", open("/proc/self/status").read())[1]) << 10
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (size + (8 << 20), limits[1]))
+    try:
+        return real(values, type_id, weights, n_threads)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+class Native:
+    pass
+
+patched = Native()
+patched.__dict__ |= vars(core) | {"quantize": quantize}
+from ikpy.tools import tensor_convert
+tensor_convert._core = lambda: patched
+sys.exit(main(["quantize", "--pure", "in.gguf", "out.gguf", "Q4_K", "2"]))
+"""
+
+
+def test_too_little_memory_in_an_encoder_is_one_line(tmp_path):
+    """The encoder's threads need 16 MiB for the weights of a row; 8 are left."""
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "MALLOC_ARENA_MAX": "1",  # large blocks come from the system, not from what an arena has reserved
+        "MALLOC_MMAP_THRESHOLD_": "65536",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", LITTLE_MEMORY],
+        check=False,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 1, done.stderr
+    lines = [line for line in done.stderr.splitlines() if "not enough memory" in line]
+    assert len(lines) == 1, done.stderr
+    assert "not enough memory to encode tensor blk.0.ffn_up.weight as q4_k with 2 threads" in lines[0].lower()
+    assert not (tmp_path / "out.gguf").exists()

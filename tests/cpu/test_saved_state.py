@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ikpy.engine.adapter import LoraAdapter
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
+from ikpy.engine.ngram_cache import NgramCache
 from ikpy.engine.params import ContextParams
 from ikpy.engine.sequence_state import load_sequence, save_sequence
 from ikpy.engine.session import PREFIX, load_session, save_session
-from ikpy.errors import FileFormatError
+from ikpy.errors import FileFormatError, UsageError
 from ikpy.gguf.reader import GGUFFile
+from tests.cpu.test_adapters import write_adapter
 from tests.shared import DATA
 
 LLAMA, LATENT, QWEN = (DATA / "zoo" / f"{n}.gguf" for n in ("llama-ropefreqs", "deepseek2-v3-mla", "qwen3moe"))
@@ -163,6 +167,80 @@ def test_damage_anywhere_is_one_error_and_changes_nothing(tmp_path: Path) -> Non
         assert ctx.kv.used_cells == len(TOKENS)
 
 
+def test_adapters_belong_to_a_state(tmp_path: Path) -> None:
+    """A sequence comes back with the scales it was made with; a session is refused under others."""
+    model = Model.load(LLAMA)
+    rng = np.random.default_rng(3)
+
+    def adapter(name: str) -> LoraAdapter:
+        n_in, n_out = model.weights[f"{name}.weight"].shape[:2]
+        pairs = {name: (rng.normal(0, 1, (2, n_in)), rng.normal(0, 1, (n_out, 2)))}
+        return LoraAdapter.load(write_adapter(tmp_path / f"{name}.gguf", model.hparams.arch, pairs, 0.0), model)
+
+    one, two = adapter("blk.0.attn_q"), adapter("blk.0.attn_v")
+
+    def new(*adapters: LoraAdapter) -> Context:
+        return Context(model, ContextParams(n_ctx=256, n_threads=1, n_seq_max=2, adapters=adapters))
+
+    ctx, state, session = new(one, two), tmp_path / "state", tmp_path / "session"
+    ctx.adapter_scales[0] = (0.5, 0)
+    ctx.decode(Batch.single(TOKENS))
+    save_sequence(state, ctx, 0, TOKENS)
+    save_session(session, ctx, TOKENS)
+    other = new(two, one)
+    assert load_sequence(state, other, 1, 256)[0] == TOKENS
+    assert other.adapter_scales[1].tolist() == [0, 0.5] and other.adapter_scales[0].tolist() == [1, 1]
+    for scales in ([0, 1], [0.5, 0.5], [0, 0], [0.5, 0]):
+        other.adapter_scales[0] = scales
+        with pytest.raises(FileFormatError, match="other LoRA adapters or scales"):
+            load_session(session, other)
+    other.adapter_scales[0] = (0, 0.5)
+    assert load_session(session, other) == TOKENS
+    for lacking in (new(), new(two)):
+        with pytest.raises(FileFormatError, match="other LoRA adapters or scales"):
+            load_sequence(state, lacking, 0, 256)
+        with pytest.raises(FileFormatError, match="other LoRA adapters or scales"):
+            load_session(session, lacking)
+    plain = new()
+    plain.decode(Batch.single(TOKENS))
+    save_sequence(state, plain, 0, TOKENS)
+    load_sequence(state, other, 0, 256)
+    assert not other.adapter_scales[0].any(), "without adapters is with scales of 0"
+
+
+def test_control_vectors_belong_to_a_state(tmp_path: Path) -> None:
+    ctx = context(LLAMA)
+    hp = ctx.model.hparams
+    directions = np.ones((hp.n_layer, hp.n_embd), np.float32)
+    ctx.steer(directions)
+    ctx.decode(Batch.single(TOKENS))
+    save_sequence(tmp_path / "state", ctx, 0, TOKENS)
+    assert load_sequence(tmp_path / "state", ctx, 0, 256)[0] == TOKENS
+    for other in (None, 2 * directions, 0 * directions):
+        ctx.steer(other)
+        with pytest.raises(FileFormatError, match="other control vectors"):
+            load_sequence(tmp_path / "state", ctx, 0, 256)
+
+
+def test_a_pipe_is_not_replaced(tmp_path: Path) -> None:
+    """State files and lookup caches take the place of regular files only; links stay links."""
+    ctx = context(LLAMA)
+    ctx.decode(Batch.single(TOKENS))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(UsageError, match="no regular file"):
+        save_session(pipe, ctx, TOKENS)
+    with pytest.raises(OSError, match="no regular file"):
+        save_sequence(pipe, ctx, 0, TOKENS)
+    with pytest.raises(UsageError, match="no regular file"):
+        NgramCache().save(pipe)
+    assert pipe.is_fifo() and os.listdir(tmp_path) == ["pipe"]
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "state")
+    save_session(link, ctx, TOKENS)
+    assert link.is_symlink() and (tmp_path / "state").stat().st_size > 1000
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -170,6 +248,9 @@ def test_damage_anywhere_is_one_error_and_changes_nothing(tmp_path: Path) -> Non
         {"tokens": [0.5] * 40},
         {"tokens": [10**6] * 40},
         {"cells": 5},
+        {"adapters": 1},
+        {"adapters": [[1, "2"]]},
+        {"adapters": [[1, float("nan")]]},
         {"cells": [["none", 0, [-5] * 40, [0] * 40]]},
         {"cells": [["none", 0, [2**40] * 40, [0] * 40]]},
         {"cells": [["none", [0], list(range(40)), [0] * 40]]},

@@ -42,7 +42,7 @@ class Oracle(Drafter):
     def __init__(self, text: Sequence[int], wrong: int = 0) -> None:
         self.text, self.wrong = list(text), wrong
 
-    def draft(self, tokens: Sequence[int], n_max: int) -> list[int]:
+    def draft(self, tokens: Sequence[int], n_max: int, p_min: float | None = None) -> list[int]:
         guess = self.text[len(tokens) : len(tokens) + n_max]
         return [t if not self.wrong or (len(tokens) + i) % self.wrong else (t + 1) % 250 for i, t in enumerate(guess)]
 

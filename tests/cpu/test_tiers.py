@@ -53,6 +53,38 @@ def test_tiers_agree(tier: str, tmp_path: Path) -> None:
         assert error[worst] < 5e-3, f"{Path(name).stem}: {tier} differs by {error[worst]:.5f} at {worst}"
 
 
+ENCODING_CHILD = """
+import sys
+import numpy as np
+from ikpy._native import core
+from ikpy.quants import registry
+
+rng = np.random.default_rng(1)
+values = (rng.standard_normal((4, 1024)) * 0.03).astype(np.float32)
+weights = rng.gamma(1.0, 1.0, 1024).astype(np.float32)
+for name in sys.argv[1:]:
+    kind = registry.by_name(name).id
+    decoded = core.dequantize(core.quantize(values, kind, weights), kind, 1024, 4, True)
+    print((weights * (values - decoded) ** 2).sum() / (weights * values**2).sum())
+"""
+TRELLIS = ("iq1_kt", "iq2_kt", "iq3_kt", "iq4_kt")
+
+
+@pytest.mark.parametrize("tier", [t for t in TIERS if t != "avx512"])
+def test_trellis_encoders_look_at_the_same_vectors(tier: str) -> None:
+    """Narrow vectors of the machine do not mean fewer candidates: the errors are the same but for rounding."""
+    if tier not in available_tiers:
+        pytest.skip(f"tier {tier} is not built or this CPU cannot run it")
+    errors = []
+    for isa in (available_tiers[0], tier):
+        env = {**os.environ, "IKPY_ISA": isa, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", ENCODING_CHILD, *TRELLIS]
+        out = subprocess.run(command, check=True, env=env, cwd=ROOT, capture_output=True, text=True).stdout
+        errors.append(np.array(out.split(), float))
+    assert len(errors[0]) == len(TRELLIS)
+    assert np.abs(errors[1] / errors[0] - 1).max() < 5e-4, dict(zip(TRELLIS, zip(*errors, strict=True), strict=True))
+
+
 def test_unknown_tier_is_an_error() -> None:
     env = {**os.environ, "IKPY_ISA": "avx1024", "PYTHONPATH": str(ROOT)}
     child = subprocess.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,13 +12,15 @@ import pytest
 from ikpy.engine.batch import Batch
 from ikpy.engine.cells import WindowCells
 from ikpy.engine.context import Context
-from ikpy.engine.kv_cache import KVCacheFullError
+from ikpy.engine.kv_cache import KVCache, KVCacheFullError
 from ikpy.engine.model import Model
 from ikpy.engine.model_draft import ModelDraft
 from ikpy.engine.params import ContextParams
 from ikpy.engine.sequence_state import load_sequence, save_sequence, unshare_sequence
 from ikpy.engine.session import load_session, save_session
+from ikpy.graph.ir import F32
 from ikpy.models import llama4
+from ikpy.models.batch import CacheSpec
 from ikpy.tools.generation import GrowingSequence
 from tests.cpu.reference_models import N_VOCAB, RandomModel
 from tests.cpu.test_zoo_holdouts import gemma2_27b, gpt_oss, llama4_two_experts
@@ -238,3 +241,50 @@ def test_too_many_sequences_are_an_error_and_leave_the_cache_as_it_was(tmp_path:
     assert windowed.kv.used_cells % 7 == 0
     windowed.kv.clear()
     assert len(run(windowed, TOKENS[:50])) == 50
+
+
+def change_something(cache: KVCache, rng: np.random.Generator) -> None:
+    """One of all the things that can happen to a cache."""
+    a, b = rng.integers(0, 4, 2).tolist()
+    n, at = int(rng.integers(1, 12)), cache.seq_pos_max(a) + 1
+    pos = np.arange(at, at + n, dtype=np.int32)
+    changes: list[tuple[int, Callable[[], object]]] = [
+        (40, lambda: cache.place(pos, np.full(n, 1 << a | 1 << b, np.uint64))),
+        (5, lambda: cache.release(cache.place(pos, np.full(n, 1 << a, np.uint64)))),
+        (10, lambda: cache.rewind(a, max(0, at - n))),
+        (5, lambda: cache.seq_rm(a, n, -1)),
+        (2, lambda: cache.seq_rm(-1, 2 * n, -1)),
+        (5, lambda: cache.seq_cp(a, b, -1, n)),
+        (5, lambda: cache.seq_add(a, n, -1, -n)),
+        (1, lambda: cache.seq_keep(a)),
+        (1, cache.clear),
+    ]
+    odds = np.array([weight for weight, _ in changes], float)
+    with contextlib.suppress(KVCacheFullError):
+        changes[rng.choice(len(changes), p=odds / odds.sum())][1]()
+
+
+def test_ends_of_sequences_follow_every_change() -> None:
+    """Random changes of a cache: what is known without a search is what a search finds."""
+    rng = np.random.default_rng(6)
+    specs = [[CacheSpec("k", F32, 4, 1), CacheSpec("k", F32, 4, 1, window=("sliding", 8))]]
+    cache = KVCache(256, specs, can_shift=True, windows={("sliding", 8): 256})
+    for _ in range(600):
+        change_something(cache, rng)
+        found = cache._next_positions(np.empty(0, np.int32), np.empty(0, np.uint64))
+        assert found == {s: cache.seq_pos_max(s) + 1 for s in range(4) if cache.seq_pos_max(s) >= 0}
+
+
+def test_idle_sequences_cost_no_search() -> None:
+    """A token of one sequence beside others that do nothing: no cell is looked at to find where they end."""
+    specs = [[CacheSpec("k", F32, 4, 1), CacheSpec("k", F32, 4, 1, window=("sliding", 8))]]
+    cache = KVCache(512, specs, can_shift=True, windows={("sliding", 8): 128})
+    for seq_id in range(4):
+        cache.place(np.arange(10, dtype=np.int32), np.full(10, 1 << seq_id, np.uint64))
+    searched: list[int] = []
+    real = cache.full.matching
+    cache.full.matching = lambda *a: searched.append(a[0]) or real(*a)  # type: ignore[method-assign]
+    for i in range(5):
+        cache.place(np.array([10 + i], np.int32), np.array([1], np.uint64))
+    assert not searched
+    assert cache._next_positions(np.array([15], np.int32), np.array([1], np.uint64)) == {0: 15, 1: 10, 2: 10, 3: 10}

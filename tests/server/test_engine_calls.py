@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from ikpy.engine import json_schema
 from ikpy.engine.kv_cache import KVCacheFullError
-from ikpy.server import routes_slots
+from ikpy.server import slot_files
 from ikpy.server.build import Server
 from ikpy.server.params import read_generation
 from ikpy.server.slots import largest
@@ -52,7 +52,7 @@ def test_a_restore_without_room_leaves_an_empty_slot(server: Server, monkeypatch
         context.kv.seq_rm(seq_id, -1, -1)
         raise KVCacheFullError("full")
 
-    monkeypatch.setattr(routes_slots, "load_sequence", full)
+    monkeypatch.setattr(slot_files, "load_sequence", full)
     assert client.post("/slots/0?action=restore", json={"filename": "kept"}).status_code == 400
     again = client.post("/completion", json=TEXT).json()
     assert (again["content"], again["timings"]["prompt_n"]) == (wanted, again["tokens_evaluated"])

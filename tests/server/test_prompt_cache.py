@@ -8,7 +8,7 @@ import pytest
 from ikpy.engine.session import SequenceState
 from ikpy.models.batch import FULL
 from ikpy.server.build import Server
-from ikpy.server.prompt_cache import PromptCache
+from ikpy.server.prompt_cache import PromptCache, SavedText
 from ikpy.server.tasks import CompletionTask, Task
 from tests.server.harness import start_server
 from tests.server.live import PATIENCE, listening
@@ -108,22 +108,23 @@ def test_a_context_shift_leaves_the_other_slot_of_shared_text_alone() -> None:
     with listening(command) as (client, server):
         ask(client, "x" * 60, id_slot=0)
         kept = list(server.engine.slots[0].tokens)
-        state = server.engine.call(server.engine.slots[0].take_state).result()
-        assert server.engine.slots[0].state_nbytes == sum(data.nbytes for data in state.cells) > 0
+        saved = server.engine.call(server.engine.slots[0].take_state).result()
+        assert server.engine.slots[0].state_nbytes == sum(data.nbytes for data in saved.state.cells) > 0
         _, reused = ask(client, "x" * 60, id_slot=1, **endless)
         assert reused > 10
         assert server.engine.slots[1].truncated
         after = server.engine.call(server.engine.slots[0].take_state).result()
         assert server.engine.slots[0].tokens == kept
-        np.testing.assert_array_equal(after.pos[FULL], state.pos[FULL])
-        for old, new in zip(state.cells, after.cells, strict=True):
+        np.testing.assert_array_equal(after.state.pos[FULL], saved.state.pos[FULL])
+        for old, new in zip(saved.state.cells, after.state.cells, strict=True):
             np.testing.assert_array_equal(old, new)
 
 
-def state(tokens: list[int], nbytes: int) -> SequenceState:
+def state(tokens: list[int], nbytes: int) -> SavedText:
     n = len(tokens)
     cells = (np.zeros((n, nbytes), np.uint8),)
-    return SequenceState(tokens, {FULL: np.arange(n, dtype=np.int32)}, {FULL: np.zeros(n, np.int32)}, cells)
+    pos, shifts = {FULL: np.arange(n, dtype=np.int32)}, {FULL: np.zeros(n, np.int32)}
+    return SavedText(SequenceState(tokens, pos, shifts, cells))
 
 
 def test_the_byte_limit_holds_and_the_oldest_goes_first() -> None:

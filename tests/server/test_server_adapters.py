@@ -74,6 +74,29 @@ def test_adapter_scales(files: tuple[Path, Path]) -> None:
         assert text(client) == wanted[0.0]
 
 
+def test_slot_files_keep_the_scales_of_their_text(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """A restored text serves requests of its own scales only, whatever the slot did before."""
+    lora = files[0]
+    prompt = "The old man looked at the sea and thought of the years that had gone by"
+    body: dict[str, Any] = {"prompt": prompt, "temperature": 0, "n_predict": 4, "id_slot": 0}
+    half, full = [{"id": 0, "scale": -2.0}], [{"id": 0, "scale": 1.0}]
+    name = {"filename": "text"}
+    with running(f"llama-server -m MODEL -t 1 -c 512 --lora {lora} --slot-save-path x", tmp_path) as client:
+        wanted = client.post("/completion", json={**body, "lora": half}).json()["content"]
+        plain = client.post("/completion", json={**body, "lora": full}).json()["content"]
+        assert client.post("/completion", json={**body, "lora": half}).json()["content"] == wanted != plain
+        saved = client.post("/slots/0?action=save", json=name)
+        assert saved.status_code == 200, saved.text
+        for scales, answer, is_kept in ((full, plain, False), (half, wanted, True)):
+            client.post("/completion", json={**body, "lora": full})
+            assert client.post("/slots/0?action=restore", json=name).status_code == 200
+            found = client.post("/completion", json={**body, "lora": scales}).json()
+            assert found["content"] == answer
+            assert (found["timings"]["prompt_n"] == 1) == is_kept
+    with running("llama-server -m MODEL -t 1 -c 512 --slot-save-path x", tmp_path) as client:
+        assert client.post("/slots/0?action=restore", json=name).status_code == 400, "the adapter is not there"
+
+
 def test_control_vectors_load_scale_and_unload(files: tuple[Path, Path]) -> None:
     vector = files[1]
     with running(f"llama-server -m MODEL -t 1 -c 512 --control-vector-scaled {vector} 0.5") as client:

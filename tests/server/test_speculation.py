@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+from ikpy.engine.head_draft import HeadDraft
 from ikpy.errors import UsageError
+from ikpy.server.build import Server
 from ikpy.server.params import read_generation
 from ikpy.server.tasks import CompletionTask
 from tests.cpu.reference_models import N_VOCAB
@@ -74,6 +77,20 @@ def test_guesses_are_made_and_limited_by_the_request(drafting: TestClient) -> No
     assert complete(drafting, prompt=PROMPTS[0])["timings"]["draft_n_accepted"] > 3
     assert complete(drafting, prompt=PROMPTS[0], **{"speculative.n_max": 0})["timings"]["draft_n"] == 0
     assert complete(drafting, prompt=PROMPTS[0], **{"speculative.n_min": 50})["timings"]["draft_n"] == 0
+
+
+def test_least_probability_of_a_request() -> None:
+    """Replaces the server's for one request; what is no number is not given."""
+
+    def drafted(client: TestClient, p_min: object) -> int:
+        return complete(client, prompt=PROMPTS[0], **{"speculative.p_min": p_min})["timings"]["draft_n"]
+
+    with running(f"{COMMAND} -md {MODELS['MODEL']} -cd 256 --draft-p-min 0.1 --draft-max 4") as client:
+        default = complete(client, prompt=PROMPTS[0])["timings"]["draft_n"]
+        assert drafted(client, 0) > drafted(client, 0.1) == default == drafted(client, "0.999")
+        assert default > drafted(client, 0.5) >= drafted(client, 0.999) == 0
+    with running(f"{COMMAND} --spec-type suffix --suffix-pattern-len 1 --draft-p-min 0.1") as client:
+        assert drafted(client, 0.1) > drafted(client, 1.5) == 0
 
 
 def test_slots_guess_side_by_side(plain: TestClient, drafting: TestClient) -> None:
@@ -196,6 +213,55 @@ def test_requests_decide_about_prediction_heads(heads: list[TestClient]) -> None
     assert banned["timings"]["draft_n"] == 0 and banned["content"] == wanted["content"]
     on = complete(drafting, **body)
     assert on["timings"]["draft_n"] > 5 and on["content"] == wanted["content"]
+
+
+def head_entries(server: Server) -> set[int]:
+    """Positions that the head's cache holds for the text of the only slot."""
+    (slot,) = server.engine.slots
+    assert slot.speculator is not None
+    (drafter,) = slot.speculator.drafters
+    assert isinstance(drafter, HeadDraft)
+    return server.engine.call(lambda: set(drafter._context.kv.pos.tolist()) - {-1}).result()
+
+
+def test_prediction_heads_know_restored_texts(
+    heads: list[TestClient], request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """From host memory, and from a slot file in another process; renamed and deleted files take theirs along."""
+    name = f"HEAD-{request.node.callspec.params['heads']}"
+    command = f"llama-server -m {name} -t 1 -c 256 -np 1 -ctk f32 -ctv f32 -mtp --draft-p-min 0 --draft-max 3"
+    command += " --slot-save-path x"
+    prompt, other = texts_of_heads(2, 0)
+    body = {"n_predict": 20, "ignore_eos": True}
+    server = start_server(command, tmp_path)
+    try:
+        client = TestClient(server.app, raise_server_exceptions=False)
+        answer = complete(client, prompt=prompt, **body)
+        text = list(server.engine.slots[0].tokens)
+        client.post("/slots/0?action=save", json={"filename": "old"}).raise_for_status()
+        renamed = client.post("/rename_prompt", json={"old_filename": "old", "new_filename": "text"})
+        renamed.raise_for_status()
+        complete(client, prompt=other, **body)
+        again = complete(client, prompt=[*text, 7], **body)
+        assert again["timings"]["prompt_n"] < 4, "the text was in host memory"
+        assert head_entries(server) >= set(range(len(text) - 2))
+    finally:
+        server.engine.stop(10)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".text.mtp", "text", "text.tokens.json"]
+    server = start_server(command, tmp_path)
+    try:
+        client = TestClient(server.app, raise_server_exceptions=False)
+        client.post("/slots/0?action=restore", json={"filename": "text"}).raise_for_status()
+        restored = complete(client, prompt=[*text, 7], **body)
+        assert restored["content"] == again["content"] and restored["timings"]["prompt_n"] < 4
+        assert head_entries(server) >= set(range(len(text) - 2))
+        (tmp_path / ".text.mtp").write_bytes(b"damaged")
+        client.post("/slots/0?action=restore", json={"filename": "text"}).raise_for_status()
+        assert complete(client, prompt=[*text, 7], **body)["content"] == again["content"]
+        client.post("/delete_prompt", json={"filename": "text"}).raise_for_status()
+    finally:
+        server.engine.stop(10)
+    assert not list(tmp_path.iterdir()) and answer["timings"]["draft_n"] > 0
 
 
 def test_models_without_prediction_heads() -> None:

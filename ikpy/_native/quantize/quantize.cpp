@@ -1,6 +1,7 @@
 #include "quantize.hpp"
 
 #include <algorithm>
+#include <new>
 #include <vector>
 
 #include "dequantize.hpp"
@@ -58,7 +59,7 @@ int64_t encoded_row_nbytes(int type, int64_t ne0) {
 }
 
 int quantize_rows(int type, const float* src, int64_t ne0, int64_t n_rows, const float* imatrix,
-                  uint8_t* dst) {
+                  uint8_t* dst) noexcept try {
     if (!can_quantize(type)) return UNSUPPORTED_TYPE;
     const int64_t row_bytes = encoded_row_nbytes(type, ne0);
     if (row_bytes == 0) return BAD_ROW_LENGTH;
@@ -67,10 +68,14 @@ int quantize_rows(int type, const float* src, int64_t ne0, int64_t n_rows, const
     if (is_weighted(type)) importance_weights(imatrix, ne0, w);
     encode(type, Rows{src, ne0, n_rows, w.data(), dst, row_bytes});
     return OK;
+} catch (const std::bad_alloc&) {
+    return OUT_OF_MEMORY;
+} catch (...) {
+    return FAILED;
 }
 
 int quantize_rows_parallel(int type, const float* src, int64_t ne0, int64_t n_rows, const float* imatrix,
-                           uint8_t* dst, int n_threads) {
+                           uint8_t* dst, int n_threads) noexcept {
     const int64_t row_bytes = encoded_row_nbytes(type, ne0), group = row_group(type);
     if (row_bytes == 0 || n_rows % group) return quantize_rows(type, src, ne0, n_rows, imatrix, dst);
     // Small pieces even out rows of different difficulty; one piece pays for its search tables with 64 Ki

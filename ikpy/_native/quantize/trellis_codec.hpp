@@ -1,7 +1,7 @@
 // Codebooks of generated vectors (IQ1_KT ... IQ4_KT, quant-formats 7) for ScaledCodebookSearch.
 //
 // A search through the codebook costs far more than anything else. Every group is searched at a few scales
-// only; the best vectors of each vector lane are kept with their P = sum w*x*v and Q = sum w*v*v, and all
+// only; the best vectors of each lane are kept with their P = sum w*x*v and Q = sum w*v*v, and all
 // later questions about other scales are answered from them: the error at scale dl is sum w*x*x + dl*(dl*Q -
 // 2*P).
 #pragma once
@@ -136,11 +136,11 @@ class TrellisCodec {
 
     // Adds the KEPT best matches to the list and returns the number of the best.
     static int add_best(const TrellisMatches& found, float dl, List& list) {
-        float cost[VECTOR];
-        for (int l = 0; l < VECTOR; l++) cost[l] = dl * (dl * found.q[l] - 2.0f * found.p[l]);
+        float cost[LANES];
+        for (int l = 0; l < LANES; l++) cost[l] = dl * (dl * found.q[l] - 2.0f * found.p[l]);
         int first = 0;
         for (int k = 0; k < Format::KEPT; k++) {
-            const int l = static_cast<int>(std::min_element(cost, cost + VECTOR) - cost);
+            const int l = static_cast<int>(std::min_element(cost, cost + LANES) - cost);
             if (k == 0) first = l;
             cost[l] = INFINITY;
             list.add(found.index[l], found.p[l], found.q[l]);

@@ -10,16 +10,17 @@
 
 namespace ikpy::quantize {
 
-// Vectors near to a group, the best of each lane: number, P = sum w*x*v and Q = sum w*v*v.
+// Vectors near to a group, the best of each of LANES lanes, so that the choice does not depend on the width
+// of the machine's vectors: number, P = sum w*x*v and Q = sum w*v*v.
 struct TrellisMatches {
-    alignas(64) int32_t index[VECTOR];
-    alignas(64) float p[VECTOR];
-    alignas(64) float q[VECTOR];
+    alignas(64) int32_t index[LANES];
+    alignas(64) float p[LANES];
+    alignas(64) float q[LANES];
 
     int best(float dl) const {
         int winner = 0;
         float least = INFINITY;
-        for (int l = 0; l < VECTOR; l++) {
+        for (int l = 0; l < LANES; l++) {
             const float cost = dl * (dl * q[l] - 2.0f * p[l]);
             winner = cost < least ? l : winner;
             least = std::min(cost, least);
@@ -55,20 +56,22 @@ class TrellisIndex {
         }
         int cells[1 << PROBED];
         choose_cells<PROBED>(u, w, cells);
-        FloatVector best = broadcast(INFINITY);
-        IntVector at{};
+        FloatVector best[PARTS];
+        IntVector at[PARTS]{};
+        for (FloatVector& part : best) part = broadcast(INFINITY);
         for (int cell : cells) scan_cell(cell, w, linear, best, at);
-        for (int l = 0; l < VECTOR; l++) {
-            const int8_t* v = values_.data() + at[l] * DIM + l;
+        for (int l = 0; l < LANES; l++) {
+            const int first = at[l / VECTOR][l % VECTOR];
+            const int8_t* v = values_.data() + first * DIM + l;
             float p = 0, q = 0;
             for (int j = 0; j < DIM; j++) {
-                const float value = v[j * VECTOR], wv = w[j] * value;
+                const float value = v[j * LANES], wv = w[j] * value;
                 p += size[j] * wv;
                 q += value * wv;
             }
             found.p[l] = p;
             found.q[l] = q;
-            found.index[l] = number_[at[l] + l];
+            found.index[l] = number_[first + l];
         }
     }
 
@@ -115,7 +118,7 @@ class TrellisIndex {
         values_.resize(number_.size() * DIM);
         for (size_t i = 0; i < number_.size(); i++) {
             for (int j = 0; j < DIM; j++)
-                values_[i / VECTOR * VECTOR * DIM + j * VECTOR + i % VECTOR] = vectors[number_[i]][j];
+                values_[i / LANES * LANES * DIM + j * LANES + i % LANES] = vectors[number_[i]][j];
         }
     }
 
@@ -155,24 +158,26 @@ class TrellisIndex {
 #endif
     }
 
-    void scan_cell(int cell, const float* w, const float* linear, FloatVector& best, IntVector& at) const {
-        for (int i = start_[cell]; i < start_[cell + 1]; i += VECTOR) {
-            FloatVector cost{};
+    void scan_cell(int cell, const float* w, const float* linear, FloatVector* best, IntVector* at) const {
+        for (int i = start_[cell]; i < start_[cell + 1]; i += LANES) {
+            for (int k = 0; k < PARTS; k++) {
+                FloatVector cost{};
 #pragma GCC unroll 8
-            for (int j = 0; j < DIM; j++) {
-                const FloatVector v = load_bytes(values_.data() + i * DIM + j * VECTOR);
-                cost += (w[j] * v + linear[j]) * v;
+                for (int j = 0; j < DIM; j++) {
+                    const FloatVector v = load_bytes(values_.data() + i * DIM + j * LANES + k * VECTOR);
+                    cost += (w[j] * v + linear[j]) * v;
+                }
+                const IntVector better = cost < best[k];
+                best[k] = select(better, cost, best[k]);
+                at[k] = better ? IntVector{} + i : at[k];
             }
-            const IntVector better = cost < best;
-            best = select(better, cost, best);
-            at = better ? IntVector{} + i : at;
         }
     }
 
     const bool absolute_;
     float edges_[BINNED][BINS];
     std::vector<int> number_, start_;
-    std::vector<int8_t> values_;  // VECTOR vectors after the other, component by component
+    std::vector<int8_t> values_;  // LANES vectors after the other, component by component
 };
 
 }  // namespace ikpy::quantize

@@ -29,10 +29,20 @@
 namespace ikpy {
 namespace points {
 
+struct Bytes64 {
+    alignas(64) uint8_t at[64];
+    template <class F>
+    constexpr explicit Bytes64(F f) : at() {
+        for (int i = 0; i < 64; ++i) at[i] = static_cast<uint8_t>(f(i));
+    }
+    __m512i load() const { return _mm512_load_si512(at); }
+};
+
 // Orders of 256 activations.
 enum Order {
     kByElement8,  // element e of all 32 8-groups: vectors of 32 bytes
     kByElement4,  // element e of all 64 4-groups
+    kByPair,      // step s, vector v: element v of the pairs in sub-blocks s, s + 2, s + 4, s + 6
 };
 
 // Where the bytes of a vector go before quadwords are moved, and from where the quadwords of each come.
@@ -40,7 +50,16 @@ struct Moves {
     uint8_t bytes[64];
     int64_t quads[4][8];
 };
+constexpr Moves moves_of_pairs() {
+    Moves m = {};
+    for (int i = 0; i < 64; ++i) m.bytes[i] = static_cast<uint8_t>(32 * (i / 32) + 2 * (i % 16) + i / 16 % 2);
+    for (int v = 0; v < 4; ++v)
+        for (int q = 0; q < 8; ++q)
+            m.quads[v][q] = 64 * (q >> 1) + 32 * (v & 1) + 16 * (v >> 1) + 8 * (q & 1);
+    return m;
+}
 constexpr Moves moves(Order order) {
+    if (order == kByPair) return moves_of_pairs();
     Moves m = {};
     const int size = order == kByElement8 ? 8 : 4;
     for (int i = 0; i < 64; ++i) m.bytes[i] = static_cast<uint8_t>(i % (64 / size) * size + i / (64 / size));
@@ -53,9 +72,11 @@ constexpr Moves moves(Order order) {
 }
 
 // What is kept of a chunk of one token: rearranged bytes, the scale of every lane, and the bias.
-constexpr int64_t kScales = kChunk, kBias = kScales + 64;
+constexpr int64_t kScales = kChunk;
 template <class P>
-constexpr int64_t kRecord = P::kSigned ? kBias : kBias + 128;
+constexpr int64_t kBias = kScales + (P::kOrder == kByPair ? 128 : 64);
+template <class P>
+constexpr int64_t kRecord = kBias<P> + (P::kSigned ? 0 : 128);
 
 template <Order O>
 IKPY_VBMI_INLINE void rearrange(const uint8_t* x, uint8_t* out) {
@@ -73,6 +94,13 @@ IKPY_VBMI_INLINE void rearrange(const uint8_t* x, uint8_t* out) {
 template <Order O>
 inline void lane_scales(const uint8_t* scale, uint8_t* out) {
     const __m512 s = _mm512_castps256_ps512(_mm256_loadu_ps(reinterpret_cast<const float*>(scale)));
+    if constexpr (O == kByPair) {
+        const __m512i even = _mm512_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2, 4, 4, 4, 4, 6, 6, 6, 6);
+        const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+        _mm512_store_ps(out, _mm512_permutexvar_ps(even, s));
+        _mm512_store_ps(out + 64, _mm512_permutexvar_ps(odd, s));
+        return;
+    }
     const __m512i lanes = O == kByElement8
                               ? _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7)
                               : _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
@@ -85,7 +113,7 @@ IKPY_VBMI void prepare(const uint8_t* x, const ActQ8Layout& at, uint8_t* out) {
         uint8_t* record = out + c * kRecord<P>;
         rearrange<P::kOrder>(x + c * kChunk, record);
         lane_scales<P::kOrder>(x + at.scale + c * kChunk / 8, record + kScales);
-        if constexpr (!P::kSigned) P::bias(x, at, c, record + kBias);
+        if constexpr (!P::kSigned) P::bias(x, at, c, record + kBias<P>);
     }
 }
 
@@ -122,7 +150,7 @@ IKPY_VBMI_INLINE void add_step(const uint8_t* const* rows, int step, const uint8
         if constexpr (P::kSigned) {
             sum[t] = _mm512_setzero_si512();
         } else {
-            sum[t] = w.start(x[t] + kBias, step);
+            sum[t] = w.start(x[t] + kBias<P>, step);
         }
     }
 #pragma GCC unroll 8

@@ -8,17 +8,6 @@
 
 namespace ikpy::points {
 
-// ---- constants of vectors ----
-
-struct Bytes64 {
-    alignas(64) uint8_t at[64];
-    template <class F>
-    constexpr explicit Bytes64(F f) : at() {
-        for (int i = 0; i < 64; ++i) at[i] = static_cast<uint8_t>(f(i));
-    }
-    __m512i load() const { return _mm512_load_si512(at); }
-};
-
 // Odd scales 2 * s + 1 times `unit`, by the low four bits of a lane; Bits of them count.
 template <int Bits>
 IKPY_VBMI_INLINE __m512 odd_scales(__m512i s, float unit) {

@@ -21,6 +21,7 @@
 #include <algorithm>
 
 #include "kernels/byte_permutes.hpp"
+#include "kernels/lane_sums.hpp"
 #include "kernels/quant_product.hpp"
 #include "kernels/weight_prefetch.hpp"
 
@@ -172,12 +173,11 @@ IKPY_VBMI_INLINE void add_step(const uint8_t* const* rows, int step, const uint8
     }
 }
 
-// Products of kRowsAtOnce rows with NT tokens: sums[t][row].
+// Products of kRowsAtOnce rows with NT tokens, in the lanes of total[t].
 template <class P, int NT>
-IKPY_VBMI void multiply_rows(const uint8_t* const* rows, int64_t n_chunks, const uint8_t* const* x,
-                             float (*sums)[P::kRowsAtOnce]) {
-    constexpr int R = P::kRowsAtOnce, kStreams = P::kInterleaved ? 1 : R;
-    __m512 total[NT];
+IKPY_VBMI_INLINE void multiply_rows(const uint8_t* const* rows, int64_t n_chunks, const uint8_t* const* x,
+                                    __m512* total) {
+    constexpr int kStreams = P::kInterleaved ? 1 : P::kRowsAtOnce;
     const uint8_t *at[kStreams], *record[NT];
     for (int t = 0; t < NT; ++t) total[t] = _mm512_setzero_ps();
     for (int64_t c = 0; c < n_chunks; ++c) {
@@ -190,27 +190,33 @@ IKPY_VBMI void multiply_rows(const uint8_t* const* rows, int64_t n_chunks, const
 #pragma GCC unroll 4
         for (int step = 0; step < P::kSteps; ++step) add_step<P, NT>(at, step, record, total);
     }
-    for (int t = 0; t < NT; ++t)
-        for (int r = 0; r < R; ++r)
-            sums[t][r] = _mm512_mask_reduce_add_ps(
-                static_cast<__mmask16>(0xFFFF >> (16 - 16 / R) << (16 / R * r)), total[t]);
 }
 
-// Of the rows i .. of a half; those beyond the last one repeat it.
+// Of the rows of a half; those beyond the last one repeat it. Lanes are summed for 16 rows at once: a sum at
+// the end of every row of 4096 columns took a tenth of the time.
 template <class P, int NT>
-void multiply_half(const RowBlock& rows, int h, const uint8_t* const* x, float* out) {
+IKPY_VBMI void multiply_half(const RowBlock& rows, int h, const uint8_t* const* x, float* out) {
     constexpr int R = P::kRowsAtOnce;
+    __m512 totals[NT][kHalfRows] = {};
     for (int i = 0; i < rows.n[h]; i += R) {
         const uint8_t* at[R];
-        float sums[NT][R];
+        __m512 total[NT];
         for (int r = 0; r < R; ++r) at[r] = rows.group(h, i + r, P::kInterleaved ? R : 1);
-        multiply_rows<P, NT>(at, rows.n_in / kChunk, x, sums);
-        for (int t = 0; t < NT; ++t) {
-            for (int r = 0; r < R && i + r < rows.n[h]; ++r) {
-                const float scale = P::kHeaderBytes > 0 ? load_f16(at[0] + 2 * r) : 1.0f;
-                out[t * kBlockRows + h * kHalfRows + i + r] = sums[t][r] * scale;
+        multiply_rows<P, NT>(at, rows.n_in / kChunk, x, total);
+        for (int t = 0; t < NT; ++t)
+            for (int r = 0; r < R; ++r) {
+                const auto lanes = static_cast<__mmask16>(0xFFFF >> (16 - 16 / R) << (16 / R * r));
+                totals[t][i + r] = _mm512_maskz_mov_ps(lanes, total[t]);
             }
-        }
+    }
+    for (int t = 0; t < NT; ++t) {
+        float* to = out + t * kBlockRows + h * kHalfRows;
+        _mm512_storeu_ps(to, sums16(totals[t]));
+        if constexpr (P::kHeaderBytes > 0)
+            for (int i = 0; i < rows.n[h]; ++i) {
+                constexpr int kGroup = P::kInterleaved ? R : 1;
+                to[i] *= load_f16(rows.group(h, i, kGroup) + 2 * (i % kGroup));
+            }
     }
 }
 

@@ -118,6 +118,11 @@ IKPY_VBMI void prepare(const uint8_t* x, const ActQ8Layout& at, uint8_t* out) {
     }
 }
 
+template <int R>
+struct RowsAtOnce {
+    static constexpr int kRowsAtOnce = R;
+};
+
 // The bytes of a step at `from`, the same for all rows.
 template <class P>
 IKPY_VBMI_INLINE __m512i for_all_rows(const uint8_t* from, int step) {
@@ -131,7 +136,7 @@ IKPY_VBMI_INLINE __m512i for_all_rows(const uint8_t* from, int step) {
     }
 }
 
-// sum += products; pairs of bytes stay below 2^15: 2 * 43 * 127.
+// sum += products; pairs of bytes stay below 2^15: 2 * (64 + 43) * 127.
 template <class P>
 IKPY_VBMI_INLINE __m512i add_products(__m512i sum, const P& w, __m512i codes, __m512i a) {
     if constexpr (P::kPairScales) {

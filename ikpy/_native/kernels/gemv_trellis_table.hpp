@@ -155,9 +155,10 @@ struct TableIQ3_KT {
     }
 };
 
+// Products of a row with NT tokens, in the lanes of total[t].
 template <class T, int NT>
-IKPY_VBMI_INLINE void table_row(const uint8_t* p, int64_t n_chunks, const QuadChunk* const* x,
-                                const ValueTable& table, __m512* total) {
+IKPY_VBMI_INLINE void lookup_row(const uint8_t* p, int64_t n_chunks, const QuadChunk* const* x,
+                                 const ValueTable& table, __m512* total) {
     const __m512i zero = _mm512_setzero_si512();
     for (int t = 0; t < NT; ++t) total[t] = _mm512_setzero_ps();
     for (int64_t c = 0; c < n_chunks; ++c, p += T::Unpack::kBlockBytes) {
@@ -185,8 +186,21 @@ IKPY_VBMI_INLINE void table_row(const uint8_t* p, int64_t n_chunks, const QuadCh
     }
 }
 
+// Types for these products: Chunk, and row() as lookup_row.
+template <class L>
+struct LookedUp {
+    using Unpack = typename L::Unpack;
+    using Chunk = QuadChunk;
+    template <int NT>
+    IKPY_VBMI_INLINE static void row(const uint8_t* p, int64_t n_chunks, const Chunk* const* x,
+                                     const ValueTable& table, __m512* total) {
+        lookup_row<L, NT>(p, n_chunks, x, table, total);
+    }
+};
+
 template <class T, int NT>
-IKPY_VBMI void table_products(const RowBlock& rows, const QuadChunk* const* x, int n_tokens, float* out) {
+IKPY_VBMI void table_products(const RowBlock& rows, const typename T::Chunk* const* x, int n_tokens,
+                              float* out) {
     using U = typename T::Unpack;
     if constexpr (NT > 1)
         if (n_tokens < NT) return table_products<T, NT - 1>(rows, x, n_tokens, out);
@@ -197,7 +211,7 @@ IKPY_VBMI void table_products(const RowBlock& rows, const QuadChunk* const* x, i
         for (int i = 0; i < rows.n[h]; ++i) {
             const uint8_t* row = rows.row(h, i);
             __m512 total[NT];
-            table_row<T, NT>(row + U::kHeaderBytes, rows.n_in / kChunk, x, table, total);
+            T::template row<NT>(row + U::kHeaderBytes, rows.n_in / kChunk, x, table, total);
             for (int t = 0; t < NT; ++t) totals[t][i] = total[t];
             scale[i] = U::row_scale(row);
         }
@@ -211,25 +225,26 @@ template <class T>
 void table_gemv(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out, uint8_t* work) {
     const ActQ8Layout at(rows.n_in);
     const int64_t n_chunks = at.n / kChunk;
-    const QuadChunk* spread_x[kGemvTokens];
+    using Chunk = typename T::Chunk;
+    const Chunk* spread_x[kGemvTokens];
     for (int t = 0; t < n_tokens; ++t) {
-        QuadChunk* to = reinterpret_cast<QuadChunk*>(work) + t * n_chunks;
+        Chunk* to = reinterpret_cast<Chunk*>(work) + t * n_chunks;
         spread(x[t], at, to);
         spread_x[t] = to;
     }
     table_products<T, kGemvTokens>(rows, spread_x, n_tokens, out);
 }
 
-inline size_t table_work_bytes(int64_t n_in) {
-    return std::max(int8_panel_bytes(n_in),
-                    kGemvTokens * (round_up(n_in, kChunk) / kChunk) * sizeof(QuadChunk));
+template <class Chunk>
+size_t table_work_bytes(int64_t n_in) {
+    return std::max(int8_panel_bytes(n_in), kGemvTokens * (round_up(n_in, kChunk) / kChunk) * sizeof(Chunk));
 }
 
 template <class T>
 constexpr WeightKernels table_kernels() {
     WeightKernels k = quant_kernels<typename T::Unpack>();
     k.gemv = table_gemv<T>;
-    k.work_bytes = table_work_bytes;
+    k.work_bytes = table_work_bytes<typename T::Chunk>;
     return k;
 }
 

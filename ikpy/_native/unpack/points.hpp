@@ -27,13 +27,17 @@ IKPY_VBMI_INLINE __m512i magnitudes(const Bytes64& levels, __m512i codes) {
     return _mm512_permutexvar_epi8(codes, levels.load());
 }
 
-// table[index], 256 entries.
+// table[index], 128 entries; odd: bit 6 of the index. Permutations of two registers (vpermi2b) take three
+// micro-operations, two of them of the shuffle unit.
+IKPY_VBMI_INLINE __m512i lookup128(const uint8_t* table, __m512i index, __mmask64 odd) {
+    const __m512i low = _mm512_permutexvar_epi8(index, _mm512_load_si512(table));
+    return _mm512_mask_permutexvar_epi8(low, odd, index, _mm512_load_si512(table + 64));
+}
+
+// table[index], 256 entries; upper: bit 7 of the index.
 IKPY_VBMI_INLINE __m512i lookup256(const uint8_t* table, __m512i index, __mmask64 upper) {
-    const __m512i low =
-        _mm512_permutex2var_epi8(_mm512_load_si512(table), index, _mm512_load_si512(table + 64));
-    const __m512i high =
-        _mm512_permutex2var_epi8(_mm512_load_si512(table + 128), index, _mm512_load_si512(table + 192));
-    return _mm512_mask_blend_epi8(upper, low, high);
+    const __mmask64 odd = _mm512_movepi8_mask(_mm512_add_epi8(index, index));
+    return _mm512_mask_blend_epi8(upper, lookup128(table, index, odd), lookup128(table + 128, index, odd));
 }
 
 // table[index], 512 entries.

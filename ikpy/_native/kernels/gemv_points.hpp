@@ -1,9 +1,10 @@
 // Few tokens times weights that are points of a lattice (grid types), on CPUs with byte permutations.
 //
-// The signs of the weights are given to the activations, so that the magnitudes need neither an offset nor a
-// correction, and activations are rearranged once per call, so that points are multiplied in the order in
-// which they are easily found and all products of one scale meet in the same lanes: one conversion to float
-// per chunk.
+// The signs of the weights are given to the activations where magnitudes and signs do not fit into the six
+// bits of an index; where they do, tables hold levels + 64, and the sums begin with -64 times those of the
+// activations. Activations are rearranged once per call, so that points are multiplied in the order in which
+// they are easily found and all products of one scale meet in the same lanes: one conversion to float per
+// chunk.
 //
 // A lattice P says how a step is unpacked: 64 * kVectors weights, columns of kRowsAtOnce rows, which share
 // the lanes of a vector evenly. It has
@@ -178,6 +179,25 @@ IKPY_VBMI_INLINE void add_step(const uint8_t* const* rows, int step, const uint8
     }
 }
 
+// Several rows that are read at the same time: each of them goes on in the row after the last one.
+struct RowStreams {
+    int64_t stride, others;  // bytes of a row, of the other rows read meanwhile
+
+    RowStreams(const uint8_t* const* rows, int n) : stride(rows[n - 1] - rows[0]), others(0) {
+        if (n > 1) {
+            stride /= n - 1;
+            others = (n - 1) * stride;
+        }
+    }
+    // What to add to an address `Ahead` bytes after byte `offset` of a row.
+    template <int64_t Ahead>
+    int64_t skip(int64_t offset) const {
+        int64_t more = 0;
+        for (int64_t at = offset + Ahead; others > 0 && at >= stride; at -= stride) more += others;
+        return more;
+    }
+};
+
 // Products of kRowsAtOnce rows with NT tokens, in the lanes of total[t].
 template <class P, int NT>
 IKPY_VBMI_INLINE void multiply_rows(const uint8_t* const* rows, int64_t n_chunks, const uint8_t* const* x,
@@ -185,10 +205,15 @@ IKPY_VBMI_INLINE void multiply_rows(const uint8_t* const* rows, int64_t n_chunks
     constexpr int kStreams = P::kInterleaved ? 1 : P::kRowsAtOnce;
     const uint8_t *at[kStreams], *record[NT];
     for (int t = 0; t < NT; ++t) total[t] = _mm512_setzero_ps();
+    const RowStreams streams(rows, kStreams);
     for (int64_t c = 0; c < n_chunks; ++c) {
+        const int64_t offset = c * P::kBlockBytes;
+        const int64_t far = streams.skip<kPrefetchIntoL2>(offset),
+                      near = streams.skip<kPrefetchIntoL1>(offset);
         for (int r = 0; r < kStreams; ++r) {
-            at[r] = rows[r] + P::kHeaderBytes + c * P::kBlockBytes;
-            prefetch_weights<P::kBlockBytes>(at[r]);
+            at[r] = rows[r] + P::kHeaderBytes + offset;
+            prefetch_weights_into_l2<P::kBlockBytes>(at[r] + far);
+            prefetch_weights_into_l1<P::kBlockBytes>(at[r] + near);
         }
 #pragma GCC unroll 4
         for (int t = 0; t < NT; ++t) record[t] = x[t] + c * kRecord<P>;

@@ -1,5 +1,7 @@
 // Few tokens times IQ2_KT on AVX-512 with byte permutations: even 8-groups are generated, odd ones come from
-// the table. The vector units and the load units each do what they have time for.
+// the table. The vector units and the load units each do what they have time for: 32 instructions for 128
+// values and about 30 others, 31 cycles per 256 weights, and 21 cycles of 16 loads from the second-level
+// cache. Measured 18 -> 24e9 weights/s of one core (38 cycles).
 #pragma once
 #include "kernels/gemv_trellis_table.hpp"
 

@@ -4,9 +4,10 @@
 //
 // Generated values take 64 vector instructions per 256 weights before anything else
 // (kernels/gemv_trellis.hpp), 32 cycles if two start per cycle. 32 lookups take 23 cycles of the load units
-// from 64 KiB, 42 from 512 KiB, and the vector units have time for the rest: 25 instructions of IQ1_KT, 35 of
-// IQ3_KT. Measured: IQ1_KT 16 -> 31e9 weights/s of one core, IQ3_KT 13 -> 20e9. IQ2_KT would gain less than
-// from the mixture below, IQ4_KT has twice as many seeds.
+// from 64 KiB, 42 from 512 KiB, and the vector units have time for the rest: about 25 instructions of IQ1_KT
+// and 35 of IQ3_KT beside those of the gathers. Measured on one core: IQ1_KT 16 -> 29e9 weights/s (30
+// cycles), IQ3_KT 13 -> 18e9 (50 cycles; generating every second value gained no more). IQ2_KT needs a
+// mixture (kernels/gemv_trellis_mixed.hpp); IQ4_KT has twice as many seeds and stays with generated values.
 #pragma once
 #include <algorithm>
 #include <memory>

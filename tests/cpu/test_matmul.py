@@ -370,9 +370,9 @@ def test_expert_up_and_gate(fused: bool, tokens: int) -> None:
             assert_gated(out[t, slot][None], gated("silu", g, u)[None], f"token {t}, expert {e}")
 
 
-def test_grid_types_without_byte_permutes() -> None:
+def test_types_without_byte_permutes() -> None:
     """CPUs without VBMI and GFNI take another kernel; IKPY_VBMI is read once per process."""
-    names = [n for n in FAST_TYPES if n.startswith(("IQ1_S", "IQ1_M", "IQ2_X", "IQ2_S", "IQ3_XXS", "IQ3_S"))]
+    names = [n for n in FAST_TYPES if n.startswith(("IQ1_", "IQ2_KL", "IQ2_X", "IQ2_S", "IQ3_XXS", "IQ3_S"))]
     code = (
         "from ikpy._native import core; from tests.cpu import test_matmul as t; assert not core.has_byte_permutes()\n"
         f"for name in {names}: t.test_product_is_exact_for_all_token_counts(name)"

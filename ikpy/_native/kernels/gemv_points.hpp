@@ -1,9 +1,10 @@
 // Few tokens times weights that are points of a lattice (grid types), on CPUs with byte permutations.
 //
-// The signs of the weights are given to the activations, so that the magnitudes need neither an offset nor a
-// correction, and activations are rearranged once per call, so that points are multiplied in the order in
-// which they are easily found and all products of one scale meet in the same lanes: one conversion to float
-// per chunk.
+// The signs of the weights are given to the activations where magnitudes and signs do not fit into the six
+// bits of an index; where they do, tables hold levels + 64, and the sums begin with -64 times those of the
+// activations. Activations are rearranged once per call, so that points are multiplied in the order in which
+// they are easily found and all products of one scale meet in the same lanes: one conversion to float per
+// chunk.
 //
 // A lattice P says how a step is unpacked: 64 * kVectors weights, columns of kRowsAtOnce rows, which share
 // the lanes of a vector evenly. It has
@@ -21,6 +22,7 @@
 #include <algorithm>
 
 #include "kernels/byte_permutes.hpp"
+#include "kernels/lane_sums.hpp"
 #include "kernels/quant_product.hpp"
 #include "kernels/weight_prefetch.hpp"
 
@@ -29,10 +31,20 @@
 namespace ikpy {
 namespace points {
 
+struct Bytes64 {
+    alignas(64) uint8_t at[64];
+    template <class F>
+    constexpr explicit Bytes64(F f) : at() {
+        for (int i = 0; i < 64; ++i) at[i] = static_cast<uint8_t>(f(i));
+    }
+    __m512i load() const { return _mm512_load_si512(at); }
+};
+
 // Orders of 256 activations.
 enum Order {
     kByElement8,  // element e of all 32 8-groups: vectors of 32 bytes
     kByElement4,  // element e of all 64 4-groups
+    kByPair,      // step s, vector v: element v of the pairs in sub-blocks s, s + 2, s + 4, s + 6
 };
 
 // Where the bytes of a vector go before quadwords are moved, and from where the quadwords of each come.
@@ -40,7 +52,16 @@ struct Moves {
     uint8_t bytes[64];
     int64_t quads[4][8];
 };
+constexpr Moves moves_of_pairs() {
+    Moves m = {};
+    for (int i = 0; i < 64; ++i) m.bytes[i] = static_cast<uint8_t>(32 * (i / 32) + 2 * (i % 16) + i / 16 % 2);
+    for (int v = 0; v < 4; ++v)
+        for (int q = 0; q < 8; ++q)
+            m.quads[v][q] = 64 * (q >> 1) + 32 * (v & 1) + 16 * (v >> 1) + 8 * (q & 1);
+    return m;
+}
 constexpr Moves moves(Order order) {
+    if (order == kByPair) return moves_of_pairs();
     Moves m = {};
     const int size = order == kByElement8 ? 8 : 4;
     for (int i = 0; i < 64; ++i) m.bytes[i] = static_cast<uint8_t>(i % (64 / size) * size + i / (64 / size));
@@ -53,9 +74,11 @@ constexpr Moves moves(Order order) {
 }
 
 // What is kept of a chunk of one token: rearranged bytes, the scale of every lane, and the bias.
-constexpr int64_t kScales = kChunk, kBias = kScales + 64;
+constexpr int64_t kScales = kChunk;
 template <class P>
-constexpr int64_t kRecord = P::kSigned ? kBias : kBias + 128;
+constexpr int64_t kBias = kScales + (P::kOrder == kByPair ? 128 : 64);
+template <class P>
+constexpr int64_t kRecord = kBias<P> + (P::kSigned ? 0 : 128);
 
 template <Order O>
 IKPY_VBMI_INLINE void rearrange(const uint8_t* x, uint8_t* out) {
@@ -73,6 +96,13 @@ IKPY_VBMI_INLINE void rearrange(const uint8_t* x, uint8_t* out) {
 template <Order O>
 inline void lane_scales(const uint8_t* scale, uint8_t* out) {
     const __m512 s = _mm512_castps256_ps512(_mm256_loadu_ps(reinterpret_cast<const float*>(scale)));
+    if constexpr (O == kByPair) {
+        const __m512i even = _mm512_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2, 4, 4, 4, 4, 6, 6, 6, 6);
+        const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+        _mm512_store_ps(out, _mm512_permutexvar_ps(even, s));
+        _mm512_store_ps(out + 64, _mm512_permutexvar_ps(odd, s));
+        return;
+    }
     const __m512i lanes = O == kByElement8
                               ? _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7)
                               : _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
@@ -85,9 +115,14 @@ IKPY_VBMI void prepare(const uint8_t* x, const ActQ8Layout& at, uint8_t* out) {
         uint8_t* record = out + c * kRecord<P>;
         rearrange<P::kOrder>(x + c * kChunk, record);
         lane_scales<P::kOrder>(x + at.scale + c * kChunk / 8, record + kScales);
-        if constexpr (!P::kSigned) P::bias(x, at, c, record + kBias);
+        if constexpr (!P::kSigned) P::bias(x, at, c, record + kBias<P>);
     }
 }
+
+template <int R>
+struct RowsAtOnce {
+    static constexpr int kRowsAtOnce = R;
+};
 
 // The bytes of a step at `from`, the same for all rows.
 template <class P>
@@ -102,7 +137,7 @@ IKPY_VBMI_INLINE __m512i for_all_rows(const uint8_t* from, int step) {
     }
 }
 
-// sum += products; pairs of bytes stay below 2^15: 2 * 43 * 127.
+// sum += products; pairs of bytes stay below 2^15: 2 * (64 + 43) * 127.
 template <class P>
 IKPY_VBMI_INLINE __m512i add_products(__m512i sum, const P& w, __m512i codes, __m512i a) {
     if constexpr (P::kPairScales) {
@@ -122,7 +157,7 @@ IKPY_VBMI_INLINE void add_step(const uint8_t* const* rows, int step, const uint8
         if constexpr (P::kSigned) {
             sum[t] = _mm512_setzero_si512();
         } else {
-            sum[t] = w.start(x[t] + kBias, step);
+            sum[t] = w.start(x[t] + kBias<P>, step);
         }
     }
 #pragma GCC unroll 8
@@ -144,45 +179,74 @@ IKPY_VBMI_INLINE void add_step(const uint8_t* const* rows, int step, const uint8
     }
 }
 
-// Products of kRowsAtOnce rows with NT tokens: sums[t][row].
+// Several rows that are read at the same time: each of them goes on in the row after the last one.
+struct RowStreams {
+    int64_t stride, others;  // bytes of a row, of the other rows read meanwhile
+
+    RowStreams(const uint8_t* const* rows, int n) : stride(rows[n - 1] - rows[0]), others(0) {
+        if (n > 1) {
+            stride /= n - 1;
+            others = (n - 1) * stride;
+        }
+    }
+    // What to add to an address `Ahead` bytes after byte `offset` of a row.
+    template <int64_t Ahead>
+    int64_t skip(int64_t offset) const {
+        int64_t more = 0;
+        for (int64_t at = offset + Ahead; others > 0 && at >= stride; at -= stride) more += others;
+        return more;
+    }
+};
+
+// Products of kRowsAtOnce rows with NT tokens, in the lanes of total[t].
 template <class P, int NT>
-IKPY_VBMI void multiply_rows(const uint8_t* const* rows, int64_t n_chunks, const uint8_t* const* x,
-                             float (*sums)[P::kRowsAtOnce]) {
-    constexpr int R = P::kRowsAtOnce, kStreams = P::kInterleaved ? 1 : R;
-    __m512 total[NT];
+IKPY_VBMI_INLINE void multiply_rows(const uint8_t* const* rows, int64_t n_chunks, const uint8_t* const* x,
+                                    __m512* total) {
+    constexpr int kStreams = P::kInterleaved ? 1 : P::kRowsAtOnce;
     const uint8_t *at[kStreams], *record[NT];
     for (int t = 0; t < NT; ++t) total[t] = _mm512_setzero_ps();
+    const RowStreams streams(rows, kStreams);
     for (int64_t c = 0; c < n_chunks; ++c) {
+        const int64_t offset = c * P::kBlockBytes;
+        const int64_t far = streams.skip<kPrefetchIntoL2>(offset),
+                      near = streams.skip<kPrefetchIntoL1>(offset);
         for (int r = 0; r < kStreams; ++r) {
-            at[r] = rows[r] + P::kHeaderBytes + c * P::kBlockBytes;
-            prefetch_weights<P::kBlockBytes>(at[r]);
+            at[r] = rows[r] + P::kHeaderBytes + offset;
+            prefetch_weights_into_l2<P::kBlockBytes>(at[r] + far);
+            prefetch_weights_into_l1<P::kBlockBytes>(at[r] + near);
         }
 #pragma GCC unroll 4
         for (int t = 0; t < NT; ++t) record[t] = x[t] + c * kRecord<P>;
 #pragma GCC unroll 4
         for (int step = 0; step < P::kSteps; ++step) add_step<P, NT>(at, step, record, total);
     }
-    for (int t = 0; t < NT; ++t)
-        for (int r = 0; r < R; ++r)
-            sums[t][r] = _mm512_mask_reduce_add_ps(
-                static_cast<__mmask16>(0xFFFF >> (16 - 16 / R) << (16 / R * r)), total[t]);
 }
 
-// Of the rows i .. of a half; those beyond the last one repeat it.
+// Of the rows of a half; those beyond the last one repeat it. Lanes are summed for 16 rows at once: a sum at
+// the end of every row of 4096 columns took a tenth of the time.
 template <class P, int NT>
-void multiply_half(const RowBlock& rows, int h, const uint8_t* const* x, float* out) {
+IKPY_VBMI void multiply_half(const RowBlock& rows, int h, const uint8_t* const* x, float* out) {
     constexpr int R = P::kRowsAtOnce;
+    __m512 totals[NT][kHalfRows] = {};
     for (int i = 0; i < rows.n[h]; i += R) {
         const uint8_t* at[R];
-        float sums[NT][R];
+        __m512 total[NT];
         for (int r = 0; r < R; ++r) at[r] = rows.group(h, i + r, P::kInterleaved ? R : 1);
-        multiply_rows<P, NT>(at, rows.n_in / kChunk, x, sums);
-        for (int t = 0; t < NT; ++t) {
-            for (int r = 0; r < R && i + r < rows.n[h]; ++r) {
-                const float scale = P::kHeaderBytes > 0 ? load_f16(at[0] + 2 * r) : 1.0f;
-                out[t * kBlockRows + h * kHalfRows + i + r] = sums[t][r] * scale;
+        multiply_rows<P, NT>(at, rows.n_in / kChunk, x, total);
+        for (int t = 0; t < NT; ++t)
+            for (int r = 0; r < R; ++r) {
+                const auto lanes = static_cast<__mmask16>(0xFFFF >> (16 - 16 / R) << (16 / R * r));
+                totals[t][i + r] = _mm512_maskz_mov_ps(lanes, total[t]);
             }
-        }
+    }
+    for (int t = 0; t < NT; ++t) {
+        float* to = out + t * kBlockRows + h * kHalfRows;
+        _mm512_storeu_ps(to, sums16(totals[t]));
+        if constexpr (P::kHeaderBytes > 0)
+            for (int i = 0; i < rows.n[h]; ++i) {
+                constexpr int kGroup = P::kInterleaved ? R : 1;
+                to[i] *= load_f16(rows.group(h, i, kGroup) + 2 * (i % kGroup));
+            }
     }
 }
 

@@ -1,5 +1,7 @@
 // Kernels of the types with a scale per row.
+#include "ikpy/ops.hpp"
 #include "kernels/quant_product.hpp"
+#include "unpack/points_pairs.hpp"
 #include "unpack/row_scale.hpp"
 
 namespace ikpy {
@@ -12,6 +14,10 @@ const WeightKernels* row_scale_weight_kernels(int type) {
                                                quant_kernels<UnpackIQ4_KSS>(),
                                                quant_kernels<UnpackIQ2_KL>(),
                                                quant_kernels<UnpackQ8_KV, kGemvTokensOfBytes>()};
+#if defined(__AVX512VNNI__)
+    static constexpr WeightKernels kPairs = points::kernels<points::IQ2_KL, UnpackIQ2_KL>();
+    if (type == kPairs.type && has_byte_permutes()) return &kPairs;
+#endif
     for (const WeightKernels& k : kTable)
         if (k.type == type) return &k;
     return nullptr;

@@ -1,5 +1,7 @@
 // Kernels of the trellis types.
+#include "ikpy/ops.hpp"
 #include "kernels/gemv_trellis.hpp"
+#include "kernels/gemv_trellis_mixed.hpp"
 #include "kernels/quant_product.hpp"
 #include "unpack/trellis.hpp"
 
@@ -14,6 +16,15 @@ const WeightKernels* trellis_weight_kernels(int type) {
 #else
     static constexpr WeightKernels kTable[] = {quant_kernels<UnpackIQ1_KT>(), quant_kernels<UnpackIQ2_KT>(),
                                                quant_kernels<UnpackIQ3_KT>(), quant_kernels<UnpackIQ4_KT>()};
+#endif
+#if defined(__AVX512VNNI__)
+    static constexpr WeightKernels kByTable[] = {
+        trellis::table_kernels<trellis::LookedUp<trellis::TableIQ1_KT>>(),
+        trellis::table_kernels<trellis::MixedIQ2_KT>(),
+        trellis::table_kernels<trellis::LookedUp<trellis::TableIQ3_KT>>()};
+    if (has_byte_permutes())
+        for (const WeightKernels& k : kByTable)
+            if (k.type == type) return &k;
 #endif
     for (const WeightKernels& k : kTable)
         if (k.type == type) return &k;

@@ -8,17 +8,6 @@
 
 namespace ikpy::points {
 
-// ---- constants of vectors ----
-
-struct Bytes64 {
-    alignas(64) uint8_t at[64];
-    template <class F>
-    constexpr explicit Bytes64(F f) : at() {
-        for (int i = 0; i < 64; ++i) at[i] = static_cast<uint8_t>(f(i));
-    }
-    __m512i load() const { return _mm512_load_si512(at); }
-};
-
 // Odd scales 2 * s + 1 times `unit`, by the low four bits of a lane; Bits of them count.
 template <int Bits>
 IKPY_VBMI_INLINE __m512 odd_scales(__m512i s, float unit) {
@@ -38,13 +27,17 @@ IKPY_VBMI_INLINE __m512i magnitudes(const Bytes64& levels, __m512i codes) {
     return _mm512_permutexvar_epi8(codes, levels.load());
 }
 
-// table[index], 256 entries.
+// table[index], 128 entries; odd: bit 6 of the index. Permutations of two registers (vpermi2b) take three
+// micro-operations, two of them of the shuffle unit.
+IKPY_VBMI_INLINE __m512i lookup128(const uint8_t* table, __m512i index, __mmask64 odd) {
+    const __m512i low = _mm512_permutexvar_epi8(index, _mm512_load_si512(table));
+    return _mm512_mask_permutexvar_epi8(low, odd, index, _mm512_load_si512(table + 64));
+}
+
+// table[index], 256 entries; upper: bit 7 of the index.
 IKPY_VBMI_INLINE __m512i lookup256(const uint8_t* table, __m512i index, __mmask64 upper) {
-    const __m512i low =
-        _mm512_permutex2var_epi8(_mm512_load_si512(table), index, _mm512_load_si512(table + 64));
-    const __m512i high =
-        _mm512_permutex2var_epi8(_mm512_load_si512(table + 128), index, _mm512_load_si512(table + 192));
-    return _mm512_mask_blend_epi8(upper, low, high);
+    const __mmask64 odd = _mm512_movepi8_mask(_mm512_add_epi8(index, index));
+    return _mm512_mask_blend_epi8(upper, lookup128(table, index, odd), lookup128(table + 128, index, odd));
 }
 
 // table[index], 512 entries.
@@ -73,22 +66,44 @@ IKPY_VBMI_INLINE __m512i each_twice(__m256i v) {
 
 struct Plain {
     static constexpr int kHeaderBytes = 0, kSteps = 1;
-    static constexpr bool kInterleaved = false, kSigned = true, kPairScales = false;
+    static constexpr bool kInterleaved = false, kPairScales = false;
 };
 
-// Words of codes of eight elements: vectors of 32 bytes, for two or four rows.
+// Signed levels + 64 by six bits: the codes of two elements, then their signs. E: which of the two.
+template <int E>
+inline constexpr Bytes64 kSignedLevels2([](int i) {
+    const int level = kLevels2[std::min(i >> 2 * E & 3, 2)];
+    return 64 + (i >> (4 + E) & 1 ? -level : level);
+});
+
+// Words of codes of eight elements: vectors of 32 bytes, for R = 2 or 4 rows. Two neighbouring elements share
+// the vector of six-bit indices.
+template <int R>
 struct EightElements {
     static constexpr int kVectors = 8;
+    static constexpr bool kSigned = false;
     static constexpr Order kOrder = kByElement8;
     __m512i first, second, signs;
     __m512 scale;
 
     IKPY_VBMI_INLINE __m512i weights(int v) const {
-        return magnitudes(kMagnitudes2,
-                          _mm512_srli_epi16(v < 4 ? first : second, static_cast<unsigned>(2 * (v & 3))));
+        const int pair = v >> 1;
+        const __m512i codes = pair < 2 ? first : second;
+        const __m512i own = pair == 0   ? _mm512_slli_epi16(signs, 4)
+                            : pair == 1 ? _mm512_slli_epi16(signs, 2)
+                            : pair == 2 ? signs
+                                        : _mm512_srli_epi16(signs, 2);
+        const __m512i index = _mm512_ternarylogic_epi32(pair & 1 ? _mm512_srli_epi16(codes, 4) : codes, own,
+                                                        wide::bytes(15), 0xE4);
+        return _mm512_permutexvar_epi8(index, (v & 1 ? kSignedLevels2<1> : kSignedLevels2<0>).load());
     }
-    IKPY_VBMI_INLINE __mmask64 negative(int v) const {
-        return _mm512_test_epi8_mask(signs, wide::bytes(1 << v));
+    // -64 times the sums of the sub-blocks.
+    static IKPY_VBMI void bias(const uint8_t* x, const ActQ8Layout& at, int64_t c, uint8_t* out) {
+        _mm256_store_si256(reinterpret_cast<__m256i*>(out),
+                           _mm256_srai_epi32(load32(x + at.neg32 + 32 * c), 1));
+    }
+    IKPY_VBMI_INLINE __m512i start(const uint8_t* from, int step) const {
+        return for_all_rows<RowsAtOnce<R>>(from, step);
     }
 };
 
@@ -98,9 +113,9 @@ IKPY_VBMI_INLINE __m512 two_row_scales(const uint8_t* const* p) {
                                                   load_unaligned<int16_t>(p[1])));
 }
 
-// Two rows: 33 cycles per 512 weights if two vector operations start per cycle (13 GB/s at 3.5 GHz);
-// gathering the points takes 13 more.
-struct IQ2_XXS : Plain, EightElements {
+// Two rows: 52 vector operations per 512 weights, 24 of them on the shuffle unit: 26 cycles if two start per
+// cycle (18 GB/s at 3.5 GHz, measured 14); gathering the points takes 13 more.
+struct IQ2_XXS : Plain, EightElements<2> {
     static constexpr int kType = 16, kBlockBytes = 66, kRowsAtOnce = 2;
 
     IKPY_VBMI_INLINE IQ2_XXS(const uint8_t* const* p, int) {
@@ -118,9 +133,21 @@ struct IQ2_XXS : Plain, EightElements {
 };
 
 // 512 points in 16-groups: a group is two points, so pairs of products get the scales.
-struct PointPairs : EightElements {
+template <int R>
+struct PointPairs : EightElements<R> {
+    using EightElements<R>::first, EightElements<R>::second;
     __m512i pair_scales;
 
+    // Words of -16 times the sums of the 16-groups.
+    static IKPY_VBMI void bias(const uint8_t* x, const ActQ8Layout& at, int64_t c, uint8_t* out) {
+        _mm256_store_si256(reinterpret_cast<__m256i*>(out),
+                           _mm512_cvtepi32_epi16(_mm512_srai_epi32(load64(x + at.neg16 + 64 * c), 3)));
+    }
+    IKPY_VBMI_INLINE __m512i start(const uint8_t* from, int step) const {
+        return _mm512_slli_epi32(
+            _mm512_dpwssd_epi32(_mm512_setzero_si512(), for_all_rows<RowsAtOnce<R>>(from, step), pair_scales),
+            2);
+    }
     // Bit 0 of `high` is the ninth bit of the index.
     IKPY_VBMI_INLINE void set_points(__m512i low, __m512i high) {
         const __mmask64 upper = _mm512_movepi8_mask(low), ninth = _mm512_test_epi8_mask(high, wide::bytes(1));
@@ -134,8 +161,8 @@ struct PointPairs : EightElements {
     }
 };
 
-// Two rows as well: 48 cycles per 512 weights.
-struct IQ2_XS : Plain, PointPairs {
+// Two rows as well: 78 vector operations, 39 cycles per 512 weights, measured 51 (10 GB/s).
+struct IQ2_XS : Plain, PointPairs<2> {
     static constexpr int kType = 17, kBlockBytes = 74, kRowsAtOnce = 2;
     static constexpr bool kPairScales = true;
 
@@ -155,6 +182,7 @@ struct IQ2_XS : Plain, PointPairs {
 
 // By 4-groups. Byte g of `signs` is the mask of the 8-group that 4-group g is half of.
 struct ByElement4 {
+    static constexpr bool kSigned = true;
     static constexpr int kVectors = 4;
     static constexpr Order kOrder = kByElement4;
     __m512i signs;
@@ -175,7 +203,8 @@ struct FourElements : ByElement4 {
     }
 };
 
-// 23 cycles per 256 weights if two vector operations start per cycle (15 GB/s at 3.5 GHz); gathers take 27.
+// 41 vector operations, 20 of them on the shuffle unit: 21 cycles per 256 weights (17 GB/s at 3.5 GHz,
+// measured 15); gathers take 27.
 struct IQ3_XXS : Plain, FourElements {
     static constexpr int kType = 18, kRowsAtOnce = 1, kBlockBytes = 98;
 
@@ -194,7 +223,8 @@ struct IQ3_XXS : Plain, FourElements {
     IKPY_VBMI_INLINE __m512i weights(int v) const { return magnitudes_of(kMagnitudes3XXS, v); }
 };
 
-// 30 cycles per 256 weights if two vector operations start per cycle (13 GB/s at 3.5 GHz).
+// 28 cycles per 256 weights on the shuffle unit, as measured: 16 for points, 4 each for magnitudes and sign
+// masks (13 GB/s at 3.5 GHz).
 struct IQ3_S : Plain, FourElements {
     static constexpr int kType = 21, kRowsAtOnce = 1, kBlockBytes = 110;
 

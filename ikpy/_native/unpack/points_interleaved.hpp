@@ -10,7 +10,7 @@ namespace ikpy::points {
 
 struct Interleaved {
     static constexpr int kHeaderBytes = 0, kRowsAtOnce = 4;
-    static constexpr bool kInterleaved = true, kSigned = true, kPairScales = false;
+    static constexpr bool kInterleaved = true, kPairScales = false;
 };
 
 // Byte i of 64 belongs to row i / 16; what follows counts inside of the row.
@@ -48,7 +48,7 @@ IKPY_VBMI_INLINE __m512 scales_of_low_bits(__m512i sas, float unit) {
 }
 
 // Steps of 128 columns: a dword lane is a sub-block.
-struct IQ2_XXS_R4 : Interleaved, EightElements {
+struct IQ2_XXS_R4 : Interleaved, EightElements<4> {
     static constexpr int kType = 216, kBlockBytes = 264, kSteps = 2;
 
     IKPY_VBMI_INLINE IQ2_XXS_R4(const uint8_t* const* rows, int step) {
@@ -64,7 +64,7 @@ struct IQ2_XXS_R4 : Interleaved, EightElements {
     }
 };
 
-struct IQ2_XS_R4 : Interleaved, PointPairs {
+struct IQ2_XS_R4 : Interleaved, PointPairs<4> {
     static constexpr int kType = 217, kBlockBytes = 296, kSteps = 2;
     static constexpr bool kPairScales = true;
 

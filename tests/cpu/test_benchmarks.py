@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import ceiling, matmul, report, tables
+from benchmarks import attention, ceiling, matmul, report, tables
 from benchmarks.encoder_draws import Matrix, by_ikpy, decoded
 from benchmarks.peers import LlamaBench, open_peers
 from benchmarks.quantize import errors, whole_groups
@@ -168,3 +168,12 @@ def test_draws_undo_their_permutation():
     assert not np.array_equal(plain, moved)  # another draw
     for result in (plain, moved):
         assert np.corrcoef(result.ravel(), values.ravel())[0, 1] > 0.99
+
+
+@pytest.mark.parametrize("shape", attention.SHAPES.values(), ids=attention.SHAPES)
+def test_attention_cases_fill_their_memory_and_have_the_error_of_their_type(shape):
+    """The error is that of the op on the cache's own values: of f32 sums, or of 16-bit queries and weights."""
+    for name, limit in (("f16", 2e-5), ("q8_0", 2.5e-4)):
+        case = attention.Case(shape, attention.TYPES[name], cells=64, nbytes=1 << 20)
+        assert (1 << 20) - case.layers[0].nbytes < case.nbytes <= 1 << 20
+        assert 0 < case.error(shape, attention.TYPES[name]) < limit

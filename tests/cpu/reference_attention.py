@@ -42,6 +42,7 @@ def decode_rows(rows: np.ndarray, type_id: int, n: int) -> np.ndarray:
     blocks = rows.reshape(*rows.shape[:-1], n // 32, size)
     d = np.ascontiguousarray(blocks[..., :2]).view(np.float16).astype(np.float64)
     body = np.ascontiguousarray(blocks[..., 2:])
+    levels: np.ndarray
     if type_id == Q8_0:
         levels = body.view(np.int8).astype(np.float64)
     else:

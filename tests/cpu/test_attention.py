@@ -12,8 +12,9 @@ CODED = [Q8_0, Q6_0, Q4_0, IQ4_NL, Q8_KV]
 
 
 def tolerance_of(*types, floats=2e-5):
-    """On a tile unit codes meet queries and weights rounded to 1/65000 of the largest of 64 elements and more."""
-    return 2.5e-4 if core.has_tiles() and set(types) & set(CODED) else floats
+    """Products of codes meet queries and weights rounded to 1/65000 of the largest of 64 elements and more."""
+    codes = core.has_tiles() or core.has_byte_permutes()
+    return 2.5e-4 if codes and set(types) & set(CODED) else floats
 
 
 def causal_case(rng, n_tokens, n_kv, n_seq=1):

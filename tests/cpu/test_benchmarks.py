@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import ikpy
-from benchmarks import ceiling, matmul, overhead, report, tables
+from benchmarks import attention, ceiling, matmul, overhead, report, tables
 from benchmarks.encoder_draws import Matrix, by_ikpy, decoded
 from benchmarks.peers import LlamaBench, open_peers
 from benchmarks.quantize import errors, whole_groups
@@ -186,3 +186,12 @@ def test_parts_of_the_overhead_are_those_of_a_decode(n: int) -> None:
     assert len(overhead.whole(context, n, steps)) == steps
     np.testing.assert_array_equal(found, by_hand)
     assert overhead.report("name", context, n, steps).count("|") == len(overhead.PARTS) + 4
+
+
+@pytest.mark.parametrize("shape", attention.SHAPES.values(), ids=attention.SHAPES)
+def test_attention_cases_fill_their_memory_and_have_the_error_of_their_type(shape):
+    """The error is that of the op on the cache's own values: of f32 sums, or of 16-bit queries and weights."""
+    for name, limit in (("f16", 2e-5), ("q8_0", 2.5e-4)):
+        case = attention.Case(shape, attention.TYPES[name], cells=64, nbytes=1 << 20)
+        assert (1 << 20) - case.layers[0].nbytes < case.nbytes <= 1 << 20
+        assert 0 < case.error(shape, attention.TYPES[name]) < limit

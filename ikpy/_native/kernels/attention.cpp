@@ -29,11 +29,6 @@ void find_v_in_k(AttentionArgs& a) {
     a.v_column = column;
 }
 
-// Q8_0 is widened to floats so cheaply that tiles gain nothing up to 4 heads per K head.
-const flash::CodeProducts* code_products(const AttentionArgs& a, int type) {
-    return type == kQ8_0 && a.heads_per_kv <= 4 ? nullptr : flash::code_products(type);
-}
-
 }  // namespace
 
 AttentionArgs attention_args(const Op& op, const Tensor* tensors) {
@@ -66,9 +61,23 @@ AttentionArgs attention_args(const Op& op, const Tensor* tensors) {
     a.k_row_bytes = kv::row_bytes(a.k->type, a.d0);
     a.v_row_bytes = kv::row_bytes(a.v->type, a.dv);
     find_v_in_k(a);
-    a.k_codes = a.k1 || a.dk % 64 ? nullptr : code_products(a, a.k->type);
-    a.v_codes = a.dv % 32 ? nullptr : code_products(a, a.v->type);
+    a.k_coded = !a.k1 && a.dk % 64 == 0;
+    a.v_coded = a.dv % 32 == 0;
     return a;
+}
+
+const flash::CodeProducts* AttentionArgs::code_products(int type) const {
+    const int64_t rows = rows_per_kv_head();
+    const flash::CodeProducts* tiles = flash::tile_code_products(type);
+    const bool few = rows <= (tiles ? flash::kVectorCodeRows : kRowKernelMax);
+    const flash::CodeProducts* vectors = few ? flash::vector_code_products(type) : nullptr;
+    return vectors ? vectors : tiles;
+}
+
+int64_t AttentionArgs::row_kernel_max() const {
+    const bool tiles =
+        k_coded && v_coded && flash::tile_code_products(k->type) && flash::tile_code_products(v->type);
+    return tiles ? kCodeRowsMax : kRowKernelMax;
 }
 
 float AttentionArgs::q_factor() const { return softcap != 0.0f ? scale / softcap : scale * simd::kLog2e; }

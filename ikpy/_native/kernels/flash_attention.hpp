@@ -39,11 +39,15 @@ struct AttentionArgs {
     int64_t v_column;  // then: its first column
     int64_t k_row_bytes, v_row_bytes;
     kv::LoadRows load_k, load_k1, load_v;
-    const flash::CodeProducts *k_codes, *v_codes;  // of the row kernel, null: products of floats
+    bool k_coded, v_coded;  // shapes that products of codes take
 
     int64_t rows_per_kv_head() const { return heads_per_kv * n_tokens; }
+    // Products of codes of the row kernel, null: products of floats.
+    const flash::CodeProducts* k_codes() const { return k_coded ? code_products(k->type) : nullptr; }
+    const flash::CodeProducts* v_codes() const { return v_coded ? code_products(v->type) : nullptr; }
+    const flash::CodeProducts* code_products(int type) const;
     // Rows per K head that the row kernel takes at most.
-    int64_t row_kernel_max() const { return k_codes && v_codes ? kCodeRowsMax : kRowKernelMax; }
+    int64_t row_kernel_max() const;
     // Rows of a K head are ordered by token, then head.
     int64_t token_of(int64_t r) const { return r / heads_per_kv; }
     int64_t head_of(int64_t kv_head, int64_t r) const { return kv_head * heads_per_kv + r % heads_per_kv; }

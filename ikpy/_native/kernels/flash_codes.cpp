@@ -7,6 +7,8 @@
 
 #include "ikpy/ops.hpp"
 #include "kernels/amx_tiles.hpp"
+#include "kernels/flash_amx.hpp"
+#include "kernels/flash_code_weights.hpp"
 #include "kernels/kv_codes.hpp"
 #include "kernels/kv_types.hpp"
 
@@ -19,12 +21,10 @@ namespace {
 
 #define IKPY_CODE_TILES __attribute__((target("amx-tile,amx-int8,avx512vbmi")))
 
-constexpr float kHighest = 32512.0f;  // 256 * 127: the upper byte of every rounded value fits
 constexpr int64_t kTileBytes = 1024;
 constexpr int64_t kQuad = 4;         // query rows per tile of scores
 constexpr int64_t kTileRowsOfP = 8;  // rows of weights per tile, two bytes each
 constexpr int64_t kBlocksAtOnce = 4;
-constexpr float kTiny = 1e-30f;  // keeps divisions by a largest value of 0 finite
 
 int64_t quads(int64_t rows) { return (rows + kQuad - 1) / kQuad; }
 
@@ -46,13 +46,6 @@ struct OutputWork {
     uint16_t* halves;  // [kBlocksAtOnce][kCodeCells]
 };
 
-template <typename T>
-T* take(uint8_t*& at, int64_t n) {
-    T* p = reinterpret_cast<T*>(at);
-    at += (n * int64_t(sizeof(T)) + 63) / 64 * 64;
-    return p;
-}
-
 ScoreWork score_work(uint8_t*& at, int64_t dk) {
     ScoreWork w;
     w.codes = take<int8_t>(at, 16 * dk);
@@ -73,13 +66,6 @@ OutputWork output_work(uint8_t*& at, int64_t rows) {
     w.factors = take<float>(at, rows);
     w.halves = take<uint16_t>(at, kBlocksAtOnce * kCodeCells);
     return w;
-}
-
-// f32 scales of n f16 ones, rounded up to whole vectors.
-void widen_scales(const uint16_t* halves, int64_t n, float* out) {
-    for (int64_t i = 0; i < n; i += 16)
-        _mm512_storeu_ps(out + i,
-                         _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(halves + i))));
 }
 
 // ---- scores ----
@@ -130,7 +116,7 @@ inline void store_quad_sums(const __m512* v, float* s, int64_t lds) {
 
 // The sums of 16 cells and 4 rows as scores. scales: [16][ld].
 inline void finish_cells(const int32_t* sums, int64_t n_sums, const float* scales, int64_t ld,
-                         const float* factors, float* s, int64_t lds, Prefetch& next, int64_t pace) {
+                         const float* factors, float* s, int64_t lds, PrefetchLines& next, int64_t pace) {
     __m512 v[16];
 #pragma GCC unroll 16
     for (int c = 0; c < 16; ++c) v[c] = _mm512_setzero_ps();
@@ -153,7 +139,7 @@ inline void finish_cells(const int32_t* sums, int64_t n_sums, const float* scale
 // Codes [n][dk] of n cells and their scales: [n][dk / 32], or [n][2] with the scale of the row twice.
 template <class Codes>
 IKPY_CODE_TILES void unpack_keys(const uint8_t* k, int64_t stride, int64_t dk, int64_t n, int8_t* codes,
-                                 uint16_t* halves, float* scales, Prefetch& next, int64_t share) {
+                                 uint16_t* halves, float* scales, PrefetchLines& next, int64_t share) {
     const int64_t n_pairs = dk / 64;
     for (int64_t c = 0; c < n; ++c, k += stride) {
         next.advance(share);
@@ -173,23 +159,24 @@ IKPY_CODE_TILES void unpack_keys(const uint8_t* k, int64_t stride, int64_t dk, i
 // the next one is on the tile unit.
 template <class Codes>
 IKPY_CODE_TILES void code_scores(const CodeQuery& q, const uint8_t* k, int64_t stride, int64_t dk, int64_t n,
-                                 float* s, int64_t lds, uint8_t* work, Prefetch& next) {
+                                 float* s, int64_t lds, uint8_t* work, PrefetchLines next) {
     const ScoreWork w = score_work(work, dk);
     const int64_t n_pairs = dk / 64, n_sums = Codes::kRowScale ? 1 : n_pairs, ld = 2 * n_sums;
-    const int64_t n_items = (n + 15) / 16 * q.n_quads, slots = n + n_items * n_sums * 8;
-    const int64_t pace = (next.rows + slots - 1) / slots;
+    const int64_t n_quads = quads(q.rows), n_items = (n + 15) / 16 * n_quads,
+                  slots = n + n_items * n_sums * 8;
+    const int64_t pace = (next.lines() + slots - 1) / slots;
     const auto finish = [&](int64_t item) {
-        const int64_t c = item / q.n_quads * 16, i = item % q.n_quads;
+        const int64_t c = item / n_quads * 16, i = item % n_quads;
         finish_cells(w.sums + item % 2 * n_sums * 256, n_sums, w.scales + c / 16 % 2 * dk / 2, ld,
                      q.factors + 16 * i, s + kQuad * i * lds + c, lds, next, pace);
     };
     for (int64_t item = 0; item < n_items; ++item) {
-        const int64_t c = item / q.n_quads * 16, i = item % q.n_quads;
+        const int64_t c = item / n_quads * 16, i = item % n_quads;
         if (i == 0)
             unpack_keys<Codes>(k + c * stride, stride, dk, std::min<int64_t>(16, n - c), w.codes, w.halves,
                                w.scales + c / 16 % 2 * dk / 2, next, pace);
         asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read
-        multiply_cells<Codes::kRowScale>(w.codes, q.tiles + i * n_pairs * kTileBytes, dk,
+        multiply_cells<Codes::kRowScale>(w.codes, q.codes + i * n_pairs * kTileBytes, dk,
                                          w.sums + item % 2 * n_sums * 256);
         asm volatile("" ::: "memory");
         if (item > 0) finish(item - 1);
@@ -199,58 +186,11 @@ IKPY_CODE_TILES void code_scores(const CodeQuery& q, const uint8_t* k, int64_t s
 
 // ---- outputs ----
 
-// Makes the scales of n cells relative to the largest, zeros beyond n; returns the largest.
-inline float normalize_scales(float* scales, int64_t n) {
-    const __mmask64 valid = n == 64 ? ~0ull : (1ull << n) - 1;
-    __m512 x[4], top = _mm512_setzero_ps();
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-        x[i] = _mm512_maskz_mov_ps(__mmask16(valid >> 16 * i), _mm512_loadu_ps(scales + 16 * i));
-        top = _mm512_max_ps(top, _mm512_abs_ps(x[i]));
-    }
-    const float largest = _mm512_reduce_max_ps(top);
-    const __m512 inverse = _mm512_set1_ps(1.0f / std::max(largest, kTiny));
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) _mm512_storeu_ps(scales + 16 * i, _mm512_mul_ps(inverse, x[i]));
-    return largest;
-}
-
-void relative_weights(const float* p, int64_t ldp, int64_t rows, int64_t n, const OutputWork& w) {
-    const __mmask64 valid = n == 64 ? ~0ull : (1ull << n) - 1;
-    for (int64_t r = 0; r < rows; ++r) {
-        __m512 x[4], top = _mm512_setzero_ps();
-        for (int i = 0; i < 4; ++i) {
-            x[i] = _mm512_maskz_loadu_ps(__mmask16(valid >> 16 * i), p + r * ldp + 16 * i);
-            top = _mm512_max_ps(top, x[i]);
-        }
-        const float largest = std::max(_mm512_reduce_max_ps(top), kTiny);
-        w.factors[r] = largest / kHighest;
-        const __m512 inverse = _mm512_set1_ps(kHighest / largest);
-        for (int i = 0; i < 4; ++i)
-            _mm512_storeu_ps(w.relative + r * kCodeCells + 16 * i, _mm512_mul_ps(inverse, x[i]));
-    }
-}
-
-// Weights of 64 cells times their scales as upper and lower bytes. Bytes 4 (4 j + i) .. + 3 belong to the
-// cells 4 (4 i + j) .. + 3, the order in which packing leaves them.
-inline void round_weights(const float* p, const float* scales, int8_t* out) {
-    __m512i x[4];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i)
-        x[i] =
-            _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(p + 16 * i), _mm512_loadu_ps(scales + 16 * i)));
-    const __m512i a = _mm512_packs_epi32(x[0], x[1]), b = _mm512_packs_epi32(x[2], x[3]);
-    const __m512i half = _mm512_set1_epi16(128), byte = _mm512_set1_epi16(255);
-    _mm512_storeu_si512(out, _mm512_packs_epi16(_mm512_srai_epi16(_mm512_add_epi16(a, half), 8),
-                                                _mm512_srai_epi16(_mm512_add_epi16(b, half), 8)));
-    _mm512_storeu_si512(out + 64, _mm512_packus_epi16(_mm512_and_si512(a, byte), _mm512_and_si512(b, byte)));
-}
-
 // Codes of one block of n cells as right operands, groups of four cells in the order of the weights, and
 // their scales.
 template <class Codes>
 IKPY_CODE_TILES void unpack_values(const uint8_t* v, int64_t stride, int64_t n, int8_t* out, uint16_t* halves,
-                                   Prefetch& next, int64_t share) {
+                                   PrefetchLines& next, int64_t share) {
     for (int64_t c = 0; c < n; c += 4) {
         next.advance(share);
         const uint8_t* cells[4];
@@ -258,8 +198,8 @@ IKPY_CODE_TILES void unpack_values(const uint8_t* v, int64_t stride, int64_t n, 
         if constexpr (!Codes::kRowScale)
             for (int64_t i = 0; i < 4; ++i) halves[c + i] = load_unaligned<uint16_t>(cells[i]);
         __m512i codes[2];
-        Codes::four(cells, codes);
-        int8_t* to = out + 64 * (c / 4 % 4 * 4 + c / 16);
+        Codes::template four<true>(cells, codes);
+        int8_t* to = out + 16 * bytes_of_group(c / 4);
         _mm512_storeu_si512(to, codes[0]);
         _mm512_storeu_si512(to + kTileBytes, codes[1]);
     }
@@ -283,16 +223,14 @@ inline void add_sums(const int32_t* sums, float factor, float alpha, float* o) {
     for (int i = 0; i < 2; ++i) {
         const __m512 hi = _mm512_cvtepi32_ps(_mm512_loadu_si512(sums + 256 * i));
         const __m512 lo = _mm512_cvtepi32_ps(_mm512_loadu_si512(sums + 256 * i + 16));
-        const __m512 sum = _mm512_fmadd_ps(hi, _mm512_set1_ps(256.0f), lo);
-        const __m512 kept = _mm512_mul_ps(_mm512_set1_ps(alpha), _mm512_loadu_ps(o + 16 * i));
-        _mm512_storeu_ps(o + 16 * i, _mm512_fmadd_ps(_mm512_set1_ps(factor), sum, kept));
+        add_scaled(_mm512_fmadd_ps(hi, _mm512_set1_ps(256.0f), lo), factor, alpha, o + 16 * i);
     }
 }
 
 // Blocks [b0, b0 + n_blocks) of n cells as right operands, with their scales.
 template <class Codes>
 IKPY_CODE_TILES void prepare_values(const uint8_t* v, int64_t stride, int64_t n, int64_t b0, int64_t n_blocks,
-                                    const OutputWork& w, Prefetch& next, int64_t share) {
+                                    const OutputWork& w, PrefetchLines& next, int64_t share) {
     for (int64_t b = 0; b < n_blocks; ++b)
         unpack_values<Codes>(v + Codes::kHeader + (b0 + b) * Codes::kBytes, stride, n,
                              w.codes + b * 2 * kTileBytes, w.halves + b * kCodeCells, next, share);
@@ -309,10 +247,10 @@ IKPY_CODE_TILES void prepare_values(const uint8_t* v, int64_t stride, int64_t n,
 template <class Codes>
 IKPY_CODE_TILES void code_outputs(const float* p, int64_t ldp, int64_t rows, int64_t n, const uint8_t* v,
                                   int64_t stride, int64_t dv, const float* alpha, float* o, int64_t ldo,
-                                  uint8_t* work, Prefetch& next) {
+                                  uint8_t* work, PrefetchLines next) {
     const OutputWork w = output_work(work, rows);
-    const int64_t slots = dv / 32 * ((n + 3) / 4 + 2 * rows), share = (next.rows + slots - 1) / slots;
-    relative_weights(p, ldp, rows, n, w);
+    const int64_t slots = dv / 32 * ((n + 3) / 4 + 2 * rows), share = (next.lines() + slots - 1) / slots;
+    relative_weights(p, ldp, rows, n, w.relative, w.factors);
     for (int64_t b0 = 0; b0 < dv / 32; b0 += kBlocksAtOnce) {
         const int64_t n_blocks = std::min(kBlocksAtOnce, dv / 32 - b0);
         // Blocks with one scale per row share their weights.
@@ -337,9 +275,61 @@ IKPY_CODE_TILES void code_outputs(const float* p, int64_t ldp, int64_t rows, int
     }
 }
 
+size_t tile_query_bytes(int64_t rows, int64_t dk) {
+    return size_t(quads(rows) * (dk / 64 * kTileBytes + 64));
+}
+
+CodeQuery pack_tile_query(const float* q, int64_t ldq, int64_t rows, int64_t dk, uint8_t* to) {
+    const int64_t n_pairs = dk / 64;
+    CodeQuery out;
+    out.rows = rows;
+    out.codes = take<int8_t>(to, quads(rows) * n_pairs * kTileBytes);
+    out.factors = take<float>(to, quads(rows) * 16);
+    std::memset(out.codes, 0, size_t(quads(rows) * n_pairs * kTileBytes));
+    std::fill(out.factors, out.factors + quads(rows) * 16, 0.0f);
+    for (int64_t r = 0; r < rows; ++r) {
+        const RoundedRow rounded(q + r * ldq, dk);
+        int8_t* tiles = out.codes + r / kQuad * n_pairs * kTileBytes;
+        float* factors = out.factors + r / kQuad * 16;
+        // Columns are ordered by row, byte and block of the pair; the codes of the other block meet zeros.
+        for (int64_t d = 0; d < dk; d += 16) {
+            alignas(16) int8_t upper[16], lower[16];
+            const __m512i levels = rounded.levels(q + r * ldq + d);
+            store_bytes(upper_bytes(levels), upper);
+            store_bytes(levels, lower);
+            int8_t* at = tiles + d / 64 * kTileBytes + d % 64 / 4 * 64 + (r % kQuad * 4 + d / 32 % 2) * 4;
+            for (int i = 0; i < 4; ++i, at += 64) {
+                std::memcpy(at, upper + 4 * i, 4);
+                std::memcpy(at + 8, lower + 4 * i, 4);
+            }
+        }
+        for (int g = 0; g < 2; ++g) {
+            factors[r % kQuad * 4 + g] = 256.0f * rounded.unit;
+            factors[r % kQuad * 4 + 2 + g] = rounded.unit;
+        }
+    }
+    return out;
+}
+
+size_t tile_work_bytes(int64_t rows, int64_t d) {
+    uint8_t* scores = nullptr;
+    uint8_t* outputs = nullptr;
+    score_work(scores, (d + 63) / 64 * 64);
+    output_work(outputs, rows);
+    return std::max(reinterpret_cast<uintptr_t>(scores), reinterpret_cast<uintptr_t>(outputs));
+}
+
+void begin_code_tiles(int64_t rows) {
+    TileConfig config(kTileHeight);
+    for (const int tile : {2, 3, 5}) config.rows[tile] = uint8_t(2 * std::min(rows, kTileRowsOfP));
+    load_tile_config(config);
+}
+
 template <class Codes>
 const CodeProducts* products_of() {
-    static const CodeProducts products = {code_scores<Codes>, code_outputs<Codes>};
+    static const CodeProducts products = {code_scores<Codes>, code_outputs<Codes>, tile_query_bytes,
+                                          pack_tile_query,    tile_work_bytes,     begin_code_tiles,
+                                          end_tiles};
     return &products;
 }
 
@@ -351,53 +341,7 @@ bool has_code_tiles() {
 
 }  // namespace
 
-size_t code_query_bytes(int64_t rows, int64_t dk) {
-    return size_t(quads(rows) * (dk / 64 * kTileBytes + 64));
-}
-
-CodeQuery pack_code_query(const float* q, int64_t ldq, int64_t rows, int64_t dk, uint8_t* to) {
-    const int64_t n_pairs = dk / 64;
-    CodeQuery out;
-    out.n_quads = quads(rows);
-    out.tiles = take<int8_t>(to, out.n_quads * n_pairs * kTileBytes);
-    out.factors = take<float>(to, out.n_quads * 16);
-    std::memset(out.tiles, 0, size_t(out.n_quads * n_pairs * kTileBytes));
-    std::fill(out.factors, out.factors + out.n_quads * 16, 0.0f);
-    for (int64_t r = 0; r < rows; ++r) {
-        const float* x = q + r * ldq;
-        float largest = kTiny, undefined = 0.0f;
-        for (int64_t d = 0; d < dk; ++d) {
-            largest = std::max(largest, std::fabs(x[d]));
-            undefined += 0.0f * x[d];  // not 0 for infinite and undefined elements
-        }
-        const float inverse = kHighest / largest, unit = largest / kHighest + undefined;
-        int8_t* tiles = out.tiles + r / kQuad * n_pairs * kTileBytes;
-        float* factors = out.factors + r / kQuad * 16;
-        // Columns are ordered by row, byte and block of the pair; the codes of the other block meet zeros.
-        for (int64_t d = 0; d < dk; ++d) {
-            const int level = int(std::lrintf(x[d] * inverse)), hi = (level + 128) >> 8;
-            const int64_t column = r % kQuad * 4 + d / 32 % 2;
-            int8_t* at = tiles + d / 64 * kTileBytes + d % 64 / 4 * 64 + column * 4 + d % 4;
-            at[0] = int8_t(hi);
-            at[8] = int8_t(level - 256 * hi);
-        }
-        for (int g = 0; g < 2; ++g) {
-            factors[r % kQuad * 4 + g] = 256.0f * unit;
-            factors[r % kQuad * 4 + 2 + g] = unit;
-        }
-    }
-    return out;
-}
-
-size_t code_work_bytes(int64_t rows, int64_t d) {
-    uint8_t* scores = nullptr;
-    uint8_t* outputs = nullptr;
-    score_work(scores, (d + 63) / 64 * 64);
-    output_work(outputs, rows);
-    return std::max(reinterpret_cast<uintptr_t>(scores), reinterpret_cast<uintptr_t>(outputs));
-}
-
-const CodeProducts* code_products(int type) {
+const CodeProducts* tile_code_products(int type) {
     if (!has_code_tiles()) return nullptr;
     switch (type) {
         case kQ8_0:
@@ -415,19 +359,9 @@ const CodeProducts* code_products(int type) {
     }
 }
 
-void begin_code_tiles(int64_t rows) {
-    TileConfig config(kTileHeight);
-    for (const int tile : {2, 3, 5}) config.rows[tile] = uint8_t(2 * std::min(rows, kTileRowsOfP));
-    load_tile_config(config);
-}
-
 #else
 
-size_t code_query_bytes(int64_t, int64_t) { return 0; }
-CodeQuery pack_code_query(const float*, int64_t, int64_t, int64_t, uint8_t*) { return {}; }
-size_t code_work_bytes(int64_t, int64_t) { return 0; }
-const CodeProducts* code_products(int) { return nullptr; }
-void begin_code_tiles(int64_t) {}
+const CodeProducts* tile_code_products(int) { return nullptr; }
 
 #endif
 

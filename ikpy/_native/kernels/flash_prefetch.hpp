@@ -19,5 +19,26 @@ struct Prefetch {
     }
 };
 
+// Adjacent lines of the cache that a later step reads, fetched into L2. A core has 16 misses under way at
+// most: products fetch as many lines as they consume, a few at a time, or their own loads wait. Copied into
+// the kernels, so that its state stays in registers.
+struct PrefetchLines {
+    const uint8_t *at, *end;
+
+    int64_t lines() const { return (end - at + 63) / 64; }
+    void one() {
+        __builtin_prefetch(at, 0, 2);
+        at += at < end ? 64 : 0;
+    }
+    void advance(int64_t n) {
+        for (; n > 0 && at < end; --n) one();
+    }
+};
+
+// Lines to fetch along with `bytes` of the cache.
+constexpr int lines_of(int64_t bytes) { return bytes > 96 ? int((bytes + 32) / 64) : 1; }
+// Steps of `bytes` for each line where a step is shorter than a line.
+constexpr int64_t steps_per_line(int64_t bytes) { return bytes > 48 ? 1 : (64 + bytes / 2) / bytes; }
+
 }  // namespace flash
 }  // namespace ikpy

@@ -20,6 +20,7 @@ struct RowBuffers {
     float* s;      // [K heads][score_rows][lds] with flash attention, of one head without
     float* alpha;  // [K heads][rows]
     int64_t ldk, ldv, lds;
+    const flash::CodeProducts *k_codes, *v_codes;
     flash::CodeQuery* codes;  // query of each K head where K is multiplied as codes
     uint8_t* work;            // of products of codes
 };
@@ -27,12 +28,20 @@ struct RowBuffers {
 // Rows of scores: products of codes write whole groups of four.
 int64_t score_rows(const AttentionArgs& a) { return round_up(a.rows_per_kv_head(), 4); }
 
+// Products of codes with any number of rows up to those of `a`: which kind it is depends on the number.
 int64_t code_bytes(const AttentionArgs& a) {
-    if (!a.k_codes && !a.v_codes) return 0;
-    const int64_t rows = a.rows_per_kv_head();
-    const int64_t query = int64_t(flash::code_query_bytes(rows, a.dk)) + int64_t(sizeof(flash::CodeQuery));
-    return round_up(int64_t(flash::code_work_bytes(rows, std::max(a.dk, a.dv))), 64) +
-           a.n_kv_heads * round_up(query, 64) + 64;
+    int64_t bytes = 0;
+    for (int64_t n = 1; n <= a.n_tokens; ++n) {
+        const AttentionArgs part = a.part(0, n);
+        const int64_t rows = part.rows_per_kv_head();
+        for (const flash::CodeProducts* codes : {part.k_codes(), part.v_codes()}) {
+            if (!codes) continue;
+            const int64_t query = int64_t(codes->query_bytes(rows, a.dk)) + int64_t(sizeof(flash::CodeQuery));
+            bytes = std::max(bytes, round_up(int64_t(codes->work_bytes(rows, std::max(a.dk, a.dv))), 64) +
+                                        a.n_kv_heads * round_up(query, 64) + 64);
+        }
+    }
+    return bytes;
 }
 
 RowBuffers layout(uint8_t* scratch, const AttentionArgs& a) {
@@ -48,6 +57,8 @@ RowBuffers layout(uint8_t* scratch, const AttentionArgs& a) {
     // The sums of a head with full softmax follow.
     float* end = b.alpha + round_up(a.n_heads * a.n_tokens, 16) + a.rows_per_kv_head() * b.ldv;
     b.work = scratch + round_up(reinterpret_cast<uint8_t*>(end) - scratch, 64);
+    b.k_codes = a.k_codes();
+    b.v_codes = a.v_codes();
     b.codes = nullptr;
     return b;
 }
@@ -66,38 +77,38 @@ void pack_q(const AttentionArgs& a, const RowBuffers& b) {
 }
 
 // The queries as codes, behind the work memory of their products.
-void pack_codes(const AttentionArgs& a, RowBuffers& b) {
+void pack_codes(const AttentionArgs& a, const flash::CodeProducts& codes, RowBuffers& b) {
     const int64_t rows = a.rows_per_kv_head();
-    uint8_t* at = b.work + round_up(int64_t(flash::code_work_bytes(rows, std::max(a.dk, a.dv))), 64);
-    const int64_t bytes = round_up(int64_t(flash::code_query_bytes(rows, a.dk)), 64);
+    uint8_t* at = b.work + round_up(int64_t(codes.work_bytes(rows, std::max(a.dk, a.dv))), 64);
+    const int64_t bytes = round_up(int64_t(codes.query_bytes(rows, a.dk)), 64);
     b.codes = reinterpret_cast<flash::CodeQuery*>(at + a.n_kv_heads * bytes);
     for (int64_t h = 0; h < a.n_kv_heads; ++h)
-        b.codes[h] = flash::pack_code_query(b.q + h * rows * b.ldk, b.ldk, rows, a.dk, at + h * bytes);
+        b.codes[h] = codes.pack(b.q + h * rows * b.ldk, b.ldk, rows, a.dk, at + h * bytes);
 }
 
 // Cells per step with flash attention: short steps are read faster, 16 cells of 2 KiB at 15 GB/s where 64 are
 // at 10 (17 can be read). Products of codes need 64 cells to fill their tiles.
-int64_t step_cells(const AttentionArgs& a) {
+int64_t step_cells(const AttentionArgs& a, const RowBuffers& b) {
     int64_t n = kRowCells;
-    while (!a.v_codes && n > 16 && n * a.k->nb[2] > kStepBytes) n /= 2;
+    while (!b.v_codes && n > 16 && n * a.k->nb[2] > kStepBytes) n /= 2;
     return n;
 }
 
 // Share of K head `kv_head` in fetching the n cells from c0 on, which all heads read next.
-flash::Prefetch next_cells(const AttentionArgs& a, const Tensor& cache, int64_t kv_head, int64_t c0,
-                           int64_t n) {
+flash::PrefetchLines next_cells(const AttentionArgs& a, const Tensor& cache, int64_t kv_head, int64_t c0,
+                                int64_t n) {
     const int64_t lines = (std::max<int64_t>(n, 0) * cache.nb[2] + 63) / 64;
     const int64_t begin = lines * kv_head / a.n_kv_heads, end = lines * (kv_head + 1) / a.n_kv_heads;
-    return {cache.data + c0 * cache.nb[2] + begin * 64, 64, 1, end - begin};
+    return {cache.data + c0 * cache.nb[2] + begin * 64, cache.data + c0 * cache.nb[2] + end * 64};
 }
 
 void scores(const AttentionArgs& a, int64_t kv_head, int64_t c0, int64_t n, const RowBuffers& b, float* s,
-            flash::Prefetch next) {
+            flash::PrefetchLines next) {
     const int64_t rows = a.rows_per_kv_head();
     const float* q = b.q + kv_head * rows * b.ldk;
     const uint8_t* k = row<uint8_t>(*a.k, kv_head, c0);
-    if (a.k_codes) {
-        a.k_codes->scores(b.codes[kv_head], k, a.k->nb[2], a.dk, n, s, b.lds, b.work, next);
+    if (b.k_codes) {
+        b.k_codes->scores(b.codes[kv_head], k, a.k->nb[2], a.dk, n, s, b.lds, b.work, next);
         return;
     }
     const flash::RowProducts* direct = a.k1 ? nullptr : flash::row_products(a.k->type, rows);
@@ -112,11 +123,11 @@ void scores(const AttentionArgs& a, int64_t kv_head, int64_t c0, int64_t n, cons
 }
 
 void outputs(const AttentionArgs& a, int64_t kv_head, int64_t c0, int64_t n, const RowBuffers& b,
-             const float* p, const float* alpha, float* o, flash::Prefetch next) {
+             const float* p, const float* alpha, float* o, flash::PrefetchLines next) {
     const int64_t rows = a.rows_per_kv_head();
     const uint8_t* v = row<uint8_t>(*a.v, a.v_head(kv_head), c0);
-    if (a.v_codes) {
-        a.v_codes->outputs(p, b.lds, rows, n, v, a.v->nb[2], a.dv, alpha, o, b.ldv, b.work, next);
+    if (b.v_codes) {
+        b.v_codes->outputs(p, b.lds, rows, n, v, a.v->nb[2], a.dv, alpha, o, b.ldv, b.work, next);
         return;
     }
     const flash::RowProducts* direct = flash::row_products(a.v->type, rows);
@@ -201,9 +212,9 @@ void online_softmax(const AttentionArgs& a, int64_t n, const BlockMask& mask, co
 void flash_step(const AttentionArgs& a, int64_t c0, int64_t n, int64_t last, const BlockMask& mask,
                 const RowBuffers& b, const Partials& p, int64_t part) {
     const int64_t rows = a.rows_per_kv_head(), head_scores = score_rows(a) * b.lds;
-    const int64_t c1 = c0 + n, n1 = std::min(step_cells(a), last - c1);
+    const int64_t c1 = c0 + n, n1 = std::min(step_cells(a, b), last - c1);
     for (int64_t h = 0; h < a.n_kv_heads; ++h) {
-        const flash::Prefetch next =
+        const flash::PrefetchLines next =
             a.v_in_k ? next_cells(a, *a.k, h, c1, n1) : next_cells(a, *a.v, h, c0, n);
         scores(a, h, c0, n, b, b.s + h * head_scores, next);
     }
@@ -217,7 +228,7 @@ void flash_step(const AttentionArgs& a, int64_t c0, int64_t n, int64_t last, con
 void run_flash(const ThreadContext& ctx, const AttentionArgs& a, const RowBuffers& b, const Partials& p) {
     int64_t first, last, begin, end;
     covered_cells(a, 0, a.n_tokens, &first, &last);
-    const int64_t step = step_cells(a);
+    const int64_t step = step_cells(a, b);
     split_range(last - first, ctx.ith, ctx.nth, kRowCells, &begin, &end);
     const int64_t part = ctx.ith;
     std::fill(p.acc_row(part, 0), p.acc_row(part, 0) + p.n_rows * p.ld, 0.0f);
@@ -249,7 +260,7 @@ void run_full_head(const AttentionArgs& a, int64_t kv_head, const RowBuffers& b,
             for (int64_t r = 0; r < rows; ++r) std::fill_n(s + r * b.lds, round_up(n, kLanes), kMasked);
             continue;
         }
-        scores(a, kv_head, c0, n, b, s, {nullptr, 0, 0, 0});
+        scores(a, kv_head, c0, n, b, s, {nullptr, nullptr});
         for (int64_t r = 0; r < rows; ++r) {
             const int64_t t = a.token_of(r);
             top[r] = std::max(top[r], finish_scores(a, mask.bits[t], mask.visible[t] != n, n, s + r * b.lds));
@@ -264,7 +275,7 @@ void run_full_head(const AttentionArgs& a, int64_t kv_head, const RowBuffers& b,
     for (int64_t c0 = first; c0 < last; c0 += kRowCells) {
         const int64_t n = std::min<int64_t>(kRowCells, last - c0);
         if (!mask.fill(a, c0, n)) continue;
-        outputs(a, kv_head, c0, n, b, b.s + (c0 - first), alpha, acc, {nullptr, 0, 0, 0});
+        outputs(a, kv_head, c0, n, b, b.s + (c0 - first), alpha, acc, {nullptr, nullptr});
     }
     for (int64_t r = 0; r < rows; ++r) {
         const int64_t head = a.head_of(kv_head, r);
@@ -293,13 +304,13 @@ void attention_rows(const ThreadContext& ctx, const AttentionArgs& a) {
     if (b.ldk != a.dk || b.ldv != a.dv)
         std::memset(b.k, 0, size_t(kRowCells * (b.ldk + b.ldv)) * sizeof(float));
     pack_q(a, b);
-    const bool tiles = a.k_codes || a.v_codes;
-    if (a.k_codes) pack_codes(a, b);
-    if (tiles) flash::begin_code_tiles(a.rows_per_kv_head());
+    if (b.k_codes) pack_codes(a, *b.k_codes, b);
+    const flash::CodeProducts* codes = b.k_codes ? b.k_codes : b.v_codes;
+    if (codes) codes->begin(a.rows_per_kv_head());
     if (a.flash) {
         const Partials p = partials_at(ctx.shared, a, ctx.nth);
         run_flash(ctx, a, b, p);
-        if (tiles) flash::end_tiles();
+        if (codes) codes->end();
         ctx.sync();
         combine_partials(ctx, a, p);
         return;
@@ -307,7 +318,7 @@ void attention_rows(const ThreadContext& ctx, const AttentionArgs& a) {
     for (int64_t h; (h = ctx.counters[0].fetch_add(1, std::memory_order_relaxed)) < a.n_kv_heads;) {
         run_full_head(a, h, b, b.alpha + round_up(a.n_heads * a.n_tokens, 16));
     }
-    if (tiles) flash::end_tiles();
+    if (codes) codes->end();
 }
 
 }  // namespace ikpy

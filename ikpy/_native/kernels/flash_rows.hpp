@@ -10,10 +10,10 @@ namespace flash {
 
 // s[r * lds + c] = sum_d q[r * ldq + d] k[c][d]
 using RowScores = void (*)(const float* q, int64_t ldq, const uint8_t* k, int64_t stride, int64_t dk,
-                           int64_t n, float* s, int64_t lds, Prefetch& next);
+                           int64_t n, float* s, int64_t lds, PrefetchLines next);
 // o[r][d] = alpha[r] o[r][d] + sum_c p[r][c] v[c][d]
 using RowOutputs = void (*)(const float* p, int64_t ldp, int64_t n, const uint8_t* v, int64_t stride,
-                            int64_t dv, const float* alpha, float* o, int64_t ldo, Prefetch& next);
+                            int64_t dv, const float* alpha, float* o, int64_t ldo, PrefetchLines next);
 
 struct RowProducts {
     RowScores scores;
@@ -35,7 +35,7 @@ constexpr int cells_at_once(int r) {
 
 template <class Row, int R, int C>
 inline void scores_of_cells(const float* q, int64_t ldq, const uint8_t* k, int64_t stride, int64_t dk,
-                            float* s, int64_t lds) {
+                            float* s, int64_t lds, PrefetchLines& next) {
     using namespace simd;
     constexpr int S = Row::kVectors;
     // Full unrolling keeps the sums in registers; g++ otherwise clears and reads them in memory.
@@ -43,6 +43,8 @@ inline void scores_of_cells(const float* q, int64_t ldq, const uint8_t* k, int64
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) acc[i] = zero();
     for (int64_t d = 0; d < dk; d += S * kLanes) {
+        if (d / (S * kLanes) % steps_per_line(C * Row::kBytes) == 0)
+            for (int i = 0; i < lines_of(C * Row::kBytes); ++i) next.one();
 #pragma GCC unroll 16
         for (int c = 0; c < C; ++c) {
             V x[S];
@@ -73,29 +75,27 @@ inline void scores_of_cells(const float* q, int64_t ldq, const uint8_t* k, int64
 
 template <class Row, int R>
 void row_scores(const float* q, int64_t ldq, const uint8_t* k, int64_t stride, int64_t dk, int64_t n,
-                float* s, int64_t lds, Prefetch& next) {
+                float* s, int64_t lds, PrefetchLines next) {
     constexpr int C = cells_at_once(R);
-    const int64_t share = next.rows * C / (n > 0 ? n : 1) + 1;
     int64_t c = 0;
-    for (; c + C <= n; c += C) {
-        next.advance(share);
-        scores_of_cells<Row, R, C>(q, ldq, k + c * stride, stride, dk, s + c, lds);
-    }
-    for (; c < n; ++c) scores_of_cells<Row, R, 1>(q, ldq, k + c * stride, stride, dk, s + c, lds);
+    for (; c + C <= n; c += C)
+        scores_of_cells<Row, R, C>(q, ldq, k + c * stride, stride, dk, s + c, lds, next);
+    for (; c < n; ++c) scores_of_cells<Row, R, 1>(q, ldq, k + c * stride, stride, dk, s + c, lds, next);
+    next.advance(next.lines());
 }
 
 // D groups of Row::kVectors vectors of the head.
 template <class Row, int R, int D>
 inline void outputs_of_head(const float* p, int64_t ldp, int64_t n, const uint8_t* v, int64_t stride,
-                            int64_t d, const float* alpha, float* o, int64_t ldo, Prefetch& next,
-                            int64_t share) {
+                            int64_t d, const float* alpha, float* o, int64_t ldo, PrefetchLines& next) {
     using namespace simd;
     constexpr int S = Row::kVectors;
     V acc[R][D * S];
     for (int r = 0; r < R; ++r)
         for (int i = 0; i < D * S; ++i) acc[r][i] = mul(set1(alpha[r]), load(o + r * ldo + d + i * kLanes));
     for (int64_t c = 0; c < n; ++c) {
-        if ((c & 7) == 0) next.advance(share);
+        if (c % steps_per_line(D * Row::kBytes) == 0)
+            for (int i = 0; i < lines_of(D * Row::kBytes); ++i) next.one();
         V x[D * S];
         for (int i = 0; i < D; ++i) Row::load(v + c * stride, d + i * S * kLanes, x + i * S);
         for (int r = 0; r < R; ++r) {
@@ -109,7 +109,7 @@ inline void outputs_of_head(const float* p, int64_t ldp, int64_t n, const uint8_
 
 template <class Row, int R>
 void row_outputs(const float* p, int64_t ldp, int64_t n, const uint8_t* v, int64_t stride, int64_t dv,
-                 const float* alpha, float* o, int64_t ldo, Prefetch& next) {
+                 const float* alpha, float* o, int64_t ldo, PrefetchLines next) {
     constexpr int S = Row::kVectors;
 #if defined(__AVX512F__)
     constexpr int kVectors = R == 1 ? 8 : R == 2 ? 8 : R <= 4 ? 4 : 2;
@@ -118,12 +118,12 @@ void row_outputs(const float* p, int64_t ldp, int64_t n, const uint8_t* v, int64
 #endif
     constexpr int D = kVectors / S > 0 ? kVectors / S : 1;
     const int64_t step = S * simd::kLanes;
-    const int64_t share = next.rows * 8 * D * step / (n * dv + 1) + 1;
     int64_t d = 0;
     for (; d + D * step <= dv; d += D * step) {
-        outputs_of_head<Row, R, D>(p, ldp, n, v, stride, d, alpha, o, ldo, next, share);
+        outputs_of_head<Row, R, D>(p, ldp, n, v, stride, d, alpha, o, ldo, next);
     }
-    for (; d < dv; d += step) outputs_of_head<Row, R, 1>(p, ldp, n, v, stride, d, alpha, o, ldo, next, share);
+    for (; d < dv; d += step) outputs_of_head<Row, R, 1>(p, ldp, n, v, stride, d, alpha, o, ldo, next);
+    next.advance(next.lines());
 }
 
 }  // namespace flash

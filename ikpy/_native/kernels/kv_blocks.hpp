@@ -1,5 +1,5 @@
 // Expansion of cache rows to f32: Row*::expand(row, n, dst) per format; Vectors*::load(row, i, x) gives the
-// kVectors vectors from element i on.
+// kVectors vectors from element i on, which take kBytes.
 #pragma once
 #include <cstring>
 
@@ -100,7 +100,7 @@ struct LevelsQ6_0 {
 // Vectors of a type with blocks of 32 levels and one f16 scale in front.
 template <class Levels>
 struct VectorsOf {
-    static constexpr int kVectors = 32 / simd::kLanes;
+    static constexpr int kVectors = 32 / simd::kLanes, kBytes = Levels::kBytes;
     static void load(const uint8_t* row, int64_t i, simd::V* x) {
         const uint8_t* block = row + i / 32 * Levels::kBytes;
         const simd::V d = simd::set1(load_f16(block));
@@ -192,7 +192,7 @@ struct RowQ8_KV {
 };
 
 struct VectorsF32 {
-    static constexpr int kVectors = 1;
+    static constexpr int kVectors = 1, kBytes = 4 * simd::kLanes;
     static void load(const uint8_t* row, int64_t i, simd::V* x) {
         x[0] = simd::load(reinterpret_cast<const float*>(row) + i);
     }
@@ -201,14 +201,14 @@ struct VectorsF32 {
 #if defined(__AVX512F__)
 
 struct VectorsF16 {
-    static constexpr int kVectors = 1;
+    static constexpr int kVectors = 1, kBytes = 2 * simd::kLanes;
     static void load(const uint8_t* row, int64_t i, simd::V* x) {
         x[0] = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + 2 * i)));
     }
 };
 
 struct VectorsBF16 {
-    static constexpr int kVectors = 1;
+    static constexpr int kVectors = 1, kBytes = 2 * simd::kLanes;
     static void load(const uint8_t* row, int64_t i, simd::V* x) {
         const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + 2 * i));
         x[0] = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
@@ -218,14 +218,14 @@ struct VectorsBF16 {
 #elif defined(__AVX2__)
 
 struct VectorsF16 {
-    static constexpr int kVectors = 1;
+    static constexpr int kVectors = 1, kBytes = 2 * simd::kLanes;
     static void load(const uint8_t* row, int64_t i, simd::V* x) {
         x[0] = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row + 2 * i)));
     }
 };
 
 struct VectorsBF16 {
-    static constexpr int kVectors = 1;
+    static constexpr int kVectors = 1, kBytes = 2 * simd::kLanes;
     static void load(const uint8_t* row, int64_t i, simd::V* x) {
         const __m128i h = _mm_loadu_si128(reinterpret_cast<const __m128i*>(row + 2 * i));
         x[0] = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));

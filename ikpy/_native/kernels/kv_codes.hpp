@@ -1,8 +1,12 @@
 // Codes of quantized cache rows as signed bytes, for products on int8 tiles. Codes*:
 //   kBytes, kHeader   bytes of a block of 32, bytes before the first block of a row
 //   kRowScale         one f32 scale in front of the row instead of an f16 scale in front of each block
-//   pair(b)           the 64 codes of the block at b and the one behind it, in their order
-//   four(b, out)      the codes of the blocks at b[0..3]: byte 4 i + c of out[h] = code 16 h + i of block c
+//   kOffset           unsigned codes are by this larger than signed ones
+//   pair(b)           the 64 signed codes of the block at b and the one behind it, in their order
+//   four<kSigned>(b, out)    the codes of the blocks at b[0..3]: byte 4 i + c of out[h] = code 16 h + i of
+//   block c sixteen(b, stride, out)  unsigned codes of 16 blocks: byte 4 c + i of out[g] = code 4 g + i of
+//   the block at
+//                            b + c * stride
 #pragma once
 #include "kernels/kv_blocks.hpp"
 
@@ -32,18 +36,66 @@ IKPY_CODES __m512i interleave16(const uint8_t* const* b, int at) {
     return kSixteens.of(x);
 }
 
+// Bytes 4 g .. 4 g + 3 of 16 rows of 16 bytes become out[g]: lane c holds those of row c.
+IKPY_CODES void transpose16(const uint8_t* b, int64_t stride, __m512i* out) {
+    __m512i x[4], y[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {  // rows i, i + 4, i + 8, i + 12
+        const uint8_t* at = b + i * stride;
+        x[i] = _mm512_castsi128_si512(load_levels(at));
+        x[i] = _mm512_inserti32x4(x[i], load_levels(at + 4 * stride), 1);
+        x[i] = _mm512_inserti32x4(x[i], load_levels(at + 8 * stride), 2);
+        x[i] = _mm512_inserti32x4(x[i], load_levels(at + 12 * stride), 3);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+        y[i] = _mm512_unpacklo_epi32(x[2 * i], x[2 * i + 1]);
+        y[2 + i] = _mm512_unpackhi_epi32(x[2 * i], x[2 * i + 1]);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+        out[2 * i] = _mm512_unpacklo_epi64(y[2 * i], y[2 * i + 1]);
+        out[2 * i + 1] = _mm512_unpackhi_epi64(y[2 * i], y[2 * i + 1]);
+    }
+}
+
+// The same for 16 rows of 8 bytes, two results.
+IKPY_CODES void transpose8(const uint8_t* b, int64_t stride, __m512i* out) {
+    __m512i x[2];
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {  // rows 2 j + i in quadword j
+        const __m512i at = _mm512_add_epi64(
+            _mm512_set1_epi64(i * stride),
+            _mm512_mullo_epi64(_mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14), _mm512_set1_epi64(stride)));
+        x[i] = _mm512_i64gather_epi64(at, b, 1);
+    }
+    out[0] = _mm512_mask_blend_epi32(0xaaaa, x[0], _mm512_slli_epi64(x[1], 32));
+    out[1] = _mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(x[0], 32), x[1]);
+}
+
 template <int Bytes, int Header, int At>
 struct CodesOfBytes {
     static constexpr int kBytes = Bytes, kHeader = Header;
     static constexpr bool kRowScale = Header > 0;
+    static constexpr int kOffset = 128;
+    static IKPY_CODES __m512i without_sign(__m512i x) { return _mm512_xor_si512(x, _mm512_set1_epi8(-128)); }
     static IKPY_CODES __m512i pair(const uint8_t* b) {
         const auto* p = reinterpret_cast<const __m256i*>(b + At);
         const auto* q = reinterpret_cast<const __m256i*>(b + At + Bytes);
         return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256(p)), _mm256_loadu_si256(q), 1);
     }
+    template <bool kSigned>
     static IKPY_CODES void four(const uint8_t* const* b, __m512i* out) {
-        out[0] = interleave16(b, At);
-        out[1] = interleave16(b, At + 16);
+        for (int i = 0; i < 2; ++i) {
+            out[i] = interleave16(b, At + 16 * i);
+            if (!kSigned) out[i] = without_sign(out[i]);
+        }
+    }
+    static IKPY_CODES void sixteen(const uint8_t* b, int64_t stride, __m512i* out) {
+        transpose16(b + At, stride, out);
+        transpose16(b + At + 16, stride, out + 4);
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) out[i] = without_sign(out[i]);
     }
 };
 using CodesQ8_0 = CodesOfBytes<34, 0, 2>;
@@ -58,16 +110,25 @@ IKPY_CODES __m512i nibbles_of_pair(const uint8_t* p, const uint8_t* q) {
     return low_nibbles(_mm512_srlv_epi64(both, _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4)));
 }
 
+// What a nibble stands for, and the same made unsigned.
 struct ValuesQ4_0 {
+    static constexpr int kOffset = 8;
+    static IKPY_CODES __m512i without_sign(__m512i nibbles) { return nibbles; }
     static constexpr int8_t kAll[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
 };
 struct ValuesIQ4_NL {
+    static constexpr int kOffset = 128;
+    static IKPY_CODES __m512i without_sign(__m512i nibbles) {
+        const __m128i all =
+            _mm_xor_si128(load_levels(reinterpret_cast<const uint8_t*>(kAll)), _mm_set1_epi8(-128));
+        return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(all), nibbles);
+    }
     static constexpr const int8_t (&kAll)[16] = kIq4NlValues;
 };
 
 template <class Values>
 struct CodesOfNibbles {
-    static constexpr int kBytes = 18, kHeader = 0;
+    static constexpr int kBytes = 18, kHeader = 0, kOffset = Values::kOffset;
     static constexpr bool kRowScale = false;
     static IKPY_CODES __m512i values(__m512i nibbles) {
         const __m128i all = _mm_loadu_si128(reinterpret_cast<const __m128i*>(Values::kAll));
@@ -76,32 +137,44 @@ struct CodesOfNibbles {
     static IKPY_CODES __m512i pair(const uint8_t* b) {
         return values(nibbles_of_pair(b + 2, b + 2 + kBytes));
     }
+    template <bool kSigned>
     static IKPY_CODES void four(const uint8_t* const* b, __m512i* out) {
         const __m512i x = interleave16(b, 2);
-        out[0] = values(low_nibbles(x));
-        out[1] = values(low_nibbles(_mm512_srli_epi16(x, 4)));
+        out[0] = low_nibbles(x);
+        out[1] = low_nibbles(_mm512_srli_epi16(x, 4));
+        for (int i = 0; i < 2; ++i) out[i] = kSigned ? values(out[i]) : Values::without_sign(out[i]);
+    }
+    static IKPY_CODES void sixteen(const uint8_t* b, int64_t stride, __m512i* out) {
+        transpose16(b + 2, stride, out);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+            out[4 + i] = Values::without_sign(low_nibbles(_mm512_srli_epi16(out[i], 4)));
+            out[i] = Values::without_sign(low_nibbles(out[i]));
+        }
     }
 };
 using CodesQ4_0 = CodesOfNibbles<ValuesQ4_0>;
 using CodesIQ4_NL = CodesOfNibbles<ValuesIQ4_NL>;
 
 struct CodesQ6_0 {
-    static constexpr int kBytes = 26, kHeader = 0;
+    static constexpr int kBytes = 26, kHeader = 0, kOffset = 32;
     static constexpr bool kRowScale = false;
     // Nibbles and the two bits above them, moved to bits 4 and 5 of their bytes by rotating quadwords.
     static IKPY_CODES __m512i join(__m512i nibbles, __m512i top, __m512i rotation) {
         const __m512i bits = _mm512_and_si512(_mm512_rolv_epi64(top, rotation), _mm512_set1_epi8(0x30));
-        return _mm512_sub_epi8(_mm512_or_si512(nibbles, bits), _mm512_set1_epi8(32));
+        return _mm512_or_si512(nibbles, bits);
     }
+    static IKPY_CODES __m512i with_sign(__m512i x) { return _mm512_sub_epi8(x, _mm512_set1_epi8(kOffset)); }
     static IKPY_CODES __m128i top_bits(const uint8_t* b) {
         return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(b + 2));
     }
     static IKPY_CODES __m512i pair(const uint8_t* b) {
         const __m512i top =
             _mm512_mask_broadcastq_epi64(_mm512_broadcastq_epi64(top_bits(b)), 0xf0, top_bits(b + kBytes));
-        return join(nibbles_of_pair(b + 10, b + 10 + kBytes), top,
-                    _mm512_setr_epi64(4, 0, 2, 62, 4, 0, 2, 62));
+        return with_sign(
+            join(nibbles_of_pair(b + 10, b + 10 + kBytes), top, _mm512_setr_epi64(4, 0, 2, 62, 4, 0, 2, 62)));
     }
+    template <bool kSigned>
     static IKPY_CODES void four(const uint8_t* const* b, __m512i* out) {
         const __m128i low = _mm_unpacklo_epi64(top_bits(b[0]), top_bits(b[1]));
         const __m128i high = _mm_unpacklo_epi64(top_bits(b[2]), top_bits(b[3]));
@@ -110,6 +183,20 @@ struct CodesQ6_0 {
         out[0] = join(low_nibbles(x), top, _mm512_setr_epi64(4, 4, 4, 4, 0, 0, 0, 0));
         out[1] =
             join(low_nibbles(_mm512_srli_epi16(x, 4)), top, _mm512_setr_epi64(2, 2, 2, 2, 62, 62, 62, 62));
+        for (int i = 0; i < 2 && kSigned; ++i) out[i] = with_sign(out[i]);
+    }
+    // Byte j of the upper bits has those of the elements j, j + 16, j + 8 and j + 24, lowest first.
+    static IKPY_CODES void sixteen(const uint8_t* b, int64_t stride, __m512i* out) {
+        __m512i top[2];
+        transpose8(b + 2, stride, top);
+        transpose16(b + 10, stride, out);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+            const __m512i rotation = _mm512_set1_epi64(i < 2 ? 4 : 0);
+            const __m512i rotation_of_high = _mm512_set1_epi64(i < 2 ? 2 : 62);
+            out[4 + i] = join(low_nibbles(_mm512_srli_epi16(out[i], 4)), top[i % 2], rotation_of_high);
+            out[i] = join(low_nibbles(out[i]), top[i % 2], rotation);
+        }
     }
 };
 

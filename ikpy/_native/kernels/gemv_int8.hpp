@@ -40,7 +40,9 @@ inline void add_chunk(const Codes512& w, const uint8_t* x, const ActQ8Layout& at
     // A missing step is a different code for zero, which costs one instruction for 256 codes.
     constexpr int kStep = StepOf<U>::kStep;
     const __m512 zero =
-        kStep > 0 ? _mm512_mask_mul_ps(d, w.shifted, d, _mm512_set1_ps(1.0f - kStep / 128.0f)) : d;
+        kStep > 0
+            ? _mm512_mask_mul_ps(d, w.shifted, d, _mm512_set1_ps(1.0f - static_cast<float>(kStep) / U::kZero))
+            : d;
     *correction = _mm512_fmadd_ps(U::kZero > 0 ? zero : _mm512_mul_ps(w.m, scale), sum, *correction);
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
@@ -157,10 +159,16 @@ inline void add_chunk(const Chunk& w, const uint8_t* x, const ActQ8Layout& at, i
     const auto* x_scale = reinterpret_cast<const float*>(x + at.scale) + k / 32;
     const auto* x_sum =
         reinterpret_cast<const float*>(x + (U::kGroup == 32 ? at.sum32 : at.sum16)) + k / U::kGroup;
-    alignas(32) float scale[16];
-    const __m256 added = U::kBlock == kChunk ? scale_products<U>(w, x_scale, x_sum, scale)
-                                             : short_scale_products<U>(w, x_scale, x_sum, scale);
-    if (!kSigned) *offset = _mm256_add_ps(*offset, added);
+    alignas(32) float products[16];
+    const float* scale = products;
+    if constexpr (UnitScales<U>::value) {
+        scale = x_scale;
+        if (!kSigned) *offset = _mm256_fmadd_ps(_mm256_loadu_ps(x_scale), _mm256_loadu_ps(x_sum), *offset);
+    } else {
+        const __m256 added = U::kBlock == kChunk ? scale_products<U>(w, x_scale, x_sum, products)
+                                                 : short_scale_products<U>(w, x_scale, x_sum, products);
+        if (!kSigned) *offset = _mm256_add_ps(*offset, added);
+    }
 #pragma GCC unroll 8
     for (int i = 0; i < kChunk / 32; ++i) {
         const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + k + 32 * i));
@@ -184,10 +192,15 @@ void gemv_row(const uint8_t* row, int k, int64_t n_in, const uint8_t* const* x, 
 #pragma GCC unroll 8
     for (int t = 0; t < NT; ++t) total[t][0] = total[t][1] = offset[t] = _mm256_setzero_ps();
     Chunk w;
-    for (int64_t at_k = 0; at_k < n_in; at_k += kChunk) {
-        const uint8_t* p = row + at_k / U::kBlock * U::kBlockBytes;
-        prefetch_weights<kBytes>(p);
-        unpack_chunk<U>(p, k, n_in - at_k, &w);
+    int64_t at_k = 0;
+    for (; at_k + kChunk <= n_in; at_k += kChunk, row += kBytes) {
+        prefetch_weights<kBytes>(row);
+        unpack_whole_chunk<U>(row, k, &w);
+#pragma GCC unroll 8
+        for (int t = 0; t < NT; ++t) add_chunk<U>(w, x[t], at, at_k, total[t], &offset[t]);
+    }
+    if (at_k < n_in) {
+        unpack_chunk<U>(row, k, n_in - at_k, &w);
 #pragma GCC unroll 8
         for (int t = 0; t < NT; ++t) add_chunk<U>(w, x[t], at, at_k, total[t], &offset[t]);
     }

@@ -70,7 +70,8 @@ inline uint8_t trit(uint8_t code, int multiplier) {
 }
 
 #if defined(__AVX2__)
-// For 32 elements from 32 * i on: the byte each trit is taken from, and the power of 3 that moves it to the
+// For 32 elements from 32 * i on: the byte each trit is taken from (bytes 5 to 12 follow bytes 0 to 7), and
+// the power of 3 that moves it to the
 // top of the upper byte of its word, for even and odd elements.
 struct Iq1bnOrder {
     uint8_t byte[2][32];
@@ -82,7 +83,8 @@ constexpr Iq1bnOrder make_iq1bn_order() {
     for (int e = 0; e < 64; ++e) {
         const int g = e / 16, j = e % 16, i = e / 32;
         const uint8_t power = j < 15 ? kPowers[j % 5] : kPowers[g];
-        order.byte[i][e % 32] = static_cast<uint8_t>(j < 15 ? 3 * g + j / 5 : 12);
+        const int byte = j < 15 ? 3 * g + j / 5 : 12;
+        order.byte[i][e % 32] = static_cast<uint8_t>(byte < 8 ? byte : byte + 3);
         if (e % 2) {
             order.odd[i][e % 32 / 2] = power;
         } else {
@@ -102,9 +104,9 @@ struct UnpackIQ1_BN {
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         d[0] = d[1] = 1.0f;
 #if defined(__AVX2__)
-        const __m128i rest = _mm_insert_epi8(_mm_cvtsi32_si128(load_unaligned<int32_t>(p + 8)), p[12], 4);
-        const __m256i bytes = _mm256_broadcastsi128_si256(
-            _mm_unpacklo_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)), rest));
+        const __m256i bytes = _mm256_broadcastsi128_si256(_mm_castps_si128(
+            _mm_loadh_pi(_mm_castsi128_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))),
+                         reinterpret_cast<const __m64*>(p + 5))));
         for (int i = 0; i < 2; ++i)
             _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + 32 * i), trits32(bytes, i));
 #else

@@ -64,7 +64,7 @@ class GroupDots {
 
 #else
 
-constexpr int kInterleavedTokens = 4;
+constexpr int kInterleavedTokens = 6;
 
 typedef __m256 LaneFloats;
 inline LaneFloats load_lanes(const float* p) { return _mm256_load_ps(p); }
@@ -74,7 +74,7 @@ inline void store_lanes(float* p, LaneFloats v) { _mm256_storeu_ps(p, v); }
 
 // Codes that span less than 128 are multiplied as code - kLow, and as many pairs of products are added up in
 // 16 bits as cannot exceed them (activations are at most 127). Others become signed values and are multiplied
-// as |w| * sign(x, w), exact as in dot32().
+// as |w| * sign(x, w), exact as in Factors.
 template <class U, int NT>
 class GroupDots {
     static constexpr int G = U::kGroup, kGroups = 32 / G, kPuts = G / 4;
@@ -89,7 +89,7 @@ class GroupDots {
         Lanes w = v - static_cast<uint8_t>(kSigned ? 128 : kLow);
         const auto codes = reinterpret_cast<__m256i>(w);
         const __m256i magnitude = kSigned ? _mm256_abs_epi8(codes) : codes;
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int t = 0; t < NT; ++t) {
             __m256i four = _mm256_set1_epi32(load_unaligned<int32_t>(x_[t] + k_ + column));
             if (kSigned) four = _mm256_sign_epi8(four, codes);

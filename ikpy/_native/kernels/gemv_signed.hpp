@@ -85,7 +85,7 @@ void multiply_row(const uint8_t* row, int k, int64_t n_in, const uint8_t* const*
                   float* out) {
     constexpr PointKind kKind = HasSignedPoints<L>::value ? PointKind::kSigned : PointKind::kMasked;
     __m256 total[NT][2];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int t = 0; t < NT; ++t) total[t][0] = total[t][1] = _mm256_setzero_ps();
     alignas(32) uint8_t masks[32];
     alignas(32) float d[16];
@@ -103,13 +103,13 @@ void multiply_row(const uint8_t* row, int k, int64_t n_in, const uint8_t* const*
                 sign = reinterpret_cast<__m256i>(c32::bits(load_unaligned<uint32_t>(masks + 4 * i)));
             }
             const __m256 lanes = scale_lanes<L>(d, i);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int t = 0; t < NT; ++t)
                 total[t][i & 1] =
                     add_products<kKind>(points, sign, lanes, x[t], at, 8 * c + i, total[t][i & 1]);
         }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int t = 0; t < NT; ++t) out[t * kBlockRows] = sum_of_lanes(_mm256_add_ps(total[t][0], total[t][1]));
 }
 
@@ -156,7 +156,7 @@ template <int NT>
 inline void add_eighths(const FourRows& rows, const uint8_t* const* x, const ActQ8Layout& at, int64_t g,
                         __m128* eighths) {
     const __m128 d = _mm_load_ps(rows.d[1]);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int t = 0; t < NT; ++t) {
         const __m128 scale = _mm_broadcast_ss(reinterpret_cast<const float*>(x[t] + at.scale) + g);
         const __m128 sum = _mm_broadcast_ss(reinterpret_cast<const float*>(x[t] + at.sum32) + g);
@@ -184,7 +184,7 @@ void multiply_four_rows(const uint8_t* group, int64_t n_in, const uint8_t* const
         if (kKind == PointKind::kTrits) add_eighths<NT>(rows, x, at, g, eighths);
         for (int k = 0; k < 4; ++k) {
             __m256 sum[NT];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int t = 0; t < NT; ++t) sum[t] = total[k][t];
 #pragma GCC unroll 8
             for (int i = 0; i < L::kBlock / 32; ++i) {
@@ -197,11 +197,11 @@ void multiply_four_rows(const uint8_t* group, int64_t n_in, const uint8_t* const
                     points = _mm256_abs_epi8(sign);
                 }
                 const __m256 lanes = scale_lanes_of_row<L>(rows, i, k);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
                 for (int t = 0; t < NT; ++t)
                     sum[t] = add_products<kKind>(points, sign, lanes, x[t], at, g + i, sum[t]);
             }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int t = 0; t < NT; ++t) total[k][t] = sum[t];
         }
     }

@@ -31,7 +31,7 @@ alignas(64) inline constexpr uint8_t kIq6Codes[128] = {
     184, 188, 192, 197, 201, 206, 211, 216, 221, 227, 232, 238, 244, 250};
 
 // Tables of levels that span less than 128 as level - lowest level: products of such codes need no signs on
-// AVX2 (dot32).
+// AVX2.
 struct LowCodes {
     uint8_t of[32];
 };

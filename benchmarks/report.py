@@ -24,7 +24,7 @@ import psutil
 
 from benchmarks.ceiling import Ceilings
 from benchmarks.compare import active_work, alternate
-from benchmarks.peers import PEERS, Ikpy, Loading, open_peers
+from benchmarks.peers import PEERS, Clock, Ikpy, Loading, open_peers
 from benchmarks.shapes import SHAPES
 from benchmarks.synthetic import write_model
 from ikpy import __version__
@@ -87,13 +87,13 @@ class Report:
         """Numbers that the tables name."""
         return {
             key: getattr(self.a, key)
-            for key in ("prompt", "generate", "depth", "repeats", "layers", "threads", "no_mmap")
+            for key in ("prompt", "generate", "depth", "repeats", "layers", "vocab", "threads", "no_mmap", "cpu_time")
         }
 
     def model(self, shape: str, type_name: str, attn: str | None = None, experts: str | None = None) -> Path:
         """A synthetic model; the caller removes it."""
         path = Path(self.a.folder) / f"ikpy-report-{shape}-{type_name}.gguf"
-        write_model(shape, type_name, str(path), layers=self.a.layers, attn=attn, experts=experts)
+        write_model(shape, type_name, str(path), layers=self.a.layers, vocab=self.a.vocab, attn=attn, experts=experts)
         return path
 
     def compared(self, path: Path, type_name: str, *, depth: int = 0, threads: int | None = None) -> dict[str, Any]:
@@ -242,6 +242,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--types", default=",".join(ALL_TYPES))
     parser.add_argument("--shapes", default=",".join(model[0] for model in SHAPE_MODELS))
     parser.add_argument("--layers", type=int, default=4, help="layers per model; 0: all of the shape")
+    parser.add_argument("--vocab", type=int, default=0, help="size of the vocabulary; 0: that of the shape")
     parser.add_argument("--peers", default="ikpy,ik")
     parser.add_argument("--peer-bin", action="append", default=[], help="llama-bench executable; may be repeated")
     parser.add_argument("--prompt", type=int, default=512)
@@ -251,6 +252,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--attention-depth", type=int, default=8192)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=physical_cores())
+    parser.add_argument("--cpu-time", action="store_true", help="processor time of one thread, for busy machines")
     parser.add_argument("--no-mmap", action="store_true", help="read models into memory")
     parser.add_argument("--folder", default=tempfile.gettempdir(), help="for the models, one at a time")
     return parser.parse_args(words)
@@ -258,6 +260,8 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     a = arguments()
+    if a.cpu_time:
+        a.threads, Clock.now = 1, time.process_time
     Loading.use_mmap = not a.no_mmap
     Report(a).run()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -192,14 +193,20 @@ def write_model(
     path: str,
     *,
     layers: int | None = None,
+    vocab: int | None = None,
     attn: str | None = None,
     experts: str | None = None,
     embed: str | None = None,
 ) -> None:
-    """Writes the model; embed (token and output matrix) defaults to q8_0, or to type_name if that is 16-bit."""
+    """Writes the model; layers and vocab default to those of the shape.
+
+    embed (token and output matrix) defaults to q8_0, or to type_name if that is 16-bit.
+    """
     shape = SHAPES[shape_name]
     if layers:
-        shape = Shape(**{**shape.__dict__, "layers": layers})
+        shape = replace(shape, layers=layers)
+    if vocab:
+        shape = replace(shape, vocab=vocab)
     default_embed = type_name if type_name in ("f16", "bf16", "f32") else "q8_0"
     types = {
         "base": type_name,

@@ -79,11 +79,13 @@ def speed_headings(data: Data, first: str) -> list[str]:
 def machine_lines(data: Data) -> list[str]:
     """The machine and its ceilings."""
     m, s = data["machine"], data["settings"]
+    vocab = f", vocabulary of {s['vocab']}" if s.get("vocab") else ""
+    clock = " of processor time" if s.get("cpu_time") else ""
     lines = [
         f"{m['cpu']}, {m['cores']} cores, {m['memory_gib']} GiB, {m['threads']} threads; ikpy {m['ikpy']}, "
         f"tier {m['tier']}{' with tiles' if m['tiles'] else ''}, {m['compiler']}; {m['date']}, "
-        f"load {m['load']:.1f} at the start. Models cut to {s['layers'] or 'all'} layers, "
-        f"{'read into memory' if s['no_mmap'] else 'mapped'}; tokens/s, medians of {s['repeats']} rounds.",
+        f"load {m['load']:.1f} at the start. Models cut to {s['layers'] or 'all'} layers{vocab}, "
+        f"{'read into memory' if s['no_mmap'] else 'mapped'}; tokens/s{clock}, medians of {s['repeats']} rounds.",
         "",
     ]
     kinds = [kind for kind in LABELS if any(c.get(kind) for c in data["ceilings"].values())]

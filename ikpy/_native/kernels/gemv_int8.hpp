@@ -27,7 +27,9 @@ inline __m512 zero_factors(const Codes512& w, __m512 d, __m512 scale) {
     if (U::kZero == 0) return _mm512_mul_ps(w.m, scale);
     // A missing step is a different code for zero, which costs one instruction for 256 codes.
     constexpr int kStep = StepOf<U>::kStep;
-    return kStep > 0 ? _mm512_mask_mul_ps(d, w.shifted, d, _mm512_set1_ps(1.0f - kStep / 128.0f)) : d;
+    return kStep > 0 ? _mm512_mask_mul_ps(d, w.shifted, d,
+                                          _mm512_set1_ps(1.0f - static_cast<float>(kStep) / U::kZero))
+                     : d;
 }
 
 // The product of a row from per-lane sums and the corrections of its groups.
@@ -102,20 +104,24 @@ void gemv_row(const uint8_t* row, int k, int64_t n_in, const uint8_t* const* x, 
 
 #if defined(__AVX2__)
 
-constexpr int kGemvTokens = 4;
-constexpr int kGemvTokensOfBytes = 4;
+constexpr int kGemvTokens = 8;
+constexpr int kGemvTokensOfBytes = 8;
 
-// Dot products of 32 codes in eight lanes. Codes beyond 127 become signed values and are multiplied as
+// 32 codes as factors of 8-bit products. Codes beyond 127 become signed values and are multiplied as
 // |w| * sign(x, w): two products stay below 2^15, so the 16-bit pair sums are exact.
 template <bool Signed>
-inline __m256i dot32(__m256i w, __m256i x) {
-    if (Signed) {
-        w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
-        x = _mm256_sign_epi8(x, w);
-        w = _mm256_abs_epi8(w);
+struct Factors {
+    __m256i magnitude, sign;
+    explicit Factors(__m256i w) {
+        sign = Signed ? _mm256_xor_si256(w, _mm256_set1_epi8(-128)) : w;
+        magnitude = Signed ? _mm256_abs_epi8(sign) : w;
     }
-    return _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1));
-}
+    // Dot products in eight lanes.
+    __m256i dot(__m256i x) const {
+        const __m256i v = Signed ? _mm256_sign_epi8(x, sign) : x;
+        return _mm256_madd_epi16(_mm256_maddubs_epi16(magnitude, v), _mm256_set1_epi16(1));
+    }
+};
 
 // The two scales of 32 codes in groups of 16 in the lanes of their products.
 template <class U>
@@ -157,23 +163,39 @@ inline __m256 short_scale_products(const Chunk& w, const float* x_scale, const f
     return _mm256_zextps128_ps256(_mm_set_ss(offset));
 }
 
-template <class U>
-inline void add_chunk(const Chunk& w, const uint8_t* x, const ActQ8Layout& at, int64_t k, __m256* total,
-                      __m256* offset) {
+// Products of a chunk with NT tokens. The codes are loaded and made factors once for all of them.
+template <class U, int NT>
+inline void add_chunk(const Chunk& w, const uint8_t* const* x, const ActQ8Layout& at, int64_t k,
+                      __m256* total, __m256* offset) {
     constexpr bool kSigned = U::kZero == 128;
-    const auto* x_scale = reinterpret_cast<const float*>(x + at.scale) + k / 32;
-    const auto* x_sum =
-        reinterpret_cast<const float*>(x + (U::kGroup == 32 ? at.sum32 : at.sum16)) + k / U::kGroup;
-    alignas(32) float scale[16];
-    const __m256 added = U::kBlock == kChunk ? scale_products<U>(w, x_scale, x_sum, scale)
-                                             : short_scale_products<U>(w, x_scale, x_sum, scale);
-    if (!kSigned) *offset = _mm256_add_ps(*offset, added);
+    alignas(32) float products[UnitScales<U>::value ? 1 : NT][16];
+    const float* scale[NT];
+#pragma GCC unroll 8
+    for (int t = 0; t < NT; ++t) {
+        const auto* x_scale = reinterpret_cast<const float*>(x[t] + at.scale) + k / 32;
+        const auto* x_sum =
+            reinterpret_cast<const float*>(x[t] + (U::kGroup == 32 ? at.sum32 : at.sum16)) + k / U::kGroup;
+        if constexpr (UnitScales<U>::value) {
+            scale[t] = x_scale;
+            if (!kSigned)
+                offset[t] = _mm256_fmadd_ps(_mm256_loadu_ps(x_scale), _mm256_loadu_ps(x_sum), offset[t]);
+        } else {
+            scale[t] = products[t];
+            const __m256 added = U::kBlock == kChunk
+                                     ? scale_products<U>(w, x_scale, x_sum, products[t])
+                                     : short_scale_products<U>(w, x_scale, x_sum, products[t]);
+            if (!kSigned) offset[t] = _mm256_add_ps(offset[t], added);
+        }
+    }
 #pragma GCC unroll 8
     for (int i = 0; i < kChunk / 32; ++i) {
-        const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + k + 32 * i));
-        const __m256i codes = _mm256_load_si256(reinterpret_cast<const __m256i*>(w.codes + 32 * i));
-        const __m256 dot = _mm256_cvtepi32_ps(dot32<kSigned>(codes, v));
-        total[i & 1] = _mm256_fmadd_ps(dot, scale_lanes<U>(scale, i), total[i & 1]);
+        const Factors<kSigned> factors(_mm256_load_si256(reinterpret_cast<const __m256i*>(w.codes + 32 * i)));
+#pragma GCC unroll 8
+        for (int t = 0; t < NT; ++t) {
+            const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x[t] + k + 32 * i));
+            total[t] =
+                _mm256_fmadd_ps(_mm256_cvtepi32_ps(factors.dot(v)), scale_lanes<U>(scale[t], i), total[t]);
+        }
     }
 }
 
@@ -187,22 +209,24 @@ template <class U, int NT>
 void gemv_row(const uint8_t* row, int k, int64_t n_in, const uint8_t* const* x, const ActQ8Layout& at,
               float* out) {
     constexpr int64_t kBytes = kChunk / U::kBlock * U::kBlockBytes;
-    __m256 total[NT][2], offset[NT];
+    __m256 total[NT], offset[NT];
 #pragma GCC unroll 8
-    for (int t = 0; t < NT; ++t) total[t][0] = total[t][1] = offset[t] = _mm256_setzero_ps();
+    for (int t = 0; t < NT; ++t) total[t] = offset[t] = _mm256_setzero_ps();
     Chunk w;
-    for (int64_t at_k = 0; at_k < n_in; at_k += kChunk) {
-        const uint8_t* p = row + at_k / U::kBlock * U::kBlockBytes;
-        prefetch_weights<kBytes>(p);
-        unpack_chunk<U>(p, k, n_in - at_k, &w);
-#pragma GCC unroll 8
-        for (int t = 0; t < NT; ++t) add_chunk<U>(w, x[t], at, at_k, total[t], &offset[t]);
+    int64_t at_k = 0;
+    for (; at_k + kChunk <= n_in; at_k += kChunk, row += kBytes) {
+        prefetch_weights<kBytes>(row);
+        unpack_whole_chunk<U>(row, k, &w);
+        add_chunk<U, NT>(w, x, at, at_k, total, offset);
+    }
+    if (at_k < n_in) {
+        unpack_chunk<U>(row, k, n_in - at_k, &w);
+        add_chunk<U, NT>(w, x, at, at_k, total, offset);
     }
 #pragma GCC unroll 8
     for (int t = 0; t < NT; ++t)
-        out[t * kBlockRows] = sum_of_lanes(
-            _mm256_fmadd_ps(offset[t], _mm256_set1_ps(U::kZero > 0 ? -static_cast<float>(U::kZero) : 1.0f),
-                            _mm256_add_ps(total[t][0], total[t][1])));
+        out[t * kBlockRows] = sum_of_lanes(_mm256_fmadd_ps(
+            offset[t], _mm256_set1_ps(U::kZero > 0 ? -static_cast<float>(U::kZero) : 1.0f), total[t]));
 }
 
 #else

@@ -1,78 +1,167 @@
-// Products of row-interleaved types with few tokens: the codes of 16 rows are multiplied as they are
-// unpacked, one row to a lane, so that the integer sums of a scale group are ready for its scales without any
-// shuffling.
+// Products of row-interleaved types with few tokens: the codes of the rows of a vector are multiplied as they
+// are unpacked, one row to a lane, so that the integer sums of a scale group are ready for its scales without
+// any shuffling.
 #pragma once
+#include <algorithm>
+
 #include "kernels/interleaved_scales.hpp"
 #include "kernels/weight_prefetch.hpp"
 
 namespace ikpy {
 
+#if defined(__AVX2__)
+
+constexpr int kLaneRows = 4 * kQuads;  // one to a lane
+
+// The smallest and the largest code of a type, kLow and kHigh; any byte where it does not say.
+template <class U, class = void>
+struct CodeRange {
+    static constexpr int kLow = 0, kHigh = U::kZero > 0 ? 255 : 127;
+};
+template <class U>
+struct CodeRange<U, std::void_t<decltype(U::kHigh)>> {
+    static constexpr int kLow = U::kLow, kHigh = U::kHigh;
+};
+
+// Takes codes as an unpacker finds them and adds their products with 32 columns of NT tokens per scale group.
 #if defined(__AVX512VNNI__)
 
 constexpr int kInterleavedTokens = 5;  // six are slower than panels: their sums leave the registers
 
-// Takes codes as an unpacker finds them and adds their products to dot[t][scale group].
-template <int Group, int NT>
-struct GroupDots {
-    __m512i (*dot)[32 / Group];
-    const uint8_t* const* x;  // the first of the 32 columns
-    int64_t k;
+typedef __m512 LaneFloats;
+inline LaneFloats load_lanes(const float* p) { return _mm512_load_ps(p); }
+inline LaneFloats all_lanes(float v) { return _mm512_set1_ps(v); }
+inline LaneFloats fmadd(LaneFloats a, LaneFloats b, LaneFloats c) { return _mm512_fmadd_ps(a, b, c); }
+inline void store_lanes(float* p, LaneFloats v) { _mm512_storeu_ps(p, v); }
 
-    void put(int column, Lanes v) const {
+template <class U, int NT>
+class GroupDots {
+    static constexpr int G = U::kGroup, kGroups = 32 / G;
+
+  public:
+    // x: the tokens' columns; neg: -128 times their sums.
+    GroupDots(const uint8_t* const* x, int64_t k, int64_t neg) : x_(x), k_(k) {
+        for (int t = 0; t < NT; ++t)
+            for (int g = 0; g < kGroups; ++g)
+                dot_[t][g] = U::kZero > 0 ? _mm512_set1_epi32(load_unaligned<int32_t>(x[t] + neg + 4 * g))
+                                          : _mm512_setzero_si512();
+    }
+    void put(int column, Lanes v) {
 #pragma GCC unroll 8
         for (int t = 0; t < NT; ++t) {
-            const __m512i four = _mm512_set1_epi32(load_unaligned<int32_t>(x[t] + k + column));
-            __m512i& sum = dot[t][column / Group];
+            const __m512i four = _mm512_set1_epi32(load_unaligned<int32_t>(x_[t] + k_ + column));
+            __m512i& sum = dot_[t][column / G];
             sum = _mm512_dpbusd_epi32(sum, reinterpret_cast<__m512i>(v), four);
         }
     }
+    LaneFloats sum(int t, int g, const uint8_t*) const { return _mm512_cvtepi32_ps(dot_[t][g]); }
+
+  private:
+    const uint8_t* const* x_;
+    int64_t k_;
+    __m512i dot_[NT][kGroups];
 };
+
+#else
+
+constexpr int kInterleavedTokens = 6;
+
+typedef __m256 LaneFloats;
+inline LaneFloats load_lanes(const float* p) { return _mm256_load_ps(p); }
+inline LaneFloats all_lanes(float v) { return _mm256_set1_ps(v); }
+inline LaneFloats fmadd(LaneFloats a, LaneFloats b, LaneFloats c) { return _mm256_fmadd_ps(a, b, c); }
+inline void store_lanes(float* p, LaneFloats v) { _mm256_storeu_ps(p, v); }
+
+// Codes that span less than 128 are multiplied as code - kLow, and as many pairs of products are added up in
+// 16 bits as cannot exceed them (activations are at most 127). Others become signed values and are multiplied
+// as |w| * sign(x, w), exact as in Factors.
+template <class U, int NT>
+class GroupDots {
+    static constexpr int G = U::kGroup, kGroups = 32 / G, kPuts = G / 4;
+    static constexpr int kLow = CodeRange<U>::kLow, kSpan = CodeRange<U>::kHigh - kLow;
+    static constexpr bool kSigned = kSpan > 127;
+    static constexpr int kPairs = kSigned ? 1 : std::min(kPuts, 32767 / (2 * 127 * kSpan));
+
+  public:
+    GroupDots(const uint8_t* const* x, int64_t k, int64_t) : x_(x), k_(k) {}
+    void put(int column, Lanes v) {
+        const int g = column / G, n = n_[g]++;
+        Lanes w = v - static_cast<uint8_t>(kSigned ? 128 : kLow);
+        const auto codes = reinterpret_cast<__m256i>(w);
+        const __m256i magnitude = kSigned ? _mm256_abs_epi8(codes) : codes;
+#pragma GCC unroll 8
+        for (int t = 0; t < NT; ++t) {
+            __m256i four = _mm256_set1_epi32(load_unaligned<int32_t>(x_[t] + k_ + column));
+            if (kSigned) four = _mm256_sign_epi8(four, codes);
+            const __m256i pairs = _mm256_maddubs_epi16(magnitude, four);
+            pairs_[t][g] = n % kPairs ? _mm256_add_epi16(pairs_[t][g], pairs) : pairs;
+            if ((n + 1) % kPairs && n + 1 < kPuts) continue;
+            const __m256i dot = _mm256_madd_epi16(pairs_[t][g], _mm256_set1_epi16(1));
+            dot_[t][g] = n < kPairs ? dot : _mm256_add_epi32(dot_[t][g], dot);
+        }
+    }
+    // Of the codes around their zero; sums: the sums of the token's groups.
+    LaneFloats sum(int t, int g, const uint8_t* sums) const {
+        const __m256 dot = _mm256_cvtepi32_ps(dot_[t][g]);
+        if (kSigned || U::kZero == kLow) return dot;
+        return fmadd(all_lanes(load_unaligned<float>(sums + 4 * g)),
+                     all_lanes(static_cast<float>(kLow - U::kZero)), dot);
+    }
+
+  private:
+    const uint8_t* const* x_;
+    int64_t k_;
+    int n_[kGroups] = {};
+    __m256i pairs_[NT][kGroups], dot_[NT][kGroups];
+};
+
+#endif
 
 // Adds the products of 32 columns from column k of the activations on to total[t]; d and m: their scales and
 // offsets.
 template <class U, int NT>
 inline void add_columns(const Quads<U::kRows>& quads, int ib, const float* d, const float* m,
-                        const uint8_t* const* x, const ActQ8Layout& at, int64_t k, __m512* total) {
+                        const uint8_t* const* x, const ActQ8Layout& at, int64_t k, LaneFloats* total) {
     constexpr int G = U::kGroup, kGroups = 32 / G;
     const int64_t sums = (G == 16 ? at.sum16 : at.sum32) + k / G * 4;
     const int64_t neg = (G == 16 ? at.neg16 : at.neg32) + k / G * 4;
-    __m512i dot[NT][kGroups];
-    for (int t = 0; t < NT; ++t)
-        for (int g = 0; g < kGroups; ++g)
-            dot[t][g] = U::kZero > 0 ? _mm512_set1_epi32(load_unaligned<int32_t>(x[t] + neg + 4 * g))
-                                     : _mm512_setzero_si512();
-    U::codes(quads, ib, GroupDots<G, NT>{dot, x, k});
+    GroupDots<U, NT> dots(x, k, neg);
+    U::codes(quads, ib, dots);
+#pragma GCC unroll 8
     for (int t = 0; t < NT; ++t) {
-        __m512 value = _mm512_setzero_ps();
+        LaneFloats value = all_lanes(0.0f);
+#pragma GCC unroll 2
         for (int g = 0; g < kGroups; ++g) {
-            value = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[t][g]), _mm512_load_ps(d + g * kHalfRows), value);
+            value = fmadd(dots.sum(t, g, x[t] + sums), load_lanes(d + g * kHalfRows), value);
             if (U::kZero == 0)
-                value = _mm512_fmadd_ps(_mm512_load_ps(m + g * kHalfRows),
-                                        _mm512_set1_ps(load_unaligned<float>(x[t] + sums + 4 * g)), value);
+                value = fmadd(load_lanes(m + g * kHalfRows),
+                              all_lanes(load_unaligned<float>(x[t] + sums + 4 * g)), value);
         }
         const float scale = load_unaligned<float>(x[t] + at.scale + k / 32 * 4);
-        total[t] = _mm512_fmadd_ps(value, _mm512_set1_ps(scale), total[t]);
+        total[t] = fmadd(value, all_lanes(scale), total[t]);
     }
 }
 
-// Where the bytes of 16 rows lie: groups of rows one after the other, each of them read from its first block
-// to the last at the same time as the others.
+// Where the bytes of the rows of a vector lie: groups of rows one after the other, each of them read from its
+// first block to the last at the same time as the others.
 template <int R>
 struct RowGroups {
-    const uint8_t* first[kHalfRows / R];
+    static constexpr int kCount = std::max(1, kLaneRows / R);
+    const uint8_t* first[kCount];
+    int place;      // of the first quad in its group
     int64_t bytes;  // of a group
 
     // What to add to an address `ahead` bytes after block `offset` of a group: after the end of a group come
-    // the next 16 rows.
+    // the next rows.
     int64_t skip(int64_t offset, int64_t ahead) const {
-        return offset + ahead < bytes ? 0 : (kHalfRows / R - 1) * bytes;
+        return offset + ahead < bytes ? 0 : (kCount - 1) * bytes;
     }
 };
 
-// Adds the products of one block of 16 rows to total[t].
+// Adds the products of one block of the rows of a vector to total[t].
 template <class U, int NT>
 inline void add_block(const RowGroups<U::kRows>& groups, const uint8_t* const* x, const ActQ8Layout& at,
-                      int64_t k, __m512* total) {
+                      int64_t k, LaneFloats* total) {
     constexpr int R = U::kRows, kParts = U::kBlock / 32, kPartBytes = U::kBlockBytes / kParts;
     constexpr int kScales = U::kBlock / U::kGroup * kHalfRows;
     const int64_t offset = k / U::kBlock * U::kBlockBytes;
@@ -80,7 +169,7 @@ inline void add_block(const RowGroups<U::kRows>& groups, const uint8_t* const* x
     Quads<R> quads;
     for (int q = 0; q < kQuads; ++q) {
         quads.block[q] = groups.first[4 * q / R] + offset;
-        quads.place[q] = q % (R / 4);
+        quads.place[q] = groups.place + q % (R / 4);
     }
     block_scales<U>(quads, d, m);
     const int64_t far = groups.skip(offset, kPrefetchIntoL2), near = groups.skip(offset, kPrefetchIntoL1);
@@ -101,14 +190,17 @@ void interleaved_dots(const RowBlock& rows, int h, const uint8_t* const* x, int 
                       const ActQ8Layout& at, float* out) {
     if constexpr (NT > 1)
         if (n_tokens < NT) return interleaved_dots<U, NT - 1>(rows, h, x, n_tokens, at, out);
-    RowGroups<U::kRows> groups;
-    groups.bytes = U::kRows * rows.stride;
-    for (int i = 0; i < kHalfRows / U::kRows; ++i)
-        groups.first[i] = rows.group(h, i * U::kRows, U::kRows) + RowHeader<U>::kBytes;
-    __m512 total[NT];
-    for (int t = 0; t < NT; ++t) total[t] = _mm512_setzero_ps();
-    for (int64_t k = 0; k < rows.n_in; k += U::kBlock) add_block<U, NT>(groups, x, at, k, total);
-    for (int t = 0; t < NT; ++t) _mm512_storeu_ps(out + t * kBlockRows, total[t]);
+    for (int row = 0; row < kHalfRows; row += kLaneRows) {
+        RowGroups<U::kRows> groups;
+        groups.bytes = U::kRows * rows.stride;
+        groups.place = row % U::kRows / 4;
+        for (int i = 0; i < groups.kCount; ++i)
+            groups.first[i] = rows.group(h, row + i * U::kRows, U::kRows) + RowHeader<U>::kBytes;
+        LaneFloats total[NT];
+        for (int t = 0; t < NT; ++t) total[t] = all_lanes(0.0f);
+        for (int64_t k = 0; k < rows.n_in; k += U::kBlock) add_block<U, NT>(groups, x, at, k, total);
+        for (int t = 0; t < NT; ++t) store_lanes(out + t * kBlockRows + row, total[t]);
+    }
 }
 
 #else

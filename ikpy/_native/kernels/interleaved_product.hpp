@@ -3,11 +3,12 @@
 //
 // An unpacker is a struct with kType, kRows, kGroup, kBlock, kBlockBytes (of the whole group), kZero,
 // optional header members as in unpacked.hpp, and
-//   template <class Out> static void codes(const Quads<kRows>& q, const Out& out)
+//   template <class Out> static void codes(const Quads<kRows>& q, int ib, Out& out)
 //       the codes of one block, four columns of every row at a time, to out.put(column, codes); symmetric
 //       codes around 128, so kZero is 128 or 0
 //   static void scales(const uint8_t* block, int quad, float* d, float* m)
 //       scales of rows 4 * quad .. + 3 of a group; those of scale group g at d + g * kHalfRows
+//   optional kLow, kHigh: the smallest and the largest code, for types that do not use all bytes
 #pragma once
 #include <algorithm>
 
@@ -39,8 +40,10 @@ void pack_interleaved(const uint8_t* const* groups, int64_t n, uint8_t* codes, f
                 const int64_t at = b * kGroups * kHalfRows + 4 * (q0 + q);
                 U::scales(quads.block[q], quads.place[q], d + at, m + at);
             }
-            for (int ib = 0; ib < U::kBlock / 32; ++ib)
-                U::codes(quads, ib, PanelRows{codes + (b * U::kBlock + 32 * ib) * kHalfRows + 16 * q0});
+            for (int ib = 0; ib < U::kBlock / 32; ++ib) {
+                PanelRows rows{codes + (b * U::kBlock + 32 * ib) * kHalfRows + 16 * q0};
+                U::codes(quads, ib, rows);
+            }
         }
     }
     for (int64_t i = n_blocks * kGroups * kHalfRows; i < kChunk / U::kGroup * kHalfRows; ++i) {
@@ -96,7 +99,7 @@ void interleaved_gemv(const RowBlock& rows, const uint8_t* const* x, int n_token
     const int n_halves = rows.n[1] > 0 ? 2 : 1;
     for (int h = 0; h < n_halves; ++h) {
         float* sums = out + h * kHalfRows;
-#if defined(__AVX512VNNI__)
+#if defined(__AVX2__)
         interleaved_dots<U, kInterleavedTokens>(rows, h, x, n_tokens, layout, sums);
 #else
         const Int8GemmFn multiply = int8_gemm(U::kGroup, U::kZero > 0);

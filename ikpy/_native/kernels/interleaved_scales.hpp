@@ -1,4 +1,5 @@
-// Scales of row-interleaved blocks that are integers times a number per row, for 16 rows at a time.
+// Scales of row-interleaved blocks that are integers times a number per row, for the rows of a vector at a
+// time.
 #pragma once
 #include <type_traits>
 
@@ -9,11 +10,11 @@ namespace ikpy {
 // Base of unpackers whose scales(p, quad, d, m) also takes ScaleLanes<>::Quad in place of pointers to floats.
 struct IntegerScales {};
 
-#if defined(__AVX512VNNI__)
+#if defined(__AVX2__)
 
 // Collects the integers quad by quad and widens those of a scale group together: a vector of 16 rows then
 // costs four instructions, where quads on their own cost five each (Q4_K_R4: 320 of 750 instructions for 256
-// columns).
+// columns on AVX-512).
 template <int Groups>
 class ScaleLanes {
   public:
@@ -30,8 +31,9 @@ class ScaleLanes {
 
     Quad of(int quad) { return {this, quad}; }
 
-    // Floats of 16 rows for every group: out[g * kHalfRows + row].
+    // Floats of the rows of a vector for every group: out[g * kHalfRows + row].
     void write(float* out) const {
+#if defined(__AVX512VNNI__)
         const __m512i by_group = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
         const __m512 rows = _mm512_load_ps(rows_);
 #pragma GCC unroll 4
@@ -45,6 +47,19 @@ class ScaleLanes {
             put(at + 2 * kHalfRows, rows, _mm512_extracti32x4_epi32(v, 2));
             put(at + 3 * kHalfRows, rows, _mm512_extracti32x4_epi32(v, 3));
         }
+#else
+        const __m256 rows = _mm256_load_ps(rows_);
+#pragma GCC unroll 4
+        for (int i = 0; i < Groups / 4; ++i) {
+            const __m128i low = _mm_unpacklo_epi32(part_[i][0], part_[i][1]);
+            const __m128i high = _mm_unpackhi_epi32(part_[i][0], part_[i][1]);
+            float* at = out + 4 * i * kHalfRows;
+            put(at, rows, low);
+            put(at + kHalfRows, rows, _mm_unpackhi_epi64(low, low));
+            put(at + 2 * kHalfRows, rows, high);
+            put(at + 3 * kHalfRows, rows, _mm_unpackhi_epi64(high, high));
+        }
+#endif
     }
 
   private:
@@ -54,15 +69,22 @@ class ScaleLanes {
                               load_unaligned<int32_t>(s + 2 * stride),
                               load_unaligned<int32_t>(s + 3 * stride));
     }
+#if defined(__AVX512VNNI__)
     static void put(float* at, __m512 rows, __m128i bytes) {
         _mm512_store_ps(at, _mm512_mul_ps(rows, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))));
     }
+#else
+    static void put(float* at, __m256 rows, __m128i bytes) {
+        _mm256_store_ps(at, _mm256_mul_ps(rows, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))));
+    }
+#endif
 
-    alignas(64) float rows_[kHalfRows];
-    __m128i part_[Groups / 4][4];
+    alignas(64) float rows_[4 * kQuads];
+    __m128i part_[Groups / 4][kQuads];
 };
 
-// Scales and offsets of a block of 16 rows: d[g * kHalfRows + row], m alike where the type has offsets.
+// Scales and offsets of a block of the rows of a vector: d[g * kHalfRows + row], m alike where the type has
+// offsets.
 template <class U>
 inline void block_scales(const Quads<U::kRows>& quads, float* d, float* m) {
     constexpr int kGroups = U::kBlock / U::kGroup;

@@ -49,6 +49,47 @@ void pack_chunk(const uint8_t* const* rows, int64_t n, uint8_t* codes, float* d,
     }
 }
 
+#elif defined(__AVX2__)
+
+// One float of eight rows per group: at[g * kHalfRows + row].
+inline void put_scales(const float* const* rows, int n_groups, float* at) {
+    __m256i r[8];
+    for (int g0 = 0; g0 < n_groups; g0 += 8) {
+        for (int i = 0; i < 8; ++i) r[i] = _mm256_castps_si256(_mm256_load_ps(rows[i] + g0));
+        transpose8(r);
+        for (int g = 0; g < 8; ++g) _mm256_storeu_ps(at + (g0 + g) * kHalfRows, _mm256_castsi256_ps(r[g]));
+    }
+}
+
+template <class U>
+void pack_chunk(const uint8_t* const* rows, int64_t n, uint8_t* codes, float* d, float* m) {
+    constexpr int kGroups = kChunk / U::kGroup, kRows = 8;
+    const __m256i centre = _mm256_set1_epi8(static_cast<char>(U::kZero > 0 ? 128 - U::kZero : 0));
+    Chunk c[kRows];
+    const float *dv[kRows], *mv[kRows];
+    for (int first = 0; first < kHalfRows; first += kRows) {
+        for (int i = 0; i < kRows; ++i) {
+            unpack_chunk<U>(rows[first + i], (first + i) % RowsOf<U>::kCount, n, &c[i]);
+            dv[i] = c[i].d;
+            mv[i] = c[i].m;
+        }
+        for (int j = 0; j < kChunk; j += 32) {
+            __m256i r[kRows];
+#pragma GCC unroll 8
+            for (int i = 0; i < kRows; ++i)
+                r[i] = _mm256_add_epi8(_mm256_load_si256(reinterpret_cast<const __m256i*>(c[i].codes + j)),
+                                       centre);
+            transpose8(r);
+#pragma GCC unroll 8
+            for (int i = 0; i < kRows; ++i)
+                _mm256_storeu_si256(
+                    reinterpret_cast<__m256i*>(codes + (j / 4 + i) * 4 * kHalfRows + 4 * first), r[i]);
+        }
+        put_scales(dv, kGroups, d + first);
+        if (U::kZero == 0) put_scales(mv, kGroups, m + first);
+    }
+}
+
 #else
 
 template <class U>

@@ -1,4 +1,4 @@
-// 16 x 16 transposition of dwords in registers.
+// Transpositions of dwords in registers: 16 x 16, and 8 x 8 on AVX2.
 #pragma once
 #include "kernels/half_rows.hpp"
 
@@ -35,6 +35,37 @@ inline void transpose16(__m512i* r) {
     }
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) r[i] = t[i];
+}
+
+}  // namespace ikpy
+
+#elif defined(__AVX2__)
+
+namespace ikpy {
+
+// Transposes 8 rows of 8 dwords.
+inline void transpose8(__m256i* r) {
+    __m256i t[8];
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 2) {
+        t[i] = _mm256_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm256_unpackhi_epi32(r[i], r[i + 1]);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 8; i += 4) {
+        r[i] = _mm256_unpacklo_epi64(t[i], t[i + 2]);
+        r[i + 1] = _mm256_unpackhi_epi64(t[i], t[i + 2]);
+        r[i + 2] = _mm256_unpacklo_epi64(t[i + 1], t[i + 3]);
+        r[i + 3] = _mm256_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    // r[4 * b + c] holds column 4 * lane128 + c of rows 4 * b .. 4 * b + 3.
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; ++c) {
+        t[c] = _mm256_permute2x128_si256(r[c], r[4 + c], 0x20);
+        t[4 + c] = _mm256_permute2x128_si256(r[c], r[4 + c], 0x31);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) r[i] = t[i];
 }
 
 }  // namespace ikpy

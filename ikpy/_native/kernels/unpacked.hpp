@@ -9,6 +9,7 @@
 // Optional members:
 //   kHeaderBytes, static float row_scale(const uint8_t* row)   a header before the blocks of a row and the
 //   factor of all its weights
+//   kUnitScales   all d of groups of 32 are 1, the scale is that of the row
 //   kStep, static Codes512 unshifted(const uint8_t* p)   AVX-512, for types with a second level table that is
 //   the first one moved by kStep: codes of the first table and the groups that use the second kRows (4 or 8)
 //   row-interleaved type: p is the start of a group, and block() and row_scale() take the number of the row
@@ -58,12 +59,17 @@ struct RowHeader<U, std::void_t<decltype(U::kHeaderBytes)>> {
     }
 };
 
-// Unpacks up to 256 elements of row k of a group; groups beyond n get zero scales.
+template <class U, class = void>
+struct UnitScales : std::false_type {};
 template <class U>
-inline void unpack_chunk(const uint8_t* p, [[maybe_unused]] int k, int64_t n, Chunk* out) {
+struct UnitScales<U, std::void_t<decltype(U::kUnitScales)>> : std::true_type {};
+
+// Unpacks n blocks of row k of a group.
+template <class U>
+inline void unpack_blocks(const uint8_t* p, [[maybe_unused]] int k, int n, Chunk* out) {
     constexpr int kGroups = U::kBlock / U::kGroup;
-    const int n_blocks = n >= kChunk ? kChunk / U::kBlock : static_cast<int>(n / U::kBlock);
-    for (int b = 0; b < n_blocks; ++b) {
+#pragma GCC unroll 8
+    for (int b = 0; b < n; ++b) {
         const uint8_t* block = p + b * U::kBlockBytes;
         uint8_t* codes = out->codes + b * U::kBlock;
         float *d = out->d + b * kGroups, *m = out->m + b * kGroups;
@@ -73,8 +79,23 @@ inline void unpack_chunk(const uint8_t* p, [[maybe_unused]] int k, int64_t n, Ch
             U::block(block, codes, d, m);
         }
     }
+}
+
+// 256 elements. Loops over whole chunks have no use for the calls of unpack_chunk(), which would keep their
+// sums in memory.
+template <class U>
+inline void unpack_whole_chunk(const uint8_t* p, int k, Chunk* out) {
+    unpack_blocks<U>(p, k, kChunk / U::kBlock, out);
+}
+
+// Up to 256 elements; groups beyond n get zero scales.
+template <class U>
+inline void unpack_chunk(const uint8_t* p, int k, int64_t n, Chunk* out) {
+    if (n >= kChunk) return unpack_whole_chunk<U>(p, k, out);
+    const int n_blocks = static_cast<int>(n / U::kBlock);
+    unpack_blocks<U>(p, k, n_blocks, out);
     for (int e = n_blocks * U::kBlock; e < kChunk; ++e) out->codes[e] = 0;
-    for (int g = n_blocks * kGroups; g < 16; ++g) out->d[g] = out->m[g] = 0.0f;
+    for (int g = n_blocks * (U::kBlock / U::kGroup); g < 16; ++g) out->d[g] = out->m[g] = 0.0f;
 }
 
 #if defined(__AVX512VNNI__)

@@ -8,6 +8,7 @@
 #include "kernels/gemm_float.hpp"
 #include "kernels/half_rows.hpp"
 #include "kernels/lane_sums.hpp"
+#include "kernels/simd_f32.hpp"
 #include "kernels/weight_kernels.hpp"
 #include "kernels/weight_prefetch.hpp"
 
@@ -23,8 +24,8 @@ constexpr int kGroupTokens =
 struct ReadF32 {
     static constexpr int kBytes = 4;
     static void read(const uint8_t* p, float* y, int64_t n) { std::memcpy(y, p, sizeof(float) * n); }
-#if defined(__AVX512F__)
-    static __m512 lanes(const uint8_t* p, __mmask16 mask) { return _mm512_maskz_loadu_ps(mask, p); }
+#if defined(__AVX2__)
+    static simd::V lanes(const uint8_t* p) { return simd::load(reinterpret_cast<const float*>(p)); }
 #endif
 };
 
@@ -34,8 +35,12 @@ struct ReadF16 {
         f16_to_f32_row(reinterpret_cast<const uint16_t*>(p), y, n);
     }
 #if defined(__AVX512F__)
-    static __m512 lanes(const uint8_t* p, __mmask16 mask) {
-        return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, p));
+    static simd::V lanes(const uint8_t* p) {
+        return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    }
+#elif defined(__AVX2__)
+    static simd::V lanes(const uint8_t* p) {
+        return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     }
 #endif
 };
@@ -46,9 +51,14 @@ struct ReadBf16 {
         bf16_to_f32_row(reinterpret_cast<const uint16_t*>(p), y, n);
     }
 #if defined(__AVX512F__)
-    static __m512 lanes(const uint8_t* p, __mmask16 mask) {
-        const __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, p));
+    static simd::V lanes(const uint8_t* p) {
+        const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
         return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+    }
+#elif defined(__AVX2__)
+    static simd::V lanes(const uint8_t* p) {
+        const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+        return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
     }
 #endif
 };
@@ -73,30 +83,40 @@ void float_gemm(const RowBlock& rows, const uint8_t* const* x, int n_tokens, flo
     }
 }
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
+
+// The last n elements of a row in the first lanes, zeros in the others.
+template <class R>
+simd::V last_lanes(const uint8_t* p, int64_t n) {
+    alignas(64) uint8_t padded[simd::kLanes * R::kBytes] = {};
+    std::memcpy(padded, p, n * R::kBytes);
+    return R::lanes(padded);
+}
 
 // Products of NR rows with NT tokens; the lanes of sums[t * kHalfRows + i] are still to be added up. Every
 // sum is made in the same order whatever NR and NT are.
 template <class R, int NR, int NT>
-void dot_lanes(const RowBlock& rows, int h, int first, const uint8_t* const* x, __m512* sums) {
+void dot_lanes(const RowBlock& rows, int h, int first, const uint8_t* const* x, simd::V* sums) {
     const uint8_t* w[NR];
-    __m512 total[NR][NT];
+    simd::V total[NR][NT];
 #pragma GCC unroll 4
     for (int i = 0; i < NR; ++i) {
         w[i] = rows.row(h, first + i);
 #pragma GCC unroll 8
-        for (int t = 0; t < NT; ++t) total[i][t] = _mm512_setzero_ps();
+        for (int t = 0; t < NT; ++t) total[i][t] = simd::zero();
     }
-    auto add = [&](int64_t k, __mmask16 mask) __attribute__((always_inline)) {
-        __m512 lanes[NR];
+    auto add = [&](int64_t k, bool whole) __attribute__((always_inline)) {
+        simd::V lanes[NR];
 #pragma GCC unroll 4
-        for (int i = 0; i < NR; ++i) lanes[i] = R::lanes(w[i] + k * R::kBytes, mask);
+        for (int i = 0; i < NR; ++i)
+            lanes[i] =
+                whole ? R::lanes(w[i] + k * R::kBytes) : last_lanes<R>(w[i] + k * R::kBytes, rows.n_in - k);
 #pragma GCC unroll 8
         for (int t = 0; t < NT; ++t) {
-            __m512 v = _mm512_loadu_ps(x[t] + k * 4);
+            simd::V v = simd::load(reinterpret_cast<const float*>(x[t]) + k);
             if (NR > 1) asm("" : "+v"(v));  // one load, not an operand in memory of every product
 #pragma GCC unroll 4
-            for (int i = 0; i < NR; ++i) total[i][t] = _mm512_fmadd_ps(lanes[i], v, total[i][t]);
+            for (int i = 0; i < NR; ++i) total[i][t] = simd::fma(lanes[i], v, total[i][t]);
         }
     };
     int64_t k = 0;
@@ -105,28 +125,40 @@ void dot_lanes(const RowBlock& rows, int h, int first, const uint8_t* const* x, 
     for (; k + kStep <= rows.n_in; k += kStep) {
 #pragma GCC unroll 4
         for (int i = 0; i < NR; ++i) ahead.prefetch<64>(w[i], k * R::kBytes);
-#pragma GCC unroll 2
-        for (int c = 0; c < kStep; c += 16) add(k + c, 0xFFFF);
+#pragma GCC unroll 4
+        for (int c = 0; c < kStep; c += simd::kLanes) add(k + c, true);
     }
-    for (; k < rows.n_in; k += 16)
-        add(k, static_cast<__mmask16>(rows.n_in - k >= 16 ? 0xFFFF : (1 << (rows.n_in - k)) - 1));
+    for (; k + simd::kLanes <= rows.n_in; k += simd::kLanes) add(k, true);
+    if (k < rows.n_in) add(k, false);
 #pragma GCC unroll 4
     for (int i = 0; i < NR; ++i)
 #pragma GCC unroll 8
         for (int t = 0; t < NT; ++t) sums[t * kHalfRows + i] = total[i][t];
 }
 
+// The lanes of 16 rows at once where vectors are long: a quarter of the work that single rows would be.
+inline void add_lanes(const simd::V* sums, float* out) {
+#if defined(__AVX512F__)
+    simd::store(out, sums16(sums));
+#else
+    for (int i = 0; i < kHalfRows; ++i) out[i] = simd::sum(sums[i]);
+#endif
+}
+
 template <class R, int NT>
 void dot_half(const RowBlock& rows, int h, const uint8_t* const* x, float* out) {
+#if defined(__AVX512F__)
     constexpr int kRows = NT <= 6 ? 4 : 3;  // up to 24 of 32 registers hold sums
-    __m512 sums[NT * kHalfRows];
+#else
+    constexpr int kRows = NT <= 2 ? 4 : NT <= 5 ? 2 : 1;  // up to 10 of 16
+#endif
+    simd::V sums[NT * kHalfRows];
     int i = 0;
     for (; i + kRows <= rows.n[h]; i += kRows) dot_lanes<R, kRows, NT>(rows, h, i, x, sums + i);
     for (; i < rows.n[h]; ++i) dot_lanes<R, 1, NT>(rows, h, i, x, sums + i);
     for (; i < kHalfRows; ++i)
-        for (int t = 0; t < NT; ++t) sums[t * kHalfRows + i] = _mm512_setzero_ps();
-    // The lanes of 16 rows at once: a quarter of the work that single rows would be.
-    for (int t = 0; t < NT; ++t) _mm512_storeu_ps(out + t * kBlockRows, sums16(sums + t * kHalfRows));
+        for (int t = 0; t < NT; ++t) sums[t * kHalfRows + i] = simd::zero();
+    for (int t = 0; t < NT; ++t) add_lanes(sums + t * kHalfRows, out + t * kBlockRows);
 }
 
 #else

@@ -64,21 +64,31 @@ static constexpr WeightKernels signed_kernels() {
     return k;
 }
 
+// The same for four interleaved rows at a time.
+template <class U>
+static constexpr WeightKernels signed_row_kernels() {
+    WeightKernels k = quant_kernels<U>();
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+    k.gemv = signed_points::gemv_of_groups<U>;
+#endif
+    return k;
+}
+
 const WeightKernels* grid_weight_kernels(int type) {
     static constexpr WeightKernels kTable[] = {signed_kernels<UnpackGrid<grid::IQ2_XXS>>(),
                                                signed_kernels<UnpackGrid<grid::IQ2_XS>>(),
                                                signed_kernels<UnpackGrid<grid::IQ2_S>>(),
                                                signed_kernels<UnpackGrid<grid::IQ3_XXS>>(),
                                                signed_kernels<UnpackGrid<grid::IQ3_S>>(),
-                                               signed_kernels<UnpackGridRows<grid::IQ2_XXS_R4>>(),
-                                               signed_kernels<UnpackGridRows<grid::IQ2_XS_R4>>(),
-                                               signed_kernels<UnpackGridRows<grid::IQ2_S_R4>>(),
-                                               signed_kernels<UnpackGridRows<grid::IQ3_XXS_R4>>(),
-                                               signed_kernels<UnpackGridRows<grid::IQ3_S_R4>>(),
+                                               signed_row_kernels<UnpackGridRows<grid::IQ2_XXS_R4>>(),
+                                               signed_row_kernels<UnpackGridRows<grid::IQ2_XS_R4>>(),
+                                               signed_row_kernels<UnpackGridRows<grid::IQ2_S_R4>>(),
+                                               signed_row_kernels<UnpackGridRows<grid::IQ3_XXS_R4>>(),
+                                               signed_row_kernels<UnpackGridRows<grid::IQ3_S_R4>>(),
                                                signed_kernels<UnpackIQ1_S>(),
                                                signed_kernels<UnpackIQ1_M>(),
-                                               quant_kernels<UnpackIQ1_S_R4>(),
-                                               quant_kernels<UnpackIQ1_M_R4>()};
+                                               signed_row_kernels<UnpackIQ1_S_R4>(),
+                                               signed_row_kernels<UnpackIQ1_M_R4>()};
 #if defined(__AVX512VNNI__)
     if (has_byte_permutes())
         if (const WeightKernels* k = point_weight_kernels(type)) return k;

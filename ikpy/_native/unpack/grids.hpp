@@ -98,9 +98,16 @@ inline __m128i points_of_4(const int8_t* grid, uint64_t index) {
 
 inline float odd(int s) { return static_cast<float>(2 * s + 1); }
 
+// Layouts whose sign masks are not in the order of the elements.
+template <class L, class = void>
+struct HasOwnSigns : std::false_type {};
+template <class L>
+struct HasOwnSigns<L, std::void_t<decltype(L::kOwnSigns)>> : std::true_type {};
+
 template <class L>
 inline void block(const uint8_t* p, int k, uint8_t* codes, float* d) {
     L::scales(p, k, d);
+    if constexpr (HasOwnSigns<L>::value) return L::signed_codes(p, k, codes);
     for (int i = 0; i < L::kBlock / 64; ++i) {
         const uint64_t signs = L::signs(p, k, i);
         for (int h = 0; h < 2; ++h) {

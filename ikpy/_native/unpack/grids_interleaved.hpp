@@ -1,6 +1,7 @@
 // Layouts of the row-interleaved grid types (quant-formats section 8.6). Rows are unpacked one by one:
 // looking up points costs more than the transposition that other interleaved types avoid.
 #pragma once
+#include "unpack/four_rows.hpp"
 #include "unpack/grids.hpp"
 
 namespace ikpy {
@@ -8,6 +9,8 @@ namespace grid {
 
 // Place of an 8-group in lists ordered by sub-block, row, group.
 inline int place(int g, int k) { return 16 * (g >> 2) + 4 * k + (g & 3); }
+
+constexpr uint64_t kBytesOfWords = 0x00FF00FF00FF00FF;
 
 // Two dwords of sub-blocks 2 * i and 2 * i + 1 of row k.
 inline uint64_t of_sub_blocks(const uint8_t* list, int k, int i) {
@@ -73,6 +76,15 @@ struct IQ2_XXS_R4 {
     static void scales(const uint8_t* p, int k, float* d) {
         scales_of_low_bits(p + 8, load_f16(p + 2 * k) * 0.125f, k, d);
     }
+#if defined(__AVX2__)
+    static void prepare(const uint8_t* p, FourRows* out) {
+        four_rows::signs_and_scales(p + 8, four_rows::row_scales(p, 0.125f), out);
+    }
+    static __m256i points32(const uint8_t* p, int k, int i) {
+        return points_of_8(tables::iq2xxs_grid,
+                           _pdep_u64(load_unaligned<uint32_t>(p + 136 + place(4 * i, k)), kBytesOfWords));
+    }
+#endif
 };
 
 struct IQ3_XXS_R4 {
@@ -94,6 +106,18 @@ struct IQ3_XXS_R4 {
     static void scales(const uint8_t* p, int k, float* d) {
         scales_of_low_bits(p + 8, load_f16(p + 2 * k) * 0.25f, k, d);
     }
+#if defined(__AVX2__)
+    static void prepare(const uint8_t* p, FourRows* out) {
+        four_rows::signs_and_scales(p + 8, four_rows::row_scales(p, 0.25f), out);
+    }
+    static __m256i points32(const uint8_t* p, int k, int i) {
+        const uint8_t* index = p + 136 + 32 * i + 8 * k;
+        const auto at = [index](int j) {
+            return load_unaligned<int32_t>(tables::iq3xxs_grid + 4 * index[j]);
+        };
+        return _mm256_setr_epi32(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7));
+    }
+#endif
 };
 
 struct IQ2_XS_R4 {
@@ -117,6 +141,22 @@ struct IQ2_XS_R4 {
     static void scales(const uint8_t* p, int k, float* d) {
         half_scales(p + 264, load_f16(p + 2 * k) * 0.125f, k, d);
     }
+#if defined(__AVX2__)
+    static void prepare(const uint8_t* p, FourRows* out) {
+        four_rows::half_scales(p + 264, four_rows::row_scales(p, 0.125f), out);
+        const auto* words = reinterpret_cast<const __m256i*>(p + 8);
+        for (int i = 0; i < 8; i += 2) {
+            const __m256i a = _mm256_srli_epi16(_mm256_loadu_si256(words + i), 9);
+            const __m256i b = _mm256_srli_epi16(_mm256_loadu_si256(words + i + 1), 9);
+            const __m256i z = _mm256_permute4x64_epi64(_mm256_packus_epi16(a, b), 0xD8);
+            put(_mm256_xor_si256(z, _mm256_add_epi8(z, z)), out->masks[i]);
+        }
+    }
+    static __m256i points32(const uint8_t* p, int k, int i) {
+        return points_of_8(tables::iq2xs_grid,
+                           load_unaligned<uint64_t>(p + 8 + 32 * i + 8 * k) & 0x01FF01FF01FF01FF);
+    }
+#endif
 };
 
 struct IQ2_S_R4 {
@@ -142,6 +182,16 @@ struct IQ2_S_R4 {
     static void scales(const uint8_t* p, int k, float* d) {
         half_scales(p + 296, load_f16(p + 2 * k) * 0.125f, k, d);
     }
+#if defined(__AVX2__)
+    static void prepare(const uint8_t* p, FourRows* out) {
+        four_rows::half_scales(p + 296, four_rows::row_scales(p, 0.125f), out);
+        std::memcpy(out->masks, p + 168, sizeof out->masks);
+    }
+    static __m256i points32(const uint8_t* p, int k, int i) {
+        const uint64_t low = _pdep_u64(load_unaligned<uint32_t>(p + 8 + place(4 * i, k)), kBytesOfWords);
+        return points_of_8(tables::iq2s_grid, low | _pdep_u64(p[136 + 4 * i + k], 0x0300030003000300));
+    }
+#endif
 };
 
 struct IQ3_S_R4 {
@@ -196,6 +246,50 @@ struct IQ3_S_R4 {
         const float scale = load_f16(p + 2 * k);
         for (int s = 0; s < 8; ++s) d[s] = scale * odd(p[424 + (4 * (s & 3)) + k] >> (4 * (s >> 2)) & 15);
     }
+#if defined(__AVX2__)
+    static void prepare(const uint8_t* p, FourRows* out) {
+        const __m256 rows = four_rows::row_scales(p, 1.0f);
+        const auto v = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 424));
+        const __m128i nibble = _mm_set1_epi8(15);
+        const __m128i s[2] = {_mm_and_si128(v, nibble), _mm_and_si128(_mm_srli_epi16(v, 4), nibble)};
+        for (int h = 0; h < 2; ++h) {
+            four_rows::put_odd(rows, _mm256_cvtepu8_epi32(s[h]), out->d[4 * h]);
+            four_rows::put_odd(rows, _mm256_cvtepu8_epi32(_mm_unpackhi_epi64(s[h], s[h])), out->d[4 * h + 2]);
+        }
+        std::memcpy(out->masks, p + 296, sizeof out->masks);
+    }
+    // Byte j, bit n is the sign of column 4 * n + j.
+    static constexpr bool kOwnSigns = true;
+    static __m256i signs32(uint32_t mask) {
+        const __m256i bit = _mm256_setr_epi32(0x01010101, 0x02020202, 0x04040404, 0x08080808, 0x10101010,
+                                              0x20202020, 0x40404040, static_cast<int>(0x80808080));
+        return _mm256_cmpeq_epi8(_mm256_and_si256(_mm256_set1_epi32(static_cast<int>(mask)), bit), bit);
+    }
+    static void signed_codes(const uint8_t* p, int k, uint8_t* codes) {
+        for (int i = 0; i < 8; ++i) {
+            const __m256i negative = signs32(load_unaligned<uint32_t>(p + 296 + 16 * i + 4 * k));
+            const __m256i v = _mm256_sub_epi8(_mm256_xor_si256(points32(p, k, i), negative), negative);
+            c32::store(codes + 32 * i, reinterpret_cast<c32::Codes32>(v) + 128);
+        }
+    }
+    static __m256i points32(const uint8_t* p, int k, int i) {
+        const auto v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8 + 32 * i));
+        // Bytes of row k: 4-groups 0 4 1 5 2 6 3 7.
+        const __m256i low =
+            _mm256_and_si256(_mm256_srl_epi32(v, _mm_cvtsi32_si128(8 * k)), _mm256_set1_epi32(255));
+        // Their ninth bits, one after the other in a byte, to bit 8.
+        const __m256i counts = _mm256_setr_epi32(8, 4, 7, 3, 6, 2, 5, 1);
+        const __m256i high =
+            _mm256_sllv_epi32(_mm256_set1_epi8(static_cast<char>(p[264 + 4 * i + k])), counts);
+        const __m256i ninth = _mm256_and_si256(high, _mm256_set1_epi32(256));
+        alignas(32) uint32_t index[8];
+        put(_mm256_or_si256(low, ninth), index);
+        const auto at = [&index](int j) {
+            return load_unaligned<int32_t>(tables::iq3s_grid + 4 * index[2 * (j & 3) + (j >> 2)]);
+        };
+        return _mm256_setr_epi32(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7));
+    }
+#endif
 };
 
 }  // namespace grid

@@ -114,7 +114,7 @@ inline void scaled(Four d, const int8_t* s, int stride, float* at) {
     for (int g = 0; g < Groups; ++g) put(at + g * kHalfRows, d * integers(s + g * stride));
 }
 
-#if defined(__AVX512VNNI__)
+#if defined(__AVX2__)
 template <int Groups>
 inline void scaled(Four d, const int8_t* s, int stride, const typename ScaleLanes<Groups>::Quad& at) {
     at.take(reinterpret_cast<__m128>(d), s, stride);

@@ -19,8 +19,9 @@ inline void nibbles_of_rows(const Quads<R>& q, int offset, F f) {
 
 struct UnpackQ4_0_R8 {
     static constexpr int kType = 202, kRows = 8, kGroup = 32, kBlock = 32, kBlockBytes = 144, kZero = 128;
+    static constexpr int kLow = 120, kHigh = 135;
     template <class Out>
-    static void codes(const Quads<8>& q, int, const Out& out) {
+    static void codes(const Quads<8>& q, int, Out& out) {
         nibbles_of_rows(q, 16, [&](int column, Lanes v) { out.put(column, v + 120); });
     }
     static void scales(const uint8_t* p, int quad, float* d, float*) {
@@ -31,8 +32,9 @@ struct UnpackQ4_0_R8 {
 // Nibbles are signed: the top bit is inverted.
 struct UnpackQ4_0_4x4 {
     static constexpr int kType = 31, kRows = 4, kGroup = 32, kBlock = 32, kBlockBytes = 72, kZero = 128;
+    static constexpr int kLow = 120, kHigh = 135;
     template <class Out>
-    static void codes(const Quads<4>& q, int, const Out& out) {
+    static void codes(const Quads<4>& q, int, Out& out) {
         nibbles_of_rows(q, 8, [&](int column, Lanes v) { out.put(column, (v ^ 8) + 120); });
     }
     static void scales(const uint8_t* p, int, float* d, float*) {
@@ -42,8 +44,9 @@ struct UnpackQ4_0_4x4 {
 
 struct UnpackMXFP4_R8 {
     static constexpr int kType = 353, kRows = 8, kGroup = 32, kBlock = 32, kBlockBytes = 136, kZero = 128;
+    static constexpr int kLow = 116, kHigh = 140;
     template <class Out>
-    static void codes(const Quads<8>& q, int, const Out& out) {
+    static void codes(const Quads<8>& q, int, Out& out) {
         nibbles_of_rows(q, 8, [&](int column, Lanes v) {
             out.put(column,
                     interleaved::lookup(kMxfp4Codes, v) + static_cast<uint8_t>(128 - UnpackMXFP4::kZero));
@@ -57,7 +60,7 @@ struct UnpackMXFP4_R8 {
 struct UnpackIQ4_NL_R4 {
     static constexpr int kType = 220, kRows = 4, kGroup = 32, kBlock = 32, kBlockBytes = 72, kZero = 128;
     template <class Out>
-    static void codes(const Quads<4>& q, int, const Out& out) {
+    static void codes(const Quads<4>& q, int, Out& out) {
         interleaved::n4(q, 8,
                         [&](int column, Lanes v) { out.put(column, interleaved::lookup(kIq4Codes, v)); });
     }
@@ -68,8 +71,9 @@ struct UnpackIQ4_NL_R4 {
 
 struct UnpackQ5_0_R4 {
     static constexpr int kType = 206, kRows = 4, kGroup = 32, kBlock = 32, kBlockBytes = 88, kZero = 128;
+    static constexpr int kLow = 112, kHigh = 143;
     template <class Out>
-    static void codes(const Quads<4>& q, int, const Out& out) {
+    static void codes(const Quads<4>& q, int, Out& out) {
         const Lanes high = q.bytes(8);
         interleaved::n4(q, 24, [&](int column, Lanes v) {
             const int bit = interleaved::kQ5_0Bits.of[column / 4];
@@ -83,8 +87,9 @@ struct UnpackQ5_0_R4 {
 
 struct UnpackQ6_0_R4 {
     static constexpr int kType = 233, kRows = 4, kGroup = 32, kBlock = 32, kBlockBytes = 104, kZero = 128;
+    static constexpr int kLow = 96, kHigh = 159;
     template <class Out>
-    static void codes(const Quads<4>& q, int, const Out& out) {
+    static void codes(const Quads<4>& q, int, Out& out) {
         const Lanes high[2] = {q.bytes(8), q.bytes(24)};
         interleaved::n4(q, 40, [&](int column, Lanes v) {
             const int bit = 2 * (column / 4 & 3);
@@ -98,14 +103,14 @@ struct UnpackQ6_0_R4 {
 
 // Q8x: signed bytes, four columns of each row at a time.
 template <int R, class Out>
-inline void signed_bytes(const Quads<R>& q, int offset, const Out& out) {
+inline void signed_bytes(const Quads<R>& q, int offset, Out& out) {
     for (int column = 0; column < 32; column += 4) out.put(column, q.bytes(offset + R * column) ^ 0x80);
 }
 
 struct UnpackQ8_0_R8 {
     static constexpr int kType = 208, kRows = 8, kGroup = 32, kBlock = 32, kBlockBytes = 272, kZero = 128;
     template <class Out>
-    static void codes(const Quads<8>& q, int, const Out& out) {
+    static void codes(const Quads<8>& q, int, Out& out) {
         signed_bytes(q, 16, out);
     }
     static void scales(const uint8_t* p, int quad, float* d, float*) {
@@ -116,7 +121,7 @@ struct UnpackQ8_0_R8 {
 struct UnpackQ8_K_R8 {
     static constexpr int kType = 399, kRows = 8, kGroup = 32, kBlock = 256, kBlockBytes = 2064, kZero = 128;
     template <class Out>
-    static void codes(const Quads<8>& q, int ib, const Out& out) {
+    static void codes(const Quads<8>& q, int ib, Out& out) {
         signed_bytes(q, 16 + 256 * ib, out);
     }
     static void scales(const uint8_t* p, int quad, float* d, float*) {
@@ -128,7 +133,7 @@ struct UnpackQ8_K_R8 {
 struct UnpackQ8_K_R16 {
     static constexpr int kType = 397, kRows = 16, kGroup = 32, kBlock = 256, kBlockBytes = 4128, kZero = 128;
     template <class Out>
-    static void codes(const Quads<16>& q, int ib, const Out& out) {
+    static void codes(const Quads<16>& q, int ib, Out& out) {
         for (int column = 0; column < 32; column += 4) out.put(column, q.bytes(32 + 512 * ib + 16 * column));
     }
     static void scales(const uint8_t* p, int quad, float* d, float*) {
@@ -141,7 +146,7 @@ struct UnpackQ8_KV_R8 {
     static constexpr int kHeaderBytes = 4;
     static float row_scale(const uint8_t* group, int k) { return load_unaligned<float>(group + 4 * k); }
     template <class Out>
-    static void codes(const Quads<8>& q, int, const Out& out) {
+    static void codes(const Quads<8>& q, int, Out& out) {
         signed_bytes(q, 0, out);
     }
     static void scales(const uint8_t*, int, float* d, float*) {
@@ -151,10 +156,11 @@ struct UnpackQ8_KV_R8 {
 
 struct UnpackIQ2_BN_R4 {
     static constexpr int kType = 335, kRows = 4, kGroup = 32, kBlock = 64, kBlockBytes = 64, kZero = 128;
+    static constexpr int kLow = 127, kHigh = 130;
     static constexpr int kHeaderBytes = 4;
     static float row_scale(const uint8_t* group, int k) { return load_unaligned<float>(group + 4 * k); }
     template <class Out>
-    static void codes(const Quads<4>& q, int ib, const Out& out) {
+    static void codes(const Quads<4>& q, int ib, Out& out) {
         interleaved::p4(q, 32 * ib, [&](int column, Lanes v) { out.put(column, v + 127); });
     }
     static void scales(const uint8_t*, int, float* d, float*) {

@@ -9,8 +9,9 @@ namespace ikpy {
 
 struct UnpackQ2_K_R4 : IntegerScales {
     static constexpr int kType = 210, kRows = 4, kGroup = 16, kBlock = 256, kBlockBytes = 336, kZero = 0;
+    static constexpr int kLow = 0, kHigh = 3;
     template <class Out>
-    static void codes(const Quads<4>& q, int ib, const Out& out) {
+    static void codes(const Quads<4>& q, int ib, Out& out) {
         interleaved::p4(q, 80 + 32 * ib, [&](int column, Lanes v) { out.put(column, v); });
     }
     template <class At>
@@ -28,8 +29,9 @@ struct UnpackQ2_K_R4 : IntegerScales {
 
 struct UnpackQ3_K_R4 : IntegerScales {
     static constexpr int kType = 211, kRows = 4, kGroup = 16, kBlock = 256, kBlockBytes = 440, kZero = 128;
+    static constexpr int kLow = 124, kHigh = 131;
     template <class Out>
-    static void codes(const Quads<4>& q, int ib, const Out& out) {
+    static void codes(const Quads<4>& q, int ib, Out& out) {
         const Lanes high = q.bytes(56 + 16 * ib);
         interleaved::p4(q, 184 + 32 * ib, [&](int column, Lanes v) {
             out.put(column, (v | interleaved::moved(high, column / 4, 2, 4)) + 124);
@@ -60,8 +62,9 @@ inline void scales_and_mins_r4(const uint8_t* p, const At& d, const At& m) {
 
 struct UnpackQ4_K_R4 : IntegerScales {
     static constexpr int kType = 212, kRows = 4, kGroup = 32, kBlock = 256, kBlockBytes = 576, kZero = 0;
+    static constexpr int kLow = 0, kHigh = 15;
     template <class Out>
-    static void codes(const Quads<4>& q, int ib, const Out& out) {
+    static void codes(const Quads<4>& q, int ib, Out& out) {
         interleaved::n4(q, 64 + 64 * ib, [&](int column, Lanes v) { out.put(column, v); });
     }
     template <class At>
@@ -72,8 +75,9 @@ struct UnpackQ4_K_R4 : IntegerScales {
 
 struct UnpackQ5_K_R4 : IntegerScales {
     static constexpr int kType = 213, kRows = 4, kGroup = 32, kBlock = 256, kBlockBytes = 704, kZero = 0;
+    static constexpr int kLow = 0, kHigh = 31;
     template <class Out>
-    static void codes(const Quads<4>& q, int ib, const Out& out) {
+    static void codes(const Quads<4>& q, int ib, Out& out) {
         const Lanes high = q.bytes(64 + 16 * ib);
         interleaved::n4(q, 192 + 64 * ib, [&](int column, Lanes v) {
             const int bit = interleaved::kQ5_KBits.of[column / 4];
@@ -88,8 +92,9 @@ struct UnpackQ5_K_R4 : IntegerScales {
 
 struct UnpackQ6_K_R4 : IntegerScales {
     static constexpr int kType = 214, kRows = 4, kGroup = 16, kBlock = 256, kBlockBytes = 840, kZero = 128;
+    static constexpr int kLow = 96, kHigh = 159;
     template <class Out>
-    static void codes(const Quads<4>& q, int ib, const Out& out) {
+    static void codes(const Quads<4>& q, int ib, Out& out) {
         constexpr int kPair[4] = {0, 2, 1, 3};  // of columns 0, 4, 8, 12
         const Lanes high[2] = {q.bytes(72 + 32 * ib), q.bytes(88 + 32 * ib)};
         interleaved::n4(q, 328 + 64 * ib, [&](int column, Lanes v) {
@@ -108,7 +113,7 @@ struct UnpackQ6_K_R4 : IntegerScales {
 struct UnpackIQ4_XS_R8 : IntegerScales {
     static constexpr int kType = 223, kRows = 8, kGroup = 32, kBlock = 256, kBlockBytes = 1088, kZero = 128;
     template <class Out>
-    static void codes(const Quads<8>& q, int ib, const Out& out) {
+    static void codes(const Quads<8>& q, int ib, Out& out) {
         for (int column = 0; column < 32; column += 8) {
             const Lanes v = q.bytes(64 + 128 * ib + 4 * column);
             out.put(column, interleaved::lookup(kIq4Codes, interleaved::low_nibbles(v)));
@@ -137,8 +142,9 @@ struct ShiftedHalves {
 
 struct UnpackIQ2_K_R4 : IntegerScales {
     static constexpr int kType = 337, kRows = 4, kGroup = 16, kBlock = 256, kBlockBytes = 304, kZero = 128;
+    static constexpr int kLow = 97, kHigh = 150;
     template <class Out>
-    static void codes(const Quads<4>& q, int ib, const Out& out) {
+    static void codes(const Quads<4>& q, int ib, Out& out) {
         const ShiftedHalves shifted(q, 8, 5);
         interleaved::p4(q, 48 + 32 * ib, [&](int column, Lanes v) {
             out.put(column, interleaved::lookup(kIq2Codes, v) + shifted.of(ib, column));
@@ -155,8 +161,9 @@ struct UnpackIQ2_K_R4 : IntegerScales {
 
 struct UnpackIQ3_K_R4 : IntegerScales {
     static constexpr int kType = 338, kRows = 4, kGroup = 16, kBlock = 256, kBlockBytes = 440, kZero = 128;
+    static constexpr int kLow = 65, kHigh = 179;
     template <class Out>
-    static void codes(const Quads<4>& q, int ib, const Out& out) {
+    static void codes(const Quads<4>& q, int ib, Out& out) {
         const ShiftedHalves shifted(q, 8, 4);
         const Lanes high = q.bytes(312 + 16 * ib);
         interleaved::p4(q, 56 + 32 * ib, [&](int column, Lanes v) {
@@ -183,7 +190,7 @@ struct UnpackIQ3_K_R4 : IntegerScales {
 struct UnpackIQ4_K_R4 : IntegerScales {
     static constexpr int kType = 339, kRows = 4, kGroup = 16, kBlock = 256, kBlockBytes = 576, kZero = 128;
     template <class Out>
-    static void codes(const Quads<4>& q, int ib, const Out& out) {
+    static void codes(const Quads<4>& q, int ib, Out& out) {
         const ShiftedHalves shifted(q, 8, 4);
         interleaved::n4(q, 64 + 64 * ib, [&](int column, Lanes v) {
             out.put(column, interleaved::lookup(kIq4Codes, v) + shifted.of(ib, column));
@@ -199,7 +206,7 @@ struct UnpackIQ4_K_R4 : IntegerScales {
 
 // 32 columns of five-bit levels: nibbles at qs, fifth bits at qh; `shift` is added to the codes of a column.
 template <class Q, class Out, class F>
-inline void iq5_codes(const Q& q, int qs, int qh, const Out& out, F shift) {
+inline void iq5_codes(const Q& q, int qs, int qh, Out& out, F shift) {
     const Lanes high = q.bytes(qh);
     interleaved::n4(q, qs, [&](int column, Lanes v) {
         const auto bit = static_cast<uint8_t>(1 << interleaved::kIQ5_KBits.of[column / 4]);
@@ -211,7 +218,7 @@ inline void iq5_codes(const Q& q, int qs, int qh, const Out& out, F shift) {
 struct UnpackIQ5_K_R4 : IntegerScales {
     static constexpr int kType = 340, kRows = 4, kGroup = 16, kBlock = 256, kBlockBytes = 704, kZero = 128;
     template <class Out>
-    static void codes(const Quads<4>& q, int ib, const Out& out) {
+    static void codes(const Quads<4>& q, int ib, Out& out) {
         const ShiftedHalves shifted(q, 8, 2);
         iq5_codes(q, 64 + 64 * ib, 576 + 16 * ib, out, [&](int column) { return shifted.of(ib, column); });
     }
@@ -237,7 +244,7 @@ struct UnpackIQ4_KS_R4 : IntegerScales {
     static constexpr int kHeaderBytes = 4;
     static float row_scale(const uint8_t* group, int k) { return load_unaligned<float>(group + 4 * k); }
     template <class Out>
-    static void codes(const Quads<4>& q, int ib, const Out& out) {
+    static void codes(const Quads<4>& q, int ib, Out& out) {
         const Lanes shift = interleaved::shift_left(q.rows(4 * ib) & 1, 2);
         interleaved::n4(q, 32 + 64 * ib, [&](int column, Lanes v) {
             out.put(column, interleaved::lookup(kIq4Codes, v) + shift);
@@ -254,7 +261,7 @@ struct UnpackIQ5_KS_R4 : IntegerScales {
     static constexpr int kHeaderBytes = 4;
     static float row_scale(const uint8_t* group, int k) { return load_unaligned<float>(group + 4 * k); }
     template <class Out>
-    static void codes(const Quads<4>& q, int ib, const Out& out) {
+    static void codes(const Quads<4>& q, int ib, Out& out) {
         const Lanes shift = interleaved::shift_left(q.rows(4 * ib) & 1, 1);
         iq5_codes(q, 32 + 64 * ib, 544 + 16 * ib, out, [&](int) { return shift; });
     }

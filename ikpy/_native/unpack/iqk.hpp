@@ -23,20 +23,20 @@ inline __m512 wide_six_bit_scales(const uint8_t* p) {
 #endif
 
 struct UnpackIQ2_K {
-    static constexpr int kType = 137, kGroup = 16, kBlock = 256, kBlockBytes = 76, kZero = 128;
+    static constexpr int kType = 137, kGroup = 16, kBlock = 256, kBlockBytes = 76, kZero = kIq2Zero;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         const auto extra = load_unaligned<uint16_t>(p + 2);
         c32::scaled16(load_f16(p), c32::nibbles_in_order(p + 4) - 8, d);
         const c32::ShiftedGroups shifted(extra, 5);
         for (int i = 0; i < 8; ++i)
             c32::store(codes + 32 * i,
-                       c32::lookup(kIq2Codes, c32::two_bit_fields(p + 12, i)) + shifted.of(i));
+                       c32::lookup(kIq2Low.of, c32::two_bit_fields(p + 12, i)) + shifted.of(i));
     }
 #if defined(__AVX512VNNI__)
     static constexpr int kStep = 5;
     static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ2_K>(unshifted(p)); }
     static Codes512 unshifted(const uint8_t* p) {
-        const __m512i table = wide::table16(kIq2Codes);
+        const __m512i table = wide::table16(kIq2Low.of);
         Codes512 r;
         for (int i = 0; i < 4; ++i) r.q[i] = _mm512_shuffle_epi8(table, wide::two_bit_fields(p + 12, i));
         r.d = wide::scaled(wide::f16_lanes(p),
@@ -48,7 +48,7 @@ struct UnpackIQ2_K {
 };
 
 struct UnpackIQ3_K {
-    static constexpr int kType = 138, kGroup = 16, kBlock = 256, kBlockBytes = 110, kZero = 128;
+    static constexpr int kType = 138, kGroup = 16, kBlock = 256, kBlockBytes = 110, kZero = kIq3Zero;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         const auto extra = load_unaligned<uint16_t>(p + 2);
         const c32::Codes16 odd = c32::nibbles_in_order(p + 6) * 2 + 1;
@@ -58,14 +58,14 @@ struct UnpackIQ3_K {
         const c32::ShiftedGroups shifted(extra, 4);
         for (int i = 0; i < 8; ++i) {
             const c32::Codes32 q = c32::two_bit_fields(p + 14, i) | c32::moved_bit(high, i, 2);
-            c32::store(codes + 32 * i, c32::lookup(kIq3Codes, q) + shifted.of(i));
+            c32::store(codes + 32 * i, c32::lookup(kIq3Low.of, q) + shifted.of(i));
         }
     }
 #if defined(__AVX512VNNI__)
     static constexpr int kStep = 4;
     static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ3_K>(unshifted(p)); }
     static Codes512 unshifted(const uint8_t* p) {
-        const __m512i table = wide::table16(kIq3Codes);
+        const __m512i table = wide::table16(kIq3Low.of);
         const __m512i high = wide::twice(p + 78);
         Codes512 r;
         for (int i = 0; i < 4; ++i) {

@@ -30,4 +30,18 @@ alignas(64) inline constexpr uint8_t kIq6Codes[128] = {
     124, 127, 129, 132, 135, 138, 141, 143, 146, 149, 152, 156, 159, 162, 165, 169, 173, 176, 180,
     184, 188, 192, 197, 201, 206, 211, 216, 221, 227, 232, 238, 244, 250};
 
+// Tables of levels that span less than 128 as level - lowest level: products of such codes need no signs on
+// AVX2.
+struct LowCodes {
+    uint8_t of[32];
+};
+constexpr LowCodes from_lowest(const uint8_t (&codes)[32], int n) {
+    LowCodes low{};
+    for (int i = 0; i < n; ++i) low.of[i] = static_cast<uint8_t>(codes[i] - codes[0]);
+    return low;
+}
+constexpr int kIq2Zero = 31, kIq3Zero = 63;  // codes of weight 0
+alignas(32) inline constexpr LowCodes kIq2Low = from_lowest(kIq2Codes, 8);
+alignas(32) inline constexpr LowCodes kIq3Low = from_lowest(kIq3Codes, 16);
+
 }  // namespace ikpy

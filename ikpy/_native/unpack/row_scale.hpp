@@ -43,7 +43,7 @@ inline uint64_t split_nibble_bytes(uint32_t v) {
 #endif
 
 struct UnpackIQ2_KS {
-    static constexpr int kType = 145, kGroup = 32, kBlock = 256, kBlockBytes = 70, kZero = 128;
+    static constexpr int kType = 145, kGroup = 32, kBlock = 256, kBlockBytes = 70, kZero = kIq2Zero;
     static constexpr int kHeaderBytes = 2;
     static float row_scale(const uint8_t* row) { return load_f16(row); }
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
@@ -51,13 +51,13 @@ struct UnpackIQ2_KS {
                      d);
         for (int i = 0; i < 8; ++i)
             c32::store(codes + 32 * i,
-                       c32::lookup(kIq2Codes + 4 * (p[0] >> i & 1), c32::two_bit_fields(p + 6, i)));
+                       c32::lookup(kIq2Low.of + 4 * (p[0] >> i & 1), c32::two_bit_fields(p + 6, i)));
     }
 #if defined(__AVX512VNNI__)
     static constexpr int kStep = 5;
     static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ2_KS>(unshifted(p)); }
     static Codes512 unshifted(const uint8_t* p) {
-        const __m512i table = wide::table16(kIq2Codes);
+        const __m512i table = wide::table16(kIq2Low.of);
         Codes512 r;
         for (int i = 0; i < 4; ++i) r.q[i] = _mm512_shuffle_epi8(table, wide::two_bit_fields(p + 6, i));
         r.d = wide::five_bit_scales(wide::nibble_bytes(load_unaligned<uint32_t>(p + 2)), p[1]);
@@ -68,7 +68,7 @@ struct UnpackIQ2_KS {
 };
 
 struct UnpackIQ3_KS {
-    static constexpr int kType = 156, kGroup = 32, kBlock = 256, kBlockBytes = 102, kZero = 128;
+    static constexpr int kType = 156, kGroup = 32, kBlock = 256, kBlockBytes = 102, kZero = kIq3Zero;
     static constexpr int kHeaderBytes = 2;
     static float row_scale(const uint8_t* row) { return load_f16(row); }
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
@@ -77,14 +77,14 @@ struct UnpackIQ3_KS {
         const c32::Codes32 high = c32::load(p + 70);
         for (int i = 0; i < 8; ++i) {
             const c32::Codes32 q = c32::two_bit_fields(p + 6, i) | c32::moved_bit(high, i, 2);
-            c32::store(codes + 32 * i, c32::lookup(kIq3Codes + 8 * (p[1] >> i & 1), q));
+            c32::store(codes + 32 * i, c32::lookup(kIq3Low.of + 8 * (p[1] >> i & 1), q));
         }
     }
 #if defined(__AVX512VNNI__)
     static constexpr int kStep = 4;
     static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ3_KS>(unshifted(p)); }
     static Codes512 unshifted(const uint8_t* p) {
-        const __m512i table = wide::table16(kIq3Codes), high = wide::twice(p + 70);
+        const __m512i table = wide::table16(kIq3Low.of), high = wide::twice(p + 70);
         Codes512 r;
         for (int i = 0; i < 4; ++i) {
             const __m512i low = wide::two_bit_fields(p + 6, i);
@@ -247,12 +247,11 @@ struct UnpackIQ4_KSS {
 #endif
 };
 
-// The 32 pairs of IQ2_KL as codes (level + 128): first elements, then second elements.
+// The 32 pairs of IQ2_KL as codes (level + 63): first elements, then second elements.
 alignas(64) inline constexpr uint8_t kIq2klCodes[64] = {
-    65,  65,  88,  88,  88,  88,  105, 105, 105, 105, 105, 118, 118, 118, 118, 129,
-    129, 129, 129, 129, 141, 141, 141, 141, 141, 156, 156, 156, 156, 156, 175, 175,
-    105, 141, 65,  118, 141, 175, 88,  105, 129, 141, 156, 65,  129, 141, 175, 105,
-    118, 129, 141, 156, 88,  105, 118, 129, 141, 65,  105, 129, 156, 175, 105, 141};
+    0,  0,  23,  23, 23, 23, 40, 40, 40,  40,  40, 53, 53, 53, 53, 64,  64, 64,  64, 64, 76, 76,
+    76, 76, 76,  91, 91, 91, 91, 91, 110, 110, 40, 76, 0,  53, 76, 110, 23, 40,  64, 76, 91, 0,
+    64, 76, 110, 40, 53, 64, 76, 91, 23,  40,  53, 64, 76, 0,  40, 64,  91, 110, 40, 76};
 
 struct Iq2klPairs {
     uint16_t of[32];
@@ -266,7 +265,7 @@ constexpr Iq2klPairs make_iq2kl_pairs() {
 alignas(64) inline constexpr Iq2klPairs kIq2klPairs = make_iq2kl_pairs();
 
 struct UnpackIQ2_KL {
-    static constexpr int kType = 157, kGroup = 32, kBlock = 256, kBlockBytes = 86, kZero = 128;
+    static constexpr int kType = 157, kGroup = 32, kBlock = 256, kBlockBytes = 86, kZero = kIq3Zero;
     static constexpr int kHeaderBytes = 2;
     static float row_scale(const uint8_t* row) { return load_f16(row); }
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
@@ -310,6 +309,7 @@ struct UnpackIQ2_KL {
 struct UnpackQ8_KV {
     static constexpr int kType = 151, kGroup = 32, kBlock = 32, kBlockBytes = 32, kZero = 128;
     static constexpr int kHeaderBytes = 8;
+    static constexpr bool kUnitScales = true;
     static float row_scale(const uint8_t* row) { return load_unaligned<float>(row); }
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         c32::store(codes, c32::load(p) ^ 0x80);

@@ -80,18 +80,67 @@ inline uint8_t trit(uint8_t code, int multiplier) {
     return static_cast<uint8_t>(3 * static_cast<uint8_t>(code * multiplier) >> 8);
 }
 
+#if defined(__AVX2__)
+// For 32 elements from 32 * i on: the byte each trit is taken from (bytes 5 to 12 follow bytes 0 to 7), and
+// the power of 3 that moves it to the
+// top of the upper byte of its word, for even and odd elements.
+struct Iq1bnOrder {
+    uint8_t byte[2][32];
+    uint16_t even[2][16], odd[2][16];
+};
+constexpr Iq1bnOrder make_iq1bn_order() {
+    constexpr uint8_t kPowers[5] = {81, 27, 9, 3, 1};
+    Iq1bnOrder order{};
+    for (int e = 0; e < 64; ++e) {
+        const int g = e / 16, j = e % 16, i = e / 32;
+        const uint8_t power = j < 15 ? kPowers[j % 5] : kPowers[g];
+        const int byte = j < 15 ? 3 * g + j / 5 : 12;
+        order.byte[i][e % 32] = static_cast<uint8_t>(byte < 8 ? byte : byte + 3);
+        if (e % 2) {
+            order.odd[i][e % 32 / 2] = power;
+        } else {
+            order.even[i][e % 32 / 2] = static_cast<uint16_t>(power << 8);
+        }
+    }
+    return order;
+}
+alignas(32) inline constexpr Iq1bnOrder kIq1bnOrder = make_iq1bn_order();
+#endif
+
 struct UnpackIQ1_BN {
     static constexpr int kType = 134, kGroup = 32, kBlock = 64, kBlockBytes = 13, kZero = 1;
     static constexpr int kHeaderBytes = 2;
+    static constexpr bool kUnitScales = true;
     static float row_scale(const uint8_t* row) { return load_f16(row); }
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
-        static constexpr uint8_t kPowers[5] = {81, 27, 9, 3, 1};
         d[0] = d[1] = 1.0f;
+#if defined(__AVX2__)
+        const __m256i bytes = _mm256_broadcastsi128_si256(_mm_castps_si128(
+            _mm_loadh_pi(_mm_castsi128_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))),
+                         reinterpret_cast<const __m64*>(p + 5))));
+        for (int i = 0; i < 2; ++i)
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + 32 * i), trits32(bytes, i));
+#else
+        static constexpr uint8_t kPowers[5] = {81, 27, 9, 3, 1};
         for (int g = 0; g < 4; ++g) {
             for (int j = 0; j < 15; ++j) codes[16 * g + j] = trit(p[3 * g + j / 5], kPowers[j % 5]);
             codes[16 * g + 15] = trit(p[12], kPowers[g]);
         }
+#endif
     }
+#if defined(__AVX2__)
+    // Elements 32 * i .. + 31: the product with a power of 3 modulo 256 in the upper byte of a word, times 3,
+    // upper word.
+    static __m256i trits32(__m256i bytes, int i) {
+        const auto load = [](const void* at) { return _mm256_load_si256(static_cast<const __m256i*>(at)); };
+        const __m256i three = _mm256_set1_epi16(3), upper = _mm256_set1_epi16(static_cast<short>(0xFF00));
+        const __m256i v = _mm256_shuffle_epi8(bytes, load(kIq1bnOrder.byte[i]));
+        const __m256i even = _mm256_mullo_epi16(v, load(kIq1bnOrder.even[i]));
+        const __m256i odd = _mm256_mullo_epi16(_mm256_and_si256(v, upper), load(kIq1bnOrder.odd[i]));
+        return _mm256_or_si256(_mm256_mulhi_epu16(even, three),
+                               _mm256_slli_epi16(_mm256_mulhi_epu16(odd, three), 8));
+    }
+#endif
 #if defined(__AVX512VNNI__)
     // 64 elements: bytes 3 * g + j / 5 of lane g, times powers of 3 modulo 256, times 3, upper byte.
     static __m512i trits(const uint8_t* p) {
@@ -131,6 +180,7 @@ struct UnpackIQ1_BN {
 struct UnpackIQ2_BN {
     static constexpr int kType = 135, kGroup = 32, kBlock = 64, kBlockBytes = 16, kZero = 1;
     static constexpr int kHeaderBytes = 4;
+    static constexpr bool kUnitScales = true;
     static float row_scale(const uint8_t* row) { return load_unaligned<float>(row); }
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         d[0] = d[1] = 1.0f;

@@ -4,6 +4,7 @@
 #pragma once
 #include "kernels/unpacked.hpp"
 #include "quantize/tables.hpp"
+#include "unpack/four_rows.hpp"
 #include "unpack/grids.hpp"
 #include "unpack/wide.hpp"
 
@@ -27,6 +28,15 @@ inline __m256i moved_points(uint64_t index, __m256i delta) {
     const __m256i trits = grid::points_of_8(tables::iq1s_grid, index);
     const __m256i eighths = _mm256_and_si256(_mm256_slli_epi16(trits, 3), _mm256_set1_epi8(-8));
     return _mm256_add_epi8(eighths, delta);
+}
+#endif
+
+#if defined(__AVX2__)
+// Bytes 4 * t + k at p, t < 4, of row k as its mask.
+inline void put_rows(const uint8_t* p, FourRows* out) {
+    const __m128i order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m128i v = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    _mm_store_si128(reinterpret_cast<__m128i*>(out->masks[0]), _mm_shuffle_epi8(v, order));
 }
 #endif
 
@@ -113,8 +123,11 @@ struct UnpackIQ1_M {
 #if defined(__AVX2__)
     static constexpr bool kSignedPoints = true;
     static __m256i points32(const uint8_t* p, int i) {
-        const int h = load_unaligned<uint16_t>(p + 32 + 2 * i);
-        const uint64_t low = _pdep_u64(load_unaligned<uint32_t>(p + 4 * i), 0x00FF00FF00FF00FF);
+        return points_of(load_unaligned<uint32_t>(p + 4 * i), load_unaligned<uint16_t>(p + 32 + 2 * i));
+    }
+    // Four index bytes; h: for each three upper bits and whether the point is moved down.
+    static __m256i points_of(uint32_t bytes, int h) {
+        const uint64_t low = _pdep_u64(bytes, 0x00FF00FF00FF00FF);
         const uint64_t high = _pdep_u64(_pext_u32(h, 0x7777), 0x0700070007000700);
         const __m256i bit = _mm256_setr_epi64x(0x8, 0x80, 0x800, 0x8000);
         const __m256i down = _mm256_cmpeq_epi64(_mm256_and_si256(_mm256_set1_epi64x(h), bit), bit);
@@ -176,6 +189,25 @@ struct UnpackIQ1_S_R4 {
         return r;
     }
 #endif
+#if defined(__AVX2__)
+    static constexpr bool kTrits = true;
+    static void prepare(const uint8_t* p, FourRows* out) {
+        const __m128i h = _mm_cvtepu16_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 16)));
+        const __m128i s = _mm_and_si128(_mm_srli_epi32(h, 12), _mm_set1_epi32(7));
+        const __m128i odd = _mm_add_epi32(_mm_add_epi32(s, s), _mm_set1_epi32(1));
+        const __m128 scale = _mm_mul_ps(_mm_cvtepi32_ps(odd), _mm_set1_ps(0.125f));
+        const __m128i down = _mm_and_si128(_mm_slli_epi32(h, 16), _mm_set1_epi32(INT32_MIN));
+        _mm_store_ps(out->d[0], scale);
+        _mm_store_ps(out->d[1], _mm_xor_ps(scale, _mm_castsi128_ps(down)));
+        ternary::put_rows(p, out);
+    }
+    // The masks hold the index bytes of the rows.
+    static __m256i points32(const uint8_t* p, uint32_t low, int k) {
+        const int h = load_unaligned<uint16_t>(p + 16 + 2 * k);
+        const uint64_t index = _pdep_u64(low, 0x00FF00FF00FF00FF) | _pdep_u64(h & 0xFFF, 0x0700070007000700);
+        return grid::points_of_8(tables::iq1s_grid, index);
+    }
+#endif
 };
 
 struct UnpackIQ1_M_R4 {
@@ -209,6 +241,21 @@ struct UnpackIQ1_M_R4 {
         const __m128i high = _mm_cvtsi64_si128(static_cast<int64_t>(scales >> 4 & kNibble));
         r.d = wide::scaled(_mm512_set1_ps(0.125f), _mm512_cvtepu8_epi32(_mm_unpacklo_epi8(low, high)));
         return r;
+    }
+#endif
+#if defined(__AVX2__)
+    static constexpr bool kSignedPoints = true;
+    static void prepare(const uint8_t* p, FourRows* out) {
+        const __m128i v = _mm_cvtepu8_epi32(_mm_cvtsi32_si128(load_unaligned<int32_t>(p + 24)));
+        const __m128 eighth = _mm_set1_ps(0.125f);
+        const __m128i left = _mm_and_si128(v, _mm_set1_epi32(15)), right = _mm_srli_epi32(v, 4);
+        _mm_store_ps(out->d[0], _mm_mul_ps(_mm_cvtepi32_ps(left), eighth));
+        _mm_store_ps(out->d[1], _mm_mul_ps(_mm_cvtepi32_ps(right), eighth));
+        ternary::put_rows(p, out);
+    }
+    // The masks hold the index bytes of the rows.
+    static __m256i points32(const uint8_t* p, uint32_t low, int k) {
+        return UnpackIQ1_M::points_of(low, p[16 + k] | p[20 + k] << 8);
     }
 #endif
 };

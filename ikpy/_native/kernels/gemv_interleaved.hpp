@@ -151,11 +151,7 @@ struct RowGroups {
     int place;      // of the first quad in its group
     int64_t bytes;  // of a group
 
-    // What to add to an address `ahead` bytes after block `offset` of a group: after the end of a group come
-    // the next rows.
-    int64_t skip(int64_t offset, int64_t ahead) const {
-        return offset + ahead < bytes ? 0 : (kCount - 1) * bytes;
-    }
+    SideBySide side_by_side() const { return {kCount, bytes}; }
 };
 
 // Adds the products of one block of the rows of a vector to total[t].
@@ -172,7 +168,9 @@ inline void add_block(const RowGroups<U::kRows>& groups, const uint8_t* const* x
         quads.place[q] = groups.place + q % (R / 4);
     }
     block_scales<U>(quads, d, m);
-    const int64_t far = groups.skip(offset, kPrefetchIntoL2), near = groups.skip(offset, kPrefetchIntoL1);
+    const SideBySide side_by_side = groups.side_by_side();
+    const int64_t far = side_by_side.skip(offset, kPrefetchIntoL2),
+                  near = side_by_side.skip(offset, kPrefetchIntoL1);
     for (int ib = 0; ib < kParts; ++ib) {
         for (int q = 0; q < kQuads; q += R / 4) {
             prefetch_weights_into_l2<kPartBytes>(quads.block[q] + ib * kPartBytes + far);

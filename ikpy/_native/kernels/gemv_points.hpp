@@ -179,37 +179,18 @@ IKPY_VBMI_INLINE void add_step(const uint8_t* const* rows, int step, const uint8
     }
 }
 
-// Several rows that are read at the same time: each of them goes on in the row after the last one.
-struct RowStreams {
-    int64_t stride, others;  // bytes of a row, of the other rows read meanwhile
-
-    RowStreams(const uint8_t* const* rows, int n) : stride(rows[n - 1] - rows[0]), others(0) {
-        if (n > 1) {
-            stride /= n - 1;
-            others = (n - 1) * stride;
-        }
-    }
-    // What to add to an address `Ahead` bytes after byte `offset` of a row.
-    template <int64_t Ahead>
-    int64_t skip(int64_t offset) const {
-        int64_t more = 0;
-        for (int64_t at = offset + Ahead; others > 0 && at >= stride; at -= stride) more += others;
-        return more;
-    }
-};
-
 // Products of kRowsAtOnce rows with NT tokens, in the lanes of total[t].
 template <class P, int NT>
-IKPY_VBMI_INLINE void multiply_rows(const uint8_t* const* rows, int64_t n_chunks, const uint8_t* const* x,
-                                    __m512* total) {
+IKPY_VBMI_INLINE void multiply_rows(const uint8_t* const* rows, int64_t stride, int64_t n_chunks,
+                                    const uint8_t* const* x, __m512* total) {
     constexpr int kStreams = P::kInterleaved ? 1 : P::kRowsAtOnce;
     const uint8_t *at[kStreams], *record[NT];
     for (int t = 0; t < NT; ++t) total[t] = _mm512_setzero_ps();
-    const RowStreams streams(rows, kStreams);
+    const SideBySide streams(kStreams, stride);
     for (int64_t c = 0; c < n_chunks; ++c) {
         const int64_t offset = c * P::kBlockBytes;
-        const int64_t far = streams.skip<kPrefetchIntoL2>(offset),
-                      near = streams.skip<kPrefetchIntoL1>(offset);
+        const int64_t far = streams.skip(offset, kPrefetchIntoL2),
+                      near = streams.skip(offset, kPrefetchIntoL1);
         for (int r = 0; r < kStreams; ++r) {
             at[r] = rows[r] + P::kHeaderBytes + offset;
             prefetch_weights_into_l2<P::kBlockBytes>(at[r] + far);
@@ -232,7 +213,7 @@ IKPY_VBMI void multiply_half(const RowBlock& rows, int h, const uint8_t* const* 
         const uint8_t* at[R];
         __m512 total[NT];
         for (int r = 0; r < R; ++r) at[r] = rows.group(h, i + r, P::kInterleaved ? R : 1);
-        multiply_rows<P, NT>(at, rows.n_in / kChunk, x, total);
+        multiply_rows<P, NT>(at, rows.stride, rows.n_in / kChunk, x, total);
         for (int t = 0; t < NT; ++t)
             for (int r = 0; r < R; ++r) {
                 const auto lanes = static_cast<__mmask16>(0xFFFF >> (16 - 16 / R) << (16 / R * r));

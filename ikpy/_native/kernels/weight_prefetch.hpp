@@ -36,23 +36,22 @@ template <int64_t Bytes>
     prefetch_weights_into_l1<Bytes>(p);
 }
 
-// The same for rows of `row_bytes` that are read n at a time, side by side: behind the end of one comes not
-// the row next to it, which is being read already, but the one n further on.
+// n rows (or groups of rows) of `bytes` bytes, one behind the other, that are read side by side: behind the
+// end of one comes not its neighbour, which is being read already, but the one n further on. With 4 KiB of
+// F16 rows, products of a token take 0.90 x the time that prefetching the neighbour takes.
 class SideBySide {
   public:
-    SideBySide(int n, int64_t row_bytes, int64_t stride)
-        : row_bytes_(row_bytes), skipped_((n - 1) * stride + (stride - row_bytes)) {}
+    SideBySide(int n, int64_t bytes) : bytes_(bytes), others_((n - 1) * bytes) {}
 
-    // Asks for `Bytes` bytes; offset: of what is read now in its row.
-    template <int64_t Bytes>
-    void prefetch(const uint8_t* row, int64_t offset) const {
-        const uint8_t* p = row + offset;
-        prefetch_weights_into_l2<Bytes>(p + (offset + kPrefetchIntoL2 < row_bytes_ ? 0 : skipped_));
-        prefetch_weights_into_l1<Bytes>(p + (offset + kPrefetchIntoL1 < row_bytes_ ? 0 : skipped_));
+    // What to add to an address `ahead` bytes after byte `offset` of a row.
+    int64_t skip(int64_t offset, int64_t ahead) const {
+        int64_t more = 0;
+        for (int64_t at = offset + ahead; others_ > 0 && at >= bytes_; at -= bytes_) more += others_;
+        return more;
     }
 
   private:
-    const int64_t row_bytes_, skipped_;
+    const int64_t bytes_, others_;
 };
 
 }  // namespace ikpy

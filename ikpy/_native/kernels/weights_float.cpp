@@ -120,11 +120,16 @@ void dot_lanes(const RowBlock& rows, int h, int first, const uint8_t* const* x, 
         }
     };
     int64_t k = 0;
-    const SideBySide ahead(NR, rows.n_in * R::kBytes, rows.stride);
+    const SideBySide side_by_side(NR, rows.stride);
     constexpr int kStep = 64 / R::kBytes;  // a cache line of weights
     for (; k + kStep <= rows.n_in; k += kStep) {
+        const int64_t far = side_by_side.skip(k * R::kBytes, kPrefetchIntoL2),
+                      near = side_by_side.skip(k * R::kBytes, kPrefetchIntoL1);
 #pragma GCC unroll 4
-        for (int i = 0; i < NR; ++i) ahead.prefetch<64>(w[i], k * R::kBytes);
+        for (int i = 0; i < NR; ++i) {
+            prefetch_weights_into_l2<64>(w[i] + k * R::kBytes + far);
+            prefetch_weights_into_l1<64>(w[i] + k * R::kBytes + near);
+        }
 #pragma GCC unroll 4
         for (int c = 0; c < kStep; c += simd::kLanes) add(k + c, true);
     }

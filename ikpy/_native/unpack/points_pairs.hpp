@@ -8,8 +8,8 @@
 namespace ikpy::points {
 
 // Levels + 64 of both elements, by the low five bits of an index.
-inline constexpr Bytes64 kFirstOfPair([](int i) { return kIq2klCodes[i & 31] - 64; });
-inline constexpr Bytes64 kSecondOfPair([](int i) { return kIq2klCodes[32 + (i & 31)] - 64; });
+inline constexpr Bytes64 kFirstOfPair([](int i) { return kIq2klCodes[i & 31] + 64 - kIq3Zero; });
+inline constexpr Bytes64 kSecondOfPair([](int i) { return kIq2klCodes[32 + (i & 31)] + 64 - kIq3Zero; });
 
 // Bit of a block at which the field of byte i & 3 of a lane begins, whose sub-block is `step` or a multiple
 // of two beyond it.

@@ -170,6 +170,23 @@ def test_largest_codes_do_not_saturate() -> None:
             assert_close(y, w, effective(x, "Q8_0"), EXACT, f"{tokens} tokens, sign {sign}")
 
 
+@pytest.mark.parametrize("name", BLOCK32_TYPES + BLOCK64_TYPES + BLOCK256_TYPES + INTERLEAVED_TYPES)
+def test_sums_of_extreme_codes_stay_in_range(name: str) -> None:
+    """Nearly all weights of a group at one end of its range, all activations at one end of theirs."""
+    k, n = 512, 32
+    values = np.ones((n, k), np.float32)
+    values[:, ::16] = -1
+    values[n // 2 :] *= -1
+    if not core.can_quantize(by_name(name).id):
+        pytest.skip(f"{name} has no encoder")
+    data = core.quantize(values, by_name(name).id, np.ones(k, np.float32))
+    w = dequantize(data, name, (k, n), compute_scale=True).reshape(n, k).astype(np.float64)
+    for tokens in (1, 2, 3, 4, 5, 6, 8, 9):
+        for sign in (1, -1):
+            x = np.full((tokens, k), sign, np.float32)
+            assert_close(dense(name, data, k, n, x), w, effective(x, name), EXACT, f"{name}, {tokens} tokens, {sign}")
+
+
 @pytest.mark.parametrize("name", ("F32", "BF16", "Q4_0", "Q4_K_R4"))
 def test_no_tokens(name: str) -> None:
     data, _ = random_weight(name, 256, 32, 1)

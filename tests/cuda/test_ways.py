@@ -21,9 +21,9 @@ from ikpy.backends.cuda.lowering import CudaKernels
 from ikpy.cli import main
 from ikpy.graph.placement import DeviceParams, PlacementParams
 from tests.cuda import fake_pycuda
+from tests.cuda.conftest import packed
 from tests.cuda.models import logits_of, zoo
 from tests.cuda.programs import Program
-from tests.cuda.test_driver import packed
 from tests.cuda.test_kernels_large import many_and_few
 
 FILES = ("float.cu", "act_prepare.cu", "gemm_bf16.cu")

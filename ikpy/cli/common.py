@@ -314,6 +314,7 @@ def speculation(session: Session, n_seq: int = 1) -> Speculation | None:
         "n_threads_batch": options.n_threads_batch or options.n_threads or session.params.n_threads_batch,
         "embeddings": False,
     }
+    changes |= dict.fromkeys(("type_k_first", "type_k_last", "type_v_first", "type_v_last"))
     changes |= {name: value for name in ("type_k", "type_v") if (value := getattr(options, name)) is not None}
     found = make_speculation(
         speculative_params(session.params),
@@ -394,7 +395,7 @@ def context_log(session: Session, context: Context) -> list[str]:
     lines += logs.window_cache_lines(context)
     devices = context.devices
     buffers = devices.cache_bytes() if devices else None
-    lines += logs.kv_cache_lines(k, v, params.type_k, params.type_v, latent=latent > 0, buffers=buffers)
+    lines += logs.kv_cache_lines(k, v, *logs.cache_type_names(context.graph_params), latent=latent > 0, buffers=buffers)
     if devices:
         lines += [logs.compute_buffer_line(need.compute_bytes, name) for name, need in devices.needs.items()]
     lines.append(logs.compute_buffer_line(context.compute_bytes))

@@ -70,6 +70,10 @@ class ContextOptions:
     grouped_experts: bool = False
     type_k: str = "f16"
     type_v: str = "f16"
+    type_k_first: tuple[str, int] | None = None
+    type_k_last: tuple[str, int] | None = None
+    type_v_first: tuple[str, int] | None = None
+    type_v_last: tuple[str, int] | None = None
     k_hadamard: bool = False
     v_hadamard: bool = False
     swa_full: bool = False
@@ -345,6 +349,10 @@ class CommonParams:
             "attn_max_batch": context.attn_max_batch,
             "type_k": context.type_k,
             "type_v": context.type_v,
+            "type_k_first": context.type_k_first,
+            "type_k_last": context.type_k_last,
+            "type_v_first": context.type_v_first,
+            "type_v_last": context.type_v_last,
             "k_hadamard": context.k_hadamard,
             "v_hadamard": context.v_hadamard,
             "swa_full": context.swa_full,

@@ -152,6 +152,14 @@ def to_cache_type(text: str, warn: Warn) -> str:
     raise UsageError(f"Invalid cache type: {text} (known: {', '.join(CACHE_TYPES)})")
 
 
+def to_layer_type(text: str, warn: Warn) -> tuple[str, int]:
+    """`TYPE,N`: a KV cache type and the number of layers that have it; none if N is not above 0."""
+    name, comma, count = text.rpartition(",")
+    if not comma:
+        raise ValueError(f"expected TYPE,N such as q8_0,2, got {text!r}")
+    return to_cache_type(name, warn), to_int(count, warn)
+
+
 def to_attention_batch(text: str, warn: Warn) -> int:
     """Size bound of the attention scratch in MiB: 0 = none, 1..127 become 128."""
     value = to_int(text, warn)

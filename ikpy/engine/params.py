@@ -49,6 +49,10 @@ class ContextParams:
     attn_max_batch: int = 256
     type_k: str = "f16"
     type_v: str = "f16"
+    type_k_first: tuple[str, int] | None = None  # another type for the first (last) n layers
+    type_k_last: tuple[str, int] | None = None
+    type_v_first: tuple[str, int] | None = None
+    type_v_last: tuple[str, int] | None = None
     rope_freq_base: float = 0.0
     rope_freq_scale: float = 0.0
     rope_scaling: str | None = None
@@ -79,5 +83,6 @@ class ContextParams:
             raise UsageError("batch and micro-batch size must be above 0 (-b, -ub)")
         if not 1 <= self.n_seq_max <= MAX_SEQUENCES:
             raise UsageError(f"{self.n_seq_max} parallel sequences: 1 to {MAX_SEQUENCES} are possible")
-        if self.type_v.lower() not in PLAIN_CACHE_TYPES and not self.flash_attn:
+        types_v = [self.type_v, *(edge[0] for edge in (self.type_v_first, self.type_v_last) if edge and edge[1] > 0)]
+        if not self.flash_attn and any(name.lower() not in PLAIN_CACHE_TYPES for name in types_v):
             raise UsageError("V cache quantization requires flash_attn")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ikpy.engine.model import Model
@@ -63,22 +63,34 @@ def graph_params(
     mla = model.arch.effective_mla(model.params.mla if p.mla is None else p.mla)
     if mla not in (0, 1, 2, 3):
         raise UsageError(f"-mla {mla}: possible values are 0, 1, 2 and 3")
+    types_k = _layer_types(p.type_k, p.type_k_first, p.type_k_last, hp.n_layer)
+    types_v = _layer_types(p.type_v, p.type_v_first, p.type_v_last, hp.n_layer)
     return GraphParams(
         n_ctx=n_ctx,
         flash_attn=p.flash_attn,
         mla=mla,
         attn_max_batch=p.attn_max_batch,
-        type_k=_cache_type(p.type_k, 0 if mla else hp.n_embd_head_k, "-ctk"),
-        type_v=_cache_type(p.type_v, 0 if mla else hp.n_embd_head_v, "-ctv"),
+        types_k=tuple(_cache_type(name, 0 if mla else hp.n_embd_head_k, "-ctk") for name in types_k),
+        types_v=tuple(_cache_type(name, 0 if mla else hp.n_embd_head_v, "-ctv") for name in types_v),
         rope=_rope_params(p, hp),
         expert_reduction=p.smart_expert_reduction,
         causal=p.causal and hp.causal,
         n_seq_max=p.n_seq_max,
         grouped_experts=p.grouped_experts,
-        k_hadamard=_hadamard(p.k_hadamard, p.type_k, "-khad", log),
-        v_hadamard=not mla and _hadamard(p.v_hadamard, p.type_v, "-vhad", log),
+        k_hadamard=_hadamard(p.k_hadamard, types_k, "-khad", log),
+        v_hadamard=not mla and _hadamard(p.v_hadamard, types_v, "-vhad", log),
         windows=windows,
     )
+
+
+def _layer_types(name: str, first: tuple[str, int] | None, last: tuple[str, int] | None, n_layer: int) -> list[str]:
+    """Cache type of every layer; where both apply, that of the last layers counts."""
+    types = [name] * n_layer
+    for edge, layers in ((first, range(n_layer)), (last, range(n_layer)[::-1])):
+        if edge is not None:
+            for layer in layers[: max(edge[1], 0)]:
+                types[layer] = edge[0]
+    return types
 
 
 def _cache_type(name: str, head_size: int, option: str) -> int:
@@ -93,9 +105,10 @@ def _cache_type(name: str, head_size: int, option: str) -> int:
     return kind.id
 
 
-def _hadamard(wanted: bool, cache_type: str, option: str, log: Callable[[str], None]) -> bool:
-    if wanted and cache_type.lower() in PLAIN_CACHE_TYPES:
-        log(f"warning: {option} has no effect on a cache of type {cache_type}: it serves quantized ones")
+def _hadamard(wanted: bool, cache_types: Sequence[str], option: str, log: Callable[[str], None]) -> bool:
+    if wanted and all(name.lower() in PLAIN_CACHE_TYPES for name in cache_types):
+        names = "/".join(dict.fromkeys(cache_types))
+        log(f"warning: {option} has no effect on a cache of type {names}: it serves quantized ones")
         return False
     return wanted
 

@@ -112,8 +112,8 @@ class Architecture:
         hp = self.hp
         heads = hp.n_head_kv[layer]
         return [
-            CacheSpec("k", hp.n_embd_head_k, heads, params.type_k, self.window(layer)),
-            CacheSpec("v", hp.n_embd_head_v, heads, params.type_v, self.window(layer)),
+            CacheSpec("k", hp.n_embd_head_k, heads, params.types_k[layer], self.window(layer)),
+            CacheSpec("v", hp.n_embd_head_v, heads, params.types_v[layer], self.window(layer)),
         ]
 
     def shift_part(self, params: GraphParams) -> tuple[str, int, int] | None:

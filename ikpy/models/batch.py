@@ -36,8 +36,8 @@ class GraphParams:
     flash_attn: bool
     mla: int
     attn_max_batch: int  # MiB, 0 = unlimited
-    type_k: int
-    type_v: int
+    types_k: tuple[int, ...]  # of the K cache (the cached latents), per layer
+    types_v: tuple[int, ...]
     rope: RopeParams
     expert_reduction: tuple[int, float]
     causal: bool = True

@@ -238,7 +238,7 @@ class DeepSeek2(Decoder):
     def cache_specs(self, layer: int, params: GraphParams) -> list[CacheSpec]:
         if params.mla == 0:
             return super().cache_specs(layer, params)
-        kind = registry.by_id(params.type_k)
+        kind = registry.by_id(params.types_k[layer])
         rank, n_rot = self.hp.extra["kv_lora_rank"], self.hp.n_rot
         if rank % kind.block_elements or n_rot % kind.block_elements:
             raise UsageError(
@@ -247,8 +247,8 @@ class DeepSeek2(Decoder):
             )
         if kind.row_extra_bytes:
             # Rows with a scale of their own cannot be split into keys and values: two caches, and finer scales.
-            return [CacheSpec("kr", n_rot, 1, params.type_k), CacheSpec("kv", rank, 1, params.type_k)]
-        return [CacheSpec("kv", rank + n_rot, 1, params.type_k)]
+            return [CacheSpec("kr", n_rot, 1, kind.id), CacheSpec("kv", rank, 1, kind.id)]
+        return [CacheSpec("kv", rank + n_rot, 1, kind.id)]
 
     def latent_block(self, params: GraphParams) -> int:
         """Block of the Hadamard transform of cached latents, 0 for none (model semantics 7.7)."""
@@ -419,9 +419,10 @@ class DeepSeek2(Decoder):
         """Keys [dn, n_head, n_kv] and values [dv, n_head, n_kv] of some heads, rounded to the cache type."""
         g, dn, dv = b.graph, self.n_nope, self.hp.n_embd_head_v
         n_ctx = latents.shape[1]
-        block = registry.by_id(b.params.type_k).block_elements
-        direct = b.params.type_k in (F16, F32) or dn % block or dv % block
-        type_id = F16 if direct and b.params.type_k != F32 else F32
+        cache_type = latents.type_id
+        block = registry.by_id(cache_type).block_elements
+        direct = cache_type in (F16, F32) or dn % block or dv % block
+        type_id = F16 if direct and cache_type != F32 else F32
         kv = g.new(n_head * (dn + dv), n_ctx, type_id=type_id, dynamic_dim=1)
         g.mul_mat(kv_b, latents, dst=kv)
         item = kv.strides[0]
@@ -430,7 +431,7 @@ class DeepSeek2(Decoder):
         v = kv.view((dv, n_head, n_ctx), strides, dn * item, dynamic_dim=2)
         if direct:
             return k, v
-        rounded = [g.new(part.shape[0], n_head, n_ctx, type_id=b.params.type_k, dynamic_dim=2) for part in (k, v)]
+        rounded = [g.new(part.shape[0], n_head, n_ctx, type_id=cache_type, dynamic_dim=2) for part in (k, v)]
         return g.copy(k, rounded[0]), g.copy(v, rounded[1])
 
     def _heads_per_expansion(self, n_kv: int, budget: int) -> int:

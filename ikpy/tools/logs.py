@@ -5,7 +5,7 @@ Every function is pure: it takes an open GGUF file, a vocabulary or plain number
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import type_label
+from ikpy.models.batch import GraphParams
 from ikpy.models.size_class import size_class
 from ikpy.quants import registry
 from ikpy.vocab import Vocab
@@ -354,6 +355,15 @@ def context_lines(values: Mapping[str, Any]) -> list[str]:
         values: name to value in print order: numbers, texts, or None for a line to leave out.
     """
     return [f"{CONTEXT}{name:<13} = {text}" for name, text in values.items() if text is not None]
+
+
+def cache_type_names(params: GraphParams) -> tuple[str, str]:
+    """Types of the K and V caches, those of all layers with a slash between them where they differ."""
+
+    def names(types: Sequence[int]) -> str:
+        return "/".join(registry.by_id(type_id).name for type_id in dict.fromkeys(types))
+
+    return names(params.types_k), names(params.types_v)
 
 
 def kv_cache_lines(

@@ -16,10 +16,12 @@ from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
+from ikpy.errors import UsageError
 from ikpy.graph.builder import Graph
 from ikpy.graph.ir import external
 from ikpy.graph.plan import CompiledPlan
 from ikpy.graph.planner import Arena
+from ikpy.quants import registry
 from tests.cpu.test_zoo_holdouts import gpt_oss
 from tests.shared import DATA
 
@@ -178,3 +180,38 @@ def test_losses_do_not_rise_with_the_position(model: Model, tokens: np.ndarray) 
     )
     early, late = losses[0, 10:300].mean(), losses[0, 400:].mean()
     assert abs(early) < 0.2 and abs(late) < 0.2, f"loss grows by {early:.3f} before, by {late:.3f} after 300 tokens"
+
+
+@pytest.mark.parametrize("mla", [0, 1, 3])
+def test_first_and_last_layers_with_another_type(model: Model, tokens: np.ndarray, mla: int) -> None:
+    """Layers have the types that were asked for, and both edges together give all layers one type."""
+    n_layer, name = model.hparams.n_layer, "kv" if mla else "k"
+
+    def context(**types: object) -> Context:
+        params = {"n_ctx": 512, "n_threads": 2, "mla": mla, **types}
+        return Context(model, ContextParams(**params))
+
+    def types_of(found: Context) -> list[str]:
+        return [registry.by_id(found.kv.tensors[il, name].type_id).name for il in range(n_layer)]
+
+    mixed = context(type_k="q8_0", type_k_first=("f16", 1), type_k_last=("q6_0", 1), type_v_last=("q8_0", 1))
+    assert types_of(mixed) == ["f16", *["q8_0"] * (n_layer - 2), "q6_0"]
+    if mla == 0:
+        assert mixed.kv.tensors[n_layer - 1, "v"].type_id == registry.by_name("q8_0").id
+        assert mixed.kv.tensors[0, "v"].type_id == registry.by_name("f16").id
+    assert types_of(context(type_k_first=("q8_0", -1), type_k_last=("q8_0", 0))) == ["f16"] * n_layer
+    assert types_of(context(type_k_first=("q8_0", 999))) == ["q8_0"] * n_layer
+    batch = Batch.single(tokens[:64].tolist(), logits="all")
+    plain = {kind: context(type_k=kind).decode(batch) for kind in ("f16", "q6_0")}
+    edges = context(type_k_first=("q6_0", 1), type_k_last=("q6_0", n_layer - 1)).decode(batch)
+    np.testing.assert_array_equal(edges, plain["q6_0"])
+    some = context(type_k_first=("q6_0", 1)).decode(batch)
+    assert 0 < np.abs(some - plain["f16"]).max() < 2 * np.abs(plain["q6_0"] - plain["f16"]).max()
+
+
+def test_edge_layers_are_checked_like_all(model: Model) -> None:
+    with pytest.raises(UsageError, match="unsupported cache type"):
+        Context(model, ContextParams(n_ctx=256, n_threads=1, type_k_last=("q5_1", 1)))
+    with pytest.raises(UsageError, match="requires flash_attn"):
+        ContextParams(flash_attn=False, type_v_first=("q8_0", 1)).check()
+    ContextParams(flash_attn=False, type_v_first=("q8_0", 0)).check()

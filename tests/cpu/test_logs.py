@@ -51,7 +51,7 @@ def planned(**settings) -> Context:
 def cache_lines(context: Context) -> list[str]:
     k, v = context.kv.nbytes("kv") or context.kv.nbytes("k"), context.kv.nbytes("v")
     latent = context.graph_params.mla > 0
-    return logs.kv_cache_lines(k, v, context.params.type_k, context.params.type_v, latent=latent)
+    return logs.kv_cache_lines(k, v, *logs.cache_type_names(context.graph_params), latent=latent)
 
 
 def test_kv_cache():

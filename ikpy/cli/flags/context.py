@@ -7,7 +7,7 @@ THREADS = Kind("N", values.to_threads)
 SIZE = Kind("N", values.bounded(0))
 POSITIVE = Kind("N", values.bounded(1))
 CACHE_TYPE = Kind("TYPE", values.to_cache_type)
-LAYER_TYPE = "the whole cache has one type"
+LAYER_TYPE = Kind("TYPE,N", values.to_layer_type)
 FUSION = "the graph compiler always fuses"
 SPARSE = "sparse attention is not supported"
 
@@ -110,10 +110,30 @@ ATTENTION_ROWS = (
         "type of the V cache; a quantized one needs flash attention",
         env="LLAMA_ARG_CACHE_TYPE_V",
     ),
-    ignored("-ctk-first --cache-type-k-first", LAYER_TYPE, "K type of the first layers", kind=Kind("TYPE,N")),
-    ignored("-ctk-last --cache-type-k-last", LAYER_TYPE, "K type of the last layers", kind=Kind("TYPE,N")),
-    ignored("-ctv-first --cache-type-v-first", LAYER_TYPE, "V type of the first layers", kind=Kind("TYPE,N")),
-    ignored("-ctv-last --cache-type-v-last", LAYER_TYPE, "V type of the last layers", kind=Kind("TYPE,N")),
+    option(
+        "-ctk-first --cache-type-k-first",
+        LAYER_TYPE,
+        "context.type_k_first",
+        "another type of the K cache for the first N layers",
+    ),
+    option(
+        "-ctk-last --cache-type-k-last",
+        LAYER_TYPE,
+        "context.type_k_last",
+        "another type of the K cache for the last N layers",
+    ),
+    option(
+        "-ctv-first --cache-type-v-first",
+        LAYER_TYPE,
+        "context.type_v_first",
+        "another type of the V cache for the first N layers",
+    ),
+    option(
+        "-ctv-last --cache-type-v-last",
+        LAYER_TYPE,
+        "context.type_v_last",
+        "another type of the V cache for the last N layers",
+    ),
     ignored("-ictk --indexer-cache-type-k", SPARSE, "type of the indexer cache", kind=TEXT),
     option(
         "-khad --k-cache-hadamard",

@@ -94,20 +94,20 @@ void copy_rows(const RowBlock& rows, int h, int64_t k0, int64_t n, uint16_t* pan
 }
 
 template <auto Pack>
-void gemm(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out, uint8_t* work) {
+void gemm(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t* work) {
     auto* panel = reinterpret_cast<uint16_t*>(work);
     const int n_halves = rows.n[1] > 0 ? 2 : 1;
-    const int n_tiles = (n_tokens + kTileTokens - 1) / kTileTokens;
+    const int n_tiles = (tokens.n + kTileTokens - 1) / kTileTokens;
     for (int64_t k0 = 0; k0 < rows.n_in; k0 += kPanelColumns) {
         const int64_t n = std::min(kPanelColumns, round_up(rows.n_in - k0, 32));
         for (int h = 0; h < n_halves; ++h) Pack(rows, h, k0, n, panel + h * n * kHalfRows);
         for (int i = 0; i < n_tiles; ++i) {
-            const int begin = n_tokens * i / n_tiles, nt = n_tokens * (i + 1) / n_tiles - begin;
+            const int begin = tokens.n * i / n_tiles, nt = tokens.n * (i + 1) / n_tiles - begin;
             float* y = out + begin * kBlockRows;
             if (n_halves == 2) {
-                tile_of<2, kTileTokens>(nt, panel, n, x + begin, k0, y, k0 > 0);
+                tile_of<2, kTileTokens>(nt, panel, n, tokens.x + begin, k0, y, k0 > 0);
             } else {
-                tile_of<1, kTileTokens>(nt, panel, n, x + begin, k0, y, k0 > 0);
+                tile_of<1, kTileTokens>(nt, panel, n, tokens.x + begin, k0, y, k0 > 0);
             }
         }
     }
@@ -155,8 +155,8 @@ void dot_rows(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float
     }
 }
 
-void gemv(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out, uint8_t*) {
-    dot_rows<kGemvTokens>(rows, x, n_tokens, out);
+void gemv(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t*) {
+    dot_rows<kGemvTokens>(rows, tokens.x, tokens.n, out);
 }
 
 template <auto Pack>
@@ -184,7 +184,7 @@ void row_tiles(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, flo
     if (tokens.n >= kRowTileTokens)
         return few_tokens_product(1, copy_row_tiles, blocks, n_blocks, tokens, out, work);
     for (int b = 0; b < n_blocks; ++b)
-        gemv(blocks[b], tokens.x, tokens.n, out + static_cast<int64_t>(b) * tokens.n * kBlockRows, work);
+        gemv(blocks[b], tokens, out + static_cast<int64_t>(b) * tokens.n * kBlockRows, work);
 }
 
 size_t row_tile_work_bytes(int64_t n_in) {

@@ -3,7 +3,7 @@
 //
 // Each vector holds a half of four groups, so that the dot products of both halves meet in the same lanes:
 // two conversions and multiplications with scales per 256 codes instead of four, and nibbles need not be
-// brought into natural order. Instead the activations are rearranged, once per block of rows.
+// brought into natural order. Instead the activations are rearranged, once per thread and product.
 #pragma once
 #include <algorithm>
 
@@ -101,21 +101,22 @@ void multiply_row(const uint8_t* row, int64_t n_in, const uint8_t* const* x, con
 }
 
 template <class U, int NT>
-void multiply(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out, uint8_t* work) {
-    if (n_tokens < NT) {
-        if constexpr (NT > 1) multiply<U, NT - 1>(rows, x, n_tokens, out, work);
+void multiply(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t* work) {
+    if (tokens.n < NT) {
+        if constexpr (NT > 1) multiply<U, NT - 1>(rows, tokens, out, work);
         return;
     }
     const ActQ8Layout at(rows.n_in);
     const uint8_t* codes[NT];
     for (int t = 0; t < NT; ++t) {
         uint8_t* to = work + t * at.n;
-        for (int64_t k = 0; k < at.n; k += kChunk) rearrange<U::kPairs>(x[t] + k, to + k);
+        if (tokens.fresh)
+            for (int64_t k = 0; k < at.n; k += kChunk) rearrange<U::kPairs>(tokens.x[t] + k, to + k);
         codes[t] = to;
     }
     for (int h = 0; h < 2; ++h)
         for (int i = 0; i < rows.n[h]; ++i)
-            multiply_row<U, NT>(rows.row(h, i), rows.n_in, x, codes, at, out + h * kHalfRows + i);
+            multiply_row<U, NT>(rows.row(h, i), rows.n_in, tokens.x, codes, at, out + h * kHalfRows + i);
 }
 
 }  // namespace halves

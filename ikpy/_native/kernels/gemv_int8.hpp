@@ -288,8 +288,8 @@ void gemv_rows(const RowBlock& rows, const uint8_t* const* x, int n_tokens, cons
 }
 
 template <class U, int MaxTokens>
-void quant_gemv(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out, uint8_t*) {
-    gemv_rows<U, MaxTokens>(rows, x, n_tokens, ActQ8Layout(rows.n_in), out);
+void quant_gemv(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t*) {
+    gemv_rows<U, MaxTokens>(rows, tokens.x, tokens.n, ActQ8Layout(rows.n_in), out);
 }
 
 }  // namespace ikpy

@@ -2,9 +2,9 @@
 //
 // The signs of the weights are given to the activations where magnitudes and signs do not fit into the six
 // bits of an index; where they do, tables hold levels + 64, and the sums begin with -64 times those of the
-// activations. Activations are rearranged once per call, so that points are multiplied in the order in which
-// they are easily found and all products of one scale meet in the same lanes: one conversion to float per
-// chunk.
+// activations. Activations are rearranged once per thread and product, so that points are multiplied in the
+// order in which they are easily found and all products of one scale meet in the same lanes: one conversion
+// to float per chunk.
 //
 // A lattice P says how a step is unpacked: 64 * kVectors weights, columns of kRowsAtOnce rows, which share
 // the lanes of a vector evenly. It has
@@ -232,16 +232,16 @@ IKPY_VBMI void multiply_half(const RowBlock& rows, int h, const uint8_t* const* 
 }
 
 template <class P, int NT>
-void multiply(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out, uint8_t* work) {
-    if (n_tokens < NT) {
-        if constexpr (NT > 1) multiply<P, NT - 1>(rows, x, n_tokens, out, work);
+void multiply(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t* work) {
+    if (tokens.n < NT) {
+        if constexpr (NT > 1) multiply<P, NT - 1>(rows, tokens, out, work);
         return;
     }
     const ActQ8Layout layout(rows.n_in);
     const uint8_t* prepared[NT];
     for (int t = 0; t < NT; ++t) {
         uint8_t* to = work + t * (layout.n / kChunk) * kRecord<P>;
-        prepare<P>(x[t], layout, to);
+        if (tokens.fresh) prepare<P>(tokens.x[t], layout, to);
         prepared[t] = to;
     }
     for (int h = 0; h < 2; ++h) multiply_half<P, NT>(rows, h, prepared, out);
@@ -249,11 +249,11 @@ void multiply(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float
 
 // U unpacks rows that end inside a chunk.
 template <class P, class U>
-void gemv(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out, uint8_t* work) {
+void gemv(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t* work) {
     if (rows.n_in % kChunk == 0) {
-        multiply<P, kGemvTokens>(rows, x, n_tokens, out, work);
+        multiply<P, kGemvTokens>(rows, tokens, out, work);
     } else {
-        quant_gemv<U, kGemvTokens>(rows, x, n_tokens, out, work);
+        quant_gemv<U, kGemvTokens>(rows, tokens, out, work);
     }
 }
 

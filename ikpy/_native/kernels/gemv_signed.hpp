@@ -225,14 +225,14 @@ void multiply_groups(const RowBlock& rows, const uint8_t* const* x, int n_tokens
 }
 
 template <class L>
-void gemv_of_groups(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out, uint8_t*) {
-    multiply_groups<L, kGemvTokens>(rows, x, n_tokens, out);
-    apply_row_scales<L>(rows, rows.n[1] > 0 ? 2 : 1, n_tokens, out);
+void gemv_of_groups(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t*) {
+    multiply_groups<L, kGemvTokens>(rows, tokens.x, tokens.n, out);
+    apply_row_scales<L>(rows, rows.n[1] > 0 ? 2 : 1, tokens.n, out);
 }
 
 template <class L>
-void gemv(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out, uint8_t*) {
-    multiply<L, kGemvTokens>(rows, x, n_tokens, out);
+void gemv(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t*) {
+    multiply<L, kGemvTokens>(rows, tokens.x, tokens.n, out);
 }
 
 }  // namespace signed_points

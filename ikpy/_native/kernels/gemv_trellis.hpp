@@ -250,20 +250,20 @@ void row_products(const RowBlock& rows, const Spread* const* x, int n_tokens, fl
 }
 
 template <class T, class Spread>
-void gemv(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out, uint8_t* work) {
-    if (n_tokens > Spread::kTokens) {
-        quant_gemv<typename T::Unpack, kGemvTokens>(rows, x, n_tokens, out, work);
+void gemv(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t* work) {
+    if (tokens.n > Spread::kTokens) {
+        quant_gemv<typename T::Unpack, kGemvTokens>(rows, tokens, out, work);
         return;
     }
     const ActQ8Layout at(rows.n_in);
     const int64_t n_chunks = at.n / kChunk;
     const Spread* spread_x[Spread::kTokens];
-    for (int t = 0; t < n_tokens; ++t) {
+    for (int t = 0; t < tokens.n; ++t) {
         Spread* to = reinterpret_cast<Spread*>(work) + t * n_chunks;
-        spread(x[t], at, to);
+        if (tokens.fresh) spread(tokens.x[t], at, to);
         spread_x[t] = to;
     }
-    row_products<T, Spread, Spread::kTokens>(rows, spread_x, n_tokens, out);
+    row_products<T, Spread, Spread::kTokens>(rows, spread_x, tokens.n, out);
 }
 
 template <class Spread>

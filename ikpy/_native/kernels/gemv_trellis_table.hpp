@@ -223,17 +223,17 @@ IKPY_VBMI void table_products(const RowBlock& rows, const typename T::Chunk* con
 }
 
 template <class T>
-void table_gemv(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out, uint8_t* work) {
+void table_gemv(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t* work) {
     const ActQ8Layout at(rows.n_in);
     const int64_t n_chunks = at.n / kChunk;
     using Chunk = typename T::Chunk;
     const Chunk* spread_x[kGemvTokens];
-    for (int t = 0; t < n_tokens; ++t) {
+    for (int t = 0; t < tokens.n; ++t) {
         Chunk* to = reinterpret_cast<Chunk*>(work) + t * n_chunks;
-        spread(x[t], at, to);
+        if (tokens.fresh) spread(tokens.x[t], at, to);
         spread_x[t] = to;
     }
-    table_products<T, kGemvTokens>(rows, spread_x, n_tokens, out);
+    table_products<T, kGemvTokens>(rows, spread_x, tokens.n, out);
 }
 
 template <class Chunk>

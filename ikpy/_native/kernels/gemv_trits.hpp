@@ -165,16 +165,16 @@ void multiply(const RowBlock& rows, const Record* const* x, int n_tokens, float*
         }
 }
 
-inline void gemv(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out, uint8_t* work) {
-    if (rows.n_in % kChunk != 0) return quant_gemv<UnpackIQ1_BN, kGemvTokens>(rows, x, n_tokens, out, work);
+inline void gemv(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t* work) {
+    if (rows.n_in % kChunk != 0) return quant_gemv<UnpackIQ1_BN, kGemvTokens>(rows, tokens, out, work);
     const ActQ8Layout at(rows.n_in);
     const Record* records[kGemvTokens];
-    for (int t = 0; t < n_tokens; ++t) {
+    for (int t = 0; t < tokens.n; ++t) {
         Record* to = reinterpret_cast<Record*>(work) + t * (at.n / kChunk);
-        prepare(x[t], at, to);
+        if (tokens.fresh) prepare(tokens.x[t], at, to);
         records[t] = to;
     }
-    multiply<kGemvTokens>(rows, records, n_tokens, out);
+    multiply<kGemvTokens>(rows, records, tokens.n, out);
 }
 
 inline size_t work_bytes(int64_t n_in) {

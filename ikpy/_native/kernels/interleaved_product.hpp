@@ -77,38 +77,37 @@ Int8Panel interleaved_panel(const RowBlock& rows, int h0, int h1, int64_t k0, in
 }
 
 template <class U>
-void interleaved_gemm(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out,
-                      uint8_t* work) {
+void interleaved_gemm(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t* work) {
     const ActQ8Layout layout(rows.n_in);
     const int n_halves = rows.n[1] > 0 ? 2 : 1;
     const Int8GemmFn multiply = int8_gemm(U::kGroup, U::kZero > 0);
     for (int64_t k0 = 0; k0 < layout.n; k0 += kPanelColumns) {
         const int64_t n = std::min(kPanelColumns, layout.n - k0);
-        multiply(interleaved_panel<U>(rows, 0, n_halves, k0, n, work), n_halves, x, n_tokens, layout, k0, out,
-                 k0 > 0);
+        multiply(interleaved_panel<U>(rows, 0, n_halves, k0, n, work), n_halves, tokens.x, tokens.n, layout,
+                 k0, out, k0 > 0);
     }
-    apply_row_scales<U>(rows, n_halves, n_tokens, out);
+    apply_row_scales<U>(rows, n_halves, tokens.n, out);
 }
 
 // Few tokens: products straight from the unpacked codes where the tier has them, else small panels, so that
 // reading memory and multiplying overlap.
 template <class U>
-void interleaved_gemv(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out,
+void interleaved_gemv(const RowBlock& rows, const TokenSet& tokens, float* out,
                       [[maybe_unused]] uint8_t* work) {
     const ActQ8Layout layout(rows.n_in);
     const int n_halves = rows.n[1] > 0 ? 2 : 1;
     for (int h = 0; h < n_halves; ++h) {
         float* sums = out + h * kHalfRows;
 #if defined(__AVX2__)
-        interleaved_dots<U, kInterleavedTokens>(rows, h, x, n_tokens, layout, sums);
+        interleaved_dots<U, kInterleavedTokens>(rows, h, tokens.x, tokens.n, layout, sums);
 #else
         const Int8GemmFn multiply = int8_gemm(U::kGroup, U::kZero > 0);
         for (int64_t k0 = 0; k0 < layout.n; k0 += kChunk)
-            multiply(interleaved_panel<U>(rows, h, h + 1, k0, kChunk, work), 1, x, n_tokens, layout, k0, sums,
-                     k0 > 0);
+            multiply(interleaved_panel<U>(rows, h, h + 1, k0, kChunk, work), 1, tokens.x, tokens.n, layout,
+                     k0, sums, k0 > 0);
 #endif
     }
-    apply_row_scales<U>(rows, n_halves, n_tokens, out);
+    apply_row_scales<U>(rows, n_halves, tokens.n, out);
 }
 
 template <class U>

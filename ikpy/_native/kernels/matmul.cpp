@@ -117,11 +117,12 @@ void multiply_item(const Product& p, const Scratch& s, int64_t matrix, int64_t r
     int n_blocks = 0;
     for (int64_t r = r0; n_blocks < p.wide && r < p.up->ne[1]; r += p.rows_per_block())
         blocks[n_blocks++] = block_of(p, matrix, r);
+    const TokenSet tokens{s.x, n_tokens, fresh};
     if (p.tiles) {
-        p.kernels.tiles.product(blocks, n_blocks, {s.x, n_tokens, fresh}, s.sums, s.work);
+        p.kernels.tiles.product(blocks, n_blocks, tokens, s.sums, s.work);
     } else {
         const bool few = n_tokens <= p.kernels.gemv_tokens;
-        (few ? p.kernels.gemv : p.kernels.gemm)(blocks[0], s.x, n_tokens, s.sums, s.work);
+        (few ? p.kernels.gemv : p.kernels.gemm)(blocks[0], tokens, s.sums, s.work);
     }
     for (int t = 0; t < n_tokens; ++t)
         for (int b = 0; b < n_blocks; ++b)

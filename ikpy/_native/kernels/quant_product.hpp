@@ -152,15 +152,15 @@ template <class U>
 }
 
 template <class U>
-void quant_gemm(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out, uint8_t* work) {
+void quant_gemm(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t* work) {
     const ActQ8Layout layout(rows.n_in);
     const int n_halves = rows.n[1] > 0 ? 2 : 1;
     const Int8GemmFn multiply = int8_gemm(U::kGroup, U::kZero > 0);
     for (int64_t k0 = 0; k0 < layout.n; k0 += kPanelColumns) {
         const Int8Panel p = int8_panel<U>(rows, k0, std::min(kPanelColumns, layout.n - k0), work);
-        multiply(p, n_halves, x, n_tokens, layout, k0, out, k0 > 0);
+        multiply(p, n_halves, tokens.x, tokens.n, layout, k0, out, k0 > 0);
     }
-    apply_row_scales<U>(rows, n_halves, n_tokens, out);
+    apply_row_scales<U>(rows, n_halves, tokens.n, out);
 }
 
 template <class U>

@@ -27,17 +27,16 @@ struct RowBlock {
     const uint8_t* row(int h, int i) const { return group(h, i, 1); }
 };
 
-// out[t * kBlockRows + h * kHalfRows + i] = dot(row i of half h, token t). x holds one prepared row per
-// token.
-using ProductFn = void (*)(const RowBlock&, const uint8_t* const* x, int n_tokens, float* out, uint8_t* work);
-
-// The tokens of a tile product. fresh: not those of the thread's previous call, from which `work` may still
-// hold what was made of them.
+// The tokens of a product: one prepared row each. fresh: not those of the thread's previous call with the
+// same kernel and matrix, from which `work` still holds what was made of them.
 struct TokenSet {
     const uint8_t* const* x;
     int n;
     bool fresh;
 };
+
+// out[t * kBlockRows + h * kHalfRows + i] = dot(row i of half h, token t).
+using ProductFn = void (*)(const RowBlock&, const TokenSet& tokens, float* out, uint8_t* work);
 
 // The same for up to kWideBlocks blocks of one matrix and tokens prepared for tiles: out[b][t][kBlockRows].
 using TileProductFn = void (*)(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out,

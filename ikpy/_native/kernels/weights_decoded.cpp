@@ -20,7 +20,7 @@ void decode(const RowBlock& rows, float* out) {
                             rows.n_in, true);
 }
 
-void gemm(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out, uint8_t* work) {
+void gemm(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t* work) {
     auto* panel = reinterpret_cast<float*>(work);
     float* decoded = decoded_rows(work);
     decode(rows, decoded);
@@ -33,19 +33,19 @@ void gemm(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* ou
                 lines[i] = decoded + (h * kHalfRows + std::min(i, rows.n[h] - 1)) * rows.n_in + k0;
             pack_f32_rows(lines, n, panel, h);
         }
-        f32_panel_gemm(panel, n, n_halves, x, k0, n_tokens, out, k0 > 0);
+        f32_panel_gemm(panel, n, n_halves, tokens.x, k0, tokens.n, out, k0 > 0);
     }
 }
 
-void gemv(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out, uint8_t* work) {
+void gemv(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t* work) {
     float* decoded = decoded_rows(work);
     decode(rows, decoded);
     for (int h = 0; h < 2; ++h)
         for (int i = 0; i < rows.n[h]; ++i)
-            for (int t = 0; t < n_tokens; ++t)
+            for (int t = 0; t < tokens.n; ++t)
                 out[t * kBlockRows + h * kHalfRows + i] =
-                    f32_dot(decoded + (h * kHalfRows + i) * rows.n_in, reinterpret_cast<const float*>(x[t]),
-                            rows.n_in);
+                    f32_dot(decoded + (h * kHalfRows + i) * rows.n_in,
+                            reinterpret_cast<const float*>(tokens.x[t]), rows.n_in);
 }
 
 size_t work_bytes(int64_t n_in) {

@@ -65,7 +65,7 @@ struct ReadBf16 {
 
 // work: panel f32 [columns][32], then 16 rows of `columns` f32.
 template <class R>
-void float_gemm(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out, uint8_t* work) {
+void float_gemm(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t* work) {
     auto* panel = reinterpret_cast<float*>(work);
     float* buffer = panel + kFloatPanelColumns * kBlockRows;
     const int n_halves = rows.n[1] > 0 ? 2 : 1;
@@ -79,7 +79,7 @@ void float_gemm(const RowBlock& rows, const uint8_t* const* x, int n_tokens, flo
             }
             pack_f32_rows(lines, n, panel, h);
         }
-        f32_panel_gemm(panel, n, n_halves, x, k0, n_tokens, out, k0 > 0);
+        f32_panel_gemm(panel, n, n_halves, tokens.x, k0, tokens.n, out, k0 > 0);
     }
 }
 
@@ -198,11 +198,11 @@ void dot_rows(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float
 }
 
 template <class R>
-void float_gemv(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out, uint8_t*) {
-    const int n_groups = (n_tokens + kGroupTokens - 1) / kGroupTokens;
+void float_gemv(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t*) {
+    const int n_groups = (tokens.n + kGroupTokens - 1) / kGroupTokens;
     for (int i = 0; i < n_groups; ++i) {
-        const int begin = n_tokens * i / n_groups, end = n_tokens * (i + 1) / n_groups;
-        dot_rows<R, kGroupTokens>(rows, x + begin, end - begin, out + begin * kBlockRows);
+        const int begin = tokens.n * i / n_groups, end = tokens.n * (i + 1) / n_groups;
+        dot_rows<R, kGroupTokens>(rows, tokens.x + begin, end - begin, out + begin * kBlockRows);
     }
 }
 
@@ -220,8 +220,7 @@ WeightKernels f16_kernels() {
 }
 
 // BF16_R16: dwords hold two columns of a row, 16 rows next to each other.
-void interleaved_bf16_gemm(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out,
-                           uint8_t* work) {
+void interleaved_bf16_gemm(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t* work) {
     auto* panel = reinterpret_cast<float*>(work);
     const int n_halves = rows.n[1] > 0 ? 2 : 1;
     for (int64_t k0 = 0; k0 < rows.n_in; k0 += kFloatPanelColumns) {
@@ -237,7 +236,7 @@ void interleaved_bf16_gemm(const RowBlock& rows, const uint8_t* const* x, int n_
                     std::memcpy(at + kBlockRows, bits + 1, 4);
                 }
         }
-        f32_panel_gemm(panel, n, n_halves, x, k0, n_tokens, out, k0 > 0);
+        f32_panel_gemm(panel, n, n_halves, tokens.x, k0, tokens.n, out, k0 > 0);
     }
 }
 
@@ -251,7 +250,7 @@ const WeightKernels kTable[] = {
 
 void f16_row_products(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out,
                       uint8_t* work) {
-    float_gemv<ReadF16>(rows, x, n_tokens, out, work);
+    float_gemv<ReadF16>(rows, {x, n_tokens, true}, out, work);
 }
 
 const WeightKernels* float_weight_kernels(int type) {

@@ -343,20 +343,7 @@ bool has_code_tiles() {
 
 const CodeProducts* tile_code_products(int type) {
     if (!has_code_tiles()) return nullptr;
-    switch (type) {
-        case kQ8_0:
-            return products_of<kv::CodesQ8_0>();
-        case kv::kTypeQ8_KV:
-            return products_of<kv::CodesQ8_KV>();
-        case kv::kTypeQ6_0:
-            return products_of<kv::CodesQ6_0>();
-        case kv::kTypeQ4_0:
-            return products_of<kv::CodesQ4_0>();
-        case kv::kTypeIQ4_NL:
-            return products_of<kv::CodesIQ4_NL>();
-        default:
-            return nullptr;
-    }
+    return kv::with_codes(type, [](auto codes) { return products_of<decltype(codes)>(); });
 }
 
 #else

@@ -9,6 +9,7 @@
 //                            b + c * stride
 #pragma once
 #include "kernels/kv_blocks.hpp"
+#include "kernels/kv_types.hpp"
 
 #if defined(__AVX512VNNI__)
 
@@ -199,6 +200,25 @@ struct CodesQ6_0 {
         }
     }
 };
+
+// What make returns for the codes of a type; nothing (a null pointer) for other types.
+template <class F>
+auto with_codes(int type, F make) -> decltype(make(CodesQ8_0())) {
+    switch (type) {
+        case kQ8_0:
+            return make(CodesQ8_0());
+        case kTypeQ8_KV:
+            return make(CodesQ8_KV());
+        case kTypeQ6_0:
+            return make(CodesQ6_0());
+        case kTypeQ4_0:
+            return make(CodesQ4_0());
+        case kTypeIQ4_NL:
+            return make(CodesIQ4_NL());
+        default:
+            return nullptr;
+    }
+}
 
 }  // namespace kv
 }  // namespace ikpy

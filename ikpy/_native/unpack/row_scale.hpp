@@ -207,6 +207,13 @@ struct UnpackIQ4_KSS {
     }
 #if defined(__AVX512VNNI__)
     static constexpr int kStep = 4;
+    // The nibbles of groups 4 * h .. + 3; adds their scale bytes.
+    static __m512i four_groups(const uint8_t* p, int h, uint64_t* scales) {
+        const __m512i words = _mm512_loadu_si512(p + 64 * h);
+        *scales |= static_cast<uint64_t>(_mm512_test_epi16_mask(words, _mm512_set1_epi16(1))) << (32 * h);
+        const __m512i even = _mm512_and_si512(words, _mm512_set1_epi16(-2));
+        return _mm512_xor_si512(even, _mm512_srli_epi16(even, 1));
+    }
     static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ4_KSS>(unshifted(p)); }
     static Codes512 unshifted(const uint8_t* p) {
         const __m512i table = wide::table16(kIq4Codes);
@@ -215,10 +222,7 @@ struct UnpackIQ4_KSS {
         Codes512 r;
         uint64_t scales = 0;
         for (int h = 0; h < 2; ++h) {
-            const __m512i words = _mm512_loadu_si512(p + 64 * h);
-            scales |= static_cast<uint64_t>(_mm512_test_epi16_mask(words, _mm512_set1_epi16(1))) << (32 * h);
-            const __m512i even = _mm512_and_si512(words, _mm512_set1_epi16(-2));
-            const __m512i v = _mm512_xor_si512(even, _mm512_srli_epi16(even, 1));
+            const __m512i v = four_groups(p, h, &scales);
             r.q[2 * h] = wide::nibbles16(_mm512_permutexvar_epi64(first, v));
             r.q[2 * h + 1] = wide::nibbles16(_mm512_permutexvar_epi64(second, v));
         }
@@ -232,10 +236,7 @@ struct UnpackIQ4_KSS {
         Codes512 r;
         uint64_t scales = 0;
         for (int h = 0; h < 2; ++h) {
-            const __m512i words = _mm512_loadu_si512(p + 64 * h);
-            scales |= static_cast<uint64_t>(_mm512_test_epi16_mask(words, _mm512_set1_epi16(1))) << (32 * h);
-            const __m512i even = _mm512_and_si512(words, _mm512_set1_epi16(-2));
-            const __m512i v = _mm512_xor_si512(even, _mm512_srli_epi16(even, 1));
+            const __m512i v = four_groups(p, h, &scales);
             r.q[2 * h] = wide::low_nibbles(v);
             r.q[2 * h + 1] = wide::high_nibbles(v);
         }

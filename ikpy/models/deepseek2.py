@@ -403,7 +403,8 @@ class DeepSeek2(Decoder):
         step = self._heads_per_expansion(n_ctx, b.params.attn_max_batch)
         width = dn + dv
         for h0 in range(0, heads, step):
-            k, v = self._expand_heads(b, attn.kv_b.slice(1, h0 * width, step * width), latents, step)
+            weights = attn.kv_b.slice(1, h0 * width, step * width)
+            k, v = self._expand_heads(b, weights, latents, step, rows.type_id)
             g.attention(
                 q.slice(1, h0, step),
                 [k, rotated],
@@ -415,11 +416,12 @@ class DeepSeek2(Decoder):
             )
         return out
 
-    def _expand_heads(self, b: BatchGraph, kv_b: Value, latents: Value, n_head: int) -> tuple[Value, Value]:
+    def _expand_heads(
+        self, b: BatchGraph, kv_b: Value, latents: Value, n_head: int, cache_type: int
+    ) -> tuple[Value, Value]:
         """Keys [dn, n_head, n_kv] and values [dv, n_head, n_kv] of some heads, rounded to the cache type."""
         g, dn, dv = b.graph, self.n_nope, self.hp.n_embd_head_v
         n_ctx = latents.shape[1]
-        cache_type = latents.type_id
         block = registry.by_id(cache_type).block_elements
         direct = cache_type in (F16, F32) or dn % block or dv % block
         type_id = F16 if direct and cache_type != F32 else F32

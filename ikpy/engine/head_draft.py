@@ -12,7 +12,7 @@ from ikpy.engine.kv_cache import KVCacheFullError
 from ikpy.engine.prefix import common_prefix
 from ikpy.engine.sequence_state import load_sequence, save_sequence, unshare_sequence
 from ikpy.engine.session import MAX_INT32, SequenceState, put_state, sequence_nbytes, take_state
-from ikpy.engine.speculative import Drafter
+from ikpy.engine.speculative import Drafter, probable_tokens
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,16 +68,7 @@ class HeadDraft(Drafter):
         self._text.append(tokens[-1])
         logits = self._catch_up(n_max)
         assert logits is not None
-        found: list[int] = []
-        while True:
-            token = int(logits.argmax())
-            if 1.0 / np.exp(logits.astype(np.float64) - logits[token]).sum() < p_min:
-                break
-            found.append(token)
-            if len(found) == n_max:
-                break
-            batch = Batch.single([token], end + len(found) - 1, self._seq_id)
-            logits = self._context.decode(batch, self._last_state(), copy=False)[-1]
+        found = probable_tokens(logits, n_max, p_min, lambda found: self._logits_behind(found, end))
         self._context.kv.seq_rm(self._seq_id, end, -1)
         return found
 
@@ -164,6 +155,8 @@ class HeadDraft(Drafter):
             self._oldest = end - self._n_ctx // 2
             self._context.kv.seq_rm(self._seq_id, -1, self._oldest)
 
-    def _last_state(self) -> NDArray[np.float32]:
+    def _logits_behind(self, found: list[int], end: int) -> NDArray[np.float32]:
+        """Logits behind a draft whose first token makes entry ``end``, from the head's own last state."""
         assert self._context.embeddings is not None
-        return self._context.embeddings[-1:]
+        batch = Batch.single(found[-1:], end + len(found) - 1, self._seq_id)
+        return self._context.decode(batch, self._context.embeddings[-1:], copy=False)[-1]

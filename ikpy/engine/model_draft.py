@@ -9,7 +9,7 @@ import numpy as np
 
 from ikpy.engine.batch import Batch
 from ikpy.engine.prefix import common_prefix
-from ikpy.engine.speculative import Drafter
+from ikpy.engine.speculative import Drafter, probable_tokens
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,16 +36,7 @@ class ModelDraft(Drafter):
         p_min = self._p_min if p_min is None else p_min
         n_max = min(n_max, self._n_ctx // 2)  # the other half is for the text
         logits = self._follow(tokens, n_max)
-        found: list[int] = []
-        while True:
-            token = int(logits.argmax())
-            if 1.0 / np.exp(logits.astype(np.float64) - logits[token]).sum() < p_min:
-                break
-            found.append(token)
-            if len(found) == n_max:
-                break
-            logits = self._evaluate([token])
-        return found
+        return probable_tokens(logits, n_max, p_min, lambda found: self._evaluate(found[-1:]))
 
     def _follow(self, tokens: Sequence[int], n_max: int) -> NDArray[np.float32]:
         """Brings the cache in line with the text; logits behind it."""

@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+
 from ikpy.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from ikpy.engine.session import SequenceState
@@ -56,6 +57,24 @@ class SpeculativeParams:
                 raise UsageError(f"speculative decoding: {name} must be at least 1, not {getattr(self, name)}")
         if not 0 <= self.p_min <= 1:
             raise UsageError(f"speculative decoding: p_min must be between 0 and 1, not {self.p_min:g}")
+
+
+def probable_tokens(
+    logits: NDArray[np.float32], n_max: int, p_min: float, follow: Callable[[list[int]], NDArray[np.float32]]
+) -> list[int]:
+    """The most likely tokens, one behind the other, while their probability is at least ``p_min``; at most ``n_max``.
+
+    ``logits``: float32 [n_vocab] of the first one. ``follow``: those behind the tokens found so far.
+    """
+    found: list[int] = []
+    while True:
+        token = int(logits.argmax())
+        if 1.0 / np.exp(logits.astype(np.float64) - logits[token]).sum() < p_min:
+            return found
+        found.append(token)
+        if len(found) == n_max:
+            return found
+        logits = follow(found)
 
 
 class Drafter:

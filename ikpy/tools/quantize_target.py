@@ -125,11 +125,13 @@ def allocate(file: GGUFFile, output: str, options: QuantizeOptions, display: Dis
         raise base.problem
     if not free:
         raise UsageError("rules and options fix the types of all tensors; there is nothing to choose for the target")
-    tensors = _measure(file, free, types, options, display)
-    for tensor in tensors:
-        tensor.points = _pareto(tensor.points)
-    budget = _budget(file, output, options, base, tensors)
-    spend(tensors, budget)
+    budget = _budget(file, output, options, base, free)
+    tensors = _unchanged(file, free, types, budget)
+    if tensors is None:
+        tensors = _measure(file, free, types, options, display)
+        for tensor in tensors:
+            tensor.points = _pareto(tensor.points)
+        spend(tensors, budget)
     limit = size_text(options.target_bytes) if options.target_bytes else f"{options.target_bpw:g} BPW"
     allocation = Allocation(tensors, limit, sum(step.imatrix is not None for step in free))
     if automatic:
@@ -195,6 +197,24 @@ def _layout(name: str, step: Step, *, interleaved: bool) -> str:
     return target if target and rows % registry.by_name(target).interleave == 0 else name
 
 
+def _unchanged(
+    file: GGUFFile, steps: Sequence[Step], types: Mapping[str, Sequence[str]], budget: int
+) -> list[Tensor] | None:
+    """All tensors in their own types if these may be chosen and the budget allows it: no other choice loses less."""
+    if not all(step.source_type in types[step.name] for step in steps):
+        return None
+    tensors = [
+        Tensor(step, [Point(step.source_type, _nbytes(file, step, step.source_type), 0.0)], sensitivity(file, step))
+        for step in steps
+    ]
+    return tensors if sum(tensor.point.nbytes for tensor in tensors) <= budget else None
+
+
+def _nbytes(file: GGUFFile, step: Step, name: str) -> int:
+    """Bytes of a tensor of this type in the file, padding included."""
+    return align_up(registry.by_name(name).tensor_nbytes(step.source.shape), file.alignment)
+
+
 # --- errors -------------------------------------------------------------------------------------------------------
 
 
@@ -210,11 +230,8 @@ def _measure(
     try:
         for step in steps:
             errors = tensor_errors(file, step, types[step.name], options.n_threads)
-            sizes = {name: registry.by_name(name).tensor_nbytes(step.source.shape) for name in errors}
             weight = sensitivity(file, step)
-            points = [
-                Point(name, align_up(sizes[name], file.alignment), error * weight) for name, error in errors.items()
-            ]
+            points = [Point(name, _nbytes(file, step, name), error * weight) for name, error in errors.items()]
             tensors.append(Tensor(step, points, weight))
             file.release(step.source)
             display.advance(step.source.nbytes)
@@ -294,16 +311,16 @@ def _hull(points: Sequence[Point]) -> list[int]:
     return hull
 
 
-def _budget(file: GGUFFile, output: str, options: QuantizeOptions, base: Plan, tensors: Sequence[Tensor]) -> int:
-    """Bytes that the free tensors may take together; UsageError if even their smallest types are too much."""
-    smallest = sum(tensor.points[0].nbytes for tensor in tensors)
-    free = {tensor.step.name for tensor in tensors}
-    in_base = sum(align_up(step.nbytes, file.alignment) for step in base.steps if step.name in free)
+def _budget(file: GGUFFile, output: str, options: QuantizeOptions, base: Plan, free: Sequence[Step]) -> int:
+    """Bytes that the free tensors may take together; UsageError if even their types of ``base``, the smallest ones,
+    are too much."""
+    names = {step.name for step in free}
+    smallest = sum(align_up(step.nbytes, file.alignment) for step in base.steps if step.name in names)
     if options.target_bytes:
         files = sum(item.layout.nbytes for item in output_files(file, output, options, base))
-        fixed, limit = files - in_base, options.target_bytes
+        fixed, limit = files - smallest, options.target_bytes
     else:
-        fixed = sum(step.nbytes for step in base.steps if step.name not in free)
+        fixed = sum(step.nbytes for step in base.steps if step.name not in names)
         limit = int(options.target_bpw * sum(step.source.element_count for step in base.steps) / 8)
     if fixed + smallest > limit:
         raise UsageError(

@@ -230,6 +230,23 @@ def test_dry_run_prints_the_choice_and_writes_nothing(model, tmp_path, capfd):
 
 
 @pytest.mark.parametrize(
+    ("size", "status", "message"), [("10KiB", 1, "is below the smallest"), ("1GiB", 0, "chose types of 6 tensors")]
+)
+def test_nothing_is_measured_where_the_sizes_decide(model, tmp_path, monkeypatch, capfd, size, status, message):
+    """Targets below the smallest types fail at once; where the tensors fit as they are, they are kept."""
+
+    def measured(*_):
+        raise AssertionError("errors were measured")
+
+    monkeypatch.setattr(quantize_target, "tensor_errors", measured)
+    output = tmp_path / "o.gguf"
+    assert run(["--target-size", size, "--target-types", TYPES + ",q4_0", str(model), str(output)]) == status
+    assert message in capfd.readouterr().err
+    if status == 0:
+        assert types_of(output) == types_of(model)
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--target-size", "10KiB", "IN", "o.gguf"], "is below the smallest possible size of "),

@@ -12,10 +12,10 @@ import numpy as np
 from ikpy.convert.checkpoint import Checkpoint
 from ikpy.convert.config import Config
 from ikpy.convert.families import family
-from ikpy.convert.tensor_map import OutputTensor, map_tensors, pieces
+from ikpy.convert.tensor_map import OutputTensor, Part, map_tensors, pieces
 from ikpy.convert.tokenizer import tokenizer_keys
 from ikpy.convert.weights import Weights, to_float32
-from ikpy.errors import FileFormatError, UsageError
+from ikpy.errors import FileFormatError, ResourceError, UsageError
 from ikpy.gguf.types import GGUFValueType as VT
 from ikpy.gguf.writer import GGUFWriter, ShardPlan
 from ikpy.quants import registry
@@ -160,13 +160,18 @@ class Conversion:
             yield tensor.constant.view(np.uint8)
             return
         for part in tensor.output.parts:
-            kind = self.weights.kind(part.source)
-            array = self.weights.load(part.source)
-            array = array if part.view is None else part.view(array)
-            for rows in pieces(array, _PIECE_ELEMENTS):
-                yield encode(rows, kind, tensor.type, tensor.output.offset, part.source)
-            del array
+            try:
+                yield from self._encoded_part(tensor, part)
+            except MemoryError:
+                raise ResourceError(f"not enough memory to convert tensor '{part.source}' to {tensor.type}") from None
             self.checkpoint.release(part.source)
+
+    def _encoded_part(self, tensor: PlannedTensor, part: Part) -> Iterator[np.ndarray]:
+        kind = self.weights.kind(part.source)
+        array = self.weights.load(part.source)
+        array = array if part.view is None else part.view(array)
+        for rows in pieces(array, _PIECE_ELEMENTS):
+            yield encode(rows, kind, tensor.type, tensor.output.offset, part.source)
 
 
 def encode(rows: np.ndarray, kind: str, target: str, offset: float, name: str) -> np.ndarray:

@@ -16,6 +16,7 @@ from ikpy.cli.convert import app
 from ikpy.convert import Conversion, ConvertOptions
 from ikpy.convert.families import FAMILIES
 from ikpy.convert.rope import llama3_factors
+from ikpy.convert.weights import Weights
 from ikpy.gguf.reader import GGUFFile
 from ikpy.models import ARCHITECTURES
 from ikpy.quants import registry
@@ -166,6 +167,23 @@ def test_interrupted_conversion_leaves_the_old_file(error, tmp_path):
 
     with pytest.raises(error):
         Conversion(made.CHECKPOINTS / "llama", ConvertOptions(outfile=str(old))).write(stop)
+    assert old.read_bytes() == b"old" and list(tmp_path.iterdir()) == [old]
+
+
+def test_lack_of_memory_names_the_tensor(tmp_path, monkeypatch, capfd):
+    load = Weights.load
+
+    def fail(weights, name):
+        if name.endswith("layers.1.mlp.up_proj.weight"):
+            raise MemoryError
+        return load(weights, name)
+
+    monkeypatch.setattr(Weights, "load", fail)
+    old = tmp_path / "m.gguf"
+    old.write_bytes(b"old")
+    assert main(["convert", str(made.CHECKPOINTS / "llama"), "--outfile", str(old), "--outtype", "f16"]) == 1
+    err = capfd.readouterr().err
+    assert "error: not enough memory to convert tensor 'model.layers.1.mlp.up_proj.weight' to f16" in err
     assert old.read_bytes() == b"old" and list(tmp_path.iterdir()) == [old]
 
 

@@ -17,11 +17,11 @@ struct alignas(64) TileConfig {
     uint16_t row_bytes[16] = {};
     uint8_t rows[16] = {};
 
-    // Sums in tiles 0-3 and left operands in tile 4 (and 5 if full) with n_rows rows, all others full.
-    explicit TileConfig(int n_rows) {
+    // Sums in tiles 0-3 and left operands in tile 4, or in 4 and 5, with n_rows rows; all others are full.
+    explicit TileConfig(int n_rows, int n_left = 1) {
         for (int i = 0; i < 8; ++i) {
             row_bytes[i] = 64;
-            rows[i] = static_cast<uint8_t>(i < 5 ? n_rows : kTileHeight);
+            rows[i] = static_cast<uint8_t>(i < 4 + n_left ? n_rows : kTileHeight);
         }
     }
 };

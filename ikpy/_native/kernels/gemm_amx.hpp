@@ -14,12 +14,16 @@ namespace ikpy {
 // Columns unpacked at a time: with kWideBlocks row blocks the panels take 128 KiB of the second-level cache.
 constexpr int64_t kTileColumns = 256;
 
-// Fills panel [half][kTileColumns / 2][16 rows][2] with n columns (a multiple of 32) from column k0, zeros
-// beyond n_in.
+// The same of weights in two parts.
+constexpr int64_t panel_columns(int n_parts) { return kTileColumns / n_parts; }
+
+// Fills panel [half][panel_columns / 32][part][16 pairs][16 rows][2] with n columns (a multiple of 32) from
+// column k0 on, zeros beyond n_in; a half has room for kTileColumns * 16 values.
 using TilePanelFn = void (*)(const RowBlock&, int64_t k0, int64_t n, uint16_t* panel, uint8_t* work);
 
-// out[b][t][kBlockRows] = rows of blocks[b] times bf16 tokens x[t].
-void amx_product(TilePanelFn fill, const RowBlock* blocks, int n_blocks, const uint8_t* const* x,
+// out[b][t][kBlockRows] = rows of blocks[b] times tokens x[t], whose rows hold 32 bf16 values per part and
+// step. Weights of two parts and such tokens give hi hi + lo hi + hi lo.
+void amx_product(int n_parts, TilePanelFn fill, const RowBlock* blocks, int n_blocks, const uint8_t* const* x,
                  int n_tokens, float* out, uint8_t* work);
 
 // Work memory of amx_product, `work` of the panel function included.

@@ -167,7 +167,7 @@ void tile_panel(const RowBlock& rows, int64_t k0, int64_t n, uint16_t* panel, ui
 
 template <auto Pack>
 void tiles(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out, uint8_t* work) {
-    amx_product(tile_panel<Pack>, blocks, n_blocks, tokens.x, tokens.n, out, work);
+    amx_product(1, tile_panel<Pack>, blocks, n_blocks, tokens.x, tokens.n, out, work);
 }
 
 void copy_row_tiles(const RowBlock& rows, int h, int first, int64_t k0, int64_t n, uint16_t* tiles) {

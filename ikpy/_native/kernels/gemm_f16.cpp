@@ -1,10 +1,14 @@
 #include "kernels/gemm_f16.hpp"
 
+#include <algorithm>
+
 #include "kernels/activations.hpp"
 #include "kernels/amx_tiles.hpp"
+#include "kernels/gemm_amx.hpp"
 #include "kernels/gemm_few_amx.hpp"
 #include "kernels/gemm_float.hpp"
 #include "kernels/split_bf16.hpp"
+#include "kernels/transpose.hpp"
 
 namespace ikpy {
 
@@ -14,7 +18,8 @@ namespace {
 
 // Fewer tokens meet the weights in f32. Thread time per 512 weights (Emerald Rapids, in cycles at 3 GHz):
 // rows 28 for each token; tiles 200 for 4 to 8 tokens, 240 for 16, 350 for 32 and 650 for 64, 100 of them for
-// splitting the weights. The product with the low part of the tokens keeps 8 significant bits.
+// splitting the weights. More than 64 tokens meet panels of split weights: 512 tokens take 0.8 of the time of
+// passes. The product with the low part of the tokens keeps 8 significant bits.
 constexpr int kTileTokens = 9;
 constexpr int64_t kTileValues = kTileHeight * kTileDepth;
 
@@ -37,6 +42,33 @@ void split_row_tiles(const RowBlock& rows, int h, int first, int64_t k0, int64_t
                 store_split(split_f16_row(row, k0 + k, rows.n_in), out);
         }
     }
+}
+
+// 16 rows as right operands of both parts.
+void split_half(const RowBlock& rows, int h, int64_t k0, int64_t n, uint16_t* panel) {
+    for (int64_t k = 0; k < n; k += kTileDepth, panel += 2 * kTileValues) {
+        __m512i hi[kHalfRows], lo[kHalfRows];
+#pragma GCC unroll 16
+        for (int i = 0; i < kHalfRows; ++i) {
+            const uint8_t* row = rows.row(h, i);
+            _mm_prefetch(reinterpret_cast<const char*>(row + (k0 + k) * 2 + 256), _MM_HINT_T0);
+            const SplitPairs s = split_f16_row(row, k0 + k, rows.n_in);
+            hi[i] = s.hi;
+            lo[i] = s.lo;
+        }
+        transpose16(hi);
+        transpose16(lo);
+#pragma GCC unroll 16
+        for (int i = 0; i < kHalfRows; ++i) {
+            _mm512_storeu_si512(panel + i * 32, hi[i]);
+            _mm512_storeu_si512(panel + kTileValues + i * 32, lo[i]);
+        }
+    }
+}
+
+void split_panel(const RowBlock& rows, int64_t k0, int64_t n, uint16_t* panel, uint8_t*) {
+    for (int h = 0; h < (rows.n[1] > 0 ? 2 : 1); ++h)
+        split_half(rows, h, k0, n, panel + h * kTileColumns * kHalfRows);
 }
 
 // A row of both parts as f32.
@@ -69,12 +101,14 @@ void joined_row_products(const RowBlock* blocks, int n_blocks, const TokenSet& t
 void tiles(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out, uint8_t* work) {
     if (tokens.n < kTileTokens) {
         joined_row_products(blocks, n_blocks, tokens, out, work);
-    } else {
+    } else if (tokens.n <= kPassTokens) {
         few_tokens_product(2, split_row_tiles, blocks, n_blocks, tokens, out, work);
+    } else {
+        amx_product(2, split_panel, blocks, n_blocks, tokens.x, tokens.n, out, work);
     }
 }
 
-size_t work_bytes(int64_t n_in) { return few_tokens_work_bytes(2, n_in); }
+size_t work_bytes(int64_t n_in) { return std::max(few_tokens_work_bytes(2, n_in), amx_work_bytes(n_in)); }
 
 }  // namespace
 

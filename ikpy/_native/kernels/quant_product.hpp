@@ -171,7 +171,7 @@ void tile_panel(const RowBlock& rows, int64_t k0, int64_t n, uint16_t* panel, ui
 
 template <class U, TilePanelFn Fill>
 void quant_tiles(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out, uint8_t* work) {
-    amx_product(Fill, blocks, n_blocks, tokens.x, tokens.n, out, work);
+    amx_product(1, Fill, blocks, n_blocks, tokens.x, tokens.n, out, work);
     for (int b = 0; b < n_blocks; ++b)
         apply_row_scales<U>(blocks[b], blocks[b].n[1] > 0 ? 2 : 1, tokens.n, out + b * tokens.n * kBlockRows);
 }

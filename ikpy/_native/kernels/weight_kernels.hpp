@@ -8,7 +8,8 @@ namespace ikpy {
 constexpr int kHalfRows = 16;
 constexpr int kBlockRows = 2 * kHalfRows;
 constexpr int kMaxTokens = 512;  // tokens per call; longer batches are cut
-constexpr int kWideBlocks = 4;   // row blocks that tile products take together
+// Row blocks that tile products take together: their tokens come from the third-level cache.
+constexpr int kWideBlocks = 8;
 
 // A block of weight rows in two halves of up to 16 rows: 32 consecutive rows of one matrix, or 16 rows of an
 // up projection and the same 16 rows of its gate. n[1] may be 0.

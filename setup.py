@@ -1,4 +1,4 @@
-"""Builds the native modules: the Cython core once per ISA tier, plus the CPU feature probe.
+"""Builds the native modules: the Cython core once per ISA tier, plus batches and the CPU feature probe once.
 
 Environment: IKPY_TIERS=avx512,avx2,portable picks tiers; IKPY_DEBUG_BUILD=1 gives a bounds-checked build
 without optimization; IKPY_JOBS sets the compile jobs.
@@ -203,11 +203,19 @@ class CleanBuild(build):
 
 
 def main() -> None:
-    probe = Extension("ikpy._native.cpu", [staged("cpu", "cpu.pyx")])
+    plain = [
+        Extension("ikpy._native.cpu", [staged("cpu", "cpu.pyx")]),
+        Extension(
+            "ikpy._native.batches",
+            [staged("batches", "batches.pyx")],
+            extra_compile_args=["-std=c++17", "-Wall", *OPTIMIZE],
+            language="c++",
+        ),
+    ]
     if not shutil.which(os.environ.get("CXX", "g++")) and not os.environ.get("CXX"):
         raise SystemExit("ikpy needs a C++17 compiler: install g++ (Debian/Ubuntu: apt install g++) or set CXX")
     extensions = cythonize(
-        [probe, *(core_extension(t) for t in selected_tiers())],
+        [*plain, *(core_extension(t) for t in selected_tiers())],
         compiler_directives=DIRECTIVES,
         build_dir=f"build/cython/{BUILD_KIND}-{Cython.__version__}",
     )

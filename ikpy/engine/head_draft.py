@@ -76,7 +76,7 @@ class HeadDraft(Drafter):
             found.append(token)
             if len(found) == n_max:
                 break
-            batch = Batch.single([token], end + len(found) - 1, self._seq_id)
+            batch = Batch.one(token, end + len(found) - 1, self._seq_id)
             logits = self._context.decode(batch, self._last_state(), copy=False)[-1]
         self._context.kv.seq_rm(self._seq_id, end, -1)
         return found

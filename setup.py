@@ -1,4 +1,4 @@
-"""Builds the native modules: the Cython core once per ISA tier, plus batches and the CPU feature probe once.
+"""Builds the native modules: the Cython core once per ISA tier, plus what has no kernels once.
 
 Environment: IKPY_TIERS=avx512,avx2,portable picks tiers; IKPY_DEBUG_BUILD=1 gives a bounds-checked build
 without optimization; IKPY_JOBS sets the compile jobs.
@@ -78,6 +78,12 @@ def staged(name: str, source: str) -> str:
     if not target.exists() or target.read_text() != text:
         target.write_text(text)
     return str(target.relative_to(ROOT))
+
+
+def plain_extension(name: str) -> Extension:
+    """A module without kernels, which is the same for all tiers."""
+    flags = ["-std=c++17", "-Wall", *OPTIMIZE]
+    return Extension(f"ikpy._native.{name}", [staged(name, f"{name}.pyx")], extra_compile_args=flags, language="c++")
 
 
 def core_extension(tier: str) -> Extension:
@@ -203,19 +209,12 @@ class CleanBuild(build):
 
 
 def main() -> None:
-    plain = [
-        Extension("ikpy._native.cpu", [staged("cpu", "cpu.pyx")]),
-        Extension(
-            "ikpy._native.batches",
-            [staged("batches", "batches.pyx")],
-            extra_compile_args=["-std=c++17", "-Wall", *OPTIMIZE],
-            language="c++",
-        ),
-    ]
+    probe = Extension("ikpy._native.cpu", [staged("cpu", "cpu.pyx")])
+    plain = [plain_extension(name) for name in ("batches", "draws")]
     if not shutil.which(os.environ.get("CXX", "g++")) and not os.environ.get("CXX"):
         raise SystemExit("ikpy needs a C++17 compiler: install g++ (Debian/Ubuntu: apt install g++) or set CXX")
     extensions = cythonize(
-        [*plain, *(core_extension(t) for t in selected_tiers())],
+        [probe, *plain, *(core_extension(t) for t in selected_tiers())],
         compiler_directives=DIRECTIVES,
         build_dir=f"build/cython/{BUILD_KIND}-{Cython.__version__}",
     )

@@ -153,8 +153,8 @@ class ParallelBuild(build_ext):
             return objects
 
         compiler.compile = compile_parallel
-        # What is up to date is decided per object.
-        self.force = True
+        # What is up to date is decided per object; time stamps say nothing of a module that another kind of build linked.
+        self.force = compiler.force = True
         super().build_extensions()
 
     def build_extension(self, ext) -> None:

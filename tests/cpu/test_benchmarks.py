@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ikpy
-from benchmarks import attention, ceiling, matmul, overhead, report, tables
+from benchmarks import attention, ceiling, engine_step, matmul, overhead, report, tables
 from benchmarks.encoder_draws import Matrix, by_ikpy, decoded
 from benchmarks.peers import LlamaBench, open_peers
 from benchmarks.quantize import errors, whole_groups
@@ -183,6 +183,16 @@ def test_parts_of_the_overhead_add_up_to_the_steps(n: int) -> None:
     assert found.sum() < 1e6 * (time.perf_counter() - began)
     assert context.kv.used_cells == n * (overhead.N_PROMPT + steps)
     assert overhead.report("name", context, n, steps).count("|") == len(overhead.PARTS) + 4
+
+
+def test_steps_of_the_engine_are_those_of_answers() -> None:
+    """As many slots, each of which gets one token per step."""
+    engine = engine_step.engine(str(ikpy.default_model_path()), 2, 1)
+    for sampling in engine_step.CHOICES.values():
+        before = engine.metrics.totals.predicted_n
+        found = engine_step.overheads(engine, sampling, 5)
+        assert len(found) == 5 and min(found) > 0
+        assert engine.metrics.totals.predicted_n - before == 2 * (5 + 2 * engine_step.N_WARM)
 
 
 @pytest.mark.parametrize("shape", attention.SHAPES.values(), ids=attention.SHAPES)

@@ -373,7 +373,7 @@ def odd_logits(rng: np.random.Generator, n: int) -> np.ndarray:
     elif kind == 1:
         logits[rng.random(n) < 0.97] = -np.inf
     elif kind == 2:
-        logits = np.clip(logits * 1e37, -3e38, 3e38).astype(np.float32)
+        logits = np.clip(logits.astype(np.float64) * 1e37, -3e38, 3e38).astype(np.float32)
     return logits
 
 

@@ -153,7 +153,8 @@ class ParallelBuild(build_ext):
             return objects
 
         compiler.compile = compile_parallel
-        # What is up to date is decided per object; time stamps say nothing of a module that another kind of build linked.
+        # What is up to date is decided per object; time stamps say nothing of a module that another kind of build
+        # has linked.
         self.force = compiler.force = True
         super().build_extensions()
 

@@ -1,8 +1,8 @@
 """Tokens on their way to a run: batches, the cells they take, and the arrays that graphs read.
 
-Between two runs the weights of a model push the interpreter out of the processor's caches, and what a token touches then
-comes from memory, some 0.1 microseconds for every line of 64 bytes: a few native records are read instead of many Python
-objects. Nothing here knows models or layers; ikpy.engine builds on it.
+Between two runs the weights of a model push the interpreter out of the processor's caches, and what a token touches
+then comes from memory, some 0.2 microseconds for every line of 64 bytes: a few native records are read instead of many
+Python objects. Nothing here knows models or layers; ikpy.engine builds on it.
 """
 
 from operator import index
@@ -148,7 +148,7 @@ cdef class Batch:
         return np.array([token.wanted for token in self.items], np.bool_)
 
     def first_invalid(self, int64_t n_vocab, int64_t n_positions):
-        """Index of the first token outside 0..n_vocab-1 or at a position outside 0..n_positions-1; -1 if there is none."""
+        """Index of the first token outside 0..n_vocab-1 or at a position outside 0..n_positions-1; -1: none is."""
         return self.invalid(n_vocab, n_positions)
 
     cdef int64_t invalid(self, int64_t n_vocab, int64_t n_positions):
@@ -458,7 +458,7 @@ cdef bint has_shifts(list tables):
 cdef class InputArrays:
     """What graphs read of a micro-batch of at most n tokens.
 
-    arrays: int32 [4 + n_tables, n], tokens, positions, sequences and output rows, then the tokens' cells in every table.
+    arrays: int32 [4 + n_tables, n], tokens, positions, sequences, output rows, then the tokens' cells in every table.
     scales: float32 [n_adapters, n], one per token, from those in scales_by_sequence, float32 [64, n_adapters].
     """
 

@@ -221,8 +221,8 @@ cdef class Plan:
     def run(self, int64_t n_kv, int n_threads, WorkMemory work=None, int64_t first=0, int64_t last=-1) -> None:
         """Executes ops first .. last-1 (all by default) with n_kv attended cache cells; releases the GIL.
 
-        work: at least work_bytes(n_threads) bytes, for plans that share their work memory; without it the plan allocates
-        its own. ValueError for too little of it and for ops that do not exist.
+        work: at least work_bytes(n_threads) bytes, for plans that share their work memory; without it the plan
+        allocates its own. ValueError for too little of it and for ops that do not exist.
         """
         self.execute(n_kv, n_threads, work, first, self.n_ops if last < 0 else last)
 

@@ -1,4 +1,4 @@
-"""Builds the native modules: the Cython core once per ISA tier, plus the CPU feature probe.
+"""Builds the native modules: the Cython core once per ISA tier, plus what has no kernels once.
 
 Environment: IKPY_TIERS=avx512,avx2,portable picks tiers; IKPY_DEBUG_BUILD=1 gives a bounds-checked build
 without optimization; IKPY_JOBS sets the compile jobs.
@@ -80,6 +80,12 @@ def staged(name: str, source: str) -> str:
     return str(target.relative_to(ROOT))
 
 
+def plain_extension(name: str) -> Extension:
+    """A module without kernels, which is the same for all tiers."""
+    flags = ["-std=c++17", "-Wall", *OPTIMIZE]
+    return Extension(f"ikpy._native.{name}", [staged(name, f"{name}.pyx")], extra_compile_args=flags, language="c++")
+
+
 def core_extension(tier: str) -> Extension:
     sources = sorted(str(p.relative_to(ROOT)) for p in (ROOT / NATIVE).rglob("*.cpp") if p.parent != ROOT / NATIVE)
     headers = sorted(str(p.relative_to(ROOT)) for p in (ROOT / NATIVE).rglob("*.hpp"))
@@ -147,8 +153,9 @@ class ParallelBuild(build_ext):
             return objects
 
         compiler.compile = compile_parallel
-        # What is up to date is decided per object.
-        self.force = True
+        # What is up to date is decided per object; time stamps say nothing of a module that another kind of build
+        # has linked.
+        self.force = compiler.force = True
         super().build_extensions()
 
     def build_extension(self, ext) -> None:
@@ -204,10 +211,11 @@ class CleanBuild(build):
 
 def main() -> None:
     probe = Extension("ikpy._native.cpu", [staged("cpu", "cpu.pyx")])
+    plain = [plain_extension(name) for name in ("batches", "draws")]
     if not shutil.which(os.environ.get("CXX", "g++")) and not os.environ.get("CXX"):
         raise SystemExit("ikpy needs a C++17 compiler: install g++ (Debian/Ubuntu: apt install g++) or set CXX")
     extensions = cythonize(
-        [probe, *(core_extension(t) for t in selected_tiers())],
+        [probe, *plain, *(core_extension(t) for t in selected_tiers())],
         compiler_directives=DIRECTIVES,
         build_dir=f"build/cython/{BUILD_KIND}-{Cython.__version__}",
     )

@@ -81,7 +81,7 @@ def generation_speeds(model: Model, settings: dict[str, Any]) -> tuple[list[str]
     for depth in DEPTHS:
         context.kv.clear()
         if depth:
-            context.kv.place(range(depth), [1] * depth)
+            context.kv.place(Batch.single(range(depth)))
         context.decode(Batch.single([1], depth))
         best = min(_step_seconds(context, depth + i) for i in range(1, 1 + N_STEPS))
         speeds.append(f"{1 / best:.0f}")

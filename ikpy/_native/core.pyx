@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from cpython.pycapsule cimport PyCapsule_New
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
@@ -19,8 +20,8 @@ cdef extern from "ikpy/tensor.hpp" namespace "ikpy":
 cdef extern from "ikpy/executor.hpp" namespace "ikpy" nogil:
     cdef cppclass Executor:
         Executor(const Op*, int64_t, Tensor*, int64_t) except +
-        size_t work_bytes(int)
-        int64_t run(const Runtime&, int, int64_t, int64_t, uint8_t*)
+        size_t work_bytes(int) except +
+        double run(const Runtime&, int, int64_t, int64_t, uint8_t*) except +
         void set_profiling(cbool)
         const double* op_seconds()
     const char* op_name(int)
@@ -156,6 +157,20 @@ def ceiling(str what, int n_threads) -> float:
     return rate
 
 
+cdef class WorkMemory:
+    """Memory of n bytes from a multiple of 64 on that kernels work in, for plans to share."""
+
+    cdef readonly int64_t nbytes
+    cdef object owner
+    cdef uint8_t* address
+
+    def __cinit__(self, int64_t nbytes):
+        self.owner = np.zeros(nbytes + 64, np.uint8)
+        cdef uint8_t[::1] memory = self.owner
+        self.address = <uint8_t*> ((<size_t> &memory[0] + 63) & ~<size_t> 63)
+        self.nbytes = nbytes
+
+
 cdef class Plan:
     """A compiled plan: op records over tensor records.
 
@@ -168,6 +183,9 @@ cdef class Plan:
     cdef object tensors, ops
     cdef Tensor* records
     cdef int32_t[:, ::1] dynamic
+    cdef int64_t n_ops, n_kv
+    cdef readonly double seconds
+    """Of the last run, threads and kernels."""
 
     def __cinit__(self, tensors, ops, dynamic):
         self.executor = NULL
@@ -190,6 +208,7 @@ cdef class Plan:
         cdef uint8_t[::1] tensor_bytes = tensors.view(np.uint8).reshape(-1)
         cdef uint8_t[::1] op_bytes = ops.view(np.uint8).reshape(-1)
         self.records = <Tensor*> &tensor_bytes[0]
+        self.n_ops, self.n_kv = len(ops), -1
         self.executor = new Executor(<const Op*> &op_bytes[0], len(ops), self.records, len(tensors))
 
     def __dealloc__(self):
@@ -199,37 +218,34 @@ cdef class Plan:
         """Bytes of work memory a run with n_threads allocates (once)."""
         return self.executor.work_bytes(n_threads)
 
-    def run(self, int64_t n_kv, int n_threads, work=None, int64_t first=0, int64_t last=-1) -> None:
+    def run(self, int64_t n_kv, int n_threads, WorkMemory work=None, int64_t first=0, int64_t last=-1) -> None:
         """Executes ops first .. last-1 (all by default) with n_kv attended cache cells; releases the GIL.
 
-        work: writable uint8 array of at least work_bytes(n_threads) bytes whose address is a multiple of 64, for
-        plans that share their work memory; without it the plan allocates its own.
+        work: at least work_bytes(n_threads) bytes, for plans that share their work memory; without it the plan
+        allocates its own. ValueError for too little of it and for ops that do not exist.
         """
-        cdef uint8_t[::1] memory
+        self.execute(n_kv, n_threads, work, first, self.n_ops if last < 0 else last)
+
+    cdef double execute(self, int64_t n_kv, int n_threads, WorkMemory work, int64_t first, int64_t last) except -1:
         cdef uint8_t* address = NULL
         cdef Runtime runtime
-        cdef int64_t i, failed
-        if last < 0:
-            last = len(self.ops)
-        if not 0 <= first <= last <= len(self.ops):
+        cdef int64_t i
+        if not 0 <= first <= last <= self.n_ops:
             raise ValueError("no such ops")
         if n_threads < 1:
             raise ValueError("n_threads must be at least 1")
         if work is not None:
-            memory = work
-            if memory.shape[0] < <int64_t> self.executor.work_bytes(n_threads):
+            if work.nbytes < <int64_t> self.executor.work_bytes(n_threads):
                 raise ValueError("the work memory is too small for this plan")
-            if memory.shape[0]:
-                address = &memory[0]
-            if <size_t> address % 64:
-                raise ValueError("the work memory does not start at a multiple of 64")
-        for i in range(self.dynamic.shape[0]):
-            self.records[self.dynamic[i, 0]].ne[self.dynamic[i, 1]] = n_kv
+            address = work.address
+        if n_kv != self.n_kv:
+            for i in range(self.dynamic.shape[0]):
+                self.records[self.dynamic[i, 0]].ne[self.dynamic[i, 1]] = n_kv
+            self.n_kv = n_kv
         runtime.n_kv = n_kv
         with nogil:
-            failed = self.executor.run(runtime, n_threads, first, last, address)
-        if failed >= 0:
-            raise ValueError(f"op {failed} has an unknown kind")
+            self.seconds = self.executor.run(runtime, n_threads, first, last, address)
+        return self.seconds
 
     def profile(self, int64_t n_kv, int n_threads):
         """Runs once with timing; returns seconds per op as float64 [n_ops]."""
@@ -240,6 +256,15 @@ cdef class Plan:
             self.executor.set_profiling(False)
         cdef const double* seconds = self.executor.op_seconds()
         return np.array([seconds[i] for i in range(len(self.ops))])
+
+
+cdef double c_run_plan(object plan, int64_t n_kv, int n_threads, object work) except? -1:
+    cdef Plan whole = plan
+    return whole.execute(n_kv, n_threads, work, 0, whole.n_ops)
+
+
+run_plan = PyCapsule_New(<void*> c_run_plan, "ikpy.run_plan", NULL)
+"""Pointer to a function that runs a whole plan, for ikpy._native.batches."""
 
 
 def run(tensors, ops, n_kv=0, n_threads=1, dynamic=()):

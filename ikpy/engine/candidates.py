@@ -161,8 +161,10 @@ def xtc(c: Candidates, threshold: float, min_keep: int = 0) -> Candidates:
 
 def top_n_sigma(c: Candidates, n: float) -> Candidates:
     """Candidates within ``n`` standard deviations of the largest logit; needs at least 4 finite logits."""
+    if n <= 0:
+        return c
     finite = c.logits[np.isfinite(c.logits)].astype(np.float64)
-    if n <= 0 or len(finite) < 4:
+    if len(finite) < 4:
         return c
     return c.select(c.logits >= finite.max() - n * finite.std(), c.ordered)
 

@@ -6,139 +6,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ikpy.errors import ResourceError, UsageError
+from ikpy._native.batches import BLOCK, MAX_SEQUENCES, CellTable
+from ikpy.errors import ResourceError
 
-MAX_SEQUENCES = 64
+__all__ = ["BLOCK", "MAX_SEQUENCES", "Cells", "KVCacheFullError", "WindowCells"]
 
 
 class KVCacheFullError(ResourceError):
     """No empty cells are left for the tokens of a batch."""
 
 
-BLOCK = 64
-"""Cells that go to one sequence if there are enough: attention skips blocks of which a token sees nothing."""
-
-
-class Cells:
-    """n_cells cells. pos: int32, -1 = empty; seq: uint64 bit mask of sequence ids; delta: pending position shifts, 0
-    in empty cells. They are changed by the methods only, which keep count of what is used."""
-
-    def __init__(self, n_cells: int) -> None:
-        self.n_cells = n_cells
-        self.pos = np.full(n_cells, -1, np.int32)
-        self.seq = np.zeros(n_cells, np.uint64)
-        self.delta = np.zeros(n_cells, np.int32)
-        self._pos, self._seq = self.pos.data, self.seq.data  # single entries at a fraction of the cost
-        self._used: int | None = 0
-        self._end: int | None = 0
-        """None: to be found again, as after an interruption."""
-        self._shifted = False
-        self._last: dict[int, int] = {}
-        """Mask -> cell that got the latest token of these sequences."""
-
-    @property
-    def used(self) -> int:
-        """Cells that hold a token."""
-        if self._used is None:
-            self._used = int(np.count_nonzero(self.pos >= 0))
-        return self._used
-
-    @property
-    def shifted(self) -> bool:
-        """Whether shifts are pending."""
-        if self._shifted:  # cells with a shift may have been emptied since
-            self._shifted = bool(self.delta.any())
-        return self._shifted
-
-    @property
-    def end(self) -> int:
-        """The cell behind the last used one."""
-        if self._end is None:
-            used = self.pos[::-1] >= 0
-            behind = int(used.argmax())  # stops at the first used cell from the end
-            self._end = self.n_cells - behind if used[behind] else 0
-        return self._end
-
-    def find(self, masks: Sequence[int]) -> list[int]:
-        """Indices of empty cells for tokens of these sequences; fewer if there are too few.
-
-        Tokens go behind the latest one of the same sequences up to the end of its block, then to empty blocks, and to
-        any empty cells only when no block is empty.
-        """
-        cells: list[int] = []
-        for mask in masks:
-            cell = self._following(mask)
-            if cell is None or cell in cells:
-                return self._search(masks).tolist()
-            cells.append(cell)
-        return cells
-
-    def _following(self, mask: int) -> int | None:
-        """The cell behind the latest token of these sequences, if it is empty and in the same block."""
-        last = self._last.get(mask)
-        if last is None or self._pos[last] < 0 or self._seq[last] != mask:
-            own = np.flatnonzero((self.seq & np.uint64(mask)) != 0)
-            if not len(own):
-                return None
-            last = int(own[self.pos[own].argmax()])
-        cell = last + 1
-        return cell if cell % BLOCK and cell < self.n_cells and self._pos[cell] < 0 else None
-
-    def _search(self, wanted: Sequence[int]) -> np.ndarray:
-        free = self.pos < 0
-        found = np.full(len(wanted), -1, np.int64)
-        for mask in dict.fromkeys(wanted):
-            tokens = [i for i, other in enumerate(wanted) if other == mask]
-            cells = self._cells_of_blocks(free, self._following(mask), len(tokens))
-            free[cells] = False
-            found[tokens[: len(cells)]] = cells
-        left = np.flatnonzero(found < 0)
-        others = np.flatnonzero(free)[: len(left)]
-        found[left[: len(others)]] = others
-        return found[found >= 0]
-
-    @staticmethod
-    def _cells_of_blocks(free: np.ndarray, following: int | None, n: int) -> np.ndarray:
-        """At most n cells: those from `following` to the end of its block, then those of empty blocks."""
-        cells = np.empty(0, np.int64)
-        if following is not None and free[following]:
-            cells = np.arange(following, min(len(free), following + BLOCK - following % BLOCK))
-            cells = cells[: n if free[cells].all() else int(free[cells].argmin())][:n]
-        missing = n - len(cells)
-        empty = np.flatnonzero(free[: len(free) // BLOCK * BLOCK].reshape(-1, BLOCK).all(axis=1))
-        blocks = empty[: -(-missing // BLOCK), None] * BLOCK + np.arange(BLOCK)
-        return np.concatenate([cells, blocks.ravel()[:missing]])
-
-    def fill(self, cells: Sequence[int], pos: Sequence[int], masks: Sequence[int]) -> None:
-        """Puts tokens into empty cells."""
-        used, end = self.used, self._end
-        self._used = self._end = None
-        for i, cell in enumerate(cells):
-            self._pos[cell] = pos[i]
-            self._seq[cell] = masks[i]
-            self._last[masks[i]] = cell
-            if end is not None and end <= cell:
-                end = cell + 1
-        self._used, self._end = used + len(cells), end
-
-    def shift(self, cells: Sequence[int] | np.ndarray, deltas: np.ndarray) -> None:
-        """Sets the pending shifts (int32) of filled cells."""
-        self.delta[cells] = deltas
-        self._shifted = True
-
-    def settle(self) -> None:
-        """Forgets the shifts, which have been made."""
-        self.delta[:] = 0
-        self._shifted = False
-
-    def empty(self, cells: np.ndarray | Sequence[int]) -> None:
-        """Empties cells."""
-        left = self.used - int(np.count_nonzero(self.pos[cells] >= 0))
-        self._used = self._end = None
-        self.pos[cells] = -1
-        self.seq[cells] = 0
-        self.delta[cells] = 0
-        self._used = left
+class Cells(CellTable):
+    """What is done with whole sequences; taking and emptying single cells is native."""
 
     def matching(self, seq_id: int, p0: int, p1: int) -> np.ndarray:
         """Boolean [n_cells]: cells of the sequence (any if negative) with p0 <= pos < p1; negative bounds are open."""
@@ -154,7 +33,6 @@ class Cells:
     def clear(self) -> None:
         """Empties all cells."""
         self.empty(np.arange(self.n_cells))
-        self._last.clear()
 
     def remove(self, seq_id: int, p0: int, p1: int) -> None:
         """Removes the sequence (all if negative) from the matching cells."""
@@ -270,18 +148,6 @@ def sequence_bit(seq_id: int) -> np.uint64:
     if not 0 <= seq_id < MAX_SEQUENCES:
         raise ValueError(f"sequence id {seq_id} is outside 0..{MAX_SEQUENCES - 1}")
     return np.uint64(1 << seq_id)
-
-
-def mask_of(ids: Sequence[int]) -> int:
-    """Mask of several sequences. Raises UsageError for none and for ids out of range."""
-    mask = 0
-    for seq_id in ids:
-        if not 0 <= seq_id < MAX_SEQUENCES:
-            raise UsageError(f"sequence id {seq_id} of a token is outside 0..{MAX_SEQUENCES - 1}")
-        mask |= 1 << int(seq_id)
-    if not mask:
-        raise UsageError("a token of a batch belongs to no sequence")
-    return mask
 
 
 def sequences_of(mask: int) -> list[int]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
+from typing import NoReturn
 
 import numpy as np
 
 from ikpy._native import core
+from ikpy._native.batches import Ready, Steps, Taken
 from ikpy.backends.cuda.api import DeviceError
 from ikpy.backends.cuda.check import check_values
 from ikpy.backends.cuda.compare import NodeError, compare_nodes
@@ -18,7 +19,6 @@ from ikpy.backends.cuda.runtime import DeviceRuntime
 from ikpy.backends.cuda.state import Inputs
 from ikpy.engine.adapter import low_rank_weights
 from ikpy.engine.batch import Batch
-from ikpy.engine.cells import MAX_SEQUENCES
 from ikpy.engine.inputs import BatchInputs, as_input
 from ikpy.engine.kv_cache import KVCache, KVCacheFullError
 from ikpy.engine.model import Model
@@ -33,7 +33,7 @@ from ikpy.graph.ir import F32, Buffer, Node, Value, contiguous_strides, external
 from ikpy.graph.placement import CPU
 from ikpy.graph.plan import CompiledPlan
 from ikpy.graph.planner import plan_arena
-from ikpy.models.batch import BatchGraph, Window
+from ikpy.models.batch import BatchGraph
 
 __all__ = ["Context", "KVCacheFullError"]
 
@@ -65,7 +65,9 @@ def _copied(result: np.ndarray | None) -> np.ndarray | None:
 def _joined(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
     """Rows of several micro-batches, of which some have none."""
     rows = [part for part in parts if part is not None]
-    return np.concatenate(rows) if rows else None
+    if len(rows) > 1:
+        return np.concatenate(rows)
+    return rows[0] if rows else None
 
 
 class _Built:
@@ -82,13 +84,6 @@ class _Built:
     def cpu_plan(self, arena_address: int) -> CompiledPlan | None:
         """What runs on the CPU, if anything does."""
         return CompiledPlan(core, self.cpu_nodes, self.arena, arena_address) if self.cpu_nodes else None
-
-
-class _Ready:
-    """A compiled plan and views of its results."""
-
-    def __init__(self, plan: CompiledPlan | HybridPlan, results: Results) -> None:
-        self.plan, self.results = plan, results
 
 
 class Context:
@@ -115,16 +110,17 @@ class Context:
         specs = [model.arch.cache_specs(il, self.graph_params) for il in range(model.hparams.n_layer)]
         can_shift = model.arch.shift_part(self.graph_params) is not None
         self.kv = KVCache(self.n_ctx, specs, can_shift=can_shift, windows=windows, allocate=not self.plan_only)
+        self._no_logits = np.empty((0, model.hparams.n_vocab), np.float32)
         self.embeddings: np.ndarray | None = None
         self.token_states: np.ndarray | None = None
         adapters = self.params.adapters
         self._low_rank = low_rank_weights(model, adapters)
-        self.adapter_scales = np.ones((MAX_SEQUENCES, len(adapters)), np.float32)
-        """Scale of every adapter per sequence; takes effect with the next decode."""
         n_embd = model.hparams.n_embd if model.arch.reads_states else 0
         self._inputs = BatchInputs(self.n_ubatch, self.kv.cells, n_adapters=len(adapters), n_embd=n_embd)
+        self._n_positions = model.arch.max_position or MAX_POSITION
+        limits = model.hparams.n_vocab, self._n_positions
+        self._steps = Steps(core.run_plan, self._inputs, self.kv.tables, *limits, self._pad, MAX_PLANS)
         self._steering: np.ndarray | None = None
-        self._plans: OrderedDict[tuple[int, int], _Ready] = OrderedDict()
         self.arena_bytes = self.work_bytes = self.n_graph_nodes = 0
         self.n_graph_splits = 1
         shapes = [(t, n) for t in self._token_counts() for n in {t, 1}]
@@ -146,7 +142,7 @@ class Context:
         if directions is not None and directions.shape != (hp.n_layer, hp.n_embd):
             raise UsageError(f"control vectors of shape {directions.shape}; {(hp.n_layer, hp.n_embd)} are needed")
         if directions is None or self._steering is None:
-            self._plans.clear()
+            self._steps.clear()
             self._steering = None if directions is None else np.array(directions, np.float32)
         else:
             self._steering[:] = directions
@@ -220,13 +216,13 @@ class Context:
         return self.n_threads if n_tokens == 1 else self.n_threads_batch
 
     def _allocate_compute(self, arena_bytes: int, work_bytes: int) -> None:
-        self._plans.clear()
+        self._steps.clear()
         self.arena_bytes, self.work_bytes = arena_bytes, work_bytes
         if self.plan_only:
             return
         self._arena = self.devices.host_memory(arena_bytes) if self.devices else aligned_bytes(arena_bytes)
         self._arena_address = self._arena.ctypes.data
-        self._work = aligned_bytes(work_bytes)
+        self._steps.work = core.WorkMemory(work_bytes)
 
     @property
     def compute_bytes(self) -> int:
@@ -236,7 +232,7 @@ class Context:
     @property
     def allocated_bytes(self) -> dict[str, int]:
         """Bytes that this context really holds, per kind, to compare with what was planned."""
-        compute = 0 if self.plan_only else self._arena.nbytes + self._work.nbytes
+        compute = 0 if self.plan_only else self._arena.nbytes + self._steps.work.nbytes
         return {"cache": self.kv.allocated_bytes, "compute": compute}
 
     def _check_adapters(self, graph_adapters: GraphAdapters) -> None:
@@ -249,7 +245,7 @@ class Context:
                     + "; merge it into the model"
                 )
 
-    def _compile(self, built: _Built) -> _Ready:
+    def _compile(self, n_tokens: int, n_outputs: int, built: _Built) -> Ready:
         cpu_plan = built.cpu_plan(self._arena_address)
         plan: CompiledPlan | HybridPlan
         if built.graph and self.devices:
@@ -258,7 +254,14 @@ class Context:
             assert cpu_plan is not None
             plan = cpu_plan
         logits, embeddings, token_states = (self._result(built, value) for value in built.results)
-        return _Ready(plan, (logits, embeddings, token_states))
+        results = logits, embeddings, token_states
+        native = plan.native if isinstance(plan, CompiledPlan) and self._is_plain else None
+        return Ready(n_tokens, n_outputs, self._threads_for(n_tokens), plan, results, native)
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether a run needs nothing but a batch and empty cells."""
+        return not (self.model.arch.reads_states or self.kv.windows)
 
     def _result(self, built: _Built, value: Value | None) -> np.ndarray | None:
         """Float32 view [rows, n] of a result in the arena."""
@@ -268,35 +271,29 @@ class Context:
         n, rows = value.shape[0], value.shape[1]
         return self._arena[start : start + contiguous_strides(0, (n, rows))[2]].view(np.float32).reshape(rows, n)
 
-    def _remember(self, key: tuple[int, int], built: _Built) -> _Ready:
-        ready = self._compile(built)
-        self._plans[key] = ready
-        if len(self._plans) > MAX_PLANS:
-            self._plans.popitem(last=False)
-        return ready
+    def _plan(self, n_tokens: int, n_outputs: int) -> Ready:
+        return self._steps.get(n_tokens, n_outputs) or self._new_plan(n_tokens, n_outputs)
 
-    def _plan(self, n_tokens: int, n_outputs: int) -> _Ready:
-        key = (n_tokens, n_outputs)
-        if key in self._plans:
-            self._plans.move_to_end(key)
-            return self._plans[key]
+    def _new_plan(self, n_tokens: int, n_outputs: int) -> Ready:
         built = self._build(n_tokens, n_outputs)
         if built.graph and self.devices:
             try:
                 moved = self.devices.grow(built.graph)
             except DeviceError:
-                self._plans.clear()
+                self._steps.clear()
                 raise
             if moved:
-                self._plans.clear()
+                self._steps.clear()
+        shape = (n_tokens, n_outputs)
         if built.arena.nbytes > self.arena_bytes:
-            self._log(f"compute buffer grows from {self.arena_bytes} to {built.arena.nbytes} bytes for {key}")
+            self._log(f"compute buffer grows from {self.arena_bytes} to {built.arena.nbytes} bytes for {shape}")
             self._allocate_compute(built.arena.nbytes, self.work_bytes)
-        ready = self._remember(key, built)
+        ready = self._compile(n_tokens, n_outputs, built)
+        self._steps.put(ready)
         work_bytes = ready.plan.work_bytes(self._threads_for(n_tokens))
         if work_bytes > self.work_bytes:
-            self._log(f"work memory grows from {self.work_bytes} to {work_bytes} bytes for {key}")
-            self._work, self.work_bytes = aligned_bytes(work_bytes), work_bytes
+            self._log(f"work memory grows from {self.work_bytes} to {work_bytes} bytes for {shape}")
+            self._steps.work, self.work_bytes = core.WorkMemory(work_bytes), work_bytes
         return ready
 
     @cached_property
@@ -308,6 +305,11 @@ class Context:
                 return n - 1
         return self.n_ubatch
 
+    @property
+    def adapter_scales(self) -> np.ndarray:
+        """Scale of every adapter per sequence, float32 [64, number of adapters]; takes effect with the next decode."""
+        return self._inputs.scales_by_sequence
+
     # --- devices ----------------------------------------------------------------------------------------------
 
     def _use_devices(self, shapes: Sequence[tuple[int, int]]) -> DeviceRuntime | None:
@@ -315,7 +317,7 @@ class Context:
         if self.model.devices is None:
             return None
         cells = [array for cells in self.kv.cells.values() for array in (cells.pos, cells.seq)]
-        inputs = Inputs(self._inputs.arrays, cells)
+        inputs = Inputs(self._inputs.all_arrays, cells)
         devices = DeviceRuntime(self.model.devices, inputs, self.kv.tensors, self._log, plan_only=self.plan_only)
         devices.settle([self._graph(*shape)[0] for shape in shapes])
         return devices
@@ -340,11 +342,11 @@ class Context:
         """Plans of a short prompt and of one token whose inputs are set; the cache is emptied after each."""
         for n in (min(CHECK_TOKENS, self.n_ubatch), 1):
             batch = Batch.single([0] * n)
-            self._inputs.write(batch, self.kv.place(batch.positions, [1] * n), self.adapter_scales)
+            self._inputs.write(batch, self.kv.place(batch))
             try:
                 plan = self._plan(n, 1).plan
                 assert isinstance(plan, HybridPlan)
-                yield plan, Run(self.kv.n_kv(self._pad), self._threads_for(n), self._work)
+                yield plan, Run(self._steps.n_kv(), self._threads_for(n), self._steps.work)
             finally:
                 self.kv.clear()
 
@@ -370,6 +372,18 @@ class Context:
         UsageError for tokens, positions or sequences out of range. Nothing of a batch that fails, or is interrupted,
         stays in the cache.
         """
+        results = None if states is not None else self._steps.run(batch)
+        if results is None:
+            return self._decode_in_pieces(batch, states, copy)
+        logits, embeddings, token_states = results
+        self.embeddings = embeddings if embeddings is None else embeddings.copy()
+        self.token_states = token_states if token_states is None else token_states.copy()
+        if logits is None:
+            return self._no_logits
+        return logits.copy() if copy else logits
+
+    def _decode_in_pieces(self, batch: Batch, states: np.ndarray | None, copy: bool) -> np.ndarray:
+        """`decode` of any batch, whatever has to be made ready first."""
         if self.plan_only:
             raise UsageError("only the header of the model was read: it can be measured, not run")
         self._check(batch)
@@ -377,29 +391,25 @@ class Context:
         if self.kv.shifted:
             self._apply_shifts()
         pieces = batch.pieces(self.n_ubatch)
-        copy = copy or len(pieces) > 1
-        taken: list[dict[Window, list[int]]] = []
+        taken: list[Taken] = []
         found: list[Results] = []
         try:
             for i, piece in enumerate(pieces):
                 if states is not None:
                     self._inputs.write_states(states[i * self.n_ubatch :][: len(piece)])
-                found.append(self._evaluate(piece, taken, copy=copy))
+                taken.append(self.kv.place(piece))
+                found.append(self._evaluate(piece, taken[-1], copy=copy or len(pieces) > 1))
         except BaseException:
             for cells in taken:
                 self.kv.release(cells)
             raise
-        results = found[0] if len(found) == 1 else map(_joined, zip(*found, strict=True))
-        logits, self.embeddings, self.token_states = results
-        return np.empty((0, self.model.hparams.n_vocab), np.float32) if logits is None else logits
+        logits, self.embeddings, self.token_states = map(_joined, zip(*found, strict=True))
+        return self._no_logits if logits is None else logits
 
-    def _evaluate(self, piece: Batch, taken: list[dict[Window, list[int]]], *, copy: bool) -> Results:
-        """Results of a micro-batch, logits as a view without ``copy``; the cells it takes are added to ``taken``."""
-        cells = self.kv.place(piece.positions, piece.masks)
-        taken.append(cells)
-        n_outputs = self._inputs.write(piece, cells, self.adapter_scales)
-        ready = self._plan(len(piece), n_outputs)
-        ready.plan.run(self.kv.n_kv(self._pad), self._threads_for(len(piece)), self._work)
+    def _evaluate(self, piece: Batch, taken: Taken, *, copy: bool) -> Results:
+        """Results of a micro-batch in the cells it took, logits as a view without ``copy``."""
+        ready = self._plan(len(piece), self._inputs.write(piece, taken))
+        ready.plan.run(self._steps.n_kv(), ready.n_threads, self._steps.work)
         logits, embeddings, token_states = ready.results
         return _copied(logits) if copy else logits, _copied(embeddings), _copied(token_states)
 
@@ -409,23 +419,27 @@ class Context:
             raise UsageError(f"hidden states of shape {wanted} are needed" if wanted else "the model reads no states")
 
     def _check(self, batch: Batch) -> None:
-        n_vocab, n_positions = self.model.hparams.n_vocab, self.model.arch.max_position
+        if batch.first_invalid(self.model.hparams.n_vocab, self._n_positions) >= 0:
+            self._refuse(batch)
         if len(batch) == 0:
             raise UsageError("an empty batch cannot be decoded")
-        for i, token in enumerate(batch.token_list):
-            if not 0 <= token < n_vocab:
-                raise UsageError(f"token {token} at index {i} of the batch is outside the vocabulary of {n_vocab}")
-        for position in batch.positions:
-            if position < 0:
-                raise UsageError(f"position {position} of the batch is below 0")
-            if position >= (n_positions or MAX_POSITION):
-                known = f": the model has embeddings for {n_positions} positions" if n_positions else ""
-                raise UsageError(f"position {position} is too large{known}")
         if not self.graph_params.causal and len(batch) > self.n_ubatch:
             raise UsageError(
                 f"{len(batch)} tokens that see each other must fit one micro-batch of {self.n_ubatch}: "
                 "raise n_ubatch (-ub)"
             )
+
+    def _refuse(self, batch: Batch) -> NoReturn:
+        """Says what is wrong with the first token that cannot be evaluated."""
+        n_vocab, n_positions = self.model.hparams.n_vocab, self._n_positions
+        i = batch.first_invalid(n_vocab, n_positions)
+        token, position = int(batch.tokens[i]), int(batch.pos[i])
+        if not 0 <= token < n_vocab:
+            raise UsageError(f"token {token} at index {i} of the batch is outside the vocabulary of {n_vocab}")
+        if position < 0:
+            raise UsageError(f"position {position} of the batch is below 0")
+        known = f": the model has embeddings for {n_positions} positions" if self.model.arch.max_position else ""
+        raise UsageError(f"position {position} is too large{known}")
 
     def _apply_shifts(self) -> None:
         """Re-rotates cached keys whose positions moved since the last decode (model semantics 7.5)."""
@@ -450,4 +464,4 @@ class Context:
         plan = self._plan(n_tokens, 1).plan
         if isinstance(plan, HybridPlan):
             raise UsageError("timings of single ops are those of the CPU: use -ngl 0")
-        return plan.profile(self.kv.n_kv(self._pad), self.n_threads)
+        return plan.profile(self._steps.n_kv(), self.n_threads)

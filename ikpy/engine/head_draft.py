@@ -158,5 +158,5 @@ class HeadDraft(Drafter):
     def _logits_behind(self, found: list[int], end: int) -> NDArray[np.float32]:
         """Logits behind a draft whose first token makes entry ``end``, from the head's own last state."""
         assert self._context.embeddings is not None
-        batch = Batch.single(found[-1:], end + len(found) - 1, self._seq_id)
+        batch = Batch.one(found[-1], end + len(found) - 1, self._seq_id)
         return self._context.decode(batch, self._context.embeddings[-1:], copy=False)[-1]

@@ -12,6 +12,7 @@ from operator import or_
 
 import numpy as np
 
+from ikpy._native.batches import Batch, CellTable, Taken, any_shifted, take
 from ikpy.engine.cells import MAX_SEQUENCES, Cells, KVCacheFullError, WindowCells, sequences_of
 from ikpy.engine.sequence_ends import SequenceEnds
 from ikpy.errors import ResourceError
@@ -50,6 +51,8 @@ class KVCache:
         self.windows = {window: WindowCells(n, *window) for window, n in (windows or {}).items()}
         self._ends = SequenceEnds(self.full)
         self.cells: dict[Window, Cells] = {FULL: self.full, **self.windows}
+        self.tables: list[CellTable] = list(self.cells.values())
+        """All kinds of cells, those of full attention first."""
         self.tensors: dict[tuple[int, str], Value] = {}
         self.window_of: dict[tuple[int, str], Window] = {}
         self.allocated_bytes = 0
@@ -93,43 +96,42 @@ class KVCache:
     @property
     def shifted(self) -> bool:
         """Whether shifts of positions are pending."""
-        for cells in self.cells.values():  # noqa: SIM110 (a loop costs less than a generator, token by token)
-            if cells.shifted:
-                return True
-        return False
+        return any_shifted(self.tables)
 
     @property
     def used_cells(self) -> int:
         """Full cells that hold a token."""
         return self.full.used
 
-    def n_kv(self, pad: int) -> int:
-        """Attended length: up to the last used cell, rounded up to pad."""
-        return min(self.n_ctx, max(pad, -(-self.full.end // pad) * pad))
-
-    def place(self, pos: Sequence[int], masks: Sequence[int]) -> dict[Window, list[int]]:
-        """Takes empty cells for tokens at these positions of these sequences; returns the cells for each kind.
+    def place(self, batch: Batch) -> Taken:
+        """Takes empty cells of every kind for the tokens of a batch.
 
         Every sequence fills blocks of its own while there are empty ones. KVCacheFullError if there are too few cells,
         and nothing is taken then.
         """
-        n = len(pos)
-        found = {}
-        for window, cells in self.cells.items():
-            if isinstance(cells, WindowCells) and cells.used + n > cells.n_cells:
-                cells.make_room(n, self._next_positions(pos, masks))
-            found[window] = cells.find(masks)
-            if len(found[window]) < n:
-                what = "KV cache" if window == FULL else f"KV cache of the {window[0]} window of {window[1]}"
-                raise KVCacheFullError(
-                    f"the {what} is full: {n} tokens need a place and {len(found[window])} of {cells.n_cells} cells "
-                    "are empty; use a larger -c or remove sequences"
-                )
-        for window, indices in found.items():
-            self.cells[window].fill(indices, pos, masks)
+        if self.windows and self.full.used + len(batch) <= self.n_ctx:
+            self._make_room(batch)
+        taken = take(self.tables, batch)
+        if taken.full >= 0:
+            raise self._too_full(taken, len(batch))
         if self.windows:
-            self._ends.grow(pos, masks)
-        return found
+            self._ends.grow(batch.pos.tolist(), batch.masks.tolist())
+        return taken
+
+    def _make_room(self, batch: Batch) -> None:
+        """Window cells that no query sees make room for the tokens of a batch."""
+        n = len(batch)
+        for cells in self.windows.values():
+            if cells.used + n > cells.n_cells:
+                cells.make_room(n, self._next_positions(batch.pos.tolist(), batch.masks.tolist()))
+
+    def _too_full(self, taken: Taken, n: int) -> KVCacheFullError:
+        window, cells = list(self.cells.items())[taken.full]
+        what = "KV cache" if window == FULL else f"KV cache of the {window[0]} window of {window[1]}"
+        return KVCacheFullError(
+            f"the {what} is full: {n} tokens need a place and {len(taken[taken.full])} of {cells.n_cells} cells "
+            "are empty; use a larger -c or remove sequences"
+        )
 
     def _next_positions(self, pos: Sequence[int] = (), masks: Sequence[int] = ()) -> dict[int, int]:
         """Sequence -> smallest position that its next query can have, with tokens to come at these positions."""
@@ -173,10 +175,10 @@ class KVCache:
                 cells.forget(seq_id, cells.lowest_visible(following.get(seq_id, 0)))
                 cells.make_room(len(cells.shared(seq_id)), following)
 
-    def release(self, taken: dict[Window, list[int]]) -> None:
+    def release(self, taken: Taken) -> None:
         """Empties cells again (a failed batch)."""
-        for window, indices in taken.items():
-            self.cells[window].empty(indices)
+        for cells, indices in zip(self.tables, taken, strict=True):
+            cells.empty(indices)
         self._ends.forget()
 
     # --- sequences --------------------------------------------------------------------------------------------

@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ikpy._native.draws import Draws
 from ikpy.engine import candidates as shape
 from ikpy.engine.candidates import Candidates, FloatArray
 from ikpy.engine.dry import DryBreakers, dry_penalties
@@ -92,9 +94,51 @@ class _History:
         return self._tokens[max(0, self.n - n) : self.n]
 
 
-def _generator(seed: int) -> np.random.RandomState:
-    """The 32-bit Mersenne Twister with its classic seeding."""
-    return np.random.RandomState(seed)
+class _Random:
+    """Numbers from 0 to 1 of the 32-bit Mersenne Twister with its classic seeding, made in blocks: one at a time costs
+    more than the draw it is for."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = np.random.RandomState(seed)
+        self._block: list[int] = []
+
+    def next(self) -> float:
+        if not self._block:
+            self._block = self._generator.randint(0, 2**32, 64, dtype=np.uint32)[::-1].tolist()
+        return self._block.pop() / 4294967295.0
+
+
+@lru_cache(maxsize=2)
+def _all_ids(n_vocab: int) -> NDArray[np.int32]:
+    """Ids of all tokens, not to be written to."""
+    ids = np.arange(n_vocab, dtype=np.int32)
+    ids.flags.writeable = False
+    return ids
+
+
+def _usual_draws(params: SamplingParams, n_vocab: int) -> Draws | None:
+    """The native samplers, if no others are at work and they come in their usual order."""
+    idle = {
+        "dry": params.dry_multiplier <= 0,
+        "tfs_z": params.tfs_z >= 1,
+        "typical_p": params.typical_p >= 1,
+        "top_p": params.top_p >= 1,
+        "min_p": params.min_p <= 0,
+        "xtc": params.xtc_probability <= 0 or params.xtc_threshold > 0.5,
+        "top_n_sigma": params.top_n_sigma <= 0,
+        "adaptive_p": params.adaptive_target < 0,
+    }
+    at_work = tuple(name for name in params.samplers if not idle.get(name, False))
+    usual = ("top_k", "top_p", "min_p", "temperature")
+    if at_work != tuple(name for name in usual if name in at_work) or "top_k" not in at_work:
+        return None
+    special = params.mirostat or params.adaptive_target >= 0 or params.dynatemp_range > 0 or params.min_keep > 0
+    if special or not 0 < params.top_k < n_vocab:
+        return None
+    top_p = params.top_p if "top_p" in at_work else 1.0
+    min_p = params.min_p if "min_p" in at_work else 0.0
+    t = shape.factor32(params.temperature) if "temperature" in at_work else 1.0
+    return Draws(params.top_k, top_p, min_p, t)
 
 
 class Sampler:
@@ -128,6 +172,7 @@ class Sampler:
         if self.seed == RANDOM_SEED:
             self.seed = int.from_bytes(os.urandom(4), "little") & 0x7FFFFFFF
         self._bias = self._collect_bias(eos_ids)
+        self._usual = _usual_draws(params, n_vocab) if params.temperature > 0 else None
         self._steps: dict[str, Callable[[Candidates], Candidates]] = {
             "top_k": lambda c: shape.top_k(c, params.top_k, params.min_keep),
             "tfs_z": lambda c: shape.tail_free(c, params.tfs_z, params.min_keep),
@@ -143,8 +188,8 @@ class Sampler:
 
     def reset(self) -> None:
         """Forgets the history and starts the random numbers and the grammar afresh."""
-        self._draws = _generator(self.seed)
-        self._other = _generator(self.seed)  # XTC: its use leaves the draws of the other tokens unchanged
+        self._draws = _Random(self.seed)
+        self._other = _Random(self.seed)  # XTC: its use leaves the draws of the other tokens unchanged
         self._mu = 2.0 * self.params.mirostat_tau
         decay = min(self.params.adaptive_decay, 0.99)
         self._adaptive_total = 1.0 / (1.0 - decay)
@@ -152,7 +197,7 @@ class Sampler:
         self._chosen_p: tuple[int, float] | None = None
         self._original: FloatArray | None = None
         self._history = _History()
-        self._last: tuple[NDArray[np.int32], FloatArray] | int = np.empty(0, np.int32), np.empty(0)
+        self._last: tuple[NDArray[np.int32], FloatArray] | Draws | int = np.empty(0, np.int32), np.empty(0)
         if self.grammar:
             self.grammar.reset()
 
@@ -164,12 +209,16 @@ class Sampler:
     @property
     def last_ids(self) -> NDArray[np.int32]:
         """Candidates that the last token was drawn from."""
-        return np.array([self._last], np.int32) if isinstance(self._last, int) else self._last[0]
+        if isinstance(self._last, tuple):
+            return self._last[0]
+        return self._last.ids if isinstance(self._last, Draws) else np.array([self._last], np.int32)
 
     @property
     def last_probabilities(self) -> FloatArray:
         """Their probabilities."""
-        return np.ones(1) if isinstance(self._last, int) else self._last[1]
+        if isinstance(self._last, tuple):
+            return self._last[1]
+        return self._last.probabilities if isinstance(self._last, Draws) else np.ones(1)
 
     @property
     def history(self) -> list[int]:
@@ -227,8 +276,11 @@ class Sampler:
         dry = "dry" in params.samplers and not params.mirostat
         if dry and params.dry_multiplier > 0:
             logits = self._dry(logits)
+        if allowed is None and self._usual is not None:
+            self._last = self._usual
+            return self._usual.choose(logits, self._draws.next())
         if allowed is None:
-            c = Candidates(np.arange(self.n_vocab, dtype=np.int32), logits)
+            c = Candidates(_all_ids(self.n_vocab), logits)
         else:
             c = Candidates(allowed.astype(np.int32), logits[allowed])
         if params.mirostat:
@@ -278,7 +330,7 @@ class Sampler:
     def _greedy(self, logits: NDArray[np.float32], allowed: NDArray[np.int64] | None) -> int:
         index = int(logits.argmax()) if allowed is None else int(allowed[logits[allowed].argmax()])
         if self.params.temperature < 0:
-            c = Candidates(np.arange(self.n_vocab, dtype=np.int32), logits).sort()
+            c = Candidates(_all_ids(self.n_vocab), logits).sort()
             self._last = c.ids, c.probabilities()
         else:
             self._last = index
@@ -292,7 +344,7 @@ class Sampler:
         params = self.params
         if params.xtc_probability <= 0 or params.xtc_threshold > 0.5 or len(c) < 2:
             return c
-        if self._unit(self._other) >= params.xtc_probability:
+        if self._other.next() >= params.xtc_probability:
             return c
         return shape.xtc(c, params.xtc_threshold, params.min_keep)
 
@@ -322,15 +374,11 @@ class Sampler:
         self._mu -= params.mirostat_eta * (surprise - params.mirostat_tau)
         return token
 
-    @staticmethod
-    def _unit(generator: np.random.RandomState) -> float:
-        return float(generator.randint(0, 2**32, dtype=np.uint32)) / 4294967295.0
-
     def _draw(self, c: Candidates) -> int:
         p = c.probabilities()
         self._last = c.ids, p
         cumulative = np.cumsum(p)
-        r = cumulative[-1] * self._unit(self._draws)
+        r = cumulative[-1] * self._draws.next()
         index = int(np.searchsorted(cumulative, r, side="right"))
         index = min(index, int(np.flatnonzero(p)[-1]))
         token = int(c.ids[index])

@@ -61,7 +61,7 @@ class CompiledPlan:
         ops["fp"] = _padded([node.fp for node in nodes], MAX_FLOAT_PARAMS, 0)
         self.tensors = np.array(self._rows, TENSOR_DTYPE)
         self.ops = ops
-        self._plan = core.Plan(self.tensors, self.ops, np.array(self._dynamic, np.int32).reshape(-1, 2))
+        self.native = core.Plan(self.tensors, self.ops, np.array(self._dynamic, np.int32).reshape(-1, 2))
 
     def _tensor(self, value: Value) -> int:
         base = value.buffer.address
@@ -77,15 +77,20 @@ class CompiledPlan:
 
     def work_bytes(self, n_threads: int) -> int:
         """Bytes of kernel work memory for n_threads."""
-        return self._plan.work_bytes(n_threads)
+        return self.native.work_bytes(n_threads)
 
-    def run(self, n_kv: int, n_threads: int, work: np.ndarray | None = None, first: int = 0, last: int = -1) -> None:
+    def run(self, n_kv: int, n_threads: int, work: Any = None, first: int = 0, last: int = -1) -> None:
         """Executes ops first .. last-1 (all by default); n_kv is the number of attended cells (padded).
 
-        work: uint8 [work_bytes(n_threads) or more] at a multiple of 64 that plans share; None: memory of its own.
+        work: core.WorkMemory of work_bytes(n_threads) or more that plans share; None: memory of its own.
         """
-        self._plan.run(n_kv, n_threads, work, first, last)
+        self.native.run(n_kv, n_threads, work, first, last)
+
+    @property
+    def seconds(self) -> float:
+        """Time of the last run in threads and kernels."""
+        return self.native.seconds
 
     def profile(self, n_kv: int, n_threads: int) -> list[tuple[str, float]]:
         """Runs once with timing; (op kind, seconds) per op."""
-        return list(zip(self.kinds, self._plan.profile(n_kv, n_threads).tolist(), strict=True))
+        return list(zip(self.kinds, self.native.profile(n_kv, n_threads).tolist(), strict=True))

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ikpy.vocab import Vocab
 
 T = TypeVar("T")
+PROMPT, GENERATING = SlotState.PROMPT, SlotState.GENERATING
 LEAST_CHUNK = 16
 """Prompt tokens a batch may hold in any case; fewer would make every pass over the weights nearly useless."""
 LONG_WAIT = 5.0
@@ -49,10 +50,7 @@ class _BatchPlan:
     """Tokens of one step and what is to be done with their outputs."""
 
     def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.pos: list[int] = []
-        self.seq: list[int] = []
-        self.logits: list[bool] = []
+        self.batch = Batch()
         self.outputs: list[tuple[Slot, int]] = []
         """Slot and number of its output rows, in batch order."""
         self.parts: list[tuple[Slot, int, int]] = []
@@ -63,16 +61,9 @@ class _BatchPlan:
         n = len(tokens)
         end = len(slot.tokens) + len(slot.draft)
         self.parts.append((slot, end - n, n))
-        self.tokens += tokens
-        self.pos += range(end - n, end)
-        self.seq += [slot.id] * n
-        self.logits += [wanted == "all"] * (n - 1) + [wanted != "none"]
+        self.batch.add(tokens, end - n, slot.id, wanted)
         if wanted != "none":
             self.outputs.append((slot, n if wanted == "all" else 1))
-
-    def batch(self) -> Batch:
-        """The batch for the context."""
-        return Batch(self.tokens, self.pos, self.seq, self.logits)
 
 
 class Engine:
@@ -379,14 +370,17 @@ class Engine:
     def _step(self) -> None:
         """One batch: assemble, evaluate, hand out."""
         plan = _BatchPlan()
-        self._share_prefixes()
+        has_prompts = any([slot.state is PROMPT for slot in self.slots])
+        if has_prompts:
+            self._share_prefixes()
         self._add_generating(plan)
-        self._add_prompts(plan)
-        if not plan.tokens:
+        if has_prompts:
+            self._add_prompts(plan)
+        if not len(plan.batch):
             return
         began = time.perf_counter()
         try:
-            rows = self.context.decode(plan.batch(), copy=False)
+            rows = self.context.decode(plan.batch, copy=False)
         except Exception as error:
             self._fail_batch(plan, error)
             return
@@ -413,7 +407,7 @@ class Engine:
     def _add_generating(self, plan: _BatchPlan) -> None:
         n_draft_max = self._n_draft_max()
         for slot in self.slots:
-            if slot.state is SlotState.GENERATING:
+            if slot.state is GENERATING:
                 try:
                     plan.add(slot, slot.take_pending(n_draft_max), "all")
                 except RequestError as error:
@@ -426,14 +420,14 @@ class Engine:
 
     def _add_prompts(self, plan: _BatchPlan) -> None:
         waiting = [slot for slot in self.slots if slot.n_waiting and not self._waits(slot)]
-        generating = bool(plan.tokens)
+        generating = len(plan.batch) > 0
         if generating and not self.settings.cont_batching:
             return
         causal = self.context.graph_params.causal
         if not causal:  # every token of a text sees all others: it takes one micro-batch
-            budget = self.context.n_ubatch - len(plan.tokens)
+            budget = self.context.n_ubatch - len(plan.batch)
         else:
-            budget = self._chunk() if generating else self.context.n_batch - len(plan.tokens)
+            budget = self._chunk() if generating else self.context.n_batch - len(plan.batch)
         waiting.sort(key=lambda slot: slot.n_waiting)
         for i, slot in enumerate(waiting):
             n = min(slot.n_waiting, max(0, budget) // (len(waiting) - i))
@@ -461,19 +455,20 @@ class Engine:
 
     def _measure(self, plan: _BatchPlan, seconds: float) -> None:
         """Learns the time of a prompt token from batches that hold enough of them."""
-        if len(plan.tokens) >= LEAST_CHUNK:
-            each = seconds / len(plan.tokens)
+        if len(plan.batch) >= LEAST_CHUNK:
+            each = seconds / len(plan.batch)
             old = self._token_seconds or each
             self._token_seconds = SPEED_MEMORY * old + (1 - SPEED_MEMORY) * each
 
     def _count(self, plan: _BatchPlan, seconds: float) -> None:
         """Shares the time of a batch between prompts and generation by their tokens."""
-        n_predicted = sum(n for slot, n in plan.outputs if slot.state is SlotState.GENERATING)
-        n_prompt = len(plan.tokens) - n_predicted
+        n_tokens = len(plan.batch)
+        n_predicted = sum([n for slot, n in plan.outputs if slot.state is GENERATING])
+        n_prompt = n_tokens - n_predicted
         totals = self.metrics.totals
         totals.prompt_n += n_prompt
-        totals.prompt_s += seconds * n_prompt / len(plan.tokens)
-        totals.predicted_s += seconds * n_predicted / len(plan.tokens)
+        totals.prompt_s += seconds * n_prompt / n_tokens
+        totals.predicted_s += seconds * n_predicted / n_tokens
 
     def _distribute(self, plan: _BatchPlan, rows: Any) -> None:
         start = 0
@@ -515,7 +510,7 @@ class Engine:
     def _fail_batch(self, plan: _BatchPlan, error: Exception) -> None:
         """Ends every request of a batch that could not be evaluated; their caches are emptied."""
         self.log.failure("step", "batch failed", error=repr(error))
-        for slot in self.slots:
-            if slot.task is not None and slot.id in plan.seq:
+        for slot, _, _ in plan.parts:
+            if slot.task is not None:
                 slot.truncate(0)
                 slot.fail(500, str(error))

@@ -303,6 +303,9 @@ class Slot:
 
         What was evaluated behind the last kept token leaves the cache.
         """
+        if self.speculator is None:
+            self.sample(rows[0])
+            return
         draft, self.draft = self.draft, []
         accepted_before = self.n_accepted
         try:
@@ -315,8 +318,7 @@ class Slot:
             self._expected = None
             if draft:
                 self._kv.seq_rm(self.id, len(self.tokens), -1)
-            if self.speculator is not None:
-                self.speculator.accept(self.n_accepted - accepted_before)
+            self.speculator.accept(self.n_accepted - accepted_before)
 
     def _shift_context(self) -> None:
         """Drops old tokens behind the kept beginning (specification 10.8)."""

@@ -174,7 +174,9 @@ class GrowingSequence:
     def _feed_draft(self, token: int, draft: list[int]) -> NDArray[np.float32]:
         """Evaluates the token and guesses behind it; logits float32 [1 + n guesses, n_vocab]."""
         self._make_room(1 + len(draft))
-        batch = Batch.single([token, *draft], len(self.tokens), self.seq_id, "all")
+        batch = Batch.one(token, len(self.tokens), self.seq_id)
+        if draft:
+            batch.add(draft, len(self.tokens) + 1, self.seq_id, "all")
         logits = self.context.decode(batch, copy=False)
         self.tokens.append(token)
         return logits

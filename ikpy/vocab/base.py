@@ -103,6 +103,7 @@ class Vocab:
         self._model = self._build_model(metadata, pre, reference_lowercase)
         self._splitter = self._build_splitter(metadata)
         self._pieces: dict[int, bytes] = {}
+        self._special_pieces: dict[int, bytes] = {}
         self.nl = self._newline_token()
 
     @classmethod
@@ -231,12 +232,12 @@ class Vocab:
 
     def token_to_piece(self, index: int, special: bool = False) -> bytes:
         """Bytes a token stands for; control and unknown tokens give nothing unless ``special``."""
-        kind = self._table.types[self._checked(index)]
-        if not special and kind in (TokenType.CONTROL, TokenType.UNKNOWN):
-            return b""
-        piece = self._pieces.get(index)
+        pieces = self._special_pieces if special else self._pieces
+        piece = pieces.get(index)
         if piece is None:
-            piece = self._pieces[index] = self._piece(index, kind)
+            kind = self._table.types[self._checked(index)]
+            hidden = not special and kind in (TokenType.CONTROL, TokenType.UNKNOWN)
+            piece = pieces[index] = b"" if hidden else self._piece(index, kind)
         return piece
 
     def _piece(self, index: int, kind: int) -> bytes:

@@ -62,6 +62,23 @@ def test_what_an_object_is_made_from_counts() -> None:
     assert build(value="7", flags=("-O1",)) == set()
 
 
+def test_a_module_is_linked_from_the_objects_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when these are older than the module, which a build of the other kind has made meanwhile."""
+
+    def module() -> bytes:
+        (path,) = Path("build").glob("lib*/part*.so")
+        return path.read_bytes()
+
+    build()
+    release = module()
+    monkeypatch.setenv("IKPY_DEBUG_BUILD", "1")
+    build(value="70")
+    assert module() != release
+    monkeypatch.delenv("IKPY_DEBUG_BUILD")
+    assert build() == set()
+    assert module() == release
+
+
 def test_the_compiler_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     build()
     compiler = Path("other-g++")

@@ -135,7 +135,7 @@ def test_nothing_of_an_interrupted_batch_stays(failing: str, monkeypatch: pytest
             return plan(*shape)
         if failing == "plan":
             raise MemoryError
-        return SimpleNamespace(plan=SimpleNamespace(run=Mock(side_effect=KeyboardInterrupt)))
+        return SimpleNamespace(plan=SimpleNamespace(run=Mock(side_effect=KeyboardInterrupt)), n_threads=1)
 
     with monkeypatch.context() as patch:
         patch.setattr(ctx, "_plan", interrupted)
@@ -243,26 +243,6 @@ def test_uncopied_logits(n_ubatch: int) -> None:
     assert np.shares_memory(rows, ctx.decode(Batch.single(ids[11:], 11), copy=False)), "nothing is allocated"
     plain.decode(Batch.single(ids[11:], 11))
     assert all(map(np.array_equal, kept, before))
-
-
-def test_cells_are_counted_after_an_interruption() -> None:
-    """A batch that is interrupted while it takes its cells leaves counts that agree with the cells."""
-    ctx = context(LLAMA)
-    ctx.decode(Batch.single(tokens(8)))
-
-    class Interrupted(list):
-        def __getitem__(self, i: object) -> object:
-            if i == 3:
-                raise KeyboardInterrupt
-            return super().__getitem__(i)  # type: ignore[call-overload]
-
-    cells = ctx.kv.full
-    with pytest.raises(KeyboardInterrupt):
-        cells.fill([20, 21, 22, 23], Interrupted([8, 9, 10, 11]), [1] * 4)
-    assert cells.used == np.count_nonzero(cells.pos >= 0) == 11
-    assert cells.end == 23
-    cells.remove(0, 8, -1)
-    assert (cells.used, cells.end) == (8, 8)
 
 
 def test_bad_batches() -> None:

@@ -18,7 +18,6 @@ from ikpy import Batch, Context, ContextParams, Model, default_model_path, numa
 from ikpy.cli.parser import parse
 from ikpy.engine.params import ModelParams
 from ikpy.errors import UsageError
-from ikpy.graph.plan import CompiledPlan
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads are bound on Linux only")
 CPUS = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
@@ -140,23 +139,14 @@ def test_modes_of_the_command_line() -> None:
         numa.apply("mirror", print)
 
 
-def test_threads_by_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_by_phase() -> None:
     """-t for single tokens, -tb for everything longer, in every plan that runs."""
-    counts: list[tuple[int, int]] = []
-    run = CompiledPlan.run
-
-    def recorded(plan: CompiledPlan, n_kv: int, n_threads: int, *rest: object) -> None:
-        counts.append((tokens, n_threads))
-        run(plan, n_kv, n_threads, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(CompiledPlan, "run", recorded)
     context = Context(Model.load(default_model_path()), ContextParams(n_ctx=256, n_threads=1, n_threads_batch=3))
-    counts.clear()
     position = 0
     for tokens in (40, 1, 2, 1):
         context.decode(Batch.single(list(range(tokens)), position))
         position += tokens
-    assert counts == [(40, 3), (1, 1), (2, 3), (1, 1)]
+    assert [context._plan(tokens, 1).n_threads for tokens in (40, 1, 2)] == [3, 1, 3]
 
 
 def mapping_flags(address: int) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -361,6 +362,83 @@ def test_distribution_of_the_default_chain() -> None:
     wanted[kept] = probabilities(logits[kept] / np.float32(0.8))
     assert np.abs(counts / 4000 - wanted).max() < 0.03
     assert set(np.flatnonzero(counts)) <= set(kept)
+
+
+def odd_logits(rng: np.random.Generator, n: int) -> np.ndarray:
+    """Random logits, now and then with many equal ones, impossible tokens or huge values."""
+    logits = (rng.standard_normal(n) * rng.choice([0.01, 2, 30])).astype(np.float32)
+    kind = int(rng.integers(6))
+    if kind == 0:
+        logits = np.round(logits)
+    elif kind == 1:
+        logits[rng.random(n) < 0.97] = -np.inf
+    elif kind == 2:
+        logits = np.clip(logits.astype(np.float64) * 1e37, -3e38, 3e38).astype(np.float32)
+    return logits
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_usual_chain_is_that_of_the_samplers(seed: int) -> None:
+    """The native way draws the same tokens from the same candidates as one sampler after the other."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.choice([50, 1000, 40000]))
+    names = [name for name in DEFAULT_SAMPLERS if name not in {"top_p", "min_p", "temperature"} or rng.random() < 0.8]
+    params = SamplingParams(
+        seed=seed,
+        samplers=tuple(names),
+        top_k=int(rng.choice([1, 3, 40, 49])),
+        top_p=float(rng.choice([0.3, 0.95, 1.0])),
+        min_p=float(rng.choice([0.0, 0.05, 0.4, 1.5])),
+        temperature=float(rng.choice([0.05, 0.8, 1.0, 3.0])),
+        repeat_penalty=float(rng.choice([1.0, 1.3])),
+    )
+    usual, plain = Sampler(params, n, n_ctx=64), Sampler(params, n, n_ctx=64)
+    assert usual._usual is not None
+    plain._usual = None
+    for _ in range(60):
+        logits = odd_logits(rng, n)
+        with np.errstate(over="ignore"):
+            token = usual.sample(logits)
+            assert plain.sample(logits) == token
+        usual.accept(token)
+        plain.accept(token)
+        np.testing.assert_array_equal(usual.last_ids, plain.last_ids)
+        np.testing.assert_allclose(usual.last_probabilities, plain.last_probabilities, rtol=1e-9, atol=1e-300)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"top_k": 0},
+        {"top_k": N},
+        {"samplers": ("temperature", "top_k")},
+        {"samplers": ("top_p", "top_k")},
+        {"samplers": ("min_p", "temperature")},
+        {"tfs_z": 0.9},
+        {"typical_p": 0.9},
+        {"xtc_probability": 0.5, "xtc_threshold": 0.1},
+        {"top_n_sigma": 1.0},
+        {"adaptive_target": 0.5},
+        {"dry_multiplier": 1.0},
+        {"dynatemp_range": 0.5},
+        {"mirostat": 2},
+        {"min_keep": 2},
+        {"temperature": 0.0},
+    ],
+    ids=str,
+)
+def test_unusual_chains_are_left_to_the_samplers(change: dict[str, Any]) -> None:
+    assert Sampler(SamplingParams(**change), N)._usual is None
+
+
+def test_logits_that_are_no_numbers() -> None:
+    """They are never drawn; without any other there is nothing to draw."""
+    sampler = Sampler(SamplingParams(seed=1, top_k=3), N)
+    logits = np.full(N, np.nan, np.float32)
+    with pytest.raises(ValueError, match="no logit is a number"):
+        sampler.sample(logits)
+    logits[[5, 150]] = 1.0
+    assert {sampler.sample(logits) for _ in range(40)} == {5, 150}
 
 
 def test_order_of_samplers_matters() -> None:

@@ -247,10 +247,10 @@ def change_something(cache: KVCache, rng: np.random.Generator) -> None:
     """One of all the things that can happen to a cache."""
     a, b = rng.integers(0, 4, 2).tolist()
     n, at = int(rng.integers(1, 12)), cache.seq_pos_max(a) + 1
-    pos = np.arange(at, at + n, dtype=np.int32)
+    shared = Batch([0] * n, range(at, at + n), [(a, b)] * n, [False] * n)
     changes: list[tuple[int, Callable[[], object]]] = [
-        (40, lambda: cache.place(pos, np.full(n, 1 << a | 1 << b, np.uint64))),
-        (5, lambda: cache.release(cache.place(pos, np.full(n, 1 << a, np.uint64)))),
+        (40, lambda: cache.place(shared)),
+        (5, lambda: cache.release(cache.place(Batch.single([0] * n, at, a)))),
         (10, lambda: cache.rewind(a, max(0, at - n))),
         (5, lambda: cache.seq_rm(a, n, -1)),
         (2, lambda: cache.seq_rm(-1, 2 * n, -1)),
@@ -271,7 +271,7 @@ def test_ends_of_sequences_follow_every_change() -> None:
     cache = KVCache(256, specs, can_shift=True, windows={("sliding", 8): 256})
     for _ in range(600):
         change_something(cache, rng)
-        found = cache._next_positions(np.empty(0, np.int32), np.empty(0, np.uint64))
+        found = cache._next_positions()
         assert found == {s: cache.seq_pos_max(s) + 1 for s in range(4) if cache.seq_pos_max(s) >= 0}
 
 
@@ -280,11 +280,11 @@ def test_idle_sequences_cost_no_search() -> None:
     specs = [[CacheSpec("k", F32, 4, 1), CacheSpec("k", F32, 4, 1, window=("sliding", 8))]]
     cache = KVCache(512, specs, can_shift=True, windows={("sliding", 8): 128})
     for seq_id in range(4):
-        cache.place(np.arange(10, dtype=np.int32), np.full(10, 1 << seq_id, np.uint64))
+        cache.place(Batch.single(range(10), 0, seq_id))
     searched: list[int] = []
     real = cache.full.matching
     cache.full.matching = lambda *a: searched.append(a[0]) or real(*a)  # type: ignore[method-assign]
     for i in range(5):
-        cache.place(np.array([10 + i], np.int32), np.array([1], np.uint64))
+        cache.place(Batch.one(0, 10 + i))
     assert not searched
-    assert cache._next_positions(np.array([15], np.int32), np.array([1], np.uint64)) == {0: 15, 1: 10, 2: 10, 3: 10}
+    assert cache._next_positions([15], [1]) == {0: 15, 1: 10, 2: 10, 3: 10}

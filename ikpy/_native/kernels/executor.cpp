@@ -26,6 +26,7 @@ const char* const kNames[kOpCount] = {
 };
 
 constexpr size_t kAlign = 64;
+using Clock = std::chrono::steady_clock;
 size_t align_up(size_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
 
 bool is_matmul(int kind) {
@@ -76,8 +77,16 @@ size_t Executor::shared_bytes(int n_threads) const {
     return shared;
 }
 
-size_t Executor::work_bytes(int n_threads) const {
-    return shared_bytes(n_threads) + scratch_bytes_ * n_threads;
+void Executor::plan(int n_threads) {
+    if (n_threads == planned_threads_) return;
+    shared_size_ = shared_bytes(n_threads);
+    taken_.reset(new TakenItems[2 * n_threads]);
+    planned_threads_ = n_threads;
+}
+
+size_t Executor::work_bytes(int n_threads) {
+    plan(n_threads);
+    return shared_size_ + scratch_bytes_ * n_threads;
 }
 
 uint8_t* Executor::own_work(int n_threads) {
@@ -94,7 +103,6 @@ void Executor::run_thread(const ThreadContext& base, const Runtime& runtime, std
                           int64_t first, int64_t last) {
     ThreadContext ctx = base;
     TakenItems* const both = base.taken;
-    using Clock = std::chrono::steady_clock;
     Clock::time_point started;
     for (int64_t i = first; i < last; ++i) {
         // Two counter sets alternate: the set of the next op is cleared while nobody uses it.
@@ -115,15 +123,9 @@ void Executor::run_thread(const ThreadContext& base, const Runtime& runtime, std
     for (int set = 0; set < 2; ++set) both[set * ctx.nth + ctx.ith].ends.store(0, std::memory_order_relaxed);
 }
 
-int64_t Executor::run(const Runtime& runtime, int n_threads, int64_t first, int64_t last, uint8_t* work) {
-    for (int64_t i = first; i < last; ++i) {
-        if (ops_[i].kind < 0 || ops_[i].kind >= kOpCount) return i;
-    }
-    if (n_threads != planned_threads_) {
-        shared_size_ = shared_bytes(n_threads);
-        taken_.reset(new TakenItems[2 * n_threads]);
-        planned_threads_ = n_threads;
-    }
+double Executor::run(const Runtime& runtime, int n_threads, int64_t first, int64_t last, uint8_t* work) {
+    const Clock::time_point started = Clock::now();
+    plan(n_threads);
     if (!work) work = own_work(n_threads);
     Barrier barrier;
     alignas(64) std::atomic<int64_t> counters[2 * kCountersPerOp] = {};
@@ -138,7 +140,7 @@ int64_t Executor::run(const Runtime& runtime, int n_threads, int64_t first, int6
                                 nullptr, taken_.get()};
         run_thread(ctx, runtime, counters, first, last);
     }
-    return -1;
+    return std::chrono::duration<double>(Clock::now() - started).count();
 }
 
 }  // namespace ikpy

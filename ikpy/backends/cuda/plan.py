@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,7 +27,7 @@ class Run(NamedTuple):
 
     n_kv: int
     n_threads: int
-    work: np.ndarray | None
+    work: Any  # core.WorkMemory
 
 
 Operation = Callable[[Run], None]
@@ -281,7 +281,7 @@ class HybridPlan:
 
     # --- running ----------------------------------------------------------------------------------------------
 
-    def run(self, n_kv: int, n_threads: int, work: np.ndarray | None = None) -> None:
+    def run(self, n_kv: int, n_threads: int, work: Any = None) -> None:
         """Executes the graph; results are in host memory afterwards. Parameters as of CompiledPlan.run."""
         run = Run(n_kv, n_threads, work)
         first = next(iter(self.states.values()), None)

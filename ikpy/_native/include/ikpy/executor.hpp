@@ -12,14 +12,13 @@ class Executor {
   public:
     Executor(const Op* ops, int64_t n_ops, Tensor* tensors, int64_t n_tensors);
 
-    // Work memory (bytes) that run() needs with this many threads, as planned with dynamic dimensions at
-    // their maximum.
-    size_t work_bytes(int n_threads) const;
+    // Work memory (bytes) that run() needs with this many threads. To be asked for first while dynamic
+    // dimensions are at their maximum; the same number of threads gets the same answer from then on.
+    size_t work_bytes(int n_threads);
 
-    // Executes ops first .. last-1 in order. Returns the index of the first op whose kind is unknown, or -1.
-    // work: memory of the caller, 64-byte aligned, of at least work_bytes(n_threads) bytes; null: memory of
-    // its own.
-    int64_t run(const Runtime& runtime, int n_threads, int64_t first, int64_t last, uint8_t* work = nullptr);
+    // Executes ops first .. last-1, of known kinds, in order. Returns the seconds it took. work: memory of
+    // the caller, 64-byte aligned, of at least work_bytes(n_threads) bytes; null: memory of its own.
+    double run(const Runtime& runtime, int n_threads, int64_t first, int64_t last, uint8_t* work = nullptr);
 
     // Seconds spent in each op of the last run; filled only while profiling is on.
     void set_profiling(bool on) { profiling_ = on; }
@@ -27,6 +26,7 @@ class Executor {
 
   private:
     size_t shared_bytes(int n_threads) const;
+    void plan(int n_threads);
     uint8_t* own_work(int n_threads);
     void run_thread(const ThreadContext& base, const Runtime& runtime, std::atomic<int64_t>* counters,
                     int64_t first, int64_t last);

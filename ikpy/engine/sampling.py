@@ -92,9 +92,18 @@ class _History:
         return self._tokens[max(0, self.n - n) : self.n]
 
 
-def _generator(seed: int) -> np.random.RandomState:
-    """The 32-bit Mersenne Twister with its classic seeding."""
-    return np.random.RandomState(seed)
+class _Draws:
+    """Random numbers from 0 to 1: words of the 32-bit Mersenne Twister with its classic seeding. Seeding takes long and
+    waits for the first number; greedy samplers need none."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._twister: np.random.RandomState | None = None
+
+    def next(self) -> float:
+        if self._twister is None:
+            self._twister = np.random.RandomState(self._seed)
+        return float(self._twister.randint(0, 2**32, dtype=np.uint32)) / 4294967295.0
 
 
 class Sampler:
@@ -143,8 +152,8 @@ class Sampler:
 
     def reset(self) -> None:
         """Forgets the history and starts the random numbers and the grammar afresh."""
-        self._draws = _generator(self.seed)
-        self._other = _generator(self.seed)  # XTC: its use leaves the draws of the other tokens unchanged
+        self._draws = _Draws(self.seed)
+        self._other = _Draws(self.seed)  # XTC: its use leaves the draws of the other tokens unchanged
         self._mu = 2.0 * self.params.mirostat_tau
         decay = min(self.params.adaptive_decay, 0.99)
         self._adaptive_total = 1.0 / (1.0 - decay)
@@ -292,7 +301,7 @@ class Sampler:
         params = self.params
         if params.xtc_probability <= 0 or params.xtc_threshold > 0.5 or len(c) < 2:
             return c
-        if self._unit(self._other) >= params.xtc_probability:
+        if self._other.next() >= params.xtc_probability:
             return c
         return shape.xtc(c, params.xtc_threshold, params.min_keep)
 
@@ -322,15 +331,11 @@ class Sampler:
         self._mu -= params.mirostat_eta * (surprise - params.mirostat_tau)
         return token
 
-    @staticmethod
-    def _unit(generator: np.random.RandomState) -> float:
-        return float(generator.randint(0, 2**32, dtype=np.uint32)) / 4294967295.0
-
     def _draw(self, c: Candidates) -> int:
         p = c.probabilities()
         self._last = c.ids, p
         cumulative = np.cumsum(p)
-        r = cumulative[-1] * self._unit(self._draws)
+        r = cumulative[-1] * self._draws.next()
         index = int(np.searchsorted(cumulative, r, side="right"))
         index = min(index, int(np.flatnonzero(p)[-1]))
         token = int(c.ids[index])

@@ -87,6 +87,11 @@ class GenerationParams:
     banned: BannedPhrases | None = None
     penalty_prompt: tuple[int, ...] | None = None
 
+    @property
+    def has_quick_sampler(self) -> bool:
+        """Whether a sampler needs neither a grammar nor the texts of all tokens."""
+        return not self.sampling.has_grammar and self.thinking is None and self.sampling.dry_multiplier <= 0
+
 
 def number(body: Body, key: str, default: float) -> float:
     """A number of the body; the default for another type or a value that is not finite."""

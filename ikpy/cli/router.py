@@ -56,6 +56,7 @@ def run_router(params: CommonParams, arguments: Sequence[str], listener: socket.
     ring = KeyRing(read_keys(options.api_keys, options.api_key_files))
     config = http_config(
         make_router(pool, settings, ring, log),
+        timeout=settings.timeout,
         drain_seconds=DRAIN_SECONDS,
         ssl_key_file=options.ssl_key_file,
         ssl_cert_file=options.ssl_cert_file,

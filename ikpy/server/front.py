@@ -66,7 +66,11 @@ def check_number(n_tasks: int) -> None:
 
 def random_id(prefix: str) -> str:
     """An identifier with 32 random letters and digits."""
-    return prefix + "".join(secrets.choice(LETTERS) for _ in range(32))
+    number, out = secrets.randbits(256), []
+    for _ in range(32):
+        number, digit = divmod(number, len(LETTERS))
+        out.append(LETTERS[digit])
+    return prefix + "".join(out)
 
 
 class Inbox:

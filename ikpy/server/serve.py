@@ -61,7 +61,6 @@ def http_config(
     return uvicorn.Config(
         app,
         http=http_protocol(timeout),
-        lifespan="off",
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -197,6 +197,11 @@ def make_server(session: Session, log: ServerLog) -> Server:
     return build_server(settings, session.model, session.vocab, context, log, drafters, session.directions)
 
 
+def origins(text: str | None) -> tuple[str, ...] | None:
+    """Origins of --cors; None if it is not given."""
+    return None if text is None else tuple(text.replace(",", " ").split())
+
+
 def server_settings(params: CommonParams, path: str, model_pooling: str | None = None) -> ServerSettings:
     """Settings of the server from the command line; ``model_pooling`` is what the model's file wants."""
     from ikpy.server.keys import read_keys
@@ -225,6 +230,8 @@ def server_settings(params: CommonParams, path: str, model_pooling: str | None =
         cache_ram_similarity=server.cache_ram_similarity,
         cache_ram_n_min=server.cache_ram_n_min,
         api_keys=read_keys(server.api_keys, server.api_key_files),
+        cors=origins(server.cors),
+        control_vectors=tuple(path for path, _ in params.model.control_vectors),
         metrics=server.metrics,
         slots=server.slots,
         slot_save_path=server.slot_save_path,

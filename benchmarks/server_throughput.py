@@ -1,10 +1,13 @@
 """Tokens per second of a server with one slot and with several, beside xllamacpp's server.
 
-python -m benchmarks.server_throughput [--model model.gguf] [--slots 8] [--seconds 8] [--rounds 3] [--peer]
+python -m benchmarks.server_throughput [--model model.gguf] [--slots 8] [--threads 1] [--seconds 8] [--rounds 3]
+    [--modes streamed,whole] [--peer]
 
-As many clients as slots send streamed greedy completions over loopback, one after another. Servers run in alternation,
-a round being one run of each. The clients share one thread that only looks for the end of answers, so that they take
-little of the processor; reported are tokens per second of wall time and per second of the server's processor time.
+As many clients as slots send greedy completions over loopback, one after another, whose answers are streamed or come
+whole. Servers run in alternation, a round being one run of each. The clients share one thread that only looks for the
+end of answers, so that they take little of the processor. Reported are tokens per second of wall time and per second of
+the server's processor time, the processor time a token takes in the HTTP thread (of ikpy, where it is the main one),
+and the time between two parts of a streamed answer.
 """
 
 from __future__ import annotations
@@ -35,17 +38,24 @@ COUNT = re.compile(rb'"tokens_predicted":\s*(\d+)')
 
 @dataclass
 class Speed:
-    """Tokens per second of wall time, and per second of the server's processor time."""
+    """Tokens per second of wall time, and per second of the server's processor time; processor time of its main thread
+    in microseconds per token; milliseconds between parts of answers, 50th and 99th percentile."""
 
     wall: float
     processor: float
+    main_thread: float = 0.0
+    gaps: tuple[float, float] = (0.0, 0.0)
 
 
 class Client:
     """Sends one request after another, each over a connection of its own."""
 
-    def __init__(self, address: str, n_predict: int, prompts: Iterator[str]) -> None:
+    def __init__(self, address: str, n_predict: int, prompts: Iterator[str], *, stream: bool = True) -> None:
         self.n_tokens = 0
+        self.gaps: list[float] = []
+        """Seconds between parts of answers."""
+        self._stream = stream
+        self._last = 0.0
         self._host = urlsplit(address).netloc
         self._n_predict = n_predict
         self._prompts = prompts
@@ -53,7 +63,8 @@ class Client:
 
     def ask(self) -> socket.socket:
         """Sends the next request; the connection on which the answer comes."""
-        body = {"prompt": next(self._prompts), "n_predict": self._n_predict, "temperature": 0, "stream": True}
+        body = {"prompt": next(self._prompts), "n_predict": self._n_predict, "temperature": 0}
+        body["stream"] = self._stream
         data = json.dumps(body).encode()
         head = f"POST /completion HTTP/1.1\r\nHost: {self._host}\r\nConnection: close\r\n"
         head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
@@ -65,6 +76,10 @@ class Client:
     def read(self, connection: socket.socket) -> bool:
         """Takes what has come; whether the answer has ended. Raises SystemExit for anything but a whole answer."""
         data = connection.recv(65536)
+        now = time.perf_counter()
+        if self._answer and data:
+            self.gaps.append(now - self._last)
+        self._last = now
         self._answer += data
         if data:
             return False
@@ -76,11 +91,18 @@ class Client:
         return True
 
 
-def measure(address: str, running: psutil.Process, clients: int, seconds: float, n_predict: int) -> Speed:
+def main_thread_seconds(running: psutil.Process) -> float:
+    """Processor time of a process's main thread."""
+    return sum(thread.user_time + thread.system_time for thread in running.threads() if thread.id == running.pid)
+
+
+def measure(
+    address: str, running: psutil.Process, clients: int, seconds: float, n_predict: int, *, stream: bool = True
+) -> Speed:
     """Loads a server with so many clients. Requests that are running at the end are waited for and count."""
     prompts = itertools.cycle(PROMPTS)
-    everyone = [Client(address, n_predict, prompts) for _ in range(clients)]
-    began, cpu = time.perf_counter(), sum(running.cpu_times()[:2])
+    everyone = [Client(address, n_predict, prompts, stream=stream) for _ in range(clients)]
+    began, cpu, main = time.perf_counter(), sum(running.cpu_times()[:2]), main_thread_seconds(running)
     with selectors.DefaultSelector() as selector:
         for client in everyone:
             selector.register(client.ask(), selectors.EVENT_READ, client)
@@ -98,7 +120,11 @@ def measure(address: str, running: psutil.Process, clients: int, seconds: float,
                         selector.register(client.ask(), selectors.EVENT_READ, client)
     n_tokens = sum(client.n_tokens for client in everyone)
     wall, cpu = time.perf_counter() - began, sum(running.cpu_times()[:2]) - cpu
-    return Speed(n_tokens / wall, n_tokens / cpu)
+    main = main_thread_seconds(running) - main
+    middle, high = (
+        np.quantile([gap for client in everyone for gap in client.gaps if stream] or [0.0], (0.5, 0.99)) * 1e3
+    )
+    return Speed(n_tokens / wall, n_tokens / cpu, 1e6 * main / n_tokens, (float(middle), float(high)))
 
 
 def peer(model: str, slots: int, threads: int) -> AbstractContextManager[tuple[str, psutil.Process]]:
@@ -138,6 +164,11 @@ def line(name: str, speeds: list[Speed], single: list[Speed]) -> str:
             f"{np.median(values):.0f} tokens per {of} ({min(values):.0f} to {max(values):.0f}), "
             f"{np.median(ratios):.2f} times one slot"
         )
+    if name.startswith("ikpy"):
+        parts.append(f"HTTP thread {np.median([speed.main_thread for speed in speeds]):.0f} us per token")
+    if any(speed.gaps[0] for speed in speeds):
+        middle, high = np.median([speed.gaps for speed in speeds], axis=0)
+        parts.append(f"between parts {middle:.2f} ms, 99 % below {high:.2f} ms")
     return f"{name}: {'; '.join(parts)}"
 
 
@@ -151,6 +182,7 @@ def main() -> None:
     parser.add_argument("--n-predict", type=int, default=128)
     parser.add_argument("--seconds", type=float, default=8, help="of each run")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--modes", default="streamed", help="streamed, whole, or both with a comma between")
     parser.add_argument("--peer", action="store_true", help="also measure xllamacpp's server")
     parser.add_argument("--serve-peer", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -160,17 +192,22 @@ def main() -> None:
     makers: dict[str, Callable[..., AbstractContextManager[tuple[str, psutil.Process]]]] = {"ikpy": ours}
     if args.peer:
         makers["xllamacpp"] = peer
-    found: dict[tuple[str, int], list[Speed]] = {}
+    modes = args.modes.split(",")
+    if not set(modes) <= {"streamed", "whole"}:
+        parser.error(f"unknown mode in {args.modes}")
+    found: dict[tuple[str, str, int], list[Speed]] = {}
     for _ in range(args.rounds):
         for name, maker in makers.items():
             for slots in (1, args.slots):
                 with maker(args.model, slots, args.threads) as (address, running):
                     measure(address, running, slots, 0, args.n_predict)
-                    speed = measure(address, running, slots, args.seconds, args.n_predict)
-                found.setdefault((name, slots), []).append(speed)
+                    for mode in modes:
+                        stream = mode == "streamed"
+                        speed = measure(address, running, slots, args.seconds, args.n_predict, stream=stream)
+                        found.setdefault((name, mode, slots), []).append(speed)
     print(f"{Path(args.model).name}, {args.threads} threads, {args.n_predict} tokens per answer, {args.rounds} rounds")
-    for (name, slots), speeds in found.items():
-        print(line(f"{name}, {slots} slots", speeds, found[name, 1]))
+    for (name, mode, slots), speeds in found.items():
+        print(line(f"{name}, {mode}, {slots} slots", speeds, found[name, mode, 1]))
 
 
 if __name__ == "__main__":

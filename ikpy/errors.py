@@ -19,3 +19,7 @@ class UsageError(IkpyError):
 
 class ResourceError(IkpyError):
     """Memory, disk or a device is missing or too small."""
+
+
+class OutOfMemoryError(ResourceError):
+    """Memory is too small now; it may be large enough when others have released theirs."""

@@ -203,6 +203,7 @@ class ServerOptions:
     models_max: int = 4
     models_ttl: int = 0
     models_memory: int = 0
+    cors: str | None = None
     ssl_key_file: str | None = None
     ssl_cert_file: str | None = None
     timeout: int = 600

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ikpy.cli.options import by_name
 from ikpy.cli.params import CommonParams
 from ikpy.cli.parser import Parser
-from ikpy.cli.server import DRAIN_SECONDS, log_listening, reload_keys
+from ikpy.cli.server import DRAIN_SECONDS, log_listening, origins, reload_keys
 
 if TYPE_CHECKING:
     from ikpy.server.log import ServerLog
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 OWN = (
     "--models-dir --models-max --models-ttl --models-memory --host --port -m --alias --api-key --api-key-file "
-    "--ssl-key-file --ssl-cert-file --path --webui --no-webui --log-disable"
+    "--cors --ssl-key-file --ssl-cert-file --path --webui --no-webui --log-disable"
 ).split()
 """Options of the router itself, which the processes of models do not get."""
 
@@ -52,10 +52,13 @@ def run_router(params: CommonParams, arguments: Sequence[str], listener: socket.
 
     limits = Limits(max(0, options.models_max), float(options.models_ttl), options.models_memory << 20)
     pool = Pool(Path(options.models_dir or ""), limits, make_worker)
-    settings = ServerSettings(timeout=max(1, options.timeout), webui=options.webui != "none")
+    settings = ServerSettings(
+        timeout=max(1, options.timeout), webui=options.webui != "none", cors=origins(options.cors)
+    )
     ring = KeyRing(read_keys(options.api_keys, options.api_key_files))
     config = http_config(
         make_router(pool, settings, ring, log),
+        timeout=settings.timeout,
         drain_seconds=DRAIN_SECONDS,
         ssl_key_file=options.ssl_key_file,
         ssl_cert_file=options.ssl_cert_file,

@@ -7,13 +7,15 @@ import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from ikpy.cli.banner import banner_lines
 from ikpy.cli.checks import need_files
 from ikpy.cli.common import Session, load, print_log, reads_states, speculation, start
 from ikpy.cli.params import CommonParams
-from ikpy.errors import ResourceError, UsageError
+from ikpy.errors import OutOfMemoryError, ResourceError, UsageError
+from ikpy.server.router.worker import NO_MEMORY
 
 if TYPE_CHECKING:
     from ikpy.engine.params import ContextParams
@@ -48,7 +50,15 @@ def run(arguments: Sequence[str]) -> int:
 
         assert listener is not None
         return run_router(params, arguments, listener, log)
-    server = make_server(load(params), log)
+    try:
+        server = make_server(load(params), log)
+    except (MemoryError, OutOfMemoryError) as error:
+        if not os.environ.get(WORKER):
+            raise
+        from ikpy.cli import report
+
+        report(error, ["server", *arguments], verbose=False)
+        return NO_MEMORY
     assert listener is not None, "a dry run ends with the context"
     log.event("main", "model loaded")
     from ikpy.server.serve import end_with_parent, serve
@@ -129,6 +139,8 @@ def check(params: CommonParams) -> None:
     if server.slot_save_path:
         try:
             Path(server.slot_save_path).mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=server.slot_save_path):  # the rights alone do not tell whether files can be made
+                pass
         except OSError as error:
             raise UsageError(f"--slot-save-path {server.slot_save_path}: {error.strerror}") from None
 
@@ -185,6 +197,11 @@ def make_server(session: Session, log: ServerLog) -> Server:
     return build_server(settings, session.model, session.vocab, context, log, drafters, session.directions)
 
 
+def origins(text: str | None) -> tuple[str, ...] | None:
+    """Origins of --cors; None if it is not given."""
+    return None if text is None else tuple(text.replace(",", " ").split())
+
+
 def server_settings(params: CommonParams, path: str, model_pooling: str | None = None) -> ServerSettings:
     """Settings of the server from the command line; ``model_pooling`` is what the model's file wants."""
     from ikpy.server.keys import read_keys
@@ -213,6 +230,8 @@ def server_settings(params: CommonParams, path: str, model_pooling: str | None =
         cache_ram_similarity=server.cache_ram_similarity,
         cache_ram_n_min=server.cache_ram_n_min,
         api_keys=read_keys(server.api_keys, server.api_key_files),
+        cors=origins(server.cors),
+        control_vectors=tuple(path for path, _ in params.model.control_vectors),
         metrics=server.metrics,
         slots=server.slots,
         slot_save_path=server.slot_save_path,

@@ -27,6 +27,10 @@ def dry_breakers(
     behind them.
     """
     found: dict[int, list[tuple[int, ...]]] = {}
+    by_last: dict[int, list[tuple[int, bytes]]] = {}
+    for token, text in enumerate(token_bytes):
+        if text:
+            by_last.setdefault(text[-1], []).append((token, text))
     for breaker in breakers:
         wanted = breaker.encode("utf-8")[:LONGEST_BREAKER_BYTES]
         if not wanted:
@@ -35,12 +39,12 @@ def dry_breakers(
             cut: tuple(tokenize(wanted[cut:].decode("utf-8", "ignore"))[:LONGEST_BREAKER_TOKENS])
             for cut in range(1, len(wanted))
         }
-        for token, text in enumerate(token_bytes):
-            if wanted in text:
-                found.setdefault(token, []).append(())
-                continue
-            for cut, tail in tails.items():
-                if tail and text.endswith(wanted[:cut]):
+        whole = {token for token, text in enumerate(token_bytes) if wanted in text}
+        for token in whole:
+            found.setdefault(token, []).append(())
+        for cut, tail in tails.items():
+            for token, text in by_last.get(wanted[cut - 1], ()) if tail else ():
+                if token not in whole and text.endswith(wanted[:cut]):
                     found.setdefault(token, []).append(tail)
     return {token: sorted(set(sequences)) for token, sequences in found.items()}
 

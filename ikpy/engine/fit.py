@@ -10,7 +10,7 @@ from ikpy.backends.cuda.devices import wanted_devices
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model, open_model
 from ikpy.engine.params import ContextParams, ModelParams
-from ikpy.errors import ResourceError
+from ikpy.errors import OutOfMemoryError
 from ikpy.graph.placement import ALL_LAYERS, PlacementParams
 
 MIB = 1 << 20
@@ -29,7 +29,7 @@ def fit(
     """The placement that keeps most on the devices while `margin` MiB (margins: of single devices) stay free on each.
 
     Experts of the last layers go to the CPU first, whole layers after all experts. Nothing but the header of the file
-    is read. Raises ResourceError if not even one layer fits.
+    is read. Raises OutOfMemoryError if not even one layer fits.
     """
     devices = wanted_devices(model_params.placement, model_params.devices)
     if not devices:
@@ -50,7 +50,7 @@ def fit(
     placement = _search(wanted, fits, _sizes(planned, gguf))
     if placement is None:
         free = ", ".join(f"{name} {max(0, nbytes) // MIB} MiB" for name, nbytes in room.items())
-        raise ResourceError(
+        raise OutOfMemoryError(
             f"Unable to auto-fit model: not one layer fits the devices (free after the margin: {free}); "
             "use a smaller -c or -ub, a smaller --fit-margin, or -ngl 0"
         )

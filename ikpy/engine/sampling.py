@@ -96,14 +96,17 @@ class _History:
 
 class _Random:
     """Numbers from 0 to 1 of the 32-bit Mersenne Twister with its classic seeding, made in blocks: one at a time costs
-    more than the draw it is for."""
+    more than the draw it is for. Seeding takes long and waits for the first number; greedy samplers need none."""
 
     def __init__(self, seed: int) -> None:
-        self._generator = np.random.RandomState(seed)
+        self._seed = seed
+        self._generator: np.random.RandomState | None = None
         self._block: list[int] = []
 
     def next(self) -> float:
         if not self._block:
+            if self._generator is None:
+                self._generator = np.random.RandomState(self._seed)
             self._block = self._generator.randint(0, 2**32, 64, dtype=np.uint32)[::-1].tolist()
         return self._block.pop() / 4294967295.0
 

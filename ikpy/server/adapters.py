@@ -81,10 +81,11 @@ class Adapters:
 
     # --- control vectors --------------------------------------------------------------------------------------
 
-    def load_vector(self, path: str, scale: float, first: int, last: int) -> ControlVector:
-        """Loads a control vector for layers first to last and adds it. Raises IkpyError for an unusable file."""
+    def load_vector(self, file: str, path: str, scale: float, first: int, last: int) -> ControlVector:
+        """Loads a control vector for layers first to last and adds it; ``path`` is what answers call the file. Raises
+        IkpyError for an unusable file."""
         hp = self._context.model.hparams
-        rows = in_range(load_control_vector(path, hp.n_layer, hp.n_embd), first, last)
+        rows = in_range(load_control_vector(file, hp.n_layer, hp.n_embd), first, last)
         vector = ControlVector(self._n_loaded, path, scale, first, last, rows)
         self._n_loaded += 1
         self.vectors.append(vector)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +110,7 @@ def make_app(front: Front, log: ServerLog) -> ASGIApp:
     app.state.log = log
     if front.settings.static_path:
         app.mount("/", StaticFiles(directory=front.settings.static_path, html=True))
-    return Gate(app, front.keys, log)
+    return Gate(app, front.keys, log, front.settings.cors)
 
 
 def page_routes(front: Front) -> list[Route]:
@@ -150,12 +150,16 @@ def error_handlers() -> Any:
 
 
 class Gate:
-    """In front of the application: API keys, CORS headers, preflight requests, request log."""
+    """In front of the application: API keys, CORS headers, preflight requests, request log.
 
-    def __init__(self, app: ASGIApp, keys: KeyRing, log: ServerLog) -> None:
+    ``cors``: origins whose pages may use the server, "*" for all; None: all while there are no keys, else none.
+    """
+
+    def __init__(self, app: ASGIApp, keys: KeyRing, log: ServerLog, cors: Collection[str] | None = None) -> None:
         self.app = app
         self.keys = keys
         self.log = log
+        self.cors = cors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one request."""
@@ -170,7 +174,7 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], *_cors(headers, bool(self.keys))]
+                message["headers"] = [*message["headers"], (b"server", b"ikpy"), *self._cors(headers)]
             await send(message)
 
         try:
@@ -184,6 +188,13 @@ class Gate:
         finally:
             self._log(scope, status, key)
 
+    def _cors(self, headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
+        """Headers that let the page of the request's origin read the answer, if it may."""
+        origin, open_ = headers.get("origin", ""), not self.keys
+        allowed = open_ if self.cors is None else "*" in self.cors or origin in self.cors
+        found = [(b"access-control-allow-origin", origin.encode("latin-1"))] if allowed else []
+        return found if open_ and self.cors is None else [*found, (b"vary", b"Origin")]
+
     def _log(self, scope: Scope, status: int, key: str | None) -> None:
         if scope["path"] in ("/v1/health", "/v1/completions"):
             return
@@ -193,15 +204,6 @@ class Gate:
             "log_server_request", "request", remote_addr=host, remote_port=port, status=status,
             method=scope["method"], path=scope["path"], **named,
         )  # fmt: skip
-
-
-def _cors(headers: dict[str, str], keyed: bool) -> list[tuple[bytes, bytes]]:
-    """Any page may use a server without keys and, since it must send the key itself, one with keys."""
-    origin = headers.get("origin", "")
-    found = [(b"access-control-allow-origin", origin.encode("latin-1")), (b"server", b"ikpy")]
-    if origin and keyed:
-        found.append((b"vary", b"Origin"))
-    return found
 
 
 def _preflight() -> Response:

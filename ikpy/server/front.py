@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MOST_TASKS = 4096
 """Answers to all prompts of a request; each has a sampler from the beginning."""
+FEW_TASKS = 8
+"""Answers whose samplers are made in the event loop, if they have no grammar: 20 us each, another thread's turn 200."""
 LETTERS = string.ascii_letters + string.digits
 
 
@@ -64,7 +66,40 @@ def check_number(n_tasks: int) -> None:
 
 def random_id(prefix: str) -> str:
     """An identifier with 32 random letters and digits."""
-    return prefix + "".join(secrets.choice(LETTERS) for _ in range(32))
+    number, out = secrets.randbits(256), []
+    for _ in range(32):
+        number, digit = divmod(number, len(LETTERS))
+        out.append(LETTERS[digit])
+    return prefix + "".join(out)
+
+
+class Inbox:
+    """Events for one reader, in the event loop's thread; `asyncio.Queue`, made for several, takes longer."""
+
+    def __init__(self) -> None:
+        self._events: deque[Event] = deque()
+        self._arrival: asyncio.Future[None] | None = None
+
+    def put(self, event: Event) -> None:
+        """Adds an event and wakes the reader if it waits."""
+        self._events.append(event)
+        if self._arrival is not None:
+            if not self._arrival.done():
+                self._arrival.set_result(None)
+            self._arrival = None
+
+    async def first(self) -> Event:
+        """The next event, which stays."""
+        while not self._events:
+            self._arrival = asyncio.get_running_loop().create_future()
+            await self._arrival
+        return self._events[0]
+
+    async def get(self) -> Event:
+        """The next event."""
+        if not self._events:
+            await self.first()
+        return self._events.popleft()
 
 
 class Mail:
@@ -72,11 +107,11 @@ class Mail:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._waiting: deque[tuple[asyncio.Queue[Event], Event]] = deque()
+        self._waiting: deque[tuple[Inbox, Event]] = deque()
 
-    def put(self, queue: asyncio.Queue[Event], event: Event) -> None:
-        """Takes an event, from any thread; `send` brings it to its queue."""
-        self._waiting.append((queue, event))
+    def put(self, inbox: Inbox, event: Event) -> None:
+        """Takes an event, from any thread; `send` brings it to its inbox."""
+        self._waiting.append((inbox, event))
 
     def send(self) -> None:
         """Wakes the loop if there are events."""
@@ -86,8 +121,8 @@ class Mail:
 
     def _deliver(self) -> None:
         while self._waiting:
-            queue, event = self._waiting.popleft()
-            queue.put_nowait(event)
+            inbox, event = self._waiting.popleft()
+            inbox.put(event)
 
 
 class Generation:
@@ -97,7 +132,7 @@ class Generation:
         self.tasks: list[Task] = []
         self._engine = engine
         self._mail = mail
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._events = Inbox()
 
     def sink(self, event: Event) -> None:
         """Takes an event from the engine thread, which sends the mail after every batch."""
@@ -131,17 +166,12 @@ class Generation:
         Raises ApiError if it is an error, ClientGoneError when the client went away; both end all tasks.
         """
         try:
-            event = await unless_gone(request, self._events.get())
+            event = await unless_gone(request, self._events.first())
             if isinstance(event, Failed):
                 raise ApiError(event.code, event.message)
         except BaseException:
             self.cancel()
             raise
-        rest = []
-        while not self._events.empty():
-            rest.append(self._events.get_nowait())
-        for item in [event, *rest]:
-            self._events.put_nowait(item)
         return event
 
     async def results(self, request: Request) -> list[Any]:
@@ -231,7 +261,11 @@ class Front:
             raise ApiError(501, "This model embeds texts and writes none: use /v1/embeddings")
         check_number(len(prompts) * params.n)
         generation = self.generation()
-        generation.submit(await asyncio.to_thread(self._tasks, prompts, params, generation))
+        if len(prompts) * params.n <= FEW_TASKS and params.has_quick_sampler:
+            tasks = self._tasks(prompts, params, generation)
+        else:
+            tasks = await asyncio.to_thread(self._tasks, prompts, params, generation)
+        generation.submit(tasks)
         return generation
 
     def _tasks(self, prompts: Sequence[Prompt], params: GenerationParams, generation: Generation) -> list[Task]:

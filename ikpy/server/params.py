@@ -41,6 +41,8 @@ UNSUPPORTED = {
 """Fields of llama.cpp that would change the answer, and what can be used instead."""
 LARGEST_INTEGER = 2**31 - 1
 LARGEST_SEED = 2**32
+MOST_BREAKERS = 100
+"""Each is searched in all tokens of the vocabulary."""
 LARGEST_FLOAT = 1e30
 """Bound of sampling values and biases; sums and products of a few stay within 32-bit floats."""
 
@@ -86,6 +88,11 @@ class GenerationParams:
     thinking: ThinkingLimit | None = None
     banned: BannedPhrases | None = None
     penalty_prompt: tuple[int, ...] | None = None
+
+    @property
+    def has_quick_sampler(self) -> bool:
+        """Whether a sampler needs neither a grammar nor the texts of all tokens."""
+        return not self.sampling.has_grammar and self.thinking is None and self.sampling.dry_multiplier <= 0
 
 
 def number(body: Body, key: str, default: float) -> float:
@@ -272,6 +279,8 @@ def read_sampling(
         breakers = _listed(body["dry_sequence_breakers"])
         if not isinstance(breakers, list) or not breakers or not all(isinstance(item, str) for item in breakers):
             raise bad_request("Error: dry_sequence_breakers must be a non-empty array of strings")
+        if len(breakers) > MOST_BREAKERS:
+            raise bad_request(f"dry_sequence_breakers: at most {MOST_BREAKERS} strings")
         values["dry_sequence_breakers"] = tuple(breakers)
     if body.get("logit_bias") is not None:
         values["logit_bias"] = read_logit_bias(body["logit_bias"], vocab)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -14,6 +15,7 @@ from ikpy.server.errors import bad_request
 from ikpy.server.front import Front
 from ikpy.server.http import json_response, parse_json, read_body, read_bytes
 from ikpy.server.params import bounded, integer, number, read_scales
+from ikpy.server.routes_slots import is_file_name
 from ikpy.server.routes_status import front_of
 
 T = TypeVar("T")
@@ -63,13 +65,27 @@ async def control_vector_load(request: Request) -> Response:
         raise bad_request('"path" must be a string')
     scale = bounded(number(body, "scale", 1.0))
     layers = integer(body, "layer_start", -1), integer(body, "layer_end", -1)
+    failed = f"Failed to load control vector from {path}"
+    file = vector_file(front, path)
+    if file is None:
+        hint = "only files in --slot-save-path and those of --control-vector can be loaded"
+        return json_response({"success": False, "error": f"{failed}: {hint}"}, 400)
     try:
         await asyncio.wrap_future(
-            front.engine.call(lambda: front.engine.change_vectors(lambda a: a.load_vector(path, scale, *layers)))
+            front.engine.call(lambda: front.engine.change_vectors(lambda a: a.load_vector(file, path, scale, *layers)))
         )
     except IkpyError:
-        return json_response({"success": False, "error": f"Failed to load control vector from {path}"}, 400)
+        return json_response({"success": False, "error": failed}, 400)
     return json_response({"success": True, "control_vectors": await in_engine(front, lambda: shown(front))})
+
+
+def vector_file(front: Front, path: str) -> str | None:
+    """The file a request may mean: one of the command line, or one by its name in the folder of slot files."""
+    settings = front.settings
+    if path in settings.control_vectors:
+        return path
+    folder = settings.slot_save_path
+    return str(Path(folder) / path) if folder is not None and is_file_name(path) else None
 
 
 async def control_vector_unload(request: Request) -> Response:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -16,7 +15,7 @@ from ikpy.server.chat.request import NO_MEDIA, ChatRequest, read_chat
 from ikpy.server.chat.tool_reading import parse_value
 from ikpy.server.errors import bad_request, error_body
 from ikpy.server.front import Front, Generation, random_id
-from ikpy.server.http import EventStream, json_response, named_event, read_body
+from ikpy.server.http import EventStream, aside, json_response, named_event, read_body
 from ikpy.server.routes_status import front_of
 from ikpy.server.tasks import Failed, Finished, Piece
 
@@ -231,7 +230,7 @@ async def messages(request: Request) -> Response:
     """POST /v1/messages."""
     front = front_of(request)
     body = to_chat(await read_body(request, front.settings))
-    chat = await asyncio.to_thread(read_chat, body, front)
+    chat = await aside(request, read_chat, body, front)
     generation = await front.start([chat.prompt], chat.params)
     if chat.params.stream:
         await generation.first(request)
@@ -258,5 +257,5 @@ async def count_tokens(request: Request) -> Response:
     """POST /v1/messages/count_tokens."""
     front = front_of(request)
     body = to_chat(await read_body(request, front.settings))
-    chat = await asyncio.to_thread(read_chat, body, front)
+    chat = await aside(request, read_chat, body, front)
     return json_response({"input_tokens": len(chat.prompt.tokens)})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from typing import Any
 
@@ -14,7 +13,7 @@ from starlette.responses import Response
 from ikpy.engine.pooling import pool
 from ikpy.server.errors import ApiError, bad_request
 from ikpy.server.front import Front, check_number
-from ikpy.server.http import json_response, read_body
+from ikpy.server.http import aside, json_response, read_body
 from ikpy.server.params import integer
 from ikpy.server.prompts import read_prompts
 from ikpy.server.routes_status import front_of
@@ -91,7 +90,7 @@ def texts_of(body: dict[str, Any]) -> Any:
 
 async def embed(request: Request, front: Front, value: Any) -> list[Embedded]:
     """Hidden states of every text (a string, token ids, or a list of them)."""
-    prompts = await asyncio.to_thread(read_prompts, value, front.vocab)
+    prompts = await aside(request, read_prompts, value, front.vocab)
     check_number(len(prompts))
     longest = max(len(prompt.tokens) for prompt in prompts)
     if longest > front.engine.context.n_ubatch or longest > front.engine.n_ctx_slot:

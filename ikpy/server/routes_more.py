@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ from starlette.responses import Response
 
 from ikpy.server.errors import ApiError, bad_request
 from ikpy.server.front import Front
-from ikpy.server.http import EventStream, json_response, read_body
+from ikpy.server.http import EventStream, aside, json_response, read_body
 from ikpy.server.params import read_generation
 from ikpy.server.prompts import Prompt
 from ikpy.server.routes_native import final_object, stream
@@ -36,8 +35,8 @@ async def infill(request: Request) -> Response:
     """POST /infill: text between a prefix and a suffix."""
     front = front_of(request)
     body = await read_body(request, front.settings)
-    prompt = await asyncio.to_thread(infill_prompt, front, body)
-    params = read_generation(body, front.settings, front.vocab, front.settings.n_slots)
+    prompt = await aside(request, infill_prompt, front, body)
+    params = await aside(request, read_generation, body, front.settings, front.vocab, front.settings.n_slots)
     generation = await front.start([prompt], params)
     if params.stream:
         await generation.first(request)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -12,7 +12,7 @@ from starlette.responses import Response
 from ikpy.server import probabilities
 from ikpy.server.errors import bad_request, error_body
 from ikpy.server.front import Front, Generation
-from ikpy.server.http import EventStream, data_event, json_response, read_body
+from ikpy.server.http import EventStream, aside, data_event, data_events, json_response, read_body
 from ikpy.server.params import GenerationParams, read_generation
 from ikpy.server.prompts import is_batch, is_token, join_tokens, read_prompts
 from ikpy.server.routes_status import front_of
@@ -25,8 +25,8 @@ async def completion(request: Request) -> Response:
     body = await read_body(request, front.settings)
     if "prompt" not in body:
         raise bad_request('"prompt" is required')
-    params = read_generation(body, front.settings, front.vocab, front.settings.n_slots)
-    prompts = await asyncio.to_thread(read_prompts, body["prompt"], front.vocab)
+    params = await aside(request, read_generation, body, front.settings, front.vocab, front.settings.n_slots)
+    prompts = await aside(request, read_prompts, body["prompt"], front.vocab)
     generation = await front.start(prompts, params)
     if params.stream:
         await generation.first(request)
@@ -38,18 +38,29 @@ async def completion(request: Request) -> Response:
 
 async def stream(front: Front, generation: Generation, params: GenerationParams) -> AsyncIterator[str]:
     """Events of a native stream."""
+    plain: dict[int, Callable[[str], str]] = {}
+    """Events of slots with nothing but text."""
     async for event in generation.events():
         if isinstance(event, Failed):
             yield data_event(error_body(event.code, event.message))
+        elif isinstance(event, Piece) and params.n_probs <= 0 and event.timings is None:
+            if event.id_slot not in plain:
+                plain[event.id_slot] = data_events(partial(text_object, event.id_slot))
+            yield plain[event.id_slot](event.text)
         elif isinstance(event, Piece):
             yield data_event(piece_object(front, params, event))
         elif isinstance(event, Finished):
             yield data_event(final_object(front, generation, params, event) | {"content": ""})
 
 
+def text_object(id_slot: int, text: str) -> dict[str, Any]:
+    """A streamed chunk of nothing but text."""
+    return {"content": text, "stop": False, "id_slot": id_slot, "multimodal": False}
+
+
 def piece_object(front: Front, params: GenerationParams, event: Piece) -> dict[str, Any]:
     """One streamed chunk."""
-    out: dict[str, Any] = {"content": event.text, "stop": False, "id_slot": event.id_slot, "multimodal": False}
+    out = text_object(event.id_slot, event.text)
     if params.n_probs > 0:
         out["completion_probabilities"] = probabilities.native(front.vocab, event.probabilities)
     if event.timings is not None:
@@ -107,7 +118,7 @@ async def tokenize(request: Request) -> Response:
     if not all(isinstance(item, str) or is_token(item) for item in items) or is_token(content):
         raise bad_request('"content" must be a string or an array of strings and token ids')
     add_special = body.get("add_special") is True
-    tokens = await asyncio.to_thread(join_tokens, items, front.vocab, add_special=add_special)
+    tokens = await aside(request, join_tokens, items, front.vocab, add_special=add_special)
     return json_response({"tokens": tokens})
 
 

@@ -5,7 +5,6 @@ Requests are turned into chat or completion requests of the other APIs; answers 
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -20,7 +19,7 @@ from ikpy.server.chat.request import read_chat
 from ikpy.server.chat.tool_reading import parse_value
 from ikpy.server.errors import ApiError, bad_request
 from ikpy.server.front import Front, Generation
-from ikpy.server.http import EventStream, json_response, read_body, to_json
+from ikpy.server.http import EventStream, aside, json_response, read_body, to_json
 from ikpy.server.params import GenerationParams, flag, read_generation
 from ikpy.server.prompts import Prompt, is_token, read_prompts
 from ikpy.server.routes_embeddings import L2, embed, need_embeddings, pooled
@@ -226,7 +225,7 @@ async def chat(request: Request) -> Response:
     fields = common_fields(body) | {"messages": messages}
     if body.get("tools"):
         fields["tools"] = body["tools"]
-    found = await asyncio.to_thread(read_chat, fields, front)
+    found = await aside(request, read_chat, fields, front)
     return await respond(request, front, Answer(front, body, found.output, chat=True), found.prompt, found.params)
 
 
@@ -247,13 +246,13 @@ async def generate(request: Request) -> Response:
     if not isinstance(earlier, list) or not all(is_token(item) for item in earlier):
         raise bad_request("'context' must be an array of token ids")
     if flag(body, "raw"):
-        params = read_generation(fields, front.settings, front.vocab, front.settings.n_slots)
-        text = (await asyncio.to_thread(read_prompts, prompt, front.vocab))[0]
+        params = await aside(request, read_generation, fields, front.settings, front.vocab, front.settings.n_slots)
+        text = (await aside(request, read_prompts, prompt, front.vocab))[0]
         output = OutputFormat()
     else:
         messages = [{"role": "system", "content": system}] if system else []
         fields["messages"] = [*messages, {"role": "user", "content": prompt}]
-        found = await asyncio.to_thread(read_chat, fields, front)
+        found = await aside(request, read_chat, fields, front)
         text, params, output = found.prompt, found.params, found.output
     if earlier:
         text = Prompt(read_prompts(earlier, front.vocab)[0].tokens + text.tokens, text.shown)

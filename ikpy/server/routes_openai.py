@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -26,7 +26,7 @@ from ikpy.server.chat.request import (
 )
 from ikpy.server.errors import bad_request, error_body
 from ikpy.server.front import Front, Generation, random_id
-from ikpy.server.http import DONE, EventStream, data_event, json_response, read_body
+from ikpy.server.http import DONE, EventStream, aside, data_event, data_events, json_response, read_body
 from ikpy.server.params import GenerationParams, flag, integer, read_generation
 from ikpy.server.prompts import read_prompts
 from ikpy.server.routes_status import front_of
@@ -83,17 +83,25 @@ class Completions:
         tail = {"usage": usage(events, self.params.n), "id": self.id, "timings": events[-1].timings.json()}
         return self.head(choices) | tail
 
+    def chunk(self, index: int, text: str, logprobs: Any = None) -> dict[str, Any]:
+        """New text of an answer."""
+        return self.head([self.choice(index, text, logprobs, None)]) | {"id": self.id}
+
     async def stream(self, generation: Generation) -> AsyncIterator[str]:
         """Events of a stream."""
+        plain: dict[int, Callable[[str], str]] = {}
+        """Events of answers with nothing but text."""
         async for event in generation.events():
             if isinstance(event, Failed):
                 yield data_event(error_body(event.code, event.message))
+            elif isinstance(event, Piece) and event.timings is None and not event.probabilities:
+                if event.index not in plain:
+                    plain[event.index] = data_events(partial(self.chunk, event.index))
+                yield plain[event.index](event.text)
             elif isinstance(event, Piece):
                 logprobs = self.logprobs(event.probabilities) if event.probabilities else None
-                chunk = self.head([self.choice(event.index, event.text, logprobs, None)]) | {"id": self.id}
-                if event.timings is not None:
-                    chunk["timings"] = event.timings.json()
-                yield data_event(chunk)
+                more = {} if event.timings is None else {"timings": event.timings.json()}
+                yield data_event(self.chunk(event.index, event.text, logprobs) | more)
             elif isinstance(event, Finished):
                 choice = self.choice(event.index, "", None, stop_reason(event))
                 tail = {"usage": usage([event], 1), "id": self.id, "timings": event.timings.json()}
@@ -112,9 +120,9 @@ async def completions(request: Request) -> Response:
     for name in ("best_of", "suffix"):
         if body.get(name) is not None:
             raise bad_request(f"Unsupported param: {name}")
-    params = read_generation(body, front.settings, front.vocab, front.settings.n_slots)
+    params = await aside(request, read_generation, body, front.settings, front.vocab, front.settings.n_slots)
     params = replace(params, n_probs=integer(body, "logprobs", params.n_probs))
-    prompts = await asyncio.to_thread(read_prompts, body["prompt"], front.vocab)
+    prompts = await aside(request, read_prompts, body["prompt"], front.vocab)
     answers = Completions(front, params, model_of(body, front))
     generation = await front.start(prompts, params)
     if params.stream:
@@ -134,6 +142,8 @@ class ChatAnswer:
         self.chat = chat
         self.id = random_id("chatcmpl-")
         self.created = int(time.time())
+        self._plain: dict[tuple[int, str], Callable[[str], str]] = {}
+        """Chunks with nothing but text, by answer and kind of text."""
         self._unsent: defaultdict[int, list[TokenProbability]] = defaultdict(list)
         """By answer, of tokens whose text the reader holds back."""
 
@@ -170,10 +180,14 @@ class ChatAnswer:
             "timings": events[-1].timings.json(),
         }
 
+    def chunk_object(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        """What is in every event of a stream."""
+        head = {"choices": choices, "created": self.created, "id": self.id, "model": self.chat.model}
+        return head | {"object": "chat.completion.chunk"}
+
     def chunk(self, choices: list[dict[str, Any]], **more: Any) -> str:
         """One event of a stream."""
-        head = {"choices": choices, "created": self.created, "id": self.id, "model": self.chat.model}
-        return data_event(head | {"object": "chat.completion.chunk"} | more)
+        return data_event(self.chunk_object(choices) | more)
 
     async def stream(self, generation: Generation) -> AsyncIterator[str]:
         """Events of a stream."""
@@ -207,9 +221,24 @@ class ChatAnswer:
         extra = self.logprobs(self._unsent.pop(event.index, ())) if deltas else {}
         chunks = []
         for i, delta in enumerate(deltas):
+            if not more and not extra and delta.kind != "tool":
+                chunks.append(self._text_chunk(event.index, delta))
+                continue
             choice = {"finish_reason": None, "index": event.index, "delta": delta_object(delta)}
             chunks.append(self.chunk([choice | (extra if i == 0 else {})], **more))
         return chunks
+
+    def _text_chunk(self, index: int, delta: Delta) -> str:
+        """Chunk with nothing but text."""
+        key = index, delta.kind
+
+        def make(text: str) -> dict[str, Any]:
+            choice = {"finish_reason": None, "index": index, "delta": delta_object(Delta(delta.kind, text))}
+            return self.chunk_object([choice])
+
+        if key not in self._plain:
+            self._plain[key] = data_events(make)
+        return self._plain[key](delta.text)
 
     def _last_chunk(self, event: Finished, called: bool) -> str:
         choice = {"finish_reason": finish_reason(event, called), "index": event.index, "delta": {}}
@@ -238,7 +267,7 @@ async def chat_completions(request: Request) -> Response:
     """POST /v1/chat/completions."""
     front = front_of(request)
     body = await read_body(request, front.settings)
-    chat = await asyncio.to_thread(read_chat, body, front)
+    chat = await aside(request, read_chat, body, front)
     generation = await front.start([chat.prompt], chat.params)
     answer = ChatAnswer(front, chat)
     if chat.params.stream:
@@ -252,5 +281,5 @@ async def apply_template(request: Request) -> Response:
     front = front_of(request)
     body = await read_body(request, front.settings)
     messages, tools = read_messages(body), read_tools(body)
-    text, _, _ = await asyncio.to_thread(render, front, body, messages, tools, read_tool_choice(body))
+    text, _, _ = await aside(request, render, front, body, messages, tools, read_tool_choice(body))
     return json_response({"prompt": text})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -15,7 +14,7 @@ from ikpy.server.chat.output import ChatMessage
 from ikpy.server.chat.request import ChatRequest, read_chat
 from ikpy.server.errors import bad_request, error_body
 from ikpy.server.front import Generation, random_id
-from ikpy.server.http import EventStream, json_response, named_event, read_body
+from ikpy.server.http import EventStream, aside, json_response, named_event, read_body
 from ikpy.server.routes_status import front_of
 from ikpy.server.tasks import Failed, Finished, Piece
 
@@ -294,7 +293,7 @@ async def responses(request: Request) -> Response:
     """POST /v1/responses and /responses."""
     front = front_of(request)
     body = to_chat(await read_body(request, front.settings))
-    chat = await asyncio.to_thread(read_chat, body, front)
+    chat = await aside(request, read_chat, body, front)
     generation = await front.start([chat.prompt], chat.params)
     writer = ResponseWriter(chat)
     if chat.params.stream:

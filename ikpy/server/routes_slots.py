@@ -31,14 +31,19 @@ def save_folder(front: Front) -> Path:
     return Path(front.settings.slot_save_path)
 
 
-def file_name(value: Any) -> str:
-    """A checked file name: no path leads out of the folder."""
+def is_file_name(value: Any) -> bool:
+    """Whether a value names a file in a folder and leads nowhere else."""
     bad = '/\\:*?"<>|\0'
     if not isinstance(value, str) or not value or value.startswith(".") or ".." in value or set(value) & set(bad):
+        return False
+    return len(value.encode("utf-8", "replace")) <= 200
+
+
+def file_name(value: Any) -> str:
+    """The checked name of a slot file. Raises ApiError 400."""
+    if not is_file_name(value) or value.endswith(".tokens.json"):
         raise bad_request("Invalid filename")
-    if len(value.encode("utf-8", "replace")) > 200 or value.endswith(".tokens.json"):
-        raise bad_request("Invalid filename")
-    return value
+    return str(value)
 
 
 async def slot_action(request: Request) -> Response:

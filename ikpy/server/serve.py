@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from ikpy.server.protocol import http_protocol
 from ikpy.server.slot_files import restore_slots, save_slots
 
 if TYPE_CHECKING:
@@ -52,10 +53,14 @@ class HttpServer(uvicorn.Server):
         self.should_exit = True
 
 
-def http_config(app: ASGIApp, *, drain_seconds: float, ssl_key_file: str | None, ssl_cert_file: str | None) -> Any:
-    """How the HTTP side runs."""
+def http_config(
+    app: ASGIApp, *, timeout: float, drain_seconds: float, ssl_key_file: str | None, ssl_cert_file: str | None
+) -> Any:
+    """How the HTTP side runs; clients have ``timeout`` seconds for the head of a request. uvicorn takes uvloop's event
+    loop where it is installed."""
     return uvicorn.Config(
         app,
+        http=http_protocol(timeout),
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -77,7 +82,11 @@ def serve(
 ) -> None:
     """Answers requests on a bound socket until a signal; running requests get ``drain_seconds`` to end."""
     config = http_config(
-        server.app, drain_seconds=drain_seconds, ssl_key_file=ssl_key_file, ssl_cert_file=ssl_cert_file
+        server.app,
+        timeout=server.front.settings.timeout,
+        drain_seconds=drain_seconds,
+        ssl_key_file=ssl_key_file,
+        ssl_cert_file=ssl_cert_file,
     )
     restore_slots(server)
     server.engine.start()

@@ -21,6 +21,8 @@ class ServerSettings:
     context. ``cache_ram`` is the limit of saved texts in host memory in bytes (-1: none), which are made when a
     request would keep less than the share ``cache_ram_similarity`` of a slot's text of at least ``cache_ram_n_min``
     tokens. ``api_keys`` gives the name of every key. ``slot_autosave`` keeps slots over a restart.
+    ``cors`` are the origins whose pages may use the server ("*": all; None: all without keys, none with keys),
+    ``control_vectors`` the files of control vectors that requests may name, beside those in ``slot_save_path``.
     ``reasoning_budget`` is the most tokens of reasoning (-1: no limit), ``reasoning_budget_message`` a text that is
     written when they are used up.
     ``banned_strings`` may not appear in answers to requests that give none, ``banned_n`` of their tokens are banned.
@@ -48,6 +50,8 @@ class ServerSettings:
     cache_ram_n_min: int = 0
     max_body: int = 64 << 20
     api_keys: Mapping[str, str] = field(default_factory=dict)
+    cors: tuple[str, ...] | None = None
+    control_vectors: tuple[str, ...] = ()
     metrics: bool = False
     slots: bool = True
     slot_save_path: str | None = None

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from ikpy.engine.thinking import ThinkingLimit
     from ikpy.vocab import Vocab
 
+MOST_KEPT = 16
+"""Lists of breakers per vocabulary whose tokens are kept."""
+_breakers: WeakKeyDictionary[Vocab, dict[tuple[str, ...], DryBreakers]] = WeakKeyDictionary()
 _texts: WeakKeyDictionary[Vocab, dict[int, TokenTexts]] = WeakKeyDictionary()
 
 
@@ -32,11 +35,18 @@ def token_texts(vocab: Vocab, n_vocab: int) -> TokenTexts:
 
 
 def breakers_of(params: SamplingParams, vocab: Vocab) -> DryBreakers:
-    """DRY breakers as token sequences; empty while DRY is off."""
+    """DRY breakers as token sequences, made once for equal lists; empty while DRY is off."""
     if params.dry_multiplier <= 0 or params.dry_penalty_last_n == 0:
         return {}
-    pieces = [vocab.token_to_piece(i, special=True) for i in range(vocab.n_tokens)]
-    return dry_breakers(params.dry_sequence_breakers, pieces, lambda text: vocab.tokenize(text, add_special=False))
+    kept, wanted = _breakers.setdefault(vocab, {}), tuple(params.dry_sequence_breakers)
+    found = kept.get(wanted)
+    if found is None:
+        pieces = [vocab.token_to_piece(i, special=True) for i in range(vocab.n_tokens)]
+        found = dry_breakers(wanted, pieces, lambda text: vocab.tokenize(text, add_special=False))
+        if len(kept) >= MOST_KEPT:
+            kept.clear()
+        kept[wanted] = found
+    return found
 
 
 def make_sampler(

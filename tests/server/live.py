@@ -14,6 +14,7 @@ import psutil
 import uvicorn
 
 from ikpy.server.build import Server
+from ikpy.server.protocol import http_protocol
 from tests.server.harness import start_server
 
 PATIENCE = 120.0
@@ -21,13 +22,15 @@ PATIENCE = 120.0
 
 
 @contextlib.contextmanager
-def listening(command: str, *, queue_limit: int = 512) -> Iterator[tuple[httpx.Client, Server]]:
+def listening(
+    command: str, *, queue_limit: int = 512, head_timeout: float = PATIENCE
+) -> Iterator[tuple[httpx.Client, Server]]:
     """Client and server on a free port of the loopback interface."""
     server = start_server(command)
     server.front.settings.queue_limit = queue_limit
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    http = uvicorn.Server(uvicorn.Config(server.app, log_level="error"))
+    http = uvicorn.Server(uvicorn.Config(server.app, http=http_protocol(head_timeout), log_level="error"))
     thread = threading.Thread(target=http.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     assert wait_for(lambda: http.started)

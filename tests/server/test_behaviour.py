@@ -12,7 +12,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
-from tests.server.harness import read_events, running
+from ikpy.engine.sampling_params import SamplingParams
+from ikpy.tools.sampler_setup import breakers_of
+from tests.server.harness import MODELS, loaded, read_events, running
 
 TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
@@ -129,6 +131,17 @@ def test_dry_breakers_may_be_the_text_of_a_list(tiny: TestClient) -> None:
     for wrong in ("*", "[]", "[1]", "[" * 100_000):
         error = post(tiny, "/completion", 400, prompt="The", dry_sequence_breakers=wrong)["error"]
         assert "non-empty array of strings" in error["message"]
+    many = [f"{i}" for i in range(101)]
+    assert "at most 100" in post(tiny, "/completion", 400, prompt="The", dry_sequence_breakers=many)["error"]["message"]
+
+
+def test_dry_breakers_are_found_once_for_equal_lists() -> None:
+    vocab = loaded(MODELS["MODEL"]).vocab
+    one, other = ((f"a{i}", "\n") for i in (1, 2))
+    first = breakers_of(SamplingParams(dry_multiplier=0.8, dry_sequence_breakers=one), vocab)
+    assert breakers_of(SamplingParams(dry_multiplier=0.5, dry_sequence_breakers=tuple(one)), vocab) is first
+    assert breakers_of(SamplingParams(dry_multiplier=0.8, dry_sequence_breakers=other), vocab) != first
+    assert breakers_of(SamplingParams(dry_sequence_breakers=one), vocab) == {}
 
 
 def test_grammar_errors_name_the_place(tiny: TestClient) -> None:

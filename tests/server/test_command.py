@@ -107,6 +107,7 @@ def test_a_used_port_is_reported() -> None:
         (("--chat-template", "zzz"), "the supplied chat template is not supported: zzz"),
         (("--chat-template", "{% if %}"), "chat template, line 1"),
         (("--chat-template-file", "/nofile"), "failed to open file '/nofile'"),
+        (("--slot-save-path", "/proc"), "--slot-save-path /proc: "),
         (("--path", "/nodir"), "--path /nodir: no such directory"),
         (("--ssl-key-file", "x.pem"), "HTTPS needs both"),
         (("-c", "256", "-np", "64"), "too small for 64 slots"),

@@ -15,6 +15,7 @@ import pytest
 from ikpy.cli.parser import parse
 from ikpy.errors import UsageError
 from ikpy.server.keys import KeyRing, read_keys
+from tests.server.harness import running
 from tests.server.live import PATIENCE, wait_for
 from tests.server.test_command import failed_start, process
 
@@ -188,3 +189,31 @@ def test_saved_slots_restore_after_a_kill_under_load(tmp_path: Path) -> None:
         assert again["timings"]["prompt_n"] == 1
         leftovers = [path.name for path in tmp_path.iterdir() if not path.name.startswith(("kept", ".kept"))]
         assert leftovers == []
+
+
+ORIGIN = "https://a.example"
+
+
+@pytest.mark.parametrize(
+    ("options", "allowed", "others"),
+    [
+        ("", True, True),
+        ("--api-key k", False, False),
+        (f"--api-key k --cors {ORIGIN}", True, False),
+        (f"--api-key k --cors https://b.example,{ORIGIN}", True, False),
+        ("--api-key k --cors *", True, True),
+        (f"--cors {ORIGIN}", True, False),
+        ("--cors https://b.example", False, False),
+    ],
+)
+def test_pages_of_other_origins(options: str, allowed: bool, others: bool) -> None:
+    with running(f"llama-server -m PUPPET -t 1 -c 256 {options}") as client:
+        for origin, may in ((ORIGIN, allowed), ("https://c.example", others)):
+            headers = {"Origin": origin, "X-Api-Key": "k"}
+            for answer in (
+                client.options("/v1/chat/completions", headers=headers),
+                client.get("/props", headers=headers),
+                client.post("/tokenize", headers=headers | {"X-Api-Key": "wrong"}, json={"content": "a"}),
+            ):
+                assert answer.headers.get("access-control-allow-origin") == (origin if may else None)
+                assert answer.headers["server"] == "ikpy"

@@ -22,7 +22,7 @@ from ikpy.server.errors import ApiError
 from ikpy.server.log import ServerLog
 from ikpy.server.router.catalog import ModelFile, scan
 from ikpy.server.router.pool import GRACE_SECONDS, Limits, Pool
-from ikpy.server.router.worker import Worker
+from ikpy.server.router.worker import NO_MEMORY, NoRoomError, State, Worker
 from tests.server.harness import MODELS
 from tests.server.live import PATIENCE, address_of, wait_for
 
@@ -92,6 +92,87 @@ def test_models_on_their_way_count(folder: Path) -> None:
         await asyncio.wait({second})
 
     asyncio.run(play())
+
+
+class SharedMemory:
+    """Memory of which each process takes one unit; a process that finds none ends as `ikpy server` does."""
+
+    def __init__(self, units: int) -> None:
+        self.free = units
+        self.ended: list[str] = []
+
+    def worker(self, model: ModelFile) -> Worker:
+        memory = self
+
+        class Process(Worker):
+            """A process that needs a unit."""
+
+            runs = False
+
+            @property
+            def pid(self) -> int | None:
+                return 1 if self.runs else None
+
+            async def _start(self) -> None:
+                self.state = State.LOADING
+                await asyncio.sleep(0)
+                if memory.free == 0:
+                    self.state = State.FAILED
+                    raise NoRoomError(500, "no memory")
+                memory.free -= 1
+                self.runs, self.state = True, State.LOADED
+
+            async def stop(self, seconds: float = 30.0) -> None:
+                memory.free += 1
+                memory.ended.append(self.model.name)
+                self.runs, self.state = False, State.UNLOADED
+
+        return Process(model, [], {}, ServerLog(), 1.0)
+
+
+def test_idle_models_go_when_memory_runs_out(tmp_path: Path) -> None:
+    for name in "abcd":
+        (tmp_path / f"{name}.gguf").write_bytes(b"x")
+    memory = SharedMemory(2)
+    pool = Pool(tmp_path, Limits(n_models=0), memory.worker)
+
+    async def ask(name: str) -> None:
+        async with pool.use(name):
+            await asyncio.sleep(0.01)
+
+    async def play() -> None:
+        for name in "abab":
+            await ask(name)
+        assert memory.ended == [], "both fit"
+        await ask("c")
+        assert memory.ended == ["a"], "the one used least recently goes"
+        await asyncio.gather(ask("d"), ask("d"))
+        assert memory.ended == ["a", "b"], "two requests for one model unload one"
+        async with pool.use("c"), pool.use("d"):
+            with pytest.raises(ApiError, match="try again later") as found:
+                await ask("a")
+            assert found.value.code == 503
+        await ask("a")
+        memory.free = 0
+        for worker in pool.loaded():
+            await pool.unload(worker.model.name)
+        memory.free = 0
+        with pytest.raises(NoRoomError):
+            await ask("b")
+
+    asyncio.run(play())
+
+
+def test_a_process_without_device_memory_says_so() -> None:
+    line = [sys.executable, "-m", "ikpy", "server", "-m", MODELS["MODEL"], "-ngl", "99", "--port", "0"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "IKPY_CUDA_EMULATE": "1", "IKPY_CUDA_EMULATE_MIB": "1"}
+    for extra, status in (({}, 1), ({"IKPY_WORKER": "1"}, NO_MEMORY)):
+        done = subprocess.run(
+            line, env=environment | extra, capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
+        assert done.returncode == status, done.stderr
+        assert done.stderr.strip().splitlines()[-1].startswith("error: "), done.stderr
+        assert "MiB are free" in done.stderr
 
 
 def test_a_long_line_of_a_log_is_passed_over() -> None:

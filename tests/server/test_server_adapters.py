@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -97,15 +98,34 @@ def test_slot_files_keep_the_scales_of_their_text(files: tuple[Path, Path], tmp_
         assert client.post("/slots/0?action=restore", json=name).status_code == 400, "the adapter is not there"
 
 
+def test_requests_name_control_vectors_in_the_slot_folder_only(files: tuple[Path, Path], tmp_path: Path) -> None:
+    _, vector = files
+    folder = tmp_path / "slots"
+    folder.mkdir()
+    shutil.copy(vector, folder / "mood.gguf")
+    outside = tmp_path / "outside.gguf"
+    shutil.copy(vector, outside)
+    with running("llama-server -m MODEL -t 1 -c 512 --slot-save-path slots/", folder) as client:
+        inside = str(folder / "mood.gguf")
+        for path in (str(outside), inside, "../outside.gguf", "./mood.gguf", "slots/mood.gguf", "/dev/null"):
+            answer = client.post("/control-vectors/load", json={"path": path})
+            assert answer.status_code == 400 and "only files in" in answer.json()["error"]
+        assert client.post("/control-vectors/load", json={"path": "mood.gguf"}).json()["success"]
+    with running("llama-server -m MODEL -t 1 -c 512") as client:
+        assert client.post("/control-vectors/load", json={"path": str(vector)}).status_code == 400
+
+
 def test_control_vectors_load_scale_and_unload(files: tuple[Path, Path]) -> None:
     vector = files[1]
     with running(f"llama-server -m MODEL -t 1 -c 512 --control-vector-scaled {vector} 0.5") as client:
         steered = text(client)
-    with running("llama-server -m MODEL -t 1 -c 512") as client:
+        assert client.post("/control-vectors/load", json={"path": str(vector)}).json()["success"]
+        assert text(client) != steered
+    with running("llama-server -m MODEL -t 1 -c 512 --slot-save-path slots/", vector.parent) as client:
         plain = text(client)
         assert plain != steered
-        answer = client.post("/control-vectors/load", json={"path": str(vector), "scale": 0.25}).json()
-        shown = {"id": 0, "path": str(vector), "scale": 0.25, "layer_start": -1, "layer_end": -1}
+        answer = client.post("/control-vectors/load", json={"path": vector.name, "scale": 0.25}).json()
+        shown = {"id": 0, "path": vector.name, "scale": 0.25, "layer_start": -1, "layer_end": -1}
         assert answer == {"success": True, "control_vectors": [shown]}
         assert client.post("/control-vectors/apply", json=[{"id": 0, "scale": 0.5}]).json() == {"success": True}
         assert client.get("/control-vectors").json() == [{**shown, "scale": 0.5}]

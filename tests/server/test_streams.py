@@ -12,8 +12,8 @@ import pytest
 from ikpy.engine.sampling import SamplingParams
 from ikpy.server.chat.output import OutputFormat
 from ikpy.server.chat.request import ChatRequest
-from ikpy.server.front import Mail
-from ikpy.server.http import EventStream
+from ikpy.server.front import Inbox, Mail
+from ikpy.server.http import EventStream, data_event, data_events
 from ikpy.server.params import GenerationParams
 from ikpy.server.prompts import Prompt
 from ikpy.server.routes_openai import ChatAnswer
@@ -131,8 +131,7 @@ class Loop:
 def test_the_loop_is_woken_once_for_the_events_of_a_batch() -> None:
     loop = Loop()
     mail: Any = Mail(loop)  # type: ignore[arg-type]
-    first: asyncio.Queue[Any] = asyncio.Queue()
-    second: asyncio.Queue[Any] = asyncio.Queue()
+    first, second = Inbox(), Inbox()
     mail.send()
     assert not loop.calls
     for n in range(3):
@@ -141,17 +140,49 @@ def test_the_loop_is_woken_once_for_the_events_of_a_batch() -> None:
     mail.send()
     assert len(loop.calls) == 1
     loop.calls[0]()
-    assert [first.get_nowait() for _ in range(3)] == [0, 1, 2]
-    assert [second.get_nowait() for _ in range(3)] == [10, 11, 12]
+
+    async def read(inbox: Inbox) -> list[Any]:
+        return [await inbox.first(), *[await inbox.get() for _ in range(3)]]
+
+    assert asyncio.run(read(first)) == [0, 0, 1, 2]
+    assert asyncio.run(read(second)) == [10, 10, 11, 12]
     mail.send()
     assert len(loop.calls) == 1
+
+
+def test_a_reader_that_was_given_up_loses_no_event() -> None:
+    async def play() -> None:
+        inbox: Any = Inbox()
+        waiting = asyncio.ensure_future(inbox.get())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        inbox.put(1)
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        later = asyncio.ensure_future(inbox.get())
+        assert await later == 1
+        later = asyncio.ensure_future(inbox.get())
+        await asyncio.sleep(0)
+        inbox.put(2)
+        inbox.put(3)
+        assert [await later, await inbox.get()] == [2, 3]
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("text", ["a", 'quotes " and \\ and \n', "\u00e9 \U0001f600 \u2028", "\x00\x7f"])
+def test_events_around_a_text_are_those_of_the_whole_object(text: str) -> None:
+    def make(text: str) -> dict[str, Any]:
+        return {"id": 'x"y', "choices": [{"delta": {"content": text}, "end": None}]}
+
+    assert data_events(make)(text) == data_event(make(text))
 
 
 def test_events_for_a_closed_loop_are_dropped() -> None:
     loop = asyncio.new_event_loop()
     loop.close()
     mail = Mail(loop)
-    mail.put(asyncio.Queue(), None)  # type: ignore[arg-type]
+    mail.put(Inbox(), None)  # type: ignore[arg-type]
     mail.send()
 
 

@@ -13,13 +13,17 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ikpy.errors import ResourceError
+from ikpy.errors import OutOfMemoryError, ResourceError
 
 ALIGNMENT = 256
 
 
 class DeviceError(ResourceError):
     """A device failed, or has too little memory."""
+
+
+class DeviceMemoryError(DeviceError, OutOfMemoryError):
+    """A device has too little free memory."""
 
 
 class LaunchLike(Protocol):

@@ -18,7 +18,7 @@ import numpy as np
 import pycuda.driver as cuda
 
 from ikpy.backends.cuda import nvml
-from ikpy.backends.cuda.api import Device, DeviceError, Event, Graph, LaunchLike, MemoryInfo, Stream
+from ikpy.backends.cuda.api import Device, DeviceError, DeviceMemoryError, Event, Graph, LaunchLike, MemoryInfo, Stream
 from ikpy.backends.cuda.arguments import pack
 from ikpy.backends.cuda.interrupts import held_back
 
@@ -368,7 +368,7 @@ class CudaDevice(Device):
                 allocation = cuda.mem_alloc(max(nbytes, 1))
             except cuda.MemoryError as error:
                 free = cuda.mem_get_info()[0]
-                raise DeviceError(
+                raise DeviceMemoryError(
                     f"{self.name}: failed to allocate buffer of {nbytes} bytes: {free} are free; "
                     "offload fewer layers (-ngl), keep experts on the CPU (--n-cpu-moe) or use a smaller -c or -ub"
                 ) from error

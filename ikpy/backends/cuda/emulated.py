@@ -15,7 +15,17 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ikpy.backends.cuda.api import Device, DeviceError, Event, Graph, LaunchLike, MemoryInfo, Stream, aligned
+from ikpy.backends.cuda.api import (
+    Device,
+    DeviceError,
+    DeviceMemoryError,
+    Event,
+    Graph,
+    LaunchLike,
+    MemoryInfo,
+    Stream,
+    aligned,
+)
 
 POISON = b"\xff"
 Launcher = Callable[[LaunchLike], None]
@@ -170,7 +180,7 @@ class EmulatedDevice(Device):
     def alloc(self, nbytes: int) -> int:
         size = aligned(nbytes)
         if self._used + size > self.total_bytes:
-            raise DeviceError(
+            raise DeviceMemoryError(
                 f"{self.name}: failed to allocate buffer of {nbytes} bytes: {self.total_bytes - self._used} are free"
             )
         region = mmap.mmap(-1, size)

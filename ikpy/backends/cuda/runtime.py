@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ikpy.backends.cuda.api import Device, DeviceError, aligned
+from ikpy.backends.cuda.api import Device, DeviceError, DeviceMemoryError, aligned
 from ikpy.backends.cuda.interrupts import held_back
 from ikpy.backends.cuda.plan import HybridPlan
 from ikpy.backends.cuda.setup import DeviceSetup
@@ -228,7 +228,7 @@ class DeviceRuntime:
             if wanted > free:
                 sizes = {"weights": weights, "cache": needs.cache, "compute": needs.compute_bytes}
                 parts = ", ".join(f"{name} {nbytes / MIB:.0f}" for name, nbytes in sizes.items())
-                raise DeviceError(
+                raise DeviceMemoryError(
                     f"{device.name}: failed to allocate buffer: {wanted / MIB:.0f} MiB are needed ({parts}), "
                     f"{free / MIB:.0f} MiB are free; offload fewer layers (-ngl), keep more experts on the CPU "
                     "(-ncmoe), use a smaller -c or -ub, or let --fit choose"

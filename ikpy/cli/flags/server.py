@@ -37,6 +37,14 @@ ROWS = (
         "file with lines `KEY` or `NAME KEY`; read again at SIGHUP",
         S,
     ),
+    option(
+        "--cors",
+        Kind("ORIGINS"),
+        "server.cors",
+        "origins whose pages may use the server, with commas between; * = all (without it all while there are no keys, "
+        "none with keys)",
+        S,
+    ),
     option("--ssl-key-file", PATH, "server.ssl_key_file", "PEM key for HTTPS", S),
     option("--ssl-cert-file", PATH, "server.ssl_cert_file", "PEM certificate for HTTPS", S),
     option("-to --timeout", INT, "server.timeout", "socket timeout in seconds", S),

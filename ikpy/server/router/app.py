@@ -208,4 +208,4 @@ def make_router(pool: Pool, settings: ServerSettings, keys: KeyRing, log: Server
     ]
     app = Starlette(routes=routes, exception_handlers=error_handlers(), lifespan=lifespan)
     app.state.pool, app.state.settings, app.state.log = pool, settings, log
-    return Gate(app, keys, log)
+    return Gate(app, keys, log, settings.cors)

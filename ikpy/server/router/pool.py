@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ikpy.server.errors import ApiError
 from ikpy.server.router.catalog import ModelFile, scan
-from ikpy.server.router.worker import State, Worker
+from ikpy.server.router.worker import NoRoomError, State, Worker
 
 CHECK_SECONDS = 2.0
 """Seconds between two looks at idle times and memory."""
@@ -73,11 +73,35 @@ class Pool:
         """The process of a model, which is loaded if needed and stays loaded meanwhile."""
         worker = await self._reserve(name)
         try:
-            await worker.load()
+            await self._load(worker)
             yield worker
         finally:
             worker.n_running -= 1
             worker.last_used = time.monotonic()
+
+    async def _load(self, worker: Worker) -> None:
+        """Loads a model; for lack of memory idle ones are unloaded, one after another."""
+        while True:
+            try:
+                return await worker.load()
+            except NoRoomError as error:
+                if not await self._try_again(worker, error):
+                    if any(other.pid is not None for other in self.workers.values() if other is not worker):
+                        message = f"{error.message}; the other models are in use, try again later"
+                        raise ApiError(503, message, {"Retry-After": "5"}) from None
+                    raise
+
+    async def _try_again(self, wanted: Worker, error: NoRoomError) -> bool:
+        """Ends the idle process used least recently and starts the wanted one again, unless another request has done
+        so meanwhile; False if none is idle."""
+        async with self._lock:
+            if not wanted.failed_with(error):
+                return True
+            idle = [worker for worker in self.loaded() if worker is not wanted and not worker.n_running]
+            if idle:
+                await idle[0].stop()
+                wanted.begin()
+            return bool(idle)
 
     async def _reserve(self, name: str) -> Worker:
         async with self._lock:

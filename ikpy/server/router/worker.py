@@ -34,6 +34,14 @@ LOST_SECONDS = 5.0
 """Most seconds between a broken connection and the end of the process that broke it."""
 
 
+NO_MEMORY = 12
+"""Exit status of a process that could not load its model for lack of memory, of the machine or of a device."""
+
+
+class NoRoomError(ApiError):
+    """A model cannot be loaded while others take the memory."""
+
+
 class State(Enum):
     """What a model's process is doing."""
 
@@ -101,16 +109,26 @@ class Worker:
         return self.memory if self.state is State.LOADED else max(self.memory, self.model.size)
 
     async def load(self) -> None:
-        """Starts the process if it is not running and waits until it answers. Raises ApiError 500."""
+        """Starts the process if it is not running and waits until it answers. Raises ApiError 500,
+        NoRoomError for lack of memory."""
         self.last_used = time.monotonic()
         if self.state is State.LOADED and self.pid is not None:
             return
         if self._ending is not None:
             await asyncio.shield(self._ending)
+        # A client that goes away gives up waiting, not the start that others may wait for.
+        await asyncio.shield(self.begin())
+
+    def begin(self) -> asyncio.Task[None]:
+        """Starts the process unless that is under way; what is waited for."""
         if self._loading is None or self._loading.done():
             self._loading = asyncio.ensure_future(self._start())
-        # A client that goes away gives up waiting, not the start that others may wait for.
-        await asyncio.shield(self._loading)
+        return self._loading
+
+    def failed_with(self, error: Exception) -> bool:
+        """Whether this error ended the last start."""
+        loading = self._loading
+        return loading is not None and loading.done() and not loading.cancelled() and loading.exception() is error
 
     async def lost(self) -> bool:
         """After a broken connection: whether the process has ended. Its end becomes known a moment later."""
@@ -147,7 +165,8 @@ class Worker:
             reason = next((line for line in reversed(self._last_lines) if line.startswith("error: ")), "")
             message = reason or f"its process ended with status {ended.result()}"
             self._log.failure("router", "model not loaded", model=self.model.name, error=message)
-            raise ApiError(500, f"the model {self.model.name} cannot be loaded: {message}")
+            kind = NoRoomError if ended.result() == NO_MEMORY else ApiError
+            raise kind(500, f"the model {self.model.name} cannot be loaded: {message}")
         timeout = httpx.Timeout(self._timeout, connect=10.0)
         address = f"http://127.0.0.1:{port.result()}"
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=16)

@@ -1,5 +1,7 @@
-// Latent attention on caches of codes: the codes are multiplied as they are, on int8 tiles. Queries and
-// weights are integers of 16 bits in two bytes, as in flash_codes.hpp.
+// Latent attention on caches of codes, on int8 tiles: queries, keys and weights are integers of 16 bits in two
+// bytes, 256 hi + lo, as in flash_codes.hpp; values are the codes as they are stored. Keys whose blocks have
+// scales of their own are brought to one scale per row, so that the products of a whole row are one sum; codes
+// with one scale per row are multiplied where they lie.
 #include <algorithm>
 
 #include "kernels/amx_tiles.hpp"
@@ -21,20 +23,23 @@ using flash::kHighest;
 using flash::kTiny;
 
 constexpr int64_t kBlock = 32;  // codes that share a scale
+constexpr int64_t kDepth = 64;  // codes per tile
 constexpr int64_t kTileSums = 256;
-constexpr int64_t kBlocksAtOnce = 6;  // of scores: their sums stay in the first-level cache
+constexpr int kScoreSums = 3;  // hi hi, hi lo + lo hi, lo lo; without lo halves of K two of them
 
 struct Work {
-    int8_t* q;          // [rows / 16][dk / depth][hi, lo][depth / 4][16 rows][4]
+    int8_t* q;          // [rows / 16][dk / 64][hi, lo] tiles
     float* factors;     // [rows]: what a unit of q is worth
-    int8_t* k;          // [kCells][dk], of types that are not plain
+    int8_t* k;          // [dk / 64][hi, lo] tiles of 16 cells
     uint16_t* halves;   // [dk / 32][kCells]
     float* scales;      // the same as floats, or [segments][kCells]
-    int32_t* sums;      // [2][kBlocksAtOnce][hi, lo][16][16]
+    int32_t* multiples; // [dk / 32][kCells]: scales over the largest of the row, twice in 16 bits
+    float* units;       // [segments][kCells]: what a unit of k is worth
+    int32_t* sums;      // [2][4][16][16]
     int16_t* relative;  // [dv / 32][kCells]: scales of V over the largest of the block, in the order of weights
     float* largest;     // [dv / 32]
     int16_t* weights;   // [rows][kCells]
-    float* units;       // [rows]: what a unit of those is worth
+    float* worth;       // [rows]: of a unit of those
     int8_t* bytes;      // [hi, lo][16 rows][kCells]: weights of a block
     int8_t* v;          // [2][16 groups of 4 cells][16][4]
     uint8_t* end;
@@ -46,14 +51,16 @@ Work work_at(const Shape& shape, uint8_t* at) {
     Work w;
     w.q = take<int8_t>(at, 2 * shape.rows * shape.dk());
     w.factors = take<float>(at, shape.rows);
-    w.k = take<int8_t>(at, kCells * shape.dk());
+    w.k = take<int8_t>(at, 2 * 16 * shape.dk());
     w.halves = take<uint16_t>(at, blocks * kCells);
     w.scales = take<float>(at, blocks * kCells);
-    w.sums = take<int32_t>(at, 2 * kBlocksAtOnce * 2 * kTileSums);
+    w.multiples = take<int32_t>(at, blocks * kCells);
+    w.units = take<float>(at, 2 * kCells);
+    w.sums = take<int32_t>(at, 2 * 4 * kTileSums);
     w.relative = take<int16_t>(at, shape.dv / kBlock * kCells);
     w.largest = take<float>(at, shape.dv / kBlock);
     w.weights = take<int16_t>(at, shape.rows * kCells);
-    w.units = take<float>(at, shape.rows);
+    w.worth = take<float>(at, shape.rows);
     w.bytes = take<int8_t>(at, 2 * 16 * kCells);
     w.v = take<int8_t>(at, 2 * kTileBytes);
     w.end = at;
@@ -62,18 +69,6 @@ Work work_at(const Shape& shape, uint8_t* at) {
 
 size_t work_bytes(const Shape& shape) {
     return size_t(work_at(shape, nullptr).end - static_cast<uint8_t*>(nullptr));
-}
-
-// Codes per tile of scores: those that share a scale, as far as a tile has room for them.
-template <class Codes>
-constexpr int64_t kDepth = Codes::kRowScale ? 64 : kBlock;
-
-// Left tiles of scores in 4 and 5, right ones in 6 and 7; outputs fill all of them.
-TileConfig score_config(int64_t depth) {
-    TileConfig config(kTileHeight);
-    for (const int left : {4, 5}) config.row_bytes[left] = uint16_t(depth);
-    for (const int right : {6, 7}) config.rows[right] = uint8_t(depth / 4);
-    return config;
 }
 
 // ---- queries ----
@@ -87,9 +82,15 @@ inline __m512i join_bytes(const __m512i* x) {
     return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
 }
 
+// The element at a byte of a tile row: K that is brought to one scale has bytes i and i + 8 of 16 side by side.
+template <class Codes>
+int64_t element_at(int64_t byte) {
+    if (Codes::kRowScale) return byte;
+    return byte / 16 * 16 + byte % 2 * 8 + byte % 16 / 2;
+}
+
 template <class Codes>
 void pack(const Shape& shape, const float* q, uint8_t* work) {
-    constexpr int64_t depth = kDepth<Codes>;
     const Work w = work_at(shape, work);
     const int64_t dk = shape.dk();
     for (int64_t m = 0; m < shape.rows; m += 16) {
@@ -105,15 +106,17 @@ void pack(const Shape& shape, const float* q, uint8_t* work) {
         for (int64_t d = 0; d < dk; d += 4) {
             __m512i levels[4], upper[4];
             for (int i = 0; i < 4; ++i) {
-                const __m512 x = _mm512_loadu_ps(q + (d + i) * shape.rows + m);
+                const int64_t element = d / kDepth * kDepth + element_at<Codes>(d % kDepth + i);
+                const __m512 x = _mm512_loadu_ps(q + element * shape.rows + m);
                 levels[i] = _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse));
                 upper[i] = flash::upper_bytes(levels[i]);
             }
-            int8_t* to = w.q + 2 * m * dk + d / depth * depth * 32 + d % depth * 16;
+            int8_t* to = w.q + 2 * m * dk + d / kDepth * 2 * kTileBytes + d % kDepth * 16;
             _mm512_storeu_si512(to, join_bytes(upper));
-            _mm512_storeu_si512(to + depth * 16, join_bytes(levels));
+            _mm512_storeu_si512(to + kTileBytes, join_bytes(levels));
         }
     }
+    load_tile_config(kTileHeight);
 }
 
 // ---- scores ----
@@ -123,7 +126,8 @@ void read_scales(const Shape& shape, const Cells& cells, const Work& w) {
     if constexpr (Codes::kRowScale) {
         for (int64_t i = 0; i < shape.n_segments; ++i)
             for (int64_t c = 0; c < kCells; ++c)
-                w.scales[i * kCells + c] = load_unaligned<float>(cells.rows[i] + c * cells.stride[i]);
+                w.units[i * kCells + c] = w.scales[i * kCells + c] =
+                    load_unaligned<float>(cells.rows[i] + c * cells.stride[i]);
         return;
     }
     uint16_t* to = w.halves;
@@ -139,161 +143,168 @@ void read_scales(const Shape& shape, const Cells& cells, const Work& w) {
     flash::widen_scales(w.halves, shape.dk() / kBlock * kCells, w.scales);
 }
 
-template <class Codes>
-IKPY_CODE_TILES void unpack_keys(const Shape& shape, const Cells& cells, const Work& w, Background& next) {
-    for (int64_t c = 0; c < kCells; ++c) {
-        int8_t* to = w.k + c * shape.dk();
-        next.tick();
-        for (int64_t i = 0; i < shape.n_segments; ++i) {
-            const uint8_t* b = cells.rows[i] + c * cells.stride[i] + Codes::kHeader;
-            for (int64_t d = 0; d < shape.size[i]; d += 64, b += 2 * Codes::kBytes, to += 64)
-                _mm512_storeu_si512(to, Codes::pair(b));
-        }
-    }
-}
-
-// Left tiles of 16 cells: the codes of depth n are n * step bytes behind the first.
-struct KeyTiles {
-    const uint8_t* at;
-    int64_t stride, step;
-};
-
-template <class Codes>
-KeyTiles key_tiles(const Shape& shape, const Cells& cells, const Work& w, int segment, int64_t c) {
-    if constexpr (Codes::kPlainAt >= 0)
-        return {cells.rows[segment] + c * cells.stride[segment] + Codes::kHeader + Codes::kPlainAt,
-                cells.stride[segment], kDepth<Codes> / kBlock * Codes::kBytes};
-    const int8_t* at = w.k + c * shape.dk() + (segment ? shape.size[0] : 0);
-    return {reinterpret_cast<const uint8_t*>(at), shape.dk(), kDepth<Codes>};
-}
-
-// sums[i] = hi and lo products of tile i; n is even.
-IKPY_CODE_TILES void multiply_keys(const KeyTiles& k, const int8_t* q, int64_t depth, int64_t n,
-                                   int32_t* sums) {
-    for (int64_t i = 0; i < n; i += 2, q += 64 * depth, sums += 4 * kTileSums) {
-        const uint8_t* left = k.at + i * k.step;
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-        _tile_loadd(4, left, k.stride);
-        _tile_loadd(6, q, 64);
-        _tile_dpbssd(0, 4, 6);
-        _tile_loadd(7, q + 16 * depth, 64);
-        _tile_dpbssd(1, 4, 7);
-        _tile_loadd(5, left + k.step, k.stride);
-        _tile_loadd(6, q + 32 * depth, 64);
-        _tile_dpbssd(2, 5, 6);
-        _tile_loadd(7, q + 48 * depth, 64);
-        _tile_dpbssd(3, 5, 7);
-        _tile_stored(0, sums, 64);
-        _tile_stored(1, sums + kTileSums, 64);
-        _tile_stored(2, sums + 2 * kTileSums, 64);
-        _tile_stored(3, sums + 3 * kTileSums, 64);
-    }
-}
-
-// One sum of all n tiles.
-IKPY_CODE_TILES void multiply_rows(const KeyTiles& k, const int8_t* q, int64_t depth, int64_t n,
-                                   int32_t* sums) {
-    _tile_zero(0);
-    _tile_zero(1);
-    for (int64_t i = 0; i < n; ++i, q += 32 * depth) {
-        _tile_loadd(4, k.at + i * k.step, k.stride);
-        _tile_loadd(6, q, 64);
-        _tile_dpbssd(0, 4, 6);
-        _tile_loadd(7, q + 16 * depth, 64);
-        _tile_dpbssd(1, 4, 7);
-    }
-    _tile_stored(0, sums, 64);
-    _tile_stored(1, sums + kTileSums, 64);
-}
-
-// 256 hi + lo. Sums of 64 products fit in 32 bits, those of whole rows might not.
-template <bool kWide>
-inline __m512 join_sums(const int32_t* hi, const int32_t* lo) {
-    const __m512i h = _mm512_loadu_si512(hi), l = _mm512_loadu_si512(lo);
-    if (!kWide) return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(h, 8), l));
-    return _mm512_fmadd_ps(_mm512_cvtepi32_ps(h), _mm512_set1_ps(256.0f), _mm512_cvtepi32_ps(l));
-}
-
-// Sums of n_sums tiles of 16 cells, whose scales are kCells apart.
-struct ScoreSums {
-    const int32_t* sums;
-    const float *scales, *factors;
-    float* s;
-    int64_t n_sums;
-    bool first, last;  // of the tiles of these cells
-};
-
-template <bool kWide>
-void finish_scores(const ScoreSums& item, int64_t ld, Background& next) {
-    const __m512 factors = _mm512_loadu_ps(item.factors);
-    for (int64_t c = 0; c < 16; c += 4) {
-        float* s = item.s + c * ld;
-        __m512 v[4];
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) v[i] = item.first ? _mm512_setzero_ps() : _mm512_loadu_ps(s + i * ld);
-        for (int64_t j = 0; j < item.n_sums; ++j) {
-            const int32_t* sums = item.sums + (2 * j * 16 + c) * 16;
-            const float* scales = item.scales + j * kCells + c;
-#pragma GCC unroll 4
-            for (int i = 0; i < 4; ++i)
-                v[i] = _mm512_fmadd_ps(join_sums<kWide>(sums + 16 * i, sums + kTileSums + 16 * i),
-                                       _mm512_set1_ps(scales[i]), v[i]);
-        }
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i)
-            _mm512_storeu_ps(s + i * ld, item.last ? _mm512_mul_ps(v[i], factors) : v[i]);
-        next.tick();
-    }
-}
-
-// The sums of an item are read while the next one is on the tile unit.
-template <class Codes>
-void scores(const Shape& shape, const Cells& cells, float* s, uint8_t* work, Background& next) {
-    constexpr int64_t depth = kDepth<Codes>;
-    constexpr bool wide = Codes::kRowScale;
-    const Work w = work_at(shape, work);
-    load_tile_config(score_config(depth));
-    read_scales<Codes>(shape, cells, w);
-    if constexpr (Codes::kPlainAt < 0) unpack_keys<Codes>(shape, cells, w, next);
-    ScoreSums before{};
-    int64_t n_items = 0;
-    for (int64_t m = 0; m < shape.rows; m += 16)
-        for (int64_t c = 0; c < kCells; c += 16)
-            for (int64_t d = 0, n; d < shape.dk(); d += n * depth) {
-                const int segment = d >= shape.size[0];
-                const int64_t start = segment ? shape.size[0] : 0;
-                n = (start + shape.size[segment] - d) / depth;
-                if (!wide) n = std::min(n, kBlocksAtOnce);
-                KeyTiles k = key_tiles<Codes>(shape, cells, w, segment, c);
-                k.at += (d - start) / depth * k.step;
-                int32_t* sums = w.sums + n_items++ % 2 * kBlocksAtOnce * 2 * kTileSums;
-                asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read
-                const auto multiply = wide ? multiply_rows : multiply_keys;
-                multiply(k, w.q + 2 * m * shape.dk() + d * 32, depth, n, sums);
-                asm volatile("" ::: "memory");
-                if (n_items > 1) finish_scores<wide>(before, shape.rows, next);
-                before = {sums,
-                          w.scales + (wide ? segment : d / kBlock) * kCells + c,
-                          w.factors + m,
-                          s + c * shape.rows + m,
-                          wide ? 1 : n,
-                          d == 0,
-                          d + n * depth == shape.dk()};
-            }
-    finish_scores<wide>(before, shape.rows, next);
-}
-
-// ---- outputs ----
-
 // Words of two vectors of dwords, the first below.
 inline __m512i join_words(__m512i low, __m512i high) {
     return _mm512_mask_blend_epi16(0xAAAAAAAA, low, _mm512_slli_epi32(high, 16));
 }
 
 inline __m512i rounded(__m512 x) { return _mm512_cvtps_epi32(x); }
+
+// Bits by which codes can be shifted while their products with -1 still fit.
+template <class Codes>
+constexpr int kSpareBits = Codes::kOffset >= 128 ? 0 : Codes::kOffset >= 32 ? 1 : 3;
+
+// Scales of each row over its largest.
+template <class Codes>
+void share_scales(const Shape& shape, const Work& w) {
+    const int64_t blocks = shape.dk() / kBlock;
+    for (int64_t c = 0; c < kCells; c += 16) {
+        __m512 top = _mm512_set1_ps(kTiny);
+        for (int64_t b = 0; b < blocks; ++b)
+            top = _mm512_max_ps(top, _mm512_abs_ps(_mm512_loadu_ps(w.scales + b * kCells + c)));
+        const __m512 inverse = _mm512_div_ps(_mm512_set1_ps(32767.0f), top);
+        for (int64_t b = 0; b < blocks; ++b) {
+            const __m512i x = rounded(_mm512_mul_ps(_mm512_loadu_ps(w.scales + b * kCells + c), inverse));
+            _mm512_storeu_si512(w.multiples + b * kCells + c, join_words(x, x));
+        }
+        // Codes are shifted by 8 and the spare bits, multiplied, and divided by 2^15.
+        constexpr float unit = 128.0f / 32767.0f / (1 << kSpareBits<Codes>);
+        _mm512_storeu_ps(w.units + c, _mm512_mul_ps(top, _mm512_set1_ps(unit)));
+    }
+}
+
+// Words as tiles of upper and lower bytes; those of y lie between those of x.
+inline void store_bytes(__m512i x, __m512i y, int8_t* to) {
+    constexpr __mmask64 odd = 0xAAAAAAAAAAAAAAAA;
+    const __m512i half = _mm512_set1_epi16(128);
+    const __m512i upper = _mm512_mask_blend_epi8(odd, _mm512_srli_epi16(_mm512_add_epi16(x, half), 8),
+                                                 _mm512_add_epi16(y, half));
+    _mm512_storeu_si512(to, upper);
+    _mm512_storeu_si512(to + kTileBytes, _mm512_mask_blend_epi8(odd, x, _mm512_slli_epi16(y, 8)));
+}
+
+// 16 cells from c0 on as left tiles.
+template <class Codes>
+IKPY_CODE_TILES void expand_keys(const Shape& shape, const Cells& cells, int64_t c0, const Work& w,
+                                 Background& next) {
+    for (int64_t c = c0; c < c0 + 16; ++c) {
+        int8_t* to = w.k + (c - c0) * 64;
+        const int32_t* multiples = w.multiples + c;
+        for (int64_t i = 0; i < shape.n_segments; ++i) {
+            const uint8_t* b = cells.rows[i] + c * cells.stride[i];
+            for (int64_t d = 0; d < shape.size[i]; d += kDepth) {
+                const __m512i codes = Codes::pair(b);
+                const __m512i scale = _mm512_mask_set1_epi32(_mm512_set1_epi32(multiples[0]), 0xff00,
+                                                             multiples[kCells]);
+                const __m512i zero = _mm512_setzero_si512();
+                __m512i x = _mm512_unpacklo_epi8(zero, codes), y = _mm512_unpackhi_epi8(zero, codes);
+                if constexpr (kSpareBits<Codes> > 0) {
+                    x = _mm512_slli_epi16(x, kSpareBits<Codes>);
+                    y = _mm512_slli_epi16(y, kSpareBits<Codes>);
+                }
+                store_bytes(_mm512_mulhrs_epi16(x, scale), _mm512_mulhrs_epi16(y, scale), to);
+                b += 2 * Codes::kBytes;
+                multiples += 2 * kCells;
+                to += 2 * kTileBytes;
+            }
+        }
+        if (c % 2 == 0) next.tick();
+    }
+}
+
+// Products of n tiles of keys in two halves.
+IKPY_CODE_TILES void multiply_halves(const int8_t* k, const int8_t* q, int64_t n, int32_t* sums) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    for (int64_t i = 0; i < n; ++i, k += 2 * kTileBytes, q += 2 * kTileBytes) {
+        _tile_loadd(4, k, 64);
+        _tile_loadd(6, q, 64);
+        _tile_dpbssd(0, 4, 6);
+        _tile_loadd(7, q + kTileBytes, 64);
+        _tile_dpbssd(1, 4, 7);
+        _tile_loadd(5, k + kTileBytes, 64);
+        _tile_dpbssd(2, 5, 7);
+        _tile_dpbssd(1, 5, 6);
+    }
+    _tile_stored(0, sums, 64);
+    _tile_stored(1, sums + kTileSums, 64);
+    _tile_stored(2, sums + 2 * kTileSums, 64);
+}
+
+// Products of n tiles of keys where they lie.
+IKPY_CODE_TILES void multiply_codes(const uint8_t* k, int64_t stride, const int8_t* q, int64_t n,
+                                    int32_t* sums) {
+    _tile_zero(0);
+    _tile_zero(1);
+    for (int64_t i = 0; i < n; ++i, k += kDepth, q += 2 * kTileBytes) {
+        _tile_loadd(4, k, stride);
+        _tile_loadd(6, q, 64);
+        _tile_dpbssd(0, 4, 6);
+        _tile_loadd(7, q + kTileBytes, 64);
+        _tile_dpbssd(1, 4, 7);
+    }
+    _tile_stored(0, sums, 64);
+    _tile_stored(1, sums + kTileSums, 64);
+}
+
+inline __m512 floats(const int32_t* x) { return _mm512_cvtepi32_ps(_mm512_loadu_si512(x)); }
+
+// Sums of 16 cells and rows.
+struct ScoreSums {
+    const int32_t* sums;
+    const float *units, *factors;
+    float* s;
+    bool add;
+};
+
+template <int kSums>
+void finish_scores(const ScoreSums& item, int64_t ld, Background& next) {
+    const __m512 factors = _mm512_loadu_ps(item.factors), byte = _mm512_set1_ps(256.0f);
+#pragma GCC unroll 4
+    for (int64_t c = 0; c < 16; ++c) {
+        __m512 x = floats(item.sums + 16 * c);
+        for (int i = 1; i < kSums; ++i)
+            x = _mm512_fmadd_ps(x, byte, floats(item.sums + i * kTileSums + 16 * c));
+        const __m512 unit = _mm512_mul_ps(factors, _mm512_set1_ps(item.units[c]));
+        float* s = item.s + c * ld;
+        _mm512_storeu_ps(s, item.add ? _mm512_fmadd_ps(x, unit, _mm512_loadu_ps(s)) : _mm512_mul_ps(x, unit));
+    }
+    next.tick();
+}
+
+// The sums of an item are read while the next one is on the tile unit.
+template <class Codes>
+void scores(const Shape& shape, const Cells& cells, float* s, uint8_t* work, Background& next) {
+    constexpr bool plain = Codes::kRowScale;
+    constexpr int n_sums = plain ? 2 : kScoreSums;
+    const Work w = work_at(shape, work);
+    read_scales<Codes>(shape, cells, w);
+    if constexpr (!plain) share_scales<Codes>(shape, w);
+    ScoreSums before{};
+    int64_t n_items = 0;
+    for (int64_t c = 0; c < kCells; c += 16) {
+        if constexpr (!plain) expand_keys<Codes>(shape, cells, c, w, next);
+        for (int64_t m = 0; m < shape.rows; m += 16)
+            for (int64_t i = 0; i < (plain ? shape.n_segments : 1); ++i) {
+                int32_t* sums = w.sums + n_items++ % 2 * 4 * kTileSums;
+                const int8_t* q = w.q + 2 * m * shape.dk() + (i ? shape.size[0] * 32 : 0);
+                asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read
+                if constexpr (plain) {
+                    multiply_codes(cells.rows[i] + c * cells.stride[i] + Codes::kHeader, cells.stride[i], q,
+                                   shape.size[i] / kDepth, sums);
+                } else {
+                    multiply_halves(w.k, q, shape.dk() / kDepth, sums);
+                }
+                asm volatile("" ::: "memory");
+                if (n_items > 1) finish_scores<n_sums>(before, shape.rows, next);
+                before = {sums, w.units + i * kCells + c, w.factors + m, s + c * shape.rows + m, i > 0};
+            }
+    }
+    finish_scores<n_sums>(before, shape.rows, next);
+}
+
+// ---- outputs ----
 
 // Scales of 64 cells relative to the largest, which is returned.
 inline float relative_scales(const float* scales, __m512* relative) {
@@ -328,7 +339,7 @@ inline void round_rows(const float* s, int64_t ld, const float* scales, const So
             _mm512_storeu_ps(w.weights + (m + r) * kCells + 32 * half, x[r]);
     }
     const __m512 worth = simd::exp2(_mm512_sub_ps(step_top, _mm512_loadu_ps(softmax.top + m)));
-    _mm512_storeu_ps(w.units + m, _mm512_mul_ps(worth, _mm512_set1_ps(1.0f / kHighest)));
+    _mm512_storeu_ps(w.worth + m, _mm512_mul_ps(worth, _mm512_set1_ps(1.0f / kHighest)));
     _mm512_storeu_ps(softmax.sum + m, _mm512_fmadd_ps(total, worth, _mm512_loadu_ps(softmax.sum + m)));
 }
 
@@ -336,7 +347,6 @@ inline void round_rows(const float* s, int64_t ld, const float* scales, const So
 // j + 16 and j + 48. kScaled: times the scales of a block over 2^15.
 template <bool kScaled>
 inline void split_weights(const int16_t* weights, const int16_t* relative, int8_t* to) {
-    const __m512i half = _mm512_set1_epi16(128);
     __m512i scale[2];
     if (kScaled)
         for (int i = 0; i < 2; ++i) scale[i] = _mm512_loadu_si512(relative + 32 * i);
@@ -346,11 +356,7 @@ inline void split_weights(const int16_t* weights, const int16_t* relative, int8_
             x = _mm512_mulhrs_epi16(x, scale[0]);
             y = _mm512_mulhrs_epi16(y, scale[1]);
         }
-        constexpr __mmask64 odd = 0xAAAAAAAAAAAAAAAA;
-        const __m512i upper = _mm512_mask_blend_epi8(odd, _mm512_srli_epi16(_mm512_add_epi16(x, half), 8),
-                                                     _mm512_add_epi16(y, half));
-        _mm512_storeu_si512(to, upper);
-        _mm512_storeu_si512(to + kTileBytes, _mm512_mask_blend_epi8(odd, x, _mm512_slli_epi16(y, 8)));
+        store_bytes(x, y, to);
     }
 }
 
@@ -389,12 +395,14 @@ IKPY_CODE_TILES void multiply_values(const int8_t* weights, const int8_t* v, int
     asm volatile("" ::: "memory");
 }
 
-void add_sums(const int32_t* sums, const float* units, float largest, float* o, int64_t ld, Background& next) {
+void add_sums(const int32_t* sums, const float* worth, float largest, float* o, int64_t ld, Background& next) {
     for (int64_t r = 0; r < 16; ++r, o += ld, sums += 16) {
-        const __m512 unit = _mm512_set1_ps(units[r] * largest);
+        const __m512 unit = _mm512_set1_ps(worth[r] * largest);
 #pragma GCC unroll 2
         for (int i = 0; i < 2; ++i) {
-            const __m512 x = join_sums<false>(sums + 2 * i * kTileSums, sums + (2 * i + 1) * kTileSums);
+            const __m512i hi = _mm512_loadu_si512(sums + 2 * i * kTileSums);
+            const __m512i lo = _mm512_loadu_si512(sums + (2 * i + 1) * kTileSums);
+            const __m512 x = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(hi, 8), lo));
             _mm512_storeu_ps(o + 16 * i, _mm512_fmadd_ps(x, unit, _mm512_loadu_ps(o + 16 * i)));
         }
         if (r % 4 == 0) next.tick();
@@ -431,14 +439,13 @@ void outputs(const Shape& shape, const Cells& cells, const float* s, const Softm
              uint8_t* work, Background& next) {
     const Work w = work_at(shape, work);
     const int64_t last = shape.n_segments - 1, ld = shape.ldo(), row_tiles = shape.rows / 16;
-    load_tile_config(kTileHeight);
     float of_weights[kCells];
     prepare_scales<Codes>(shape, w, of_weights);
     for (int64_t m = 0; m < shape.rows; m += 16) round_rows(s + m, shape.rows, of_weights, softmax, m, w);
     const uint8_t* v = cells.rows[last] + Codes::kHeader + shape.column / kBlock * Codes::kBytes;
     const auto finish = [&](int64_t item) {
         const int64_t b = item / row_tiles, m = item % row_tiles * 16;
-        add_sums(w.sums + item % 2 * 4 * kTileSums, w.units + m, w.largest[b], o + m * ld + b * kBlock, ld,
+        add_sums(w.sums + item % 2 * 4 * kTileSums, w.worth + m, w.largest[b], o + m * ld + b * kBlock, ld,
                  next);
     };
     const int64_t n_items = shape.dv / kBlock * row_tiles;
@@ -454,9 +461,9 @@ void outputs(const Shape& shape, const Cells& cells, const float* s, const Softm
 
 template <class Codes>
 int64_t ticks(const Shape& shape) {
-    const int64_t row_tiles = shape.rows / 16, blocks = shape.dv / kBlock;
-    const int64_t sums = Codes::kRowScale ? shape.n_segments : (shape.dk() / kBlock + 5) / kBlocksAtOnce;
-    return (Codes::kPlainAt < 0 ? kCells : 0) + row_tiles * kCells / 4 * sums + blocks * 4 * (1 + row_tiles);
+    const int64_t row_tiles = shape.rows / 16, blocks = shape.dv / kBlock, parts = kCells / 16;
+    const int64_t of_scores = Codes::kRowScale ? row_tiles * shape.n_segments : 8 + row_tiles;
+    return parts * of_scores + blocks * 4 * (1 + row_tiles);
 }
 
 template <class Codes>

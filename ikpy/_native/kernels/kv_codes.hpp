@@ -1,7 +1,6 @@
 // Codes of quantized cache rows as signed bytes, for products on int8 tiles. Codes*:
 //   kBytes, kHeader   bytes of a block of 32, bytes before the first block of a row
 //   kRowScale         one f32 scale in front of the row instead of an f16 scale in front of each block
-//   kPlainAt          where in a block its signed codes lie in their order, -1 if they do not
 //   kOffset           unsigned codes are by this larger than signed ones
 //   pair(b)           the 64 signed codes of the block at b and the one behind it, in their order
 //   four<kSigned>(b, out)    the codes of the blocks at b[0..3]: byte 4 i + c of out[h] = code 16 h + i of
@@ -77,7 +76,7 @@ IKPY_CODES void transpose8(const uint8_t* b, int64_t stride, __m512i* out) {
 
 template <int Bytes, int Header, int At>
 struct CodesOfBytes {
-    static constexpr int kBytes = Bytes, kHeader = Header, kPlainAt = At;
+    static constexpr int kBytes = Bytes, kHeader = Header;
     static constexpr bool kRowScale = Header > 0;
     static constexpr int kOffset = 128;
     static IKPY_CODES __m512i without_sign(__m512i x) { return _mm512_xor_si512(x, _mm512_set1_epi8(-128)); }
@@ -130,7 +129,7 @@ struct ValuesIQ4_NL {
 
 template <class Values>
 struct CodesOfNibbles {
-    static constexpr int kBytes = 18, kHeader = 0, kPlainAt = -1, kOffset = Values::kOffset;
+    static constexpr int kBytes = 18, kHeader = 0, kOffset = Values::kOffset;
     static constexpr bool kRowScale = false;
     static IKPY_CODES __m512i values(__m512i nibbles) {
         const __m128i all = _mm_loadu_si128(reinterpret_cast<const __m128i*>(Values::kAll));
@@ -159,7 +158,7 @@ using CodesQ4_0 = CodesOfNibbles<ValuesQ4_0>;
 using CodesIQ4_NL = CodesOfNibbles<ValuesIQ4_NL>;
 
 struct CodesQ6_0 {
-    static constexpr int kBytes = 26, kHeader = 0, kPlainAt = -1, kOffset = 32;
+    static constexpr int kBytes = 26, kHeader = 0, kOffset = 32;
     static constexpr bool kRowScale = false;
     // Nibbles and the two bits above them, moved to bits 4 and 5 of their bytes by rotating quadwords.
     static IKPY_CODES __m512i join(__m512i nibbles, __m512i top, __m512i rotation) {

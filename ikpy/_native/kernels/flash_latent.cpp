@@ -194,8 +194,7 @@ void find_maxima(const Problem& problem, int64_t n, bool masked, const Buffers& 
         rises |= above;
     }
     if (!rises) return;
-    for (int64_t m = 0; m < rows; m += kLanes)
-        simd::store(b.alpha + m, simd::exp2(simd::load(b.alpha + m)));
+    for (int64_t m = 0; m < rows; m += kLanes) simd::store(b.alpha + m, simd::exp2(simd::load(b.alpha + m)));
     scale_sums(problem.shape, b);
 }
 
@@ -315,7 +314,8 @@ void attention_latent(const ThreadContext& ctx, const AttentionArgs& a) {
     const latent::Plan plan = latent::plan_of(problem, ctx.nth);
     const latent::Buffers b = latent::layout(ctx.scratch, problem);
     const Partials partials = partials_at(ctx.shared, a, plan.splits);
-    for (int64_t i; (i = ctx.counters[0].fetch_add(1, std::memory_order_relaxed)) < plan.tiles * plan.splits;) {
+    for (int64_t i;
+         (i = ctx.counters[0].fetch_add(1, std::memory_order_relaxed)) < plan.tiles * plan.splits;) {
         const int64_t first_row = (plan.tiles - 1 - i / plan.splits) * problem.shape.rows;
         const int64_t n_rows = std::min(problem.shape.rows, a.rows_per_kv_head() - first_row);
         latent::run_item(problem, plan, {first_row, n_rows, i % plan.splits}, b, partials);

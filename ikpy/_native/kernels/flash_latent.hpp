@@ -1,15 +1,18 @@
 // Latent attention (MLA) on the tile unit: all heads share one row of the cache, whose end, or part of it, is
-// V, so that a step of cells is two matrix products, [cells x dk] [dk x rows] and [rows x cells] [cells x dv].
+// V, so that a step of cells is two matrix products, [cells x dk] [dk x rows] and [rows x cells] [cells x
+// dv].
 //
-// Roofline of one core at 3.4 GHz with 16.4 GB/s, cycles per cell of 576 elements (V: 512) and 16 rows:
-//              memory   tile products   vectors
-//   F16          240        102           150   three products of halves; each value is split once
-//   BF16         240         68            60   two products; K is multiplied where it lies
-//   Q8_0         128         52           100   codes on int8 tiles; sums of 32 codes meet their scales
-//   Q6_0          98         52           130
-//   Q4_0, IQ4_NL  68         52           115
-//   Q8_KV        122         34            50   one scale per row
-// What rows cost grows with their number: 128 heads are bound by the products.
+// Roofline of one core of a Xeon at 3.1 GHz with 16 GB/s, ns per cell of 576 elements (V: 512). Tile products
+// take 5.2 ns, and what they wait for nearly adds to that: tile loads of 2.5 (6.3 from the second-level
+// cache), stores of 4.7. `rows`: for each 16 rows.
+//              memory   making operands   rows: products   with loads and stores, softmax
+//   F16            72         85               33                  70    three products of halves
+//   BF16           72         25               22                  50    two; K is multiplied where it lies
+//   Q8_0           38         50               17                  50    four of bytes for K, two for V
+//   Q6_0           29         60               17                  50
+//   Q4_0, IQ4_NL   20         60               17                  50
+//   Q8_KV          37         12               12                  40    two; K is multiplied where it lies
+// Operands stay in the first-level cache: what goes through the second one costs more than making it again.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -20,16 +23,16 @@
 namespace ikpy {
 namespace latent {
 
-constexpr int64_t kCells = 64;       // per step
-constexpr int64_t kRows = 128;       // rows per item at most: their sums stay in the second-level cache
-constexpr int64_t kRowUnit = 16;     // lanes
+constexpr int64_t kCells = 64;    // per step
+constexpr int64_t kRows = 128;    // rows per item at most: their sums stay in the second-level cache
+constexpr int64_t kRowUnit = 16;  // lanes
 constexpr int64_t kTileBytes = 1024;
 
 // Rows of the cache in one or two segments; V is in the last one.
 struct Shape {
     int64_t rows;  // a multiple of kRowUnit
     int64_t n_segments;
-    int64_t size[2];  // elements
+    int64_t size[2];     // elements
     int64_t dv, column;  // V: elements column .. column + dv - 1 of the last segment
 
     int64_t dk() const { return size[0] + (n_segments > 1 ? size[1] : 0); }
@@ -66,7 +69,7 @@ struct Softmax {
 };
 
 struct Products {
-    int64_t granularity;   // sizes of segments, dv and column are multiples of it
+    int64_t granularity;  // sizes of segments, dv and column are multiples of it
     int64_t max_segments;
     size_t (*work_bytes)(const Shape& shape);
     int64_t (*ticks)(const Shape& shape);  // of a whole step

@@ -1,7 +1,7 @@
-// Latent attention on caches of codes, on int8 tiles: queries, keys and weights are integers of 16 bits in two
-// bytes, 256 hi + lo, as in flash_codes.hpp; values are the codes as they are stored. Keys whose blocks have
-// scales of their own are brought to one scale per row, so that the products of a whole row are one sum; codes
-// with one scale per row are multiplied where they lie.
+// Latent attention on caches of codes, on int8 tiles: queries, keys and weights are integers of 16 bits in
+// two bytes, 256 hi + lo, as in flash_codes.hpp; values are the codes as they are stored. Keys whose blocks
+// have scales of their own are brought to one scale per row, so that the products of a whole row are one sum;
+// codes with one scale per row are multiplied where they lie.
 #include <algorithm>
 
 #include "kernels/amx_tiles.hpp"
@@ -28,20 +28,21 @@ constexpr int64_t kTileSums = 256;
 constexpr int kScoreSums = 3;  // hi hi, hi lo + lo hi, lo lo; without lo halves of K two of them
 
 struct Work {
-    int8_t* q;          // [rows / 16][dk / 64][hi, lo] tiles
-    float* factors;     // [rows]: what a unit of q is worth
-    int8_t* k;          // [dk / 64][hi, lo] tiles of 16 cells
-    uint16_t* halves;   // [dk / 32][kCells]
-    float* scales;      // the same as floats, or [segments][kCells]
-    int32_t* multiples; // [dk / 32][kCells]: scales over the largest of the row, twice in 16 bits
-    float* units;       // [segments][kCells]: what a unit of k is worth
-    int32_t* sums;      // [2][4][16][16]
-    int16_t* relative;  // [dv / 32][kCells]: scales of V over the largest of the block, in the order of weights
-    float* largest;     // [dv / 32]
-    int16_t* weights;   // [rows][kCells]
-    float* worth;       // [rows]: of a unit of those
-    int8_t* bytes;      // [hi, lo][16 rows][kCells]: weights of a block
-    int8_t* v;          // [2][16 groups of 4 cells][16][4]
+    int8_t* q;           // [rows / 16][dk / 64][hi, lo] tiles
+    float* factors;      // [rows]: what a unit of q is worth
+    int8_t* k;           // [dk / 64][hi, lo] tiles of 16 cells
+    uint16_t* halves;    // [dk / 32][kCells]
+    float* scales;       // the same as floats, or [segments][kCells]
+    int32_t* multiples;  // [dk / 32][kCells]: scales over the largest of the row, twice in 16 bits
+    float* units;        // [parts][kCells]: what a unit of k is worth
+    int32_t* sums;       // [2][4][16][16]
+    int16_t*
+        relative;    // [dv / 32][kCells]: scales of V over the largest of the block, in the order of weights
+    float* largest;  // [dv / 32]
+    int16_t* weights;  // [rows][kCells]
+    float* worth;      // [rows]: of a unit of those
+    int8_t* bytes;     // [hi, lo][16 rows][kCells]: weights of a block
+    int8_t* v;         // [2][16 groups of 4 cells][16][4]
     uint8_t* end;
 };
 
@@ -76,13 +77,14 @@ size_t work_bytes(const Shape& shape) {
 // The lower bytes of four vectors side by side.
 inline __m512i join_bytes(const __m512i* x) {
     const __m512i byte = _mm512_set1_epi32(255);
-    const __m512i low = _mm512_or_si512(_mm512_and_si512(x[0], byte),
-                                        _mm512_slli_epi32(_mm512_and_si512(x[1], byte), 8));
+    const __m512i low =
+        _mm512_or_si512(_mm512_and_si512(x[0], byte), _mm512_slli_epi32(_mm512_and_si512(x[1], byte), 8));
     const __m512i high = _mm512_or_si512(_mm512_and_si512(x[2], byte), _mm512_slli_epi32(x[3], 8));
     return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
 }
 
-// The element at a byte of a tile row: K that is brought to one scale has bytes i and i + 8 of 16 side by side.
+// The element at a byte of a tile row: K that is brought to one scale has bytes i and i + 8 of 16 side by
+// side.
 template <class Codes>
 int64_t element_at(int64_t byte) {
     if (Codes::kRowScale) return byte;
@@ -152,24 +154,35 @@ inline __m512i rounded(__m512 x) { return _mm512_cvtps_epi32(x); }
 
 // Bits by which codes can be shifted while their products with -1 still fit.
 template <class Codes>
-constexpr int kSpareBits = Codes::kOffset >= 128 ? 0 : Codes::kOffset >= 32 ? 1 : 3;
+constexpr int kSpareBits = Codes::kOffset >= 128  ? 0
+                           : Codes::kOffset >= 32 ? 1
+                                                  : 3;
 
-// Scales of each row over its largest.
+// Parts of a row that are brought to a scale of their own: what is before V is often much larger.
+struct Parts {
+    int64_t n, begin[3];
+    Parts(const Shape& shape, bool segments) : n(0), begin{} {
+        const int64_t border = shape.n_segments > 1 ? shape.size[0] : segments ? 0 : shape.column;
+        if (border > 0) begin[++n] = border;
+        begin[++n] = shape.dk();
+    }
+};
+
+// Scales of the blocks [b0, b0 + blocks) of each row over the largest.
 template <class Codes>
-void share_scales(const Shape& shape, const Work& w) {
-    const int64_t blocks = shape.dk() / kBlock;
+void share_scales(int64_t b0, int64_t blocks, float* units, const Work& w) {
     for (int64_t c = 0; c < kCells; c += 16) {
         __m512 top = _mm512_set1_ps(kTiny);
-        for (int64_t b = 0; b < blocks; ++b)
+        for (int64_t b = b0; b < b0 + blocks; ++b)
             top = _mm512_max_ps(top, _mm512_abs_ps(_mm512_loadu_ps(w.scales + b * kCells + c)));
         const __m512 inverse = _mm512_div_ps(_mm512_set1_ps(32767.0f), top);
-        for (int64_t b = 0; b < blocks; ++b) {
+        for (int64_t b = b0; b < b0 + blocks; ++b) {
             const __m512i x = rounded(_mm512_mul_ps(_mm512_loadu_ps(w.scales + b * kCells + c), inverse));
             _mm512_storeu_si512(w.multiples + b * kCells + c, join_words(x, x));
         }
         // Codes are shifted by 8 and the spare bits, multiplied, and divided by 2^15.
         constexpr float unit = 128.0f / 32767.0f / (1 << kSpareBits<Codes>);
-        _mm512_storeu_ps(w.units + c, _mm512_mul_ps(top, _mm512_set1_ps(unit)));
+        _mm512_storeu_ps(units + c, _mm512_mul_ps(top, _mm512_set1_ps(unit)));
     }
 }
 
@@ -194,8 +207,8 @@ IKPY_CODE_TILES void expand_keys(const Shape& shape, const Cells& cells, int64_t
             const uint8_t* b = cells.rows[i] + c * cells.stride[i];
             for (int64_t d = 0; d < shape.size[i]; d += kDepth) {
                 const __m512i codes = Codes::pair(b);
-                const __m512i scale = _mm512_mask_set1_epi32(_mm512_set1_epi32(multiples[0]), 0xff00,
-                                                             multiples[kCells]);
+                const __m512i scale =
+                    _mm512_mask_set1_epi32(_mm512_set1_epi32(multiples[0]), 0xff00, multiples[kCells]);
                 const __m512i zero = _mm512_setzero_si512();
                 __m512i x = _mm512_unpacklo_epi8(zero, codes), y = _mm512_unpackhi_epi8(zero, codes);
                 if constexpr (kSpareBits<Codes> > 0) {
@@ -280,21 +293,25 @@ void scores(const Shape& shape, const Cells& cells, float* s, uint8_t* work, Bac
     constexpr int n_sums = plain ? 2 : kScoreSums;
     const Work w = work_at(shape, work);
     read_scales<Codes>(shape, cells, w);
-    if constexpr (!plain) share_scales<Codes>(shape, w);
+    const Parts parts(shape, plain);
+    for (int64_t i = 0; i < parts.n && !plain; ++i)
+        share_scales<Codes>(parts.begin[i] / kBlock, (parts.begin[i + 1] - parts.begin[i]) / kBlock,
+                            w.units + i * kCells, w);
     ScoreSums before{};
     int64_t n_items = 0;
     for (int64_t c = 0; c < kCells; c += 16) {
         if constexpr (!plain) expand_keys<Codes>(shape, cells, c, w, next);
         for (int64_t m = 0; m < shape.rows; m += 16)
-            for (int64_t i = 0; i < (plain ? shape.n_segments : 1); ++i) {
+            for (int64_t i = 0; i < parts.n; ++i) {
                 int32_t* sums = w.sums + n_items++ % 2 * 4 * kTileSums;
-                const int8_t* q = w.q + 2 * m * shape.dk() + (i ? shape.size[0] * 32 : 0);
+                const int64_t d = parts.begin[i], n = (parts.begin[i + 1] - d) / kDepth;
+                const int8_t* q = w.q + 2 * m * shape.dk() + 32 * d;
                 asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read
                 if constexpr (plain) {
                     multiply_codes(cells.rows[i] + c * cells.stride[i] + Codes::kHeader, cells.stride[i], q,
-                                   shape.size[i] / kDepth, sums);
+                                   n, sums);
                 } else {
-                    multiply_halves(w.k, q, shape.dk() / kDepth, sums);
+                    multiply_halves(w.k + 32 * d, q, n, sums);
                 }
                 asm volatile("" ::: "memory");
                 if (n_items > 1) finish_scores<n_sums>(before, shape.rows, next);
@@ -335,16 +352,15 @@ inline void round_rows(const float* s, int64_t ld, const float* scales, const So
             x[j] = _mm512_castsi512_ps(join_words(rounded(p[0]), rounded(p[1])));
         }
         flash::transpose16(x);
-        for (int64_t r = 0; r < 16; ++r)
-            _mm512_storeu_ps(w.weights + (m + r) * kCells + 32 * half, x[r]);
+        for (int64_t r = 0; r < 16; ++r) _mm512_storeu_ps(w.weights + (m + r) * kCells + 32 * half, x[r]);
     }
     const __m512 worth = simd::exp2(_mm512_sub_ps(step_top, _mm512_loadu_ps(softmax.top + m)));
     _mm512_storeu_ps(w.worth + m, _mm512_mul_ps(worth, _mm512_set1_ps(1.0f / kHighest)));
     _mm512_storeu_ps(softmax.sum + m, _mm512_fmadd_ps(total, worth, _mm512_loadu_ps(softmax.sum + m)));
 }
 
-// Weights of 16 rows as tiles of upper and lower bytes: bytes 4 j .. 4 j + 3 of a row are the cells j, j + 32,
-// j + 16 and j + 48. kScaled: times the scales of a block over 2^15.
+// Weights of 16 rows as tiles of upper and lower bytes: bytes 4 j .. 4 j + 3 of a row are the cells j, j +
+// 32, j + 16 and j + 48. kScaled: times the scales of a block over 2^15.
 template <bool kScaled>
 inline void split_weights(const int16_t* weights, const int16_t* relative, int8_t* to) {
     __m512i scale[2];
@@ -395,7 +411,8 @@ IKPY_CODE_TILES void multiply_values(const int8_t* weights, const int8_t* v, int
     asm volatile("" ::: "memory");
 }
 
-void add_sums(const int32_t* sums, const float* worth, float largest, float* o, int64_t ld, Background& next) {
+void add_sums(const int32_t* sums, const float* worth, float largest, float* o, int64_t ld,
+              Background& next) {
     for (int64_t r = 0; r < 16; ++r, o += ld, sums += 16) {
         const __m512 unit = _mm512_set1_ps(worth[r] * largest);
 #pragma GCC unroll 2
@@ -461,15 +478,15 @@ void outputs(const Shape& shape, const Cells& cells, const float* s, const Softm
 
 template <class Codes>
 int64_t ticks(const Shape& shape) {
-    const int64_t row_tiles = shape.rows / 16, blocks = shape.dv / kBlock, parts = kCells / 16;
-    const int64_t of_scores = Codes::kRowScale ? row_tiles * shape.n_segments : 8 + row_tiles;
-    return parts * of_scores + blocks * 4 * (1 + row_tiles);
+    const int64_t row_tiles = shape.rows / 16, blocks = shape.dv / kBlock, tiles = kCells / 16;
+    const int64_t of_scores = (Codes::kRowScale ? 0 : 8) + row_tiles * Parts(shape, Codes::kRowScale).n;
+    return tiles * of_scores + blocks * 4 * (1 + row_tiles);
 }
 
 template <class Codes>
 const Products* products_of() {
-    static const Products products = {64,          2,           work_bytes, ticks<Codes>, pack<Codes>, scores<Codes>,
-                                      outputs<Codes>, nullptr};
+    static const Products products = {
+        64, 2, work_bytes, ticks<Codes>, pack<Codes>, scores<Codes>, outputs<Codes>, nullptr};
     return &products;
 }
 

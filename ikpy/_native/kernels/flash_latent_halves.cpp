@@ -1,5 +1,5 @@
-// Latent attention on F16 and BF16 caches: products of bf16 halves, hi hi + hi lo + lo hi (BF16 caches have no
-// low half).
+// Latent attention on F16 and BF16 caches: products of bf16 halves, hi hi + hi lo + lo hi (BF16 caches have
+// no low half).
 #include <algorithm>
 
 #include "kernels/bf16_halves.hpp"
@@ -194,8 +194,7 @@ void pack(const Shape& shape, const float* q, uint8_t* work) {
             for (int64_t i = 0; i < 16; ++i, to += 64) {
                 const float* first = q + (k * 32 + (kSplit ? i : 2 * i)) * shape.rows + m * 16;
                 const FloatHalves a = split_rounded(_mm512_loadu_ps(first));
-                const FloatHalves b =
-                    split_rounded(_mm512_loadu_ps(first + (kSplit ? 16 : 1) * shape.rows));
+                const FloatHalves b = split_rounded(_mm512_loadu_ps(first + (kSplit ? 16 : 1) * shape.rows));
                 store(to, bf16_pairs(a.hi, b.hi));
                 store(to + kTileBytes, bf16_pairs(a.lo, b.lo));
             }
@@ -315,8 +314,7 @@ void outputs(const Shape& shape, const Cells& cells, const float* s, const Softm
     const Work w = work_at(shape, work);
     const int64_t stride = cells.stride[0], outer = kDepthSteps * kTwo;
     for (int64_t m = 0; m < shape.rows; m += 16)
-        weigh(s + m, shape.rows, _mm512_loadu_ps(softmax.top + m), softmax.sum + m,
-              w.p + m / 16 * outer);
+        weigh(s + m, shape.rows, _mm512_loadu_ps(softmax.top + m), softmax.sum + m, w.p + m / 16 * outer);
     for (int64_t d = 0; d < shape.dv; d += kColumns) {
         const uint8_t* v = cells.rows[0] + 2 * (shape.column + d);
         for (int64_t i = 0; i < kColumns / 32; ++i)
@@ -341,10 +339,10 @@ int64_t ticks(const Shape& shape) {
 }  // namespace
 
 const Products* half_products(int type) {
-    static const Products split = {64,           1,            work_bytes, ticks<true>, pack<true>,
-                                   scores<true>, outputs<true>, nullptr};
-    static const Products whole = {64,            1,              work_bytes, ticks<false>, pack<false>,
-                                   scores<false>, outputs<false>, reorder_pairs};
+    static const Products split = {
+        64, 1, work_bytes, ticks<true>, pack<true>, scores<true>, outputs<true>, nullptr};
+    static const Products whole = {
+        64, 1, work_bytes, ticks<false>, pack<false>, scores<false>, outputs<false>, reorder_pairs};
     if (!has_amx()) return nullptr;
     return type == kF16 ? &split : type == kBF16 ? &whole : nullptr;
 }

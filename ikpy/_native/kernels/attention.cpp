@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "kernels/flash_attention.hpp"
+#include "kernels/flash_latent.hpp"
 #include "kernels/kv_blocks.hpp"
 
 namespace ikpy {
@@ -201,7 +202,9 @@ int64_t group_size(const AttentionArgs& a, int64_t token) {
 }
 
 void attend(const ThreadContext& ctx, const AttentionArgs& a) {
-    if (uses_rows(a)) {
+    if (uses_latent(a)) {
+        attention_latent(ctx, a);
+    } else if (uses_rows(a)) {
         attention_rows(ctx, a);
     } else {
         attention_tiles(ctx, a);
@@ -211,9 +214,10 @@ void attend(const ThreadContext& ctx, const AttentionArgs& a) {
 // Whether there are at least as many groups as threads, all small: then each is the work of one thread.
 bool one_thread_each(const AttentionArgs& a, int n_threads) {
     int64_t n_groups = 0;
+    const int64_t most = std::max(row_kernel_tokens(a), latent_tokens_alone(a));
     for (int64_t t = 0, n; t < a.n_tokens; t += n, ++n_groups) {
         n = group_size(a, t);
-        if (n > row_kernel_tokens(a)) return false;
+        if (n > most) return false;
     }
     return n_threads > 1 && n_groups >= n_threads;
 }
@@ -247,6 +251,7 @@ size_t attention_scratch_bytes(const Op& op, const Tensor* tensors) {
     const AttentionArgs a = attention_args(op, tensors);
     const int64_t n_rows = row_kernel_tokens(a);
     const size_t rows = n_rows ? row_scratch_bytes(a.part(0, n_rows), a.n_kv) : 0;
+    if (uses_latent(a)) return std::max(rows, latent_scratch_bytes(a));
     return uses_rows(a) ? rows : std::max(rows, tile_scratch_bytes(a, a.n_kv));
 }
 
@@ -254,6 +259,7 @@ size_t attention_shared_bytes(const Op& op, const Tensor* tensors, int n_threads
     const AttentionArgs a = attention_args(op, tensors);
     if (!a.flash) return 0;
     const size_t rows = row_kernel_tokens(a) ? own_partials_bytes(a) * n_threads : 0;
+    if (uses_latent(a)) return std::max(rows, latent_shared_bytes(a, n_threads));
     return uses_rows(a) ? rows : std::max(rows, tile_shared_bytes(a, n_threads));
 }
 

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "kernels/amx_tiles.hpp"
+#include "kernels/bf16_halves.hpp"
 #include "kernels/flash_pack.hpp"
 
 namespace ikpy {
@@ -13,16 +14,6 @@ namespace flash {
 #if defined(__AVX512F__) && defined(__linux__)
 
 namespace {
-
-struct Split {
-    __m512 hi, lo;
-};
-
-inline Split split(__m512 x) {
-    const __m512i rounded = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
-    const __m512 hi = _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(int(0xFFFF0000))));
-    return {hi, _mm512_sub_ps(x, hi)};
-}
 
 // The upper halves of 16 dwords.
 inline __m256i upper(__m512 x) {
@@ -35,13 +26,13 @@ inline __m256i rounded_upper(__m512 x) {
 }
 
 inline void store_split(__m512 x, const Halves& out, int64_t at) {
-    const Split s = split(x);
+    const FloatHalves s = split_rounded(x);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out.hi + at), upper(s.hi));
     if (out.lo) _mm256_storeu_si256(reinterpret_cast<__m256i*>(out.lo + at), rounded_upper(s.lo));
 }
 
 inline void store_pair(__m512 first, __m512 second, const Halves& out, int64_t at) {
-    const Split a = split(first), b = split(second);
+    const FloatHalves a = split_rounded(first), b = split_rounded(second);
     _mm512_storeu_si512(out.hi + at, bf16_pairs(a.hi, b.hi));
     if (out.lo) _mm512_storeu_si512(out.lo + at, bf16_pairs(a.lo, b.lo));
 }

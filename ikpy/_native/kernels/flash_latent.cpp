@@ -1,0 +1,330 @@
+#include "kernels/flash_latent.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/flash_amx.hpp"
+#include "kernels/flash_pack.hpp"
+
+namespace ikpy {
+namespace latent {
+namespace {
+
+using simd::kLanes;
+using simd::V;
+
+constexpr int kWords = kCells / 32;
+// Sums are scaled anew when a score exceeds the maximum by more than this many powers of two.
+constexpr float kSlack = 8.0f;
+
+// The op as this kernel sees it; products are null if it does not take it.
+struct Problem {
+    const AttentionArgs& a;
+    const Products* products;
+    Shape shape;            // rows: of a full item
+    const Tensor* keys[2];  // segments
+
+    explicit Problem(const AttentionArgs& args);
+    int64_t row_bytes(int i) const { return kv::row_bytes(keys[i]->type, shape.size[i]); }
+};
+
+// First column of V in the rows of a K segment, -1 if it is not in there.
+int64_t column_of(const Tensor& v, const Tensor& k) {
+    if (v.type != k.type || v.nb[2] != k.nb[2] || v.data < k.data) return -1;
+    const int64_t bytes = v.data - k.data, block = kv::row_bytes(k.type, 1);
+    if (k.type == kv::kTypeQ8_KV) return bytes == 0 ? 0 : -1;
+    return bytes % block ? -1 : bytes / block * kv::block_elements(k.type);
+}
+
+const Products* products_of(int type) {
+    const Products* halves = half_products(type);
+    return halves ? halves : code_products(type);
+}
+
+Problem::Problem(const AttentionArgs& args) : a(args), products(nullptr), shape{}, keys{a.k, a.k1} {
+    if (!a.flash || a.n_kv_heads != 1 || (a.k1 && a.k1->type != a.k->type)) return;
+    shape.n_segments = a.k1 ? 2 : 1;
+    shape.size[0] = a.d0;
+    shape.size[1] = a.d1;
+    shape.dv = a.dv;
+    const Tensor& last = *keys[shape.n_segments - 1];
+    shape.column = column_of(*a.v, last);
+    if (shape.column < 0 || shape.column + a.dv > last.ne[0]) return;
+    const Products* p = products_of(a.k->type);
+    if (!p || shape.n_segments > p->max_segments) return;
+    for (const int64_t size : {a.d0, a.d1, a.dv, shape.column})
+        if (size % p->granularity) return;
+    const int64_t rows = a.rows_per_kv_head(), items = (rows + kRows - 1) / kRows;
+    shape.rows = round_up((rows + items - 1) / items, kRowUnit);
+    products = p;
+}
+
+struct Plan {
+    int64_t tiles, splits;  // of rows, of the cells of each
+};
+
+Plan plan_of(const Problem& problem, int n_threads) {
+    Plan plan;
+    const int64_t rows = problem.a.rows_per_kv_head();
+    plan.tiles = (rows + problem.shape.rows - 1) / problem.shape.rows;
+    plan.splits = 1;
+    if (n_threads > 1 && plan.tiles == 1) plan.splits = n_threads;
+    if (n_threads > 1 && plan.tiles > 1 && plan.tiles < 2 * n_threads)
+        plan.splits = (4 * n_threads + plan.tiles - 1) / plan.tiles;
+    return plan;
+}
+
+struct Buffers {
+    float *q, *s, *o, *top, *step_top, *sum, *alpha;
+    uint32_t* bits;  // [kWords][rows]
+    uint8_t* rest;   // the last cells of a range
+    uint8_t* work;
+    uint8_t* end;
+};
+
+template <typename T>
+T* take(uint8_t*& at, int64_t n) {
+    T* p = reinterpret_cast<T*>(at);
+    at += round_up(n * int64_t(sizeof(T)), 64);
+    return p;
+}
+
+Buffers layout(uint8_t* at, const Problem& problem) {
+    const Shape& shape = problem.shape;
+    Buffers b;
+    // The queries are only read before the first scores.
+    b.q = b.s = take<float>(at, std::max(shape.dk(), kCells) * shape.rows);
+    b.o = take<float>(at, shape.rows * shape.ldo());
+    b.top = take<float>(at, shape.rows);
+    b.step_top = take<float>(at, shape.rows);
+    b.sum = take<float>(at, shape.rows);
+    b.alpha = take<float>(at, shape.rows);
+    b.bits = take<uint32_t>(at, kWords * shape.rows);
+    b.rest = take<uint8_t>(at, kCells * (problem.row_bytes(0) + 64));
+    if (shape.n_segments > 1) take<uint8_t>(at, kCells * (problem.row_bytes(1) + 64));
+    b.work = at;
+    b.end = at + problem.products->work_bytes(shape);
+    return b;
+}
+
+struct Item {
+    int64_t first_row, n_rows, part;
+};
+
+void pack(const Problem& problem, const Item& item, const Buffers& b) {
+    const AttentionArgs& a = problem.a;
+    for (int64_t m = 0; m < problem.shape.rows; m += 16) {
+        const float* rows[16];
+        for (int64_t i = 0; i < 16; ++i)
+            rows[i] = m + i < item.n_rows ? a.q_row(0, item.first_row + m + i) : nullptr;
+        flash::rows_to_lanes(rows, a.dk, a.q_factor(), b.q + m, problem.shape.rows);
+    }
+    problem.products->pack(problem.shape, b.q, b.work);
+}
+
+enum class Visibility { kNone, kSome, kAll };
+
+// Which of the cells [c0, c0 + n) each row sees, in bits unless it is all or none.
+Visibility visibility(const Problem& problem, const Item& item, int64_t c0, int64_t n, const Buffers& b) {
+    const AttentionArgs& a = problem.a;
+    uint32_t words[kWords];
+    int64_t n_tokens = 0, n_all = 0, n_none = 0;
+    for (int64_t r = 0; r < item.n_rows;) {
+        const int64_t t = a.token_of(item.first_row + r);
+        const int64_t end = std::min(item.n_rows, (t + 1) * a.heads_per_kv - item.first_row);
+        const int visible = visible_bits(a, t, c0, n, words, kWords);
+        n_all += visible == n;
+        n_none += visible == 0;
+        ++n_tokens;
+        for (int w = 0; w < kWords; ++w)
+            std::fill(b.bits + w * problem.shape.rows + r, b.bits + w * problem.shape.rows + end, words[w]);
+        r = end;
+    }
+    return n_all == n_tokens ? Visibility::kAll : n_none == n_tokens ? Visibility::kNone : Visibility::kSome;
+}
+
+// Soft cap and mask on the scores of 16 rows; cells beyond n are masked. Returns the maxima.
+template <bool kMask, bool kCap>
+V finish(float* s, int64_t ld, int64_t n, float softcap, const uint32_t* bits) {
+    using namespace simd;
+    const V cap = set1(softcap * kLog2e), low = set1(kMasked);
+    V top = set1(kNoMaximum);
+    for (int64_t c = 0; c < n; ++c) {
+        V x = load(s + c * ld);
+        if (kCap) x = mul(cap, simd::tanh(x));
+        if (kMask) x = keep_if_bit(bits + (c >> 5) * ld, 1u << (c & 31), x, low);
+        if (kMask || kCap) store(s + c * ld, x);
+        top = simd::max(top, x);
+    }
+    for (int64_t c = n; c < kCells; ++c) store(s + c * ld, low);
+    return top;
+}
+
+V finish_lanes(const AttentionArgs& a, float* s, int64_t ld, int64_t n, const uint32_t* bits, bool masked) {
+    if (a.softcap != 0.0f)
+        return masked ? finish<true, true>(s, ld, n, a.softcap, bits)
+                      : finish<false, true>(s, ld, n, a.softcap, bits);
+    return masked ? finish<true, false>(s, ld, n, 0.0f, bits) : finish<false, false>(s, ld, n, 0.0f, bits);
+}
+
+void scale_sums(const Shape& shape, const Buffers& b) {
+    for (int64_t r = 0; r < shape.rows; ++r) {
+        if (b.alpha[r] == 1.0f) continue;
+        b.sum[r] *= b.alpha[r];
+        float* o = b.o + r * shape.ldo();
+        const V alpha = simd::set1(b.alpha[r]);
+        for (int64_t d = 0; d < shape.dv; d += kLanes)
+            simd::store(o + d, simd::mul(alpha, simd::load(o + d)));
+    }
+}
+
+// Maxima of the step; sums follow where they rise by much.
+void find_maxima(const Problem& problem, int64_t n, bool masked, const Buffers& b) {
+    const int64_t rows = problem.shape.rows;
+    for (int64_t m = 0; m < rows; m += kLanes) {
+        const V top = finish_lanes(problem.a, b.s + m, rows, n, b.bits + m, masked);
+        simd::store(b.step_top + m, top);
+    }
+    bool rises = false;
+    for (int64_t r = 0; r < rows; ++r) {
+        const bool above = b.step_top[r] > b.top[r] + kSlack;
+        const float top = above ? b.step_top[r] : b.top[r];
+        b.alpha[r] = above ? b.top[r] - top : 0.0f;
+        b.top[r] = top;
+        rises |= above;
+    }
+    if (!rises) return;
+    for (int64_t m = 0; m < rows; m += kLanes) simd::store(b.alpha + m, simd::exp2(simd::load(b.alpha + m)));
+    scale_sums(problem.shape, b);
+}
+
+// The cells [c0, c0 + n): in the cache, or copied and filled up with zeros where they are less than a step.
+Cells cells_at(const Problem& problem, int64_t c0, int64_t n, const Buffers& b) {
+    Cells cells{};
+    uint8_t* to = b.rest;
+    for (int i = 0; i < problem.shape.n_segments; ++i) {
+        const Tensor& k = *problem.keys[i];
+        cells.rows[i] = row<uint8_t>(k, 0, c0);
+        cells.stride[i] = k.nb[2];
+        if (n == kCells) continue;
+        const int64_t bytes = problem.row_bytes(i), stride = round_up(bytes, 64);
+        std::memset(to, 0, size_t(kCells * stride));
+        for (int64_t c = 0; c < n; ++c)
+            std::memcpy(to + c * stride, cells.rows[i] + c * k.nb[2], size_t(bytes));
+        cells.rows[i] = to;
+        cells.stride[i] = stride;
+        to += kCells * stride;
+    }
+    return cells;
+}
+
+Background next_cells(const Problem& problem, int64_t c0, int64_t last) {
+    const Tensor& k = *problem.keys[problem.shape.n_segments - 1];
+    const int64_t n = std::max<int64_t>(0, std::min(kCells, last - c0));
+    return Background({k.data + c0 * k.nb[2], k.data + (c0 + n) * k.nb[2]},
+                      problem.products->ticks(problem.shape));
+}
+
+void attend_to(const Problem& problem, const Item& item, int64_t first, int64_t last, const Buffers& b) {
+    const Shape& shape = problem.shape;
+    for (int64_t c0 = first; c0 < last; c0 += kCells) {
+        const int64_t n = std::min(kCells, last - c0);
+        const Visibility seen = visibility(problem, item, c0, n, b);
+        if (seen == Visibility::kNone) continue;
+        const Cells cells = cells_at(problem, c0, n, b);
+        Background next = next_cells(problem, c0 + n, last);
+        problem.products->scores(shape, cells, b.s, b.work, next);
+        find_maxima(problem, n, seen == Visibility::kSome, b);
+        problem.products->outputs(shape, cells, b.s, {b.top, b.step_top, b.sum}, b.o, b.work, next);
+        next.lines.advance(next.lines.lines());
+    }
+    if (problem.products->reorder) problem.products->reorder(shape, b.o);
+}
+
+void write(const Problem& problem, const Plan& plan, const Item& item, const Buffers& b,
+           const Partials& partials) {
+    const AttentionArgs& a = problem.a;
+    for (int64_t m = 0; m < item.n_rows; ++m) {
+        const int64_t r = item.first_row + m, head = a.head_of(0, r);
+        const float* o = b.o + m * problem.shape.ldo();
+        if (plan.splits > 1) {
+            std::copy(o, o + a.dv, partials.acc_row(item.part, r));
+            partials.max_of(item.part, r) = b.top[m];
+            partials.sum_of(item.part, r) = b.sum[m];
+            continue;
+        }
+        const float norm = normalizer(a, head, b.top[m], double(b.sum[m]));
+        float* out = a.out_row(head, a.token_of(r));
+        for (int64_t d = 0; d < a.dv; ++d) out[d] = norm * o[d];
+    }
+}
+
+void run_item(const Problem& problem, const Plan& plan, const Item& item, const Buffers& b,
+              const Partials& partials) {
+    const AttentionArgs& a = problem.a;
+    int64_t first, last, begin, end;
+    covered_cells(a, a.token_of(item.first_row), a.token_of(item.first_row + item.n_rows - 1) + 1, &first,
+                  &last);
+    split_range(last - first, int(item.part), int(plan.splits), kCells, &begin, &end);
+    const int64_t rows = problem.shape.rows;
+    std::fill(b.top, b.top + rows, kNoMaximum);
+    std::fill(b.sum, b.sum + rows, 0.0f);
+    std::memset(b.o, 0, size_t(rows * problem.shape.ldo()) * sizeof(float));
+    if (begin < end) {
+        pack(problem, item, b);
+        attend_to(problem, item, first + begin, first + end, b);
+    }
+    write(problem, plan, item, b, partials);
+}
+
+}  // namespace
+}  // namespace latent
+
+bool uses_latent(const AttentionArgs& a) {
+    return a.rows_per_kv_head() > kRowKernelMax && latent::Problem(a).products;
+}
+
+int64_t latent_tokens_alone(const AttentionArgs& a) {
+    return latent::Problem(a).products ? std::max<int64_t>(1, latent::kRows / a.heads_per_kv) : 0;
+}
+
+// Enough for any part of the tokens too, which may make items of more rows.
+size_t latent_scratch_bytes(const AttentionArgs& a) {
+    latent::Problem problem(a);
+    if (!problem.products) return 0;
+    problem.shape.rows = std::min(round_up(a.rows_per_kv_head(), latent::kRowUnit), latent::kRows);
+    return size_t(latent::layout(nullptr, problem).end - static_cast<uint8_t*>(nullptr));
+}
+
+size_t latent_shared_bytes(const AttentionArgs& a, int n_threads) {
+    size_t most = 0;
+    if (!latent::Problem(a).products) return most;
+    for (int64_t n = 1; n <= a.n_tokens; ++n) {
+        const AttentionArgs part = a.part(0, n);
+        const latent::Problem problem(part);
+        const latent::Plan plan = latent::plan_of(problem, n_threads);
+        if (plan.splits == 1) break;
+        most = std::max(most, partials_bytes(part, plan.splits));
+    }
+    return most;
+}
+
+void attention_latent(const ThreadContext& ctx, const AttentionArgs& a) {
+    const latent::Problem problem(a);
+    const latent::Plan plan = latent::plan_of(problem, ctx.nth);
+    const latent::Buffers b = latent::layout(ctx.scratch, problem);
+    const Partials partials = partials_at(ctx.shared, a, plan.splits);
+    for (int64_t i;
+         (i = ctx.counters[0].fetch_add(1, std::memory_order_relaxed)) < plan.tiles * plan.splits;) {
+        const int64_t first_row = (plan.tiles - 1 - i / plan.splits) * problem.shape.rows;
+        const int64_t n_rows = std::min(problem.shape.rows, a.rows_per_kv_head() - first_row);
+        latent::run_item(problem, plan, {first_row, n_rows, i % plan.splits}, b, partials);
+    }
+    flash::end_tiles();
+    if (plan.splits > 1) {
+        ctx.sync();
+        combine_partials(ctx, a, partials);
+    }
+}
+
+}  // namespace ikpy

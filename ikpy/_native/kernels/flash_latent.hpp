@@ -1,0 +1,101 @@
+// Latent attention (MLA) on the tile unit: all heads share one row of the cache, whose end, or part of it, is
+// V, so that a step of cells is two matrix products, [cells x dk] [dk x rows] and [rows x cells] [cells x
+// dv].
+//
+// Roofline of one core of a Xeon at 3.1 GHz with 16 GB/s, ns per cell of 576 elements (V: 512). Tile products
+// take 5.2 ns, and what they wait for nearly adds to that: tile loads of 2.5 (6.3 from the second-level
+// cache), stores of 4.7. `rows`: for each 16 rows.
+//              memory   making operands   rows: products   with loads and stores, softmax
+//   F16            72         85               33                  70    three products of halves
+//   BF16           72         25               22                  50    two; K is multiplied where it lies
+//   Q8_0           38         50               17                  50    four of bytes for K, two for V
+//   Q6_0           29         60               17                  50
+//   Q4_0, IQ4_NL   20         60               17                  50
+//   Q8_KV          37         12               12                  40    two; K is multiplied where it lies
+// Operands stay in the first-level cache: what goes through the second one costs more than making it again.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/flash_attention.hpp"
+#include "kernels/flash_prefetch.hpp"
+
+namespace ikpy {
+namespace latent {
+
+constexpr int64_t kCells = 64;    // per step
+constexpr int64_t kRows = 128;    // rows per item at most: their sums stay in the second-level cache
+constexpr int64_t kRowUnit = 16;  // lanes
+constexpr int64_t kTileBytes = 1024;
+
+// Rows of the cache in one or two segments; V is in the last one.
+struct Shape {
+    int64_t rows;  // a multiple of kRowUnit
+    int64_t n_segments;
+    int64_t size[2];     // elements
+    int64_t dv, column;  // V: elements column .. column + dv - 1 of the last segment
+
+    int64_t dk() const { return size[0] + (n_segments > 1 ? size[1] : 0); }
+    // Floats per row of sums: rows that are 2 KiB apart would share a few sets of the cache.
+    int64_t ldo() const { return dv + 16; }
+};
+
+// A step of kCells cells.
+struct Cells {
+    const uint8_t* rows[2];  // of each segment
+    int64_t stride[2];
+};
+
+// Lines of the cache that the next step reads, fetched at an even pace.
+struct Background {
+    flash::PrefetchLines lines;
+    uint64_t pace;  // lines per kWhole ticks
+    uint64_t due = 0;
+
+    static constexpr uint64_t kWhole = 256;
+    Background(const flash::PrefetchLines& from, int64_t ticks)
+        : lines(from), pace(uint64_t(from.lines()) * kWhole / uint64_t(ticks) + 1) {}
+    void tick() {
+        due += pace;
+        lines.advance(int64_t(due / kWhole));
+        due %= kWhole;
+    }
+};
+
+// Sums of a step: weights are 2^(s - top); step_top is the largest score of the step.
+struct Softmax {
+    const float *top, *step_top;
+    float* sum;
+};
+
+struct Products {
+    int64_t granularity;  // sizes of segments, dv and column are multiples of it
+    int64_t max_segments;
+    size_t (*work_bytes)(const Shape& shape);
+    int64_t (*ticks)(const Shape& shape);  // of a whole step
+    // q: f32 [dk][rows]. Sets the tile unit up.
+    void (*pack)(const Shape& shape, const float* q, uint8_t* work);
+    // s[c][row] = sum_d k[c][d] q[d][row]
+    void (*scores)(const Shape& shape, const Cells& cells, float* s, uint8_t* work, Background& next);
+    // o[row][d] += sum_c weight[row][c] v[c][d], for the cells of the last call of scores
+    void (*outputs)(const Shape& shape, const Cells& cells, const float* s, const Softmax& softmax, float* o,
+                    uint8_t* work, Background& next);
+    // Brings the elements of `rows` rows of o into their order; null: they are.
+    void (*reorder)(const Shape& shape, float* o);
+};
+
+// Null for other types and without a tile unit.
+const Products* half_products(int type);
+const Products* code_products(int type);
+
+}  // namespace latent
+
+// Whether the op is latent attention that this kernel takes, with more rows than the row kernel does.
+bool uses_latent(const AttentionArgs& a);
+// Tokens that one thread takes alone at most where a batch has several sequences.
+int64_t latent_tokens_alone(const AttentionArgs& a);
+size_t latent_scratch_bytes(const AttentionArgs& a);
+size_t latent_shared_bytes(const AttentionArgs& a, int n_threads);
+void attention_latent(const ThreadContext& ctx, const AttentionArgs& a);
+
+}  // namespace ikpy

@@ -1,29 +1,27 @@
 // Few tokens times weights that are points of a lattice (grid types), on CPUs with byte permutations.
 //
-// The signs of the weights are given to the activations where magnitudes and signs do not fit into the six
-// bits of an index; where they do, tables hold levels + 64, and the sums begin with -64 times those of the
-// activations. Activations are rearranged once per thread and product, so that points are multiplied in the
-// order in which they are easily found and all products of one scale meet in the same lanes: one conversion
-// to float per chunk.
+// Tables hold levels with their signs, moved to be positive, and the sums begin with what that adds, so that
+// products are of unsigned bytes. Activations are rearranged once per thread and product, so that points are
+// multiplied in the order in which they are easily found and all products of one scale meet in the same
+// lanes: one conversion to float per chunk.
 //
 // A lattice P says how a step is unpacked: 64 * kVectors weights, columns of kRowsAtOnce rows, which share
 // the lanes of a vector evenly. It has
 //   kType, kOrder, kVectors, kRowsAtOnce (1, 2 or 4), kSteps (per block of 256 columns)
 //   kInterleaved: kBlockBytes and kHeaderBytes (before the first block) count all rows
 //   P(const uint8_t* const* rows, int step)   blocks of the rows; of all rows at rows[0] if kInterleaved
-//   __m512i weights(int v)     unsigned magnitudes of vector v
-//   __mmask64 negative(int v)  their signs, if kSigned
-//   __m512 scale               of the lanes of the sums
-//   __m512i pair_scales        if kPairScales: integers that products of two bytes are multiplied with
-// and unless kSigned, first values of the sums, prepared for each token in 128 bytes per 256 columns:
-//   static void bias(const uint8_t* x, const ActQ8Layout&, int64_t chunk, uint8_t* out)
-//   __m512i start(const uint8_t* bias, int step)
+//   __m512i weights(int v)     unsigned levels of vector v; 16 times those of the others if v is odd and
+//                              kRaisedOdd
+//   __m512 scale               of the lanes of the sums, which begin with (16 times that, if kRaisedOdd)
+//   static void bias(const uint8_t* x, const ActQ8Layout&, int64_t chunk, uint8_t* out)   makes what they
+//                              begin with, 128 bytes per token and 256 columns
+//   __m512i start(const uint8_t* bias, int step)   chooses among that, if needed
 #pragma once
-#include <algorithm>
+#include <type_traits>
 
 #include "kernels/byte_permutes.hpp"
 #include "kernels/lane_sums.hpp"
-#include "kernels/quant_product.hpp"
+#include "kernels/token_records.hpp"
 #include "kernels/weight_prefetch.hpp"
 
 #if defined(__AVX512VNNI__)
@@ -78,7 +76,7 @@ constexpr int64_t kScales = kChunk;
 template <class P>
 constexpr int64_t kBias = kScales + (P::kOrder == kByPair ? 128 : 64);
 template <class P>
-constexpr int64_t kRecord = kBias<P> + (P::kSigned ? 0 : 128);
+constexpr int64_t kRecord = kBias<P> + 128;
 
 template <Order O>
 IKPY_VBMI_INLINE void rearrange(const uint8_t* x, uint8_t* out) {
@@ -109,21 +107,6 @@ inline void lane_scales(const uint8_t* scale, uint8_t* out) {
     _mm512_store_ps(out, _mm512_permutexvar_ps(lanes, s));
 }
 
-template <class P>
-IKPY_VBMI void prepare(const uint8_t* x, const ActQ8Layout& at, uint8_t* out) {
-    for (int64_t c = 0; c < at.n / kChunk; ++c) {
-        uint8_t* record = out + c * kRecord<P>;
-        rearrange<P::kOrder>(x + c * kChunk, record);
-        lane_scales<P::kOrder>(x + at.scale + c * kChunk / 8, record + kScales);
-        if constexpr (!P::kSigned) P::bias(x, at, c, record + kBias<P>);
-    }
-}
-
-template <int R>
-struct RowsAtOnce {
-    static constexpr int kRowsAtOnce = R;
-};
-
 // The bytes of a step at `from`, the same for all rows.
 template <class P>
 IKPY_VBMI_INLINE __m512i for_all_rows(const uint8_t* from, int step) {
@@ -137,13 +120,18 @@ IKPY_VBMI_INLINE __m512i for_all_rows(const uint8_t* from, int step) {
     }
 }
 
-// sum += products; pairs of bytes stay below 2^15: 2 * (64 + 43) * 127.
+// Whether P chooses among what was prepared; otherwise the sums begin with the bytes of their step.
+template <class P, class = void>
+struct HasStart : std::false_type {};
 template <class P>
-IKPY_VBMI_INLINE __m512i add_products(__m512i sum, const P& w, __m512i codes, __m512i a) {
-    if constexpr (P::kPairScales) {
-        return _mm512_dpwssd_epi32(sum, _mm512_maddubs_epi16(codes, a), w.pair_scales);
+struct HasStart<P, std::void_t<decltype(&P::start)>> : std::true_type {};
+
+template <class P>
+IKPY_VBMI_INLINE __m512i first_sums(const P& w, const uint8_t* bias, int step) {
+    if constexpr (HasStart<P>::value) {
+        return w.start(bias, step);
     } else {
-        return _mm512_dpbusd_epi32(sum, codes, a);
+        return for_all_rows<P>(bias, step);
     }
 }
 
@@ -151,31 +139,26 @@ template <class P, int NT>
 IKPY_VBMI_INLINE void add_step(const uint8_t* const* rows, int step, const uint8_t* const* x, __m512* total) {
     constexpr int kSpan = kChunk / P::kVectors;
     const P w(rows, step);
-    __m512i sum[NT];
+    __m512i even[NT], odd[NT];  // one sum unless kRaisedOdd
 #pragma GCC unroll 4
     for (int t = 0; t < NT; ++t) {
-        if constexpr (P::kSigned) {
-            sum[t] = _mm512_setzero_si512();
-        } else {
-            sum[t] = w.start(x[t] + kBias<P>, step);
-        }
+        even[t] = _mm512_setzero_si512();
+        odd[t] = first_sums(w, x[t] + kBias<P>, step);
     }
 #pragma GCC unroll 8
     for (int v = 0; v < P::kVectors; ++v) {
         const __m512i codes = w.weights(v);
-        __mmask64 negative = 0;
-        if constexpr (P::kSigned) negative = w.negative(v);
 #pragma GCC unroll 4
         for (int t = 0; t < NT; ++t) {
-            __m512i a = for_all_rows<P>(x[t] + kSpan * v, step);
-            if (P::kSigned) a = _mm512_mask_sub_epi8(a, negative, _mm512_setzero_si512(), a);
-            sum[t] = add_products(sum[t], w, codes, a);
+            __m512i& sum = P::kRaisedOdd && v % 2 == 0 ? even[t] : odd[t];
+            sum = _mm512_dpbusd_epi32(sum, codes, for_all_rows<P>(x[t] + kSpan * v, step));
         }
     }
 #pragma GCC unroll 4
     for (int t = 0; t < NT; ++t) {
+        if (P::kRaisedOdd) odd[t] = _mm512_add_epi32(odd[t], _mm512_slli_epi32(even[t], 4));
         const __m512 scale = _mm512_castsi512_ps(for_all_rows<P>(x[t] + kScales, step));
-        total[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[t]), _mm512_mul_ps(w.scale, scale), total[t]);
+        total[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(odd[t]), _mm512_mul_ps(w.scale, scale), total[t]);
     }
 }
 
@@ -231,45 +214,31 @@ IKPY_VBMI void multiply_half(const RowBlock& rows, int h, const uint8_t* const* 
     }
 }
 
-template <class P, int NT>
-void multiply(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t* work) {
-    if (tokens.n < NT) {
-        if constexpr (NT > 1) multiply<P, NT - 1>(rows, tokens, out, work);
-        return;
-    }
-    const ActQ8Layout layout(rows.n_in);
-    const uint8_t* prepared[NT];
-    for (int t = 0; t < NT; ++t) {
-        uint8_t* to = work + t * (layout.n / kChunk) * kRecord<P>;
-        if (tokens.fresh) prepare<P>(tokens.x[t], layout, to);
-        prepared[t] = to;
-    }
-    for (int h = 0; h < 2; ++h) multiply_half<P, NT>(rows, h, prepared, out);
-}
-
 // U unpacks rows that end inside a chunk.
 template <class P, class U>
-void gemv(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t* work) {
-    if (rows.n_in % kChunk == 0) {
-        multiply<P, kGemvTokens>(rows, tokens, out, work);
-    } else {
-        quant_gemv<U, kGemvTokens>(rows, tokens, out, work);
+struct Product {
+    using Unpack = U;
+    struct Record {
+        alignas(64) uint8_t at[kRecord<P>];
+    };
+    static constexpr int kTokens = kGemvTokens;
+
+    IKPY_VBMI static void prepare(const uint8_t* x, const ActQ8Layout& at, int64_t c, Record* out) {
+        rearrange<P::kOrder>(x + c * kChunk, out->at);
+        lane_scales<P::kOrder>(x + at.scale + c * kChunk / 8, out->at + kScales);
+        P::bias(x, at, c, out->at + kBias<P>);
     }
-}
+    template <int NT>
+    static void multiply(const RowBlock& rows, const Record* const* x, float* out) {
+        const uint8_t* bytes[NT];
+        for (int t = 0; t < NT; ++t) bytes[t] = x[t]->at;
+        for (int h = 0; h < 2; ++h) multiply_half<P, NT>(rows, h, bytes, out);
+    }
+};
 
-template <class P>
-size_t work_bytes(int64_t n_in) {
-    const auto records = static_cast<size_t>(kGemvTokens * round_up(n_in, kChunk) / kChunk * kRecord<P>);
-    return std::max(int8_panel_bytes(n_in), records);
-}
-
-// The kernels of U with the product of few tokens replaced.
 template <class P, class U>
 constexpr WeightKernels kernels() {
-    WeightKernels k = quant_kernels<U>();
-    k.gemv = gemv<P, U>;
-    k.work_bytes = work_bytes<P>;
-    return k;
+    return record_kernels<Product<P, U>>();
 }
 
 }  // namespace points

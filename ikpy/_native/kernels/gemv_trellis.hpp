@@ -4,7 +4,7 @@
 // codes: 1.2 (IQ3_KT) to 1.5 times on AVX-512, 2 to 4 times on AVX2.
 #pragma once
 #include "kernels/activations.hpp"
-#include "kernels/quant_product.hpp"
+#include "kernels/token_records.hpp"
 #include "kernels/weight_prefetch.hpp"
 #include "unpack/trellis_lanes.hpp"
 
@@ -24,40 +24,38 @@ struct SpreadChunk {
     uint32_t x[16][16];
 };
 
-inline void spread(const uint8_t* x, const ActQ8Layout& at, SpreadChunk* out) {
-    for (int64_t c = 0; c < at.n / kChunk; ++c, ++out) {
-        const auto* scale = reinterpret_cast<const float*>(x + at.scale) + 8 * c;
-        const auto* neg = reinterpret_cast<const int32_t*>(x + at.neg16) + 16 * c;
-        for (int l = 0; l < 16; ++l) {
-            out->start[l] = neg[l] - neg[l] / 64;  // -128 * sum before
-            out->scale[l] = scale[l / 2];
-        }
-        for (int h = 0; h < kParts; ++h)
-            for (int m = 0; m < 4; ++m) {
-                const auto* from = reinterpret_cast<const int*>(x + kChunk * c + 128 * h + 4 * m);
-#if defined(__AVX512VNNI__)
-                const __m512i lane =
-                    _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60);
-                const __m512i bytes = _mm512_i32gather_epi32(lane, from, 4);
-                for (int i = 0; i < 4; ++i)
-                    _mm512_storeu_si512(
-                        out->x[4 * m + i],
-                        _mm512_shuffle_epi8(
-                            bytes, _mm512_set4_epi32(0x0C0C0C0C + 0x01010101 * i, 0x08080808 + 0x01010101 * i,
-                                                     0x04040404 + 0x01010101 * i, 0x01010101 * i)));
-#else
-                const __m256i lane = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
-                const __m256i bytes = _mm256_i32gather_epi32(from, lane, 4);
-                for (int i = 0; i < 4; ++i) {
-                    const __m128i order =
-                        _mm_setr_epi32(0x01010101 * i, 0x04040404 + 0x01010101 * i,
-                                       0x08080808 + 0x01010101 * i, 0x0C0C0C0C + 0x01010101 * i);
-                    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out->x[4 * m + i] + 8 * h),
-                                        _mm256_shuffle_epi8(bytes, _mm256_broadcastsi128_si256(order)));
-                }
-#endif
-            }
+inline void spread(const uint8_t* x, const ActQ8Layout& at, int64_t c, SpreadChunk* out) {
+    const auto* scale = reinterpret_cast<const float*>(x + at.scale) + 8 * c;
+    const auto* neg = reinterpret_cast<const int32_t*>(x + at.neg16) + 16 * c;
+    for (int l = 0; l < 16; ++l) {
+        out->start[l] = neg[l] - neg[l] / 64;  // -128 * sum before
+        out->scale[l] = scale[l / 2];
     }
+    for (int h = 0; h < kParts; ++h)
+        for (int m = 0; m < 4; ++m) {
+            const auto* from = reinterpret_cast<const int*>(x + kChunk * c + 128 * h + 4 * m);
+#if defined(__AVX512VNNI__)
+            const __m512i lane =
+                _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60);
+            const __m512i bytes = _mm512_i32gather_epi32(lane, from, 4);
+            for (int i = 0; i < 4; ++i)
+                _mm512_storeu_si512(
+                    out->x[4 * m + i],
+                    _mm512_shuffle_epi8(
+                        bytes, _mm512_set4_epi32(0x0C0C0C0C + 0x01010101 * i, 0x08080808 + 0x01010101 * i,
+                                                 0x04040404 + 0x01010101 * i, 0x01010101 * i)));
+#else
+            const __m256i lane = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
+            const __m256i bytes = _mm256_i32gather_epi32(from, lane, 4);
+            for (int i = 0; i < 4; ++i) {
+                const __m128i order =
+                    _mm_setr_epi32(0x01010101 * i, 0x04040404 + 0x01010101 * i, 0x08080808 + 0x01010101 * i,
+                                   0x0C0C0C0C + 0x01010101 * i);
+                _mm256_storeu_si256(reinterpret_cast<__m256i*>(out->x[4 * m + i] + 8 * h),
+                                    _mm256_shuffle_epi8(bytes, _mm256_broadcastsi128_si256(order)));
+            }
+#endif
+        }
 }
 
 #if defined(__AVX512VNNI__)
@@ -118,16 +116,14 @@ struct PlacedChunk {
     int8_t x[kParts * 2][2][kLaneBytes];
 };
 
-inline void spread(const uint8_t* x, const ActQ8Layout& at, PlacedChunk* out) {
-    for (int64_t c = 0; c < at.n / kChunk; ++c, ++out) {
-        std::memcpy(out->scale, x + at.scale + 32 * c, 32);
-        for (int s = 0; s < 8; ++s) {
-            const __m256i v = by_place(x + kChunk * c + 32 * s);
-            auto* half = out->x[4 * s / kLanes];
-            const int at_byte = 16 * (s % (kLanes / 4));
-            _mm_storeu_si128(reinterpret_cast<__m128i*>(half[0] + at_byte), _mm256_castsi256_si128(v));
-            _mm_storeu_si128(reinterpret_cast<__m128i*>(half[1] + at_byte), _mm256_extracti128_si256(v, 1));
-        }
+inline void spread(const uint8_t* x, const ActQ8Layout& at, int64_t c, PlacedChunk* out) {
+    std::memcpy(out->scale, x + at.scale + 32 * c, 32);
+    for (int s = 0; s < 8; ++s) {
+        const __m256i v = by_place(x + kChunk * c + 32 * s);
+        auto* half = out->x[4 * s / kLanes];
+        const int at_byte = 16 * (s % (kLanes / 4));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(half[0] + at_byte), _mm256_castsi256_si128(v));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(half[1] + at_byte), _mm256_extracti128_si256(v, 1));
     }
 }
 
@@ -233,55 +229,29 @@ void row_product(const uint8_t* p, int64_t n_chunks, const PlacedChunk* const* x
     for (int t = 0; t < NT; ++t) out[t * kBlockRows] = sum_of(total[t]);
 }
 
-template <class T, class Spread, int NT>
-void row_products(const RowBlock& rows, const Spread* const* x, int n_tokens, float* out) {
-    using U = typename T::Unpack;
-    if (n_tokens == NT) {
+// Spread: the form of the activations.
+template <class T, class Spread>
+struct Generated {
+    using Unpack = typename T::Unpack;
+    using Record = Spread;
+    static constexpr int kTokens = Spread::kTokens;
+
+    static void prepare(const uint8_t* x, const ActQ8Layout& at, int64_t c, Record* out) {
+        spread(x, at, c, out);
+    }
+    template <int NT>
+    static void multiply(const RowBlock& rows, const Record* const* x, float* out) {
         for (int h = 0; h < 2; ++h)
             for (int i = 0; i < rows.n[h]; ++i) {
                 const uint8_t* row = rows.row(h, i);
                 float* to = out + h * kHalfRows + i;
-                row_product<T, NT>(row + U::kHeaderBytes, rows.n_in / kChunk, x, to);
-                for (int t = 0; t < NT; ++t) to[t * kBlockRows] *= U::row_scale(row);
+                row_product<T, NT>(row + Unpack::kHeaderBytes, rows.n_in / kChunk, x, to);
+                for (int t = 0; t < NT; ++t) to[t * kBlockRows] *= Unpack::row_scale(row);
             }
-    } else if constexpr (NT > 1) {
-        row_products<T, Spread, NT - 1>(rows, x, n_tokens, out);
     }
-}
-
-template <class T, class Spread>
-void gemv(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t* work) {
-    if (tokens.n > Spread::kTokens) {
-        quant_gemv<typename T::Unpack, kGemvTokens>(rows, tokens, out, work);
-        return;
-    }
-    const ActQ8Layout at(rows.n_in);
-    const int64_t n_chunks = at.n / kChunk;
-    const Spread* spread_x[Spread::kTokens];
-    for (int t = 0; t < tokens.n; ++t) {
-        Spread* to = reinterpret_cast<Spread*>(work) + t * n_chunks;
-        if (tokens.fresh) spread(tokens.x[t], at, to);
-        spread_x[t] = to;
-    }
-    row_products<T, Spread, Spread::kTokens>(rows, spread_x, tokens.n, out);
-}
-
-template <class Spread>
-size_t work_bytes(int64_t n_in) {
-    const int64_t n_chunks = round_up(n_in, kChunk) / kChunk;
-    return std::max(int8_panel_bytes(n_in), Spread::kTokens * n_chunks * sizeof(Spread));
-}
+};
 
 }  // namespace trellis
-
-// Spread: the form of the activations.
-template <class T, class Spread>
-constexpr WeightKernels trellis_kernels() {
-    WeightKernels k = quant_kernels<typename T::Unpack>();
-    k.gemv = trellis::gemv<T, Spread>;
-    k.work_bytes = trellis::work_bytes<Spread>;
-    return k;
-}
 
 #endif
 

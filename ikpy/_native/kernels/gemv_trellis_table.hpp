@@ -9,7 +9,6 @@
 // cycles), IQ3_KT 13 -> 18e9 (50 cycles; generating every second value gained no more). IQ2_KT needs a
 // mixture (kernels/gemv_trellis_mixed.hpp); IQ4_KT has twice as many seeds and stays with generated values.
 #pragma once
-#include <algorithm>
 #include <memory>
 
 #include "kernels/byte_permutes.hpp"
@@ -52,17 +51,15 @@ struct QuadChunk {
     alignas(64) int8_t x[4][64];
 };
 
-inline void spread(const uint8_t* x, const ActQ8Layout& at, QuadChunk* out) {
+inline void spread(const uint8_t* x, const ActQ8Layout& at, int64_t c, QuadChunk* out) {
     const __m512i lanes = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
     const __m256i quads = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
-    for (int64_t c = 0; c < at.n / kChunk; ++c, ++out) {
-        const __m512i sums = _mm512_castsi256_si512(load_256(x + at.neg32 + 32 * c));
-        const __m512i scale = _mm512_castsi256_si512(load_256(x + at.scale + 32 * c));
-        _mm512_store_si512(out->start, _mm512_maskz_permutexvar_epi32(0x5555, lanes, sums));
-        _mm512_store_si512(out->scale, _mm512_permutexvar_epi32(lanes, scale));
-        for (int j = 0; j < 4; ++j)
-            _mm512_store_si512(out->x[j], _mm512_i32gather_epi64(quads, x + kChunk * c + 8 * j, 8));
-    }
+    const __m512i sums = _mm512_castsi256_si512(load_256(x + at.neg32 + 32 * c));
+    const __m512i scale = _mm512_castsi256_si512(load_256(x + at.scale + 32 * c));
+    _mm512_store_si512(out->start, _mm512_maskz_permutexvar_epi32(0x5555, lanes, sums));
+    _mm512_store_si512(out->scale, _mm512_permutexvar_epi32(lanes, scale));
+    for (int j = 0; j < 4; ++j)
+        _mm512_store_si512(out->x[j], _mm512_i32gather_epi64(quads, x + kChunk * c + 8 * j, 8));
 }
 
 // Eight bytes each of eight table rows. Like Gathered::gathered of unpack/points_gathered.hpp: with a mask
@@ -200,11 +197,8 @@ struct LookedUp {
 };
 
 template <class T, int NT>
-IKPY_VBMI void table_products(const RowBlock& rows, const typename T::Chunk* const* x, int n_tokens,
-                              float* out) {
+IKPY_VBMI void table_products(const RowBlock& rows, const typename T::Chunk* const* x, float* out) {
     using U = typename T::Unpack;
-    if constexpr (NT > 1)
-        if (n_tokens < NT) return table_products<T, NT - 1>(rows, x, n_tokens, out);
     const ValueTable& table = value_table();
     for (int h = 0; h < 2; ++h) {
         __m512 totals[NT][kHalfRows] = {};
@@ -223,31 +217,19 @@ IKPY_VBMI void table_products(const RowBlock& rows, const typename T::Chunk* con
 }
 
 template <class T>
-void table_gemv(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t* work) {
-    const ActQ8Layout at(rows.n_in);
-    const int64_t n_chunks = at.n / kChunk;
-    using Chunk = typename T::Chunk;
-    const Chunk* spread_x[kGemvTokens];
-    for (int t = 0; t < tokens.n; ++t) {
-        Chunk* to = reinterpret_cast<Chunk*>(work) + t * n_chunks;
-        if (tokens.fresh) spread(tokens.x[t], at, to);
-        spread_x[t] = to;
+struct FromTable {
+    using Unpack = typename T::Unpack;
+    using Record = typename T::Chunk;
+    static constexpr int kTokens = kGemvTokens;
+
+    static void prepare(const uint8_t* x, const ActQ8Layout& at, int64_t c, Record* out) {
+        spread(x, at, c, out);
     }
-    table_products<T, kGemvTokens>(rows, spread_x, tokens.n, out);
-}
-
-template <class Chunk>
-size_t table_work_bytes(int64_t n_in) {
-    return std::max(int8_panel_bytes(n_in), kGemvTokens * (round_up(n_in, kChunk) / kChunk) * sizeof(Chunk));
-}
-
-template <class T>
-constexpr WeightKernels table_kernels() {
-    WeightKernels k = quant_kernels<typename T::Unpack>();
-    k.gemv = table_gemv<T>;
-    k.work_bytes = table_work_bytes<typename T::Chunk>;
-    return k;
-}
+    template <int NT>
+    static void multiply(const RowBlock& rows, const Record* const* x, float* out) {
+        table_products<T, NT>(rows, x, out);
+    }
+};
 
 }  // namespace trellis
 }  // namespace ikpy

@@ -6,12 +6,11 @@
 // per token.
 //
 // 256 weights are 60 bytes in words of two vectors: 26 vector instructions, 13 cycles if two start per
-// cycle (52 bytes: 14 GB/s at 3.5 GHz). Measured with all around them 20 cycles; unpacked trits took 50.
+// cycle (52 bytes: 14 GB/s at 3.5 GHz). Measured with all around them 17 cycles; unpacked trits took 50.
 #pragma once
-#include <algorithm>
-
 #include "kernels/byte_permutes.hpp"
-#include "kernels/quant_product.hpp"
+#include "kernels/lane_sums.hpp"
+#include "kernels/token_records.hpp"
 #include "kernels/weight_prefetch.hpp"
 #include "unpack/small_blocks.hpp"
 
@@ -75,47 +74,52 @@ constexpr Tables make_tables() {
 }
 inline constexpr Tables kTables = make_tables();
 
-IKPY_VBMI inline void prepare(const uint8_t* x, const ActQ8Layout& at, Record* out) {
+IKPY_VBMI inline void prepare_record(const uint8_t* x, const ActQ8Layout& at, int64_t c, Record* out) {
     const __m512i top = _mm512_set1_epi8(-128);
-    for (int64_t c = 0; c < at.n / kChunk; ++c, ++out) {
-        const __m256 scale = _mm256_loadu_ps(reinterpret_cast<const float*>(x + at.scale) + 8 * c);
-        const __m256i sums =
-            _mm256_srai_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + at.neg32 + 32 * c)), 7);
-        for (int h = 0; h < 2; ++h) {
-            const __m512i lanes = _mm512_add_epi32(
-                _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3), _mm512_set1_epi32(4 * h));
-            _mm512_store_ps(out->scale[h], _mm512_permutexvar_ps(lanes, _mm512_castps256_ps512(scale)));
-            _mm512_store_si512(out->start[h],
-                               _mm512_maskz_permutexvar_epi32(0x1111, lanes, _mm512_castsi256_si512(sums)));
-            const __m512i a = _mm512_xor_si512(_mm512_loadu_si512(x + kChunk * c + 128 * h), top);
-            const __m512i b = _mm512_xor_si512(_mm512_loadu_si512(x + kChunk * c + 128 * h + 64), top);
+    const __m256 scale = _mm256_loadu_ps(reinterpret_cast<const float*>(x + at.scale) + 8 * c);
+    const __m256i sums =
+        _mm256_srai_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + at.neg32 + 32 * c)), 7);
+    for (int h = 0; h < 2; ++h) {
+        const __m512i lanes = _mm512_add_epi32(
+            _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3), _mm512_set1_epi32(4 * h));
+        _mm512_store_ps(out->scale[h], _mm512_permutexvar_ps(lanes, _mm512_castps256_ps512(scale)));
+        _mm512_store_si512(out->start[h],
+                           _mm512_maskz_permutexvar_epi32(0x1111, lanes, _mm512_castsi256_si512(sums)));
+        const __m512i a = _mm512_xor_si512(_mm512_loadu_si512(x + kChunk * c + 128 * h), top);
+        const __m512i b = _mm512_xor_si512(_mm512_loadu_si512(x + kChunk * c + 128 * h + 64), top);
 #pragma GCC unroll 5
-            for (int i = 0; i < kPowers; ++i) {
-                const __m512i pairs = _mm512_maskz_permutex2var_epi8(kTables.present[i], a,
-                                                                     _mm512_load_si512(kTables.pairs[i]), b);
-                const __m512i sum = _mm512_maddubs_epi16(pairs, _mm512_set1_epi16(-0x2FF));
-                _mm512_store_si512(out->factor[h][i],
-                                   _mm512_add_epi16(sum, _mm512_load_si512(kTables.offset[i])));
-            }
+        for (int i = 0; i < kPowers; ++i) {
+            const __m512i pairs =
+                _mm512_maskz_permutex2var_epi8(kTables.present[i], a, _mm512_load_si512(kTables.pairs[i]), b);
+            const __m512i sum = _mm512_maddubs_epi16(pairs, _mm512_set1_epi16(-0x2FF));
+            _mm512_store_si512(out->factor[h][i],
+                               _mm512_add_epi16(sum, _mm512_load_si512(kTables.offset[i])));
         }
     }
 }
 
-constexpr int kRows = 2;  // at a time: they share the loads of the factors
+// At a time: they share the loads of the factors, and their chains of products hide each other's latency (17
+// cycles per 256 weights with four rows, 20 with two or one). The sums of more
+// tokens need the registers.
+constexpr int rows_at_once(int n_tokens) { return n_tokens <= 2 ? 4 : 2; }
 
-// Products of rows with NT tokens, without the scales of the rows.
+// Products of rows with NT tokens, without the scales of the rows, in the lanes of total.
 template <int NT>
-IKPY_VBMI void multiply_rows(const uint8_t* const* rows, int64_t n_chunks, const Record* const* x,
-                             float (*out)[NT]) {
-    constexpr int kBytes = kBlocks * kBlockBytes;
-    __m512 total[kRows][NT];
+IKPY_VBMI_INLINE void multiply_rows(const uint8_t* const* rows, int64_t stride, int64_t n_chunks,
+                                    const Record* const* x, __m512 (*total)[NT]) {
+    constexpr int kBytes = kBlocks * kBlockBytes, kRows = rows_at_once(NT);
     for (int r = 0; r < kRows; ++r)
         for (int t = 0; t < NT; ++t) total[r][t] = _mm512_setzero_ps();
+    const SideBySide streams(kRows, stride);
     for (int64_t c = 0; c < n_chunks; ++c) {
+        const int64_t offset = UnpackIQ1_BN::kHeaderBytes + c * kBytes;
+        const int64_t far = streams.skip(offset, kPrefetchIntoL2),
+                      near = streams.skip(offset, kPrefetchIntoL1);
         __m512i bytes[kRows];
         for (int r = 0; r < kRows; ++r) {
-            const uint8_t* p = rows[r] + UnpackIQ1_BN::kHeaderBytes + c * kBytes;
-            prefetch_weights<kBytes>(p);
+            const uint8_t* p = rows[r] + offset;
+            prefetch_weights_into_l2<kBytes>(p + far);
+            prefetch_weights_into_l1<kBytes>(p + near);
             bytes[r] = _mm512_maskz_loadu_epi8((1ull << kBytes) - 1, p);
         }
 #pragma GCC unroll 2
@@ -144,49 +148,42 @@ IKPY_VBMI void multiply_rows(const uint8_t* const* rows, int64_t n_chunks, const
                                                   _mm512_load_ps(x[t][c].scale[h]), total[r][t]);
         }
     }
-    for (int r = 0; r < kRows; ++r)
-        for (int t = 0; t < NT; ++t) out[r][t] = _mm512_reduce_add_ps(total[r][t]);
 }
 
-// Rows beyond the last one repeat it.
+// Of the rows of a half; those beyond the last one repeat it.
 template <int NT>
-void multiply(const RowBlock& rows, const Record* const* x, int n_tokens, float* out) {
-    if constexpr (NT > 1)
-        if (n_tokens < NT) return multiply<NT - 1>(rows, x, n_tokens, out);
-    for (int h = 0; h < 2; ++h)
-        for (int i = 0; i < rows.n[h]; i += kRows) {
-            const uint8_t* at[kRows];
-            float sums[kRows][NT];
-            for (int r = 0; r < kRows; ++r) at[r] = rows.row(h, i + r);
-            multiply_rows<NT>(at, rows.n_in / kChunk, x, sums);
-            for (int r = 0; r < kRows && i + r < rows.n[h]; ++r)
-                for (int t = 0; t < NT; ++t)
-                    out[t * kBlockRows + h * kHalfRows + i + r] = sums[r][t] * UnpackIQ1_BN::row_scale(at[r]);
+IKPY_VBMI void multiply_half(const RowBlock& rows, int h, const Record* const* x, float* out) {
+    constexpr int kRows = rows_at_once(NT);
+    __m512 totals[NT][kHalfRows] = {};
+    float scale[kHalfRows] = {};
+    for (int i = 0; i < rows.n[h]; i += kRows) {
+        const uint8_t* at[kRows];
+        __m512 total[kRows][NT];
+        for (int r = 0; r < kRows; ++r) at[r] = rows.row(h, i + r);
+        multiply_rows<NT>(at, rows.stride, rows.n_in / kChunk, x, total);
+        for (int r = 0; r < kRows; ++r) {
+            for (int t = 0; t < NT; ++t) totals[t][i + r] = total[r][t];
+            scale[i + r] = UnpackIQ1_BN::row_scale(at[r]);
         }
-}
-
-inline void gemv(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t* work) {
-    if (rows.n_in % kChunk != 0) return quant_gemv<UnpackIQ1_BN, kGemvTokens>(rows, tokens, out, work);
-    const ActQ8Layout at(rows.n_in);
-    const Record* records[kGemvTokens];
-    for (int t = 0; t < tokens.n; ++t) {
-        Record* to = reinterpret_cast<Record*>(work) + t * (at.n / kChunk);
-        if (tokens.fresh) prepare(tokens.x[t], at, to);
-        records[t] = to;
     }
-    multiply<kGemvTokens>(rows, records, tokens.n, out);
+    for (int t = 0; t < NT; ++t)
+        _mm512_storeu_ps(out + t * kBlockRows + h * kHalfRows,
+                         _mm512_mul_ps(sums16(totals[t]), _mm512_loadu_ps(scale)));
 }
 
-inline size_t work_bytes(int64_t n_in) {
-    return std::max(int8_panel_bytes(n_in), kGemvTokens * (round_up(n_in, kChunk) / kChunk) * sizeof(Record));
-}
+struct Product {
+    using Unpack = UnpackIQ1_BN;
+    using Record = trits::Record;
+    static constexpr int kTokens = kGemvTokens;
 
-constexpr WeightKernels kernels() {
-    WeightKernels k = quant_kernels<UnpackIQ1_BN>();
-    k.gemv = gemv;
-    k.work_bytes = work_bytes;
-    return k;
-}
+    static void prepare(const uint8_t* x, const ActQ8Layout& at, int64_t c, Record* out) {
+        prepare_record(x, at, c, out);
+    }
+    template <int NT>
+    static void multiply(const RowBlock& rows, const Record* const* x, float* out) {
+        for (int h = 0; h < 2; ++h) multiply_half<NT>(rows, h, x, out);
+    }
+};
 
 }  // namespace trits
 }  // namespace ikpy

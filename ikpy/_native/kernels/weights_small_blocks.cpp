@@ -14,7 +14,7 @@ const WeightKernels* small_block_weight_kernels(int type) {
         quant_kernels<UnpackTQ1_0>(),           quant_kernels<UnpackTQ2_0>(),
         quant_kernels<UnpackQ4_0Runs<32, 4>>(), quant_kernels<UnpackQ4_0Runs<33, 8>>()};
 #if defined(__AVX512VNNI__)
-    static constexpr WeightKernels kTrits = trits::kernels();
+    static constexpr WeightKernels kTrits = record_kernels<trits::Product>();
     if (type == kTrits.type && has_byte_permutes()) return &kTrits;
 #endif
     for (const WeightKernels& k : kTable)

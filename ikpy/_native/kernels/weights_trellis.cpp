@@ -9,19 +9,20 @@ namespace ikpy {
 
 const WeightKernels* trellis_weight_kernels(int type) {
 #if defined(__AVX2__)
-    static constexpr WeightKernels kTable[] = {trellis_kernels<trellis::LanesIQ1_KT, trellis::SpreadChunk>(),
-                                               trellis_kernels<trellis::LanesIQ2_KT, trellis::SpreadChunk>(),
-                                               trellis_kernels<trellis::LanesIQ3_KT, trellis::PlacedChunk>(),
-                                               trellis_kernels<trellis::LanesIQ4_KT, trellis::SpreadChunk>()};
+    static constexpr WeightKernels kTable[] = {
+        record_kernels<trellis::Generated<trellis::LanesIQ1_KT, trellis::SpreadChunk>>(),
+        record_kernels<trellis::Generated<trellis::LanesIQ2_KT, trellis::SpreadChunk>>(),
+        record_kernels<trellis::Generated<trellis::LanesIQ3_KT, trellis::PlacedChunk>>(),
+        record_kernels<trellis::Generated<trellis::LanesIQ4_KT, trellis::SpreadChunk>>()};
 #else
     static constexpr WeightKernels kTable[] = {quant_kernels<UnpackIQ1_KT>(), quant_kernels<UnpackIQ2_KT>(),
                                                quant_kernels<UnpackIQ3_KT>(), quant_kernels<UnpackIQ4_KT>()};
 #endif
 #if defined(__AVX512VNNI__)
     static constexpr WeightKernels kByTable[] = {
-        trellis::table_kernels<trellis::LookedUp<trellis::TableIQ1_KT>>(),
-        trellis::table_kernels<trellis::MixedIQ2_KT>(),
-        trellis::table_kernels<trellis::LookedUp<trellis::TableIQ3_KT>>()};
+        record_kernels<trellis::FromTable<trellis::LookedUp<trellis::TableIQ1_KT>>>(),
+        record_kernels<trellis::FromTable<trellis::MixedIQ2_KT>>(),
+        record_kernels<trellis::FromTable<trellis::LookedUp<trellis::TableIQ3_KT>>>()};
     if (has_byte_permutes())
         for (const WeightKernels& k : kByTable)
             if (k.type == type) return &k;

@@ -30,7 +30,6 @@ constexpr int8_t kLevels3XXS[8] = {4, 12, 20, 28, 36, 44, 52, 62};
 constexpr int8_t kLevels3S[8] = {1, 3, 5, 7, 9, 11, 13, 15};
 
 static const SplitCodes<256> iq2xxs_codes(tables::iq2xxs_grid, 8, 2, kLevels2);
-static const SplitCodes<512> iq2xs_codes(tables::iq2xs_grid, 8, 2, kLevels2);
 static const SplitCodes<256> iq3xxs_codes(tables::iq3xxs_grid, 4, 4, kLevels3XXS);
 static const SplitCodes<512> iq3s_codes(tables::iq3s_grid, 4, 4, kLevels3S);
 
@@ -48,6 +47,7 @@ struct WordCodes {
 
 constexpr int8_t kTrits[3] = {-1, 0, 1};
 
+static const WordCodes<512> iq2xs_codes(tables::iq2xs_grid, kLevels2);
 static const WordCodes<1024> iq2s_codes(tables::iq2s_grid, kLevels2);
 static const WordCodes<2048> iq1s_codes(tables::iq1s_grid, kTrits);
 

@@ -18,15 +18,6 @@ IKPY_VBMI_INLINE __m512 odd_scales(__m512i s, float unit) {
     return _mm512_permutexvar_ps(s, _mm512_mul_ps(table, _mm512_set1_ps(unit)));
 }
 
-// Magnitudes by the low bits of codes; bits above them do not matter.
-inline constexpr Bytes64 kMagnitudes2([](int i) { return kLevels2[std::min(i & 3, 2)]; });
-inline constexpr Bytes64 kMagnitudes1([](int i) { return 8 * std::min(i & 3, 2); });
-inline constexpr Bytes64 kMagnitudes3XXS([](int i) { return kLevels3XXS[i & 7]; });
-inline constexpr Bytes64 kMagnitudes3S([](int i) { return kLevels3S[i & 7]; });
-IKPY_VBMI_INLINE __m512i magnitudes(const Bytes64& levels, __m512i codes) {
-    return _mm512_permutexvar_epi8(codes, levels.load());
-}
-
 // table[index], 128 entries; odd: bit 6 of the index. Permutations of two registers (vpermi2b) take three
 // micro-operations, two of them of the shuffle unit.
 IKPY_VBMI_INLINE __m512i lookup128(const uint8_t* table, __m512i index, __mmask64 odd) {
@@ -56,17 +47,11 @@ IKPY_VBMI_INLINE __m256i load32(const uint8_t* p) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
 }
 
-// 32 bytes in words.
-IKPY_VBMI_INLINE __m512i each_twice(__m256i v) {
-    static constexpr Bytes64 kPairs([](int i) { return i >> 1; });
-    return _mm512_permutexvar_epi8(kPairs.load(), _mm512_castsi256_si512(v));
-}
-
 // ---- types by the number of elements per point ----
 
 struct Plain {
     static constexpr int kHeaderBytes = 0, kSteps = 1;
-    static constexpr bool kInterleaved = false, kPairScales = false;
+    static constexpr bool kInterleaved = false;
 };
 
 // Signed levels + 64 by six bits: the codes of two elements, then their signs. E: which of the two.
@@ -76,12 +61,11 @@ inline constexpr Bytes64 kSignedLevels2([](int i) {
     return 64 + (i >> (4 + E) & 1 ? -level : level);
 });
 
-// Words of codes of eight elements: vectors of 32 bytes, for R = 2 or 4 rows. Two neighbouring elements share
-// the vector of six-bit indices.
-template <int R>
+// Words of codes of eight elements: vectors of 32 bytes. Two neighbouring elements share the vector of
+// six-bit indices.
 struct EightElements {
     static constexpr int kVectors = 8;
-    static constexpr bool kSigned = false;
+    static constexpr bool kRaisedOdd = false;
     static constexpr Order kOrder = kByElement8;
     __m512i first, second, signs;
     __m512 scale;
@@ -102,9 +86,6 @@ struct EightElements {
         _mm256_store_si256(reinterpret_cast<__m256i*>(out),
                            _mm256_srai_epi32(load32(x + at.neg32 + 32 * c), 1));
     }
-    IKPY_VBMI_INLINE __m512i start(const uint8_t* from, int step) const {
-        return for_all_rows<RowsAtOnce<R>>(from, step);
-    }
 };
 
 // The scales of two rows in the halves of a vector.
@@ -115,7 +96,7 @@ IKPY_VBMI_INLINE __m512 two_row_scales(const uint8_t* const* p) {
 
 // Two rows: 52 vector operations per 512 weights, 24 of them on the shuffle unit: 26 cycles if two start per
 // cycle (18 GB/s at 3.5 GHz, measured 14); gathering the points takes 13 more.
-struct IQ2_XXS : Plain, EightElements<2> {
+struct IQ2_XXS : Plain, EightElements {
     static constexpr int kType = 16, kBlockBytes = 66, kRowsAtOnce = 2;
 
     IKPY_VBMI_INLINE IQ2_XXS(const uint8_t* const* p, int) {
@@ -132,84 +113,58 @@ struct IQ2_XXS : Plain, EightElements<2> {
     }
 };
 
-// 512 points in 16-groups: a group is two points, so pairs of products get the scales.
-template <int R>
-struct PointPairs : EightElements<R> {
-    using EightElements<R>::first, EightElements<R>::second;
-    __m512i pair_scales;
-
-    // Words of -16 times the sums of the 16-groups.
-    static IKPY_VBMI void bias(const uint8_t* x, const ActQ8Layout& at, int64_t c, uint8_t* out) {
-        _mm256_store_si256(reinterpret_cast<__m256i*>(out),
-                           _mm512_cvtepi32_epi16(_mm512_srai_epi32(load64(x + at.neg16 + 64 * c), 3)));
-    }
-    IKPY_VBMI_INLINE __m512i start(const uint8_t* from, int step) const {
-        return _mm512_slli_epi32(
-            _mm512_dpwssd_epi32(_mm512_setzero_si512(), for_all_rows<RowsAtOnce<R>>(from, step), pair_scales),
-            2);
-    }
-    // Bit 0 of `high` is the ninth bit of the index.
-    IKPY_VBMI_INLINE void set_points(__m512i low, __m512i high) {
-        const __mmask64 upper = _mm512_movepi8_mask(low), ninth = _mm512_test_epi8_mask(high, wide::bytes(1));
-        first = lookup512(iq2xs_codes.first, low, upper, ninth);
-        second = lookup512(iq2xs_codes.second, low, upper, ninth);
-    }
-    // Odd scales of the nibbles in even bytes.
-    IKPY_VBMI_INLINE void set_scales(__m512i nibbles) {
-        static constexpr Bytes64 kOdd([](int i) { return 2 * (i & 15) + 1; });
-        pair_scales = _mm512_maskz_permutexvar_epi8(0x5555555555555555, nibbles, kOdd.load());
-    }
-};
-
-// Two rows as well: 78 vector operations, 39 cycles per 512 weights, measured 51 (10 GB/s).
-struct IQ2_XS : Plain, PointPairs<2> {
-    static constexpr int kType = 17, kBlockBytes = 74, kRowsAtOnce = 2;
-    static constexpr bool kPairScales = true;
-
-    IKPY_VBMI_INLINE IQ2_XS(const uint8_t* const* p, int) {
-        static constexpr Bytes64 kEven([](int i) { return 2 * i; });
-        static constexpr Bytes64 kNibbles([](int i) { return 4 * (i >> 1 & 15); });
-        const __m512i a = load64(p[0] + 2), b = load64(p[1] + 2);
-        const __m512i high = _mm512_permutex2var_epi8(a, _mm512_or_si512(kEven.load(), wide::bytes(1)), b);
-        set_points(_mm512_permutex2var_epi8(a, kEven.load(), b), high);
-        signs = _mm512_gf2p8affine_epi64_epi8(high, _mm512_set1_epi64(0x02040810204080FE), 0);
-        const __m512i nibbles = _mm512_mask_set1_epi64(_mm512_set1_epi64(load_unaligned<int64_t>(p[0] + 66)),
-                                                       0xF0, load_unaligned<int64_t>(p[1] + 66));
-        set_scales(_mm512_multishift_epi64_epi8(kNibbles.load(), nibbles));
-        scale = _mm512_mul_ps(two_row_scales(p), _mm512_set1_ps(0.125f));
-    }
-};
-
-// By 4-groups. Byte g of `signs` is the mask of the 8-group that 4-group g is half of.
+// By 4-groups: dword lanes belong to groups of 16 columns.
 struct ByElement4 {
-    static constexpr bool kSigned = true;
     static constexpr int kVectors = 4;
+    static constexpr bool kRaisedOdd = false;
     static constexpr Order kOrder = kByElement4;
-    __m512i signs;
     __m512 scale;
 
-    IKPY_VBMI_INLINE __mmask64 negative(int v) const {
-        return _mm512_test_epi8_mask(signs, _mm512_set1_epi16(static_cast<short>(0x1001 << v)));
+    // -64 times the sums of the 16-groups.
+    static IKPY_VBMI void bias(const uint8_t* x, const ActQ8Layout& at, int64_t c, uint8_t* out) {
+        _mm512_store_si512(out, _mm512_srai_epi32(load64(x + at.neg16 + 64 * c), 1));
     }
 };
 
-// Points of four elements: two bytes of two codes each.
+// Points of four elements: two bytes of two codes of three bits each. With its sign a code becomes the place
+// of the level among all sixteen: 8 + code, or 7 - code where it is negative.
 struct FourElements : ByElement4 {
     __m512i first, second;
 
-    IKPY_VBMI_INLINE __m512i magnitudes_of(const Bytes64& levels, int v) const {
-        const __m512i codes = v < 2 ? first : second;
-        return magnitudes(levels, v & 1 ? _mm512_srli_epi16(codes, 4) : codes);
+    // Byte g holds the signs of 4-group g in its low bits.
+    IKPY_VBMI_INLINE void set_signs(__m512i signs) {
+        constexpr int64_t kFirst = 0x0101010102020202, kSecond = 0x0404040408080808;
+        first =
+            _mm512_xor_si512(first, _mm512_gf2p8affine_epi64_epi8(signs, _mm512_set1_epi64(kFirst), 0x88));
+        second =
+            _mm512_xor_si512(second, _mm512_gf2p8affine_epi64_epi8(signs, _mm512_set1_epi64(kSecond), 0x88));
     }
 };
 
-// 41 vector operations, 20 of them on the shuffle unit: 21 cycles per 256 weights (17 GB/s at 3.5 GHz,
-// measured 15); gathers take 27.
-struct IQ3_XXS : Plain, FourElements {
+// Fields of four bits from the lower halves of quadwords.
+IKPY_VBMI_INLINE __m512i nibbles_of_quads(__m512i v) {
+    static constexpr Bytes64 kNibbles([](int i) { return 4 * (i & 7); });
+    return _mm512_multishift_epi64_epi8(kNibbles.load(), v);
+}
+
+// Levels + 64 by the place of a level.
+inline constexpr Bytes64 kSignedLevels3XXS([](int i) {
+    return i & 8 ? 64 + kLevels3XXS[i & 7] : 64 - kLevels3XXS[7 - (i & 7)];
+});
+struct Points3XXS : FourElements {
+    IKPY_VBMI_INLINE __m512i weights(int v) const {
+        const __m512i codes = v < 2 ? first : second;
+        return _mm512_permutexvar_epi8(v & 1 ? _mm512_srli_epi16(codes, 4) : codes, kSignedLevels3XXS.load());
+    }
+};
+
+// 40 vector operations, 18 of them on the shuffle unit: 20 cycles per 256 weights (17 GB/s at 3.6 GHz),
+// measured 23. With masks that gave the signs to the activations, 21 operations of the shuffle unit, 25.
+struct IQ3_XXS : Plain, Points3XXS {
     static constexpr int kType = 18, kRowsAtOnce = 1, kBlockBytes = 98;
 
     IKPY_VBMI_INLINE IQ3_XXS(const uint8_t* const* rows, int) {
-        static constexpr Bytes64 kFields([](int i) { return (i >> 1 & 3) * 7; });
+        static constexpr Bytes64 kFields([](int i) { return (i & 3) * 7; });
         const uint8_t* p = rows[0];
         const __m512i index = load64(p + 2);
         const __mmask64 upper = _mm512_movepi8_mask(index);
@@ -217,15 +172,29 @@ struct IQ3_XXS : Plain, FourElements {
         second = lookup256(iq3xxs_codes.second, index, upper);
         const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
         const __m512i words = _mm512_permutexvar_epi32(twice, _mm512_castsi256_si512(load32(p + 66)));
-        signs = even_masks(_mm512_multishift_epi64_epi8(kFields.load(), words));
+        set_signs(nibbles_of_quads(even_masks(_mm512_multishift_epi64_epi8(kFields.load(), words))));
         scale = _mm512_mul_ps(wide::f16_lanes(p), odd_scales<4>(_mm512_srli_epi32(words, 28), 0.25f));
     }
-    IKPY_VBMI_INLINE __m512i weights(int v) const { return magnitudes_of(kMagnitudes3XXS, v); }
 };
 
-// 28 cycles per 256 weights on the shuffle unit, as measured: 16 for points, 4 each for magnitudes and sign
-// masks (13 GB/s at 3.5 GHz).
-struct IQ3_S : Plain, FourElements {
+// Levels are odd numbers: place p among them means 2 * p - 15, which need not be looked up.
+struct Points3S : FourElements {
+    static constexpr bool kRaisedOdd = true;
+    static constexpr float kUnit = 0.125f;  // the sums are those of 16 * p
+
+    // -120 times the sums of the 16-groups.
+    static IKPY_VBMI void bias(const uint8_t* x, const ActQ8Layout& at, int64_t c, uint8_t* out) {
+        const __m512i sums = load64(x + at.neg16 + 64 * c);
+        _mm512_store_si512(out, _mm512_sub_epi32(sums, _mm512_srai_epi32(sums, 4)));
+    }
+    IKPY_VBMI_INLINE __m512i weights(int v) const {
+        return _mm512_and_si512(v < 2 ? first : second, wide::bytes(v & 1 ? 0xF0 : 0x0F));
+    }
+};
+
+// 54 vector operations, 21 of them on the shuffle unit (16 for points): 27 cycles per 256 weights (15 GB/s at
+// 3.6 GHz), measured 30. With looked-up magnitudes and masks of signs the shuffle unit had 28, measured 31.
+struct IQ3_S : Plain, Points3S {
     static constexpr int kType = 21, kRowsAtOnce = 1, kBlockBytes = 110;
 
     IKPY_VBMI_INLINE IQ3_S(const uint8_t* const* rows, int) {
@@ -234,12 +203,11 @@ struct IQ3_S : Plain, FourElements {
         const __mmask64 upper = _mm512_movepi8_mask(index), ninth = load_unaligned<uint64_t>(p + 66);
         first = lookup512(iq3s_codes.first, index, upper, ninth);
         second = lookup512(iq3s_codes.second, index, upper, ninth);
-        signs = each_twice(load32(p + 74));
+        set_signs(nibbles_of_quads(_mm512_cvtepu32_epi64(load32(p + 74))));
         const __m512i counts = _mm512_setr_epi32(0, 0, 4, 4, 8, 8, 12, 12, 16, 16, 20, 20, 24, 24, 28, 28);
         const __m512i s = _mm512_srlv_epi32(_mm512_set1_epi32(load_unaligned<int32_t>(p + 106)), counts);
-        scale = _mm512_mul_ps(wide::f16_lanes(p), odd_scales<4>(s, 1.0f));
+        scale = _mm512_mul_ps(wide::f16_lanes(p), odd_scales<4>(s, kUnit));
     }
-    IKPY_VBMI_INLINE __m512i weights(int v) const { return magnitudes_of(kMagnitudes3S, v); }
 };
 
 }  // namespace ikpy::points

@@ -1,6 +1,10 @@
-// Lattices of the grid types with 1024 points of eight elements and more, which no longer fit into registers.
-// Points are gathered as words of short codes: 16 points take 3.4 cycles of the vector units, as many points
-// in bytes 6.
+// Lattices of the grid types with 512 points of eight elements and more. Points are gathered as words of
+// short codes.
+//
+// A gather of 16 points takes 8 cycles, in which little else is issued: 256 weights take 17 cycles for two
+// gathers and, with some 24 other vector operations, 27 to 29 in all. Neither fewer loads of activations (two
+// rows at a time), nor fewer prefetches, nor points as eight bytes make that less; 512 points out of 16
+// registers take 27 as well, alone or in turn with gathers.
 #pragma once
 #include "unpack/points.hpp"
 
@@ -28,8 +32,26 @@ struct Gathered : ByElement4 {
         return _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), static_cast<__mmask16>(all), index,
                                            reinterpret_cast<const int*>(table), 4);
     }
-    IKPY_VBMI_INLINE __m512i magnitudes_of(const Bytes64& levels, int v) const {
-        return magnitudes(levels, _mm512_srli_epi16(codes, static_cast<unsigned>(2 * v)));
+};
+
+// Points with signs: six bits of two codes and their signs find the level.
+struct SignedPoints : Gathered {
+    __m512i signs;  // of the elements of every byte in its high nibble
+
+    // Byte p of the lower halves of quadwords (Stride 8), or of all of them (16: the high bytes of words)
+    // holds the signs of a point.
+    template <int Stride>
+    IKPY_VBMI_INLINE void set_signs(__m512i masks) {
+        static constexpr Bytes64 kFields(
+            [](int i) { return (Stride * (i / 2 & 3) + Stride - 8 + 4 * (i & 1) + 60) & 63; });
+        signs = _mm512_multishift_epi64_epi8(kFields.load(), masks);
+    }
+    IKPY_VBMI_INLINE __m512i weights(int v) const {
+        const __m512i index =
+            v < 2 ? _mm512_ternarylogic_epi32(codes, signs, wide::bytes(15), 0xE4)
+                  : _mm512_ternarylogic_epi32(_mm512_srli_epi16(codes, 4), _mm512_srli_epi16(signs, 2),
+                                              wide::bytes(15), 0xE4);
+        return _mm512_permutexvar_epi8(index, (v & 1 ? kSignedLevels2<1> : kSignedLevels2<0>).load());
     }
 };
 
@@ -61,29 +83,47 @@ IKPY_VBMI_INLINE __m512 nibble_scales(const uint8_t* p, __m512 d) {
     return _mm512_mul_ps(d, odd_scales<4>(s, 0.125f));
 }
 
-// 30 cycles per 256 weights, 18 of them for the micro-operations of two gathers.
-struct IQ2_S : Plain, Gathered {
+// Masks of even parity in the high bytes of words, made of the seven bits there.
+IKPY_VBMI_INLINE __m512i even_masks_of_words(__m512i words) {
+    return _mm512_gf2p8affine_epi64_epi8(words, _mm512_set1_epi64(0x02040810204080FE), 0);
+}
+
+struct IQ2_XS : Plain, SignedPoints {
+    static constexpr int kType = 17, kRowsAtOnce = 1, kBlockBytes = 74;
+
+    IKPY_VBMI_INLINE IQ2_XS(const uint8_t* const* rows, int) {
+        const uint8_t* p = rows[0];
+        const __m512i words = load64(p + 2);
+        gather(iq2xs_codes, words);
+        set_signs<16>(even_masks_of_words(words));
+        scale = nibble_scales(p + 66, wide::f16_lanes(p));
+    }
+};
+
+struct IQ2_S : Plain, SignedPoints {
     static constexpr int kType = 22, kRowsAtOnce = 1, kBlockBytes = 82;
 
     IKPY_VBMI_INLINE IQ2_S(const uint8_t* const* rows, int) {
         const uint8_t* p = rows[0];
         const __m512i high = _mm512_set1_epi64(load_unaligned<int64_t>(p + 66));
         gather(iq2s_codes, words_of(p + 2, high, kTwoBitFields));
-        signs = each_twice(load32(p + 34));
+        set_signs<8>(_mm512_cvtepu32_epi64(load32(p + 34)));
         scale = nibble_scales(p + 74, wide::f16_lanes(p));
     }
-    IKPY_VBMI_INLINE __m512i weights(int v) const { return magnitudes_of(kMagnitudes2, v); }
 };
 
 // Ternary points t = -1, 0, 1 moved by an eighth are multiplied as 8 * t + 8: what is too much, 7 or 9 times
 // the sum of the activations, is taken off in advance.
 struct Ternary : Gathered {
-    IKPY_VBMI_INLINE __m512i weights(int v) const { return magnitudes_of(kMagnitudes1, v); }
+    // The two bits of a code come to bits 3 and 4.
+    IKPY_VBMI_INLINE __m512i weights(int v) const {
+        const int64_t field = int64_t{1} << 32 << (2 * v) | int64_t{2} << 24 << (2 * v);
+        return _mm512_gf2p8affine_epi64_epi8(codes, _mm512_set1_epi64(field), 0);
+    }
 };
 
 struct IQ1_S : Plain, Ternary {
     static constexpr int kType = 19, kRowsAtOnce = 1, kBlockBytes = 50;
-    static constexpr bool kSigned = false;
     __mmask8 down;
 
     // Two vectors of -7 and -9 times the sums of the sub-blocks.
@@ -107,7 +147,6 @@ struct IQ1_S : Plain, Ternary {
 
 struct IQ1_M : Plain, Ternary {
     static constexpr int kType = 29, kRowsAtOnce = 1, kBlockBytes = 56;
-    static constexpr bool kSigned = false;
     __m512i down;
 
     // -7 times the sums of the 16-groups, and words of -2 times the sums of the 8-groups.

@@ -10,7 +10,7 @@ namespace ikpy::points {
 
 struct Interleaved {
     static constexpr int kHeaderBytes = 0, kRowsAtOnce = 4;
-    static constexpr bool kInterleaved = true, kPairScales = false;
+    static constexpr bool kInterleaved = true;
 };
 
 // Byte i of 64 belongs to row i / 16; what follows counts inside of the row.
@@ -48,7 +48,7 @@ IKPY_VBMI_INLINE __m512 scales_of_low_bits(__m512i sas, float unit) {
 }
 
 // Steps of 128 columns: a dword lane is a sub-block.
-struct IQ2_XXS_R4 : Interleaved, EightElements<4> {
+struct IQ2_XXS_R4 : Interleaved, EightElements {
     static constexpr int kType = 216, kBlockBytes = 264, kSteps = 2;
 
     IKPY_VBMI_INLINE IQ2_XXS_R4(const uint8_t* const* rows, int step) {
@@ -64,58 +64,63 @@ struct IQ2_XXS_R4 : Interleaved, EightElements<4> {
     }
 };
 
-struct IQ2_XS_R4 : Interleaved, PointPairs<4> {
-    static constexpr int kType = 217, kBlockBytes = 296, kSteps = 2;
-    static constexpr bool kPairScales = true;
+// Steps of 64 columns: quadwords of two sub-blocks, ordered by row.
+IKPY_VBMI_INLINE __m512i quads_by_row(__m512i v) {
+    return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), v);
+}
+
+// The dwords of those sub-blocks in the lower halves of the quadwords.
+IKPY_VBMI_INLINE __m512i dwords_by_row(const uint8_t* p) {
+    return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 0, 4, 4, 1, 1, 5, 5, 2, 2, 6, 6, 3, 3, 7, 7),
+                                    _mm512_castsi256_si512(load32(p)));
+}
+
+// Odd scales in nibbles of the two bytes that each row has at p.
+IKPY_VBMI_INLINE __m512 nibble_scales_by_row(const uint8_t* p) {
+    static constexpr Bytes64 kNibbles(
+        [](int i) { return 32 * (i / 8 & 1) + 8 * row_of(i) + (i / 4 & 1) * 4; });
+    return odd_scales<4>(_mm512_multishift_epi64_epi8(kNibbles.load(), eight_bytes(p)), 0.125f);
+}
+
+struct IQ2_XS_R4 : Interleaved, SignedPoints {
+    static constexpr int kType = 217, kBlockBytes = 296, kSteps = 4;
 
     IKPY_VBMI_INLINE IQ2_XS_R4(const uint8_t* const* rows, int step) {
-        // Words are ordered by sub-block, row, point.
-        static constexpr Bytes64 kEven(
-            [](int i) { return 2 * (16 * (i / 4 & 3) + 4 * row_of(i) + (i & 3)); });
-        static constexpr Bytes64 kNibbles([](int i) { return 4 * (i / 4 & 3) + row_of(i); });
         const uint8_t* p = rows[0];
-        const __m512i a = load64(p + 8 + 128 * step), b = load64(p + 72 + 128 * step);
-        const __m512i high = _mm512_permutex2var_epi8(a, _mm512_or_si512(kEven.load(), wide::bytes(1)), b);
-        set_points(_mm512_permutex2var_epi8(a, kEven.load(), b), high);
-        signs = masks_of_codes(high);
-        const __m128i scales = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 264 + 16 * step));
-        const __m512i bytes = bytes_of(_mm512_castsi128_si512(scales), kNibbles);
-        set_scales(_mm512_srlv_epi16(bytes, _mm512_set1_epi32(4 << 16)));
-        scale = _mm512_mul_ps(row_scales(p), _mm512_set1_ps(0.125f));
+        const __m512i words = quads_by_row(load64(p + 8 + 64 * step));
+        gather(iq2xs_codes, words);
+        // The mask belongs to bits 1 .. 7 of the high byte.
+        set_signs<16>(masks_of_codes(words));
+        scale = _mm512_mul_ps(row_scales(p), nibble_scales_by_row(p + 264 + 8 * step));
     }
 };
 
-// Steps of 64 columns: quadwords of two sub-blocks.
-struct IQ3_XXS_R4 : Interleaved, FourElements {
+struct IQ3_XXS_R4 : Interleaved, Points3XXS {
     static constexpr int kType = 218, kBlockBytes = 392, kSteps = 4;
 
     IKPY_VBMI_INLINE IQ3_XXS_R4(const uint8_t* const* rows, int step) {
-        static constexpr Bytes64 kMasks([](int i) { return 16 * (i / 8 & 1) + 4 * row_of(i) + (i / 2 & 3); });
-        static constexpr Bytes64 kDwords([](int i) { return 16 * (i / 8 & 1) + 4 * row_of(i) + (i & 3); });
         const uint8_t* p = rows[0];
-        const __m512i index =
-            _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), load64(p + 136 + 64 * step));
+        const __m512i index = quads_by_row(load64(p + 136 + 64 * step));
         const __mmask64 upper = _mm512_movepi8_mask(index);
         first = lookup256(iq3xxs_codes.first, index, upper);
         second = lookup256(iq3xxs_codes.second, index, upper);
-        const __m256i sas = load32(p + 8 + 32 * step);
-        signs = masks_of_codes(bytes_of(sas, kMasks));
-        scale = _mm512_mul_ps(row_scales(p), scales_of_low_bits(bytes_of(sas, kDwords), 0.25f));
+        const __m512i sas = dwords_by_row(p + 8 + 32 * step);
+        set_signs(nibbles_of_quads(masks_of_codes(sas)));
+        scale = _mm512_mul_ps(row_scales(p), scales_of_low_bits(sas, 0.25f));
     }
-    IKPY_VBMI_INLINE __m512i weights(int v) const { return magnitudes_of(kMagnitudes3XXS, v); }
 };
 
-struct IQ3_S_R4 : Interleaved, FourElements {
+struct IQ3_S_R4 : Interleaved, Points3S {
     static constexpr int kType = 221, kBlockBytes = 440, kSteps = 4;
-    alignas(32) uint64_t masks[4];
 
     IKPY_VBMI_INLINE IQ3_S_R4(const uint8_t* const* rows, int step) {
         // 4-groups 0 4 1 5 2 6 3 7 follow each other, their rows in neighbouring bytes.
         static constexpr Bytes64 kIndex(
             [](int i) { return 32 * (i / 8 & 1) + 8 * (i & 3) + 4 * (i / 4 & 1) + row_of(i); });
         static constexpr Bytes64 kNinth([](int i) { return 4 * (i / 8 & 1) + row_of(i); });
-        // Byte j of a row and sub-block holds the signs of elements j.
-        static constexpr Bytes64 kSigns([](int i) { return 16 * (i & 1) + 4 * (i / 2 & 3) + (i / 8 & 3); });
+        // Byte j of a row and sub-block holds the signs of elements j: rows of a matrix, the last one first.
+        static constexpr Bytes64 kSigns([](int i) { return 16 * (i / 8 & 1) + 4 * row_of(i) + (7 - i & 3); });
+        static constexpr Bytes64 kGroups([](int i) { return 1 << (i & 7); });
         const uint8_t* p = rows[0];
         const __m512i index = bytes_of(load64(p + 8 + 64 * step), kIndex);
         const __m512i high = bytes_of(eight_bytes(p + 264 + 8 * step), kNinth);
@@ -125,17 +130,15 @@ struct IQ3_S_R4 : Interleaved, FourElements {
         first = lookup512(iq3s_codes.first, index, upper, ninth);
         second = lookup512(iq3s_codes.second, index, upper, ninth);
         const __m512i by_element = bytes_of(load32(p + 296 + 32 * step), kSigns);
-        _mm256_store_si256(reinterpret_cast<__m256i*>(masks), _mm512_castsi512_si256(by_element));
+        set_signs(_mm512_gf2p8affine_epi64_epi8(kGroups.load(), by_element, 0));
         // Low nibbles belong to the first four sub-blocks.
         const __m512i nibbles = bytes_of(eight_bytes(p + 424 + 8 * (step & 1)), kNinth);
         const __m512i s = step < 2 ? nibbles : _mm512_srli_epi32(nibbles, 4);
-        scale = _mm512_mul_ps(row_scales(p), odd_scales<4>(s, 1.0f));
+        scale = _mm512_mul_ps(row_scales(p), odd_scales<4>(s, kUnit));
     }
-    IKPY_VBMI_INLINE __m512i weights(int v) const { return magnitudes_of(kMagnitudes3S, v); }
-    IKPY_VBMI_INLINE __mmask64 negative(int v) const { return masks[v]; }
 };
 
-struct IQ2_S_R4 : Interleaved, Gathered {
+struct IQ2_S_R4 : Interleaved, SignedPoints {
     static constexpr int kType = 222, kBlockBytes = 328, kSteps = 4;
 
     IKPY_VBMI_INLINE IQ2_S_R4(const uint8_t* const* rows, int step) {
@@ -143,24 +146,19 @@ struct IQ2_S_R4 : Interleaved, Gathered {
             [](int i) { return 16 * (i / 8 & 1) + 4 * row_of(i) + (i / 2 & 3); });
         static constexpr Bytes64 kFields(
             [](int i) { return 32 * (i / 8 & 1) + 8 * row_of(i) + (i / 2 & 3) * 2; });
-        static constexpr Bytes64 kNibbles(
-            [](int i) { return 32 * (i / 8 & 1) + 8 * row_of(i) + (i / 4 & 1) * 4; });
         const uint8_t* p = rows[0];
         const __m512i low = bytes_of(load32(p + 8 + 32 * step), kPoints);
         gather(iq2s_codes, _mm512_mask_multishift_epi64_epi8(low, 0xAAAAAAAAAAAAAAAA, kFields.load(),
                                                              eight_bytes(p + 136 + 8 * step)));
-        signs = bytes_of(load32(p + 168 + 32 * step), kPoints);
-        const __m512i s = _mm512_multishift_epi64_epi8(kNibbles.load(), eight_bytes(p + 296 + 8 * step));
-        scale = _mm512_mul_ps(row_scales(p), odd_scales<4>(s, 0.125f));
+        set_signs<8>(dwords_by_row(p + 168 + 32 * step));
+        scale = _mm512_mul_ps(row_scales(p), nibble_scales_by_row(p + 296 + 8 * step));
     }
-    IKPY_VBMI_INLINE __m512i weights(int v) const { return magnitudes_of(kMagnitudes2, v); }
 };
 
 // Steps of two blocks of 32 columns.
 template <int Bytes>
 struct TernaryRows : Interleaved, Ternary {
     static constexpr int kHeaderBytes = 8, kBlockBytes = 8 * Bytes, kSteps = 4;
-    static constexpr bool kSigned = false;
 
     static IKPY_VBMI_INLINE __m512i two_blocks(const uint8_t* p, int step) {
         return _mm512_maskz_loadu_epi8((1ull << (2 * Bytes)) - 1, p + 2 * Bytes * step);

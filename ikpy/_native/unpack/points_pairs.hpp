@@ -26,7 +26,7 @@ inline constexpr Bytes64 kOddScales([](int i) { return scale_field(i, 1); });
 struct IQ2_KL {
     static constexpr int kType = 157, kBlockBytes = 86, kHeaderBytes = 2, kSteps = 2, kVectors = 2,
                          kRowsAtOnce = 1;
-    static constexpr bool kInterleaved = false, kSigned = false, kPairScales = false;
+    static constexpr bool kInterleaved = false, kRaisedOdd = false;
     static constexpr Order kOrder = kByPair;
     __m512i pairs;
     __m512 scale;

@@ -87,8 +87,9 @@ def test_experts_uploaded_for_a_large_batch(cuda_devices: int) -> None:
     assert np.abs(ours - truth).max() <= TOLERANCE * np.abs(truth).max(), worst(ours, truth)
 
 
-def test_perplexity_of_the_bundled_model(cuda_devices: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """The tool itself with experts on the CPU and the rest on devices."""
+@pytest.mark.parametrize("place", ["-ot exps=CPU", "-nkvo -mla 2"])
+def test_perplexity_of_the_bundled_model(place: str, cuda_devices: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """The tool itself with experts or the cache on the CPU and the rest on devices."""
 
     def estimate(*where: str) -> float:
         line = ["perplexity", "-f", str(TEXT), "-c", "32", "--chunks", "1", "-b", "32", "-ub", "32", "-t", "1", *where]
@@ -97,7 +98,7 @@ def test_perplexity_of_the_bundled_model(cuda_devices: int, capsys: pytest.Captu
         assert found
         return float(found[1])
 
-    assert estimate("-ngl", "99", "-ot", "exps=CPU") == pytest.approx(estimate("-ngl", "0"), rel=1e-3)
+    assert estimate("-ngl", "99", *place.split()) == pytest.approx(estimate("-ngl", "0"), rel=1e-3)
 
 
 def test_norms_of_a_quantized_model_prepare_its_activations(

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 OK, FAILED, CUT_OFF, HUNG = "ok", "failed", "cut off", "hung"
+# Status of a process that ended because its GPU takes no work any more: it wants a new process.
+DEVICE_LOST = 3
 # Lines of output that results keep.
 KEPT_LINES = 400
 # Seconds between the request to end and the end.

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from ikpy.backends.cuda.api import Device, DeviceError
 
-# Status of a process that ended because its GPU takes no work any more: it wants a new process.
-DEVICE_LOST = 3
-
 
 def works(device: Device) -> bool:
     """Whether the GPU takes work: a kernel that fails takes the whole context of the process with it."""

@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu.device import DEVICE_LOST, works
+from benchmarks.gpu.commands import DEVICE_LOST
+from benchmarks.gpu.device import works
 from ikpy._native import core
 from ikpy.backends.cuda import devices, launch, ways
 from ikpy.backends.cuda.api import Device, DeviceError

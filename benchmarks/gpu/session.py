@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from benchmarks.gpu.commands import CUT_OFF, FAILED, HUNG, OK, Outcome, run
-from benchmarks.gpu.device import DEVICE_LOST
+from benchmarks.gpu.commands import CUT_OFF, DEVICE_LOST, FAILED, HUNG, OK, Outcome, run
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.sections import Section, Step
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu.device import DEVICE_LOST
+from benchmarks.gpu.commands import DEVICE_LOST
 
 MESSAGE_CHARACTERS = 600
 

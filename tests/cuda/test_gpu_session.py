@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu import session
-from benchmarks.gpu.commands import CUT_OFF, FAILED, HUNG, OK, run
-from benchmarks.gpu.device import DEVICE_LOST
+from benchmarks.gpu.commands import CUT_OFF, DEVICE_LOST, FAILED, HUNG, OK, run
 from benchmarks.gpu.results import Results, failures_by_kernel
 from benchmarks.gpu.sections import MODES, Choice, Section, Step
 from tests.cuda.reporting import Reporter

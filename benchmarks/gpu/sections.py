@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.gpu.results import Results
 from benchmarks.shapes import SHAPES
+from ikpy import default_model_path
 
 PYTHON = (sys.executable, "-m")
 IKPY = (*PYTHON, "ikpy")
@@ -18,6 +19,7 @@ MODEL_TESTS = ["tests/cuda/test_models.py", "tests/cuda/test_adapters.py"]
 # Of a kernel that does not end: everything else prints more often.
 SILENCE = 90.0
 TYPE = "q4_K"
+QUANTIZED = ("Q8_0", "Q4_K_M", "IQ4_KS")
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,16 @@ def _sanitized(tool: str, *command: str) -> Sequence[Step]:
     return [Step((found, "--tool", tool, "--error-exitcode", "1", "--print-limit", "20", *command))]
 
 
+def _checks(choice: Choice) -> list[Step]:
+    """Node by node: the bundled model as it is, and quantized."""
+    found = [_ikpy("cuda", "check")]
+    for name in QUANTIZED:
+        path = choice.folder / f"bundled-{name}.gguf"
+        quantize = (*IKPY, "quantize", str(default_model_path()), str(path), name)
+        found += [Step(quantize, makes=path), _ikpy("cuda", "check", "-m", str(path))]
+    return found
+
+
 def real(choice: Choice) -> list[Section]:
     """Sections that show whether everything is right."""
     small = ("-k", "norm or rope or head_sizes") if choice.small else ()
@@ -77,8 +89,8 @@ def real(choice: Choice) -> list[Section]:
     sanitized_tests = (*PYTHON, "pytest", *KERNEL_TESTS, "--device", "real", "-q", "-x", "-k")
     return [
         Section("info", 10, [Step(("nvidia-smi",)), _ikpy("info"), _ikpy("cuda", "info")]),
-        Section("text", 20, [_ikpy(*prompt, "16")]),
-        Section("check", 30, [_ikpy("cuda", "check")]),
+        Section("text", 20, [_ikpy(*prompt, "16"), _ikpy(*prompt, "16", "-ngl", "0")]),
+        Section("check", 40, _checks(choice)),
         Section("kernels", 120, [_tests(choice, KERNEL_TESTS, *small)]),
         Section("models", 60, [_tests(choice, MODEL_TESTS, *(("-k", "qwen3-") if choice.small else ()))]),
         Section("memcheck", 120, _sanitized("memcheck", *IKPY, *prompt, "8")),

@@ -8,15 +8,6 @@ python=${PYTHON:-python3}
     echo "ikpy needs Python 3.10 or newer ($("$python" --version) found); set PYTHON" >&2
     exit 1
 }
-command -v "${CXX:-g++}" >/dev/null || {
-    echo "ikpy needs a C++17 compiler: apt install g++ (or set CXX)" >&2
-    exit 1
-}
-
-"$python" -c 'import os, sysconfig; raise SystemExit(not os.path.exists(sysconfig.get_paths()["include"] + "/Python.h"))' || {
-    echo "ikpy needs Python's headers (Python.h is not found): apt install python3-dev" >&2
-    exit 1
-}
 
 pip_install() {
     python -m pip install --quiet --disable-pip-version-check "$@" || {
@@ -25,8 +16,22 @@ pip_install() {
     }
 }
 
+# Ends the script where the native modules cannot be compiled.
+need_compiler() {
+    command -v "${CXX:-g++}" >/dev/null || {
+        echo "ikpy needs a C++17 compiler: apt install g++ (or set CXX)" >&2
+        exit 1
+    }
+
+    "$python" -c 'import os, sysconfig; raise SystemExit(not os.path.exists(sysconfig.get_paths()["include"] + "/Python.h"))' || {
+        echo "ikpy needs Python's headers (Python.h is not found): apt install python3-dev" >&2
+        exit 1
+    }
+}
+
 setup_venv() {
     local extras=$1
+    need_compiler
     [ -x .venv/bin/python ] || "$python" -m venv .venv || {
         echo "no virtual environment can be made: apt install python3-venv" >&2
         exit 1

@@ -1,4 +1,5 @@
-"""Compile CUDA kernels, print registers, shared memory and occupancy of each, and fail if one spills registers.
+"""Compile CUDA kernels, print registers, shared memory and occupancy of each, and fail if one spills, uses local
+memory or cannot start.
 
 Usage: python scripts/cuda_resources.py [ARCH ...] [--all] [--files REGEX] [--jobs N]
 
@@ -18,7 +19,7 @@ from ikpy.backends.cuda import emulator, launch, modules
 from ikpy.backends.cuda.launch.products_bf16 import WGMMA_SHARED, WGMMA_THREADS
 from ikpy.backends.cuda.resources import ARCHITECTURES, Usage, usages
 
-# Threads per block as launched, by the beginning of the kernel name.
+# Threads per block as launched, at most, by the beginning of the kernel name.
 THREADS = {
     "matvec": 128,
     "matmul": 256,
@@ -28,8 +29,13 @@ THREADS = {
     "kv_store": 128,
     "kv_shift": 32,
     "moe_route": 32,
+    "moe_offsets": 1024,
+    "rms_norm": 1024,
+    "layer_norm": 1024,
     "gemm_wgmma": WGMMA_THREADS,
 }
+# The library's sine and cosine reduce large angles there.
+IN_LOCAL_MEMORY = ("rope_table",)
 
 
 def threads(kernel: str) -> int:
@@ -37,12 +43,28 @@ def threads(kernel: str) -> int:
     return next((n for name, n in THREADS.items() if kernel.startswith(name)), 256)
 
 
+def dynamic_bytes(kernel: str) -> int:
+    """Bytes of shared memory that are asked for at the launch, for the kernels that fill most of it."""
+    return WGMMA_SHARED if kernel == "gemm_wgmma" else launch.flash_shared_bytes(kernel)
+
+
+def fault(row: Usage) -> str:
+    """What is wrong with a kernel, empty if nothing is."""
+    if row.spill_bytes:
+        return f"SPILLS {row.spill_bytes} B"
+    # Arrays with an index known at run time lie in local memory, which is no spill but as slow.
+    if row.stack_bytes and row.kernel not in IN_LOCAL_MEMORY:
+        return f"LOCAL MEMORY {row.stack_bytes} B"
+    # Kernels that want more shared memory than a device has are not chosen for it.
+    return "" if row.occupancy(threads(row.kernel)) else "CANNOT START"
+
+
 def line(kernel: str, rows: list[Usage]) -> str:
     """A kernel on all architectures: registers, bytes of shared memory and occupancy for each."""
-    dynamic = WGMMA_SHARED if kernel == "gemm_wgmma" else launch.flash_shared_bytes(kernel)
+    dynamic = dynamic_bytes(kernel)
     cells = [
         f"sm_{row.arch} {row.registers:3d} reg {row.shared_bytes + dynamic:5d} B "
-        f"{row.occupancy(threads(kernel), dynamic):4.0%}" + (f" SPILLS {row.spill_bytes} B" if row.spill_bytes else "")
+        f"{row.occupancy(threads(kernel), dynamic):4.0%} {fault(row)}".rstrip()
         for row in rows
     ]
     return f"{kernel:<22} {' | '.join(cells)}"
@@ -57,16 +79,16 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
     files = [path for path in emulator.sources() if re.fullmatch(arguments.files, path.stem)]
-    spilling, total = [], 0
+    faults, total = [], 0
     everything = [int(arch.removeprefix("sm_")) for arch in modules.ARCHITECTURES]
     for source, rows in usages(files, everything if arguments.all else arguments.arch, arguments.jobs):
         print(f"--- {source.name}")
         for kernel, of_kernel in groupby(sorted(rows, key=lambda row: row.kernel), key=lambda row: row.kernel):
             print(line(kernel, sorted(of_kernel, key=lambda row: row.arch)), flush=True)
         total += len(rows)
-        spilling += [f"{row.kernel} on sm_{row.arch}" for row in rows if row.spill_bytes]
-    print(f"{total} kernels compiled, {len(spilling)} spill registers", *spilling)
-    if spilling:
+        faults += [f"{row.kernel} on sm_{row.arch}: {fault(row)}" for row in rows if fault(row)]
+    print(f"{total} kernels compiled, {len(faults)} spill, use local memory or cannot start", *faults, sep="\n  ")
+    if faults:
         raise SystemExit(1)
 
 

@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 
+from benchmarks.gpu.device import works
 from ikpy.backends.cuda import devices, emulator
 from ikpy.backends.cuda.arguments import pack
 from ikpy.backends.cuda.launch import kernel_file
 from tests.cuda import fake_pycuda, programs
+from tests.cuda.reporting import Reporter
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="emulated", choices=("emulated", "real"), help="where CUDA kernels run")
+    parser.addoption("--results", type=Path, help="file that gets a line per test; what it has is not run again")
 
 
 def is_real(config: pytest.Config) -> bool:
@@ -30,6 +33,23 @@ def pytest_configure(config: pytest.Config) -> None:
         if not found:
             raise pytest.UsageError(f"--device real: {devices.why_none()}")
         programs.DEVICE = found[0]
+    path = config.getoption("--results", None)
+    if path is not None:
+        reporter = Reporter(path, device_works)
+        programs.ON_LAUNCH = reporter.launching
+        config.pluginmanager.register(reporter, "ikpy-results")
+
+
+def device_works() -> bool:
+    """Whether the GPU of the tests, if they run on one, takes work."""
+    return programs.DEVICE is None or works(programs.DEVICE)
+
+
+@pytest.fixture
+def emulation(request: pytest.FixtureRequest) -> None:
+    """For tests of the emulation itself, which show nothing on a GPU."""
+    if is_real(request.config):
+        pytest.skip("looks at the emulation")
 
 
 @pytest.fixture

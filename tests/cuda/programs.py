@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,8 @@ from ikpy.quants import registry
 
 # The GPU that runs the kernels (pytest --device real); None: they are emulated.
 DEVICE: Device | None = None
+# Is told every kernel before it is launched, for reports of tests.
+ON_LAUNCH: Callable[[str], None] = lambda kernel: None  # noqa: E731
 ORDERS = (emulator.FORWARD, emulator.REVERSE, 2026)
 TYPE_OF_DTYPE = {"float32": F32, "float16": F16, "int32": I32, "int64": I64}
 
@@ -122,6 +124,7 @@ class Program:
         for node in self.graph.nodes:
             assert launch.supports(node) is None, launch.supports(node)
             for step in launch.lower(node, address, self.target):
+                ON_LAUNCH(step.kernel)
                 machine.launch(*step)
 
     def _run_on_device(self, device: Device, memory: np.ndarray, offsets: dict, n_kv: int) -> None:
@@ -145,6 +148,7 @@ class Program:
         for node in self.graph.nodes:
             assert launch.supports(node) is None, launch.supports(node)
             for step in launch.lower(node, address, self.target):
+                ON_LAUNCH(step.kernel)
                 stream.launch(step)
         for array, block in zip(host, blocks, strict=True):
             stream.download(array, block)

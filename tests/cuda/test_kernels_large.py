@@ -158,6 +158,7 @@ MISTAKES = {  # in gemm_wgmma.cu: (line, what stands there instead, error)
 }
 
 
+@pytest.mark.usefixtures("emulation")
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_in_the_pipeline_are_found(mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Six steps, twice the number of stages."""

@@ -22,6 +22,7 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(7)
 
 
+@pytest.mark.usefixtures("emulation")
 def test_launch_errors_are_reported() -> None:
     machine = emulator.library()
     with pytest.raises(emulator.EmulationError, match="no kernel of this name"):

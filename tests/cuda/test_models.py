@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ikpy import default_model_path
-from ikpy.backends.cuda import launch
+from ikpy.backends.cuda import compare, launch
 from ikpy.cli import main
 from ikpy.graph.ir import Node
 from ikpy.graph.placement import DeviceParams, PlacementParams
@@ -87,8 +87,9 @@ def test_experts_uploaded_for_a_large_batch(cuda_devices: int) -> None:
     assert np.abs(ours - truth).max() <= TOLERANCE * np.abs(truth).max(), worst(ours, truth)
 
 
-def test_perplexity_of_the_bundled_model(cuda_devices: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """The tool itself with experts on the CPU and the rest on devices."""
+@pytest.mark.parametrize("place", ["-ot exps=CPU", "-nkvo -mla 2"])
+def test_perplexity_of_the_bundled_model(place: str, cuda_devices: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """The tool itself with experts or the cache on the CPU and the rest on devices."""
 
     def estimate(*where: str) -> float:
         line = ["perplexity", "-f", str(TEXT), "-c", "32", "--chunks", "1", "-b", "32", "-ub", "32", "-t", "1", *where]
@@ -97,7 +98,7 @@ def test_perplexity_of_the_bundled_model(cuda_devices: int, capsys: pytest.Captu
         assert found
         return float(found[1])
 
-    assert estimate("-ngl", "99", "-ot", "exps=CPU") == pytest.approx(estimate("-ngl", "0"), rel=1e-3)
+    assert estimate("-ngl", "99", *place.split()) == pytest.approx(estimate("-ngl", "0"), rel=1e-3)
 
 
 def test_norms_of_a_quantized_model_prepare_its_activations(
@@ -120,3 +121,19 @@ def test_norms_of_a_quantized_model_prepare_its_activations(
     assert np.abs(ours - truth).max() <= QUANTIZED_TOLERANCE * np.abs(truth).max(), worst(ours, truth)
     monkeypatch.setattr(launch, "joined", lambda *_: None)
     assert np.array_equal(ours, logits_of(path, tokens, 5, placement=PlacementParams()))
+
+
+def test_check_goes_through_quantized_models(
+    tmp_path: Path, cuda_devices: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their norms are joined with the preparation of activations, which the CPU does apart; both are compared."""
+    path = tmp_path / "tiny-q8_0.gguf"
+    assert main(["quantize", str(default_model_path()), str(path), "Q8_0"]) == 0
+    assert main(["cuda", "check", "-m", str(path)]) == 0
+    rows = {line.split()[1]: line for line in capsys.readouterr().out.splitlines() if line.startswith("CUDA0")}
+    assert {"rms_norm_q8", "act_prepare", "mul_mat"} <= set(rows)
+    assert 1e-4 < float(re.findall(r"\d\.\de[-+]\d\d", rows["act_prepare"])[0]) < 0.005
+    # Scales that a kernel would have stored in the wrong place.
+    monkeypatch.setattr(compare, "act_row_bytes", lambda fmt, n: launch.act_row_bytes(fmt, n) - 64)
+    assert main(["cuda", "check", "-m", str(path)]) == 1
+    assert re.search(r"act_prepare.*WRONG", capsys.readouterr().out)

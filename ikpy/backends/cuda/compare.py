@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ikpy.backends.cuda.check import FLOATS, SKIPPED, describe, strided
+from ikpy.backends.cuda.check import FLOATS, PREPARES, SKIPPED, describe, strided
+from ikpy.backends.cuda.launch import act_row_bytes
+from ikpy.backends.cuda.launch.base import ACT_Q8
 from ikpy.backends.cuda.memory import host_view
 from ikpy.backends.cuda.plan import HybridPlan, Run
 from ikpy.graph.assign import Step, read, written
@@ -35,12 +37,47 @@ def compare_nodes(core: Any, plan: HybridPlan, run: Run) -> Iterator[NodeError]:
     for step, operation in plan.singly():
         if step is None or step.device == CPU or step.node.kind in SKIPPED:
             operation(run)
+            if step is not None and step.device != CPU:
+                yield from _preparation_error(plan, step, run.n_kv)
             continue
         before = {v.buffer: _contents(plan, step, v.buffer) for v in (*read(step.node), *written(step.node))}
         operation(run)
-        node = _on_host(step.node, before)
+        node = _on_host(_plain(step.node), before)
         CompiledPlan(core, [node], Arena({}, 0), 0).run(run.n_kv, run.n_threads)
         yield from _errors(plan, step, before, run.n_kv)
+        yield from _preparation_error(plan, step, run.n_kv)
+
+
+def _plain(node: Node) -> Node:
+    """A node as the CPU has it: norms that prepare activations as well are joined on devices only."""
+    if node.kind != PREPARES:
+        return node
+    return Node("rms_norm", node.dst, node.src[:-1], node.ip, node.fp, node.writes[:-1])
+
+
+def _preparation_error(plan: HybridPlan, step: Step, n_kv: int) -> Iterator[NodeError]:
+    """How far int8 activations are from what they were made of, which rounding makes 1/254 of a group's largest."""
+    node = step.node
+    x: Value | None
+    prepared: Value | None
+    if node.kind == PREPARES:
+        x, prepared = node.dst, node.src[-1]
+    elif node.kind == "act_prepare" and node.ip[0] == ACT_Q8:
+        x, prepared = node.src[0], node.dst
+    else:
+        return
+    assert x is not None and prepared is not None
+    n = x.shape[0]
+    source = _contents(plan, step, x.buffer)[x.offset :]
+    truth = strided(source, x, np.dtype(np.float32), n_kv).reshape(-1, n)
+    rows = _contents(plan, step, prepared.buffer)[prepared.offset :][: len(truth) * act_row_bytes(ACT_Q8, n)]
+    rows, padded = rows.reshape(len(truth), -1), -(-n // 256) * 256
+    scales = np.ascontiguousarray(rows[:, padded : padded + padded // 8]).view(np.float32)
+    with np.errstate(all="ignore"):
+        ours = (rows[:, :padded].view(np.int8) * np.repeat(scales, 32, axis=1))[:, :n]
+    difference = np.nan_to_num(np.abs(ours - truth), nan=np.inf).max(initial=0.0)
+    scale = np.abs(truth).max(initial=1e-30)
+    yield NodeError(step.device, "act_prepare", "", float(difference / scale), describe(step))
 
 
 def _contents(plan: HybridPlan, step: Step, buffer: Buffer) -> np.ndarray:
@@ -73,7 +110,7 @@ def _on_host(node: Node, contents: dict[Buffer, np.ndarray]) -> Node:
 
 def _errors(plan: HybridPlan, step: Step, host: dict[Buffer, np.ndarray], n_kv: int) -> Iterator[NodeError]:
     types = ", ".join(dict.fromkeys(v.type_name for v in read(step.node) if v.buffer.role in ("weight", "cache")))
-    for value in written(step.node):
+    for value in written(_plain(step.node)):
         if value.type_id not in FLOATS or value.buffer.role != "value":
             continue
         dtype = np.dtype(FLOATS[value.type_id])

@@ -159,23 +159,30 @@ __device__ __forceinline__ void matvec_body(const Product& p) {
             for (int m = 16; m >= kRows; m >>= 1) sum[i][c] += __shfl_xor_sync(kAllLanes, sum[i][c], m);
             if (active) sum[i][c] *= U::row_scale(weight[i], k);
         }
-    if (p.split > 1) {
-        if (lane < kRows) {
-            for (int i = 0; i < 2; ++i)
-                for (int c = 0; c < N; ++c) partial[warp][i][c][k] = sum[i][c];
-        }
-        __syncthreads();
-        if (part != 0) return;
-        for (int other = 1; other < p.split; ++other)
-            for (int i = 0; i < 2; ++i)
-                for (int c = 0; c < N; ++c) sum[i][c] += partial[warp + other][i][c][k];
+    // Sums that are picked by a number known at run time must not be in registers: the compiler would keep
+    // them in local memory from the start.
+    if (lane < kRows) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+            for (int c = 0; c < N; ++c) partial[warp][i][c][k] = sum[i][c];
     }
-    if (!active || lane >= kRows) return;
-    const int row = group0 * kRows + k;
-    for (int c = 0; c < n_columns; ++c) {
+    if (p.split > 1) {
+        __syncthreads();
+    } else {
+        __syncwarp();
+    }
+    if (part != 0 || !active) return;
+    for (int i = lane; i < n_columns * kRows; i += 32) {
+        const int c = i / kRows, in_group = i % kRows, row = group0 * kRows + in_group;
+        float first_sum = 0.0f, second_sum = 0.0f;
+        for (int w = warp; w < warp + p.split; ++w) {
+            first_sum += partial[w][0][c][in_group];
+            second_sum += partial[w][1][c][in_group];
+        }
         uint8_t* dst = column_at(p, columns, first + c).dst;
-        store_sum(p, dst, columns.matrix, row, sum[0][c], sum[1][c]);
-        if (!p.gate && second) store_sum(p, dst, columns.matrix, row + kRows, sum[1][c], 0.0f);
+        store_sum(p, dst, columns.matrix, row, first_sum, second_sum);
+        if (!p.gate && second) store_sum(p, dst, columns.matrix, row + kRows, second_sum, 0.0f);
     }
 }
 

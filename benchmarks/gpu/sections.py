@@ -1,0 +1,136 @@
+"""What is run on a GPU, in sections that are worth something each: tests (real) and measurements (bench)."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.gpu.results import Results
+from benchmarks.shapes import SHAPES
+from ikpy import default_model_path
+
+PYTHON = (sys.executable, "-m")
+IKPY = (*PYTHON, "ikpy")
+KERNEL_TESTS = [f"tests/cuda/test_kernels_{name}.py" for name in ("ops", "weights", "attention", "large")]
+MODEL_TESTS = ["tests/cuda/test_models.py", "tests/cuda/test_adapters.py"]
+# Of a kernel that does not end: everything else prints more often.
+SILENCE = 90.0
+TYPE = "q4_K"
+QUANTIZED = ("Q8_0", "Q4_K_M", "IQ4_KS")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command. continued: it keeps what it has done, and is given again when the GPU or a kernel ended it.
+
+    silence: seconds without a line after which it counts as hung. makes: a file; where it exists, nothing is run.
+    """
+
+    command: Sequence[str]
+    continued: bool = False
+    silence: float | None = None
+    makes: Path | None = None
+
+
+@dataclass(frozen=True)
+class Section:
+    """Steps that belong together. seconds: how long they take on a fast GPU, roughly."""
+
+    name: str
+    seconds: int
+    steps: Sequence[Step]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the sections are made of. models: GGUF files or names of shapes; folder: where models are written.
+
+    small: sizes for an emulated device.
+    """
+
+    results: Results
+    models: Sequence[str]
+    folder: Path
+    small: bool = False
+
+
+def _ikpy(*arguments: str) -> Step:
+    return Step((*IKPY, *arguments))
+
+
+def _tests(choice: Choice, files: Sequence[str], *more: str) -> Step:
+    options = ("--device", "real", "-vv", "--tb=short", "-p", "no:cacheprovider")
+    path = str(choice.results.tests)
+    return Step((*PYTHON, "pytest", *files, *options, "--results", path, *more), continued=True, silence=SILENCE)
+
+
+def _sanitized(tool: str, *command: str) -> Sequence[Step]:
+    found = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    return [Step((found, "--tool", tool, "--error-exitcode", "1", "--print-limit", "20", *command))]
+
+
+def _checks(choice: Choice) -> list[Step]:
+    """Node by node: the bundled model as it is, and quantized."""
+    found = [_ikpy("cuda", "check")]
+    for name in QUANTIZED:
+        path = choice.folder / f"bundled-{name}.gguf"
+        quantize = (*IKPY, "quantize", str(default_model_path()), str(path), name)
+        found += [Step(quantize, makes=path), _ikpy("cuda", "check", "-m", str(path))]
+    return found
+
+
+def real(choice: Choice) -> list[Section]:
+    """Sections that show whether everything is right."""
+    small = ("-k", "norm or rope or head_sizes") if choice.small else ()
+    prompt = ("cli", "-p", "Once upon a time", "-ngl", "99", "--temp", "0", "-n")
+    sanitized_tests = (*PYTHON, "pytest", *KERNEL_TESTS, "--device", "real", "-q", "-x", "-k")
+    return [
+        Section("info", 10, [Step(("nvidia-smi",)), _ikpy("info"), _ikpy("cuda", "info")]),
+        Section("text", 20, [_ikpy(*prompt, "16"), _ikpy(*prompt, "16", "-ngl", "0")]),
+        Section("check", 40, _checks(choice)),
+        Section("kernels", 120, [_tests(choice, KERNEL_TESTS, *small)]),
+        Section("models", 60, [_tests(choice, MODEL_TESTS, *(("-k", "qwen3-") if choice.small else ()))]),
+        Section("memcheck", 120, _sanitized("memcheck", *IKPY, *prompt, "8")),
+        Section("racecheck", 180, _sanitized("racecheck", *sanitized_tests, "experts or latent or norm or product")),
+    ]
+
+
+def bench(choice: Choice) -> list[Section]:
+    """Sections that measure."""
+    table = choice.results.folder / "kernels.json"
+    rows = ("--small", "--rows", "q8_0|q4_K|gqa 32/8 x 64 f16") if choice.small else ()
+    command = (*PYTHON, "benchmarks.gpu.kernels", "--out", str(table), *rows)
+    sections = [
+        Section("table", 150, [Step(command, continued=True, silence=SILENCE)]),
+        Section("tune", 60, [_ikpy("cuda", "tune")]),
+    ]
+    for model in choice.models:
+        sections += _model(choice, model)
+    return sections
+
+
+def _model(choice: Choice, model: str) -> list[Section]:
+    """Speed of a model, given as a file or as the name of a shape, which is written first."""
+    is_file = model not in SHAPES
+    path = model if is_file else str(choice.folder / f"{model}-{TYPE}.gguf")
+    name = Path(model).stem if is_file else model
+    written = [] if is_file else [Step((*PYTHON, "benchmarks.synthetic", model, TYPE, path), makes=Path(path))]
+    gpu = ("-m", path, "-ngl", "99", "-fa", "1")
+    pp, tg, depth, n = ("16", "4", "64", "1") if choice.small else ("512", "128", "32768", "3")
+    sections = [Section(f"speed-{name}", 90, [*written, _ikpy("bench", *gpu, "-p", pp, "-n", tg, "-r", n)])]
+    shape = SHAPES.get(model)
+    if is_file or (shape is not None and shape.experts):
+        large = "32" if choice.small else "2048"
+        hybrid = _ikpy("bench", *gpu, "-ot", "exps=CPU", "-p", f"{pp},{large}", "-ub", large, "-n", tg, "-r", n)
+        sections.append(Section(f"experts-{name}", 120, [*written, hybrid]))
+    if is_file or (shape is not None and shape.kv_lora_rank):
+        ub = "16" if choice.small else "2048"
+        options = ("-c", depth, "-ub", ub, "-b", ub, "-fa", "-mla", "3", "-fmoe", "-ctk", "q8_0")
+        sections.append(Section(f"sweep-{name}", 150, [*written, _ikpy("sweep-bench", *gpu[:4], *options)]))
+    return sections
+
+
+MODES: dict[str, Callable[[Choice], list[Section]]] = {"real": real, "bench": bench}

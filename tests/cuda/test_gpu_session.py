@@ -1,0 +1,188 @@
+"""Tests and measurements in sections (scripts/test_cuda real, bench): limits of time, failures, what is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu import session
+from benchmarks.gpu.commands import CUT_OFF, DEVICE_LOST, FAILED, HUNG, OK, run
+from benchmarks.gpu.results import Results, failures_by_kernel
+from benchmarks.gpu.sections import MODES, Choice, Section, Step
+from tests.cuda.reporting import Reporter
+from tests.shared import ROOT
+
+
+def python(code: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", code)
+
+
+def steps(*codes: str, **more: object) -> Sequence[Step]:
+    return [Step(python(code), **more) for code in codes]  # type: ignore[arg-type]
+
+
+def test_output_comes_line_by_line_and_is_kept() -> None:
+    lines: list[str] = []
+    outcome = run(python("print('one'); print('two'); raise SystemExit(4)"), lines.append, limit=60)
+    assert (outcome.status, outcome.code, outcome.lines) == (FAILED, 4, ["one", "two"])
+    assert lines[1:3] == ["one", "two"]
+    assert run(["/no/such/program"], lines.append, limit=60).status == FAILED
+
+
+def test_what_takes_too_long_is_ended_with_all_that_it_started() -> None:
+    child = (
+        "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid)"
+    )
+    began = time.monotonic()
+    outcome = run(python(f"{child}; import time; time.sleep(600)"), lambda _: None, limit=5)
+    assert outcome.status == CUT_OFF and time.monotonic() - began < 300
+    with pytest.raises(ProcessLookupError):
+        for _ in range(300):  # a moment until its parent has noticed
+            os.kill(int(outcome.lines[0]), 0)
+            if Path(f"/proc/{outcome.lines[0]}/stat").read_text().split()[2] == "Z":
+                raise ProcessLookupError
+            time.sleep(0.1)
+
+
+def test_what_says_nothing_hangs() -> None:
+    outcome = run(python("print('x', flush=True); import time; time.sleep(600)"), lambda _: None, limit=500, silence=5)
+    assert (outcome.status, outcome.lines) == (HUNG, ["x"])
+
+
+def test_a_failure_ends_its_own_step_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = Results.open(tmp_path)
+    sections = [Section("first", 1, steps("raise SystemExit(1)", "print('on')")), Section("second", 1, steps("pass"))]
+    assert session.run_sections(sections, results, 600, again=False) == 1
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert {name: section["status"] for name, section in found["sections"].items()} == {"first": FAILED, "second": OK}
+    assert [step["lines"] for step in found["sections"]["first"]["steps"]] == [[], ["on"]]
+    assert "| first | failed |" in (tmp_path / "results.md").read_text()
+    assert "first: failed" in capsys.readouterr().out
+
+
+def test_sections_without_time_are_left_and_done_ones_not_repeated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counter = tmp_path / "count"
+    count = f"open({str(counter)!r}, 'a').write('x')"
+    sections = [Section("short", 1, steps(count)), Section("long", 10_000, steps(count))]
+    results = Results.open(tmp_path / "results")
+    assert session.run_sections(sections, results, 600, again=False) == 0
+    assert "left: --sections long" in capsys.readouterr().out and counter.read_text() == "x"
+    later = Results.open(tmp_path / "results")
+    assert session.run_sections(sections, later, 100_000, again=False) == 0
+    assert counter.read_text() == "xx" and not later.left
+    assert session.run_sections(sections[:1], later, 600, again=True) == 0
+    assert counter.read_text() == "xxx"
+
+
+def test_a_section_that_is_cut_off_is_left(tmp_path: Path) -> None:
+    results = Results.open(tmp_path)
+    long = Section("long", 1, steps("import time; time.sleep(600)", "print('not reached')"))
+    assert session.run_sections([long], results, session.RESERVE + 3, again=False) == 1
+    assert results.left == ["long"] and results.sections["long"]["status"] == CUT_OFF
+    assert len(results.sections["long"]["steps"]) == 1
+
+
+@pytest.mark.parametrize("end", [f"raise SystemExit({DEVICE_LOST})", "import time; time.sleep(600)"])
+def test_what_a_kernel_ends_goes_on_in_a_new_process(end: str, tmp_path: Path) -> None:
+    """The command keeps what it has done."""
+    kept = tmp_path / "kept"
+    code = f"""
+from pathlib import Path
+path = Path({str(kept)!r})
+if not path.exists():
+    path.touch()
+    print("begun", flush=True)
+    {end}
+print("rest")
+"""
+    results = Results.open(tmp_path / "results")
+    section = Section("tests", 1, steps(code, continued=True, silence=10))
+    session.run_sections([section], results, 600, again=False)
+    assert [step["lines"] for step in results.sections["tests"]["steps"]] == [["begun"], ["rest"]]
+
+
+def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
+    results = Results.open(tmp_path / "results")
+    section = Section("model", 1, [*steps("raise SystemExit(1)", makes=tmp_path), *steps("print('used')")])
+    assert session.run_sections([section], results, 600, again=False) == 0
+
+
+def test_kernels_that_always_fail_come_first() -> None:
+    def test(name: str, status: str, *kernels: str) -> dict[str, object]:
+        return {"id": name, "status": status, "kernels": kernels, "message": f"{name} is wrong\nby a|b"}
+
+    tests = [test("a", "passed", "common"), test("b", "failed", "common", "broken"), test("c", "hung", "endless")]
+    rows = [line.split(" | ") for line in failures_by_kernel(tests) if line.startswith("| ") and " of " in line]
+    assert [row[0] for row in rows] == ["| broken", "| endless", "| common"]
+    assert rows[0][1:3] == ["1 of 1", "b (failed)"] and "by a/b" in rows[0][3] and rows[2][1] == "1 of 2"
+    assert "None; 1 tests" in "\n".join(failures_by_kernel(tests[:1]))
+
+
+def test_tests_of_kernels_leave_a_line_each_and_are_not_run_again(tmp_path: Path) -> None:
+    path = tmp_path / "tests.jsonl"
+    command = [sys.executable, "-m", "pytest", "tests/cuda/test_kernels_ops.py", "-k", "arithmetic or launch_errors"]
+    command += ["--results", str(path), "-p", "no:cacheprovider"]
+    first, second = (subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT) for _ in range(2))
+    assert first.returncode == second.returncode == 0, first.stdout + first.stderr + second.stdout
+    entries = [json.loads(line) for line in path.read_text().splitlines()]
+    ended = [entry for entry in entries if entry["status"] == "passed"]
+    assert len(ended) == len({entry["id"] for entry in entries}) > 1
+    assert any(entry["status"] == "hung" and entry.get("kernels") == ["binary_f32"] for entry in entries)
+    assert any("binary_f32" in entry["kernels"] for entry in ended)
+    assert "deselected" in second.stdout
+
+
+def test_a_device_that_is_lost_ends_the_process(tmp_path: Path) -> None:
+    reporter = Reporter(tmp_path / "tests.jsonl", lambda: False)
+    with pytest.raises(pytest.exit.Exception) as end:
+        reporter.pytest_runtest_logfinish()
+    assert end.value.returncode == DEVICE_LOST
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_sections_name_programs_that_exist(mode: str, tmp_path: Path) -> None:
+    sections = MODES[mode](Choice(Results.open(tmp_path), ["llama-1b", "deepseek-lite", "own.gguf"], tmp_path))
+    assert len({section.name for section in sections}) == len(sections) >= 6
+    for section in sections:
+        for step in section.steps:
+            for file in [word for word in step.command if word.startswith("tests/")]:
+                assert (ROOT / file).is_file()
+    names = {section.name for section in sections}
+    if mode == "bench":
+        assert {"speed-llama-1b", "speed-own", "experts-own", "sweep-deepseek-lite"} <= names
+        assert "experts-llama-1b" not in names
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> list[str]:
+    """A command on an emulated device."""
+    more = ["--results", str(tmp_path), "--small", "--budget", "3000", "--models-folder", str(tmp_path)]
+    return [sys.executable, "-m", "benchmarks.gpu", *more]
+
+
+EMULATED = {**os.environ, "IKPY_CUDA_EMULATE": "1", "IKPY_CUDA_EMULATE_MIB": "1024"}
+
+
+def test_kernels_of_an_emulated_device_are_tested(small: list[str], tmp_path: Path) -> None:
+    command = [*small, "real", "--sections", "kernels"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=EMULATED)
+    assert done.returncode == 0, done.stdout
+    assert "None; " in done.stdout and "rms_norm" in (tmp_path / "tests.jsonl").read_text()
+
+
+def test_kernels_of_an_emulated_device_are_measured(small: list[str], tmp_path: Path) -> None:
+    command = [*small, "bench", "--sections", "table"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=EMULATED)
+    assert done.returncode == 0, done.stdout
+    rows = {row["name"]: row for row in json.loads((tmp_path / "kernels.json").read_text())["rows"]}
+    assert rows["q8_0"]["matvec GB/s"] > 0 and rows["q4_K"]["gemm_bf16 TFLOP/s"] > 0
+    assert rows["gqa 32/8 x 64 f16"]["one token GB/s"] > 0 and "error" not in str(rows)

@@ -1,0 +1,94 @@
+"""Large batches of products with weights in host memory: from how many tokens on, what is copied, and the two slots."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from ikpy.backends.cuda.emulated import EmulatedStream
+from ikpy.backends.cuda.state import DeviceState, WeightSlot
+from ikpy.engine.batch import Batch
+from ikpy.engine.context import Context
+from ikpy.engine.model import Model
+from ikpy.engine.params import ContextParams, ModelParams
+from ikpy.graph.placement import CPU, DeviceParams, PlacementParams
+from tests.cuda.models import emulated, zoo
+from tests.cuda.test_placement_matrix import tokens_for
+
+EXPERTS = PlacementParams(rules=(("exps", CPU),))
+SETTINGS = ContextParams(n_ctx=256, n_ubatch=64, n_threads=1)
+
+
+def context_of(name: str, placement: PlacementParams, **devices: object) -> Context:
+    params = ModelParams(placement=placement, devices=DeviceParams(**devices))  # type: ignore[arg-type]
+    return Context(Model.load(zoo(name), params), SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("name", "placement", "first"),
+    [("qwen3moe", EXPERTS, 3 * 10 // 3), ("llama-ropefreqs", PlacementParams(rules=(("ffn", CPU),)), 3)],
+)
+def test_products_go_to_the_device_from_some_number_of_tokens_on(
+    name: str, placement: PlacementParams, first: int
+) -> None:
+    """Three, times experts over used experts (10 and 3 in this model) for routed ones."""
+    with emulated(1) as kernels:
+        context = context_of(name, placement, offload_batch=3)
+        for n_tokens in (first - 1, first):
+            kernels.launched.clear()
+            context.decode(Batch.single(tokens_for(1, n_tokens), 0))
+            weights = [node.src[0].buffer.name for node in kernels.launched if node.src and node.src[0] is not None]
+            assert any("ffn_down" in weight for weight in weights) == (n_tokens == first), n_tokens
+
+
+def test_only_experts_with_tokens_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four equal tokens choose few of the ten experts."""
+    plain, copied = EmulatedStream.upload, [0]
+
+    def upload(self: EmulatedStream, target: int, source: np.ndarray) -> None:
+        copied[0] += source.nbytes
+        plain(self, target, source)
+
+    found, tokens = {}, np.full(4, 17, np.int32)
+    with emulated(1):
+        for active in (True, False):
+            context = context_of("qwen3moe", EXPERTS, offload_batch=1, only_active_experts=active)
+            context.decode(Batch.single(tokens, 0, logits="all"))  # plans are made, weights of the device copied
+            with monkeypatch.context() as patch:
+                patch.setattr(EmulatedStream, "upload", upload)
+                copied[0] = 0
+                context.decode(Batch.single(tokens, 4, logits="all"))
+            found[active] = copied[0]
+    experts = [tensor for tensor in context.model.gguf.tensors.values() if "_exps" in tensor.name]
+    left_out, rest = divmod(found[False] - found[True], experts[0].nbytes // 10)
+    assert rest == 0 and found[False] >= sum(tensor.nbytes for tensor in experts)
+    # Three parts of every layer; four tokens choose at least three experts.
+    assert len(experts) <= left_out <= 7 * len(experts)
+
+
+def test_a_weight_is_copied_while_the_last_one_is_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two slots take turns, and a copy waits for nothing but the product that used its slot before."""
+    slots: list[WeightSlot] = []
+    waits: list[tuple[int, bool]] = []
+    plain_fill, plain_wait = DeviceState.fill_slot, EmulatedStream.wait
+
+    def fill(self: DeviceState, slot: WeightSlot, parts: object) -> None:
+        slots.append(slot)
+
+        def wait(stream: EmulatedStream, event: object) -> None:
+            if stream is self.copy_stream:
+                waits.append((len(slots), event is slot.free))
+            plain_wait(stream, event)  # type: ignore[arg-type]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(EmulatedStream, "wait", wait)
+            plain_fill(self, slot, parts)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(DeviceState, "fill_slot", fill)
+    with emulated(1):
+        context_of("qwen3moe", EXPERTS, offload_batch=1).decode(Batch.single(tokens_for(1, 20), 0))
+    assert len(slots) >= 4 and len({id(slot) for slot in slots}) == 2
+    assert all(one is not other for one, other in pairwise(slots))
+    assert waits == [(i + 1, True) for i in range(len(slots))]

@@ -70,8 +70,8 @@ struct CodeRange<U, std::void_t<decltype(U::kHigh)>> {
     static constexpr int kLow = U::kLow, kHigh = U::kHigh;
 };
 
-// Pairs of products that are at most this many times `span` * 127 * 2 fit into 16 bits with a sign:
-// activations are at most 127.
+// How many sums of two products of codes of at most `span` can be added in signed 16 bits: activations are at
+// most 127.
 constexpr int exact_pairs(int span) { return 32767 / (2 * 127 * span); }
 
 template <class U, class = void>

@@ -187,6 +187,22 @@ def test_sums_of_extreme_codes_stay_in_range(name: str) -> None:
             assert_close(dense(name, data, k, n, x), w, effective(x, name), EXACT, f"{name}, {tokens} tokens, {sign}")
 
 
+@pytest.mark.parametrize("name", BLOCK32_TYPES + BLOCK64_TYPES + BLOCK256_TYPES + INTERLEAVED_TYPES)
+def test_extreme_activations_that_follow_the_codes(name: str) -> None:
+    """Activations at the ends of their range, with signs that drive the sums of one row as far as they go.
+
+    Tiers without a wider product add products of some codes in 16 bits.
+    """
+    k, n = 512, 32
+    data, w = random_weight(name, k, n, 3)
+    signs = np.where(w >= np.median(w, axis=1, keepdims=True), 1, -1).astype(np.float32)
+    ones = np.ones((1, k), np.float32)
+    x = np.concatenate([ones, -ones, signs, -signs])
+    for tokens in (1, 2, 4, 6, 66):
+        y = dense(name, data, k, n, x[:tokens])
+        assert_close(y, w, effective(x[:tokens], name), EXACT, f"{name}, {tokens} tokens")
+
+
 @pytest.mark.parametrize("name", ("F32", "BF16", "Q4_0", "Q4_K_R4"))
 def test_no_tokens(name: str) -> None:
     data, _ = random_weight(name, 256, 32, 1)

@@ -1,22 +1,14 @@
+// The microkernel of AVX-512 and of portable builds; gemm_int8_avx2.cpp has that of AVX2.
 #include "kernels/gemm_int8.hpp"
 
 #include <cstring>
 
 #include "kernels/half_rows.hpp"
 
+#if defined(__AVX512VNNI__) || !defined(__AVX2__)
+
 namespace ikpy {
 namespace {
-
-// Where the columns of a panel lie inside an activation row, in bytes.
-struct PanelOffsets {
-    int64_t q, scale, sum, neg;
-
-    PanelOffsets(const ActQ8Layout& at, int64_t k0, int group)
-        : q(k0),
-          scale(at.scale + k0 / 8),
-          sum((group == 16 ? at.sum16 : at.sum32) + k0 / group * 4),
-          neg((group == 16 ? at.neg16 : at.neg32) + k0 / group * 4) {}
-};
 
 #if defined(__AVX512VNNI__)
 
@@ -85,64 +77,6 @@ void tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, f
         for (int h = 0; h < NH; ++h) _mm512_storeu_ps(out + t * kBlockRows + h * kHalfRows, total[h][t]);
 }
 
-#elif defined(__AVX2__)
-
-constexpr int kTileTokens = 4;
-
-inline __m256 broadcast_f32(const uint8_t* p) { return _mm256_set1_ps(load_unaligned<float>(p)); }
-
-// Symmetric codes are turned back into signed values and multiplied as |w| * sign(x, w): two products stay
-// below 2 * 128 * 127 < 2^15, so the 16-bit pair sums are exact. Other codes are at most 127 and need no such
-// step.
-template <int G, bool Symmetric, int NT>
-void tile8(const Int8Panel& p, int h, int lane8, const uint8_t* const* x, const PanelOffsets& at, float* out,
-           bool add) {
-    const __m256i ones = _mm256_set1_epi16(1);
-    const uint8_t* codes = p.codes + h * p.half_codes() + lane8 * 32;
-    const float* d = p.d + h * p.half_scales(G) + lane8 * 8;
-    const float* m = p.m + h * p.half_scales(G) + lane8 * 8;
-    float* y = out + h * kHalfRows + lane8 * 8;
-    __m256 total[NT];
-#pragma GCC unroll 4
-    for (int t = 0; t < NT; ++t) total[t] = add ? _mm256_loadu_ps(y + t * kBlockRows) : _mm256_setzero_ps();
-    for (int64_t g = 0; g < p.n / G; ++g) {
-        __m256i dot[NT];
-#pragma GCC unroll 4
-        for (int t = 0; t < NT; ++t) dot[t] = _mm256_setzero_si256();
-#pragma GCC unroll 2
-        for (int j = 0; j < G / 4; ++j) {
-            __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + j * 64));
-            if (Symmetric) w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
-            const __m256i magnitude = Symmetric ? _mm256_abs_epi8(w) : w;
-#pragma GCC unroll 4
-            for (int t = 0; t < NT; ++t) {
-                __m256i v = _mm256_set1_epi32(load_unaligned<int32_t>(x[t] + at.q + g * G + 4 * j));
-                if (Symmetric) v = _mm256_sign_epi8(v, w);
-                const __m256i pairs = _mm256_maddubs_epi16(magnitude, v);
-                dot[t] = _mm256_add_epi32(dot[t], _mm256_madd_epi16(pairs, ones));
-            }
-        }
-        codes += G * kHalfRows;
-        const __m256 dv = _mm256_loadu_ps(d);
-        const __m256 mv = Symmetric ? _mm256_setzero_ps() : _mm256_loadu_ps(m);
-        d += kHalfRows;
-        m += kHalfRows;
-#pragma GCC unroll 4
-        for (int t = 0; t < NT; ++t) {
-            __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps(dot[t]), dv);
-            if (!Symmetric) value = _mm256_fmadd_ps(mv, broadcast_f32(x[t] + at.sum + 4 * g), value);
-            total[t] = _mm256_fmadd_ps(value, broadcast_f32(x[t] + at.scale + g * G / 32 * 4), total[t]);
-        }
-    }
-#pragma GCC unroll 4
-    for (int t = 0; t < NT; ++t) _mm256_storeu_ps(y + t * kBlockRows, total[t]);
-}
-
-template <int G, bool Symmetric, int NH, int NT>
-void tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, float* out, bool add) {
-    for (int part = 0; part < 2 * NH; ++part) tile8<G, Symmetric, NT>(p, part / 2, part % 2, x, at, out, add);
-}
-
 #else
 
 constexpr int kTileTokens = 1;
@@ -206,9 +140,11 @@ void gemm(const Int8Panel& p, int n_halves, const uint8_t* const* x, int n_token
 
 }  // namespace
 
-Int8GemmFn int8_gemm(int group, bool symmetric) {
+Int8GemmFn int8_gemm(int group, bool symmetric, int) {
     if (group == 16) return symmetric ? gemm<16, true> : gemm<16, false>;
     return symmetric ? gemm<32, true> : gemm<32, false>;
 }
 
 }  // namespace ikpy
+
+#endif

@@ -4,25 +4,58 @@
 #include <cstdint>
 
 #include "kernels/activations.hpp"
+#include "kernels/unpacked.hpp"
 #include "kernels/weight_kernels.hpp"
 
 namespace ikpy {
 
+// What panels hold instead of the codes of an unpacker: code - kBase. Symmetric codes have their zero at 128.
+// On AVX2, which multiplies unsigned bytes of up to 127 best, they start at 0 if they span less than 128
+// and are signed otherwise.
+template <class U>
+struct PanelCodes {
+    static constexpr int kSpan = CodeRange<U>::kHigh - CodeRange<U>::kLow;
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+    static constexpr int kBase = kSpan > 127 ? U::kZero : CodeRange<U>::kLow;
+#else
+    static constexpr int kBase = U::kZero > 0 ? U::kZero - 128 : 0;
+#endif
+    static constexpr int kZero = U::kZero - kBase;
+};
+
 // Unpacked codes of a row block over a range of columns, as the microkernel reads them. A weight is
-// d * (code - 128) for types with symmetric codes and d * code + m otherwise.
+// d * (code - zero) for types with symmetric codes and d * code + m otherwise.
 struct Int8Panel {
     uint8_t* codes;  // [half][n / 4][16 rows][4]
     float* d;        // [half][n / group][16 rows]
     float* m;        // like d; unused for symmetric codes
     int64_t n;       // columns, a multiple of 256
+    int zero;        // code of weight 0 of symmetric codes
     int64_t half_codes() const { return n * kHalfRows; }
     int64_t half_scales(int group) const { return n / group * kHalfRows; }
+};
+
+// Where the columns of a panel lie inside an activation row, in bytes.
+struct PanelOffsets {
+    int64_t q, scale, sum, neg;
+
+    PanelOffsets(const ActQ8Layout& at, int64_t k0, int group)
+        : q(k0),
+          scale(at.scale + k0 / 8),
+          sum((group == 16 ? at.sum16 : at.sum32) + k0 / group * 4),
+          neg((group == 16 ? at.neg16 : at.neg32) + k0 / group * 4) {}
 };
 
 // out[t * kBlockRows + row] (+)= panel row . x[t][k0 .. k0 + panel.n); `add` keeps what out holds.
 using Int8GemmFn = void (*)(const Int8Panel&, int n_halves, const uint8_t* const* x, int n_tokens,
                             const ActQ8Layout&, int64_t k0, float* out, bool add);
 
-Int8GemmFn int8_gemm(int group, bool symmetric);
+// span: what the largest code of the type exceeds the smallest one by.
+Int8GemmFn int8_gemm(int group, bool symmetric, int span);
+
+template <class U>
+Int8GemmFn int8_gemm_of() {
+    return int8_gemm(U::kGroup, U::kZero > 0, PanelCodes<U>::kSpan);
+}
 
 }  // namespace ikpy

@@ -13,6 +13,7 @@ namespace ikpy {
 
 constexpr int kGemvTokens = 4;
 constexpr int kGemvTokensOfBytes = 6;  // codes of whole bytes need next to no unpacking
+constexpr int kGemvTokensOfUnscaledBytes = kGemvTokensOfBytes;
 
 // Lane index of the group a dword of codes 64 * i .. 64 * i + 63 belongs to.
 template <int G>
@@ -105,7 +106,8 @@ void gemv_row(const uint8_t* row, int k, int64_t n_in, const uint8_t* const* x, 
 #if defined(__AVX2__)
 
 constexpr int kGemvTokens = 8;
-constexpr int kGemvTokensOfBytes = 8;
+constexpr int kGemvTokensOfBytes = 4;
+constexpr int kGemvTokensOfUnscaledBytes = 8;
 
 // 32 codes as factors of 8-bit products. Codes beyond 127 become signed values and are multiplied as
 // |w| * sign(x, w): two products stay below 2^15, so the 16-bit pair sums are exact.
@@ -233,6 +235,7 @@ void gemv_row(const uint8_t* row, int k, int64_t n_in, const uint8_t* const* x, 
 
 constexpr int kGemvTokens = 1;
 constexpr int kGemvTokensOfBytes = 1;
+constexpr int kGemvTokensOfUnscaledBytes = 1;
 
 template <class U, int NT>
 void gemv_row(const uint8_t* row, int k, int64_t n_in, const uint8_t* const* x, const ActQ8Layout& at,

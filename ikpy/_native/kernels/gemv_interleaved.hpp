@@ -13,16 +13,6 @@ namespace ikpy {
 
 constexpr int kLaneRows = 4 * kQuads;  // one to a lane
 
-// The smallest and the largest code of a type, kLow and kHigh; any byte where it does not say.
-template <class U, class = void>
-struct CodeRange {
-    static constexpr int kLow = 0, kHigh = U::kZero > 0 ? 255 : 127;
-};
-template <class U>
-struct CodeRange<U, std::void_t<decltype(U::kHigh)>> {
-    static constexpr int kLow = U::kLow, kHigh = U::kHigh;
-};
-
 // Takes codes as an unpacker finds them and adds their products with 32 columns of NT tokens per scale group.
 #if defined(__AVX512VNNI__)
 
@@ -80,7 +70,7 @@ class GroupDots {
     static constexpr int G = U::kGroup, kGroups = 32 / G, kPuts = G / 4;
     static constexpr int kLow = CodeRange<U>::kLow, kSpan = CodeRange<U>::kHigh - kLow;
     static constexpr bool kSigned = kSpan > 127;
-    static constexpr int kPairs = kSigned ? 1 : std::min(kPuts, 32767 / (2 * 127 * kSpan));
+    static constexpr int kPairs = kSigned ? 1 : std::min(kPuts, exact_pairs(kSpan));
 
   public:
     GroupDots(const uint8_t* const* x, int64_t k, int64_t) : x_(x), k_(k) {}

@@ -224,15 +224,15 @@ void multiply_groups(const RowBlock& rows, const uint8_t* const* x, int n_tokens
             multiply_four_rows<L, NT>(rows.group(h, i, 4), rows.n_in, x, at, out + h * kHalfRows + i);
 }
 
-template <class L>
+template <class L, int MaxTokens>
 void gemv_of_groups(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t*) {
-    multiply_groups<L, kGemvTokens>(rows, tokens.x, tokens.n, out);
+    multiply_groups<L, MaxTokens>(rows, tokens.x, tokens.n, out);
     apply_row_scales<L>(rows, rows.n[1] > 0 ? 2 : 1, tokens.n, out);
 }
 
-template <class L>
+template <class L, int MaxTokens>
 void gemv(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t*) {
-    multiply<L, kGemvTokens>(rows, tokens.x, tokens.n, out);
+    multiply<L, MaxTokens>(rows, tokens.x, tokens.n, out);
 }
 
 }  // namespace signed_points

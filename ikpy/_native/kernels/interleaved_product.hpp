@@ -18,9 +18,13 @@
 namespace ikpy {
 
 // The rows of the quads inside a panel half; `column` is a multiple of 4.
+template <class U>
 struct PanelRows {
     uint8_t* codes;
-    void put(int column, Lanes v) const { std::memcpy(codes + column * kHalfRows, &v, sizeof v); }
+    void put(int column, Lanes v) const {
+        v -= static_cast<uint8_t>(PanelCodes<U>::kBase);
+        std::memcpy(codes + column * kHalfRows, &v, sizeof v);
+    }
 };
 
 // Unpacks up to 256 columns of a half; groups beyond n get zero scales.
@@ -41,7 +45,7 @@ void pack_interleaved(const uint8_t* const* groups, int64_t n, uint8_t* codes, f
                 U::scales(quads.block[q], quads.place[q], d + at, m + at);
             }
             for (int ib = 0; ib < U::kBlock / 32; ++ib) {
-                PanelRows rows{codes + (b * U::kBlock + 32 * ib) * kHalfRows + 16 * q0};
+                PanelRows<U> rows{codes + (b * U::kBlock + 32 * ib) * kHalfRows + 16 * q0};
                 U::codes(quads, ib, rows);
             }
         }
@@ -58,6 +62,7 @@ Int8Panel interleaved_panel(const RowBlock& rows, int h0, int h1, int64_t k0, in
                             uint8_t* work) {
     Int8Panel p;
     p.n = columns;
+    p.zero = PanelCodes<U>::kZero;
     p.codes = work;
     p.d = reinterpret_cast<float*>(work + p.n * kBlockRows);
     p.m = p.d + 2 * p.half_scales(U::kGroup);
@@ -80,7 +85,7 @@ template <class U>
 void interleaved_gemm(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t* work) {
     const ActQ8Layout layout(rows.n_in);
     const int n_halves = rows.n[1] > 0 ? 2 : 1;
-    const Int8GemmFn multiply = int8_gemm(U::kGroup, U::kZero > 0);
+    const Int8GemmFn multiply = int8_gemm_of<U>();
     for (int64_t k0 = 0; k0 < layout.n; k0 += kPanelColumns) {
         const int64_t n = std::min(kPanelColumns, layout.n - k0);
         multiply(interleaved_panel<U>(rows, 0, n_halves, k0, n, work), n_halves, tokens.x, tokens.n, layout,
@@ -101,7 +106,7 @@ void interleaved_gemv(const RowBlock& rows, const TokenSet& tokens, float* out,
 #if defined(__AVX2__)
         interleaved_dots<U, kInterleavedTokens>(rows, h, tokens.x, tokens.n, layout, sums);
 #else
-        const Int8GemmFn multiply = int8_gemm(U::kGroup, U::kZero > 0);
+        const Int8GemmFn multiply = int8_gemm_of<U>();
         for (int64_t k0 = 0; k0 < layout.n; k0 += kChunk)
             multiply(interleaved_panel<U>(rows, h, h + 1, k0, kChunk, work), 1, tokens.x, tokens.n, layout,
                      k0, sums, k0 > 0);

@@ -16,6 +16,8 @@
 //   inside the group as second argument; kBlockBytes covers all rows of the group
 //   kPairs, static Codes512 halves(const uint8_t* p)   AVX-512, groups of 32 only: the codes of
 //   kernels/gemv_halves.hpp, unshifted if there is a kStep
+//   kLow, kHigh   the smallest and the largest code of types that do not use all bytes (up to 127 if kZero is
+//   not 128)
 // A weight is d * (code - kZero) when kZero > 0, else d * code + m. Only codes with kZero = 128 exceed 127.
 #pragma once
 #include <cstdint>
@@ -58,6 +60,19 @@ struct RowHeader<U, std::void_t<decltype(U::kHeaderBytes)>> {
         }
     }
 };
+
+template <class U, class = void>
+struct CodeRange {
+    static constexpr int kLow = 0, kHigh = U::kZero == 128 ? 255 : 127;
+};
+template <class U>
+struct CodeRange<U, std::void_t<decltype(U::kHigh)>> {
+    static constexpr int kLow = U::kLow, kHigh = U::kHigh;
+};
+
+// How many sums of two products of codes of at most `span` can be added in signed 16 bits: activations are at
+// most 127.
+constexpr int exact_pairs(int span) { return 32767 / (2 * 127 * span); }
 
 template <class U, class = void>
 struct UnitScales : std::false_type {};

@@ -54,41 +54,43 @@ const WeightKernels* point_weight_kernels(int type) {
 }  // namespace
 #endif
 
-// Kernels of a type whose points are multiplied as they are on AVX2.
-template <class U>
+// Kernels of a type whose points are multiplied as they are on AVX2, with up to GemvTokens tokens.
+template <class U, int GemvTokens>
 static constexpr WeightKernels signed_kernels() {
     WeightKernels k = quant_kernels<U>();
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
-    k.gemv = signed_points::gemv<U>;
+    k.gemv = signed_points::gemv<U, GemvTokens>;
+    k.gemv_tokens = GemvTokens;
 #endif
     return k;
 }
 
 // The same for four interleaved rows at a time.
-template <class U>
+template <class U, int GemvTokens>
 static constexpr WeightKernels signed_row_kernels() {
     WeightKernels k = quant_kernels<U>();
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
-    k.gemv = signed_points::gemv_of_groups<U>;
+    k.gemv = signed_points::gemv_of_groups<U, GemvTokens>;
+    k.gemv_tokens = GemvTokens;
 #endif
     return k;
 }
 
 const WeightKernels* grid_weight_kernels(int type) {
-    static constexpr WeightKernels kTable[] = {signed_kernels<UnpackGrid<grid::IQ2_XXS>>(),
-                                               signed_kernels<UnpackGrid<grid::IQ2_XS>>(),
-                                               signed_kernels<UnpackGrid<grid::IQ2_S>>(),
-                                               signed_kernels<UnpackGrid<grid::IQ3_XXS>>(),
-                                               signed_kernels<UnpackGrid<grid::IQ3_S>>(),
-                                               signed_row_kernels<UnpackGridRows<grid::IQ2_XXS_R4>>(),
-                                               signed_row_kernels<UnpackGridRows<grid::IQ2_XS_R4>>(),
-                                               signed_row_kernels<UnpackGridRows<grid::IQ2_S_R4>>(),
-                                               signed_row_kernels<UnpackGridRows<grid::IQ3_XXS_R4>>(),
-                                               signed_row_kernels<UnpackGridRows<grid::IQ3_S_R4>>(),
-                                               signed_kernels<UnpackIQ1_S>(),
-                                               signed_kernels<UnpackIQ1_M>(),
-                                               signed_row_kernels<UnpackIQ1_S_R4>(),
-                                               signed_row_kernels<UnpackIQ1_M_R4>()};
+    static constexpr WeightKernels kTable[] = {signed_kernels<UnpackGrid<grid::IQ2_XXS>, 4>(),
+                                               signed_kernels<UnpackGrid<grid::IQ2_XS>, 4>(),
+                                               signed_kernels<UnpackGrid<grid::IQ2_S>, 5>(),
+                                               signed_kernels<UnpackGrid<grid::IQ3_XXS>, 2>(),
+                                               signed_kernels<UnpackGrid<grid::IQ3_S>, 7>(),
+                                               signed_row_kernels<UnpackGridRows<grid::IQ2_XXS_R4>, 5>(),
+                                               signed_row_kernels<UnpackGridRows<grid::IQ2_XS_R4>, 7>(),
+                                               signed_row_kernels<UnpackGridRows<grid::IQ2_S_R4>, 8>(),
+                                               signed_row_kernels<UnpackGridRows<grid::IQ3_XXS_R4>, 7>(),
+                                               signed_row_kernels<UnpackGridRows<grid::IQ3_S_R4>, 3>(),
+                                               signed_kernels<UnpackIQ1_S, 3>(),
+                                               signed_kernels<UnpackIQ1_M, 7>(),
+                                               signed_row_kernels<UnpackIQ1_S_R4, 3>(),
+                                               signed_row_kernels<UnpackIQ1_M_R4, 3>()};
 #if defined(__AVX512VNNI__)
     if (has_byte_permutes())
         if (const WeightKernels* k = point_weight_kernels(type)) return k;

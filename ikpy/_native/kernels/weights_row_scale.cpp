@@ -13,7 +13,7 @@ const WeightKernels* row_scale_weight_kernels(int type) {
                                                quant_kernels<UnpackIQ5_KS>(),
                                                quant_kernels<UnpackIQ4_KSS>(),
                                                quant_kernels<UnpackIQ2_KL>(),
-                                               quant_kernels<UnpackQ8_KV, kGemvTokensOfBytes>()};
+                                               quant_kernels<UnpackQ8_KV, kGemvTokensOfUnscaledBytes>()};
 #if defined(__AVX512VNNI__)
     static constexpr WeightKernels kPairs = points::kernels<points::IQ2_KL, UnpackIQ2_KL>();
     if (type == kPairs.type && has_byte_permutes()) return &kPairs;

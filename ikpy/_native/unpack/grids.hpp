@@ -19,6 +19,9 @@ namespace grid {
 
 constexpr uint64_t kOnes = 0x0101010101010101;
 
+// The largest magnitudes of the tables: of the types of 2 bits, of IQ3_XXS, of IQ3_S.
+constexpr int kLargestPoint2 = 43, kLargestPoint3xxs = 62, kLargestPoint3s = 15;
+
 inline uint64_t point8(const int8_t* grid, int index) { return load_unaligned<uint64_t>(grid + 8 * index); }
 inline uint64_t point4(const int8_t* grid, int first, int second) {
     return load_unaligned<uint32_t>(grid + 4 * first) |
@@ -176,6 +179,7 @@ inline Codes512 wide_block(const uint8_t* p, int k) {
 
 struct IQ2_XXS {
     static constexpr int kType = 16, kGroup = 32, kBlock = 256, kBlockBytes = 66, kZero = 128;
+    static constexpr int kLow = 128 - kLargestPoint2, kHigh = 128 + kLargestPoint2;
     static uint64_t point(const uint8_t* p, int, int g) {
         return point8(tables::iq2xxs_grid, p[2 + 8 * (g >> 2) + (g & 3)]);
     }
@@ -213,6 +217,7 @@ struct IQ2_XXS {
 
 struct IQ2_XS {
     static constexpr int kType = 17, kGroup = 16, kBlock = 256, kBlockBytes = 74, kZero = 128;
+    static constexpr int kLow = 128 - kLargestPoint2, kHigh = 128 + kLargestPoint2;
     static uint64_t point(const uint8_t* p, int, int g) {
         return point8(tables::iq2xs_grid, load_unaligned<uint16_t>(p + 2 + 2 * g) & 511);
     }
@@ -252,6 +257,7 @@ struct IQ2_XS {
 
 struct IQ2_S {
     static constexpr int kType = 22, kGroup = 16, kBlock = 256, kBlockBytes = 82, kZero = 128;
+    static constexpr int kLow = 128 - kLargestPoint2, kHigh = 128 + kLargestPoint2;
     static uint64_t point(const uint8_t* p, int, int g) {
         return point8(tables::iq2s_grid, p[2 + g] + 256 * (p[66 + (g >> 2)] >> (2 * (g & 3)) & 3));
     }
@@ -284,6 +290,7 @@ struct IQ2_S {
 
 struct IQ3_XXS {
     static constexpr int kType = 18, kGroup = 32, kBlock = 256, kBlockBytes = 98, kZero = 128;
+    static constexpr int kLow = 128 - kLargestPoint3xxs, kHigh = 128 + kLargestPoint3xxs;
     static uint64_t point(const uint8_t* p, int, int g) {
         return point4(tables::iq3xxs_grid, p[2 + 2 * g], p[3 + 2 * g]);
     }
@@ -317,6 +324,7 @@ struct IQ3_XXS {
 
 struct IQ3_S {
     static constexpr int kType = 21, kGroup = 32, kBlock = 256, kBlockBytes = 110, kZero = 128;
+    static constexpr int kLow = 128 - kLargestPoint3s, kHigh = 128 + kLargestPoint3s;
     static uint64_t point(const uint8_t* p, int, int g) {
         const int high = p[66 + (g >> 2)] >> (2 * (g & 3));
         return point4(tables::iq3s_grid, p[2 + 2 * g] + 256 * (high & 1),

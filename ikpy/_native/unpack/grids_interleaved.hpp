@@ -61,6 +61,7 @@ inline __m512 wide_half_scales(const uint8_t* list, float scale, int k) {
 
 struct IQ2_XXS_R4 {
     static constexpr int kType = 216, kRows = 4, kGroup = 32, kBlock = 256, kBlockBytes = 264, kZero = 128;
+    static constexpr int kLow = 128 - kLargestPoint2, kHigh = 128 + kLargestPoint2;
     static uint64_t point(const uint8_t* p, int k, int g) {
         return point8(tables::iq2xxs_grid, p[136 + place(g, k)]);
     }
@@ -89,6 +90,7 @@ struct IQ2_XXS_R4 {
 
 struct IQ3_XXS_R4 {
     static constexpr int kType = 218, kRows = 4, kGroup = 32, kBlock = 256, kBlockBytes = 392, kZero = 128;
+    static constexpr int kLow = 128 - kLargestPoint3xxs, kHigh = 128 + kLargestPoint3xxs;
     static uint64_t point(const uint8_t* p, int k, int g) {
         const uint8_t* index = p + 136 + 32 * (g >> 2) + 8 * k + 2 * (g & 3);
         return point4(tables::iq3xxs_grid, index[0], index[1]);
@@ -122,6 +124,7 @@ struct IQ3_XXS_R4 {
 
 struct IQ2_XS_R4 {
     static constexpr int kType = 217, kRows = 4, kGroup = 16, kBlock = 256, kBlockBytes = 296, kZero = 128;
+    static constexpr int kLow = 128 - kLargestPoint2, kHigh = 128 + kLargestPoint2;
     static uint64_t point(const uint8_t* p, int k, int g) {
         return point8(tables::iq2xs_grid, load_unaligned<uint16_t>(p + 8 + 2 * place(g, k)) & 511);
     }
@@ -161,6 +164,7 @@ struct IQ2_XS_R4 {
 
 struct IQ2_S_R4 {
     static constexpr int kType = 222, kRows = 4, kGroup = 16, kBlock = 256, kBlockBytes = 328, kZero = 128;
+    static constexpr int kLow = 128 - kLargestPoint2, kHigh = 128 + kLargestPoint2;
     static uint64_t point(const uint8_t* p, int k, int g) {
         const int high = p[136 + 4 * (g >> 2) + k] >> (2 * (g & 3)) & 3;
         return point8(tables::iq2s_grid, p[8 + place(g, k)] + 256 * high);
@@ -196,6 +200,7 @@ struct IQ2_S_R4 {
 
 struct IQ3_S_R4 {
     static constexpr int kType = 221, kRows = 4, kGroup = 32, kBlock = 256, kBlockBytes = 440, kZero = 128;
+    static constexpr int kLow = 128 - kLargestPoint3s, kHigh = 128 + kLargestPoint3s;
     static uint64_t point(const uint8_t* p, int k, int g) {
         // 4-groups 2 * (g & 3) and the next one; the second half of the list lies between the first.
         const int j = 2 * (g & 3);

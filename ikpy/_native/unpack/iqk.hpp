@@ -24,6 +24,7 @@ inline __m512 wide_six_bit_scales(const uint8_t* p) {
 
 struct UnpackIQ2_K {
     static constexpr int kType = 137, kGroup = 16, kBlock = 256, kBlockBytes = 76, kZero = kIq2Zero;
+    static constexpr int kLow = 0, kHigh = kIq2Codes[7] - kIq2Codes[0];
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         const auto extra = load_unaligned<uint16_t>(p + 2);
         c32::scaled16(load_f16(p), c32::nibbles_in_order(p + 4) - 8, d);
@@ -49,6 +50,7 @@ struct UnpackIQ2_K {
 
 struct UnpackIQ3_K {
     static constexpr int kType = 138, kGroup = 16, kBlock = 256, kBlockBytes = 110, kZero = kIq3Zero;
+    static constexpr int kLow = 0, kHigh = kIq3Codes[15] - kIq3Codes[0];
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         const auto extra = load_unaligned<uint16_t>(p + 2);
         const c32::Codes16 odd = c32::nibbles_in_order(p + 6) * 2 + 1;

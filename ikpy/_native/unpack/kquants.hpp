@@ -48,6 +48,7 @@ inline void wide_scales_and_mins(const uint8_t* p, Codes512* r) {
 
 struct UnpackQ2_K {
     static constexpr int kType = 10, kGroup = 16, kBlock = 256, kBlockBytes = 84, kZero = 0;
+    static constexpr int kLow = 0, kHigh = 3;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float* m) {
         const auto s = load_unaligned<c32::Codes16>(p);
         c32::scaled16(load_f16(p + 80), s & 15, d);
@@ -69,6 +70,7 @@ struct UnpackQ2_K {
 
 struct UnpackQ3_K {
     static constexpr int kType = 11, kGroup = 16, kBlock = 256, kBlockBytes = 110, kZero = 4;
+    static constexpr int kLow = 0, kHigh = 7;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         // Low nibbles of eight bytes, then the high ones; two bits of four bytes, lowest bits first.
         constexpr uint64_t kNibble = 0x0F0F0F0F0F0F0F0F;
@@ -110,6 +112,7 @@ struct UnpackQ3_K {
 
 struct UnpackQ4_K {
     static constexpr int kType = 12, kGroup = 32, kBlock = 256, kBlockBytes = 144, kZero = 0;
+    static constexpr int kLow = 0, kHigh = 15;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float* m) {
         scales_and_mins(p, d, m);
         for (int i = 0; i < 8; ++i) c32::store(codes + 32 * i, c32::nibble_fields(p + 16, i));
@@ -133,6 +136,7 @@ struct UnpackQ4_K {
 
 struct UnpackQ5_K {
     static constexpr int kType = 13, kGroup = 32, kBlock = 256, kBlockBytes = 176, kZero = 0;
+    static constexpr int kLow = 0, kHigh = 31;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float* m) {
         scales_and_mins(p, d, m);
         const c32::Codes32 high = c32::load(p + 16);
@@ -165,6 +169,7 @@ struct UnpackQ5_K {
 
 struct UnpackQ6_K {
     static constexpr int kType = 14, kGroup = 16, kBlock = 256, kBlockBytes = 210, kZero = 32;
+    static constexpr int kLow = 0, kHigh = 63;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         c32::scaled16(load_f16(p + 208), load_unaligned<c32::Codes16>(p + 192), d);
         for (int h = 0; h < 2; ++h)

@@ -9,6 +9,7 @@ namespace ikpy {
 
 struct UnpackQ4_0 {
     static constexpr int kType = 2, kGroup = 32, kBlock = 32, kBlockBytes = 18, kZero = 8;
+    static constexpr int kLow = 0, kHigh = 15;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         c32::store(codes, c32::nibbles(p + 2));
         *d = load_f16(p);
@@ -33,6 +34,7 @@ struct UnpackQ4_0 {
 
 struct UnpackQ4_1 {
     static constexpr int kType = 3, kGroup = 32, kBlock = 32, kBlockBytes = 20, kZero = 0;
+    static constexpr int kLow = 0, kHigh = 15;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float* m) {
         c32::store(codes, c32::nibbles(p + 4));
         *d = load_f16(p);
@@ -60,6 +62,7 @@ struct UnpackQ4_1 {
 
 struct UnpackQ5_0 {
     static constexpr int kType = 6, kGroup = 32, kBlock = 32, kBlockBytes = 22, kZero = 16;
+    static constexpr int kLow = 0, kHigh = 31;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         c32::store(codes, c32::nibbles(p + 6) | (c32::bits(load_unaligned<uint32_t>(p + 2)) & 16));
         *d = load_f16(p);
@@ -82,6 +85,7 @@ struct UnpackQ5_0 {
 
 struct UnpackQ5_1 {
     static constexpr int kType = 7, kGroup = 32, kBlock = 32, kBlockBytes = 24, kZero = 0;
+    static constexpr int kLow = 0, kHigh = 31;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float* m) {
         c32::store(codes, c32::nibbles(p + 8) | (c32::bits(load_unaligned<uint32_t>(p + 4)) & 16));
         *d = load_f16(p);
@@ -106,6 +110,7 @@ struct UnpackQ5_1 {
 
 struct UnpackQ6_0 {
     static constexpr int kType = 133, kGroup = 32, kBlock = 32, kBlockBytes = 26, kZero = 32;
+    static constexpr int kLow = 0, kHigh = 63;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         // Byte j of qh holds bits 4..5 of elements j, j + 16, j + 8, j + 24.
         typedef uint64_t Quads __attribute__((vector_size(32)));

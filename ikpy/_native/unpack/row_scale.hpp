@@ -44,6 +44,7 @@ inline uint64_t split_nibble_bytes(uint32_t v) {
 
 struct UnpackIQ2_KS {
     static constexpr int kType = 145, kGroup = 32, kBlock = 256, kBlockBytes = 70, kZero = kIq2Zero;
+    static constexpr int kLow = 0, kHigh = kIq2Codes[7] - kIq2Codes[0];
     static constexpr int kHeaderBytes = 2;
     static float row_scale(const uint8_t* row) { return load_f16(row); }
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
@@ -69,6 +70,7 @@ struct UnpackIQ2_KS {
 
 struct UnpackIQ3_KS {
     static constexpr int kType = 156, kGroup = 32, kBlock = 256, kBlockBytes = 102, kZero = kIq3Zero;
+    static constexpr int kLow = 0, kHigh = kIq3Codes[15] - kIq3Codes[0];
     static constexpr int kHeaderBytes = 2;
     static float row_scale(const uint8_t* row) { return load_f16(row); }
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
@@ -267,6 +269,7 @@ alignas(64) inline constexpr Iq2klPairs kIq2klPairs = make_iq2kl_pairs();
 
 struct UnpackIQ2_KL {
     static constexpr int kType = 157, kGroup = 32, kBlock = 256, kBlockBytes = 86, kZero = kIq3Zero;
+    static constexpr int kLow = 0, kHigh = 110;
     static constexpr int kHeaderBytes = 2;
     static float row_scale(const uint8_t* row) { return load_f16(row); }
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {

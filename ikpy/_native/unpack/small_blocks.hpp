@@ -21,6 +21,7 @@ inline float half_power(uint8_t e) {
 
 struct UnpackMXFP4 {
     static constexpr int kType = 39, kGroup = 32, kBlock = 32, kBlockBytes = 17, kZero = 12;
+    static constexpr int kLow = 0, kHigh = 24;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         c32::store(codes, c32::lookup(kMxfp4Codes, c32::nibbles(p + 1)));
         *d = half_power(*p);
@@ -58,6 +59,7 @@ struct UnpackMXFP4 {
 
 struct UnpackQ1_0_G128 {
     static constexpr int kType = 41, kGroup = 32, kBlock = 128, kBlockBytes = 18, kZero = 1;
+    static constexpr int kLow = 0, kHigh = 2;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         for (int g = 0; g < 4; ++g) d[g] = load_f16(p);
         for (int g = 0; g < 4; ++g)
@@ -109,6 +111,7 @@ alignas(32) inline constexpr Iq1bnOrder kIq1bnOrder = make_iq1bn_order();
 
 struct UnpackIQ1_BN {
     static constexpr int kType = 134, kGroup = 32, kBlock = 64, kBlockBytes = 13, kZero = 1;
+    static constexpr int kLow = 0, kHigh = 2;
     static constexpr int kHeaderBytes = 2;
     static constexpr bool kUnitScales = true;
     static float row_scale(const uint8_t* row) { return load_f16(row); }
@@ -179,6 +182,7 @@ struct UnpackIQ1_BN {
 
 struct UnpackIQ2_BN {
     static constexpr int kType = 135, kGroup = 32, kBlock = 64, kBlockBytes = 16, kZero = 1;
+    static constexpr int kLow = 0, kHigh = 3;
     static constexpr int kHeaderBytes = 4;
     static constexpr bool kUnitScales = true;
     static float row_scale(const uint8_t* row) { return load_unaligned<float>(row); }
@@ -206,6 +210,7 @@ struct UnpackIQ2_BN {
 
 struct UnpackTQ2_0 {
     static constexpr int kType = 35, kGroup = 32, kBlock = 256, kBlockBytes = 66, kZero = 1;
+    static constexpr int kLow = 0, kHigh = 3;
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         for (int i = 0; i < 8; ++i) {
             d[i] = load_f16(p + 64);
@@ -226,6 +231,7 @@ struct UnpackTQ2_0 {
 // + 1.
 struct UnpackTQ1_0 {
     static constexpr int kType = 34, kGroup = 32, kBlock = 256, kBlockBytes = 54, kZero = 1;
+    static constexpr int kLow = 0, kHigh = 2;
     // 3 * v / 256 of bytes v.
     template <class V>
     static V trits(V v) {
@@ -255,6 +261,7 @@ template <int Type, int Rows>
 struct UnpackQ4_0Runs {
     static constexpr int kType = Type, kRows = Rows, kGroup = 32, kBlock = 32, kBlockBytes = 18 * Rows,
                          kZero = 8;
+    static constexpr int kLow = 0, kHigh = 15;
     static void block(const uint8_t* p, int k, uint8_t* codes, float* d, float*) {
         const uint8_t* run = p + 2 * Rows + 8 * k;
         uint64_t runs[2] = {load_unaligned<uint64_t>(run), load_unaligned<uint64_t>(run + 8 * Rows)};

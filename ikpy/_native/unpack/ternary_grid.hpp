@@ -32,6 +32,18 @@ inline __m256i moved_points(uint64_t index, __m256i delta) {
 #endif
 
 #if defined(__AVX2__)
+// Points between -9 and 9 as codes.
+inline void store_codes(uint8_t* at, __m256i points) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), _mm256_add_epi8(points, _mm256_set1_epi8(9)));
+}
+
+// Bytes 4 * t + k at p, t < 4.
+inline uint32_t bytes_of(const uint8_t* p, int k) {
+    const uint64_t row = 0x000000FF000000FF << (8 * k);
+    return static_cast<uint32_t>(_pext_u64(load_unaligned<uint64_t>(p), row) |
+                                 _pext_u64(load_unaligned<uint64_t>(p + 8), row) << 16);
+}
+
 // Bytes 4 * t + k at p, t < 4, of row k as its mask.
 inline void put_rows(const uint8_t* p, FourRows* out) {
     const __m128i order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
@@ -71,6 +83,7 @@ inline __m512 odd_eighths(float scale, __m512i s) {
 
 struct UnpackIQ1_S {
     static constexpr int kType = 19, kGroup = 32, kBlock = 256, kBlockBytes = 50, kZero = 9;
+    static constexpr int kLow = 0, kHigh = 18;
     static void scales(const uint8_t* p, int, float* d) {
         const float scale = load_f16(p);
         for (int s = 0; s < 8; ++s)
@@ -88,10 +101,14 @@ struct UnpackIQ1_S {
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         scales(p, 0, d);
         for (int s = 0; s < 8; ++s) {
+#if defined(__AVX2__)
+            ternary::store_codes(codes + 32 * s, points32(p, s));
+#else
             const int h = load_unaligned<uint16_t>(p + 34 + 2 * s);
             for (int t = 0; t < 4; ++t)
                 ternary::put(codes + 32 * s + 8 * t,
                              ternary::codes(p[2 + 4 * s + t] + 256 * (h >> (3 * t) & 7), h >> 15));
+#endif
         }
     }
 #if defined(__AVX512VNNI__)
@@ -113,6 +130,7 @@ struct UnpackIQ1_S {
 
 struct UnpackIQ1_M {
     static constexpr int kType = 29, kGroup = 16, kBlock = 256, kBlockBytes = 56, kZero = 9;
+    static constexpr int kLow = 0, kHigh = 18;
     static void scales(const uint8_t* p, int, float* d) {
         uint16_t words[4], bits = 0;
         std::memcpy(words, p + 48, 8);
@@ -136,11 +154,15 @@ struct UnpackIQ1_M {
 #endif
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         scales(p, 0, d);
+#if defined(__AVX2__)
+        for (int i = 0; i < 8; ++i) ternary::store_codes(codes + 32 * i, points32(p, i));
+#else
         for (int s = 0; s < 16; ++s) {
             const int h = p[32 + s];
             ternary::put(codes + 16 * s, ternary::codes(p[2 * s] + 256 * (h & 7), h & 8));
             ternary::put(codes + 16 * s + 8, ternary::codes(p[2 * s + 1] + 256 * (h >> 4 & 7), h & 128));
         }
+#endif
     }
 #if defined(__AVX512VNNI__)
     static Codes512 wide(const uint8_t* p) {
@@ -163,13 +185,19 @@ struct UnpackIQ1_M {
 
 struct UnpackIQ1_S_R4 {
     static constexpr int kType = 219, kRows = 4, kGroup = 32, kBlock = 32, kBlockBytes = 24, kZero = 9;
+    static constexpr int kLow = 0, kHigh = 18;
     static constexpr int kHeaderBytes = 2;
     static float row_scale(const uint8_t* group, int k) { return load_f16(group + 2 * k); }
     static void block(const uint8_t* p, int k, uint8_t* codes, float* d, float*) {
         const int h = load_unaligned<uint16_t>(p + 16 + 2 * k);
         *d = ternary::odd_eighth(h >> 12 & 7);
+#if defined(__AVX2__)
+        ternary::store_codes(codes, ternary::moved_points(index_of(ternary::bytes_of(p, k), h),
+                                                          _mm256_set1_epi8(h & 0x8000 ? -1 : 1)));
+#else
         for (int t = 0; t < 4; ++t)
             ternary::put(codes + 8 * t, ternary::codes(p[4 * t + k] + 256 * (h >> (3 * t) & 7), h >> 15));
+#endif
     }
 #if defined(__AVX512VNNI__)
     static Codes512 wide(const uint8_t* p, int k) {
@@ -203,25 +231,32 @@ struct UnpackIQ1_S_R4 {
     }
     // The masks hold the index bytes of the rows.
     static __m256i points32(const uint8_t* p, uint32_t low, int k) {
-        const int h = load_unaligned<uint16_t>(p + 16 + 2 * k);
-        const uint64_t index = _pdep_u64(low, 0x00FF00FF00FF00FF) | _pdep_u64(h & 0xFFF, 0x0700070007000700);
-        return grid::points_of_8(tables::iq1s_grid, index);
+        return grid::points_of_8(tables::iq1s_grid, index_of(low, load_unaligned<uint16_t>(p + 16 + 2 * k)));
+    }
+    // Four index bytes and their upper bits as words.
+    static uint64_t index_of(uint32_t low, int h) {
+        return _pdep_u64(low, 0x00FF00FF00FF00FF) | _pdep_u64(h & 0xFFF, 0x0700070007000700);
     }
 #endif
 };
 
 struct UnpackIQ1_M_R4 {
     static constexpr int kType = 229, kRows = 4, kGroup = 16, kBlock = 32, kBlockBytes = 28, kZero = 9;
+    static constexpr int kLow = 0, kHigh = 18;
     static constexpr int kHeaderBytes = 2;
     static float row_scale(const uint8_t* group, int k) { return load_f16(group + 2 * k); }
     static void block(const uint8_t* p, int k, uint8_t* codes, float* d, float*) {
+        for (int s = 0; s < 2; ++s) d[s] = static_cast<float>(p[24 + k] >> (4 * s) & 15) * 0.125f;
+#if defined(__AVX2__)
+        ternary::store_codes(codes, points32(p, ternary::bytes_of(p, k), k));
+#else
         for (int s = 0; s < 2; ++s) {
-            d[s] = static_cast<float>(p[24 + k] >> (4 * s) & 15) * 0.125f;
             const int h = p[16 + 4 * s + k];
             const uint8_t* index = p + 8 * s + k;
             ternary::put(codes + 16 * s, ternary::codes(index[0] + 256 * (h & 7), h & 8));
             ternary::put(codes + 16 * s + 8, ternary::codes(index[4] + 256 * (h >> 4 & 7), h & 128));
         }
+#endif
     }
 #if defined(__AVX512VNNI__)
     static Codes512 wide(const uint8_t* p, int k) {

@@ -40,11 +40,25 @@ class GroupDots {
 
   public:
     // x: the tokens' columns; neg: -128 times their sums.
-    GroupDots(const uint8_t* const* x, int64_t k, int64_t neg) : x_(x), k_(k) {
-        for (int t = 0; t < NT; ++t)
-            for (int g = 0; g < kGroups; ++g)
-                dot_[t][g] = U::kZero > 0 ? _mm512_set1_epi32(load_unaligned<int32_t>(x[t] + neg + 4 * g))
-                                          : _mm512_setzero_si512();
+    GroupDots(const Quads<U::kRows>& quads, int ib, const uint8_t* const* x, int64_t k, int64_t neg)
+        : x_(x), k_(k) {
+        for (int g = 0; g < kGroups; ++g) {
+            __mmask16 steps = 0;
+            if constexpr (StepOf<U>::kStep > 0) steps = U::steps(quads, ib, g);
+#pragma GCC unroll 8
+            for (int t = 0; t < NT; ++t) {
+                if (U::kZero == 0) {
+                    dot_[t][g] = _mm512_setzero_si512();
+                    continue;
+                }
+                const auto start = load_unaligned<int32_t>(x[t] + neg + 4 * g);
+                dot_[t][g] = _mm512_set1_epi32(start);
+                // Codes without the step are codes of a table whose zero is that much lower.
+                if (StepOf<U>::kStep > 0)
+                    dot_[t][g] =
+                        _mm512_mask_set1_epi32(dot_[t][g], steps, start - (start >> 7) * StepOf<U>::kStep);
+            }
+        }
     }
     void put(int column, Lanes v) {
 #pragma GCC unroll 8
@@ -53,6 +67,10 @@ class GroupDots {
             __m512i& sum = dot_[t][column / G];
             sum = _mm512_dpbusd_epi32(sum, reinterpret_cast<__m512i>(v), four);
         }
+    }
+    template <class F>
+    void put(int column, Lanes v, F) {
+        put(column, v);
     }
     LaneFloats sum(int t, int g, const uint8_t*) const { return _mm512_cvtepi32_ps(dot_[t][g]); }
 
@@ -83,7 +101,7 @@ class GroupDots {
     static constexpr int kPairs = kSigned ? 1 : std::min(kPuts, 32767 / (2 * 127 * kSpan));
 
   public:
-    GroupDots(const uint8_t* const* x, int64_t k, int64_t) : x_(x), k_(k) {}
+    GroupDots(const Quads<U::kRows>&, int, const uint8_t* const* x, int64_t k, int64_t) : x_(x), k_(k) {}
     void put(int column, Lanes v) {
         const int g = column / G, n = n_[g]++;
         Lanes w = v - static_cast<uint8_t>(kSigned ? 128 : kLow);
@@ -99,6 +117,10 @@ class GroupDots {
             const __m256i dot = _mm256_madd_epi16(pairs_[t][g], _mm256_set1_epi16(1));
             dot_[t][g] = n < kPairs ? dot : _mm256_add_epi32(dot_[t][g], dot);
         }
+    }
+    template <class F>
+    void put(int column, Lanes v, F step) {
+        put(column, v + step());
     }
     // Of the codes around their zero; sums: the sums of the token's groups.
     LaneFloats sum(int t, int g, const uint8_t* sums) const {
@@ -125,7 +147,7 @@ inline void add_columns(const Quads<U::kRows>& quads, int ib, const float* d, co
     constexpr int G = U::kGroup, kGroups = 32 / G;
     const int64_t sums = (G == 16 ? at.sum16 : at.sum32) + k / G * 4;
     const int64_t neg = (G == 16 ? at.neg16 : at.neg32) + k / G * 4;
-    GroupDots<U, NT> dots(x, k, neg);
+    GroupDots<U, NT> dots(quads, ib, x, k, neg);
     U::codes(quads, ib, dots);
 #pragma GCC unroll 8
     for (int t = 0; t < NT; ++t) {

@@ -8,6 +8,9 @@
 //       codes around 128, so kZero is 128 or 0
 //   static void scales(const uint8_t* block, int quad, float* d, float* m)
 //       scales of rows 4 * quad .. + 3 of a group; those of scale group g at d + g * kHalfRows
+//   optional kStep: codes() calls out.put(column, codes, step) where step() is what a second level table adds
+//       to the codes, kStep or nothing; on AVX-512 steps(q, ib, g) tells the rows whose g-th scale group of
+//       the 32 columns takes the step
 //   optional kLow, kHigh: the smallest and the largest code, for types that do not use all bytes
 #pragma once
 #include <algorithm>
@@ -21,6 +24,10 @@ namespace ikpy {
 struct PanelRows {
     uint8_t* codes;
     void put(int column, Lanes v) const { std::memcpy(codes + column * kHalfRows, &v, sizeof v); }
+    template <class F>
+    void put(int column, Lanes v, F step) const {
+        put(column, v + step());
+    }
 };
 
 // Unpacks up to 256 columns of a half; groups beyond n get zero scales.

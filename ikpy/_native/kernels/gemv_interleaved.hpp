@@ -23,6 +23,16 @@ struct CodeRange<U, std::void_t<decltype(U::kHigh)>> {
     static constexpr int kLow = U::kLow, kHigh = U::kHigh;
 };
 
+// U::Steps, or nothing for types without a second table.
+template <class U, class = void>
+struct StepRows {
+    explicit StepRows(const Quads<U::kRows>&) {}
+};
+template <class U>
+struct StepRows<U, std::void_t<typename U::Steps>> : U::Steps {
+    using U::Steps::Steps;
+};
+
 // Takes codes as an unpacker finds them and adds their products with 32 columns of NT tokens per scale group.
 #if defined(__AVX512VNNI__)
 
@@ -40,11 +50,11 @@ class GroupDots {
 
   public:
     // x: the tokens' columns; neg: -128 times their sums.
-    GroupDots(const Quads<U::kRows>& quads, int ib, const uint8_t* const* x, int64_t k, int64_t neg)
+    GroupDots(const StepRows<U>& steps, int ib, const uint8_t* const* x, int64_t k, int64_t neg)
         : x_(x), k_(k) {
         for (int g = 0; g < kGroups; ++g) {
-            __mmask16 steps = 0;
-            if constexpr (StepOf<U>::kStep > 0) steps = U::steps(quads, ib, g);
+            __mmask16 shifted = 0;
+            if constexpr (StepOf<U>::kStep > 0) shifted = steps.of(ib, g);
 #pragma GCC unroll 8
             for (int t = 0; t < NT; ++t) {
                 if (U::kZero == 0) {
@@ -56,7 +66,7 @@ class GroupDots {
                 // Codes without the step are codes of a table whose zero is that much lower.
                 if (StepOf<U>::kStep > 0)
                     dot_[t][g] =
-                        _mm512_mask_set1_epi32(dot_[t][g], steps, start - (start >> 7) * StepOf<U>::kStep);
+                        _mm512_mask_set1_epi32(dot_[t][g], shifted, start - (start >> 7) * StepOf<U>::kStep);
             }
         }
     }
@@ -101,7 +111,7 @@ class GroupDots {
     static constexpr int kPairs = kSigned ? 1 : std::min(kPuts, 32767 / (2 * 127 * kSpan));
 
   public:
-    GroupDots(const Quads<U::kRows>&, int, const uint8_t* const* x, int64_t k, int64_t) : x_(x), k_(k) {}
+    GroupDots(const StepRows<U>&, int, const uint8_t* const* x, int64_t k, int64_t) : x_(x), k_(k) {}
     void put(int column, Lanes v) {
         const int g = column / G, n = n_[g]++;
         Lanes w = v - static_cast<uint8_t>(kSigned ? 128 : kLow);
@@ -142,12 +152,13 @@ class GroupDots {
 // Adds the products of 32 columns from column k of the activations on to total[t]; d and m: their scales and
 // offsets.
 template <class U, int NT>
-inline void add_columns(const Quads<U::kRows>& quads, int ib, const float* d, const float* m,
-                        const uint8_t* const* x, const ActQ8Layout& at, int64_t k, LaneFloats* total) {
+inline void add_columns(const Quads<U::kRows>& quads, const StepRows<U>& steps, int ib, const float* d,
+                        const float* m, const uint8_t* const* x, const ActQ8Layout& at, int64_t k,
+                        LaneFloats* total) {
     constexpr int G = U::kGroup, kGroups = 32 / G;
     const int64_t sums = (G == 16 ? at.sum16 : at.sum32) + k / G * 4;
     const int64_t neg = (G == 16 ? at.neg16 : at.neg32) + k / G * 4;
-    GroupDots<U, NT> dots(quads, ib, x, k, neg);
+    GroupDots<U, NT> dots(steps, ib, x, k, neg);
     U::codes(quads, ib, dots);
 #pragma GCC unroll 8
     for (int t = 0; t < NT; ++t) {
@@ -190,6 +201,7 @@ inline void add_block(const RowGroups<U::kRows>& groups, const uint8_t* const* x
         quads.place[q] = groups.place + q % (R / 4);
     }
     block_scales<U>(quads, d, m);
+    const StepRows<U> steps(quads);
     const SideBySide side_by_side = groups.side_by_side();
     const int64_t far = side_by_side.skip(offset, kPrefetchIntoL2),
                   near = side_by_side.skip(offset, kPrefetchIntoL1);
@@ -199,7 +211,7 @@ inline void add_block(const RowGroups<U::kRows>& groups, const uint8_t* const* x
             prefetch_weights_into_l1<kPartBytes>(quads.block[q] + ib * kPartBytes + near);
         }
         const int scales = ib * kScales / kParts;
-        add_columns<U, NT>(quads, ib, d + scales, m + (U::kZero == 0 ? scales : 0), x, at, k + 32 * ib,
+        add_columns<U, NT>(quads, steps, ib, d + scales, m + (U::kZero == 0 ? scales : 0), x, at, k + 32 * ib,
                            total);
     }
 }

@@ -9,8 +9,8 @@
 //   static void scales(const uint8_t* block, int quad, float* d, float* m)
 //       scales of rows 4 * quad .. + 3 of a group; those of scale group g at d + g * kHalfRows
 //   optional kStep: codes() calls out.put(column, codes, step) where step() is what a second level table adds
-//       to the codes, kStep or nothing; on AVX-512 steps(q, ib, g) tells the rows whose g-th scale group of
-//       the 32 columns takes the step
+//       to the codes, kStep or nothing; on AVX-512 a class Steps made from Quads<kRows> tells of(ib, g), the
+//       rows whose g-th scale group of the 32 columns takes the step
 //   optional kLow, kHigh: the smallest and the largest code, for types that do not use all bytes
 #pragma once
 #include <algorithm>

@@ -145,9 +145,16 @@ template <int Step>
 struct StepsOfExtraBits {
     static constexpr int kStep = Step;
 #if defined(__AVX512VNNI__)
-    static __mmask16 steps(const Quads<4>& q, int ib, int g) {
-        return _mm_test_epi8_mask(q.row_bytes(8 + 4 * g), _mm_set1_epi32(0x01010101 << ib));
-    }
+    class Steps {
+      public:
+        explicit Steps(const Quads<4>& q) : half_{q.row_bytes(8), q.row_bytes(12)} {}
+        __mmask16 of(int ib, int g) const {
+            return _mm_test_epi8_mask(half_[g], _mm_set1_epi32(0x01010101 << ib));
+        }
+
+      private:
+        __m128i half_[2];
+    };
 #endif
 };
 
@@ -156,9 +163,16 @@ template <int Step>
 struct StepsOfOddScales {
     static constexpr int kStep = Step;
 #if defined(__AVX512VNNI__)
-    static __mmask16 steps(const Quads<4>& q, int ib, int) {
-        return _mm_test_epi8_mask(q.row_bytes(4 * ib), _mm_set1_epi8(1));
-    }
+    class Steps {
+      public:
+        explicit Steps(const Quads<4>& q) : quads_(q) {}
+        __mmask16 of(int ib, int) const {
+            return _mm_test_epi8_mask(quads_.row_bytes(4 * ib), _mm_set1_epi8(1));
+        }
+
+      private:
+        const Quads<4>& quads_;
+    };
 #endif
 };
 

@@ -155,7 +155,7 @@ IKPY_VBMI_INLINE void multiply_row(const uint8_t* p, int64_t n_in, const Record<
     }
 }
 
-// Lanes are summed for 16 rows at once: sums at the end of every row of 2048 columns take 8 % of the time.
+// Lanes are summed for 16 rows at once: sums at the end of every row of 1024 columns took 5 % of the time.
 template <class L, int NT>
 IKPY_VBMI void multiply_half(const RowBlock& rows, int h, const Record<L>* const* x, float* out) {
     using Header = RowHeader<typename L::Plain>;

@@ -1,4 +1,4 @@
-// Layouts of kernels/gemv_lanes.hpp: nibbles of types with tables of levels.
+// Layouts of kernels/gemv_lanes.hpp: types made of nibbles, with tables of levels or upper bits or neither.
 #pragma once
 #include "kernels/gemv_lanes.hpp"
 #include "unpack/iq4.hpp"
@@ -59,6 +59,10 @@ struct HalvesOfBlocks {
     IKPY_VBMI_INLINE static void look_up(const Bytes16& bytes, const Levels& levels, __m512i* q) {
 #pragma GCC unroll 4
         for (int v = 0; v < 4; ++v) q[v] = levels.at(bytes.nibbles(v));
+    }
+    IKPY_VBMI_INLINE static void low_nibbles(const Bytes16& bytes, __m512i* q) {
+#pragma GCC unroll 4
+        for (int v = 0; v < 4; ++v) q[v] = wide::low_nibbles(bytes.nibbles(v));
     }
 };
 
@@ -204,8 +208,8 @@ IKPY_VBMI_INLINE void odd_scales(__m128i scales, Codes* w) {
     w->d = signed_lanes(_mm_sub_epi8(_mm_andnot_si128(_mm_set1_epi8(1), s), _mm_set1_epi8(127)));
 }
 
-// Numbers in half precision at the start of eight blocks of up to 20 bytes.
-template <class L>
+// Numbers in half precision, word `Field` of eight blocks of up to 20 bytes.
+template <class L, int Field = 0>
 struct HalvesAtBlocks {
     static constexpr int kSize = L::Plain::kBlockBytes, kSecond = std::min(4 * kSize, 8 * kSize - 64);
     struct Index {
@@ -213,7 +217,8 @@ struct HalvesAtBlocks {
         constexpr Index() {
             for (int l = 0; l < 16; ++l) {
                 const int g = lane_group<L>(l);
-                of[l] = static_cast<uint16_t>(g < 4 ? kSize * g / 2 : 32 + (kSize * g - kSecond) / 2);
+                of[l] =
+                    static_cast<uint16_t>(Field + (g < 4 ? kSize * g / 2 : 32 + (kSize * g - kSecond) / 2));
             }
         }
     };
@@ -242,6 +247,29 @@ struct Order32 {
 
 inline constexpr Levels kLevels4(kIq4Codes, 16), kLevels5(kIq5Codes, 32), kLevels6(kIq6Codes, 64),
     kLevelsMxfp4(kMxfp4Codes, 16);
+
+struct Q4_0 : HalvesOfBlocks {
+    using Plain = UnpackQ4_0;
+    static constexpr float kScale = 1.0f;
+    IKPY_VBMI_INLINE static Codes unpack(const uint8_t* p) {
+        Codes w;
+        low_nibbles(bytes_of_blocks<18, 2>(p), w.q);
+        w.d = HalvesAtBlocks<Q4_0>::lanes(p);
+        return w;
+    }
+};
+
+struct Q4_1 : HalvesOfBlocks {
+    using Plain = UnpackQ4_1;
+    static constexpr float kScale = 1.0f;
+    IKPY_VBMI_INLINE static Codes unpack(const uint8_t* p) {
+        Codes w;
+        low_nibbles(bytes_of_blocks<20, 4>(p), w.q);
+        w.d = HalvesAtBlocks<Q4_1>::lanes(p);
+        w.m = HalvesAtBlocks<Q4_1, 1>::lanes(p);
+        return w;
+    }
+};
 
 struct IQ4_NL : HalvesOfBlocks {
     using Plain = UnpackIQ4_NL;

@@ -405,10 +405,14 @@ def test_expert_up_and_gate(fused: bool, tokens: int) -> None:
 
 def test_types_without_byte_permutes() -> None:
     """CPUs without VBMI and GFNI take another kernel; IKPY_VBMI is read once per process."""
-    names = [n for n in FAST_TYPES if n.startswith(("IQ1_", "IQ2_KL", "IQ2_X", "IQ2_S", "IQ3_XXS", "IQ3_S"))]
+    grids = ("IQ1_", "IQ2_KL", "IQ2_X", "IQ2_S", "IQ3_XXS", "IQ3_S")
+    short = ["Q5_0", "Q5_1", "Q6_0", "IQ4_NL", "MXFP4"]
+    names = [n for n in FAST_TYPES if n.startswith(grids)]
+    names += [*short, "IQ4_XS", "IQ4_K", "IQ4_KS", "IQ4_KSS", "IQ5_K", "IQ6_K"]
     code = (
         "from ikpy._native import core; from tests.cpu import test_matmul as t; assert not core.has_byte_permutes()\n"
-        f"for name in {names}: t.test_product_is_exact_for_all_token_counts(name)"
+        f"for name in {names}: t.test_product_is_exact_for_all_token_counts(name)\n"
+        f"for name in {short}: t.test_rows_that_end_inside_a_chunk(name, 1120)"
     )
     root, env = Path(__file__).parents[2], {**os.environ, "IKPY_VBMI": "0"}
     run = subprocess.run([sys.executable, "-c", code], check=False, cwd=root, env=env, capture_output=True, text=True)

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "kernels/gemv_int8.hpp"
+#include "kernels/lane_sums.hpp"
 
 namespace ikpy {
 
@@ -75,15 +76,15 @@ inline void add_halves(const Codes512& w, const uint8_t* x, const uint8_t* codes
     }
 }
 
+// Products of a row with NT tokens, without its scale, in the lanes of out[t * kHalfRows].
 template <class U, int NT>
-void multiply_row(const uint8_t* row, int64_t n_in, const uint8_t* const* x, const uint8_t* const* codes,
-                  const ActQ8Layout& at, float* out) {
+inline void multiply_row(const uint8_t* p, int64_t n_in, const uint8_t* const* x, const uint8_t* const* codes,
+                         const ActQ8Layout& at, __m512* out) {
     constexpr int64_t kBytes = kChunk / U::kBlock * U::kBlockBytes;
     __m512 total[NT][2], correction[NT];
 #pragma GCC unroll 8
     for (int t = 0; t < NT; ++t) total[t][0] = total[t][1] = correction[t] = _mm512_setzero_ps();
-    for (int64_t k = 0; k < n_in; k += kChunk) {
-        const uint8_t* p = row + RowHeader<U>::kBytes + k / kChunk * kBytes;
+    for (int64_t k = 0; k < n_in; k += kChunk, p += kBytes) {
         prefetch_weights<kBytes>(p);
         const Codes512 w = U::kBlock == kChunk || n_in - k >= kChunk
                                ? U::halves(p)
@@ -93,10 +94,22 @@ void multiply_row(const uint8_t* row, int64_t n_in, const uint8_t* const* x, con
             add_halves<U>(w, x[t], codes[t], at, k / kChunk, total[t], &correction[t]);
     }
 #pragma GCC unroll 8
-    for (int t = 0; t < NT; ++t) out[t * kBlockRows] = sum_of_row<U>(total[t], correction[t]);
-    if constexpr (RowHeader<U>::kBytes > 0) {
-        const float scale = RowHeader<U>::scale(row, 0);
-        for (int t = 0; t < NT; ++t) out[t * kBlockRows] *= scale;
+    for (int t = 0; t < NT; ++t) out[t * kHalfRows] = lanes_of_row<U>(total[t], correction[t]);
+}
+
+// Lanes are summed for 16 rows at once: sums at the end of every row of 1024 columns took 5 % of the time.
+template <class U, int NT>
+void multiply_half(const RowBlock& rows, int h, const uint8_t* const* x, const uint8_t* const* codes,
+                   const ActQ8Layout& at, float* out) {
+    using Header = RowHeader<U>;
+    __m512 lanes[NT][kHalfRows] = {};
+    for (int i = 0; i < rows.n[h]; ++i)
+        multiply_row<U, NT>(rows.row(h, i) + Header::kBytes, rows.n_in, x, codes, at, &lanes[0][i]);
+    for (int t = 0; t < NT; ++t) {
+        float* to = out + t * kBlockRows + h * kHalfRows;
+        _mm512_storeu_ps(to, sums16(lanes[t]));
+        if constexpr (Header::kBytes > 0)
+            for (int i = 0; i < rows.n[h]; ++i) to[i] *= Header::scale(rows.row(h, i), 0);
     }
 }
 
@@ -115,8 +128,7 @@ void multiply(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t*
         codes[t] = to;
     }
     for (int h = 0; h < 2; ++h)
-        for (int i = 0; i < rows.n[h]; ++i)
-            multiply_row<U, NT>(rows.row(h, i), rows.n_in, tokens.x, codes, at, out + h * kHalfRows + i);
+        if (rows.n[h] > 0) multiply_half<U, NT>(rows, h, tokens.x, codes, at, out);
 }
 
 }  // namespace halves

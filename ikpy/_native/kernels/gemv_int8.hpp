@@ -33,13 +33,13 @@ inline __m512 zero_factors(const Codes512& w, __m512 d, __m512 scale) {
                      : d;
 }
 
-// The product of a row from per-lane sums and the corrections of its groups.
+// Lanes whose sum is the product of a row, from per-lane sums and the corrections of its groups.
 template <class U>
-inline float sum_of_row(const __m512* total, __m512 correction) {
+inline __m512 lanes_of_row(const __m512* total, __m512 correction) {
     // 8 groups of 32 per chunk: the upper lanes mean nothing.
     if (U::kGroup == 32) correction = _mm512_insertf32x8(correction, _mm256_setzero_ps(), 1);
     const __m512 factor = _mm512_set1_ps(U::kZero > 0 ? -static_cast<float>(U::kZero) : 1.0f);
-    return _mm512_reduce_add_ps(_mm512_fmadd_ps(correction, factor, _mm512_add_ps(total[0], total[1])));
+    return _mm512_fmadd_ps(correction, factor, _mm512_add_ps(total[0], total[1]));
 }
 
 // Adds one chunk: total += per-lane products of codes, correction += per-group products with the sums.
@@ -98,7 +98,8 @@ void gemv_row(const uint8_t* row, int k, int64_t n_in, const uint8_t* const* x, 
         for (int t = 0; t < NT; ++t) add_chunk<U>(w, x[t], at, n_full, total[t], &correction[t]);
     }
 #pragma GCC unroll 8
-    for (int t = 0; t < NT; ++t) out[t * kBlockRows] = sum_of_row<U>(total[t], correction[t]);
+    for (int t = 0; t < NT; ++t)
+        out[t * kBlockRows] = _mm512_reduce_add_ps(lanes_of_row<U>(total[t], correction[t]));
 }
 
 #else

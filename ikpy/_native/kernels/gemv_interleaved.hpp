@@ -13,6 +13,16 @@ namespace ikpy {
 
 constexpr int kLaneRows = 4 * kQuads;  // one to a lane
 
+// U::Steps, or nothing for types without a second table.
+template <class U, class = void>
+struct StepRows {
+    explicit StepRows(const Quads<U::kRows>&) {}
+};
+template <class U>
+struct StepRows<U, std::void_t<typename U::Steps>> : U::Steps {
+    using U::Steps::Steps;
+};
+
 // Takes codes as an unpacker finds them and adds their products with 32 columns of NT tokens per scale group.
 #if defined(__AVX512VNNI__)
 
@@ -30,11 +40,25 @@ class GroupDots {
 
   public:
     // x: the tokens' columns; neg: -128 times their sums.
-    GroupDots(const uint8_t* const* x, int64_t k, int64_t neg) : x_(x), k_(k) {
-        for (int t = 0; t < NT; ++t)
-            for (int g = 0; g < kGroups; ++g)
-                dot_[t][g] = U::kZero > 0 ? _mm512_set1_epi32(load_unaligned<int32_t>(x[t] + neg + 4 * g))
-                                          : _mm512_setzero_si512();
+    GroupDots(const StepRows<U>& steps, int ib, const uint8_t* const* x, int64_t k, int64_t neg)
+        : x_(x), k_(k) {
+        for (int g = 0; g < kGroups; ++g) {
+            __mmask16 shifted = 0;
+            if constexpr (StepOf<U>::kStep > 0) shifted = steps.of(ib, g);
+#pragma GCC unroll 8
+            for (int t = 0; t < NT; ++t) {
+                if (U::kZero == 0) {
+                    dot_[t][g] = _mm512_setzero_si512();
+                    continue;
+                }
+                const auto start = load_unaligned<int32_t>(x[t] + neg + 4 * g);
+                dot_[t][g] = _mm512_set1_epi32(start);
+                // Codes without the step are codes of a table whose zero is that much lower.
+                if (StepOf<U>::kStep > 0)
+                    dot_[t][g] =
+                        _mm512_mask_set1_epi32(dot_[t][g], shifted, start - (start >> 7) * StepOf<U>::kStep);
+            }
+        }
     }
     void put(int column, Lanes v) {
 #pragma GCC unroll 8
@@ -43,6 +67,10 @@ class GroupDots {
             __m512i& sum = dot_[t][column / G];
             sum = _mm512_dpbusd_epi32(sum, reinterpret_cast<__m512i>(v), four);
         }
+    }
+    template <class F>
+    void put(int column, Lanes v, F) {
+        put(column, v);
     }
     LaneFloats sum(int t, int g, const uint8_t*) const { return _mm512_cvtepi32_ps(dot_[t][g]); }
 
@@ -73,7 +101,7 @@ class GroupDots {
     static constexpr int kPairs = kSigned ? 1 : std::min(kPuts, exact_pairs(kSpan));
 
   public:
-    GroupDots(const uint8_t* const* x, int64_t k, int64_t) : x_(x), k_(k) {}
+    GroupDots(const StepRows<U>&, int, const uint8_t* const* x, int64_t k, int64_t) : x_(x), k_(k) {}
     void put(int column, Lanes v) {
         const int g = column / G, n = n_[g]++;
         Lanes w = v - static_cast<uint8_t>(kSigned ? 128 : kLow);
@@ -89,6 +117,10 @@ class GroupDots {
             const __m256i dot = _mm256_madd_epi16(pairs_[t][g], _mm256_set1_epi16(1));
             dot_[t][g] = n < kPairs ? dot : _mm256_add_epi32(dot_[t][g], dot);
         }
+    }
+    template <class F>
+    void put(int column, Lanes v, F step) {
+        put(column, v + step());
     }
     // Of the codes around their zero; sums: the sums of the token's groups.
     LaneFloats sum(int t, int g, const uint8_t* sums) const {
@@ -110,12 +142,13 @@ class GroupDots {
 // Adds the products of 32 columns from column k of the activations on to total[t]; d and m: their scales and
 // offsets.
 template <class U, int NT>
-inline void add_columns(const Quads<U::kRows>& quads, int ib, const float* d, const float* m,
-                        const uint8_t* const* x, const ActQ8Layout& at, int64_t k, LaneFloats* total) {
+inline void add_columns(const Quads<U::kRows>& quads, const StepRows<U>& steps, int ib, const float* d,
+                        const float* m, const uint8_t* const* x, const ActQ8Layout& at, int64_t k,
+                        LaneFloats* total) {
     constexpr int G = U::kGroup, kGroups = 32 / G;
     const int64_t sums = (G == 16 ? at.sum16 : at.sum32) + k / G * 4;
     const int64_t neg = (G == 16 ? at.neg16 : at.neg32) + k / G * 4;
-    GroupDots<U, NT> dots(x, k, neg);
+    GroupDots<U, NT> dots(steps, ib, x, k, neg);
     U::codes(quads, ib, dots);
 #pragma GCC unroll 8
     for (int t = 0; t < NT; ++t) {
@@ -158,6 +191,7 @@ inline void add_block(const RowGroups<U::kRows>& groups, const uint8_t* const* x
         quads.place[q] = groups.place + q % (R / 4);
     }
     block_scales<U>(quads, d, m);
+    const StepRows<U> steps(quads);
     const SideBySide side_by_side = groups.side_by_side();
     const int64_t far = side_by_side.skip(offset, kPrefetchIntoL2),
                   near = side_by_side.skip(offset, kPrefetchIntoL1);
@@ -167,7 +201,7 @@ inline void add_block(const RowGroups<U::kRows>& groups, const uint8_t* const* x
             prefetch_weights_into_l1<kPartBytes>(quads.block[q] + ib * kPartBytes + near);
         }
         const int scales = ib * kScales / kParts;
-        add_columns<U, NT>(quads, ib, d + scales, m + (U::kZero == 0 ? scales : 0), x, at, k + 32 * ib,
+        add_columns<U, NT>(quads, steps, ib, d + scales, m + (U::kZero == 0 ? scales : 0), x, at, k + 32 * ib,
                            total);
     }
 }

@@ -8,6 +8,9 @@
 //       codes around 128, so kZero is 128 or 0
 //   static void scales(const uint8_t* block, int quad, float* d, float* m)
 //       scales of rows 4 * quad .. + 3 of a group; those of scale group g at d + g * kHalfRows
+//   optional kStep: codes() calls out.put(column, codes, step) where step() is what a second level table adds
+//       to the codes, kStep or nothing; on AVX-512 a class Steps made from Quads<kRows> tells of(ib, g), the
+//       rows whose g-th scale group of the 32 columns takes the step
 //   optional kLow, kHigh: the smallest and the largest code, for types that do not use all bytes
 #pragma once
 #include <algorithm>
@@ -24,6 +27,10 @@ struct PanelRows {
     void put(int column, Lanes v) const {
         v -= static_cast<uint8_t>(PanelCodes<U>::kBase);
         std::memcpy(codes + column * kHalfRows, &v, sizeof v);
+    }
+    template <class F>
+    void put(int column, Lanes v, F step) const {
+        put(column, v + step());
     }
 };
 

@@ -46,19 +46,27 @@ struct Quads {
 #endif
     }
 
-    // One byte per row, four times each. Fields of all rows of the group start at `offset`.
+#if defined(__AVX512VNNI__)
+    // One byte per row. Fields of all rows of the group start at `offset`.
+    __m128i row_bytes(int offset) const {
+        int32_t row[kQuads];
+        for (int q = 0; q < kQuads; ++q) row[q] = load_unaligned<int32_t>(block[q] + offset + 4 * place[q]);
+        return _mm_setr_epi32(row[0], row[1], row[2], row[3]);
+    }
+#endif
+
+    // The same, four times each.
     Lanes rows(int offset) const {
-        uint32_t row[kQuads];
-        for (int q = 0; q < kQuads; ++q) row[q] = load_unaligned<uint32_t>(block[q] + offset + 4 * place[q]);
 #if defined(__AVX512VNNI__)
         const __m512i order = _mm512_add_epi8(
             _mm512_broadcast_i32x4(_mm_setr_epi32(0, 0x01010101, 0x02020202, 0x03030303)),
             _mm512_setr_epi64(0, 0, 0x0404040404040404, 0x0404040404040404, 0x0808080808080808,
                               0x0808080808080808, 0x0C0C0C0C0C0C0C0C, 0x0C0C0C0C0C0C0C0C));
-        const __m128i all = _mm_setr_epi32(static_cast<int>(row[0]), static_cast<int>(row[1]),
-                                           static_cast<int>(row[2]), static_cast<int>(row[3]));
-        return reinterpret_cast<Lanes>(_mm512_shuffle_epi8(_mm512_broadcast_i32x4(all), order));
-#elif defined(__AVX2__)
+        return reinterpret_cast<Lanes>(_mm512_shuffle_epi8(_mm512_broadcast_i32x4(row_bytes(offset)), order));
+#else
+        uint32_t row[kQuads];
+        for (int q = 0; q < kQuads; ++q) row[q] = load_unaligned<uint32_t>(block[q] + offset + 4 * place[q]);
+#if defined(__AVX2__)
         const __m128i order = _mm_setr_epi32(0, 0x01010101, 0x02020202, 0x03030303);
         const __m256i both =
             _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_cvtsi32_si128(static_cast<int>(row[0]))),
@@ -68,6 +76,7 @@ struct Quads {
         Lanes v;
         for (int i = 0; i < 16 * kQuads; ++i) v[i] = static_cast<uint8_t>(row[i >> 4] >> (8 * (i >> 2 & 3)));
         return v;
+#endif
 #endif
     }
 

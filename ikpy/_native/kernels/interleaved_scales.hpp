@@ -10,6 +10,10 @@ namespace ikpy {
 // Base of unpackers whose scales(p, quad, d, m) also takes ScaleLanes<>::Quad in place of pointers to floats.
 struct IntegerScales {};
 
+// Base of unpackers with one scale group to a block that on AVX-512 have static __m512 lane_scales(quads),
+// for a vector of rows.
+struct VectorScales {};
+
 #if defined(__AVX2__)
 
 // Collects the integers quad by quad and widens those of a scale group together: a vector of 16 rows then
@@ -95,6 +99,10 @@ inline void block_scales(const Quads<U::kRows>& quads, float* d, float* m) {
             U::scales(quads.block[q], quads.place[q], scales.of(q), offsets.of(q));
         scales.write(d);
         if (U::kZero == 0) offsets.write(m);
+#if defined(__AVX512VNNI__)
+    } else if constexpr (std::is_base_of_v<VectorScales, U>) {
+        _mm512_store_ps(d, U::lane_scales(quads));
+#endif
     } else {
         for (int q = 0; q < kQuads; ++q) U::scales(quads.block[q], quads.place[q], d + 4 * q, m + 4 * q);
     }

@@ -70,6 +70,7 @@ struct WeightKernels {
 WeightKernels weight_kernels(int type);
 
 // One table per family; nullptr when the type is not of that family.
+const WeightKernels* lane_weight_kernels(int type);  // before the families: CPUs with byte permutations only
 const WeightKernels* float_weight_kernels(int type);
 const WeightKernels* legacy_weight_kernels(int type);
 const WeightKernels* kquant_weight_kernels(int type);

@@ -28,6 +28,18 @@ inline Lanes bit_mask(Lanes v, int n) {
     return reinterpret_cast<Lanes>((v & static_cast<uint8_t>(1 << n)) != 0);
 }
 
+// `yes` where bit n of the byte of v is set.
+inline Lanes select_by_bit(Lanes v, int n, Lanes yes, Lanes no) {
+#if defined(__AVX512VNNI__)
+    const __mmask64 set =
+        _mm512_test_epi8_mask(reinterpret_cast<__m512i>(v), _mm512_set1_epi8(static_cast<char>(1 << n)));
+    return reinterpret_cast<Lanes>(
+        _mm512_mask_mov_epi8(reinterpret_cast<__m512i>(no), set, reinterpret_cast<__m512i>(yes)));
+#else
+    return (v & static_cast<uint8_t>(1 << n)) != 0 ? yes : no;
+#endif
+}
+
 // table[v], v < 16.
 inline Lanes lookup(const uint8_t* table, Lanes v) {
 #if defined(__AVX512VNNI__)

@@ -42,7 +42,7 @@ struct UnpackQ4_0_4x4 {
     }
 };
 
-struct UnpackMXFP4_R8 {
+struct UnpackMXFP4_R8 : VectorScales {
     static constexpr int kType = 353, kRows = 8, kGroup = 32, kBlock = 32, kBlockBytes = 136, kZero = 128;
     static constexpr int kLow = 116, kHigh = 140;
     template <class Out>
@@ -55,6 +55,11 @@ struct UnpackMXFP4_R8 {
     static void scales(const uint8_t* p, int quad, float* d, float*) {
         for (int k = 0; k < 4; ++k) d[k] = half_power(p[4 * quad + k]);
     }
+#if defined(__AVX512VNNI__)
+    static __m512 lane_scales(const Quads<8>& q) {
+        return UnpackMXFP4::half_powers(_mm512_cvtepu8_epi32(q.row_bytes(0)));
+    }
+#endif
 };
 
 struct UnpackIQ4_NL_R4 {

@@ -140,14 +140,50 @@ struct ShiftedHalves {
     }
 };
 
-struct UnpackIQ2_K_R4 : IntegerScales {
+// Tables of types with 16 bits of a row for its groups of 16.
+template <int Step>
+struct StepsOfExtraBits {
+    static constexpr int kStep = Step;
+#if defined(__AVX512VNNI__)
+    class Steps {
+      public:
+        explicit Steps(const Quads<4>& q) : half_{q.row_bytes(8), q.row_bytes(12)} {}
+        __mmask16 of(int ib, int g) const {
+            return _mm_test_epi8_mask(half_[g], _mm_set1_epi32(0x01010101 << ib));
+        }
+
+      private:
+        __m128i half_[2];
+    };
+#endif
+};
+
+// Tables of types with scale bytes for groups of 32, in whose lowest bits they are.
+template <int Step>
+struct StepsOfOddScales {
+    static constexpr int kStep = Step;
+#if defined(__AVX512VNNI__)
+    class Steps {
+      public:
+        explicit Steps(const Quads<4>& q) : quads_(q) {}
+        __mmask16 of(int ib, int) const {
+            return _mm_test_epi8_mask(quads_.row_bytes(4 * ib), _mm_set1_epi8(1));
+        }
+
+      private:
+        const Quads<4>& quads_;
+    };
+#endif
+};
+
+struct UnpackIQ2_K_R4 : IntegerScales, StepsOfExtraBits<5> {
     static constexpr int kType = 337, kRows = 4, kGroup = 16, kBlock = 256, kBlockBytes = 304, kZero = 128;
     static constexpr int kLow = 97, kHigh = 150;
     template <class Out>
     static void codes(const Quads<4>& q, int ib, Out& out) {
-        const ShiftedHalves shifted(q, 8, 5);
+        const ShiftedHalves shifted(q, 8, kStep);
         interleaved::p4(q, 48 + 32 * ib, [&](int column, Lanes v) {
-            out.put(column, interleaved::lookup(kIq2Codes, v) + shifted.of(ib, column));
+            out.put(column, interleaved::lookup(kIq2Codes, v), [&] { return shifted.of(ib, column); });
         });
     }
     template <class At>
@@ -159,16 +195,16 @@ struct UnpackIQ2_K_R4 : IntegerScales {
     }
 };
 
-struct UnpackIQ3_K_R4 : IntegerScales {
+struct UnpackIQ3_K_R4 : IntegerScales, StepsOfExtraBits<4> {
     static constexpr int kType = 338, kRows = 4, kGroup = 16, kBlock = 256, kBlockBytes = 440, kZero = 128;
     static constexpr int kLow = 65, kHigh = 179;
     template <class Out>
     static void codes(const Quads<4>& q, int ib, Out& out) {
-        const ShiftedHalves shifted(q, 8, 4);
+        const ShiftedHalves shifted(q, 8, kStep);
         const Lanes high = q.bytes(312 + 16 * ib);
         interleaved::p4(q, 56 + 32 * ib, [&](int column, Lanes v) {
             const Lanes level = v | interleaved::moved(high, column / 4, 2, 4);
-            out.put(column, interleaved::lookup(kIq3Codes, level) + shifted.of(ib, column));
+            out.put(column, interleaved::lookup(kIq3Codes, level), [&] { return shifted.of(ib, column); });
         });
     }
     template <class At>
@@ -187,13 +223,13 @@ struct UnpackIQ3_K_R4 : IntegerScales {
     }
 };
 
-struct UnpackIQ4_K_R4 : IntegerScales {
+struct UnpackIQ4_K_R4 : IntegerScales, StepsOfExtraBits<4> {
     static constexpr int kType = 339, kRows = 4, kGroup = 16, kBlock = 256, kBlockBytes = 576, kZero = 128;
     template <class Out>
     static void codes(const Quads<4>& q, int ib, Out& out) {
-        const ShiftedHalves shifted(q, 8, 4);
+        const ShiftedHalves shifted(q, 8, kStep);
         interleaved::n4(q, 64 + 64 * ib, [&](int column, Lanes v) {
-            out.put(column, interleaved::lookup(kIq4Codes, v) + shifted.of(ib, column));
+            out.put(column, interleaved::lookup(kIq4Codes, v), [&] { return shifted.of(ib, column); });
         });
     }
     template <class At>
@@ -209,17 +245,17 @@ template <class Q, class Out, class F>
 inline void iq5_codes(const Q& q, int qs, int qh, Out& out, F shift) {
     const Lanes high = q.bytes(qh);
     interleaved::n4(q, qs, [&](int column, Lanes v) {
-        const auto bit = static_cast<uint8_t>(1 << interleaved::kIQ5_KBits.of[column / 4]);
+        const int bit = interleaved::kIQ5_KBits.of[column / 4];
         const Lanes a = interleaved::lookup(kIq5Codes, v), b = interleaved::lookup(kIq5Codes + 16, v);
-        out.put(column, ((high & bit) != 0 ? b : a) + shift(column));
+        out.put(column, interleaved::select_by_bit(high, bit, b, a), [&] { return shift(column); });
     });
 }
 
-struct UnpackIQ5_K_R4 : IntegerScales {
+struct UnpackIQ5_K_R4 : IntegerScales, StepsOfExtraBits<2> {
     static constexpr int kType = 340, kRows = 4, kGroup = 16, kBlock = 256, kBlockBytes = 704, kZero = 128;
     template <class Out>
     static void codes(const Quads<4>& q, int ib, Out& out) {
-        const ShiftedHalves shifted(q, 8, 2);
+        const ShiftedHalves shifted(q, 8, kStep);
         iq5_codes(q, 64 + 64 * ib, 576 + 16 * ib, out, [&](int column) { return shifted.of(ib, column); });
     }
     template <class At>
@@ -239,7 +275,7 @@ inline void odd_scales_r4(const uint8_t* p, const At& d) {
     interleaved::scaled<8>(interleaved::Four{1, 1, 1, 1}, s, 4, d);
 }
 
-struct UnpackIQ4_KS_R4 : IntegerScales {
+struct UnpackIQ4_KS_R4 : IntegerScales, StepsOfOddScales<4> {
     static constexpr int kType = 344, kRows = 4, kGroup = 32, kBlock = 256, kBlockBytes = 544, kZero = 128;
     static constexpr int kHeaderBytes = 4;
     static float row_scale(const uint8_t* group, int k) { return load_unaligned<float>(group + 4 * k); }
@@ -247,7 +283,7 @@ struct UnpackIQ4_KS_R4 : IntegerScales {
     static void codes(const Quads<4>& q, int ib, Out& out) {
         const Lanes shift = interleaved::shift_left(q.rows(4 * ib) & 1, 2);
         interleaved::n4(q, 32 + 64 * ib, [&](int column, Lanes v) {
-            out.put(column, interleaved::lookup(kIq4Codes, v) + shift);
+            out.put(column, interleaved::lookup(kIq4Codes, v), [&] { return shift; });
         });
     }
     template <class At>
@@ -256,7 +292,7 @@ struct UnpackIQ4_KS_R4 : IntegerScales {
     }
 };
 
-struct UnpackIQ5_KS_R4 : IntegerScales {
+struct UnpackIQ5_KS_R4 : IntegerScales, StepsOfOddScales<2> {
     static constexpr int kType = 352, kRows = 4, kGroup = 32, kBlock = 256, kBlockBytes = 672, kZero = 128;
     static constexpr int kHeaderBytes = 4;
     static float row_scale(const uint8_t* group, int k) { return load_unaligned<float>(group + 4 * k); }

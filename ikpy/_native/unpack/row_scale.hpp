@@ -209,12 +209,16 @@ struct UnpackIQ4_KSS {
     }
 #if defined(__AVX512VNNI__)
     static constexpr int kStep = 4;
+    // Words without their low bits, which no longer depend on each other.
+    static __m512i nibbles_of(__m512i words) {
+        // words & ~1 ^ words >> 1
+        return _mm512_ternarylogic_epi32(words, _mm512_set1_epi16(-2), _mm512_srli_epi16(words, 1), 0x6A);
+    }
     // The nibbles of groups 4 * h .. + 3; adds their scale bytes.
     static __m512i four_groups(const uint8_t* p, int h, uint64_t* scales) {
         const __m512i words = _mm512_loadu_si512(p + 64 * h);
         *scales |= static_cast<uint64_t>(_mm512_test_epi16_mask(words, _mm512_set1_epi16(1))) << (32 * h);
-        const __m512i even = _mm512_and_si512(words, _mm512_set1_epi16(-2));
-        return _mm512_xor_si512(even, _mm512_srli_epi16(even, 1));
+        return nibbles_of(words);
     }
     static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ4_KSS>(unshifted(p)); }
     static Codes512 unshifted(const uint8_t* p) {

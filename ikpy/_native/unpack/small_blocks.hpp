@@ -49,7 +49,11 @@ struct UnpackMXFP4 {
             _mm_setr_epi8(static_cast<char>(p[0]), static_cast<char>(p[17]), static_cast<char>(p[34]),
                           static_cast<char>(p[51]), static_cast<char>(p[68]), static_cast<char>(p[85]),
                           static_cast<char>(p[102]), static_cast<char>(p[119]), 0, 0, 0, 0, 0, 0, 0, 0);
-        const __m512i exponent = _mm512_cvtepu8_epi32(e), one = _mm512_set1_epi32(1);
+        return half_powers(_mm512_cvtepu8_epi32(e));
+    }
+    // half_power() of every lane.
+    static __m512 half_powers(__m512i exponent) {
+        const __m512i one = _mm512_set1_epi32(1);
         const __m512i small = _mm512_sllv_epi32(_mm512_set1_epi32(0x00200000), exponent);
         return _mm512_castsi512_ps(_mm512_mask_slli_epi32(small, _mm512_cmpgt_epi32_mask(exponent, one),
                                                           _mm512_sub_epi32(exponent, one), 23));

@@ -105,6 +105,8 @@ void finish_row(const Product& p, int64_t matrix, int64_t r0, const RowBlock& b,
     add_bias(p.up_bias, matrix, r0, n, sums);
     if (p.f16_out) {
         f32_to_f16_row(sums, reinterpret_cast<uint16_t*>(y) + r0, n);
+    } else if (n == kBlockRows) {  // of a constant length: moves instead of a call
+        std::memcpy(reinterpret_cast<float*>(y) + r0, sums, sizeof(float) * kBlockRows);
     } else {
         std::memcpy(reinterpret_cast<float*>(y) + r0, sums, sizeof(float) * n);
     }

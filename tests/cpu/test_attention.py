@@ -373,3 +373,21 @@ def test_broken_query_stays_visible(type_id, n_tokens, flash):
         options = {"scale": 0.1, "k_type": type_id, "v_type": type_id, "dv": 64, "flash": flash}
         bad = ~np.isfinite(ref.attention(q, cache, cache, None, ranges, n_threads=2, **options))
         assert bad[0, 1].all() and bad.sum() == 64
+
+
+@pytest.mark.parametrize(("kind", "n_swa"), [(0, 0), (1, 300), (2, 256)])
+def test_mask_and_ranges_of_many_cells_in_any_order(kind, n_swa):
+    rng = np.random.default_rng(5)
+    n_cells, n_tokens = 5000, 9
+    cell_seq = 1 << np.repeat(rng.integers(0, 6, -(-n_cells // 64)), 64)[:n_cells]
+    cell_seq[rng.random(n_cells) < 0.1] |= 1
+    cell_pos = rng.integers(0, 1200, n_cells)
+    cell_seq[4000:4300], cell_pos[4000:4300] = 0, -1
+    pos, seq = rng.integers(0, 1200, n_tokens), rng.integers(0, 8, n_tokens)
+    mask, ranges = ref.kq_mask(cell_pos, cell_seq, pos, seq, n_cells, kind=kind, n_swa=n_swa, n_threads=2)
+    sees = ref.visible_cells(cell_pos, cell_seq.astype(np.uint64), pos, seq, kind=kind, n_swa=n_swa, causal=True)
+    assert np.array_equal(mask[:, :n_cells] == 0, sees)
+    assert np.all(np.isneginf(mask[:, :n_cells][~sees].astype(np.float32)))
+    for row, (first, last) in zip(sees, ranges, strict=True):
+        cells = np.flatnonzero(row)
+        assert (first, last) == ((cells[0], cells[-1] + 1) if len(cells) else (0, 0))

@@ -85,12 +85,16 @@ void prepare_split(const float* x, int64_t n_in, uint8_t* out) {
         uint16_t* lo = hi + 32;
         float v[32] = {};
         std::memcpy(v, x + g, sizeof(float) * std::min<int64_t>(32, n_in - g));
-        for (int j = 0; j < 16; ++j)
-            for (int half = 0; half < 2; ++half) {
-                const uint16_t rounded = f32_to_bf16(v[j + 16 * half]);
-                hi[2 * j + half] = rounded;
-                lo[2 * j + half] = f32_to_bf16(v[j + 16 * half] - bf16_to_f32(rounded));
-            }
+        uint32_t upper[32], lower[32];  // loops that become vectors
+        for (int i = 0; i < 32; ++i) {
+            upper[i] = f32_to_bf16(v[i]);
+            lower[i] = f32_to_bf16(v[i] - bf16_to_f32(uint16_t(upper[i])));
+        }
+        for (int j = 0; j < 16; ++j) {
+            const uint32_t pairs[2] = {upper[j] | upper[j + 16] << 16, lower[j] | lower[j + 16] << 16};
+            std::memcpy(hi + 2 * j, pairs, 4);
+            std::memcpy(lo + 2 * j, pairs + 1, 4);
+        }
     }
 }
 

@@ -148,6 +148,16 @@ Partials partials_at(uint8_t* shared, const AttentionArgs& a, int64_t parts) {
     return p;
 }
 
+namespace {
+
+// Factor of a part's sums when they are added up, 1 for the one with the maximum.
+float share_of(const Partials& p, int64_t part, int64_t r, float maximum) {
+    const float own = p.max_of(part, r);
+    return own == maximum ? 1.0f : std::exp2(own - maximum);
+}
+
+}  // namespace
+
 void combine_partials(const ThreadContext& ctx, const AttentionArgs& a, const Partials& p) {
     int64_t begin, end;
     split_range(p.n_rows, ctx.ith, ctx.nth, 1, &begin, &end);
@@ -158,16 +168,18 @@ void combine_partials(const ThreadContext& ctx, const AttentionArgs& a, const Pa
         float maximum = kNoMaximum;
         for (int64_t i = 0; i < p.parts; ++i) maximum = std::max(maximum, p.max_of(i, r));
         double sum = 0.0;
-        for (int64_t i = 0; i < p.parts; ++i)
-            sum += double(p.sum_of(i, r)) * std::exp2(p.max_of(i, r) - maximum);
+        for (int64_t i = 0; i < p.parts; ++i) sum += double(p.sum_of(i, r)) * share_of(p, i, r, maximum);
         const float norm = normalizer(a, head, maximum, sum);
-        std::fill(out, out + a.dv, 0.0f);
         for (int64_t i = 0; i < p.parts; ++i) {
-            if (p.sum_of(i, r) == 0.0f) continue;
-            const float w = norm * std::exp2(p.max_of(i, r) - maximum);
+            const float w = norm * share_of(p, i, r, maximum);
             const float* acc = p.acc_row(i, r);
+            if (i == 0) {
 #pragma GCC ivdep
-            for (int64_t d = 0; d < a.dv; ++d) out[d] += w * acc[d];
+                for (int64_t d = 0; d < a.dv; ++d) out[d] = w * acc[d];
+            } else if (p.sum_of(i, r) != 0.0f) {
+#pragma GCC ivdep
+                for (int64_t d = 0; d < a.dv; ++d) out[d] += w * acc[d];
+            }
         }
     }
 }
@@ -229,12 +241,14 @@ void attend_alone(const ThreadContext& ctx, const AttentionArgs& a) {
     own.nth = 1;
     own.shared += own_partials_bytes(a) * ctx.ith;
     own.counters = counters;
-    int64_t group = 0;
+    const auto take = [&] { return ctx.counters[0].fetch_add(1, std::memory_order_relaxed); };
+    int64_t group = 0, mine = take();
     for (int64_t t = 0, n; t < a.n_tokens; t += n, ++group) {
         n = group_size(a, t);
-        if (group % ctx.nth != ctx.ith) continue;
+        if (group != mine) continue;
         counters[0].store(0, std::memory_order_relaxed);
         attend(own, a.part(t, n));
+        mine = take();
     }
 }
 

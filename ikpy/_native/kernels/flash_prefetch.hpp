@@ -28,7 +28,7 @@ struct PrefetchLines {
     int64_t lines() const { return (end - at + 63) / 64; }
     void one() {
         __builtin_prefetch(at, 0, 2);
-        at += at < end ? 64 : 0;
+        at = end - at > 64 ? at + 64 : end;
     }
     void advance(int64_t n) {
         for (; n > 0 && at < end; --n) one();

@@ -66,7 +66,7 @@ RowBuffers layout(uint8_t* scratch, const AttentionArgs& a) {
 void pack_q(const AttentionArgs& a, const RowBuffers& b) {
     const int64_t rows = a.rows_per_kv_head();
     const float f = a.q_factor();
-    std::memset(b.q, 0, size_t(a.n_heads * a.n_tokens * b.ldk) * sizeof(float));
+    if (b.ldk != a.dk) std::memset(b.q, 0, size_t(a.n_heads * a.n_tokens * b.ldk) * sizeof(float));
     for (int64_t h = 0; h < a.n_kv_heads; ++h) {
         for (int64_t r = 0; r < rows; ++r) {
             const float* q = a.q_row(h, r);
@@ -141,20 +141,16 @@ void outputs(const AttentionArgs& a, int64_t kv_head, int64_t c0, int64_t n, con
 }
 
 // Soft cap and mask on n scores of one token's row, padded to a multiple of kLanes; returns the maximum.
-float finish_scores(const AttentionArgs& a, const uint32_t* bits, bool masked, int64_t n, float* s) {
-    for (int64_t c = n; c < round_up(n, kLanes); ++c) s[c] = kMasked;
-    if (a.softcap != 0.0f) {
-        const V cap = simd::set1(a.softcap * simd::kLog2e);
-        for (int64_t c = 0; c < n; c += kLanes) {
-            simd::store(s + c, simd::mul(cap, simd::tanh(simd::load(s + c))));
-        }
-        for (int64_t c = n; c < round_up(n, kLanes); ++c) s[c] = kMasked;
-    }
-    if (masked) {
-        for (int64_t c = 0; c < n; ++c) s[c] = (bits[c >> 5] >> (c & 31)) & 1 ? s[c] : kMasked;
-    }
+float finish_scores(const AttentionArgs& a, const uint32_t* bits, int64_t n, float* s) {
+    const V cap = simd::set1(a.softcap * simd::kLog2e), masked = simd::set1(kMasked);
     V top = simd::set1(kNoMaximum);
-    for (int64_t c = 0; c < n; c += kLanes) top = simd::max(top, simd::load(s + c));
+    for (int64_t c = 0; c < n; c += kLanes) {
+        V x = simd::load(s + c);
+        if (a.softcap != 0.0f) x = simd::mul(cap, simd::tanh(x));
+        x = simd::keep_bits(bits[c >> 5] >> (c & 31), x, masked);
+        simd::store(s + c, x);
+        top = simd::max(top, x);
+    }
     return simd::highest(top);
 }
 
@@ -179,13 +175,11 @@ constexpr int kWords = kRowCells / 32;
 // Which of a block's cells the tokens see.
 struct BlockMask {
     uint32_t bits[kCodeRowsMax][kWords];
-    int visible[kCodeRowsMax];
 
     bool fill(const AttentionArgs& a, int64_t c0, int64_t n) {
         bool any = false;
         for (int64_t t = 0; t < a.n_tokens; ++t) {
-            visible[t] = visible_bits(a, t, c0, n, bits[t], kWords);
-            any |= visible[t] > 0;
+            any |= visible_bits(a, t, c0, n, bits[t], kWords) > 0;
         }
         return any;
     }
@@ -200,7 +194,7 @@ void online_softmax(const AttentionArgs& a, int64_t n, const BlockMask& mask, co
         float* s = b.s + (i / rows * score_rows(a) + i % rows) * b.lds;
         float& maximum = p.max_of(part, i);
         float& sum = p.sum_of(part, i);
-        const float top = std::max(maximum, finish_scores(a, mask.bits[t], mask.visible[t] != n, n, s));
+        const float top = std::max(maximum, finish_scores(a, mask.bits[t], n, s));
         const float total = simd::sum(weights(s, n, top));
         b.alpha[i] = top == maximum ? 1.0f : power_of_two(maximum - top);
         sum = sum * b.alpha[i] + total;
@@ -263,7 +257,7 @@ void run_full_head(const AttentionArgs& a, int64_t kv_head, const RowBuffers& b,
         scores(a, kv_head, c0, n, b, s, {nullptr, nullptr});
         for (int64_t r = 0; r < rows; ++r) {
             const int64_t t = a.token_of(r);
-            top[r] = std::max(top[r], finish_scores(a, mask.bits[t], mask.visible[t] != n, n, s + r * b.lds));
+            top[r] = std::max(top[r], finish_scores(a, mask.bits[t], n, s + r * b.lds));
         }
     }
     for (int64_t r = 0; r < rows; ++r) {

@@ -21,30 +21,33 @@ namespace {
 
 #define IKPY_BYTE_PERMUTES __attribute__((target("avx512vbmi")))
 
-constexpr int kRowsAtOnce = 4;
+// Scores of 8 rows take 0.93 x the time of twice 4: cells are transposed once. Outputs would not fit into the
+// registers.
+constexpr int kScoreRowsAtOnce = 8, kOutputRowsAtOnce = 4;
 constexpr int64_t kQueryBytes = 64;  // of a block of a row: 32 upper, 32 lower bytes
 
-int64_t quads(int64_t rows) { return (rows + kRowsAtOnce - 1) / kRowsAtOnce; }
-
 struct Work {
-    uint16_t* halves;  // [2][kCodeCells]: scales of a block
-    float* scales;     // [kCodeCells]
+    uint16_t* halves;  // [blocks][kCodeCells]: scales
+    float* scales;     // [blocks, one with row scales][kCodeCells], relative to the largest
+    float* largest;    // [blocks]
     uint8_t* cells;    // 16 rows: cells at the end, filled up
-    int8_t* weights;   // [rows][upper, lower][kCodeCells]
+    int8_t* weights;   // [blocks][rows][upper, lower][kCodeCells]
+    int32_t* starts;   // [blocks][rows]
     float* relative;   // [rows][kCodeCells]
     float* factors;    // [rows]
-    int32_t* starts;   // [rows]
 };
 
 Work work_at(uint8_t*& at, int64_t rows, int64_t d) {
+    const int64_t n_blocks = d / 32;
     Work w;
-    w.halves = take<uint16_t>(at, 2 * kCodeCells);
-    w.scales = take<float>(at, kCodeCells);
+    w.halves = take<uint16_t>(at, n_blocks * kCodeCells);
+    w.scales = take<float>(at, n_blocks * kCodeCells);
+    w.largest = take<float>(at, n_blocks);
     w.cells = take<uint8_t>(at, 16 * (2 * d + 64));
-    w.weights = take<int8_t>(at, rows * 2 * kCodeCells);
+    w.weights = take<int8_t>(at, n_blocks * rows * 2 * kCodeCells);
+    w.starts = take<int32_t>(at, n_blocks * rows);
     w.relative = take<float>(at, rows * kCodeCells);
     w.factors = take<float>(at, rows);
-    w.starts = take<int32_t>(at, rows);
     return w;
 }
 
@@ -54,24 +57,36 @@ size_t work_bytes(int64_t rows, int64_t d) {
     return reinterpret_cast<uintptr_t>(end);
 }
 
-// The scales of the blocks of 16 cells.
-inline void copy_scales(const uint8_t* blocks, int64_t stride, uint16_t* halves) {
-#pragma GCC unroll 16
-    for (int c = 0; c < 16; ++c) halves[c] = load_unaligned<uint16_t>(blocks + c * stride);
-}
-inline void copy_row_scales(const uint8_t* rows, int64_t stride, int64_t n, float* scales) {
-    for (int64_t c = 0; c < n; ++c) scales[c] = load_unaligned<float>(rows + c * stride);
+// The scales of n cells, all before the first is used: a load that meets several stores waits until all have
+// been done.
+template <class Codes>
+inline void copy_scales(const uint8_t* rows, int64_t stride, int64_t n, int64_t n_blocks, const Work& w) {
+    if constexpr (Codes::kRowScale) {
+        for (int64_t c = 0; c < n; ++c) w.scales[c] = load_unaligned<float>(rows + c * stride);
+    } else {
+        for (int64_t b = 0; b < n_blocks; ++b) {
+            const uint8_t* block = rows + b * Codes::kBytes;
+            uint16_t* to = w.halves + b * kCodeCells;
+#pragma GCC unroll 8
+            for (int64_t c = 0; c < n; ++c, block += stride) to[c] = load_unaligned<uint16_t>(block);
+        }
+    }
 }
 
 // Adds the products of unsigned codes with four signed bytes.
 inline void add_products(__m512i& sums, __m512i codes, const int8_t* four) {
-    const __m512i bytes = _mm512_set1_epi32(load_unaligned<int32_t>(reinterpret_cast<const uint8_t*>(four)));
-    sums = _mm512_dpbusd_epi32(sums, codes, bytes);
+    sums = _mm512_dpbusd_epi32(
+        sums, codes, _mm512_set1_epi32(load_unaligned<int32_t>(reinterpret_cast<const uint8_t*>(four))));
 }
 // Minus the offset times the sum of the levels; wraps around for undefined ones.
 template <class Codes>
 int32_t start_of(int32_t levels) {
     return int32_t(0u - uint32_t(Codes::kOffset) * uint32_t(levels));
+}
+inline int32_t sum_of_eight(__m256i x) {
+    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    s = _mm_add_epi32(s, _mm_unpackhi_epi64(s, s));
+    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 1)));
 }
 inline __m512i joined(__m512i upper, __m512i lower) {
     return _mm512_add_epi32(_mm512_slli_epi32(upper, 8), lower);
@@ -80,34 +95,29 @@ inline __m512i joined(__m512i upper, __m512i lower) {
 // ---- scores ----
 
 // 16 cells and R rows. query: [blocks][rows of the head][kQueryBytes]; starts: [blocks][rows][upper, lower].
+// halves, scales: of the first of the cells.
 template <class Codes, int R>
 IKPY_BYTE_PERMUTES void scores_of_sixteen(const CodeQuery& q, int64_t r0, const uint8_t* k, int64_t stride,
-                                          int64_t n_blocks, const Work& w, float* s, int64_t lds,
-                                          PrefetchLines& ahead) {
+                                          int64_t n_blocks, const uint16_t* halves, const float* scales,
+                                          float* s, int64_t lds, PrefetchLines& ahead) {
     constexpr bool kRowScale = Codes::kRowScale;
     __m512i upper[R], lower[R];
     __m512 sums[R];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
         upper[r] = lower[r] = _mm512_setzero_si512();
         sums[r] = _mm512_setzero_ps();
     }
     PrefetchLines next = ahead;
     constexpr int kLines = lines_of(16 * Codes::kBytes);
-    if constexpr (kRowScale)
-        copy_row_scales(k, stride, 16, w.scales);
-    else
-        copy_scales(k, stride, w.halves);
     const int8_t* query = q.codes + r0 * kQueryBytes;
     const int32_t* starts = q.starts + 2 * r0;
+    const int64_t query_step = q.rows * kQueryBytes, starts_step = 2 * q.rows;
     k += Codes::kHeader;
-    for (int64_t b = 0; b < n_blocks; ++b, k += Codes::kBytes) {
-        // The scales of the next block: a load that meets several stores waits until all have been done.
-        const int64_t following = b + 1 < n_blocks ? Codes::kBytes : 0;
-        if constexpr (!kRowScale) copy_scales(k + following, stride, w.halves + (b + 1) % 2 * 16);
+    for (int64_t b = 0; b < n_blocks; ++b, k += Codes::kBytes, halves += kCodeCells) {
         __m512i x[8];
         Codes::sixteen(k, stride, x);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const __m512i first = _mm512_set1_epi32(starts[2 * r]),
                           second = _mm512_set1_epi32(starts[2 * r + 1]);
@@ -118,26 +128,26 @@ IKPY_BYTE_PERMUTES void scores_of_sixteen(const CodeQuery& q, int64_t r0, const 
         for (int g = 0; g < 8; ++g) {
             if (g < kLines) next.one();
             if (g + 8 < kLines) next.one();
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
                 add_products(upper[r], x[g], query + r * kQueryBytes + 4 * g);
                 add_products(lower[r], x[g], query + r * kQueryBytes + 32 + 4 * g);
             }
         }
-        query += q.rows * kQueryBytes;
-        starts += 2 * q.rows;
+        query += query_step;
+        starts += starts_step;
         if constexpr (!kRowScale) {
             const __m512 scale =
-                _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(w.halves + b % 2 * 16)));
-#pragma GCC unroll 4
+                _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(halves)));
+#pragma GCC unroll 8
             for (int r = 0; r < R; ++r)
                 sums[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(joined(upper[r], lower[r])), scale, sums[r]);
         }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
         if constexpr (kRowScale)
-            sums[r] = _mm512_mul_ps(_mm512_loadu_ps(w.scales),
+            sums[r] = _mm512_mul_ps(_mm512_loadu_ps(scales),
                                     _mm512_fmadd_ps(_mm512_cvtepi32_ps(upper[r]), _mm512_set1_ps(256.0f),
                                                     _mm512_cvtepi32_ps(lower[r])));
         _mm512_storeu_ps(s + (r0 + r) * lds, _mm512_mul_ps(sums[r], _mm512_set1_ps(q.factors[r0 + r])));
@@ -150,9 +160,11 @@ IKPY_BYTE_PERMUTES void vector_scores(const CodeQuery& q, const uint8_t* k, int6
                                       int64_t n, float* s, int64_t lds, uint8_t* work, PrefetchLines next) {
     static constexpr decltype(&scores_of_sixteen<Codes, 1>) kernels[] = {
         scores_of_sixteen<Codes, 1>, scores_of_sixteen<Codes, 2>, scores_of_sixteen<Codes, 3>,
-        scores_of_sixteen<Codes, 4>};
+        scores_of_sixteen<Codes, 4>, scores_of_sixteen<Codes, 5>, scores_of_sixteen<Codes, 6>,
+        scores_of_sixteen<Codes, 7>, scores_of_sixteen<Codes, 8>};
     const int64_t n_blocks = dk / 32, row_bytes = Codes::kHeader + n_blocks * Codes::kBytes;
     const Work w = work_at(work, q.rows, dk);
+    copy_scales<Codes>(k, stride, n, n_blocks, w);
     for (int64_t c = 0; c < n; c += 16, k += 16 * stride) {
         const uint8_t* cells = k;
         int64_t apart = stride;
@@ -162,9 +174,9 @@ IKPY_BYTE_PERMUTES void vector_scores(const CodeQuery& q, const uint8_t* k, int6
             cells = w.cells;
             apart = row_bytes;
         }
-        for (int64_t r = 0; r < q.rows; r += kRowsAtOnce)
-            kernels[std::min<int64_t>(kRowsAtOnce, q.rows - r) - 1](q, r, cells, apart, n_blocks, w, s + c,
-                                                                    lds, next);
+        for (int64_t r = 0; r < q.rows; r += kScoreRowsAtOnce)
+            kernels[std::min<int64_t>(kScoreRowsAtOnce, q.rows - r) - 1](
+                q, r, cells, apart, n_blocks, w.halves + c, w.scales + c, s + c, lds, next);
     }
 }
 
@@ -185,88 +197,86 @@ CodeQuery pack_vector_query(const float* q, int64_t ldq, int64_t rows, int64_t d
         out.factors[r] = rounded.unit;
         for (int64_t b = 0; b < dk / 32; ++b) {
             int8_t* to_block = out.codes + (b * rows + r) * kQueryBytes;
-            __m512i level[2], upper[2];
             for (int i = 0; i < 2; ++i) {
-                level[i] = rounded.levels(q + r * ldq + 32 * b + 16 * i);
-                upper[i] = upper_bytes(level[i]);
-                store_bytes(upper[i], to_block + 16 * i);
-                store_bytes(level[i], to_block + 32 + 16 * i);
+                const __m512i level = rounded.levels(q + r * ldq + 32 * b + 16 * i);
+                store_bytes(upper_bytes(level), to_block + 16 * i);
+                store_bytes(level, to_block + 32 + 16 * i);
             }
-            const int32_t uppers = _mm512_reduce_add_epi32(_mm512_add_epi32(upper[0], upper[1]));
-            const __m512i lower =
-                _mm512_sub_epi32(_mm512_add_epi32(level[0], level[1]),
-                                 _mm512_slli_epi32(_mm512_add_epi32(upper[0], upper[1]), 8));
-            const int32_t lowers = _mm512_reduce_add_epi32(lower);
-            int32_t* start = out.starts + 2 * (b * rows + r);
-            start[0] = start_of<Codes>(uppers);
-            start[1] = start_of<Codes>(lowers);
         }
+    }
+    // Behind all stores: a load that meets several of them waits.
+    for (int64_t i = 0; i < rows * dk / 32; ++i) {
+        const __m512i bytes = _mm512_loadu_si512(out.codes + i * kQueryBytes);
+        const __m512i fours = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), bytes);
+        out.starts[2 * i] = start_of<Codes>(sum_of_eight(_mm512_castsi512_si256(fours)));
+        out.starts[2 * i + 1] = start_of<Codes>(sum_of_eight(_mm512_extracti64x4_epi64(fours, 1)));
     }
     return out;
 }
 
 // ---- outputs ----
 
-template <int R>
-struct OutputSums {
-    __m512i upper[R][2], lower[R][2];
-
-    // Four cells. weights: their bytes, [R][upper, lower][kCodeCells].
-    template <class Codes>
-    IKPY_CODES void add(const uint8_t* const* cells, const int8_t* weights) {
-        __m512i x[2];
-        Codes::template four<false>(cells, x);
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 2
-            for (int h = 0; h < 2; ++h) {
-                add_products(upper[r][h], x[h], weights + r * 2 * kCodeCells);
-                add_products(lower[r][h], x[h], weights + r * 2 * kCodeCells + kCodeCells);
-            }
-        }
+// Four cells. upper, lower: [R][half of the block]; weights: [R][upper, lower][kCodeCells].
+template <class Codes, int R>
+IKPY_CODES void add_four(const uint8_t* const* cells, const int8_t* weights, __m512i* upper, __m512i* lower) {
+    __m512i x[2];
+    Codes::template four<false>(cells, x);
+#pragma GCC unroll 8
+    for (int i = 0; i < 2 * R; ++i) {
+        add_products(upper[i], x[i % 2], weights + i / 2 * 2 * kCodeCells);
+        add_products(lower[i], x[i % 2], weights + (i / 2 * 2 + 1) * kCodeCells);
     }
-};
+}
 
-// One block of n cells and R rows. The scales of the block `following` bytes further on are copied to halves.
+// One block of n cells and R rows. weights: [R][upper, lower][kCodeCells].
 template <class Codes, int R>
 IKPY_BYTE_PERMUTES void outputs_of_block(const uint8_t* v, int64_t stride, int64_t n, const int8_t* weights,
                                          const int32_t* starts, const float* factors, float largest,
-                                         const float* alpha, float* o, int64_t ldo, int64_t following,
-                                         uint16_t* halves, PrefetchLines& ahead) {
+                                         const float* alpha, float* o, int64_t ldo, PrefetchLines& ahead) {
     PrefetchLines next = ahead;
-    OutputSums<R> sums;
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-        sums.upper[r][0] = sums.upper[r][1] = _mm512_setzero_si512();
-        sums.lower[r][0] = sums.lower[r][1] = _mm512_set1_epi32(starts[r]);
+    __m512i upper[2 * R], lower[2 * R];
+#pragma GCC unroll 8
+    for (int i = 0; i < 2 * R; ++i) {
+        upper[i] = _mm512_setzero_si512();
+        lower[i] = _mm512_set1_epi32(starts[i / 2]);
     }
     int64_t c = 0;
-    for (; c + 16 <= n; c += 16, halves += 16) {
+    for (; c + 16 <= n; c += 16) {
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i, v += 4 * stride) {
             for (int m = lines_of(16 * Codes::kBytes); m > i; m -= 4) next.one();
             const uint8_t* cells[4] = {v, v + stride, v + 2 * stride, v + 3 * stride};
-            if constexpr (!Codes::kRowScale)
-                for (int m = 0; m < 4; ++m)
-                    halves[4 * i + m] = load_unaligned<uint16_t>(cells[m] + following);
-            sums.template add<Codes>(cells, weights + c / 4 + 16 * i);
+            add_four<Codes, R>(cells, weights + c / 4 + 16 * i, upper, lower);
         }
     }
-    for (int64_t i = 0; c < n; c += 4, ++i, v += 4 * stride, halves += 4) {
+    for (int64_t i = 0; c < n; c += 4, ++i, v += 4 * stride) {
         const uint8_t* cells[4];
-        for (int m = 0; m < 4; ++m) {
-            cells[m] = v + std::min<int64_t>(m, n - 1 - c) * stride;
-            if constexpr (!Codes::kRowScale) halves[m] = load_unaligned<uint16_t>(cells[m] + following);
-        }
-        sums.template add<Codes>(cells, weights + (c - 4 * i) / 4 + 16 * i);
+        for (int m = 0; m < 4; ++m) cells[m] = v + std::min<int64_t>(m, n - 1 - c) * stride;
+        add_four<Codes, R>(cells, weights + (c - 4 * i) / 4 + 16 * i, upper, lower);
     }
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 2
-        for (int h = 0; h < 2; ++h)
-            add_scaled(_mm512_cvtepi32_ps(joined(sums.upper[r][h], sums.lower[r][h])), factors[r] * largest,
-                       alpha[r], o + r * ldo + 16 * h);
+#pragma GCC unroll 8
+    for (int i = 0; i < 2 * R; ++i)
+        add_scaled(_mm512_cvtepi32_ps(joined(upper[i], lower[i])), factors[i / 2] * largest, alpha[i / 2],
+                   o + i / 2 * ldo + i % 2 * 16);
     ahead = next;
+}
+
+// The weights of all blocks before the first product: each takes a chain of some 100 cycles, which is too
+// long for the products of the block before to hide.
+template <class Codes>
+void prepare_weights(const float* p, int64_t ldp, int64_t rows, int64_t n, int64_t n_scales, const Work& w) {
+    relative_weights(p, ldp, rows, n, w.relative, w.factors);
+    for (int64_t b = 0; b < n_scales; ++b) {
+        float* scales = w.scales + b * kCodeCells;
+        if constexpr (!Codes::kRowScale) widen_scales(w.halves + b * kCodeCells, kCodeCells, scales);
+        w.largest[b] = normalize_scales(scales, n);
+    }
+    for (int64_t b = 0; b < n_scales; ++b)
+        for (int64_t r = b * rows; r < (b + 1) * rows; ++r) {
+            const __m512i sums = round_weights(w.relative + (r - b * rows) * kCodeCells,
+                                               w.scales + b * kCodeCells, w.weights + r * 2 * kCodeCells);
+            w.starts[r] = start_of<Codes>(_mm512_reduce_add_epi32(sums));
+        }
 }
 
 template <class Codes>
@@ -278,29 +288,15 @@ IKPY_BYTE_PERMUTES void vector_outputs(const float* p, int64_t ldp, int64_t rows
         outputs_of_block<Codes, 4>};
     const int64_t n_blocks = dv / 32;
     const Work w = work_at(work, rows, dv);
-    if constexpr (Codes::kRowScale)
-        copy_row_scales(v, stride, n, w.scales);
-    else
-        for (int64_t c = 0; c < n; ++c) w.halves[c] = load_unaligned<uint16_t>(v + c * stride);
-    relative_weights(p, ldp, rows, n, w.relative, w.factors);
-    float largest = 0.0f;
+    copy_scales<Codes>(v, stride, n, n_blocks, w);
+    prepare_weights<Codes>(p, ldp, rows, n, Codes::kRowScale ? 1 : n_blocks, w);
     for (int64_t b = 0; b < n_blocks; ++b) {
-        const bool last = b + 1 == n_blocks;
-        if (!Codes::kRowScale || b == 0) {
-            if constexpr (!Codes::kRowScale)
-                widen_scales(w.halves + b % 2 * kCodeCells, kCodeCells, w.scales);
-            largest = normalize_scales(w.scales, n);
-            for (int64_t r = 0; r < rows; ++r) {
-                const __m512i sums =
-                    round_weights(w.relative + r * kCodeCells, w.scales, w.weights + r * 2 * kCodeCells);
-                w.starts[r] = start_of<Codes>(_mm512_reduce_add_epi32(sums));
-            }
-        }
-        for (int64_t r = 0; r < rows; r += kRowsAtOnce)
-            kernels[std::min<int64_t>(kRowsAtOnce, rows - r) - 1](
-                v + Codes::kHeader + b * Codes::kBytes, stride, n, w.weights + r * 2 * kCodeCells,
-                w.starts + r, w.factors + r, largest, alpha + r, o + r * ldo + 32 * b, ldo,
-                last ? 0 : Codes::kBytes, w.halves + (b + 1) % 2 * kCodeCells, next);
+        const int64_t scale = Codes::kRowScale ? 0 : b;
+        for (int64_t r = 0; r < rows; r += kOutputRowsAtOnce)
+            kernels[std::min<int64_t>(kOutputRowsAtOnce, rows - r) - 1](
+                v + Codes::kHeader + b * Codes::kBytes, stride, n,
+                w.weights + (scale * rows + r) * 2 * kCodeCells, w.starts + scale * rows + r, w.factors + r,
+                w.largest[scale], alpha + r, o + r * ldo + 32 * b, ldo, next);
     }
 }
 

@@ -25,24 +25,56 @@ Visible visible_to(const Op& op, int32_t pos, int32_t seq) {
     return v;
 }
 
-void mask_row(const Visible& v, const int32_t* cell_pos, const uint64_t* cell_seq, int64_t n,
-              uint16_t* mask) {
+constexpr int64_t kBlock = 64;    // cells that sequences fill for themselves while there are empty ones
+constexpr int64_t kChunk = 2048;  // cells that all tokens meet before the next ones: 24 KiB
+
+// Sets the mask of n cells; whether any is visible.
+bool mask_cells(const Visible& v, const int32_t* cell_pos, const uint64_t* cell_seq, int64_t n,
+                uint16_t* mask) {
+    uint16_t all = kMinusInfinity;
 #pragma GCC ivdep
     for (int64_t i = 0; i < n; ++i) {
         const bool see =
             (cell_pos[i] >= v.lowest) & (cell_pos[i] <= v.highest) & ((cell_seq[i] & v.sequence) != 0);
         mask[i] = see ? uint16_t(0) : kMinusInfinity;
+        all &= mask[i];
     }
+    return all == 0;
 }
 
-// First and one-past-last zero of the row; 0, 0 if there is none.
-void visible_range(const uint16_t* mask, int64_t n, int32_t* range) {
+// Widens a range by the zeros of n cells from `cell` on, of which there are some. An empty range ends at 0.
+void widen_range(const uint16_t* mask, int64_t cell, int64_t n, int32_t* range) {
     int64_t first = 0, last = n;
-    while (first < n && mask[first] != 0) ++first;
-    while (last > first && mask[last - 1] != 0) --last;
-    range[0] = first < last ? int32_t(first) : 0;
-    range[1] = first < last ? int32_t(last) : 0;
+    while (mask[first] != 0) ++first;
+    while (mask[last - 1] != 0) --last;
+    if (range[1] == 0) range[0] = int32_t(cell + first);
+    range[1] = int32_t(cell + last);
 }
+
+// A stretch of at most kChunk cells, with the sequences that each block holds.
+struct Chunk {
+    const int32_t* pos;
+    const uint64_t* seq;
+    int64_t first, n;
+    uint64_t blocks[kChunk / kBlock];
+
+    Chunk(const int32_t* cell_pos, const uint64_t* cell_seq, int64_t first_cell, int64_t n_cells)
+        : pos(cell_pos + first_cell), seq(cell_seq + first_cell), first(first_cell), n(n_cells), blocks() {
+        for (int64_t i = 0; i < n; ++i) blocks[i / kBlock] |= seq[i];
+    }
+
+    // The part of a token's mask that belongs to these cells. Blocks of other sequences are not looked at.
+    void mask_token(const Visible& v, uint16_t* mask, int32_t* range) const {
+        for (int64_t c = 0; c < n; c += kBlock) {
+            const int64_t size = std::min(kBlock, n - c);
+            if (!(blocks[c / kBlock] & v.sequence)) {
+                std::fill_n(mask + c, size, kMinusInfinity);
+            } else if (mask_cells(v, pos + c, seq + c, size, mask + c)) {
+                widen_range(mask + c, first + c, size, range);
+            }
+        }
+    }
+};
 
 }  // namespace
 
@@ -58,10 +90,13 @@ void op_kq_mask(const ThreadContext& ctx, const Op& op, const Tensor* tensors, c
     const int64_t n = op.ip[3] ? n_cells : std::min(runtime.n_kv, n_cells);
     int64_t begin, end;
     split_range(mask.ne[1], ctx.ith, ctx.nth, 1, &begin, &end);
-    for (int64_t t = begin; t < end; ++t) {
-        uint16_t* out = row<uint16_t>(mask, t);
-        mask_row(visible_to(op, pos[t], seq[t]), cell_pos, cell_seq, n, out);
-        visible_range(out, n, row<int32_t>(ranges, t));
+    if (begin == end) return;
+    for (int64_t t = begin; t < end; ++t) std::fill_n(row<int32_t>(ranges, t), 2, 0);
+    for (int64_t c = 0; c < n; c += kChunk) {
+        const Chunk chunk(cell_pos, cell_seq, c, std::min(kChunk, n - c));
+        for (int64_t t = begin; t < end; ++t)
+            chunk.mask_token(visible_to(op, pos[t], seq[t]), row<uint16_t>(mask, t) + c,
+                             row<int32_t>(ranges, t));
     }
 }
 

@@ -105,6 +105,8 @@ void finish_row(const Product& p, int64_t matrix, int64_t r0, const RowBlock& b,
     add_bias(p.up_bias, matrix, r0, n, sums);
     if (p.f16_out) {
         f32_to_f16_row(sums, reinterpret_cast<uint16_t*>(y) + r0, n);
+    } else if (n == kBlockRows) {  // of a constant length: moves instead of a call
+        std::memcpy(reinterpret_cast<float*>(y) + r0, sums, sizeof(float) * kBlockRows);
     } else {
         std::memcpy(reinterpret_cast<float*>(y) + r0, sums, sizeof(float) * n);
     }
@@ -251,8 +253,8 @@ namespace {
 const WeightKernels* unpacking_kernels(int type) {
     using Lookup = const WeightKernels* (*)(int);
     for (Lookup find :
-         {lane_weight_kernels, float_weight_kernels, legacy_weight_kernels, kquant_weight_kernels, iq4_weight_kernels,
-          iqk_weight_kernels, row_scale_weight_kernels, small_block_weight_kernels,
+         {lane_weight_kernels, float_weight_kernels, legacy_weight_kernels, kquant_weight_kernels,
+          iq4_weight_kernels, iqk_weight_kernels, row_scale_weight_kernels, small_block_weight_kernels,
           interleaved_weight_kernels, trellis_weight_kernels, grid_weight_kernels})
         if (const WeightKernels* k = find(type)) return k;
     return nullptr;

@@ -40,6 +40,8 @@ inline V keep_if_bit(const uint32_t* words, uint32_t b, V v, V low) {
     const __mmask16 m = _mm512_test_epi32_mask(_mm512_loadu_si512(words), _mm512_set1_epi32(int32_t(b)));
     return _mm512_mask_mov_ps(low, m, v);
 }
+// v in the lanes whose bits are set, counted from the lowest, else low
+inline V keep_bits(uint32_t bits, V v, V low) { return _mm512_mask_mov_ps(low, __mmask16(bits), v); }
 // n = nearest integer to t, returns 2^n * p
 inline V round_nearest(V t) { return _mm512_roundscale_ps(t, 0x08); }
 inline V scale_by_power(V p, V n) { return _mm512_scalef_ps(p, n); }
@@ -74,6 +76,11 @@ inline V keep_if_bit(const uint32_t* words, uint32_t b, V v, V low) {
     const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words));
     const __m256i bit = _mm256_set1_epi32(int32_t(b));
     const __m256i set = _mm256_cmpeq_epi32(_mm256_and_si256(w, bit), bit);
+    return _mm256_blendv_ps(low, v, _mm256_castsi256_ps(set));
+}
+inline V keep_bits(uint32_t bits, V v, V low) {
+    const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    const __m256i set = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(int32_t(bits)), bit), bit);
     return _mm256_blendv_ps(low, v, _mm256_castsi256_ps(set));
 }
 inline V round_nearest(V t) { return _mm256_round_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
@@ -116,6 +123,10 @@ inline V keep_if_bit(const uint32_t* words, uint32_t b, V v, V low) {
     std::memcpy(&w, words, sizeof(w));
     const int32_t s = int32_t(b);
     return (w & VI{s, s, s, s}) != VI{0, 0, 0, 0} ? v : low;
+}
+inline V keep_bits(uint32_t bits, V v, V low) {
+    const int32_t b = int32_t(bits);
+    return (VI{b, b, b, b} & VI{1, 2, 4, 8}) != VI{0, 0, 0, 0} ? v : low;
 }
 // Adding 1.5 * 2^23 leaves no bits for the fraction; larger magnitudes are clamped first (they only occur
 // below the range where 2^n is 0).

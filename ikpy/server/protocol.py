@@ -13,7 +13,7 @@ MOST_HEAD = 65536
 
 def http_protocol(timeout: float) -> type[asyncio.Protocol]:
     """The protocol class of a server whose clients have ``timeout`` seconds for the head of a request. httptools takes
-    half the processor time; h11 serves where that is missing, without the time limit."""
+    less processor time; h11 serves where that is missing, without the time limit."""
     try:
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
     except ImportError:

@@ -251,8 +251,8 @@ namespace {
 const WeightKernels* unpacking_kernels(int type) {
     using Lookup = const WeightKernels* (*)(int);
     for (Lookup find :
-         {lane_weight_kernels, float_weight_kernels, legacy_weight_kernels, kquant_weight_kernels, iq4_weight_kernels,
-          iqk_weight_kernels, row_scale_weight_kernels, small_block_weight_kernels,
+         {lane_weight_kernels, float_weight_kernels, legacy_weight_kernels, kquant_weight_kernels,
+          iq4_weight_kernels, iqk_weight_kernels, row_scale_weight_kernels, small_block_weight_kernels,
           interleaved_weight_kernels, trellis_weight_kernels, grid_weight_kernels})
         if (const WeightKernels* k = find(type)) return k;
     return nullptr;

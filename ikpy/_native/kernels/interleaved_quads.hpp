@@ -53,9 +53,15 @@ struct Quads {
         for (int q = 0; q < kQuads; ++q) row[q] = load_unaligned<int32_t>(block[q] + offset + 4 * place[q]);
         return _mm_setr_epi32(row[0], row[1], row[2], row[3]);
     }
+    // Numbers in half precision, one per row.
+    __m512 halves(int offset) const {
+        int64_t four[kQuads];
+        for (int q = 0; q < kQuads; ++q) four[q] = load_unaligned<int64_t>(block[q] + offset + 8 * place[q]);
+        return _mm512_cvtph_ps(_mm256_setr_epi64x(four[0], four[1], four[2], four[3]));
+    }
 #endif
 
-    // The same, four times each.
+    // One byte per row, four times each.
     Lanes rows(int offset) const {
 #if defined(__AVX512VNNI__)
         const __m512i order = _mm512_add_epi8(

@@ -2,6 +2,7 @@
 // time.
 #pragma once
 #include <type_traits>
+#include <utility>
 
 #include "kernels/interleaved_quads.hpp"
 
@@ -15,6 +16,38 @@ struct IntegerScales {};
 struct VectorScales {};
 
 #if defined(__AVX2__)
+
+#if defined(__AVX512VNNI__)
+
+inline void put_group(float* at, __m512 rows, __m128i bytes) {
+    _mm512_store_ps(at, _mm512_mul_ps(rows, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))));
+}
+
+// Floats of four groups from the numbers of the rows and integers, those of a quad in 16 bytes.
+inline void put_groups(float* at, __m512 rows, __m512i v) {
+    const __m512i by_group = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    v = _mm512_permutexvar_epi32(by_group, v);
+    put_group(at, rows, _mm512_castsi512_si128(v));
+    put_group(at + kHalfRows, rows, _mm512_extracti32x4_epi32(v, 1));
+    put_group(at + 2 * kHalfRows, rows, _mm512_extracti32x4_epi32(v, 2));
+    put_group(at + 3 * kHalfRows, rows, _mm512_extracti32x4_epi32(v, 3));
+}
+
+// Whether U has scale_integers(), which then are made for the rows of a vector at once.
+template <class U, class = void>
+struct HasScaleIntegers : std::false_type {};
+template <class U>
+struct HasScaleIntegers<U, std::void_t<decltype(U::scale_integers(std::declval<Quads<U::kRows>>(), 0))>>
+    : std::true_type {};
+
+// The numbers of the rows that integers are multiplied with: 1 where a row has one scale only.
+template <class U>
+inline __m512 row_numbers(const Quads<U::kRows>& quads) {
+    if constexpr (RowHeader<U>::kBytes > 0) return _mm512_set1_ps(1.0f);
+    return quads.halves(0);
+}
+
+#endif
 
 // Collects the integers quad by quad and widens those of a scale group together: a vector of 16 rows then
 // costs four instructions, where quads on their own cost five each (Q4_K_R4: 320 of 750 instructions for 256
@@ -38,18 +71,12 @@ class ScaleLanes {
     // Floats of the rows of a vector for every group: out[g * kHalfRows + row].
     void write(float* out) const {
 #if defined(__AVX512VNNI__)
-        const __m512i by_group = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
         const __m512 rows = _mm512_load_ps(rows_);
 #pragma GCC unroll 4
         for (int i = 0; i < Groups / 4; ++i) {
             __m512i v = _mm512_inserti32x4(_mm512_castsi128_si512(part_[i][0]), part_[i][1], 1);
             v = _mm512_inserti32x4(_mm512_inserti32x4(v, part_[i][2], 2), part_[i][3], 3);
-            v = _mm512_permutexvar_epi32(by_group, v);
-            float* at = out + 4 * i * kHalfRows;
-            put(at, rows, _mm512_castsi512_si128(v));
-            put(at + kHalfRows, rows, _mm512_extracti32x4_epi32(v, 1));
-            put(at + 2 * kHalfRows, rows, _mm512_extracti32x4_epi32(v, 2));
-            put(at + 3 * kHalfRows, rows, _mm512_extracti32x4_epi32(v, 3));
+            put_groups(out + 4 * i * kHalfRows, rows, v);
         }
 #else
         const __m256 rows = _mm256_load_ps(rows_);
@@ -73,11 +100,7 @@ class ScaleLanes {
                               load_unaligned<int32_t>(s + 2 * stride),
                               load_unaligned<int32_t>(s + 3 * stride));
     }
-#if defined(__AVX512VNNI__)
-    static void put(float* at, __m512 rows, __m128i bytes) {
-        _mm512_store_ps(at, _mm512_mul_ps(rows, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))));
-    }
-#else
+#if !defined(__AVX512VNNI__)
     static void put(float* at, __m256 rows, __m128i bytes) {
         _mm256_store_ps(at, _mm256_mul_ps(rows, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))));
     }
@@ -92,6 +115,16 @@ class ScaleLanes {
 template <class U>
 inline void block_scales(const Quads<U::kRows>& quads, float* d, float* m) {
     constexpr int kGroups = U::kBlock / U::kGroup;
+#if defined(__AVX512VNNI__)
+    if constexpr (HasScaleIntegers<U>::value) {
+        const __m512 rows = row_numbers<U>(quads);
+#pragma GCC unroll 4
+        for (int part = 0; part < kGroups / 4; ++part)
+            put_groups(d + 4 * part * kHalfRows, rows,
+                       reinterpret_cast<__m512i>(U::scale_integers(quads, part)));
+        return;
+    }
+#endif
     if constexpr (std::is_base_of_v<IntegerScales, U>) {
         ScaleLanes<kGroups> scales, offsets;
 #pragma GCC unroll 4

@@ -134,26 +134,43 @@ inline void scaled(Four d, const int8_t* s, int stride, const typename ScaleLane
 #endif
 
 // Bytes below 16 to the upper half; four additions if it were written as a shift of bytes.
-inline Bytes to_high_nibbles(Bytes v) {
-    typedef uint16_t Words __attribute__((vector_size(16)));
-    return reinterpret_cast<Bytes>(reinterpret_cast<Words>(v) << static_cast<uint16_t>(4));
+template <class V>
+inline V to_high_nibbles(V v) {
+    typedef uint16_t Words __attribute__((vector_size(sizeof(V))));
+    return reinterpret_cast<V>(reinterpret_cast<Words>(v) << static_cast<uint16_t>(4));
 }
 
 inline void store(int8_t* at, Bytes v) { std::memcpy(at, &v, sizeof v); }
 
-// 64 nibbles: entry p is in byte p % 32, nibble p / 32.
-inline Bytes nibbles(const uint8_t* low, int part) {
-    const Bytes v = load_unaligned<Bytes>(low + 16 * (part & 1));
+// The bytes of one group of rows, read like those of Quads.
+struct GroupBytes {
+    const uint8_t* p;
+    Bytes bytes(int offset) const { return load_unaligned<Bytes>(p + offset); }
+};
+
+// 64 nibbles: entry p is in byte p % 32, nibble p / 32. 16 of them; source: GroupBytes or Quads<4>.
+template <class S>
+inline auto nibbles(const S& source, int low, int part) {
+    const auto v = source.bytes(low + 16 * (part & 1));
     return part < 2 ? v & 15 : v >> 4;
 }
 
-// S8 and the scales of IQ4_XS_R8: 64 six-bit values less 32.
-inline void six_bit_scales(const uint8_t* low, const uint8_t* high, int8_t* s) {
-    const Bytes h = load_unaligned<Bytes>(high);
-#pragma GCC unroll 4
-    for (int part = 0; part < 4; ++part)
-        store(s + 16 * part,
-              (nibbles(low, part) | to_high_nibbles(h >> static_cast<uint8_t>(2 * part) & 3)) - 32);
+// S8 and the scales of IQ4_XS_R8: 64 six-bit values less 32, 16 of them.
+template <class S>
+inline auto six_bit_scales(const S& source, int low, int high, int part) {
+    const auto h = source.bytes(high) >> static_cast<uint8_t>(2 * part) & 3;
+    return (nibbles(source, low, part) | to_high_nibbles(h)) - 32;
+}
+
+// scales() of unpackers whose scale_integers(source, part) are the integers of four groups. rows: the numbers
+// they are multiplied with.
+template <class U, class At>
+inline void scales_of_parts(const uint8_t* p, Four rows, const At& d) {
+    constexpr int kGroups = U::kBlock / U::kGroup;
+    int8_t s[4 * kGroups];
+    for (int part = 0; part < kGroups / 4; ++part)
+        store(s + 16 * part, U::scale_integers(GroupBytes{p}, part));
+    scaled<kGroups>(rows, s, 4, d);
 }
 
 }  // namespace ikpy::interleaved

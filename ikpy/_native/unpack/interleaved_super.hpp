@@ -39,9 +39,11 @@ struct UnpackQ3_K_R4 : IntegerScales {
     }
     template <class At>
     static void scales(const uint8_t* p, int, const At& d, const At&) {
-        int8_t s[64];
-        interleaved::six_bit_scales(p + 24, p + 8, s);
-        interleaved::scaled<16>(interleaved::halves(p), s, 4, d);
+        interleaved::scales_of_parts<UnpackQ3_K_R4>(p, interleaved::halves(p), d);
+    }
+    template <class S>
+    static auto scale_integers(const S& source, int part) {
+        return interleaved::six_bit_scales(source, 24, 8, part);
     }
 };
 
@@ -123,7 +125,9 @@ struct UnpackIQ4_XS_R8 : IntegerScales {
     template <class At>
     static void scales(const uint8_t* p, int quad, const At& d, const At&) {
         int8_t s[64];
-        interleaved::six_bit_scales(p + 32, p + 16, s);
+        for (int part = 0; part < 4; ++part)
+            interleaved::store(s + 16 * part,
+                               interleaved::six_bit_scales(interleaved::GroupBytes{p}, 32, 16, part));
         interleaved::scaled<8>(interleaved::halves(p + 8 * quad), s + 4 * quad, 8, d);
     }
 };
@@ -149,7 +153,7 @@ struct StepsOfExtraBits {
       public:
         explicit Steps(const Quads<4>& q) : half_{q.row_bytes(8), q.row_bytes(12)} {}
         __mmask16 of(int ib, int g) const {
-            return _mm_test_epi8_mask(half_[g], _mm_set1_epi32(0x01010101 << ib));
+            return _mm_test_epi8_mask(half_[g], _mm_set1_epi32(static_cast<int>(0x01010101u << ib)));
         }
 
       private:
@@ -188,10 +192,11 @@ struct UnpackIQ2_K_R4 : IntegerScales, StepsOfExtraBits<5> {
     }
     template <class At>
     static void scales(const uint8_t* p, int, const At& d, const At&) {
-        int8_t s[64];
-        for (int part = 0; part < 4; ++part)
-            interleaved::store(s + 16 * part, interleaved::nibbles(p + 16, part) - 8);
-        interleaved::scaled<16>(interleaved::halves(p), s, 4, d);
+        interleaved::scales_of_parts<UnpackIQ2_K_R4>(p, interleaved::halves(p), d);
+    }
+    template <class S>
+    static auto scale_integers(const S& source, int part) {
+        return interleaved::nibbles(source, 16, part) - 8;
     }
 };
 
@@ -216,7 +221,7 @@ struct UnpackIQ3_K_R4 : IntegerScales, StepsOfExtraBits<4> {
         int8_t s[64];
         for (int part = 0; part < 4; ++part, bit <<= 2) {
             const Bytes negative = reinterpret_cast<Bytes>((signs & bit) != 0);
-            const Bytes odd = interleaved::nibbles(p + 24, part) * 2 + 1;
+            const Bytes odd = interleaved::nibbles(interleaved::GroupBytes{p}, 24, part) * 2 + 1;
             interleaved::store(s + 16 * part, (odd ^ negative) - negative);
         }
         interleaved::scaled<16>(interleaved::halves(p), s, 4, d);
@@ -234,9 +239,11 @@ struct UnpackIQ4_K_R4 : IntegerScales, StepsOfExtraBits<4> {
     }
     template <class At>
     static void scales(const uint8_t* p, int, const At& d, const At&) {
-        int8_t s[64];
-        interleaved::six_bit_scales(p + 32, p + 16, s);
-        interleaved::scaled<16>(interleaved::halves(p), s, 4, d);
+        interleaved::scales_of_parts<UnpackIQ4_K_R4>(p, interleaved::halves(p), d);
+    }
+    template <class S>
+    static auto scale_integers(const S& source, int part) {
+        return interleaved::six_bit_scales(source, 32, 16, part);
     }
 };
 
@@ -260,22 +267,23 @@ struct UnpackIQ5_K_R4 : IntegerScales, StepsOfExtraBits<2> {
     }
     template <class At>
     static void scales(const uint8_t* p, int, const At& d, const At&) {
-        int8_t s[64];
-        interleaved::six_bit_scales(p + 32, p + 16, s);
-        interleaved::scaled<16>(interleaved::halves(p), s, 4, d);
+        interleaved::scales_of_parts<UnpackIQ5_K_R4>(p, interleaved::halves(p), d);
+    }
+    template <class S>
+    static auto scale_integers(const S& source, int part) {
+        return interleaved::six_bit_scales(source, 32, 16, part);
     }
 };
 
 // Odd scales: bit 0 of the byte selects the table.
-template <class At>
-inline void odd_scales_r4(const uint8_t* p, const At& d) {
-    int8_t s[32];
-    for (int part = 0; part < 2; ++part)
-        interleaved::store(s + 16 * part, (load_unaligned<interleaved::Bytes>(p + 16 * part) & 254) - 127);
-    interleaved::scaled<8>(interleaved::Four{1, 1, 1, 1}, s, 4, d);
-}
+struct OddScales {
+    template <class S>
+    static auto scale_integers(const S& source, int part) {
+        return (source.bytes(16 * part) & 254) - 127;
+    }
+};
 
-struct UnpackIQ4_KS_R4 : IntegerScales, StepsOfOddScales<4> {
+struct UnpackIQ4_KS_R4 : IntegerScales, OddScales, StepsOfOddScales<4> {
     static constexpr int kType = 344, kRows = 4, kGroup = 32, kBlock = 256, kBlockBytes = 544, kZero = 128;
     static constexpr int kHeaderBytes = 4;
     static float row_scale(const uint8_t* group, int k) { return load_unaligned<float>(group + 4 * k); }
@@ -288,11 +296,11 @@ struct UnpackIQ4_KS_R4 : IntegerScales, StepsOfOddScales<4> {
     }
     template <class At>
     static void scales(const uint8_t* p, int, const At& d, const At&) {
-        odd_scales_r4(p, d);
+        interleaved::scales_of_parts<UnpackIQ4_KS_R4>(p, interleaved::Four{1, 1, 1, 1}, d);
     }
 };
 
-struct UnpackIQ5_KS_R4 : IntegerScales, StepsOfOddScales<2> {
+struct UnpackIQ5_KS_R4 : IntegerScales, OddScales, StepsOfOddScales<2> {
     static constexpr int kType = 352, kRows = 4, kGroup = 32, kBlock = 256, kBlockBytes = 672, kZero = 128;
     static constexpr int kHeaderBytes = 4;
     static float row_scale(const uint8_t* group, int k) { return load_unaligned<float>(group + 4 * k); }
@@ -303,7 +311,7 @@ struct UnpackIQ5_KS_R4 : IntegerScales, StepsOfOddScales<2> {
     }
     template <class At>
     static void scales(const uint8_t* p, int, const At& d, const At&) {
-        odd_scales_r4(p, d);
+        interleaved::scales_of_parts<UnpackIQ5_KS_R4>(p, interleaved::Four{1, 1, 1, 1}, d);
     }
 };
 

@@ -222,7 +222,7 @@ def test_few_rows_count_for_experts_only():
 
 def test_thread_count_does_not_matter():
     # So many tokens that attention is not split over the threads, which would add its sums in another order.
-    one, three = collect(200, n_threads=1), collect(200, n_threads=3)
+    one, three = collect(300, n_threads=1), collect(300, n_threads=3)
     assert any(sums.calls for sums in one.entries.values())
     for name, sums in one.entries.items():
         np.testing.assert_allclose(three.entries[name].memory, sums.memory, rtol=1e-6, err_msg=name)

@@ -10,6 +10,7 @@
 #include "kernels/activations.hpp"
 #include "kernels/gated_activation.hpp"
 #include "kernels/gemm_amx.hpp"
+#include "kernels/gemm_few_amx.hpp"
 #include "kernels/half_rows.hpp"
 #include "kernels/item_ranges.hpp"
 #include "kernels/weight_kernels.hpp"
@@ -157,10 +158,12 @@ void dense_product(const ThreadContext& ctx, const Op& op, const Tensor* tensors
     const Scratch s(ctx.scratch, 0, p.wide);
     while (p.wide > 1 && p.n_items() * n_batch < 4 * ctx.nth) p.wide /= 2;
 
-    // Tokens are cut further when there are too few row blocks to keep all threads busy.
+    // Tokens are cut further when there are too few row blocks to keep all threads busy, but not so far that
+    // other kernels would take them: sums shall not depend on the number of threads.
     const int64_t n_blocks = p.n_items() * n_batch;
     int64_t cut = std::min<int64_t>(n_tokens, kMaxTokens);
-    while (ctx.nth > 1 && cut >= 96 && n_blocks * ((n_tokens + cut - 1) / cut) < 4 * ctx.nth)
+    while (ctx.nth > 1 && cut >= 2 * (kPassTokens + 1) &&
+           n_blocks * ((n_tokens + cut - 1) / cut) < 4 * ctx.nth)
         cut = (cut + 1) / 2;
     const int64_t n_cuts = (n_tokens + cut - 1) / cut;
     const int64_t n_items = n_blocks * n_cuts;

@@ -11,6 +11,7 @@ namespace ikpy {
 
 constexpr int kTileHeight = 16;     // rows of a tile
 constexpr int64_t kTileDepth = 32;  // bf16 values per tile row
+constexpr int64_t kTileValues = kTileHeight * kTileDepth;
 
 struct alignas(64) TileConfig {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};

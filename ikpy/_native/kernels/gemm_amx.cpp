@@ -43,7 +43,6 @@ struct TokenRows {
 };
 
 constexpr int64_t kOutStride = kBlockRows * sizeof(float);
-constexpr int64_t kTileValues = kTileHeight * kTileDepth;
 
 inline void prefetch_sums(const uint8_t* p, int64_t n) {
     for (int64_t i = 0; i < n; i += 64) __builtin_prefetch(p + i, 1);

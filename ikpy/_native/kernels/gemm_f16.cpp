@@ -21,7 +21,6 @@ namespace {
 // splitting the weights. More than 64 tokens meet panels of split weights: 512 tokens take 0.8 of the time of
 // passes. The product with the low part of the tokens keeps 8 significant bits.
 constexpr int kTileTokens = 9;
-constexpr int64_t kTileValues = kTileHeight * kTileDepth;
 
 void store_split(const SplitPairs& s, uint16_t* tiles) {
     _mm512_storeu_si512(tiles, s.hi);

@@ -14,7 +14,6 @@ namespace ikpy {
 
 namespace {
 
-constexpr int64_t kTileValues = kTileHeight * kTileDepth;  // 1 KiB
 constexpr int64_t kChunkSteps = kFewColumns / kTileDepth;
 constexpr int kTokenTiles = kPassTokens / kTileHeight;
 

@@ -25,7 +25,8 @@ OWN = {
 }  # fmt: skip
 SAMPLES = (
     "2", "0.75", "on", "off", "none", "yarn", "q8_0", "json", "deepseek", "mean", "layer", "a=int:3", "{}", "3,1",
-    "27,0", "q8_0,1", "exps=CPU", "15+1.5", "linear", "distribute", "variance", "graphs=0", "0,512", "dkf", "causal", "FILE",
+    "27,0", "q8_0,1", "exps=CPU", "15+1.5", "linear", "distribute", "variance", "graphs=0", "0,512", "dkf", "causal",
+    "FILE",
 )  # fmt: skip
 ON_ALREADY = ("--slots", "--cont-batching")
 

@@ -2,10 +2,11 @@
 
 python -m benchmarks.server_load [--clients 64] [--seconds 300] [--slots 8] [--model model.gguf]
 
-Every client sends one request after another: streamed greedy completions, of which some are cancelled after a random
-number of pieces and 1 % are malformed. Reported: answers that differ from those computed alone, server errors, the
-resident memory over the run, times to the first token and between tokens. `benchmarks.server_throughput` compares
-speeds.
+Every client sends one request after another: streamed greedy completions, a third of them held to a regular expression,
+of which some are cancelled after a random number of pieces and 1 % are malformed. Reported: answers that differ from
+those computed alone, server errors, the resident memory over the run, times to the first token and between tokens. The
+exit status is 1 if an answer differs, a request fails, or memory grows by more than 5 %. `benchmarks.server_throughput`
+compares speeds.
 """
 
 from __future__ import annotations
@@ -35,8 +36,12 @@ PROMPTS = [
 ]
 N_PREDICT = 48
 CANCELLED, MALFORMED = 0.2, 0.01
+CONSTRAINED, EXPRESSION = "and the letter", r"([A-Z][a-z]{1,9} ){4,40}[0-9]{3}\."
+"""End of the prompts whose answers are held to an expression, which the model does not follow by itself."""
 BROKEN_BODIES = (b"{", b'{"prompt": [[]]}', b'{"prompt": "x", "grammar": "root ::= root"}', b"\xff", b"null", b"{}")
 SAMPLE_SECONDS = 0.5
+MOST_GROWTH = 0.05
+"""Resident memory of the last fifth of the run relative to the second one, less 1."""
 
 
 @dataclass
@@ -64,6 +69,15 @@ class Report:
         """Memory of the last fifth relative to that of the second fifth."""
         fifths = self.memory_fifths()
         return fifths[-1] / fifths[1] - 1 if len(fifths) == 5 else 0.0
+
+    def complaints(self) -> list[str]:
+        """What a server must not do under load; empty if all went well."""
+        found = [f"failure: {text}" for text in self.failures] + [f"another answer: {text}" for text in self.different]
+        if self.memory_growth > MOST_GROWTH:
+            found.append(f"memory grew by {100 * self.memory_growth:.1f} %")
+        if not self.completed:
+            found.append("no answer was completed")
+        return found
 
     def lines(self) -> list[str]:
         """The report as text."""
@@ -126,6 +140,8 @@ def process(line: list[str], port: int) -> Iterator[tuple[str, psutil.Process]]:
 async def stream_text(client: httpx.AsyncClient, prompt: str, report: Report, pieces: int) -> str | None:
     """Text of a streamed answer; None if it was given up after so many pieces (below 0: never)."""
     body = {"prompt": prompt, "n_predict": N_PREDICT, "temperature": 0, "stream": True}
+    if prompt.endswith(CONSTRAINED):
+        body["regex"] = EXPRESSION
     began = last = time.perf_counter()
     text, n = "", 0
     async with client.stream("POST", "/completion", json=body) as response:
@@ -237,7 +253,8 @@ def main() -> None:
     args = parser.parse_args()
     report = run(args.model, args.slots, args.clients, args.seconds, args.threads)
     print(f"{Path(args.model).name}, {args.clients} clients, {args.slots} slots, {args.threads} threads")
-    print(*report.lines(), *report.different[:3], *report.failures[:3], sep="\n", flush=True)
+    print(*report.lines(), *report.complaints()[:6], sep="\n", flush=True)
+    raise SystemExit(1 if report.complaints() else 0)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,8 @@ ROUTINE = frozenset(
 )
 HEAD = """# Recorded requests and ikpy's answers
 
-The tests play {total} recorded requests of ik_llama.cpp's server against ikpy (`tests/server/test_captures.py`).
+The tests play {total} recorded requests of ik_llama.cpp's server against ikpy (`tests/server/test_captures.py`),
+and five recorded connections byte by byte (`tests/server/test_raw_streams.py`).
 {full} answers are the same in status, field names, their order, types, values, and the order of events. The others
 differ on purpose; this page lists each of them. It is made by `scripts/make_server_differences.py`.
 
@@ -82,12 +83,9 @@ def page() -> str:
     status: dict[str, list[str]] = defaultdict(list)
     shape: dict[str, list[str]] = defaultdict(list)
     values: dict[str, list[str]] = defaultdict(list)
-    raw: dict[str, list[str]] = defaultdict(list)
     full = 0
     for name, capture in captures.items():
-        if "raw" in capture:
-            raw["a recording of the bytes of a connection, which the test client cannot send"].append(name)
-        elif name in STATUS_ONLY:
+        if name in STATUS_ONLY:
             status[STATUS_ONLY[name][1]].append(name)
         elif name in SHAPE_ONLY:
             shape[SHAPE_ONLY[name]].append(name)
@@ -99,8 +97,7 @@ def page() -> str:
     lines = section("Everything is compared, with these expected differences", values)
     lines += section("Names, order and types of fields are compared, values are not", shape)
     lines += section("Only the status is compared; the behaviour has tests of its own", status)
-    lines += section("Not played", raw) if raw else []
-    return HEAD.format(total=len(captures) - sum(map(len, raw.values())), full=full) + "\n".join(lines)
+    return HEAD.format(total=len(captures), full=full) + "\n".join(lines)
 
 
 def main() -> None:

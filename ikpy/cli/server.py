@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
-from ikpy.cli.banner import banner_lines
+from ikpy.cli.banner import build_lines
 from ikpy.cli.checks import need_files
 from ikpy.cli.common import Session, load, print_log, reads_states, speculation, start
 from ikpy.cli.params import CommonParams
@@ -39,7 +39,7 @@ def run(arguments: Sequence[str]) -> int:
     if os.environ.get(WORKER):
         serve_one_model(params)
     check(params)
-    print_log(params, banner_lines(params))
+    print_log(params, build_lines())
     listener = None if params.model.dry_run else listen(params.server.host, params.server.port)
     from ikpy.server.log import ServerLog
 

@@ -11,10 +11,16 @@ from ikpy.errors import UsageError
 MOST_REPETITIONS = 2000
 LAST_CHARACTER = 0x10FFFF
 TOO_DEEP = "error parsing grammar: groups are nested too deeply"
+LONGEST_MESSAGE = 500
+"""Characters of an error; names and expressions of a grammar may be much longer."""
 
 
 class GrammarError(UsageError):
-    """A grammar that cannot be used; the message says where."""
+    """A grammar that cannot be used; the message says where, the middle of a long one is left out."""
+
+    def __init__(self, message: str) -> None:
+        half = LONGEST_MESSAGE // 2
+        super().__init__(message if len(message) <= LONGEST_MESSAGE else f"{message[:half]} ... {message[-half:]}")
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from ikpy.engine.gbnf import (
 )
 
 LONGEST_REGEX = 60_000  # characters; larger grammars stay rules instead of becoming one regular expression
+MOST_EXPANDED = 100 * LONGEST_REGEX  # characters of all parts of an expression: many may hold the same long rule
 
 
 def to_lark(rules: Rules, token_ids: Mapping[str, Sequence[int]] | None = None) -> str:
@@ -66,6 +67,7 @@ class _Regex:
         self.rules = rules
         self.done: dict[str, str] = {}
         self.open: set[str] = set()
+        self.n_written = 0
 
     def root(self) -> str:
         return self.rule("root")
@@ -81,7 +83,8 @@ class _Regex:
 
     def node(self, node: Node) -> str:
         text = self.expand(node)
-        if len(text) > LONGEST_REGEX:
+        self.n_written += len(text)
+        if len(text) > LONGEST_REGEX or self.n_written > MOST_EXPANDED:
             raise _NotRegular
         return text
 

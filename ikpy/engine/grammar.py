@@ -6,6 +6,7 @@ Token texts come in as bytes, so the engine needs no tokenizer. Compiled grammar
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -26,15 +27,20 @@ NO_FORCING = LARK_MARK + ' {"no_forcing": true}'
 """Head of Lark grammars: texts that are the only way to go on may be written in any tokens."""
 MOST_COMPILED = 64
 LONGEST_SOURCE = 1 << 20
-"""Characters of a grammar text; a larger one is refused before it is parsed."""
+"""Characters of a grammar text, a larger one is refused before it is parsed; and of all that are kept compiled, since a
+compiled grammar may take some hundred bytes for each."""
 MASKS_AHEAD = 8
 """Tokens for which masks are computed ahead after one was needed."""
+MOST_ROW_ITEMS, MOST_STEP_ITEMS = 10_000, 500_000
+"""Ways on which a grammar may be followed at the same time, and steps on them for one mask (about a second)."""
+MOST_MASKS = 4
+"""Masks that are computed at the same time."""
 
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    """The thread that computes masks while the model evaluates the token before."""
-    return ThreadPoolExecutor(1, "grammar")
+    """The threads that compute masks while the model evaluates the token before."""
+    return ThreadPoolExecutor(min(MOST_MASKS, os.cpu_count() or 1), "grammar")
 
 
 class TokenTexts:
@@ -58,7 +64,7 @@ class TokenTexts:
         self.eog = frozenset(eog)
         self.special = frozenset(special) | self.eog
         self.tokenize = tokenize
-        self._compiled: OrderedDict[tuple[str, str], TextGrammar] = OrderedDict()
+        self._compiled: OrderedDict[tuple[str, str], Future[TextGrammar]] = OrderedDict()
         self._lock = threading.Lock()
         self._source = _TokenSource(token_bytes, sorted(self.special), min(self.eog, default=self.n_vocab))
         self.tokenizer = LLTokenizer(TokenizerWrapper(self._source), n_vocab=len(self._source.tokens), slices=[])
@@ -68,19 +74,37 @@ class TokenTexts:
         return self.tokenize(name) if self.tokenize else []
 
     def compiled(self, kind: str, source: str, make: Callable[[], TextGrammar]) -> TextGrammar:
-        """A grammar at its start, from the cache or ``make``; what it raises is passed on."""
+        """A grammar at its start, from the cache or ``make``; what it raises is passed on. Who asks for one that is
+        being made waits for it.
+        """
         key = kind, source
         with self._lock:
             found = self._compiled.get(key)
-            if found is not None:
-                self._compiled.move_to_end(key)
-        if found is None:
-            found = make()
+            mine = found is None
+            if found is None:
+                found = self._compiled[key] = Future()
+            self._compiled.move_to_end(key)
+            while len(self._compiled) > 1 and not self._fits():
+                self._compiled.popitem(last=False)
+        if mine:
+            self._make(key, make, found)
+        return found.result().copy()
+
+    def _fits(self) -> bool:
+        n = sum(len(source) for _, source in self._compiled)
+        return len(self._compiled) <= MOST_COMPILED and n <= LONGEST_SOURCE
+
+    def _make(self, key: tuple[str, str], make: Callable[[], TextGrammar], result: Future[TextGrammar]) -> None:
+        """Compiles a grammar, for all who wait for it; a failure is not kept."""
+        try:
+            grammar = make()
+            grammar.prepare()
+        except BaseException as error:
             with self._lock:
-                self._compiled[key] = found
-                while len(self._compiled) > MOST_COMPILED:
-                    self._compiled.popitem(last=False)
-        return found.copy()
+                self._compiled.pop(key, None)
+            result.set_exception(error)
+        else:
+            result.set_result(grammar)
 
     def tokens_of(self, text: bytes) -> list[int] | None:
         """The fewest text tokens whose bytes are ``text``; None if there are none."""
@@ -131,13 +155,14 @@ class TextGrammar:
     """State of one grammar along one generated sequence; see :class:`ikpy.engine.sampling.TokenGrammar`.
 
     ``grammar`` is Lark text or another form that llguidance reads. Once a mask was needed, the next ones are computed
-    in another thread as soon as the token before is known, while the model is evaluated.
+    in another thread as soon as the token before is known, while the model is evaluated. While ``ready`` is false,
+    all other methods wait for that thread; `begin_mask` and `when_ready` never do.
     """
 
     def __init__(self, grammar: str, texts: TokenTexts) -> None:
         from llguidance import LLMatcher, LLParserLimits
 
-        limits = LLParserLimits(step_max_items=2_000_000, max_items_in_row=20_000)
+        limits = LLParserLimits(step_max_items=MOST_STEP_ITEMS, max_items_in_row=MOST_ROW_ITEMS)
         self._begin(LLMatcher(texts.tokenizer, grammar, log_level=0, limits=limits), texts)
         self._check()
 
@@ -145,14 +170,22 @@ class TextGrammar:
         self._matcher = matcher
         self._texts = texts
         self._ended = False
+        self._start: Future[NDArray[np.bool_]] | None = None
         self._ahead: Future[NDArray[np.bool_]] | None = None
         self._n_ahead = 0
+
+    def prepare(self) -> None:
+        """Computes the mask of the start, which copies share. Raises GrammarError."""
+        if self._start is None:
+            self._start = Future()
+            self._start.set_result(self._mask())
+            self._ahead = self._start
 
     def copy(self) -> TextGrammar:
         """The same grammar in the same state, to be advanced on its own."""
         new = TextGrammar.__new__(TextGrammar)
         new._begin(self._settled().deep_copy(), self._texts)
-        new._ended = self._ended
+        new._ended, new._start, new._ahead = self._ended, self._start, self._ahead
         return new
 
     def _settled(self) -> Any:
@@ -174,8 +207,25 @@ class TextGrammar:
             return self.complete
         return bool(self._settled().validate_tokens([token]) == 1)
 
+    @property
+    def ready(self) -> bool:
+        """Whether no mask is being computed in another thread."""
+        return self._ahead is None or self._ahead.done()
+
+    def when_ready(self, call: Callable[[], object]) -> None:
+        """Calls a function once ``ready`` is true, from another thread if it is not yet."""
+        if self._ahead is None:
+            call()
+        else:
+            self._ahead.add_done_callback(lambda _: call())
+
+    def begin_mask(self) -> None:
+        """Has `mask` computed in another thread, if it is not known."""
+        if self._ahead is None and not self._ended:
+            self._ahead = _pool().submit(self._mask)
+
     def mask(self) -> NDArray[np.bool_]:
-        """True for every token that may come next, [n_vocab]."""
+        """True for every token that may come next, [n_vocab], not to be written to."""
         if self._ended:
             return np.zeros(self._texts.n_vocab, dtype=np.bool_)
         self._n_ahead = MASKS_AHEAD
@@ -188,6 +238,7 @@ class TextGrammar:
         self._check()
         allowed = np.unpackbits(words, bitorder="little")[: self._texts.n_vocab].astype(np.bool_)
         allowed[list(self._texts.eog)] = bool(self._matcher.is_accepting())
+        allowed.flags.writeable = False
         return allowed
 
     def accept(self, token: int) -> None:
@@ -202,16 +253,19 @@ class TextGrammar:
         self._check()
         if self._n_ahead:
             self._n_ahead -= 1
-            self._ahead = _pool().submit(self._mask)
+            self.begin_mask()
 
     def reset(self) -> None:
         """Returns to the start."""
         self._settled().reset()
-        self._ended, self._ahead = False, None
+        self._ended, self._ahead = False, self._start
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise GrammarError(f"grammar cannot be used: {self._matcher.get_error().splitlines()[0]}")
+            problem = self._matcher.get_error().splitlines()[0]
+            if problem.startswith("panic"):  # numbers of 16 bits overflow
+                problem = "it is too large"
+            raise GrammarError(f"grammar cannot be used: {problem}")
 
 
 def gbnf_grammar(source: str, texts: TokenTexts) -> TextGrammar:

@@ -46,6 +46,10 @@ USES = {
 }
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 LISTED_FORMATS = ("date", "time", "date-time")
+MOST_PARTS = 50_000
+"""Schemas that are converted: a short text can name the same ones again and again."""
+LONGEST_PLACE = 100
+"""Characters of the place of a schema, of which rules and errors get their names."""
 
 
 def schema_to_gbnf(schema: Schema) -> str:
@@ -64,6 +68,11 @@ def literal(text: str) -> str:
         else:
             escaped.append(char)
     return f'"{"".join(escaped)}"'
+
+
+def _inside(where: str, name: Any) -> str:
+    """The place of a part of the schema at ``where``."""
+    return f"{where}-{name}"[-LONGEST_PLACE:]
 
 
 def _is_list(value: Any) -> bool:
@@ -92,6 +101,13 @@ KEYWORD_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
+def _common_values(lists: Sequence[Sequence[Any]]) -> list[Any]:
+    """Values of the first list that are in all of them."""
+    texts = [{json.dumps(value, sort_keys=True) for value in values} for values in lists]
+    found = set.intersection(*texts)
+    return [value for value in lists[0] if json.dumps(value, sort_keys=True) in found]
+
+
 class _Converter:
     def __init__(self, schema: Schema) -> None:
         self.root = schema
@@ -99,6 +115,7 @@ class _Converter:
         self.counts: Counter[str] = Counter()
         self.references: dict[str, str] = {}
         self.errors: list[str] = []
+        self.n_parts = 0
 
     def convert(self) -> str:
         try:
@@ -120,7 +137,7 @@ class _Converter:
 
     def add(self, hint: str, body: str) -> str:
         """Name of a new rule."""
-        base = re.sub(r"[^A-Za-z0-9]+", "-", hint).strip("-") or "rule"
+        base = re.sub(r"[^A-Za-z0-9]+", "-", hint[-LONGEST_PLACE:]).strip("-") or "rule"
         name = base
         while name in self.rules or name in PRIMITIVES or name == "root":
             self.counts[base] += 1
@@ -128,12 +145,23 @@ class _Converter:
         self.rules[name] = body
         return name
 
+    def part(self, schema: Any, where: str) -> str:
+        """Name of a new rule for a schema."""
+        return self.add(where, self.expression(schema, where))
+
     def fail(self, message: str) -> str:
         self.errors.append(message)
         return '""'
 
+    def count_part(self) -> None:
+        """Counts a schema that is looked at; raises GrammarError at the limit."""
+        self.n_parts += 1
+        if self.n_parts > MOST_PARTS:
+            raise GrammarError(f"JSON schema conversion failed: more than {MOST_PARTS} schemas, references followed")
+
     def expression(self, schema: Any, where: str) -> str:
         """Right-hand side for one schema; ends with the white space that may follow."""
+        self.count_part()
         if schema is True or schema == {}:
             return self.use("value")
         if not isinstance(schema, dict):
@@ -198,7 +226,7 @@ class _Converter:
         return f"({' | '.join(texts)}) {self.use('space')}"
 
     def alternatives(self, schemas: Sequence[Any], where: str) -> str:
-        names = [self.add(f"{where}-{i}", self.expression(schema, f"{where}-{i}")) for i, schema in enumerate(schemas)]
+        names = [self.part(schema, _inside(where, i)) for i, schema in enumerate(schemas)]
         return " | ".join(names) if names else self.fail(f"{where}: no alternatives")
 
     def reference(self, target: Any, where: str) -> str:
@@ -232,6 +260,7 @@ class _Converter:
         required: list[str] = []
 
         def collect(part: Any, binding: bool) -> None:
+            self.count_part()
             if isinstance(part, dict) and "$ref" in part:
                 part = self.resolve(str(part["$ref"]))
             if not isinstance(part, dict):
@@ -253,8 +282,7 @@ class _Converter:
             return '""'
         simple = [part for part in schema["allOf"] if isinstance(part, dict) and "enum" in part]
         if not properties and simple:
-            common = [v for v in simple[0]["enum"] if all(v in part["enum"] for part in simple)]
-            return self.constants(common, where)
+            return self.constants(_common_values([part["enum"] for part in simple]), where)
         merged = {"type": "object", "properties": properties, "required": required}
         if "additionalProperties" in schema:
             merged["additionalProperties"] = schema["additionalProperties"]
@@ -267,42 +295,37 @@ class _Converter:
             return self.use("object")
         space = self.use("space")
         required = set(schema.get("required", ()))
-        for name in sorted(required - set(properties)):
-            properties = {**properties, name: True}
+        properties = properties | dict.fromkeys(sorted(required - set(properties)), True)
         pairs = []
         for name, value in properties.items():
-            rule = self.add(f"{where}-{name}", self.expression(value, f"{where}-{name}"))
+            rule = self.part(value, _inside(where, name))
             pairs.append((f'{literal(json.dumps(name, ensure_ascii=False))} {space} ":" {space} {rule}', name))
         extra = self.additional_pair(additional, where) if additional not in (None, False) else None
         rest = f'("," {space} {extra})*' if extra else '""'
         start = f"({extra} {rest})?" if extra else '""'
         for pair, name in reversed(pairs):
-            after = self.add(f"{where}-rest", rest)
+            after = self.add(_inside(where, "rest"), rest)
             optional = name not in required
             start = f"{pair} {after} | {start}" if optional else f"{pair} {after}"
-            start = self.add(f"{where}-from", start)
+            start = self.add(_inside(where, "from"), start)
             rest = f'("," {space} {pair}){"?" if optional else ""} {after}'
         return f'"{{" {space} {start} "}}" {space}'
 
     def additional_pair(self, schema: Any, where: str) -> str:
-        value = self.use("value") if schema is True else self.expression(schema, f"{where}-additional")
-        rule = self.add(f"{where}-additional", value)
+        rule = self.part(schema, _inside(where, "additional"))
         return f'{self.use("string")} ":" {self.use("space")} {rule}'
 
     def array(self, schema: dict[str, Any], where: str) -> str:
         space = self.use("space")
         if "prefixItems" in schema:
-            items = [
-                self.add(f"{where}-{i}", self.expression(item, f"{where}-{i}"))
-                for i, item in enumerate(schema["prefixItems"])
-            ]
+            items = [self.part(item, _inside(where, i)) for i, item in enumerate(schema["prefixItems"])]
             more = ""
             if isinstance(schema.get("items"), dict):
-                rule = self.add(f"{where}-item", self.expression(schema["items"], f"{where}-item"))
+                rule = self.part(schema["items"], _inside(where, "item"))
                 more = f'("," {space} {rule})*'
             separator = f' "," {space} '
             return f'"[" {space} {separator.join(items)} {more} "]" {space}'
-        item = self.add(f"{where}-item", self.expression(schema.get("items", True), f"{where}-item"))
+        item = self.part(schema.get("items", True), _inside(where, "item"))
         low, high = int(schema.get("minItems", 0)), schema.get("maxItems")
         if high == 0:
             return f'"[" {space} "]" {space}'

@@ -58,6 +58,20 @@ class LazyGrammar:
         """Whether ``token`` may come next."""
         return not self._active or self._grammar.allows(token)
 
+    @property
+    def ready(self) -> bool:
+        """Whether no mask is being computed in another thread."""
+        return self._grammar.ready
+
+    def when_ready(self, call: Callable[[], object]) -> None:
+        """Calls a function once ``ready`` is true."""
+        self._grammar.when_ready(call)
+
+    def begin_mask(self) -> None:
+        """Has `mask` computed in another thread, if it is not known."""
+        if self._active:
+            self._grammar.begin_mask()
+
     def mask(self) -> NDArray[np.bool_]:
         """True for every token that may come next, [n_vocab]."""
         return self._grammar.mask() if self._active else np.ones(self._texts.n_vocab, np.bool_)

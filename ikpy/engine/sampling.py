@@ -52,6 +52,19 @@ class TokenGrammar(Protocol):
         """Whether ``token`` may come next."""
         ...
 
+    @property
+    def ready(self) -> bool:
+        """Whether no mask is being computed in another thread; while one is, all methods but `when_ready` wait."""
+        ...
+
+    def when_ready(self, call: Callable[[], object]) -> None:
+        """Calls a function once ``ready`` is true."""
+        ...
+
+    def begin_mask(self) -> None:
+        """Has `mask` computed in another thread, if it is not known."""
+        ...
+
     def mask(self) -> NDArray[np.bool_]:
         """True for every token that may come next, [n_vocab]."""
         ...
@@ -200,6 +213,7 @@ class Sampler:
         self._chosen_p: tuple[int, float] | None = None
         self._original: FloatArray | None = None
         self._history = _History()
+        self._refused = False
         self._last: tuple[NDArray[np.int32], FloatArray] | Draws | int = np.empty(0, np.int32), np.empty(0)
         if self.grammar:
             self.grammar.reset()
@@ -255,21 +269,56 @@ class Sampler:
 
         Afterwards ``last_ids`` and ``last_probabilities`` hold the candidates the token was drawn from.
         """
+        saved = self._adjusted(logits)
+        if not self._refused:
+            token = self._choose(saved, None)
+            if self.grammar is None or self.grammar.allows(token):
+                return token
+        assert self.grammar is not None
+        self._refused = False
+        allowed = np.flatnonzero(self.grammar.mask()[: self.n_vocab])
+        if not len(allowed):
+            raise GrammarDeadEndError("the grammar allows no token of this vocabulary here")
+        return self._choose(saved, allowed)
+
+    def try_sample(self, logits: NDArray[np.float32]) -> int | None:
+        """As `sample`, but None where that would wait for a mask: another thread computes it.
+
+        It is to be called again with the same logits when ``ready`` is true; `when_ready` tells.
+        """
+        if self.grammar is None:
+            return self.sample(logits)
+        if not self.grammar.ready:
+            return None
+        if not self._refused:
+            token = self._choose(self._adjusted(logits), None)
+            if self.grammar.allows(token):
+                return token
+            self._refused = True
+            self.grammar.begin_mask()
+        return self.sample(logits) if self.grammar.ready else None
+
+    @property
+    def ready(self) -> bool:
+        """Whether no mask is being computed in another thread."""
+        return self.grammar is None or self.grammar.ready
+
+    def when_ready(self, call: Callable[[], object]) -> None:
+        """Calls a function once ``ready`` is true, from another thread if it is not yet."""
+        if self.grammar is None:
+            call()
+        else:
+            self.grammar.when_ready(call)
+
+    def _adjusted(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Logits with biases and guidance."""
         saved = np.asarray(logits, dtype=np.float32).reshape(-1)
         if len(saved) != self.n_vocab:
             raise ValueError(f"{len(saved)} logits given to a sampler of {self.n_vocab} tokens")
         if self._bias is not None:
             saved = saved.copy()
             saved[self._bias[0]] += self._bias[1]
-        if self.guidance:
-            saved = self.guidance.apply(saved)
-        token = self._choose(saved, None)
-        if self.grammar and not self.grammar.allows(token):
-            allowed = np.flatnonzero(self.grammar.mask()[: self.n_vocab])
-            if not len(allowed):
-                raise GrammarDeadEndError("the grammar allows no token of this vocabulary here")
-            token = self._choose(saved, allowed)
-        return token
+        return self.guidance.apply(saved) if self.guidance else saved
 
     def _choose(self, saved: NDArray[np.float32], allowed: NDArray[np.int64] | None) -> int:
         logits = self._penalized(saved)

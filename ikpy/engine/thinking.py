@@ -68,6 +68,23 @@ class LimitedThinking:
             return token == self._forced
         return self._grammar is None or self._grammar.allows(token)
 
+    @property
+    def ready(self) -> bool:
+        """Whether no mask is being computed in another thread."""
+        return self._grammar is None or self._grammar.ready
+
+    def when_ready(self, call: Callable[[], object]) -> None:
+        """Calls a function once ``ready`` is true."""
+        if self._grammar is None:
+            call()
+        else:
+            self._grammar.when_ready(call)
+
+    def begin_mask(self) -> None:
+        """Has `mask` computed in another thread, if it is not known."""
+        if self._grammar is not None and self._forced is None:
+            self._grammar.begin_mask()
+
     def mask(self) -> NDArray[np.bool_]:
         """True for every token that may come next, [n_vocab]."""
         if self._forced is not None:

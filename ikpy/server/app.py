@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -48,6 +50,8 @@ OPEN_PATHS = frozenset({*PAGE_FILES, "/health", "/v1/health", "/models", "/v1/mo
 """Paths that need no API key."""
 
 CLIENT_GONE = 499
+LONGEST_REASON = 200
+"""Characters of an error in the log."""
 
 
 def routes() -> list[Route]:
@@ -168,13 +172,15 @@ class Gate:
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         key = self.keys.name_of(headers) if self.keys else None
-        status = 0
+        status, problem = 0, ""
 
         async def send_marked(message: Message) -> None:
-            nonlocal status
+            nonlocal status, problem
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], (b"server", b"ikpy"), *self._cors(headers)]
+            elif status >= 400:
+                problem = problem or error_text(message.get("body", b""))
             await send(message)
 
         try:
@@ -186,7 +192,7 @@ class Gate:
                 body = {"error": {"message": "Invalid API Key", "type": "authentication_error", "code": 401}}
                 await json_response(body, 401)(scope, receive, send_marked)
         finally:
-            self._log(scope, status, key)
+            self._log(scope, status, key, problem)
 
     def _cors(self, headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
         """Headers that let the page of the request's origin read the answer, if it may."""
@@ -195,15 +201,26 @@ class Gate:
         found = [(b"access-control-allow-origin", origin.encode("latin-1"))] if allowed else []
         return found if open_ and self.cors is None else [*found, (b"vary", b"Origin")]
 
-    def _log(self, scope: Scope, status: int, key: str | None) -> None:
+    def _log(self, scope: Scope, status: int, key: str | None, problem: str) -> None:
         if scope["path"] in ("/v1/health", "/v1/completions"):
             return
         host, port = scope.get("client") or ("", 0)
-        named = {} if key is None else {"key": key}
+        more = {name: value for name, value in (("key", key), ("error", problem)) if value}
+        params = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
+        params = {name: "****" if self.keys.name_of({"x-api-key": text}) else text for name, text in params.items()}
         self.log.event(
             "log_server_request", "request", remote_addr=host, remote_port=port, status=status,
-            method=scope["method"], path=scope["path"], **named,
+            method=scope["method"], path=scope["path"], params=params, **more,
         )  # fmt: skip
+
+
+def error_text(body: bytes) -> str:
+    """The message of an error as clients get it, for the log; empty if the body is no error."""
+    try:
+        error = json.loads(body)["error"]
+        return str(error["message"] if isinstance(error, dict) else error)[:LONGEST_REASON]
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def _preflight() -> Response:

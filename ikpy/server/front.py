@@ -9,6 +9,7 @@ import string
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -37,6 +38,8 @@ MOST_TASKS = 4096
 """Answers to all prompts of a request; each has a sampler from the beginning."""
 FEW_TASKS = 8
 """Answers whose samplers are made in the event loop, if they have no grammar: 20 us each, another thread's turn 200."""
+MOST_MAKERS = 8
+"""Threads that make the other samplers: large grammars take seconds, and must not hold up what reads request bodies."""
 LETTERS = string.ascii_letters + string.digits
 
 
@@ -208,6 +211,7 @@ class Front:
         self.keys = KeyRing(settings.api_keys)
         self.started = int(time.time())
         self._mail: Mail | None = None
+        self._makers = ThreadPoolExecutor(MOST_MAKERS, "samplers")
 
     def generation(self) -> Generation:
         """A generation whose events go to the running event loop."""
@@ -264,7 +268,8 @@ class Front:
         if len(prompts) * params.n <= FEW_TASKS and params.has_quick_sampler:
             tasks = self._tasks(prompts, params, generation)
         else:
-            tasks = await asyncio.to_thread(self._tasks, prompts, params, generation)
+            loop = asyncio.get_running_loop()
+            tasks = await loop.run_in_executor(self._makers, self._tasks, prompts, params, generation)
         generation.submit(tasks)
         return generation
 

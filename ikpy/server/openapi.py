@@ -96,6 +96,12 @@ BODIES: dict[str, tuple[str, Schema]] = {
     "/rename_prompt": ("Rename a slot file", record(old_filename=TEXT, new_filename=TEXT)),
     "/delete_prompt": ("Delete a slot file", FILE),
     "/lora-adapters": ("Scales of adapters", array(record(["id"], id=INTEGER, scale=NUMBER))),
+    "/control-vectors/load": (
+        "Load a control vector",
+        record(["path"], path=TEXT, scale=NUMBER, layer_start=INTEGER, layer_end=INTEGER),
+    ),
+    "/control-vectors/apply": ("Scales of control vectors", array(record(["id"], id=INTEGER, scale=NUMBER))),
+    "/control-vectors/unload": ("Unload a control vector", record(["id"], id=INTEGER)),
     "/api/chat": ("Answer in a conversation (Ollama)", record(["messages"], messages=MESSAGES, tools=TOOLS, **OLLAMA)),
     "/api/generate": ("Answer a prompt (Ollama)", record(["prompt"], prompt=TEXT, system=TEXT, raw=FLAG, **OLLAMA)),
     "/api/embed": ("Embeddings (Ollama)", record(["input"], input=TEXTS, model=TEXT)),

@@ -13,6 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -228,10 +229,12 @@ class Engine:
         """Sleeps until there is work; False when the thread should end."""
         with self._wake:
             while True:
-                busy = any(slot.task for slot in self.slots)
-                if busy or self._queue or self._calls:
+                working = [slot for slot in self.slots if slot.task]
+                if self._calls or any(not slot.is_held for slot in working):
                     return True
-                if self._stopping:
+                if any(self._choose(task) is not None for task in self._queue):
+                    return True
+                if self._stopping and not working:
                     return False
                 self._wake.wait()
 
@@ -370,6 +373,7 @@ class Engine:
     def _step(self) -> None:
         """One batch: assemble, evaluate, hand out."""
         plan = _BatchPlan()
+        self._resume_held()
         has_prompts = any([slot.state is PROMPT for slot in self.slots])
         if has_prompts:
             self._share_prefixes()
@@ -407,7 +411,7 @@ class Engine:
     def _add_generating(self, plan: _BatchPlan) -> None:
         n_draft_max = self._n_draft_max()
         for slot in self.slots:
-            if slot.state is GENERATING:
+            if slot.state is GENERATING and slot.held is None:
                 try:
                     plan.add(slot, slot.take_pending(n_draft_max), "all")
                 except RequestError as error:
@@ -482,7 +486,7 @@ class Engine:
                 assert self.context.embeddings is not None
                 slot.add_states(self.context.embeddings[part].copy())
             else:
-                self._sample(slot, rows[part])
+                self._sample(slot, partial(slot.sample_all, rows[part]))
             if slot.task is None:
                 self._log_released(slot)
 
@@ -494,12 +498,26 @@ class Engine:
             slot.observe(first, states[row : row + n])
             row += n
 
-    def _sample(self, slot: Slot, rows: Any) -> None:
+    def _resume_held(self) -> None:
+        """Draws the tokens whose masks are there; the other slots of a batch did not wait for them."""
+        for slot in self.slots:
+            if slot.held is not None and not slot.is_held:
+                self._sample(slot, slot.resume)
+                if slot.task is None:
+                    self._log_released(slot)
+
+    def _tell(self) -> None:
+        with self._wake:
+            self._wake.notify()
+
+    def _sample(self, slot: Slot, draw: Callable[[], None]) -> None:
         before = slot.n_decoded
         try:
-            slot.sample_all(rows)
+            draw()
             self.metrics.totals.predicted_n += slot.n_decoded - before
-            if slot.token_delay is not None:
+            if slot.held is not None:
+                slot.when_ready(self._tell)
+            elif slot.token_delay is not None:
                 self.metrics.delays.append(slot.token_delay)
         except IkpyError as error:
             slot.fail(400, str(error))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +101,8 @@ class Slot:
         self.draft: list[int] = []
         self.n_drafted = 0
         self.n_accepted = 0
+        self.held: NDArray[np.float32] | None = None
+        """Logits of the next token, which waits for the mask of a grammar."""
         self._expected: int | None = None
         """The guess at the token that is drawn next."""
         self._generated: list[int] = []
@@ -202,7 +204,7 @@ class Slot:
             self.draft = []
         self.task = None
         self.state = SlotState.IDLE
-        self.pending = None
+        self.pending = self.held = None
         self.last_used = time.monotonic()
 
     def emit(self, event: Event) -> None:
@@ -311,7 +313,9 @@ class Slot:
         try:
             for row, self._expected in zip(rows, [*draft, None], strict=True):
                 self.sample(row)
-                if self.task is None or self._expected is None or self.pending != self._expected:
+                if self.task is None or self.held is not None:
+                    break
+                if self._expected is None or self.pending != self._expected:
                     break
                 self.tokens.append(self._expected)
         finally:
@@ -365,9 +369,31 @@ class Slot:
         if self._ban is not None:
             self._sample_unbanned(task, self._ban, logits)
             return
-        token = task.sampler.sample(logits)
-        task.sampler.accept(token)
-        self._add_token(task, token, self._probability(task, token, logits))
+        drawn = task.sampler.try_sample(logits)
+        if drawn is None:
+            self.held = logits.copy()
+            return
+        task.sampler.accept(drawn)
+        self._add_token(task, drawn, self._probability(task, drawn, logits))
+
+    @property
+    def is_held(self) -> bool:
+        """Whether there is nothing to do before a mask is computed."""
+        task = self.task
+        if self.held is None or not isinstance(task, CompletionTask) or task.cancelled:
+            return False
+        return not task.sampler.ready
+
+    def when_ready(self, call: Callable[[], object]) -> None:
+        """Calls a function, from any thread, when the mask that is waited for is there."""
+        if self.held is not None and isinstance(self.task, CompletionTask):
+            self.task.sampler.when_ready(call)
+
+    def resume(self) -> None:
+        """Draws the token that waited for a mask."""
+        logits, self.held = self.held, None
+        assert logits is not None
+        self.sample(logits)
 
     def _sample_unbanned(self, task: CompletionTask, ban: PhraseBan, logits: NDArray[np.float32]) -> None:
         """Draws a token; one that completes a banned phrase is taken back with the phrase, and another is drawn."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -18,20 +19,22 @@ MOST_KEPT = 16
 """Lists of breakers per vocabulary whose tokens are kept."""
 _breakers: WeakKeyDictionary[Vocab, dict[tuple[str, ...], DryBreakers]] = WeakKeyDictionary()
 _texts: WeakKeyDictionary[Vocab, dict[int, TokenTexts]] = WeakKeyDictionary()
+_making_texts = threading.Lock()
 
 
 def token_texts(vocab: Vocab, n_vocab: int) -> TokenTexts:
     """The vocabulary as grammars see it, padded to the width of the logits; made once per vocabulary."""
     from ikpy.engine.grammar import TokenTexts
 
-    cached = _texts.setdefault(vocab, {})
-    if n_vocab not in cached:
-        pieces = [vocab.token_to_piece(i) for i in range(vocab.n_tokens)] + [b""] * (n_vocab - vocab.n_tokens)
-        special = [i for i, piece in enumerate(pieces) if not piece]
-        cached[n_vocab] = TokenTexts(
-            pieces, special, vocab.eog, lambda name: vocab.tokenize(name, add_special=False, parse_special=True)
-        )
-    return cached[n_vocab]
+    with _making_texts:
+        cached = _texts.setdefault(vocab, {})
+        if n_vocab not in cached:
+            pieces = [vocab.token_to_piece(i) for i in range(vocab.n_tokens)] + [b""] * (n_vocab - vocab.n_tokens)
+            special = [i for i, piece in enumerate(pieces) if not piece]
+            cached[n_vocab] = TokenTexts(
+                pieces, special, vocab.eog, lambda name: vocab.tokenize(name, add_special=False, parse_special=True)
+            )
+        return cached[n_vocab]
 
 
 def breakers_of(params: SamplingParams, vocab: Vocab) -> DryBreakers:

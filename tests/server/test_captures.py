@@ -17,7 +17,7 @@ from tests.server.harness import load_captures, play, running
 
 ROOT = Path(__file__).parents[2]
 CAPTURES = {c["name"]: c for c in load_captures()}
-NAMES = [name for name, c in CAPTURES.items() if "raw" not in c]
+NAMES = list(CAPTURES)
 
 
 @functools.cache
@@ -51,3 +51,16 @@ def test_the_page_of_differences_is_up_to_date() -> None:
     line = [sys.executable, str(ROOT / "scripts" / "make_server_differences.py"), "--check"]
     result = subprocess.run(line, capture_output=True, text=True, check=False)
     assert result.returncode == 0, "run: python scripts/make_server_differences.py"
+
+
+def test_what_clients_cause_is_no_server_error() -> None:
+    """Wherever the recorded program answered with an error, ended, or went silent: 4xx, or 501, with a message."""
+    refused = 0
+    for name, capture in CAPTURES.items():
+        got = answers(capture["server"])[name]
+        assert got["status"] < 500 or got["status"] == 501, name
+        if got["status"] >= 400 and capture["method"] != "HEAD":
+            error = got["response"]["error"]
+            assert error if isinstance(error, str) else error["message"], name
+            refused += capture.get("status") in (None, 400, 500)
+    assert refused > 100

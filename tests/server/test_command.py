@@ -74,6 +74,15 @@ def test_log_and_orderly_end() -> None:
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize(("options", "shown"), [((), 4294967295), (("-s", "7"), 7)])
+def test_requests_without_a_seed_are_random_unless_the_server_has_one(options: tuple[str, ...], shown: int) -> None:
+    body = {"prompt": "The old man", "n_predict": 24, "temperature": 1.5, "top_k": 0, "cache_prompt": False}
+    with process("-m", MODELS["MODEL"], "-c", "256", "--log-disable", *options) as (_, address):
+        answers = [httpx.post(f"{address}/completion", json=body, timeout=PATIENCE).json() for _ in range(2)]
+    assert [answer["generation_settings"]["seed"] for answer in answers] == [shown, shown]
+    assert (answers[0]["content"] == answers[1]["content"]) == bool(options)
+
+
 def test_termination_lets_a_request_end() -> None:
     with process("-c", "512", "--log-disable") as (server, address):
         body = {"prompt": "x", "n_predict": 400, "stream": True, "logit_bias": [[449, 100]]}

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
+from ikpy.server.app import routes
+from ikpy.server.openapi import ALIASES, BODIES
 from ikpy.server.params import FLAGS, FLOATS, INTEGERS
 from tests.server.harness import start_server
+from tests.server.test_bodies import WITHOUT_BODY
+
+BODY_PATHS = [route.path for route in routes() if "POST" in (route.methods or ())]
 
 SCALARS = (
     st.none()
@@ -85,6 +92,48 @@ REQUESTS = st.one_of(
         ),
     ),
 )
+
+
+GENERATING = ("n_predict", "max_tokens", "max_output_tokens", "max_completion_tokens")
+EVERY = [path for path in BODY_PATHS if path not in WITHOUT_BODY]
+
+
+def fields_of(path: str) -> tuple[str, ...]:
+    """Names of the fields that a route documents, also inside the objects of a list."""
+    body = BODIES[ALIASES.get(path, path)][1]
+    return tuple(name for name in body.get("items", body)["properties"] if name != "n")
+
+
+@pytest.fixture(name="client", scope="module")
+def start_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    command = "llama-server -m PUPPET -t 1 -c 512 -np 2 -n 3 --embeddings --pooling mean --slot-save-path x"
+    server = start_server(command, tmp_path_factory.mktemp("slots"))
+    yield TestClient(server.app, raise_server_exceptions=False)
+    server.engine.stop(10)
+
+
+@pytest.mark.parametrize("path", EVERY)
+def test_random_fields_of_every_route(client: TestClient, path: str) -> None:
+    """Any JSON as the body, and objects with any values in the fields that the route documents."""
+    fields = st.dictionaries(st.sampled_from(fields_of(path)), VALUES, max_size=5)
+    address = path.replace("{id}", "0")
+
+    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(VALUES | fields | st.lists(fields, max_size=2), st.sampled_from(["save", "restore", "erase", "x"]))
+    def check(body: Any, action: str) -> None:
+        for found in body if isinstance(body, list) else [body]:
+            if isinstance(found, dict):
+                found.update({name: 2 for name in GENERATING if name in found})
+                found.pop("options", None)
+        response = client.post(address, json=body, params={"action": action} if "{id}" in path else {})
+        shown = f"{body}: {response.status_code} {response.text[:300]}"
+        assert response.status_code in (200, 400, 501), shown
+        if response.status_code != 200:
+            error = response.json()["error"]
+            assert error if isinstance(error, str) else error["message"], shown
+
+    check()
+    assert client.get("/health").json()["slots_idle"] == 2
 
 
 def test_random_bodies() -> None:

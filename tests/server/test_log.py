@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 from pathlib import Path
 
@@ -12,6 +13,33 @@ from starlette.testclient import TestClient
 from ikpy.cli.server import make_server
 from ikpy.server.log import ServerLog
 from tests.server.harness import MODELS, Session, loaded, parse
+
+
+def logged(out: io.StringIO, options: str = "") -> TestClient:
+    """Client of a server that writes its log to a text; only its front works."""
+    line = ["-m", MODELS["PUPPET"], "-t", "1", "-c", "256", "-np", "1", "--log-disable", *options.split()]
+    base = loaded(MODELS["PUPPET"])
+    session = Session(parse(line, "server"), base.model, base.vocab, base.path, base.timings)
+    return TestClient(make_server(session, ServerLog("json", out)).app, raise_server_exceptions=False)
+
+
+def test_request_lines_say_what_was_asked_and_why_it_was_refused() -> None:
+    out = io.StringIO()
+    client = logged(out, "--api-key first-key")
+    headers = {"X-Api-Key": "first-key"}
+    client.get("/health?include_slots=1&note=first-key", headers=headers)
+    client.post("/completion", headers=headers, content=b"{}")
+    client.post("/api/chat", headers=headers, json={"messages": "\n" + "x" * 9000})
+    client.get("/props")
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    found = [line for line in lines if line["msg"] == "request"]
+    assert [line["status"] for line in found] == [200, 400, 400, 401]
+    assert found[0]["params"] == {"include_slots": "1", "note": "****"}
+    assert "error" not in found[0] and found[0]["key"] == "key-1"
+    assert found[1]["error"] == '"prompt" is required'
+    assert 0 < len(found[2]["error"]) <= 200
+    assert found[3]["error"] == "Invalid API Key" and "key" not in found[3]
+    assert "first-key" not in out.getvalue()
 
 
 def test_characters_that_the_stream_lacks_are_escaped() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import signal
 import threading
 import time
@@ -44,6 +45,17 @@ def test_keys_have_names(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no key in it"):
         read_keys([], [str(file)])
     assert read_keys(["first-0"], [str(file)]) == {"first-0": "key-1"}
+
+
+def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[bytes] = []
+    compare = secrets.compare_digest
+    monkeypatch.setattr(secrets, "compare_digest", lambda a, b: compared.append(b) or compare(a, b))
+    ring = KeyRing({"first-0": "a", "second-0": "b", "third-0": "c"})
+    for given, name in (("first-0", "a"), ("third-0", "c"), ("first-1", None), ("", None)):
+        compared.clear()
+        assert ring.name_of({"x-api-key": given}) == name
+        assert compared == [b"first-0", b"second-0", b"third-0"], "no key may be skipped"
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")

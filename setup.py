@@ -41,6 +41,8 @@ TIER_FLAGS = {
     "avx2": ["-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mlzcnt", "-mpopcnt"],
     "avx512": ["-march=x86-64-v4", "-mavx512vnni", "-mprefer-vector-width=512"],
 }
+# Modules without kernels, which are the same for all tiers; what they share is declared in their .pxd files.
+PLAIN = ("batches", "cells", "draws", "inputs", "steps", "tables", "windows")
 BUILD_KIND = "debug" if DEBUG else "release"
 DIRECTIVES = {
     "language_level": 3,
@@ -211,7 +213,7 @@ class CleanBuild(build):
 
 def main() -> None:
     probe = Extension("ikpy._native.cpu", [staged("cpu", "cpu.pyx")])
-    plain = [plain_extension(name) for name in ("batches", "draws")]
+    plain = [plain_extension(name) for name in PLAIN]
     if not shutil.which(os.environ.get("CXX", "g++")) and not os.environ.get("CXX"):
         raise SystemExit("ikpy needs a C++17 compiler: install g++ (Debian/Ubuntu: apt install g++) or set CXX")
     extensions = cythonize(

@@ -10,7 +10,8 @@ from typing import NoReturn
 import numpy as np
 
 from ikpy._native import core
-from ikpy._native.batches import Ready, Steps, Taken
+from ikpy._native.steps import Ready, Steps
+from ikpy._native.tables import Taken
 from ikpy.backends.cuda.api import DeviceError
 from ikpy.backends.cuda.check import check_values
 from ikpy.backends.cuda.compare import NodeError, compare_nodes
@@ -255,13 +256,9 @@ class Context:
             plan = cpu_plan
         logits, embeddings, token_states = (self._result(built, value) for value in built.results)
         results = logits, embeddings, token_states
-        native = plan.native if isinstance(plan, CompiledPlan) and self._is_plain else None
-        return Ready(n_tokens, n_outputs, self._threads_for(n_tokens), plan, results, native)
-
-    @property
-    def _is_plain(self) -> bool:
-        """Whether a run needs nothing but a batch and empty cells."""
-        return not (self.model.arch.reads_states or self.kv.windows)
+        native = plan.native if isinstance(plan, CompiledPlan) else None
+        direct = not self.model.arch.reads_states
+        return Ready(n_tokens, n_outputs, self._threads_for(n_tokens), plan, results, native, direct)
 
     def _result(self, built: _Built, value: Value | None) -> np.ndarray | None:
         """Float32 view [rows, n] of a result in the arena."""

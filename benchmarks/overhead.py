@@ -14,13 +14,13 @@ is built.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.step_options import step_options
 from benchmarks.synthetic import write_model
 from ikpy import Batch, Context, ContextParams, Model, ModelParams
 from ikpy.engine.sampling import Sampler, SamplingParams
@@ -60,7 +60,7 @@ def parts(context: Context, n: int, steps: int) -> list[list[float]]:
         rows = context.decode(batch, copy=False)
         decoded = time.perf_counter()
         for row in rows:
-            sampler.accept(sampler.sample(row))
+            sampler.accept(sampler.sample(row, context.known_maxima))
         ended = time.perf_counter()
         times = made - began, decoded - made - plan.seconds, ended - decoded, plan.seconds
         found.append([1e6 * seconds for seconds in times])
@@ -85,12 +85,7 @@ def plan_milliseconds(context: Context) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="microseconds per token outside the kernels")
-    parser.add_argument("--model", nargs="+", default=[])
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--threads", type=int, default=2)
-    args = parser.parse_args()
+    args = step_options("microseconds per token outside the kernels", "tokens")
     with tempfile.TemporaryDirectory() as folder:
         paths = args.model
         if not paths:

@@ -1,11 +1,13 @@
 """The plans of a context, and the way from a batch to a run of one of them that needs no interpreter."""
 
+from cpython.buffer cimport PyBUF_STRIDES, PyBuffer_Release, PyObject_GetBuffer
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdint cimport int64_t
 
 from ikpy._native.batches cimport Batch
 from ikpy._native.cells cimport CellTable
+from ikpy._native.draws cimport likeliest
 from ikpy._native.inputs cimport InputArrays
 from ikpy._native.tables cimport CellTables, Taken
 
@@ -14,19 +16,48 @@ cdef class Ready:
     """A compiled plan for n_tokens with n_outputs, run with n_threads, and views of its results.
 
     native: the core's plan, if that is all of it; else None, and `plan.run(n_kv, n_threads, work)` runs it. direct:
-    whether a run needs nothing but a batch and cells.
+    whether a run needs nothing but a batch and cells. maxima: float32 [n_outputs, n], the largest of every few of the
+    logits, which are the first of the results; or None.
     """
 
     cdef readonly int64_t n_tokens, n_outputs
     cdef readonly int n_threads
-    cdef readonly object plan, results
+    cdef readonly object plan, results, maxima
     cdef object native
     cdef bint direct
+    cdef const float* logits
+    cdef const float* block_maxima
+    cdef int64_t n_vocab, n_blocks
     cdef Ready next
 
-    def __init__(self, int64_t n_tokens, int64_t n_outputs, int n_threads, plan, results, native, bint direct=True):
+    def __init__(
+        self, int64_t n_tokens, int64_t n_outputs, int n_threads, plan, results, maxima, native, bint direct=True
+    ):
         self.n_tokens, self.n_outputs, self.n_threads = n_tokens, n_outputs, n_threads
         self.plan, self.results, self.native, self.direct = plan, results, native, direct
+        self.maxima = maxima
+        self.n_vocab = self.n_blocks = 0
+        if maxima is not None:
+            self.point_to(results[0], maxima)
+
+    cdef int point_to(self, const float[:, ::1] logits, const float[:, ::1] maxima) except -1:
+        self.logits, self.block_maxima = &logits[0, 0], &maxima[0, 0]
+        self.n_vocab, self.n_blocks = logits.shape[1], maxima.shape[1]
+        return 0
+
+    cdef int64_t row_of(self, array) except? -1:
+        """Which row of the logits an array is; -1 if it is none."""
+        cdef Py_buffer view  # its own memoryview takes some microseconds while everything is cold
+        cdef int64_t start = -1
+        if self.n_vocab == 0:
+            return -1
+        PyObject_GetBuffer(array, &view, PyBUF_STRIDES)
+        if view.ndim == 1 and view.shape[0] == self.n_vocab and view.strides[0] == view.itemsize == sizeof(float):
+            start = <const float*> view.buf - self.logits
+        PyBuffer_Release(&view)
+        if not 0 <= start < self.n_outputs * self.n_vocab or start % self.n_vocab:
+            return -1
+        return start // self.n_vocab
 
 
 ctypedef double (*RunPlan)(object plan, int64_t n_kv, int n_threads, object work) except? -1
@@ -78,6 +109,25 @@ cdef class Steps:
                 break
             n += 1
             last = last.next
+
+    def block_maxima(self, logits):
+        """The largest of every BLOCK_LOGITS of these, if they are a row of those of the plan that ran last; else None.
+
+        float32 [n_vocab / BLOCK_LOGITS rounded up], NaN where one of them is; memory as that of the logits.
+        """
+        cdef int64_t row = self.row_of(logits)
+        return None if row < 0 else self.latest.maxima[row]
+
+    def likeliest(self, logits):
+        """The first of the largest logits or the first NaN, if they are such a row; else -1."""
+        cdef int64_t row = self.row_of(logits)
+        if row < 0:
+            return -1
+        cdef Ready ready = self.latest
+        return likeliest(ready.logits + row * ready.n_vocab, ready.n_vocab, ready.block_maxima + row * ready.n_blocks)
+
+    cdef int64_t row_of(self, logits) except? -1:
+        return -1 if self.latest is None else self.latest.row_of(logits)
 
     def clear(self):
         """Forgets all plans."""

@@ -365,7 +365,7 @@ class Slot:
         if self._ban is not None:
             self._sample_unbanned(task, self._ban, logits)
             return
-        token = task.sampler.sample(logits)
+        token = task.sampler.sample(logits, self._context.known_maxima)
         task.sampler.accept(token)
         self._add_token(task, token, self._probability(task, token, logits))
 

@@ -182,7 +182,7 @@ def test_an_interrupted_run_gives_its_cells_back() -> None:
     table, arrays = CellTable(256), InputArrays(8, 1, 0)
     table.fill([0, 1], [0, 1], [1, 1])
     steps = Steps(capsule(interrupt, b"ikpy.run_plan", None), arrays, CellTables([table]), 100, 1000, 32, 2)
-    steps.put(Ready(1, 1, 1, None, (), object()))
+    steps.put(Ready(1, 1, 1, None, (), None, object()))
     with pytest.raises(KeyboardInterrupt):
         steps.run(Batch.one(5, 2))
     assert (table.used, table.end) == (2, 2)

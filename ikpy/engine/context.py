@@ -321,8 +321,8 @@ class Context:
         """The model's devices with this context's caches, if it has any."""
         if self.model.devices is None:
             return None
-        cells = [array for cells in self.kv.cells.values() for array in (cells.pos, cells.seq)]
-        inputs = Inputs(self._inputs.all_arrays, cells)
+        windows = [array for cells in self.kv.windows.values() for array in (cells.pos, cells.seq)]
+        inputs = Inputs(self._inputs.all_arrays, [self.kv.pos, self.kv.seq], windows)
         devices = DeviceRuntime(self.model.devices, inputs, self.kv.tensors, self._log, plan_only=self.plan_only)
         devices.settle([self._graph(*shape)[0] for shape in shapes])
         return devices

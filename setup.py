@@ -72,13 +72,17 @@ def selected_tiers() -> list[str]:
 def staged(name: str, source: str) -> str:
     """A copy of a .pyx under a module's name, as Cython derives the init function from it; written when it differs.
 
-    Cython compares time stamps; that of the copy says when the text changed here.
+    Cython compares time stamps; that of the copy says when the text changed here. A module's own .pxd counts only
+    where it lies beside the .pyx.
     """
     target = ROOT / "build" / "cython" / f"{name}.pyx"
     target.parent.mkdir(parents=True, exist_ok=True)
-    text = (ROOT / NATIVE / source).read_text()
-    if not target.exists() or target.read_text() != text:
-        target.write_text(text)
+    for suffix in (".pxd", ".pyx"):
+        original, copy = (ROOT / NATIVE / source).with_suffix(suffix), target.with_suffix(suffix)
+        if not original.exists():
+            copy.unlink(missing_ok=True)
+        elif not copy.exists() or copy.read_text() != original.read_text():
+            copy.write_text(original.read_text())
     return str(target.relative_to(ROOT))
 
 

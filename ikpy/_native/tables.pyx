@@ -41,8 +41,8 @@ cdef class Taken:
 cdef class CellTables:
     """The kinds of cells of a cache, those of full attention first.
 
-    Where sequences end is known without a look at all cells: tokens that are added only move the ends of their own
-    sequences. After any other change `forget` says whose ends must be looked up when they are needed.
+    With windows, where sequences end is known without a look at all cells: tokens that are added only move the ends of
+    their own sequences. After any other change `forget` says whose ends must be looked up when they are needed.
     """
 
     def __init__(self, list tables):
@@ -63,7 +63,7 @@ cdef class CellTables:
         if self.windows and self.full._used + <int64_t> batch.items.size() <= self.full.n_cells:
             self.make_room(batch)
         taken.take(self.tables, batch)
-        if taken.full < 0:
+        if self.windows and taken.full < 0:
             self.grow(batch)
         return 0
 
@@ -140,6 +140,8 @@ cdef class CellTables:
         cdef uint64_t left
         cdef int64_t cell
         cdef int i
+        if not self.windows:
+            self.unknown = ~(<uint64_t> 0)
         if not self.unknown:
             return 0
         for i in range(N_SEQUENCES):

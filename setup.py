@@ -41,6 +41,8 @@ TIER_FLAGS = {
     "avx2": ["-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mlzcnt", "-mpopcnt"],
     "avx512": ["-march=x86-64-v4", "-mavx512vnni", "-mprefer-vector-width=512"],
 }
+# Modules without kernels, which are the same for all tiers; what they share is declared in their .pxd files.
+PLAIN = ("batches", "cells", "draws", "inputs", "steps", "tables", "windows")
 BUILD_KIND = "debug" if DEBUG else "release"
 DIRECTIVES = {
     "language_level": 3,
@@ -70,13 +72,17 @@ def selected_tiers() -> list[str]:
 def staged(name: str, source: str) -> str:
     """A copy of a .pyx under a module's name, as Cython derives the init function from it; written when it differs.
 
-    Cython compares time stamps; that of the copy says when the text changed here.
+    Cython compares time stamps; that of the copy says when the text changed here. A module's own .pxd counts only
+    where it lies beside the .pyx.
     """
     target = ROOT / "build" / "cython" / f"{name}.pyx"
     target.parent.mkdir(parents=True, exist_ok=True)
-    text = (ROOT / NATIVE / source).read_text()
-    if not target.exists() or target.read_text() != text:
-        target.write_text(text)
+    for suffix in (".pxd", ".pyx"):
+        original, copy = (ROOT / NATIVE / source).with_suffix(suffix), target.with_suffix(suffix)
+        if not original.exists():
+            copy.unlink(missing_ok=True)
+        elif not copy.exists() or copy.read_text() != original.read_text():
+            copy.write_text(original.read_text())
     return str(target.relative_to(ROOT))
 
 
@@ -211,7 +217,7 @@ class CleanBuild(build):
 
 def main() -> None:
     probe = Extension("ikpy._native.cpu", [staged("cpu", "cpu.pyx")])
-    plain = [plain_extension(name) for name in ("batches", "draws")]
+    plain = [plain_extension(name) for name in PLAIN]
     if not shutil.which(os.environ.get("CXX", "g++")) and not os.environ.get("CXX"):
         raise SystemExit("ikpy needs a C++17 compiler: install g++ (Debian/Ubuntu: apt install g++) or set CXX")
     extensions = cythonize(

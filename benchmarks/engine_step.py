@@ -10,7 +10,6 @@ and 128,256 logits push the interpreter out of them.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 import ikpy
+from benchmarks.step_options import step_options
 from benchmarks.synthetic import write_model
 from ikpy.cli.common import load
 from ikpy.cli.parser import parse
@@ -74,12 +74,7 @@ def overheads(engine: Engine, sampling: SamplingParams, steps: int) -> list[floa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="microseconds per step of the server's engine outside the kernels")
-    parser.add_argument("--model", nargs="+", default=[])
-    parser.add_argument("--slots", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--threads", type=int, default=2)
-    args = parser.parse_args()
+    args = step_options("microseconds per step of the server's engine outside the kernels", "slots")
     with tempfile.TemporaryDirectory() as folder:
         paths = args.model
         if not paths:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Shape:
-    """Dimensions of a model; expert and latent fields are 0 where they do not apply."""
+    """Dimensions of a model; those of experts, latents and windows are 0 where they do not apply."""
 
     arch: str
     layers: int
@@ -28,6 +28,7 @@ class Shape:
     n_nope: int = 0
     value_size: int = 0
     tied: bool = False
+    window: int = 0  # that some layers attend to
 
 
 SHAPES = {
@@ -35,6 +36,8 @@ SHAPES = {
     "llama-8b": Shape("llama", 32, 4096, 32, 8, 14336, 128256, 500000.0, head_size=128),
     "qwen3-0.6b": Shape("qwen3", 28, 1024, 16, 8, 3072, 151936, 1e6, head_size=128),
     "narrow": Shape("llama", 28, 256, 4, 2, 512, 1024, 10000.0, head_size=64),
+    "narrow-window": Shape("gemma2", 28, 256, 4, 2, 512, 1024, 10000.0, head_size=64, tied=True, window=512),
+    "gemma2-2b": Shape("gemma2", 26, 2304, 8, 4, 9216, 256000, 10000.0, head_size=256, tied=True, window=4096),
     "qwen3-30b-a3b": Shape(
         "qwen3moe", 48, 2048, 32, 4, 6144, 151936, 1e6, head_size=128, experts=128, experts_used=8, ff_exp=768
     ),

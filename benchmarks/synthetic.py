@@ -82,6 +82,8 @@ class ModelWriter:
         if s.experts:
             integers |= {"expert_count": s.experts, "expert_used_count": s.experts_used}
             integers["expert_feed_forward_length"] = s.ff_exp
+        if s.window:
+            integers["attention.sliding_window"] = s.window
         for key, value in integers.items():
             w.add(f"{a}.{key}", VT.UINT32, value)
         w.add(f"{a}.rope.freq_base", VT.FLOAT32, s.rope_base)
@@ -124,6 +126,9 @@ class ModelWriter:
             prefix = f"blk.{il}."
             self.norm(prefix + "attn_norm.weight", s.embd)
             self.norm(prefix + "ffn_norm.weight", s.embd)
+            if s.arch == "gemma2":
+                self.norm(prefix + "post_attention_norm.weight", s.embd)
+                self.norm(prefix + "post_ffw_norm.weight", s.embd)
             self._latent_attention(prefix) if s.kv_lora_rank else self._attention(prefix)
             self._experts(prefix) if s.experts and il >= s.dense_layers else self._dense(prefix)
 
@@ -194,11 +199,12 @@ def write_model(
     *,
     layers: int | None = None,
     vocab: int | None = None,
+    window: int | None = None,
     attn: str | None = None,
     experts: str | None = None,
     embed: str | None = None,
 ) -> None:
-    """Writes the model; layers and vocab default to those of the shape.
+    """Writes the model; layers, vocab and window default to those of the shape.
 
     embed (token and output matrix) defaults to q8_0, or to type_name if that is 16-bit.
     """
@@ -207,6 +213,8 @@ def write_model(
         shape = replace(shape, layers=layers)
     if vocab:
         shape = replace(shape, vocab=vocab)
+    if window:
+        shape = replace(shape, window=window)
     default_embed = type_name if type_name in ("f16", "bf16", "f32") else "q8_0"
     types = {
         "base": type_name,

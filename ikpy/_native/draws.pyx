@@ -16,6 +16,9 @@ cdef enum:
     AHEAD = 512
     STEP = 64  # logits that are compared with the limit at once
 
+BLOCK_LOGITS = STEP
+"""Logits whose largest is known where block maxima are given."""
+
 cdef double LARGEST32 = np.finfo(np.float32).max
 
 
@@ -69,6 +72,46 @@ cdef void find_best(const float* logits, int64_t n, size_t k, vector[Candidate]&
     sort(found.begin(), found.end(), is_better)
 
 
+cdef void find_best_in_blocks(
+    const float* logits, int64_t n, const float* maxima, size_t k, vector[Candidate]& found
+) except *:
+    """find_best, reading the k blocks with the largest logits only: there is a better one in each than in all others."""
+    cdef int64_t n_blocks = (n + STEP - 1) // STEP, block, i
+    cdef vector[Candidate] blocks
+    cdef Candidate candidate, best
+    cdef int any_nan = 0
+    for block in range(n_blocks):
+        any_nan |= maxima[block] != maxima[block]
+    if any_nan or <size_t> n_blocks < k:
+        find_best(logits, n, k, found)
+        return
+    find_best(maxima, n_blocks, k, blocks)
+    found.clear()
+    for best in blocks:
+        for i in range(best.id * STEP, min(n, (<int64_t> best.id + 1) * STEP)):
+            if logits[i] >= blocks[k - 1].logit:
+                candidate.logit, candidate.id = logits[i], i
+                found.push_back(candidate)
+    keep_best(found, k)
+    sort(found.begin(), found.end(), is_better)
+
+
+cdef int64_t likeliest(const float* logits, int64_t n, const float* maxima) noexcept nogil:
+    """The first of the largest of n logits, or the first NaN; maxima: of blocks of them, NaN where one is."""
+    cdef int64_t start = STEP * first_largest(maxima, (n + STEP - 1) // STEP)
+    return start + first_largest(logits + start, min(STEP, n - start))
+
+
+cdef int64_t first_largest(const float* x, int64_t n) noexcept nogil:
+    cdef int64_t best = 0, i
+    for i in range(n):
+        if x[i] != x[i]:
+            return i
+        if x[i] > x[best]:
+            best = i
+    return best
+
+
 cdef class Draws:
     """Draws tokens from the `top_k` likeliest, cut by `top_p` (1: not) and `min_p` (0: not), at a temperature above 0.
 
@@ -86,9 +129,17 @@ cdef class Draws:
         self.cuts_min_p = min_p > 0
         self.log_min_p = log(min_p) if min_p > 0 else 0
 
-    def choose(self, const float[::1] logits, double unit):
-        """A token for logits float32 [n_vocab]; unit is a random number from 0 to 1. ValueError without numbers."""
-        find_best(&logits[0], logits.shape[0], self.top_k, self.kept)
+    def choose(self, const float[::1] logits, double unit, const float[::1] maxima=None):
+        """A token for logits float32 [n_vocab]; unit is a random number from 0 to 1. ValueError without numbers.
+
+        maxima: float32, the largest of every BLOCK_LOGITS logits (NaN where one is), if they are known.
+        """
+        if maxima is None:
+            find_best(&logits[0], logits.shape[0], self.top_k, self.kept)
+        elif maxima.shape[0] * STEP < logits.shape[0]:
+            raise ValueError("too few maxima for these logits")
+        else:
+            find_best_in_blocks(&logits[0], logits.shape[0], &maxima[0], self.top_k, self.kept)
         if self.kept.empty():
             raise ValueError("no logit is a number")
         self.cut_top_p()

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ikpy._native.batches import BLOCK, MAX_SEQUENCES, CellTable
+from ikpy._native.batches import MAX_SEQUENCES
+from ikpy._native.cells import BLOCK, CellTable
+from ikpy._native.windows import WindowTable
 from ikpy.errors import ResourceError
 
 __all__ = ["BLOCK", "MAX_SEQUENCES", "Cells", "KVCacheFullError", "WindowCells"]
@@ -66,49 +68,12 @@ class Cells(CellTable):
         self.pos[cells] = moved
 
 
-class WindowCells(Cells):
-    """Cells of layers that attend to a window: tokens that no query can see any more make room for new ones.
-
-    kind: "sliding" (the last `size` positions) or "chunked" (positions of the same stretch of `size`).
-    lost: int64 [64], per sequence the position below which tokens may have been dropped.
-    """
-
-    def __init__(self, n_cells: int, kind: str, size: int) -> None:
-        super().__init__(n_cells)
-        self.kind = kind
-        self.size = size
-        self.lost = np.zeros(MAX_SEQUENCES, np.int64)
-
-    def lowest_visible(self, pos: int) -> int:
-        """The smallest position that a query at pos attends to."""
-        if self.kind == "chunked":
-            return pos - pos % self.size
-        return max(0, pos - self.size + 1)
+class WindowCells(Cells, WindowTable):
+    """Cells of layers that attend to a window: tokens that no query can see any more make room for new ones."""
 
     def holds_window(self, seq_id: int, pos: int) -> bool:
         """Whether everything that a query of the sequence at pos attends to is still here."""
         return bool(self.lost[seq_id] <= self.lowest_visible(pos))
-
-    def make_room(self, n: int, next_pos: dict[int, int]) -> None:
-        """Empties as many cells as n tokens lack, those first that fell out of their windows longest ago.
-
-        next_pos: sequence -> position of its next token. No more cells than needed go, so that the last few tokens
-        can be taken back.
-        """
-        missing = n - (self.n_cells - self.used)
-        if missing <= 0:
-            return
-        behind = np.full(self.n_cells, np.iinfo(np.int64).max, np.int64)
-        for seq_id, pos in next_pos.items():
-            own = (self.seq & sequence_bit(seq_id)) != 0
-            behind[own] = np.minimum(behind[own], self.lowest_visible(pos) - self.pos[own].astype(np.int64))
-        outdated = np.flatnonzero((self.pos >= 0) & (behind > 0) & (behind < np.iinfo(np.int64).max))
-        dropped = outdated[np.argsort(-behind[outdated], kind="stable")][:missing]
-        for seq_id in next_pos:
-            own = dropped[(self.seq[dropped] & sequence_bit(seq_id)) != 0]
-            if len(own):
-                self.lost[seq_id] = max(self.lost[seq_id], int(self.pos[own].max()) + 1)
-        self.empty(np.sort(dropped))
 
     def forget(self, seq_id: int, pos: int) -> None:
         """Removes the sequence from the cells of positions below pos."""
@@ -148,8 +113,3 @@ def sequence_bit(seq_id: int) -> np.uint64:
     if not 0 <= seq_id < MAX_SEQUENCES:
         raise ValueError(f"sequence id {seq_id} is outside 0..{MAX_SEQUENCES - 1}")
     return np.uint64(1 << seq_id)
-
-
-def sequences_of(mask: int) -> list[int]:
-    """Ids in a mask."""
-    return [i for i in range(MAX_SEQUENCES) if mask >> i & 1]

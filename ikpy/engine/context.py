@@ -10,7 +10,9 @@ from typing import NoReturn
 import numpy as np
 
 from ikpy._native import core
-from ikpy._native.batches import Ready, Steps, Taken
+from ikpy._native.draws import BLOCK_LOGITS
+from ikpy._native.steps import Ready, Steps
+from ikpy._native.tables import Taken
 from ikpy.backends.cuda.api import DeviceError
 from ikpy.backends.cuda.check import check_values
 from ikpy.backends.cuda.compare import NodeError, compare_nodes
@@ -42,6 +44,10 @@ PROMPT_TOKENS = 128
 # Tokens of the load-time check: enough for the kernels of prompts.
 CHECK_TOKENS = 16
 MAX_POSITION = 1 << 31
+# Rows and width of logits whose largest are searched for while they are computed: prompts have more, and fewer are
+# found as fast without.
+MAXIMA_ROWS = 16
+MAXIMA_WIDTH = 16384
 
 Results = tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]
 """Logits float32 [n_outputs, n_vocab], embeddings [n_outputs, n_embd] and token states [n, n_embd] as far as wanted."""
@@ -71,7 +77,7 @@ def _joined(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
 
 
 class _Built:
-    """A planned graph with its results (logits, embeddings, token states), before it is bound to memory."""
+    """A planned graph with its results (those of `Context._graph`), before it is bound to memory."""
 
     def __init__(self, nodes: list[Node], results: tuple[Value | None, ...], devices: DeviceRuntime | None) -> None:
         self.results = results
@@ -170,13 +176,16 @@ class Context:
         return batch
 
     def _graph(self, n_tokens: int, n_outputs: int) -> tuple[list[Node], tuple[Value | None, ...]]:
-        """Nodes of a micro-batch; its logits, embeddings and token states."""
+        """Nodes of a micro-batch; its logits, embeddings, token states, and the largest of every few logits."""
         b = self._batch_graph(n_tokens, n_outputs)
         logits = self.model.arch.build(b)
         if b.graph.adapters and n_outputs:
             self._check_adapters(b.graph.adapters)
         wanted = self.params.embeddings or self.model.arch.is_encoder
-        results = logits, b.embeddings if wanted and n_outputs else None, b.token_states
+        maxima = None
+        if logits and n_outputs <= MAXIMA_ROWS and logits.shape[0] >= MAXIMA_WIDTH and self.model.devices is None:
+            maxima = b.graph.block_maxima(logits, BLOCK_LOGITS)
+        results = logits, b.embeddings if wanted and n_outputs else None, b.token_states, maxima
         return fuse(eliminate_dead(b.graph.nodes, _buffers(results))), results
 
     def _build(self, n_tokens: int, n_outputs: int) -> _Built:
@@ -253,15 +262,11 @@ class Context:
         else:
             assert cpu_plan is not None
             plan = cpu_plan
-        logits, embeddings, token_states = (self._result(built, value) for value in built.results)
+        logits, embeddings, token_states, maxima = (self._result(built, value) for value in built.results)
         results = logits, embeddings, token_states
-        native = plan.native if isinstance(plan, CompiledPlan) and self._is_plain else None
-        return Ready(n_tokens, n_outputs, self._threads_for(n_tokens), plan, results, native)
-
-    @property
-    def _is_plain(self) -> bool:
-        """Whether a run needs nothing but a batch and empty cells."""
-        return not (self.model.arch.reads_states or self.kv.windows)
+        native = plan.native if isinstance(plan, CompiledPlan) else None
+        direct = not self.model.arch.reads_states
+        return Ready(n_tokens, n_outputs, self._threads_for(n_tokens), plan, results, maxima, native, direct)
 
     def _result(self, built: _Built, value: Value | None) -> np.ndarray | None:
         """Float32 view [rows, n] of a result in the arena."""
@@ -316,8 +321,8 @@ class Context:
         """The model's devices with this context's caches, if it has any."""
         if self.model.devices is None:
             return None
-        cells = [array for cells in self.kv.cells.values() for array in (cells.pos, cells.seq)]
-        inputs = Inputs(self._inputs.all_arrays, cells)
+        windows = [array for cells in self.kv.windows.values() for array in (cells.pos, cells.seq)]
+        inputs = Inputs(self._inputs.all_arrays, [self.kv.pos, self.kv.seq], windows)
         devices = DeviceRuntime(self.model.devices, inputs, self.kv.tensors, self._log, plan_only=self.plan_only)
         devices.settle([self._graph(*shape)[0] for shape in shapes])
         return devices
@@ -381,6 +386,14 @@ class Context:
         if logits is None:
             return self._no_logits
         return logits.copy() if copy else logits
+
+    @property
+    def known_maxima(self) -> Steps:
+        """Knows the largest of every 64 logits of a row that the last `decode` returned without a copy.
+
+        Of few rows, large vocabularies and contexts without devices only; for `Sampler.sample`.
+        """
+        return self._steps
 
     def _decode_in_pieces(self, batch: Batch, states: np.ndarray | None, copy: bool) -> np.ndarray:
         """`decode` of any batch, whatever has to be made ready first."""

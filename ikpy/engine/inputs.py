@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ikpy._native.batches import InputArrays
+from ikpy._native.inputs import InputArrays
 from ikpy.engine.cells import Cells
 from ikpy.graph.ir import F32, I32, I64, Value, external
 from ikpy.models.batch import Window

@@ -7,14 +7,12 @@ have cells of their own, only as many as the window needs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
-from operator import or_
 
 import numpy as np
 
-from ikpy._native.batches import Batch, CellTable, Taken, any_shifted, take
-from ikpy.engine.cells import MAX_SEQUENCES, Cells, KVCacheFullError, WindowCells, sequences_of
-from ikpy.engine.sequence_ends import SequenceEnds
+from ikpy._native.batches import Batch
+from ikpy._native.tables import CellTables, Taken
+from ikpy.engine.cells import MAX_SEQUENCES, Cells, KVCacheFullError, WindowCells
 from ikpy.errors import ResourceError
 from ikpy.graph.ir import PLANNED_ADDRESS, Value, external
 from ikpy.models.batch import FULL, CacheSpec, Window
@@ -49,10 +47,8 @@ class KVCache:
         self.can_shift = can_shift
         self.full = Cells(n_ctx)
         self.windows = {window: WindowCells(n, *window) for window, n in (windows or {}).items()}
-        self._ends = SequenceEnds(self.full)
         self.cells: dict[Window, Cells] = {FULL: self.full, **self.windows}
-        self.tables: list[CellTable] = list(self.cells.values())
-        """All kinds of cells, those of full attention first."""
+        self.tables = CellTables(list(self.cells.values()))
         self.tensors: dict[tuple[int, str], Value] = {}
         self.window_of: dict[tuple[int, str], Window] = {}
         self.allocated_bytes = 0
@@ -96,7 +92,7 @@ class KVCache:
     @property
     def shifted(self) -> bool:
         """Whether shifts of positions are pending."""
-        return any_shifted(self.tables)
+        return self.tables.shifted
 
     @property
     def used_cells(self) -> int:
@@ -109,21 +105,10 @@ class KVCache:
         Every sequence fills blocks of its own while there are empty ones. KVCacheFullError if there are too few cells,
         and nothing is taken then.
         """
-        if self.windows and self.full.used + len(batch) <= self.n_ctx:
-            self._make_room(batch)
-        taken = take(self.tables, batch)
+        taken = self.tables.place(batch)
         if taken.full >= 0:
             raise self._too_full(taken, len(batch))
-        if self.windows:
-            self._ends.grow(batch.pos.tolist(), batch.masks.tolist())
         return taken
-
-    def _make_room(self, batch: Batch) -> None:
-        """Window cells that no query sees make room for the tokens of a batch."""
-        n = len(batch)
-        for cells in self.windows.values():
-            if cells.used + n > cells.n_cells:
-                cells.make_room(n, self._next_positions(batch.pos.tolist(), batch.masks.tolist()))
 
     def _too_full(self, taken: Taken, n: int) -> KVCacheFullError:
         window, cells = list(self.cells.items())[taken.full]
@@ -133,19 +118,12 @@ class KVCache:
             "are empty; use a larger -c or remove sequences"
         )
 
-    def _next_positions(self, pos: Sequence[int] = (), masks: Sequence[int] = ()) -> dict[int, int]:
-        """Sequence -> smallest position that its next query can have, with tokens to come at these positions."""
-        following = {seq_id: end + 1 for seq_id, end in self._ends.present().items()}
-        for seq_id in sequences_of(reduce(or_, set(masks), 0)):
-            following[seq_id] = min(p for p, mask in zip(pos, masks, strict=True) if mask >> seq_id & 1)
-        return following
-
     def restore(self, seq_id: int, positions: dict[Window, np.ndarray]) -> dict[Window, list[int]]:
         """Takes cells for a saved sequence whose positions int32 [n] are given for each kind of cells.
 
         KVCacheFullError if there are too few, and nothing is taken then.
         """
-        others = self._next_positions()
+        others = self.tables.next_positions()
         mask = 1 << seq_id
         found = {}
         for window, pos in positions.items():
@@ -157,7 +135,7 @@ class KVCache:
                 raise KVCacheFullError(f"{len(pos)} tokens need a place and {len(found[window])} cells are empty")
         for window, indices in found.items():
             self.cells[window].fill(indices, positions[window].tolist(), [mask] * len(indices))
-        self._ends.forget(seq_id)
+        self.tables.forget(seq_id)
         following = self.seq_pos_max(seq_id) + 1
         for window, cells in self.windows.items():
             # The first token of a chunk sees none of those before: nothing of them was saved.
@@ -169,7 +147,7 @@ class KVCache:
 
         It lets go of tokens that it sees no more, then other sequences do.
         """
-        following = self._next_positions()
+        following = self.tables.next_positions()
         for cells in self.windows.values():
             if len(cells.shared(seq_id)) > cells.n_cells - cells.used:
                 cells.forget(seq_id, cells.lowest_visible(following.get(seq_id, 0)))
@@ -177,9 +155,7 @@ class KVCache:
 
     def release(self, taken: Taken) -> None:
         """Empties cells again (a failed batch)."""
-        for cells, indices in zip(self.tables, taken, strict=True):
-            cells.empty(indices)
-        self._ends.forget()
+        self.tables.release(taken)
 
     # --- sequences --------------------------------------------------------------------------------------------
 
@@ -187,13 +163,13 @@ class KVCache:
         """Empties all cells."""
         for cells in self.cells.values():
             cells.clear()
-        self._ends.forget()
+        self.tables.forget()
 
     def seq_rm(self, seq_id: int, p0: int = -1, p1: int = -1) -> None:
         """Removes the sequence (all if negative) from cells with p0 <= pos < p1."""
         for cells in self.cells.values():
             cells.remove(seq_id, p0, p1)
-        self._ends.forget(seq_id)
+        self.tables.forget(seq_id)
 
     def can_rewind(self, seq_id: int, length: int) -> bool:
         """Whether a sequence can go on behind its first `length` tokens: no window layer has dropped one it needs."""
@@ -213,13 +189,13 @@ class KVCache:
         """Adds sequence dst to the matching cells of src; nothing is copied."""
         for cells in self.cells.values():
             cells.share(src, dst, p0, p1)
-        self._ends.forget(dst)
+        self.tables.forget(dst)
 
     def seq_keep(self, seq_id: int) -> None:
         """Empties every cell that does not belong to the sequence; the others belong to it alone."""
         for cells in self.cells.values():
             cells.keep(seq_id)
-        self._ends.forget()
+        self.tables.forget()
 
     def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         """Moves positions by delta; cells that fall below 0 are emptied. Keys are re-rotated by the next decode."""
@@ -229,7 +205,7 @@ class KVCache:
             cells.move(match, cells.pos[match] + np.int32(delta))
         for window in self.windows.values():
             window.note_move(seq_id, p0, p1, delta)
-        self._ends.forget()
+        self.tables.forget()
 
     def seq_div(self, seq_id: int, p0: int, p1: int, divisor: int) -> None:
         """Divides positions (integer division)."""
@@ -238,7 +214,7 @@ class KVCache:
             raise ResourceError("positions in a cache of window size cannot be divided; use --swa-full")
         match = self.full.matching(seq_id, p0, p1)
         self.full.move(match, self.pos[match] // np.int32(divisor))
-        self._ends.forget()
+        self.tables.forget()
 
     def _check_shift(self) -> None:
         if not self.can_shift:

@@ -41,6 +41,18 @@ __all__ = [
 ]
 
 
+class KnownMaxima(Protocol):
+    """Knows something about rows of logits float32 [n_vocab]; see :mod:`ikpy._native.steps`."""
+
+    def block_maxima(self, logits: NDArray[np.float32]) -> NDArray[np.float32] | None:
+        """The largest of every 64 logits, NaN where one of them is."""
+        ...
+
+    def likeliest(self, logits: NDArray[np.float32]) -> int:
+        """The first of the largest logits or the first NaN; -1 if that is not known."""
+        ...
+
+
 class GrammarDeadEndError(IkpyError):
     """No token of the vocabulary can continue a text under the grammar."""
 
@@ -189,6 +201,7 @@ class Sampler:
             self.seed = int.from_bytes(os.urandom(4), "little") & 0x7FFFFFFF
         self._bias = self._collect_bias(eos_ids)
         self._usual = _usual_draws(params, n_vocab) if params.temperature > 0 else None
+        self._is_plainly_greedy = params.temperature == 0 and self._bias is None and not params.has_penalties
         self._steps: dict[str, Callable[[Candidates], Candidates]] = {
             "top_k": lambda c: shape.top_k(c, params.top_k, params.min_keep),
             "tfs_z": lambda c: shape.tail_free(c, params.tfs_z, params.min_keep),
@@ -264,34 +277,33 @@ class Sampler:
             for token in kept:
                 self.grammar.accept(token)
 
-    def sample(self, logits: NDArray[np.float32]) -> int:
+    def sample(self, logits: NDArray[np.float32], known: KnownMaxima | None = None) -> int:
         """Next token for ``logits`` float32 [n_vocab], which stay unchanged.
 
+        ``known``: :attr:`ikpy.engine.context.Context.known_maxima`, if they come from that context.
         Afterwards ``last_ids`` and ``last_probabilities`` hold the candidates the token was drawn from.
         """
-        saved = self._adjusted(logits)
-        if not self._refused:
-            token = self._choose(saved, None)
-            if self.grammar is None or self.grammar.allows(token):
-                return token
+        token, saved = (-1, None) if self._refused else self._free_choice(logits, known)
+        if token >= 0 and (self.grammar is None or self.grammar.allows(token)):
+            return token
         assert self.grammar is not None
         self._refused = False
         allowed = np.flatnonzero(self.grammar.mask()[: self.n_vocab])
         if not len(allowed):
             raise GrammarDeadEndError("the grammar allows no token of this vocabulary here")
-        return self._choose(saved, allowed)
+        return self._choose(self._adjusted(logits) if saved is None else saved, allowed)
 
-    def try_sample(self, logits: NDArray[np.float32]) -> int | None:
+    def try_sample(self, logits: NDArray[np.float32], known: KnownMaxima | None = None) -> int | None:
         """As `sample`, but None where that would wait for a mask: another thread computes it.
 
         It is to be called again with the same logits when ``ready`` is true; `when_ready` tells.
         """
         if self.grammar is None:
-            return self.sample(logits)
+            return self.sample(logits, known)
         if not self.grammar.ready:
             return None
         if not self._refused:
-            token = self._choose(self._adjusted(logits), None)
+            token, _ = self._free_choice(logits, known)
             if self.grammar.allows(token):
                 return token
             self._refused = True
@@ -310,6 +322,18 @@ class Sampler:
         else:
             self.grammar.when_ready(call)
 
+    def _free_choice(
+        self, logits: NDArray[np.float32], known: KnownMaxima | None
+    ) -> tuple[int, NDArray[np.float32] | None]:
+        """A token that the grammar may refuse, and the adjusted logits if they were made."""
+        if self._is_plainly_greedy and self.guidance is None:
+            token = known.likeliest(logits) if known is not None else -1
+            self._last = token = token if token >= 0 else int(self._adjusted(logits).argmax())
+            return token, None
+        saved = self._adjusted(logits)
+        maxima = None if known is None or self._usual is None else known.block_maxima(saved)
+        return self._choose(saved, None, maxima), saved
+
     def _adjusted(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """Logits with biases and guidance."""
         saved = np.asarray(logits, dtype=np.float32).reshape(-1)
@@ -320,7 +344,13 @@ class Sampler:
             saved[self._bias[0]] += self._bias[1]
         return self.guidance.apply(saved) if self.guidance else saved
 
-    def _choose(self, saved: NDArray[np.float32], allowed: NDArray[np.int64] | None) -> int:
+    def _choose(
+        self,
+        saved: NDArray[np.float32],
+        allowed: NDArray[np.int64] | None,
+        maxima: NDArray[np.float32] | None = None,
+    ) -> int:
+        """A token among those allowed, if these are given. maxima: of blocks of ``saved``, if they are known."""
         logits = self._penalized(saved)
         params = self.params
         if params.temperature <= 0:
@@ -330,7 +360,7 @@ class Sampler:
             logits = self._dry(logits)
         if allowed is None and self._usual is not None:
             self._last = self._usual
-            return self._usual.choose(logits, self._draws.next())
+            return self._usual.choose(logits, self._draws.next(), maxima if logits is saved else None)
         if allowed is None:
             c = Candidates(_all_ids(self.n_vocab), logits)
         else:
@@ -348,7 +378,7 @@ class Sampler:
 
     def _penalized(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         params = self.params
-        if params.repeat_penalty == 1 and params.frequency_penalty == 0 and params.presence_penalty == 0:
+        if not params.has_penalties:
             return logits
         window = self._window(params.repeat_last_n)
         if not len(window):

@@ -83,6 +83,11 @@ class SamplingParams:
         """Whether a grammar restricts the tokens."""
         return bool(self.grammar) or self.json_schema is not None or self.regex is not None
 
+    @property
+    def has_penalties(self) -> bool:
+        """Whether tokens lose by having been there, DRY aside."""
+        return self.repeat_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+
     def check(self) -> None:
         """Raises UsageError for values without a meaning."""
         for field in fields(self):

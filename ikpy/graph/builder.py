@@ -97,6 +97,10 @@ class Graph:
         """cap * tanh(x / cap)."""
         return self._emit("softcap", self.new(*x.shape), [x], fp=[cap])
 
+    def block_maxima(self, x: Value, size: int) -> Value:
+        """The largest of every `size` elements of rows x [n, T], f32 [n / size rounded up, T]; NaN if one is."""
+        return self._emit("block_maxima", self.new(-(-x.shape[0] // size), x.shape[1]), [x], ip=[size])
+
     def unary(self, x: Value, kind: str) -> Value:
         """An activation function of UNARY_KINDS."""
         return self._emit("unary", self.new(*x.shape), [x], ip=[UNARY_KINDS[kind]])

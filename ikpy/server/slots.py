@@ -369,7 +369,7 @@ class Slot:
         if self._ban is not None:
             self._sample_unbanned(task, self._ban, logits)
             return
-        drawn = task.sampler.try_sample(logits)
+        drawn = task.sampler.try_sample(logits, self._context.known_maxima)
         if drawn is None:
             self.held = logits.copy()
             return

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ikpy.engine.batch import Batch
     from ikpy.engine.context import Context
     from ikpy.engine.kv_cache import KVCache
+    from ikpy.engine.sampling import KnownMaxima
     from ikpy.tools.logs import Timings
 
 
@@ -46,6 +47,11 @@ class TimedContext:
     def token_states(self) -> NDArray[np.float32] | None:
         """Hidden states of all tokens of the last decode, if the context keeps them."""
         return self.context.token_states
+
+    @property
+    def known_maxima(self) -> KnownMaxima:
+        """As :attr:`ikpy.engine.context.Context.known_maxima`."""
+        return self.context.known_maxima
 
     def decode(self, batch: Batch, *, copy: bool = True) -> NDArray[np.float32]:
         """As :meth:`ikpy.engine.context.Context.decode`."""

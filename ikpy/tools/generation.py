@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ikpy.engine.sampling import Sampler
+    from ikpy.engine.sampling import KnownMaxima, Sampler
     from ikpy.engine.speculative import Speculator
 
 
@@ -46,6 +46,9 @@ class SequenceContext(Protocol):
 
     @property
     def token_states(self) -> NDArray[np.float32] | None: ...
+
+    @property
+    def known_maxima(self) -> KnownMaxima | None: ...
 
     def decode(self, batch: Batch, *, copy: bool = True) -> NDArray[np.float32]: ...
 
@@ -146,7 +149,7 @@ class GrowingSequence:
         """
         if self.speculator is not None:
             self.speculator.begin(self.tokens)
-        token = sampler.sample(logits)
+        token = sampler.sample(logits, self.context.known_maxima)
         sampler.accept(token)
         yield token
         while token not in eog:
@@ -156,7 +159,7 @@ class GrowingSequence:
             accepted = 0
             try:
                 for row, guess in zip(rows, [*draft, None], strict=True):
-                    token = sampler.sample(row)
+                    token = sampler.sample(row, self.context.known_maxima)
                     sampler.accept(token)
                     accepted += token == guess
                     yield token

@@ -46,6 +46,7 @@ class BigramContext:
         self.kv = BigramCells()
         self.batches: list[Batch] = []
         self.max_uniform_tokens = n_batch
+        self.known_maxima = None
 
     def decode(self, batch: Batch, *, copy: bool = True) -> np.ndarray:
         assert len(batch) <= self.n_batch, f"{len(batch)} tokens given to a context with n_batch={self.n_batch}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ikpy.engine.cells import BLOCK
+from ikpy.engine.cells import BLOCK, WindowCells
 
 
 class ReferenceCells:
@@ -81,3 +81,25 @@ class ReferenceCells:
         """Empties cells."""
         self.pos[cells] = -1
         self.seq[cells] = 0
+
+
+def dropped_tokens(cells: WindowCells, n: int, following: dict[int, int]) -> tuple[np.ndarray, list[int]]:
+    """Cells that must be emptied for n tokens, and what the first four sequences have lost then.
+
+    following: sequence -> position of its next token.
+    """
+    behind: list[tuple[int, int]] = []
+    for cell in np.flatnonzero(cells.pos >= 0).tolist():
+        own = [seq_id for seq_id in following if int(cells.seq[cell]) >> seq_id & 1]
+        starts = [following[i] - cells.size + 1 for i in own]
+        if cells.kind == "chunked":
+            starts = [following[i] // cells.size * cells.size for i in own]
+        if own and min(starts) > cells.pos[cell]:
+            behind.append((int(cells.pos[cell]) - min(starts), cell))
+    missing = max(0, n - int(np.count_nonzero(cells.pos < 0)))
+    dropped = np.array([cell for _, cell in sorted(behind)[:missing]], np.int64)
+    lost = []
+    for seq_id in range(4):
+        own = dropped[(cells.seq[dropped] >> np.uint64(seq_id) & np.uint64(1)) != 0]
+        lost.append(int(cells.pos[own].max(initial=-1)) + 1 if seq_id in following else 0)
+    return dropped, lost

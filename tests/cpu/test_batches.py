@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ikpy import Batch, Context, ContextParams, Model
-from ikpy._native.batches import CellTable, InputArrays, Ready, Steps, take
+from ikpy._native.cells import CellTable
+from ikpy._native.inputs import InputArrays
+from ikpy._native.steps import Ready, Steps
+from ikpy._native.tables import CellTables, Taken
 from ikpy.errors import UsageError
 from tests.cpu.reference_cells import ReferenceCells
+from tests.cpu.test_zoo_holdouts import gpt_oss
 from tests.shared import DATA
 
 LLAMA = DATA / "zoo" / "llama-ropefreqs.gguf"
 N_SEQ = 5
+
+
+def take(tables: list[CellTable], batch: Batch) -> Taken:
+    return CellTables(tables).place(batch)
 
 
 def random_tokens(rng: np.random.Generator, n: int) -> tuple[list[int], list[int], list[tuple[int, ...]], list[bool]]:
@@ -110,31 +119,39 @@ def test_cells_and_arrays_are_not_left() -> None:
         Batch.one(1 << 70, 0)
 
 
-def test_both_ways_of_decoding_are_one() -> None:
+@pytest.mark.parametrize("windows", [False, True])
+def test_both_ways_of_decoding_are_one(windows: bool, tmp_path: Path) -> None:
     """Batches of one token of some sequences, as they come and with everything made ready by hand: equal logits and
     cells, while sequences are shortened, copied and shifted."""
-    model = Model.load(LLAMA)
-    params = ContextParams(n_ctx=512, n_threads=1, n_seq_max=4, token_states=True, embeddings=True)
+    model = Model.load(gpt_oss()[0].write(tmp_path / "model.gguf") if windows else LLAMA)
+    n_vocab = model.hparams.n_vocab
+    params = ContextParams(n_ctx=1024, n_ubatch=16, n_threads=1, n_seq_max=4, token_states=True, embeddings=True)
     ctx, other = Context(model, params), Context(model, params)
     rng = np.random.default_rng(2)
-    ends = [0] * 4
-    n_common = 0
+    ends = [80] * 4
+    for context in (ctx, other):
+        for seq in range(4):
+            context.decode(Batch.single(range(80), 0, seq))
+    n_common = n_lost = 0
     for step in range(120):
         chosen = rng.permutation(4)[: rng.integers(1, 5)].tolist()
         wanted = (rng.random(len(chosen)) < 0.8).tolist()
-        batch = Batch(rng.integers(0, 1000, len(chosen)), [ends[seq] for seq in chosen], chosen, wanted)
+        batch = Batch(rng.integers(0, n_vocab, len(chosen)), [ends[seq] for seq in chosen], chosen, wanted)
         n_common += ctx._steps.get(len(batch), sum(wanted)) is not None and not ctx.kv.shifted
         found, expected = ctx.decode(batch), other._decode_in_pieces(batch, None, True)
         np.testing.assert_array_equal(found, expected)
         assert ctx.token_states is not None and other.token_states is not None
         np.testing.assert_array_equal(ctx.token_states, other.token_states)
-        for name in ("pos", "seq"):
-            np.testing.assert_array_equal(getattr(ctx.kv, name), getattr(other.kv, name))
+        for ours, theirs in zip(ctx.kv.cells.values(), other.kv.cells.values(), strict=True):
+            np.testing.assert_array_equal(ours.pos, theirs.pos)
+            np.testing.assert_array_equal(ours.seq, theirs.seq)
         for seq in chosen:
             ends[seq] += 1
+        n_lost += any(cells.lost.any() for cells in ctx.kv.windows.values())
         if step % 10 == 9:
             change_one(ctx, other, ends, rng)
     assert n_common > 60
+    assert n_lost > 60 or not windows, "no window was full"
 
 
 def change_one(ctx: Context, other: Context, ends: list[int], rng: np.random.Generator) -> None:
@@ -164,8 +181,8 @@ def test_an_interrupted_run_gives_its_cells_back() -> None:
     interrupt = ctypes.cast(ctypes.pythonapi.PyErr_SetInterrupt, ctypes.c_void_p)
     table, arrays = CellTable(256), InputArrays(8, 1, 0)
     table.fill([0, 1], [0, 1], [1, 1])
-    steps = Steps(capsule(interrupt, b"ikpy.run_plan", None), arrays, [table], 100, 1000, 32, 2)
-    steps.put(Ready(1, 1, 1, None, (), object()))
+    steps = Steps(capsule(interrupt, b"ikpy.run_plan", None), arrays, CellTables([table]), 100, 1000, 32, 2)
+    steps.put(Ready(1, 1, 1, None, (), None, object()))
     with pytest.raises(KeyboardInterrupt):
         steps.run(Batch.one(5, 2))
     assert (table.used, table.end) == (2, 2)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import runpy
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -107,3 +109,34 @@ def test_a_header_that_is_gone_is_noticed() -> None:
     Path("value.hpp").unlink()
     assert build() == {"one"}
     assert build() == set()
+
+
+GENERATE = """
+import runpy
+from Cython.Build import cythonize
+rules = runpy.run_path("setup.py", run_name="rules")
+extensions = [rules["plain_extension"](name) for name in ("first", "second")]
+cythonize(extensions, build_dir="build/cython/generated", quiet=True)
+"""
+
+
+def test_modules_are_generated_again_when_a_shared_declaration_changes() -> None:
+    """Also the module whose own it is: a class must have the same layout everywhere."""
+    native = Path("ikpy/_native")
+    native.mkdir(parents=True)
+    for name in ("ikpy/__init__.py", "ikpy/_native/__init__.py"):
+        Path(name).touch()
+    shutil.copy(ROOT / "setup.py", "setup.py")
+    declared = "cdef class First:\n    cdef int old_field\n"
+    (native / "first.pxd").write_text(declared)
+    (native / "first.pyx").write_text("cdef class First:\n    pass\n")
+    (native / "second.pyx").write_text("from ikpy._native.first cimport First\n")
+
+    def generated() -> list[str]:
+        subprocess.run([sys.executable, "-c", GENERATE], check=True)
+        return [path.read_text() for path in sorted(Path("build/cython/generated").rglob("*.cpp"))]
+
+    before = generated()
+    assert len(before) == 2
+    (native / "first.pxd").write_text(declared.replace("old_field", "new_field"))
+    assert all("old_field" in text for text in before) and all("new_field" in text for text in generated())

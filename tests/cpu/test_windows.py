@@ -22,6 +22,7 @@ from ikpy.graph.ir import F32
 from ikpy.models import llama4
 from ikpy.models.batch import CacheSpec
 from ikpy.tools.generation import GrowingSequence
+from tests.cpu.reference_cells import dropped_tokens
 from tests.cpu.reference_models import N_VOCAB, RandomModel
 from tests.cpu.test_zoo_holdouts import gemma2_27b, gpt_oss, llama4_two_experts
 from tests.shared import SHARED
@@ -233,6 +234,54 @@ def test_room_is_made_only_as_needed_and_never_in_a_window() -> None:
     assert chunked.holds_window(0, 7) and not chunked.holds_window(0, 3)
 
 
+@pytest.mark.parametrize("kind", ["sliding", "chunked"])
+def test_room_is_made_as_the_reference_does(kind: str) -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        n, size = int(rng.integers(8, 200)), int(rng.integers(1, 40))
+        cells = WindowCells(n, kind, size)
+        used = np.flatnonzero(rng.random(n) < 0.9)
+        cells.fill(used.tolist(), rng.integers(0, 100, len(used)).tolist(), rng.integers(1, 16, len(used)).tolist())
+        following = {seq_id: int(rng.integers(0, 130)) for seq_id in range(4) if rng.random() < 0.8}
+        wanted = int(rng.integers(1, n))
+        dropped, lost = dropped_tokens(cells, wanted, following)
+        expected = np.delete(np.arange(n), dropped)
+        expected = expected[cells.pos[expected] >= 0]
+        cells.make_room(wanted, following)
+        np.testing.assert_array_equal(np.flatnonzero(cells.pos >= 0), expected)
+        assert cells.used == len(expected)
+        np.testing.assert_array_equal(cells.lost[:4], lost)
+
+
+@pytest.mark.parametrize("n_sequences", [1, 3])
+def test_room_is_made_for_token_after_token(n_sequences: int) -> None:
+    """Sequences grow and are taken back: no more goes than must, nothing that is seen, of one sequence the oldest."""
+    rng = np.random.default_rng(4)
+    cells = WindowCells(120, "sliding", 20)
+    ends = [0] * n_sequences
+    n_dropped = 0
+    for _ in range(1500):
+        seq_id, n = int(rng.integers(n_sequences)), int(rng.choice([1, 1, 1, 8]))
+        if rng.random() < 0.05 and cells.holds_window(seq_id, max(0, ends[seq_id] - 9)):
+            ends[seq_id] = max(0, ends[seq_id] - 9)
+            cells.remove(seq_id, ends[seq_id], -1)
+        following = dict(enumerate(ends))
+        outdated, _ = dropped_tokens(cells, cells.n_cells, following)
+        oldest, _ = dropped_tokens(cells, n, following)
+        before = cells.pos >= 0
+        cells.make_room(n, following)
+        dropped = np.flatnonzero(before & (cells.pos < 0))
+        assert len(dropped) == len(oldest) and set(dropped) <= set(outdated)
+        if n_sequences == 1:
+            assert set(dropped) == set(oldest)
+        n_dropped += len(dropped)
+        found = cells.find([1 << seq_id] * n)
+        cells.fill(found, range(ends[seq_id], ends[seq_id] + n), [1 << seq_id] * n)
+        ends[seq_id] += n
+        assert all(cells.holds_window(i, end) for i, end in enumerate(ends))
+    assert n_dropped > 1000
+
+
 def test_too_many_sequences_are_an_error_and_leave_the_cache_as_it_was(tmp_path: Path) -> None:
     windowed, _ = contexts(gpt_oss()[0].write(tmp_path / "model.gguf"), flash_attn=False)
     with pytest.raises(KVCacheFullError, match="window of 7"):
@@ -271,7 +320,7 @@ def test_ends_of_sequences_follow_every_change() -> None:
     cache = KVCache(256, specs, can_shift=True, windows={("sliding", 8): 256})
     for _ in range(600):
         change_something(cache, rng)
-        found = cache._next_positions()
+        found = cache.tables.next_positions()
         assert found == {s: cache.seq_pos_max(s) + 1 for s in range(4) if cache.seq_pos_max(s) >= 0}
 
 
@@ -281,10 +330,11 @@ def test_idle_sequences_cost_no_search() -> None:
     cache = KVCache(512, specs, can_shift=True, windows={("sliding", 8): 128})
     for seq_id in range(4):
         cache.place(Batch.single(range(10), 0, seq_id))
-    searched: list[int] = []
-    real = cache.full.matching
-    cache.full.matching = lambda *a: searched.append(a[0]) or real(*a)  # type: ignore[method-assign]
+    cache.tables.next_positions()
+    for seq_id in range(1, 4):
+        cache.pos[cache.full.matching(seq_id, -1, -1)] += 100  # unnoticed, since the cache was not asked to
     for i in range(5):
         cache.place(Batch.one(0, 10 + i))
-    assert not searched
-    assert cache._next_positions([15], [1]) == {0: 15, 1: 10, 2: 10, 3: 10}
+    assert cache.tables.next_positions(Batch.one(0, 15)) == {0: 15, 1: 10, 2: 10, 3: 10}
+    cache.tables.forget(2)
+    assert cache.tables.next_positions() == {0: 15, 1: 10, 2: 110, 3: 10}

@@ -158,6 +158,22 @@ def test_several_sequences_and_removed_cells() -> None:
         assert_same(run(context_on("qwen3moe", PlacementParams(n_cpu_moe=1), n_seq_max=2)), truth)
 
 
+def test_cells_that_were_emptied_behind_the_attended_ones() -> None:
+    """They are not copied then; later runs look at them again."""
+
+    def run(context: Context) -> np.ndarray:
+        tokens = tokens_for(7, 600)
+        context.decode(Batch.single(tokens, 0))
+        context.kv.seq_rm(0, 10, -1)
+        context.decode(Batch.one(int(tokens[0]), 10))
+        context.decode(Batch.single(tokens[:500], 0, 1))
+        return context.decode(Batch.one(int(tokens[1]), 590))
+
+    truth = run(cpu_context("qwen3", n_ctx=1024, n_seq_max=2))
+    with emulated(1):
+        assert_same(run(context_on("qwen3", n_ctx=1024, n_seq_max=2)), truth)
+
+
 def test_prompt_parts_without_outputs_may_overlap() -> None:
     """Nothing waits for a part that gives no logits; inputs of the next part must not overtake it."""
 

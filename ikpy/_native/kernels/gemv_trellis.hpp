@@ -24,6 +24,35 @@ struct SpreadChunk {
     uint32_t x[16][16];
 };
 
+// fours: four bytes at `from`, 16 bytes further for every lane. repeat: byte i of every lane four times, from
+// `column` on in row i of `to`.
+#if defined(__AVX512VNNI__)
+inline __m512i fours(const uint8_t* from) {
+    const __m512i lane = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60);
+    return _mm512_i32gather_epi32(lane, from, 4);
+}
+inline void repeat(__m512i bytes, uint32_t (*to)[16], int column = 0) {
+    for (int i = 0; i < 4; ++i) {
+        const __m512i order = _mm512_set4_epi32(0x0C0C0C0C + 0x01010101 * i, 0x08080808 + 0x01010101 * i,
+                                                0x04040404 + 0x01010101 * i, 0x01010101 * i);
+        _mm512_storeu_si512(to[i] + column, _mm512_shuffle_epi8(bytes, order));
+    }
+}
+#else
+inline __m256i fours(const uint8_t* from) {
+    const __m256i lane = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
+    return _mm256_i32gather_epi32(reinterpret_cast<const int*>(from), lane, 4);
+}
+inline void repeat(__m256i bytes, uint32_t (*to)[16], int column) {
+    for (int i = 0; i < 4; ++i) {
+        const __m128i order = _mm_setr_epi32(0x01010101 * i, 0x04040404 + 0x01010101 * i,
+                                             0x08080808 + 0x01010101 * i, 0x0C0C0C0C + 0x01010101 * i);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to[i] + column),
+                            _mm256_shuffle_epi8(bytes, _mm256_broadcastsi128_si256(order)));
+    }
+}
+#endif
+
 inline void spread(const uint8_t* x, const ActQ8Layout& at, int64_t c, SpreadChunk* out) {
     const auto* scale = reinterpret_cast<const float*>(x + at.scale) + 8 * c;
     const auto* neg = reinterpret_cast<const int32_t*>(x + at.neg16) + 16 * c;
@@ -32,30 +61,8 @@ inline void spread(const uint8_t* x, const ActQ8Layout& at, int64_t c, SpreadChu
         out->scale[l] = scale[l / 2];
     }
     for (int h = 0; h < kParts; ++h)
-        for (int m = 0; m < 4; ++m) {
-            const auto* from = reinterpret_cast<const int*>(x + kChunk * c + 128 * h + 4 * m);
-#if defined(__AVX512VNNI__)
-            const __m512i lane =
-                _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60);
-            const __m512i bytes = _mm512_i32gather_epi32(lane, from, 4);
-            for (int i = 0; i < 4; ++i)
-                _mm512_storeu_si512(
-                    out->x[4 * m + i],
-                    _mm512_shuffle_epi8(
-                        bytes, _mm512_set4_epi32(0x0C0C0C0C + 0x01010101 * i, 0x08080808 + 0x01010101 * i,
-                                                 0x04040404 + 0x01010101 * i, 0x01010101 * i)));
-#else
-            const __m256i lane = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
-            const __m256i bytes = _mm256_i32gather_epi32(from, lane, 4);
-            for (int i = 0; i < 4; ++i) {
-                const __m128i order =
-                    _mm_setr_epi32(0x01010101 * i, 0x04040404 + 0x01010101 * i, 0x08080808 + 0x01010101 * i,
-                                   0x0C0C0C0C + 0x01010101 * i);
-                _mm256_storeu_si256(reinterpret_cast<__m256i*>(out->x[4 * m + i] + 8 * h),
-                                    _mm256_shuffle_epi8(bytes, _mm256_broadcastsi128_si256(order)));
-            }
-#endif
-        }
+        for (int m = 0; m < 4; ++m)
+            repeat(fours(x + kChunk * c + 128 * h + 4 * m), out->x + 4 * m, kLanes * h);
 }
 
 #if defined(__AVX512VNNI__)

@@ -20,21 +20,15 @@ struct MixedChunk {
 
 inline void spread(const uint8_t* x, const ActQ8Layout& at, int64_t c, MixedChunk* out) {
     const __m512i lanes = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-    const __m512i fours = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60);
     const __m256i quads = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
     const uint8_t* from = x + kChunk * c;
     const __m512i scale = _mm512_castsi256_si512(load_256(x + at.scale + 32 * c));
     _mm512_store_si512(out->scale, _mm512_permutexvar_epi32(lanes, scale));
     __m512i start = _mm512_loadu_si512(x + at.neg16 + 64 * c);
     for (int m = 0; m < 2; ++m) {
-        const __m512i bytes = _mm512_i32gather_epi32(fours, from + 4 * m, 4);
+        const __m512i bytes = fours(from + 4 * m);
         start = _mm512_dpbusd_epi32(start, _mm512_set1_epi8(2), bytes);
-        for (int i = 0; i < 4; ++i)
-            _mm512_store_si512(
-                out->repeated[4 * m + i],
-                _mm512_shuffle_epi8(
-                    bytes, _mm512_set4_epi32(0x0C0C0C0C + 0x01010101 * i, 0x08080808 + 0x01010101 * i,
-                                             0x04040404 + 0x01010101 * i, 0x01010101 * i)));
+        repeat(bytes, out->repeated + 4 * m);
         _mm512_store_si512(out->odd[m], _mm512_i32gather_epi64(quads, from + 8 + 16 * m, 8));
     }
     _mm512_store_si512(out->start, start);

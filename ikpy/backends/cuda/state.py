@@ -24,16 +24,23 @@ RUNTIME_BYTES = 256
 class Inputs:
     """Arrays of a context that graphs read.
 
-    batch: written before every run. cells: positions and sequences of the cache cells, of which few change.
+    batch: written before every run. cells, windows: positions and sequences of the cache cells, of which few change;
+    a run looks at the first n_kv entries of those in cells, and at all of windows.
     """
 
     batch: Sequence[np.ndarray] = field(default_factory=list)
     cells: Sequence[np.ndarray] = field(default_factory=list)
+    windows: Sequence[np.ndarray] = field(default_factory=list)
+
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        """All of them."""
+        return [*self.batch, *self.cells, *self.windows]
 
 
 def input_bytes(inputs: Inputs) -> int:
     """Bytes of the run-time scalars and the inputs on a device."""
-    return RUNTIME_BYTES + sum(aligned(array.nbytes) for array in (*inputs.batch, *inputs.cells))
+    return RUNTIME_BYTES + sum(aligned(array.nbytes) for array in inputs.arrays)
 
 
 class AddressOf(Protocol):
@@ -132,7 +139,7 @@ class DeviceState:
         self._inputs = inputs
         self._offsets: dict[int, int] = {}
         end = RUNTIME_BYTES
-        for array in (*inputs.batch, *inputs.cells):
+        for array in inputs.arrays:
             self._offsets[array.ctypes.data] = end
             end += aligned(array.nbytes)
         self._batch_bytes = input_bytes(Inputs(inputs.batch))
@@ -153,11 +160,17 @@ class DeviceState:
         for array in self._inputs.batch:
             self._staged(array)[1][:] = array.view(np.uint8)
         for array in self._inputs.cells:
-            self._upload_changes(*self._staged(array), array.view(np.uint8))
+            self._upload_changes(array, n_kv)
+        for array in self._inputs.windows:
+            self._upload_changes(array, len(array))
         self.stream.upload(self.runtime, self._staging[: self._batch_bytes])
         self.stream.record(self.uploaded)
 
-    def _upload_changes(self, start: int, known: np.ndarray, current: np.ndarray) -> None:
+    def _upload_changes(self, array: np.ndarray, n: int) -> None:
+        """Of the first n entries, an even number."""
+        start, known = self._staged(array)
+        current = array[:n].view(np.uint8)
+        known = known[: len(current)]
         changed = np.flatnonzero(known.view(np.int64) != current.view(np.int64))
         if not len(changed):
             return

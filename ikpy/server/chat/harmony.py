@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from ikpy.server.chat.call_grammar import harmony_call
-from ikpy.server.chat.deltas import Delta
+from ikpy.server.chat.deltas import AnswerReader, Delta
 from ikpy.server.chat.tool_reading import CallPart, CallReader, ToolFormat
 from ikpy.server.front import random_id
 from ikpy.tools.stop_strings import overlap
@@ -46,24 +46,15 @@ LEADS = ("assistant", "to=", " to=", *MARKERS)
 """What a header may begin with."""
 
 
-class HarmonyReader:
+class HarmonyReader(AnswerReader):
     """Divides the text of one answer as it comes: analysis is reasoning, calls go to tools, the rest is content."""
 
     def __init__(self, *, tools: bool, reasoning: bool) -> None:
+        super().__init__()
         self._tools, self._reasoning = tools, reasoning
-        self._buffer = ""
         self._header: str | None = ""
         self._kind = "content"
         self._n_calls = 0
-
-    def feed(self, text: str) -> list[Delta]:
-        """Deltas that new text completes."""
-        self._buffer += text
-        return list(self._advance(final=False))
-
-    def finish(self) -> list[Delta]:
-        """Deltas of what was held back, at the end of the answer."""
-        return list(self._advance(final=True))
 
     def _advance(self, *, final: bool) -> Iterator[Delta]:
         while self._buffer:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ikpy.server.chat.deltas import Delta
+from ikpy.server.chat.deltas import AnswerReader, Delta
 from ikpy.server.chat.harmony import HARMONY, HarmonyReader
 from ikpy.server.chat.tool_reading import CallReader, ToolFormat
 from ikpy.server.front import random_id
@@ -72,25 +72,16 @@ class ChatMessage:
         return out
 
 
-class OutputReader:
+class OutputReader(AnswerReader):
     """Divides the text of one answer as it comes."""
 
     def __init__(self, output: OutputFormat) -> None:
+        super().__init__()
         self._format = output
-        self._buffer = ""
         self._state = "reasoning" if output.in_reasoning else "start" if output.reasoning else "content"
         self._skip_blank = output.in_reasoning
         self._n_calls = 0
         self._call: CallReader | None = None
-
-    def feed(self, text: str) -> list[Delta]:
-        """Deltas that new text completes."""
-        self._buffer += text
-        return list(self._advance(final=False))
-
-    def finish(self) -> list[Delta]:
-        """Deltas of what was held back, at the end of the answer."""
-        return list(self._advance(final=True))
 
     def _advance(self, *, final: bool) -> Iterator[Delta]:
         while True:

@@ -36,7 +36,8 @@ namespace ikpy {
     X(MulMatIdUpGate, mul_mat_id_up_gate, op_mul_mat_id_up_gate)             \
     X(MoeCombine, moe_combine, op_moe_combine)                               \
     X(ActStats, act_stats, op_act_stats)                                     \
-    X(ActSimilarity, act_similarity, op_act_similarity)
+    X(ActSimilarity, act_similarity, op_act_similarity)                      \
+    X(BlockMaxima, block_maxima, op_block_maxima)
 
 enum OpKind : int32_t {
 #define X(id, name, fn) kOp##id,

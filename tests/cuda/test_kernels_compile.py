@@ -45,6 +45,21 @@ def test_report_of_the_compiler() -> None:
     ]
 
 
+def test_blocks_of_a_multiprocessor_and_what_limits_them() -> None:
+    def limits(arch: int, registers: int, shared: int, threads: int) -> tuple[dict[str, int], int]:
+        row = resources.Usage("any", arch, registers, 128, 0, 0)
+        return row.limits(threads, shared), row.blocks(threads, shared)
+
+    # 7168 registers of a warp: two in each of four parts; 2 x (52224 + 128 + 1024) bytes are more than 100 KiB.
+    found = limits(86, 212, 52224, 128)
+    assert found == ({"shared memory": 1, "registers": 2, "threads": 12, "blocks": 16}, 1)
+    assert limits(80, 212, 52224, 128)[0] == {"shared memory": 3, "registers": 2, "threads": 16, "blocks": 32}
+    # Nine warps: twenty have registers, five in each part.
+    assert limits(90, 90, 99328, 288)[0] == {"shared memory": 2, "registers": 2, "threads": 7, "blocks": 32}
+    # Blocks of one warp, and shared memory that no block can have.
+    assert limits(86, 32, 0, 32)[1] == 16 and limits(75, 32, 70000, 128)[1] == 0
+
+
 def test_architectures_share_the_ptx_that_the_kernels_need() -> None:
     assert modules.code_flag(["sm_80", "sm_120"]) == "-gencode=arch=compute_80,code=[sm_80,sm_120]"
     assert modules.code_flag(["sm_75"]) == "-gencode=arch=compute_75,code=[sm_75]"

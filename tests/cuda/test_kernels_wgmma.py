@@ -34,7 +34,10 @@ def assert_same(build, n_kv: int = 0) -> None:
         found.append(p.run(values, on_cuda=True, n_kv=n_kv))
     assert kernels[1] == [name.replace("matmul_", "wgmma_") for name in kernels[0]] != kernels[0]
     for plain, newer in zip(*found, strict=True):
-        assert plain.tobytes() == newer.tobytes(), f"{(plain != newer).sum()} of {plain.size} differ"
+        if programs.DEVICE is None:
+            assert plain.tobytes() == newer.tobytes(), f"{(plain != newer).sum()} of {plain.size} differ"
+        else:  # nvcc may join multiplications and additions in one kernel that it leaves apart in the other
+            programs.assert_close(newer[: n_kv or None], plain[: n_kv or None], 1e-5, "result")
         assert n_kv or np.isfinite(plain.astype(np.float64)).all()
 
 
@@ -126,7 +129,9 @@ def test_columns_counted_at_run_time() -> None:
 def test_few_tokens_and_floats_stay_with_mma() -> None:
     def kernel(type_name: str, n_tokens: int, first: int) -> str:
         p = Program(launch.Target(large={"": launch.Large(wgmma=first)}))
-        p.graph.mul_mat(p.weight(packed(type_name, (64, 32), 1), type_name, (64, 32)), p.array(np.ones((n_tokens, 64), np.float32)))
+        p.graph.mul_mat(
+            p.weight(packed(type_name, (64, 32), 1), type_name, (64, 32)), p.array(np.ones((n_tokens, 64), np.float32))
+        )
         return kernels_of(p)[-1]
 
     assert [kernel("q4_0", n, 32) for n in (8, 31, 32)] == ["matvec4_q4_0", "matmul_q4_0", "wgmma_q4_0"]
@@ -148,7 +153,11 @@ def test_experts_count_by_the_mean_of_their_tokens() -> None:
 MISTAKES = {  # in matmul_wgmma.cuh: (line, what stands there instead, error)
     "no proxy fence": ("        fence_async();\n", "", "without a proxy fence"),
     "no wait for the copies": ("        wait_copies<0>();\n", "", "results"),
-    "no barrier behind the copies": ("        __syncthreads();\n    };", "    };", "without a barrier|race|at a block barrier"),
+    "no barrier behind the copies": (
+        "        __syncthreads();\n    };",
+        "    };",
+        "without a barrier|race|at a block barrier",
+    ),
     "no fence of registers": ("        wgmma_fence();\n", "", "without wgmma_fence|no wgmma_fence"),
     "products are not waited for": ("wgmma_finish<1>(of_group)", "wgmma_finish<2>(of_group)", "differ"),
     "one stage": ("stages + k % kStagesS8", "stages + k % 1", "operands|race|without a barrier|differ|results"),
@@ -177,4 +186,6 @@ def test_mistakes_are_found(mistake: str, tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises((emulator.EmulationError, AssertionError), match=error):
         for type_name in ("q8_0", "q6_K"):
             data = packed(type_name, (512, 64), 2)
-            assert_same(lambda p, data=data, name=type_name: [p.graph.mul_mat(p.weight(data, name, (512, 64)), p.array(x))])
+            assert_same(
+                lambda p, data=data, name=type_name: [p.graph.mul_mat(p.weight(data, name, (512, 64)), p.array(x))]
+            )

@@ -379,7 +379,7 @@ def test_a_prompt_on_sm_90(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_prompt_in_int8_on_sm_90(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dense and by experts: the logits of the kernels for all devices, bit for bit; an option forbids the newer ones."""
+    """Dense and by experts, bit for bit the logits of the kernels for all devices; an option forbids the newer ones."""
     kernels, launched = emulator.library(), set()
 
     def launcher(step: LaunchLike) -> None:

@@ -28,8 +28,8 @@ TRIED = ("wgmma", "wgmma_s8")
 class Record:
     """Findings on one device; None: not looked at.
 
-    wgmma: whether gemm_wgmma gives what gemm_bf16 gives; wgmma_s8: wgmma_TYPE what matmul_TYPE gives. large: how large products of the types of a kernel file are
-    computed fastest. milliseconds: what was measured for that.
+    wgmma: whether gemm_wgmma gives what gemm_bf16 gives; wgmma_s8: wgmma_TYPE what matmul_TYPE gives. large: how
+    large products of the types of a kernel file are computed fastest. milliseconds: what was measured for that.
     """
 
     path: Path
@@ -78,5 +78,7 @@ def _read(record: Record) -> None:
         setattr(record, name, found[name])
     if found["large"] is not None:
         ways = found["large"].items()
-        record.large = {file: Large(int(way["tokens"]), formats[way["kernel"]], int(way["wgmma"])) for file, way in ways}
+        record.large = {
+            file: Large(int(way["tokens"]), formats[way["kernel"]], int(way["wgmma"])) for file, way in ways
+        }
     record.milliseconds = list(found["milliseconds"])

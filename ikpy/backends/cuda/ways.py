@@ -129,9 +129,7 @@ def _s8_trials() -> Iterator[Trial]:
         yield Trial(type_name, n_in, n_out, n_tokens, gate, Large(0), Large(0, wgmma=1), TOLERANCE_S8)
 
 
-def _works(
-    device: Device, field: str, names: tuple[str, str], trials: Callable[[], Iterator[Trial]], log: Log
-) -> bool:
+def _works(device: Device, field: str, names: tuple[str, str], trials: Callable[[], Iterator[Trial]], log: Log) -> bool:
     """What the record says of newer kernels, or else what the trials say; names: of them, and of the plain ones."""
     if device.compute_capability != HOPPER:
         return False

@@ -16,6 +16,7 @@ import re
 from itertools import groupby
 
 from ikpy.backends.cuda import emulator, launch, modules
+from ikpy.backends.cuda.launch.products import WGMMA_S8_SHARED
 from ikpy.backends.cuda.launch.products_bf16 import WGMMA_SHARED, WGMMA_THREADS
 from ikpy.backends.cuda.resources import ARCHITECTURES, Usage, usages
 
@@ -45,6 +46,8 @@ def threads(kernel: str) -> int:
 
 def dynamic_bytes(kernel: str) -> int:
     """Bytes of shared memory that are asked for at the launch, for the kernels that fill most of it."""
+    if kernel.startswith("wgmma_"):
+        return WGMMA_S8_SHARED
     return WGMMA_SHARED if kernel == "gemm_wgmma" else launch.flash_shared_bytes(kernel)
 
 
@@ -64,10 +67,22 @@ def line(kernel: str, rows: list[Usage]) -> str:
     dynamic = dynamic_bytes(kernel)
     cells = [
         f"sm_{row.arch} {row.registers:3d} reg {row.shared_bytes + dynamic:5d} B "
-        f"{row.occupancy(threads(kernel), dynamic):4.0%} {fault(row)}".rstrip()
+        f"{row.blocks(threads(kernel), dynamic):2d} blocks {row.occupancy(threads(kernel), dynamic):4.0%} "
+        f"{fault(row)}".rstrip()
         for row in rows
     ]
     return f"{kernel:<22} {' | '.join(cells)}"
+
+
+def lonely(rows: list[Usage]) -> list[str]:
+    """Kernels of which a multiprocessor runs one block at a time, so that nothing fills the waits at its barriers."""
+    found = []
+    for row in rows:
+        limits = row.limits(threads(row.kernel), dynamic_bytes(row.kernel))
+        if min(limits.values()) == 1:
+            reasons = [name for name, blocks in limits.items() if blocks == 1]
+            found.append(f"{row.kernel} on sm_{row.arch}: {threads(row.kernel)} threads, {' and '.join(reasons)}")
+    return found
 
 
 def main() -> None:
@@ -79,15 +94,17 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
     files = [path for path in emulator.sources() if re.fullmatch(arguments.files, path.stem)]
-    faults, total = [], 0
+    faults, alone, total = [], [], 0
     everything = [int(arch.removeprefix("sm_")) for arch in modules.ARCHITECTURES]
     for source, rows in usages(files, everything if arguments.all else arguments.arch, arguments.jobs):
         print(f"--- {source.name}")
         for kernel, of_kernel in groupby(sorted(rows, key=lambda row: row.kernel), key=lambda row: row.kernel):
             print(line(kernel, sorted(of_kernel, key=lambda row: row.arch)), flush=True)
         total += len(rows)
+        alone += lonely(rows)
         faults += [f"{row.kernel} on sm_{row.arch}: {fault(row)}" for row in rows if fault(row)]
     print(f"{total} kernels compiled, {len(faults)} spill, use local memory or cannot start", *faults, sep="\n  ")
+    print(f"{len(alone)} run one block per multiprocessor", *alone, sep="\n  ")
     if faults:
         raise SystemExit(1)
 

@@ -126,6 +126,7 @@ class Bench:
         self.formats = [launch.ACT_BF16] if device.compute_capability >= (8, 0) else []
         if ways.wgmma_works(device, print):
             self.formats.append(launch.ACT_TILES)
+        self.wgmma_s8 = ways.wgmma_s8_works(device, print)
         self.copy_rate = 0.0
 
     def copy(self) -> dict[str, Any]:
@@ -149,6 +150,9 @@ class Bench:
         found |= self._share(found["matvec GB/s"])
         work = 2 * s.n_in * s.rows * s.tokens / 1e9
         found["matmul TFLOP/s"] = work / self._product(type_name, s.rows, s.tokens, launch.Large(0))[0]
+        if row.is_quantized and self.wgmma_s8:
+            milliseconds, _ = self._product(type_name, s.rows, s.tokens, launch.Large(0, wgmma=1))
+            found["wgmma TFLOP/s"] = work / milliseconds
         if row.is_quantized or type_name == "bf16":
             for fmt in self.formats:
                 kernel = "gemm_wgmma" if fmt == launch.ACT_TILES else "gemm_bf16"

@@ -328,6 +328,7 @@ class CommonParams:
             policy=offload_policy(model.offload_policy),
             offload_batch=model.cuda_params.get("offload-batch-size", 32),
             bf16_batch=model.cuda_params.get("bf16-batch-size"),
+            wgmma=bool(model.cuda_params.get("wgmma", 1)),
             only_active_experts=model.only_active_experts,
             graphs=bool(model.cuda_params.get("graphs", 1)),
             check=self.context.warmup,

@@ -316,7 +316,7 @@ def to_fit_margins(text: str, warn: Warn) -> dict[int, int]:
     return dict(zip(numbers[::2], numbers[1::2], strict=True))
 
 
-CUDA_PARAMETERS = ("graphs", "offload-batch-size", "bf16-batch-size")
+CUDA_PARAMETERS = ("graphs", "offload-batch-size", "bf16-batch-size", "wgmma")
 OTHER_CUDA_PARAMETERS = ("fusion", "offload-batch-size-per-byte", "mmq-id-size", "enable-p2p", "fa-offset")
 
 

@@ -55,7 +55,8 @@ class DeviceParams:
     may run on a device, absent = yes. offload_batch: smallest such batch in tokens, times experts over used experts for
     routed ones; 0 = never. only_active_experts: of experts in host memory, copy those that have tokens. graphs: replay
     what ran before as CUDA graphs. bf16_batch: smallest batch in tokens for products on bf16 tensor cores, 0 = never,
-    None = as the backend thinks best. check: look for NaN once before the first batch.
+    None = as the backend thinks best. wgmma: whether sm_90's own kernels may multiply. check: look for NaN once before
+    the first batch.
     """
 
     names: tuple[str, ...] | None = None
@@ -64,6 +65,7 @@ class DeviceParams:
     only_active_experts: bool = True
     graphs: bool = True
     bf16_batch: int | None = None
+    wgmma: bool = True
     check: bool = True
 
 

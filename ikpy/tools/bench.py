@@ -247,6 +247,7 @@ class Engine:
             graphs=cuda.get("graphs", "1") != "0",
             offload_batch=int(batch) if batch.isdigit() else 32,
             bf16_batch=int(bf16) if bf16.isdigit() else None,
+            wgmma=cuda.get("wgmma", "1") != "0",
         )
 
     def context(self, model: Any, test: BenchTest) -> Any:

@@ -135,11 +135,13 @@ def test_rules_for_devices_that_do_not_exist() -> None:
 def test_offload_policy_and_cuda_parameters() -> None:
     with emulated(1):
         params = parse(
-            shlex.split("-op 26,0,27,0,29,0 -cuda graphs=0,offload-batch-size=64,fusion=1,x=y -no-ooae"), "server"
+            shlex.split("-op 26,0,27,0,29,0 -cuda graphs=0,offload-batch-size=64,wgmma=0,fusion=1,x=y -no-ooae"),
+            "server",
         )
     devices = params.device_params()
     assert devices.policy == {"MUL_MAT": False, "MUL_MAT_ID": False, "MOE_FUSED_UP_GATE": False}
     assert (devices.graphs, devices.offload_batch, devices.only_active_experts) == (False, 64, False)
+    assert not devices.wgmma
     assert any("invalid parameter x=y -> ignored" in w for w in params.warnings)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 from collections.abc import Collection
 from pathlib import Path
@@ -27,6 +28,13 @@ def test_arguments_lie_at_multiples_of_their_size() -> None:
         b"\1" * 4 + bytes(4) + b"\2" * 8 + b"\3" * 4 + bytes(4) + b"\4" * 64
     )
     assert pack([b"\1", b"\2" * 2, b"\3" * 4]) == b"\1\0" + b"\2" * 2 + b"\3" * 4
+
+
+def test_only_the_driver_imports_pycuda() -> None:
+    package = Path(cuda_devices.__file__).parents[2]
+    text = {path: path.read_text(encoding="utf-8") for path in package.rglob("*.py*") if path.suffix != ".pyc"}
+    found = [path.name for path, lines in text.items() if re.search(r"^\s*(import|from) pycuda\b", lines, re.MULTILINE)]
+    assert found == ["driver.py"]
 
 
 def test_devices_copy_and_launch(driver: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -21,6 +23,7 @@ class Case:
         self.rng = np.random.default_rng(seed)
         self.p = Program()
         self.n_cells, self.n_tokens, self.heads, self.kv_heads = n_cells, n_tokens, heads, kv_heads
+        self.out: Value
 
     def normal(self, *shape: int) -> np.ndarray:
         return self.rng.standard_normal(shape, np.float32)
@@ -62,9 +65,7 @@ def grouped(n: int, n_tokens: int, type_name: str = "f16", n_cells: int = 96, **
     window = options.pop("window", "none")
     k, v = case.cache(n, type_name), case.cache(n, type_name)
     mask = case.mask(window, 24)  # type: ignore[arg-type]
-    case.out = case.p.graph.attention(  # type: ignore[attr-defined]
-        case.queries(n), [k], v, mask, scale=n**-0.5, flash=True, **options
-    )
+    case.out = case.p.graph.attention(case.queries(n), [k], v, mask, scale=n**-0.5, flash=True, **options)
     return case
 
 
@@ -91,18 +92,18 @@ def test_other_head_sizes_take_the_plain_kernel(type_name: str) -> None:
     case.check(case.out, 1e-5)
 
 
-@pytest.mark.parametrize("n", [32, 64])
+@pytest.mark.parametrize(("n", "n_tokens"), [(32, 9), (64, 9), (128, 2), (128, 25), (256, 25)])
 @pytest.mark.parametrize("option", ["softcap", "sinks", "sliding", "chunked"])
-def test_variants(n: int, option: str) -> None:
+def test_variants(n: int, n_tokens: int, option: str) -> None:
     rng = np.random.default_rng(0)
     if option == "sinks":
-        case = Case(3, 96, 9, 6, 2)
+        case = Case(3, 96, n_tokens, 6, 2)
         k, v = case.cache(n, "f16"), case.cache(n, "f16")
         sinks = case.p.array(rng.standard_normal(6).astype(np.float32))
         out = case.p.graph.attention(case.queries(n), [k], v, case.mask(), scale=0.2, flash=True, sinks=sinks)
         case.check(out)
         return
-    case = grouped(n, 9, **({"softcap": 5.0} if option == "softcap" else {"window": option}))
+    case = grouped(n, n_tokens, **({"softcap": 5.0} if option == "softcap" else {"window": option}))
     case.check(case.out)
 
 
@@ -114,17 +115,38 @@ def test_cells_split_over_blocks(n_tokens: int) -> None:
     case.p.compare(case.out, bound=F16_BOUND, n_kv=70)
 
 
-@pytest.mark.parametrize("type_name", ["f16", "q8_0"])
-@pytest.mark.parametrize(("heads", "n_tokens"), [(16, 1), (24, 2)])
-def test_latent_attention(type_name: str, heads: int, n_tokens: int) -> None:
+def latent(type_name: str, heads: int, n_tokens: int, n_cells: int = 64, window: str = "none", **options: Any) -> Case:
     """Keys of 64 + 512 columns, values are the last 512 of them."""
-    case = Case(2, 64, n_tokens, heads, 1)
+    case = Case(2, n_cells, n_tokens, heads, 1)
     k = case.cache(576, type_name)
     row = registry.by_name(type_name)
     v = Value(k.buffer, k.type_id, (512, *k.shape[1:]), k.strides, row.row_nbytes(64), 2)
-    out = case.p.graph.attention(case.queries(576), [k], v, case.mask(), scale=0.07, flash=True)
+    mask = case.mask(window, 24)
+    case.out = case.p.graph.attention(case.queries(576), [k], v, mask, scale=0.07, flash=True, **options)
+    return case
+
+
+@pytest.mark.parametrize("type_name", ["f16", "bf16", "q8_0"])
+@pytest.mark.parametrize(("heads", "n_tokens"), [(16, 1), (24, 2)])
+def test_latent_attention(type_name: str, heads: int, n_tokens: int) -> None:
+    case = latent(type_name, heads, n_tokens)
     assert case.kernel() == f"flash{16 if heads == 16 else 32}_576_512"
-    case.check(out)
+    case.check(case.out)
+
+
+def test_latent_cells_split_over_blocks() -> None:
+    case = latent("q8_0", 16, 1, n_cells=1088)
+    first, combine = launch.lower(case.p.graph.nodes[-1], lambda _: 0)
+    assert (first.kernel, combine.kernel) == ("flash16_576_512", "flash_combine") and first.grid[2] > 1
+    case.check(case.out)
+    case.p.compare(case.out, bound=F16_BOUND, n_kv=70)
+
+
+@pytest.mark.parametrize("heads", [16, 24])
+@pytest.mark.parametrize("option", ["softcap", "sliding"])
+def test_variants_of_latent_attention(option: str, heads: int) -> None:
+    case = latent("f16", heads, 2, **({"softcap": 5.0} if option == "softcap" else {"window": option}))
+    case.check(case.out)
 
 
 def test_devices_with_little_shared_memory() -> None:
@@ -133,6 +155,13 @@ def test_devices_with_little_shared_memory() -> None:
         (first, *_) = launch.lower(grouped(n, 25).p.graph.nodes[-1], lambda _: 0, launch.Target.of([(7, 5)]))
         assert first.kernel == expected
         assert first.shared_bytes <= 64 * 1024
+
+
+@pytest.mark.parametrize("n", [64, 80, 96, 112, 128])
+@pytest.mark.parametrize("n_tokens", [1, 25])
+def test_two_blocks_share_a_multiprocessor_of_100_kib(n: int, n_tokens: int) -> None:
+    (first, *_) = launch.lower(grouped(n, n_tokens).p.graph.nodes[-1], lambda _: 0)
+    assert 2 * (first.shared_bytes + 1024 + 512) <= 100 * 1024
 
 
 @pytest.mark.parametrize("type_name", ["f16", "q8_KV"])
@@ -145,10 +174,11 @@ def test_latents_and_rotated_parts_in_caches_of_their_own(type_name: str) -> Non
 
 
 @pytest.mark.parametrize("n_tokens", [2, 20])
-def test_latent_prompts(n_tokens: int) -> None:
+@pytest.mark.parametrize("type_name", ["f16", "bf16", "q8_0"])
+def test_latent_prompts(type_name: str, n_tokens: int) -> None:
     """Expanded keys of 128 columns per head and 64 shared by all heads."""
     case = Case(2, 96, n_tokens, 3, 3)
-    k, rotated, v = case.cache(128, "f16"), case.cache(64, "f16", 1), case.cache(128, "f16")
+    k, rotated, v = case.cache(128, type_name), case.cache(64, type_name, 1), case.cache(128, type_name)
     out = case.p.graph.attention(case.queries(192), [k, rotated], v, case.mask(), scale=0.07, flash=True)
     assert case.kernel() == f"flash{16 if n_tokens == 2 else 64}_192_128"
     case.check(out)

@@ -13,7 +13,7 @@ import pytest
 
 from ikpy.backends.cuda import emulator, launch, modules, resources
 from ikpy.backends.cuda.api import DeviceError
-from ikpy.backends.cuda.launch import products_bf16
+from ikpy.backends.cuda.launch import products, products_bf16
 
 SCRIPT = Path(__file__).parent.parent.parent / "scripts" / "cuda_resources.py"
 LOG = """
@@ -45,6 +45,21 @@ def test_report_of_the_compiler() -> None:
     ]
 
 
+def test_blocks_of_a_multiprocessor_and_what_limits_them() -> None:
+    def limits(arch: int, registers: int, shared: int, threads: int) -> tuple[dict[str, int], int]:
+        row = resources.Usage("any", arch, registers, 128, 0, 0)
+        return row.limits(threads, shared), row.blocks(threads, shared)
+
+    # 7168 registers of a warp: two in each of four parts; 2 x (52224 + 128 + 1024) bytes are more than 100 KiB.
+    found = limits(86, 212, 52224, 128)
+    assert found == ({"shared memory": 1, "registers": 2, "threads": 12, "blocks": 16}, 1)
+    assert limits(80, 212, 52224, 128)[0] == {"shared memory": 3, "registers": 2, "threads": 16, "blocks": 32}
+    # Nine warps: twenty have registers, five in each part.
+    assert limits(90, 90, 99328, 288)[0] == {"shared memory": 2, "registers": 2, "threads": 7, "blocks": 32}
+    # Blocks of one warp, and shared memory that no block can have.
+    assert limits(86, 32, 0, 32)[1] == 16 and limits(75, 32, 70000, 128)[1] == 0
+
+
 def test_architectures_share_the_ptx_that_the_kernels_need() -> None:
     assert modules.code_flag(["sm_80", "sm_120"]) == "-gencode=arch=compute_80,code=[sm_80,sm_120]"
     assert modules.code_flag(["sm_75"]) == "-gencode=arch=compute_75,code=[sm_75]"
@@ -66,6 +81,16 @@ def test_products_of_sm_90_compile_without_spills() -> None:
     (row,) = rows
     assert (row.kernel, row.arch, row.spill_bytes, row.stack_bytes) == ("gemm_wgmma", 90, 0, 0)
     assert row.occupancy(products_bf16.WGMMA_THREADS, products_bf16.WGMMA_SHARED) == pytest.approx(2 * 288 / 2048)
+
+
+@needs_nvcc
+def test_int8_products_of_sm_90_compile_without_spills() -> None:
+    """As above, of the types with most registers and with most shared memory."""
+    for stem in ("wgmma_kquants", "wgmma_iqk_r4"):
+        ((_, rows),) = resources.usages([emulator.KERNELS / f"{stem}.cu"], (80, 90, 120), jobs=1)
+        assert {row.arch for row in rows} == {90} and all(row.kernel.startswith("wgmma_") for row in rows)
+        assert not [row for row in rows if row.spill_bytes or row.stack_bytes]
+        assert all(row.blocks(256, products.WGMMA_S8_SHARED) == 2 for row in rows)
 
 
 # As many live values as three times the registers of a thread; an array picked from by a number known at run time;
@@ -128,5 +153,7 @@ def test_every_kernel_is_in_the_file_that_lowering_names() -> None:
     for kernel in emulator.library().kernels():
         text = (emulator.KERNELS / f"{launch.kernel_file(kernel)}.cu").read_text()
         family, _, name = kernel.partition("_")
-        by_macro = family in ("matvec1", "matvec4", "matmul", "rows") and f"_TYPE({name}," in text
+        if family == "wgmma":
+            text += (emulator.KERNELS / f"{launch.kernel_file(f'matmul_{name}')}.cu").read_text()
+        by_macro = family in ("matvec1", "matvec4", "matmul", "rows", "wgmma") and f"_TYPE({name}," in text
         assert by_macro or f"{kernel}(" in text or f"FLASH({kernel}," in text, kernel

@@ -27,6 +27,8 @@ from tests.cuda.programs import Program
 from tests.cuda.test_kernels_large import many_and_few
 
 FILES = ("float.cu", "act_prepare.cu", "gemm_bf16.cu")
+S8_FILES = ("act_prepare.cu", "weights_kquants.cu", "weights_legacy.cu")
+S8 = ways.WGMMA_S8_TOKENS
 MIB = 1 << 20
 
 
@@ -57,7 +59,8 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     def cubins(capability: tuple[int, int], kernels: Collection[str]) -> dict[str, Path]:
         paths = {name: tmp_path / f"{kernel_file(name)}.cubin" for name in kernels}
         for path in paths.values():
-            path.write_text("rows_float act_prepare_float gemm_bf16 gemm_wgmma")
+            s8 = (f"{kind}_{name}" for kind in ("matmul", "wgmma") for name in ways.CHECKED_S8)
+            path.write_text(" ".join(["rows_float act_prepare_float act_prepare_q8 gemm_bf16 gemm_wgmma", *s8]))
         return paths
 
     monkeypatch.setattr(fake_pycuda.Device, "compute_capability", lambda _: (9, 0))
@@ -66,8 +69,16 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         module = importlib.import_module("ikpy.backends.cuda.driver")
         monkeypatch.setattr(module, "pack", packed)
         module.device = module.open_devices(cubins)[0]
+        set_tried(module.device, wgmma_s8=True)
         module.launched = []
         yield module
+
+
+def set_tried(device: Any, **tried: bool | None) -> None:
+    known = record.load(device)
+    for name, works in tried.items():
+        setattr(known, name, works)
+    known.save()
 
 
 def run_on(driver: Any, kernels: emulator.Emulator) -> None:
@@ -81,7 +92,7 @@ def run_on(driver: Any, kernels: emulator.Emulator) -> None:
 def test_a_kernel_that_agrees_is_used(driver: Any, tmp_path: Path, cache: Path) -> None:
     run_on(driver, machine(tmp_path))
     free, log = driver.device.memory().free, []
-    assert ways.large_products([driver.device], None, log.append) == {"": Large(BF16_TOKENS, ACT_TILES)}
+    assert ways.large_products([driver.device], None, log.append) == {"": Large(BF16_TOKENS, ACT_TILES, S8)}
     assert log == ["CUDA0: gemm_wgmma gives what gemm_bf16 gives and is used"]
     assert {"gemm_bf16", "gemm_wgmma"} < set(driver.launched)
     assert driver.device.memory().free == free
@@ -89,7 +100,7 @@ def test_a_kernel_that_agrees_is_used(driver: Any, tmp_path: Path, cache: Path) 
     assert kept.name.startswith("fake-gpu-0-") and json.loads(kept.read_text())["wgmma"] is True
     # It is tried once.
     driver.launched.clear()
-    assert ways.large_products([driver.device], 64, log.append) == {"": Large(64, ACT_TILES)}
+    assert ways.large_products([driver.device], 64, log.append) == {"": Large(64, ACT_TILES, S8)}
     assert not driver.launched and len(log) == 1
 
 
@@ -106,12 +117,13 @@ def test_a_kernel_that_agrees_is_used(driver: Any, tmp_path: Path, cache: Path) 
 def test_a_kernel_that_differs_is_not_used(driver: Any, tmp_path: Path, right: str, wrong: str) -> None:
     run_on(driver, machine(tmp_path, right, wrong))
     log: list[str] = []
-    assert ways.large_products([driver.device], None, log.append) == {"": Large(BF16_TOKENS, ACT_BF16)}
+    assert ways.large_products([driver.device], None, log.append) == {"": Large(BF16_TOKENS, ACT_BF16, S8)}
     assert log[0].startswith("CUDA0: gemm_wgmma differs from gemm_bf16 by ")
     assert log[0].endswith(" of the largest result and is not used; please report this")
     driver.launched.clear()
     assert not ways.wgmma_works(driver.device, log.append)
-    assert ways.known(driver.device).endswith("; gemm_wgmma differs from gemm_bf16 and is not used")
+    tried = "gemm_wgmma differs from gemm_bf16 and is not used; wgmma_TYPE agrees with matmul_TYPE"
+    assert ways.known(driver.device) == f"not measured (`ikpy cuda tune`); {tried}"
     assert not driver.launched and "gave other results than gemm_bf16 when it was tried" in log[1]
 
 
@@ -164,6 +176,53 @@ def test_another_driver_or_other_kernels_are_tried_again(
     assert record.load(driver.device).wgmma is None
 
 
+def s8_machine(folder: Path, right: str = "", wrong: str = "") -> emulator.Emulator:
+    """The int8 kernels that are tried, with a mistake in those of sm_90."""
+    text = (emulator.KERNELS / "matmul_wgmma.cuh").read_text()
+    assert right in text
+    (folder / "matmul_wgmma.cuh").write_text(text.replace(right, wrong))
+    types = ("q8_0", "Q8_0"), ("q4_1", "Q4_1"), ("q6_k", "Q6_K"), ("q2_k", "Q2_K")
+    source = folder / "wgmma_four.cu"
+    source.write_text(
+        '#include "matmul_wgmma.cuh"\n#include "unpack/kquants.cuh"\n#include "unpack/legacy.cuh"\n'
+        + "".join(f"IKPY_WEIGHT_TYPE({name}, Unpack{unpacker});\n" for name, unpacker in types)
+    )
+    return emulator.build([source, *(emulator.KERNELS / name for name in S8_FILES)])
+
+
+def test_int8_kernels_that_agree_are_used(driver: Any, tmp_path: Path) -> None:
+    run_on(driver, s8_machine(tmp_path))
+    set_tried(driver.device, wgmma=False, wgmma_s8=None)
+    free, log = driver.device.memory().free, []
+    assert ways.large_products([driver.device], 0, log.append) == {"": Large(0, wgmma=S8)}
+    assert log == ["CUDA0: wgmma_TYPE gives what matmul_TYPE gives and is used"]
+    assert {f"{kind}_{name}" for kind in ("matmul", "wgmma") for name in ways.CHECKED_S8} < set(driver.launched)
+    assert driver.device.memory().free == free and record.load(driver.device).wgmma_s8 is True
+    driver.launched.clear()
+    assert ways.large_products([driver.device], None, log.append)[""] == Large(BF16_TOKENS, ACT_BF16, S8)
+    assert ways.large_products([driver.device], None, log.append, wgmma=False)[""] == Large(BF16_TOKENS, ACT_BF16)
+    assert not driver.launched
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("row % 8) * 16", "row % 4) * 16"),
+        ("x + g * kNextK", "x"),
+        ("a[2 - 2 * half] = a[3 - 2 * half] = 0", "a[3 - 2 * half] = 0"),
+        ("p.gate ? sum[8]", "p.gate ? sum[0]"),
+        ("k <= n_steps", "k < n_steps"),
+    ],
+)
+def test_int8_kernels_that_differ_are_not_used(driver: Any, tmp_path: Path, right: str, wrong: str) -> None:
+    run_on(driver, s8_machine(tmp_path, right, wrong))
+    set_tried(driver.device, wgmma_s8=None)
+    log: list[str] = []
+    assert ways.large_products([driver.device], 0, log.append) == {"": Large(0)}
+    assert log[0].startswith("CUDA0: wgmma_TYPE differs from matmul_TYPE by ")
+    assert record.load(driver.device).wgmma_s8 is False
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"wgmma": "yes", "large": null, "milliseconds": []}', "\0"])
 def test_a_damaged_record_counts_as_none(content: str) -> None:
     device = emulated()
@@ -180,7 +239,8 @@ def test_older_devices_and_users_who_want_none_are_not_tried() -> None:
 
     old, new = emulated((7, 5), no_launch), emulated((9, 0), no_launch)
     assert ways.large_products([old, new], None, print) == {"": Large(0)}
-    assert ways.large_products([new], 0, print) == {"": Large(0)}
+    assert ways.large_products([new], 0, print, wgmma=False) == {"": Large(0)}
+    assert ways.large_products([new], None, print, wgmma=False) == {"": Large(BF16_TOKENS, ACT_BF16)}
     assert ways.large_products([emulated((8, 6), no_launch)], None, print) == {"": Large(BF16_TOKENS, ACT_BF16)}
 
 
@@ -197,6 +257,8 @@ def clock(step: LaunchLike) -> float:
     """A device on which decoding costs as much as multiplying 100 tokens, k-quants twice that and trellis for ever."""
     if step.kernel.startswith("matmul_"):
         return 0.010 * n_tokens(step)
+    if step.kernel.startswith("wgmma_"):  # as much as mma for 40 tokens, whatever their number is
+        return max(0.4, 0.008 * n_tokens(step))
     if step.kernel.startswith("matvec"):
         return 0.001
     if step.kernel.startswith("rows_"):
@@ -211,35 +273,36 @@ def emulated(capability: tuple[int, int] = (8, 0), launcher: Any = lambda step: 
 
 
 @pytest.mark.parametrize(
-    ("capability", "fmt", "first"), [((8, 6), ACT_BF16, 128), ((9, 0), ACT_TILES, 128), ((7, 5), ACT_BF16, 0)]
+    ("capability", "fmt", "first", "s8"),
+    [((8, 6), ACT_BF16, 128, 0), ((9, 0), ACT_TILES, 128, 64), ((7, 5), ACT_BF16, 0, 0)],
 )
 def test_the_fastest_way_is_found_and_used(
-    capability: tuple[int, int], fmt: int, first: int, monkeypatch: pytest.MonkeyPatch
+    capability: tuple[int, int], fmt: int, first: int, s8: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tune, "N_IN", 256)
     monkeypatch.setattr(tune, "N_OUT", 256)
     device, log = emulated(capability), []
-    known = record.load(device)
-    known.wgmma = True
-    known.save()
+    set_tried(device, wgmma=True, wgmma_s8=True)
     found = tune.tune(device, log.append)
     large = record.load(device).large
     assert large is not None and large == found.large and set(large) == set(launch.family_types())
-    assert large["weights_legacy"] == Large(first, fmt)
-    assert large["weights_trellis"].tokens == 0
-    assert any("weights_trellis (iq3_kt): matmul always" in line for line in log)
+    assert large["weights_legacy"] == Large(first, fmt, s8)
+    assert large["weights_trellis"] == Large(0, large["weights_trellis"].format, s8)
+    way = f"wgmma from {s8} tokens on" if s8 else "matmul always"
+    assert any(f"weights_trellis (iq3_kt): {way}" in line for line in log)
     if not first:
         return
-    assert large["weights_kquants"] == Large(2 * first, fmt)
+    assert large["weights_kquants"] == Large(2 * first, fmt, s8) and large["float"].wgmma == 0
     kept = [row for row in found.milliseconds if row["file"] == "weights_legacy" and row["tokens"] == 256]
     assert kept[0]["matmul"] == 2.56 and kept[0]["gemm_bf16"] == pytest.approx(0.5 + 256 * 0.005)
     ways_now = ways.large_products([device], None, print)
-    assert ways_now["weights_legacy"] == Large(first, fmt)
+    assert ways_now["weights_legacy"] == Large(first, fmt, s8)
     many, few = many_and_few(Program())
     kernels = CudaKernels([capability], ways_now)
     assert [kernels.activation_format(node) for node in (many, few)] == [fmt, fmt]
     # What the user asks for is not overruled.
-    assert ways.large_products([device], 300, print) == {"": Large(300, fmt)}
+    default_s8 = S8 if s8 else 0
+    assert ways.large_products([device], 300, print) == {"": Large(300, fmt, default_s8)}
 
 
 def test_a_way_counts_from_where_it_is_always_faster() -> None:
@@ -250,6 +313,9 @@ def test_a_way_counts_from_where_it_is_always_faster() -> None:
     assert tune.choose(times, [ACT_BF16]) == Large(64, ACT_BF16)
     assert tune.choose(times, [ACT_BF16, ACT_TILES]) == Large(128, ACT_TILES)
     assert tune.choose({n: {**t, "gemm_bf16": 9.0} for n, t in times.items()}, [ACT_BF16]) == Large(0, ACT_BF16)
+    s8 = {n: {**t, "wgmma": {16: 0.5, 32: 2.1, 64: 2.5, 128: 2.9, 256: 7.0}[n]} for n, t in times.items()}
+    assert tune.choose(s8, [ACT_BF16, ACT_TILES]) == Large(256, ACT_TILES, 64)
+    assert tune.choose(s8, []) == Large(0, wgmma=64)
 
 
 def test_devices_that_differ_share_what_is_good_on_all() -> None:
@@ -261,6 +327,9 @@ def test_devices_that_differ_share_what_is_good_on_all() -> None:
         "weights_trellis": Large(0, ACT_BF16),
     }
     assert ways._common([one], Large(256, ACT_BF16))["float"] == Large(32, ACT_BF16)
+    s8 = [{"weights_legacy": Large(0, wgmma=n), "float": Large(0, wgmma=n // 48)} for n in (32, 64)]
+    assert ways._common(s8, Large(wgmma=32)) == {"weights_legacy": Large(0, wgmma=64), "float": Large(0)}
+    assert ways._common(s8, Large())["weights_legacy"] == Large(0)
 
 
 def test_tune_from_the_command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -300,12 +369,35 @@ def test_a_prompt_on_sm_90(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     found = []
     for capability in ((9, 0), (8, 0)):
         device = EmulatedDevice(0, 512 * MIB, launcher, compute_capability=capability)
-        known = record.load(device)
-        known.wgmma = True
-        known.save()
+        set_tried(device, wgmma=True, wgmma_s8=True)
         monkeypatch.setattr(cuda_devices, "_open", lambda *_, device=device: ([device], ""))
         launched.clear()
         found.append(logits_of(model, tokens, 20, placement=PlacementParams(), devices=DeviceParams(bf16_batch=16)))
         assert ("gemm_wgmma" in launched) == (capability == (9, 0))
         assert ("gemm_bf16" in launched) == (capability == (8, 0))
     assert np.abs(found[0] - found[1]).max() < 1e-3 * np.abs(found[1]).max()
+
+
+def test_a_prompt_in_int8_on_sm_90(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dense and by experts, bit for bit the logits of the kernels for all devices; an option forbids the newer ones."""
+    kernels, launched = emulator.library(), set()
+
+    def launcher(step: LaunchLike) -> None:
+        launched.add((step.kernel, step.grid[2] > 1))
+        kernels.launch(step.kernel, step.grid, step.block, step.shared_bytes, step.args)
+
+    monkeypatch.setattr(ways, "WGMMA_S8_TOKENS", 1)
+    model = tmp_path / "q8_0.gguf"
+    assert main(["quantize", str(zoo("qwen3moe")), str(model), "Q8_0"]) == 0
+    device = EmulatedDevice(0, 512 * MIB, launcher, compute_capability=(9, 0))
+    set_tried(device, wgmma=True, wgmma_s8=True)
+    monkeypatch.setattr(cuda_devices, "_open", lambda *_: ([device], ""))
+    tokens, found = np.random.default_rng(5).integers(5, 150, 24).astype(np.int32), []
+    for wgmma in (True, False):
+        launched.clear()
+        params = DeviceParams(bf16_batch=0, wgmma=wgmma)
+        found.append(logits_of(model, tokens, 24, placement=PlacementParams(), devices=params))
+        for by_expert in (False, True):
+            assert (("wgmma_q8_0", by_expert) in launched) == wgmma
+            assert (("matmul_q8_0", by_expert) in launched) != wgmma
+    assert found[0].tobytes() == found[1].tobytes()

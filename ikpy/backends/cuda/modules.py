@@ -30,8 +30,6 @@ ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120")
 Progress = Callable[[str], None]
 # The kernels ask for nothing later than this, so all newer devices share its PTX.
 NEWEST_PTX = 80
-# Files with instructions that only one architecture has: compiled for it alone, with all of its features.
-SPECIAL = {"gemm_wgmma": "sm_90"}
 
 
 @dataclass(frozen=True)
@@ -62,14 +60,19 @@ def code_flag(architectures: Sequence[str]) -> str:
     return f"-gencode=arch={virtual},code=[{','.join(architectures)}]"
 
 
+def only_architecture(stem: str) -> str | None:
+    """The one architecture that has the instructions of a kernel file; None: all have them."""
+    return "sm_90" if "wgmma" in stem else None
+
+
 def special_code_flag(arch: str) -> str:
-    """As code_flag for the files in SPECIAL: sm_90a, which runs on sm_90."""
+    """As code_flag for files of one architecture, with all of its features: sm_90a, which runs on sm_90."""
     return f"-gencode=arch=compute_{arch.removeprefix('sm_')}a,code={arch}a"
 
 
 def sources(arch: str) -> list[Path]:
     """The kernel files for an architecture."""
-    return [path for path in sorted(KERNELS.glob("*.cu")) if SPECIAL.get(path.stem, arch) == arch]
+    return [path for path in sorted(KERNELS.glob("*.cu")) if only_architecture(path.stem) in (None, arch)]
 
 
 def cache_dir() -> Path:
@@ -104,7 +107,9 @@ def nvcc_version() -> str:
 def _headers_digest() -> str:
     """Hash of everything that kernel files may include."""
     digest = hashlib.sha256()
-    for path in [*sorted(KERNELS.rglob("*.cuh")), *sorted(NATIVE_INCLUDE.rglob("*.hpp"))]:
+    # Lists of types (weights_*.cu) are included by other kernel files.
+    lists = sorted(KERNELS.glob("weights_*.cu"))
+    for path in [*sorted(KERNELS.rglob("*.cuh")), *lists, *sorted(NATIVE_INCLUDE.rglob("*.hpp"))]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
@@ -182,7 +187,7 @@ def _compile(source: Path, arch: str, target: Path) -> str:
         command = [
             nvcc(),
             "-cubin",
-            special_code_flag(arch) if source.stem in SPECIAL else code_flag([arch]),
+            special_code_flag(arch) if only_architecture(source.stem) else code_flag([arch]),
             "-Xptxas=-v",
             *NVCC_FLAGS,
             *includes,

@@ -20,12 +20,21 @@ RUNTIME_BYTES = 16
 class Probe:
     """A weight [n_in, n_out] (two with a gate) and f32 activations [n_in, n_tokens] on a device.
 
-    A context manager: the device's memory is given back at its end. BF16 weights are normally distributed, others
-    random bytes, whose products are good for nothing but the time they take.
+    A context manager: the device's memory is given back at its end. BF16 weights, and others that are asked to be
+    `encoded`, are normally distributed; else they are random bytes, whose products are good for nothing but the time
+    they take.
     """
 
     def __init__(
-        self, device: Device, type_name: str, n_in: int, n_out: int, n_tokens: int, *, gate: bool = False
+        self,
+        device: Device,
+        type_name: str,
+        n_in: int,
+        n_out: int,
+        n_tokens: int,
+        *,
+        gate: bool = False,
+        encoded: bool = False,
     ) -> None:
         self._device, self._stream = device, device.new_stream()
         self._blocks: list[int] = []
@@ -38,9 +47,12 @@ class Probe:
         self._weights = []
         for _ in range(2 if gate else 1):
             weight = self._value(registry.by_name(type_name).id, (n_in, n_out))
-            data = rng.integers(0, 256, weight.buffer.nbytes, np.uint8)
             if type_name == "bf16":
                 data = (rng.standard_normal((n_out, n_in), np.float32).view(np.uint32) >> 16).astype(np.uint16)
+            elif encoded:
+                data = core.quantize(rng.standard_normal((n_out, n_in), np.float32), weight.type_id)
+            else:
+                data = rng.integers(0, 256, weight.buffer.nbytes, np.uint8)
             self._upload(weight, data)
             self._weights.append(weight)
         self._out = self._value(F32, (n_out, n_tokens))

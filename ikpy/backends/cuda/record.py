@@ -20,19 +20,22 @@ from ikpy.backends.cuda.launch import ACT_BF16, ACT_TILES, Large
 
 # Kernels that multiply large products, by the format of the activations that they read.
 GEMM_KERNELS = {ACT_BF16: "gemm_bf16", ACT_TILES: "gemm_wgmma"}
+# Fields that say whether newer kernels work.
+TRIED = ("wgmma", "wgmma_s8")
 
 
 @dataclass
 class Record:
     """Findings on one device; None: not looked at.
 
-    wgmma: whether gemm_wgmma gives what gemm_bf16 gives. large: how large products of the types of a kernel file are
-    computed fastest. milliseconds: what was measured for that.
+    wgmma: whether gemm_wgmma gives what gemm_bf16 gives; wgmma_s8: wgmma_TYPE what matmul_TYPE gives. large: how
+    large products of the types of a kernel file are computed fastest. milliseconds: what was measured for that.
     """
 
     path: Path
     device: dict[str, str]
     wgmma: bool | None = None
+    wgmma_s8: bool | None = None
     large: dict[str, Large] | None = None
     milliseconds: list[dict[str, Any]] = field(default_factory=list)
 
@@ -41,8 +44,12 @@ class Record:
         formats = {format: name for format, name in GEMM_KERNELS.items()}
         large = None
         if self.large is not None:
-            large = {file: {"tokens": way.tokens, "kernel": formats[way.format]} for file, way in self.large.items()}
-        found = {**self.device, "wgmma": self.wgmma, "large": large, "milliseconds": self.milliseconds}
+            large = {
+                file: {"tokens": way.tokens, "kernel": formats[way.format], "wgmma": way.wgmma}
+                for file, way in self.large.items()
+            }
+        tried = {name: getattr(self, name) for name in TRIED}
+        found = {**self.device, **tried, "large": large, "milliseconds": self.milliseconds}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False) as file:
             file.write(json.dumps(found, indent=1) + "\n")
@@ -65,10 +72,13 @@ def load(device: Device) -> Record:
 def _read(record: Record) -> None:
     found = json.loads(record.path.read_text())
     formats = {name: format for format, name in GEMM_KERNELS.items()}
-    if found["wgmma"] not in (None, True, False):
-        raise ValueError("wgmma")
-    record.wgmma = found["wgmma"]
+    for name in TRIED:
+        if found[name] not in (None, True, False):
+            raise ValueError(name)
+        setattr(record, name, found[name])
     if found["large"] is not None:
         ways = found["large"].items()
-        record.large = {file: Large(int(way["tokens"]), formats[way["kernel"]]) for file, way in ways}
+        record.large = {
+            file: Large(int(way["tokens"]), formats[way["kernel"]], int(way["wgmma"])) for file, way in ways
+        }
     record.milliseconds = list(found["milliseconds"])

@@ -16,15 +16,20 @@ from ikpy.backends.cuda import emulator, modules
 ARCHITECTURES = (75, 80, 89, 90)
 REPORT_FLAGS = ("-fatbin", "-Xptxas=-v")
 
-# Shared memory per multiprocessor and per block (KiB), threads per multiprocessor; all have 65536 registers.
+# Shared memory per multiprocessor and per block (KiB), threads and blocks per multiprocessor (CUDA programming guide,
+# "Technical Specifications per Compute Capability").
 _LIMITS = {
-    75: (64, 64, 1024),
-    80: (164, 163, 2048),
-    86: (100, 99, 1536),
-    89: (100, 99, 1536),
-    90: (228, 227, 2048),
-    120: (100, 99, 1536),
+    75: (64, 64, 1024, 16),
+    80: (164, 163, 2048, 32),
+    86: (100, 99, 1536, 16),
+    89: (100, 99, 1536, 24),
+    90: (228, 227, 2048, 32),
+    120: (100, 99, 1536, 24),
 }
+# A multiprocessor has four parts with registers of their own, which are given to warps 256 at a time.
+_PARTS, _PART_REGISTERS, _REGISTER_UNIT = 4, 16384, 256
+# What the driver takes of the shared memory of every block.
+_RESERVED_SHARED = 1024
 
 
 @dataclass(frozen=True)
@@ -38,14 +43,25 @@ class Usage:
     stack_bytes: int
     spill_bytes: int
 
+    def limits(self, threads: int, dynamic_bytes: int = 0) -> dict[str, int]:
+        """Blocks of this many threads that a multiprocessor has room for, by what limits them."""
+        shared_kib, block_kib, max_threads, max_blocks = _LIMITS[self.arch]
+        per_warp = -(-self.registers * 32 // _REGISTER_UNIT) * _REGISTER_UNIT
+        shared = self.shared_bytes + dynamic_bytes
+        return {
+            "shared memory": shared_kib * 1024 // (shared + _RESERVED_SHARED) if shared <= block_kib * 1024 else 0,
+            "registers": _PARTS * (_PART_REGISTERS // per_warp) // (threads // 32),
+            "threads": max_threads // threads,
+            "blocks": max_blocks,
+        }
+
+    def blocks(self, threads: int, dynamic_bytes: int = 0) -> int:
+        """Blocks that a multiprocessor runs at a time."""
+        return min(self.limits(threads, dynamic_bytes).values())
+
     def occupancy(self, threads: int, dynamic_bytes: int = 0) -> float:
         """Share of the threads of a multiprocessor that blocks of this size can fill."""
-        shared_kib, _, max_threads = _LIMITS[self.arch]
-        per_warp = -(-self.registers * 32 // 256) * 256
-        by_registers = 65536 // (per_warp * (threads // 32))
-        shared = self.shared_bytes + dynamic_bytes
-        by_shared = shared_kib * 1024 // (shared + 1024) if shared else by_registers
-        return min(by_registers, by_shared, max_threads // threads) * threads / max_threads
+        return self.blocks(threads, dynamic_bytes) * threads / _LIMITS[self.arch][2]
 
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\d+)a?'")
@@ -80,7 +96,7 @@ def _compile(source: Path, architectures: Sequence[int]) -> str:
     """What ptxas reports about a kernel file. The architectures share their PTX, so the front end runs once."""
     includes = [f"-I{path}" for path in emulator.INCLUDE_DIRS]
     names = [f"sm_{arch}" for arch in architectures]
-    code = modules.special_code_flag(names[0]) if source.stem in modules.SPECIAL else modules.code_flag(names)
+    code = modules.special_code_flag(names[0]) if modules.only_architecture(source.stem) else modules.code_flag(names)
     command = [modules.nvcc(), *modules.NVCC_FLAGS, *REPORT_FLAGS, code, *includes, str(source), "-o", os.devnull]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -110,7 +126,7 @@ def _groups(source: Path, architectures: Collection[int]) -> list[list[int]]:
     """Those of the architectures that a file is for, in groups that share their PTX."""
     groups: dict[str, list[int]] = {}
     for arch in architectures:
-        if modules.SPECIAL.get(source.stem, f"sm_{arch}") == f"sm_{arch}":
+        if modules.only_architecture(source.stem) in (None, f"sm_{arch}"):
             groups.setdefault(modules.virtual_architecture(f"sm_{arch}"), []).append(arch)
     return list(groups.values())
 

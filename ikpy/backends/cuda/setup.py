@@ -44,5 +44,5 @@ def default_kernels(devices: Sequence[Device], params: DeviceParams) -> Kernels:
     from ikpy.backends.cuda.lowering import CudaKernels
     from ikpy.backends.cuda.ways import large_products
 
-    large = large_products(devices, params.bf16_batch)
+    large = large_products(devices, params.bf16_batch, wgmma=params.wgmma)
     return CudaKernels([device.compute_capability for device in devices], large)

@@ -100,7 +100,7 @@ ROWS = (
         Kind("K=V,...", values.to_cuda_params),
         "model.cuda_params",
         "graphs=0|1: CUDA graphs; offload-batch-size=N: smallest batch for -op; bf16-batch-size=N: smallest batch "
-        "for bf16 tensor cores, 0 = never. Other keys have no effect",
+        "for bf16 tensor cores, 0 = never; wgmma=0|1: the kernels of sm_90. Other keys have no effect",
         reason=NO_GPU,
     ),
     ignored("-smgs --split-mode-graph-scheduling", GRAPH_SPLIT, "scheduling of graph split mode"),

@@ -8,6 +8,6 @@ IKPY_FLASH(flash64_80_80, 80, 80, 4, 1, 64, false, 2);
 IKPY_FLASH(flash16_96_96, 96, 96, 1, 4, 64, false, 4);
 IKPY_FLASH(flash64_96_96, 96, 96, 4, 1, 64, false, 2);
 IKPY_FLASH(flash16_112_112, 112, 112, 1, 4, 64, false, 4);
-IKPY_FLASH(flash64_112_112, 112, 112, 4, 1, 64, false, 2);
+IKPY_FLASH(flash64_112_112, 112, 112, 4, 1, 32, false, 3);
 IKPY_FLASH(flash16_128_128, 128, 128, 1, 4, 64, false, 4);
-IKPY_FLASH(flash64_128_128, 128, 128, 4, 1, 64, false, 2);
+IKPY_FLASH(flash64_128_128, 128, 128, 4, 1, 32, false, 3);

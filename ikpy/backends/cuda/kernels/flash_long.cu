@@ -7,7 +7,7 @@ using namespace ikpy::cuda;
 
 IKPY_FLASH(flash16_256_256, 256, 256, 1, 4, 32, false, 4);
 IKPY_FLASH(flash64_256_256, 256, 256, 4, 1, 32, false, 2);
-IKPY_FLASH(flash16_192_128, 192, 128, 1, 4, 64, false, 4);
+IKPY_FLASH(flash16_192_128, 192, 128, 1, 4, 32, false, 4);
 IKPY_FLASH(flash64_192_128, 192, 128, 4, 1, 32, false, 2);
 IKPY_FLASH(flash16_576_512, 576, 512, 1, 4, 32, true, 3);
 IKPY_FLASH(flash32_576_512, 576, 512, 2, 4, 32, true, 1);

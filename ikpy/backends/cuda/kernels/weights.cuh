@@ -192,34 +192,67 @@ constexpr int kTileRows = 64, kTileColumns = 128, kTileDepth = 128, kTileThreads
 constexpr int kTileStride = kTileDepth + 16;  // bytes; the odd 16 keep ldmatrix free of bank conflicts
 constexpr int kTileGroups = kTileDepth / 32;
 
-// Shared memory of a block: 64 weight rows by 128 tokens, 128 deep.
+// Scales, offsets and sums of a step of a tile: 64 weight rows by 128 tokens, 128 deep.
 template <class U>
-struct Tile {
+struct TileScales {
     static constexpr int kScales = kTileGroups * (U::kHalves ? 2 : 1);
     static constexpr int kSums = U::kOffset ? kScales : 1;
-    __align__(16) uint8_t weights[kTileRows][kTileStride];
-    __align__(16) uint8_t x[kTileColumns][kTileStride];
     __align__(16) float x_scale[kTileColumns][kTileGroups];
     __align__(16) float x_sum[kTileColumns][U::kOffset ? kScales : 4];
     float scale[kScales][kTileRows];
     float offset[kSums][kTileRows];
-    const uint8_t* source[kTileColumns];
 };
 
-// Row of the matrices that tile row i holds: with a gate the lower half are up rows, the upper half gate
-// rows.
-__device__ __forceinline__ int tile_row(const Product& p, int i) {
-    return p.gate ? blockIdx.x * (kTileRows / 2) + i % (kTileRows / 2) : blockIdx.x * kTileRows + i;
+// What 32 columns add to a sum before the scale of the activations; second: those behind the first 16 if
+// scales are per 16.
+template <class U>
+__device__ __forceinline__ float scaled(const TileScales<U>& tile, int g, int row, int column, int first,
+                                        [[maybe_unused]] int second) {
+    float v;
+    if constexpr (U::kHalves) {
+        v = tile.scale[2 * g][row] * static_cast<float>(first) +
+            tile.scale[2 * g + 1][row] * static_cast<float>(second);
+        if (U::kOffset)
+            v += tile.offset[2 * g][row] * tile.x_sum[column][2 * g] +
+                 tile.offset[2 * g + 1][row] * tile.x_sum[column][2 * g + 1];
+    } else {
+        v = tile.scale[g][row] * static_cast<float>(first);
+        if (U::kOffset) v += tile.offset[g][row] * tile.x_sum[column][g];
+    }
+    return v;
 }
 
+// Row of the matrices that a line of a tile holds.
+struct TileLine {
+    int row;
+    bool is_gate;
+};
+
+// Shared memory of a block of matmul.
 template <class U>
-__device__ __forceinline__ void load_weight_tile(const Product& p, int matrix, int depth, Tile<U>& tile) {
+struct Tile : TileScales<U> {
+    __align__(16) uint8_t weights[kTileRows][kTileStride];
+    __align__(16) uint8_t x[kTileColumns][kTileStride];
+
+    __device__ __forceinline__ uint8_t* weights_at(int i, int depth) { return &weights[i][depth]; }
+    __device__ __forceinline__ uint8_t* x_at(int column, int depth) { return &x[column][depth]; }
+    // With a gate the lower half are up rows, the upper half gate rows.
+    __device__ static __forceinline__ TileLine line(const Product& p, int i) {
+        if (!p.gate) return {static_cast<int>(blockIdx.x) * kTileRows + i, false};
+        return {static_cast<int>(blockIdx.x) * (kTileRows / 2) + i % (kTileRows / 2), i >= kTileRows / 2};
+    }
+};
+
+template <class U, class AnyTile>
+__device__ __forceinline__ void load_weight_tile(const Product& p, int thread, int matrix, int depth,
+                                                 AnyTile& tile) {
     // Neighbouring threads take neighbouring groups of a row.
-    const int g = threadIdx.x % kTileGroups, i = threadIdx.x / kTileGroups;
-    const int row = tile_row(p, i), group = depth / 32 + g;
+    const int g = thread % kTileGroups, i = thread / kTileGroups;
+    const TileLine line = AnyTile::line(p, i);
+    const int row = line.row, group = depth / 32 + g;
     Group w;
     if (row < p.n_out && group < p.n_in / 32) {
-        const uint8_t* base = p.gate && i >= kTileRows / 2 ? p.gate : p.up;
+        const uint8_t* base = line.is_gate ? p.gate : p.up;
         const uint8_t* rows = row_group<U>(base + matrix * p.matrix_bytes, p.row_bytes, row);
         unpack<U>(rows, row % U::kRows, group, w);
         // The next tile is on its way from memory while this one is multiplied.
@@ -234,9 +267,10 @@ __device__ __forceinline__ void load_weight_tile(const Product& p, int matrix, i
         for (int j = 0; j < 8; ++j) w.q[j] = 0;
         w.d[0] = w.d[1] = w.m[0] = w.m[1] = 0.0f;
     }
-    auto* out = reinterpret_cast<uint4*>(&tile.weights[i][32 * g]);
-    out[0] = uint4{w.q[0], w.q[1], w.q[2], w.q[3]};
-    out[1] = uint4{w.q[4], w.q[5], w.q[6], w.q[7]};
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+        *reinterpret_cast<uint4*>(tile.weights_at(i, 32 * g + 16 * h)) =
+            uint4{w.q[4 * h], w.q[4 * h + 1], w.q[4 * h + 2], w.q[4 * h + 3]};
     constexpr int kParts = U::kHalves ? 2 : 1;
 #pragma unroll
     for (int h = 0; h < kParts; ++h) {
@@ -245,16 +279,18 @@ __device__ __forceinline__ void load_weight_tile(const Product& p, int matrix, i
     }
 }
 
-template <class U>
-__device__ __forceinline__ void load_x_tile(const Product& p, int depth, int n_columns, Tile<U>& tile) {
+// sources: the prepared activations of the columns.
+template <class U, class AnyTile>
+__device__ __forceinline__ void load_x_tile(const Product& p, int thread, const uint8_t* const* sources,
+                                            int depth, int n_columns, AnyTile& tile) {
     const ActQ8Layout at(p.n_in);
-    for (int i = threadIdx.x; i < kTileColumns * kTileDepth / 16; i += kTileThreads) {
+    for (int i = thread; i < kTileColumns * kTileDepth / 16; i += kTileThreads) {
         const int c = i / (kTileDepth / 16), e = i % (kTileDepth / 16) * 16;
-        copy16_async(&tile.x[c][e], tile.source[c] + depth + e, c < n_columns);
+        copy16_async(tile.x_at(c, e), sources[c] + depth + e, c < n_columns);
     }
-    const int c = threadIdx.x % kTileColumns;
-    const uint8_t* x = tile.source[c];
-    if (threadIdx.x < kTileColumns) {
+    const int c = thread % kTileColumns;
+    const uint8_t* x = sources[c];
+    if (thread < kTileColumns) {
         copy16_async(tile.x_scale[c], x + at.scale + depth / 8, c < n_columns);
     } else if constexpr (U::kOffset) {
         if constexpr (U::kHalves) {
@@ -295,31 +331,17 @@ __device__ __forceinline__ void multiply_tile(const Tile<U>& tile, int n_columns
             for (int t = 0; t < 2; ++t) {
                 const int row = 32 * t + 16 * wm + lane / 4;
                 float* c = sums.c[t][j];
-                if (U::kHalves) {
-                    int low[4] = {0, 0, 0, 0}, high[4] = {0, 0, 0, 0};
-                    mma_s8_k16(low, a[t], b[0]);
-                    mma_s8_k16(high, a[t] + 2, b[1]);
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        const int r = row + 8 * (i / 2);
-                        float v = tile.scale[2 * g][r] * static_cast<float>(low[i]) +
-                                  tile.scale[2 * g + 1][r] * static_cast<float>(high[i]);
-                        if (U::kOffset)
-                            v += tile.offset[2 * g][r] * tile.x_sum[column + i % 2][2 * g] +
-                                 tile.offset[2 * g + 1][r] * tile.x_sum[column + i % 2][2 * g + 1];
-                        c[i] += dx[i % 2] * v;
-                    }
+                int first[4] = {0, 0, 0, 0}, second[4] = {0, 0, 0, 0};
+                if constexpr (U::kHalves) {
+                    mma_s8_k16(first, a[t], b[0]);
+                    mma_s8_k16(second, a[t] + 2, b[1]);
                 } else {
-                    int all[4] = {0, 0, 0, 0};
-                    mma_s8_k32(all, a[t], b);
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        const int r = row + 8 * (i / 2);
-                        float v = tile.scale[g][r] * static_cast<float>(all[i]);
-                        if (U::kOffset) v += tile.offset[g][r] * tile.x_sum[column + i % 2][g];
-                        c[i] += dx[i % 2] * v;
-                    }
+                    mma_s8_k32(first, a[t], b);
                 }
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    c[i] += dx[i % 2] *
+                            scaled<U>(tile, g, row + 8 * (i / 2), column + i % 2, first[i], second[i]);
             }
         }
     }
@@ -329,12 +351,13 @@ __device__ __forceinline__ void multiply_tile(const Tile<U>& tile, int n_columns
 template <class U>
 __device__ __forceinline__ void matmul_body(const Product& p) {
     __shared__ Tile<U> tile;
+    __shared__ const uint8_t* sources[kTileColumns];
     const Columns columns = block_columns(p);
     const int first = blockIdx.y * kTileColumns;
     if (first >= columns.count) return;
     const int n_columns = min(kTileColumns, columns.count - first);
     if (threadIdx.x < kTileColumns)
-        tile.source[threadIdx.x] =
+        sources[threadIdx.x] =
             column_at(p, columns, first + min(static_cast<int>(threadIdx.x), n_columns - 1)).x;
     WarpSums sums;
 #pragma unroll
@@ -345,8 +368,8 @@ __device__ __forceinline__ void matmul_body(const Product& p) {
             for (int i = 0; i < 4; ++i) sums.c[t][j][i] = 0.0f;
     __syncthreads();
     for (int depth = 0; depth < p.n_in; depth += kTileDepth) {
-        load_x_tile<U>(p, depth, n_columns, tile);
-        load_weight_tile<U>(p, columns.matrix, depth, tile);
+        load_x_tile<U>(p, threadIdx.x, sources, depth, n_columns, tile);
+        load_weight_tile<U>(p, threadIdx.x, columns.matrix, depth, tile);
         wait_copies<0>();
         __syncthreads();
         multiply_tile<U>(tile, n_columns, sums);
@@ -360,7 +383,7 @@ __device__ __forceinline__ void matmul_body(const Product& p) {
             const int column = (4 * j + wn) * 8 + 2 * (lane % 4) + i % 2;
             if (column >= n_columns) continue;
             uint8_t* dst = column_at(p, columns, first + column).dst;
-            const int in_tile = 16 * wm + lane / 4 + 8 * (i / 2), row = tile_row(p, in_tile);
+            const int in_tile = 16 * wm + lane / 4 + 8 * (i / 2), row = Tile<U>::line(p, in_tile).row;
             if (row < p.n_out) store_sum(p, dst, columns.matrix, row, sums.c[0][j][i], sums.c[1][j][i]);
             if (!p.gate && row + 32 < p.n_out)
                 store_sum(p, dst, columns.matrix, row + 32, sums.c[1][j][i], 0.0f);

@@ -111,18 +111,33 @@ __device__ __forceinline__ void wgmma_wait() {
 #endif
 }
 
-// Waits for all products that add to N sums, and keeps the compiler from using the sums before.
-template <int N>
+// As wgmma_wait<Left>, and keeps the compiler from using N sums of products that are done then before.
+template <int Left = 0, int N>
 __device__ __forceinline__ void wgmma_finish([[maybe_unused]] float (&sums)[N]) {
-    wgmma_wait<0>();
+    wgmma_wait<Left>();
 #if defined(__CUDACC__)
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 #endif
 }
+template <int Left = 0, int N>
+__device__ __forceinline__ void wgmma_finish([[maybe_unused]] int (&sums)[N]) {
+    wgmma_wait<Left>();
+#if defined(__CUDACC__)
+#pragma unroll
+    for (int i = 0; i < N; ++i) asm volatile("" : "+r"(sums[i])::"memory");
+#endif
+}
 
-// Describes rows of 128 bytes in shared memory whose pieces of 16 bytes are swizzled as in tiles.cuh; the
-// first row lies at a multiple of 1024. Adding kNextK moves on by 16 columns of 16 bits.
+// Describes a matrix in shared memory for wgmma (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions",
+// "Shared Memory Matrix Layout" and "Matrix Descriptor Format"): bits 0-13 its start / 16, 16-29 the leading
+// byte offset / 16, which swizzled layouts do not use, 32-45 the stride byte offset / 16, from eight rows to
+// the next eight, 49-51 the base offset, 0 as groups of eight rows lie at multiples of 1024, 62-63 the
+// swizzle, 1 for 128 bytes.
+//
+// Rows have 128 bytes, and their pieces of 16 bytes stand at their number xor the row's number modulo 8
+// (tiles.cuh). Adding kNextK to a descriptor moves on by 32 bytes, 16 columns of 16 bits or 32 of 8: the
+// hardware applies the swizzle to bits of the address, so the start need not be that of a row.
 constexpr unsigned long long kNextK = 32 >> 4;
 __device__ __forceinline__ unsigned long long matrix_descriptor(const void* rows) {
     constexpr unsigned long long kEightRows = 1024 >> 4, kUnused = 1, kSwizzle128 = 1;
@@ -154,6 +169,51 @@ __device__ __forceinline__ void wgmma_bf16_n128(float* c, unsigned long long a, 
 #undef IKPY_SUMS8
 #else
     shim::wgmma_bf16(c, 128, a, b, accumulate);
+#endif
+}
+
+// The fragments of a of wgmma have the layout of those of mma.sync, four registers for 16 rows by 32 columns
+// of 8 bits (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk32").
+#if !defined(__CUDACC__)
+namespace host {
+// Rows lane / 4 and lane / 4 + 8 of the fragments of a warp.
+inline shim::RowPair row_pair(const unsigned (&a)[4]) {
+    return shim::warp_operation<shim::RowPair>(uint4{a[0], a[1], a[2], a[3]}, [](const uint4* all, int l) {
+        shim::RowPair rows;
+        for (int t = 0; t < 4; ++t) {
+            const uint4& v = all[l / 4 * 4 + t];
+            const unsigned words[2][2] = {{v.x, v.z}, {v.y, v.w}};
+            for (int upper = 0; upper < 2; ++upper)
+                for (int half = 0; half < 2; ++half)
+                    std::memcpy(&rows.q[upper][16 * half + 4 * t], &words[upper][half], 4);
+        }
+        return rows;
+    });
+}
+}  // namespace host
+#endif
+
+// sums = a b^T: a 64 rows in registers, 16 per warp, b 64 rows, 32 columns of s8 each. Sums as those of
+// wgmma_bf16_n128. Registers of a must stay as they are until the product was waited for.
+__device__ __forceinline__ void wgmma_s8_n64(int (&c)[32], const unsigned (&a)[4], unsigned long long b) {
+#if defined(__CUDACC__)
+#define IKPY_SUMS8(i)                                                                           \
+    "=r"(c[i]), "=r"(c[i + 1]), "=r"(c[i + 2]), "=r"(c[i + 3]), "=r"(c[i + 4]), "=r"(c[i + 5]), \
+        "=r"(c[i + 6]), "=r"(c[i + 7])
+    asm volatile(
+        "{\n"
+        ".reg .pred add;\n"
+        "setp.ne.b32 add, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+        "{%32, %33, %34, %35}, %36, add;\n"
+        "}"
+        : IKPY_SUMS8(0), IKPY_SUMS8(8), IKPY_SUMS8(16), IKPY_SUMS8(24)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+#undef IKPY_SUMS8
+#else
+    shim::wgmma_s8(c, 64, host::row_pair(a), b, false);
 #endif
 }
 

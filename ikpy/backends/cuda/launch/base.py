@@ -39,10 +39,14 @@ WORK = _sentinel("work", 0)
 
 @dataclass(frozen=True)
 class Large:
-    """Products of `tokens` and more (0 = none) are multiplied in bf16 from activations in this format."""
+    """Products of `tokens` and more (0 = none) are multiplied in bf16 from activations in this format.
+
+    wgmma: int8 products of that many tokens per matrix and more (0 = none) use the kernels of sm_90.
+    """
 
     tokens: int = 0
     format: int = ACT_BF16
+    wgmma: int = 0
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,8 @@ def kernel_file(kernel: str) -> str:
     if kernel.startswith("flash"):
         short = all(f"_{dk}_" not in kernel for dk in (192, 256, 576)) and kernel != "flash_combine"
         return "flash_heads" if short else "flash_long"
-    return _FILE_OF_TYPE.get(kernel.partition("_")[2], "float")
+    file = _FILE_OF_TYPE.get(kernel.partition("_")[2], "float")
+    return file.replace("weights", "wgmma") if kernel.startswith("wgmma_") else file
 
 
 def family_types() -> dict[str, str]:

@@ -28,6 +28,8 @@ from ikpy.graph.ir import F32, Node, Value
 from ikpy.quants import registry
 
 KINDS = ("mul_mat", "mul_mat_up_gate", "mul_mat_id", "mul_mat_id_up_gate")
+# Of the int8 kernels of sm_90 (kernels/matmul_wgmma.cuh), of all types.
+WGMMA_S8_SHARED = 70656
 
 
 @lowers("act_prepare")
@@ -120,7 +122,17 @@ def _matrix_launch(p: Product, x: int, stride: int) -> Launch:
         ceil_div(columns, tile_columns),
         p.n_experts if p.is_by_expert else p.op.dst.shape[2],
     )
-    return Launch(f"matmul_{type_name(p.up.type_id)}", grid, (256, 1, 1), 0, [p.pack(x, stride, 1), *_float_args(p)])
+    name, args = type_name(p.up.type_id), [p.pack(x, stride, 1), *_float_args(p)]
+    if _takes_wgmma(p):
+        return Launch(f"wgmma_{name}", grid, (256, 1, 1), WGMMA_S8_SHARED, args)
+    return Launch(f"matmul_{name}", grid, (256, 1, 1), 0, args)
+
+
+def _takes_wgmma(p: Product) -> bool:
+    """Whether the int8 kernels of sm_90 are to multiply; experts have as many tokens as the mean of all."""
+    first = p.context.target.large_products(products_bf16.weight_file(p.up)).wgmma
+    columns = p.max_columns / (p.n_experts if p.is_by_expert else 1)
+    return not p.is_float and 0 < first <= columns
 
 
 def _dense(c: OpContext) -> Product:

@@ -1,8 +1,8 @@
 """Large products on bf16 tensor cores: quantized rows are decoded to bf16, part by part, and multiplied from there.
 
 The int8 kernels scale their sums once per 32 columns and token, which takes several times as long as the tensor cores
-need for the sums; decoding costs the same for any number of tokens. Int8 products of sm_90 (wgmma) would not change
-that: their sums need the same scaling.
+need for the sums; decoding costs the same for any number of tokens. Int8 products of sm_90 (kernels/matmul_wgmma.cuh)
+do not change that: their sums need the same scaling.
 
 With activations in ACT_TILES decoded rows are tiles too, and gemm_wgmma multiplies them (sm_90); rows of bf16 weights
 are copied to tiles then.

@@ -18,7 +18,7 @@ using namespace ikpy::shim;
 constexpr unsigned kSharedBase = 1024 + 128;  // device address of dynamic shared memory
 constexpr size_t kGranule = 16, kGranules = kMaxShared / kGranule;
 constexpr int kWarpsPerGroup = 4, kColumns = 16;
-// A signaling NaN: calculating with it changes its bits.
+// As f32 a signaling NaN: calculating with it changes its bits. As s32 no sum of a product.
 constexpr unsigned kNotNumber = 0x7f8ead01u;
 
 // ---- state of a block ----
@@ -53,23 +53,25 @@ struct Granule {
     uint32_t epoch = 0, fences = 0;
 };
 
+// Sums, f32 or s32, are kept as their bits. With s8 the rows of a came in registers.
 struct Product {
-    float* sums;
+    uint32_t* sums;
     int n;
     uint64_t a, b;
-    bool accumulate;
+    bool accumulate, s8;
     int group;
+    RowPair rows = {};
 };
 
 // Registers of a thread that products add to. shown: what the thread finds there.
 struct Sums {
-    std::vector<float> value, shown;
+    std::vector<uint32_t> value, shown;
     int under_way = 0;
 };
 
 struct Thread {
     std::vector<Product> products;
-    std::map<float*, Sums> sums;
+    std::map<uint32_t*, Sums> sums;
     int group = 0;
     uint32_t fences = 0;  // of the proxy
     bool fenced = false;  // by wgmma.fence, ever
@@ -197,44 +199,61 @@ struct Operand {
             out[c] = __uint_as_float(static_cast<unsigned>(bits) << 16);
         }
     }
+    void load(int r, int8_t* out) const {
+        for (int half = 0; half < 2; ++half)
+            std::memcpy(out + 16 * half, dynamic_shared() + at(r, 16 * half), 16);
+    }
 };
 
 template <class F>
 void for_granules(const Product& p, F f) {
-    const Operand a(p.a), b(p.b);
-    for (int r = 0; r < 64; ++r)
-        for (int half = 0; half < 2; ++half) f(async().granules[a.at(r, 16 * half) / kGranule]);
-    for (int r = 0; r < p.n; ++r)
-        for (int half = 0; half < 2; ++half) f(async().granules[b.at(r, 16 * half) / kGranule]);
+    const auto rows_of = [&f](const Operand& matrix, int n) {
+        for (int r = 0; r < n; ++r)
+            for (int half = 0; half < 2; ++half) f(async().granules[matrix.at(r, 16 * half) / kGranule]);
+    };
+    if (!p.s8) rows_of(Operand(p.a), 64);
+    rows_of(Operand(p.b), p.n);
 }
 
-void execute(const Product& p, int thread, float* sums) {
-    const Operand a(p.a), b(p.b);
-    const int lane = thread % kWarp, first = thread / kWarp % kWarpsPerGroup * 16 + lane / 4;
-    float rows[2][kColumns], column[kColumns];
-    a.load(first, rows[0]);
-    a.load(first + 8, rows[1]);
+// Adds to a thread's sums the products of its two rows of a with its columns.
+template <class Sum, int K, class Element>
+void add_products(const Product& p, const Element (&rows)[2][K], int lane, uint32_t* sums) {
+    const Operand b(p.b);
+    Element column[K];
     for (int i = 0; i < p.n / 2; i += 4)
         for (int c = 0; c < 2; ++c) {
             b.load(2 * i + 2 * (lane % 4) + c, column);
             for (int upper = 0; upper < 2; ++upper) {
-                float& sum = sums[i + 2 * upper + c];
-                if (!p.accumulate) sum = 0.0f;
-                for (int k = 0; k < kColumns; ++k) sum += rows[upper][k] * column[k];
+                uint32_t& bits = sums[i + 2 * upper + c];
+                Sum sum = 0;
+                if (p.accumulate) std::memcpy(&sum, &bits, sizeof sum);
+                for (int k = 0; k < K; ++k) sum += rows[upper][k] * column[k];
+                std::memcpy(&bits, &sum, sizeof sum);
             }
         }
 }
 
-bool is_shown(const float* sums, const Sums& s) {
-    return std::memcmp(sums, s.shown.data(), s.shown.size() * sizeof(float)) == 0;
+void execute(const Product& p, int thread, uint32_t* sums) {
+    const int lane = thread % kWarp;
+    if (p.s8) return add_products<int>(p, p.rows.q, lane, sums);
+    const Operand a(p.a);
+    const int first = thread / kWarp % kWarpsPerGroup * 16 + lane / 4;
+    float rows[2][kColumns];
+    a.load(first, rows[0]);
+    a.load(first + 8, rows[1]);
+    add_products<float>(p, rows, lane, sums);
 }
 
-void show(float* sums, Sums& s, const std::vector<float>& values) {
+bool is_shown(const uint32_t* sums, const Sums& s) {
+    return std::memcmp(sums, s.shown.data(), s.shown.size() * sizeof(uint32_t)) == 0;
+}
+
+void show(uint32_t* sums, Sums& s, const std::vector<uint32_t>& values) {
     s.shown = values;
-    std::memcpy(sums, values.data(), values.size() * sizeof(float));
+    std::memcpy(sums, values.data(), values.size() * sizeof(uint32_t));
 }
 
-void check_in_flight(const float* sums, const Sums& s) {
+void check_in_flight(const uint32_t* sums, const Sums& s) {
     if (s.under_way && !is_shown(sums, s))
         fail("sums were written while products that add to them are under way");
 }
@@ -247,9 +266,43 @@ void check_group(const Product& p, int thread) {
         group.issued.push_back(p);
     } else {
         const Product& other = group.issued[index];
-        if (p.a != other.a || p.b != other.b || p.n != other.n || p.accumulate != other.accumulate)
+        if (p.a != other.a || p.b != other.b || p.n != other.n || p.accumulate != other.accumulate ||
+            p.s8 != other.s8)
             fail("the warps of a group ask for different products");
     }
+}
+
+void start_product(Product p) {
+    const AccessState now = access_state();
+    Thread& thread = self();
+    async().used = true;
+    p.group = thread.group;
+    uint32_t* c = p.sums;
+    const int n = p.n;
+    if (now.thread / (kWarp * kWarpsPerGroup) * kWarp * kWarpsPerGroup + kWarp * kWarpsPerGroup >
+        static_cast<int>(async().threads.size()))
+        fail("a product by fewer than four warps");
+    if (!thread.fenced) fail("a product without wgmma_fence before it");
+    const auto [found, is_new] = thread.sums.try_emplace(c);
+    Sums& s = found->second;
+    if (is_new) s.value.assign(c, c + n / 2);
+    if (s.value.size() != static_cast<size_t>(n / 2))
+        fail("products of different shapes add to the same sums");
+    if (!is_new && !s.under_way && !is_shown(c, s)) fail("sums were written and no wgmma_fence follows");
+    check_in_flight(c, s);
+    if (now.thread % kWarp == 0) {
+        check_group(p, now.thread);
+        for_granules(p, [&now](Granule& g) {
+            check_arrived(g, now);
+            check_written(g, now);
+            ++g.readers;
+        });
+    }
+    if (!s.under_way) show(c, s, std::vector<uint32_t>(n / 2, kNotNumber));
+    ++s.under_way;
+    if (!is_late()) execute(p, now.thread, s.value.data());
+    thread.products.push_back(p);
+    warp_meet([](WarpSlots&, const void*) {}, nullptr);
 }
 
 }  // namespace
@@ -384,34 +437,11 @@ void wgmma_commit() {
 }
 
 void wgmma_bf16(float* c, int n, uint64_t a, uint64_t b, bool accumulate) {
-    const AccessState now = access_state();
-    Thread& thread = self();
-    async().used = true;
-    const Product p{c, n, a, b, accumulate, thread.group};
-    if (now.thread / (kWarp * kWarpsPerGroup) * kWarp * kWarpsPerGroup + kWarp * kWarpsPerGroup >
-        static_cast<int>(async().threads.size()))
-        fail("a product by fewer than four warps");
-    if (!thread.fenced) fail("a product without wgmma_fence before it");
-    const auto [found, is_new] = thread.sums.try_emplace(c);
-    Sums& s = found->second;
-    if (is_new) s.value.assign(c, c + n / 2);
-    if (s.value.size() != static_cast<size_t>(n / 2))
-        fail("products of different shapes add to the same sums");
-    if (!is_new && !s.under_way && !is_shown(c, s)) fail("sums were written and no wgmma_fence follows");
-    check_in_flight(c, s);
-    if (now.thread % kWarp == 0) {
-        check_group(p, now.thread);
-        for_granules(p, [&now](Granule& g) {
-            check_arrived(g, now);
-            check_written(g, now);
-            ++g.readers;
-        });
-    }
-    if (!s.under_way) show(c, s, std::vector<float>(n / 2, __uint_as_float(kNotNumber)));
-    ++s.under_way;
-    if (!is_late()) execute(p, now.thread, s.value.data());
-    thread.products.push_back(p);
-    warp_meet([](WarpSlots&, const void*) {}, nullptr);
+    start_product({reinterpret_cast<uint32_t*>(c), n, a, b, accumulate, false, 0});
+}
+
+void wgmma_s8(int* c, int n, const RowPair& rows, uint64_t b, bool accumulate) {
+    start_product({reinterpret_cast<uint32_t*>(c), n, 0, b, accumulate, true, 0, rows});
 }
 
 void wgmma_wait(int groups_left) {

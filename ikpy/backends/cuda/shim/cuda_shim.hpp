@@ -82,6 +82,12 @@ void wgmma_commit();
 void wgmma_wait(int groups_left);
 // The calling thread's part of c (+)= a b^T: a 64 rows, b n rows, 16 columns of bf16.
 void wgmma_bf16(float* c, int n, uint64_t a, uint64_t b, bool accumulate);
+// Two rows of 32 columns of s8.
+struct RowPair {
+    int8_t q[2][32];
+};
+// As wgmma_bf16 with 32 columns of s8, and a from registers: the thread's rows (first, first + 8).
+void wgmma_s8(int* c, int n, const RowPair& rows, uint64_t b, bool accumulate);
 
 // Where an access happens: its thread and how far that has come. Memory of threads alone lies between
 // private_begin and private_end.

@@ -316,6 +316,13 @@ uint8_t* dynamic_shared() {
                                       ~uintptr_t(127));
 }
 
+// The end of a copy, which is a write of the thread that asked for it.
+static void land(const Copy& copy) {
+    std::memcpy(copy.to, copy.data, 16);
+    const size_t offset = static_cast<uint8_t*>(copy.to) - dynamic_shared();
+    if (offset < kMaxShared) note_access(offset, true);
+}
+
 void copy16(void* to, const void* from, bool valid) {
     Machine& m = machine();
     if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % 16) fail("misaligned copy");
@@ -325,7 +332,7 @@ void copy16(void* to, const void* from, bool valid) {
     if (m.reverse) {
         f.copies.push_back(copy);
     } else {
-        std::memcpy(to, copy.data, 16);
+        land(copy);
     }
 }
 
@@ -336,7 +343,7 @@ void wait_copies(int groups_left) {
     size_t kept = 0;
     for (const Copy& copy : f.copies) {
         if (copy.group < f.group - groups_left) {
-            std::memcpy(copy.to, copy.data, 16);
+            land(copy);
         } else {
             f.copies[kept++] = copy;
         }

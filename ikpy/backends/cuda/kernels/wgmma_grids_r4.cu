@@ -1,0 +1,4 @@
+// Grid types, row-interleaved: products by wgmma (sm_90a only).
+#include "matmul_wgmma.cuh"
+// The list of types, of which that header makes its kernels.
+#include "weights_grids_r4.cu"

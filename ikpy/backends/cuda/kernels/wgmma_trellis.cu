@@ -1,0 +1,4 @@
+// Trellis types: products by wgmma (sm_90a only).
+#include "matmul_wgmma.cuh"
+// The list of types, of which that header makes its kernels.
+#include "weights_trellis.cu"

@@ -29,15 +29,6 @@
 namespace ikpy {
 namespace points {
 
-struct Bytes64 {
-    alignas(64) uint8_t at[64];
-    template <class F>
-    constexpr explicit Bytes64(F f) : at() {
-        for (int i = 0; i < 64; ++i) at[i] = static_cast<uint8_t>(f(i));
-    }
-    __m512i load() const { return _mm512_load_si512(at); }
-};
-
 // Orders of 256 activations.
 enum Order {
     kByElement8,  // element e of all 32 8-groups: vectors of 32 bytes

@@ -21,8 +21,6 @@
 namespace ikpy {
 namespace trellis {
 
-using points::Bytes64;
-
 constexpr int kSeeds16 = 1 << 16;
 
 struct ValueTable {

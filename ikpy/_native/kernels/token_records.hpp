@@ -21,11 +21,10 @@ void multiply_records(const RowBlock& rows, const typename K::Record* const* x, 
     K::template multiply<NT>(rows, x, out);
 }
 
-template <class K>
+template <class K, ProductFn Other>
 void gemv_of_records(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t* work) {
     using Record = typename K::Record;
-    if (rows.n_in % kChunk != 0 || tokens.n > K::kTokens)
-        return quant_gemv<typename K::Unpack, kGemvTokens>(rows, tokens, out, work);
+    if (rows.n_in % kChunk != 0 || tokens.n > K::kTokens) return Other(rows, tokens, out, work);
     const ActQ8Layout at(rows.n_in);
     const int64_t n_chunks = at.n / kChunk;
     const Record* records[K::kTokens];
@@ -44,13 +43,16 @@ size_t record_work_bytes(int64_t n_in) {
     return std::max(int8_panel_bytes(n_in), K::kTokens * n_chunks * sizeof(typename K::Record));
 }
 
-// The kernels of the type with the product of few tokens replaced.
-template <class K>
-constexpr WeightKernels record_kernels() {
-    WeightKernels k = quant_kernels<typename K::Unpack>();
-    k.gemv = gemv_of_records<K>;
+// The kernels of the type with the product of few tokens replaced. Other: for what K does not multiply.
+template <class K, ProductFn Other = quant_gemv<typename K::Unpack, kGemvTokens>>
+constexpr WeightKernels record_kernels(WeightKernels k) {
+    k.gemv = gemv_of_records<K, Other>;
     k.work_bytes = record_work_bytes<K>;
     return k;
+}
+template <class K>
+constexpr WeightKernels record_kernels() {
+    return record_kernels<K>(quant_kernels<typename K::Unpack>());
 }
 
 }  // namespace ikpy

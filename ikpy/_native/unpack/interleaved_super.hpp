@@ -130,6 +130,21 @@ struct UnpackIQ4_XS_R8 : IntegerScales {
                                interleaved::six_bit_scales(interleaved::GroupBytes{p}, 32, 16, part));
         interleaved::scaled<8>(interleaved::halves(p + 8 * quad), s + 4 * quad, 8, d);
     }
+#if defined(__AVX512VNNI__)
+    // Of four groups, those of a quad of rows in 16 bytes.
+    static Lanes scale_integers(const Quads<8>& q, int part) {
+        const Lanes low = q.bytes(32);
+        __m512i high = reinterpret_cast<__m512i>(q.bytes(16));
+        high = _mm512_shuffle_i64x2(high, high, 0xA0);
+        const __m512i turns = _mm512_setr_epi64(0, 0, 2, 2, 0, 0, 2, 2);
+        high = _mm512_srlv_epi64(high, _mm512_add_epi64(turns, _mm512_set1_epi64(4 * part)));
+        const Lanes nibbles = part ? interleaved::high_nibbles(low) : interleaved::low_nibbles(low);
+        const Lanes upper = interleaved::to_high_nibbles(reinterpret_cast<Lanes>(high) & 3);
+        const __m512i by_quad = _mm512_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+        return reinterpret_cast<Lanes>(
+            _mm512_permutexvar_epi32(by_quad, reinterpret_cast<__m512i>((nibbles | upper) - 32)));
+    }
+#endif
 };
 
 // What the extra bits add to the codes of sub-block ib: X4 bytes at `extra` of the left and right 16 columns.

@@ -67,16 +67,17 @@ class SideBySide {
 class LinesAhead {
   public:
     LinesAhead(int n, int64_t bytes)
-        : turn_(bytes - kAhead),
-          later_(turn_ > 0 ? kAhead + (n - 1) * bytes
-                           : (kAhead + n * bytes - 1) / (n * bytes) * (n * bytes)) {}
+        : turn_(bytes - kAhead), later_(turn_ > 0 ? kAhead + (n - 1) * bytes : n * bytes) {
+        while (later_ < kAhead) later_ += n * bytes;
+    }
 
     // What to add to the address of a row whose byte `offset` is being read.
     int64_t at(int64_t offset) const { return offset + (offset < turn_ ? kAhead : later_); }
 
   private:
     static constexpr int64_t kAhead = 2048;
-    const int64_t turn_, later_;
+    const int64_t turn_;
+    int64_t later_;
 };
 
 }  // namespace ikpy

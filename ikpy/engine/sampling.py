@@ -176,6 +176,8 @@ class Sampler:
             self.seed = int.from_bytes(os.urandom(4), "little") & 0x7FFFFFFF
         self._bias = self._collect_bias(eos_ids)
         self._usual = _usual_draws(params, n_vocab) if params.temperature > 0 else None
+        unpenalized = params.repeat_penalty == 1 and params.frequency_penalty == 0 and params.presence_penalty == 0
+        self._is_argmax = params.temperature == 0 and unpenalized and self._bias is None
         self._steps: dict[str, Callable[[Candidates], Candidates]] = {
             "top_k": lambda c: shape.top_k(c, params.top_k, params.min_keep),
             "tfs_z": lambda c: shape.tail_free(c, params.tfs_z, params.min_keep),
@@ -258,6 +260,9 @@ class Sampler:
         saved = np.asarray(logits, dtype=np.float32).reshape(-1)
         if len(saved) != self.n_vocab:
             raise ValueError(f"{len(saved)} logits given to a sampler of {self.n_vocab} tokens")
+        if self._is_argmax and self.grammar is None and self.guidance is None:
+            self._last = token = int(saved.argmax())
+            return token
         if self._bias is not None:
             saved = saved.copy()
             saved[self._bias[0]] += self._bias[1]

@@ -107,6 +107,7 @@ class Engine:
         self._calls: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
+        self._any_cancelled = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         log.event("init", "initializing slots", n_slots=settings.n_slots)
         for slot in self.slots:
@@ -137,6 +138,7 @@ class Engine:
         with self._wake:
             for task in tasks:
                 task.cancelled = True
+            self._any_cancelled = True
             self._wake.notify()
 
     def call(self, function: Callable[[], T]) -> Future[T]:
@@ -243,9 +245,11 @@ class Engine:
             self._calls.popleft()()
 
     def _drop_cancelled(self) -> None:
+        if not self._any_cancelled:
+            return
         with self._wake:
-            if any(task.cancelled for task in self._queue):
-                self._queue = deque(task for task in self._queue if not task.cancelled)
+            self._any_cancelled = False
+            self._queue = deque(task for task in self._queue if not task.cancelled)
         for slot in self.slots:
             if slot.task is not None and slot.task.cancelled:
                 self._release(slot)
@@ -477,16 +481,15 @@ class Engine:
     def _distribute(self, plan: _BatchPlan, rows: Any) -> None:
         start = 0
         for slot, n in plan.outputs:
-            part = slice(start, start + n)
-            start += n
+            first, start = start, start + n
             task = slot.task
             if task is None or task.cancelled:
                 continue
             if isinstance(task, EmbeddingTask):
                 assert self.context.embeddings is not None
-                slot.add_states(self.context.embeddings[part].copy())
+                slot.add_states(self.context.embeddings[first:start].copy())
             else:
-                self._sample(slot, partial(slot.sample_all, rows[part]))
+                self._sample(slot, partial(slot.sample_all, rows[first:start]))
             if slot.task is None:
                 self._log_released(slot)
 

@@ -54,6 +54,7 @@ struct Product {
     bool tiles;
     int wide;  // row blocks per work item; more than one with tile products only
 
+    bool is_plain() const { return !gate && !up_bias && !f16_out; }
     int rows_per_block() const { return gate ? kHalfRows : kBlockRows; }
     int64_t rows_per_item() const { return rows_per_block() * wide; }
     int64_t n_items() const { return (up->ne[1] + rows_per_item() - 1) / rows_per_item(); }
@@ -127,6 +128,13 @@ void multiply_item(const Product& p, const Scratch& s, int64_t matrix, int64_t r
         const bool few = n_tokens <= p.kernels.gemv_tokens;
         (few ? p.kernels.gemv : p.kernels.gemm)(blocks[0], tokens, s.sums, s.work);
     }
+    if (p.is_plain() && n_blocks == 1 &&
+        blocks[0].n[1] == kHalfRows) {  // of a constant length: moves instead of calls
+        for (int t = 0; t < n_tokens; ++t)
+            std::memcpy(reinterpret_cast<float*>(s.y[t]) + r0, s.sums + t * kBlockRows,
+                        sizeof(float) * kBlockRows);
+        return;
+    }
     for (int t = 0; t < n_tokens; ++t)
         for (int b = 0; b < n_blocks; ++b)
             finish_row(p, matrix, r0 + b * p.rows_per_block(), blocks[b],
@@ -173,12 +181,13 @@ void dense_product(const ThreadContext& ctx, const Op& op, const Tensor* tensors
         const int64_t t0 = item % n_cuts * cut, block = item / n_cuts;
         const int64_t batch = block / p.n_items(), r0 = block % p.n_items() * p.rows_per_item();
         const int n = static_cast<int>(std::min(cut, n_tokens - t0));
-        for (int t = 0; t < n; ++t) {
-            s.x[t] = x + (batch * n_tokens + t0 + t) * x_stride;
+        const int64_t these_tokens = batch * n_tokens + t0;
+        const bool fresh = these_tokens != last_tokens;
+        for (int t = 0; fresh && t < n; ++t) {
+            s.x[t] = x + (these_tokens + t) * x_stride;
             s.y[t] = row<uint8_t>(dst, t0 + t, batch);
         }
-        const int64_t these_tokens = batch * n_tokens + t0;
-        multiply_item(p, s, p.up->ne[2] > 1 ? batch : 0, r0, n, these_tokens != last_tokens);
+        multiply_item(p, s, p.up->ne[2] > 1 ? batch : 0, r0, n, fresh);
         last_tokens = these_tokens;
     }
 }
@@ -204,12 +213,13 @@ void expert_product(const ThreadContext& ctx, const Op& op, const Tensor* tensor
         const int64_t r0 = item % p.n_items() * p.rows_per_item();
         for (int64_t begin = groups[expert]; begin < groups[expert + 1]; begin += kMaxTokens) {
             const int n = static_cast<int>(std::min<int64_t>(kMaxTokens, groups[expert + 1] - begin));
-            for (int t = 0; t < n; ++t) {
+            const bool fresh = begin != last_begin;
+            for (int t = 0; fresh && t < n; ++t) {
                 const int64_t entry = entries[begin + t];
                 s.x[t] = x + (row_per_slot ? entry : entry / n_used) * x_stride;
                 s.y[t] = row<uint8_t>(dst, entry % n_used, entry / n_used);
             }
-            multiply_item(p, s, expert, r0, n, begin != last_begin);
+            multiply_item(p, s, expert, r0, n, fresh);
             last_begin = begin;
         }
     }

@@ -121,14 +121,22 @@ void dot_lanes(const RowBlock& rows, int h, int first, const uint8_t* const* x, 
     };
     int64_t k = 0;
     const SideBySide side_by_side(NR, rows.stride);
+    const LinesAhead lines_ahead(NR, rows.stride);
     constexpr int kStep = 64 / R::kBytes;  // a cache line of weights
     for (; k + kStep <= rows.n_in; k += kStep) {
-        const int64_t far = side_by_side.skip(k * R::kBytes, kPrefetchIntoL2),
-                      near = side_by_side.skip(k * R::kBytes, kPrefetchIntoL1);
+        const int64_t at = k * R::kBytes;
+        if constexpr (NT == 1) {
+            const int64_t far = side_by_side.skip(at, kPrefetchIntoL2),
+                          near = side_by_side.skip(at, kPrefetchIntoL1);
 #pragma GCC unroll 4
-        for (int i = 0; i < NR; ++i) {
-            prefetch_weights_into_l2<64>(w[i] + k * R::kBytes + far);
-            prefetch_weights_into_l1<64>(w[i] + k * R::kBytes + near);
+            for (int i = 0; i < NR; ++i) {
+                prefetch_weights_into_l2<64>(w[i] + at + far);
+                prefetch_weights_into_l1<64>(w[i] + at + near);
+            }
+        } else {
+            const int64_t ahead = lines_ahead.at(at);
+#pragma GCC unroll 4
+            for (int i = 0; i < NR; ++i) prefetch_line(w[i] + ahead);
         }
 #pragma GCC unroll 4
         for (int c = 0; c < kStep; c += simd::kLanes) add(k + c, true);

@@ -76,6 +76,18 @@ void pack_f32_rows(const float* const* rows, int64_t n, float* panel, int half) 
 #pragma GCC unroll 16
         for (int i = 0; i < 16; ++i) _mm512_storeu_si512(panel + (k + i) * kBlockRows, r[i]);
     }
+#elif defined(__AVX2__)
+    for (; k + 8 <= n; k += 8)
+        for (int first = 0; first < kHalfRows; first += 8) {
+            __m256i r[8];
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; ++i)
+                r[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows[first + i] + k));
+            transpose8(r);
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; ++i)
+                _mm256_storeu_si256(reinterpret_cast<__m256i*>(panel + (k + i) * kBlockRows + first), r[i]);
+        }
 #endif
     for (; k < n; ++k)
         for (int i = 0; i < kHalfRows; ++i) panel[k * kBlockRows + i] = rows[i][k];

@@ -140,7 +140,7 @@ void gemm(const Int8Panel& p, int n_halves, const uint8_t* const* x, int n_token
 
 }  // namespace
 
-Int8GemmFn int8_gemm(int group, bool symmetric, int) {
+Int8GemmFn int8_gemm(int group, bool symmetric, int, bool) {
     if (group == 16) return symmetric ? gemm<16, true> : gemm<16, false>;
     return symmetric ? gemm<32, true> : gemm<32, false>;
 }

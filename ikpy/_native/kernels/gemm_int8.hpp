@@ -50,12 +50,21 @@ struct PanelOffsets {
 using Int8GemmFn = void (*)(const Int8Panel&, int n_halves, const uint8_t* const* x, int n_tokens,
                             const ActQ8Layout&, int64_t k0, float* out, bool add);
 
+// Types whose panels are multiplied without their d, all of which are 1: trits on AVX2.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+template <class U>
+constexpr bool kUnscaled = UnitScales<U>::value && U::kZero > 0 && PanelCodes<U>::kSpan < 128;
+#else
+template <class U>
+constexpr bool kUnscaled = false;
+#endif
+
 // span: what the largest code of the type exceeds the smallest one by.
-Int8GemmFn int8_gemm(int group, bool symmetric, int span);
+Int8GemmFn int8_gemm(int group, bool symmetric, int span, bool unscaled);
 
 template <class U>
 Int8GemmFn int8_gemm_of() {
-    return int8_gemm(U::kGroup, U::kZero > 0, PanelCodes<U>::kSpan);
+    return int8_gemm(U::kGroup, U::kZero > 0, PanelCodes<U>::kSpan, kUnscaled<U>);
 }
 
 }  // namespace ikpy

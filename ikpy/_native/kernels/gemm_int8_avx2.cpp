@@ -16,13 +16,16 @@ namespace ikpy {
 namespace {
 
 enum class Codes {
-    kOffset,  // d * code + m
-    kZero,    // d * (code - zero)
-    kSigned,  // d * code, codes of 8 bits
+    kOffset,    // d * code + m
+    kZero,      // d * (code - zero)
+    kSigned,    // d * code, codes of 8 bits
+    kUnscaled,  // code - zero
 };
 
 constexpr int vectors_of(Codes kind) { return kind == Codes::kSigned ? 1 : 2; }
-constexpr int tile_tokens(Codes kind) { return kind == Codes::kSigned ? 6 : 3; }
+constexpr int tile_tokens(Codes kind) {
+    return kind == Codes::kSigned ? 6 : kind == Codes::kUnscaled ? 4 : 3;
+}
 
 inline __m256 broadcast_f32(const uint8_t* p) { return _mm256_set1_ps(load_unaligned<float>(p)); }
 inline __m256i load_codes(const uint8_t* p) {
@@ -65,6 +68,19 @@ inline void multiply_group(const uint8_t* codes, const uint8_t* const* x, int64_
     }
 }
 
+// Sum of a token's activations in n_groups (a multiple of 8) groups of 32, in all lanes: the same for all
+// rows of unscaled codes, whose zeros it makes up for.
+inline __m256 weighted_sum(const uint8_t* x, const PanelOffsets& at, int64_t n_groups) {
+    const auto* scale = reinterpret_cast<const float*>(x + at.scale);
+    const auto* sum = reinterpret_cast<const float*>(x + at.sum);
+    __m256 total = _mm256_setzero_ps();
+    for (int64_t g = 0; g < n_groups; g += 8)
+        total = _mm256_fmadd_ps(_mm256_loadu_ps(scale + g), _mm256_loadu_ps(sum + g), total);
+    total = _mm256_add_ps(total, _mm256_permute2f128_ps(total, total, 1));
+    total = _mm256_add_ps(total, _mm256_permute_ps(total, 0x4E));
+    return _mm256_add_ps(total, _mm256_permute_ps(total, 0xB1));
+}
+
 // The rows of the vectors from `row` on times NT tokens.
 template <int G, Codes Kind, int Pairs, int NT>
 void tile(const Int8Panel& p, int row, const uint8_t* const* x, const PanelOffsets& at, float* out,
@@ -75,6 +91,7 @@ void tile(const Int8Panel& p, int row, const uint8_t* const* x, const PanelOffse
     const float* d = p.d + half * p.half_scales(G) + first;
     const float* m = p.m + half * p.half_scales(G) + first;
     const __m256 minus_zero = _mm256_set1_ps(-static_cast<float>(p.zero));
+    constexpr bool kSums = Kind == Codes::kOffset || Kind == Codes::kZero;
     float* y = out + row;
     __m256 total[kVectors][NT];
 #pragma GCC unroll 6
@@ -82,18 +99,25 @@ void tile(const Int8Panel& p, int row, const uint8_t* const* x, const PanelOffse
 #pragma GCC unroll 2
         for (int r = 0; r < kVectors; ++r)
             total[r][t] = add ? _mm256_loadu_ps(y + t * kBlockRows + 8 * r) : _mm256_setzero_ps();
+    if (Kind == Codes::kUnscaled) {
+#pragma GCC unroll 6
+        for (int t = 0; t < NT; ++t) {
+            const __m256 zeros = _mm256_mul_ps(weighted_sum(x[t], at, p.n / G), minus_zero);
+            for (int r = 0; r < kVectors; ++r) total[r][t] = _mm256_add_ps(total[r][t], zeros);
+        }
+    }
     for (int64_t g = 0; g < p.n / G; ++g, codes += G * kHalfRows, d += kHalfRows, m += kHalfRows) {
         __m256i dot[kVectors][NT];
         multiply_group<G, Kind, Pairs, NT>(codes, x, at.q + g * G, dot);
 #pragma GCC unroll 6
         for (int t = 0; t < NT; ++t) {
             const __m256 scale = broadcast_f32(x[t] + at.scale + g * G / 32 * 4);
-            const __m256 sum = Kind == Codes::kSigned ? scale : broadcast_f32(x[t] + at.sum + 4 * g);
+            const __m256 sum = kSums ? broadcast_f32(x[t] + at.sum + 4 * g) : scale;
 #pragma GCC unroll 2
             for (int r = 0; r < kVectors; ++r) {
                 __m256 value = _mm256_cvtepi32_ps(dot[r][t]);
                 if (Kind == Codes::kZero) value = _mm256_fmadd_ps(sum, minus_zero, value);
-                value = _mm256_mul_ps(value, _mm256_loadu_ps(d + 8 * r));
+                if (Kind != Codes::kUnscaled) value = _mm256_mul_ps(value, _mm256_loadu_ps(d + 8 * r));
                 if (Kind == Codes::kOffset) value = _mm256_fmadd_ps(sum, _mm256_loadu_ps(m + 8 * r), value);
                 total[r][t] = _mm256_fmadd_ps(value, scale, total[r][t]);
             }
@@ -142,7 +166,8 @@ Int8GemmFn gemm_of_group(bool symmetric, int span) {
 
 }  // namespace
 
-Int8GemmFn int8_gemm(int group, bool symmetric, int span) {
+Int8GemmFn int8_gemm(int group, bool symmetric, int span, bool unscaled) {
+    if (unscaled) return gemm_of_span<32, Codes::kUnscaled>(span);
     return group == 16 ? gemm_of_group<16>(symmetric, span) : gemm_of_group<32>(symmetric, span);
 }
 

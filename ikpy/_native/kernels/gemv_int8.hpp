@@ -107,8 +107,8 @@ void gemv_row(const uint8_t* row, int k, int64_t n_in, const uint8_t* const* x, 
 #if defined(__AVX2__)
 
 constexpr int kGemvTokens = 8;
-constexpr int kGemvTokensOfBytes = 4;
-constexpr int kGemvTokensOfUnscaledBytes = 8;
+constexpr int kGemvTokensOfBytes = 2;
+constexpr int kGemvTokensOfUnscaledBytes = 7;
 
 // 32 codes as factors of 8-bit products. Codes beyond 127 become signed values and are multiplied as
 // |w| * sign(x, w): two products stay below 2^15, so the 16-bit pair sums are exact.

@@ -13,16 +13,6 @@
 namespace ikpy {
 namespace signed_points {
 
-template <class L, class = void>
-struct HasPoints32 : std::false_type {};
-template <class L>
-struct HasPoints32<L, std::void_t<decltype(L::kPointsOf32)>> : std::true_type {};
-
-template <class L, class = void>
-struct HasMasks : std::false_type {};
-template <class L>
-struct HasMasks<L, std::void_t<decltype(&L::masks)>> : std::true_type {};
-
 // Points that carry their signs.
 template <class L, class = void>
 struct HasSignedPoints : std::false_type {};
@@ -38,27 +28,10 @@ struct HasTrits<L, std::void_t<decltype(L::kTrits)>> : std::true_type {};
 // Magnitudes (or signed points) of elements 32 * i .. + 31 of row k.
 template <class L>
 inline __m256i points32(const uint8_t* p, [[maybe_unused]] int k, int i) {
-    if constexpr (HasPoints32<L>::value || HasSignedPoints<L>::value) {
+    if constexpr (HasSignedPoints<L>::value) {
         return L::points32(p, i);
     } else {
-        typedef uint64_t Points __attribute__((vector_size(32)));
-        return reinterpret_cast<__m256i>(Points{L::point(p, k, 4 * i), L::point(p, k, 4 * i + 1),
-                                                L::point(p, k, 4 * i + 2), L::point(p, k, 4 * i + 3)});
-    }
-}
-
-// Sign masks of the 32 8-groups.
-template <class L>
-inline void sign_masks(const uint8_t* p, [[maybe_unused]] int k, uint8_t* out) {
-    if constexpr (HasSignedPoints<L>::value) {
-        return;
-    } else if constexpr (HasMasks<L>::value) {
-        L::masks(p, out);
-    } else {
-        for (int i = 0; i < 4; ++i) {
-            const uint64_t masks = L::signs(p, k, i);
-            std::memcpy(out + 8 * i, &masks, 8);
-        }
+        return grid::magnitudes32<L>(p, k, i);
     }
 }
 
@@ -92,7 +65,7 @@ void multiply_row(const uint8_t* row, int k, int64_t n_in, const uint8_t* const*
     for (int64_t c = 0; c < n_in / kChunk; ++c) {
         const uint8_t* p = row + c * L::kBlockBytes;
         prefetch_weights<L::kBlockBytes>(p);
-        sign_masks<L>(p, k, masks);
+        if constexpr (!HasSignedPoints<L>::value) grid::sign_masks<L>(p, k, masks);
         L::scales(p, k, d);
 #pragma GCC unroll 8
         for (int i = 0; i < kChunk / 32; ++i) {

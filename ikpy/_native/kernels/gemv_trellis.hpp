@@ -18,7 +18,7 @@ namespace trellis {
 // four times, once for each byte of a state.
 struct SpreadChunk {
     // Every token costs 16 products per block instead of 4, so that codes pay from here on.
-    static constexpr int kTokens = kLanes == 16 ? 2 : 4;
+    static constexpr int kTokens = kLanes == 16 ? 2 : 3;
     int32_t start[16];  // -126 * sum of the lane's elements
     float scale[16];
     uint32_t x[16][16];

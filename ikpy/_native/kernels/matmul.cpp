@@ -114,6 +114,15 @@ void finish_row(const Product& p, int64_t matrix, int64_t r0, const RowBlock& b,
     }
 }
 
+// Rows of dst of a large matrix lie in different pages and in the same few sets of the caches: every line
+// would be waited for. Fetching them this many tokens ahead makes products of 8192 rows and 512 tokens 1.02
+// to 1.15 times as fast (AVX-512).
+constexpr int kStoresAhead = 8;
+
+void prefetch_stores(const uint8_t* from, int64_t n_bytes) {
+    for (int64_t i = 0; i < n_bytes; i += 64) __builtin_prefetch(from + i, 1);
+}
+
 // Multiplies the row blocks of one item with the tokens listed in s.x and stores to s.y. fresh: not the
 // tokens of the item before.
 void multiply_item(const Product& p, const Scratch& s, int64_t matrix, int64_t r0, int n_tokens, bool fresh) {
@@ -128,17 +137,21 @@ void multiply_item(const Product& p, const Scratch& s, int64_t matrix, int64_t r
         const bool few = n_tokens <= p.kernels.gemv_tokens;
         (few ? p.kernels.gemv : p.kernels.gemm)(blocks[0], tokens, s.sums, s.work);
     }
-    if (p.is_plain() && n_blocks == 1 &&
-        blocks[0].n[1] == kHalfRows) {  // of a constant length: moves instead of calls
-        for (int t = 0; t < n_tokens; ++t)
+    const int64_t element = p.f16_out ? sizeof(uint16_t) : sizeof(float);
+    // Copies of a constant length are moves instead of calls.
+    const bool whole = p.is_plain() && n_blocks == 1 && blocks[0].n[1] == kHalfRows;
+    for (int t = 0; t < n_tokens; ++t) {
+        if (t + kStoresAhead < n_tokens)
+            prefetch_stores(s.y[t + kStoresAhead] + r0 * element, n_blocks * p.rows_per_block() * element);
+        if (whole) {
             std::memcpy(reinterpret_cast<float*>(s.y[t]) + r0, s.sums + t * kBlockRows,
                         sizeof(float) * kBlockRows);
-        return;
-    }
-    for (int t = 0; t < n_tokens; ++t)
+            continue;
+        }
         for (int b = 0; b < n_blocks; ++b)
             finish_row(p, matrix, r0 + b * p.rows_per_block(), blocks[b],
                        s.sums + (static_cast<int64_t>(b) * n_tokens + t) * kBlockRows, s.y[t]);
+    }
 }
 
 Product product_of(const Op& op, const Tensor* tensors, bool gated, int first_bias) {

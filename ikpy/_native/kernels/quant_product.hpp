@@ -16,12 +16,16 @@ namespace ikpy {
 constexpr int64_t kPanelColumns = 512;
 
 #if defined(__AVX2__)
-// The chunk behind the one at p: the rows of a panel are more streams than the hardware prefetcher follows.
+// The chunk behind the one at p, as the rows of a panel are more streams than the hardware prefetcher
+// follows, and this one of the next row block: with few tokens, nothing would be read while panels are
+// multiplied.
 template <class U>
-inline void prefetch_chunk(const uint8_t* p) {
+inline void prefetch_chunk(const uint8_t* p, int64_t to_next_block) {
     constexpr int kBytes = kChunk / U::kBlock * U::kBlockBytes;
-    for (int b = 0; b < kBytes; b += 64)
+    for (int b = 0; b < kBytes; b += 64) {
         _mm_prefetch(reinterpret_cast<const char*>(p + kBytes + b), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(p + to_next_block + b), _MM_HINT_T1);
+    }
 }
 #endif
 
@@ -29,11 +33,12 @@ inline void prefetch_chunk(const uint8_t* p) {
 
 // Writes 256 columns of 16 rows into their half of the panel.
 template <class U>
-void pack_chunk(const uint8_t* const* rows, int64_t n, uint8_t* codes, float* d, float* m) {
+void pack_chunk(const uint8_t* const* rows, int64_t to_next_block, int64_t n, uint8_t* codes, float* d,
+                float* m) {
     alignas(64) uint8_t q[kHalfRows][kChunk];
     __m512i dv[kHalfRows], mv[kHalfRows], r[kHalfRows];
     for (int i = 0; i < kHalfRows; ++i) {
-        prefetch_chunk<U>(rows[i]);
+        prefetch_chunk<U>(rows[i], to_next_block);
         const Codes512 c = n >= kChunk ? unpack_full<U>(rows[i], i % RowsOf<U>::kCount)
                                        : unpack_tail<U>(rows[i], i % RowsOf<U>::kCount, n);
         for (int j = 0; j < 4; ++j) _mm512_store_si512(q[i] + 64 * j, centred_codes<U>(c.q[j]));
@@ -68,32 +73,39 @@ inline void put_scales(const float* const* rows, int n_groups, float* at) {
     }
 }
 
+// 16 bytes from each of two places.
+inline __m256i load_halves(const uint8_t* low, const uint8_t* high) {
+    return _mm256_inserti128_si256(
+        _mm256_castsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(low))),
+        _mm_load_si128(reinterpret_cast<const __m128i*>(high)), 1);
+}
+
 template <class U>
-void pack_chunk(const uint8_t* const* rows, int64_t n, uint8_t* codes, float* d, float* m) {
+void pack_chunk(const uint8_t* const* rows, int64_t to_next_block, int64_t n, uint8_t* codes, float* d,
+                float* m) {
     constexpr int kGroups = kChunk / U::kGroup, kRows = 8;
     const __m256i base = _mm256_set1_epi8(static_cast<char>(PanelCodes<U>::kBase));
     Chunk c[kRows];
     const float *dv[kRows], *mv[kRows];
     for (int first = 0; first < kHalfRows; first += kRows) {
         for (int i = 0; i < kRows; ++i) {
-            if (i % RowsOf<U>::kCount == 0) prefetch_chunk<U>(rows[first + i]);
+            if (i % RowsOf<U>::kCount == 0) prefetch_chunk<U>(rows[first + i], to_next_block);
             unpack_chunk<U>(rows[first + i], (first + i) % RowsOf<U>::kCount, n, &c[i]);
             dv[i] = c[i].d;
             mv[i] = c[i].m;
         }
-        for (int j = 0; j < kChunk; j += 32) {
-            __m256i r[kRows];
-#pragma GCC unroll 8
-            for (int i = 0; i < kRows; ++i)
-                r[i] = _mm256_sub_epi8(_mm256_load_si256(reinterpret_cast<const __m256i*>(c[i].codes + j)),
-                                       base);
-            transpose8(r);
-#pragma GCC unroll 8
-            for (int i = 0; i < kRows; ++i)
-                _mm256_storeu_si256(
-                    reinterpret_cast<__m256i*>(codes + (j / 4 + i) * 4 * kHalfRows + 4 * first), r[i]);
+        uint8_t* to = codes + 4 * first;
+        for (int j = 0; j < kChunk; j += 16, to += 16 * kHalfRows) {
+            __m256i r[4];
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; ++i)
+                r[i] = _mm256_sub_epi8(load_halves(c[i].codes + j, c[4 + i].codes + j), base);
+            transpose4(r);
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; ++i)
+                _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 4 * i * kHalfRows), r[i]);
         }
-        put_scales(dv, kGroups, d + first);
+        if (!kUnscaled<U>) put_scales(dv, kGroups, d + first);
         if (U::kZero == 0) put_scales(mv, kGroups, m + first);
     }
 }
@@ -101,7 +113,7 @@ void pack_chunk(const uint8_t* const* rows, int64_t n, uint8_t* codes, float* d,
 #else
 
 template <class U>
-void pack_chunk(const uint8_t* const* rows, int64_t n, uint8_t* codes, float* d, float* m) {
+void pack_chunk(const uint8_t* const* rows, int64_t, int64_t n, uint8_t* codes, float* d, float* m) {
     Chunk c;
     constexpr int kGroups = kChunk / U::kGroup;
     for (int i = 0; i < kHalfRows; ++i) {
@@ -152,8 +164,8 @@ template <class U>
                 at[i] = rows.group(h, i, RowsOf<U>::kCount) + RowHeader<U>::kBytes +
                         (k0 + k) / U::kBlock * U::kBlockBytes;
             const int64_t scales = h * p.half_scales(U::kGroup) + k / U::kGroup * kHalfRows;
-            pack_chunk<U>(at, rows.n_in - k0 - k, p.codes + h * p.half_codes() + k * kHalfRows, p.d + scales,
-                          p.m + scales);
+            pack_chunk<U>(at, rows.to_next_block(), rows.n_in - k0 - k,
+                          p.codes + h * p.half_codes() + k * kHalfRows, p.d + scales, p.m + scales);
         }
     }
     return p;
@@ -198,12 +210,13 @@ size_t quant_work_bytes(int64_t n_in) {
     return std::max(int8_panel_bytes(n_in), static_cast<size_t>(GemvTokens * round_up(n_in, kChunk)));
 }
 
-// On AVX2 panels of codes that span less than 128 are multiplied up to three times as fast as rows, others
-// no faster.
+// On AVX2 products of panels take a third of the time of rows for codes that span less than 128, three
+// quarters for others, which pays for the panels of few tokens. Scales of short blocks cost rows more.
 template <class U>
 constexpr int gemv_tokens() {
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
-    return PanelCodes<U>::kSpan < 128 || U::kBlock < kChunk ? 4 : kGemvTokens;
+    constexpr bool kShort = U::kBlock < kChunk && !UnitScales<U>::value;
+    return (PanelCodes<U>::kSpan < 128 ? 2 : 3) - (kShort ? 1 : 0);
 #else
     return kGemvTokens;
 #endif

@@ -26,6 +26,10 @@ struct RowBlock {
         return half[h] + (i < n[h] ? i : n[h] - 1) / n_rows * n_rows * stride;
     }
     const uint8_t* row(int h, int i) const { return group(h, i, 1); }
+    // Bytes from a row to that of the next block; the halves belong to one matrix or to two.
+    int64_t to_next_block() const {
+        return (half[1] == half[0] + kHalfRows * stride ? kBlockRows : kHalfRows) * stride;
+    }
 };
 
 // The tokens of a product: one prepared row each. fresh: not those of the thread's previous call with the

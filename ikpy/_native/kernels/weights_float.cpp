@@ -16,10 +16,13 @@ namespace ikpy {
 namespace {
 
 // Row products need no unpacking: only the loads of the activations make them slower than panels, which pays
-// for the panel from about this many tokens on.
-constexpr int kGemvTokens = 12;
-constexpr int kGroupTokens =
-    8;  // tokens that a row meets at once; a second pass over the rows would cost more
+// for the panel from about kGemvTokens on. A row meets kGroupTokens at once; with long vectors a second pass
+// over the rows would cost more.
+#if defined(__AVX512F__) || !defined(__AVX2__)
+constexpr int kGemvTokens = 12, kGroupTokens = 8;
+#else
+constexpr int kGemvTokens = 18, kGroupTokens = 6;
+#endif
 
 struct ReadF32 {
     static constexpr int kBytes = 4;
@@ -163,7 +166,7 @@ void dot_half(const RowBlock& rows, int h, const uint8_t* const* x, float* out) 
 #if defined(__AVX512F__)
     constexpr int kRows = NT <= 6 ? 4 : 3;  // up to 24 of 32 registers hold sums
 #else
-    constexpr int kRows = NT <= 2 ? 4 : NT <= 5 ? 2 : 1;  // up to 10 of 16
+    constexpr int kRows = NT <= 2 ? 4 : 2;  // up to 12 of 16
 #endif
     simd::V sums[NT * kHalfRows];
     int i = 0;

@@ -107,10 +107,60 @@ struct HasOwnSigns : std::false_type {};
 template <class L>
 struct HasOwnSigns<L, std::void_t<decltype(L::kOwnSigns)>> : std::true_type {};
 
+#if defined(__AVX2__)
+
+template <class L, class = void>
+struct HasPoints32 : std::false_type {};
 template <class L>
-inline void block(const uint8_t* p, int k, uint8_t* codes, float* d) {
-    L::scales(p, k, d);
-    if constexpr (HasOwnSigns<L>::value) return L::signed_codes(p, k, codes);
+struct HasPoints32<L, std::void_t<decltype(L::kPointsOf32)>> : std::true_type {};
+
+template <class L, class = void>
+struct HasMasks : std::false_type {};
+template <class L>
+struct HasMasks<L, std::void_t<decltype(&L::masks)>> : std::true_type {};
+
+// Magnitudes of elements 32 * i .. + 31 of row k.
+template <class L>
+inline __m256i magnitudes32(const uint8_t* p, [[maybe_unused]] int k, int i) {
+    if constexpr (HasPoints32<L>::value) {
+        return L::points32(p, i);
+    } else if constexpr (RowsOf<L>::kCount > 1) {
+        return L::points32(p, k, i);
+    } else {
+        typedef uint64_t Points __attribute__((vector_size(32)));
+        return reinterpret_cast<__m256i>(Points{L::point(p, k, 4 * i), L::point(p, k, 4 * i + 1),
+                                                L::point(p, k, 4 * i + 2), L::point(p, k, 4 * i + 3)});
+    }
+}
+
+// Sign masks of the 32 8-groups.
+template <class L>
+inline void sign_masks(const uint8_t* p, [[maybe_unused]] int k, uint8_t* out) {
+    if constexpr (HasMasks<L>::value) {
+        L::masks(p, out);
+    } else {
+        for (int i = 0; i < 4; ++i) {
+            const uint64_t masks = L::signs(p, k, i);
+            std::memcpy(out + 8 * i, &masks, 8);
+        }
+    }
+}
+
+template <class L>
+inline void signed_codes(const uint8_t* p, int k, uint8_t* codes) {
+    alignas(32) uint8_t masks[32];
+    sign_masks<L>(p, k, masks);
+    for (int i = 0; i < kChunk / 32; ++i) {
+        const auto points = reinterpret_cast<c32::Codes32>(magnitudes32<L>(p, k, i));
+        const c32::Codes32 negative = c32::bits(load_unaligned<uint32_t>(masks + 4 * i));
+        c32::store(codes + 32 * i, (points ^ negative) - negative + 128);
+    }
+}
+
+#else
+
+template <class L>
+inline void signed_codes(const uint8_t* p, int k, uint8_t* codes) {
     for (int i = 0; i < L::kBlock / 64; ++i) {
         const uint64_t signs = L::signs(p, k, i);
         for (int h = 0; h < 2; ++h) {
@@ -121,6 +171,18 @@ inline void block(const uint8_t* p, int k, uint8_t* codes, float* d) {
             const c32::Codes32 negative = c32::bits(static_cast<uint32_t>(signs >> (32 * h)));
             c32::store(codes + 64 * i + 32 * h, (points ^ negative) - negative + 128);
         }
+    }
+}
+
+#endif
+
+template <class L>
+inline void block(const uint8_t* p, int k, uint8_t* codes, float* d) {
+    L::scales(p, k, d);
+    if constexpr (HasOwnSigns<L>::value) {
+        L::signed_codes(p, k, codes);
+    } else {
+        signed_codes<L>(p, k, codes);
     }
 }
 

@@ -134,6 +134,30 @@ inline float level_scale(int nibble) { return static_cast<float>(kIq4Codes[nibbl
 
 inline int split_nibble(const uint8_t* p, int g) { return p[g & 3] >> (4 * (g >> 2)) & 15; }
 
+#if defined(__AVX2__)
+// Seeds and scales eight at a time: one by one they took twice as long as the generator.
+inline __m256i eight_bytes(const uint8_t* p) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
+inline __m256i field(__m256i v, int shift, int mask) {
+    return _mm256_and_si256(_mm256_srl_epi32(v, _mm_cvtsi32_si128(shift)), _mm256_set1_epi32(mask));
+}
+inline void put_seeds(__m256i offset, __m256i low, __m256i middle, __m256i top, uint32_t* at) {
+    const __m256i upper = _mm256_or_si256(_mm256_slli_epi32(middle, 8), _mm256_slli_epi32(top, 12));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(at),
+                        _mm256_add_epi32(offset, _mm256_or_si256(low, upper)));
+}
+// Eight nibbles of four bytes: the low ones of all bytes, then the high ones.
+inline uint64_t split_nibbles(const uint8_t* p) {
+    return c32::split_nibble_bytes(load_unaligned<uint32_t>(p));
+}
+inline void put_level_scales(uint64_t nibbles, float* d) {
+    const __m128i table = _mm_load_si128(reinterpret_cast<const __m128i*>(kIq4Codes));
+    const __m128i codes = _mm_shuffle_epi8(table, _mm_cvtsi64_si128(static_cast<int64_t>(nibbles)));
+    c32::scaled8(1.0f, static_cast<uint64_t>(_mm_cvtsi128_si64(codes)), 128, d);
+}
+#endif
+
 }  // namespace trellis
 
 struct UnpackIQ1_KT {
@@ -142,10 +166,22 @@ struct UnpackIQ1_KT {
     static float row_scale(const uint8_t* row) { return load_unaligned<float>(row); }
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         uint32_t seeds[32];
+#if defined(__AVX2__)
+        trellis::put_level_scales(load_unaligned<uint64_t>(p) & 0x0F0F0F0F0F0F0F0F, d);
+        const __m256i offset = _mm256_set1_epi32(trellis::kOffset);
+        const __m256i bits = _mm256_setr_epi32(4, 5, 6, 7, 12, 13, 14, 15), one = _mm256_set1_epi32(1);
+        for (int h = 0; h < 4; ++h) {
+            const __m256i top = _mm256_set1_epi32(load_unaligned<uint16_t>(p + 2 * h));
+            trellis::put_seeds(offset, trellis::eight_bytes(p + 8 + 8 * h),
+                               trellis::field(trellis::eight_bytes(p + 40 + 8 * (h & 1)), 4 * (h >> 1), 15),
+                               _mm256_and_si256(_mm256_srlv_epi32(top, bits), one), seeds + 8 * h);
+        }
+#else
         for (int s = 0; s < 8; ++s) d[s] = trellis::level_scale(p[s] & 15);
         for (int g = 0; g < 32; ++g)
             seeds[g] = trellis::kOffset + p[8 + g] + 256 * (p[40 + (g & 15)] >> (4 * (g >> 4)) & 15) +
                        4096 * (p[g >> 2] >> (4 + (g & 3)) & 1);
+#endif
         trellis::codes_of<8>(seeds, 32, codes);
     }
 #if defined(__AVX512VNNI__)
@@ -177,7 +213,11 @@ struct UnpackIQ2_KT {
     static float row_scale(const uint8_t* row) { return 1.05f * load_unaligned<float>(row); }
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         uint32_t seeds[32];
+#if defined(__AVX2__)
+        trellis::put_level_scales(trellis::split_nibbles(p), d);
+#else
         for (int s = 0; s < 8; ++s) d[s] = trellis::level_scale(trellis::split_nibble(p, s));
+#endif
         for (int g = 0; g < 32; ++g) seeds[g] = trellis::kOffset + load_unaligned<uint16_t>(p + 4 + 2 * g);
         trellis::codes_of<8>(seeds, 32, codes);
     }
@@ -202,7 +242,11 @@ struct UnpackIQ3_KT {
     static float row_scale(const uint8_t* row) { return 1.01f * load_unaligned<float>(row); }
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         uint32_t seeds[32];
+#if defined(__AVX2__)
+        c32::scaled8(1.0f, trellis::split_nibbles(p), 0, d);
+#else
         for (int s = 0; s < 8; ++s) d[s] = static_cast<float>(trellis::split_nibble(p, s));
+#endif
         for (int g = 0; g < 32; ++g) seeds[g] = trellis::kOffset + load_unaligned<uint16_t>(p + 4 + 2 * g);
         trellis::codes_of<8>(seeds, 32, codes);
         const c32::Codes32 signs = c32::load(p + 68);
@@ -240,6 +284,20 @@ struct UnpackIQ4_KT {
     static uint32_t offset(uint32_t word) { return word & 1 ? trellis::kOffsetIQ4 : trellis::kOffset; }
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         uint32_t seeds[64];
+#if defined(__AVX2__)
+        const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+        const __m256i scale = _mm256_sub_epi32(trellis::field(words, 1, 127), _mm256_set1_epi32(64));
+        _mm256_storeu_ps(d, _mm256_cvtepi32_ps(scale));
+        const __m256i turns = _mm256_setr_epi32(8, 11, 14, 17, 20, 23, 26, 29), seven = _mm256_set1_epi32(7);
+        for (int s = 0; s < 8; ++s) {
+            const uint32_t word = load_unaligned<uint32_t>(p + 4 * s);
+            const __m256i top = _mm256_srlv_epi32(_mm256_set1_epi32(static_cast<int>(word)), turns);
+            trellis::put_seeds(_mm256_set1_epi32(static_cast<int>(offset(word))),
+                               trellis::eight_bytes(p + 32 + 8 * s),
+                               trellis::field(trellis::eight_bytes(p + 96 + 8 * (s & 3)), 4 * (s >> 2), 15),
+                               _mm256_and_si256(top, seven), seeds + 8 * s);
+        }
+#else
         for (int s = 0; s < 8; ++s) {
             const uint32_t word = load_unaligned<uint32_t>(p + 4 * s);
             d[s] = static_cast<float>(static_cast<int>((word & 255) >> 1) - 64);
@@ -249,6 +307,7 @@ struct UnpackIQ4_KT {
                            4096 * (word >> (8 + 3 * t) & 7);
             }
         }
+#endif
         trellis::codes_of<4>(seeds, 64, codes);
     }
 #if defined(__AVX512VNNI__)

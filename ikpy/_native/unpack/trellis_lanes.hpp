@@ -102,12 +102,6 @@ inline LaneFloats doubled_levels(uint64_t nibbles, int h) {
     return as_floats(doubled_bytes(_mm_xor_si128(codes, _mm_set1_epi8(-128)), h));
 }
 
-// Eight nibbles of four bytes: the low ones of all bytes, then the high ones.
-inline uint64_t split_nibbles(const uint8_t* p) {
-    const uint32_t v = load_unaligned<uint32_t>(p);
-    return (v & 0x0F0F0F0F) | static_cast<uint64_t>(v >> 4 & 0x0F0F0F0F) << 32;
-}
-
 struct LanesIQ1_KT {
     using Unpack = UnpackIQ1_KT;
     static constexpr int kSeeds = 2;

@@ -62,10 +62,6 @@ struct Halves {
     static size_t work_bytes(const Shape& shape) {
         return size_t(work_at(shape, nullptr).end - static_cast<uint8_t*>(nullptr));
     }
-    // Tiles of the depth at a time: all where there is one use of each.
-    static int64_t chunk(const Shape& shape) {
-        return !kSplit && shape.rows == kRowUnit ? shape.dk() / kTileDepth : kChunk;
-    }
 
     static void pack(const Shape& shape, const float* q, uint8_t* work);
     static void scores(const Shape& shape, const Cells& cells, int64_t block, float* s, uint8_t* work,
@@ -104,13 +100,12 @@ struct Ahead {
     }
 };
 
-// Keys of a block times queries of 16 rows, n tiles deep; c: four tiles, behind them those of the next rows.
+// Keys of a block times queries of 16 rows, n tiles deep; c: four tiles.
 // kLow: keys have low halves.
 template <bool kLow>
 IKPY_AMX void multiply_keys(const KeyRows& keys, const uint8_t* q, int64_t n, float* c, bool add,
                             Background& next) {
     const int64_t stride = keys.stride, outer = 16 * stride;
-    Ahead sums(c + 4 * kTileSums, 4 * n);
     if (add) {
         load_sums(c);
     } else {
@@ -130,7 +125,6 @@ IKPY_AMX void multiply_keys(const KeyRows& keys, const uint8_t* q, int64_t n, fl
             _tile_loadd(5, lo, stride);
             _tile_dpbf16ps(0, 5, 6);
         }
-        sums.tick();
         next.tick();
         _tile_loadd(4, hi + outer, stride);
         _tile_dpbf16ps(1, 4, 6);
@@ -139,7 +133,6 @@ IKPY_AMX void multiply_keys(const KeyRows& keys, const uint8_t* q, int64_t n, fl
             _tile_loadd(5, lo + outer, stride);
             _tile_dpbf16ps(1, 5, 6);
         }
-        sums.tick();
         next.tick();
         _tile_loadd(4, hi + 2 * outer, stride);
         _tile_dpbf16ps(2, 4, 6);
@@ -148,7 +141,6 @@ IKPY_AMX void multiply_keys(const KeyRows& keys, const uint8_t* q, int64_t n, fl
             _tile_loadd(5, lo + 2 * outer, stride);
             _tile_dpbf16ps(2, 5, 6);
         }
-        sums.tick();
         next.tick();
         _tile_loadd(4, hi + 3 * outer, stride);
         _tile_dpbf16ps(3, 4, 6);
@@ -157,7 +149,6 @@ IKPY_AMX void multiply_keys(const KeyRows& keys, const uint8_t* q, int64_t n, fl
             _tile_loadd(5, lo + 3 * outer, stride);
             _tile_dpbf16ps(3, 5, 6);
         }
-        sums.tick();
         next.tick();
     }
     store_sums(c);
@@ -224,7 +215,7 @@ void Halves<kSplit>::pack(const Shape& shape, const float* q, uint8_t* work) {
     const int64_t depth = shape.dk() / kTileDepth, row_tiles = shape.rows / 16;
     for (int64_t m = 0; m < row_tiles; ++m)
         for (int64_t k = 0; k < depth; ++k) {
-            const int64_t begin = k / chunk(shape) * chunk(shape), n = std::min(chunk(shape), depth - begin);
+            const int64_t begin = k / kChunk * kChunk, n = std::min(kChunk, depth - begin);
             uint8_t* to = w.q + (begin * row_tiles + m * n + k - begin) * kPair;
             for (int64_t i = 0; i < 16; ++i, to += 64) {
                 const float* first = q + (k * 32 + (kSplit ? i : 2 * i)) * shape.rows + m * 16;
@@ -310,8 +301,8 @@ void Halves<kSplit>::scores(const Shape& shape, const Cells& cells, int64_t, flo
     const Work w = work_at(shape, work);
     const int64_t depth = shape.dk() / kTileDepth, row_tiles = shape.rows / 16;
     const uint8_t* q = w.q;
-    for (int64_t k = 0; k < depth; k += chunk(shape)) {
-        const int64_t n = std::min(chunk(shape), depth - k);
+    for (int64_t k = 0; k < depth; k += kChunk) {
+        const int64_t n = std::min(kChunk, depth - k);
         KeyRows keys{cells.rows[0] + 64 * k, nullptr, cells.stride[0]};
         if (kSplit) keys = split_keys(keys.hi, keys.stride, n, w.k, next);
         asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read

@@ -36,7 +36,7 @@ int64_t column_of(const Tensor& v, const Tensor& k) {
     return bytes % block ? -1 : bytes / block * kv::block_elements(k.type);
 }
 
-const Products* products_of(int type) {
+const Products* products_for(int type) {
     const Products* halves = half_products(type);
     return halves ? halves : code_products(type);
 }
@@ -50,7 +50,7 @@ Problem::Problem(const AttentionArgs& args) : a(args), products(nullptr), shape{
     const Tensor& last = *keys[shape.n_segments - 1];
     shape.column = column_of(*a.v, last);
     if (shape.column < 0 || shape.column + a.dv > last.ne[0]) return;
-    const Products* p = products_of(a.k->type);
+    const Products* p = products_for(a.k->type);
     if (!p || shape.n_segments > p->max_segments) return;
     for (const int64_t size : {a.d0, a.d1, a.dv, shape.column})
         if (size % p->granularity) return;
@@ -75,7 +75,7 @@ Plan plan_of(const Problem& problem, int n_threads) {
 }
 
 struct Buffers {
-    float *q, *s, *o, *top, *step_top, *sum, *alpha;
+    float *q, *s, *o, *top, *block_top, *sum, *alpha;
     uint32_t* bits;  // [kWords][rows]
     uint8_t* rest;   // the last cells of a range
     uint8_t* work;
@@ -94,14 +94,16 @@ Buffers layout(uint8_t* at, const Problem& problem) {
     Buffers b;
     // The queries are only read before the first scores.
     b.q = b.s = take<float>(at, std::max(shape.dk(), kCells) * shape.rows);
-    b.o = take<float>(at, shape.rows * shape.ldo());
+    b.o = take<float>(at, shape.rows * shape.dv);
     b.top = take<float>(at, shape.rows);
-    b.step_top = take<float>(at, shape.rows);
+    b.block_top = take<float>(at, shape.rows);
     b.sum = take<float>(at, shape.rows);
     b.alpha = take<float>(at, shape.rows);
     b.bits = take<uint32_t>(at, kWords * shape.rows);
-    b.rest = take<uint8_t>(at, kCells * (problem.row_bytes(0) + 64));
-    if (shape.n_segments > 1) take<uint8_t>(at, kCells * (problem.row_bytes(1) + 64));
+    for (int i = 0; i < shape.n_segments; ++i) {
+        uint8_t* rows = take<uint8_t>(at, kCells * (problem.row_bytes(i) + 64));
+        if (i == 0) b.rest = rows;
+    }
     b.work = at;
     b.end = at + problem.products->work_bytes(shape);
     return b;
@@ -143,59 +145,70 @@ Visibility visibility(const Problem& problem, const Item& item, int64_t c0, int6
     return n_all == n_tokens ? Visibility::kAll : n_none == n_tokens ? Visibility::kNone : Visibility::kSome;
 }
 
-// Soft cap and mask on the scores of 16 rows; cells beyond n are masked. Returns the maxima.
+// Soft cap and mask on the scores of 16 rows; cells from n on are masked. Returns the maxima. ld:
+// between words of bits.
 template <bool kMask, bool kCap>
-V finish(float* s, int64_t ld, int64_t n, float softcap, const uint32_t* bits) {
+V finish(float* s, int64_t n, float softcap, const uint32_t* bits, int64_t ld) {
     using namespace simd;
     const V cap = set1(softcap * kLog2e), low = set1(kMasked);
-    V top = set1(kNoMaximum);
-    for (int64_t c = 0; c < n; ++c) {
-        V x = load(s + c * ld);
-        if (kCap) x = mul(cap, simd::tanh(x));
-        if (kMask) x = keep_if_bit(bits + (c >> 5) * ld, 1u << (c & 31), x, low);
-        if (kMask || kCap) store(s + c * ld, x);
-        top = simd::max(top, x);
+    for (int64_t c = n; c < kCells; ++c) store(s + c * kLanes, low);
+    V top[4];
+    for (V& each : top) each = set1(kNoMaximum);
+    for (int64_t c = 0; c < kCells; c += 4) {
+#pragma GCC unroll 4
+        for (int64_t i = 0; i < 4; ++i) {
+            float* at = s + (c + i) * kLanes;
+            V x = load(at);
+            if (kCap && c + i < n) x = mul(cap, simd::tanh(x));
+            if (kMask) x = keep_if_bit(bits + ((c + i) >> 5) * ld, 1u << ((c + i) & 31), x, low);
+            if (kMask || kCap) store(at, x);
+            top[i] = simd::max(top[i], x);
+        }
     }
-    for (int64_t c = n; c < kCells; ++c) store(s + c * ld, low);
-    return top;
+    return simd::max(simd::max(top[0], top[1]), simd::max(top[2], top[3]));
 }
 
-V finish_lanes(const AttentionArgs& a, float* s, int64_t ld, int64_t n, const uint32_t* bits, bool masked) {
-    if (a.softcap != 0.0f)
-        return masked ? finish<true, true>(s, ld, n, a.softcap, bits)
-                      : finish<false, true>(s, ld, n, a.softcap, bits);
-    return masked ? finish<true, false>(s, ld, n, 0.0f, bits) : finish<false, false>(s, ld, n, 0.0f, bits);
+V finish_lanes(const AttentionArgs& a, float* s, int64_t n, const uint32_t* bits, int64_t ld, bool masked) {
+    const float cap = a.softcap;
+    if (cap != 0.0f)
+        return masked ? finish<true, true>(s, n, cap, bits, ld) : finish<false, true>(s, n, cap, bits, ld);
+    return masked ? finish<true, false>(s, n, cap, bits, ld) : finish<false, false>(s, n, cap, bits, ld);
+}
+
+// Sums of a row: 16 floats of every kLanes^2, dv / 16 times.
+float* sums_of(const Shape& shape, int64_t row, float* o) {
+    return o + row / kRowUnit * kRowUnit * shape.dv + row % kRowUnit * kRowUnit;
 }
 
 void scale_sums(const Shape& shape, const Buffers& b) {
     for (int64_t r = 0; r < shape.rows; ++r) {
         if (b.alpha[r] == 1.0f) continue;
         b.sum[r] *= b.alpha[r];
-        float* o = b.o + r * shape.ldo();
+        float* o = sums_of(shape, r, b.o);
         const V alpha = simd::set1(b.alpha[r]);
-        for (int64_t d = 0; d < shape.dv; d += kLanes)
-            simd::store(o + d, simd::mul(alpha, simd::load(o + d)));
+        for (int64_t d = 0; d < shape.dv; d += kLanes, o += kRowUnit * kRowUnit)
+            simd::store(o, simd::mul(alpha, simd::load(o)));
     }
 }
 
-// Maxima of the step; sums follow where they rise by much.
-void find_maxima(const Problem& problem, int64_t n, bool masked, const Buffers& b) {
+// Maxima of a block. Returns whether sums have to follow, by the factors alpha.
+bool find_maxima(const Problem& problem, int64_t n, bool masked, const Buffers& b) {
     const int64_t rows = problem.shape.rows;
-    for (int64_t m = 0; m < rows; m += kLanes) {
-        const V top = finish_lanes(problem.a, b.s + m, rows, n, b.bits + m, masked);
-        simd::store(b.step_top + m, top);
+    for (int64_t m = 0; m < rows; m += kRowUnit) {
+        const V top = finish_lanes(problem.a, b.s + m * kCells, n, b.bits + m, rows, masked);
+        simd::store(b.block_top + m, top);
     }
     bool rises = false;
     for (int64_t r = 0; r < rows; ++r) {
-        const bool above = b.step_top[r] > b.top[r] + kSlack;
-        const float top = above ? b.step_top[r] : b.top[r];
+        const bool above = b.block_top[r] > b.top[r] + kSlack;
+        const float top = above ? b.block_top[r] : b.top[r];
         b.alpha[r] = above ? b.top[r] - top : 0.0f;
         b.top[r] = top;
         rises |= above;
     }
-    if (!rises) return;
+    if (!rises) return false;
     for (int64_t m = 0; m < rows; m += kLanes) simd::store(b.alpha + m, simd::exp2(simd::load(b.alpha + m)));
-    scale_sums(problem.shape, b);
+    return true;
 }
 
 // The cells [c0, c0 + n): in the cache, or copied and filled up with zeros where they are less than a step.
@@ -208,7 +221,7 @@ Cells cells_at(const Problem& problem, int64_t c0, int64_t n, const Buffers& b) 
         cells.stride[i] = k.nb[2];
         if (n == kCells) continue;
         const int64_t bytes = problem.row_bytes(i), stride = round_up(bytes, 64);
-        std::memset(to, 0, size_t(kCells * stride));
+        std::memset(to + n * stride, 0, size_t((kCells - n) * stride));
         for (int64_t c = 0; c < n; ++c)
             std::memcpy(to + c * stride, cells.rows[i] + c * k.nb[2], size_t(bytes));
         cells.rows[i] = to;
@@ -218,27 +231,60 @@ Cells cells_at(const Problem& problem, int64_t c0, int64_t n, const Buffers& b) 
     return cells;
 }
 
-Background next_cells(const Problem& problem, int64_t c0, int64_t last) {
-    const Tensor& k = *problem.keys[problem.shape.n_segments - 1];
-    const int64_t n = std::max<int64_t>(0, std::min(kCells, last - c0));
-    return Background({k.data + c0 * k.nb[2], k.data + (c0 + n) * k.nb[2]},
-                      problem.products->ticks(problem.shape));
+// The blocks of a range; those that wait for V are in `pending`.
+struct Range {
+    const Problem& problem;
+    const Item& item;
+    const Buffers& b;
+    Background next;
+    Blocks pending;
+
+    void flush() {
+        if (pending.n > 0) problem.products->outputs(problem.shape, pending, b.o, b.work, next);
+        pending.begin += pending.n;
+        pending.n = 0;
+    }
+    void add(int64_t c0, int64_t n);
+};
+
+void Range::add(int64_t c0, int64_t n) {
+    const Shape& shape = problem.shape;
+    const Visibility seen = visibility(problem, item, c0, n, b);
+    // Blocks that meet V together lie behind each other.
+    if (seen == Visibility::kNone || n < kCells) flush();
+    if (seen == Visibility::kNone) return;
+    if (pending.begin + pending.n == problem.products->blocks) {
+        flush();
+        pending.begin = 0;
+    }
+    const Tensor& k = *problem.keys[shape.n_segments - 1];
+    next.skip_to(k.data + (c0 + n) * k.nb[2]);
+    const Cells cells = cells_at(problem, c0, n, b);
+    const int64_t block = pending.begin + pending.n;
+    problem.products->scores(shape, cells, block, b.s, b.work, next);
+    if (find_maxima(problem, n, seen == Visibility::kSome, b)) {
+        flush();
+        scale_sums(shape, b);
+    }
+    problem.products->weigh(shape, block, b.s, {b.top, b.block_top, b.sum}, b.work);
+    if (pending.n++ == 0) pending.cells = cells;
 }
 
 void attend_to(const Problem& problem, const Item& item, int64_t first, int64_t last, const Buffers& b) {
-    const Shape& shape = problem.shape;
-    for (int64_t c0 = first; c0 < last; c0 += kCells) {
-        const int64_t n = std::min(kCells, last - c0);
-        const Visibility seen = visibility(problem, item, c0, n, b);
-        if (seen == Visibility::kNone) continue;
-        const Cells cells = cells_at(problem, c0, n, b);
-        Background next = next_cells(problem, c0 + n, last);
-        problem.products->scores(shape, cells, b.s, b.work, next);
-        find_maxima(problem, n, seen == Visibility::kSome, b);
-        problem.products->outputs(shape, cells, b.s, {b.top, b.step_top, b.sum}, b.o, b.work, next);
-        next.lines.advance(next.lines.lines());
-    }
-    if (problem.products->reorder) problem.products->reorder(shape, b.o);
+    const Products& products = *problem.products;
+    const Tensor& k = *problem.keys[problem.shape.n_segments - 1];
+    const int64_t lines = products.blocks * kCells * k.nb[2] / 64;
+    const flash::PrefetchLines cache{k.data + first * k.nb[2], k.data + last * k.nb[2]};
+    Range range{problem, item, b, Background(cache, lines, products.ticks(problem.shape)), {}};
+    for (int64_t c0 = first; c0 < last; c0 += kCells) range.add(c0, std::min(kCells, last - c0));
+    range.flush();
+    if (products.reorder) products.reorder(problem.shape, b.o);
+}
+
+// The sums of a row times a factor.
+void copy_scaled(const float* o, float factor, int64_t n, float* to) {
+    for (int64_t d = 0; d < n; d += kLanes, o += kRowUnit * kRowUnit)
+        simd::store(to + d, simd::mul(simd::set1(factor), simd::load(o)));
 }
 
 void write(const Problem& problem, const Plan& plan, const Item& item, const Buffers& b,
@@ -246,16 +292,15 @@ void write(const Problem& problem, const Plan& plan, const Item& item, const Buf
     const AttentionArgs& a = problem.a;
     for (int64_t m = 0; m < item.n_rows; ++m) {
         const int64_t r = item.first_row + m, head = a.head_of(0, r);
-        const float* o = b.o + m * problem.shape.ldo();
+        const float* o = sums_of(problem.shape, m, b.o);
         if (plan.splits > 1) {
-            std::copy(o, o + a.dv, partials.acc_row(item.part, r));
+            copy_scaled(o, 1.0f, a.dv, partials.acc_row(item.part, r));
             partials.max_of(item.part, r) = b.top[m];
             partials.sum_of(item.part, r) = b.sum[m];
             continue;
         }
         const float norm = normalizer(a, head, b.top[m], double(b.sum[m]));
-        float* out = a.out_row(head, a.token_of(r));
-        for (int64_t d = 0; d < a.dv; ++d) out[d] = norm * o[d];
+        copy_scaled(o, norm, a.dv, a.out_row(head, a.token_of(r)));
     }
 }
 
@@ -269,7 +314,7 @@ void run_item(const Problem& problem, const Plan& plan, const Item& item, const 
     const int64_t rows = problem.shape.rows;
     std::fill(b.top, b.top + rows, kNoMaximum);
     std::fill(b.sum, b.sum + rows, 0.0f);
-    std::memset(b.o, 0, size_t(rows * problem.shape.ldo()) * sizeof(float));
+    std::memset(b.o, 0, size_t(rows * problem.shape.dv) * sizeof(float));
     if (begin < end) {
         pack(problem, item, b);
         attend_to(problem, item, first + begin, first + end, b);

@@ -1,5 +1,5 @@
 // Latent attention (MLA) on the tile unit: all heads share one row of the cache, whose end, or part of it, is
-// V, so that a step of cells is two matrix products, [cells x dk] [dk x rows] and [rows x cells] [cells x
+// V, so that a block of cells is two matrix products, [cells x dk] [dk x rows] and [rows x cells] [cells x
 // dv].
 //
 // Roofline of one core of a Xeon at 3.1 GHz with 16 GB/s, ns per cell of 576 elements (V: 512). Tile products
@@ -23,7 +23,7 @@
 namespace ikpy {
 namespace latent {
 
-constexpr int64_t kCells = 64;    // per step
+constexpr int64_t kCells = 64;    // per block
 constexpr int64_t kRows = 128;    // rows per item at most: their sums stay in the second-level cache
 constexpr int64_t kRowUnit = 16;  // lanes
 constexpr int64_t kTileBytes = 1024;
@@ -36,51 +36,61 @@ struct Shape {
     int64_t dv, column;  // V: elements column .. column + dv - 1 of the last segment
 
     int64_t dk() const { return size[0] + (n_segments > 1 ? size[1] : 0); }
-    // Floats per row of sums: rows that are 2 KiB apart would share a few sets of the cache.
-    int64_t ldo() const { return dv + 16; }
 };
 
-// A step of kCells cells.
+// A block of kCells cells.
 struct Cells {
     const uint8_t* rows[2];  // of each segment
     int64_t stride[2];
 };
 
-// Lines of the cache that the next step reads, fetched at an even pace.
+// Blocks that meet V together, the first of them and its number.
+struct Blocks {
+    Cells cells;
+    int64_t begin, n;
+};
+
+// Lines of the cache that later blocks read, fetched at an even pace.
 struct Background {
     flash::PrefetchLines lines;
     uint64_t pace;  // lines per kWhole ticks
     uint64_t due = 0;
 
     static constexpr uint64_t kWhole = 256;
-    Background(const flash::PrefetchLines& from, int64_t ticks)
-        : lines(from), pace(uint64_t(from.lines()) * kWhole / uint64_t(ticks) + 1) {}
+    Background(const flash::PrefetchLines& from, int64_t n, int64_t ticks)
+        : lines(from), pace(uint64_t(n) * kWhole / uint64_t(ticks) + 1) {}
     void tick() {
         due += pace;
         lines.advance(int64_t(due / kWhole));
         due %= kWhole;
     }
+    void skip_to(const uint8_t* at) {
+        if (lines.at < at) lines.at = at;
+    }
 };
 
-// Sums of a step: weights are 2^(s - top); step_top is the largest score of the step.
+// Weights are 2^(s - top); block_top is the largest score of the block.
 struct Softmax {
-    const float *top, *step_top;
+    const float *top, *block_top;
     float* sum;
 };
 
 struct Products {
     int64_t granularity;  // sizes of segments, dv and column are multiples of it
     int64_t max_segments;
+    int64_t blocks;  // that meet V together, at most
     size_t (*work_bytes)(const Shape& shape);
-    int64_t (*ticks)(const Shape& shape);  // of a whole step
+    int64_t (*ticks)(const Shape& shape);  // of that many
     // q: f32 [dk][rows]. Sets the tile unit up.
     void (*pack)(const Shape& shape, const float* q, uint8_t* work);
-    // s[c][row] = sum_d k[c][d] q[d][row]
-    void (*scores)(const Shape& shape, const Cells& cells, float* s, uint8_t* work, Background& next);
-    // o[row][d] += sum_c weight[row][c] v[c][d], for the cells of the last call of scores
-    void (*outputs)(const Shape& shape, const Cells& cells, const float* s, const Softmax& softmax, float* o,
-                    uint8_t* work, Background& next);
-    // Brings the elements of `rows` rows of o into their order; null: they are.
+    // s[row / 16][c][row % 16] = sum_d k[c][d] q[d][row]
+    void (*scores)(const Shape& shape, const Cells& cells, int64_t block, float* s, uint8_t* work,
+                   Background& next);
+    // Turns them into weights, which stay in work, and adds these to the sums.
+    void (*weigh)(const Shape& shape, int64_t block, const float* s, const Softmax& softmax, uint8_t* work);
+    // o[row / 16][d / 16][row % 16][d % 16] += sum_c weight[row][c] v[c][d]
+    void (*outputs)(const Shape& shape, const Blocks& blocks, float* o, uint8_t* work, Background& next);
+    // Brings the elements of o into that order; null: they are.
     void (*reorder)(const Shape& shape, float* o);
 };
 

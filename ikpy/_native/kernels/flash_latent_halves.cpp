@@ -1,200 +1,227 @@
 // Latent attention on F16 and BF16 caches: products of bf16 halves, hi hi + hi lo + lo hi (BF16 caches have
-// no low half).
+// no low half and are multiplied where they lie).
+//
+// 128 rows of BF16 take 34 tile products per cell, 51 of F16. A product of zeros takes 5.3 ns on a Xeon at
+// 3.1 GHz, one of other numbers 6.5, and here 10 to 11 with what goes through the second-level cache (22
+// bytes per cycle for tile loads, 18 for stores): queries and parts of the scores once per block of cells,
+// sums of the outputs once per kBlocks. Tiles of sums are 1 KiB in a row for that, and the next ones are
+// fetched.
 #include <algorithm>
 
 #include "kernels/bf16_halves.hpp"
 #include "kernels/flash_latent.hpp"
-#include "kernels/flash_pack.hpp"
+#include "kernels/simd_f32.hpp"
+#include "kernels/transpose.hpp"
 
 namespace ikpy {
 namespace latent {
 
-#if defined(__AVX512F__) && defined(__linux__)
+#if defined(__AVX512VNNI__) && defined(__linux__)
 
 namespace {
 
-// Tiles of one operand; where there are low halves, those of each tile lie behind it.
-struct Tiles {
-    const uint8_t* at;
-    int64_t stride;  // bytes between rows of a tile
-    int64_t outer;   // between tiles of different rows or columns of the result
-    int64_t step;    // between tiles of consecutive depths
-};
-
-constexpr int64_t kDepthSteps = kCells / kTileDepth;  // of the outputs
-constexpr int64_t kTwo = 2 * kTileBytes;
 constexpr int64_t kColumns = 64;  // of V at a time
+constexpr int64_t kTileSums = 256;
+constexpr int64_t kPair = 2 * kTileBytes;             // a tile and its low halves
+constexpr int64_t kBlockSteps = kCells / kTileDepth;  // depth of the outputs of a block, in tiles
 
-// Operands are made a piece at a time, so that they stay in the first-level cache: K for some tiles of its
-// depth, V for kColumns elements.
-template <bool kSplit>
-constexpr int64_t kChunk = kSplit ? 3 : 6;
-
-struct Work {
-    uint8_t* q;  // [rows / 16][dk / 32][hi, lo] tiles
-    uint8_t* k;  // [kCells / 16][kChunk][hi, lo], F16 only
-    uint8_t* v;  // [kColumns / 16][kDepthSteps][hi, lo]
-    uint8_t* p;  // [rows / 16][kDepthSteps][hi, lo]
-    uint8_t* end;
+// Rows of keys as left tiles; F16 ones are made of them, with low halves.
+struct KeyRows {
+    const uint8_t *hi, *lo;
+    int64_t stride;  // bytes
 };
 
-Work work_at(const Shape& shape, uint8_t* at) {
-    Work w;
-    w.q = at;
-    w.k = w.q + shape.rows / 16 * (shape.dk() / kTileDepth) * kTwo;
-    w.v = w.k + kCells / 16 * kChunk<true> * kTwo;
-    w.p = w.v + kColumns / 16 * kDepthSteps * kTwo;
-    w.end = w.p + shape.rows / 16 * kDepthSteps * kTwo;
-    return w;
-}
+// kSplit: F16 rows; else BF16 ones, which are multiplied where they lie.
+template <bool kSplit>
+struct Halves {
+    // Tiles of the depth of a block of keys that stay in the first-level cache for all rows.
+    static constexpr int64_t kChunk = kSplit ? 3 : 6;
+    // Blocks of values, with kColumns of each, that stay there with the sums of 16 rows and the next 16.
+    static constexpr int64_t kBlocks = kSplit ? 1 : 2;
+    static constexpr int64_t kDepthSteps = kBlocks * kBlockSteps;
+    // Bytes of a tile of values with its low halves, if there are any.
+    static constexpr int64_t kValue = (kSplit ? 2 : 1) * kTileBytes;
 
-size_t work_bytes(const Shape& shape) {
-    return size_t(work_at(shape, nullptr).end - static_cast<uint8_t*>(nullptr));
-}
+    struct Work {
+        uint8_t* q;  // [chunks][rows / 16][tiles of a chunk][hi, lo] tiles
+        uint8_t* k;  // [hi, lo][kCells][kChunk] rows of tiles, F16 only
+        uint8_t* p;  // [rows / 16][kDepthSteps][hi, lo] tiles
+        uint8_t* v;  // [kDepthSteps][kColumns / 16][hi, lo] tiles
+        uint8_t* end;
+    };
+
+    static Work work_at(const Shape& shape, uint8_t* at) {
+        Work w;
+        w.q = at;
+        w.k = w.q + shape.rows / 16 * (shape.dk() / kTileDepth) * kPair;
+        w.p = w.k + (kSplit ? 2 * kCells * kChunk * 64 : 0);
+        w.v = w.p + shape.rows / 16 * kDepthSteps * kPair;
+        w.end = w.v + kColumns / 16 * kDepthSteps * kValue;
+        return w;
+    }
+    static size_t work_bytes(const Shape& shape) {
+        return size_t(work_at(shape, nullptr).end - static_cast<uint8_t*>(nullptr));
+    }
+
+    static void pack(const Shape& shape, const float* q, uint8_t* work);
+    static void scores(const Shape& shape, const Cells& cells, int64_t block, float* s, uint8_t* work,
+                       Background& next);
+    static void weigh(const Shape& shape, int64_t block, const float* s, const Softmax& softmax,
+                      uint8_t* work);
+    static void outputs(const Shape& shape, const Blocks& blocks, float* o, uint8_t* work, Background& next);
+    static int64_t ticks(const Shape& shape);
+};
 
 // ---- products ----
 
-IKPY_AMX inline void clear_sums() {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+IKPY_AMX inline void load_sums(const float* c) {
+    _tile_loadd(0, c, 64);
+    _tile_loadd(1, c + kTileSums, 64);
+    _tile_loadd(2, c + 2 * kTileSums, 64);
+    _tile_loadd(3, c + 3 * kTileSums, 64);
 }
 
-// Four left tiles, in the first-level cache, times one right tile and its low halves, which are loaded once.
-// kLow: the left ones have low halves too.
-template <bool kLow>
-IKPY_AMX void four_left(const Tiles& a, const Tiles& b, int64_t n_steps, float* c, int64_t ld, bool add,
-                        Background& next) {
-    float *const c1 = c + 16 * ld, *const c2 = c1 + 16 * ld, *const c3 = c2 + 16 * ld;
-    if (add) {
-        _tile_loadd(0, c, ld * 4);
-        _tile_loadd(1, c1, ld * 4);
-        _tile_loadd(2, c2, ld * 4);
-        _tile_loadd(3, c3, ld * 4);
-    } else {
-        clear_sums();
+IKPY_AMX inline void store_sums(float* c) {
+    _tile_stored(0, c, 64);
+    _tile_stored(1, c + kTileSums, 64);
+    _tile_stored(2, c + 2 * kTileSums, 64);
+    _tile_stored(3, c + 3 * kTileSums, 64);
+}
+
+// Lines that the product after this one reads, fetched into the first-level cache: tile loads do not look
+// ahead.
+struct Ahead {
+    const uint8_t* at;
+    int64_t pace;
+    Ahead(const float* sums, int64_t ticks)
+        : at(reinterpret_cast<const uint8_t*>(sums)), pace((4 * kTileBytes / 64 + ticks - 1) / ticks) {}
+    void tick() {
+        for (int64_t i = 0; i < pace; ++i, at += 64) __builtin_prefetch(at, 1, 3);
     }
-    for (int64_t k = 0; k < n_steps; ++k) {
-        const uint8_t *left = a.at + k * a.step, *right = b.at + k * b.step;
-        _tile_loadd(6, right, b.stride);
-        _tile_loadd(7, right + kTileBytes, b.stride);
-        _tile_loadd(4, left, a.stride);
+};
+
+// Keys of a block times queries of 16 rows, n tiles deep; c: four tiles.
+// kLow: keys have low halves.
+template <bool kLow>
+IKPY_AMX void multiply_keys(const KeyRows& keys, const uint8_t* q, int64_t n, float* c, bool add,
+                            Background& next) {
+    const int64_t stride = keys.stride, outer = 16 * stride;
+    if (add) {
+        load_sums(c);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (int64_t k = 0; k < n; ++k, q += kPair) {
+        const uint8_t *hi = keys.hi + 64 * k, *lo = keys.lo + 64 * k;
+        _tile_loadd(6, q, 64);
+        _tile_loadd(7, q + kTileBytes, 64);
+        _tile_loadd(4, hi, stride);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(0, 4, 7);
         if (kLow) {
-            _tile_loadd(5, left + kTileBytes, a.stride);
+            _tile_loadd(5, lo, stride);
             _tile_dpbf16ps(0, 5, 6);
         }
         next.tick();
-        left += a.outer;
-        _tile_loadd(4, left, a.stride);
+        _tile_loadd(4, hi + outer, stride);
         _tile_dpbf16ps(1, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
         if (kLow) {
-            _tile_loadd(5, left + kTileBytes, a.stride);
+            _tile_loadd(5, lo + outer, stride);
             _tile_dpbf16ps(1, 5, 6);
         }
         next.tick();
-        left += a.outer;
-        _tile_loadd(4, left, a.stride);
+        _tile_loadd(4, hi + 2 * outer, stride);
         _tile_dpbf16ps(2, 4, 6);
         _tile_dpbf16ps(2, 4, 7);
         if (kLow) {
-            _tile_loadd(5, left + kTileBytes, a.stride);
+            _tile_loadd(5, lo + 2 * outer, stride);
             _tile_dpbf16ps(2, 5, 6);
         }
         next.tick();
-        left += a.outer;
-        _tile_loadd(4, left, a.stride);
+        _tile_loadd(4, hi + 3 * outer, stride);
         _tile_dpbf16ps(3, 4, 6);
         _tile_dpbf16ps(3, 4, 7);
         if (kLow) {
-            _tile_loadd(5, left + kTileBytes, a.stride);
+            _tile_loadd(5, lo + 3 * outer, stride);
             _tile_dpbf16ps(3, 5, 6);
         }
         next.tick();
     }
-    _tile_stored(0, c, ld * 4);
-    _tile_stored(1, c1, ld * 4);
-    _tile_stored(2, c2, ld * 4);
-    _tile_stored(3, c3, ld * 4);
+    store_sums(c);
 }
 
-// The same with one left tile and four right ones; adds to c.
+// Adds weights of 16 rows times values of 64 columns to c, four tiles, while `after`, the sums of the next
+// rows, are fetched.
 template <bool kLow>
-IKPY_AMX void four_right(const Tiles& a, const Tiles& b, int64_t n_steps, float* c, int64_t ld,
-                         Background& next) {
-    _tile_loadd(0, c, ld * 4);
-    _tile_loadd(1, c + 16, ld * 4);
-    _tile_loadd(2, c + 32, ld * 4);
-    _tile_loadd(3, c + 48, ld * 4);
-    for (int64_t k = 0; k < n_steps; ++k) {
-        const uint8_t *left = a.at + k * a.step, *right = b.at + k * b.step;
-        _tile_loadd(4, left, a.stride);
-        _tile_loadd(5, left + kTileBytes, a.stride);
-        _tile_loadd(6, right, b.stride);
+IKPY_AMX void multiply_values(const uint8_t* p, const uint8_t* v, int64_t n, float* c, const float* after,
+                              Background& next) {
+    constexpr int64_t tile = (kLow ? 2 : 1) * kTileBytes;
+    Ahead sums(after, 4 * n);
+    load_sums(c);
+    for (int64_t k = 0; k < n; ++k, p += kPair, v += 4 * tile) {
+        _tile_loadd(4, p, 64);
+        _tile_loadd(5, p + kTileBytes, 64);
+        _tile_loadd(6, v, 64);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(0, 5, 6);
         if (kLow) {
-            _tile_loadd(7, right + kTileBytes, b.stride);
+            _tile_loadd(7, v + kTileBytes, 64);
             _tile_dpbf16ps(0, 4, 7);
         }
+        sums.tick();
         next.tick();
-        right += b.outer;
-        _tile_loadd(6, right, b.stride);
+        _tile_loadd(6, v + tile, 64);
         _tile_dpbf16ps(1, 4, 6);
         _tile_dpbf16ps(1, 5, 6);
         if (kLow) {
-            _tile_loadd(7, right + kTileBytes, b.stride);
+            _tile_loadd(7, v + tile + kTileBytes, 64);
             _tile_dpbf16ps(1, 4, 7);
         }
+        sums.tick();
         next.tick();
-        right += b.outer;
-        _tile_loadd(6, right, b.stride);
+        _tile_loadd(6, v + 2 * tile, 64);
         _tile_dpbf16ps(2, 4, 6);
         _tile_dpbf16ps(2, 5, 6);
         if (kLow) {
-            _tile_loadd(7, right + kTileBytes, b.stride);
+            _tile_loadd(7, v + 2 * tile + kTileBytes, 64);
             _tile_dpbf16ps(2, 4, 7);
         }
+        sums.tick();
         next.tick();
-        right += b.outer;
-        _tile_loadd(6, right, b.stride);
+        _tile_loadd(6, v + 3 * tile, 64);
         _tile_dpbf16ps(3, 4, 6);
         _tile_dpbf16ps(3, 5, 6);
         if (kLow) {
-            _tile_loadd(7, right + kTileBytes, b.stride);
+            _tile_loadd(7, v + 3 * tile + kTileBytes, 64);
             _tile_dpbf16ps(3, 4, 7);
         }
+        sums.tick();
         next.tick();
     }
-    _tile_stored(0, c, ld * 4);
-    _tile_stored(1, c + 16, ld * 4);
-    _tile_stored(2, c + 32, ld * 4);
-    _tile_stored(3, c + 48, ld * 4);
+    store_sums(c);
 }
 
 // ---- operands ----
 
 inline void store(uint8_t* to, __m512i x) { _mm512_storeu_si512(to, x); }
 
-inline __m512i pair_of_upper(__m512i low, __m512i high) {
-    return _mm512_mask_blend_epi16(0xAAAAAAAA, _mm512_srli_epi32(low, 16), high);
-}
-
-// Columns pair as those of K tiles do: 2 i and 2 i + 1 where rows are multiplied in place, else i and i + 16.
 template <bool kSplit>
-void pack(const Shape& shape, const float* q, uint8_t* work) {
+void Halves<kSplit>::pack(const Shape& shape, const float* q, uint8_t* work) {
     const Work w = work_at(shape, work);
-    const int64_t depth = shape.dk() / kTileDepth;
-    for (int64_t m = 0; m < shape.rows / 16; ++m)
+    const int64_t depth = shape.dk() / kTileDepth, row_tiles = shape.rows / 16;
+    for (int64_t m = 0; m < row_tiles; ++m)
         for (int64_t k = 0; k < depth; ++k) {
-            uint8_t* to = w.q + (m * depth + k) * 2 * kTileBytes;
+            const int64_t begin = k / kChunk * kChunk, n = std::min(kChunk, depth - begin);
+            uint8_t* to = w.q + (begin * row_tiles + m * n + k - begin) * kPair;
             for (int64_t i = 0; i < 16; ++i, to += 64) {
                 const float* first = q + (k * 32 + (kSplit ? i : 2 * i)) * shape.rows + m * 16;
+                const float* second = first + (kSplit ? 16 : 1) * shape.rows;
                 const FloatHalves a = split_rounded(_mm512_loadu_ps(first));
-                const FloatHalves b = split_rounded(_mm512_loadu_ps(first + (kSplit ? 16 : 1) * shape.rows));
+                const FloatHalves b = split_rounded(_mm512_loadu_ps(second));
                 store(to, bf16_pairs(a.hi, b.hi));
                 store(to + kTileBytes, bf16_pairs(a.lo, b.lo));
             }
@@ -213,34 +240,46 @@ struct Expanded {
     }
 };
 
-inline void store_halves(uint8_t* to, const Expanded& low, const Expanded& high) {
-    store(to, pair_of_upper(low.hi, high.hi));
-    store(to + kTileBytes, pair_of_upper(low.lo, high.lo));
+inline __m512i pair_of_upper(__m512i low, __m512i high) {
+    return _mm512_mask_blend_epi16(0xAAAAAAAA, _mm512_srli_epi32(low, 16), high);
 }
 
-// kTileDepth columns of 16 F16 rows as a left tile and its low halves.
-void split_keys(const uint8_t* k, int64_t stride, uint8_t* to, Background& next) {
-    for (int64_t i = 0; i < 16; ++i, k += stride, to += 64) {
-        if (i % 4 == 0) next.tick();
-        store_halves(to, Expanded(k), Expanded(k + 32));
+inline void store_halves(uint8_t* hi, uint8_t* lo, const Expanded& x, const Expanded& y) {
+    store(hi, pair_of_upper(x.hi, y.hi));
+    store(lo, pair_of_upper(x.lo, y.lo));
+}
+
+// n tiles of the depth of a block of F16 rows as halves: dword i of 32 columns holds the columns i and i
+// + 16.
+KeyRows split_keys(const uint8_t* row, int64_t stride, int64_t n, uint8_t* to, Background& next) {
+    const int64_t bytes = 64 * n;
+    uint8_t *hi = to, *lo = to + kCells * bytes;
+    for (int64_t c = 0; c < kCells; ++c, row += stride, hi += bytes, lo += bytes) {
+        for (int64_t k = 0; k < bytes; k += 64)
+            store_halves(hi + k, lo + k, Expanded(row + k), Expanded(row + k + 32));
+        if (c % 4 == 0) next.tick();
     }
+    return {to, to + kCells * bytes, bytes};
 }
 
-// 32 columns of the cells i and i + 16 as two right tiles. The elements of BF16 rows stay in their 128
-// bits, see reorder_pairs.
+// 64 columns of 32 cells, i and i + 16 in pairs, as four right tiles, each followed by its low halves if
+// there are any. The columns of BF16 rows stay in their 128 bits, see reorder_pairs.
 template <bool kSplit>
 void pair_values(const uint8_t* v, int64_t stride, uint8_t* to, Background& next) {
-    constexpr int64_t outer = kDepthSteps * kTwo;
+    constexpr int64_t tile = Halves<kSplit>::kValue;
     const uint8_t* other = v + 16 * stride;
     for (int64_t i = 0; i < 16; ++i, v += stride, other += stride, to += 64) {
         if (i % 4 == 0) next.tick();
-        if constexpr (kSplit) {
-            store_halves(to, Expanded(v), Expanded(other));
-            store_halves(to + outer, Expanded(v + 32), Expanded(other + 32));
-        } else {
-            const __m512i x = _mm512_loadu_si512(v), y = _mm512_loadu_si512(other);
-            store(to, _mm512_unpacklo_epi16(x, y));
-            store(to + outer, _mm512_unpackhi_epi16(x, y));
+#pragma GCC unroll 4
+        for (int64_t j = 0; j < 4; ++j) {
+            uint8_t* at = to + j * tile;
+            if constexpr (kSplit) {
+                store_halves(at, at + kTileBytes, Expanded(v + 32 * j), Expanded(other + 32 * j));
+            } else {
+                const __m512i x = _mm512_loadu_si512(v + 64 * (j / 2));
+                const __m512i y = _mm512_loadu_si512(other + 64 * (j / 2));
+                store(at, j % 2 ? _mm512_unpackhi_epi16(x, y) : _mm512_unpacklo_epi16(x, y));
+            }
         }
     }
 }
@@ -248,103 +287,110 @@ void pair_values(const uint8_t* v, int64_t stride, uint8_t* to, Background& next
 void reorder_pairs(const Shape& shape, float* o) {
     const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
-    for (int64_t r = 0; r < shape.rows; ++r)
-        for (int64_t d = 0; d < shape.dv; d += 32) {
-            float* at = o + r * shape.ldo() + d;
-            const __m512 x = _mm512_loadu_ps(at), y = _mm512_loadu_ps(at + 16);
-            _mm512_storeu_ps(at, _mm512_permutex2var_ps(x, low, y));
-            _mm512_storeu_ps(at + 16, _mm512_permutex2var_ps(x, high, y));
+    for (int64_t tile = 0; tile < shape.rows / 16 * (shape.dv / 16); tile += 2, o += 2 * kTileSums)
+        for (int64_t i = 0; i < kTileSums; i += 16) {
+            const __m512 x = _mm512_loadu_ps(o + i), y = _mm512_loadu_ps(o + kTileSums + i);
+            _mm512_storeu_ps(o + i, _mm512_permutex2var_ps(x, low, y));
+            _mm512_storeu_ps(o + kTileSums + i, _mm512_permutex2var_ps(x, high, y));
         }
 }
 
-// The tiles [k0, k0 + n) of the depth.
 template <bool kSplit>
-Tiles keys(const uint8_t* cells, int64_t stride, int64_t k0, int64_t n, const Work& w, Background& next) {
-    cells += k0 * 64;
-    if constexpr (!kSplit) return {cells, stride, 16 * stride, 64};
-    constexpr int64_t outer = kChunk<kSplit> * kTwo;
-    for (int64_t i = 0; i < kCells / 16; ++i)
-        for (int64_t k = 0; k < n; ++k)
-            split_keys(cells + i * 16 * stride + k * 64, stride, w.k + i * outer + k * kTwo, next);
-    return {w.k, 64, outer, kTwo};
-}
-
-template <bool kSplit>
-void scores(const Shape& shape, const Cells& cells, float* s, uint8_t* work, Background& next) {
+void Halves<kSplit>::scores(const Shape& shape, const Cells& cells, int64_t, float* s, uint8_t* work,
+                            Background& next) {
     const Work w = work_at(shape, work);
-    const int64_t depth = shape.dk() / kTileDepth;
-    for (int64_t k = 0; k < depth; k += kChunk<kSplit>) {
-        const int64_t n = std::min(kChunk<kSplit>, depth - k);
-        const Tiles left = keys<kSplit>(cells.rows[0], cells.stride[0], k, n, w, next);
+    const int64_t depth = shape.dk() / kTileDepth, row_tiles = shape.rows / 16;
+    const uint8_t* q = w.q;
+    for (int64_t k = 0; k < depth; k += kChunk) {
+        const int64_t n = std::min(kChunk, depth - k);
+        KeyRows keys{cells.rows[0] + 64 * k, nullptr, cells.stride[0]};
+        if (kSplit) keys = split_keys(keys.hi, keys.stride, n, w.k, next);
         asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read
-        for (int64_t m = 0; m < shape.rows / 16; ++m)
-            four_left<kSplit>(left, {w.q + (m * depth + k) * kTwo, 64, 0, kTwo}, n, s + m * 16, shape.rows,
-                              k > 0, next);
+        for (int64_t m = 0; m < row_tiles; ++m, q += n * kPair)
+            multiply_keys<kSplit>(keys, q, n, s + m * 16 * kCells, k > 0, next);
     }
     asm volatile("" ::: "memory");
 }
 
-// Weights of 16 rows as left tiles; cells pair as those of V tiles do.
-inline void weigh(const float* s, int64_t rows, const __m512 top, float* sum, uint8_t* to) {
-    __m512 total = _mm512_loadu_ps(sum);
-    for (int64_t c = 0; c < kCells; c += 32, to += 2 * kTileBytes) {
-        __m512 hi[16], lo[16];
-        for (int64_t i = 0; i < 16; ++i) {
-            const float* at = s + (c + i) * rows;
-            const __m512 x = simd::exp2(_mm512_sub_ps(_mm512_loadu_ps(at), top));
-            const __m512 y = simd::exp2(_mm512_sub_ps(_mm512_loadu_ps(at + 16 * rows), top));
-            total = _mm512_add_ps(total, _mm512_add_ps(x, y));
-            const FloatHalves a = split_rounded(x), b = split_rounded(y);
-            hi[i] = _mm512_castsi512_ps(bf16_pairs(a.hi, b.hi));
-            lo[i] = _mm512_castsi512_ps(bf16_pairs(a.lo, b.lo));
-        }
-        flash::transpose16(hi);
-        flash::transpose16(lo);
-        for (int64_t i = 0; i < 16; ++i) {
-            store(to + 64 * i, _mm512_castps_si512(hi[i]));
-            store(to + 64 * i + kTileBytes, _mm512_castps_si512(lo[i]));
-        }
+// Weights of 16 rows and 32 cells from scores [32][16] as a left tile and its low halves; cells pair as those
+// of V tiles do. Returns their sums.
+inline __m512 weigh_cells(const float* s, const __m512 top, __m512 total, uint8_t* to) {
+    __m512i hi[16], lo[16];
+    for (int64_t i = 0; i < 16; ++i) {
+        const __m512 x = simd::exp2(_mm512_sub_ps(_mm512_loadu_ps(s + 16 * i), top));
+        const __m512 y = simd::exp2(_mm512_sub_ps(_mm512_loadu_ps(s + 16 * (i + 16)), top));
+        total = _mm512_add_ps(total, _mm512_add_ps(x, y));
+        const FloatHalves a = split_rounded(x), b = split_rounded(y);
+        hi[i] = bf16_pairs(a.hi, b.hi);
+        lo[i] = bf16_pairs(a.lo, b.lo);
     }
-    _mm512_storeu_ps(sum, total);
+    transpose16(hi);
+    transpose16(lo);
+    for (int64_t i = 0; i < 16; ++i) {
+        store(to + 64 * i, hi[i]);
+        store(to + 64 * i + kTileBytes, lo[i]);
+    }
+    return total;
 }
 
 template <bool kSplit>
-void outputs(const Shape& shape, const Cells& cells, const float* s, const Softmax& softmax, float* o,
-             uint8_t* work, Background& next) {
+void Halves<kSplit>::weigh(const Shape& shape, int64_t block, const float* s, const Softmax& softmax,
+                           uint8_t* work) {
+    uint8_t* to = work_at(shape, work).p + block * kBlockSteps * kPair;
+    for (int64_t m = 0; m < shape.rows; m += 16, to += kDepthSteps * kPair) {
+        const __m512 top = _mm512_loadu_ps(softmax.top + m);
+        __m512 total = _mm512_loadu_ps(softmax.sum + m);
+        for (int64_t k = 0; k < kBlockSteps; ++k, s += 32 * 16)
+            total = weigh_cells(s, top, total, to + k * kPair);
+        _mm512_storeu_ps(softmax.sum + m, total);
+    }
+}
+
+template <bool kSplit>
+void Halves<kSplit>::outputs(const Shape& shape, const Blocks& blocks, float* o, uint8_t* work,
+                             Background& next) {
     const Work w = work_at(shape, work);
-    const int64_t stride = cells.stride[0], outer = kDepthSteps * kTwo;
-    for (int64_t m = 0; m < shape.rows; m += 16)
-        weigh(s + m, shape.rows, _mm512_loadu_ps(softmax.top + m), softmax.sum + m, w.p + m / 16 * outer);
+    const int64_t stride = blocks.cells.stride[0], steps = blocks.n * kBlockSteps;
+    const uint8_t* v = blocks.cells.rows[0] + 2 * shape.column;
+    const uint8_t* p = w.p + blocks.begin * kBlockSteps * kPair;
+    const int64_t row_sums = shape.dv * 16, row_tiles = shape.rows / 16;
     for (int64_t d = 0; d < shape.dv; d += kColumns) {
-        const uint8_t* v = cells.rows[0] + 2 * (shape.column + d);
-        for (int64_t i = 0; i < kColumns / 32; ++i)
-            for (int64_t c = 0; c < kCells; c += 32)
-                pair_values<kSplit>(v + c * stride + 64 * i, stride, w.v + 2 * i * outer + c / 32 * kTwo,
-                                    next);
+        for (int64_t k = 0; k < steps; ++k)
+            pair_values<kSplit>(v + 32 * k * stride + 2 * d, stride, w.v + k * 4 * kValue, next);
         asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read
-        for (int64_t m = 0; m < shape.rows / 16; ++m)
-            four_right<kSplit>({w.p + m * outer, 64, 0, kTwo}, {w.v, 64, outer, kTwo}, kDepthSteps,
-                               o + m * 16 * shape.ldo() + d, shape.ldo(), next);
+        for (int64_t m = 0; m < row_tiles; ++m) {
+            float* c = o + m * row_sums + d * 16;
+            const float* after = m + 1 < row_tiles ? c + row_sums : o + (d + kColumns) * 16;
+            multiply_values<kSplit>(p + m * kDepthSteps * kPair, w.v, steps, c, after, next);
+        }
     }
     asm volatile("" ::: "memory");
 }
 
+// Of kBlocks blocks.
 template <bool kSplit>
-int64_t ticks(const Shape& shape) {
-    const int64_t products = shape.dk() / kTileDepth + shape.dv / kColumns * kDepthSteps;
-    const int64_t operands = (kSplit ? shape.dk() / 32 * kCells : 0) + shape.dv / 32 * kCells / 2;
-    return products * 4 * (shape.rows / 16) + operands / 4;
+int64_t Halves<kSplit>::ticks(const Shape& shape) {
+    const int64_t keys = kBlocks * (shape.dk() / kTileDepth), values = shape.dv / kColumns * kDepthSteps;
+    const int64_t operands =
+        (kSplit ? kBlocks * (shape.dk() / kTileDepth / kChunk) * kCells / 4 : 0) + 4 * values;
+    return (keys + values) * 4 * (shape.rows / 16) + operands;
+}
+
+template <bool kSplit>
+const Products* products_of() {
+    using K = Halves<kSplit>;
+    static const Products products = {
+        64,      1,         K::kBlocks, K::work_bytes, K::ticks,
+        K::pack, K::scores, K::weigh,   K::outputs,    kSplit ? nullptr : reorder_pairs};
+    return &products;
 }
 
 }  // namespace
 
 const Products* half_products(int type) {
-    static const Products split = {
-        64, 1, work_bytes, ticks<true>, pack<true>, scores<true>, outputs<true>, nullptr};
-    static const Products whole = {
-        64, 1, work_bytes, ticks<false>, pack<false>, scores<false>, outputs<false>, reorder_pairs};
     if (!has_amx()) return nullptr;
-    return type == kF16 ? &split : type == kBF16 ? &whole : nullptr;
+    if (type == kF16) return products_of<true>();
+    return type == kBF16 ? products_of<false>() : nullptr;
 }
 
 #else

@@ -6,13 +6,12 @@ import errno
 import mmap
 import os
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ikpy import numa
+from ikpy import numa, threads
 from ikpy.errors import FileFormatError, IkpyError, ResourceError, UnsupportedError, UsageError
 from ikpy.gguf.header import Header, TensorRecord, parse_header
 from ikpy.gguf.huge_pages import private_memory, reserved_memory
@@ -20,7 +19,6 @@ from ikpy.gguf.metadata import Metadata
 from ikpy.gguf.splits import split_path, split_prefix
 from ikpy.gguf.types import KEY_SPLIT_COUNT, KEY_SPLIT_NO, KEY_SPLIT_TENSORS, GGUFValueType
 from ikpy.quants import registry
-from ikpy.threads import physical_cores
 
 _MAX_OFFSET = (1 << 63) - 1
 _READ_STEP = 1 << 24
@@ -308,7 +306,7 @@ def _filled(pages: mmap.mmap, descriptor: int, size: int, path: str, report: Rep
         return end
 
     # One thread neither keeps fast drives busy nor touches the pages of more than one memory node.
-    with ThreadPoolExecutor(min(_READERS, physical_cores())) as pool:
+    with threads.pool(min(_READERS, threads.physical_cores())) as pool:
         done = 0
         for end in pool.map(read, range(0, size, _READ_STEP)):
             report(end - done)

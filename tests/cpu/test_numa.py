@@ -98,6 +98,19 @@ def test_distribute_binds_threads_to_nodes_in_turn(tmp_path: Path) -> None:
 
 
 @needs_two
+def test_loading_after_a_computation_uses_all_cpus(tmp_path: Path) -> None:
+    """The thread that computed is bound to its node then; threads that read or rearrange weights are not."""
+    code = f"""{START}
+numa.apply("distribute", lines.append)
+from ikpy import Batch, Context, ContextParams, Model, default_model_path
+Context(Model.load(default_model_path()), ContextParams(n_ctx=256, n_threads=1)).decode(Batch.single([5]))
+with threads.pool(1) as pool:
+    print(json.dumps([sorted(os.sched_getaffinity(0)), sorted(pool.submit(os.sched_getaffinity, 0).result())]))
+"""
+    assert in_process(code, topology(tmp_path, [str(CPUS[0]), str(CPUS[1])])) == [[CPUS[0]], CPUS]
+
+
+@needs_two
 def test_isolate_keeps_all_threads_on_one_node(tmp_path: Path) -> None:
     found = placed("isolate", topology(tmp_path, [str(CPUS[0]), str(CPUS[1])]))
     assert found["cpus"] in ([[CPUS[0]]] * 2, [[CPUS[1]]] * 2)

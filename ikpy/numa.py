@@ -10,17 +10,26 @@ import ctypes
 import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from ikpy import threads
 from ikpy.errors import UsageError
+from ikpy.page_nodes import cached_pages_by_node
 
 MODES = ("distribute", "isolate", "numactl")
 NODES = Path("/sys/devices/system/node")
 BALANCING = Path("/proc/sys/kernel/numa_balancing")
-_INTERLEAVE = 3  # MPOL_INTERLEAVE of set_mempolicy
-_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}  # numbers of the system call
+_DEFAULT, _INTERLEAVE = 0, 3  # MPOL_DEFAULT and MPOL_INTERLEAVE
+_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}  # numbers of the system calls
+_GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236}
+
+_WITHOUT_FLAGS = 0xFFF  # of MPOL_F_STATIC_NODES and the like
+_ENOUGH_PAGES = 16
 
 Nodes = dict[int, tuple[int, ...]]
 
@@ -48,11 +57,17 @@ def nodes() -> Nodes:
     return found
 
 
+def on_one_of_several() -> bool:
+    """Whether the machine has several memory nodes and this process uses the CPUs of one."""
+    return len(nodes()) == 1 and len(list(NODES.glob("node[0-9]*"))) > 1
+
+
 def apply(mode: str, log: Callable[[str], None]) -> None:
     """Places threads and memory of this process.
 
-    distribute: thread i of every computation on node i % nodes, memory spread over the nodes page by page.
-    isolate: all threads on the node this call runs on. numactl: the CPUs and the memory policy that were inherited.
+    distribute: thread i of every computation on node i % nodes, memory spread over the nodes page by page unless a
+    memory policy was inherited (numactl --interleave, -m). isolate: all threads on the node this call runs on, memory
+    where they touch it first. numactl: the CPUs and the memory policy that were inherited.
 
     On a machine with one node (or none known) only a line in the log says so. UsageError for other modes.
     """
@@ -61,15 +76,51 @@ def apply(mode: str, log: Callable[[str], None]) -> None:
     found = nodes()
     if len(found) < 2:
         log(f"numa: one memory node for this process, '{mode}' changes nothing")
-        return
-    if mode == "distribute":
+    elif mode == "distribute":
         _distribute(found, log)
     elif mode == "isolate":
         _isolate(found, log)
     else:
         log(f"numa: CPUs as inherited: {len(threads.usable_cpus())} on nodes {_numbers(found)}")
+    # The kernel looks for pages to move in processes bound to one node as well.
     if _balancing():
         log("WARNING: /proc/sys/kernel/numa_balancing is enabled, this has been observed to impair performance")
+
+
+def advice() -> str:
+    """What to tell a user who did not choose a mode; "" where nothing is to be gained."""
+    if len(found := nodes()) < 2 or _policy() != _DEFAULT:
+        return ""
+    return (
+        f"note: {len(found)} memory nodes and no --numa: memory lies where it is touched first; "
+        "'--numa distribute' uses all nodes evenly, '--numa isolate' one of them"
+    )
+
+
+def advice_on_file(mode: str, mapped: Iterable[np.ndarray]) -> str:
+    """Says when pages of a mapped file are in memory already (from an earlier reading) on the wrong nodes, else "".
+
+    Wrong are an uneven share where memory is spread over the nodes, and other nodes than the one of --numa isolate.
+    Looks at a sample of the pages.
+    """
+    spread, found = _policy() == _INTERLEAVE, nodes()
+    if not spread and mode != "isolate":
+        return ""
+    count = sum((cached_pages_by_node(area) for area in mapped), Counter[int]())
+    total = count.total()
+    if total < _ENOUGH_PAGES:
+        return ""
+    if spread:
+        wrong = len(found) > 1 and max(count.values()) > 1.5 * total / len(found)
+    else:
+        wrong = sum(n for node, n in count.items() if node not in found) > total / 10
+    if not wrong:
+        return ""
+    shares = ", ".join(f"node {node} {100 * n / total:.0f} %" for node, n in sorted(count.items()))
+    return (
+        f"numa: pages of the model file are in memory from an earlier reading and stay there ({shares}); "
+        "load with --no-mmap, or let go of them first: echo 3 > /proc/sys/vm/drop_caches"
+    )
 
 
 def _numbers(found: Nodes) -> str:
@@ -82,7 +133,9 @@ def _distribute(found: Nodes, log: Callable[[str], None]) -> None:
     threads.physical_cores()  # counted before the calling thread is bound to a part of the CPUs
     core.set_thread_cpus([list(cpus) for cpus in found.values()])
     log(f"numa: threads take turns on nodes {_numbers(found)}")
-    if problem := interleave(list(found)):
+    if _policy() != _DEFAULT:
+        log("numa: memory as the inherited policy says")
+    elif problem := interleave(list(found)):
         log(f"numa: memory is not spread over the nodes: {problem}; start under numactl --interleave=all instead")
 
 
@@ -103,23 +156,37 @@ def _current_cpu() -> int:
 
 def _balancing() -> bool:
     try:
-        return BALANCING.read_text().strip() == "1"
-    except OSError:
+        return bool(int(BALANCING.read_text()) & 1)
+    except (OSError, ValueError):
         return False
+
+
+def _policy() -> int:
+    """Number of this thread's memory policy, the default one if unknown."""
+    call = _system_call(_GET_MEMPOLICY)
+    mode = ctypes.c_int(_DEFAULT)
+    if call is None or call(ctypes.byref(mode), None, ctypes.c_ulong(0), None, ctypes.c_ulong(0)):
+        return _DEFAULT
+    return mode.value & _WITHOUT_FLAGS
+
+
+def _system_call(numbers: dict[str, int]) -> Callable[..., int] | None:
+    number = numbers.get(platform.machine()) if sys.platform == "linux" else None
+    if number is None:
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    return partial(libc.syscall, ctypes.c_long(number))
 
 
 def interleave(numbers: Sequence[int]) -> str:
     """Spreads memory that this thread and threads it starts touch first over the nodes; says what went wrong, or ""."""
-    call = _SET_MEMPOLICY.get(platform.machine()) if sys.platform == "linux" else None
+    call = _system_call(_SET_MEMPOLICY)
     if call is None:
         return "not known how on this system"
     bits = 64 * (max(numbers) // 64 + 1)
     words = (ctypes.c_uint64 * (bits // 64))()
     for number in numbers:
         words[number // 64] |= 1 << number % 64
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.syscall.restype = ctypes.c_long
-    failed = libc.syscall(
-        ctypes.c_long(call), ctypes.c_long(_INTERLEAVE), ctypes.byref(words), ctypes.c_ulong(bits + 1)
-    )
+    failed = call(ctypes.c_long(_INTERLEAVE), ctypes.byref(words), ctypes.c_ulong(bits + 1))
     return os.strerror(ctypes.get_errno()) if failed else ""

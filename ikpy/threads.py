@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -20,6 +22,17 @@ def usable_cpus() -> tuple[int, ...]:
 def hardware_threads() -> int:
     """Number of hardware threads this process may run on."""
     return len(usable_cpus())
+
+
+def pool(n: int) -> ThreadPoolExecutor:
+    """n threads on all usable CPUs: new ones would share the CPUs of the thread that starts them, if it is bound."""
+    return ThreadPoolExecutor(n, initializer=_unbind)
+
+
+def _unbind() -> None:
+    if hasattr(os, "sched_setaffinity"):
+        with suppress(OSError):  # CPUs were taken away from this process meanwhile
+            os.sched_setaffinity(0, usable_cpus())
 
 
 def _read(path: Path) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ikpy.cli.bench_options import help_rows, parse_bench
-from ikpy.cli.common import default_model
+from ikpy.cli.common import default_model, place_on_nodes
 
 if TYPE_CHECKING:
     from ikpy.tools.bench import BenchParams
@@ -27,11 +27,9 @@ def run(arguments: Sequence[str]) -> int:
     from ikpy.tools.bench import Engine, Runner, bench_tests
     from ikpy.tools.bench_output import PRINTERS
 
+    limit = place_on_nodes(command.values.get("numa"))  # before the cores are counted
     params = command.params(default_model)
-    if params.numa:
-        from ikpy import numa
-
-        numa.apply(params.numa, lambda line: print(line, file=sys.stderr))
+    params.threads = [(min(generation, limit), min(batch, limit)) for generation, batch in params.threads]
     if params.dry_run:
         print_plans(params)
         return 0

@@ -240,10 +240,7 @@ ROWS = (
     switch("-muge --merge-up-gate-experts", "muge", "merge up and gate experts", no_effect=MERGED),
     switch("-rcache --rope-cache", "rcache", "rotation angles computed once; always on"),
     switch(
-        "-thp --transparent-huge-pages",
-        "use_thp",
-        "huge pages for the weights",
-        no_effect="use -mmp 0, which reads the file into huge pages",
+        "-thp --transparent-huge-pages", "use_thp", "read the file into huge pages, reserved ones if enough are free"
     ),
     switch("-ger --grouped-expert-routing", "grouped_er", "experts from the best groups only, if the model has groups"),
     switch(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ikpy.cli.checks import check_before_loading
 from ikpy.cli.params import CommonParams
 from ikpy.cli.parser import parse, suggest
+from ikpy.cli.values import MAX_THREADS
 from ikpy.errors import UsageError
 
 if TYPE_CHECKING:
@@ -45,11 +46,25 @@ def start(tool: str, arguments: Sequence[str], title: str) -> CommonParams | Non
         return None
     for line in params.warnings:
         print(f"warning: {line}", file=sys.stderr)
-    if params.model.numa:
-        from ikpy import numa
-
-        numa.apply(params.model.numa, lambda line: print(line, file=sys.stderr))
+    limit = place_on_nodes(params.model.numa)
+    for options in (params.context, params.speculative):
+        for name in ("n_threads", "n_threads_batch"):
+            if (n := getattr(options, name)) is not None:
+                setattr(options, name, min(n, limit))
     return params
+
+
+def place_on_nodes(mode: str | None) -> int:
+    """Does what --numa says, with lines on standard error; returns the largest number of threads that it leaves."""
+    from ikpy import numa, threads
+
+    if mode is None:
+        if line := numa.advice():
+            print(line, file=sys.stderr)
+        return MAX_THREADS
+    numa.apply(mode, lambda line: print(line, file=sys.stderr))
+    # Threads wait for each other actively: more of them than CPUs only get in each other's way.
+    return threads.hardware_threads() if mode == "isolate" else MAX_THREADS
 
 
 @dataclass
@@ -235,6 +250,13 @@ def load(params: CommonParams, **context_changes: Any) -> Session:
     model_params = params.model_params()
     with ProgressDots(params) as dots:
         file = open_model(path, model_params, dots)
+    if params.model.huge_pages and not model_params.header_only:
+        print_log(params, [logs.huge_page_line(file)])
+    if params.model.numa:
+        from ikpy import numa
+
+        mapped = [shard.data for shard in file.shards if shard.mapped]
+        print_log(params, filter(None, [numa.advice_on_file(params.model.numa, mapped)]))
     print_log(params, logs.loader_lines(file, path, dump=not params.log.minilog))
     print_log(params, (logs.override_line(key, value) for key, value in params.model.kv_overrides))
     warn_of_new_keys(params, file.metadata)

@@ -48,6 +48,7 @@ class ModelOptions:
     fit_margin: int = 1024
     fit_margins: dict[int, int] = field(default_factory=dict)
     use_mmap: bool = True
+    huge_pages: bool = False
     use_mlock: bool = False
     repack: bool = False
     numa: str | None = None
@@ -292,7 +293,8 @@ class CommonParams:
         model = self.model
         return ModelParams(
             mla=self.context.mla,
-            use_mmap=model.use_mmap,
+            use_mmap=model.use_mmap and not model.huge_pages,
+            huge_pages=model.huge_pages,
             read_ahead=model.numa is None,
             use_mlock=model.use_mlock,
             check_tensors=model.check_tensors,

@@ -41,7 +41,13 @@ Progress = Callable[[float], None]
 
 def open_model(path: str | os.PathLike[str], params: ModelParams, progress: Progress | None = None) -> GGUFFile:
     """The file, mapped or read into memory as the parameters say; progress is told the share that was read."""
-    gguf = GGUFFile.open(Path(path), header_only=params.header_only, use_mmap=params.use_mmap, progress=progress)
+    gguf = GGUFFile.open(
+        Path(path),
+        header_only=params.header_only,
+        use_mmap=params.use_mmap,
+        reserved_pages=params.huge_pages,
+        progress=progress,
+    )
     if params.use_mmap and not params.read_ahead:
         gguf.stop_read_ahead()
     return gguf

@@ -24,6 +24,7 @@ class ModelParams:
 
     mla: int = 3
     use_mmap: bool = True
+    huge_pages: bool = False  # without use_mmap: reserved huge pages where enough are free
     read_ahead: bool = True  # False: pages of the mapping are read one by one by the threads that use them
     use_mlock: bool = False
     check_tensors: bool = False

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import mmap
 import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ikpy import numa, threads
 from ikpy.errors import FileFormatError, IkpyError, ResourceError, UnsupportedError, UsageError
 from ikpy.gguf.header import Header, TensorRecord, parse_header
+from ikpy.gguf.huge_pages import private_memory, reserved_memory
 from ikpy.gguf.metadata import Metadata
 from ikpy.gguf.splits import split_path, split_prefix
 from ikpy.gguf.types import KEY_SPLIT_COUNT, KEY_SPLIT_NO, KEY_SPLIT_TENSORS, GGUFValueType
 from ikpy.quants import registry
 
 _MAX_OFFSET = (1 << 63) - 1
-_READ_STEP = 1 << 26
+_READ_STEP = 1 << 24
+_READERS = 8
 Report = Callable[[int], None]
 
 
@@ -65,7 +67,8 @@ class TensorInfo:
 class Shard:
     """One file: `data` is a read-only uint8 view of all of it, `data_offset` where tensors begin.
 
-    `mapped`: the bytes are the file's own pages, not a copy in memory.
+    `mapped`: the bytes are the file's own pages, not a copy in memory. `page_size`: bytes of the reserved huge pages
+    of the copy, 0 without them.
     """
 
     path: str
@@ -74,6 +77,7 @@ class Shard:
     header: Header
     metadata: Metadata
     mapped: bool
+    page_size: int = 0
 
     @property
     def file_size(self) -> int:
@@ -111,6 +115,7 @@ class GGUFFile:
         header_only: bool = False,
         follow_splits: bool = True,
         use_mmap: bool = True,
+        reserved_pages: bool = False,
         progress: Callable[[float], None] | None = None,
     ) -> GGUFFile:
         """Open a file, and all further shards when it is the first of a split model.
@@ -120,18 +125,20 @@ class GGUFFile:
                 the data of such a tensor is the error then.
             follow_splits: False opens this one shard only, whichever it is.
             use_mmap: False reads the files into memory instead of mapping them (never with header_only).
+            reserved_pages: with use_mmap False, takes reserved huge pages if enough are free.
             progress: is told the share (0 to 1) of the bytes that were read so far; mapped files have nothing to tell.
         Raises:
             FileFormatError: malformed, truncated or inconsistent. UnsupportedError: valid but not readable
             here. UsageError: no such file.
         """
         name = os.fspath(path)
-        read = None
+        how = None
         if not use_mmap and not header_only:
-            read = _no_report if progress is None else _share_of(_total_size(name, follow_splits), progress)
-        shards = [_open_shard(name, 0, read)]
+            report = _no_report if progress is None else _share_of(_total_size(name, follow_splits), progress)
+            how = _Reading(report, reserved_pages)
+        shards = [_open_shard(name, 0, how)]
         if follow_splits:
-            shards += _open_other_shards(shards[0], read)
+            shards += _open_other_shards(shards[0], how)
         file = cls(name, shards, header_only=header_only)
         if follow_splits:
             _check_tensor_total(file)
@@ -214,6 +221,13 @@ class GGUFFile:
         self.close()
 
 
+class _Reading(NamedTuple):
+    """How files are read into memory. report: gets the bytes of every step."""
+
+    report: Report
+    reserved_pages: bool
+
+
 def _no_report(_: int) -> None:
     """Reading that nobody watches."""
 
@@ -231,7 +245,7 @@ def _share_of(total: int, progress: Callable[[float], None]) -> Report:
     def report(n: int) -> None:
         nonlocal done
         done += n
-        progress(done / total)
+        progress(min(1.0, done / total))
 
     return report
 
@@ -246,7 +260,7 @@ def _mapping(shard: Shard) -> mmap.mmap | None:
     return owner if isinstance(owner, mmap.mmap) else None
 
 
-def _map_file(path: str, read: Report | None) -> np.ndarray:
+def _map_file(path: str, how: _Reading | None) -> tuple[np.ndarray, int]:
     try:
         if not os.path.isfile(path):
             problem = "is not a regular file" if os.path.exists(path) else "does not exist"
@@ -255,45 +269,61 @@ def _map_file(path: str, read: Report | None) -> np.ndarray:
             size = os.fstat(handle.fileno()).st_size
             if size == 0:
                 raise FileFormatError(f"{path}: not a GGUF file: it is empty; download it again")
-            if read:
-                return _read_whole(handle.fileno(), size, path, read)
-            return np.frombuffer(mmap.mmap(handle.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
+            if how:
+                return _read_whole(handle.fileno(), size, path, how)
+            return np.frombuffer(mmap.mmap(handle.fileno(), size, access=mmap.ACCESS_READ), np.uint8), 0
     except (OSError, ValueError) as error:
         raise ResourceError(f"{path}: cannot open model: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _read_whole(descriptor: int, size: int, path: str, report: Report) -> np.ndarray:
-    """The file's bytes in page-aligned memory, of huge pages where the system has them; report gets every step."""
-    pages = _private_memory(size)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without transparent huge pages
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    memory = np.frombuffer(pages, np.uint8)
-    position = 0
-    while position < size:
-        count = os.preadv(descriptor, [memory[position : position + _READ_STEP].data], position)
-        if count <= 0:
-            raise FileFormatError(f"{path}: the file became shorter while it was read; try again")
-        position += count
-        report(count)
+def _read_whole(descriptor: int, size: int, path: str, how: _Reading) -> tuple[np.ndarray, int]:
+    """The file's bytes uint8 [size] in page-aligned memory, and the size of reserved pages if it is made of them."""
+    if how.reserved_pages and (reserved := reserved_memory(size)):
+        memory, page_size = reserved
+        try:
+            return _filled(memory, descriptor, size, path, how.report), page_size
+        except OSError as error:
+            # The free pages are on memory nodes that this process may not use.
+            if error.errno != errno.EFAULT:
+                raise
+    return _filled(private_memory(size), descriptor, size, path, how.report), 0
+
+
+def _filled(pages: mmap.mmap, descriptor: int, size: int, path: str, report: Report) -> np.ndarray:
+    memory = np.frombuffer(pages, np.uint8, size)
+    # Pages of the file would fill the node, and the rest of the copy would go to another one.
+    lets_go = numa.on_one_of_several()
+
+    def read(start: int) -> int:
+        position, end = start, min(start + _READ_STEP, size)
+        while position < end:
+            count = os.preadv(descriptor, [memory[position:end].data], position)
+            if count <= 0:
+                raise FileFormatError(f"{path}: the file became shorter while it was read; try again")
+            position += count
+        if lets_go:
+            os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
+        return end
+
+    # One thread neither keeps fast drives busy nor touches the pages of more than one memory node.
+    with threads.pool(min(_READERS, threads.physical_cores())) as pool:
+        done = 0
+        for end in pool.map(read, range(0, size, _READ_STEP)):
+            report(end - done)
+            done = end
     memory.flags.writeable = False
     return memory
 
 
-def _private_memory(size: int) -> mmap.mmap:
-    if sys.platform == "win32":
-        return mmap.mmap(-1, size)
-    # Shared anonymous memory, the default, gets no huge pages.
-    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-
-
-def _open_shard(path: str, index: int, read: Report | None) -> Shard:
-    data = _map_file(path, read)
+def _open_shard(path: str, index: int, how: _Reading | None) -> Shard:
+    data, page_size = _map_file(path, how)
     header = parse_header(data, path)
-    return Shard(path, index, data, header, Metadata(data, header.entries, path), mapped=read is None)
+    return Shard(
+        path, index, data, header, Metadata(data, header.entries, path), mapped=how is None, page_size=page_size
+    )
 
 
-def _open_other_shards(first: Shard, read: Report | None) -> list[Shard]:
+def _open_other_shards(first: Shard, how: _Reading | None) -> list[Shard]:
     """Shards after the first, with the checks of model semantics section 9.2."""
     metadata = first.metadata
     if KEY_SPLIT_COUNT not in metadata:
@@ -313,12 +343,12 @@ def _open_other_shards(first: Shard, read: Report | None) -> list[Shard]:
             f"{first.path}: invalid split file; the first of {count} parts must be named "
             f"<prefix>-00001-of-{count:05d}.gguf"
         )
-    return [_open_part(split_path(prefix, index, count), index, count, read) for index in range(1, count)]
+    return [_open_part(split_path(prefix, index, count), index, count, how) for index in range(1, count)]
 
 
-def _open_part(path: str, index: int, count: int, read: Report | None) -> Shard:
+def _open_part(path: str, index: int, count: int, how: _Reading | None) -> Shard:
     try:
-        shard = _open_shard(path, index, read)
+        shard = _open_shard(path, index, how)
     except IkpyError as error:
         raise FileFormatError(f"failed to load GGUF split from {path}; {error}") from error
     for key, expected in ((KEY_SPLIT_NO, index), (KEY_SPLIT_COUNT, count)):

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, overload
 
 import numpy as np
 
+from ikpy import threads
 from ikpy._native import core
 from ikpy.errors import FileFormatError
 from ikpy.gguf.reader import GGUFFile, TensorInfo
 from ikpy.graph.ir import F32, PLANNED_ADDRESS, Value, external
 from ikpy.quants import dequantize, registry
-from ikpy.threads import physical_cores
 
 Presence = Literal["none", "optional", "required"]
 # Looked up row by row: never repacked.
@@ -225,7 +224,7 @@ def repack_parallel(data: np.ndarray, type_id: int, target: registry.TensorType,
         rows = data[first * row_in : last * row_in]
         out[first * row_out : last * row_out] = core.repack(rows, type_id, target.id, shape[0], last - first)
 
-    with ThreadPoolExecutor(physical_cores()) as pool:
+    with threads.pool(threads.physical_cores()) as pool:
         for _ in pool.map(convert, range(0, n_rows, step)):
             pass
     return out

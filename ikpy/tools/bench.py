@@ -212,7 +212,8 @@ class Engine:
 
         params = ModelParams(
             mla=test.values["mla_attn"],
-            use_mmap=test.values["use_mmap"],
+            use_mmap=test.values["use_mmap"] and not self.params.use_thp,
+            huge_pages=self.params.use_thp,
             read_ahead=self.params.numa is None,
             repack=test.values["repack"],
             header_only=self.params.dry_run,

@@ -51,6 +51,18 @@ GATING = {0: "softmax", 1: "softmax", 2: "sigmoid", 3: "weight"}
 # -- loader ------------------------------------------------------------------------------------------------
 
 
+def huge_page_line(file: GGUFFile) -> str:
+    """What pages -thp found for a file that was read into memory."""
+    from ikpy.gguf.huge_pages import transparent_page_size
+
+    sizes = {shard.page_size for shard in file.shards}
+    if 0 not in sizes:
+        return f"llama_model_loader: using reserved huge pages of {min(sizes) >> 20} MiB"
+    if size := transparent_page_size():
+        return f"llama_model_loader: using THP with page size {size >> 20} MiB"
+    return "llama_model_loader: no huge pages: too few are reserved and transparent ones are disabled in this kernel"
+
+
 def loader_lines(file: GGUFFile, path: str, *, dump: bool = True) -> list[str]:
     """Number of keys and tensors, every metadata value (unless `dump` is False), and tensors per type."""
     prefix = "llama_model_loader: "

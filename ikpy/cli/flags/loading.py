@@ -7,7 +7,12 @@ NOT_YET = "not supported yet"
 
 ROWS = (
     option("--no-mmap", OFF, "model.use_mmap", "read the file into memory (huge pages) instead of mapping it"),
-    option("-thp --transparent-huge-pages", OFF, "model.use_mmap", "huge pages for the weights; the same as --no-mmap"),
+    option(
+        "-thp --transparent-huge-pages",
+        FLAG,
+        "model.huge_pages",
+        "read the file into huge pages: reserved ones if enough are free, else transparent ones",
+    ),
     option("--mlock", FLAG, "model.use_mlock", "lock the pages of the model in memory", env="LLAMA_ARG_MLOCK"),
     option(
         "-rtr --run-time-repack",

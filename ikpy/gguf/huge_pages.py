@@ -1,0 +1,58 @@
+"""Private memory in large pages: reserved ones (hugetlbfs pools) or transparent ones."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import sys
+from pathlib import Path
+
+POOLS = Path("/sys/kernel/mm/hugepages")
+TRANSPARENT = Path("/sys/kernel/mm/transparent_hugepage")
+_MAP_HUGETLB, _SIZE_SHIFT = 0x40000, 26  # of mmap on Linux; the shift places the logarithm of a page's size
+
+
+def private_memory(size: int) -> mmap.mmap:
+    """Zeroed memory of this process alone, in transparent huge pages where the system has them."""
+    if sys.platform == "win32":
+        return mmap.mmap(-1, size)
+    # Shared anonymous memory, the default, gets no huge pages.
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without transparent huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def reserved_memory(size: int) -> tuple[mmap.mmap, int] | None:
+    """Zeroed memory in the largest reserved pages of which enough are free, and their size; None if there are none."""
+    if sys.platform != "linux":
+        return None
+    for page_size, n_free in sorted(_free_pages().items(), reverse=True):
+        n_pages = -(-size // page_size)
+        if n_pages > n_free:
+            continue
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_HUGETLB | (page_size.bit_length() - 1) << _SIZE_SHIFT
+        with contextlib.suppress(OSError):  # another process was faster
+            return mmap.mmap(-1, n_pages * page_size, flags=flags), page_size
+    return None
+
+
+def transparent_page_size() -> int:
+    """Bytes of the transparent huge pages that large private memory gets; 0 where the system gives none."""
+    try:
+        if "[never]" in (TRANSPARENT / "enabled").read_text():
+            return 0
+        return int((TRANSPARENT / "hpage_pmd_size").read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def _free_pages() -> dict[int, int]:
+    """Reserved pages that nobody uses or is promised, by their size in bytes."""
+    found = {}
+    for pool in POOLS.glob("hugepages-*kB"):
+        with contextlib.suppress(OSError, ValueError):
+            free, promised = (int((pool / name).read_text()) for name in ("free_hugepages", "resv_hugepages"))
+            found[int(pool.name[10:-2]) << 10] = free - promised
+    return found

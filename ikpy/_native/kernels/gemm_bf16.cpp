@@ -94,23 +94,28 @@ void copy_rows(const RowBlock& rows, int h, int64_t k0, int64_t n, uint16_t* pan
 }
 
 template <auto Pack>
-void gemm(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t* work) {
-    auto* panel = reinterpret_cast<uint16_t*>(work);
-    const int n_halves = rows.n[1] > 0 ? 2 : 1;
+void panel_product(const RowBlock& rows, const TokenSet& tokens, int64_t k0, float* out, uint16_t* panel) {
+    const int64_t n = std::min(kPanelColumns, round_up(rows.n_in - k0, 32));
+    for (int h = 0; h < rows.halves(); ++h) Pack(rows, h, k0, n, panel + h * n * kHalfRows);
     const int n_tiles = (tokens.n + kTileTokens - 1) / kTileTokens;
-    for (int64_t k0 = 0; k0 < rows.n_in; k0 += kPanelColumns) {
-        const int64_t n = std::min(kPanelColumns, round_up(rows.n_in - k0, 32));
-        for (int h = 0; h < n_halves; ++h) Pack(rows, h, k0, n, panel + h * n * kHalfRows);
-        for (int i = 0; i < n_tiles; ++i) {
-            const int begin = tokens.n * i / n_tiles, nt = tokens.n * (i + 1) / n_tiles - begin;
-            float* y = out + begin * kBlockRows;
-            if (n_halves == 2) {
-                tile_of<2, kTileTokens>(nt, panel, n, tokens.x + begin, k0, y, k0 > 0);
-            } else {
-                tile_of<1, kTileTokens>(nt, panel, n, tokens.x + begin, k0, y, k0 > 0);
-            }
+    for (int i = 0; i < n_tiles; ++i) {
+        const int begin = tokens.n * i / n_tiles, nt = tokens.n * (i + 1) / n_tiles - begin;
+        float* y = out + begin * kBlockRows;
+        if (rows.halves() == 2) {
+            tile_of<2, kTileTokens>(nt, panel, n, tokens.x + begin, k0, y, k0 > 0);
+        } else {
+            tile_of<1, kTileTokens>(nt, panel, n, tokens.x + begin, k0, y, k0 > 0);
         }
     }
+}
+
+// Panels of all blocks meet the same columns of the tokens before the next ones are read.
+template <auto Pack>
+void gemm(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out, uint8_t* work) {
+    for (int64_t k0 = 0; k0 < blocks[0].n_in; k0 += kPanelColumns)
+        for (int b = 0; b < n_blocks; ++b)
+            panel_product<Pack>(blocks[b], tokens, k0, out + static_cast<int64_t>(b) * tokens.n * kBlockRows,
+                                reinterpret_cast<uint16_t*>(work));
 }
 
 template <int NT>

@@ -89,16 +89,8 @@ Int8Panel interleaved_panel(const RowBlock& rows, int h0, int h1, int64_t k0, in
 }
 
 template <class U>
-void interleaved_gemm(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t* work) {
-    const ActQ8Layout layout(rows.n_in);
-    const int n_halves = rows.n[1] > 0 ? 2 : 1;
-    const Int8GemmFn multiply = int8_gemm_of<U>();
-    for (int64_t k0 = 0; k0 < layout.n; k0 += kPanelColumns) {
-        const int64_t n = std::min(kPanelColumns, layout.n - k0);
-        multiply(interleaved_panel<U>(rows, 0, n_halves, k0, n, work), n_halves, tokens.x, tokens.n, layout,
-                 k0, out, k0 > 0);
-    }
-    apply_row_scales<U>(rows, n_halves, tokens.n, out);
+Int8Panel whole_interleaved_panel(const RowBlock& rows, int64_t k0, int64_t n, uint8_t* work) {
+    return interleaved_panel<U>(rows, 0, rows.halves(), k0, n, work);
 }
 
 // Up to this many tokens those products are the faster ones. On AVX2 codes of few bits gain most from panels,
@@ -147,7 +139,7 @@ constexpr WeightKernels interleaved_kernels() {
             kActQ8,
             interleaved_tokens<U>(),
             interleaved_gemv<U>,
-            interleaved_gemm<U>,
+            panel_products<U, whole_interleaved_panel<U>>,
             int8_panel_bytes,
             {quant_tiles<U, interleaved_tile_panel<U>>, kActBf16}};
 }

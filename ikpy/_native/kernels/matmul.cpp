@@ -52,7 +52,7 @@ struct Product {
     int activation;  // UnaryKind, with gate
     bool f16_out;
     bool tiles;
-    int wide;  // row blocks per work item; more than one with tile products only
+    int wide;  // row blocks per work item
 
     bool is_plain() const { return !gate && !up_bias && !f16_out; }
     int rows_per_block() const { return gate ? kHalfRows : kBlockRows; }
@@ -64,6 +64,16 @@ bool uses_tiles(const Op& op, const WeightKernels& kernels) {
     const TileKernels& tiles = kernels.tiles;
     if (!tiles.product || op.ip[0] != tiles.act_format || !has_amx()) return false;
     return kernels.act_format != tiles.act_format || op.ip[1] >= tiles.min_tokens;
+}
+
+int64_t dense_tokens(const Op& op, const Tensor* tensors) {
+    return op.ip[1] > 0 ? op.ip[1] : tensors[op.dst].ne[1];
+}
+
+// Row blocks per work item: the tokens of experts are few enough to stay in the second-level cache.
+int wide_blocks(const Op& op, const Tensor* tensors, bool tiles) {
+    const bool by_expert = op.kind == kOpMulMatId || op.kind == kOpMulMatIdUpGate;
+    return tiles ? kWideBlocks : by_expert || dense_tokens(op, tensors) <= kPassTokens ? 1 : kPanelBlocks;
 }
 
 const Tensor* optional(const Tensor* tensors, int32_t index) { return index < 0 ? nullptr : tensors + index; }
@@ -133,9 +143,12 @@ void multiply_item(const Product& p, const Scratch& s, int64_t matrix, int64_t r
     const TokenSet tokens{s.x, n_tokens, fresh};
     if (p.tiles) {
         p.kernels.tiles.product(blocks, n_blocks, tokens, s.sums, s.work);
+    } else if (n_tokens > p.kernels.gemv_tokens) {
+        p.kernels.gemm(blocks, n_blocks, tokens, s.sums, s.work);
     } else {
-        const bool few = n_tokens <= p.kernels.gemv_tokens;
-        (few ? p.kernels.gemv : p.kernels.gemm)(blocks[0], tokens, s.sums, s.work);
+        for (int b = 0; b < n_blocks; ++b)
+            p.kernels.gemv(blocks[b], {s.x, n_tokens, fresh && b == 0},
+                           s.sums + static_cast<int64_t>(b) * n_tokens * kBlockRows, s.work);
     }
     const int64_t element = p.f16_out ? sizeof(uint16_t) : sizeof(float);
     // Copies of a constant length are moves instead of calls.
@@ -164,7 +177,7 @@ Product product_of(const Op& op, const Tensor* tensors, bool gated, int first_bi
     p.activation = op.ip[2];
     p.f16_out = tensors[op.dst].type == kF16;
     p.tiles = uses_tiles(op, p.kernels);
-    p.wide = p.tiles ? kWideBlocks : 1;
+    p.wide = wide_blocks(op, tensors, p.tiles);
     return p;
 }
 
@@ -172,7 +185,7 @@ void dense_product(const ThreadContext& ctx, const Op& op, const Tensor* tensors
     Product p = product_of(op, tensors, gated, gated ? 3 : 2);
     const Tensor& dst = tensors[op.dst];
     const uint8_t* x = tensors[op.src[gated ? 2 : 1]].data;
-    const int64_t n_tokens = op.ip[1] > 0 ? op.ip[1] : dst.ne[1];
+    const int64_t n_tokens = dense_tokens(op, tensors);
     if (n_tokens == 0) return;
     const int64_t x_stride = act_row_bytes(op.ip[0], p.up->ne[0]);
     const int64_t n_batch = dst.ne[2] > 0 ? dst.ne[2] : 1;
@@ -262,7 +275,7 @@ size_t matmul_scratch_bytes(const Op& op, const Tensor* tensors) {
     const bool by_expert = op.kind == kOpMulMatId || op.kind == kOpMulMatIdUpGate;
     const WeightKernels kernels = weight_kernels(w.type);
     const bool tiles = uses_tiles(op, kernels);
-    return Scratch::fixed_bytes(by_expert ? op.ip[4] : 0, tiles ? kWideBlocks : 1) +
+    return Scratch::fixed_bytes(by_expert ? op.ip[4] : 0, wide_blocks(op, tensors, tiles)) +
            (tiles ? kernels.tiles.work_bytes : kernels.work_bytes)(w.ne[0]);
 }
 

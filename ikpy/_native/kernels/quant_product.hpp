@@ -156,7 +156,7 @@ template <class U>
     p.codes = work;
     p.d = reinterpret_cast<float*>(work + n * kBlockRows);
     p.m = p.d + 2 * p.half_scales(U::kGroup);
-    const int n_halves = rows.n[1] > 0 ? 2 : 1;
+    const int n_halves = rows.halves();
     for (int64_t k = 0; k < n; k += kChunk) {
         for (int h = 0; h < n_halves; ++h) {
             const uint8_t* at[kHalfRows];
@@ -171,29 +171,32 @@ template <class U>
     return p;
 }
 
-template <class U>
-void quant_gemm(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t* work) {
-    const ActQ8Layout layout(rows.n_in);
-    const int n_halves = rows.n[1] > 0 ? 2 : 1;
+// Panels of all blocks meet the same columns of the tokens before the next ones are read.
+template <class U, Int8Panel (*Panel)(const RowBlock&, int64_t k0, int64_t n, uint8_t* work)>
+void panel_products(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out, uint8_t* work) {
+    const ActQ8Layout layout(blocks[0].n_in);
     const Int8GemmFn multiply = int8_gemm_of<U>();
-    for (int64_t k0 = 0; k0 < layout.n; k0 += kPanelColumns) {
-        const Int8Panel p = int8_panel<U>(rows, k0, std::min(kPanelColumns, layout.n - k0), work);
-        multiply(p, n_halves, tokens.x, tokens.n, layout, k0, out, k0 > 0);
-    }
-    apply_row_scales<U>(rows, n_halves, tokens.n, out);
+    const int64_t sums = static_cast<int64_t>(tokens.n) * kBlockRows;
+    for (int64_t k0 = 0; k0 < layout.n; k0 += kPanelColumns)
+        for (int b = 0; b < n_blocks; ++b) {
+            const Int8Panel p = Panel(blocks[b], k0, std::min(kPanelColumns, layout.n - k0), work);
+            multiply(p, blocks[b].halves(), tokens.x, tokens.n, layout, k0, out + b * sums, k0 > 0);
+        }
+    for (int b = 0; b < n_blocks; ++b)
+        apply_row_scales<U>(blocks[b], blocks[b].halves(), tokens.n, out + b * sums);
 }
 
 template <class U>
 void tile_panel(const RowBlock& rows, int64_t k0, int64_t n, uint16_t* panel, uint8_t* work) {
     const Int8Panel p = int8_panel<U>(rows, k0, round_up(n, kChunk), work);
-    decode_panel(p, rows.n[1] > 0 ? 2 : 1, U::kGroup, U::kZero > 0, panel);
+    decode_panel(p, rows.halves(), U::kGroup, U::kZero > 0, panel);
 }
 
 template <class U, TilePanelFn Fill>
 void quant_tiles(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out, uint8_t* work) {
     amx_product(1, Fill, blocks, n_blocks, tokens.x, tokens.n, out, work);
     for (int b = 0; b < n_blocks; ++b)
-        apply_row_scales<U>(blocks[b], blocks[b].n[1] > 0 ? 2 : 1, tokens.n, out + b * tokens.n * kBlockRows);
+        apply_row_scales<U>(blocks[b], blocks[b].halves(), tokens.n, out + b * tokens.n * kBlockRows);
 }
 
 // The product of few tokens and its work memory.
@@ -229,7 +232,7 @@ constexpr WeightKernels quant_kernels() {
             kActQ8,
             GemvTokens,
             gemv_of<U, GemvTokens>(),
-            quant_gemm<U>,
+            panel_products<U, int8_panel<U>>,
             HasHalves<U>::value ? quant_work_bytes<GemvTokens> : int8_panel_bytes,
             {quant_tiles<U, tile_panel<U>>, kActBf16}};
 }

@@ -8,8 +8,11 @@ namespace ikpy {
 constexpr int kHalfRows = 16;
 constexpr int kBlockRows = 2 * kHalfRows;
 constexpr int kMaxTokens = 512;  // tokens per call; longer batches are cut
-// Row blocks that tile products take together: their tokens come from the third-level cache.
+// Row blocks that are multiplied together, so that they share what they read of the tokens: with tiles, whose
+// tokens come from the third-level cache, and with panels, where 512 columns of the tokens and the sums of
+// these blocks fill half of the second-level cache.
 constexpr int kWideBlocks = 8;
+constexpr int kPanelBlocks = 4;
 
 // A block of weight rows in two halves of up to 16 rows: 32 consecutive rows of one matrix, or 16 rows of an
 // up projection and the same 16 rows of its gate. n[1] may be 0.
@@ -25,6 +28,7 @@ struct RowBlock {
     const uint8_t* group(int h, int i, int n_rows) const {
         return half[h] + (i < n[h] ? i : n[h] - 1) / n_rows * n_rows * stride;
     }
+    int halves() const { return n[1] > 0 ? 2 : 1; }
     const uint8_t* row(int h, int i) const { return group(h, i, 1); }
     // Bytes from a row to that of the next block; the halves belong to one matrix or to two.
     int64_t to_next_block() const {
@@ -43,9 +47,17 @@ struct TokenSet {
 // out[t * kBlockRows + h * kHalfRows + i] = dot(row i of half h, token t).
 using ProductFn = void (*)(const RowBlock&, const TokenSet& tokens, float* out, uint8_t* work);
 
-// The same for up to kWideBlocks blocks of one matrix and tokens prepared for tiles: out[b][t][kBlockRows].
-using TileProductFn = void (*)(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out,
-                               uint8_t* work);
+// The same for several blocks of one matrix: out[b][t][kBlockRows].
+using BlocksProductFn = void (*)(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out,
+                                 uint8_t* work);
+
+// One block after the other, for kernels that gain nothing from several.
+template <ProductFn Multiply>
+void each_block(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out, uint8_t* work) {
+    for (int b = 0; b < n_blocks; ++b)
+        Multiply(blocks[b], {tokens.x, tokens.n, tokens.fresh && b == 0},
+                 out + static_cast<int64_t>(b) * tokens.n * kBlockRows, work);
+}
 
 // Fewer rows of activations per matrix do not pay for the unpacking of panels to bf16.
 constexpr int64_t kTileMinTokens = 24;
@@ -54,7 +66,7 @@ size_t amx_work_bytes(int64_t n_in);
 
 // Products by the tile unit, used where the CPU has one. A null product: none.
 struct TileKernels {
-    TileProductFn product = nullptr;
+    BlocksProductFn product = nullptr;  // of up to kWideBlocks blocks
     int act_format = 0;
     int64_t min_tokens = kTileMinTokens;  // rows of activations per matrix
     size_t (*work_bytes)(int64_t n_in) = amx_work_bytes;
@@ -65,7 +77,7 @@ struct WeightKernels {
     int act_format;
     int gemv_tokens;  // up to this many tokens gemv is the faster one
     ProductFn gemv;
-    ProductFn gemm;
+    BlocksProductFn gemm;  // of up to kPanelBlocks blocks
     size_t (*work_bytes)(int64_t n_in);
     TileKernels tiles = {};
 };

@@ -55,7 +55,7 @@ size_t work_bytes(int64_t n_in) {
 }  // namespace
 
 const WeightKernels* decoded_weight_kernels(int type) {
-    static constexpr WeightKernels kKernels = {-1, kActF32, 2, gemv, gemm, work_bytes};
+    static constexpr WeightKernels kKernels = {-1, kActF32, 2, gemv, each_block<gemm>, work_bytes};
     return can_dequantize(type) ? &kKernels : nullptr;
 }
 

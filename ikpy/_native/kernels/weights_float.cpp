@@ -68,21 +68,29 @@ struct ReadBf16 {
 
 // work: panel f32 [columns][32], then 16 rows of `columns` f32.
 template <class R>
-void float_gemm(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t* work) {
-    auto* panel = reinterpret_cast<float*>(work);
+void float_panel(const RowBlock& rows, int64_t k0, int64_t n, float* panel) {
     float* buffer = panel + kFloatPanelColumns * kBlockRows;
-    const int n_halves = rows.n[1] > 0 ? 2 : 1;
-    for (int64_t k0 = 0; k0 < rows.n_in; k0 += kFloatPanelColumns) {
-        const int64_t n = std::min(kFloatPanelColumns, rows.n_in - k0);
-        for (int h = 0; h < n_halves; ++h) {
-            const float* lines[kHalfRows];
-            for (int i = 0; i < kHalfRows; ++i) {
-                R::read(rows.row(h, i) + k0 * R::kBytes, buffer + i * kFloatPanelColumns, n);
-                lines[i] = buffer + i * kFloatPanelColumns;
-            }
-            pack_f32_rows(lines, n, panel, h);
+    for (int h = 0; h < rows.halves(); ++h) {
+        const float* lines[kHalfRows];
+        for (int i = 0; i < kHalfRows; ++i) {
+            R::read(rows.row(h, i) + k0 * R::kBytes, buffer + i * kFloatPanelColumns, n);
+            lines[i] = buffer + i * kFloatPanelColumns;
         }
-        f32_panel_gemm(panel, n, n_halves, tokens.x, k0, tokens.n, out, k0 > 0);
+        pack_f32_rows(lines, n, panel, h);
+    }
+}
+
+// Panels of all blocks meet the same columns of the tokens before the next ones are read.
+template <void (*Panel)(const RowBlock&, int64_t k0, int64_t n, float* panel)>
+void float_gemm(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out, uint8_t* work) {
+    auto* panel = reinterpret_cast<float*>(work);
+    for (int64_t k0 = 0; k0 < blocks[0].n_in; k0 += kFloatPanelColumns) {
+        const int64_t n = std::min(kFloatPanelColumns, blocks[0].n_in - k0);
+        for (int b = 0; b < n_blocks; ++b) {
+            Panel(blocks[b], k0, n, panel);
+            f32_panel_gemm(panel, n, blocks[b].halves(), tokens.x, k0, tokens.n,
+                           out + static_cast<int64_t>(b) * tokens.n * kBlockRows, k0 > 0);
+        }
     }
 }
 
@@ -221,7 +229,7 @@ size_t float_work_bytes(int64_t) { return (kFloatPanelColumns * (kBlockRows + kH
 
 template <class R>
 constexpr WeightKernels float_kernels(int type) {
-    return {type, kActF32, kGemvTokens, float_gemv<R>, float_gemm<R>, float_work_bytes};
+    return {type, kActF32, kGemvTokens, float_gemv<R>, float_gemm<float_panel<R>>, float_work_bytes};
 }
 
 WeightKernels f16_kernels() {
@@ -231,31 +239,29 @@ WeightKernels f16_kernels() {
 }
 
 // BF16_R16: dwords hold two columns of a row, 16 rows next to each other.
-void interleaved_bf16_gemm(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t* work) {
-    auto* panel = reinterpret_cast<float*>(work);
-    const int n_halves = rows.n[1] > 0 ? 2 : 1;
-    for (int64_t k0 = 0; k0 < rows.n_in; k0 += kFloatPanelColumns) {
-        const int64_t n = std::min(kFloatPanelColumns, rows.n_in - k0);
-        for (int h = 0; h < n_halves; ++h) {
-            const uint8_t* group = rows.group(h, 0, kHalfRows) + k0 * kHalfRows * 2;
-            for (int64_t k = 0; k < n; k += 2)
-                for (int i = 0; i < kHalfRows; ++i) {
-                    const uint32_t pair = load_unaligned<uint32_t>(group + (k * kHalfRows + 2 * i) * 2);
-                    const uint32_t bits[2] = {pair << 16, pair & 0xFFFF0000};
-                    float* at = panel + k * kBlockRows + h * kHalfRows + i;
-                    std::memcpy(at, bits, 4);
-                    std::memcpy(at + kBlockRows, bits + 1, 4);
-                }
-        }
-        f32_panel_gemm(panel, n, n_halves, tokens.x, k0, tokens.n, out, k0 > 0);
+void interleaved_bf16_panel(const RowBlock& rows, int64_t k0, int64_t n, float* panel) {
+    for (int h = 0; h < rows.halves(); ++h) {
+        const uint8_t* group = rows.group(h, 0, kHalfRows) + k0 * kHalfRows * 2;
+        for (int64_t k = 0; k < n; k += 2)
+            for (int i = 0; i < kHalfRows; ++i) {
+                const uint32_t pair = load_unaligned<uint32_t>(group + (k * kHalfRows + 2 * i) * 2);
+                const uint32_t bits[2] = {pair << 16, pair & 0xFFFF0000};
+                float* at = panel + k * kBlockRows + h * kHalfRows + i;
+                std::memcpy(at, bits, 4);
+                std::memcpy(at + kBlockRows, bits + 1, 4);
+            }
     }
+}
+
+void interleaved_bf16_gemv(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t* work) {
+    float_gemm<interleaved_bf16_panel>(&rows, 1, tokens, out, work);
 }
 
 const WeightKernels kTable[] = {
     float_kernels<ReadF32>(kF32),
     f16_kernels(),
     float_kernels<ReadBf16>(kBF16),
-    {kTypeBf16R16, kActF32, 0, interleaved_bf16_gemm, interleaved_bf16_gemm, float_work_bytes}};
+    {kTypeBf16R16, kActF32, 0, interleaved_bf16_gemv, float_gemm<interleaved_bf16_panel>, float_work_bytes}};
 
 }  // namespace
 

@@ -15,6 +15,8 @@ import numpy as np
 
 from ikpy.quants import registry
 
+N_UBATCH = 512  # the default of all engines
+
 
 class Peer(Protocol):
     """An engine with a loaded model and an empty cache at the start of every call."""
@@ -58,11 +60,15 @@ class Ikpy:
         """Whether the engine knows the weight type."""
         return True
 
-    def __init__(self, path: str, n_ctx: int, n_threads: int, cache_type: str = "f16") -> None:
+    def __init__(
+        self, path: str, n_ctx: int, n_threads: int, n_ubatch: int = N_UBATCH, cache_type: str = "f16"
+    ) -> None:
         from ikpy import Context, ContextParams, Model, ModelParams
 
         self.model = Model.load(path, ModelParams(use_mmap=Loading.use_mmap))
-        params = ContextParams(n_ctx=n_ctx, n_threads=n_threads, type_k=cache_type, type_v=cache_type)
+        params = ContextParams(
+            n_ctx=n_ctx, n_ubatch=n_ubatch, n_threads=n_threads, type_k=cache_type, type_v=cache_type
+        )
         self.context = Context(self.model, params)
 
     def _decode(self, tokens: list[int], pos: int) -> None:
@@ -118,19 +124,30 @@ class IkLlama:
         """Whether the engine knows the weight type: this build computes nonsense from bf16_r16."""
         return type_name.lower() != "bf16_r16"
 
-    def __init__(self, path: str, n_ctx: int, n_threads: int) -> None:
+    def __init__(self, path: str, n_ctx: int, n_threads: int, n_ubatch: int = N_UBATCH) -> None:
         with _quiet():
             from ik_llama_cpp import IkLlama as Llama
+            from ik_llama_cpp import _internals as internals
+
+            def params() -> Any:
+                values = defaults()
+                values.n_ubatch = n_ubatch
+                return values
 
             use_mmap = Loading.use_mmap
-            self.llama: Any = Llama(path, n_ctx=n_ctx, n_threads=n_threads, use_mmap=use_mmap, verbose=False)
-        self.context = self.llama._context
+            defaults = internals.C.llama_context_default_params
+            internals.C.llama_context_default_params = params  # the package has no argument for it
+            try:
+                self.llama: Any = Llama(path, n_ctx=n_ctx, n_threads=n_threads, use_mmap=use_mmap, verbose=False)
+            finally:
+                internals.C.llama_context_default_params = defaults
+        self.context, self.n_ubatch = self.llama._context, n_ubatch
 
     def _prompt(self, tokens: list[int]) -> None:
         from ik_llama_cpp._internals import make_batch_range
 
-        for start in range(0, len(tokens), 512):
-            if self.context.decode(make_batch_range(tokens[start : start + 512], pos_start=start)):
+        for start in range(0, len(tokens), self.n_ubatch):
+            if self.context.decode(make_batch_range(tokens[start : start + self.n_ubatch], pos_start=start)):
                 raise RuntimeError("ik-llama-cpp-python failed to decode")
 
     def prompt(self, n_tokens: int) -> float:
@@ -165,12 +182,13 @@ class XLlama:
         """Whether the engine knows the weight type: mainline's ids end at 41."""
         return registry.by_name(type_name).id <= 41
 
-    def __init__(self, path: str, n_ctx: int, n_threads: int) -> None:
+    def __init__(self, path: str, n_ctx: int, n_threads: int, n_ubatch: int = N_UBATCH) -> None:
         import xllamacpp
 
         params = xllamacpp.CommonParams()
         params.model.path = path
         params.n_ctx = n_ctx
+        params.n_ubatch = n_ubatch
         params.n_parallel = 1
         params.cpuparams.n_threads = n_threads
         params.cpuparams_batch.n_threads = n_threads
@@ -203,9 +221,10 @@ class XLlama:
 class LlamaBench:
     """A reference executable with the options and JSON output of llama-bench."""
 
-    def __init__(self, executable: str, path: str, n_threads: int) -> None:
+    def __init__(self, executable: str, path: str, n_threads: int, n_ubatch: int = N_UBATCH) -> None:
         self.name = Path(executable).name
-        self.command = [executable, "-m", path, "-t", str(n_threads), "-r", "1", "-o", "json", "-fa", "1"]
+        sizes = ["-t", str(n_threads), "-ub", str(n_ubatch)]
+        self.command = [executable, "-m", path, *sizes, "-r", "1", "-o", "json", "-fa", "1"]
 
     def _rate(self, *options: str) -> float:
         """Tokens/s of the last test of a run."""
@@ -229,7 +248,13 @@ PEERS = {"ikpy": Ikpy, "ik": IkLlama, "xllama": XLlama}
 
 
 def open_peers(
-    names: Sequence[str], executables: Sequence[str], type_name: str, path: str, n_ctx: int, n_threads: int
+    names: Sequence[str],
+    executables: Sequence[str],
+    type_name: str,
+    path: str,
+    n_ctx: int,
+    n_threads: int,
+    n_ubatch: int = N_UBATCH,
 ) -> list[Peer]:
     """The engines that know the weight type, each with the model loaded.
 
@@ -240,12 +265,12 @@ def open_peers(
         if not PEERS[name].runs(type_name):
             continue
         try:
-            peers.append(PEERS[name](path, n_ctx, n_threads))
+            peers.append(PEERS[name](path, n_ctx, n_threads, n_ubatch))
         except RuntimeError as error:
             if name == "ikpy":
                 raise
             print(f"{name} is left out: {error}", file=sys.stderr)
-    return peers + [LlamaBench(executable, path, n_threads) for executable in executables]
+    return peers + [LlamaBench(executable, path, n_threads, n_ubatch) for executable in executables]
 
 
 class _quiet:

@@ -6,8 +6,8 @@
 Sections, in this order: every weight type (prompt, generation), model shapes (also generation at depth), thread
 scaling, small batches, sweep over the context length, attention at depth per cache type. Engines alternate within a
 section. Ceilings are sampled before, between and after the pieces; the best sample counts. The JSON is rewritten
-after every piece, so a run that ends early keeps what it has. ik_llama.cpp loads deepseek-lite only with all of its 27
-layers (--shapes deepseek-lite --layers 0); with fewer its column stays empty.
+after every piece, so a run that ends early keeps what it has. deepseek-lite keeps its 27 layers (9 GB, twice in memory
+beside a peer and --no-mmap), because ik_llama.cpp does not load it with fewer.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
 from benchmarks.ceiling import Ceilings
 from benchmarks.compare import active_work, alternate
-from benchmarks.peers import PEERS, Clock, Ikpy, Loading, open_peers
+from benchmarks.peers import N_UBATCH, PEERS, Clock, Ikpy, Loading, open_peers
 from benchmarks.shapes import SHAPES
 from benchmarks.synthetic import write_model
 from ikpy import __version__
@@ -42,12 +42,23 @@ ALL_TYPES = (
     *("q5_k_r4", "q6_k_r4", "iq2_k_r4", "iq3_k_r4", "iq4_k_r4", "iq5_k_r4", "iq4_ks_r4", "iq5_ks_r4", "iq1_s_r4"),
     *("iq1_m_r4", "iq2_xxs_r4", "iq2_xs_r4", "iq2_s_r4", "iq3_xxs_r4", "iq3_s_r4", "iq2_bn_r4", "bf16_r16"),
 )
-# Shape, weight type, type of the attention matrices, type of the experts.
+
+
+class ShapeModel(NamedTuple):
+    """A model of the section shapes: its type, those of attention matrices and experts, whether all layers are kept."""
+
+    shape: str
+    type: str
+    attn: str | None = None
+    experts: str | None = None
+    whole: bool = False
+
+
 SHAPE_MODELS = (
-    ("llama-1b", "q4_K", None, None),
-    ("llama-8b", "q4_K", None, None),
-    ("qwen3-30b-a3b", "q4_K", None, None),
-    ("deepseek-lite", "q8_0", "q8_0", "iq4_nl"),
+    ShapeModel("llama-1b", "q4_K"),
+    ShapeModel("llama-8b", "q4_K"),
+    ShapeModel("qwen3-30b-a3b", "q4_K"),
+    ShapeModel("deepseek-lite", "q8_0", "q8_0", "iq4_nl", whole=True),
 )
 CACHE_TYPES = ("f16", "bf16", "q8_0", "q8_KV", "q6_0", "q4_0", "iq4_nl")
 BATCHES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 28, 32)
@@ -90,23 +101,37 @@ class Report:
             for key in ("prompt", "generate", "depth", "repeats", "layers", "vocab", "threads", "no_mmap", "cpu_time")
         }
 
-    def model(self, shape: str, type_name: str, attn: str | None = None, experts: str | None = None) -> Path:
+    def model(self, shape: str, type_name: str) -> Path:
         """A synthetic model; the caller removes it."""
-        path = Path(self.a.folder) / f"ikpy-report-{shape}-{type_name}.gguf"
-        write_model(shape, type_name, str(path), layers=self.a.layers, vocab=self.a.vocab, attn=attn, experts=experts)
+        return self.shape_model(ShapeModel(shape, type_name))
+
+    def shape_model(self, model: ShapeModel) -> Path:
+        """A synthetic model; the caller removes it."""
+        path = Path(self.a.folder) / f"ikpy-report-{model.shape}-{model.type}.gguf"
+        layers = None if model.whole else self.a.layers
+        types = {"attn": model.attn, "experts": model.experts}
+        write_model(model.shape, model.type, str(path), layers=layers, vocab=self.a.vocab, **types)
         return path
 
-    def compared(self, path: Path, type_name: str, *, depth: int = 0, threads: int | None = None) -> dict[str, Any]:
-        """Samples of all engines on a model, and the work that a token takes."""
+    def compared(
+        self, path: Path, type_name: str, *, depth: int = 0, threads: int | None = None, prompt: int | None = None
+    ) -> dict[str, Any]:
+        """Samples of all engines on a model, and the work that a token takes.
+
+        prompt: evaluated as one micro-batch and timed with a single generated token; by default the usual tests.
+        """
         a, n = self.a, threads or self.a.threads
+        n_prompt, n_generate = (prompt, 1) if prompt else (a.prompt, a.generate)
         macs, bytes_read = active_work(str(path))
-        engines = open_peers(self.peers, a.peer_bin, type_name, str(path), a.prompt + depth + a.generate + 64, n)
+        n_ctx, n_ubatch = n_prompt + depth + n_generate + 64, max(prompt or 0, N_UBATCH)
+        engines = open_peers(self.peers, a.peer_bin, type_name, str(path), n_ctx, n, n_ubatch)
         try:
-            samples = alternate(engines, a.prompt, a.generate, depth, a.repeats)
+            samples = alternate(engines, n_prompt, n_generate, depth, a.repeats)
         finally:
             for engine in engines:
                 engine.close()
-        return {"samples": samples, "macs": macs, "bytes": bytes_read, "depth": depth, "threads": n}
+        work = {"macs": macs, "bytes": bytes_read, "depth": depth, "threads": n}
+        return {"samples": samples, **work, **({"prompt": prompt} if prompt else {})}
 
     # ---- pieces ----
 
@@ -117,10 +142,11 @@ class Report:
         finally:
             path.unlink()
 
-    def shape(self, shape: str, name: str, attn: str | None, experts: str | None) -> list[dict[str, Any]]:
-        path = self.model(shape, name, attn, experts)
+    def shape(self, model: ShapeModel) -> list[dict[str, Any]]:
+        path = self.shape_model(model)
         try:
-            return [self.compared(path, name, depth=depth) for depth in (0, self.a.depth)]
+            usual = [self.compared(path, model.type, depth=depth) for depth in (0, self.a.depth)]
+            return [*usual, self.compared(path, model.type, prompt=self.a.long_prompt)]
         finally:
             path.unlink()
 
@@ -168,7 +194,7 @@ class Report:
         """Bytes/s at which generation reads the cache: the time a token takes longer at depth than without cache."""
         shape = SHAPES["llama-1b"]
         path = self.model("llama-1b", "q4_K")
-        engine = Ikpy(str(path), self.a.attention_depth + self.a.generate + 64, self.a.threads, cache_type)
+        engine = Ikpy(str(path), self.a.attention_depth + self.a.generate + 64, self.a.threads, cache_type=cache_type)
         try:
             shallow, deep = [], []
             for depth in range(0, self.a.attention_depth, 512):
@@ -196,8 +222,8 @@ class Report:
             yield "types", name, lambda name=name: self.weight_type(name)
         chosen = a.shapes.split(",")
         for model in SHAPE_MODELS:
-            if model[0] in chosen:
-                yield "shapes", model[0], lambda model=model: self.shape(*model)
+            if model.shape in chosen:
+                yield "shapes", model.shape, lambda model=model: self.shape(model)
         yield "threads", "llama-1b", self.threads
         yield "batches", "llama-1b", self.small_batches
         yield "sweep", "llama-1b", self.sweep
@@ -240,12 +266,13 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, default=Path("docs/performance.json"))
     parser.add_argument("--sections", default=SECTIONS)
     parser.add_argument("--types", default=",".join(ALL_TYPES))
-    parser.add_argument("--shapes", default=",".join(model[0] for model in SHAPE_MODELS))
+    parser.add_argument("--shapes", default=",".join(model.shape for model in SHAPE_MODELS))
     parser.add_argument("--layers", type=int, default=4, help="layers per model; 0: all of the shape")
     parser.add_argument("--vocab", type=int, default=0, help="size of the vocabulary; 0: that of the shape")
     parser.add_argument("--peers", default="ikpy,ik")
     parser.add_argument("--peer-bin", action="append", default=[], help="llama-bench executable; may be repeated")
     parser.add_argument("--prompt", type=int, default=512)
+    parser.add_argument("--long-prompt", type=int, default=2048, help="the shapes' prompt in one micro-batch")
     parser.add_argument("--generate", type=int, default=64)
     parser.add_argument("--depth", type=int, default=4096, help="cached tokens of the shapes' second test")
     parser.add_argument("--sweep", type=int, default=16384, help="longest context of the sweep")

@@ -60,10 +60,11 @@ def speed_rows(data: Data, label: str, type_name: str, entry: Data) -> list[list
     """One row per test."""
     settings, rows = data["settings"], []
     for test in ("pp", "tg"):
-        if entry["depth"] and test == "pp":
+        long_prompt = entry.get("prompt")
+        if (entry["depth"] and test == "pp") or (long_prompt and test == "tg"):
             continue
         values = medians(data, entry, test)
-        name = f"{test}{settings['prompt' if test == 'pp' else 'generate']}"
+        name = f"pp{long_prompt or settings['prompt']}" if test == "pp" else f"tg{settings['generate']}"
         name += f" @ {entry['depth']}" if entry["depth"] else ""
         factor, part = ratio(values), share(data, type_name, entry, test)
         cells = [number(values[engine]) for engine in data["engines"]]

@@ -38,7 +38,13 @@ def report_data() -> dict[str, Any]:
         "settings": settings | {"no_mmap": True},
         "ceilings": {"1": rates, "2": rates},
         "types": {"q4_0": entry(300.0, 30.0)},
-        "shapes": {"llama-8b": [entry(300.0, 30.0), entry(100.0, 20.0, depth=4096)]},
+        "shapes": {
+            "llama-8b": [
+                entry(300.0, 30.0),
+                entry(100.0, 20.0, depth=4096),
+                entry(330.0, 10.0) | {"prompt": 2048},
+            ]
+        },
         "threads": {"llama-1b": [entry(150.0, 20.0, threads=1), entry(300.0, 30.0)]},
         "batches": {"llama-1b": {"ikpy": {"1": [5.0], "32": [90.0]}, "ik": {"1": [4.0], "32": [50.0]}}},
         "sweep": {"llama-1b": [{"depth": 0, "pp": 300.0, "tg": 30.0}]},
@@ -52,6 +58,8 @@ def test_tables_show_medians_ratios_and_shares() -> None:
     assert "| q4_0 | pp512 | 300.0 | 150.0 | 2.00 | 60% |" in text
     assert "| q4_0 | tg64 | 30.0 | 15.0 | 2.00 | 75% |" in text
     assert "| llama-8b | tg64 @ 4096 | 20.0 | 10.0 | 2.00 | - |" in text
+    assert "| llama-8b | pp2048 | 330.0 | 165.0 | 2.00 | 66% |" in text
+    assert text.count("| llama-8b |") == 4
     assert "| 2 | 300.0 | 2.00 | 30.0 | 1.50 |" in text
     assert "| 32 | 90.0 | 50.0 |" in text
     assert "| f16 | 20.0 | 50% |" in text
@@ -101,7 +109,7 @@ def test_llama_bench_is_run_with_its_own_options(tmp_path: Path) -> None:
     assert peer.generate(4) == 0.5
     assert peer.generate(4, depth=32) == 0.5
     calls = (tmp_path / "calls").read_text().splitlines()
-    assert calls[0].endswith("-p 16 -n 0")
+    assert calls[0].endswith("-p 16 -n 0") and "-ub 512" in calls[0]
     assert calls[1].endswith("-p 0 -n 4")
     assert calls[2].endswith("-p 0 -n 0 -gp 32,4")
 
@@ -124,6 +132,21 @@ def test_peer_that_cannot_load_is_left_out(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr("benchmarks.peers.PEERS", {"ik": Broken})
     assert open_peers(["ik"], [], "q4_0", "model.gguf", 64, 1) == []
     assert "ik is left out: no model" in capsys.readouterr().err
+
+
+def test_long_prompts_of_shapes_are_one_micro_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every shape: the usual tests at both depths, then the long prompt; only deepseek-lite keeps all layers."""
+    opened, layers = [], []
+    monkeypatch.setattr(report, "write_model", lambda *_, **options: layers.append(options["layers"]))
+    monkeypatch.setattr(report, "active_work", lambda path: (1.0, 1.0))
+    monkeypatch.setattr(report, "open_peers", lambda *args: opened.append(args[-3::2]) or [])
+    monkeypatch.setattr(Path, "unlink", lambda self: None)
+    made = report.Report(report.arguments(["--depth", "100", "--generate", "8"]))
+    entries = [made.shape(model) for model in report.SHAPE_MODELS]
+    assert layers == [4, 4, 4, None]
+    assert opened == 4 * [(512 + 8 + 64, 512), (612 + 8 + 64, 512), (2048 + 1 + 64, 2048)]
+    assert [[e["depth"] for e in group] for group in entries] == 4 * [[0, 100, 0]]
+    assert [e.get("prompt") for e in entries[0]] == [None, None, 2048]
 
 
 def test_no_piece_starts_after_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,8 @@
 Sections, in this order: every weight type (prompt, generation), model shapes (also generation at depth), thread
 scaling, small batches, sweep over the context length, attention at depth per cache type. Engines alternate within a
 section. Ceilings are sampled before, between and after the pieces; the best sample counts. The JSON is rewritten
-after every piece, so a run that ends early keeps what it has. deepseek-lite keeps its 27 layers (9 GB, twice in memory
-beside a peer and --no-mmap), because ik_llama.cpp does not load it with fewer.
+after every piece, so a run that ends early keeps what it has. The column of ik_llama.cpp stays empty for deepseek-lite:
+it refuses fewer than 27 layers, and the PyPI build crashes on all of them.
 """
 
 from __future__ import annotations
@@ -45,20 +45,19 @@ ALL_TYPES = (
 
 
 class ShapeModel(NamedTuple):
-    """A model of the section shapes: its type, those of attention matrices and experts, whether all layers are kept."""
+    """A model of the section shapes: its type, those of attention matrices and experts."""
 
     shape: str
     type: str
     attn: str | None = None
     experts: str | None = None
-    whole: bool = False
 
 
 SHAPE_MODELS = (
     ShapeModel("llama-1b", "q4_K"),
     ShapeModel("llama-8b", "q4_K"),
     ShapeModel("qwen3-30b-a3b", "q4_K"),
-    ShapeModel("deepseek-lite", "q8_0", "q8_0", "iq4_nl", whole=True),
+    ShapeModel("deepseek-lite", "q8_0", "q8_0", "iq4_nl"),
 )
 CACHE_TYPES = ("f16", "bf16", "q8_0", "q8_KV", "q6_0", "q4_0", "iq4_nl")
 BATCHES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 28, 32)
@@ -108,9 +107,8 @@ class Report:
     def shape_model(self, model: ShapeModel) -> Path:
         """A synthetic model; the caller removes it."""
         path = Path(self.a.folder) / f"ikpy-report-{model.shape}-{model.type}.gguf"
-        layers = None if model.whole else self.a.layers
         types = {"attn": model.attn, "experts": model.experts}
-        write_model(model.shape, model.type, str(path), layers=layers, vocab=self.a.vocab, **types)
+        write_model(model.shape, model.type, str(path), layers=self.a.layers, vocab=self.a.vocab, **types)
         return path
 
     def compared(

@@ -135,7 +135,7 @@ def test_peer_that_cannot_load_is_left_out(monkeypatch: pytest.MonkeyPatch, caps
 
 
 def test_long_prompts_of_shapes_are_one_micro_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every shape: the usual tests at both depths, then the long prompt; only deepseek-lite keeps all layers."""
+    """Every shape: the usual tests at both depths, then the long prompt."""
     opened, layers = [], []
     monkeypatch.setattr(report, "write_model", lambda *_, **options: layers.append(options["layers"]))
     monkeypatch.setattr(report, "active_work", lambda path: (1.0, 1.0))
@@ -143,7 +143,7 @@ def test_long_prompts_of_shapes_are_one_micro_batch(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Path, "unlink", lambda self: None)
     made = report.Report(report.arguments(["--depth", "100", "--generate", "8"]))
     entries = [made.shape(model) for model in report.SHAPE_MODELS]
-    assert layers == [4, 4, 4, None]
+    assert layers == 4 * [4]
     assert opened == 4 * [(512 + 8 + 64, 512), (612 + 8 + 64, 512), (2048 + 1 + 64, 2048)]
     assert [[e["depth"] for e in group] for group in entries] == 4 * [[0, 100, 0]]
     assert [e.get("prompt") for e in entries[0]] == [None, None, 2048]

@@ -169,7 +169,7 @@ IKPY_AMX void amx_product(int n_parts, TilePanelFn fill, const RowBlock* blocks,
         for (int b = 0; b < n_blocks; ++b)
             fill(blocks[b], k0, n_steps * kTileDepth, panels + b * kPanelBytes / 2, fill_work);
         for (int b = 0; b < n_blocks;) {
-            const int n_halves = blocks[b].n[1] > 0 ? 2 : 1;
+            const int n_halves = blocks[b].halves();
             const int count = n_halves == 2 && b + 1 < n_blocks && blocks[b + 1].n[1] > 0 ? 2 : 1;
             const auto sums = n_parts == 1 ? sums_of<1>(count, n_halves) : sums_of<2>(count, n_halves);
             for (int t0 = 0; t0 < n_tokens; t0 += kTileHeight) {

@@ -210,8 +210,7 @@ void gemv(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t*) {
 
 template <auto Pack>
 void tile_panel(const RowBlock& rows, int64_t k0, int64_t n, uint16_t* panel, uint8_t*) {
-    for (int h = 0; h < (rows.n[1] > 0 ? 2 : 1); ++h)
-        Pack(rows, h, k0, n, panel + h * kTileColumns * kHalfRows);
+    for (int h = 0; h < rows.halves(); ++h) Pack(rows, h, k0, n, panel + h * kTileColumns * kHalfRows);
 }
 
 template <auto Pack>

@@ -222,7 +222,7 @@ struct Product {
     }
     template <int NT>
     static void multiply(const RowBlock& rows, const Record* const* x, float* out) {
-        const int n_halves = rows.n[1] > 0 ? 2 : 1;
+        const int n_halves = rows.halves();
         for (int h = 0; h < n_halves; ++h) multiply_half<L>(rows, h, x[0], out);
         apply_row_scales<Unpack>(rows, n_halves, NT, out);
     }

@@ -200,7 +200,7 @@ void multiply_groups(const RowBlock& rows, const uint8_t* const* x, int n_tokens
 template <class L, int MaxTokens>
 void gemv_of_groups(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t*) {
     multiply_groups<L, MaxTokens>(rows, tokens.x, tokens.n, out);
-    apply_row_scales<L>(rows, rows.n[1] > 0 ? 2 : 1, tokens.n, out);
+    apply_row_scales<L>(rows, rows.halves(), tokens.n, out);
 }
 
 template <class L, int MaxTokens>

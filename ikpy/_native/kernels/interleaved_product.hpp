@@ -111,7 +111,7 @@ template <class U>
 void interleaved_gemv(const RowBlock& rows, const TokenSet& tokens, float* out,
                       [[maybe_unused]] uint8_t* work) {
     const ActQ8Layout layout(rows.n_in);
-    const int n_halves = rows.n[1] > 0 ? 2 : 1;
+    const int n_halves = rows.halves();
     for (int h = 0; h < n_halves; ++h) {
         float* sums = out + h * kHalfRows;
 #if defined(__AVX2__)
@@ -128,7 +128,7 @@ void interleaved_gemv(const RowBlock& rows, const TokenSet& tokens, float* out,
 
 template <class U>
 void interleaved_tile_panel(const RowBlock& rows, int64_t k0, int64_t n, uint16_t* panel, uint8_t* work) {
-    const int n_halves = rows.n[1] > 0 ? 2 : 1;
+    const int n_halves = rows.halves();
     const Int8Panel p = interleaved_panel<U>(rows, 0, n_halves, k0, round_up(n, kChunk), work);
     decode_panel(p, n_halves, U::kGroup, U::kZero > 0, panel);
 }

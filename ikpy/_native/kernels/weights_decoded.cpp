@@ -24,7 +24,7 @@ void gemm(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t* wor
     auto* panel = reinterpret_cast<float*>(work);
     float* decoded = decoded_rows(work);
     decode(rows, decoded);
-    const int n_halves = rows.n[1] > 0 ? 2 : 1;
+    const int n_halves = rows.halves();
     for (int64_t k0 = 0; k0 < rows.n_in; k0 += kFloatPanelColumns) {
         const int64_t n = std::min(kFloatPanelColumns, rows.n_in - k0);
         for (int h = 0; h < n_halves; ++h) {

@@ -1,4 +1,4 @@
-"""Token probabilities as the native and the OpenAI API show them."""
+"""Token probabilities: of a drawn token, and as the native and the OpenAI API show them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,48 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ikpy.server.tasks import TokenProbability
+
 if TYPE_CHECKING:
-    from ikpy.server.tasks import TokenProbability
+    from ikpy.server.tasks import CompletionTask
     from ikpy.vocab import Vocab
 
 LEAST_LOGPROB = -9999.0
 """Shown for a token without any probability, as JSON knows no infinity."""
+
+
+def of_token(task: CompletionTask, token: int, logits: NDArray[np.float32]) -> TokenProbability | None:
+    """Probabilities of the drawn token and the most likely ones, before or after the samplers; None if not wanted."""
+    n = task.params.n_probs
+    if n <= 0:
+        return None
+    if task.params.post_sampling_probs:
+        ids, p = task.sampler.last_ids.astype(np.int64), task.sampler.last_probabilities
+    else:
+        ids, p = np.arange(len(logits), dtype=np.int64), softmax(logits, task)
+    order = largest(p, n)
+    at = np.flatnonzero(ids == token)
+    own = float(p[at[0]]) if len(at) else 0.0
+    return TokenProbability(token, own, tuple((int(ids[i]), float(p[i])) for i in order))
+
+
+def largest(p: NDArray[Any], n: int) -> NDArray[np.intp]:
+    """Places of the n largest values, in descending order, of equal ones the first; without sorting all."""
+    first = max(0, len(p) - n)
+    at = np.flatnonzero(p >= np.partition(p, first)[first])
+    return at[np.argsort(-p[at], kind="stable")[:n]]
+
+
+def softmax(logits: NDArray[np.float32], task: CompletionTask) -> NDArray[np.float64]:
+    """Softmax of the logits with the biases of the request, [n_vocab]."""
+    x = logits.astype(np.float64)
+    for token, bias in task.params.sampling.logit_bias:
+        x[token] += bias
+    p = np.exp(x - x.max())
+    return p / p.sum()
 
 
 def token_text(vocab: Vocab, token: int) -> str:

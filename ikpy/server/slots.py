@@ -1,9 +1,9 @@
-"""A slot: one sequence of the context, the tokens its cache holds, and the request it works on."""
+"""A slot: one sequence of the context and the request it works on."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -12,27 +12,16 @@ from numpy.typing import NDArray
 
 from ikpy.engine.kv_cache import KVCacheFullError
 from ikpy.engine.prefix import common_prefix
-from ikpy.engine.sequence_state import unshare_sequence
-from ikpy.engine.session import put_state, sequence_nbytes, take_state
+from ikpy.server.answer import Answer
+from ikpy.server.cached_text import CachedText
 from ikpy.server.phrase_ban import HeldToken, PhraseBan
-from ikpy.server.prompt_cache import SavedText
-from ikpy.server.tasks import (
-    CompletionTask,
-    Embedded,
-    EmbeddingTask,
-    Event,
-    Failed,
-    Finished,
-    Piece,
-    Task,
-    Timings,
-    TokenProbability,
-)
-from ikpy.server.text_stream import TextStream
+from ikpy.server.probabilities import of_token
+from ikpy.server.tasks import CompletionTask, Embedded, EmbeddingTask, Event, Failed, Finished, Piece, Task, Timings
 
 if TYPE_CHECKING:
     from ikpy.engine.context import Context
     from ikpy.engine.speculative import Speculator
+    from ikpy.server.tasks import TokenProbability
     from ikpy.vocab import Vocab
 
 LEAST_SHARED = 16
@@ -60,8 +49,8 @@ def truncate_prompt(tokens: list[int], n_ctx: int, n_keep: int) -> list[int]:
     return tokens[:n_keep] + tokens[n_keep + erased * n_block :]
 
 
-class Slot:
-    """Sequence ``id`` with room for ``n_ctx`` tokens. Used by the engine thread; others may read it."""
+class Slot(CachedText):
+    """Works on one request at a time, with room for ``n_ctx`` tokens. Used by the engine thread; others may read it."""
 
     def __init__(
         self,
@@ -74,55 +63,36 @@ class Slot:
         special: bool = False,
         speculator: Speculator | None = None,
     ) -> None:
-        self.id = index
+        super().__init__(index, context, speculator)
         self.n_ctx = n_ctx
         self.shift = shift and context.kv.can_shift
-        self.tokens: list[int] = []
         self.task: Task | None = None
         self.last_task: Task | None = None
         self.state = SlotState.IDLE
         self.last_used = 0.0
-        self.n_decoded = 0
-        self.finished: Finished | None = None
-        self._context = context
-        self._kv = context.kv
         self._vocab = vocab
         self._special = special
-        self.speculator = speculator
         self._reset()
 
     def _reset(self) -> None:
         self.prompt: list[int] = []
         self.n_cached = 0
-        self.n_decoded = 0
         self.truncated = False
         self.pending: int | None = None
-        self.finished = None
+        self.finished: Finished | None = None
         self.draft: list[int] = []
         self.n_drafted = 0
         self.n_accepted = 0
         self.held: NDArray[np.float32] | None = None
         """Logits of the next token, which waits for the mask of a grammar."""
+        self.answer: Answer | None = None
         self._expected: int | None = None
         """The guess at the token that is drawn next."""
-        self._generated: list[int] = []
-        self._probabilities: list[TokenProbability] = []
-        self._unsent: list[TokenProbability] = []
         self._states: list[NDArray[np.float32]] = []
-        self._text = TextStream(())
         self._ban: PhraseBan | None = None
         self._began = time.perf_counter()
-        self._first = 0.0
-        self._last_token = 0.0
-        self.token_delay: float | None = None
-        """Seconds between the last two tokens."""
 
     # --- requests ---------------------------------------------------------------------------------------------
-
-    def similarity(self, tokens: Sequence[int]) -> float:
-        """How much of a prompt the cache shares: 2 * common beginning / (prompt + cache)."""
-        total = len(tokens) + len(self.tokens)
-        return 2.0 * common_prefix(self.tokens, list(tokens)) / total if total else 0.0
 
     def start(self, task: Task) -> None:
         """Takes a request; `keep_prefix` decides what of the cache serves it. Raises RequestError if it cannot fit."""
@@ -131,7 +101,7 @@ class Slot:
         self.state = SlotState.PROMPT
         self.prompt = list(task.tokens)
         if isinstance(task, CompletionTask):
-            self._text = TextStream(task.params.stop)
+            self.answer = Answer(task, self._vocab, special=self._special)
             self._ban = PhraseBan(task.params.banned) if task.params.banned else None
             self._fit_prompt(task)
 
@@ -144,38 +114,6 @@ class Slot:
         """Keeps what the cache shares with the prompt; at least one token is left to evaluate."""
         keep = min(common_prefix(self.tokens, self.prompt), len(self.prompt) - 1) if self.may_reuse else 0
         self.n_cached = self.truncate(keep)
-
-    def take_state(self) -> SavedText:
-        """A copy of what the cache holds, and the drafters' caches."""
-        drafts = self.speculator.take_states() if self.speculator is not None else ()
-        return SavedText(take_state(self._context, self.id, self.tokens), drafts)
-
-    @property
-    def state_nbytes(self) -> int:
-        """Bytes that `take_state` would copy."""
-        drafts = self.speculator.state_nbytes if self.speculator is not None else 0
-        return sequence_nbytes(self._context, self.id) + drafts
-
-    def put_state(self, saved: SavedText) -> None:
-        """Replaces the cache by a saved text; it is empty if there is no room."""
-        try:
-            put_state(self._context, self.id, saved.state)
-        except KVCacheFullError:
-            self.tokens = []
-            return
-        self.tokens = list(saved.tokens)
-        if self.speculator is not None:
-            self.speculator.put_states(saved.drafts)
-
-    def adopt(self, other: Slot, n: int) -> None:
-        """Replaces the cache by the first n tokens of another slot's, if no window has left them; both use the same
-        cells."""
-        if not self._kv.can_rewind(other.id, n):
-            return
-        self.truncate(0)
-        self._kv.seq_cp(other.id, self.id, -1, n)
-        self.tokens = other.tokens[: self._kv.rewind(self.id, n)]
-        self._adopt_drafts(other)
 
     def _fit_prompt(self, task: CompletionTask) -> None:
         if len(self.prompt) < self.n_ctx:
@@ -190,17 +128,10 @@ class Slot:
         wanted = len(self.prompt) if task.params.n_keep < 0 else task.params.n_keep + int(self._vocab.add_bos)
         return min(wanted, self.n_ctx - 4)
 
-    def truncate(self, n: int) -> int:
-        """Keeps the first n cached tokens, none if window layers cannot go on from there; returns the number kept."""
-        if n < len(self.tokens) or n == 0:
-            n = self._kv.rewind(self.id, n)
-            del self.tokens[n:]
-        return n
-
     def release(self) -> None:
         """Ends the request; the cache stays for the next one, without guesses that were not judged."""
         if self.draft:
-            self._kv.seq_rm(self.id, len(self.tokens), -1)
+            self.drop_guesses()
             self.draft = []
         self.task = None
         self.state = SlotState.IDLE
@@ -225,28 +156,16 @@ class Slot:
 
     def share(self, donor: Slot) -> None:
         """Takes over the part of the donor's cache that the prompt begins with; the cells are stored once."""
-        if not isinstance(self.task, CompletionTask) or not self.task.params.cache_prompt:
+        if not self.may_reuse:
             return
         n = min(common_prefix(donor.tokens, self.prompt), len(self.prompt) - 1)
-        if n >= len(self.tokens) + LEAST_SHARED and self._kv.can_rewind(donor.id, n):
-            self._kv.seq_cp(donor.id, self.id, len(self.tokens), n)
-            self.tokens = self.prompt[:n]
+        if n >= len(self.tokens) + LEAST_SHARED and self.extend_from(donor, n):
             self.n_cached = n
-            self._adopt_drafts(donor)
-
-    def _adopt_drafts(self, other: Slot) -> None:
-        """The drafters learn what those of another slot know of the common text."""
-        if self.speculator is not None and other.speculator is not None:
-            self.speculator.adopt(other.speculator, len(self.tokens))
 
     def should_wait_for(self, other: Slot) -> bool:
         """Whether another slot is about to evaluate the next tokens of this slot's prompt."""
         ahead = (len(other.tokens), -other.id) > (len(self.tokens), -self.id)
-        if (
-            not (ahead and other.n_waiting)
-            or not isinstance(self.task, CompletionTask)
-            or not self.task.params.cache_prompt
-        ):
+        if not (ahead and other.n_waiting and self.may_reuse):
             return False
         return common_prefix(other.prompt, self.prompt) >= max(len(self.tokens), len(other.tokens)) + LEAST_SHARED
 
@@ -321,7 +240,7 @@ class Slot:
         finally:
             self._expected = None
             if draft:
-                self._kv.seq_rm(self.id, len(self.tokens), -1)
+                self.drop_guesses()
             self.speculator.accept(self.n_accepted - accepted_before)
 
     def _shift_context(self) -> None:
@@ -329,20 +248,15 @@ class Slot:
         assert isinstance(self.task, CompletionTask)
         if not self.shift:
             raise RequestError(FULL)
-        try:
-            unshare_sequence(self._context, self.id)
-        except KVCacheFullError as error:
-            raise RequestError(str(error)) from None
         n_past = len(self.tokens)
         keep = min(self._n_keep(self.task), n_past)
         wanted = self.task.params.n_discard
-        drop = max(1, min(wanted if wanted > 0 else (n_past - keep) // 2, n_past - keep))
-        self._kv.seq_rm(self.id, keep, keep + drop)
-        self._kv.seq_add(self.id, keep + drop, n_past, -drop)
-        del self.tokens[keep : keep + drop]
+        n = max(1, min(wanted if wanted > 0 else (n_past - keep) // 2, n_past - keep))
+        try:
+            self.drop(keep, n)
+        except KVCacheFullError as error:
+            raise RequestError(str(error)) from None
         self.truncated = True
-        if self.speculator is not None:
-            self.speculator.shift(keep, drop)
 
     def add_states(self, states: NDArray[np.float32]) -> None:
         """Hidden states [n, n_embd] of evaluated tokens of an embedding request."""
@@ -354,27 +268,33 @@ class Slot:
 
     def sample(self, logits: NDArray[np.float32]) -> None:
         """Draws a token from logits [n_vocab], hands out its text, and ends the request when a stop rule holds."""
-        task = self.task
-        assert isinstance(task, CompletionTask)
+        answer = self.answer
+        assert answer is not None
+        task = answer.task
         if self.state is SlotState.PROMPT:
-            self.state = SlotState.GENERATING
-            self._first = time.perf_counter()
-            for token in self.prompt if task.params.penalty_prompt is None else task.params.penalty_prompt:
-                task.sampler.accept(token, grammar=False)
-            if self.speculator is not None:
-                self.speculator.begin(self.prompt)
+            self._begin(answer)
             if task.params.limit == 0:
-                self._finish(task, "")
+                self._finish(answer, "")
                 return
         if self._ban is not None:
-            self._sample_unbanned(task, self._ban, logits)
+            self._sample_unbanned(answer, self._ban, logits)
             return
         drawn = task.sampler.try_sample(logits, self._context.known_maxima)
         if drawn is None:
             self.held = logits.copy()
             return
         task.sampler.accept(drawn)
-        self._add_token(task, drawn, self._probability(task, drawn, logits))
+        self._add_token(answer, drawn, of_token(task, drawn, logits))
+
+    def _begin(self, answer: Answer) -> None:
+        """The prompt is evaluated, the first token can be drawn."""
+        self.state = SlotState.GENERATING
+        answer.begin()
+        params, sampler = answer.task.params, answer.task.sampler
+        for token in self.prompt if params.penalty_prompt is None else params.penalty_prompt:
+            sampler.accept(token, grammar=False)
+        if self.speculator is not None:
+            self.speculator.begin(self.prompt)
 
     @property
     def is_held(self) -> bool:
@@ -395,15 +315,16 @@ class Slot:
         assert logits is not None
         self.sample(logits)
 
-    def _sample_unbanned(self, task: CompletionTask, ban: PhraseBan, logits: NDArray[np.float32]) -> None:
+    def _sample_unbanned(self, answer: Answer, ban: PhraseBan, logits: NDArray[np.float32]) -> None:
         """Draws a token; one that completes a banned phrase is taken back with the phrase, and another is drawn."""
+        task, eog = answer.task, self._vocab.eog
         while True:
             row = ban.biased(logits)
             token = task.sampler.sample(row)
             task.sampler.accept(token)
-            piece = b"" if token in self._vocab.eog else self._piece(task, token)
-            ban.add(HeldToken(token, piece, row, self._probability(task, token, row)))
-            ends = token in self._vocab.eog or self._at_limit(task, len(ban.held))
+            piece = b"" if token in eog else answer.piece(token)
+            ban.add(HeldToken(token, piece, row, of_token(task, token, row)))
+            ends = token in eog or answer.at_limit(len(ban.held))
             n = ban.n_back(ended=ends)
             if n > 1 and not self._kv.can_rewind(self.id, len(self.tokens) - n + 1):
                 n = 1  # only the last token, which is not evaluated yet
@@ -411,103 +332,82 @@ class Slot:
                 break
             logits = ban.take_back(n)
             self.truncate(len(self.tokens) - n + 1)
-            self.n_decoded += n
-            task.sampler.take_back(n, [*self._generated, *(item.token for item in ban.held)])
-            if self._at_limit(task, len(ban.held)):
-                self._release(task, ban.release(everything=True))
+            answer.n_decoded += n
+            task.sampler.take_back(n, [*answer.tokens, *(item.token for item in ban.held)])
+            if answer.at_limit(len(ban.held)):
+                self._add_released(answer, ban.release(everything=True))
                 if self.task is task:
-                    self._finish(task, "")
+                    self._finish(answer, "")
                 return
-        self._release(task, ban.release(everything=n > 0 or ends))
+        self._add_released(answer, ban.release(everything=n > 0 or ends))
         if self.task is task:
             self.pending = token
 
-    def _release(self, task: CompletionTask, tokens: list[HeldToken]) -> None:
+    def _add_released(self, answer: Answer, tokens: list[HeldToken]) -> None:
         """Adds tokens that have waited to the answer, until a stop rule holds."""
         for item in tokens:
-            if self.task is task:
-                self._add_token(task, item.token, item.probability)
+            if self.task is answer.task:
+                self._add_token(answer, item.token, item.probability)
 
-    def _piece(self, task: CompletionTask, token: int) -> bytes:
-        """Text of a token."""
-        return self._vocab.token_to_piece(token, self._special or token in task.params.preserved_tokens)
-
-    def _add_token(self, task: CompletionTask, token: int, probability: TokenProbability | None) -> None:
-        self.n_decoded += 1
+    def _add_token(self, answer: Answer, token: int, probability: TokenProbability | None) -> None:
         self.n_accepted += token == self._expected
-        now = time.perf_counter()
-        self.token_delay = now - self._last_token if self._last_token else None
-        self._last_token = now
-        self._generated.append(token)
         self.pending = token
-        if probability is not None:
-            self._probabilities.append(probability)
-            self._unsent.append(probability)
-        ended = token in self._vocab.eog
-        text = self._text.feed(b"" if ended else self._piece(task, token))
-        if ended or self._text.stopping_word is not None or self._at_limit(task):
-            self._finish(task, text or "", eos=ended)
+        text = answer.add(token, probability)
+        if answer.is_complete:
+            self._finish(answer, text or "")
         elif text is not None:
-            self._emit_piece(task, text)
+            self._emit_piece(answer, text)
 
-    def _at_limit(self, task: CompletionTask, n_held: int = 0) -> bool:
-        if 0 <= task.params.limit <= self.n_decoded + n_held:
-            return True
-        limit = task.params.t_max_predict_ms
-        return 0 < limit < 1e3 * (time.perf_counter() - self._first)
-
-    def _probability(self, task: CompletionTask, token: int, logits: NDArray[np.float32]) -> TokenProbability | None:
-        """Probabilities of the token and the most likely ones, before or after the samplers; None if not wanted."""
-        n = task.params.n_probs
-        if n <= 0:
-            return None
-        if task.params.post_sampling_probs:
-            ids, p = task.sampler.last_ids.astype(np.int64), task.sampler.last_probabilities
-        else:
-            ids, p = np.arange(len(logits), dtype=np.int64), probabilities(logits, task)
-        order = largest(p, n)
-        at = np.flatnonzero(ids == token)
-        own = float(p[at[0]]) if len(at) else 0.0
-        return TokenProbability(token, own, tuple((int(ids[i]), float(p[i])) for i in order))
-
-    def _emit_piece(self, task: CompletionTask, text: str) -> None:
+    def _emit_piece(self, answer: Answer, text: str) -> None:
+        task = answer.task
         if not task.params.stream:
             return
-        unsent, self._unsent = tuple(self._unsent), []
+        unsent = answer.take_unsent()
         timings = self.timings() if task.params.timings_per_token else None
         self.emit(Piece(task.index, self.id, text, unsent, timings, len(self.prompt), self.n_cached))
 
-    def _finish(self, task: CompletionTask, text: str, *, eos: bool = False) -> None:
-        """Last piece and end of the request. A stop string in the text goes before the end token."""
-        text += self._text.finish() if self._text.stopping_word is None else ""
-        if self.n_decoded:
-            self._emit_piece(task, text)
-        word = self._text.stopping_word
+    def _finish(self, answer: Answer, text: str) -> None:
+        """Last piece and end of the request."""
+        text += answer.finish()
+        if answer.n_decoded:
+            self._emit_piece(answer, text)
+        word = answer.stopping_word
         self.finished = Finished(
-            index=task.index,
+            index=answer.task.index,
             id_slot=self.id,
-            text=self._text.text,
-            tokens=tuple(self._generated),
+            text=answer.text,
+            tokens=tuple(answer.tokens),
             n_prompt=len(self.prompt),
             n_cached=self.n_cached,
-            n_decoded=self.n_decoded,
+            n_decoded=answer.n_decoded,
             n_past=len(self.tokens),
             truncated=self.truncated,
-            stopped_eos=eos and word is None,
+            stopped_eos=answer.ended and word is None,
             stopped_word=word is not None,
-            stopped_limit=not eos and word is None,
+            stopped_limit=not answer.ended and word is None,
             stopping_word=word or "",
-            probabilities=tuple(self._probabilities),
+            probabilities=tuple(answer.probabilities),
             timings=self.timings(),
         )
         self._end_with(self.finished)
 
     # --- reports ----------------------------------------------------------------------------------------------
 
+    @property
+    def n_decoded(self) -> int:
+        """Tokens drawn for the request."""
+        answer = self.answer  # another thread may ask while this one starts a request
+        return 0 if answer is None else answer.n_decoded
+
+    @property
+    def token_delay(self) -> float | None:
+        """Seconds between the last two tokens."""
+        return None if self.answer is None else self.answer.token_delay
+
     def timings(self) -> Timings:
         """Times of the request so far."""
         now = time.perf_counter()
-        first = self._first or now
+        first = (self.answer.first if self.answer is not None else 0.0) or now
         n_prompt = len(self.prompt) - self.n_cached
         return Timings(
             n_prompt,
@@ -539,19 +439,3 @@ class Slot:
                 "stopping_word": last.stopping_word if last else "",
             },
         }
-
-
-def largest(p: NDArray[Any], n: int) -> NDArray[np.intp]:
-    """Places of the n largest values, in descending order, of equal ones the first; without sorting all."""
-    first = max(0, len(p) - n)
-    at = np.flatnonzero(p >= np.partition(p, first)[first])
-    return at[np.argsort(-p[at], kind="stable")[:n]]
-
-
-def probabilities(logits: NDArray[np.float32], task: CompletionTask) -> NDArray[np.float64]:
-    """Softmax of the logits with the biases of the request, [n_vocab]."""
-    x = logits.astype(np.float64)
-    for token, bias in task.params.sampling.logit_bias:
-        x[token] += bias
-    p = np.exp(x - x.max())
-    return p / p.sum()

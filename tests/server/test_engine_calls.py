@@ -18,7 +18,7 @@ from ikpy.engine.kv_cache import KVCacheFullError
 from ikpy.server import slot_files
 from ikpy.server.build import Server
 from ikpy.server.params import read_generation
-from ikpy.server.slots import largest
+from ikpy.server.probabilities import largest
 from tests.server.harness import start_server
 
 TEXT = {"prompt": "The old man looked at", "n_predict": 4, "temperature": 0}

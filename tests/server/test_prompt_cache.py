@@ -76,10 +76,10 @@ def test_an_unexpected_error_ends_the_running_requests_only() -> None:
         def broken(slot: object) -> None:
             raise RuntimeError("broken")
 
-        server.engine._find_text = broken  # type: ignore[method-assign, assignment]
+        server.engine.reuse.find_text = broken  # type: ignore[method-assign, assignment]
         answer = client.post("/completion", json={"prompt": STORY, "n_predict": 2})
         assert answer.status_code == 500 and "broken" in answer.json()["error"]["message"]
-        del server.engine._find_text
+        del server.engine.reuse.find_text
         assert ask(client, STORY)[0] == first
 
 
@@ -194,12 +194,12 @@ def test_a_request_with_many_prompts_does_not_block_later_ones() -> None:
 def test_prompt_chunks_follow_the_measured_speed() -> None:
     server = start_server(f"{TINY} -np 2 -ub 256 --max-token-delay 100")
     try:
-        engine = server.engine
-        engine._token_seconds = 0.0
-        assert engine._chunk() == 256, "nothing measured yet"
+        prompts = server.engine.prompts
+        prompts.token_seconds = 0.0
+        assert prompts.chunk() == 256, "nothing measured yet"
         for seconds, chunk in ((1e-5, 256), (1e-3, 64), (2e-3, 32), (1.0, 16)):
-            engine._token_seconds = seconds
-            assert engine._chunk() == chunk, seconds
+            prompts.token_seconds = seconds
+            assert prompts.chunk() == chunk, seconds
     finally:
         server.engine.stop(PATIENCE)
 

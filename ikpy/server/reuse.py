@@ -1,0 +1,80 @@
+"""Which evaluated text serves which prompt: that of a slot, of another one, of one at work, or a saved one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ikpy.engine.prefix import common_prefix
+from ikpy.server.slots import Slot, SlotState
+from ikpy.server.tasks import CompletionTask, Task
+
+if TYPE_CHECKING:
+    from ikpy.server.adapters import Adapters
+    from ikpy.server.prompt_cache import PromptCache, SavedText
+    from ikpy.server.settings import ServerSettings
+
+
+class Reuse:
+    """Finds what of a prompt is evaluated already. Texts serve sequences with the same adapter scales only."""
+
+    def __init__(
+        self, slots: Sequence[Slot], adapters: Adapters, prompt_cache: PromptCache, settings: ServerSettings
+    ) -> None:
+        self._slots = slots
+        self._adapters = adapters
+        self._prompt_cache = prompt_cache
+        self._settings = settings
+
+    def choose(self, task: Task) -> Slot | None:
+        """Idle slot for a task: the wanted one, the one with the most similar cache, or the one unused for longest."""
+        idle = [slot for slot in self._slots if slot.state is SlotState.IDLE]
+        wanted = task.params.id_slot if isinstance(task, CompletionTask) else -1
+        if wanted >= 0:
+            idle = [slot for slot in idle if slot.id == wanted]
+        if not idle:
+            return None
+        best = max(idle, key=lambda slot: slot.similarity(task.tokens))
+        if best.similarity(task.tokens) > self._settings.slot_prompt_similarity:
+            return best
+        return min(idle, key=lambda slot: slot.last_used)
+
+    def find_text(self, slot: Slot) -> None:
+        """Fills a slot with the longest beginning of its prompt that was evaluated anywhere: in its own cache, in
+        another slot, or in a saved text. What is lost of its own text is saved (specification 10.7)."""
+        own = common_prefix(slot.tokens, slot.prompt)
+        n_min = max(1, self._settings.cache_ram_n_min)
+        lost = len(slot.tokens) >= n_min and own < self._settings.cache_ram_similarity * len(slot.tokens)
+        other = max(self._others(slot), key=lambda other: common_prefix(other.tokens, slot.prompt), default=slot)
+        shared = common_prefix(other.tokens, slot.prompt)
+        # Saved texts were evaluated with the server's own adapter scales.
+        saving = self._adapters.is_default(slot.id)
+        n_saved, saved = self._prompt_cache.best(slot.prompt) if saving else (0, None)
+        old = self._state_to_keep(slot) if saving and lost else None
+        if saved is not None and n_saved > max(own, shared):
+            self._prompt_cache.use(saved)
+            slot.put_state(saved)
+        elif shared > own:
+            slot.adopt(other, shared)
+        if old is not None:  # last, as it may push out the state that was just used
+            self._prompt_cache.store(old)
+
+    def _state_to_keep(self, slot: Slot) -> SavedText | None:
+        """A copy of what a slot holds, if the cache of texts wants it."""
+        wanted = self._prompt_cache.wants(slot.tokens) and self._prompt_cache.has_room_for(slot.state_nbytes)
+        return slot.take_state() if wanted else None
+
+    def share_prefixes(self) -> None:
+        """Prompts take over what other slots have evaluated meanwhile."""
+        for slot in self._slots:
+            if slot.n_waiting:
+                for donor in self._others(slot):
+                    slot.share(donor)
+
+    def waits(self, slot: Slot) -> bool:
+        """Whether a prompt should wait until another slot has evaluated their common beginning."""
+        return any(slot.should_wait_for(other) for other in self._others(slot))
+
+    def _others(self, slot: Slot) -> Iterator[Slot]:
+        """Slots whose texts can serve a slot."""
+        return (other for other in self._slots if other is not slot and self._adapters.are_equal(slot.id, other.id))

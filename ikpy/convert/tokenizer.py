@@ -75,7 +75,7 @@ class _Reader:
         if self.data:
             try:
                 self.tokenizer = Tokenizer.from_file(str(self.path))
-            except Exception as error:
+            except Exception as error:  # the library raises no narrower one
                 raise FileFormatError(f"{self.path}: {error}") from None
         self.table = TokenTable()
 

@@ -96,13 +96,14 @@ class CachedText:
         drafts = self.speculator.state_nbytes if self.speculator is not None else 0
         return sequence_nbytes(self._context, self.id) + drafts
 
-    def put_state(self, saved: SavedText) -> None:
-        """Replaces the text by a saved one; it is empty if there is no room."""
+    def put_state(self, saved: SavedText) -> bool:
+        """Replaces the text by a saved one; False, and the text is empty, if there is no room."""
         try:
             put_state(self._context, self.id, saved.state)
         except KVCacheFullError:
             self.tokens = []
-            return
+            return False
         self.tokens = list(saved.tokens)
         if self.speculator is not None:
             self.speculator.put_states(saved.drafts)
+        return True

@@ -6,7 +6,10 @@ import json
 import sys
 import threading
 import time
+import traceback
 from typing import IO, TYPE_CHECKING, Any
+
+from ikpy.errors import IkpyError
 
 if TYPE_CHECKING:
     from ikpy.server.tasks import Timings
@@ -36,6 +39,12 @@ class ServerLog:
     def failure(self, function: str, message: str, **fields: Any) -> None:
         """Something failed."""
         self._write("ERR", function, message, fields)
+
+    def caught(self, function: str, message: str, error: Exception, **fields: Any) -> None:
+        """Something failed with an error; one that nothing expected is logged with its traceback."""
+        if not isinstance(error, IkpyError):
+            fields["traceback"] = "".join(traceback.format_exception(error))
+        self.failure(function, message, **fields, error=repr(error))
 
     def timings(self, id_slot: int, id_task: int, t: Timings) -> None:
         """The timing block of a request."""

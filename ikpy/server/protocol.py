@@ -5,19 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MOST_HEAD = 65536
-"""Bytes of request line and headers; h11 bounds them itself."""
+"""Bytes of request line and headers."""
 
 
 def http_protocol(timeout: float) -> type[asyncio.Protocol]:
-    """The protocol class of a server whose clients have ``timeout`` seconds for the head of a request. httptools takes
-    less processor time; h11 serves where that is missing, without the time limit."""
-    try:
-        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-    except ImportError:
-        return H11Protocol
+    """The protocol class of a server whose clients have ``timeout`` seconds for the head of a request."""
 
     class BoundedHead(HttpToolsProtocol):
         """Closes connections whose request head is too long or takes too long."""

@@ -11,6 +11,7 @@ from ikpy.server.tasks import CompletionTask, Task
 
 if TYPE_CHECKING:
     from ikpy.server.adapters import Adapters
+    from ikpy.server.log import ServerLog
     from ikpy.server.prompt_cache import PromptCache, SavedText
     from ikpy.server.settings import ServerSettings
 
@@ -19,12 +20,18 @@ class Reuse:
     """Finds what of a prompt is evaluated already. Texts serve sequences with the same adapter scales only."""
 
     def __init__(
-        self, slots: Sequence[Slot], adapters: Adapters, prompt_cache: PromptCache, settings: ServerSettings
+        self,
+        slots: Sequence[Slot],
+        adapters: Adapters,
+        prompt_cache: PromptCache,
+        settings: ServerSettings,
+        log: ServerLog,
     ) -> None:
         self._slots = slots
         self._adapters = adapters
         self._prompt_cache = prompt_cache
         self._settings = settings
+        self._log = log
 
     def choose(self, task: Task) -> Slot | None:
         """Idle slot for a task: the wanted one, the one with the most similar cache, or the one unused for longest."""
@@ -53,7 +60,8 @@ class Reuse:
         old = self._state_to_keep(slot) if saving and lost else None
         if saved is not None and n_saved > max(own, shared):
             self._prompt_cache.use(saved)
-            slot.put_state(saved)
+            if not slot.put_state(saved):
+                self._log.event("find_text", "no room for the saved text", id_slot=slot.id, n_saved=len(saved.tokens))
         elif shared > own:
             slot.adopt(other, shared)
         if old is not None:  # last, as it may push out the state that was just used

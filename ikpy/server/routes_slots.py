@@ -91,7 +91,7 @@ def save(front: Front, slot: Slot, folder: Path, name: str) -> dict[str, Any]:
     """Writes the state and the tokens of a slot."""
     began = time.perf_counter()
     try:
-        size = write_slot(folder, name, front.engine.context, slot)
+        size = write_slot(folder, name, front.engine, slot)
     except OSError as error:
         raise ApiError(500, f"cannot save the slot: {error.strerror}") from None
     times = {"save_ms": 1e3 * (time.perf_counter() - began)}
@@ -102,7 +102,7 @@ def restore(front: Front, slot: Slot, folder: Path, name: str) -> dict[str, Any]
     """Reads the state of a slot."""
     began = time.perf_counter()
     try:
-        size = read_slot(folder, name, front.engine.context, slot)
+        size = read_slot(folder, name, front.engine, slot)
     except (OSError, IkpyError):
         raise bad_request(CANNOT_RESTORE) from None
     times = {"restore_ms": 1e3 * (time.perf_counter() - began)}

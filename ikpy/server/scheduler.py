@@ -73,7 +73,7 @@ class Engine:
             for i in range(settings.n_slots)
         ]
         self.prompt_cache = PromptCache(settings.cache_ram)
-        self.reuse = Reuse(self.slots, self.adapters, self.prompt_cache, settings)
+        self.reuse = Reuse(self.slots, self.adapters, self.prompt_cache, settings, log)
         self.prompts = PromptFeeder(context, self.slots, settings, self.reuse)
         self._queue = TaskQueue()
         self._calls: deque[Callable[[], None]] = deque()
@@ -192,7 +192,7 @@ class Engine:
 
     def _fail_all(self, error: Exception) -> None:
         """After an error that nothing expected: the running requests end, the server goes on with empty slots."""
-        self.log.failure("engine", "internal error", error=repr(error))
+        self.log.caught("engine", "internal error", error)
         for slot in self.slots:
             slot.truncate(0)
             if slot.task is not None:
@@ -385,12 +385,12 @@ class Engine:
         except IkpyError as error:
             slot.fail(400, str(error))
         except Exception as error:
-            self.log.failure("sample", "sampling failed", id_slot=slot.id, error=repr(error))
+            self.log.caught("sample", "sampling failed", error, id_slot=slot.id)
             slot.fail(500, f"sampling failed: {error}")
 
     def _fail_batch(self, plan: BatchPlan, error: Exception) -> None:
         """Ends every request of a batch that could not be evaluated; their caches are emptied."""
-        self.log.failure("step", "batch failed", error=repr(error))
+        self.log.caught("step", "batch failed", error)
         for slot, _, _ in plan.parts:
             if slot.task is not None:
                 slot.truncate(0)

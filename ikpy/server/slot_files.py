@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,9 +12,9 @@ from ikpy.errors import IkpyError
 from ikpy.gguf.atomic import replacing
 
 if TYPE_CHECKING:
-    from ikpy.engine.context import Context
     from ikpy.engine.speculative import Drafter
     from ikpy.server.build import Server
+    from ikpy.server.scheduler import Engine
     from ikpy.server.slots import Slot
 
 TOKENS_MAGIC = 1819112310
@@ -23,12 +22,12 @@ AUTOSAVE = "autosave-{}"
 """Name of the file that keeps slot N over a restart."""
 
 
-def write_slot(folder: Path, name: str, context: Context, slot: Slot) -> int:
+def write_slot(folder: Path, name: str, engine: Engine, slot: Slot) -> int:
     """Writes the state and the tokens of a slot, each file as a whole; returns the bytes of the state.
 
     Raises OSError.
     """
-    size = save_sequence(folder / name, context, slot.id, slot.tokens)
+    size = save_sequence(folder / name, engine.context, slot.id, slot.tokens)
     content = {"has_mtmd": False, "map_idx_to_media": [], "tokens": slot.tokens, "magic": TOKENS_MAGIC, "version": 1}
     with replacing(folder / f"{name}.tokens.json") as file:
         file.write(json.dumps(content).encode())
@@ -37,20 +36,24 @@ def write_slot(folder: Path, name: str, context: Context, slot: Slot) -> int:
     return size
 
 
-def read_slot(folder: Path, name: str, context: Context, slot: Slot) -> int:
+def read_slot(folder: Path, name: str, engine: Engine, slot: Slot) -> int:
     """Replaces the text of a slot by a saved one; returns the bytes of the state.
 
-    Drafters whose files are missing or do not fit go on behind the text. Raises OSError, FileFormatError,
-    KVCacheFullError, which leaves the slot empty.
+    Drafters whose files are missing or do not fit (which is logged) go on behind the text. Raises OSError,
+    FileFormatError, KVCacheFullError, which leaves the slot empty.
     """
     try:
-        slot.tokens, size = load_sequence(folder / name, context, slot.id, slot.n_ctx - 1)
+        slot.tokens, size = load_sequence(folder / name, engine.context, slot.id, slot.n_ctx - 1)
     except KVCacheFullError:
         slot.truncate(0)
         raise
     for path, drafter in draft_files(folder, name, slot):
-        with contextlib.suppress(OSError, IkpyError):
+        try:
             drafter.read_state(path)
+        except FileNotFoundError:
+            continue  # saved without that drafter
+        except (OSError, IkpyError) as error:
+            engine.log.failure("read_slot", "drafter's cache not restored", id_slot=slot.id, error=str(error))
     return size
 
 
@@ -73,7 +76,7 @@ def save_slots(server: Server) -> None:
     for slot in engine.slots:
         try:
             if slot.tokens:
-                write_slot(Path(settings.slot_save_path), AUTOSAVE.format(slot.id), engine.context, slot)
+                write_slot(Path(settings.slot_save_path), AUTOSAVE.format(slot.id), engine, slot)
                 engine.log.event("save_slots", "slot saved", id_slot=slot.id, n_saved=len(slot.tokens))
         except OSError as error:
             engine.log.failure("save_slots", "slot not saved", id_slot=slot.id, error=str(error))
@@ -89,7 +92,7 @@ def restore_slots(server: Server) -> None:
         if not path.is_file():
             continue
         try:
-            read_slot(path.parent, path.name, engine.context, slot)
+            read_slot(path.parent, path.name, engine, slot)
             engine.log.event("restore_slots", "slot restored", id_slot=slot.id, n_restored=len(slot.tokens))
         except (OSError, IkpyError) as error:
             engine.log.failure("restore_slots", "slot not restored", id_slot=slot.id, error=str(error))

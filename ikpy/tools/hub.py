@@ -74,7 +74,12 @@ def fetch(spec: str, file: str | None, token: str | None, log: Callable[[str], N
     repository or the file does not exist, ResourceError when the hub cannot be reached and the cache has no copy.
     """
     from huggingface_hub import HfApi, hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, OfflineModeIsEnabled
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+    )
 
     repo, quant = split_spec(spec)
     try:
@@ -90,7 +95,9 @@ def fetch(spec: str, file: str | None, token: str | None, log: Callable[[str], N
         return cached(repo, quant, file, error)
     except EntryNotFoundError:
         raise UsageError(f"-hf {repo}: the repository has no file {file}") from None
-    except Exception as error:
+    except HFValidationError as error:
+        raise UsageError(f"-hf {repo}: {error}") from None
+    except Exception as error:  # which library reaches the network depends on the version of huggingface_hub
         refused = refusal(repo, error)
         if refused is not None:
             raise refused from None

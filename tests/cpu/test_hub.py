@@ -187,6 +187,7 @@ def test_errors_are_one_line(tmp_path: Path, hub: FakeHub) -> None:
         ("me/none", "no such repository"),
         ("me/empty", "the repository has no GGUF files"),
         ("tiny", "expected user/repository"),
+        ("me/tiny.", "error: -hf me/tiny.: Repo id must"),
     ):
         assert wanted in last_line(tokenize(tmp_path, address, "-hf", spec)), spec
     missing = tokenize(tmp_path, address, "-hf", "me/tiny", "-hff", "other.gguf")

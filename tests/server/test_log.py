@@ -11,6 +11,7 @@ from pathlib import Path
 from starlette.testclient import TestClient
 
 from ikpy.cli.server import make_server
+from ikpy.errors import UsageError
 from ikpy.server.log import ServerLog
 from tests.server.harness import MODELS, Session, loaded, parse
 
@@ -40,6 +41,18 @@ def test_request_lines_say_what_was_asked_and_why_it_was_refused() -> None:
     assert 0 < len(found[2]["error"]) <= 200
     assert found[3]["error"] == "Invalid API Key" and "key" not in found[3]
     assert "first-key" not in out.getvalue()
+
+
+def test_errors_that_nothing_expected_are_logged_with_their_traceback() -> None:
+    out = io.StringIO()
+    for error in (RuntimeError("broken"), UsageError("refused")):
+        try:
+            raise error
+        except Exception as caught:
+            ServerLog("json", out).caught("step", "batch failed", caught)
+    unexpected, expected = map(json.loads, out.getvalue().splitlines())
+    assert unexpected["error"] == "RuntimeError('broken')" and Path(__file__).name in unexpected["traceback"]
+    assert "refused" in expected["error"] and "traceback" not in expected
 
 
 def test_characters_that_the_stream_lacks_are_escaped() -> None:

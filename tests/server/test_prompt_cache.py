@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import io
+from typing import Any
+
 import numpy as np
 import pytest
 
+from ikpy.engine.kv_cache import KVCacheFullError
 from ikpy.engine.session import SequenceState
 from ikpy.models.batch import FULL
+from ikpy.server import cached_text
 from ikpy.server.build import Server
+from ikpy.server.log import ServerLog
 from ikpy.server.prompt_cache import PromptCache, SavedText
 from ikpy.server.tasks import CompletionTask, Task
 from tests.server.harness import start_server
@@ -67,6 +73,20 @@ def test_saving_a_text_may_push_out_the_one_that_is_loaded() -> None:
         again, reused = ask(client, STORY)
         assert again == first and reused > 20
         assert server.engine.prompt_cache.nbytes <= server.engine.prompt_cache.limit
+
+
+def test_a_saved_text_without_room_is_evaluated_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(context: Any, seq_id: int, state: Any) -> None:
+        context.kv.seq_rm(seq_id, -1, -1)
+        raise KVCacheFullError("full")
+
+    with listening(f"{TINY} -np 1") as (client, server):
+        server.engine.reuse._log = ServerLog("json", log := io.StringIO())
+        first, _ = ask(client, STORY)
+        ask(client, OTHER)
+        monkeypatch.setattr(cached_text, "put_state", full)
+        assert ask(client, STORY) == (first, 0)
+        assert "no room for the saved text" in log.getvalue()
 
 
 def test_an_unexpected_error_ends_the_running_requests_only() -> None:

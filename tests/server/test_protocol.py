@@ -52,7 +52,6 @@ def test_long_heads_that_end_and_long_bodies_are_read() -> None:
 
 
 def test_a_head_that_does_not_come_is_given_up() -> None:
-    pytest.importorskip("httptools")
     with listening(SERVER, head_timeout=0.5) as (client, _):
         for begun in (b"", REQUEST):
             with connect(client) as connection:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,7 @@ from starlette.testclient import TestClient
 from ikpy.engine.head_draft import HeadDraft
 from ikpy.errors import UsageError
 from ikpy.server.build import Server
+from ikpy.server.log import ServerLog
 from ikpy.server.params import read_generation
 from ikpy.server.tasks import CompletionTask
 from tests.cpu.reference_models import N_VOCAB
@@ -249,14 +251,17 @@ def test_prediction_heads_know_restored_texts(
         server.engine.stop(10)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".text.mtp", "text", "text.tokens.json"]
     server = start_server(command, tmp_path)
+    server.engine.log = ServerLog("json", log := io.StringIO())
     try:
         client = TestClient(server.app, raise_server_exceptions=False)
         client.post("/slots/0?action=restore", json={"filename": "text"}).raise_for_status()
         restored = complete(client, prompt=[*text, 7], **body)
         assert restored["content"] == again["content"] and restored["timings"]["prompt_n"] < 4
         assert head_entries(server) >= set(range(len(text) - 2))
+        assert "drafter's cache not restored" not in log.getvalue()
         (tmp_path / ".text.mtp").write_bytes(b"damaged")
         client.post("/slots/0?action=restore", json={"filename": "text"}).raise_for_status()
+        assert "drafter's cache not restored" in log.getvalue()
         assert complete(client, prompt=[*text, 7], **body)["content"] == again["content"]
         client.post("/delete_prompt", json={"filename": "text"}).raise_for_status()
     finally:

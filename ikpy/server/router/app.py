@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -124,8 +124,7 @@ class Forwarded(Response):
         finally:
             gone.cancel()
             sending.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await sending
+            await asyncio.wait({sending})
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         if await self._pass_on(scope, receive, send):

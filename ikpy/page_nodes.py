@@ -12,12 +12,13 @@ import numpy as np
 
 _MOVE_PAGES = {"x86_64": 279, "aarch64": 239}  # numbers of the system call
 _STEP = 1 << 16  # pages asked for in one call
+_SAMPLES = 256  # of the pages of a file
 
 
-def pages_by_node(address: int, nbytes: int, every: int = 1) -> Counter[int]:
+def pages_by_node(address: int, nbytes: int) -> Counter[int]:
     """Numbers of the pages of a range that are in memory and in the page tables of this process, by memory node.
 
-    every: looks at one page in so many. Empty where the system does not tell.
+    Empty where the system does not tell.
     """
     call = _MOVE_PAGES.get(platform.machine()) if sys.platform == "linux" else None
     found: Counter[int] = Counter()
@@ -26,7 +27,7 @@ def pages_by_node(address: int, nbytes: int, every: int = 1) -> Counter[int]:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall.restype = ctypes.c_long
     first = address // mmap.PAGESIZE * mmap.PAGESIZE
-    pages = range(first, address + nbytes, mmap.PAGESIZE * every)
+    pages = range(first, address + nbytes, mmap.PAGESIZE)
     for start in range(0, len(pages), _STEP):
         step = pages[start : start + _STEP]
         addresses = (ctypes.c_void_p * len(step))(*step)
@@ -38,9 +39,9 @@ def pages_by_node(address: int, nbytes: int, every: int = 1) -> Counter[int]:
     return found
 
 
-def cached_pages_by_node(area: np.ndarray, samples: int = 256) -> Counter[int]:
+def cached_pages_by_node(area: np.ndarray) -> Counter[int]:
     """The same for a sample of the pages of a mapped file, uint8 [bytes]: those that are in memory at all."""
-    every = max(mmap.PAGESIZE, area.nbytes // samples // mmap.PAGESIZE * mmap.PAGESIZE)
+    every = max(mmap.PAGESIZE, area.nbytes // _SAMPLES // mmap.PAGESIZE * mmap.PAGESIZE)
     found: Counter[int] = Counter()
     for start in range(-area.ctypes.data % mmap.PAGESIZE, area.nbytes, every):
         address = area.ctypes.data + start

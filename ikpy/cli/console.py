@@ -75,6 +75,13 @@ class Console:
         finally:
             self.set_color("")
 
+    def read_turn(self) -> tuple[str | None, bool]:
+        """`read`, and whether the user interrupted instead of writing."""
+        try:
+            return self.read(), False
+        except KeyboardInterrupt:
+            return None, True
+
     def _read(self) -> str | None:
         lines: list[str] = []
         while True:

@@ -71,12 +71,9 @@ class Conversation:
         """Turns until the end of the input; returns whether the user interrupted."""
         while True:
             run.console.text("\n> ")
-            try:
-                line = run.console.read()
-            except KeyboardInterrupt:
-                return True
+            line, interrupted = run.console.read_turn()
             if line is None:
-                return False
+                return interrupted
             if not line.strip():
                 continue
             self.turns.append({"role": "user", "content": line.rstrip("\n")})

@@ -15,7 +15,7 @@ from ikpy.cli.values import MAX_THREADS
 from ikpy.errors import IkpyError, UsageError
 from ikpy.quants import registry
 from ikpy.quants.policy import TypeOptions
-from ikpy.quants.recipe import Recipe, Rule, parse_rules, read_recipe
+from ikpy.quants.recipe import Recipe, Rule, SizeTarget, parse_rules, read_recipe
 
 SYNOPSIS = "usage: ikpy quantize [options] INPUT [OUTPUT] TYPE [NTHREADS]"
 USAGE = f"""{SYNOPSIS}
@@ -109,7 +109,6 @@ class Arguments:
     type_name: str = ""
     ftype: registry.FileType | None = None
     n_threads: int = 0
-    threads_given: bool = False
     imatrix: str = ""
     flags: set[str] = field(default_factory=set)
     roles: dict[str, str] = field(default_factory=dict)
@@ -120,14 +119,8 @@ class Arguments:
     rules: list[Rule] = field(default_factory=list)
     patterns: list[re.Pattern[str]] = field(default_factory=list)
     overrides: dict[str, object] = field(default_factory=dict)
-    target_bytes: int = 0
-    target_bpw: float = 0.0
-    target_types: tuple[str, ...] = ()
+    target: SizeTarget = field(default_factory=SizeTarget)
     save_recipe: str = ""
-
-    @property
-    def has_target(self) -> bool:
-        return self.target_bytes > 0 or self.target_bpw > 0
 
 
 def parse(argv: Sequence[str]) -> Arguments:
@@ -152,9 +145,9 @@ def parse(argv: Sequence[str]) -> Arguments:
             raise CommandLineError(f"unknown option {word}" + (f"; did you mean {close[0]}?" if close else ""))
     if arguments.include and arguments.exclude:
         raise CommandLineError("--include-weights and --exclude-weights cannot be given together")
-    if arguments.target_bytes and arguments.target_bpw:
+    if arguments.target.nbytes and arguments.target.bits_per_weight:
         raise CommandLineError("--target-size and --target-bpw cannot be given together")
-    if arguments.target_types and not arguments.has_target:
+    if arguments.target.types and not arguments.target.is_given:
         raise CommandLineError("--target-types needs --target-size or --target-bpw")
     _take_positional(arguments, positional)
     return arguments
@@ -174,11 +167,11 @@ def _take(arguments: Arguments, name: str, value: str) -> None:
     elif name == "--save-recipe":
         arguments.save_recipe = value
     elif name == "--target-size":
-        arguments.target_bytes = _size(value)
+        arguments.target.nbytes = _size(value)
     elif name == "--target-bpw":
-        arguments.target_bpw = _bits_per_weight(value)
+        arguments.target.bits_per_weight = _bits_per_weight(value)
     elif name == "--target-types":
-        arguments.target_types = tuple(_tensor_type(name, part.strip()) for part in value.split(","))
+        arguments.target.types = tuple(_tensor_type(name, part.strip()) for part in value.split(","))
     elif name == "--repack-pattern":
         for pattern in value.split(","):
             try:
@@ -257,7 +250,7 @@ def _take_positional(arguments: Arguments, words: list[str]) -> None:
         arguments.ftype = _ftype(words[0])
     except UsageError:
         arguments.output = words.pop(0)
-        if arguments.has_target and len(words) < 2 and all(word.isdigit() for word in words):
+        if arguments.target.is_given and len(words) < 2 and all(word.isdigit() for word in words):
             arguments.type_name = "AUTO"
             _take_threads(arguments, words)
             return
@@ -275,7 +268,7 @@ def _take_positional(arguments: Arguments, words: list[str]) -> None:
     if not arguments.output:
         keep = "keep_split" in arguments.flags
         arguments.output = default_output(arguments.source, arguments.type_name, keep_split=keep)
-    if arguments.has_target and arguments.ftype is None:
+    if arguments.target.is_given and arguments.ftype is None:
         raise CommandLineError("COPY and a target exclude each other")
     _take_threads(arguments, words)
 
@@ -288,7 +281,6 @@ def _take_threads(arguments: Arguments, words: list[str]) -> None:
             raise CommandLineError(f"main: invalid nthread '{words[0]}' (not a number)") from None
         if arguments.n_threads > MAX_THREADS:
             raise CommandLineError(f"main: invalid nthread '{words[0]}' (at most {MAX_THREADS})")
-        arguments.threads_given = True
 
 
 def _shown_name(text: str, ftype: registry.FileType | None) -> str:
@@ -340,9 +332,7 @@ def _options(arguments: Arguments) -> Any:
         recipe=Recipe(arguments.rules),
         repack_patterns=tuple(arguments.patterns),
         kv_overrides=arguments.overrides,
-        target_bytes=arguments.target_bytes,
-        target_bpw=arguments.target_bpw,
-        target_types=arguments.target_types,
+        target=arguments.target,
         save_recipe=arguments.save_recipe,
     )
     for flag in arguments.flags:
@@ -387,7 +377,7 @@ def _convert(arguments: Arguments, options: Any) -> int:
     from ikpy.tools.quantize_progress import display_for
 
     display = display_for(sys.stderr)
-    header_only = options.dry_run and not options.has_target
+    header_only = options.dry_run and not options.target.is_given
     try:
         try:
             file = GGUFFile.open(arguments.source, header_only=header_only)

@@ -248,12 +248,9 @@ class Completion:
                 run.console.text(first)
                 run.feed(self.vocab.tokenize(first, add_special=False))
             run.console.text(prompt.in_prefix)
-            try:
-                line = run.console.read()
-            except KeyboardInterrupt:
-                return True
+            line, interrupted = run.console.read_turn()
             if line is None:
-                return False
+                return interrupted
             if line.strip("\n"):
                 run.console.text(prompt.in_suffix)
                 begin = [self.vocab.bos] if prompt.in_prefix_bos and self.vocab.bos is not None else []

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
+MIROSTAT_CANDIDATES = 100
+"""Most likely candidates from which mirostat 1 estimates how fast probabilities fall."""
 LARGEST32, TINY32 = (float(value) for value in (np.finfo(np.float32).max, np.finfo(np.float32).tiny))
 
 
@@ -176,9 +178,9 @@ def adaptive_logits(probability: FloatArray, target: float) -> NDArray[np.float3
     return np.where(probability > 0, logits, -np.inf).astype(np.float32)
 
 
-def mirostat_k(probability: FloatArray, mu: float, n_vocab: int, m: int = 100) -> int:
+def mirostat_k(probability: FloatArray, mu: float, n_vocab: int) -> int:
     """Number of candidates mirostat 1 keeps, from descending probabilities and the surprise limit ``mu``."""
-    top = probability[:m]
+    top = probability[:MIROSTAT_CANDIDATES]
     top = top[top > 0]
     if len(top) < 2:
         return 1

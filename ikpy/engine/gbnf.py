@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
+from ikpy.engine.operators import Choice, Group, Repeat
 from ikpy.errors import UsageError
 
 MOST_REPETITIONS = 2000
@@ -53,30 +55,7 @@ class TokenRef:
     negated: bool = False
 
 
-@dataclass(frozen=True)
-class Group:
-    """Items in order."""
-
-    items: tuple[Node, ...]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One of several nodes."""
-
-    options: tuple[Node, ...]
-
-
-@dataclass(frozen=True)
-class Repeat:
-    """``low`` to ``high`` times (None: without limit)."""
-
-    item: Node
-    low: int
-    high: int | None
-
-
-Node = Literal | CharClass | Ref | TokenRef | Group | Choice | Repeat
+Node: TypeAlias = "Literal | CharClass | Ref | TokenRef | Group[Node] | Choice[Node] | Repeat[Node]"
 Rules = dict[str, Node]
 
 _SIMPLE_ESCAPES = {"t": "\t", "r": "\r", "n": "\n", "\\": "\\", '"': '"', "[": "[", "]": "]"}

@@ -9,17 +9,15 @@ from ikpy.engine.gbnf import (
     LAST_CHARACTER,
     TOO_DEEP,
     CharClass,
-    Choice,
     GrammarError,
-    Group,
     Literal,
     Node,
     Ref,
-    Repeat,
     Rules,
     TokenRef,
     children,
 )
+from ikpy.engine.operators import Choice, Group, Repeat
 
 LONGEST_REGEX = 60_000  # characters; larger grammars stay rules instead of becoming one regular expression
 MOST_EXPANDED = 100 * LONGEST_REGEX  # characters of all parts of an expression: many may hold the same long rule
@@ -150,7 +148,7 @@ def _class_text(node: CharClass) -> str:
     return f"[{'^' if node.negated else ''}{''.join(parts)}]"
 
 
-def _count_text(node: Repeat) -> str:
+def _count_text(node: Repeat[Node]) -> str:
     if node.high is None:
         return "*" if node.low == 0 else "+" if node.low == 1 else f"{{{node.low},}}"
     return f"{{{node.low},{node.high}}}"

@@ -38,7 +38,6 @@ class HParams:
     rope_scaling_type: str
     n_ctx_orig: int
     rope_attn_factor: float
-    rope_finetuned: bool
     n_expert: int
     n_expert_used: int
     routing: Routing
@@ -98,7 +97,6 @@ def read_hparams(keys: Keys, *, layer_norm: bool = False) -> HParams:
         rope_scaling_type=scaling,
         n_ctx_orig=keys.u32("rope.scaling.original_context_length", n_ctx_train),
         rope_attn_factor=keys.f32("rope.scaling.attn_factor", 1.0),
-        rope_finetuned=keys.boolean("rope.scaling.finetuned", False),
         n_expert=keys.u32("expert_count", 0),
         n_expert_used=keys.u32("expert_used_count", 0),
         routing=Routing(keys.u32("expert_used_count", 0), "softmax", normalize=True),

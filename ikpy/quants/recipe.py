@@ -22,6 +22,23 @@ YAML_SUFFIXES = (".yaml", ".yml")
 
 
 @dataclass
+class SizeTarget:
+    """A wanted size: bytes of the output files or bits per weight of all tensors, 0 = not given.
+
+    ``types``: names of the types to choose from, empty = a good selection.
+    """
+
+    nbytes: int = 0
+    bits_per_weight: float = 0.0
+    types: tuple[str, ...] = ()
+
+    @property
+    def is_given(self) -> bool:
+        """Whether there is a size."""
+        return self.nbytes > 0 or self.bits_per_weight > 0
+
+
+@dataclass
 class Rule:
     """One rule and what it did.
 

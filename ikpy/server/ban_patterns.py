@@ -11,6 +11,9 @@ import codecs
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from re import compile as regex
+from typing import TypeAlias
+
+from ikpy.engine.operators import Choice, Group, Repeat
 
 MOST_PATTERNS = 100
 LONGEST_PATTERN = 500
@@ -42,30 +45,7 @@ class Edge:
     kind: str
 
 
-@dataclass(frozen=True)
-class Row:
-    """Nodes in order."""
-
-    items: tuple[Node, ...]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One of several nodes."""
-
-    options: tuple[Node, ...]
-
-
-@dataclass(frozen=True)
-class Repeat:
-    """``low`` to ``high`` times (None: without limit)."""
-
-    item: Node
-    low: int
-    high: int | None
-
-
-Node = Chars | Edge | Row | Choice | Repeat
+Node: TypeAlias = "Chars | Edge | Group[Node] | Choice[Node] | Repeat[Node]"
 
 
 def is_word(char: str) -> bool:
@@ -129,7 +109,7 @@ class _Parser:
         items: list[Node] = []
         while self.peek() not in ("", "|", ")"):
             items.append(self.repeated(self.atom()))
-        return Row(tuple(items))
+        return Group(tuple(items))
 
     def repeated(self, item: Node) -> Node:
         found = regex(r"([*+?])|\{(\d{1,9})(,?)(\d{0,9})\}").match(self.text, self.at)
@@ -298,7 +278,7 @@ class BanPatterns:
             return self._add(_State((after,), test=node.test))
         if isinstance(node, Edge):
             return self._add(_State((after,), edge=node.kind))
-        if isinstance(node, Row):
+        if isinstance(node, Group):
             for item in reversed(node.items):
                 after = self._build(item, after)
             return after

@@ -92,7 +92,7 @@ class Quantizer:
     # --- planning -----------------------------------------------------------------------------------------------
 
     def _plan(self) -> Plan:
-        if not self.options.has_target:
+        if not self.options.target.is_given:
             return make_plan(self.file, self.options)
         allocation = allocate(self.file, self.output, self.options, self.display)
         self._print_choice(allocation)
@@ -318,7 +318,7 @@ def quantize(source: str, output: str, options: QuantizeOptions, *, out: Print, 
     Raises UsageError, FileFormatError, UnsupportedError or ResourceError; an existing output stays as it was then.
     """
     refuse_without_imatrix(options)
-    with GGUFFile.open(source, header_only=options.dry_run and not options.has_target) as file:
+    with GGUFFile.open(source, header_only=options.dry_run and not options.target.is_given) as file:
         return Quantizer(file, output, options, out=out, display=PlainDisplay(err)).run()
 
 

@@ -27,7 +27,7 @@ from ikpy.quants.policy import (
     is_eligible,
     needs_imatrix,
 )
-from ikpy.quants.recipe import Recipe
+from ikpy.quants.recipe import Recipe, SizeTarget
 from ikpy.quants.registry import FileType
 from ikpy.tools.imatrix_file import ImportanceMatrix
 from ikpy.tools.quantize_metadata import output_metadata, stored_file_type
@@ -68,9 +68,7 @@ class QuantizeOptions:
     """What to make.
 
     ``ftype`` None copies the tensors unchanged, or is found from the chosen types when there is a target. ``n_threads``
-    0 = all hardware threads. ``target_bytes`` (size of the output files) or ``target_bpw`` (bits per weight of all
-    tensors), 0 = no target; ``target_types`` are the types to choose from, empty = a good selection. ``save_recipe`` is
-    a file for the decisions, in the form of rules.
+    0 = all hardware threads. ``save_recipe`` is a file for the decisions, in the form of rules.
     """
 
     ftype: FileType | None
@@ -92,14 +90,8 @@ class QuantizeOptions:
     dry_run: bool = False
     symmetric_q4_0: bool = False
     kv_overrides: Mapping[str, object] = field(default_factory=dict)
-    target_bytes: int = 0
-    target_bpw: float = 0.0
-    target_types: tuple[str, ...] = ()
+    target: SizeTarget = field(default_factory=SizeTarget)
     save_recipe: str = ""
-
-    @property
-    def has_target(self) -> bool:
-        return self.target_bytes > 0 or self.target_bpw > 0
 
 
 @dataclass
@@ -167,7 +159,7 @@ def refuse_without_imatrix(options: QuantizeOptions) -> None:
     """Raise MissingImatrixError for file types that are useless without an importance matrix (tools 2.7)."""
     if options.repack or options.ignore_imatrix_rules or options.imatrix is not None or options.ftype is None:
         return
-    if options.ftype.name in REFUSED_WITHOUT_IMATRIX and not options.has_target:
+    if options.ftype.name in REFUSED_WITHOUT_IMATRIX and not options.target.is_given:
         raise MissingImatrixError(NEEDS_IMATRIX_BANNER)
 
 

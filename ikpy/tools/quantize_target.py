@@ -132,7 +132,8 @@ def allocate(file: GGUFFile, output: str, options: QuantizeOptions, display: Dis
         for tensor in tensors:
             tensor.points = _pareto(tensor.points)
         spend(tensors, budget)
-    limit = size_text(options.target_bytes) if options.target_bytes else f"{options.target_bpw:g} BPW"
+    target = options.target
+    limit = size_text(target.nbytes) if target.nbytes else f"{target.bits_per_weight:g} BPW"
     allocation = Allocation(tensors, limit, sum(step.imatrix is not None for step in free))
     if automatic:
         options.ftype = _file_type(tensors)
@@ -149,7 +150,7 @@ def _check(options: QuantizeOptions) -> None:
         raise UsageError(f"{'--pure' if options.pure else '--repack'} and a target exclude each other")
     if options.ftype is not None and not registry.by_name(options.ftype.base_type).is_quantized:
         raise UsageError(f"type {options.ftype.name} and a target exclude each other; leave the type out")
-    for name in options.target_types:
+    for name in options.target.types:
         if not can_encode(name):
             raise UsageError(f"--target-types: type {name} can be read but not made")
 
@@ -169,12 +170,12 @@ def _types_for(step: Step, options: QuantizeOptions, *, interleaved: bool) -> li
     """Types that this tensor can get; its own counts if that is float."""
     shape = step.source.shape
     found = []
-    for name in options.target_types or CANDIDATES:
+    for name in options.target.types or CANDIDATES:
         row = registry.by_name(name)
         if shape[0] % row.block_elements:
             continue
         is_large_block = row.block_elements >= 256
-        if not options.target_types and not is_large_block and shape[0] % 256 == 0 and name != "q8_0":
+        if not options.target.types and not is_large_block and shape[0] % 256 == 0 and name != "q8_0":
             continue  # for rows that take super-blocks these are never the better choice
         lacks_imatrix = step.imatrix is None and (row.requires_imatrix == "E" or needs_imatrix(step.name, row.name, ""))
         if lacks_imatrix and (row.requires_imatrix == "E" or not options.ignore_imatrix_rules):
@@ -316,12 +317,12 @@ def _budget(file: GGUFFile, output: str, options: QuantizeOptions, base: Plan, f
     are too much."""
     names = {step.name for step in free}
     smallest = sum(align_up(step.nbytes, file.alignment) for step in base.steps if step.name in names)
-    if options.target_bytes:
+    if options.target.nbytes:
         files = sum(item.layout.nbytes for item in output_files(file, output, options, base))
-        fixed, limit = files - smallest, options.target_bytes
+        fixed, limit = files - smallest, options.target.nbytes
     else:
         fixed = sum(step.nbytes for step in base.steps if step.name not in names)
-        limit = int(options.target_bpw * sum(step.source.element_count for step in base.steps) / 8)
+        limit = int(options.target.bits_per_weight * sum(step.source.element_count for step in base.steps) / 8)
     if fixed + smallest > limit:
         raise UsageError(
             f"the target of {limit} bytes is below the smallest possible size of {fixed + smallest} bytes "

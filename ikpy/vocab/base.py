@@ -84,7 +84,7 @@ class Vocab:
     fim_sep: int | None
 
     def __init__(self, metadata: Mapping[str, Any], *, reference_lowercase: bool = False):
-        self.kind, self.pre_name, pre = _family(metadata)
+        self.kind, pre = _family(metadata)
         table = TokenTable.empty() if self.kind == "none" else TokenTable.from_metadata(metadata)
         self._table = table
         self.n_tokens = len(table)
@@ -277,8 +277,8 @@ class Vocab:
         return StreamDecoder(lambda index: self.token_to_piece(index, special))
 
 
-def _family(metadata: Mapping[str, Any]) -> tuple[str, str, PreTokenizer | None]:
-    """Kind of tokenizer, pre-tokenizer name and its row (BPE only)."""
+def _family(metadata: Mapping[str, Any]) -> tuple[str, PreTokenizer | None]:
+    """Kind of tokenizer and its pre-tokenizer (BPE only)."""
     model = keys.text(metadata, "tokenizer.ggml.model")
     if not model:
         raise FileFormatError("cannot find tokenizer model: key tokenizer.ggml.model is missing")
@@ -289,16 +289,16 @@ def _family(metadata: Mapping[str, Any]) -> tuple[str, str, PreTokenizer | None]
             f"unknown tokenizer: '{model}' (key tokenizer.ggml.model); known: {', '.join(sorted(_KINDS))}"
         )
     kind = _KINDS[model]
-    name = keys.text(metadata, "tokenizer.ggml.pre") if kind == "bpe" else ""
-    if kind == "bpe" and model == "gemma4":
-        name = "gemma4"
-    elif kind == "bpe" and not name:
+    if kind != "bpe":
+        return kind, None
+    name = "gemma4" if model == "gemma4" else keys.text(metadata, "tokenizer.ggml.pre")
+    if not name:
         _log.warning(
             "key tokenizer.ggml.pre is missing: the 'default' pre-tokenizer is used and text may be split "
             "wrongly; convert the model again to get good results"
         )
         name = "default"
-    return kind, name, pre_tokenizer(name) if kind == "bpe" else None
+    return kind, pre_tokenizer(name)
 
 
 def _byte_piece(text: str) -> bytes:

@@ -16,11 +16,9 @@ from ikpy.engine import gbnf
 from ikpy.engine.digit_ranges import integer_range
 from ikpy.engine.gbnf import (
     GrammarError,
-    Group,
     Literal,
     Node,
     Ref,
-    Repeat,
     Rules,
     _Parser,
     children,
@@ -36,6 +34,7 @@ from ikpy.engine.grammar import (
     regex_grammar,
 )
 from ikpy.engine.json_schema import schema_to_gbnf
+from ikpy.engine.operators import Group, Repeat
 
 PIECES = [bytes([i]) for i in range(256)] + [b"yes", b"no", b"ab", b" yes", "é".encode(), b'": "']
 BEGIN, END = len(PIECES), len(PIECES) + 1

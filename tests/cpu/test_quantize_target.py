@@ -17,6 +17,7 @@ from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import GGUFValueType
 from ikpy.gguf.writer import GGUFWriter
 from ikpy.quants import registry
+from ikpy.quants.recipe import SizeTarget
 from ikpy.tools import quantize_target
 from ikpy.tools.quantize_plan import QuantizeOptions, Step, make_plan
 from ikpy.tools.quantize_progress import PlainDisplay
@@ -137,8 +138,7 @@ def test_errors_are_lower_than_those_of_a_mixture(model, imatrix):
         options = QuantizeOptions(
             None,
             imatrix=matrix,
-            target_bpw=mixture.bits_per_weight,
-            target_types=tuple(f"{TYPES},q6_K,iq4_nl".split(",")),
+            target=SizeTarget(0, mixture.bits_per_weight, tuple(f"{TYPES},q6_K,iq4_nl".split(","))),
         )
         chosen = make_plan(file, options, allocate(file, "o.gguf", options, PlainDisplay(lambda text: None)).types)
         assert chosen.nbytes <= mixture.nbytes

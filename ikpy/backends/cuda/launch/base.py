@@ -13,7 +13,7 @@ from ikpy.quants import registry
 Address = Callable[[Value], int]
 Dim3 = tuple[int, int, int]
 
-BF16, BF16_R16 = 30, 230
+BF16 = 30
 KV_TYPES = {"f32", "f16", "bf16", "q8_0", "q6_0", "q4_0", "iq4_nl", "q8_KV"}
 FLOAT_WEIGHTS = {"f32", "f16", "bf16", "bf16_r16"}
 # ACT_TILES, bf16 in blocks for sm_90, exists on devices only; ids in between are formats of CPUs.

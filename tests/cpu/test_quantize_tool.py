@@ -10,26 +10,20 @@ import shlex
 import struct
 import subprocess
 import sys
-import tracemalloc
 
 import numpy as np
 import pytest
 
-from ikpy._native import core
 from ikpy.cli.quantize import run
-from ikpy.errors import FileFormatError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import GGUFValueType
-from ikpy.gguf.writer import GGUFWriter
 from ikpy.quants import dequantize, registry
-from ikpy.tools import tensor_convert
 from ikpy.tools.quantize_progress import PlainDisplay, display_for
-from ikpy.tools.tensor_convert import convert_rows
-from tests.shared import DATA, ROOT
+from tests.cpu.quantize_models import MODEL, small_tensors, write_model
+from tests.shared import DATA
 
 CASES = json.loads((DATA / "quantize" / "cases.json").read_text())
 RECORDED = json.loads((DATA / "quantize" / "dry-run.json").read_text())
-MODEL = ROOT / "ikpy" / "assets" / "tiny-mla-moe-f16.gguf"
 # Files that later cases read, and the cases that make them.
 MADE_BY = {"Q4KM.gguf": "q4_k_m", "Q80.gguf": "q8_0", "IQ4K.gguf": "iq4_k", "OUT3.gguf": "repack"}
 
@@ -104,25 +98,9 @@ def check_file(path, recorded):
                 assert hashlib.sha256(data).hexdigest() == digest, f"{name}: other bytes than recorded"
 
 
-def write_model(path, tensors, *, limit=None):
-    with GGUFWriter(path, split_max_tensors=limit) as writer:
-        writer.add("general.architecture", GGUFValueType.STRING, "llama")
-        writer.add("llama.block_count", GGUFValueType.UINT32, 2)
-        for name, values in tensors.items():
-            writer.add_tensor(name, values.shape[::-1], 0)
-        for name, values in tensors.items():
-            writer.write(name, values)
-
-
 @pytest.fixture
 def tensors():
-    rng = np.random.default_rng(2)
-    shapes = {
-        "token_embd.weight": (64, 256),
-        "blk.0.ffn_up.weight": (96, 256),
-        "blk.1.ffn_up_exps.weight": (3, 32, 256),
-    }
-    return {name: (rng.standard_normal(s) * 0.1).astype(np.float32) for name, s in shapes.items()}
+    return small_tensors()
 
 
 def test_values_survive_and_threads_agree(tmp_path, tensors):
@@ -307,111 +285,6 @@ def test_infinite_values_in_experts_and_copied_tensors(tmp_path, tensors, capfd)
     assert [p.name for p in tmp_path.iterdir()] == ["in.gguf"]
 
 
-# --- rules and recipes --------------------------------------------------------------------------------------------
-
-
-def types_of(path):
-    with GGUFFile.open(path) as file:
-        return {name: registry.by_id(info.type_id).name for name, info in file.tensors.items()}
-
-
-def test_recipe_file_and_late_options(tmp_path, tensors, capfd):
-    write_model(tmp_path / "in.gguf", tensors)
-    (tmp_path / "recipe.txt").write_text("# experts\nffn_.*_exps=iq3_k_r4\nffn_up=Q8_0  # dense\nabsent=q4_0\n")
-    recipe = str(tmp_path / "recipe.txt")
-    assert run([str(tmp_path / "in.gguf"), str(tmp_path / "out.gguf"), "Q4_K_S", "--custom-q", recipe]) == 0
-    err = capfd.readouterr().err
-    assert "custom rule absent=q4_0 has no effect: it matches no tensor that is converted" in err
-    types = types_of(tmp_path / "out.gguf")
-    assert types["blk.1.ffn_up_exps.weight"] == "iq3_k_r4"
-    assert types["blk.0.ffn_up.weight"] == "q8_0"
-
-
-def test_rules_are_announced_before_the_work(tmp_path, tensors, capfd):
-    """Count and size of every rule, partly and wholly shadowed ones, and the predicted size."""
-    write_model(tmp_path / "in.gguf", tensors)
-    rules = "ffn_up_exps=q8_0,ffn_up=q4_0,blk.0=q5_0,token_embd=q6_0"
-    options = ["--custom-q", rules, "--token-embedding-type", "q8_0"]
-    assert run([*options, str(tmp_path / "in.gguf"), str(tmp_path / "out.gguf"), "Q4_K_S"]) == 0
-    err = capfd.readouterr().err
-    announced = err[: err.index("[   1/   3]")]
-    assert "custom rule ffn_up_exps -> q8_0: 1 tensors, 0.02 MiB\n" in announced
-    assert (
-        "custom rule ffn_up -> q4_0: 1 tensors, 0.01 MiB; 1 more match earlier rules (first ffn_up_exps=q8_0)\n"
-        in announced
-    )
-    assert "custom rule blk.0=q5_0 has no effect: its 1 tensors match earlier rules (first ffn_up=q4_0)\n" in announced
-    assert "custom rule token_embd=q6_0 has no effect: options for single tensors decide its 1 tensors\n" in announced
-    size = (tmp_path / "out.gguf").stat().st_size
-    assert f"needs {size / 2**20:.3f} MiB, " in announced
-    with GGUFFile.open(tmp_path / "out.gguf") as file:
-        nbytes = sum(info.nbytes for info in file.tensors.values())
-    n_weights = sum(values.size for values in tensors.values())
-    assert f"output size = {nbytes / 2**20:.3f} MiB (0.000 GiB), {nbytes * 8 / n_weights:.3f} BPW\n" in announced
-
-
-@pytest.mark.parametrize(
-    ("options", "what"), [(["--pure"], "--pure"), (["--repack"], "--repack"), ([], "type F16"), ([], "type COPY")]
-)
-def test_rules_that_cannot_be_used_are_reported(tmp_path, tensors, capfd, options, what):
-    write_model(tmp_path / "in.gguf", tensors)
-    assert run([str(tmp_path / "in.gguf"), str(tmp_path / "q.gguf"), "--pure", "Q8_0"]) == 0
-    source = "q.gguf" if what == "--repack" else "in.gguf"
-    ftype = what.split()[1] if what.startswith("type") else "Q8_0"
-    rules = ["--custom-q", "ffn=q4_0", *options]
-    assert run([*rules, str(tmp_path / source), str(tmp_path / "out.gguf"), ftype]) == 0
-    assert f"WARNING: custom rules have no effect with {what}\n" in capfd.readouterr().err
-
-
-YAML_RECIPE = r"""
-# comments are free
-token_embedding_type: q6_0
-output-tensor-type: q8_0
-rules:
-  - 'ffn_up_exps': IQ3_K
-  - 'blk\.\d{1,2}\.ffn_up\.weight': q5_K
-  - "absent=q4_0  # text rules work as well"
-"""
-
-
-def test_yaml_recipe(tmp_path, tensors, capfd):
-    write_model(tmp_path / "in.gguf", tensors)
-    (tmp_path / "recipe.yaml").write_text(YAML_RECIPE)
-    arguments = ["--custom-q", str(tmp_path / "recipe.yaml"), str(tmp_path / "in.gguf"), str(tmp_path / "out.gguf")]
-    assert run([*arguments, "Q4_K_S"]) == 0
-    out, err = capfd.readouterr()
-    assert "Adding custom rule blk\\.\\d{1,2}\\.ffn_up\\.weight -> q5_K\n" in out
-    assert "custom rule absent=q4_0 has no effect" in err
-    expected = {"token_embd.weight": "q6_0", "blk.0.ffn_up.weight": "q5_K", "blk.1.ffn_up_exps.weight": "iq3_k"}
-    assert types_of(tmp_path / "out.gguf") == expected
-    assert run(["--token-embedding-type", "q8_0", *arguments, "Q4_K_S"]) == 0
-    assert types_of(tmp_path / "out.gguf")["token_embd.weight"] == "q8_0", "the command line wins"
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("rules: [", "recipe.yaml: line 1: not valid YAML"),
-        ("- a\n- b\n", "a YAML recipe is a mapping with the key 'rules'"),
-        ("rules:\n  ffn: q9_9\n", "Invalid quantization type 'q9_9' in custom quantization input ffn=q9_9"),
-        ("rules:\n  'ffn(': q4_0\n", "regular expression of custom rule ffn(=q4_0 is invalid"),
-        ("rules:\n  - 3\n", "rule 3 is no 'regex: type'"),
-        ("rules:\n  ffn: 4\n", "rule 'ffn': 4 is no 'regex: type'"),
-        ("rulez: 3\n", "unknown key 'rulez'; a recipe may have 'rules' and output-tensor-type"),
-        ("token_embedding_type: q9\n", "recipe.yaml: token-embedding-type: unknown tensor type 'q9'"),
-        ("token_embedding_type: [q8_0]\n", "needs a single value"),
-    ],
-)
-def test_wrong_yaml_recipes(tmp_path, tensors, capfd, content, message):
-    write_model(tmp_path / "in.gguf", tensors)
-    (tmp_path / "recipe.yaml").write_text(content)
-    arguments = ["--custom-q", str(tmp_path / "recipe.yaml"), str(tmp_path / "in.gguf"), str(tmp_path / "out.gguf")]
-    assert run([*arguments, "Q4_K_S"]) == 1
-    err = capfd.readouterr().err
-    assert message in err
-    assert err.count("\n") == 1, "one line"
-
-
 # --- progress -----------------------------------------------------------------------------------------------------
 
 
@@ -454,128 +327,3 @@ def read_terminal(descriptor):
         return os.read(descriptor, 4096)
     except OSError:  # the other side is closed and all is read
         return b""
-
-
-# --- layout -------------------------------------------------------------------------------------------------------
-
-
-def test_repack_keeps_every_value(tmp_path, monkeypatch, capfd):
-    """The bundled model in IQ4_K: types change, decoded values do not; a pattern limits it; splits stay split."""
-    plain, packed, some = (str(tmp_path / f"{name}.gguf") for name in ("plain", "packed", "some"))
-    assert run([str(MODEL), plain, "IQ4_K"]) == 0
-    assert run(["--repack", plain, packed, "IQ4_K_R4"]) == 0
-    assert run(["--repack", "--repack-pattern", "attn_q,ffn_down_exps", plain, some, "IQ4_K_R4"]) == 0
-    changed = {name for name, kind in types_of(some).items() if kind.endswith("_r4")}
-    assert changed == {
-        name for name in types_of(plain) if "attn_q_a.w" in name or "attn_q_b.w" in name or "ffn_down_exps" in name
-    }
-    with GGUFFile.open(plain) as a, GGUFFile.open(packed) as b:
-        assert sum(registry.by_id(info.type_id).interleave > 1 for info in b.tensors.values()) > 30
-        for name, info in a.tensors.items():
-            other = b.tensors[name]
-            first = dequantize(a.data(info), info.type_id, info.shape)
-            second = dequantize(b.data(other), other.type_id, other.shape)
-            assert np.array_equal(first, second), name
-
-
-def test_partial_requant_of_shards(tmp_path, tensors, capfd):
-    """Shards that exist stay; the missing one is made."""
-    write_model(tmp_path / "in", tensors, limit=1)
-    options = ["--keep-split", str(tmp_path / "in-00001-of-00003.gguf"), str(tmp_path / "out"), "Q8_0"]
-    assert run(options) == 0
-    whole = (tmp_path / "out-00002-of-00003.gguf").read_bytes()
-    (tmp_path / "out-00002-of-00003.gguf").unlink()
-    (tmp_path / "out-00003-of-00003.gguf").write_bytes(b"made before")
-    capfd.readouterr()
-    assert run(["--partial-requant", *options]) == 0
-    err = capfd.readouterr().err
-    assert f"split file {tmp_path}/out-00001-of-00003.gguf exists, skipping" in err
-    assert (tmp_path / "out-00002-of-00003.gguf").read_bytes() == whole
-    assert (tmp_path / "out-00003-of-00003.gguf").read_bytes() == b"made before"
-    assert run(["--keep-split", options[1], str(tmp_path / "in"), "Q8_0"]) == 1
-    assert "is the input" in capfd.readouterr().err
-
-
-MEMORY_SCRIPT = """
-import resource, sys
-from ikpy.cli.quantize import run
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-small, big, out, *options = sys.argv[1:]
-assert run([*options, small, out, "Q8_0", "2"]) == 0
-before = peak()
-assert run([*options, big, out, "Q8_0", "2"]) == 0
-print("peak", before, peak())
-"""
-
-
-@pytest.mark.parametrize("options", [["--pure"], ["--repack"]])
-def test_memory_does_not_grow_with_the_model(tmp_path, options):
-    """512 MiB in BF16, 408 MiB in Q8_0 to repack: memory grows by less than one tensor and 64 MiB."""
-    kind = "q8_0" if options == ["--repack"] else "bf16"
-    nbytes = registry.by_name(kind).tensor_nbytes((4096, 4096))
-    for name, count in (("small", 1), ("big", 16 if kind == "bf16" else 24)):
-        writer = GGUFWriter(tmp_path / f"{name}.gguf")
-        writer.add("general.architecture", GGUFValueType.STRING, "llama")
-        writer.add("llama.block_count", GGUFValueType.UINT32, count)
-        for i in range(count):
-            shape = (4096, 4096) if name == "big" else (4096, 64)
-            writer.add_tensor(f"blk.{i}.ffn_up.weight", shape, registry.by_name(kind).id)
-        (layout,) = writer.plan()
-        with open(layout.path, "wb") as file:
-            file.write(layout.header)
-            file.truncate(layout.nbytes)  # zeros that take no disk space
-    paths = [str(tmp_path / name) for name in ("small.gguf", "big.gguf", "out.gguf")]
-    command = [sys.executable, "-c", MEMORY_SCRIPT, *paths, *options]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr[-800:]
-    before, after = map(int, done.stdout.split("peak ")[1].split())
-    print(f"{options}: {after - before >> 10} MiB above the start, largest tensor {nbytes >> 20} MiB")
-    assert (after - before) << 10 < nbytes + (64 << 20)
-
-
-def test_truncated_input_is_refused(tmp_path, tensors, capfd):
-    write_model(tmp_path / "in.gguf", tensors)
-    whole = (tmp_path / "in.gguf").read_bytes()
-    (tmp_path / "cut.gguf").write_bytes(whole[: len(whole) // 2])
-    assert run([str(tmp_path / "cut.gguf"), str(tmp_path / "out.gguf"), "Q8_0"]) == 1
-    assert "failed to quantize" in capfd.readouterr().err
-    with pytest.raises(FileFormatError):
-        GGUFFile.open(tmp_path / "cut.gguf")
-
-
-@pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "q8_0", "q4_0_r8"])
-def test_rows_read_by_several_threads(kind, monkeypatch):
-    """Same bytes, and the first bad row is named, however the rows are shared out."""
-    rng = np.random.default_rng(6)
-    row = registry.by_name(kind)
-    values = rng.standard_normal((176, 256)).astype(np.float32)
-    if kind == "f32":
-        data = values.view(np.uint8).reshape(-1)
-    elif kind == "f16":
-        data = values.astype(np.float16).view(np.uint8).reshape(-1)
-    else:
-        data = np.asarray(core.quantize(values, row.id, None, 1))
-    one = np.concatenate(list(convert_rows(data, kind, "q6_K", (256, 176), n_threads=1)))
-    monkeypatch.setattr(tensor_convert, "_PART_ELEMENTS", 1024)
-    for n_threads in (2, 5, 16):
-        several = np.concatenate(list(convert_rows(data, kind, "q6_K", (256, 176), n_threads=n_threads)))
-        assert np.array_equal(one, several), n_threads
-    if kind == "f32":
-        values[[23, 150], 9] = np.nan
-        with pytest.raises(FileFormatError, match="row 23 of tensor x contains NaN"):
-            list(convert_rows(values.view(np.uint8).reshape(-1), kind, "q6_K", (256, 176), name="x", n_threads=7))
-
-
-def test_conversion_holds_one_piece_of_a_tensor():
-    """Memory is bounded by a piece of rows, not by the tensor: 128 MiB of F16 would be 256 MiB of floats."""
-    rows, ne0 = 65536, 1024
-    data = np.zeros((rows, ne0), np.float16).reshape(-1).view(np.uint8)
-    tracemalloc.start()
-    try:
-        nbytes = sum(len(piece) for piece in convert_rows(data, "f16", "q8_0", (ne0, rows), n_threads=1))
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert nbytes == rows * ne0 // 32 * 34
-    assert peak < 64 << 20, f"{peak >> 20} MiB held at once"

@@ -1,0 +1,115 @@
+"""Files of importance matrices: both forms, experts without data, wrong values, failed writes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ikpy.cli.imatrix import run
+from ikpy.errors import FileFormatError
+from ikpy.gguf.types import GGUFValueType
+from ikpy.gguf.writer import GGUFWriter
+from ikpy.graph.activations import ActivationSums
+from ikpy.tools.imatrix_data import ImatrixData, save
+from ikpy.tools.imatrix_file import read_file, read_imatrix
+from tests.cpu.imatrices import legacy, partial, trailer
+
+
+def quiet(_: str) -> None:
+    """Drops log lines."""
+
+
+def test_legacy_files_survive_reading_and_writing_bit_for_bit(tmp_path):
+    rng = np.random.default_rng(1)
+    values = (rng.random(4096) ** 8 * 1e5).astype(np.float32).tolist()
+    content = legacy(
+        ("blk.0.ffn_up.weight", 7, values), ("blk.1.ffn_up.weight", 213, values[:32]),
+        trailer=trailer(213, "gr\u00fcn.txt".encode()),
+    )  # fmt: skip
+    source, target = tmp_path / "a.dat", tmp_path / "b.dat"
+    source.write_bytes(content)
+    assert run(["--in-file", str(source), "-o", str(target)]) == 0
+    assert target.read_bytes() == content
+    old = tmp_path / "old.dat"
+    old.write_bytes(legacy(("blk.0.ffn_up.weight", 0, [1.5, 2.5])))
+    assert read_imatrix(old).values["blk.0.ffn_up.weight"].tolist() == [1.5, 2.5]
+
+
+def test_gguf_files_hold_the_same_means(tmp_path):
+    """Converting there and back keeps every mean; the GGUF form is readable by the `gguf` package."""
+    from gguf import GGUFReader
+
+    source, middle, target = tmp_path / "a.dat", tmp_path / "b.gguf", tmp_path / "c.dat"
+    source.write_bytes(legacy(("blk.0.ffn_up.weight", 4, [4.0, 8.0, 1.0]), trailer=trailer(4, b"text")))
+    assert run(["--in-file", str(source), "-o", str(middle)]) == 0
+    reader = GGUFReader(middle)
+    assert {t.name: t.data.reshape(-1).tolist() for t in reader.tensors} == {
+        "blk.0.ffn_up.weight.in_sum2": [4, 8, 1], "blk.0.ffn_up.weight.counts": [4],
+    }  # fmt: skip
+    assert reader.fields["general.type"].contents() == "imatrix"
+    assert reader.fields["imatrix.datasets"].contents() == ["text"]
+    assert reader.fields["imatrix.chunk_count"].contents() == 4
+    assert run(["--in-file", str(middle), "-o", str(target)]) == 0
+    assert target.read_bytes() == source.read_bytes()
+    assert run(["--in-file", str(source), "-o", str(tmp_path / "named.dat"), "--output-format", "gguf"]) == 0
+    assert (tmp_path / "named.dat").read_bytes()[:4] == b"GGUF"
+
+
+def test_experts_without_data(tmp_path):
+    """Below 5% they are stored as ones; above, the entry is dropped; the recorded wording (tools 3.5)."""
+    path = tmp_path / "x.dat"
+    log: list[str] = []
+    save(partial(256, 1), str(path), "dat", chunks=1, log=log.append)
+    assert log == [
+        "save_imatrix: entry '                blk.0.ffn_up_exps.weight' has partial data (99.61%) "
+        "1 out of 256 experts are missing data Storing **but be aware**"
+    ]
+    assert read_imatrix(path).values["blk.0.ffn_up_exps.weight"].tolist() == [1, 1] + [2, 2] * 255
+    log.clear()
+    save(partial(8, 1), str(path), "dat", chunks=1, log=log.append)
+    assert log[0].endswith("has partial data (87.50%) 1 out of 8 experts are missing data - skipping")
+    assert log[1] == "save_imatrix: warning: storing only 1 out of 2 entries"
+    assert list(read_imatrix(path).values) == ["blk.0.ffn_up.weight"]
+    log.clear()
+    save(partial(8, 8), str(path), "dat", chunks=1, log=log.append)
+    assert log[0] == "save_imatrix: entry '                blk.0.ffn_up_exps.weight' has no data - skipping"
+    save(partial(8, 3), str(tmp_path / "x.gguf"), "gguf", chunks=1, log=quiet)
+    kept = read_file(tmp_path / "x.gguf").records[-1]
+    assert kept.rows.tolist() == [0] * 3 + [3] * 5 and kept.mean().tolist() == [1, 1] * 3 + [2, 2] * 5
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"imatrix.chunk_count": (GGUFValueType.STRING, "x")}, "imatrix.chunk_count is not a whole number"),
+    ({"imatrix.chunk_size": (GGUFValueType.FLOAT32, 1.5)}, "imatrix.chunk_size is not a whole number"),
+    ({"rows": np.nan}, "values of entry a.in_sum2 in .* are not finite"),
+    ({"rows": np.inf}, "values of entry a.in_sum2 in .* are not finite"),
+])  # fmt: skip
+def test_gguf_forms_with_wrong_values(tmp_path, changes, message):
+    rows = changes.pop("rows", 1.0)
+    keys = {
+        "general.type": (GGUFValueType.STRING, "imatrix"),
+        "imatrix.datasets": (GGUFValueType.UINT32, 3),
+        "imatrix.chunk_count": (GGUFValueType.UINT32, 0),
+        "imatrix.chunk_size": (GGUFValueType.UINT32, 512),
+        **changes,
+    }
+    path = tmp_path / "x.gguf"
+    with GGUFWriter(path) as writer:
+        for key, (kind, value) in keys.items():
+            writer.add(key, kind, value)
+        writer.add_tensor("a.in_sum2", (2, 1), 0)
+        writer.add_tensor("a.counts", (1, 1), 0)
+        writer.write("a.in_sum2", np.ones(2, "<f4"))
+        writer.write("a.counts", np.array([rows], "<f4"))
+    with pytest.raises(FileFormatError, match=message):
+        read_imatrix(path)
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path):
+    path = tmp_path / "x.dat"
+    path.write_bytes(b"old")
+    live = ActivationSums("MUL_MAT", 2, 1)
+    live.memory[:] = [np.nan, 1, 1, 1]
+    with pytest.raises(FileFormatError, match=r"detected NaNs in blk\.0\.a\.weight"):
+        save(ImatrixData(live={"blk.0.a.weight": live}), str(path), "dat", chunks=1, log=quiet)
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]

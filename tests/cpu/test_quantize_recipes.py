@@ -1,0 +1,111 @@
+"""Rules and recipe files of `ikpy quantize`."""
+
+from __future__ import annotations
+
+import pytest
+
+from ikpy.cli.quantize import run
+from ikpy.gguf.reader import GGUFFile
+from tests.cpu.quantize_models import small_tensors, types_of, write_model
+
+
+@pytest.fixture
+def tensors():
+    return small_tensors()
+
+
+def test_recipe_file_and_late_options(tmp_path, tensors, capfd):
+    write_model(tmp_path / "in.gguf", tensors)
+    (tmp_path / "recipe.txt").write_text("# experts\nffn_.*_exps=iq3_k_r4\nffn_up=Q8_0  # dense\nabsent=q4_0\n")
+    recipe = str(tmp_path / "recipe.txt")
+    assert run([str(tmp_path / "in.gguf"), str(tmp_path / "out.gguf"), "Q4_K_S", "--custom-q", recipe]) == 0
+    err = capfd.readouterr().err
+    assert "custom rule absent=q4_0 has no effect: it matches no tensor that is converted" in err
+    types = types_of(tmp_path / "out.gguf")
+    assert types["blk.1.ffn_up_exps.weight"] == "iq3_k_r4"
+    assert types["blk.0.ffn_up.weight"] == "q8_0"
+
+
+def test_rules_are_announced_before_the_work(tmp_path, tensors, capfd):
+    """Count and size of every rule, partly and wholly shadowed ones, and the predicted size."""
+    write_model(tmp_path / "in.gguf", tensors)
+    rules = "ffn_up_exps=q8_0,ffn_up=q4_0,blk.0=q5_0,token_embd=q6_0"
+    options = ["--custom-q", rules, "--token-embedding-type", "q8_0"]
+    assert run([*options, str(tmp_path / "in.gguf"), str(tmp_path / "out.gguf"), "Q4_K_S"]) == 0
+    err = capfd.readouterr().err
+    announced = err[: err.index("[   1/   3]")]
+    assert "custom rule ffn_up_exps -> q8_0: 1 tensors, 0.02 MiB\n" in announced
+    assert (
+        "custom rule ffn_up -> q4_0: 1 tensors, 0.01 MiB; 1 more match earlier rules (first ffn_up_exps=q8_0)\n"
+        in announced
+    )
+    assert "custom rule blk.0=q5_0 has no effect: its 1 tensors match earlier rules (first ffn_up=q4_0)\n" in announced
+    assert "custom rule token_embd=q6_0 has no effect: options for single tensors decide its 1 tensors\n" in announced
+    size = (tmp_path / "out.gguf").stat().st_size
+    assert f"needs {size / 2**20:.3f} MiB, " in announced
+    with GGUFFile.open(tmp_path / "out.gguf") as file:
+        nbytes = sum(info.nbytes for info in file.tensors.values())
+    n_weights = sum(values.size for values in tensors.values())
+    assert f"output size = {nbytes / 2**20:.3f} MiB (0.000 GiB), {nbytes * 8 / n_weights:.3f} BPW\n" in announced
+
+
+@pytest.mark.parametrize(
+    ("options", "what"), [(["--pure"], "--pure"), (["--repack"], "--repack"), ([], "type F16"), ([], "type COPY")]
+)
+def test_rules_that_cannot_be_used_are_reported(tmp_path, tensors, capfd, options, what):
+    write_model(tmp_path / "in.gguf", tensors)
+    assert run([str(tmp_path / "in.gguf"), str(tmp_path / "q.gguf"), "--pure", "Q8_0"]) == 0
+    source = "q.gguf" if what == "--repack" else "in.gguf"
+    ftype = what.split()[1] if what.startswith("type") else "Q8_0"
+    rules = ["--custom-q", "ffn=q4_0", *options]
+    assert run([*rules, str(tmp_path / source), str(tmp_path / "out.gguf"), ftype]) == 0
+    assert f"WARNING: custom rules have no effect with {what}\n" in capfd.readouterr().err
+
+
+YAML_RECIPE = r"""
+# comments are free
+token_embedding_type: q6_0
+output-tensor-type: q8_0
+rules:
+  - 'ffn_up_exps': IQ3_K
+  - 'blk\.\d{1,2}\.ffn_up\.weight': q5_K
+  - "absent=q4_0  # text rules work as well"
+"""
+
+
+def test_yaml_recipe(tmp_path, tensors, capfd):
+    write_model(tmp_path / "in.gguf", tensors)
+    (tmp_path / "recipe.yaml").write_text(YAML_RECIPE)
+    arguments = ["--custom-q", str(tmp_path / "recipe.yaml"), str(tmp_path / "in.gguf"), str(tmp_path / "out.gguf")]
+    assert run([*arguments, "Q4_K_S"]) == 0
+    out, err = capfd.readouterr()
+    assert "Adding custom rule blk\\.\\d{1,2}\\.ffn_up\\.weight -> q5_K\n" in out
+    assert "custom rule absent=q4_0 has no effect" in err
+    expected = {"token_embd.weight": "q6_0", "blk.0.ffn_up.weight": "q5_K", "blk.1.ffn_up_exps.weight": "iq3_k"}
+    assert types_of(tmp_path / "out.gguf") == expected
+    assert run(["--token-embedding-type", "q8_0", *arguments, "Q4_K_S"]) == 0
+    assert types_of(tmp_path / "out.gguf")["token_embd.weight"] == "q8_0", "the command line wins"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("rules: [", "recipe.yaml: line 1: not valid YAML"),
+        ("- a\n- b\n", "a YAML recipe is a mapping with the key 'rules'"),
+        ("rules:\n  ffn: q9_9\n", "Invalid quantization type 'q9_9' in custom quantization input ffn=q9_9"),
+        ("rules:\n  'ffn(': q4_0\n", "regular expression of custom rule ffn(=q4_0 is invalid"),
+        ("rules:\n  - 3\n", "rule 3 is no 'regex: type'"),
+        ("rules:\n  ffn: 4\n", "rule 'ffn': 4 is no 'regex: type'"),
+        ("rulez: 3\n", "unknown key 'rulez'; a recipe may have 'rules' and output-tensor-type"),
+        ("token_embedding_type: q9\n", "recipe.yaml: token-embedding-type: unknown tensor type 'q9'"),
+        ("token_embedding_type: [q8_0]\n", "needs a single value"),
+    ],
+)
+def test_wrong_yaml_recipes(tmp_path, tensors, capfd, content, message):
+    write_model(tmp_path / "in.gguf", tensors)
+    (tmp_path / "recipe.yaml").write_text(content)
+    arguments = ["--custom-q", str(tmp_path / "recipe.yaml"), str(tmp_path / "in.gguf"), str(tmp_path / "out.gguf")]
+    assert run([*arguments, "Q4_K_S"]) == 1
+    err = capfd.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1, "one line"

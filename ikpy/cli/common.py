@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ikpy.engine.model import Model
     from ikpy.engine.params import ModelParams
     from ikpy.engine.speculative import Speculation, SpeculativeParams
-    from ikpy.tools.logs import Timings
+    from ikpy.tools.run_logs import Timings
     from ikpy.vocab import Vocab
 
 
@@ -139,7 +139,7 @@ class Session:
         """Print the empty line and the system_info line."""
         from ikpy.threads import hardware_threads
         from ikpy.tools.cpu_features import feature_flags
-        from ikpy.tools.logs import system_info_line
+        from ikpy.tools.run_logs import system_info_line
 
         params = self.params
         batch_threads = params.context.n_threads_batch
@@ -147,14 +147,14 @@ class Session:
 
     def reset_timings(self) -> None:
         """Forget what was decoded so far; the load time stays."""
-        from ikpy.tools.logs import Timings
+        from ikpy.tools.run_logs import Timings
 
         load = self.timings.load
         self.timings.__dict__.update(Timings(load=load).__dict__)
 
     def finish(self) -> None:
         """Print the timings block."""
-        from ikpy.tools.logs import timing_lines
+        from ikpy.tools.run_logs import timing_lines
 
         self.timings.total = time.perf_counter() - self.started
         self.log(timing_lines(self.timings))
@@ -241,7 +241,7 @@ def load(params: CommonParams, **context_changes: Any) -> Session:
     """
     from ikpy.engine.model import Model, open_model
     from ikpy.graph.placement import policy_lines
-    from ikpy.tools import logs
+    from ikpy.tools import model_logs, run_logs
     from ikpy.vocab import Vocab
 
     check_before_loading(params, context_changes)
@@ -251,25 +251,25 @@ def load(params: CommonParams, **context_changes: Any) -> Session:
     with ProgressDots(params) as dots:
         file = open_model(path, model_params, dots)
     if params.model.huge_pages and not model_params.header_only:
-        print_log(params, [logs.huge_page_line(file)])
+        print_log(params, [model_logs.huge_page_line(file)])
     if params.model.numa:
         from ikpy import numa
 
         mapped = [shard.data for shard in file.shards if shard.mapped]
         print_log(params, filter(None, [numa.advice_on_file(params.model.numa, mapped)]))
-    print_log(params, logs.loader_lines(file, path, dump=not params.log.minilog))
-    print_log(params, (logs.override_line(key, value) for key, value in params.model.kv_overrides))
+    print_log(params, model_logs.loader_lines(file, path, dump=not params.log.minilog))
+    print_log(params, (model_logs.override_line(key, value) for key, value in params.model.kv_overrides))
     warn_of_new_keys(params, file.metadata)
     metadata = ChainMap(dict(params.model.kv_overrides), file.metadata)  # type: ignore[arg-type]
     vocab = Vocab.from_metadata(metadata)
-    print_log(params, logs.vocab_lines(vocab))
-    print_log(params, logs.meta_lines(file, rope_type=rope_type(file)))
-    print_log(params, logs.vocab_summary_lines(vocab, metadata))
+    print_log(params, model_logs.vocab_lines(vocab))
+    print_log(params, model_logs.meta_lines(file, rope_type=rope_type(file)))
+    print_log(params, model_logs.vocab_summary_lines(vocab, metadata))
     print_log(params, [simd_banner(), *policy_lines(params.model.offload_policy)])
     place_automatically(params, path, model_params, context_changes)
     with ProgressDots(params) as dots:
         model = Model.load(file, model_params, log=dots.log, progress=None if model_params.header_only else dots)
-    timings = logs.Timings(load=time.perf_counter() - started)
+    timings = run_logs.Timings(load=time.perf_counter() - started)
     return Session(params, model, vocab, path, timings, started)
 
 
@@ -384,14 +384,14 @@ def simd_banner() -> str:
 
 def context_log(session: Session, context: Context) -> list[str]:
     """Log lines of a new context."""
-    from ikpy.tools import logs
+    from ikpy.tools import run_logs
 
     params = context.params
     hparams = session.model.hparams
     mla = context.graph_params.mla
     has_latent = session.model.gguf.get(f"{hparams.arch}.attention.kv_lora_rank") is not None
     reduction = params.smart_expert_reduction
-    lines = logs.context_lines(
+    lines = run_logs.context_lines(
         {
             "n_ctx": context.n_ctx,
             "n_batch": context.n_batch,
@@ -414,20 +414,22 @@ def context_log(session: Session, context: Context) -> list[str]:
     )
     latent = context.kv.nbytes("kv") + context.kv.nbytes("kr")
     k, v = (latent, 0) if latent else (context.kv.nbytes("k"), context.kv.nbytes("v"))
-    lines += logs.window_cache_lines(context)
+    lines += run_logs.window_cache_lines(context)
     devices = context.devices
     buffers = devices.cache_bytes() if devices else None
-    lines += logs.kv_cache_lines(k, v, *logs.cache_type_names(context.graph_params), latent=latent > 0, buffers=buffers)
+    lines += run_logs.kv_cache_lines(
+        k, v, *run_logs.cache_type_names(context.graph_params), latent=latent > 0, buffers=buffers
+    )
     if devices:
-        lines += [logs.compute_buffer_line(need.compute_bytes, name) for name, need in devices.needs.items()]
-    lines.append(logs.compute_buffer_line(context.compute_bytes))
-    return lines + logs.graph_lines(context.n_graph_nodes, context.n_graph_splits)
+        lines += [run_logs.compute_buffer_line(need.compute_bytes, name) for name, need in devices.needs.items()]
+    lines.append(run_logs.compute_buffer_line(context.compute_bytes))
+    return lines + run_logs.graph_lines(context.n_graph_nodes, context.n_graph_splits)
 
 
 def plan_lines(context: Context) -> list[str]:
     """Everything that a run would allocate."""
     from ikpy.engine.memory import memory_report
-    from ikpy.tools.logs import MIB
+    from ikpy.tools.run_logs import MIB
 
     report = memory_report(context)
     tensors_and_cache = report.total - context.compute_bytes

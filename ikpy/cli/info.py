@@ -61,6 +61,6 @@ def system_info() -> str:
     """The system_info line with the default thread count."""
     from ikpy.threads import hardware_threads, physical_cores
     from ikpy.tools.cpu_features import feature_flags
-    from ikpy.tools.logs import system_info_line
+    from ikpy.tools.run_logs import system_info_line
 
     return system_info_line(physical_cores(), None, hardware_threads(), feature_flags())

@@ -372,7 +372,7 @@ def _print_header(arguments: Arguments) -> None:
 
 def _convert(arguments: Arguments, options: Any) -> int:
     from ikpy.gguf.reader import GGUFFile
-    from ikpy.tools.logs import loader_lines, override_line
+    from ikpy.tools.model_logs import loader_lines, override_line
     from ikpy.tools.quantize import Quantizer
     from ikpy.tools.quantize_progress import display_for
 

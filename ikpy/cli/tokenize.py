@@ -118,7 +118,7 @@ def run(arguments: Sequence[str]) -> int:
         print(USAGE, end="")
         return 0
     from ikpy.gguf.reader import GGUFFile
-    from ikpy.tools import logs, tokenize
+    from ikpy.tools import model_logs, tokenize
     from ikpy.vocab import Vocab
 
     text = read_text(options)
@@ -126,8 +126,8 @@ def run(arguments: Sequence[str]) -> int:
     path = model_path(params)
     with GGUFFile.open(path, header_only=True) as file:
         vocab = Vocab.from_metadata(file.metadata)
-        print_log(params, logs.loader_lines(file, path))
-        print_log(params, logs.vocab_summary_lines(vocab, file.metadata))
+        print_log(params, model_logs.loader_lines(file, path))
+        print_log(params, model_logs.vocab_summary_lines(vocab, file.metadata))
     add_special = vocab.add_bos and not options.no_bos
     ids = vocab.tokenize(text, add_special=add_special, parse_special=not options.no_parse_special)
     output = tokenize.ids_line(ids) if options.ids else tokenize.token_lines(vocab, ids)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ikpy.engine.batch import Batch
 from ikpy.tools.bench_settings import BenchSettings, head_lines
-from ikpy.tools.logs import Timings
+from ikpy.tools.run_logs import Timings
 
 RANDOM_SEED = 1
 N_WARM_UP = 16

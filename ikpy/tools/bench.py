@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ikpy.errors import IkpyError
-from ikpy.tools.logs import model_description
+from ikpy.tools.model_logs import model_description
 
 if TYPE_CHECKING:
     from ikpy.engine.memory import MemoryReport

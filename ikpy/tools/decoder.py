@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ikpy.engine.context import Context
     from ikpy.engine.kv_cache import KVCache
     from ikpy.engine.sampling import KnownMaxima
-    from ikpy.tools.logs import Timings
+    from ikpy.tools.run_logs import Timings
 
 
 class TimedContext:

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TextIO
 import numpy as np
 
 from ikpy.tools.bench_settings import BenchSettings, head_lines
-from ikpy.tools.logs import Timings
+from ikpy.tools.run_logs import Timings
 
 RANDOM_SEED = 1
 HEADINGS = ("PP", "TG", "N_KV", "T_PP s", "S_PP t/s", "T_TG s", "S_TG t/s")

@@ -13,7 +13,7 @@ from ikpy.cli.parser import parse
 from ikpy.engine.batch import Batch
 from ikpy.errors import UsageError
 from ikpy.tools.batched_bench import BatchedBench, BatchedRow, BatchedSettings
-from ikpy.tools.logs import Timings
+from ikpy.tools.run_logs import Timings
 
 
 class FakeContext:

@@ -12,7 +12,7 @@ from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.gguf.reader import GGUFFile
 from ikpy.models.size_class import size_class
-from ikpy.tools import logs
+from ikpy.tools import model_logs, run_logs
 from ikpy.vocab import Vocab
 from tests.shared import DATA
 
@@ -30,15 +30,15 @@ def golden(prefix: str) -> list[str]:
 
 
 def test_loader_and_model_summary(file):
-    assert logs.loader_lines(file, "MODEL") == golden("llama_model_loader: ")
-    assert logs.meta_lines(file, rope_type=0) == golden("llm_load_print_meta: ")
-    assert [line for line in logs.loader_lines(file, "MODEL", dump=False) if "- kv" in line] == []
+    assert model_logs.loader_lines(file, "MODEL") == golden("llama_model_loader: ")
+    assert model_logs.meta_lines(file, rope_type=0) == golden("llm_load_print_meta: ")
+    assert [line for line in model_logs.loader_lines(file, "MODEL", dump=False) if "- kv" in line] == []
 
 
 def test_vocabulary(file):
     vocab = Vocab.from_metadata(file.metadata)
-    assert logs.vocab_summary_lines(vocab, file.metadata) == golden("print_info: ")
-    printed = logs.vocab_lines(vocab)
+    assert model_logs.vocab_summary_lines(vocab, file.metadata) == golden("print_info: ")
+    printed = model_logs.vocab_lines(vocab)
     assert printed == [line for line in golden("load: ") if "cache size" not in line and "unused" not in line]
 
 
@@ -51,7 +51,7 @@ def planned(**settings) -> Context:
 def cache_lines(context: Context) -> list[str]:
     k, v = context.kv.nbytes("kv") or context.kv.nbytes("k"), context.kv.nbytes("v")
     latent = context.graph_params.mla > 0
-    return logs.kv_cache_lines(k, v, *logs.cache_type_names(context.graph_params), latent=latent)
+    return run_logs.kv_cache_lines(k, v, *run_logs.cache_type_names(context.graph_params), latent=latent)
 
 
 def test_kv_cache():
@@ -65,30 +65,30 @@ def test_kv_cache():
 
 def test_context_lines():
     values = {"n_ctx": 2048, "mla_attn": None, "flash_attn": 1, "ser": "-1, 0"}
-    printed = logs.context_lines(values)
+    printed = run_logs.context_lines(values)
     assert len(printed) == 3
     assert all(line in GOLDEN for line in printed)
 
 
 def test_timings_block():
-    timings = logs.Timings(load=1.01397, total=28.52144)
+    timings = run_logs.Timings(load=1.01397, total=28.52144)
     for _ in range(8):
         timings.add_decode(256, 3.76155 / 8)
     for _ in range(512):
         timings.add_decode(1, 24.73337 / 512)
-    assert logs.timing_lines(timings)[1:] == golden("llama_print_timings")
+    assert run_logs.timing_lines(timings)[1:] == golden("llama_print_timings")
 
 
 def test_timings_of_nothing():
-    lines = logs.timing_lines(logs.Timings())
+    lines = run_logs.timing_lines(run_logs.Timings())
     assert lines[3].endswith("0.00 ms /     0 tokens (    0.00 ms per token,     0.00 tokens per second)")
     assert re.search(r"/     1 runs   \(    0.00 ms per token,      inf tokens per second\)", lines[4])
 
 
 def test_system_info():
     flags = {"AVX": True, "NEON": False}
-    assert logs.system_info_line(2, None, 8, flags) == "system_info: n_threads = 2 / 8 | AVX = 1 | NEON = 0 | "
-    assert "n_threads = 2 (n_threads_batch = 4) / 8 |" in logs.system_info_line(2, 4, 8, flags)
+    assert run_logs.system_info_line(2, None, 8, flags) == "system_info: n_threads = 2 / 8 | AVX = 1 | NEON = 0 | "
+    assert "n_threads = 2 (n_threads_batch = 4) / 8 |" in run_logs.system_info_line(2, 4, 8, flags)
 
 
 @pytest.mark.parametrize(
@@ -105,19 +105,19 @@ def test_system_info():
     ],
 )
 def test_value_text(value, text):
-    assert logs.value_text(value) == text
+    assert model_logs.value_text(value) == text
 
 
 @pytest.mark.parametrize(
     ("count", "text"), [(672_050_000_000, "672.050 B"), (12_463_000, "12.463 M"), (2_000, "2.000 K"), (3e12, "3.000 T")]
 )
 def test_params_text(count, text):
-    assert logs.params_text(int(count)) == text
+    assert model_logs.params_text(int(count)) == text
 
 
 def test_millions_text():
-    assert logs.millions_text(170_400) == "0.170 M"
-    assert logs.millions_text(670_196_000_000) == "670.196 B"
+    assert model_logs.millions_text(170_400) == "0.170 M"
+    assert model_logs.millions_text(670_196_000_000) == "670.196 B"
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ IKPY_VBMI_INLINE __m512i for_all_rows(const uint8_t* from, int step) {
 template <class P, class = void>
 struct HasStart : std::false_type {};
 template <class P>
-struct HasStart<P, std::void_t<decltype(&P::start)>> : std::true_type {};
+struct HasStart<P, decltype(static_cast<void>(&P::start))> : std::true_type {};
 
 template <class P>
 IKPY_VBMI_INLINE __m512i first_sums(const P& w, const uint8_t* bias, int step) {

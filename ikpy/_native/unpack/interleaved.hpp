@@ -84,7 +84,6 @@ inline void p4(const Q& q, int offset, F f) {
 struct BitOrder {
     int of[8];
 };
-constexpr BitOrder kRising = {{0, 1, 2, 3, 4, 5, 6, 7}};
 constexpr BitOrder kQ5_0Bits = {{0, 2, 4, 6, 1, 3, 5, 7}};
 constexpr BitOrder kQ5_KBits = {{0, 2, 1, 3, 4, 6, 5, 7}};
 constexpr BitOrder kIQ5_KBits = {{0, 4, 1, 5, 2, 6, 3, 7}};

@@ -119,7 +119,8 @@ struct IQ3_S_R4 : Interleaved, Points3S {
             [](int i) { return 32 * (i / 8 & 1) + 8 * (i & 3) + 4 * (i / 4 & 1) + row_of(i); });
         static constexpr Bytes64 kNinth([](int i) { return 4 * (i / 8 & 1) + row_of(i); });
         // Byte j of a row and sub-block holds the signs of elements j: rows of a matrix, the last one first.
-        static constexpr Bytes64 kSigns([](int i) { return 16 * (i / 8 & 1) + 4 * row_of(i) + (7 - i & 3); });
+        static constexpr Bytes64 kSigns(
+            [](int i) { return 16 * (i / 8 & 1) + 4 * row_of(i) + ((7 - i) & 3); });
         static constexpr Bytes64 kGroups([](int i) { return 1 << (i & 7); });
         const uint8_t* p = rows[0];
         const __m512i index = bytes_of(load64(p + 8 + 64 * step), kIndex);

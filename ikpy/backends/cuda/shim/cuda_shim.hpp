@@ -186,19 +186,12 @@ inline unsigned __ballot_sync(unsigned, int predicate) {
         return bits;
     });
 }
-inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 
 // Fibers never run at the same time, so plain operations are atomic.
 template <class T>
 IKPY_UNCHECKED inline T atomicAdd(T* p, T value) {
     const T old = *p;
     *p = old + value;
-    return old;
-}
-template <class T>
-IKPY_UNCHECKED inline T atomicMax(T* p, T value) {
-    const T old = *p;
-    if (value > old) *p = value;
     return old;
 }
 
@@ -238,8 +231,6 @@ inline unsigned __float_as_uint(float x) { return static_cast<unsigned>(__float_
 inline float __uint_as_float(unsigned x) { return __int_as_float(static_cast<int>(x)); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
-inline float __fdividef(float a, float b) { return a / b; }
-inline float __expf(float x) { return std::exp(x); }
 template <class T>
 inline T __ldg(const T* p) {
     if (reinterpret_cast<uintptr_t>(p) % sizeof(T)) ikpy::shim::fail("misaligned read");

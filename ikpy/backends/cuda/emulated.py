@@ -26,6 +26,7 @@ from ikpy.backends.cuda.api import (
     Stream,
     aligned,
 )
+from ikpy.backends.cuda.launch.limits import shared_fault
 
 POISON = b"\xff"
 Launcher = Callable[[LaunchLike], None]
@@ -106,6 +107,9 @@ class EmulatedStream(Stream):
         self._enqueue(lambda: _fill(target, byte, nbytes))
 
     def launch(self, launch: LaunchLike) -> None:
+        fault = shared_fault(launch.shared_bytes, self.device.compute_capability)
+        if fault:
+            raise DeviceError(f"{self.device.name}: kernel {launch.kernel}: {fault}")
         if self._captured is not None:
             self._captured.append(launch)
             return

@@ -15,7 +15,7 @@ from ikpy.cli import main
 from ikpy.graph.ir import Node
 from ikpy.graph.placement import DeviceParams, PlacementParams
 from tests.cuda.models import logits_of, zoo
-from tests.cuda.test_placement_matrix import tokens_for, worst
+from tests.cuda.test_placement_matrix import ZOO, tokens_for, worst
 from tests.shared import ROOT
 
 TEXT = ROOT / "ikpy" / "assets" / "demo-text.txt"
@@ -52,6 +52,19 @@ def test_logits_are_close_to_those_of_the_cpu(
     assert np.isfinite(ours).all()
     bound = QUANTIZED_TOLERANCE if quantized else TOLERANCE
     assert np.abs(ours - truth).max() <= bound * np.abs(truth).max(), worst(ours, truth)
+
+
+@pytest.mark.skipif(not ZOO, reason="golden/zoo is not present beside the checkout")
+@pytest.mark.parametrize("path", ZOO, ids=lambda path: path.stem)
+def test_every_architecture(path: Path, cuda_devices: int) -> None:
+    """Layers on all devices, routed experts and some feed-forward networks on the CPU; a prompt and two tokens."""
+    tokens = tokens_for(4, 6)
+    truth = logits_of(path, tokens, 4)
+    rules = (("exps", "CPU"), (r"blk\.1\.ffn_down\.", "CPU"))
+    split = (1.0,) * cuda_devices
+    ours = logits_of(path, tokens, 4, placement=PlacementParams(rules=rules, tensor_split=split))
+    assert np.isfinite(ours).all()
+    assert np.abs(ours - truth).max() <= TOLERANCE * np.abs(truth).max(), worst(ours, truth)
 
 
 @pytest.mark.parametrize("name", ["qwen3moe", "deepseek2-v3-mla"])

@@ -373,6 +373,19 @@ def test_emulated_streams_run_late_and_in_order() -> None:
     assert (found == 7).all()
 
 
+def test_emulated_streams_refuse_what_a_driver_refuses() -> None:
+    one, two = (EmulatedDevice(i, MIB, lambda _: None) for i in range(2))
+    stream = one.new_stream()
+    with pytest.raises(DeviceError, match="CUDA0: an event of CUDA1 cannot be recorded"):
+        stream.record(two.new_event())
+    stream.wait(two.new_event())
+    with pytest.raises(DeviceError, match="a stream that is captured cannot be waited for"):
+        stream.capture(stream.synchronize)
+    with pytest.raises(DeviceError, match="only launches can be captured"):
+        stream.capture(lambda: stream.fill(one.alloc(64), 0, 64))
+    stream.synchronize()
+
+
 def test_emulated_memory_is_checked() -> None:
     device = EmulatedDevice(0, MIB)
     with pytest.raises(DeviceError, match="are not memory of this device"):

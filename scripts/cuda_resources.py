@@ -16,32 +16,14 @@ import re
 from itertools import groupby
 
 from ikpy.backends.cuda import emulator, launch, modules
+from ikpy.backends.cuda.launch import limits
+from ikpy.backends.cuda.launch.limits import block_threads
 from ikpy.backends.cuda.launch.products import WGMMA_S8_SHARED
-from ikpy.backends.cuda.launch.products_bf16 import WGMMA_SHARED, WGMMA_THREADS
+from ikpy.backends.cuda.launch.products_bf16 import WGMMA_SHARED
 from ikpy.backends.cuda.resources import ARCHITECTURES, Usage, usages
 
-# Threads per block as launched, at most, by the beginning of the kernel name.
-THREADS = {
-    "matvec": 128,
-    "matmul": 256,
-    "flash32": 256,
-    "flash": 128,
-    "attention_any": 128,
-    "kv_store": 128,
-    "kv_shift": 32,
-    "moe_route": 32,
-    "moe_offsets": 1024,
-    "rms_norm": 1024,
-    "layer_norm": 1024,
-    "gemm_wgmma": WGMMA_THREADS,
-}
 # The library's sine and cosine reduce large angles there.
 IN_LOCAL_MEMORY = ("rope_table",)
-
-
-def threads(kernel: str) -> int:
-    """Threads per block of a kernel."""
-    return next((n for name, n in THREADS.items() if kernel.startswith(name)), 256)
 
 
 def dynamic_bytes(kernel: str) -> int:
@@ -59,7 +41,9 @@ def fault(row: Usage) -> str:
     if row.stack_bytes and row.kernel not in IN_LOCAL_MEMORY:
         return f"LOCAL MEMORY {row.stack_bytes} B"
     # Kernels that want more shared memory than a device has are not chosen for it.
-    return "" if row.occupancy(threads(row.kernel)) else "CANNOT START"
+    chosen = not limits.shared_fault(dynamic_bytes(row.kernel), divmod(row.arch, 10))
+    started = row.blocks(block_threads(row.kernel), dynamic_bytes(row.kernel) if chosen else 0)
+    return "" if started else "CANNOT START"
 
 
 def line(kernel: str, rows: list[Usage]) -> str:
@@ -67,7 +51,7 @@ def line(kernel: str, rows: list[Usage]) -> str:
     dynamic = dynamic_bytes(kernel)
     cells = [
         f"sm_{row.arch} {row.registers:3d} reg {row.shared_bytes + dynamic:5d} B "
-        f"{row.blocks(threads(kernel), dynamic):2d} blocks {row.occupancy(threads(kernel), dynamic):4.0%} "
+        f"{row.blocks(block_threads(kernel), dynamic):2d} blocks {row.occupancy(block_threads(kernel), dynamic):4.0%} "
         f"{fault(row)}".rstrip()
         for row in rows
     ]
@@ -78,10 +62,10 @@ def lonely(rows: list[Usage]) -> list[str]:
     """Kernels of which a multiprocessor runs one block at a time, so that nothing fills the waits at its barriers."""
     found = []
     for row in rows:
-        limits = row.limits(threads(row.kernel), dynamic_bytes(row.kernel))
+        limits = row.limits(block_threads(row.kernel), dynamic_bytes(row.kernel))
         if min(limits.values()) == 1:
             reasons = [name for name, blocks in limits.items() if blocks == 1]
-            found.append(f"{row.kernel} on sm_{row.arch}: {threads(row.kernel)} threads, {' and '.join(reasons)}")
+            found.append(f"{row.kernel} on sm_{row.arch}: {block_threads(row.kernel)} threads, {' and '.join(reasons)}")
     return found
 
 

@@ -68,6 +68,8 @@ class Results:
         lines += [f"| {name} | not run | |" for name in self.left]
         for name, found in self.sections.items():
             lines += ["", f"## {name}"]
+            kept = generation_kept([line for step in found["steps"] for line in step["lines"]])
+            lines += ["", kept] if kept else []
             for step in found["steps"]:
                 lines += ["", f"`{step['command']}`: {step['status']}, {step['seconds']:.0f} s", "", "```"]
                 lines += [*step["lines"][-PAGE_LINES:], "```"]
@@ -97,6 +99,19 @@ def read_tests(path: Path) -> list[dict[str, Any]]:
             continue
         found[entry["id"]] = entry
     return list(found.values())
+
+
+def generation_kept(lines: Iterable[str]) -> str:
+    """What a sweep's rows (tokens of a prompt, generated ones, cells, then times and speeds) say of generation over a
+    filled cache; empty without two rows.
+    """
+    rows = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in lines if line.startswith("|")]
+    sweep = [[float(cell) for cell in row] for row in rows if len(row) == 7 and row[0].isdigit()]
+    if len(sweep) < 2:
+        return ""
+    first, last = sweep[0], sweep[-1]
+    share = last[6] / first[6]
+    return f"Generation over {last[2]:.0f} cells: {share:.0%} of its speed over {first[2]:.0f} (wanted: 60 % at 32k)"
 
 
 def failures_by_kernel(tests: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -14,7 +14,8 @@ USAGE = """usage: ikpy cuda info
        ikpy cuda check [-m MODEL] [options of cli]
 
 info   show the devices and what the CUDA backend needs
-build  compile the kernels into the user cache, for the devices found unless --arch names architectures;
+build  compile the kernels into the user cache, for the devices found unless --arch names architectures (compute_80,
+       compute_75: PTX, which drivers compile for devices that this nvcc does not know);
        --usage prints registers, shared memory and spills of every kernel, --no-spills makes a spill an error
 tune   time products of every family of weight types on the devices found: int8, bf16 and, on sm_90, wgmma kernels;
        models that are loaded later use what was fastest
@@ -59,7 +60,7 @@ def info() -> int:
         print(f"no devices: {devices.why_none()}")
     print(f"compiler: {_compiler()}")
     folder = modules.cache_dir()
-    print(f"kernel cache: {folder} ({len(list(folder.glob('*/*.cubin')))} cubins)")
+    print(f"kernel cache: {folder} ({len([*folder.glob('*/*.cubin'), *folder.glob('*/*.ptx')])} files)")
     return 0
 
 
@@ -79,14 +80,14 @@ def build(arguments: Sequence[str]) -> int:
     options = _build_options(arguments)
     architectures = options["--arch"].split(",") if options["--arch"] else _device_architectures()
     if architectures == ["all"]:
-        architectures = list(modules.ARCHITECTURES)
+        architectures = [*modules.ARCHITECTURES, *modules.VIRTUAL]
     spilled = False
     for arch in architectures:
-        if not arch.startswith("sm_"):
-            raise UsageError(f"--arch {arch}: expected sm_XX, such as sm_86, or all")
+        if not arch.startswith("sm_") and arch not in modules.VIRTUAL:
+            raise UsageError(f"--arch {arch}: expected sm_XX, such as sm_86, {', '.join(modules.VIRTUAL)}, or all")
         jobs = int(options["--jobs"]) if options["--jobs"] else None
         cubins = modules.build(arch, _progress, jobs=jobs, force=bool(options["--force"]))
-        print(f"{arch}: {len(cubins)} cubins in {modules.cache_dir() / arch}")
+        print(f"{arch}: {len(cubins)} files in {modules.cache_dir() / arch}")
         if options["--usage"]:
             for cubin in cubins:
                 print(f"--- {cubin.source.name}\n{cubin.usage.rstrip()}")

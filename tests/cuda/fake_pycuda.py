@@ -20,6 +20,8 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from ikpy.backends.cuda.launch import limits
+
 
 class _Stack(threading.local):
     """Contexts of a thread, the current one last."""
@@ -273,12 +275,18 @@ class Function:
 
     def set_attribute(self, attribute: str, value: int) -> None:
         assert attribute == "MAX_DYNAMIC_SHARED_SIZE_BYTES"
+        _need_context()
+        if value + STATIC_SHARED > limits.shared_bytes(Device.compute_capability(_need_context().device)):
+            raise LogicError("set_attribute: cuFuncSetAttribute failed: invalid argument")
         self.shared = value
 
     def _launch_kernel(
-        self, grid: tuple[int, ...], block: tuple[int, ...], buffer: Packed, shared: int, stream: Stream
+        self, grid: limits.Dim3, block: limits.Dim3, buffer: Packed, shared: int, stream: Stream
     ) -> None:
-        assert shared <= self.shared, "more shared memory than the function may use"
+        if shared > self.shared or limits.geometry_fault(self.name, grid, block):
+            raise LogicError("launch: cuLaunchKernel failed: invalid argument")
+        if len(buffer) > limits.MAX_PARAMETER_BYTES:
+            raise LogicError("cuLaunchKernel failed: invalid value")
         Function.launched += 1
         stream.do(lambda: Function.launcher(self.name, grid, block, shared, buffer.args))
 

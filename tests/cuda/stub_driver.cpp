@@ -9,7 +9,8 @@
 
 extern "C" {
 
-int live_streams, live_events, live_pinned, live_memory, live_graphs, contexts, launches, astray;
+int live_streams, live_events, live_pinned, live_memory, live_graphs, contexts, launches, astray,
+    parameter_bytes;
 
 static thread_local std::size_t stack[64];
 static thread_local int depth;
@@ -19,7 +20,9 @@ static bool no_context() {
     return depth == 0;
 }
 
-constexpr int kOutOfMemory = 2, kInvalidContext = 201, kInvalidImage = 200;
+constexpr int kInvalidValue = 1, kOutOfMemory = 2, kInvalidContext = 201, kInvalidImage = 200;
+// The attribute, and what a block may have on sm_90.
+constexpr int kMaxDynamicShared = 8, kMostShared = 227 << 10;
 constexpr int kCapabilityMajor = 75, kCapabilityMinor = 76;
 constexpr std::size_t kTotal = std::size_t{8} << 30, kFree = std::size_t{4} << 30;
 
@@ -139,12 +142,28 @@ int cuModuleLoadDataEx(void** module, const void* image, unsigned, void*, void**
     return create(module, live_modules);
 }
 int cuModuleUnload(void*) { return 0; }
-int cuModuleGetFunction(void** function, void*, const char*) { return *function = &launches, 0; }
+
+// A kernel without static shared memory, and the dynamic one it may have.
+struct Function {
+    unsigned dynamic = 48 << 10;
+};
+int cuModuleGetFunction(void** function, void*, const char*) { return *function = new Function, 0; }
 int cuFuncGetAttribute(int* value, int, void*) { return *value = 0, 0; }
-int cuFuncSetAttribute(void*, int, int) { return 0; }
-int cuLaunchKernel(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
-                   void**) {
+int cuFuncSetAttribute(void* function, int attribute, int value) {
+    if (attribute != kMaxDynamicShared || value > kMostShared) return kInvalidValue;
+    static_cast<Function*>(function)->dynamic = value;
+    return 0;
+}
+int cuLaunchKernel(void* function, unsigned, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                   unsigned block_y, unsigned block_z, unsigned shared, void*, void** parameters,
+                   void** extra) {
     NEEDS_CONTEXT;
+    if (grid_y > 65535 || grid_z > 65535 || block_x * block_y * block_z > 1024) return kInvalidValue;
+    if (shared > static_cast<Function*>(function)->dynamic) return kInvalidValue;
+    // A buffer and its size, by key, and the end.
+    const auto key = [extra](int i) { return reinterpret_cast<std::size_t>(extra[i]); };
+    if (parameters || !extra || key(0) != 1 || key(2) != 2 || key(4) != 0) return kInvalidValue;
+    parameter_bytes = int(*static_cast<std::size_t*>(extra[3]));
     return ++launches, 0;
 }
 

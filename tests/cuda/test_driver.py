@@ -96,6 +96,28 @@ def test_a_graph_that_cannot_be_captured(driver: Any, monkeypatch: pytest.Monkey
         driver.devices[0].new_stream().capture(lambda: None)
 
 
+def test_a_driver_that_is_too_old_for_graphs(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(fake_pycuda.Library, "cuGraphInstantiateWithFlags")
+    with pytest.raises(DeviceError, match=r"for CUDA 12.4, has no cuGraphInst.*: 11.4 or later .*; -cuda graphs=0"):
+        driver.devices[0].new_stream().capture(lambda: None)
+
+
+def test_ptx_ends_with_a_zero(driver: Any, tmp_path: Path) -> None:
+    path = tmp_path / "rope.ptx"
+    path.write_text("rope rope_table")
+    device, loaded = driver.devices[0], []
+    device._cubins = lambda capability, names: dict.fromkeys(names, path)
+
+    def load(content: bytes) -> fake_pycuda.Module:
+        loaded.append(content)
+        return fake_pycuda.Module(content.rstrip(b"\0"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver.cuda, "module_from_buffer", load)
+        device.prepare(["rope"])
+    assert loaded == [b"rope rope_table\0"]
+
+
 def test_memory_may_be_freed_during_a_capture(driver: Any) -> None:
     """The collector of Python may run at any time and find memory of another context."""
     device = driver.devices[0]
@@ -135,9 +157,10 @@ def test_a_model_through_the_driver(driver: Any, monkeypatch: pytest.MonkeyPatch
 def test_static_shared_memory_counts_towards_what_must_be_asked_for(driver: Any) -> None:
     device = driver.devices[0]
     limit = (48 << 10) - fake_pycuda.STATIC_SHARED
-    assert device.function("rms_norm_q8", limit).shared == limit
-    assert device.function("rms_norm_q8", limit + 4).shared == limit + 4
-    assert device.function("rms_norm_q8", 0).shared == limit + 4
+    with device.current():
+        assert device.function("rms_norm_q8", limit).shared == limit
+        assert device.function("rms_norm_q8", limit + 4).shared == limit + 4
+        assert device.function("rms_norm_q8", 0).shared == limit + 4
 
 
 def test_a_cubin_that_the_driver_does_not_load(driver: Any, tmp_path: Path) -> None:

@@ -14,8 +14,10 @@ import pytest
 
 from benchmarks.gpu import session
 from benchmarks.gpu.commands import CUT_OFF, DEVICE_LOST, FAILED, HUNG, OK, run
-from benchmarks.gpu.results import Results, failures_by_kernel
+from benchmarks.gpu.results import Results, failures_by_kernel, generation_kept
 from benchmarks.gpu.sections import MODES, Choice, Section, Step
+from ikpy.cli import main
+from tests.cuda.models import emulated
 from tests.cuda.reporting import Reporter
 from tests.shared import ROOT
 
@@ -125,6 +127,18 @@ def test_kernels_that_always_fail_come_first() -> None:
     assert [row[0] for row in rows] == ["| broken", "| endless", "| common"]
     assert rows[0][1:3] == ["1 of 1", "b (failed)"] and "by a/b" in rows[0][3] and rows[2][1] == "1 of 2"
     assert "None; 1 tests" in "\n".join(failures_by_kernel(tests[:1]))
+
+
+def test_the_share_of_its_speed_that_generation_keeps(capsys: pytest.CaptureFixture[str]) -> None:
+    with emulated(1):
+        line = ["sweep-bench", "-c", "256", "-b", "64", "-ub", "64", "-t", "1", "-mla", "3", "-ngl", "99"]
+        assert main(line) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert generation_kept(lines).startswith("Generation over 192 cells: ")
+    rows = ["|  PP |", "|  512 |  128 |      0 |  0.1 | 1.0 | 0.2 | 159.0 |"]
+    last = "|  512 |  128 |  32256 |  0.1 | 1.0 | 0.2 | 113.0 |"
+    assert "over 32256 cells: 71% of its speed over 0 (wanted" in generation_kept([*rows, last])
+    assert generation_kept(rows) == ""
 
 
 def test_tests_of_kernels_leave_a_line_each_and_are_not_run_again(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Needs nvcc, no GPU. Everything is compiled by scripts/cuda_resources.py, which s
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from ikpy.backends.cuda import emulator, launch, modules, resources
 from ikpy.backends.cuda.api import DeviceError
-from ikpy.backends.cuda.launch import products, products_bf16
+from ikpy.backends.cuda.launch import limits, products, products_bf16
 
 SCRIPT = Path(__file__).parent.parent.parent / "scripts" / "cuda_resources.py"
 LOG = """
@@ -71,6 +72,29 @@ def test_compiles_without_spills(stem: str) -> None:
     rows = resources.usage(emulator.KERNELS / f"{stem}.cu", (80, 90))
     assert {row.arch for row in rows} == {80, 90}
     assert not [row for row in rows if row.spill_bytes]
+
+
+_ENTRY = re.compile(r"\.visible \.entry (\w+)\(([^)]*)\)([^{]*)\{")
+_LINE = re.compile(r"\.param (?:\.align (\d+) )?\.[bsuf](\d+) (?:\.ptr \S+ \d+ )?\w+(?:\[(\d+)\])?$")
+
+
+@needs_nvcc
+@pytest.mark.parametrize("stem", ["norm", "moe", "kv_cache", "weights_small", "attention_any", "gemm_bf16"])
+def test_parameters_and_threads_as_nvcc_sees_them(stem: str, tmp_path: Path) -> None:
+    """The compiler for devices lays out parameters as that of the host does, from which launches are checked."""
+    target = tmp_path / "kernel.ptx"
+    modules.compile_cubin(emulator.KERNELS / f"{stem}.cu", "compute_80", target)
+    entries = _ENTRY.findall(target.read_text())
+    assert entries
+    for kernel, text, directives in entries:
+        lines = [line.strip().rstrip(",") for line in text.splitlines() if line.strip()]
+        found = []
+        for line in lines:
+            alignment, bits, length = (int(n or 0) for n in _LINE.match(line).groups())  # type: ignore[union-attr]
+            found.append((length or bits // 8, alignment or bits // 8))
+        assert found == emulator.library().parameters(kernel), kernel
+        bound = re.search(r"\.maxntid (\d+)", directives)
+        assert bound is None or int(bound[1]) >= limits.block_threads(kernel), kernel
 
 
 @needs_nvcc

@@ -15,7 +15,7 @@ from ikpy.cli import main
 from ikpy.graph.ir import Node
 from ikpy.graph.placement import DeviceParams, PlacementParams
 from tests.cuda.models import logits_of, zoo
-from tests.cuda.test_placement_matrix import tokens_for, worst
+from tests.cuda.test_placement_matrix import ZOO, tokens_for, worst
 from tests.shared import ROOT
 
 TEXT = ROOT / "ikpy" / "assets" / "demo-text.txt"
@@ -54,6 +54,41 @@ def test_logits_are_close_to_those_of_the_cpu(
     assert np.abs(ours - truth).max() <= bound * np.abs(truth).max(), worst(ours, truth)
 
 
+@pytest.mark.skipif(not ZOO, reason="golden/zoo is not present beside the checkout")
+@pytest.mark.parametrize("path", ZOO, ids=lambda path: path.stem)
+def test_every_architecture(path: Path, cuda_devices: int) -> None:
+    """Layers on all devices, routed experts and some feed-forward networks on the CPU; a prompt and two tokens."""
+    tokens = tokens_for(4, 6)
+    truth = logits_of(path, tokens, 4)
+    rules = (("exps", "CPU"), (r"blk\.1\.ffn_down\.", "CPU"))
+    split = (1.0,) * cuda_devices
+    ours = logits_of(path, tokens, 4, placement=PlacementParams(rules=rules, tensor_split=split))
+    assert np.isfinite(ours).all()
+    assert np.abs(ours - truth).max() <= TOLERANCE * np.abs(truth).max(), worst(ours, truth)
+
+
+APART_RULES: dict[str, tuple[tuple[str, str], ...]] = {
+    "whole": (),
+    "as in the report": (("attn_kv_b", "CPU"), ("exps", "CPU")),
+    "attention divided": (("attn_output", "CPU"), (r"blk\.[12]\.attn_q", "CUDA0"), (r"ffn_down\.", "CPU")),
+}
+
+
+@pytest.mark.parametrize("where", APART_RULES)
+@pytest.mark.parametrize(("name", "mla"), [("Q4_K_R4", 3), ("IQ4_KS_R4", 2), ("Q8_0_R8", 1)])
+def test_interleaved_rows_with_attention_divided(
+    name: str, mla: int, where: str, tmp_path: Path, cuda_devices: int
+) -> None:
+    """Tensors of interleaved rows on devices, and attention that lies apart, give what the CPU gives."""
+    path = tmp_path / "interleaved.gguf"
+    assert main(["quantize", str(default_model_path()), str(path), name]) == 0
+    tokens = tokens_for(2, 7)
+    truth = logits_of(path, tokens, 5, mla=mla)
+    ours = logits_of(path, tokens, 5, placement=PlacementParams(rules=APART_RULES[where]), mla=mla)
+    assert np.isfinite(ours).all()
+    assert np.abs(ours - truth).max() <= QUANTIZED_TOLERANCE * np.abs(truth).max(), worst(ours, truth)
+
+
 @pytest.mark.parametrize("name", ["qwen3moe", "deepseek2-v3-mla"])
 def test_prompts_with_other_activation_formats_on_the_cpu(name: str, cuda_devices: int) -> None:
     """From 24 tokens on, CPUs with AMX prepare activations in bf16, devices do not; experts here are on the CPU."""
@@ -87,8 +122,20 @@ def test_experts_uploaded_for_a_large_batch(cuda_devices: int) -> None:
     assert np.abs(ours - truth).max() <= TOLERANCE * np.abs(truth).max(), worst(ours, truth)
 
 
-@pytest.mark.parametrize("place", ["-ot exps=CPU", "-nkvo -mla 2"])
-def test_perplexity_of_the_bundled_model(place: str, cuda_devices: int, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("context", "place"),
+    [
+        ("", "-ot exps=CPU"),
+        ("-mla 2", "-nkvo"),
+        ("-mla 3 -fa -fmoe -amb 512 -ctk q8_0", "--override-tensor exps=CPU,attn_kv_b=CPU"),
+        ("-mla 1 -fa -ctk bf16", "-ngl 2"),
+        ("-mla 0 -no-fa", "-ncmoe 1 -op 27,0,29,0 -cuda graphs=0"),
+        ("-mla 3 -no-fmoe", "-cmoe -cuda offload-batch-size=1"),
+    ],
+)
+def test_perplexity_of_the_bundled_model(
+    context: str, place: str, cuda_devices: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The tool itself with experts or the cache on the CPU and the rest on devices."""
 
     def estimate(*where: str) -> float:
@@ -98,7 +145,9 @@ def test_perplexity_of_the_bundled_model(place: str, cuda_devices: int, capsys: 
         assert found
         return float(found[1])
 
-    assert estimate("-ngl", "99", *place.split()) == pytest.approx(estimate("-ngl", "0"), rel=1e-3)
+    settings = context.split()
+    truth = estimate("-ngl", "0", *settings)
+    assert estimate("-ngl", "99", *settings, *place.split()) == pytest.approx(truth, rel=1e-3)
 
 
 def test_norms_of_a_quantized_model_prepare_its_activations(

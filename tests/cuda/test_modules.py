@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from ikpy.cli import main
 
 NVCC = r"""#!/bin/sh
 if [ "$1" = --version ]; then echo "Build cuda_99.9"; exit 0; fi
+if [ "$1" = --list-gpu-code ]; then echo sm_80; echo sm_86; exit 0; fi
 echo "$*" >> "$NVCC_LOG"
 while [ $# -gt 1 ]; do [ "$1" = -o ] && out=$2; shift; done
 case $1 in *"$NVCC_FAILS"*) [ -n "$NVCC_FAILS" ] && { echo "error: no such thing" >&2; exit 2; };; esac
@@ -170,11 +172,59 @@ def test_missing_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         modules.nvcc()
 
 
+def unknown_architecture(monkeypatch: pytest.MonkeyPatch, arch: str) -> None:
+    """Makes nvcc one that refuses an architecture."""
+    plain = modules._run
+
+    def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+        if any(f"[{arch}]" in part for part in command):
+            return subprocess.CompletedProcess(command, 1, "", "nvcc fatal : Unsupported gpu architecture")
+        return plain(command)
+
+    monkeypatch.setattr(modules, "_run", run)
+
+
+def test_devices_that_nvcc_does_not_know_get_ptx(
+    nvcc: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unknown_architecture(monkeypatch, "sm_130")
+    found = modules.cubins((13, 0), ["rope", "rms_norm"])
+    assert {name: path.suffix for name, path in found.items()} == {"rope": ".ptx", "rms_norm": ".ptx"}
+    assert "CUDA kernels for sm_130: Build cuda_99.9 does not know it; the driver compiles" in capsys.readouterr().err
+    assert all("-ptx -gencode=arch=compute_80,code=[compute_80]" in line for line in nvcc.read_text().splitlines())
+    # What nvcc knows and still does not compile is an error.
+    unknown_architecture(monkeypatch, "sm_86")
+    with pytest.raises(DeviceError, match="Unsupported gpu architecture; this CUDA toolkit is older than the GPU"):
+        modules.cubins((8, 6), ["rope"])
+
+
+def test_without_nvcc_code_of_an_older_device_of_the_generation_is_used(
+    nvcc: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arch in ("sm_80", "sm_75"):
+        modules.build(arch, lambda _: None)
+    Path(os.environ["NVCC"]).unlink()
+    modules.nvcc_version.cache_clear()
+    for capability in ((8, 0), (8, 6), (8, 9)):
+        assert modules.cubins(capability, ["rope"])["rope"].parent.name == "sm_80"
+    assert "CUDA kernels for sm_89: those for sm_80 are used" in capsys.readouterr().err
+    # Another generation runs no such code, but PTX.
+    with pytest.raises(DeviceError, match="nvcc cannot be started"):
+        modules.cubins((9, 0), ["rope"])
+
+
+def test_ptx_from_elsewhere(nvcc: Path) -> None:
+    assert main(["cuda", "build", "--arch", "compute_80"]) == 0
+    Path(os.environ["NVCC"]).unlink()
+    modules.nvcc_version.cache_clear()
+    assert modules.cubins((12, 1), ["rope"])["rope"].parent.name == "compute_80"
+
+
 def test_build_from_the_command_line(
     nvcc: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["cuda", "build", "--arch", "sm_80,sm_90", "--no-spills"]) == 0
-    assert "sm_90: 2 cubins in" in capsys.readouterr().out
+    assert "sm_90: 2 files in" in capsys.readouterr().out
     monkeypatch.setenv("NVCC_SPILL", "8")
     assert main(["cuda", "build", "--arch", "sm_80", "--force", "--no-spills"]) == 1
     out = capsys.readouterr().out

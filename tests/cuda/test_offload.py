@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.graph.placement import CPU, DeviceParams, PlacementParams
+from scripts.make_deepseek_header import write_header
 from tests.cuda.models import emulated, zoo
 from tests.cuda.test_placement_matrix import tokens_for
 
@@ -41,6 +43,24 @@ def test_products_go_to_the_device_from_some_number_of_tokens_on(
             context.decode(Batch.single(tokens_for(1, n_tokens), 0))
             weights = [node.src[0].buffer.name for node in kernels.launched if node.src and node.src[0] is not None]
             assert any("ffn_down" in weight for weight in weights) == (n_tokens == first), n_tokens
+
+
+def test_experts_of_deepseek_v3_go_to_the_device_from_1024_tokens_on(tmp_path: Path) -> None:
+    """32 tokens, unless somebody says otherwise, times 256 experts over 8 used ones; attention needs no copies."""
+    path = tmp_path / "deepseek-v3.gguf"
+    write_header(path, "q8_0")
+    found = {}
+    with emulated(1, mib=1 << 16):
+        context = Context(
+            Model.load(path, ModelParams(header_only=True, placement=EXPERTS)), ContextParams(n_ctx=2048, n_ubatch=1024)
+        )
+        for n_tokens in (1023, 1024):
+            graph = context._build(n_tokens, 1).graph
+            assert graph is not None
+            copied = [step.uploads[0].buffer.name for split in graph.splits for step in split.steps if step.uploads]
+            found[n_tokens] = {name.split(".")[2] for name in copied}
+    experts = {f"ffn_{part}_exps" for part in ("up", "gate", "down")}
+    assert found == {1023: set(), 1024: experts}
 
 
 def test_only_experts_with_tokens_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,9 @@ first.launch(launch)
 graph = first.capture(lambda: first.launch(launch))
 first.replay(graph)
 found["launches"] = number("launches")
+found["parameters"] = number("parameter_bytes")
+refused = [launch._replace(grid=(1, 65536, 1)), launch._replace(shared_bytes=228 << 10)]
+found["refused"] = [message(lambda: first.launch(each)) for each in refused]
 found["errors"] = [message(lambda: one.alloc(1 << 40)), message(lambda: one.pinned(1 << 40))]
 event.synchronize()
 found["alive"] = count()
@@ -141,6 +144,8 @@ def test_the_driver_through_pycuda(environment: dict[str, str]) -> None:
     found = json.loads(done.stdout)
     assert found["names"] == ["CUDA0 (Stub 0)", "CUDA1 (Stub 1)"] and found["contexts"] == [0, 2]
     assert found["copied"] and found["filled"] and found["launches"] == 3
+    assert found["parameters"] == 12
+    assert all(text.startswith("CUDA0: kernel rms_norm, grid (") and "bad" in text for text in found["refused"])
     assert "CUDA0: failed to allocate buffer of" in found["errors"][0] and "cannot be pinned" in found["errors"][1]
     assert found["alive"] == [2, 1, 0, 2, 1] and found["made"] == [2, 2, 2, 0, 0]
     for moment in ("released", "dropped in a thread", "dropped here"):

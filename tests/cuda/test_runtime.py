@@ -274,6 +274,26 @@ def test_a_kernel_that_makes_nan_is_found_at_load(monkeypatch: pytest.MonkeyPatc
         Context(model, SETTINGS)
 
 
+class Failing(CpuKernels):
+    """Stores to the cache of one layer end in an error, which shows when somebody waits."""
+
+    def launch(self, launch: Any) -> None:
+        super().launch(launch)
+        if launch.node.kind == "kv_store" and launch.node.dst.buffer.name == "cache_v_l1":
+            raise DeviceError("CUDA0: an illegal memory access was encountered")
+
+
+def test_a_kernel_that_fails_is_named_at_load(capsys: pytest.CaptureFixture[str]) -> None:
+    with emulated(1):
+        device = cuda_devices.available()[0]
+        assert isinstance(device, EmulatedDevice)
+        device._launcher = Failing().launch
+        with pytest.raises(DeviceError, match=r"^kv_store to cache_v_l1 fails on CUDA0: CUDA0: an illegal memory"):
+            context_on("qwen3")
+        assert main(["cuda", "check", "-m", str(zoo("qwen3")), "-t", "1", "-c", "256", "--log-disable"]) == 1
+    assert "kv_store to cache_v_l1 fails on CUDA0" in capsys.readouterr().err
+
+
 def test_ops_that_differ_from_the_cpu_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
     line = ["cuda", "check", "-m", str(zoo("qwen3")), "-t", "1", "-c", "256", "--log-disable"]
     with emulated(1):
@@ -351,6 +371,19 @@ def test_emulated_streams_run_late_and_in_order() -> None:
     other.download(found, address)
     other.synchronize()
     assert (found == 7).all()
+
+
+def test_emulated_streams_refuse_what_a_driver_refuses() -> None:
+    one, two = (EmulatedDevice(i, MIB, lambda _: None) for i in range(2))
+    stream = one.new_stream()
+    with pytest.raises(DeviceError, match="CUDA0: an event of CUDA1 cannot be recorded"):
+        stream.record(two.new_event())
+    stream.wait(two.new_event())
+    with pytest.raises(DeviceError, match="a stream that is captured cannot be waited for"):
+        stream.capture(stream.synchronize)
+    with pytest.raises(DeviceError, match="only launches can be captured"):
+        stream.capture(lambda: stream.fill(one.alloc(64), 0, 64))
+    stream.synchronize()
 
 
 def test_emulated_memory_is_checked() -> None:

@@ -44,6 +44,24 @@ def test_layers_on_two_devices_pass_on_the_residual_stream() -> None:
     assert len(crossing) <= 2 and all(t.buffer.nbytes == 4 * n_embd for t in crossing)
 
 
+def test_every_device_has_the_cache_of_its_layers() -> None:
+    placement = PlacementParams(tensor_split=(1.0, 1.0))
+    with emulated(2):
+        model = Model.load(zoo("qwen3"), ModelParams(header_only=True, placement=placement))
+        context = Context(model, ContextParams(n_ctx=256, n_ubatch=64, n_threads=1))
+        graph = context._build(1, 1).graph
+    assert context.devices is not None and graph is not None
+    stores = {
+        split.device: [step.node.dst.buffer for step in split.steps if step.node.kind == "kv_store"]
+        for split in graph.splits
+        if split.device != CPU
+    }
+    sizes = {device: sum(buffer.nbytes for buffer in buffers) for device, buffers in stores.items()}
+    assert set(sizes) == {"CUDA0", "CUDA1"} and sizes == context.devices.cache_bytes()
+    layers = [{int(buffer.name.rpartition("l")[2]) for buffer in buffers} for buffers in stores.values()]
+    assert not layers[0] & layers[1] and len(layers[0] | layers[1]) == model.hparams.n_layer
+
+
 @pytest.mark.parametrize("name", ["qwen3moe", "deepseek2-v3-mla"])
 def test_activations_cross_once_each_way_for_experts_on_the_cpu(name: str) -> None:
     graph = split_of(name, PlacementParams(rules=(("exps", CPU),)))

@@ -122,9 +122,9 @@ def test_a_kernel_that_differs_is_not_used(driver: Any, tmp_path: Path, right: s
     assert log[0].endswith(" of the largest result and is not used; please report this")
     driver.launched.clear()
     assert not ways.wgmma_works(driver.device, log.append)
-    tried = "gemm_wgmma differs from gemm_bf16 and is not used; wgmma_TYPE agrees with matmul_TYPE"
+    tried = "gemm_wgmma does not give what gemm_bf16 gives and is not used; wgmma_TYPE agrees with matmul_TYPE"
     assert ways.known(driver.device) == f"not measured (`ikpy cuda tune`); {tried}"
-    assert not driver.launched and "gave other results than gemm_bf16 when it was tried" in log[1]
+    assert not driver.launched and "did not give what gemm_bf16 gives when it was tried" in log[1]
 
 
 def test_a_kernel_that_breaks_the_device_is_not_used_from_then_on(
@@ -146,6 +146,44 @@ def test_a_kernel_that_breaks_the_device_is_not_used_from_then_on(
     log: list[str] = []
     assert not ways.wgmma_works(driver.device, log.append)
     assert record.load(driver.device).wgmma is False
+
+
+class Killed(BaseException):
+    """As if the process ended here."""
+
+
+def test_a_kernel_that_never_ends_is_not_tried_again(
+    driver: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels, seen = machine(tmp_path), []
+
+    def launcher(name: str, *rest: Any) -> None:
+        if name == "gemm_wgmma":
+            seen.append(record.load(driver.device).wgmma)
+            raise Killed
+        kernels.launch(name, *rest)
+
+    fake_pycuda.Function.launcher = staticmethod(launcher)  # type: ignore[assignment]
+    with pytest.raises(Killed):
+        ways.wgmma_works(driver.device, lambda _: None)
+    # What another process would find if this one had been ended; one that went on has taken it back.
+    assert seen == [False] and record.load(driver.device).wgmma is None
+
+
+def test_kernels_that_are_not_there_are_not_used(driver: Any, tmp_path: Path) -> None:
+    """As where code for another architecture serves the device; they are tried when they have come."""
+    run_on(driver, machine(tmp_path))
+    plain, log = driver.device._cubins, []
+
+    def cubins(capability: tuple[int, int], names: Collection[str]) -> dict[str, Path]:
+        if "gemm_wgmma" in names:
+            raise DeviceError("no kernel file holds gemm_wgmma")
+        return dict(plain(capability, names))
+
+    driver.device._cubins = cubins
+    assert not ways.wgmma_works(driver.device, log.append)
+    assert log == ["CUDA0: gemm_wgmma is not there and is not used: no kernel file holds gemm_wgmma"]
+    assert record.load(driver.device).wgmma is None
 
 
 def test_a_kernel_that_does_not_run_is_not_used(driver: Any, tmp_path: Path) -> None:

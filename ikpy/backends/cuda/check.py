@@ -6,7 +6,7 @@ import numpy as np
 
 from ikpy.backends.cuda.api import DeviceError
 from ikpy.backends.cuda.memory import host_view
-from ikpy.backends.cuda.plan import HybridPlan, Run
+from ikpy.backends.cuda.plan import HybridPlan, Operation, Run
 from ikpy.graph.assign import Step, read, written
 from ikpy.graph.ir import F16, F32, Value
 from ikpy.graph.placement import CPU
@@ -21,18 +21,34 @@ FLOATS = {F32: np.float32, F16: np.float16}
 def check_values(plan: HybridPlan, run: Run) -> None:
     """Runs the plan on the present inputs node by node.
 
-    Raises DeviceError that names the device, the op and the weight of the first value that is not a number.
+    Raises DeviceError that names the device, the op and the weight of the first value that is not a number, or of the
+    first kernel that fails.
     """
     plan.start(run.n_kv)
     for step, operation in plan.singly():
         if step is not None and step.node.dst.buffer.role == "host":
             continue  # statistics, which this token is not to count in
-        operation(run)
+        finish(plan, step, operation, run)
         if step is None:
             continue
         values = written(step.node)
         for value in values[:-1] if step.node.kind == PREPARES else values:
             _check(plan, step, value, run.n_kv)
+
+
+def finish(plan: HybridPlan, step: Step | None, operation: Operation, run: Run) -> None:
+    """Runs an operation of a plan to its end, or else the error of a kernel would show in a later one.
+
+    Raises DeviceError that names the node.
+    """
+    try:
+        operation(run)
+        if step is not None and step.device != CPU:
+            plan.states[step.device].stream.synchronize()
+    except DeviceError as error:
+        if step is None:
+            raise
+        raise DeviceError(f"{describe(step)} fails on {step.device}: {error}") from error
 
 
 def _check(plan: HybridPlan, step: Step, value: Value, n_kv: int) -> None:
@@ -72,7 +88,10 @@ def strided(data: np.ndarray, value: Value, dtype: np.dtype, n_kv: int) -> np.nd
 
 
 def describe(step: Step) -> str:
-    """The op and the weights of a step."""
+    """The op, the weights and the cache of a step."""
     weights = [v for v in read(step.node) if v.buffer.role == "weight"]
     named = [f"{v.buffer.name} ({v.type_name})" for v in weights if v.buffer.name]
-    return step.node.kind + (f" with {', '.join(named)}" if named else "")
+    caches = [v.buffer.name for v in written(step.node) if v.buffer.role == "cache"]
+    return step.node.kind + "".join(
+        f" {word} {', '.join(names)}" for word, names in (("with", named), ("to", caches)) if names
+    )

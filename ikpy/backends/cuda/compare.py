@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ikpy.backends.cuda.check import FLOATS, PREPARES, SKIPPED, describe, strided
+from ikpy.backends.cuda.check import FLOATS, PREPARES, SKIPPED, describe, finish, strided
 from ikpy.backends.cuda.launch import act_row_bytes
 from ikpy.backends.cuda.launch.base import ACT_Q8
 from ikpy.backends.cuda.memory import host_view
@@ -36,12 +36,12 @@ def compare_nodes(core: Any, plan: HybridPlan, run: Run) -> Iterator[NodeError]:
     plan.start(run.n_kv)
     for step, operation in plan.singly():
         if step is None or step.device == CPU or step.node.kind in SKIPPED:
-            operation(run)
+            finish(plan, step, operation, run)
             if step is not None and step.device != CPU:
                 yield from _preparation_error(plan, step, run.n_kv)
             continue
         before = {v.buffer: _contents(plan, step, v.buffer) for v in (*read(step.node), *written(step.node))}
-        operation(run)
+        finish(plan, step, operation, run)
         node = _on_host(_plain(step.node), before)
         CompiledPlan(core, [node], Arena({}, 0), 0).run(run.n_kv, run.n_threads)
         yield from _errors(plan, step, before, run.n_kv)

@@ -61,7 +61,13 @@ def _library() -> ctypes.CDLL:
 
 
 def _call(name: str, *arguments: Any) -> None:
-    status = getattr(_library(), name)(*arguments)
+    try:
+        function = getattr(_library(), name)
+    except AttributeError:
+        major, minor = divmod(cuda.get_driver_version(), 1000)
+        version = f"{major}.{minor // 10}"
+        raise DeviceError(f"the driver, for CUDA {version}, has no {name}: 11.4 or later is needed") from None
+    status = function(*arguments)
     if status:
         text = ctypes.c_char_p()
         _library().cuGetErrorString(status, ctypes.byref(text))
@@ -164,12 +170,13 @@ class CudaStream(Stream):
 
     def launch(self, launch: LaunchLike) -> None:
         with self.device.current():
-            function = self.device.function(launch.kernel, launch.shared_bytes)
             try:
+                function = self.device.function(launch.kernel, launch.shared_bytes)
                 function._launch_kernel(launch.grid, launch.block, pack(launch.args), launch.shared_bytes, self.stream)
             except cuda.Error as error:
                 raise DeviceError(
-                    f"{self.device.name}: kernel {launch.kernel}, grid {launch.grid}, block {launch.block}: {error}"
+                    f"{self.device.name}: kernel {launch.kernel}, grid {launch.grid}, block {launch.block}, "
+                    f"{launch.shared_bytes} bytes of shared memory: {error}"
                 ) from error
 
     def record(self, event: Event) -> None:
@@ -343,7 +350,8 @@ class CudaDevice(Device):
 
     def _module(self, path: Path) -> Any:
         try:
-            return cuda.module_from_buffer(path.read_bytes())
+            # PTX is text that ends with a zero.
+            return cuda.module_from_buffer(path.read_bytes() + b"\0" * (path.suffix == ".ptx"))
         except cuda.Error as error:
             major, minor = divmod(cuda.get_driver_version(), 1000)
             raise DeviceError(

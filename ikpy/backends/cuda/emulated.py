@@ -26,6 +26,7 @@ from ikpy.backends.cuda.api import (
     Stream,
     aligned,
 )
+from ikpy.backends.cuda.launch.limits import shared_fault
 
 POISON = b"\xff"
 Launcher = Callable[[LaunchLike], None]
@@ -51,9 +52,10 @@ class EmulatedGraph(Graph):
 
 
 class EmulatedEvent(Event):
-    """A serial number of a stream."""
+    """A serial number of a stream of its device."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: EmulatedDevice) -> None:
+        self.device = device
         self.stream: EmulatedStream | None = None
         self.serial = 0
 
@@ -106,6 +108,9 @@ class EmulatedStream(Stream):
         self._enqueue(lambda: _fill(target, byte, nbytes))
 
     def launch(self, launch: LaunchLike) -> None:
+        fault = shared_fault(launch.shared_bytes, self.device.compute_capability)
+        if fault:
+            raise DeviceError(f"{self.device.name}: kernel {launch.kernel}: {fault}")
         if self._captured is not None:
             self._captured.append(launch)
             return
@@ -113,6 +118,8 @@ class EmulatedStream(Stream):
 
     def record(self, event: Event) -> None:
         assert isinstance(event, EmulatedEvent)
+        if event.device is not self.device:
+            raise DeviceError(f"{self.device.name}: an event of {event.device.name} cannot be recorded")
         event.stream, event.serial = self, self._issued
 
     def wait(self, event: Event) -> None:
@@ -122,6 +129,8 @@ class EmulatedStream(Stream):
             self._enqueue(lambda: other.run_until(serial))
 
     def synchronize(self) -> None:
+        if self._captured is not None:
+            raise DeviceError("a stream that is captured cannot be waited for")
         self.run_until(self._issued)
 
     def milliseconds(self, issue: Callable[[], None]) -> float:
@@ -205,7 +214,7 @@ class EmulatedDevice(Device):
         return EmulatedStream(self)
 
     def new_event(self) -> Event:
-        return EmulatedEvent()
+        return EmulatedEvent(self)
 
     def pinned(self, nbytes: int) -> np.ndarray:
         return np.zeros(nbytes, np.uint8)

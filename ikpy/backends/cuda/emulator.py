@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
+from ikpy.backends.cuda.launch import limits
 from ikpy.errors import UnsupportedError
 
 KERNELS = Path(__file__).parent / "kernels"
@@ -53,11 +54,27 @@ class Emulator:
         self._lib = ctypes.CDLL(str(path))
         self._lib.ikpy_emulator_error.restype = ctypes.c_char_p
         self._lib.ikpy_emulator_kernel_name.restype = ctypes.c_char_p
+        self._parameters: dict[str, list[tuple[int, int]]] = {}
 
     def kernels(self) -> list[str]:
         """Names of all kernels."""
         count = self._lib.ikpy_emulator_kernel_count()
         return [self._lib.ikpy_emulator_kernel_name(i).decode() for i in range(count)]
+
+    def parameters(self, kernel_name: str) -> list[tuple[int, int]]:
+        """Bytes and alignment of each parameter of a kernel, as the compiler lays them out."""
+        if kernel_name not in self._parameters:
+            nbytes, alignment = ctypes.c_size_t(), ctypes.c_size_t()
+            found: list[tuple[int, int]] = []
+            while True:
+                self._lib.ikpy_emulator_parameter(
+                    kernel_name.encode(), len(found), ctypes.byref(nbytes), ctypes.byref(alignment)
+                )
+                if not nbytes.value:
+                    break
+                found.append((nbytes.value, alignment.value))
+            self._parameters[kernel_name] = found
+        return self._parameters[kernel_name]
 
     def set_order(self, order: int) -> None:
         """The order in which blocks, warps and threads take turns: uncovers missing barriers and waits.
@@ -75,6 +92,12 @@ class Emulator:
         args: Sequence[bytes],
     ) -> None:
         """Runs a kernel to its end. args: one packed value per parameter. Raises EmulationError."""
+        parameters = self.parameters(kernel_name)
+        fault = limits.geometry_fault(kernel_name, grid, block)
+        if parameters:  # else there is no such kernel
+            fault = fault or limits.argument_fault(args, parameters)
+        if fault:
+            raise EmulationError(f"kernel {kernel_name}: {fault}")
         buffers = [ctypes.create_string_buffer(a, max(len(a), 1)) for a in args]
         pointers = (ctypes.c_void_p * max(len(buffers), 1))(*[ctypes.addressof(b) for b in buffers])
         status = self._lib.ikpy_emulator_launch(

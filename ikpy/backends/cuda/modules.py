@@ -27,6 +27,8 @@ NVCC_FLAGS = ("-std=c++17", "-O3", "--expt-relaxed-constexpr", "-lineinfo")
 # Turing and later: the first with int8 tensor cores.
 OLDEST = (7, 5)
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120")
+# Code that drivers compile for devices which nvcc, or the machine that compiled the kernels, does not know.
+VIRTUAL = ("compute_75", "compute_80")
 Progress = Callable[[str], None]
 # The kernels ask for nothing later than this, so all newer devices share its PTX.
 NEWEST_PTX = 80
@@ -34,7 +36,7 @@ NEWEST_PTX = 80
 
 @dataclass(frozen=True)
 class Cubin:
-    """A kernel file compiled for one architecture. usage: what ptxas says about registers and spills."""
+    """A kernel file compiled for one architecture, or to PTX. usage: what ptxas says about registers and spills."""
 
     source: Path
     path: Path
@@ -51,7 +53,7 @@ def architecture(compute_capability: tuple[int, int]) -> str:
 
 def virtual_architecture(arch: str) -> str:
     """compute_80 for sm_80 and everything later, compute_75 for sm_75: what a device's PTX is made for."""
-    return f"compute_{min(int(arch.removeprefix('sm_')), NEWEST_PTX)}"
+    return f"compute_{min(int(arch.rpartition('_')[2]), NEWEST_PTX)}"
 
 
 def code_flag(architectures: Sequence[str]) -> str:
@@ -138,8 +140,12 @@ def _compiler_tag() -> str | None:
 def _target(source: Path, arch: str, headers: str, folder: Path) -> Path:
     """Place of a cubin. Without a compiler the latest one of these sources, whatever compiler made it elsewhere."""
     name, tag = f"{source.stem}-{_key(source, headers)}", _compiler_tag()
-    made = sorted((folder / arch).glob(f"{name}-*.cubin"), key=lambda path: path.stat().st_mtime) if tag is None else []
-    return made[-1] if made else folder / arch / f"{name}-{tag}.cubin"
+    suffix = "ptx" if arch in VIRTUAL else "cubin"
+    if tag is None:
+        made = sorted((folder / arch).glob(f"{name}-*.{suffix}"), key=lambda path: path.stat().st_mtime)
+        if made:
+            return made[-1]
+    return folder / arch / f"{name}-{tag}.{suffix}"
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -182,11 +188,11 @@ def compile_cubin(source: Path, arch: str, target: Path) -> str:
 def _compile(source: Path, arch: str, target: Path) -> str:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        made = Path(folder) / "kernel.cubin"
+        made = Path(folder) / target.with_stem("kernel").name
         includes = [f"-I{KERNELS}", f"-I{NATIVE_INCLUDE}"]
         command = [
             nvcc(),
-            "-cubin",
+            "-ptx" if arch in VIRTUAL else "-cubin",
             special_code_flag(arch) if only_architecture(source.stem) else code_flag([arch]),
             "-Xptxas=-v",
             *NVCC_FLAGS,
@@ -257,16 +263,53 @@ def spills(cubins: Sequence[Cubin]) -> list[str]:
 
 
 def cubins(compute_capability: tuple[int, int], kernels: Collection[str]) -> dict[str, Path]:
-    """The cubin that holds each kernel, compiled with progress on standard error if it is not in the cache."""
+    """The cubin that holds each kernel, compiled with progress on standard error if it is not in the cache.
+
+    Where that is impossible, code of an older architecture that the device runs as well, or PTX.
+    """
     from ikpy.backends.cuda.launch import kernel_file
 
     files = {name: kernel_file(name) for name in kernels}
-    made = build(architecture(compute_capability), _print, files=set(files.values()))
+    arch, stems = architecture(compute_capability), set(files.values())
+    try:
+        made = build(arch, _print, files=stems)
+    except DeviceError:
+        found = _substitute(arch, stems)
+        if found is None:
+            raise
+        made = found
     paths = {cubin.source.stem: cubin.path for cubin in made}
     missing = sorted(name for name, file in files.items() if file not in paths)
     if missing:
         raise DeviceError(f"no kernel file holds {', '.join(missing)}")
     return {name: paths[file] for name, file in files.items()}
+
+
+def _substitute(arch: str, stems: Collection[str]) -> list[Cubin] | None:
+    """Code of kernel files for a device that nvcc cannot compile for; None if there is none."""
+    compiler = _compiler_tag()
+    if compiler is not None and _knows(arch):
+        return None  # what hinders it there is to be mended
+    folder, headers = cache_dir(), _headers_digest()
+    number = int(arch.removeprefix("sm_"))
+    # Devices run the code of earlier ones of their generation.
+    older = [f"sm_{n}" for n in range(number - 1, number // 10 * 10 - 1, -1)]
+    for other in (*older, virtual_architecture(arch)):
+        chosen = [source for source in sources(other) if source.stem in stems]
+        targets = [_target(source, other, headers, folder) for source in chosen]
+        if len(chosen) == len(stems) and all(target.exists() for target in targets):
+            _print(f"CUDA kernels for {arch}: those for {other} are used")
+            return [Cubin(source, target, "") for source, target in zip(chosen, targets, strict=True)]
+    if compiler is None:
+        return None
+    _print(f"CUDA kernels for {arch}: {nvcc_version()} does not know it; the driver compiles them, which takes long")
+    return build(virtual_architecture(arch), _print, files=stems)
+
+
+def _knows(arch: str) -> bool:
+    """Whether nvcc compiles for an architecture."""
+    done = _run([nvcc(), "--list-gpu-code"])
+    return done.returncode != 0 or arch in done.stdout.split()
 
 
 def _print(line: str) -> None:

@@ -88,7 +88,7 @@ def known(device: Device) -> str:
 def _tried(name: str, plain: str, works: bool | None) -> str:
     if works is None:
         return f"{name} was not tried yet"
-    return f"{name} agrees with {plain}" if works else f"{name} differs from {plain} and is not used"
+    return f"{name} agrees with {plain}" if works else f"{name} does not give what {plain} gives and is not used"
 
 
 def _common(measured: Sequence[Mapping[str, Large]], default: Large) -> dict[str, Large]:
@@ -134,16 +134,28 @@ def _works(device: Device, field: str, names: tuple[str, str], trials: Callable[
     if device.compute_capability != HOPPER:
         return False
     known = record.load(device)
-    if getattr(known, field) is None:
-        setattr(known, field, _agrees(device, names, trials(), log))
+
+    def keep(works: bool | None) -> None:
+        setattr(known, field, works)
         with suppress(OSError):  # without a place to keep it, it is tried again
             known.save()
+
+    if getattr(known, field) is None:
+        try:
+            # A kernel that never ends, or takes the process with it, must not do so at every start.
+            keep(_agrees(device, names, trials(), log, under_way=lambda: keep(False)))
+        except BaseException:
+            keep(None)
+            raise
     elif not getattr(known, field):
-        log(f"{device.name}: {names[0]} gave other results than {names[1]} when it was tried and is not used")
+        log(f"{device.name}: {names[0]} did not give what {names[1]} gives when it was tried, and is not used")
     return bool(getattr(known, field))
 
 
-def _agrees(device: Device, names: tuple[str, str], trials: Iterator[Trial], log: Log) -> bool:
+def _agrees(
+    device: Device, names: tuple[str, str], trials: Iterator[Trial], log: Log, under_way: Callable[[], None]
+) -> bool | None:
+    """None: there are no such kernels. under_way: is called when a kernel is about to be tried."""
     newer_name, plain_name = names
     for trial in trials:
         with Probe(
@@ -151,6 +163,12 @@ def _agrees(device: Device, names: tuple[str, str], trials: Iterator[Trial], log
         ) as probe:
             plain, newer = probe.launches(trial.plain), probe.launches(trial.newer)
             expected = probe.result(plain)
+            try:
+                device.prepare({step.kernel for step in newer})
+            except DeviceError as error:
+                log(f"{device.name}: {newer_name} is not there and is not used: {error}")
+                return None
+            under_way()
             try:
                 actual = probe.result(newer)
             except DeviceError as error:

@@ -204,13 +204,9 @@ __device__ __forceinline__ void load_tile(const Product& p, int matrix, int dept
 template <class W>
 __device__ __forceinline__ void matmul16(const Product& p, int x_bf16) {
     __shared__ FloatTile tile;
-    const Columns columns = block_columns(p);
-    const int first = blockIdx.y * kSize, lane = lane_id(), wm = warp_id() & 1, wn = warp_id() >> 1;
-    if (first >= columns.count) return;
-    const int n_columns = min(kSize, columns.count - first);
-    if (threadIdx.x < kSize)
-        tile.source[threadIdx.x] =
-            column_at(p, columns, first + min(static_cast<int>(threadIdx.x), n_columns - 1)).x;
+    const int lane = lane_id(), wm = warp_id() & 1, wn = warp_id() >> 1;
+    const auto [columns, first, n_columns] = tile_columns<kSize>(p, tile.source);
+    if (n_columns == 0) return;
     float sums[2][2][4] = {};
     __syncthreads();
     for (int depth = 0; depth < p.n_in; depth += kSize) {

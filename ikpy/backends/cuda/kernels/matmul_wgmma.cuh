@@ -150,13 +150,10 @@ __device__ __forceinline__ void matmul_wgmma_body(const Product& p) {
     const auto stage = [stages](int k) -> Stage& {
         return *reinterpret_cast<Stage*>(stages + k % kStagesS8 * Stage::kStageBytes);
     };
-    const Columns columns = block_columns(p);
-    const int first = blockIdx.y * kTileColumns;
-    if (first >= columns.count) return;
-    const int n_columns = min(kTileColumns, columns.count - first);
-    if (threadIdx.x < kTileColumns)
-        sources[threadIdx.x] =
-            column_at(p, columns, first + min(static_cast<int>(threadIdx.x), n_columns - 1)).x;
+    const BlockColumns block = tile_columns<kTileColumns>(p, sources);
+    const Columns& columns = block.columns;
+    const int first = block.first, n_columns = block.count;
+    if (n_columns == 0) return;
     float sums[32];
 #pragma unroll
     for (int i = 0; i < 32; ++i) sums[i] = 0.0f;

@@ -74,14 +74,14 @@ __device__ __forceinline__ int expert_of(const Product& p, int i) {
     return before;
 }
 
-// What a block of the matrix-vector kernels multiplies: `count` of the columns from `first` on, 0 = nothing.
-struct VectorColumns {
+// What a block multiplies: `count` of the columns from `first` on, 0 = nothing.
+struct BlockColumns {
     Columns columns;
     int first, count;
 };
 // blockIdx.x numbers chunks of N tokens, or single assignments of experts.
 template <int N>
-__device__ __forceinline__ VectorColumns vector_columns(const Product& p) {
+__device__ __forceinline__ BlockColumns vector_columns(const Product& p) {
     if (p.groups) {
         const int expert = expert_of(p, blockIdx.x);
         if (expert < 0) return {{}, 0, 0};
@@ -91,6 +91,17 @@ __device__ __forceinline__ VectorColumns vector_columns(const Product& p) {
     const Columns columns = dense_columns(p, blockIdx.z);
     const int first = blockIdx.x * N;
     return {columns, first, min(N, max(0, columns.count - first))};
+}
+
+// blockIdx.y numbers tiles of N columns. Their activations are put in sources [N] in shared memory, which all
+// threads know behind a block barrier; those beyond the last column repeat it.
+template <int N>
+__device__ __forceinline__ BlockColumns tile_columns(const Product& p, const uint8_t** sources) {
+    const Columns columns = block_columns(p);
+    const int first = blockIdx.y * N, count = min(N, max(0, columns.count - first));
+    if (count > 0 && threadIdx.x < N)
+        sources[threadIdx.x] = column_at(p, columns, first + min(static_cast<int>(threadIdx.x), count - 1)).x;
+    return {columns, first, count};
 }
 
 __device__ __forceinline__ void store_output(const Product& p, uint8_t* dst, int row, float value) {

@@ -352,13 +352,8 @@ template <class U>
 __device__ __forceinline__ void matmul_body(const Product& p) {
     __shared__ Tile<U> tile;
     __shared__ const uint8_t* sources[kTileColumns];
-    const Columns columns = block_columns(p);
-    const int first = blockIdx.y * kTileColumns;
-    if (first >= columns.count) return;
-    const int n_columns = min(kTileColumns, columns.count - first);
-    if (threadIdx.x < kTileColumns)
-        sources[threadIdx.x] =
-            column_at(p, columns, first + min(static_cast<int>(threadIdx.x), n_columns - 1)).x;
+    const auto [columns, first, n_columns] = tile_columns<kTileColumns>(p, sources);
+    if (n_columns == 0) return;
     WarpSums sums;
 #pragma unroll
     for (int t = 0; t < 2; ++t)

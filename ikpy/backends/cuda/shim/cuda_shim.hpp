@@ -18,7 +18,9 @@
 #define __forceinline__ inline
 #define __constant__ const
 #define __shared__ static
+#if !defined(__launch_bounds__)  // else somebody looks for them (emulator.py)
 #define __launch_bounds__(...)
+#endif
 #define __align__(n) alignas(n)
 
 struct dim3 {
@@ -134,12 +136,17 @@ inline Out warp_operation(const In& in, F f) {
 // ---- kernels by name ----
 
 using Invoke = void (*)(void** arguments);
-void register_kernel(const char* name, Invoke invoke);
+struct Parameter {
+    size_t bytes, alignment;
+};
+// parameters: those of the kernel, in order, and one of zero bytes.
+void register_kernel(const char* name, Invoke invoke, const Parameter* parameters);
 
 template <auto Kernel>
 struct Invoker;
 template <class... Args, void (*Kernel)(Args...)>
 struct Invoker<Kernel> {
+    static constexpr Parameter kParameters[] = {{sizeof(Args), alignof(Args)}..., {0, 1}};
     template <size_t... I>
     static void call(void** arguments, std::index_sequence<I...>) {
         Kernel(*static_cast<std::remove_cv_t<Args>*>(arguments[I])...);
@@ -148,14 +155,16 @@ struct Invoker<Kernel> {
 };
 
 struct Registration {
-    Registration(const char* name, Invoke invoke) { register_kernel(name, invoke); }
+    Registration(const char* name, Invoke invoke, const Parameter* parameters) {
+        register_kernel(name, invoke, parameters);
+    }
 };
 
 }  // namespace ikpy::shim
 
-#define IKPY_EXPORT(kernel)                                              \
-    static const ::ikpy::shim::Registration ikpy_registration_##kernel { \
-        #kernel, ::ikpy::shim::Invoker<kernel>::invoke                   \
+#define IKPY_EXPORT(kernel)                                                                        \
+    static const ::ikpy::shim::Registration ikpy_registration_##kernel {                           \
+        #kernel, ::ikpy::shim::Invoker<kernel>::invoke, ::ikpy::shim::Invoker<kernel>::kParameters \
     }
 
 inline void __syncthreads() { ikpy::shim::block_barrier(); }

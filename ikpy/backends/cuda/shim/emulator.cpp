@@ -120,8 +120,13 @@ Machine& machine() {
     return m;
 }
 
-std::map<std::string, ikpy::shim::Invoke>& kernels() {
-    static std::map<std::string, ikpy::shim::Invoke> table;
+struct Kernel {
+    ikpy::shim::Invoke invoke;
+    const ikpy::shim::Parameter* parameters;
+};
+
+std::map<std::string, Kernel>& kernels() {
+    static std::map<std::string, Kernel> table;
     return table;
 }
 
@@ -356,7 +361,9 @@ void fail(const char* reason) {
     for (;;) yield(State::kDone);
 }
 
-void register_kernel(const char* name, Invoke invoke) { kernels()[name] = invoke; }
+void register_kernel(const char* name, Invoke invoke, const Parameter* parameters) {
+    kernels()[name] = {invoke, parameters};
+}
 
 }  // namespace ikpy::shim
 
@@ -375,7 +382,7 @@ int ikpy_emulator_launch(const char* name, const unsigned* grid, const unsigned*
     }
     if (!prepare(grid, block, shared_bytes)) return -1;
     m.error.clear();
-    m.invoke = kernel->second;
+    m.invoke = kernel->second.invoke;
     m.arguments = arguments;
     std::memset(ikpy::shim::dynamic_shared(), 0xA5, shared_bytes);
     ++m.launch;
@@ -406,6 +413,17 @@ const char* ikpy_emulator_error() { return machine().error.c_str(); }
 void ikpy_emulator_set_order(unsigned order) {
     machine().reverse = order != 0;
     machine().random = order > 1 ? order : 0;
+}
+
+// Bytes and alignment of a kernel's i-th parameter; 0 bytes: it has none, or there is no such kernel.
+void ikpy_emulator_parameter(const char* name, int i, size_t* bytes, size_t* alignment) {
+    *bytes = 0;
+    const auto kernel = kernels().find(name);
+    if (kernel == kernels().end()) return;
+    const ikpy::shim::Parameter* p = kernel->second.parameters;
+    while (i-- > 0 && p->bytes) ++p;
+    *bytes = p->bytes;
+    *alignment = p->alignment;
 }
 
 int ikpy_emulator_kernel_count() { return static_cast<int>(kernels().size()); }

@@ -69,6 +69,7 @@ size_t matmul_scratch_bytes(const Op&, const Tensor*) { return 0; }
 size_t matmul_shared_bytes(const Op&, const Tensor*, int n_threads) { return n_threads * sizeof(int64_t); }
 size_t attention_scratch_bytes(const Op&, const Tensor*) { return 0; }
 size_t attention_shared_bytes(const Op&, const Tensor*, int) { return 0; }
+size_t kv_shift_scratch_bytes(const Op&, const Tensor*) { return 0; }
 
 }  // namespace ikpy
 

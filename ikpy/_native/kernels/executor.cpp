@@ -63,6 +63,7 @@ Executor::Executor(const Op* ops, int64_t n_ops, Tensor* tensors, int64_t)
         size_t need = 0;
         if (is_matmul(ops[i].kind)) need = matmul_scratch_bytes(ops[i], tensors);
         if (ops[i].kind == kOpAttention) need = attention_scratch_bytes(ops[i], tensors);
+        if (ops[i].kind == kOpKvShift) need = kv_shift_scratch_bytes(ops[i], tensors);
         scratch_bytes_ = std::max(scratch_bytes_, align_up(need));
     }
     scratch_bytes_ += kWorkGap;

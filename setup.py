@@ -1,7 +1,8 @@
 """Builds the native modules: the Cython core once per ISA tier, plus what has no kernels once.
 
 Environment: IKPY_TIERS=avx512,avx2,portable picks tiers; IKPY_DEBUG_BUILD=1 gives a bounds-checked build
-without optimization; IKPY_JOBS sets the compile jobs.
+without optimization; IKPY_SANITIZE=address,undefined (or thread) one that stops at memory faults, undefined behaviour
+or races (scripts/test_sanitized runs it); IKPY_JOBS sets the compile jobs.
 """
 
 import functools
@@ -25,7 +26,8 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent
 NATIVE = Path("ikpy/_native")
-DEBUG = os.environ.get("IKPY_DEBUG_BUILD") == "1"
+SANITIZERS = [name for name in os.environ.get("IKPY_SANITIZE", "").split(",") if name]
+CHECKED = bool(SANITIZERS) or os.environ.get("IKPY_DEBUG_BUILD") == "1"
 
 COMMON_FLAGS = [
     "-std=c++17",
@@ -35,7 +37,14 @@ COMMON_FLAGS = [
     "-fvisibility=hidden",
     "-fno-math-errno",
 ]
-OPTIMIZE = ["-O1", "-g", "-D_GLIBCXX_ASSERTIONS"] if DEBUG else ["-O3", "-g0"]
+SANITIZE = [f"-fsanitize={','.join(SANITIZERS)}"] if SANITIZERS else []
+if SANITIZERS:
+    # Checks of every pointer multiply the time that intrinsics take to compile; AddressSanitizer finds what matters of
+    # them. Python's own flags may define what happens when signed numbers overflow.
+    PARTS = ["-fno-sanitize=null,object-size,pointer-overflow,vptr", "-fno-sanitize-recover=all", "-fno-wrapv"]
+    OPTIMIZE = ["-O1", "-g1", "-D_GLIBCXX_ASSERTIONS", *SANITIZE, *PARTS]
+else:
+    OPTIMIZE = ["-O1", "-g", "-D_GLIBCXX_ASSERTIONS"] if CHECKED else ["-O3", "-g0"]
 TIER_FLAGS = {
     "portable": [],
     "avx2": ["-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mlzcnt", "-mpopcnt"],
@@ -43,13 +52,13 @@ TIER_FLAGS = {
 }
 # Modules without kernels, which are the same for all tiers; what they share is declared in their .pxd files.
 PLAIN = ("batches", "cells", "draws", "inputs", "steps", "tables", "windows")
-BUILD_KIND = "debug" if DEBUG else "release"
+BUILD_KIND = "-".join(["sanitized", *SANITIZERS]) if SANITIZERS else "debug" if CHECKED else "release"
 DIRECTIVES = {
     "language_level": 3,
-    "boundscheck": DEBUG,
-    "wraparound": DEBUG,
+    "boundscheck": CHECKED,
+    "wraparound": CHECKED,
     "cdivision": True,
-    "initializedcheck": DEBUG,
+    "initializedcheck": CHECKED,
     "embedsignature": True,
 }
 
@@ -89,7 +98,13 @@ def staged(name: str, source: str) -> str:
 def plain_extension(name: str) -> Extension:
     """A module without kernels, which is the same for all tiers."""
     flags = ["-std=c++17", "-Wall", *OPTIMIZE]
-    return Extension(f"ikpy._native.{name}", [staged(name, f"{name}.pyx")], extra_compile_args=flags, language="c++")
+    return Extension(
+        f"ikpy._native.{name}",
+        [staged(name, f"{name}.pyx")],
+        extra_compile_args=flags,
+        extra_link_args=SANITIZE,
+        language="c++",
+    )
 
 
 def core_extension(tier: str) -> Extension:
@@ -102,7 +117,7 @@ def core_extension(tier: str) -> Extension:
         include_dirs=[str(NATIVE / "include"), str(NATIVE)],
         depends=headers,
         extra_compile_args=flags,
-        extra_link_args=["-fopenmp"],
+        extra_link_args=["-fopenmp", *SANITIZE],
         define_macros=[
             ("IKPY_TIER", f'"{tier}"'),
             ("IKPY_BUILD_FLAGS", '"' + " ".join(flags).replace('"', "") + '"'),

@@ -1,4 +1,4 @@
-"""Native products, attention, decoders and repacking on memory that ends, or starts, where no memory is.
+"""Native ops, decoders and repacking on memory that ends, or starts, where no memory is.
 
 A program of its own, because a read outside ends it: `python -m tests.cpu.memory_bounds`. Prints every case before it
 runs. Weights are mapped files: nothing may be read beyond their last row.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import itertools
 import mmap
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
@@ -18,10 +19,13 @@ import numpy as np
 from ikpy._native import core
 from ikpy.quants import by_name
 from tests.cpu import reference_attention as ref
-from tests.cpu.matmul_plans import F32, Program
+from tests.cpu.matmul_plans import F32, UNARY, Program
 from tests.cpu.quant_data import random_tensor
 
 Place = Callable[[np.ndarray], np.ndarray]
+EXPERTS = 3
+ROPE = [10000.0, 1.0, 0.0, 1.0, 0.0, 0.0]
+"""Parameters of rope_table: base, frequency scale, extrapolation, magnitude, corners."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -50,19 +54,42 @@ def behind_the_start(data: np.ndarray) -> np.ndarray:
     return _guarded(data, False)
 
 
-def product(name: str, k: int, n: int, tokens: int, place: Place, *, gated: bool = False, tiles: bool = False) -> None:
-    """mul_mat, or up and gate, over weights, activations and results that are all placed."""
-    row = by_name(name)
+def product(name: str, k: int, n: int, tokens: int, place: Place, fmt: int, *, gated: bool = False) -> None:
+    """mul_mat, or up and gate, over weights, activations in format fmt and results that are all placed."""
     weight = _weight(name, k, n)
     program = Program()
-    fmt = core.activation_format(row.id, tokens if tiles else 1)
-    act = place(np.zeros(core.activation_nbytes(fmt, k, tokens, 1), np.uint8))
-    buffer = program.raw(act, 26, (act.size,), (1,))
-    program.op("act_prepare", buffer, [program.array(place(np.ones((tokens, k), np.float32)))], {0: fmt})
+    buffer = _prepared(program, (tokens, k), place, fmt)
     weights = [program.weight(place(weight), name, (k, n)) for _ in range(2 if gated else 1)]
     out = program.array(place(np.zeros((tokens, n), np.float32)))
     program.op("mul_mat_up_gate" if gated else "mul_mat", out, [*weights, buffer], {0: fmt, 1: tokens})
     program.run(2)
+
+
+def experts(name: str, k: int, n: int, tokens: int, place: Place, *, gated: bool) -> None:
+    """Products with the first and the last of some experts, whose weights and biases are placed."""
+    fmt = core.activation_format(by_name(name).id, tokens * 2 // EXPERTS)
+    program = Program()
+    buffer = _prepared(program, (tokens, k), place, fmt)
+    ids = place(np.tile(np.array([EXPERTS - 1, 0], np.int32), (tokens, 1)))
+    groups = program.array(place(np.zeros(EXPERTS + 1 + ids.size, np.int32)))
+    program.op("moe_group", groups, [program.array(ids)], {0: EXPERTS})
+    matrices = 2 if gated else 1
+    shape = (k, n, EXPERTS)
+    weights = [program.weight(place(np.tile(_weight(name, k, n), EXPERTS)), name, shape) for _ in range(matrices)]
+    biases = [program.array(place(np.ones((EXPERTS, n), np.float32))) for _ in range(matrices)]
+    out = program.array(place(np.zeros((tokens, 2, n), np.float32)))
+    kind, option = ("mul_mat_id_up_gate", UNARY["silu"]) if gated else ("mul_mat_id", 0)
+    ip = {0: fmt, 1: tokens, 2: option, 3: 2, 4: EXPERTS}
+    program.op(kind, out, [*weights, buffer, groups, *biases], ip)
+    program.run(2)
+
+
+def _prepared(program: Program, shape: tuple[int, int], place: Place, fmt: int) -> int:
+    """Adds act_prepare for activations [T, K] in a format; both are placed."""
+    act = place(np.zeros(core.activation_nbytes(fmt, shape[1], shape[0], 1), np.uint8))
+    buffer = program.raw(act, 26, (act.size,), (1,))
+    program.op("act_prepare", buffer, [program.array(place(np.ones(shape, np.float32)))], {0: fmt})
+    return buffer
 
 
 @cache
@@ -80,11 +107,14 @@ def products(names: list[str], place: Place) -> None:
         for columns in sorted({3 * row.block_elements, 1280}):
             if columns % row.block_elements:
                 continue
-            for n in (row.interleave, 16 + row.interleave):
-                for tokens in (1, 3, 40):
-                    print(name, columns, n, tokens, place.__name__, flush=True)
-                    product(name, columns, n, tokens, place)
-                    product(name, columns, n, tokens, place, gated=True, tiles=True)
+            for n, tokens in itertools.product((row.interleave, 16 + row.interleave), (1, 3, 9, 40)):
+                print(name, columns, n, tokens, place.__name__, flush=True)
+                for fmt in sorted({core.activation_format(row.id, rows) for rows in (1, tokens)}):
+                    product(name, columns, n, tokens, place, fmt)
+                    product(name, columns, n, tokens, place, fmt, gated=True)
+        for tokens, gated in itertools.product((1, 3, 40), (False, True)):
+            print("experts", name, tokens, gated, place.__name__, flush=True)
+            experts(name, 3 * row.block_elements, 16 + row.interleave, tokens, place, gated=gated)
 
 
 def rows_and_codecs(names: list[str], place: Place) -> None:
@@ -120,13 +150,14 @@ def attention(place: Place) -> None:
                 for n in (1, 17, 97):
                     print("attention", type_id, d, heads, kv_heads, tokens, n, place.__name__, flush=True)
                     values = rng.standard_normal((n, kv_heads, d)).astype(np.float32)
-                    k, _ = ref.make_cache(values, type_id)
+                    k = place(np.zeros((n, kv_heads, ref.row_nbytes(type_id, d)), np.uint8))
+                    ref.kv_store(place(values), place(np.arange(n, dtype=np.int32)), k, type_id, n_threads=2)
                     q = rng.standard_normal((tokens, heads, d)).astype(np.float32)
                     mask = np.zeros((tokens, n), np.float16)
                     ranges = np.tile(np.array([0, n], np.int32), (tokens, 1))
                     options = {"scale": 0.1, "k_type": type_id, "v_type": type_id, "dv": d, "n_threads": 2}
                     for flash in (True, False):
-                        ref.attention(place(q), place(k), place(k), place(mask), place(ranges), flash=flash, **options)
+                        ref.attention(place(q), k, place(k), place(mask), place(ranges), flash=flash, **options)
         print("latent", type_id, place.__name__, flush=True)
         if type_id != ref.Q8_KV:
             k, _ = ref.make_cache(rng.standard_normal((70, 1, 576)).astype(np.float32), type_id)
@@ -135,6 +166,57 @@ def attention(place: Place) -> None:
                 ranges = place(np.tile(np.array([0, 70], np.int32), (tokens, 1)))
                 options = {"scale": 0.1, "k_type": type_id, "v_type": type_id, "dv": 512, "v_offset": 64}
                 ref.attention(q, place(k), None, None, ranges, n_threads=2, **options)
+
+
+def other_ops(place: Place) -> None:
+    """Ops over float rows whose length is no multiple of a vector's."""
+    for n in (1, 7, 40, 100):
+        print("other ops", n, place.__name__, flush=True)
+        x, y, vector, column = (np.ones(shape, np.float32) for shape in ((3, n), (3, n), (n,), (3, 1)))
+        _op("rms_norm", place, x, [x, vector])
+        _op("rms_norm", place, x, [x, None, y, y])
+        _op("layer_norm", place, x, [x, vector, vector])
+        for kind in ("add", "mul"):
+            for other in (y, vector, column):
+                _op(kind, place, x, [x, other])
+        _op("scale", place, x, [x], fp=[2.0, 1.0])
+        _op("softcap", place, x, [x], fp=[2.0])
+        for number in UNARY.values():
+            _op("unary", place, x, [x], [number])
+            _op("gated_unary", place, x, [x, y], [number])
+        _op("copy", place, x.astype(np.float16), [x])
+        _op("block_maxima", place, np.zeros((3, -(-n // 64)), np.float32), [x], [64])
+        _op("moe_combine", place, x, [np.ones((3, 2, n), np.float32), np.ones((3, 2), np.float32), _pairs(3, 2), y])
+        _op("moe_route", place, np.zeros((3, 1), np.int32), [x, vector, column], [1, 1, 1], [1.0])
+        _op("act_stats", place, np.zeros(2 * (n + 2), np.float32), [x, None], [1, 1])
+        _op("act_similarity", place, np.zeros(8, np.float32), [x, y], [3])
+    for heads, size in ((1, 64), (3, 96), (2, 128)):
+        x, table = np.ones((5, heads, size), np.float32), np.zeros((5, size), np.float32)
+        _op("rope_table", place, table, [np.arange(5, dtype=np.int32), np.ones(size // 2, np.float32)], fp=ROPE)
+        for order in (0, 1):
+            _op("rope", place, x, [x, table], [size, order, 0])
+        _op("hadamard", place, x, [x], [size & -size])
+    _op("attention_temperature", place, np.zeros((5, 1, 1), np.float32), [np.arange(5, dtype=np.int32)], [8, 1], [0.1])
+
+
+def _pairs(rows: int, n: int) -> np.ndarray:
+    return np.tile(np.arange(n, dtype=np.int32), (rows, 1))
+
+
+def _op(
+    kind: str,
+    place: Place,
+    dst: np.ndarray,
+    src: list[np.ndarray | None],
+    ip: Sequence[int] = (),
+    fp: Sequence[float] = (),
+) -> None:
+    """Runs one op; its result and all it reads are placed."""
+    program = Program()
+    sources = [-1 if x is None else program.array(place(x)) for x in src]
+    program.op(kind, program.array(place(dst)), sources, dict(enumerate(ip)))
+    program.ops[-1]["fp"][: len(fp)] = fp
+    program.run(2)
 
 
 def main() -> None:
@@ -147,6 +229,7 @@ def main() -> None:
         products(names, place)
         rows_and_codecs(names, place)
         attention(place)
+        other_ops(place)
     print("done", flush=True)
 
 

@@ -327,11 +327,12 @@ def test_store_f16_is_exact_rounding():
         assert np.array_equal(cache.view(np.uint16)[0, 0], x.astype(np.float16).view(np.uint16)[0, 0])
 
 
+@pytest.mark.parametrize("n", [96, 8192])
 @pytest.mark.parametrize("neox", [False, True])
 @pytest.mark.parametrize("type_id", [F32, F16, BF16, Q8_0, Q4_0], ids=ref.TYPE_NAMES.get)
-def test_shift_rotates_chosen_cells(type_id, neox):
+def test_shift_rotates_chosen_cells(type_id, neox, n):
     rng = np.random.default_rng(8)
-    n_ctx, heads, n, n_rot, offset = 12, 2, 96, 32, 32
+    n_ctx, heads, n_rot, offset = 12, 2, 32, 32
     cache, before = ref.make_cache(rng.standard_normal((n_ctx, heads, n)).astype(np.float32), type_id)
     untouched = cache.copy()
     delta = rng.integers(-3, 4, n_ctx).astype(np.int32)

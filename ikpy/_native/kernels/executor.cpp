@@ -8,6 +8,7 @@
 #include <new>
 
 #include "ikpy/affinity.hpp"
+#include "work_guard.hpp"
 
 namespace ikpy {
 
@@ -62,8 +63,10 @@ Executor::Executor(const Op* ops, int64_t n_ops, Tensor* tensors, int64_t)
         size_t need = 0;
         if (is_matmul(ops[i].kind)) need = matmul_scratch_bytes(ops[i], tensors);
         if (ops[i].kind == kOpAttention) need = attention_scratch_bytes(ops[i], tensors);
+        if (ops[i].kind == kOpKvShift) need = kv_shift_scratch_bytes(ops[i], tensors);
         scratch_bytes_ = std::max(scratch_bytes_, align_up(need));
     }
+    scratch_bytes_ += kWorkGap;
 }
 
 size_t Executor::shared_bytes(int n_threads) const {
@@ -74,7 +77,7 @@ size_t Executor::shared_bytes(int n_threads) const {
         if (ops_[i].kind == kOpAttention) need = attention_shared_bytes(ops_[i], tensors_, n_threads);
         shared = std::max(shared, align_up(need));
     }
-    return shared;
+    return shared + kWorkGap;
 }
 
 void Executor::plan(int n_threads) {
@@ -130,6 +133,7 @@ double Executor::run(const Runtime& runtime, int n_threads, int64_t first, int64
     Barrier barrier;
     alignas(64) std::atomic<int64_t> counters[2 * kCountersPerOp] = {};
     uint8_t* const scratch = work + shared_size_;
+    const WorkGuard guard(work, shared_size_, scratch_bytes_, n_threads);
 #pragma omp parallel num_threads(n_threads)
     {
         // OpenMP may give fewer threads than asked for: OMP_THREAD_LIMIT, OMP_DYNAMIC, a region around this

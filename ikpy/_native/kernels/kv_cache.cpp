@@ -37,9 +37,12 @@ void rotate(float* x, const float* table, int n_rot, bool neox) {
     }
 }
 
-constexpr int64_t kLongestRow = 4096;
-
 }  // namespace
+
+// One row of the cache in f32.
+size_t kv_shift_scratch_bytes(const Op& op, const Tensor* tensors) {
+    return tensors[op.dst].ne[0] * sizeof(float);
+}
 
 // ip: rotated elements, neox, first rotated element, Hadamard block of the stored rows (0 = none).
 void op_kv_shift(const ThreadContext& ctx, const Op& op, const Tensor* tensors, const Runtime&) {
@@ -49,7 +52,7 @@ void op_kv_shift(const ThreadContext& ctx, const Op& op, const Tensor* tensors, 
     const kv::LoadRows load = kv::load_rows(cache.type);
     const kv::StoreRow store = kv::store_row(cache.type);
     const int32_t* delta = row<int32_t>(deltas, 0);
-    alignas(64) float x[kLongestRow];
+    float* const x = reinterpret_cast<float*>(ctx.scratch);
     int64_t begin, end;
     split_range(cache.ne[2], ctx.ith, ctx.nth, 1, &begin, &end);
     for (int64_t c = begin; c < end; ++c) {

@@ -36,7 +36,8 @@ inline Codes32 field(Codes32 v, int n, int mask) { return right(v, n) & static_c
 
 // Bit `from` of every byte at bit `to`.
 inline Codes32 moved_bit(Codes32 v, int from, int to) {
-    return (from > to ? right(v, from - to) : left(v, to - from)) & static_cast<uint8_t>(1 << to);
+    const uint8_t bit = static_cast<uint8_t>(1 << to);
+    return (from > to ? right(v, from - to) : left(v, to - from)) & bit;
 }
 
 // 16 bytes in both halves.
@@ -94,7 +95,8 @@ inline Codes32 bits(uint32_t v) {
 
 // 0xFF where bit n of the byte is set.
 inline Codes32 test(Codes32 v, int n) {
-    return reinterpret_cast<Codes32>((v & static_cast<uint8_t>(1 << n)) != 0);
+    const uint8_t bit = static_cast<uint8_t>(1 << n);
+    return reinterpret_cast<Codes32>((v & bit) != 0);
 }
 
 // `yes` where bit n of the byte of v is set.

@@ -25,7 +25,8 @@ inline Lanes high_nibbles(Lanes v) { return shift_right(v, 4) & 15; }
 
 // 0xFF where bit n is set.
 inline Lanes bit_mask(Lanes v, int n) {
-    return reinterpret_cast<Lanes>((v & static_cast<uint8_t>(1 << n)) != 0);
+    const uint8_t bit = static_cast<uint8_t>(1 << n);
+    return reinterpret_cast<Lanes>((v & bit) != 0);
 }
 
 // `yes` where bit n of the byte of v is set.

@@ -70,6 +70,8 @@ size_t matmul_shared_bytes(const Op&, const Tensor*, int n_threads);
 // Attention
 size_t attention_scratch_bytes(const Op&, const Tensor*);
 size_t attention_shared_bytes(const Op&, const Tensor*, int n_threads);
+// KvShift
+size_t kv_shift_scratch_bytes(const Op&, const Tensor*);
 
 // Activation formats of the matmul family: what ActPrepare writes and the matmuls of that weight type read;
 // n_rows = rows of activations that one weight matrix is multiplied with.

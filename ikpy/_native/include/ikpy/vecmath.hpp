@@ -24,7 +24,8 @@ inline float exp_fast(float x) {
     p = p * r + 1.0f;
     int32_t bits;
     std::memcpy(&bits, &shifted, 4);
-    bits = (bits + 127) << 23;
+    bits = static_cast<int32_t>((static_cast<uint32_t>(bits) + 127)
+                                << 23);  // drops the bits of the magic number
     float scale;
     std::memcpy(&scale, &bits, 4);
     return p * scale;

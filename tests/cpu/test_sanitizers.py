@@ -1,0 +1,74 @@
+"""The executor's threads under ThreadSanitizer; scripts/test_sanitized runs the whole native core under sanitizers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.shared import ROOT
+
+NATIVE = ROOT / "ikpy" / "_native"
+PROGRAMS = ROOT / "tests" / "sanitizers"
+FLAGS = ("-std=c++17", "-O1", "-g", "-fsanitize=thread", f"-I{NATIVE / 'include'}", f"-I{NATIVE}")
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or shutil.which("g++") is None or not NATIVE.joinpath("kernels").is_dir(),
+    reason="needs Linux, g++ and the sources",
+)
+
+
+def compile_program(target: Path, sources: list[Path], *flags: str) -> None:
+    command = ["g++", *FLAGS, *flags, *map(str, sources), "-o", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def run_program(program: Path) -> subprocess.CompletedProcess[str]:
+    """Runs it where the sanitizer finds its addresses free: without randomization if that can be had."""
+    env = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1"}
+    fixed = [shutil.which("setarch"), "-R"] if shutil.which("setarch") else []
+    if fixed and subprocess.run([*fixed, "true"], capture_output=True, check=False).returncode:
+        fixed = []
+    return subprocess.run([*fixed, str(program)], env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def working_sanitizer(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("nothing")
+    folder.joinpath("nothing.cpp").write_text("int main() {}\n")
+    try:
+        compile_program(folder / "nothing", [folder / "nothing.cpp"])
+    except AssertionError:
+        pytest.skip("the compiler has no ThreadSanitizer")
+    if run_program(folder / "nothing").returncode:
+        pytest.skip("ThreadSanitizer does not run on this system")
+
+
+def executor(folder: Path, source: str) -> Path:
+    """The program over this text of executor.cpp."""
+    file = folder / "executor.cpp"
+    file.write_text(source)
+    # Without -fopenmp at the link its functions are those of openmp.cpp, which the sanitizer understands.
+    compile_program(folder / "executor.o", [file], "-fopenmp", "-c", f"-I{NATIVE / 'kernels'}")
+    rest = [PROGRAMS / "executor.cpp", PROGRAMS / "openmp.cpp", NATIVE / "kernels" / "affinity.cpp"]
+    compile_program(folder / "program", [folder / "executor.o", *rest], "-pthread")
+    return folder / "program"
+
+
+def test_threads_of_plans_do_not_race(tmp_path: Path) -> None:
+    done = run_program(executor(tmp_path, NATIVE.joinpath("kernels", "executor.cpp").read_text()))
+    assert done.returncode == 0, (done.stdout + done.stderr)[:4000]
+
+
+def test_a_barrier_that_publishes_nothing_is_noticed(tmp_path: Path) -> None:
+    """The program above could find a race."""
+    source = NATIVE.joinpath("kernels", "executor.cpp").read_text()
+    broken = source.replace("generation_.fetch_add(1, std::memory_order_release)", "generation_.fetch_add(1, RELAXED)")
+    assert broken != source
+    done = run_program(executor(tmp_path, broken.replace("RELAXED", "std::memory_order_relaxed")))
+    assert done.returncode and "data race" in done.stderr

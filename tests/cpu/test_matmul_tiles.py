@@ -60,6 +60,18 @@ def test_product_of_every_type(name: str) -> None:
             )
 
 
+@pytest.mark.parametrize("name", ("Q2_K", "Q4_K", "Q5_K", "Q8_0", "IQ4_NL", "IQ4_XS", "IQ2_KS", "IQ3_S"))
+@pytest.mark.parametrize("tokens", (70, 224, 225))
+def test_sets_of_many_tokens(name: str, tokens: int) -> None:
+    """Several passes over unpacked weights, the largest set of rows of this length, and one token more."""
+    k, n = 2304, rows_of(name, 170)
+    data, w = random_weight(name, k, n, 1)
+    x = activations((tokens, k), tokens)
+    for threads in (1, 2):
+        y = product(name, data, k, n, x, threads)
+        assert_close(y, w, effective(x, name, 512), WEIGHT_ROUNDING, f"{name}, {tokens} tokens, {threads} threads")
+
+
 @pytest.mark.parametrize("name", TILE_TYPES)
 def test_nearer_to_the_float_product_than_required(name: str) -> None:
     """Relative rms of the whole product against float weights and activations; 0.6 % is allowed."""
@@ -105,8 +117,10 @@ def test_up_and_gate(name: str) -> None:
 
 @pytest.mark.parametrize("name", ("Q4_0", "IQ2_K", "IQ2_KS", "IQ4_KS_R4", "BF16"))
 @pytest.mark.parametrize("row_per_slot", (False, True))
-def test_experts_gather_their_tokens(name: str, row_per_slot: bool) -> None:
-    k, n, tokens = 512, rows_of(name, 150), 130
+@pytest.mark.parametrize(("k", "n_rows", "tokens"), ((512, 150, 130), (4096, 40, 300)))
+def test_experts_gather_their_tokens(name: str, row_per_slot: bool, k: int, n_rows: int, tokens: int) -> None:
+    """The longer rows fill the cache with fewer tokens than some experts get: these take two sets."""
+    n = rows_of(name, n_rows)
     parts = [random_weight(name, k, n, e) for e in range(EXPERTS)]
     ids = routing(tokens)
     x = activations((tokens * USED if row_per_slot else tokens, k), 4)

@@ -6,7 +6,7 @@
 
 #include "kernels/activations.hpp"
 #include "kernels/amx_tiles.hpp"
-#include "kernels/transpose.hpp"
+#include "kernels/tile_tokens.hpp"
 
 namespace ikpy {
 
@@ -34,19 +34,6 @@ struct Work {
         sums = reinterpret_cast<float*>(weights + 2 * weight_values(n_parts));
     }
 };
-
-// 16 tokens' dwords step by step: right operand [n_steps][16 pairs][16 tokens][2].
-void transpose_tokens(const uint8_t* const* x, int n, int n_parts, int part, int64_t n_steps, uint16_t* out) {
-    for (int64_t s = 0; s < n_steps; ++s, out += kTileValues) {
-        __m512i r[kTileHeight];
-#pragma GCC unroll 16
-        for (int t = 0; t < kTileHeight; ++t)
-            r[t] = t < n ? _mm512_loadu_si512(x[t] + (s * n_parts + part) * 64) : _mm512_setzero_si512();
-        transpose16(r);
-#pragma GCC unroll 16
-        for (int t = 0; t < kTileHeight; ++t) _mm512_storeu_si512(out + t * 32, r[t]);
-    }
-}
 
 // Halves of rows that the sums in registers belong to: two with up to 32 tokens, one with up to 64.
 template <int TokenTiles>
@@ -116,19 +103,6 @@ IKPY_AMX inline void add_wide_step(const uint16_t* weights, const uint16_t* toke
     _tile_loadd(7, tokens + 7 * token_low, 64);
     _tile_dpbf16ps(2, 4, 6);
     _tile_dpbf16ps(3, 4, 7);
-}
-
-// Sums [16 rows][16 tokens], plus those of `more`, as rows of n tokens.
-void store_sums(const float* sums, const float* more, int n, float* out) {
-    __m512i r[kTileHeight];
-#pragma GCC unroll 16
-    for (int i = 0; i < kTileHeight; ++i) {
-        __m512 v = _mm512_loadu_ps(sums + i * kTileHeight);
-        if (more) v = _mm512_add_ps(v, _mm512_loadu_ps(more + i * kTileHeight));
-        r[i] = _mm512_castps_si512(v);
-    }
-    transpose16(r);
-    for (int t = 0; t < n; ++t) _mm512_storeu_si512(out + t * kBlockRows, r[t]);
 }
 
 // A chunk of columns of the rows whose sums are in registers: a block, or one half of it.

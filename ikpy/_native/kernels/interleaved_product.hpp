@@ -141,7 +141,7 @@ constexpr WeightKernels interleaved_kernels() {
             interleaved_gemv<U>,
             panel_products<U, whole_interleaved_panel<U>>,
             int8_panel_bytes,
-            {quant_tiles<U, interleaved_tile_panel<U>>, kActBf16}};
+            {panel_tiles<U, interleaved_tile_panel<U>>, kActBf16}};
 }
 
 }  // namespace ikpy

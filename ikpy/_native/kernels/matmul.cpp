@@ -18,27 +18,32 @@
 namespace ikpy {
 namespace {
 
-// Work memory of one thread: sums [wide][kMaxTokens][32], pointers to the rows of x and of dst, active
-// experts, and what the kernels of the type need.
+// Tokens of an expert that are multiplied together.
+struct ExpertSet {
+    int32_t expert, begin, n;  // entries begin .. begin + n - 1 of the groups
+};
+
+// Work memory of one thread: sums [wide][kMaxTokens][32], pointers to the rows of x and of dst, sets of
+// experts' tokens, and what the kernels of the type need.
 struct Scratch {
     float* sums;
     const uint8_t** x;
     uint8_t** y;
-    int32_t* experts;
+    ExpertSet* sets;
     uint8_t* work;
 
     static size_t sum_bytes(int wide) { return kMaxTokens * kBlockRows * sizeof(float) * wide; }
-    static size_t fixed_bytes(int64_t n_experts, int wide) {
+    static size_t fixed_bytes(int64_t n_sets, int wide) {
         return sum_bytes(wide) + kMaxTokens * 2 * sizeof(void*) +
-               static_cast<size_t>(round_up(n_experts * 4, 64));
+               static_cast<size_t>(round_up(n_sets * static_cast<int64_t>(sizeof(ExpertSet)), 64));
     }
 
-    Scratch(uint8_t* base, int64_t n_experts, int wide) {
+    Scratch(uint8_t* base, int64_t n_sets, int wide) {
         sums = reinterpret_cast<float*>(base);
         x = reinterpret_cast<const uint8_t**>(base + sum_bytes(wide));
         y = reinterpret_cast<uint8_t**>(base + sum_bytes(wide) + kMaxTokens * sizeof(void*));
-        experts = reinterpret_cast<int32_t*>(y + kMaxTokens);
-        work = base + fixed_bytes(n_experts, wide);
+        sets = reinterpret_cast<ExpertSet*>(y + kMaxTokens);
+        work = base + fixed_bytes(n_sets, wide);
     }
 };
 
@@ -64,6 +69,17 @@ bool uses_tiles(const Op& op, const WeightKernels& kernels) {
     const TileKernels& tiles = kernels.tiles;
     if (!tiles.product || op.ip[0] != tiles.act_format || !has_amx()) return false;
     return kernels.act_format != tiles.act_format || op.ip[1] >= tiles.min_tokens;
+}
+
+// Tokens of an expert that are multiplied together at most: as many as the kernel can keep.
+int64_t set_tokens(const WeightKernels& kernels, bool tiles, int64_t n_in) {
+    const int64_t kept = tiles && kernels.tiles.kept_tokens ? kernels.tiles.kept_tokens(n_in) : 0;
+    return kept > 0 ? kept : kMaxTokens;
+}
+
+// Sets of experts' tokens at most: each expert may have one that is not full.
+int64_t max_sets(const Op& op, const Tensor& dst, int64_t set_tokens) {
+    return op.ip[4] + dst.ne[1] * dst.ne[2] / set_tokens;
 }
 
 int64_t dense_tokens(const Op& op, const Tensor* tensors) {
@@ -218,6 +234,20 @@ void dense_product(const ThreadContext& ctx, const Op& op, const Tensor* tensors
     }
 }
 
+// Lists the experts' tokens in sets of nearly equal size; returns their number.
+int64_t list_sets(const int32_t* groups, int64_t n_experts, int64_t set_tokens, ExpertSet* sets) {
+    int64_t n_sets = 0;
+    for (int64_t e = 0; e < n_experts; ++e) {
+        const int64_t n = groups[e + 1] - groups[e], parts = (n + set_tokens - 1) / set_tokens;
+        for (int64_t i = 0; i < parts; ++i) {
+            const int64_t begin = n * i / parts, end = n * (i + 1) / parts;
+            sets[n_sets++] = {static_cast<int32_t>(e), static_cast<int32_t>(groups[e] + begin),
+                              static_cast<int32_t>(end - begin)};
+        }
+    }
+    return n_sets;
+}
+
 void expert_product(const ThreadContext& ctx, const Op& op, const Tensor* tensors, bool gated) {
     const Product p = product_of(op, tensors, gated, gated ? 4 : 3);
     const Tensor& dst = tensors[op.dst];
@@ -227,27 +257,23 @@ void expert_product(const ThreadContext& ctx, const Op& op, const Tensor* tensor
     const bool row_per_slot = !gated && op.ip[2] == 1;
     const int32_t* entries = groups + n_experts + 1;
     const int64_t x_stride = act_row_bytes(op.ip[0], p.up->ne[0]);
-    const Scratch s(ctx.scratch, n_experts, p.wide);
+    const int64_t most = set_tokens(p.kernels, p.tiles, p.up->ne[0]);
+    const Scratch s(ctx.scratch, max_sets(op, dst, most), p.wide);
 
-    int64_t n_active = 0;
-    for (int64_t e = 0; e < n_experts; ++e)
-        if (groups[e + 1] > groups[e]) s.experts[n_active++] = static_cast<int32_t>(e);
-    int64_t last_begin = -1;
-    ItemRanges items(ctx, n_active * p.n_items());
+    const int64_t n_sets = list_sets(groups, n_experts, most, s.sets);
+    int64_t last_set = -1;
+    ItemRanges items(ctx, n_sets * p.n_items());
     for (int64_t item; (item = items.next()) >= 0;) {
-        const int64_t expert = s.experts[item / p.n_items()];
-        const int64_t r0 = item % p.n_items() * p.rows_per_item();
-        for (int64_t begin = groups[expert]; begin < groups[expert + 1]; begin += kMaxTokens) {
-            const int n = static_cast<int>(std::min<int64_t>(kMaxTokens, groups[expert + 1] - begin));
-            const bool fresh = begin != last_begin;
-            for (int t = 0; fresh && t < n; ++t) {
-                const int64_t entry = entries[begin + t];
-                s.x[t] = x + (row_per_slot ? entry : entry / n_used) * x_stride;
-                s.y[t] = row<uint8_t>(dst, entry % n_used, entry / n_used);
-            }
-            multiply_item(p, s, expert, r0, n, fresh);
-            last_begin = begin;
+        const int64_t set = item / p.n_items(), r0 = item % p.n_items() * p.rows_per_item();
+        const ExpertSet tokens = s.sets[set];
+        const bool fresh = set != last_set;
+        for (int t = 0; fresh && t < tokens.n; ++t) {
+            const int64_t entry = entries[tokens.begin + t];
+            s.x[t] = x + (row_per_slot ? entry : entry / n_used) * x_stride;
+            s.y[t] = row<uint8_t>(dst, entry % n_used, entry / n_used);
         }
+        multiply_item(p, s, tokens.expert, r0, tokens.n, fresh);
+        last_set = set;
     }
 }
 
@@ -275,7 +301,9 @@ size_t matmul_scratch_bytes(const Op& op, const Tensor* tensors) {
     const bool by_expert = op.kind == kOpMulMatId || op.kind == kOpMulMatIdUpGate;
     const WeightKernels kernels = weight_kernels(w.type);
     const bool tiles = uses_tiles(op, kernels);
-    return Scratch::fixed_bytes(by_expert ? op.ip[4] : 0, wide_blocks(op, tensors, tiles)) +
+    const int64_t most = set_tokens(kernels, tiles, w.ne[0]);
+    const int64_t n_sets = by_expert ? max_sets(op, tensors[op.dst], most) : 0;
+    return Scratch::fixed_bytes(n_sets, wide_blocks(op, tensors, tiles)) +
            (tiles ? kernels.tiles.work_bytes : kernels.work_bytes)(w.ne[0]);
 }
 

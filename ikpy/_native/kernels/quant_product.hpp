@@ -2,10 +2,13 @@
 #pragma once
 #include <algorithm>
 
+#include "kernels/bf16_rows.hpp"
+#include "kernels/gemm_ahead_amx.hpp"
 #include "kernels/gemm_amx.hpp"
 #include "kernels/gemm_int8.hpp"
 #include "kernels/gemv_halves.hpp"
 #include "kernels/gemv_int8.hpp"
+#include "kernels/prefetch_chunk.hpp"
 #include "kernels/transpose.hpp"
 #include "kernels/unpacked.hpp"
 
@@ -14,20 +17,6 @@ namespace ikpy {
 // Columns unpacked at a time: codes and scales of 32 rows stay in a 32 KiB first-level cache. Longer panels
 // were not faster, not even for few tokens.
 constexpr int64_t kPanelColumns = 512;
-
-#if defined(__AVX2__)
-// The chunk behind the one at p, as the rows of a panel are more streams than the hardware prefetcher
-// follows, and this one of the next row block: with few tokens, nothing would be read while panels are
-// multiplied.
-template <class U>
-inline void prefetch_chunk(const uint8_t* p, int64_t to_next_block) {
-    constexpr int kBytes = kChunk / U::kBlock * U::kBlockBytes;
-    for (int b = 0; b < kBytes; b += 64) {
-        _mm_prefetch(reinterpret_cast<const char*>(p + kBytes + b), _MM_HINT_T0);
-        _mm_prefetch(reinterpret_cast<const char*>(p + to_next_block + b), _MM_HINT_T1);
-    }
-}
-#endif
 
 #if defined(__AVX512VNNI__)
 
@@ -192,11 +181,30 @@ void tile_panel(const RowBlock& rows, int64_t k0, int64_t n, uint16_t* panel, ui
     decode_panel(p, rows.halves(), U::kGroup, U::kZero > 0, panel);
 }
 
-template <class U, TilePanelFn Fill>
-void quant_tiles(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out, uint8_t* work) {
-    amx_product(1, Fill, blocks, n_blocks, tokens.x, tokens.n, out, work);
+template <class U>
+void apply_row_scales(const RowBlock* blocks, int n_blocks, int n_tokens, float* out) {
     for (int b = 0; b < n_blocks; ++b)
-        apply_row_scales<U>(blocks[b], blocks[b].halves(), tokens.n, out + b * tokens.n * kBlockRows);
+        apply_row_scales<U>(blocks[b], blocks[b].halves(), n_tokens,
+                            out + static_cast<int64_t>(b) * n_tokens * kBlockRows);
+}
+
+template <class U, TilePanelFn Fill>
+void panel_tiles(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out, uint8_t* work) {
+    amx_product(1, Fill, blocks, n_blocks, tokens.x, tokens.n, out, work);
+    apply_row_scales<U>(blocks, n_blocks, tokens.n, out);
+}
+
+// Sets of tokens that fit into the cache meet weights that are unpacked ahead, others panels.
+template <class U>
+void quant_tiles(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out, uint8_t* work) {
+    if (tokens.n > ahead_tokens(blocks[0].n_in))
+        return panel_tiles<U, tile_panel<U>>(blocks, n_blocks, tokens, out, work);
+    ahead_product(fill_bf16_row<U>, blocks, n_blocks, tokens, out, work);
+    apply_row_scales<U>(blocks, n_blocks, tokens.n, out);
+}
+
+inline size_t quant_tiles_work_bytes(int64_t n_in) {
+    return std::max(amx_work_bytes(n_in), ahead_work_bytes(n_in));
 }
 
 // The product of few tokens and its work memory.
@@ -234,7 +242,7 @@ constexpr WeightKernels quant_kernels() {
             gemv_of<U, GemvTokens>(),
             panel_products<U, int8_panel<U>>,
             HasHalves<U>::value ? quant_work_bytes<GemvTokens> : int8_panel_bytes,
-            {quant_tiles<U, tile_panel<U>>, kActBf16}};
+            {quant_tiles<U>, kActBf16, kTileMinTokens, quant_tiles_work_bytes, ahead_kept_tokens}};
 }
 
 }  // namespace ikpy

@@ -70,6 +70,8 @@ struct TileKernels {
     int act_format = 0;
     int64_t min_tokens = kTileMinTokens;  // rows of activations per matrix
     size_t (*work_bytes)(int64_t n_in) = amx_work_bytes;
+    // Tokens that the product makes something of which it keeps for the next blocks; null or 0: none.
+    int64_t (*kept_tokens)(int64_t n_in) = nullptr;
 };
 
 struct WeightKernels {

@@ -14,13 +14,17 @@ struct UnpackIQ4_NL {
         *d = load_f16(p);
     }
 #if defined(__AVX512VNNI__)
-    static Codes512 wide(const uint8_t* p) {
-        const __m512i table = wide::table16(kIq4Codes);
+    static constexpr const uint8_t* kLevels = kIq4Codes;
+    static Codes512 level_numbers(const uint8_t* p) {
         Codes512 r;
         for (int i = 0; i < 4; ++i)
-            r.q[i] = _mm512_shuffle_epi8(table,
-                                         wide::nibbles16(wide::lanes_aabb(p + 36 * i + 2, p + 36 * i + 20)));
+            r.q[i] = wide::nibbles16(wide::lanes_aabb(p + 36 * i + 2, p + 36 * i + 20));
         r.d = wide::block_fields<18, 0>(p);
+        return r;
+    }
+    static Codes512 wide(const uint8_t* p) {
+        Codes512 r = level_numbers(p);
+        wide::lookup_all(wide::table16(kIq4Codes), r.q);
         return r;
     }
     static constexpr Pairs kPairs = Pairs::kConsecutive;
@@ -43,12 +47,16 @@ struct UnpackIQ4_XS {
             c32::store(codes + 32 * g, c32::lookup(kIq4Codes, c32::nibbles(p + 8 + 16 * g)));
     }
 #if defined(__AVX512VNNI__)
-    static Codes512 wide(const uint8_t* p) {
-        const __m512i table = wide::table16(kIq4Codes);
+    static constexpr const uint8_t* kLevels = kIq4Codes;
+    static Codes512 level_numbers(const uint8_t* p) {
         Codes512 r;
-        for (int i = 0; i < 4; ++i)
-            r.q[i] = _mm512_shuffle_epi8(table, wide::nibbles16(wide::lanes_aabb(p + 8 + 32 * i)));
+        for (int i = 0; i < 4; ++i) r.q[i] = wide::nibbles16(wide::lanes_aabb(p + 8 + 32 * i));
         r.d = scales(p);
+        return r;
+    }
+    static Codes512 wide(const uint8_t* p) {
+        Codes512 r = level_numbers(p);
+        wide::lookup_all(wide::table16(kIq4Codes), r.q);
         return r;
     }
     static constexpr Pairs kPairs = Pairs::kConsecutive;

@@ -52,6 +52,7 @@ struct Product {
     int activation;  // UnaryKind, with gate
     bool f16_out;
     bool tiles;
+    int act_format;
     int wide;  // row blocks per work item
 
     bool is_plain() const { return !gate && !up_bias && !f16_out; }
@@ -61,7 +62,7 @@ struct Product {
 };
 
 bool uses_tiles(const Op& op, const WeightKernels& kernels) {
-    const TileKernels& tiles = kernels.tiles;
+    const TileKernels& tiles = kernels.tiles_of(op.ip[0]);
     if (!tiles.product || op.ip[0] != tiles.act_format || !has_amx()) return false;
     return kernels.act_format != tiles.act_format || op.ip[1] >= tiles.min_tokens;
 }
@@ -142,7 +143,7 @@ void multiply_item(const Product& p, const Scratch& s, int64_t matrix, int64_t r
         blocks[n_blocks++] = block_of(p, matrix, r);
     const TokenSet tokens{s.x, n_tokens, fresh};
     if (p.tiles) {
-        p.kernels.tiles.product(blocks, n_blocks, tokens, s.sums, s.work);
+        p.kernels.tiles_of(p.act_format).product(blocks, n_blocks, tokens, s.sums, s.work);
     } else if (n_tokens > p.kernels.gemv_tokens) {
         p.kernels.gemm(blocks, n_blocks, tokens, s.sums, s.work);
     } else {
@@ -176,6 +177,7 @@ Product product_of(const Op& op, const Tensor* tensors, bool gated, int first_bi
     p.gate_bias = gated ? optional(tensors, op.src[first_bias + 1]) : nullptr;
     p.activation = op.ip[2];
     p.f16_out = tensors[op.dst].type == kF16;
+    p.act_format = op.ip[0];
     p.tiles = uses_tiles(op, p.kernels);
     p.wide = wide_blocks(op, tensors, p.tiles);
     return p;
@@ -276,15 +278,17 @@ size_t matmul_scratch_bytes(const Op& op, const Tensor* tensors) {
     const WeightKernels kernels = weight_kernels(w.type);
     const bool tiles = uses_tiles(op, kernels);
     return Scratch::fixed_bytes(by_expert ? op.ip[4] : 0, wide_blocks(op, tensors, tiles)) +
-           (tiles ? kernels.tiles.work_bytes : kernels.work_bytes)(w.ne[0]);
+           (tiles ? kernels.tiles_of(op.ip[0]).work_bytes : kernels.work_bytes)(w.ne[0]);
 }
 
 size_t matmul_shared_bytes(const Op&, const Tensor*, int) { return 0; }
 
 int act_format(int weight_type, int64_t n_rows) {
     const WeightKernels kernels = weight_kernels(weight_type);
-    const bool tiles = kernels.tiles.product && n_rows >= kernels.tiles.min_tokens && has_amx();
-    return tiles ? kernels.tiles.act_format : kernels.act_format;
+    if (has_amx())
+        for (const TileKernels* tiles : {&kernels.prompt_tiles, &kernels.tiles})
+            if (tiles->product && n_rows >= tiles->min_tokens) return tiles->act_format;
+    return kernels.act_format;
 }
 
 namespace {

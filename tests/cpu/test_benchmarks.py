@@ -222,6 +222,14 @@ def test_steps_of_the_engine_are_those_of_answers() -> None:
 def test_attention_cases_fill_their_memory_and_have_the_error_of_their_type(shape):
     """The error is that of the op on the cache's own values: of f32 sums, or of 16-bit queries and weights."""
     for name, limit in (("f16", 2e-5), ("q8_0", 2.5e-4)):
-        case = attention.Case(shape, attention.TYPES[name], cells=64, nbytes=1 << 20)
-        assert (1 << 20) - case.layers[0].nbytes < case.nbytes <= 1 << 20
+        case = attention.Case(shape, 1, attention.TYPES[name], cells=64, nbytes=2 << 20)
+        assert (2 << 20) - case.layers[0].nbytes < case.work(case.layers) <= 2 << 20
         assert 0 < case.error(shape, attention.TYPES[name]) < limit
+
+
+def test_attention_of_prompts_counts_the_operations_of_both_products():
+    shape = attention.SHAPES["gqa64"]
+    case = attention.Case(shape, 16, attention.TYPES["f16"], cells=64, nbytes=1)
+    assert case.work(case.layers) == 2 * 16 * 32 * 64 * (64 + 64)
+    assert min(case.rates(1)) > 0
+    assert 0 < case.error(shape, attention.TYPES["f16"]) < 3e-5

@@ -129,6 +129,16 @@ def test_without_a_tile_unit():
         "assert not t.ref.core.has_tiles()\n"
         "for kind in t.TYPES:\n"
         "    t.test_any_number_of_cells(65, kind)\n"
+        "    t.test_masks_sinks_and_softcap(kind)\n"
+        "    t.test_rising_scores(kind)\n"
+        "for kind in (t.F16, t.BF16, t.Q8_0):\n"
+        "    for n_heads in (9, 40):\n"
+        "        t.test_heads_and_tokens(n_heads, kind)\n"
+        "    t.test_broken_query_stays_visible(kind)\n"
+        "for kind in t.CODED:\n"
+        "    t.test_rotated_part_in_a_cache_of_its_own(4, kind)\n"
+        "    t.test_values_of_unlike_sizes(kind)\n"
+        "t.test_each_sequence_of_a_batch_gets_what_it_gets_alone(t.Q8_0)\n"
     )
     path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
     done = subprocess.run(

@@ -37,8 +37,9 @@ int64_t column_of(const Tensor& v, const Tensor& k) {
 }
 
 const Products* products_for(int type) {
-    const Products* halves = half_products(type);
-    return halves ? halves : code_products(type);
+    for (const auto of : {half_products, code_products, word_products, float_products})
+        if (const Products* products = of(type)) return products;
+    return nullptr;
 }
 
 Problem::Problem(const AttentionArgs& args) : a(args), products(nullptr), shape{}, keys{a.k, a.k1} {
@@ -365,7 +366,7 @@ void attention_latent(const ThreadContext& ctx, const AttentionArgs& a) {
         const int64_t n_rows = std::min(problem.shape.rows, a.rows_per_kv_head() - first_row);
         latent::run_item(problem, plan, {first_row, n_rows, i % plan.splits}, b, partials);
     }
-    flash::end_tiles();
+    if (problem.products->end) problem.products->end();
     if (plan.splits > 1) {
         ctx.sync();
         combine_partials(ctx, a, partials);

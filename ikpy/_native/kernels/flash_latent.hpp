@@ -92,11 +92,15 @@ struct Products {
     void (*outputs)(const Shape& shape, const Blocks& blocks, float* o, uint8_t* work, Background& next);
     // Brings the elements of o into that order; null: they are.
     void (*reorder)(const Shape& shape, float* o);
+    void (*end)();  // after all; null: nothing to do
 };
 
-// Null for other types and without a tile unit.
+// On the tile unit; null for other types and without one.
 const Products* half_products(int type);
 const Products* code_products(int type);
+// On vectors of 512 bits; null for other types, without these, and codes where the CPU lacks VNNI or VBMI.
+const Products* word_products(int type);
+const Products* float_products(int type);
 
 }  // namespace latent
 

@@ -4,6 +4,7 @@
 // codes with one scale per row are multiplied where they lie.
 #include "kernels/flash_latent_codes.hpp"
 
+#include "kernels/flash_amx.hpp"
 #include "kernels/flash_pack.hpp"
 
 namespace ikpy {
@@ -13,16 +14,6 @@ namespace latent {
 
 namespace codes {
 namespace {
-
-// Scales of 64 cells relative to the largest, which is returned.
-inline float relative_scales(const float* scales, __m512* relative) {
-    __m512 top = _mm512_set1_ps(kTiny);
-    for (int i = 0; i < 4; ++i) top = _mm512_max_ps(top, _mm512_abs_ps(_mm512_loadu_ps(scales + 16 * i)));
-    const float largest = _mm512_reduce_max_ps(top);
-    for (int i = 0; i < 4; ++i)
-        relative[i] = _mm512_div_ps(_mm512_loadu_ps(scales + 16 * i), _mm512_set1_ps(largest));
-    return largest;
-}
 
 // Weights of 16 rows, 2^(s - block_top) times kHighest and, with row scales, those of V. Words 2 j and 2 j +
 // 1 of a row are the cells j and j + 16, behind them the same from cell 32 on.
@@ -118,36 +109,11 @@ void add_sums(const int32_t* sums, const float* worth, float largest, float* o, 
     }
 }
 
-// Scales of V: those of each block relative to its largest, or factors of the weights where a row has one.
-template <class Codes>
-void prepare_scales(const Shape& shape, const Work& w, float* of_weights) {
-    const int64_t last = shape.n_segments - 1;
-    __m512 relative[4];
-    std::fill(of_weights, of_weights + kCells, 1.0f);
-    if constexpr (Codes::kRowScale) {
-        const float largest = relative_scales(w.scales + last * kCells, relative);
-        std::fill(w.largest, w.largest + shape.dv / kBlock, largest);
-        for (int i = 0; i < 4; ++i) _mm512_storeu_ps(of_weights + 16 * i, relative[i]);
-        return;
-    }
-    const float* scales = w.scales + ((last ? shape.size[0] : 0) + shape.column) / kBlock * kCells;
-    const __m512 highest = _mm512_set1_ps(32767.0f);
-    for (int64_t b = 0; b < shape.dv / kBlock; ++b) {
-        // The product with weights is divided by 2^15.
-        w.largest[b] = relative_scales(scales + b * kCells, relative) * (32768.0f / 32767.0f);
-        for (int64_t half = 0; half < 2; ++half) {
-            const __m512i x = rounded(_mm512_mul_ps(relative[2 * half], highest));
-            const __m512i y = rounded(_mm512_mul_ps(relative[2 * half + 1], highest));
-            _mm512_storeu_si512(w.relative + b * kCells + 32 * half, join_words(x, y));
-        }
-    }
-}
-
 template <class Codes>
 void weigh(const Shape& shape, int64_t, const float* s, const Softmax& softmax, uint8_t* work) {
     const Work w = work_at(shape, work);
     float of_weights[kCells];
-    prepare_scales<Codes>(shape, w, of_weights);
+    prepare_scales<Codes>(shape, w.scales, w.values, of_weights);
     for (int64_t m = 0; m < shape.rows; m += 16) round_rows(s + m * kCells, of_weights, softmax, m, w);
 }
 
@@ -159,14 +125,14 @@ void outputs(const Shape& shape, const Blocks& blocks, float* o, uint8_t* work, 
     const uint8_t* v = cells.rows[last] + Codes::kHeader + shape.column / kBlock * Codes::kBytes;
     const auto finish = [&](int64_t item) {
         const int64_t b = item / row_tiles, m = item % row_tiles * 16;
-        add_sums(w.sums + item % 2 * 4 * kTileSums, w.worth + m, w.largest[b],
+        add_sums(w.sums + item % 2 * 4 * kTileSums, w.worth + m, w.values.largest[b],
                  o + m * shape.dv + 2 * b * kTileSums, next);
     };
     const int64_t n_items = shape.dv / kBlock * row_tiles;
     for (int64_t item = 0; item < n_items; ++item) {
         const int64_t b = item / row_tiles, m = item % row_tiles * 16;
         if (m == 0) interleave_values<Codes>(v + b * Codes::kBytes, cells.stride[last], w.v, next);
-        split_weights<!Codes::kRowScale>(w.weights + m * kCells, w.relative + b * kCells, w.bytes);
+        split_weights<!Codes::kRowScale>(w.weights + m * kCells, w.values.relative + b * kCells, w.bytes);
         multiply_values(w.bytes, w.v, w.sums + item % 2 * 4 * kTileSums);
         if (item > 0) finish(item - 1);
     }
@@ -182,9 +148,17 @@ int64_t ticks(const Shape& shape) {
 
 template <class Codes>
 const Products* products_of() {
-    static const Products products = {
-        64,     2, 1, work_bytes, ticks<Codes>, pack<Codes>, scores<Codes>, weigh<Codes>, outputs<Codes>,
-        nullptr};
+    static const Products products = {64,
+                                      2,
+                                      1,
+                                      work_bytes,
+                                      ticks<Codes>,
+                                      pack<Codes>,
+                                      scores<Codes>,
+                                      weigh<Codes>,
+                                      outputs<Codes>,
+                                      nullptr,
+                                      flash::end_tiles};
     return &products;
 }
 

@@ -1,12 +1,8 @@
 // Work memory, queries and scores of latent attention on caches of codes (flash_latent_codes.cpp, which says
 // how).
 #pragma once
-#include <algorithm>
-
 #include "kernels/amx_tiles.hpp"
-#include "kernels/flash_code_weights.hpp"
-#include "kernels/flash_latent.hpp"
-#include "kernels/kv_codes.hpp"
+#include "kernels/flash_latent_scales.hpp"
 
 #if defined(__AVX512VNNI__) && defined(__linux__)
 
@@ -16,10 +12,6 @@ namespace ikpy {
 namespace latent {
 namespace codes {
 
-using flash::kHighest;
-using flash::kTiny;
-
-constexpr int64_t kBlock = 32;  // codes that share a scale
 constexpr int64_t kDepth = 64;  // codes per tile
 constexpr int64_t kTileSums = 256;
 constexpr int kScoreSums = 3;  // hi hi, hi lo + lo hi, lo lo; without lo halves of K two of them
@@ -33,9 +25,7 @@ struct Work {
     int32_t* multiples;  // [dk / 32][kCells]: scales over the largest of the row, twice in 16 bits
     float* units;        // [parts][kCells]: what a unit of k is worth
     int32_t* sums;       // [2][4][16][16]
-    int16_t*
-        relative;    // [dv / 32][kCells]: scales of V over the largest of the block, in the order of weights
-    float* largest;  // [dv / 32]
+    ValueScales values;
     int16_t* weights;  // [rows][kCells]
     float* worth;      // [rows]: of a unit of those
     int8_t* bytes;     // [hi, lo][16 rows][kCells]: weights of a block
@@ -55,8 +45,8 @@ inline Work work_at(const Shape& shape, uint8_t* at) {
     w.multiples = take<int32_t>(at, blocks * kCells);
     w.units = take<float>(at, 2 * kCells);
     w.sums = take<int32_t>(at, 2 * 4 * kTileSums);
-    w.relative = take<int16_t>(at, shape.dv / kBlock * kCells);
-    w.largest = take<float>(at, shape.dv / kBlock);
+    w.values.relative = take<int16_t>(at, shape.dv / kBlock * kCells);
+    w.values.largest = take<float>(at, shape.dv / kBlock);
     w.weights = take<int16_t>(at, shape.rows * kCells);
     w.worth = take<float>(at, shape.rows);
     w.bytes = take<int8_t>(at, 2 * 16 * kCells);
@@ -119,35 +109,6 @@ void pack(const Shape& shape, const float* q, uint8_t* work) {
 }
 
 // ---- scores ----
-
-template <class Codes>
-void read_scales(const Shape& shape, const Cells& cells, const Work& w) {
-    if constexpr (Codes::kRowScale) {
-        for (int64_t i = 0; i < shape.n_segments; ++i)
-            for (int64_t c = 0; c < kCells; ++c)
-                w.units[i * kCells + c] = w.scales[i * kCells + c] =
-                    load_unaligned<float>(cells.rows[i] + c * cells.stride[i]);
-        return;
-    }
-    uint16_t* to = w.halves;
-    for (int64_t i = 0; i < shape.n_segments; ++i) {
-        const int64_t blocks = shape.size[i] / kBlock;
-        for (int64_t c = 0; c < kCells; ++c) {
-            const uint8_t* b = cells.rows[i] + c * cells.stride[i];
-            for (int64_t j = 0; j < blocks; ++j, b += Codes::kBytes)
-                to[j * kCells + c] = load_unaligned<uint16_t>(b);
-        }
-        to += blocks * kCells;
-    }
-    flash::widen_scales(w.halves, shape.dk() / kBlock * kCells, w.scales);
-}
-
-// Words of two vectors of dwords, the first below.
-inline __m512i join_words(__m512i low, __m512i high) {
-    return _mm512_mask_blend_epi16(0xAAAAAAAA, low, _mm512_slli_epi32(high, 16));
-}
-
-inline __m512i rounded(__m512 x) { return _mm512_cvtps_epi32(x); }
 
 // Bits by which codes can be shifted while their products with -1 still fit.
 template <class Codes>
@@ -289,7 +250,8 @@ void scores(const Shape& shape, const Cells& cells, int64_t, float* s, uint8_t* 
     constexpr bool plain = Codes::kRowScale;
     constexpr int n_sums = plain ? 2 : kScoreSums;
     const Work w = work_at(shape, work);
-    read_scales<Codes>(shape, cells, w);
+    read_scales<Codes>(shape, cells, w.halves, w.scales);
+    if (plain) std::copy(w.scales, w.scales + shape.n_segments * kCells, w.units);
     const Parts parts(shape, plain);
     for (int64_t i = 0; i < parts.n && !plain; ++i)
         share_scales<Codes>(parts.begin[i] / kBlock, (parts.begin[i + 1] - parts.begin[i]) / kBlock,

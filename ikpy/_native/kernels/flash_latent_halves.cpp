@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "kernels/bf16_halves.hpp"
+#include "kernels/flash_amx.hpp"
 #include "kernels/flash_latent.hpp"
 #include "kernels/simd_f32.hpp"
 #include "kernels/transpose.hpp"
@@ -379,9 +380,17 @@ int64_t Halves<kSplit>::ticks(const Shape& shape) {
 template <bool kSplit>
 const Products* products_of() {
     using K = Halves<kSplit>;
-    static const Products products = {
-        64,      1,         K::kBlocks, K::work_bytes, K::ticks,
-        K::pack, K::scores, K::weigh,   K::outputs,    kSplit ? nullptr : reorder_pairs};
+    static const Products products = {64,
+                                      1,
+                                      K::kBlocks,
+                                      K::work_bytes,
+                                      K::ticks,
+                                      K::pack,
+                                      K::scores,
+                                      K::weigh,
+                                      K::outputs,
+                                      kSplit ? nullptr : reorder_pairs,
+                                      flash::end_tiles};
     return &products;
 }
 

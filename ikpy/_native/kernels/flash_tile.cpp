@@ -80,6 +80,15 @@ flash::Halves take_halves(float*& at, int64_t n, bool low = true) {
     return {p, low ? p + n : nullptr};
 }
 
+// Columns that fill up whole register blocks are multiplied like all others. What other ops left there may be
+// subnormal numbers, each product with which takes some 150 cycles.
+void clear_padding(const AttentionArgs& a, const TileBuffers& b) {
+    for (int64_t c = 0; c < kTileCells; ++c) std::fill(b.k + c * b.ldk + a.dk, b.k + (c + 1) * b.ldk, 0.0f);
+    std::fill_n(b.k + kTileCells * b.ldk, 32, 0.0f);
+    for (int64_t c = 0; c < kTileCells && !a.v_in_k; ++c)
+        std::fill(b.v + c * b.ldv + a.dv, b.v + (c + 1) * b.ldv, 0.0f);
+}
+
 TileBuffers layout(uint8_t* scratch, const AttentionArgs& a, int64_t lanes) {
     TileBuffers b;
     float* at = reinterpret_cast<float*>(scratch);
@@ -105,6 +114,7 @@ TileBuffers layout(uint8_t* scratch, const AttentionArgs& a, int64_t lanes) {
         b.v2 = take_halves(at, kTileCells * round_up(a.dv, 16), a.v->type != kBF16);
         b.p2 = take_halves(at, kTileCells * lanes);
     }
+    if (!uses_tiles(a)) clear_padding(a, b);
     b.kv_tiles = a.n_kv / kTileCells + 1;
     b.known = reinterpret_cast<uint8_t*>(at);
     std::memset(b.known, 0, size_t(plan_tiles(a, 1).tiles * b.kv_tiles));
@@ -127,6 +137,7 @@ void load_k_tile(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t n
     if (a.k1) {
         a.load_k1(row<uint8_t>(*a.k1, a.k1_head(tile.kv_head), c0), a.k1->nb[2], n, a.d1, b.k + a.d0, b.ldk);
     }
+    std::fill(b.k + n * b.ldk, b.k + std::min<int64_t>(kTileCells, round_up(n, kPad)) * b.ldk, 0.0f);
     if (b.k2.hi) flash::split_rows(b.k, b.ldk, n, a.dk, b.k2, round_up(a.dk, kDepth));
 }
 

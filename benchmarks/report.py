@@ -94,6 +94,9 @@ class Report:
         self.ceilings = Ceilings([1, a.threads])
         names = [PEERS[p].name for p in self.peers] + [Path(p).name for p in a.peer_bin]
         self.data: dict[str, Any] = {"machine": machine(a.threads), "engines": names, "settings": self.settings()}
+        if a.add and a.json.exists():
+            found = json.loads(a.json.read_text())
+            self.data |= {section: found[section] for section in ALL_SECTIONS.split(",") if section in found}
 
     def settings(self) -> dict[str, Any]:
         """Numbers that the tables name."""
@@ -270,6 +273,7 @@ class Report:
 
 
 SECTIONS = "types,shapes,threads,batches,sweep,attention"
+ALL_SECTIONS = f"{SECTIONS},depths"
 
 
 def numbers(text: str) -> list[int]:
@@ -281,6 +285,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=120, help="no piece starts after this time")
     parser.add_argument("--json", type=Path, default=Path("docs/performance.json"))
+    parser.add_argument("--add", action="store_true", help="keep the pieces that the JSON file has, after an early end")
     parser.add_argument("--sections", default=SECTIONS)
     parser.add_argument("--types", default=",".join(ALL_TYPES))
     parser.add_argument("--shapes", default=",".join(model.shape for model in SHAPE_MODELS))

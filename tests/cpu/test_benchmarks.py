@@ -215,6 +215,16 @@ def test_no_piece_starts_after_the_time_limit(tmp_path: Path, monkeypatch: pytes
     assert "Not measured" in tables.markdown(data)
 
 
+def test_a_report_goes_on_with_the_pieces_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceiling.core, "ceiling", lambda kind, n: 1.0)
+    monkeypatch.setattr(report.Report, "weight_type", lambda self, name: entry(1.0, 2.0))
+    target = tmp_path / "report.json"
+    for name, more in (("q4_0", []), ("q8_0", ["--add"])):
+        words = ["--json", str(target), "--sections", "types", "--types", name, "--peers", "ikpy", *more]
+        report.Report(report.arguments(words)).run()
+    assert list(json.loads(target.read_text())["types"]) == ["q4_0", "q8_0"]
+
+
 def test_weights_of_generate_exceed_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four times the last-level cache, unless memory is short."""
     cache = os.sysconf("SC_LEVEL3_CACHE_SIZE") if "SC_LEVEL3_CACHE_SIZE" in os.sysconf_names else 0

@@ -15,10 +15,11 @@ import json
 import statistics
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.ceiling import Ceilings
-from benchmarks.peers import PEERS, Loading, Peer, open_peers
+from benchmarks.peers import PEERS, DeepPeer, Loading, Peer, open_peers
 from benchmarks.synthetic import write_model
 from ikpy import GGUFFile
 from ikpy._native import tier
@@ -63,6 +64,44 @@ def alternate(engines: list[Peer], prompt: int, generate: int, depth: int, repea
                 samples["pp"][engine.name].append(pp)
                 samples["tg"][engine.name].append(tg)
     return samples
+
+
+def alternate_batches(engines: list[Peer], sizes: Iterable[int], repeats: int) -> dict[str, dict[str, list[float]]]:
+    """Tokens/s (peer -> batch size -> values) of prompts of few tokens; the first of the rounds does not count."""
+    rates: dict[str, dict[str, list[float]]] = {e.name: {} for e in engines}
+    for repeat in range(repeats + 1):
+        for n in sizes:
+            for engine in engines:
+                rate = n / engine.prompt(n)
+                if repeat:
+                    rates[engine.name].setdefault(str(n), []).append(rate)
+    return rates
+
+
+def alternate_depths(
+    engines: list[DeepPeer], depths: Iterable[int], step: int, generate: int, repeats: int
+) -> dict[str, Samples]:
+    """Tokens/s (depth -> test -> peer -> values) of step tokens at once and of generate single ones behind depth.
+
+    depths ascend from 0. All engines fill their caches in the same steps.
+    """
+    found: dict[str, Samples] = {str(d): {test: {e.name: [] for e in engines} for test in ("pp", "tg")} for d in depths}
+    for engine in engines:
+        engine.prompt(step)
+    for _ in range(repeats):
+        at = 0
+        for depth, samples in found.items():
+            while at + step <= int(depth):
+                for engine in engines:
+                    engine.extend(step, at)
+                at += step
+            for engine in engines:
+                seconds = engine.extend(step, at) if at else engine.prompt(step)
+                samples["pp"][engine.name].append(step / seconds)
+                seconds = sum(engine.extend(1, at + step + i) for i in range(generate))
+                samples["tg"][engine.name].append(generate / seconds)
+            at += step + generate
+    return found
 
 
 def table_rows(

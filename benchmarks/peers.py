@@ -33,6 +33,13 @@ class Peer(Protocol):
         """Frees the model."""
 
 
+class DeepPeer(Peer, Protocol):
+    """An engine whose cache can be filled step by step."""
+
+    def extend(self, n_tokens: int, depth: int) -> float:
+        """Seconds to evaluate n_tokens at once after the depth tokens that are cached; they stay in the cache."""
+
+
 def random_tokens(n: int) -> list[int]:
     """Token ids of a prompt, the same for every peer."""
     return [int(t) for t in np.random.default_rng(1).integers(300, 4000, n)]
@@ -50,6 +57,12 @@ class Loading:
     use_mmap = True
 
 
+def types_of_cache(name: str) -> tuple[str, str]:
+    """Types of K and V: "q8_KV:f16", or "q8_0" for both."""
+    type_k, _, type_v = name.partition(":")
+    return type_k, type_v or type_k
+
+
 class Ikpy:
     """This project."""
 
@@ -65,10 +78,9 @@ class Ikpy:
     ) -> None:
         from ikpy import Context, ContextParams, Model, ModelParams
 
+        type_k, type_v = types_of_cache(cache_type)
         self.model = Model.load(path, ModelParams(use_mmap=Loading.use_mmap))
-        params = ContextParams(
-            n_ctx=n_ctx, n_ubatch=n_ubatch, n_threads=n_threads, type_k=cache_type, type_v=cache_type
-        )
+        params = ContextParams(n_ctx=n_ctx, n_ubatch=n_ubatch, n_threads=n_threads, type_k=type_k, type_v=type_v)
         self.context = Context(self.model, params)
 
     def _decode(self, tokens: list[int], pos: int) -> None:
@@ -93,7 +105,6 @@ class Ikpy:
         return Clock.now() - started
 
     def extend(self, n_tokens: int, depth: int) -> float:
-        """Seconds to evaluate n_tokens after the depth tokens that are cached; they stay in the cache."""
         started = Clock.now()
         self._decode(random_tokens(n_tokens), depth)
         return Clock.now() - started
@@ -115,7 +126,10 @@ class Ikpy:
 
 
 class IkLlama:
-    """ik_llama.cpp through the ik-llama-cpp-python package (an AVX2 build)."""
+    """ik_llama.cpp through the ik-llama-cpp-python package (an AVX2 build), with flash attention.
+
+    The package leaves that out where it finds no AVX-VNNI, for which it asks py-cpuinfo, and where that is missing.
+    """
 
     name = "ik-llama-cpp-python"
 
@@ -124,30 +138,36 @@ class IkLlama:
         """Whether the engine knows the weight type: this build computes nonsense from bf16_r16."""
         return type_name.lower() != "bf16_r16"
 
-    def __init__(self, path: str, n_ctx: int, n_threads: int, n_ubatch: int = N_UBATCH) -> None:
+    def __init__(
+        self, path: str, n_ctx: int, n_threads: int, n_ubatch: int = N_UBATCH, cache_type: str = "f16"
+    ) -> None:
         with _quiet():
             from ik_llama_cpp import IkLlama as Llama
             from ik_llama_cpp import _internals as internals
+            from ik_llama_cpp import llama as package
 
             def params() -> Any:
                 values = defaults()
                 values.n_ubatch = n_ubatch
+                values.type_k, values.type_v = (registry.by_name(name).id for name in types_of_cache(cache_type))
                 return values
 
             use_mmap = Loading.use_mmap
+            package._cpu_has_avx_vnni = lambda: True
             defaults = internals.C.llama_context_default_params
-            internals.C.llama_context_default_params = params  # the package has no argument for it
+            internals.C.llama_context_default_params = params  # the package has no arguments for these
             try:
                 self.llama: Any = Llama(path, n_ctx=n_ctx, n_threads=n_threads, use_mmap=use_mmap, verbose=False)
             finally:
                 internals.C.llama_context_default_params = defaults
         self.context, self.n_ubatch = self.llama._context, n_ubatch
 
-    def _prompt(self, tokens: list[int]) -> None:
+    def _prompt(self, tokens: list[int], pos: int = 0) -> None:
         from ik_llama_cpp._internals import make_batch_range
 
         for start in range(0, len(tokens), self.n_ubatch):
-            if self.context.decode(make_batch_range(tokens[start : start + self.n_ubatch], pos_start=start)):
+            batch = make_batch_range(tokens[start : start + self.n_ubatch], pos_start=pos + start)
+            if self.context.decode(batch):
                 raise RuntimeError("ik-llama-cpp-python failed to decode")
 
     def prompt(self, n_tokens: int) -> float:
@@ -166,6 +186,11 @@ class IkLlama:
         for i in range(n_tokens):
             if self.context.decode(make_batch_single(500 + i, depth + i)):
                 raise RuntimeError("ik-llama-cpp-python failed to decode")
+        return Clock.now() - started
+
+    def extend(self, n_tokens: int, depth: int) -> float:
+        started = Clock.now()
+        self._prompt(random_tokens(n_tokens), depth)
         return Clock.now() - started
 
     def close(self) -> None:
@@ -245,6 +270,7 @@ class LlamaBench:
 
 
 PEERS = {"ikpy": Ikpy, "ik": IkLlama, "xllama": XLlama}
+DEEP_PEERS: dict[str, type[Ikpy] | type[IkLlama]] = {"ikpy": Ikpy, "ik": IkLlama}
 
 
 def open_peers(

@@ -5,9 +5,11 @@
 
 Sections, in this order: every weight type (prompt, generation), model shapes (also generation at depth), thread
 scaling, small batches, sweep over the context length, attention at depth per cache type. Engines alternate within a
-section. Ceilings are sampled before, between and after the pieces; the best sample counts. The JSON is rewritten
-after every piece, so a run that ends early keeps what it has. The column of ik_llama.cpp stays empty for deepseek-lite:
-it refuses fewer than 27 layers, and the PyPI build crashes on all of them.
+section. Where they are asked for (--sections depths), prompts and generation at depths per cache type are compared
+too, with q4_0 weights; K and V may differ ("q8_KV:f16": the PyPI build of ik_llama.cpp ends where V is q8_KV). Ceilings
+are sampled before, between and after the pieces; the best sample counts. The JSON is rewritten after every piece, so a
+run that ends early keeps what it has. The column of ik_llama.cpp stays empty for deepseek-lite: it refuses fewer than
+27 layers, and the PyPI build crashes on all of them.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from typing import Any, NamedTuple
 import psutil
 
 from benchmarks.ceiling import Ceilings
-from benchmarks.compare import active_work, alternate
-from benchmarks.peers import N_UBATCH, PEERS, Clock, Ikpy, Loading, open_peers
+from benchmarks.compare import Samples, active_work, alternate, alternate_batches, alternate_depths
+from benchmarks.peers import DEEP_PEERS, N_UBATCH, PEERS, Clock, DeepPeer, Ikpy, Loading, open_peers
 from benchmarks.shapes import SHAPES
 from benchmarks.synthetic import write_model
 from ikpy import __version__
@@ -92,6 +94,9 @@ class Report:
         self.ceilings = Ceilings([1, a.threads])
         names = [PEERS[p].name for p in self.peers] + [Path(p).name for p in a.peer_bin]
         self.data: dict[str, Any] = {"machine": machine(a.threads), "engines": names, "settings": self.settings()}
+        if a.add and a.json.exists():
+            found = json.loads(a.json.read_text())
+            self.data |= {section: found[section] for section in ALL_SECTIONS.split(",") if section in found}
 
     def settings(self) -> dict[str, Any]:
         """Numbers that the tables name."""
@@ -156,23 +161,31 @@ class Report:
         finally:
             path.unlink()
 
-    def small_batches(self) -> dict[str, dict[str, list[float]]]:
+    def small_batches(self, type_name: str) -> dict[str, dict[str, list[float]]]:
         """Engine -> batch size -> tokens/s."""
-        path = self.model("llama-1b", "q4_K")
-        engines = open_peers(self.peers, [], "q4_K", str(path), 256, self.a.threads)
-        rates: dict[str, dict[str, list[float]]] = {e.name: {} for e in engines}
+        path = self.model("llama-1b", type_name)
+        engines = open_peers(self.peers, [], type_name, str(path), 256, self.a.threads)
         try:
-            for repeat in range(self.a.repeats + 1):
-                for n in BATCHES:
-                    for engine in engines:
-                        rate = n / engine.prompt(n)
-                        if repeat:
-                            rates[engine.name].setdefault(str(n), []).append(rate)
+            return alternate_batches(engines, self.a.batch_sizes, self.a.repeats)
         finally:
             for engine in engines:
                 engine.close()
             path.unlink()
-        return rates
+
+    def deep(self, shape: str, cache_type: str) -> dict[str, Samples]:
+        """Depth -> test -> engine -> tokens/s of the engines whose caches can be filled step by step."""
+        a, path, step = self.a, self.model(shape, "q4_0"), N_UBATCH
+        n_ctx = a.depths[-1] + len(a.depths) * (step + a.generate)
+        engines: list[DeepPeer] = []
+        try:
+            for peer in self.peers:
+                if peer in DEEP_PEERS:
+                    engines.append(DEEP_PEERS[peer](str(path), n_ctx, a.threads, step, cache_type))
+            return alternate_depths(engines, a.depths, step, a.generate, a.repeats)
+        finally:
+            for engine in engines:
+                engine.close()
+            path.unlink()
 
     def sweep(self) -> list[dict[str, float]]:
         """Rows of prompt and generation speed at growing depth."""
@@ -223,10 +236,14 @@ class Report:
             if model.shape in chosen:
                 yield "shapes", model.shape, lambda model=model: self.shape(model)
         yield "threads", "llama-1b", self.threads
-        yield "batches", "llama-1b", self.small_batches
+        for name in a.batch_types.split(","):
+            yield "batches", name, lambda name=name: self.small_batches(name)
         yield "sweep", "llama-1b", self.sweep
-        for name in CACHE_TYPES:
+        for name in a.cache_types.split(","):
             yield "attention", name, lambda name=name: self.attention(name)
+        for shape in a.deep_shapes.split(","):
+            for name in a.cache_types.split(","):
+                yield "depths", f"{shape} {name}", lambda shape=shape, name=name: self.deep(shape, name)
 
     def save(self) -> None:
         self.data["ceilings"] = {str(n): best for n, best in self.ceilings.best.items()}
@@ -256,12 +273,19 @@ class Report:
 
 
 SECTIONS = "types,shapes,threads,batches,sweep,attention"
+ALL_SECTIONS = f"{SECTIONS},depths"
+
+
+def numbers(text: str) -> list[int]:
+    """Ascending numbers from a list with commas."""
+    return sorted({int(word) for word in text.split(",")})
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=120, help="no piece starts after this time")
     parser.add_argument("--json", type=Path, default=Path("docs/performance.json"))
+    parser.add_argument("--add", action="store_true", help="keep the pieces that the JSON file has, after an early end")
     parser.add_argument("--sections", default=SECTIONS)
     parser.add_argument("--types", default=",".join(ALL_TYPES))
     parser.add_argument("--shapes", default=",".join(model.shape for model in SHAPE_MODELS))
@@ -275,6 +299,11 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--depth", type=int, default=4096, help="cached tokens of the shapes' second test")
     parser.add_argument("--sweep", type=int, default=16384, help="longest context of the sweep")
     parser.add_argument("--attention-depth", type=int, default=8192)
+    parser.add_argument("--batch-types", default="q4_K", help="weight types of the section batches")
+    parser.add_argument("--batch-sizes", type=numbers, default=list(BATCHES))
+    parser.add_argument("--deep-shapes", default="llama-1b", help="model shapes of the section depths")
+    parser.add_argument("--depths", type=numbers, default=[0, 4096, 8192], help="cached tokens of the section depths")
+    parser.add_argument("--cache-types", default=",".join(CACHE_TYPES), help="of the sections attention and depths")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=physical_cores())
     parser.add_argument("--cpu-time", action="store_true", help="processor time of one thread, for busy machines")

@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks.ceiling import LABELS
 from benchmarks.compare import dot_ceiling
+from benchmarks.shapes import SHAPES
 
 BEGIN, END = "<!-- benchmarks.tables: begin -->", "<!-- benchmarks.tables: end -->"
 Data = dict[str, Any]
@@ -119,11 +120,54 @@ def thread_lines(data: Data) -> list[str]:
     return ["### Threads (q4_K)", "", *table(headings, rows)]
 
 
+def beside_best(values: dict[str, float | None]) -> str:
+    """ikpy's value, in brackets the ratio to the fastest other engine."""
+    factor = ratio(values)
+    return number(values.get("ikpy")) + ("" if factor is None else f" ({factor:.2f})")
+
+
 def batch_lines(data: Data) -> list[str]:
-    rates = next(iter(data["batches"].values()))
-    sizes = list(next(iter(rates.values())))
-    rows = [[n, *(number(median(rates[engine].get(n))) for engine in rates)] for n in sizes]
-    return ["### Small batches (q4_K, tokens/s of n tokens evaluated at once)", "", *table(["n", *rates], rows)]
+    """A row per type; a single type has a row per size and a column per engine."""
+    measured = data["batches"]
+    sizes = list(next(iter(next(iter(measured.values())).values())))
+    heading = "tokens/s of n tokens evaluated at once"
+    if len(measured) == 1:
+        name, rates = next(iter(measured.items()))
+        type_name = "q4_K" if name in SHAPES else name  # older reports have the shape here
+        rows = [[n, *(number(median(rates[engine].get(n))) for engine in rates)] for n in sizes]
+        return [f"### Small batches ({type_name}, {heading})", "", *table(["n", *rates], rows)]
+    rows = [
+        [name, *(beside_best({engine: median(of.get(n)) for engine, of in rates.items()}) for n in sizes)]
+        for name, rates in measured.items()
+    ]
+    title = f"### Small batches ({heading}; in brackets times the best peer)"
+    return [title, "", *table(["type", *(f"n = {n}" for n in sizes)], rows)]
+
+
+def added_time(at: Data, base: Data, test: str) -> str:
+    """What attention to the cached tokens adds to the time of a token: the peer's over that of ikpy."""
+    added = {}
+    for engine, rates in at[test].items():
+        deep, shallow = median(rates), median(base[test][engine])
+        added[engine] = 1 / deep - 1 / shallow if deep and shallow else 0.0
+    others = [seconds for engine, seconds in added.items() if engine != "ikpy"]
+    own = added.get("ikpy", 0.0)
+    return f"{min(others) / own:.2f}" if others and own > 0 else "-"
+
+
+def depth_lines(data: Data) -> list[str]:
+    rows = []
+    for name, depths in data["depths"].items():
+        base = next(iter(depths.values()))
+        for depth, at in depths.items():
+            cells = [beside_best({e: median(rates) for e, rates in at[test].items()}) for test in ("pp", "tg")]
+            added = [added_time(at, base, test) if at is not base else "-" for test in ("pp", "tg")]
+            rows.append([*name.split(), depth, cells[0], added[0], cells[1], added[1]])
+    title = (
+        '### Depth (tokens/s; in brackets times the best peer, "time added": of what the depth adds to a token alone)'
+    )
+    headings = ["shape", "cache", "depth", "prompt", "time added", "generation", "time added"]
+    return [title, "", *table(headings, rows, 2)]
 
 
 def sweep_lines(data: Data) -> list[str]:
@@ -150,6 +194,7 @@ SECTIONS = {
     "batches": batch_lines,
     "sweep": sweep_lines,
     "attention": attention_lines,
+    "depths": depth_lines,
 }
 
 

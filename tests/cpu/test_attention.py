@@ -5,7 +5,7 @@ import pytest
 import reference_attention as ref
 from reference_attention import BF16, F16, F32, IQ4_NL, Q4_0, Q6_0, Q8_0, Q8_KV
 
-from ikpy._native import core
+from ikpy._native import core, tier
 
 ALL_TYPES = [F32, F16, BF16, Q8_0, Q6_0, Q4_0, IQ4_NL, Q8_KV]
 CODED = [Q8_0, Q6_0, Q4_0, IQ4_NL, Q8_KV]
@@ -13,7 +13,7 @@ CODED = [Q8_0, Q6_0, Q4_0, IQ4_NL, Q8_KV]
 
 def tolerance_of(*types, floats=2e-5):
     """Products of codes meet queries and weights rounded to 1/65000 of the largest of 64 elements and more."""
-    codes = core.has_tiles() or core.has_byte_permutes()
+    codes = core.has_tiles() or core.has_byte_permutes() or tier == "avx2"
     return 2.5e-4 if codes and set(types) & set(CODED) else floats
 
 

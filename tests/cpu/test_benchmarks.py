@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import ikpy
-from benchmarks import attention, ceiling, engine_step, matmul, overhead, report, tables
+from benchmarks import attention, ceiling, compare, engine_step, matmul, overhead, report, tables
 from benchmarks.encoder_draws import Matrix, by_ikpy, decoded
-from benchmarks.peers import LlamaBench, open_peers
+from benchmarks.peers import LlamaBench, open_peers, types_of_cache
 from benchmarks.quantize import errors, whole_groups
 from ikpy._native import core
 from ikpy.quants import registry
@@ -73,6 +73,61 @@ def test_tables_replace_only_what_is_between_the_markers() -> None:
     assert second.startswith("# Title\n\nBefore.\n")
     assert second.endswith("\nAfter.\n")
     assert "new" in second and "old" not in second
+
+
+def test_batches_of_several_types_have_a_row_per_type() -> None:
+    data = report_data()
+    data["batches"] = {"q4_0": {"ikpy": {"2": [6.0]}, "ik": {"2": [4.0]}}, "bf16_r16": {"ikpy": {"2": [8.0]}, "ik": {}}}
+    text = tables.markdown(data)
+    assert "| q4_0 | 6.0 (1.50) |" in text
+    assert "| bf16_r16 | 8.0 |" in text
+
+
+def test_depths_show_what_cached_tokens_add() -> None:
+    data = report_data()
+    at = [
+        {"pp": {"ikpy": [100.0], "ik": [50.0]}, "tg": {"ikpy": [40.0], "ik": [20.0]}},
+        {"pp": {"ikpy": [50.0], "ik": [25.0]}, "tg": {"ikpy": [20.0], "ik": [16.0]}},
+    ]
+    data["depths"] = {"llama-1b q8_0": {"0": at[0], "4096": at[1]}}
+    text = tables.markdown(data)
+    assert "| llama-1b | q8_0 | 0 | 100.0 (2.00) | - | 40.0 (2.00) | - |" in text
+    assert "| llama-1b | q8_0 | 4096 | 50.0 (2.00) | 2.00 | 20.0 (1.25) | 0.50 |" in text
+
+
+class Filled:
+    """An engine that remembers what it evaluated."""
+
+    def __init__(self) -> None:
+        self.name, self.cached, self.calls = "ikpy", 0, []
+
+    def prompt(self, n_tokens: int) -> float:
+        self.cached = n_tokens
+        return 2.0
+
+    def extend(self, n_tokens: int, depth: int) -> float:
+        assert depth == self.cached
+        self.cached += n_tokens
+        self.calls.append((n_tokens, depth))
+        return 1.0
+
+
+def test_depths_are_filled_without_gaps() -> None:
+    engine = Filled()
+    found = compare.alternate_depths([engine], [0, 64, 100], 16, 2, 1)
+    assert list(found) == ["0", "64", "100"]
+    assert found["0"] == {"pp": {"ikpy": [8.0]}, "tg": {"ikpy": [1.0]}}
+    assert found["64"]["pp"] == {"ikpy": [16.0]}
+    assert [depth for n, depth in engine.calls if n == 1] == [16, 17, 66, 67, 116, 117]
+
+
+def test_batches_leave_out_the_first_round() -> None:
+    assert compare.alternate_batches([Filled()], [2, 4], 2) == {"ikpy": {"2": [1.0, 1.0], "4": [2.0, 2.0]}}
+
+
+def test_caches_of_two_types() -> None:
+    assert types_of_cache("q8_KV:f16") == ("q8_KV", "f16")
+    assert types_of_cache("q8_0") == ("q8_0", "q8_0")
 
 
 def test_an_engine_without_samples_has_an_empty_cell() -> None:
@@ -158,6 +213,16 @@ def test_no_piece_starts_after_the_time_limit(tmp_path: Path, monkeypatch: pytes
     assert data["skipped"] == ["types q4_0", "sweep llama-1b"]
     assert "types" not in data
     assert "Not measured" in tables.markdown(data)
+
+
+def test_a_report_goes_on_with_the_pieces_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceiling.core, "ceiling", lambda kind, n: 1.0)
+    monkeypatch.setattr(report.Report, "weight_type", lambda self, name: entry(1.0, 2.0))
+    target = tmp_path / "report.json"
+    for name, more in (("q4_0", []), ("q8_0", ["--add"])):
+        words = ["--json", str(target), "--sections", "types", "--types", name, "--peers", "ikpy", *more]
+        report.Report(report.arguments(words)).run()
+    assert list(json.loads(target.read_text())["types"]) == ["q4_0", "q8_0"]
 
 
 def test_weights_of_generate_exceed_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:

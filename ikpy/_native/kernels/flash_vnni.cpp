@@ -318,7 +318,7 @@ const CodeProducts* vector_code_products(int type) {
     return kv::with_codes(type, [](auto codes) { return products_of<decltype(codes)>(); });
 }
 
-#else
+#elif defined(__AVX512VNNI__) || !defined(__AVX2__)
 
 const CodeProducts* vector_code_products(int) { return nullptr; }
 

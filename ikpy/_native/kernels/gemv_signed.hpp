@@ -39,18 +39,21 @@ inline __m256i points32(const uint8_t* p, [[maybe_unused]] int k, int i) {
 // themselves.
 enum class PointKind { kMasked, kSigned, kTrits };
 
-// Adds the products of 32 points with column group g of a token; `sign`: the masks, or the signed points.
+// -1 and 1 from masks: one instruction per token applies them.
+inline __m256i signs_of_masks(__m256i masks) { return _mm256_or_si256(masks, _mm256_set1_epi8(1)); }
+
+// Adds the products of 32 points with a token's columns x; `sign`: any numbers of the points' signs; scale:
+// that of the points times that of the columns.
 template <PointKind Kind>
-inline __m256 add_products(__m256i points, __m256i sign, __m256 lanes, const uint8_t* x,
-                           const ActQ8Layout& at, int64_t g, __m256 total) {
-    const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + 32 * g));
-    const __m256i a = Kind == PointKind::kMasked ? _mm256_sub_epi8(_mm256_xor_si256(v, sign), sign)
-                                                 : _mm256_sign_epi8(v, sign);
+inline __m256 add_products(__m256i points, __m256i sign, __m256 scale, const uint8_t* x, __m256 total) {
+    const __m256i a = _mm256_sign_epi8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)), sign);
     const __m256i pairs = _mm256_maddubs_epi16(Kind == PointKind::kTrits ? _mm256_set1_epi8(1) : points, a);
     const __m256i dot = _mm256_madd_epi16(pairs, _mm256_set1_epi16(Kind == PointKind::kTrits ? 8 : 1));
-    const __m256 scale =
-        _mm256_mul_ps(lanes, _mm256_broadcast_ss(reinterpret_cast<const float*>(x + at.scale) + g));
     return _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, total);
+}
+
+inline const float* scales_of(const uint8_t* x, const ActQ8Layout& at, int64_t g) {
+    return reinterpret_cast<const float*>(x + at.scale) + g;
 }
 
 template <class L, int NT>
@@ -61,25 +64,37 @@ void multiply_row(const uint8_t* row, int k, int64_t n_in, const uint8_t* const*
 #pragma GCC unroll 8
     for (int t = 0; t < NT; ++t) total[t][0] = total[t][1] = _mm256_setzero_ps();
     alignas(32) uint8_t masks[32];
-    alignas(32) float d[16];
+    alignas(32) float d[16], scaled[NT][8];
     for (int64_t c = 0; c < n_in / kChunk; ++c) {
         const uint8_t* p = row + c * L::kBlockBytes;
         prefetch_weights<L::kBlockBytes>(p);
         if constexpr (!HasSignedPoints<L>::value) grid::sign_masks<L>(p, k, masks);
         L::scales(p, k, d);
+        if (L::kGroup == 32) {
+#pragma GCC unroll 8
+            for (int t = 0; t < NT; ++t)
+                _mm256_store_ps(
+                    scaled[t], _mm256_mul_ps(_mm256_load_ps(d), _mm256_loadu_ps(scales_of(x[t], at, 8 * c))));
+        }
 #pragma GCC unroll 8
         for (int i = 0; i < kChunk / 32; ++i) {
             __m256i points = points32<L>(p, k, i), sign = points;
             if (HasSignedPoints<L>::value) {
                 points = _mm256_abs_epi8(points);
             } else {
-                sign = reinterpret_cast<__m256i>(c32::bits(load_unaligned<uint32_t>(masks + 4 * i)));
+                const auto masks32 = c32::bits(load_unaligned<uint32_t>(masks + 4 * i));
+                sign = signs_of_masks(reinterpret_cast<__m256i>(masks32));
             }
             const __m256 lanes = scale_lanes<L>(d, i);
 #pragma GCC unroll 8
-            for (int t = 0; t < NT; ++t)
+            for (int t = 0; t < NT; ++t) {
+                const __m256 scale =
+                    L::kGroup == 32
+                        ? _mm256_broadcast_ss(scaled[t] + i)
+                        : _mm256_mul_ps(lanes, _mm256_broadcast_ss(scales_of(x[t], at, 8 * c + i)));
                 total[t][i & 1] =
-                    add_products<kKind>(points, sign, lanes, x[t], at, 8 * c + i, total[t][i & 1]);
+                    add_products<kKind>(points, sign, scale, x[t] + kChunk * c + 32 * i, total[t][i & 1]);
+            }
         }
     }
 #pragma GCC unroll 8
@@ -115,10 +130,8 @@ inline __m256i sign_vector(uint32_t mask) {
     }
 }
 
-// Scales of 32 columns of row k.
-template <class L>
+// Scales of 32 columns of row k, two groups.
 inline __m256 scale_lanes_of_row(const FourRows& rows, int i, int k) {
-    if (L::kGroup == 32) return _mm256_broadcast_ss(&rows.d[i][k]);
     return _mm256_blend_ps(_mm256_broadcast_ss(&rows.d[2 * i][k]), _mm256_broadcast_ss(&rows.d[2 * i + 1][k]),
                            0xF0);
 }
@@ -149,30 +162,41 @@ void multiply_four_rows(const uint8_t* group, int64_t n_in, const uint8_t* const
         eighths[t] = _mm_setzero_ps();
         for (int k = 0; k < 4; ++k) total[k][t] = _mm256_setzero_ps();
     }
+    constexpr int kParts = L::kBlock / 32;
     FourRows rows;
+    alignas(16) float scaled[NT][kParts][4];
     const uint8_t* p = group + RowHeader<L>::kBytes;
     for (int64_t g = 0; g < n_in / 32; g += L::kBlock / 32, p += L::kBlockBytes) {
         prefetch_weights<L::kBlockBytes>(p);
         L::prepare(p, &rows);
         if (kKind == PointKind::kTrits) add_eighths<NT>(rows, x, at, g, eighths);
+        for (int i = 0; L::kGroup == 32 && i < kParts; ++i)
+            for (int t = 0; t < NT; ++t)
+                _mm_store_ps(scaled[t][i], _mm_mul_ps(_mm_load_ps(rows.d[i]),
+                                                      _mm_broadcast_ss(scales_of(x[t], at, g + i))));
         for (int k = 0; k < 4; ++k) {
             __m256 sum[NT];
 #pragma GCC unroll 8
             for (int t = 0; t < NT; ++t) sum[t] = total[k][t];
 #pragma GCC unroll 8
-            for (int i = 0; i < L::kBlock / 32; ++i) {
+            for (int i = 0; i < kParts; ++i) {
                 __m256i points, sign;
                 if constexpr (kKind == PointKind::kMasked) {
                     points = L::points32(p, k, i);
-                    sign = sign_vector<L>(rows.masks[i][k]);
+                    sign = signs_of_masks(sign_vector<L>(rows.masks[i][k]));
                 } else {
                     sign = L::points32(p, rows.masks[i][k], k);
                     points = _mm256_abs_epi8(sign);
                 }
-                const __m256 lanes = scale_lanes_of_row<L>(rows, i, k);
+                const __m256 lanes = L::kGroup == 16 ? scale_lanes_of_row(rows, i, k) : _mm256_setzero_ps();
 #pragma GCC unroll 8
-                for (int t = 0; t < NT; ++t)
-                    sum[t] = add_products<kKind>(points, sign, lanes, x[t], at, g + i, sum[t]);
+                for (int t = 0; t < NT; ++t) {
+                    const __m256 scale =
+                        L::kGroup == 32
+                            ? _mm256_broadcast_ss(scaled[t][i] + k)
+                            : _mm256_mul_ps(lanes, _mm256_broadcast_ss(scales_of(x[t], at, g + i)));
+                    sum[t] = add_products<kKind>(points, sign, scale, x[t] + 32 * (g + i), sum[t]);
+                }
             }
 #pragma GCC unroll 8
             for (int t = 0; t < NT; ++t) total[k][t] = sum[t];

@@ -85,12 +85,12 @@ const WeightKernels* grid_weight_kernels(int type) {
                                                signed_row_kernels<UnpackGridRows<grid::IQ2_XXS_R4>, 4>(),
                                                signed_row_kernels<UnpackGridRows<grid::IQ2_XS_R4>, 5>(),
                                                signed_row_kernels<UnpackGridRows<grid::IQ2_S_R4>, 5>(),
-                                               signed_row_kernels<UnpackGridRows<grid::IQ3_XXS_R4>, 3>(),
-                                               signed_row_kernels<UnpackGridRows<grid::IQ3_S_R4>, 2>(),
+                                               signed_row_kernels<UnpackGridRows<grid::IQ3_XXS_R4>, 4>(),
+                                               signed_row_kernels<UnpackGridRows<grid::IQ3_S_R4>, 3>(),
                                                signed_kernels<UnpackIQ1_S, 2>(),
                                                signed_kernels<UnpackIQ1_M, 3>(),
-                                               signed_row_kernels<UnpackIQ1_S_R4, 2>(),
-                                               signed_row_kernels<UnpackIQ1_M_R4, 2>()};
+                                               signed_row_kernels<UnpackIQ1_S_R4, 3>(),
+                                               signed_row_kernels<UnpackIQ1_M_R4, 3>()};
 #if defined(__AVX512VNNI__)
     if (has_byte_permutes())
         if (const WeightKernels* k = point_weight_kernels(type)) return k;

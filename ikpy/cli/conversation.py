@@ -30,7 +30,10 @@ class Conversation:
         else:
             self.template = ChatTemplate.from_argument(source, bos, eos)
         self.variables = dict(prompt.chat_template_kwargs)
-        self.system = [{"role": "system", "content": prompt.text}] if prompt.text else []
+        is_message = prompt.single_turn or prompt.system is not None
+        system, self.first = (prompt.system, prompt.text) if is_message else (prompt.text, "")
+        self.system = [{"role": "system", "content": system}] if system else []
+        self.single = prompt.single_turn
         self.turns: list[dict[str, str]] = []
 
     def example(self) -> str:
@@ -70,9 +73,8 @@ class Conversation:
     def run(self, run: TextRun) -> bool:
         """Turns until the end of the input; returns whether the user interrupted."""
         while True:
-            run.console.text("\n> ")
             try:
-                line = run.console.read()
+                line = self.message(run)
             except KeyboardInterrupt:
                 return True
             if line is None:
@@ -82,6 +84,18 @@ class Conversation:
             self.turns.append({"role": "user", "content": line.rstrip("\n")})
             with run.interrupt.watched():
                 self.answer(run)
+            if self.single:
+                return run.interrupt.pressed
+
+    def message(self, run: TextRun) -> str | None:
+        """The next message: the one of the command line, then those of the user; None at the end of the input."""
+        if self.first.strip():
+            line, self.first = self.first, ""
+            if run.params.prompt.display_prompt:
+                run.console.text(f"\n> {line}\n")
+            return line
+        run.console.text("\n> ")
+        return run.console.read()
 
     def answer(self, run: TextRun) -> None:
         """Evaluates what is new and writes the answer."""
@@ -92,4 +106,4 @@ class Conversation:
         run.feed(tokens[kept:])
         text = run.generate()
         self.turns.append({"role": "assistant", "content": text})
-        run.console.text("\n" if run.ended else "")
+        run.console.text("\n" if run.ended or self.single else "")

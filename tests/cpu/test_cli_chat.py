@@ -143,6 +143,19 @@ def test_conversation(cli) -> None:
     assert out.startswith(first.rstrip("> ")), "the first answer must not depend on what follows"
 
 
+def test_one_question(cli, tmp_path) -> None:
+    status, out, _ = cli("-st", "-p", "Hello", "-sys", "You are kind.", "-n", "8", stdin="more\nand more\n")
+    assert status == 0 and out.startswith("\n> Hello\n") and out.endswith("\n")
+    assert out.count("> ") == 1 and "more" not in out
+    _, chat, _ = cli("-cnv", "-p", "You are kind.", "-n", "8", stdin="Hello\n")
+    assert chat.startswith(out.rstrip("\n")), "the prompt must be that of a chat"
+    (tmp_path / "system").write_text("You are kind.\n")
+    status, from_file, _ = cli("-sysf", str(tmp_path / "system"), "-n", "8", stdin="Hello\n")
+    assert status == 0 and from_file == chat
+    _, plain, _ = cli("-no-cnv", "-sys", "You are kind.", "-p", OLD_MAN, "-n", "4")
+    assert plain.startswith(OLD_MAN)
+
+
 def test_conversation_drops_old_turns_when_full(cli) -> None:
     lines = "".join(f"This is message number {i} of a long conversation about the sea.\n" for i in range(14))
     status, out, _ = cli("-cnv", "-c", "256", "-n", "12", stdin=lines)

@@ -40,9 +40,7 @@ def start(tool: str, arguments: Sequence[str], title: str) -> CommonParams | Non
         print_tool_help(tool, title)
         return None
     if params.action == "devices":
-        from ikpy.backends.cuda.devices import available
-
-        print("Available devices:", *(f"  {device.name}: {device.description}" for device in available()), sep="\n")
+        print_devices()
         return None
     if params.action == "version":
         from ikpy.tools.machine import version_lines
@@ -57,6 +55,13 @@ def start(tool: str, arguments: Sequence[str], title: str) -> CommonParams | Non
             if (n := getattr(options, name)) is not None:
                 setattr(options, name, min(n, limit))
     return params
+
+
+def print_devices() -> None:
+    """Print the devices of this machine on standard output."""
+    from ikpy.backends.cuda.devices import available
+
+    print("Available devices:", *(f"  {device.name}: {device.description}" for device in available()), sep="\n")
 
 
 def place_on_nodes(mode: str | None) -> int:

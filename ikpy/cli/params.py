@@ -110,6 +110,7 @@ class PromptOptions:
     in_files: list[str] = field(default_factory=list)
     conversation: bool = False
     single_turn: bool = False
+    simple_io: bool = False
     system: str | None = None
     interactive: bool = False
     interactive_first: bool = False

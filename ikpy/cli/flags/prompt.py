@@ -64,7 +64,13 @@ CHAT_ROWS = (
     option("--display-prompt", FLAG, "prompt.display_prompt", "repeat the prompt", "C"),
     option("--no-display-prompt", OFF, "prompt.display_prompt", "do not repeat the prompt", "C"),
     option("--verbose-prompt", FLAG, "prompt.verbose_prompt", "print the tokens of the prompt", "C"),
-    always("--simple-io", "plain input and output for pipes", "C"),
+    option(
+        "--simple-io",
+        FLAG,
+        "prompt.simple_io",
+        "leave the editing of lines to the terminal; always so where input or output is none",
+        "C",
+    ),
     option(
         "-r --reverse-prompt",
         Kind("TEXT", many=True),

@@ -120,8 +120,12 @@ def accept_all_text() -> None:
     """Keep characters that the locale does not know from ending a program: models write any.
 
     A locale of ASCII alone stands for none, and then texts are UTF-8. Bytes of the input that are no text stay what
-    they are, as in arguments.
+    they are, as in arguments. Streams that are closed become empty ones: without standard error, log lines would be
+    printed as results.
     """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for the whole program
     for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "backslashreplace")):
         if isinstance(stream, TextIOWrapper):
             is_ascii = codecs.lookup(stream.encoding).name == "ascii"
@@ -149,6 +153,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # the interpreter wraps what comes while a class is made
+            print(file=sys.stderr)
+            return INTERRUPTED
         return report(error, arguments, verbose)
 
 

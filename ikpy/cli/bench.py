@@ -10,7 +10,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from ikpy.cli.bench_options import help_rows, parse_bench
-from ikpy.cli.common import default_model, place_on_nodes, print_devices
+from ikpy.cli.common import default_model, place_on_nodes, print_devices, warn_of_threads
 from ikpy.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def run(arguments: Sequence[str]) -> int:
     command.values["models"] = [*command.values.get("models", []), *fetch_models(command.values)]
     params = command.params(default_model)
     params.threads = [(min(generation, limit), min(batch, limit)) for generation, batch in params.threads]
+    warn_of_threads(*(count for pair in params.threads for count in pair))
     if params.dry_run:
         print_plans(params)
         return 0

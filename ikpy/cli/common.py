@@ -50,11 +50,20 @@ def start(tool: str, arguments: Sequence[str], title: str) -> CommonParams | Non
     for line in params.warnings:
         print(f"warning: {line}", file=sys.stderr)
     limit = place_on_nodes(params.model.numa)
+    warn_of_threads(params.n_threads, params.n_threads_batch)
     for options in (params.context, params.speculative):
         for name in ("n_threads", "n_threads_batch"):
             if (n := getattr(options, name)) is not None:
                 setattr(options, name, min(n, limit))
     return params
+
+
+def warn_of_threads(*counts: int) -> None:
+    """Say on standard error that more threads than CPUs wait for each other most of the time."""
+    from ikpy.threads import hardware_threads
+
+    if (most := max(counts)) > (n := hardware_threads()):
+        print(f"warning: {most} threads on {n} CPUs wait for each other; -t {n} is faster", file=sys.stderr)
 
 
 def print_devices() -> None:

@@ -280,6 +280,11 @@ def to_kv_override(text: str, warn: Warn) -> tuple[str, object]:
     raise ValueError(f"TYPE:VALUE must be int:N, float:F, bool:true|false or str:TEXT, got {rest!r}")
 
 
+def to_kv_overrides(text: str, warn: Warn) -> list[tuple[str, object]]:
+    """`KEY=TYPE:VALUE[,KEY=TYPE:VALUE...]`; a comma before anything else belongs to the value."""
+    return [to_kv_override(item, warn) for item in re.split(r",(?=[^,=:]+=(?:int|float|bool|str):)", text)]
+
+
 def rule_items(text: str) -> list[str]:
     """Items between commas; a comma in an expression's open brackets, as in `blk\\.\\d{1,2}`, divides none."""
     items: list[str] = []

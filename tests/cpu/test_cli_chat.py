@@ -199,6 +199,18 @@ def test_input_that_is_no_text() -> None:
     assert result.stdout.startswith(b"\n> ??hello\n")
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_closed_streams(closed, tmp_path) -> None:
+    """As services and scheduled jobs may have them."""
+    command = f'"$0" -m ikpy cli -cnv -sys x -n 1 -t 1 -p Hello {closed}'
+    result = subprocess.run(
+        ["sh", "-c", command, sys.executable], capture_output=True, cwd=ROOT, timeout=300, check=False
+    )
+    assert result.returncode == 0, result.stderr[-300:]
+    assert result.stdout.startswith(b"\n> Hello\n") or (closed == ">&-" and result.stdout == b"")
+    assert b"internal error" not in result.stderr and (b"Log end" in result.stderr or closed == "2>&-")
+
+
 def test_lines_of_terminals_may_be_long() -> None:
     """A terminal's own lines end at 4,095 characters; edited ones do not."""
     pid, terminal = pty.fork()

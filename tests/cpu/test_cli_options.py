@@ -78,6 +78,7 @@ def test_all_golden_spellings_are_known(tool):
         ("-ot b{1,2}[,]=CPU,(c,d)=CUDA0,,", "model.tensor_overrides", [("b{1,2}[,]", "CPU"), ("(c,d)", "CUDA0")]),
         ("-ot exps=CPU -ot a=CUDA0,b=CPU", "model.tensor_overrides", [("exps", "CPU"), ("a", "CUDA0"), ("b", "CPU")]),
         ("-cmoe", "model.n_cpu_moe", 999),
+        ("-okv a=int:1,b.c=str:x,y,d=bool:true", "model.kv_overrides", [("a", 1), ("b.c", "x,y"), ("d", True)]),
         ("-ngl all", "model.n_gpu_layers", 999),
         ("-ngl auto", "model.n_gpu_layers", -1),
         ("-fit off", "model.fit", False),
@@ -264,6 +265,17 @@ def test_devices_are_listed():
     result = ikpy_program("server", "--list-devices", env={**os.environ, "IKPY_CUDA_EMULATE": "2"})
     assert (result.returncode, result.stderr) == (0, "")
     assert [line.split(":")[0] for line in result.stdout.splitlines()] == ["Available devices", "  CUDA0", "  CUDA1"]
+
+
+def test_an_interrupt_while_a_class_is_made_is_one(monkeypatch, capsys):
+    """Older interpreters put a RuntimeError around what __set_name__ raises."""
+
+    def wrapped(arguments):
+        raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
+
+    monkeypatch.setattr("ikpy.cli.info.run", wrapped)
+    assert ikpy.cli.main(["info"]) == 130
+    assert capsys.readouterr().err == "\n"
 
 
 def test_errors_of_the_program_are_one_line():

@@ -2,7 +2,6 @@
 
 from ikpy.cli import values
 from ikpy.cli.options import FLAG, PATH, TEXT, Kind, option, refused
-from ikpy.cli.values import to_kv_override
 
 ROWS = (
     option(
@@ -27,7 +26,7 @@ ROWS = (
     option("-a --alias", TEXT, "model.alias", "name reported by the API", "S", env="LLAMA_ARG_MODEL_ALIAS"),
     option(
         "-okv --override-kv",
-        Kind("KEY=TYPE:VALUE", to_kv_override, many=True),
+        Kind("KEY=TYPE:VALUE,...", values.to_kv_overrides, many=True),
         "model.kv_overrides",
         "replace a metadata value; TYPE is int, float, bool or str. Repeatable",
     ),

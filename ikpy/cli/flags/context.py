@@ -45,7 +45,7 @@ ROWS = (
         "-t --threads",
         THREADS,
         "context.n_threads",
-        "threads for generation; 0 or less = hardware threads; default: physical cores, as far as a container's quota reaches",
+        "threads for generation; 0 or less = hardware threads; default: physical cores within a container's quota",
         env="LLAMA_ARG_THREADS",
     ),
     option("-tb --threads-batch", THREADS, "context.n_threads_batch", "threads for prompts; default: as -t"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -9,6 +10,9 @@ from functools import cache
 from pathlib import Path
 
 CPU_ROOT = Path("/sys/devices/system/cpu")
+GROUP_ROOT = Path("/sys/fs/cgroup")
+PROCESS_GROUPS = Path("/proc/self/cgroup")
+MANY = 1 << 20
 
 
 @cache
@@ -42,8 +46,39 @@ def _read(path: Path) -> str | None:
         return None
 
 
+def _quota_of(folder: Path) -> float:
+    """CPUs' worth of time that a control group may take, infinity for no limit."""
+    text = _read(folder / "cpu.max") or " ".join(
+        _read(folder / f"cpu.cfs_{name}_us") or "" for name in ("quota", "period")
+    )
+    quota, _, period = text.partition(" ")
+    is_limit = quota.isdigit() and period.isdigit() and int(period) > 0
+    return int(quota) / int(period) if is_limit else math.inf
+
+
+def cpu_quota() -> float:
+    """CPUs' worth of time that this process may take in its control groups (containers), infinity for no limit."""
+    quota = math.inf
+    for line in (_read(PROCESS_GROUPS) or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        root = GROUP_ROOT / "cpu" if controllers else GROUP_ROOT
+        folders = [root.joinpath(*Path(path).parts[1 : i + 1]) for i in range(len(Path(path).parts))]
+        quota = min(quota, *map(_quota_of, [root, *folders]))
+    return quota
+
+
 @cache
 def physical_cores() -> int:
+    """Threads to use: one per physical core that this process may run on, as far as its share of CPU time reaches.
+
+    Threads that wait for each other lose most where a container's quota lets only some of them run.
+    """
+    return max(1, min(_physical_cores(), math.ceil(min(cpu_quota(), MANY))))
+
+
+def _physical_cores() -> int:
     """Physical cores among the usable CPUs, at least 1; of a hybrid processor only the performance cores."""
     speed_of_core: dict[str, int] = {}
     for cpu in usable_cpus():

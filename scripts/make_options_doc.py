@@ -20,9 +20,10 @@ accepts every option below, so that a command line can be moved from one tool to
 - an option is matched as a whole; a value is always the next argument (`-c 4096`, not `-c=4096`);
 - `_` is read as `-` in options that start with `--`;
 - the last use of an option wins, except for options that are repeatable;
-- `-fa`, `-fmoe`, `-rtr` and `--context-shift` may stand alone or be followed by a value;
-- environment variables are read before the command line (by the server also after it); those of switches count as
-  set for `1` and `true`;
+- switches whose value is shown in brackets, such as `-fa` and `-rtr`, may stand alone or be followed by a value;
+- environment variables are read before the command line (by the server also after it); those of switches take `on`,
+  `off`, `1`, `0`, `true` and `false`. The server has a variable for every long spelling: `LLAMA_ARG_CTX_SIZE` for
+  `--ctx-size`;
 - an option that cannot have an effect is accepted with a warning on standard error, one that would change results
   but cannot be met is an error.
 
@@ -57,7 +58,7 @@ def common_section() -> list[str]:
         if row.group != group:
             group = row.group
             lines += [f"\n## {group}\n", "| option | used by | meaning |", "|---|---|---|"]
-        environment = f" Environment: `{row.env}`." if row.env else ""
+        environment = f" Environment: {', '.join(f'`{name}`' for name in row.env.split())}." if row.env else ""
         meaning = f"{row.help}{default_text(row)}.{effect_text(row)}{environment}"
         used = row.used if row.effect in (Effect.USED, Effect.ALWAYS) else "-"
         lines.append(f"| `{cell(spelling(row))}` | {used} | {cell(meaning)} |")
@@ -69,7 +70,8 @@ def bench_section() -> list[str]:
     lines = [
         "\n## ikpy bench\n",
         "Every option takes a value; values are comma lists and options may be repeated unless noted otherwise; all",
-        "combinations are measured. A switch may stand alone before another option.\n",
+        "combinations are measured. A switch may stand alone before another option. Numbers of tokens, batches,",
+        "threads and layers may be ranges: `1-4`, `512-2048+512`, `512-8192*2`.\n",
         "| option | list | meaning |",
         "|---|---|---|",
     ]

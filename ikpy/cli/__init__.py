@@ -6,6 +6,7 @@ are read by `ikpy.cli.parser`, not by Typer.
 
 from __future__ import annotations
 
+import codecs
 import os
 import sys
 import traceback
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
+from io import TextIOWrapper
 from typing import Any
 
 import typer
@@ -114,11 +116,28 @@ def check_command(arguments: Sequence[str]) -> None:
     raise UsageError(f"no such command: {name}{hint}")
 
 
+def accept_all_text() -> None:
+    """Keep characters that the locale does not know from ending a program: models write any.
+
+    A locale of ASCII alone stands for none, and then texts are UTF-8. Bytes of the input that are no text stay what
+    they are, as in arguments. Streams that are closed become empty ones: without standard error, log lines would be
+    printed as results.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for the whole program
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "backslashreplace")):
+        if isinstance(stream, TextIOWrapper):
+            is_ascii = codecs.lookup(stream.encoding).name == "ascii"
+            stream.reconfigure(encoding="utf-8" if is_ascii else None, errors=errors)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status.
 
     An error the user can cause is one line on standard error and status 1; `--verbose` adds the traceback.
     """
+    accept_all_text()
     arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     verbose = "--verbose" in arguments or "-v" in arguments
     try:
@@ -134,6 +153,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # the interpreter wraps what comes while a class is made
+            print(file=sys.stderr)
+            return INTERRUPTED
         return report(error, arguments, verbose)
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
 
 from ikpy.cli.bench_options import help_rows, parse_bench
-from ikpy.cli.common import default_model, place_on_nodes
+from ikpy.cli.common import default_model, place_on_nodes, print_devices, warn_of_threads
+from ikpy.errors import UsageError
 
 if TYPE_CHECKING:
     from ikpy.tools.bench import BenchParams
@@ -22,14 +26,19 @@ def run(arguments: Sequence[str]) -> int:
         title = "Measure prompt processing and generation. Lists are separated by commas; options may be repeated."
         print_help(title, "ikpy bench [options]", help_rows())
         return 0
+    if command.values.get("list_devices"):
+        print_devices()
+        return 0
     for line in dict.fromkeys(command.warnings):
         print(f"warning: {line}", file=sys.stderr)
     from ikpy.tools.bench import Engine, Runner, bench_tests
     from ikpy.tools.bench_output import PRINTERS
 
     limit = place_on_nodes(command.values.get("numa"))  # before the cores are counted
+    command.values["models"] = [*command.values.get("models", []), *fetch_models(command.values)]
     params = command.params(default_model)
     params.threads = [(min(generation, limit), min(batch, limit)) for generation, batch in params.threads]
+    warn_of_threads(*(count for pair in params.threads for count in pair))
     if params.dry_run:
         print_plans(params)
         return 0
@@ -38,13 +47,33 @@ def run(arguments: Sequence[str]) -> int:
         printer.begin()
     log = (lambda line: print(line, file=sys.stderr)) if params.verbose else None
     runner = Runner(params, Engine(params, log))
-    for test in bench_tests(params):
+    tests = list(bench_tests(params))
+    for number, test in enumerate(tests, 1):
+        if params.progress:
+            print(f"bench: test {number}/{len(tests)}: {test.label}", file=sys.stderr)
+        time.sleep(params.delay)
         result = runner.run(test)
         for printer in printers:
             printer.result(result)
     for printer in printers:
         printer.end()
     return 0
+
+
+def fetch_models(values: Mapping[str, Any]) -> list[str]:
+    """Files of the models of -hf and -hff. UsageError for a file without a repository."""
+    repos, files = values.get("hf_repos", []), values.get("hf_files", [])
+    if len(files) > len(repos):
+        raise UsageError("--hf-file requires --hf-repo")
+    if not repos:
+        return []
+    from ikpy.tools.hub import fetch
+
+    token, offline = values.get("hf_token") or os.environ.get("HF_TOKEN"), bool(values.get("offline"))
+    pairs = zip_longest(repos, files)
+    return [
+        fetch(repo, file, token, lambda line: print(line, file=sys.stderr), offline=offline) for repo, file in pairs
+    ]
 
 
 def print_plans(params: BenchParams) -> None:

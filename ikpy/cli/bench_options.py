@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ikpy.cli import values
+from ikpy.cli.flags.loading import PAGE_CACHE, PRIORITY, TASKSET, WAITING
 from ikpy.cli.options import NO_GPU, Kind, Option, normalize_name
 from ikpy.cli.parser import HELP_NAMES, has_devices, suggest
 from ikpy.cli.values import Warn
@@ -18,6 +19,7 @@ from ikpy.errors import IkpyError, UsageError
 from ikpy.tools.bench import BenchParams
 
 COUNT = values.bounded(0)
+RANGE = re.compile(r"(\d+)-(\d+)(?:([+*])(\d+))?")
 OUTPUTS = ("md", "csv", "json", "jsonl", "sql", "none")
 
 
@@ -25,6 +27,26 @@ def to_overrides(text: str, warn: Warn) -> str:
     """Rules for tensors, which may also be separated by `;`, with `;` between them."""
     rules = values.to_tensor_override(text.replace(";", ","), warn)
     return ";".join(f"{pattern}={buffer}" for pattern, buffer in rules)
+
+
+def in_range(text: str) -> list[str]:
+    """Numbers of `first-last`, `first-last+step` or `first-last*factor`; any other text as it is."""
+    match = RANGE.fullmatch(text)
+    if not match:
+        return [text]
+    value, last, step = int(match[1]), int(match[2]), int(match[4] or 1)
+    if last < value or step < (2 if match[3] == "*" else 1) or (match[3] == "*" and value == 0):
+        raise ValueError(f"expected first-last, first-last+step or first-last*factor, got {text!r}")
+    found = []
+    while value <= last:
+        found.append(str(value))
+        value = value * step if match[3] == "*" else value + step
+    return found
+
+
+def to_device_names(text: str, warn: Warn) -> tuple[str, ...]:
+    """Names separated by `/` or `,`; `none` for no device."""
+    return values.to_devices(text.replace("/", ","), warn)
 
 
 def to_pair(text: str, warn: Warn) -> tuple[int, int]:
@@ -47,6 +69,11 @@ def to_thread_pair(text: str, warn: Warn) -> tuple[int, int]:
     return threads, threads
 
 
+def to_off(text: str, warn: Warn) -> bool:
+    """What an option stores that switches something off."""
+    return False
+
+
 def to_shares(text: str, warn: Warn) -> tuple[float, ...]:
     """Shares of devices separated by `/` or `;`."""
     return tuple(values.to_float(part, warn) for part in re.split("[/;]", text))
@@ -57,8 +84,8 @@ class BenchOption:
     """One option.
 
     `separator` divides the text into several values ("" = the text is one value); `many` values accumulate,
-    otherwise only the first counts. `flag` needs no value. `idle` is the value that asks for what happens anyway, so
-    that the warning of an option without effect is left out.
+    otherwise only the first counts. `flag` needs no value, `ranges` are numbers such as 1-8. `idle` is the value that
+    asks for what happens anyway, so that the warning of an option without effect is left out.
     """
 
     names: tuple[str, ...]
@@ -70,12 +97,15 @@ class BenchOption:
     many: bool = True
     switch: bool = False
     flag: bool = False
+    ranges: bool = False
     no_effect: str = ""
     idle: Any = None
 
 
 def row(names: str, dest: str, metavar: str, text: str, **more: Any) -> BenchOption:
     """A row of the table."""
+    if more.get("flag"):
+        more.setdefault("convert", values.to_switch)
     return BenchOption(tuple(names.split()), dest, metavar, text, **more)
 
 
@@ -94,15 +124,28 @@ NO_FIT = "give -ngl and -ncmoe: a benchmark says what it measures"
 MERGED = "the file's tensors are used as they are"
 ROWS = (
     row("-m --model", "models", "FILE", "GGUF file (default: the bundled tiny-mla-moe)", convert=values.to_text),
-    row("-p --n-prompt", "n_prompt", "N", "prompt tokens; 0 = no such test (default: 512)", convert=COUNT),
-    row("-n --n-gen", "n_gen", "N", "generated tokens; 0 = no such test (default: 128)", convert=COUNT),
+    row("-hf -hfr --hf-repo", "hf_repos", "REPO", "model on the Hugging Face hub", convert=values.to_text),
+    row("-hff --hf-file", "hf_files", "FILE", "file in the repository of the same place", convert=values.to_text),
+    row(
+        "-hft --hf-token",
+        "hf_token",
+        "TEXT",
+        "access token of the hub (default: $HF_TOKEN)",
+        convert=values.to_text,
+        separator="",
+        many=False,
+    ),
+    row("--offline", "offline", "", "take -hf from the cache only", flag=True, many=False),
+    row("-p --n-prompt", "n_prompt", "N", "prompt tokens; 0 = no such test (default: 512)", convert=COUNT, ranges=True),
+    row("-n --n-gen", "n_gen", "N", "generated tokens; 0 = no such test (default: 128)", convert=COUNT, ranges=True),
     row("-pg", "prompts_generated", "PP,TG", "prompt, then generation, timed together", convert=to_pair, separator=""),
+    row("-d --n-depth", "n_depth", "N", "tokens in the cache before (default: 0)", convert=COUNT, ranges=True),
     row("-gp", "generated_at_depth", "PP,TG", "generation after a prompt", convert=to_pair, separator=""),
-    row("-b --batch-size", "n_batch", "N", "logical batch (default: 2048)", convert=values.bounded(1)),
-    row("-ub --ubatch-size", "n_ubatch", "N", "physical batch (default: 512)", convert=values.bounded(0)),
+    row("-b --batch-size", "n_batch", "N", "logical batch (default: 2048)", convert=values.bounded(1), ranges=True),
+    row("-ub --ubatch-size", "n_ubatch", "N", "physical batch (default: 512)", convert=values.bounded(0), ranges=True),
     row("-ctk --cache-type-k", "type_k", "TYPE", "type of the K cache (default: f16)", convert=values.to_cache_type),
     row("-ctv --cache-type-v", "type_v", "TYPE", "type of the V cache (default: f16)", convert=values.to_cache_type),
-    row("-t --threads", "threads", "N", "threads (default: physical cores)", convert=to_thread_pair),
+    row("-t --threads", "threads", "N", "threads (default: physical cores)", convert=to_thread_pair, ranges=True),
     row(
         "-tgb --threads-gen-batch",
         "threads",
@@ -149,7 +192,7 @@ ROWS = (
         idle=True,
     ),
     switch(
-        "-rtr --run-time-repack",
+        "-rtr --run-time-repack --repack",
         "repack",
         "rearrange weights after loading (default: 0)",
         many=True,
@@ -180,8 +223,39 @@ ROWS = (
         convert=values.choice(*OUTPUTS),
         many=False,
     ),
+    row("--no-warmup", "warmup", "", "the same as -w 0", convert=to_off, flag=True, many=False),
+    row("--delay", "delay", "SECONDS", "pause before each test (default: 0)", convert=COUNT, many=False),
+    row("--progress", "progress", "", "a line on standard error for each test", flag=True, many=False),
+    row("--list-devices", "list_devices", "", "print the devices and end", flag=True, many=False),
     row("-v --verbose", "verbose", "", "log lines, and a traceback with errors", flag=True, many=False),
-    row("-ngl --n-gpu-layers", "n_gpu_layers", "N", "layers on the GPU (default: 999)", no_effect=NO_GPU),
+    row(
+        "-ngl --n-gpu-layers",
+        "n_gpu_layers",
+        "N",
+        "layers on the GPU (default: 999)",
+        convert=values.to_gpu_layers,
+        ranges=True,
+        no_effect=NO_GPU,
+    ),
+    row(
+        "-dev --device",
+        "devices",
+        "CUDA0/...|none",
+        "devices to use (default: all)",
+        convert=to_device_names,
+        separator="",
+        many=False,
+        no_effect=NO_GPU,
+    ),
+    switch(
+        "-nopo --no-op-offload", "no_op_offload", "large batches of weights in host memory stay there", no_effect=NO_GPU
+    ),
+    switch("--no-host", "", "no host buffers", no_effect="weights of the CPU are never in a GPU's host buffers"),
+    switch("-dio --direct-io", "", "read past the page cache", no_effect=PAGE_CACHE),
+    row("-C --cpu-mask", "", "HEX", "CPUs to run on", convert=values.to_text, no_effect=TASKSET),
+    row("--cpu-strict", "", "0|1", "a CPU for each thread", no_effect=TASKSET, idle=0),
+    row("--prio", "", "N", "thread priority", no_effect=PRIORITY, idle=0),
+    row("--poll", "", "N", "polling level", no_effect=WAITING),
     row("--n-cpu-moe -ncmoe", "n_cpu_moe", "N", "expert layers in host memory", many=False, no_effect=NO_GPU),
     row(
         "-sm --split-mode",
@@ -226,8 +300,9 @@ ROWS = (
         no_effect="remote backends are not supported",
     ),
     row("--max-gpu", "max_gpu", "N", "GPUs per layer in graph mode", many=False, no_effect=GRAPH_SPLIT),
-    switch("--fit", "", "place tensors automatically", no_effect=NO_FIT),
-    row("--fit-margin", "", "MiB", "memory left free on each GPU", many=False, no_effect=NO_FIT),
+    switch("-fit --fit", "", "place tensors automatically", no_effect=NO_FIT),
+    row("-fitt --fit-target --fit-margin", "", "MiB", "memory left free on each GPU", many=False, no_effect=NO_FIT),
+    row("-fitc --fit-ctx", "", "N", "least context that --fit may choose", many=False, no_effect=NO_FIT),
     switch(
         "-gr --graph-reuse",
         "reuse",
@@ -269,6 +344,8 @@ ROWS = (
         no_effect="pages of the mapping are read on first use anyway",
     ),
 )
+SOURCES = ("hf_repos", "hf_files", "hf_token", "offline", "list_devices")
+"""Values that the program uses itself."""
 BY_NAME = {name: option for option in ROWS for name in option.names}
 
 
@@ -286,7 +363,9 @@ class BenchCommand:
 
         cores = physical_cores()
         given = {"threads": [(cores, cores)], **self.values}
-        if "models" not in given:
+        for name in SOURCES:
+            given.pop(name, None)
+        if not given.get("models"):
             given["models"] = [default_model()]
         return BenchParams(**given)
 
@@ -332,7 +411,9 @@ def take(command: BenchCommand, option: BenchOption, spelled: str, text: str) ->
         warn(f"takes one value, using {parts[0]}")
         parts = parts[:1]
     try:
-        converted = [bool(int(part)) if option.flag else option.convert(part, warn) for part in parts]
+        if option.ranges:
+            parts = [number for part in parts for number in in_range(part)]
+        converted = [option.convert(part, warn) for part in parts]
     except (ValueError, IkpyError) as error:
         raise UsageError(f"invalid parameter for argument: {spelled} ({error})") from error
     without_effect = option.no_effect and not (option.no_effect == NO_GPU and has_devices())

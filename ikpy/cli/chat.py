@@ -22,9 +22,12 @@ def run(arguments: Sequence[str]) -> int:
     params = start("cli", arguments, "Generate text from a prompt, or chat with a model.")
     if params is None:
         return 0
-    if params.prompt.interactive_first or params.prompt.conversation:
-        params.prompt.interactive = True
-    if params.prompt.cfg_scale != 1.0 and params.prompt.interactive:
+    prompt = params.prompt
+    if prompt.single_turn or (prompt.system is not None and "-no-cnv" not in params.given):
+        prompt.conversation = True
+    if prompt.interactive_first or prompt.conversation:
+        prompt.interactive = True
+    if prompt.cfg_scale != 1.0 and prompt.interactive:
         raise UsageError("--cfg-scale works for the continuation of a prompt, not in interactive use or conversations")
     print_log(params, ["Log start", *banner_lines(params)])
     session = load(params)

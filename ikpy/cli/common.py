@@ -39,6 +39,9 @@ def start(tool: str, arguments: Sequence[str], title: str) -> CommonParams | Non
 
         print_tool_help(tool, title)
         return None
+    if params.action == "devices":
+        print_devices()
+        return None
     if params.action == "version":
         from ikpy.tools.machine import version_lines
 
@@ -47,11 +50,27 @@ def start(tool: str, arguments: Sequence[str], title: str) -> CommonParams | Non
     for line in params.warnings:
         print(f"warning: {line}", file=sys.stderr)
     limit = place_on_nodes(params.model.numa)
+    warn_of_threads(params.n_threads, params.n_threads_batch)
     for options in (params.context, params.speculative):
         for name in ("n_threads", "n_threads_batch"):
             if (n := getattr(options, name)) is not None:
                 setattr(options, name, min(n, limit))
     return params
+
+
+def warn_of_threads(*counts: int) -> None:
+    """Say on standard error that more threads than CPUs wait for each other most of the time."""
+    from ikpy.threads import hardware_threads
+
+    if (most := max(counts)) > (n := hardware_threads()):
+        print(f"warning: {most} threads on {n} CPUs wait for each other; -t {n} is faster", file=sys.stderr)
+
+
+def print_devices() -> None:
+    """Print the devices of this machine on standard output."""
+    from ikpy.backends.cuda.devices import available
+
+    print("Available devices:", *(f"  {device.name}: {device.description}" for device in available()), sep="\n")
 
 
 def place_on_nodes(mode: str | None) -> int:
@@ -210,15 +229,21 @@ def model_path(params: CommonParams) -> str:
     if model.path is None and model.url is not None:
         from ikpy.tools.download import fetch_url
 
-        path = fetch_url(model.url, model.hf_token, lambda line: print_log(params, [line]))
+        path = fetch_url(model.url, model.hf_token, lambda line: print_log(params, [line]), offline=model.offline)
         model.alias = model.alias or Path(path).stem
         return path
     if model.path is None and model.hf_repo is not None:
-        from ikpy.tools.hub import fetch
-
         model.alias = model.alias or model.hf_repo
-        return fetch(model.hf_repo, model.hf_file, model.hf_token, lambda line: print_log(params, [line]))
+        return fetch_hub(params, model.hf_repo, model.hf_file)
     return default_model() if params.model.path is None else params.model.path
+
+
+def fetch_hub(params: CommonParams, repository: str, file: str | None) -> str:
+    """The file of a model on the hub, with the token of the command line, from the cache only if --offline says so."""
+    from ikpy.tools.hub import fetch
+
+    model = params.model
+    return fetch(repository, file, model.hf_token, lambda line: print_log(params, [line]), offline=model.offline)
 
 
 def default_model() -> str:
@@ -244,6 +269,9 @@ def load(params: CommonParams, **context_changes: Any) -> Session:
     from ikpy.tools import model_logs, run_logs
     from ikpy.vocab import Vocab
 
+    drafter = params.speculative
+    if drafter.hf_repo is not None and drafter.model_draft is None:
+        drafter.model_draft = fetch_hub(params, drafter.hf_repo, None)
     check_before_loading(params, context_changes)
     started = time.perf_counter()
     path = model_path(params)

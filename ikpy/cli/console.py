@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
@@ -19,7 +19,8 @@ class Console:
     """Standard output for text; standard input for lines of the user.
 
     ``color``: prompt and input are coloured when standard output is a terminal. ``multiline``: lines are collected
-    until one ends with '/' or '\\'; otherwise a line ending with '\\' asks for another one.
+    until one ends with '/' or '\\'; otherwise a line ending with '\\' asks for another one. ``simple``: lines are not
+    edited here but by the terminal, which takes up to 4,095 characters.
     """
 
     def __init__(
@@ -29,12 +30,14 @@ class Console:
         special: bool = False,
         color: bool = False,
         multiline: bool = False,
+        simple: bool = False,
         out: TextIO | None = None,
         source: TextIO | None = None,
     ) -> None:
         self.out = out or sys.stdout
         self.source = source or sys.stdin
         self.multiline = multiline
+        self.edit = not simple and self.source is sys.stdin and self.source.isatty() and self.out.isatty()
         self.color = color and self.out.isatty()
         self._decoder = vocab.stream_decoder(special)
         self._color = ""
@@ -63,29 +66,34 @@ class Console:
         self.text(text)
         return text
 
-    def read(self) -> str | None:
-        """Input of the user, with the line ends the user meant; None at the end of the input.
+    def read(self, prompt: str = "") -> str | None:
+        """Input of the user behind a prompt, with the line ends the user meant; None at the end of the input.
 
         A last line ending with '/' has no line end; one ending with '\\' asks for another line (with ``multiline``
         the other way round: lines are read until one ends with either).
         """
         self.set_color(GREEN)
         try:
-            return self._read()
+            return self._read(prompt)
         finally:
             self.set_color("")
 
-    def read_turn(self) -> tuple[str | None, bool]:
-        """`read`, and whether the user interrupted instead of writing."""
+    def _line(self, prompt: str) -> str:
+        """A line of input with its end, empty at the end of the input."""
+        if not self.edit:
+            self.text(prompt)
+            return self.source.readline()
+        with suppress(ImportError):
+            import readline  # noqa: F401 - gives input() its keys and history
         try:
-            return self.read(), False
-        except KeyboardInterrupt:
-            return None, True
+            return input(prompt) + "\n"
+        except EOFError:
+            return ""
 
-    def _read(self) -> str | None:
+    def _read(self, prompt: str) -> str | None:
         lines: list[str] = []
         while True:
-            line = self.source.readline()
+            line = self._line("" if lines else prompt)
             if not line:
                 return "".join(lines) if lines else None
             if not self.source.isatty():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from ikpy.errors import UsageError
@@ -10,6 +11,10 @@ from ikpy.vocab.templates import ChatTemplate
 if TYPE_CHECKING:
     from ikpy.cli.common import Session
     from ikpy.cli.text_run import TextRun
+
+
+class MessageTooLongError(UsageError):
+    """A message that the context cannot hold."""
 
 
 class Conversation:
@@ -30,7 +35,10 @@ class Conversation:
         else:
             self.template = ChatTemplate.from_argument(source, bos, eos)
         self.variables = dict(prompt.chat_template_kwargs)
-        self.system = [{"role": "system", "content": prompt.text}] if prompt.text else []
+        is_message = prompt.single_turn or prompt.system is not None
+        system, self.first = (prompt.system, prompt.text) if is_message else (prompt.text, "")
+        self.system = [{"role": "system", "content": system}] if system else []
+        self.single = prompt.single_turn
         self.turns: list[dict[str, str]] = []
 
     def example(self) -> str:
@@ -58,27 +66,54 @@ class Conversation:
         run.set_prompt(self.vocab.tokenize(text, add_special=True))
 
     def fitting_tokens(self, n_ctx: int) -> list[int]:
-        """Prompt of the conversation without the oldest turns that do not fit; half the context is for the answer."""
+        """Prompt of the conversation without the oldest turns that do not fit; half the context is for the answer.
+
+        Raises:
+            MessageTooLongError: the last message alone does not fit; the conversation is as before it.
+        """
+        before = self.turns[:-1]
         tokens = self.tokens()
         while len(tokens) > n_ctx // 2 and len(self.turns) > 1:
             del self.turns[: 2 if len(self.turns) > 2 else 1]
             tokens = self.tokens()
         if len(tokens) > n_ctx - 4:
-            raise UsageError(f"message is too long ({len(tokens)} tokens, max {n_ctx - 4}); raise the context with -c")
+            self.turns = before
+            raise MessageTooLongError(
+                f"message is too long ({len(tokens)} tokens, max {n_ctx - 4}); raise the context with -c"
+            )
         return tokens
 
     def run(self, run: TextRun) -> bool:
         """Turns until the end of the input; returns whether the user interrupted."""
         while True:
-            run.console.text("\n> ")
-            line, interrupted = run.console.read_turn()
+            try:
+                line = self.message(run)
+            except KeyboardInterrupt:
+                return True
             if line is None:
-                return interrupted
+                return False
             if not line.strip():
                 continue
             self.turns.append({"role": "user", "content": line.rstrip("\n")})
-            with run.interrupt.watched():
-                self.answer(run)
+            try:
+                with run.interrupt.watched():
+                    self.answer(run)
+            except MessageTooLongError as error:
+                if self.single:
+                    raise
+                print(f"error: {error}", file=sys.stderr, flush=True)
+            if self.single:
+                return run.interrupt.pressed
+
+    def message(self, run: TextRun) -> str | None:
+        """The next message: the one of the command line, then those of the user; None at the end of the input."""
+        if self.first.strip():
+            line, self.first = self.first, ""
+            if run.params.prompt.display_prompt:
+                run.console.text(f"\n> {line}\n")
+            return line
+        run.console.text("\n")
+        return run.console.read("> ")
 
     def answer(self, run: TextRun) -> None:
         """Evaluates what is new and writes the answer."""
@@ -89,4 +124,4 @@ class Conversation:
         run.feed(tokens[kept:])
         text = run.generate()
         self.turns.append({"role": "assistant", "content": text})
-        run.console.text("\n" if run.ended else "")
+        run.console.text("\n" if run.ended or self.single else "")

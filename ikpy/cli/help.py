@@ -51,7 +51,7 @@ def print_help(title: str, usage: str, rows: Iterable[Option], footer: str = "")
             table.add_column(width=min(38, console.width // 2), overflow="fold")
             table.add_column()
         assert table is not None
-        env = f" [env: {row.env}]" if row.env else ""
+        env = f" [env: {row.env.replace(' ', ', ')}]" if row.env else ""
         table.add_row(Text(spelling(row)), Text(row.help + default_text(row) + env))
     if table is not None:
         console.print(Padding(table, (0, 0, 0, 2)))

@@ -174,6 +174,7 @@ def settings(session: Session, n_micro_batch: int) -> Settings:
         output_frequency=options.output_frequency,
         save_frequency=options.save_frequency,
         compute_ppl=options.compute_ppl,
+        parse_special=options.parse_special,
         verbosity=params.log.verbosity,
         n_threads=params.n_threads_batch,
     )

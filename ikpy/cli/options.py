@@ -70,7 +70,7 @@ class Option:
         used: letters of the tools whose behaviour it changes.
         effect: whether giving it does anything; `reason` says why not, or what to do instead.
         also: field that receives the raw text of the value (a file name whose content goes to `dest`).
-        env: environment variable that sets it.
+        env: environment variables that set it, separated by blanks.
         quiet: raw value for which an IGNORED option gives no warning, because it asks for what happens anyway.
     """
 

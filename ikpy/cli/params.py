@@ -25,6 +25,7 @@ class ModelOptions:
     hf_repo: str | None = None
     hf_file: str | None = None
     hf_token: str | None = None
+    offline: bool = False
     alias: str | None = None
     check_tensors: bool = False
     dry_run: bool = False
@@ -47,10 +48,12 @@ class ModelOptions:
     fit: bool = False
     fit_margin: int = 1024
     fit_margins: dict[int, int] = field(default_factory=dict)
+    fit_targets: list[int] = field(default_factory=list)
     use_mmap: bool = True
     huge_pages: bool = False
     use_mlock: bool = False
     repack: bool = False
+    load_mode: str = "auto"
     numa: str | None = None
 
 
@@ -89,6 +92,7 @@ class ContextOptions:
     pooling: str | None = None
     attention: str | None = None
     embeddings: bool = False
+    reranking: bool = False
     warmup: bool = True
 
 
@@ -105,6 +109,9 @@ class PromptOptions:
     chunks: int = -1
     in_files: list[str] = field(default_factory=list)
     conversation: bool = False
+    single_turn: bool = False
+    simple_io: bool = False
+    system: str | None = None
     interactive: bool = False
     interactive_first: bool = False
     multiline_input: bool = False
@@ -187,6 +194,7 @@ class ImatrixOptions:
     compute_ppl: bool = True
     from_chunk: int = 0
     layer_similarity: bool = False
+    parse_special: bool = False
     show_statistics: bool = False
 
 
@@ -216,6 +224,7 @@ class ServerOptions:
     slot_prompt_similarity: float = 0.1
     cont_batching: bool = True
     queue_limit: int = 512
+    cache_prompt: bool = True
     max_token_delay: float = 500.0
     cache_ram: int = 8192
     cache_ram_similarity: float = 0.5
@@ -237,6 +246,7 @@ class SpeculativeOptions:
     """Speculative decoding: the draft model and what drafts without one."""
 
     model_draft: str | None = None
+    hf_repo: str | None = None
     n_ctx: int = 0
     n_threads: int | None = None
     n_threads_batch: int | None = None

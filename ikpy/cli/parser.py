@@ -15,10 +15,11 @@ from typing import Any
 from ikpy.cli.fields import get_field, set_field
 from ikpy.cli.options import NO_GPU, TOOLS, Effect, Option, all_options, by_name, normalize_name
 from ikpy.cli.params import CommonParams
-from ikpy.cli.values import unescape
+from ikpy.cli.values import SWITCH_WORDS, unescape
 from ikpy.errors import IkpyError, UsageError
 
 HELP_NAMES = ("-h", "--help", "--usage")
+ACTIONS = {"--version": "version", "--list-devices": "devices"}
 TOOL_DEFAULTS: dict[str, dict[str, Any]] = {
     "perplexity": {"context.n_ctx": 512},
     "imatrix": {"context.n_ctx": 512, "log.verbosity": 1},
@@ -84,6 +85,7 @@ class Parser:
         if self.tool == "server":
             self.apply_environment()
         self.report_no_effect()
+        merge(self.params)
         check(self.params)
         finish_text(self.params)
         return self.params
@@ -101,30 +103,35 @@ class Parser:
 
     def apply_environment(self) -> None:
         for row in all_options():
-            name = self.variable(row)
-            text = self.environ.get(name) if name else None
-            if not text or self.letter not in row.used:
+            name = next((name for name in self.variables(row) if self.environ.get(name)), None)
+            if name is None or self.letter not in row.used:
                 continue
+            text = self.environ[name]
             if row.kind.const is None:
                 self.take(row, name, text)
-            elif text in ("1", "true"):
+            elif self.is_set(name, text):
                 self.take(row, name, None)
             elif row.dest:
                 self.store(row.dest, not row.kind.const)
 
-    def variable(self, row: Option) -> str:
-        """Environment variable of an option; those of the server all have one."""
-        if row.env or self.letter != "S" or not row.names[-1].startswith("--"):
-            return row.env
-        return "LLAMA_ARG_" + row.names[-1].removeprefix("--").replace("-", "_").upper()
+    def is_set(self, name: str, text: str) -> bool:
+        """Whether the variable of a switch asks for it; a word that is neither yes nor no does not."""
+        if text.lower() not in SWITCH_WORDS:
+            self.add_warning(f"{name}={text}: expected on, off, 1 or 0; read as off")
+        return SWITCH_WORDS.get(text.lower(), False)
+
+    def variables(self, row: Option) -> list[str]:
+        """Environment variables of an option; those of the server have one for each long spelling."""
+        spellings = [name for name in row.names if name.startswith("--")] if self.letter == "S" else []
+        return [*row.env.split(), *("LLAMA_ARG_" + name[2:].replace("-", "_").upper() for name in spellings)]
 
     def apply_arguments(self, argv: Sequence[str]) -> None:
         position = 0
         while position < len(argv):
             spelled = argv[position]
             name = normalize_name(spelled)
-            if name in HELP_NAMES or name == "--version":
-                self.params.action = "version" if name == "--version" else "help"
+            if name in HELP_NAMES or name in ACTIONS:
+                self.params.action = ACTIONS.get(name, "help")
                 return
             row = by_name(self.letter).get(name)
             if row is None:
@@ -212,6 +219,21 @@ class Parser:
             self.params.warnings.append(f"no effect: {', '.join(dict.fromkeys(names))} ({reason})")
 
 
+def merge(params: CommonParams) -> None:
+    """Carry over options that stand for others."""
+    model, context = params.model, params.context
+    if model.load_mode != "auto":
+        model.use_mmap = model.load_mode.startswith("mmap")
+        model.use_mlock = "mlock" in model.load_mode
+    if len(model.fit_targets) == 1:
+        model.fit_margin = model.fit_targets[0]
+    else:
+        model.fit_margins |= dict(enumerate(model.fit_targets))
+    if context.reranking:
+        context.embeddings = True
+        context.pooling = context.pooling or "rank"
+
+
 def check(params: CommonParams) -> None:
     """Refuse options that contradict each other.
 
@@ -237,9 +259,11 @@ def check(params: CommonParams) -> None:
         raise UsageError(f"{spelled} exclude each other")
     if params.sampling.grammar and params.sampling.json_schema is not None:
         raise UsageError("--grammar and --json-schema exclude each other")
-    if model.split_mode == "row":
+    if model.split_mode in ("row", "tensor"):
+        params.warnings.append(
+            f"-sm {model.split_mode}: dividing tensors among GPUs is not implemented yet; read as -sm layer"
+        )
         model.split_mode = "layer"
-        params.warnings.append("-sm row: dividing tensors among GPUs is not implemented yet; read as -sm layer")
 
 
 def finish_text(params: CommonParams) -> None:
@@ -251,6 +275,7 @@ def finish_text(params: CommonParams) -> None:
     if not sources or sources[-1] != "-bf":
         prompt.text = unescape(prompt.text)
     prompt.cfg_negative_prompt = unescape(prompt.cfg_negative_prompt)
+    prompt.system = None if prompt.system is None else unescape(prompt.system)
     prompt.in_prefix = unescape(prompt.in_prefix)
     prompt.in_suffix = unescape(prompt.in_suffix)
     prompt.reverse_prompts = [unescape(text) for text in prompt.reverse_prompts]

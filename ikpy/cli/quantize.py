@@ -15,7 +15,7 @@ from ikpy.cli.values import MAX_THREADS
 from ikpy.errors import IkpyError, UsageError
 from ikpy.quants import registry
 from ikpy.quants.policy import TypeOptions
-from ikpy.quants.recipe import Recipe, Rule, SizeTarget, parse_rules, read_recipe
+from ikpy.quants.recipe import Recipe, Rule, SizeTarget, make_rule, parse_rules, read_recipe
 
 SYNOPSIS = "usage: ikpy quantize [options] INPUT [OUTPUT] TYPE [NTHREADS]"
 USAGE = f"""{SYNOPSIS}
@@ -34,6 +34,7 @@ that was killed is continued by the same command.
     --exclude-weights NAME     do not use importance entries whose name contains NAME (repeatable)
     --dry-run                  show what would be done; read no data, write nothing
     --custom-q RULES           regex=type,... or a file of such rules, also YAML; the first match decides (repeatable)
+    --tensor-type REGEX=TYPE   the same for one rule (repeatable); --tensor-type-file FILE for a file of them
     --target-size SIZE         choose types for an output of at most this size, such as 24GiB; TYPE may be left out
     --target-bpw BPW           the same for the bits per weight of all tensors, such as 4.2
     --target-types T1,T2,...   tensor types to choose from
@@ -86,6 +87,8 @@ VALUE_OPTIONS = {
     "--include-weights",
     "--exclude-weights",
     "--custom-q",
+    "--tensor-type",
+    "--tensor-type-file",
     "--extra-output-tensor",
     "--repack-pattern",
     "--override-kv",
@@ -164,6 +167,8 @@ def _take(arguments: Arguments, name: str, value: str) -> None:
         (arguments.include if name == "--include-weights" else arguments.exclude).append(value)
     elif name == "--custom-q":
         _take_rules(arguments, value)
+    elif name in ("--tensor-type", "--tensor-type-file"):
+        arguments.rules += _tensor_types(name, value)
     elif name == "--save-recipe":
         arguments.save_recipe = value
     elif name == "--target-size":
@@ -214,6 +219,26 @@ def _take_rules(arguments: Arguments, value: str) -> None:
             known = ", ".join(option.removeprefix("--") for option in ROLE_OPTIONS)
             raise CommandLineError(f"{value}: unknown key {key!r}; a recipe may have 'rules' and {known}")
         arguments.recipe_roles.setdefault(ROLE_OPTIONS[name], _tensor_type(f"{value}: {key}", text))
+
+
+def _tensor_types(name: str, value: str) -> list[Rule]:
+    """One rule, whose regular expression may contain commas, or those of a file, which blanks separate."""
+    items = [value]
+    if name == "--tensor-type-file":
+        try:
+            items = Path(value).read_text(encoding="utf-8").split()
+        except (OSError, UnicodeDecodeError) as error:
+            raise CommandLineError(f"{name} {value}: {getattr(error, 'strerror', None) or error}") from None
+    rules = []
+    for item in items:
+        pattern, equals, type_name = item.rpartition("=")
+        if not (pattern and equals and type_name):
+            raise CommandLineError(f"{name}: expected REGEX=TYPE, got '{item}'")
+        try:
+            rules.append(make_rule(pattern, type_name))
+        except UsageError as error:
+            raise CommandLineError(f"{name}: {error}") from None
+    return rules
 
 
 def _size(text: str) -> int:

@@ -30,7 +30,7 @@ def worker_arguments(arguments: Sequence[str]) -> tuple[list[str], set[str]]:
     own = {names[name].names for name in OWN}
     parser = Parser("server", {})
     kept = [word for row, words in parser.uses(arguments) if row.names not in own for word in words]
-    return kept, {parser.variable(names[name]) for name in OWN}
+    return kept, {variable for name in OWN for variable in parser.variables(names[name])}
 
 
 def run_router(params: CommonParams, arguments: Sequence[str], listener: socket.socket, log: ServerLog) -> int:

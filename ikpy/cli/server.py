@@ -224,6 +224,7 @@ def server_settings(params: CommonParams, path: str, model_pooling: str | None =
         cont_batching=server.cont_batching,
         context_shift=server.context_shift,
         timeout=max(1, server.timeout),
+        cache_prompt=server.cache_prompt,
         queue_limit=max(1, server.queue_limit),
         max_token_delay=server.max_token_delay / 1e3,
         cache_ram=-1 if server.cache_ram < 0 else server.cache_ram << 20,

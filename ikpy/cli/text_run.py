@@ -68,7 +68,11 @@ class TextRun:
         self.sampler = sampler
         prompt = self.params.prompt
         self.console = console or Console(
-            self.vocab, special=prompt.special, color=prompt.color, multiline=prompt.multiline_input
+            self.vocab,
+            special=prompt.special,
+            color=prompt.color,
+            multiline=prompt.multiline_input,
+            simple=prompt.simple_io,
         )
         self.sequence = GrowingSequence(
             TimedContext(context, session.timings), shift=self.params.server.context_shift, speculator=speculator
@@ -247,10 +251,12 @@ class Completion:
                 first = prompt.reverse_prompts[0]
                 run.console.text(first)
                 run.feed(self.vocab.tokenize(first, add_special=False))
-            run.console.text(prompt.in_prefix)
-            line, interrupted = run.console.read_turn()
+            try:
+                line = run.console.read(prompt.in_prefix)
+            except KeyboardInterrupt:
+                return True
             if line is None:
-                return interrupted
+                return False
             if line.strip("\n"):
                 run.console.text(prompt.in_suffix)
                 begin = [self.vocab.bos] if prompt.in_prefix_bos and self.vocab.bos is not None else []

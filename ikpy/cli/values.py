@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ikpy.engine.sampling_params import DEFAULT_SAMPLERS, RANDOM_SEED
@@ -31,13 +31,15 @@ SWITCH_WORDS = {
     "disabled": False,
 }
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q6_0", "q4_0", "iq4_nl", "q8_KV")
-SAMPLER_LETTERS = dict(zip("dkfypmxntw", DEFAULT_SAMPLERS, strict=True))
+SAMPLER_LETTERS = dict(zip("dkfypmxntw", DEFAULT_SAMPLERS, strict=True)) | {"s": "top_n_sigma", "e": "penalties"}
+PENALTIES_FIRST = "penalties always come first; switch them off with --repeat-penalty 1 and the like"
 SAMPLER_ALIASES = {
     "temp": "temperature",
     "tfs": "tfs_z",
     "typical": "typical_p",
     "typ_p": "typical_p",
     "top_sigma": "top_n_sigma",
+    "top_nsigma": "top_n_sigma",
     "nucleus": "top_p",
 }
 
@@ -126,6 +128,15 @@ def to_threads(text: str, warn: Warn) -> int:
     if value > MAX_THREADS:
         raise ValueError(f"expected at most {MAX_THREADS}, got {value}")
     return value if value > 0 else hardware_threads()
+
+
+ALL_LAYERS = 999
+
+
+def to_gpu_layers(text: str, warn: Warn) -> int:
+    """Number of layers; `auto` stands for the default, `all` for more than any model has."""
+    words = {"auto": -1, "all": ALL_LAYERS}
+    return words[text.lower()] if text.lower() in words else to_int(text, warn)
 
 
 def to_temperature(text: str, warn: Warn) -> float:
@@ -218,13 +229,18 @@ def to_draft_settings(text: str, warn: Warn) -> list[tuple[str, Any]]:
     return settings
 
 
+SPECULATION_ALIASES = {"draft-simple": "draft", "draft-mtp": "mtp"}
+
+
 def to_speculation(text: str, warn: Warn) -> list[str]:
     """`TYPE[:key=value,...]`, or several types separated by commas; the settings are checked here, applied later."""
     head, colon, settings = text.partition(":")
+    names = [name.strip().lower().replace("_", "-") for name in head.split(",") if name.strip()]
+    names = [SPECULATION_ALIASES.get(name, name) for name in names]
     if colon:
         to_draft_settings(settings, warn)
-        return [f"{head.strip().lower().replace('_', '-')}:{settings}"]
-    return [name.strip().lower().replace("_", "-") for name in head.split(",") if name.strip()]
+        return [f"{','.join(names)}:{settings}"]
+    return names
 
 
 def to_file_unscaled(text: str, warn: Warn) -> tuple[str, float]:
@@ -262,6 +278,11 @@ def to_kv_override(text: str, warn: Warn) -> tuple[str, object]:
     if kind == "str" and len(value.encode()) <= 127:
         return key, value
     raise ValueError(f"TYPE:VALUE must be int:N, float:F, bool:true|false or str:TEXT, got {rest!r}")
+
+
+def to_kv_overrides(text: str, warn: Warn) -> list[tuple[str, object]]:
+    """`KEY=TYPE:VALUE[,KEY=TYPE:VALUE...]`; a comma before anything else belongs to the value."""
+    return [to_kv_override(item, warn) for item in re.split(r",(?=[^,=:]+=(?:int|float|bool|str):)", text)]
 
 
 def rule_items(text: str) -> list[str]:
@@ -316,6 +337,11 @@ def to_fit_margins(text: str, warn: Warn) -> dict[int, int]:
     return dict(zip(numbers[::2], numbers[1::2], strict=True))
 
 
+def to_fit_targets(text: str, warn: Warn) -> list[int]:
+    """`MiB[,MiB...]`: one number for all devices, or one for each."""
+    return [bounded(0)(part, warn) for part in text.split(",")]
+
+
 CUDA_PARAMETERS = ("graphs", "offload-batch-size", "bf16-batch-size", "wgmma")
 OTHER_CUDA_PARAMETERS = ("fusion", "offload-batch-size-per-byte", "mmq-id-size", "enable-p2p", "fa-offset")
 
@@ -351,10 +377,17 @@ def to_samplers(text: str, warn: Warn) -> tuple[str, ...]:
     for part in filter(None, text.split(";")):
         name = part.strip().lower().replace("-", "_")
         name = SAMPLER_ALIASES.get(name, name)
-        if name not in DEFAULT_SAMPLERS:
+        if name not in (*DEFAULT_SAMPLERS, "penalties"):
             raise ValueError(f"unknown sampler {part!r} (known: {', '.join(DEFAULT_SAMPLERS)})")
         names.append(name)
-    return tuple(names)
+    return without_penalties(names, warn)
+
+
+def without_penalties(names: Sequence[str], warn: Warn) -> tuple[str, ...]:
+    """Samplers behind the penalties, which come before all others wherever they are named."""
+    if "penalties" in names[1:]:
+        warn(PENALTIES_FIRST)
+    return tuple(name for name in names if name != "penalties")
 
 
 def to_sampler_letters(text: str, warn: Warn) -> tuple[str, ...]:
@@ -362,7 +395,7 @@ def to_sampler_letters(text: str, warn: Warn) -> tuple[str, ...]:
     unknown = [letter for letter in text if letter not in SAMPLER_LETTERS]
     if unknown:
         raise ValueError(f"unknown sampler letter {unknown[0]!r} (known: {''.join(SAMPLER_LETTERS)})")
-    return tuple(SAMPLER_LETTERS[letter] for letter in text)
+    return without_penalties([SAMPLER_LETTERS[letter] for letter in text], warn)
 
 
 def to_logit_bias(text: str, warn: Warn) -> tuple[int, float]:

@@ -28,5 +28,6 @@ def split_parts(path: str) -> tuple[str, int, int] | None:
 
 
 def output_prefix(path: str | Path) -> str:
-    """Prefix for writing shards: the path without a trailing `.gguf`."""
-    return str(path).removesuffix(".gguf")
+    """Prefix for writing shards: the path without a trailing `.gguf`, or that of the shard it names."""
+    part = split_parts(str(path))
+    return str(path).removesuffix(".gguf") if part is None else part[0]

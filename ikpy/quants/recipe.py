@@ -1,9 +1,9 @@
 """Custom rules ``regex=type`` that replace the policy's choice per tensor (tools 2.4), and files of them.
 
-A text recipe is one rule per line or several separated by commas; ``#`` starts a comment, blank lines and a comma at
-the end of a line are ignored. A YAML recipe holds the rules under ``rules`` (a mapping, or a list of mappings), where
-a regular expression may contain commas, and may set options of the quantizer beside them. The first rule whose regular
-expression is found in the tensor name applies.
+A text recipe is one rule per line or several separated by commas; ``#`` starts a comment, blank lines and empty
+items between commas are ignored. A YAML recipe holds the rules under ``rules`` (a mapping, or a list of mappings),
+where a regular expression may contain commas, and may set options of the quantizer beside them. The first rule whose
+regular expression is found in the tensor name applies.
 """
 
 from __future__ import annotations
@@ -79,9 +79,8 @@ def parse_rules(text: str) -> list[Rule]:
     """Rules of a recipe text; UsageError naming the item for a missing ``=``, unknown type or bad regex."""
     rules = []
     for line in text.splitlines():
-        items = _COMMENT.sub("", line).strip().rstrip(",").split(",")
-        if items != [""]:
-            rules += [_parse_rule(item.strip()) for item in items]
+        items = _COMMENT.sub("", line).split(",")
+        rules += [_parse_rule(item.strip()) for item in items if item.strip()]
     return rules
 
 

@@ -160,7 +160,7 @@ def read_generation(body: Body, settings: ServerSettings, vocab: Vocab, n_slots:
         n_probs=integer(body, "n_probs", 0),
         post_sampling_probs=flag(body, "post_sampling_probs"),
         stream=flag(body, "stream"),
-        cache_prompt=flag(body, "cache_prompt", True),
+        cache_prompt=flag(body, "cache_prompt", settings.cache_prompt),
         id_slot=id_slot,
         timings_per_token=flag(body, "timings_per_token"),
         t_max_predict_ms=integer(body, "t_max_predict_ms", 0),

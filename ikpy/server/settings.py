@@ -58,6 +58,7 @@ class ServerSettings:
     slot_autosave: bool = False
     webui: bool = True
     static_path: str | None = None
+    cache_prompt: bool = True
     embeddings: bool = False
     pooling: str = "none"
     chat_template: str | None = None

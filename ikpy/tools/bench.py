@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,6 +38,7 @@ class BenchParams:
     n_gen: list[int] = field(default_factory=lambda: [128])
     prompts_generated: list[tuple[int, int]] = field(default_factory=list)
     generated_at_depth: list[tuple[int, int]] = field(default_factory=list)
+    n_depth: list[int] = field(default_factory=lambda: [0])
     n_batch: list[int] = field(default_factory=lambda: [2048])
     n_ubatch: list[int] = field(default_factory=lambda: [512])
     type_k: list[str] = field(default_factory=lambda: ["f16"])
@@ -57,6 +59,8 @@ class BenchParams:
     embeddings: list[bool] = field(default_factory=lambda: [False])
     repetitions: int = 5
     warmup: bool = True
+    delay: int = 0
+    progress: bool = False
     verbose: bool = False
     output: str = "md"
     output_err: str = "none"
@@ -73,6 +77,8 @@ class BenchParams:
     sas: bool = False
     max_gpu: int = 0
     n_cpu_moe: int = 0
+    devices: tuple[str, ...] | None = None
+    no_op_offload: bool = False
     cuda_params: str = ""
     override_tensor: str = ""
     print_overrides: bool = False
@@ -115,21 +121,26 @@ LOAD_TIME = (
 
 @dataclass(frozen=True)
 class BenchTest:
-    """One measurement: values of all sweep fields and the token counts."""
+    """One measurement: values of all sweep fields and the token counts.
+
+    ``depth``: tokens that are in the cache already when the time begins.
+    """
 
     model: str
     values: dict[str, Any]
     n_prompt: int
     n_gen: int
     at_depth: bool = False
+    depth: int = 0
 
     @property
     def label(self) -> str:
-        """`pp512`, `tg128`, `pp512+tg128` or `tg128@pp512`."""
+        """`pp512`, `tg128`, `pp512+tg128` or `tg128@pp512`, with ` @ d4096` behind a depth."""
+        behind = f" @ d{self.depth}" if self.depth else ""
         if self.at_depth:
-            return f"tg{self.n_gen}@pp{self.n_prompt}"
+            return f"tg{self.n_gen}@pp{self.n_prompt}{behind}"
         parts = [f"pp{self.n_prompt}"] if self.n_prompt else []
-        return "+".join(parts + ([f"tg{self.n_gen}"] if self.n_gen else []))
+        return "+".join(parts + ([f"tg{self.n_gen}"] if self.n_gen else [])) + behind
 
     @property
     def counted_tokens(self) -> int:
@@ -154,10 +165,12 @@ def bench_tests(params: BenchParams) -> Iterator[BenchTest]:
     for model in params.models:
         for combination in itertools.product(*lists):
             values = dict(zip(SWEEP_ORDER, combination, strict=True))
-            yield from (BenchTest(model, values, n, 0) for n in params.n_prompt if n)
-            yield from (BenchTest(model, values, 0, n) for n in params.n_gen if n)
-            yield from (BenchTest(model, values, pp, tg) for pp, tg in params.prompts_generated)
-            yield from (BenchTest(model, values, pp, tg, at_depth=True) for pp, tg in params.generated_at_depth)
+            for depth in params.n_depth:
+                make = partial(BenchTest, model, values, depth=depth)
+                yield from (make(n, 0) for n in params.n_prompt if n)
+                yield from (make(0, n) for n in params.n_gen if n)
+                yield from (make(pp, tg) for pp, tg in params.prompts_generated)
+                yield from (make(pp, tg, at_depth=True) for pp, tg in params.generated_at_depth)
 
 
 @dataclass
@@ -239,11 +252,13 @@ class Engine:
 
     def device_params(self) -> DeviceParams:
         """How devices are used."""
-        from ikpy.graph.placement import DeviceParams
+        from ikpy.graph.placement import DeviceParams, offload_policy
 
         cuda = dict(entry.split("=", 1) for entry in self.params.cuda_params.split(",") if "=" in entry)
         batch, bf16 = cuda.get("offload-batch-size", "32"), cuda.get("bf16-batch-size", "")
         return DeviceParams(
+            names=self.params.devices,
+            policy=offload_policy([(-1, False)] if self.params.no_op_offload else []),
             only_active_experts=not self.params.no_ooae,
             graphs=cuda.get("graphs", "1") != "0",
             offload_batch=int(batch) if batch.isdigit() else 32,
@@ -261,7 +276,7 @@ class Engine:
         return Context(
             model,
             ContextParams(
-                n_ctx=test.n_prompt + test.n_gen,
+                n_ctx=test.depth + test.n_prompt + test.n_gen,
                 n_batch=values["n_batch"],
                 n_ubatch=values["n_ubatch"],
                 n_threads=generation,
@@ -314,12 +329,12 @@ class Runner:
             self.prompt(context, min(test.n_prompt, 1), test)
             self.generate(context, min(test.n_gen, 1), 0)
         for _ in range(self.params.repetitions):
-            context.kv.clear()
+            self.fill(context, test, again=bool(result.samples_ns))
             began = time.perf_counter_ns()
-            self.prompt(context, test.n_prompt, test)
+            self.prompt(context, test.n_prompt, test, test.depth)
             if test.at_depth:
                 began = time.perf_counter_ns()
-            self.generate(context, test.n_gen, test.n_prompt)
+            self.generate(context, test.n_gen, test.depth + test.n_prompt)
             result.samples_ns.append(time.perf_counter_ns() - began)
         return result
 
@@ -344,15 +359,22 @@ class Runner:
             raise type(error)(f"failed to load model '{test.model}': {error}") from error
         self.loaded = test.load_key
 
-    def prompt(self, context: Any, n_tokens: int, test: BenchTest) -> None:
-        """Random tokens in pieces of n_batch; the first is BOS if the model adds one."""
+    def fill(self, context: Any, test: BenchTest, *, again: bool) -> None:
+        """Leave ``test.depth`` tokens in the cache; ``again``: those of the last repetition are there, and more."""
+        if again and test.depth and context.kv.rewind(0, test.depth):
+            return
+        context.kv.clear()
+        self.prompt(context, test.depth, test)
+
+    def prompt(self, context: Any, n_tokens: int, test: BenchTest, position: int = 0) -> None:
+        """Random tokens in pieces of n_batch from the given position; a text begins with BOS if the model adds one."""
         tokens = self.random.integers(0, self.model.hparams.n_vocab, n_tokens, dtype=np.int32)
         bos = bos_token(self.model.gguf)
-        if n_tokens and bos is not None:
+        if n_tokens and position == 0 and bos is not None:
             tokens[0] = bos
         step = test.values["n_batch"]
         for start in range(0, n_tokens, step):
-            self.engine.decode(context, tokens[start : start + step], start)
+            self.engine.decode(context, tokens[start : start + step], position + start)
 
     def generate(self, context: Any, n_tokens: int, position: int) -> None:
         """Random tokens one at a time from the given position."""

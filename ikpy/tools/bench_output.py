@@ -9,7 +9,7 @@ from typing import Any, TextIO
 from ikpy.backends.cuda.devices import available
 from ikpy.threads import physical_cores
 from ikpy.tools import machine
-from ikpy.tools.bench import BenchParams, Result
+from ikpy.tools.bench import BenchParams, Result, bench_tests
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -137,6 +137,14 @@ OPTIONAL_COLUMNS = (
 )
 
 
+def fields(params: BenchParams) -> tuple[tuple[str, str], ...]:
+    """Names and kinds of a record's fields; the depth is one where depths are asked for."""
+    if params.n_depth == [0]:
+        return FIELDS
+    place = next(index for index, (name, _) in enumerate(FIELDS) if name == "test_time")
+    return (*FIELDS[:place], ("n_depth", "I"), *FIELDS[place:])
+
+
 def ser_text(value: tuple[int, float]) -> str:
     """`6,1`."""
     return f"{value[0]},{value[1]:g}"
@@ -156,7 +164,7 @@ def gpu_names() -> list[str]:
 
 
 def record(params: BenchParams, result: Result) -> dict[str, Any]:
-    """Value of every field, in the order of FIELDS."""
+    """Value of every field, in their order."""
     test = result.test
     values: dict[str, Any] = {
         "build_commit": machine.build_commit(),
@@ -179,6 +187,7 @@ def record(params: BenchParams, result: Result) -> dict[str, Any]:
         "tensor_split": split_text(test.values["tensor_split"]),
         "n_prompt": test.n_prompt,
         "n_gen": test.n_gen,
+        "n_depth": test.depth,
         "test_time": result.test_time,
         "avg_ns": result.avg_ns,
         "stddev_ns": result.stddev_ns,
@@ -188,7 +197,7 @@ def record(params: BenchParams, result: Result) -> dict[str, Any]:
     }
     values |= {name: test.values[name] for name in SWEPT_FIELDS}
     values |= {name: getattr(params, name) for name in SINGLE_FIELDS}
-    return {name: values[name] for name, _ in FIELDS}
+    return {name: values[name] for name, _ in fields(params)}
 
 
 def plain(value: Any) -> str:
@@ -223,7 +232,7 @@ class CsvPrinter(Printer):
     """One header line, every value in double quotes."""
 
     def begin(self) -> None:
-        self.write(",".join(name for name, _ in FIELDS) + "\n")
+        self.write(",".join(name for name, _ in fields(self.params)) + "\n")
 
     def result(self, result: Result) -> None:
         cells = (plain(value).replace('"', '""') for value in record(self.params, result).values())
@@ -272,11 +281,11 @@ class SqlPrinter(Printer):
     """A CREATE TABLE statement and one INSERT per test."""
 
     def begin(self) -> None:
-        columns = ",\n".join(f"  {name} {SQL_TYPES[kind]}" for name, kind in FIELDS)
+        columns = ",\n".join(f"  {name} {SQL_TYPES[kind]}" for name, kind in fields(self.params))
         self.write(f"CREATE TABLE IF NOT EXISTS test (\n{columns}\n);\n\n")
 
     def result(self, result: Result) -> None:
-        names = ", ".join(name for name, _ in FIELDS)
+        names = ", ".join(name for name, _ in fields(self.params))
         cells = (plain(value).replace("'", "''") for value in record(self.params, result).values())
         values = ", ".join(f"'{cell}'" for cell in cells)
         self.write(f"INSERT INTO test ({names}) VALUES ({values});\n")
@@ -294,7 +303,8 @@ class MarkdownPrinter(Printer):
         if not gpu_names() or params.threads != [(physical_cores(), physical_cores())]:
             self.columns.append(("n_threads", "threads", 7))
         self.columns += [column for column in OPTIONAL_COLUMNS if self.shown(column[0])]
-        self.columns += [("test", "test", 13), ("t/s", "t/s", 16)]
+        widest = max((len(test.label) for test in bench_tests(params)), default=0)
+        self.columns += [("test", "test", max(13, widest)), ("t/s", "t/s", 16)]
 
     def shown(self, field: str) -> bool:
         """Whether an optional column appears."""

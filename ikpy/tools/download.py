@@ -34,9 +34,9 @@ def cache_folder() -> Path:
     return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ikpy" / "models"
 
 
-def fetch_url(text: str, token: str | None, log: Log) -> str:
+def fetch_url(text: str, token: str | None, log: Log, *, offline: bool = False) -> str:
     """Path of the (first) file of the model at a URL, downloaded if it is not in the cache, with all parts of a split
-    model. ``token`` is sent to the Hugging Face hub only.
+    model. ``token`` is sent to the Hugging Face hub only. ``offline``: nothing is downloaded.
 
     Raises UsageError for a URL that cannot be used or that the server refuses, ResourceError when it cannot be reached.
     """
@@ -51,6 +51,9 @@ def fetch_url(text: str, token: str | None, log: Log) -> str:
     # By the place, not by the name, so that all parts of a split model lie beside each other.
     place = f"{url.scheme}://{url.netloc.decode()}{PurePosixPath(url.path).parent}"
     folder = cache_folder() / hashlib.sha256(place.encode()).hexdigest()[:16]
+    missing = next((folder / item for item in names if not (folder / item).exists()), None)
+    if offline and missing is not None:
+        raise ResourceError(f"--model-url {text}: not in the cache ({missing}) and --offline forbids the download")
     headers = {"Accept-Encoding": "identity"}
     if token and url.host == HUB:
         headers["Authorization"] = f"Bearer {token}"

@@ -67,11 +67,12 @@ def all_shards(first: str, models: Sequence[str], repo: str) -> list[str]:
     return names
 
 
-def fetch(spec: str, file: str | None, token: str | None, log: Callable[[str], None]) -> str:
+def fetch(spec: str, file: str | None, token: str | None, log: Callable[[str], None], *, offline: bool = False) -> str:
     """Path of the (first) file of a model in the local cache, downloaded if it is not there.
 
-    ``file``: name of the file in the repository instead of a choice by quantization. Raises UsageError when the
-    repository or the file does not exist, ResourceError when the hub cannot be reached and the cache has no copy.
+    ``file``: name of the file in the repository instead of a choice by quantization. ``offline``: the hub is not asked.
+    Raises UsageError when the repository or the file does not exist, ResourceError when the hub cannot be reached and
+    the cache has no copy.
     """
     from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.errors import (
@@ -82,6 +83,8 @@ def fetch(spec: str, file: str | None, token: str | None, log: Callable[[str], N
     )
 
     repo, quant = split_spec(spec)
+    if offline:
+        return cached(repo, quant, file, OfflineModeIsEnabled("--offline"))
     try:
         names = [file] if file else choose(HfApi(token=token).list_repo_files(repo), quant, repo)
         paths = []
@@ -130,8 +133,9 @@ def cached(repo: str, quant: str | None, file: str | None, error: Exception) -> 
             return str(folder / names[0])
     except Exception as other:
         error.__context__ = other
+    asked = "is not asked (--offline)" if str(error) == "--offline" else "cannot be reached"
     wanted = file or (f"{repo}:{quant}" if quant else repo)
     raise ResourceError(
-        f"-hf {repo}: the hub at {constants.ENDPOINT} cannot be reached and {wanted} is not in the cache "
+        f"-hf {repo}: the hub at {constants.ENDPOINT} {asked} and {wanted} is not in the cache "
         f"{constants.HF_HUB_CACHE}; go online once, or download the file elsewhere and give it with -m"
     ) from error

@@ -45,6 +45,7 @@ class Settings:
     output_frequency: int = 10
     save_frequency: int = 0
     compute_ppl: bool = True
+    parse_special: bool = False
     verbosity: int = 1
     n_threads: int = 1
 
@@ -103,9 +104,9 @@ class Run:
             raise UnsupportedError("an importance matrix cannot be made with a tokenizer that appends an end token")
         self.log(f"{NAME}: tokenizing the input ..")
         start = time.perf_counter()
-        tokens = np.asarray(self.vocab.tokenize(text, add_special=True, parse_special=False), dtype=np.int32)
+        ids = self.vocab.tokenize(text, add_special=True, parse_special=self.settings.parse_special)
         self.log(f"{NAME}: tokenization took {(time.perf_counter() - start) * 1000:g} ms")
-        return tokens
+        return np.asarray(ids, dtype=np.int32)
 
     def _chunks(self, tokens: Tokens) -> Tokens:
         """Chunks [n, n_ctx] to process."""

@@ -236,6 +236,9 @@ class Quantizer:
             self._write_all(files, output)
             output.publish()
         except ResourceError as error:
+            if not output.n_done_bytes:
+                output.discard()
+                raise
             output.keep()
             raise ResourceError(
                 f"{error}; make room and run the same command again to go on, or delete {output.paths[0]}"

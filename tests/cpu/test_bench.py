@@ -198,6 +198,34 @@ def test_procedure():
     assert len(engine.calls) == 1
 
 
+def test_depth(capfd):
+    output, engine = run_bench("-p 4 -n 2 -b 3 -d 0,5 -r 1 -w 0 -t 1 -pg 1,1")
+    assert re.findall(r"\| +(\S[^|]*?) \| +\d+\.\d+ ±", output) == [
+        "pp4", "tg2", "pp1+tg1", "pp4 @ d5", "tg2 @ d5", "pp1+tg1 @ d5",
+    ]  # fmt: skip
+    positions = [(len(tokens), position) for tokens, position in engine.calls]
+    shallow = [(3, 0), (1, 3), (1, 0), (1, 1), (1, 0), (1, 1)]
+    filled = [(3, 0), (2, 3)]
+    assert positions == [*shallow, *filled, (3, 5), (1, 8), *filled, (1, 5), (1, 6), *filled, (1, 5), (1, 6)]
+    assert engine.calls[8][0] != [7], "only a text begins with BOS"
+    assert program("bench -p 8 -n 2 -d 40 -r 3 -t 1 -o jsonl --progress --no-warmup") == 0
+    out, err = capfd.readouterr()
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [(row["test"], row["n_depth"]) for row in rows] == [("pp8 @ d40", 40), ("tg2 @ d40", 40)]
+    assert "bench: test 2/2: tg2 @ d40" in err
+
+
+def test_repetitions_at_a_depth_keep_what_is_there():
+    params = command("-p 2 -n 0 -d 6 -r 3 -w 0 -t 1").params(lambda: "MODEL")
+    for kept, filled in ((6, 1), (0, 3)):
+        engine = FakeEngine(params)
+        kv = SimpleNamespace(clear=lambda: None, rewind=lambda seq, n, kept=kept: kept)
+        engine.context = lambda model, test, kv=kv: SimpleNamespace(kv=kv)
+        Runner(params, engine).run(next(bench_tests(params)))
+        assert [position for _, position in engine.calls].count(0) == filled
+        assert [position for _, position in engine.calls].count(6) == 3
+
+
 def test_threads_of_a_test():
     params = command("-tgb 2,8;3,9 -t 4 -p 1 -n 1").params(lambda: "")
     assert [(test.label, test.n_threads) for test in bench_tests(params)] == [
@@ -209,6 +237,12 @@ def test_threads_of_a_test():
     ("text", "name", "value"),
     [
         ("-p 512,1024 -p 7", "n_prompt", [512, 1024, 7]),
+        ("-p 1-3,128-512*2", "n_prompt", [1, 2, 3, 128, 256, 512]),
+        ("-d 0-1000+500", "n_depth", [0, 500, 1000]),
+        ("-t 2-3", "threads", [(2, 2), (3, 3)]),
+        ("-ngl all,7", "n_gpu_layers", [999, 7]),
+        ("-dev CUDA0/cuda1", "devices", ("CUDA0", "CUDA1")),
+        ("--no-warmup", "warmup", False),
         ("-mla 2,3", "mla_attn", [2, 3]),
         ("-fa -fmoe", "flash_attn", [True]),
         ("-fa on,off", "flash_attn", [True, False]),
@@ -236,6 +270,8 @@ def test_option_values(text, name, value):
         ("--nope", "invalid parameter for argument: --nope"),
         ("--n-prompts 3", "(did you mean --n-prompt?)"),
         ("-p 1,x", "invalid parameter for argument: -p"),
+        ("-p 8-4", "first-last"),
+        ("-p 8-16*1", "first-last*factor"),
         ("-p -5", "invalid parameter for argument: -p"),
         ("-pg 8,-1", "invalid parameter for argument: -pg"),
     ],

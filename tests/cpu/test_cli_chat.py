@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import io
+import os
+import pty
+import re
+import select
 import signal
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +19,7 @@ import pytest
 from ikpy.cli import main
 from ikpy.cli.console import Console, Interrupt
 from tests.cpu.bigram_model import BigramContext, ByteVocab, random_table
+from tests.shared import ROOT
 
 ikpy_engine = pytest.importorskip("ikpy.engine.context", reason="the native module is not built")
 
@@ -143,10 +151,96 @@ def test_conversation(cli) -> None:
     assert out.startswith(first.rstrip("> ")), "the first answer must not depend on what follows"
 
 
+def test_one_question(cli, tmp_path) -> None:
+    status, out, _ = cli("-st", "-p", "Hello", "-sys", "You are kind.", "-n", "8", stdin="more\nand more\n")
+    assert status == 0 and out.startswith("\n> Hello\n") and out.endswith("\n")
+    assert out.count("> ") == 1 and "more" not in out
+    _, chat, _ = cli("-cnv", "-p", "You are kind.", "-n", "8", stdin="Hello\n")
+    assert chat.startswith(out.rstrip("\n")), "the prompt must be that of a chat"
+    (tmp_path / "system").write_text("You are kind.\n")
+    status, from_file, _ = cli("-sysf", str(tmp_path / "system"), "-n", "8", stdin="Hello\n")
+    assert status == 0 and from_file == chat
+    _, plain, _ = cli("-no-cnv", "-sys", "You are kind.", "-p", OLD_MAN, "-n", "4")
+    assert plain.startswith(OLD_MAN)
+
+
 def test_conversation_drops_old_turns_when_full(cli) -> None:
     lines = "".join(f"This is message number {i} of a long conversation about the sea.\n" for i in range(14))
     status, out, _ = cli("-cnv", "-c", "256", "-n", "12", stdin=lines)
     assert status == 0 and out.count("\n> ") == 15
+
+
+def test_a_message_that_is_too_long_leaves_the_conversation(cli) -> None:
+    status, out, err = cli("-cnv", "-c", "256", "-n", "8", stdin=f"Hello\n{'word ' * 400}\nAnd you?\n")
+    assert status == 0 and err.count("error: message is too long (") == 1
+    _, without, _ = cli("-cnv", "-c", "256", "-n", "8", stdin="Hello\nAnd you?\n")
+    assert out.endswith(without[without.index("\n> And you?") :])
+    assert cli("-st", "-c", "256", "-p", "word " * 400)[0] == 1
+
+
+def program(*arguments: str, text: bytes = b"", **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """`ikpy cli` as a process, with the given bytes as its input."""
+    line = [sys.executable, "-m", "ikpy", "cli", "-t", "1", "-n", "4", "--temp", "0", *arguments]
+    return subprocess.run(
+        line, input=text, capture_output=True, cwd=ROOT, env={**os.environ, **environment}, timeout=300, check=False
+    )
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_any_locale(encoding) -> None:
+    result = program("-p", "née 🦙", PYTHONIOENCODING=encoding)
+    assert result.returncode == 0, result.stderr[-300:]
+    assert result.stdout.startswith("née ?".encode("latin-1") if encoding == "latin-1" else "née 🦙".encode())
+
+
+def test_input_that_is_no_text() -> None:
+    result = program("-cnv", text=b"\xff\xfehello\n")
+    assert result.returncode == 0, result.stderr[-300:]
+    assert result.stdout.startswith(b"\n> ??hello\n")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_closed_streams(closed, tmp_path) -> None:
+    """As services and scheduled jobs may have them."""
+    command = f'"$0" -m ikpy cli -cnv -sys x -n 1 -t 1 -p Hello {closed}'
+    result = subprocess.run(
+        ["sh", "-c", command, sys.executable], capture_output=True, cwd=ROOT, timeout=300, check=False
+    )
+    assert result.returncode == 0, result.stderr[-300:]
+    assert result.stdout.startswith(b"\n> Hello\n") or (closed == ">&-" and result.stdout == b"")
+    assert b"internal error" not in result.stderr and (b"Log end" in result.stderr or closed == "2>&-")
+
+
+def test_lines_of_terminals_may_be_long() -> None:
+    """A terminal's own lines end at 4,095 characters; edited ones do not."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(ROOT)
+        os.execv(sys.executable, [sys.executable, "-m", "ikpy", "cli", "-cnv", "-c", "512", "-t", "1", "--log-disable"])
+    seen = b""
+    sent = ended = False
+    deadline = time.monotonic() + 300
+    while not ended and time.monotonic() < deadline:
+        if not select.select([terminal], [], [], 1.0)[0]:
+            continue
+        try:
+            seen += os.read(terminal, 65536)
+        except OSError:  # the program ended
+            ended = True
+        if not sent and b"\n> " in seen:
+            time.sleep(0.5)  # input before the prompt's own would be the terminal's
+            os.write(terminal, b"w" * 6000 + b"\n")
+            sent = True
+        elif b"too long" in seen and seen.rstrip().endswith(b"\n>"):
+            time.sleep(0.5)
+            os.write(terminal, b"\x04")
+    if not ended:
+        os.kill(pid, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.close(terminal)
+    n_tokens = re.search(rb"message is too long \((\d+) tokens", seen)
+    assert n_tokens and int(n_tokens[1]) >= 6000, seen[-300:]
+    assert status == 0, seen[-300:]
 
 
 def test_full_context_ends_with_a_reason(cli) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -77,6 +78,20 @@ def test_all_golden_spellings_are_known(tool):
         ("-ot b{1,2}[,]=CPU,(c,d)=CUDA0,,", "model.tensor_overrides", [("b{1,2}[,]", "CPU"), ("(c,d)", "CUDA0")]),
         ("-ot exps=CPU -ot a=CUDA0,b=CPU", "model.tensor_overrides", [("exps", "CPU"), ("a", "CUDA0"), ("b", "CPU")]),
         ("-cmoe", "model.n_cpu_moe", 999),
+        ("-okv a=int:1,b.c=str:x,y,d=bool:true", "model.kv_overrides", [("a", 1), ("b.c", "x,y"), ("d", True)]),
+        ("-ngl all", "model.n_gpu_layers", 999),
+        ("-ngl auto", "model.n_gpu_layers", -1),
+        ("-fit off", "model.fit", False),
+        ("--fit -c 256", "model.fit", True),
+        ("-fitt 512", "model.fit_margin", 512),
+        ("-fitt 512,768", "model.fit_margins", {0: 512, 1: 768}),
+        ("-nopo", "model.offload_policy", [(-1, False)]),
+        ("-lm none", "model.use_mmap", False),
+        ("-lm mmap+mlock", "model.use_mlock", True),
+        ("-sm tensor", "model.split_mode", "layer"),
+        ("--spec-type draft-simple,draft-mtp", "speculative.types", ["draft", "mtp"]),
+        ("--samplers penalties;top_k;typ_p", "sampling.samplers", ("top_k", "typical_p")),
+        ("--sampler-seq eskt", "sampling.samplers", ("top_n_sigma", "top_k", "temperature")),
         ("--override-kv a.b=int:-3 -okv c=bool:true", "model.kv_overrides", [("a.b", -3), ("c", True)]),
         ("-l 15+1.5 -l 3-inf", "sampling.logit_bias", [(15, 1.5), (3, float("-inf"))]),
         ("--samplers top-k;temp;min_p", "sampling.samplers", ("top_k", "temperature", "min_p")),
@@ -175,6 +190,18 @@ def test_warnings(line, warnings):
     assert run(line).warnings == warnings
 
 
+def test_reranking_stands_for_embeddings_of_its_pooling():
+    context = run("--reranking", "server").context
+    assert (context.embeddings, context.pooling) == (True, "rank")
+    assert run("--reranking --pooling cls", "server").context.pooling == "cls"
+
+
+def test_penalties_cannot_come_later():
+    assert run("--samplers penalties;top_k", "cli").warnings == []
+    (warning,) = run("--samplers top_k;penalties", "cli").warnings
+    assert "penalties always come first" in warning
+
+
 def test_defaults_of_tools():
     assert run("").context.n_ctx == 512
     assert run("", "imatrix").log.verbosity == 1
@@ -191,6 +218,12 @@ def test_environment_comes_before_the_command_line_except_for_the_server():
     assert run("-c 2048", "server", env).context.n_ctx == 1024
     assert run("", "server", {"LLAMA_ARG_ENDPOINT_SLOTS": "0"}).server.slots is False
     assert run("--no-slots", "server", {"LLAMA_ARG_ENDPOINT_SLOTS": "1"}).server.slots is True
+    for word in ("on", "1", "TRUE", "enabled", "auto"):
+        assert run("", "cli", {"LLAMA_ARG_FLASH_ATTN": word}).context.flash_attn, word
+    assert run("", "server", {"LLAMA_ARG_MMAP": "off"}).model.use_mmap is False
+    assert run("", "server", {"LLAMA_ARG_ALIAS": "a"}).model.alias == "a"
+    params = run("", "cli", {"LLAMA_ARG_MLOCK": "maybe"})
+    assert not params.model.use_mlock and "LLAMA_ARG_MLOCK=maybe" in params.warnings[0]
     with pytest.raises(UsageError, match="LLAMA_ARG_CTX_SIZE"):
         run("", "cli", {"LLAMA_ARG_CTX_SIZE": "many"})
 
@@ -228,10 +261,27 @@ def ikpy_program(*arguments: str, **more) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_devices_are_listed():
+    result = ikpy_program("server", "--list-devices", env={**os.environ, "IKPY_CUDA_EMULATE": "2"})
+    assert (result.returncode, result.stderr) == (0, "")
+    assert [line.split(":")[0] for line in result.stdout.splitlines()] == ["Available devices", "  CUDA0", "  CUDA1"]
+
+
+def test_an_interrupt_while_a_class_is_made_is_one(monkeypatch, capsys):
+    """Older interpreters put a RuntimeError around what __set_name__ raises."""
+
+    def wrapped(arguments):
+        raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
+
+    monkeypatch.setattr("ikpy.cli.info.run", wrapped)
+    assert ikpy.cli.main(["info"]) == 130
+    assert capsys.readouterr().err == "\n"
+
+
 def test_errors_of_the_program_are_one_line():
-    result = ikpy_program("sweep-bench", "--nope-this")
+    result = ikpy_program("sweep-bench", "--qqq-this")
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr.splitlines()[0] == "error: unknown argument: --nope-this"
+    assert result.stderr.splitlines()[0] == "error: unknown argument: --qqq-this"
     assert "Traceback" not in result.stderr
     assert "Traceback" in ikpy_program("--verbose", "sweep-bench", "--nope").stderr
     result = ikpy_program("swep-bench")

@@ -177,6 +177,12 @@ def test_what_cannot_be_downloaded(server: Files, tmp_path: Path) -> None:
     for text in ("ftp://x/y.gguf", "x.gguf", "http://x/", "http://x/a/.."):
         with pytest.raises(UsageError, match="--model-url"):
             fetch_url(text, None, lambda line: None)
+    n_requests = len(server.requests)
+    url = f"http://127.0.0.1:{server.server_address[1]}/m/"
+    with pytest.raises(ResourceError, match="--offline forbids the download"):
+        fetch_url(f"{url}new.gguf", None, lambda line: None, offline=True)
+    assert Path(fetch_url(f"{url}model.gguf", None, lambda line: None, offline=True)).read_bytes() == DATA
+    assert len(server.requests) == n_requests
     page = parse_url("https://huggingface.co/a/b/blob/main/c.gguf")
     assert str(page) == "https://huggingface.co/a/b/resolve/main/c.gguf"
 

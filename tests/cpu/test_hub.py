@@ -194,6 +194,10 @@ def test_errors_are_one_line(tmp_path: Path, hub: FakeHub) -> None:
     assert "the repository has no file other.gguf" in last_line(missing)
     offline = last_line(tokenize(tmp_path, "http://127.0.0.1:9", "-hf", "me/tiny"))
     assert "the hub at http://127.0.0.1:9 cannot be reached and me/tiny is not in the cache" in offline
+    refused = last_line(tokenize(tmp_path, address, "-hf", "me/tiny", "--offline"))
+    assert f"the hub at {address} is not asked (--offline) and me/tiny is not in the cache" in refused
+    drafter = last_line(tokenize(tmp_path, address, "-hfd", "me/none"))
+    assert "-hf me/none: no such repository" in drafter
 
 
 @pytest.mark.parametrize(

@@ -266,6 +266,16 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "ikpy", "imatrix", "-t", "2", *arguments]
 
 
+def test_special_tokens_in_the_text(tmp_path, capfd):
+    text = tmp_path / "text"
+    text.write_text("<|user|>One.<|end|>" * 150)
+    counts = []
+    for more in ([], ["--parse-special"]):
+        assert run(["-m", MODEL, "-f", str(text), "-c", "256", "-t", "2", "-o", str(tmp_path / "x"), *more]) == 0
+        counts.append(int(re.search(r"computing over (\d+) chunks", capfd.readouterr().err)[1]))
+    assert counts[0] > counts[1]
+
+
 def test_interrupted_and_continued(tmp_path, capfd):
     """Ctrl-C keeps what was collected; going on with a GGUF file gives the sums of an undisturbed run."""
     part, rest, whole = (str(tmp_path / f"{name}.gguf") for name in ("part", "rest", "whole"))

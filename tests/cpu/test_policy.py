@@ -119,6 +119,11 @@ def test_recipe_text_first_match_and_reports():
     assert "matches no tensor" in lines[1]
 
 
+def test_empty_items_are_no_rules():
+    rules = parse_rules(",attn=q4_K,, ffn=q5_K ,\n,\n")
+    assert [str(rule) for rule in rules] == ["attn=q4_K", "ffn=q5_K"]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

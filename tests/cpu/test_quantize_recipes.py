@@ -26,6 +26,17 @@ def test_recipe_file_and_late_options(tmp_path, tensors, capfd):
     assert types["blk.0.ffn_up.weight"] == "q8_0"
 
 
+def test_types_of_tensors_one_by_one(tmp_path, tensors, capfd):
+    write_model(tmp_path / "in.gguf", tensors)
+    (tmp_path / "types.txt").write_text("ffn_.*_exps=iq3_k_r4 ffn_up=Q8_0\n")
+    options = ["--tensor-type", r"\.\d{1,2}\.attn_q=q6_k", "--tensor-type-file", str(tmp_path / "types.txt")]
+    assert run([*options, str(tmp_path / "in.gguf"), str(tmp_path / "out.gguf"), "Q4_K_S"]) == 0
+    types = types_of(tmp_path / "out.gguf")
+    assert types["blk.1.ffn_up_exps.weight"] == "iq3_k_r4"
+    assert types["blk.0.ffn_up.weight"] == "q8_0"
+    assert "Adding custom rule \\.\\d{1,2}\\.attn_q -> q6_K" in capfd.readouterr().out
+
+
 def test_rules_are_announced_before_the_work(tmp_path, tensors, capfd):
     """Count and size of every rule, partly and wholly shadowed ones, and the predicted size."""
     write_model(tmp_path / "in.gguf", tensors)

@@ -119,7 +119,8 @@ def test_values_survive_and_threads_agree(tmp_path, tensors):
 def test_split_models(tmp_path, tensors):
     write_model(tmp_path / "in", tensors, limit=1)
     first = str(tmp_path / "in-00001-of-00003.gguf")
-    assert run(["--keep-split", first, str(tmp_path / "new" / "out"), "Q8_0"]) == 0
+    for name in ("out", "out.gguf", "out-00001-of-00003.gguf"):
+        assert run(["--keep-split", first, str(tmp_path / "new" / name), "Q8_0"]) == 0
     shards = sorted(p.name for p in (tmp_path / "new").iterdir())
     assert shards == [f"out-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
     with GGUFFile.open(tmp_path / "new" / shards[0]) as file:
@@ -233,6 +234,12 @@ def imatrix_bytes(name, values):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (
+            ["--tensor-type", "ffn", "Q4_K_S"],
+            "--tensor-type: expected REGEX=TYPE, got 'ffn'",
+        ),
+        (["--tensor-type", "ffn(=q4_k", "Q4_K_S"], "--tensor-type: regular expression of custom rule"),
+        (["--tensor-type-file", "none.txt", "Q4_K_S"], "--tensor-type-file none.txt: No such file or directory"),
         (
             ["--custom-q", "ffn=q9_k", "Q4_K_S"],
             "Invalid quantization type 'q9_k' in custom quantization input ffn=q9_k",

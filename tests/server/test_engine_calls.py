@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,12 @@ def test_largest_values_are_those_of_a_stable_sort() -> None:
         for n in (1, 3, 40, 100):
             values = rng.integers(0, 6, size).astype(np.float64)
             np.testing.assert_array_equal(largest(values, n), np.argsort(-values, kind="stable")[:n])
+
+
+def test_requests_say_more_about_reuse_than_the_command_line(server: Server) -> None:
+    settings = replace(server.front.settings, cache_prompt=False)
+    for body, wanted in (({}, False), ({"cache_prompt": True}, True)):
+        assert read_generation(body, settings, server.front.vocab, 1).cache_prompt is wanted
 
 
 def test_a_schema_is_shown_often_and_translated_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,11 +45,12 @@ ROWS = (
         "-t --threads",
         THREADS,
         "context.n_threads",
-        "threads for generation; 0 or less = hardware threads; default: physical cores",
+        "threads for generation; 0 or less = hardware threads; default: physical cores within a container's quota",
         env="LLAMA_ARG_THREADS",
     ),
     option("-tb --threads-batch", THREADS, "context.n_threads_batch", "threads for prompts; default: as -t"),
     option("-s --seed", Kind("N", values.to_seed), "sampling.seed", "seed of random numbers; negative = random"),
+    option("--warmup", FLAG, "context.warmup", "warm-up decode", "SWBC"),
     option("--no-warmup", OFF, "context.warmup", "skip the warm-up decode", "SWBC"),
     ignored(
         "-dt --defrag-thold",
@@ -185,6 +186,14 @@ ATTENTION_ROWS = (
         "context.swa_full",
         "layers that attend to a window keep all tokens, so that a prompt can be reused from any place",
     ),
+    option(
+        "--rerank --reranking",
+        FLAG,
+        "context.reranking",
+        "ranking of documents: the same as --embeddings --pooling rank",
+        "S",
+        env="LLAMA_ARG_RERANKING",
+    ),
     option("--embedding --embeddings", FLAG, "context.embeddings", "embedding output", "S", env="LLAMA_ARG_EMBEDDINGS"),
 )
 
@@ -194,6 +203,7 @@ ROPE_ROWS = (
         Kind("none|linear|yarn", values.choice("none", "linear", "yarn")),
         "context.rope_scaling",
         "method of context extension; default: from the model",
+        env="LLAMA_ARG_ROPE_SCALING_TYPE",
     ),
     option(
         "--rope-scale",

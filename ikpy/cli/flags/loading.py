@@ -1,11 +1,18 @@
 """Options of loading and of host memory."""
 
-from ikpy.cli.options import BARE_OR_BIT, FLAG, INT, OFF, TEXT, Kind, ignored, option
-from ikpy.cli.values import to_numa
+from ikpy.cli.options import BARE_OR_BIT, FLAG, INT, OFF, TEXT, Kind, always, ignored, option
+from ikpy.cli.values import choice, to_numa
 
 NOT_YET = "not supported yet"
+TASKSET = "set the CPU mask with taskset"
+PRIORITY = "thread priorities are left to the system"
+WAITING = "threads always wait actively for a short time"
+PAGE_CACHE = "files are read through the page cache"
+BIT = Kind("0|1")
+LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
 
 ROWS = (
+    option("--mmap", FLAG, "model.use_mmap", "map the file"),
     option("--no-mmap", OFF, "model.use_mmap", "read the file into memory (huge pages) instead of mapping it"),
     option(
         "-thp --transparent-huge-pages",
@@ -20,6 +27,17 @@ ROWS = (
         "model.repack",
         "rearrange weights into their row-interleaved types while loading (F16 and BF16 stay as they are)",
     ),
+    option("--repack", FLAG, "model.repack", "the same as -rtr"),
+    option("-nr --no-repack", OFF, "model.repack", "use the weights as they are in the file"),
+    option(
+        "-lm --load-mode",
+        Kind("|".join(LOAD_MODES), choice(*LOAD_MODES)),
+        "model.load_mode",
+        "none and dio are --no-mmap, mlock is --no-mmap --mlock, mmap+mlock is --mlock",
+    ),
+    ignored("-dio --direct-io", PAGE_CACHE, "read past the page cache"),
+    always("-ndio --no-direct-io", "reading through the page cache"),
+    ignored("--no-host", "weights of the CPU are never in a GPU's host buffers", "no host buffers"),
     option("--check-tensors", FLAG, "model.check_tensors", "look for invalid values in the tensor data"),
     option(
         "-dr --dry-run",
@@ -37,9 +55,15 @@ ROWS = (
     ignored("--defer-experts", "pages of the mapping are read on first use anyway", "no early read of expert pages"),
     ignored("--prefetch-experts", NOT_YET, "read expert pages ahead"),
     ignored("--prefetch-experts-threads", NOT_YET, "threads that read expert pages ahead", kind=INT),
-    ignored("--prio", "thread priorities are left to the system", "thread priority", kind=INT),
-    ignored("--poll", "threads always wait actively for a short time", "polling level", kind=INT),
-    ignored("-C --cpu-mask", "set the CPU mask with taskset", "CPUs to run on", kind=TEXT),
+    ignored("--prio --prio-batch", PRIORITY, "thread priority", kind=INT, quiet="0"),
+    ignored("--poll --poll-batch", WAITING, "polling level", kind=INT),
+    ignored("-C --cpu-mask", TASKSET, "CPUs to run on", kind=TEXT),
+    ignored("-Cr --cpu-range", TASKSET, "range of CPUs to run on", kind=TEXT),
+    ignored("-Cb --cpu-mask-batch", TASKSET, "CPUs for prompts", kind=TEXT),
+    ignored("-Crb --cpu-range-batch", TASKSET, "range of CPUs for prompts", kind=TEXT),
+    ignored("--cpu-strict --cpu-strict-batch", TASKSET, "a CPU for each thread", kind=BIT, quiet="0"),
+    always("--perf", "timings"),
     ignored("--no-perf", "timings cost nothing", "no timings"),
-    ignored("--no-kv-unified", "the cache is always unified", "separate caches per sequence"),
+    always("-kvu --kv-unified", "one cache for all sequences"),
+    ignored("-no-kvu --no-kv-unified", "the cache is always unified", "separate caches per sequence"),
 )

@@ -1,13 +1,15 @@
 """Options of log output."""
 
-from ikpy.cli.options import FLAG, INT, PATH, SWITCH, Kind, ignored, option
+from ikpy.cli.options import FLAG, INT, PATH, SWITCH, Kind, always, ignored, option
 
 NO_TRACE = "no log file is written; redirect standard error instead"
 
+PLAIN = "log lines have one form"
+
 ROWS = (
     option("--config", PATH, "config", "TOML file with options; everything else overrides it", env="IKPY_CONFIG"),
-    option("-v --verbose", Kind(const=1), "log.verbosity", "more output, and a traceback with errors"),
-    option("--verbosity", INT, "log.verbosity", "level of detail"),
+    option("-v --verbose --log-verbose", Kind(const=1), "log.verbosity", "more output, and a traceback with errors"),
+    option("-lv --verbosity --log-verbosity", INT, "log.verbosity", "level of detail"),
     option("--minilog", FLAG, "log.minilog", "fewer lines while loading"),
     option("--log-disable", FLAG, "log.disable", "no log lines on standard error"),
     option("-ld --logdir", PATH, "log.directory", "directory of the YAML result log", "P"),
@@ -16,5 +18,7 @@ ROWS = (
     ignored("--log-new", NO_TRACE, "new trace log for each run"),
     ignored("--log-append", NO_TRACE, "append to the trace log"),
     ignored("--log-file", NO_TRACE, "name of the trace log", kind=PATH),
+    ignored("--log-prefix --log-timestamps", PLAIN, "prefix and time of log lines"),
+    always("--no-log-prefix --no-log-timestamps", "log lines without prefix and time"),
     ignored("--log-colors", "log lines are not coloured", "coloured log lines", kind=SWITCH),
 )

@@ -1,8 +1,7 @@
 """Options that name the model."""
 
 from ikpy.cli import values
-from ikpy.cli.options import FLAG, PATH, TEXT, Kind, option
-from ikpy.cli.values import to_kv_override
+from ikpy.cli.options import FLAG, PATH, TEXT, Kind, option, refused
 
 ROWS = (
     option(
@@ -22,10 +21,12 @@ ROWS = (
     ),
     option("-hff --hf-file", TEXT, "model.hf_file", "file in the hub repository", env="LLAMA_ARG_HF_FILE"),
     option("-hft --hf-token", TEXT, "model.hf_token", "access token of the hub", env="HF_TOKEN"),
+    option("--offline", FLAG, "model.offline", "take -hf and -mu from the cache only", env="LLAMA_ARG_OFFLINE"),
+    refused("--docker-repo", "give the file with -m, -mu or -hf", "model on Docker Hub", kind=Kind("REPO")),
     option("-a --alias", TEXT, "model.alias", "name reported by the API", "S", env="LLAMA_ARG_MODEL_ALIAS"),
     option(
         "-okv --override-kv",
-        Kind("KEY=TYPE:VALUE", to_kv_override, many=True),
+        Kind("KEY=TYPE:VALUE,...", values.to_kv_overrides, many=True),
         "model.kv_overrides",
         "replace a metadata value; TYPE is int, float, bool or str. Repeatable",
     ),

@@ -1,9 +1,9 @@
 """Options that place tensors and work on devices."""
 
 from ikpy.cli import values
-from ikpy.cli.options import DRAFT_PLACED, FLAG, INT, NO_GPU, OFF, TEXT, Kind, ignored, option
+from ikpy.cli.options import DRAFT_PLACED, FLAG, INT, NO_GPU, OFF, SWITCH, TEXT, Kind, always, ignored, option
 
-SPLIT_MODES = ("none", "layer", "row", "attn", "graph")
+SPLIT_MODES = ("none", "layer", "row", "attn", "graph", "tensor")
 
 GRAPH_SPLIT = "graph split mode is not supported: layers are divided among devices"
 WEIGHT = Kind("A,B,...", values.to_tensor_split)
@@ -11,9 +11,9 @@ WEIGHT = Kind("A,B,...", values.to_tensor_split)
 ROWS = (
     option(
         "-ngl --gpu-layers --n-gpu-layers",
-        INT,
+        Kind("N", values.to_gpu_layers),
         "model.n_gpu_layers",
-        "layers kept on the GPU, the last ones first; above their number also the output matrix; -1 = all",
+        "layers kept on the GPU, the last ones first; above their number also the output matrix; -1, auto or all = all",
         env="LLAMA_ARG_N_GPU_LAYERS",
         reason=NO_GPU,
         quiet="0",
@@ -22,7 +22,7 @@ ROWS = (
         "-sm --split-mode",
         Kind("|".join(SPLIT_MODES), values.choice(*SPLIT_MODES)),
         "model.split_mode",
-        "how a model is divided among GPUs; row, attn and graph are read as layer",
+        "how a model is divided among GPUs; row, attn, graph and tensor are read as layer",
         reason=NO_GPU,
     ),
     option("-mg --main-gpu", INT, "model.main_gpu", "device that holds everything with -sm none", reason=NO_GPU),
@@ -42,7 +42,9 @@ ROWS = (
         reason=NO_GPU,
         quiet="none",
     ),
-    ignored("-devd --device-draft", DRAFT_PLACED, "devices of the draft model", kind=TEXT, quiet="none"),
+    ignored(
+        "-devd --device-draft --spec-draft-device", DRAFT_PLACED, "devices of the draft model", kind=TEXT, quiet="none"
+    ),
     option(
         "-ot --override-tensor",
         Kind("REGEX=BUFFER,...", values.to_tensor_override, many=True),
@@ -59,8 +61,8 @@ ROWS = (
         quiet="0",
     ),
     option(
-        "--fit",
-        FLAG,
+        "-fit --fit",
+        SWITCH,
         "model.fit",
         "keep as many experts, then layers, in host memory as it takes to fit the GPUs",
         reason=NO_GPU,
@@ -73,18 +75,35 @@ ROWS = (
         reason=NO_GPU,
     ),
     option(
+        "-fitt --fit-target",
+        Kind("MiB,MiB,...", values.to_fit_targets),
+        "model.fit_targets",
+        "memory that --fit leaves free on each GPU; one number is for all",
+        reason=NO_GPU,
+    ),
+    ignored("-fitc --fit-ctx", "the context keeps its size", "least context that --fit may choose", kind=INT),
+    option(
         "-gfm --gpu-fit-margin",
         Kind("ID,MiB,...", values.to_fit_margins),
         "model.fit_margins",
         "memory that --fit leaves free on single GPUs",
         reason=NO_GPU,
     ),
+    option("-kvo --kv-offload", FLAG, "model.kv_offload", "KV cache with its layers on the GPUs", reason=NO_GPU),
     option("-nkvo --no-kv-offload", OFF, "model.kv_offload", "KV cache and attention on the CPU", reason=NO_GPU),
     option(
         "-op --offload-policy",
         Kind("OP,0|1,...", values.to_offload_policy, many=True),
         "model.offload_policy",
         "operations whose large batches with weights in host memory may run on the GPU",
+        reason=NO_GPU,
+    ),
+    always("--op-offload", "large batches with weights in host memory run on the GPU, unless -op says otherwise"),
+    option(
+        "-nopo --no-op-offload",
+        Kind(const=[(-1, False)], many=True),
+        "model.offload_policy",
+        "products with weights in host memory stay on the CPU; the same as -op -1,0",
         reason=NO_GPU,
     ),
     option(

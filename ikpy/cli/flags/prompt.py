@@ -1,7 +1,7 @@
 """Options of prompts, text files and the chat program."""
 
 from ikpy.cli import values
-from ikpy.cli.options import FLAG, INT, OFF, PATH, TEXT, Kind, always, ignored, option
+from ikpy.cli.options import FLAG, INT, OFF, PATH, SWITCH, TEXT, Kind, always, ignored, option
 
 ROWS = (
     option("-p --prompt", TEXT, "prompt.text", "text to process", "PIC"),
@@ -38,14 +38,39 @@ ROWS = (
 
 CHAT_ROWS = (
     option("-cnv --conversation", FLAG, "prompt.conversation", "chat with the model's template", "C"),
+    option("-no-cnv --no-conversation", OFF, "prompt.conversation", "no chat", "C"),
+    option(
+        "-st --single-turn",
+        FLAG,
+        "prompt.single_turn",
+        "chat that ends with the first answer; -p is the message",
+        "C",
+    ),
+    option(
+        "-sys --system-prompt", TEXT, "prompt.system", "system message of a chat; -p is then the first message", "C"
+    ),
+    option(
+        "-sysf --system-prompt-file",
+        Kind("FILE", values.to_prompt_file),
+        "prompt.system",
+        "file with the system message of a chat",
+        "C",
+    ),
     option("-i --interactive", FLAG, "prompt.interactive", "interactive mode", "C"),
     option("-if --interactive-first", FLAG, "prompt.interactive_first", "interactive, input first", "C"),
     option("-mli --multiline-input", FLAG, "prompt.multiline_input", "input of several lines", "C"),
-    option("-co --color", FLAG, "prompt.color", "coloured prompt and input", "C"),
+    option("-co --color", SWITCH, "prompt.color", "coloured prompt and input on terminals", "C"),
     option("-sp --special", FLAG, "prompt.special", "print special tokens", "SC"),
+    option("--display-prompt", FLAG, "prompt.display_prompt", "repeat the prompt", "C"),
     option("--no-display-prompt", OFF, "prompt.display_prompt", "do not repeat the prompt", "C"),
     option("--verbose-prompt", FLAG, "prompt.verbose_prompt", "print the tokens of the prompt", "C"),
-    always("--simple-io", "plain input and output for pipes", "C"),
+    option(
+        "--simple-io",
+        FLAG,
+        "prompt.simple_io",
+        "leave the editing of lines to the terminal; always so where input or output is none",
+        "C",
+    ),
     option(
         "-r --reverse-prompt",
         Kind("TEXT", many=True),
@@ -60,6 +85,8 @@ CHAT_ROWS = (
     option("--prompt-cache-all", FLAG, "prompt.prompt_cache_all", "save input and output too", "C"),
     option("--prompt-cache-ro", FLAG, "prompt.prompt_cache_ro", "use the prompt cache, do not update it", "C"),
     option("-ptc --print-token-count", INT, "prompt.print_token_count", "print the token count every N tokens", "C"),
+    always("--show-timings", "times at the end", "C"),
+    ignored("--no-show-timings", "--log-disable leaves them out with all other log lines", "no times", "C"),
     ignored("--infill", "send the text to the server's /infill route", "fill in the middle", "C"),
     ignored("--spm-infill", "send the text to the server's /infill route", "suffix-prefix-middle order", "SC"),
 )

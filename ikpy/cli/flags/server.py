@@ -8,11 +8,20 @@ NO_HISTORY = "chat history is not stored"
 NO_PREFIX = "a prefix shared by all slots is not supported; send a system message with each request"
 NO_CHECKPOINTS = "needed by recurrent models only, which are not supported"
 NO_MEDIA = "images and audio are not supported"
+NO_PROXY = "requests to other hosts are not passed on"
+PAGE_SETTINGS = "the page keeps its settings in the browser"
 
 ROWS = (
     option("--host", Kind("ADDRESS"), "server.host", "address to listen on", S, env="LLAMA_ARG_HOST"),
     option("--port", Kind("N", values.bounded(0, 65535)), "server.port", "port", S, env="LLAMA_ARG_PORT"),
-    option("--path", PATH, "server.path", "directory of static files instead of the built-in page", S),
+    option(
+        "--path",
+        PATH,
+        "server.path",
+        "directory of static files instead of the built-in page",
+        S,
+        env="LLAMA_ARG_STATIC_PATH",
+    ),
     option(
         "--webui",
         Kind("none|auto|llamacpp", values.choice("none", "auto", "llamacpp")),
@@ -20,8 +29,15 @@ ROWS = (
         "built-in page",
         S,
     ),
-    option("--no-webui", Kind(const="none"), "server.webui", "no built-in page", S),
-    ignored("--webui-mcp-proxy --ui-mcp-proxy", "requests to other hosts are not passed on", "route /cors-proxy", S),
+    always("--ui", "built-in page, unless --no-webui is given", S),
+    option("--no-webui --no-ui", Kind(const="none"), "server.webui", "no built-in page", S),
+    ignored("--ui-config --webui-config", PAGE_SETTINGS, "settings of the page", S, TEXT),
+    ignored("--ui-config-file --webui-config-file", PAGE_SETTINGS, "file with settings of the page", S, PATH),
+    ignored("--webui-mcp-proxy --ui-mcp-proxy", NO_PROXY, "route /cors-proxy", S),
+    always("--no-webui-mcp-proxy --no-ui-mcp-proxy", "no route /cors-proxy", S),
+    refused("--tools", "clients call their tools themselves", "tools that the server calls", S, TEXT),
+    refused("--api-prefix", "put a proxy in front that takes the prefix off", "path before all routes", S, TEXT),
+    ignored("--media-path", NO_MEDIA, "folder of images", S, PATH),
     option(
         "--api-key",
         Kind("KEY", many=True),
@@ -38,7 +54,7 @@ ROWS = (
         S,
     ),
     option(
-        "--cors",
+        "--cors --cors-origins",
         Kind("ORIGINS"),
         "server.cors",
         "origins whose pages may use the server, with commas between; * = all (without it all while there are no keys, "
@@ -51,12 +67,17 @@ ROWS = (
     ignored("--threads-http", "one event loop answers all connections", "HTTP workers", S, INT),
     refused("-spf --system-prompt-file", NO_PREFIX, "prefix shared by all slots", S, PATH),
     option("--log-format", Kind("text|json", values.choice("text", "json")), "server.log_format", "log lines", S),
+    ignored("--props", "settings belong to requests", "changes by POST /props", S),
     option("--metrics", FLAG, "server.metrics", "route /metrics", S, env="LLAMA_ARG_ENDPOINT_METRICS"),
     option("--slots", FLAG, "server.slots", "route /slots", S, env="LLAMA_ARG_ENDPOINT_SLOTS"),
     option("--no-slots", OFF, "server.slots", "no route /slots", S),
     option("--slot-save-path", PATH, "server.slot_save_path", "directory of slot files", S),
     option("--slot-autosave", FLAG, "server.slot_autosave", "keep slots in --slot-save-path over a restart", S),
     option("--models-dir", PATH, "server.models_dir", "folder of models, loaded when they are asked for", S),
+    refused("--models-preset", "give --models-dir a folder of models", "file with settings of models", S, PATH),
+    always("--models-autoload", "models are loaded when they are asked for", S),
+    ignored("--no-models-autoload", "models are loaded when they are asked for", "loading on request only", S),
+    ignored("--sleep-idle-seconds", "--models-ttl unloads models of --models-dir", "seconds until sleep", S, INT),
     option("--models-max", INT, "server.models_max", "models loaded at the same time; 0 = no limit", S),
     option("--models-ttl", INT, "server.models_ttl", "seconds without requests after which a model goes; 0 = never", S),
     option("--models-memory", INT, "server.models_memory", "MiB all loaded models may take; 0 = no limit", S),
@@ -80,6 +101,12 @@ CACHE_ROWS = (
         "share of the prompt a slot must have in common to be chosen",
         S,
     ),
+    option("--cache-prompt", FLAG, "server.cache_prompt", "requests go on from what a slot holds", S),
+    option("--no-cache-prompt", OFF, "server.cache_prompt", "slots forget a text when its answer ends", S),
+    ignored(
+        "--cache-reuse", "a prompt goes on from the beginning that is the same", "least piece moved", S, INT, quiet="0"
+    ),
+    always("--cache-idle-slots", "texts of slots go to host memory, as --cache-ram allows", S),
     option("--queue-limit", INT, "server.queue_limit", "requests that may wait for a slot; more get 503", S),
     option("--context-shift", SWITCH, "server.context_shift", "drop old tokens when the context is full", "SC"),
     option("--no-context-shift", OFF, "server.context_shift", "stop when the context is full", "SC"),
@@ -111,8 +138,12 @@ CACHE_ROWS = (
         "least tokens of a text worth saving",
         S,
     ),
-    ignored("-ctx-ckpt --ctx-checkpoints", NO_CHECKPOINTS, "context checkpoints per slot", S, INT),
+    ignored(
+        "-ctx-ckpt -ctxcp --ctx-checkpoints --swa-checkpoints", NO_CHECKPOINTS, "context checkpoints per slot", S, INT
+    ),
     ignored("-ctx-ckpt-i --ctx-checkpoints-interval", NO_CHECKPOINTS, "tokens between them", S, INT),
+    ignored("-cms --checkpoint-min-step", NO_CHECKPOINTS, "least tokens between them", S, INT),
+    ignored("-cpent --checkpoint-every-n-tokens", NO_CHECKPOINTS, "tokens of a prompt between them", S, INT),
     ignored("-ctx-ckpt-t --ctx-checkpoints-tolerance", NO_CHECKPOINTS, "tolerance", S, INT),
     ignored("-ctx-ckpt-e --ctx-checkpoints-eviction", NO_CHECKPOINTS, "which one goes", S, TEXT),
 )
@@ -141,12 +172,14 @@ CHAT_ROWS = (
         "SC",
     ),
     always("--jinja", "templates are rendered by the full engine", "SC"),
+    ignored("--no-jinja", "templates are rendered by the full engine", "guessed built-in templates", "SC"),
     option(
         "--reasoning-format",
         Kind("none|auto|...", values.choice("none", "auto", "deepseek", "deepseek-legacy")),
         "server.reasoning_format",
         "none, auto, deepseek or deepseek-legacy",
         S,
+        env="LLAMA_ARG_THINK",
     ),
     option(
         "-rea --reasoning",
@@ -161,6 +194,7 @@ CHAT_ROWS = (
         "server.reasoning_budget",
         "most tokens of reasoning in a chat; 0 = none, -1 = no limit",
         S,
+        env="LLAMA_ARG_THINK_BUDGET",
     ),
     option(
         "--reasoning-budget-message",
@@ -171,14 +205,18 @@ CHAT_ROWS = (
     ),
     ignored("--reasoning-tokens", "whole prompts are compared", "tokens left out of slot similarity", S, TEXT),
     option("--skip-chat-parsing", FLAG, "server.skip_chat_parsing", "give back the raw answer", S),
+    option("--prefill-assistant", FLAG, "server.prefill_assistant", "continue an assistant message", S),
     option("--no-prefill-assistant", OFF, "server.prefill_assistant", "do not continue an assistant message", S),
     option("-ptcall --parallel-tool-calls", FLAG, "server.parallel_tool_calls", "several tool calls at once", S),
     ignored("--peg", "there is one parser", "parser of chat output", S),
 )
 
 MULTIMODAL_ROWS = (
-    refused("--mmproj", NO_MEDIA, "projector file", kind=PATH),
-    refused("--mmproj-url", NO_MEDIA, "URL of the projector file", kind=TEXT),
+    refused("-mm --mmproj", NO_MEDIA, "projector file", kind=PATH),
+    refused("-mmu --mmproj-url", NO_MEDIA, "URL of the projector file", kind=TEXT),
+    always("--no-mmproj --no-mmproj-auto", "no projector"),
+    ignored("--mmproj-auto", NO_MEDIA, "projector beside the model"),
+    ignored("--mmproj-offload", NO_MEDIA, "projector on the GPU"),
     ignored("--no-mmproj-offload", NO_MEDIA, "projector in host memory"),
     refused("--image --audio", NO_MEDIA, "media file", kind=PATH),
     ignored("--image-min-tokens", NO_MEDIA, "least tokens of an image", kind=INT),

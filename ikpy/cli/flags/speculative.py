@@ -1,9 +1,10 @@
 """Options of speculative decoding. Drafts change the speed only, never the text."""
 
 from ikpy.cli import values
-from ikpy.cli.options import DRAFT_PLACED, INT, PATH, TEXT, Kind, always, ignored, option
+from ikpy.cli.options import DRAFT_PLACED, FLOAT, INT, PATH, TEXT, Kind, always, ignored, option
 
 SAME_VOCABULARY = "draft model and model must share their vocabulary; texts are not translated"
+ONE_DRAFT = "a draft is one sequence of tokens"
 HEAD_AS_STORED = "the head's output matrix is used as it is in the file"
 DRAFT_TYPE = Kind("TYPE", values.to_cache_type)
 
@@ -15,24 +16,43 @@ def setting(name: str, metavar: str = "N") -> Kind:
 
 SETTINGS = "speculative.settings"
 ROWS = (
-    option("-md --model-draft", PATH, "speculative.model_draft", "GGUF file of a draft model", "SC"),
+    option("-md --model-draft --spec-draft-model", PATH, "speculative.model_draft", "GGUF file of a draft model", "SC"),
+    option(
+        "-hfd -hfrd --hf-repo-draft --spec-draft-hf",
+        Kind("REPO"),
+        "speculative.hf_repo",
+        "draft model on the Hugging Face hub: user/repository or user/repository:QUANT",
+        "SC",
+    ),
     option("-cd --ctx-size-draft", INT, "speculative.n_ctx", "context of the draft model; 0 = as the model's", "SC"),
     option(
-        "-td --threads-draft",
+        "-td --threads-draft --spec-draft-threads",
         Kind("N", values.to_threads),
         "speculative.n_threads",
         "threads of the draft model; default: as -t",
         "SC",
     ),
     option(
-        "-tbd --threads-batch-draft",
+        "-tbd --threads-batch-draft --spec-draft-threads-batch",
         Kind("N", values.to_threads),
         "speculative.n_threads_batch",
         "prompt threads of the draft model; default: as -td",
         "SC",
     ),
-    option("-ctkd --cache-type-k-draft", DRAFT_TYPE, "speculative.type_k", "K cache type of the draft model", "SC"),
-    option("-ctvd --cache-type-v-draft", DRAFT_TYPE, "speculative.type_v", "V cache type of the draft model", "SC"),
+    option(
+        "-ctkd --cache-type-k-draft --spec-draft-type-k",
+        DRAFT_TYPE,
+        "speculative.type_k",
+        "K cache type of the draft model",
+        "SC",
+    ),
+    option(
+        "-ctvd --cache-type-v-draft --spec-draft-type-v",
+        DRAFT_TYPE,
+        "speculative.type_v",
+        "V cache type of the draft model",
+        "SC",
+    ),
     option(
         "--spec-type --spec-stage",
         Kind("TYPE[:K=V,..]", values.to_speculation, many=True),
@@ -48,10 +68,22 @@ ROWS = (
         f"settings of the drafters: {', '.join(values.DRAFT_SETTINGS)}",
         "SC",
     ),
-    option("--draft --draft-max --draft-n", setting("n_max"), SETTINGS, "most tokens of a draft; 16", "SC"),
-    option("--draft-min --draft-n-min", setting("n_min"), SETTINGS, "shorter drafts are dropped; 0", "SC"),
     option(
-        "--draft-p-min",
+        "--draft --draft-max --draft-n --spec-draft-n-max",
+        setting("n_max"),
+        SETTINGS,
+        "most tokens of a draft; 16",
+        "SC",
+    ),
+    option(
+        "--draft-min --draft-n-min --spec-draft-n-min",
+        setting("n_min"),
+        SETTINGS,
+        "shorter drafts are dropped; 0",
+        "SC",
+    ),
+    option(
+        "--draft-p-min --spec-draft-p-min",
         setting("p_min", "P"),
         SETTINGS,
         "least probability of drafted tokens or suffix drafts; 0.8",
@@ -79,7 +111,18 @@ ROWS = (
         "n-gram statistics of earlier texts, read and written by ngram-cache",
         "SC",
     ),
-    ignored("-ngld --gpu-layers-draft --n-gpu-layers-draft", DRAFT_PLACED, "GPU layers of the draft model", kind=INT),
+    ignored("--draft-p-split --spec-draft-p-split", ONE_DRAFT, "probability from which a draft divides", kind=FLOAT),
+    ignored(
+        "-ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl",
+        DRAFT_PLACED,
+        "GPU layers of the draft model",
+        kind=Kind("N"),
+    ),
+    ignored("-otd --override-tensor-draft --spec-draft-override-tensor", DRAFT_PLACED, "buffers of it", kind=TEXT),
+    ignored("-cmoed --cpu-moe-draft --spec-draft-cpu-moe", DRAFT_PLACED, "experts of it in host memory"),
+    ignored(
+        "-ncmoed --n-cpu-moe-draft --spec-draft-n-cpu-moe", DRAFT_PLACED, "expert layers of it in host memory", kind=INT
+    ),
     ignored("--spec-replace", SAME_VOCABULARY, "replacement of text between the models", kind=Kind("TARGET DRAFT")),
     option(
         "-mtp --multi-token-prediction",

@@ -50,6 +50,7 @@ IMATRIX_ROWS = (
     option("--save-frequency", INT, "imatrix.save_frequency", "keep a copy every N chunks; 0 = never", "I"),
     option("--process-output", FLAG, "imatrix.process_output", "collect for the output matrix too", "I"),
     option("--output-tensor-name", TEXT, "imatrix.output_tensor_name", "name of the output matrix", "I"),
+    option("--parse-special", FLAG, "imatrix.parse_special", "special tokens in the text are read as such", "I"),
     option("--no-ppl", OFF, "imatrix.compute_ppl", "no perplexity along the way", "I"),
     option("--chunk --from-chunk", INT, "imatrix.from_chunk", "first chunk", "I"),
     option("-lsim --layer-similarity", FLAG, "imatrix.layer_similarity", "similarity of layers", "I"),

@@ -91,26 +91,6 @@ def quantize_activations(x: np.ndarray) -> np.ndarray:
     return (q * scale.astype(np.float64)).reshape(padded.shape)[..., :k]
 
 
-WORD_COLUMNS, LARGEST_WORD = 512, 127 * 256 + 127
-
-
-def column_blocks(x: np.ndarray) -> np.ndarray:
-    """x [R, K] as float64 [R, blocks, 512], zeros beyond K."""
-    rows, k = x.shape
-    padded = np.zeros((rows, -(-k // WORD_COLUMNS) * WORD_COLUMNS))
-    padded[:, :k] = x
-    return padded.reshape(rows, -1, WORD_COLUMNS)
-
-
-def activation_words(x: np.ndarray) -> np.ndarray:
-    """x [..., K] as multiples of 1/32639 of the largest of 512 columns, float64."""
-    blocks = column_blocks(x.reshape(-1, x.shape[-1])).astype(np.float32)
-    top = np.abs(blocks).max(axis=-1, keepdims=True)
-    inverse = np.divide(np.float32(LARGEST_WORD), top, out=np.zeros_like(top), where=top > 1e-30)
-    values = np.rint(blocks * inverse) * (top / np.float32(LARGEST_WORD)).astype(np.float64)
-    return values.reshape(len(blocks), -1)[:, : x.shape[-1]].reshape(x.shape)
-
-
 def effective(x: np.ndarray, type_name: str, n_rows: int = 1) -> np.ndarray:
     """The activations a weight type really multiplies with, float64. n_rows as of activation_format."""
     fmt = core.activation_format(by_name(type_name).id, n_rows)
@@ -118,8 +98,6 @@ def effective(x: np.ndarray, type_name: str, n_rows: int = 1) -> np.ndarray:
         return quantize_activations(x)
     if fmt == 2:
         return round_to_bf16(x).astype(np.float64)
-    if fmt == 4:
-        return activation_words(x)
     return x.astype(np.float64)
 
 

@@ -98,49 +98,11 @@ void prepare_split(const float* x, int64_t n_in, uint8_t* out) {
     }
 }
 
-// 64 columns times `inverse` as integers, zeros beyond n.
-void store_words(const float* x, int64_t n, float inverse, uint8_t* out) {
-    float v[64] = {};
-    std::memcpy(v, x, sizeof(float) * std::min<int64_t>(64, n));
-    int32_t words[64];
-    for (int i = 0; i < 64; ++i) words[i] = static_cast<int32_t>(std::nearbyint(v[i] * inverse));
-    for (int j = 0; j < 32; ++j) {
-        const int32_t a = words[j], b = words[j + 32];
-        const uint16_t hi = ((a + 128) >> 8 & 0xFF) | ((b + 128) & 0xFF00);
-        const uint16_t lo = (a & 0xFF) | (b & 0xFF) << 8;
-        std::memcpy(out + 2 * j, &hi, 2);
-        std::memcpy(out + 64 + 2 * j, &lo, 2);
-    }
-}
-
-void prepare_words(const float* x, int64_t n_in, uint8_t* out) {
-    auto* scale = reinterpret_cast<float*>(out + ActWordsLayout(n_in).scale);
-    for (int64_t k0 = 0; k0 < n_in; k0 += kWordColumns, ++scale) {
-        const int64_t end = std::min(n_in, k0 + kWordColumns);
-        uint32_t top = 0;
-        for (int64_t k = k0; k < end; ++k) top = std::max(top, f32_bits(x[k]) & 0x7FFFFFFF);
-        const float amax = f32_from_bits(top);
-        const bool finite = std::isfinite(amax);
-        // Below 1e-30 the inverse overflows; such columns count as zero.
-        const float inverse = finite && amax > 1e-30f ? kLargestWord / amax : 0.0f;
-        *scale = finite ? amax / kLargestWord : std::numeric_limits<float>::quiet_NaN();
-        for (int64_t k = k0; k < end; k += 64, out += 128) {
-            if (finite) {
-                store_words(x + k, end - k, inverse, out);
-            } else {
-                std::memset(out, 0, 128);
-            }
-        }
-    }
-}
-
 void prepare_row(int format, const float* x, int64_t n_in, uint8_t* out) {
     if (format == kActQ8) {
         prepare_q8(x, n_in, out);
     } else if (format == kActSplit) {
         prepare_split(x, n_in, out);
-    } else if (format == kActWords) {
-        prepare_words(x, n_in, out);
     } else if (format == kActBf16) {
         auto* y = reinterpret_cast<uint16_t*>(out);
         f32_to_bf16_row(x, y, n_in);
@@ -162,8 +124,6 @@ int64_t act_row_bytes(int format, int64_t n_in) {
         n = round_up(n_in, 32) * 2;
     } else if (format == kActSplit) {
         n = round_up(n_in, 32) * 4;
-    } else if (format == kActWords) {
-        n = ActWordsLayout(n_in).nbytes;
     } else {
         n = round_up(n_in, 16) * 4;
     }

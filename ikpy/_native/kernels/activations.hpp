@@ -15,7 +15,6 @@ enum ActFormat : int32_t {
     // Per 32 columns the values rounded to bf16 and then what the rounding left, zero padded to a multiple of
     // 32; dword j of each holds columns j and j + 16.
     kActSplit = 3,
-    kActWords = 4,  // 16-bit integers with one scale per 512 columns, see ActWordsLayout
 };
 
 inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
@@ -40,22 +39,6 @@ struct ActQ8Layout {
           sum16(neg32 + n / 8),
           neg16(sum16 + n / 4),
           nbytes(neg16 + n / 4) {}
-};
-
-constexpr int64_t kWordColumns = 512;            // columns that share a scale
-constexpr int64_t kWordDepth = 64;               // int8 values per tile row
-constexpr float kLargestWord = 127 * 256 + 127;  // of two signed bytes
-
-// Byte offsets inside one row of format Words with n_in elements, padded with zeros to a multiple of 64.
-// x[e] ~ scale[e / 512] * (256 * hi + lo) with signed bytes. Per 64 columns 64 bytes hi, then 64 bytes lo;
-// bytes 2 j and 2 j + 1 of each belong to columns j and j + 32.
-struct ActWordsLayout {
-    int64_t scale;  // f32[n_in / 512]: amax / 32639
-    int64_t nbytes;
-
-    explicit ActWordsLayout(int64_t n_in)
-        : scale(2 * round_up(n_in, kWordDepth)),
-          nbytes(scale + 4 * (round_up(n_in, kWordColumns) / kWordColumns)) {}
 };
 
 // Bytes from one row of prepared activations to the next. The odd cache line keeps rows of power-of-two

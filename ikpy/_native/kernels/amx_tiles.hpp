@@ -1,7 +1,6 @@
 // The tile unit (AMX) as its users see it: configuration of the eight tile registers.
 #pragma once
 #include <cstdint>
-#include <cstring>
 
 #if defined(__AVX512F__) && defined(__linux__)
 #include "kernels/half_rows.hpp"
@@ -44,24 +43,6 @@ inline __m512i bf16_pairs(__m512 low, __m512 high) {
     const __m512i a = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(low), half), 16);
     const __m512i b = _mm512_add_epi32(_mm512_castps_si512(high), half);
     return _mm512_mask_blend_epi16(0xAAAAAAAA, a, b);
-}
-
-// Rows of activations as the tile loads want them: equally spaced.
-struct TokenRows {
-    const uint8_t* base;
-    int64_t stride;
-};
-
-// n_bytes of the tokens from `begin` on; rows that are not equally spaced are copied together.
-inline TokenRows token_rows(const uint8_t* const* x, int n, int64_t begin, int64_t n_bytes, uint8_t* gather,
-                            int64_t gather_stride) {
-    const int64_t stride = n > 1 ? x[1] - x[0] : 64;
-    bool regular = stride > 0;
-    for (int t = 2; t < n; ++t) regular = regular && x[t] - x[t - 1] == stride;
-    if (regular) return {x[0] + begin, stride};
-    for (int t = 0; t < n; ++t) std::memcpy(gather + t * gather_stride, x[t] + begin, n_bytes);
-    asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read
-    return {gather, gather_stride};
 }
 
 }  // namespace ikpy

@@ -36,6 +36,12 @@ bool request_tiles() {
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
+// Rows of activations as the tile loads want them: equally spaced.
+struct TokenRows {
+    const uint8_t* base;
+    int64_t stride;
+};
+
 constexpr int64_t kOutStride = kBlockRows * sizeof(float);
 
 inline void prefetch_sums(const uint8_t* p, int64_t n) {
@@ -128,6 +134,17 @@ SumsFn sums_of(int n_blocks, int n_halves) {
     return n_blocks == 2 ? tile_sums<2, 2, Parts> : tile_sums<1, 2, Parts>;
 }
 
+// n_bytes of the tokens from `begin` on; rows that are not equally spaced are copied together.
+TokenRows token_rows(const uint8_t* const* x, int n, int64_t begin, int64_t n_bytes, uint8_t* gather) {
+    const int64_t stride = n > 1 ? x[1] - x[0] : 64;
+    bool regular = stride > 0;
+    for (int t = 2; t < n; ++t) regular = regular && x[t] - x[t - 1] == stride;
+    if (regular) return {x[0] + begin, stride};
+    for (int t = 0; t < n; ++t) std::memcpy(gather + t * kGatherStride, x[t] + begin, n_bytes);
+    asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read
+    return {gather, kGatherStride};
+}
+
 }  // namespace
 
 bool has_amx() {
@@ -158,8 +175,7 @@ IKPY_AMX void amx_product(int n_parts, TilePanelFn fill, const RowBlock* blocks,
             for (int t0 = 0; t0 < n_tokens; t0 += kTileHeight) {
                 const int nt = std::min(kTileHeight, n_tokens - t0);
                 if (t0 == 0 || nt < kTileHeight) load_tile_config(TileConfig(nt, 2));
-                sums(token_rows(x + t0, nt, k0 / kTileDepth * step_bytes, n_steps * step_bytes, gather,
-                                kGatherStride),
+                sums(token_rows(x + t0, nt, k0 / kTileDepth * step_bytes, n_steps * step_bytes, gather),
                      panels + b * kPanelBytes / 2, n_steps, out + (b * block_out + t0 * kBlockRows),
                      block_out, k0 > 0);
             }

@@ -57,7 +57,6 @@ struct Product {
     int activation;  // UnaryKind, with gate
     bool f16_out;
     bool tiles;
-    int act_format;
     int wide;  // row blocks per work item
 
     bool is_plain() const { return !gate && !up_bias && !f16_out; }
@@ -67,14 +66,14 @@ struct Product {
 };
 
 bool uses_tiles(const Op& op, const WeightKernels& kernels) {
-    const TileKernels& tiles = kernels.tiles_of(op.ip[0]);
+    const TileKernels& tiles = kernels.tiles;
     if (!tiles.product || op.ip[0] != tiles.act_format || !has_amx()) return false;
     return kernels.act_format != tiles.act_format || op.ip[1] >= tiles.min_tokens;
 }
 
 // Tokens of an expert that are multiplied together at most: as many as the kernel can keep.
-int64_t set_tokens(const TileKernels& kernels, bool tiles, int64_t n_in) {
-    const int64_t kept = tiles && kernels.kept_tokens ? kernels.kept_tokens(n_in) : 0;
+int64_t set_tokens(const WeightKernels& kernels, bool tiles, int64_t n_in) {
+    const int64_t kept = tiles && kernels.tiles.kept_tokens ? kernels.tiles.kept_tokens(n_in) : 0;
     return kept > 0 ? kept : kMaxTokens;
 }
 
@@ -159,7 +158,7 @@ void multiply_item(const Product& p, const Scratch& s, int64_t matrix, int64_t r
         blocks[n_blocks++] = block_of(p, matrix, r);
     const TokenSet tokens{s.x, n_tokens, fresh};
     if (p.tiles) {
-        p.kernels.tiles_of(p.act_format).product(blocks, n_blocks, tokens, s.sums, s.work);
+        p.kernels.tiles.product(blocks, n_blocks, tokens, s.sums, s.work);
     } else if (n_tokens > p.kernels.gemv_tokens) {
         p.kernels.gemm(blocks, n_blocks, tokens, s.sums, s.work);
     } else {
@@ -193,7 +192,6 @@ Product product_of(const Op& op, const Tensor* tensors, bool gated, int first_bi
     p.gate_bias = gated ? optional(tensors, op.src[first_bias + 1]) : nullptr;
     p.activation = op.ip[2];
     p.f16_out = tensors[op.dst].type == kF16;
-    p.act_format = op.ip[0];
     p.tiles = uses_tiles(op, p.kernels);
     p.wide = wide_blocks(op, tensors, p.tiles);
     return p;
@@ -259,7 +257,7 @@ void expert_product(const ThreadContext& ctx, const Op& op, const Tensor* tensor
     const bool row_per_slot = !gated && op.ip[2] == 1;
     const int32_t* entries = groups + n_experts + 1;
     const int64_t x_stride = act_row_bytes(op.ip[0], p.up->ne[0]);
-    const int64_t most = set_tokens(p.kernels.tiles_of(p.act_format), p.tiles, p.up->ne[0]);
+    const int64_t most = set_tokens(p.kernels, p.tiles, p.up->ne[0]);
     const Scratch s(ctx.scratch, max_sets(op, dst, most), p.wide);
 
     const int64_t n_sets = list_sets(groups, n_experts, most, s.sets);
@@ -303,21 +301,18 @@ size_t matmul_scratch_bytes(const Op& op, const Tensor* tensors) {
     const bool by_expert = op.kind == kOpMulMatId || op.kind == kOpMulMatIdUpGate;
     const WeightKernels kernels = weight_kernels(w.type);
     const bool tiles = uses_tiles(op, kernels);
-    const TileKernels& tile_kernels = kernels.tiles_of(op.ip[0]);
-    const int64_t most = set_tokens(tile_kernels, tiles, w.ne[0]);
+    const int64_t most = set_tokens(kernels, tiles, w.ne[0]);
     const int64_t n_sets = by_expert ? max_sets(op, tensors[op.dst], most) : 0;
     return Scratch::fixed_bytes(n_sets, wide_blocks(op, tensors, tiles)) +
-           (tiles ? tile_kernels.work_bytes : kernels.work_bytes)(w.ne[0]);
+           (tiles ? kernels.tiles.work_bytes : kernels.work_bytes)(w.ne[0]);
 }
 
 size_t matmul_shared_bytes(const Op&, const Tensor*, int) { return 0; }
 
 int act_format(int weight_type, int64_t n_rows) {
     const WeightKernels kernels = weight_kernels(weight_type);
-    if (has_amx())
-        for (const TileKernels* tiles : {&kernels.prompt_tiles, &kernels.tiles})
-            if (tiles->product && n_rows >= tiles->min_tokens) return tiles->act_format;
-    return kernels.act_format;
+    const bool tiles = kernels.tiles.product && n_rows >= kernels.tiles.min_tokens && has_amx();
+    return tiles ? kernels.tiles.act_format : kernels.act_format;
 }
 
 namespace {

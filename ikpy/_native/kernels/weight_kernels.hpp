@@ -82,11 +82,6 @@ struct WeightKernels {
     BlocksProductFn gemm;  // of up to kPanelBlocks blocks
     size_t (*work_bytes)(int64_t n_in);
     TileKernels tiles = {};
-    TileKernels prompt_tiles = {};  // preferred from its min_tokens on
-
-    const TileKernels& tiles_of(int act_format_of_op) const {
-        return prompt_tiles.product && act_format_of_op == prompt_tiles.act_format ? prompt_tiles : tiles;
-    }
 };
 
 // Types without an unpacker go through f32. Throws std::invalid_argument for types that cannot be decoded.

@@ -6,7 +6,6 @@
 #include "kernels/gemm_bf16.hpp"
 #include "kernels/gemm_f16.hpp"
 #include "kernels/gemm_float.hpp"
-#include "kernels/gemm_words.hpp"
 #include "kernels/half_rows.hpp"
 #include "kernels/lane_sums.hpp"
 #include "kernels/simd_f32.hpp"
@@ -236,7 +235,6 @@ constexpr WeightKernels float_kernels(int type) {
 WeightKernels f16_kernels() {
     WeightKernels kernels = float_kernels<ReadF16>(kF16);
     kernels.tiles = f16_tile_kernels();
-    kernels.prompt_tiles = word_tile_kernels();
     return kernels;
 }
 

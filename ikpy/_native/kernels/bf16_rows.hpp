@@ -7,8 +7,6 @@ namespace ikpy {
 
 #if defined(__AVX512VNNI__) && defined(__linux__)
 
-#define IKPY_BF16 __attribute__((target("avx512bf16")))
-
 constexpr int64_t kAheadStep = 2 * kHalfRows * 32;  // values from 32 columns to the next 32
 
 // The codes of 256 columns with scale and offset of every group, to be read piece by piece.
@@ -17,13 +15,21 @@ struct StoredCodes {
     alignas(64) float d[16], m[16];
 };
 
-IKPY_BF16 inline __m512i bf16_of(__m512 low, __m512 high) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
+// Rounded as in panels, halves away from zero: what a token gives must not depend on the number of others.
+inline __m512i bf16_of(__m512 low, __m512 high) {
+    const __m512i half = _mm512_set1_epi32(0x8000);
+    const __m512i first = _mm512_set1_epi32(0x00030001), step = _mm512_set1_epi32(0x00040004);
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i odd = _mm512_add_epi32(first, _mm512_mullo_epi32(lanes, step));
+    return _mm512_permutex2var_epi16(_mm512_add_epi32(_mm512_castps_si512(low), half), odd,
+                                     _mm512_add_epi32(_mm512_castps_si512(high), half));
+}
 
 inline __m128i load_codes16(const uint8_t* p) { return _mm_load_si128(reinterpret_cast<const __m128i*>(p)); }
 
 // Any codes: to f32 and times the scale.
 template <int Group>
-IKPY_BF16 inline void convert_codes(const StoredCodes& c, uint16_t* out) {
+inline void convert_codes(const StoredCodes& c, uint16_t* out) {
 #pragma GCC unroll 8
     for (int i = 0; i < kChunk / 32; ++i) {
         __m512 f[2];
@@ -58,7 +64,7 @@ struct LevelsOf<U, std::void_t<decltype(U::kLevels)>> {
 
 // Scales every level of a group instead of every weight. Two groups share a table of 16 levels each.
 template <class U>
-IKPY_BF16 inline void look_up_levels(const StoredCodes& c, uint16_t* out) {
+inline void look_up_levels(const StoredCodes& c, uint16_t* out) {
     constexpr int kCount = LevelsOf<U>::kCount, kTables = kCount == 32 || U::kGroup == 16 ? 1 : 2;
     const __m512 low = _mm512_cvtepi32_ps(LevelsOf<U>::first16());
     const __m512 high = kCount == 32 ? _mm512_add_ps(low, _mm512_set1_ps(16)) : low;
@@ -87,7 +93,7 @@ inline __m512i number_levels(__m512i q) {
 }
 
 template <class U>
-IKPY_BF16 inline void write_bf16(const Codes512& codes, uint16_t* out) {
+inline void write_bf16(const Codes512& codes, uint16_t* out) {
     StoredCodes c;
     for (int i = 0; i < 4; ++i) _mm512_store_si512(c.q + 64 * i, number_levels<U>(codes.q[i]));
     _mm512_store_ps(c.d, codes.d);
@@ -103,13 +109,13 @@ IKPY_BF16 inline void write_bf16(const Codes512& codes, uint16_t* out) {
 }
 
 template <class U>
-[[gnu::noinline]] IKPY_BF16 void write_tail(const uint8_t* p, int k, int64_t n, uint16_t* out) {
+[[gnu::noinline]] void write_tail(const uint8_t* p, int k, int64_t n, uint16_t* out) {
     write_bf16<U>(LevelsOf<U>::tail(p, k, n), out);
 }
 
 // AheadFn of a type.
 template <class U>
-IKPY_BF16 void fill_bf16_row(const RowBlock& rows, int h, int i, int64_t k0, uint16_t* tiles) {
+void fill_bf16_row(const RowBlock& rows, int h, int i, int64_t k0, uint16_t* tiles) {
     const uint8_t* p =
         rows.group(h, i, RowsOf<U>::kCount) + RowHeader<U>::kBytes + k0 / U::kBlock * U::kBlockBytes;
     const int k = i % RowsOf<U>::kCount;

@@ -73,6 +73,17 @@ def test_sets_of_many_tokens(name: str, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("name", TILE_TYPES)
+def test_results_do_not_depend_on_the_number_of_tokens(name: str) -> None:
+    """Few tokens and many go through different kernels, which must round weights alike."""
+    k, n = 2304, rows_of(name, 70)
+    data, _ = random_weight(name, k, n, 1)
+    x = activations((240, k), 2)
+    many, few = product(name, data, k, n, x)[:40], product(name, data, k, n, x[:40])
+    error = np.abs(few - many).max(axis=0) / np.abs(many).max()
+    assert error.max() < 2e-6, f"{name}: row {error.argmax()} differs by {error.max():.1e} of the largest product"
+
+
+@pytest.mark.parametrize("name", TILE_TYPES)
 def test_nearer_to_the_float_product_than_required(name: str) -> None:
     """Relative rms of the whole product against float weights and activations; 0.6 % is allowed."""
     k, n, tokens = 1024, rows_of(name, 64), 64

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -174,6 +176,15 @@ def change_one(ctx: Context, other: Context, ends: list[int], rng: np.random.Gen
         ends[a] = n if what == 0 else ends[a] - n
 
 
+@pytest.fixture
+def heeds_interrupts() -> Iterator[None]:
+    """Processes that shells start in the background ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_interrupts")
 def test_an_interrupted_run_gives_its_cells_back() -> None:
     """The run is one of the interpreter's own functions, which acts as Ctrl-C."""
     capsule = ctypes.pythonapi.PyCapsule_New

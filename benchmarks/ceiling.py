@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping, Sequence
 
 from ikpy._native import core, tier
 from ikpy.threads import physical_cores
@@ -38,6 +39,13 @@ class Ceilings:
                 rate = core.ceiling(kind, n)
                 self.samples[n][kind].append(rate)
                 best[kind] = max(best[kind], rate)
+
+    def add(self, samples: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
+        """Takes the samples of an earlier run, by threads and kind, as its pieces are measured by them."""
+        for n, best in self.best.items():
+            for kind, rates in samples.get(str(n), {}).items():
+                self.samples[n][kind] = [*rates, *self.samples[n][kind]]
+                best[kind] = max(best[kind], *rates)
 
 
 def measure(n_threads: int, repeats: int = 3) -> dict[str, float]:

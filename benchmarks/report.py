@@ -97,6 +97,7 @@ class Report:
         if a.add and a.json.exists():
             found = json.loads(a.json.read_text())
             self.data |= {section: found[section] for section in ALL_SECTIONS.split(",") if section in found}
+            self.ceilings.add(found["ceiling_samples"])
 
     def settings(self) -> dict[str, Any]:
         """Numbers that the tables name."""
@@ -285,7 +286,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=120, help="no piece starts after this time")
     parser.add_argument("--json", type=Path, default=Path("docs/performance.json"))
-    parser.add_argument("--add", action="store_true", help="keep the pieces that the JSON file has, after an early end")
+    parser.add_argument("--add", action="store_true", help="keep the pieces and ceilings that the JSON file has")
     parser.add_argument("--sections", default=SECTIONS)
     parser.add_argument("--types", default=",".join(ALL_TYPES))
     parser.add_argument("--shapes", default=",".join(model.shape for model in SHAPE_MODELS))

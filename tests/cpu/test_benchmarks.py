@@ -216,13 +216,18 @@ def test_no_piece_starts_after_the_time_limit(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_report_goes_on_with_the_pieces_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ceiling.core, "ceiling", lambda kind, n: 1.0)
     monkeypatch.setattr(report.Report, "weight_type", lambda self, name: entry(1.0, 2.0))
     target = tmp_path / "report.json"
-    for name, more in (("q4_0", []), ("q8_0", ["--add"])):
+    for name, rate, more in (("q4_0", 3.0, []), ("q8_0", 1.0, ["--add"])):
+        monkeypatch.setattr(ceiling.core, "ceiling", lambda kind, n, rate=rate: rate)
         words = ["--json", str(target), "--sections", "types", "--types", name, "--peers", "ikpy", *more]
         report.Report(report.arguments(words)).run()
-    assert list(json.loads(target.read_text())["types"]) == ["q4_0", "q8_0"]
+    data = json.loads(target.read_text())
+    assert list(data["types"]) == ["q4_0", "q8_0"]
+    assert data["ceilings"]["1"]["read"] == 3, (
+        "the shares of what was kept are of the ceilings that it was measured with"
+    )
+    assert data["ceiling_samples"]["1"]["read"] == [3, 3, 1, 1]
 
 
 def test_weights_of_generate_exceed_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:

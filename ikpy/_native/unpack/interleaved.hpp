@@ -37,7 +37,8 @@ inline Lanes select_by_bit(Lanes v, int n, Lanes yes, Lanes no) {
     return reinterpret_cast<Lanes>(
         _mm512_mask_mov_epi8(reinterpret_cast<__m512i>(no), set, reinterpret_cast<__m512i>(yes)));
 #else
-    return (v & static_cast<uint8_t>(1 << n)) != 0 ? yes : no;
+    const uint8_t bit = static_cast<uint8_t>(1 << n);
+    return (v & bit) != 0 ? yes : no;
 #endif
 }
 

@@ -142,7 +142,8 @@ constexpr WeightKernels interleaved_kernels() {
             interleaved_gemv<U>,
             panel_products<U, whole_interleaved_panel<U>>,
             int8_panel_bytes,
-            {panel_tiles<U, interleaved_tile_panel<U>>, kActBf16}};
+            {panel_tiles<interleaved_tile_panel<U>>, kActBf16},
+            row_scales_of<U>()};
 }
 
 }  // namespace ikpy

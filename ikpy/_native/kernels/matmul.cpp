@@ -119,6 +119,10 @@ void add_bias(const Tensor* bias, int64_t matrix, int64_t r0, int n, float* sums
     for (int i = 0; i < n; ++i) sums[i] += b[i];
 }
 
+void scale_row(const float* scale, int n_halves, float* sums) {
+    for (int i = 0; i < n_halves * kHalfRows; ++i) sums[i] *= scale[i];
+}
+
 // Writes the sums of one token: bias, activation, conversion.
 void finish_row(const Product& p, int64_t matrix, int64_t r0, const RowBlock& b, float* sums, uint8_t* y) {
     if (p.gate) {
@@ -149,6 +153,22 @@ void prefetch_stores(const uint8_t* from, int64_t n_bytes) {
     for (int64_t i = 0; i < n_bytes; i += 64) __builtin_prefetch(from + i, 1);
 }
 
+// The sums of the blocks times the tokens. Returns whether they lack the scales of the rows.
+bool multiply_blocks(const Product& p, const Scratch& s, const RowBlock* blocks, int n_blocks,
+                     const TokenSet& tokens) {
+    if (p.tiles) {
+        p.kernels.tiles.product(blocks, n_blocks, tokens, s.sums, s.work);
+    } else if (tokens.n > p.kernels.gemv_tokens) {
+        p.kernels.gemm(blocks, n_blocks, tokens, s.sums, s.work);
+    } else {
+        for (int b = 0; b < n_blocks; ++b)
+            p.kernels.gemv(blocks[b], {s.x, tokens.n, tokens.fresh && b == 0},
+                           s.sums + static_cast<int64_t>(b) * tokens.n * kBlockRows, s.work);
+        return false;
+    }
+    return p.kernels.row_scales != nullptr;
+}
+
 // Multiplies the row blocks of one item with the tokens listed in s.x and stores to s.y. fresh: not the
 // tokens of the item before.
 void multiply_item(const Product& p, const Scratch& s, int64_t matrix, int64_t r0, int n_tokens, bool fresh) {
@@ -156,19 +176,12 @@ void multiply_item(const Product& p, const Scratch& s, int64_t matrix, int64_t r
     int n_blocks = 0;
     for (int64_t r = r0; n_blocks < p.wide && r < p.up->ne[1]; r += p.rows_per_block())
         blocks[n_blocks++] = block_of(p, matrix, r);
-    const TokenSet tokens{s.x, n_tokens, fresh};
-    if (p.tiles) {
-        p.kernels.tiles.product(blocks, n_blocks, tokens, s.sums, s.work);
-    } else if (n_tokens > p.kernels.gemv_tokens) {
-        p.kernels.gemm(blocks, n_blocks, tokens, s.sums, s.work);
-    } else {
-        for (int b = 0; b < n_blocks; ++b)
-            p.kernels.gemv(blocks[b], {s.x, n_tokens, fresh && b == 0},
-                           s.sums + static_cast<int64_t>(b) * n_tokens * kBlockRows, s.work);
-    }
+    const bool unscaled = multiply_blocks(p, s, blocks, n_blocks, {s.x, n_tokens, fresh});
+    float scale[kWideBlocks][kBlockRows];
+    for (int b = 0; unscaled && b < n_blocks; ++b) p.kernels.row_scales(blocks[b], scale[b]);
     const int64_t element = p.f16_out ? sizeof(uint16_t) : sizeof(float);
     // Copies of a constant length are moves instead of calls.
-    const bool whole = p.is_plain() && n_blocks == 1 && blocks[0].n[1] == kHalfRows;
+    const bool whole = p.is_plain() && !unscaled && n_blocks == 1 && blocks[0].n[1] == kHalfRows;
     for (int t = 0; t < n_tokens; ++t) {
         if (t + kStoresAhead < n_tokens)
             prefetch_stores(s.y[t + kStoresAhead] + r0 * element, n_blocks * p.rows_per_block() * element);
@@ -177,9 +190,11 @@ void multiply_item(const Product& p, const Scratch& s, int64_t matrix, int64_t r
                         sizeof(float) * kBlockRows);
             continue;
         }
-        for (int b = 0; b < n_blocks; ++b)
-            finish_row(p, matrix, r0 + b * p.rows_per_block(), blocks[b],
-                       s.sums + (static_cast<int64_t>(b) * n_tokens + t) * kBlockRows, s.y[t]);
+        for (int b = 0; b < n_blocks; ++b) {
+            float* sums = s.sums + (static_cast<int64_t>(b) * n_tokens + t) * kBlockRows;
+            if (unscaled) scale_row(scale[b], blocks[b].halves(), sums);
+            finish_row(p, matrix, r0 + b * p.rows_per_block(), blocks[b], sums, s.y[t]);
+        }
     }
 }
 

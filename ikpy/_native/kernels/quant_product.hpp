@@ -122,15 +122,30 @@ inline size_t int8_panel_bytes(int64_t) {
     return static_cast<size_t>(kPanelColumns * kBlockRows + 2 * (kPanelColumns / 16 * kBlockRows * 4));
 }
 
+// The scales of the rows of types with a row header.
+template <class U>
+void read_row_scales(const RowBlock& rows, float* scale) {
+    constexpr int R = RowsOf<U>::kCount;
+    for (int h = 0; h < rows.halves(); ++h)
+        for (int i = 0; i < kHalfRows; ++i)
+            scale[h * kHalfRows + i] = RowHeader<U>::scale(rows.group(h, i, R), i % R);
+}
+
+template <class U>
+constexpr auto row_scales_of() {
+    if constexpr (RowHeader<U>::kBytes > 0) {
+        return read_row_scales<U>;
+    } else {
+        return nullptr;
+    }
+}
+
 // Multiplies the products of types with a row header by the scales of the rows.
 template <class U>
 void apply_row_scales(const RowBlock& rows, int n_halves, int n_tokens, float* out) {
     if constexpr (RowHeader<U>::kBytes > 0) {
-        constexpr int R = RowsOf<U>::kCount;
         float scale[kBlockRows];
-        for (int h = 0; h < n_halves; ++h)
-            for (int i = 0; i < kHalfRows; ++i)
-                scale[h * kHalfRows + i] = RowHeader<U>::scale(rows.group(h, i, R), i % R);
+        read_row_scales<U>(rows, scale);
         for (int t = 0; t < n_tokens; ++t)
             for (int i = 0; i < n_halves * kHalfRows; ++i) out[t * kBlockRows + i] *= scale[i];
     }
@@ -171,8 +186,6 @@ void panel_products(const RowBlock* blocks, int n_blocks, const TokenSet& tokens
             const Int8Panel p = Panel(blocks[b], k0, std::min(kPanelColumns, layout.n - k0), work);
             multiply(p, blocks[b].halves(), tokens.x, tokens.n, layout, k0, out + b * sums, k0 > 0);
         }
-    for (int b = 0; b < n_blocks; ++b)
-        apply_row_scales<U>(blocks[b], blocks[b].halves(), tokens.n, out + b * sums);
 }
 
 template <class U>
@@ -181,26 +194,17 @@ void tile_panel(const RowBlock& rows, int64_t k0, int64_t n, uint16_t* panel, ui
     decode_panel(p, rows.halves(), U::kGroup, U::kZero > 0, panel);
 }
 
-template <class U>
-void apply_row_scales(const RowBlock* blocks, int n_blocks, int n_tokens, float* out) {
-    for (int b = 0; b < n_blocks; ++b)
-        apply_row_scales<U>(blocks[b], blocks[b].halves(), n_tokens,
-                            out + static_cast<int64_t>(b) * n_tokens * kBlockRows);
-}
-
-template <class U, TilePanelFn Fill>
+template <TilePanelFn Fill>
 void panel_tiles(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out, uint8_t* work) {
     amx_product(1, Fill, blocks, n_blocks, tokens.x, tokens.n, out, work);
-    apply_row_scales<U>(blocks, n_blocks, tokens.n, out);
 }
 
 // Sets of tokens that fit into the cache meet weights that are unpacked ahead, others panels.
 template <class U>
 void quant_tiles(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out, uint8_t* work) {
     if (tokens.n > ahead_tokens(blocks[0].n_in))
-        return panel_tiles<U, tile_panel<U>>(blocks, n_blocks, tokens, out, work);
+        return panel_tiles<tile_panel<U>>(blocks, n_blocks, tokens, out, work);
     ahead_product(fill_bf16_row<U>, blocks, n_blocks, tokens, out, work);
-    apply_row_scales<U>(blocks, n_blocks, tokens.n, out);
 }
 
 inline size_t quant_tiles_work_bytes(int64_t n_in) {
@@ -242,7 +246,8 @@ constexpr WeightKernels quant_kernels() {
             gemv_of<U, GemvTokens>(),
             panel_products<U, int8_panel<U>>,
             HasHalves<U>::value ? quant_work_bytes<GemvTokens> : int8_panel_bytes,
-            {quant_tiles<U>, kActBf16, kTileMinTokens, quant_tiles_work_bytes, ahead_kept_tokens}};
+            {quant_tiles<U>, kActBf16, kTileMinTokens, quant_tiles_work_bytes, ahead_kept_tokens},
+            row_scales_of<U>()};
 }
 
 }  // namespace ikpy

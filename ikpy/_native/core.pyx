@@ -272,6 +272,11 @@ def run(tensors, ops, n_kv=0, n_threads=1, dynamic=()):
     Plan(tensors, ops, np.asarray(dynamic, dtype=np.int32).reshape(-1, 2)).run(n_kv, n_threads)
 
 
+def _aligned(data):
+    """The array, or a copy if kernels cannot read words there: the alignment of a file may be a single byte."""
+    return data.copy() if data.ctypes.data % 4 else data
+
+
 def dequantize(data, int type_id, int64_t ne0, int64_t n_rows, compute_scale=False):
     """Rows of any type as float32 [n_rows, ne0].
 
@@ -283,7 +288,7 @@ def dequantize(data, int type_id, int64_t ne0, int64_t n_rows, compute_scale=Fal
         raise ValueError(f"type {type_id} cannot be dequantized")
     if n_rows < 0 or ne0 < 0 or not row_nbytes(type_id, ne0):
         raise ValueError(f"{n_rows} rows of {ne0} elements are not possible in type {type_id}")
-    cdef const uint8_t[::1] src = np.ascontiguousarray(data, dtype=np.uint8).reshape(-1)
+    cdef const uint8_t[::1] src = _aligned(np.ascontiguousarray(data, dtype=np.uint8).reshape(-1))
     cdef int64_t group = interleave(type_id)
     if src.shape[0] < <int64_t> row_nbytes(type_id, ne0) * ((n_rows + group - 1) // group * group):
         raise ValueError("data is shorter than the rows asked for")
@@ -304,7 +309,7 @@ def repack(data, int from_id, int to_id, int64_t ne0, int64_t n_rows):
     """
     if not can_repack(from_id, to_id):
         raise ValueError(f"type {from_id} cannot be repacked to {to_id}")
-    cdef const uint8_t[::1] src = np.ascontiguousarray(data, dtype=np.uint8).reshape(-1)
+    cdef const uint8_t[::1] src = _aligned(np.ascontiguousarray(data, dtype=np.uint8).reshape(-1))
     cdef int64_t expected = row_nbytes(from_id, ne0) * n_rows
     if n_rows < 0 or src.shape[0] != expected or not row_nbytes(to_id, ne0):
         raise ValueError(f"data does not hold {n_rows} rows of {ne0} elements of type {from_id}")
@@ -333,7 +338,7 @@ def quantize(src, int type_id, imatrix=None, int n_threads=1):
     """
     if not quantize_supported(type_id):
         raise ValueError(f"type {type_id} cannot be encoded")
-    cdef const float[:, ::1] rows = np.ascontiguousarray(src, dtype=np.float32)
+    cdef const float[:, ::1] rows = np.require(src, np.float32, ["C", "ALIGNED"])
     cdef int64_t n_rows = rows.shape[0], ne0 = rows.shape[1], row_bytes = encoded_row_nbytes(type_id, ne0)
     if n_rows <= 0 or row_bytes <= 0 or n_rows % row_group(type_id):
         raise ValueError(f"{n_rows} rows of {ne0} values do not fit type {type_id}")
@@ -342,7 +347,7 @@ def quantize(src, int type_id, imatrix=None, int n_threads=1):
     cdef const float[::1] weights
     cdef const float* w = NULL
     if imatrix is not None:
-        weights = np.ascontiguousarray(imatrix, dtype=np.float32)
+        weights = np.require(imatrix, np.float32, ["C", "ALIGNED"])
         if weights.shape[0] != ne0:
             raise ValueError(f"imatrix has {weights.shape[0]} values for rows of {ne0}")
         w = &weights[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import operator
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ STORAGE = {
     "I64": "<i8",
 }
 _MAX_HEADER = 100_000_000
+_MAX_DIMS = 32
+_MAX_EXTENT = (1 << 31) - 1
 _INDEX = "model.safetensors.index.json"
 
 
@@ -81,7 +84,10 @@ class Checkpoint:
     def text(self, name: str) -> str | None:
         """Content of a text file, None if it is absent."""
         path = self.folder / name
-        return path.read_text(encoding="utf-8") if path.is_file() else None
+        try:
+            return path.read_text(encoding="utf-8") if path.is_file() else None
+        except UnicodeDecodeError as error:
+            raise FileFormatError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from None
 
     def raw(self, name: str) -> np.ndarray:
         """The stored words of a tensor, read-only, as a view of the file."""
@@ -150,14 +156,15 @@ def _read_header(path: Path) -> list[StoredTensor]:
 
 def _entry(path: Path, name: str, entry: Any, data_start: int, size: int) -> StoredTensor:
     try:
-        dtype, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
-        start, end = (int(n) for n in entry["data_offsets"])
+        dtype, shape = str(entry["dtype"]), tuple(map(operator.index, entry["shape"]))
+        start, end = map(operator.index, entry["data_offsets"])
     except (KeyError, TypeError, ValueError):
         raise FileFormatError(f"{path}: table entry of tensor '{name}' is malformed") from None
     if dtype not in STORAGE:
         raise UnsupportedError(f"{path}: tensor '{name}' has type {dtype}; known: {', '.join(STORAGE)}")
     nbytes = int(np.prod(shape, dtype=object)) * np.dtype(STORAGE[dtype]).itemsize
-    if min(shape, default=0) < 0 or start < 0 or end - start != nbytes:
+    is_possible = len(shape) <= _MAX_DIMS and 0 <= min(shape, default=0) <= max(shape, default=0) <= _MAX_EXTENT
+    if not is_possible or start < 0 or end - start != nbytes:
         raise FileFormatError(f"{path}: tensor '{name}' does not fit its {end - start} bytes")
     if data_start + end > size:
         raise FileFormatError(f"{path}: file is cut off: tensor '{name}' ends at byte {data_start + end} of {size}")

@@ -33,7 +33,7 @@ class Config:
     def integer(self, *names: str, default: Any = _REQUIRED) -> int:
         """An integer."""
         value = self.get(*names, default=default)
-        if isinstance(value, list) and value and len(set(value)) == 1:
+        if isinstance(value, list) and value and value.count(value[0]) == len(value):
             value = value[0]  # one equal value per layer
         if isinstance(value, bool) or not isinstance(value, int):
             raise FileFormatError(f"{self.path}: '{names[0]}' is {value!r}, not an integer")

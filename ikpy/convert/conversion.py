@@ -64,7 +64,17 @@ class Conversion:
         self.options = options or ConvertOptions()
         if self.options.outtype not in OUTPUT_TYPES:
             raise UsageError(f"unknown output type '{self.options.outtype}'; known: {', '.join(OUTPUT_TYPES)}")
-        self.checkpoint = Checkpoint(Path(folder))
+        try:
+            self._read(Path(folder))
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            kind = type(error).__name__
+            raise FileFormatError(
+                f"{folder}: config.json or a file of the tokenizer holds values that it cannot have ({kind}: {error})"
+            ) from error
+
+    def _read(self, folder: Path) -> None:
+        """Everything but the numbers. Files are JSON of any form: what is not looked at raises Python's own errors."""
+        self.checkpoint = Checkpoint(folder)
         config = Config(self.checkpoint.config, self.checkpoint.folder / "config.json")
         self.family = family(config)
         self.weights = Weights(self.checkpoint)

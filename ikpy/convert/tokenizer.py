@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from ikpy.convert import tiktoken
 from ikpy.convert.checkpoint import Checkpoint
@@ -155,7 +155,7 @@ class _Reader:
                 kind = TokenType.UNKNOWN
             self.table.set(index, text, kind, -float(ranks.get(text, len(ranks))))
         self._take_added()
-        first = self.tokenizer.encode("a", add_special_tokens=False).tokens[:1]
+        first = self._encoded(add_special_tokens=False).tokens[:1]
         return {
             "tokenizer.ggml.model": "llama",
             "tokenizer.ggml.add_space_prefix": bool(first) and first[0].startswith("▁"),
@@ -195,6 +195,16 @@ class _Reader:
             out["tokenizer.ggml.scores"] = np.array([self.table.scores.get(index, 0.0) for index in ids], np.float32)
         return out
 
+    def _encoded(self, *, add_special_tokens: bool) -> Encoding:
+        """The text "a" as tokenizer.json encodes it."""
+        assert self.tokenizer is not None
+        try:
+            return self.tokenizer.encode("a", add_special_tokens=add_special_tokens)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # the library panics, with no Exception, where files contradict themselves
+            raise FileFormatError(f"{self.path}: it cannot encode a text: {error}") from None
+
     # --- special tokens, flags, templates -----------------------------------------------------------------------
 
     def _special_ids(self) -> dict[str, Any]:
@@ -213,7 +223,8 @@ class _Reader:
             if index is not None and index in self.table.texts:
                 roles[role] = index
         ends = generation.get("eos_token_id", config.get("eos_token_id"))
-        ends = [end for end in (ends if isinstance(ends, list) else [ends]) if end in self.table.texts]
+        ends = ends if isinstance(ends, list) else [ends]
+        ends = [end for end in ends if isinstance(end, int) and end in self.table.texts]
         if ends:
             roles.setdefault("eos", ends[0])
         self.roles = roles
@@ -236,7 +247,7 @@ class _Reader:
         for role, at in (("bos", 0), ("eos", -1)):
             is_added = self.settings.get(f"add_{role}_token")
             if is_added is None and self.tokenizer is not None:
-                ids = self.tokenizer.encode("a", add_special_tokens=True).ids
+                ids = self._encoded(add_special_tokens=True).ids
                 is_added = bool(ids) and ids[at] == self.roles.get(role)
             if is_added is not None:
                 keys[f"tokenizer.ggml.add_{role}_token"] = bool(is_added)
@@ -247,8 +258,8 @@ class _Reader:
         """A note if the tokenizer adds more special tokens to a text than the n_known that the keys say."""
         if self.tokenizer is None:
             return
-        tokens = self.tokenizer.encode("a", add_special_tokens=True).tokens
-        n_added = len(tokens) - len(self.tokenizer.encode("a", add_special_tokens=False).tokens)
+        tokens = self._encoded(add_special_tokens=True).tokens
+        n_added = len(tokens) - len(self._encoded(add_special_tokens=False).tokens)
         if n_added > n_known:
             shown = " ".join(tokens)
             self.notes.append(f"the tokenizer adds special tokens to a text that no key can say: 'a' becomes '{shown}'")

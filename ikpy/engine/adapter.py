@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import re
 import zlib
@@ -17,11 +18,13 @@ from numpy.typing import NDArray
 from ikpy.engine.model import Model
 from ikpy.errors import FileFormatError
 from ikpy.gguf.reader import GGUFFile, TensorInfo
+from ikpy.gguf.types import GGUFValueType
 from ikpy.graph.adapters import LowRank, LowRankWeights
 from ikpy.graph.ir import F32, Value, external
 from ikpy.quants import dequantize
 
 PARTS = (".lora_a", ".lora_b")
+ALPHA = "adapter.lora.alpha"
 EMBEDDING = "token_embd.weight"
 # One expert of a layer in old files; such tensors are joined at load.
 EXPERT = re.compile(r"(.*\.ffn_(?:gate|up|down))\.(\d+)\.weight")
@@ -55,7 +58,7 @@ class LoraAdapter:
         """
         with GGUFFile.open(Path(path)) as gguf:
             _check_kind(gguf, model)
-            alpha = float(gguf.get("adapter.lora.alpha", 0.0))
+            alpha = _alpha(gguf)
             pairs = {}
             for name in sorted({n[: -len(PARTS[0])] for n in gguf.tensors if n.endswith(PARTS)}):
                 pairs[name] = _pair(gguf, model, name, alpha)
@@ -75,15 +78,26 @@ def check_adapter_file(path: str | os.PathLike[str]) -> None:
 
 def _check_type(gguf: GGUFFile) -> None:
     for key, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):
-        if gguf.get(key) != wanted:
-            raise FileFormatError(f"{gguf.path}: not a LoRA adapter: {key} is {gguf.get(key)!r}, not '{wanted}'")
+        found = gguf.get(key)
+        if not isinstance(found, str) or found != wanted:
+            raise FileFormatError(f"{gguf.path}: not a LoRA adapter: {key} is {found!r}, not '{wanted}'")
 
 
 def _check_kind(gguf: GGUFFile, model: Model) -> None:
     _check_type(gguf)
-    arch = gguf.get("general.architecture")
+    arch = gguf.require("general.architecture", GGUFValueType.STRING)
     if arch != model.hparams.arch:
         raise FileFormatError(f"{gguf.path}: the adapter is for '{arch}', the model is '{model.hparams.arch}'")
+
+
+def _alpha(gguf: GGUFFile) -> float:
+    """The strength the adapter was trained with, 0 if the file does not say."""
+    if ALPHA not in gguf.metadata:
+        return 0.0
+    alpha = float(gguf.require(ALPHA, GGUFValueType.FLOAT32))
+    if not math.isfinite(alpha):
+        raise FileFormatError(f"{gguf.path}: {ALPHA} is {alpha}, not a finite number")
+    return alpha
 
 
 def _pair(gguf: GGUFFile, model: Model, name: str, alpha: float) -> Pair:
@@ -129,6 +143,8 @@ def _fitted(a: NDArray[np.float32], b: NDArray[np.float32], n_in: int, n_out: in
 
 def _decoded(gguf: GGUFFile, info: TensorInfo, factor: float) -> NDArray[np.float32]:
     """The tensor as float32 in three dimensions, times a factor."""
+    if math.prod(info.shape[3:]) > 1:
+        raise FileFormatError(f"{gguf.path}: '{info.name}' has {len(info.shape)} dimensions; at most 3 are possible")
     values = np.asarray(dequantize(gguf.data(info), info.type_id, info.shape), np.float32) * np.float32(factor)
     return values.reshape((*info.shape, 1, 1)[:3][::-1])
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import math
 import os
 import struct
 import zlib
@@ -31,6 +30,7 @@ MAGIC = b"ikpysess"
 VERSION = 5
 PREFIX = struct.Struct("<8s3I")
 MAX_INT32 = (1 << 31) - 1
+MAX_SCALE = float(np.finfo(np.float32).max)
 
 
 def cache_tensors(context: Context) -> dict[str, NDArray[np.uint8]]:
@@ -258,7 +258,7 @@ def parse_state(data: bytes, context: Context) -> tuple[dict[str, Any], int]:
     if tokens and not 0 <= min(tokens) <= max(tokens) < context.model.hparams.n_vocab:
         raise ValueError
     for _, scale in header["adapters"]:
-        if not math.isfinite(scale):
+        if not abs(scale) <= MAX_SCALE:
             raise ValueError
     for kind, size, pos, shifts in header["cells"]:
         if not isinstance(kind, str) or type(size) is not int or len(_integers(pos)) != len(_integers(shifts)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ikpy.errors import UnsupportedError
 from ikpy.graph.activations import ActivationCollector
 from ikpy.graph.adapters import GraphAdapters, LowRank
 from ikpy.graph.ir import F16, F32, I32, Buffer, Node, Value, contiguous_strides
@@ -18,6 +19,20 @@ UNARY_KINDS = {
     "tanh": 5,
     "swiglu_oai": 6,
     "gelu_erf": 7,
+}
+# Sources that kernels read as f32: norm weights, biases, sinks, frequency factors.
+FLOAT_SOURCES = {
+    "rms_norm": (1,),
+    "layer_norm": (1, 2),
+    "add": (1,),
+    "mul": (1,),
+    "rope_table": (1,),
+    "attention": (4,),
+    "mul_mat": (2,),
+    "mul_mat_up_gate": (3, 4),
+    "mul_mat_id": (3,),
+    "mul_mat_id_up_gate": (4, 5),
+    "moe_route": (1,),
 }
 GATINGS = {"softmax": 1, "sigmoid": 2, "selected_softmax": 3, "sqrt_softplus": 4, "selected_sigmoid": 5}
 
@@ -57,6 +72,10 @@ class Graph:
         fp: Sequence[float] = (),
         writes: Sequence[Value] = (),
     ) -> Value:
+        for i in FLOAT_SOURCES.get(kind, ()):
+            value = src[i]
+            if value is not None and value.type_id != F32:
+                raise UnsupportedError(f"tensor '{value.name}' has type {value.type_name}; it is read as f32 only")
         self.nodes.append(Node(kind, dst, list(src), list(ip), list(fp), list(writes)))
         return dst
 

@@ -96,7 +96,8 @@ class Encoder(Transformer):
     def load_projections(
         self, weights: WeightSource, prefix: str, n_q: int, n_k: int, n_v: int
     ) -> tuple[Value, Value, Value]:
-        fused = weights.take(f"{prefix}.attn_qkv.weight", (self.hp.n_embd, n_q + n_k + n_v), required=False)
+        name, shape = f"{prefix}.attn_qkv.weight", (self.hp.n_embd, n_q + n_k + n_v)
+        fused = weights.take(name, shape, required=False, parts=(n_q, n_k, n_v))
         if fused is None:
             return super().load_projections(weights, prefix, n_q, n_k, n_v)
         q, k, v = split_rows(fused, n_q, n_k, n_v)

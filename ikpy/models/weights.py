@@ -10,7 +10,7 @@ import numpy as np
 
 from ikpy import threads
 from ikpy._native import core
-from ikpy.errors import FileFormatError
+from ikpy.errors import FileFormatError, UnsupportedError
 from ikpy.gguf.reader import GGUFFile, TensorInfo
 from ikpy.graph.ir import F32, PLANNED_ADDRESS, Value, external
 from ikpy.quants import dequantize, registry
@@ -18,7 +18,11 @@ from ikpy.quants import dequantize, registry
 Presence = Literal["none", "optional", "required"]
 # Looked up row by row: never repacked.
 EMBEDDINGS = ("token_embd.", "per_layer_token_embd.", "token_types.", "position_embd.")
+# Kernels read these as f32, whatever number of rows they have.
+ELEMENT_WISE = ("norm.weight", ".bias", "attn_sinks.weight", "rope_freqs.weight", "_long.weight", "_short.weight")
 REPACK_STEP = 1 << 24
+# What kernels read is aligned to that; general.alignment may be less.
+WORD_BYTES = 4
 
 
 def _full(shape: Sequence[int]) -> tuple[int, ...]:
@@ -85,7 +89,8 @@ class WeightSource:
     def take(self, name: str, *shapes: Sequence[int], required: bool = True, parts: Sequence[int] = ()) -> Value | None:
         """The tensor with one of the given ggml-order shapes; None if it is optional and absent.
 
-        parts: sizes of the row ranges that will be used as views; interleaved rows must not cross them.
+        parts: sizes of the row ranges that will be used as views; interleaved rows must not cross them
+        (UnsupportedError for a file where they do).
         """
         info = self.gguf.tensors.get(name)
         if info is None:
@@ -144,14 +149,26 @@ class WeightSource:
         self.used.update(n for n in self.gguf.tensors if n.startswith(f"blk.{il}."))
 
     def _value(self, info: TensorInfo, parts: Sequence[int]) -> Value:
-        if not core.has_decoder(info.type_id):
+        is_read_as_f32 = info.name.endswith(ELEMENT_WISE) and info.type_id != F32
+        if is_read_as_f32 or not core.has_decoder(info.type_id):
             return self._decoded(info)
+        self._check_parts(info, parts)
         target = self._interleaved_type(info, parts) if self.repack and self.repack(info.name) else None
         if target is not None:
             return self._repacked(info, target)
+        if info.offset % WORD_BYTES:
+            return self._aligned(info)
         if self.header_only:
             return external(PLANNED_ADDRESS, None, info.type_id, info.shape, info.name, "weight")
         return external(self.gguf.address(info), self.gguf, info.type_id, info.shape, info.name, "weight")
+
+    def _check_parts(self, info: TensorInfo, parts: Sequence[int]) -> None:
+        kind = registry.by_id(info.type_id)
+        if any(rows % kind.interleave for rows in parts):
+            raise UnsupportedError(
+                f"{self.gguf.path}: tensor '{info.name}' of type {kind.name} joins matrices whose rows are no multiple "
+                f"of {kind.interleave}, the row group of that type; quantize it to another one"
+            )
 
     def _interleaved_type(self, info: TensorInfo, parts: Sequence[int]) -> registry.TensorType | None:
         """The row-interleaved type that a matrix can be rearranged into without loss."""
@@ -171,6 +188,14 @@ class WeightSource:
             return external(PLANNED_ADDRESS, None, target.id, info.shape, info.name, "weight")
         data = repack_parallel(self.gguf.data(info), info.type_id, target, info.shape)
         return external(data.ctypes.data, data, target.id, info.shape, info.name, "weight")
+
+    def _aligned(self, info: TensorInfo) -> Value:
+        """A tensor that lies where kernels cannot read words, copied (general.alignment may be 1 or 2)."""
+        self.own_bytes[info.name] = info.nbytes
+        self.replaced.add(info.name)
+        data = None if self.header_only else self.gguf.data(info).copy()
+        address = PLANNED_ADDRESS if data is None else data.ctypes.data
+        return external(address, data, info.type_id, info.shape, info.name, "weight")
 
     def _decoded(self, info: TensorInfo) -> Value:
         """A tensor whose type has no row layout (I2_S), decoded once to F32 in memory of its own."""

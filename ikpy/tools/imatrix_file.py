@@ -117,8 +117,17 @@ def read_file(path: str | Path) -> ImatrixFile:
         raise UsageError(f"load_imatrix: failed to open {path}") from None
     file = _read_gguf(path) if data[:4] == b"GGUF" else _LegacyReader(data, str(path)).read()
     for record in file.records:
-        _check_finite(path, record.name, record.sums)
+        _check_sums(path, record)
     return file
+
+
+def _check_sums(path: str | Path, record: ImatrixRecord) -> None:
+    """Means, not sums, must be finite: those of tiny counts may overflow."""
+    _check_finite(path, record.name, record.sums)
+    with np.errstate(over="ignore"):
+        _check_finite(path, record.name, record.mean())
+    if (record.sums < 0).any():
+        raise FileFormatError(f"load_imatrix: entry {record.name} in {path} has negative sums of squares")
 
 
 def _check_finite(path: str | Path, name: str, values: np.ndarray) -> None:

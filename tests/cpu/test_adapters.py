@@ -316,6 +316,37 @@ def test_files_that_are_no_adapters(tmp_path: Path) -> None:
         load_control_vector(path, 3, 64)
 
 
+@pytest.mark.parametrize(
+    ("keys", "shape", "message"),
+    [
+        ({"general.type": [1, 2]}, (1, 64), "general.type is array([1, 2]"),
+        ({"general.architecture": [1, 2]}, (1, 64), "key general.architecture has wrong type"),
+        ({"adapter.lora.alpha": "8"}, (1, 64), "key adapter.lora.alpha has wrong type"),
+        ({"adapter.lora.alpha": [1, 2]}, (1, 64), "key adapter.lora.alpha has wrong type"),
+        ({"adapter.lora.alpha": math.nan}, (1, 64), "adapter.lora.alpha is nan, not a finite number"),
+        ({}, (2, 1, 1, 64), "'blk.0.attn_q.weight.lora_a' has 4 dimensions; at most 3 are possible"),
+    ],
+)
+def test_adapters_of_another_form(keys: dict, shape: tuple[int, ...], message: str, tmp_path: Path) -> None:
+    model = llama()
+    loaded = Model.load(model.write(tmp_path / "model.gguf"))
+    path = tmp_path / "lora.gguf"
+    standard = {"general.type": "adapter", "general.architecture": "llama", "adapter.type": "lora"}
+    tensors = {"blk.0.attn_q.weight.lora_a": np.zeros(shape), "blk.0.attn_q.weight.lora_b": np.zeros((64, 1))}
+    with GGUFWriter(path) as out:
+        for key, value in {**standard, **keys}.items():
+            if isinstance(value, list):
+                out.add_array(key, GGUFValueType.UINT32, value)
+            else:
+                out.add(key, ref.VALUE_TYPES[type(value)], value)
+        for name, values in tensors.items():
+            out.add_tensor(name, values.shape[::-1], F32)
+        for name, values in tensors.items():
+            out.write(name, values.astype(np.float32))
+    with pytest.raises(FileFormatError, match=re.escape(message)):
+        LoraAdapter.load(path, loaded)
+
+
 # --- control vectors ------------------------------------------------------------------------------------------
 
 

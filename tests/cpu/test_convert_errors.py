@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
+import struct
+
 import numpy as np
 import pytest
 
@@ -145,13 +149,71 @@ def test_values_that_no_type_holds(tmp_path):
         ("tokenizer.json", "[]", "not a JSON object"),
         ("tokenizer_config.json", "5", "not a JSON object"),
         ("generation_config.json", '"x"', "not a JSON object"),
+        ("chat_template.jinja", b"{{ \xff }}", "not UTF-8: invalid start byte at byte 3"),
     ],
 )
 def test_json_of_another_form(name, text, message, tmp_path):
     folder = made.copy("llama", tmp_path)
-    (folder / name).write_text(text)
+    (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(IkpyError, match=message):
         Conversion(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "values"),
+    [
+        ("config.json", {"rope_parameters": {"rope_type": "yarn"}}),
+        ("config.json", {"rope_parameters": 5}),
+        ("config.json", {"head_dim": [[]]}),
+        ("config.json", {"head_dim": 10**80}),
+        ("config.json", {"num_attention_heads": 0, "head_dim": None}),
+        ("tokenizer.json", {"post_processor": {
+            "type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<none>", "type_id": 0}}], "pair": [],
+            "special_tokens": {},
+        }}),
+    ],
+)  # fmt: skip
+def test_values_of_another_form(file, values, tmp_path):
+    folder = made.copy("llama", tmp_path)
+    made.amend(folder, file, **values)
+    with pytest.raises(FileFormatError) as error:
+        Conversion(folder)
+    assert "\n" not in str(error.value) and str(folder) in str(error.value)
+
+
+def test_ends_of_generations_that_are_no_tokens_are_left_out(tmp_path):
+    folder = made.copy("llama", tmp_path)
+    made.amend(folder, "generation_config.json", eos_token_id=[[], {}, 2])
+    assert Conversion(folder).metadata["tokenizer.ggml.eot_token_id"] == 2
+
+
+@pytest.mark.parametrize("shape", [[math.inf, 1], [1.5], "11", [-1, -1], [0, 10**30], [1] * 40, 5])
+def test_shapes_that_no_tensor_has(shape, tmp_path):
+    folder = made.copy("llama", tmp_path)
+    header = json.dumps({"x": {"dtype": "U8", "shape": shape, "data_offsets": [0, 1]}}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"x")
+    with pytest.raises(FileFormatError, match=r"'x' (is malformed|does not fit)"):
+        Conversion(folder)
+
+
+def test_data_at_any_byte(tmp_path):
+    """The header of a safetensors file may have any length."""
+    folder = made.copy("llama", tmp_path)
+    made.change_tensors(folder, lambda tensors: tensors.update({k: _as_f32(*v) for k, v in tensors.items()}))
+    convert(folder, tmp_path, outtype="q8_0")
+    aligned = (tmp_path / "out.gguf").read_bytes()
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    odd = length + 1 + length % 2
+    path.write_bytes(struct.pack("<Q", odd) + data[8 : 8 + length].ljust(odd) + data[8 + length :])
+    convert(folder, tmp_path, outtype="q8_0")
+    assert (tmp_path / "out.gguf").read_bytes() == aligned
+
+
+def _as_f32(dtype: str, shape: tuple[int, ...], data: bytes) -> tuple[str, tuple[int, ...], bytes]:
+    assert dtype == "BF16"
+    return "F32", shape, (np.frombuffer(data, "<u2").astype(np.uint32) << 16).tobytes()
 
 
 def test_unknown_output_type():

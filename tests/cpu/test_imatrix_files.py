@@ -83,9 +83,11 @@ def test_experts_without_data(tmp_path):
     ({"imatrix.chunk_size": (GGUFValueType.FLOAT32, 1.5)}, "imatrix.chunk_size is not a whole number"),
     ({"rows": np.nan}, "values of entry a.in_sum2 in .* are not finite"),
     ({"rows": np.inf}, "values of entry a.in_sum2 in .* are not finite"),
+    ({"rows": 1e-40}, "values of entry a in .* are not finite"),
+    ({"sums": -1.0}, "entry a in .* has negative sums"),
 ])  # fmt: skip
 def test_gguf_forms_with_wrong_values(tmp_path, changes, message):
-    rows = changes.pop("rows", 1.0)
+    rows, sums = changes.pop("rows", 1.0), changes.pop("sums", 1.0)
     keys = {
         "general.type": (GGUFValueType.STRING, "imatrix"),
         "imatrix.datasets": (GGUFValueType.UINT32, 3),
@@ -99,7 +101,7 @@ def test_gguf_forms_with_wrong_values(tmp_path, changes, message):
             writer.add(key, kind, value)
         writer.add_tensor("a.in_sum2", (2, 1), 0)
         writer.add_tensor("a.counts", (1, 1), 0)
-        writer.write("a.in_sum2", np.ones(2, "<f4"))
+        writer.write("a.in_sum2", np.full(2, sums, "<f4"))
         writer.write("a.counts", np.array([rows], "<f4"))
     with pytest.raises(FileFormatError, match=message):
         read_imatrix(path)

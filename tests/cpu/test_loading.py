@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import ikpy
+from ikpy._native import core
 from ikpy.cli import common, quantize
 from ikpy.cli.parser import parse
 from ikpy.engine.batch import Batch
@@ -15,8 +16,13 @@ from ikpy.engine.context import Context
 from ikpy.engine.locking import lock_memory
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
+from ikpy.errors import UnsupportedError
+from ikpy.gguf import encode
 from ikpy.gguf.reader import GGUFFile
-from ikpy.graph.ir import Value
+from ikpy.gguf.types import GGUFValueType
+from ikpy.gguf.writer import GGUFWriter
+from ikpy.graph.builder import Graph
+from ikpy.graph.ir import F16, Value
 from ikpy.quants import registry
 from ikpy.tools.gguf_tool import split
 from tests.cpu.reference_models import RandomModel
@@ -24,6 +30,7 @@ from tests.cpu.test_zoo_holdouts import RMS, frame, gpt_oss_mxfp4, shape
 from tests.shared import DATA
 
 TINY = ikpy.default_model_path()
+DTYPES = {"f16": "<f2", "f64": "<f8"}
 TOKENS = np.random.default_rng(3).integers(0, 150, 140).astype(np.int32)
 
 
@@ -49,8 +56,6 @@ def fused_model(tmp_path: Path, kind: str) -> Path:
     for name in [name for name in m.weights if "attn_qkv" in name or "ffn_up" in name]:
         kind_row = registry.by_name(kind)
         rows = m.weights[name]
-        from ikpy._native import core
-
         encoded = core.quantize(rows, kind_row.id, None, 1)
         m.encoded[name] = (kind_row.id, encoded)
         m.weights[name] = core.dequantize(encoded, kind_row.id, rows.shape[1], rows.shape[0])
@@ -105,6 +110,64 @@ def test_rows_of_fused_tensors_stay_apart(tmp_path: Path) -> None:
     assert repacked.replaced == {f"blk.{il}.{name}.weight" for il in (0, 1) for name in ("attn_qkv", "ffn_up")}
     ours, theirs = logits(repacked, type_k="f32", type_v="f32"), logits(plain, type_k="f32", type_v="f32")
     assert np.abs(ours - theirs).max() < 1e-2 * np.abs(theirs).max()
+
+
+def test_row_groups_of_a_file_must_not_cross_fused_tensors(tmp_path: Path) -> None:
+    """24 rows of k and v are no multiple of 16."""
+    path = fused_model(tmp_path, "bf16_r16")
+    with pytest.raises(UnsupportedError, match=r"attn_qkv\.weight' of type bf16_r16 joins matrices"):
+        Model.load(path)
+
+
+def copied(source: Path, path: Path, types: dict[str, str], alignment: int = 32, title: str = "") -> Path:
+    """A copy of a GGUF file with another title and alignment; tensors with an ending of types in that type."""
+    with GGUFFile.open(source) as file, GGUFWriter(path, alignment=alignment) as out:
+        out.copy_metadata(file, replace={"general.name": encode.scalar(GGUFValueType.STRING, title)})
+        tensors = {}
+        for name, info in file.tensors.items():
+            kind = next((kind for end, kind in types.items() if name.endswith(end)), None)
+            values = file.data(info) if kind is None else file.data(info).view("<f4").astype(DTYPES[kind])
+            tensors[name] = values
+            out.add_tensor(name, info.shape, info.type_id if kind is None else registry.by_name(kind).id)
+        for name, values in tensors.items():
+            out.write(name, values)
+    return path
+
+
+@pytest.mark.parametrize("name", ["llama-ropefreqs", "qwen2-yarn", "qwen3moe", "deepseek2-v3-mla"])
+def test_norms_and_biases_of_any_type(name: str, tmp_path: Path) -> None:
+    """Kernels read them as f32, so others are decoded at load; as f64 they are the same numbers."""
+    source = DATA / "zoo" / f"{name}.gguf"
+    ends = ("norm.weight", ".bias", "rope_freqs.weight")
+    wanted = logits(Model.load(source))
+    doubles = Model.load(copied(source, tmp_path / "f64.gguf", dict.fromkeys(ends, "f64")))
+    halves = Model.load(copied(source, tmp_path / "f16.gguf", dict.fromkeys(ends, "f16")))
+    assert len(doubles.replaced) >= 5 and doubles.replaced == halves.replaced
+    assert (logits(doubles) == wanted).all()
+    assert np.abs(logits(halves) - wanted).max() < 5e-3 * np.abs(wanted).max()
+
+
+def test_other_weights_must_be_of_a_type_that_kernels_read(tmp_path: Path) -> None:
+    graph = Graph(core)
+    x, weight = graph.new(32, 2), graph.new(32, type_id=F16, name="odd.weight")
+    with pytest.raises(UnsupportedError, match=r"'odd\.weight' has type f16; it is read as f32 only"):
+        graph.rms_norm(x, weight, 1e-5)
+
+
+@pytest.mark.parametrize("repack", [False, True])
+@pytest.mark.parametrize("alignment", [1, 2])
+def test_tensors_at_any_byte(alignment: int, repack: bool, tmp_path: Path) -> None:
+    source = DATA / "zoo" / "qwen3.gguf"
+    for length in range(4):
+        path = copied(source, tmp_path / "odd.gguf", {}, alignment, "n" * length)
+        with GGUFFile.open(path) as file:
+            if any(info.offset % 4 for info in file.tensors.values()):
+                break
+    params = ModelParams(repack=repack)
+    model, planned = Model.load(path, params), Model.load(path, ModelParams(repack=repack, header_only=True))
+    assert model.own_bytes == planned.own_bytes > 0
+    assert all(value.buffer.address % 4 == 0 for value in model.weights.values())  # type: ignore[operator]
+    assert (logits(model) == logits(Model.load(source, params))).all()
 
 
 def test_experts_are_repacked(tmp_path: Path) -> None:

@@ -251,6 +251,8 @@ def test_a_pipe_is_not_replaced(tmp_path: Path) -> None:
         {"adapters": 1},
         {"adapters": [[1, "2"]]},
         {"adapters": [[1, float("nan")]]},
+        {"adapters": [[1, 1e300]]},
+        {"adapters": [[1, 10**400]]},
         {"cells": [["none", 0, [-5] * 40, [0] * 40]]},
         {"cells": [["none", 0, [2**40] * 40, [0] * 40]]},
         {"cells": [["none", [0], list(range(40)), [0] * 40]]},

@@ -254,7 +254,7 @@ inline uint64_t two_bit_bytes(uint16_t v) {
 }
 
 inline uint64_t bit_bytes(uint8_t v) {
-    const uint64_t bits = v * 0x0101010101010101 & 0x8040201008040201;
+    const uint64_t bits = v * 0x0101010101010101u & 0x8040201008040201;
     return (bits + 0x7F7F7F7F7F7F7F7F) >> 7 & 0x0101010101010101;
 }
 

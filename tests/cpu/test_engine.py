@@ -154,7 +154,7 @@ def test_rewinding_drops_cells_that_no_token_stands_for() -> None:
 
 
 @pytest.mark.parametrize("path", [LLAMA, QWEN], ids=lambda p: p.stem)
-@pytest.mark.parametrize("type_k", ["f16", "q8_0"])
+@pytest.mark.parametrize("type_k", ["f16", "q8_0", "q5_1", "q5_0", "q4_1"])
 def test_shifting_all_positions_changes_nothing(path: Path, type_k: str) -> None:
     """RoPE scores depend on distances only, so a common shift of all positions leaves the logits."""
     ids = tokens(60, 11)

@@ -134,6 +134,8 @@ struct Item {
 
 // ---- middles ----
 
+constexpr int kChains = 8;  // of additions at once
+
 void sum_query_blocks(const Problem& problem, const Buffers& b) {
     const int64_t rows = problem.shape.rows;
     std::memset(b.q_sums, 0, size_t(problem.blocks() * rows) * sizeof(float));
@@ -157,11 +159,15 @@ void add_middles_to_scores(const Problem& problem, const Buffers& b) {
     const int64_t rows = problem.shape.rows, n_blocks = problem.blocks();
     for (int64_t m = 0; m < rows; m += kLanes) {
         float* s = b.s + m / kRowUnit * kRowUnit * kCells + m % kRowUnit;
-        for (int64_t c = 0; c < kCells; ++c, s += kRowUnit) {
-            V x = simd::load(s);
-            for (int64_t i = 0; i < n_blocks; ++i)
-                x = simd::fma(simd::load(b.q_sums + i * rows + m), simd::set1(b.middles[i * kCells + c]), x);
-            simd::store(s, x);
+        for (int64_t c = 0; c < kCells; c += kChains, s += kChains * kRowUnit) {
+            V x[kChains];
+            for (int j = 0; j < kChains; ++j) x[j] = simd::load(s + j * kRowUnit);
+            for (int64_t i = 0; i < n_blocks; ++i) {
+                const V sums = simd::load(b.q_sums + i * rows + m);
+                const float* middles = b.middles + i * kCells + c;
+                for (int j = 0; j < kChains; ++j) x[j] = simd::fma(sums, simd::set1(middles[j]), x[j]);
+            }
+            for (int j = 0; j < kChains; ++j) simd::store(s + j * kRowUnit, x[j]);
         }
     }
 }
@@ -175,11 +181,19 @@ void add_weighted_middles(const Problem& problem, const Buffers& b) {
         for (int64_t c = 0; c < kCells; ++c)
             weight[c] = simd::exp2(simd::sub(simd::load(s + c * kRowUnit), simd::load(b.top + m)));
         float* mean = b.means + m / kRowUnit * kRowUnit * n_blocks + m % kRowUnit;
-        for (int64_t i = 0; i < n_blocks; ++i, mean += kRowUnit) {
-            V x[2] = {simd::load(mean), simd::zero()};  // two chains of additions
+        for (int64_t i = 0; i < n_blocks; i += kChains) {
+            const int n = int(std::min<int64_t>(kChains, n_blocks - i));
+            V x[kChains];
+            // Blocks that do not exist are another time the last one.
+            const float* of[kChains];
+            for (int j = 0; j < kChains; ++j) {
+                x[j] = simd::zero();
+                of[j] = middles + (i + std::min(j, n - 1)) * kCells;
+            }
             for (int64_t c = 0; c < kCells; ++c)
-                x[c % 2] = simd::fma(weight[c], simd::set1(middles[i * kCells + c]), x[c % 2]);
-            simd::store(mean, simd::add(x[0], x[1]));
+                for (int j = 0; j < kChains; ++j) x[j] = simd::fma(weight[c], simd::set1(of[j][c]), x[j]);
+            for (int j = 0; j < n; ++j, mean += kRowUnit)
+                simd::store(mean, simd::add(simd::load(mean), x[j]));
         }
     }
 }

@@ -2,6 +2,9 @@
 // middle, so that a block adds its middle times the sum of the query's elements to a score, and the middles
 // of the cells times their weights to 32 elements of the output. That is one number in 32: it is done in
 // floats behind the products of any kind.
+//
+// Measured with AVX-512, one core, cells per second next to the type of as many bits without a minimum
+// (`python -m benchmarks.attention`): heads of 128 elements 0.83 to 0.85, latents of 16 heads 0.9; AVX2 0.9.
 #pragma once
 #include <cstdint>
 

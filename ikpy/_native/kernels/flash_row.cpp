@@ -28,10 +28,6 @@ struct RowBuffers {
     float* middles;           // [blocks][kRowCells]: of such K or V
 };
 
-// Products of codes leave the middles of these out.
-bool k_has_middles(const AttentionArgs& a) { return a.k_codes() && kv::middle_code(a.k->type); }
-bool v_has_middles(const AttentionArgs& a) { return a.v_codes() && kv::middle_code(a.v->type); }
-
 // Floats of q_sums and middles.
 int64_t sum_floats(const AttentionArgs& a) {
     return kv::middle_code(a.k->type) ? round_up(a.n_heads * a.n_tokens * a.dk / 32, 16) : 0;
@@ -102,7 +98,7 @@ void pack_codes(const AttentionArgs& a, const flash::CodeProducts& codes, RowBuf
     b.codes = reinterpret_cast<flash::CodeQuery*>(at + a.n_kv_heads * bytes);
     for (int64_t h = 0; h < a.n_kv_heads; ++h)
         b.codes[h] = codes.pack(b.q + h * rows * b.ldk, b.ldk, rows, a.dk, at + h * bytes);
-    if (!k_has_middles(a)) return;
+    if (!kv::middle_code(a.k->type)) return;
     for (int64_t i = 0; i < a.n_kv_heads * rows; ++i)
         flash::sum_blocks(b.q + i * b.ldk, a.dk / 32, b.q_sums + i * a.dk / 32);
 }
@@ -130,7 +126,7 @@ void scores(const AttentionArgs& a, int64_t kv_head, int64_t c0, int64_t n, cons
     const uint8_t* k = row<uint8_t>(*a.k, kv_head, c0);
     if (b.k_codes) {
         b.k_codes->scores(b.codes[kv_head], k, a.k->nb[2], a.dk, n, s, b.lds, b.work, next);
-        if (!k_has_middles(a)) return;
+        if (!kv::middle_code(a.k->type)) return;
         flash::read_middles(a.k->type, k, a.k->nb[2], n, a.dk / 32, b.middles);
         flash::add_middles_to_scores(b.middles, b.q_sums + kv_head * rows * a.dk / 32, rows, a.dk / 32, n, s,
                                      b.lds);
@@ -153,7 +149,7 @@ void outputs(const AttentionArgs& a, int64_t kv_head, int64_t c0, int64_t n, con
     const uint8_t* v = row<uint8_t>(*a.v, a.v_head(kv_head), c0);
     if (b.v_codes) {
         b.v_codes->outputs(p, b.lds, rows, n, v, a.v->nb[2], a.dv, alpha, o, b.ldv, b.work, next);
-        if (!v_has_middles(a)) return;
+        if (!kv::middle_code(a.v->type)) return;
         flash::read_middles(a.v->type, v, a.v->nb[2], n, a.dv / 32, b.middles);
         flash::add_middles_to_outputs(b.middles, p, b.lds, rows, a.dv / 32, n, o, b.ldv);
         return;

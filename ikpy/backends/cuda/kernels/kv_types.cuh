@@ -198,16 +198,20 @@ __device__ __forceinline__ float stored_f16(const uint8_t* p) {
     return f16_to_f32(*reinterpret_cast<const uint16_t*>(p));
 }
 
-// Code j of a block of kBytes that ends with fifth bits and pairs of nibbles.
-template <int kBytes>
-__device__ __forceinline__ int five_bits(const uint8_t* block, int j) {
-    const int nibble = block[kBytes - 16 + (j & 15)] >> (j >> 4 << 2) & 15;
-    return nibble | (block[kBytes - 20 + (j >> 3)] >> (j & 7) & 1) << 4;
+// Element j of a block that ends with 16 pairs of nibbles.
+__device__ __forceinline__ float nibble_element(int type, const uint8_t* block, int j) {
+    const uint8_t* nibbles = block + kv_block_bytes(type) - 16;
+    const bool minimum = type == kQ4_1 || type == kQ5_1;
+    int code = nibbles[j & 15] >> (j >> 4 << 2) & 15;
+    if (type == kQ5_0 || type == kQ5_1) code |= (nibbles[(j >> 3) - 4] >> (j & 7) & 1) << 4;
+    if (type == kQ6_0) code |= (nibbles[(j & 7) - 8] >> ((j >> 3 & 1) * 4 + (j >> 4) * 2) & 3) << 4;
+    if (!minimum) code -= type == kQ4_0 ? 8 : type == kQ5_0 ? 16 : 32;
+    return stored_f16(block) * static_cast<float>(code) + (minimum ? stored_f16(block + 2) : 0.0f);
 }
 
 // Element i of a cache row.
 __device__ __forceinline__ float kv_element(int type, const uint8_t* row, int i) {
-    const int j = i & 15, high = i >> 4 & 1;
+    const int j = i & 31;
     const uint8_t* block = row + i / 32 * kv_block_bytes(type);
     switch (type) {
         case kF32:
@@ -217,26 +221,14 @@ __device__ __forceinline__ float kv_element(int type, const uint8_t* row, int i)
         case kBF16:
             return bf16_to_f32(reinterpret_cast<const uint16_t*>(row)[i]);
         case kQ8_0:
-            return stored_f16(block) * static_cast<float>(static_cast<int8_t>(block[2 + (i & 31)]));
+            return stored_f16(block) * static_cast<float>(static_cast<int8_t>(block[2 + j]));
         case kQ8_KV:
             return *reinterpret_cast<const float*>(row) * static_cast<float>(static_cast<int8_t>(row[8 + i]));
-        case kQ5_1:
-            return stored_f16(block) * static_cast<float>(five_bits<24>(block, i & 31)) +
-                   stored_f16(block + 2);
-        case kQ5_0:
-            return stored_f16(block) * static_cast<float>(five_bits<22>(block, i & 31) - 16);
-        case kQ4_1:
-            return stored_f16(block) * static_cast<float>(block[4 + j] >> (4 * high) & 15) +
-                   stored_f16(block + 2);
-        case kQ4_0:
-            return stored_f16(block) * static_cast<float>((block[2 + j] >> (4 * high) & 15) - 8);
         case kIQ4_NL:
-            return stored_f16(block) * static_cast<float>(kLevelsIQ4_NL[block[2 + j] >> (4 * high) & 15]);
-        default: {  // q6_0
-            const int bits = block[2 + (j & 7)] >> (4 * (j >> 3) + 2 * high) & 3;
             return stored_f16(block) *
-                   static_cast<float>(((block[10 + j] >> (4 * high) & 15) | bits << 4) - 32);
-        }
+                   static_cast<float>(kLevelsIQ4_NL[block[2 + (j & 15)] >> (j >> 4 << 2) & 15]);
+        default:
+            return nibble_element(type, block, j);
     }
 }
 

@@ -29,7 +29,7 @@ TEXT = Path(ikpy.__file__).parent / "assets" / "demo-text.txt"
 TYPES = registry.CACHE_TYPES[2:]
 # Perplexity against an F32 cache, relative: twice what docs/models.md shows, at least 0.2 %.
 LIMITS = {"bf16": 0.002, "q8_0": 0.004, "q8_KV": 0.004, "q6_0": 0.004, "iq4_nl": 0.02, "q4_0": 0.03}
-LIMITS |= {"q5_1": 0.008, "q5_0": 0.01, "q4_1": 0.02}
+LIMITS |= dict.fromkeys(("q5_1", "q5_0", "q4_1"), 0.02)
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,10 @@
 Sections, in this order: every weight type (prompt, generation), model shapes (also generation at depth), thread
 scaling, small batches, sweep over the context length, attention at depth per cache type. Engines alternate within a
 section. Where they are asked for (--sections depths), prompts and generation at depths per cache type are compared
-too, with q4_0 weights; K and V may differ ("q8_KV:f16": the PyPI build of ik_llama.cpp ends where V is q8_KV). Ceilings
-are sampled before, between and after the pieces; the best sample counts. The JSON is rewritten after every piece, so a
-run that ends early keeps what it has. The column of ik_llama.cpp stays empty for deepseek-lite: it refuses fewer than
-27 layers, and the PyPI build crashes on all of them.
+too, with q4_0 weights; K and V may differ ("q8_KV:f16": the PyPI build of ik_llama.cpp ends where V is q8_KV, and with
+q5_0 and q5_1). Ceilings are sampled before, between and after the pieces; the best sample counts. The JSON is rewritten
+after every piece, so a run that ends early keeps what it has. The column of ik_llama.cpp stays empty for deepseek-lite:
+it refuses fewer than 27 layers, and the PyPI build crashes on all of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from benchmarks.shapes import SHAPES
 from benchmarks.synthetic import write_model
 from ikpy import __version__
 from ikpy._native import core, tier
-from ikpy.quants import by_name
+from ikpy.quants import by_name, registry
 from ikpy.threads import physical_cores
 from ikpy.tools.machine import compiler, cpu_name
 
@@ -61,7 +61,7 @@ SHAPE_MODELS = (
     ShapeModel("qwen3-30b-a3b", "q4_K"),
     ShapeModel("deepseek-lite", "q8_0", "q8_0", "iq4_nl"),
 )
-CACHE_TYPES = ("f16", "bf16", "q8_0", "q8_KV", "q6_0", "q4_0", "iq4_nl")
+CACHE_TYPES = registry.CACHE_TYPES[1:]  # without f32
 BATCHES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 28, 32)
 
 Piece = tuple[str, str, Callable[[], Any]]

@@ -13,6 +13,7 @@ from typing import Any
 
 from ikpy.engine.sampling_params import DEFAULT_SAMPLERS, RANDOM_SEED
 from ikpy.errors import UsageError
+from ikpy.quants import registry
 
 Warn = Callable[[str], None]
 Convert = Callable[[str, Warn], Any]
@@ -30,7 +31,6 @@ SWITCH_WORDS = {
     "false": False,
     "disabled": False,
 }
-CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q6_0", "q4_0", "iq4_nl", "q8_KV")
 SAMPLER_LETTERS = dict(zip("dkfypmxntw", DEFAULT_SAMPLERS, strict=True)) | {"s": "top_n_sigma", "e": "penalties"}
 PENALTIES_FIRST = "penalties always come first; switch them off with --repeat-penalty 1 and the like"
 SAMPLER_ALIASES = {
@@ -157,10 +157,10 @@ def to_group_size(text: str, warn: Warn) -> int:
 
 def to_cache_type(text: str, warn: Warn) -> str:
     """KV cache type in any letter case, returned in its own spelling."""
-    for name in CACHE_TYPES:
-        if name.lower() == text.lower():
-            return name
-    raise UsageError(f"Invalid cache type: {text} (known: {', '.join(CACHE_TYPES)})")
+    kind = registry.cache_type(text)
+    if kind is None:
+        raise UsageError(f"Invalid cache type: {text} (known: {', '.join(registry.CACHE_TYPES)})")
+    return kind.name
 
 
 def to_layer_type(text: str, warn: Warn) -> tuple[str, int]:

@@ -13,8 +13,6 @@ from ikpy.models.hparams import HParams
 from ikpy.models.rope import RopeParams
 from ikpy.quants import registry
 
-CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q6_0", "q4_0", "iq4_nl", "q8_kv")
-
 
 @dataclass(frozen=True)
 class Sizes:
@@ -95,9 +93,9 @@ def _layer_types(name: str, first: tuple[str, int] | None, last: tuple[str, int]
 
 def _cache_type(name: str, head_size: int, option: str) -> int:
     """Id of a cache type that rows of this size can have; 0 for latents, which the architecture checks."""
-    if name.lower() not in CACHE_TYPES:
-        raise UsageError(f"{option} {name}: unsupported cache type; possible: {', '.join(CACHE_TYPES)}")
-    kind = registry.by_name(name)
+    kind = registry.cache_type(name)
+    if kind is None:
+        raise UsageError(f"{option} {name}: unsupported cache type; possible: {', '.join(registry.CACHE_TYPES)}")
     if head_size % kind.block_elements:
         raise UsageError(
             f"{option} {name}: the head size {head_size} is no multiple of the block size {kind.block_elements}"

@@ -19,7 +19,7 @@ import numpy as np
 from ikpy._native import core
 from ikpy.quants import by_name
 from tests.cpu import reference_attention as ref
-from tests.cpu.matmul_plans import F32, UNARY, Program
+from tests.cpu.matmul_plans import UNARY, Program
 from tests.cpu.quant_data import random_tensor
 
 Place = Callable[[np.ndarray], np.ndarray]
@@ -142,9 +142,8 @@ def rows_and_codecs(names: list[str], place: Place) -> None:
 
 def attention(place: Place) -> None:
     """Caches whose last cell is the last memory; every cache type, both kernels."""
-    types = [F32, ref.F16, ref.BF16, ref.Q8_0, ref.Q6_0, ref.Q4_0, ref.IQ4_NL, ref.Q8_KV]
     rng = np.random.default_rng(0)
-    for type_id in types:
+    for type_id in ref.ALL_TYPES:
         for d, heads, kv_heads in ((64, 4, 2), (96, 8, 1)):
             for tokens in (1, 3, 40):
                 for n in (1, 17, 97):

@@ -7,23 +7,45 @@ import numpy as np
 from ikpy._native import core
 from ikpy.graph.plan import OP_DTYPE, TENSOR_DTYPE
 
-F32, F16, Q4_0, Q8_0, IQ4_NL, I32, I64, BF16, Q6_0, Q8_KV = 0, 1, 2, 8, 20, 26, 27, 30, 133, 151
+F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, I32, I64, BF16, Q6_0, Q8_KV = (
+    0,
+    1,
+    2,
+    3,
+    6,
+    7,
+    8,
+    20,
+    26,
+    27,
+    30,
+    133,
+    151,
+)
 TYPE_NAMES = {
     F32: "f32",
     F16: "f16",
     BF16: "bf16",
     Q8_0: "q8_0",
     Q6_0: "q6_0",
+    Q5_1: "q5_1",
+    Q5_0: "q5_0",
+    Q4_1: "q4_1",
     Q4_0: "q4_0",
     IQ4_NL: "iq4_nl",
     Q8_KV: "q8_KV",
 }
 IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float64)
+ALL_TYPES = tuple(TYPE_NAMES)
+CODED = tuple(kind for kind in ALL_TYPES if kind not in (F32, F16, BF16))
+BLOCK_BYTES = {Q8_0: 34, Q6_0: 26, Q5_1: 24, Q5_0: 22, Q4_1: 20, Q4_0: 18, IQ4_NL: 18}
+MIDDLE = {Q6_0: 32, Q5_0: 16, Q4_0: 8, Q5_1: 0, Q4_1: 0}
+WITH_MINIMUM = (Q4_1, Q5_1)
 
 
 def row_nbytes(type_id: int, n: int) -> int:
     """Bytes of a cache row of n elements (model semantics 6.4)."""
-    per_block = {F32: 128, F16: 64, BF16: 64, Q8_0: 34, Q6_0: 26, Q4_0: 18, IQ4_NL: 18, Q8_KV: 32}[type_id]
+    per_block = {F32: 128, F16: 64, BF16: 64, Q8_KV: 32, **BLOCK_BYTES}[type_id]
     return per_block * n // 32 + (8 if type_id == Q8_KV else 0)
 
 
@@ -38,9 +60,9 @@ def decode_rows(rows: np.ndarray, type_id: int, n: int) -> np.ndarray:
     if type_id == Q8_KV:
         d = np.ascontiguousarray(rows[..., :4]).view(np.float32).astype(np.float64)
         return d * rows[..., 8:].view(np.int8)
-    size = {Q8_0: 34, Q6_0: 26, Q4_0: 18, IQ4_NL: 18}[type_id]
-    blocks = rows.reshape(*rows.shape[:-1], n // 32, size)
-    d = np.ascontiguousarray(blocks[..., :2]).view(np.float16).astype(np.float64)
+    blocks = rows.reshape(*rows.shape[:-1], n // 32, BLOCK_BYTES[type_id])
+    head = np.ascontiguousarray(blocks[..., :4]).view(np.float16).astype(np.float64)
+    d, minimum = head[..., :1], head[..., 1:] if type_id in WITH_MINIMUM else 0.0
     body = np.ascontiguousarray(blocks[..., 2:])
     levels: np.ndarray
     if type_id == Q8_0:
@@ -52,8 +74,11 @@ def decode_rows(rows: np.ndarray, type_id: int, n: int) -> np.ndarray:
             j = np.arange(32) % 16
             shift = 4 * (j >> 3) + 2 * (np.arange(32) >> 4)
             codes = codes + 16 * ((body[..., j & 7] >> shift) & 3)
-        levels = IQ4_VALUES[codes] if type_id == IQ4_NL else codes - {Q4_0: 8.0, Q6_0: 32.0}[type_id]
-    return (d * levels).reshape(*rows.shape[:-1], n)
+        if type_id in (Q5_0, Q5_1):
+            words = np.ascontiguousarray(blocks[..., -20:-16])
+            codes = codes + 16 * np.unpackbits(words, axis=-1, bitorder="little")
+        levels = IQ4_VALUES[codes] if type_id == IQ4_NL else (codes - MIDDLE[type_id]).astype(np.float64)
+    return (d * levels + minimum).reshape(*rows.shape[:-1], n)
 
 
 def visible_cells(cell_pos, cell_seq, pos, seq, *, kind=0, n_swa=0, causal=True) -> np.ndarray:

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 import reference_attention as ref
-from reference_attention import BF16, F16, F32, IQ4_NL, Q4_0, Q6_0, Q8_0, Q8_KV
+from quant_data import golden, random_tensor
+from reference_attention import ALL_TYPES, BF16, CODED, F16, F32, IQ4_NL, Q4_0, Q4_1, Q5_0, Q5_1, Q6_0, Q8_0, Q8_KV
 
 from ikpy._native import core, tier
-
-ALL_TYPES = [F32, F16, BF16, Q8_0, Q6_0, Q4_0, IQ4_NL, Q8_KV]
-CODED = [Q8_0, Q6_0, Q4_0, IQ4_NL, Q8_KV]
+from ikpy.quants import registry
 
 
 def tolerance_of(*types, floats=2e-5):
@@ -124,7 +123,7 @@ def test_head_sizes(dims, n_tokens):
 
 
 @pytest.mark.parametrize("n_tokens", [1, 2, 5, 17, 64, 200])
-@pytest.mark.parametrize("k_type", [F16, Q8_0, BF16, Q6_0], ids=ref.TYPE_NAMES.get)
+@pytest.mark.parametrize("k_type", [F16, Q8_0, BF16, Q6_0, Q5_1, Q5_0, Q4_1], ids=ref.TYPE_NAMES.get)
 def test_absorbed_latent(n_tokens, k_type):
     """All heads share one 576-wide key; the value is a view of its last 512 columns."""
     run_case(n_tokens, 300, 16, 1, 576, 512, k_type=k_type, v_type=k_type, view=64, threads=(1, 2, 3))
@@ -289,7 +288,7 @@ def test_mask(kind, causal, n_threads):
 
 # Largest error of one element as a share of the largest of its row; block scales are rounded to f16 besides.
 STEP = {F32: 0, F16: 2**-11, BF16: 2**-8, Q8_0: 0.5 / 127 + 2**-11, Q6_0: 0.55 / 32, Q4_0: 1.01 / 8, IQ4_NL: 0.14,
-        Q8_KV: 0.5 / 127}  # fmt: skip
+        Q8_KV: 0.5 / 127, Q5_0: 1.01 / 16, Q4_1: 1.01 / 15, Q5_1: 1.01 / 31}  # fmt: skip
 
 
 @pytest.mark.parametrize("type_id", ALL_TYPES, ids=ref.TYPE_NAMES.get)
@@ -313,6 +312,25 @@ def test_store_rounds_to_nearest(type_id):
         assert np.array_equal(sums, cache[cells][..., 8:].view(np.int8).astype(int).sum(-1))
 
 
+@pytest.mark.parametrize("type_id", [Q8_0, Q5_1, Q5_0, Q4_1, Q4_0], ids=ref.TYPE_NAMES.get)
+def test_store_gives_the_bytes_of_the_reference(type_id):
+    """The reference quantizes to these types without importances as it writes a cache."""
+    x, recorded = golden("_inputs")["base"], golden(ref.TYPE_NAMES[type_id])
+    cache, values = ref.make_cache(x[:, None], type_id)
+    np.testing.assert_array_equal(cache[:, 0], recorded["q_plain"])
+    np.testing.assert_allclose(values[:, 0], recorded["dq_plain"], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("type_id", [kind for kind in CODED if kind != Q8_KV], ids=ref.TYPE_NAMES.get)
+def test_cached_rows_are_rows_of_the_tensor_type(type_id):
+    """Stored rows mean to the decoder of tensors what they mean here, whatever their bytes are."""
+    row = registry.by_id(type_id)
+    rows = random_tensor(row, (256, 9), 3).reshape(9, -1)
+    decoded = core.dequantize(rows.reshape(-1), type_id, 256, 9)
+    wanted = ref.decode_rows(rows, type_id, 256)
+    assert np.abs(decoded.reshape(9, 256) - wanted).max() <= 1e-6 * np.abs(wanted).max()
+
+
 def test_store_f16_is_exact_rounding():
     x = np.concatenate(
         [
@@ -329,7 +347,7 @@ def test_store_f16_is_exact_rounding():
 
 @pytest.mark.parametrize("n", [96, 8192])
 @pytest.mark.parametrize("neox", [False, True])
-@pytest.mark.parametrize("type_id", [F32, F16, BF16, Q8_0, Q4_0], ids=ref.TYPE_NAMES.get)
+@pytest.mark.parametrize("type_id", [F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1], ids=ref.TYPE_NAMES.get)
 def test_shift_rotates_chosen_cells(type_id, neox, n):
     rng = np.random.default_rng(8)
     n_ctx, heads, n_rot, offset = 12, 2, 32, 32
@@ -362,7 +380,7 @@ def test_shift_rotates_chosen_cells(type_id, neox, n):
 
 @pytest.mark.parametrize("flash", [True, False], ids=["flash", "full"])
 @pytest.mark.parametrize("n_tokens", [1, 3, 40])
-@pytest.mark.parametrize("type_id", [F16, Q8_0], ids=ref.TYPE_NAMES.get)
+@pytest.mark.parametrize("type_id", [F16, Q8_0, Q5_1], ids=ref.TYPE_NAMES.get)
 def test_broken_query_stays_visible(type_id, n_tokens, flash):
     """A NaN or an infinity in a query makes its output useless, not zero; other heads are as ever."""
     rng = np.random.default_rng(0)

@@ -26,9 +26,10 @@ from tests.cpu.test_zoo_holdouts import gpt_oss
 from tests.shared import DATA
 
 TEXT = Path(ikpy.__file__).parent / "assets" / "demo-text.txt"
-TYPES = ("bf16", "q8_0", "q8_kv", "q6_0", "iq4_nl", "q4_0")
+TYPES = registry.CACHE_TYPES[2:]
 # Perplexity against an F32 cache, relative: twice what docs/models.md shows, at least 0.2 %.
-LIMITS = {"bf16": 0.002, "q8_0": 0.004, "q8_kv": 0.004, "q6_0": 0.004, "iq4_nl": 0.02, "q4_0": 0.03}
+LIMITS = {"bf16": 0.002, "q8_0": 0.004, "q8_KV": 0.004, "q6_0": 0.004, "iq4_nl": 0.02, "q4_0": 0.03}
+LIMITS |= dict.fromkeys(("q5_1", "q5_0", "q4_1"), 0.02)
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +212,7 @@ def test_first_and_last_layers_with_another_type(model: Model, tokens: np.ndarra
 
 def test_edge_layers_are_checked_like_all(model: Model) -> None:
     with pytest.raises(UsageError, match="unsupported cache type"):
-        Context(model, ContextParams(n_ctx=256, n_threads=1, type_k_last=("q5_1", 1)))
+        Context(model, ContextParams(n_ctx=256, n_threads=1, type_k_last=("q3_K", 1)))
     with pytest.raises(UsageError, match="requires flash_attn"):
         ContextParams(flash_attn=False, type_v_first=("q8_0", 1)).check()
     ContextParams(flash_attn=False, type_v_first=("q8_0", 0)).check()

@@ -67,6 +67,8 @@ def test_all_golden_spellings_are_known(tool):
         ("-ser 6,1", "context.smart_expert_reduction", (6, 1.0)),
         ("-ctk Q8_0", "context.type_k", "q8_0"),
         ("-ctv q8_kv", "context.type_v", "q8_KV"),
+        ("-ctk Q5_1", "context.type_k", "q5_1"),
+        ("-ctvd Q4_1", "speculative.type_v", "q4_1"),
         ("-c 4096 -c 8192", "context.n_ctx", 8192),
         ("--ctx_size 2048", "context.n_ctx", 2048),
         ("-s -1", "sampling.seed", RANDOM_SEED),
@@ -141,7 +143,7 @@ def test_command_lines_in_circulation_are_accepted(line, tool):
         ("-op 26", "Invalid offload policy argument: 26"),
         ("-ot b{1,2", "Invalid tensor buffer type override: b{1,2"),
         ("-ot exps,a=CPU", "Invalid tensor buffer type override: exps,a=CPU"),
-        ("-ctk q5_1", "Invalid cache type: q5_1 (known: f32, f16, "),
+        ("-ctk q3_K", "Invalid cache type: q3_K (known: f32, f16, "),
         ("-ot exps", "Invalid tensor buffer type override: exps"),
         ("-ot (=CPU", "Invalid tensor buffer type override: (=CPU"),
         ("-f /no/such/file", "failed to open file '/no/such/file': No such file or directory"),
@@ -222,6 +224,8 @@ def test_environment_comes_before_the_command_line_except_for_the_server():
         assert run("", "cli", {"LLAMA_ARG_FLASH_ATTN": word}).context.flash_attn, word
     assert run("", "server", {"LLAMA_ARG_MMAP": "off"}).model.use_mmap is False
     assert run("", "server", {"LLAMA_ARG_ALIAS": "a"}).model.alias == "a"
+    for name in ("LLAMA_ARG_CACHE_TYPE_K_DRAFT", "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K"):
+        assert run("", "server", {name: "Q5_0"}).speculative.type_k == "q5_0"
     params = run("", "cli", {"LLAMA_ARG_MLOCK": "maybe"})
     assert not params.model.use_mlock and "LLAMA_ARG_MLOCK=maybe" in params.warnings[0]
     with pytest.raises(UsageError, match="LLAMA_ARG_CTX_SIZE"):

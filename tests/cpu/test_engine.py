@@ -15,6 +15,7 @@ from ikpy.errors import FileFormatError, ResourceError, UnsupportedError, UsageE
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import GGUFValueType
 from ikpy.gguf.writer import GGUFWriter
+from ikpy.quants import registry
 from ikpy.tools.generation import GrowingSequence
 from tests.shared import DATA
 
@@ -165,6 +166,20 @@ def test_shifting_all_positions_changes_nothing(path: Path, type_k: str) -> None
     assert ctx.kv.seq_pos_max(0) == 71
     assert ctx.kv.seq_pos_min(0) == 13
     assert_close(ctx.decode(Batch.single(ids[59:], 72)), wanted, 0.02 if type_k == "f16" else 0.2)
+
+
+@pytest.mark.parametrize("path", [LLAMA, QWEN], ids=lambda p: p.stem)
+@pytest.mark.parametrize("type_k", registry.CACHE_TYPES[1:])
+def test_shifted_keys_are_as_good_as_stored_ones(path: Path, type_k: str) -> None:
+    """Keys that are decoded, rotated and encoded again move logits about as much as being encoded once does."""
+    ids = tokens(60, 11)
+    exact, stored = (context(path, type_k=name).decode(Batch.single(ids)) for name in ("f32", type_k))
+    ctx = context(path, type_k=type_k)
+    ctx.decode(Batch.single(ids[:59], logits="none"))
+    ctx.kv.seq_add(0, -1, -1, 13)
+    shifted = ctx.decode(Batch.single(ids[59:], 72))
+    moved, cost = (float(np.sqrt(np.square(a - b).mean())) for a, b in ((shifted, stored), (stored, exact)))
+    assert 0 < moved < 2 * cost, f"a shift moves logits by {moved:.4f}, storing by {cost:.4f}"
 
 
 def test_cache_operations() -> None:

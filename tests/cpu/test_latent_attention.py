@@ -7,10 +7,10 @@ import sys
 import numpy as np
 import pytest
 import reference_attention as ref
-from reference_attention import BF16, F16, IQ4_NL, Q4_0, Q6_0, Q8_0, Q8_KV
+from reference_attention import BF16, F16, IQ4_NL, Q5_1, Q8_0, Q8_KV
 from test_attention import CODED, run_case, sequences_apart, tolerance_of
 
-TYPES = [F16, BF16, Q8_0, Q6_0, Q4_0, IQ4_NL]
+TYPES = [F16, BF16, *(kind for kind in CODED if kind != Q8_KV)]
 
 
 @pytest.mark.parametrize("kind", TYPES, ids=ref.TYPE_NAMES.get)
@@ -35,7 +35,7 @@ def test_masks_sinks_and_softcap(kind):
     run_case(2, 300, 16, 1, 192, 128, softcap=2.0, tolerance=tolerance_of(kind, floats=5e-5), **options)
 
 
-@pytest.mark.parametrize("kind", [F16, Q8_0], ids=ref.TYPE_NAMES.get)
+@pytest.mark.parametrize("kind", [F16, Q8_0, Q5_1], ids=ref.TYPE_NAMES.get)
 def test_each_sequence_of_a_batch_gets_what_it_gets_alone(kind):
     rng = np.random.default_rng(5)
     lengths, n_cells = [(70, 1), (130, 2), (0, 5), (100, 1)], 1024
@@ -52,7 +52,7 @@ def test_each_sequence_of_a_batch_gets_what_it_gets_alone(kind):
             assert np.abs(together[own] - alone).max() <= 2e-4 * np.abs(alone).max()
 
 
-@pytest.mark.parametrize("kind", [Q8_KV, Q8_0, IQ4_NL], ids=ref.TYPE_NAMES.get)
+@pytest.mark.parametrize("kind", [Q8_KV, Q8_0, Q5_1, IQ4_NL], ids=ref.TYPE_NAMES.get)
 @pytest.mark.parametrize("n_tokens", [1, 4])
 def test_rotated_part_in_a_cache_of_its_own(n_tokens, kind):
     rng = np.random.default_rng(6)
@@ -110,7 +110,7 @@ def test_rising_scores(kind):
         assert np.abs(got - want).max() < (4e-3 if kind in CODED else 4e-4) * np.abs(want).max()
 
 
-@pytest.mark.parametrize("kind", [F16, BF16, Q8_0], ids=ref.TYPE_NAMES.get)
+@pytest.mark.parametrize("kind", [F16, BF16, Q8_0, Q5_1], ids=ref.TYPE_NAMES.get)
 def test_broken_query_stays_visible(kind):
     rng = np.random.default_rng(0)
     cache, _ = ref.make_cache(rng.standard_normal((100, 1, 192)).astype(np.float32), kind)
@@ -131,14 +131,15 @@ def test_without_a_tile_unit():
         "    t.test_any_number_of_cells(65, kind)\n"
         "    t.test_masks_sinks_and_softcap(kind)\n"
         "    t.test_rising_scores(kind)\n"
-        "for kind in (t.F16, t.BF16, t.Q8_0):\n"
+        "for kind in (t.F16, t.BF16, t.Q8_0, t.Q5_1):\n"
         "    for n_heads in (9, 40):\n"
         "        t.test_heads_and_tokens(n_heads, kind)\n"
         "    t.test_broken_query_stays_visible(kind)\n"
         "for kind in t.CODED:\n"
         "    t.test_rotated_part_in_a_cache_of_its_own(4, kind)\n"
         "    t.test_values_of_unlike_sizes(kind)\n"
-        "t.test_each_sequence_of_a_batch_gets_what_it_gets_alone(t.Q8_0)\n"
+        "for kind in (t.Q8_0, t.Q5_1):\n"
+        "    t.test_each_sequence_of_a_batch_gets_what_it_gets_alone(kind)\n"
     )
     path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
     done = subprocess.run(

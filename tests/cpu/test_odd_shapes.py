@@ -37,7 +37,17 @@ CASES = {
     "gpt-oss, one expert": (gpt_oss, Dims(layers=1, experts=4, used=1, head=64, window=1)),
 }
 # Share of the largest logit that the median position may be off by.
-PRECISION = {"f16": 0.001, "bf16": 0.01, "q8_0": 0.03, "q8_kv": 0.03, "q6_0": 0.1, "q4_0": 0.3, "iq4_nl": 0.3}
+PRECISION = {
+    "f16": 0.001,
+    "bf16": 0.01,
+    "q8_0": 0.03,
+    "q8_kv": 0.03,
+    "q6_0": 0.1,
+    "q5_1": 0.15,
+    "q5_0": 0.2,
+    "q4_1": 0.3,
+}
+PRECISION |= {"q4_0": 0.3, "iq4_nl": 0.3}
 
 
 @pytest.fixture(scope="module", params=CASES.values(), ids=CASES.keys())

@@ -29,6 +29,8 @@ FORMS = [
     (LLAMA, {"type_k": "q8_0", "type_v": "q4_0"}),
     (LLAMA, {"flash_attn": False, "type_k": "bf16"}),
     (QWEN, {"type_k": "iq4_nl", "type_v": "q6_0"}),
+    (LLAMA, {"type_k": "q5_1", "type_v": "q4_1"}),
+    (LATENT, {"mla": 3, "type_k": "q5_0"}),
     *((LATENT, {"mla": mla}) for mla in range(4)),
     (LATENT, {"mla": 3, "type_k": "q8_0"}),
 ]

@@ -19,7 +19,6 @@ from ikpy.models import ARCHITECTURES
 from tests.shared import DATA, SHARED
 
 MANIFEST = json.loads((DATA / "zoo" / "manifest.json").read_text())["models"]
-CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q6_0", "q4_0", "iq4_nl", "q8_KV")
 
 
 def _model_path(name: str) -> Path | None:
@@ -29,18 +28,13 @@ def _model_path(name: str) -> Path | None:
     return None
 
 
-def _supported(setting: dict) -> bool:
-    return setting["cache_k"] in CACHE_TYPES and setting["cache_v"] in CACHE_TYPES
-
-
 # Positions of a model with routed experts at which noise of the cache may change a choice, of 48.
 MAX_FLIPPED = 2
 CASES = [
     pytest.param(name, key, id=f"{name}-{key}")
     for name, model in MANIFEST.items()
     if model["arch"] in ARCHITECTURES
-    for key, setting in model["settings"].items()
-    if _supported(setting)
+    for key in model["settings"]
 ]
 
 

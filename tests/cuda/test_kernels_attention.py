@@ -77,7 +77,7 @@ def test_head_sizes(n: int, n_tokens: int) -> None:
     case.check(case.out)
 
 
-@pytest.mark.parametrize("type_name", ["f32", "bf16", "q8_0", "q6_0", "q4_0", "iq4_nl", "q8_KV"])
+@pytest.mark.parametrize("type_name", registry.CACHE_TYPES)
 @pytest.mark.parametrize("n_tokens", [2, 12])
 def test_cache_types(type_name: str, n_tokens: int) -> None:
     case = grouped(64, n_tokens, type_name)
@@ -85,7 +85,7 @@ def test_cache_types(type_name: str, n_tokens: int) -> None:
     case.check(case.out)
 
 
-@pytest.mark.parametrize("type_name", ["f16", "q8_0", "q6_0"])
+@pytest.mark.parametrize("type_name", ["f16", "q8_0", "q6_0", "q5_1", "q5_0", "q4_1"])
 def test_other_head_sizes_take_the_plain_kernel(type_name: str) -> None:
     case = grouped(32, 3, type_name)
     assert case.kernel() == "attention_any"
@@ -126,7 +126,7 @@ def latent(type_name: str, heads: int, n_tokens: int, n_cells: int = 64, window:
     return case
 
 
-@pytest.mark.parametrize("type_name", ["f16", "bf16", "q8_0"])
+@pytest.mark.parametrize("type_name", ["f16", "bf16", "q8_0", "q5_1"])
 @pytest.mark.parametrize(("heads", "n_tokens"), [(16, 1), (24, 2)])
 def test_latent_attention(type_name: str, heads: int, n_tokens: int) -> None:
     case = latent(type_name, heads, n_tokens)

@@ -26,6 +26,7 @@ TOLERANCE, QUANTIZED_TOLERANCE = 3e-3, 3e-2
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("llama-ropefreqs", {}, {}),
     ("qwen3", {"n_gpu_layers": 2}, {"type_k": "q8_0", "type_v": "q8_0"}),
+    ("qwen3", {}, {"type_k": "q5_1", "type_v": "q4_1"}),
     ("qwen2-yarn", {"kv_offload": False}, {}),
     ("llama-moe", EXPERTS, {}),
     ("qwen3moe", {"n_cpu_moe": 1}, {"flash_attn": False}),

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels/flash_amx.hpp"
+#include "kernels/flash_middles.hpp"
 #include "kernels/flash_pack.hpp"
 
 namespace ikpy {
@@ -23,8 +24,15 @@ struct Problem {
     const Products* products;
     Shape shape;            // rows: of a full item
     const Tensor* keys[2];  // segments
+    bool has_middles;       // which the products leave out (flash_middles.hpp)
 
     explicit Problem(const AttentionArgs& args);
+    int64_t blocks() const { return shape.dk() / 32; }
+    int64_t value_blocks() const { return shape.dv / 32; }
+    // The first block of V in those of a row.
+    int64_t first_value_block() const {
+        return ((shape.n_segments > 1 ? shape.size[0] : 0) + shape.column) / 32;
+    }
     int64_t row_bytes(int i) const { return kv::row_bytes(keys[i]->type, shape.size[i]); }
 };
 
@@ -42,7 +50,8 @@ const Products* products_for(int type) {
     return nullptr;
 }
 
-Problem::Problem(const AttentionArgs& args) : a(args), products(nullptr), shape{}, keys{a.k, a.k1} {
+Problem::Problem(const AttentionArgs& args)
+    : a(args), products(nullptr), shape{}, keys{a.k, a.k1}, has_middles(kv::middle_code(a.k->type)) {
     if (!a.flash || a.n_kv_heads != 1 || (a.k1 && a.k1->type != a.k->type)) return;
     shape.n_segments = a.k1 ? 2 : 1;
     shape.size[0] = a.d0;
@@ -78,6 +87,9 @@ Plan plan_of(const Problem& problem, int n_threads) {
 struct Buffers {
     float *q, *s, *o, *top, *block_top, *sum, *alpha;
     uint32_t* bits;  // [kWords][rows]
+    float* q_sums;   // [blocks][rows]: queries, where there are middles
+    float* middles;  // [blocks][kCells]
+    float* means;    // [rows / 16][blocks of V][16]: sums of weights times middles
     uint8_t* rest;   // the last cells of a range
     uint8_t* work;
     uint8_t* end;
@@ -101,6 +113,12 @@ Buffers layout(uint8_t* at, const Problem& problem) {
     b.sum = take<float>(at, shape.rows);
     b.alpha = take<float>(at, shape.rows);
     b.bits = take<uint32_t>(at, kWords * shape.rows);
+    b.q_sums = b.middles = b.means = nullptr;
+    if (problem.has_middles) {
+        b.q_sums = take<float>(at, problem.blocks() * shape.rows);
+        b.middles = take<float>(at, problem.blocks() * kCells);
+        b.means = take<float>(at, problem.value_blocks() * shape.rows);
+    }
     for (int i = 0; i < shape.n_segments; ++i) {
         uint8_t* rows = take<uint8_t>(at, kCells * (problem.row_bytes(i) + 64));
         if (i == 0) b.rest = rows;
@@ -114,6 +132,84 @@ struct Item {
     int64_t first_row, n_rows, part;
 };
 
+// ---- middles ----
+
+constexpr int kChains = 8;  // of additions at once
+
+void sum_query_blocks(const Problem& problem, const Buffers& b) {
+    const int64_t rows = problem.shape.rows;
+    std::memset(b.q_sums, 0, size_t(problem.blocks() * rows) * sizeof(float));
+    for (int64_t d = 0; d < problem.shape.dk(); ++d)
+        for (int64_t m = 0; m < rows; m += kLanes) {
+            float* sums = b.q_sums + d / 32 * rows + m;
+            simd::store(sums, simd::add(simd::load(sums), simd::load(b.q + d * rows + m)));
+        }
+}
+
+void read_middles(const Problem& problem, const Cells& cells, const Buffers& b) {
+    float* to = b.middles;
+    for (int i = 0; i < problem.shape.n_segments; ++i) {
+        const int64_t n_blocks = problem.shape.size[i] / 32;
+        flash::read_middles(problem.keys[i]->type, cells.rows[i], cells.stride[i], kCells, n_blocks, to);
+        to += n_blocks * kCells;
+    }
+}
+
+void add_middles_to_scores(const Problem& problem, const Buffers& b) {
+    const int64_t rows = problem.shape.rows, n_blocks = problem.blocks();
+    for (int64_t m = 0; m < rows; m += kLanes) {
+        float* s = b.s + m / kRowUnit * kRowUnit * kCells + m % kRowUnit;
+        for (int64_t c = 0; c < kCells; c += kChains, s += kChains * kRowUnit) {
+            V x[kChains];
+            for (int j = 0; j < kChains; ++j) x[j] = simd::load(s + j * kRowUnit);
+            for (int64_t i = 0; i < n_blocks; ++i) {
+                const V sums = simd::load(b.q_sums + i * rows + m);
+                const float* middles = b.middles + i * kCells + c;
+                for (int j = 0; j < kChains; ++j) x[j] = simd::fma(sums, simd::set1(middles[j]), x[j]);
+            }
+            for (int j = 0; j < kChains; ++j) simd::store(s + j * kRowUnit, x[j]);
+        }
+    }
+}
+
+void add_weighted_middles(const Problem& problem, const Buffers& b) {
+    const int64_t n_blocks = problem.value_blocks();
+    const float* middles = b.middles + problem.first_value_block() * kCells;
+    for (int64_t m = 0; m < problem.shape.rows; m += kLanes) {
+        V weight[kCells];
+        const float* s = b.s + m / kRowUnit * kRowUnit * kCells + m % kRowUnit;
+        for (int64_t c = 0; c < kCells; ++c)
+            weight[c] = simd::exp2(simd::sub(simd::load(s + c * kRowUnit), simd::load(b.top + m)));
+        float* mean = b.means + m / kRowUnit * kRowUnit * n_blocks + m % kRowUnit;
+        for (int64_t i = 0; i < n_blocks; i += kChains) {
+            const int n = int(std::min<int64_t>(kChains, n_blocks - i));
+            V x[kChains];
+            // Blocks that do not exist are another time the last one.
+            const float* of[kChains];
+            for (int j = 0; j < kChains; ++j) {
+                x[j] = simd::zero();
+                of[j] = middles + (i + std::min(j, n - 1)) * kCells;
+            }
+            for (int64_t c = 0; c < kCells; ++c)
+                for (int j = 0; j < kChains; ++j) x[j] = simd::fma(weight[c], simd::set1(of[j][c]), x[j]);
+            for (int j = 0; j < n; ++j, mean += kRowUnit)
+                simd::store(mean, simd::add(simd::load(mean), x[j]));
+        }
+    }
+}
+
+void add_means_to_sums(const Problem& problem, const Buffers& b) {
+    const Shape& shape = problem.shape;
+    float* o = b.o;
+    for (int64_t m = 0; m < shape.rows; m += kRowUnit)
+        for (int64_t d = 0; d < shape.dv; d += kRowUnit)
+            for (int64_t r = 0; r < kRowUnit; ++r, o += kRowUnit) {
+                const V mean = simd::set1(b.means[(m * problem.value_blocks() + d / 32 * kRowUnit) + r]);
+                for (int64_t i = 0; i < kRowUnit; i += kLanes)
+                    simd::store(o + i, simd::add(simd::load(o + i), mean));
+            }
+}
+
 void pack(const Problem& problem, const Item& item, const Buffers& b) {
     const AttentionArgs& a = problem.a;
     for (int64_t m = 0; m < problem.shape.rows; m += 16) {
@@ -123,6 +219,7 @@ void pack(const Problem& problem, const Item& item, const Buffers& b) {
         flash::rows_to_lanes(rows, a.dk, a.q_factor(), b.q + m, problem.shape.rows);
     }
     problem.products->pack(problem.shape, b.q, b.work);
+    if (problem.has_middles) sum_query_blocks(problem, b);
 }
 
 enum class Visibility { kNone, kSome, kAll };
@@ -181,7 +278,8 @@ float* sums_of(const Shape& shape, int64_t row, float* o) {
     return o + row / kRowUnit * kRowUnit * shape.dv + row % kRowUnit * kRowUnit;
 }
 
-void scale_sums(const Shape& shape, const Buffers& b) {
+void scale_sums(const Problem& problem, const Buffers& b) {
+    const Shape& shape = problem.shape;
     for (int64_t r = 0; r < shape.rows; ++r) {
         if (b.alpha[r] == 1.0f) continue;
         b.sum[r] *= b.alpha[r];
@@ -189,6 +287,9 @@ void scale_sums(const Shape& shape, const Buffers& b) {
         const V alpha = simd::set1(b.alpha[r]);
         for (int64_t d = 0; d < shape.dv; d += kLanes, o += kRowUnit * kRowUnit)
             simd::store(o, simd::mul(alpha, simd::load(o)));
+        if (!problem.has_middles) continue;
+        float* mean = b.means + r / kRowUnit * kRowUnit * problem.value_blocks() + r % kRowUnit;
+        for (int64_t i = 0; i < problem.value_blocks(); ++i) mean[i * kRowUnit] *= b.alpha[r];
     }
 }
 
@@ -263,11 +364,16 @@ void Range::add(int64_t c0, int64_t n) {
     const Cells cells = cells_at(problem, c0, n, b);
     const int64_t block = pending.begin + pending.n;
     problem.products->scores(shape, cells, block, b.s, b.work, next);
+    if (problem.has_middles) {
+        read_middles(problem, cells, b);
+        add_middles_to_scores(problem, b);
+    }
     if (find_maxima(problem, n, seen == Visibility::kSome, b)) {
         flush();
-        scale_sums(shape, b);
+        scale_sums(problem, b);
     }
     problem.products->weigh(shape, block, b.s, {b.top, b.block_top, b.sum}, b.work);
+    if (problem.has_middles) add_weighted_middles(problem, b);
     if (pending.n++ == 0) pending.cells = cells;
 }
 
@@ -280,6 +386,7 @@ void attend_to(const Problem& problem, const Item& item, int64_t first, int64_t 
     for (int64_t c0 = first; c0 < last; c0 += kCells) range.add(c0, std::min(kCells, last - c0));
     range.flush();
     if (products.reorder) products.reorder(problem.shape, b.o);
+    if (problem.has_middles) add_means_to_sums(problem, b);
 }
 
 // The sums of a row times a factor.
@@ -316,6 +423,7 @@ void run_item(const Problem& problem, const Plan& plan, const Item& item, const 
     std::fill(b.top, b.top + rows, kNoMaximum);
     std::fill(b.sum, b.sum + rows, 0.0f);
     std::memset(b.o, 0, size_t(rows * problem.shape.dv) * sizeof(float));
+    if (problem.has_middles) std::memset(b.means, 0, size_t(rows * problem.value_blocks()) * sizeof(float));
     if (begin < end) {
         pack(problem, item, b);
         attend_to(problem, item, first + begin, first + end, b);

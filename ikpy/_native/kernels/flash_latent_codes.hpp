@@ -114,6 +114,7 @@ void pack(const Shape& shape, const float* q, uint8_t* work) {
 template <class Codes>
 constexpr int kSpareBits = Codes::kOffset >= 128  ? 0
                            : Codes::kOffset >= 32 ? 1
+                           : Codes::kOffset >= 16 ? 2
                                                   : 3;
 
 // Parts of a row that are brought to a scale of their own: what is before V is often much larger.

@@ -5,6 +5,7 @@
 
 #include "kernels/flash_amx.hpp"
 #include "kernels/flash_attention.hpp"
+#include "kernels/flash_middles.hpp"
 #include "kernels/flash_rows.hpp"
 
 namespace ikpy {
@@ -23,7 +24,18 @@ struct RowBuffers {
     const flash::CodeProducts *k_codes, *v_codes;
     flash::CodeQuery* codes;  // query of each K head where K is multiplied as codes
     uint8_t* work;            // of products of codes
+    float* q_sums;            // [K heads][rows][blocks]: of K multiplied as codes with a minimum
+    float* middles;           // [blocks][kRowCells]: of such K or V
 };
+
+// Floats of q_sums and middles.
+int64_t sum_floats(const AttentionArgs& a) {
+    return kv::middle_code(a.k->type) ? round_up(a.n_heads * a.n_tokens * a.dk / 32, 16) : 0;
+}
+int64_t middle_floats(const AttentionArgs& a) {
+    const int64_t of_k = kv::middle_code(a.k->type) ? a.dk : 0, of_v = kv::middle_code(a.v->type) ? a.dv : 0;
+    return std::max(of_k, of_v) / 32 * kRowCells;
+}
 
 // Rows of scores: products of codes write whole groups of four.
 int64_t score_rows(const AttentionArgs& a) { return round_up(a.rows_per_kv_head(), 4); }
@@ -55,7 +67,9 @@ RowBuffers layout(uint8_t* scratch, const AttentionArgs& a) {
     b.s = b.v + kRowCells * b.ldv;
     b.alpha = b.s + (a.flash ? a.n_kv_heads : 1) * score_rows(a) * b.lds;
     // The sums of a head with full softmax follow.
-    float* end = b.alpha + round_up(a.n_heads * a.n_tokens, 16) + a.rows_per_kv_head() * b.ldv;
+    b.q_sums = b.alpha + round_up(a.n_heads * a.n_tokens, 16) + a.rows_per_kv_head() * b.ldv;
+    b.middles = b.q_sums + sum_floats(a);
+    float* end = b.middles + middle_floats(a);
     b.work = scratch + round_up(reinterpret_cast<uint8_t*>(end) - scratch, 64);
     b.k_codes = a.k_codes();
     b.v_codes = a.v_codes();
@@ -84,6 +98,9 @@ void pack_codes(const AttentionArgs& a, const flash::CodeProducts& codes, RowBuf
     b.codes = reinterpret_cast<flash::CodeQuery*>(at + a.n_kv_heads * bytes);
     for (int64_t h = 0; h < a.n_kv_heads; ++h)
         b.codes[h] = codes.pack(b.q + h * rows * b.ldk, b.ldk, rows, a.dk, at + h * bytes);
+    if (!kv::middle_code(a.k->type)) return;
+    for (int64_t i = 0; i < a.n_kv_heads * rows; ++i)
+        flash::sum_blocks(b.q + i * b.ldk, a.dk / 32, b.q_sums + i * a.dk / 32);
 }
 
 // Cells per step with flash attention: short steps are read faster, 16 cells of 2 KiB at 15 GB/s where 64 are
@@ -109,6 +126,10 @@ void scores(const AttentionArgs& a, int64_t kv_head, int64_t c0, int64_t n, cons
     const uint8_t* k = row<uint8_t>(*a.k, kv_head, c0);
     if (b.k_codes) {
         b.k_codes->scores(b.codes[kv_head], k, a.k->nb[2], a.dk, n, s, b.lds, b.work, next);
+        if (!kv::middle_code(a.k->type)) return;
+        flash::read_middles(a.k->type, k, a.k->nb[2], n, a.dk / 32, b.middles);
+        flash::add_middles_to_scores(b.middles, b.q_sums + kv_head * rows * a.dk / 32, rows, a.dk / 32, n, s,
+                                     b.lds);
         return;
     }
     const flash::RowProducts* direct = a.k1 ? nullptr : flash::row_products(a.k->type, rows);
@@ -128,6 +149,9 @@ void outputs(const AttentionArgs& a, int64_t kv_head, int64_t c0, int64_t n, con
     const uint8_t* v = row<uint8_t>(*a.v, a.v_head(kv_head), c0);
     if (b.v_codes) {
         b.v_codes->outputs(p, b.lds, rows, n, v, a.v->nb[2], a.dv, alpha, o, b.ldv, b.work, next);
+        if (!kv::middle_code(a.v->type)) return;
+        flash::read_middles(a.v->type, v, a.v->nb[2], n, a.dv / 32, b.middles);
+        flash::add_middles_to_outputs(b.middles, p, b.lds, rows, a.dv / 32, n, o, b.ldv);
         return;
     }
     const flash::RowProducts* direct = flash::row_products(a.v->type, rows);
@@ -287,7 +311,7 @@ size_t row_scratch_bytes(const AttentionArgs& a, int64_t n_kv_max) {
     const int64_t rows = a.rows_per_kv_head();
     const int64_t score_floats = (a.flash ? a.n_kv_heads : 1) * score_rows(a) * lds;
     return size_t(a.n_heads * a.n_tokens * (ldk + 1) + kRowCells * (ldk + ldv) + score_floats + rows * ldv +
-                  64) *
+                  sum_floats(a) + middle_floats(a) + 64) *
                sizeof(float) +
            size_t(code_bytes(a));
 }

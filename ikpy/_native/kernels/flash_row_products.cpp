@@ -33,6 +33,12 @@ const RowProducts* row_products(int type, int64_t n_rows) {
             return products_of<kv::VectorsOf<kv::LevelsQ8_0>>(n_rows);
         case kv::kTypeQ4_0:
             return products_of<kv::VectorsOf<kv::LevelsQ4_0>>(n_rows);
+        case kv::kTypeQ4_1:
+            return products_of<kv::VectorsOf<kv::LevelsQ4_1>>(n_rows);
+        case kv::kTypeQ5_0:
+            return products_of<kv::VectorsOf<kv::LevelsQ5_0>>(n_rows);
+        case kv::kTypeQ5_1:
+            return products_of<kv::VectorsOf<kv::LevelsQ5_1>>(n_rows);
         case kv::kTypeQ6_0:
             return products_of<kv::VectorsOf<kv::LevelsQ6_0>>(n_rows);
         case kv::kTypeIQ4_NL:

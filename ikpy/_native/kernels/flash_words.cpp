@@ -317,6 +317,12 @@ const CodeProducts* vector_code_products(int type) {
             return products_of<Codes<kv::LevelsQ8_0>>();
         case kv::kTypeQ8_KV:
             return products_of<Codes<LevelsQ8_KV, true>>();
+        case kv::kTypeQ4_1:
+            return products_of<Codes<kv::LevelsQ4_1>>();
+        case kv::kTypeQ5_0:
+            return products_of<Codes<kv::LevelsQ5_0>>();
+        case kv::kTypeQ5_1:
+            return products_of<Codes<kv::LevelsQ5_1>>();
         case kv::kTypeQ6_0:
             return products_of<Codes<kv::LevelsQ6_0>>();
         case kv::kTypeQ4_0:

@@ -31,6 +31,13 @@ inline void scale_bytes(const uint8_t* q, int64_t n, float d, float* dst) {
     for (; i < n; ++i) dst[i] = d * float(int8_t(q[i]));
 }
 
+// Types with a minimum: codes are made signed by taking a middle one from them, so that an element is the
+// scale times its level plus this.
+constexpr int kMiddleQ4_1 = 8, kMiddleQ5_1 = 16;
+inline float middle_of(const uint8_t* block, int middle) {
+    return float(middle) * load_f16(block) + load_f16(block + 2);
+}
+
 struct RowF32 {
     static void expand(const uint8_t* row, int64_t n, float* dst) {
         std::memcpy(dst, row, size_t(n) * sizeof(float));
@@ -55,26 +62,55 @@ inline __m128i load_levels(const uint8_t* p) { return _mm_loadu_si128(reinterpre
 inline __m128i low_nibbles(__m128i b) { return _mm_and_si128(b, _mm_set1_epi8(15)); }
 inline __m128i high_nibbles(__m128i b) { return low_nibbles(_mm_srli_epi16(b, 4)); }
 
-// Levels of a block of 32 as two vectors of signed bytes.
+// Levels of a block of 32 as two vectors of signed bytes. kMiddle: of types with a minimum, see middle_of;
+// else 0.
 struct LevelsQ8_0 {
-    static constexpr int kBytes = 34;
+    static constexpr int kBytes = 34, kMiddle = 0;
     static void read(const uint8_t* block, __m128i* q) {
         q[0] = load_levels(block + 2);
         q[1] = load_levels(block + 18);
     }
 };
 
-struct LevelsQ4_0 {
-    static constexpr int kBytes = 18;
+template <int Bytes, int Middle>
+struct LevelsOfNibbles {
+    static constexpr int kBytes = Bytes, kMiddle = Middle;
     static void read(const uint8_t* block, __m128i* q) {
-        const __m128i b = load_levels(block + 2);
+        const __m128i b = load_levels(block + Bytes - 16);
         q[0] = _mm_sub_epi8(low_nibbles(b), _mm_set1_epi8(8));
         q[1] = _mm_sub_epi8(high_nibbles(b), _mm_set1_epi8(8));
     }
 };
 
+using LevelsQ4_0 = LevelsOfNibbles<18, 0>;
+using LevelsQ4_1 = LevelsOfNibbles<20, kMiddleQ4_1>;
+
+// The 16 levels of nibbles whose fifth bits are those of two bytes.
+inline __m128i levels_of_fives(__m128i nibbles, __m128i bytes) {
+    const __m128i bit = _mm_set1_epi64x(int64_t(0x8040201008040201));
+    const __m128i set = _mm_cmpeq_epi8(_mm_and_si128(bytes, bit), bit);
+    return _mm_or_si128(nibbles, _mm_andnot_si128(set, _mm_set1_epi8(-16)));
+}
+
+template <int Bytes, int Middle>
+struct LevelsOfFives {
+    static constexpr int kBytes = Bytes, kMiddle = Middle;
+    static void read(const uint8_t* block, __m128i* q) {
+        const __m128i b = load_levels(block + Bytes - 16);
+        const __m128i bits = _mm_cvtsi32_si128(load_unaligned<int32_t>(block + Bytes - 20));
+        const __m128i one = _mm_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+        const __m128i low = _mm_shuffle_epi8(bits, one);
+        const __m128i high = _mm_shuffle_epi8(bits, _mm_add_epi8(one, _mm_set1_epi8(2)));
+        q[0] = levels_of_fives(low_nibbles(b), low);
+        q[1] = levels_of_fives(high_nibbles(b), high);
+    }
+};
+
+using LevelsQ5_0 = LevelsOfFives<22, 0>;
+using LevelsQ5_1 = LevelsOfFives<24, kMiddleQ5_1>;
+
 struct LevelsIQ4_NL {
-    static constexpr int kBytes = 18;
+    static constexpr int kBytes = 18, kMiddle = 0;
     static void read(const uint8_t* block, __m128i* q) {
         const __m128i b = load_levels(block + 2);
         const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kIq4NlValues));
@@ -84,7 +120,7 @@ struct LevelsIQ4_NL {
 };
 
 struct LevelsQ6_0 {
-    static constexpr int kBytes = 26;
+    static constexpr int kBytes = 26, kMiddle = 0;
     static void read(const uint8_t* block, __m128i* q) {
         const __m128i b = load_levels(block + 10);
         const __m128i top = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(block + 2));
@@ -108,12 +144,17 @@ struct VectorsOf {
         Levels::read(block, q);
         for (int j = 0; j < 2; ++j) {
 #if defined(__AVX512F__)
-            x[j] = _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(q[j])));
+            x[j] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(q[j]));
 #else
-            x[2 * j] = _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q[j])));
-            const __m128i upper = _mm_unpackhi_epi64(q[j], q[j]);
-            x[2 * j + 1] = _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(upper)));
+            x[2 * j] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q[j]));
+            x[2 * j + 1] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(q[j], q[j])));
 #endif
+        }
+        if constexpr (Levels::kMiddle == 0) {
+            for (int j = 0; j < kVectors; ++j) x[j] = simd::mul(d, x[j]);
+        } else {
+            const simd::V middle = simd::set1(middle_of(block, Levels::kMiddle));
+            for (int j = 0; j < kVectors; ++j) x[j] = simd::fma(d, x[j], middle);
         }
     }
 };
@@ -132,6 +173,9 @@ struct RowOf {
 
 using RowQ8_0 = RowOf<LevelsQ8_0>;
 using RowQ4_0 = RowOf<LevelsQ4_0>;
+using RowQ4_1 = RowOf<LevelsQ4_1>;
+using RowQ5_0 = RowOf<LevelsQ5_0>;
+using RowQ5_1 = RowOf<LevelsQ5_1>;
 using RowQ6_0 = RowOf<LevelsQ6_0>;
 using RowIQ4_NL = RowOf<LevelsIQ4_NL>;
 
@@ -144,17 +188,28 @@ struct RowQ8_0 {
     }
 };
 
-struct RowQ4_0 {
+// Blocks that end with fifth bits, if kFives, and pairs of nibbles. kMiddle: 0 without a minimum.
+template <int kBytes, bool kFives, int kMiddle>
+struct RowOfNibbles {
     static void expand(const uint8_t* row, int64_t n, float* dst) {
-        for (int64_t b = 0; b < n / 32; ++b, row += 18, dst += 32) {
-            const float d = load_f16(row);
+        constexpr int kSign = kFives ? 16 : 8;
+        for (int64_t b = 0; b < n / 32; ++b, row += kBytes, dst += 32) {
+            const float d = load_f16(row), middle = kMiddle ? middle_of(row, kMiddle) : 0.0f;
+            const uint8_t* nibbles = row + kBytes - 16;
+            const uint32_t bits = kFives ? load_unaligned<uint32_t>(row + kBytes - 20) : 0;
             for (int j = 0; j < 16; ++j) {
-                dst[j] = d * float((row[2 + j] & 15) - 8);
-                dst[j + 16] = d * float((row[2 + j] >> 4) - 8);
+                const int low = (nibbles[j] & 15) + 16 * int(bits >> j & 1);
+                const int high = (nibbles[j] >> 4) + 16 * int(bits >> (j + 16) & 1);
+                dst[j] = d * float(low - kSign) + middle;
+                dst[j + 16] = d * float(high - kSign) + middle;
             }
         }
     }
 };
+using RowQ4_0 = RowOfNibbles<18, false, 0>;
+using RowQ4_1 = RowOfNibbles<20, false, kMiddleQ4_1>;
+using RowQ5_0 = RowOfNibbles<22, true, 0>;
+using RowQ5_1 = RowOfNibbles<24, true, kMiddleQ5_1>;
 
 struct RowQ6_0 {
     static void expand(const uint8_t* row, int64_t n, float* dst) {

@@ -127,26 +127,27 @@ struct ValuesIQ4_NL {
     static constexpr const int8_t (&kAll)[16] = kIq4NlValues;
 };
 
-template <class Values>
+template <class Values, int Bytes>
 struct CodesOfNibbles {
-    static constexpr int kBytes = 18, kHeader = 0, kOffset = Values::kOffset;
+    static constexpr int kBytes = Bytes, kHeader = 0, kOffset = Values::kOffset;
+    static constexpr int kAt = Bytes - 16;
     static constexpr bool kRowScale = false;
     static IKPY_CODES __m512i values(__m512i nibbles) {
         const __m128i all = _mm_loadu_si128(reinterpret_cast<const __m128i*>(Values::kAll));
         return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(all), nibbles);
     }
     static IKPY_CODES __m512i pair(const uint8_t* b) {
-        return values(nibbles_of_pair(b + 2, b + 2 + kBytes));
+        return values(nibbles_of_pair(b + kAt, b + kAt + kBytes));
     }
     template <bool kSigned>
     static IKPY_CODES void four(const uint8_t* const* b, __m512i* out) {
-        const __m512i x = interleave16(b, 2);
+        const __m512i x = interleave16(b, kAt);
         out[0] = low_nibbles(x);
         out[1] = low_nibbles(_mm512_srli_epi16(x, 4));
         for (int i = 0; i < 2; ++i) out[i] = kSigned ? values(out[i]) : Values::without_sign(out[i]);
     }
     static IKPY_CODES void sixteen(const uint8_t* b, int64_t stride, __m512i* out) {
-        transpose16(b + 2, stride, out);
+        transpose16(b + kAt, stride, out);
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) {
             out[4 + i] = Values::without_sign(low_nibbles(_mm512_srli_epi16(out[i], 4)));
@@ -154,8 +155,79 @@ struct CodesOfNibbles {
         }
     }
 };
-using CodesQ4_0 = CodesOfNibbles<ValuesQ4_0>;
-using CodesIQ4_NL = CodesOfNibbles<ValuesIQ4_NL>;
+using CodesQ4_0 = CodesOfNibbles<ValuesQ4_0, 18>;
+using CodesQ4_1 = CodesOfNibbles<ValuesQ4_0, 20>;
+using CodesIQ4_NL = CodesOfNibbles<ValuesIQ4_NL, 18>;
+
+// Byte 4 i + c: of 16 bytes, four of each block, the one with the fifth bit of code i of block c.
+struct FifthBits {
+    uint8_t from[64], bit[64];
+    constexpr FifthBits() : from(), bit() {
+        for (int i = 0; i < 64; ++i) {
+            from[i] = uint8_t(4 * (i % 4) + i / 32);
+            bit[i] = uint8_t(1 << i / 4 % 8);
+        }
+    }
+};
+inline constexpr FifthBits kFifthBits;
+
+template <int Bytes>
+struct CodesOfFives {
+    static constexpr int kBytes = Bytes, kHeader = 0, kOffset = 16;
+    static constexpr bool kRowScale = false;
+    static constexpr int kAt = Bytes - 16, kBits = Bytes - 20;
+    static IKPY_CODES __m512i add_bits(__m512i nibbles, __mmask64 set) {
+        return _mm512_mask_add_epi8(nibbles, set, nibbles, _mm512_set1_epi8(16));
+    }
+    static IKPY_CODES __m512i with_sign(__m512i nibbles, __mmask64 set) {
+        return _mm512_mask_add_epi8(nibbles, ~set, nibbles, _mm512_set1_epi8(-16));
+    }
+    static IKPY_CODES __m512i pair(const uint8_t* b) {
+        const uint64_t set = load_unaligned<uint32_t>(b + kBits) |
+                             uint64_t(load_unaligned<uint32_t>(b + kBytes + kBits)) << 32;
+        return with_sign(nibbles_of_pair(b + kAt, b + kAt + kBytes), set);
+    }
+    template <bool kSigned>
+    static IKPY_CODES void four(const uint8_t* const* b, __m512i* out) {
+        __m128i words = _mm_cvtsi32_si128(load_unaligned<int32_t>(b[0] + kBits));
+        words = _mm_insert_epi32(words, load_unaligned<int32_t>(b[1] + kBits), 1);
+        words = _mm_insert_epi32(words, load_unaligned<int32_t>(b[2] + kBits), 2);
+        words = _mm_insert_epi32(words, load_unaligned<int32_t>(b[3] + kBits), 3);
+        const __m512i all = _mm512_broadcast_i32x4(words), bit = _mm512_loadu_si512(kFifthBits.bit);
+        const __m512i from = _mm512_loadu_si512(kFifthBits.from);
+        const __m512i x = interleave16(b, kAt);
+        const __m512i nibbles[2] = {low_nibbles(x), low_nibbles(_mm512_srli_epi16(x, 4))};
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; ++i) {
+            const __m512i bytes =
+                _mm512_shuffle_epi8(all, _mm512_add_epi8(from, _mm512_set1_epi8(char(2 * i))));
+            const __mmask64 set = _mm512_test_epi8_mask(bytes, bit);
+            out[i] = kSigned ? with_sign(nibbles[i], set) : add_bits(nibbles[i], set);
+        }
+    }
+    static IKPY_CODES void sixteen(const uint8_t* b, int64_t stride, __m512i* out) {
+        const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        const __m512i words = _mm512_i32gather_epi32(
+            _mm512_mullo_epi32(lanes, _mm512_set1_epi32(int32_t(stride))), b + kBits, 1);
+        transpose16(b + kAt, stride, out);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+            out[4 + i] = low_nibbles(_mm512_srli_epi16(out[i], 4));
+            out[i] = low_nibbles(out[i]);
+        }
+        const __m512i first = _mm512_set1_epi32(0x08040201);  // bits of the codes of a dword
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) {
+            const __m512i from = _mm512_add_epi8(
+                _mm512_broadcast_i32x4(_mm_setr_epi8(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12)),
+                _mm512_set1_epi8(char(i / 2)));
+            const __m512i bit = i % 2 ? _mm512_slli_epi32(first, 4) : first;
+            out[i] = add_bits(out[i], _mm512_test_epi8_mask(_mm512_shuffle_epi8(words, from), bit));
+        }
+    }
+};
+using CodesQ5_0 = CodesOfFives<22>;
+using CodesQ5_1 = CodesOfFives<24>;
 
 struct CodesQ6_0 {
     static constexpr int kBytes = 26, kHeader = 0, kOffset = 32;
@@ -213,6 +285,12 @@ auto with_codes(int type, F make) -> decltype(make(CodesQ8_0())) {
             return make(CodesQ6_0());
         case kTypeQ4_0:
             return make(CodesQ4_0());
+        case kTypeQ4_1:
+            return make(CodesQ4_1());
+        case kTypeQ5_0:
+            return make(CodesQ5_0());
+        case kTypeQ5_1:
+            return make(CodesQ5_1());
         case kTypeIQ4_NL:
             return make(CodesIQ4_NL());
         default:

@@ -84,6 +84,46 @@ void store_q4_0(const float* src, int64_t n, uint8_t* dst) {
     }
 }
 
+// Codes as blocks of kBytes end: the fifth bits if kFives, then pairs of nibbles.
+template <int kBytes, bool kFives>
+void put_codes(const int* code, uint8_t* y) {
+    for (int j = 0; j < 16; ++j) y[kBytes - 16 + j] = uint8_t((code[j] & 15) | ((code[j + 16] & 15) << 4));
+    if (!kFives) return;
+    uint32_t bits = 0;
+    for (int j = 0; j < kBlock; ++j) bits |= uint32_t(code[j] >> 4) << j;
+    std::memcpy(y + kBytes - 20, &bits, sizeof(bits));
+}
+
+void store_q5_0(const float* src, int64_t n, uint8_t* dst) {
+    for (int64_t b = 0; b < n / kBlock; ++b) {
+        const float* x = src + b * kBlock;
+        uint8_t* y = dst + b * 22;
+        const float d = signed_extreme(x, kBlock) / -16.0f;
+        const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
+        int code[kBlock];
+        for (int i = 0; i < kBlock; ++i) code[i] = std::min(31, int(x[i] * inverse + 16.5f));
+        put_f16(y, d);
+        put_codes<22, true>(code, y);
+    }
+}
+
+// Codes 0 .. kTop from the smallest element to the largest.
+template <int kBytes, int kTop>
+void store_with_minimum(const float* src, int64_t n, uint8_t* dst) {
+    for (int64_t b = 0; b < n / kBlock; ++b) {
+        const float* x = src + b * kBlock;
+        uint8_t* y = dst + b * kBytes;
+        const float low = *std::min_element(x, x + kBlock), high = *std::max_element(x, x + kBlock);
+        const float d = (high - low) / float(kTop);
+        const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
+        int code[kBlock];
+        for (int i = 0; i < kBlock; ++i) code[i] = std::min(kTop, int((x[i] - low) * inverse + 0.5f));
+        put_f16(y, d);
+        put_f16(y + 2, low);
+        put_codes<kBytes, (kTop > 15)>(code, y);
+    }
+}
+
 void store_q6_0(const float* src, int64_t n, uint8_t* dst) {
     for (int64_t b = 0; b < n / kBlock; ++b) {
         const float* x = src + b * kBlock;
@@ -158,6 +198,12 @@ LoadRows load_rows(int type) {
             return load_all<RowQ8_0>;
         case kTypeQ4_0:
             return load_all<RowQ4_0>;
+        case kTypeQ4_1:
+            return load_all<RowQ4_1>;
+        case kTypeQ5_0:
+            return load_all<RowQ5_0>;
+        case kTypeQ5_1:
+            return load_all<RowQ5_1>;
         case kTypeQ6_0:
             return load_all<RowQ6_0>;
         case kTypeIQ4_NL:
@@ -181,6 +227,12 @@ StoreRow store_row(int type) {
             return store_q8_0;
         case kTypeQ4_0:
             return store_q4_0;
+        case kTypeQ4_1:
+            return store_with_minimum<20, 15>;
+        case kTypeQ5_0:
+            return store_q5_0;
+        case kTypeQ5_1:
+            return store_with_minimum<24, 31>;
         case kTypeQ6_0:
             return store_q6_0;
         case kTypeIQ4_NL:
@@ -191,6 +243,8 @@ StoreRow store_row(int type) {
             return nullptr;
     }
 }
+
+int middle_code(int type) { return type == kTypeQ4_1 ? kMiddleQ4_1 : type == kTypeQ5_1 ? kMiddleQ5_1 : 0; }
 
 int64_t block_elements(int type) { return type == kF32 || type == kF16 || type == kBF16 ? 1 : kBlock; }
 
@@ -204,6 +258,12 @@ int64_t row_bytes(int type, int64_t n) {
             return 2 * blocks;
         case kQ8_0:
             return 34 * blocks;
+        case kTypeQ4_1:
+            return 20 * blocks;
+        case kTypeQ5_0:
+            return 22 * blocks;
+        case kTypeQ5_1:
+            return 24 * blocks;
         case kTypeQ6_0:
             return 26 * blocks;
         case kTypeQ8_KV:

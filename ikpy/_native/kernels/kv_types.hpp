@@ -7,6 +7,9 @@ namespace ikpy {
 namespace kv {
 
 constexpr int kTypeQ4_0 = 2;
+constexpr int kTypeQ4_1 = 3;
+constexpr int kTypeQ5_0 = 6;
+constexpr int kTypeQ5_1 = 7;
 constexpr int kTypeIQ4_NL = 20;
 constexpr int kTypeQ6_0 = 133;
 constexpr int kTypeQ8_KV = 151;
@@ -19,6 +22,8 @@ using StoreRow = void (*)(const float* src, int64_t n, uint8_t* dst);
 LoadRows load_rows(int type);  // nullptr if the type cannot be in a cache
 StoreRow store_row(int type);
 
+// Of types with a minimum what is taken from their codes to make them signed (kv_blocks.hpp), else 0.
+int middle_code(int type);
 int64_t block_elements(int type);
 int64_t row_bytes(int type, int64_t n);  // bytes of n elements, rounded up to whole blocks
 

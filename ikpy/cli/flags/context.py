@@ -2,6 +2,7 @@
 
 from ikpy.cli import values
 from ikpy.cli.options import BARE_OR_BIT, FLAG, FLOAT, INT, OFF, SWITCH, TEXT, Kind, always, ignored, option
+from ikpy.quants import registry
 
 THREADS = Kind("N", values.to_threads)
 SIZE = Kind("N", values.bounded(0))
@@ -101,7 +102,7 @@ ATTENTION_ROWS = (
         "-ctk --cache-type-k",
         CACHE_TYPE,
         "context.type_k",
-        f"type of the K cache: {' '.join(values.CACHE_TYPES)}",
+        f"type of the K cache: {' '.join(registry.CACHE_TYPES)}",
         env="LLAMA_ARG_CACHE_TYPE_K",
     ),
     option(

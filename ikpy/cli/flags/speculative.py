@@ -45,6 +45,7 @@ ROWS = (
         "speculative.type_k",
         "K cache type of the draft model",
         "SC",
+        env="LLAMA_ARG_CACHE_TYPE_K_DRAFT LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K",
     ),
     option(
         "-ctvd --cache-type-v-draft --spec-draft-type-v",
@@ -52,6 +53,7 @@ ROWS = (
         "speculative.type_v",
         "V cache type of the draft model",
         "SC",
+        env="LLAMA_ARG_CACHE_TYPE_V_DRAFT LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V",
     ),
     option(
         "--spec-type --spec-stage",

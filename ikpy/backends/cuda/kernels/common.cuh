@@ -23,7 +23,19 @@ namespace ikpy::cuda {
 constexpr unsigned kAllLanes = 0xffffffffu;
 
 // Type ids of the table of tensor types that kernels treat in code rather than by template.
-enum Type { kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ8_0 = 8, kIQ4_NL = 20, kBF16 = 30, kQ6_0 = 133, kQ8_KV = 151 };
+enum Type {
+    kF32 = 0,
+    kF16 = 1,
+    kQ4_0 = 2,
+    kQ4_1 = 3,
+    kQ5_0 = 6,
+    kQ5_1 = 7,
+    kQ8_0 = 8,
+    kIQ4_NL = 20,
+    kBF16 = 30,
+    kQ6_0 = 133,
+    kQ8_KV = 151
+};
 
 // A strided tensor; dynamic: the dimension whose extent is n_kv at run time, or -1.
 struct View {

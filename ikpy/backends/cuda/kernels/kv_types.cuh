@@ -8,7 +8,22 @@ static __constant__ int8_t kLevelsIQ4_NL[16] = {-127, -104, -83, -65, -49, -35, 
                                                 1,    13,   25,  38,  53,  69,  89,  113};
 
 __host__ __device__ inline int kv_block_bytes(int type) {
-    return type == kQ8_0 ? 34 : type == kQ6_0 ? 26 : type == kQ8_KV ? 32 : 18;
+    switch (type) {
+        case kQ8_0:
+            return 34;
+        case kQ8_KV:
+            return 32;
+        case kQ6_0:
+            return 26;
+        case kQ5_1:
+            return 24;
+        case kQ5_0:
+            return 22;
+        case kQ4_1:
+            return 20;
+        default:
+            return 18;  // q4_0, iq4_nl
+    }
 }
 
 // Element of largest magnitude in the warp, with its sign; of equal magnitudes that of the lowest lane.
@@ -47,6 +62,36 @@ __device__ __forceinline__ void store_q4_0(float x, uint8_t* y) {
     const int byte = paired_nibbles(code);
     if (lane == 0) put_f16(y, d);
     if (lane < 16) y[2 + lane] = static_cast<uint8_t>(byte);
+}
+
+// Codes as blocks of kBytes end: the fifth bits if kFives, then pairs of nibbles.
+template <int kBytes, bool kFives>
+__device__ __forceinline__ void put_codes(int code, uint8_t* y) {
+    const int lane = lane_id(), byte = paired_nibbles(code);
+    if (lane < 16) y[kBytes - 16 + lane] = static_cast<uint8_t>(byte);
+    if (!kFives) return;
+    const unsigned bits = __ballot_sync(kAllLanes, code >> 4 & 1);
+    if (lane < 4) y[kBytes - 20 + lane] = static_cast<uint8_t>(bits >> 8 * lane);
+}
+
+__device__ __forceinline__ void store_q5_0(float x, uint8_t* y) {
+    const float d = signed_extreme(x) / -16.0f;
+    const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
+    if (lane_id() == 0) put_f16(y, d);
+    put_codes<22, true>(min(31, static_cast<int>(__fadd_rn(__fmul_rn(x, inverse), 16.5f))), y);
+}
+
+// Codes 0 .. kTop from the smallest element to the largest.
+template <int kBytes, int kTop>
+__device__ __forceinline__ void store_with_minimum(float x, uint8_t* y) {
+    const float low = -warp_max(-x), d = (warp_max(x) - low) / static_cast<float>(kTop);
+    const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
+    if (lane_id() == 0) {
+        put_f16(y, d);
+        put_f16(y + 2, low);
+    }
+    const int code = static_cast<int>(__fadd_rn(__fmul_rn(x - low, inverse), 0.5f));
+    put_codes<kBytes, (kTop > 15)>(min(kTop, code), y);
 }
 
 __device__ __forceinline__ void store_q6_0(float x, uint8_t* y) {
@@ -128,6 +173,15 @@ __device__ __forceinline__ void store_part(int type, const float* x, int n, int 
         case kQ6_0:
             store_q6_0(v, block);
             break;
+        case kQ5_1:
+            store_with_minimum<24, 31>(v, block);
+            break;
+        case kQ5_0:
+            store_q5_0(v, block);
+            break;
+        case kQ4_1:
+            store_with_minimum<20, 15>(v, block);
+            break;
         case kQ4_0:
             store_q4_0(v, block);
             break;
@@ -144,9 +198,20 @@ __device__ __forceinline__ float stored_f16(const uint8_t* p) {
     return f16_to_f32(*reinterpret_cast<const uint16_t*>(p));
 }
 
+// Element j of a block that ends with 16 pairs of nibbles.
+__device__ __forceinline__ float nibble_element(int type, const uint8_t* block, int j) {
+    const uint8_t* nibbles = block + kv_block_bytes(type) - 16;
+    const bool minimum = type == kQ4_1 || type == kQ5_1;
+    int code = nibbles[j & 15] >> (j >> 4 << 2) & 15;
+    if (type == kQ5_0 || type == kQ5_1) code |= (nibbles[(j >> 3) - 4] >> (j & 7) & 1) << 4;
+    if (type == kQ6_0) code |= (nibbles[(j & 7) - 8] >> ((j >> 3 & 1) * 4 + (j >> 4) * 2) & 3) << 4;
+    if (!minimum) code -= type == kQ4_0 ? 8 : type == kQ5_0 ? 16 : 32;
+    return stored_f16(block) * static_cast<float>(code) + (minimum ? stored_f16(block + 2) : 0.0f);
+}
+
 // Element i of a cache row.
 __device__ __forceinline__ float kv_element(int type, const uint8_t* row, int i) {
-    const int j = i & 15, high = i >> 4 & 1;
+    const int j = i & 31;
     const uint8_t* block = row + i / 32 * kv_block_bytes(type);
     switch (type) {
         case kF32:
@@ -156,18 +221,14 @@ __device__ __forceinline__ float kv_element(int type, const uint8_t* row, int i)
         case kBF16:
             return bf16_to_f32(reinterpret_cast<const uint16_t*>(row)[i]);
         case kQ8_0:
-            return stored_f16(block) * static_cast<float>(static_cast<int8_t>(block[2 + (i & 31)]));
+            return stored_f16(block) * static_cast<float>(static_cast<int8_t>(block[2 + j]));
         case kQ8_KV:
             return *reinterpret_cast<const float*>(row) * static_cast<float>(static_cast<int8_t>(row[8 + i]));
-        case kQ4_0:
-            return stored_f16(block) * static_cast<float>((block[2 + j] >> (4 * high) & 15) - 8);
         case kIQ4_NL:
-            return stored_f16(block) * static_cast<float>(kLevelsIQ4_NL[block[2 + j] >> (4 * high) & 15]);
-        default: {  // q6_0
-            const int bits = block[2 + (j & 7)] >> (4 * (j >> 3) + 2 * high) & 3;
             return stored_f16(block) *
-                   static_cast<float>(((block[10 + j] >> (4 * high) & 15) | bits << 4) - 32);
-        }
+                   static_cast<float>(kLevelsIQ4_NL[block[2 + (j & 15)] >> (j >> 4 << 2) & 15]);
+        default:
+            return nibble_element(type, block, j);
     }
 }
 

@@ -14,7 +14,6 @@ Address = Callable[[Value], int]
 Dim3 = tuple[int, int, int]
 
 BF16 = 30
-KV_TYPES = {"f32", "f16", "bf16", "q8_0", "q6_0", "q4_0", "iq4_nl", "q8_KV"}
 FLOAT_WEIGHTS = {"f32", "f16", "bf16", "bf16_r16"}
 # ACT_TILES, bf16 in blocks for sm_90, exists on devices only; ids in between are formats of CPUs.
 ACT_F32, ACT_Q8, ACT_BF16, ACT_TILES = 0, 1, 2, 16

@@ -7,7 +7,6 @@ from functools import cache
 from ikpy.backends.cuda.launch import attention, products
 from ikpy.backends.cuda.launch.base import (
     FLOAT_WEIGHTS,
-    KV_TYPES,
     LOWERINGS,
     MAX_EXPERTS,
     MAX_GRID_YZ,
@@ -35,7 +34,7 @@ def _check_copy(op: Node) -> str | None:
         if dst.type_name not in ("f32", "f16", "bf16"):
             return f"copies from {src.type_name} to {dst.type_name} have no CUDA kernel"
         return _check_weight(src)
-    return None if dst.type_name in KV_TYPES else f"copies to {dst.type_name} have no CUDA kernel"
+    return None if dst.type_name in registry.CACHE_TYPES else f"copies to {dst.type_name} have no CUDA kernel"
 
 
 def _check_weight(weight: Value | None) -> str | None:
@@ -57,7 +56,7 @@ def _check_attention(op: Node) -> str | None:
     q, k, v, _, _, k1, _ = op.src
     assert q is not None and k is not None and v is not None
     for value in (k, v, k1):
-        if value is not None and value.type_name not in KV_TYPES:
+        if value is not None and value.type_name not in registry.CACHE_TYPES:
             return f"cache type {value.type_name} has no CUDA attention kernel"
     if q.shape[0] > 1024 or v.shape[0] > 1024:
         return f"head size {max(q.shape[0], v.shape[0])} is above 1024"
@@ -78,7 +77,7 @@ def supports(op: Node) -> str | None:
         return _check_route(op)
     if op.kind == "hadamard" and op.dst.shape[0] > 8192:
         return f"Hadamard transform of {op.dst.shape[0]} columns (at most 8192)"
-    if op.kind in ("kv_store", "kv_shift") and op.dst.type_name not in KV_TYPES:
+    if op.kind in ("kv_store", "kv_shift") and op.dst.type_name not in registry.CACHE_TYPES:
         return f"cache type {op.dst.type_name} has no CUDA kernel"
     return _check_attention(op) if op.kind == "attention" else None
 

@@ -26,6 +26,7 @@ void tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, f
 #pragma GCC unroll 2
         for (int h = 0; h < NH; ++h)
             total[h][t] = add ? _mm512_loadu_ps(out + t * kBlockRows + h * kHalfRows) : _mm512_setzero_ps();
+    alignas(4) static constexpr uint8_t zero_start[4] = {0x00, 0x00, 0x40, 0x4B};
     const int64_t half_codes = p.half_codes(), half_scales = p.half_scales(G);
     const uint8_t* codes = p.codes;
     const float* d = p.d;
@@ -36,7 +37,7 @@ void tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, f
         for (int t = 0; t < NT; ++t)
 #pragma GCC unroll 2
             for (int h = 0; h < NH; ++h)
-                dot[h][t] = Symmetric ? broadcast_i32(x[t] + at.neg + 4 * g) : _mm512_setzero_si512();
+                dot[h][t] = broadcast_i32(Symmetric ? x[t] + at.start + 4 * g : zero_start);
 #pragma GCC unroll 8
         for (int j = 0; j < G / 4; ++j) {
             __m512i w[NH];
@@ -50,10 +51,11 @@ void tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, f
             }
         }
         codes += G * kHalfRows;
-        __m512 dv[NH], mv[NH];
+        __m512 dv[NH], mv[NH], minus_start[NH];
 #pragma GCC unroll 2
         for (int h = 0; h < NH; ++h) {
             dv[h] = _mm512_loadu_ps(d + h * half_scales);
+            minus_start[h] = _mm512_mul_ps(dv[h], _mm512_set1_ps(-kStartValue));
             if (!Symmetric) mv[h] = _mm512_loadu_ps(m + h * half_scales);
         }
         d += kHalfRows;
@@ -65,7 +67,7 @@ void tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, f
             if (!Symmetric) sum = broadcast_f32(x[t] + at.sum + 4 * g);
 #pragma GCC unroll 2
             for (int h = 0; h < NH; ++h) {
-                __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(dot[h][t]), dv[h]);
+                __m512 value = _mm512_fmadd_ps(_mm512_castsi512_ps(dot[h][t]), dv[h], minus_start[h]);
                 if (!Symmetric) value = _mm512_fmadd_ps(mv[h], sum, value);
                 total[h][t] = _mm512_fmadd_ps(value, scale, total[h][t]);
             }
@@ -92,7 +94,7 @@ void tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, f
         for (int64_t g = 0; g < p.n / G; ++g) {
             int32_t dot[kHalfRows];
             for (int i = 0; i < kHalfRows; ++i)
-                dot[i] = Symmetric ? load_unaligned<int32_t>(x[0] + at.neg + 4 * g) : 0;
+                dot[i] = Symmetric ? load_unaligned<int32_t>(x[0] + at.start + 4 * g) - kStartBits : 0;
             for (int j = 0; j < G / 4; ++j) {
                 const auto* v = reinterpret_cast<const int8_t*>(x[0] + at.q + g * G + 4 * j);
                 const uint8_t* w = codes + g * G * kHalfRows + j * 64;

@@ -83,8 +83,7 @@ struct EightElements {
     }
     // -64 times the sums of the sub-blocks.
     static IKPY_VBMI void bias(const uint8_t* x, const ActQ8Layout& at, int64_t c, uint8_t* out) {
-        _mm256_store_si256(reinterpret_cast<__m256i*>(out),
-                           _mm256_srai_epi32(minus_sums32(x, at, c), 1));
+        _mm256_store_si256(reinterpret_cast<__m256i*>(out), _mm256_srai_epi32(minus_sums32(x, at, c), 1));
     }
 };
 

@@ -170,6 +170,35 @@ def test_largest_codes_do_not_saturate() -> None:
             assert_close(y, w, effective(x, "Q8_0"), EXACT, f"{tokens} tokens, sign {sign}")
 
 
+def extreme_blocks(name: str) -> np.ndarray:
+    """One block each with all codes at the upper and at the lower end, scales of 1."""
+    one = np.frombuffer(np.float16(1).tobytes(), np.uint8)
+    blocks = np.zeros((2, by_name(name).block_bytes), np.uint8)
+    if name == "Q8_0":
+        blocks[:, :2], blocks[:, 2:] = one, np.array([[127], [128]])
+    elif name == "Q4_1":
+        blocks[:, :2], blocks[:, 2:4], blocks[0, 4:] = one, one, 255
+    else:
+        assert name == "Q6_K"
+        blocks[0, :192], blocks[:, 192:208], blocks[:, 208:] = 255, 1, one
+    return blocks
+
+
+@pytest.mark.parametrize("name", ("Q8_0", "Q4_1", "Q6_K"))
+def test_sums_at_their_bounds_are_exact(name: str) -> None:
+    """Largest codes times activations of +-127 with a scale of 1: no sum is rounded, so every bit is known."""
+    k, n = 256, 48
+    blocks = extreme_blocks(name)
+    kinds = np.array([0, 1, 0])[np.arange(n) // 16][:, None] + np.zeros(k // by_name(name).block_elements, int)
+    kinds[32:, ::2] = 1
+    data = blocks[kinds].reshape(-1)
+    w = dequantize(data, name, (k, n), compute_scale=True).reshape(n, k).astype(np.float64)
+    signs = np.random.default_rng(0).choice([-127.0, 127.0], (7, k))
+    x = np.concatenate([np.full((1, k), 127.0), np.full((1, k), -127.0), signs]).astype(np.float32)
+    for tokens in (1, 2, 3, 9):
+        assert np.array_equal(dense(name, data, k, n, x[:tokens]), x[:tokens] @ w.T), f"{name}, {tokens} tokens"
+
+
 @pytest.mark.parametrize("name", BLOCK32_TYPES + BLOCK64_TYPES + BLOCK256_TYPES + INTERLEAVED_TYPES)
 def test_sums_of_extreme_codes_stay_in_range(name: str) -> None:
     """Nearly all weights of a group at one end of its range, all activations at one end of theirs."""

@@ -32,17 +32,16 @@ void quantize_group(const float* x, int8_t* q, float* scale, int32_t* sum_low, i
     const bool counts = amax > 1e-35f;
     *scale = counts ? bf16_to_f32(f32_to_bf16(amax / 127.0f)) : 0.0f;
     const float inverse = counts ? 1.0f / *scale : 0.0f;
-    constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, half to even
     float scaled[32];
     for (int i = 0; i < 32; ++i) scaled[i] = x[i] * inverse;
     // Keeps the product from being fused with the addition: all tiers shall round alike.
     asm("" : "+m"(scaled));
     int32_t values[32];
     for (int i = 0; i < 32; ++i) {
-        const float shifted = scaled[i] + kRound;
+        const float shifted = scaled[i] + kStartValue;  // rounds to an integer, half to even
         int32_t bits;
         std::memcpy(&bits, &shifted, 4);
-        values[i] = bits - 0x4B400000;
+        values[i] = bits - kStartBits;
     }
     int32_t low = 0, high = 0;
     for (int i = 0; i < 16; ++i) low += values[i];
@@ -57,9 +56,9 @@ void prepare_q8(const float* x, int64_t n_in, uint8_t* out) {
     auto* q = reinterpret_cast<int8_t*>(out);
     auto* scale = reinterpret_cast<float*>(out + at.scale);
     auto* sum32 = reinterpret_cast<float*>(out + at.sum32);
-    auto* neg32 = reinterpret_cast<int32_t*>(out + at.neg32);
+    auto* start32 = reinterpret_cast<int32_t*>(out + at.start32);
     auto* sum16 = reinterpret_cast<float*>(out + at.sum16);
-    auto* neg16 = reinterpret_cast<int32_t*>(out + at.neg16);
+    auto* start16 = reinterpret_cast<int32_t*>(out + at.start16);
     float padded[32];
     for (int64_t g = 0; g < at.n / 32; ++g) {
         const float* group = x + 32 * g;
@@ -71,11 +70,11 @@ void prepare_q8(const float* x, int64_t n_in, uint8_t* out) {
         int32_t low, high;
         quantize_group(group, q + 32 * g, scale + g, &low, &high);
         sum32[g] = static_cast<float>(low + high);
-        neg32[g] = -128 * (low + high);
+        start32[g] = kStartBits - 128 * (low + high);
         sum16[2 * g] = static_cast<float>(low);
         sum16[2 * g + 1] = static_cast<float>(high);
-        neg16[2 * g] = -128 * low;
-        neg16[2 * g + 1] = -128 * high;
+        start16[2 * g] = kStartBits - 128 * low;
+        start16[2 * g + 1] = kStartBits - 128 * high;
     }
 }
 

@@ -17,6 +17,11 @@ enum ActFormat : int32_t {
     kActSplit = 3,
 };
 
+// The bits of the float 1.5 * 2^23. That many added to an integer between -2^22 and 2^22 are the bits of the
+// float 1.5 * 2^23 plus this integer: sums that start there need no conversion.
+constexpr int32_t kStartBits = 0x4B400000;
+constexpr float kStartValue = 12582912.0f;
+
 inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 // Byte offsets inside one row of format Q8 with n_in elements, padded with zeros to a multiple of 256.
@@ -25,20 +30,20 @@ struct ActQ8Layout {
     int64_t n;      // padded elements; q int8[n] is at offset 0
     int64_t scale;  // f32[n / 32]: amax / 127, rounded to bf16
     int64_t sum32;  // f32[n / 32]: sum of q over the group
-    int64_t
-        neg32;  // i32[n / 32]: -128 * sum, the start value of dot products with codes stored as value + 128
-    int64_t sum16;  // f32[n / 16]
-    int64_t neg16;  // i32[n / 16]
+    // i32[n / 32]: kStartBits - 128 * sum, where dot products with codes stored as value + 128 start
+    int64_t start32;
+    int64_t sum16;    // f32[n / 16]
+    int64_t start16;  // i32[n / 16]
     int64_t nbytes;
 
     explicit ActQ8Layout(int64_t n_in)
         : n(round_up(n_in, 256)),
           scale(n),
           sum32(scale + n / 8),
-          neg32(sum32 + n / 8),
-          sum16(neg32 + n / 8),
-          neg16(sum16 + n / 4),
-          nbytes(neg16 + n / 4) {}
+          start32(sum32 + n / 8),
+          sum16(start32 + n / 8),
+          start16(sum16 + n / 4),
+          nbytes(start16 + n / 4) {}
 };
 
 // Bytes from one row of prepared activations to the next. The odd cache line keeps rows of power-of-two

@@ -37,13 +37,13 @@ struct Int8Panel {
 
 // Where the columns of a panel lie inside an activation row, in bytes.
 struct PanelOffsets {
-    int64_t q, scale, sum, neg;
+    int64_t q, scale, sum, start;
 
     PanelOffsets(const ActQ8Layout& at, int64_t k0, int group)
         : q(k0),
           scale(at.scale + k0 / 8),
           sum((group == 16 ? at.sum16 : at.sum32) + k0 / group * 4),
-          neg((group == 16 ? at.neg16 : at.neg32) + k0 / group * 4) {}
+          start((group == 16 ? at.start16 : at.start32) + k0 / group * 4) {}
 };
 
 // out[t * kBlockRows + row] (+)= panel row . x[t][k0 .. k0 + panel.n); `add` keeps what out holds.

@@ -39,8 +39,8 @@ class GroupDots {
     static constexpr int G = U::kGroup, kGroups = 32 / G;
 
   public:
-    // x: the tokens' columns; neg: -128 times their sums.
-    GroupDots(const StepRows<U>& steps, int ib, const uint8_t* const* x, int64_t k, int64_t neg)
+    // x: the tokens' columns; starts: where their sums start, see ActQ8Layout.
+    GroupDots(const StepRows<U>& steps, int ib, const uint8_t* const* x, int64_t k, int64_t starts)
         : x_(x), k_(k) {
         for (int g = 0; g < kGroups; ++g) {
             __mmask16 shifted = 0;
@@ -48,15 +48,15 @@ class GroupDots {
 #pragma GCC unroll 8
             for (int t = 0; t < NT; ++t) {
                 if (U::kZero == 0) {
-                    dot_[t][g] = _mm512_setzero_si512();
+                    dot_[t][g] = _mm512_set1_epi32(kStartBits);
                     continue;
                 }
-                const auto start = load_unaligned<int32_t>(x[t] + neg + 4 * g);
+                const auto start = load_unaligned<int32_t>(x[t] + starts + 4 * g);
                 dot_[t][g] = _mm512_set1_epi32(start);
                 // Codes without the step are codes of a table whose zero is that much lower.
                 if (StepOf<U>::kStep > 0)
-                    dot_[t][g] =
-                        _mm512_mask_set1_epi32(dot_[t][g], shifted, start - (start >> 7) * StepOf<U>::kStep);
+                    dot_[t][g] = _mm512_mask_set1_epi32(
+                        dot_[t][g], shifted, start - ((start - kStartBits) >> 7) * StepOf<U>::kStep);
             }
         }
     }
@@ -72,7 +72,9 @@ class GroupDots {
     void put(int column, Lanes v, F) {
         put(column, v);
     }
-    LaneFloats sum(int t, int g, const uint8_t*) const { return _mm512_cvtepi32_ps(dot_[t][g]); }
+    LaneFloats sum(int t, int g, const uint8_t*) const {
+        return _mm512_sub_ps(_mm512_castsi512_ps(dot_[t][g]), _mm512_set1_ps(kStartValue));
+    }
 
   private:
     const uint8_t* const* x_;
@@ -147,8 +149,8 @@ inline void add_columns(const Quads<U::kRows>& quads, const StepRows<U>& steps, 
                         LaneFloats* total) {
     constexpr int G = U::kGroup, kGroups = 32 / G;
     const int64_t sums = (G == 16 ? at.sum16 : at.sum32) + k / G * 4;
-    const int64_t neg = (G == 16 ? at.neg16 : at.neg32) + k / G * 4;
-    GroupDots<U, NT> dots(steps, ib, x, k, neg);
+    const int64_t starts = (G == 16 ? at.start16 : at.start32) + k / G * 4;
+    GroupDots<U, NT> dots(steps, ib, x, k, starts);
     U::codes(quads, ib, dots);
 #pragma GCC unroll 8
     for (int t = 0; t < NT; ++t) {

@@ -55,9 +55,10 @@ inline void repeat(__m256i bytes, uint32_t (*to)[16], int column) {
 
 inline void spread(const uint8_t* x, const ActQ8Layout& at, int64_t c, SpreadChunk* out) {
     const auto* scale = reinterpret_cast<const float*>(x + at.scale) + 8 * c;
-    const auto* neg = reinterpret_cast<const int32_t*>(x + at.neg16) + 16 * c;
+    const auto* start = reinterpret_cast<const int32_t*>(x + at.start16) + 16 * c;
     for (int l = 0; l < 16; ++l) {
-        out->start[l] = neg[l] - neg[l] / 64;  // -128 * sum before
+        const int32_t sums = start[l] - kStartBits;  // times -128
+        out->start[l] = sums - sums / 64;
         out->scale[l] = scale[l / 2];
     }
     for (int h = 0; h < kParts; ++h)

@@ -24,7 +24,7 @@ inline void spread(const uint8_t* x, const ActQ8Layout& at, int64_t c, MixedChun
     const uint8_t* from = x + kChunk * c;
     const __m512i scale = _mm512_castsi256_si512(load_256(x + at.scale + 32 * c));
     _mm512_store_si512(out->scale, _mm512_permutexvar_epi32(lanes, scale));
-    __m512i start = _mm512_loadu_si512(x + at.neg16 + 64 * c);
+    __m512i start = minus_sums16(x, at, c);
     for (int m = 0; m < 2; ++m) {
         const __m512i bytes = fours(from + 4 * m);
         start = _mm512_dpbusd_epi32(start, _mm512_set1_epi8(2), bytes);

@@ -52,7 +52,7 @@ struct QuadChunk {
 inline void spread(const uint8_t* x, const ActQ8Layout& at, int64_t c, QuadChunk* out) {
     const __m512i lanes = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
     const __m256i quads = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
-    const __m512i sums = _mm512_castsi256_si512(load_256(x + at.neg32 + 32 * c));
+    const __m512i sums = _mm512_castsi256_si512(minus_sums32(x, at, c));
     const __m512i scale = _mm512_castsi256_si512(load_256(x + at.scale + 32 * c));
     _mm512_store_si512(out->start, _mm512_maskz_permutexvar_epi32(0x5555, lanes, sums));
     _mm512_store_si512(out->scale, _mm512_permutexvar_epi32(lanes, scale));

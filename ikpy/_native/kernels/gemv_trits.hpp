@@ -77,8 +77,7 @@ inline constexpr Tables kTables = make_tables();
 IKPY_VBMI inline void prepare_record(const uint8_t* x, const ActQ8Layout& at, int64_t c, Record* out) {
     const __m512i top = _mm512_set1_epi8(-128);
     const __m256 scale = _mm256_loadu_ps(reinterpret_cast<const float*>(x + at.scale) + 8 * c);
-    const __m256i sums =
-        _mm256_srai_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + at.neg32 + 32 * c)), 7);
+    const __m256i sums = _mm256_srai_epi32(minus_sums32(x, at, c), 7);
     for (int h = 0; h < 2; ++h) {
         const __m512i lanes = _mm512_add_epi32(
             _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3), _mm512_set1_epi32(4 * h));

@@ -14,6 +14,20 @@
 
 namespace ikpy {
 
+#if defined(__AVX512VNNI__)
+
+// -128 times the sums of the activations of a chunk by groups of 32 or 16.
+inline __m256i minus_sums32(const uint8_t* x, const ActQ8Layout& at, int64_t chunk) {
+    const auto* start = reinterpret_cast<const __m256i*>(x + at.start32) + chunk;
+    return _mm256_sub_epi32(_mm256_loadu_si256(start), _mm256_set1_epi32(kStartBits));
+}
+inline __m512i minus_sums16(const uint8_t* x, const ActQ8Layout& at, int64_t chunk) {
+    const __m512i start = _mm512_loadu_si512(x + at.start16 + 64 * chunk);
+    return _mm512_sub_epi32(start, _mm512_set1_epi32(kStartBits));
+}
+
+#endif
+
 template <class K, int NT>
 void multiply_records(const RowBlock& rows, const typename K::Record* const* x, int n_tokens, float* out) {
     if constexpr (NT > 1)

@@ -83,8 +83,7 @@ struct EightElements {
     }
     // -64 times the sums of the sub-blocks.
     static IKPY_VBMI void bias(const uint8_t* x, const ActQ8Layout& at, int64_t c, uint8_t* out) {
-        _mm256_store_si256(reinterpret_cast<__m256i*>(out),
-                           _mm256_srai_epi32(load32(x + at.neg32 + 32 * c), 1));
+        _mm256_store_si256(reinterpret_cast<__m256i*>(out), _mm256_srai_epi32(minus_sums32(x, at, c), 1));
     }
 };
 
@@ -122,7 +121,7 @@ struct ByElement4 {
 
     // -64 times the sums of the 16-groups.
     static IKPY_VBMI void bias(const uint8_t* x, const ActQ8Layout& at, int64_t c, uint8_t* out) {
-        _mm512_store_si512(out, _mm512_srai_epi32(load64(x + at.neg16 + 64 * c), 1));
+        _mm512_store_si512(out, _mm512_srai_epi32(minus_sums16(x, at, c), 1));
     }
 };
 
@@ -184,7 +183,7 @@ struct Points3S : FourElements {
 
     // -120 times the sums of the 16-groups.
     static IKPY_VBMI void bias(const uint8_t* x, const ActQ8Layout& at, int64_t c, uint8_t* out) {
-        const __m512i sums = load64(x + at.neg16 + 64 * c);
+        const __m512i sums = minus_sums16(x, at, c);
         _mm512_store_si512(out, _mm512_sub_epi32(sums, _mm512_srai_epi32(sums, 4)));
     }
     IKPY_VBMI_INLINE __m512i weights(int v) const {

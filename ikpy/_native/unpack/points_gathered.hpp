@@ -128,7 +128,7 @@ struct IQ1_S : Plain, Ternary {
 
     // Two vectors of -7 and -9 times the sums of the sub-blocks.
     static IKPY_VBMI void bias(const uint8_t* x, const ActQ8Layout& at, int64_t c, uint8_t* out) {
-        const __m256i sums = _mm256_srai_epi32(load32(x + at.neg32 + 32 * c), 7);
+        const __m256i sums = _mm256_srai_epi32(minus_sums32(x, at, c), 7);
         for (int i = 0; i < 2; ++i)
             _mm512_store_si512(out + 64 * i,
                                _mm512_cvtepu32_epi64(_mm256_mullo_epi32(sums, _mm256_set1_epi32(7 + 2 * i))));
@@ -151,7 +151,7 @@ struct IQ1_M : Plain, Ternary {
 
     // -7 times the sums of the 16-groups, and words of -2 times the sums of the 8-groups.
     static IKPY_VBMI void bias(const uint8_t* x, const ActQ8Layout& at, int64_t c, uint8_t* out) {
-        const __m512i sums = _mm512_srai_epi32(load64(x + at.neg16 + 64 * c), 7);
+        const __m512i sums = _mm512_srai_epi32(minus_sums16(x, at, c), 7);
         _mm512_store_si512(out, _mm512_mullo_epi32(sums, _mm512_set1_epi32(7)));
         for (int i = 0; i < 4; ++i) {
             const __m512i fours =

@@ -33,9 +33,7 @@ struct IQ2_KL {
 
     // -64 times the sums of the sub-blocks, in one of their four lanes.
     static IKPY_VBMI void bias(const uint8_t* x, const ActQ8Layout& at, int64_t c, uint8_t* out) {
-        const __m512i sums = _mm512_srai_epi32(_mm512_castsi256_si512(_mm256_loadu_si256(
-                                                   reinterpret_cast<const __m256i*>(x + at.neg32 + 32 * c))),
-                                               1);
+        const __m512i sums = _mm512_srai_epi32(_mm512_castsi256_si512(minus_sums32(x, at, c)), 1);
         for (int step = 0; step < 2; ++step)
             _mm512_store_si512(out + 64 * step, _mm512_maskz_permutexvar_epi32(0x1111, lanes(step), sums));
     }

@@ -37,6 +37,7 @@ from ikpy.tools.quantize_plan import (
     size_text,
 )
 from ikpy.tools.quantize_progress import Display, PlainDisplay
+from ikpy.tools.quantize_prune import kept_tensors
 from ikpy.tools.quantize_target import Allocation, allocate
 from ikpy.tools.resumable import ResumableOutput, tensor_places
 from ikpy.tools.tensor_convert import convert_rows
@@ -66,9 +67,11 @@ class Quantizer:
         if options.imatrix and not options.repack:
             self.err(f"================================ Have weights data with {len(options.imatrix.values)} entries\n")
         plan = self._plan()
-        self.total = len(self.file.tensors)
+        self.total = len(kept_tensors(self.file, options.prune_layers))
+        if self.total < len(self.file.tensors):
+            self.err(f"{INTERNAL}: leaving out {len(self.file.tensors) - self.total} tensors in pruned blocks\n")
         if options.repack and plan.problem is None:
-            if all(step.type == step.source_type for step in plan.steps):
+            if not options.prune_layers and all(step.type == step.source_type for step in plan.steps):
                 self.out(f"=========================== {INTERNAL}: nothing to do for only_repack option\n")
                 return plan
             self._print_repack_summary()
@@ -166,7 +169,8 @@ class Quantizer:
         self.done += 1
         shape = (*step.source.shape, 1, 1, 1)[:4]
         dims = ", ".join(f"{n:5d}" for n in shape)
-        self.err(f"[{self.done:4d}/{self.total:4d}] {step.source.name:>36} - [{dims}], type = {step.source_type:>6}, ")
+        name = step.source.name if step.name == EXTRA_OUTPUT else step.name
+        self.err(f"[{self.done:4d}/{self.total:4d}] {name:>36} - [{dims}], type = {step.source_type:>6}, ")
         if self.options.repack:
             return
         self.err(step.note)

@@ -31,6 +31,7 @@ from ikpy.quants.recipe import Recipe, SizeTarget
 from ikpy.quants.registry import FileType
 from ikpy.tools.imatrix_file import ImportanceMatrix
 from ikpy.tools.quantize_metadata import output_metadata, stored_file_type
+from ikpy.tools.quantize_prune import kept_tensors, pruned_values
 from ikpy.tools.tensor_convert import can_encode, repack_target
 
 MIB = 1024 * 1024
@@ -68,7 +69,8 @@ class QuantizeOptions:
     """What to make.
 
     ``ftype`` None copies the tensors unchanged, or is found from the chosen types when there is a target. ``n_threads``
-    0 = all hardware threads. ``save_recipe`` is a file for the decisions, in the form of rules.
+    0 = all hardware threads. ``save_recipe`` is a file for the decisions, in the form of rules. ``prune_layers`` are
+    blocks to leave out; rules and other options see the numbers that the blocks have in the output.
     """
 
     ftype: FileType | None
@@ -92,6 +94,7 @@ class QuantizeOptions:
     kv_overrides: Mapping[str, object] = field(default_factory=dict)
     target: SizeTarget = field(default_factory=SizeTarget)
     save_recipe: str = ""
+    prune_layers: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -171,28 +174,37 @@ def make_plan(file: GGUFFile, options: QuantizeOptions, assigned: Mapping[str, s
     plan = Plan(file_type=stored_file_type(file, options))
     options.recipe.restart()
     try:
+        pruned = pruned_values(file, options.prune_layers)
+        tensors = kept_tensors(file, options.prune_layers)
         if options.repack:
-            plan.steps = [_repack_step(info, options) for info in file.tensors.values()]
+            plan.steps = [_repack_step(name, info, options) for name, info in tensors.items()]
         else:
-            _plan_types(file, options, plan, assigned)
+            model = ModelShape.of(
+                {**file.metadata, **pruned, **options.kv_overrides}, {name: info.shape for name, info in tensors.items()}
+            )
+            _plan_types(tensors, model, options, plan, assigned)
     except IkpyError as error:
         plan.problem = error
     return plan
 
 
-def _repack_step(info: TensorInfo, options: QuantizeOptions) -> Step:
+def _repack_step(name: str, info: TensorInfo, options: QuantizeOptions) -> Step:
     current = registry.by_id(info.type_id).name
     target = repack_target(current)
-    wanted = not options.repack_patterns or any(p.search(info.name) for p in options.repack_patterns)
+    wanted = not options.repack_patterns or any(p.search(name) for p in options.repack_patterns)
     rows = info.shape[1] if len(info.shape) > 1 else 1
-    if not target or not wanted or info.name in EMBEDDINGS or rows % max(4, registry.by_name(target).interleave):
+    if not target or not wanted or name in EMBEDDINGS or rows % max(4, registry.by_name(target).interleave):
         target = current
-    return Step(info.name, info, current, target)
+    return Step(name, info, current, target)
 
 
-def _plan_types(file: GGUFFile, options: QuantizeOptions, plan: Plan, assigned: Mapping[str, str]) -> None:
-    shapes = {name: info.shape for name, info in file.tensors.items()}
-    model = ModelShape.of({**file.metadata, **options.kv_overrides}, shapes)
+def _plan_types(
+    tensors: Mapping[str, TensorInfo],
+    model: ModelShape,
+    options: QuantizeOptions,
+    plan: Plan,
+    assigned: Mapping[str, str],
+) -> None:
     imatrix = options.imatrix if options.imatrix and options.imatrix.values else None
     policy = options.ftype and TypePolicy(
         options.ftype,
@@ -204,7 +216,7 @@ def _plan_types(file: GGUFFile, options: QuantizeOptions, plan: Plan, assigned: 
         assigned=assigned,
     )
     duplicated = OUTPUT if model.has_output else TOKEN_EMBEDDING
-    for name, info in file.tensors.items():
+    for name, info in tensors.items():
         current = registry.by_id(info.type_id).name
         step = Step(name, info, current, current)
         if policy and is_eligible(
@@ -273,7 +285,8 @@ def _prepare_conversion(step: Step, options: QuantizeOptions) -> None:
 
 
 def _importance(step: Step, imatrix: ImportanceMatrix) -> np.ndarray | None:
-    values = imatrix.find(step.name)
+    # The importance matrix is that of the whole model.
+    values = imatrix.find(step.name if step.name == EXTRA_OUTPUT else step.source.name)
     if values is None:
         step.note += f"\n====== {INTERNAL}: did not find weights for {step.name}\n"
         return None

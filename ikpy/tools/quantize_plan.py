@@ -179,9 +179,8 @@ def make_plan(file: GGUFFile, options: QuantizeOptions, assigned: Mapping[str, s
         if options.repack:
             plan.steps = [_repack_step(name, info, options) for name, info in tensors.items()]
         else:
-            model = ModelShape.of(
-                {**file.metadata, **pruned, **options.kv_overrides}, {name: info.shape for name, info in tensors.items()}
-            )
+            shapes = {name: info.shape for name, info in tensors.items()}
+            model = ModelShape.of({**file.metadata, **pruned, **options.kv_overrides}, shapes)
             _plan_types(tensors, model, options, plan, assigned)
     except IkpyError as error:
         plan.problem = error

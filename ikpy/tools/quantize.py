@@ -122,7 +122,7 @@ class Quantizer:
         for path in outputs:
             if os.path.realpath(path) in inputs:
                 raise UsageError(f"{path} is the input; give another output name")
-            if os.path.isdir(path):
+            if os.path.isdir(path) or path.endswith(os.sep):
                 raise UsageError(f"{path} is a folder; name a file")
             try:
                 check_replaceable(path)
@@ -190,6 +190,7 @@ class Quantizer:
         """What the run makes, what every rule decides, and whether there is room for it."""
         for line in plan.summary():
             self.err(line + "\n")
+        self._print_importance(plan)
         self._print_rules()
         if not files:
             return
@@ -198,6 +199,14 @@ class Quantizer:
         free = shutil.disk_usage(folder).free
         enough = "" if free >= needed else "; this is not enough"
         self.err(f"{INTERNAL}: needs {size_text(needed)}, {size_text(free)} are free in {folder}{enough}\n")
+
+    def _print_importance(self, plan: Plan) -> None:
+        if self.options.imatrix is None or self.options.repack:
+            return
+        text, warning = plan.importance()
+        self.err(f"{INTERNAL}: {text}\n")
+        if warning:
+            self.err(f"WARNING: {warning}\n")
 
     def _print_rules(self) -> None:
         options, recipe = self.options, self.options.recipe

@@ -38,6 +38,8 @@ MIB = 1024 * 1024
 GIB = 1024 * MIB
 INTERNAL = "llama_model_quantize_internal"
 EXTRA_OUTPUT = "output_extra.weight"
+# Names in a line that lists tensors.
+SHOWN_NAMES = 5
 
 NEEDS_IMATRIX_BANNER = """
 ==========================================================================================================
@@ -145,6 +147,19 @@ class Plan:
         lines = [f"# {size_text(self.nbytes)}, {self.bits_per_weight:.3f} BPW"]
         lines += [f"^{re.escape(step.name)}$={step.type}" for step in self.steps if step.decided]
         return "\n".join(lines) + "\n"
+
+    def importance(self) -> tuple[str, str]:
+        """Which converted tensors have importance values, and a warning ("" if there is no reason for one)."""
+        converted = [step for step in self.steps if step.type != step.source_type]
+        without = [step.name for step in converted if step.imatrix is None]
+        text = f"importance values for {len(converted) - len(without)} of {len(converted)} converted tensors"
+        if not without:
+            return text, ""
+        more = f" and {len(without) - SHOWN_NAMES} more" if len(without) > SHOWN_NAMES else ""
+        text += f"; none for {', '.join(without[:SHOWN_NAMES])}{more}"
+        if len(without) < len(converted) or set(without) <= {*EMBEDDINGS, OUTPUT, EXTRA_OUTPUT}:
+            return text, ""
+        return text, "the importance matrix has values for none of the converted tensors; is it one of another model?"
 
     def summary(self) -> list[str]:
         """File type, size, bits per weight and the number of tensors of each type."""

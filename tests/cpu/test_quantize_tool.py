@@ -286,7 +286,7 @@ def test_bad_inputs_give_one_line(tmp_path, tensors, monkeypatch, capfd, argumen
 @pytest.mark.parametrize(
     ("names", "text", "warned"),
     [
-        (["blk.0.ffn_up.weight", "blk.1.ffn_up_exps.weight"], "2 of 3 converted tensors; none for token_embd.weight", 0),
+        (["blk.0.ffn_up.weight", "blk.1.ffn_up_exps.weight"], "2 of 3 converted tensors; none for token_embd", 0),
         (["blk.0.ffn_up.weight"], "1 of 3 converted tensors; none for token_embd.weight, blk.1.ffn_up_exps.weight", 0),
         (["blk.7.ffn_up.weight"], "0 of 3 converted tensors; none for token_embd.weight, blk.0.ffn_up.weight, ", 1),
     ],

@@ -43,6 +43,8 @@ from ikpy.tools.resumable import ResumableOutput, tensor_places
 from ikpy.tools.tensor_convert import convert_rows
 
 Print = Callable[[str], None]
+# Input that may stay in memory after its conversion.
+RELEASED_BYTES = 64 * MIB
 
 
 class Quantizer:
@@ -305,9 +307,14 @@ class Quantizer:
             skip=skip,
         )
         share = step.source.nbytes / step.nbytes
+        done, released = skip, skip
         for piece in pieces:
             output.write(index, piece)
             self.display.advance(int(len(piece) * share))
+            done += len(piece)
+            if (done - released) * share >= RELEASED_BYTES:
+                self.file.release(step.source, int(done * share))
+                released = done
         self.file.release(step.source)
 
 

@@ -203,6 +203,8 @@ class TypePolicy:
         row = registry.by_name(choice.type)
         if row.interleave > 1 and (len(shape) < 2 or shape[1] % row.interleave):
             choice.type = row.plain_partner
+            # Blocks of iq1_s and iq1_m are longer than those of their interleaved types.
+            self._fit_row(choice, name, shape)
         return choice
 
     def _forced_type(self, name: str) -> str:

@@ -38,6 +38,8 @@ MIB = 1024 * 1024
 GIB = 1024 * MIB
 INTERNAL = "llama_model_quantize_internal"
 EXTRA_OUTPUT = "output_extra.weight"
+# Matrices of latent attention: some files hold a matrix per head, others the rows of all heads in one.
+LATENT_HEADS = re.compile(r"\.attn_(k|v|kv)_b\.weight$")
 # Names in a line that lists tensors.
 SHOWN_NAMES = 5
 
@@ -308,6 +310,12 @@ def _importance(step: Step, imatrix: ImportanceMatrix) -> np.ndarray | None:
     expected = shape[0] * (shape[2] if len(shape) > 2 else 1)
     if len(values) == expected:
         return values.reshape(-1, shape[0])
+    if LATENT_HEADS.search(step.name) and len(values) % shape[0] == 0:
+        heads = values.reshape(-1, shape[0])
+        if len(shape) < 3:
+            return heads.mean(axis=0, keepdims=True)
+        if len(heads) == 1:
+            return heads
     text = f"imatrix size {len(values)} is different from tensor size {expected} for {step.name}"
     step.note += f"\n====== {INTERNAL}: {text}\n"
     if step.name != TOKEN_EMBEDDING:

@@ -87,6 +87,10 @@ def test_row_size_fallback_and_interleaving():
     assert decide("IQ2_K", ["blk.9.attn_q.weight"], (96, 64)) == ["iq4_nl"]
     assert decide("IQ4_K_R4", ["blk.9.attn_q.weight"], (256, 6)) == ["iq4_k"]
     assert decide("IQ4_K_R4", ["token_embd.weight"], (256, 64)) == ["iq4_k"]
+    # iq1_s has longer blocks than iq1_s_r4, which needs four rows.
+    assert decide("IQ1_S_R4", ["blk.9.ffn_up.weight"], (96, 8)) == ["iq1_s_r4"]
+    assert decide("IQ1_S_R4", ["blk.9.ffn_up.weight"], (96, 6)) == ["iq4_nl"]
+    assert decide("IQ1_S_R4", ["blk.9.ffn_up.weight"], (512, 6)) == ["iq1_s"]
     with pytest.raises(UnsupportedError, match="Unsupported tensor size"):
         decide("Q4_K_S", ["blk.9.attn_q.weight"], (100, 64))
 

@@ -14,6 +14,7 @@ import sys
 import numpy as np
 import pytest
 
+from ikpy._native import core
 from ikpy.cli.quantize import run
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import GGUFValueType
@@ -281,6 +282,27 @@ def test_bad_inputs_give_one_line(tmp_path, tensors, monkeypatch, capfd, argumen
     assert len(lines) == 1, lines
     assert message in lines[0]
     assert not (tmp_path / "out.gguf").exists()
+
+
+@pytest.mark.parametrize("kind", ["attn_k_b", "attn_v_b", "attn_kv_b"])
+@pytest.mark.parametrize(("shape", "n_values"), [((4, 8, 256), 256), ((32, 256), 4 * 256)])
+def test_importance_of_latent_attention_fits_both_layouts(tmp_path, capfd, kind, shape, n_values):
+    """Values per head for a file with all heads in one matrix are averaged, values of one matrix serve every head."""
+    name = f"blk.0.{kind}.weight"
+    values = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+    write_model(tmp_path / "in.gguf", {name: values})
+    weights = np.random.default_rng(2).gamma(0.3, 1.0, n_values).astype(np.float32)
+    (tmp_path / "i.dat").write_bytes(imatrix_bytes(name, weights))
+    arguments = ["--imatrix", str(tmp_path / "i.dat"), "--pure", str(tmp_path / "in.gguf"), str(tmp_path / "o.gguf")]
+    assert run([*arguments, "IQ3_K"]) == 0
+    mean = weights.reshape(-1, 256).mean(axis=0)
+    expected = core.quantize(values.reshape(-1, 256), registry.by_name("iq3_k").id, mean, 1)
+    with GGUFFile.open(tmp_path / "o.gguf") as file:
+        assert np.array_equal(file.data(file.tensors[name]), expected)
+    # Another number of heads is another model.
+    (tmp_path / "i.dat").write_bytes(imatrix_bytes(name, np.ones(257 if len(shape) < 3 else 3 * 256)))
+    assert run([*arguments, "IQ3_K"]) == 1
+    assert "the importance matrix belongs to another model" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`ikpy gguf`: show, split, merge and edit GGUF files."""
+"""`ikpy gguf`: show, split, merge, edit and compare GGUF files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from ikpy.cli.file_output import done, print_line, print_plan, progress_bar
 
 app = typer.Typer(
-    help="Show, split, merge and edit GGUF files.",
+    help="Show, split, merge, edit and compare GGUF files.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -21,6 +21,7 @@ app = typer.Typer(
 ModelArgument = Annotated[str, typer.Argument(help="GGUF file; the first one of a split model.", metavar="FILE")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; write nothing.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace output files that exist.")]
+Output = Annotated[str | None, typer.Option("--output", "-o", help="Write the result there and leave FILE alone.")]
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -112,9 +113,7 @@ def set_command(
     change_type: Annotated[
         bool, typer.Option("--change-type", help="Allow --type to differ from the stored type.")
     ] = False,
-    output: Annotated[
-        str | None, typer.Option("--output", "-o", help="Write the result there and leave FILE alone.")
-    ] = None,
+    output: Output = None,
     dry_run: DryRun = False,
     overwrite: Overwrite = False,
 ) -> None:
@@ -137,3 +136,69 @@ def set_command(
     new = gguf_tool.scalar_text(result.new)
     how = "in place" if result.in_place else "rewritten"
     print_line(f"{result.target}: {result.key} ({result.type.label}): {old} -> {new} [{done(how, dry_run)}]")
+
+
+@app.command()
+def rename(
+    model: ModelArgument,
+    key: Annotated[str, typer.Argument(help="Metadata key.")],
+    new_key: Annotated[str, typer.Argument(help="Its new name.")],
+    *,
+    output: Output = None,
+    dry_run: DryRun = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Give a metadata key another name; its value may be an array."""
+    _change_keys(model, {key: new_key}, output, dry_run=dry_run, overwrite=overwrite)
+
+
+@app.command()
+def remove(
+    model: ModelArgument,
+    keys: Annotated[list[str], typer.Argument(help="Metadata keys.", metavar="KEY...")],
+    *,
+    output: Output = None,
+    dry_run: DryRun = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Remove metadata keys."""
+    _change_keys(model, dict.fromkeys(keys, ""), output, dry_run=dry_run, overwrite=overwrite)
+
+
+def _change_keys(model: str, changes: dict[str, str], output: str | None, *, dry_run: bool, overwrite: bool) -> None:
+    from ikpy.tools import gguf_tool
+
+    with progress_bar("rewrite") as progress:
+        target = gguf_tool.change_keys(
+            model, changes, output=output, overwrite=overwrite, dry_run=dry_run, progress=progress
+        )
+    for key, new in changes.items():
+        print_line(f"{target}: {key} -> {new or '(removed)'} [{done('rewritten', dry_run)}]")
+
+
+@app.command("hash")
+def hash_command(
+    model: ModelArgument,
+    *,
+    sha1: Annotated[bool, typer.Option("--sha1", help="SHA-1 in place of SHA-256.")] = False,
+    _sha256: Annotated[bool, typer.Option("--sha256", hidden=True)] = True,
+    no_layer: Annotated[bool, typer.Option("--no-layer", help="Only the digest of all tensors.")] = False,
+    check: Annotated[
+        str | None, typer.Option("--check", "-c", help="Compare with the digests in this file.", metavar="MANIFEST")
+    ] = None,
+) -> int:
+    """Print digests of the tensors' data, or compare them with printed ones."""
+    from ikpy.tools import gguf_hash
+
+    with progress_bar("hash") as progress:
+        if check is None:
+            for digest in gguf_hash.digests(model, "sha1" if sha1 else "sha256", progress=progress):
+                if not (no_layer and digest.tensor):
+                    print_line(digest.line(model))
+            return 0
+        expected = gguf_hash.read_manifest(check, model)
+        lines = gguf_hash.differences(model, expected, progress=progress)
+    for line in lines:
+        print_line(f"{model}: {line}")
+    print_line(f"{model}: {len(expected) - len(lines)} of {len(expected)} digests agree")
+    return 1 if lines else 0

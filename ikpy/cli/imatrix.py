@@ -27,16 +27,20 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     check(params)
     from ikpy.tools.imatrix_data import ImatrixData
+    from ikpy.tools.imatrix_file import is_gguf
 
     data = ImatrixData()
+    files_alone = not params.prompt.text and bool(params.prompt.in_files) and params.model.path is None
+    # Legacy files do not hold numbers of tokens: those of the others would outweigh their calls by far.
+    by_calls = files_alone and len({is_gguf(path) for path in params.prompt.in_files}) > 1
     for path in params.prompt.in_files:
         print(f"main : loading imatrix from '{path}'", flush=True)
         try:
-            data.load(path)
+            data.load(path, by_calls=by_calls)
         except Exception:
             print(f"main : failed to load {path}", file=sys.stderr)
             raise
-    if not params.prompt.text and params.prompt.in_files and params.model.path is None:
+    if files_alone:
         return work_on_files(params, data)
     if len(params.prompt.in_files) > 1:
         save_combined(params, data)

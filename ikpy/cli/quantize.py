@@ -47,6 +47,7 @@ that was killed is continued by the same command.
                                type of the tensors in that role
     --extra-output-tensor T    add a second copy of the output matrix in type T
     --repack                   change the row layout to the interleaved types; no requantization; TYPE may be left out
+    --prune-layers N1,N2,...   leave these blocks out; the others are numbered anew (repeatable)
     --repack-pattern R1,R2     repack only tensors whose name matches one of the regular expressions
     --keep-split               one output file per input file
     --partial-requant          skip output files that exist
@@ -96,6 +97,7 @@ VALUE_OPTIONS = {
     "--target-bpw",
     "--target-types",
     "--save-recipe",
+    "--prune-layers",
 } | set(ROLE_OPTIONS)
 
 
@@ -124,6 +126,7 @@ class Arguments:
     overrides: dict[str, object] = field(default_factory=dict)
     target: SizeTarget = field(default_factory=SizeTarget)
     save_recipe: str = ""
+    prune_layers: set[int] = field(default_factory=set)
 
 
 def parse(argv: Sequence[str]) -> Arguments:
@@ -171,6 +174,8 @@ def _take(arguments: Arguments, name: str, value: str) -> None:
         arguments.rules += _tensor_types(name, value)
     elif name == "--save-recipe":
         arguments.save_recipe = value
+    elif name == "--prune-layers":
+        arguments.prune_layers |= _blocks(value)
     elif name == "--target-size":
         arguments.target.nbytes = _size(value)
     elif name == "--target-bpw":
@@ -239,6 +244,14 @@ def _tensor_types(name: str, value: str) -> list[Rule]:
         except UsageError as error:
             raise CommandLineError(f"{name}: {error}") from None
     return rules
+
+
+def _blocks(text: str) -> set[int]:
+    parts = [part.strip() for part in text.split(",")]
+    for part in parts:
+        if not re.fullmatch(r"[0-9]{1,6}", part):
+            raise CommandLineError(f"--prune-layers: '{part}' is no number of a block")
+    return {int(part) for part in parts}
 
 
 def _size(text: str) -> int:
@@ -359,6 +372,7 @@ def _options(arguments: Arguments) -> Any:
         kv_overrides=arguments.overrides,
         target=arguments.target,
         save_recipe=arguments.save_recipe,
+        prune_layers=frozenset(arguments.prune_layers),
     )
     for flag in arguments.flags:
         setattr(options, flag, True)

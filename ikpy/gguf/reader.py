@@ -191,15 +191,17 @@ class GGUFFile:
         """Address of a tensor's first byte, for native code; valid while this file is open."""
         return int(self.data(info).ctypes.data)
 
-    def release(self, info: TensorInfo) -> None:
+    def release(self, info: TensorInfo, nbytes: int | None = None) -> None:
         """Tell the system that a tensor's bytes are not needed for now: they leave this process's memory.
 
-        Reading them again works and takes them from the file. Of files that were read into memory nothing goes.
+        ``nbytes``: only so many at its beginning. Reading them again works and takes them from the file. Of files that
+        were read into memory nothing goes.
         """
         mapping = _mapping(self.shards[info.shard])
         first = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
-        if mapping and info.nbytes:
-            mapping.madvise(mmap.MADV_DONTNEED, first, info.offset + info.nbytes - first)
+        size = info.nbytes if nbytes is None else min(nbytes, info.nbytes)
+        if mapping and size:
+            mapping.madvise(mmap.MADV_DONTNEED, first, info.offset + size - first)
 
     def stop_read_ahead(self) -> None:
         """Pages of the mapped tensors are read one by one from now on, each where the thread that wants it runs."""

@@ -139,7 +139,8 @@ class _Counters:
 
 def is_eligible(name: str, shape: Sequence[int], type_name: str, *, leave_output: bool, router_type: str) -> bool:
     """Whether a tensor may be converted at all (tools 2.5.1); ``router_type`` is ``--ffn-gate-inp-type``."""
-    if not name.endswith("weight") or len(shape) < 2 or type_name in _INTEGER_TYPES or "_norm.weight" in name:
+    is_vector = all(n == 1 for n in shape[1:])  # the reference does not count trailing ones as dimensions
+    if not name.endswith("weight") or is_vector or type_name in _INTEGER_TYPES or "_norm.weight" in name:
         return False
     if name == OUTPUT and leave_output:
         return False
@@ -202,6 +203,8 @@ class TypePolicy:
         row = registry.by_name(choice.type)
         if row.interleave > 1 and (len(shape) < 2 or shape[1] % row.interleave):
             choice.type = row.plain_partner
+            # Blocks of iq1_s and iq1_m are longer than those of their interleaved types.
+            self._fit_row(choice, name, shape)
         return choice
 
     def _forced_type(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""What `ikpy gguf` does: show, split, merge and edit GGUF files."""
+"""What `ikpy gguf` does: show, split, merge and edit GGUF files (digests: `ikpy.tools.gguf_hash`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,7 @@ Progress = Callable[[int, int], None]
 
 DEFAULT_SPLIT_TENSORS = 128
 _COPY_BYTES = 8 << 20
+KEY_ARCHITECTURE = "general.architecture"
 _SHOWN_ITEMS = 6
 _SHOWN_CHARACTERS = 80
 _SIZE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -319,13 +320,9 @@ def set_value(
     A value of the same stored size is changed in place; otherwise the file is written anew and replaced in
     one step. Of a split model the first shard is changed: metadata of the others are not used.
     """
-    if key in SPLIT_KEYS:
-        raise UsageError(f"{key} describes how the model is split; use 'ikpy gguf split' or 'merge' to change that")
-    if not key:
-        raise UsageError("the metadata key is empty")
+    _check_key(key)
     with GGUFFile.open(path, follow_splits=False) as file:
-        if file.get(KEY_SPLIT_NO, 0) != 0:
-            raise UsageError(f"{path}: metadata are taken from the first shard only; give that one")
+        _check_first(file)
         chosen = _chosen_type(file, key, value_type, change_type)
         new = encode.scalar(chosen, parse_value(chosen, text))
         in_place = output is None and _same_place(file, key, new)
@@ -334,13 +331,69 @@ def set_value(
         result = SetResult(key, chosen, old, parse_value(chosen, text), in_place, target)
         if dry_run:
             return result
-        if output is not None and os.path.exists(output) and not overwrite:
-            raise UsageError(f"{output}: output file exists already; remove it or add --overwrite")
+        _check_free(output, overwrite)
         if in_place:
             _patch(path, file.stored_metadata.entry(key).offset, new.stored)
         else:
-            _rewrite(file, key, new, target, progress)
+            _rewrite(file, target, progress, replace={key: new})
         return result
+
+
+def change_keys(
+    path: str,
+    changes: Mapping[str, str],
+    *,
+    output: str | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> str:
+    """Rename metadata keys of a file ("" as the new name removes one); returns the path that was, or would be, written.
+
+    The file is written anew and replaced in one step, or written to ``output``. Renamed keys come last. Raises
+    UsageError for keys that the file does not have or that describe its layout, and for new names in use.
+    """
+    with GGUFFile.open(path, follow_splits=False) as file:
+        _check_first(file)
+        moved = {}
+        for key, new_key in changes.items():
+            for name in (key, new_key or key):
+                _check_key(name)
+                if name in (KEY_ALIGNMENT, KEY_ARCHITECTURE):
+                    raise UsageError(f"{name} is needed to read the file; change it with 'ikpy gguf set'")
+            if key not in file.metadata:
+                raise UsageError(f"{file.path}: there is no key {key}")
+            if new_key and (new_key in file.metadata or new_key in moved):
+                raise UsageError(f"{file.path}: there is a key {new_key} already")
+            if new_key:
+                moved[new_key] = _stored(file, key)
+        target = output or path
+        if not dry_run:
+            _check_free(output, overwrite)
+            _rewrite(file, target, progress, skip=changes, replace=moved)
+        return target
+
+
+def _stored(file: GGUFFile, key: str) -> encode.StoredValue:
+    entry = file.stored_metadata.entry(key)
+    return encode.StoredValue(entry.type, entry.element_type, entry.count, file.stored_metadata.stored(key).tobytes())
+
+
+def _check_key(key: str) -> None:
+    if key in SPLIT_KEYS:
+        raise UsageError(f"{key} describes how the model is split; use 'ikpy gguf split' or 'merge' to change that")
+    if not key:
+        raise UsageError("the metadata key is empty")
+
+
+def _check_first(file: GGUFFile) -> None:
+    if file.get(KEY_SPLIT_NO, 0) != 0:
+        raise UsageError(f"{file.path}: metadata are taken from the first shard only; give that one")
+
+
+def _check_free(output: str | None, overwrite: bool) -> None:
+    if output is not None and os.path.exists(output) and not overwrite:
+        raise UsageError(f"{output}: output file exists already; remove it or add --overwrite")
 
 
 def _chosen_type(file: GGUFFile, key: str, wanted: GGUFValueType | None, change_type: bool) -> GGUFValueType:
@@ -378,11 +431,19 @@ def _patch(path: str, offset: int, stored: bytes) -> None:
         raise ResourceError(f"{path}: cannot write: {error.strerror or error}; check its permissions") from error
 
 
-def _rewrite(file: GGUFFile, key: str, new: encode.StoredValue, target: str, progress: Progress | None) -> None:
+def _rewrite(
+    file: GGUFFile,
+    target: str,
+    progress: Progress | None,
+    *,
+    skip: Collection[str] = (),
+    replace: Mapping[str, encode.StoredValue],
+) -> None:
     alignment = file.alignment
-    if key == KEY_ALIGNMENT:
+    if KEY_ALIGNMENT in replace:
+        new = replace[KEY_ALIGNMENT]
         alignment = int.from_bytes(new.stored, "little") if new.type is GGUFValueType.UINT32 else 0
     writer = GGUFWriter(target, alignment=alignment)
-    writer.copy_metadata(file, replace={key: new})
+    writer.copy_metadata(file, skip=skip, replace=replace)
     _declare_tensors(file, writer)
     _write_tensors(file, writer, progress)

@@ -82,15 +82,15 @@ class ImatrixData:
     chunk_size: int = 0
     has_call_weights: bool = False
 
-    def load(self, path: str) -> None:
-        """Adds a file. Its rows are the calls if it is a legacy one.
+    def load(self, path: str, *, by_calls: bool = False) -> None:
+        """Adds a file. Its rows are the calls if it is a legacy one; with ``by_calls`` always.
 
         Raises:
             IkpyError: the file is missing, damaged, or of another model than the ones before.
         """
         file = read_file(path)
         for record in file.records:
-            entry = _entry(record)
+            entry = _entry(record, by_calls)
             before = self.loaded.get(record.name)
             self.loaded[record.name] = entry if before is None else before.plus(entry, record.name)
         self.add_datasets(file.datasets)
@@ -147,8 +147,12 @@ class ImatrixData:
         return max(calls, default=0)
 
 
-def _entry(record: ImatrixRecord) -> Entry:
-    return Entry(record.sums.astype(np.float64), record.rows.astype(np.float64), record.calls)
+def _entry(record: ImatrixRecord, by_calls: bool) -> Entry:
+    sums, rows = record.sums.astype(np.float64), record.rows.astype(np.float64)
+    if by_calls:
+        weights = np.where(rows > 0, record.calls / np.where(rows > 0, rows, 1), 0)
+        sums, rows = sums * weights[:, None], np.round(rows * weights)
+    return Entry(sums, rows, record.calls)
 
 
 def file_format(path: str, wanted: str) -> str:

@@ -104,6 +104,15 @@ def read_imatrix(path: str | Path) -> ImportanceMatrix:
     return ImportanceMatrix(values, file.chunks, file.datasets[0] if file.datasets else "")
 
 
+def is_gguf(path: str | Path) -> bool:
+    """Whether a file has the GGUF form; False if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:
+        return False
+
+
 def read_file(path: str | Path) -> ImatrixFile:
     """The entries of either file form as stored, all finite.
 

@@ -37,11 +37,14 @@ from ikpy.tools.quantize_plan import (
     size_text,
 )
 from ikpy.tools.quantize_progress import Display, PlainDisplay
+from ikpy.tools.quantize_prune import kept_tensors
 from ikpy.tools.quantize_target import Allocation, allocate
 from ikpy.tools.resumable import ResumableOutput, tensor_places
 from ikpy.tools.tensor_convert import convert_rows
 
 Print = Callable[[str], None]
+# Input that may stay in memory after its conversion.
+RELEASED_BYTES = 64 * MIB
 
 
 class Quantizer:
@@ -66,9 +69,11 @@ class Quantizer:
         if options.imatrix and not options.repack:
             self.err(f"================================ Have weights data with {len(options.imatrix.values)} entries\n")
         plan = self._plan()
-        self.total = len(self.file.tensors)
+        self.total = len(kept_tensors(self.file, options.prune_layers))
+        if self.total < len(self.file.tensors):
+            self.err(f"{INTERNAL}: leaving out {len(self.file.tensors) - self.total} tensors in pruned blocks\n")
         if options.repack and plan.problem is None:
-            if all(step.type == step.source_type for step in plan.steps):
+            if not options.prune_layers and all(step.type == step.source_type for step in plan.steps):
                 self.out(f"=========================== {INTERNAL}: nothing to do for only_repack option\n")
                 return plan
             self._print_repack_summary()
@@ -119,7 +124,7 @@ class Quantizer:
         for path in outputs:
             if os.path.realpath(path) in inputs:
                 raise UsageError(f"{path} is the input; give another output name")
-            if os.path.isdir(path):
+            if os.path.isdir(path) or path.endswith(os.sep):
                 raise UsageError(f"{path} is a folder; name a file")
             try:
                 check_replaceable(path)
@@ -166,7 +171,8 @@ class Quantizer:
         self.done += 1
         shape = (*step.source.shape, 1, 1, 1)[:4]
         dims = ", ".join(f"{n:5d}" for n in shape)
-        self.err(f"[{self.done:4d}/{self.total:4d}] {step.source.name:>36} - [{dims}], type = {step.source_type:>6}, ")
+        name = step.source.name if step.name == EXTRA_OUTPUT else step.name
+        self.err(f"[{self.done:4d}/{self.total:4d}] {name:>36} - [{dims}], type = {step.source_type:>6}, ")
         if self.options.repack:
             return
         self.err(step.note)
@@ -186,6 +192,7 @@ class Quantizer:
         """What the run makes, what every rule decides, and whether there is room for it."""
         for line in plan.summary():
             self.err(line + "\n")
+        self._print_importance(plan)
         self._print_rules()
         if not files:
             return
@@ -194,6 +201,14 @@ class Quantizer:
         free = shutil.disk_usage(folder).free
         enough = "" if free >= needed else "; this is not enough"
         self.err(f"{INTERNAL}: needs {size_text(needed)}, {size_text(free)} are free in {folder}{enough}\n")
+
+    def _print_importance(self, plan: Plan) -> None:
+        if self.options.imatrix is None or self.options.repack:
+            return
+        text, warning = plan.importance()
+        self.err(f"{INTERNAL}: {text}\n")
+        if warning:
+            self.err(f"WARNING: {warning}\n")
 
     def _print_rules(self) -> None:
         options, recipe = self.options, self.options.recipe
@@ -292,9 +307,14 @@ class Quantizer:
             skip=skip,
         )
         share = step.source.nbytes / step.nbytes
+        done, released = skip, skip
         for piece in pieces:
             output.write(index, piece)
             self.display.advance(int(len(piece) * share))
+            done += len(piece)
+            if (done - released) * share >= RELEASED_BYTES:
+                self.file.release(step.source, int(done * share))
+                released = done
         self.file.release(step.source)
 
 

@@ -30,6 +30,7 @@ def job_digest(file: GGUFFile, outputs: Sequence[OutputFile], *, symmetric_q4_0:
         ("source", source_samples(file)),
     ]
     for output in outputs:
+        values += [(step.name, step.source.name) for step in output.steps if step.name != step.source.name]
         values += [(step.name, step.imatrix) for step in output.steps if step.imatrix is not None]
     return fingerprint([output.layout for output in outputs], [shard.path for shard in file.shards], values)
 

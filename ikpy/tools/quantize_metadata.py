@@ -9,6 +9,7 @@ from ikpy.gguf import encode
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import GGUFValueType
 from ikpy.quants import registry
+from ikpy.tools.quantize_prune import pruned_values, stored_like
 
 if TYPE_CHECKING:
     from ikpy.tools.quantize_plan import QuantizeOptions
@@ -29,6 +30,8 @@ def output_metadata(file: GGUFFile, options: QuantizeOptions, file_type: int) ->
     u32, i32, text = GGUFValueType.UINT32, GGUFValueType.INT32, GGUFValueType.STRING
     values = {"general.quantization_version": encode.scalar(u32, QUANTIZATION_VERSION)}
     values["general.file_type"] = encode.scalar(u32, file_type)
+    pruned = pruned_values(file, options.prune_layers)
+    values |= {key: stored_like(file, key, value) for key, value in pruned.items()}
     if options.imatrix and not options.repack:
         path, dataset = options.imatrix_path, options.imatrix.dataset
         entries, chunks = len(options.imatrix.values), options.imatrix.chunks

@@ -31,12 +31,17 @@ from ikpy.quants.recipe import Recipe, SizeTarget
 from ikpy.quants.registry import FileType
 from ikpy.tools.imatrix_file import ImportanceMatrix
 from ikpy.tools.quantize_metadata import output_metadata, stored_file_type
+from ikpy.tools.quantize_prune import kept_tensors, pruned_values
 from ikpy.tools.tensor_convert import can_encode, repack_target
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB
 INTERNAL = "llama_model_quantize_internal"
 EXTRA_OUTPUT = "output_extra.weight"
+# Matrices of latent attention: some files hold a matrix per head, others the rows of all heads in one.
+LATENT_HEADS = re.compile(r"\.attn_(k|v|kv)_b\.weight$")
+# Names in a line that lists tensors.
+SHOWN_NAMES = 5
 
 NEEDS_IMATRIX_BANNER = """
 ==========================================================================================================
@@ -68,7 +73,8 @@ class QuantizeOptions:
     """What to make.
 
     ``ftype`` None copies the tensors unchanged, or is found from the chosen types when there is a target. ``n_threads``
-    0 = all hardware threads. ``save_recipe`` is a file for the decisions, in the form of rules.
+    0 = all hardware threads. ``save_recipe`` is a file for the decisions, in the form of rules. ``prune_layers`` are
+    blocks to leave out; rules and other options see the numbers that the blocks have in the output.
     """
 
     ftype: FileType | None
@@ -92,6 +98,7 @@ class QuantizeOptions:
     kv_overrides: Mapping[str, object] = field(default_factory=dict)
     target: SizeTarget = field(default_factory=SizeTarget)
     save_recipe: str = ""
+    prune_layers: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -143,6 +150,19 @@ class Plan:
         lines += [f"^{re.escape(step.name)}$={step.type}" for step in self.steps if step.decided]
         return "\n".join(lines) + "\n"
 
+    def importance(self) -> tuple[str, str]:
+        """Which converted tensors have importance values, and a warning ("" if there is no reason for one)."""
+        converted = [step for step in self.steps if step.type != step.source_type]
+        without = [step.name for step in converted if step.imatrix is None]
+        text = f"importance values for {len(converted) - len(without)} of {len(converted)} converted tensors"
+        if not without:
+            return text, ""
+        more = f" and {len(without) - SHOWN_NAMES} more" if len(without) > SHOWN_NAMES else ""
+        text += f"; none for {', '.join(without[:SHOWN_NAMES])}{more}"
+        if len(without) < len(converted) or set(without) <= {*EMBEDDINGS, OUTPUT, EXTRA_OUTPUT}:
+            return text, ""
+        return text, "the importance matrix has values for none of the converted tensors; is it one of another model?"
+
     def summary(self) -> list[str]:
         """File type, size, bits per weight and the number of tensors of each type."""
         counts = Counter(step.type for step in self.steps)
@@ -171,28 +191,36 @@ def make_plan(file: GGUFFile, options: QuantizeOptions, assigned: Mapping[str, s
     plan = Plan(file_type=stored_file_type(file, options))
     options.recipe.restart()
     try:
+        pruned = pruned_values(file, options.prune_layers)
+        tensors = kept_tensors(file, options.prune_layers)
         if options.repack:
-            plan.steps = [_repack_step(info, options) for info in file.tensors.values()]
+            plan.steps = [_repack_step(name, info, options) for name, info in tensors.items()]
         else:
-            _plan_types(file, options, plan, assigned)
+            shapes = {name: info.shape for name, info in tensors.items()}
+            model = ModelShape.of({**file.metadata, **pruned, **options.kv_overrides}, shapes)
+            _plan_types(tensors, model, options, plan, assigned)
     except IkpyError as error:
         plan.problem = error
     return plan
 
 
-def _repack_step(info: TensorInfo, options: QuantizeOptions) -> Step:
+def _repack_step(name: str, info: TensorInfo, options: QuantizeOptions) -> Step:
     current = registry.by_id(info.type_id).name
     target = repack_target(current)
-    wanted = not options.repack_patterns or any(p.search(info.name) for p in options.repack_patterns)
+    wanted = not options.repack_patterns or any(p.search(name) for p in options.repack_patterns)
     rows = info.shape[1] if len(info.shape) > 1 else 1
-    if not target or not wanted or info.name in EMBEDDINGS or rows % max(4, registry.by_name(target).interleave):
+    if not target or not wanted or name in EMBEDDINGS or rows % max(4, registry.by_name(target).interleave):
         target = current
-    return Step(info.name, info, current, target)
+    return Step(name, info, current, target)
 
 
-def _plan_types(file: GGUFFile, options: QuantizeOptions, plan: Plan, assigned: Mapping[str, str]) -> None:
-    shapes = {name: info.shape for name, info in file.tensors.items()}
-    model = ModelShape.of({**file.metadata, **options.kv_overrides}, shapes)
+def _plan_types(
+    tensors: Mapping[str, TensorInfo],
+    model: ModelShape,
+    options: QuantizeOptions,
+    plan: Plan,
+    assigned: Mapping[str, str],
+) -> None:
     imatrix = options.imatrix if options.imatrix and options.imatrix.values else None
     policy = options.ftype and TypePolicy(
         options.ftype,
@@ -204,7 +232,7 @@ def _plan_types(file: GGUFFile, options: QuantizeOptions, plan: Plan, assigned: 
         assigned=assigned,
     )
     duplicated = OUTPUT if model.has_output else TOKEN_EMBEDDING
-    for name, info in file.tensors.items():
+    for name, info in tensors.items():
         current = registry.by_id(info.type_id).name
         step = Step(name, info, current, current)
         if policy and is_eligible(
@@ -273,7 +301,8 @@ def _prepare_conversion(step: Step, options: QuantizeOptions) -> None:
 
 
 def _importance(step: Step, imatrix: ImportanceMatrix) -> np.ndarray | None:
-    values = imatrix.find(step.name)
+    # The importance matrix is that of the whole model.
+    values = imatrix.find(step.name if step.name == EXTRA_OUTPUT else step.source.name)
     if values is None:
         step.note += f"\n====== {INTERNAL}: did not find weights for {step.name}\n"
         return None
@@ -281,6 +310,12 @@ def _importance(step: Step, imatrix: ImportanceMatrix) -> np.ndarray | None:
     expected = shape[0] * (shape[2] if len(shape) > 2 else 1)
     if len(values) == expected:
         return values.reshape(-1, shape[0])
+    if LATENT_HEADS.search(step.name) and len(values) % shape[0] == 0:
+        heads = values.reshape(-1, shape[0])
+        if len(shape) < 3:
+            return heads.mean(axis=0, keepdims=True)
+        if len(heads) == 1:
+            return heads
     text = f"imatrix size {len(values)} is different from tensor size {expected} for {step.name}"
     step.note += f"\n====== {INTERNAL}: {text}\n"
     if step.name != TOKEN_EMBEDDING:

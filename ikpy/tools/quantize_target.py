@@ -32,6 +32,7 @@ from ikpy.quants.registry import FileType
 from ikpy.threads import hardware_threads
 from ikpy.tools.quantize_plan import Plan, QuantizeOptions, Step, make_plan, output_files, size_text
 from ikpy.tools.quantize_progress import Display
+from ikpy.tools.quantize_prune import kept_tensors
 from ikpy.tools.tensor_convert import can_encode, check_finite, encode, read_rows
 
 # Elements of a tensor that are quantized in every type: 256 super-blocks.
@@ -158,7 +159,8 @@ def _check(options: QuantizeOptions) -> None:
 def _draft(file: GGUFFile, options: QuantizeOptions) -> Plan:
     """A plan that tells which tensors are free and gives them their importance values."""
     # Any type but the tensor's own: only conversions look up their importance values.
-    own = {name: registry.by_id(info.type_id).name for name, info in file.tensors.items()}
+    tensors = kept_tensors(file, options.prune_layers)
+    own = {name: registry.by_id(info.type_id).name for name, info in tensors.items()}
     stand_in = {name: "q8_0" if own[name] == "iq4_nl" else "iq4_nl" for name in own}
     plan = make_plan(file, options, stand_in)
     if plan.problem is not None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import io
 import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -13,6 +17,7 @@ from ikpy.cli.gguf import app
 from ikpy.errors import FileFormatError, IkpyError, UnsupportedError, UsageError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import GGUFValueType as T
+from ikpy.gguf.writer import GGUFWriter
 from ikpy.quants import registry
 from ikpy.tools import gguf_tool
 from tests.cpu import gguf_files as made
@@ -283,3 +288,94 @@ def test_sizes(text, size):
 def test_sizes_that_are_none(text):
     with pytest.raises(UsageError, match="is not a number of bytes"):
         gguf_tool.parse_size(text)
+
+
+# --- keys and digests ---------------------------------------------------------------------------------------------
+
+
+def contents(path):
+    """Metadata and tensor bytes of a file."""
+    with GGUFFile.open(path) as file:
+        metadata = {key: file.stored_metadata.stored(key).tobytes() for key in file.metadata}
+        return metadata, {name: file.data(info).tobytes() for name, info in file.tensors.items()}
+
+
+def test_keys_are_renamed_and_removed(model, tmp_path):
+    metadata, tensors = contents(model)
+    out, _ = run("rename", model, "words", "other.words", "-o", tmp_path / "renamed.gguf")
+    assert out == f"{tmp_path / 'renamed.gguf'}: words -> other.words [rewritten]\n"
+    expected = {key: value for key, value in metadata.items() if key != "words"} | {"other.words": metadata["words"]}
+    assert contents(tmp_path / "renamed.gguf") == (expected, tensors)
+    assert contents(model) == (metadata, tensors)
+    assert "(removed) [dry run, would be rewritten]" in run("remove", model, "words", "--dry-run")[0]
+    assert contents(model) == (metadata, tensors)
+    run("remove", model, "words", "numbers")
+    assert contents(model) == ({k: v for k, v in metadata.items() if k not in ("words", "numbers")}, tensors)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["remove", "no.such"], "there is no key no.such"),
+        (["rename", "no.such", "x"], "there is no key no.such"),
+        (["rename", "words", "numbers"], "there is a key numbers already"),
+        (["rename", "words", "split.no"], "describes how the model is split"),
+        (["remove", "general.architecture"], "general.architecture is needed to read the file"),
+        (["rename", "words", "general.alignment"], "general.alignment is needed to read the file"),
+    ],
+)
+def test_wrong_keys(model, arguments, message):
+    before = model.read_bytes()
+    with pytest.raises(UsageError, match=message):
+        run(arguments[0], model, *arguments[1:])
+    assert model.read_bytes() == before
+
+
+def test_digests(model, tmp_path):
+    out, _ = run("hash", model)
+    _, tensors = contents(model)
+    whole = hashlib.sha256(b"".join(tensors.values())).hexdigest()
+    lines = [f"sha256  {hashlib.sha256(data).hexdigest()}  {model}:{name}" for name, data in tensors.items()]
+    assert out.splitlines() == [*lines, f"sha256  {whole}  {model}"]
+    assert run("hash", model, "--no-layer", "--sha256")[0].splitlines() == [f"sha256  {whole}  {model}"]
+    sha1 = hashlib.sha1(b"".join(tensors.values())).hexdigest()
+    assert run("hash", model, "--no-layer", "--sha1")[0] == f"sha1    {sha1}  {model}\n"
+    # Neither metadata nor the division into files count.
+    run("set", model, "general.name", "another name", "--type", "str")
+    run("split", model, tmp_path / "part", "--split-max-tensors", 1)
+    (first,) = tmp_path.glob("part-00001-of-*")
+    assert f"{whole}  {first}" in run("hash", first, "--no-layer")[0]
+
+
+def test_digests_are_checked(model, tmp_path):
+    manifest = tmp_path / "manifest.txt"
+    manifest.write_text("a comment\n" + run("hash", model)[0].replace(str(model), f"C:\\models\\{model.name}"))
+    n = len(contents(model)[1]) + 1
+    assert run("hash", model, "--check", manifest)[0] == f"{model}: {n} of {n} digests agree\n"
+    data = bytearray(model.read_bytes())
+    with GGUFFile.open(model) as file:
+        data[list(file.tensors.values())[-1].offset] ^= 1
+    model.write_bytes(data)
+    from ikpy.cli import main
+
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main(["gguf", "hash", "--check", str(manifest), str(model)]) == 1
+    assert f"{n - 2} of {n} digests agree" in out.getvalue()
+    assert "all tensors: sha256 is " in out.getvalue()
+    (tmp_path / "empty.txt").write_text("")
+    for wrong, message in (("empty.txt", "no sha256 or sha1 digest of model.gguf"), ("none.txt", "No such file")):
+        with pytest.raises(UsageError, match=message):
+            run("hash", model, "--check", tmp_path / wrong)
+
+
+def test_output_of_long_arrays_is_bounded(tmp_path):
+    """A vocabulary of a million tokens and merges."""
+    path = tmp_path / "long.gguf"
+    with GGUFWriter(path) as writer:
+        writer.add("general.architecture", T.STRING, "llama")
+        writer.add_array("numbers", T.INT32, np.arange(1_000_000, dtype=np.int32))
+        writer.add_array("words", T.STRING, [f"word {i}" for i in range(200_000)])
+    for arguments in (["--json"], []):
+        assert len(run("dump", path, *arguments)[0]) < 4000
+    whole = json.loads(run("dump", path, "--json", "--full")[0])["metadata"]
+    assert (whole["numbers"]["value"][-1], whole["words"]["value"][-1]) == (999_999, "word 199999")

@@ -10,7 +10,7 @@ from ikpy.errors import FileFormatError
 from ikpy.gguf.types import GGUFValueType
 from ikpy.gguf.writer import GGUFWriter
 from ikpy.graph.activations import ActivationSums
-from ikpy.tools.imatrix_data import ImatrixData, save
+from ikpy.tools.imatrix_data import Entry, ImatrixData, save
 from ikpy.tools.imatrix_file import read_file, read_imatrix
 from tests.cpu.imatrices import legacy, partial, trailer
 
@@ -115,3 +115,20 @@ def test_a_failed_save_leaves_the_old_file(tmp_path):
     with pytest.raises(FileFormatError, match=r"detected NaNs in blk\.0\.a\.weight"):
         save(ImatrixData(live={"blk.0.a.weight": live}), str(path), "dat", chunks=1, log=quiet)
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_files_of_both_forms_weigh_by_their_calls(tmp_path, monkeypatch):
+    """A call of a legacy file would else count like one of the many tokens of a GGUF file."""
+    monkeypatch.chdir(tmp_path)
+    name, experts = "blk.0.ffn_up.weight", "blk.0.ffn_up_exps.weight"
+    (tmp_path / "old.dat").write_bytes(legacy((name, 3, [3.0, 6.0]), (experts, 3, [3.0, 6.0, 9.0, 12.0])))
+    tokens = ImatrixData(chunk_size=512)
+    tokens.loaded[name] = Entry(np.array([[5120.0, 512.0]]), np.array([512.0]), 1)
+    tokens.loaded[experts] = Entry(np.array([[1000.0, 2000.0], [0.0, 0.0]]), np.array([500.0, 0.0]), 1)
+    save(tokens, "new.gguf", "gguf", chunks=1, log=quiet)
+    for output in ("both.gguf", "both.dat"):
+        assert run(["--in-file", "old.dat", "--in-file", "new.gguf", "-o", output]) == 0
+        found = read_imatrix(output).values
+        assert np.allclose(found[name], [(3 * 1 + 10) / 4, (3 * 2 + 1) / 4])
+        # The second expert saw no tokens of the newer text.
+        assert np.allclose(found[experts], [(3 * 1 + 2) / 4, (3 * 2 + 4) / 4, 3, 4])

@@ -11,7 +11,7 @@ import pytest
 from ikpy.errors import FileFormatError, UnsupportedError, UsageError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.quants import registry
-from ikpy.quants.policy import ModelShape, TypeOptions, TypePolicy
+from ikpy.quants.policy import ModelShape, TypeOptions, TypePolicy, is_eligible
 from ikpy.quants.recipe import Recipe, parse_rules
 from ikpy.tools.imatrix_file import ImportanceMatrix, read_imatrix
 from ikpy.tools.quantize_plan import MissingImatrixError, QuantizeOptions, make_plan, refuse_without_imatrix
@@ -87,8 +87,21 @@ def test_row_size_fallback_and_interleaving():
     assert decide("IQ2_K", ["blk.9.attn_q.weight"], (96, 64)) == ["iq4_nl"]
     assert decide("IQ4_K_R4", ["blk.9.attn_q.weight"], (256, 6)) == ["iq4_k"]
     assert decide("IQ4_K_R4", ["token_embd.weight"], (256, 64)) == ["iq4_k"]
+    # iq1_s has longer blocks than iq1_s_r4, which needs four rows.
+    assert decide("IQ1_S_R4", ["blk.9.ffn_up.weight"], (96, 8)) == ["iq1_s_r4"]
+    assert decide("IQ1_S_R4", ["blk.9.ffn_up.weight"], (96, 6)) == ["iq4_nl"]
+    assert decide("IQ1_S_R4", ["blk.9.ffn_up.weight"], (512, 6)) == ["iq1_s"]
     with pytest.raises(UnsupportedError, match="Unsupported tensor size"):
         decide("Q4_K_S", ["blk.9.attn_q.weight"], (100, 64))
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"), [((256,), 0), ((256, 1), 0), ((256, 1, 1), 0), ((256, 2), 1), ((256, 1, 3), 1), ((1, 4), 1)]
+)
+def test_single_rows_are_vectors(shape, expected):
+    """As in the reference, whose tensors have no trailing dimensions of 1 (the gate of a shared expert is one row)."""
+    name = "blk.0.ffn_gate_inp_shexp.weight"
+    assert is_eligible(name, shape, "f32", leave_output=False, router_type="") == expected
 
 
 def test_forced_types_override_rules_and_pure():

@@ -14,6 +14,7 @@ import sys
 import numpy as np
 import pytest
 
+from ikpy._native import core
 from ikpy.cli.quantize import run
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import GGUFValueType
@@ -184,6 +185,7 @@ def test_symmetric_q4_0_uses_fifteen_levels(tmp_path, tensors):
         (["in.gguf", "out.gguf", "IQ2_XXS"], "Please do not use IQ1_S"),
         (["none.gguf", "out.gguf", "Q8_0"], "failed to load model from none.gguf"),
         (["in.gguf", "in.gguf", "Q8_0"], "is the input"),
+        (["in.gguf", "new/", "Q8_0"], "new/ is a folder; name a file"),
         (["in.gguf", "/dev/null", "Q8_0"], "/dev/null: this is no regular file"),
         (["--imatrix", "none.dat", "in.gguf", "Q8_0"], "load_imatrix: failed to open none.dat"),
         (["--leave-output-tensor", "--pure", "in.gguf", "out.gguf", "IQ1_BN"], ""),
@@ -280,6 +282,51 @@ def test_bad_inputs_give_one_line(tmp_path, tensors, monkeypatch, capfd, argumen
     assert len(lines) == 1, lines
     assert message in lines[0]
     assert not (tmp_path / "out.gguf").exists()
+
+
+@pytest.mark.parametrize("kind", ["attn_k_b", "attn_v_b", "attn_kv_b"])
+@pytest.mark.parametrize(("shape", "n_values"), [((4, 8, 256), 256), ((32, 256), 4 * 256)])
+def test_importance_of_latent_attention_fits_both_layouts(tmp_path, capfd, kind, shape, n_values):
+    """Values per head for a file with all heads in one matrix are averaged, values of one matrix serve every head."""
+    name = f"blk.0.{kind}.weight"
+    values = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+    write_model(tmp_path / "in.gguf", {name: values})
+    weights = np.random.default_rng(2).gamma(0.3, 1.0, n_values).astype(np.float32)
+    (tmp_path / "i.dat").write_bytes(imatrix_bytes(name, weights))
+    arguments = ["--imatrix", str(tmp_path / "i.dat"), "--pure", str(tmp_path / "in.gguf"), str(tmp_path / "o.gguf")]
+    assert run([*arguments, "IQ3_K"]) == 0
+    mean = weights.reshape(-1, 256).mean(axis=0)
+    expected = core.quantize(values.reshape(-1, 256), registry.by_name("iq3_k").id, mean, 1)
+    with GGUFFile.open(tmp_path / "o.gguf") as file:
+        assert np.array_equal(file.data(file.tensors[name]), expected)
+    # Another number of heads is another model.
+    (tmp_path / "i.dat").write_bytes(imatrix_bytes(name, np.ones(257 if len(shape) < 3 else 3 * 256)))
+    assert run([*arguments, "IQ3_K"]) == 1
+    assert "the importance matrix belongs to another model" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("names", "text", "warned"),
+    [
+        (["blk.0.ffn_up.weight", "blk.1.ffn_up_exps.weight"], "2 of 3 converted tensors; none for token_embd", 0),
+        (["blk.0.ffn_up.weight"], "1 of 3 converted tensors; none for token_embd.weight, blk.1.ffn_up_exps.weight", 0),
+        (["blk.7.ffn_up.weight"], "0 of 3 converted tensors; none for token_embd.weight, blk.0.ffn_up.weight, ", 1),
+    ],
+)
+def test_tensors_without_importance_are_counted(tmp_path, tensors, capfd, names, text, warned):
+    """One of another model would else go unnoticed but for a line per tensor."""
+    write_model(tmp_path / "in.gguf", tensors)
+    data = struct.pack("<i", len(names))
+    for name in names:
+        n = 256 * (3 if "exps" in name else 1)
+        data += imatrix_bytes(name, [1.0] * n)[4:]
+    (tmp_path / "i.dat").write_bytes(data)
+    for dry in ([], ["--dry-run"]):
+        arguments = ["--imatrix", str(tmp_path / "i.dat"), *dry, str(tmp_path / "in.gguf"), str(tmp_path / "o.gguf")]
+        assert run([*arguments, "Q4_K_S"]) == 0
+        err = capfd.readouterr().err
+        assert f"importance values for {text}" in err
+        assert err.count("WARNING: the importance matrix has values for none of the converted tensors") == warned
 
 
 def test_infinite_values_in_experts_and_copied_tensors(tmp_path, tensors, capfd):

@@ -1,0 +1,82 @@
+"""Models without some of their blocks: names of the tensors that stay, and the metadata that count blocks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
+from ikpy.errors import FileFormatError, UsageError
+from ikpy.gguf import encode
+from ikpy.gguf.reader import GGUFFile, TensorInfo
+from ikpy.gguf.strings import StringArray
+
+BLOCK_COUNT = "block_count"
+# These many blocks at the beginning or at the end are of another kind.
+LEADING_COUNTS = ("leading_dense_block_count",)
+TRAILING_COUNTS = ("nextn_predict_layers", "attention.shared_kv_layers")
+# Arrays that have nothing to do with blocks, however many elements they have.
+OTHER_ARRAYS = ("rope.dimension_sections", "classifier.output_labels")
+
+_BLOCK = re.compile(r"^blk\.(\d+)\.")
+
+
+def kept_tensors(file: GGUFFile, removed: Collection[int]) -> dict[str, TensorInfo]:
+    """Tensors of the other blocks in file order, by their names in the output: blocks are numbered without gaps."""
+    kept = {}
+    for name, info in file.tensors.items():
+        block = _BLOCK.match(name)
+        number = int(block[1]) if block else -1
+        if number in removed:
+            continue
+        before = sum(n < number for n in removed)
+        kept[f"blk.{number - before}.{name[block.end() :]}" if block and before else name] = info
+    return kept
+
+
+def pruned_values(file: GGUFFile, removed: Collection[int]) -> dict[str, Any]:
+    """Metadata values that change when blocks go: counts of blocks, and arrays with a value per block.
+
+    Raises:
+        UsageError: the model lacks one of the blocks, or has no other ones.
+        FileFormatError: the file does not say how many blocks it has.
+    """
+    if not removed:
+        return {}
+    prefix = f"{file.get('general.architecture', '')}."
+    n = file.get(prefix + BLOCK_COUNT)
+    if not isinstance(n, int):
+        raise FileFormatError(f"{file.path}: --prune-layers: there is no key {prefix}{BLOCK_COUNT}")
+    _check(removed, n)
+    values: dict[str, Any] = {prefix + BLOCK_COUNT: n - len(removed)}
+    for names, from_end in ((LEADING_COUNTS, False), (TRAILING_COUNTS, True)):
+        for key in (prefix + name for name in names):
+            count = file.get(key, 0)
+            if isinstance(count, int) and count:
+                values[key] = count - sum((n - 1 - block if from_end else block) < count for block in removed)
+    stay = [block for block in range(n) if block not in removed]
+    for key in file.metadata:
+        if not key.startswith(prefix) or key.removeprefix(prefix) in OTHER_ARRAYS:
+            continue
+        value = file.metadata[key]
+        if isinstance(value, np.ndarray | StringArray) and len(value) == n:
+            values[key] = value[stay] if isinstance(value, np.ndarray) else [value[block] for block in stay]
+    return values
+
+
+def _check(removed: Collection[int], n: int) -> None:
+    for block in sorted(removed):
+        if block >= n:
+            raise UsageError(f"--prune-layers: there is no block {block}; the model has blocks 0 to {n - 1}")
+    if len(removed) == n:
+        raise UsageError("--prune-layers: no block would be left")
+
+
+def stored_like(file: GGUFFile, key: str, value: Any) -> encode.StoredValue:
+    """A value in the type that a key of the file has."""
+    entry = file.stored_metadata.entry(key)
+    if entry.element_type is None:
+        return encode.scalar(entry.type, value)
+    return encode.array(entry.element_type, value)

@@ -202,7 +202,7 @@ class ImatrixOptions:
 class ServerOptions:
     """HTTP side of the server."""
 
-    host: str = "127.0.0.1"
+    hosts: list[str] = field(default_factory=lambda: ["127.0.0.1"])
     port: int = 8080
     path: str | None = None
     webui: str = "auto"
@@ -212,6 +212,8 @@ class ServerOptions:
     models_max: int = 4
     models_ttl: int = 0
     models_memory: int = 0
+    api_prefix: str = ""
+    props: bool = False
     cors: str | None = None
     ssl_key_file: str | None = None
     ssl_cert_file: str | None = None
@@ -226,6 +228,7 @@ class ServerOptions:
     queue_limit: int = 512
     cache_prompt: bool = True
     max_token_delay: float = 500.0
+    cache_reuse: int = 0
     cache_ram: int = 8192
     cache_ram_similarity: float = 0.5
     cache_ram_n_min: int = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,13 +12,15 @@ from ikpy.cli.parser import Parser
 from ikpy.cli.server import DRAIN_SECONDS, log_listening, origins, reload_keys
 
 if TYPE_CHECKING:
+    import socket
+
     from ikpy.server.log import ServerLog
     from ikpy.server.router.catalog import ModelFile
     from ikpy.server.router.worker import Worker
 
 OWN = (
     "--models-dir --models-max --models-ttl --models-memory --host --port -m --alias --api-key --api-key-file "
-    "--cors --ssl-key-file --ssl-cert-file --path --webui --no-webui --log-disable"
+    "--api-prefix --cors --ssl-key-file --ssl-cert-file --path --webui --no-webui --log-disable"
 ).split()
 """Options of the router itself, which the processes of models do not get."""
 
@@ -33,7 +34,9 @@ def worker_arguments(arguments: Sequence[str]) -> tuple[list[str], set[str]]:
     return kept, {variable for name in OWN for variable in parser.variables(names[name])}
 
 
-def run_router(params: CommonParams, arguments: Sequence[str], listener: socket.socket, log: ServerLog) -> int:
+def run_router(
+    params: CommonParams, arguments: Sequence[str], listeners: Sequence[socket.socket], log: ServerLog
+) -> int:
     """Serve the models of a folder until a signal; returns the exit status."""
     from ikpy.server.keys import KeyRing, read_keys
     from ikpy.server.router.app import make_router
@@ -53,7 +56,10 @@ def run_router(params: CommonParams, arguments: Sequence[str], listener: socket.
     limits = Limits(max(0, options.models_max), float(options.models_ttl), options.models_memory << 20)
     pool = Pool(Path(options.models_dir or ""), limits, make_worker)
     settings = ServerSettings(
-        timeout=max(1, options.timeout), webui=options.webui != "none", cors=origins(options.cors)
+        timeout=max(1, options.timeout),
+        webui=options.webui != "none",
+        cors=origins(options.cors),
+        api_prefix=options.api_prefix,
     )
     ring = KeyRing(read_keys(options.api_keys, options.api_key_files))
     config = http_config(
@@ -64,9 +70,6 @@ def run_router(params: CommonParams, arguments: Sequence[str], listener: socket.
         ssl_cert_file=options.ssl_cert_file,
     )
     log.event("main", "models found", models=sorted(pool.catalog()))
-    log_listening(params, log, listener)
-    try:
-        HttpServer(config, lambda: reload_keys(params, ring, log)).run(sockets=[listener])
-    finally:
-        listener.close()
+    log_listening(params, log, listeners)
+    HttpServer(config, lambda: reload_keys(params, ring, log)).run(sockets=list(listeners))
     return 0

@@ -56,9 +56,9 @@ class GenerationParams:
     of answers per prompt, ``preserved_tokens`` are control tokens whose text is given out, ``trigger`` says when the
     grammar begins to hold (None: at once), ``draft_n_max`` and ``draft_n_min`` bound drafts within the server's own
     limits, ``draft_p_min`` replaces the server's least probability of drafts, ``lora`` are scales of adapters by id
-    (None: the server's), ``thinking`` limits reasoning (None: no limit),
-    ``banned`` are phrases that may not appear, ``penalty_prompt`` are tokens that the penalties see instead of the
-    prompt.
+    (None: the server's), ``thinking`` limits reasoning (None: no limit), ``cache_reuse`` is the least length in tokens
+    of moved pieces of the cache (0: none), ``banned`` are phrases that may not appear, ``penalty_prompt`` are tokens
+    that the penalties see instead of the prompt.
     """
 
     sampling: SamplingParams
@@ -71,6 +71,7 @@ class GenerationParams:
     post_sampling_probs: bool = False
     stream: bool = False
     cache_prompt: bool = True
+    cache_reuse: int = 0
     id_slot: int = -1
     timings_per_token: bool = False
     t_max_predict_ms: int = 0
@@ -161,6 +162,7 @@ def read_generation(body: Body, settings: ServerSettings, vocab: Vocab, n_slots:
         post_sampling_probs=flag(body, "post_sampling_probs"),
         stream=flag(body, "stream"),
         cache_prompt=flag(body, "cache_prompt", settings.cache_prompt),
+        cache_reuse=integer(body, "n_cache_reuse", settings.cache_reuse),
         id_slot=id_slot,
         timings_per_token=flag(body, "timings_per_token"),
         t_max_predict_ms=integer(body, "t_max_predict_ms", 0),

@@ -7,9 +7,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ikpy.server.errors import ApiError
+from ikpy.server.errors import ApiError, bad_request
 from ikpy.server.front import Front
-from ikpy.server.http import json_response
+from ikpy.server.http import json_response, parse_json, read_bytes
 
 VOCAB_TYPES = {"none": 0, "spm": 1, "bpe": 2, "wpm": 3, "ugm": 4}
 
@@ -73,6 +73,20 @@ async def props(request: Request) -> Response:
     if "tools" in front.template.source:
         body["chat_template_tool_use"] = front.template.source
     return json_response(body)
+
+
+async def change_props(request: Request) -> Response:
+    """POST /props: llama-server documents no property that could be changed, so none is taken."""
+    front = front_of(request)
+    if not front.settings.change_props:
+        raise ApiError(501, "This server does not support changing global properties. Start it with `--props`")
+    content = await read_bytes(request, front.settings)
+    names = parse_json(content) if content.strip() else {}
+    if not isinstance(names, dict):
+        raise bad_request("the request body must be a JSON object")
+    if names:
+        raise bad_request(f"no global property can be changed; settings belong to requests: {', '.join(names)}")
+    return json_response({"success": True})
 
 
 async def v1_props(request: Request) -> Response:

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -73,14 +73,14 @@ def http_config(
 
 def serve(
     server: Server,
-    listener: socket.socket,
+    listeners: Sequence[socket.socket],
     *,
     drain_seconds: float,
     reload: Callable[[], None],
     ssl_key_file: str | None = None,
     ssl_cert_file: str | None = None,
 ) -> None:
-    """Answers requests on a bound socket until a signal; running requests get ``drain_seconds`` to end."""
+    """Answers requests on bound sockets until a signal; running requests get ``drain_seconds`` to end."""
     config = http_config(
         server.app,
         timeout=server.front.settings.timeout,
@@ -91,11 +91,10 @@ def serve(
     restore_slots(server)
     server.engine.start()
     try:
-        HttpServer(config, reload).run(sockets=[listener])
+        HttpServer(config, reload).run(sockets=list(listeners))
     finally:
         server.engine.stop(drain_seconds)
         save_slots(server)
-        listener.close()
 
 
 def end_with_parent() -> None:

@@ -12,7 +12,14 @@ NO_PROXY = "requests to other hosts are not passed on"
 PAGE_SETTINGS = "the page keeps its settings in the browser"
 
 ROWS = (
-    option("--host", Kind("ADDRESS"), "server.host", "address to listen on", S, env="LLAMA_ARG_HOST"),
+    option(
+        "--host",
+        Kind("ADDRESS", values.to_hosts),
+        "server.hosts",
+        "address to listen on, or several with commas between; FILE.sock is a Unix socket",
+        S,
+        env="LLAMA_ARG_HOST",
+    ),
     option("--port", Kind("N", values.bounded(0, 65535)), "server.port", "port", S, env="LLAMA_ARG_PORT"),
     option(
         "--path",
@@ -36,13 +43,19 @@ ROWS = (
     ignored("--webui-mcp-proxy --ui-mcp-proxy", NO_PROXY, "route /cors-proxy", S),
     always("--no-webui-mcp-proxy --no-ui-mcp-proxy", "no route /cors-proxy", S),
     refused("--tools", "clients call their tools themselves", "tools that the server calls", S, TEXT),
-    refused("--api-prefix", "put a proxy in front that takes the prefix off", "path before all routes", S, TEXT),
+    option(
+        "--api-prefix",
+        Kind("PREFIX", values.to_path_prefix),
+        "server.api_prefix",
+        "beginning of the paths of all routes, as /llm",
+        S,
+    ),
     ignored("--media-path", NO_MEDIA, "folder of images", S, PATH),
     option(
         "--api-key",
-        Kind("KEY", many=True),
+        Kind("KEY", values.to_list, many=True),
         "server.api_keys",
-        "key clients must send. Repeatable",
+        "key clients must send, or several with commas between. Repeatable",
         S,
         env="LLAMA_API_KEY",
     ),
@@ -50,7 +63,7 @@ ROWS = (
         "--api-key-file",
         Kind("FILE", many=True),
         "server.api_key_files",
-        "file with lines `KEY` or `NAME KEY`; read again at SIGHUP",
+        "file with lines `KEY` or `NAME KEY`, # begins a comment; read again at SIGHUP",
         S,
     ),
     option(
@@ -67,7 +80,7 @@ ROWS = (
     ignored("--threads-http", "one event loop answers all connections", "HTTP workers", S, INT),
     refused("-spf --system-prompt-file", NO_PREFIX, "prefix shared by all slots", S, PATH),
     option("--log-format", Kind("text|json", values.choice("text", "json")), "server.log_format", "log lines", S),
-    ignored("--props", "settings belong to requests", "changes by POST /props", S),
+    option("--props", FLAG, "server.props", "allow POST /props", S, env="LLAMA_ARG_ENDPOINT_PROPS"),
     option("--metrics", FLAG, "server.metrics", "route /metrics", S, env="LLAMA_ARG_ENDPOINT_METRICS"),
     option("--slots", FLAG, "server.slots", "route /slots", S, env="LLAMA_ARG_ENDPOINT_SLOTS"),
     option("--no-slots", OFF, "server.slots", "no route /slots", S),
@@ -103,8 +116,12 @@ CACHE_ROWS = (
     ),
     option("--cache-prompt", FLAG, "server.cache_prompt", "requests go on from what a slot holds", S),
     option("--no-cache-prompt", OFF, "server.cache_prompt", "slots forget a text when its answer ends", S),
-    ignored(
-        "--cache-reuse", "a prompt goes on from the beginning that is the same", "least piece moved", S, INT, quiet="0"
+    option(
+        "--cache-reuse",
+        INT,
+        "server.cache_reuse",
+        "least tokens of a piece of a slot's text that moves to where a prompt has it; 0 = only beginnings are used",
+        S,
     ),
     always("--cache-idle-slots", "texts of slots go to host memory, as --cache-ram allows", S),
     option("--queue-limit", INT, "server.queue_limit", "requests that may wait for a slot; more get 503", S),

@@ -39,6 +39,11 @@ def pool_of(request: Request) -> Pool:
     return request.app.state.pool  # type: ignore[no-any-return]
 
 
+def path_of(request: Request) -> str:
+    """Path of a request without the prefix of the server."""
+    return request.url.path.removeprefix(request.scope.get("root_path", ""))
+
+
 async def health(request: Request) -> Response:
     """GET /health."""
     return json_response({"status": "ok", "models_loaded": len(pool_of(request).loaded())})
@@ -85,7 +90,7 @@ async def tags(request: Request) -> Response:
     found = [
         {"name": name, "model": name, "modified_at": stamp(model.changed), "size": model.size, "digest": ""}
         for name, model in pool.catalog().items()
-        if request.url.path == "/api/tags" or name in loaded
+        if path_of(request) == "/api/tags" or name in loaded
     ]
     return json_response({"models": found})
 
@@ -175,7 +180,7 @@ class Forwarded(Response):
         headers = {k: v for k, v in request.headers.items() if k.lower() not in HOP_HEADERS} | worker.headers
         query = httpx.QueryParams([(k, v) for k, v in request.query_params.multi_items() if k != "model"])
         stream = worker.client.stream(
-            request.method, request.url.path, params=query, headers=headers, content=self._body
+            request.method, path_of(request), params=query, headers=headers, content=self._body
         )
         return await stack.enter_async_context(stream)
 
@@ -207,4 +212,4 @@ def make_router(pool: Pool, settings: ServerSettings, keys: KeyRing, log: Server
     ]
     app = Starlette(routes=routes, exception_handlers=error_handlers(), lifespan=lifespan)
     app.state.pool, app.state.settings, app.state.log = pool, settings, log
-    return Gate(app, keys, log, settings.cors)
+    return Gate(app, keys, log, settings.cors, settings.api_prefix)

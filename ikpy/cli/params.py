@@ -209,6 +209,9 @@ class ServerOptions:
     api_keys: list[str] = field(default_factory=list)
     api_key_files: list[str] = field(default_factory=list)
     models_dir: str | None = None
+    models_preset: str | None = None
+    models_autoload: bool = True
+    sleep_idle_seconds: int = -1
     models_max: int = 4
     models_ttl: int = 0
     models_memory: int = 0
@@ -235,6 +238,7 @@ class ServerOptions:
     context_shift: bool = True
     reasoning_format: str = "deepseek"
     reasoning: str = "auto"
+    reasoning_effort: str = "default"
     banned_strings: list[str] = field(default_factory=list)
     banned_n: int = 1
     reasoning_budget: int = -1

@@ -120,8 +120,14 @@ def serve_one_model(params: CommonParams) -> None:
 
 
 def is_router(params: CommonParams) -> bool:
-    """Whether this process hands requests on to those of several models."""
-    return params.server.models_dir is not None and not os.environ.get(WORKER)
+    """Whether this process hands requests on to those of models."""
+    sleeps = params.server.sleep_idle_seconds > 0 and not params.model.dry_run
+    return (has_models(params) or sleeps) and not os.environ.get(WORKER)
+
+
+def has_models(params: CommonParams) -> bool:
+    """Whether the command line asks for several models."""
+    return params.server.models_dir is not None or params.server.models_preset is not None
 
 
 def check(params: CommonParams) -> None:
@@ -129,13 +135,16 @@ def check(params: CommonParams) -> None:
     from ikpy.server.keys import read_keys
 
     server = params.server
-    if is_router(params):
+    if is_router(params) and server.path:
+        raise UsageError("--path is not served by a router (--models-dir, --models-preset, --sleep-idle-seconds)")
+    if is_router(params) and has_models(params):
+        given = "--models-preset" if server.models_dir is None else "--models-dir"
         if params.model.path or params.model.hf_repo or params.model.url:
-            raise UsageError("--models-dir and a single model (-m, -hf, -mu) exclude each other")
-        if not Path(server.models_dir or "").is_dir():
+            raise UsageError(f"{given} and a single model (-m, -hf, -mu) exclude each other")
+        if server.models_dir is not None and not Path(server.models_dir).is_dir():
             raise UsageError(f"--models-dir {server.models_dir}: no such directory")
         if params.model.dry_run:
-            raise UsageError("--dry-run plans one model: give it with -m instead of --models-dir")
+            raise UsageError(f"--dry-run plans one model: give it with -m instead of {given}")
     if server.slot_autosave and not server.slot_save_path:
         raise UsageError("--slot-autosave needs --slot-save-path")
     if bool(server.ssl_key_file) != bool(server.ssl_cert_file):
@@ -245,6 +254,7 @@ def server_settings(params: CommonParams, path: str, model_pooling: str | None =
         chat_template_kwargs=prompt.chat_template_kwargs,
         reasoning_format=server.reasoning_format,
         reasoning=server.reasoning,
+        reasoning_effort=server.reasoning_effort,
         reasoning_budget=server.reasoning_budget,
         reasoning_budget_message=server.reasoning_budget_message,
         prefill_assistant=server.prefill_assistant,

@@ -276,6 +276,18 @@ async def chat_completions(request: Request) -> Response:
     return json_response(answer.answer(await generation.results(request)))
 
 
+async def input_tokens(request: Request) -> Response:
+    """POST /v1/chat/completions/input_tokens: the length of a conversation's prompt."""
+    front = front_of(request)
+    return await count_tokens(request, await read_body(request, front.settings))
+
+
+async def count_tokens(request: Request, body: dict[str, Any]) -> Response:
+    """The number of tokens of a chat request's prompt, in the form of the responses API."""
+    chat = await aside(request, read_chat, body, front_of(request))
+    return json_response({"object": "response.input_tokens", "input_tokens": len(chat.prompt.tokens)})
+
+
 async def apply_template(request: Request) -> Response:
     """POST /apply-template."""
     front = front_of(request)

@@ -103,7 +103,19 @@ async def v1_props(request: Request) -> Response:
 
 async def models(request: Request) -> Response:
     """GET /v1/models."""
-    front = front_of(request)
+    return json_response({"object": "list", "data": [model_entry(front_of(request))]})
+
+
+async def model(request: Request) -> Response:
+    """GET /v1/models/NAME."""
+    front, name = front_of(request), request.path_params["id"]
+    if name != front.settings.alias:
+        raise ApiError(404, f"there is no model {name}; the model is {front.settings.alias}")
+    return json_response(model_entry(front))
+
+
+def model_entry(front: Front) -> dict[str, Any]:
+    """What clients of the OpenAI API see of the model."""
     hparams = front.model.hparams
     meta = {
         "vocab_type": VOCAB_TYPES[front.vocab.kind],
@@ -113,7 +125,7 @@ async def models(request: Request) -> Response:
         "n_params": front.model.n_params,
         "size": front.model.size_bytes,
     }
-    entry = {
+    return {
         "id": front.settings.alias,
         "object": "model",
         "created": front.started,
@@ -121,7 +133,6 @@ async def models(request: Request) -> Response:
         "meta": meta,
         "max_model_len": front.n_ctx,
     }
-    return json_response({"object": "list", "data": [entry]})
 
 
 async def metrics(request: Request) -> Response:

@@ -25,6 +25,7 @@ class ServerSettings:
     ``api_prefix`` is the beginning of all paths, ``change_props`` allows POST /props.
     ``cors`` are the origins whose pages may use the server ("*": all; None: all without keys, none with keys),
     ``control_vectors`` the files of control vectors that requests may name, beside those in ``slot_save_path``.
+    ``reasoning_effort`` is the template's variable for requests that do not set it ("default": the template's own),
     ``reasoning_budget`` is the most tokens of reasoning (-1: no limit), ``reasoning_budget_message`` a text that is
     written when they are used up.
     ``banned_strings`` may not appear in answers to requests that give none, ``banned_n`` of their tokens are banned.
@@ -70,6 +71,7 @@ class ServerSettings:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     reasoning_format: str = "deepseek"
     reasoning: str = "auto"
+    reasoning_effort: str = "default"
     reasoning_budget: int = -1
     reasoning_budget_message: str = ""
     prefill_assistant: bool = True

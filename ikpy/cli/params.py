@@ -221,6 +221,7 @@ class ServerOptions:
     ssl_key_file: str | None = None
     ssl_cert_file: str | None = None
     timeout: int = 600
+    drain_seconds: float = 30.0
     log_format: str = "text"
     metrics: bool = False
     slots: bool = True

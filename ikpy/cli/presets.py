@@ -25,11 +25,11 @@ Uses = list[tuple[Option, list[str]]]
 @dataclass(frozen=True)
 class Preset:
     """Options of a model; ``at_start``: it is loaded with the router, ``stop_seconds``: how long its requests may take
-    to end when it is unloaded."""
+    to end when it is unloaded (None: as long as with other models)."""
 
     uses: Uses
     at_start: bool = False
-    stop_seconds: float = 30.0
+    stop_seconds: float | None = None
 
     @property
     def sources(self) -> dict[str, str]:
@@ -83,9 +83,9 @@ def read_preset(where: str, keys: Mapping[str, str], own: Sequence[tuple[str, ..
         raise UsageError(f"{where}: only version 1 is known")
     keys.pop("dedup-cache-models", None)  # downloaded models are not listed apart from presets
     at_start = is_on(where, "load-on-startup", keys.pop("load-on-startup", "false"))
-    seconds = keys.pop("stop-timeout", str(Preset.stop_seconds))
+    seconds = keys.pop("stop-timeout", None)
     try:
-        stop_seconds = float(seconds)
+        stop_seconds = None if seconds is None else float(seconds)
     except ValueError:
         raise UsageError(f"{where}: stop-timeout = {seconds}: expected seconds") from None
     uses = [use_of(where, key, value) for key, value in keys.items()]

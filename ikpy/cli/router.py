@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from ikpy.cli.options import by_name
 from ikpy.cli.params import CommonParams
 from ikpy.cli.parser import Parser
 from ikpy.cli.presets import COMMON, Preset, Uses, overriding, read_presets
-from ikpy.cli.server import DRAIN_SECONDS, log_listening, origins, reload_keys
+from ikpy.cli.server import log_listening, origins, reload_keys
 from ikpy.errors import ResourceError, UsageError
 from ikpy.server.router.catalog import ModelFile, scan, size_of
 
@@ -38,16 +39,23 @@ def shared_uses(arguments: Sequence[str]) -> tuple[Uses, set[str]]:
     return kept, {variable for name in OWN for variable in parser.variables(names[name])}
 
 
+SPARE_SECONDS = 5.0
+"""Seconds a process may take to end after the requests that it gave up."""
+
+
 class Models:
     """The models of a folder and of presets. Raises UsageError for presets that cannot be used."""
 
-    def __init__(self, folder: str | None, presets: str | None, shared: Uses) -> None:
+    def __init__(
+        self, folder: str | None, presets: str | None, shared: Uses, stop_seconds: float = ModelFile.stop_seconds
+    ) -> None:
         names = by_name("S")
         own = [names[name].names for name in OWN if name != "-m"]
         self._folder = None if folder is None else Path(folder)
         self._presets = {} if presets is None else read_presets(presets, own)
         self._common = self._presets.pop(COMMON, Preset([]))
         self._shared = shared
+        self._stop_seconds = stop_seconds
         for name, preset in self._presets.items():
             if folder is None and not preset.sources:
                 raise UsageError(f"--models-preset {presets}: [{name}]: no model, hf-repo or model-url")
@@ -67,16 +75,17 @@ class Models:
     def _with_options(self, file: ModelFile, preset: Preset) -> ModelFile:
         """The model with the options of a preset that the command line does not set."""
         words = tuple(word for _, use in overriding(preset.uses, self._shared) for word in use)
-        return replace(file, arguments=words, stop_seconds=preset.stop_seconds)
+        seconds = self._stop_seconds if preset.stop_seconds is None else preset.stop_seconds
+        return replace(file, arguments=words, stop_seconds=seconds)
 
 
-def single_model(params: CommonParams) -> dict[str, ModelFile]:
+def single_model(params: CommonParams, stop_seconds: float) -> dict[str, ModelFile]:
     """The model of the command line."""
     source = params.model
     path = None if source.path is None else Path(source.path)
     name = source.alias or source.path or source.hf_repo or source.url or "bundled"
     size, changed = (0, 0) if path is None else size_of(path)
-    return {name: ModelFile(name, path, size, changed)}
+    return {name: ModelFile(name, path, size, changed, stop_seconds=stop_seconds)}
 
 
 def run_router(
@@ -103,11 +112,12 @@ def run_router(
         words += alias if is_single else ["--alias", model.name]
         return Worker(model, words, environment, log, max(1.0, options.timeout))
 
+    stop_seconds = options.drain_seconds + SPARE_SECONDS
     if is_single:
-        only = single_model(params)
+        only = single_model(params, stop_seconds)
         catalog, at_start = lambda: only, list(only)
     else:
-        models = Models(options.models_dir, options.models_preset, shared)
+        models = Models(options.models_dir, options.models_preset, shared, stop_seconds)
         catalog, at_start = models.catalog, models.at_start
     sleep = options.sleep_idle_seconds > 0
     idle = options.sleep_idle_seconds if sleep else options.models_ttl
@@ -125,13 +135,18 @@ def run_router(
     config = http_config(
         make_router(pool, settings, ring, log, at_start),
         timeout=settings.timeout,
-        drain_seconds=DRAIN_SECONDS,
+        drain_seconds=options.drain_seconds,
         ssl_key_file=options.ssl_key_file,
         ssl_cert_file=options.ssl_cert_file,
     )
     log.event("main", "models found", models=sorted(pool.catalog()))
     log_listening(params, log, listeners)
-    HttpServer(config, lambda: reload_keys(params, ring, log)).run(sockets=list(listeners))
+
+    def reload() -> None:
+        reload_keys(params, ring, log)
+
+    # The models' processes let their requests end by themselves, and are told at once.
+    HttpServer(config, reload, 0.0, lambda: asyncio.ensure_future(pool.stop())).run(sockets=list(listeners))
     if pool.problem is not None:
         raise ResourceError(pool.problem)
     return 0

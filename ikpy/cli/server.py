@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ikpy.server.log import ServerLog
     from ikpy.server.settings import ServerSettings
 
-DRAIN_SECONDS = 30.0
 LEAST_SLOT = 16
 """Tokens."""
 WORKER = "IKPY_WORKER"
@@ -80,7 +79,7 @@ def run_on(listeners: Sequence[socket.socket], params: CommonParams, arguments: 
     serve(
         server,
         listeners,
-        drain_seconds=DRAIN_SECONDS,
+        drain_seconds=options.drain_seconds,
         reload=lambda: reload_keys(params, server.front.keys, log),
         ssl_key_file=options.ssl_key_file,
         ssl_cert_file=options.ssl_cert_file,

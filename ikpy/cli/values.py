@@ -63,6 +63,14 @@ def to_float(text: str, warn: Warn) -> float:
     return float(_number(text, FLOAT, "a number", warn))
 
 
+def to_seconds(text: str, warn: Warn) -> float:
+    """A time of at most a day."""
+    value = to_float(text, warn)
+    if not 0 <= value <= 86400:
+        raise ValueError(f"expected 0 to 86400 seconds, got {text!r}")
+    return value
+
+
 def to_text(text: str, warn: Warn) -> str:
     """The text itself."""
     return text

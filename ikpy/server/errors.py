@@ -19,6 +19,9 @@ TYPES = {
 }
 
 
+SHUTTING_DOWN = "the server is shutting down"
+
+
 class ApiError(Exception):
     """An error with its HTTP status; ``headers`` are added to the response."""
 
@@ -50,4 +53,4 @@ def queue_full(n_waiting: int) -> ApiError:
 
 def shutting_down() -> ApiError:
     """The server takes no more requests."""
-    return ApiError(503, "the server is shutting down", {"Retry-After": "5"})
+    return ApiError(503, SHUTTING_DOWN, {"Retry-After": "5"})

@@ -88,7 +88,7 @@ def test_options_of_sections(tmp_path: Path) -> None:
     assert arguments_of(models, "other") == ["-c", "1024", "--mlock", "--jinja"]
     tiny = arguments_of(models, "small/tiny")
     assert tiny == ["--ctx-size", "512", "--mlock", "--jinja", "--no-cont-batching", "--no-slots"]
-    assert (catalog["small/tiny"].stop_seconds, catalog["other"].stop_seconds) == (5, 30)
+    assert (catalog["small/tiny"].stop_seconds, catalog["other"].stop_seconds) == (5, 35)
     odd = arguments_of(models, "odd one")
     assert odd[-6:] == ["--parallel", "2", "--context-shift", "true", "--temp", "0.5"]
     assert catalog["odd one"].size == Path(MODELS["PUPPET"]).stat().st_size and catalog["hub"].path is None

@@ -15,7 +15,8 @@ from tests.server.harness import start_server
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
 checks = pytest.importorskip("schemathesis.specs.openapi.checks", reason="schemathesis is not installed")
 CHECKS = (checks.status_code_conformance, checks.response_schema_conformance, checks.content_type_conformance)
-OPERATIONS = [(m, route.path) for route in routes() for m in sorted((route.methods or set()) - {"HEAD"})]
+PATHS = {route.path: route.path.replace(":path}", "}") for route in routes()}
+OPERATIONS = [(m, PATHS[route.path]) for route in routes() for m in sorted((route.methods or set()) - {"HEAD"})]
 GENERATING = ("n_predict", "max_tokens", "max_output_tokens", "max_completion_tokens")
 
 

@@ -77,6 +77,13 @@ ROWS = (
     option("--ssl-key-file", PATH, "server.ssl_key_file", "PEM key for HTTPS", S),
     option("--ssl-cert-file", PATH, "server.ssl_cert_file", "PEM certificate for HTTPS", S),
     option("-to --timeout", INT, "server.timeout", "socket timeout in seconds", S),
+    option(
+        "--drain-seconds",
+        Kind("F", values.to_seconds),
+        "server.drain_seconds",
+        "seconds that running requests get to end after the first SIGINT or SIGTERM",
+        S,
+    ),
     ignored("--threads-http", "one event loop answers all connections", "HTTP workers", S, INT),
     refused("-spf --system-prompt-file", NO_PREFIX, "prefix shared by all slots", S, PATH),
     option("--log-format", Kind("text|json", values.choice("text", "json")), "server.log_format", "log lines", S),

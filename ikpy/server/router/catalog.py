@@ -24,7 +24,7 @@ class ModelFile:
     size: int
     changed: int
     arguments: tuple[str, ...] = ()
-    stop_seconds: float = 30.0
+    stop_seconds: float = 35.0
 
 
 def scan(folder: Path) -> dict[str, ModelFile]:

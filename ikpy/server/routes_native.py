@@ -16,7 +16,7 @@ from ikpy.server.http import EventStream, aside, data_event, data_events, json_r
 from ikpy.server.params import GenerationParams, flag, read_generation
 from ikpy.server.prompts import is_batch, is_token, join_tokens, read_prompts
 from ikpy.server.routes_status import front_of
-from ikpy.server.tasks import CompletionTask, Failed, Finished, Piece
+from ikpy.server.tasks import CompletionTask, Failed, Finished, Piece, Progress
 
 
 async def completion(request: Request) -> Response:
@@ -49,6 +49,8 @@ async def stream(front: Front, generation: Generation, params: GenerationParams)
             yield plain[event.id_slot](event.text)
         elif isinstance(event, Piece):
             yield data_event(piece_object(front, params, event))
+        elif isinstance(event, Progress):
+            yield data_event(text_object(event.id_slot, "") | {"prompt_progress": event.json()})
         elif isinstance(event, Finished):
             yield data_event(final_object(front, generation, params, event) | {"content": ""})
 

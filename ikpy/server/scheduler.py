@@ -324,6 +324,7 @@ class Engine:
         seconds = time.perf_counter() - began
         self.prompts.measure(len(plan.batch), seconds)
         self._count(plan, seconds)
+        plan.report_progress()
         self._distribute(plan, rows)
         if self.context.token_states is not None:
             self._show_states(plan, self.context.token_states)

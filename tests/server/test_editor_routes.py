@@ -14,7 +14,7 @@ from ikpy.cli.parser import parse
 from ikpy.errors import UsageError
 from ikpy.server.errors import ApiError
 from ikpy.server.routes_more import infill_prompt
-from tests.server.harness import running
+from tests.server.harness import read_events, running
 
 TEXT = {"prompt": "The old man looked at", "n_predict": 4, "temperature": 0}
 CHAT = {"messages": [{"role": "user", "content": "Hello there"}], "max_tokens": 2}
@@ -128,3 +128,31 @@ def test_options_of_todays_llama_server() -> None:
     ):
         with pytest.raises(UsageError, match=reason):
             parse(line.split(), "server", {})
+
+
+LONG = "The old man looked at the sea. " * 40
+PROGRESS = {"stream": True, "return_progress": True, "n_predict": 2, "max_tokens": 2}
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions"])
+def test_progress_of_prompts(path: str) -> None:
+    body = PROGRESS | ({"prompt": LONG} if "chat" not in path else {"messages": [{"role": "user", "content": LONG}]})
+    with running("llama-server -m MODEL -t 1 -c 1024 -np 1 -b 64") as client:
+        for cached in (False, True):
+            events = [event["data"] for event in read_events(client.post(path, json=body).text)]
+            found = [event["prompt_progress"] for event in events if "prompt_progress" in event]
+            done = [item["processed"] for item in found]
+            assert done == sorted(done) and done[-1] == found[0]["total"]
+            assert len(done) == 1 if cached else len(done) == -(-found[0]["total"] // 64)
+            assert {item["cache"] for item in found} == {found[0]["total"] - 1 if cached else 0}
+            times = [item["time_ms"] for item in found]
+            assert times == sorted(times) and times[0] > 0
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses", "/completion", "/v1/chat/completions"])
+def test_other_answers_have_no_progress(client: TestClient, path: str) -> None:
+    body = {**PROGRESS, **CHAT, "prompt": "The", "input": "The"}
+    if path in ("/completion", "/v1/chat/completions"):
+        body["stream"] = False
+    answer = client.post(path, json=body)
+    assert answer.status_code == 200 and "prompt_progress" not in answer.text

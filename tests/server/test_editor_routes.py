@@ -115,6 +115,7 @@ def test_options_of_todays_llama_server() -> None:
     """Used, said to have no effect, or refused in one line; none is unknown."""
     params = parse(["--log-jsonl", "--reasoning-preserve", "--no-agent", "--sse-ping-interval", "-1"], "server", {})
     assert params.server.log_format == "json" and not params.warnings
+    assert parse([], "server", {"LLAMA_ARG_LOG_JSONL": "0"}).server.log_format == "text"
     params = parse(["--tags", "a,b", "--video-fps", "2", "--cors-methods", "GET"], "server", {})
     assert [line.split("(")[0] for line in params.warnings] == [
         "no effect: --tags ",

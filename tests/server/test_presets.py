@@ -165,10 +165,13 @@ def test_a_single_model_that_cannot_be_loaded(tmp_path: Path) -> None:
 
 def test_models_of_the_folder_sleep_too(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").symlink_to(MODELS["PUPPET"])
-    with router(tmp_path, "--sleep-idle-seconds", "1") as (client, _):
-        assert client.post("/v1/chat/completions", json=HELLO | {"model": "m"}).status_code == 200
+    with router(tmp_path, "--sleep-idle-seconds", "1", "--api-prefix", "/many") as (client, _):
+        assert client.post("/many/v1/chat/completions", json=HELLO | {"model": "m"}).status_code == 200
+        assert client.post("/v1/chat/completions", json=HELLO | {"model": "m"}).status_code == 404
+        assert client.get("/many/api/tags").json()["models"][0]["name"] == "m"
 
         def state() -> str:
-            return client.get("/models").json()["data"][0]["status"]["value"]
+            return client.get("/many/models").json()["data"][0]["status"]["value"]
 
         assert wait_for(lambda: state() == "sleeping")
+        assert client.get("/many/v1/models/m").json()["status"]["value"] == "sleeping"

@@ -202,20 +202,26 @@ class ImatrixOptions:
 class ServerOptions:
     """HTTP side of the server."""
 
-    host: str = "127.0.0.1"
+    hosts: list[str] = field(default_factory=lambda: ["127.0.0.1"])
     port: int = 8080
     path: str | None = None
     webui: str = "auto"
     api_keys: list[str] = field(default_factory=list)
     api_key_files: list[str] = field(default_factory=list)
     models_dir: str | None = None
+    models_preset: str | None = None
+    models_autoload: bool = True
+    sleep_idle_seconds: int = -1
     models_max: int = 4
     models_ttl: int = 0
     models_memory: int = 0
+    api_prefix: str = ""
+    props: bool = False
     cors: str | None = None
     ssl_key_file: str | None = None
     ssl_cert_file: str | None = None
     timeout: int = 600
+    drain_seconds: float = 30.0
     log_format: str = "text"
     metrics: bool = False
     slots: bool = True
@@ -226,12 +232,14 @@ class ServerOptions:
     queue_limit: int = 512
     cache_prompt: bool = True
     max_token_delay: float = 500.0
+    cache_reuse: int = 0
     cache_ram: int = 8192
     cache_ram_similarity: float = 0.5
     cache_ram_n_min: int = 0
     context_shift: bool = True
     reasoning_format: str = "deepseek"
     reasoning: str = "auto"
+    reasoning_effort: str = "default"
     banned_strings: list[str] = field(default_factory=list)
     banned_n: int = 1
     reasoning_budget: int = -1

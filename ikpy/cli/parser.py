@@ -111,7 +111,7 @@ class Parser:
                 self.take(row, name, text)
             elif self.is_set(name, text):
                 self.take(row, name, None)
-            elif row.dest:
+            elif isinstance(row.kind.const, bool) and row.dest:  # of a word, no opposite is known
                 self.store(row.dest, not row.kind.const)
 
     def is_set(self, name: str, text: str) -> bool:

@@ -1,40 +1,97 @@
-"""`ikpy server --models-dir`: the process that starts one server per model."""
+"""`ikpy server` with several models, or one that sleeps: the process that starts one server per model."""
 
 from __future__ import annotations
 
-import socket
+import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ikpy.cli.options import by_name
 from ikpy.cli.params import CommonParams
 from ikpy.cli.parser import Parser
-from ikpy.cli.server import DRAIN_SECONDS, log_listening, origins, reload_keys
+from ikpy.cli.presets import COMMON, Preset, Uses, overriding, read_presets
+from ikpy.cli.server import log_listening, origins, reload_keys
+from ikpy.errors import ResourceError, UsageError
+from ikpy.server.router.catalog import ModelFile, scan, size_of
 
 if TYPE_CHECKING:
+    import socket
+
     from ikpy.server.log import ServerLog
-    from ikpy.server.router.catalog import ModelFile
     from ikpy.server.router.worker import Worker
 
 OWN = (
-    "--models-dir --models-max --models-ttl --models-memory --host --port -m --alias --api-key --api-key-file "
-    "--cors --ssl-key-file --ssl-cert-file --path --webui --no-webui --log-disable"
+    "--models-dir --models-preset --models-max --models-ttl --models-memory --models-autoload --no-models-autoload "
+    "--sleep-idle-seconds --host --port -m --alias --api-key --api-key-file --api-prefix --cors --ssl-key-file "
+    "--ssl-cert-file --path --webui --no-webui --log-disable"
 ).split()
 """Options of the router itself, which the processes of models do not get."""
 
 
-def worker_arguments(arguments: Sequence[str]) -> tuple[list[str], set[str]]:
-    """Arguments that all models share, and the environment variables of the others."""
+def shared_uses(arguments: Sequence[str]) -> tuple[Uses, set[str]]:
+    """Options that all models share, and the environment variables of the others."""
     names = by_name("S")
     own = {names[name].names for name in OWN}
     parser = Parser("server", {})
-    kept = [word for row, words in parser.uses(arguments) if row.names not in own for word in words]
+    kept = [(row, words) for row, words in parser.uses(arguments) if row.names not in own]
     return kept, {variable for name in OWN for variable in parser.variables(names[name])}
 
 
-def run_router(params: CommonParams, arguments: Sequence[str], listener: socket.socket, log: ServerLog) -> int:
-    """Serve the models of a folder until a signal; returns the exit status."""
+SPARE_SECONDS = 5.0
+"""Seconds a process may take to end after the requests that it gave up."""
+
+
+class Models:
+    """The models of a folder and of presets. Raises UsageError for presets that cannot be used."""
+
+    def __init__(
+        self, folder: str | None, presets: str | None, shared: Uses, stop_seconds: float = ModelFile.stop_seconds
+    ) -> None:
+        names = by_name("S")
+        own = [names[name].names for name in OWN if name != "-m"]
+        self._folder = None if folder is None else Path(folder)
+        self._presets = {} if presets is None else read_presets(presets, own)
+        self._common = self._presets.pop(COMMON, Preset([]))
+        self._shared = shared
+        self._stop_seconds = stop_seconds
+        for name, preset in self._presets.items():
+            if folder is None and not preset.sources:
+                raise UsageError(f"--models-preset {presets}: [{name}]: no model, hf-repo or model-url")
+        self.at_start = [name for name, preset in self._presets.items() if preset.at_start]
+
+    def catalog(self) -> dict[str, ModelFile]:
+        """Models there are now."""
+        files = {} if self._folder is None else scan(self._folder)
+        found = {name: self._with_options(file, self._presets.get(name, self._common)) for name, file in files.items()}
+        for name, preset in self._presets.items():
+            if preset.sources:
+                path = Path(preset.sources["-m"]) if "-m" in preset.sources else None
+                size, changed = (0, 0) if path is None else size_of(path)
+                found[name] = self._with_options(ModelFile(name, path, size, changed), preset)
+        return found
+
+    def _with_options(self, file: ModelFile, preset: Preset) -> ModelFile:
+        """The model with the options of a preset that the command line does not set."""
+        words = tuple(word for _, use in overriding(preset.uses, self._shared) for word in use)
+        seconds = self._stop_seconds if preset.stop_seconds is None else preset.stop_seconds
+        return replace(file, arguments=words, stop_seconds=seconds)
+
+
+def single_model(params: CommonParams, stop_seconds: float) -> dict[str, ModelFile]:
+    """The model of the command line."""
+    source = params.model
+    path = None if source.path is None else Path(source.path)
+    name = source.alias or source.path or source.hf_repo or source.url or "bundled"
+    size, changed = (0, 0) if path is None else size_of(path)
+    return {name: ModelFile(name, path, size, changed, stop_seconds=stop_seconds)}
+
+
+def run_router(
+    params: CommonParams, arguments: Sequence[str], listeners: Sequence[socket.socket], log: ServerLog
+) -> int:
+    """Serve several models, or one that sleeps when it is idle, until a signal; returns the exit status."""
     from ikpy.server.keys import KeyRing, read_keys
     from ikpy.server.router.app import make_router
     from ikpy.server.router.pool import Limits, Pool
@@ -43,30 +100,53 @@ def run_router(params: CommonParams, arguments: Sequence[str], listener: socket.
     from ikpy.server.settings import ServerSettings
 
     options = params.server
-    shared, removed = worker_arguments(arguments)
+    shared, removed = shared_uses(arguments)
     environment = worker_environment(removed)
+    is_single = options.models_dir is None and options.models_preset is None
+    alias = [] if params.model.alias is None else ["--alias", params.model.alias]
 
     def make_worker(model: ModelFile) -> Worker:
-        own = ["-m", str(model.path), "--alias", model.name, "--host", "127.0.0.1", "--port", "0", "--no-webui"]
-        return Worker(model, [*shared, *own], environment, log, max(1.0, options.timeout))
+        words = [*model.arguments, *(word for _, use in shared for word in use)]
+        words += ["--host", "127.0.0.1", "--port", "0", "--no-webui"]
+        words += [] if model.path is None else ["-m", str(model.path)]
+        words += alias if is_single else ["--alias", model.name]
+        return Worker(model, words, environment, log, max(1.0, options.timeout))
 
-    limits = Limits(max(0, options.models_max), float(options.models_ttl), options.models_memory << 20)
-    pool = Pool(Path(options.models_dir or ""), limits, make_worker)
+    stop_seconds = options.drain_seconds + SPARE_SECONDS
+    if is_single:
+        only = single_model(params, stop_seconds)
+        catalog, at_start = lambda: only, list(only)
+    else:
+        models = Models(options.models_dir, options.models_preset, shared, stop_seconds)
+        catalog, at_start = models.catalog, models.at_start
+    sleep = options.sleep_idle_seconds > 0
+    idle = options.sleep_idle_seconds if sleep else options.models_ttl
+    limits = Limits(
+        max(0, options.models_max), float(idle), options.models_memory << 20, options.models_autoload, sleep
+    )
+    pool = Pool(catalog, limits, make_worker, is_single=is_single)
     settings = ServerSettings(
-        timeout=max(1, options.timeout), webui=options.webui != "none", cors=origins(options.cors)
+        timeout=max(1, options.timeout),
+        webui=options.webui != "none",
+        cors=origins(options.cors),
+        api_prefix=options.api_prefix,
     )
     ring = KeyRing(read_keys(options.api_keys, options.api_key_files))
     config = http_config(
-        make_router(pool, settings, ring, log),
+        make_router(pool, settings, ring, log, at_start),
         timeout=settings.timeout,
-        drain_seconds=DRAIN_SECONDS,
+        drain_seconds=options.drain_seconds,
         ssl_key_file=options.ssl_key_file,
         ssl_cert_file=options.ssl_cert_file,
     )
     log.event("main", "models found", models=sorted(pool.catalog()))
-    log_listening(params, log, listener)
-    try:
-        HttpServer(config, lambda: reload_keys(params, ring, log)).run(sockets=[listener])
-    finally:
-        listener.close()
+    log_listening(params, log, listeners)
+
+    def reload() -> None:
+        reload_keys(params, ring, log)
+
+    # The models' processes let their requests end by themselves, and are told at once.
+    HttpServer(config, reload, 0.0, lambda: asyncio.ensure_future(pool.stop())).run(sockets=list(listeners))
+    if pool.problem is not None:
+        raise ResourceError(pool.problem)
     return 0

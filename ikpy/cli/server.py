@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,18 +12,20 @@ from typing import TYPE_CHECKING
 from ikpy.cli.banner import build_lines
 from ikpy.cli.checks import need_files
 from ikpy.cli.common import Session, load, print_log, reads_states, speculation, start
+from ikpy.cli.listeners import close, listen, port_of
 from ikpy.cli.params import CommonParams
-from ikpy.errors import OutOfMemoryError, ResourceError, UsageError
+from ikpy.errors import OutOfMemoryError, UsageError
 from ikpy.server.router.worker import NO_MEMORY
 
 if TYPE_CHECKING:
+    import socket
+
     from ikpy.engine.params import ContextParams
     from ikpy.server.build import Server
     from ikpy.server.keys import KeyRing
     from ikpy.server.log import ServerLog
     from ikpy.server.settings import ServerSettings
 
-DRAIN_SECONDS = 30.0
 LEAST_SLOT = 16
 """Tokens."""
 WORKER = "IKPY_WORKER"
@@ -40,7 +41,16 @@ def run(arguments: Sequence[str]) -> int:
         serve_one_model(params)
     check(params)
     print_log(params, build_lines())
-    listener = None if params.model.dry_run else listen(params.server.host, params.server.port)
+    hosts = [] if params.model.dry_run else params.server.hosts
+    listeners = listen(hosts, params.server.port)
+    try:
+        return run_on(listeners, params, arguments)
+    finally:
+        close(listeners, hosts)
+
+
+def run_on(listeners: Sequence[socket.socket], params: CommonParams, arguments: Sequence[str]) -> int:
+    """Serve on bound sockets; without any, end when the plan of a dry run is printed."""
     from ikpy.server.log import ServerLog
 
     log = ServerLog() if params.log.disable else ServerLog.standard(params.server.log_format)
@@ -48,8 +58,7 @@ def run(arguments: Sequence[str]) -> int:
     if is_router(params):
         from ikpy.cli.router import run_router
 
-        assert listener is not None
-        return run_router(params, arguments, listener, log)
+        return run_router(params, arguments, listeners, log)
     try:
         server = make_server(load(params), log)
     except (MemoryError, OutOfMemoryError) as error:
@@ -59,18 +68,18 @@ def run(arguments: Sequence[str]) -> int:
 
         report(error, ["server", *arguments], verbose=False)
         return NO_MEMORY
-    assert listener is not None, "a dry run ends with the context"
+    assert listeners, "a dry run ends with the context"
     log.event("main", "model loaded")
     from ikpy.server.serve import end_with_parent, serve
 
     options = params.server
-    log_listening(params, log, listener)
+    log_listening(params, log, listeners)
     if os.environ.get(WORKER):
         end_with_parent()
     serve(
         server,
-        listener,
-        drain_seconds=DRAIN_SECONDS,
+        listeners,
+        drain_seconds=options.drain_seconds,
         reload=lambda: reload_keys(params, server.front.keys, log),
         ssl_key_file=options.ssl_key_file,
         ssl_cert_file=options.ssl_cert_file,
@@ -79,15 +88,15 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def log_listening(params: CommonParams, log: ServerLog, listener: socket.socket) -> None:
+def log_listening(params: CommonParams, log: ServerLog, listeners: Sequence[socket.socket]) -> None:
     """Log where the server listens, with the end of its first key."""
     from ikpy.server.keys import read_keys
 
     options = params.server
     names = list(read_keys(options.api_keys, options.api_key_files))
     keys = {"api_key": f"api_key: ****{names[0][-4:]}"} if names and not os.environ.get(WORKER) else {}
-    port = str(listener.getsockname()[1])
-    log.event("main", "HTTP server listening", port=port, hostname=options.host, **keys)
+    port = str(port_of(listeners))
+    log.event("main", "HTTP server listening", port=port, hostname=",".join(options.hosts), **keys)
 
 
 def reload_keys(params: CommonParams, ring: KeyRing, log: ServerLog) -> None:
@@ -110,8 +119,14 @@ def serve_one_model(params: CommonParams) -> None:
 
 
 def is_router(params: CommonParams) -> bool:
-    """Whether this process hands requests on to those of several models."""
-    return params.server.models_dir is not None and not os.environ.get(WORKER)
+    """Whether this process hands requests on to those of models."""
+    sleeps = params.server.sleep_idle_seconds > 0 and not params.model.dry_run
+    return (has_models(params) or sleeps) and not os.environ.get(WORKER)
+
+
+def has_models(params: CommonParams) -> bool:
+    """Whether the command line asks for several models."""
+    return params.server.models_dir is not None or params.server.models_preset is not None
 
 
 def check(params: CommonParams) -> None:
@@ -119,13 +134,16 @@ def check(params: CommonParams) -> None:
     from ikpy.server.keys import read_keys
 
     server = params.server
-    if is_router(params):
+    if is_router(params) and server.path:
+        raise UsageError("--path is not served by a router (--models-dir, --models-preset, --sleep-idle-seconds)")
+    if is_router(params) and has_models(params):
+        given = "--models-preset" if server.models_dir is None else "--models-dir"
         if params.model.path or params.model.hf_repo or params.model.url:
-            raise UsageError("--models-dir and a single model (-m, -hf, -mu) exclude each other")
-        if not Path(server.models_dir or "").is_dir():
+            raise UsageError(f"{given} and a single model (-m, -hf, -mu) exclude each other")
+        if server.models_dir is not None and not Path(server.models_dir).is_dir():
             raise UsageError(f"--models-dir {server.models_dir}: no such directory")
         if params.model.dry_run:
-            raise UsageError("--dry-run plans one model: give it with -m instead of --models-dir")
+            raise UsageError(f"--dry-run plans one model: give it with -m instead of {given}")
     if server.slot_autosave and not server.slot_save_path:
         raise UsageError("--slot-autosave needs --slot-save-path")
     if bool(server.ssl_key_file) != bool(server.ssl_cert_file):
@@ -151,19 +169,6 @@ def check_slots(context: ContextParams) -> None:
     if 0 < n_ctx // context.n_seq_max < LEAST_SLOT or 0 < n_ctx < context.n_seq_max:
         n_slots = context.n_seq_max
         raise UsageError(f"a context of {n_ctx} tokens is too small for {n_slots} slots: raise -c or lower -np")
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A bound socket. Raises ResourceError when the address cannot be used."""
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, proto)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ResourceError(f"couldn't bind to server socket: hostname={host} port={port} ({reason})") from None
-    return listener
 
 
 def log_start(params: CommonParams, log: ServerLog) -> None:
@@ -227,10 +232,13 @@ def server_settings(params: CommonParams, path: str, model_pooling: str | None =
         cache_prompt=server.cache_prompt,
         queue_limit=max(1, server.queue_limit),
         max_token_delay=server.max_token_delay / 1e3,
+        cache_reuse=server.cache_reuse,
         cache_ram=-1 if server.cache_ram < 0 else server.cache_ram << 20,
         cache_ram_similarity=server.cache_ram_similarity,
         cache_ram_n_min=server.cache_ram_n_min,
         api_keys=read_keys(server.api_keys, server.api_key_files),
+        api_prefix=server.api_prefix,
+        change_props=server.props,
         cors=origins(server.cors),
         control_vectors=tuple(path for path, _ in params.model.control_vectors),
         metrics=server.metrics,
@@ -245,6 +253,7 @@ def server_settings(params: CommonParams, path: str, model_pooling: str | None =
         chat_template_kwargs=prompt.chat_template_kwargs,
         reasoning_format=server.reasoning_format,
         reasoning=server.reasoning,
+        reasoning_effort=server.reasoning_effort,
         reasoning_budget=server.reasoning_budget,
         reasoning_budget_message=server.reasoning_budget_message,
         prefill_assistant=server.prefill_assistant,

@@ -63,9 +63,38 @@ def to_float(text: str, warn: Warn) -> float:
     return float(_number(text, FLOAT, "a number", warn))
 
 
+def to_seconds(text: str, warn: Warn) -> float:
+    """A time of at most a day."""
+    value = to_float(text, warn)
+    if not 0 <= value <= 86400:
+        raise ValueError(f"expected 0 to 86400 seconds, got {text!r}")
+    return value
+
+
 def to_text(text: str, warn: Warn) -> str:
     """The text itself."""
     return text
+
+
+def to_list(text: str, warn: Warn) -> list[str]:
+    """Texts with commas between; blanks around them and empty ones are left out."""
+    return [item for part in text.split(",") if (item := part.strip())]
+
+
+def to_hosts(text: str, warn: Warn) -> list[str]:
+    """Addresses with commas between, at least one."""
+    hosts = to_list(text, warn)
+    if not hosts:
+        raise ValueError("expected an address")
+    return hosts
+
+
+def to_path_prefix(text: str, warn: Warn) -> str:
+    """The beginning of URL paths, without a slash at its end."""
+    prefix = text.rstrip("/")
+    if prefix and (not prefix.startswith("/") or "//" in prefix or set(prefix) & set("?#% \t")):
+        raise ValueError(f"expected a path as /llm, got {text!r}")
+    return prefix
 
 
 def to_switch(text: str, warn: Warn) -> bool:

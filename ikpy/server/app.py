@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -59,8 +59,10 @@ def routes() -> list[Route]:
     table: list[tuple[str, Handler, str]] = [
         ("GET", routes_status.health, "/health /v1/health"),
         ("GET", routes_status.props, "/props"),
+        ("POST", routes_status.change_props, "/props"),
         ("GET", routes_status.v1_props, "/v1/props"),
         ("GET", routes_status.models, "/v1/models /models"),
+        ("GET", routes_status.model, "/v1/models/{id:path}"),
         ("GET", routes_status.slots, "/slots"),
         ("GET", routes_status.slots_list, "/slots/list"),
         ("GET", routes_status.metrics, "/metrics"),
@@ -69,10 +71,12 @@ def routes() -> list[Route]:
         ("POST", routes_native.completion, "/completion /completions"),
         ("POST", routes_openai.completions, "/v1/completions"),
         ("POST", routes_openai.chat_completions, "/v1/chat/completions /chat/completions"),
+        ("POST", routes_openai.input_tokens, "/v1/chat/completions/input_tokens"),
         ("POST", routes_openai.apply_template, "/apply-template"),
         ("POST", routes_anthropic.messages, "/v1/messages"),
         ("POST", routes_anthropic.count_tokens, "/v1/messages/count_tokens"),
         ("POST", routes_responses.responses, "/v1/responses /responses"),
+        ("POST", routes_responses.input_tokens, "/v1/responses/input_tokens"),
         ("POST", routes_embeddings.embedding, "/embedding /embeddings"),
         ("POST", routes_embeddings.v1_embeddings, "/v1/embeddings"),
         ("POST", routes_more.infill, "/infill"),
@@ -114,7 +118,7 @@ def make_app(front: Front, log: ServerLog) -> ASGIApp:
     app.state.log = log
     if front.settings.static_path:
         app.mount("/", StaticFiles(directory=front.settings.static_path, html=True))
-    return Gate(app, front.keys, log, front.settings.cors)
+    return Gate(app, front.keys, log, front.settings.cors, front.settings.api_prefix)
 
 
 def page_routes(front: Front) -> list[Route]:
@@ -157,13 +161,17 @@ class Gate:
     """In front of the application: API keys, CORS headers, preflight requests, request log.
 
     ``cors``: origins whose pages may use the server, "*" for all; None: all while there are no keys, else none.
+    ``prefix`` is the beginning of all paths (`/llm`).
     """
 
-    def __init__(self, app: ASGIApp, keys: KeyRing, log: ServerLog, cors: Collection[str] | None = None) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: KeyRing, log: ServerLog, cors: Collection[str] | None = None, prefix: str = ""
+    ) -> None:
         self.app = app
         self.keys = keys
         self.log = log
         self.cors = cors
+        self.prefix = prefix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one request."""
@@ -184,15 +192,28 @@ class Gate:
             await send(message)
 
         try:
+            inner = self._without_prefix(scope["path"])
             if scope["method"] == "OPTIONS":
                 await _preflight()(scope, receive, send_marked)
-            elif not self.keys or key is not None or scope["path"] in OPEN_PATHS:
-                await self.app(scope, receive, send_marked)
+            elif inner is None:
+                await self._answer_outside(scope["path"])(scope, receive, send_marked)
+            elif not self.keys or key is not None or inner in OPEN_PATHS:
+                await self.app({**scope, "root_path": self.prefix}, receive, send_marked)
             else:
                 body = {"error": {"message": "Invalid API Key", "type": "authentication_error", "code": 401}}
                 await json_response(body, 401)(scope, receive, send_marked)
         finally:
             self._log(scope, status, key, problem)
+
+    def _without_prefix(self, path: str) -> str | None:
+        """The path as the table of routes has it; None if it does not begin with the prefix."""
+        return path[len(self.prefix) :] if path.startswith(f"{self.prefix}/") else None
+
+    def _answer_outside(self, path: str) -> Response:
+        """What answers a path without the prefix. The page's own paths are relative: it needs the slash behind it."""
+        if self.prefix and path == self.prefix:
+            return RedirectResponse(f"{path}/")
+        return json_response(error_body(404, "File Not Found"), 404)
 
     def _cors(self, headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
         """Headers that let the page of the request's origin read the answer, if it may."""
@@ -202,7 +223,7 @@ class Gate:
         return found if open_ and self.cors is None else [*found, (b"vary", b"Origin")]
 
     def _log(self, scope: Scope, status: int, key: str | None, problem: str) -> None:
-        if scope["path"] in ("/v1/health", "/v1/completions"):
+        if self._without_prefix(scope["path"]) in ("/v1/health", "/v1/completions"):
             return
         host, port = scope.get("client") or ("", 0)
         more = {name: value for name, value in (("key", key), ("error", problem)) if value}

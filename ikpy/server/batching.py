@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ikpy.engine.batch import Batch
 from ikpy.server.slots import Slot, SlotState
-from ikpy.server.tasks import EmbeddingTask
+from ikpy.server.tasks import CompletionTask, EmbeddingTask, Progress
 
 if TYPE_CHECKING:
     from ikpy.engine.context import Context
@@ -43,6 +43,14 @@ class BatchPlan:
         self.batch.add(tokens, end - n, slot.id, wanted)
         if wanted != "none":
             self.outputs.append((slot, n if wanted == "all" else 1))
+
+    def report_progress(self) -> None:
+        """Tells clients that want to know how much of their prompts is evaluated."""
+        for slot, _, _ in self.parts:
+            task = slot.task
+            if slot.state is SlotState.PROMPT and isinstance(task, CompletionTask) and task.params.return_progress:
+                ms = slot.timings().prompt_ms
+                slot.emit(Progress(task.index, slot.id, len(slot.prompt), slot.n_cached, len(slot.tokens), ms))
 
 
 class PromptFeeder:

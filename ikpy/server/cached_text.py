@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ikpy.engine.kv_cache import KVCacheFullError
-from ikpy.engine.prefix import common_prefix
 from ikpy.engine.sequence_state import unshare_sequence
 from ikpy.engine.session import put_state, sequence_nbytes, take_state
 from ikpy.server.prompt_cache import SavedText
@@ -14,6 +13,7 @@ from ikpy.server.prompt_cache import SavedText
 if TYPE_CHECKING:
     from ikpy.engine.context import Context
     from ikpy.engine.speculative import Speculator
+    from ikpy.server.pieces import Piece
 
 
 class CachedText:
@@ -25,11 +25,6 @@ class CachedText:
         self.speculator = speculator
         self._context = context
         self._kv = context.kv
-
-    def similarity(self, tokens: Sequence[int]) -> float:
-        """How much of a prompt the cache shares: 2 * common beginning / (prompt + cache)."""
-        total = len(tokens) + len(self.tokens)
-        return 2.0 * common_prefix(self.tokens, list(tokens)) / total if total else 0.0
 
     def truncate(self, n: int) -> int:
         """Keeps the first n cached tokens, none if window layers cannot go on from there; returns the number kept."""
@@ -54,6 +49,22 @@ class CachedText:
         del self.tokens[keep : keep + n]
         if self.speculator is not None:
             self.speculator.shift(keep, n)
+
+    @property
+    def can_move(self) -> bool:
+        """Whether pieces of the text may move with nothing lost: keys can be rotated, and no layer has a window."""
+        return self._kv.can_shift and not self._kv.windows
+
+    def move_pieces(self, keep: int, pieces: Sequence[Piece]) -> None:
+        """Drops what is between the first ``keep`` tokens and the pieces, which move up behind them.
+
+        Raises KVCacheFullError if cells that other sequences share cannot be copied.
+        """
+        end = keep
+        for piece in pieces:
+            self.drop(keep, piece.start - end)
+            keep += piece.n_tokens
+            end = piece.start + piece.n_tokens
 
     # --- other texts ------------------------------------------------------------------------------------------
 

@@ -12,10 +12,14 @@ TYPES = {
     405: "invalid_request_error",
     408: "invalid_request_error",
     413: "invalid_request_error",
+    415: "invalid_request_error",
     500: "server_error",
     501: "not_supported_error",
     503: "unavailable_error",
 }
+
+
+SHUTTING_DOWN = "the server is shutting down"
 
 
 class ApiError(Exception):
@@ -49,4 +53,4 @@ def queue_full(n_waiting: int) -> ApiError:
 
 def shutting_down() -> ApiError:
     """The server takes no more requests."""
-    return ApiError(503, "the server is shutting down", {"Retry-After": "5"})
+    return ApiError(503, SHUTTING_DOWN, {"Retry-After": "5"})

@@ -43,8 +43,10 @@ SAMPLING: dict[str, Schema] = {
     **dict.fromkeys(FLAGS, FLAG),
     "seed": INTEGER, "stop": TEXTS, "samplers": TEXTS, "logit_bias": either(array(array(ANY)), OBJECT),
     "grammar": TEXT, "json_schema": OBJECT, "regex": TEXT, "lark": TEXT, "stream": FLAG, "cache_prompt": FLAG,
+    "n_cache_reuse": INTEGER,
     "n_predict": INTEGER, "max_tokens": INTEGER, "n_probs": INTEGER, "n_keep": INTEGER, "id_slot": INTEGER,
-    "t_max_predict_ms": INTEGER, "timings_per_token": FLAG, "response_fields": array(TEXT), "n": INTEGER,
+    "t_max_predict_ms": INTEGER, "timings_per_token": FLAG,
+    "return_progress": FLAG, "response_fields": array(TEXT), "n": INTEGER,
     "banned_strings": TEXTS, "banned_n": INTEGER, "banned_bias": NUMBER, "rewind_count_max": INTEGER,
     "banned_regex": TEXTS, "banned_regex_case_insensitive": TEXTS, "banbuffer_size": INTEGER,
     "penalty_prompt": either(TEXT, array(INTEGER)),
@@ -86,12 +88,18 @@ BODIES: dict[str, tuple[str, Schema]] = {
         "Answer (OpenAI responses)",
         record(["input"], input=either(TEXT, MESSAGES), instructions=TEXT, max_output_tokens=INTEGER, **SAMPLING),
     ),
-    "/infill": ("Text between two texts", record(input_prefix=TEXT, input_suffix=TEXT, **SAMPLING)),
+    "/v1/chat/completions/input_tokens": ("Tokens of a conversation (OpenAI form)", CHAT),
+    "/v1/responses/input_tokens": (
+        "Tokens of a conversation (OpenAI responses)",
+        record(["input"], input=either(TEXT, MESSAGES), instructions=TEXT),
+    ),
+    "/infill": ("Text between two texts", record(input_prefix=TEXT, input_suffix=TEXT, prompt=TEXT, **SAMPLING)),
     "/embedding": ("Embeddings", EMBED),
     "/v1/embeddings": ("Embeddings (OpenAI)", EMBED),
     "/rerank": ("Rank documents", RERANK),
-    "/tokenize": ("Text to token ids", record(content=PROMPT, add_special=FLAG)),
+    "/tokenize": ("Text to token ids", record(content=PROMPT, add_special=FLAG, parse_special=FLAG, with_pieces=FLAG)),
     "/detokenize": ("Token ids to text", record(["tokens"], tokens=array(INTEGER))),
+    "/props": ("Change global properties, of which there are none", OBJECT),
     "/slots/{id}": ("Save, restore or erase a slot", FILE),
     "/rename_prompt": ("Rename a slot file", record(old_filename=TEXT, new_filename=TEXT)),
     "/delete_prompt": ("Delete a slot file", FILE),
@@ -122,6 +130,7 @@ QUERIES: dict[str, list[tuple[str, Schema]]] = {
     "/health": [("include_slots", TEXT), ("fail_on_no_slot", TEXT)],
     "/slots": [("fail_on_no_slot", TEXT)],
 }
+IDS = {"/slots/{id}": INTEGER, "/v1/models/{id}": TEXT}
 ERRORS = {
     400: "the request cannot be used",
     401: "no known API key",
@@ -141,7 +150,8 @@ def document(routes: Iterable[Route]) -> Schema:
     paths: dict[str, Schema] = {}
     for route in routes:
         for method in sorted((route.methods or set()) - {"HEAD"}):
-            paths.setdefault(route.path, {})[method.lower()] = operation(route.path, method)
+            path = route.path.replace(":path}", "}")
+            paths.setdefault(path, {})[method.lower()] = operation(path, method)
     security = {"bearer": {"type": "http", "scheme": "bearer"}}
     return {
         "openapi": "3.1.0",
@@ -162,7 +172,7 @@ def operation(path: str, method: str) -> Schema:
     out: Schema = {"operationId": f"{method.lower()}-{name}", "responses": responses}
     parameters: list[Schema] = [{"name": key, "in": "query", "schema": schema} for key, schema in QUERIES.get(path, [])]
     if "{id}" in path:
-        parameters.append({"name": "id", "in": "path", "required": True, "schema": INTEGER})
+        parameters.append({"name": "id", "in": "path", "required": True, "schema": IDS[path]})
     if parameters:
         out["parameters"] = parameters
     if method == "POST":

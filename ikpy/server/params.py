@@ -52,13 +52,14 @@ class GenerationParams:
     """One request's sampling values and stop rules.
 
     ``n_predict`` is the request's token limit (-1: not given), ``limit`` the one that holds (-1: none), ``n_probs`` the
-    number of reported probabilities per token, ``t_max_predict_ms`` a limit in milliseconds (0: none), ``n`` the number
-    of answers per prompt, ``preserved_tokens`` are control tokens whose text is given out, ``trigger`` says when the
-    grammar begins to hold (None: at once), ``draft_n_max`` and ``draft_n_min`` bound drafts within the server's own
-    limits, ``draft_p_min`` replaces the server's least probability of drafts, ``lora`` are scales of adapters by id
-    (None: the server's), ``thinking`` limits reasoning (None: no limit),
-    ``banned`` are phrases that may not appear, ``penalty_prompt`` are tokens that the penalties see instead of the
-    prompt.
+    number of reported probabilities per token, ``return_progress`` sends events while a streamed prompt is evaluated,
+    ``t_max_predict_ms`` is a limit in milliseconds (0: none), ``n`` the number of answers per prompt,
+    ``preserved_tokens`` are control tokens whose text is given out, ``trigger`` says when the grammar begins to hold
+    (None: at once), ``draft_n_max`` and ``draft_n_min`` bound drafts within the server's own limits, ``draft_p_min``
+    replaces the server's least probability of drafts, ``lora`` are scales of adapters by id (None: the server's),
+    ``thinking`` limits reasoning (None: no limit), ``cache_reuse`` is the least length in tokens of moved pieces of the
+    cache (0: none), ``banned`` are phrases that may not appear, ``penalty_prompt`` are tokens that the penalties see
+    instead of the prompt.
     """
 
     sampling: SamplingParams
@@ -71,8 +72,10 @@ class GenerationParams:
     post_sampling_probs: bool = False
     stream: bool = False
     cache_prompt: bool = True
+    cache_reuse: int = 0
     id_slot: int = -1
     timings_per_token: bool = False
+    return_progress: bool = False
     t_max_predict_ms: int = 0
     n: int = 1
     response_fields: tuple[str, ...] = ()
@@ -161,8 +164,10 @@ def read_generation(body: Body, settings: ServerSettings, vocab: Vocab, n_slots:
         post_sampling_probs=flag(body, "post_sampling_probs"),
         stream=flag(body, "stream"),
         cache_prompt=flag(body, "cache_prompt", settings.cache_prompt),
+        cache_reuse=integer(body, "n_cache_reuse", settings.cache_reuse),
         id_slot=id_slot,
         timings_per_token=flag(body, "timings_per_token"),
+        return_progress=flag(body, "return_progress") and flag(body, "stream"),
         t_max_predict_ms=integer(body, "t_max_predict_ms", 0),
         n=n,
         response_fields=strings(body.get("response_fields")) or (),

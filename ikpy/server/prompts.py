@@ -78,12 +78,12 @@ def _mixed(items: list[Any], vocab: Vocab) -> list[int]:
     return _not_empty(join_tokens(items, vocab, add_special=True))
 
 
-def join_tokens(items: list[Any], vocab: Vocab, *, add_special: bool) -> list[int]:
+def join_tokens(items: list[Any], vocab: Vocab, *, add_special: bool, parse_special: bool = True) -> list[int]:
     """Ids of texts and ids in turn; ``add_special`` holds for a text at the beginning."""
     tokens: list[int] = []
     for i, item in enumerate(items):
         if isinstance(item, str):
-            tokens += vocab.tokenize(item, add_special=add_special and i == 0, parse_special=True)
+            tokens += vocab.tokenize(item, add_special=add_special and i == 0, parse_special=parse_special)
         else:
             tokens += _checked([item], vocab)
     return tokens

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from ikpy.engine.kv_cache import KVCacheFullError
 from ikpy.engine.prefix import common_prefix
+from ikpy.server.pieces import Piece, find_pieces
 from ikpy.server.slots import Slot, SlotState
 from ikpy.server.tasks import CompletionTask, Task
 
@@ -32,6 +34,9 @@ class Reuse:
         self._prompt_cache = prompt_cache
         self._settings = settings
         self._log = log
+        self._can_move = all(slot.can_move for slot in slots)
+        if settings.cache_reuse > 0 and not self._can_move:
+            log.event("init", "cache_reuse has no effect: the cache of this model cannot be shifted")
 
     def choose(self, task: Task) -> Slot | None:
         """Idle slot for a task: the wanted one, the one with the most similar cache, or the one unused for longest."""
@@ -41,15 +46,32 @@ class Reuse:
             idle = [slot for slot in idle if slot.id == wanted]
         if not idle:
             return None
-        best = max(idle, key=lambda slot: slot.similarity(task.tokens))
-        if best.similarity(task.tokens) > self._settings.slot_prompt_similarity:
+        best = max(idle, key=lambda slot: self._similarity(slot, task))
+        if self._similarity(best, task) > self._settings.slot_prompt_similarity:
             return best
         return min(idle, key=lambda slot: slot.last_used)
 
+    def _similarity(self, slot: Slot, task: Task) -> float:
+        """How much of a task's prompt a slot could keep: 2 * tokens / (prompt + cache)."""
+        total = len(task.tokens) + len(slot.tokens)
+        same = common_prefix(slot.tokens, list(task.tokens))
+        pieces = self._pieces(slot, task, task.tokens, same)
+        return 2.0 * (same + sum(piece.n_tokens for piece in pieces)) / total if total else 0.0
+
+    def _pieces(self, slot: Slot, task: Task | None, prompt: Sequence[int], same: int) -> list[Piece]:
+        """Pieces of a slot's text that continue a prompt behind the tokens that both begin with."""
+        n_min = task.params.cache_reuse if isinstance(task, CompletionTask) and task.params.cache_prompt else 0
+        if n_min <= 0 or not self._can_move or same == len(slot.tokens):
+            return []
+        return find_pieces(slot.tokens, prompt, same, n_min)
+
     def find_text(self, slot: Slot) -> None:
         """Fills a slot with the longest beginning of its prompt that was evaluated anywhere: in its own cache, in
-        another slot, or in a saved text. What is lost of its own text is saved (specification 10.7)."""
-        own = common_prefix(slot.tokens, slot.prompt)
+        another slot, or in a saved text; with ``cache_reuse`` pieces of its own text are moved. What is lost of its own
+        text is saved (specification 10.7)."""
+        same = common_prefix(slot.tokens, slot.prompt)
+        pieces = self._pieces(slot, slot.task, slot.prompt, same)
+        own = same + sum(piece.n_tokens for piece in pieces)
         n_min = max(1, self._settings.cache_ram_n_min)
         lost = len(slot.tokens) >= n_min and own < self._settings.cache_ram_similarity * len(slot.tokens)
         other = max(self._others(slot), key=lambda other: common_prefix(other.tokens, slot.prompt), default=slot)
@@ -64,8 +86,20 @@ class Reuse:
                 self._log.event("find_text", "no room for the saved text", id_slot=slot.id, n_saved=len(saved.tokens))
         elif shared > own:
             slot.adopt(other, shared)
+        elif pieces:
+            self._move(slot, same, pieces)
         if old is not None:  # last, as it may push out the state that was just used
             self._prompt_cache.store(old)
+
+    def _move(self, slot: Slot, same: int, pieces: Sequence[Piece]) -> None:
+        """Moves pieces of a slot's own text to where its prompt has them."""
+        try:
+            slot.move_pieces(same, pieces)
+        except KVCacheFullError:
+            self._log.event("find_text", "no room to move pieces of the text", id_slot=slot.id)
+            return
+        n = sum(piece.n_tokens for piece in pieces)
+        self._log.event("find_text", "pieces of the text moved", id_slot=slot.id, n_pieces=len(pieces), n_moved=n)
 
     def _state_to_keep(self, slot: Slot) -> SavedText | None:
         """A copy of what a slot holds, if the cache of texts wants it."""

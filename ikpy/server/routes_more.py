@@ -45,12 +45,13 @@ async def infill(request: Request) -> Response:
 
 
 def infill_prompt(front: Front, body: dict[str, Any]) -> Prompt:
-    """Fill-in-the-middle tokens around prefix and suffix. Raises ApiError 501 for a model without them."""
+    """Fill-in-the-middle tokens around prefix and suffix, and behind them the ``prompt``, the text that the answer
+    goes on with (editors send the line up to the cursor). Raises ApiError 501 for a model without them."""
     vocab = front.vocab
     if vocab.fim_pre is None or vocab.fim_suf is None or vocab.fim_mid is None:
         raise ApiError(501, "This model does not support infill: its vocabulary has no fill-in-the-middle tokens")
     texts = {}
-    for name in ("input_prefix", "input_suffix"):
+    for name in ("input_prefix", "input_suffix", "prompt"):
         texts[name] = body.get(name, "")
         if not isinstance(texts[name], str):
             raise bad_request(f'"{name}" must be a string')
@@ -61,6 +62,7 @@ def infill_prompt(front: Front, body: dict[str, Any]) -> Prompt:
         tokens += vocab.tokenize(f"{item[0]}\n{item[1]}\n", add_special=False)
     tokens += [vocab.fim_pre, *vocab.tokenize(texts["input_prefix"], add_special=False)]
     tokens += [vocab.fim_suf, *vocab.tokenize(texts["input_suffix"], add_special=False), vocab.fim_mid]
+    tokens += vocab.tokenize(texts["prompt"], add_special=False)
     return Prompt(tokens, texts["input_prefix"])
 
 

@@ -13,10 +13,10 @@ from ikpy.server import probabilities
 from ikpy.server.errors import bad_request, error_body
 from ikpy.server.front import Front, Generation
 from ikpy.server.http import EventStream, aside, data_event, data_events, json_response, read_body
-from ikpy.server.params import GenerationParams, read_generation
+from ikpy.server.params import GenerationParams, flag, read_generation
 from ikpy.server.prompts import is_batch, is_token, join_tokens, read_prompts
 from ikpy.server.routes_status import front_of
-from ikpy.server.tasks import CompletionTask, Failed, Finished, Piece
+from ikpy.server.tasks import CompletionTask, Failed, Finished, Piece, Progress
 
 
 async def completion(request: Request) -> Response:
@@ -49,6 +49,8 @@ async def stream(front: Front, generation: Generation, params: GenerationParams)
             yield plain[event.id_slot](event.text)
         elif isinstance(event, Piece):
             yield data_event(piece_object(front, params, event))
+        elif isinstance(event, Progress):
+            yield data_event(text_object(event.id_slot, "") | {"prompt_progress": event.json()})
         elif isinstance(event, Finished):
             yield data_event(final_object(front, generation, params, event) | {"content": ""})
 
@@ -117,9 +119,20 @@ async def tokenize(request: Request) -> Response:
     items = content if isinstance(content, list) else [content]
     if not all(isinstance(item, str) or is_token(item) for item in items) or is_token(content):
         raise bad_request('"content" must be a string or an array of strings and token ids')
-    add_special = body.get("add_special") is True
-    tokens = await aside(request, join_tokens, items, front.vocab, add_special=add_special)
+    add_special, parse_special = flag(body, "add_special"), flag(body, "parse_special", True)
+    tokens = await aside(request, join_tokens, items, front.vocab, add_special=add_special, parse_special=parse_special)
+    if flag(body, "with_pieces"):
+        return json_response({"tokens": [{"id": token, "piece": piece(front, token)} for token in tokens]})
     return json_response({"tokens": tokens})
+
+
+def piece(front: Front, token: int) -> str | list[int]:
+    """Text of a token, or its bytes where they are no text."""
+    data = front.vocab.token_to_piece(token, special=True)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return list(data)
 
 
 async def detokenize(request: Request) -> Response:

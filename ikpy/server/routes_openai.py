@@ -30,7 +30,7 @@ from ikpy.server.http import DONE, EventStream, aside, data_event, data_events, 
 from ikpy.server.params import GenerationParams, flag, integer, read_generation
 from ikpy.server.prompts import read_prompts
 from ikpy.server.routes_status import front_of
-from ikpy.server.tasks import Failed, Finished, Piece, TokenProbability
+from ikpy.server.tasks import Failed, Finished, Piece, Progress, TokenProbability
 
 
 def usage(events: Sequence[Finished], n: int) -> dict[str, Any]:
@@ -102,6 +102,8 @@ class Completions:
                 logprobs = self.logprobs(event.probabilities) if event.probabilities else None
                 more = {} if event.timings is None else {"timings": event.timings.json()}
                 yield data_event(self.chunk(event.index, event.text, logprobs) | more)
+            elif isinstance(event, Progress):
+                yield data_event(self.chunk(event.index, "") | {"prompt_progress": event.json()})
             elif isinstance(event, Finished):
                 choice = self.choice(event.index, "", None, stop_reason(event))
                 tail = {"usage": usage([event], 1), "id": self.id, "timings": event.timings.json()}
@@ -199,6 +201,9 @@ class ChatAnswer:
         async for event in generation.events():
             if isinstance(event, Failed):
                 yield data_event(error_body(event.code, event.message))
+            elif isinstance(event, Progress):
+                choices: list[dict[str, Any]] = [{"finish_reason": None, "index": event.index, "delta": {}}]
+                yield self.chunk(choices, prompt_progress=event.json())
             elif isinstance(event, (Piece, Finished)):
                 reader = readers[event.index]
                 deltas = reader.finish() if isinstance(event, Finished) else reader.feed(event.text)
@@ -274,6 +279,18 @@ async def chat_completions(request: Request) -> Response:
         await generation.first(request)
         return EventStream(answer.stream(generation), generation.cancel, front.settings.timeout)
     return json_response(answer.answer(await generation.results(request)))
+
+
+async def input_tokens(request: Request) -> Response:
+    """POST /v1/chat/completions/input_tokens: the length of a conversation's prompt."""
+    front = front_of(request)
+    return await count_tokens(request, await read_body(request, front.settings))
+
+
+async def count_tokens(request: Request, body: dict[str, Any]) -> Response:
+    """The number of tokens of a chat request's prompt, in the form of the responses API."""
+    chat = await aside(request, read_chat, body, front_of(request))
+    return json_response({"object": "response.input_tokens", "input_tokens": len(chat.prompt.tokens)})
 
 
 async def apply_template(request: Request) -> Response:

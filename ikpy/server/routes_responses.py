@@ -15,6 +15,7 @@ from ikpy.server.chat.request import ChatRequest, read_chat
 from ikpy.server.errors import bad_request, error_body
 from ikpy.server.front import Generation, random_id
 from ikpy.server.http import EventStream, aside, json_response, named_event, read_body
+from ikpy.server.routes_openai import count_tokens
 from ikpy.server.routes_status import front_of
 from ikpy.server.tasks import Failed, Finished, Piece
 
@@ -300,3 +301,9 @@ async def responses(request: Request) -> Response:
         await generation.first(request)
         return EventStream(writer.stream(generation), generation.cancel, front.settings.timeout)
     return json_response(writer.answer((await generation.results(request))[0]))
+
+
+async def input_tokens(request: Request) -> Response:
+    """POST /v1/responses/input_tokens: the length of the prompt."""
+    body = await read_body(request, front_of(request).settings)
+    return await count_tokens(request, to_chat(body))

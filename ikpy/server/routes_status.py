@@ -7,9 +7,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ikpy.server.errors import ApiError
+from ikpy.server.errors import ApiError, bad_request
 from ikpy.server.front import Front
-from ikpy.server.http import json_response
+from ikpy.server.http import json_response, parse_json, read_bytes
 
 VOCAB_TYPES = {"none": 0, "spm": 1, "bpe": 2, "wpm": 3, "ugm": 4}
 
@@ -75,6 +75,20 @@ async def props(request: Request) -> Response:
     return json_response(body)
 
 
+async def change_props(request: Request) -> Response:
+    """POST /props: llama-server documents no property that could be changed, so none is taken."""
+    front = front_of(request)
+    if not front.settings.change_props:
+        raise ApiError(501, "This server does not support changing global properties. Start it with `--props`")
+    content = await read_bytes(request, front.settings)
+    names = parse_json(content) if content.strip() else {}
+    if not isinstance(names, dict):
+        raise bad_request("the request body must be a JSON object")
+    if names:
+        raise bad_request(f"no global property can be changed; settings belong to requests: {', '.join(names)}")
+    return json_response({"success": True})
+
+
 async def v1_props(request: Request) -> Response:
     """GET /v1/props: the part clients of the OpenAI API ask for."""
     front = front_of(request)
@@ -89,7 +103,19 @@ async def v1_props(request: Request) -> Response:
 
 async def models(request: Request) -> Response:
     """GET /v1/models."""
-    front = front_of(request)
+    return json_response({"object": "list", "data": [model_entry(front_of(request))]})
+
+
+async def model(request: Request) -> Response:
+    """GET /v1/models/NAME."""
+    front, name = front_of(request), request.path_params["id"]
+    if name != front.settings.alias:
+        raise ApiError(404, f"there is no model {name}; the model is {front.settings.alias}")
+    return json_response(model_entry(front))
+
+
+def model_entry(front: Front) -> dict[str, Any]:
+    """What clients of the OpenAI API see of the model."""
     hparams = front.model.hparams
     meta = {
         "vocab_type": VOCAB_TYPES[front.vocab.kind],
@@ -99,7 +125,7 @@ async def models(request: Request) -> Response:
         "n_params": front.model.n_params,
         "size": front.model.size_bytes,
     }
-    entry = {
+    return {
         "id": front.settings.alias,
         "object": "model",
         "created": front.started,
@@ -107,7 +133,6 @@ async def models(request: Request) -> Response:
         "meta": meta,
         "max_model_len": front.n_ctx,
     }
-    return json_response({"object": "list", "data": [entry]})
 
 
 async def metrics(request: Request) -> Response:

@@ -20,7 +20,7 @@ from ikpy.engine.speculative import acceptance_line
 from ikpy.errors import IkpyError, UsageError
 from ikpy.server.adapters import Adapters
 from ikpy.server.batching import BatchPlan, PromptFeeder
-from ikpy.server.errors import queue_full, shutting_down
+from ikpy.server.errors import SHUTTING_DOWN, queue_full, shutting_down
 from ikpy.server.metrics import Metrics
 from ikpy.server.prompt_cache import PromptCache
 from ikpy.server.reuse import Reuse
@@ -132,19 +132,33 @@ class Engine:
 
     def stop(self, timeout: float = 30.0) -> None:
         """Refuses new tasks, lets running ones end (at most ``timeout`` seconds), ends the thread."""
-        with self._wake:
-            self._stopping = True
-            waiting = self._queue.clear()
-            self._wake.notify()
-        for task in waiting:
-            task.sink(Failed(task.index, 503, "the server is shutting down"))
-            task.wake()
+        self._refuse()
         if not self._thread.is_alive():
             return
         self._thread.join(timeout)
         if self._thread.is_alive():
             self.cancel(*(slot.task for slot in self.slots if slot.task is not None))
             self._thread.join(timeout)
+
+    def give_up(self) -> None:
+        """Refuses new tasks and ends running ones with an error before the next batch."""
+        self.call(self._fail_running)
+        self._refuse()
+
+    def _refuse(self) -> None:
+        with self._wake:
+            self._stopping = True
+            waiting = self._queue.clear()
+            self._wake.notify()
+        for task in waiting:
+            task.sink(Failed(task.index, 503, SHUTTING_DOWN))
+            task.wake()
+
+    def _fail_running(self) -> None:
+        for slot in self.slots:
+            if slot.task is not None:
+                slot.fail(503, SHUTTING_DOWN)
+                self._log_released(slot)
 
     def finish_drafts(self) -> None:
         """Logs the statistics of the drafters and lets them write their files; for after the thread's end."""
@@ -310,6 +324,7 @@ class Engine:
         seconds = time.perf_counter() - began
         self.prompts.measure(len(plan.batch), seconds)
         self._count(plan, seconds)
+        plan.report_progress()
         self._distribute(plan, rows)
         if self.context.token_states is not None:
             self._show_states(plan, self.context.token_states)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +25,23 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 KEEP_ALIVE_SECONDS = 5
+GIVE_UP_SECONDS = 30.0
+"""Seconds that requests which are given up may take to end: one may be in the middle of a large batch."""
 
 
 class HttpServer(uvicorn.Server):
-    """Ends in order at the first SIGINT or SIGTERM, and at once at the second; SIGHUP calls ``reload``."""
+    """Ends in order at the first SIGINT or SIGTERM, and at once at the second; SIGHUP calls ``reload``.
 
-    def __init__(self, config: uvicorn.Config, reload: Callable[[], None]) -> None:
+    Running requests have ``drain_seconds`` to end; then ``give_up`` is called, which ends them with an error.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, reload: Callable[[], None], drain_seconds: float, give_up: Callable[[], object]
+    ) -> None:
         super().__init__(config)
         self._reload = reload
+        self._drain_seconds = drain_seconds
+        self._give_up = give_up
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -44,6 +54,14 @@ class HttpServer(uvicorn.Server):
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Closes the listeners and waits for running requests."""
+        giving_up = asyncio.get_running_loop().call_later(self._drain_seconds, self._give_up)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            giving_up.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: stop accepting and let requests end; second: give up."""
@@ -65,7 +83,7 @@ def http_config(
         access_log=False,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=int(drain_seconds),
+        timeout_graceful_shutdown=int(drain_seconds + GIVE_UP_SECONDS),
         ssl_keyfile=ssl_key_file,
         ssl_certfile=ssl_cert_file,
     )
@@ -73,14 +91,14 @@ def http_config(
 
 def serve(
     server: Server,
-    listener: socket.socket,
+    listeners: Sequence[socket.socket],
     *,
     drain_seconds: float,
     reload: Callable[[], None],
     ssl_key_file: str | None = None,
     ssl_cert_file: str | None = None,
 ) -> None:
-    """Answers requests on a bound socket until a signal; running requests get ``drain_seconds`` to end."""
+    """Answers requests on bound sockets until a signal; running requests get ``drain_seconds`` to end."""
     config = http_config(
         server.app,
         timeout=server.front.settings.timeout,
@@ -91,11 +109,10 @@ def serve(
     restore_slots(server)
     server.engine.start()
     try:
-        HttpServer(config, reload).run(sockets=[listener])
+        HttpServer(config, reload, drain_seconds, server.engine.give_up).run(sockets=list(listeners))
     finally:
         server.engine.stop(drain_seconds)
         save_slots(server)
-        listener.close()
 
 
 def end_with_parent() -> None:

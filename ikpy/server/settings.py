@@ -18,11 +18,14 @@ class ServerSettings:
     ``alias`` is the model's name in answers, ``n_predict`` and ``n_keep`` are defaults of requests (tokens),
     ``queue_limit`` is the number of requests that may wait for a slot, ``max_body`` the bytes of a request body,
     ``timeout`` the seconds a client may take to send or read, ``context_shift`` allows dropping old tokens of a full
-    context. ``cache_ram`` is the limit of saved texts in host memory in bytes (-1: none), which are made when a
-    request would keep less than the share ``cache_ram_similarity`` of a slot's text of at least ``cache_ram_n_min``
-    tokens. ``api_keys`` gives the name of every key. ``slot_autosave`` keeps slots over a restart.
+    context. ``cache_reuse`` is the least length in tokens of a piece of a slot's text that is moved to where a prompt
+    has it (0: none is). ``cache_ram`` is the limit of saved texts in host memory in bytes (-1: none), which are made
+    when a request would keep less than the share ``cache_ram_similarity`` of a slot's text of at least
+    ``cache_ram_n_min`` tokens. ``api_keys`` gives the name of every key. ``slot_autosave`` keeps slots over a restart.
+    ``api_prefix`` is the beginning of all paths, ``change_props`` allows POST /props.
     ``cors`` are the origins whose pages may use the server ("*": all; None: all without keys, none with keys),
     ``control_vectors`` the files of control vectors that requests may name, beside those in ``slot_save_path``.
+    ``reasoning_effort`` is the template's variable for requests that do not set it ("default": the template's own),
     ``reasoning_budget`` is the most tokens of reasoning (-1: no limit), ``reasoning_budget_message`` a text that is
     written when they are used up.
     ``banned_strings`` may not appear in answers to requests that give none, ``banned_n`` of their tokens are banned.
@@ -45,11 +48,14 @@ class ServerSettings:
     context_shift: bool = True
     queue_limit: int = 512
     max_token_delay: float = 0.5
+    cache_reuse: int = 0
     cache_ram: int = 8192 << 20
     cache_ram_similarity: float = 0.5
     cache_ram_n_min: int = 0
     max_body: int = 64 << 20
     api_keys: Mapping[str, str] = field(default_factory=dict)
+    api_prefix: str = ""
+    change_props: bool = False
     cors: tuple[str, ...] | None = None
     control_vectors: tuple[str, ...] = ()
     metrics: bool = False
@@ -65,6 +71,7 @@ class ServerSettings:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     reasoning_format: str = "deepseek"
     reasoning: str = "auto"
+    reasoning_effort: str = "default"
     reasoning_budget: int = -1
     reasoning_budget_message: str = ""
     prefill_assistant: bool = True

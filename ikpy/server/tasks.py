@@ -79,6 +79,23 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class Progress:
+    """How much of a prompt is evaluated: ``n_done`` of ``n_prompt`` tokens, ``n_cached`` of them before, after ``ms``
+    milliseconds."""
+
+    index: int
+    id_slot: int
+    n_prompt: int
+    n_cached: int
+    n_done: int
+    ms: float
+
+    def json(self) -> dict[str, Any]:
+        """Object ``prompt_progress`` of streams."""
+        return {"total": self.n_prompt, "cache": self.n_cached, "processed": self.n_done, "time_ms": self.ms}
+
+
+@dataclass(frozen=True)
 class Finished:
     """End of a generation; exactly one of the ``stopped_`` flags is set."""
 
@@ -117,7 +134,7 @@ class Failed:
     message: str
 
 
-Event = Piece | Finished | Embedded | Failed
+Event = Piece | Progress | Finished | Embedded | Failed
 
 
 @dataclass(eq=False)

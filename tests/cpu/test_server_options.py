@@ -30,8 +30,9 @@ SAMPLES = (
 )  # fmt: skip
 ON_ALREADY = (
     "--slots", "--cont-batching", "--warmup", "--mmap", "--kv-offload", "--cache-prompt", "--prefill-assistant",
+    "--models-autoload",
 )  # fmt: skip
-OFF_ALREADY = ("--no-repack",)
+OFF_ALREADY = ("--no-repack", "--no-skip-chat-parsing", "--no-log-jsonl")
 
 
 def sample(row: Option, file: str) -> list[str] | None:

@@ -7,6 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -92,6 +94,34 @@ def test_termination_lets_a_request_end() -> None:
             server.send_signal(signal.SIGTERM)
             assert '"tokens_predicted":400' in list(lines)[-1]
         assert server.wait(PATIENCE) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_requests_that_do_not_end_are_given_up(number: signal.Signals) -> None:
+    """A stream, a plain request and one that waits for a slot; each gets an answer, and the log stays clean."""
+    with process("-c", "4096", "-np", "2", "--metrics", "--drain-seconds", "0.5") as (server, address):
+        endless = {"prompt": "x", "n_predict": -1, "logit_bias": [[449, 100]], "ignore_eos": True}
+        found: dict[str, httpx.Response] = {}
+
+        def ask(name: str) -> None:
+            found[name] = httpx.post(f"{address}/completion", json=endless, timeout=PATIENCE)
+
+        threads = [threading.Thread(target=ask, args=(name,)) for name in ("plain", "waiting")]
+        with httpx.stream("POST", f"{address}/completion", json=endless | {"stream": True}, timeout=PATIENCE) as stream:
+            lines = (line for line in stream.iter_lines() if line)
+            next(lines)
+            for thread in threads:
+                thread.start()
+            while "requests_deferred 1" not in httpx.get(f"{address}/metrics", timeout=PATIENCE).text:
+                time.sleep(0.2)  # every request is a line in a pipe that nobody reads yet
+            server.send_signal(number)
+            assert "the server is shutting down" in list(lines)[-1]
+        for thread in threads:
+            thread.join(PATIENCE)
+        assert [found[name].status_code for name in sorted(found)] == [503, 503]
+        out, err = server.communicate(timeout=PATIENCE)
+        assert server.returncode == 0
+        assert "Traceback" not in out + err and "Cancel" not in out + err
 
 
 def test_json_log() -> None:

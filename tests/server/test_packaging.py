@@ -53,9 +53,11 @@ def test_the_unit_starts_a_known_command() -> None:
     parse([str(CONFIG) if word == "/etc/ikpy/server.toml" else word for word in arguments[1:]], "server", {})
     assert re.search(r"^ExecReload=/bin/kill -HUP \$MAINPID$", unit, re.MULTILINE)
     stop = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)
-    from ikpy.cli.server import DRAIN_SECONDS
+    from ikpy.cli.params import ServerOptions
 
-    assert int(stop[0]) >= 2 * DRAIN_SECONDS, "requests of the router and of a model's process are waited for"
+    assert int(stop[0]) >= 2 * ServerOptions().drain_seconds, (
+        "requests of the router and of a model's process are waited for"
+    )
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def slow_worker(model: ModelFile) -> Worker:
 
 def test_models_on_their_way_count(folder: Path) -> None:
     async def play() -> None:
-        pool = Pool(folder, Limits(n_models=1), slow_worker)
+        pool = Pool(partial(scan, folder), Limits(n_models=1), slow_worker)
 
         async def ask(name: str) -> None:
             async with pool.use(name):
@@ -134,7 +135,7 @@ def test_idle_models_go_when_memory_runs_out(tmp_path: Path) -> None:
     for name in "abcd":
         (tmp_path / f"{name}.gguf").write_bytes(b"x")
     memory = SharedMemory(2)
-    pool = Pool(tmp_path, Limits(n_models=0), memory.worker)
+    pool = Pool(partial(scan, tmp_path), Limits(n_models=0), memory.worker)
 
     async def ask(name: str) -> None:
         async with pool.use(name):

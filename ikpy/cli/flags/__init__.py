@@ -1,6 +1,18 @@
 """Rows of the option table, one module per group."""
 
-from ikpy.cli.flags import context, loading, logging, model, placement, prompt, sampling, server, speculative, tasks
+from ikpy.cli.flags import (
+    context,
+    llama_server,
+    loading,
+    logging,
+    model,
+    placement,
+    prompt,
+    sampling,
+    server,
+    speculative,
+    tasks,
+)
 
 GROUPS = (
     ("Model", model.ROWS),
@@ -19,6 +31,7 @@ GROUPS = (
     ("Batched benchmark", tasks.BATCHED_ROWS),
     ("Server", server.ROWS),
     ("Server cache", server.CACHE_ROWS),
+    ("Server, as of today's llama-server", llama_server.ROWS),
     ("Chat templates and reasoning", server.CHAT_ROWS),
     ("Images and audio", server.MULTIMODAL_ROWS),
     ("Speculative decoding", speculative.ROWS),

@@ -289,7 +289,7 @@ def template_variables(body: Body, front: Front) -> dict[str, Any]:
     variables = dict(settings.chat_template_kwargs)
     if settings.reasoning != "auto":
         variables.setdefault("enable_thinking", settings.reasoning == "on")
-    effort = body.get("reasoning_effort")
+    effort = body.get("reasoning_effort", None if settings.reasoning_effort == "default" else settings.reasoning_effort)
     if isinstance(effort, str):
         variables["reasoning_effort"] = effort
     if effort == "none":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import signal
+from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ import ikpy
 from ikpy.server.app import Gate, error_handlers, page_files
 from ikpy.server.errors import ApiError, error_body
 from ikpy.server.http import data_event, disconnected, json_response, parse_json, read_bytes
+from ikpy.server.router.worker import REMEMBERED, State
 from ikpy.server.routes_ollama import stamp
 
 if TYPE_CHECKING:
@@ -32,11 +34,18 @@ HOP_HEADERS = frozenset(
     "content-length authorization x-api-key accept-encoding date server access-control-allow-origin vary".split()
 )
 """Headers of one connection or of the router, which are not passed on."""
+STATUS_PATHS = frozenset((*REMEMBERED, "/metrics", "/slots"))
+"""GET routes that neither wake a model up nor keep it awake."""
 
 
 def pool_of(request: Request) -> Pool:
     """The models."""
     return request.app.state.pool  # type: ignore[no-any-return]
+
+
+def path_of(request: Request) -> str:
+    """Path of a request without the prefix of the server."""
+    return request.url.path.removeprefix(request.scope.get("root_path", ""))
 
 
 async def health(request: Request) -> Response:
@@ -46,7 +55,20 @@ async def health(request: Request) -> Response:
 
 async def models(request: Request) -> Response:
     """GET /v1/models: all models of the folder with their state."""
-    pool = pool_of(request)
+    return json_response({"object": "list", "data": entries(pool_of(request))})
+
+
+async def model(request: Request) -> Response:
+    """GET /v1/models/NAME."""
+    name = request.path_params["id"]
+    found = [entry for entry in entries(pool_of(request)) if entry["id"] == name]
+    if not found:
+        raise ApiError(404, f"there is no model {name}")
+    return json_response(found[0])
+
+
+def entries(pool: Pool) -> list[dict[str, Any]]:
+    """What clients of the OpenAI API see of the models."""
     data = []
     for name, model in pool.catalog().items():
         worker = pool.workers.get(name)
@@ -55,7 +77,7 @@ async def models(request: Request) -> Response:
             status |= {"memory": worker.memory, "crashes": worker.n_crashes, "running": worker.n_running}
         entry = {"id": name, "object": "model", "created": model.changed, "owned_by": "llamacpp"}
         data.append(entry | {"meta": {"size": model.size}, "status": status})
-    return json_response({"object": "list", "data": data})
+    return data
 
 
 async def named_model(request: Request) -> str:
@@ -85,7 +107,7 @@ async def tags(request: Request) -> Response:
     found = [
         {"name": name, "model": name, "modified_at": stamp(model.changed), "size": model.size, "digest": ""}
         for name, model in pool.catalog().items()
-        if request.url.path == "/api/tags" or name in loaded
+        if path_of(request) == "/api/tags" or name in loaded
     ]
     return json_response({"models": found})
 
@@ -96,21 +118,38 @@ async def version(request: Request) -> Response:
 
 
 async def forward(request: Request) -> Response:
-    """Any other request: to the model it names in its body or in ``?model=``."""
+    """Any other request: to the model it names in its body or in ``?model=``, which ``?autoload=`` loads or not."""
     body = await read_bytes(request, request.app.state.settings)
     name = request.query_params.get("model")
     if body and name is None:
         value = parse_json(body)
         name = value.get("model") if isinstance(value, dict) and isinstance(value.get("model"), str) else None
     pool = pool_of(request)
-    return Forwarded(pool, pool.pick(name or None), request, body)
+    name = pool.pick(name or None)
+    counts = request.method != "GET" or path_of(request) not in STATUS_PATHS
+    worker = pool.workers.get(name)
+    if not counts and worker is not None and worker.state is State.SLEEPING:
+        return asleep(worker, path_of(request))
+    autoload = request.query_params.get("autoload")
+    if not (pool.limits.autoload if autoload is None else autoload.lower() in ("true", "1", "on")):
+        pool.check_loaded(name)
+    return Forwarded(pool, name, request, body, counts=counts)
+
+
+def asleep(worker: Worker, path: str) -> Response:
+    """What a status route answers for a model that sleeps and should go on sleeping."""
+    known = worker.remembered.get(path)
+    if known is None:
+        raise ApiError(503, f"the model {worker.model.name} sleeps; a request for an answer wakes it up")
+    return json_response(known | {"is_sleeping": True} if path.endswith("/props") else known)
 
 
 class Forwarded(Response):
     """The answer of a model's process, passed on as it comes; given up when the client goes away."""
 
-    def __init__(self, pool: Pool, name: str, request: Request, body: bytes) -> None:
+    def __init__(self, pool: Pool, name: str, request: Request, body: bytes, *, counts: bool) -> None:
         super().__init__()
+        self._counts = counts
         self._pool, self._name, self._request, self._body = pool, name, request, body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -135,7 +174,7 @@ class Forwarded(Response):
         """Sends the answer except for its end; False if all of it was sent, as an error."""
         async with AsyncExitStack() as stack:
             try:
-                worker = await stack.enter_async_context(self._pool.use(self._name))
+                worker = await stack.enter_async_context(self._pool.use(self._name, counts=self._counts))
                 answer = await self._open(worker, stack)
             except ApiError as error:
                 await stack.aclose()
@@ -173,11 +212,25 @@ class Forwarded(Response):
         assert worker.client is not None
         request = self._request
         headers = {k: v for k, v in request.headers.items() if k.lower() not in HOP_HEADERS} | worker.headers
-        query = httpx.QueryParams([(k, v) for k, v in request.query_params.multi_items() if k != "model"])
+        query = httpx.QueryParams(
+            [(k, v) for k, v in request.query_params.multi_items() if k not in ("model", "autoload")]
+        )
         stream = worker.client.stream(
-            request.method, request.url.path, params=query, headers=headers, content=self._body
+            request.method, path_of(request), params=query, headers=headers, content=self._body
         )
         return await stack.enter_async_context(stream)
+
+
+def list_routes() -> list[Route]:
+    """Routes about the list of models."""
+    return [
+        *(Route(path, models) for path in ("/v1/models", "/models")),
+        Route("/v1/models/{id:path}", model),
+        Route("/models/load", load, methods=["POST"]),
+        Route("/models/unload", unload, methods=["POST"]),
+        *(Route(path, tags) for path in ("/api/tags", "/api/ps")),
+        Route("/api/version", version),
+    ]
 
 
 def ended(name: str) -> str:
@@ -185,26 +238,35 @@ def ended(name: str) -> str:
     return f"the process of the model {name} ended unexpectedly; it is started again"
 
 
-def make_router(pool: Pool, settings: ServerSettings, keys: KeyRing, log: ServerLog) -> ASGIApp:
-    """The ASGI application of a router."""
+def make_router(
+    pool: Pool, settings: ServerSettings, keys: KeyRing, log: ServerLog, at_start: Collection[str] = ()
+) -> ASGIApp:
+    """The ASGI application of a router, which loads the models ``at_start`` when it starts."""
+
+    async def load_first() -> None:
+        for name in at_start:
+            try:
+                async with pool.use(name):
+                    pass
+            except ApiError as error:  # logged; a request tries again
+                if pool.is_single:
+                    pool.problem = error.message
+                    signal.raise_signal(signal.SIGTERM)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        watching = asyncio.ensure_future(pool.watch())
+        working = [asyncio.ensure_future(work) for work in (pool.watch(), load_first())]
         yield
-        watching.cancel()
+        for work in working:
+            work.cancel()
         await pool.stop()
 
     routes = [
         *(Route(path, health) for path in ("/health", "/v1/health")),
-        *(Route(path, models) for path in ("/v1/models", "/models")),
-        Route("/models/load", load, methods=["POST"]),
-        Route("/models/unload", unload, methods=["POST"]),
-        *(Route(path, tags) for path in ("/api/tags", "/api/ps")),
-        Route("/api/version", version),
+        *([] if pool.is_single else list_routes()),
         *(page_files() if settings.webui else []),
         Route("/{path:path}", forward, methods=["GET", "POST"]),
     ]
     app = Starlette(routes=routes, exception_handlers=error_handlers(), lifespan=lifespan)
     app.state.pool, app.state.settings, app.state.log = pool, settings, log
-    return Gate(app, keys, log, settings.cors)
+    return Gate(app, keys, log, settings.cors, settings.api_prefix)

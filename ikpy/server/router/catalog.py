@@ -1,4 +1,4 @@
-"""The models of a folder."""
+"""The models of a router: those of a folder, and single files."""
 
 from __future__ import annotations
 
@@ -13,12 +13,18 @@ NO_MODELS = re.compile(r"mmproj|imatrix", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A model: its name in requests, its (first) file, and the bytes of all its files."""
+    """A model: its name in requests, its (first) file, and the bytes of all its files.
+
+    Without a path (then size and time are 0), and apart from it, ``arguments`` of its process say what is loaded and
+    how; ``stop_seconds``: how long its requests may take to end when it is unloaded.
+    """
 
     name: str
-    path: Path
+    path: Path | None
     size: int
     changed: int
+    arguments: tuple[str, ...] = ()
+    stop_seconds: float = 35.0
 
 
 def scan(folder: Path) -> dict[str, ModelFile]:
@@ -33,10 +39,18 @@ def scan(folder: Path) -> dict[str, ModelFile]:
             continue
         prefix = path.with_suffix("") if part is None else Path(part[0])
         name = prefix.relative_to(folder).as_posix()
-        files = [path] if part is None else [Path(split_path(part[0], i, part[2])) for i in range(part[2])]
-        try:
-            stats = [file.stat() for file in files]
-        except OSError:
-            continue
-        found[name] = ModelFile(name, path, sum(stat.st_size for stat in stats), int(stats[0].st_mtime))
+        size, changed = size_of(path)
+        if changed:
+            found[name] = ModelFile(name, path, size, changed)
     return found
+
+
+def size_of(path: Path) -> tuple[int, int]:
+    """Bytes of a model, all its parts, and the time it was changed; zeros if a file is not there."""
+    part = split_parts(str(path))
+    files = [path] if part is None else [Path(split_path(part[0], i, part[2])) for i in range(part[2])]
+    try:
+        stats = [file.stat() for file in files]
+    except OSError:
+        return 0, 0
+    return sum(stat.st_size for stat in stats), int(stats[0].st_mtime)

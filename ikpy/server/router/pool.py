@@ -7,10 +7,9 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from ikpy.server.errors import ApiError
-from ikpy.server.router.catalog import ModelFile, scan
+from ikpy.server.router.catalog import ModelFile
 from ikpy.server.router.worker import NoRoomError, State, Worker
 
 CHECK_SECONDS = 2.0
@@ -21,26 +20,35 @@ GRACE_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Limits:
-    """Most models at a time, seconds a model may be idle, bytes of all models; 0 means no limit."""
+    """Most models at a time, seconds a model may be idle, bytes of all models; 0 means no limit. ``autoload``: requests
+    load the models they name; ``sleep``: those that were idle for too long count as asleep."""
 
     n_models: int = 4
     idle_seconds: float = 0.0
     memory: int = 0
+    autoload: bool = True
+    sleep: bool = False
 
 
 class Pool:
-    """The models of a folder and their processes."""
+    """The models that ``catalog`` lists, and their processes. ``is_single``: one, whatever its name."""
 
-    def __init__(self, folder: Path, limits: Limits, make_worker: Callable[[ModelFile], Worker]) -> None:
-        self.folder = folder
+    def __init__(
+        self,
+        catalog: Callable[[], dict[str, ModelFile]],
+        limits: Limits,
+        make_worker: Callable[[ModelFile], Worker],
+        *,
+        is_single: bool = False,
+    ) -> None:
+        self.catalog = catalog
         self.limits = limits
+        self.is_single = is_single
+        self.problem: str | None = None
+        """Why the only model could not be loaded at the start."""
         self.workers: dict[str, Worker] = {}
         self._make_worker = make_worker
         self._lock = asyncio.Lock()
-
-    def catalog(self) -> dict[str, ModelFile]:
-        """Models there are now."""
-        return scan(self.folder)
 
     def loaded(self) -> list[Worker]:
         """Processes that run or start, the one used least recently first."""
@@ -58,6 +66,8 @@ class Pool:
         Raises ApiError 404 for an unknown name, 400 when a name is needed.
         """
         models = self.catalog()
+        if self.is_single:
+            return next(iter(models))
         if name is not None and name in models:
             return name
         running = self.loaded()
@@ -68,16 +78,24 @@ class Pool:
             raise ApiError(400, f'"model" is required; models: {shown}')
         raise ApiError(404, f"there is no model {name}; models: {shown}")
 
+    def check_loaded(self, name: str) -> None:
+        """Raises ApiError 400 for a model that a request may not load."""
+        worker = self.workers.get(name)
+        if worker is None or not (worker.takes_place or worker.state is State.SLEEPING):
+            raise ApiError(400, f"the model {name} is not loaded: POST /models/load loads it")
+
     @asynccontextmanager
-    async def use(self, name: str) -> AsyncIterator[Worker]:
-        """The process of a model, which is loaded if needed and stays loaded meanwhile."""
+    async def use(self, name: str, *, counts: bool = True) -> AsyncIterator[Worker]:
+        """The process of a model, which is loaded if needed and stays loaded meanwhile; its idle time begins anew if
+        this ``counts``."""
         worker = await self._reserve(name)
+        last_used = worker.last_used
         try:
             await self._load(worker)
             yield worker
         finally:
             worker.n_running -= 1
-            worker.last_used = time.monotonic()
+            worker.last_used = time.monotonic() if counts else last_used
 
     async def _load(self, worker: Worker) -> None:
         """Loads a model; for lack of memory idle ones are unloaded, one after another."""
@@ -155,7 +173,7 @@ class Pool:
             await asyncio.sleep(CHECK_SECONDS)
             async with self._lock:
                 for worker in self._superfluous():
-                    await worker.stop()
+                    await worker.stop(asleep=self.limits.sleep)
 
     def _superfluous(self) -> list[Worker]:
         running = self.loaded()

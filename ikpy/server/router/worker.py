@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import psutil
@@ -30,6 +30,8 @@ CALM_SECONDS = 60.0
 """Seconds without a crash after which the next restart is immediate again."""
 LONGEST_LINE = 1 << 20
 """Bytes of a line of a process's log."""
+REMEMBERED = ("/props", "/v1/props", "/models", "/v1/models")
+"""Routes that are answered while a model sleeps."""
 LOST_SECONDS = 5.0
 """Most seconds between a broken connection and the end of the process that broke it."""
 
@@ -48,6 +50,7 @@ class State(Enum):
     UNLOADED = "unloaded"
     LOADING = "loading"
     LOADED = "loaded"
+    SLEEPING = "sleeping"
     FAILED = "failed"
 
 
@@ -63,6 +66,7 @@ class Worker:
         self.n_crashes = 0
         self.last_used = time.monotonic()
         self.client: httpx.AsyncClient | None = None
+        self.remembered: dict[str, dict[str, Any]] = {}
         self._arguments = [sys.executable, "-m", "ikpy", "server", *arguments]
         self._secret = secrets.token_urlsafe(24)
         self._environment = {**environment, "IKPY_WORKER": "1", "LLAMA_API_KEY": self._secret}
@@ -172,6 +176,7 @@ class Worker:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=16)
         self.client = httpx.AsyncClient(base_url=address, timeout=timeout, limits=limits)
         await self._answering(ended)
+        await self._remember()
         self.state = State.LOADED
         self._ending = asyncio.ensure_future(self._end(ended, readers))
         self._log.event("router", "model loaded", model=self.model.name, pid=self._process.pid)
@@ -203,6 +208,13 @@ class Worker:
             except httpx.TransportError:
                 await asyncio.sleep(0.02)
 
+    async def _remember(self) -> None:
+        """Keeps what the model says about itself, for the time when it sleeps."""
+        assert self.client is not None
+        with suppress(httpx.HTTPError, ValueError):  # its end is noticed elsewhere
+            for path in REMEMBERED:
+                self.remembered[path] = (await self.client.get(path, headers=self.headers)).json()
+
     async def _end(self, ended: asyncio.Future[int], readers: Sequence[asyncio.Future[None]]) -> None:
         """Waits for the end of the process; an unexpected one leads to a restart, each a little later."""
         status = await ended
@@ -225,26 +237,29 @@ class Worker:
         with suppress(ApiError):  # logged; the next request tries again
             await self.load()
 
-    async def stop(self, seconds: float = 30.0) -> None:
-        """Lets running requests end, at most this long, and ends the process.
+    async def stop(self, *, asleep: bool = False) -> None:
+        """Lets running requests end, as long as the model allows, and ends the process.
 
         The process has a session of its own, so that an interrupt from the keyboard reaches it through here only.
         """
         self._stopping = True
         process = self._process
+        was_loaded = self.state not in (State.UNLOADED, State.SLEEPING)
+        if asleep:  # from here on: who asks for its state meanwhile does not wake it up
+            self.state = State.SLEEPING
         if self._restarting is not None and self.state is State.FAILED:
             self._restarting.cancel()
             self._restarting = None
         if process is not None and process.returncode is None:
             process.terminate()
             try:
-                await asyncio.wait_for(process.wait(), seconds)
+                await asyncio.wait_for(process.wait(), self.model.stop_seconds)
             except asyncio.TimeoutError:
                 process.kill()
                 await process.wait()
-        if self.state is not State.UNLOADED:
-            self._log.event("router", "model unloaded", model=self.model.name)
-        self.state = State.UNLOADED
+        if was_loaded:
+            self._log.event("router", "model sleeps" if asleep else "model unloaded", model=self.model.name)
+        self.state = State.SLEEPING if asleep else State.UNLOADED
 
 
 def worker_environment(removed: set[str]) -> dict[str, str]:

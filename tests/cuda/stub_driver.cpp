@@ -1,6 +1,7 @@
 // A stand-in for libcuda.so.1 under PyCUDA itself: two devices in host memory whose kernels do nothing. It
 // counts what is alive, and calls that need a current context and have none. Numbers of attributes and errors
-// are those of cuda.h.
+// are those of cuda.h. Environment: STUB_INIT, STUB_CAPTURE, STUB_PEER (what these calls return),
+// STUB_DEVICES, STUB_FREE_MIB.
 
 #include <cstddef>
 #include <cstdio>
@@ -20,11 +21,18 @@ static bool no_context() {
     return depth == 0;
 }
 
-constexpr int kInvalidValue = 1, kOutOfMemory = 2, kInvalidContext = 201, kInvalidImage = 200;
+constexpr int kNoDevice = 100, kInvalidValue = 1, kOutOfMemory = 2, kInvalidContext = 201,
+              kInvalidImage = 200;
 // The attribute, and what a block may have on sm_90.
 constexpr int kMaxDynamicShared = 8, kMostShared = 227 << 10;
 constexpr int kCapabilityMajor = 75, kCapabilityMinor = 76;
-constexpr std::size_t kTotal = std::size_t{8} << 30, kFree = std::size_t{4} << 30;
+constexpr std::size_t kTotal = std::size_t{8} << 30;
+
+static int setting(const char* name, int otherwise) {
+    const char* text = std::getenv(name);
+    return text ? std::atoi(text) : otherwise;
+}
+static std::size_t free_bytes() { return std::size_t(setting("STUB_FREE_MIB", 4096)) << 20; }
 
 #define NEEDS_CONTEXT \
     if (no_context()) return kInvalidContext
@@ -43,14 +51,17 @@ static int destroy(void* handle, int& live) {
     return 0;
 }
 
-int cuInit(unsigned) { return 0; }
+int cuInit(unsigned) { return setting("STUB_INIT", 0); }
 int cuDriverGetVersion(int* version) { return *version = 13000, 0; }
 int cuGetErrorName(int, const char** name) { return *name = "CUDA_ERROR", 0; }
 int cuGetErrorString(int error, const char** text) {
-    return *text = error == kOutOfMemory ? "out of memory" : "bad", 0;
+    return *text = error == kOutOfMemory ? "out of memory"
+                   : error == kNoDevice  ? "no CUDA-capable device"
+                                         : "bad",
+           0;
 }
 
-int cuDeviceGetCount(int* count) { return *count = 2, 0; }
+int cuDeviceGetCount(int* count) { return *count = setting("STUB_DEVICES", 2), 0; }
 int cuDeviceGet(int* device, int index) { return *device = index, 0; }
 int cuDeviceGetName(char* name, int size, int device) {
     return std::snprintf(name, size, "Stub %d", device), 0;
@@ -82,15 +93,17 @@ int cuCtxGetDevice(int* device) {
     NEEDS_CONTEXT;
     return *device = int(stack[depth - 1]) - 1, 0;
 }
-int cuCtxEnablePeerAccess(void*, unsigned) { return no_context() ? kInvalidContext : 0; }
+int cuCtxEnablePeerAccess(void*, unsigned) {
+    return no_context() ? kInvalidContext : setting("STUB_PEER", 0);
+}
 
-int cuMemGetInfo_v2(std::size_t* free_bytes, std::size_t* total) {
+int cuMemGetInfo_v2(std::size_t* available, std::size_t* total) {
     NEEDS_CONTEXT;
-    return *free_bytes = kFree, *total = kTotal, 0;
+    return *available = free_bytes(), *total = kTotal, 0;
 }
 int cuMemAlloc_v2(unsigned long long* address, std::size_t bytes) {
     NEEDS_CONTEXT;
-    if (bytes > kFree) return kOutOfMemory;
+    if (bytes > free_bytes()) return kOutOfMemory;
     ++live_memory;
     *address = reinterpret_cast<unsigned long long>(std::calloc(bytes, 1));
     return 0;
@@ -100,7 +113,7 @@ int cuMemFree_v2(unsigned long long address) {
 }
 int cuMemHostAlloc(void** address, std::size_t bytes, unsigned) {
     NEEDS_CONTEXT;
-    if (bytes > kFree) return kOutOfMemory;
+    if (bytes > free_bytes()) return kOutOfMemory;
     ++live_pinned;
     *address = std::malloc(bytes);
     return 0;
@@ -167,7 +180,7 @@ int cuLaunchKernel(void* function, unsigned, unsigned grid_y, unsigned grid_z, u
     return ++launches, 0;
 }
 
-int cuStreamBeginCapture_v2(void*, int) { return 0; }
+int cuStreamBeginCapture_v2(void*, int) { return setting("STUB_CAPTURE", 0); }
 int cuStreamEndCapture(void*, void** graph) { return *graph = &launches, 0; }
 int cuGraphInstantiateWithFlags(void** executable, void*, unsigned long long) {
     return create(executable, live_graphs);

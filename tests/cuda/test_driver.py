@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ikpy.backends.cuda import devices as cuda_devices
-from ikpy.backends.cuda.api import DeviceError
+from ikpy.backends.cuda.api import DeviceError, DeviceMemoryError
 from ikpy.backends.cuda.arguments import pack
 from ikpy.backends.cuda.launch import Launch
 from ikpy.cli import main
@@ -62,10 +62,22 @@ def test_memory(driver: Any) -> None:
     before = device.memory().free
     address = device.alloc(1 << 20)
     assert device.memory().free <= before - (1 << 20)
-    with pytest.raises(DeviceError, match="CUDA0: failed to allocate buffer of"):
-        device.alloc(1 << 40)
+    with pytest.raises(
+        DeviceMemoryError, match=r"^CUDA0: failed to allocate buffer of 1048576.00 MiB for cache_k_l3: "
+    ):
+        device.alloc(1 << 40, "cache_k_l3")
     device.release(address)
     assert device.memory().free == before
+
+
+def test_the_words_at_the_end_of_memory_are_whole(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels cut data of any alignment out of words; a checker of memory accesses knows what was asked for only."""
+    asked: list[int] = []
+    plain = fake_pycuda.mem_alloc
+    monkeypatch.setattr(driver.cuda, "mem_alloc", lambda nbytes: (asked.append(nbytes), plain(nbytes))[1])
+    for nbytes in (0, 18, 256, 257):
+        driver.devices[0].alloc(nbytes)
+    assert asked == [256, 256, 256, 512]
 
 
 def test_unknown_kernels_are_named(driver: Any) -> None:
@@ -100,6 +112,21 @@ def test_a_driver_that_is_too_old_for_graphs(driver: Any, monkeypatch: pytest.Mo
     monkeypatch.delattr(fake_pycuda.Library, "cuGraphInstantiateWithFlags")
     with pytest.raises(DeviceError, match=r"for CUDA 12.4, has no cuGraphInst.*: 11.4 or later .*; -cuda graphs=0"):
         driver.devices[0].new_stream().capture(lambda: None)
+
+
+def test_a_model_runs_where_graphs_cannot_be_captured(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One warning per device, and the same logits."""
+    monkeypatch.setattr(driver.library, "cuGraphInstantiateWithFlags", lambda *_: 801, raising=False)
+    monkeypatch.setattr(driver.library, "cuGetErrorString", lambda *_: 0, raising=False)
+    monkeypatch.setattr(cuda_devices, "_open", lambda *_: (driver.devices, ""))
+    tokens = np.random.default_rng(3).integers(5, 150, 8).astype(np.int32)
+    lines: list[str] = []
+    truth = logits_of(zoo("qwen3"), tokens, 4)
+    ours = logits_of(zoo("qwen3"), tokens, 4, placement=PlacementParams(), log=lines)
+    assert np.abs(ours - truth).max() < 2e-3 * np.abs(truth).max()
+    told = [line for line in lines if "launched one by one" in line]
+    assert [line.split("slower: ")[1][:6] for line in told] == ["CUDA0:", "CUDA1:"]
+    assert driver.library.replays == 0
 
 
 def test_ptx_ends_with_a_zero(driver: Any, tmp_path: Path) -> None:
@@ -179,7 +206,15 @@ def test_pycuda_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
     package = ModuleType("pycuda")
     package.__path__ = []  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "pycuda", package)
-    for error in (ImportError("libcuda.so.1: cannot open shared object file"), ValueError("numpy.dtype size\nchanged")):
+    installed, older = (
+        "is the NVIDIA driver installed?",
+        "the driver is older than the toolkit that PyCUDA was built with",
+    )
+    for error, remedy in (
+        (ImportError("libcuda.so.1: cannot open shared object file"), installed),
+        (ValueError("numpy.dtype size\nchanged"), installed),
+        (ImportError("_driver.so: undefined symbol: cuStreamGetDevice"), older),
+    ):
 
         def fail(name: str, *_: object, error: Exception = error) -> None:
             if name == "pycuda.driver":
@@ -189,7 +224,7 @@ def test_pycuda_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
         cuda_devices._open.cache_clear()
         assert not cuda_devices.available()
         text = " ".join(str(error).split())
-        assert cuda_devices.why_none().startswith(f"PyCUDA does not load: {text}; is the NVIDIA driver installed?")
+        assert cuda_devices.why_none().startswith(f"PyCUDA does not load: {text}; {remedy}")
         assert main(["info"]) == 0
     cuda_devices._open.cache_clear()
 

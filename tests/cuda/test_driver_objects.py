@@ -163,6 +163,43 @@ def test_devices_meet_when_the_second_is_opened(driver: Any, monkeypatch: pytest
     assert sorted(met) == [(0, 1), (1, 0)]
 
 
+def open_both(driver: Any, caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Lines of the log when both devices get a context and are used again."""
+    for device in [*driver.devices, *driver.devices]:
+        device.alloc(64)
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_devices_without_a_direct_way_are_told_once(
+    driver: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fake_pycuda.Device, "can_access_peer", lambda *_: False)
+    (line,) = open_both(driver, caplog)
+    assert line.startswith("copies between CUDA1 and CUDA0 go through host memory: the hardware")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        ("cuCtxEnablePeerAccess failed: peer mapping resources exhausted", 1),
+        ("cuCtxEnablePeerAccess failed: peer access is already enabled", 0),
+    ],
+)
+def test_direct_copies_that_the_driver_refuses(
+    driver: Any, error: str, told: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[int] = []
+
+    def enable(peer: fake_pycuda.FakeContext, flags: int = 0) -> None:
+        asked.append(peer.device.index)
+        raise fake_pycuda.LogicError(error)
+
+    monkeypatch.setattr(fake_pycuda.FakeContext, "enable_peer_access", staticmethod(enable))
+    lines = open_both(driver, caplog)
+    assert len(lines) == told and all(line.endswith(error) for line in lines)
+    assert sorted(asked) == [0, 1]  # each direction, although the first one failed
+
+
 def test_a_device_that_cannot_be_used(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: fake_pycuda.Device) -> None:
         raise fake_pycuda.Error("CUDA-capable device(s) is/are busy or unavailable")

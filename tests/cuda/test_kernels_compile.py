@@ -74,6 +74,22 @@ def test_compiles_without_spills(stem: str) -> None:
     assert not [row for row in rows if row.spill_bytes]
 
 
+def test_reports_are_kept_by_what_nvcc_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A header of the kernels makes them void, one of the emulation does not."""
+    monkeypatch.setattr(modules, "nvcc_version", lambda: "any")
+    kernel, header, shim = (tmp_path / name for name in ("kernel.cu", "header.cuh", "shim/cuda_shim.hpp"))
+    shim.parent.mkdir()
+    kernel.write_text('#include "header.cuh"\n#include "cuda_shim.hpp"\n')
+    monkeypatch.setattr(emulator, "SHIM", shim.parent)
+    keys = []
+    for in_header, in_shim in (("", ""), ("", "// edited"), ("// edited", "")):
+        header.write_text(in_header)
+        shim.write_text(in_shim)
+        keys.append((resources._reports(kernel, [80]), emulator.sources_digest(kernel, (shim.parent,))))
+    (first, built), (second, rebuilt), (third, _) = keys
+    assert first == second != third and built != rebuilt
+
+
 _ENTRY = re.compile(r"\.visible \.entry (\w+)\(([^)]*)\)([^{]*)\{")
 _LINE = re.compile(r"\.param (?:\.align (\d+) )?\.[bsuf](\d+) (?:\.ptr \S+ \d+ )?\w+(?:\[(\d+)\])?$")
 

@@ -16,7 +16,10 @@ from ikpy.backends.cuda import emulator
 from ikpy.backends.cuda.api import DeviceError
 from ikpy.backends.cuda.arguments import pack
 from ikpy.backends.cuda.emulated import EmulatedDevice
-from ikpy.backends.cuda.launch import Launch, flash_shared_bytes, limits
+from ikpy.backends.cuda.launch import Launch, flash_shared_bytes, limits, lower, supports
+from ikpy.backends.cuda.launch.base import ACT_Q8
+from ikpy.graph.ir import F32, Buffer, Node, Value, contiguous_strides
+from ikpy.quants import registry
 from tests.cuda import fake_pycuda
 
 pytestmark = pytest.mark.usefixtures("emulation")
@@ -42,6 +45,38 @@ def arguments(kernel: str) -> list[bytes]:
 def test_sizes_that_no_device_takes(grid: limits.Dim3, block: limits.Dim3, reason: str) -> None:
     with pytest.raises(emulator.EmulationError, match=rf"^kernel rope: .*{reason}"):
         emulator.library().launch("rope", grid, block, 0, arguments("rope"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "type_name", "most"),
+    [
+        ("mul_mat", "q4_0", 524280),
+        ("mul_mat_up_gate", "q4_0", 262140),
+        ("mul_mat", "q4_0_r8", 4194240),
+    ],
+)
+def test_products_of_more_rows_than_a_grid_has_run_on_the_cpu(kind: str, type_name: str, most: int) -> None:
+    """At the limit the launch is one that a driver takes, above it the node has no kernel."""
+    row = registry.by_name(type_name)
+
+    def product(n_out: int) -> Node:
+        weight = value(row.id, (256, n_out))
+        x, dst = value(F32, (256, 1)), value(F32, (n_out, 1))
+        more, numbers = ([weight], [ACT_Q8, 1, 0]) if kind.endswith("gate") else ([], [ACT_Q8, 1])
+        return Node(kind, dst, [weight, *more, x, None, None], numbers)
+
+    assert supports(product(most)) is None
+    (launch,) = lower(product(most), lambda _: 1 << 20)
+    assert launch.grid[1] == limits.MAX_GRID[1]
+    assert limits.geometry_fault(launch.kernel, launch.grid, launch.block) is None
+    above = most + row.interleave
+    assert supports(product(above)) == f"{above} rows are above {most}"
+
+
+def value(type_id: int, shape: tuple[int, int]) -> Value:
+    """A contiguous matrix without memory."""
+    strides = contiguous_strides(type_id, shape)
+    return Value(Buffer(strides[2]), type_id, (*shape, 1, 1), strides)
 
 
 def test_arguments_that_are_not_the_parameters() -> None:

@@ -72,7 +72,7 @@ found["launches"] = number("launches")
 found["parameters"] = number("parameter_bytes")
 refused = [launch._replace(grid=(1, 65536, 1)), launch._replace(shared_bytes=228 << 10)]
 found["refused"] = [message(lambda: first.launch(each)) for each in refused]
-found["errors"] = [message(lambda: one.alloc(1 << 40)), message(lambda: one.pinned(1 << 40))]
+found["errors"] = [message(lambda: one.alloc(1 << 40, "cache_k_l0")), message(lambda: one.pinned(1 << 40))]
 event.synchronize()
 found["alive"] = count()
 del first, second, event, graph
@@ -104,7 +104,11 @@ print(json.dumps(found))
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Environment of a process that meets the stub driver, and a compiler that compiles nothing."""
-    folder = tmp_path_factory.mktemp("driver")
+    return made(tmp_path_factory.mktemp("driver"))
+
+
+def made(folder: Path, without: str = "") -> dict[str, str]:
+    """The same; without: a function that the driver lacks."""
     spec = find_spec("pycuda")
     assert spec is not None and spec.origin is not None and COMPILER is not None
     (extension,) = Path(spec.origin).parent.glob("_driver*.so")
@@ -113,7 +117,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         [COMPILER, "-std=c++17", "-fPIC", "-c", Path(__file__).parent / "stub_driver.cpp", "-o", stub], check=True
     )
     wanted = symbols("-D", "--undefined-only", str(extension)) - symbols("--defined-only", str(stub))
-    (folder / "rest.c").write_text("".join(f"int {name}(void) {{ return 999; }}\n" for name in sorted(wanted)))
+    (folder / "rest.c").write_text(
+        "".join(f"int {name}(void) {{ return 999; }}\n" for name in sorted(wanted - {without}))
+    )
     library = folder / "libcuda.so.1"
     rest = ["-x", "c", folder / "rest.c"]
     subprocess.run([COMPILER, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", library, stub, *rest], check=True)
@@ -146,7 +152,10 @@ def test_the_driver_through_pycuda(environment: dict[str, str]) -> None:
     assert found["copied"] and found["filled"] and found["launches"] == 3
     assert found["parameters"] == 12
     assert all(text.startswith("CUDA0: kernel rms_norm, grid (") and "bad" in text for text in found["refused"])
-    assert "CUDA0: failed to allocate buffer of" in found["errors"][0] and "cannot be pinned" in found["errors"][1]
+    assert found["errors"][0].startswith(
+        "CUDA0: failed to allocate buffer of 1048576.00 MiB for cache_k_l0: 4096.00 MiB are free; offload fewer layers"
+    )
+    assert "cannot be pinned" in found["errors"][1]
     assert found["alive"] == [2, 1, 0, 2, 1] and found["made"] == [2, 2, 2, 0, 0]
     for moment in ("released", "dropped in a thread", "dropped here"):
         assert found[moment] == [0] * 5, moment
@@ -165,3 +174,44 @@ def test_a_command_through_pycuda(environment: dict[str, str]) -> None:
         "CUDA0: Stub 0, compute capability 9.0, 4096 of 8192 MiB free"
         in run(environment, "-m", "ikpy", "cuda", "info").stdout
     )
+
+
+def why_none(environment: dict[str, str], **stub: str) -> str:
+    """What `ikpy cuda info` says of the devices."""
+    return run({**environment, **stub}, "-m", "ikpy", "cuda", "info").stdout
+
+
+def test_drivers_without_devices(environment: dict[str, str]) -> None:
+    assert "the CUDA driver does not start: cuInit failed: no CUDA-capable device" in why_none(
+        environment, STUB_INIT="100"
+    )
+    assert "there is no CUDA GPU" in why_none(environment, STUB_DEVICES="0")
+
+
+def test_a_driver_that_is_older_than_pycuda(tmp_path: Path) -> None:
+    """It lacks a function that PyCUDA was linked with."""
+    text = why_none(made(tmp_path, without="cuArrayGetDescriptor_v2"))
+    assert "undefined symbol: cuArrayGetDescriptor" in text
+    assert "the driver is older than the toolkit that PyCUDA was built with: update it" in text
+
+
+def generate(environment: dict[str, str], *options: str, **stub: str) -> subprocess.CompletedProcess[str]:
+    common = ("-p", "x", "-n", "4", "--temp", "0", "--no-warmup", "-ngl", "99", "-t", "1")
+    return run({**environment, **stub}, "-m", "ikpy", "cli", *common, *options)
+
+
+def test_too_little_memory_is_one_line(environment: dict[str, str]) -> None:
+    done = generate(environment, "-c", "2048", STUB_FREE_MIB="9", STUB_DEVICES="1")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert (
+        "CUDA0: failed to allocate buffer: " in last and "MiB are needed (weights " in last and "9 MiB are free" in last
+    )
+
+
+def test_what_a_driver_refuses_is_told_once_and_done_otherwise(environment: dict[str, str]) -> None:
+    done = generate(environment, STUB_CAPTURE="801", STUB_PEER="217")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("copies between CUDA1 and CUDA0 go through host memory: CUDA1: ") == 1
+    for device in ("CUDA0", "CUDA1"):
+        assert done.stderr.count(f"launched one by one, which is slower: {device}: cuStreamBeginCapture_v2 failed") == 1

@@ -12,7 +12,7 @@ import pytest
 
 from ikpy.backends.cuda import devices as cuda_devices
 from ikpy.backends.cuda import memory, staging
-from ikpy.backends.cuda.api import DeviceError
+from ikpy.backends.cuda.api import DeviceError, too_little
 from ikpy.backends.cuda.emulated import EmulatedDevice, EmulatedStream
 from ikpy.backends.cuda.interrupts import held_back
 from ikpy.backends.cuda.staging import StagingRing
@@ -193,9 +193,9 @@ def test_a_load_that_fails_gives_everything_back(n: int, monkeypatch: pytest.Mon
     count = iter(range(1, 1000))
     plain = EmulatedDevice.alloc
 
-    def alloc(self: EmulatedDevice, nbytes: int) -> int:
+    def alloc(self: EmulatedDevice, nbytes: int, purpose: str = "") -> int:
         if next(count) == n:
-            raise DeviceError(f"{self.name}: failed to allocate buffer of {nbytes} bytes: 0 are free")
+            raise too_little(self, nbytes, purpose, 0)
         return plain(self, nbytes)
 
     monkeypatch.setattr(EmulatedDevice, "alloc", alloc)

@@ -271,6 +271,47 @@ def test_a_damaged_record_counts_as_none(content: str) -> None:
     assert (found.wgmma, found.large, found.milliseconds) == (None, None, [])
 
 
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [line.getMessage() for line in caplog.records if line.levelname == "WARNING"]
+
+
+def test_a_record_that_cannot_be_read_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    device = emulated()
+    path = record.load(device).path
+    assert not caplog.records  # that there is none is as it should be
+    path.mkdir(parents=True)
+    for _ in range(3):
+        assert record.load(device).wgmma is None
+    (line,) = warnings_in(caplog)
+    assert str(path) in line and line.endswith("cannot be read: Is a directory; nothing counts as known of the device")
+
+
+def test_a_damaged_record_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    device = emulated()
+    path = record.load(device).path
+    path.parent.mkdir(parents=True)
+    path.write_text("{")
+    for _ in range(2):
+        record.load(device)
+    (line,) = warnings_in(caplog)
+    assert "cannot be read: it is damaged" in line
+
+
+def test_a_record_that_cannot_be_kept_is_told_once(
+    driver: Any, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_on(driver, machine(tmp_path))
+    monkeypatch.setattr("ikpy.backends.cuda.modules.cache_dir", lambda: cache / "file" / "cubin")
+    (cache / "file").write_text("no folder")
+    log: list[str] = []
+    for _ in range(2):
+        assert ways.wgmma_works(driver.device, log.append)
+    # It is tried each time, and why is told once.
+    assert log == ["CUDA0: gemm_wgmma gives what gemm_bf16 gives and is used"] * 2
+    (line,) = [line for line in warnings_in(caplog) if "cannot be written" in line]
+    assert "Not a directory; its kernels are tried again at every start" in line
+
+
 def test_older_devices_and_users_who_want_none_are_not_tried() -> None:
     def no_launch(launch: LaunchLike) -> None:
         raise AssertionError(launch.kernel)

@@ -16,6 +16,7 @@ import numpy as np
 from ikpy.errors import OutOfMemoryError, ResourceError
 
 ALIGNMENT = 256
+MIB = 1 << 20
 
 
 class DeviceError(ResourceError):
@@ -126,8 +127,11 @@ class Device(ABC):
         return self.memory()
 
     @abstractmethod
-    def alloc(self, nbytes: int) -> int:
-        """Address of fresh memory, aligned to ALIGNMENT. Raises DeviceError when there is too little."""
+    def alloc(self, nbytes: int, purpose: str = "data") -> int:
+        """Address of fresh memory, aligned to ALIGNMENT; whole multiples of that are taken: kernels read whole words.
+
+        Raises DeviceMemoryError, which names the purpose, when there is too little.
+        """
 
     @abstractmethod
     def release(self, address: int) -> None:
@@ -162,6 +166,14 @@ class Device(ABC):
 
     def __repr__(self) -> str:
         return f"{self.name} ({self.description})"
+
+
+def too_little(device: Device, nbytes: int, purpose: str, free: int) -> DeviceMemoryError:
+    """The error of an allocation."""
+    return DeviceMemoryError(
+        f"{device.name}: failed to allocate buffer of {nbytes / MIB:.2f} MiB for {purpose}: {free / MIB:.2f} MiB are "
+        "free; offload fewer layers (-ngl), keep more experts on the CPU (-ncmoe) or use a smaller -c or -ub"
+    )
 
 
 def aligned(nbytes: int) -> int:

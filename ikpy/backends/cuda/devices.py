@@ -44,10 +44,7 @@ def _open(emulated: str, mib: str) -> tuple[Sequence[Device], str]:
     try:
         from ikpy.backends.cuda.driver import open_devices
     except Exception as error:  # PyCUDA's extension raises what its build, the driver and numpy make it raise
-        return (
-            [],
-            f"PyCUDA does not load: {' '.join(str(error).split())}; is the NVIDIA driver installed? If so, {REINSTALL}",
-        )
+        return [], f"PyCUDA does not load: {' '.join(str(error).split())}; {_remedy(str(error))}"
     try:
         found = open_devices(cubins)
     except DeviceError as error:
@@ -56,6 +53,12 @@ def _open(emulated: str, mib: str) -> tuple[Sequence[Device], str]:
     too_old = ", ".join(str(device) for device in found if device not in usable)
     reason = f"compute capability 7.5 or later is needed: {too_old}" if too_old else "there is no CUDA GPU"
     return usable, reason
+
+
+def _remedy(error: str) -> str:
+    if "undefined symbol: cu" in error:
+        return f"the driver is older than the toolkit that PyCUDA was built with: update it, or {REINSTALL}"
+    return f"is the NVIDIA driver installed? If so, {REINSTALL}"
 
 
 def _number(name: str, text: str) -> int:

@@ -6,10 +6,11 @@ PyCUDA has no interface to CUDA graphs: capture and replay call the driver libra
 from __future__ import annotations
 
 import ctypes
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,17 @@ import numpy as np
 import pycuda.driver as cuda
 
 from ikpy.backends.cuda import nvml
-from ikpy.backends.cuda.api import Device, DeviceError, DeviceMemoryError, Event, Graph, LaunchLike, MemoryInfo, Stream
+from ikpy.backends.cuda.api import (
+    Device,
+    DeviceError,
+    Event,
+    Graph,
+    LaunchLike,
+    MemoryInfo,
+    Stream,
+    aligned,
+    too_little,
+)
 from ikpy.backends.cuda.arguments import pack
 from ikpy.backends.cuda.interrupts import held_back
 
@@ -32,6 +43,7 @@ WHOLE = 1.25
 
 # Compute capability and names of kernels -> cubin that holds each of them.
 CubinLoader = Callable[[tuple[int, int], Collection[str]], Mapping[str, Path]]
+_log = logging.getLogger(__name__)
 # .device: whose context is current in a thread.
 _thread = threading.local()
 _opening = threading.RLock()
@@ -87,6 +99,13 @@ def _destroyed_with(owner: object, device: CudaDevice, held: list[Any]) -> None:
 def _let_go(device: CudaDevice, held: list[Any]) -> None:
     with device.pushed():
         held.clear()
+
+
+def _meet(one: CudaDevice, other: CudaDevice) -> None:
+    """Lets copies between two devices go directly; a line of the log says where they do not."""
+    reasons = [reason for reason in (one.enable_peer(other), other.enable_peer(one)) if reason]
+    if reasons:
+        _log.warning("copies between %s and %s go through host memory: %s", one.name, other.name, reasons[0])
 
 
 class CudaGraph(Graph):
@@ -272,8 +291,7 @@ class CudaDevice(Device):
         # PyCUDA would give the primary context back with the wrong call at exit, which fails with a warning.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._context))
         for other in self._opened:
-            self._enable_peer(other)
-            other._enable_peer(self)
+            _meet(self, other)
         self._opened.append(self)
 
     @contextmanager
@@ -316,11 +334,17 @@ class CudaDevice(Device):
     def session(self) -> AbstractContextManager[None]:
         return self.current()
 
-    def _enable_peer(self, other: CudaDevice) -> None:
-        """Lets copies to the other device go directly where the hardware can."""
-        if self.handle.can_access_peer(other.handle):
-            with suppress(DeviceError), self.current():  # copies go through host memory then
+    def enable_peer(self, other: CudaDevice) -> str:
+        """Lets copies to the other device go directly; returns why they cannot, or an empty text."""
+        try:
+            with self.current():
+                if not self.handle.can_access_peer(other.handle):
+                    return "the hardware, or how it is connected, has no direct way"
                 cuda.Context.enable_peer_access(other.context)
+        except DeviceError as error:
+            # Another library of the process may have done so.
+            return "" if "already enabled" in str(error) else str(error)
+        return ""
 
     def function(self, name: str, shared_bytes: int) -> Any:
         """A kernel; the device must be current."""
@@ -370,16 +394,12 @@ class CudaDevice(Device):
         trusted = seen is not None and seen.total <= WHOLE * self.handle.total_memory()
         return seen if seen and trusted else self.memory()
 
-    def alloc(self, nbytes: int) -> int:
+    def alloc(self, nbytes: int, purpose: str = "data") -> int:
         with self.current():
             try:
-                allocation = cuda.mem_alloc(max(nbytes, 1))
+                allocation = cuda.mem_alloc(aligned(nbytes))
             except cuda.MemoryError as error:
-                free = cuda.mem_get_info()[0]
-                raise DeviceMemoryError(
-                    f"{self.name}: failed to allocate buffer of {nbytes} bytes: {free} are free; "
-                    "offload fewer layers (-ngl), keep experts on the CPU (--n-cpu-moe) or use a smaller -c or -ub"
-                ) from error
+                raise too_little(self, nbytes, purpose, cuda.mem_get_info()[0]) from error
         self._allocations[int(allocation)] = allocation
         return int(allocation)
 

@@ -18,13 +18,13 @@ import numpy as np
 from ikpy.backends.cuda.api import (
     Device,
     DeviceError,
-    DeviceMemoryError,
     Event,
     Graph,
     LaunchLike,
     MemoryInfo,
     Stream,
     aligned,
+    too_little,
 )
 from ikpy.backends.cuda.launch.limits import shared_fault
 
@@ -186,12 +186,10 @@ class EmulatedDevice(Device):
     def memory(self) -> MemoryInfo:
         return MemoryInfo(self.total_bytes - self._used, self.total_bytes)
 
-    def alloc(self, nbytes: int) -> int:
+    def alloc(self, nbytes: int, purpose: str = "data") -> int:
         size = aligned(nbytes)
         if self._used + size > self.total_bytes:
-            raise DeviceMemoryError(
-                f"{self.name}: failed to allocate buffer of {nbytes} bytes: {self.total_bytes - self._used} are free"
-            )
+            raise too_little(self, nbytes, purpose, self.total_bytes - self._used)
         region = mmap.mmap(-1, size)
         region.write(POISON * size)
         address = ctypes.addressof(ctypes.c_uint8.from_buffer(region))

@@ -119,8 +119,8 @@ def sources() -> list[Path]:
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
-def dependencies(source: Path) -> list[Path]:
-    """The file and all files it includes by name, found in its folder, INCLUDE_DIRS or the shim."""
+def dependencies(source: Path, folders: Sequence[Path]) -> list[Path]:
+    """The file and all files it includes by name, found in its folder or in those given."""
     found: dict[Path, None] = {}
     waiting = [source.resolve()]
     while waiting:
@@ -129,14 +129,14 @@ def dependencies(source: Path) -> list[Path]:
             continue
         found[path] = None
         for name in _INCLUDE.findall(path.read_text(encoding="utf-8")):
-            places = [(folder / name).resolve() for folder in (path.parent, *INCLUDE_DIRS, SHIM)]
+            places = [(folder / name).resolve() for folder in (path.parent, *folders)]
             waiting += [place for place in places if place.exists()][:1]
     return list(found)
 
 
-def sources_digest(source: Path, *parts: str) -> str:
-    """Hash of a file with everything it includes, and of further strings."""
-    return _digest(*(path.read_bytes() for path in dependencies(source)), *(part.encode() for part in parts))
+def sources_digest(source: Path, folders: Sequence[Path], *parts: str) -> str:
+    """Hash of a file with everything it includes from these folders, and of further strings."""
+    return _digest(*(path.read_bytes() for path in dependencies(source, folders)), *(part.encode() for part in parts))
 
 
 def _digest(*parts: bytes) -> str:
@@ -177,11 +177,14 @@ def _produce(target: Path, command: list[str]) -> Path:
 
 
 def _object(source: Path, folder: Path, compiler: str, flags: Sequence[str]) -> Path:
-    key = sources_digest(source, compiler, *flags)
-    includes = [f"-I{path}" for path in (SHIM, *INCLUDE_DIRS)]
+    folders = (SHIM, *INCLUDE_DIRS)
+    key = sources_digest(source, folders, compiler, *flags)
+    includes = [f"-I{path}" for path in folders]
     command = [compiler, *flags, *includes, "-x", "c++", "-c", str(source)]
     built = _produce(folder / f"{source.stem}-{key}.o", command)
-    if sources_digest(source, compiler, *flags) != key:  # edited meanwhile: the object may not be what its name says
+    if (
+        sources_digest(source, folders, compiler, *flags) != key
+    ):  # edited meanwhile: the object may not be what its name says
         built.unlink(missing_ok=True)
         raise EmulationError(f"{source.name} or a header changed while it was compiled; try again")
     return built

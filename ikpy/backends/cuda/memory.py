@@ -84,7 +84,7 @@ class WeightStore:
         if not wanted:
             return
         total = sum(aligned(b.nbytes) for b in wanted)
-        block = device.alloc(total)
+        block = device.alloc(total, f"{len(wanted)} weights")
         progress = _Progress(device, sum(b.nbytes for b in wanted), log)
         addresses: dict[tuple[str, int], int] = {}
 

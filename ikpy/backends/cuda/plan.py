@@ -66,13 +66,16 @@ class LaunchRange:
 
     def __call__(self, run: Run) -> None:
         # The first run loads kernels, which cannot happen during a capture.
-        if not self._capture or not self._ran:
-            self._ran = True
-            self._issue()
-            return
+        if self._graph is None and self._ran and self._capture and self._state.graphs:
+            try:
+                self._graph = self._state.stream.capture(self._issue)
+            except DeviceError as error:
+                self._state.go_without_graphs(error)
+        self._ran = True
         if self._graph is None:
-            self._graph = self._state.stream.capture(self._issue)
-        self._state.stream.replay(self._graph)
+            self._issue()
+        else:
+            self._state.stream.replay(self._graph)
 
     def singly(self) -> Iterator[tuple[Step, Operation]]:
         """The same, one node at a time."""

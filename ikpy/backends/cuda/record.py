@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import tempfile
@@ -22,6 +23,9 @@ from ikpy.backends.cuda.launch import ACT_BF16, ACT_TILES, Large
 GEMM_KERNELS = {ACT_BF16: "gemm_bf16", ACT_TILES: "gemm_wgmma"}
 # Fields that say whether newer kernels work.
 TRIED = ("wgmma", "wgmma_s8")
+_log = logging.getLogger(__name__)
+# Files and what failed with them: a record is asked for at every load of a model.
+_told: set[tuple[Path, str]] = set()
 
 
 @dataclass
@@ -55,18 +59,35 @@ class Record:
             file.write(json.dumps(found, indent=1) + "\n")
         os.replace(file.name, self.path)
 
+    def keep(self) -> None:
+        """As save; where that is impossible, a warning says so."""
+        try:
+            self.save()
+        except OSError as error:
+            _warn_once(self.path, "written", f"{error.strerror}; its kernels are tried again at every start")
+
 
 def load(device: Device) -> Record:
-    """The record of a device; an empty one if there is none that can be read."""
+    """The record of a device; an empty one if there is none, or, with a warning, if it cannot be read."""
     identity = {"device": device.description, "driver": device.software(), "kernels": modules.kernels_digest()}
     key = hashlib.sha256("\0".join(identity.values()).encode()).hexdigest()[:12]
     name = re.sub(r"[^a-z0-9]+", "-", device.description.lower()).strip("-")
     record = Record(modules.cache_dir() / "devices" / f"{name}-{key}.json", identity)
     try:
         _read(record)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is damaged"
+        _warn_once(record.path, "read", f"{reason}; nothing counts as known of the device")
         return Record(record.path, identity)
     return record
+
+
+def _warn_once(path: Path, failed: str, consequence: str) -> None:
+    if (path, failed) not in _told:
+        _told.add((path, failed))
+        _log.warning("the record of a device, %s, cannot be %s: %s", path, failed, consequence)
 
 
 def _read(record: Record) -> None:

@@ -88,7 +88,9 @@ def parse(log: str) -> list[Usage]:
 def _reports(source: Path, architectures: Collection[int]) -> dict[int, Path]:
     """Where the usages of a kernel file are kept for each architecture."""
     folder = modules.cache_dir().parent / "cuda-resources"
-    key = emulator.sources_digest(source, modules.nvcc_version(), *modules.NVCC_FLAGS, *REPORT_FLAGS)
+    # What stands in for CUDA on the host is not seen by nvcc.
+    parts = modules.nvcc_version(), *modules.NVCC_FLAGS, *REPORT_FLAGS
+    key = emulator.sources_digest(source, emulator.INCLUDE_DIRS, *parts)
     return {arch: folder / f"{source.stem}-{arch}-{key}.json" for arch in architectures}
 
 

@@ -74,8 +74,8 @@ class Kernels(Protocol):
 class Block:
     """Device memory that grows when more is asked for; its address changes then."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    def __init__(self, device: Device, purpose: str) -> None:
+        self._device, self._purpose = device, purpose
         self.nbytes = 0
         self.address = 0
 
@@ -94,7 +94,7 @@ class Block:
 
     def _take(self, nbytes: int) -> None:
         if nbytes:
-            self.address, self.nbytes = self._device.alloc(nbytes), nbytes
+            self.address, self.nbytes = self._device.alloc(nbytes, self._purpose), nbytes
 
     def release(self) -> None:
         """Gives the memory back."""
@@ -107,7 +107,7 @@ class WeightSlot:
     """Memory for weights that are uploaded for one node. ready: the copy is done; free: the node is done."""
 
     def __init__(self, device: Device) -> None:
-        self.block = Block(device)
+        self.block = Block(device, "weights that are uploaded for one product")
         self.ready: Event = device.new_event()
         self.free: Event = device.new_event()
 
@@ -123,14 +123,21 @@ class DeviceState:
         self.stream = device.new_stream()
         self.copy_stream = device.new_stream()
         self.uploaded = device.new_event()
-        self.arena = Block(device)
-        self.scratch = Block(device)
+        self.arena = Block(device, "intermediate values")
+        self.scratch = Block(device, "work memory of kernels")
         self.slots = [WeightSlot(device), WeightSlot(device)]
         self._next_slot = 0
-        self._directions = Block(device)
+        self._directions = Block(device, "control vectors")
         self._steering: np.ndarray | None = None
+        # Whether launches are captured as CUDA graphs.
+        self.graphs = True
         self._caches: dict[str, tuple[int, Buffer]] = {}
         self._make_inputs(inputs)
+
+    def go_without_graphs(self, reason: DeviceError) -> None:
+        """From now on kernels are launched one by one."""
+        self.graphs = False
+        self._log(f"warning: kernels are launched one by one, which is slower: {reason}")
 
     # --- inputs -----------------------------------------------------------------------------------------------
 
@@ -144,7 +151,7 @@ class DeviceState:
             end += aligned(array.nbytes)
         self._batch_bytes = input_bytes(Inputs(inputs.batch))
         self._staging = pinned_or_pageable(self.device, end, self._log)
-        self.runtime = self.device.alloc(end)
+        self.runtime = self.device.alloc(end, "inputs")
         # Cells that no context has make the first comparison find all of them changed.
         self._staging[:] = 0x80
 
@@ -190,7 +197,7 @@ class DeviceState:
     def add_caches(self, buffers: Iterable[Buffer]) -> None:
         """Allocates caches, filled with zeros."""
         for buffer in buffers:
-            address = self.device.alloc(buffer.nbytes)
+            address = self.device.alloc(buffer.nbytes, buffer.name)
             self._caches[buffer.name] = address, buffer
             self.stream.fill(address, 0, buffer.nbytes)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import product
 from typing import NamedTuple
 
@@ -137,8 +136,7 @@ def _works(device: Device, field: str, names: tuple[str, str], trials: Callable[
 
     def keep(works: bool | None) -> None:
         setattr(known, field, works)
-        with suppress(OSError):  # without a place to keep it, it is tried again
-            known.save()
+        known.keep()
 
     if getattr(known, field) is None:
         try:

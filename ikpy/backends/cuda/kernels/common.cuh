@@ -216,7 +216,16 @@ __device__ __forceinline__ float block_max(float x) {
 
 // ---- activation functions; kinds as UnaryKind of the native ops ----
 
-enum Unary { kSilu = 0, kGelu = 1, kRelu = 2, kReluSquared = 3, kSigmoid = 4, kTanh = 5, kSwigluOai = 6, kGeluErf = 7 };
+enum Unary {
+    kSilu = 0,
+    kGelu = 1,
+    kRelu = 2,
+    kReluSquared = 3,
+    kSigmoid = 4,
+    kTanh = 5,
+    kSwigluOai = 6,
+    kGeluErf = 7
+};
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 

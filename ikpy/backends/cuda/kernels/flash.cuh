@@ -15,6 +15,8 @@ constexpr float kNoMaximum = -1e30f;  // below any score, and finite
 
 template <int Dk, int Dv, int Wm, int Wn, int Cells, bool VInK>
 struct Flash {
+    static constexpr int kHeadK = Dk, kHeadV = Dv, kWn = Wn, kCells = Cells;
+    static constexpr bool kVInK = VInK;
     static constexpr int kDk = (Dk + 31) / 32 * 32, kRows = 16 * Wm, kThreads = 32 * Wm * Wn;
     // Rows of 16-bit elements; 8 more than the length keep ldmatrix free of bank conflicts.
     static constexpr int kStrideK = kDk + 8, kStrideV = Dv + 8, kStrideP = Cells + 8;
@@ -65,6 +67,18 @@ struct FlashRows {
     __device__ int token(int r) const { return r / per_kv; }
 };
 
+template <class F>
+__device__ __forceinline__ FlashRows flash_rows(const Attention& a) {
+    FlashRows rows;
+    rows.heads = a.q.ne[1];
+    rows.tokens = a.q.ne[2];
+    rows.per_kv = rows.heads / a.k.ne[1];
+    rows.kv_head = blockIdx.y;
+    rows.row0 = blockIdx.x * F::kRows;
+    rows.n_rows = rows.per_kv * rows.tokens;
+    return rows;
+}
+
 // Cells that any row of the tile may see, given to all threads.
 __device__ __forceinline__ void tile_range(const Attention& a, const FlashRows& rows, int tile_rows,
                                            int* first, int* last) {
@@ -83,13 +97,289 @@ __device__ __forceinline__ void tile_range(const Attention& a, const FlashRows& 
     *last = static_cast<int>(block_max(high));
 }
 
+// Elements of a tile of cells from c0 on to rows of `to`; zeros from cell `last` on.
 template <class F>
-__device__ __forceinline__ void load_cells(const View& v, int type, int head, int c0, int last, int n_cells,
-                                           int length, uint16_t* to, int stride, F) {
+__device__ __forceinline__ void load_cells(const View& v, int type, int head, int c0, int last, int length,
+                                           uint16_t* to, int stride) {
     const int per_row = length / 8;
-    for (int i = threadIdx.x; i < n_cells * per_row; i += F::kThreads) {
+    for (int i = threadIdx.x; i < F::kCells * per_row; i += F::kThreads) {
         const int c = i / per_row, e = i % per_row * 8;
         copy8(type, v.row<const uint8_t>(head, min(c0 + c, last - 1)), e, to + c * stride + e, c0 + c < last);
+    }
+}
+
+// Cache heads that belong to the key head of a block.
+struct FlashHeads {
+    int k, k1, v;
+};
+
+// Queries times the factor of the scores, as f16; zeros beyond the last row and the head size.
+template <class F>
+__device__ __forceinline__ void load_queries(const Attention& a, const FlashRows& rows, uint16_t* q) {
+    const float factor = a.softcap != 0.0f ? a.scale / a.softcap : a.scale * kLog2e;
+    for (int i = threadIdx.x; i < F::kRows * F::kDk / 2; i += F::kThreads) {
+        const int r = i / (F::kDk / 2), e = i % (F::kDk / 2) * 2, row = rows.row0 + r;
+        unsigned pair = 0;
+        if (row < rows.n_rows && e < F::kHeadK) {
+            const float* x = a.q.row<const float>(rows.head(row), rows.token(row)) + e;
+            pair = pack_f16(to_f16_range(factor * x[0]), to_f16_range(factor * x[1]));
+        }
+        *reinterpret_cast<unsigned*>(q + r * F::kStrideK + e) = pair;
+    }
+}
+
+// Columns of the keys' tile behind the head size, which no copy writes.
+template <class F>
+__device__ __forceinline__ void clear_padding(uint16_t* k) {
+    constexpr int kPadding = F::kDk - F::kHeadK;
+    if constexpr (kPadding > 0) {
+        for (int i = threadIdx.x; i < F::kCells * kPadding; i += F::kThreads)
+            k[i / kPadding * F::kStrideK + F::kHeadK + i % kPadding] = 0;
+    }
+}
+
+template <class F>
+__device__ __forceinline__ void load_keys(const Attention& a, const FlashHeads& heads, int tile, int last,
+                                          uint16_t* k) {
+    const int d0 = a.k.ne[0], c0 = tile * F::kCells;
+    load_cells<F>(a.k, a.k_type, heads.k, c0, last, d0, k, F::kStrideK);
+    if (a.k1.data) load_cells<F>(a.k1, a.k1_type, heads.k1, c0, last, F::kHeadK - d0, k + d0, F::kStrideK);
+    commit_copies();
+}
+
+// What a thread keeps of the rows 16 wm + lane / 4 and 8 more; all cells and columns that its warp wn takes.
+template <class F>
+struct FlashThread {
+    int lane, wm, wn;
+    int first[2], last[2];  // visible cells of each row
+    const uint16_t* mask[2];
+    float maximum[2], denominator[2];
+    float sums[F::kSumTiles][4];
+
+    __device__ __forceinline__ int row(int h) const { return 16 * wm + lane / 4 + 8 * h; }
+    __device__ __forceinline__ int score_tile(int j) const { return 8 * (wn * F::kScoreTiles + j); }
+    __device__ __forceinline__ int column(int t) const { return 8 * (wn + F::kWn * t); }
+};
+
+template <class F>
+__device__ __forceinline__ void begin_rows(const Attention& a, const FlashRows& rows, FlashThread<F>& own) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const int row = min(rows.row0 + own.row(h), rows.n_rows - 1), token = rows.token(row);
+        cell_range(a, token, &own.first[h], &own.last[h]);
+        own.mask[h] = mask_row(a, token);
+        own.maximum[h] = kNoMaximum;
+        own.denominator[h] = 0.0f;
+    }
+#pragma unroll
+    for (int t = 0; t < F::kSumTiles; ++t)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) own.sums[t][i] = 0.0f;
+}
+
+// Scores of a warp's rows and cells.
+template <class F>
+struct FlashScores {
+    float s[F::kScoreTiles][4];
+};
+
+template <class F>
+__device__ __forceinline__ void multiply_keys(const FlashThread<F>& own, const uint16_t* q, const uint16_t* k,
+                                              FlashScores<F>& scores) {
+#pragma unroll
+    for (int j = 0; j < F::kScoreTiles; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) scores.s[j][i] = 0.0f;
+#pragma unroll 2
+    for (int d = 0; d < F::kDk; d += 32) {
+        unsigned x[2][4];
+        const uint16_t* query = q + (16 * own.wm + own.lane % 16) * F::kStrideK + d + 8 * (own.lane / 16);
+        load_matrix4(x[0], query);
+        load_matrix4(x[1], query + 16);
+#pragma unroll
+        for (int j = 0; j < F::kScoreTiles; ++j) {
+            unsigned y[4];
+            load_matrix4(y, k + (own.score_tile(j) + own.lane % 8) * F::kStrideK + d + 8 * (own.lane / 8));
+            mma_f16(scores.s[j], x[0], y);
+            mma_f16(scores.s[j], x[1], y + 2);
+        }
+    }
+}
+
+// Soft caps and masks scores of the cells from c0 on; top: the largest of each row that this thread has met.
+template <class F>
+__device__ __forceinline__ void mask_scores(const Attention& a, const FlashThread<F>& own, int c0, int last,
+                                            FlashScores<F>& scores, float* top) {
+#pragma unroll
+    for (int j = 0; j < F::kScoreTiles; ++j) {
+        const int cell = c0 + own.score_tile(j) + 2 * (own.lane % 4);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            unsigned open = 0;
+            if (own.mask[h] && cell < last) open = *reinterpret_cast<const unsigned*>(own.mask[h] + cell);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                float& s = scores.s[j][2 * h + i];
+                if (a.softcap != 0.0f) s = a.softcap * kLog2e * tanhf(s);
+                const bool hidden = open >> (16 * i + 15) & 1;
+                if (hidden || cell + i < own.first[h] || cell + i >= own.last[h]) s = -INFINITY;
+                top[h] = fmaxf(top[h], s);
+            }
+        }
+    }
+}
+
+// One value of each row from every warp that shares it, in shared memory; the same for the lanes of a row.
+template <class F>
+__device__ __forceinline__ void share_stat(const FlashThread<F>& own, const float* value,
+                                           float (*stat)[F::kRows]) {
+    if (own.lane % 4 == 0) {
+        stat[own.wn][own.row(0)] = value[0];
+        stat[own.wn][own.row(1)] = value[1];
+    }
+    __syncthreads();
+}
+
+// Makes top the largest score of whole rows.
+template <class F>
+__device__ __forceinline__ void join_maximum(const FlashThread<F>& own, float* top, float (*stat)[F::kRows]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        top[h] = fmaxf(top[h], __shfl_xor_sync(kAllLanes, top[h], 1));
+        top[h] = fmaxf(top[h], __shfl_xor_sync(kAllLanes, top[h], 2));
+    }
+    if (F::kWn > 1) {
+        share_stat(own, top, stat);
+#pragma unroll
+        for (int w = 0; w < F::kWn; ++w) {
+            top[0] = fmaxf(top[0], stat[w][own.row(0)]);
+            top[1] = fmaxf(top[1], stat[w][own.row(1)]);
+        }
+    }
+}
+
+// Turns scores into probabilities relative to the new maximum, to which all sums are brought down.
+template <class F>
+__device__ __forceinline__ void weigh(FlashThread<F>& own, const float* top, FlashScores<F>& scores) {
+    const float decay[2] = {exp2f(own.maximum[0] - top[0]), exp2f(own.maximum[1] - top[1])};
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        own.maximum[h] = top[h];
+        own.denominator[h] *= decay[h];
+    }
+#pragma unroll
+    for (int j = 0; j < F::kScoreTiles; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            scores.s[j][i] = exp2f(scores.s[j][i] - top[i / 2]);
+            own.denominator[i / 2] += scores.s[j][i];
+        }
+#pragma unroll
+    for (int t = 0; t < F::kSumTiles; ++t)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) own.sums[t][i] *= decay[i / 2];
+}
+
+template <class F>
+__device__ __forceinline__ void store_probabilities(const FlashThread<F>& own, const FlashScores<F>& scores,
+                                                    uint16_t* probabilities) {
+#pragma unroll
+    for (int j = 0; j < F::kScoreTiles; ++j) {
+        uint16_t* p = probabilities + own.row(0) * F::kStrideP + own.score_tile(j) + 2 * (own.lane % 4);
+        *reinterpret_cast<unsigned*>(p) = pack_f16(scores.s[j][0], scores.s[j][1]);
+        *reinterpret_cast<unsigned*>(p + 8 * F::kStrideP) = pack_f16(scores.s[j][2], scores.s[j][3]);
+    }
+}
+
+// Probabilities of 32 cells from c on, as two fragments: those of all warps, or of the own scores, where two
+// tiles of 8 columns are one fragment of 16 cells.
+template <class F>
+__device__ __forceinline__ void probability_fragments(const FlashThread<F>& own, const FlashScores<F>& scores,
+                                                      const uint16_t* probabilities, int c,
+                                                      unsigned (*x)[4]) {
+    if constexpr (F::kWn > 1) {
+        const uint16_t* p =
+            probabilities + (16 * own.wm + own.lane % 16) * F::kStrideP + c + 8 * (own.lane / 16);
+        load_matrix4(x[0], p);
+        load_matrix4(x[1], p + 16);
+    } else {
+#pragma unroll
+        for (int s = 0; s < 2; ++s)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float* pair = &scores.s[(c / 8 + 2 * s + i / 2) % F::kScoreTiles][2 * (i % 2)];
+                x[s][i] = pack_f16(pair[0], pair[1]);
+            }
+    }
+}
+
+template <class F>
+__device__ __forceinline__ void add_values(FlashThread<F>& own, const FlashScores<F>& scores,
+                                           const uint16_t* probabilities, const uint16_t* v) {
+    constexpr int kStride = F::kVInK ? F::kStrideK : F::kStrideV;
+#pragma unroll
+    for (int c = 0; c < F::kCells; c += 32) {
+        unsigned x[2][4];
+        probability_fragments(own, scores, probabilities, c, x);
+#pragma unroll
+        for (int t = 0; t < F::kSumTiles; ++t) {
+            if (own.column(t) >= F::kHeadV) break;
+            unsigned y[4];
+            load_matrix4_transposed(y, v + (c + own.lane) * kStride + own.column(t));
+            mma_f16(own.sums[t], x[0], y);
+            mma_f16(own.sums[t], x[1], y + 2);
+        }
+    }
+}
+
+// Makes the denominators those of whole rows.
+template <class F>
+__device__ __forceinline__ void join_denominators(FlashThread<F>& own, float (*stat)[F::kRows]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        own.denominator[h] += __shfl_xor_sync(kAllLanes, own.denominator[h], 1);
+        own.denominator[h] += __shfl_xor_sync(kAllLanes, own.denominator[h], 2);
+    }
+    if (F::kWn > 1) {
+        __syncthreads();
+        share_stat(own, own.denominator, stat);
+        own.denominator[0] = own.denominator[1] = 0.0f;
+#pragma unroll
+        for (int w = 0; w < F::kWn; ++w) {
+            own.denominator[0] += stat[w][own.row(0)];
+            own.denominator[1] += stat[w][own.row(1)];
+        }
+    }
+}
+
+// The attention of each row, or what a part of the cells gives to it.
+template <class F>
+__device__ __forceinline__ void store_rows(const Attention& a, const FlashRows& rows,
+                                           const FlashThread<F>& own) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const int row = rows.row0 + own.row(h);
+        if (row >= rows.n_rows) continue;
+        const int head = rows.head(row), token = rows.token(row);
+        float *out, norm = 1.0f;
+        if (a.n_parts > 1) {
+            const long long place =
+                (static_cast<long long>(blockIdx.z) * rows.tokens + token) * rows.heads + head;
+            out = a.partials + place * (F::kHeadV + 2);
+            if (own.lane % 4 == 0 && own.wn == 0) {
+                out[F::kHeadV] = own.maximum[h];
+                out[F::kHeadV + 1] = own.denominator[h];
+            }
+        } else {
+            out = a.dst.row<float>(head, token);
+            norm = normalizer(a, head, own.maximum[h], own.denominator[h]);
+        }
+#pragma unroll
+        for (int t = 0; t < F::kSumTiles; ++t) {
+            if (own.column(t) + 2 * (own.lane % 4) >= F::kHeadV) break;
+            *reinterpret_cast<float2*>(out + own.column(t) + 2 * (own.lane % 4)) =
+                float2{norm * own.sums[t][2 * h], norm * own.sums[t][2 * h + 1]};
+        }
     }
 }
 
@@ -98,38 +388,22 @@ template <int Dk, int Dv, int Wm, int Wn, int Cells, bool VInK>
 __device__ __forceinline__ void flash_body(const Attention& a, int v_column) {
     using F = Flash<Dk, Dv, Wm, Wn, Cells, VInK>;
     IKPY_DYNAMIC_SHARED(memory);
-    __shared__ float shared_stat[Wn][F::kRows];
+    __shared__ float stat[Wn][F::kRows];
     auto* q = reinterpret_cast<uint16_t*>(memory);
     uint16_t* k = q + F::kBytesQ / 2;
     uint16_t* v = VInK ? k + v_column : k + F::kBytesK / 2;
     uint16_t* probabilities = k + (F::kBytesK + F::kBytesV) / 2;
-    constexpr int kStrideV = VInK ? F::kStrideK : F::kStrideV;
-    const int lane = lane_id(), wm = warp_id() % Wm, wn = warp_id() / Wm;
+    FlashThread<F> own;
+    own.lane = lane_id();
+    own.wm = warp_id() % Wm;
+    own.wn = warp_id() / Wm;
 
-    FlashRows rows;
-    rows.heads = a.q.ne[1];
-    rows.tokens = a.q.ne[2];
-    rows.per_kv = rows.heads / a.k.ne[1];
-    rows.kv_head = blockIdx.y;
-    rows.row0 = blockIdx.x * F::kRows;
-    rows.n_rows = rows.per_kv * rows.tokens;
-    const int d0 = a.k.ne[0], k1_head = a.k1.data ? rows.kv_head * a.k1.ne[1] / a.k.ne[1] : 0;
-    const int v_head = rows.kv_head * a.v.ne[1] / a.k.ne[1];
-    const float factor = a.softcap != 0.0f ? a.scale / a.softcap : a.scale * kLog2e;
-
-    for (int i = threadIdx.x; i < F::kRows * F::kDk / 2; i += F::kThreads) {
-        const int r = i / (F::kDk / 2), e = i % (F::kDk / 2) * 2, row = rows.row0 + r;
-        unsigned pair = 0;
-        if (row < rows.n_rows && e < Dk) {
-            const float* x = a.q.row<const float>(rows.head(row), rows.token(row)) + e;
-            pair = pack_f16(to_f16_range(factor * x[0]), to_f16_range(factor * x[1]));
-        }
-        *reinterpret_cast<unsigned*>(q + r * F::kStrideK + e) = pair;
-    }
-    if constexpr (F::kDk > Dk) {
-        for (int i = threadIdx.x; i < Cells * (F::kDk - Dk); i += F::kThreads)
-            k[i / (F::kDk - Dk) * F::kStrideK + Dk + i % (F::kDk - Dk)] = 0;
-    }
+    const FlashRows rows = flash_rows<F>(a);
+    const int kv_head = rows.kv_head;
+    const FlashHeads heads{kv_head, a.k1.data ? kv_head * a.k1.ne[1] / a.k.ne[1] : 0,
+                           kv_head * a.v.ne[1] / a.k.ne[1]};
+    load_queries<F>(a, rows, q);
+    clear_padding<F>(k);
 
     int first, last;
     tile_range(a, rows, F::kRows, &first, &last);
@@ -137,210 +411,42 @@ __device__ __forceinline__ void flash_body(const Attention& a, int v_column) {
     const int tile0 = first / Cells, n_tiles = last > first ? (last + Cells - 1) / Cells - tile0 : 0;
     const int share = (n_tiles + a.n_parts - 1) / a.n_parts;
     const int begin = tile0 + blockIdx.z * share, end = min(tile0 + n_tiles, begin + share);
-
-    // Rows of this thread: 16 wm + lane / 4 and 8 more.
-    int row_first[2], row_last[2];
-    const uint16_t* row_mask[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        const int row = min(rows.row0 + 16 * wm + lane / 4 + 8 * h, rows.n_rows - 1), token = rows.token(row);
-        cell_range(a, token, &row_first[h], &row_last[h]);
-        row_mask[h] = mask_row(a, token);
-    }
-    float maximum[2] = {kNoMaximum, kNoMaximum}, denominator[2] = {0.0f, 0.0f};
-    float sums[F::kSumTiles][4];
-#pragma unroll
-    for (int t = 0; t < F::kSumTiles; ++t)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) sums[t][i] = 0.0f;
+    begin_rows(a, rows, own);
 
     // Values arrive while scores are computed, the next keys while values are summed. Values that are a part
     // of the keys allow no such overlap; blocks then overlap each other.
-    const auto load_keys = [&](int tile) {
-        load_cells(a.k, a.k_type, rows.kv_head, tile * Cells, last, Cells, d0, k, F::kStrideK, F{});
-        if (a.k1.data)
-            load_cells(a.k1, a.k1_type, k1_head, tile * Cells, last, Cells, Dk - d0, k + d0, F::kStrideK,
-                       F{});
-        commit_copies();
-    };
-    if (!VInK && begin < end) load_keys(begin);
+    if (!VInK && begin < end) load_keys<F>(a, heads, begin, last, k);
     for (int tile = begin; tile < end; ++tile) {
         const int c0 = tile * Cells;
         if (VInK) {
             __syncthreads();
-            load_keys(tile);
+            load_keys<F>(a, heads, tile, last, k);
         }
         wait_copies<0>();
         __syncthreads();
         if (!VInK) {
-            load_cells(a.v, a.v_type, v_head, c0, last, Cells, Dv, v, F::kStrideV, F{});
+            load_cells<F>(a.v, a.v_type, heads.v, c0, last, Dv, v, F::kStrideV);
             commit_copies();
         }
-
-        float scores[F::kScoreTiles][4];
-#pragma unroll
-        for (int j = 0; j < F::kScoreTiles; ++j)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) scores[j][i] = 0.0f;
-#pragma unroll 2
-        for (int d = 0; d < F::kDk; d += 32) {
-            unsigned x[2][4];
-            const uint16_t* query = q + (16 * wm + lane % 16) * F::kStrideK + d + 8 * (lane / 16);
-            load_matrix4(x[0], query);
-            load_matrix4(x[1], query + 16);
-#pragma unroll
-            for (int j = 0; j < F::kScoreTiles; ++j) {
-                unsigned y[4];
-                load_matrix4(
-                    y, k + (8 * (wn * F::kScoreTiles + j) + lane % 8) * F::kStrideK + d + 8 * (lane / 8));
-                mma_f16(scores[j], x[0], y);
-                mma_f16(scores[j], x[1], y + 2);
-            }
-        }
-        float top[2] = {maximum[0], maximum[1]};
-#pragma unroll
-        for (int j = 0; j < F::kScoreTiles; ++j) {
-            const int cell = c0 + 8 * (wn * F::kScoreTiles + j) + 2 * (lane % 4);
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                unsigned open = 0;
-                if (row_mask[h] && cell < last) {
-                    open = *reinterpret_cast<const unsigned*>(row_mask[h] + cell);
-                }
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    float& s = scores[j][2 * h + i];
-                    if (a.softcap != 0.0f) s = a.softcap * kLog2e * tanhf(s);
-                    const bool hidden = open >> (16 * i + 15) & 1;
-                    if (hidden || cell + i < row_first[h] || cell + i >= row_last[h]) s = -INFINITY;
-                    top[h] = fmaxf(top[h], s);
-                }
-            }
-        }
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            top[h] = fmaxf(top[h], __shfl_xor_sync(kAllLanes, top[h], 1));
-            top[h] = fmaxf(top[h], __shfl_xor_sync(kAllLanes, top[h], 2));
-        }
+        FlashScores<F> scores;
+        multiply_keys(own, q, k, scores);
+        float top[2] = {own.maximum[0], own.maximum[1]};
+        mask_scores(a, own, c0, last, scores, top);
+        join_maximum(own, top, stat);
+        weigh(own, top, scores);
         if (Wn > 1) {
-            if (lane % 4 == 0) {
-                shared_stat[wn][16 * wm + lane / 4] = top[0];
-                shared_stat[wn][16 * wm + lane / 4 + 8] = top[1];
-            }
-            __syncthreads();
-#pragma unroll
-            for (int w = 0; w < Wn; ++w) {
-                top[0] = fmaxf(top[0], shared_stat[w][16 * wm + lane / 4]);
-                top[1] = fmaxf(top[1], shared_stat[w][16 * wm + lane / 4 + 8]);
-            }
-        }
-        const float decay[2] = {exp2f(maximum[0] - top[0]), exp2f(maximum[1] - top[1])};
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            maximum[h] = top[h];
-            denominator[h] *= decay[h];
-        }
-#pragma unroll
-        for (int j = 0; j < F::kScoreTiles; ++j)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                scores[j][i] = exp2f(scores[j][i] - top[i / 2]);
-                denominator[i / 2] += scores[j][i];
-            }
-#pragma unroll
-        for (int t = 0; t < F::kSumTiles; ++t)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) sums[t][i] *= decay[i / 2];
-
-        if (Wn > 1) {
-#pragma unroll
-            for (int j = 0; j < F::kScoreTiles; ++j) {
-                uint16_t* p = probabilities + (16 * wm + lane / 4) * F::kStrideP +
-                              8 * (wn * F::kScoreTiles + j) + 2 * (lane % 4);
-                *reinterpret_cast<unsigned*>(p) = pack_f16(scores[j][0], scores[j][1]);
-                *reinterpret_cast<unsigned*>(p + 8 * F::kStrideP) = pack_f16(scores[j][2], scores[j][3]);
-            }
+            store_probabilities(own, scores, probabilities);
             if (VInK) __syncthreads();
         }
         if (!VInK) {
             wait_copies<0>();
             __syncthreads();
-            if (tile + 1 < end) load_keys(tile + 1);
+            if (tile + 1 < end) load_keys<F>(a, heads, tile + 1, last, k);
         }
-#pragma unroll
-        for (int c = 0; c < Cells; c += 32) {
-            unsigned x[2][4];
-            if (Wn > 1) {
-                const uint16_t* p = probabilities + (16 * wm + lane % 16) * F::kStrideP + c + 8 * (lane / 16);
-                load_matrix4(x[0], p);
-                load_matrix4(x[1], p + 16);
-            } else {
-                // Two tiles of 8 score columns are one fragment of 16 cells.
-#pragma unroll
-                for (int s = 0; s < 2; ++s)
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        const float* pair = &scores[(c / 8 + 2 * s + i / 2) % F::kScoreTiles][2 * (i % 2)];
-                        x[s][i] = pack_f16(pair[0], pair[1]);
-                    }
-            }
-#pragma unroll
-            for (int t = 0; t < F::kSumTiles; ++t) {
-                const int column = 8 * (wn + Wn * t);
-                if (column >= Dv) break;
-                unsigned y[4];
-                load_matrix4_transposed(y, v + (c + lane) * kStrideV + column);
-                mma_f16(sums[t], x[0], y);
-                mma_f16(sums[t], x[1], y + 2);
-            }
-        }
+        add_values(own, scores, probabilities, v);
     }
-
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        denominator[h] += __shfl_xor_sync(kAllLanes, denominator[h], 1);
-        denominator[h] += __shfl_xor_sync(kAllLanes, denominator[h], 2);
-    }
-    if (Wn > 1) {
-        __syncthreads();
-        if (lane % 4 == 0) {
-            shared_stat[wn][16 * wm + lane / 4] = denominator[0];
-            shared_stat[wn][16 * wm + lane / 4 + 8] = denominator[1];
-        }
-        __syncthreads();
-        denominator[0] = denominator[1] = 0.0f;
-#pragma unroll
-        for (int w = 0; w < Wn; ++w) {
-            denominator[0] += shared_stat[w][16 * wm + lane / 4];
-            denominator[1] += shared_stat[w][16 * wm + lane / 4 + 8];
-        }
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        const int row = rows.row0 + 16 * wm + lane / 4 + 8 * h;
-        if (row >= rows.n_rows) continue;
-        const int head = rows.head(row), token = rows.token(row);
-        float *out, norm = 1.0f;
-        if (a.n_parts > 1) {
-            const long long place =
-                (static_cast<long long>(blockIdx.z) * rows.tokens + token) * rows.heads + head;
-            out = a.partials + place * (Dv + 2);
-            if (lane % 4 == 0 && wn == 0) {
-                out[Dv] = maximum[h];
-                out[Dv + 1] = denominator[h];
-            }
-        } else {
-            out = a.dst.row<float>(head, token);
-            norm = normalizer(a, head, maximum[h], denominator[h]);
-        }
-#pragma unroll
-        for (int t = 0; t < F::kSumTiles; ++t) {
-            const int column = 8 * (wn + Wn * t) + 2 * (lane % 4);
-            if (column >= Dv) break;
-            *reinterpret_cast<float2*>(out + column) =
-                float2{norm * sums[t][2 * h], norm * sums[t][2 * h + 1]};
-        }
-    }
+    join_denominators(own, stat);
+    store_rows(a, rows, own);
 }
 
 }  // namespace ikpy::cuda

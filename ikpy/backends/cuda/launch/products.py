@@ -10,6 +10,7 @@ from ikpy.backends.cuda.launch.base import (
     FLOAT_WEIGHTS,
     MATVEC_COLUMNS,
     MAX_GRID_YZ,
+    VECTOR_WARPS,
     WORK,
     Launch,
     OpContext,
@@ -103,15 +104,15 @@ def _vector_launch(p: Product, x: int, stride: int) -> Launch:
     batches = 1 if p.is_by_expert else p.op.dst.shape[2]
     n_out = p.up.shape[1]
     if p.is_float:
-        rows_per_block, split = 4, 1
+        rows_per_block, split = VECTOR_WARPS, 1
     else:
         split = _split(p)
-        rows_per_block = registry.by_id(p.up.type_id).interleave * (1 if p.gate else 2) * (4 // split)
+        rows_per_block = registry.by_id(p.up.type_id).interleave * (1 if p.gate else 2) * (VECTOR_WARPS // split)
     args = [p.pack(x, stride, split), *_float_args(p)]
     blocks = ceil_div(n_out, rows_per_block)
     if p.is_float:  # blocks take rows in turn: there are vocabularies of more than four times the limit
         blocks = min(blocks, MAX_GRID_YZ)
-    return Launch(kernel, (columns, blocks, batches), (128, 1, 1), 0, args)
+    return Launch(kernel, (columns, blocks, batches), (32 * VECTOR_WARPS, 1, 1), 0, args)
 
 
 def _matrix_launch(p: Product, x: int, stride: int) -> Launch:

@@ -11,6 +11,7 @@ from ikpy.backends.cuda.launch.base import (
     MAX_EXPERTS,
     MAX_GRID_YZ,
     SM_80,
+    VECTOR_WARPS,
     Address,
     Launch,
     OpContext,
@@ -44,6 +45,16 @@ def _check_weight(weight: Value | None) -> str | None:
     return f"type {weight.type_name} has no CUDA kernels"
 
 
+def _check_product(op: Node) -> str | None:
+    weight = op.src[0]
+    found = _check_weight(weight)
+    if found or weight is None or weight.type_name in FLOAT_WEIGHTS:
+        return found
+    # Matrix-vector kernels have a warp for every two groups of rows, or for a group of each of two matrices.
+    most = MAX_GRID_YZ * VECTOR_WARPS * registry.by_id(weight.type_id).interleave * (1 if "up_gate" in op.kind else 2)
+    return f"{weight.shape[1]} rows are above {most}" if weight.shape[1] > most else None
+
+
 def _check_route(op: Node) -> str | None:
     logits = op.src[0]
     assert logits is not None
@@ -71,8 +82,10 @@ def supports(op: Node) -> str | None:
         return f"op {op.kind} has no CUDA kernel"
     if op.kind == "copy":
         return _check_copy(op)
-    if op.kind == "get_rows" or op.kind in products.KINDS:
+    if op.kind == "get_rows":
         return _check_weight(op.src[0])
+    if op.kind in products.KINDS:
+        return _check_product(op)
     if op.kind == "moe_route":
         return _check_route(op)
     if op.kind == "hadamard" and op.dst.shape[0] > 8192:

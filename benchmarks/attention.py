@@ -21,7 +21,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ikpy._native import core, tier
-from ikpy.engine.context import aligned_bytes
+from ikpy.gguf.huge_pages import zeroed_bytes
 from ikpy.graph.plan import TENSOR_DTYPE
 from tests.cpu import reference_attention as ref
 
@@ -68,8 +68,8 @@ class Layer:
 
 
 def large(rows: np.ndarray, n: int) -> np.ndarray:
-    """The rows repeated to n, in memory of their own that begins at a line, as caches of contexts do."""
-    memory = aligned_bytes(n * rows[0].nbytes).view(rows.dtype).reshape(n, *rows.shape[1:])
+    """The rows repeated to n, in memory of their own in huge pages, as caches of contexts are."""
+    memory = zeroed_bytes(n * rows[0].nbytes).view(rows.dtype).reshape(n, *rows.shape[1:])
     memory[:] = np.concatenate([rows] * -(-n // len(rows)))[:n]
     return memory
 

@@ -14,6 +14,7 @@ from ikpy._native.batches import Batch
 from ikpy._native.tables import CellTables, Taken
 from ikpy.engine.cells import MAX_SEQUENCES, Cells, KVCacheFullError, WindowCells
 from ikpy.errors import ResourceError
+from ikpy.gguf.huge_pages import zeroed_bytes
 from ikpy.graph.ir import PLANNED_ADDRESS, Value, external
 from ikpy.models.batch import FULL, CacheSpec, Window
 from ikpy.quants import registry
@@ -22,6 +23,7 @@ __all__ = ["MAX_SEQUENCES", "KVCache", "KVCacheFullError"]
 
 CELL_BYTES = 16
 """Of position, sequences and shift of a cell."""
+ALIGNMENT = 64
 
 
 class KVCache:
@@ -51,22 +53,28 @@ class KVCache:
         self.tables = CellTables(list(self.cells.values()))
         self.tensors: dict[tuple[int, str], Value] = {}
         self.window_of: dict[tuple[int, str], Window] = {}
-        self.allocated_bytes = 0
         for layer, layer_specs in enumerate(specs):
             for spec in layer_specs:
-                window = spec.window if spec.window in self.windows else FULL
-                self.window_of[layer, spec.name] = window
-                self.tensors[layer, spec.name] = self._allocate(layer, spec, self.cells[window].n_cells, allocate)
+                self.window_of[layer, spec.name] = spec.window if spec.window in self.windows else FULL
+        self._make_tensors(specs, allocate)
 
-    def _allocate(self, layer: int, spec: CacheSpec, n_cells: int, allocate: bool) -> Value:
-        shape = (spec.n, spec.n_heads, n_cells)
-        name = f"cache_{spec.name}_l{layer}"
-        if not allocate:
-            return external(PLANNED_ADDRESS, None, spec.type_id, shape, name, "cache")
-        nbytes = registry.by_id(spec.type_id).tensor_nbytes((*shape, 1))
-        memory = np.zeros(nbytes + 64, np.uint8)
-        self.allocated_bytes += nbytes
-        return external((memory.ctypes.data + 63) & ~63, memory, spec.type_id, shape, name, "cache")
+    def _make_tensors(self, specs: Sequence[Sequence[CacheSpec]], allocate: bool) -> None:
+        """All tensors in one block of memory, so that hardly any of it lies outside of huge pages."""
+        sizes: dict[tuple[int, CacheSpec], tuple[int, ...]] = {}
+        for layer, layer_specs in enumerate(specs):
+            for spec in layer_specs:
+                n_cells = self.cells[self.window_of[layer, spec.name]].n_cells
+                sizes[layer, spec] = spec.n, spec.n_heads, n_cells
+        nbytes = [registry.by_id(spec.type_id).tensor_nbytes((*shape, 1)) for (_, spec), shape in sizes.items()]
+        steps = [-(-n // ALIGNMENT) * ALIGNMENT for n in nbytes]
+        memory = zeroed_bytes(sum(steps)) if allocate else None
+        self.allocated_bytes = sum(nbytes) if allocate else 0
+        address = PLANNED_ADDRESS if memory is None else memory.ctypes.data
+        for ((layer, spec), shape), step in zip(sizes.items(), steps, strict=True):
+            name = f"cache_{spec.name}_l{layer}"
+            self.tensors[layer, spec.name] = external(address, memory, spec.type_id, shape, name, "cache")
+            if allocate:
+                address += step
 
     def nbytes(self, name: str | None = None) -> int:
         """Bytes of the cache tensors with this name, or of all."""

@@ -7,6 +7,8 @@ import mmap
 import sys
 from pathlib import Path
 
+import numpy as np
+
 POOLS = Path("/sys/kernel/mm/hugepages")
 TRANSPARENT = Path("/sys/kernel/mm/transparent_hugepage")
 _MAP_HUGETLB, _SIZE_SHIFT = 0x40000, 26  # of mmap on Linux; the shift places the logarithm of a page's size
@@ -22,6 +24,29 @@ def private_memory(size: int) -> mmap.mmap:
         with contextlib.suppress(OSError):  # a kernel without transparent huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
+
+
+def zeroed_bytes(size: int) -> np.ndarray:
+    """Zeroed uint8 [size] of this process alone, at a multiple of 64, in memory only once it is written to.
+
+    As much as fills transparent huge pages lies in them; the rest is in small ones, so that little memory takes no more
+    than its size. MemoryError if the system gives none.
+    """
+    page = transparent_page_size()
+    in_pages = size // page * page if page and hasattr(mmap, "MADV_HUGEPAGE") else 0
+    if not in_pages:
+        memory = np.zeros(size + 64, np.uint8)
+        start = -memory.ctypes.data % 64
+        return memory[start : start + size]
+    try:
+        mapped = mmap.mmap(-1, size + page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"{size} bytes of memory: {error}") from error
+    memory = np.frombuffer(mapped, np.uint8)
+    start = -memory.ctypes.data % page
+    with contextlib.suppress(OSError):  # a kernel without transparent huge pages
+        mapped.madvise(mmap.MADV_HUGEPAGE, start, in_pages)
+    return memory[start : start + size]
 
 
 def reserved_memory(size: int) -> tuple[mmap.mmap, int] | None:

@@ -222,6 +222,18 @@ def test_codes_of_grouped_heads_and_any_number_of_cells(group, kind):
     run_case(1, 200, 2 * group, 2, 128, 64, k_type=kind, v_type=F16, flash=False)
 
 
+@pytest.mark.parametrize("flash", [True, False], ids=["flash", "full"])
+@pytest.mark.parametrize("group", [4, 5, 6, 7, 8])
+def test_bf16_caches_keep_the_bits_of_floats(group, flash):
+    """Rows and depths that leave parts of tiles empty, V of an odd multiple of 32 columns."""
+    options = {"k_type": BF16, "v_type": BF16, "flash": flash, "tolerance": 3e-6}
+    for n_kv, dk, dv in ((1, 64, 32), (15, 128, 96), (33, 64, 64), (49, 192, 160), (130, 128, 128)):
+        run_case(1, n_kv, 2 * group, 2, dk, dv, threads=(1, 2), **options)
+    run_case(1, 200, 2 * group, 2, 64, 96, n_seq=3, sinks=True, softcap=3.0, **options)
+    for k_type, v_type in ((BF16, F16), (Q8_0, BF16)):
+        run_case(1, 70, 2 * group, 2, 64, 64, **(options | {"k_type": k_type, "v_type": v_type, "tolerance": None}))
+
+
 @pytest.mark.parametrize("kind", CODED, ids=ref.TYPE_NAMES.get)
 def test_codes_of_unlike_sizes(kind):
     """Blocks of very different scales, cells of very different weights."""

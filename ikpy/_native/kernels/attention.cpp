@@ -69,6 +69,12 @@ AttentionArgs attention_args(const Op& op, const Tensor* tensors) {
 
 const flash::CodeProducts* AttentionArgs::code_products(int type) const {
     const int64_t rows = rows_per_kv_head();
+    if (type == kBF16) {
+        // The tile unit is set up for both products at once.
+        const bool both = k_coded && v_coded && k->type == kBF16 && v->type == kBF16;
+        const bool takes = both && rows > flash::kVectorBF16Rows && rows <= kRowKernelMax;
+        return takes ? flash::bf16_tile_products() : nullptr;
+    }
     const flash::CodeProducts* tiles = flash::tile_code_products(type);
     const bool few = rows <= (tiles ? flash::kVectorCodeRows : kRowKernelMax);
     const flash::CodeProducts* vectors = few ? flash::vector_code_products(type) : nullptr;

@@ -50,5 +50,10 @@ struct CodeProducts {
 const CodeProducts* vector_code_products(int type);
 const CodeProducts* tile_code_products(int type);
 
+// The same interface for BF16 caches, any multiple of 32 elements and up to 8 rows, of which up to
+// kVectorBF16Rows are as fast on vectors. Null where the CPU lacks bf16 tiles.
+constexpr int64_t kVectorBF16Rows = 4;
+const CodeProducts* bf16_tile_products();
+
 }  // namespace flash
 }  // namespace ikpy

@@ -50,24 +50,8 @@ struct Blocks {
     int64_t begin, n;
 };
 
-// Lines of the cache that later blocks read, fetched at an even pace.
-struct Background {
-    flash::PrefetchLines lines;
-    uint64_t pace;  // lines per kWhole ticks
-    uint64_t due = 0;
-
-    static constexpr uint64_t kWhole = 256;
-    Background(const flash::PrefetchLines& from, int64_t n, int64_t ticks)
-        : lines(from), pace(uint64_t(n) * kWhole / uint64_t(ticks) + 1) {}
-    void tick() {
-        due += pace;
-        lines.advance(int64_t(due / kWhole));
-        due %= kWhole;
-    }
-    void skip_to(const uint8_t* at) {
-        if (lines.at < at) lines.at = at;
-    }
-};
+// Lines of the cache that later blocks read.
+using Background = flash::PacedLines;
 
 // Weights are 2^(s - top); block_top is the largest score of the block.
 struct Softmax {

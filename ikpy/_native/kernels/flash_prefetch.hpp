@@ -35,6 +35,26 @@ struct PrefetchLines {
     }
 };
 
+// Lines fetched at an even pace: n of them in that many ticks.
+struct PacedLines {
+    PrefetchLines lines;
+    uint64_t pace;  // lines per kWhole ticks
+    uint64_t due = 0;
+
+    static constexpr uint64_t kWhole = 256;
+    PacedLines(const PrefetchLines& from, int64_t n, int64_t ticks)
+        : lines(from), pace(uint64_t(n) * kWhole / uint64_t(ticks) + 1) {}
+    void tick() {
+        due += pace;
+        lines.advance(int64_t(due / kWhole));
+        due %= kWhole;
+    }
+    void skip_to(const uint8_t* at) {
+        if (lines.at < at) lines.at = at;
+    }
+    void finish() { lines.advance(lines.lines()); }
+};
+
 // Lines to fetch along with `bytes` of the cache.
 constexpr int lines_of(int64_t bytes) { return bytes > 96 ? int((bytes + 32) / 64) : 1; }
 // Steps of `bytes` for each line where a step is shorter than a line.

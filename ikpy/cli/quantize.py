@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ikpy.cli.parser import suggest
 from ikpy.cli.values import MAX_THREADS
 from ikpy.errors import IkpyError, UsageError
 from ikpy.quants import registry
@@ -134,6 +135,8 @@ def parse(argv: Sequence[str]) -> Arguments:
     while rest:
         word = rest.pop(0)
         if not word.startswith("--"):
+            if is_misspelled(word):
+                raise CommandLineError(f"unknown option {word}; options of this tool begin with --")
             positional.append(word)
             continue
         name = word.replace("_", "-")
@@ -143,6 +146,8 @@ def parse(argv: Sequence[str]) -> Arguments:
             if not rest:
                 raise CommandLineError(f"{name} needs a value")
             _take(arguments, name, rest.pop(0))
+        elif name == "--prune-layers":
+            raise CommandLineError(f"{name}: layers cannot be left out; the output has those of the input")
         elif name != "--slow-iq2ks":
             close = difflib.get_close_matches(name, [*FLAGS, *VALUE_OPTIONS], n=1, cutoff=0.7)
             raise CommandLineError(f"unknown option {word}" + (f"; did you mean {close[0]}?" if close else ""))
@@ -298,7 +303,14 @@ def _take_positional(arguments: Arguments, words: list[str]) -> None:
     _take_threads(arguments, words)
 
 
+def is_misspelled(word: str) -> bool:
+    """Whether a positional word begins like an option, and is neither a number nor a file."""
+    return bool(re.match("-[A-Za-z]", word)) and not Path(word).exists()
+
+
 def _take_threads(arguments: Arguments, words: list[str]) -> None:
+    if len(words) > 1:
+        raise CommandLineError(f"unexpected argument '{words[1]}' behind NTHREADS")
     if words:
         try:
             arguments.n_threads = int(words[0])
@@ -412,8 +424,8 @@ def _convert(arguments: Arguments, options: Any) -> int:
             for line in loader_lines(file, arguments.source):
                 display.write(line + "\n")
             for key, value in options.kv_overrides.items():
-                if key in file.metadata:
-                    display.write(override_line(key, value) + "\n")
+                new = "" if key in file.metadata else f" (new: the input has no such key{suggest(key, file.metadata)})"
+                display.write(f"{override_line(key, value)}{new}\n")
             Quantizer(file, arguments.output, options, out=_write_out, display=display).run()
     except IkpyError as error:
         display.end()

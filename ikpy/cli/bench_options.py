@@ -224,7 +224,14 @@ ROWS = (
         many=False,
     ),
     row("--no-warmup", "warmup", "", "the same as -w 0", convert=to_off, flag=True, many=False),
-    row("--delay", "delay", "SECONDS", "pause before each test (default: 0)", convert=COUNT, many=False),
+    row(
+        "--delay",
+        "delay",
+        "SECONDS",
+        "pause before each test (default: 0)",
+        convert=values.bounded(0, 3600),
+        many=False,
+    ),
     row("--progress", "progress", "", "a line on standard error for each test", flag=True, many=False),
     row("--list-devices", "list_devices", "", "print the devices and end", flag=True, many=False),
     row("-v --verbose", "verbose", "", "log lines, and a traceback with errors", flag=True, many=False),
@@ -313,7 +320,13 @@ ROWS = (
     ),
     switch("-mqkv --merge-qkv", "mqkv", "merge Q, K, V weights", no_effect=MERGED),
     switch("-muge --merge-up-gate-experts", "muge", "merge up and gate experts", no_effect=MERGED),
-    switch("-rcache --rope-cache", "rcache", "rotation angles computed once; always on"),
+    switch(
+        "-rcache --rope-cache",
+        "rcache",
+        "rotation angles computed once per batch (default: 1)",
+        no_effect="the angles are always computed once",
+        idle=True,
+    ),
     switch(
         "-thp --transparent-huge-pages", "use_thp", "read the file into huge pages, reserved ones if enough are free"
     ),

@@ -48,13 +48,11 @@ def run_router(params: CommonParams, arguments: Sequence[str], listener: socket.
 
     def make_worker(model: ModelFile) -> Worker:
         own = ["-m", str(model.path), "--alias", model.name, "--host", "127.0.0.1", "--port", "0", "--no-webui"]
-        return Worker(model, [*shared, *own], environment, log, max(1.0, options.timeout))
+        return Worker(model, [*shared, *own], environment, log, float(options.timeout))
 
-    limits = Limits(max(0, options.models_max), float(options.models_ttl), options.models_memory << 20)
+    limits = Limits(options.models_max, float(options.models_ttl), options.models_memory << 20)
     pool = Pool(Path(options.models_dir or ""), limits, make_worker)
-    settings = ServerSettings(
-        timeout=max(1, options.timeout), webui=options.webui != "none", cors=origins(options.cors)
-    )
+    settings = ServerSettings(timeout=options.timeout, webui=options.webui != "none", cors=origins(options.cors))
     ring = KeyRing(read_keys(options.api_keys, options.api_key_files))
     config = http_config(
         make_router(pool, settings, ring, log),

@@ -30,6 +30,7 @@ SAMPLES = (
 )  # fmt: skip
 ON_ALREADY = (
     "--slots", "--cont-batching", "--warmup", "--mmap", "--kv-offload", "--cache-prompt", "--prefill-assistant",
+    "--escape",
 )  # fmt: skip
 OFF_ALREADY = ("--no-repack",)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -266,9 +267,24 @@ def test_numbers_that_are_none_are_refused(row) -> None:
         parse([row.name, "abc"], tool, {})
 
 
-def test_long_pauses_of_bench_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"--delay \(expected 0..3600, got 1000000000000\)"):
-        parse_bench(["--delay", "1000000000000"])
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--delay 1000000000000", "--delay (expected 0..3600, got 1000000000000)"),
+        ("-p 1-1000000000000", "-p ('1-1000000000000' is a range of more than 10000 numbers; give a step such as"),
+        ("-ncmoe -1", "-ncmoe (expected at least 0, got -1)"),
+        ("-mg -1", "-mg (expected at least 0, got -1)"),
+        ("-ts 1/-1", "-ts (shares cannot be negative, got '1/-1')"),
+    ],
+)
+def test_numbers_of_bench_out_of_range_are_refused(line: str, message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(f"invalid parameter for argument: {message}")):
+        parse_bench(line.split())
+
+
+def test_what_bench_does_not_know_of_devices_is_named() -> None:
+    assert "-cuda: invalid parameter abc -> ignored" in parse_bench(["-cuda", "abc,graphs=0"]).warnings
+    assert "no effect: -rcache (the angles are always computed once)" in parse_bench(["-rcache", "0"]).warnings
 
 
 def test_defaults_hold_without_options() -> None:

@@ -6,7 +6,7 @@ import difflib
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -337,6 +337,8 @@ def run(argv: Sequence[str]) -> int:
         print(SYNOPSIS, "all options and types: ikpy quantize --help", sep="\n", flush=True)
         print(error, file=sys.stderr)
         return 1
+    for line in idle_options(arguments):
+        print(f"WARNING: no effect: {line}", file=sys.stderr)
     for rule in arguments.rules:
         print(f"Adding custom rule {rule.pattern} -> {rule.type}")
     from ikpy.threads import hardware_threads
@@ -357,6 +359,24 @@ def run(argv: Sequence[str]) -> int:
         elapsed = stopwatch.milliseconds()
         print(f"\nmain: quantize time = {elapsed:8.2f} ms\nmain:    total time = {elapsed:8.2f} ms")
     return status
+
+
+def idle_options(arguments: Arguments) -> Iterator[str]:
+    """Options that change nothing beside the others or without another one, each with the reason."""
+    repacks = "repack" in arguments.flags
+    if arguments.patterns and not repacks:
+        yield "--repack-pattern (it needs --repack)"
+    if repacks and arguments.imatrix:
+        yield "--imatrix (--repack changes the row layout only)"
+    if repacks and arguments.roles:
+        names = [name for name, role in ROLE_OPTIONS.items() if role in arguments.roles]
+        yield f"{', '.join(names)} (--repack changes the row layout only)"
+    if arguments.imatrix:
+        return
+    if arguments.include or arguments.exclude:
+        yield f"--{'include' if arguments.include else 'exclude'}-weights (it needs --imatrix)"
+    if "hide_imatrix" in arguments.flags:
+        yield "--hide-imatrix (it needs --imatrix)"
 
 
 def _options(arguments: Arguments) -> Any:

@@ -200,6 +200,24 @@ def test_wrong_use(tmp_path, tensors, monkeypatch, capfd, arguments, message):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "idle"),
+    [
+        (["--repack-pattern", "ffn"], ["--repack-pattern (it needs --repack)"]),
+        (["--repack", "--repack-pattern", "ffn"], []),
+        (["--repack", "--attn-q-type", "q8_0"], ["--attn-q-type (--repack changes the row layout only)"]),
+        (["--exclude-weights", "a", "--hide-imatrix"], ["--exclude-weights (it needs --imatrix)",
+                                                       "--hide-imatrix (it needs --imatrix)"]),
+        (["--repack", "--imatrix", "x.dat"], ["--imatrix (--repack changes the row layout only)"]),
+        (["--imatrix", "x.dat", "--include-weights", "a", "--hide-imatrix"], []),
+    ],
+)  # fmt: skip
+def test_options_without_their_partner_are_named(arguments, idle, capfd):
+    run([*arguments, "none.gguf", "Q4_0"])
+    lines = capfd.readouterr().err.splitlines()
+    assert [line.removeprefix("WARNING: no effect: ") for line in lines if "no effect" in line] == idle
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["in.gguf", "out.gguf", "q4km"], "main: invalid ftype 'q4km' (did you mean Q4_K_M, "),

@@ -24,8 +24,9 @@ accepts every option below, so that a command line can be moved from one tool to
 - environment variables are read before the command line (by the server also after it); those of switches take `on`,
   `off`, `1`, `0`, `true` and `false`. The server has a variable for every long spelling: `LLAMA_ARG_CTX_SIZE` for
   `--ctx-size`;
-- an option that cannot have an effect is accepted with a warning on standard error, one that would change results
-  but cannot be met is an error.
+- an option that cannot have an effect (the tool does not use it, the model or the machine has nothing for it, or
+  another option that it needs is not given) is accepted with a warning on standard error and changes nothing; one that
+  would change results but cannot be met is an error.
 
 Letters of the column *used by*: P perplexity, I imatrix, S server, W sweep-bench, B batched-bench, C cli.
 """

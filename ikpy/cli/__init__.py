@@ -139,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     accept_all_text()
     arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    verbose = "--verbose" in arguments or "-v" in arguments
+    verbose = bool({"--verbose", "-v", "--log-verbose"} & set(arguments))
     try:
         check_command(arguments)
         status = make_app()(args=arguments, prog_name="ikpy", standalone_mode=False)

@@ -20,6 +20,8 @@ from ikpy.tools.bench import BenchParams
 
 COUNT = values.bounded(0)
 RANGE = re.compile(r"(\d+)-(\d+)(?:([+*])(\d+))?")
+MAX_RANGE = 10_000
+"""Numbers."""
 OUTPUTS = ("md", "csv", "json", "jsonl", "sql", "none")
 
 
@@ -37,6 +39,8 @@ def in_range(text: str) -> list[str]:
     value, last, step = int(match[1]), int(match[2]), int(match[4] or 1)
     if last < value or step < (2 if match[3] == "*" else 1) or (match[3] == "*" and value == 0):
         raise ValueError(f"expected first-last, first-last+step or first-last*factor, got {text!r}")
+    if match[3] != "*" and (last - value) // step >= MAX_RANGE:
+        raise ValueError(f"{text!r} is a range of more than {MAX_RANGE} numbers; give a step such as {text}+1000")
     found = []
     while value <= last:
         found.append(str(value))
@@ -76,7 +80,13 @@ def to_off(text: str, warn: Warn) -> bool:
 
 def to_shares(text: str, warn: Warn) -> tuple[float, ...]:
     """Shares of devices separated by `/` or `;`."""
-    return tuple(values.to_float(part, warn) for part in re.split("[/;]", text))
+    return values.to_tensor_split(text, warn)
+
+
+def to_cuda_params(text: str, warn: Warn) -> str:
+    """The text, with a warning for each entry that has no effect."""
+    values.to_cuda_params(text, warn)
+    return text
 
 
 @dataclass(frozen=True)
@@ -224,7 +234,14 @@ ROWS = (
         many=False,
     ),
     row("--no-warmup", "warmup", "", "the same as -w 0", convert=to_off, flag=True, many=False),
-    row("--delay", "delay", "SECONDS", "pause before each test (default: 0)", convert=COUNT, many=False),
+    row(
+        "--delay",
+        "delay",
+        "SECONDS",
+        "pause before each test (default: 0)",
+        convert=values.bounded(0, 3600),
+        many=False,
+    ),
     row("--progress", "progress", "", "a line on standard error for each test", flag=True, many=False),
     row("--list-devices", "list_devices", "", "print the devices and end", flag=True, many=False),
     row("-v --verbose", "verbose", "", "log lines, and a traceback with errors", flag=True, many=False),
@@ -256,7 +273,15 @@ ROWS = (
     row("--cpu-strict", "", "0|1", "a CPU for each thread", no_effect=TASKSET, idle=0),
     row("--prio", "", "N", "thread priority", no_effect=PRIORITY, idle=0),
     row("--poll", "", "N", "polling level", no_effect=WAITING),
-    row("--n-cpu-moe -ncmoe", "n_cpu_moe", "N", "expert layers in host memory", many=False, no_effect=NO_GPU),
+    row(
+        "--n-cpu-moe -ncmoe",
+        "n_cpu_moe",
+        "N",
+        "expert layers in host memory",
+        convert=COUNT,
+        many=False,
+        no_effect=NO_GPU,
+    ),
     row(
         "-sm --split-mode",
         "split_mode",
@@ -265,7 +290,7 @@ ROWS = (
         convert=values.choice("none", "layer", "row", "attn", "graph"),
         no_effect=NO_GPU,
     ),
-    row("-mg --main-gpu", "main_gpu", "I", "main GPU (default: 0)", no_effect=NO_GPU),
+    row("-mg --main-gpu", "main_gpu", "I", "main GPU (default: 0)", convert=COUNT, no_effect=NO_GPU),
     row("-ts --tensor-split", "tensor_split", "A/B/...", "share of each GPU", convert=to_shares, no_effect=NO_GPU),
     switch(
         "-nkvo --no-kv-offload", "no_kv_offload", "KV cache in host memory (default: 0)", many=True, no_effect=NO_GPU
@@ -285,7 +310,7 @@ ROWS = (
         "cuda_params",
         "K=V,...",
         "parameters of the CUDA backend",
-        convert=values.to_text,
+        convert=to_cuda_params,
         separator="",
         many=False,
         no_effect=NO_GPU,
@@ -313,7 +338,13 @@ ROWS = (
     ),
     switch("-mqkv --merge-qkv", "mqkv", "merge Q, K, V weights", no_effect=MERGED),
     switch("-muge --merge-up-gate-experts", "muge", "merge up and gate experts", no_effect=MERGED),
-    switch("-rcache --rope-cache", "rcache", "rotation angles computed once; always on"),
+    switch(
+        "-rcache --rope-cache",
+        "rcache",
+        "rotation angles computed once per batch (default: 1)",
+        no_effect="the angles are always computed once",
+        idle=True,
+    ),
     switch(
         "-thp --transparent-huge-pages", "use_thp", "read the file into huge pages, reserved ones if enough are free"
     ),

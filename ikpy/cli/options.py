@@ -100,6 +100,8 @@ class Option:
 FLAG = Kind(const=True)
 OFF = Kind(const=False)
 INT = Kind("N", values.to_int)
+COUNT = Kind("N", values.bounded(0))
+COUNT_OR_ALL = Kind("N", values.bounded(-1))
 FLOAT = Kind("F", values.to_float)
 TEXT = Kind("TEXT")
 PATH = Kind("FILE")

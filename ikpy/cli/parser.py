@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ikpy.cli.fields import get_field, set_field
+from ikpy.cli.needs import idle_options
 from ikpy.cli.options import NO_GPU, TOOLS, Effect, Option, all_options, by_name, normalize_name
 from ikpy.cli.params import CommonParams
 from ikpy.cli.values import SWITCH_WORDS, unescape
@@ -166,14 +167,18 @@ class Parser:
         value = row.kind.const if text is None else self.convert(row, spelled, text)
         if row.effect is Effect.ALWAYS and value is False:
             self.no_effect.setdefault("it is always on", []).append(spelled)
-        if row.dest:
-            if row.kind.many:
-                self.append(row.dest, value)
-            else:
-                self.store(row.dest, value)
+        if self.letter in row.used:  # what is said to have no effect shall have none
+            self.keep(row, value, text)
+        self.note_effect(row, spelled, text)
+
+    def keep(self, row: Option, value: Any, text: str | None) -> None:
+        """Store the value of an option, and its text if that is wanted too."""
+        if row.dest and row.kind.many:
+            self.append(row.dest, value)
+        elif row.dest:
+            self.store(row.dest, value)
         if row.also and text is not None:
             self.store(row.also, text)
-        self.note_effect(row, spelled, text)
 
     def convert(self, row: Option, spelled: str, text: str) -> Any:
         def warn(message: str) -> None:
@@ -215,6 +220,8 @@ class Parser:
             self.params.warnings.append(line)
 
     def report_no_effect(self) -> None:
+        for name, reason in idle_options(self.params, self.letter):
+            self.no_effect.setdefault(reason, []).append(name)
         for reason, names in self.no_effect.items():
             self.params.warnings.append(f"no effect: {', '.join(dict.fromkeys(names))} ({reason})")
 

@@ -97,7 +97,7 @@ def check_input(params: CommonParams) -> None:
         raise UsageError("--multiple-choice needs its task file: -bf FILE")
     if options.kl_divergence or options.multiple_choice or prompt.text:
         return
-    model_given = params.model.path is not None or params.model.hf_repo is not None
+    model_given = any((params.model.path, params.model.hf_repo, params.model.url))
     if options.hellaswag or options.winogrande or model_given or {"-p", "-f", "-bf"} & set(params.given):
         raise UsageError("there is no text to evaluate: give a file with -f")
     import ikpy

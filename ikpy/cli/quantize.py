@@ -6,11 +6,12 @@ import difflib
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ikpy.cli.parser import suggest
 from ikpy.cli.values import MAX_THREADS
 from ikpy.errors import IkpyError, UsageError
 from ikpy.quants import registry
@@ -137,6 +138,8 @@ def parse(argv: Sequence[str]) -> Arguments:
     while rest:
         word = rest.pop(0)
         if not word.startswith("--"):
+            if is_misspelled(word):
+                raise CommandLineError(f"unknown option {word}; options of this tool begin with --")
             positional.append(word)
             continue
         name = word.replace("_", "-")
@@ -311,7 +314,14 @@ def _take_positional(arguments: Arguments, words: list[str]) -> None:
     _take_threads(arguments, words)
 
 
+def is_misspelled(word: str) -> bool:
+    """Whether a positional word begins like an option, and is neither a number nor a file."""
+    return bool(re.match("-[A-Za-z]", word)) and not Path(word).exists()
+
+
 def _take_threads(arguments: Arguments, words: list[str]) -> None:
+    if len(words) > 1:
+        raise CommandLineError(f"unexpected argument '{words[1]}' behind NTHREADS")
     if words:
         try:
             arguments.n_threads = int(words[0])
@@ -338,6 +348,8 @@ def run(argv: Sequence[str]) -> int:
         print(SYNOPSIS, "all options and types: ikpy quantize --help", sep="\n", flush=True)
         print(error, file=sys.stderr)
         return 1
+    for line in idle_options(arguments):
+        print(f"WARNING: no effect: {line}", file=sys.stderr)
     for rule in arguments.rules:
         print(f"Adding custom rule {rule.pattern} -> {rule.type}")
     from ikpy.threads import hardware_threads
@@ -358,6 +370,24 @@ def run(argv: Sequence[str]) -> int:
         elapsed = stopwatch.milliseconds()
         print(f"\nmain: quantize time = {elapsed:8.2f} ms\nmain:    total time = {elapsed:8.2f} ms")
     return status
+
+
+def idle_options(arguments: Arguments) -> Iterator[str]:
+    """Options that change nothing beside the others or without another one, each with the reason."""
+    repacks = "repack" in arguments.flags
+    if arguments.patterns and not repacks:
+        yield "--repack-pattern (it needs --repack)"
+    if repacks and arguments.imatrix:
+        yield "--imatrix (--repack changes the row layout only)"
+    if repacks and arguments.roles:
+        names = [name for name, role in ROLE_OPTIONS.items() if role in arguments.roles]
+        yield f"{', '.join(names)} (--repack changes the row layout only)"
+    if arguments.imatrix:
+        return
+    if arguments.include or arguments.exclude:
+        yield f"--{'include' if arguments.include else 'exclude'}-weights (it needs --imatrix)"
+    if "hide_imatrix" in arguments.flags:
+        yield "--hide-imatrix (it needs --imatrix)"
 
 
 def _options(arguments: Arguments) -> Any:
@@ -426,8 +456,8 @@ def _convert(arguments: Arguments, options: Any) -> int:
             for line in loader_lines(file, arguments.source):
                 display.write(line + "\n")
             for key, value in options.kv_overrides.items():
-                if key in file.metadata:
-                    display.write(override_line(key, value) + "\n")
+                new = "" if key in file.metadata else f" (new: the input has no such key{suggest(key, file.metadata)})"
+                display.write(f"{override_line(key, value)}{new}\n")
             Quantizer(file, arguments.output, options, out=_write_out, display=display).run()
     except IkpyError as error:
         display.end()

@@ -110,7 +110,7 @@ def run_router(
         words += ["--host", "127.0.0.1", "--port", "0", "--no-webui"]
         words += [] if model.path is None else ["-m", str(model.path)]
         words += alias if is_single else ["--alias", model.name]
-        return Worker(model, words, environment, log, max(1.0, options.timeout))
+        return Worker(model, words, environment, log, float(options.timeout))
 
     stop_seconds = options.drain_seconds + SPARE_SECONDS
     if is_single:
@@ -121,12 +121,10 @@ def run_router(
         catalog, at_start = models.catalog, models.at_start
     sleep = options.sleep_idle_seconds > 0
     idle = options.sleep_idle_seconds if sleep else options.models_ttl
-    limits = Limits(
-        max(0, options.models_max), float(idle), options.models_memory << 20, options.models_autoload, sleep
-    )
+    limits = Limits(options.models_max, float(idle), options.models_memory << 20, options.models_autoload, sleep)
     pool = Pool(catalog, limits, make_worker, is_single=is_single)
     settings = ServerSettings(
-        timeout=max(1, options.timeout),
+        timeout=options.timeout,
         webui=options.webui != "none",
         cors=origins(options.cors),
         api_prefix=options.api_prefix,

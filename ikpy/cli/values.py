@@ -143,6 +143,8 @@ def to_numa(text: str, warn: Warn) -> str:
 def to_seed(text: str, warn: Warn) -> int:
     """Unsigned 32-bit seed; any negative number means a random one."""
     value = to_int(text, warn)
+    if value > 0xFFFFFFFF:
+        warn(f"using the low 32 bits of {value}, {value & 0xFFFFFFFF}")
     return RANDOM_SEED if value < 0 else value & 0xFFFFFFFF
 
 

@@ -57,6 +57,16 @@ class GrammarDeadEndError(IkpyError):
     """No token of the vocabulary can continue a text under the grammar."""
 
 
+class NotANumberError(IkpyError):
+    """A model computed NaN instead of logits."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the model's logits are not numbers (NaN): its file is damaged (--check-tensors looks for that), or its "
+            "values are too large for the types that it was converted to"
+        )
+
+
 class TokenGrammar(Protocol):
     """Restricts the next token; see :mod:`ikpy.engine.grammar`."""
 
@@ -142,6 +152,12 @@ def _all_ids(n_vocab: int) -> NDArray[np.int32]:
     ids = np.arange(n_vocab, dtype=np.int32)
     ids.flags.writeable = False
     return ids
+
+
+def _check_numbers(logits: NDArray[np.float32], likeliest: int = 0) -> None:
+    """NotANumberError if all logits are NaN. likeliest: their argmax, which is NaN where one is."""
+    if math.isnan(logits[likeliest]) and np.isnan(logits).all():
+        raise NotANumberError
 
 
 def _usual_draws(params: SamplingParams, n_vocab: int) -> Draws | None:
@@ -329,6 +345,7 @@ class Sampler:
         if self._is_plainly_greedy and self.guidance is None:
             token = known.likeliest(logits) if known is not None else -1
             self._last = token = token if token >= 0 else int(self._adjusted(logits).argmax())
+            _check_numbers(logits.reshape(-1), token)
             return token, None
         saved = self._adjusted(logits)
         maxima = None if known is None or self._usual is None else known.block_maxima(saved)
@@ -354,13 +371,20 @@ class Sampler:
         logits = self._penalized(saved)
         params = self.params
         if params.temperature <= 0:
+            _check_numbers(logits)
             return self._greedy(logits, allowed)
         dry = "dry" in params.samplers and not params.mirostat
         if dry and params.dry_multiplier > 0:
             logits = self._dry(logits)
         if allowed is None and self._usual is not None:
             self._last = self._usual
-            return self._usual.choose(logits, self._draws.next(), maxima if logits is saved else None)
+            unit = self._draws.next()
+            try:
+                return self._usual.choose(logits, unit, maxima if logits is saved else None)
+            except ValueError:
+                _check_numbers(logits)
+                raise
+        _check_numbers(logits)
         if allowed is None:
             c = Candidates(_all_ids(self.n_vocab), logits)
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ikpy.engine.model import Model
@@ -63,6 +63,8 @@ def graph_params(
         raise UsageError(f"-mla {mla}: possible values are 0, 1, 2 and 3")
     types_k = _layer_types(p.type_k, p.type_k_first, p.type_k_last, hp.n_layer)
     types_v = _layer_types(p.type_v, p.type_v_first, p.type_v_last, hp.n_layer)
+    for option, reason in idle_options(model, p, mla):
+        log(f"warning: {option} has no effect: {reason}")
     return GraphParams(
         n_ctx=n_ctx,
         flash_attn=p.flash_attn,
@@ -79,6 +81,25 @@ def graph_params(
         v_hadamard=not mla and _hadamard(p.v_hadamard, types_v, "-vhad", log),
         windows=windows,
     )
+
+
+def idle_options(model: Model, p: ContextParams, mla: int) -> Iterator[tuple[str, str]]:
+    """Options of a context that change nothing for this model, each with the reason."""
+    hp = model.hparams
+    if p.smart_expert_reduction[0] >= 0 and p.smart_expert_reduction[1] > 0 and not hp.n_expert:
+        yield "-ser", "the model has no experts"
+    if p.grouped_experts and (not hp.n_expert or hp.routing.groups == (1, 1)):
+        yield "-ger", "the model has no groups of experts"
+    if p.swa_full and not any(model.arch.window(il)[1] > 0 for il in range(hp.n_layer)):
+        yield "--swa-full", "the model attends to all tokens in every layer"
+    if p.v_hadamard and mla:
+        yield "-vhad", "the cache holds latents"
+    scaling = p.rope_scaling or hp.rope_scaling_type
+    if scaling == "none" and p.rope_freq_scale:
+        yield "--rope-scale", "--rope-scaling is none"
+    is_yarn = p.yarn_ext_factor > 0 or (p.yarn_ext_factor < 0 and scaling == "yarn")
+    if not is_yarn and (p.yarn_orig_ctx or p.yarn_beta_fast >= 0 or p.yarn_beta_slow >= 0):
+        yield "--yarn-...", f"--rope-scaling is {scaling}, not yarn"
 
 
 def _layer_types(name: str, first: tuple[str, int] | None, last: tuple[str, int] | None, n_layer: int) -> list[str]:

@@ -34,6 +34,8 @@ FLOAT_SOURCES = {
     "mul_mat_id_up_gate": (4, 5),
     "moe_route": (1,),
 }
+MAX_I32 = 2**31 - 1
+"""Largest parameter of a node: no position comes behind a longer window or period."""
 GATINGS = {"softmax": 1, "sigmoid": 2, "selected_softmax": 3, "sqrt_softplus": 4, "selected_sigmoid": 5}
 
 
@@ -145,7 +147,7 @@ class Graph:
     def attention_temperature(self, pos: Value, scale: float, period: int, offset: int) -> Value:
         """1 + scale * ln(1 + floor((pos + offset) / period)) of every token, f32 [1, 1, T]."""
         dst = self.new(1, 1, pos.shape[0])
-        return self._emit("attention_temperature", dst, [pos], ip=[period, offset], fp=[scale])
+        return self._emit("attention_temperature", dst, [pos], ip=[min(period, MAX_I32), offset], fp=[scale])
 
     def hadamard(self, x: Value, block: int) -> Value:
         """Orthonormal Walsh-Hadamard transform of dimension 0 in blocks of a power of two, in place."""
@@ -185,7 +187,8 @@ class Graph:
         ranges = self.new(2, n_tokens, type_id=I32)
         kind = {"none": 0, "sliding": 1, "chunked": 2}[window]
         src = [cell_pos, cell_seq, pos, seq, ranges]
-        self._emit("kq_mask", mask, src, ip=[kind, n_swa, int(causal), int(own)], writes=[ranges])
+        ip = [kind, min(n_swa, MAX_I32), int(causal), int(own)]
+        self._emit("kq_mask", mask, src, ip=ip, writes=[ranges])
         return mask, ranges
 
     def attention(

@@ -13,6 +13,7 @@ from ikpy.gguf.types import GGUFValueType as VT
 
 REQUIRED = object()
 MAX_LAYERS = 512
+MAX_U32 = 2**32 - 1
 
 
 class Keys:
@@ -80,4 +81,6 @@ def _checked_override(key: str, value: Any, kind: VT) -> Any:
     fits = isinstance(value, classes[kind]) and (kind is VT.BOOL or not isinstance(value, bool))
     if not fits:
         raise UsageError(f"--override-kv {key}: value {value!r} is not of the key's type {kind.name.lower()}")
+    if kind is VT.UINT32 and not 0 <= value <= MAX_U32:
+        raise UsageError(f"--override-kv {key}: {value} is not in the range of the key, 0 to {MAX_U32}")
     return value

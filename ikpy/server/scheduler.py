@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ikpy.engine.sampling import NotANumberError
 from ikpy.engine.speculative import acceptance_line
 from ikpy.errors import IkpyError, UsageError
 from ikpy.server.adapters import Adapters
@@ -397,6 +398,8 @@ class Engine:
                 slot.when_ready(self._tell)
             elif slot.token_delay is not None:
                 self.metrics.delays.append(slot.token_delay)
+        except NotANumberError as error:
+            slot.fail(500, str(error))
         except IkpyError as error:
             slot.fail(400, str(error))
         except Exception as error:

@@ -13,7 +13,7 @@ import pytest
 import ikpy.cli
 from ikpy.backends.cuda import devices as cuda_devices
 from ikpy.cli.fields import get_field
-from ikpy.cli.options import TOOLS, Effect, all_options, by_name
+from ikpy.cli.options import TOOLS, Effect, all_options, by_name, normalize_name
 from ikpy.cli.params import CommonParams
 from ikpy.cli.parser import parse
 from ikpy.cli.values import unescape
@@ -105,7 +105,9 @@ def test_all_golden_spellings_are_known(tool):
     ],
 )
 def test_values(text, field, value):
-    assert get_field(run(text), field) == value
+    rows = [by_name()[name] for name in map(normalize_name, text.split()) if name in by_name()]
+    tool = next(tool for tool, letter in TOOLS.items() if all(letter in row.used for row in rows))
+    assert get_field(run(text, tool), field) == value
 
 
 @pytest.mark.parametrize(

@@ -335,6 +335,13 @@ def test_overrides_are_typed() -> None:
         Model.load(LLAMA, ModelParams(kv_overrides={"llama.rope.freq_base": "x"}))
 
 
+@pytest.mark.parametrize("value", [-1, 2**32])
+def test_overrides_are_in_the_range_of_their_keys(value: int) -> None:
+    message = rf"--override-kv qwen3moe\.expert_used_count: {value} is not in the range of the key, 0 to 4294967295"
+    with pytest.raises(UsageError, match=message):
+        Model.load(QWEN, ModelParams(kv_overrides={"qwen3moe.expert_used_count": value}))
+
+
 def test_check_tensors_finds_bad_values(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     _rewrite(LLAMA, path)

@@ -179,6 +179,9 @@ def test_symmetric_q4_0_uses_fifteen_levels(tmp_path, tensors):
         (["in.gguf", "out.gguf"], "main: missing ftype"),
         (["in.gguf", "out.gguf", "Q9_Z"], "main: invalid ftype 'Q9_Z'"),
         (["in.gguf", "out.gguf", "Q4_0", "two"], "main: invalid nthread 'two'"),
+        (["in.gguf", "out.gguf", "Q4_0", "2", "more"], "unexpected argument 'more' behind NTHREADS"),
+        (["in.gguf", "out.gguf", "Q4_0", "-imatrix", "x.dat"], "unknown option -imatrix; options of this tool begin"),
+        (["--prune-layers", "3", "in.gguf", "out.gguf", "Q4_0"], "--prune-layers: layers cannot be left out"),
         (["--output-tensor-type", "zzz", "in.gguf", "out.gguf", "Q4_0"], "unknown tensor type 'zzz'"),
         (["--override-kv", "general.name", "in.gguf", "Q8_0"], "malformed KV override 'general.name'"),
         (["--include-weights", "a", "--exclude-weights", "b", "in.gguf", "Q8_0"], "cannot be given together"),
@@ -196,6 +199,24 @@ def test_wrong_use(tmp_path, tensors, monkeypatch, capfd, arguments, message):
     monkeypatch.chdir(tmp_path)
     assert run(arguments) == (1 if message else 0)
     assert message in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "idle"),
+    [
+        (["--repack-pattern", "ffn"], ["--repack-pattern (it needs --repack)"]),
+        (["--repack", "--repack-pattern", "ffn"], []),
+        (["--repack", "--attn-q-type", "q8_0"], ["--attn-q-type (--repack changes the row layout only)"]),
+        (["--exclude-weights", "a", "--hide-imatrix"], ["--exclude-weights (it needs --imatrix)",
+                                                       "--hide-imatrix (it needs --imatrix)"]),
+        (["--repack", "--imatrix", "x.dat"], ["--imatrix (--repack changes the row layout only)"]),
+        (["--imatrix", "x.dat", "--include-weights", "a", "--hide-imatrix"], []),
+    ],
+)  # fmt: skip
+def test_options_without_their_partner_are_named(arguments, idle, capfd):
+    run([*arguments, "none.gguf", "Q4_0"])
+    lines = capfd.readouterr().err.splitlines()
+    assert [line.removeprefix("WARNING: no effect: ") for line in lines if "no effect" in line] == idle
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from ikpy.engine.candidates import Candidates
 from ikpy.engine.sampling import (
     DEFAULT_SAMPLERS,
     GrammarDeadEndError,
+    NotANumberError,
     Sampler,
     SamplingParams,
     sampler_sequence,
@@ -307,12 +308,17 @@ def test_unusual_chains_are_left_to_the_samplers(change: dict[str, Any]) -> None
     assert Sampler(SamplingParams(**change), N)._usual is None
 
 
+@pytest.mark.parametrize("change", [{}, {"temperature": 0.0}, {"mirostat": 2}, {"top_k": 0}, {"min_keep": 2}], ids=str)
+def test_models_without_numbers_are_named(change: dict[str, Any]) -> None:
+    sampler = Sampler(SamplingParams(seed=1, **change), N)
+    with pytest.raises(NotANumberError, match="logits are not numbers"):
+        sampler.sample(np.full(N, np.nan, np.float32))
+
+
 def test_logits_that_are_no_numbers() -> None:
     """They are never drawn; without any other there is nothing to draw."""
     sampler = Sampler(SamplingParams(seed=1, top_k=3), N)
     logits = np.full(N, np.nan, np.float32)
-    with pytest.raises(ValueError, match="no logit is a number"):
-        sampler.sample(logits)
     logits[[5, 150]] = 1.0
     assert {sampler.sample(logits) for _ in range(40)} == {5, 150}
 

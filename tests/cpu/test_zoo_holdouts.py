@@ -339,6 +339,26 @@ def test_definition(make: Callable[[], tuple[RandomModel, np.ndarray]], tmp_path
             assert error[worst] < bound, f"{form}, flash={flash}: position {worst} off by {error[worst]:.1e} relative"
 
 
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [
+        (mistral3, "mistral3.rope.scaling.original_context_length"),
+        (gpt_oss, "gpt-oss.attention.sliding_window"),
+    ],
+    ids=["temperature", "window"],
+)
+def test_lengths_above_every_position(make: Callable, key: str, tmp_path: Path) -> None:
+    """Lengths up to 2^32 - 1 are those of the largest signed integer."""
+    path = make()[0].write(tmp_path / "model.gguf")
+    params = ContextParams(n_ctx=256, n_threads=2)
+    logits = [
+        Context(Model.load(path, ModelParams(kv_overrides={key: n})), params).decode(Batch.single(TOKENS[:9]))
+        for n in (2**31 - 1, 2**31, 2**32 - 1)
+    ]
+    np.testing.assert_array_equal(logits[1], logits[2])
+    np.testing.assert_allclose(logits[0], logits[1], atol=1e-6)
+
+
 EXPERTS = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 16, "expert_shared_count": 1}
 ROUTED = {**EXPERTS, "leading_dense_block_count": 1, "expert_weights_scale": 1.0}
 

@@ -1,7 +1,7 @@
 """Options of the context: sizes, threads, attention, experts, RoPE."""
 
 from ikpy.cli import values
-from ikpy.cli.options import BARE_OR_BIT, FLAG, FLOAT, INT, OFF, SWITCH, TEXT, Kind, always, ignored, option
+from ikpy.cli.options import BARE_OR_BIT, FLAG, FLOAT, INT, NO_GPU, OFF, SWITCH, TEXT, Kind, always, ignored, option
 from ikpy.quants import registry
 
 THREADS = Kind("N", values.to_threads)
@@ -50,9 +50,16 @@ ROWS = (
         env="LLAMA_ARG_THREADS",
     ),
     option("-tb --threads-batch", THREADS, "context.n_threads_batch", "threads for prompts; default: as -t"),
-    option("-s --seed", Kind("N", values.to_seed), "sampling.seed", "seed of random numbers; negative = random"),
-    option("--warmup", FLAG, "context.warmup", "warm-up decode", "SWBC"),
-    option("--no-warmup", OFF, "context.warmup", "skip the warm-up decode", "SWBC"),
+    option(
+        "-s --seed",
+        Kind("N", values.to_seed),
+        "sampling.seed",
+        "seed of random numbers; negative = random. Benchmarks have a fixed one",
+        "SC",
+    ),
+    option("--warmup", FLAG, "context.warmup", "warm-up decode, and a trial of the GPU kernels while loading", "WB"),
+    option("--warmup", FLAG, "context.warmup", "trial of the GPU kernels while loading", "PISC", reason=NO_GPU),
+    option("--no-warmup", OFF, "context.warmup", "no warm-up decode, and no trial of the GPU kernels"),
     ignored(
         "-dt --defrag-thold",
         "cells of a sequence may lie anywhere in the cache",
@@ -214,7 +221,7 @@ ROPE_ROWS = (
     ),
     option("--rope-freq-base", FLOAT, "context.rope_freq_base", "base frequency; 0 = from the model"),
     option("--rope-freq-scale", FLOAT, "context.rope_freq_scale", "frequency scale; 0 = from the model"),
-    option("--yarn-orig-ctx", INT, "context.yarn_orig_ctx", "original context of the model; 0 = from the model"),
+    option("--yarn-orig-ctx", SIZE, "context.yarn_orig_ctx", "original context of the model; 0 = from the model"),
     option("--yarn-ext-factor", FLOAT, "context.yarn_ext_factor", "YaRN extrapolation mix; negative = standard"),
     option("--yarn-attn-factor", FLOAT, "context.yarn_attn_factor", "YaRN magnitude; negative = standard"),
     option("--yarn-beta-fast", FLOAT, "context.yarn_beta_fast", "YaRN low correction; negative = standard"),

@@ -8,8 +8,13 @@ PLAIN = "log lines have one form"
 
 ROWS = (
     option("--config", PATH, "config", "TOML file with options; everything else overrides it", env="IKPY_CONFIG"),
-    option("-v --verbose --log-verbose", Kind(const=1), "log.verbosity", "more output, and a traceback with errors"),
-    option("-lv --verbosity --log-verbosity", INT, "log.verbosity", "level of detail"),
+    option(
+        "-v --verbose --log-verbose",
+        Kind(const=1),
+        "log.verbosity",
+        "a traceback with errors; in imatrix also -lv 1",
+    ),
+    option("-lv --verbosity --log-verbosity", INT, "log.verbosity", "level of detail: 0, 1 or 2", "I"),
     option("--minilog", FLAG, "log.minilog", "fewer lines while loading"),
     option("--log-disable", FLAG, "log.disable", "no log lines on standard error"),
     option("-ld --logdir", PATH, "log.directory", "directory of the YAML result log", "P"),

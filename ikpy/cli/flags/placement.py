@@ -1,7 +1,7 @@
 """Options that place tensors and work on devices."""
 
 from ikpy.cli import values
-from ikpy.cli.options import DRAFT_PLACED, FLAG, INT, NO_GPU, OFF, SWITCH, TEXT, Kind, always, ignored, option
+from ikpy.cli.options import COUNT, DRAFT_PLACED, FLAG, INT, NO_GPU, OFF, SWITCH, TEXT, Kind, always, ignored, option
 
 SPLIT_MODES = ("none", "layer", "row", "attn", "graph", "tensor")
 
@@ -25,7 +25,7 @@ ROWS = (
         "how a model is divided among GPUs; row, attn, graph and tensor are read as layer",
         reason=NO_GPU,
     ),
-    option("-mg --main-gpu", INT, "model.main_gpu", "device that holds everything with -sm none", reason=NO_GPU),
+    option("-mg --main-gpu", COUNT, "model.main_gpu", "device that holds everything with -sm none", reason=NO_GPU),
     option(
         "-ts --tensor-split",
         WEIGHT,
@@ -54,7 +54,7 @@ ROWS = (
     option("-cmoe --cpu-moe", Kind(const=999), "model.n_cpu_moe", "all expert tensors in host memory", reason=NO_GPU),
     option(
         "-ncmoe --n-cpu-moe",
-        INT,
+        COUNT,
         "model.n_cpu_moe",
         "expert tensors of the last N layers in host memory",
         reason=NO_GPU,

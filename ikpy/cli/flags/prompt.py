@@ -1,7 +1,7 @@
 """Options of prompts, text files and the chat program."""
 
 from ikpy.cli import values
-from ikpy.cli.options import FLAG, INT, OFF, PATH, SWITCH, TEXT, Kind, always, ignored, option
+from ikpy.cli.options import COUNT_OR_ALL, FLAG, OFF, PATH, SWITCH, TEXT, Kind, always, ignored, option
 
 ROWS = (
     option("-p --prompt", TEXT, "prompt.text", "text to process", "PIC"),
@@ -21,9 +21,9 @@ ROWS = (
         "PC",
         also="prompt.binary_file",
     ),
-    option("-e --escape", FLAG, "prompt.escape", r"decode \n \r \t \' \" \\ \xHH in prompts, also from files", "PIC"),
-    option("--no-escape", OFF, "prompt.escape", "leave backslashes in prompts alone", "PIC"),
-    option("--chunks", INT, "prompt.chunks", "most chunks to process; -1 = all", "PI"),
+    option("-e --escape", FLAG, "prompt.escape", r"decode \n \r \t \' \" \\ \xHH in prompts, also from files", "PISC"),
+    option("--no-escape", OFF, "prompt.escape", "leave backslashes in prompts alone", "PISC"),
+    option("--chunks", COUNT_OR_ALL, "prompt.chunks", "most chunks to process; -1 = all", "PI"),
     option(
         "-n --predict --n-predict",
         Kind("N", values.bounded(-2)),
@@ -32,7 +32,7 @@ ROWS = (
         "SWC",
         env="LLAMA_ARG_N_PREDICT",
     ),
-    option("--keep", INT, "prompt.n_keep", "prompt tokens kept when the context is shifted; -1 = all", "SC"),
+    option("--keep", COUNT_OR_ALL, "prompt.n_keep", "prompt tokens kept when the context is shifted; -1 = all", "SC"),
     option("--in-file", Kind("FILE", many=True), "prompt.in_files", "importance matrix to add. Repeatable", "I"),
 )
 
@@ -84,7 +84,13 @@ CHAT_ROWS = (
     option("--prompt-cache", PATH, "prompt.prompt_cache", "file with the state of the prompt", "C"),
     option("--prompt-cache-all", FLAG, "prompt.prompt_cache_all", "save input and output too", "C"),
     option("--prompt-cache-ro", FLAG, "prompt.prompt_cache_ro", "use the prompt cache, do not update it", "C"),
-    option("-ptc --print-token-count", INT, "prompt.print_token_count", "print the token count every N tokens", "C"),
+    option(
+        "-ptc --print-token-count",
+        COUNT_OR_ALL,
+        "prompt.print_token_count",
+        "print the token count every N tokens",
+        "C",
+    ),
     always("--show-timings", "times at the end", "C"),
     ignored("--no-show-timings", "--log-disable leaves them out with all other log lines", "no times", "C"),
     ignored("--infill", "send the text to the server's /infill route", "fill in the middle", "C"),

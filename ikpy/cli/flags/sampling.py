@@ -1,7 +1,7 @@
 """Options of the sampler chain and of constraints on the output."""
 
 from ikpy.cli import values
-from ikpy.cli.options import FLAG, FLOAT, INT, PATH, TEXT, Kind, ignored, option, refused
+from ikpy.cli.options import COUNT_OR_ALL, FLAG, FLOAT, INT, PATH, TEXT, Kind, ignored, option, refused
 
 GENERATORS = "SC"
 NO_GUIDANCE = "the server has no classifier-free guidance; ikpy cli has"
@@ -105,7 +105,9 @@ CONSTRAINT_ROWS = (
         "file with a string per line that may not appear in answers",
         "S",
     ),
-    option("--banned-n", INT, "server.banned_n", "first tokens of such a string that are banned; -1 = all", "S"),
+    option(
+        "--banned-n", COUNT_OR_ALL, "server.banned_n", "first tokens of such a string that are banned; -1 = all", "S"
+    ),
     refused("--banned-string-file", NO_REWIND, "strings that may not appear", "C", PATH),
     ignored("--banned-n", NO_REWIND, "tokens banned per match", "C", INT),
     refused("--allowlist-pieces", NO_LISTS, "pieces that may appear", GENERATORS, TEXT),

@@ -1,9 +1,25 @@
 """Options of the HTTP server."""
 
 from ikpy.cli import values
-from ikpy.cli.options import FLAG, FLOAT, INT, OFF, PATH, SWITCH, TEXT, Kind, always, ignored, option, refused
+from ikpy.cli.options import (
+    COUNT,
+    COUNT_OR_ALL,
+    FLAG,
+    FLOAT,
+    INT,
+    OFF,
+    PATH,
+    SWITCH,
+    TEXT,
+    Kind,
+    always,
+    ignored,
+    option,
+    refused,
+)
 
 S = "S"
+POSITIVE = Kind("N", values.bounded(1))
 NO_HISTORY = "chat history is not stored"
 NO_PREFIX = "a prefix shared by all slots is not supported; send a system message with each request"
 NO_CHECKPOINTS = "needed by recurrent models only, which are not supported"
@@ -76,7 +92,7 @@ ROWS = (
     ),
     option("--ssl-key-file", PATH, "server.ssl_key_file", "PEM key for HTTPS", S),
     option("--ssl-cert-file", PATH, "server.ssl_cert_file", "PEM certificate for HTTPS", S),
-    option("-to --timeout", INT, "server.timeout", "socket timeout in seconds", S),
+    option("-to --timeout", POSITIVE, "server.timeout", "socket timeout in seconds", S),
     option(
         "--drain-seconds",
         Kind("F", values.to_seconds),
@@ -99,14 +115,16 @@ ROWS = (
     option("--no-models-autoload", OFF, "server.models_autoload", "only POST /models/load loads models", S),
     option(
         "--sleep-idle-seconds",
-        INT,
+        COUNT_OR_ALL,
         "server.sleep_idle_seconds",
         "seconds without requests after which a model is unloaded until the next one; -1 = never",
         S,
     ),
-    option("--models-max", INT, "server.models_max", "models loaded at the same time; 0 = no limit", S),
-    option("--models-ttl", INT, "server.models_ttl", "seconds without requests after which a model goes; 0 = never", S),
-    option("--models-memory", INT, "server.models_memory", "MiB all loaded models may take; 0 = no limit", S),
+    option("--models-max", COUNT, "server.models_max", "models loaded at the same time; 0 = no limit", S),
+    option(
+        "--models-ttl", COUNT, "server.models_ttl", "seconds without requests after which a model goes; 0 = never", S
+    ),
+    option("--models-memory", COUNT, "server.models_memory", "MiB all loaded models may take; 0 = no limit", S),
     always("--send-done", "[DONE] at the end of streams", S),
     refused("--sql-save-file", NO_HISTORY, "chat history file", S, PATH),
     ignored("--sqlite-zstd-ext-file", NO_HISTORY, "compression extension of the history", S, PATH),
@@ -131,13 +149,13 @@ CACHE_ROWS = (
     option("--no-cache-prompt", OFF, "server.cache_prompt", "slots forget a text when its answer ends", S),
     option(
         "--cache-reuse",
-        INT,
+        COUNT,
         "server.cache_reuse",
         "least tokens of a piece of a slot's text that moves to where a prompt has it; 0 = only beginnings are used",
         S,
     ),
     always("--cache-idle-slots", "texts of slots go to host memory, as --cache-ram allows", S),
-    option("--queue-limit", INT, "server.queue_limit", "requests that may wait for a slot; more get 503", S),
+    option("--queue-limit", POSITIVE, "server.queue_limit", "requests that may wait for a slot; more get 503", S),
     option("--context-shift", SWITCH, "server.context_shift", "drop old tokens when the context is full", "SC"),
     option("--no-context-shift", OFF, "server.context_shift", "stop when the context is full", "SC"),
     option(
@@ -149,7 +167,7 @@ CACHE_ROWS = (
     ),
     option(
         "-cram --cache-ram",
-        INT,
+        COUNT_OR_ALL,
         "server.cache_ram",
         "MiB of host memory for texts whose slot was taken; 0 = none, -1 = no limit",
         S,
@@ -163,7 +181,7 @@ CACHE_ROWS = (
     ),
     option(
         "-cram-n-min --cache-ram-n-min",
-        INT,
+        COUNT,
         "server.cache_ram_n_min",
         "least tokens of a text worth saving",
         S,
@@ -220,7 +238,7 @@ CHAT_ROWS = (
     ),
     option(
         "--reasoning-budget",
-        INT,
+        COUNT_OR_ALL,
         "server.reasoning_budget",
         "most tokens of reasoning in a chat; 0 = none, -1 = no limit",
         S,

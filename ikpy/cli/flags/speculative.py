@@ -1,7 +1,7 @@
 """Options of speculative decoding. Drafts change the speed only, never the text."""
 
 from ikpy.cli import values
-from ikpy.cli.options import DRAFT_PLACED, FLOAT, INT, PATH, TEXT, Kind, always, ignored, option
+from ikpy.cli.options import COUNT, DRAFT_PLACED, FLOAT, INT, PATH, TEXT, Kind, always, ignored, option
 
 SAME_VOCABULARY = "draft model and model must share their vocabulary; texts are not translated"
 ONE_DRAFT = "a draft is one sequence of tokens"
@@ -24,7 +24,7 @@ ROWS = (
         "draft model on the Hugging Face hub: user/repository or user/repository:QUANT",
         "SC",
     ),
-    option("-cd --ctx-size-draft", INT, "speculative.n_ctx", "context of the draft model; 0 = as the model's", "SC"),
+    option("-cd --ctx-size-draft", COUNT, "speculative.n_ctx", "context of the draft model; 0 = as the model's", "SC"),
     option(
         "-td --threads-draft --spec-draft-threads",
         Kind("N", values.to_threads),

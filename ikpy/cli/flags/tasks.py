@@ -1,7 +1,7 @@
 """Options of single tools: perplexity, imatrix, sweep-bench, batched-bench; and of programs ikpy does not have."""
 
 from ikpy.cli import values
-from ikpy.cli.options import FLAG, INT, OFF, PATH, TEXT, Kind, always, ignored, option
+from ikpy.cli.options import COUNT, FLAG, OFF, PATH, TEXT, Kind, always, ignored, option
 
 OTHER = "used by other programs only"
 OTHER_VALUES = (
@@ -18,7 +18,7 @@ OTHER_VALUES = (
 )
 
 PERPLEXITY_ROWS = (
-    option("--ppl-stride", INT, "perplexity.stride", "distance of evaluated windows; 0 = whole chunks", "P"),
+    option("--ppl-stride", COUNT, "perplexity.stride", "distance of evaluated windows; 0 = whole chunks", "P"),
     option(
         "--ppl-output-type",
         Kind("0|1", values.bounded(0, 1)),
@@ -35,24 +35,24 @@ PERPLEXITY_ROWS = (
     ),
     option("--kl-divergence", FLAG, "perplexity.kl_divergence", "compare with the logits of another model", "P"),
     option("--hellaswag", FLAG, "perplexity.hellaswag", "HellaSwag score of the file given with -f", "P"),
-    option("--hellaswag-tasks", INT, "perplexity.hellaswag_tasks", "tasks to evaluate", "P"),
+    option("--hellaswag-tasks", Kind("N", values.bounded(1)), "perplexity.hellaswag_tasks", "tasks to evaluate", "P"),
     option("--winogrande", FLAG, "perplexity.winogrande", "Winogrande score of the file given with -f", "P"),
-    option("--winogrande-tasks", INT, "perplexity.winogrande_tasks", "tasks to evaluate; 0 = all", "P"),
+    option("--winogrande-tasks", COUNT, "perplexity.winogrande_tasks", "tasks to evaluate; 0 = all", "P"),
     option("--multiple-choice", FLAG, "perplexity.multiple_choice", "multiple choice score of the file of -bf", "P"),
-    option("--multiple-choice-tasks", INT, "perplexity.multiple_choice_tasks", "tasks to evaluate; 0 = all", "P"),
+    option("--multiple-choice-tasks", COUNT, "perplexity.multiple_choice_tasks", "tasks to evaluate; 0 = all", "P"),
     always("--perplexity --all-logits", "perplexity over the whole context", "P"),
 )
 
 IMATRIX_ROWS = (
     option("-o --output --output-file", PATH, "imatrix.output", "file to write", "I"),
     option("--output-draft --draft-output --draft-output-file", PATH, "imatrix.output_draft", "second file", "I"),
-    option("-ofreq --output-frequency", INT, "imatrix.output_frequency", "save every N chunks", "I"),
-    option("--save-frequency", INT, "imatrix.save_frequency", "keep a copy every N chunks; 0 = never", "I"),
+    option("-ofreq --output-frequency", COUNT, "imatrix.output_frequency", "save every N chunks", "I"),
+    option("--save-frequency", COUNT, "imatrix.save_frequency", "keep a copy every N chunks; 0 = never", "I"),
     option("--process-output", FLAG, "imatrix.process_output", "collect for the output matrix too", "I"),
     option("--output-tensor-name", TEXT, "imatrix.output_tensor_name", "name of the output matrix", "I"),
     option("--parse-special", FLAG, "imatrix.parse_special", "special tokens in the text are read as such", "I"),
     option("--no-ppl", OFF, "imatrix.compute_ppl", "no perplexity along the way", "I"),
-    option("--chunk --from-chunk", INT, "imatrix.from_chunk", "first chunk", "I"),
+    option("--chunk --from-chunk", COUNT, "imatrix.from_chunk", "first chunk", "I"),
     option("-lsim --layer-similarity", FLAG, "imatrix.layer_similarity", "similarity of layers", "I"),
     option(
         "--output-format",

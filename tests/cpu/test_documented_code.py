@@ -1,0 +1,48 @@
+"""The Python examples and configuration files of the documentation work on small models."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import ikpy
+from ikpy.cli.parser import parse
+from tests.shared import DATA, ROOT
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+NEEDS_SERVER = ("server.md",)
+SMALLER = {"n_threads=8": "n_threads=2", "n_ctx=8192": "n_ctx=1024", "100)": "20)", "200,": "20,"}
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """Fenced blocks of a page."""
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if blocks(page, "python") and page.name not in NEEDS_SERVER],
+    ids=lambda page: page.name,
+)
+def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of a page run one behind the other, as a reader would paste them."""
+    monkeypatch.chdir(tmp_path)
+    model = DATA / "zoo" / "llama-ropefreqs.gguf" if page.name == "gguf.md" else ikpy.default_model_path()
+    for name in ("model.gguf", "draft.gguf"):
+        (tmp_path / name).symlink_to(model)
+    namespace = {"text": ikpy.demo_text_path().read_text()}
+    pattern = re.compile("|".join(map(re.escape, SMALLER)))
+    for block in blocks(page, "python"):
+        code = pattern.sub(lambda match: SMALLER[match[0]], block)
+        exec(compile(code, page.name, "exec"), namespace)
+
+
+def test_configuration_files_are_read(tmp_path: Path) -> None:
+    texts = [text for page in PAGES for text in blocks(page, "toml")]
+    assert texts
+    for text in texts:
+        path = tmp_path / "server.toml"
+        path.write_text(text)
+        assert parse(["--config", str(path)], "server", {}) != parse([], "server", {})

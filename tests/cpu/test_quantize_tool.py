@@ -181,7 +181,6 @@ def test_symmetric_q4_0_uses_fifteen_levels(tmp_path, tensors):
         (["in.gguf", "out.gguf", "Q4_0", "two"], "main: invalid nthread 'two'"),
         (["in.gguf", "out.gguf", "Q4_0", "2", "more"], "unexpected argument 'more' behind NTHREADS"),
         (["in.gguf", "out.gguf", "Q4_0", "-imatrix", "x.dat"], "unknown option -imatrix; options of this tool begin"),
-        (["--prune-layers", "3", "in.gguf", "out.gguf", "Q4_0"], "--prune-layers: layers cannot be left out"),
         (["--output-tensor-type", "zzz", "in.gguf", "out.gguf", "Q4_0"], "unknown tensor type 'zzz'"),
         (["--override-kv", "general.name", "in.gguf", "Q8_0"], "malformed KV override 'general.name'"),
         (["--include-weights", "a", "--exclude-weights", "b", "in.gguf", "Q8_0"], "cannot be given together"),

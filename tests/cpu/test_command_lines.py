@@ -115,7 +115,7 @@ def test_documented_options_exist(page: Path) -> None:
         is_code = in_block or line.startswith("    ")
         for code in [line] if is_code else re.findall(r"`([^`]+)`", line):
             if not OTHER_PROGRAMS.search(line if is_code else code):
-                unknown |= {name for name in re.findall(r"(?<![\w-])--[a-z][\w-]*\w(?![\w-])", code)} - known_options()
+                unknown |= {name for name in re.findall(r"(?<![\w-])--[a-z][\w.-]*\w(?![\w-])", code)} - known_options()
     assert not unknown - EXPLAINED.get(page.name, set())
 
 

@@ -22,7 +22,7 @@ WITHOUT_BODY = {"/load", "/save", "/rename", "/all", "/delete"}
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("slots")
     found = start_server(
-        "llama-server -m PUPPET -t 1 -c 256 -np 1 --embeddings --pooling mean --slot-save-path x", folder
+        "llama-server -m PUPPET -t 1 -c 256 -np 1 --embeddings --pooling mean --slot-save-path x --props", folder
     )
     yield found
     found.engine.stop(10)

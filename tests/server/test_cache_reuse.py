@@ -147,4 +147,4 @@ def test_a_request_can_ask_for_it() -> None:
             for prompt in (ids, ids[:10] + ids[30:]):
                 body = {"prompt": prompt, "n_predict": 2, "temperature": 0, **more}
                 counts.append(client.post("/completion", json=body).json()["timings"]["prompt_n"])
-        assert counts[1] == 20 and counts[3] == 1
+        assert counts[1] == 30 and counts[3] == 1

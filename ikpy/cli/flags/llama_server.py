@@ -46,5 +46,5 @@ ROWS = (
         "a certain model of the hub",
         S,
     ),
-    refused("-cl --cache-list", "`ikpy server -hf` finds them by their names", "list of downloaded models", S),
+    refused("-cl --cache-list", "the server finds them by their names, see -hf", "list of downloaded models", S),
 )

@@ -5,22 +5,25 @@
 
 namespace ikpy::cuda {
 
+// The bits of the float 1.5 * 2^23, where sums of CPU kernels start.
+constexpr int kStartBits = 0x4B400000;
+
 // Byte offsets in one row of n_in elements, padded with zeros to a multiple of 256. x ~ scale[e / 32] * q[e].
 struct ActQ8Layout {
     int n;      // padded elements; q int8[n] is at offset 0
     int scale;  // f32[n / 32]
     int sum32;  // f32[n / 32]: sum of q over the group
-    int neg32;  // i32[n / 32]: -128 * sum
-    int sum16;  // f32[n / 16]
-    int neg16;  // i32[n / 16]
+    int start32;  // i32[n / 32]: kStartBits - 128 * sum
+    int sum16;    // f32[n / 16]
+    int start16;  // i32[n / 16]
 
     __host__ __device__ explicit ActQ8Layout(int n_in)
         : n((n_in + 255) / 256 * 256),
           scale(n),
           sum32(scale + n / 8),
-          neg32(sum32 + n / 8),
-          sum16(neg32 + n / 8),
-          neg16(sum16 + n / 4) {}
+          start32(sum32 + n / 8),
+          sum16(start32 + n / 8),
+          start16(sum16 + n / 4) {}
 };
 
 // One warp quantizes elements c .. c + 127 of a row: 4 per lane, 8 lanes per group of 32.
@@ -57,12 +60,12 @@ __device__ __forceinline__ void quantize_128(const float* x, int n_in, int c, ui
     const int other = __shfl_xor_sync(kAllLanes, sum, 4);
     if ((lane & 3) == 0) {
         reinterpret_cast<float*>(out + at.sum16)[e / 16] = static_cast<float>(sum);
-        reinterpret_cast<int*>(out + at.neg16)[e / 16] = -128 * sum;
+        reinterpret_cast<int*>(out + at.start16)[e / 16] = kStartBits - 128 * sum;
     }
     if ((lane & 7) == 0) {
         reinterpret_cast<float*>(out + at.scale)[group] = scale;
         reinterpret_cast<float*>(out + at.sum32)[group] = static_cast<float>(sum + other);
-        reinterpret_cast<int*>(out + at.neg32)[group] = -128 * (sum + other);
+        reinterpret_cast<int*>(out + at.start32)[group] = kStartBits - 128 * (sum + other);
     }
 }
 

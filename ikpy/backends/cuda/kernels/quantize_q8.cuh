@@ -10,9 +10,9 @@ constexpr int kStartBits = 0x4B400000;
 
 // Byte offsets in one row of n_in elements, padded with zeros to a multiple of 256. x ~ scale[e / 32] * q[e].
 struct ActQ8Layout {
-    int n;      // padded elements; q int8[n] is at offset 0
-    int scale;  // f32[n / 32]
-    int sum32;  // f32[n / 32]: sum of q over the group
+    int n;        // padded elements; q int8[n] is at offset 0
+    int scale;    // f32[n / 32]
+    int sum32;    // f32[n / 32]: sum of q over the group
     int start32;  // i32[n / 32]: kStartBits - 128 * sum
     int sum16;    // f32[n / 16]
     int start16;  // i32[n / 16]

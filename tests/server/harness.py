@@ -17,8 +17,12 @@ import ikpy
 from ikpy.cli.common import Session, load
 from ikpy.cli.parser import parse
 from ikpy.cli.server import make_server
+from ikpy.engine.sampling import Sampler, SamplingParams
 from ikpy.server.build import Server
 from ikpy.server.log import ServerLog
+from ikpy.server.params import GenerationParams
+from ikpy.server.scheduler import Engine
+from ikpy.server.tasks import CompletionTask, Finished
 
 DATA = Path(__file__).parents[1] / "data"
 MODELS = {"MODEL": str(ikpy.default_model_path()), "PUPPET": str(DATA / "models" / "puppet.gguf")}
@@ -83,6 +87,20 @@ def play(client: TestClient, capture: dict[str, Any]) -> dict[str, Any]:
     else:
         got["response_text"] = response.text
     return got
+
+
+def greedy_answer(
+    engine: Engine, prompt: list[int], n_vocab: int, eos_ids: frozenset[int] = frozenset(), **more: Any
+) -> Finished:
+    """What a started engine answers a prompt of token ids, without HTTP. ``more``: parameters of the generation."""
+    done: list[Any] = []
+    params = GenerationParams(SamplingParams(temperature=0.0), **more)
+    sampler = Sampler(params.sampling, n_vocab, eos_ids=eos_ids)
+    engine.submit(CompletionTask(prompt, done.append, params=params, sampler=sampler))
+    while not done:
+        engine.call(lambda: None).result()
+    assert isinstance(done[-1], Finished), done[-1]
+    return done[-1]
 
 
 def read_events(text: str) -> list[dict[str, Any]]:

@@ -14,13 +14,11 @@ import pytest
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
-from ikpy.engine.sampling import Sampler, SamplingParams
 from ikpy.server.log import ServerLog
-from ikpy.server.params import GenerationParams
 from ikpy.server.pieces import Piece, find_pieces
 from ikpy.server.scheduler import Engine
 from ikpy.server.settings import ServerSettings
-from ikpy.server.tasks import CompletionTask, Finished
+from ikpy.server.tasks import Finished
 from tests.cpu.shaped_models import Dims, gemma3, llama
 from tests.server import harness
 from tests.server.harness import MODELS, loaded
@@ -57,15 +55,8 @@ def engine_of(model: Any, path: Path, n_slots: int, **settings: Any) -> Iterator
     engine = Engine(context, loaded(MODELS["MODEL"]).vocab, ServerSettings(n_slots=n_slots, **settings), log)
 
     def answer(prompt: list[int], **more: Any) -> Finished:
-        done: list[Any] = []
         more = {"cache_reuse": settings.get("cache_reuse", 0), "n_probs": 3} | more
-        params = GenerationParams(SamplingParams(temperature=0.0), limit=8, **more)
-        sampler = Sampler(params.sampling, 160, eos_ids=frozenset())
-        engine.submit(CompletionTask(prompt, done.append, params=params, sampler=sampler))
-        while not done:
-            engine.call(lambda: None).result()
-        assert isinstance(done[-1], Finished), done[-1]
-        return done[-1]
+        return harness.greedy_answer(engine, prompt, 160, limit=8, **more)
 
     engine.start()
     try:

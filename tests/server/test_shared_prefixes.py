@@ -12,13 +12,11 @@ from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
-from ikpy.engine.sampling import Sampler, SamplingParams
 from ikpy.engine.sequence_state import unshare_sequence
 from ikpy.server.log import ServerLog
-from ikpy.server.params import GenerationParams
 from ikpy.server.scheduler import Engine
 from ikpy.server.settings import ServerSettings
-from ikpy.server.tasks import CompletionTask, Finished
+from ikpy.server.tasks import Finished
 from tests.cpu.test_zoo_holdouts import gpt_oss
 from tests.server import harness
 from tests.server.harness import MODELS, loaded
@@ -100,15 +98,11 @@ def test_shifting_slots_do_not_disturb_those_they_shared_with() -> None:
         engine.start()
         found = []
         for slot, n in requests:
-            done: list[Any] = []
-            params = GenerationParams(SamplingParams(temperature=0.0), limit=n, n_keep=4, n_discard=10, id_slot=slot)
-            sampler = Sampler(params.sampling, model.hparams.n_vocab, eos_ids=vocab.eog)
-            task = CompletionTask(prompt, done.append, params=params, sampler=sampler)
-            engine.submit(task)
-            while not done:
-                engine.call(lambda: None).result()
-            assert isinstance(done[-1], Finished)
-            found.append(done[-1].tokens)
+            found.append(
+                harness.greedy_answer(
+                    engine, prompt, model.hparams.n_vocab, vocab.eog, limit=n, n_keep=4, n_discard=10, id_slot=slot
+                ).tokens
+            )
         engine.stop(10)
         return found
 
@@ -131,14 +125,7 @@ def test_text_that_a_window_has_left_is_not_shared(tmp_path: Path) -> None:
     first, second = np.random.default_rng(5).integers(3, context.model.hparams.n_vocab, (2, 200)).tolist()
 
     def answer(prompt: list[int], slot: int, **more: Any) -> Finished:
-        done: list[Any] = []
-        params = GenerationParams(SamplingParams(temperature=0.0), limit=12, id_slot=slot, **more)
-        sampler = Sampler(params.sampling, context.model.hparams.n_vocab, eos_ids=frozenset())
-        engine.submit(CompletionTask(prompt, done.append, params=params, sampler=sampler))
-        while not done:
-            engine.call(lambda: None).result()
-        assert isinstance(done[-1], Finished), done[-1]
-        return done[-1]
+        return harness.greedy_answer(engine, prompt, context.model.hparams.n_vocab, limit=12, id_slot=slot, **more)
 
     engine.start()
     try:

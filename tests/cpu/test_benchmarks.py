@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ikpy
-from benchmarks import attention, ceiling, compare, engine_step, matmul, overhead, report, tables
+from benchmarks import attention, ceiling, compare, engine_step, matmul, operations, overhead, report, tables
 from benchmarks.encoder_draws import Matrix, by_ikpy, decoded
 from benchmarks.peers import LlamaBench, open_peers, types_of_cache
 from benchmarks.quantize import errors, whole_groups
@@ -303,3 +303,19 @@ def test_attention_of_prompts_counts_the_operations_of_both_products():
     assert case.work(case.layers) == 2 * 16 * 32 * 64 * (64 + 64)
     assert min(case.rates(1)) > 0
     assert 0 < case.error(shape, attention.TYPES["f16"]) < 3e-5
+
+
+def test_rates_of_products_come_from_the_weights_that_a_token_meets(tmp_path: Path) -> None:
+    model = operations.written(report.ShapeModel("deepseek-lite", "q8_0"), 2, str(tmp_path))
+    context = operations.context_of(model, 32, 1)
+    dense, experts = operations.multiply_adds(context.model)
+    assert experts == 6 * 3 * 2048 * 1408  # one layer of experts, of which a token uses six
+    latent = 2048 * 16 * 192 + 2048 * 576 + 512 * 16 * 256 + 16 * 128 * 2048
+    assert dense == 2 * latent + 3 * 2048 * 10944 + 2048 * 64 + 3 * 2048 * 2 * 1408
+    seconds = operations.seconds_by_kind(context, 32)
+    assert {"attention", "rms_norm", *operations.EXPERTS} <= set(seconds)
+    both = operations.rates(context.model, 32, seconds)[2]
+    spent = sum(seconds[kind] for kind in operations.DENSE + operations.EXPERTS)
+    assert both == pytest.approx(2e-9 * 32 * (dense + experts) / spent)
+    text = operations.table(32, ["first", "same"], [context.model] * 2, [seconds, seconds])
+    assert text.splitlines()[-1].startswith("| same |") and "| 1.00 |" in text.splitlines()[-1]

@@ -3,9 +3,9 @@
 python -m benchmarks.operations [--shapes llama-1b,qwen3-30b-a3b] [--tokens 512,2048] [--layers 2] [--rounds 5]
 
 One micro-batch of every shape (random weights, small vocabulary), every operation timed; the fastest of `rounds` whole
-runs, alternating between the shapes. "Products" are those with weights, without the output matrix, of which a prompt
-needs one row. The last column compares a shape's rate of products with that of the first shape at as many tokens: the
-efficiency of mixtures of experts against a dense model, attention left out of both.
+runs, alternating between the shapes. "Products" are those with weights. All tokens have logits, as the last layer would
+else be left out for all but one. The last but one column compares a shape's rate of products with that of the first
+shape at as many tokens: the efficiency of mixtures of experts against a dense model, attention left out of both.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ EXPERTS = ("mul_mat_id", "mul_mat_id_up_gate")
 
 
 def multiply_adds(model: Model) -> tuple[float, float]:
-    """Multiply-adds per token with dense weights and with those of the experts used; none with the output matrix."""
+    """Multiply-adds per token with dense weights and with those of the experts that a token uses."""
     dense = experts = 0.0
     share = model.hparams.n_expert_used / max(1, model.hparams.n_expert)
     for tensor in model.gguf.tensors.values():
-        if not tensor.name.startswith("blk.") or len(tensor.shape) < 2:
+        if tensor.name == "token_embd.weight" or len(tensor.shape) < 2:
             continue
         size = float(tensor.element_count)
         if "_exps." in tensor.name:
@@ -44,14 +44,14 @@ def context_of(path: Path, n_tokens: int, threads: int) -> Context:
     """A context that has evaluated one prompt of n_tokens."""
     params = ContextParams(n_ctx=n_tokens, n_batch=n_tokens, n_ubatch=n_tokens, n_threads=threads)
     context = Context(Model.load(str(path), ModelParams(use_mmap=False)), params)
-    context.decode(Batch.single([i % VOCABULARY for i in range(n_tokens)], 0, 0, "last"))
+    context.decode(Batch.single([i % VOCABULARY for i in range(n_tokens)], 0, 0, "all"))
     return context
 
 
 def seconds_by_kind(context: Context, n_tokens: int) -> Counter[str]:
     """Time of one run of the prompt's plan."""
     found: Counter[str] = Counter()
-    for kind, seconds in context.profile(n_tokens):
+    for kind, seconds in context.profile(n_tokens, n_tokens):
         found[kind] += seconds
     return found
 

@@ -472,9 +472,9 @@ class Context:
             cells.settle()
         self.sync_caches_to_devices()
 
-    def profile(self, n_tokens: int) -> list[tuple[str, float]]:
-        """Runs the plan of n_tokens once with timing on the present cache contents; (op kind, seconds) per op."""
-        plan = self._plan(n_tokens, 1).plan
+    def profile(self, n_tokens: int, n_outputs: int = 1) -> list[tuple[str, float]]:
+        """Runs the plan of such a batch once with timing on the present cache contents; (op kind, seconds) per op."""
+        plan = self._plan(n_tokens, n_outputs).plan
         if isinstance(plan, HybridPlan):
             raise UsageError("timings of single ops are those of the CPU: use -ngl 0")
         return plan.profile(self._steps.n_kv(), self.n_threads)

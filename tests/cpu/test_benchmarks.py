@@ -311,7 +311,7 @@ def test_rates_of_products_come_from_the_weights_that_a_token_meets(tmp_path: Pa
     dense, experts = operations.multiply_adds(context.model)
     assert experts == 6 * 3 * 2048 * 1408  # one layer of experts, of which a token uses six
     latent = 2048 * 16 * 192 + 2048 * 576 + 512 * 16 * 256 + 16 * 128 * 2048
-    assert dense == 2 * latent + 3 * 2048 * 10944 + 2048 * 64 + 3 * 2048 * 2 * 1408
+    assert dense == 2 * latent + 3 * 2048 * 10944 + 2048 * 64 + 3 * 2048 * 2 * 1408 + 2048 * operations.VOCABULARY
     seconds = operations.seconds_by_kind(context, 32)
     assert {"attention", "rms_norm", *operations.EXPERTS} <= set(seconds)
     both = operations.rates(context.model, 32, seconds)[2]

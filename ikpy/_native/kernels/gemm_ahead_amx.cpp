@@ -32,8 +32,8 @@ constexpr int64_t kChunkSteps = kAheadColumns / kTileDepth;
 constexpr int64_t kStepValues = 2 * kTileValues;  // both halves
 constexpr int64_t kChunkValues = kChunkSteps * kStepValues;
 constexpr int64_t kSums = kTileHeight * kTileHeight;
-constexpr int64_t kChunkRows = kBlockRows;
-constexpr int64_t kStepRows = kChunkRows / kChunkSteps;  // as many rows are unpacked as are multiplied
+constexpr int kStepFills =
+    kBlockRows / kChunkSteps / kAheadRows;  // as many rows are unpacked as are multiplied
 
 // The weights of some blocks, unpacked in order: chunks of a block, and rows of a chunk. A lone pass reads
 // them once, so two chunks in the first-level cache do; several passes read them from the second level.
@@ -41,11 +41,12 @@ class Unpacked {
   public:
     Unpacked(AheadFn fill, const RowBlock* blocks, int n_blocks, bool once, uint16_t* memory)
         : fill_(fill),
-          blocks_(blocks),
+          block_(blocks),
           n_chunks_((blocks[0].n_in + kAheadColumns - 1) / kAheadColumns),
           n_slots_(once ? 2 : 2 * n_chunks_),
           end_(n_blocks * n_chunks_),
-          memory_(memory) {}
+          memory_(memory),
+          slot_(memory) {}
 
     static int64_t values(int64_t n_in) { return 2 * round_up(n_in, kAheadColumns) * kBlockRows; }
 
@@ -53,31 +54,35 @@ class Unpacked {
 
     // All of a chunk, counted over all blocks.
     const uint16_t* chunk(int64_t i) {
-        while (chunk_ <= i) unpack_row();
-        return slot(i);
+        while (chunk_ <= i) unpack_rows();
+        return memory_ + i % n_slots_ * kChunkValues;
     }
 
-    // The next row if it lies before chunk `end`.
+    // The next rows if they lie before chunk `end`.
     void unpack_before(int64_t end) {
-        if (chunk_ < std::min(end, end_)) unpack_row();
+        if (chunk_ < std::min(end, end_)) unpack_rows();
     }
 
   private:
-    uint16_t* slot(int64_t i) const { return memory_ + i % n_slots_ * kChunkValues; }
-
-    void unpack_row() {
-        const RowBlock& block = blocks_[chunk_ / n_chunks_];
-        fill_(block, row_ / kHalfRows, row_ % kHalfRows, chunk_ % n_chunks_ * kAheadColumns, slot(chunk_));
-        if (++row_ < block.halves() * kHalfRows) return;
+    // Without divisions, which would take as long as a row's scales.
+    void unpack_rows() {
+        fill_(*block_, row_ / kHalfRows, row_ % kHalfRows, k0_, slot_);
+        if ((row_ += kAheadRows) < block_->halves() * kHalfRows) return;
         row_ = 0;
         ++chunk_;
+        slot_ = ++slot_number_ < n_slots_ ? slot_ + kChunkValues : memory_;
+        if (slot_ == memory_) slot_number_ = 0;
+        if ((k0_ += kAheadColumns) < n_chunks_ * kAheadColumns) return;
+        k0_ = 0;
+        ++block_;
     }
 
     const AheadFn fill_;
-    const RowBlock* const blocks_;
+    const RowBlock* block_;
     const int64_t n_chunks_, n_slots_, end_;
     uint16_t* const memory_;
-    int64_t chunk_ = 0;
+    uint16_t* slot_;
+    int64_t chunk_ = 0, slot_number_ = 0, k0_ = 0;
     int row_ = 0;
 };
 
@@ -154,19 +159,19 @@ IKPY_AMX inline void add_step(const uint16_t* weights, const uint16_t* tokens, i
 }
 
 // What the vector units do between the steps of a pass: they unpack rows of chunks before `end`, on average
-// rows / steps per step, and store the sums of the pass before.
+// fills / steps times kAheadRows per step, and store the sums of the pass before.
 struct Between {
     int64_t end;
-    int rows, steps;
+    int fills, steps;
 };
 
 // A lone pass, and the first one of the first block, unpack the chunk that they need next; others share the
 // next block.
 Between work_between(int64_t n_chunks, int64_t n_passes, int64_t block, int64_t pass, int64_t chunk) {
-    if (n_passes == 1) return {block * n_chunks + chunk + 2, kStepRows, 1};
-    if (block > 0) return {(block + 2) * n_chunks, kStepRows, static_cast<int>(n_passes)};
-    if (pass == 0) return {n_chunks, kStepRows, 1};
-    return {2 * n_chunks, kStepRows, static_cast<int>(n_passes - 1)};
+    if (n_passes == 1) return {block * n_chunks + chunk + 2, kStepFills, 1};
+    if (block > 0) return {(block + 2) * n_chunks, kStepFills, static_cast<int>(n_passes)};
+    if (pass == 0) return {n_chunks, kStepFills, 1};
+    return {2 * n_chunks, kStepFills, static_cast<int>(n_passes - 1)};
 }
 
 template <int TokenTiles>
@@ -177,7 +182,7 @@ IKPY_AMX void add_chunk(Unpacked* unpacked, Sums* sums, const Between& between, 
         asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read
         add_step<TokenTiles>(weights + s * kStepValues, tokens + s * kTileValues, row_steps * kTileValues);
         if (sums->waiting()) sums->store_next();
-        for (due += between.rows; due >= between.steps; due -= between.steps)
+        for (due += between.fills; due >= between.steps; due -= between.steps)
             unpacked->unpack_before(between.end);
     }
 }

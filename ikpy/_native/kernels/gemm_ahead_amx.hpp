@@ -13,8 +13,10 @@
 namespace ikpy {
 
 constexpr int64_t kAheadColumns = 256;  // unpacked at a time
+constexpr int kAheadRows = 4;           // of as many rows
 
-// Fills row i of half h of tiles [8 steps][half][16 rows][32] with 256 columns from k0 on, zeros beyond n_in.
+// Fills rows i .. i + kAheadRows - 1 of half h of tiles [8 steps][half][16 rows][32] with 256 columns from k0
+// on, zeros beyond n_in.
 using AheadFn = void (*)(const RowBlock&, int h, int i, int64_t k0, uint16_t* tiles);
 
 // Tokens of a set at most: their rows shall take up to half of the second-level cache.

@@ -29,8 +29,8 @@ bool request_tiles() {
     constexpr long kRequestPermission = 0x1023, kTileData = 18;
     unsigned a, b, c, d;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-    constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
-    if ((d & kAmxBf16) == 0 || (d & kAmxTile) == 0) return false;
+    constexpr unsigned kVbmi = 1u << 1, kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
+    if ((c & kVbmi) == 0 || (d & kAmxBf16) == 0 || (d & kAmxTile) == 0) return false;
     const char* wanted = std::getenv("IKPY_AMX");
     if (wanted && std::strcmp(wanted, "0") == 0) return false;
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;

@@ -204,7 +204,7 @@ template <class U>
 void quant_tiles(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out, uint8_t* work) {
     if (tokens.n > ahead_tokens(blocks[0].n_in))
         return panel_tiles<tile_panel<U>>(blocks, n_blocks, tokens, out, work);
-    ahead_product(fill_bf16_row<U>, blocks, n_blocks, tokens, out, work);
+    ahead_product(fill_bf16_rows<U>, blocks, n_blocks, tokens, out, work);
 }
 
 inline size_t quant_tiles_work_bytes(int64_t n_in) {

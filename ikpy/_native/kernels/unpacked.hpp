@@ -16,8 +16,9 @@
 //   inside the group as second argument; kBlockBytes covers all rows of the group
 //   kPairs, static Codes512 halves(const uint8_t* p)   AVX-512, groups of 32 only: the codes of
 //   kernels/gemv_halves.hpp, unshifted if there is a kStep
-//   kLevels, static Codes512 level_numbers(const uint8_t* p)   AVX-512, types of 16 codes: these, and their
-//   numbers instead of codes
+//   kLevels, kLevelCount (4, 8, 16, or 32 with groups of 32), static Codes512 level_numbers(const uint8_t* p)
+//   AVX-512, types of few codes: these, and their numbers instead of codes, unshifted if there is a kStep.
+//   Of 16 levels: template <int Place = 0>, numbers at bit Place, other bits undefined if that is not 0
 //   kLow, kHigh   the smallest and the largest code of types that do not use all bytes (up to 127 if kZero is
 //   not 128)
 // A weight is d * (code - kZero) when kZero > 0, else d * code + m. Only codes with kZero = 128 exceed 127.

@@ -15,10 +15,12 @@ struct UnpackIQ4_NL {
     }
 #if defined(__AVX512VNNI__)
     static constexpr const uint8_t* kLevels = kIq4Codes;
+    static constexpr int kLevelCount = 16;
+    template <int Place = 0>
     static Codes512 level_numbers(const uint8_t* p) {
         Codes512 r;
         for (int i = 0; i < 4; ++i)
-            r.q[i] = wide::nibbles16(wide::lanes_aabb(p + 36 * i + 2, p + 36 * i + 20));
+            r.q[i] = wide::nibbles16<Place>(wide::lanes_aabb(p + 36 * i + 2, p + 36 * i + 20));
         r.d = wide::block_fields<18, 0>(p);
         return r;
     }
@@ -48,9 +50,11 @@ struct UnpackIQ4_XS {
     }
 #if defined(__AVX512VNNI__)
     static constexpr const uint8_t* kLevels = kIq4Codes;
+    static constexpr int kLevelCount = 16;
+    template <int Place = 0>
     static Codes512 level_numbers(const uint8_t* p) {
         Codes512 r;
-        for (int i = 0; i < 4; ++i) r.q[i] = wide::nibbles16(wide::lanes_aabb(p + 8 + 32 * i));
+        for (int i = 0; i < 4; ++i) r.q[i] = wide::nibbles16<Place>(wide::lanes_aabb(p + 8 + 32 * i));
         r.d = scales(p);
         return r;
     }

@@ -36,10 +36,12 @@ struct UnpackIQ2_K {
 #if defined(__AVX512VNNI__)
     static constexpr int kStep = 5;
     static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ2_K>(unshifted(p)); }
-    static Codes512 unshifted(const uint8_t* p) {
-        const __m512i table = wide::table16(kIq2Low.of);
+    static constexpr const uint8_t* kLevels = kIq2Low.of;
+    static constexpr int kLevelCount = 4;
+    static Codes512 unshifted(const uint8_t* p) { return wide::levels_of<UnpackIQ2_K>(level_numbers(p)); }
+    static Codes512 level_numbers(const uint8_t* p) {
         Codes512 r;
-        for (int i = 0; i < 4; ++i) r.q[i] = _mm512_shuffle_epi8(table, wide::two_bit_fields(p + 12, i));
+        for (int i = 0; i < 4; ++i) r.q[i] = wide::two_bit_fields(p + 12, i);
         r.d = wide::scaled(wide::f16_lanes(p),
                            _mm512_sub_epi32(wide::nibble_lanes(p + 4), _mm512_set1_epi32(8)));
         r.shifted = load_unaligned<uint16_t>(p + 2);
@@ -66,14 +68,16 @@ struct UnpackIQ3_K {
 #if defined(__AVX512VNNI__)
     static constexpr int kStep = 4;
     static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ3_K>(unshifted(p)); }
-    static Codes512 unshifted(const uint8_t* p) {
-        const __m512i table = wide::table16(kIq3Low.of);
+    static constexpr const uint8_t* kLevels = kIq3Low.of;
+    static constexpr int kLevelCount = 8;
+    static Codes512 unshifted(const uint8_t* p) { return wide::levels_of<UnpackIQ3_K>(level_numbers(p)); }
+    static Codes512 level_numbers(const uint8_t* p) {
         const __m512i high = wide::twice(p + 78);
         Codes512 r;
         for (int i = 0; i < 4; ++i) {
             const __m512i low = wide::two_bit_fields(p + 14, i);
             const __mmask64 bits = wide::test_halves(high, 2 * i, 2 * i + 1);
-            r.q[i] = _mm512_shuffle_epi8(table, _mm512_mask_add_epi8(low, bits, low, wide::bytes(4)));
+            r.q[i] = _mm512_mask_add_epi8(low, bits, low, wide::bytes(4));
         }
         const __m512i s = wide::nibble_lanes(p + 6);
         const __m512i odd = _mm512_add_epi32(_mm512_add_epi32(s, s), _mm512_set1_epi32(1));
@@ -97,11 +101,13 @@ struct UnpackIQ4_K {
 #if defined(__AVX512VNNI__)
     static constexpr int kStep = 4;
     static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ4_K>(unshifted(p)); }
-    static Codes512 unshifted(const uint8_t* p) {
-        const __m512i table = wide::table16(kIq4Codes);
+    static constexpr const uint8_t* kLevels = kIq4Codes;
+    static constexpr int kLevelCount = 16;
+    static Codes512 unshifted(const uint8_t* p) { return wide::levels_of<UnpackIQ4_K>(level_numbers(p)); }
+    template <int Place = 0>
+    static Codes512 level_numbers(const uint8_t* p) {
         Codes512 r;
-        for (int i = 0; i < 4; ++i)
-            r.q[i] = _mm512_shuffle_epi8(table, wide::nibbles16(wide::lanes_aabb(p + 16 + 32 * i)));
+        for (int i = 0; i < 4; ++i) r.q[i] = wide::nibbles16<Place>(wide::lanes_aabb(p + 16 + 32 * i));
         r.d = wide_six_bit_scales(p);
         r.shifted = load_unaligned<uint16_t>(p + 2);
         return r;

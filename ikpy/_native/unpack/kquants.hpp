@@ -2,6 +2,7 @@
 #pragma once
 #include "kernels/unpacked.hpp"
 #include "unpack/codes32.hpp"
+#include "unpack/level_tables.hpp"
 #include "unpack/wide.hpp"
 
 namespace ikpy {
@@ -118,9 +119,13 @@ struct UnpackQ4_K {
         for (int i = 0; i < 8; ++i) c32::store(codes + 32 * i, c32::nibble_fields(p + 16, i));
     }
 #if defined(__AVX512VNNI__)
-    static Codes512 wide(const uint8_t* p) {
+    static constexpr const uint8_t* kLevels = kPlainLevels;
+    static constexpr int kLevelCount = 16;
+    static Codes512 wide(const uint8_t* p) { return level_numbers(p); }
+    template <int Place = 0>
+    static Codes512 level_numbers(const uint8_t* p) {
         Codes512 r;
-        for (int i = 0; i < 4; ++i) r.q[i] = wide::nibbles32(p + 16 + 32 * i);
+        for (int i = 0; i < 4; ++i) r.q[i] = wide::nibbles32<Place>(p + 16 + 32 * i);
         wide_scales_and_mins(p, &r);
         return r;
     }

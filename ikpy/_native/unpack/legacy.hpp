@@ -3,6 +3,7 @@
 #pragma once
 #include "kernels/unpacked.hpp"
 #include "unpack/codes32.hpp"
+#include "unpack/level_tables.hpp"
 #include "unpack/wide.hpp"
 
 namespace ikpy {
@@ -15,10 +16,14 @@ struct UnpackQ4_0 {
         *d = load_f16(p);
     }
 #if defined(__AVX512VNNI__)
-    static Codes512 wide(const uint8_t* p) {
+    static constexpr const uint8_t* kLevels = kPlainLevels;
+    static constexpr int kLevelCount = 16;
+    static Codes512 wide(const uint8_t* p) { return level_numbers(p); }
+    template <int Place = 0>
+    static Codes512 level_numbers(const uint8_t* p) {
         Codes512 r;
         for (int i = 0; i < 4; ++i)
-            r.q[i] = wide::nibbles16(wide::lanes_aabb(p + 36 * i + 2, p + 36 * i + 20));
+            r.q[i] = wide::nibbles16<Place>(wide::lanes_aabb(p + 36 * i + 2, p + 36 * i + 20));
         r.d = wide::block_fields<18, 0>(p);
         return r;
     }
@@ -41,10 +46,14 @@ struct UnpackQ4_1 {
         *m = load_f16(p + 2);
     }
 #if defined(__AVX512VNNI__)
-    static Codes512 wide(const uint8_t* p) {
+    static constexpr const uint8_t* kLevels = kPlainLevels;
+    static constexpr int kLevelCount = 16;
+    static Codes512 wide(const uint8_t* p) { return level_numbers(p); }
+    template <int Place = 0>
+    static Codes512 level_numbers(const uint8_t* p) {
         Codes512 r;
         for (int i = 0; i < 4; ++i)
-            r.q[i] = wide::nibbles16(wide::lanes_aabb(p + 40 * i + 4, p + 40 * i + 24));
+            r.q[i] = wide::nibbles16<Place>(wide::lanes_aabb(p + 40 * i + 4, p + 40 * i + 24));
         r.d = wide::block_fields<20, 0>(p);
         r.m = wide::block_fields<20, 2>(p);
         return r;

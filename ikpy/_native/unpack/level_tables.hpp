@@ -30,6 +30,10 @@ alignas(64) inline constexpr uint8_t kIq6Codes[128] = {
     124, 127, 129, 132, 135, 138, 141, 143, 146, 149, 152, 156, 159, 162, 165, 169, 173, 176, 180,
     184, 188, 192, 197, 201, 206, 211, 216, 221, 227, 232, 238, 244, 250};
 
+// Types whose codes are the levels.
+alignas(16) inline constexpr uint8_t kPlainLevels[16] = {0, 1, 2,  3,  4,  5,  6,  7,
+                                                         8, 9, 10, 11, 12, 13, 14, 15};
+
 // Tables of levels that span less than 128 as level - lowest level: products of such codes need no signs on
 // AVX2.
 struct LowCodes {

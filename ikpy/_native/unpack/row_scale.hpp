@@ -57,10 +57,12 @@ struct UnpackIQ2_KS {
 #if defined(__AVX512VNNI__)
     static constexpr int kStep = 5;
     static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ2_KS>(unshifted(p)); }
-    static Codes512 unshifted(const uint8_t* p) {
-        const __m512i table = wide::table16(kIq2Low.of);
+    static constexpr const uint8_t* kLevels = kIq2Low.of;
+    static constexpr int kLevelCount = 4;
+    static Codes512 unshifted(const uint8_t* p) { return wide::levels_of<UnpackIQ2_KS>(level_numbers(p)); }
+    static Codes512 level_numbers(const uint8_t* p) {
         Codes512 r;
-        for (int i = 0; i < 4; ++i) r.q[i] = _mm512_shuffle_epi8(table, wide::two_bit_fields(p + 6, i));
+        for (int i = 0; i < 4; ++i) r.q[i] = wide::two_bit_fields(p + 6, i);
         r.d = wide::five_bit_scales(wide::nibble_bytes(load_unaligned<uint32_t>(p + 2)), p[1]);
         r.shifted = p[0];
         return r;
@@ -85,13 +87,16 @@ struct UnpackIQ3_KS {
 #if defined(__AVX512VNNI__)
     static constexpr int kStep = 4;
     static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ3_KS>(unshifted(p)); }
-    static Codes512 unshifted(const uint8_t* p) {
-        const __m512i table = wide::table16(kIq3Low.of), high = wide::twice(p + 70);
+    static constexpr const uint8_t* kLevels = kIq3Low.of;
+    static constexpr int kLevelCount = 8;
+    static Codes512 unshifted(const uint8_t* p) { return wide::levels_of<UnpackIQ3_KS>(level_numbers(p)); }
+    static Codes512 level_numbers(const uint8_t* p) {
+        const __m512i high = wide::twice(p + 70);
         Codes512 r;
         for (int i = 0; i < 4; ++i) {
             const __m512i low = wide::two_bit_fields(p + 6, i);
             const __mmask64 bits = wide::test_halves(high, 2 * i, 2 * i + 1);
-            r.q[i] = _mm512_shuffle_epi8(table, _mm512_mask_add_epi8(low, bits, low, wide::bytes(4)));
+            r.q[i] = _mm512_mask_add_epi8(low, bits, low, wide::bytes(4));
         }
         r.d = wide::five_bit_scales(wide::split_nibble_bytes(load_unaligned<uint32_t>(p + 2)), p[0]);
         r.shifted = p[1];
@@ -114,12 +119,14 @@ struct UnpackIQ4_KS {
 #if defined(__AVX512VNNI__)
     static constexpr int kStep = 4;
     static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ4_KS>(unshifted(p)); }
-    static Codes512 unshifted(const uint8_t* p) {
-        const __m512i table = wide::table16(kIq4Codes);
+    static constexpr const uint8_t* kLevels = kIq4Codes;
+    static constexpr int kLevelCount = 16;
+    static Codes512 unshifted(const uint8_t* p) { return wide::levels_of<UnpackIQ4_KS>(level_numbers(p)); }
+    template <int Place = 0>
+    static Codes512 level_numbers(const uint8_t* p) {
         const uint64_t scales = load_unaligned<uint64_t>(p);
         Codes512 r;
-        for (int i = 0; i < 4; ++i)
-            r.q[i] = _mm512_shuffle_epi8(table, wide::nibbles16(wide::lanes_aabb(p + 8 + 32 * i)));
+        for (int i = 0; i < 4; ++i) r.q[i] = wide::nibbles16<Place>(wide::lanes_aabb(p + 8 + 32 * i));
         r.d = wide::odd_scales(scales);
         r.shifted = wide::odd_scale_tables(scales);
         return r;
@@ -154,6 +161,21 @@ struct UnpackIQ5_KS {
 #if defined(__AVX512VNNI__)
     static constexpr int kStep = 2;
     static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ5_KS>(unshifted(p)); }
+    static constexpr const uint8_t* kLevels = kIq5Codes;
+    static constexpr int kLevelCount = 32;
+    static Codes512 level_numbers(const uint8_t* p) {
+        const __m512i high = wide::twice(p + 136);
+        const uint64_t scales = load_unaligned<uint64_t>(p);
+        Codes512 r;
+        for (int i = 0; i < 4; ++i) {
+            const __m512i low = wide::nibbles32(p + 8 + 32 * i);
+            const __mmask64 bits = wide::test_halves(high, 2 * i, 2 * i + 1);
+            r.q[i] = _mm512_mask_add_epi8(low, bits, low, wide::bytes(16));
+        }
+        r.d = wide::odd_scales(scales);
+        r.shifted = wide::odd_scale_tables(scales);
+        return r;
+    }
     static Codes512 unshifted(const uint8_t* p) {
         const __m512i low_table = wide::table16(kIq5Codes), high_table = wide::table16(kIq5Codes + 16);
         const __m512i high = wide::twice(p + 136);
@@ -221,18 +243,20 @@ struct UnpackIQ4_KSS {
         return nibbles_of(words);
     }
     static Codes512 wide(const uint8_t* p) { return wide::with_steps<UnpackIQ4_KSS>(unshifted(p)); }
-    static Codes512 unshifted(const uint8_t* p) {
-        const __m512i table = wide::table16(kIq4Codes);
+    static constexpr const uint8_t* kLevels = kIq4Codes;
+    static constexpr int kLevelCount = 16;
+    static Codes512 unshifted(const uint8_t* p) { return wide::levels_of<UnpackIQ4_KSS>(level_numbers(p)); }
+    template <int Place = 0>
+    static Codes512 level_numbers(const uint8_t* p) {
         const __m512i first = _mm512_setr_epi64(0, 1, 0, 1, 2, 3, 2, 3);
         const __m512i second = _mm512_setr_epi64(4, 5, 4, 5, 6, 7, 6, 7);
         Codes512 r;
         uint64_t scales = 0;
         for (int h = 0; h < 2; ++h) {
             const __m512i v = four_groups(p, h, &scales);
-            r.q[2 * h] = wide::nibbles16(_mm512_permutexvar_epi64(first, v));
-            r.q[2 * h + 1] = wide::nibbles16(_mm512_permutexvar_epi64(second, v));
+            r.q[2 * h] = wide::nibbles16<Place>(_mm512_permutexvar_epi64(first, v));
+            r.q[2 * h + 1] = wide::nibbles16<Place>(_mm512_permutexvar_epi64(second, v));
         }
-        for (int i = 0; i < 4; ++i) r.q[i] = _mm512_shuffle_epi8(table, r.q[i]);
         r.d = wide::odd_scales(scales);
         r.shifted = wide::odd_scale_tables(scales);
         return r;

@@ -27,12 +27,14 @@ struct UnpackMXFP4 {
         *d = half_power(*p);
     }
 #if defined(__AVX512VNNI__)
-    static Codes512 wide(const uint8_t* p) {
-        const __m512i table = wide::table16(kMxfp4Codes);
+    static constexpr const uint8_t* kLevels = kMxfp4Codes;
+    static constexpr int kLevelCount = 16;
+    static Codes512 wide(const uint8_t* p) { return wide::levels_of<UnpackMXFP4>(level_numbers(p)); }
+    template <int Place = 0>
+    static Codes512 level_numbers(const uint8_t* p) {
         Codes512 r;
         for (int i = 0; i < 4; ++i)
-            r.q[i] = _mm512_shuffle_epi8(table,
-                                         wide::nibbles16(wide::lanes_aabb(p + 34 * i + 1, p + 34 * i + 18)));
+            r.q[i] = wide::nibbles16<Place>(wide::lanes_aabb(p + 34 * i + 1, p + 34 * i + 18));
         r.d = scales(p);
         return r;
     }

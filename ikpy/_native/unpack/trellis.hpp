@@ -105,6 +105,14 @@ inline __m512i codes64_of4(__m512i seeds) {
     return pack_bytes(v);
 }
 
+// Codes of 256 values from Codes512 whose q are their seeds, V values each.
+template <int V>
+inline Codes512 codes_of_seeds(const Codes512& seeds) {
+    Codes512 r = seeds;
+    for (int i = 0; i < 4; ++i) r.q[i] = V == 8 ? codes64(seeds.q[i / 2], i % 2) : codes64_of4(seeds.q[i]);
+    return r;
+}
+
 inline __m512i bytes_as_lanes(const uint8_t* p) {
     return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
@@ -185,20 +193,20 @@ struct UnpackIQ1_KT {
         trellis::codes_of<8>(seeds, 32, codes);
     }
 #if defined(__AVX512VNNI__)
-    static Codes512 wide(const uint8_t* p) {
+    static constexpr int kSeedValues = 8;
+    static Codes512 wide(const uint8_t* p) { return trellis::codes_of_seeds<8>(seeds(p)); }
+    static Codes512 seeds(const uint8_t* p) {
         const __m512i middle = trellis::bytes_as_lanes(p + 40), fifteen = _mm512_set1_epi32(15);
         // Upper nibbles of the first eight bytes are the top bits of the 32 indices.
         const auto top = static_cast<uint32_t>(_pext_u64(load_unaligned<uint64_t>(p), 0xF0F0F0F0F0F0F0F0));
         Codes512 r;
         for (int h = 0; h < 2; ++h) {
             const __m512i nibble = _mm512_and_si512(_mm512_srli_epi32(middle, 4 * h), fifteen);
-            __m512i seeds =
+            const __m512i low =
                 _mm512_add_epi32(trellis::bytes_as_lanes(p + 8 + 16 * h), _mm512_slli_epi32(nibble, 8));
-            seeds = _mm512_add_epi32(seeds, _mm512_set1_epi32(trellis::kOffset));
-            seeds = _mm512_mask_add_epi32(seeds, static_cast<__mmask16>(top >> (16 * h)), seeds,
-                                          _mm512_set1_epi32(4096));
-            r.q[2 * h] = trellis::codes64(seeds, 0);
-            r.q[2 * h + 1] = trellis::codes64(seeds, 1);
+            r.q[h] = _mm512_add_epi32(low, _mm512_set1_epi32(trellis::kOffset));
+            r.q[h] = _mm512_mask_add_epi32(r.q[h], static_cast<__mmask16>(top >> (16 * h)), r.q[h],
+                                           _mm512_set1_epi32(4096));
         }
         const __m128i scales = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
         r.d = trellis::level_scales(_mm512_and_si512(_mm512_cvtepu8_epi32(scales), fifteen));
@@ -222,13 +230,11 @@ struct UnpackIQ2_KT {
         trellis::codes_of<8>(seeds, 32, codes);
     }
 #if defined(__AVX512VNNI__)
-    static Codes512 wide(const uint8_t* p) {
+    static constexpr int kSeedValues = 8;
+    static Codes512 wide(const uint8_t* p) { return trellis::codes_of_seeds<8>(seeds(p)); }
+    static Codes512 seeds(const uint8_t* p) {
         Codes512 r;
-        for (int h = 0; h < 2; ++h) {
-            const __m512i seeds = trellis::word_seeds(p + 4 + 32 * h);
-            r.q[2 * h] = trellis::codes64(seeds, 0);
-            r.q[2 * h + 1] = trellis::codes64(seeds, 1);
-        }
+        for (int h = 0; h < 2; ++h) r.q[h] = trellis::word_seeds(p + 4 + 32 * h);
         r.d = trellis::level_scales(trellis::split_nibble_lanes(p));
         return r;
     }
@@ -258,20 +264,24 @@ struct UnpackIQ3_KT {
         }
     }
 #if defined(__AVX512VNNI__)
+    static constexpr int kSeedValues = 8;
+    // Bit s of word e of the third vector: element 32 * s + e is negative.
+    static constexpr bool kSignWords = true;
+    static Codes512 seeds(const uint8_t* p) {
+        Codes512 r;
+        for (int h = 0; h < 2; ++h) r.q[h] = trellis::word_seeds(p + 4 + 32 * h);
+        r.q[2] = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 68)));
+        r.d = _mm512_cvtepi32_ps(trellis::split_nibble_lanes(p));
+        return r;
+    }
     static Codes512 wide(const uint8_t* p) {
         const __m512i signs = wide::twice(p + 68), zero = wide::bytes(128);
-        Codes512 r;
-        for (int h = 0; h < 2; ++h) {
-            const __m512i seeds = trellis::word_seeds(p + 4 + 32 * h);
-            r.q[2 * h] = trellis::codes64(seeds, 0);
-            r.q[2 * h + 1] = trellis::codes64(seeds, 1);
-        }
+        Codes512 r = trellis::codes_of_seeds<8>(seeds(p));
         for (int i = 0; i < 4; ++i) {
             const __m512i magnitude = _mm512_abs_epi8(_mm512_xor_si512(r.q[i], zero));
             r.q[i] = _mm512_mask_sub_epi8(_mm512_add_epi8(magnitude, zero),
                                           wide::test_halves(signs, 2 * i, 2 * i + 1), zero, magnitude);
         }
-        r.d = _mm512_cvtepi32_ps(trellis::split_nibble_lanes(p));
         return r;
     }
 #endif
@@ -311,7 +321,9 @@ struct UnpackIQ4_KT {
         trellis::codes_of<4>(seeds, 64, codes);
     }
 #if defined(__AVX512VNNI__)
-    static Codes512 wide(const uint8_t* p) {
+    static constexpr int kSeedValues = 4;
+    static Codes512 wide(const uint8_t* p) { return trellis::codes_of_seeds<4>(seeds(p)); }
+    static Codes512 seeds(const uint8_t* p) {
         const __m512i words = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
         const __m512i turns = _mm512_setr_epi32(8, 11, 14, 17, 20, 23, 26, 29, 8, 11, 14, 17, 20, 23, 26, 29);
         Codes512 r;
@@ -323,13 +335,12 @@ struct UnpackIQ4_KT {
             const __m512i middle = _mm512_and_si512(
                 _mm512_srli_epi32(trellis::bytes_as_lanes(p + 96 + 16 * (i & 1)), 4 * (i >> 1)),
                 _mm512_set1_epi32(15));
-            __m512i seeds = _mm512_add_epi32(trellis::bytes_as_lanes(p + 32 + 16 * i),
-                                             _mm512_set1_epi32(trellis::kOffset));
-            seeds = _mm512_add_epi32(seeds, _mm512_slli_epi32(middle, 8));
-            seeds = _mm512_add_epi32(seeds, _mm512_slli_epi32(top, 12));
-            seeds = _mm512_mask_add_epi32(seeds, _mm512_test_epi32_mask(word, _mm512_set1_epi32(1)), seeds,
-                                          _mm512_set1_epi32(trellis::kOffsetIQ4 - trellis::kOffset));
-            r.q[i] = trellis::codes64_of4(seeds);
+            __m512i seed = _mm512_add_epi32(trellis::bytes_as_lanes(p + 32 + 16 * i),
+                                            _mm512_set1_epi32(trellis::kOffset));
+            seed = _mm512_add_epi32(seed, _mm512_slli_epi32(middle, 8));
+            seed = _mm512_add_epi32(seed, _mm512_slli_epi32(top, 12));
+            r.q[i] = _mm512_mask_add_epi32(seed, _mm512_test_epi32_mask(word, _mm512_set1_epi32(1)), seed,
+                                           _mm512_set1_epi32(trellis::kOffsetIQ4 - trellis::kOffset));
         }
         const __m512i s = _mm512_srli_epi32(_mm512_and_si512(words, _mm512_set1_epi32(255)), 1);
         r.d = _mm512_cvtepi32_ps(_mm512_sub_epi32(s, _mm512_set1_epi32(64)));

@@ -26,16 +26,31 @@ inline __mmask64 test_halves(__m512i v, int low, int high) {
         v, _mm512_inserti64x4(bytes(1 << low), _mm256_set1_epi8(static_cast<char>(1 << high)), 1));
 }
 
+// Low nibbles of all bytes of some 16-byte lanes and high nibbles of the others, at bit Place of their byte;
+// other bits are undefined if that is not 0. High: a bit for each of these.
+template <int Place, int High>
+inline __m512i nibbles_of(__m512i lanes) {
+    static_assert(Place < 4);
+    const auto count = [](int lane) {
+        const int64_t turn = (Place + 28 * (High >> lane & 1)) % 32;
+        return turn | turn << 32;
+    };
+    const __m512i turned = _mm512_rolv_epi32(
+        lanes,
+        _mm512_setr_epi64(count(0), count(0), count(1), count(1), count(2), count(2), count(3), count(3)));
+    return Place > 0 ? turned : _mm512_and_si512(turned, bytes(15));
+}
+
 // 32 bytes to 64 nibbles: low nibbles of all bytes, then high nibbles.
+template <int Place = 0>
 inline __m512i nibbles32(const uint8_t* p) {
-    return _mm512_and_si512(shift_halves(twice(p), 0, 4), bytes(15));
+    return nibbles_of<Place, 12>(twice(p));
 }
 
 // 2 x 16 bytes as four 16-byte lanes a a b b; low nibbles of each come before its high nibbles.
+template <int Place = 0>
 inline __m512i nibbles16(__m512i lanes) {
-    const __m512i counts = _mm512_setr_epi64(0, 0, 0x0004000400040004, 0x0004000400040004, 0, 0,
-                                             0x0004000400040004, 0x0004000400040004);
-    return _mm512_and_si512(_mm512_srlv_epi16(lanes, counts), bytes(15));
+    return nibbles_of<Place, 10>(lanes);
 }
 
 inline __m512i lanes_aabb(const uint8_t* a, const uint8_t* b) {
@@ -168,6 +183,13 @@ inline __m512i two_bit_lanes(uint32_t fields) {
 }
 
 inline __m512 scaled(__m512 d, __m512i integers) { return _mm512_mul_ps(d, _mm512_cvtepi32_ps(integers)); }
+
+// Codes of the first table of a type with levels.
+template <class U>
+inline Codes512 levels_of(Codes512 numbers) {
+    lookup_all(table16(U::kLevels), numbers.q);
+    return numbers;
+}
 
 // Adds the step to the codes of the groups that lack it. No sum exceeds 255, so whole quadwords can be added.
 template <class U>

@@ -52,7 +52,10 @@ def product(name: str, k: int, n: int, tokens: int, n_threads: int) -> core.Plan
     program = Program()
     x = np.random.default_rng(1).standard_normal((tokens, k)).astype(np.float32)
     act, fmt = program.prepared(x, name, tokens)
-    out = program.array(np.zeros((tokens, n), np.float32))
+    # At a cache line, as in a context: numpy aligns to 16 bytes, which costs products 5 %.
+    bytes_out = np.zeros(4 * tokens * n + 64, np.uint8)
+    start = -bytes_out.ctypes.data % 64
+    out = program.array(bytes_out[start : start + 4 * tokens * n].view(np.float32).reshape(tokens, n))
     program.op("mul_mat", out, [program.weight(weights(name, k, n), name, (k, n)), act], {0: fmt, 1: tokens})
     tensors, ops = np.array(program.tensors, TENSOR_DTYPE), np.array(program.ops, OP_DTYPE)
     core.run(tensors, ops[:1].copy(), 0, n_threads)

@@ -30,7 +30,7 @@ static_assert(32 * 255 * 127 + 32 * 128 * 127 < 1 << 22);
 inline __m512i broadcast_i32(const uint8_t* p) { return _mm512_set1_epi32(load_unaligned<int32_t>(p)); }
 inline __m512 broadcast_f32(const uint8_t* p) { return _mm512_set1_ps(load_unaligned<float>(p)); }
 
-template <int G, bool Symmetric, int NH, int NT>
+template <int G, int Offsets, int NH, int NT>
 void tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, float* out, bool add) {
     __m512 total[NH][NT];
 #pragma GCC unroll 8
@@ -38,7 +38,9 @@ void tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, f
 #pragma GCC unroll 2
         for (int h = 0; h < NH; ++h)
             total[h][t] = add ? _mm512_loadu_ps(out + t * kBlockRows + h * kHalfRows) : _mm512_setzero_ps();
+    constexpr int kOffsets = Offsets ? G / Offsets : 0;  // per scale
     const int64_t half_codes = p.half_codes(), half_scales = p.half_scales(G);
+    const int64_t half_offsets = half_scales * kOffsets;
     const uint8_t* codes = p.codes;
     const float* d = p.d;
     const float* m = p.m;
@@ -49,7 +51,7 @@ void tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, f
 #pragma GCC unroll 2
             for (int h = 0; h < NH; ++h)
                 dot[h][t] =
-                    Symmetric ? broadcast_i32(x[t] + at.start + 4 * g) : _mm512_set1_epi32(kStartBits);
+                    kOffsets == 0 ? broadcast_i32(x[t] + at.start + 4 * g) : _mm512_set1_epi32(kStartBits);
 #pragma GCC unroll 8
         for (int j = 0; j < G / 4; ++j) {
             __m512i w[NH];
@@ -63,24 +65,28 @@ void tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, f
             }
         }
         codes += G * kHalfRows;
-        __m512 dv[NH], mv[NH], minus_start[NH];
+        __m512 dv[NH], mv[NH][kOffsets + 1], minus_start[NH];
 #pragma GCC unroll 2
         for (int h = 0; h < NH; ++h) {
             dv[h] = _mm512_loadu_ps(d + h * half_scales);
             minus_start[h] = _mm512_mul_ps(dv[h], _mm512_set1_ps(-kStartValue));
-            if (!Symmetric) mv[h] = _mm512_loadu_ps(m + h * half_scales);
+#pragma GCC unroll 2
+            for (int i = 0; i < kOffsets; ++i)
+                mv[h][i] = _mm512_loadu_ps(m + h * half_offsets + i * kHalfRows);
         }
         d += kHalfRows;
-        m += kHalfRows;
+        m += kOffsets * kHalfRows;
 #pragma GCC unroll 8
         for (int t = 0; t < NT; ++t) {
             const __m512 scale = broadcast_f32(x[t] + at.scale + g * G / 32 * 4);
-            __m512 sum;
-            if (!Symmetric) sum = broadcast_f32(x[t] + at.sum + 4 * g);
+            __m512 sum[kOffsets + 1];
+#pragma GCC unroll 2
+            for (int i = 0; i < kOffsets; ++i) sum[i] = broadcast_f32(x[t] + at.sum + 4 * (g * kOffsets + i));
 #pragma GCC unroll 2
             for (int h = 0; h < NH; ++h) {
                 __m512 value = _mm512_fmadd_ps(_mm512_castsi512_ps(dot[h][t]), dv[h], minus_start[h]);
-                if (!Symmetric) value = _mm512_fmadd_ps(mv[h], sum, value);
+#pragma GCC unroll 2
+                for (int i = 0; i < kOffsets; ++i) value = _mm512_fmadd_ps(mv[h][i], sum[i], value);
                 total[h][t] = _mm512_fmadd_ps(value, scale, total[h][t]);
             }
         }
@@ -95,7 +101,7 @@ void tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, f
 
 constexpr int kTileTokens = 1;
 
-template <int G, bool Symmetric, int NH, int NT>
+template <int G, int Offsets, int NH, int NT>
 void tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, float* out, bool add) {
     for (int h = 0; h < NH; ++h) {
         const uint8_t* codes = p.codes + h * p.half_codes();
@@ -106,7 +112,7 @@ void tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, f
         for (int64_t g = 0; g < p.n / G; ++g) {
             int32_t dot[kHalfRows];
             for (int i = 0; i < kHalfRows; ++i)
-                dot[i] = Symmetric ? load_unaligned<int32_t>(x[0] + at.start + 4 * g) - kStartBits : 0;
+                dot[i] = Offsets == 0 ? load_unaligned<int32_t>(x[0] + at.start + 4 * g) - kStartBits : 0;
             for (int j = 0; j < G / 4; ++j) {
                 const auto* v = reinterpret_cast<const int8_t*>(x[0] + at.q + g * G + 4 * j);
                 const uint8_t* w = codes + g * G * kHalfRows + j * 64;
@@ -118,7 +124,7 @@ void tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, f
             const float sum = load_unaligned<float>(x[0] + at.sum + 4 * g);
             for (int i = 0; i < kHalfRows; ++i) {
                 float value = static_cast<float>(dot[i]) * d[g * kHalfRows + i];
-                if (!Symmetric) value += m[g * kHalfRows + i] * sum;
+                if (Offsets) value += m[g * kHalfRows + i] * sum;
                 total[i] += value * scale;
             }
         }
@@ -128,35 +134,35 @@ void tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, f
 
 #endif
 
-template <int G, bool Symmetric, int NH, int NT>
+template <int G, int Offsets, int NH, int NT>
 void tile_of(int n, const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, float* out,
              bool add) {
-    if (n == NT) return tile<G, Symmetric, NH, NT>(p, x, at, out, add);
-    if constexpr (NT > 1) tile_of<G, Symmetric, NH, NT - 1>(n, p, x, at, out, add);
+    if (n == NT) return tile<G, Offsets, NH, NT>(p, x, at, out, add);
+    if constexpr (NT > 1) tile_of<G, Offsets, NH, NT - 1>(n, p, x, at, out, add);
 }
 
-template <int G, bool Symmetric>
+template <int G, int Offsets>
 void gemm(const Int8Panel& p, int n_halves, const uint8_t* const* x, int n_tokens, const ActQ8Layout& layout,
           int64_t k0, float* out, bool add) {
-    const PanelOffsets at(layout, k0, G);
+    const PanelOffsets at(layout, k0, G, Offsets ? Offsets : G);
     // Tiles of nearly equal size, so that no single token is left over.
     const int n_tiles = (n_tokens + kTileTokens - 1) / kTileTokens;
     for (int i = 0; i < n_tiles; ++i) {
         const int begin = n_tokens * i / n_tiles, n = n_tokens * (i + 1) / n_tiles - begin;
         float* y = out + begin * kBlockRows;
         if (n_halves == 2) {
-            tile_of<G, Symmetric, 2, kTileTokens>(n, p, x + begin, at, y, add);
+            tile_of<G, Offsets, 2, kTileTokens>(n, p, x + begin, at, y, add);
         } else {
-            tile_of<G, Symmetric, 1, kTileTokens>(n, p, x + begin, at, y, add);
+            tile_of<G, Offsets, 1, kTileTokens>(n, p, x + begin, at, y, add);
         }
     }
 }
 
 }  // namespace
 
-Int8GemmFn int8_gemm(int group, bool symmetric, int, bool) {
-    if (group == 16) return symmetric ? gemm<16, true> : gemm<16, false>;
-    return symmetric ? gemm<32, true> : gemm<32, false>;
+Int8GemmFn int8_gemm(int group, int offset_group, int, bool) {
+    if (group == 16) return offset_group ? gemm<16, 16> : gemm<16, 0>;
+    return offset_group == 16 ? gemm<32, 16> : offset_group ? gemm<32, 32> : gemm<32, 0>;
 }
 
 }  // namespace ikpy

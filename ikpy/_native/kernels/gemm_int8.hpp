@@ -28,7 +28,7 @@ struct PanelCodes {
 struct Int8Panel {
     uint8_t* codes;  // [half][n / 4][16 rows][4]
     float* d;        // [half][n / group][16 rows]
-    float* m;        // like d; unused for symmetric codes
+    float* m;        // [half][n / offset group][16 rows]; unused for symmetric codes
     int64_t n;       // columns, a multiple of 256
     int zero;        // code of weight 0 of symmetric codes
     int64_t half_codes() const { return n * kHalfRows; }
@@ -39,10 +39,10 @@ struct Int8Panel {
 struct PanelOffsets {
     int64_t q, scale, sum, start;
 
-    PanelOffsets(const ActQ8Layout& at, int64_t k0, int group)
+    PanelOffsets(const ActQ8Layout& at, int64_t k0, int group, int offset_group)
         : q(k0),
           scale(at.scale + k0 / 8),
-          sum((group == 16 ? at.sum16 : at.sum32) + k0 / group * 4),
+          sum((offset_group == 16 ? at.sum16 : at.sum32) + k0 / offset_group * 4),
           start((group == 16 ? at.start16 : at.start32) + k0 / group * 4) {}
 };
 
@@ -59,12 +59,23 @@ template <class U>
 constexpr bool kUnscaled = false;
 #endif
 
-// span: what the largest code of the type exceeds the smallest one by.
-Int8GemmFn int8_gemm(int group, bool symmetric, int span, bool unscaled);
+// Columns of an offset: those of a scale but for panels of kernels/folded_scales.hpp.
+template <class U, class = void>
+struct OffsetGroup {
+    static constexpr int kColumns = U::kGroup;
+};
+template <class U>
+struct OffsetGroup<U, std::void_t<decltype(U::kOffsetGroup)>> {
+    static constexpr int kColumns = U::kOffsetGroup;
+};
+
+// offset_group: 0 for symmetric codes. span: what the largest code of the type exceeds the smallest one by.
+Int8GemmFn int8_gemm(int group, int offset_group, int span, bool unscaled);
 
 template <class U>
 Int8GemmFn int8_gemm_of() {
-    return int8_gemm(U::kGroup, U::kZero > 0, PanelCodes<U>::kSpan, kUnscaled<U>);
+    return int8_gemm(U::kGroup, U::kZero > 0 ? 0 : OffsetGroup<U>::kColumns, PanelCodes<U>::kSpan,
+                     kUnscaled<U>);
 }
 
 }  // namespace ikpy

@@ -140,7 +140,7 @@ template <int G, Codes Kind, int Pairs>
 void gemm(const Int8Panel& p, int n_halves, const uint8_t* const* x, int n_tokens, const ActQ8Layout& layout,
           int64_t k0, float* out, bool add) {
     constexpr int kTileTokens = tile_tokens(Kind), kTileRows = 8 * vectors_of(Kind);
-    const PanelOffsets at(layout, k0, G);
+    const PanelOffsets at(layout, k0, G, G);
     // Tiles of nearly equal size, so that no single token is left over.
     const int n_tiles = (n_tokens + kTileTokens - 1) / kTileTokens;
     for (int i = 0; i < n_tiles; ++i) {
@@ -166,7 +166,8 @@ Int8GemmFn gemm_of_group(bool symmetric, int span) {
 
 }  // namespace
 
-Int8GemmFn int8_gemm(int group, bool symmetric, int span, bool unscaled) {
+Int8GemmFn int8_gemm(int group, int offset_group, int span, bool unscaled) {
+    const bool symmetric = offset_group == 0;
     if (unscaled) return gemm_of_span<32, Codes::kUnscaled>(span);
     return group == 16 ? gemm_of_group<16>(symmetric, span) : gemm_of_group<32>(symmetric, span);
 }

@@ -135,15 +135,21 @@ void interleaved_tile_panel(const RowBlock& rows, int64_t k0, int64_t n, uint16_
 }
 
 template <class U>
+struct InterleavedPanel {
+    static constexpr PanelFn make = whole_interleaved_panel<U>;
+};
+
+template <class U>
 constexpr WeightKernels interleaved_kernels() {
     return {U::kType,
             kActQ8,
             interleaved_tokens<U>(),
             interleaved_gemv<U>,
-            panel_products<U, whole_interleaved_panel<U>>,
+            panel_products_of<U, InterleavedPanel>(),
             int8_panel_bytes,
             {panel_tiles<interleaved_tile_panel<U>>, kActBf16},
-            row_scales_of<U>()};
+            row_scales_of<U>(),
+            true};
 }
 
 }  // namespace ikpy

@@ -59,7 +59,6 @@ struct Product {
     bool tiles;
     int wide;  // row blocks per work item
 
-    bool is_plain() const { return !gate && !up_bias && !f16_out; }
     int rows_per_block() const { return gate ? kHalfRows : kBlockRows; }
     int64_t rows_per_item() const { return rows_per_block() * wide; }
     int64_t n_items() const { return (up->ne[1] + rows_per_item() - 1) / rows_per_item(); }
@@ -153,48 +152,72 @@ void prefetch_stores(const uint8_t* from, int64_t n_bytes) {
     for (int64_t i = 0; i < n_bytes; i += 64) __builtin_prefetch(from + i, 1);
 }
 
-// The sums of the blocks times the tokens. Returns whether they lack the scales of the rows.
-bool multiply_blocks(const Product& p, const Scratch& s, const RowBlock* blocks, int n_blocks,
-                     const TokenSet& tokens) {
-    if (p.tiles) {
-        p.kernels.tiles.product(blocks, n_blocks, tokens, s.sums, s.work);
-    } else if (tokens.n > p.kernels.gemv_tokens) {
-        p.kernels.gemm(blocks, n_blocks, tokens, s.sums, s.work);
-    } else {
-        for (int b = 0; b < n_blocks; ++b)
-            p.kernels.gemv(blocks[b], {s.x, tokens.n, tokens.fresh && b == 0},
-                           s.sums + static_cast<int64_t>(b) * tokens.n * kBlockRows, s.work);
-        return false;
+// The row blocks of one work item and where their sums go.
+struct ItemSums final : SumSink {
+    const Product& p;
+    uint8_t** y;
+    int64_t matrix, r0;
+    int n_blocks = 0;
+    RowBlock blocks[kWideBlocks];
+    float scale[kWideBlocks][kBlockRows];  // of the rows
+    bool unscaled = false;                 // sums lack the scales
+
+    ItemSums(const Product& product, uint8_t** rows, int64_t m, int64_t first)
+        : p(product), y(rows), matrix(m), r0(first) {
+        for (int64_t r = r0; n_blocks < p.wide && r < p.up->ne[1]; r += p.rows_per_block())
+            blocks[n_blocks++] = block_of(p, matrix, r);
     }
-    return p.kernels.row_scales != nullptr;
+    int64_t first_row(int block) const { return r0 + block * p.rows_per_block(); }
+    int64_t row_bytes(int64_t n) const { return n * (p.f16_out ? sizeof(uint16_t) : sizeof(float)); }
+
+    void read_scales() {
+        for (int b = 0; b < n_blocks; ++b) p.kernels.row_scales(blocks[b], scale[b]);
+        unscaled = true;
+    }
+    void finish(int b, int t, float* sums) const {
+        if (unscaled) scale_row(scale[b], blocks[b].halves(), sums);
+        finish_row(p, matrix, first_row(b), blocks[b], sums, y[t]);
+    }
+    void expect(int b, int first, int n) const override {
+        for (int t = first; t < first + n; ++t)
+            prefetch_stores(y[t] + row_bytes(first_row(b)), row_bytes(p.rows_per_block()));
+    }
+    void take(int b, int first, int n, float* sums) const override {
+        for (int t = 0; t < n; ++t) finish(b, first + t, sums + t * kBlockRows);
+    }
+};
+
+// Whether the product of so many tokens hands over its sums itself.
+bool fills_sink(const Product& p, int n_tokens) {
+    return !p.tiles && n_tokens > p.kernels.gemv_tokens && p.kernels.fills_sink;
+}
+
+// The sums of the blocks times the tokens.
+void multiply_blocks(const Product& p, const Scratch& s, const ItemSums& item, const TokenSet& tokens) {
+    if (p.tiles) {
+        p.kernels.tiles.product(item.blocks, item.n_blocks, tokens, s.sums, s.work);
+    } else if (tokens.n > p.kernels.gemv_tokens) {
+        p.kernels.gemm(item.blocks, item.n_blocks, tokens, s.sums, s.work);
+    } else {
+        for (int b = 0; b < item.n_blocks; ++b)
+            p.kernels.gemv(item.blocks[b], {s.x, tokens.n, tokens.fresh && b == 0},
+                           s.sums + static_cast<int64_t>(b) * tokens.n * kBlockRows, s.work);
+    }
 }
 
 // Multiplies the row blocks of one item with the tokens listed in s.x and stores to s.y. fresh: not the
 // tokens of the item before.
 void multiply_item(const Product& p, const Scratch& s, int64_t matrix, int64_t r0, int n_tokens, bool fresh) {
-    RowBlock blocks[kWideBlocks];
-    int n_blocks = 0;
-    for (int64_t r = r0; n_blocks < p.wide && r < p.up->ne[1]; r += p.rows_per_block())
-        blocks[n_blocks++] = block_of(p, matrix, r);
-    const bool unscaled = multiply_blocks(p, s, blocks, n_blocks, {s.x, n_tokens, fresh});
-    float scale[kWideBlocks][kBlockRows];
-    for (int b = 0; unscaled && b < n_blocks; ++b) p.kernels.row_scales(blocks[b], scale[b]);
-    const int64_t element = p.f16_out ? sizeof(uint16_t) : sizeof(float);
-    // Copies of a constant length are moves instead of calls.
-    const bool whole = p.is_plain() && !unscaled && n_blocks == 1 && blocks[0].n[1] == kHalfRows;
+    ItemSums item(p, s.y, matrix, r0);
+    if (p.kernels.row_scales && (p.tiles || n_tokens > p.kernels.gemv_tokens)) item.read_scales();
+    multiply_blocks(p, s, item, {s.x, n_tokens, fresh, &item});
+    if (fills_sink(p, n_tokens)) return;
     for (int t = 0; t < n_tokens; ++t) {
         if (t + kStoresAhead < n_tokens)
-            prefetch_stores(s.y[t + kStoresAhead] + r0 * element, n_blocks * p.rows_per_block() * element);
-        if (whole) {
-            std::memcpy(reinterpret_cast<float*>(s.y[t]) + r0, s.sums + t * kBlockRows,
-                        sizeof(float) * kBlockRows);
-            continue;
-        }
-        for (int b = 0; b < n_blocks; ++b) {
-            float* sums = s.sums + (static_cast<int64_t>(b) * n_tokens + t) * kBlockRows;
-            if (unscaled) scale_row(scale[b], blocks[b].halves(), sums);
-            finish_row(p, matrix, r0 + b * p.rows_per_block(), blocks[b], sums, s.y[t]);
-        }
+            prefetch_stores(s.y[t + kStoresAhead] + item.row_bytes(r0),
+                            item.row_bytes(item.n_blocks * p.rows_per_block()));
+        for (int b = 0; b < item.n_blocks; ++b)
+            item.finish(b, t, s.sums + (static_cast<int64_t>(b) * n_tokens + t) * kBlockRows);
     }
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/bf16_rows.hpp"
+#include "kernels/folded_scales.hpp"
 #include "kernels/gemm_ahead_amx.hpp"
 #include "kernels/gemm_amx.hpp"
 #include "kernels/gemm_int8.hpp"
@@ -175,8 +176,25 @@ template <class U>
     return p;
 }
 
+// Tokens whose sums are handed over together: while those of one tile are made, the lines of dst that they go
+// to are fetched. A multiple of the tokens of all tiles of AVX-512 and most of AVX2.
+constexpr int kSinkTokens = 6;
+
+// The last columns of all tokens: complete sums leave while they are in the first-level cache.
+inline void last_products(Int8GemmFn multiply, const Int8Panel& p, const RowBlock& rows, int block,
+                          const TokenSet& tokens, int64_t k0, float* out) {
+    const ActQ8Layout layout(rows.n_in);
+    for (int t = 0; t < tokens.n; t += kSinkTokens) {
+        const int n = std::min(kSinkTokens, tokens.n - t);
+        float* const sums = out + static_cast<int64_t>(t) * kBlockRows;
+        tokens.sink->expect(block, t, n);
+        multiply(p, rows.halves(), tokens.x + t, n, layout, k0, sums, k0 > 0);
+        tokens.sink->take(block, t, n, sums);
+    }
+}
+
 // Panels of all blocks meet the same columns of the tokens before the next ones are read.
-template <class U, Int8Panel (*Panel)(const RowBlock&, int64_t k0, int64_t n, uint8_t* work)>
+template <class U, PanelFn Panel>
 void panel_products(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out, uint8_t* work) {
     const ActQ8Layout layout(blocks[0].n_in);
     const Int8GemmFn multiply = int8_gemm_of<U>();
@@ -184,9 +202,29 @@ void panel_products(const RowBlock* blocks, int n_blocks, const TokenSet& tokens
     for (int64_t k0 = 0; k0 < layout.n; k0 += kPanelColumns)
         for (int b = 0; b < n_blocks; ++b) {
             const Int8Panel p = Panel(blocks[b], k0, std::min(kPanelColumns, layout.n - k0), work);
-            multiply(p, blocks[b].halves(), tokens.x, tokens.n, layout, k0, out + b * sums, k0 > 0);
+            if (k0 + kPanelColumns >= layout.n)
+                last_products(multiply, p, blocks[b], b, tokens, k0, out + b * sums);
+            else
+                multiply(p, blocks[b].halves(), tokens.x, tokens.n, layout, k0, out + b * sums, k0 > 0);
         }
 }
+
+// The product of panels of U. PanelOf<V>::make: the panels of an unpacker.
+template <class U, template <class> class PanelOf>
+constexpr BlocksProductFn panel_products_of() {
+#if defined(__AVX512VNNI__)
+    if constexpr (HasIntegerScales<U>::value) {
+        constexpr PanelFn kIntegers = PanelOf<typename IntegerScaled<U>::Unpack>::make;
+        return panel_products<FoldedCodes<U>, folded_panel<U, kIntegers>>;
+    }
+#endif
+    return panel_products<U, PanelOf<U>::make>;
+}
+
+template <class U>
+struct TransposedPanel {
+    static constexpr PanelFn make = int8_panel<U>;
+};
 
 template <class U>
 void tile_panel(const RowBlock& rows, int64_t k0, int64_t n, uint16_t* panel, uint8_t* work) {
@@ -244,10 +282,11 @@ constexpr WeightKernels quant_kernels() {
             kActQ8,
             GemvTokens,
             gemv_of<U, GemvTokens>(),
-            panel_products<U, int8_panel<U>>,
+            panel_products_of<U, TransposedPanel>(),
             HasHalves<U>::value ? quant_work_bytes<GemvTokens> : int8_panel_bytes,
             {quant_tiles<U>, kActBf16, kTileMinTokens, quant_tiles_work_bytes, ahead_kept_tokens},
-            row_scales_of<U>()};
+            row_scales_of<U>(),
+            true};
 }
 
 }  // namespace ikpy

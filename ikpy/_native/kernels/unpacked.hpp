@@ -21,6 +21,7 @@
 //   Of 16 levels: template <int Place = 0>, numbers at bit Place, other bits undefined if that is not 0
 //   kLow, kHigh   the smallest and the largest code of types that do not use all bytes (up to 127 if kZero is
 //   not 128)
+// Types whose codes times integer scales fit into a byte have a specialization of IntegerScaled below.
 // A weight is d * (code - kZero) when kZero > 0, else d * code + m. Only codes with kZero = 128 exceed 127.
 #pragma once
 #include <cstdint>
@@ -76,6 +77,17 @@ struct CodeRange<U, std::void_t<decltype(U::kHigh)>> {
 // How many sums of two products of codes of at most `span` can be added in signed 16 bits: activations are at
 // most 127.
 constexpr int exact_pairs(int span) { return 32767 / (2 * 127 * span); }
+
+// Specializations, for AVX-512, have
+//   Unpack   the unpacker of the type with d of groups of 16 without the factor of the block: the integers
+//   static float factor(const uint8_t* block, int row)   that factor, of a row of a group
+//   kLowScale, kHighScale   the smallest and the largest integer
+template <class U>
+struct IntegerScaled;
+template <class U, class = void>
+struct HasIntegerScales : std::false_type {};
+template <class U>
+struct HasIntegerScales<U, std::void_t<typename IntegerScaled<U>::Unpack>> : std::true_type {};
 
 template <class U, class = void>
 struct UnitScales : std::false_type {};

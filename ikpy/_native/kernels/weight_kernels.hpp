@@ -36,12 +36,26 @@ struct RowBlock {
     }
 };
 
+// Where sums go when nothing is added to them any more.
+class SumSink {
+  public:
+    // The sums of tokens first .. first + n - 1 and a block will be complete soon.
+    virtual void expect(int block, int first, int n) const = 0;
+    // They are: sums[n][kBlockRows], which may be overwritten.
+    virtual void take(int block, int first, int n, float* sums) const = 0;
+
+  protected:
+    ~SumSink() = default;
+};
+
 // The tokens of a product: one prepared row each. fresh: not those of the thread's previous call with the
-// same kernel and matrix, from which `work` still holds what was made of them.
+// same kernel and matrix, from which `work` still holds what was made of them. sink: set for kernels that
+// fill one.
 struct TokenSet {
     const uint8_t* const* x;
     int n;
     bool fresh;
+    const SumSink* sink = nullptr;
 };
 
 // out[t * kBlockRows + h * kHalfRows + i] = dot(row i of half h, token t).
@@ -85,6 +99,8 @@ struct WeightKernels {
     // Types with a factor per row: those of a block, scale[kBlockRows], which the sums of gemm and tiles
     // lack. Whoever copies the sums multiplies by them; a pass of its own took 10 % of prompts.
     void (*row_scales)(const RowBlock&, float* scale) = nullptr;
+    // Whether gemm hands the sums to tokens.sink as soon as they are complete.
+    bool fills_sink = false;
 };
 
 // Types without an unpacker go through f32. Throws std::invalid_argument for types that cannot be decoded.

@@ -16,13 +16,17 @@ struct UnpackQ2_K_R4 : IntegerScales {
     }
     template <class At>
     static void scales(const uint8_t* p, int, const At& d, const At& m) {
+        with_factors(p, interleaved::halves(p), d, m);
+    }
+    template <class At>
+    static void with_factors(const uint8_t* p, interleaved::Four factors, const At& d, const At& m) {
         int8_t scale[64], min[64];
         for (int part = 0; part < 4; ++part) {
             const auto v = load_unaligned<interleaved::Bytes>(p + 16 + 16 * part);
             interleaved::store(scale + 16 * part, v & 15);
             interleaved::store(min + 16 * part, v >> 4);
         }
-        interleaved::scaled<16>(interleaved::halves(p), scale, 4, d);
+        interleaved::scaled<16>(factors, scale, 4, d);
         interleaved::scaled<16>(-interleaved::halves(p + 8), min, 4, m);
     }
 };
@@ -38,14 +42,41 @@ struct UnpackQ3_K_R4 : IntegerScales {
         });
     }
     template <class At>
-    static void scales(const uint8_t* p, int, const At& d, const At&) {
-        interleaved::scales_of_parts<UnpackQ3_K_R4>(p, interleaved::halves(p), d);
+    static void scales(const uint8_t* p, int, const At& d, const At& m) {
+        with_factors(p, interleaved::halves(p), d, m);
+    }
+    template <class At>
+    static void with_factors(const uint8_t* p, interleaved::Four factors, const At& d, const At&) {
+        interleaved::scales_of_parts<UnpackQ3_K_R4>(p, factors, d);
     }
     template <class S>
     static auto scale_integers(const S& source, int part) {
         return interleaved::six_bit_scales(source, 24, 8, part);
     }
 };
+
+#if defined(__AVX512VNNI__)
+template <class U>
+struct UnpackIntegerScalesR4 : U {
+    static void scales(const uint8_t* p, int, float* d, float* m) {
+        U::with_factors(p, interleaved::Four{1.0f, 1.0f, 1.0f, 1.0f}, d, m);
+    }
+};
+
+template <>
+struct IntegerScaled<UnpackQ2_K_R4> {
+    using Unpack = UnpackIntegerScalesR4<UnpackQ2_K_R4>;
+    static constexpr int kLowScale = 0, kHighScale = 15;
+    static float factor(const uint8_t* block, int row) { return load_f16(block + 2 * row); }
+};
+
+template <>
+struct IntegerScaled<UnpackQ3_K_R4> {
+    using Unpack = UnpackIntegerScalesR4<UnpackQ3_K_R4>;
+    static constexpr int kLowScale = -32, kHighScale = 31;
+    static float factor(const uint8_t* block, int row) { return load_f16(block + 2 * row); }
+};
+#endif
 
 // Scales and minima of Q4_K_R4 and Q5_K_R4.
 template <class At>

@@ -57,11 +57,12 @@ struct UnpackQ2_K {
         for (int i = 0; i < 8; ++i) c32::store(codes + 32 * i, c32::two_bit_fields(p + 16, i));
     }
 #if defined(__AVX512VNNI__)
-    static Codes512 wide(const uint8_t* p) {
+    static Codes512 wide(const uint8_t* p) { return with_factor(p, wide::f16_lanes(p + 80)); }
+    static Codes512 with_factor(const uint8_t* p, __m512 factor) {
         Codes512 r;
         for (int i = 0; i < 4; ++i) r.q[i] = wide::two_bit_fields(p + 16, i);
         const __m512i s = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-        r.d = wide::scaled(wide::f16_lanes(p + 80), _mm512_and_si512(s, _mm512_set1_epi32(15)));
+        r.d = wide::scaled(factor, _mm512_and_si512(s, _mm512_set1_epi32(15)));
         r.m = wide::scaled(_mm512_sub_ps(_mm512_setzero_ps(), wide::f16_lanes(p + 82)),
                            _mm512_srli_epi32(s, 4));
         return r;
@@ -88,7 +89,8 @@ struct UnpackQ3_K {
             c32::store(codes + 32 * i, c32::two_bit_fields(p + 32, i) | c32::moved_bit(high_bits, i, 2));
     }
 #if defined(__AVX512VNNI__)
-    static Codes512 wide(const uint8_t* p) {
+    static Codes512 wide(const uint8_t* p) { return with_factor(p, wide::f16_lanes(p + 108)); }
+    static Codes512 with_factor(const uint8_t* p, __m512 factor) {
         constexpr uint64_t kNibble = 0x0F0F0F0F0F0F0F0F;
         constexpr uint32_t kPair = 0x03030303;
         const __m512i mask = wide::twice(p);
@@ -104,12 +106,32 @@ struct UnpackQ3_K {
         const uint64_t second = (high >> 4 & kPair) | static_cast<uint64_t>(high >> 6 & kPair) << 32;
         const __m128i s = _mm_set_epi64x(static_cast<int64_t>((low >> 4 & kNibble) | second << 4),
                                          static_cast<int64_t>((low & kNibble) | first << 4));
-        r.d = wide::scaled(wide::f16_lanes(p + 108),
-                           _mm512_sub_epi32(_mm512_cvtepu8_epi32(s), _mm512_set1_epi32(32)));
+        r.d = wide::scaled(factor, _mm512_sub_epi32(_mm512_cvtepu8_epi32(s), _mm512_set1_epi32(32)));
         return r;
     }
 #endif
 };
+
+#if defined(__AVX512VNNI__)
+template <class U>
+struct UnpackIntegerScales : U {
+    static Codes512 wide(const uint8_t* p) { return U::with_factor(p, _mm512_set1_ps(1.0f)); }
+};
+
+template <>
+struct IntegerScaled<UnpackQ2_K> {
+    using Unpack = UnpackIntegerScales<UnpackQ2_K>;
+    static constexpr int kLowScale = 0, kHighScale = 15;
+    static float factor(const uint8_t* block, int) { return load_f16(block + 80); }
+};
+
+template <>
+struct IntegerScaled<UnpackQ3_K> {
+    using Unpack = UnpackIntegerScales<UnpackQ3_K>;
+    static constexpr int kLowScale = -32, kHighScale = 31;
+    static float factor(const uint8_t* block, int) { return load_f16(block + 108); }
+};
+#endif
 
 struct UnpackQ4_K {
     static constexpr int kType = 12, kGroup = 32, kBlock = 256, kBlockBytes = 144, kZero = 0;

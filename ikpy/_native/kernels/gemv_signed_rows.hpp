@@ -87,6 +87,7 @@ inline void add_columns(const uint8_t* p, const FourRows& rows, int i, const uin
                 const __m256i columns = _mm256_set1_epi64x(load_unaligned<int64_t>(x[t] + k + 8 * g));
                 const __m256i products = _mm256_maddubs_epi16(w.magnitude, _mm256_sign_epi8(columns, w.sign));
                 pairs[t] = v % kPairs ? _mm256_add_epi16(pairs[t], products) : products;
+                asm("" : "+x"(pairs[t]));  // added in another order they leave the registers
                 if ((v + 1) % kPairs && v + 1 < kVectors) continue;
                 const __m256i sums =
                     _mm256_madd_epi16(pairs[t], _mm256_set1_epi16(HasTrits<L>::value ? 8 : 1));

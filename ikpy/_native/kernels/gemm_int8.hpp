@@ -28,7 +28,8 @@ struct PanelCodes {
 struct Int8Panel {
     uint8_t* codes;  // [half][n / 4][16 rows][4]
     float* d;        // [half][n / group][16 rows]
-    float* m;        // [half][n / offset group][16 rows]; unused for symmetric codes
+    // [half][n / offset group][16 rows]; of symmetric codes room for what the microkernel of AVX2 finds out
+    float* m;
     int64_t n;       // columns, a multiple of 256
     int zero;        // code of weight 0 of symmetric codes
     int64_t half_codes() const { return n * kHalfRows; }

@@ -5,7 +5,6 @@
 #include "kernels/quant_product.hpp"
 #include "kernels/weight_prefetch.hpp"
 #include "unpack/codes32.hpp"
-#include "unpack/four_rows.hpp"
 #include "unpack/grids.hpp"
 
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
@@ -19,12 +18,6 @@ struct HasSignedPoints : std::false_type {};
 template <class L>
 struct HasSignedPoints<L, std::void_t<decltype(L::kSignedPoints)>> : std::true_type {};
 
-// Trits whose eighths are added by scales of their own.
-template <class L, class = void>
-struct HasTrits : std::false_type {};
-template <class L>
-struct HasTrits<L, std::void_t<decltype(L::kTrits)>> : std::true_type {};
-
 // Magnitudes (or signed points) of elements 32 * i .. + 31 of row k.
 template <class L>
 inline __m256i points32(const uint8_t* p, [[maybe_unused]] int k, int i) {
@@ -35,20 +28,14 @@ inline __m256i points32(const uint8_t* p, [[maybe_unused]] int k, int i) {
     }
 }
 
-// Points with masks of the negative ones, points that carry their signs, trits that stand for eight times
-// themselves.
-enum class PointKind { kMasked, kSigned, kTrits };
-
 // -1 and 1 from masks: one instruction per token applies them.
 inline __m256i signs_of_masks(__m256i masks) { return _mm256_or_si256(masks, _mm256_set1_epi8(1)); }
 
 // Adds the products of 32 points with a token's columns x; `sign`: any numbers of the points' signs; scale:
 // that of the points times that of the columns.
-template <PointKind Kind>
 inline __m256 add_products(__m256i points, __m256i sign, __m256 scale, const uint8_t* x, __m256 total) {
     const __m256i a = _mm256_sign_epi8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)), sign);
-    const __m256i pairs = _mm256_maddubs_epi16(Kind == PointKind::kTrits ? _mm256_set1_epi8(1) : points, a);
-    const __m256i dot = _mm256_madd_epi16(pairs, _mm256_set1_epi16(Kind == PointKind::kTrits ? 8 : 1));
+    const __m256i dot = _mm256_madd_epi16(_mm256_maddubs_epi16(points, a), _mm256_set1_epi16(1));
     return _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, total);
 }
 
@@ -59,7 +46,6 @@ inline const float* scales_of(const uint8_t* x, const ActQ8Layout& at, int64_t g
 template <class L, int NT>
 void multiply_row(const uint8_t* row, int k, int64_t n_in, const uint8_t* const* x, const ActQ8Layout& at,
                   float* out) {
-    constexpr PointKind kKind = HasSignedPoints<L>::value ? PointKind::kSigned : PointKind::kMasked;
     __m256 total[NT][2];
 #pragma GCC unroll 8
     for (int t = 0; t < NT; ++t) total[t][0] = total[t][1] = _mm256_setzero_ps();
@@ -93,7 +79,7 @@ void multiply_row(const uint8_t* row, int k, int64_t n_in, const uint8_t* const*
                         ? _mm256_broadcast_ss(scaled[t] + i)
                         : _mm256_mul_ps(lanes, _mm256_broadcast_ss(scales_of(x[t], at, 8 * c + i)));
                 total[t][i & 1] =
-                    add_products<kKind>(points, sign, scale, x[t] + kChunk * c + 32 * i, total[t][i & 1]);
+                    add_products(points, sign, scale, x[t] + kChunk * c + 32 * i, total[t][i & 1]);
             }
         }
     }
@@ -112,119 +98,6 @@ void multiply(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float
     for (int h = 0; h < 2; ++h)
         for (int i = 0; i < rows.n[h]; ++i)
             multiply_row<L, NT>(rows.group(h, i, R), i % R, rows.n_in, x, at, out + h * kHalfRows + i);
-}
-
-// Four interleaved rows: what they have next to each other, sign masks and scales, is made for all at once
-// (row by row it took as long as the points). A layout gives
-//   static void prepare(p, FourRows*)       of one block
-//   static __m256i points32(p, k, i)        of row k, elements 32 * i .. + 31; types with trits and blocks
-//                                           of 32: points32(p, mask, k)
-//   static __m256i signs32(uint32_t)        with kOwnSigns: vector of one of the masks
-
-template <class L>
-inline __m256i sign_vector(uint32_t mask) {
-    if constexpr (grid::HasOwnSigns<L>::value) {
-        return L::signs32(mask);
-    } else {
-        return reinterpret_cast<__m256i>(c32::bits(mask));
-    }
-}
-
-// Scales of 32 columns of row k, two groups.
-inline __m256 scale_lanes_of_row(const FourRows& rows, int i, int k) {
-    return _mm256_blend_ps(_mm256_broadcast_ss(&rows.d[2 * i][k]), _mm256_broadcast_ss(&rows.d[2 * i + 1][k]),
-                           0xF0);
-}
-
-// What the points of trits 8 * t + 1 or - 1 have besides 8 * t: the signed scales of the four rows, which
-// come second, times the sums of the tokens.
-template <int NT>
-inline void add_eighths(const FourRows& rows, const uint8_t* const* x, const ActQ8Layout& at, int64_t g,
-                        __m128* eighths) {
-    const __m128 d = _mm_load_ps(rows.d[1]);
-#pragma GCC unroll 8
-    for (int t = 0; t < NT; ++t) {
-        const __m128 scale = _mm_broadcast_ss(reinterpret_cast<const float*>(x[t] + at.scale) + g);
-        const __m128 sum = _mm_broadcast_ss(reinterpret_cast<const float*>(x[t] + at.sum32) + g);
-        eighths[t] = _mm_fmadd_ps(d, _mm_mul_ps(scale, sum), eighths[t]);
-    }
-}
-
-template <class L, int NT>
-void multiply_four_rows(const uint8_t* group, int64_t n_in, const uint8_t* const* x, const ActQ8Layout& at,
-                        float* out) {
-    constexpr PointKind kKind = HasTrits<L>::value          ? PointKind::kTrits
-                                : HasSignedPoints<L>::value ? PointKind::kSigned
-                                                            : PointKind::kMasked;
-    __m256 total[4][NT];
-    __m128 eighths[NT];
-    for (int t = 0; t < NT; ++t) {
-        eighths[t] = _mm_setzero_ps();
-        for (int k = 0; k < 4; ++k) total[k][t] = _mm256_setzero_ps();
-    }
-    constexpr int kParts = L::kBlock / 32;
-    FourRows rows;
-    alignas(16) float scaled[NT][kParts][4];
-    const uint8_t* p = group + RowHeader<L>::kBytes;
-    for (int64_t g = 0; g < n_in / 32; g += L::kBlock / 32, p += L::kBlockBytes) {
-        prefetch_weights<L::kBlockBytes>(p);
-        L::prepare(p, &rows);
-        if (kKind == PointKind::kTrits) add_eighths<NT>(rows, x, at, g, eighths);
-        for (int i = 0; L::kGroup == 32 && i < kParts; ++i)
-            for (int t = 0; t < NT; ++t)
-                _mm_store_ps(scaled[t][i], _mm_mul_ps(_mm_load_ps(rows.d[i]),
-                                                      _mm_broadcast_ss(scales_of(x[t], at, g + i))));
-        for (int k = 0; k < 4; ++k) {
-            __m256 sum[NT];
-#pragma GCC unroll 8
-            for (int t = 0; t < NT; ++t) sum[t] = total[k][t];
-#pragma GCC unroll 8
-            for (int i = 0; i < kParts; ++i) {
-                __m256i points, sign;
-                if constexpr (kKind == PointKind::kMasked) {
-                    points = L::points32(p, k, i);
-                    sign = signs_of_masks(sign_vector<L>(rows.masks[i][k]));
-                } else {
-                    sign = L::points32(p, rows.masks[i][k], k);
-                    points = _mm256_abs_epi8(sign);
-                }
-                const __m256 lanes = L::kGroup == 16 ? scale_lanes_of_row(rows, i, k) : _mm256_setzero_ps();
-#pragma GCC unroll 8
-                for (int t = 0; t < NT; ++t) {
-                    const __m256 scale =
-                        L::kGroup == 32
-                            ? _mm256_broadcast_ss(scaled[t][i] + k)
-                            : _mm256_mul_ps(lanes, _mm256_broadcast_ss(scales_of(x[t], at, g + i)));
-                    sum[t] = add_products<kKind>(points, sign, scale, x[t] + 32 * (g + i), sum[t]);
-                }
-            }
-#pragma GCC unroll 8
-            for (int t = 0; t < NT; ++t) total[k][t] = sum[t];
-        }
-    }
-    alignas(16) float added[4];
-    for (int t = 0; t < NT; ++t) {
-        _mm_store_ps(added, eighths[t]);
-        for (int k = 0; k < 4; ++k) out[t * kBlockRows + k] = sum_of_lanes(total[k][t]) + added[k];
-    }
-}
-
-template <class L, int NT>
-void multiply_groups(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out) {
-    if (n_tokens < NT) {
-        if constexpr (NT > 1) multiply_groups<L, NT - 1>(rows, x, n_tokens, out);
-        return;
-    }
-    const ActQ8Layout at(rows.n_in);
-    for (int h = 0; h < 2; ++h)
-        for (int i = 0; i < rows.n[h]; i += 4)
-            multiply_four_rows<L, NT>(rows.group(h, i, 4), rows.n_in, x, at, out + h * kHalfRows + i);
-}
-
-template <class L, int MaxTokens>
-void gemv_of_groups(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t*) {
-    multiply_groups<L, MaxTokens>(rows, tokens.x, tokens.n, out);
-    apply_row_scales<L>(rows, rows.halves(), tokens.n, out);
 }
 
 template <class L, int MaxTokens>

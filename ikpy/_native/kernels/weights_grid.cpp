@@ -4,6 +4,7 @@
 
 #include "ikpy/ops.hpp"
 #include "kernels/gemv_signed.hpp"
+#include "kernels/gemv_signed_rows.hpp"
 #include "kernels/quant_product.hpp"
 #include "unpack/grids.hpp"
 #include "unpack/grids_interleaved.hpp"
@@ -82,15 +83,15 @@ const WeightKernels* grid_weight_kernels(int type) {
                                                signed_kernels<UnpackGrid<grid::IQ2_S>, 3>(),
                                                signed_kernels<UnpackGrid<grid::IQ3_XXS>, 2>(),
                                                signed_kernels<UnpackGrid<grid::IQ3_S>, 3>(),
-                                               signed_row_kernels<UnpackGridRows<grid::IQ2_XXS_R4>, 4>(),
-                                               signed_row_kernels<UnpackGridRows<grid::IQ2_XS_R4>, 5>(),
-                                               signed_row_kernels<UnpackGridRows<grid::IQ2_S_R4>, 5>(),
-                                               signed_row_kernels<UnpackGridRows<grid::IQ3_XXS_R4>, 4>(),
-                                               signed_row_kernels<UnpackGridRows<grid::IQ3_S_R4>, 3>(),
+                                               signed_row_kernels<UnpackGridRows<grid::IQ2_XXS_R4>, 8>(),
+                                               signed_row_kernels<UnpackGridRows<grid::IQ2_XS_R4>, 8>(),
+                                               signed_row_kernels<UnpackGridRows<grid::IQ2_S_R4>, 8>(),
+                                               signed_row_kernels<UnpackGridRows<grid::IQ3_XXS_R4>, 8>(),
+                                               signed_row_kernels<UnpackGridRows<grid::IQ3_S_R4>, 8>(),
                                                signed_kernels<UnpackIQ1_S, 2>(),
                                                signed_kernels<UnpackIQ1_M, 3>(),
-                                               signed_row_kernels<UnpackIQ1_S_R4, 3>(),
-                                               signed_row_kernels<UnpackIQ1_M_R4, 3>()};
+                                               signed_row_kernels<UnpackIQ1_S_R4, 6>(),
+                                               signed_row_kernels<UnpackIQ1_M_R4, 7>()};
 #if defined(__AVX512VNNI__)
     if (has_byte_permutes())
         if (const WeightKernels* k = point_weight_kernels(type)) return k;

@@ -1,16 +1,28 @@
 // Kernels of MXFP4, of the types with trits or one or two bits per weight, and of two interleaved forms of
 // Q4_0.
 #include "ikpy/ops.hpp"
+#include "kernels/gemv_four_rows.hpp"
 #include "kernels/gemv_trits.hpp"
 #include "kernels/quant_product.hpp"
 #include "unpack/small_blocks.hpp"
 
 namespace ikpy {
 
+// Kernels of types with trits: on AVX2 products of four rows at a time with up to GemvTokens tokens.
+template <class U, int GemvTokens>
+static constexpr WeightKernels trit_kernels() {
+    WeightKernels k = quant_kernels<U>();
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+    k.gemv = four_rows::gemv<U, GemvTokens>;
+    k.gemv_tokens = GemvTokens;
+#endif
+    return k;
+}
+
 const WeightKernels* small_block_weight_kernels(int type) {
     static constexpr WeightKernels kTable[] = {
         quant_kernels<UnpackMXFP4>(),           quant_kernels<UnpackQ1_0_G128>(),
-        quant_kernels<UnpackIQ1_BN>(),          quant_kernels<UnpackIQ2_BN>(),
+        trit_kernels<UnpackIQ1_BN, 5>(),        trit_kernels<UnpackIQ2_BN, 8>(),
         quant_kernels<UnpackTQ1_0>(),           quant_kernels<UnpackTQ2_0>(),
         quant_kernels<UnpackQ4_0Runs<32, 4>>(), quant_kernels<UnpackQ4_0Runs<33, 8>>()};
 #if defined(__AVX512VNNI__)

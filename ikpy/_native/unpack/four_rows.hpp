@@ -9,8 +9,9 @@
 namespace ikpy {
 
 struct FourRows {
-    alignas(32) uint32_t masks[8][4];  // [32 columns][row]
-    alignas(32) float d[16][4];        // [scale group][row]
+    alignas(32) uint32_t masks[8][4];   // [32 columns][row]
+    alignas(32) float d[16][4];         // [scale group][row]
+    alignas(32) uint16_t index[8][32];  // [32 columns], of points; in which order is up to the type
 };
 
 namespace four_rows {

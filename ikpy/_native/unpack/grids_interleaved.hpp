@@ -81,6 +81,10 @@ struct IQ2_XXS_R4 {
     static void prepare(const uint8_t* p, FourRows* out) {
         four_rows::signs_and_scales(p + 8, four_rows::row_scales(p, 0.125f), out);
     }
+    static constexpr int kLargest = kLargestPoint2;
+    static __m256i points(const uint8_t* p, const FourRows&, int i, int g) {
+        return points_of_rows<4>(tables::iq2xxs_grid, p + 136 + 16 * i + g);
+    }
     static __m256i points32(const uint8_t* p, int k, int i) {
         return points_of_8(tables::iq2xxs_grid,
                            _pdep_u64(load_unaligned<uint32_t>(p + 136 + place(4 * i, k)), kBytesOfWords));
@@ -112,12 +116,16 @@ struct IQ3_XXS_R4 {
     static void prepare(const uint8_t* p, FourRows* out) {
         four_rows::signs_and_scales(p + 8, four_rows::row_scales(p, 0.25f), out);
     }
-    static __m256i points32(const uint8_t* p, int k, int i) {
-        const uint8_t* index = p + 136 + 32 * i + 8 * k;
+    static constexpr int kLargest = kLargestPoint3xxs;
+    static __m256i points(const uint8_t* p, const FourRows&, int i, int g) {
+        const uint8_t* index = p + 136 + 32 * i + 2 * g;
         const auto at = [index](int j) {
-            return load_unaligned<int32_t>(tables::iq3xxs_grid + 4 * index[j]);
+            return load_unaligned<int32_t>(tables::iq3xxs_grid + 4 * static_cast<uint64_t>(index[j]));
         };
-        return _mm256_setr_epi32(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7));
+        return _mm256_setr_epi32(at(0), at(1), at(8), at(9), at(16), at(17), at(24), at(25));
+    }
+    static __m256i points32(const uint8_t* p, int k, int i) {
+        return points_of_4_at(tables::iq3xxs_grid, p + 136 + 32 * i + 8 * k);
     }
 #endif
 };
@@ -154,6 +162,12 @@ struct IQ2_XS_R4 {
             const __m256i z = _mm256_permute4x64_epi64(_mm256_packus_epi16(a, b), 0xD8);
             put(_mm256_xor_si256(z, _mm256_add_epi8(z, z)), out->masks[i]);
         }
+        for (int i = 0; i < 8; ++i)
+            put(_mm256_and_si256(_mm256_loadu_si256(words + i), _mm256_set1_epi16(511)), out->index[i]);
+    }
+    static constexpr int kLargest = kLargestPoint2;
+    static __m256i points(const uint8_t*, const FourRows& rows, int i, int g) {
+        return points_of_rows<4>(tables::iq2xs_grid, rows.index[i] + g);
     }
     static __m256i points32(const uint8_t* p, int k, int i) {
         return points_of_8(tables::iq2xs_grid,
@@ -190,6 +204,23 @@ struct IQ2_S_R4 {
     static void prepare(const uint8_t* p, FourRows* out) {
         four_rows::half_scales(p + 296, four_rows::row_scales(p, 0.125f), out);
         std::memcpy(out->masks, p + 168, sizeof out->masks);
+        // Words of rows 0 .. 3, four each; the upper bits of the four are fields of the row's byte.
+        const __m256i order = _mm256_setr_epi32(static_cast<int>(0x80008000), static_cast<int>(0x80008000),
+                                                static_cast<int>(0x80018001), static_cast<int>(0x80018001),
+                                                static_cast<int>(0x80028002), static_cast<int>(0x80028002),
+                                                static_cast<int>(0x80038003), static_cast<int>(0x80038003));
+        const __m256i to_high = _mm256_set1_epi64x(0x0004001000400100);
+        for (int i = 0; i < 8; ++i) {
+            const auto low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8 + 16 * i));
+            const __m256i fields = _mm256_set1_epi32(load_unaligned<int32_t>(p + 136 + 4 * i));
+            const __m256i high = _mm256_mullo_epi16(_mm256_shuffle_epi8(fields, order), to_high);
+            put(_mm256_or_si256(_mm256_cvtepu8_epi16(low), _mm256_and_si256(high, _mm256_set1_epi16(0x300))),
+                out->index[i]);
+        }
+    }
+    static constexpr int kLargest = kLargestPoint2;
+    static __m256i points(const uint8_t*, const FourRows& rows, int i, int g) {
+        return points_of_rows<4>(tables::iq2s_grid, rows.index[i] + g);
     }
     static __m256i points32(const uint8_t* p, int k, int i) {
         const uint64_t low = _pdep_u64(load_unaligned<uint32_t>(p + 8 + place(4 * i, k)), kBytesOfWords);
@@ -262,6 +293,33 @@ struct IQ3_S_R4 {
             four_rows::put_odd(rows, _mm256_cvtepu8_epi32(_mm_unpackhi_epi64(s[h], s[h])), out->d[4 * h + 2]);
         }
         std::memcpy(out->masks, p + 296, sizeof out->masks);
+        // A byte of four rows for each of the 4-groups 0 4 1 5 2 6 3 7, whose ninth bits are those of the
+        // rows' bytes.
+        const __m256i bit = _mm256_setr_epi32(0x01010101, 0x10101010, 0x02020202, 0x20202020, 0x04040404,
+                                              0x40404040, 0x08080808, static_cast<int>(0x80808080));
+        for (int i = 0; i < 8; ++i) {
+            const auto low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8 + 32 * i));
+            const __m256i bits = _mm256_set1_epi32(load_unaligned<int32_t>(p + 264 + 4 * i));
+            const __m256i set = _mm256_cmpeq_epi8(_mm256_and_si256(bits, bit), bit);
+            const __m256i ninth = _mm256_abs_epi8(set);
+            // 4-groups 0 4 2 6, then 1 5 3 7.
+            put(_mm256_unpacklo_epi8(low, ninth), out->index[i]);
+            put(_mm256_unpackhi_epi8(low, ninth), out->index[i] + 16);
+        }
+    }
+    static constexpr int kLargest = kLargestPoint3s;
+    static __m256i points(const uint8_t*, const FourRows& rows, int i, int g) {
+        const uint16_t* index = rows.index[i] + 8 * (g & 1) + 4 * (g >> 1);
+        const auto at = [index](int j) {
+            return load_unaligned<int32_t>(tables::iq3s_grid + 4 * static_cast<uint64_t>(index[j]));
+        };
+        return _mm256_setr_epi32(at(0), at(16), at(1), at(17), at(2), at(18), at(3), at(19));
+    }
+    // Masks of the negative ones of columns 8 * g .. + 7.
+    static __m256i signs8(__m256i masks, int g) {
+        const __m256i first = _mm256_set1_epi64x(0x0202020201010101);
+        const __m256i bit = _mm256_slli_epi16(first, 2 * g);
+        return _mm256_cmpeq_epi8(_mm256_and_si256(masks, bit), bit);
     }
     // Byte j, bit n is the sign of column 4 * n + j.
     static constexpr bool kOwnSigns = true;

@@ -89,27 +89,30 @@ inline uint8_t trit(uint8_t code, int multiplier) {
 }
 
 #if defined(__AVX2__)
-// For 32 elements from 32 * i on: the byte each trit is taken from (bytes 5 to 12 follow bytes 0 to 7), and
-// the power of 3 that moves it to the
-// top of the upper byte of its word, for even and odd elements.
+// For the elements of a vector, 32 * i on, or four times 8 * (i - 2) on: the byte each trit is taken from,
+// and the power of 3 that moves it to the top of the upper byte of its word, for even and odd elements. Bytes
+// 5 to 12 follow bytes 0 to 7 in the vector; of four rows bytes 0 to 5, or 6 to 11, and 12.
 struct Iq1bnOrder {
-    uint8_t byte[2][32];
-    uint16_t even[2][16], odd[2][16];
+    uint8_t byte[10][32];
+    uint16_t even[10][16], odd[10][16];
 };
 constexpr Iq1bnOrder make_iq1bn_order() {
     constexpr uint8_t kPowers[5] = {81, 27, 9, 3, 1};
     Iq1bnOrder order{};
-    for (int e = 0; e < 64; ++e) {
-        const int g = e / 16, j = e % 16, i = e / 32;
-        const uint8_t power = j < 15 ? kPowers[j % 5] : kPowers[g];
-        const int byte = j < 15 ? 3 * g + j / 5 : 12;
-        order.byte[i][e % 32] = static_cast<uint8_t>(byte < 8 ? byte : byte + 3);
-        if (e % 2) {
-            order.odd[i][e % 32 / 2] = power;
-        } else {
-            order.even[i][e % 32 / 2] = static_cast<uint16_t>(power << 8);
+    for (int i = 0; i < 10; ++i)
+        for (int e = 0; e < 32; ++e) {
+            const int column = i < 2 ? 32 * i + e : 8 * (i - 2) + e % 8, g = column / 16, j = column % 16;
+            const int byte = j < 15 ? 3 * g + j / 5 : 12;
+            const int place =
+                i < 2 ? (byte < 8 ? byte : byte + 3) : (byte < 12 ? byte % 6 : 6) + e / 8 % 2 * 8;
+            order.byte[i][e] = static_cast<uint8_t>(place);
+            const uint8_t power = kPowers[j < 15 ? j % 5 : g];
+            if (e % 2) {
+                order.odd[i][e / 2] = power;
+            } else {
+                order.even[i][e / 2] = static_cast<uint16_t>(power << 8);
+            }
         }
-    }
     return order;
 }
 alignas(32) inline constexpr Iq1bnOrder kIq1bnOrder = make_iq1bn_order();
@@ -124,9 +127,7 @@ struct UnpackIQ1_BN {
     static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         d[0] = d[1] = 1.0f;
 #if defined(__AVX2__)
-        const __m256i bytes = _mm256_broadcastsi128_si256(_mm_castps_si128(
-            _mm_loadh_pi(_mm_castsi128_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))),
-                         reinterpret_cast<const __m64*>(p + 5))));
+        const __m256i bytes = _mm256_broadcastsi128_si256(bytes_of_64(p));
         for (int i = 0; i < 2; ++i)
             _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + 32 * i), trits32(bytes, i));
 #else
@@ -138,16 +139,35 @@ struct UnpackIQ1_BN {
 #endif
     }
 #if defined(__AVX2__)
-    // Elements 32 * i .. + 31: the product with a power of 3 modulo 256 in the upper byte of a word, times 3,
-    // upper word.
+    static __m128i bytes_of_64(const uint8_t* p) {
+        const __m128 low = _mm_castsi128_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+        return _mm_castps_si128(_mm_loadh_pi(low, reinterpret_cast<const __m64*>(p + 5)));
+    }
+    class Columns {
+      public:
+        Columns(__m256i even_rows, __m256i odd_rows) {
+            const __m256i order = _mm256_broadcastsi128_si256(
+                _mm_setr_epi8(0, 1, 2, 3, 4, 5, 15, -1, 6, 7, 11, 12, 13, 14, 15, -1));
+            const __m256i a = _mm256_shuffle_epi8(even_rows, order), b = _mm256_shuffle_epi8(odd_rows, order);
+            half_[0] = _mm256_unpacklo_epi64(a, b);
+            half_[1] = _mm256_unpackhi_epi64(a, b);
+        }
+        __m256i of(int g) const { return trits32(half_[g >> 2], 2 + g); }
+
+      private:
+        __m256i half_[2];
+    };
+    // The elements of kIq1bnOrder: the product with a power of 3 modulo 256 in the upper byte of a word,
+    // times 3, upper word.
     static __m256i trits32(__m256i bytes, int i) {
         const auto load = [](const void* at) { return _mm256_load_si256(static_cast<const __m256i*>(at)); };
-        const __m256i three = _mm256_set1_epi16(3), upper = _mm256_set1_epi16(static_cast<short>(0xFF00));
+        const __m256i upper = _mm256_set1_epi16(static_cast<short>(0xFF00));
         const __m256i v = _mm256_shuffle_epi8(bytes, load(kIq1bnOrder.byte[i]));
         const __m256i even = _mm256_mullo_epi16(v, load(kIq1bnOrder.even[i]));
         const __m256i odd = _mm256_mullo_epi16(_mm256_and_si256(v, upper), load(kIq1bnOrder.odd[i]));
-        return _mm256_or_si256(_mm256_mulhi_epu16(even, three),
-                               _mm256_slli_epi16(_mm256_mulhi_epu16(odd, three), 8));
+        const __m256i odd_trits = _mm256_mulhi_epu16(odd, _mm256_set1_epi16(3 << 8));
+        return _mm256_or_si256(_mm256_mulhi_epu16(even, _mm256_set1_epi16(3)),
+                               _mm256_and_si256(odd_trits, upper));
     }
 #endif
 #if defined(__AVX512VNNI__)
@@ -198,6 +218,23 @@ struct UnpackIQ2_BN {
         c32::store(codes, c32::shift_halves(v, 0, 2) & 3);
         c32::store(codes + 32, c32::shift_halves(v, 4, 6) & 3);
     }
+#if defined(__AVX2__)
+    static __m128i bytes_of_64(const uint8_t* p) {
+        return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    }
+    class Columns {
+      public:
+        Columns(__m256i even_rows, __m256i odd_rows)
+            : bytes_{_mm256_unpacklo_epi64(even_rows, odd_rows), _mm256_unpackhi_epi64(even_rows, odd_rows)} {
+        }
+        __m256i of(int g) const {
+            return _mm256_and_si256(_mm256_srli_epi16(bytes_[g & 1], g & ~1), _mm256_set1_epi8(3));
+        }
+
+      private:
+        __m256i bytes_[2];  // 0 to 7, 8 to 15
+    };
+#endif
 #if defined(__AVX512VNNI__)
     static Codes512 wide(const uint8_t* p) {
         const __m512i counts =

@@ -23,11 +23,14 @@ inline uint64_t codes(int index, bool down) {
 inline void put(uint8_t* at, uint64_t v) { std::memcpy(at, &v, 8); }
 
 #if defined(__AVX2__)
-// 8 * t + delta of four points; `index` holds four words.
-inline __m256i moved_points(uint64_t index, __m256i delta) {
-    const __m256i trits = grid::points_of_8(tables::iq1s_grid, index);
+// 8 * t + delta.
+inline __m256i moved(__m256i trits, __m256i delta) {
     const __m256i eighths = _mm256_and_si256(_mm256_slli_epi16(trits, 3), _mm256_set1_epi8(-8));
     return _mm256_add_epi8(eighths, delta);
+}
+// Those of four points; `index` holds four words.
+inline __m256i moved_points(uint64_t index, __m256i delta) {
+    return moved(grid::points_of_8(tables::iq1s_grid, index), delta);
 }
 #endif
 
@@ -44,11 +47,15 @@ inline uint32_t bytes_of(const uint8_t* p, int k) {
                                  _pext_u64(load_unaligned<uint64_t>(p + 8), row) << 16);
 }
 
-// Bytes 4 * t + k at p, t < 4, of row k as its mask.
-inline void put_rows(const uint8_t* p, FourRows* out) {
-    const __m128i order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    const __m128i v = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    _mm_store_si128(reinterpret_cast<__m128i*>(out->masks[0]), _mm_shuffle_epi8(v, order));
+// Indices of the points of four rows from bytes and `high`, whose words have the upper bits at 8 to 10.
+inline void put_indices(const uint8_t* p, __m256i high, FourRows* out) {
+    const __m256i low = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    grid::put(_mm256_or_si256(low, _mm256_and_si256(high, _mm256_set1_epi16(0x700))), out->index[0]);
+}
+
+// Trits of columns 8 * g .. + 7 of four rows.
+inline __m256i trits_of_rows(const FourRows& rows, int g) {
+    return grid::points_of_rows<1>(tables::iq1s_grid, rows.index[0] + 4 * g);
 }
 #endif
 
@@ -227,11 +234,14 @@ struct UnpackIQ1_S_R4 {
         const __m128i down = _mm_and_si128(_mm_slli_epi32(h, 16), _mm_set1_epi32(INT32_MIN));
         _mm_store_ps(out->d[0], scale);
         _mm_store_ps(out->d[1], _mm_xor_ps(scale, _mm_castsi128_ps(down)));
-        ternary::put_rows(p, out);
+        // Three bits per point, from bit 3 * g on.
+        const __m256i fields = _mm256_set1_epi64x(load_unaligned<int64_t>(p + 16));
+        const __m256i moved = _mm256_sllv_epi64(fields, _mm256_setr_epi64x(8, 5, 2, 0));
+        ternary::put_indices(p, _mm256_srlv_epi64(moved, _mm256_setr_epi64x(0, 0, 0, 1)), out);
     }
-    // The masks hold the index bytes of the rows.
-    static __m256i points32(const uint8_t* p, uint32_t low, int k) {
-        return grid::points_of_8(tables::iq1s_grid, index_of(low, load_unaligned<uint16_t>(p + 16 + 2 * k)));
+    static constexpr int kLargest = 1;
+    static __m256i points(const uint8_t*, const FourRows& rows, int, int g) {
+        return ternary::trits_of_rows(rows, g);
     }
     // Four index bytes and their upper bits as words.
     static uint64_t index_of(uint32_t low, int h) {
@@ -248,7 +258,7 @@ struct UnpackIQ1_M_R4 {
     static void block(const uint8_t* p, int k, uint8_t* codes, float* d, float*) {
         for (int s = 0; s < 2; ++s) d[s] = static_cast<float>(p[24 + k] >> (4 * s) & 15) * 0.125f;
 #if defined(__AVX2__)
-        ternary::store_codes(codes, points32(p, ternary::bytes_of(p, k), k));
+        ternary::store_codes(codes, points_of_row(p, k));
 #else
         for (int s = 0; s < 2; ++s) {
             const int h = p[16 + 4 * s + k];
@@ -286,11 +296,25 @@ struct UnpackIQ1_M_R4 {
         const __m128i left = _mm_and_si128(v, _mm_set1_epi32(15)), right = _mm_srli_epi32(v, 4);
         _mm_store_ps(out->d[0], _mm_mul_ps(_mm_cvtepi32_ps(left), eighth));
         _mm_store_ps(out->d[1], _mm_mul_ps(_mm_cvtepi32_ps(right), eighth));
-        ternary::put_rows(p, out);
+        // Nibbles per point: three upper bits and whether it is moved down.
+        const __m256i order = _mm256_setr_epi64x(0x0380028001800080, 0x0380028001800080, 0x0780068005800480,
+                                                 0x0780068005800480);
+        const __m256i fields =
+            _mm256_shuffle_epi8(_mm256_set1_epi64x(load_unaligned<int64_t>(p + 16)), order);
+        ternary::put_indices(p, _mm256_srlv_epi64(fields, _mm256_setr_epi64x(0, 4, 0, 4)), out);
     }
-    // The masks hold the index bytes of the rows.
-    static __m256i points32(const uint8_t* p, uint32_t low, int k) {
-        return UnpackIQ1_M::points_of(low, p[16 + k] | p[20 + k] << 8);
+    static constexpr int kLargest = 9;
+    static __m256i points(const uint8_t* p, const FourRows& rows, int, int g) {
+        const __m256i order =
+            _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+        const __m256i bit = _mm256_set1_epi8(static_cast<char>(8 << 4 * (g & 1)));
+        const __m256i fields = _mm256_set1_epi32(load_unaligned<int32_t>(p + 16 + 4 * (g >> 1)));
+        const __m256i set = _mm256_and_si256(_mm256_shuffle_epi8(fields, order), bit);
+        const __m256i down = _mm256_cmpeq_epi8(set, bit);
+        return ternary::moved(ternary::trits_of_rows(rows, g), _mm256_or_si256(down, _mm256_set1_epi8(1)));
+    }
+    static __m256i points_of_row(const uint8_t* p, int k) {
+        return UnpackIQ1_M::points_of(ternary::bytes_of(p, k), p[16 + k] | p[20 + k] << 8);
     }
 #endif
 };

@@ -1,4 +1,7 @@
-"""driver.py over PyCUDA itself, with stub_driver.cpp as driver: names, signatures, threads, the end of a process."""
+"""driver.py over PyCUDA itself, with stub_driver.cpp as driver: names, signatures, threads, the end of a process.
+
+PyCUDA is the installed one, or that which scripts/test puts beside the environment.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import shutil
 import stat
 import subprocess
 import sys
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
@@ -16,8 +19,10 @@ import pytest
 from tests.shared import ROOT
 
 COMPILER = shutil.which(os.environ.get("CXX", "g++"))
+PATHS = [*sys.path, str(ROOT / "build" / f"pycuda-{sys.implementation.cache_tag}")]
+PYCUDA = PathFinder.find_spec("pycuda", PATHS)
 pytestmark = pytest.mark.skipif(
-    find_spec("pycuda") is None or COMPILER is None or shutil.which("nm") is None,
+    PYCUDA is None or COMPILER is None or shutil.which("nm") is None,
     reason="PyCUDA, a C++ compiler and nm are needed",
 )
 NVCC = """#!/bin/sh
@@ -109,9 +114,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def made(folder: Path, without: str = "") -> dict[str, str]:
     """The same; without: a function that the driver lacks."""
-    spec = find_spec("pycuda")
-    assert spec is not None and spec.origin is not None and COMPILER is not None
-    (extension,) = Path(spec.origin).parent.glob("_driver*.so")
+    assert PYCUDA is not None and PYCUDA.origin is not None and COMPILER is not None
+    (extension,) = Path(PYCUDA.origin).parent.glob("_driver*.so")
     stub = folder / "stub.o"
     subprocess.run(
         [COMPILER, "-std=c++17", "-fPIC", "-c", Path(__file__).parent / "stub_driver.cpp", "-o", stub], check=True
@@ -126,7 +130,7 @@ def made(folder: Path, without: str = "") -> dict[str, str]:
     nvcc = folder / "nvcc"
     nvcc.write_text(NVCC)
     nvcc.chmod(nvcc.stat().st_mode | stat.S_IXUSR)
-    paths = {"LD_LIBRARY_PATH": folder, "XDG_CACHE_HOME": folder, "NVCC": nvcc, "PYTHONPATH": os.pathsep.join(sys.path)}
+    paths = {"LD_LIBRARY_PATH": folder, "XDG_CACHE_HOME": folder, "NVCC": nvcc, "PYTHONPATH": os.pathsep.join(PATHS)}
     known = {name: value for name, value in os.environ.items() if not name.startswith("IKPY_CUDA")}
     return {**known, **{name: str(value) for name, value in paths.items()}}
 

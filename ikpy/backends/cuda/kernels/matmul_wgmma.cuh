@@ -73,10 +73,16 @@ __device__ __forceinline__ void add_scaled(const SwizzledTile<U>& tile, int g, i
         const int column0 = (2 * j + warp_id() / 4) * 8, column = column0 + 2 * (lane % 4);
         if (column0 >= n_columns) break;
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            sums[4 * j + i] +=
-                tile.x_scale[column + i % 2][g] *
-                scaled<U>(tile, g, row + 8 * (i / 2), column + i % 2, first[4 * j + i], second[4 * j + i]);
+        for (int i = 0; i < 4; ++i) {
+            const int line = row + 8 * (i / 2);
+            const float value = static_cast<float>(first[4 * j + i]);
+            if constexpr (U::kHalves || U::kOffset) {
+                sums[4 * j + i] +=
+                    scaled<U>(tile, g, line, column + i % 2, value, static_cast<float>(second[4 * j + i]));
+            } else {
+                sums[4 * j + i] += scaled<U>(tile, g, line, tile.x_scale[column + i % 2][g] * value);
+            }
+        }
     }
 }
 

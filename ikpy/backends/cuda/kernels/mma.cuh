@@ -124,50 +124,66 @@ inline void product(Sum* c, const unsigned* a, const unsigned* b, Dot dot) {
 }  // namespace host
 #endif
 
-// ---- c += a * b ----
+// ---- integer products ----
 
-// int8, 16 x 8 x 32: a 4 registers, b 2.
-__device__ __forceinline__ void mma_s8_k32(int* c, const unsigned* a, const unsigned* b) {
+// What integer sums start at: the bits of the float 1.5 * 2^23, so that the bits of a sum (below 2^22) are
+// those of that float and the sum. Conversions of integers take four times as long as additions on sm_75 and
+// sm_80.
+constexpr int kSumStart = 0x4B400000;
+constexpr float kSumStartValue = 12582912.0f;
+
+// The number that a sum is.
+__device__ __forceinline__ float sum_value(int sum) { return __int_as_float(sum) - kSumStartValue; }
+
+// c = start + a * b, int8, 16 x 8 x 32: a 4 registers, b 2.
+__device__ __forceinline__ void mma_s8_k32(int* c, const unsigned* a, const unsigned* b, const int4& start) {
 #if !defined(__CUDACC__)
+    std::memcpy(c, &start, sizeof start);
     host::product<int, 2>(c, a, b, [](unsigned x, unsigned y, int sum) {
         return __dp4a(static_cast<int>(x), static_cast<int>(y), sum);
     });
 #elif __CUDA_ARCH__ >= 800
     asm volatile(
         "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};"
-        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+        "{%10,%11,%12,%13};"
+        : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(start.x), "r"(start.y),
+          "r"(start.z), "r"(start.w));
 #else
 #pragma unroll
-    for (int w = 0; w < 2; ++w)
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-            asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0,%1}, {%2}, {%3}, {%0,%1};"
-                         : "+r"(c[2 * h]), "+r"(c[2 * h + 1])
-                         : "r"(a[2 * w + h]), "r"(b[w]));
+    for (int h = 0; h < 2; ++h) {
+        asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0,%1}, {%2}, {%3}, {%4,%5};"
+                     : "=r"(c[2 * h]), "=r"(c[2 * h + 1])
+                     : "r"(a[h]), "r"(b[0]), "r"(start.x), "r"(start.y));
+        asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0,%1}, {%2}, {%3}, {%0,%1};"
+                     : "+r"(c[2 * h]), "+r"(c[2 * h + 1])
+                     : "r"(a[2 + h]), "r"(b[1]));
+    }
 #endif
 }
 
-// int8, 16 x 8 x 16: a 2 registers, b 1.
-__device__ __forceinline__ void mma_s8_k16(int* c, const unsigned* a, unsigned b) {
+// c = start + a * b, int8, 16 x 8 x 16: a 2 registers, b 1.
+__device__ __forceinline__ void mma_s8_k16(int* c, const unsigned* a, unsigned b, const int4& start) {
 #if !defined(__CUDACC__)
+    std::memcpy(c, &start, sizeof start);
     host::product<int, 1>(c, a, &b, [](unsigned x, unsigned y, int sum) {
         return __dp4a(static_cast<int>(x), static_cast<int>(y), sum);
     });
 #elif __CUDA_ARCH__ >= 800
     asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(b));
+        "mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%8,%9,%10};"
+        : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b), "r"(start.x), "r"(start.y), "r"(start.z), "r"(start.w));
 #else
 #pragma unroll
     for (int h = 0; h < 2; ++h)
-        asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0,%1}, {%2}, {%3}, {%0,%1};"
-                     : "+r"(c[2 * h]), "+r"(c[2 * h + 1])
-                     : "r"(a[h]), "r"(b));
+        asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0,%1}, {%2}, {%3}, {%4,%5};"
+                     : "=r"(c[2 * h]), "=r"(c[2 * h + 1])
+                     : "r"(a[h]), "r"(b), "r"(start.x), "r"(start.y));
 #endif
 }
+
+// ---- c += a * b ----
 
 // f16, 16 x 8 x 16, sums in f32: a 4 registers of two elements, b 2.
 __device__ __forceinline__ void mma_f16(float* c, const unsigned* a, const unsigned* b) {

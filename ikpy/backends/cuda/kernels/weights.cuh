@@ -85,15 +85,15 @@ struct ActGroup {
 template <class U>
 __device__ __forceinline__ void load_activations(const uint8_t* x, const ActQ8Layout& at, int g,
                                                  ActGroup& out) {
-    *reinterpret_cast<uint4*>(out.q) = *reinterpret_cast<const uint4*>(x + 32 * g);
-    *reinterpret_cast<uint4*>(out.q + 4) = *reinterpret_cast<const uint4*>(x + 32 * g + 16);
-    out.scale = reinterpret_cast<const float*>(x + at.scale)[g];
+    *reinterpret_cast<uint4*>(out.q) = __ldg(reinterpret_cast<const uint4*>(x + 32 * g));
+    *reinterpret_cast<uint4*>(out.q + 4) = __ldg(reinterpret_cast<const uint4*>(x + 32 * g + 16));
+    out.scale = __ldg(reinterpret_cast<const float*>(x + at.scale) + g);
     if (U::kOffset && U::kHalves) {
-        const float2 s = reinterpret_cast<const float2*>(x + at.sum16)[g];
+        const float2 s = __ldg(reinterpret_cast<const float2*>(x + at.sum16) + g);
         out.sums[0] = s.x;
         out.sums[1] = s.y;
     } else if (U::kOffset) {
-        out.sums[0] = reinterpret_cast<const float*>(x + at.sum32)[g];
+        out.sums[0] = __ldg(reinterpret_cast<const float*>(x + at.sum32) + g);
     }
 }
 
@@ -248,23 +248,29 @@ struct TileScales {
     float offset[kSums][kTileRows];
 };
 
-// What 32 columns add to a sum before the scale of the activations; second: those behind the first 16 if
-// scales are per 16.
+// What 32 columns add to a sum, of types with scales per 16 or offsets; second: the integer sum of those
+// behind the first 16 if scales are per 16.
 template <class U>
-__device__ __forceinline__ float scaled(const TileScales<U>& tile, int g, int row, int column, int first,
-                                        [[maybe_unused]] int second) {
+__device__ __forceinline__ float scaled(const TileScales<U>& tile, int g, int row, int column, float first,
+                                        [[maybe_unused]] float second) {
     float v;
     if constexpr (U::kHalves) {
-        v = tile.scale[2 * g][row] * static_cast<float>(first) +
-            tile.scale[2 * g + 1][row] * static_cast<float>(second);
+        v = tile.scale[2 * g][row] * first + tile.scale[2 * g + 1][row] * second;
         if (U::kOffset)
             v += tile.offset[2 * g][row] * tile.x_sum[column][2 * g] +
                  tile.offset[2 * g + 1][row] * tile.x_sum[column][2 * g + 1];
     } else {
-        v = tile.scale[g][row] * static_cast<float>(first);
+        v = tile.scale[g][row] * first;
         if (U::kOffset) v += tile.offset[g][row] * tile.x_sum[column][g];
     }
-    return v;
+    return tile.x_scale[column][g] * v;
+}
+
+// The same of all other types; first: the integer sum times the scale of the activations. That product is
+// rounded once, however it is made.
+template <class U>
+__device__ __forceinline__ float scaled(const TileScales<U>& tile, int g, int row, float first) {
+    return tile.scale[g][row] * first;
 }
 
 // Row of the matrices that a line of a tile holds.
@@ -278,6 +284,8 @@ template <class U>
 struct Tile : TileScales<U> {
     __align__(16) uint8_t weights[kTileRows][kTileStride];
     __align__(16) uint8_t x[kTileColumns][kTileStride];
+    // What the sums of a product start at. Of constants the compiler would make them anew for every product.
+    int4 start;
 
     __device__ __forceinline__ uint8_t* weights_at(int i, int depth) { return &weights[i][depth]; }
     __device__ __forceinline__ uint8_t* x_at(int column, int depth) { return &x[column][depth]; }
@@ -356,6 +364,7 @@ struct WarpSums {
 template <class U>
 __device__ __forceinline__ void multiply_tile(const Tile<U>& tile, int n_columns, WarpSums& sums) {
     const int lane = lane_id(), wm = warp_id() & 1, wn = warp_id() >> 1;
+    const int4 start = tile.start;
 #pragma unroll
     for (int g = 0; g < kTileGroups; ++g) {
         unsigned a[2][4];
@@ -371,22 +380,33 @@ __device__ __forceinline__ void multiply_tile(const Tile<U>& tile, int n_columns
             b[0] = x[lane % 4];
             b[1] = x[4 + lane % 4];
             const int column = column0 + 2 * (lane % 4);
+            // Scales have the eight bits of bf16, so that their product with the start of sums is exact.
             const float dx[2] = {tile.x_scale[column][g], tile.x_scale[column + 1][g]};
+            const float start_x[2] = {-kSumStartValue * dx[0], -kSumStartValue * dx[1]};
 #pragma unroll
             for (int t = 0; t < 2; ++t) {
                 const int row = 32 * t + 16 * wm + lane / 4;
                 float* c = sums.c[t][j];
-                int first[4] = {0, 0, 0, 0}, second[4] = {0, 0, 0, 0};
+                int first[4], second[4];
                 if constexpr (U::kHalves) {
-                    mma_s8_k16(first, a[t], b[0]);
-                    mma_s8_k16(second, a[t] + 2, b[1]);
+                    mma_s8_k16(first, a[t], b[0], start);
+                    mma_s8_k16(second, a[t] + 2, b[1], start);
                 } else {
-                    mma_s8_k32(first, a[t], b);
+                    mma_s8_k32(first, a[t], b, start);
                 }
 #pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    c[i] += dx[i % 2] *
-                            scaled<U>(tile, g, row + 8 * (i / 2), column + i % 2, first[i], second[i]);
+                for (int i = 0; i < 4; ++i) {
+                    const int line = row + 8 * (i / 2);
+                    if constexpr (U::kHalves) {
+                        c[i] += scaled<U>(tile, g, line, column + i % 2, sum_value(first[i]),
+                                          sum_value(second[i]));
+                    } else if constexpr (U::kOffset) {
+                        c[i] += scaled<U>(tile, g, line, column + i % 2, sum_value(first[i]), 0.0f);
+                    } else {
+                        const float bits = __int_as_float(first[i]);
+                        c[i] += scaled<U>(tile, g, line, __fmaf_rn(dx[i % 2], bits, start_x[i % 2]));
+                    }
+                }
             }
         }
     }
@@ -399,6 +419,7 @@ __device__ __forceinline__ void matmul_body(const Product& p) {
     __shared__ const uint8_t* sources[kTileColumns];
     const auto [columns, first, n_columns] = tile_columns<kTileColumns>(p, sources);
     if (n_columns == 0) return;
+    if (threadIdx.x == 0) tile.start = int4{kSumStart, kSumStart, kSumStart, kSumStart};
     WarpSums sums;
 #pragma unroll
     for (int t = 0; t < 2; ++t)

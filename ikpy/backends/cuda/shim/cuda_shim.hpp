@@ -240,6 +240,7 @@ inline unsigned __float_as_uint(float x) { return static_cast<unsigned>(__float_
 inline float __uint_as_float(unsigned x) { return __int_as_float(static_cast<int>(x)); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 template <class T>
 inline T __ldg(const T* p) {
     if (reinterpret_cast<uintptr_t>(p) % sizeof(T)) ikpy::shim::fail("misaligned read");

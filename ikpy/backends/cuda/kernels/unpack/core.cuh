@@ -42,26 +42,49 @@ __device__ __forceinline__ unsigned negate_bytes(unsigned magnitudes, unsigned o
     return (magnitudes ^ ones * 0xff) + ones;
 }
 
-// Four bytes below 16 as the four low nibbles of a selector.
-__device__ __forceinline__ unsigned selector(unsigned bytes) {
-    return __byte_perm(bytes | bytes >> 4, 0, 0x4420);
+// Bytes of a and b (0 to 3 and 4 to 7) that the low four nibbles of the selector number, each below 8. nvcc's
+// own function masks the selector once more.
+__device__ __forceinline__ unsigned permute_bytes(unsigned a, unsigned b, unsigned selector) {
+#if defined(__CUDACC__)
+    unsigned out;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(selector));
+    return out;
+#else
+    return __byte_perm(a, b, selector);
+#endif
 }
 
-// table[index] for four index bytes; tables are packed levels, N of them.
+// table[index] for eight indices of which `low` has the low four bits as nibbles and `high` the bits above;
+// the levels of four nibbles each. tables are packed levels, N of them.
 template <int N>
-__device__ __forceinline__ unsigned look_up(const unsigned* table, unsigned index) {
+__device__ __forceinline__ void look_up_nibbles(const unsigned* table, unsigned low, unsigned high,
+                                                unsigned (&levels)[2]) {
     if constexpr (N <= 8) {
-        return __byte_perm(table[0], table[N == 4 ? 0 : 1], selector(index));
-    } else if constexpr (N == 16) {
-        const unsigned s = selector(index), low = s & 0x7777u;
-        return __byte_perm(__byte_perm(table[0], table[1], low), __byte_perm(table[2], table[3], low),
-                           0x3210u | (s & 0x8888u) >> 1);
+        const unsigned index = low & 0x77777777u;
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+            levels[h] = permute_bytes(table[0], table[N == 4 ? 0 : 1], index >> 16 * h);
     } else {
-        const unsigned half = N / 2, top = index & half * kOnes, rest = index & (half - 1) * kOnes;
-        const unsigned choice = selector(top / half) << 2;
-        return __byte_perm(look_up<N / 2>(table, rest), look_up<N / 2>(table + N / 8, rest),
-                           0x3210u | choice);
+        unsigned first[2], second[2];
+        look_up_nibbles<N / 2>(table, low, high, first);
+        look_up_nibbles<N / 2>(table + N / 8, low, high, second);
+        const unsigned top = N == 16 ? low >> 3 : N == 32 ? high : high >> 1;
+        const unsigned choice = 0x32103210u | (top & 0x11111111u) << 2;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) levels[h] = permute_bytes(first[h], second[h], choice >> 16 * h);
     }
+}
+
+// table[index] for the index bytes of two words. Nibbles are what byte permutations take as selectors, so two
+// words that share one are looked up at the price of one and a half.
+template <int N>
+__device__ __forceinline__ void look_up(const unsigned* table, unsigned& a, unsigned& b) {
+    const unsigned low = (a & kNibbles) | (b & kNibbles) << 4;
+    const unsigned high = N > 16 ? (a >> 4 & kNibbles) | (b & ~kNibbles) : 0;
+    unsigned levels[2];
+    look_up_nibbles<N>(table, low, high, levels);
+    a = __byte_perm(levels[0], levels[1], 0x6420);
+    b = __byte_perm(levels[0], levels[1], 0x7531);
 }
 
 // The normal or the shifted half of a table of 2 N levels.
@@ -122,11 +145,16 @@ template <int N, class Table, bool Halves>
 __device__ __forceinline__ void table_levels(bool first, bool second, unsigned* q) {
     unsigned table[N / 4];
     choose_table<N, Table>(first, table);
+    if constexpr (Halves) {
+        look_up<N>(table, q[0], q[1]);
+        look_up<N>(table, q[2], q[3]);
+        choose_table<N, Table>(second, table);
+        look_up<N>(table, q[4], q[5]);
+        look_up<N>(table, q[6], q[7]);
+    } else {  // words that mostly come from the same bytes
 #pragma unroll
-    for (int i = 0; i < 4; ++i) q[i] = look_up<N>(table, q[i]);
-    if (Halves) choose_table<N, Table>(second, table);
-#pragma unroll
-    for (int i = 4; i < 8; ++i) q[i] = look_up<N>(table, q[i]);
+        for (int i = 0; i < 4; ++i) look_up<N>(table, q[i], q[4 + i]);
+    }
 }
 
 __device__ __forceinline__ int nibble_of(const uint8_t* p, int i) { return p[i >> 1] >> 4 * (i & 1) & 15; }
@@ -208,6 +236,13 @@ template <class B>
 __device__ __forceinline__ const B& as(const uint8_t* p) {
     return *reinterpret_cast<const B*>(p);
 }
+// The signed bytes of the two halves of sub-block s, times d.
+__device__ __forceinline__ void scales_of_halves(const uint8_t* scales, int s, float d, Group& g) {
+    const unsigned both = load2<2>(scales + 2 * s);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) g.d[h] = d * static_cast<float>(static_cast<int8_t>(both >> 8 * h));
+}
+
 __device__ __forceinline__ float half_of(const Word& w) { return load_f16<2>(w.bytes); }
 __device__ __forceinline__ float float_at(const uint8_t* p) { return __uint_as_float(load4<4>(p)); }
 

@@ -7,10 +7,12 @@ namespace ikpy::cuda {
 
 struct UnpackIQ4_XS : UnpackerTraits<256, 136> {
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
-        const auto& b = as<BlockIQ4_XS>(p);
-        const int scale = nibble_of(b.scales_l, s) | (b.scales_h[s >> 2] >> 2 * (s & 3) & 3) << 4;
-        g.d[0] = half_of(b.d) * static_cast<float>(scale - 32);
-        nibbles16<8>(b.qs + 16 * s, g.q);
+        unsigned head[2];  // d, the upper two bits of eight scales, and the lower four
+        load_words<8, 2>(p, head);
+        const unsigned scale = (head[1] >> 4 * s & 15) | (head[0] >> (16 + 2 * s) & 3) << 4;
+        g.d[0] =
+            f16_to_f32(static_cast<uint16_t>(head[0])) * static_cast<float>(static_cast<int>(scale) - 32);
+        nibbles16<8>(as<BlockIQ4_XS>(p).qs + 16 * s, g.q);
         table_levels<16, TableIq4k, false>(false, false, g.q);
     }
 };
@@ -44,31 +46,39 @@ struct UnpackIQ3_K : UnpackerTraits<256, 110, 1, 0, true> {
     }
 };
 
-// Six-bit scales of the two halves of sub-block s.
-template <class B>
-__device__ __forceinline__ void scales_iq45(const B& b, int s, Group& g) {
-    const float d = half_of(b.d);
-    const int high = b.scales_h[s >> 1] >> 4 * (s & 1);
-    g.d[0] = d * static_cast<float>(((b.scales_l[s] & 15) | (high & 3) << 4) - 32);
-    g.d[1] = d * static_cast<float>(((b.scales_l[s] >> 4) | (high & 12) << 2) - 32);
-}
+// The first 16 bytes of a block of IQ4_K or IQ5_K, in one load: d, a bit per 16 columns that chooses the
+// levels, the upper two bits of sixteen scales, the lower four.
+struct HeadIQ45 {
+    unsigned words[4];
+
+    __device__ __forceinline__ explicit HeadIQ45(const uint8_t* block) { load_words<16, 4>(block, words); }
+    __device__ __forceinline__ bool shifted(int i) const { return words[0] >> (16 + i) & 1; }
+    // Scales of the two halves of sub-block s.
+    __device__ __forceinline__ void scales(int s, Group& g) const {
+        const float d = f16_to_f32(static_cast<uint16_t>(words[0]));
+        const unsigned low = (s < 4 ? words[2] : words[3]) >> 8 * (s & 3), high = words[1] >> 4 * s;
+        g.d[0] = d * static_cast<float>(static_cast<int>((low & 15) | (high & 3) << 4) - 32);
+        g.d[1] = d * static_cast<float>(static_cast<int>((low >> 4 & 15) | (high & 12) << 2) - 32);
+    }
+};
 
 struct UnpackIQ4_K : UnpackerTraits<256, 144, 1, 0, true> {
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
-        const auto& b = as<BlockIQ4_K>(p);
-        scales_iq45(b, s, g);
-        nibbles16<16>(b.qs + 16 * s, g.q);
-        table_levels<16, TableIq4k, true>(bit_of(b.extra, 2 * s), bit_of(b.extra, 2 * s + 1), g.q);
+        const HeadIQ45 head(p);
+        head.scales(s, g);
+        nibbles16<16>(as<BlockIQ4_K>(p).qs + 16 * s, g.q);
+        table_levels<16, TableIq4k, true>(head.shifted(2 * s), head.shifted(2 * s + 1), g.q);
     }
 };
 
 struct UnpackIQ5_K : UnpackerTraits<256, 176, 1, 0, true> {
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         const auto& b = as<BlockIQ5_K>(p);
-        scales_iq45(b, s, g);
+        const HeadIQ45 head(p);
+        head.scales(s, g);
         nibbles32<16>(b.qs, s, g.q);
         plane32<16>(b.qh, s, g.q, 4);
-        table_levels<32, TableIq5nl, true>(bit_of(b.extra, 2 * s), bit_of(b.extra, 2 * s + 1), g.q);
+        table_levels<32, TableIq5nl, true>(head.shifted(2 * s), head.shifted(2 * s + 1), g.q);
     }
 };
 
@@ -76,8 +86,7 @@ struct UnpackIQ6_K : UnpackerTraits<256, 212, 1, 0, true> {
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         const auto& b = as<BlockIQ6_K>(p);
         const float d = half_of(b.d);
-        g.d[0] = d * static_cast<float>(static_cast<int8_t>(b.scales[2 * s]));
-        g.d[1] = d * static_cast<float>(static_cast<int8_t>(b.scales[2 * s + 1]));
+        scales_of_halves(b.scales, s, d, g);
         nibbles32<4>(b.qs, s, g.q);
         pairs32<4>(b.qh, s, g.q, 4);
         table_levels<64, TableIq6nl, true>(bit_of(b.extra, 2 * s), bit_of(b.extra, 2 * s + 1), g.q);
@@ -165,11 +174,18 @@ struct UnpackIQ2_KL : UnpackerTraits<256, 86, 1, 2> {
         load_words<2, 4>(b.qs + 16 * (s >> 1), low);
         load_words<2, 4>(b.qh, high);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const unsigned index = (low[i] >> 4 * (s & 1) & kNibbles) | (high[i] >> s & kOnes) << 4;
-            const unsigned x = look_up<32>(first, index), y = look_up<32>(second, index);
-            g.q[2 * i] = __byte_perm(x, y, 0x5140);
-            g.q[2 * i + 1] = __byte_perm(x, y, 0x7362);
+        for (int i = 0; i < 4; i += 2) {
+            unsigned x[2], y[2];
+#pragma unroll
+            for (int j = 0; j < 2; ++j)
+                x[j] = y[j] = (low[i + j] >> 4 * (s & 1) & kNibbles) | (high[i + j] >> s & kOnes) << 4;
+            look_up<32>(first, x[0], x[1]);
+            look_up<32>(second, y[0], y[1]);
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                g.q[2 * (i + j)] = __byte_perm(x[j], y[j], 0x5140);
+                g.q[2 * (i + j) + 1] = __byte_perm(x[j], y[j], 0x7362);
+            }
         }
     }
 };

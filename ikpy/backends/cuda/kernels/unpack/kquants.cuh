@@ -35,26 +35,30 @@ struct UnpackQ3_K : UnpackerTraits<256, 110, 1, 0, true> {
     }
 };
 
-// Scale and minimum j of the eight in twelve bytes.
-__device__ __forceinline__ void scale_and_min(const uint8_t* scales, int j, float d, float dmin, Group& g) {
-    const int a = j < 4 ? scales[j] & 63 : (scales[j + 4] & 15) | (scales[j - 4] >> 6) << 4;
-    const int b = j < 4 ? scales[j + 4] & 63 : scales[j + 4] >> 4 | (scales[j] >> 6) << 4;
-    g.d[0] = d * static_cast<float>(a);
-    g.m[0] = -dmin * static_cast<float>(b);
+// Scale and minimum s of the eight in a block's first 16 bytes, which one load brings: factors of all scales
+// and minima, and twelve bytes of them.
+__device__ __forceinline__ void scale_and_min(const uint8_t* block, int s, Group& g) {
+    unsigned head[4];
+    load_words<16, 4>(block, head);
+    const int shift = 8 * (s & 3);
+    const unsigned low = head[1] >> shift, middle = head[2] >> shift, high = head[3] >> shift;
+    const unsigned scale = s < 4 ? low & 63 : (high & 15) | (low >> 2 & 48);
+    const unsigned minimum = s < 4 ? middle & 63 : (high >> 4 & 15) | (middle >> 2 & 48);
+    g.d[0] = f16_to_f32(static_cast<uint16_t>(head[0])) * static_cast<float>(scale);
+    g.m[0] = -f16_to_f32(static_cast<uint16_t>(head[0] >> 16)) * static_cast<float>(minimum);
 }
 
 struct UnpackQ4_K : UnpackerTraits<256, 144, 1, 0, false, true> {
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
-        const auto& b = as<BlockQ4_K>(p);
-        scale_and_min(b.scales, s, half_of(b.d), half_of(b.dmin), g);
-        nibbles32<16>(b.qs, s, g.q);
+        scale_and_min(p, s, g);
+        nibbles32<16>(as<BlockQ4_K>(p).qs, s, g.q);
     }
 };
 
 struct UnpackQ5_K : UnpackerTraits<256, 176, 1, 0, false, true> {
     __device__ static void group(const uint8_t* p, int, int s, Group& g) {
         const auto& b = as<BlockQ5_K>(p);
-        scale_and_min(b.scales, s, half_of(b.d), half_of(b.dmin), g);
+        scale_and_min(p, s, g);
         nibbles32<16>(b.qs, s, g.q);
         plane32<16>(b.qh, s, g.q, 4);
     }
@@ -65,8 +69,7 @@ struct UnpackQ6_K : UnpackerTraits<256, 210, 1, 0, true> {
         const auto& b = as<BlockQ6_K>(p);
         const float d = half_of(b.d);
         const int half = s >> 2, t = s & 3;
-        g.d[0] = d * static_cast<float>(static_cast<int8_t>(b.scales[2 * s]));
-        g.d[1] = d * static_cast<float>(static_cast<int8_t>(b.scales[2 * s + 1]));
+        scales_of_halves(b.scales, s, d, g);
         load_words<2, 8>(b.ql + 64 * half + 32 * (t & 1), g.q);
 #pragma unroll
         for (int i = 0; i < 8; ++i) g.q[i] = g.q[i] >> 4 * (t >> 1) & kNibbles;

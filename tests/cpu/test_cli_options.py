@@ -315,6 +315,34 @@ def test_errors_of_the_program_are_one_line():
     assert (result.returncode, result.stderr) == (1, "error: no such command: swep-bench (did you mean sweep-bench?)\n")
 
 
+LOST_INTERRUPT = """
+import signal, sys
+import ikpy.cli
+from ikpy.tools import bench
+
+class Lost:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+measured = bench.Runner.run
+
+def run(self, test):
+    Lost()
+    return measured(self, test)
+
+bench.Runner.run = run
+sys.exit(ikpy.cli.main(["bench", "-p", "0", "-n", "1", "-r", "1000000"]))
+"""
+
+
+def test_an_interrupt_that_python_ignores_comes_again():
+    result = subprocess.run(
+        [sys.executable, "-c", LOST_INTERRUPT], capture_output=True, text=True, check=False, cwd=ROOT, timeout=600
+    )
+    assert result.returncode == 130
+    assert "Exception ignored" not in result.stderr
+
+
 def test_interruption_and_broken_programs(monkeypatch, capfd):
     def interrupted(_: list[str]) -> int:
         raise KeyboardInterrupt

@@ -204,7 +204,7 @@ def test_odd_inputs_stay_finite_and_close(name):
 
 @pytest.mark.parametrize("name", ["q8_KV", "q8_k_r8"])
 def test_levels_of_eight_bits_are_rounded_products(name):
-    """F16 weights often lie at half a level: the product with the inverse scale is rounded before it becomes a level."""
+    """F16 weights often lie at half a level; the product with the inverse scale is rounded before it becomes one."""
     values = np.random.default_rng(3).standard_normal((64, 768)).astype(np.float16).astype(np.float32)
     is_row = name == "q8_KV"
     groups = values.reshape(64, 1 if is_row else 3, -1)

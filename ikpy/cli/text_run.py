@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ikpy.cli.console import YELLOW, Console, Interrupt
 from ikpy.engine.session import load_session, save_session
-from ikpy.errors import IkpyError, UsageError
+from ikpy.errors import UsageError
 from ikpy.tools.decoder import TimedContext
 from ikpy.tools.generation import ContextFullError, GrowingSequence
 
@@ -133,10 +133,6 @@ class TextRun:
                     break
         except ContextFullError as error:
             self.session.log(["", f"main: {error}"])
-        except IkpyError:
-            self.console.end()
-            self.session.log([""])  # the error's line shall not stand behind the text
-            raise
         finally:
             self.times.generation += time.perf_counter() - began
             self.times.n_generated += count

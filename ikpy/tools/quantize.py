@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ikpy.errors import IkpyError, ResourceError, UsageError
-from ikpy.gguf.atomic import check_replaceable
+from ikpy.gguf.atomic import check_replaceable, write_whole
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.splits import output_prefix, split_path
 from ikpy.quants import registry
@@ -108,7 +108,7 @@ class Quantizer:
     def _save_recipe(self, plan: Plan) -> None:
         path = self.options.save_recipe
         try:
-            Path(path).write_text(plan.recipe(), encoding="utf-8")
+            write_whole(path, plan.recipe().encode())
         except OSError as error:
             raise ResourceError(f"--save-recipe {path}: cannot write: {error.strerror or error}") from error
         self.err(f"{INTERNAL}: wrote the decisions to {path}; --custom-q {path} repeats them\n")

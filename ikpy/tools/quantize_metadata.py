@@ -58,7 +58,8 @@ def _imatrix_values(options: QuantizeOptions) -> dict[str, encode.StoredValue]:
 
 
 def _shortened(value: str) -> str:
-    return value.encode()[:MAX_STORED_NAME].decode("utf-8", "ignore")
+    # Paths may hold bytes that are no text.
+    return value.encode("utf-8", "surrogateescape")[:MAX_STORED_NAME].decode("utf-8", "ignore")
 
 
 def _override(value: object) -> encode.StoredValue:

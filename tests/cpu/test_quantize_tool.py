@@ -367,6 +367,16 @@ def test_order_of_new_header_keys(tmp_path, tensors, capfd):
     ]
 
 
+def test_names_of_files_may_be_no_text(tmp_path, tensors, capfd):
+    write_model(tmp_path / "in.gguf", tensors)
+    imatrix = os.fsdecode(os.fsencode(tmp_path) + b"/i\xfc.dat")
+    with open(imatrix, "wb") as file:
+        file.write(imatrix_bytes("blk.0.ffn_up.weight", [1.0] * 256))
+    assert run(["--imatrix", imatrix, str(tmp_path / "in.gguf"), str(tmp_path / "o.gguf"), "Q4_0"]) == 0
+    with GGUFFile.open(tmp_path / "o.gguf") as file:
+        assert file.metadata["quantize.imatrix.file"] == str(tmp_path / "i.dat")
+
+
 def test_infinite_values_in_experts_and_copied_tensors(tmp_path, tensors, capfd):
     tensors["blk.1.ffn_up_exps.weight"][2, 5, 0] = np.inf
     write_model(tmp_path / "in.gguf", tensors)

@@ -196,10 +196,12 @@ TABLES: dict[str, Callable[[argparse.Namespace], list[str]]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=TABLES)
-    parser.add_argument("--gqa", default=str(ROOT / "tests" / "data" / "models" / "tiny-llama-f16.gguf"))
+    parser.add_argument("--gqa", help="model with grouped heads; needed for the table of cache types")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=2048)
     args = parser.parse_args()
+    if args.table == "cache" and args.gqa is None:
+        parser.error("the table of cache types needs --gqa MODEL.gguf")
     replace_table(args.table, TABLES[args.table](args))
 
 

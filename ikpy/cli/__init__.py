@@ -20,6 +20,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
+from ikpy import lost_interrupts
 from ikpy.errors import IkpyError, UsageError
 
 COMMANDS = {
@@ -137,6 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     An error the user can cause is one line on standard error and status 1; `--verbose` adds the traceback.
     """
+    lost_interrupts.install()
     accept_all_text()
     arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     verbose = bool({"--verbose", "-v", "--log-verbose"} & set(arguments))

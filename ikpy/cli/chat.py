@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ikpy.cli.banner import banner_lines
 from ikpy.cli.common import Session, load, print_log, reads_states, speculation, start
-from ikpy.errors import UsageError
+from ikpy.errors import IkpyError, UsageError
 
 if TYPE_CHECKING:
     from ikpy.cli.text_run import TextRun
@@ -71,8 +71,13 @@ def run_session(session: Session) -> bool:
     work = conversation or Completion(text_run)
     work.prepare(text_run)
     log_start(session, text_run, sampling)
-    interrupted = params.prompt.n_predict != 0 and work.run(text_run)
-    text_run.save_state()
+    try:
+        interrupted = params.prompt.n_predict != 0 and work.run(text_run)
+        text_run.save_state()
+    except IkpyError:
+        text_run.console.end()
+        session.log([""])  # the error's line shall not stand behind the text
+        raise
     if speculator:
         speculator.save()
         session.log(["", *speculator.lines()])

@@ -366,8 +366,11 @@ def speculation(session: Session, n_seq: int = 1) -> Speculation | None:
     }
     changes |= dict.fromkeys(("type_k_first", "type_k_last", "type_v_first", "type_v_last"))
     changes |= {name: value for name in ("type_k", "type_v") if (value := getattr(options, name)) is not None}
+    settings = speculative_params(session.params)
+    if settings.n_min > settings.n_max:
+        session.log([f"warning: no drafts: --draft-min {settings.n_min} is above --draft-max {settings.n_max}"])
     found = make_speculation(
-        speculative_params(session.params),
+        settings,
         session.vocab,
         files,
         draft_params=session.params.context_params(**changes),

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ikpy.cli.file_output import done, print_line, print_plan, progress_bar
+from ikpy.errors import UsageError
 
 app = typer.Typer(
     help="Show, split, merge, edit and compare GGUF files.",
@@ -181,6 +182,9 @@ def hash_command(
     model: ModelArgument,
     *,
     sha1: Annotated[bool, typer.Option("--sha1", help="SHA-1 in place of SHA-256.")] = False,
+    as_uuid: Annotated[
+        bool, typer.Option("--uuid", help="A UUID of all data (version 5), such as databases want.")
+    ] = False,
     _sha256: Annotated[bool, typer.Option("--sha256", hidden=True)] = True,
     no_layer: Annotated[bool, typer.Option("--no-layer", help="Only the digest of all tensors.")] = False,
     check: Annotated[
@@ -190,9 +194,12 @@ def hash_command(
     """Print digests of the tensors' data, or compare them with printed ones."""
     from ikpy.tools import gguf_hash
 
+    if sha1 and as_uuid:
+        raise UsageError("--sha1 and --uuid exclude each other")
+    algorithm = "uuid" if as_uuid else "sha1" if sha1 else "sha256"
     with progress_bar("hash") as progress:
         if check is None:
-            for digest in gguf_hash.digests(model, "sha1" if sha1 else "sha256", progress=progress):
+            for digest in gguf_hash.digests(model, algorithm, progress=progress):
                 if not (no_layer and digest.tensor):
                     print_line(digest.line(model))
             return 0

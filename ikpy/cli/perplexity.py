@@ -14,6 +14,7 @@ from ikpy.cli.checks import need_folder, need_output
 from ikpy.cli.common import Session, load, print_log, start
 from ikpy.cli.params import CommonParams
 from ikpy.errors import UsageError
+from ikpy.gguf.atomic import write_whole
 
 if TYPE_CHECKING:
     from ikpy.tools.decoder import TimedContext
@@ -196,6 +197,6 @@ def write_result(params: CommonParams, path: str, result: PerplexityResult) -> N
     try:
         os.makedirs(directory, exist_ok=True)
         text = "".join(f"{key}: {value}\n" for key, value in values.items())
-        (directory / f"{name}.yml").write_text(text, encoding="utf-8")
+        write_whole(directory / f"{name}.yml", text.encode("utf-8", "surrogateescape"))
     except OSError as error:
         raise UsageError(f"cannot write the result to {directory}: {error.strerror}") from None

@@ -149,6 +149,7 @@ def to_seed(text: str, warn: Warn) -> int:
 
 
 MAX_THREADS = 1024
+MAX_FFN_BLOCKS = 1024
 
 
 def to_threads(text: str, warn: Warn) -> int:
@@ -292,6 +293,13 @@ def to_layer_range(text: str, warn: Warn) -> tuple[int, int]:
     if 0 < last < first:
         raise ValueError(f"expected START END with START not above END, got {text!r}")
     return first, last
+
+
+def to_cpu_ffn(text: str, warn: Warn) -> list[tuple[str, str]]:
+    """Number of layers, as the rule of -ot that keeps their dense feed-forward tensors on the CPU."""
+    n = bounded(0)(text, warn)
+    blocks = "|".join(map(str, range(min(n, MAX_FFN_BLOCKS))))
+    return [(rf"^blk\.(?:{blocks})\.ffn_(?:up|down|gate)\.(?:weight|scale)$", "CPU")] if n else []
 
 
 def to_kv_override(text: str, warn: Warn) -> tuple[str, object]:

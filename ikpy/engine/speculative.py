@@ -194,11 +194,14 @@ class Speculator:
         self, tokens: Sequence[int], n_max: int | None = None, n_min: int | None = None, p_min: float | None = None
     ) -> list[int]:
         """Guess at what follows ``tokens``, of at most as many tokens as the parameters and ``n_max`` allow; ``n_min``
-        and ``p_min`` replace those of the parameters."""
+        and ``p_min`` replace those of the parameters. A guess of ``n_max`` tokens is never too short."""
         self._last, self._n_last = None, 0
-        n_max = self.params.n_max if n_max is None else min(n_max, self.params.n_max)
         n_min = self.params.n_min if n_min is None else n_min
-        if n_max < max(1, n_min):
+        if n_min > self.params.n_max:
+            return []
+        n_max = self.params.n_max if n_max is None else min(n_max, self.params.n_max)
+        n_min = min(n_min, n_max)
+        if n_max < 1:
             return []
         for i, (drafter, statistics) in enumerate(zip(self.drafters, self.statistics, strict=True)):
             began = time.perf_counter()

@@ -60,6 +60,16 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         raise
 
 
+def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a small file, whole or not at all; pipes and devices are written to as they are. OSError."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        with open(path, "wb") as stream:
+            stream.write(data)
+        return
+    with replacing(path) as file:
+        file.write(data)
+
+
 def check_replaceable(path: str | os.PathLike[str]) -> None:
     """OSError if there is something that a file should not take the place of: a folder, a device, a pipe."""
     with contextlib.suppress(FileNotFoundError):

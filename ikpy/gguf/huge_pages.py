@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import mmap
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
 POOLS = Path("/sys/kernel/mm/hugepages")
 TRANSPARENT = Path("/sys/kernel/mm/transparent_hugepage")
+PART_ALIGNMENT = 64
 _MAP_HUGETLB, _SIZE_SHIFT = 0x40000, 26  # of mmap on Linux; the shift places the logarithm of a page's size
 
 
@@ -47,6 +49,27 @@ def zeroed_bytes(size: int) -> np.ndarray:
     with contextlib.suppress(OSError):  # a kernel without transparent huge pages
         mapped.madvise(mmap.MADV_HUGEPAGE, start, in_pages)
     return memory[start : start + size]
+
+
+class Block:
+    """One block of `zeroed_bytes`, given out part by part, each at a multiple of 64: hardly any part lies outside of
+    huge pages, however small it is. Parts never taken are only reserved."""
+
+    def __init__(self, sizes: Iterable[int]) -> None:
+        self._memory = zeroed_bytes(sum(map(_padded, sizes)))
+        self._used = 0
+
+    def take(self, size: int) -> np.ndarray:
+        """The next uint8 [size]. ValueError if the block has no room for it."""
+        if self._used + _padded(size) > self._memory.size:
+            raise ValueError(f"a block of {self._memory.size} bytes, {self._used} of them used, lacks room for {size}")
+        part = self._memory[self._used : self._used + size]
+        self._used += _padded(size)
+        return part
+
+
+def _padded(size: int) -> int:
+    return -(-size // PART_ALIGNMENT) * PART_ALIGNMENT
 
 
 def reserved_memory(size: int) -> tuple[mmap.mmap, int] | None:

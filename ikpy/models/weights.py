@@ -11,6 +11,7 @@ import numpy as np
 from ikpy import threads
 from ikpy._native import core
 from ikpy.errors import FileFormatError, UnsupportedError
+from ikpy.gguf.huge_pages import Block
 from ikpy.gguf.reader import GGUFFile, TensorInfo
 from ikpy.graph.ir import F32, PLANNED_ADDRESS, Value, external
 from ikpy.quants import dequantize, registry
@@ -70,6 +71,7 @@ class WeightSource:
         self.values: dict[str, Value] = {}
         self.repacked: dict[str, int] = {}
         self.own_bytes: dict[str, int] = {}
+        self._block: Block | None = None
         self.replaced: set[str] = set()
         """Tensors of the file that are not used where it is mapped: repacked, decoded or joined into own memory."""
 
@@ -186,8 +188,18 @@ class WeightSource:
         self.replaced.add(info.name)
         if self.header_only:
             return external(PLANNED_ADDRESS, None, target.id, info.shape, info.name, "weight")
-        data = repack_parallel(self.gguf.data(info), info.type_id, target, info.shape)
+        data = self._repack_block().take(nbytes)
+        repack_parallel(self.gguf.data(info), info.type_id, target, info.shape, data)
         return external(data.ctypes.data, data, target.id, info.shape, info.name, "weight")
+
+    def _repack_block(self) -> Block:
+        """Room for every tensor that may be rearranged; those that turn out not to be take no memory."""
+        if self._block is None:
+            assert self.repack is not None
+            wanted = [info for name, info in self.gguf.tensors.items() if self.repack(name)]
+            targets = ((info, self._interleaved_type(info, ())) for info in wanted)
+            self._block = Block(target.tensor_nbytes(info.shape) for info, target in targets if target)
+        return self._block
 
     def _aligned(self, info: TensorInfo) -> Value:
         """A tensor that lies where kernels cannot read words, copied (general.alignment may be 1 or 2)."""
@@ -214,7 +226,9 @@ class WeightSource:
             self.own_bytes.pop(part.name, None)
             self.replaced.add(part.name)
         self.own_bytes[name] = sum(part.buffer.nbytes for part in parts)
-        data = None if self.header_only else np.concatenate([self._bytes(part) for part in parts])
+        is_packed = all(part.name in self.repacked for part in parts)
+        join = _joined if is_packed else np.concatenate
+        data = None if self.header_only else join([self._bytes(part) for part in parts])
         address = PLANNED_ADDRESS if data is None else data.ctypes.data
         joined = self.values[name] = external(address, data, parts[0].type_id, shape, name, "weight")
         return joined
@@ -234,12 +248,21 @@ class WeightSource:
             )
 
 
-def repack_parallel(data: np.ndarray, type_id: int, target: registry.TensorType, shape: Sequence[int]) -> np.ndarray:
-    """Bytes uint8 of a tensor rearranged into its row-interleaved type, by all physical cores, 64-byte aligned."""
-    nbytes = target.tensor_nbytes(shape)
-    memory = np.empty(nbytes + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    out = memory[start : start + nbytes]
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Bytes of all parts: a view where they lie one behind the other in one block, else a copy."""
+    block = parts[0].base
+    ends = [part.ctypes.data + part.nbytes for part in parts]
+    is_gapless = all(part.ctypes.data == end for part, end in zip(parts[1:], ends[:-1], strict=True))
+    if not is_gapless or not isinstance(block, np.ndarray) or any(part.base is not block for part in parts):
+        return np.concatenate(parts)
+    start = parts[0].ctypes.data - block.ctypes.data
+    return block[start : start + sum(part.nbytes for part in parts)]
+
+
+def repack_parallel(
+    data: np.ndarray, type_id: int, target: registry.TensorType, shape: Sequence[int], out: np.ndarray
+) -> None:
+    """Bytes of a tensor rearranged into its row-interleaved type, into ``out`` (uint8), by all physical cores."""
     n_rows = math.prod(shape[1:])
     row_in, row_out = registry.by_id(type_id).row_nbytes(shape[0]), target.row_nbytes(shape[0])
     step = max(1, REPACK_STEP // (row_in * target.interleave)) * target.interleave
@@ -252,4 +275,3 @@ def repack_parallel(data: np.ndarray, type_id: int, target: registry.TensorType,
     with threads.pool(threads.physical_cores()) as pool:
         for _ in pool.map(convert, range(0, n_rows, step)):
             pass
-    return out

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +17,12 @@ from ikpy.errors import UsageError
 from ikpy.gguf.reader import GGUFFile
 
 Progress = Callable[[int, int], None]
-ALGORITHMS = ("sha256", "sha1")
+ALGORITHMS = ("sha256", "sha1", "uuid")
+# That of llama-gguf-hash: a version 5 name of the URL of llama.cpp's page.
+UUID_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "en.wikipedia.org/wiki/Llama.cpp")
 _STEP = 8 << 20
 # Algorithm, digest, and the tensor behind the last colon of the file's name.
-_LINE = re.compile(r"^(\w+)\s+([0-9a-fA-F]+)\s+(.+)$")
+_LINE = re.compile(r"^(\w+)\s+([0-9a-fA-F-]+)\s+(.+)$")
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class Digest:
 def digests(path: str, algorithm: str, *, progress: Progress | None = None) -> Iterator[Digest]:
     """Digests of the tensors in file order, and that of all data last. Tensors are read a piece at a time.
 
+    "uuid" is one version 5 UUID of all data, without digests of tensors.
+
     Raises:
         UsageError: unknown algorithm, or no such file.
         FileFormatError: the file is damaged or incomplete.
@@ -46,19 +51,24 @@ def digests(path: str, algorithm: str, *, progress: Progress | None = None) -> I
         raise UsageError(f"unknown algorithm '{algorithm}'; one of {', '.join(ALGORITHMS)}")
     with GGUFFile.open(path) as file:
         total, done = sum(info.nbytes for info in file.tensors.values()), 0
-        whole = hashlib.new(algorithm)
+        is_uuid = algorithm == "uuid"
+        kind = "sha1" if is_uuid else algorithm
+        whole = hashlib.new(kind, UUID_NAMESPACE.bytes if is_uuid else b"")
         for name, info in file.tensors.items():
-            data, one = file.data(info), hashlib.new(algorithm)
+            data, one = file.data(info), hashlib.new(kind)
             for start in range(0, data.size, _STEP):
                 piece = data[start : start + _STEP].data
-                one.update(piece)
+                if not is_uuid:
+                    one.update(piece)
                 whole.update(piece)
                 done += piece.nbytes
                 if progress is not None:
                     progress(done, total)
             file.release(info)
-            yield Digest(algorithm, name, one.hexdigest())
-        yield Digest(algorithm, "", whole.hexdigest())
+            if not is_uuid:
+                yield Digest(algorithm, name, one.hexdigest())
+        digest = whole.digest()
+        yield Digest(algorithm, "", str(uuid.UUID(bytes=digest[:16], version=5)) if is_uuid else digest.hex())
 
 
 def read_manifest(manifest: str, path: str) -> list[Digest]:
@@ -80,7 +90,7 @@ def read_manifest(manifest: str, path: str) -> list[Digest]:
         if name == wanted or name.startswith(f"{wanted}:"):
             found.append(Digest(match[1], name[len(wanted) + 1 :], match[2].lower()))
     if not found:
-        raise UsageError(f"{manifest}: no {' or '.join(ALGORITHMS)} digest of {wanted} in it")
+        raise UsageError(f"{manifest}: no {', '.join(ALGORITHMS[:-1])} or {ALGORITHMS[-1]} digest of {wanted} in it")
     return found
 
 

@@ -326,7 +326,7 @@ def set_value(
         chosen = _chosen_type(file, key, value_type, change_type)
         new = encode.scalar(chosen, parse_value(chosen, text))
         in_place = output is None and _same_place(file, key, new)
-        target = output or path
+        target = _shown_target(path, output)
         old = file.get(key)
         result = SetResult(key, chosen, old, parse_value(chosen, text), in_place, target)
         if dry_run:
@@ -335,7 +335,7 @@ def set_value(
         if in_place:
             _patch(path, file.stored_metadata.entry(key).offset, new.stored)
         else:
-            _rewrite(file, target, progress, replace={key: new})
+            _rewrite(file, output or path, progress, replace={key: new})
         return result
 
 
@@ -367,11 +367,17 @@ def change_keys(
                 raise UsageError(f"{file.path}: there is a key {new_key} already")
             if new_key:
                 moved[new_key] = _stored(file, key)
-        target = output or path
         if not dry_run:
             _check_free(output, overwrite)
-            _rewrite(file, target, progress, skip=changes, replace=moved)
-        return target
+            _rewrite(file, output or path, progress, skip=changes, replace=moved)
+        return _shown_target(path, output)
+
+
+def _shown_target(path: str, output: str | None) -> str:
+    """The file that is written, behind the link that was given for it."""
+    if output is None and os.path.islink(path):
+        return f"{path} -> {os.path.realpath(path)}"
+    return output or path
 
 
 def _stored(file: GGUFFile, key: str) -> encode.StoredValue:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ikpy.errors import IkpyError, ResourceError, UsageError
-from ikpy.gguf.atomic import check_replaceable
+from ikpy.gguf.atomic import check_replaceable, write_whole
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.splits import output_prefix, split_path
 from ikpy.quants import registry
@@ -37,7 +37,7 @@ from ikpy.tools.quantize_plan import (
     size_text,
 )
 from ikpy.tools.quantize_progress import Display, PlainDisplay
-from ikpy.tools.quantize_prune import kept_tensors
+from ikpy.tools.quantize_prune import changed_kinds, kept_tensors
 from ikpy.tools.quantize_target import Allocation, allocate
 from ikpy.tools.resumable import ResumableOutput, tensor_places
 from ikpy.tools.tensor_convert import convert_rows
@@ -72,6 +72,8 @@ class Quantizer:
         self.total = len(kept_tensors(self.file, options.prune_layers))
         if self.total < len(self.file.tensors):
             self.err(f"{INTERNAL}: leaving out {len(self.file.tensors) - self.total} tensors in pruned blocks\n")
+        if options.prune_layers and (sentence := changed_kinds(self.file, options.prune_layers)):
+            self.err(f"WARNING: --prune-layers: {sentence}\n")
         if options.repack and plan.problem is None:
             if not options.prune_layers and all(step.type == step.source_type for step in plan.steps):
                 self.out(f"=========================== {INTERNAL}: nothing to do for only_repack option\n")
@@ -106,7 +108,7 @@ class Quantizer:
     def _save_recipe(self, plan: Plan) -> None:
         path = self.options.save_recipe
         try:
-            Path(path).write_text(plan.recipe(), encoding="utf-8")
+            write_whole(path, plan.recipe().encode())
         except OSError as error:
             raise ResourceError(f"--save-recipe {path}: cannot write: {error.strerror or error}") from error
         self.err(f"{INTERNAL}: wrote the decisions to {path}; --custom-q {path} repeats them\n")

@@ -27,30 +27,39 @@ def stored_file_type(file: GGUFFile, options: QuantizeOptions) -> int:
 
 def output_metadata(file: GGUFFile, options: QuantizeOptions, file_type: int) -> dict[str, encode.StoredValue]:
     """Metadata values that the output adds or changes (tools 2.10)."""
-    u32, i32, text = GGUFValueType.UINT32, GGUFValueType.INT32, GGUFValueType.STRING
+    u32 = GGUFValueType.UINT32
     values = {"general.quantization_version": encode.scalar(u32, QUANTIZATION_VERSION)}
-    values["general.file_type"] = encode.scalar(u32, file_type)
     pruned = pruned_values(file, options.prune_layers)
     values |= {key: stored_like(file, key, value) for key, value in pruned.items()}
-    if options.imatrix and not options.repack:
-        path, dataset = options.imatrix_path, options.imatrix.dataset
-        entries, chunks = len(options.imatrix.values), options.imatrix.chunks
-        if options.hide_imatrix:
-            path = dataset = "top_secret"
-            entries = chunks = 0
-        values["quantize.imatrix.file"] = encode.scalar(text, _shortened(path))
-        if dataset:
-            values["quantize.imatrix.dataset"] = encode.scalar(text, _shortened(dataset))
-        values["quantize.imatrix.entries_count"] = encode.scalar(i32, entries)
-        if chunks > 0 or options.hide_imatrix:
-            values["quantize.imatrix.chunks_count"] = encode.scalar(i32, chunks)
-    for key, value in options.kv_overrides.items():
-        values[key] = _override(value)
+    # Keys that the input lacks come in this order, that of the reference.
+    values |= {key: _override(value) for key, value in options.kv_overrides.items()}
+    for key, stored in (_imatrix_values(options) | {"general.file_type": encode.scalar(u32, file_type)}).items():
+        values.setdefault(key, stored)
+    return values
+
+
+def _imatrix_values(options: QuantizeOptions) -> dict[str, encode.StoredValue]:
+    """The keys that name the importance matrix; none without one."""
+    if not options.imatrix or options.repack:
+        return {}
+    i32, text = GGUFValueType.INT32, GGUFValueType.STRING
+    path, dataset = options.imatrix_path, options.imatrix.dataset
+    entries, chunks = len(options.imatrix.values), options.imatrix.chunks
+    if options.hide_imatrix:
+        path = dataset = "top_secret"
+        entries = chunks = 0
+    values = {"quantize.imatrix.file": encode.scalar(text, _shortened(path))}
+    if dataset:
+        values["quantize.imatrix.dataset"] = encode.scalar(text, _shortened(dataset))
+    values["quantize.imatrix.entries_count"] = encode.scalar(i32, entries)
+    if chunks > 0 or options.hide_imatrix:
+        values["quantize.imatrix.chunks_count"] = encode.scalar(i32, chunks)
     return values
 
 
 def _shortened(value: str) -> str:
-    return value.encode()[:MAX_STORED_NAME].decode("utf-8", "ignore")
+    # Paths may hold bytes that are no text.
+    return value.encode("utf-8", "surrogateescape")[:MAX_STORED_NAME].decode("utf-8", "ignore")
 
 
 def _override(value: object) -> encode.StoredValue:

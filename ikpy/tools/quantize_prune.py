@@ -20,6 +20,10 @@ TRAILING_COUNTS = ("nextn_predict_layers", "attention.shared_kv_layers")
 # Arrays that have nothing to do with blocks, however many elements they have.
 OTHER_ARRAYS = ("rope.dimension_sections", "classifier.output_labels")
 
+# Blocks whose number decides what they are: kinds come in turns of so many, by architecture or by a key.
+PERIODS = {"cohere2": 4, "gemma2": 2, "gemma3": 6, "gpt-oss": 2, "llama4": 4}
+PERIOD_KEYS = ("attention.sliding_window_pattern", "full_attention_interval", "interleave_moe_layer_step")
+
 _BLOCK = re.compile(r"^blk\.(\d+)\.")
 
 
@@ -64,6 +68,23 @@ def pruned_values(file: GGUFFile, removed: Collection[int]) -> dict[str, Any]:
         if isinstance(value, np.ndarray | StringArray) and len(value) == n:
             values[key] = value[stay] if isinstance(value, np.ndarray) else [value[block] for block in stay]
     return values
+
+
+def changed_kinds(file: GGUFFile, removed: Collection[int]) -> str:
+    """A sentence about kept blocks that get the place of a block of another kind; empty if there are none."""
+    arch = str(file.get("general.architecture", ""))
+    n = file.get(f"{arch}.{BLOCK_COUNT}", 0)
+    stored = [file.get(f"{arch}.{key}") for key in PERIOD_KEYS]
+    periods = {period for period in (PERIODS.get(arch), *stored) if isinstance(period, int) and period > 1}
+    stay = [block for block in range(n) if block not in removed]
+    for period in sorted(periods):
+        moved = [block for number, block in enumerate(stay) if block % period != number % period]
+        if moved:
+            return (
+                f"what a block of {arch} is depends on its number modulo {period}: {len(moved)} of {len(stay)} kept "
+                f"blocks (from {moved[0]} on) get a place of another kind; leave out {period} blocks in a row"
+            )
+    return ""
 
 
 def _check(removed: Collection[int], n: int) -> None:

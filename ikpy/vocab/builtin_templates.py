@@ -256,14 +256,13 @@ BUILTIN_TEMPLATES: dict[str, str] = {
         other="<seed:bos>{R}\n{C}<seed:eos>",
         generation="<seed:bos>assistant\n",
     ).source(),
+    "dots1": Format(
+        system="<|system|>{C}<|endofsystem|>",
+        user="<|userprompt|>{C}<|endofuserprompt|>",
+        assistant="<|response|>{C}<|endofresponse|>",
+        generation="<|response|>",
+    ).source(),
 }
-
-DOTS1_TEMPLATE = Format(
-    system="<|system|>{C}<|endofsystem|>",
-    user="<|userprompt|>{C}<|endofuserprompt|>",
-    assistant="<|response|>{C}<|endofresponse|>",
-    generation="<|response|>",
-).source()
 
 # Texts that must all occur, in the order in which formats are tried; [INST] formats are told apart below.
 _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -313,14 +312,6 @@ def detect_format(source: str) -> str | None:
         if all(sign in source for sign in signs):
             return _instruction_format(source) if name == "[INST]" else name
     return None
-
-
-def builtin_for(source: str) -> str | None:
-    """Source of the built-in format a template text looks like, or None."""
-    name = detect_format(source)
-    if name is None:
-        return None
-    return DOTS1_TEMPLATE if name == "dots1" else BUILTIN_TEMPLATES[name]
 
 
 def _instruction_format(source: str) -> str:

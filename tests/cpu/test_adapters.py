@@ -262,8 +262,8 @@ def test_single_experts(legacy_model: bool, legacy_adapter: bool, tmp_path: Path
     assert_merged(model, stored, merge, tmp_path)
 
 
-def llama_experts() -> tuple[RandomModel, Dims]:
-    dims = Dims(experts=4, used=2, ff=40)
+def llama_experts(ff: int = 40) -> tuple[RandomModel, Dims]:
+    dims = Dims(experts=4, used=2, ff=ff)
     model = RandomModel("llama", 12, **dims.keys, **dims.expert_keys, **RMS)
     frame(model, dims.d, tied=False)
     for il in range(dims.layers):

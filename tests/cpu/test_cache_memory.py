@@ -58,6 +58,15 @@ def test_small_memory(size: int) -> None:
     memory[:] = 1
 
 
+def test_parts_of_a_block() -> None:
+    block = huge_pages.Block([100, 1, 64])
+    parts = [block.take(100), block.take(1), block.take(64)]
+    assert [part.ctypes.data - parts[0].ctypes.data for part in parts] == [0, 128, 192]
+    assert [part.size for part in parts] == [100, 1, 64]
+    with pytest.raises(ValueError, match="256 bytes, 256 of them used, lacks room for 1"):
+        block.take(1)
+
+
 def test_memory_that_the_system_refuses_is_a_memory_error() -> None:
     with pytest.raises(MemoryError):
         huge_pages.zeroed_bytes(1 << 56)

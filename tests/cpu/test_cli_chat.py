@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import pty
 import re
@@ -14,10 +15,12 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ikpy.cli import main
 from ikpy.cli.console import Console, Interrupt
+from ikpy.engine.sampling import Sampler
 from tests.cpu.bigram_model import BigramContext, ByteVocab, random_table
 from tests.shared import ROOT
 
@@ -246,6 +249,20 @@ def test_lines_of_terminals_may_be_long() -> None:
 def test_full_context_ends_with_a_reason(cli) -> None:
     status, _, err = cli("-p", OLD_MAN, "-c", "256", "-n", "300", "--no-context-shift")
     assert status == 0 and "main: the context of 256 tokens is full and context shift is off" in err
+
+
+def test_an_error_does_not_stand_behind_the_text(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled = Sampler.sample
+    counts = itertools.count()
+
+    def sample(self, logits, known=None):
+        return sampled(self, logits if next(counts) < 3 else np.full_like(logits, np.nan), None)
+
+    monkeypatch.setattr(Sampler, "sample", sample)
+    status, out, err = cli("-p", OLD_MAN)
+    assert (status, out) == (1, OLD_MAN + GREEDY[: len(out) - len(OLD_MAN)]) and len(out) > len(OLD_MAN)
+    before, error = err.split("error: the model's logits are not numbers")
+    assert before.endswith("\n\n") and error.count("\n") == 1
 
 
 def test_prompt_cache(cli, tmp_path: Path) -> None:

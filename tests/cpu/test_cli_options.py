@@ -80,6 +80,14 @@ def test_all_golden_spellings_are_known(tool):
         ("-ot b{1,2}[,]=CPU,(c,d)=CUDA0,,", "model.tensor_overrides", [("b{1,2}[,]", "CPU"), ("(c,d)", "CUDA0")]),
         ("-ot exps=CPU -ot a=CUDA0,b=CPU", "model.tensor_overrides", [("exps", "CPU"), ("a", "CUDA0"), ("b", "CPU")]),
         ("-cmoe", "model.n_cpu_moe", 999),
+        ("-ncffn 0", "model.tensor_overrides", []),
+        (
+            "-ot a=CUDA0 -ncffn 3",
+            "model.tensor_overrides",
+            [("a", "CUDA0"), (r"^blk\.(?:0|1|2)\.ffn_(?:up|down|gate)\.(?:weight|scale)$", "CPU")],
+        ),
+        ("--spec-default", "speculative.types", ["ngram-mod:size_n=24,n_min=48,n_max=64"]),
+        ("--spec-ngram-mod-n-match 9 --spec-ngram-mod-n-max 5", "speculative.settings", [("size_n", 9), ("n_max", 5)]),
         ("-okv a=int:1,b.c=str:x,y,d=bool:true", "model.kv_overrides", [("a", 1), ("b.c", "x,y"), ("d", True)]),
         ("-ngl all", "model.n_gpu_layers", 999),
         ("-ngl auto", "model.n_gpu_layers", -1),
@@ -155,6 +163,9 @@ def test_command_lines_in_circulation_are_accepted(line, tool):
         ("--hellaswag --winogrande", "--hellaswag and --winogrande exclude each other"),
         ("--lora-scaled x y", "invalid parameter for argument: --lora-scaled (expected a number, got 'y')"),
         ("-gan 4", "self-extend is not supported; extend the context with YaRN instead: --rope-scaling yarn"),
+        ("--spec-synth-len 3", "--spec-synth-len: drafts are taken as far as the model agrees"),
+        ("--spec-synth-rates 1,0.5", "--spec-synth-rates: drafts are taken as far as the model agrees"),
+        ("-ncffn -1", "invalid parameter for argument: -ncffn (expected at least 0, got -1)"),
         ("-c -5", "invalid parameter for argument: -c (expected at least 0, got -5)"),
         ("-b 0", "invalid parameter for argument: -b (expected at least 1, got 0)"),
         ("-n -3", "invalid parameter for argument: -n (expected at least -2, got -3)"),
@@ -188,6 +199,16 @@ def test_interactive_contradiction():
         ("-t 4k", ["-t: reading 4 from '4k', the rest is not part of the number"]),
         ("-m a.gguf -hfr x/y", ["no effect: the model is read from --model, nothing is downloaded"]),
         ("-c 512 -fa 1 -mla 3 -ctk q8_0", []),
+        ("-ncffn 2 -cmoe", ["no effect: -ncffn, -cmoe (no usable CUDA device)"]),
+        ("-lzm auto --moe-cache-mib 0 --spec-draft-sampling greedy", []),
+        (
+            "--moe-cache-mib 900",
+            ["no effect: --moe-cache-mib (experts in host memory run there, or are copied for one batch)"],
+        ),
+        (
+            "--lazy-mode on",
+            ["no effect: --lazy-mode (mapped weights are read on first use, those of --no-mmap while loading)"],
+        ),
     ],
 )
 def test_warnings(line, warnings):
@@ -292,6 +313,34 @@ def test_errors_of_the_program_are_one_line():
     assert "Traceback" in ikpy_program("--verbose", "sweep-bench", "--nope").stderr
     result = ikpy_program("swep-bench")
     assert (result.returncode, result.stderr) == (1, "error: no such command: swep-bench (did you mean sweep-bench?)\n")
+
+
+LOST_INTERRUPT = """
+import signal, sys
+import ikpy.cli
+from ikpy.tools import bench
+
+class Lost:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+measured = bench.Runner.run
+
+def run(self, test):
+    Lost()
+    return measured(self, test)
+
+bench.Runner.run = run
+sys.exit(ikpy.cli.main(["bench", "-p", "0", "-n", "1", "-r", "1000000"]))
+"""
+
+
+def test_an_interrupt_that_python_ignores_comes_again():
+    result = subprocess.run(
+        [sys.executable, "-c", LOST_INTERRUPT], capture_output=True, text=True, check=False, cwd=ROOT, timeout=600
+    )
+    assert result.returncode == 130
+    assert "Exception ignored" not in result.stderr
 
 
 def test_interruption_and_broken_programs(monkeypatch, capfd):

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import uuid
 from pathlib import Path
 
 import numpy as np
@@ -186,6 +187,26 @@ def test_set_in_place_and_rewritten(model):
             assert file.data(file.tensors[name]).tobytes() == old.data(info).tobytes()
 
 
+@pytest.mark.parametrize(("value", "how"), [("qwen3", "in place"), ("deepseek2", "rewritten")])
+def test_a_link_stays_and_its_file_changes(model, tmp_path, value, how):
+    """The output names the file that changed: folders of downloads are full of links to it."""
+    folder = tmp_path / "links"
+    folder.mkdir()
+    link = folder / "link.gguf"
+    link.symlink_to(model)
+    out, _ = run("set", link, "general.architecture", value)
+    assert out == f'{link} -> {model}: general.architecture (str): "llama" -> "{value}" [{how}]\n'
+    assert link.is_symlink() and os.listdir(folder) == ["link.gguf"]
+    with GGUFFile.open(model) as file:
+        assert file.get("general.architecture") == value
+    out, _ = run("rename", link, "u32", "u32.old")
+    assert out == f"{link} -> {model}: u32 -> u32.old [rewritten]\n" and link.is_symlink()
+    out, _ = run("set", link, "-o", tmp_path / "other.gguf", "general.architecture", "llama")
+    assert out.startswith(f"{tmp_path / 'other.gguf'}: ")
+    with GGUFFile.open(model) as file:
+        assert file.get("general.architecture") == value and "u32.old" in file.metadata
+
+
 def _put(model: Path, content: bytes) -> Path:
     path = model.with_name("old.gguf")
     path.write_bytes(content)
@@ -340,6 +361,11 @@ def test_digests(model, tmp_path):
     assert run("hash", model, "--no-layer", "--sha256")[0].splitlines() == [f"sha256  {whole}  {model}"]
     sha1 = hashlib.sha1(b"".join(tensors.values())).hexdigest()
     assert run("hash", model, "--no-layer", "--sha1")[0] == f"sha1    {sha1}  {model}\n"
+    digest = hashlib.sha1(uuid.UUID("ef001206-dadc-5f6d-a15f-3359e577d4e5").bytes + b"".join(tensors.values())).digest()
+    named = uuid.UUID(bytes=digest[:16], version=5)
+    assert run("hash", model, "--uuid")[0] == f"uuid    {named}  {model}\n"
+    with pytest.raises(UsageError, match="exclude each other"):
+        run("hash", model, "--uuid", "--sha1")
     # Neither metadata nor the division into files count.
     run("set", model, "general.name", "another name", "--type", "str")
     run("split", model, tmp_path / "part", "--split-max-tensors", 1)
@@ -352,6 +378,9 @@ def test_digests_are_checked(model, tmp_path):
     manifest.write_text("a comment\n" + run("hash", model)[0].replace(str(model), f"C:\\models\\{model.name}"))
     n = len(contents(model)[1]) + 1
     assert run("hash", model, "--check", manifest)[0] == f"{model}: {n} of {n} digests agree\n"
+    mixed = "xxh64   0123456789abcdef  " + str(model) + "\n" + run("hash", model, "--uuid")[0]
+    (tmp_path / "mixed.txt").write_text(mixed)
+    assert run("hash", model, "--check", tmp_path / "mixed.txt")[0] == f"{model}: 1 of 1 digests agree\n"
     data = bytearray(model.read_bytes())
     with GGUFFile.open(model) as file:
         data[list(file.tensors.values())[-1].offset] ^= 1
@@ -363,7 +392,7 @@ def test_digests_are_checked(model, tmp_path):
     assert f"{n - 2} of {n} digests agree" in out.getvalue()
     assert "all tensors: sha256 is " in out.getvalue()
     (tmp_path / "empty.txt").write_text("")
-    for wrong, message in (("empty.txt", "no sha256 or sha1 digest of model.gguf"), ("none.txt", "No such file")):
+    for wrong, message in (("empty.txt", "no sha256, sha1 or uuid digest of model.gguf"), ("none.txt", "No such file")):
         with pytest.raises(UsageError, match=message):
             run("hash", model, "--check", tmp_path / wrong)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from ikpy.errors import ResourceError, UsageError
+from ikpy.gguf import atomic
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import GGUFValueType as T
 from ikpy.gguf.writer import GGUFWriter
@@ -239,6 +241,27 @@ def test_missing_folders_are_made_and_impossible_ones_are_a_clear_error(tmp_path
     assert target.is_file()
     with pytest.raises(ResourceError, match="cannot write: Not a directory"):
         _write(target / "c" / "m.gguf")
+
+
+def test_small_files_are_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    path, pipe = tmp_path / "a.txt", tmp_path / "pipe"
+    atomic.write_whole(path, b"old")
+    atomic.write_whole(path, b"new")
+    assert path.read_bytes() == b"new"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    atomic.write_whole(pipe, b"text")
+    assert os.read(reader, 10) == b"text"
+    os.close(reader)
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        atomic.write_whole(path, b"newer")
+    assert path.read_bytes() == b"new"
+    assert sorted(os.listdir(tmp_path)) == ["a.txt", "pipe"]
 
 
 def test_links_and_permissions_are_kept(tmp_path):

@@ -16,6 +16,7 @@ import ikpy
 ROOT = Path(ikpy.__file__).parent
 ALLOWED = {
     "errors": "",
+    "lost_interrupts": "",
     "threads": "errors",
     "page_nodes": "",
     "_native": "errors",
@@ -31,8 +32,9 @@ ALLOWED = {
     "tools": "errors threads _native backends engine gguf graph models quants vocab",
     "llm": "errors engine tools vocab",
     "server": "errors engine gguf tools vocab",
-    "cli": "errors threads numa _native backends convert engine gguf graph models quants server tools vocab",
-    "__main__": "cli",
+    "cli": "errors lost_interrupts threads numa _native backends convert engine gguf graph models quants server tools "
+    "vocab",
+    "__main__": "cli lost_interrupts",
 }
 """Packages and modules below `ikpy` that each may import; all may read what `ikpy/__init__.py` itself defines."""
 ONE_PLACE = {

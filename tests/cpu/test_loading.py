@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from ikpy.graph.ir import F16, Value
 from ikpy.quants import registry
 from ikpy.tools.gguf_tool import split
 from tests.cpu.reference_models import RandomModel
+from tests.cpu.test_adapters import llama_experts
 from tests.cpu.test_zoo_holdouts import RMS, frame, gpt_oss_mxfp4, shape
 from tests.shared import DATA
 
@@ -178,6 +180,39 @@ def test_experts_are_repacked(tmp_path: Path) -> None:
     # Routing may flip where two experts are equally good.
     error = np.abs(ours - theirs).max(axis=1) / np.abs(theirs).max()
     assert np.median(error) < 5e-3, f"median {np.median(error):.1e}"
+
+
+@pytest.mark.parametrize("ff", [40, 64])
+def test_single_experts_are_repacked(ff: int, tmp_path: Path) -> None:
+    """Tensors per expert that lie one behind the other without padding are joined without a copy."""
+    model, dims = llama_experts(ff)
+    for name in [name for name in model.weights if name.endswith("_exps")]:
+        whole = model.weights.pop(name)
+        for e in range(dims.experts):
+            model.weights[f"{name.removesuffix('_exps')}.{e}"] = whole[e]
+    kind = registry.by_name("q8_0")
+    for name in [name for name in model.weights if "ffn_gate." in name]:
+        rows = model.weights[name]
+        encoded = core.quantize(rows, kind.id, None, 1)
+        model.encoded[name] = (kind.id, encoded)
+        model.weights[name] = core.dequantize(encoded, kind.id, rows.shape[1], rows.shape[0])
+    path = model.write(tmp_path / "model.gguf")
+    plain, repacked = Model.load(path), Model.load(path, ModelParams(repack=True))
+    joined = repacked.weights["blk.0.ffn_gate_exps.weight"]
+    assert registry.by_id(joined.type_id).name == "q8_0_r8"
+    first = repacked.weights["blk.0.ffn_gate.0.weight"]
+    assert (joined.buffer.address == first.buffer.address) == (first.buffer.nbytes % 64 == 0) == (ff == 64)
+    ours, theirs = logits(repacked), logits(plain)
+    assert np.median(np.abs(ours - theirs).max(axis=1)) < 1e-2 * np.abs(theirs).max()
+
+
+def test_repacked_weights_are_one_block(tmp_path: Path) -> None:
+    """One behind the other, each at a multiple of 64: small tensors of their own would lie in small pages."""
+    model = Model.load(quantized(tmp_path, "Q4_0"), ModelParams(repack=True))
+    parts = sorted((v.buffer.address, v.buffer.nbytes) for n, v in model.weights.items() if n in model.replaced)
+    assert len(parts) > 20
+    for (begin, nbytes), (following, _) in itertools.pairwise(parts):
+        assert begin % 64 == 0 and following == begin + -(-nbytes // 64) * 64
 
 
 def test_f16_is_not_repacked() -> None:

@@ -202,6 +202,20 @@ def test_odd_inputs_stay_finite_and_close(name):
         assert np.abs(decoded).max() < 8, f"{name}: value {np.abs(decoded).max()} from inputs below 3"
 
 
+@pytest.mark.parametrize("name", ["q8_KV", "q8_k_r8"])
+def test_levels_of_eight_bits_are_rounded_products(name):
+    """F16 weights often lie at half a level; the product with the inverse scale is rounded before it becomes one."""
+    values = np.random.default_rng(3).standard_normal((64, 768)).astype(np.float16).astype(np.float32)
+    is_row = name == "q8_KV"
+    groups = values.reshape(64, 1 if is_row else 3, -1)
+    largest = np.abs(groups).max(axis=2, keepdims=True)
+    scale = largest / np.float32(127)
+    inverse = 1 / scale if is_row else np.float32(127) / largest
+    stored = scale if is_row else scale.astype(np.float16).astype(np.float32)
+    expected = stored * np.rint(groups * inverse)
+    assert np.array_equal(decode(name, encode(name, values), values), expected.reshape(64, 768))
+
+
 @pytest.mark.parametrize("name", [n for n in SEARCHED if not n.startswith(("iq1", "iq2_", "iq3_"))])
 def test_decoded_values_encode_to_the_same_values(name):
     """Values that the format holds exactly are kept: weights trained for a format survive another round."""

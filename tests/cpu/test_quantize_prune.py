@@ -21,14 +21,14 @@ N_BLOCKS = 4
 COLUMNS, ROWS = 256, 8
 
 
-def write_blocks(path, *, limit=None, **values):
+def write_blocks(path, *, limit=None, arch="llama", **values):
     """A model of N_BLOCKS blocks whose values differ; ``values`` are integers, or lists, of its architecture."""
     rng = np.random.default_rng(3)
     with GGUFWriter(path, split_max_tensors=limit) as writer:
-        writer.add("general.architecture", GGUFValueType.STRING, "llama")
-        writer.add("llama.block_count", GGUFValueType.UINT32, N_BLOCKS)
+        writer.add("general.architecture", GGUFValueType.STRING, arch)
+        writer.add(f"{arch}.block_count", GGUFValueType.UINT32, N_BLOCKS)
         for key, value in values.items():
-            name = f"llama.{key.replace('__', '.')}"
+            name = f"{arch}.{key.replace('__', '.')}"
             if isinstance(value, list):
                 kind = GGUFValueType.BOOL if isinstance(value[0], bool) else GGUFValueType.INT32
                 writer.add_array(name, kind, value)
@@ -102,6 +102,27 @@ def test_metadata_of_the_blocks(tmp_path):
         assert values["attention.sliding_window_pattern"].tolist() == [True, False]
         assert values["rope.dimension_sections"].tolist() == [5, 6, 7, 8]
         assert values["other"].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("arch", "values", "pruned", "moved"),
+    [
+        ("gpt-oss", {}, "1", "modulo 2: 2 of 3 kept blocks (from 2 on)"),
+        ("gpt-oss", {}, "1,2", ""),
+        ("gpt-oss", {}, "3", ""),
+        ("cohere2", {}, "2,3", ""),
+        ("cohere2", {}, "0", "modulo 4: 3 of 3 kept blocks (from 1 on)"),
+        ("llama", {"interleave_moe_layer_step": 2}, "0", "modulo 2: 3 of 3 kept blocks (from 1 on)"),
+        ("llama", {"interleave_moe_layer_step": 1}, "0", ""),
+        ("llama", {"attention__sliding_window_pattern": [True, False, True, False]}, "0", ""),
+    ],
+)
+def test_blocks_that_get_a_place_of_another_kind(tmp_path, capfd, arch, values, pruned, moved):
+    write_blocks(tmp_path / "in.gguf", arch=arch, **values)
+    assert run(["--prune-layers", pruned, "--dry-run", str(tmp_path / "in.gguf"), "out.gguf", "COPY"]) == 0
+    err = capfd.readouterr().err
+    assert (f"WARNING: --prune-layers: what a block of {arch} is depends on its number {moved}" in err) == bool(moved)
+    assert ("WARNING" in err) == bool(moved)
 
 
 def test_rules_see_the_new_numbers(tmp_path, capfd):

@@ -349,6 +349,34 @@ def test_tensors_without_importance_are_counted(tmp_path, tensors, capfd, names,
         assert err.count("WARNING: the importance matrix has values for none of the converted tensors") == warned
 
 
+def test_order_of_new_header_keys(tmp_path, tensors, capfd):
+    """That of the reference: version, overrides, importance matrix, file type."""
+    write_model(tmp_path / "in.gguf", tensors)
+    (tmp_path / "i.dat").write_bytes(imatrix_bytes("blk.0.ffn_up.weight", [1.0] * 256))
+    arguments = ["--imatrix", str(tmp_path / "i.dat"), "--override-kv", "a.b=int:3"]
+    assert run([*arguments, str(tmp_path / "in.gguf"), str(tmp_path / "o.gguf"), "Q4_0"]) == 0
+    with GGUFFile.open(tmp_path / "o.gguf") as file:
+        added = list(file.metadata)[2:]
+        assert file.metadata["general.file_type"] == 2
+    assert added == [
+        "general.quantization_version",
+        "a.b",
+        "quantize.imatrix.file",
+        "quantize.imatrix.entries_count",
+        "general.file_type",
+    ]
+
+
+def test_names_of_files_may_be_no_text(tmp_path, tensors, capfd):
+    write_model(tmp_path / "in.gguf", tensors)
+    imatrix = os.fsdecode(os.fsencode(tmp_path) + b"/i\xfc.dat")
+    with open(imatrix, "wb") as file:
+        file.write(imatrix_bytes("blk.0.ffn_up.weight", [1.0] * 256))
+    assert run(["--imatrix", imatrix, str(tmp_path / "in.gguf"), str(tmp_path / "o.gguf"), "Q4_0"]) == 0
+    with GGUFFile.open(tmp_path / "o.gguf") as file:
+        assert file.metadata["quantize.imatrix.file"] == str(tmp_path / "i.dat")
+
+
 def test_infinite_values_in_experts_and_copied_tensors(tmp_path, tensors, capfd):
     tensors["blk.1.ffn_up_exps.weight"][2, 5, 0] = np.inf
     write_model(tmp_path / "in.gguf", tensors)

@@ -337,6 +337,16 @@ def test_statistics_lines() -> None:
     )
 
 
+def test_drafts_as_long_as_allowed_are_not_too_short() -> None:
+    """Batches allow fewer tokens than llama-server's n_min of 48: nothing would ever be drafted."""
+    speculator = Speculator([Oracle(range(100))], SpeculativeParams(n_max=64, n_min=48))
+    assert speculator.draft([0], 7) == list(range(1, 8))
+    assert speculator.draft([0]) == list(range(1, 65))
+    assert speculator.draft(list(range(60))) == [], "40 tokens where 64 are possible"
+    assert speculator.draft([0], 0) == []
+    assert Speculator([Oracle(range(100))], SpeculativeParams(n_max=16, n_min=48)).draft([0]) == []
+
+
 def test_long_drafts_fit_a_small_context() -> None:
     drafter = ModelDraft(context(BUNDLED, n_ctx=32, flash_attn=False), p_min=0.0, n_vocab=4000, n_ctx=32)
     for n in (3, 20, 40):

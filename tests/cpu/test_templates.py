@@ -9,7 +9,6 @@ import pytest
 
 from ikpy.errors import FileFormatError, UsageError
 from ikpy.vocab import BUILTIN_TEMPLATES, ChatTemplate, detect_format
-from ikpy.vocab.builtin_templates import builtin_for
 from tests.cpu.vocab_data import metadata_of, tiny
 from tests.shared import DATA
 
@@ -120,6 +119,10 @@ PROMPTS = {
         "System: S<|separator|>\n\nHuman: U<|separator|>\n\nAssistant:  A <|separator|>\n\n"
         "Human: V<|separator|>\n\nAssistant:"
     ),
+    "dots1": (
+        "<|system|> S <|endofsystem|><|userprompt|> U <|endofuserprompt|><|response|> A <|endofresponse|>"
+        "<|userprompt|>V<|endofuserprompt|><|response|>"
+    ),
     "seed_oss": per_role("<seed:bos>%r\n%c<seed:eos>", "<seed:bos>assistant\n").replace(" A ", "A"),
 }  # fmt: skip
 
@@ -145,7 +148,9 @@ def test_bailing2_without_system_text():
 def test_recorded_prompt(case):
     source = RECORDED["sources"][case["model"]]
     bos = "<|begin_of_text|>"
-    template = ChatTemplate(source if case["jinja"] else builtin_for(source), bos, "<|end_of_text|>")
+    template = ChatTemplate(
+        source if case["jinja"] else BUILTIN_TEMPLATES[detect_format(source)], bos, "<|end_of_text|>"
+    )
     request = case["request"]
     prompt = template.render(
         request["messages"],
@@ -277,7 +282,7 @@ def test_unknown_name():
 )
 def test_detection(source, name):
     assert detect_format(source) == name
-    assert (builtin_for(source) is None) == (name is None)
+    assert name is None or name in BUILTIN_TEMPLATES
 
 
 @pytest.mark.parametrize("calls", [[], None])

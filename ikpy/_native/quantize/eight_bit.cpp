@@ -7,16 +7,22 @@
 namespace ikpy::quantize {
 namespace {
 
-// Levels of n elements for the scale of the largest; returns the scale, and the sum of the levels.
-float encode_bytes(const float* x, int64_t n, uint8_t* q, int32_t& sum) {
-    constexpr float MAGIC = 12582912.0f;  // see round_nearest
-    const float d = largest_magnitude(x, n) / 127.0f, inverse = d > 0 ? 1.0f / d : 0.0f;
-    sum = 0;
+// Levels of n elements, which are multiplied with inverse; returns their sum.
+int32_t encode_levels(const float* x, int64_t n, float inverse, uint8_t* q) {
+    int32_t sum = 0;
     for (int64_t j = 0; j < n; j++) {
-        const int level = static_cast<int>((x[j] * inverse + MAGIC) - MAGIC);
+        // Not by adding 1.5 * 2^23: the compiler would fuse that with the product, which is rounded first.
+        const int level = static_cast<int>(std::lrintf(x[j] * inverse));
         q[j] = static_cast<uint8_t>(level);
         sum += level;
     }
+    return sum;
+}
+
+// Levels of a whole row for the scale of the largest; returns the scale, and the sum of the levels.
+float encode_row(const float* x, int64_t n, uint8_t* q, int32_t& sum) {
+    const float d = largest_magnitude(x, n) / 127.0f;
+    sum = encode_levels(x, n, d > 0 ? 1.0f / d : 0.0f, q);
     return d;
 }
 
@@ -34,7 +40,7 @@ void encode_q8_kv(const Rows& r) {
     for (int64_t row = 0; row < r.n_rows; row++) {
         uint8_t* out = r.dst + row * r.row_bytes;
         int32_t sum;
-        const float d = encode_bytes(r.src + row * r.ne0, r.ne0, out + 8, sum);
+        const float d = encode_row(r.src + row * r.ne0, r.ne0, out + 8, sum);
         put(out, d);
         put(out + 4, sum);
     }
@@ -46,7 +52,7 @@ void encode_q8_kv_r8(const Rows& r) {
         uint8_t* out = r.dst + row * r.row_bytes;
         int32_t sum;
         for (int k = 0; k < 8; k++)
-            put(out + 4 * k, encode_bytes(r.src + (row + k) * r.ne0, r.ne0, levels.data() + k * r.ne0, sum));
+            put(out + 4 * k, encode_row(r.src + (row + k) * r.ne0, r.ne0, levels.data() + k * r.ne0, sum));
         weave<8>(levels.data(), r.ne0, out + 32);
     }
 }
@@ -58,10 +64,12 @@ void encode_q8_k_interleaved(const Rows& r) {
     for (int64_t row = 0; row < r.n_rows; row += R) {
         uint8_t* out = r.dst + row * r.row_bytes;
         for (int64_t i = 0; i < r.ne0; i += 256, out += R * 258) {
-            int32_t sum;
             for (int k = 0; k < R; k++) {
-                const float d = encode_bytes(r.src + (row + k) * r.ne0 + i, 256, levels + 256 * k, sum);
-                put(out + 2 * k, f32_to_f16(d));
+                const float* x = r.src + (row + k) * r.ne0 + i;
+                const float largest = largest_magnitude(x, 256);
+                // Not the inverse of the scale: the two may differ in their last bit.
+                encode_levels(x, 256, largest > 0 ? 127.0f / largest : 0.0f, levels + 256 * k);
+                put(out + 2 * k, f32_to_f16(largest / 127.0f));
             }
             if constexpr (OFFSET != 0)
                 for (uint8_t& q : levels) q = static_cast<uint8_t>(q + OFFSET);

@@ -61,6 +61,21 @@ ROWS = (
         quiet="0",
     ),
     option(
+        "-ncffn --n-cpu-ffn",
+        Kind("N", values.to_cpu_ffn, many=True),
+        "model.tensor_overrides",
+        "dense feed-forward tensors of the first N layers in host memory; a rule of -ot for them",
+        reason=NO_GPU,
+        quiet="0",
+    ),
+    ignored(
+        "--moe-cache-mib",
+        "experts in host memory run there, or are copied for one batch",
+        "memory for experts kept on the GPUs",
+        kind=INT,
+        quiet="0",
+    ),
+    option(
         "-fit --fit",
         SWITCH,
         "model.fit",

@@ -1,9 +1,11 @@
 """Options of speculative decoding. Drafts change the speed only, never the text."""
 
 from ikpy.cli import values
-from ikpy.cli.options import COUNT, DRAFT_PLACED, FLOAT, INT, PATH, TEXT, Kind, always, ignored, option
+from ikpy.cli.options import COUNT, DRAFT_PLACED, FLOAT, INT, PATH, TEXT, Kind, always, ignored, option, refused
 
 SAME_VOCABULARY = "draft model and model must share their vocabulary; texts are not translated"
+DRAFTED_ON_CPU = "drafts are the likeliest tokens, chosen on the CPU"
+NO_SYNTHESIS = "drafts are taken as far as the model agrees; invented rates would make the text invalid"
 ONE_DRAFT = "a draft is one sequence of tokens"
 HEAD_AS_STORED = "the head's output matrix is used as it is in the file"
 DRAFT_TYPE = Kind("TYPE", values.to_cache_type)
@@ -64,6 +66,13 @@ ROWS = (
         "SC",
     ),
     option(
+        "--spec-default",
+        Kind(const=["ngram-mod:size_n=24,n_min=48,n_max=64"], many=True),
+        "speculative.types",
+        "drafts of ngram-mod; the same as --spec-type ngram-mod:size_n=24,n_min=48,n_max=64",
+        "SC",
+    ),
+    option(
         "-draft --draft-params",
         Kind("K=V,..", values.to_draft_settings, many=True),
         SETTINGS,
@@ -71,14 +80,14 @@ ROWS = (
         "SC",
     ),
     option(
-        "--draft --draft-max --draft-n --spec-draft-n-max",
+        "--draft --draft-max --draft-n --spec-draft-n-max --spec-ngram-mod-n-max",
         setting("n_max"),
         SETTINGS,
         "most tokens of a draft; 16",
         "SC",
     ),
     option(
-        "--draft-min --draft-n-min --spec-draft-n-min",
+        "--draft-min --draft-n-min --spec-draft-n-min --spec-ngram-mod-n-min",
         setting("n_min"),
         SETTINGS,
         "shorter drafts are dropped; 0",
@@ -91,9 +100,28 @@ ROWS = (
         "least probability of drafted tokens or suffix drafts; 0.8",
         "SC",
     ),
-    option("--spec-ngram-size-n", setting("size_n"), SETTINGS, "length of the n-gram that is looked up; 12", "SC"),
-    option("--spec-ngram-size-m", setting("size_m"), SETTINGS, "most tokens of an n-gram draft; 48", "SC"),
-    option("--spec-ngram-min-hits", setting("min_hits"), SETTINGS, "occurrences an n-gram needs; 1", "SC"),
+    option(
+        "--spec-ngram-size-n --spec-ngram-simple-size-n --spec-ngram-map-k-size-n --spec-ngram-map-k4v-size-n "
+        "--spec-ngram-mod-n-match",
+        setting("size_n"),
+        SETTINGS,
+        "length of the n-gram that is looked up, in all drafters; 12",
+        "SC",
+    ),
+    option(
+        "--spec-ngram-size-m --spec-ngram-simple-size-m --spec-ngram-map-k-size-m --spec-ngram-map-k4v-size-m",
+        setting("size_m"),
+        SETTINGS,
+        "most tokens of an n-gram draft; 48",
+        "SC",
+    ),
+    option(
+        "--spec-ngram-min-hits --spec-ngram-simple-min-hits --spec-ngram-map-k-min-hits --spec-ngram-map-k4v-min-hits",
+        setting("min_hits"),
+        SETTINGS,
+        "occurrences an n-gram needs; 1",
+        "SC",
+    ),
     option("--suffix-pattern-len", setting("pattern_len"), SETTINGS, "shortest suffix that is matched; 3", "SC"),
     option("--suffix-max-depth", setting("max_depth"), SETTINGS, "longest suffix that is matched; 64", "SC"),
     option(
@@ -123,8 +151,22 @@ ROWS = (
     ignored("-otd --override-tensor-draft --spec-draft-override-tensor", DRAFT_PLACED, "buffers of it", kind=TEXT),
     ignored("-cmoed --cpu-moe-draft --spec-draft-cpu-moe", DRAFT_PLACED, "experts of it in host memory"),
     ignored(
-        "-ncmoed --n-cpu-moe-draft --spec-draft-n-cpu-moe", DRAFT_PLACED, "expert layers of it in host memory", kind=INT
+        "-ncmoed --n-cpu-moe-draft --spec-draft-n-cpu-moe --spec-draft-ncmoe",
+        DRAFT_PLACED,
+        "expert layers of it in host memory",
+        kind=INT,
     ),
+    refused("--spec-synth-len", NO_SYNTHESIS, "mean number of tokens taken per draft", kind=FLOAT),
+    refused("--spec-synth-rates", NO_SYNTHESIS, "share of drafts taken at each position", kind=Kind("P,P,...")),
+    ignored(
+        "--spec-draft-sampling",
+        DRAFTED_ON_CPU,
+        "how drafted tokens are drawn",
+        kind=Kind("greedy|probabilistic"),
+        quiet="greedy",
+    ),
+    ignored("--spec-draft-backend-sampling", DRAFTED_ON_CPU, "drafted tokens are drawn on the GPU"),
+    always("--no-spec-draft-backend-sampling", "drafted tokens are drawn on the CPU"),
     ignored("--spec-replace", SAME_VOCABULARY, "replacement of text between the models", kind=Kind("TARGET DRAFT")),
     option(
         "-mtp --multi-token-prediction",

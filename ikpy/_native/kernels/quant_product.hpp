@@ -209,14 +209,21 @@ void panel_products(const RowBlock* blocks, int n_blocks, const TokenSet& tokens
         }
 }
 
+#if defined(__AVX512VNNI__)
+template <class U, PanelFn Panel, PanelFn Integers>
+void folded_products(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out,
+                     uint8_t* work) {
+    if (tokens.n < kFoldTokens) return panel_products<U, Panel>(blocks, n_blocks, tokens, out, work);
+    panel_products<FoldedCodes<U>, folded_panel<U, Integers>>(blocks, n_blocks, tokens, out, work);
+}
+#endif
+
 // The product of panels of U. PanelOf<V>::make: the panels of an unpacker.
 template <class U, template <class> class PanelOf>
 constexpr BlocksProductFn panel_products_of() {
 #if defined(__AVX512VNNI__)
-    if constexpr (HasIntegerScales<U>::value) {
-        constexpr PanelFn kIntegers = PanelOf<typename IntegerScaled<U>::Unpack>::make;
-        return panel_products<FoldedCodes<U>, folded_panel<U, kIntegers>>;
-    }
+    if constexpr (HasIntegerScales<U>::value)
+        return folded_products<U, PanelOf<U>::make, PanelOf<typename IntegerScaled<U>::Unpack>::make>;
 #endif
     return panel_products<U, PanelOf<U>::make>;
 }

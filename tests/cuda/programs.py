@@ -20,6 +20,8 @@ from ikpy.quants import registry
 
 # The GPU that runs the kernels (pytest --device real); None: they are emulated.
 DEVICE: Device | None = None
+# All kernels that were launched.
+LAUNCHED: set[str] = set()
 # Is told every kernel before it is launched, for reports of tests.
 ON_LAUNCH: Callable[[str], None] = lambda kernel: None  # noqa: E731
 ORDERS = (emulator.FORWARD, emulator.REVERSE, 2026)
@@ -125,6 +127,7 @@ class Program:
             assert launch.supports(node) is None, launch.supports(node)
             for step in launch.lower(node, address, self.target):
                 ON_LAUNCH(step.kernel)
+                LAUNCHED.add(step.kernel)
                 machine.launch(*step)
 
     def _run_on_device(self, device: Device, memory: np.ndarray, offsets: dict, n_kv: int) -> None:

@@ -95,7 +95,7 @@ def test_errors_of_the_driver_name_the_device(driver: Any, monkeypatch: pytest.M
 
 def test_time_of_launches(driver: Any) -> None:
     device = driver.devices[0]
-    stream, launch = device.new_stream(), Launch("act_similarity", (1, 1, 1), (32, 1, 1), 0, [])
+    stream, launch = device.new_stream(), Launch("attention_temperature", (1, 1, 1), (32, 1, 1), 0, [])
     fake_pycuda.Function.launcher = staticmethod(lambda *_: None)  # type: ignore[assignment]
     assert stream.milliseconds(lambda: [stream.launch(launch) for _ in range(3)]) == 1.5
     assert device.software() == "12040"

@@ -181,11 +181,6 @@ __device__ __forceinline__ int warp_sum(int x) {
     for (int m = 16; m > 0; m >>= 1) x += __shfl_xor_sync(kAllLanes, x, m);
     return x;
 }
-__device__ __forceinline__ double warp_sum(double x) {
-#pragma unroll
-    for (int m = 16; m > 0; m >>= 1) x += __shfl_xor_sync(kAllLanes, x, m);
-    return x;
-}
 __device__ __forceinline__ float warp_max(float x) {
 #pragma unroll
     for (int m = 16; m > 0; m >>= 1) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, m));

@@ -10,7 +10,7 @@ IKPY_FLASH(flash64_256_256, 256, 256, 4, 1, 32, false, 2);
 IKPY_FLASH(flash16_192_128, 192, 128, 1, 4, 32, false, 4);
 IKPY_FLASH(flash64_192_128, 192, 128, 4, 1, 32, false, 2);
 IKPY_FLASH(flash16_576_512, 576, 512, 1, 4, 32, true, 3);
-IKPY_FLASH(flash32_576_512, 576, 512, 2, 4, 32, true, 1);
+IKPY_FLASH(flash32_576_512, 576, 512, 2, 4, 32, true, 2);
 
 // Sums of the parts of a split, one block per (head, token).
 IKPY_KERNEL flash_combine(Attention a) {

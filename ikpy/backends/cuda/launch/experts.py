@@ -1,4 +1,4 @@
-"""Launches of routing to experts and of joining their results, and of the statistics of activations."""
+"""Launches of routing to experts and of joining their results."""
 
 from __future__ import annotations
 
@@ -42,17 +42,3 @@ def _moe_combine(c: OpContext) -> list[Launch]:
     n, tokens = c.op.dst.shape[:2]
     args = [c.dst, c.view(0), c.view(1), c.view(2), c.view(3)]
     return [Launch("moe_combine", (tokens, ceil_div(n, 128), 1), (128, 1, 1), 0, args)]
-
-
-@lowers("act_stats")
-def _act_stats(c: OpContext) -> list[Launch]:
-    n_matrices, rows_per_entry = c.op.ip
-    args = [pointer(c.address(c.op.dst)), c.view(0), c.at(1), i32(n_matrices), i32(rows_per_entry)]
-    return [Launch("act_stats", (ceil_div(c.source(0).shape[0], 128), n_matrices, 1), (128, 1, 1), 0, args)]
-
-
-@lowers("act_similarity")
-def _act_similarity(c: OpContext) -> list[Launch]:
-    blocks = max(1, min(c.op.ip[0], c.source(0).shape[1]))
-    args = [pointer(c.address(c.op.dst)), c.view(0), c.view(1)]
-    return [Launch("act_similarity", (blocks, 1, 1), (256, 1, 1), 0, args)]

@@ -57,8 +57,6 @@ _KERNEL_FILES = {
     "moe_offsets": "moe",
     "moe_entries": "moe",
     "moe_combine": "moe",
-    "act_stats": "statistics",
-    "act_similarity": "statistics",
     "act_prepare_q8": "act_prepare",
     "act_prepare_float": "act_prepare",
     "rows_float": "float",

@@ -21,8 +21,6 @@ DEFAULT_SHARED_BYTES, STATIC_SHARED_BYTES = 48 << 10, 1024
 _BLOCK_THREADS = {
     "act_prepare_q8": 128,
     "act_prepare_float": 256,
-    "act_similarity": 256,
-    "act_stats": 128,
     "attention_any": 128,
     "attention_temperature": 128,
     "binary_f32": 256,

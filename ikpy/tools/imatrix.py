@@ -69,6 +69,7 @@ class Run:
         self.losses = LossSums()
         self.n_done = 0
         self._last_call = 0
+        self._calls_before_chunk = 0
 
     def run(self, text: str) -> LossSums:
         """Processes the text and saves at the end, also when it is interrupted.
@@ -137,6 +138,7 @@ class Run:
         if self.vocab.add_bos and self.vocab.bos is not None:
             ids[0] = self.vocab.bos
         self.context.kv.clear()
+        self._calls_before_chunk = self.data.last_call
         size, first = len(ids), len(ids) // 2
         losses = []
         for start in range(0, size, self.settings.n_micro_batch):
@@ -149,7 +151,8 @@ class Run:
                 losses.append(-token_log_probs(logits[low - start : high - start], targets, self.settings.n_threads))
         if losses:
             self.losses.add(np.concatenate(losses))
-        self.n_done += 1
+        # Nothing is called between the two: Ctrl-C comes before or behind both.
+        self.n_done, self._calls_before_chunk = self.n_done + 1, self.data.last_call
 
     def _after_call(self, n_tokens: int) -> None:
         """Saves when the count of calls has passed a multiple of a frequency."""
@@ -189,9 +192,11 @@ class Run:
             return
         self.save()
         settings = self.settings
+        # A chunk of which a part was collected shall not be counted twice.
+        n = self.n_done + (self.data.last_call > self._calls_before_chunk)
         self.log(
-            f"{NAME}: interrupted after {self.n_done} chunks; to go on: "
-            f"--in-file {settings.output} --from-chunk {settings.from_chunk + self.n_done}"
+            f"{NAME}: interrupted after {n} chunks; to go on: "
+            f"--in-file {settings.output} --from-chunk {settings.from_chunk + n}"
         )
 
     def _print_ppl(self) -> None:

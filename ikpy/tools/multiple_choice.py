@@ -17,6 +17,7 @@ from ikpy.tools.perplexity import DecodeContext, Tokenizer
 from ikpy.tools.sequence_scores import Alternatives, common_prefix, score_all
 
 MOST_ANSWERS = 100
+NAMED_LINES = 10
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def selection_order(available: int, wanted: int) -> list[int]:
 
 def read_hellaswag(text: str) -> list[ChoiceTask]:
     """Tasks of six lines each: context, index of the right ending, four endings."""
-    lines = text.split("\n")
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
     if lines and not lines[-1]:
         lines.pop()
     if not lines or len(lines) % 6:
@@ -115,22 +116,25 @@ def read_hellaswag(text: str) -> list[ChoiceTask]:
 
 
 def read_winogrande(text: str, log: TextIO) -> list[WinograndeTask]:
-    """Tasks of a CSV file ``index,sentence,choice1,choice2,answer``; bad lines are reported and skipped."""
+    """Tasks of a CSV file ``index,sentence,choice1,choice2,answer``; bad lines are skipped, the first ones named."""
     tasks = []
+    n_skipped = 0
     for number, line in enumerate(text.split("\n"), 1):
-        if not line:
+        if not line.strip("\r"):
             continue
         try:
             task = _winogrande_task(next(csv.reader([line]), []))
         except csv.Error:  # such as a field that is too long
             task = None
-        if task is None:
-            print(
-                f"winogrande: skipping line {number}, not index,sentence with one _,choice1,choice2,answer",
-                file=log,
-            )
-        else:
+        if task is not None:
             tasks.append(task)
+            continue
+        n_skipped += 1
+        if n_skipped <= NAMED_LINES:
+            expected = "index,sentence with one _,choice1,choice2,answer"
+            print(f"winogrande: skipping line {number}, not {expected}", file=log)
+    if n_skipped > NAMED_LINES:
+        print(f"winogrande: skipped {n_skipped} lines in all", file=log)
     return tasks
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -23,7 +24,7 @@ from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
 from ikpy.errors import FileFormatError, UnsupportedError, UsageError
 from ikpy.graph.activations import ActivationCollector
-from ikpy.tools import imatrix_report
+from ikpy.tools import imatrix, imatrix_report
 from ikpy.tools.imatrix_data import ImatrixData
 from ikpy.tools.imatrix_file import read_file
 from tests.cpu.imatrices import legacy, partial
@@ -304,13 +305,29 @@ def test_interrupted_and_continued(tmp_path, capfd):
     assert run([*tail, "--chunks", str(n), "-o", whole]) == 0
     capfd.readouterr()
     a, b = read_file(rest), read_file(whole)
-    # The signal may have come between a decode and its chunk's end: that chunk then counts twice.
-    repeated = a.chunks - n
-    assert repeated in (0, 1) and b.chunks == n
-    if not repeated:
-        for x, y in zip(a.records, b.records, strict=True):
-            assert np.array_equal(x.rows, y.rows), x.name
-            np.testing.assert_allclose(x.sums, y.sums, rtol=1e-5, err_msg=x.name)
+    assert a.chunks == b.chunks == n
+    for x, y in zip(a.records, b.records, strict=True):
+        assert np.array_equal(x.rows, y.rows), x.name
+        np.testing.assert_allclose(x.sums, y.sums, rtol=1e-5, err_msg=x.name)
+
+
+@pytest.mark.parametrize(("call", "n_chunks"), [(1, 1), (2, 1), (3, 2), (5, 3)])
+def test_a_chunk_that_was_begun_is_not_counted_twice(short_text, tmp_path, capfd, monkeypatch, call, n_chunks):
+    """Interrupted behind a call of two per chunk: what was collected of its chunk stays, the rest is left out."""
+    after_call, output = imatrix.Run._after_call, tmp_path / "x.gguf"
+    calls = itertools.count(1)
+
+    def interrupted(self, n_tokens):
+        after_call(self, n_tokens)
+        if next(calls) == call:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(imatrix.Run, "_after_call", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(["-m", MODEL, "-f", str(DEMO), "-c", "256", "-ub", "128", "-t", "2", "-o", str(output)])
+    end = f"interrupted after {n_chunks} chunks; to go on: --in-file {output} --from-chunk {n_chunks}"
+    assert end in capfd.readouterr().err
+    assert read_file(output).chunks == call
 
 
 def test_killed_while_saving_often(short_text, tmp_path):

@@ -16,6 +16,7 @@ from ikpy.tools.multiple_choice import (
     multiple_choice,
     read_hellaswag,
     read_multiple_choice,
+    read_winogrande,
     selection_order,
     winogrande,
 )
@@ -188,6 +189,18 @@ def test_hellaswag_scores_each_ending_by_its_mean_log_probability() -> None:
     assert result.accuracy == right / 3
     with pytest.raises(Exception, match="not a multiple of 6"):
         read_hellaswag(HELLASWAG + "more\n")
+
+
+def test_wrong_lines_are_named_up_to_ten() -> None:
+    log = io.StringIO()
+    assert read_winogrande("no task\r\n\r\n" * 5000, log) == []
+    assert log.getvalue().count("skipping line") == 10
+    assert log.getvalue().endswith("winogrande: skipped 5000 lines in all\n")
+
+
+def test_line_ends_of_windows() -> None:
+    text = "context\n2\na\nb\nc\nd\n" * 2
+    assert read_hellaswag(text.replace("\n", "\r\n")) == read_hellaswag(text)
 
 
 def test_winogrande_rules() -> None:

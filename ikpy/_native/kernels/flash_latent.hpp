@@ -6,18 +6,18 @@
 // take 5.2 ns, and what they wait for nearly adds to that: tile loads of 2.5 (6.3 from the second-level
 // cache), stores of 4.7. `rows`: for each 16 rows.
 //              memory   making operands   rows: products   with loads and stores, softmax
-//   F16            72         60               33                  70    three products of halves
+//   F16            72         85               33                  70    three products of halves
 //   BF16           72         25               22                  50    two; K is multiplied where it lies
 //   Q8_0           38         50               17                  50    four of bytes for K, two for V
 //   Q6_0           29         60               17                  50
 //   Q4_0, IQ4_NL   20         60               17                  50
 //   Q8_KV          37         12               12                  40    two; K is multiplied where it lies
 // Operands stay in the first-level cache: what goes through the second one costs more than making it again.
-// With 16 rows, F16 and BF16 make the operands of a step while the one before is multiplied: that, and halves
-// that are cut off instead of rounded, took the arithmetic of F16 from 154 ns to 118 (scores 85 to 54,
-// outputs 69 to 62). Tile stores keep vectors from running beside products: four products and their loads
-// take 26 ns, with 96 additions, 64 loads and 32 stores of vectors (24 ns alone) 34, with four tile stores as
-// well 52.
+// With 16 rows, F16 and BF16 make the operands of a step while the one before is multiplied. Cutting halves
+// of F16 off instead of rounding them would save a tenth of all, but adds a quarter to the error, as the
+// product of lower halves is left out. Tile stores keep vectors from running beside products: four products
+// and their loads take 26 ns, with 96 additions, 64 loads and 32 stores of vectors (24 ns alone) 34, with
+// four tile stores as well 52.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -223,13 +223,13 @@ void Halves<kSplit>::pack(const Shape& shape, const float* q, uint8_t* work) {
     load_tile_config(kTileHeight);
 }
 
-// 16 f16 values as exact halves: the upper 8 of the 11 significant bits, and the others. Cut off rather than
-// rounded, which takes an addition less.
+// 16 f16 values as exact halves: the upper 8 of the 11 significant bits, rounded as the product of lower
+// halves is left out, and the others.
 struct Expanded {
     __m512i hi, lo;  // bf16 in the upper halves of dwords, with more below in hi
     explicit Expanded(const uint8_t* p) {
         const __m512 x = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-        hi = _mm512_castps_si512(x);
+        hi = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
         const __m512i upper = _mm512_and_si512(hi, _mm512_set1_epi32(int(0xFFFF0000)));
         lo = _mm512_castps_si512(_mm512_sub_ps(x, _mm512_castsi512_ps(upper)));
     }

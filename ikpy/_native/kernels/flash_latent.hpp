@@ -13,6 +13,11 @@
 //   Q4_0, IQ4_NL   20         60               17                  50
 //   Q8_KV          37         12               12                  40    two; K is multiplied where it lies
 // Operands stay in the first-level cache: what goes through the second one costs more than making it again.
+// With 16 rows, F16 and BF16 make the operands of a step while the one before is multiplied. Cutting halves
+// of F16 off instead of rounding them would save a tenth of all, but adds a quarter to the error, as the
+// product of lower halves is left out. Tile stores keep vectors from running beside products: four products
+// and their loads take 26 ns, with 96 additions, 64 loads and 32 stores of vectors (24 ns alone) 34, with
+// four tile stores as well 52.
 #pragma once
 #include <cstddef>
 #include <cstdint>

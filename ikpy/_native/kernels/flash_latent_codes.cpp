@@ -1,7 +1,7 @@
 // Latent attention on caches of codes, on int8 tiles: queries, keys and weights are integers of 16 bits in
-// two bytes, 256 hi + lo, as in flash_codes.hpp; values are the codes as they are stored. Keys whose blocks
-// have scales of their own are brought to one scale per row, so that the products of a whole row are one sum;
-// codes with one scale per row are multiplied where they lie.
+// two bytes, 256 hi + lo (lo of keys and weights without a sign); values are the codes as they are stored.
+// Keys whose blocks have scales of their own are brought to one scale per row, so that the products of a
+// whole row are one sum; codes with one scale per row are multiplied where they lie.
 #include "kernels/flash_latent_codes.hpp"
 
 #include "kernels/flash_amx.hpp"
@@ -82,10 +82,10 @@ IKPY_CODE_TILES void multiply_values(const int8_t* weights, const int8_t* v, int
     _tile_loadd(6, v, 64);
     _tile_dpbssd(0, 4, 6);
     _tile_loadd(5, weights + kTileBytes, 64);
-    _tile_dpbssd(1, 5, 6);
+    _tile_dpbusd(1, 5, 6);
     _tile_loadd(7, v + kTileBytes, 64);
     _tile_dpbssd(2, 4, 7);
-    _tile_dpbssd(3, 5, 7);
+    _tile_dpbusd(3, 5, 7);
     _tile_stored(0, sums, 64);
     _tile_stored(1, sums + kTileSums, 64);
     _tile_stored(2, sums + 2 * kTileSums, 64);

@@ -20,8 +20,7 @@ struct Work {
     int8_t* q;           // [rows / 16][dk / 64][hi, lo] tiles
     float* factors;      // [rows]: what a unit of q is worth
     int8_t* k;           // [dk / 64][hi, lo] tiles of 16 cells
-    uint16_t* halves;    // [dk / 32][kCells]
-    float* scales;       // the same as floats, or [segments][kCells]
+    float* scales;       // [dk / 32][kCells], or [segments][kCells]
     int32_t* multiples;  // [dk / 32][kCells]: scales over the largest of the row, twice in 16 bits
     float* units;        // [parts][kCells]: what a unit of k is worth
     int32_t* sums;       // [2][4][16][16]
@@ -40,8 +39,7 @@ inline Work work_at(const Shape& shape, uint8_t* at) {
     w.q = take<int8_t>(at, 2 * shape.rows * shape.dk());
     w.factors = take<float>(at, shape.rows);
     w.k = take<int8_t>(at, 2 * 16 * shape.dk());
-    w.halves = take<uint16_t>(at, blocks * kCells);
-    w.scales = take<float>(at, blocks * kCells);
+    w.scales = take<float>(at, std::max<int64_t>(2, blocks) * kCells);
     w.multiples = take<int32_t>(at, blocks * kCells);
     w.units = take<float>(at, 2 * kCells);
     w.sums = take<int32_t>(at, 2 * 4 * kTileSums);
@@ -145,13 +143,11 @@ void share_scales(int64_t b0, int64_t blocks, float* units, const Work& w) {
     }
 }
 
-// Words as tiles of upper and lower bytes; those of y lie between those of x.
+// Words as tiles of upper bytes and of lower ones, which have no sign: that takes no rounding. Those of y lie
+// between those of x.
 inline void store_bytes(__m512i x, __m512i y, int8_t* to) {
     constexpr __mmask64 odd = 0xAAAAAAAAAAAAAAAA;
-    const __m512i half = _mm512_set1_epi16(128);
-    const __m512i upper = _mm512_mask_blend_epi8(odd, _mm512_srli_epi16(_mm512_add_epi16(x, half), 8),
-                                                 _mm512_add_epi16(y, half));
-    _mm512_storeu_si512(to, upper);
+    _mm512_storeu_si512(to, _mm512_mask_blend_epi8(odd, _mm512_srli_epi16(x, 8), y));
     _mm512_storeu_si512(to + kTileBytes, _mm512_mask_blend_epi8(odd, x, _mm512_slli_epi16(y, 8)));
 }
 
@@ -196,8 +192,8 @@ IKPY_CODE_TILES inline void multiply_halves(const int8_t* k, const int8_t* q, in
         _tile_loadd(7, q + kTileBytes, 64);
         _tile_dpbssd(1, 4, 7);
         _tile_loadd(5, k + kTileBytes, 64);
-        _tile_dpbssd(2, 5, 7);
-        _tile_dpbssd(1, 5, 6);
+        _tile_dpbusd(2, 5, 7);
+        _tile_dpbusd(1, 5, 6);
     }
     _tile_stored(0, sums, 64);
     _tile_stored(1, sums + kTileSums, 64);
@@ -251,7 +247,7 @@ void scores(const Shape& shape, const Cells& cells, int64_t, float* s, uint8_t* 
     constexpr bool plain = Codes::kRowScale;
     constexpr int n_sums = plain ? 2 : kScoreSums;
     const Work w = work_at(shape, work);
-    read_scales<Codes>(shape, cells, w.halves, w.scales);
+    read_scales<Codes>(shape, cells, w.scales);
     if (plain) std::copy(w.scales, w.scales + shape.n_segments * kCells, w.units);
     const Parts parts(shape, plain);
     for (int64_t i = 0; i < parts.n && !plain; ++i)

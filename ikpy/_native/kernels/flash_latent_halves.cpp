@@ -82,6 +82,13 @@ IKPY_AMX inline void load_sums(const float* c) {
     _tile_loadd(3, c + 3 * kTileSums, 64);
 }
 
+IKPY_AMX inline void zero_sums() {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+}
+
 IKPY_AMX inline void store_sums(float* c) {
     _tile_stored(0, c, 64);
     _tile_stored(1, c + kTileSums, 64);
@@ -89,32 +96,27 @@ IKPY_AMX inline void store_sums(float* c) {
     _tile_stored(3, c + 3 * kTileSums, 64);
 }
 
-// Lines that the product after this one reads, fetched into the first-level cache: tile loads do not look
-// ahead.
+// Lines of sums that the product after this one adds to, fetched into the first-level cache: tile loads do
+// not look ahead.
 struct Ahead {
     const uint8_t* at;
     int64_t pace;
-    Ahead(const float* sums, int64_t ticks)
-        : at(reinterpret_cast<const uint8_t*>(sums)), pace((4 * kTileBytes / 64 + ticks - 1) / ticks) {}
+    Background& next;
+    Ahead(const float* sums, int64_t ticks, Background& background)
+        : at(reinterpret_cast<const uint8_t*>(sums)),
+          pace((4 * kTileBytes / 64 + ticks - 1) / ticks),
+          next(background) {}
     void tick() {
         for (int64_t i = 0; i < pace; ++i, at += 64) __builtin_prefetch(at, 1, 3);
+        next.tick();
     }
 };
 
-// Keys of a block times queries of 16 rows, n tiles deep; c: four tiles.
-// kLow: keys have low halves.
-template <bool kLow>
-IKPY_AMX void multiply_keys(const KeyRows& keys, const uint8_t* q, int64_t n, float* c, bool add,
-                            Background& next) {
+// Adds keys of a block times queries of 16 rows, n tiles deep, to the tiles of sums.
+// kLow: keys have low halves. beside: what vectors do meanwhile, in 4 n ticks.
+template <bool kLow, class Beside>
+IKPY_AMX void multiply_keys(const KeyRows& keys, const uint8_t* q, int64_t n, Beside& beside) {
     const int64_t stride = keys.stride, outer = 16 * stride;
-    if (add) {
-        load_sums(c);
-    } else {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-    }
     for (int64_t k = 0; k < n; ++k, q += kPair) {
         const uint8_t *hi = keys.hi + 64 * k, *lo = keys.lo + 64 * k;
         _tile_loadd(6, q, 64);
@@ -126,7 +128,7 @@ IKPY_AMX void multiply_keys(const KeyRows& keys, const uint8_t* q, int64_t n, fl
             _tile_loadd(5, lo, stride);
             _tile_dpbf16ps(0, 5, 6);
         }
-        next.tick();
+        beside.tick();
         _tile_loadd(4, hi + outer, stride);
         _tile_dpbf16ps(1, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
@@ -134,7 +136,7 @@ IKPY_AMX void multiply_keys(const KeyRows& keys, const uint8_t* q, int64_t n, fl
             _tile_loadd(5, lo + outer, stride);
             _tile_dpbf16ps(1, 5, 6);
         }
-        next.tick();
+        beside.tick();
         _tile_loadd(4, hi + 2 * outer, stride);
         _tile_dpbf16ps(2, 4, 6);
         _tile_dpbf16ps(2, 4, 7);
@@ -142,7 +144,7 @@ IKPY_AMX void multiply_keys(const KeyRows& keys, const uint8_t* q, int64_t n, fl
             _tile_loadd(5, lo + 2 * outer, stride);
             _tile_dpbf16ps(2, 5, 6);
         }
-        next.tick();
+        beside.tick();
         _tile_loadd(4, hi + 3 * outer, stride);
         _tile_dpbf16ps(3, 4, 6);
         _tile_dpbf16ps(3, 4, 7);
@@ -150,19 +152,15 @@ IKPY_AMX void multiply_keys(const KeyRows& keys, const uint8_t* q, int64_t n, fl
             _tile_loadd(5, lo + 3 * outer, stride);
             _tile_dpbf16ps(3, 5, 6);
         }
-        next.tick();
+        beside.tick();
     }
-    store_sums(c);
 }
 
-// Adds weights of 16 rows times values of 64 columns to c, four tiles, while `after`, the sums of the next
-// rows, are fetched.
-template <bool kLow>
-IKPY_AMX void multiply_values(const uint8_t* p, const uint8_t* v, int64_t n, float* c, const float* after,
-                              Background& next) {
+// Adds weights of 16 rows times values of 64 columns to the tiles of sums. beside: what vectors do meanwhile,
+// in 4 n ticks.
+template <bool kLow, class Beside>
+IKPY_AMX void multiply_values(const uint8_t* p, const uint8_t* v, int64_t n, Beside& beside) {
     constexpr int64_t tile = (kLow ? 2 : 1) * kTileBytes;
-    Ahead sums(after, 4 * n);
-    load_sums(c);
     for (int64_t k = 0; k < n; ++k, p += kPair, v += 4 * tile) {
         _tile_loadd(4, p, 64);
         _tile_loadd(5, p + kTileBytes, 64);
@@ -173,8 +171,7 @@ IKPY_AMX void multiply_values(const uint8_t* p, const uint8_t* v, int64_t n, flo
             _tile_loadd(7, v + kTileBytes, 64);
             _tile_dpbf16ps(0, 4, 7);
         }
-        sums.tick();
-        next.tick();
+        beside.tick();
         _tile_loadd(6, v + tile, 64);
         _tile_dpbf16ps(1, 4, 6);
         _tile_dpbf16ps(1, 5, 6);
@@ -182,8 +179,7 @@ IKPY_AMX void multiply_values(const uint8_t* p, const uint8_t* v, int64_t n, flo
             _tile_loadd(7, v + tile + kTileBytes, 64);
             _tile_dpbf16ps(1, 4, 7);
         }
-        sums.tick();
-        next.tick();
+        beside.tick();
         _tile_loadd(6, v + 2 * tile, 64);
         _tile_dpbf16ps(2, 4, 6);
         _tile_dpbf16ps(2, 5, 6);
@@ -191,8 +187,7 @@ IKPY_AMX void multiply_values(const uint8_t* p, const uint8_t* v, int64_t n, flo
             _tile_loadd(7, v + 2 * tile + kTileBytes, 64);
             _tile_dpbf16ps(2, 4, 7);
         }
-        sums.tick();
-        next.tick();
+        beside.tick();
         _tile_loadd(6, v + 3 * tile, 64);
         _tile_dpbf16ps(3, 4, 6);
         _tile_dpbf16ps(3, 5, 6);
@@ -200,10 +195,8 @@ IKPY_AMX void multiply_values(const uint8_t* p, const uint8_t* v, int64_t n, flo
             _tile_loadd(7, v + 3 * tile + kTileBytes, 64);
             _tile_dpbf16ps(3, 4, 7);
         }
-        sums.tick();
-        next.tick();
+        beside.tick();
     }
-    store_sums(c);
 }
 
 // ---- operands ----
@@ -230,7 +223,8 @@ void Halves<kSplit>::pack(const Shape& shape, const float* q, uint8_t* work) {
     load_tile_config(kTileHeight);
 }
 
-// 16 f16 values as floats and as exact halves: the upper 8 of the 11 significant bits, and the others.
+// 16 f16 values as exact halves: the upper 8 of the 11 significant bits, rounded as the product of lower
+// halves is left out, and the others.
 struct Expanded {
     __m512i hi, lo;  // bf16 in the upper halves of dwords, with more below in hi
     explicit Expanded(const uint8_t* p) {
@@ -242,7 +236,9 @@ struct Expanded {
 };
 
 inline __m512i pair_of_upper(__m512i low, __m512i high) {
-    return _mm512_mask_blend_epi16(0xAAAAAAAA, _mm512_srli_epi32(low, 16), high);
+    const __m512i moved =
+        _mm512_broadcast_i32x4(_mm_setr_epi8(2, 3, 0, 0, 6, 7, 0, 0, 10, 11, 0, 0, 14, 15, 0, 0));
+    return _mm512_mask_shuffle_epi8(high, 0x3333333333333333, low, moved);
 }
 
 inline void store_halves(uint8_t* hi, uint8_t* lo, const Expanded& x, const Expanded& y) {
@@ -263,27 +259,49 @@ KeyRows split_keys(const uint8_t* row, int64_t stride, int64_t n, uint8_t* to, B
     return {to, to + kCells * bytes, bytes};
 }
 
-// 64 columns of 32 cells, i and i + 16 in pairs, as four right tiles, each followed by its low halves if
-// there are any. The columns of BF16 rows stay in their 128 bits, see reorder_pairs.
+// Row i of four right tiles: 64 columns of the cells i and i + 16 in pairs, each tile followed by its low
+// halves if there are any. The columns of BF16 rows stay in their 128 bits, see reorder_pairs.
 template <bool kSplit>
-void pair_values(const uint8_t* v, int64_t stride, uint8_t* to, Background& next) {
+inline void pair_row(const uint8_t* v, int64_t stride, uint8_t* to) {
     constexpr int64_t tile = Halves<kSplit>::kValue;
     const uint8_t* other = v + 16 * stride;
-    for (int64_t i = 0; i < 16; ++i, v += stride, other += stride, to += 64) {
-        if (i % 4 == 0) next.tick();
 #pragma GCC unroll 4
-        for (int64_t j = 0; j < 4; ++j) {
-            uint8_t* at = to + j * tile;
-            if constexpr (kSplit) {
-                store_halves(at, at + kTileBytes, Expanded(v + 32 * j), Expanded(other + 32 * j));
-            } else {
-                const __m512i x = _mm512_loadu_si512(v + 64 * (j / 2));
-                const __m512i y = _mm512_loadu_si512(other + 64 * (j / 2));
-                store(at, j % 2 ? _mm512_unpackhi_epi16(x, y) : _mm512_unpacklo_epi16(x, y));
-            }
+    for (int64_t j = 0; j < 4; ++j) {
+        uint8_t* at = to + j * tile;
+        if constexpr (kSplit) {
+            store_halves(at, at + kTileBytes, Expanded(v + 32 * j), Expanded(other + 32 * j));
+        } else {
+            const __m512i x = _mm512_loadu_si512(v + 64 * (j / 2));
+            const __m512i y = _mm512_loadu_si512(other + 64 * (j / 2));
+            store(at, j % 2 ? _mm512_unpackhi_epi16(x, y) : _mm512_unpacklo_epi16(x, y));
         }
     }
 }
+
+// 32 cells as right tiles.
+template <bool kSplit>
+void pair_values(const uint8_t* v, int64_t stride, uint8_t* to, Background& next) {
+    for (int64_t i = 0; i < 16; ++i, v += stride, to += 64) {
+        if (i % 4 == 0) next.tick();
+        pair_row<kSplit>(v, stride, to);
+    }
+}
+
+// Makes right tiles of 32 cells, a quarter of their rows per tick.
+template <bool kSplit>
+struct PairBeside {
+    const uint8_t* v;
+    int64_t stride;
+    uint8_t* to;  // null: nothing is left to do
+    Background& next;
+
+    void tick() {
+        next.tick();
+        if (!to) return;
+#pragma GCC unroll 4
+        for (int64_t i = 0; i < 4; ++i, v += stride, to += 64) pair_row<kSplit>(v, stride, to);
+    }
+};
 
 void reorder_pairs(const Shape& shape, float* o) {
     const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
@@ -296,19 +314,64 @@ void reorder_pairs(const Shape& shape, float* o) {
         }
 }
 
+// Splits a tile of the depth of a block of F16 rows, a quarter of the cells per tick.
+struct SplitBeside {
+    const uint8_t* row;
+    int64_t stride;
+    uint8_t* to;  // [hi, lo][kCells] rows; null: nothing is left to split
+    Background& next;
+
+    KeyRows whole() {
+        for (int i = 0; i < 4; ++i) tick();
+        return {to - kCells * 64, to, 64};
+    }
+    void tick() {
+        next.tick();
+        if (!to) return;
+#pragma GCC unroll 4
+        for (int64_t c = 0; c < kCells / 4; ++c, row += stride, to += 64)
+            store_halves(to, to + kCells * 64, Expanded(row), Expanded(row + 32));
+    }
+};
+
+// Scores of 16 rows of queries, whose sums stay in tiles while the next keys are split.
+IKPY_AMX void score_split_keys(const Shape& shape, const Cells& cells, const uint8_t* q, uint8_t* k, float* s,
+                               Background& next) {
+    constexpr int64_t bytes = 2 * kCells * 64;
+    const int64_t depth = shape.dk() / kTileDepth, stride = cells.stride[0];
+    SplitBeside beside{cells.rows[0], stride, k, next};
+    KeyRows keys = beside.whole();
+    zero_sums();
+    for (int64_t i = 0; i < depth; ++i, q += kPair) {
+        uint8_t* const to = k + (i + 1) % 2 * bytes;
+        beside.row = cells.rows[0] + 64 * (i + 1);
+        beside.to = i + 1 < depth ? to : nullptr;
+        asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read
+        multiply_keys<true>(keys, q, 1, beside);
+        keys = {to, to + kCells * 64, 64};
+    }
+    store_sums(s);
+    asm volatile("" ::: "memory");
+}
+
 template <bool kSplit>
-void Halves<kSplit>::scores(const Shape& shape, const Cells& cells, int64_t, float* s, uint8_t* work,
-                            Background& next) {
+IKPY_AMX void Halves<kSplit>::scores(const Shape& shape, const Cells& cells, int64_t, float* s, uint8_t* work,
+                                     Background& next) {
     const Work w = work_at(shape, work);
     const int64_t depth = shape.dk() / kTileDepth, row_tiles = shape.rows / 16;
+    if (kSplit && row_tiles == 1) return score_split_keys(shape, cells, w.q, w.k, s, next);
     const uint8_t* q = w.q;
     for (int64_t k = 0; k < depth; k += kChunk) {
         const int64_t n = std::min(kChunk, depth - k);
         KeyRows keys{cells.rows[0] + 64 * k, nullptr, cells.stride[0]};
         if (kSplit) keys = split_keys(keys.hi, keys.stride, n, w.k, next);
         asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read
-        for (int64_t m = 0; m < row_tiles; ++m, q += n * kPair)
-            multiply_keys<kSplit>(keys, q, n, s + m * 16 * kCells, k > 0, next);
+        for (int64_t m = 0; m < row_tiles; ++m, q += n * kPair) {
+            float* const sums = s + m * 16 * kCells;
+            k > 0 ? load_sums(sums) : zero_sums();
+            multiply_keys<kSplit>(keys, q, n, next);
+            store_sums(sums);
+        }
     }
     asm volatile("" ::: "memory");
 }
@@ -347,14 +410,41 @@ void Halves<kSplit>::weigh(const Shape& shape, int64_t block, const float* s, co
     }
 }
 
+// Outputs of 16 rows: the next values are paired while these meet weights. v: of the first cell, tiles: two
+// times those of 32 cells.
 template <bool kSplit>
-void Halves<kSplit>::outputs(const Shape& shape, const Blocks& blocks, float* o, uint8_t* work,
-                             Background& next) {
+IKPY_AMX void add_values(const uint8_t* v, int64_t stride, int64_t dv, const uint8_t* p, int64_t steps,
+                         uint8_t* tiles, float* o, Background& next) {
+    constexpr int64_t bytes = kColumns / 16 * Halves<kSplit>::kValue;
+    const int64_t n = dv / kColumns * steps;
+    const uint8_t* at = v;
+    PairBeside<kSplit> first{v, stride, tiles, next};
+    for (int i = 0; i < 4; ++i) first.tick();
+    for (int64_t i = 0, k = 0; i < n; ++i) {
+        const bool more = k + 1 < steps;
+        if (!more) v += 2 * kColumns;
+        at = more ? at + (kTileDepth * stride) : v;
+        PairBeside<kSplit> beside{at, stride, i + 1 < n ? tiles + (i + 1) % 2 * bytes : nullptr, next};
+        asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read
+        if (k == 0) load_sums(o);
+        multiply_values<kSplit>(p + k * kPair, tiles + i % 2 * bytes, 1, beside);
+        k = more ? k + 1 : 0;
+        if (more) continue;
+        store_sums(o);
+        o += kColumns * 16;
+    }
+    asm volatile("" ::: "memory");
+}
+
+template <bool kSplit>
+IKPY_AMX void Halves<kSplit>::outputs(const Shape& shape, const Blocks& blocks, float* o, uint8_t* work,
+                                      Background& next) {
     const Work w = work_at(shape, work);
     const int64_t stride = blocks.cells.stride[0], steps = blocks.n * kBlockSteps;
     const uint8_t* v = blocks.cells.rows[0] + 2 * shape.column;
     const uint8_t* p = w.p + blocks.begin * kBlockSteps * kPair;
     const int64_t row_sums = shape.dv * 16, row_tiles = shape.rows / 16;
+    if (row_tiles == 1) return add_values<kSplit>(v, stride, shape.dv, p, steps, w.v, o, next);
     for (int64_t d = 0; d < shape.dv; d += kColumns) {
         for (int64_t k = 0; k < steps; ++k)
             pair_values<kSplit>(v + 32 * k * stride + 2 * d, stride, w.v + k * 4 * kValue, next);
@@ -362,7 +452,10 @@ void Halves<kSplit>::outputs(const Shape& shape, const Blocks& blocks, float* o,
         for (int64_t m = 0; m < row_tiles; ++m) {
             float* c = o + m * row_sums + d * 16;
             const float* after = m + 1 < row_tiles ? c + row_sums : o + (d + kColumns) * 16;
-            multiply_values<kSplit>(p + m * kDepthSteps * kPair, w.v, steps, c, after, next);
+            Ahead beside(after, 4 * steps, next);
+            load_sums(c);
+            multiply_values<kSplit>(p + m * kDepthSteps * kPair, w.v, steps, beside);
+            store_sums(c);
         }
     }
     asm volatile("" ::: "memory");
@@ -372,6 +465,7 @@ void Halves<kSplit>::outputs(const Shape& shape, const Blocks& blocks, float* o,
 template <bool kSplit>
 int64_t Halves<kSplit>::ticks(const Shape& shape) {
     const int64_t keys = kBlocks * (shape.dk() / kTileDepth), values = shape.dv / kColumns * kDepthSteps;
+    if (shape.rows == 16) return (keys + values + (kSplit ? kBlocks : 0) + 1) * 4;
     const int64_t operands =
         (kSplit ? kBlocks * (shape.dk() / kTileDepth / kChunk) * kCells / 4 : 0) + 4 * values;
     return (keys + values) * 4 * (shape.rows / 16) + operands;

@@ -25,26 +25,26 @@ inline __m512i join_words(__m512i low, __m512i high) {
 
 inline __m512i rounded(__m512 x) { return _mm512_cvtps_epi32(x); }
 
-// scales: [dk / 32][kCells], or [segments][kCells] where a row has one; halves: the same as f16, else unused.
+// scales: [dk / 32][kCells], or [segments][kCells] where a row has one.
 template <class Codes>
-void read_scales(const Shape& shape, const Cells& cells, uint16_t* halves, float* scales) {
+void read_scales(const Shape& shape, const Cells& cells, float* scales) {
     if constexpr (Codes::kRowScale) {
         for (int64_t i = 0; i < shape.n_segments; ++i)
             for (int64_t c = 0; c < kCells; ++c)
                 scales[i * kCells + c] = load_unaligned<float>(cells.rows[i] + c * cells.stride[i]);
         return;
     }
-    uint16_t* to = halves;
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     for (int64_t i = 0; i < shape.n_segments; ++i) {
-        const int64_t blocks = shape.size[i] / kBlock;
-        for (int64_t c = 0; c < kCells; ++c) {
-            const uint8_t* b = cells.rows[i] + c * cells.stride[i];
-            for (int64_t j = 0; j < blocks; ++j, b += Codes::kBytes)
-                to[j * kCells + c] = load_unaligned<uint16_t>(b);
-        }
-        to += blocks * kCells;
+        const __m512i at = _mm512_mullo_epi32(lanes, _mm512_set1_epi32(int32_t(cells.stride[i])));
+        for (int64_t j = 0; j < shape.size[i] / kBlock; ++j, scales += kCells)
+            for (int64_t c = 0; c < kCells; c += 16) {
+                // The scale and the two bytes behind it.
+                const uint8_t* b = cells.rows[i] + c * cells.stride[i] + j * Codes::kBytes;
+                const __m512i words = _mm512_i32gather_epi32(at, b, 1);
+                _mm512_storeu_ps(scales + c, _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words)));
+            }
     }
-    flash::widen_scales(halves, shape.dk() / kBlock * kCells, scales);
 }
 
 // Scales of 64 cells relative to the largest, which is returned.

@@ -3,9 +3,17 @@
 // pairs of products exactly. That is half as many instructions as multiply-adds of floats, and codes need no
 // scales before they are summed up.
 //
-// Roofline of one core that starts two of them per cycle at 3.5 GHz (a Xeon; Zen 4: one), ns per cell of 576
-// elements (V: 512): products 4.9 for each row. In all 177 (16 rows) and 1,050 (128 rows) were measured on
-// Q8_0 with other load on the machine.
+// Roofline of one core of a Xeon at 3.4 GHz, ns per cell of 576 elements (V: 512) of Q8_0. It starts two
+// products per cycle (Zen 4: one), 6.8 per ns; with the loads of their operands 5.0 (16 rows) to 5.4 per ns
+// remain, measured for 16 to 28 sums in registers of 1 to 4 vectors of rows.
+//                                      16 rows: on paper  measured   128 rows: on paper  measured
+//   scores: products 58, 427                     72           85              480           548
+//   softmax                                       4            7               27            28
+//   outputs: products 49, 379                    62           68              416           470
+// Unrolling, fetching sums ahead and groups of rows whose scores stay in the first-level cache changed
+// nothing.
+#include <type_traits>
+
 #include "kernels/byte_permutes.hpp"
 #include "kernels/flash_latent_scales.hpp"
 #include "kernels/simd_f32.hpp"
@@ -28,8 +36,7 @@ struct WordWork {
     int32_t* q;      // [dk / 2][rows]: pairs of words
     float* factors;  // [rows]: what a unit of q is worth
     int16_t* k;      // [kCells][kChunk]
-    uint16_t* halves;
-    float* scales;  // [dk / 32][kCells] or [segments][kCells]
+    float* scales;   // [dk / 32][kCells] or [segments][kCells]
     ValueScales values;
     int32_t* weights;  // [rows / 16][kPairs][16]: pairs of words
     float* worth;      // [rows]: of a unit of those
@@ -45,7 +52,6 @@ WordWork word_work(const Shape& shape, uint8_t* at) {
     w.q = take<int32_t>(at, shape.dk() / 2 * shape.rows);
     w.factors = take<float>(at, shape.rows);
     w.k = take<int16_t>(at, kCells * kChunk);
-    w.halves = take<uint16_t>(at, blocks * kCells);
     w.scales = take<float>(at, std::max<int64_t>(2, blocks) * kCells);
     w.values.relative = take<int16_t>(at, shape.dv / kBlock * kCells);
     w.values.largest = take<float>(at, shape.dv / kBlock);
@@ -99,12 +105,25 @@ void pack_words(const Shape& shape, const float* q, uint8_t* work) {
 int64_t vectors_at_once(int64_t rows) { return std::min<int64_t>(4, rows / 16); }
 constexpr int cells_at_once(int vectors) { return vectors == 1 ? 16 : vectors == 2 ? 8 : 4; }
 
+// Whether codes are stored as bytes, at the end of their block.
+template <class Codes>
+constexpr bool kBytes = std::is_same_v<Codes, kv::CodesQ8_0> || std::is_same_v<Codes, kv::CodesQ8_KV>;
+
+inline __m512i words_at(const uint8_t* bytes) {
+    return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes)));
+}
+
 template <class Codes>
 IKPY_WORDS void widen_keys(const uint8_t* k, int64_t stride, int16_t* to, Background& next) {
     for (int64_t c = 0; c < kCells; ++c, k += stride, to += kChunk) {
-        const __m512i x = Codes::pair(k);
-        _mm512_storeu_si512(to, _mm512_cvtepi8_epi16(_mm512_castsi512_si256(x)));
-        _mm512_storeu_si512(to + 32, _mm512_cvtepi8_epi16(_mm512_extracti64x4_epi64(x, 1)));
+        if constexpr (kBytes<Codes>) {
+            _mm512_storeu_si512(to, words_at(k + Codes::kBytes - kBlock));
+            _mm512_storeu_si512(to + 32, words_at(k + 2 * Codes::kBytes - kBlock));
+        } else {
+            const __m512i x = Codes::pair(k);
+            _mm512_storeu_si512(to, _mm512_cvtepi8_epi16(_mm512_castsi512_si256(x)));
+            _mm512_storeu_si512(to + 32, _mm512_cvtepi8_epi16(_mm512_extracti64x4_epi64(x, 1)));
+        }
         if (c % 8 == 0) next.tick();
     }
 }
@@ -176,7 +195,7 @@ void scores(const Shape& shape, const Cells& cells, int64_t, float* s, uint8_t* 
     static constexpr decltype(&score_rows<1, kScales>) kernels[] = {
         score_rows<1, kScales>, score_rows<2, kScales>, score_rows<3, kScales>, score_rows<4, kScales>};
     const WordWork w = word_work(shape, work);
-    read_scales<Codes>(shape, cells, w.halves, w.scales);
+    read_scales<Codes>(shape, cells, w.scales);
     std::fill(s, s + shape.rows * kCells, 0.0f);
     int64_t before = 0;  // elements of earlier chunks
     for (int64_t i = 0; i < shape.n_segments; ++i)

@@ -16,6 +16,7 @@ using simd::V;
 constexpr int64_t kPad = 24;  // a multiple of every block height
 constexpr int kWords = (kTileCells + 31) / 32;
 constexpr int64_t kDepth = 32;  // cells or head dims per tile product
+constexpr int64_t kFewTiles = 4;
 static_assert(kTileCells % kDepth == 0, "tiles of cells are whole tile products");
 
 // Split halves keep 16 significant bits: enough for every cache type but f32.
@@ -23,11 +24,16 @@ bool uses_tiles(const AttentionArgs& a) {
     return has_amx() && a.k->type != kF32 && a.v->type != kF32 && (!a.k1 || a.k1->type != kF32);
 }
 
+int64_t least_tile_rows(const AttentionArgs& a) { return uses_tiles(a) ? kWideTileRows / 2 : kTileRows; }
+
 // A tile unit has to split K and V once per row tile: the more rows the better, while all of it stays in the
-// second-level cache. Half as many without flash attention, which stores all scores of a row.
+// second-level cache and there are a few tiles. Without flash attention all scores of a row are stored, too.
+// More rows never make fewer tiles, which the sizes of memory rely on.
 int64_t tile_rows(const AttentionArgs& a) {
-    if (!uses_tiles(a)) return kTileRows;
-    return a.dk + a.dv > 512 || !a.flash ? kWideTileRows / 2 : kWideTileRows;
+    const int64_t least = least_tile_rows(a);
+    if (!uses_tiles(a) || a.dk + a.dv > 512 || !a.flash) return least;
+    return std::clamp<int64_t>(round_up((a.rows_per_kv_head() + kFewTiles - 1) / kFewTiles, 16), least,
+                               kWideTileRows);
 }
 
 // Work memory of one thread. K and V are row-major; matrices of lanes are, too, but a tile unit wants 16
@@ -515,7 +521,7 @@ size_t tile_scratch_bytes(const AttentionArgs& a, int64_t n_kv_max) {
 size_t tile_shared_bytes(const AttentionArgs& a, int n_threads) {
     size_t most = 0;
     for (int64_t tiles = 1, n = 0; n < a.n_tokens; ++tiles) {
-        n = std::clamp<int64_t>(tiles * tile_rows(a) / a.heads_per_kv, 1, a.n_tokens);
+        n = std::clamp<int64_t>(tiles * least_tile_rows(a) / a.heads_per_kv, 1, a.n_tokens);
         const AttentionArgs part = a.part(0, n);
         const TilePlan plan = plan_tiles(part, n_threads);
         if (plan.splits == 1) break;

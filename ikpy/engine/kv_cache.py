@@ -73,8 +73,7 @@ class KVCache:
         for ((layer, spec), shape), step in zip(sizes.items(), steps, strict=True):
             name = f"cache_{spec.name}_l{layer}"
             self.tensors[layer, spec.name] = external(address, memory, spec.type_id, shape, name, "cache")
-            if allocate:
-                address += step
+            address += step  # planned ones too: attention takes V at the place of K for a part of it
 
     def nbytes(self, name: str | None = None) -> int:
         """Bytes of the cache tensors with this name, or of all."""

@@ -193,6 +193,35 @@ def test_sequences_in_cells_of_their_own_get_what_each_gets_alone(lengths, heads
         np.testing.assert_array_equal(together[own], alone)
 
 
+@pytest.mark.parametrize("slope", [-0.2, 0.004, 0.05, 0.2], ids=lambda slope: f"{slope} per cell")
+@pytest.mark.parametrize("n_tokens", [17, 200])
+def test_scores_that_rise_or_fall_along_the_cells(n_tokens, slope):
+    """Maxima that grow by little or much, or not at all, from one tile of cells to the next."""
+    rng = np.random.default_rng(5)
+    n_kv, n_heads, d = 700, 8, 64
+    q = 0.3 * rng.standard_normal((n_tokens, n_heads, d)).astype(np.float32)
+    k = 0.3 * rng.standard_normal((n_kv, 2, d)).astype(np.float32)
+    q[..., 0] = rng.uniform(0.5, 1.5, (n_tokens, n_heads))
+    k[..., 0] = slope * np.arange(n_kv)[:, None]
+    (k, k_values), (v, v_values) = ref.make_cache(k, F16), ref.make_cache(rng.standard_normal(k.shape), F16)
+    mask, ranges = np.zeros((n_tokens, 704), np.float16), np.tile(np.array([0, n_kv], np.int32), (n_tokens, 1))
+    want = ref.attend(
+        q, np.repeat(k_values, 4, 1), np.repeat(v_values, 4, 1), np.ones((n_tokens, n_kv), bool), 1.0, sinks=None
+    )
+    allowed = 3e-5 + 2.0**-16 * np.abs(slope) * n_kv * 1.5  # products of bf16 halves keep 16 bits of a score
+    for n_threads in (1, 3):
+        got = ref.attention(q, k, v, mask, ranges, n_threads=n_threads, scale=1.0, k_type=F16, v_type=F16, dv=d)
+        error = np.abs(got - want).max() / np.abs(want).max()
+        assert error < allowed, f"{n_threads} threads: {error:.1e}"
+
+
+@pytest.mark.parametrize("shape", [(8, 1, 128, 128), (4, 4, 64, 64), (3, 3, 80, 80)], ids=str)
+@pytest.mark.parametrize("n_tokens", [150, 530])
+def test_more_rows_than_a_row_tile(n_tokens, shape):
+    """Causal masks over row tiles that are full, and one that is not."""
+    run_case(n_tokens, n_tokens + 45, *shape, threads=(1, 2))
+
+
 @pytest.mark.parametrize("flash", [True, False], ids=["flash", "full"])
 @pytest.mark.parametrize("n_tokens", [1, 2, 40])
 def test_query_without_visible_cell_gives_zeros(n_tokens, flash):

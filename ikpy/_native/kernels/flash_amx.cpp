@@ -53,20 +53,21 @@ IKPY_AMX inline void load_left(const uint16_t* a, int64_t lda) {
 }
 
 template <int NL>
-IKPY_AMX inline void load_right(const uint16_t* b, int64_t ld) {
-    _tile_loadd(6, b, ld * 4);
-    if (NL == 2) _tile_loadd(7, b + 2 * kTileHeight, ld * 4);
+IKPY_AMX inline void load_right(const uint16_t* b, int64_t to_next) {
+    _tile_loadd(6, b, 64);
+    if (NL == 2) _tile_loadd(7, b + to_next, 64);
 }
 
 template <int NR, int NL>
-IKPY_AMX void block(const Halves& a, int64_t lda, const Halves& b, int64_t ld, int64_t depth, float* c,
+IKPY_AMX void block(const Halves& a, int64_t lda, const RightTiles& b, int64_t depth, const SumTiles& c,
                     bool add) {
-    float* const lower = c + kTileHeight * ld;
+    constexpr int64_t kLower = kTileHeight * kTileHeight;
+    float *const left = c.at, *const right = c.at + c.to_next;
     if (add) {
-        _tile_loadd(0, c, ld * 4);
-        if (NL == 2) _tile_loadd(1, c + kTileHeight, ld * 4);
-        if (NR == 2) _tile_loadd(2, lower, ld * 4);
-        if (NR == 2 && NL == 2) _tile_loadd(3, lower + kTileHeight, ld * 4);
+        _tile_loadd(0, left, 64);
+        if (NL == 2) _tile_loadd(1, right, 64);
+        if (NR == 2) _tile_loadd(2, left + kLower, 64);
+        if (NR == 2 && NL == 2) _tile_loadd(3, right + kLower, 64);
     } else {
         _tile_zero(0);
         _tile_zero(1);
@@ -74,24 +75,24 @@ IKPY_AMX void block(const Halves& a, int64_t lda, const Halves& b, int64_t ld, i
         _tile_zero(3);
     }
     for (int64_t k = 0; k < depth; k += kTileDepth) {
-        const int64_t right = k * ld;
+        const int64_t pair = k * kTileHeight;
         if (a.lo) {
             load_left<NR>(a.lo + k, lda);
-            load_right<NL>(b.hi + right, ld);
+            load_right<NL>(b.at.hi + pair, b.to_next);
             multiply_loaded<NR, NL>();
             load_left<NR>(a.hi + k, lda);
         } else {
             load_left<NR>(a.hi + k, lda);
-            load_right<NL>(b.hi + right, ld);
+            load_right<NL>(b.at.hi + pair, b.to_next);
         }
         multiply_loaded<NR, NL>();
-        load_right<NL>(b.lo + right, ld);
+        load_right<NL>(b.at.lo + pair, b.to_next);
         multiply_loaded<NR, NL>();
     }
-    _tile_stored(0, c, ld * 4);
-    if (NL == 2) _tile_stored(1, c + kTileHeight, ld * 4);
-    if (NR == 2) _tile_stored(2, lower, ld * 4);
-    if (NR == 2 && NL == 2) _tile_stored(3, lower + kTileHeight, ld * 4);
+    _tile_stored(0, left, 64);
+    if (NL == 2) _tile_stored(1, right, 64);
+    if (NR == 2) _tile_stored(2, left + kLower, 64);
+    if (NR == 2 && NL == 2) _tile_stored(3, right + kLower, 64);
 }
 
 }  // namespace
@@ -120,41 +121,52 @@ void split_transposed(const float* x, int64_t ld, int64_t n_rows, int64_t n, con
     }
 }
 
-void split_pairs(const float* x, int64_t ld, int64_t n_rows, int64_t lanes, int64_t depth,
-                 const Halves& out) {
-    for (int64_t d = 0; d < depth; d += 2)
-        for (int64_t m = 0; m < lanes; m += 16) {
-            const float* at = x + d * ld + m;
-            const __m512 first = d < n_rows ? _mm512_loadu_ps(at) : _mm512_setzero_ps();
-            const __m512 second = d + 1 < n_rows ? _mm512_loadu_ps(at + ld) : _mm512_setzero_ps();
-            store_pair(first, second, out, d * ld + 2 * m);
-        }
+void split_pairs(const float* x, int64_t n_rows, int64_t depth, const Halves& out) {
+    for (int64_t d = 0; d < depth; d += 2) {
+        const float* at = x + d * 16;
+        const __m512 first = d < n_rows ? _mm512_loadu_ps(at) : _mm512_setzero_ps();
+        const __m512 second = d + 1 < n_rows ? _mm512_loadu_ps(at + 16) : _mm512_setzero_ps();
+        store_pair(first, second, out, d * 16);
+    }
 }
 
-simd::V exp2_pairs(const float* s, int64_t ld, int64_t n_rows, simd::V top, const Halves& out) {
+simd::V exp2_pairs(const float* s, int64_t n_rows, simd::V top, const Halves& out) {
     __m512 total = _mm512_setzero_ps();
     for (int64_t r = 0; r < (n_rows + 31) / 32 * 32; r += 2) {
         __m512 p[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
         for (int i = 0; i < 2; ++i)
-            if (r + i < n_rows) p[i] = simd::exp2(_mm512_sub_ps(_mm512_loadu_ps(s + (r + i) * ld), top));
+            if (r + i < n_rows) p[i] = simd::exp2(_mm512_sub_ps(_mm512_loadu_ps(s + (r + i) * 16), top));
         total = _mm512_add_ps(total, _mm512_add_ps(p[0], p[1]));
-        store_pair(p[0], p[1], out, r * ld);
+        store_pair(p[0], p[1], out, r * 16);
     }
     return total;
 }
 
-IKPY_AMX void tile_product(const Halves& a, int64_t lda, int64_t n_rows, const Halves& b, int64_t ld,
-                           int64_t n_lanes, int64_t depth, float* c, bool add) {
+simd::V raised(simd::V reference, simd::V top) {
+    const __m512 bound = _mm512_add_ps(reference, _mm512_set1_ps(8.0f));
+    return _mm512_mask_mov_ps(reference, _mm512_cmp_ps_mask(top, bound, _CMP_GT_OQ), top);
+}
+
+void scale_lanes(float* o, int64_t n_rows, simd::V factor) {
+    if (_mm512_cmp_ps_mask(factor, _mm512_set1_ps(1.0f), _CMP_NEQ_UQ) == 0) return;
+    for (int64_t r = 0; r < n_rows; ++r, o += 16)
+        _mm512_storeu_ps(o, _mm512_mul_ps(_mm512_loadu_ps(o), factor));
+}
+
+IKPY_AMX void tile_product(const Halves& a, int64_t lda, int64_t n_rows, const RightTiles& b, int64_t n_lanes,
+                           int64_t depth, const SumTiles& c, bool add) {
     asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read
     for (int64_t r = 0; r < n_rows; r += 2 * kTileHeight) {
         const Halves left = {a.hi + r * lda, a.lo ? a.lo + r * lda : nullptr};
         const bool two_rows = r + kTileHeight < n_rows;
         for (int64_t m = 0; m < n_lanes; m += 2 * kTileHeight) {
-            const Halves right = {b.hi + 2 * m, b.lo + 2 * m};
+            const int64_t lanes = m / kTileHeight;
+            const RightTiles right = {{b.at.hi + lanes * b.to_next, b.at.lo + lanes * b.to_next}, b.to_next};
+            const SumTiles sums = {c.at + lanes * c.to_next + r * kTileHeight, c.to_next};
             const bool two_lanes = m + kTileHeight < n_lanes;
             const auto run =
                 two_rows ? (two_lanes ? block<2, 2> : block<2, 1>) : (two_lanes ? block<1, 2> : block<1, 1>);
-            run(left, lda, right, ld, depth, c + r * ld + m, add);
+            run(left, lda, right, depth, sums, add);
         }
     }
 }
@@ -166,11 +178,14 @@ void end_tiles() { release_tiles(); }
 
 void split_rows(const float*, int64_t, int64_t, int64_t, const Halves&, int64_t) {}
 void split_transposed(const float*, int64_t, int64_t, int64_t, const Halves&, int64_t) {}
-void split_pairs(const float*, int64_t, int64_t, int64_t, int64_t, const Halves&) {}
-void tile_product(const Halves&, int64_t, int64_t, const Halves&, int64_t, int64_t, int64_t, float*, bool) {
+void split_pairs(const float*, int64_t, int64_t, const Halves&) {}
+void tile_product(const Halves&, int64_t, int64_t, const RightTiles&, int64_t, int64_t, const SumTiles&,
+                  bool) {
     throw std::logic_error("this build has no tile products");
 }
-simd::V exp2_pairs(const float*, int64_t, int64_t, simd::V top, const Halves&) { return top; }
+simd::V exp2_pairs(const float*, int64_t, simd::V top, const Halves&) { return top; }
+simd::V raised(simd::V, simd::V top) { return top; }
+void scale_lanes(float*, int64_t, simd::V) {}
 void begin_tiles() {}
 void end_tiles() {}
 

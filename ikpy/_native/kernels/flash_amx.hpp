@@ -22,18 +22,35 @@ void split_rows(const float* x, int64_t ld, int64_t n_rows, int64_t n, const Hal
 void split_transposed(const float* x, int64_t ld, int64_t n_rows, int64_t n, const Halves& out,
                       int64_t ld_out);
 
-// Rows [n_rows][lanes] as right operand [depth / 2][lanes][2], zeros from n_rows to depth (a multiple of 32).
-// Rows of x and of the result are ld lanes long.
-void split_pairs(const float* x, int64_t ld, int64_t n_rows, int64_t lanes, int64_t depth, const Halves& out);
+// Rows [n_rows][16] as right operand [depth / 2][16][2], zeros from n_rows to depth (a multiple of 32).
+void split_pairs(const float* x, int64_t n_rows, int64_t depth, const Halves& out);
 
-// Weights 2^(s[r][.] - top) of 16 lanes as right operand, zeros from n_rows to the next multiple of 32;
-// returns their sums. Rows of s and of the result are ld lanes long.
-simd::V exp2_pairs(const float* s, int64_t ld, int64_t n_rows, simd::V top, const Halves& out);
+// Weights 2^(s[r][.] - top) of 16 lanes, s [n_rows][16], as right operand, zeros from n_rows to the next
+// multiple of 32; returns their sums.
+simd::V exp2_pairs(const float* s, int64_t n_rows, simd::V top, const Halves& out);
+
+// The new references of 16 lanes whose maximum so far is `top`: the old ones unless they lie more than 8
+// below. Weights of up to 2^8 are as exact as others, and outputs need no factor as long as references stay.
+simd::V raised(simd::V reference, simd::V top);
+
+// o[r][.] *= factor for n_rows rows of 16 lanes.
+void scale_lanes(float* o, int64_t n_rows, simd::V factor);
+
+// Right operands [depth / 2][16][2] of 16 lanes each, and sums [rows][16]; to_next: from 16 lanes to the
+// next.
+struct RightTiles {
+    Halves at;
+    int64_t to_next;
+};
+struct SumTiles {
+    float* at;
+    int64_t to_next;
+};
 
 // c[r][m] = (or +=) sum over depth of a[r][.] b[.][m] for n_rows rows and n_lanes lanes (multiples of 16).
-// lda: bf16 values per row of a; ld: lanes per row of b and floats per row of c. Tiles must be configured.
-void tile_product(const Halves& a, int64_t lda, int64_t n_rows, const Halves& b, int64_t ld, int64_t n_lanes,
-                  int64_t depth, float* c, bool add);
+// lda: bf16 values per row of a. Tiles must be configured.
+void tile_product(const Halves& a, int64_t lda, int64_t n_rows, const RightTiles& b, int64_t n_lanes,
+                  int64_t depth, const SumTiles& c, bool add);
 
 void begin_tiles();
 void end_tiles();

@@ -16,6 +16,7 @@ using simd::V;
 constexpr int64_t kPad = 24;  // a multiple of every block height
 constexpr int kWords = (kTileCells + 31) / 32;
 constexpr int64_t kDepth = 32;  // cells or head dims per tile product
+constexpr int64_t kFewTiles = 4;
 static_assert(kTileCells % kDepth == 0, "tiles of cells are whole tile products");
 
 // Split halves keep 16 significant bits: enough for every cache type but f32.
@@ -23,14 +24,21 @@ bool uses_tiles(const AttentionArgs& a) {
     return has_amx() && a.k->type != kF32 && a.v->type != kF32 && (!a.k1 || a.k1->type != kF32);
 }
 
+int64_t least_tile_rows(const AttentionArgs& a) { return uses_tiles(a) ? kWideTileRows / 2 : kTileRows; }
+
 // A tile unit has to split K and V once per row tile: the more rows the better, while all of it stays in the
-// second-level cache.
+// second-level cache and there are a few tiles. Without flash attention all scores of a row are stored, too.
+// More rows never make fewer tiles, which the sizes of memory rely on.
 int64_t tile_rows(const AttentionArgs& a) {
-    if (!uses_tiles(a)) return kTileRows;
-    return a.dk + a.dv > 512 ? kWideTileRows / 2 : kWideTileRows;
+    const int64_t least = least_tile_rows(a);
+    if (!uses_tiles(a) || a.dk + a.dv > 512 || !a.flash) return least;
+    return std::clamp<int64_t>(round_up((a.rows_per_kv_head() + kFewTiles - 1) / kFewTiles, 16), least,
+                               kWideTileRows);
 }
 
-// Work memory of one thread; all matrices row-major with `lanes` or the padded head size as row length.
+// Work memory of one thread. K and V are row-major; matrices of lanes are, too, but a tile unit wants 16
+// lanes at a time: [lanes / 16][rows][16], so that no load of a tile meets lines of the same few sets of the
+// caches.
 struct TileBuffers {
     float *q, *k, *v, *s, *o, *maximum, *sum, *alpha;
     double* total;
@@ -39,6 +47,11 @@ struct TileBuffers {
     flash::Halves q2, k2, v2, p2;  // operands of tile products, null without a tile unit
     int64_t kv_tiles;
     int64_t ldk, ldv, lanes;
+    int64_t row;             // from a row of a matrix of lanes to the next
+    int64_t s_rows, o_rows;  // of the scores and of the output
+
+    // Where lane m, the first of a vector, of a matrix of n_rows rows starts.
+    int64_t lane(int64_t m, int64_t n_rows) const { return row == lanes ? m : m * n_rows; }
 };
 
 // Lanes [m, m + lanes) against the cells [begin, end) of the tile at hand.
@@ -92,15 +105,17 @@ void clear_padding(const AttentionArgs& a, const TileBuffers& b) {
 TileBuffers layout(uint8_t* scratch, const AttentionArgs& a, int64_t lanes) {
     TileBuffers b;
     float* at = reinterpret_cast<float*>(scratch);
-    const int64_t cells = a.flash ? kTileCells : round_up(a.n_kv, kTileCells);
     b.lanes = lanes;
+    b.row = uses_tiles(a) ? 16 : lanes;
+    b.s_rows = a.flash ? kTileCells : round_up(a.n_kv, kTileCells);
+    b.o_rows = output_rows(a);
     b.ldk = round_up(a.dk, 16);
     b.ldv = a.v_in_k ? b.ldk : round_up(a.dv, kPad);
     b.q = take(at, a.dk * lanes);
     b.k = take(at, kTileCells * b.ldk + 32);
     b.v = a.v_in_k ? b.k + a.v_column : take(at, kTileCells * b.ldv);
-    b.s = take(at, cells * lanes);
-    b.o = take(at, output_rows(a) * lanes);
+    b.s = take(at, b.s_rows * lanes);
+    b.o = take(at, b.o_rows * lanes);
     b.maximum = take(at, lanes);
     b.sum = take(at, lanes);
     b.alpha = take(at, lanes);
@@ -121,15 +136,19 @@ TileBuffers layout(uint8_t* scratch, const AttentionArgs& a, int64_t lanes) {
     return b;
 }
 
+flash::Halves offset(const flash::Halves& h, int64_t n) { return {h.hi + n, h.lo ? h.lo + n : nullptr}; }
+
 void pack_q(const AttentionArgs& a, const Tile& tile, const TileBuffers& b) {
     for (int64_t m = 0; m < b.lanes; m += 16) {
         const float* rows[16];
         for (int64_t i = 0; i < 16; ++i) {
             rows[i] = m + i < tile.n_rows ? a.q_row(tile.kv_head, tile.first_row + m + i) : nullptr;
         }
-        flash::rows_to_lanes(rows, a.dk, a.q_factor(), b.q + m, b.lanes);
+        float* const q = b.q + b.lane(m, a.dk);
+        flash::rows_to_lanes(rows, a.dk, a.q_factor(), q, b.row);
+        const int64_t depth = round_up(a.dk, kDepth);
+        if (b.q2.hi) flash::split_pairs(q, a.dk, depth, offset(b.q2, m * depth));
     }
-    if (b.q2.hi) flash::split_pairs(b.q, b.lanes, a.dk, b.lanes, round_up(a.dk, kDepth), b.q2);
 }
 
 void load_k_tile(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t n, const TileBuffers& b) {
@@ -166,27 +185,24 @@ void for_lane_groups(const Part& part, Call call) {
     }
 }
 
-flash::Halves offset(const flash::Halves& h, int64_t n) { return {h.hi + n, h.lo ? h.lo + n : nullptr}; }
-
 // Scores of whole groups of 16 cells: the tile has room for them, nobody reads those beyond the part.
 void score_tiles(const TileBuffers& b, int64_t dk, const Part& part, float* s, flash::Prefetch& next) {
     const int64_t ld = round_up(dk, kDepth);
     next.advance(next.rows);
     flash::tile_product(offset(b.k2, part.begin * ld), ld, round_up(part.end - part.begin, 16),
-                        offset(b.q2, 2 * part.m), b.lanes, part.lanes, ld, s + part.begin * b.lanes + part.m,
-                        false);
+                        {offset(b.q2, part.m * ld), ld * 16}, part.lanes, ld,
+                        {s + part.begin * b.row + b.lane(part.m, b.s_rows), b.s_rows * 16}, false);
 }
 
 // The weights are in p2.
 void output_tiles(const TileBuffers& b, int64_t dv, const Part& part, flash::Prefetch& next) {
     next.advance(next.rows);
-    for (int64_t d = 0; d < dv; ++d)
-        for (int64_t m = part.m; m < part.m + part.lanes; m += kLanes) {
-            float* o = b.o + d * b.lanes + m;
-            simd::store(o, simd::mul(simd::load(o), simd::load(b.alpha + m)));
-        }
-    flash::tile_product(offset(b.v2, part.begin), kTileCells, round_up(dv, 16), offset(b.p2, 2 * part.m),
-                        b.lanes, part.lanes, round_up(part.end - part.begin, kDepth), b.o + part.m, true);
+    for (int64_t m = part.m; m < part.m + part.lanes; m += kLanes)
+        flash::scale_lanes(b.o + b.lane(m, b.o_rows), dv, simd::load(b.alpha + m));
+    flash::tile_product(offset(b.v2, part.begin), kTileCells, round_up(dv, 16),
+                        {offset(b.p2, part.m * kTileCells), kTileCells * 16}, part.lanes,
+                        round_up(part.end - part.begin, kDepth),
+                        {b.o + b.lane(part.m, b.o_rows), b.o_rows * 16}, true);
 }
 
 void scores(const TileBuffers& b, int64_t dk, const Part& part, float* s, flash::Prefetch& next) {
@@ -271,8 +287,10 @@ Visibility tile_visibility(const AttentionArgs& a, const Tile& tile, int64_t i, 
 }
 
 // Splits a partly visible tile into groups of 16 lanes, each with the cells that any of its rows sees.
+// Neighbours whose cells end nearly together make one part: products of 32 lanes take less than two of 16.
 int visible_parts(const TileBuffers& b, Part* parts) {
     int n_parts = 0;
+    int64_t first_end = 0;  // of the 16 lanes that the last part began with
     for (int64_t m = 0; m < b.lanes; m += 16) {
         int64_t begin = kTileCells, end = 0;
         for (int w = 0; w < kWords; ++w) {
@@ -284,7 +302,17 @@ int visible_parts(const TileBuffers& b, Part* parts) {
         }
         // Starts at a multiple of the block height keep the rounded-up last block inside the tile.
         const int64_t step = b.k2.hi ? kDepth : kPad;
-        if (end > 0) parts[n_parts++] = {m, 16, begin / step * step, end};
+        if (end == 0) continue;
+        begin = begin / step * step;
+        Part* const last = parts + n_parts - 1;
+        if (n_parts > 0 && last->m + last->lanes == m && last->begin == begin && end >= first_end &&
+            end <= first_end + 16) {
+            last->lanes += 16;
+            last->end = std::max(last->end, end);
+        } else {
+            parts[n_parts++] = {m, 16, begin, end};
+            first_end = end;
+        }
     }
     return n_parts;
 }
@@ -296,10 +324,10 @@ V finish_vector(float* s, const TileBuffers& b, const Part& part, int64_t m, flo
     V top = set1(kNoMaximum);
     const V cap = set1(softcap * kLog2e), low = set1(kMasked);
     for (int64_t c = part.begin; c < part.end; ++c) {
-        V x = load(s + c * b.lanes);
+        V x = load(s + c * b.row);
         if (kCap) x = mul(cap, simd::tanh(x));
         if (kMask) x = keep_if_bit(b.bits + (c >> 5) * b.lanes + m, 1u << (c & 31), x, low);
-        if (kMask || kCap) store(s + c * b.lanes, x);
+        if (kMask || kCap) store(s + c * b.row, x);
         top = simd::max(top, x);
     }
     return top;
@@ -320,8 +348,8 @@ V exp2_scores(float* s, const TileBuffers& b, const Part& part, V top) {
     using namespace simd;
     V total = zero();
     for (int64_t c = part.begin; c < part.end; ++c) {
-        const V p = simd::exp2(sub(load(s + c * b.lanes), top));
-        store(s + c * b.lanes, p);
+        const V p = simd::exp2(sub(load(s + c * b.row), top));
+        store(s + c * b.row, p);
         total = add(total, p);
     }
     return total;
@@ -332,11 +360,12 @@ V exp2_scores(float* s, const TileBuffers& b, const Part& part, V top) {
 void online_softmax(const AttentionArgs& a, const TileBuffers& b, const Part& part, bool masked) {
     using namespace simd;
     for (int64_t m = part.m; m < part.m + part.lanes; m += kLanes) {
-        float* s = b.s + m;
+        float* s = b.s + b.lane(m, b.s_rows);
         const V before = load(b.maximum + m);
-        const V top = simd::max(before, finish_scores(a, s, b, part, m, masked));
-        const V total = b.p2.hi ? flash::exp2_pairs(s + part.begin * b.lanes, b.lanes, part.end - part.begin,
-                                                    top, offset(b.p2, 2 * m))
+        V top = simd::max(before, finish_scores(a, s, b, part, m, masked));
+        if (b.p2.hi) top = flash::raised(before, top);
+        const V total = b.p2.hi ? flash::exp2_pairs(s + part.begin * b.row, part.end - part.begin, top,
+                                                    offset(b.p2, m * kTileCells))
                                 : exp2_scores(s, b, part, top);
         const V alpha = simd::exp2(sub(before, top));
         store(b.alpha + m, alpha);
@@ -349,7 +378,7 @@ void clear_state(const AttentionArgs& a, const TileBuffers& b) {
     std::fill(b.maximum, b.maximum + b.lanes, kNoMaximum);
     std::fill(b.sum, b.sum + b.lanes, 0.0f);
     std::fill(b.total, b.total + b.lanes, 0.0);
-    std::memset(b.o, 0, size_t(output_rows(a) * b.lanes) * sizeof(float));
+    std::memset(b.o, 0, size_t(b.o_rows * b.lanes) * sizeof(float));
 }
 
 // Cells [first, last), a part of the row tile's range that starts at origin.
@@ -378,13 +407,13 @@ void full_scores(const AttentionArgs& a, const Tile& tile, int64_t first, int64_
                  const TileBuffers& b) {
     for (int64_t c0 = first; c0 < last; c0 += kTileCells) {
         const Part part{0, b.lanes, 0, std::min<int64_t>(kTileCells, last - c0)};
-        float* s = b.s + (c0 - first) * b.lanes;
+        float* s = b.s + (c0 - first) * b.row;
         const bool masked = tile_visibility(a, tile, c0, part.end, b) != Visibility::kAll;
         flash::Prefetch next = k_rows(a, tile, c0 + part.end, last);
         load_k_tile(a, tile, c0, part.end, b);
         scores(b, a.dk, part, s, next);
         for (int64_t m = 0; m < b.lanes; m += kLanes) {
-            const V top = finish_scores(a, s + m, b, part, m, masked);
+            const V top = finish_scores(a, s + b.lane(m, b.s_rows), b, part, m, masked);
             simd::store(b.maximum + m, simd::max(simd::load(b.maximum + m), top));
         }
     }
@@ -392,11 +421,11 @@ void full_scores(const AttentionArgs& a, const Tile& tile, int64_t first, int64_
 
 void full_weights(const TileBuffers& b, int64_t n_cells) {
     for (int64_t c = 0; c < n_cells; ++c) {
-        float* s = b.s + c * b.lanes;
         for (int64_t m = 0; m < b.lanes; m += kLanes) {
-            simd::store(s + m, simd::exp2(simd::sub(simd::load(s + m), simd::load(b.maximum + m))));
+            float* s = b.s + c * b.row + b.lane(m, b.s_rows);
+            simd::store(s, simd::exp2(simd::sub(simd::load(s), simd::load(b.maximum + m))));
+            for (int i = 0; i < kLanes; ++i) b.total[m + i] += double(s[i]);
         }
-        for (int64_t m = 0; m < b.lanes; ++m) b.total[m] += double(s[m]);
     }
 }
 
@@ -411,9 +440,10 @@ void run_full(const AttentionArgs& a, const Tile& tile, int64_t first, int64_t l
         flash::Prefetch next = v_rows(a, tile, c1, std::min<int64_t>(kTileCells, last - c1));
         if (a.v_in_k) load_k_tile(a, tile, c0, part.end, b);
         load_v_tile(a, tile, c0, part.end, b);
-        const float* weights = b.s + (c0 - first) * b.lanes;
-        if (b.p2.hi)
-            flash::split_pairs(weights, b.lanes, part.end, b.lanes, round_up(part.end, kDepth), b.p2);
+        const float* weights = b.s + (c0 - first) * b.row;
+        for (int64_t m = 0; b.p2.hi && m < b.lanes; m += kLanes)
+            flash::split_pairs(weights + b.lane(m, b.s_rows), part.end, round_up(part.end, kDepth),
+                               offset(b.p2, m * kTileCells));
         outputs(b, a.dv, part, weights, next);
     }
 }
@@ -425,7 +455,7 @@ void write_rows(const AttentionArgs& a, const Tile& tile, const TileBuffers& b, 
         float* rows[16];
         for (int64_t i = 0; i < 16; ++i)
             rows[i] = m + i < tile.n_rows ? place(tile.first_row + m + i) : nullptr;
-        flash::lanes_to_rows(b.o + m, b.lanes, a.dv, b.alpha + m, rows);
+        flash::lanes_to_rows(b.o + b.lane(m, b.o_rows), b.row, a.dv, b.alpha + m, rows);
     }
 }
 
@@ -491,7 +521,7 @@ size_t tile_scratch_bytes(const AttentionArgs& a, int64_t n_kv_max) {
 size_t tile_shared_bytes(const AttentionArgs& a, int n_threads) {
     size_t most = 0;
     for (int64_t tiles = 1, n = 0; n < a.n_tokens; ++tiles) {
-        n = std::clamp<int64_t>(tiles * tile_rows(a) / a.heads_per_kv, 1, a.n_tokens);
+        n = std::clamp<int64_t>(tiles * least_tile_rows(a) / a.heads_per_kv, 1, a.n_tokens);
         const AttentionArgs part = a.part(0, n);
         const TilePlan plan = plan_tiles(part, n_threads);
         if (plan.splits == 1) break;

@@ -58,7 +58,8 @@ inline __m512i gather_rows(const uint8_t* rows, int64_t stride, int64_t n) {
     return _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), __mmask16((1u << n) - 1), at, rows, 1);
 }
 
-// The scales of n cells, rounded up to whole vectors: f32 of rows that have one, else f16 [n_blocks][kCodeCells].
+// The scales of n cells, rounded up to whole vectors: f32 of rows that have one, else f16
+// [n_blocks][kCodeCells].
 template <class Codes>
 inline void copy_scales(const uint8_t* rows, int64_t stride, int64_t n, int64_t n_blocks, uint16_t* halves,
                         float* scales) {
@@ -68,9 +69,8 @@ inline void copy_scales(const uint8_t* rows, int64_t stride, int64_t n, int64_t 
             continue;
         }
         for (int64_t b = 0; b < n_blocks; ++b)
-            _mm256_storeu_si256(
-                reinterpret_cast<__m256i*>(halves + b * kCodeCells + c),
-                _mm512_cvtepi32_epi16(gather_rows(rows + b * Codes::kBytes, stride, n - c)));
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(halves + b * kCodeCells + c),
+                                _mm512_cvtepi32_epi16(gather_rows(rows + b * Codes::kBytes, stride, n - c)));
     }
 }
 
@@ -81,7 +81,8 @@ inline void widen_scales(const uint16_t* halves, int64_t n, float* out) {
                          _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(halves + i))));
 }
 
-// Words of 32 cells, in the order in which words of two vectors are packed; bytes of cells are in their order.
+// Words of 32 cells, in the order in which words of two vectors are packed; bytes of cells are in their
+// order.
 inline __m512i packed_words(__m512 first, __m512 second) {
     return _mm512_packs_epi32(_mm512_cvtps_epi32(first), _mm512_cvtps_epi32(second));
 }
@@ -155,16 +156,15 @@ IKPY_CODES __m512i round_weights(const int16_t* relative, const int16_t* scales,
     __m512i sums = _mm512_setzero_si512();
 #pragma GCC unroll 2
     for (int i = 0; i < 2; ++i) {
-        const __m512i x = _mm512_mulhrs_epi16(_mm512_loadu_si512(relative + 32 * i),
-                                              _mm512_loadu_si512(scales + 32 * i));
+        const __m512i x =
+            _mm512_mulhrs_epi16(_mm512_loadu_si512(relative + 32 * i), _mm512_loadu_si512(scales + 32 * i));
         sums = _mm512_dpwssd_epi32(sums, x, _mm512_set1_epi16(1));
         // The lower byte less 128 after adding it: both bytes are signed.
-        const __m512i both = _mm512_xor_si512(_mm512_add_epi16(x, _mm512_set1_epi16(128)),
-                                              _mm512_set1_epi16(128));
+        const __m512i both =
+            _mm512_xor_si512(_mm512_add_epi16(x, _mm512_set1_epi16(128)), _mm512_set1_epi16(128));
         const __m512i bytes = _mm512_permutexvar_epi8(from, both);
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(lower + 32 * i), _mm512_castsi512_si256(bytes));
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(upper + 32 * i),
-                            _mm512_extracti64x4_epi64(bytes, 1));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(upper + 32 * i), _mm512_extracti64x4_epi64(bytes, 1));
     }
     return sums;
 }

@@ -216,8 +216,8 @@ void for_rows(const AttentionArgs& a, const RowBuffers& b, const F& do_row) {
     }
 }
 
-// Maxima and sums of n <= kLanes rows with those of one more block: top, total. Puts into total what multiplies
-// earlier sums of outputs.
+// Maxima and sums of n <= kLanes rows with those of one more block: top, total. Puts into total what
+// multiplies earlier sums of outputs.
 void add_block(float* maximum, float* sum, int64_t n, const float* top, float* total) {
     float before[kLanes] = {}, sums[kLanes] = {};
     std::copy_n(maximum, n, before);

@@ -1,6 +1,6 @@
-// Products of codes on vectors (VNNI): up to 4 rows per K head, up to 8 where there is no tile unit. Measured
-// with caches in memory: 1.3 to 1.7 times the rate of products of floats; with 4 rows 1.15 to 1.4 times that
-// of tiles, which wait for the stores of their operands.
+// Products of codes on vectors (VNNI): up to 2 rows per K head, up to 8 where there is no tile unit. Measured
+// with caches in memory: 1.3 to 1.7 times the rate of products of floats; with one row 1.15 to 1.3 times that
+// of tiles, with two the same.
 //
 // Scores: 16 cells are transposed, one to a lane, so that sums need no adding up and a block's scales are one
 // vector. Outputs: four cells at a time, one element to a lane. Codes are made unsigned by adding an offset;
@@ -27,15 +27,15 @@ constexpr int kScoreRowsAtOnce = 8, kOutputRowsAtOnce = 4;
 constexpr int64_t kQueryBytes = 64;  // of a block of a row: 32 upper, 32 lower bytes
 
 struct Work {
-    uint16_t* halves;  // [blocks][kCodeCells]: scales
-    float* scales;     // [kCodeCells], of rows
-    int16_t* words;    // [blocks, one with row scales][kCodeCells]: scales relative to the largest
-    float* largest;    // [blocks]
-    uint8_t* cells;    // 16 rows: cells at the end, filled up
-    int8_t* weights;   // [blocks][rows][upper, lower][kCodeCells]
-    int32_t* starts;   // [blocks][rows]
+    uint16_t* halves;   // [blocks][kCodeCells]: scales
+    float* scales;      // [kCodeCells], of rows
+    int16_t* words;     // [blocks, one with row scales][kCodeCells]: scales relative to the largest
+    float* largest;     // [blocks]
+    uint8_t* cells;     // 16 rows: cells at the end, filled up
+    int8_t* weights;    // [blocks][rows][upper, lower][kCodeCells]
+    int32_t* starts;    // [blocks][rows]
     int16_t* relative;  // [rows][kCodeCells]
-    float* factors;    // [rows]
+    float* factors;     // [rows]
 };
 
 Work work_at(uint8_t*& at, int64_t rows, int64_t d) {
@@ -254,9 +254,8 @@ IKPY_BYTE_PERMUTES void prepare_weights(const float* p, int64_t ldp, int64_t row
                                         int64_t n_scales, const Work& w) {
     relative_weights(p, ldp, rows, n, w.relative, w.factors);
     for (int64_t b = 0; b < n_scales; ++b)
-        w.largest[b] = Codes::kRowScale
-                           ? scale_words(w.scales, n, w.words)
-                           : scale_words(w.halves + b * kCodeCells, n, w.words + b * kCodeCells);
+        w.largest[b] = Codes::kRowScale ? scale_words(w.scales, n, w.words)
+                                        : scale_words(w.halves + b * kCodeCells, n, w.words + b * kCodeCells);
     for (int64_t b = 0; b < n_scales; ++b)
         for (int64_t r = 0; r < rows; ++r) {
             int8_t* to = w.weights + (b * rows + r) * 2 * kCodeCells;

@@ -5,9 +5,11 @@
 //   pair(b)           the 64 signed codes of the block at b and the one behind it, in their order
 //   four<kSigned>(b, out)    the codes of the blocks at b[0..3]: byte 4 i + c of out[h] = code 16 h + i of
 //                            block c
-//   sixteen(b, stride, out)  unsigned codes of 16 blocks: byte 4 c + i of out[g] = code 4 g + i of the block at
+//   sixteen(b, stride, out)  unsigned codes of 16 blocks: byte 4 c + i of out[g] = code 4 g + i of the block
+//   at
 //                            b + c * stride
-//   kTileUnit                what tile_four and tile_sixteen give: signed codes times this, in the same orders
+//   kTileUnit                what tile_four and tile_sixteen give: signed codes times this, in the same
+//   orders
 #pragma once
 #include "kernels/kv_blocks.hpp"
 #include "kernels/kv_types.hpp"
@@ -38,16 +40,14 @@ IKPY_CODES __m512i interleave16(const uint8_t* const* b, int at) {
     return kSixteens.of(x);
 }
 
-// Four rows at a time by one pointer. The compiler must not see how the groups follow each other: it keeps the
-// addresses of all 16 rows over a loop otherwise, in vector registers for want of others, and moving them back
-// takes as long as the transposition.
+// Four rows at a time by one pointer. The compiler must not see how the groups follow each other: it keeps
+// the addresses of all 16 rows over a loop otherwise, in vector registers for want of others, and moving them
+// back takes as long as the transposition.
 struct RowsOfFour {
     const uint8_t* first;
     int64_t stride, thrice;
     IKPY_CODES RowsOfFour(const uint8_t* b, int64_t stride) : first(b), stride(stride), thrice(3 * stride) {}
-    IKPY_CODES const uint8_t* at(int i) const {
-        return i == 3 ? first + thrice : first + i * stride;
-    }
+    IKPY_CODES const uint8_t* at(int i) const { return i == 3 ? first + thrice : first + i * stride; }
     IKPY_CODES void advance() {
         first += 4 * stride;
         asm("" : "+r"(first));

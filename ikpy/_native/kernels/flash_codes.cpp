@@ -1,9 +1,20 @@
+// Products of codes on tiles. Scores: 16 cells are transposed, one to a column, and meet as right operand a
+// tile of queries: 4 rows, each as upper and lower bytes, once for either block of a pair of blocks with
+// zeros for the other, so that scales of blocks are vectors of cells. Outputs: four cells at a time are
+// interleaved and meet weights that contain the scales.
+//
+// On paper, vector instructions per block of 32 codes of q4_0 with 4 rows, two of which start per cycle, if
+// they are neither multiplications nor conversions (those start one per cycle beside tile products) nor
+// permutations (one at any time): scores 2 for unpacking and 1.1 for sums, outputs 1.8 for unpacking, 0.5 for
+// weights, 0.5 for sums and 0.5 for scales: 3.2 cycles for both; on vectors, products add 4 cycles. A tile
+// product of 16 rows with its loads and stores takes 34 cycles per 32 blocks of K and as many per 64 blocks
+// of V for its two halves: 1.6 cycles more. Measured in the second-level cache, the parts add up to 9.6
+// cycles: tile products 2.2, unpacking 2.9, scales (a gather for 16 cells) 1.4, sums and weights 2.2, the
+// rest is fetching ahead and calls.
 #include "kernels/flash_codes.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <stdexcept>
 
 #include "ikpy/ops.hpp"
 #include "kernels/amx_tiles.hpp"
@@ -22,187 +33,246 @@ namespace {
 #define IKPY_CODE_TILES __attribute__((target("amx-tile,amx-int8,avx512vbmi")))
 
 constexpr int64_t kTileBytes = 1024;
-constexpr int64_t kQuad = 4;         // query rows per tile of scores
-constexpr int64_t kTileRowsOfP = 8;  // rows of weights per tile, two bytes each
-constexpr int64_t kBlocksAtOnce = 4;
+constexpr int64_t kQuad = 4;         // query rows per tile of scores, two bytes and two blocks each
+constexpr int64_t kTileRowsOfP = 8;  // rows per tile of weights, and of queries where rows have one scale
+constexpr int64_t kTilesAtOnce = 8;  // of operands: they and their sums fit into the first-level cache
+constexpr int64_t kBlocksAtOnce = kTilesAtOnce / 2;
 
-int64_t quads(int64_t rows) { return (rows + kQuad - 1) / kQuad; }
+// Rows of queries that share a tile.
+template <class Codes>
+constexpr int64_t rows_per_tile() {
+    return Codes::kRowScale ? kTileRowsOfP : kQuad;
+}
+int64_t tiles_of(int64_t rows, int64_t per_tile) { return (rows + per_tile - 1) / per_tile; }
+// Groups of 16 cells
+int64_t groups_at_once(int64_t n_pairs) { return std::max<int64_t>(1, kTilesAtOnce / n_pairs); }
 
 struct ScoreWork {
-    int8_t* codes;     // [16 cells][dk]
-    int32_t* sums;     // [2][dk / 64][16 cells][16 columns]
-    float* scales;     // [2][16 cells][scales, at least 2]
-    uint16_t* halves;  // [16 cells][dk / 32]
+    int8_t* codes;     // [groups][pairs of blocks][16 fours of codes][16 cells][4]
+    int32_t* sums;     // [groups][tiles of rows][pairs of blocks][16][16 cells]
+    uint16_t* halves;  // [blocks][kCodeCells]
+    float* scales;     // [kCodeCells], of rows
+    uint8_t* cells;    // 16 rows: cells at the end, filled up
 };
 
 struct OutputWork {
-    int8_t* codes;     // [kBlocksAtOnce][2][16 groups of 4 cells][16][4]
-    int8_t* weights;   // [kBlocksAtOnce][kTileRowsOfP][hi, lo][kCodeCells]
-    int32_t* sums;     // [kBlocksAtOnce][2][kTileRowsOfP][hi, lo][16]
-    float* scales;     // [kBlocksAtOnce][kCodeCells], relative to the largest
-    float* largest;    // [kBlocksAtOnce]
-    float* relative;   // [rows][kCodeCells]: kHighest times p relative to the largest
-    float* factors;    // [rows]: what a unit of those is worth
-    uint16_t* halves;  // [kBlocksAtOnce][kCodeCells]
+    int8_t* codes;      // [kBlocksAtOnce][2][16 fours of cells][16][4]
+    int8_t* weights;    // [kBlocksAtOnce][tiles of rows][kTileRowsOfP][upper, lower][kCodeCells]
+    int32_t* sums;      // [kBlocksAtOnce][tiles of rows][2][kTileRowsOfP][upper, lower][16]
+    uint16_t* halves;   // [blocks][kCodeCells]
+    float* scales;      // [kCodeCells], of rows
+    int16_t* words;     // [blocks][kCodeCells]: scales relative to the largest
+    float* largest;     // [blocks]
+    int16_t* relative;  // [rows][kCodeCells]
+    float* factors;     // [rows]: what a unit of those is worth
 };
 
-ScoreWork score_work(uint8_t*& at, int64_t dk) {
+ScoreWork score_work(uint8_t*& at, int64_t rows, int64_t dk) {
+    const int64_t n_tiles = groups_at_once(dk / 64) * (dk / 64);
     ScoreWork w;
-    w.codes = take<int8_t>(at, 16 * dk);
-    w.sums = take<int32_t>(at, 2 * dk / 64 * 256);
-    w.scales = take<float>(at, 2 * dk / 2);
-    w.halves = take<uint16_t>(at, dk / 2);
+    w.codes = take<int8_t>(at, n_tiles * kTileBytes);
+    w.sums = take<int32_t>(at, n_tiles * tiles_of(rows, kQuad) * 256);
+    w.halves = take<uint16_t>(at, dk / 32 * kCodeCells);
+    w.scales = take<float>(at, kCodeCells);
+    w.cells = take<uint8_t>(at, 16 * (2 * dk + 64));
     return w;
 }
 
-OutputWork output_work(uint8_t*& at, int64_t rows) {
+OutputWork output_work(uint8_t*& at, int64_t rows, int64_t dv) {
+    const int64_t n_tiles = tiles_of(rows, kTileRowsOfP), n_blocks = dv / 32;
     OutputWork w;
     w.codes = take<int8_t>(at, kBlocksAtOnce * 2 * kTileBytes);
-    w.weights = take<int8_t>(at, kBlocksAtOnce * kTileBytes);
-    w.sums = take<int32_t>(at, kBlocksAtOnce * 2 * 256);
-    w.scales = take<float>(at, kBlocksAtOnce * kCodeCells);
-    w.largest = take<float>(at, kBlocksAtOnce);
-    w.relative = take<float>(at, rows * kCodeCells);
+    w.weights = take<int8_t>(at, kBlocksAtOnce * n_tiles * kTileBytes);
+    w.sums = take<int32_t>(at, kBlocksAtOnce * n_tiles * 2 * 256);
+    w.halves = take<uint16_t>(at, n_blocks * kCodeCells);
+    w.scales = take<float>(at, kCodeCells);
+    w.words = take<int16_t>(at, n_blocks * kCodeCells);
+    w.largest = take<float>(at, n_blocks);
+    w.relative = take<int16_t>(at, rows * kCodeCells);
     w.factors = take<float>(at, rows);
-    w.halves = take<uint16_t>(at, kBlocksAtOnce * kCodeCells);
     return w;
+}
+
+inline __m512i joined(const int32_t* upper_and_lower) {
+    const __m512i upper = _mm512_slli_epi32(_mm512_loadu_si512(upper_and_lower), 8);
+    return _mm512_add_epi32(upper, _mm512_loadu_si512(upper_and_lower + 16));
 }
 
 // ---- scores ----
 
-// sums[pair] = 16 cells times the query's tiles of that pair of blocks; one sum of all pairs with kOneSum.
+// Queries of one tile of rows times 16 cells; one sum of all pairs of blocks where rows have one scale.
 template <bool kOneSum>
-IKPY_CODE_TILES void multiply_cells(const int8_t* codes, const int8_t* query, int64_t dk, int32_t* sums) {
-    const int64_t n_pairs = dk / 64;
-    _tile_zero(0);
-    for (int64_t p = 0; p < n_pairs; p += 2) {
-        if (!kOneSum) _tile_zero(0);
-        _tile_loadd(4, codes + 64 * p, dk);
-        _tile_loadd(6, query + p * kTileBytes, 64);
+IKPY_CODE_TILES void multiply_cells(const int8_t* query, const int8_t* codes, int64_t n_pairs, int32_t* sums,
+                                    PrefetchLines& next, int64_t lines) {
+    if constexpr (kOneSum) {
+        _tile_zero(2);
+        for (int64_t p = 0; p < n_pairs; ++p) {
+            next.advance(lines);
+            _tile_loadd(5, query + p * kTileBytes, 64);
+            _tile_loadd(6, codes + p * kTileBytes, 64);
+            _tile_dpbssd(2, 5, 6);
+        }
+        _tile_stored(2, sums, 64);
+        return;
+    }
+    for (int64_t p = 0; p < n_pairs; ++p) {
+        next.advance(lines);
+        _tile_zero(0);
+        _tile_loadd(4, query + p * kTileBytes, 64);
+        _tile_loadd(6, codes + p * kTileBytes, 64);
         _tile_dpbssd(0, 4, 6);
-        if (!kOneSum) _tile_stored(0, sums + p * 256, 64);
-        if (p + 1 == n_pairs) break;
-        if (!kOneSum) _tile_zero(1);
-        _tile_loadd(4, codes + 64 * (p + 1), dk);
-        _tile_loadd(7, query + (p + 1) * kTileBytes, 64);
-        if (kOneSum) {
-            _tile_dpbssd(0, 4, 7);
-        } else {
-            _tile_dpbssd(1, 4, 7);
-            _tile_stored(1, sums + (p + 1) * 256, 64);
-        }
+        _tile_stored(0, sums + p * 256, 64);
+        if (++p == n_pairs) break;
+        next.advance(lines);
+        _tile_zero(1);
+        _tile_loadd(4, query + p * kTileBytes, 64);
+        _tile_loadd(7, codes + p * kTileBytes, 64);
+        _tile_dpbssd(1, 4, 7);
+        _tile_stored(1, sums + p * 256, 64);
     }
-    if (kOneSum) _tile_stored(0, sums, 64);
 }
 
-// v[c], c < 16: lanes 4 r + i. Sums over i to s[r * lds + c].
-inline void store_quad_sums(const __m512* v, float* s, int64_t lds) {
-    __m512 t[8], u[4];
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i)
-        t[i] = _mm512_add_ps(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]),
-                             _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
+// The sums of 16 cells and R <= kQuad rows, [pairs][2 blocks][R][upper, lower][16], as scores.
+template <int R>
+void finish_cells(const int32_t* sums, int64_t n_pairs, const uint16_t* halves, const float* factors,
+                  float* s, int64_t lds) {
+    __m512 total[R];
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i)
-        u[i] = _mm512_add_ps(_mm512_shuffle_ps(t[2 * i], t[2 * i + 1], 0x44),
-                             _mm512_shuffle_ps(t[2 * i], t[2 * i + 1], 0xee));
-    const __m512 a = _mm512_shuffle_f32x4(u[0], u[1], 0x44), b = _mm512_shuffle_f32x4(u[2], u[3], 0x44);
-    const __m512 c = _mm512_shuffle_f32x4(u[0], u[1], 0xee), d = _mm512_shuffle_f32x4(u[2], u[3], 0xee);
-    _mm512_storeu_ps(s, _mm512_shuffle_f32x4(a, b, 0x88));
-    _mm512_storeu_ps(s + lds, _mm512_shuffle_f32x4(a, b, 0xdd));
-    _mm512_storeu_ps(s + 2 * lds, _mm512_shuffle_f32x4(c, d, 0x88));
-    _mm512_storeu_ps(s + 3 * lds, _mm512_shuffle_f32x4(c, d, 0xdd));
-}
-
-// The sums of 16 cells and 4 rows as scores. scales: [16][ld].
-inline void finish_cells(const int32_t* sums, int64_t n_sums, const float* scales, int64_t ld,
-                         const float* factors, float* s, int64_t lds, PrefetchLines& next, int64_t pace) {
-    __m512 v[16];
-#pragma GCC unroll 16
-    for (int c = 0; c < 16; ++c) v[c] = _mm512_setzero_ps();
-    for (int64_t i = 0; i < n_sums; ++i) {
-#pragma GCC unroll 16
-        for (int c = 0; c < 16; ++c) {
-            if (c % 2 == 0) next.advance(pace);
-            const __m512 sum = _mm512_cvtepi32_ps(_mm512_loadu_si512(sums + (i * 16 + c) * 16));
-            const __m512 scale = _mm512_castpd_ps(_mm512_set1_pd(
-                load_unaligned<double>(reinterpret_cast<const uint8_t*>(scales + c * ld + 2 * i))));
-            v[c] = _mm512_fmadd_ps(sum, scale, v[c]);
-        }
+    for (int r = 0; r < R; ++r) total[r] = _mm512_setzero_ps();
+    for (int64_t b = 0; b < 2 * n_pairs; ++b, halves += kCodeCells) {
+        const __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(halves)));
+        const int32_t* of_block = sums + b / 2 * 256 + b % 2 * R * 32;
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r)
+            total[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(joined(of_block + 32 * r)), scale, total[r]);
     }
-    const __m512 f = _mm512_loadu_ps(factors);
-#pragma GCC unroll 16
-    for (int c = 0; c < 16; ++c) v[c] = _mm512_mul_ps(v[c], f);
-    store_quad_sums(v, s, lds);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+        _mm512_storeu_ps(s + r * lds, _mm512_mul_ps(total[r], _mm512_set1_ps(factors[r])));
 }
 
-// Codes [n][dk] of n cells and their scales: [n][dk / 32], or [n][2] with the scale of the row twice.
+// The same with one scale per row: sums [rows][upper, lower][16], which may need more than 32 bits together.
+inline void finish_cells_of_rows(const int32_t* sums, int64_t rows, const float* scales, const float* factors,
+                                 float* s, int64_t lds) {
+    const __m512 scale = _mm512_loadu_ps(scales);
+    for (int64_t r = 0; r < rows; ++r, sums += 32) {
+        const __m512 upper = _mm512_cvtepi32_ps(_mm512_loadu_si512(sums));
+        const __m512 lower = _mm512_cvtepi32_ps(_mm512_loadu_si512(sums + 16));
+        const __m512 total = _mm512_fmadd_ps(upper, _mm512_set1_ps(256.0f), lower);
+        _mm512_storeu_ps(s + r * lds, _mm512_mul_ps(total, _mm512_mul_ps(scale, _mm512_set1_ps(factors[r]))));
+    }
+}
+
 template <class Codes>
-IKPY_CODE_TILES void unpack_keys(const uint8_t* k, int64_t stride, int64_t dk, int64_t n, int8_t* codes,
-                                 uint16_t* halves, float* scales, PrefetchLines& next, int64_t share) {
-    const int64_t n_pairs = dk / 64;
-    for (int64_t c = 0; c < n; ++c, k += stride) {
-        next.advance(share);
-        if constexpr (Codes::kRowScale) scales[2 * c] = scales[2 * c + 1] = load_unaligned<float>(k);
-        const uint8_t* b = k + Codes::kHeader;
-        for (int64_t p = 0; p < n_pairs; ++p, b += 2 * Codes::kBytes) {
-            _mm512_storeu_si512(codes + c * dk + 64 * p, Codes::pair(b));
-            if constexpr (Codes::kRowScale) continue;
-            halves[2 * (c * n_pairs + p)] = load_unaligned<uint16_t>(b);
-            halves[2 * (c * n_pairs + p) + 1] = load_unaligned<uint16_t>(b + Codes::kBytes);
-        }
+void finish_sixteen(const CodeQuery& q, const ScoreWork& w, int64_t group, const int32_t* sums,
+                    int64_t n_pairs, float* s, int64_t lds) {
+    constexpr int64_t kRows = rows_per_tile<Codes>();
+    static constexpr decltype(&finish_cells<1>) kernels[] = {finish_cells<1>, finish_cells<2>,
+                                                             finish_cells<3>, finish_cells<4>};
+    s += 16 * group;
+    for (int64_t r = 0; r < q.rows; r += kRows, sums += n_pairs * 256) {
+        if constexpr (Codes::kRowScale)
+            finish_cells_of_rows(sums, std::min(kRows, q.rows - r), w.scales + 16 * group, q.factors + r,
+                                 s + r * lds, lds);
+        else
+            kernels[std::min(kRows, q.rows) - 1](sums, n_pairs, w.halves + 16 * group, q.factors + r,
+                                                 s + r * lds, lds);
     }
-    if constexpr (!Codes::kRowScale) widen_scales(halves, n * n_pairs * 2, scales);
 }
 
-// 16 cells at a time are unpacked, then multiplied with 4 rows at a time; the sums of an item are read while
-// the next one is on the tile unit.
+template <class Codes>
+IKPY_CODE_TILES void unpack_keys(const uint8_t* k, int64_t stride, int64_t n_blocks, int8_t* out,
+                                 PrefetchLines& ahead) {
+    constexpr int kLines = (2 * lines_of(16 * Codes::kBytes) + 4) / 5;
+    PrefetchLines next = ahead;
+    for (int64_t b = 0; b < n_blocks; ++b, out += kTileBytes / 2) {
+        __m512i x[8];
+        Codes::tile_sixteen(k + b * Codes::kBytes, stride, x);
+#pragma GCC unroll 8
+        for (int g = 0; g < 8; ++g) {
+            if (g < kLines) next.one();
+            _mm512_storeu_si512(out + 64 * g, x[g]);
+        }
+    }
+    ahead = next;
+}
+
+// Codes of group g of 16 cells as right operands.
+template <class Codes>
+IKPY_CODE_TILES void unpack_group(const uint8_t* k, int64_t stride, int64_t dk, int64_t n, int64_t g,
+                                  const ScoreWork& w, int8_t* out, PrefetchLines& next) {
+    const int64_t n_blocks = dk / 32, row_bytes = Codes::kHeader + n_blocks * Codes::kBytes;
+    const uint8_t* cells = k + 16 * g * stride;
+    if (n - 16 * g < 16) {
+        for (int64_t i = 0; i < n - 16 * g; ++i)
+            std::memcpy(w.cells + i * row_bytes, cells + i * stride, size_t(row_bytes));
+        cells = w.cells;
+        stride = row_bytes;
+    }
+    unpack_keys<Codes>(cells + Codes::kHeader, stride, n_blocks, out, next);
+}
+
+// Several groups of 16 cells are unpacked, then all multiplied, then all sums become scores: what a tile load
+// or a load of sums reads has long been stored, or they wait for each other. Two fifths of the lines are
+// fetched with each of the first two steps and one with the last, as long as these take: a core has 16 misses
+// under way at most.
 template <class Codes>
 IKPY_CODE_TILES void code_scores(const CodeQuery& q, const uint8_t* k, int64_t stride, int64_t dk, int64_t n,
                                  float* s, int64_t lds, uint8_t* work, PrefetchLines next) {
-    const ScoreWork w = score_work(work, dk);
-    const int64_t n_pairs = dk / 64, n_sums = Codes::kRowScale ? 1 : n_pairs, ld = 2 * n_sums;
-    const int64_t n_quads = quads(q.rows), n_items = (n + 15) / 16 * n_quads,
-                  slots = n + n_items * n_sums * 8;
-    const int64_t pace = (next.lines() + slots - 1) / slots;
-    const auto finish = [&](int64_t item) {
-        const int64_t c = item / n_quads * 16, i = item % n_quads;
-        finish_cells(w.sums + item % 2 * n_sums * 256, n_sums, w.scales + c / 16 % 2 * dk / 2, ld,
-                     q.factors + 16 * i, s + kQuad * i * lds + c, lds, next, pace);
-    };
-    for (int64_t item = 0; item < n_items; ++item) {
-        const int64_t c = item / n_quads * 16, i = item % n_quads;
-        if (i == 0)
-            unpack_keys<Codes>(k + c * stride, stride, dk, std::min<int64_t>(16, n - c), w.codes, w.halves,
-                               w.scales + c / 16 % 2 * dk / 2, next, pace);
+    const ScoreWork w = score_work(work, q.rows, dk);
+    const int64_t n_pairs = dk / 64, n_groups = (n + 15) / 16, at_once = groups_at_once(n_pairs);
+    const int64_t n_tiles = tiles_of(q.rows, rows_per_tile<Codes>());
+    const int64_t codes_step = n_pairs * kTileBytes, sums_step = n_pairs * 256;
+    constexpr int64_t kLines = lines_of(16 * Codes::kBytes);  // per block of 16 cells
+    copy_scales<Codes>(k, stride, n, dk / 32, w.halves, w.scales);
+    for (int64_t g0 = 0; g0 < n_groups; g0 += at_once) {
+        const int64_t count = std::min(at_once, n_groups - g0);
+        for (int64_t g = 0; g < count; ++g)
+            unpack_group<Codes>(k, stride, dk, n, g0 + g, w, w.codes + g * codes_step, next);
         asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read
-        multiply_cells<Codes::kRowScale>(w.codes, q.codes + i * n_pairs * kTileBytes, dk,
-                                         w.sums + item % 2 * n_sums * 256);
+        for (int64_t i = 0; i < count * n_tiles; ++i)
+            multiply_cells<Codes::kRowScale>(
+                q.codes + i % n_tiles * codes_step, w.codes + i / n_tiles * codes_step, n_pairs,
+                w.sums + i * sums_step, next, i % n_tiles == 0 ? (4 * kLines + 4) / 5 : 0);
         asm volatile("" ::: "memory");
-        if (item > 0) finish(item - 1);
+        for (int64_t g = 0; g < count; ++g) {
+            next.advance(n_pairs * 2 * kLines / 5);
+            finish_sixteen<Codes>(q, w, g0 + g, w.sums + g * n_tiles * sums_step, n_pairs, s, lds);
+        }
     }
-    finish(n_items - 1);
+    next.advance(next.lines());
 }
 
 // ---- outputs ----
 
-// Codes of one block of n cells as right operands, groups of four cells in the order of the weights, and
-// their scales.
 template <class Codes>
-IKPY_CODE_TILES void unpack_values(const uint8_t* v, int64_t stride, int64_t n, int8_t* out, uint16_t* halves,
-                                   PrefetchLines& next, int64_t share) {
-    for (int64_t c = 0; c < n; c += 4) {
-        next.advance(share);
-        const uint8_t* cells[4];
-        for (int64_t i = 0; i < 4; ++i) cells[i] = v + std::min(c + i, n - 1) * stride;
-        if constexpr (!Codes::kRowScale)
-            for (int64_t i = 0; i < 4; ++i) halves[c + i] = load_unaligned<uint16_t>(cells[i]);
-        __m512i codes[2];
-        Codes::template four<true>(cells, codes);
-        int8_t* to = out + 16 * bytes_of_group(c / 4);
-        _mm512_storeu_si512(to, codes[0]);
-        _mm512_storeu_si512(to + kTileBytes, codes[1]);
+IKPY_CODES void unpack_four(const uint8_t* const* cells, int8_t* out) {
+    __m512i codes[2];
+    Codes::tile_four(cells, codes);
+    _mm512_storeu_si512(out, codes[0]);
+    _mm512_storeu_si512(out + kTileBytes, codes[1]);
+}
+
+// Codes of one block of n cells as right operands.
+template <class Codes>
+IKPY_CODE_TILES void unpack_values(const uint8_t* v, int64_t stride, int64_t n, int8_t* out,
+                                   PrefetchLines& ahead) {
+    PrefetchLines next = ahead;
+    int64_t c = 0;
+    for (; c + 16 <= n; c += 16) {
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i, v += 4 * stride, out += 64) {
+            for (int m = lines_of(8 * Codes::kBytes); m > i; m -= 4) next.one();
+            const uint8_t* cells[4] = {v, v + stride, v + 2 * stride, v + 3 * stride};
+            unpack_four<Codes>(cells, out);
+        }
     }
+    for (; c < n; c += 4, v += 4 * stride, out += 64) {
+        const uint8_t* cells[4];
+        for (int64_t i = 0; i < 4; ++i) cells[i] = v + std::min(i, n - 1 - c) * stride;
+        unpack_four<Codes>(cells, out);
+    }
+    ahead = next;
 }
 
 IKPY_CODE_TILES void multiply_weights(const int8_t* weights, const int8_t* codes, int32_t* sums) {
@@ -217,96 +287,103 @@ IKPY_CODE_TILES void multiply_weights(const int8_t* weights, const int8_t* codes
     _tile_stored(3, sums + 256, 64);
 }
 
-// o = alpha o + factor (256 hi + lo) for the 32 elements of a block.
-inline void add_sums(const int32_t* sums, float factor, float alpha, float* o) {
+// o += factor (256 upper + lower) for the 32 elements of a block.
+inline void add_sums(const int32_t* sums, float factor, float* o) {
 #pragma GCC unroll 2
     for (int i = 0; i < 2; ++i) {
-        const __m512 hi = _mm512_cvtepi32_ps(_mm512_loadu_si512(sums + 256 * i));
-        const __m512 lo = _mm512_cvtepi32_ps(_mm512_loadu_si512(sums + 256 * i + 16));
-        add_scaled(_mm512_fmadd_ps(hi, _mm512_set1_ps(256.0f), lo), factor, alpha, o + 16 * i);
+        const __m512 total = _mm512_cvtepi32_ps(joined(sums + 256 * i));
+        _mm512_storeu_ps(o + 16 * i,
+                         _mm512_fmadd_ps(_mm512_set1_ps(factor), total, _mm512_loadu_ps(o + 16 * i)));
     }
 }
 
-// Blocks [b0, b0 + n_blocks) of n cells as right operands, with their scales.
+// The scales of all blocks as words, and the weights without them.
 template <class Codes>
-IKPY_CODE_TILES void prepare_values(const uint8_t* v, int64_t stride, int64_t n, int64_t b0, int64_t n_blocks,
-                                    const OutputWork& w, PrefetchLines& next, int64_t share) {
-    for (int64_t b = 0; b < n_blocks; ++b)
-        unpack_values<Codes>(v + Codes::kHeader + (b0 + b) * Codes::kBytes, stride, n,
-                             w.codes + b * 2 * kTileBytes, w.halves + b * kCodeCells, next, share);
+void prepare_weights(const float* p, int64_t ldp, int64_t rows, int64_t n, const uint8_t* v, int64_t stride,
+                     int64_t n_blocks, const OutputWork& w, PrefetchLines& next) {
+    copy_scales<Codes>(v, stride, n, n_blocks, w.halves, w.scales);
+    relative_weights(p, ldp, rows, n, w.relative, w.factors);
     if constexpr (Codes::kRowScale) {
-        if (b0 > 0) return;
-        for (int64_t c = 0; c < n; ++c) w.scales[c] = load_unaligned<float>(v + c * stride);
-        w.largest[0] = normalize_scales(w.scales, n);
+        w.largest[0] = scale_words(w.scales, n, w.words);
     } else {
-        widen_scales(w.halves, n_blocks * kCodeCells, w.scales);
-        for (int64_t b = 0; b < n_blocks; ++b) w.largest[b] = normalize_scales(w.scales + b * kCodeCells, n);
+        for (int64_t b = 0; b < n_blocks; ++b) {
+            next.advance(lines_of(16 * Codes::kBytes));
+            w.largest[b] =
+                scale_words(w.halves + b * kCodeCells, n, w.words + b * kCodeCells) / Codes::kTileUnit;
+        }
     }
 }
 
+// Weights of all rows for one block.
+IKPY_CODE_TILES void weights_of_block(const OutputWork& w, int64_t rows, const int16_t* words, int8_t* out) {
+    for (int64_t r = 0; r < rows; ++r, out += 2 * kCodeCells)
+        round_weights(w.relative + r * kCodeCells, words, out, out + kCodeCells);
+}
+
+// As with scores, several blocks at once; a quarter of the lines each with the scales and the products, half
+// of them with the codes.
 template <class Codes>
 IKPY_CODE_TILES void code_outputs(const float* p, int64_t ldp, int64_t rows, int64_t n, const uint8_t* v,
                                   int64_t stride, int64_t dv, const float* alpha, float* o, int64_t ldo,
                                   uint8_t* work, PrefetchLines next) {
-    const OutputWork w = output_work(work, rows);
-    const int64_t slots = dv / 32 * ((n + 3) / 4 + 2 * rows), share = (next.lines() + slots - 1) / slots;
-    relative_weights(p, ldp, rows, n, w.relative, w.factors);
-    for (int64_t b0 = 0; b0 < dv / 32; b0 += kBlocksAtOnce) {
-        const int64_t n_blocks = std::min(kBlocksAtOnce, dv / 32 - b0);
-        // Blocks with one scale per row share their weights.
-        const int64_t n_scales = Codes::kRowScale ? 1 : n_blocks;
-        prepare_values<Codes>(v, stride, n, b0, n_blocks, w, next, share);
-        for (int64_t r0 = 0; r0 < rows; r0 += kTileRowsOfP) {
-            const int64_t nr = std::min(kTileRowsOfP, rows - r0);
-            for (int64_t b = 0; b < n_scales; ++b)
-                for (int64_t r = 0; r < nr; ++r, next.advance(share))
-                    round_weights(w.relative + (r0 + r) * kCodeCells, w.scales + b * kCodeCells,
-                                  w.weights + b * kTileBytes + r * 128);
-            asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read
-            for (int64_t b = 0; b < n_blocks; ++b)
-                multiply_weights(w.weights + b % n_scales * kTileBytes, w.codes + b * 2 * kTileBytes,
-                                 w.sums + b * 512);
-            asm volatile("" ::: "memory");
-            for (int64_t b = 0; b < n_blocks; ++b)
-                for (int64_t r = 0; r < nr; ++r, next.advance(share))
-                    add_sums(w.sums + b * 512 + r * 32, w.factors[r0 + r] * w.largest[b % n_scales],
-                             alpha[r0 + r], o + (r0 + r) * ldo + (b0 + b) * 32);
+    const OutputWork w = output_work(work, rows, dv);
+    const int64_t n_blocks = dv / 32, n_tiles = tiles_of(rows, kTileRowsOfP);
+    prepare_weights<Codes>(p, ldp, rows, n, v, stride, n_blocks, w, next);
+    scale_rows(alpha, rows, dv, o, ldo);
+    for (int64_t b0 = 0; b0 < n_blocks; b0 += kBlocksAtOnce) {
+        const int64_t count = std::min(kBlocksAtOnce, n_blocks - b0);
+        // Blocks of rows with one scale share their weights.
+        const int64_t n_scales = Codes::kRowScale ? 1 : count;
+        for (int64_t b = 0; b < n_scales && (!Codes::kRowScale || b0 == 0); ++b)
+            weights_of_block(w, rows, w.words + (b0 + b) * kCodeCells, w.weights + b * n_tiles * kTileBytes);
+        for (int64_t b = 0; b < count; ++b)
+            unpack_values<Codes>(v + Codes::kHeader + (b0 + b) * Codes::kBytes, stride, n,
+                                 w.codes + b * 2 * kTileBytes, next);
+        asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read
+        for (int64_t b = 0; b < count; ++b) {
+            next.advance(lines_of(16 * Codes::kBytes));
+            for (int64_t t = 0; t < n_tiles; ++t)
+                multiply_weights(w.weights + (b % n_scales * n_tiles + t) * kTileBytes,
+                                 w.codes + b * 2 * kTileBytes, w.sums + (b * n_tiles + t) * 512);
         }
+        asm volatile("" ::: "memory");
+        for (int64_t b = 0; b < count; ++b)
+            for (int64_t r = 0; r < rows; ++r)
+                add_sums(w.sums + (b * n_tiles + r / kTileRowsOfP) * 512 + r % kTileRowsOfP * 32,
+                         w.factors[r] * w.largest[Codes::kRowScale ? 0 : b0 + b],
+                         o + r * ldo + (b0 + b) * 32);
     }
+    next.advance(next.lines());
 }
 
 size_t tile_query_bytes(int64_t rows, int64_t dk) {
-    return size_t(quads(rows) * (dk / 64 * kTileBytes + 64));
+    return size_t(tiles_of(rows, kQuad) * dk / 64 * kTileBytes + (rows * 4 + 63) / 64 * 64);
 }
 
+// Tiles [tiles of rows][pairs of blocks]. Their rows: [row][upper, lower], or where blocks have scales [block
+// of the pair][row][upper, lower], with zeros for the codes of the other block.
+template <class Codes>
 CodeQuery pack_tile_query(const float* q, int64_t ldq, int64_t rows, int64_t dk, uint8_t* to) {
-    const int64_t n_pairs = dk / 64;
+    constexpr int64_t kRows = rows_per_tile<Codes>();
+    const int64_t n_pairs = dk / 64, n_bytes = tiles_of(rows, kRows) * n_pairs * kTileBytes;
+    const int64_t in_tile = std::min(rows, kRows);
     CodeQuery out;
     out.rows = rows;
-    out.codes = take<int8_t>(to, quads(rows) * n_pairs * kTileBytes);
-    out.factors = take<float>(to, quads(rows) * 16);
-    std::memset(out.codes, 0, size_t(quads(rows) * n_pairs * kTileBytes));
-    std::fill(out.factors, out.factors + quads(rows) * 16, 0.0f);
+    out.starts = nullptr;
+    out.codes = take<int8_t>(to, n_bytes);
+    out.factors = take<float>(to, rows);
+    std::memset(out.codes, 0, size_t(n_bytes));
     for (int64_t r = 0; r < rows; ++r) {
         const RoundedRow rounded(q + r * ldq, dk);
-        int8_t* tiles = out.codes + r / kQuad * n_pairs * kTileBytes;
-        float* factors = out.factors + r / kQuad * 16;
-        // Columns are ordered by row, byte and block of the pair; the codes of the other block meet zeros.
+        int8_t* tiles = out.codes + r / kRows * n_pairs * kTileBytes;
         for (int64_t d = 0; d < dk; d += 16) {
-            alignas(16) int8_t upper[16], lower[16];
             const __m512i levels = rounded.levels(q + r * ldq + d);
-            store_bytes(upper_bytes(levels), upper);
-            store_bytes(levels, lower);
-            int8_t* at = tiles + d / 64 * kTileBytes + d % 64 / 4 * 64 + (r % kQuad * 4 + d / 32 % 2) * 4;
-            for (int i = 0; i < 4; ++i, at += 64) {
-                std::memcpy(at, upper + 4 * i, 4);
-                std::memcpy(at + 8, lower + 4 * i, 4);
-            }
+            const int64_t row = Codes::kRowScale ? r % kRows : d / 32 % 2 * in_tile + r % kRows;
+            int8_t* at = tiles + d / 64 * kTileBytes + 2 * row * 64 + d % 64;
+            store_bytes(upper_bytes(levels), at);
+            store_bytes(levels, at + 64);
         }
-        for (int g = 0; g < 2; ++g) {
-            factors[r % kQuad * 4 + g] = 256.0f * rounded.unit;
-            factors[r % kQuad * 4 + 2 + g] = rounded.unit;
-        }
+        out.factors[r] = rounded.unit / Codes::kTileUnit;
     }
     return out;
 }
@@ -314,22 +391,23 @@ CodeQuery pack_tile_query(const float* q, int64_t ldq, int64_t rows, int64_t dk,
 size_t tile_work_bytes(int64_t rows, int64_t d) {
     uint8_t* scores = nullptr;
     uint8_t* outputs = nullptr;
-    score_work(scores, (d + 63) / 64 * 64);
-    output_work(outputs, rows);
+    score_work(scores, rows, (d + 63) / 64 * 64);
+    output_work(outputs, rows, (d + 31) / 32 * 32);
     return std::max(reinterpret_cast<uintptr_t>(scores), reinterpret_cast<uintptr_t>(outputs));
 }
 
 void begin_code_tiles(int64_t rows) {
     TileConfig config(kTileHeight);
+    for (const int tile : {0, 1, 4}) config.rows[tile] = uint8_t(4 * std::min(rows, kQuad));
     for (const int tile : {2, 3, 5}) config.rows[tile] = uint8_t(2 * std::min(rows, kTileRowsOfP));
     load_tile_config(config);
 }
 
 template <class Codes>
 const CodeProducts* products_of() {
-    static const CodeProducts products = {code_scores<Codes>, code_outputs<Codes>, tile_query_bytes,
-                                          pack_tile_query,    tile_work_bytes,     begin_code_tiles,
-                                          end_tiles};
+    static const CodeProducts products = {
+        code_scores<Codes>, code_outputs<Codes>, tile_query_bytes, pack_tile_query<Codes>,
+        tile_work_bytes,    begin_code_tiles,    end_tiles};
     return &products;
 }
 

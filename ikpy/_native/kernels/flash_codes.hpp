@@ -16,7 +16,7 @@ namespace ikpy {
 namespace flash {
 
 constexpr int64_t kCodeCells = 64;      // cells per call at most: the depth of one tile product
-constexpr int64_t kVectorCodeRows = 4;  // rows per K head up to which vectors are faster than tiles
+constexpr int64_t kVectorCodeRows = 2;  // rows per K head up to which vectors are faster than tiles
 
 // Rows of queries as bytes, in an order of each kind of products.
 struct CodeQuery {

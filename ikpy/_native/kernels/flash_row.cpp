@@ -19,7 +19,8 @@ constexpr int64_t kStepBytes = 32 * 1024;  // of K per step
 struct RowBuffers {
     float *q, *k, *v;
     float* s;      // [K heads][score_rows][lds] with flash attention, of one head without
-    float* alpha;  // [K heads][rows]
+    float* alpha;  // [K heads][rows], filled up to whole vectors
+    float* top;    // the same, maxima
     int64_t ldk, ldv, lds;
     const flash::CodeProducts *k_codes, *v_codes;
     flash::CodeQuery* codes;  // query of each K head where K is multiplied as codes
@@ -66,8 +67,9 @@ RowBuffers layout(uint8_t* scratch, const AttentionArgs& a) {
     b.v = b.k + kRowCells * b.ldk;
     b.s = b.v + kRowCells * b.ldv;
     b.alpha = b.s + (a.flash ? a.n_kv_heads : 1) * score_rows(a) * b.lds;
+    b.top = b.alpha + round_up(a.n_heads * a.n_tokens, 16);
     // The sums of a head with full softmax follow.
-    b.q_sums = b.alpha + round_up(a.n_heads * a.n_tokens, 16) + a.rows_per_kv_head() * b.ldv;
+    b.q_sums = b.top + round_up(a.n_heads * a.n_tokens, 16) + a.rows_per_kv_head() * b.ldv;
     b.middles = b.q_sums + sum_floats(a);
     float* end = b.middles + middle_floats(a);
     b.work = scratch + round_up(reinterpret_cast<uint8_t*>(end) - scratch, 64);
@@ -167,11 +169,11 @@ void outputs(const AttentionArgs& a, int64_t kv_head, int64_t c0, int64_t n, con
 // Soft cap and mask on n scores of one token's row, padded to a multiple of kLanes; returns the maximum.
 float finish_scores(const AttentionArgs& a, const uint32_t* bits, int64_t n, float* s) {
     const V cap = simd::set1(a.softcap * simd::kLog2e), masked = simd::set1(kMasked);
+    for (int64_t c = 0; c < n && a.softcap != 0.0f; c += kLanes)
+        simd::store(s + c, simd::mul(cap, simd::tanh(simd::load(s + c))));
     V top = simd::set1(kNoMaximum);
     for (int64_t c = 0; c < n; c += kLanes) {
-        V x = simd::load(s + c);
-        if (a.softcap != 0.0f) x = simd::mul(cap, simd::tanh(x));
-        x = simd::keep_bits(bits[c >> 5] >> (c & 31), x, masked);
+        const V x = simd::keep_bits(bits[c >> 5] >> (c & 31), simd::load(s + c), masked);
         simd::store(s + c, x);
         top = simd::max(top, x);
     }
@@ -186,12 +188,6 @@ V weights(float* s, int64_t n, float top) {
         total = simd::add(total, p);
     }
     return total;
-}
-
-float power_of_two(float x) {
-    alignas(64) float lane[kLanes];
-    simd::store(lane, simd::exp2(simd::set1(x)));
-    return lane[0];
 }
 
 constexpr int kWords = kRowCells / 32;
@@ -209,21 +205,41 @@ struct BlockMask {
     }
 };
 
-// Turns the scores of all rows into weights.
+// do_row(i, t, s) for every row i with its token and its scores
+template <class F>
+void for_rows(const AttentionArgs& a, const RowBuffers& b, const F& do_row) {
+    int64_t i = 0;
+    for (int64_t h = 0; h < a.n_kv_heads; ++h) {
+        float* s = b.s + h * score_rows(a) * b.lds;
+        for (int64_t t = 0; t < a.n_tokens; ++t)
+            for (int64_t j = 0; j < a.heads_per_kv; ++j, ++i, s += b.lds) do_row(i, t, s);
+    }
+}
+
+// Maxima and sums of n <= kLanes rows with those of one more block: top, total. Puts into total what
+// multiplies earlier sums of outputs.
+void add_block(float* maximum, float* sum, int64_t n, const float* top, float* total) {
+    float before[kLanes] = {}, sums[kLanes] = {};
+    std::copy_n(maximum, n, before);
+    std::copy_n(sum, n, sums);
+    const V alpha = simd::exp2(simd::sub(simd::load(before), simd::load(top)));
+    simd::store(sums, simd::fma(alpha, simd::load(sums), simd::load(total)));
+    simd::store(total, alpha);
+    std::copy_n(sums, n, sum);
+    std::copy_n(top, n, maximum);
+}
+
+// Turns the scores of all rows into weights. One pass over the rows for their maxima and one for the weights:
+// each of the two is a long chain, and those of several rows overlap.
 void online_softmax(const AttentionArgs& a, int64_t n, const BlockMask& mask, const RowBuffers& b,
                     const Partials& p, int64_t part) {
-    const int64_t rows = a.rows_per_kv_head();
-    for (int64_t i = 0; i < p.n_rows; ++i) {
-        const int64_t t = a.token_of(i % rows);
-        float* s = b.s + (i / rows * score_rows(a) + i % rows) * b.lds;
-        float& maximum = p.max_of(part, i);
-        float& sum = p.sum_of(part, i);
-        const float top = std::max(maximum, finish_scores(a, mask.bits[t], n, s));
-        const float total = simd::sum(weights(s, n, top));
-        b.alpha[i] = top == maximum ? 1.0f : power_of_two(maximum - top);
-        sum = sum * b.alpha[i] + total;
-        maximum = top;
-    }
+    float *maximum = &p.max_of(part, 0), *sum = &p.sum_of(part, 0);
+    for_rows(a, b, [&](int64_t i, int64_t t, float* s) {
+        b.top[i] = std::max(maximum[i], finish_scores(a, mask.bits[t], n, s));
+    });
+    for_rows(a, b, [&](int64_t i, int64_t, float* s) { b.alpha[i] = simd::sum(weights(s, n, b.top[i])); });
+    for (int64_t i = 0; i < p.n_rows; i += kLanes)
+        add_block(maximum + i, sum + i, std::min<int64_t>(kLanes, p.n_rows - i), b.top + i, b.alpha + i);
 }
 
 // n cells from c0 on for all heads; those from c0 + n to last follow.
@@ -310,8 +326,8 @@ size_t row_scratch_bytes(const AttentionArgs& a, int64_t n_kv_max) {
     const int64_t lds = round_up(a.flash ? kRowCells : n_kv_max, kRowCells);
     const int64_t rows = a.rows_per_kv_head();
     const int64_t score_floats = (a.flash ? a.n_kv_heads : 1) * score_rows(a) * lds;
-    return size_t(a.n_heads * a.n_tokens * (ldk + 1) + kRowCells * (ldk + ldv) + score_floats + rows * ldv +
-                  sum_floats(a) + middle_floats(a) + 64) *
+    return size_t(a.n_heads * a.n_tokens * (ldk + 2) + kRowCells * (ldk + ldv) + score_floats + rows * ldv +
+                  sum_floats(a) + middle_floats(a) + 96) *
                sizeof(float) +
            size_t(code_bytes(a));
 }

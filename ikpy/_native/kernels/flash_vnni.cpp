@@ -1,6 +1,6 @@
-// Products of codes on vectors (VNNI): up to 4 rows per K head, up to 8 where there is no tile unit. Measured
-// with caches in memory: 1.3 to 1.7 times the rate of products of floats; with 4 rows 1.15 to 1.4 times that
-// of tiles, which wait for the stores of their operands.
+// Products of codes on vectors (VNNI): up to 2 rows per K head, up to 8 where there is no tile unit. Measured
+// with caches in memory: 1.3 to 1.7 times the rate of products of floats; with one row 1.15 to 1.3 times that
+// of tiles, with two the same.
 //
 // Scores: 16 cells are transposed, one to a lane, so that sums need no adding up and a block's scales are one
 // vector. Outputs: four cells at a time, one element to a lane. Codes are made unsigned by adding an offset;
@@ -27,26 +27,28 @@ constexpr int kScoreRowsAtOnce = 8, kOutputRowsAtOnce = 4;
 constexpr int64_t kQueryBytes = 64;  // of a block of a row: 32 upper, 32 lower bytes
 
 struct Work {
-    uint16_t* halves;  // [blocks][kCodeCells]: scales
-    float* scales;     // [blocks, one with row scales][kCodeCells], relative to the largest
-    float* largest;    // [blocks]
-    uint8_t* cells;    // 16 rows: cells at the end, filled up
-    int8_t* weights;   // [blocks][rows][upper, lower][kCodeCells]
-    int32_t* starts;   // [blocks][rows]
-    float* relative;   // [rows][kCodeCells]
-    float* factors;    // [rows]
+    uint16_t* halves;   // [blocks][kCodeCells]: scales
+    float* scales;      // [kCodeCells], of rows
+    int16_t* words;     // [blocks, one with row scales][kCodeCells]: scales relative to the largest
+    float* largest;     // [blocks]
+    uint8_t* cells;     // 16 rows: cells at the end, filled up
+    int8_t* weights;    // [blocks][rows][upper, lower][kCodeCells]
+    int32_t* starts;    // [blocks][rows]
+    int16_t* relative;  // [rows][kCodeCells]
+    float* factors;     // [rows]
 };
 
 Work work_at(uint8_t*& at, int64_t rows, int64_t d) {
     const int64_t n_blocks = d / 32;
     Work w;
     w.halves = take<uint16_t>(at, n_blocks * kCodeCells);
-    w.scales = take<float>(at, n_blocks * kCodeCells);
+    w.scales = take<float>(at, kCodeCells);
+    w.words = take<int16_t>(at, n_blocks * kCodeCells);
     w.largest = take<float>(at, n_blocks);
     w.cells = take<uint8_t>(at, 16 * (2 * d + 64));
     w.weights = take<int8_t>(at, n_blocks * rows * 2 * kCodeCells);
     w.starts = take<int32_t>(at, n_blocks * rows);
-    w.relative = take<float>(at, rows * kCodeCells);
+    w.relative = take<int16_t>(at, rows * kCodeCells);
     w.factors = take<float>(at, rows);
     return w;
 }
@@ -55,22 +57,6 @@ size_t work_bytes(int64_t rows, int64_t d) {
     uint8_t* end = nullptr;
     work_at(end, rows, (d + 31) / 32 * 32);
     return reinterpret_cast<uintptr_t>(end);
-}
-
-// The scales of n cells, all before the first is used: a load that meets several stores waits until all have
-// been done.
-template <class Codes>
-inline void copy_scales(const uint8_t* rows, int64_t stride, int64_t n, int64_t n_blocks, const Work& w) {
-    if constexpr (Codes::kRowScale) {
-        for (int64_t c = 0; c < n; ++c) w.scales[c] = load_unaligned<float>(rows + c * stride);
-    } else {
-        for (int64_t b = 0; b < n_blocks; ++b) {
-            const uint8_t* block = rows + b * Codes::kBytes;
-            uint16_t* to = w.halves + b * kCodeCells;
-#pragma GCC unroll 8
-            for (int64_t c = 0; c < n; ++c, block += stride) to[c] = load_unaligned<uint16_t>(block);
-        }
-    }
 }
 
 // Adds the products of unsigned codes with four signed bytes.
@@ -164,7 +150,7 @@ IKPY_BYTE_PERMUTES void vector_scores(const CodeQuery& q, const uint8_t* k, int6
         scores_of_sixteen<Codes, 7>, scores_of_sixteen<Codes, 8>};
     const int64_t n_blocks = dk / 32, row_bytes = Codes::kHeader + n_blocks * Codes::kBytes;
     const Work w = work_at(work, q.rows, dk);
-    copy_scales<Codes>(k, stride, n, n_blocks, w);
+    copy_scales<Codes>(k, stride, n, n_blocks, w.halves, w.scales);
     for (int64_t c = 0; c < n; c += 16, k += 16 * stride) {
         const uint8_t* cells = k;
         int64_t apart = stride;
@@ -246,13 +232,13 @@ IKPY_BYTE_PERMUTES void outputs_of_block(const uint8_t* v, int64_t stride, int64
         for (int i = 0; i < 4; ++i, v += 4 * stride) {
             for (int m = lines_of(16 * Codes::kBytes); m > i; m -= 4) next.one();
             const uint8_t* cells[4] = {v, v + stride, v + 2 * stride, v + 3 * stride};
-            add_four<Codes, R>(cells, weights + c / 4 + 16 * i, upper, lower);
+            add_four<Codes, R>(cells, weights + c + 4 * i, upper, lower);
         }
     }
-    for (int64_t i = 0; c < n; c += 4, ++i, v += 4 * stride) {
+    for (; c < n; c += 4, v += 4 * stride) {
         const uint8_t* cells[4];
         for (int m = 0; m < 4; ++m) cells[m] = v + std::min<int64_t>(m, n - 1 - c) * stride;
-        add_four<Codes, R>(cells, weights + (c - 4 * i) / 4 + 16 * i, upper, lower);
+        add_four<Codes, R>(cells, weights + c, upper, lower);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < 2 * R; ++i)
@@ -264,18 +250,18 @@ IKPY_BYTE_PERMUTES void outputs_of_block(const uint8_t* v, int64_t stride, int64
 // The weights of all blocks before the first product: each takes a chain of some 100 cycles, which is too
 // long for the products of the block before to hide.
 template <class Codes>
-void prepare_weights(const float* p, int64_t ldp, int64_t rows, int64_t n, int64_t n_scales, const Work& w) {
+IKPY_BYTE_PERMUTES void prepare_weights(const float* p, int64_t ldp, int64_t rows, int64_t n,
+                                        int64_t n_scales, const Work& w) {
     relative_weights(p, ldp, rows, n, w.relative, w.factors);
-    for (int64_t b = 0; b < n_scales; ++b) {
-        float* scales = w.scales + b * kCodeCells;
-        if constexpr (!Codes::kRowScale) widen_scales(w.halves + b * kCodeCells, kCodeCells, scales);
-        w.largest[b] = normalize_scales(scales, n);
-    }
     for (int64_t b = 0; b < n_scales; ++b)
-        for (int64_t r = b * rows; r < (b + 1) * rows; ++r) {
-            const __m512i sums = round_weights(w.relative + (r - b * rows) * kCodeCells,
-                                               w.scales + b * kCodeCells, w.weights + r * 2 * kCodeCells);
-            w.starts[r] = start_of<Codes>(_mm512_reduce_add_epi32(sums));
+        w.largest[b] = Codes::kRowScale ? scale_words(w.scales, n, w.words)
+                                        : scale_words(w.halves + b * kCodeCells, n, w.words + b * kCodeCells);
+    for (int64_t b = 0; b < n_scales; ++b)
+        for (int64_t r = 0; r < rows; ++r) {
+            int8_t* to = w.weights + (b * rows + r) * 2 * kCodeCells;
+            const __m512i sums =
+                round_weights(w.relative + r * kCodeCells, w.words + b * kCodeCells, to, to + kCodeCells);
+            w.starts[b * rows + r] = start_of<Codes>(_mm512_reduce_add_epi32(sums));
         }
 }
 
@@ -288,7 +274,7 @@ IKPY_BYTE_PERMUTES void vector_outputs(const float* p, int64_t ldp, int64_t rows
         outputs_of_block<Codes, 4>};
     const int64_t n_blocks = dv / 32;
     const Work w = work_at(work, rows, dv);
-    copy_scales<Codes>(v, stride, n, n_blocks, w);
+    copy_scales<Codes>(v, stride, n, n_blocks, w.halves, w.scales);
     prepare_weights<Codes>(p, ldp, rows, n, Codes::kRowScale ? 1 : n_blocks, w);
     for (int64_t b = 0; b < n_blocks; ++b) {
         const int64_t scale = Codes::kRowScale ? 0 : b;

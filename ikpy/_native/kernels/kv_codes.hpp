@@ -4,9 +4,12 @@
 //   kOffset           unsigned codes are by this larger than signed ones
 //   pair(b)           the 64 signed codes of the block at b and the one behind it, in their order
 //   four<kSigned>(b, out)    the codes of the blocks at b[0..3]: byte 4 i + c of out[h] = code 16 h + i of
-//   block c sixteen(b, stride, out)  unsigned codes of 16 blocks: byte 4 c + i of out[g] = code 4 g + i of
-//   the block at
+//                            block c
+//   sixteen(b, stride, out)  unsigned codes of 16 blocks: byte 4 c + i of out[g] = code 4 g + i of the block
+//   at
 //                            b + c * stride
+//   kTileUnit                what tile_four and tile_sixteen give: signed codes times this, in the same
+//   orders
 #pragma once
 #include "kernels/kv_blocks.hpp"
 #include "kernels/kv_types.hpp"
@@ -37,17 +40,35 @@ IKPY_CODES __m512i interleave16(const uint8_t* const* b, int at) {
     return kSixteens.of(x);
 }
 
+// Four rows at a time by one pointer. The compiler must not see how the groups follow each other: it keeps
+// the addresses of all 16 rows over a loop otherwise, in vector registers for want of others, and moving them
+// back takes as long as the transposition.
+struct RowsOfFour {
+    const uint8_t* first;
+    int64_t stride, thrice;
+    IKPY_CODES RowsOfFour(const uint8_t* b, int64_t stride) : first(b), stride(stride), thrice(3 * stride) {}
+    IKPY_CODES const uint8_t* at(int i) const { return i == 3 ? first + thrice : first + i * stride; }
+    IKPY_CODES void advance() {
+        first += 4 * stride;
+        asm("" : "+r"(first));
+    }
+};
+
 // Bytes 4 g .. 4 g + 3 of 16 rows of 16 bytes become out[g]: lane c holds those of row c.
 IKPY_CODES void transpose16(const uint8_t* b, int64_t stride, __m512i* out) {
-    __m512i x[4], y[4];
+    __m512i x[4], y[4];  // x[i]: rows i, i + 4, i + 8, i + 12
+    RowsOfFour rows(b, stride);
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {  // rows i, i + 4, i + 8, i + 12
-        const uint8_t* at = b + i * stride;
-        x[i] = _mm512_castsi128_si512(load_levels(at));
-        x[i] = _mm512_inserti32x4(x[i], load_levels(at + 4 * stride), 1);
-        x[i] = _mm512_inserti32x4(x[i], load_levels(at + 8 * stride), 2);
-        x[i] = _mm512_inserti32x4(x[i], load_levels(at + 12 * stride), 3);
-    }
+    for (int i = 0; i < 4; ++i) x[i] = _mm512_castsi128_si512(load_levels(rows.at(i)));
+    rows.advance();
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) x[i] = _mm512_inserti32x4(x[i], load_levels(rows.at(i)), 1);
+    rows.advance();
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) x[i] = _mm512_inserti32x4(x[i], load_levels(rows.at(i)), 2);
+    rows.advance();
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) x[i] = _mm512_inserti32x4(x[i], load_levels(rows.at(i)), 3);
 #pragma GCC unroll 2
     for (int i = 0; i < 2; ++i) {
         y[i] = _mm512_unpacklo_epi32(x[2 * i], x[2 * i + 1]);
@@ -78,8 +99,13 @@ template <int Bytes, int Header, int At>
 struct CodesOfBytes {
     static constexpr int kBytes = Bytes, kHeader = Header;
     static constexpr bool kRowScale = Header > 0;
-    static constexpr int kOffset = 128;
+    static constexpr int kOffset = 128, kTileUnit = 1;
     static IKPY_CODES __m512i without_sign(__m512i x) { return _mm512_xor_si512(x, _mm512_set1_epi8(-128)); }
+    static IKPY_CODES void tile_four(const uint8_t* const* b, __m512i* out) { four<true>(b, out); }
+    static IKPY_CODES void tile_sixteen(const uint8_t* b, int64_t stride, __m512i* out) {
+        transpose16(b + At, stride, out);
+        transpose16(b + At + 16, stride, out + 4);
+    }
     static IKPY_CODES __m512i pair(const uint8_t* b) {
         const auto* p = reinterpret_cast<const __m256i*>(b + At);
         const auto* q = reinterpret_cast<const __m256i*>(b + At + Bytes);
@@ -93,8 +119,7 @@ struct CodesOfBytes {
         }
     }
     static IKPY_CODES void sixteen(const uint8_t* b, int64_t stride, __m512i* out) {
-        transpose16(b + At, stride, out);
-        transpose16(b + At + 16, stride, out + 4);
+        tile_sixteen(b, stride, out);
 #pragma GCC unroll 8
         for (int i = 0; i < 8; ++i) out[i] = without_sign(out[i]);
     }
@@ -113,12 +138,24 @@ IKPY_CODES __m512i nibbles_of_pair(const uint8_t* p, const uint8_t* q) {
 
 // What a nibble stands for, and the same made unsigned.
 struct ValuesQ4_0 {
-    static constexpr int kOffset = 8;
+    static constexpr int kOffset = 8, kTileUnit = 16;
+    // A nibble less 8, times 16, is the nibble in the upper half of a byte with its highest bit changed.
+    static IKPY_CODES void tile_codes(__m512i bytes, __m512i* low, __m512i* high) {
+        const __m512i half = _mm512_set1_epi8(char(0xf0)), sign = _mm512_set1_epi8(-128);
+        *low = _mm512_ternarylogic_epi32(_mm512_slli_epi16(bytes, 4), half, sign, kKeepAndChange);
+        *high = _mm512_ternarylogic_epi32(bytes, half, sign, kKeepAndChange);
+    }
+    static constexpr int kKeepAndChange = 0x6a;  // (a & b) ^ c
     static IKPY_CODES __m512i without_sign(__m512i nibbles) { return nibbles; }
     static constexpr int8_t kAll[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
 };
 struct ValuesIQ4_NL {
-    static constexpr int kOffset = 128;
+    static constexpr int kOffset = 128, kTileUnit = 1;
+    static IKPY_CODES void tile_codes(__m512i bytes, __m512i* low, __m512i* high) {
+        const __m512i all = _mm512_broadcast_i32x4(load_levels(reinterpret_cast<const uint8_t*>(kAll)));
+        *low = _mm512_shuffle_epi8(all, low_nibbles(bytes));
+        *high = _mm512_shuffle_epi8(all, low_nibbles(_mm512_srli_epi16(bytes, 4)));
+    }
     static IKPY_CODES __m512i without_sign(__m512i nibbles) {
         const __m128i all =
             _mm_xor_si128(load_levels(reinterpret_cast<const uint8_t*>(kAll)), _mm_set1_epi8(-128));
@@ -130,8 +167,17 @@ struct ValuesIQ4_NL {
 template <class Values, int Bytes>
 struct CodesOfNibbles {
     static constexpr int kBytes = Bytes, kHeader = 0, kOffset = Values::kOffset;
-    static constexpr int kAt = Bytes - 16;
+    static constexpr int kAt = Bytes - 16, kTileUnit = Values::kTileUnit;
     static constexpr bool kRowScale = false;
+    static IKPY_CODES void tile_four(const uint8_t* const* b, __m512i* out) {
+        Values::tile_codes(interleave16(b, kAt), out, out + 1);
+    }
+    static IKPY_CODES void tile_sixteen(const uint8_t* b, int64_t stride, __m512i* out) {
+        __m512i x[4];
+        transpose16(b + kAt, stride, x);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) Values::tile_codes(x[i], out + i, out + 4 + i);
+    }
     static IKPY_CODES __m512i values(__m512i nibbles) {
         const __m128i all = _mm_loadu_si128(reinterpret_cast<const __m128i*>(Values::kAll));
         return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(all), nibbles);
@@ -173,8 +219,14 @@ inline constexpr FifthBits kFifthBits;
 
 template <int Bytes>
 struct CodesOfFives {
-    static constexpr int kBytes = Bytes, kHeader = 0, kOffset = 16;
+    static constexpr int kBytes = Bytes, kHeader = 0, kOffset = 16, kTileUnit = 1;
     static constexpr bool kRowScale = false;
+    static IKPY_CODES void tile_four(const uint8_t* const* b, __m512i* out) { four<true>(b, out); }
+    static IKPY_CODES void tile_sixteen(const uint8_t* b, int64_t stride, __m512i* out) {
+        sixteen(b, stride, out);
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) out[i] = _mm512_sub_epi8(out[i], _mm512_set1_epi8(kOffset));
+    }
     static constexpr int kAt = Bytes - 16, kBits = Bytes - 20;
     static IKPY_CODES __m512i add_bits(__m512i nibbles, __mmask64 set) {
         return _mm512_mask_add_epi8(nibbles, set, nibbles, _mm512_set1_epi8(16));
@@ -230,8 +282,14 @@ using CodesQ5_0 = CodesOfFives<22>;
 using CodesQ5_1 = CodesOfFives<24>;
 
 struct CodesQ6_0 {
-    static constexpr int kBytes = 26, kHeader = 0, kOffset = 32;
+    static constexpr int kBytes = 26, kHeader = 0, kOffset = 32, kTileUnit = 1;
     static constexpr bool kRowScale = false;
+    static IKPY_CODES void tile_four(const uint8_t* const* b, __m512i* out) { four<true>(b, out); }
+    static IKPY_CODES void tile_sixteen(const uint8_t* b, int64_t stride, __m512i* out) {
+        sixteen(b, stride, out);
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) out[i] = with_sign(out[i]);
+    }
     // Nibbles and the two bits above them, moved to bits 4 and 5 of their bytes by rotating quadwords.
     static IKPY_CODES __m512i join(__m512i nibbles, __m512i top, __m512i rotation) {
         const __m512i bits = _mm512_and_si512(_mm512_rolv_epi64(top, rotation), _mm512_set1_epi8(0x30));

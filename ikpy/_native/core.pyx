@@ -26,7 +26,7 @@ cdef extern from "ikpy/executor.hpp" namespace "ikpy" nogil:
         const double* op_seconds()
     const char* op_name(int)
     int op_count "ikpy::kOpCount"
-    int act_format(int, int64_t) except +
+    int act_format(int, int64_t, cbool) except +
     cbool has_amx()
     cbool c_has_byte_permutes "ikpy::has_byte_permutes"()
     cbool c_has_unpacker "ikpy::has_unpacker"(int)
@@ -94,9 +94,12 @@ def op_kinds() -> dict:
     return {op_name(i).decode(): i for i in range(op_count)}
 
 
-def activation_format(int weight_type, int64_t n_rows=1) -> int:
-    """Format in which activations are prepared when n_rows of them meet one matrix of weights of this type."""
-    return act_format(weight_type, n_rows)
+def activation_format(int weight_type, int64_t n_rows=1, bint by_expert=False) -> int:
+    """Format in which activations are prepared when n_rows of them meet one matrix of weights of this type.
+
+    by_expert: the matrix is that of an expert, n_rows an average.
+    """
+    return act_format(weight_type, n_rows, by_expert)
 
 
 def has_unpacker(int weight_type) -> bool:

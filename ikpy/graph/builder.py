@@ -236,12 +236,19 @@ class Graph:
 
     # --- matrix multiplication --------------------------------------------------------------------------------
 
-    def prepare(self, x: Value, weight_type: int, n_rows: int | None = None) -> tuple[Value, int]:
-        """Activations x [K, T, B] in the format that weights of this type read, shared by all its users.
+    def prepare(self, x: Value, weight_type: int) -> tuple[Value, int]:
+        """Activations x [K, T, B] in the format that weights of this type read, shared by all its users."""
+        return self._prepare(x, self.core.activation_format(weight_type, x.shape[1]))
 
-        n_rows: rows one weight matrix is multiplied with on average, if not T.
-        """
-        fmt = self.core.activation_format(weight_type, x.shape[1] if n_rows is None else n_rows)
+    def prepare_for_experts(self, x: Value, weight: Value, ids: Value) -> tuple[Value, int]:
+        """Activations x [K, R] in the format that the experts' weight [K, N, E] reads; ids [Ku, T]."""
+        n_used, n_tokens = ids.shape[0], ids.shape[1]
+        # Experts may take the format of many rows from fewer on than others; a batch that others find small keeps
+        # theirs (Context.max_uniform_tokens), even if a token uses most of the experts.
+        n_rows = min(n_used * n_tokens // weight.shape[2], n_tokens // 2)
+        return self._prepare(x, self.core.activation_format(weight.type_id, n_rows, True))
+
+    def _prepare(self, x: Value, fmt: int) -> tuple[Value, int]:
         key = (id(x), fmt)
         if key not in self._prepared:
             nbytes = self.core.activation_nbytes(fmt, x.shape[0], x.shape[1], x.shape[2] * x.shape[3])
@@ -351,7 +358,7 @@ class Graph:
         n_used, n_tokens = ids.shape[0], ids.shape[1]
         rows = x.reshape(x.shape[0], n_used * n_tokens) if per_slot else x
         self.observe_experts("MUL_MAT_ID", weight, rows, groups, 1 if per_slot else n_used)
-        prepared, fmt = self.prepare(rows, weight.type_id, n_used * n_tokens // weight.shape[2])
+        prepared, fmt = self.prepare_for_experts(rows, weight, ids)
         dst = self.new(weight.shape[1], n_used, n_tokens)
         ip = [fmt, n_tokens, int(per_slot), n_used, weight.shape[2]]
         self._emit("mul_mat_id", dst, [weight, prepared, groups, bias], ip=ip)
@@ -374,7 +381,7 @@ class Graph:
             return self.gated(self.mul_mat_id(gate, x, ids, groups, gate_bias, per_slot=False), up_product, kind)
         self.observe_experts("MOE_FUSED_UP_GATE", up, x, groups, ids.shape[0])
         n_used, n_tokens = ids.shape[0], ids.shape[1]
-        prepared, fmt = self.prepare(x, up.type_id, n_used * n_tokens // up.shape[2])
+        prepared, fmt = self.prepare_for_experts(x, up, ids)
         dst = self.new(up.shape[1], n_used, n_tokens)
         ip = [fmt, n_tokens, UNARY_KINDS[kind], n_used, up.shape[2]]
         return self._emit("mul_mat_id_up_gate", dst, [up, gate, prepared, groups, up_bias, gate_bias], ip=ip)

@@ -67,7 +67,7 @@ def product(name: str, k: int, n: int, tokens: int, place: Place, fmt: int, *, g
 
 def experts(name: str, k: int, n: int, tokens: int, place: Place, *, gated: bool) -> None:
     """Products with the first and the last of some experts, whose weights and biases are placed."""
-    fmt = core.activation_format(by_name(name).id, tokens * 2 // EXPERTS)
+    fmt = core.activation_format(by_name(name).id, tokens * 2 // EXPERTS, True)
     program = Program()
     buffer = _prepared(program, (tokens, k), place, fmt)
     ids = place(np.tile(np.array([EXPERTS - 1, 0], np.int32), (tokens, 1)))

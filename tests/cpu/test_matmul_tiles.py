@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ikpy._native import core
+from ikpy.graph.builder import Graph
 from ikpy.quants import by_name
 from tests.cpu.matmul_plans import UNARY, Program, assert_close, effective, round_to_bf16
 from tests.cpu.test_matmul import (
@@ -45,6 +46,20 @@ def test_types_that_use_tiles() -> None:
     assert core.activation_format(by_name("Q4_K").id, 1) == 1, "a single token must keep int8 activations"
     assert core.activation_format(by_name("F16").id, 512) == 3
     assert core.activation_format(by_name("F16").id, 1) == 0, "a single token must keep f32 activations"
+
+
+@pytest.mark.parametrize(
+    ("n_used", "n_tokens", "fmt"),
+    [(8, 191, 1), (8, 192, 2), (128, 23, 1), (128, 24, 2)],
+    ids=["11 rows", "12 rows", "all experts, small batch", "all experts"],
+)
+def test_experts_take_the_format_of_tiles_from_twelve_rows_on(n_used: int, n_tokens: int, fmt: int) -> None:
+    """Never in a batch that dense products of all types find small: drafts count on that."""
+    graph, n_experts = Graph(core), 128
+    assert core.activation_format(by_name("Q4_K").id, 23) == 1
+    weight = graph.new(256, 32, n_experts, type_id=by_name("Q4_K").id)
+    ids = graph.new(n_used, n_tokens)
+    assert graph.prepare_for_experts(graph.new(256, n_tokens), weight, ids)[1] == fmt
 
 
 @pytest.mark.parametrize("name", TILE_TYPES)

@@ -39,7 +39,7 @@ class DeviceFormats:
     def __getattr__(self, name: str) -> Any:
         return getattr(core, name)
 
-    def activation_format(self, weight_type: int, n_rows: int = 1) -> int:
+    def activation_format(self, weight_type: int, n_rows: int = 1, by_expert: bool = False) -> int:
         """Format in which activations are prepared."""
         return self._large.format if self._large.tokens else core.activation_format(weight_type, 1)
 

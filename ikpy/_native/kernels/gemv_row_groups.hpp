@@ -166,7 +166,9 @@ IKPY_VBMI_INLINE __m512i for_all_rows(const uint8_t* p) {
 template <int Bytes, int Steps>
 IKPY_VBMI_INLINE void prefetch_step(const uint8_t* p, int step) {
     asm volatile("" ::: "memory");
-    for (int b = 64 * step; b < Bytes; b += 64 * Steps) { _mm_prefetch(reinterpret_cast<const char*>(p + b + 2048), _MM_HINT_T1);}
+    for (int b = 64 * step; b < Bytes; b += 64 * Steps) {
+        _mm_prefetch(reinterpret_cast<const char*>(p + b + 2048), _MM_HINT_T1);
+    }
 }
 
 template <class L>

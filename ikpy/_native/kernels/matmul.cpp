@@ -347,9 +347,10 @@ size_t matmul_scratch_bytes(const Op& op, const Tensor* tensors) {
 
 size_t matmul_shared_bytes(const Op&, const Tensor*, int) { return 0; }
 
-int act_format(int weight_type, int64_t n_rows) {
+int act_format(int weight_type, int64_t n_rows, bool by_expert) {
     const WeightKernels kernels = weight_kernels(weight_type);
-    const bool tiles = kernels.tiles.product && n_rows >= kernels.tiles.min_tokens && has_amx();
+    const int64_t least = by_expert ? kernels.tiles.min_expert_tokens : kernels.tiles.min_tokens;
+    const bool tiles = kernels.tiles.product && n_rows >= least && has_amx();
     return tiles ? kernels.tiles.act_format : kernels.act_format;
 }
 

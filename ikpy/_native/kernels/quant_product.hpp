@@ -291,7 +291,8 @@ constexpr WeightKernels quant_kernels() {
             gemv_of<U, GemvTokens>(),
             panel_products_of<U, TransposedPanel>(),
             HasHalves<U>::value ? quant_work_bytes<GemvTokens> : int8_panel_bytes,
-            {quant_tiles<U>, kActBf16, kTileMinTokens, quant_tiles_work_bytes, ahead_kept_tokens},
+            {quant_tiles<U>, kActBf16, kTileMinTokens, quant_tiles_work_bytes, ahead_kept_tokens,
+             kTileMinExpertTokens},
             row_scales_of<U>(),
             true};
 }

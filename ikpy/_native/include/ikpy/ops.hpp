@@ -74,8 +74,9 @@ size_t attention_shared_bytes(const Op&, const Tensor*, int n_threads);
 size_t kv_shift_scratch_bytes(const Op&, const Tensor*);
 
 // Activation formats of the matmul family: what ActPrepare writes and the matmuls of that weight type read;
-// n_rows = rows of activations that one weight matrix is multiplied with.
-int act_format(int weight_type, int64_t n_rows);
+// n_rows = rows of activations that one weight matrix is multiplied with; by_expert: on average, that of an
+// expert.
+int act_format(int weight_type, int64_t n_rows, bool by_expert);
 // Whether this build and CPU have bf16 tiles (AMX) and IKPY_AMX=0 does not forbid them.
 bool has_amx();
 

@@ -139,9 +139,7 @@ struct UnpackIQ5_K {
         for (int i = 0; i < 4; ++i) {
             const __m512i q = wide::nibbles32(p + 16 + 32 * i);
             const __mmask64 bits = wide::test_halves(high, 2 * i, 2 * i + 1);
-            const __m512i codes =
-                _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(low_table, q), bits, high_table, q);
-            r.q[i] = codes;
+            r.q[i] = _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(low_table, q), bits, high_table, q);
         }
         r.d = wide_six_bit_scales(p);
         r.shifted = load_unaligned<uint16_t>(p + 2);

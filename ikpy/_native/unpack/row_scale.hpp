@@ -164,30 +164,24 @@ struct UnpackIQ5_KS {
     static constexpr const uint8_t* kLevels = kIq5Codes;
     static constexpr int kLevelCount = 32;
     static Codes512 level_numbers(const uint8_t* p) {
-        const __m512i high = wide::twice(p + 136);
-        const uint64_t scales = load_unaligned<uint64_t>(p);
-        Codes512 r;
-        for (int i = 0; i < 4; ++i) {
-            const __m512i low = wide::nibbles32(p + 8 + 32 * i);
-            const __mmask64 bits = wide::test_halves(high, 2 * i, 2 * i + 1);
-            r.q[i] = _mm512_mask_add_epi8(low, bits, low, wide::bytes(16));
-        }
-        r.d = wide::odd_scales(scales);
-        r.shifted = wide::odd_scale_tables(scales);
-        return r;
+        return made_of_numbers(p, [](__m512i low, __mmask64 bits) {
+            return _mm512_mask_add_epi8(low, bits, low, wide::bytes(16));
+        });
     }
     static Codes512 unshifted(const uint8_t* p) {
         const __m512i low_table = wide::table16(kIq5Codes), high_table = wide::table16(kIq5Codes + 16);
+        return made_of_numbers(p, [&](__m512i low, __mmask64 bits) {
+            return _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(low_table, low), bits, high_table, low);
+        });
+    }
+    // code(low, bits): the codes of 64 numbers, of which low has four bits and bits the fifth.
+    template <class F>
+    static Codes512 made_of_numbers(const uint8_t* p, F code) {
         const __m512i high = wide::twice(p + 136);
         const uint64_t scales = load_unaligned<uint64_t>(p);
         Codes512 r;
-        for (int i = 0; i < 4; ++i) {
-            const __m512i q = wide::nibbles32(p + 8 + 32 * i);
-            const __mmask64 bits = wide::test_halves(high, 2 * i, 2 * i + 1);
-            const __m512i codes =
-                _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(low_table, q), bits, high_table, q);
-            r.q[i] = codes;
-        }
+        for (int i = 0; i < 4; ++i)
+            r.q[i] = code(wide::nibbles32(p + 8 + 32 * i), wide::test_halves(high, 2 * i, 2 * i + 1));
         r.d = wide::odd_scales(scales);
         r.shifted = wide::odd_scale_tables(scales);
         return r;

@@ -1,6 +1,6 @@
 """Matrix products against what the machine can do: prompt rates and generation bandwidth of every fast type.
 
-    python -m benchmarks.matmul prompt    1e9 op/s of [2048, 8192] x 512 tokens, share of the dot product ceiling
+    python -m benchmarks.matmul prompt    1e9 op/s of [2048, 8192] x --tokens, share of the dot product ceiling
     python -m benchmarks.matmul generate    1e9 bytes/s of uncached weights x 1 token, share of the read bandwidth
     python -m benchmarks.matmul cached      1e9 weights/s and bytes/s of one core with 0.7 MB of weights in its cache
 
@@ -103,6 +103,7 @@ def main() -> None:
     parser.add_argument("mode", choices=("prompt", "generate", "cached"))
     parser.add_argument("--types", default=",".join(TYPES))
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=512, help="of prompt")
     parser.add_argument("--seconds", type=float, default=1.0, help="per type")
     args = parser.parse_args()
     ceilings: dict[str, float] = {}
@@ -116,7 +117,7 @@ def main() -> None:
         kind = "int8" if by_name(name).is_quantized else "fp32"
         if core.activation_format(by_name(name).id) == 2:
             kind = "bf16"
-        k, tokens = (2048, 512) if args.mode == "prompt" else (4096, 1)
+        k, tokens = (2048, args.tokens) if args.mode == "prompt" else (4096, 1)
         kind = kind if args.mode == "prompt" else "read"
         row = by_name(name).row_nbytes(k)
         n = 8192 if args.mode == "prompt" else generate_bytes() // row // 32 * 32

@@ -106,7 +106,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    return parser.parse_args()
+    args = parser.parse_args()
+    known = [model.shape for model in SHAPE_MODELS]
+    unknown = set(args.shapes.split(",")) - set(known)
+    if unknown:
+        parser.error(f"unknown shape {', '.join(sorted(unknown))} (known: {', '.join(known)})")
+    return args
 
 
 def written(model: ShapeModel, layers: int, folder: str) -> Path:

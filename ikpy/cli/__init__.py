@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from importlib.util import find_spec
 from io import TextIOWrapper
 from typing import Any
 
@@ -74,7 +73,7 @@ def runner(module: str) -> Callable[..., None]:
 
 
 def make_app() -> typer.Typer:
-    """The application with every subcommand whose module is installed."""
+    """The application with every subcommand."""
     app = typer.Typer(
         name="ikpy",
         help="Run and make quantized GGUF language models.",
@@ -95,10 +94,7 @@ def make_app() -> typer.Typer:
 
     settings = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
     for name, (module, text) in COMMANDS.items():
-        if find_spec(module) is not None:
-            app.command(name, cls=PassThrough, help=text, context_settings=settings, add_help_option=False)(
-                runner(module)
-            )
+        app.command(name, cls=PassThrough, help=text, context_settings=settings, add_help_option=False)(runner(module))
     return app
 
 
@@ -109,11 +105,10 @@ def check_command(arguments: Sequence[str]) -> None:
         UsageError: unknown subcommand.
     """
     name = next((argument for argument in arguments if not argument.startswith("-")), None)
-    known = [command for command, (module, _) in COMMANDS.items() if find_spec(module) is not None]
-    if name is None or name in known:
+    if name is None or name in COMMANDS:
         return
-    close = get_close_matches(name.removeprefix("llama-"), known, n=1)
-    hint = f" (did you mean {close[0]}?)" if close else f" (commands: {', '.join(known)})"
+    close = get_close_matches(name.removeprefix("llama-"), COMMANDS, n=1)
+    hint = f" (did you mean {close[0]}?)" if close else f" (commands: {', '.join(COMMANDS)})"
     raise UsageError(f"no such command: {name}{hint}")
 
 

@@ -9,7 +9,13 @@ import typer
 
 from ikpy.cli.file_output import print_line, print_plan, progress_bar
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -31,6 +31,9 @@ def run(arguments: Sequence[str]) -> int:
         print(USAGE)
         return 0
     command, rest = arguments[0], list(arguments[1:])
+    if command != "check" and rest[:1] in (["-h"], ["--help"]):  # --usage is an option of build
+        print(USAGE)
+        return 0
     if command == "info" and not rest:
         return info()
     if command == "build":

@@ -17,6 +17,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 ModelArgument = Annotated[str, typer.Argument(help="GGUF file; the first one of a split model.", metavar="FILE")]

@@ -31,7 +31,7 @@ def facts() -> list[tuple[str, str]]:
     import psutil
 
     from ikpy import __version__
-    from ikpy._native import available_tiers, core, cpu, tier  # type: ignore[attr-defined]
+    from ikpy._native import available_tiers, core, cpu, tier
     from ikpy.backends.cuda.devices import available, why_none
     from ikpy.threads import hardware_threads, physical_cores
     from ikpy.tools import machine

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 def feature_flags() -> dict[str, bool]:
     """Feature to whether the chosen native core uses it, in the order of the system_info line."""
-    from ikpy._native import cpu, tier  # type: ignore[attr-defined]
+    from ikpy._native import cpu, tier
 
     features = cpu.features()
     avx512 = tier == "avx512"

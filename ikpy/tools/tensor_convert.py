@@ -36,7 +36,7 @@ def repack_target(type_name: str) -> str:
     """Interleaved type that repacking gives on this machine, or "" (tools 2.9: F16 and BF16 need AVX512-BF16)."""
     target = registry.repack_target(type_name)
     if target == "bf16_r16":
-        from ikpy._native import cpu  # type: ignore[attr-defined]
+        from ikpy._native import cpu
 
         return target if cpu.features()["avx512bf16"] else ""
     return target

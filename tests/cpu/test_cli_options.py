@@ -12,6 +12,7 @@ import pytest
 
 import ikpy.cli
 from ikpy.backends.cuda import devices as cuda_devices
+from ikpy.cli import COMMANDS, main
 from ikpy.cli.fields import get_field
 from ikpy.cli.options import TOOLS, Effect, all_options, by_name, normalize_name
 from ikpy.cli.params import CommonParams
@@ -318,6 +319,7 @@ def test_errors_of_the_program_are_one_line():
 LOST_INTERRUPT = """
 import signal, sys
 import ikpy.cli
+from ikpy.cli import COMMANDS, main
 from ikpy.tools import bench
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
@@ -423,6 +425,17 @@ def test_version_and_help():
     result = ikpy_program("sweep-bench", "--help")
     assert (result.returncode, result.stderr) == (0, "")
     assert "-c, --ctx-size N" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "command", [[name] for name in COMMANDS] + [["gguf", "dump"], ["cuda", "build"], ["cuda", "check"]]
+)
+def test_every_command_helps(command, capsys):
+    texts = []
+    for name in ("-h", "--help"):
+        assert main([*command, name]) == 0, (command, name)
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] and "usage: ikpy" in texts[0].lower()
 
 
 def test_start_imports_nothing_heavy():

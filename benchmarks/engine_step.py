@@ -19,9 +19,9 @@ import numpy as np
 import ikpy
 from benchmarks.step_options import step_options
 from benchmarks.synthetic import write_model
-from ikpy.cli.common import load
 from ikpy.cli.parser import parse
 from ikpy.cli.server import make_server
+from ikpy.cli.session import load
 from ikpy.engine.sampling import Sampler, SamplingParams
 from ikpy.graph.plan import CompiledPlan
 from ikpy.server.log import ServerLog

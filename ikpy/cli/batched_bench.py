@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ikpy.cli.common import bench_numbers, load, start
 from ikpy.cli.params import CommonParams
+from ikpy.cli.session import bench_numbers, load
+from ikpy.cli.start import start
 from ikpy.errors import UsageError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ikpy.cli import values
+from ikpy.cli import placement_values, values
 from ikpy.cli.flags.loading import PAGE_CACHE, PRIORITY, TASKSET, WAITING
 from ikpy.cli.options import NO_GPU, Kind, Option, normalize_name
 from ikpy.cli.parser import HELP_NAMES, has_devices, suggest
@@ -27,7 +27,7 @@ OUTPUTS = ("md", "csv", "json", "jsonl", "sql", "none")
 
 def to_overrides(text: str, warn: Warn) -> str:
     """Rules for tensors, which may also be separated by `;`, with `;` between them."""
-    rules = values.to_tensor_override(text.replace(";", ","), warn)
+    rules = placement_values.to_tensor_override(text.replace(";", ","), warn)
     return ";".join(f"{pattern}={buffer}" for pattern, buffer in rules)
 
 
@@ -50,7 +50,7 @@ def in_range(text: str) -> list[str]:
 
 def to_device_names(text: str, warn: Warn) -> tuple[str, ...]:
     """Names separated by `/` or `,`; `none` for no device."""
-    return values.to_devices(text.replace("/", ","), warn)
+    return placement_values.to_devices(text.replace("/", ","), warn)
 
 
 def to_pair(text: str, warn: Warn) -> tuple[int, int]:
@@ -80,12 +80,12 @@ def to_off(text: str, warn: Warn) -> bool:
 
 def to_shares(text: str, warn: Warn) -> tuple[float, ...]:
     """Shares of devices separated by `/` or `;`."""
-    return values.to_tensor_split(text, warn)
+    return placement_values.to_tensor_split(text, warn)
 
 
 def to_cuda_params(text: str, warn: Warn) -> str:
     """The text, with a warning for each entry that has no effect."""
-    values.to_cuda_params(text, warn)
+    placement_values.to_cuda_params(text, warn)
     return text
 
 
@@ -250,7 +250,7 @@ ROWS = (
         "n_gpu_layers",
         "N",
         "layers on the GPU (default: 999)",
-        convert=values.to_gpu_layers,
+        convert=placement_values.to_gpu_layers,
         ranges=True,
         no_effect=NO_GPU,
     ),

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ikpy.cli.banner import banner_lines
-from ikpy.cli.common import Session, load, print_log, reads_states, speculation, start
+from ikpy.cli.drafters import reads_states, speculation
+from ikpy.cli.logs import print_log
+from ikpy.cli.session import Session, load
+from ikpy.cli.start import start
 from ikpy.errors import IkpyError, UsageError
 
 if TYPE_CHECKING:

@@ -74,7 +74,7 @@ def check_drafters(params: CommonParams) -> None:
     options = params.speculative
     if options.model_draft is None and not options.types:
         return
-    from ikpy.cli.common import speculative_params
+    from ikpy.cli.drafters import speculative_params
 
     settings = speculative_params(params)
     settings.check()

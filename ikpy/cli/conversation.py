@@ -9,7 +9,7 @@ from ikpy.errors import UsageError
 from ikpy.vocab.templates import ChatTemplate
 
 if TYPE_CHECKING:
-    from ikpy.cli.common import Session
+    from ikpy.cli.session import Session
     from ikpy.cli.text_run import TextRun
 
 

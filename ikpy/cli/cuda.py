@@ -115,7 +115,8 @@ def tune() -> int:
 
 def check(arguments: Sequence[str]) -> int:
     """Compare the devices with the CPU, node by node."""
-    from ikpy.cli.common import load, start
+    from ikpy.cli.session import load
+    from ikpy.cli.start import start
 
     params = start("cli", ["--no-warmup", *arguments], "Compare devices with the CPU, node by node.")
     if params is None:

@@ -9,8 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ikpy.cli.banner import banner_lines
-from ikpy.cli.common import Session, load, print_log, start
+from ikpy.cli.logs import print_log
 from ikpy.cli.params import CommonParams
+from ikpy.cli.session import Session, load
+from ikpy.cli.start import start
 from ikpy.errors import UnsupportedError, UsageError
 from ikpy.gguf.atomic import check_replaceable
 

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING
 
 from ikpy.cli.banner import build_lines
 from ikpy.cli.checks import need_files
-from ikpy.cli.common import Session, load, print_log, reads_states, speculation, start
+from ikpy.cli.drafters import reads_states, speculation
 from ikpy.cli.listeners import close, listen, port_of
+from ikpy.cli.logs import print_log
 from ikpy.cli.params import CommonParams
+from ikpy.cli.session import Session, load
+from ikpy.cli.start import start
 from ikpy.errors import OutOfMemoryError, UsageError
 from ikpy.server.router.worker import NO_MEMORY
 

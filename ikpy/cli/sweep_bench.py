@@ -6,8 +6,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ikpy.cli.common import bench_numbers, load, start
 from ikpy.cli.params import CommonParams
+from ikpy.cli.session import bench_numbers, load
+from ikpy.cli.start import start
 from ikpy.errors import UsageError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from ikpy.tools.decoder import TimedContext
 from ikpy.tools.generation import ContextFullError, GrowingSequence
 
 if TYPE_CHECKING:
-    from ikpy.cli.common import Session
+    from ikpy.cli.session import Session
     from ikpy.engine.context import Context
     from ikpy.engine.sampling import Sampler
     from ikpy.engine.speculative import Speculator

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ikpy.cli.common import model_path, print_log
+from ikpy.cli.logs import print_log
+from ikpy.cli.model_files import model_path
 from ikpy.cli.params import CommonParams, LogOptions, ModelOptions
 from ikpy.cli.parser import suggest
 from ikpy.errors import UsageError

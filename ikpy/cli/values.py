@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from ikpy.engine.sampling_params import DEFAULT_SAMPLERS, RANDOM_SEED
+from ikpy.engine.sampling_params import RANDOM_SEED
 from ikpy.errors import UsageError
 from ikpy.quants import registry
 
@@ -30,17 +30,6 @@ SWITCH_WORDS = {
     "0": False,
     "false": False,
     "disabled": False,
-}
-SAMPLER_LETTERS = dict(zip("dkfypmxntw", DEFAULT_SAMPLERS, strict=True)) | {"s": "top_n_sigma", "e": "penalties"}
-PENALTIES_FIRST = "penalties always come first; switch them off with --repeat-penalty 1 and the like"
-SAMPLER_ALIASES = {
-    "temp": "temperature",
-    "tfs": "tfs_z",
-    "typical": "typical_p",
-    "typ_p": "typical_p",
-    "top_sigma": "top_n_sigma",
-    "top_nsigma": "top_n_sigma",
-    "nucleus": "top_p",
 }
 
 
@@ -149,7 +138,6 @@ def to_seed(text: str, warn: Warn) -> int:
 
 
 MAX_THREADS = 1024
-MAX_FFN_BLOCKS = 1024
 
 
 def to_threads(text: str, warn: Warn) -> int:
@@ -160,20 +148,6 @@ def to_threads(text: str, warn: Warn) -> int:
     if value > MAX_THREADS:
         raise ValueError(f"expected at most {MAX_THREADS}, got {value}")
     return value if value > 0 else hardware_threads()
-
-
-ALL_LAYERS = 999
-
-
-def to_gpu_layers(text: str, warn: Warn) -> int:
-    """Number of layers; `auto` stands for the default, `all` for more than any model has."""
-    words = {"auto": -1, "all": ALL_LAYERS}
-    return words[text.lower()] if text.lower() in words else to_int(text, warn)
-
-
-def to_temperature(text: str, warn: Warn) -> float:
-    """Temperature, negative read as 0 (greedy)."""
-    return max(to_float(text, warn), 0.0)
 
 
 def to_group_size(text: str, warn: Warn) -> int:
@@ -228,53 +202,6 @@ def to_rope_scale(text: str, warn: Warn) -> float:
     return 1.0 / value
 
 
-DRAFT_SETTINGS: dict[str, Convert] = {
-    "n_max": bounded(0),
-    "n_min": bounded(0),
-    "p_min": to_float,
-    "size_n": bounded(1),
-    "size_m": bounded(1),
-    "min_hits": bounded(1),
-    "pattern_len": bounded(1),
-    "max_depth": bounded(1),
-}
-
-
-def draft_setting(name: str) -> Convert:
-    """Converter to a (name, value) pair of the speculative settings."""
-
-    def convert(text: str, warn: Warn) -> tuple[str, Any]:
-        return name, DRAFT_SETTINGS[name](text, warn)
-
-    return convert
-
-
-def to_draft_settings(text: str, warn: Warn) -> list[tuple[str, Any]]:
-    """`key=value[,key=value...]` with the keys of DRAFT_SETTINGS."""
-    settings = []
-    for item in text.split(","):
-        name, equals, value = item.partition("=")
-        name = name.strip().replace("-", "_")
-        if name not in DRAFT_SETTINGS or not equals:
-            raise ValueError(f"expected key=value with a key of {', '.join(DRAFT_SETTINGS)}, got {item!r}")
-        settings.append((name, DRAFT_SETTINGS[name](value, warn)))
-    return settings
-
-
-SPECULATION_ALIASES = {"draft-simple": "draft", "draft-mtp": "mtp"}
-
-
-def to_speculation(text: str, warn: Warn) -> list[str]:
-    """`TYPE[:key=value,...]`, or several types separated by commas; the settings are checked here, applied later."""
-    head, colon, settings = text.partition(":")
-    names = [name.strip().lower().replace("_", "-") for name in head.split(",") if name.strip()]
-    names = [SPECULATION_ALIASES.get(name, name) for name in names]
-    if colon:
-        to_draft_settings(settings, warn)
-        return [f"{','.join(names)}:{settings}"]
-    return names
-
-
 def to_file_unscaled(text: str, warn: Warn) -> tuple[str, float]:
     """A file with scale 1."""
     return text, 1.0
@@ -293,13 +220,6 @@ def to_layer_range(text: str, warn: Warn) -> tuple[int, int]:
     if 0 < last < first:
         raise ValueError(f"expected START END with START not above END, got {text!r}")
     return first, last
-
-
-def to_cpu_ffn(text: str, warn: Warn) -> list[tuple[str, str]]:
-    """Number of layers, as the rule of -ot that keeps their dense feed-forward tensors on the CPU."""
-    n = bounded(0)(text, warn)
-    blocks = "|".join(map(str, range(min(n, MAX_FFN_BLOCKS))))
-    return [(rf"^blk\.(?:{blocks})\.ffn_(?:up|down|gate)\.(?:weight|scale)$", "CPU")] if n else []
 
 
 def to_kv_override(text: str, warn: Warn) -> tuple[str, object]:
@@ -322,127 +242,6 @@ def to_kv_override(text: str, warn: Warn) -> tuple[str, object]:
 def to_kv_overrides(text: str, warn: Warn) -> list[tuple[str, object]]:
     """`KEY=TYPE:VALUE[,KEY=TYPE:VALUE...]`; a comma before anything else belongs to the value."""
     return [to_kv_override(item, warn) for item in re.split(r",(?=[^,=:]+=(?:int|float|bool|str):)", text)]
-
-
-def rule_items(text: str) -> list[str]:
-    """Items between commas; a comma in an expression's open brackets, as in `blk\\.\\d{1,2}`, divides none."""
-    items: list[str] = []
-    item = ""
-    for part in text.split(","):
-        item = f"{item},{part}" if item else part
-        is_open = any(item.count(a) > item.count(b) for a, b in ("()", "[]", "{}"))
-        if "=" in item or not is_open:
-            items.append(item.strip())
-            item = ""
-    return [item for item in [*items, item.strip()] if item]
-
-
-def to_tensor_override(text: str, warn: Warn) -> list[tuple[str, str]]:
-    """`REGEX=BUFFER[,REGEX=BUFFER...]`, split at commas outside of brackets, then at the first `=` of each item.
-
-    Blanks and newlines around items and empty items are left out.
-    """
-    rules = []
-    for item in rule_items(text):
-        pattern, equals, buffer = item.partition("=")
-        if not (pattern and equals and buffer):
-            raise UsageError(f"Invalid tensor buffer type override: {text} (expected REGEX=BUFFER)")
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise UsageError(f"Invalid tensor buffer type override: {text} (regex {pattern!r}: {error})") from error
-        rules.append((pattern, buffer))
-    return rules
-
-
-def to_tensor_split(text: str, warn: Warn) -> tuple[float, ...]:
-    """Shares of devices, separated by commas, slashes or semicolons."""
-    shares = tuple(to_float(part, warn) for part in re.split("[,/;]", text))
-    if any(share < 0 for share in shares):
-        raise ValueError(f"shares cannot be negative, got {text!r}")
-    return shares
-
-
-def to_devices(text: str, warn: Warn) -> tuple[str, ...]:
-    """Names of devices separated by commas; `none` for no device."""
-    return () if text.lower() == "none" else tuple(name.strip().upper() for name in text.split(",") if name.strip())
-
-
-def to_fit_margins(text: str, warn: Warn) -> dict[int, int]:
-    """`ID,MiB[,ID,MiB...]`: device number to MiB."""
-    numbers = [to_int(part, warn) for part in text.split(",")]
-    if len(numbers) % 2:
-        raise ValueError(f"expected ID,MiB,... in pairs, got {text!r}")
-    return dict(zip(numbers[::2], numbers[1::2], strict=True))
-
-
-def to_fit_targets(text: str, warn: Warn) -> list[int]:
-    """`MiB[,MiB...]`: one number for all devices, or one for each."""
-    return [bounded(0)(part, warn) for part in text.split(",")]
-
-
-CUDA_PARAMETERS = ("graphs", "offload-batch-size", "bf16-batch-size", "wgmma")
-OTHER_CUDA_PARAMETERS = ("fusion", "offload-batch-size-per-byte", "mmq-id-size", "enable-p2p", "fa-offset")
-
-
-def to_cuda_params(text: str, warn: Warn) -> dict[str, int]:
-    """`K=V[,K=V...]`; unknown and malformed entries are ignored with a warning."""
-    found = {}
-    for entry in filter(None, text.split(",")):
-        key, _, value = entry.partition("=")
-        if key in CUDA_PARAMETERS and value.isdigit():
-            found[key] = int(value)
-        elif key in OTHER_CUDA_PARAMETERS:
-            warn(f"{key} has no effect")
-        else:
-            warn(f"invalid parameter {entry} -> ignored")
-    return found
-
-
-def to_offload_policy(text: str, warn: Warn) -> list[tuple[int, bool]]:
-    """`op,0|1[,op,0|1...]`."""
-    try:
-        values = [int(part) for part in text.split(",")]
-    except ValueError:
-        values = []
-    if not values or len(values) % 2:
-        raise UsageError(f"Invalid offload policy argument: {text} (expected op,0|1[,op,0|1...])")
-    return [(op, bool(on)) for op, on in zip(values[::2], values[1::2], strict=True)]
-
-
-def to_samplers(text: str, warn: Warn) -> tuple[str, ...]:
-    """Sampler names separated by `;`."""
-    names = []
-    for part in filter(None, text.split(";")):
-        name = part.strip().lower().replace("-", "_")
-        name = SAMPLER_ALIASES.get(name, name)
-        if name not in (*DEFAULT_SAMPLERS, "penalties"):
-            raise ValueError(f"unknown sampler {part!r} (known: {', '.join(DEFAULT_SAMPLERS)})")
-        names.append(name)
-    return without_penalties(names, warn)
-
-
-def without_penalties(names: Sequence[str], warn: Warn) -> tuple[str, ...]:
-    """Samplers behind the penalties, which come before all others wherever they are named."""
-    if "penalties" in names[1:]:
-        warn(PENALTIES_FIRST)
-    return tuple(name for name in names if name != "penalties")
-
-
-def to_sampler_letters(text: str, warn: Warn) -> tuple[str, ...]:
-    """Samplers by their letters, `dkfypmxntw` for the default order."""
-    unknown = [letter for letter in text if letter not in SAMPLER_LETTERS]
-    if unknown:
-        raise ValueError(f"unknown sampler letter {unknown[0]!r} (known: {''.join(SAMPLER_LETTERS)})")
-    return without_penalties([SAMPLER_LETTERS[letter] for letter in text], warn)
-
-
-def to_logit_bias(text: str, warn: Warn) -> tuple[int, float]:
-    """`ID+V` or `ID-V`."""
-    match = re.fullmatch(r"(\d+)([+-].+)", text)
-    if not match:
-        raise ValueError(f"expected TOKEN_ID(+/-)BIAS, got {text!r}")
-    return int(match[1]), to_float(match[2], warn)
 
 
 def to_json_object(text: str, warn: Warn) -> dict[str, Any]:
@@ -506,11 +305,6 @@ def unescape(text: str) -> str:
 def to_prompt_file(text: str, warn: Warn) -> str:
     """Text of the named file without exactly one newline at its end."""
     return to_file_text(text, warn).removesuffix("\n")
-
-
-def to_sequence_breakers(text: str, warn: Warn) -> list[str]:
-    """Every character of the text; none for the word `none`."""
-    return [] if text == "none" else list(text)
 
 
 def to_sweep_format(text: str, warn: Warn) -> str:

@@ -10,7 +10,9 @@ import pytest
 
 import ikpy
 from ikpy._native import core
-from ikpy.cli import common, quantize
+from ikpy.cli import quantize
+from ikpy.cli import session as cli_session
+from ikpy.cli.logs import ProgressDots
 from ikpy.cli.parser import parse
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
@@ -264,7 +266,7 @@ def test_a_tool_opens_the_file_once(monkeypatch: pytest.MonkeyPatch, capfd: pyte
     opened = []
     real = GGUFFile.open.__func__  # type: ignore[attr-defined]
     monkeypatch.setattr(GGUFFile, "open", classmethod(lambda cls, *a, **k: (opened.append(a), real(cls, *a, **k))[1]))
-    session = common.load(parse(["-m", str(TINY), "-rtr"], "cli", {}))
+    session = cli_session.load(parse(["-m", str(TINY), "-rtr"], "cli", {}))
     assert len(opened) == 1 and session.model.gguf.tensors
     assert "============ Repacked 0 tensors" in capfd.readouterr().err
 
@@ -274,7 +276,7 @@ def test_a_tool_opens_the_file_once(monkeypatch: pytest.MonkeyPatch, capfd: pyte
 )
 def test_progress_dots(options: list[str], rows: int, capfd: pytest.CaptureFixture[str]) -> None:
     """A dot per percent of the tensors, and before of the file where it is read."""
-    common.load(parse(["-m", str(TINY), *options], "cli", {}))
+    cli_session.load(parse(["-m", str(TINY), *options], "cli", {}))
     lines = capfd.readouterr().err.splitlines()
     assert [line for line in lines if "...." in line and "=" not in line] == ["." * 100] * rows
 
@@ -295,7 +297,7 @@ def test_progress_is_that_of_all_parts(tmp_path: Path) -> None:
 
 def test_dots_end_before_other_lines(capfd: pytest.CaptureFixture[str]) -> None:
     """Log lines and errors begin on a line of their own."""
-    with pytest.raises(ValueError, match="damaged"), common.ProgressDots(parse([], "cli", {})) as dots:
+    with pytest.raises(ValueError, match="damaged"), ProgressDots(parse([], "cli", {})) as dots:
         dots(0.03)
         dots(0.02)
         dots.log("a note")
@@ -318,7 +320,7 @@ def test_files_with_one_latent_head_are_announced(name: str, expected: bool) -> 
 
 def test_overrides_of_keys_that_the_file_lacks_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     overrides = ["-okv", "deepseek2.expert_use_count=int:1", "-okv", "general.name=str:x"]
-    common.load(parse(["-m", str(TINY), "--log-disable", *overrides], "perplexity"))
+    cli_session.load(parse(["-m", str(TINY), "--log-disable", *overrides], "perplexity"))
     (line,) = capsys.readouterr().err.splitlines()
     assert line == (
         "warning: --override-kv deepseek2.expert_use_count: the file has no such key "

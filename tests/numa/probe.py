@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from ikpy.cli import bench
-from ikpy.cli.common import load, start
+from ikpy.cli.session import load
+from ikpy.cli.start import start
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.graph.ir import Value

@@ -14,9 +14,9 @@ from typing import Any
 from starlette.testclient import TestClient
 
 import ikpy
-from ikpy.cli.common import Session, load
 from ikpy.cli.parser import parse
 from ikpy.cli.server import make_server
+from ikpy.cli.session import Session, load
 from ikpy.engine.sampling import Sampler, SamplingParams
 from ikpy.server.build import Server
 from ikpy.server.log import ServerLog

@@ -1,17 +1,17 @@
 """Options that place tensors and work on devices."""
 
-from ikpy.cli import values
+from ikpy.cli import placement_values, values
 from ikpy.cli.options import COUNT, DRAFT_PLACED, FLAG, INT, NO_GPU, OFF, SWITCH, TEXT, Kind, always, ignored, option
 
 SPLIT_MODES = ("none", "layer", "row", "attn", "graph", "tensor")
 
 GRAPH_SPLIT = "graph split mode is not supported: layers are divided among devices"
-WEIGHT = Kind("A,B,...", values.to_tensor_split)
+WEIGHT = Kind("A,B,...", placement_values.to_tensor_split)
 
 ROWS = (
     option(
         "-ngl --gpu-layers --n-gpu-layers",
-        Kind("N", values.to_gpu_layers),
+        Kind("N", placement_values.to_gpu_layers),
         "model.n_gpu_layers",
         "layers kept on the GPU, the last ones first; above their number also the output matrix; -1, auto or all = all",
         env="LLAMA_ARG_N_GPU_LAYERS",
@@ -36,7 +36,7 @@ ROWS = (
     ignored("--max-gpu", GRAPH_SPLIT, "GPUs per layer in graph mode", kind=INT),
     option(
         "-dev --device",
-        Kind("CUDA0,...|none", values.to_devices),
+        Kind("CUDA0,...|none", placement_values.to_devices),
         "model.devices",
         "devices to use; default: all",
         reason=NO_GPU,
@@ -47,7 +47,7 @@ ROWS = (
     ),
     option(
         "-ot --override-tensor",
-        Kind("REGEX=BUFFER,...", values.to_tensor_override, many=True),
+        Kind("REGEX=BUFFER,...", placement_values.to_tensor_override, many=True),
         "model.tensor_overrides",
         "buffer of the tensors whose name matches; first match wins. Repeatable",
     ),
@@ -62,7 +62,7 @@ ROWS = (
     ),
     option(
         "-ncffn --n-cpu-ffn",
-        Kind("N", values.to_cpu_ffn, many=True),
+        Kind("N", placement_values.to_cpu_ffn, many=True),
         "model.tensor_overrides",
         "dense feed-forward tensors of the first N layers in host memory; a rule of -ot for them",
         reason=NO_GPU,
@@ -91,7 +91,7 @@ ROWS = (
     ),
     option(
         "-fitt --fit-target",
-        Kind("MiB,MiB,...", values.to_fit_targets),
+        Kind("MiB,MiB,...", placement_values.to_fit_targets),
         "model.fit_targets",
         "memory that --fit leaves free on each GPU; one number is for all",
         reason=NO_GPU,
@@ -99,7 +99,7 @@ ROWS = (
     ignored("-fitc --fit-ctx", "the context keeps its size", "least context that --fit may choose", kind=INT),
     option(
         "-gfm --gpu-fit-margin",
-        Kind("ID,MiB,...", values.to_fit_margins),
+        Kind("ID,MiB,...", placement_values.to_fit_margins),
         "model.fit_margins",
         "memory that --fit leaves free on single GPUs",
         reason=NO_GPU,
@@ -108,7 +108,7 @@ ROWS = (
     option("-nkvo --no-kv-offload", OFF, "model.kv_offload", "KV cache and attention on the CPU", reason=NO_GPU),
     option(
         "-op --offload-policy",
-        Kind("OP,0|1,...", values.to_offload_policy, many=True),
+        Kind("OP,0|1,...", placement_values.to_offload_policy, many=True),
         "model.offload_policy",
         "operations whose large batches with weights in host memory may run on the GPU",
         reason=NO_GPU,
@@ -131,7 +131,7 @@ ROWS = (
     ignored("-mea --max-extra-alloc", "buffers are planned exactly", "extra allocation per GPU", kind=Kind("MiB")),
     option(
         "-cuda --cuda-params",
-        Kind("K=V,...", values.to_cuda_params),
+        Kind("K=V,...", placement_values.to_cuda_params),
         "model.cuda_params",
         "graphs=0|1: CUDA graphs; offload-batch-size=N: smallest batch for -op; bf16-batch-size=N: smallest batch "
         "for bf16 tensor cores, 0 = never; wgmma=0|1: the kernels of sm_90. Other keys have no effect",

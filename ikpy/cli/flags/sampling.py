@@ -1,6 +1,6 @@
 """Options of the sampler chain and of constraints on the output."""
 
-from ikpy.cli import values
+from ikpy.cli import sampling_values, values
 from ikpy.cli.options import COUNT_OR_ALL, FLAG, FLOAT, INT, PATH, TEXT, Kind, ignored, option, refused
 
 GENERATORS = "SC"
@@ -9,17 +9,19 @@ NO_LISTS = "token lists are not supported; use --logit-bias or --grammar"
 NO_REWIND = "the server bans strings; use --logit-bias or --grammar here"
 
 ROWS = (
-    option("--samplers", Kind("A;B;...", values.to_samplers), "sampling.samplers", "sampler order", GENERATORS),
+    option(
+        "--samplers", Kind("A;B;...", sampling_values.to_samplers), "sampling.samplers", "sampler order", GENERATORS
+    ),
     option(
         "--sampling-seq --sampler-seq",
-        Kind("LETTERS", values.to_sampler_letters),
+        Kind("LETTERS", sampling_values.to_sampler_letters),
         "sampling.samplers",
         "sampler order by letters; dkfypmxntw is the default order, s is n",
         GENERATORS,
     ),
     option(
         "--temp --temperature",
-        Kind("F", values.to_temperature),
+        Kind("F", sampling_values.to_temperature),
         "sampling.temperature",
         "temperature; 0 = greedy",
         GENERATORS,
@@ -54,7 +56,7 @@ ROWS = (
     option("--dry-penalty-last-n", INT, "sampling.dry_penalty_last_n", "DRY window; -1 = context", GENERATORS),
     option(
         "--dry-sequence-breaker",
-        Kind("TEXT", values.to_sequence_breakers, many=True),
+        Kind("TEXT", sampling_values.to_sequence_breakers, many=True),
         "sampling.dry_sequence_breakers",
         "each character breaks a DRY sequence; none = no breakers. Repeatable",
         GENERATORS,
@@ -68,7 +70,7 @@ CONSTRAINT_ROWS = (
     option("--ignore-eos", FLAG, "sampling.ignore_eos", "go on after the end of text", GENERATORS),
     option(
         "-l --logit-bias",
-        Kind("ID(+/-)V", values.to_logit_bias, many=True),
+        Kind("ID(+/-)V", sampling_values.to_logit_bias, many=True),
         "sampling.logit_bias",
         "value added to the logit of a token. Repeatable",
         GENERATORS,

@@ -1,6 +1,6 @@
 """Options of speculative decoding. Drafts change the speed only, never the text."""
 
-from ikpy.cli import values
+from ikpy.cli import drafter_values, values
 from ikpy.cli.options import COUNT, DRAFT_PLACED, FLOAT, INT, PATH, TEXT, Kind, always, ignored, option, refused
 
 SAME_VOCABULARY = "draft model and model must share their vocabulary; texts are not translated"
@@ -13,7 +13,7 @@ DRAFT_TYPE = Kind("TYPE", values.to_cache_type)
 
 def setting(name: str, metavar: str = "N") -> Kind:
     """Kind of an option that sets one value of the drafters."""
-    return Kind(metavar, values.draft_setting(name), many=True)
+    return Kind(metavar, drafter_values.draft_setting(name), many=True)
 
 
 SETTINGS = "speculative.settings"
@@ -59,7 +59,7 @@ ROWS = (
     ),
     option(
         "--spec-type --spec-stage",
-        Kind("TYPE[:K=V,..]", values.to_speculation, many=True),
+        Kind("TYPE[:K=V,..]", drafter_values.to_speculation, many=True),
         "speculative.types",
         "what drafts: none, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache, suffix, draft, "
         "mtp. Repeatable; asked in the given order",
@@ -74,9 +74,9 @@ ROWS = (
     ),
     option(
         "-draft --draft-params",
-        Kind("K=V,..", values.to_draft_settings, many=True),
+        Kind("K=V,..", drafter_values.to_draft_settings, many=True),
         SETTINGS,
-        f"settings of the drafters: {', '.join(values.DRAFT_SETTINGS)}",
+        f"settings of the drafters: {', '.join(drafter_values.DRAFT_SETTINGS)}",
         "SC",
     ),
     option(

@@ -1,0 +1,118 @@
+"""Log lines of the common tools on standard error, and those of a new context."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ikpy.cli.params import CommonParams
+
+if TYPE_CHECKING:
+    from ikpy.engine.context import Context
+
+
+def print_log(params: CommonParams, lines: Iterable[str]) -> None:
+    """Print lines on standard error unless --log-disable was given."""
+    if not params.log.disable:
+        for line in lines:
+            print(line.encode("utf-8", "replace").decode("utf-8"), file=sys.stderr)
+        sys.stderr.flush()
+
+
+class ProgressDots:
+    """Prints a dot per percent on standard error, on one line of their own, unless --log-disable was given."""
+
+    def __init__(self, params: CommonParams) -> None:
+        self.params = params
+        self.n_dots = 0
+        self.in_line = False
+
+    def __call__(self, share: float) -> None:
+        """Share of the work that is done, 0 to 1."""
+        n = int(100 * share)
+        if n > self.n_dots and not self.params.log.disable:
+            print("." * (n - self.n_dots), end="", file=sys.stderr, flush=True)
+            self.in_line = True
+        self.n_dots = max(n, self.n_dots)
+        if n == 100:
+            self.end_line()
+
+    def end_line(self) -> None:
+        """Goes to a new line if dots were printed."""
+        if self.in_line:
+            print(file=sys.stderr)
+        self.in_line = False
+
+    def log(self, line: str) -> None:
+        """A log line between the dots."""
+        self.end_line()
+        print_log(self.params, [line])
+
+    def __enter__(self) -> ProgressDots:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end_line()
+
+
+def simd_banner() -> str:
+    """Whether the fastest native core is in use."""
+    from ikpy._native import tier
+
+    state = "is defined" if tier == "avx512" else "is NOT defined"
+    return f"======================================= HAVE_FANCY_SIMD {state}"
+
+
+def context_log(context: Context) -> list[str]:
+    """Log lines of a new context."""
+    from ikpy.tools import run_logs
+
+    params = context.params
+    hparams = context.model.hparams
+    mla = context.graph_params.mla
+    has_latent = context.model.gguf.get(f"{hparams.arch}.attention.kv_lora_rank") is not None
+    reduction = params.smart_expert_reduction
+    lines = run_logs.context_lines(
+        {
+            "n_ctx": context.n_ctx,
+            "n_batch": context.n_batch,
+            "n_ubatch": context.n_ubatch,
+            "flash_attn": int(params.flash_attn),
+            "mla_attn": mla if has_latent else None,
+            "attn_max_b": params.attn_max_batch,
+            "fused_moe": 1,
+            "grouped er": int(params.grouped_experts),
+            "fused_up_gate": 1,
+            "fused_mmad": 1,
+            "rope_cache": 1,
+            "graph_reuse": 1,
+            "k_cache_hadam": int(context.graph_params.k_hadamard),
+            "v_cache_hadam": int(context.graph_params.v_hadamard),
+            "ser": f"{reduction[0]}, {reduction[1]:g}",
+            "freq_base": f"{params.rope_freq_base or hparams.rope_freq_base:.1f}",
+            "freq_scale": f"{params.rope_freq_scale or hparams.rope_freq_scale:g}",
+        }
+    )
+    latent = context.kv.nbytes("kv") + context.kv.nbytes("kr")
+    k, v = (latent, 0) if latent else (context.kv.nbytes("k"), context.kv.nbytes("v"))
+    lines += run_logs.window_cache_lines(context)
+    devices = context.devices
+    buffers = devices.cache_bytes() if devices else None
+    lines += run_logs.kv_cache_lines(
+        k, v, *run_logs.cache_type_names(context.graph_params), latent=latent > 0, buffers=buffers
+    )
+    if devices:
+        lines += [run_logs.compute_buffer_line(need.compute_bytes, name) for name, need in devices.needs.items()]
+    lines.append(run_logs.compute_buffer_line(context.compute_bytes))
+    return lines + run_logs.graph_lines(context.n_graph_nodes, context.n_graph_splits)
+
+
+def plan_lines(context: Context) -> list[str]:
+    """Everything that a run would allocate."""
+    from ikpy.engine.memory import memory_report
+    from ikpy.tools.run_logs import MIB
+
+    report = memory_report(context)
+    tensors_and_cache = report.total - context.compute_bytes
+    return [*report.lines(), f"Memory required for model tensors + cache: {tensors_and_cache / MIB:.0f} MiB"]

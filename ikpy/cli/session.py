@@ -1,0 +1,216 @@
+"""A session of a common tool: the model loaded with its log lines, contexts, timings."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import ChainMap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from ikpy.cli.checks import check_before_loading
+from ikpy.cli.logs import ProgressDots, context_log, plan_lines, print_log, simd_banner
+from ikpy.cli.model_files import fetch_hub, model_path
+from ikpy.cli.params import CommonParams
+from ikpy.cli.parser import suggest
+from ikpy.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ikpy.engine.adapter import LoraAdapter
+    from ikpy.engine.batch import Batch
+    from ikpy.engine.context import Context
+    from ikpy.engine.model import Model
+    from ikpy.engine.params import ModelParams
+    from ikpy.tools.run_logs import Timings
+    from ikpy.vocab import Vocab
+
+
+@dataclass
+class Session:
+    """A loaded model with its vocabulary, log and timings."""
+
+    params: CommonParams
+    model: Model
+    vocab: Vocab
+    path: str
+    timings: Timings
+    started: float = field(default_factory=time.perf_counter)
+
+    def log(self, lines: Iterable[str]) -> None:
+        """Print log lines unless --log-disable was given."""
+        print_log(self.params, lines)
+
+    def new_context(self, **changes: Any) -> Context:
+        """A context with the parameters of the command line and its log lines; `changes` replaces single ones."""
+        from ikpy.engine.context import Context
+
+        if self.model.arch.is_encoder and self.params.tool != "server":
+            arch = self.model.hparams.arch
+            raise UsageError(
+                f"a model of architecture '{arch}' embeds texts only: use ikpy server --embeddings or ikpy.LLM.embed"
+            )
+        context_params = self.params.context_params(**changes)
+        n_ctx_train = self.model.hparams.n_ctx_train
+        if context_params.n_ctx > n_ctx_train:
+            self.log(
+                [
+                    f"main: warning: model was trained on only {n_ctx_train} context tokens "
+                    f"({context_params.n_ctx} specified)"
+                ]
+            )
+        context_params.adapters = self.adapters
+        context = Context(self.model, context_params, log=lambda line: self.log([line]))
+        context.adapter_scales[:] = [
+            0.0 if self.params.model.lora_off else scale for _, scale in self.params.model.lora
+        ]
+        context.steer(self.directions)
+        self.log(context_log(context))
+        if self.params.model.dry_run:
+            self.log(plan_lines(context))
+            raise SystemExit(0)
+        return context
+
+    @cached_property
+    def adapters(self) -> list[LoraAdapter]:
+        """LoRA adapters of the command line."""
+        from ikpy.engine.adapter import LoraAdapter
+
+        return [LoraAdapter.load(path, self.model) for path, _ in self.params.model.lora]
+
+    @cached_property
+    def directions(self) -> NDArray[np.float32] | None:
+        """Sum of the control vectors of the command line, float32 [n_layer, n_embd]; None without any."""
+        from ikpy.engine.control_vector import in_range, load_control_vector
+
+        options, hp = self.params.model, self.model.hparams
+        parts = [scale * load_control_vector(path, hp.n_layer, hp.n_embd) for path, scale in options.control_vectors]
+        return in_range(sum(parts), *options.control_layers) if parts else None  # type: ignore[arg-type]
+
+    def decode(self, context: Context, batch: Batch) -> np.ndarray:
+        """Decode a batch and count its time."""
+        began = time.perf_counter()
+        logits = context.decode(batch)
+        self.timings.add_decode(len(batch), time.perf_counter() - began)
+        return logits
+
+    def system_info(self) -> None:
+        """Print the empty line and the system_info line."""
+        from ikpy.threads import hardware_threads
+        from ikpy.tools.cpu_features import feature_flags
+        from ikpy.tools.run_logs import system_info_line
+
+        params = self.params
+        batch_threads = params.context.n_threads_batch
+        self.log(["", system_info_line(params.n_threads, batch_threads, hardware_threads(), feature_flags())])
+
+    def reset_timings(self) -> None:
+        """Forget what was decoded so far; the load time stays."""
+        from ikpy.tools.run_logs import Timings
+
+        load = self.timings.load
+        self.timings.__dict__.update(Timings(load=load).__dict__)
+
+    def finish(self) -> None:
+        """Print the timings block."""
+        from ikpy.tools.run_logs import timing_lines
+
+        self.timings.total = time.perf_counter() - self.started
+        self.log(timing_lines(self.timings))
+
+
+def load(params: CommonParams, **context_changes: Any) -> Session:
+    """Load the model named by the parameters with the log lines of loading.
+
+    context_changes: what the tool will change of the context's parameters, for --fit and the checks before loading.
+    With --dry-run only its header is read; the first context of the session prints the plan and ends the process.
+
+    Raises:
+        IkpyError: the file is missing, damaged or of an unsupported kind.
+    """
+    from ikpy.engine.model import Model, open_model
+    from ikpy.graph.placement import policy_lines
+    from ikpy.tools import model_logs, run_logs
+    from ikpy.vocab import Vocab
+
+    drafter = params.speculative
+    if drafter.hf_repo is not None and drafter.model_draft is None:
+        drafter.model_draft = fetch_hub(params, drafter.hf_repo, None)
+    check_before_loading(params, context_changes)
+    started = time.perf_counter()
+    path = model_path(params)
+    model_params = params.model_params()
+    with ProgressDots(params) as dots:
+        file = open_model(path, model_params, dots)
+    if params.model.huge_pages and not model_params.header_only:
+        print_log(params, [model_logs.huge_page_line(file)])
+    if params.model.numa:
+        from ikpy import numa
+
+        mapped = [shard.data for shard in file.shards if shard.mapped]
+        print_log(params, filter(None, [numa.advice_on_file(params.model.numa, mapped)]))
+    print_log(params, model_logs.loader_lines(file, path, dump=not params.log.minilog))
+    print_log(params, (model_logs.override_line(key, value) for key, value in params.model.kv_overrides))
+    warn_of_new_keys(params, file.metadata)
+    metadata = ChainMap(dict(params.model.kv_overrides), file.metadata)  # type: ignore[arg-type]
+    vocab = Vocab.from_metadata(metadata)
+    print_log(params, model_logs.vocab_lines(vocab))
+    print_log(params, model_logs.meta_lines(file, rope_type=rope_type(file)))
+    print_log(params, model_logs.vocab_summary_lines(vocab, metadata))
+    print_log(params, [simd_banner(), *policy_lines(params.model.offload_policy)])
+    place_automatically(params, path, model_params, context_changes)
+    with ProgressDots(params) as dots:
+        model = Model.load(file, model_params, log=dots.log, progress=None if model_params.header_only else dots)
+    timings = run_logs.Timings(load=time.perf_counter() - started)
+    return Session(params, model, vocab, path, timings, started)
+
+
+def warn_of_new_keys(params: CommonParams, metadata: Mapping[str, Any]) -> None:
+    """Names overrides of keys that the file lacks: most are misspelled, and such a key changes nothing."""
+    for key, _ in params.model.kv_overrides:
+        if key not in metadata:
+            print(f"warning: --override-kv {key}: the file has no such key{suggest(key, metadata)}", file=sys.stderr)
+
+
+def place_automatically(
+    params: CommonParams, path: str, model_params: ModelParams, context_changes: Mapping[str, Any]
+) -> None:
+    """Sets the placement that --fit finds for this context, if it is asked for."""
+    if not params.model.fit:
+        return
+    from ikpy.engine.fit import fit
+
+    model_params.placement = fit(
+        path,
+        model_params,
+        params.context_params(**context_changes),
+        margin=params.model.fit_margin,
+        margins=params.model.fit_margins,
+        log=lambda line: print_log(params, [line]),
+    )
+
+
+def rope_type(file: Any) -> int:
+    """Number of the RoPE pairing in the summary: 2 for half-split pairs, 0 for adjacent pairs."""
+    from ikpy.models import architecture
+
+    return 2 if architecture(file.get("general.architecture", "")).rope_neox else 0
+
+
+def bench_numbers(params: CommonParams, n_ctx: int) -> dict[str, Any]:
+    """Fields of `BenchSettings` for a context of ``n_ctx`` tokens."""
+    context = params.context
+    return {
+        "n_kv_max": n_ctx,
+        "n_batch": context.n_batch,
+        "n_ubatch": context.n_ubatch or context.n_batch,
+        "flash_attn": context.flash_attn,
+        "n_gpu_layers": params.model.n_gpu_layers,
+        "n_threads": params.n_threads,
+        "n_threads_batch": params.n_threads_batch,
+        "warmup": context.warmup,
+    }

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from ikpy.cli import COMMANDS, convert, cuda, gguf, main, quantize, tokenize
+from ikpy.cli import COMMANDS, convert, cuda, gguf, main, quantize_arguments, tokenize
 from ikpy.cli.bench_options import BY_NAME, parse_bench
 from ikpy.cli.options import TOOLS, by_name
 from ikpy.cli.parser import Parser, parse
@@ -32,7 +32,7 @@ def take(tool: str, arguments: list[str]) -> None:
     elif tool == "bench":
         parse_bench(arguments)
     elif tool == "quantize":
-        quantize.parse(arguments)
+        quantize_arguments.parse(arguments)
     elif tool == "tokenize":
         tokenize.parse_options(arguments)
     elif tool == "cuda" and arguments[:1] == ["build"]:
@@ -89,7 +89,14 @@ def test_the_documentation_shows_command_lines() -> None:
 @cache
 def known_options() -> set[str]:
     """Spellings of all options of all subcommands."""
-    names = {*by_name(), *BY_NAME, *quantize.FLAGS, *quantize.VALUE_OPTIONS, *tokenize.FLAGS, *tokenize.VALUE_OPTIONS}
+    names = {
+        *by_name(),
+        *BY_NAME,
+        *quantize_arguments.FLAGS,
+        *quantize_arguments.VALUE_OPTIONS,
+        *tokenize.FLAGS,
+        *tokenize.VALUE_OPTIONS,
+    }
     for app in (convert.app, gguf.app):
         command = typer.main.get_command(app)
         for each in getattr(command, "commands", {"": command}).values():

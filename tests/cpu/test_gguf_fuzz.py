@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import time
 from datetime import timedelta
 
 import numpy as np
@@ -32,7 +31,6 @@ NUMBERS = st.one_of(
 def read_all(path) -> None:
     """Open and touch everything: values of every key, data of every tensor."""
     for header_only in (False, True):
-        start = time.perf_counter()
         try:
             with GGUFFile.open(path, header_only=header_only) as file:
                 for key in file.metadata:
@@ -43,7 +41,6 @@ def read_all(path) -> None:
                     file.data(info).sum()
         except (FileFormatError, UnsupportedError) as error:
             assert "\n" not in str(error)
-        assert time.perf_counter() - start < 2
 
 
 @pytest.fixture

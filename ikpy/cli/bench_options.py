@@ -78,11 +78,6 @@ def to_off(text: str, warn: Warn) -> bool:
     return False
 
 
-def to_shares(text: str, warn: Warn) -> tuple[float, ...]:
-    """Shares of devices separated by `/` or `;`."""
-    return placement_values.to_tensor_split(text, warn)
-
-
 def to_cuda_params(text: str, warn: Warn) -> str:
     """The text, with a warning for each entry that has no effect."""
     placement_values.to_cuda_params(text, warn)
@@ -291,7 +286,14 @@ ROWS = (
         no_effect=NO_GPU,
     ),
     row("-mg --main-gpu", "main_gpu", "I", "main GPU (default: 0)", convert=COUNT, no_effect=NO_GPU),
-    row("-ts --tensor-split", "tensor_split", "A/B/...", "share of each GPU", convert=to_shares, no_effect=NO_GPU),
+    row(
+        "-ts --tensor-split",
+        "tensor_split",
+        "A/B/...",
+        "share of each GPU",
+        convert=placement_values.to_tensor_split,
+        no_effect=NO_GPU,
+    ),
     switch(
         "-nkvo --no-kv-offload", "no_kv_offload", "KV cache in host memory (default: 0)", many=True, no_effect=NO_GPU
     ),

@@ -57,7 +57,7 @@ def convert(
 ) -> None:
     """Make a GGUF file from a Hugging Face checkpoint (safetensors)."""
     from ikpy.convert import Conversion, ConvertOptions
-    from ikpy.tools.gguf_tool import parse_size
+    from ikpy.tools.sizes import parse_size
 
     options = ConvertOptions(
         outtype=outtype.lower(),

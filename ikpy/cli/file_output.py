@@ -24,7 +24,7 @@ def print_line(line: str) -> None:
 
 def print_plan(plan: list[ShardPlan], dry_run: bool) -> None:
     """A line per file."""
-    from ikpy.tools.gguf_tool import format_size
+    from ikpy.tools.sizes import format_size
 
     for shard in plan:
         what = f"{len(shard.tensors)} tensors, {format_size(shard.nbytes)}"

@@ -44,13 +44,13 @@ def dump(
 ) -> None:
     """Print metadata and the tensor table. Works on files without their data, too."""
     from ikpy.gguf.reader import GGUFFile
-    from ikpy.tools import gguf_tool
+    from ikpy.tools import gguf_dump
 
     with GGUFFile.open(model, header_only=True, follow_splits=not this_file) as file:
         if as_json:
-            print_line(json.dumps(gguf_tool.describe(file, tensors=not no_tensors, full=full), indent=1))
+            print_line(json.dumps(gguf_dump.describe(file, tensors=not no_tensors, full=full), indent=1))
             return
-        for line in gguf_tool.dump_lines(file, tensors=not no_tensors, full=full):
+        for line in gguf_dump.dump_lines(file, tensors=not no_tensors, full=full):
             print_line(line)
 
 
@@ -70,11 +70,11 @@ def split(
     _mode: Annotated[bool, typer.Option("--split", hidden=True)] = True,
 ) -> None:
     """Cut a model into several files."""
-    from ikpy.tools import gguf_tool
+    from ikpy.tools import gguf_split, sizes
 
-    max_bytes = None if split_max_size is None else gguf_tool.parse_size(split_max_size)
+    max_bytes = None if split_max_size is None else sizes.parse_size(split_max_size)
     with progress_bar("split") as progress:
-        plan = gguf_tool.split(
+        plan = gguf_split.split(
             model,
             prefix,
             max_tensors=split_max_tensors,
@@ -95,10 +95,10 @@ def merge(
     _mode: Annotated[bool, typer.Option("--merge", hidden=True)] = True,
 ) -> None:
     """Put the files of a split model into one."""
-    from ikpy.tools import gguf_tool
+    from ikpy.tools import gguf_split
 
     with progress_bar("merge") as progress:
-        plan = gguf_tool.merge(model, output, dry_run=dry_run, overwrite=overwrite, progress=progress)
+        plan = gguf_split.merge(model, output, dry_run=dry_run, overwrite=overwrite, progress=progress)
     print_plan(plan, dry_run)
 
 
@@ -120,22 +120,22 @@ def set_command(
     overwrite: Overwrite = False,
 ) -> None:
     """Change or add one metadata key (a number, bool or string)."""
-    from ikpy.tools import gguf_tool
+    from ikpy.tools import gguf_dump, gguf_edit
 
     with progress_bar("set") as progress:
-        result = gguf_tool.set_value(
+        result = gguf_edit.set_value(
             model,
             key,
             value,
-            value_type=None if type_label is None else gguf_tool.parse_value_type(type_label),
+            value_type=None if type_label is None else gguf_edit.parse_value_type(type_label),
             change_type=change_type,
             output=output,
             overwrite=overwrite,
             dry_run=dry_run,
             progress=progress,
         )
-    old = "(new key)" if result.old is None else gguf_tool.scalar_text(result.old)
-    new = gguf_tool.scalar_text(result.new)
+    old = "(new key)" if result.old is None else gguf_dump.scalar_text(result.old)
+    new = gguf_dump.scalar_text(result.new)
     how = "in place" if result.in_place else "rewritten"
     print_line(f"{result.target}: {result.key} ({result.type.label}): {old} -> {new} [{done(how, dry_run)}]")
 
@@ -168,10 +168,10 @@ def remove(
 
 
 def _change_keys(model: str, changes: dict[str, str], output: str | None, *, dry_run: bool, overwrite: bool) -> None:
-    from ikpy.tools import gguf_tool
+    from ikpy.tools import gguf_edit
 
     with progress_bar("rewrite") as progress:
-        target = gguf_tool.change_keys(
+        target = gguf_edit.change_keys(
             model, changes, output=output, overwrite=overwrite, dry_run=dry_run, progress=progress
         )
     for key, new in changes.items():

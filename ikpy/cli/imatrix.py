@@ -105,11 +105,11 @@ def work_on_files(params: CommonParams, data: ImatrixData) -> int:
         dataset = data.datasets[0] if data.datasets else ""
         save_combined(params, data, chunks=data.chunks_loaded, dataset=dataset)
     if params.imatrix.show_statistics:
-        show_statistics(params, data, ", ".join(params.prompt.in_files))
+        show_statistics(data, ", ".join(params.prompt.in_files))
     return 0
 
 
-def show_statistics(params: CommonParams, data: ImatrixData, source: str) -> None:
+def show_statistics(data: ImatrixData, source: str) -> None:
     """Print the tables on standard output."""
     from ikpy.tools.imatrix_report import statistics_lines
 
@@ -195,4 +195,4 @@ def report(session: Session, data: ImatrixData, collector: ActivationCollector) 
     if collector.similarity:
         print(*similarity_lines(collector.similarities), sep="\n", flush=True)
     if params.imatrix.show_statistics:
-        show_statistics(params, data, params.imatrix.output)
+        show_statistics(data, params.imatrix.output)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import socket
 
     from ikpy.server.log import ServerLog
+    from ikpy.server.router.pool import Pool
     from ikpy.server.router.worker import Worker
 
 OWN = (
@@ -88,16 +89,14 @@ def single_model(params: CommonParams, stop_seconds: float) -> dict[str, ModelFi
     return {name: ModelFile(name, path, size, changed, stop_seconds=stop_seconds)}
 
 
-def run_router(
-    params: CommonParams, arguments: Sequence[str], listeners: Sequence[socket.socket], log: ServerLog
-) -> int:
-    """Serve several models, or one that sleeps when it is idle, until a signal; returns the exit status."""
-    from ikpy.server.keys import KeyRing, read_keys
-    from ikpy.server.router.app import make_router
+def make_pool(params: CommonParams, arguments: Sequence[str], log: ServerLog) -> tuple[Pool, list[str]]:
+    """The models' processes, none of them started, and the names of those to start at once.
+
+    Raises:
+        IkpyError: a folder or file of models that cannot be read, or holds what models cannot take.
+    """
     from ikpy.server.router.pool import Limits, Pool
     from ikpy.server.router.worker import Worker, worker_environment
-    from ikpy.server.serve import HttpServer, http_config
-    from ikpy.server.settings import ServerSettings
 
     options = params.server
     shared, removed = shared_uses(arguments)
@@ -122,7 +121,20 @@ def run_router(
     sleep = options.sleep_idle_seconds > 0
     idle = options.sleep_idle_seconds if sleep else options.models_ttl
     limits = Limits(options.models_max, float(idle), options.models_memory << 20, options.models_autoload, sleep)
-    pool = Pool(catalog, limits, make_worker, is_single=is_single)
+    return Pool(catalog, limits, make_worker, is_single=is_single), at_start
+
+
+def run_router(
+    params: CommonParams, arguments: Sequence[str], listeners: Sequence[socket.socket], log: ServerLog
+) -> int:
+    """Serve several models, or one that sleeps when it is idle, until a signal; returns the exit status."""
+    from ikpy.server.keys import KeyRing, read_keys
+    from ikpy.server.router.app import make_router
+    from ikpy.server.serve import HttpServer, http_config
+    from ikpy.server.settings import ServerSettings
+
+    options = params.server
+    pool, at_start = make_pool(params, arguments, log)
     settings = ServerSettings(
         timeout=options.timeout,
         webui=options.webui != "none",

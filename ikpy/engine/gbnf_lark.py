@@ -43,7 +43,7 @@ def _lark(rules: Rules, token_ids: Mapping[str, Sequence[int]]) -> str:
         try:
             return f"{head}start: TEXT\nTEXT: /{_Regex(rules).root()}/\n"
         except (_NotRegular, RecursionError):
-            pass
+            pass  # no single regular expression: every rule becomes one of Lark's
     names = {name: f"r_{i}" for i, name in enumerate(rules)}
     writer = _RuleWriter(names, token_ids)
     lines = [f"{names[name]}: {writer.node(node)}" for name, node in rules.items()]

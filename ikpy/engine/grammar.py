@@ -152,7 +152,7 @@ class _TokenSource:
 
 
 class TextGrammar:
-    """State of one grammar along one generated sequence; see :class:`ikpy.engine.sampling.TokenGrammar`.
+    """State of one grammar along one generated sequence; see :class:`ikpy.engine.sampler_parts.TokenGrammar`.
 
     ``grammar`` is Lark text or another form that llguidance reads. Once a mask was needed, the next ones are computed
     in another thread as soon as the token before is known, while the model is evaluated. While ``ready`` is false,

@@ -9,7 +9,6 @@ import math
 import os
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from ikpy._native.draws import Draws
 from ikpy.engine import candidates as shape
 from ikpy.engine.candidates import Candidates, FloatArray
 from ikpy.engine.dry import DryBreakers, dry_penalties
+from ikpy.engine.sampler_parts import History, KnownMaxima, LogitGuidance, RandomNumbers, TokenGrammar
 from ikpy.engine.sampling_params import (
     DEFAULT_SAMPLERS,
     RANDOM_SEED,
@@ -41,18 +41,6 @@ __all__ = [
 ]
 
 
-class KnownMaxima(Protocol):
-    """Knows something about rows of logits float32 [n_vocab]; see :mod:`ikpy._native.steps`."""
-
-    def block_maxima(self, logits: NDArray[np.float32]) -> NDArray[np.float32] | None:
-        """The largest of every 64 logits, NaN where one of them is."""
-        ...
-
-    def likeliest(self, logits: NDArray[np.float32]) -> int:
-        """The first of the largest logits or the first NaN; -1 if that is not known."""
-        ...
-
-
 class GrammarDeadEndError(IkpyError):
     """No token of the vocabulary can continue a text under the grammar."""
 
@@ -65,85 +53,6 @@ class NotANumberError(IkpyError):
             "the model's logits are not numbers (NaN): its file is damaged (--check-tensors looks for that), or its "
             "values are too large for the types that it was converted to"
         )
-
-
-class TokenGrammar(Protocol):
-    """Restricts the next token; see :mod:`ikpy.engine.grammar`."""
-
-    def allows(self, token: int) -> bool:
-        """Whether ``token`` may come next."""
-        ...
-
-    @property
-    def ready(self) -> bool:
-        """Whether no mask is being computed in another thread; while one is, all methods but `when_ready` wait."""
-        ...
-
-    def when_ready(self, call: Callable[[], object]) -> None:
-        """Calls a function once ``ready`` is true."""
-        ...
-
-    def begin_mask(self) -> None:
-        """Has `mask` computed in another thread, if it is not known."""
-        ...
-
-    def mask(self) -> NDArray[np.bool_]:
-        """True for every token that may come next, [n_vocab]."""
-        ...
-
-    def accept(self, token: int) -> None:
-        """Advances by ``token``."""
-        ...
-
-    def reset(self) -> None:
-        """Returns to the start."""
-        ...
-
-
-class LogitGuidance(Protocol):
-    """Changes logits before the samplers; see :mod:`ikpy.tools.guidance`."""
-
-    def accept(self, token: int) -> None:
-        """A token was generated."""
-        ...
-
-    def apply(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Guided logits float32 [n_vocab]."""
-        ...
-
-
-class _History:
-    """Token ids in an array that grows by doubling: the last of them are a view, however long the text is."""
-
-    def __init__(self) -> None:
-        self._tokens = np.empty(256, np.int64)
-        self.n = 0
-
-    def append(self, token: int) -> None:
-        if self.n == len(self._tokens):
-            self._tokens = np.resize(self._tokens, 2 * self.n)
-        self._tokens[self.n] = token
-        self.n += 1
-
-    def last(self, n: int) -> NDArray[np.int64]:
-        return self._tokens[max(0, self.n - n) : self.n]
-
-
-class _Random:
-    """Numbers from 0 to 1 of the 32-bit Mersenne Twister with its classic seeding, made in blocks: one at a time costs
-    more than the draw it is for. Seeding takes long and waits for the first number; greedy samplers need none."""
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._generator: np.random.RandomState | None = None
-        self._block: list[int] = []
-
-    def next(self) -> float:
-        if not self._block:
-            if self._generator is None:
-                self._generator = np.random.RandomState(self._seed)
-            self._block = self._generator.randint(0, 2**32, 64, dtype=np.uint32)[::-1].tolist()
-        return self._block.pop() / 4294967295.0
 
 
 @lru_cache(maxsize=2)
@@ -233,15 +142,15 @@ class Sampler:
 
     def reset(self) -> None:
         """Forgets the history and starts the random numbers and the grammar afresh."""
-        self._draws = _Random(self.seed)
-        self._other = _Random(self.seed)  # XTC: its use leaves the draws of the other tokens unchanged
+        self._draws = RandomNumbers(self.seed)
+        self._other = RandomNumbers(self.seed)  # XTC: its use leaves the draws of the other tokens unchanged
         self._mu = 2.0 * self.params.mirostat_tau
         decay = min(self.params.adaptive_decay, 0.99)
         self._adaptive_total = 1.0 / (1.0 - decay)
         self._adaptive_sum = max(0.0, self.params.adaptive_target) * self._adaptive_total
         self._chosen_p: tuple[int, float] | None = None
         self._original: FloatArray | None = None
-        self._history = _History()
+        self._history = History()
         self._refused = False
         self._last: tuple[NDArray[np.int32], FloatArray] | Draws | int = np.empty(0, np.int32), np.empty(0)
         if self.grammar:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from ikpy.engine.sampling import TokenGrammar
+    from ikpy.engine.sampler_parts import TokenGrammar
 
 LONGEST_CHARACTER = 4
 """Bytes of a UTF-8 character."""

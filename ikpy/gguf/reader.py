@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from ikpy import numa, threads
-from ikpy.errors import FileFormatError, IkpyError, ResourceError, UnsupportedError, UsageError
+from ikpy.errors import FileFormatError, IkpyError, UnsupportedError
+from ikpy.gguf.file_bytes import Reading, Report, file_bytes, no_report
 from ikpy.gguf.header import Header, TensorRecord, parse_header
-from ikpy.gguf.huge_pages import private_memory, reserved_memory
 from ikpy.gguf.metadata import Metadata
 from ikpy.gguf.splits import split_path, split_prefix
 from ikpy.gguf.types import KEY_SPLIT_COUNT, KEY_SPLIT_NO, KEY_SPLIT_TENSORS, GGUFValueType
 from ikpy.quants import registry
 
 _MAX_OFFSET = (1 << 63) - 1
-_READ_STEP = 1 << 24
-_READERS = 8
-Report = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -134,8 +129,8 @@ class GGUFFile:
         name = os.fspath(path)
         how = None
         if not use_mmap and not header_only:
-            report = _no_report if progress is None else _share_of(_total_size(name, follow_splits), progress)
-            how = _Reading(report, reserved_pages)
+            report = no_report if progress is None else _share_of(_total_size(name, follow_splits), progress)
+            how = Reading(report, reserved_pages)
         shards = [_open_shard(name, 0, how)]
         if follow_splits:
             shards += _open_other_shards(shards[0], how)
@@ -223,17 +218,6 @@ class GGUFFile:
         self.close()
 
 
-class _Reading(NamedTuple):
-    """How files are read into memory. report: gets the bytes of every step."""
-
-    report: Report
-    reserved_pages: bool
-
-
-def _no_report(_: int) -> None:
-    """Reading that nobody watches."""
-
-
 def _total_size(path: str, follow_splits: bool) -> int:
     """Bytes of a file and of its other shards."""
     with GGUFFile.open(path, header_only=True, follow_splits=follow_splits) as file:
@@ -262,71 +246,16 @@ def _mapping(shard: Shard) -> mmap.mmap | None:
     return owner if isinstance(owner, mmap.mmap) else None
 
 
-def _map_file(path: str, how: _Reading | None) -> tuple[np.ndarray, int]:
-    try:
-        if not os.path.isfile(path):
-            problem = "is not a regular file" if os.path.exists(path) else "does not exist"
-            raise UsageError(f"{path}: cannot open model: {problem}; give the path of a .gguf file")
-        with open(path, "rb") as handle:
-            size = os.fstat(handle.fileno()).st_size
-            if size == 0:
-                raise FileFormatError(f"{path}: not a GGUF file: it is empty; download it again")
-            if how:
-                return _read_whole(handle.fileno(), size, path, how)
-            return np.frombuffer(mmap.mmap(handle.fileno(), size, access=mmap.ACCESS_READ), np.uint8), 0
-    except (OSError, ValueError) as error:
-        raise ResourceError(f"{path}: cannot open model: {getattr(error, 'strerror', None) or error}") from error
-
-
-def _read_whole(descriptor: int, size: int, path: str, how: _Reading) -> tuple[np.ndarray, int]:
-    """The file's bytes uint8 [size] in page-aligned memory, and the size of reserved pages if it is made of them."""
-    if how.reserved_pages and (reserved := reserved_memory(size)):
-        memory, page_size = reserved
-        try:
-            return _filled(memory, descriptor, size, path, how.report), page_size
-        except OSError as error:
-            # The free pages are on memory nodes that this process may not use.
-            if error.errno != errno.EFAULT:
-                raise
-    return _filled(private_memory(size), descriptor, size, path, how.report), 0
-
-
-def _filled(pages: mmap.mmap, descriptor: int, size: int, path: str, report: Report) -> np.ndarray:
-    memory = np.frombuffer(pages, np.uint8, size)
-    # Pages of the file would fill the node, and the rest of the copy would go to another one.
-    lets_go = numa.on_one_of_several()
-
-    def read(start: int) -> int:
-        position, end = start, min(start + _READ_STEP, size)
-        while position < end:
-            count = os.preadv(descriptor, [memory[position:end].data], position)
-            if count <= 0:
-                raise FileFormatError(f"{path}: the file became shorter while it was read; try again")
-            position += count
-        if lets_go:
-            os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
-        return end
-
-    # One thread neither keeps fast drives busy nor touches the pages of more than one memory node.
-    with threads.pool(min(_READERS, threads.physical_cores())) as pool:
-        done = 0
-        for end in pool.map(read, range(0, size, _READ_STEP)):
-            report(end - done)
-            done = end
-    memory.flags.writeable = False
-    return memory
-
-
-def _open_shard(path: str, index: int, how: _Reading | None) -> Shard:
-    data, page_size = _map_file(path, how)
+def _open_shard(path: str, index: int, how: Reading | None) -> Shard:
+    data, page_size = file_bytes(path, how)
     header = parse_header(data, path)
     return Shard(
         path, index, data, header, Metadata(data, header.entries, path), mapped=how is None, page_size=page_size
     )
 
 
-def _open_other_shards(first: Shard, how: _Reading | None) -> list[Shard]:
-    """Shards after the first, with the checks of model semantics section 9.2."""
+def _open_other_shards(first: Shard, how: Reading | None) -> list[Shard]:
+    """Shards after the first, checked to belong together."""
     metadata = first.metadata
     if KEY_SPLIT_COUNT not in metadata:
         return []
@@ -348,7 +277,7 @@ def _open_other_shards(first: Shard, how: _Reading | None) -> list[Shard]:
     return [_open_part(split_path(prefix, index, count), index, count, how) for index in range(1, count)]
 
 
-def _open_part(path: str, index: int, count: int, how: _Reading | None) -> Shard:
+def _open_part(path: str, index: int, count: int, how: Reading | None) -> Shard:
     try:
         shard = _open_shard(path, index, how)
     except IkpyError as error:

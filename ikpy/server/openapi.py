@@ -8,7 +8,7 @@ from typing import Any
 from starlette.routing import Route
 
 import ikpy
-from ikpy.server.params import FLAGS, FLOATS, INTEGERS
+from ikpy.server.read_params import FLAGS, FLOATS, INTEGERS
 
 Schema = dict[str, Any]
 TEXT: Schema = {"type": "string"}

@@ -14,7 +14,7 @@ from ikpy.errors import IkpyError, UsageError
 from ikpy.server.errors import bad_request
 from ikpy.server.front import Front
 from ikpy.server.http import json_response, parse_json, read_body, read_bytes
-from ikpy.server.params import bounded, integer, number, read_scales
+from ikpy.server.read_params import bounded, integer, number, read_scales
 from ikpy.server.routes_slots import is_file_name
 from ikpy.server.routes_status import front_of
 

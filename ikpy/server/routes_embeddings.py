@@ -14,8 +14,8 @@ from ikpy.engine.pooling import pool
 from ikpy.server.errors import ApiError, bad_request
 from ikpy.server.front import Front, check_number
 from ikpy.server.http import aside, json_response, read_body
-from ikpy.server.params import integer
 from ikpy.server.prompts import read_prompts
+from ikpy.server.read_params import integer
 from ikpy.server.routes_status import front_of
 from ikpy.server.tasks import Embedded, EmbeddingTask
 

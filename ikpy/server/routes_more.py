@@ -11,8 +11,8 @@ from starlette.responses import Response
 from ikpy.server.errors import ApiError, bad_request
 from ikpy.server.front import Front
 from ikpy.server.http import EventStream, aside, json_response, read_body
-from ikpy.server.params import read_generation
 from ikpy.server.prompts import Prompt
+from ikpy.server.read_params import read_generation
 from ikpy.server.routes_native import final_object, stream
 from ikpy.server.routes_status import front_of
 

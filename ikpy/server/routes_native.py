@@ -13,8 +13,9 @@ from ikpy.server import probabilities
 from ikpy.server.errors import bad_request, error_body
 from ikpy.server.front import Front, Generation
 from ikpy.server.http import EventStream, aside, data_event, data_events, json_response, read_body
-from ikpy.server.params import GenerationParams, flag, read_generation
+from ikpy.server.params import GenerationParams
 from ikpy.server.prompts import is_batch, is_token, join_tokens, read_prompts
+from ikpy.server.read_params import flag, read_generation
 from ikpy.server.routes_status import front_of
 from ikpy.server.tasks import CompletionTask, Failed, Finished, Piece, Progress
 

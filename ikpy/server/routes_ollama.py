@@ -20,8 +20,9 @@ from ikpy.server.chat.tool_reading import parse_value
 from ikpy.server.errors import ApiError, bad_request
 from ikpy.server.front import Front, Generation
 from ikpy.server.http import EventStream, aside, json_response, read_body, to_json
-from ikpy.server.params import GenerationParams, flag, read_generation
+from ikpy.server.params import GenerationParams
 from ikpy.server.prompts import Prompt, is_token, read_prompts
+from ikpy.server.read_params import flag, read_generation
 from ikpy.server.routes_embeddings import L2, embed, need_embeddings, pooled
 from ikpy.server.routes_status import front_of
 from ikpy.server.tasks import Failed, Finished, Piece

@@ -27,8 +27,9 @@ from ikpy.server.chat.request import (
 from ikpy.server.errors import bad_request, error_body
 from ikpy.server.front import Front, Generation, random_id
 from ikpy.server.http import DONE, EventStream, aside, data_event, data_events, json_response, read_body
-from ikpy.server.params import GenerationParams, flag, integer, read_generation
+from ikpy.server.params import GenerationParams
 from ikpy.server.prompts import read_prompts
+from ikpy.server.read_params import flag, integer, read_generation
 from ikpy.server.routes_status import front_of
 from ikpy.server.tasks import Failed, Finished, Piece, Progress, TokenProbability
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from ikpy.server.errors import bad_request
 from ikpy.server.front import Front
 from ikpy.server.http import json_response
-from ikpy.server.params import integer
+from ikpy.server.read_params import integer
 from ikpy.server.routes_embeddings import L2, embed, need_embeddings, pooled
 
 NEEDS_POOLING = "Pooling type 'none' gives no vector for a text. Start the server with `--pooling mean`"

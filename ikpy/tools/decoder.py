@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ikpy.engine.batch import Batch
     from ikpy.engine.context import Context
     from ikpy.engine.kv_cache import KVCache
-    from ikpy.engine.sampling import KnownMaxima
+    from ikpy.engine.sampler_parts import KnownMaxima
     from ikpy.tools.run_logs import Timings
 
 

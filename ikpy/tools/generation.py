@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ikpy.engine.sampling import KnownMaxima, Sampler
+    from ikpy.engine.sampler_parts import KnownMaxima
+    from ikpy.engine.sampling import Sampler
     from ikpy.engine.speculative import Speculator
 
 

@@ -81,13 +81,14 @@ def tensor_statistics(data: ImatrixData) -> list[TensorStatistics]:
                 active=float((m > ACTIVE).mean()),
                 entropy=float(-(p * np.log2(p)).sum()),
                 z_share=float((m > m.mean() + deviation).mean()) if deviation > 0 else 0.0,
-                similarity=_similarity(data, layer, kind, name, entry),
+                similarity=_similarity(data, layer, name, entry),
             )
         )
     return sorted(result, key=lambda row: -row.total)
 
 
-def _similarity(data: ImatrixData, layer: int | None, kind: str, name: str, entry: Entry) -> float | None:
+def _similarity(data: ImatrixData, layer: int | None, name: str, entry: Entry) -> float | None:
+    """Cosine of the mean squares of an entry and of the same one in the layer before; None where there is none."""
     if not layer:
         return None
     previous = name.replace(f"blk.{layer}.", f"blk.{layer - 1}.", 1)

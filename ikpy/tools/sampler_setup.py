@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from ikpy.engine.dry import DryBreakers, dry_breakers
-from ikpy.engine.sampling import Sampler, SamplingParams, TokenGrammar
+from ikpy.engine.sampler_parts import TokenGrammar
+from ikpy.engine.sampling import Sampler, SamplingParams
 
 if TYPE_CHECKING:
     from ikpy.engine.grammar import TokenTexts

@@ -24,8 +24,6 @@ from ikpy.engine.sampling import Sampler
 from tests.cpu.bigram_model import BigramContext, ByteVocab, random_table
 from tests.shared import ROOT
 
-ikpy_engine = pytest.importorskip("ikpy.engine.context", reason="the native module is not built")
-
 OLD_MAN = "The old man looked at"
 GREEDY = " the room, and the\nsame, and the old gentleman, and the other, and the\nsame of"
 SCHEMA = (

@@ -1,4 +1,4 @@
-"""GGUF reader: values, tensors, split files, clear errors, speed."""
+"""GGUF reader: values, tensors, split files, clear errors."""
 
 from __future__ import annotations
 

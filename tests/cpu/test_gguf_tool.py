@@ -20,7 +20,7 @@ from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import GGUFValueType as T
 from ikpy.gguf.writer import GGUFWriter
 from ikpy.quants import registry
-from ikpy.tools import gguf_tool
+from ikpy.tools import sizes
 from tests.cpu import gguf_files as made
 
 
@@ -302,13 +302,13 @@ def test_version_2_is_rewritten_as_version_3(tmp_path):
     ],
 )
 def test_sizes(text, size):
-    assert gguf_tool.parse_size(text) == size
+    assert sizes.parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "0", "G", "-1G", "1X", "1e3"])
 def test_sizes_that_are_none(text):
     with pytest.raises(UsageError, match="is not a number of bytes"):
-        gguf_tool.parse_size(text)
+        sizes.parse_size(text)
 
 
 # --- keys and digests ---------------------------------------------------------------------------------------------

@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("ikpy.engine.context", reason="the native module is not built")
-
 from ikpy import LLM
 from ikpy.engine.adapter import LoraAdapter
 from ikpy.errors import UsageError

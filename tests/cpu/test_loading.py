@@ -27,7 +27,7 @@ from ikpy.gguf.writer import GGUFWriter
 from ikpy.graph.builder import Graph
 from ikpy.graph.ir import F16, Value
 from ikpy.quants import registry
-from ikpy.tools.gguf_tool import split
+from ikpy.tools.gguf_split import split
 from tests.cpu.reference_models import RandomModel
 from tests.cpu.test_adapters import llama_experts
 from tests.cpu.test_zoo_holdouts import RMS, frame, gpt_oss_mxfp4, shape

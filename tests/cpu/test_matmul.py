@@ -10,16 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ikpy.errors import UnsupportedError
+from ikpy._native import core
+from ikpy.graph.plan import OP_DTYPE, TENSOR_DTYPE
 from ikpy.quants import by_name, dequantize
+from tests.cpu.matmul_plans import UNARY, Program, assert_close, effective
 from tests.cpu.quant_data import random_tensor
-
-try:
-    from ikpy._native import core
-    from ikpy.graph.plan import OP_DTYPE, TENSOR_DTYPE
-    from tests.cpu.matmul_plans import UNARY, Program, assert_close, effective
-except (UnsupportedError, ImportError) as error:
-    pytest.skip(f"native core is not built: {error}", allow_module_level=True)
 
 FLOAT_TYPES = ("F32", "F16", "BF16")
 BLOCK32_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q6_0", "Q8_0", "IQ4_NL", "MXFP4", "Q8_KV")

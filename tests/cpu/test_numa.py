@@ -21,7 +21,7 @@ from ikpy import Batch, Context, ContextParams, Model, default_model_path, numa
 from ikpy.cli.parser import parse
 from ikpy.engine.params import ModelParams
 from ikpy.errors import UsageError
-from ikpy.gguf import huge_pages, reader
+from ikpy.gguf import file_bytes, huge_pages
 from ikpy.gguf.reader import GGUFFile
 from ikpy.page_nodes import cached_pages_by_node, pages_by_node
 
@@ -157,9 +157,9 @@ def test_isolate_bounds_thread_counts(tmp_path: Path) -> None:
     """-t 0 (all hardware threads) is read before the threads are bound; the default of bench is counted after."""
     code = f"""{START}
 import io, contextlib
-from ikpy.cli import bench, common
+from ikpy.cli import bench, start
 with contextlib.redirect_stderr(io.StringIO()):
-    params = common.start("cli", ["--numa", "isolate", "-t", "0", "-tb", "64", "-td", "5"], "")
+    params = start.start("cli", ["--numa", "isolate", "-t", "0", "-tb", "64", "-td", "5"], "")
     numa.apply = lambda *_: None  # bound by now
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
@@ -284,7 +284,7 @@ def test_reserved_pages_that_cannot_be_touched(monkeypatch: pytest.MonkeyPatch) 
         return preadv(*arguments)
 
     size = default_model_path().stat().st_size
-    monkeypatch.setattr(reader, "reserved_memory", lambda n: (huge_pages.private_memory(n), 2 << 20))
+    monkeypatch.setattr(file_bytes, "reserved_memory", lambda n: (huge_pages.private_memory(n), 2 << 20))
     with GGUFFile.open(default_model_path(), use_mmap=False, reserved_pages=True) as file:
         assert file.shards[0].page_size == 2 << 20
     monkeypatch.setattr(os, "preadv", read)

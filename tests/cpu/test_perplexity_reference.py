@@ -11,8 +11,6 @@ import pytest
 from ikpy.cli import main
 from tests.shared import DATA, SHARED
 
-pytest.importorskip("ikpy.engine.context", reason="the native module is not built")
-
 WIKI = SHARED / "public" / "wiki.test.raw"
 CASES = json.loads((DATA / "ppl.json").read_text())["cases"]
 pytestmark = pytest.mark.skipif(not WIKI.exists(), reason=f"WikiText-2 test text not found at {WIKI}")

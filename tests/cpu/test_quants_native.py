@@ -5,15 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ikpy.errors import UnsupportedError
+from ikpy._native import core
 from ikpy.quants import dequantize, registry
 from ikpy.quants.repack import PERMUTATIONS, repack
 from tests.cpu.quant_data import assert_same_bits, random_tensor
-
-try:
-    from ikpy._native import core
-except (UnsupportedError, ImportError) as error:
-    pytest.skip(f"native core is not built: {error}", allow_module_level=True)
 
 ROWS, COLUMNS = 32, 1024
 # i2_s has one scale for the whole tensor and is decoded as one piece by the numpy decoder.

@@ -18,8 +18,8 @@ from ikpy.engine import json_schema
 from ikpy.engine.kv_cache import KVCacheFullError
 from ikpy.server import slot_files
 from ikpy.server.build import Server
-from ikpy.server.params import read_generation
 from ikpy.server.probabilities import largest
+from ikpy.server.read_params import read_generation
 from tests.server.harness import start_server
 
 TEXT = {"prompt": "The old man looked at", "n_predict": 4, "temperature": 0}

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from ikpy.server.app import routes
 from ikpy.server.openapi import ALIASES, BODIES
-from ikpy.server.params import FLAGS, FLOATS, INTEGERS
+from ikpy.server.read_params import FLAGS, FLOATS, INTEGERS
 from tests.server.harness import start_server
 from tests.server.test_bodies import WITHOUT_BODY
 

@@ -172,7 +172,7 @@ def queue_of(server: Server, requests: list[int]) -> list[int]:
     """Order in which tasks of these requests get the only slot."""
     engine, order = server.engine, []
     params = server.front.settings
-    from ikpy.server.params import read_generation
+    from ikpy.server.read_params import read_generation
 
     body = {"n_predict": 1, "temperature": 0}
     tasks: list[Task] = []

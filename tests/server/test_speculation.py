@@ -16,7 +16,7 @@ from ikpy.engine.head_draft import HeadDraft
 from ikpy.errors import UsageError
 from ikpy.server.build import Server
 from ikpy.server.log import ServerLog
-from ikpy.server.params import read_generation
+from ikpy.server.read_params import read_generation
 from ikpy.server.tasks import CompletionTask
 from tests.cpu.reference_models import N_VOCAB
 from tests.cpu.test_prediction_head import glm4moe, right_head

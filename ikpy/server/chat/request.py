@@ -18,8 +18,9 @@ from ikpy.server.chat.tool_prompt import shows_tools, with_tools
 from ikpy.server.chat.tool_reading import ToolFormat
 from ikpy.server.errors import bad_request
 from ikpy.server.http import to_json
-from ikpy.server.params import GenerationParams, flag, integer, read_generation
+from ikpy.server.params import GenerationParams
 from ikpy.server.prompts import Prompt
+from ikpy.server.read_params import flag, integer, read_generation
 from ikpy.server.settings import REASONING_FORMATS
 
 if TYPE_CHECKING:

@@ -1,0 +1,94 @@
+"""The bytes of a file: mapped, or read by several threads into memory of their own."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from ikpy import numa, threads
+from ikpy.errors import FileFormatError, ResourceError, UsageError
+from ikpy.gguf.huge_pages import private_memory, reserved_memory
+
+_READ_STEP = 1 << 24
+_READERS = 8
+Report = Callable[[int], None]
+
+
+class Reading(NamedTuple):
+    """How files are read into memory. report: gets the bytes of every step."""
+
+    report: Report
+    reserved_pages: bool
+
+
+def no_report(_: int) -> None:
+    """Reading that nobody watches."""
+
+
+def file_bytes(path: str, how: Reading | None) -> tuple[np.ndarray, int]:
+    """The bytes of a file, read-only uint8 [size], and the size of the reserved pages that they were read into, or 0.
+
+    how: reads them into memory; None maps the file.
+
+    Raises:
+        UsageError: there is no such file.
+        FileFormatError: it is empty, or became shorter meanwhile.
+        ResourceError: it cannot be opened, mapped or read.
+    """
+    try:
+        if not os.path.isfile(path):
+            problem = "is not a regular file" if os.path.exists(path) else "does not exist"
+            raise UsageError(f"{path}: cannot open model: {problem}; give the path of a .gguf file")
+        with open(path, "rb") as handle:
+            size = os.fstat(handle.fileno()).st_size
+            if size == 0:
+                raise FileFormatError(f"{path}: not a GGUF file: it is empty; download it again")
+            if how:
+                return _read_whole(handle.fileno(), size, path, how)
+            return np.frombuffer(mmap.mmap(handle.fileno(), size, access=mmap.ACCESS_READ), np.uint8), 0
+    except (OSError, ValueError) as error:
+        raise ResourceError(f"{path}: cannot open model: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _read_whole(descriptor: int, size: int, path: str, how: Reading) -> tuple[np.ndarray, int]:
+    """The file's bytes uint8 [size] in page-aligned memory, and the size of reserved pages if it is made of them."""
+    if how.reserved_pages and (reserved := reserved_memory(size)):
+        memory, page_size = reserved
+        try:
+            return _filled(memory, descriptor, size, path, how.report), page_size
+        except OSError as error:
+            # The free pages are on memory nodes that this process may not use.
+            if error.errno != errno.EFAULT:
+                raise
+    return _filled(private_memory(size), descriptor, size, path, how.report), 0
+
+
+def _filled(pages: mmap.mmap, descriptor: int, size: int, path: str, report: Report) -> np.ndarray:
+    memory = np.frombuffer(pages, np.uint8, size)
+    # Pages of the file would fill the node, and the rest of the copy would go to another one.
+    lets_go = numa.on_one_of_several()
+
+    def read(start: int) -> int:
+        position, end = start, min(start + _READ_STEP, size)
+        while position < end:
+            count = os.preadv(descriptor, [memory[position:end].data], position)
+            if count <= 0:
+                raise FileFormatError(f"{path}: the file became shorter while it was read; try again")
+            position += count
+        if lets_go:
+            os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
+        return end
+
+    # One thread neither keeps fast drives busy nor touches the pages of more than one memory node.
+    with threads.pool(min(_READERS, threads.physical_cores())) as pool:
+        done = 0
+        for end in pool.map(read, range(0, size, _READ_STEP)):
+            report(end - done)
+            done = end
+    memory.flags.writeable = False
+    return memory

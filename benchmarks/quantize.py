@@ -41,10 +41,10 @@ Sample = tuple[np.ndarray, np.ndarray | None]  # rows, importance of the columns
 
 
 def encoded_types() -> list[TensorType]:
-    """Every type that is encoded by itself, in order of its id; woven forms of others are the same numbers moved."""
+    """Every type that is encoded by itself, in order of its id; interleaved ones of others hold the same numbers."""
     encoded = {row.name: row for row in registry.all_types() if core.can_quantize(row.id)}
-    woven = {packed for plain, packed in PERMUTATIONS if plain in encoded and encoded[plain].interleave == 1}
-    return [row for row in encoded.values() if row.interleave == 1 or row.name not in woven]
+    interleaved = {packed for plain, packed in PERMUTATIONS if plain in encoded and encoded[plain].interleave == 1}
+    return [row for row in encoded.values() if row.interleave == 1 or row.name not in interleaved]
 
 
 def gaussian_sample() -> Sample:

@@ -22,7 +22,7 @@ MAKERS = ("ours", "reference")
 
 
 def file_type_of(row: TensorType) -> FileType | None:
-    """The file type whose default is the tensor type; None for woven forms of another type and plain floats."""
+    """The file type whose default is the tensor type; None for interleaved forms of others and plain floats."""
     if row.repack_of or not row.is_quantized:
         return None
     for ftype in registry.all_ftypes():

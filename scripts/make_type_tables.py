@@ -32,7 +32,7 @@ stored row scale by 1.05 and 1.01; decoding a file to floats does not.
 INTERLEAVED = """
 ## Row-interleaved types
 
-The same numbers with R rows woven together, the order some kernels read. ne1 must be a multiple of R. Unless the note
+The same numbers with R rows interleaved, the order some kernels read. ne1 must be a multiple of R. Unless the note
 says otherwise, conversion from and to the plain type is lossless (`--repack`, `-rtr`).
 
 | type | id | R | repacked from | file type | note |

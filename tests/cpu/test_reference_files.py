@@ -37,10 +37,10 @@ FAMILIES = {
     "trellis": "iq1_kt iq2_kt iq3_kt iq4_kt",
     "ternary": "iq2_bn_r4 q1_0_g128",
     "ternary, long rows": "iq1_bn iq2_bn",
-    "woven, 32 elements": "q4_0_r8 q5_0_r4 q6_0_r4 q8_0_r8 iq4_nl_r4 q8_KV_r8 q8_k_r8",
-    "woven k": "q2_k_r4 q3_k_r4 q4_k_r4 q5_k_r4 q6_k_r4 iq4_xs_r8",
-    "woven grid": "iq2_xxs_r4 iq2_xs_r4 iq2_s_r4 iq3_xxs_r4 iq3_s_r4 iq1_s_r4 iq1_m_r4",
-    "woven iqk": "iq2_k_r4 iq3_k_r4 iq4_k_r4 iq5_k_r4 iq4_ks_r4 iq5_ks_r4",
+    "interleaved, 32 elements": "q4_0_r8 q5_0_r4 q6_0_r4 q8_0_r8 iq4_nl_r4 q8_KV_r8 q8_k_r8",
+    "interleaved k": "q2_k_r4 q3_k_r4 q4_k_r4 q5_k_r4 q6_k_r4 iq4_xs_r8",
+    "interleaved grid": "iq2_xxs_r4 iq2_xs_r4 iq2_s_r4 iq3_xxs_r4 iq3_s_r4 iq1_s_r4 iq1_m_r4",
+    "interleaved iqk": "iq2_k_r4 iq3_k_r4 iq4_k_r4 iq5_k_r4 iq4_ks_r4 iq5_ks_r4",
 }
 # The package prepares activations for these types 512 columns and more at a time and ends on an assertion below.
 LONG_ROWS = {"iq1_bn", "iq2_bn"}

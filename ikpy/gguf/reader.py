@@ -255,7 +255,7 @@ def _open_shard(path: str, index: int, how: Reading | None) -> Shard:
 
 
 def _open_other_shards(first: Shard, how: Reading | None) -> list[Shard]:
-    """Shards after the first, checked to belong together."""
+    """Shards after the first, checked to belong together (model semantics, section 9.2)."""
     metadata = first.metadata
     if KEY_SPLIT_COUNT not in metadata:
         return []

@@ -1,4 +1,4 @@
-"""Parameters of one generation from the body of a request; fields of the wrong kind are answered with 400."""
+"""Parameters of one generation from a request body; fields of the wrong kind get 400 (tools specification, 10.4 and 10.5)."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from typing import Any
 from ikpy.engine.sampling_params import DEFAULT_SAMPLERS, RANDOM_SEED
 from ikpy.errors import UsageError
 from ikpy.quants import registry
+from ikpy.quants.recipe import rule_items
 
 Warn = Callable[[str], None]
 Convert = Callable[[str, Warn], Any]
@@ -322,19 +323,6 @@ def to_kv_override(text: str, warn: Warn) -> tuple[str, object]:
 def to_kv_overrides(text: str, warn: Warn) -> list[tuple[str, object]]:
     """`KEY=TYPE:VALUE[,KEY=TYPE:VALUE...]`; a comma before anything else belongs to the value."""
     return [to_kv_override(item, warn) for item in re.split(r",(?=[^,=:]+=(?:int|float|bool|str):)", text)]
-
-
-def rule_items(text: str) -> list[str]:
-    """Items between commas; a comma in an expression's open brackets, as in `blk\\.\\d{1,2}`, divides none."""
-    items: list[str] = []
-    item = ""
-    for part in text.split(","):
-        item = f"{item},{part}" if item else part
-        is_open = any(item.count(a) > item.count(b) for a, b in ("()", "[]", "{}"))
-        if "=" in item or not is_open:
-            items.append(item.strip())
-            item = ""
-    return [item for item in [*items, item.strip()] if item]
 
 
 def to_tensor_override(text: str, warn: Warn) -> list[tuple[str, str]]:

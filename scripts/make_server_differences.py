@@ -69,7 +69,9 @@ def reasons(capture: dict, captures: dict[str, dict]) -> list[str]:
         found.append("probabilities are those of the softmax")
     recorded = counterpart(capture, captures)
     if any(str(recorded.get(key)) != str(want.get(key)) for key in ("response", "events")) and not found:
-        found.append("a reached limit is `length` or `max_tokens`; or another small field (alias, order of biases)")
+        found.append(
+            "a reached limit is `length` or `max_tokens`; or another small field (alias, biases, stop sequence)"
+        )
     if RANDOM_TEXT.match(name):
         found.append("sampled text, or text under penalties, which see the documented window")
     if "message" in free_fields(capture) - ROUTINE:

@@ -131,4 +131,7 @@ def log_start(session: Session, text_run: TextRun, sampling: SamplingParams) -> 
             " - To return control without starting a new line, end your input with '/'.\n"
             " - If you want to submit another line, end your input with '\\'."
         )
-        session.log(["== Running in interactive mode. ==", " - Press Ctrl+C to interject at any time.", control, ""])
+        hints = [" - Press Ctrl+C to interject at any time.", control]
+        if prompt.conversation:
+            hints.append(" - /regen answers again, /clear forgets the conversation, /exit ends it.")
+        session.log(["== Running in interactive mode. ==", *hints, ""])

@@ -92,9 +92,10 @@ class Conversation:
                 return True
             if line is None:
                 return False
-            if not line.strip():
+            if line.strip() == "/exit":
+                return False
+            if not self.add_turn(line, run):
                 continue
-            self.turns.append({"role": "user", "content": line.rstrip("\n")})
             try:
                 with run.interrupt.watched():
                     self.answer(run)
@@ -104,6 +105,20 @@ class Conversation:
                 print(f"error: {error}", file=sys.stderr, flush=True)
             if self.single:
                 return run.interrupt.pressed
+
+    def add_turn(self, line: str, run: TextRun) -> bool:
+        """Takes a message or one of llama-cli's commands; returns whether an answer is due."""
+        command = line.strip()
+        if command == "/clear":
+            self.turns = []
+            run.console.text("The conversation starts anew.\n")
+            return False
+        if command == "/regen":
+            del self.turns[-1:]
+            return bool(self.turns)
+        if command:
+            self.turns.append({"role": "user", "content": line.rstrip("\n")})
+        return bool(command)
 
     def message(self, run: TextRun) -> str | None:
         """The next message: the one of the command line, then those of the user; None at the end of the input."""

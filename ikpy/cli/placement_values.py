@@ -6,6 +6,7 @@ import re
 
 from ikpy.cli.values import Warn, bounded, to_float, to_int
 from ikpy.errors import UsageError
+from ikpy.quants.recipe import rule_items
 
 MAX_FFN_BLOCKS = 1024
 
@@ -24,19 +25,6 @@ def to_cpu_ffn(text: str, warn: Warn) -> list[tuple[str, str]]:
     n = bounded(0)(text, warn)
     blocks = "|".join(map(str, range(min(n, MAX_FFN_BLOCKS))))
     return [(rf"^blk\.(?:{blocks})\.ffn_(?:up|down|gate)\.(?:weight|scale)$", "CPU")] if n else []
-
-
-def rule_items(text: str) -> list[str]:
-    """Items between commas; a comma in an expression's open brackets, as in `blk\\.\\d{1,2}`, divides none."""
-    items: list[str] = []
-    item = ""
-    for part in text.split(","):
-        item = f"{item},{part}" if item else part
-        is_open = any(item.count(a) > item.count(b) for a, b in ("()", "[]", "{}"))
-        if "=" in item or not is_open:
-            items.append(item.strip())
-            item = ""
-    return [item for item in [*items, item.strip()] if item]
 
 
 def to_tensor_override(text: str, warn: Warn) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from ikpy.cli.values import MAX_THREADS
 from ikpy.errors import UsageError
 from ikpy.quants import registry
 from ikpy.quants.policy import TypeOptions
-from ikpy.quants.recipe import Rule, SizeTarget, make_rule, parse_rules, read_recipe
+from ikpy.quants.recipe import Rule, SizeTarget, make_rule, parse_rules, read_recipe, rule_items
 
 SYNOPSIS = "usage: ikpy quantize [options] INPUT [OUTPUT] TYPE [NTHREADS]"
 USAGE = f"""{SYNOPSIS}
@@ -183,7 +183,7 @@ def _take(arguments: Arguments, name: str, value: str) -> None:
     elif name == "--target-types":
         arguments.target.types = tuple(_tensor_type(name, part.strip()) for part in value.split(","))
     elif name == "--repack-pattern":
-        for pattern in value.split(","):
+        for pattern in rule_items(value):
             try:
                 arguments.patterns.append(re.compile(pattern))
             except re.error as error:

@@ -75,12 +75,24 @@ def make_rule(pattern: str, type_name: str) -> Rule:
         raise UsageError(f"regular expression of custom rule {item} is invalid: {error}") from None
 
 
+def rule_items(text: str) -> list[str]:
+    """Items between commas; a comma in an expression's open brackets, as in `blk\\.\\d{1,2}`, divides none."""
+    items: list[str] = []
+    item = ""
+    for part in text.split(","):
+        item = f"{item},{part}" if item else part
+        is_open = any(item.count(a) > item.count(b) for a, b in ("()", "[]", "{}"))
+        if "=" in item or not is_open:
+            items.append(item.strip())
+            item = ""
+    return [item for item in [*items, item.strip()] if item]
+
+
 def parse_rules(text: str) -> list[Rule]:
     """Rules of a recipe text; UsageError naming the item for a missing ``=``, unknown type or bad regex."""
     rules = []
     for line in text.splitlines():
-        items = _COMMENT.sub("", line).split(",")
-        rules += [_parse_rule(item.strip()) for item in items if item.strip()]
+        rules += [_parse_rule(item) for item in rule_items(_COMMENT.sub("", line))]
     return rules
 
 

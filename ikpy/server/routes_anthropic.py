@@ -132,11 +132,14 @@ def arguments(call: Mapping[str, str]) -> Any:
     return value if isinstance(value, dict) else {}
 
 
-def stop_reason(event: Finished, called: bool) -> str:
-    """stop_reason of an answer."""
+def ending(event: Finished, called: bool) -> Object:
+    """stop_reason and stop_sequence of an answer."""
+    reason = "tool_use" if called else "end_turn"
     if event.stopped_limit:
-        return "max_tokens"
-    return "tool_use" if called else "end_turn"
+        reason = "max_tokens"
+    elif event.stopped_word and not called:
+        reason = "stop_sequence"
+    return {"stop_reason": reason, "stop_sequence": event.stopping_word if reason == "stop_sequence" else None}
 
 
 def input_usage(n_prompt: int, n_cached: int, n_output: int) -> Object:
@@ -220,8 +223,8 @@ class MessageStream:
                 signature = {"type": "signature_delta", "signature": ""}
                 out.append(self._event("content_block_delta", index=i, delta=signature))
             out.append(self._event("content_block_stop", index=i))
-        ending = {"stop_reason": stop_reason(event, "tool" in self._blocks), "stop_sequence": None}
-        out.append(self._event("message_delta", delta=ending, usage={"output_tokens": event.n_decoded}))
+        delta = ending(event, "tool" in self._blocks)
+        out.append(self._event("message_delta", delta=delta, usage={"output_tokens": event.n_decoded}))
         out.append(self._event("message_stop"))
         return out
 
@@ -246,8 +249,7 @@ async def messages(request: Request) -> Response:
             "role": "assistant",
             "content": content_blocks(message),
             "model": front.settings.alias,
-            "stop_reason": stop_reason(event, bool(message.calls)),
-            "stop_sequence": None,
+            **ending(event, bool(message.calls)),
             "usage": input_usage(event.n_prompt, event.n_cached, event.n_decoded),
         }
     )

@@ -335,9 +335,13 @@ class Engine:
         for slot in self.slots:
             if slot.state is GENERATING and slot.held is None:
                 try:
-                    plan.add(slot, slot.take_pending(n_draft_max), "all")
+                    tokens = slot.take_pending(n_draft_max)
                 except RequestError as error:
                     slot.fail(400, str(error))
+                    tokens = []
+                if tokens:
+                    plan.add(slot, tokens, "all")
+                else:
                     self._log_released(slot)
 
     def _n_draft_max(self) -> int:

@@ -56,7 +56,11 @@ class HttpServer(uvicorn.Server):
                 signal.signal(number, handler)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Closes the listeners and waits for running requests."""
+        """Closes the listeners and waits for running requests, of which it tells."""
+        running = len(self.server_state.tasks)
+        if running and self._drain_seconds:
+            line = f"main: running requests: {running}; they have {self._drain_seconds:g} s to end"
+            print(f"{line}, a second interrupt ends the server at once", file=sys.stderr, flush=True)
         giving_up = asyncio.get_running_loop().call_later(self._drain_seconds, self._give_up)
         try:
             await super().shutdown(sockets)

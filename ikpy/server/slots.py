@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 LEAST_SHARED = 16
 """Tokens of a common beginning that are worth sharing between slots."""
 TOO_LONG = "the request exceeds the available context size, try increasing it"
-FULL = "context_length_exceeded: the request exceeds the available context size; context shift is disabled"
 
 
 class RequestError(Exception):
@@ -185,10 +184,14 @@ class Slot(CachedText):
     def take_pending(self, n_max: int) -> list[int]:
         """The sampled token and at most ``n_max`` guesses at those behind it (``draft``), which the caller evaluates.
 
-        Raises RequestError when the context is full.
+        A full context is shifted; if it cannot be, the answer ends here and nothing is returned. RequestError: the
+        shift failed.
         """
         assert self.pending is not None
         if len(self.tokens) + 1 >= self.n_ctx:
+            if not self.shift:
+                self._end_full()
+                return []
             self._shift_context()
         token, self.pending = self.pending, None
         self.tokens.append(token)
@@ -246,8 +249,6 @@ class Slot(CachedText):
     def _shift_context(self) -> None:
         """Drops old tokens behind the kept beginning (specification 10.8)."""
         assert isinstance(self.task, CompletionTask)
-        if not self.shift:
-            raise RequestError(FULL)
         n_past = len(self.tokens)
         keep = min(self._n_keep(self.task), n_past)
         wanted = self.task.params.n_discard
@@ -335,9 +336,7 @@ class Slot(CachedText):
             answer.n_decoded += n
             task.sampler.take_back(n, [*answer.tokens, *(item.token for item in ban.held)])
             if answer.at_limit(len(ban.held)):
-                self._add_released(answer, ban.release(everything=True))
-                if self.task is task:
-                    self._finish(answer, "")
+                self._finish_held(answer)
                 return
         self._add_released(answer, ban.release(everything=n > 0 or ends))
         if self.task is task:
@@ -348,6 +347,19 @@ class Slot(CachedText):
         for item in tokens:
             if self.task is answer.task:
                 self._add_token(answer, item.token, item.probability)
+
+    def _finish_held(self, answer: Answer) -> None:
+        """Ends the request with what it has, tokens that wait for the rest of a phrase included."""
+        if self._ban is not None:
+            self._add_released(answer, self._ban.release(everything=True))
+        if self.task is answer.task:
+            self._finish(answer, "")
+
+    def _end_full(self) -> None:
+        """Ends an answer for which the context has no room and that cannot drop old tokens."""
+        assert self.answer is not None
+        self.truncated = True
+        self._finish_held(self.answer)
 
     def _add_token(self, answer: Answer, token: int, probability: TokenProbability | None) -> None:
         self.n_accepted += token == self._expected

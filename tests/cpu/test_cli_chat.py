@@ -165,6 +165,15 @@ def test_one_question(cli, tmp_path) -> None:
     assert plain.startswith(OLD_MAN)
 
 
+def test_commands_of_conversations(cli) -> None:
+    chat = ("-cnv", "-p", "You are kind.", "-n", "8")
+    status, out, err = cli(*chat, stdin="/regen\nHello\n/regen\n/clear\n/regen\nHello\n/exit\nHow are you?\n")
+    assert status == 0 and "/regen answers again" in err
+    answer = cli(*chat, stdin="Hello\n")[1].removeprefix("\n> Hello\n").rstrip("\n> ")
+    assert out.count(answer) == 3 and out.count("The conversation starts anew.") == 1
+    assert out.endswith("\n> /exit\n") and "How are you?" not in out
+
+
 def test_conversation_drops_old_turns_when_full(cli) -> None:
     lines = "".join(f"This is message number {i} of a long conversation about the sea.\n" for i in range(14))
     status, out, _ = cli("-cnv", "-c", "256", "-n", "12", stdin=lines)

@@ -137,6 +137,11 @@ def test_empty_items_are_no_rules():
     assert [str(rule) for rule in rules] == ["attn=q4_K", "ffn=q5_K"]
 
 
+def test_commas_in_brackets_belong_to_the_expression():
+    rules = parse_rules(r"blk\.\d{1,2}\.attn=q4_K,ffn_(up|[a,b])=q5_K")
+    assert [str(rule) for rule in rules] == [r"blk\.\d{1,2}\.attn=q4_K", "ffn_(up|[a,b])=q5_K"]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -86,6 +86,12 @@ STATUS_ONLY = {
     "749-key-none-root": (200, "another page"),
     "333-metrics-after": (200, "numbers of earlier requests"),
     "462-jinja-slot-save-off": (501, "a disabled feature"),
+    **{name: (200, "a full context ends the answer, with its text") for name in (
+        "120-completion-wrong-type-n-predict", "132-completion-fill-context", "244-messages-no-max-tokens",
+        "427-jinja-messages-no-max-tokens", "656-puppet-fill-context-off", "657-puppet-fill-context-off-stream",
+        "658-puppet-fill-context-off-n-keep", "660-puppet-exact-fit-off", "661-puppet-fill-context-chat-off",
+        "662-puppet-fill-context-no", "663-puppet-fill-context-no-stream", "664-puppet-fill-context-no-n-keep",
+        "666-puppet-exact-fit-no", "667-puppet-fill-context-chat-no", "761-completion-no-context-shift-fill")},
     **{f"{n}-rerank-{x}": (501, "needs --embeddings") for n, x in
        ((288, "rerank"), (289, "reranking"), (290, "v1-rerank"), (291, "v1-reranking"))},
     **{f"{n}-infill-{x}": (501, "the model has no fill-in-the-middle tokens") for n, x in
@@ -144,6 +150,13 @@ OWN_METRICS = (
 )
 """Metrics the recorded program does not have."""
 
+STOP_SEQUENCES = {
+    "243-messages-stop-sequences": ",",
+    "426-jinja-messages-stop-sequences": ",",
+    "632-puppet-messages-stop-sequences": "STOP",
+}
+"""Stop sequences that end answers of /v1/messages, which name them as Anthropic's do."""
+
 RANDOM_TEXT = re.compile(
     r"^(040|043|044|06[2346]|09[5-9]|10[0-9]|121|123|165|22[4]|407|252|435|344|690|713|736|739|740|759|760|76[4567]|689)-"
 )
@@ -178,6 +191,8 @@ def expected(capture: Capture, captures: dict[str, Capture]) -> Capture:
         if key in want:
             want[key] = with_probabilities(want[key])
     renamed(want)
+    if capture["name"] in STOP_SEQUENCES:
+        want["response"].update(stop_reason="stop_sequence", stop_sequence=STOP_SEQUENCES[capture["name"]])
     return want
 
 

@@ -331,3 +331,23 @@ def test_unsupported_routes_say_what_is_missing(tiny: TestClient) -> None:
         error = post(tiny, path, 501)["error"]
         assert error["type"] == "not_supported_error"
         assert word in error["message"]
+
+
+def test_a_full_context_ends_the_answer_and_keeps_its_text() -> None:
+    """The latent cache cannot drop old tokens: all that was written is given out, with the limit as its reason."""
+    text = "The old man looked at"
+    with running("llama-server -m MODEL -t 1 -c 256 -np 1") as client:
+        first = complete(client, n_predict=40)["content"]
+        native = complete(client, n_predict=-1)
+        assert native["content"].startswith(first) and native["stopped_limit"] and native["truncated"]
+        assert native["tokens_evaluated"] + native["tokens_predicted"] == 256
+        banned = complete(client, n_predict=-1, banned_strings=["zzzz zzzz", native["content"][-4:] + "?"])
+        assert banned["content"] == native["content"] and banned["truncated"]
+        chat = post(client, "/v1/chat/completions", messages=HELLO, temperature=0)["choices"][0]
+        assert chat["finish_reason"] == "length" and len(chat["message"]["content"]) > 300
+        body = {"messages": HELLO, "temperature": 0, "stream": True}
+        events = [e["data"] for e in read_events(client.post("/v1/chat/completions", json=body).text)]
+        events = [event for event in events if event != "[DONE]"]
+        assert "".join(e["choices"][0]["delta"].get("content") or "" for e in events) == chat["message"]["content"]
+        assert events[-1]["choices"][0]["finish_reason"] == "length"
+        post(client, "/completion", 400, prompt=text * 100)

@@ -70,6 +70,12 @@ def test_anthropic_client(address: str) -> None:
     assert plain.content[0].text == "Hello world."
     assert plain.stop_reason == "end_turn"
     assert create(model="m", messages=HELLO, max_tokens=1).stop_reason == "max_tokens"
+    stopping: dict[str, Any] = {"stop_sequences": ["orl"], "extra_body": {"logit_bias": {"259": 100}}}
+    stopped = create(model="m", messages=HELLO, max_tokens=20, **stopping)
+    assert (stopped.content[0].text, stopped.stop_reason, stopped.stop_sequence) == ("Hello w", "stop_sequence", "orl")
+    with client.messages.stream(model="m", messages=HELLO, max_tokens=20, **stopping) as stream:
+        message = stream.get_final_message()
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "orl")
     with client.messages.stream(
         model="m", messages=HELLO, max_tokens=60, extra_body={"logit_bias": {"383": 100}}
     ) as stream:

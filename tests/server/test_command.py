@@ -122,6 +122,7 @@ def test_requests_that_do_not_end_are_given_up(number: signal.Signals) -> None:
         out, err = server.communicate(timeout=PATIENCE)
         assert server.returncode == 0
         assert "Traceback" not in out + err and "Cancel" not in out + err
+        assert "main: running requests: 3; they have 0.5 s to end, a second interrupt ends the server at once" in err
 
 
 def test_json_log() -> None:

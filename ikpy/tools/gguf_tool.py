@@ -14,6 +14,7 @@ import numpy as np
 
 from ikpy.errors import FileFormatError, ResourceError, UnsupportedError, UsageError
 from ikpy.gguf import encode
+from ikpy.gguf.metadata import scalar_or
 from ikpy.gguf.reader import GGUFFile, TensorInfo
 from ikpy.gguf.strings import StringArray
 from ikpy.gguf.types import (
@@ -393,7 +394,7 @@ def _check_key(key: str) -> None:
 
 
 def _check_first(file: GGUFFile) -> None:
-    if file.get(KEY_SPLIT_NO, 0) != 0:
+    if scalar_or(file.metadata, KEY_SPLIT_NO, 0) != 0:
         raise UsageError(f"{file.path}: metadata are taken from the first shard only; give that one")
 
 

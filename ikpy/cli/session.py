@@ -198,7 +198,7 @@ def rope_type(file: Any) -> int:
     """Number of the RoPE pairing in the summary: 2 for half-split pairs, 0 for adjacent pairs."""
     from ikpy.models import architecture
 
-    return 2 if architecture(file.get("general.architecture", "")).rope_neox else 0
+    return 2 if architecture(str(file.get("general.architecture", ""))).rope_neox else 0
 
 
 def bench_numbers(params: CommonParams, n_ctx: int) -> dict[str, Any]:

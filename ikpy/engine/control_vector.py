@@ -24,7 +24,7 @@ NO_DIRECTION = "the file holds no control vector (no tensors named direction.N)"
 def load_control_vector(path: str | os.PathLike[str], n_layer: int, n_embd: int) -> NDArray[np.float32]:
     """Directions float32 [n_layer, n_embd]; rows of layers without one are 0.
 
-    Raises FileFormatError for a file without directions or of another embedding size.
+    Raises FileFormatError for a file without directions, of another embedding size or with NaN or infinity.
     """
     rows = np.zeros((n_layer, n_embd), np.float32)
     with GGUFFile.open(Path(path)) as gguf:
@@ -41,6 +41,8 @@ def load_control_vector(path: str | os.PathLike[str], n_layer: int, n_embd: int)
             found = True
             if layer < n_layer:
                 rows[layer] = dequantize(gguf.data(info), info.type_id, info.shape).reshape(-1)
+                if not np.isfinite(rows[layer]).all():
+                    raise FileFormatError(f"{path}: '{name}' has elements that are not finite numbers")
         if not found:
             raise FileFormatError(f"{path}: {NO_DIRECTION}")
     return rows

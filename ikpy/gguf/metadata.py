@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
 
@@ -11,6 +11,26 @@ from ikpy.errors import FileFormatError
 from ikpy.gguf.header import MetadataEntry
 from ikpy.gguf.strings import StringArray
 from ikpy.gguf.types import DTYPES, GGUFValueType, type_label
+
+T = TypeVar("T")
+
+
+def scalar_or(metadata: Mapping[str, Any], key: str, default: T) -> T:
+    """Value of a key if it is of the default's type, else the default; a float stands for integers too.
+
+    For what describes a model that was not checked: loading it names keys of wrong types.
+    """
+    value = metadata.get(key)
+    fits = isinstance(value, (int, float) if isinstance(default, float) else type(default))
+    return cast(T, value) if fits else default
+
+
+def integers_or(metadata: Mapping[str, Any], key: str, default: int) -> list[int]:
+    """The integers of an array, or an integer as the only one of a list, else the default; see `scalar_or`."""
+    value = metadata.get(key)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and len(value):
+        return [int(item) for item in value]
+    return [scalar_or(metadata, key, default)]
 
 
 class Metadata(Mapping[str, Any]):

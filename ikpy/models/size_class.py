@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from ikpy.gguf.metadata import integers_or, scalar_or
 
 UNKNOWN = "?B"
 BY_LAYERS: dict[str, dict[int, str]] = {
@@ -63,22 +65,18 @@ BY_LAYERS: dict[str, dict[int, str]] = {
 }
 
 
-def _first(value: Any) -> int:
-    return int(value) if isinstance(value, (int, float)) else int(value[0])
-
-
 class _Shape:
     """Dimensions that decide a size class."""
 
     def __init__(self, metadata: Mapping[str, Any], arch: str) -> None:
-        heads = metadata.get(f"{arch}.attention.head_count", 0)
-        tokens = metadata.get("tokenizer.ggml.tokens", ())
-        self.layers = int(metadata.get(f"{arch}.block_count", 0))
-        self.embedding = int(metadata.get(f"{arch}.embedding_length", 0))
-        self.heads = _first(heads)
-        self.kv_heads = _first(metadata.get(f"{arch}.attention.head_count_kv", heads))
-        self.experts = int(metadata.get(f"{arch}.expert_count", 0))
-        self.vocabulary = int(metadata.get(f"{arch}.vocab_size", len(tokens)))
+        tokens = metadata.get("tokenizer.ggml.tokens")
+        n_tokens = len(tokens) if isinstance(tokens, Sequence) else 0
+        self.layers = scalar_or(metadata, f"{arch}.block_count", 0)
+        self.embedding = scalar_or(metadata, f"{arch}.embedding_length", 0)
+        self.heads = integers_or(metadata, f"{arch}.attention.head_count", 0)[0]
+        self.kv_heads = integers_or(metadata, f"{arch}.attention.head_count_kv", self.heads)[0]
+        self.experts = scalar_or(metadata, f"{arch}.expert_count", 0)
+        self.vocabulary = scalar_or(metadata, f"{arch}.vocab_size", n_tokens)
 
 
 def _llama(shape: _Shape) -> str:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from ikpy.errors import UnsupportedError
 from ikpy.quants import policy_tables as tables
 from ikpy.quants import registry
@@ -80,10 +82,9 @@ class ModelShape:
         arch = str(metadata.get("general.architecture", ""))
 
         def number(key: str, default: int = 0) -> int:
-            value = metadata.get(f"{arch}.{key}", default)
-            if isinstance(value, int | float):
-                return int(value)
-            return int(value[0]) if value is not None and len(value) else default
+            value = metadata.get(f"{arch}.{key}")
+            first = value[0] if isinstance(value, np.ndarray) and len(value) else value
+            return int(first) if isinstance(first, int | np.integer) else default
 
         embedding = tensor_shapes.get(TOKEN_EMBEDDING, (0, 0))
         n_head = number("attention.head_count")

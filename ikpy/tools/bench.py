@@ -16,6 +16,7 @@ import numpy as np
 
 from ikpy.errors import IkpyError
 from ikpy.tools.model_logs import model_description
+from ikpy.vocab import keys
 
 if TYPE_CHECKING:
     from ikpy.engine.memory import MemoryReport
@@ -385,8 +386,8 @@ class Runner:
 
 def bos_token(gguf: Any) -> int | None:
     """BOS id if the vocabulary puts it in front of every text."""
-    is_spm = gguf.get("tokenizer.ggml.model") == "llama"
-    if not gguf.get("tokenizer.ggml.add_bos_token", is_spm):
+    is_spm = keys.text(gguf.metadata, "tokenizer.ggml.model") == "llama"
+    if not keys.flag(gguf.metadata, "tokenizer.ggml.add_bos_token", is_spm):
         return None
-    bos = gguf.get("tokenizer.ggml.bos_token_id", 1 if is_spm else None)
-    return None if bos is None else int(bos)
+    bos = keys.integer(gguf.metadata, "tokenizer.ggml.bos_token_id")
+    return 1 if bos is None and is_spm else bos

@@ -9,6 +9,7 @@ from typing import Any
 
 from ikpy.errors import ResourceError, UsageError
 from ikpy.gguf import encode
+from ikpy.gguf.metadata import scalar_or
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import (
     KEY_ALIGNMENT,
@@ -151,7 +152,7 @@ def _check_key(key: str) -> None:
 
 
 def _check_first(file: GGUFFile) -> None:
-    if file.get(KEY_SPLIT_NO, 0) != 0:
+    if scalar_or(file.metadata, KEY_SPLIT_NO, 0) != 0:
         raise UsageError(f"{file.path}: metadata are taken from the first shard only; give that one")
 
 

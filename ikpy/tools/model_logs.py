@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from ikpy.gguf.metadata import integers_or, scalar_or
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import type_label
+from ikpy.models.keys import MAX_LAYERS
 from ikpy.models.size_class import size_class
 from ikpy.quants import registry
 from ikpy.vocab import Vocab
 
-if TYPE_CHECKING:
-    pass
-
+T = TypeVar("T")
 MIB = 1 << 20
 GIB = 1 << 30
 VALUE_WIDTH = 40
@@ -153,7 +153,7 @@ def meta_lines(file: GGUFFile, *, rope_type: int = 0) -> list[str]:
     if arch in MLA_ARCHITECTURES:
         lines += [f"{META}{name:<20} = {text}" for name, text in _latent_fields(get)]
     elif get("expert_feed_forward_length", 0):
-        lines.append(f"{META}{'n_ff_exp':<16} = {get('expert_feed_forward_length')}")
+        lines.append(f"{META}{'n_ff_exp':<16} = {get('expert_feed_forward_length', 0)}")
     return lines
 
 
@@ -173,17 +173,15 @@ class _Keys:
     def __init__(self, file: GGUFFile, arch: str) -> None:
         self.file = file
         self.arch = arch
-        self.n_layer = int(file.get(f"{arch}.block_count", 0))
+        self.n_layer = self("block_count", 0)
 
-    def __call__(self, key: str, default: Any = None) -> Any:
-        return self.file.get(f"{self.arch}.{key}", default)
+    def __call__(self, key: str, default: T) -> T:
+        return scalar_or(self.file.metadata, f"{self.arch}.{key}", default)
 
     def per_layer(self, key: str, default: int = 0) -> list[int]:
         """One value per layer; a scalar counts for all."""
-        value = self(key, default)
-        if isinstance(value, (int, float)):
-            return [int(value)] * max(self.n_layer, 1)
-        return [int(item) for item in value]
+        values = integers_or(self.file.metadata, f"{self.arch}.{key}", default)
+        return values * min(max(self.n_layer, 1), MAX_LAYERS) if len(values) == 1 else values
 
 
 def layers_text(values: list[int]) -> str:
@@ -192,14 +190,14 @@ def layers_text(values: list[int]) -> str:
 
 
 def _dimension_fields(get: _Keys) -> Iterable[tuple[str, str]]:
-    n_embd = int(get("embedding_length", 0))
+    n_embd = get("embedding_length", 0)
     heads = get.per_layer("attention.head_count")
     kv_key = "attention.head_count_kv"
-    kv_heads = get.per_layer(kv_key) if get(kv_key) is not None else heads
+    kv_heads = get.per_layer(kv_key) if f"{get.arch}.{kv_key}" in get.file.metadata else heads
     head_default = n_embd // heads[0] if heads[0] else 0
-    head_k = int(get("attention.key_length", head_default))
-    head_v = int(get("attention.value_length", head_default))
-    window = int(get("attention.sliding_window", 0))
+    head_k = get("attention.key_length", head_default)
+    head_v = get("attention.value_length", head_default)
+    window = get("attention.sliding_window", 0)
     gqa = [h // kv if kv else 0 for h, kv in zip(heads, kv_heads, strict=False)]
     yield "n_ctx_train", str(get("context_length", 0))
     yield "n_embd", str(n_embd)
@@ -223,12 +221,12 @@ def _dimension_fields(get: _Keys) -> Iterable[tuple[str, str]]:
     yield "n_expert", str(get("expert_count", 0))
     yield "n_expert_used", str(get("expert_used_count", 0))
     yield "causal attn", str(int(get("attention.causal", True)))
-    yield "pooling type", str(int(get("pooling_type", 0)))
+    yield "pooling type", str(get("pooling_type", 0))
 
 
 def _rope_fields(get: _Keys, rope_type: int) -> Iterable[tuple[str, str]]:
-    factor = float(get("rope.scaling.factor", get("rope.scale_linear", 0.0)))
-    finetuned = get("rope.scaling.finetuned")
+    factor = get("rope.scaling.factor", get("rope.scale_linear", 0.0))
+    finetuned = get("rope.scaling.finetuned", False)
     yield "rope type", str(rope_type)
     yield "rope scaling", str(get("rope.scaling.type", "linear"))
     yield "freq_base_train", f"{get('rope.freq_base', 10000.0):.1f}"
@@ -261,9 +259,9 @@ class ModelSize:
 
 def ftype_text(file: GGUFFile) -> str:
     """Display name of the file type; guessed from the most frequent tensor type when the file has none."""
-    stored = file.get("general.file_type")
-    if stored is not None:
-        return registry.ftype_display_name(int(stored))
+    stored = scalar_or(file.metadata, "general.file_type", -1)
+    if stored >= 0:
+        return registry.ftype_display_name(stored)
     counts: dict[int, int] = {}
     for tensor in file.tensors.values():
         counts[tensor.type_id] = counts.get(tensor.type_id, 0) + 1
@@ -323,7 +321,7 @@ def _latent_fields(get: _Keys) -> Iterable[tuple[str, str]]:
     yield "n_expert_shared", str(get("expert_shared_count", 0))
     yield "expert_weights_scale", f"{get('expert_weights_scale', 0.0):.1f}"
     yield "expert_weights_norm", str(int(get("expert_weights_norm", False)))
-    yield "expert_gating_func", GATING.get(int(get("expert_gating_func", 0)), "unknown")
+    yield "expert_gating_func", GATING.get(get("expert_gating_func", 0), "unknown")
     yield "rope_yarn_log_mul", f"{get('rope.scaling.yarn_log_multiplier', 0.0):.4f}"
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ikpy.errors import IkpyError, ResourceError, UsageError
 from ikpy.gguf.atomic import check_replaceable, write_whole
+from ikpy.gguf.metadata import scalar_or
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.splits import output_prefix, split_path
 from ikpy.quants import registry
@@ -155,7 +156,7 @@ class Quantizer:
     # --- console ------------------------------------------------------------------------------------------------
 
     def _print_repack_summary(self) -> None:
-        number = int(self.file.get("general.file_type", 0))
+        number = scalar_or(self.file.metadata, "general.file_type", 0)
         names = [registry.ftype_display_name(n) for n in (number, repacked_ftype(number))]
         self.out(f"===================== Model ftype: {names[0]}: Repacked ftype: {names[1]}\n")
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ikpy.errors import IkpyError, UsageError
 from ikpy.gguf import encode
+from ikpy.gguf.metadata import scalar_or
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import GGUFValueType
 from ikpy.quants import registry
@@ -21,8 +22,8 @@ MAX_STORED_NAME = 127
 def stored_file_type(file: GGUFFile, options: QuantizeOptions) -> int:
     """The output's ``general.file_type``: that of the request, for copies the model's own."""
     if options.repack:
-        return repacked_ftype(int(file.get("general.file_type", 0)))
-    return options.ftype.id if options.ftype else int(file.get("general.file_type", 0))
+        return repacked_ftype(scalar_or(file.metadata, "general.file_type", 0))
+    return options.ftype.id if options.ftype else scalar_or(file.metadata, "general.file_type", 0)
 
 
 def output_metadata(file: GGUFFile, options: QuantizeOptions, file_type: int) -> dict[str, encode.StoredValue]:

@@ -12,6 +12,7 @@ from ikpy.errors import FileFormatError, UsageError
 from ikpy.gguf import encode
 from ikpy.gguf.reader import GGUFFile, TensorInfo
 from ikpy.gguf.strings import StringArray
+from ikpy.models.keys import MAX_LAYERS
 
 BLOCK_COUNT = "block_count"
 # These many blocks at the beginning or at the end are of another kind.
@@ -53,6 +54,8 @@ def pruned_values(file: GGUFFile, removed: Collection[int]) -> dict[str, Any]:
     n = file.get(prefix + BLOCK_COUNT)
     if not isinstance(n, int):
         raise FileFormatError(f"{file.path}: --prune-layers: there is no key {prefix}{BLOCK_COUNT}")
+    if n > MAX_LAYERS:
+        raise FileFormatError(f"{file.path}: {prefix}{BLOCK_COUNT} is {n}; 1 to {MAX_LAYERS} are possible")
     _check(removed, n)
     values: dict[str, Any] = {prefix + BLOCK_COUNT: n - len(removed)}
     for names, from_end in ((LEADING_COUNTS, False), (TRAILING_COUNTS, True)):

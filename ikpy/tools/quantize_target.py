@@ -24,6 +24,7 @@ from itertools import pairwise
 import numpy as np
 
 from ikpy.errors import FileFormatError, UsageError
+from ikpy.gguf.metadata import scalar_or
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import align_up
 from ikpy.quants import registry
@@ -247,7 +248,7 @@ def _measure(
 def sensitivity(file: GGUFFile, step: Step) -> float:
     """Number of a tensor's weights that a token meets."""
     arch = file.get("general.architecture", "")
-    n_expert, n_used = (int(file.get(f"{arch}.{key}", 0)) for key in ("expert_count", "expert_used_count"))
+    n_expert, n_used = (scalar_or(file.metadata, f"{arch}.{key}", 0) for key in ("expert_count", "expert_used_count"))
     share = n_used / n_expert if "_exps." in step.name and 0 < n_used < n_expert else 1.0
     return step.source.element_count * share
 

@@ -399,6 +399,9 @@ def test_control_vectors_that_do_not_fit(tmp_path: Path) -> None:
     path = write_directions(tmp_path / "vector0.gguf", {0: np.ones(64, np.float32)})
     with pytest.raises(FileFormatError, match="directions are numbered from 1"):
         load_control_vector(path, 3, 64)
+    path = write_directions(tmp_path / "vector1.gguf", {1: np.full(64, np.inf, np.float32)})
+    with pytest.raises(FileFormatError, match=re.escape("'direction.1' has elements that are not finite numbers")):
+        load_control_vector(path, 3, 64)
     ctx = Context(Model.load(llama().write(tmp_path / "model.gguf")), params())
     with pytest.raises(UsageError, match="control vectors of shape"):
         ctx.steer(np.zeros((2, 64), np.float32))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
@@ -11,7 +12,10 @@ from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.gguf.reader import GGUFFile
+from ikpy.gguf.types import GGUFValueType
+from ikpy.gguf.writer import GGUFWriter
 from ikpy.models.size_class import size_class
+from ikpy.quants.policy import ModelShape
 from ikpy.tools import model_logs, run_logs
 from ikpy.vocab import Vocab
 from tests.shared import DATA
@@ -33,6 +37,46 @@ def test_loader_and_model_summary(file):
     assert model_logs.loader_lines(file, "MODEL") == golden("llama_model_loader: ")
     assert model_logs.meta_lines(file, rope_type=0) == golden("llm_load_print_meta: ")
     assert [line for line in model_logs.loader_lines(file, "MODEL", dump=False) if "- kv" in line] == []
+
+
+SHOWN_KEYS = (
+    *("block_count", "embedding_length", "context_length", "vocab_size", "feed_forward_length", "pooling_type"),
+    *("expert_count", "expert_used_count", "expert_feed_forward_length", "expert_gating_func", "logit_scale"),
+    *("expert_weights_scale", "expert_weights_norm", "leading_dense_block_count", "attention.kv_lora_rank"),
+    *("attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length"),
+    *("attention.layer_norm_rms_epsilon", "attention.clamp_kqv", "attention.causal", "attention.sliding_window"),
+    *("rope.dimension_count", "rope.scaling.factor", "rope.scaling.type", "rope.scaling.finetuned", "rope.freq_base"),
+    *("rope.scaling.yarn_log_multiplier", "ssm.conv_kernel"),
+)
+
+
+@pytest.mark.parametrize("arch", ["llama", "deepseek2"])
+@pytest.mark.parametrize(
+    ("kind", "element", "value"),
+    [
+        (GGUFValueType.STRING, None, "none"),
+        (GGUFValueType.FLOAT32, None, math.inf),
+        (GGUFValueType.UINT32, None, 2**32 - 1),
+        (GGUFValueType.ARRAY, GGUFValueType.INT32, [1, 2]),
+        (GGUFValueType.ARRAY, GGUFValueType.INT32, []),
+        (GGUFValueType.ARRAY, GGUFValueType.FLOAT32, [math.inf]),
+        (GGUFValueType.ARRAY, GGUFValueType.STRING, ["a"]),
+    ],
+)
+def test_summary_of_keys_of_any_type(arch: str, kind: GGUFValueType, element: GGUFValueType | None, value, tmp_path):
+    """What is shown, or decides types, before the model was checked stands any header."""
+    with GGUFWriter(tmp_path / "model.gguf") as out:
+        out.add("general.architecture", GGUFValueType.STRING, arch)
+        for key in (*(f"{arch}.{name}" for name in SHOWN_KEYS), "general.file_type", "tokenizer.ggml.tokens"):
+            if element is None:
+                out.add(key, kind, value)
+            else:
+                out.add_array(key, element, value)
+    with GGUFFile.open(tmp_path / "model.gguf") as opened:
+        lines = model_logs.meta_lines(opened)
+        assert len(lines) > 40
+        assert all(len(line) < 6000 for line in lines)
+        assert ModelShape.of(opened.metadata, {}).architecture == arch
 
 
 def test_vocabulary(file):

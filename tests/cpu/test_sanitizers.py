@@ -1,4 +1,4 @@
-"""The executor's threads under ThreadSanitizer; scripts/test_sanitized runs the whole native core under sanitizers."""
+"""Threads and work memory of the executor under sanitizers; scripts/test_sanitized runs the whole native core so."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def compile_program(target: Path, sources: list[Path], *flags: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def run_program(program: Path) -> subprocess.CompletedProcess[str]:
+def run_program(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs it where the sanitizer finds its addresses free: without randomization if that can be had."""
     env = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1"}
     fixed = [shutil.which("setarch"), "-R"] if shutil.which("setarch") else []
     if fixed and subprocess.run([*fixed, "true"], capture_output=True, check=False).returncode:
         fixed = []
-    return subprocess.run([*fixed, str(program)], env=env, capture_output=True, text=True, check=False)
+    return subprocess.run([*fixed, str(program), *arguments], env=env, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -72,3 +72,13 @@ def test_a_barrier_that_publishes_nothing_is_noticed(tmp_path: Path) -> None:
     assert broken != source
     done = run_program(executor(tmp_path, broken.replace("RELAXED", "std::memory_order_relaxed")))
     assert done.returncode and "data race" in done.stderr
+
+
+def test_writes_behind_work_memory_are_noticed(tmp_path: Path) -> None:
+    """Those of masked stores and tiles, which AddressSanitizer does not see."""
+    flags = ("-fno-sanitize=thread", "-fsanitize=address")
+    compile_program(tmp_path / "program", [PROGRAMS / "work_guard.cpp"], *flags)
+    for position, found in ((127, ""), (128, "(shared)"), (255, ""), (256, "(a thread's)"), (447, "(a thread's)")):
+        done = run_program(tmp_path / "program", str(position))
+        assert (done.returncode != 0) == bool(found), f"{position}: {done.returncode} {done.stderr[:2000]}"
+        assert found in done.stderr

@@ -78,6 +78,14 @@ def round_to_bf16(x: np.ndarray) -> np.ndarray:
     return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
 
 
+def round_to_f16(x: np.ndarray) -> np.ndarray:
+    """float32 as tile products of halves see it, float64: rounded to f16 times a power of two per row, with which the
+    largest magnitude lies between 2^14 and 2^15."""
+    largest = np.maximum(np.abs(x).max(axis=-1, keepdims=True), np.float32(2.0**-112))
+    scale = np.exp2(15.0 - np.frexp(largest.astype(np.float64))[1])
+    return (x.astype(np.float64) * scale).astype(np.float16).astype(np.float64) / scale
+
+
 def quantize_activations(x: np.ndarray) -> np.ndarray:
     """x as the int8 kernels see it: per 32 elements scale amax / 127 in bf16, rounded half to even; float64."""
     k = x.shape[-1]
@@ -98,6 +106,8 @@ def effective(x: np.ndarray, type_name: str, n_rows: int = 1) -> np.ndarray:
         return quantize_activations(x)
     if fmt == 2:
         return round_to_bf16(x).astype(np.float64)
+    if fmt == 4:
+        return round_to_f16(x)
     return x.astype(np.float64)
 
 

@@ -8,9 +8,8 @@ import pytest
 from ikpy._native import core
 from ikpy.graph.builder import Graph
 from ikpy.quants import by_name
-from tests.cpu.matmul_plans import UNARY, Program, assert_close, effective, round_to_bf16
+from tests.cpu.matmul_plans import UNARY, Program, assert_close, effective
 from tests.cpu.test_matmul import (
-    EXACT,
     EXPERTS,
     FAST_TYPES,
     USED,
@@ -44,7 +43,7 @@ def product(name: str, data: np.ndarray, k: int, n: int, x: np.ndarray, threads:
 def test_types_that_use_tiles() -> None:
     assert set(FAST_TYPES) - set(TILE_TYPES) == {"F32", "F16"}
     assert core.activation_format(by_name("Q4_K").id, 1) == 1, "a single token must keep int8 activations"
-    assert core.activation_format(by_name("F16").id, 512) == 3
+    assert core.activation_format(by_name("F16").id, 512) == (4 if core.has_half_tiles() else 3)
     assert core.activation_format(by_name("F16").id, 1) == 0, "a single token must keep f32 activations"
 
 
@@ -166,72 +165,6 @@ def test_experts_gather_their_tokens(name: str, row_per_slot: bool, k: int, n_ro
                 continue
             row = seen[[t * USED + slot if row_per_slot else t]]
             assert_close(out[t, slot][None], parts[e][1], row, WEIGHT_ROUNDING, f"{name}, token {t}, expert {e}")
-
-
-def truncated(x: np.ndarray) -> np.ndarray:
-    """float32 cut to the upper 8 of its significant bits."""
-    return (np.ascontiguousarray(x).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
-
-
-def split_product(w: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """x [T, K] @ w.T [K, N] of F16 values w as tiles compute it, float64: w_hi x_hi + w_lo x_hi + w_hi x_lo."""
-    w_hi = truncated(w.astype(np.float32)).astype(np.float64)
-    x_hi = round_to_bf16(x)
-    x_lo = round_to_bf16(x - x_hi).astype(np.float64)
-    return x_hi.astype(np.float64) @ w.T + x_lo @ w_hi.T
-
-
-def assert_split_product(y: np.ndarray, w: np.ndarray, x: np.ndarray, what: str) -> None:
-    scale = np.abs(x).astype(np.float64) @ np.abs(w).T + 1e-30
-    split, exact = split_product(w, x), x.astype(np.float64) @ w.T
-    assert np.max(np.abs(y - split) / scale) < EXACT, f"{what}: not the sum of the three products"
-    assert np.max(np.abs(y - exact) / scale) < 2e-5, what
-
-
-SPLIT_TOKENS = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 63, 64, 65, 129)
-
-
-@pytest.mark.parametrize("tokens", SPLIT_TOKENS)
-def test_f16_weights_are_split_exactly(tokens: int) -> None:
-    """Row counts that leave parts of a block, of a half and of an item."""
-    for k, n in ((768, 77), (256, 130), (1024, 16), (2336, 33)):
-        data, w = random_weight("F16", k, n, tokens)
-        x = activations((tokens, k), tokens)
-        y = product("F16", data, k, n, x)
-        if tokens >= 9:
-            assert_split_product(y, w, x, f"K {k}, N {n}, {tokens} tokens")
-        else:
-            assert_close(y, w, x.astype(np.float64), 1e-5, f"K {k}, N {n}, {tokens} tokens")
-
-
-@pytest.mark.parametrize("k", (1, 3, 17, 31, 33, 63, 255, 257, 1000))
-def test_f16_rows_of_any_length(k: int) -> None:
-    data, w = random_weight("F16", k, 37, k)
-    for tokens in (3, 8, 16, 40):
-        x = activations((tokens, k), k) + np.float32(0.1)
-        assert_close(product("F16", data, k, 37, x), w, x.astype(np.float64), 2e-5, f"K {k}, {tokens} tokens")
-
-
-def test_f16_weights_of_every_magnitude() -> None:
-    """All finite F16 numbers, subnormals among them, each alone in its row: the products are exact."""
-    bits = np.arange(1 << 16, dtype=np.uint16)
-    values = bits.view(np.float16)[np.isfinite(bits.view(np.float16))]
-    k, n = 32, values.size
-    w = np.zeros((n, k), np.float16)
-    w[np.arange(n), np.arange(n) % k] = values
-    for tokens in (9, 20, 50, 70):
-        x = np.ones((tokens, k), np.float32)
-        y = product("F16", w.view(np.uint8).reshape(-1), k, n, x)
-        np.testing.assert_array_equal(y, np.broadcast_to(values.astype(np.float32), (tokens, n)))
-
-
-def test_f16_products_are_nearer_than_those_of_one_bf16_activation() -> None:
-    data, w = random_weight("F16", 1024, 64, 3)
-    for tokens in (8, 64):
-        x = np.random.default_rng(4).standard_normal((tokens, 1024)).astype(np.float32)
-        exact = x.astype(np.float64) @ w.T
-        error = np.sqrt(np.mean((product("F16", data, 1024, 64, x) - exact) ** 2) / np.mean(exact**2))
-        assert error < 1e-5, f"{tokens} tokens: {error:.2e}"
 
 
 @pytest.mark.parametrize("name", ("F16", "BF16"))

@@ -33,3 +33,8 @@ def test_bounds(tier: str) -> None:
 @pytest.mark.skipif("avx512" not in available_tiers, reason="only this tier has both ways")
 def test_bounds_of_grids_without_byte_permutes() -> None:
     check(GRIDS, IKPY_ISA="avx512", IKPY_VBMI="0", IKPY_AMX="0")
+
+
+@pytest.mark.skipif("avx512" not in available_tiers, reason="only this tier has tiles")
+def test_bounds_of_f16_weights_on_tiles_of_halves() -> None:
+    check(["F16"], IKPY_ISA="avx512", IKPY_AMX="fp16")

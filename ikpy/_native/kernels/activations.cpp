@@ -97,11 +97,33 @@ void prepare_split(const float* x, int64_t n_in, uint8_t* out) {
     }
 }
 
+// The exponent of infinities and NaN is above all others: they stay what they are.
+void prepare_f16(const float* x, int64_t n_in, uint8_t* out) {
+    uint32_t top = 0;
+    for (int64_t i = 0; i < n_in; ++i) top = std::max(top, f32_bits(x[i]) & 0x7FFFFFFF);
+    // Both factors are normal numbers: below 2^-112 magnitudes no longer reach the top of the range.
+    const uint32_t exponent = std::max(top >> 23, uint32_t{15});
+    const float scale = f32_from_bits((127 + 141 - exponent) << 23);
+    const float inverse = f32_from_bits((exponent - 14) << 23);
+    constexpr int64_t kStep = 64;
+    float scaled[kStep];
+    auto* y = reinterpret_cast<uint16_t*>(out);
+    for (int64_t k = 0; k < n_in; k += kStep) {
+        const int64_t n = std::min(kStep, n_in - k);
+        for (int64_t i = 0; i < n; ++i) scaled[i] = x[k + i] * scale;
+        f32_to_f16_row(scaled, y + k, n);
+    }
+    std::memset(y + n_in, 0, sizeof(uint16_t) * (round_up(n_in, 32) - n_in));
+    std::memcpy(out + act_scale_at(kActF16, n_in), &inverse, sizeof(inverse));
+}
+
 void prepare_row(int format, const float* x, int64_t n_in, uint8_t* out) {
     if (format == kActQ8) {
         prepare_q8(x, n_in, out);
     } else if (format == kActSplit) {
         prepare_split(x, n_in, out);
+    } else if (format == kActF16) {
+        prepare_f16(x, n_in, out);
     } else if (format == kActBf16) {
         auto* y = reinterpret_cast<uint16_t*>(out);
         f32_to_bf16_row(x, y, n_in);
@@ -121,6 +143,8 @@ int64_t act_row_bytes(int format, int64_t n_in) {
         n = ActQ8Layout(n_in).nbytes;
     } else if (format == kActBf16) {
         n = round_up(n_in, 32) * 2;
+    } else if (format == kActF16) {
+        n = act_scale_at(format, n_in) + static_cast<int64_t>(sizeof(float));
     } else if (format == kActSplit) {
         n = round_up(n_in, 32) * 4;
     } else {

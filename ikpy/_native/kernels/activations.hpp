@@ -15,6 +15,9 @@ enum ActFormat : int32_t {
     // Per 32 columns the values rounded to bf16 and then what the rounding left, zero padded to a multiple of
     // 32; dword j of each holds columns j and j + 16.
     kActSplit = 3,
+    // f16 of the values times a power of two, zero padded to a multiple of 32; see act_scale_at. The largest
+    // magnitude lies between 2^14 and 2^15, so nothing overflows and 29 powers of two below it keep all bits.
+    kActF16 = 4,
 };
 
 // The bits of the float 1.5 * 2^23. That many added to an integer between -2^22 and 2^22 are the bits of the
@@ -49,5 +52,10 @@ struct ActQ8Layout {
 // Bytes from one row of prepared activations to the next. The odd cache line keeps rows of power-of-two
 // length out of the same cache sets.
 int64_t act_row_bytes(int format, int64_t n_in);
+
+// Where a row holds the f32 with which products of it are to be multiplied; 0: products are complete.
+inline int64_t act_scale_at(int format, int64_t n_in) {
+    return format == kActF16 ? round_up(n_in, 32) * static_cast<int64_t>(sizeof(uint16_t)) : 0;
+}
 
 }  // namespace ikpy

@@ -1,18 +1,11 @@
 #include "kernels/gemm_amx.hpp"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 
-#include "kernels/amx_tiles.hpp"
+#include "kernels/amx_halves.hpp"
 #include "kernels/half_rows.hpp"
-
-#if defined(__AVX512F__) && defined(__linux__)
-#include <cpuid.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 
 namespace ikpy {
 
@@ -23,18 +16,6 @@ namespace {
 constexpr int64_t kGatherStride = kTileColumns * 2 + 64;
 constexpr int64_t kHalfPanel = kTileColumns * kHalfRows;  // values
 constexpr int64_t kPanelBytes = kTileColumns * kBlockRows * 2;
-
-// Linux hands out the tile registers on request, once for the whole process.
-bool request_tiles() {
-    constexpr long kRequestPermission = 0x1023, kTileData = 18;
-    unsigned a, b, c, d;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-    constexpr unsigned kVbmi = 1u << 1, kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
-    if ((c & kVbmi) == 0 || (d & kAmxBf16) == 0 || (d & kAmxTile) == 0) return false;
-    const char* wanted = std::getenv("IKPY_AMX");
-    if (wanted && std::strcmp(wanted, "0") == 0) return false;
-    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-}
 
 // Rows of activations as the tile loads want them: equally spaced.
 struct TokenRows {
@@ -50,30 +31,22 @@ inline void prefetch_sums(const uint8_t* p, int64_t n) {
 
 // Tiles 0 to 3 plus the tokens in tile 4, or their low parts in 5, times one tile of each half of the
 // weights.
-template <int NB, int NH, bool LowTokens>
+template <TileFactors F, int NB, int NH, bool LowTokens>
 IKPY_AMX inline void add_products(const uint16_t* w) {
-    constexpr int kSums = NB * NH;
+    constexpr int kSums = NB * NH, kTokens = LowTokens ? 5 : 4;
     constexpr int64_t kSecond = (NH == 2 ? 1 : 2) * kHalfPanel;
-    // The numbers of tiles are part of the instructions' names.
-#define IKPY_ADD(sum, weights)           \
-    if constexpr (LowTokens) {           \
-        _tile_dpbf16ps(sum, 5, weights); \
-    } else {                             \
-        _tile_dpbf16ps(sum, 4, weights); \
-    }
     _tile_loadd(6, w, 64);
-    IKPY_ADD(0, 6)
+    tile_product<F, 0, kTokens, 6>();
     if (kSums > 1) {
         _tile_loadd(7, w + kSecond, 64);
-        IKPY_ADD(1, 7)
+        tile_product<F, 1, kTokens, 7>();
     }
     if (kSums > 2) {
         _tile_loadd(6, w + 2 * kHalfPanel, 64);
-        IKPY_ADD(2, 6)
+        tile_product<F, 2, kTokens, 6>();
         _tile_loadd(7, w + 3 * kHalfPanel, 64);
-        IKPY_ADD(3, 7)
+        tile_product<F, 3, kTokens, 7>();
     }
-#undef IKPY_ADD
 }
 
 // Up to 16 tokens times NB row blocks of NH halves, NB * NH <= 4 sums. The weights stay in the first-level
@@ -81,11 +54,11 @@ IKPY_AMX inline void add_products(const uint16_t* w) {
 // registers. Tokens (8 KiB per 512 cycles of products) and sums (4 KiB read, 4 KiB written) come from the
 // second level, of which tile loads get some 22 bytes per cycle: fetching the next tokens' sums early is
 // worth 1.28 times the speed, fetching tokens early costs some of it.
-template <int NB, int NH, int Parts>
+template <TileFactors F, int NB, int NH>
 IKPY_AMX void tile_sums(const TokenRows& x, const uint16_t* panel, int64_t n_steps, float* out,
                         int64_t out_block, bool add) {
-    constexpr int kSums = NB * NH;
-    constexpr int64_t kFetched = kTileHeight * kOutStride / (panel_columns(Parts) / kTileDepth);
+    constexpr int kSums = NB * NH, kParts = tile_parts(F);
+    constexpr int64_t kFetched = kTileHeight * kOutStride / (panel_columns(F) / kTileDepth);
     float* const second = NH == 2 ? out + kHalfRows : out + out_block;
     float* const third = out + out_block;
     float* const fourth = third + kHalfRows;
@@ -105,13 +78,13 @@ IKPY_AMX void tile_sums(const TokenRows& x, const uint16_t* panel, int64_t n_ste
     const auto* const next = reinterpret_cast<const uint8_t*>(out) + kTileHeight * kOutStride;
     const auto* const next_third = reinterpret_cast<const uint8_t*>(third) + kTileHeight * kOutStride;
     for (int64_t s = 0; s < n_steps; ++s) {
-        const uint16_t* w = panel + s * Parts * kTileValues;
-        _tile_loadd(4, x.base + s * Parts * 64, x.stride);
-        if (Parts == 2) _tile_loadd(5, x.base + s * Parts * 64 + 64, x.stride);
-        add_products<NB, NH, false>(w);
-        if (Parts == 2) {
-            add_products<NB, NH, false>(w + kTileValues);
-            add_products<NB, NH, true>(w);
+        const uint16_t* w = panel + s * kParts * kTileValues;
+        _tile_loadd(4, x.base + s * kParts * 64, x.stride);
+        if (kParts == 2) _tile_loadd(5, x.base + s * kParts * 64 + 64, x.stride);
+        add_products<F, NB, NH, false>(w);
+        if (kParts == 2) {
+            add_products<F, NB, NH, false>(w + kTileValues);
+            add_products<F, NB, NH, true>(w);
         }
         if (kSums == 4) {
             prefetch_sums(next + s * kFetched, kFetched);
@@ -128,10 +101,21 @@ IKPY_AMX void tile_sums(const TokenRows& x, const uint16_t* panel, int64_t n_ste
 
 using SumsFn = void (*)(const TokenRows&, const uint16_t*, int64_t, float*, int64_t, bool);
 
-template <int Parts>
+template <TileFactors F>
 SumsFn sums_of(int n_blocks, int n_halves) {
-    if (n_halves == 1) return tile_sums<1, 1, Parts>;
-    return n_blocks == 2 ? tile_sums<2, 2, Parts> : tile_sums<1, 2, Parts>;
+    if (n_halves == 1) return tile_sums<F, 1, 1>;
+    return n_blocks == 2 ? tile_sums<F, 2, 2> : tile_sums<F, 1, 2>;
+}
+
+SumsFn sums_of(TileFactors factors, int n_blocks, int n_halves) {
+    switch (factors) {
+        case TileFactors::kF16:
+            return sums_of<TileFactors::kF16>(n_blocks, n_halves);
+        case TileFactors::kSplit:
+            return sums_of<TileFactors::kSplit>(n_blocks, n_halves);
+        default:
+            return sums_of<TileFactors::kBf16>(n_blocks, n_halves);
+    }
 }
 
 // n_bytes of the tokens from `begin` on; rows that are not equally spaced are copied together.
@@ -147,23 +131,18 @@ TokenRows token_rows(const uint8_t* const* x, int n, int64_t begin, int64_t n_by
 
 }  // namespace
 
-bool has_amx() {
-    static const bool available = request_tiles();
-    return available;
-}
-
 size_t amx_work_bytes(int64_t) {
     const size_t int8_panel = kTileColumns * kBlockRows + 2 * (kTileColumns / 16 * kBlockRows * 4);
     return kWideBlocks * kPanelBytes + kTileHeight * kGatherStride + int8_panel;
 }
 
-IKPY_AMX void amx_product(int n_parts, TilePanelFn fill, const RowBlock* blocks, int n_blocks,
+IKPY_AMX void amx_product(TileFactors factors, TilePanelFn fill, const RowBlock* blocks, int n_blocks,
                           const uint8_t* const* x, int n_tokens, float* out, uint8_t* work) {
     auto* panels = reinterpret_cast<uint16_t*>(work);
     uint8_t* gather = work + kWideBlocks * kPanelBytes;
     uint8_t* fill_work = gather + kTileHeight * kGatherStride;
     const int64_t n_in = blocks[0].n_in, block_out = static_cast<int64_t>(n_tokens) * kBlockRows;
-    const int64_t columns = panel_columns(n_parts), step_bytes = n_parts * 64;
+    const int64_t columns = panel_columns(factors), step_bytes = tile_parts(factors) * 64;
     for (int64_t k0 = 0; k0 < n_in; k0 += columns) {
         const int64_t n_steps = (std::min(columns, n_in - k0) + kTileDepth - 1) / kTileDepth;
         for (int b = 0; b < n_blocks; ++b)
@@ -171,7 +150,7 @@ IKPY_AMX void amx_product(int n_parts, TilePanelFn fill, const RowBlock* blocks,
         for (int b = 0; b < n_blocks;) {
             const int n_halves = blocks[b].halves();
             const int count = n_halves == 2 && b + 1 < n_blocks && blocks[b + 1].n[1] > 0 ? 2 : 1;
-            const auto sums = n_parts == 1 ? sums_of<1>(count, n_halves) : sums_of<2>(count, n_halves);
+            const auto sums = sums_of(factors, count, n_halves);
             for (int t0 = 0; t0 < n_tokens; t0 += kTileHeight) {
                 const int nt = std::min(kTileHeight, n_tokens - t0);
                 if (t0 == 0 || nt < kTileHeight) load_tile_config(TileConfig(nt, 2));
@@ -214,9 +193,9 @@ void decode_panel(const Int8Panel& p, int n_halves, int group, bool symmetric, u
 
 #else
 
-bool has_amx() { return false; }
 size_t amx_work_bytes(int64_t) { return 0; }
-void amx_product(int, TilePanelFn, const RowBlock*, int, const uint8_t* const*, int, float*, uint8_t*) {
+void amx_product(TileFactors, TilePanelFn, const RowBlock*, int, const uint8_t* const*, int, float*,
+                 uint8_t*) {
     throw std::logic_error("this build has no tile products");
 }
 void decode_panel(const Int8Panel&, int, int, bool, uint16_t*) {}

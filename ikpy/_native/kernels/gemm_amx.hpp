@@ -1,4 +1,4 @@
-// bf16 tile products (AMX) for batches: weights of any type, unpacked to bf16 once per panel.
+// Tile products (AMX) for batches: weights of any type, unpacked to bf16 once per panel, or f16 as stored.
 //
 // Eight times the rate of int8 dot products in vector registers and closer to the float product than int8
 // activations are: both factors keep 8 significant bits per value instead of 7 per group of 32.
@@ -7,6 +7,7 @@
 
 #include "ikpy/ops.hpp"
 #include "kernels/gemm_int8.hpp"
+#include "kernels/tile_factors.hpp"
 #include "kernels/weight_kernels.hpp"
 
 namespace ikpy {
@@ -14,17 +15,16 @@ namespace ikpy {
 // Columns unpacked at a time: with kWideBlocks row blocks the panels take 128 KiB of the second-level cache.
 constexpr int64_t kTileColumns = 256;
 
-// The same of weights in two parts.
-constexpr int64_t panel_columns(int n_parts) { return kTileColumns / n_parts; }
+// The same of weights in so many parts.
+constexpr int64_t panel_columns(TileFactors factors) { return kTileColumns / tile_parts(factors); }
 
 // Fills panel [half][panel_columns / 32][part][16 pairs][16 rows][2] with n columns (a multiple of 32) from
 // column k0 on, zeros beyond n_in; a half has room for kTileColumns * 16 values.
 using TilePanelFn = void (*)(const RowBlock&, int64_t k0, int64_t n, uint16_t* panel, uint8_t* work);
 
-// out[b][t][kBlockRows] = rows of blocks[b] times tokens x[t], whose rows hold 32 bf16 values per part and
-// step. Weights of two parts and such tokens give hi hi + lo hi + hi lo.
-void amx_product(int n_parts, TilePanelFn fill, const RowBlock* blocks, int n_blocks, const uint8_t* const* x,
-                 int n_tokens, float* out, uint8_t* work);
+// out[b][t][kBlockRows] = rows of blocks[b] times tokens x[t], whose rows hold 32 values per part and step.
+void amx_product(TileFactors factors, TilePanelFn fill, const RowBlock* blocks, int n_blocks,
+                 const uint8_t* const* x, int n_tokens, float* out, uint8_t* work);
 
 // Work memory of amx_product, `work` of the panel function included.
 size_t amx_work_bytes(int64_t n_in);

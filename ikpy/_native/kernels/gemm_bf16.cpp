@@ -5,10 +5,8 @@
 
 #include "ikpy/tensor.hpp"
 #include "kernels/activations.hpp"
-#include "kernels/gemm_amx.hpp"
-#include "kernels/gemm_few_amx.hpp"
-#include "kernels/transpose.hpp"
 #include "kernels/weight_prefetch.hpp"
+#include "kernels/word_rows.hpp"
 
 namespace ikpy {
 
@@ -24,12 +22,6 @@ constexpr int kTileTokens = 6;
 // Tiles cost 100 cycles per 512 weights for 1 to 8 tokens, row products 27 to 40 for each (Emerald Rapids).
 constexpr int kRowTileTokens = 3;
 constexpr int64_t kPanelColumns = 512;
-
-// 32 elements of a row, zeros beyond `left`.
-inline __m512i load_row(const uint8_t* p, int64_t left) {
-    if (left >= 32) return _mm512_loadu_si512(p);
-    return _mm512_maskz_loadu_epi16(static_cast<__mmask32>((1u << left) - 1), p);
-}
 
 IKPY_BF16 inline __m512 dot(__m512 sum, __m512i a, __m512i b) {
     return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
@@ -67,22 +59,6 @@ void tile_of(int nt, const uint16_t* panel, int64_t n, const uint8_t* const* x, 
              bool add) {
     if (nt == NT) return tile<NH, NT>(panel, n, x, k0, out, add);
     if constexpr (NT > 1) tile_of<NH, NT - 1>(nt, panel, n, x, k0, out, add);
-}
-
-// Fills a panel half with n columns (a multiple of 32) of 16 rows, zeros beyond the end of the rows.
-void pack_rows(const RowBlock& rows, int h, int64_t k0, int64_t n, uint16_t* panel) {
-    for (int64_t k = 0; k < n; k += 32) {
-        __m512i r[kHalfRows];
-#pragma GCC unroll 16
-        for (int i = 0; i < kHalfRows; ++i) {
-            const uint8_t* p = rows.row(h, i) + (k0 + k) * 2;
-            _mm_prefetch(reinterpret_cast<const char*>(p + 256), _MM_HINT_T0);
-            r[i] = load_row(p, rows.n_in - k0 - k);
-        }
-        transpose16(r);
-#pragma GCC unroll 16
-        for (int i = 0; i < 16; ++i) _mm512_storeu_si512(panel + (k + 2 * i) * kHalfRows, r[i]);
-    }
 }
 
 // BF16_R16 is stored as panels are.
@@ -139,7 +115,7 @@ IKPY_BF16 void dot_row(const uint8_t* row, int64_t n, const uint8_t* const* x, f
         }
     }
     for (; k < n; k += 32) {
-        const __m512i w = load_row(row + k * 2, n - k);
+        const __m512i w = load_words(row + k * 2, n - k);
 #pragma GCC unroll 8
         for (int t = 0; t < NT; ++t) total[t][0] = dot(total[t][0], w, _mm512_loadu_si512(x[t] + k * 2));
     }
@@ -208,36 +184,20 @@ void gemv(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t*) {
     dot_rows<kGemvTokens>(rows, tokens.x, tokens.n, out);
 }
 
-template <auto Pack>
-void tile_panel(const RowBlock& rows, int64_t k0, int64_t n, uint16_t* panel, uint8_t*) {
-    for (int h = 0; h < rows.halves(); ++h) Pack(rows, h, k0, n, panel + h * kTileColumns * kHalfRows);
-}
-
-template <auto Pack>
-void tiles(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out, uint8_t* work) {
-    amx_product(1, tile_panel<Pack>, blocks, n_blocks, tokens.x, tokens.n, out, work);
-}
-
-void copy_row_tiles(const RowBlock& rows, int h, int first, int64_t k0, int64_t n, uint16_t* tiles) {
-    for (int i = first; i < first + kFewRows; ++i) {
-        const uint8_t* p = rows.row(h, i) + k0 * 2;
-        for (int64_t k = 0; k < n; k += 32)
-            _mm512_storeu_si512(tiles + k * kHalfRows + i * 32, load_row(p + k * 2, rows.n_in - k0 - k));
-    }
+void interleaved_tiles(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out,
+                       uint8_t* work) {
+    amx_product(TileFactors::kBf16, tile_panel<copy_rows>, blocks, n_blocks, tokens.x, tokens.n, out, work);
 }
 
 // Experts' groups of fewer tokens than a batch has rows for tiles go row by row.
 void row_tiles(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out, uint8_t* work) {
-    if (tokens.n > kPassTokens) return tiles<pack_rows>(blocks, n_blocks, tokens, out, work);
     if (tokens.n >= kRowTileTokens)
-        return few_tokens_product(1, copy_row_tiles, blocks, n_blocks, tokens, out, work);
+        return word_row_tiles(TileFactors::kBf16, blocks, n_blocks, tokens, out, work);
     for (int b = 0; b < n_blocks; ++b)
         gemv(blocks[b], tokens, out + static_cast<int64_t>(b) * tokens.n * kBlockRows, work);
 }
 
-size_t row_tile_work_bytes(int64_t n_in) {
-    return std::max(few_tokens_work_bytes(1, n_in), amx_work_bytes(n_in));
-}
+size_t row_tile_work_bytes(int64_t n_in) { return word_row_tiles_work_bytes(TileFactors::kBf16, n_in); }
 
 size_t work_bytes(int64_t) { return kPanelColumns * kBlockRows * sizeof(uint16_t); }
 
@@ -254,7 +214,7 @@ const WeightKernels kInterleaved = {kTypeBf16R16,
                                     interleaved_gemv,
                                     gemm<copy_rows>,
                                     work_bytes,
-                                    {tiles<copy_rows>, kActBf16}};
+                                    {interleaved_tiles, kActBf16}};
 
 }  // namespace
 

@@ -1,10 +1,11 @@
-// F16 weights on the tile unit, which multiplies bf16: every weight is the exact sum of two bf16 numbers.
+// F16 weights on the tile unit: as they are where it multiplies halves; elsewhere every weight is the exact
+// sum of two bf16 numbers.
 #pragma once
 #include "kernels/weight_kernels.hpp"
 
 namespace ikpy {
 
-// Kernels for activations in format kActSplit; without a product where the build has no tiles.
+// Kernels for activations in format kActF16 or kActSplit; without a product where the build has no tiles.
 TileKernels f16_tile_kernels();
 
 }  // namespace ikpy

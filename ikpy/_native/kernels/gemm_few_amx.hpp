@@ -6,6 +6,7 @@
 #pragma once
 #include <cstdint>
 
+#include "kernels/tile_factors.hpp"
 #include "kernels/weight_kernels.hpp"
 
 namespace ikpy {
@@ -18,11 +19,10 @@ constexpr int kFewRows = 4;           // rows that are filled between the produc
 // multiple of 32) of half h from column k0 on, zeros beyond n_in.
 using RowTileFn = void (*)(const RowBlock&, int h, int first, int64_t k0, int64_t n, uint16_t* tiles);
 
-// out[b][t][kBlockRows] = rows of blocks[b] times tokens, whose rows hold 32 bf16 values per part and step.
-// Weights of two parts and such tokens give hi hi + lo hi + hi lo.
-void few_tokens_product(int n_parts, RowTileFn fill, const RowBlock* blocks, int n_blocks,
+// out[b][t][kBlockRows] = rows of blocks[b] times tokens, whose rows hold 32 values per part and step.
+void few_tokens_product(TileFactors factors, RowTileFn fill, const RowBlock* blocks, int n_blocks,
                         const TokenSet& tokens, float* out, uint8_t* work);
 
-size_t few_tokens_work_bytes(int n_parts, int64_t n_in);
+size_t few_tokens_work_bytes(TileFactors factors, int64_t n_in);
 
 }  // namespace ikpy

@@ -23,18 +23,19 @@ struct ExpertSet {
     int32_t expert, begin, n;  // entries begin .. begin + n - 1 of the groups
 };
 
-// Work memory of one thread: sums [wide][kMaxTokens][32], pointers to the rows of x and of dst, sets of
-// experts' tokens, and what the kernels of the type need.
+// Work memory of one thread: sums [wide][kMaxTokens][32], pointers to the rows of x and of dst, the scales of
+// those of x, sets of experts' tokens, and what the kernels of the type need.
 struct Scratch {
     float* sums;
     const uint8_t** x;
     uint8_t** y;
+    float* scales;
     ExpertSet* sets;
     uint8_t* work;
 
     static size_t sum_bytes(int wide) { return kMaxTokens * kBlockRows * sizeof(float) * wide; }
     static size_t fixed_bytes(int64_t n_sets, int wide) {
-        return sum_bytes(wide) + kMaxTokens * 2 * sizeof(void*) +
+        return sum_bytes(wide) + kMaxTokens * (2 * sizeof(void*) + sizeof(float)) +
                static_cast<size_t>(round_up(n_sets * static_cast<int64_t>(sizeof(ExpertSet)), 64));
     }
 
@@ -42,7 +43,8 @@ struct Scratch {
         sums = reinterpret_cast<float*>(base);
         x = reinterpret_cast<const uint8_t**>(base + sum_bytes(wide));
         y = reinterpret_cast<uint8_t**>(base + sum_bytes(wide) + kMaxTokens * sizeof(void*));
-        sets = reinterpret_cast<ExpertSet*>(y + kMaxTokens);
+        scales = reinterpret_cast<float*>(y + kMaxTokens);
+        sets = reinterpret_cast<ExpertSet*>(scales + kMaxTokens);
         work = base + fixed_bytes(n_sets, wide);
     }
 };
@@ -57,7 +59,8 @@ struct Product {
     int activation;  // UnaryKind, with gate
     bool f16_out;
     bool tiles;
-    int wide;  // row blocks per work item
+    int wide;          // row blocks per work item
+    int64_t scale_at;  // of rows of activations, see act_scale_at
 
     int rows_per_block() const { return gate ? kHalfRows : kBlockRows; }
     int64_t rows_per_item() const { return rows_per_block() * wide; }
@@ -118,8 +121,18 @@ void add_bias(const Tensor* bias, int64_t matrix, int64_t r0, int n, float* sums
     for (int i = 0; i < n; ++i) sums[i] += b[i];
 }
 
+void set_token(const Product& p, const Scratch& s, int t, const uint8_t* x, uint8_t* y) {
+    s.x[t] = x;
+    s.y[t] = y;
+    if (p.scale_at > 0) s.scales[t] = load_unaligned<float>(x + p.scale_at);
+}
+
 void scale_row(const float* scale, int n_halves, float* sums) {
     for (int i = 0; i < n_halves * kHalfRows; ++i) sums[i] *= scale[i];
+}
+
+void scale_token(float scale, float* sums) {
+    for (int i = 0; i < kBlockRows; ++i) sums[i] *= scale;
 }
 
 // Writes the sums of one token: bias, activation, conversion.
@@ -155,15 +168,15 @@ void prefetch_stores(const uint8_t* from, int64_t n_bytes) {
 // The row blocks of one work item and where their sums go.
 struct ItemSums final : SumSink {
     const Product& p;
-    uint8_t** y;
+    const Scratch& s;
     int64_t matrix, r0;
     int n_blocks = 0;
     RowBlock blocks[kWideBlocks];
     float scale[kWideBlocks][kBlockRows];  // of the rows
     bool unscaled = false;                 // sums lack the scales
 
-    ItemSums(const Product& product, uint8_t** rows, int64_t m, int64_t first)
-        : p(product), y(rows), matrix(m), r0(first) {
+    ItemSums(const Product& product, const Scratch& scratch, int64_t m, int64_t first)
+        : p(product), s(scratch), matrix(m), r0(first) {
         for (int64_t r = r0; n_blocks < p.wide && r < p.up->ne[1]; r += p.rows_per_block())
             blocks[n_blocks++] = block_of(p, matrix, r);
     }
@@ -176,11 +189,12 @@ struct ItemSums final : SumSink {
     }
     void finish(int b, int t, float* sums) const {
         if (unscaled) scale_row(scale[b], blocks[b].halves(), sums);
-        finish_row(p, matrix, first_row(b), blocks[b], sums, y[t]);
+        if (p.scale_at > 0) scale_token(s.scales[t], sums);
+        finish_row(p, matrix, first_row(b), blocks[b], sums, s.y[t]);
     }
     void expect(int b, int first, int n) const override {
         for (int t = first; t < first + n; ++t)
-            prefetch_stores(y[t] + row_bytes(first_row(b)), row_bytes(p.rows_per_block()));
+            prefetch_stores(s.y[t] + row_bytes(first_row(b)), row_bytes(p.rows_per_block()));
     }
     void take(int b, int first, int n, float* sums) const override {
         for (int t = 0; t < n; ++t) finish(b, first + t, sums + t * kBlockRows);
@@ -208,7 +222,7 @@ void multiply_blocks(const Product& p, const Scratch& s, const ItemSums& item, c
 // Multiplies the row blocks of one item with the tokens listed in s.x and stores to s.y. fresh: not the
 // tokens of the item before.
 void multiply_item(const Product& p, const Scratch& s, int64_t matrix, int64_t r0, int n_tokens, bool fresh) {
-    ItemSums item(p, s.y, matrix, r0);
+    ItemSums item(p, s, matrix, r0);
     if (p.kernels.row_scales && (p.tiles || n_tokens > p.kernels.gemv_tokens)) item.read_scales();
     multiply_blocks(p, s, item, {s.x, n_tokens, fresh, &item});
     if (fills_sink(p, n_tokens)) return;
@@ -232,6 +246,7 @@ Product product_of(const Op& op, const Tensor* tensors, bool gated, int first_bi
     p.f16_out = tensors[op.dst].type == kF16;
     p.tiles = uses_tiles(op, p.kernels);
     p.wide = wide_blocks(op, tensors, p.tiles);
+    p.scale_at = act_scale_at(op.ip[0], p.up->ne[0]);
     return p;
 }
 
@@ -263,10 +278,8 @@ void dense_product(const ThreadContext& ctx, const Op& op, const Tensor* tensors
         const int n = static_cast<int>(std::min(cut, n_tokens - t0));
         const int64_t these_tokens = batch * n_tokens + t0;
         const bool fresh = these_tokens != last_tokens;
-        for (int t = 0; fresh && t < n; ++t) {
-            s.x[t] = x + (these_tokens + t) * x_stride;
-            s.y[t] = row<uint8_t>(dst, t0 + t, batch);
-        }
+        for (int t = 0; fresh && t < n; ++t)
+            set_token(p, s, t, x + (these_tokens + t) * x_stride, row<uint8_t>(dst, t0 + t, batch));
         multiply_item(p, s, p.up->ne[2] > 1 ? batch : 0, r0, n, fresh);
         last_tokens = these_tokens;
     }
@@ -307,8 +320,8 @@ void expert_product(const ThreadContext& ctx, const Op& op, const Tensor* tensor
         const bool fresh = set != last_set;
         for (int t = 0; fresh && t < tokens.n; ++t) {
             const int64_t entry = entries[tokens.begin + t];
-            s.x[t] = x + (row_per_slot ? entry : entry / n_used) * x_stride;
-            s.y[t] = row<uint8_t>(dst, entry % n_used, entry / n_used);
+            set_token(p, s, t, x + (row_per_slot ? entry : entry / n_used) * x_stride,
+                      row<uint8_t>(dst, entry % n_used, entry / n_used));
         }
         multiply_item(p, s, tokens.expert, r0, tokens.n, fresh);
         last_set = set;

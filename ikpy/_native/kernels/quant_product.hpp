@@ -241,7 +241,7 @@ void tile_panel(const RowBlock& rows, int64_t k0, int64_t n, uint16_t* panel, ui
 
 template <TilePanelFn Fill>
 void panel_tiles(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out, uint8_t* work) {
-    amx_product(1, Fill, blocks, n_blocks, tokens.x, tokens.n, out, work);
+    amx_product(TileFactors::kBf16, Fill, blocks, n_blocks, tokens.x, tokens.n, out, work);
 }
 
 // Sets of tokens that fit into the cache meet weights that are unpacked ahead, others panels.

@@ -28,6 +28,7 @@ cdef extern from "ikpy/executor.hpp" namespace "ikpy" nogil:
     int op_count "ikpy::kOpCount"
     int act_format(int, int64_t, cbool) except +
     cbool has_amx()
+    cbool has_amx_halves()
     cbool c_has_byte_permutes "ikpy::has_byte_permutes"()
     cbool c_has_unpacker "ikpy::has_unpacker"(int)
     size_t act_nbytes(int, int64_t, int64_t, int64_t)
@@ -110,6 +111,12 @@ def has_unpacker(int weight_type) -> bool:
 def has_tiles() -> bool:
     """Whether products of many rows run on the CPU's tile unit (AMX with bf16); IKPY_AMX=0 turns it off."""
     return has_amx()
+
+
+def has_half_tiles() -> bool:
+    """Whether the tile unit multiplies halves (AMX-FP16); IKPY_AMX=fp16 tries it on CPUs that do not list it,
+    IKPY_AMX=bf16 does without."""
+    return has_amx_halves()
 
 
 def has_byte_permutes() -> bool:

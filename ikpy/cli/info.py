@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from types import ModuleType
 
 from ikpy.cli.parser import HELP_NAMES
 from ikpy.errors import UsageError
@@ -46,7 +47,7 @@ def facts() -> list[tuple[str, str]]:
         ("cpu", machine.cpu_name()),
         ("cpu features", " ".join(present) or "baseline"),
         ("native core", f"{tier} (available: {', '.join(available_tiers)}; IKPY_ISA selects)"),
-        ("tile unit", "AMX bf16, used for prompts (IKPY_AMX=0 turns it off)" if core.has_tiles() else "none in use"),
+        ("tile unit", tile_unit(core)),
         ("byte permutes", PERMUTES_USE if core.has_byte_permutes() else "none in use"),
         ("compiler", str(build["compiler"])),
         ("openmp", str(build["openmp"])),
@@ -55,6 +56,15 @@ def facts() -> list[tuple[str, str]]:
         ("threads", f"{physical_cores()} physical cores, {hardware_threads()} hardware threads"),
         ("memory", f"{memory.total / 2**30:.1f} GiB, {memory.available / 2**30:.1f} GiB available"),
     ]
+
+
+def tile_unit(core: ModuleType) -> str:
+    """What the native core uses of the CPU's tile unit."""
+    if not core.has_tiles():
+        return "none in use"
+    if core.has_half_tiles():
+        return "AMX bf16 and fp16, used for prompts (IKPY_AMX=0 turns it off, IKPY_AMX=bf16 the fp16 products)"
+    return "AMX bf16, used for prompts (IKPY_AMX=0 turns it off)"
 
 
 def system_info() -> str:

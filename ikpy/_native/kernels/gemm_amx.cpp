@@ -1,18 +1,11 @@
 #include "kernels/gemm_amx.hpp"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 
 #include "kernels/amx_tiles.hpp"
 #include "kernels/half_rows.hpp"
-
-#if defined(__AVX512F__) && defined(__linux__)
-#include <cpuid.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 
 namespace ikpy {
 
@@ -23,18 +16,6 @@ namespace {
 constexpr int64_t kGatherStride = kTileColumns * 2 + 64;
 constexpr int64_t kHalfPanel = kTileColumns * kHalfRows;  // values
 constexpr int64_t kPanelBytes = kTileColumns * kBlockRows * 2;
-
-// Linux hands out the tile registers on request, once for the whole process.
-bool request_tiles() {
-    constexpr long kRequestPermission = 0x1023, kTileData = 18;
-    unsigned a, b, c, d;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-    constexpr unsigned kVbmi = 1u << 1, kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
-    if ((c & kVbmi) == 0 || (d & kAmxBf16) == 0 || (d & kAmxTile) == 0) return false;
-    const char* wanted = std::getenv("IKPY_AMX");
-    if (wanted && std::strcmp(wanted, "0") == 0) return false;
-    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-}
 
 // Rows of activations as the tile loads want them: equally spaced.
 struct TokenRows {
@@ -147,11 +128,6 @@ TokenRows token_rows(const uint8_t* const* x, int n, int64_t begin, int64_t n_by
 
 }  // namespace
 
-bool has_amx() {
-    static const bool available = request_tiles();
-    return available;
-}
-
 size_t amx_work_bytes(int64_t) {
     const size_t int8_panel = kTileColumns * kBlockRows + 2 * (kTileColumns / 16 * kBlockRows * 4);
     return kWideBlocks * kPanelBytes + kTileHeight * kGatherStride + int8_panel;
@@ -214,7 +190,6 @@ void decode_panel(const Int8Panel& p, int n_halves, int group, bool symmetric, u
 
 #else
 
-bool has_amx() { return false; }
 size_t amx_work_bytes(int64_t) { return 0; }
 void amx_product(int, TilePanelFn, const RowBlock*, int, const uint8_t* const*, int, float*, uint8_t*) {
     throw std::logic_error("this build has no tile products");

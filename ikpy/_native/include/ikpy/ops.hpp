@@ -79,6 +79,9 @@ size_t kv_shift_scratch_bytes(const Op&, const Tensor*);
 int act_format(int weight_type, int64_t n_rows, bool by_expert);
 // Whether this build and CPU have bf16 tiles (AMX) and IKPY_AMX=0 does not forbid them.
 bool has_amx();
+// Whether those tiles multiply halves too (AMX-FP16): the CPU lists it, or IKPY_AMX=fp16 asks for a trial and
+// the instruction works. IKPY_AMX=bf16 does without.
+bool has_amx_halves();
 
 // Whether single-token products of grid types use byte permutations (VBMI, GFNI): the CPU has them and
 // IKPY_VBMI is not 0.

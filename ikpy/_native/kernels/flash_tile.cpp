@@ -61,6 +61,7 @@ void full_scores(const AttentionArgs& a, const Tile& tile, int64_t first, int64_
 // Full softmax over materialized scores of the row tile: one maximum, sums in double.
 void run_full(const AttentionArgs& a, const Tile& tile, int64_t first, int64_t last, const TileBuffers& b) {
     full_scores(a, tile, first, last, b);
+    for (int64_t m = 0; m < b.lanes; ++m) b.maximum[m] -= b.lift();
     full_weights(b, last - first);
     std::fill(b.alpha, b.alpha + b.lanes, 1.0f);
     for (int64_t c0 = first; c0 < last; c0 += kTileCells) {
@@ -71,8 +72,8 @@ void run_full(const AttentionArgs& a, const Tile& tile, int64_t first, int64_t l
         load_v_tile(a, tile, c0, part.end, b);
         const float* weights = b.s + (c0 - first) * b.row;
         for (int64_t m = 0; b.p2.hi && m < b.lanes; m += kLanes)
-            flash::split_pairs(weights + b.lane(m, b.s_rows), part.end, round_up(part.end, kDepth),
-                               offset(b.p2, m * kTileCells));
+            flash::split_pairs(b.v_numbers, weights + b.lane(m, b.s_rows), part.end,
+                               round_up(part.end, kDepth), offset(b.p2, m * kTileCells));
         outputs(b, a.dv, part, weights, next);
     }
 }

@@ -17,15 +17,19 @@ static_assert(kTileCells % kDepth == 0, "tiles of cells are whole tile products"
 // caches.
 struct TileBuffers {
     float *q, *k, *v, *s, *o, *maximum, *sum, *alpha;
+    float* factor;  // what scores still lack: queries may be scaled
     double* total;
     uint32_t* bits;                // [kWords][lanes]
     uint8_t* known;                // [row tiles][K/V tiles]: 0 or 1 + Visibility, the same for every K head
     flash::Halves q2, k2, v2, p2;  // operands of tile products, null without a tile unit
+    flash::Numbers k_numbers, v_numbers;  // of both products
     int64_t kv_tiles;
     int64_t ldk, ldv, lanes;
     int64_t row;             // from a row of a matrix of lanes to the next
     int64_t s_rows, o_rows;  // of the scores and of the output
 
+    // How far weights are lifted above 2^(score - maximum).
+    float lift() const { return v_numbers == flash::Numbers::kF16 ? flash::kHalfLift : 0.0f; }
     // Where lane m, the first of a vector, of a matrix of n_rows rows starts.
     int64_t lane(int64_t m, int64_t n_rows) const { return row == lanes ? m : m * n_rows; }
 };
@@ -74,13 +78,14 @@ Visibility tile_visibility(const AttentionArgs& a, const Tile& tile, int64_t i, 
 int visible_parts(const TileBuffers& b, Part* parts);
 
 // ---- softmax ----
-// Soft cap and mask on the scores of the lanes from m on; returns their maximum.
+// Soft cap and mask on the scores of the lanes from m on, which keep lacking b.factor; returns their maximum
+// times it.
 simd::V finish_scores(const AttentionArgs& a, float* s, const TileBuffers& b, const Part& part, int64_t m,
                       bool masked);
 // Turns scores into weights (in p2 with a tile unit, else in place), updates maximum, sum and alpha of every
 // lane.
 void online_softmax(const AttentionArgs& a, const TileBuffers& b, const Part& part, bool masked);
-// All scores of n_cells cells into weights, in place; adds them to the totals.
+// All scores of n_cells cells into weights relative to b.maximum, in place; adds them to the totals.
 void full_weights(const TileBuffers& b, int64_t n_cells);
 
 }  // namespace row_tiles

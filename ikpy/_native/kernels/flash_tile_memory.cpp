@@ -42,7 +42,7 @@ int64_t buffer_floats(const AttentionArgs& a, int64_t lanes, int64_t n_kv_max) {
     const int64_t known_bytes = plan_tiles(a, 1).tiles * (n_kv_max / kTileCells + 1);
     return known_bytes / 4 + 1 + a.dk * lanes +
            kTileCells * (round_up(a.dk, 16) + round_up(a.dv, kPad) + 64) + cells * lanes +
-           output_rows(a) * lanes + (5 + kWords) * lanes + 10 * 16 + half_floats(a, lanes);
+           output_rows(a) * lanes + (6 + kWords) * lanes + 10 * 16 + half_floats(a, lanes);
 }
 
 float* take(float*& at, int64_t n) {
@@ -51,7 +51,21 @@ float* take(float*& at, int64_t n) {
     return p;
 }
 
-// n values in two halves; without a low half where the stored values are bf16.
+// Whether K or V, in one or two segments, is stored as this type.
+bool stored_as(int type, const Tensor* x, const Tensor* x1) {
+    return x->type == type && (!x1 || x1->type == type);
+}
+
+flash::Numbers numbers_of(const Tensor* x, const Tensor* x1 = nullptr) {
+    return has_amx_halves() && stored_as(kF16, x, x1) ? flash::Numbers::kF16 : flash::Numbers::kBF16;
+}
+
+// Not where the stored values are numbers of the products.
+bool has_low(const Tensor* x, const Tensor* x1 = nullptr) {
+    return numbers_of(x, x1) == flash::Numbers::kBF16 && !stored_as(kBF16, x, x1);
+}
+
+// n values in two halves, or in one.
 flash::Halves take_halves(float*& at, int64_t n, bool low = true) {
     auto* p = reinterpret_cast<uint16_t*>(take(at, n));
     return {p, low ? p + n : nullptr};
@@ -85,14 +99,18 @@ TileBuffers layout(uint8_t* scratch, const AttentionArgs& a, int64_t lanes) {
     b.maximum = take(at, lanes);
     b.sum = take(at, lanes);
     b.alpha = take(at, lanes);
+    b.factor = take(at, lanes);
     b.total = reinterpret_cast<double*>(take(at, 2 * lanes));
     b.bits = reinterpret_cast<uint32_t*>(take(at, kWords * lanes));
+    std::fill_n(b.factor, lanes, 1.0f);
     b.q2 = b.k2 = b.v2 = b.p2 = {};
+    b.k_numbers = b.v_numbers = flash::Numbers::kBF16;
     if (uses_tiles(a)) {
-        const bool low = a.k->type != kBF16 || (a.k1 && a.k1->type != kBF16);
+        b.k_numbers = numbers_of(a.k, a.k1);
+        b.v_numbers = numbers_of(a.v);
         b.q2 = take_halves(at, round_up(a.dk, kDepth) * lanes);
-        b.k2 = take_halves(at, kTileCells * round_up(a.dk, kDepth), low);
-        b.v2 = take_halves(at, kTileCells * round_up(a.dv, 16), a.v->type != kBF16);
+        b.k2 = take_halves(at, kTileCells * round_up(a.dk, kDepth), has_low(a.k, a.k1));
+        b.v2 = take_halves(at, kTileCells * round_up(a.dv, 16), has_low(a.v));
         b.p2 = take_halves(at, kTileCells * lanes);
     }
     if (!uses_tiles(a)) clear_padding(a, b);

@@ -95,30 +95,34 @@ void scale_lanes(float* o, int64_t n_rows, simd::V factor) {
 namespace {
 
 template <Numbers N>
-IKPY_AMX void product_of(const Halves& a, int64_t lda, int64_t n_rows, const RightTiles& b, int64_t n_lanes,
-                         int64_t depth, const SumTiles& c, bool add) {
-    for (int64_t r = 0; r < n_rows; r += 2 * kTileHeight) {
-        const Halves left = {a.hi + r * lda, a.lo ? a.lo + r * lda : nullptr};
-        const bool two_rows = r + kTileHeight < n_rows;
-        for (int64_t m = 0; m < n_lanes; m += 2 * kTileHeight) {
+IKPY_AMX void product_of(const LeftTiles& a, const RightTiles& b, int64_t n_lanes, int64_t depth,
+                         const SumTiles& c, bool add, Prefetch& next) {
+    constexpr int64_t kBlock = 2 * kTileHeight;
+    const int64_t n_blocks = (a.n_rows + kBlock - 1) / kBlock * ((n_lanes + kBlock - 1) / kBlock);
+    const int64_t share = (next.rows + n_blocks - 1) / n_blocks;
+    for (int64_t r = 0; r < a.n_rows; r += kBlock) {
+        const Halves left = {a.at.hi + r * a.ld, a.at.lo ? a.at.lo + r * a.ld : nullptr};
+        const bool two_rows = r + kTileHeight < a.n_rows;
+        for (int64_t m = 0; m < n_lanes; m += kBlock) {
+            next.advance(share);
             const int64_t lanes = m / kTileHeight;
             const RightTiles right = {{b.at.hi + lanes * b.to_next, b.at.lo + lanes * b.to_next}, b.to_next};
             const SumTiles sums = {c.at + lanes * c.to_next + r * kTileHeight, c.to_next};
             const bool two_lanes = m + kTileHeight < n_lanes;
             const auto run = two_rows ? (two_lanes ? block<N, 2, 2> : block<N, 2, 1>)
                                       : (two_lanes ? block<N, 1, 2> : block<N, 1, 1>);
-            run(left, lda, right, depth, sums, add);
+            run(left, a.ld, right, depth, sums, add);
         }
     }
 }
 
 }  // namespace
 
-void tile_product(Numbers numbers, const Halves& a, int64_t lda, int64_t n_rows, const RightTiles& b,
-                  int64_t n_lanes, int64_t depth, const SumTiles& c, bool add) {
+void tile_product(Numbers numbers, const LeftTiles& a, const RightTiles& b, int64_t n_lanes, int64_t depth,
+                  const SumTiles& c, bool add, Prefetch& next) {
     asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read
     const auto product = numbers == Numbers::kF16 ? product_of<Numbers::kF16> : product_of<Numbers::kBF16>;
-    product(a, lda, n_rows, b, n_lanes, depth, c, add);
+    product(a, b, n_lanes, depth, c, add, next);
 }
 
 void begin_tiles() { load_tile_config(kTileHeight); }
@@ -126,8 +130,8 @@ void end_tiles() { release_tiles(); }
 
 #else
 
-void tile_product(Numbers, const Halves&, int64_t, int64_t, const RightTiles&, int64_t, int64_t,
-                  const SumTiles&, bool) {
+void tile_product(Numbers, const LeftTiles&, const RightTiles&, int64_t, int64_t, const SumTiles&, bool,
+                  Prefetch&) {
     throw std::logic_error("this build has no tile products");
 }
 simd::V raised(simd::V, simd::V top, float) { return top; }

@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 
+#include "kernels/flash_prefetch.hpp"
 #include "kernels/simd_f32.hpp"
 
 namespace ikpy {
@@ -58,8 +59,12 @@ constexpr float kHalfLift = 7.0f;
 // o[r][.] *= factor for n_rows rows of 16 lanes.
 void scale_lanes(float* o, int64_t n_rows, simd::V factor);
 
-// Right operands [depth / 2][16][2] of 16 lanes each, and sums [rows][16]; to_next: from 16 lanes to the
-// next.
+// A left operand [n_rows][ld], right operands [depth / 2][16][2] of 16 lanes each, and sums [n_rows][16];
+// to_next: from 16 lanes to the next.
+struct LeftTiles {
+    Halves at;
+    int64_t ld, n_rows;
+};
 struct RightTiles {
     Halves at;
     int64_t to_next;
@@ -69,10 +74,11 @@ struct SumTiles {
     int64_t to_next;
 };
 
-// c[r][m] = (or +=) sum over depth of a[r][.] b[.][m] for n_rows rows and n_lanes lanes (multiples of 16).
-// lda: numbers per row of a. Tiles must be configured.
-void tile_product(Numbers numbers, const Halves& a, int64_t lda, int64_t n_rows, const RightTiles& b,
-                  int64_t n_lanes, int64_t depth, const SumTiles& c, bool add);
+// c[r][m] = (or +=) sum over depth of a[r][.] b[.][m] for all rows of a and n_lanes lanes (multiples of 16).
+// next: fetched meanwhile, a few lines at a time: more at once than a core waits for delay the products.
+// Tiles must be configured.
+void tile_product(Numbers numbers, const LeftTiles& a, const RightTiles& b, int64_t n_lanes, int64_t depth,
+                  const SumTiles& c, bool add, Prefetch& next);
 
 void begin_tiles();
 void end_tiles();

@@ -159,10 +159,6 @@ struct Tables<U, 8> {
     __m512i of(int step) const { return tables[step / 2]; }
 };
 
-// Every byte of half of a vector twice.
-inline constexpr Bytes64 kTwice[2] = {Bytes64([](int i) { return i / 2; }),
-                                      Bytes64([](int i) { return 32 + i / 2; })};
-
 // The flags of the columns of a step, for both bytes of a value.
 template <class U, int Step>
 inline constexpr Bytes64 kFlags{
@@ -170,7 +166,7 @@ inline constexpr Bytes64 kFlags{
 
 template <class U, int Step, class Row>
 IKPY_VBMI_INLINE void look_up_step(const Row& row, Tables<U>& tables, uint16_t* out) {
-    const __m512i bytes = _mm512_permutexvar_epi8(kTwice[Row::half(Step)].load(), row.step(Step));
+    const __m512i bytes = row.template twice<Step>();
     // bytes & mask | flags
     const __m512i index =
         _mm512_ternarylogic_epi32(bytes, _mm512_set1_epi8(Tables<U>::kMask), kFlags<U, Step>.load(), 0xEA);

@@ -11,6 +11,11 @@
 //       column 32 * step of the block on, dword r of a lane belonging to row 4 * quad + r of the group:
 //       numbers of the plain type's levels from bit kNumberPlace on (other bits undefined), or codes less
 //       kZero
+//   or, where these numbers are fields that bits can be taken from in the order of columns,
+//   using Fields = F           with kSteps steps of 32 columns to 64 bytes and
+//   static __m512i kept(const uint8_t* block, int quad, int step)   these, 16 bytes of every row
+//   static __m512i row(const uint8_t* bytes, int step)   those of a row for a step
+//   static constexpr int bit(int column)   where a field starts in the quadword of bytes 2 * column, + 1
 //   static void scales(const uint8_t* block, int quad, StoredQuad* out)   of 256 columns, times kUnit
 #pragma once
 #include <cstring>
@@ -34,19 +39,54 @@ inline constexpr Lanes16 kColumnOrder{[](int i) {
     return -1;
 }};
 
+// What is kept of the codes.
+template <class L, class = void>
+struct KeptCodes {
+    static constexpr int kSteps = 1;
+    template <int R>
+    using Row = RowOfQuad<R>;
+
+    static IKPY_VBMI_INLINE void keep(const uint8_t* p, int quad, int step, uint8_t (*out)[64]) {
+        __m512i q[2];
+        L::codes(p, quad, step, q);
+        _mm512_store_si512(out[0], _mm512_permutex2var_epi32(q[0], kColumnOrder<L, 0>.load(), q[1]));
+        _mm512_store_si512(out[1], _mm512_permutex2var_epi32(q[0], kColumnOrder<L, 1>.load(), q[1]));
+    }
+};
+
+// Fields: one permutation for four rows, and the bits of every row are taken where the table wants them, for
+// both bytes of a value.
+template <class L>
+struct KeptCodes<L, std::void_t<typename L::Fields>> {
+    using F = typename L::Fields;
+    static constexpr int kSteps = F::kSteps, kPlace = kNumberPlace<typename L::Plain>;
+    static constexpr Bytes64 kBits{[](int i) { return (F::bit(i / 2) - kPlace) & 63; }};
+
+    template <int R>
+    struct Row {
+        const StoredQuad& quad;
+        template <int Step>
+        IKPY_VBMI_INLINE __m512i twice() const {
+            return _mm512_multishift_epi64_epi8(kBits.load(),
+                                                F::row(quad.q[Step / kSteps][0] + 16 * R, Step % kSteps));
+        }
+        GroupScales groups() const { return {quad.d[R], quad.m[R]}; }
+    };
+
+    static IKPY_VBMI_INLINE void keep(const uint8_t* p, int quad, int step, uint8_t (*out)[64]) {
+        _mm512_store_si512(out[0], F::kept(p, quad, step));
+    }
+};
+
 // Codes and scales of 256 columns.
 template <class U>
 IKPY_VBMI_INLINE void keep_quad(const uint8_t* p, int quad, StoredQuad* out) {
     using L = QuadLayout<U>;
-    constexpr int kBlockSteps = U::kBlock / 32;
+    constexpr int kBlockSteps = U::kBlock / 32, kShared = KeptCodes<L>::kSteps;
     L::scales(p, quad, out);
 #pragma GCC unroll 8
-    for (int s = 0; s < kSteps; ++s) {
-        __m512i q[2];
-        L::codes(p + s / kBlockSteps * U::kBlockBytes, quad, s % kBlockSteps, q);
-        _mm512_store_si512(out->q[s][0], _mm512_permutex2var_epi32(q[0], kColumnOrder<L, 0>.load(), q[1]));
-        _mm512_store_si512(out->q[s][1], _mm512_permutex2var_epi32(q[0], kColumnOrder<L, 1>.load(), q[1]));
-    }
+    for (int s = 0; s < kSteps; s += kShared)
+        KeptCodes<L>::keep(p + s / kBlockSteps * U::kBlockBytes, quad, s % kBlockSteps, out->q[s / kShared]);
 }
 
 // n < 256 columns at the end of a row; what lies behind them is not multiplied.
@@ -57,9 +97,9 @@ template <class U>
     keep_quad<U>(blocks, quad, out);
 }
 
-template <class P, size_t... R>
+template <class L, size_t... R>
 IKPY_VBMI_INLINE void write_quad(const StoredQuad& quad, uint16_t* out, std::index_sequence<R...>) {
-    (write<P>(RowOfQuad<R>{quad}, out + 32 * R), ...);
+    (write<typename L::Plain>(typename KeptCodes<L>::template Row<R>{quad}, out + 32 * R), ...);
 }
 
 }  // namespace bf16_rows
@@ -81,8 +121,7 @@ IKPY_VBMI void fill_bf16_quads(const RowBlock& rows, int h, int first, int64_t k
     }
     // As for plain rows: scales shall be spread by loads.
     asm volatile("" : "+m"(quad));
-    write_quad<typename QuadLayout<U>::Plain>(quad, tiles + (h * kHalfRows + first) * 32,
-                                              std::make_index_sequence<4>());
+    write_quad<QuadLayout<U>>(quad, tiles + (h * kHalfRows + first) * 32, std::make_index_sequence<4>());
 }
 
 #else

@@ -32,6 +32,10 @@ struct GroupScales {
     __m512 offsets() const { return _mm512_load_ps(m); }
 };
 
+// Every byte of half of a vector twice.
+inline constexpr Bytes64 kTwice[2] = {Bytes64([](int i) { return i / 2; }),
+                                      Bytes64([](int i) { return 32 + i / 2; })};
+
 // A row, whose 32 columns of step s are half half(s) of step(s).
 struct StoredRow {
     alignas(64) uint8_t q[kChunk];
@@ -40,10 +44,15 @@ struct StoredRow {
     __m512i codes(int i) const { return _mm512_load_si512(q + 64 * i); }
     __m512i step(int s) const { return codes(s / 2); }
     static constexpr int half(int s) { return s % 2; }
+    // For both bytes of a value.
+    template <int Step>
+    IKPY_VBMI_INLINE __m512i twice() const {
+        return _mm512_permutexvar_epi8(kTwice[half(Step)].load(), step(Step));
+    }
     GroupScales groups() const { return {d, m}; }
 };
 
-// Four rows in pairs, as they come out of a group of interleaved rows.
+// Four rows of a group of interleaved ones, in pairs or as their layout keeps them (kernels/bf16_quads.hpp).
 struct StoredQuad {
     alignas(64) uint8_t q[kSteps][2][64];
     alignas(64) float d[4][16], m[4][16];
@@ -56,6 +65,10 @@ struct RowOfQuad {
 
     __m512i step(int s) const { return _mm512_load_si512(quad.q[s][R / 2]); }
     static constexpr int half(int) { return R % 2; }
+    template <int Step>
+    IKPY_VBMI_INLINE __m512i twice() const {
+        return _mm512_permutexvar_epi8(kTwice[half(Step)].load(), step(Step));
+    }
     GroupScales groups() const { return {quad.d[R], quad.m[R]}; }
 };
 

@@ -53,7 +53,7 @@ struct CodesIQ5_K : UpperBits<N4<64>, 1, OrderIQ5_K, 576> {
 struct SignedNibbles : Nibbles<HalvesOf32, 4, 8> {
     template <int Place>
     static IKPY_VBMI_INLINE void numbers(const uint8_t* p, int quad, int step, __m512i* q) {
-        fields<Place>(p, quad, step, q);
+        Nibbles::numbers<Place>(p, quad, step, q);
         for (int v = 0; v < 2; ++v) q[v] = _mm512_xor_si512(q[v], wide::bytes(8 << Place));
     }
 };
@@ -71,78 +71,110 @@ struct ScalesMXFP4 {
     }
 };
 
-template <class U, class P, class N>
-struct SmallBlocks : LevelCodes<P, N>, HalfScales<U, P> {};
-template <class U, class P, class N, class S>
-struct SuperBlocks : LevelCodes<P, N>, IntegerScales<U, P, S> {};
-template <class U, class P, class N, class S, class T>
-struct SteppedBlocks : LevelCodes<P, N>, StepOffsets<P, IntegerScales<U, P, S>, T> {};
+// Codes C of P with a scale per block, with integers S, and with integers S and the table steps T.
+template <class U, class C>
+struct SmallBlocks : C, HalfScales<U, typename C::Plain> {};
+template <class U, class C, class S>
+struct SuperBlocks : C, IntegerScales<U, typename C::Plain, S> {};
+template <class U, class C, class S, class T>
+struct SteppedBlocks : C, StepOffsets<typename C::Plain, IntegerScales<U, typename C::Plain, S>, T> {};
 
 }  // namespace quads
 
-#define IKPY_QUADS(type) \
-    template <>          \
-    struct QuadLayout<Unpack##type>
+template <>
+struct QuadLayout<UnpackQ4_0_R8>
+    : quads::SmallBlocks<UnpackQ4_0_R8,
+                         quads::LevelFields<UnpackQ4_0, quads::Nibbles<quads::HalvesOf32, 8, 16>>> {};
+template <>
+struct QuadLayout<UnpackQ4_0_4x4>
+    : quads::SmallBlocks<UnpackQ4_0_4x4, quads::LevelCodes<UnpackQ4_0, quads::SignedNibbles>> {};
+template <>
+struct QuadLayout<UnpackMXFP4_R8> : quads::LevelFields<UnpackMXFP4, quads::Nibbles<quads::HalvesOf32, 8, 8>>,
+                                    quads::ScalesMXFP4 {};
+template <>
+struct QuadLayout<UnpackIQ4_NL_R4>
+    : quads::SmallBlocks<UnpackIQ4_NL_R4, quads::LevelFields<UnpackIQ4_NL, quads::N4<8>>> {};
+template <>
+struct QuadLayout<UnpackQ5_0_R4>
+    : quads::SmallBlocks<
+          UnpackQ5_0_R4,
+          quads::LevelCodes<UnpackQ5_0, quads::UpperBits<quads::N4<24>, 1, quads::OrderQ5_0, 8>>> {};
+template <>
+struct QuadLayout<UnpackQ6_0_R4>
+    : quads::SmallBlocks<
+          UnpackQ6_0_R4,
+          quads::CentredCodes<UnpackQ6_0, quads::UpperBits<quads::N4<40>, 2, quads::OrderQ6_0, 8>>> {};
+template <>
+struct QuadLayout<UnpackQ8_0_R8> : quads::SmallBlocks<UnpackQ8_0_R8, quads::Bytes<8, 16, 0>> {};
+template <>
+struct QuadLayout<UnpackQ8_K_R8> : quads::Bytes<8, 16, 0>, quads::RowScales<UnpackQ8_K_R8, UnpackQ8_0> {};
+template <>
+struct QuadLayout<UnpackQ8_K_R16> : quads::Bytes<16, 32, 0x80>,
+                                    quads::RowScales<UnpackQ8_K_R16, UnpackQ8_0> {};
+template <>
+struct QuadLayout<UnpackQ8_KV_R8> : quads::Bytes<8, 0, 0>, quads::RowScales<UnpackQ8_KV_R8, UnpackQ8_0> {};
+template <>
+struct QuadLayout<UnpackIQ2_BN_R4> : quads::LevelFields<UnpackIQ2_BN, quads::Pairs<0>>,
+                                     quads::RowScales<UnpackIQ2_BN_R4, UnpackIQ2_BN> {};
 
-IKPY_QUADS(Q4_0_R8)
-    : quads::SmallBlocks<UnpackQ4_0_R8, UnpackQ4_0, quads::Plain<quads::Nibbles<quads::HalvesOf32, 8, 16>>>{};
-IKPY_QUADS(Q4_0_4x4) : quads::SmallBlocks<UnpackQ4_0_4x4, UnpackQ4_0, quads::SignedNibbles>{};
-IKPY_QUADS(MXFP4_R8)
-    : quads::LevelCodes<UnpackMXFP4, quads::Plain<quads::Nibbles<quads::HalvesOf32, 8, 8>>>,
-      quads::ScalesMXFP4{};
-IKPY_QUADS(IQ4_NL_R4) : quads::SmallBlocks<UnpackIQ4_NL_R4, UnpackIQ4_NL, quads::Plain<quads::N4<8>>>{};
-IKPY_QUADS(Q5_0_R4)
-    : quads::SmallBlocks<UnpackQ5_0_R4, UnpackQ5_0,
-                         quads::UpperBits<quads::N4<24>, 1, quads::OrderQ5_0, 8>>{};
-IKPY_QUADS(Q6_0_R4)
-    : quads::CentredCodes<UnpackQ6_0, quads::UpperBits<quads::N4<40>, 2, quads::OrderQ6_0, 8>>,
-      quads::HalfScales<UnpackQ6_0_R4, UnpackQ6_0>{};
-IKPY_QUADS(Q8_0_R8) : quads::Bytes<8, 16, 0>, quads::HalfScales<UnpackQ8_0_R8, UnpackQ8_0>{};
-IKPY_QUADS(Q8_K_R8) : quads::Bytes<8, 16, 0>, quads::RowScales<UnpackQ8_K_R8, UnpackQ8_0>{};
-IKPY_QUADS(Q8_K_R16) : quads::Bytes<16, 32, 0x80>, quads::RowScales<UnpackQ8_K_R16, UnpackQ8_0>{};
-IKPY_QUADS(Q8_KV_R8) : quads::Bytes<8, 0, 0>, quads::RowScales<UnpackQ8_KV_R8, UnpackQ8_0>{};
-IKPY_QUADS(IQ2_BN_R4)
-    : quads::LevelCodes<UnpackIQ2_BN, quads::Plain<quads::Pairs<0>>>,
-      quads::RowScales<UnpackIQ2_BN_R4, UnpackIQ2_BN>{};
+template <>
+struct QuadLayout<UnpackQ2_K_R4>
+    : quads::SuperBlocks<UnpackQ2_K_R4, quads::LevelFields<UnpackQ2_K, quads::Pairs<80>>, row_groups::Q2_K> {
+};
+template <>
+struct QuadLayout<UnpackQ3_K_R4>
+    : quads::SuperBlocks<
+          UnpackQ3_K_R4,
+          quads::LevelCodes<UnpackQ3_K, quads::UpperBits<quads::Pairs<184>, 1, quads::OrderQ3_K, 56>>,
+          row_groups::Q3_K> {};
+template <>
+struct QuadLayout<UnpackQ4_K_R4>
+    : quads::SuperBlocks<UnpackQ4_K_R4, quads::LevelFields<UnpackQ4_K, quads::N4<64>>, row_groups::Q4_K> {};
+template <>
+struct QuadLayout<UnpackQ5_K_R4>
+    : quads::SuperBlocks<
+          UnpackQ5_K_R4,
+          quads::LevelCodes<UnpackQ5_K, quads::UpperBits<quads::N4<192>, 1, quads::OrderQ5_K, 64>>,
+          row_groups::Q5_K> {};
+template <>
+struct QuadLayout<UnpackQ6_K_R4>
+    : quads::SuperBlocks<
+          UnpackQ6_K_R4,
+          quads::CentredCodes<UnpackQ6_K, quads::UpperBits<quads::N4<328>, 2, quads::OrderQ6_K, 72>>,
+          row_groups::Q6_K> {};
+template <>
+struct QuadLayout<UnpackIQ4_XS_R8>
+    : quads::SuperBlocks<UnpackIQ4_XS_R8,
+                         quads::LevelCodes<UnpackIQ4_XS, quads::Nibbles<quads::HalvesOf8, 8, 64>>,
+                         row_groups::IQ4_XS> {};
 
-IKPY_QUADS(Q2_K_R4)
-    : quads::SuperBlocks<UnpackQ2_K_R4, UnpackQ2_K, quads::Plain<quads::Pairs<80>>, row_groups::Q2_K>{};
-IKPY_QUADS(Q3_K_R4)
-    : quads::SuperBlocks<UnpackQ3_K_R4, UnpackQ3_K,
-                         quads::UpperBits<quads::Pairs<184>, 1, quads::OrderQ3_K, 56>, row_groups::Q3_K>{};
-IKPY_QUADS(Q4_K_R4)
-    : quads::SuperBlocks<UnpackQ4_K_R4, UnpackQ4_K, quads::Plain<quads::N4<64>>, row_groups::Q4_K>{};
-IKPY_QUADS(Q5_K_R4)
-    : quads::SuperBlocks<UnpackQ5_K_R4, UnpackQ5_K, quads::UpperBits<quads::N4<192>, 1, quads::OrderQ5_K, 64>,
-                         row_groups::Q5_K>{};
-IKPY_QUADS(Q6_K_R4)
-    : quads::CentredCodes<UnpackQ6_K, quads::UpperBits<quads::N4<328>, 2, quads::OrderQ6_K, 72>>,
-      quads::IntegerScales<UnpackQ6_K_R4, UnpackQ6_K, row_groups::Q6_K>{};
-IKPY_QUADS(IQ4_XS_R8)
-    : quads::SuperBlocks<UnpackIQ4_XS_R8, UnpackIQ4_XS, quads::Plain<quads::Nibbles<quads::HalvesOf8, 8, 64>>,
-                         row_groups::IQ4_XS>{};
-
-IKPY_QUADS(IQ2_K_R4)
-    : quads::SteppedBlocks<UnpackIQ2_K_R4, UnpackIQ2_K, quads::Plain<quads::Pairs<48>>, row_groups::IQ2_K,
-                           quads::ExtraBits>{};
-IKPY_QUADS(IQ3_K_R4)
-    : quads::SteppedBlocks<UnpackIQ3_K_R4, UnpackIQ3_K,
-                           quads::UpperBits<quads::Pairs<56>, 1, quads::OrderQ3_K, 312>, row_groups::IQ3_K,
-                           quads::ExtraBits>{};
-IKPY_QUADS(IQ4_K_R4)
-    : quads::SteppedBlocks<UnpackIQ4_K_R4, UnpackIQ4_K, quads::Plain<quads::N4<64>>, row_groups::IQ4_K,
-                           quads::ExtraBits>{};
-IKPY_QUADS(IQ5_K_R4)
-    : quads::CodesIQ5_K, quads::IntegerScales<UnpackIQ5_K_R4, UnpackIQ5_K, row_groups::IQ5_K>{};
-IKPY_QUADS(IQ4_KS_R4)
-    : quads::SteppedBlocks<UnpackIQ4_KS_R4, UnpackIQ4_KS, quads::Plain<quads::N4<32>>, row_groups::IQ4_KS,
-                           quads::LowestBits>{};
-IKPY_QUADS(IQ5_KS_R4)
-    : quads::SteppedBlocks<UnpackIQ5_KS_R4, UnpackIQ5_KS,
-                           quads::UpperBits<quads::N4<32>, 1, quads::OrderIQ5_K, 544>, row_groups::IQ5_KS,
-                           quads::LowestBits>{};
-
-#undef IKPY_QUADS
+template <>
+struct QuadLayout<UnpackIQ2_K_R4>
+    : quads::SteppedBlocks<UnpackIQ2_K_R4, quads::LevelFields<UnpackIQ2_K, quads::Pairs<48>>,
+                           row_groups::IQ2_K, quads::ExtraBits> {};
+template <>
+struct QuadLayout<UnpackIQ3_K_R4>
+    : quads::SteppedBlocks<
+          UnpackIQ3_K_R4,
+          quads::LevelCodes<UnpackIQ3_K, quads::UpperBits<quads::Pairs<56>, 1, quads::OrderQ3_K, 312>>,
+          row_groups::IQ3_K, quads::ExtraBits> {};
+template <>
+struct QuadLayout<UnpackIQ4_K_R4>
+    : quads::SteppedBlocks<UnpackIQ4_K_R4, quads::LevelFields<UnpackIQ4_K, quads::N4<64>>, row_groups::IQ4_K,
+                           quads::ExtraBits> {};
+template <>
+struct QuadLayout<UnpackIQ5_K_R4> : quads::SuperBlocks<UnpackIQ5_K_R4, quads::CodesIQ5_K, row_groups::IQ5_K> {
+};
+template <>
+struct QuadLayout<UnpackIQ4_KS_R4>
+    : quads::SteppedBlocks<UnpackIQ4_KS_R4, quads::LevelFields<UnpackIQ4_KS, quads::N4<32>>,
+                           row_groups::IQ4_KS, quads::LowestBits> {};
+template <>
+struct QuadLayout<UnpackIQ5_KS_R4>
+    : quads::SteppedBlocks<
+          UnpackIQ5_KS_R4,
+          quads::LevelCodes<UnpackIQ5_KS, quads::UpperBits<quads::N4<32>, 1, quads::OrderIQ5_K, 544>>,
+          row_groups::IQ5_KS, quads::LowestBits> {};
 
 }  // namespace ikpy
 

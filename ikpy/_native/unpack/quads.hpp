@@ -26,36 +26,59 @@ IKPY_VBMI_INLINE __m512i pieces(const uint8_t* p, int quad) {
     return wide::lanes_abcd(p, p + 64, p + 128, p + 192);
 }
 
-// Orders of the pieces with nibbles: N4, halves of 32 columns, and halves of 8.
+// The dwords of pieces A, B, C and D of every row of a quad next to each other.
+template <int A, int B, int C, int D>
+IKPY_VBMI_INLINE __m512i rows_of(__m512i v) {
+    static constexpr bf16_rows::Lanes16 kOrder([](int i) {
+        constexpr int kPiece[4] = {A, B, C, D};
+        return 4 * kPiece[i % 4] + i / 4;
+    });
+    return _mm512_permutexvar_epi32(kOrder.load(), v);
+}
+
+// Orders of the pieces with nibbles: N4, halves of 32 columns, and halves of 8. rows() brings the pieces with
+// every other four columns into one half of a row's bytes; bit(): where a nibble starts in such a half.
 struct FourTurns {
     static constexpr int column(int v, int j) { return 16 * (j % 2) + 4 * (j / 2) + 8 * v; }
+    static IKPY_VBMI_INLINE __m512i rows(__m512i v) { return rows_of<0, 1, 2, 3>(v); }
+    static constexpr int bit(int column) {
+        return 32 * (column / 16) + 8 * (column % 4) + 4 * (column / 8 % 2);
+    }
 };
 struct HalvesOf32 {
     static constexpr int column(int v, int j) { return 16 * v + 4 * j; }
+    static IKPY_VBMI_INLINE __m512i rows(__m512i v) { return rows_of<0, 2, 1, 3>(v); }
+    static constexpr int bit(int column) {
+        return 32 * (column / 8 % 2) + 8 * (column % 4) + 4 * (column / 16);
+    }
 };
 struct HalvesOf8 {
     static constexpr int column(int v, int j) { return 8 * j + 4 * v; }
 };
 
-// Fields of nibbles at `At`, from bit Place on; bits above and below them mean nothing.
+// Nibbles at `At`. numbers(): from bit Place on; bits above and below them mean nothing.
 template <class Order, int R, int At>
 struct Nibbles : Order {
-    static constexpr int kBits = 4;
+    static constexpr int kBits = 4, kSteps = 1;
     template <int Place>
-    static IKPY_VBMI_INLINE void fields(const uint8_t* p, int quad, int step, __m512i* q) {
+    static IKPY_VBMI_INLINE void numbers(const uint8_t* p, int quad, int step, __m512i* q) {
         const __m512i v = pieces<R>(p + At + 16 * R * step, quad);
         q[0] = Place > 0 ? _mm512_slli_epi16(v, Place) : v;
         q[1] = _mm512_srli_epi16(v, 4 - Place);
     }
+    static IKPY_VBMI_INLINE __m512i kept(const uint8_t* p, int quad, int step) {
+        return Order::rows(pieces<R>(p + At + 16 * R * step, quad));
+    }
+    static IKPY_VBMI_INLINE __m512i row(const uint8_t* bytes, int) { return row_groups::four_times16(bytes); }
 };
 
 // P4: two bits of 32 bytes.
 template <int At>
 struct Pairs {
-    static constexpr int kBits = 2;
+    static constexpr int kBits = 2, kSteps = 2;
     static constexpr int column(int v, int j) { return 16 * (j % 2) + 8 * v + 4 * (j / 2); }
     template <int Place>
-    static IKPY_VBMI_INLINE void fields(const uint8_t* p, int, int step, __m512i* q) {
+    static IKPY_VBMI_INLINE void numbers(const uint8_t* p, int, int step, __m512i* q) {
         const __m512i v = row_groups::twice32(p + At + 32 * step);
 #pragma GCC unroll 2
         for (int i = 0; i < 2; ++i) {
@@ -67,14 +90,14 @@ struct Pairs {
                 v, _mm512_setr_epi64(turn(0), turn(0), turn(1), turn(1), turn(2), turn(2), turn(3), turn(3)));
         }
     }
-};
-
-// Fields of F alone, as numbers of levels.
-template <class F>
-struct Plain : F {
-    template <int Place>
-    static IKPY_VBMI_INLINE void numbers(const uint8_t* p, int quad, int step, __m512i* q) {
-        F::template fields<Place>(p, quad, step, q);
+    static IKPY_VBMI_INLINE __m512i kept(const uint8_t* p, int, int step) {
+        return rows_of<0, 1, 2, 3>(_mm512_loadu_si512(p + At + 32 * step));
+    }
+    static IKPY_VBMI_INLINE __m512i row(const uint8_t* bytes, int step) {
+        return _mm512_set1_epi64(load_unaligned<int64_t>(bytes + 8 * step));
+    }
+    static constexpr int bit(int column) {
+        return 32 * (column / 16) + 8 * (column % 4) + 2 * (column / 4 % 4);
     }
 };
 
@@ -99,7 +122,7 @@ struct UpperBits : F {
         const __m512i upper =
             N == 1 ? row_groups::four_times16(p + At + 16 * step) : row_groups::twice32(p + At + 32 * step);
         const __m512i lower = wide::bytes(((1 << F::kBits) - 1) << Place);
-        F::template fields<Place>(p, quad, step, q);
+        F::template numbers<Place>(p, quad, step, q);
 #pragma GCC unroll 2
         for (int v = 0; v < 2; ++v) {
             constexpr int kLowOrUpper = 0xCA;  // of the first operand's bits
@@ -116,6 +139,13 @@ struct LevelCodes : N {
     static IKPY_VBMI_INLINE void codes(const uint8_t* p, int quad, int step, __m512i* q) {
         N::template numbers<bf16_rows::kNumberPlace<P>>(p, quad, step, q);
     }
+};
+
+// The same if fields of F are all of them.
+template <class P, class F>
+struct LevelFields {
+    using Plain = P;
+    using Fields = F;
 };
 
 // Numbers that are codes of P, of which the code of weight 0 is taken away.

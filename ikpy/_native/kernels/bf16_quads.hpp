@@ -111,9 +111,9 @@ IKPY_VBMI void fill_bf16_quads(const RowBlock& rows, int h, int first, int64_t k
     static_assert(kAheadRows == 4);
     const uint8_t* p =
         rows.group(h, first, U::kRows) + RowHeader<U>::kBytes + k0 / U::kBlock * U::kBlockBytes;
-    if (first % U::kRows == 0) prefetch_chunk<U>(p, rows.to_next_block());
-    StoredQuad quad;
     const int number = first % U::kRows / 4;
+    prefetch_chunk<U, U::kRows / 4>(p, rows.to_next_block(), number);
+    StoredQuad quad;
     if (rows.n_in - k0 >= kChunk) {
         keep_quad<U>(p, number, &quad);
     } else {

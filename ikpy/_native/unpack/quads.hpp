@@ -173,17 +173,19 @@ struct Bytes : HalvesOf32 {
 
 // ---- scales ----
 
-// Signed integers [group][R rows], and behind them more of them, to [4 rows][16 groups], or with groups of 32
-// to eight groups of the former and eight of the latter.
-template <int Group, int R>
+// Signed integers [group][R rows], 64 or (not Whole) 32 of them, to [4 rows][16]: of groups of 32 with minima
+// behind the scales, eight of the former and eight of the latter. What has not been stored at once is not
+// loaded at once either: that would wait for the stores.
+template <int R, bool Whole>
 IKPY_VBMI_INLINE __m512i by_row(const int8_t* integers, int quad) {
-    static constexpr Bytes64 kOrder([](int i) {
-        const int r = i / 16, g = i % 16;
-        return Group == 16 || R == 8 ? R * (g % (Group == 16 ? 16 : 8)) + r : 4 * g + r;
-    });
+    static constexpr Bytes64 kOrder(
+        [](int i) { return R == 8 ? 8 * (i % 8) + i / 16 : 4 * (i % (Whole ? 16 : 8)) + i / 16; });
     __m512i order = kOrder.load();
     if (R == 8) order = _mm512_add_epi8(order, _mm512_set1_epi8(static_cast<char>(4 * quad)));
-    return _mm512_permutexvar_epi8(order, _mm512_load_si512(integers));
+    const __m512i all =
+        Whole ? _mm512_load_si512(integers)
+              : _mm512_castsi256_si512(_mm256_load_si256(reinterpret_cast<const __m256i*>(integers)));
+    return _mm512_permutexvar_epi8(order, all);
 }
 
 // Numbers in half precision of the rows of a quad, or 1 where the row has a number of its own.
@@ -209,8 +211,9 @@ struct IntegerScales {
         _mm_store_ps(factor, row_factors<U>(p, quad, S::kScale * bf16_rows::RowParts<P>::kUnit));
         if (kMinima) _mm_store_ps(least, row_factors<U>(p + 8, quad, -1.0f));
         constexpr bool kBoth = kMinima && U::kGroup == 16;
-        _mm512_store_si512(rows[0], by_row<U::kGroup, U::kRows>(integers, quad));
-        if (kBoth) _mm512_store_si512(rows[1], by_row<U::kGroup, U::kRows>(integers + 64, quad));
+        constexpr bool kWhole = kMinima || U::kGroup == 16 || U::kRows == 8;
+        _mm512_store_si512(rows[0], by_row<U::kRows, kWhole>(integers, quad));
+        if (kBoth) _mm512_store_si512(rows[1], by_row<U::kRows, kWhole>(integers + 64, quad));
         row_groups::into_memory(rows);
         row_groups::into_memory(factor);
         row_groups::into_memory(least);

@@ -1,6 +1,6 @@
 """Where the time of a prompt goes: milliseconds per kind of operation, and the rates of dense and experts' products.
 
-python -m benchmarks.operations [--shapes llama-1b,qwen3-30b-a3b] [--tokens 512,2048] [--layers 2] [--rounds 5]
+python -m benchmarks.operations [--shapes llama-1b,qwen3-30b-a3b] [--tokens 512,2048] [--layers 2] [--repack]
 
 One micro-batch of every shape (random weights, small vocabulary), every operation timed; the fastest of `rounds` whole
 runs, alternating between the shapes. "Products" are those with weights. All tokens have logits, as the last layer would
@@ -40,10 +40,10 @@ def multiply_adds(model: Model) -> tuple[float, float]:
     return dense, experts
 
 
-def context_of(path: Path, n_tokens: int, threads: int) -> Context:
-    """A context that has evaluated one prompt of n_tokens."""
+def context_of(path: Path, n_tokens: int, threads: int, repack: bool = False) -> Context:
+    """A context that has evaluated one prompt of n_tokens. repack: rows are interleaved."""
     params = ContextParams(n_ctx=n_tokens, n_batch=n_tokens, n_ubatch=n_tokens, n_threads=threads)
-    context = Context(Model.load(str(path), ModelParams(use_mmap=False)), params)
+    context = Context(Model.load(str(path), ModelParams(use_mmap=False, repack=repack)), params)
     context.decode(Batch.single([i % VOCABULARY for i in range(n_tokens)], 0, 0, "all"))
     return context
 
@@ -106,6 +106,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repack", action="store_true", help="every shape a second time, its rows interleaved (-rtr)")
     args = parser.parse_args()
     known = [model.shape for model in SHAPE_MODELS]
     unknown = set(args.shapes.split(",")) - set(known)
@@ -132,11 +133,12 @@ def written(model: ShapeModel, layers: int, folder: str) -> Path:
 def main() -> None:
     args = arguments()
     chosen = [model for name in args.shapes.split(",") for model in SHAPE_MODELS if model.shape == name]
-    names = [model.shape for model in chosen]
+    forms = [(model, repack) for model in chosen for repack in ((False, True) if args.repack else (False,))]
+    names = [model.shape + " -rtr" * repack for model, repack in forms]
     with tempfile.TemporaryDirectory() as folder:
-        paths = [written(model, args.layers, folder) for model in chosen]
+        paths = {model.shape: written(model, args.layers, folder) for model in chosen}
         for n_tokens in map(int, args.tokens.split(",")):
-            contexts = [context_of(path, n_tokens, args.threads) for path in paths]
+            contexts = [context_of(paths[model.shape], n_tokens, args.threads, repack) for model, repack in forms]
             runs = fastest(contexts, n_tokens, args.rounds)
             print(table(n_tokens, names, [context.model for context in contexts], runs), flush=True)
             print()

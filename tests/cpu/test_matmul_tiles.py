@@ -8,7 +8,8 @@ import pytest
 from ikpy._native import core
 from ikpy.graph.builder import Graph
 from ikpy.quants import by_name
-from tests.cpu.matmul_plans import UNARY, Program, assert_close, effective
+from ikpy.quants.repack import PERMUTATIONS
+from tests.cpu.matmul_plans import UNARY, Program, assert_close, effective, round_to_bf16
 from tests.cpu.test_matmul import (
     EXPERTS,
     FAST_TYPES,
@@ -97,6 +98,35 @@ def test_results_do_not_depend_on_the_number_of_tokens(name: str) -> None:
     assert error.max() < 2e-6, f"{name}: row {error.argmax()} differs by {error.max():.1e} of the largest product"
 
 
+def assert_same_weights(name: str, other: str, k: int, n: int, tokens: int) -> None:
+    """Every product of a matrix and the same one with rows interleaved, bit for bit."""
+    data, _ = random_weight(name, k, n, 1)
+    packed = core.repack(data, by_name(name).id, by_name(other).id, k, n)
+    x = activations((tokens, k), 2)
+    plain, interleaved = product(name, data, k, n, x), product(other, np.asarray(packed), k, n, x)
+    error = np.abs(plain - interleaved)
+    token, row = np.unravel_index(error.argmax(), error.shape)
+    what = f"{name} and {other}, {tokens} tokens of {k}: {np.count_nonzero(error)} products differ, worst at "
+    assert not error.any(), f"{what}token {token}, row {row}: {plain[token, row]} and {interleaved[token, row]}"
+
+
+NAMES = {by_name(name).name: name for name in TILE_TYPES}
+PAIRS = sorted(
+    (NAMES[plain], NAMES[other])
+    for plain, other in PERMUTATIONS
+    if {plain, other} <= NAMES.keys() and by_name(plain).interleave < by_name(other).interleave
+)
+
+
+@pytest.mark.parametrize(("name", "other"), PAIRS)
+def test_interleaved_rows_are_rounded_like_plain_ones(name: str, other: str) -> None:
+    """Rows that end inside a chunk where the type has such, parts of a block, one pass and several."""
+    n = rows_of(other, 90)
+    for k in (512, 768 + max(32, by_name(name).block_elements)):
+        for tokens in (24, 40, 240):
+            assert_same_weights(name, other, k, n, tokens)
+
+
 @pytest.mark.parametrize("name", TILE_TYPES)
 def test_nearer_to_the_float_product_than_required(name: str) -> None:
     """Relative rms of the whole product against float weights and activations; 0.6 % is allowed."""
@@ -108,13 +138,17 @@ def test_nearer_to_the_float_product_than_required(name: str) -> None:
     assert error < 0.003, f"{name}: {100 * error:.3f} %"
 
 
-@pytest.mark.parametrize("name", ("Q4_0", "Q8_0", "IQ4_NL", "MXFP4", "BF16"))
+SHORT_BLOCKS = ("Q4_0", "Q8_0", "IQ4_NL", "MXFP4", "BF16", "Q4_0_R8", "Q5_0_R4", "Q8_0_R8", "MXFP4_R8", "Q4_0_4x4")
+
+
+@pytest.mark.parametrize("name", SHORT_BLOCKS)
 @pytest.mark.parametrize("k", (32, 96, 320))
 def test_short_and_odd_rows(name: str, k: int) -> None:
-    data, w = random_weight(name, k, 45, 2)
+    n = rows_of(name, 45)
+    data, w = random_weight(name, k, n, 2)
     x = activations((40, k), 1)
     x[:, -32:] = 1  # the first group is zero
-    assert_close(product(name, data, k, 45, x), w, effective(x, name, 512), WEIGHT_ROUNDING, f"{name}, K {k}")
+    assert_close(product(name, data, k, n, x), w, effective(x, name, 512), WEIGHT_ROUNDING, f"{name}, K {k}")
 
 
 @pytest.mark.parametrize("threads", (1, 3, 8))

@@ -76,10 +76,10 @@ struct Tables<U, 16> {
     static constexpr Floats16 kLevels{[](int i) { return LevelsOf<U>::level(i); }};
     static constexpr int flag(int group) { return 2 * (group & 1); }
 
-    const StoredRow& s;
+    const GroupScales s;
     __m512i table;
 
-    explicit Tables(const StoredRow& row) : s(row) {}
+    explicit Tables(const GroupScales& row) : s(row) {}
     __m512 levels(int g) const {
         return scaled<U>(kLevels.load(), _mm512_set1_ps(s.d[g]), _mm512_set1_ps(s.m[g]));
     }
@@ -98,9 +98,9 @@ struct Tables<U, 32> {
     static constexpr Floats16 kOdd{[](int i) { return LevelsOf<U>::level(2 * i + 1); }};
     static constexpr int flag(int) { return 0; }
 
-    const StoredRow& s;
+    const GroupScales s;
 
-    explicit Tables(const StoredRow& row) : s(row) {}
+    explicit Tables(const GroupScales& row) : s(row) {}
     __m512i of(int g) const {
         const __m512 d = _mm512_set1_ps(s.d[g]), m = _mm512_set1_ps(s.m[g]);
         return bf16_pairs(scaled<U>(kEven.load(), d, m), scaled<U>(kOdd.load(), d, m));
@@ -123,7 +123,7 @@ struct Tables<U, 4> {
 
     __m512i tables[2];
 
-    explicit Tables(const StoredRow& s) {
+    explicit Tables(const GroupScales& s) {
         const __m512i a = level_pairs<U>(0, s.scales(), s.offsets());
         const __m512i b = level_pairs<U>(2, s.scales(), s.offsets());
         tables[0] = _mm512_unpacklo_epi32(a, b);
@@ -140,7 +140,7 @@ struct Tables<U, 8> {
 
     __m512i tables[4];
 
-    explicit Tables(const StoredRow& s) {
+    explicit Tables(const GroupScales& s) {
         // Group 4 * table + lane of the table to where the transposition takes it from.
         const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
         const __m512 d = _mm512_permutexvar_ps(order, s.scales());
@@ -159,35 +159,36 @@ struct Tables<U, 8> {
     __m512i of(int step) const { return tables[step / 2]; }
 };
 
-// Every byte of half of a vector twice.
-inline constexpr Bytes64 kTwice[2] = {Bytes64([](int i) { return i / 2; }),
-                                      Bytes64([](int i) { return 32 + i / 2; })};
-
 // The flags of the columns of a step, for both bytes of a value.
 template <class U, int Step>
 inline constexpr Bytes64 kFlags{
     [](int i) { return Tables<U>::flag((32 * Step + i / 2) / U::kGroup) + i % 2; }};
 
-template <class U, int Step>
-IKPY_VBMI_INLINE void look_up_step(const StoredRow& row, Tables<U>& tables, uint16_t* out) {
-    const __m512i bytes = _mm512_permutexvar_epi8(kTwice[Step % 2].load(), row.codes(Step / 2));
+template <class U, int Step, class Row>
+IKPY_VBMI_INLINE void look_up_step(const Row& row, Tables<U>& tables, uint16_t* out) {
+    const __m512i bytes = row.template twice<Step>();
     // bytes & mask | flags
     const __m512i index =
         _mm512_ternarylogic_epi32(bytes, _mm512_set1_epi8(Tables<U>::kMask), kFlags<U, Step>.load(), 0xEA);
     store(_mm512_permutexvar_epi8(index, tables.of(Step)), Step, out);
 }
 
-template <class U, size_t... Steps>
-IKPY_VBMI_INLINE void look_up_levels(const StoredRow& row, Tables<U>& tables, uint16_t* out,
+template <class U, class Row, size_t... Steps>
+IKPY_VBMI_INLINE void look_up_levels(const Row& row, Tables<U>& tables, uint16_t* out,
                                      std::index_sequence<Steps...>) {
     (look_up_step<U, Steps>(row, tables, out), ...);
 }
 
-// Numbers of levels where lookups want them.
+// Numbers of levels where lookups want them: from this bit on.
+template <class U>
+constexpr int kNumberPlace = LevelsOf<U>::kCount == 16 ? 2
+                             : LevelsOf<U>::kCount > 0 ? 1
+                                                       : 0;
+
 template <class U>
 inline __m512i placed_numbers(__m512i q) {
     if (LevelsOf<U>::kPlace > 0) return q;
-    return LevelsOf<U>::kCount == 16 ? _mm512_slli_epi16(q, 2) : _mm512_add_epi8(q, q);
+    return kNumberPlace<U> == 2 ? _mm512_slli_epi16(q, 2) : _mm512_add_epi8(q, q);
 }
 
 }  // namespace ikpy::bf16_rows

@@ -24,16 +24,18 @@ inline __m512 spread(const float* x, int step) {
 }
 
 // Any codes: to f32 and times the scale.
-template <class U>
-IKPY_VBMI_INLINE void convert_codes(const StoredRow& s, uint16_t* out) {
+template <class U, class Row>
+IKPY_VBMI_INLINE void convert_codes(const Row& row, uint16_t* out) {
+    const GroupScales s = row.groups();
 #pragma GCC unroll 8
     for (int i = 0; i < kSteps; ++i) {
-        const __m512i q = s.codes(i / 2);
+        const __m512i q = row.step(i);
         const __m512 d = spread<U::kGroup>(s.d, i);
         __m512 f[2];
 #pragma GCC unroll 2
         for (int j = 0; j < 2; ++j) {
-            const __m512i top = _mm512_maskz_permutexvar_epi8(0x8888888888888888, kTops[i % 2][j].load(), q);
+            const __m512i top =
+                _mm512_maskz_permutexvar_epi8(0x8888888888888888, kTops[Row::half(i)][j].load(), q);
             f[j] = _mm512_cvtepi32_ps(top);
             f[j] =
                 U::kZero == 0 ? _mm512_fmadd_ps(f[j], d, spread<U::kGroup>(s.m, i)) : _mm512_mul_ps(f[j], d);
@@ -46,6 +48,7 @@ IKPY_VBMI_INLINE void convert_codes(const StoredRow& s, uint16_t* out) {
 template <class U>
 struct RowParts {
     static constexpr bool kSeeds = SeedsOf<U>::kValues > 0, kLevels = LevelsOf<U>::kCount > 0;
+    static constexpr float kUnit = kSeeds || kLevels ? 1.0f : 0x1p-24f;  // of codes as top bytes
 
     static Codes512 whole(const uint8_t* p, [[maybe_unused]] int k) {
         if constexpr (kSeeds) {
@@ -69,9 +72,7 @@ struct RowParts {
     }
     static void keep(const Codes512& c, StoredRow* row) {
         for (int i = 0; i < 4; ++i) _mm512_store_si512(row->q + 64 * i, stored_codes(c.q[i]));
-        // As top bytes codes are 2^24 times as large.
-        const float unit = kSeeds || kLevels ? 1.0f : 0x1p-24f;
-        _mm512_store_ps(row->d, unit == 1.0f ? c.d : _mm512_mul_ps(c.d, _mm512_set1_ps(unit)));
+        _mm512_store_ps(row->d, kUnit == 1.0f ? c.d : _mm512_mul_ps(c.d, _mm512_set1_ps(kUnit)));
         if (kSeeds) {
             _mm512_store_ps(row->m, _mm512_mul_ps(c.d, _mm512_set1_ps(-kBias)));
         } else if (kHasOffsets<U>) {
@@ -80,13 +81,13 @@ struct RowParts {
     }
 };
 
-template <class U>
-IKPY_VBMI_INLINE void write(const StoredRow& row, uint16_t* out) {
+template <class U, class Row>
+IKPY_VBMI_INLINE void write(const Row& row, uint16_t* out) {
     if constexpr (RowParts<U>::kSeeds) {
         generate<U>(row, out, AllSteps());
     } else if constexpr (RowParts<U>::kLevels) {
-        Tables<U> tables(row);
-        look_up_levels(row, tables, out, AllSteps());
+        Tables<U> tables(row.groups());
+        look_up_levels<U>(row, tables, out, AllSteps());
     } else {
         convert_codes<U>(row, out);
     }

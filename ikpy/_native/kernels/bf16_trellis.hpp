@@ -22,15 +22,6 @@ struct SignWords : std::false_type {};
 template <class U>
 struct SignWords<U, std::void_t<decltype(U::kSignWords)>> : std::true_type {};
 
-struct Lanes16 {
-    alignas(64) uint32_t at[16];
-    template <class F>
-    constexpr explicit Lanes16(F f) : at() {
-        for (int i = 0; i < 16; ++i) at[i] = static_cast<uint32_t>(f(i));
-    }
-    __m512i load() const { return _mm512_load_si512(at); }
-};
-
 // Powers of the multiplier for the even and the odd values of V per seed.
 template <int V, int Odd>
 inline constexpr Lanes16 kPairPowers{[](int i) { return trellis::kPowers8.of[2 * i % V + Odd]; }};

@@ -15,6 +15,7 @@
 #pragma once
 #include <algorithm>
 
+#include "kernels/bf16_quads.hpp"
 #include "kernels/gemv_interleaved.hpp"
 #include "kernels/interleaved_quads.hpp"
 
@@ -134,6 +135,15 @@ void interleaved_tile_panel(const RowBlock& rows, int64_t k0, int64_t n, uint16_
     decode_panel(p, n_halves, U::kGroup, U::kZero > 0, panel);
 }
 
+// Sets of tokens as for plain types.
+template <class U>
+void interleaved_tiles(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out,
+                       uint8_t* work) {
+    if (tokens.n > ahead_tokens(blocks[0].n_in))
+        return panel_tiles<interleaved_tile_panel<U>>(blocks, n_blocks, tokens, out, work);
+    ahead_product(fill_bf16_quads<U>, blocks, n_blocks, tokens, out, work);
+}
+
 template <class U>
 struct InterleavedPanel {
     static constexpr PanelFn make = whole_interleaved_panel<U>;
@@ -147,7 +157,8 @@ constexpr WeightKernels interleaved_kernels() {
             interleaved_gemv<U>,
             panel_products_of<U, InterleavedPanel>(),
             int8_panel_bytes,
-            {panel_tiles<interleaved_tile_panel<U>>, kActBf16},
+            {interleaved_tiles<U>, kActBf16, kTileMinTokens, quant_tiles_work_bytes, ahead_kept_tokens,
+             kTileMinExpertTokens},
             row_scales_of<U>(),
             true};
 }

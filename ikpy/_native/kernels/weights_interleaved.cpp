@@ -1,6 +1,7 @@
 // Kernels of the row-interleaved types whose panels need no transposition.
 #include "unpack/interleaved_legacy.hpp"
 #include "unpack/interleaved_super.hpp"
+#include "unpack/quad_layouts.hpp"
 
 namespace ikpy {
 

@@ -2,6 +2,7 @@
 #include "ikpy/ops.hpp"
 #include "unpack/lanes.hpp"
 #include "unpack/lanes_interleaved.hpp"
+#include "unpack/quad_layouts.hpp"
 
 namespace ikpy {
 

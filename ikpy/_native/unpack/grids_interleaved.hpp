@@ -251,17 +251,11 @@ struct IQ3_S_R4 {
 #endif
     }
 #if defined(__AVX512VNNI__)
-    // Bytes of row k: every fourth of 32; columns of 4-groups 0 4 1 5 2 6 3 7 follow each other.
-    static uint64_t indices(const uint8_t* list, int k) {
-        const auto v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(list));
-        const __m128i bytes = _mm256_cvtepi32_epi8(_mm256_srl_epi32(v, _mm_cvtsi32_si128(8 * k)));
-        const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 0, 0, 0, 0, 0, 0, 0, 0);
-        return static_cast<uint64_t>(_mm_cvtsi128_si64(_mm_shuffle_epi8(bytes, order)));
-    }
+    // Every fourth byte of 64; 4-groups 0 4 1 5 2 6 3 7 follow each other.
     static __m512i points(const uint8_t* p, int k, int i) {
-        const __m128i index = _mm_set_epi64x(static_cast<int64_t>(indices(p + 40 + 64 * i, k)),
-                                             static_cast<int64_t>(indices(p + 8 + 64 * i, k)));
-        const __m512i low = _mm512_cvtepu8_epi32(index);
+        const __m512i order = _mm512_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+        const __m512i bytes = _mm512_srlv_epi32(_mm512_loadu_si512(p + 8 + 64 * i), _mm512_set1_epi32(8 * k));
+        const __m512i low = _mm512_permutexvar_epi32(order, _mm512_and_si512(bytes, _mm512_set1_epi32(255)));
         const auto high = static_cast<__mmask16>(p[264 + 8 * i + k] | p[268 + 8 * i + k] << 8);
         return gather4(tables::iq3s_grid, _mm512_mask_add_epi32(low, high, low, _mm512_set1_epi32(256)));
     }
@@ -274,9 +268,18 @@ struct IQ3_S_R4 {
     }
 #endif
     static uint64_t signs(const uint8_t* p, int k, int i) {
+#if defined(__AVX512VNNI__)
+        const uint8_t* masks = p + 296 + 32 * i + 4 * k;
+        const __m512i both = _mm512_mask_set1_epi32(_mm512_set1_epi32(load_unaligned<int32_t>(masks)), 0xFF00,
+                                                    load_unaligned<int32_t>(masks + 16));
+        const __m256i bit = _mm256_setr_epi32(0x01010101, 0x02020202, 0x04040404, 0x08080808, 0x10101010,
+                                              0x20202020, 0x40404040, static_cast<int>(0x80808080));
+        return _mm512_test_epi8_mask(both, _mm512_broadcast_i64x4(bit));
+#else
         const uint64_t v = of_sub_blocks(p + 296, k, i);
         return signs_of_columns(static_cast<uint32_t>(v)) | signs_of_columns(static_cast<uint32_t>(v >> 32))
                                                                 << 32;
+#endif
     }
     static void scales(const uint8_t* p, int k, float* d) {
         const float scale = load_f16(p + 2 * k);

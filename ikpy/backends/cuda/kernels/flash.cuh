@@ -25,7 +25,7 @@ struct Flash {
                          kBytesP = Wn > 1 ? kRows * kStrideP * 2 : 0;
     static constexpr int kBytes = kBytesQ + kBytesK + kBytesV + kBytesP;
     // Pieces of q8_0 rows that a thread has under way: few rows wait for memory, many have no registers left.
-    static constexpr int kLoads = Wm == 1 ? 6 : Wm == 2 ? 2 : 1;
+    static constexpr int kLoads = Wm == 1 ? 6 : 1;
     static constexpr int kScoreTiles = Cells / 8 / Wn;        // of 8 cells, per warp
     static constexpr int kSumTiles = (Dv / 8 + Wn - 1) / Wn;  // of 8 columns, per warp
     static_assert(Cells / 8 % Wn == 0 && Dv % 8 == 0 && Cells % 32 == 0, "tiles");
@@ -40,11 +40,25 @@ __device__ __forceinline__ unsigned pack_f16(float a, float b) {
 #endif
 }
 
-// Elements e .. e + 7 of a cache row of any type as f16 to shared memory; e is a multiple of 8.
-__device__ __forceinline__ void convert8(int type, const uint8_t* row, int e, uint16_t* to, bool valid) {
+// Elements e .. e + 7 of a cache row as f16 to shared memory; e is a multiple of 8. f16 rows are copied
+// asynchronously.
+__device__ __forceinline__ void copy8(int type, const uint8_t* row, int e, uint16_t* to, bool valid) {
+    if (type == kF16) return copy16_async(to, row + 2 * e, valid);
     float v[8];
+    if (!valid) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) v[i] = valid ? to_f16_range(kv_element(type, row, e + i)) : 0.0f;
+        for (int i = 0; i < 8; ++i) v[i] = 0.0f;
+    } else if (type == kQ8_0) {
+        const uint8_t* block = row + e / 32 * 34;
+        const float d = load_f16(block);
+        const unsigned q[2] = {load4<2>(block + 2 + e % 32), load4<2>(block + 6 + e % 32)};
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            v[i] = d * static_cast<float>(static_cast<int8_t>(q[i / 4] >> 8 * (i % 4)));
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) v[i] = to_f16_range(kv_element(type, row, e + i));
+    }
     *reinterpret_cast<uint4*>(to) =
         uint4{pack_f16(v[0], v[1]), pack_f16(v[2], v[3]), pack_f16(v[4], v[5]), pack_f16(v[6], v[7])};
 }
@@ -118,53 +132,55 @@ struct CellRows {
     }
 };
 
+// Eight elements of q8_0: the levels and the factor of their block.
+struct PieceQ8_0 {
+    unsigned q[2];
+    uint16_t d;
+
+    __device__ __forceinline__ explicit PieceQ8_0(const CellPiece& piece) {
+        const uint8_t* block = piece.row + piece.e / 32 * 34;
+        load_words<2, 2>(block + 2 + piece.e % 32, q);
+        d = piece.valid ? static_cast<uint16_t>(load2<2>(block)) : 0;
+    }
+    __device__ PieceQ8_0() {}
+    __device__ __forceinline__ void store(uint16_t* to) const {
+        *reinterpret_cast<uint4*>(to) = uint4{scaled_pair<false>(q[0], d), scaled_pair<true>(q[0], d),
+                                              scaled_pair<false>(q[1], d), scaled_pair<true>(q[1], d)};
+    }
+};
+
 // Rows of q8_0. All loads of a batch are asked for before one is waited for: a piece at a time, a
 // multiprocessor would have a few KiB under way, a fifth of what the memory of large devices wants.
 template <class F>
 __device__ __forceinline__ void load_cells_q8_0(const CellRows& rows, uint16_t* to) {
-    constexpr int kBatch = F::kLoads;
     const int n = F::kCells * rows.per_row;
-    for (int i0 = threadIdx.x; i0 < n; i0 += kBatch * F::kThreads) {
-        unsigned q[kBatch][2];
-        uint16_t d[kBatch];
-        int place[kBatch];
+#pragma unroll 1
+    for (int i0 = threadIdx.x; i0 < n; i0 += F::kLoads * F::kThreads) {
+        PieceQ8_0 pieces[F::kLoads];
+        int place[F::kLoads];
 #pragma unroll
-        for (int b = 0; b < kBatch; ++b) {
+        for (int b = 0; b < F::kLoads; ++b) {
             const int i = i0 + b * F::kThreads;
             const CellPiece piece = rows.piece(min(i, n - 1));
-            const uint8_t* block = piece.row + piece.e / 32 * 34;
-            load_words<2, 2>(block + 2 + piece.e % 32, q[b]);
-            d[b] = piece.valid ? static_cast<uint16_t>(load2<2>(block)) : 0;
+            pieces[b] = PieceQ8_0(piece);
             place[b] = i < n ? piece.to : -1;
         }
 #pragma unroll
-        for (int b = 0; b < kBatch; ++b) {
-            if (place[b] < 0) continue;
-            *reinterpret_cast<uint4*>(to + place[b]) =
-                uint4{scaled_pair<false>(q[b][0], d[b]), scaled_pair<true>(q[b][0], d[b]),
-                      scaled_pair<false>(q[b][1], d[b]), scaled_pair<true>(q[b][1], d[b])};
-        }
+        for (int b = 0; b < F::kLoads; ++b)
+            if (place[b] >= 0) pieces[b].store(to + place[b]);
     }
 }
 
-// Elements of a tile of cells from c0 on to rows of `to`; zeros from cell `last` on. f16 rows are copied
-// asynchronously.
+// Elements of a tile of cells from c0 on to rows of `to`; zeros from cell `last` on.
 template <class F>
 __device__ __forceinline__ void load_cells(const View& v, int type, int head, int c0, int last, int length,
                                            uint16_t* to, int stride) {
-    const CellRows rows{v, head, c0, last, length / 8, stride};
-    const int n = F::kCells * rows.per_row;
-    if (type == kQ8_0) return load_cells_q8_0<F>(rows, to);
-    if (type == kF16) {
-        for (int i = threadIdx.x; i < n; i += F::kThreads) {
-            const CellPiece piece = rows.piece(i);
-            copy16_async(to + piece.to, piece.row + 2 * piece.e, piece.valid);
-        }
-    } else {
-        for (int i = threadIdx.x; i < n; i += F::kThreads) {
-            const CellPiece piece = rows.piece(i);
-            convert8(type, piece.row, piece.e, to + piece.to, piece.valid);
-        }
+    const int per_row = length / 8;
+    if (F::kLoads > 1 && type == kQ8_0)
+        return load_cells_q8_0<F>(CellRows{v, head, c0, last, per_row, stride}, to);
+    for (int i = threadIdx.x; i < F::kCells * per_row; i += F::kThreads) {
+        const int c = i / per_row, e = i % per_row * 8;
+        copy8(type, v.row<const uint8_t>(head, min(c0 + c, last - 1)), e, to + c * stride + e, c0 + c < last);
     }
 }
 

@@ -85,8 +85,9 @@ def _place(launch: Launch, argument: int, views: _Views) -> _Place | None:
     strides, shape = numbers[:4], numbers[4:8]
     if not address:
         return None
-    is_cache = views.cache_type is not None and argument == views.written[0]
-    type_id = struct.unpack("<i", launch.args[views.cache_type])[0] if is_cache else F32
+    type_id = F32
+    if views.cache_type is not None and argument == views.written[0]:
+        (type_id,) = struct.unpack("<i", launch.args[views.cache_type])
     row = registry.by_id(type_id).row_nbytes(shape[0])
     if shape[3] > 1:  # one slice, as long as everything
         length = row + sum((n - 1) * stride for n, stride in zip(shape[1:], strides[1:], strict=True))

@@ -5,7 +5,7 @@ Placement, splits, copies and waits are the real ones, and results must equal th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +57,9 @@ class CpuKernels:
         assert dst is not None
         copy = Node(node.kind, dst, [on_device(v) for v in node.src], node.ip, node.fp)
         return [NodeLaunch(node, CompiledPlan(core, [copy], Arena({}, 0), 0), runtime, node.kind)]
+
+    def merged(self, launches: Iterable[LaunchLike]) -> list[LaunchLike]:
+        return list(launches)
 
     def joined(self, first: Node, second: Node) -> Node | None:
         return None

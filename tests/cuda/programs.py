@@ -51,10 +51,15 @@ class DeviceFormats:
 
 
 class Program:
-    """A graph under construction and the arrays it reads."""
+    """A graph under construction and the arrays it reads.
 
-    def __init__(self, target: launch.Target | None = None) -> None:
+    merge: launches are merged as in plans; launches: those of the last run.
+    """
+
+    def __init__(self, target: launch.Target | None = None, *, merge: bool = False) -> None:
         self.target = target or launch.Target()
+        self.launches: list[launch.Launch] = []
+        self._merge = merge
         self.graph = Graph(DeviceFormats(self.target.large_products("")))
         self.arrays: list[np.ndarray] = []
 
@@ -123,12 +128,19 @@ class Program:
             return (base + offsets[value.buffer] if start is None else start) + value.offset
 
         machine = emulator.library(checked=True)
+        self._lower(address)
+        for step in self.launches:
+            ON_LAUNCH(step.kernel)
+            LAUNCHED.add(step.kernel)
+            machine.launch(*step)
+
+    def _lower(self, address: launch.Address) -> None:
+        self.launches = []
         for node in self.graph.nodes:
             assert launch.supports(node) is None, launch.supports(node)
-            for step in launch.lower(node, address, self.target):
-                ON_LAUNCH(step.kernel)
-                LAUNCHED.add(step.kernel)
-                machine.launch(*step)
+            self.launches += launch.lower(node, address, self.target)
+        if self._merge:
+            self.launches = launch.merged(self.launches)
 
     def _run_on_device(self, device: Device, memory: np.ndarray, offsets: dict, n_kv: int) -> None:
         """Copies all memory to a GPU, runs the kernels there and copies it back."""
@@ -148,11 +160,10 @@ class Program:
 
         for array, block in zip(host, blocks, strict=True):
             stream.upload(block, array)
-        for node in self.graph.nodes:
-            assert launch.supports(node) is None, launch.supports(node)
-            for step in launch.lower(node, address, self.target):
-                ON_LAUNCH(step.kernel)
-                stream.launch(step)
+        self._lower(address)
+        for step in self.launches:
+            ON_LAUNCH(step.kernel)
+            stream.launch(step)
         for array, block in zip(host, blocks, strict=True):
             stream.download(array, block)
         stream.synchronize()

@@ -101,6 +101,45 @@ IKPY_KERNEL misaligned_vector(int* out) {
 }
 IKPY_EXPORT(misaligned_vector);
 
+// Lanes vote and shuffle at the same time.
+IKPY_KERNEL lanes_apart(int* out) {
+    if (lane_id() < 16)
+        out[threadIdx.x] = __shfl_xor_sync(kAllLanes, 1, 1);
+    else
+        out[threadIdx.x] = static_cast<int>(__ballot_sync(kAllLanes, 1));
+}
+IKPY_EXPORT(lanes_apart);
+
+// Blocks but the first one find what the one before left behind.
+template <bool Write>
+__device__ void left_behind(int* out) {
+    __shared__ int values[64];
+    if (Write || blockIdx.x == 0) values[threadIdx.x] = 5;
+    __syncthreads();
+    out[64 * blockIdx.x + threadIdx.x] = values[threadIdx.x];
+}
+IKPY_KERNEL written_by_all(int* out) { left_behind<true>(out); }
+IKPY_EXPORT(written_by_all);
+IKPY_KERNEL written_by_first(int* out) { left_behind<false>(out); }
+IKPY_EXPORT(written_by_first);
+
+// Every thread reads what another one copied.
+template <bool Barrier>
+__device__ void copied_by_other(int* out) {
+    __shared__ uint4 values[64];
+    copy16_async(&values[threadIdx.x], out, true);
+    commit_copies();
+    wait_copies<0>();
+    if (Barrier) __syncthreads();
+    const unsigned found = values[threadIdx.x ^ 32].x;
+    __syncthreads();
+    out[threadIdx.x] = found;
+}
+IKPY_KERNEL copied_with_barrier(int* out) { copied_by_other<true>(out); }
+IKPY_EXPORT(copied_with_barrier);
+IKPY_KERNEL copied_without_barrier(int* out) { copied_by_other<false>(out); }
+IKPY_EXPORT(copied_without_barrier);
+
 IKPY_KERNEL with_wait(int* out) { copied<true>(out); }
 IKPY_EXPORT(with_wait);
 IKPY_KERNEL without_wait(int* out) { copied<false>(out); }
@@ -150,6 +189,7 @@ def test_a_missing_wait_shows_in_one_order(machine: emulator.Emulator) -> None:
         ("some_threads_at_a_barrier", "40 threads wait at a block barrier"),
         ("some_lanes_in_a_shuffle", "31 in a warp operation"),
         ("misaligned", "misaligned read"),
+        ("lanes_apart", "different operations"),
     ],
 )
 def test_what_a_device_would_not_survive_is_an_error(machine: emulator.Emulator, kernel: str, reason: str) -> None:
@@ -167,6 +207,8 @@ def test_what_a_device_would_not_survive_is_an_error(machine: emulator.Emulator,
         ("read_written", 1, "race in shared memory"),
         ("same_place_in_all_blocks", 2, r"race in global \(two blocks\) memory: written by thread .*, written by"),
         ("misaligned_vector", 1, "misaligned access"),
+        ("written_by_first", 2, "memory that nobody wrote is read"),
+        ("copied_without_barrier", 1, "(race in shared|that nobody wrote)"),
     ],
 )
 def test_checks_find_faults_in_every_order(
@@ -177,9 +219,20 @@ def test_checks_find_faults_in_every_order(
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("kernel", ["with_barrier", "with_syncwarp", "read_barrier_written", "with_wait", "counted"])
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        "with_barrier",
+        "with_syncwarp",
+        "read_barrier_written",
+        "with_wait",
+        "counted",
+        "written_by_all",
+        "copied_with_barrier",
+    ],
+)
 def test_checks_find_nothing_where_nothing_is(checked: emulator.Emulator, kernel: str, order: int) -> None:
-    assert (run(checked, kernel, order, 1 if kernel != "counted" else 3) >= 0).all()
+    assert (run(checked, kernel, order, 3 if kernel in ("counted", "written_by_all") else 1) >= 0).all()
 
 
 def test_blocks_that_write_apart_are_no_race(checked: emulator.Emulator) -> None:

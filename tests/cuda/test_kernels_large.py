@@ -134,7 +134,7 @@ MISTAKES = {  # in gemm_wgmma.cu: (line, what stands there instead, error)
     "no wait for the copies": (
         "barrier_wait(&pipeline.full[s], round & 1);",
         "",
-        "without waiting for the copy|does not end",
+        "without waiting for the copy|that nobody wrote|does not end",
     ),
     "a stage is given back too early": (
         "turn(k - 1).stage",
@@ -153,7 +153,7 @@ MISTAKES = {  # in gemm_wgmma.cu: (line, what stands there instead, error)
     "no announcement of one operand": (
         "full[s], sizeof(Stage));",
         "full[s], kTiledBytes);",
-        "without waiting for the copy|does not end",
+        "without waiting for the copy|that nobody wrote|does not end",
     ),
 }
 

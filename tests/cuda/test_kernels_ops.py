@@ -220,3 +220,64 @@ def test_prepared_activations_are_those_of_the_cpu(rng: np.random.Generator, n: 
         stride = act_row_bytes(fmt, n)
         rows_a, rows_e = a.reshape(-1)[: 6 * stride].reshape(6, stride), e.reshape(-1)[: 6 * stride].reshape(6, stride)
         assert np.array_equal(rows_a[:, :used], rows_e[:, :used]), f"format {fmt}"
+
+
+def test_neighbours_that_touch_different_memory_are_launched_at_once(rng: np.random.Generator) -> None:
+    """Norms, rotations and stores of queries, keys and values, of different sizes; twins do what two launches do."""
+    data = [normal(rng, 3, 6, 64), normal(rng, 3, 2, 64), normal(rng, 64), normal(rng, 64)]
+    results = []
+    for merge in (False, True):
+        p = Program(merge=merge)
+        q, k, q_norm, k_norm = map(p.array, data)
+        pos, cells = p.array(np.array([3, 4, 9], np.int32)), p.array(np.array([5, -1, 2], np.int32))
+        table = p.graph.rope_table(pos, 48, None, [10000.0, 1.0, 0.0, 1.0, 0.0, 0.0])
+        x, y = p.graph.rms_norm(q, q_norm, 1e-5), p.graph.rms_norm(k, k_norm, 1e-6)
+        p.graph.rope(x, table, neox=True)
+        p.graph.rope(y, table, neox=True)
+        row = registry.by_name("q8_0").row_nbytes(64)
+        caches = [p.weight(np.zeros(10 * 2 * row, np.uint8), "q8_0", (64, 2, 10)), p.array(normal(rng, 10, 6, 64) * 0)]
+        p.graph.kv_store(y, caches[0], cells)
+        p.graph.kv_store(x, caches[1], cells)
+        read = p.graph.copy(caches[0], p.graph.new(64, 2, 10))
+        results.append(p.run([x, y, read, caches[1]], on_cuda=True))
+        kernels = [step.kernel for step in p.launches]
+        twins = {"rms_norm_two", "rope_two", "kv_store_two"}
+        assert twins <= set(kernels) if merge else not twins & set(kernels), kernels
+    assert all(np.array_equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_stores_to_columns_of_the_same_rows_are_launched_at_once(rng: np.random.Generator) -> None:
+    """As latents and rotated keys are stored; columns that overlap are not."""
+    for second, expected in ((32, ["kv_store_two"]), (16, ["kv_store", "kv_store"])):
+        p = Program(merge=True)
+        cache = p.array(np.zeros((10, 1, 96), np.float16))
+        x, y = p.array(normal(rng, 3, 1, 32)), p.array(normal(rng, 3, 1, 64))
+        cells = p.array(np.array([7, 1, 2], np.int32))
+        p.graph.kv_store(x, cache.slice0(0, 32), cells)
+        p.graph.kv_store(y, cache.slice0(second, 64), cells)
+        p.compare(cache, bound=0)
+        assert [step.kernel for step in p.launches] == expected
+
+
+def test_neighbours_that_depend_on_each_other_stay_apart(rng: np.random.Generator) -> None:
+    p = Program(merge=True)
+    x, w = p.array(normal(rng, 3, 64)), p.array(normal(rng, 64))
+    first = p.graph.rms_norm(x, w, 1e-5)
+    second = p.graph.rms_norm(first, w, 1e-5)  # reads what the first one wrote
+    p.graph.rms_norm(x, w, 1e-5)
+    p.run([first, second], on_cuda=True)
+    assert [step.kernel for step in p.launches] == ["rms_norm", "rms_norm_two"]
+
+
+@pytest.mark.parametrize("n_tokens", [1, 30, 70])
+def test_assignments_sorted_by_expert(rng: np.random.Generator, n_tokens: int) -> None:
+    """Few in one launch, many in two; some are dropped."""
+    p = Program()
+    ids = rng.integers(-1, 40, (n_tokens, 8)).astype(np.int32)
+    groups = p.graph.moe_group(p.array(ids), 40)
+    (actual,) = p.run([groups], on_cuda=True)
+    flat, found = ids.reshape(-1), actual.reshape(-1)
+    entries = [i for e in range(40) for i in np.flatnonzero(flat == e)]
+    assert len(p.launches) == (1 if n_tokens < 70 else 2)
+    assert found[:41].tolist() == [0, *np.cumsum([np.sum(flat == e) for e in range(40)]).tolist()]
+    assert found[41 : 41 + len(entries)].tolist() == entries

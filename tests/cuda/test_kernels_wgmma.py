@@ -152,11 +152,11 @@ def test_experts_count_by_the_mean_of_their_tokens() -> None:
 
 MISTAKES = {  # in matmul_wgmma.cuh: (line, what stands there instead, error)
     "no proxy fence": ("        fence_async();\n", "", "without a proxy fence"),
-    "no wait for the copies": ("        wait_copies<0>();\n", "", "results"),
+    "no wait for the copies": ("        wait_copies<0>();\n", "", "results|that nobody wrote"),
     "no barrier behind the copies": (
         "        __syncthreads();\n    };",
         "    };",
-        "without a barrier|race|at a block barrier",
+        "without a barrier|race|that nobody wrote|at a block barrier",
     ),
     "no fence of registers": ("        wgmma_fence();\n", "", "without wgmma_fence|no wgmma_fence"),
     "products are not waited for": ("wgmma_finish<1>(of_group)", "wgmma_finish<2>(of_group)", "differ"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
 
 from ikpy._native import core
 from ikpy.backends.cuda import launch
@@ -40,6 +41,10 @@ class CudaKernels:
     def joined(self, first: Node, second: Node) -> Node | None:
         """One node for two that follow each other on a device, or None."""
         return launch.joined(first, second)
+
+    def merged(self, launches: Iterable[LaunchLike]) -> list[LaunchLike]:
+        """What does the same as these launches, one after the other."""
+        return list(launch.merged(cast("Iterable[launch.Launch]", launches)))
 
     def scratch_bytes(self, node: Node) -> int:
         """Work memory that the launches of a node need."""

@@ -49,20 +49,29 @@ class CpuRange:
 
 
 class LaunchRange:
-    """Consecutive nodes on one device; from the second run on their launches are replayed as a CUDA graph."""
+    """Consecutive nodes on one device; from the second run on their launches are replayed as a CUDA graph.
+
+    launches: of every node; merged: what carries out all of them.
+    """
 
     def __init__(
-        self, state: DeviceState, steps: list[Step], launches: list[list[LaunchLike]], *, capture: bool
+        self,
+        state: DeviceState,
+        steps: list[Step],
+        launches: list[list[LaunchLike]],
+        merged: list[LaunchLike],
+        *,
+        capture: bool,
     ) -> None:
         self._state, self._steps, self._launches = state, steps, launches
-        self._capture = capture and sum(map(len, launches)) >= SMALLEST_GRAPH
+        self._merged = merged
+        self._capture = capture and len(merged) >= SMALLEST_GRAPH
         self._graph: Graph | None = None
         self._ran = False
 
     def _issue(self) -> None:
-        for launches in self._launches:
-            for launch in launches:
-                self._state.stream.launch(launch)
+        for launch in self._merged:
+            self._state.stream.launch(launch)
 
     def __call__(self, run: Run) -> None:
         # The first run loads kernels, which cannot happen during a capture.
@@ -80,7 +89,7 @@ class LaunchRange:
     def singly(self) -> Iterator[tuple[Step, Operation]]:
         """The same, one node at a time."""
         for step, launches in zip(self._steps, self._launches, strict=True):
-            yield step, LaunchRange(self._state, [step], [launches], capture=False)
+            yield step, LaunchRange(self._state, [step], [launches], launches, capture=False)
 
 
 class SingleStep:
@@ -242,7 +251,9 @@ class HybridPlan:
     def _add_range(self, state: DeviceState, steps: list[Step]) -> None:
         if steps:
             launches = [self._lower(state, step.node) for step in steps]
-            self._operations.append(LaunchRange(state, steps, launches, capture=self._params.graphs))
+            merged = self._kernels.merged(launch for each in launches for launch in each)
+            self._kernel_names[state.device.name].update(launch.kernel for launch in merged)
+            self._operations.append(LaunchRange(state, steps, launches, merged, capture=self._params.graphs))
 
     # --- weights uploaded for one node ------------------------------------------------------------------------
 

@@ -61,6 +61,9 @@ class Kernels(Protocol):
     def joined(self, first: Node, second: Node) -> Node | None:
         """One node for two that follow each other on a device, or None."""
 
+    def merged(self, launches: Iterable[LaunchLike]) -> list[LaunchLike]:
+        """What does the same as these launches, one after the other."""
+
     def scratch_bytes(self, node: Node) -> int:
         """Work memory that the launches of a node need."""
 

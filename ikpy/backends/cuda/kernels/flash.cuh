@@ -24,6 +24,8 @@ struct Flash {
     static constexpr int kBytesV = VInK ? 0 : Cells * kStrideV * 2,
                          kBytesP = Wn > 1 ? kRows * kStrideP * 2 : 0;
     static constexpr int kBytes = kBytesQ + kBytesK + kBytesV + kBytesP;
+    // Pieces of q8_0 rows that a thread has under way: few rows wait for memory, many have no registers left.
+    static constexpr int kLoads = Wm == 1 ? 6 : 1;
     static constexpr int kScoreTiles = Cells / 8 / Wn;        // of 8 cells, per warp
     static constexpr int kSumTiles = (Dv / 8 + Wn - 1) / Wn;  // of 8 columns, per warp
     static_assert(Cells / 8 % Wn == 0 && Dv % 8 == 0 && Cells % 32 == 0, "tiles");
@@ -59,6 +61,23 @@ __device__ __forceinline__ void copy8(int type, const uint8_t* row, int e, uint1
     }
     *reinterpret_cast<uint4*>(to) =
         uint4{pack_f16(v[0], v[1]), pack_f16(v[2], v[3]), pack_f16(v[4], v[5]), pack_f16(v[6], v[7])};
+}
+
+// Two signed bytes of q, the lower or the upper ones, times d, as f16. On devices without conversions of
+// integers, which run at a quarter of the speed: 0x6400 and a byte above it are the f16 1024 + byte.
+template <bool Upper>
+__device__ __forceinline__ unsigned scaled_pair(unsigned q, uint16_t d) {
+    const unsigned bits = __byte_perm(q ^ 0x80808080u, 0x64646464u, Upper ? 0x4342 : 0x4140);
+#if defined(__CUDACC__)
+    const __half2 level = __hsub2(*reinterpret_cast<const __half2*>(&bits), __float2half2_rn(1152.0f));
+    const __half2 product = __hmul2(level, __half2half2(__ushort_as_half(d)));
+    return *reinterpret_cast<const unsigned*>(&product);
+#else
+    const auto scaled = [d](unsigned level) {
+        return f16_to_f32(d) * (f16_to_f32(level & 0xffff) - 1152.0f);
+    };
+    return pack_f16(scaled(bits), scaled(bits >> 16));
+#endif
 }
 
 struct FlashRows {
@@ -97,11 +116,68 @@ __device__ __forceinline__ void tile_range(const Attention& a, const FlashRows& 
     *last = static_cast<int>(block_max(high));
 }
 
+// Where eight elements of a tile of cells are: numbered by row, zeros from cell `last` on.
+struct CellPiece {
+    const uint8_t* row;
+    int e, to;
+    bool valid;
+};
+struct CellRows {
+    const View& v;
+    int head, c0, last, per_row, stride;
+
+    __device__ __forceinline__ CellPiece piece(int i) const {
+        const int c = i / per_row, e = i % per_row * 8;
+        return {v.row<const uint8_t>(head, min(c0 + c, last - 1)), e, c * stride + e, c0 + c < last};
+    }
+};
+
+// Eight elements of q8_0: the levels and the factor of their block.
+struct PieceQ8_0 {
+    unsigned q[2];
+    uint16_t d;
+
+    __device__ __forceinline__ explicit PieceQ8_0(const CellPiece& piece) {
+        const uint8_t* block = piece.row + piece.e / 32 * 34;
+        load_words<2, 2>(block + 2 + piece.e % 32, q);
+        d = piece.valid ? static_cast<uint16_t>(load2<2>(block)) : 0;
+    }
+    __device__ PieceQ8_0() {}
+    __device__ __forceinline__ void store(uint16_t* to) const {
+        *reinterpret_cast<uint4*>(to) = uint4{scaled_pair<false>(q[0], d), scaled_pair<true>(q[0], d),
+                                              scaled_pair<false>(q[1], d), scaled_pair<true>(q[1], d)};
+    }
+};
+
+// Rows of q8_0. All loads of a batch are asked for before one is waited for: a piece at a time, a
+// multiprocessor would have a few KiB under way, a fifth of what the memory of large devices wants.
+template <class F>
+__device__ __forceinline__ void load_cells_q8_0(const CellRows& rows, uint16_t* to) {
+    const int n = F::kCells * rows.per_row;
+#pragma unroll 1
+    for (int i0 = threadIdx.x; i0 < n; i0 += F::kLoads * F::kThreads) {
+        PieceQ8_0 pieces[F::kLoads];
+        int place[F::kLoads];
+#pragma unroll
+        for (int b = 0; b < F::kLoads; ++b) {
+            const int i = i0 + b * F::kThreads;
+            const CellPiece piece = rows.piece(min(i, n - 1));
+            pieces[b] = PieceQ8_0(piece);
+            place[b] = i < n ? piece.to : -1;
+        }
+#pragma unroll
+        for (int b = 0; b < F::kLoads; ++b)
+            if (place[b] >= 0) pieces[b].store(to + place[b]);
+    }
+}
+
 // Elements of a tile of cells from c0 on to rows of `to`; zeros from cell `last` on.
 template <class F>
 __device__ __forceinline__ void load_cells(const View& v, int type, int head, int c0, int last, int length,
                                            uint16_t* to, int stride) {
     const int per_row = length / 8;
+    if (F::kLoads > 1 && type == kQ8_0)
+        return load_cells_q8_0<F>(CellRows{v, head, c0, last, per_row, stride}, to);
     for (int i = threadIdx.x; i < F::kCells * per_row; i += F::kThreads) {
         const int c = i / per_row, e = i % per_row * 8;
         copy8(type, v.row<const uint8_t>(head, min(c0 + c, last - 1)), e, to + c * stride + e, c0 + c < last);

@@ -35,9 +35,10 @@ IKPY_KERNEL kq_mask(View mask, int* ranges, const int* cell_pos, const unsigned 
 }
 IKPY_EXPORT(kq_mask);
 
-// Rows of x f32 [n, H, T] to the cache [n, H, cells] at cells[t]; negative cells are left out. A warp per 32
-// elements.
-IKPY_KERNEL kv_store(View cache, View x, const int* cells, int type) {
+namespace {
+
+// A warp per 32 elements.
+__device__ __forceinline__ void store_rows(const View& cache, const View& x, const int* cells, int type) {
     const int parts = store_parts(type, x.ne[0]), unit = blockIdx.x * (blockDim.x >> 5) + warp_id();
     const int r = unit / parts, heads = x.ne[1];
     if (r >= heads * x.ne[2]) return;
@@ -45,7 +46,23 @@ IKPY_KERNEL kv_store(View cache, View x, const int* cells, int type) {
     if (cells[t] < 0) return;
     store_part(type, x.row<const float>(h, t), x.ne[0], unit % parts, cache.row<uint8_t>(h, cells[t]));
 }
+
+}  // namespace
+
+// Rows of x f32 [n, H, T] to the cache [n, H, cells] at cells[t]; negative cells are left out.
+IKPY_KERNEL kv_store(View cache, View x, const int* cells, int type) { store_rows(cache, x, cells, type); }
 IKPY_EXPORT(kv_store);
+
+// Two launches of kv_store at once (launch/merging.py), as of keys and values; blockIdx.y says which.
+IKPY_KERNEL kv_store_two(View cache0, View x0, const int* cells0, int type0, View cache1, View x1,
+                         const int* cells1, int type1) {
+    if (blockIdx.y == 0) {
+        store_rows(cache0, x0, cells0, type0);
+    } else {
+        store_rows(cache1, x1, cells1, type1);
+    }
+}
+IKPY_EXPORT(kv_store_two);
 
 // Copy of f32 rows to rows of a cache type. A warp per 32 elements, in turn.
 IKPY_KERNEL copy_to_type(View dst, View src, int type, const int* runtime) {

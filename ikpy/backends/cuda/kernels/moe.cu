@@ -143,9 +143,11 @@ IKPY_KERNEL moe_route(View ids, View weights, View logits, const float* bias, Ro
 }
 IKPY_EXPORT(moe_route);
 
-// Offsets [E + 1] of the experts' assignments. One block.
-IKPY_KERNEL moe_offsets(int* offsets, View ids, int n_expert) {
-    __shared__ int count[kMaxExperts];
+namespace {
+
+// Offsets [E + 1] of the experts' assignments, to count as well. By all threads of the only block; ends with
+// a barrier.
+__device__ __forceinline__ void store_offsets(int* offsets, int* count, const View& ids, int n_expert) {
     const int k = ids.ne[0], n = k * ids.ne[1];
     for (int e = threadIdx.x; e < n_expert; e += blockDim.x) count[e] = 0;
     __syncthreads();
@@ -163,11 +165,36 @@ IKPY_KERNEL moe_offsets(int* offsets, View ids, int n_expert) {
                 const int left = __shfl_up_sync(kAllLanes, sum, m);
                 if (lane_id() >= m) sum += left;
             }
-            if (e < n_expert) offsets[e] = before + sum - own;
+            if (e < n_expert) offsets[e] = count[e] = before + sum - own;
             before += __shfl_sync(kAllLanes, sum, 31);
         }
         if (lane_id() == 0) offsets[n_expert] = before;
     }
+    __syncthreads();
+}
+
+constexpr int kFewEntries = 256;  // mirrored in launch/experts.py
+
+}  // namespace
+
+// All of moe_offsets and moe_entries for few assignments, one per thread. One block of kFewEntries threads.
+IKPY_KERNEL moe_group(int* groups, View ids, int n_expert) {
+    __shared__ int first[kMaxExperts], experts[kFewEntries];
+    const int k = ids.ne[0], n = k * ids.ne[1], i = threadIdx.x;
+    const int own = i < n ? ids.row<const int>(i / k)[i % k] : -1;
+    experts[i] = own;
+    store_offsets(groups, first, ids, n_expert);
+    if (own < 0) return;
+    int place = first[own];
+    for (int j = 0; j < i; ++j) place += experts[j] == own;
+    groups[n_expert + 1 + place] = i;
+}
+IKPY_EXPORT(moe_group);
+
+// Offsets [E + 1] of the experts' assignments. One block.
+IKPY_KERNEL moe_offsets(int* offsets, View ids, int n_expert) {
+    __shared__ int count[kMaxExperts];
+    store_offsets(offsets, count, ids, n_expert);
 }
 IKPY_EXPORT(moe_offsets);
 

@@ -60,14 +60,36 @@ __device__ __forceinline__ NormRow rms_row(const View& dst, const View& src, con
 
 }  // namespace
 
-// dst = src / rms(src) * weight. With an addend: src + addend is normalised and stored to total.
-IKPY_KERNEL rms_norm(View dst, View src, View weight, View addend, View total, float eps,
-                     const int* runtime) {
+namespace {
+
+__device__ __forceinline__ void normalize(const View& dst, const View& src, const View& weight,
+                                          const View& addend, const View& total, float eps,
+                                          const int* runtime) {
     const NormRow row = rms_row(dst, src, weight, addend, total, eps, runtime);
     // Every thread reads back only what it wrote itself.
     for (int i = threadIdx.x; i < row.n; i += blockDim.x) row.y[i] = row.value(i);
 }
+
+}  // namespace
+
+// dst = src / rms(src) * weight. With an addend: src + addend is normalised and stored to total.
+IKPY_KERNEL rms_norm(View dst, View src, View weight, View addend, View total, float eps,
+                     const int* runtime) {
+    normalize(dst, src, weight, addend, total, eps, runtime);
+}
 IKPY_EXPORT(rms_norm);
+
+// Two launches of rms_norm at once (launch/merging.py), as of queries and keys; blockIdx.y says which.
+IKPY_KERNEL rms_norm_two(View dst0, View src0, View weight0, View addend0, View total0, float eps0,
+                         const int* runtime0, View dst1, View src1, View weight1, View addend1, View total1,
+                         float eps1, const int* runtime1) {
+    if (blockIdx.y == 0) {
+        normalize(dst0, src0, weight0, addend0, total0, eps0, runtime0);
+    } else {
+        normalize(dst1, src1, weight1, addend1, total1, eps1, runtime1);
+    }
+}
+IKPY_EXPORT(rms_norm_two);
 
 // As rms_norm, and the result is also written as prepared int8 activations (one row per row of dst).
 // Dynamic shared memory: the normalised row, n floats rounded up to 256.

@@ -25,10 +25,13 @@ IKPY_KERNEL rope_table(View dst, const int* pos, const float* factors, float the
 }
 IKPY_EXPORT(rope_table);
 
-// Rotates n elements from `offset` of every head of src [d, H, T]; other elements are copied when dst is
-// another tensor. One block per (head, token).
-IKPY_KERNEL rope(View dst, View src, View table, int n, int neox, int offset) {
+namespace {
+
+// One block per (head, token).
+__device__ __forceinline__ void rotate(const View& dst, const View& src, const View& table, int n, int neox,
+                                       int offset) {
     const int heads = dst.ne[1], r = blockIdx.x, h = r % heads, t = r / heads;
+    if (t >= dst.ne[2]) return;
     const float* x = src.row<const float>(h, t);
     float* y = dst.row<float>(h, t);
     const float* cs = table.row<const float>(t);
@@ -44,4 +47,23 @@ IKPY_KERNEL rope(View dst, View src, View table, int n, int neox, int offset) {
         y[q] = a * s + b * c;
     }
 }
+
+}  // namespace
+
+// Rotates n elements from `offset` of every head of src [d, H, T]; other elements are copied when dst is
+// another tensor.
+IKPY_KERNEL rope(View dst, View src, View table, int n, int neox, int offset) {
+    rotate(dst, src, table, n, neox, offset);
+}
 IKPY_EXPORT(rope);
+
+// Two launches of rope at once (launch/merging.py); blockIdx.y says which.
+IKPY_KERNEL rope_two(View dst0, View src0, View table0, int n0, int neox0, int offset0, View dst1, View src1,
+                     View table1, int n1, int neox1, int offset1) {
+    if (blockIdx.y == 0) {
+        rotate(dst0, src0, table0, n0, neox0, offset0);
+    } else {
+        rotate(dst1, src1, table1, n1, neox1, offset1);
+    }
+}
+IKPY_EXPORT(rope_two);

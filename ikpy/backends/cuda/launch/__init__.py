@@ -14,6 +14,7 @@ from ikpy.backends.cuda.launch.base import (
     FLOAT_WEIGHTS,
     RUNTIME,
     WORK,
+    Address,
     Large,
     Launch,
     Target,
@@ -22,6 +23,7 @@ from ikpy.backends.cuda.launch.base import (
     tiled_bytes,
 )
 from ikpy.backends.cuda.launch.files import family_types, kernel_file
+from ikpy.backends.cuda.launch.merging import merged
 from ikpy.backends.cuda.launch.norms import joined
 from ikpy.backends.cuda.launch.products_bf16 import BF16_TOKENS
 from ikpy.backends.cuda.launch.products_bf16 import activation_format as large_format
@@ -34,6 +36,7 @@ __all__ = [
     "FLOAT_WEIGHTS",
     "RUNTIME",
     "WORK",
+    "Address",
     "Large",
     "Launch",
     "Target",
@@ -46,6 +49,7 @@ __all__ = [
     "kernel_file",
     "large_format",
     "lower",
+    "merged",
     "pointer",
     "positions",
     "supports",

@@ -49,8 +49,11 @@ _FLASH = {
 }
 _FEW_ROWS = 16
 # Parts of the cells: enough blocks for the largest devices (132 multiprocessors, two blocks each), none of fewer than
-# 256 cells.
-_WANTED_BLOCKS, _MIN_PART_CELLS, _MAX_PARTS = 264, 256, 64
+# four tiles. One token of latent attention with up to 16 heads is a single row of tiles: 32768 cells are 256 parts,
+# whose results, 8 MiB, are written and read in the L2 cache.
+_WANTED_BLOCKS, _MIN_PART_TILES = 264, 4
+# Of flash_combine (kernels/flash_long.cu).
+_MAX_PARTS, _COMBINE_THREADS, _COMBINE_COLUMNS = 256, 256, 128
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,8 @@ def _flash(op: Node, target: Target) -> _Flash | None:
     choices = [(_FEW_ROWS, 0)] if n_rows <= _FEW_ROWS else [(many, 1), (_FEW_ROWS, 0)]
     for rows, choice in choices:
         row_tiles, kv_heads = ceil_div(n_rows, rows), k.shape[1]
-        parts = min(ceil_div(_WANTED_BLOCKS, row_tiles * kv_heads), k.shape[2] // _MIN_PART_CELLS, _MAX_PARTS)
+        least = _MIN_PART_TILES * cells[choice]
+        parts = min(ceil_div(_WANTED_BLOCKS, row_tiles * kv_heads), k.shape[2] // least, _MAX_PARTS)
         flash = _Flash(dk, dv, rows, cells[choice], threads[choice], column, row_tiles, kv_heads, max(1, parts))
         if flash.shared_bytes <= target.shared_bytes - 1024:  # some is static
             return flash
@@ -158,8 +162,8 @@ def _attention(c: OpContext) -> list[Launch]:
     args = [struct_bytes, i32(max(flash.v_column, 0))]
     launches = [Launch(flash.kernel, grid, (flash.threads, 1, 1), flash.shared_bytes, args)]
     if flash.n_parts > 1:
-        block = (min(256, ceil_div(flash.dv, 32) * 32), 1, 1)
-        launches.append(Launch("flash_combine", (q.shape[1], q.shape[2], 1), block, 0, [struct_bytes]))
+        grid = (q.shape[1], q.shape[2], ceil_div(flash.dv, _COMBINE_COLUMNS))
+        launches.append(Launch("flash_combine", grid, (_COMBINE_THREADS, 1, 1), 0, [struct_bytes]))
     return launches
 
 

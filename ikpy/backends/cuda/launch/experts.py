@@ -13,6 +13,9 @@ from ikpy.backends.cuda.launch.base import (
     pointer,
 )
 
+# Assignments that one launch sorts (kernels/moe.cu); in generation a launch takes longer than the work.
+_FEW_ENTRIES = 256
+
 
 @lowers("moe_route")
 def _moe_route(c: OpContext) -> list[Launch]:
@@ -30,6 +33,8 @@ def _moe_group(c: OpContext) -> list[Launch]:
     n_expert = c.op.ip[0]
     n = c.source(0).shape[0] * c.source(0).shape[1]
     args = [pointer(c.address(c.op.dst)), c.view(0), i32(n_expert)]
+    if n <= _FEW_ENTRIES:
+        return [Launch("moe_group", (1, 1, 1), (_FEW_ENTRIES, 1, 1), 0, args)]
     threads = 1024 if n > 4096 else 256
     return [
         Launch("moe_offsets", (1, 1, 1), (threads, 1, 1), 0, args),

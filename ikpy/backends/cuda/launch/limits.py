@@ -38,6 +38,7 @@ _BLOCK_THREADS = {
     "matvec": 128,
     "moe_combine": 128,
     "moe_entries": 128,
+    "moe_group": 256,
     "moe_route": 32,
     "rope": 128,
     "rows_": 256,

@@ -164,6 +164,7 @@ void check_written(const Granule& g, const AccessState& now) {
 
 void end_copy(Copy& copy) {
     std::memcpy(copy.to, copy.from, copy.bytes);
+    note_filled(copy.to, copy.bytes);
     copy.done = true;
     Barrier& b = async().barriers.at(copy.barrier);
     b.bytes -= copy.bytes;

@@ -90,6 +90,8 @@ struct Fiber {
 
 struct Warp {
     ikpy::shim::WarpSlots slots;
+    // What the lanes that have arrived wait for.
+    void (*operation)(ikpy::shim::WarpSlots&, const void*) = nullptr;
     int arrived = 0;
     uint32_t epoch = 0;
 };
@@ -111,7 +113,7 @@ struct Machine {
     int n_threads = 0, current = 0, at_barrier = 0, finished = 0;
     bool reverse = false, running = false;
     uint32_t random = 0;  // state of the generator; 0: threads take turns in one direction
-    uint32_t launch = 0, block = 0, epoch = 0;
+    uint32_t launch = 0, block = 0, epoch = 0, first_epoch = 0;
     std::string error;
 };
 
@@ -202,7 +204,7 @@ bool run_block() {
     Machine& m = machine();
     ikpy::shim::begin_async(m.n_threads);
     m.at_barrier = m.finished = 0;
-    ++m.epoch;
+    m.first_epoch = ++m.epoch;
     for (int i = 0; i < m.n_threads; ++i) {
         Fiber& f = m.fibers[i];
         const unsigned t = i;
@@ -279,6 +281,8 @@ void warp_meet(void (*combine)(WarpSlots&, const void*), const void* context) {
     Machine& m = machine();
     const int w = m.current / kWarp;
     Warp& warp = m.warps[w];
+    if (warp.arrived > 0 && warp.operation != combine) fail("lanes of a warp meet in different operations");
+    warp.operation = combine;
     if (++warp.arrived < kWarp) return yield(State::kWarp);
     warp.arrived = 0;
     combine(warp.slots, context);
@@ -299,6 +303,8 @@ void wait_until(bool (*condition)(const void*), const void* context) {
 }
 
 bool is_late() { return machine().reverse; }
+
+uint32_t first_epoch() { return machine().first_epoch; }
 
 unsigned pick(unsigned n) {
     Machine& m = machine();
@@ -326,6 +332,7 @@ static void land(const Copy& copy) {
     std::memcpy(copy.to, copy.data, 16);
     const size_t offset = static_cast<uint8_t*>(copy.to) - dynamic_shared();
     if (offset < kMaxShared) note_access(offset, true);
+    note_copy(copy.to, 16);
 }
 
 void copy16(void* to, const void* from, bool valid) {

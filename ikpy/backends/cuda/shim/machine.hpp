@@ -13,6 +13,15 @@ void wait_until(bool (*condition)(const void*), const void* context);
 bool is_late();
 // Which of n things under way happens next.
 unsigned pick(unsigned n);
+// Interval between barriers (AccessState::epoch) in which the running block began.
+uint32_t first_epoch();
+
+// ---- what ordinary accesses are checked against (checked builds) ----
+
+// Bytes of shared memory that an asynchronous copy of the running thread brings now.
+void note_copy(const void* to, size_t bytes);
+// Bytes of shared memory that have contents from now on, whoever brought them.
+void note_filled(const void* to, size_t bytes);
 
 // ---- asynchronous operations ----
 

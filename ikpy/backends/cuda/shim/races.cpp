@@ -1,10 +1,12 @@
-// Race and alignment checks: the hooks that the compiler calls at every memory access of the kernels when
-// they are built with -fsanitize=thread (the sanitizer's own library is not linked).
+// Race, alignment and initialization checks: the hooks that the compiler calls at every memory access of the
+// kernels when they are built with -fsanitize=thread (the sanitizer's own library is not linked).
 //
 // Two accesses of a byte of which one writes are a race unless the same thread makes both, a block barrier
 // lies between them, or both threads are of one warp and __syncwarp lies between. Blocks of a launch are
 // never ordered. Shuffles and votes order nothing, as CUDA says. Of memory that blocks share only accesses
 // behind a write are seen; blocks also run in descending order, which turns the other half into that one.
+// Asynchronous copies of 16 bytes are writes of the thread that asked for them. Shared memory has no contents
+// when a block begins.
 #include <link.h>
 
 #include <cstdio>
@@ -27,6 +29,7 @@ struct Access {
 };
 struct Cell {
     Access write, read;
+    uint32_t filled;  // interval of the last write of any kind
 };
 struct Written {
     uint32_t epoch, warp_epoch, block;
@@ -63,6 +66,8 @@ struct Shadow {
     std::unordered_map<uintptr_t, Written> written;
     std::vector<bool> written_pages = std::vector<bool>(kPages);
     uint32_t launch = 0;
+    // Whether kernels call the hooks.
+    bool checked = false;
 
     Shadow() {
         dl_iterate_phdr(find_statics, &statics);
@@ -100,7 +105,22 @@ void note_read(Access& read, const AccessState& now) {
     }
 }
 
+// Index of a thread, which the kernels read where they read shared memory.
+bool is_index(uintptr_t byte) {
+    for (const dim3* index : {&threadIdx, &blockIdx, &blockDim, &gridDim})
+        if (byte - reinterpret_cast<uintptr_t>(index) < sizeof *index) return true;
+    return false;
+}
+
+void check_filled(const Cell& cell, uintptr_t byte, const AccessState& now, const void* code) {
+    if (cell.filled >= ikpy::shim::first_epoch() || is_index(byte)) return;
+    std::snprintf(message, sizeof message, "shared memory that nobody wrote is read by thread %d (code %p)",
+                  now.thread, code);
+    ikpy::shim::fail(message);
+}
+
 void check_shared(Cell& cell, const AccessState& now, bool write, const void* code) {
+    if (write) cell.filled = now.epoch;
     if (!ordered(cell.write, now))
         race("shared", "written", cell.write.thread, write ? "written" : "read", now.thread, code);
     if (!write) return note_read(cell.read, now);
@@ -134,6 +154,14 @@ bool is_private(const void* p) {
     return !now.running || (address >= now.private_begin && address < now.private_end);
 }
 
+// What is known of a byte of shared memory, null for other memory.
+Cell* shared_cell(uintptr_t byte) {
+    Shadow& s = shadow();
+    const uintptr_t in_dynamic = byte - reinterpret_cast<uintptr_t>(ikpy::shim::dynamic_shared());
+    if (byte - s.statics.begin < s.statics.end - s.statics.begin) return &s.cells[byte - s.statics.begin];
+    return in_dynamic < ikpy::shim::kMaxShared ? &s.dynamic[in_dynamic] : nullptr;
+}
+
 void access(const void* p, size_t size, bool write, const void* code) {
     if (is_private(p)) return;
     const AccessState now = ikpy::shim::access_state();
@@ -147,11 +175,10 @@ void access(const void* p, size_t size, bool write, const void* code) {
     const auto dynamic = reinterpret_cast<uintptr_t>(ikpy::shim::dynamic_shared());
     for (size_t i = 0; i < size; ++i) {
         const uintptr_t byte = address + i;
-        if (byte >= s.statics.begin && byte < s.statics.end) {
-            check_shared(s.cells[byte - s.statics.begin], now, write, code);
-        } else if (byte >= dynamic && byte < dynamic + ikpy::shim::kMaxShared) {
-            check_shared(s.dynamic[byte - dynamic], now, write, code);
-            ikpy::shim::note_access(byte - dynamic, write);
+        if (Cell* cell = shared_cell(byte)) {
+            if (!write) check_filled(*cell, byte, now, code);
+            check_shared(*cell, now, write, code);
+            if (byte - dynamic < ikpy::shim::kMaxShared) ikpy::shim::note_access(byte - dynamic, write);
         } else {
             check_global(byte, now, write, code);
         }
@@ -159,6 +186,25 @@ void access(const void* p, size_t size, bool write, const void* code) {
 }
 
 }  // namespace
+
+namespace ikpy::shim {
+
+void note_copy(const void* to, size_t bytes) {
+    if (!shadow().checked) return;
+    const AccessState now = access_state();
+    for (size_t i = 0; i < bytes; ++i)
+        if (Cell* cell = shared_cell(reinterpret_cast<uintptr_t>(to) + i))
+            check_shared(*cell, now, true, nullptr);
+}
+
+void note_filled(const void* to, size_t bytes) {
+    if (!shadow().checked) return;
+    for (size_t i = 0; i < bytes; ++i)
+        if (Cell* cell = shared_cell(reinterpret_cast<uintptr_t>(to) + i))
+            cell->filled = access_state().epoch;
+}
+
+}  // namespace ikpy::shim
 
 #define IKPY_CODE __builtin_return_address(0)
 #define IKPY_HOOKS(n)                                                          \
@@ -178,7 +224,7 @@ void __tsan_write_range(void* p, size_t size) { access(p, size, true, IKPY_CODE)
 void __tsan_vptr_update(void*, void*) {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
-void __tsan_init() {}
+void __tsan_init() { shadow().checked = true; }
 void __ubsan_handle_type_mismatch_v1(void*, void* p) {
     if (!is_private(p)) ikpy::shim::fail("misaligned access");
 }

@@ -9,7 +9,7 @@ from ikpy._native import core
 from ikpy.graph.builder import Graph
 from ikpy.quants import by_name
 from ikpy.quants.repack import PERMUTATIONS
-from tests.cpu.matmul_plans import UNARY, Program, assert_close, effective, round_to_bf16
+from tests.cpu.matmul_plans import UNARY, Program, assert_close, effective
 from tests.cpu.test_matmul import (
     EXPERTS,
     FAST_TYPES,

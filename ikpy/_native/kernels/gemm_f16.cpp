@@ -20,8 +20,8 @@ namespace {
 // splitting the weights. More than 64 tokens meet panels of split weights: 512 tokens take 0.8 of the time of
 // passes. The product with the low part of the tokens keeps 8 significant bits.
 constexpr int kTileTokens = 9;
-// Where tiles multiply halves. 2,048 x 8,192 weights, Gop/s of rows and tiles: 4 tokens 117 and 94, 5 tokens 135
-// and 117, 6 tokens 137 and 139, 8 tokens 125 and 188.
+// Where tiles multiply halves. 2,048 x 8,192 weights, Gop/s of rows and tiles: 4 tokens 117 and 94, 5 tokens
+// 135 and 117, 6 tokens 137 and 139, 8 tokens 125 and 188.
 constexpr int kHalfTileTokens = 6;
 
 void store_split(const SplitPairs& s, uint16_t* tiles) {

@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 needs_halves = pytest.mark.skipif(not core.has_half_tiles(), reason="the tile unit in use multiplies no halves")
 # What of the other tests meets tiles of F16 caches in every way: masks, parts of tiles, segments, views, row tiles.
 OTHERS = "shapes_and_batches or head_sizes or two_key or other_head or sinks or several or rise or row_tile or broken"
-OTHERS += " or without_visible or large_scores or ranges_alone"
+OTHERS += " or without_visible or large_scores or ranges_alone or (latent and f16)"
 
 
 def test_in_a_process_that_tries_halves():
@@ -33,27 +33,22 @@ def test_in_a_process_that_tries_halves():
         != b"True"
     ):
         pytest.skip("this CPU multiplies no halves")
-    files = [HERE / name for name in ("test_attention.py", "test_attention_halves.py")]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "-k",
-        f"halves or {OTHERS}",
-        *files,
-    ]
+    files = [HERE / name for name in ("test_attention.py", "test_attention_halves.py", "test_latent_attention.py")]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", f"halves or {OTHERS}"]
+    command += map(str, files)
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, cwd=HERE.parents[1])
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
 
 
 def attend(q, k, v, scale=1.0, **options):
     """Native attention over F16 caches [n_kv, heads, d], of which every query sees all cells; the largest error of
-    every row relative to its largest element."""
-    (k, k_values), (v, v_values) = ref.make_cache(k.astype(np.float32), F16), ref.make_cache(v.astype(np.float32), F16)
+    every row relative to its largest element. Without v it is the second half of k's rows (latent attention)."""
+    k, k_values = ref.make_cache(k.astype(np.float32), F16)
+    if v is None:
+        v_values = k_values[..., k_values.shape[-1] // 2 :]
+        options["v_offset"] = v_values.shape[-1]
+    else:
+        v, v_values = ref.make_cache(v.astype(np.float32), F16)
     ranges = np.tile(np.array([0, len(k)], np.int32), (len(q), 1))
     group = q.shape[1] // k.shape[1]
     want = ref.attend(
@@ -107,5 +102,37 @@ def test_halves_of_many_small_weights(flash):
     v = np.abs(rng.standard_normal((n_kv, 1, 32))) + 1
     v[7] = 0
     error = attend(q, k, v, flash=flash)
+    token, head = np.unravel_index(error.argmax(), error.shape)
+    assert error.max() < 5e-6, f"token {token}, head {head}: {error.max():.1e}"
+
+
+@needs_halves
+@pytest.mark.parametrize("n_tokens", [1, 5])
+@pytest.mark.parametrize("exponent", [-22, -14, -3, 12])
+def test_halves_of_latent_queries_of_any_size(exponent, n_tokens):
+    """Rows of a vector differ by much; keys make up for the size of queries in a part that is no V."""
+    rng = np.random.default_rng(4)
+    shape = (n_tokens, 16, 128)
+    q = rng.standard_normal(shape) * 2.0 ** (exponent - rng.integers(0, 6, (n_tokens, 16, 1)))
+    q[..., 64:] *= 2.0 ** (-12 if exponent > 0 else 0)
+    k = rng.standard_normal((150, 1, 128))
+    k[..., :64] = np.clip(k[..., :64] * 2.0**-exponent, -65504, 65504)
+    error = attend(q.astype(np.float32), k, None)
+    token, head = np.unravel_index(error.argmax(), error.shape)
+    assert error.max() < 5e-6, f"token {token}, head {head}: {error.max():.1e}"
+
+
+@needs_halves
+def test_halves_of_many_small_latent_weights():
+    """One cell outweighs each of the 4,000 others by 2^18, which together outweigh it in their own element of V."""
+    rng = np.random.default_rng(4)
+    n_kv = 4000
+    q = np.zeros((2, 16, 128), np.float32)
+    q[..., :64] = 1
+    k = rng.uniform(-0.01, 0.01, (n_kv, 1, 128))
+    k[7, :, :64] += 18 / np.log2(np.e) / 64
+    k[..., 64:] = np.abs(rng.standard_normal((n_kv, 1, 64))) + 1
+    k[7, :, 64:] = 0
+    error = attend(q, k, None)
     token, head = np.unravel_index(error.argmax(), error.shape)
     assert error.max() < 5e-6, f"token {token}, head {head}: {error.max():.1e}"

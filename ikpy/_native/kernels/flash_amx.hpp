@@ -35,9 +35,9 @@ void transpose_halves(const uint8_t* x, int64_t stride, int64_t n_rows, int64_t 
                       int64_t ld_out);
 
 // ---- right operands ----
-// Powers of two that make 16 lanes, x [n_rows][16], fit for halves: the largest is 2^10 to 2^11 where that
+// Powers of two that make 16 lanes, x [n_rows][ld], fit for halves: the largest is 2^10 to 2^11 where that
 // takes a factor of 2^-20 to 2^20.
-simd::V half_scale(const float* x, int64_t n_rows);
+simd::V half_scale(const float* x, int64_t ld, int64_t n_rows);
 
 // Rows [n_rows][16] as right operand [depth / 2][16][2], zeros from n_rows to depth (a multiple of 32).
 void split_pairs(Numbers numbers, const float* x, int64_t n_rows, int64_t depth, const Halves& out);

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "kernels/bf16_halves.hpp"
+#include "kernels/f16_halves.hpp"
 #include "kernels/flash_amx.hpp"
 #include "kernels/flash_pack.hpp"
 #include "kernels/transpose.hpp"
@@ -39,30 +40,11 @@ inline void store_pair<Numbers::kBF16>(__m512 first, __m512 second, const Halves
     if (out.lo) _mm512_storeu_si512(out.lo + at, bf16_pairs(a.lo, b.lo));
 }
 
-// Pairs of halves, the first in the low half of dwords.
-inline __m512i interleaved(__m256i first, __m256i second) {
-    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __m512i order =
-        _mm512_or_si512(lanes, _mm512_add_epi32(_mm512_slli_epi32(lanes, 16), _mm512_set1_epi32(16 << 16)));
-    const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1);
-    return _mm512_permutexvar_epi16(order, both);
-}
-
-inline __m512i f16_pairs(__m512 first, __m512 second) {
-    constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-    return interleaved(_mm512_cvtps_ph(first, kNearest), _mm512_cvtps_ph(second, kNearest));
-}
-
-// The upper 11 significant bits.
-inline __m512 cut_off(__m512 x) {
-    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(int(0xFFFFE000))));
-}
-
 template <>
 inline void store_pair<Numbers::kF16>(__m512 first, __m512 second, const Halves& out, int64_t at) {
-    const __m512 a = cut_off(first), b = cut_off(second);
-    _mm512_storeu_si512(out.hi + at, f16_pairs(a, b));
-    _mm512_storeu_si512(out.lo + at, f16_pairs(_mm512_sub_ps(first, a), _mm512_sub_ps(second, b)));
+    const HalfPairs x = split_to_f16(first, second);
+    _mm512_storeu_si512(out.hi + at, x.hi);
+    _mm512_storeu_si512(out.lo + at, x.lo);
 }
 
 template <Numbers N>
@@ -139,17 +121,17 @@ void transpose_halves(const uint8_t* x, int64_t stride, int64_t n_rows, int64_t 
         };
         for (int64_t r = 0; r < ld_out; r += 32) {
             __m512i v[16];
-            for (int64_t i = 0; i < 16; ++i) v[i] = interleaved(row(r + 2 * i), row(r + 2 * i + 1));
+            for (int64_t i = 0; i < 16; ++i) v[i] = interleaved_words(row(r + 2 * i), row(r + 2 * i + 1));
             ikpy::transpose16(v);
             for (int64_t i = 0; i < 16; ++i) _mm512_storeu_si512(out + (d + i) * ld_out + r, v[i]);
         }
     }
 }
 
-simd::V half_scale(const float* x, int64_t n_rows) {
+simd::V half_scale(const float* x, int64_t ld, int64_t n_rows) {
     __m512 largest = _mm512_setzero_ps();
     for (int64_t r = 0; r < n_rows; ++r)
-        largest = _mm512_max_ps(largest, _mm512_abs_ps(_mm512_loadu_ps(x + r * 16)));
+        largest = _mm512_max_ps(largest, _mm512_abs_ps(_mm512_loadu_ps(x + r * ld)));
     const __m512 up = _mm512_sub_ps(_mm512_set1_ps(10.0f), _mm512_getexp_ps(largest)),
                  most = _mm512_set1_ps(20.0f);
     const __m512 within = _mm512_max_ps(_mm512_min_ps(up, most), _mm512_sub_ps(_mm512_setzero_ps(), most));
@@ -164,7 +146,7 @@ void split_pairs(Numbers, const float*, int64_t, int64_t, const Halves&) {}
 simd::V exp2_pairs(Numbers, const float*, int64_t, simd::V, simd::V top, const Halves&) { return top; }
 void copy_halves(const uint8_t*, int64_t, int64_t, int64_t, uint16_t*, int64_t) {}
 void transpose_halves(const uint8_t*, int64_t, int64_t, int64_t, uint16_t*, int64_t) {}
-simd::V half_scale(const float*, int64_t) { return simd::set1(1.0f); }
+simd::V half_scale(const float*, int64_t, int64_t) { return simd::set1(1.0f); }
 
 #endif
 

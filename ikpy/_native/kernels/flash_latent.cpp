@@ -302,8 +302,9 @@ bool find_maxima(const Problem& problem, int64_t n, bool masked, const Buffers& 
     }
     bool rises = false;
     for (int64_t r = 0; r < rows; ++r) {
-        const bool above = b.block_top[r] > b.top[r] + kSlack;
-        const float top = above ? b.block_top[r] : b.top[r];
+        const float reference = b.block_top[r] - problem.products->lift;
+        const bool above = reference > b.top[r] + kSlack;
+        const float top = above ? reference : b.top[r];
         b.alpha[r] = above ? b.top[r] - top : 0.0f;
         b.top[r] = top;
         rises |= above;

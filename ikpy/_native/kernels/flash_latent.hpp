@@ -8,6 +8,7 @@
 //              memory   making operands   rows: products   with loads and stores, softmax
 //   F16            72         85               33                  70    three products of halves
 //   BF16           72         25               22                  50    two; K is multiplied where it lies
+//   F16 on a unit that multiplies halves: as BF16
 //   Q8_0           38         50               17                  50    four of bytes for K, two for V
 //   Q6_0           29         60               17                  50
 //   Q4_0, IQ4_NL   20         60               17                  50
@@ -81,7 +82,8 @@ struct Products {
     void (*outputs)(const Shape& shape, const Blocks& blocks, float* o, uint8_t* work, Background& next);
     // Brings the elements of o into that order; null: they are.
     void (*reorder)(const Shape& shape, float* o);
-    void (*end)();  // after all; null: nothing to do
+    void (*end)();      // after all; null: nothing to do
+    float lift = 0.0f;  // how far references of weights lie below the largest score
 };
 
 // On the tile unit; null for other types and without one.

@@ -1,5 +1,6 @@
 // Latent attention on F16 and BF16 caches: products of bf16 halves, hi hi + hi lo + lo hi (BF16 caches have
-// no low half and are multiplied where they lie).
+// no low half and are multiplied where they lie). On tile units that multiply halves (f16) F16 caches are
+// multiplied where they lie, too, with queries and weights of two halves.
 //
 // 128 rows of BF16 take 34 tile products per cell, 51 of F16. A product of zeros takes 5.3 ns on a Xeon at
 // 3.1 GHz, one of other numbers 6.5, and here 10 to 11 with what goes through the second-level cache (22
@@ -9,8 +10,9 @@
 #include <algorithm>
 
 #include "kernels/bf16_halves.hpp"
+#include "kernels/f16_halves.hpp"
 #include "kernels/flash_amx.hpp"
-#include "kernels/flash_latent.hpp"
+#include "kernels/flash_latent_half_products.hpp"
 #include "kernels/simd_f32.hpp"
 #include "kernels/transpose.hpp"
 
@@ -21,40 +23,38 @@ namespace latent {
 
 namespace {
 
-constexpr int64_t kColumns = 64;  // of V at a time
-constexpr int64_t kTileSums = 256;
-constexpr int64_t kPair = 2 * kTileBytes;             // a tile and its low halves
+constexpr int64_t kColumns = 64;                      // of V at a time
 constexpr int64_t kBlockSteps = kCells / kTileDepth;  // depth of the outputs of a block, in tiles
 
-// Rows of keys as left tiles; F16 ones are made of them, with low halves.
-struct KeyRows {
-    const uint8_t *hi, *lo;
-    int64_t stride;  // bytes
-};
-
-// kSplit: F16 rows; else BF16 ones, which are multiplied where they lie.
-template <bool kSplit>
+// kSplit: F16 rows that are made tiles of bf16 halves. Others, BF16 or F16 ones, are multiplied where they
+// lie.
+template <TileFactors F>
 struct Halves {
+    static constexpr bool kSplit = F == TileFactors::kSplit;
+    // The reference of weights is that much below the largest score: the precision of halves ends at 2^-24.
+    static constexpr float kLift = F == TileFactors::kF16 ? 7.0f : 0.0f;
     // Tiles of the depth of a block of keys that stay in the first-level cache for all rows.
     static constexpr int64_t kChunk = kSplit ? 3 : 6;
     // Blocks of values, with kColumns of each, that stay there with the sums of 16 rows and the next 16.
     static constexpr int64_t kBlocks = kSplit ? 1 : 2;
     static constexpr int64_t kDepthSteps = kBlocks * kBlockSteps;
     // Bytes of a tile of values with its low halves, if there are any.
-    static constexpr int64_t kValue = (kSplit ? 2 : 1) * kTileBytes;
+    static constexpr int64_t kValue = tile_parts(F) * kTileBytes;
 
     struct Work {
-        uint8_t* q;  // [chunks][rows / 16][tiles of a chunk][hi, lo] tiles
-        uint8_t* k;  // [hi, lo][kCells][kChunk] rows of tiles, F16 only
-        uint8_t* p;  // [rows / 16][kDepthSteps][hi, lo] tiles
-        uint8_t* v;  // [kDepthSteps][kColumns / 16][hi, lo] tiles
+        uint8_t* q;      // [chunks][rows / 16][tiles of a chunk][hi, lo] tiles
+        float* factors;  // [rows]: what a unit of q is worth, of halves only
+        uint8_t* k;      // [hi, lo][kCells][kChunk] rows of tiles, F16 only
+        uint8_t* p;      // [rows / 16][kDepthSteps][hi, lo] tiles
+        uint8_t* v;      // [kDepthSteps][kColumns / 16][hi, lo] tiles
         uint8_t* end;
     };
 
     static Work work_at(const Shape& shape, uint8_t* at) {
         Work w;
         w.q = at;
-        w.k = w.q + shape.rows / 16 * (shape.dk() / kTileDepth) * kPair;
+        w.factors = reinterpret_cast<float*>(w.q + shape.rows / 16 * (shape.dk() / kTileDepth) * kPair);
+        w.k = reinterpret_cast<uint8_t*>(w.factors + (F == TileFactors::kF16 ? shape.rows : 0));
         w.p = w.k + (kSplit ? 2 * kCells * kChunk * 64 : 0);
         w.v = w.p + shape.rows / 16 * kDepthSteps * kPair;
         w.end = w.v + kColumns / 16 * kDepthSteps * kValue;
@@ -73,153 +73,41 @@ struct Halves {
     static int64_t ticks(const Shape& shape);
 };
 
-// ---- products ----
-
-IKPY_AMX inline void load_sums(const float* c) {
-    _tile_loadd(0, c, 64);
-    _tile_loadd(1, c + kTileSums, 64);
-    _tile_loadd(2, c + 2 * kTileSums, 64);
-    _tile_loadd(3, c + 3 * kTileSums, 64);
-}
-
-IKPY_AMX inline void zero_sums() {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-}
-
-IKPY_AMX inline void store_sums(float* c) {
-    _tile_stored(0, c, 64);
-    _tile_stored(1, c + kTileSums, 64);
-    _tile_stored(2, c + 2 * kTileSums, 64);
-    _tile_stored(3, c + 3 * kTileSums, 64);
-}
-
-// Lines of sums that the product after this one adds to, fetched into the first-level cache: tile loads do
-// not look ahead.
-struct Ahead {
-    const uint8_t* at;
-    int64_t pace;
-    Background& next;
-    Ahead(const float* sums, int64_t ticks, Background& background)
-        : at(reinterpret_cast<const uint8_t*>(sums)),
-          pace((4 * kTileBytes / 64 + ticks - 1) / ticks),
-          next(background) {}
-    void tick() {
-        for (int64_t i = 0; i < pace; ++i, at += 64) __builtin_prefetch(at, 1, 3);
-        next.tick();
-    }
-};
-
-// Adds keys of a block times queries of 16 rows, n tiles deep, to the tiles of sums.
-// kLow: keys have low halves. beside: what vectors do meanwhile, in 4 n ticks.
-template <bool kLow, class Beside>
-IKPY_AMX void multiply_keys(const KeyRows& keys, const uint8_t* q, int64_t n, Beside& beside) {
-    const int64_t stride = keys.stride, outer = 16 * stride;
-    for (int64_t k = 0; k < n; ++k, q += kPair) {
-        const uint8_t *hi = keys.hi + 64 * k, *lo = keys.lo + 64 * k;
-        _tile_loadd(6, q, 64);
-        _tile_loadd(7, q + kTileBytes, 64);
-        _tile_loadd(4, hi, stride);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(0, 4, 7);
-        if (kLow) {
-            _tile_loadd(5, lo, stride);
-            _tile_dpbf16ps(0, 5, 6);
-        }
-        beside.tick();
-        _tile_loadd(4, hi + outer, stride);
-        _tile_dpbf16ps(1, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        if (kLow) {
-            _tile_loadd(5, lo + outer, stride);
-            _tile_dpbf16ps(1, 5, 6);
-        }
-        beside.tick();
-        _tile_loadd(4, hi + 2 * outer, stride);
-        _tile_dpbf16ps(2, 4, 6);
-        _tile_dpbf16ps(2, 4, 7);
-        if (kLow) {
-            _tile_loadd(5, lo + 2 * outer, stride);
-            _tile_dpbf16ps(2, 5, 6);
-        }
-        beside.tick();
-        _tile_loadd(4, hi + 3 * outer, stride);
-        _tile_dpbf16ps(3, 4, 6);
-        _tile_dpbf16ps(3, 4, 7);
-        if (kLow) {
-            _tile_loadd(5, lo + 3 * outer, stride);
-            _tile_dpbf16ps(3, 5, 6);
-        }
-        beside.tick();
-    }
-}
-
-// Adds weights of 16 rows times values of 64 columns to the tiles of sums. beside: what vectors do meanwhile,
-// in 4 n ticks.
-template <bool kLow, class Beside>
-IKPY_AMX void multiply_values(const uint8_t* p, const uint8_t* v, int64_t n, Beside& beside) {
-    constexpr int64_t tile = (kLow ? 2 : 1) * kTileBytes;
-    for (int64_t k = 0; k < n; ++k, p += kPair, v += 4 * tile) {
-        _tile_loadd(4, p, 64);
-        _tile_loadd(5, p + kTileBytes, 64);
-        _tile_loadd(6, v, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(0, 5, 6);
-        if (kLow) {
-            _tile_loadd(7, v + kTileBytes, 64);
-            _tile_dpbf16ps(0, 4, 7);
-        }
-        beside.tick();
-        _tile_loadd(6, v + tile, 64);
-        _tile_dpbf16ps(1, 4, 6);
-        _tile_dpbf16ps(1, 5, 6);
-        if (kLow) {
-            _tile_loadd(7, v + tile + kTileBytes, 64);
-            _tile_dpbf16ps(1, 4, 7);
-        }
-        beside.tick();
-        _tile_loadd(6, v + 2 * tile, 64);
-        _tile_dpbf16ps(2, 4, 6);
-        _tile_dpbf16ps(2, 5, 6);
-        if (kLow) {
-            _tile_loadd(7, v + 2 * tile + kTileBytes, 64);
-            _tile_dpbf16ps(2, 4, 7);
-        }
-        beside.tick();
-        _tile_loadd(6, v + 3 * tile, 64);
-        _tile_dpbf16ps(3, 4, 6);
-        _tile_dpbf16ps(3, 5, 6);
-        if (kLow) {
-            _tile_loadd(7, v + 3 * tile + kTileBytes, 64);
-            _tile_dpbf16ps(3, 4, 7);
-        }
-        beside.tick();
-    }
-}
-
 // ---- operands ----
 
 inline void store(uint8_t* to, __m512i x) { _mm512_storeu_si512(to, x); }
 
-template <bool kSplit>
-void Halves<kSplit>::pack(const Shape& shape, const float* q, uint8_t* work) {
+// Floats in pairs as tiles and those of their low parts.
+template <TileFactors F>
+inline HalfPairs split_pair(__m512 first, __m512 second) {
+    if constexpr (F == TileFactors::kF16) return split_to_f16(first, second);
+    const FloatHalves a = split_rounded(first), b = split_rounded(second);
+    return {bf16_pairs(a.hi, b.hi), bf16_pairs(a.lo, b.lo)};
+}
+
+template <TileFactors F>
+void Halves<F>::pack(const Shape& shape, const float* q, uint8_t* work) {
     const Work w = work_at(shape, work);
     const int64_t depth = shape.dk() / kTileDepth, row_tiles = shape.rows / 16;
-    for (int64_t m = 0; m < row_tiles; ++m)
+    for (int64_t m = 0; m < row_tiles; ++m) {
+        __m512 scale = _mm512_set1_ps(1.0f);
+        if constexpr (F == TileFactors::kF16) {
+            scale = flash::half_scale(q + m * 16, shape.rows, shape.dk());
+            _mm512_storeu_ps(w.factors + m * 16, _mm512_div_ps(_mm512_set1_ps(1.0f), scale));
+        }
         for (int64_t k = 0; k < depth; ++k) {
             const int64_t begin = k / kChunk * kChunk, n = std::min(kChunk, depth - begin);
             uint8_t* to = w.q + (begin * row_tiles + m * n + k - begin) * kPair;
             for (int64_t i = 0; i < 16; ++i, to += 64) {
                 const float* first = q + (k * 32 + (kSplit ? i : 2 * i)) * shape.rows + m * 16;
                 const float* second = first + (kSplit ? 16 : 1) * shape.rows;
-                const FloatHalves a = split_rounded(_mm512_loadu_ps(first));
-                const FloatHalves b = split_rounded(_mm512_loadu_ps(second));
-                store(to, bf16_pairs(a.hi, b.hi));
-                store(to + kTileBytes, bf16_pairs(a.lo, b.lo));
+                const HalfPairs x = split_pair<F>(_mm512_mul_ps(scale, _mm512_loadu_ps(first)),
+                                                  _mm512_mul_ps(scale, _mm512_loadu_ps(second)));
+                store(to, x.hi);
+                store(to + kTileBytes, x.lo);
             }
         }
+    }
     load_tile_config(kTileHeight);
 }
 
@@ -260,15 +148,15 @@ KeyRows split_keys(const uint8_t* row, int64_t stride, int64_t n, uint8_t* to, B
 }
 
 // Row i of four right tiles: 64 columns of the cells i and i + 16 in pairs, each tile followed by its low
-// halves if there are any. The columns of BF16 rows stay in their 128 bits, see reorder_pairs.
-template <bool kSplit>
+// halves if there are any. The columns of rows that are not split stay in their 128 bits, see reorder_pairs.
+template <TileFactors F>
 inline void pair_row(const uint8_t* v, int64_t stride, uint8_t* to) {
-    constexpr int64_t tile = Halves<kSplit>::kValue;
+    constexpr int64_t tile = Halves<F>::kValue;
     const uint8_t* other = v + 16 * stride;
 #pragma GCC unroll 4
     for (int64_t j = 0; j < 4; ++j) {
         uint8_t* at = to + j * tile;
-        if constexpr (kSplit) {
+        if constexpr (F == TileFactors::kSplit) {
             store_halves(at, at + kTileBytes, Expanded(v + 32 * j), Expanded(other + 32 * j));
         } else {
             const __m512i x = _mm512_loadu_si512(v + 64 * (j / 2));
@@ -279,16 +167,16 @@ inline void pair_row(const uint8_t* v, int64_t stride, uint8_t* to) {
 }
 
 // 32 cells as right tiles.
-template <bool kSplit>
+template <TileFactors F>
 void pair_values(const uint8_t* v, int64_t stride, uint8_t* to, Background& next) {
     for (int64_t i = 0; i < 16; ++i, v += stride, to += 64) {
         if (i % 4 == 0) next.tick();
-        pair_row<kSplit>(v, stride, to);
+        pair_row<F>(v, stride, to);
     }
 }
 
 // Makes right tiles of 32 cells, a quarter of their rows per tick.
-template <bool kSplit>
+template <TileFactors F>
 struct PairBeside {
     const uint8_t* v;
     int64_t stride;
@@ -299,7 +187,7 @@ struct PairBeside {
         next.tick();
         if (!to) return;
 #pragma GCC unroll 4
-        for (int64_t i = 0; i < 4; ++i, v += stride, to += 64) pair_row<kSplit>(v, stride, to);
+        for (int64_t i = 0; i < 4; ++i, v += stride, to += 64) pair_row<F>(v, stride, to);
     }
 };
 
@@ -347,16 +235,25 @@ IKPY_AMX void score_split_keys(const Shape& shape, const Cells& cells, const uin
         beside.row = cells.rows[0] + 64 * (i + 1);
         beside.to = i + 1 < depth ? to : nullptr;
         asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read
-        multiply_keys<true>(keys, q, 1, beside);
+        multiply_keys<TileFactors::kSplit>(keys, q, 1, beside);
         keys = {to, to + kCells * 64, 64};
     }
     store_sums(s);
     asm volatile("" ::: "memory");
 }
 
-template <bool kSplit>
-IKPY_AMX void Halves<kSplit>::scores(const Shape& shape, const Cells& cells, int64_t, float* s, uint8_t* work,
-                                     Background& next) {
+// Scores of queries that were scaled.
+void scale_scores(const Shape& shape, const float* factors, float* s) {
+    for (int64_t m = 0; m < shape.rows; m += 16) {
+        const __m512 factor = _mm512_loadu_ps(factors + m);
+        for (int64_t c = 0; c < kCells; ++c, s += 16)
+            _mm512_storeu_ps(s, _mm512_mul_ps(factor, _mm512_loadu_ps(s)));
+    }
+}
+
+template <TileFactors F>
+IKPY_AMX void Halves<F>::scores(const Shape& shape, const Cells& cells, int64_t, float* s, uint8_t* work,
+                                Background& next) {
     const Work w = work_at(shape, work);
     const int64_t depth = shape.dk() / kTileDepth, row_tiles = shape.rows / 16;
     if (kSplit && row_tiles == 1) return score_split_keys(shape, cells, w.q, w.k, s, next);
@@ -369,24 +266,26 @@ IKPY_AMX void Halves<kSplit>::scores(const Shape& shape, const Cells& cells, int
         for (int64_t m = 0; m < row_tiles; ++m, q += n * kPair) {
             float* const sums = s + m * 16 * kCells;
             k > 0 ? load_sums(sums) : zero_sums();
-            multiply_keys<kSplit>(keys, q, n, next);
+            multiply_keys<F>(keys, q, n, next);
             store_sums(sums);
         }
     }
     asm volatile("" ::: "memory");
+    if (F == TileFactors::kF16) scale_scores(shape, w.factors, s);
 }
 
 // Weights of 16 rows and 32 cells from scores [32][16] as a left tile and its low halves; cells pair as those
 // of V tiles do. Returns their sums.
+template <TileFactors F>
 inline __m512 weigh_cells(const float* s, const __m512 top, __m512 total, uint8_t* to) {
     __m512i hi[16], lo[16];
     for (int64_t i = 0; i < 16; ++i) {
         const __m512 x = simd::exp2(_mm512_sub_ps(_mm512_loadu_ps(s + 16 * i), top));
         const __m512 y = simd::exp2(_mm512_sub_ps(_mm512_loadu_ps(s + 16 * (i + 16)), top));
         total = _mm512_add_ps(total, _mm512_add_ps(x, y));
-        const FloatHalves a = split_rounded(x), b = split_rounded(y);
-        hi[i] = bf16_pairs(a.hi, b.hi);
-        lo[i] = bf16_pairs(a.lo, b.lo);
+        const HalfPairs pair = split_pair<F>(x, y);
+        hi[i] = pair.hi;
+        lo[i] = pair.lo;
     }
     transpose16(hi);
     transpose16(lo);
@@ -397,37 +296,37 @@ inline __m512 weigh_cells(const float* s, const __m512 top, __m512 total, uint8_
     return total;
 }
 
-template <bool kSplit>
-void Halves<kSplit>::weigh(const Shape& shape, int64_t block, const float* s, const Softmax& softmax,
-                           uint8_t* work) {
+template <TileFactors F>
+void Halves<F>::weigh(const Shape& shape, int64_t block, const float* s, const Softmax& softmax,
+                      uint8_t* work) {
     uint8_t* to = work_at(shape, work).p + block * kBlockSteps * kPair;
     for (int64_t m = 0; m < shape.rows; m += 16, to += kDepthSteps * kPair) {
         const __m512 top = _mm512_loadu_ps(softmax.top + m);
         __m512 total = _mm512_loadu_ps(softmax.sum + m);
         for (int64_t k = 0; k < kBlockSteps; ++k, s += 32 * 16)
-            total = weigh_cells(s, top, total, to + k * kPair);
+            total = weigh_cells<F>(s, top, total, to + k * kPair);
         _mm512_storeu_ps(softmax.sum + m, total);
     }
 }
 
 // Outputs of 16 rows: the next values are paired while these meet weights. v: of the first cell, tiles: two
 // times those of 32 cells.
-template <bool kSplit>
+template <TileFactors F>
 IKPY_AMX void add_values(const uint8_t* v, int64_t stride, int64_t dv, const uint8_t* p, int64_t steps,
                          uint8_t* tiles, float* o, Background& next) {
-    constexpr int64_t bytes = kColumns / 16 * Halves<kSplit>::kValue;
+    constexpr int64_t bytes = kColumns / 16 * Halves<F>::kValue;
     const int64_t n = dv / kColumns * steps;
     const uint8_t* at = v;
-    PairBeside<kSplit> first{v, stride, tiles, next};
+    PairBeside<F> first{v, stride, tiles, next};
     for (int i = 0; i < 4; ++i) first.tick();
     for (int64_t i = 0, k = 0; i < n; ++i) {
         const bool more = k + 1 < steps;
         if (!more) v += 2 * kColumns;
         at = more ? at + (kTileDepth * stride) : v;
-        PairBeside<kSplit> beside{at, stride, i + 1 < n ? tiles + (i + 1) % 2 * bytes : nullptr, next};
+        PairBeside<F> beside{at, stride, i + 1 < n ? tiles + (i + 1) % 2 * bytes : nullptr, next};
         asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read
         if (k == 0) load_sums(o);
-        multiply_values<kSplit>(p + k * kPair, tiles + i % 2 * bytes, 1, beside);
+        multiply_values<F>(p + k * kPair, tiles + i % 2 * bytes, 1, beside);
         k = more ? k + 1 : 0;
         if (more) continue;
         store_sums(o);
@@ -436,25 +335,25 @@ IKPY_AMX void add_values(const uint8_t* v, int64_t stride, int64_t dv, const uin
     asm volatile("" ::: "memory");
 }
 
-template <bool kSplit>
-IKPY_AMX void Halves<kSplit>::outputs(const Shape& shape, const Blocks& blocks, float* o, uint8_t* work,
-                                      Background& next) {
+template <TileFactors F>
+IKPY_AMX void Halves<F>::outputs(const Shape& shape, const Blocks& blocks, float* o, uint8_t* work,
+                                 Background& next) {
     const Work w = work_at(shape, work);
     const int64_t stride = blocks.cells.stride[0], steps = blocks.n * kBlockSteps;
     const uint8_t* v = blocks.cells.rows[0] + 2 * shape.column;
     const uint8_t* p = w.p + blocks.begin * kBlockSteps * kPair;
     const int64_t row_sums = shape.dv * 16, row_tiles = shape.rows / 16;
-    if (row_tiles == 1) return add_values<kSplit>(v, stride, shape.dv, p, steps, w.v, o, next);
+    if (row_tiles == 1) return add_values<F>(v, stride, shape.dv, p, steps, w.v, o, next);
     for (int64_t d = 0; d < shape.dv; d += kColumns) {
         for (int64_t k = 0; k < steps; ++k)
-            pair_values<kSplit>(v + 32 * k * stride + 2 * d, stride, w.v + k * 4 * kValue, next);
+            pair_values<F>(v + 32 * k * stride + 2 * d, stride, w.v + k * 4 * kValue, next);
         asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read
         for (int64_t m = 0; m < row_tiles; ++m) {
             float* c = o + m * row_sums + d * 16;
             const float* after = m + 1 < row_tiles ? c + row_sums : o + (d + kColumns) * 16;
             Ahead beside(after, 4 * steps, next);
             load_sums(c);
-            multiply_values<kSplit>(p + m * kDepthSteps * kPair, w.v, steps, beside);
+            multiply_values<F>(p + m * kDepthSteps * kPair, w.v, steps, beside);
             store_sums(c);
         }
     }
@@ -462,8 +361,8 @@ IKPY_AMX void Halves<kSplit>::outputs(const Shape& shape, const Blocks& blocks, 
 }
 
 // Of kBlocks blocks.
-template <bool kSplit>
-int64_t Halves<kSplit>::ticks(const Shape& shape) {
+template <TileFactors F>
+int64_t Halves<F>::ticks(const Shape& shape) {
     const int64_t keys = kBlocks * (shape.dk() / kTileDepth), values = shape.dv / kColumns * kDepthSteps;
     if (shape.rows == 16) return (keys + values + (kSplit ? kBlocks : 0) + 1) * 4;
     const int64_t operands =
@@ -471,9 +370,9 @@ int64_t Halves<kSplit>::ticks(const Shape& shape) {
     return (keys + values) * 4 * (shape.rows / 16) + operands;
 }
 
-template <bool kSplit>
+template <TileFactors F>
 const Products* products_of() {
-    using K = Halves<kSplit>;
+    using K = Halves<F>;
     static const Products products = {64,
                                       1,
                                       K::kBlocks,
@@ -483,8 +382,9 @@ const Products* products_of() {
                                       K::scores,
                                       K::weigh,
                                       K::outputs,
-                                      kSplit ? nullptr : reorder_pairs,
-                                      flash::end_tiles};
+                                      K::kSplit ? nullptr : reorder_pairs,
+                                      flash::end_tiles,
+                                      K::kLift};
     return &products;
 }
 
@@ -492,8 +392,9 @@ const Products* products_of() {
 
 const Products* half_products(int type) {
     if (!has_amx()) return nullptr;
-    if (type == kF16) return products_of<true>();
-    return type == kBF16 ? products_of<false>() : nullptr;
+    if (type == kF16 && has_amx_halves()) return products_of<TileFactors::kF16>();
+    if (type == kF16) return products_of<TileFactors::kSplit>();
+    return type == kBF16 ? products_of<TileFactors::kBf16>() : nullptr;
 }
 
 #else

@@ -12,7 +12,7 @@ namespace {
 // Queries of the lanes from m on, so that halves keep their bits.
 void scale_q(const AttentionArgs& a, const TileBuffers& b, int64_t m) {
     float* const q = b.q + b.lane(m, a.dk);
-    const simd::V scale = flash::half_scale(q, a.dk);
+    const simd::V scale = flash::half_scale(q, 16, a.dk);
     flash::scale_lanes(q, a.dk, scale);
     simd::store(b.factor + m, simd::div(simd::set1(1.0f), scale));
 }

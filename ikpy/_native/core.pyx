@@ -29,6 +29,7 @@ cdef extern from "ikpy/executor.hpp" namespace "ikpy" nogil:
     int act_format(int, int64_t, cbool) except +
     cbool has_amx()
     cbool has_amx_halves()
+    cbool _rounds_f16_activations "ikpy::rounds_f16_activations"()
     cbool c_has_byte_permutes "ikpy::has_byte_permutes"()
     cbool c_has_unpacker "ikpy::has_unpacker"(int)
     size_t act_nbytes(int, int64_t, int64_t, int64_t)
@@ -117,6 +118,12 @@ def has_half_tiles() -> bool:
     """Whether the tile unit multiplies halves (AMX-FP16); IKPY_AMX=fp16 tries it on CPUs that do not list it,
     IKPY_AMX=bf16 does without."""
     return has_amx_halves()
+
+
+def rounds_f16_activations() -> bool:
+    """Whether products of F16 weights round activations to f16, on a tile unit that multiplies halves: IKPY_AMX=fp16 asks
+    for it."""
+    return _rounds_f16_activations()
 
 
 def has_byte_permutes() -> bool:

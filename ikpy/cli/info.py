@@ -62,8 +62,10 @@ def tile_unit(core: ModuleType) -> str:
     """What the native core uses of the CPU's tile unit."""
     if not core.has_tiles():
         return "none in use"
+    if core.rounds_f16_activations():
+        return "AMX bf16 and fp16, used for prompts, F16 weights included (IKPY_AMX=0 turns it off)"
     if core.has_half_tiles():
-        return "AMX bf16 and fp16, used for prompts (IKPY_AMX=0 turns it off, IKPY_AMX=bf16 the fp16 products)"
+        return "AMX bf16 and fp16, used for prompts (IKPY_AMX=0 turns it off; fp16: F16 weights, too)"
     return "AMX bf16, used for prompts (IKPY_AMX=0 turns it off)"
 
 

@@ -18,7 +18,7 @@ from tests.cpu.test_matmul_tiles import product
 if not core.has_tiles():
     pytest.skip("this CPU or build has no AMX tiles with bf16", allow_module_level=True)
 
-HALVES = core.has_half_tiles()
+HALVES = core.rounds_f16_activations()
 halves_only = pytest.mark.skipif(not HALVES, reason="no tile products of halves in use (IKPY_AMX=fp16 asks for them)")
 split_only = pytest.mark.skipif(HALVES, reason="tile products of halves in use (IKPY_AMX=bf16 does without)")
 TOKENS = (1, 2, 3, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 63, 64, 65, 129)
@@ -29,7 +29,7 @@ def test_the_other_products_of_this_cpu() -> None:
     """What this process does not use, in one that does: IKPY_AMX is read once per process."""
     env = {**os.environ, "IKPY_AMX": "bf16" if HALVES else "fp16"}
     root = Path(__file__).parents[2]
-    probe = "from ikpy._native import core; print(core.has_half_tiles())"
+    probe = "from ikpy._native import core; print(core.rounds_f16_activations())"
     found = subprocess.run([sys.executable, "-c", probe], env=env, cwd=root, capture_output=True, text=True, check=True)
     if found.stdout.strip() != str(not HALVES):
         pytest.skip("this CPU's tile unit does not multiply halves")

@@ -44,7 +44,7 @@ def product(name: str, data: np.ndarray, k: int, n: int, x: np.ndarray, threads:
 def test_types_that_use_tiles() -> None:
     assert set(FAST_TYPES) - set(TILE_TYPES) == {"F32", "F16"}
     assert core.activation_format(by_name("Q4_K").id, 1) == 1, "a single token must keep int8 activations"
-    assert core.activation_format(by_name("F16").id, 512) == (4 if core.has_half_tiles() else 3)
+    assert core.activation_format(by_name("F16").id, 512) == (4 if core.rounds_f16_activations() else 3)
     assert core.activation_format(by_name("F16").id, 1) == 0, "a single token must keep f32 activations"
 
 

@@ -245,7 +245,7 @@ def test_states_reach_prediction_heads() -> None:
     n = len(head.states)
     assert n >= len(prompt) + 18
     error = np.abs(np.array(head.states) - ctx.embeddings[:n]).max(axis=1)
-    bound = 3e-3 if core.has_half_tiles() else 1e-3  # batches of F16 weights round activations to 11 bits then
+    bound = 3e-3 if core.rounds_f16_activations() else 1e-3  # batches of F16 weights round activations to 11 bits then
     assert error.max() < bound, f"state {error.argmax()} differs by {error.max()}"
 
 

@@ -15,21 +15,21 @@ CHECK = """
 import signal
 signal.signal(signal.SIGILL, signal.SIG_IGN)
 from ikpy._native import core
-print(core.has_tiles(), core.has_half_tiles())
+print(core.has_tiles(), core.has_half_tiles(), core.rounds_f16_activations())
 signal.raise_signal(signal.SIGILL)
 """
 
 
-def units(value: str | None) -> tuple[bool, bool]:
-    """has_tiles() and has_half_tiles() of a process with this IKPY_AMX."""
+def units(value: str | None) -> tuple[bool, bool, bool]:
+    """has_tiles(), has_half_tiles() and rounds_f16_activations() of a process with this IKPY_AMX."""
     env = {name: text for name, text in os.environ.items() if name != "IKPY_AMX"}
     if value is not None:
         env["IKPY_AMX"] = value
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", CHECK], cwd=root, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"IKPY_AMX={value}: {done.stderr}"
-    tiles, halves = done.stdout.split()
-    return tiles == "True", halves == "True"
+    tiles, halves, rounds = (word == "True" for word in done.stdout.split())
+    return tiles, halves, rounds
 
 
 def listed() -> bool:
@@ -40,12 +40,14 @@ def listed() -> bool:
 
 
 def test_environment_decides() -> None:
-    tiles, halves = units(None)
+    tiles, halves, rounds = units(None)
+    assert not rounds, "activations were rounded without a wish"
     assert halves == (tiles and listed()), "without a wish only what the CPU lists"
-    assert units("0") == (False, False)
-    assert units("bf16") == (tiles, False)
-    asked_tiles, asked_halves = units("fp16")
+    assert units("0") == (False, False, False)
+    assert units("bf16") == (tiles, False, False)
+    asked_tiles, asked_halves, asked_rounds = units("fp16")
     assert asked_tiles == tiles
+    assert asked_rounds == asked_halves
     assert asked_halves >= halves, "asking for a trial took away what the CPU lists"
 
 

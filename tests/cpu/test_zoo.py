@@ -137,7 +137,7 @@ def test_logits(name: str, key: str) -> None:
     where = f"{name} {key}: worst position {rows[worst]}, off by {error[worst]:.5f}"
     reference = _reference_distance(model, setting)
     if {setting["cache_k"], setting["cache_v"]} == {"f16"}:
-        factor = 3 if core.has_half_tiles() else 2
+        factor = 3 if core.rounds_f16_activations() else 2
         assert error[worst] <= max(factor * reference["max_abs"], 0.012), f"{where}; reference {reference['max_abs']}"
         return
     kl, bound = _kl(truth, ours), max(3 * reference["kl_mean"], 1e-4)
@@ -150,7 +150,7 @@ def test_logits(name: str, key: str) -> None:
 
 
 not_halves = pytest.mark.skipif(
-    core.has_half_tiles(), reason="products of halves round activations to 11 bits: test_logits bounds them"
+    core.rounds_f16_activations(), reason="products of halves round activations to 11 bits: test_logits bounds them"
 )
 ONE_PER_MODEL = [name for name, model in MANIFEST.items() if model["arch"] in ARCHITECTURES]
 

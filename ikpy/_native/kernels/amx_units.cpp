@@ -100,6 +100,11 @@ bool has_amx_halves() {
     return available;
 }
 
+bool rounds_f16_activations() {
+    static const bool asked = has_amx_halves() && wanted("fp16");
+    return asked;
+}
+
 }  // namespace ikpy
 
 #else
@@ -107,6 +112,7 @@ bool has_amx_halves() {
 namespace ikpy {
 bool has_amx() { return false; }
 bool has_amx_halves() { return false; }
+bool rounds_f16_activations() { return false; }
 }  // namespace ikpy
 
 #endif

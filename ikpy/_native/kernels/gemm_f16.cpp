@@ -20,7 +20,7 @@ namespace {
 // splitting the weights. More than 64 tokens meet panels of split weights: 512 tokens take 0.8 of the time of
 // passes. The product with the low part of the tokens keeps 8 significant bits.
 constexpr int kTileTokens = 9;
-// Where tiles multiply halves. 2,048 x 8,192 weights, Gop/s of rows and tiles: 4 tokens 117 and 94, 5 tokens
+// Of products of halves. 2,048 x 8,192 weights, Gop/s of rows and tiles: 4 tokens 117 and 94, 5 tokens
 // 135 and 117, 6 tokens 137 and 139, 8 tokens 125 and 188.
 constexpr int kHalfTileTokens = 6;
 
@@ -129,7 +129,7 @@ size_t half_work_bytes(int64_t n_in) { return word_row_tiles_work_bytes(TileFact
 }  // namespace
 
 TileKernels f16_tile_kernels() {
-    if (has_amx_halves()) return {half_tiles, kActF16, kHalfTileTokens, half_work_bytes};
+    if (rounds_f16_activations()) return {half_tiles, kActF16, kHalfTileTokens, half_work_bytes};
     return {split_tiles, kActSplit, kTileTokens, split_work_bytes};
 }
 

@@ -82,6 +82,9 @@ bool has_amx();
 // Whether those tiles multiply halves too (AMX-FP16): the CPU lists it, or IKPY_AMX=fp16 asks for a trial and
 // the instruction works. IKPY_AMX=bf16 does without.
 bool has_amx_halves();
+// Whether F16 weights meet them as halves: one product instead of three of bf16, for activations rounded to
+// f16. Only IKPY_AMX=fp16 asks for that: numbers of F16 models move by more than the reference is off.
+bool rounds_f16_activations();
 
 // Whether single-token products of grid types use byte permutations (VBMI, GFNI): the CPU has them and
 // IKPY_VBMI is not 0.

@@ -1,6 +1,7 @@
 """Picks the native core for this machine: the best built ISA tier that the CPU supports.
 
-IKPY_ISA=avx512|avx2|portable overrides the choice. Attributes: core (the module), tier, available_tiers.
+IKPY_ISA=avx512|avx2|portable overrides the choice; the core itself reads IKPY_AMX.
+Attributes: core (the module), tier, available_tiers.
 """
 
 import importlib
@@ -11,6 +12,7 @@ from types import ModuleType
 from ikpy.errors import UnsupportedError
 
 TIERS = ("avx512", "avx2", "portable")
+AMX_USES = ("0", "1", "bf16", "fp16")
 
 
 def _runnable(tier: str, features: dict[str, bool]) -> bool:
@@ -28,6 +30,9 @@ def _select() -> tuple[ModuleType, str, tuple[str, ...]]:
         raise UnsupportedError("ikpy's native modules are not built; run `pip install -e .` in the checkout") from error
     features = cpu.features()
     available = tuple(t for t in TIERS if _built(t) and _runnable(t, features))
+    amx = os.environ.get("IKPY_AMX")
+    if amx and amx not in AMX_USES:
+        raise UnsupportedError(f"IKPY_AMX={amx}: unknown use of the tile unit; give one of {', '.join(AMX_USES)}")
     wanted = os.environ.get("IKPY_ISA")
     if wanted and wanted not in available:
         raise UnsupportedError(

@@ -55,3 +55,11 @@ def test_info_names_what_is_in_use() -> None:
     text = tile_unit(core)
     assert ("bf16" in text) == core.has_tiles()
     assert ("fp16" in text) == core.has_half_tiles()
+
+
+def test_unknown_use_is_refused() -> None:
+    env = os.environ | {"IKPY_AMX": "fp8"}
+    command = [sys.executable, "-m", "ikpy", "info"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and not done.stdout
+    assert done.stderr == "error: IKPY_AMX=fp8: unknown use of the tile unit; give one of 0, 1, bf16, fp16\n"

@@ -14,19 +14,12 @@ namespace flash {
 namespace {
 
 // Row tiles r, lane tiles m of the sums in tiles 2 r + m; left operands in 4 and 5, right ones in 6 and 7.
-template <Numbers N, int NR, int NL>
+template <TileFactors F, int NR, int NL>
 IKPY_AMX inline void multiply_loaded() {
-    if constexpr (N == Numbers::kF16) {
-        tile_dpfp16ps<0, 4, 6>();
-        if (NL == 2) tile_dpfp16ps<1, 4, 7>();
-        if (NR == 2) tile_dpfp16ps<2, 5, 6>();
-        if (NR == 2 && NL == 2) tile_dpfp16ps<3, 5, 7>();
-    } else {
-        _tile_dpbf16ps(0, 4, 6);
-        if (NL == 2) _tile_dpbf16ps(1, 4, 7);
-        if (NR == 2) _tile_dpbf16ps(2, 5, 6);
-        if (NR == 2 && NL == 2) _tile_dpbf16ps(3, 5, 7);
-    }
+    ikpy::tile_product<F, 0, 4, 6>();
+    if (NL == 2) ikpy::tile_product<F, 1, 4, 7>();
+    if (NR == 2) ikpy::tile_product<F, 2, 5, 6>();
+    if (NR == 2 && NL == 2) ikpy::tile_product<F, 3, 5, 7>();
 }
 
 template <int NR>
@@ -41,7 +34,7 @@ IKPY_AMX inline void load_right(const uint16_t* b, int64_t to_next) {
     if (NL == 2) _tile_loadd(7, b + to_next, 64);
 }
 
-template <Numbers N, int NR, int NL>
+template <TileFactors F, int NR, int NL>
 IKPY_AMX void block(const Halves& a, int64_t lda, const RightTiles& b, int64_t depth, const SumTiles& c,
                     bool add) {
     constexpr int64_t kLower = kTileHeight * kTileHeight;
@@ -62,15 +55,15 @@ IKPY_AMX void block(const Halves& a, int64_t lda, const RightTiles& b, int64_t d
         if (a.lo) {
             load_left<NR>(a.lo + k, lda);
             load_right<NL>(b.at.hi + pair, b.to_next);
-            multiply_loaded<N, NR, NL>();
+            multiply_loaded<F, NR, NL>();
             load_left<NR>(a.hi + k, lda);
         } else {
             load_left<NR>(a.hi + k, lda);
             load_right<NL>(b.at.hi + pair, b.to_next);
         }
-        multiply_loaded<N, NR, NL>();
+        multiply_loaded<F, NR, NL>();
         load_right<NL>(b.at.lo + pair, b.to_next);
-        multiply_loaded<N, NR, NL>();
+        multiply_loaded<F, NR, NL>();
     }
     _tile_stored(0, left, 64);
     if (NL == 2) _tile_stored(1, right, 64);
@@ -94,7 +87,7 @@ void scale_lanes(float* o, int64_t n_rows, simd::V factor) {
 
 namespace {
 
-template <Numbers N>
+template <TileFactors F>
 IKPY_AMX void product_of(const LeftTiles& a, const RightTiles& b, int64_t n_lanes, int64_t depth,
                          const SumTiles& c, bool add, Prefetch& next) {
     constexpr int64_t kBlock = 2 * kTileHeight;
@@ -109,8 +102,8 @@ IKPY_AMX void product_of(const LeftTiles& a, const RightTiles& b, int64_t n_lane
             const RightTiles right = {{b.at.hi + lanes * b.to_next, b.at.lo + lanes * b.to_next}, b.to_next};
             const SumTiles sums = {c.at + lanes * c.to_next + r * kTileHeight, c.to_next};
             const bool two_lanes = m + kTileHeight < n_lanes;
-            const auto run = two_rows ? (two_lanes ? block<N, 2, 2> : block<N, 2, 1>)
-                                      : (two_lanes ? block<N, 1, 2> : block<N, 1, 1>);
+            const auto run = two_rows ? (two_lanes ? block<F, 2, 2> : block<F, 2, 1>)
+                                      : (two_lanes ? block<F, 1, 2> : block<F, 1, 1>);
             run(left, a.ld, right, depth, sums, add);
         }
     }
@@ -118,10 +111,11 @@ IKPY_AMX void product_of(const LeftTiles& a, const RightTiles& b, int64_t n_lane
 
 }  // namespace
 
-void tile_product(Numbers numbers, const LeftTiles& a, const RightTiles& b, int64_t n_lanes, int64_t depth,
-                  const SumTiles& c, bool add, Prefetch& next) {
+void tile_product(TileFactors factors, const LeftTiles& a, const RightTiles& b, int64_t n_lanes,
+                  int64_t depth, const SumTiles& c, bool add, Prefetch& next) {
     asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read
-    const auto product = numbers == Numbers::kF16 ? product_of<Numbers::kF16> : product_of<Numbers::kBF16>;
+    const auto product =
+        factors == TileFactors::kF16 ? product_of<TileFactors::kF16> : product_of<TileFactors::kSplit>;
     product(a, b, n_lanes, depth, c, add, next);
 }
 
@@ -130,7 +124,7 @@ void end_tiles() { release_tiles(); }
 
 #else
 
-void tile_product(Numbers, const LeftTiles&, const RightTiles&, int64_t, int64_t, const SumTiles&, bool,
+void tile_product(TileFactors, const LeftTiles&, const RightTiles&, int64_t, int64_t, const SumTiles&, bool,
                   Prefetch&) {
     throw std::logic_error("this build has no tile products");
 }

@@ -6,15 +6,16 @@
 
 #include "kernels/flash_prefetch.hpp"
 #include "kernels/simd_f32.hpp"
+#include "kernels/tile_factors.hpp"
 
 namespace ikpy {
 namespace flash {
 
-// What values are sums of two of: bf16 numbers, or halves (f16) on a unit that multiplies these. K and V of
-// F16 caches are halves as they are and queries and weights keep 22 bits, with two products instead of three.
-enum class Numbers { kBF16, kF16 };
+// Of the factors there are two kinds (TileFactors): kSplit, and kF16 where the unit multiplies halves. K and
+// V of F16 caches are halves as they are and queries and weights keep 22 bits, with two products instead of
+// three.
 
-// A matrix of numbers; lo is null when the values have no low half.
+// A matrix of factors; lo is null when the values have no low half.
 struct Halves {
     uint16_t* hi;
     uint16_t* lo;
@@ -40,11 +41,11 @@ void transpose_halves(const uint8_t* x, int64_t stride, int64_t n_rows, int64_t 
 simd::V half_scale(const float* x, int64_t ld, int64_t n_rows);
 
 // Rows [n_rows][16] as right operand [depth / 2][16][2], zeros from n_rows to depth (a multiple of 32).
-void split_pairs(Numbers numbers, const float* x, int64_t n_rows, int64_t depth, const Halves& out);
+void split_pairs(TileFactors factors, const float* x, int64_t n_rows, int64_t depth, const Halves& out);
 
 // Weights 2^(factor s[r][.] - top) of 16 lanes, s [n_rows][16], as right operand, zeros from n_rows to the
 // next multiple of 32; returns their sums.
-simd::V exp2_pairs(Numbers numbers, const float* s, int64_t n_rows, simd::V factor, simd::V top,
+simd::V exp2_pairs(TileFactors factors, const float* s, int64_t n_rows, simd::V factor, simd::V top,
                    const Halves& out);
 
 // The new references of 16 lanes whose maximum so far is `top`: the old ones unless they lie more than
@@ -77,8 +78,8 @@ struct SumTiles {
 // c[r][m] = (or +=) sum over depth of a[r][.] b[.][m] for all rows of a and n_lanes lanes (multiples of 16).
 // next: fetched meanwhile, a few lines at a time: more at once than a core waits for delay the products.
 // Tiles must be configured.
-void tile_product(Numbers numbers, const LeftTiles& a, const RightTiles& b, int64_t n_lanes, int64_t depth,
-                  const SumTiles& c, bool add, Prefetch& next);
+void tile_product(TileFactors factors, const LeftTiles& a, const RightTiles& b, int64_t n_lanes,
+                  int64_t depth, const SumTiles& c, bool add, Prefetch& next);
 
 void begin_tiles();
 void end_tiles();

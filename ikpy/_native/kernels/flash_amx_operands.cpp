@@ -30,34 +30,34 @@ inline void store_split(__m512 x, const Halves& out, int64_t at) {
     if (out.lo) _mm256_storeu_si256(reinterpret_cast<__m256i*>(out.lo + at), rounded_upper(s.lo));
 }
 
-template <Numbers N>
+template <TileFactors F>
 inline void store_pair(__m512 first, __m512 second, const Halves& out, int64_t at);
 
 template <>
-inline void store_pair<Numbers::kBF16>(__m512 first, __m512 second, const Halves& out, int64_t at) {
+inline void store_pair<TileFactors::kSplit>(__m512 first, __m512 second, const Halves& out, int64_t at) {
     const FloatHalves a = split_rounded(first), b = split_rounded(second);
     _mm512_storeu_si512(out.hi + at, bf16_pairs(a.hi, b.hi));
     if (out.lo) _mm512_storeu_si512(out.lo + at, bf16_pairs(a.lo, b.lo));
 }
 
 template <>
-inline void store_pair<Numbers::kF16>(__m512 first, __m512 second, const Halves& out, int64_t at) {
+inline void store_pair<TileFactors::kF16>(__m512 first, __m512 second, const Halves& out, int64_t at) {
     const HalfPairs x = split_to_f16(first, second);
     _mm512_storeu_si512(out.hi + at, x.hi);
     _mm512_storeu_si512(out.lo + at, x.lo);
 }
 
-template <Numbers N>
+template <TileFactors F>
 void pairs_of(const float* x, int64_t n_rows, int64_t depth, const Halves& out) {
     for (int64_t d = 0; d < depth; d += 2) {
         const float* at = x + d * 16;
         const __m512 first = d < n_rows ? _mm512_loadu_ps(at) : _mm512_setzero_ps();
         const __m512 second = d + 1 < n_rows ? _mm512_loadu_ps(at + 16) : _mm512_setzero_ps();
-        store_pair<N>(first, second, out, d * 16);
+        store_pair<F>(first, second, out, d * 16);
     }
 }
 
-template <Numbers N>
+template <TileFactors F>
 simd::V weight_pairs(const float* s, int64_t n_rows, simd::V factor, simd::V top, const Halves& out) {
     __m512 total = _mm512_setzero_ps();
     for (int64_t r = 0; r < (n_rows + 31) / 32 * 32; r += 2) {
@@ -66,7 +66,7 @@ simd::V weight_pairs(const float* s, int64_t n_rows, simd::V factor, simd::V top
             if (r + i < n_rows)
                 p[i] = simd::exp2(_mm512_fmsub_ps(_mm512_loadu_ps(s + (r + i) * 16), factor, top));
         total = _mm512_add_ps(total, _mm512_add_ps(p[0], p[1]));
-        store_pair<N>(p[0], p[1], out, r * 16);
+        store_pair<F>(p[0], p[1], out, r * 16);
     }
     return total;
 }
@@ -97,13 +97,15 @@ void split_transposed(const float* x, int64_t ld, int64_t n_rows, int64_t n, con
     }
 }
 
-void split_pairs(Numbers numbers, const float* x, int64_t n_rows, int64_t depth, const Halves& out) {
-    (numbers == Numbers::kF16 ? pairs_of<Numbers::kF16> : pairs_of<Numbers::kBF16>)(x, n_rows, depth, out);
+void split_pairs(TileFactors factors, const float* x, int64_t n_rows, int64_t depth, const Halves& out) {
+    (factors == TileFactors::kF16 ? pairs_of<TileFactors::kF16> : pairs_of<TileFactors::kSplit>)(x, n_rows,
+                                                                                                 depth, out);
 }
 
-simd::V exp2_pairs(Numbers numbers, const float* s, int64_t n_rows, simd::V factor, simd::V top,
+simd::V exp2_pairs(TileFactors factors, const float* s, int64_t n_rows, simd::V factor, simd::V top,
                    const Halves& out) {
-    const auto pairs = numbers == Numbers::kF16 ? weight_pairs<Numbers::kF16> : weight_pairs<Numbers::kBF16>;
+    const auto pairs =
+        factors == TileFactors::kF16 ? weight_pairs<TileFactors::kF16> : weight_pairs<TileFactors::kSplit>;
     return pairs(s, n_rows, factor, top, out);
 }
 
@@ -142,8 +144,8 @@ simd::V half_scale(const float* x, int64_t ld, int64_t n_rows) {
 
 void split_rows(const float*, int64_t, int64_t, int64_t, const Halves&, int64_t) {}
 void split_transposed(const float*, int64_t, int64_t, int64_t, const Halves&, int64_t) {}
-void split_pairs(Numbers, const float*, int64_t, int64_t, const Halves&) {}
-simd::V exp2_pairs(Numbers, const float*, int64_t, simd::V, simd::V top, const Halves&) { return top; }
+void split_pairs(TileFactors, const float*, int64_t, int64_t, const Halves&) {}
+simd::V exp2_pairs(TileFactors, const float*, int64_t, simd::V, simd::V top, const Halves&) { return top; }
 void copy_halves(const uint8_t*, int64_t, int64_t, int64_t, uint16_t*, int64_t) {}
 void transpose_halves(const uint8_t*, int64_t, int64_t, int64_t, uint16_t*, int64_t) {}
 simd::V half_scale(const float*, int64_t, int64_t) { return simd::set1(1.0f); }

@@ -72,7 +72,7 @@ void run_full(const AttentionArgs& a, const Tile& tile, int64_t first, int64_t l
         load_v_tile(a, tile, c0, part.end, b);
         const float* weights = b.s + (c0 - first) * b.row;
         for (int64_t m = 0; b.p2.hi && m < b.lanes; m += kLanes)
-            flash::split_pairs(b.v_numbers, weights + b.lane(m, b.s_rows), part.end,
+            flash::split_pairs(b.v_factors, weights + b.lane(m, b.s_rows), part.end,
                                round_up(part.end, kDepth), offset(b.p2, m * kTileCells));
         outputs(b, a.dv, part, weights, next);
     }

@@ -22,14 +22,14 @@ struct TileBuffers {
     uint32_t* bits;                // [kWords][lanes]
     uint8_t* known;                // [row tiles][K/V tiles]: 0 or 1 + Visibility, the same for every K head
     flash::Halves q2, k2, v2, p2;  // operands of tile products, null without a tile unit
-    flash::Numbers k_numbers, v_numbers;  // of both products
+    TileFactors k_factors, v_factors;  // of both products
     int64_t kv_tiles;
     int64_t ldk, ldv, lanes;
     int64_t row;             // from a row of a matrix of lanes to the next
     int64_t s_rows, o_rows;  // of the scores and of the output
 
     // How far weights are lifted above 2^(score - maximum).
-    float lift() const { return v_numbers == flash::Numbers::kF16 ? flash::kHalfLift : 0.0f; }
+    float lift() const { return v_factors == TileFactors::kF16 ? flash::kHalfLift : 0.0f; }
     // Where lane m, the first of a vector, of a matrix of n_rows rows starts.
     int64_t lane(int64_t m, int64_t n_rows) const { return row == lanes ? m : m * n_rows; }
 };

@@ -56,13 +56,13 @@ bool stored_as(int type, const Tensor* x, const Tensor* x1) {
     return x->type == type && (!x1 || x1->type == type);
 }
 
-flash::Numbers numbers_of(const Tensor* x, const Tensor* x1 = nullptr) {
-    return has_amx_halves() && stored_as(kF16, x, x1) ? flash::Numbers::kF16 : flash::Numbers::kBF16;
+TileFactors factors_of(const Tensor* x, const Tensor* x1 = nullptr) {
+    return has_amx_halves() && stored_as(kF16, x, x1) ? TileFactors::kF16 : TileFactors::kSplit;
 }
 
 // Not where the stored values are numbers of the products.
 bool has_low(const Tensor* x, const Tensor* x1 = nullptr) {
-    return numbers_of(x, x1) == flash::Numbers::kBF16 && !stored_as(kBF16, x, x1);
+    return factors_of(x, x1) == TileFactors::kSplit && !stored_as(kBF16, x, x1);
 }
 
 // n values in two halves, or in one.
@@ -104,10 +104,10 @@ TileBuffers layout(uint8_t* scratch, const AttentionArgs& a, int64_t lanes) {
     b.bits = reinterpret_cast<uint32_t*>(take(at, kWords * lanes));
     std::fill_n(b.factor, lanes, 1.0f);
     b.q2 = b.k2 = b.v2 = b.p2 = {};
-    b.k_numbers = b.v_numbers = flash::Numbers::kBF16;
+    b.k_factors = b.v_factors = TileFactors::kSplit;
     if (uses_tiles(a)) {
-        b.k_numbers = numbers_of(a.k, a.k1);
-        b.v_numbers = numbers_of(a.v);
+        b.k_factors = factors_of(a.k, a.k1);
+        b.v_factors = factors_of(a.v);
         b.q2 = take_halves(at, round_up(a.dk, kDepth) * lanes);
         b.k2 = take_halves(at, kTileCells * round_up(a.dk, kDepth), has_low(a.k, a.k1));
         b.v2 = take_halves(at, kTileCells * round_up(a.dv, 16), has_low(a.v));

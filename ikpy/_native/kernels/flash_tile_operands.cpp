@@ -39,14 +39,14 @@ void pack_q(const AttentionArgs& a, const Tile& tile, const TileBuffers& b) {
         float* const q = b.q + b.lane(m, a.dk);
         flash::rows_to_lanes(rows, a.dk, a.q_factor(), q, b.row);
         if (!b.q2.hi) continue;
-        if (b.k_numbers == flash::Numbers::kF16) scale_q(a, b, m);
+        if (b.k_factors == TileFactors::kF16) scale_q(a, b, m);
         const int64_t depth = round_up(a.dk, kDepth);
-        flash::split_pairs(b.k_numbers, q, a.dk, depth, offset(b.q2, m * depth));
+        flash::split_pairs(b.k_factors, q, a.dk, depth, offset(b.q2, m * depth));
     }
 }
 
 void load_k_tile(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t n, const TileBuffers& b) {
-    if (b.k_numbers == flash::Numbers::kF16) return load_k_halves(a, tile, c0, n, b);
+    if (b.k_factors == TileFactors::kF16) return load_k_halves(a, tile, c0, n, b);
     a.load_k(row<uint8_t>(*a.k, tile.kv_head, c0), a.k->nb[2], n, a.d0, b.k, b.ldk);
     if (a.k1) {
         a.load_k1(row<uint8_t>(*a.k1, a.k1_head(tile.kv_head), c0), a.k1->nb[2], n, a.d1, b.k + a.d0, b.ldk);
@@ -57,7 +57,7 @@ void load_k_tile(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t n
 
 void load_v_tile(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t n, const TileBuffers& b) {
     const uint8_t* const v = row<uint8_t>(*a.v, a.v_head(tile.kv_head), c0);
-    if (b.v_numbers == flash::Numbers::kF16)
+    if (b.v_factors == TileFactors::kF16)
         return flash::transpose_halves(v, a.v->nb[2], n, a.dv, b.v2.hi, kTileCells);
     if (!a.v_in_k) a.load_v(v, a.v->nb[2], n, a.dv, b.v, b.ldv);
     if (b.v2.hi) flash::split_transposed(b.v, b.ldv, n, a.dv, b.v2, kTileCells);

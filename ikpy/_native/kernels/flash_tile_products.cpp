@@ -23,7 +23,7 @@ void for_lane_groups(const Part& part, Call call) {
 // Scores of whole groups of 16 cells: the tile has room for them, nobody reads those beyond the part.
 void score_tiles(const TileBuffers& b, int64_t dk, const Part& part, float* s, flash::Prefetch& next) {
     const int64_t ld = round_up(dk, kDepth);
-    flash::tile_product(b.k_numbers, {offset(b.k2, part.begin * ld), ld, round_up(part.end - part.begin, 16)},
+    flash::tile_product(b.k_factors, {offset(b.k2, part.begin * ld), ld, round_up(part.end - part.begin, 16)},
                         {offset(b.q2, part.m * ld), ld * 16}, part.lanes, ld,
                         {s + part.begin * b.row + b.lane(part.m, b.s_rows), b.s_rows * 16}, false, next);
 }
@@ -32,7 +32,7 @@ void score_tiles(const TileBuffers& b, int64_t dk, const Part& part, float* s, f
 void output_tiles(const TileBuffers& b, int64_t dv, const Part& part, flash::Prefetch& next) {
     for (int64_t m = part.m; m < part.m + part.lanes; m += kLanes)
         flash::scale_lanes(b.o + b.lane(m, b.o_rows), dv, simd::load(b.alpha + m));
-    flash::tile_product(b.v_numbers, {offset(b.v2, part.begin), kTileCells, round_up(dv, 16)},
+    flash::tile_product(b.v_factors, {offset(b.v2, part.begin), kTileCells, round_up(dv, 16)},
                         {offset(b.p2, part.m * kTileCells), kTileCells * 16}, part.lanes,
                         round_up(part.end - part.begin, kDepth),
                         {b.o + b.lane(part.m, b.o_rows), b.o_rows * 16}, true, next);

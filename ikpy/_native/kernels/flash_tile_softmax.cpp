@@ -56,7 +56,7 @@ void online_softmax(const AttentionArgs& a, const TileBuffers& b, const Part& pa
         V top = simd::max(before, finish_scores(a, s, b, part, m, masked));
         if (b.p2.hi) top = flash::raised(before, top, b.lift());
         const V total = b.p2.hi
-                            ? flash::exp2_pairs(b.v_numbers, s + part.begin * b.row, part.end - part.begin,
+                            ? flash::exp2_pairs(b.v_factors, s + part.begin * b.row, part.end - part.begin,
                                                 load(b.factor + m), top, offset(b.p2, m * kTileCells))
                             : exp2_scores(s, b, part, top);
         const V alpha = simd::exp2(sub(before, top));

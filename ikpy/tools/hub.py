@@ -16,6 +16,9 @@ from ikpy.gguf.splits import split_parts, split_path
 NO_MODELS = re.compile(r"mmproj|imatrix|(^|/)mtp-", re.IGNORECASE)
 USUAL_QUANTS = ("Q4_K_M", "Q4_K_S", "IQ4_XS", "Q4_0", "Q5_K_M", "Q8_0")
 """Taken in this order when no quantization is named."""
+ANSWER_SECONDS = 5.0
+"""The hub's first answer may take so long. It is asked for once: huggingface_hub's own requests for lists and files try
+again for half a minute where nothing answers."""
 
 
 def split_spec(spec: str) -> tuple[str, str | None]:
@@ -86,7 +89,8 @@ def fetch(spec: str, file: str | None, token: str | None, log: Callable[[str], N
     if offline:
         return cached(repo, quant, file, OfflineModeIsEnabled("--offline"))
     try:
-        names = [file] if file else choose(HfApi(token=token).list_repo_files(repo), quant, repo)
+        known = HfApi(token=token).model_info(repo, timeout=ANSWER_SECONDS).siblings or []
+        names = [file] if file else choose([item.rfilename for item in known], quant, repo)
         paths = []
         for name in names:
             log(f"hub: {repo}/{name}")
@@ -137,5 +141,6 @@ def cached(repo: str, quant: str | None, file: str | None, error: Exception) -> 
     wanted = file or (f"{repo}:{quant}" if quant else repo)
     raise ResourceError(
         f"-hf {repo}: the hub at {constants.ENDPOINT} {asked} and {wanted} is not in the cache "
-        f"{constants.HF_HUB_CACHE}; go online once, or download the file elsewhere and give it with -m"
+        f"{constants.HF_HUB_CACHE}; go online once, bring the cache of another machine (HF_HOME says where it is), "
+        "or download the file elsewhere and give it with -m"
     ) from error

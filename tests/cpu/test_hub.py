@@ -22,6 +22,8 @@ from ikpy.tools.hub import choose, split_spec
 ROOT = Path(__file__).parents[2]
 COMMIT = "a" * 40
 BUNDLED = Path(ikpy.default_model_path())
+NOBODY = "http://127.0.0.1:9"
+"""An address that refuses connections."""
 
 
 class FakeHub(ThreadingHTTPServer):
@@ -115,15 +117,43 @@ def fake_hub() -> Iterator[FakeHub]:
     hub.server_close()
 
 
-def tokenize(tmp_path: Path, address: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """`ikpy cli` on a model of the hub, which ends after one token."""
+FETCH = """
+import json, sys, time
+from ikpy.errors import IkpyError
+from ikpy.tools.hub import fetch
+
+time.sleep = lambda seconds: print(json.dumps(f"waits for {seconds} s"))
+for spec, file, offline in json.loads(sys.argv[1]):
+    try:
+        print(json.dumps(fetch(spec, file, None, lambda _: None, offline=offline)))
+    except IkpyError as error:
+        print(json.dumps(f"{type(error).__name__}: {error}"))
+"""
+"""Paths or errors of models, a line each; pauses between attempts are lines, too, and are not waited for."""
+
+
+def run(tmp_path: Path, address: str, arguments: list[str], **more: str) -> subprocess.CompletedProcess[str]:
+    """Python with the hub at an address and a cache of its own."""
     environment = {
         **os.environ, "PYTHONPATH": str(ROOT), "HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "hf"),
         "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", **more,
     }  # fmt: skip
     environment.pop("HF_HUB_OFFLINE", None) if "HF_HUB_OFFLINE" not in more else None
-    line = [sys.executable, "-m", "ikpy", "cli", *arguments, "-p", "x", "-n", "1", "-t", "1", "--temp", "0"]
+    line = [sys.executable, *arguments]
     return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def write_token(tmp_path: Path, address: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`ikpy cli` on a model of the hub, which ends after one token."""
+    line = ["-m", "ikpy", "cli", *arguments, "-p", "x", "-n", "1", "-t", "1", "--temp", "0"]
+    return run(tmp_path, address, line)
+
+
+def fetched(tmp_path: Path, address: str, *models: tuple[str, str | None, bool], **more: str) -> list[str]:
+    """What `fetch` returns or raises for specification, file and offline mode of each model."""
+    result = run(tmp_path, address, ["-c", FETCH, json.dumps(models)], **more)
+    assert result.returncode == 0, result.stderr[-800:]
+    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
 def address_of(hub: FakeHub) -> str:
@@ -133,19 +163,20 @@ def address_of(hub: FakeHub) -> str:
 def test_a_quantization_is_downloaded_once_and_resumed(tmp_path: Path, hub: FakeHub) -> None:
     hub.files["me/tiny"] = {"README.md": b"x", "tiny-Q8_0.gguf": b"no", "tiny-F16.gguf": BUNDLED.read_bytes()}
     hub.cut.add("tiny-F16.gguf")
-    result = tokenize(tmp_path, address_of(hub), "-hf", "me/tiny:f16")
+    result = write_token(tmp_path, address_of(hub), "-hf", "me/tiny:f16")
     assert result.returncode == 0, result.stderr[-800:]
     assert len(hub.ranges) == 1, "the second transfer must go on where the first broke off"
     assert 0 < int(hub.ranges[0].removeprefix("bytes=").rstrip("-")) <= BUNDLED.stat().st_size // 2
     assert set(hub.sent) == {"tiny-F16.gguf"}
     hub.sent.clear()
-    assert tokenize(tmp_path, address_of(hub), "-hf", "me/tiny:F16").returncode == 0
+    model = "me/tiny:F16", None, False
+    paths = fetched(tmp_path, address_of(hub), model)
+    assert Path(paths[0]).read_bytes() == BUNDLED.read_bytes()
     assert hub.sent == []
     hub.shutdown()
     hub.server_close()
-    offline = tokenize(tmp_path, address_of(hub), "-hf", "me/tiny:F16")
-    assert offline.returncode == 0, offline.stderr[-800:]
-    assert tokenize(tmp_path, "http://127.0.0.1:9", "-hf", "me/tiny:F16", HF_HUB_OFFLINE="1").returncode == 0
+    assert fetched(tmp_path, address_of(hub), model) == paths, "the cached copy serves, without pauses"
+    assert fetched(tmp_path, NOBODY, model, HF_HUB_OFFLINE="1") == paths
 
 
 def test_a_split_model_is_fetched_with_all_parts(tmp_path: Path, hub: FakeHub) -> None:
@@ -164,7 +195,7 @@ def test_a_split_model_is_fetched_with_all_parts(tmp_path: Path, hub: FakeHub) -
     parts = sorted(tmp_path.glob("m-*.gguf"))
     assert len(parts) > 1
     hub.files["me/split"] = {f"F16/{part.name}": part.read_bytes() for part in parts}
-    result = tokenize(tmp_path, address_of(hub), "-hf", "me/split")
+    result = write_token(tmp_path, address_of(hub), "-hf", "me/split")
     assert result.returncode == 0, result.stderr[-800:]
     assert sorted(set(hub.sent)) == sorted(hub.files["me/split"])
     cached = next((tmp_path / "hf").rglob(parts[0].name))
@@ -178,25 +209,37 @@ def last_line(result: subprocess.CompletedProcess[str]) -> str:
     return result.stderr.strip().splitlines()[-1]
 
 
-def test_errors_are_one_line(tmp_path: Path, hub: FakeHub) -> None:
+def test_errors_name_what_is_wrong(tmp_path: Path, hub: FakeHub) -> None:
     hub.files["me/tiny"] = {"tiny-F16.gguf": b"x", "tiny-Q8_0.gguf": b"x"}
     hub.files["me/empty"] = {"README.md": b"x"}
-    address = address_of(hub)
-    for spec, wanted in (
-        ("me/tiny:Q4_K_M", "no such quantization; there are: tiny-F16, tiny-Q8_0"),
-        ("me/none", "no such repository"),
-        ("me/empty", "the repository has no GGUF files"),
-        ("tiny", "expected user/repository"),
-        ("me/tiny.", "error: -hf me/tiny.: Repo id must"),
-    ):
-        assert wanted in last_line(tokenize(tmp_path, address, "-hf", spec)), spec
-    missing = tokenize(tmp_path, address, "-hf", "me/tiny", "-hff", "other.gguf")
-    assert "the repository has no file other.gguf" in last_line(missing)
-    offline = last_line(tokenize(tmp_path, "http://127.0.0.1:9", "-hf", "me/tiny"))
-    assert "the hub at http://127.0.0.1:9 cannot be reached and me/tiny is not in the cache" in offline
-    refused = last_line(tokenize(tmp_path, address, "-hf", "me/tiny", "--offline"))
-    assert f"the hub at {address} is not asked (--offline) and me/tiny is not in the cache" in refused
-    drafter = last_line(tokenize(tmp_path, address, "-hfd", "me/none"))
+    cases: list[tuple[str, str | None, bool, str]] = [
+        ("me/tiny:Q4_K_M", None, False, "no such quantization; there are: tiny-F16, tiny-Q8_0"),
+        ("me/none", None, False, "no such repository"),
+        ("me/empty", None, False, "the repository has no GGUF files"),
+        ("tiny", None, False, "expected user/repository"),
+        ("me/tiny.", None, False, "-hf me/tiny.: Repo id must"),
+        ("me/tiny", "other.gguf", False, "the repository has no file other.gguf"),
+        ("me/tiny", None, True, "is not asked (--offline) and me/tiny is not in the cache"),
+    ]
+    found = fetched(tmp_path, address_of(hub), *(case[:3] for case in cases))
+    assert len(found) == len(cases), found
+    for case, line in zip(cases, found, strict=True):
+        assert case[3] in line, case
+
+
+def test_without_a_network_nothing_is_tried_again(tmp_path: Path) -> None:
+    """huggingface_hub itself pauses five times, for half a minute in all, and for as long again for a named file."""
+    found = fetched(tmp_path, NOBODY, ("me/tiny", None, False), ("me/tiny", "tiny-F16.gguf", False))
+    assert len(found) == 2, found
+    for line, wanted in zip(found, ("me/tiny", "tiny-F16.gguf"), strict=True):
+        assert f"the hub at {NOBODY} cannot be reached and {wanted} is not in the cache {tmp_path}" in line
+        assert "HF_HOME" in line and "give it with -m" in line
+
+
+def test_errors_are_one_line(tmp_path: Path, hub: FakeHub) -> None:
+    unreachable = last_line(write_token(tmp_path, NOBODY, "-hf", "me/tiny"))
+    assert f"error: -hf me/tiny: the hub at {NOBODY} cannot be reached" in unreachable
+    drafter = last_line(write_token(tmp_path, address_of(hub), "-hfd", "me/none"))
     assert "-hf me/none: no such repository" in drafter
 
 

@@ -19,6 +19,7 @@ from tests.server.expected import (  # noqa: E402
     WRONG_METHOD,
     counterpart,
     expected,
+    find,
     free_fields,
 )
 from tests.server.harness import load_captures  # noqa: E402
@@ -67,7 +68,11 @@ def reasons(capture: dict, captures: dict[str, dict]) -> list[str]:
         found.append("what the client caused is 400 with the same message, not 500")
     if "n_probs" in str(capture.get("request")) or "logprobs" in str(capture.get("request")):
         found.append("probabilities are those of the softmax")
+        if find(want, "text_offset"):
+            found.append("OpenAI's lists of log probabilities stand beside llama.cpp's array")
     recorded = counterpart(capture, captures)
+    if find(want, "incomplete_details"):
+        found.append("responses that reached a limit are `incomplete`")
     if any(str(recorded.get(key)) != str(want.get(key)) for key in ("response", "events")) and not found:
         found.append(
             "a reached limit is `length` or `max_tokens`; or another small field (alias, biases, stop sequence)"

@@ -20,6 +20,7 @@ from ikpy.errors import IkpyError
 from ikpy.server import (
     routes_adapters,
     routes_anthropic,
+    routes_completions,
     routes_embeddings,
     routes_more,
     routes_native,
@@ -69,7 +70,7 @@ def routes() -> list[Route]:
         ("GET", routes_status.version, "/version"),
         ("GET", openapi, "/openapi.json"),
         ("POST", routes_native.completion, "/completion /completions"),
-        ("POST", routes_openai.completions, "/v1/completions"),
+        ("POST", routes_completions.completions, "/v1/completions"),
         ("POST", routes_openai.chat_completions, "/v1/chat/completions /chat/completions"),
         ("POST", routes_openai.input_tokens, "/v1/chat/completions/input_tokens"),
         ("POST", routes_openai.apply_template, "/apply-template"),

@@ -74,6 +74,8 @@ class PromptFeeder:
             budget = self._context.n_ubatch - len(plan.batch)
         else:
             budget = self.chunk() if generating else self._context.n_batch - len(plan.batch)
+            if any(slot.scores_prompt for slot in waiting):  # memory for the logits of a micro-batch is there already
+                budget = min(budget, self._context.n_ubatch - len(plan.batch))
         waiting.sort(key=lambda slot: slot.n_waiting)
         for i, slot in enumerate(waiting):
             n = min(slot.n_waiting, max(0, budget) // (len(waiting) - i))
@@ -83,7 +85,7 @@ class PromptFeeder:
                 continue
             budget -= n
             tokens = slot.take_prompt(n)
-            if isinstance(slot.task, EmbeddingTask):
+            if isinstance(slot.task, EmbeddingTask) or slot.scores_prompt:
                 plan.add(slot, tokens, "all")
             else:
                 plan.add(slot, tokens, "none" if slot.n_waiting else "last")

@@ -280,7 +280,7 @@ class Front:
                 sampling = params.sampling
                 if i and sampling.seed != 0xFFFFFFFF:
                     sampling = replace(sampling, seed=(sampling.seed + i) % 0xFFFFFFFF)
-                own = replace(params, sampling=sampling)
+                own = replace(params, sampling=sampling, prompt_probs=None if i else params.prompt_probs)
                 tasks.append(
                     CompletionTask(
                         prompt.tokens, generation.sink, len(tasks), prompt.shown, params=own, sampler=self.sampler(own)

@@ -76,7 +76,10 @@ EMBED = record(["input"], input=PROMPT, embd_normalize=INTEGER, encoding_format=
 FILE = record(["filename"], filename=TEXT)
 BODIES: dict[str, tuple[str, Schema]] = {
     "/completion": ("Continue a text", record(["prompt"], prompt=PROMPT, **SAMPLING)),
-    "/v1/completions": ("Continue a text (OpenAI)", record(["prompt"], prompt=PROMPT, logprobs=INTEGER, **SAMPLING)),
+    "/v1/completions": (
+        "Continue a text (OpenAI)",
+        record(["prompt"], prompt=PROMPT, logprobs=INTEGER, echo=FLAG, **SAMPLING),
+    ),
     "/v1/chat/completions": ("Answer in a conversation (OpenAI)", CHAT),
     "/apply-template": ("Prompt of a conversation", CHAT),
     "/v1/messages": (

@@ -25,7 +25,8 @@ class GenerationParams:
     """One request's sampling values and stop rules.
 
     ``n_predict`` is the request's token limit (-1: not given), ``limit`` the one that holds (-1: none), ``n_probs`` the
-    number of reported probabilities per token, ``return_progress`` sends events while a streamed prompt is evaluated,
+    number of reported probabilities per token, ``prompt_probs`` the same for tokens of the prompt (None: these are not
+    scored, 0: only what each token had), ``return_progress`` sends events while a streamed prompt is evaluated,
     ``t_max_predict_ms`` is a limit in milliseconds (0: none), ``n`` the number of answers per prompt,
     ``preserved_tokens`` are control tokens whose text is given out, ``trigger`` says when the grammar begins to hold
     (None: at once), ``draft_n_max`` and ``draft_n_min`` bound drafts within the server's own limits, ``draft_p_min``
@@ -42,6 +43,7 @@ class GenerationParams:
     n_discard: int = 0
     stop: tuple[str, ...] = ()
     n_probs: int = 0
+    prompt_probs: int | None = None
     post_sampling_probs: bool = False
     stream: bool = False
     cache_prompt: bool = True

@@ -19,10 +19,11 @@ EMPTY = '"prompt" must not be empty'
 
 @dataclass(frozen=True)
 class Prompt:
-    """Tokens of a prompt and what answers show as ``prompt``."""
+    """Tokens of a prompt, what answers show as ``prompt``, and its text if it came as one."""
 
     tokens: list[int]
     shown: Any
+    text: str | None = None
 
 
 def is_token(value: Any) -> bool:
@@ -33,16 +34,16 @@ def is_token(value: Any) -> bool:
 def read_prompts(value: Any, vocab: Vocab) -> list[Prompt]:
     """Prompts of a field; several only for a list of prompts. Raises ApiError 400."""
     if isinstance(value, str):
-        return [Prompt(_text(value, vocab), value)]
+        return [Prompt(_text(value, vocab), value, value)]
     if not isinstance(value, list):
-        return [Prompt(_one(value, vocab), None)]
+        return [_one(value, vocab)]
     if not value:
         raise bad_request(EMPTY)
     if all(is_token(item) for item in value):
         return [Prompt(_checked(value, vocab), value)]
     if any(is_token(item) for item in value):
         return [Prompt(_mixed(value, vocab), None)]
-    return [Prompt(_one(item, vocab), None) for item in value]
+    return [_one(item, vocab) for item in value]
 
 
 def is_batch(value: Any) -> bool:
@@ -50,20 +51,20 @@ def is_batch(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and not any(is_token(item) for item in value)
 
 
-def _one(value: Any, vocab: Vocab) -> list[int]:
-    """Tokens of one prompt of a list."""
+def _one(value: Any, vocab: Vocab) -> Prompt:
+    """A prompt of a list, which answers do not show."""
     if isinstance(value, str):
-        return _text(value, vocab)
-    if isinstance(value, dict) and isinstance(value.get("prompt_string"), str):
+        return Prompt(_text(value, vocab), None, value)
+    if isinstance(value, dict) and isinstance(text := value.get("prompt_string"), str):
         if value.get("multimodal_data"):
             raise bad_request("multimodal data is not supported")
-        return _text(value["prompt_string"], vocab)
+        return Prompt(_text(text, vocab), None, text)
     if isinstance(value, list):
         if not value:
             raise bad_request(EMPTY)
         if all(is_token(item) for item in value):
-            return _checked(value, vocab)
-        return _mixed(value, vocab)
+            return Prompt(_checked(value, vocab), None)
+        return Prompt(_mixed(value, vocab), None)
     raise bad_request(WRONG_TYPE)
 
 

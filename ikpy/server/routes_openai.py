@@ -1,12 +1,10 @@
-"""OpenAI routes: completions and chat completions; apply-template."""
+"""OpenAI chat completions; apply-template."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -17,19 +15,15 @@ from ikpy.server.chat.deltas import Delta
 from ikpy.server.chat.output import ChatMessage
 from ikpy.server.chat.request import (
     ChatRequest,
-    model_of,
     read_chat,
     read_messages,
     read_tool_choice,
     read_tools,
     render,
 )
-from ikpy.server.errors import bad_request, error_body
+from ikpy.server.errors import error_body
 from ikpy.server.front import Front, Generation, random_id
 from ikpy.server.http import DONE, EventStream, aside, data_event, data_events, json_response, read_body
-from ikpy.server.params import GenerationParams
-from ikpy.server.prompts import read_prompts
-from ikpy.server.read_params import flag, integer, read_generation
 from ikpy.server.routes_status import front_of
 from ikpy.server.tasks import Failed, Finished, Piece, Progress, TokenProbability
 
@@ -49,92 +43,6 @@ def usage(events: Sequence[Finished], n: int) -> dict[str, Any]:
 def stop_reason(event: Finished) -> str:
     """finish_reason without tool calls."""
     return "length" if event.stopped_limit else "stop"
-
-
-# --- completions --------------------------------------------------------------------------------------------------
-
-
-class Completions:
-    """Answers to one /v1/completions request."""
-
-    def __init__(self, front: Front, params: GenerationParams, model: str) -> None:
-        self.front = front
-        self.params = params
-        self.model = model
-        self.id = random_id("chatcmpl-")
-        self.created = int(time.time())
-
-    def logprobs(self, found: Sequence[Any]) -> Any:
-        """Object ``logprobs`` or None."""
-        if self.params.n_probs <= 0:
-            return None
-        return probabilities.openai(self.front.vocab, found, post_sampling=self.params.post_sampling_probs)
-
-    def choice(self, index: int, text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
-        """One element of ``choices``."""
-        return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
-
-    def head(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """The fields every object begins with."""
-        return {"choices": choices, "created": self.created, "model": self.model, "object": "text_completion"}
-
-    def answer(self, events: Sequence[Finished]) -> dict[str, Any]:
-        """The whole answer: a choice for every answer to every prompt, in order."""
-        choices = [self.choice(e.index, e.text, self.logprobs(e.probabilities), stop_reason(e)) for e in events]
-        tail = {"usage": usage(events, self.params.n), "id": self.id, "timings": events[-1].timings.json()}
-        return self.head(choices) | tail
-
-    def chunk(self, index: int, text: str, logprobs: Any = None) -> dict[str, Any]:
-        """New text of an answer."""
-        return self.head([self.choice(index, text, logprobs, None)]) | {"id": self.id}
-
-    async def stream(self, generation: Generation) -> AsyncIterator[str]:
-        """Events of a stream."""
-        plain: dict[int, Callable[[str], str]] = {}
-        """Events of answers with nothing but text."""
-        async for event in generation.events():
-            if isinstance(event, Failed):
-                yield data_event(error_body(event.code, event.message))
-            elif isinstance(event, Piece) and event.timings is None and not event.probabilities:
-                if event.index not in plain:
-                    plain[event.index] = data_events(partial(self.chunk, event.index))
-                yield plain[event.index](event.text)
-            elif isinstance(event, Piece):
-                logprobs = self.logprobs(event.probabilities) if event.probabilities else None
-                more = {} if event.timings is None else {"timings": event.timings.json()}
-                yield data_event(self.chunk(event.index, event.text, logprobs) | more)
-            elif isinstance(event, Progress):
-                yield data_event(self.chunk(event.index, "") | {"prompt_progress": event.json()})
-            elif isinstance(event, Finished):
-                choice = self.choice(event.index, "", None, stop_reason(event))
-                tail = {"usage": usage([event], 1), "id": self.id, "timings": event.timings.json()}
-                yield data_event(self.head([choice]) | tail)
-        yield DONE
-
-
-async def completions(request: Request) -> Response:
-    """POST /v1/completions."""
-    front = front_of(request)
-    body = await read_body(request, front.settings)
-    if "prompt" not in body:
-        raise bad_request('"prompt" is required')
-    if flag(body, "echo"):
-        raise bad_request("Only no echo is supported")
-    for name in ("best_of", "suffix"):
-        if body.get(name) is not None:
-            raise bad_request(f"Unsupported param: {name}")
-    params = await aside(request, read_generation, body, front.settings, front.vocab, front.settings.n_slots)
-    params = replace(params, n_probs=integer(body, "logprobs", params.n_probs))
-    prompts = await aside(request, read_prompts, body["prompt"], front.vocab)
-    answers = Completions(front, params, model_of(body, front))
-    generation = await front.start(prompts, params)
-    if params.stream:
-        await generation.first(request)
-        return EventStream(answers.stream(generation), generation.cancel, front.settings.timeout)
-    return json_response(answers.answer(await generation.results(request)))
-
-
-# --- chat ---------------------------------------------------------------------------------------------------------
 
 
 class ChatAnswer:

@@ -154,8 +154,15 @@ class ResponseWriter:
             "input_tokens_details": {"cached_tokens": event.n_cached},
         }
 
+    @staticmethod
+    def outcome(event: Finished) -> Object:
+        """Status of an answer; of one that a limit ended also the reason."""
+        if not event.stopped_limit:
+            return {"status": "completed"}
+        return {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+
     def answer(self, event: Finished) -> Object:
-        """The whole answer."""
+        """The whole answer. A limit leaves the last item unfinished."""
         for delta in [*self.reader.feed(event.text), *self.reader.finish()]:
             self.message.add(delta)
         output: list[Object] = []
@@ -172,14 +179,16 @@ class ResponseWriter:
                 }
             )
         output += [self.call_item(call) for call in self.message.calls]
+        outcome = self.outcome(event)
+        output[-1]["status"] = outcome["status"]
         return {
-            "completed_at": int(time.time()),
+            "completed_at": None if event.stopped_limit else int(time.time()),
             "created_at": self.created,
             "id": self.id,
             "model": self.chat.model,
             "object": "response",
             "output": output,
-            "status": "completed",
+            **outcome,
             "usage": self.usage(event),
         }
 
@@ -256,38 +265,44 @@ class ResponseWriter:
 
     def _end(self, event: Finished) -> list[str]:
         """Events that close the items, and the whole answer."""
-        out, output = [], []
-        if self.message.reasoning:
-            output.append(self.reasoning_item())
-            out.append(self._event("response.output_item.done", item=output[-1]))
-        if self.message.content:
-            item = {
-                "type": "message",
-                "status": "completed",
-                "id": self.message_id,
-                "content": [self.text_part()],
-                "role": "assistant",
-            }
-            output.append(item)
-            text = self.message.content
-            out += [
-                self._event("response.output_text.done", item_id=self.message_id, text=text),
-                self._event("response.content_part.done", item_id=self.message_id, part=self.text_part()),
-                self._event("response.output_item.done", item=item),
-            ]
-        for call in self.message.calls:
-            output.append(self.call_item(call))
-            out.append(self._event("response.output_item.done", item=output[-1]))
+        output = self._ended_items()
+        outcome = self.outcome(event)
+        if output and event.stopped_limit:
+            output[-1]["status"] = outcome["status"]
+        out = []
+        for item in output:
+            if item["type"] == "message":
+                text = self.message.content
+                out += [
+                    self._event("response.output_text.done", item_id=self.message_id, text=text),
+                    self._event("response.content_part.done", item_id=self.message_id, part=self.text_part()),
+                ]
+            out.append(self._event("response.output_item.done", item=item))
         response = {
             "id": self.id,
             "object": "response",
             "created_at": self.created,
-            "status": "completed",
+            **outcome,
             "model": self.chat.model,
             "output": output,
             "usage": self.usage(event),
         }
-        return [*out, self._event("response.completed", response=response)]
+        return [*out, self._event(f"response.{outcome['status']}", response=response)]
+
+    def _ended_items(self) -> list[Object]:
+        """The output items of a stream at its end."""
+        output = [self.reasoning_item()] if self.message.reasoning else []
+        if self.message.content:
+            output.append(
+                {
+                    "type": "message",
+                    "status": "completed",
+                    "id": self.message_id,
+                    "content": [self.text_part()],
+                    "role": "assistant",
+                }
+            )
+        return output + [self.call_item(call) for call in self.message.calls]
 
 
 async def responses(request: Request) -> Response:

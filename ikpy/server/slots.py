@@ -16,6 +16,7 @@ from ikpy.server.answer import Answer
 from ikpy.server.cached_text import CachedText
 from ikpy.server.phrase_ban import HeldToken, PhraseBan
 from ikpy.server.probabilities import of_token
+from ikpy.server.prompt_scores import PromptScores
 from ikpy.server.tasks import CompletionTask, Embedded, EmbeddingTask, Event, Failed, Finished, Piece, Task, Timings
 
 if TYPE_CHECKING:
@@ -89,6 +90,8 @@ class Slot(CachedText):
         """The guess at the token that is drawn next."""
         self._states: list[NDArray[np.float32]] = []
         self._ban: PhraseBan | None = None
+        self._scores: PromptScores | None = None
+        """Probabilities of the prompt's tokens, if the request wants them."""
         self._began = time.perf_counter()
 
     # --- requests ---------------------------------------------------------------------------------------------
@@ -102,12 +105,19 @@ class Slot(CachedText):
         if isinstance(task, CompletionTask):
             self.answer = Answer(task, self._vocab, special=self._special)
             self._ban = PhraseBan(task.params.banned) if task.params.banned else None
+            n_top = task.params.prompt_probs
+            self._scores = None if n_top is None else PromptScores(self.prompt, n_top)
             self._fit_prompt(task)
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the logits of all tokens of the prompt are wanted."""
+        return self._scores is not None
 
     @property
     def may_reuse(self) -> bool:
         """Whether the request accepts tokens that are evaluated already."""
-        return isinstance(self.task, CompletionTask) and self.task.params.cache_prompt
+        return isinstance(self.task, CompletionTask) and self.task.params.cache_prompt and not self.scores_prompt
 
     def keep_prefix(self) -> None:
         """Keeps what the cache shares with the prompt; at least one token is left to evaluate."""
@@ -117,7 +127,7 @@ class Slot(CachedText):
     def _fit_prompt(self, task: CompletionTask) -> None:
         if len(self.prompt) < self.n_ctx:
             return
-        if not self.shift:
+        if not self.shift or self.scores_prompt:
             raise RequestError(TOO_LONG)
         self.prompt = truncate_prompt(self.prompt, self.n_ctx, self._n_keep(task))
         self.truncated = True
@@ -225,8 +235,14 @@ class Slot(CachedText):
     def sample_all(self, rows: NDArray[np.float32]) -> None:
         """Draws tokens from logits [1 + number of guesses, n_vocab] until one differs from its guess.
 
-        What was evaluated behind the last kept token leaves the cache.
+        What was evaluated behind the last kept token leaves the cache. Of a prompt that is scored the rows are those of
+        its next tokens, and only the one behind its end is drawn from.
         """
+        if self._scores is not None and self.state is SlotState.PROMPT:
+            self._scores.add(rows)
+            if self.n_waiting:
+                return
+            rows = rows[-1:]
         if self.speculator is None:
             self.sample(rows[0])
             return
@@ -400,6 +416,7 @@ class Slot(CachedText):
             stopping_word=word or "",
             probabilities=tuple(answer.probabilities),
             timings=self.timings(),
+            prompt_probabilities=tuple(self._scores.found) if self._scores is not None else (),
         )
         self._end_with(self.finished)
 

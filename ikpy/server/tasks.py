@@ -97,7 +97,8 @@ class Progress:
 
 @dataclass(frozen=True)
 class Finished:
-    """End of a generation; exactly one of the ``stopped_`` flags is set."""
+    """End of a generation; exactly one of the ``stopped_`` flags is set. ``prompt_probabilities``: of all tokens of the
+    prompt but the first, if they were wanted."""
 
     index: int
     id_slot: int
@@ -114,6 +115,7 @@ class Finished:
     stopping_word: str
     probabilities: tuple[TokenProbability, ...]
     timings: Timings
+    prompt_probabilities: tuple[TokenProbability, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ STATUS_ONLY = {
     "113-completion-response-fields": (200, "response_fields works"),
     "125-completion-n-2": (200, "n works"),
     "154-v1-completions-n2": (200, "n works"),
+    "155-v1-completions-echo": (200, "echo works"),
     "160-v1-completions-array-prompt": (200, "the OpenAI form has a choice for every prompt, not a list of answers"),
     "217-chat-n2": (200, "n works"),
     "400-jinja-chat-n2": (200, "n works"),
@@ -190,6 +191,8 @@ def expected(capture: Capture, captures: dict[str, Capture]) -> Capture:
     for key in ("response", "events"):
         if key in want:
             want[key] = with_probabilities(want[key])
+    if capture["path"] == "/v1/completions":
+        add_lists(want)
     renamed(want)
     if capture["name"] in STOP_SEQUENCES:
         want["response"].update(stop_reason="stop_sequence", stop_sequence=STOP_SEQUENCES[capture["name"]])
@@ -255,6 +258,27 @@ def limit_reasons(want: Capture, request: dict[str, Any]) -> None:
     for message in find_parents(want, "stop_reason"):
         if message["stop_reason"] is not None:
             message["stop_reason"] = "max_tokens"
+    incomplete(want)
+
+
+def incomplete(want: Capture) -> None:
+    """A response that reached its limit, as OpenAI's."""
+    for event in want.get("events") or ():
+        if event.get("event") == "response.completed":
+            event["event"] = event["data"]["type"] = "response.incomplete"
+        if event.get("event") == "response.output_item.done":
+            event["data"]["item"]["status"] = "incomplete"
+    for response in find_parents(want, "status"):
+        if response.get("object") == "response" and response["status"] == "completed":
+            fields = dict(response)
+            response.clear()
+            for key, value in fields.items():
+                response[key] = value
+                if key == "status":
+                    response.update(status="incomplete", incomplete_details={"reason": "max_output_tokens"})
+            response["output"][-1]["status"] = "incomplete"
+            if "completed_at" in response:
+                response["completed_at"] = None
 
 
 def with_probabilities(value: Any) -> Any:
@@ -277,6 +301,22 @@ def with_probabilities(value: Any) -> Any:
         for item in [out, *out["top_logprobs"]]:
             item["logprob"] += math.log(2 / (1 + total))
     return out
+
+
+def add_lists(want: Capture) -> None:
+    """The lists of OpenAI's /v1/completions behind the recorded array of log probabilities."""
+    start = 0
+    for logprobs in find([want.get("response"), want.get("events")], "logprobs"):
+        if logprobs is None:
+            continue
+        content = logprobs["content"]
+        logprobs["tokens"] = [item["token"] for item in content]
+        logprobs["token_logprobs"] = [item["logprob"] for item in content]
+        logprobs["top_logprobs"] = [{top["token"]: top["logprob"] for top in item["top_logprobs"]} for item in content]
+        logprobs["text_offset"] = []
+        for item in content:
+            logprobs["text_offset"].append(start)
+            start += len(item["token"])
 
 
 def free_fields(capture: Capture) -> frozenset[str]:

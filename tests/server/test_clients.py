@@ -56,8 +56,16 @@ def test_openai_client(address: str) -> None:
     assert several.usage.prompt_tokens == sum(one.prompt_tokens for one in alone)
     assert several.usage.completion_tokens == 12
     assert len(client.embeddings.create(model="m", input=["Hello", "world"]).data) == 2
-    answer = client.responses.create(model="m", input="Hello there", max_output_tokens=8)
-    assert answer.status == "completed"
+    answer = client.responses.create(model="m", input="Hello there", max_output_tokens=1)
+    assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    ended: dict[str, Any] = {"max_output_tokens": 20, "extra_body": {"logit_bias": {"259": 100}}}
+    answer = client.responses.create(model="m", input="Hello there", **ended)
+    assert (answer.status, answer.output_text, answer.incomplete_details) == ("completed", "Hello world.", None)
+    scored = client.completions.create(model="m", prompt=["x", "The"], max_tokens=0, echo=True, logprobs=1)
+    for choice in scored.choices:
+        lists = choice.logprobs
+        assert choice.text in ("x", "The") and lists.token_logprobs[0] is None
+        assert len(lists.tokens) == len(lists.text_offset) == len(lists.top_logprobs)
     with pytest.raises(openai.BadRequestError, match="Unknown reasoning format"):
         create(model="m", messages=HELLO, extra_body={"reasoning_format": "zzz"})
 

@@ -71,6 +71,8 @@ def reasons(capture: dict, captures: dict[str, dict]) -> list[str]:
         if find(want, "text_offset"):
             found.append("OpenAI's lists of log probabilities stand beside llama.cpp's array")
     recorded = counterpart(capture, captures)
+    if find(want, "sequence_number"):
+        found.append("events of responses say their place")
     if find(want, "incomplete_details"):
         found.append("responses that reached a limit are `incomplete`")
     if any(str(recorded.get(key)) != str(want.get(key)) for key in ("response", "events")) and not found:

@@ -96,7 +96,7 @@ def read_generation(body: Body, settings: ServerSettings, vocab: Vocab, n_slots:
         raise bad_request(f"n must be between 1 and 128, not {n}")
     samplers = read_samplers(body.get("samplers"))
     p_min = number(body, "speculative.p_min", math.nan)
-    stop = strings(body.get("stop"))
+    stop = strings(body.get("stop") if body.get("stop") != "" else None)  # clients send "" for no stop string
     return GenerationParams(
         sampling=read_sampling(body, settings, vocab, samplers),
         n_predict=limit,

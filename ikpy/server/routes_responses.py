@@ -117,7 +117,9 @@ class ResponseWriter:
         self.created = int(time.time())
         self.message = ChatMessage()
         self.reader = chat.output.reader()
-        self._opened: list[str] = []
+        self._opened: list[tuple[str, int]] = []
+        """Kinds and numbers of a stream's output items, in their order."""
+        self._n_events = 0
 
     # --- items ------------------------------------------------------------------------------------------------
 
@@ -143,6 +145,7 @@ class ResponseWriter:
             "arguments": call["arguments"],
             "call_id": f"fc_{call['id']}",
             "name": call["name"],
+            "id": f"fc_{call['id']}",
         }
 
     def usage(self, event: Finished) -> Object:
@@ -194,13 +197,20 @@ class ResponseWriter:
 
     # --- stream -----------------------------------------------------------------------------------------------
 
-    @staticmethod
-    def _event(name: str, **values: Any) -> str:
-        return named_event(name, {"type": name, **values})
+    def _event(self, name: str, **values: Any) -> str:
+        number, self._n_events = self._n_events, self._n_events + 1
+        return named_event(name, {"type": name, **values, "sequence_number": number})
 
     async def stream(self, generation: Generation) -> AsyncIterator[str]:
         """Events of a stream."""
-        head = {"id": self.id, "object": "response", "status": "in_progress"}
+        head = {
+            "id": self.id,
+            "object": "response",
+            "status": "in_progress",
+            "created_at": self.created,
+            "model": self.chat.model,
+            "output": [],
+        }
         yield self._event("response.created", response=head)
         yield self._event("response.in_progress", response=head)
         async for event in generation.events():
@@ -217,39 +227,47 @@ class ResponseWriter:
         out = []
         for delta in deltas:
             self.message.add(delta)
-            key = f"{delta.kind}{delta.index}"
+            key = delta.kind, delta.index
             if key not in self._opened:
                 self._opened.append(key)
                 out += self._open(delta)
+            at = self._opened.index(key)
             if delta.kind == "content":
-                out.append(self._event("response.output_text.delta", item_id=self.message_id, delta=delta.text))
+                name, where = "response.output_text.delta", self._text_place(at)
+                out.append(self._event(name, item_id=self.message_id, delta=delta.text, **where))
             elif delta.kind == "reasoning":
-                name = "response.reasoning_text.delta"
-                out.append(self._event(name, delta=delta.text, item_id=self.reasoning_id))
+                name, where = "response.reasoning_text.delta", {"output_index": at, "content_index": 0}
+                out.append(self._event(name, delta=delta.text, item_id=self.reasoning_id, **where))
             else:
                 item_id = f"fc_{self.message.calls[delta.index]['id']}"
                 name = "response.function_call_arguments.delta"
-                out.append(self._event(name, delta=delta.text, item_id=item_id))
+                out.append(self._event(name, delta=delta.text, item_id=item_id, output_index=at))
         return out
 
+    @staticmethod
+    def _text_place(output_index: int) -> Object:
+        """Fields of events of the text, which has no log probabilities here."""
+        return {"output_index": output_index, "content_index": 0, "logprobs": []}
+
     def _open(self, delta: Delta) -> list[str]:
-        """Events at the beginning of an output item."""
-        name = "response.output_item.added"
+        """Events at the beginning of the last output item."""
+        at = len(self._opened) - 1
         if delta.kind == "content":
-            return self._open_message()
+            return self._open_message(at)
         if delta.kind == "reasoning":
             item = self.reasoning_item() | {"content": [], "status": "in_progress"}
-            return [self._event(name, item=item)]
-        call = {
-            "arguments": "",
-            "call_id": f"fc_{delta.call_id}",
-            "name": delta.name,
-            "type": "function_call",
-            "status": "in_progress",
-        }
-        return [self._event(name, item=call)]
+        else:
+            item = {
+                "arguments": "",
+                "call_id": f"fc_{delta.call_id}",
+                "name": delta.name,
+                "type": "function_call",
+                "status": "in_progress",
+                "id": f"fc_{delta.call_id}",
+            }
+        return [self._event("response.output_item.added", item=item, output_index=at)]
 
-    def _open_message(self) -> list[str]:
+    def _open_message(self, at: int) -> list[str]:
         item = {
             "content": [],
             "id": self.message_id,
@@ -258,26 +276,28 @@ class ResponseWriter:
             "type": "message",
         }
         part = {"type": "output_text", "text": ""}
+        where = {"output_index": at, "content_index": 0}
         return [
-            self._event("response.output_item.added", item=item),
-            self._event("response.content_part.added", item_id=self.message_id, part=part),
+            self._event("response.output_item.added", item=item, output_index=at),
+            self._event("response.content_part.added", item_id=self.message_id, part=part, **where),
         ]
 
     def _end(self, event: Finished) -> list[str]:
         """Events that close the items, and the whole answer."""
-        output = self._ended_items()
+        output = [self._ended_item(kind, index) for kind, index in self._opened]
         outcome = self.outcome(event)
         if output and event.stopped_limit:
             output[-1]["status"] = outcome["status"]
         out = []
-        for item in output:
+        for at, item in enumerate(output):
             if item["type"] == "message":
-                text = self.message.content
+                where = {"output_index": at, "content_index": 0}
+                name, text = "response.output_text.done", self.message.content
                 out += [
-                    self._event("response.output_text.done", item_id=self.message_id, text=text),
-                    self._event("response.content_part.done", item_id=self.message_id, part=self.text_part()),
+                    self._event(name, item_id=self.message_id, text=text, **self._text_place(at)),
+                    self._event("response.content_part.done", item_id=self.message_id, part=self.text_part(), **where),
                 ]
-            out.append(self._event("response.output_item.done", item=item))
+            out.append(self._event("response.output_item.done", item=item, output_index=at))
         response = {
             "id": self.id,
             "object": "response",
@@ -289,20 +309,19 @@ class ResponseWriter:
         }
         return [*out, self._event(f"response.{outcome['status']}", response=response)]
 
-    def _ended_items(self) -> list[Object]:
-        """The output items of a stream at its end."""
-        output = [self.reasoning_item()] if self.message.reasoning else []
-        if self.message.content:
-            output.append(
-                {
-                    "type": "message",
-                    "status": "completed",
-                    "id": self.message_id,
-                    "content": [self.text_part()],
-                    "role": "assistant",
-                }
-            )
-        return output + [self.call_item(call) for call in self.message.calls]
+    def _ended_item(self, kind: str, index: int) -> Object:
+        """An output item of a stream at its end."""
+        if kind == "reasoning":
+            return self.reasoning_item()
+        if kind != "content":
+            return self.call_item(self.message.calls[index])
+        return {
+            "type": "message",
+            "status": "completed",
+            "id": self.message_id,
+            "content": [self.text_part()],
+            "role": "assistant",
+        }
 
 
 async def responses(request: Request) -> Response:

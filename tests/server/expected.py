@@ -193,6 +193,8 @@ def expected(capture: Capture, captures: dict[str, Capture]) -> Capture:
             want[key] = with_probabilities(want[key])
     if capture["path"] == "/v1/completions":
         add_lists(want)
+    if capture["path"] in ("/v1/responses", "/responses"):
+        add_places(want)
     renamed(want)
     if capture["name"] in STOP_SEQUENCES:
         want["response"].update(stop_reason="stop_sequence", stop_sequence=STOP_SEQUENCES[capture["name"]])
@@ -317,6 +319,33 @@ def add_lists(want: Capture) -> None:
         for item in content:
             logprobs["text_offset"].append(start)
             start += len(item["token"])
+
+
+TEXT_EVENTS = frozenset({"response.output_text.delta", "response.output_text.done"})
+
+
+def add_places(want: Capture) -> None:
+    """What events of /v1/responses say of their place, without which OpenAI's client cannot follow a stream."""
+    for item in find_parents([want.get("response"), want.get("events")], "call_id"):
+        item["id"] = item["call_id"]
+    events = want.get("events") or []
+    at, items = -1, [event["data"] for event in events if event["event"] == "response.output_item.done"]
+    for number, event in enumerate(events):
+        name, data = event["event"], event["data"]
+        if name in ("response.created", "response.in_progress"):
+            data["response"].update(created_at=0, model=events[-1]["data"]["response"]["model"], output=[])
+        at += name == "response.output_item.added"
+        if name == "response.output_item.done":
+            data["output_index"] = items.index(data)
+        elif "item" in data or "item_id" in data:
+            data["output_index"] = at
+            if name.endswith(".done"):
+                data["output_index"] = next(i for i, done in enumerate(items) if done["item"]["type"] == "message")
+        if "output_index" in data and "item" not in data and "function_call" not in name:
+            data["content_index"] = 0
+        if name in TEXT_EVENTS:
+            data["logprobs"] = []
+        data["sequence_number"] = number
 
 
 def free_fields(capture: Capture) -> frozenset[str]:

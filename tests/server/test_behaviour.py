@@ -48,6 +48,13 @@ def complete(client: TestClient, **body: Any) -> Any:
     return post(client, "/completion", **({"prompt": "The old man looked at", "temperature": 0, "n_predict": 6} | body))
 
 
+def test_an_empty_stop_field_stops_nothing(tiny: TestClient) -> None:
+    got = complete(tiny, stop="")
+    assert (got["content"], got["stopped_word"]) == (complete(tiny)["content"], False)
+    assert complete(tiny, stop=" room")["stopped_word"]
+    assert complete(tiny, stop=[""])["content"] == "", "a list is taken as it is, as by ik_llama.cpp's server"
+
+
 def test_n_answers_differ_only_in_their_random_numbers(tiny: TestClient) -> None:
     answers = complete(tiny, n=3, temperature=1.5, seed=3, top_k=0, n_predict=12)
     assert [a["generation_settings"]["seed"] for a in answers] == [3, 4, 5]

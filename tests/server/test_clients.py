@@ -70,6 +70,37 @@ def test_openai_client(address: str) -> None:
         create(model="m", messages=HELLO, extra_body={"reasoning_format": "zzz"})
 
 
+def test_streams_of_the_openai_client(address: str) -> None:
+    """Its helpers put answers together from the places that events name."""
+    openai = pytest.importorskip("openai", reason="the openai package is not installed")
+    client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+    tools: list[Any] = [{"type": "function", "strict": True, "parameters": SCHEMA, **TOOL}]
+
+    def streamed(bias: int, **more: Any) -> tuple[Any, str]:
+        extra = {"logit_bias": {str(bias): 100}}
+        with client.responses.stream(model="m", input="Hello there", extra_body=extra, **more) as stream:
+            events = list(stream)
+        assert [event.sequence_number for event in events] == sorted(event.sequence_number for event in events)
+        return events[-1].response, "".join(e.delta for e in events if e.type == "response.output_text.delta")
+
+    answer, text = streamed(259)
+    assert (answer.status, answer.output_text, text) == ("completed", "Hello world.", "Hello world.")
+    answer, text = streamed(383)
+    assert [item.type for item in answer.output] == ["reasoning", "message"]
+    assert (answer.output_text, text) == ("Good day to you.", "Good day to you.")
+    answer, _ = streamed(395, tools=tools)
+    assert [item.type for item in answer.output] == ["reasoning", "function_call"]
+    assert json.loads(answer.output[-1].arguments) == {"city": "Paris", "days": 3}
+    assert answer.output[-1].id == answer.output[-1].call_id
+    answer, text = streamed(259, max_output_tokens=1)
+    assert (answer.status, answer.output[-1].status, answer.output_text) == ("incomplete", "incomplete", text)
+    with client.chat.completions.stream(
+        model="m", messages=HELLO, max_tokens=60, extra_body={"logit_bias": {"383": 100}}
+    ) as stream:
+        stream.until_done()
+        assert stream.get_final_completion().choices[0].message.content == "Good day to you."
+
+
 def test_anthropic_client(address: str) -> None:
     anthropic = pytest.importorskip("anthropic", reason="the anthropic package is not installed")
     client = anthropic.Anthropic(base_url=address, api_key="none", max_retries=0)

@@ -36,6 +36,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MOST_TASKS = 4096
 """Answers to all prompts of a request; each has a sampler from the beginning."""
+FEW_PROBABILITIES = 100
+"""Probabilities per token that answers of any length may have; OpenAI's clients ask for at most 20."""
+MOST_PROBABILITIES = 4_000_000
+"""Of a request's scored prompts, and of its answers if they have more per token; each takes about 120 bytes, and as
+much as JSON."""
 FEW_TASKS = 8
 """Answers whose samplers are made in the event loop, if they have no grammar: 20 us each, another thread's turn 200."""
 MOST_MAKERS = 8
@@ -65,6 +70,20 @@ def check_number(n_tasks: int) -> None:
     """Raises ApiError 400 for more answers than one request may ask for."""
     if n_tasks > MOST_TASKS:
         raise bad_request(f"{n_tasks} answers in one request are too many: at most {MOST_TASKS}")
+
+
+def check_probabilities(params: GenerationParams, n_prompt: int, n_answer: int, n_vocab: int) -> None:
+    """Raises ApiError 400 for more probabilities than one request may ask for.
+
+    ``n_prompt``: tokens of all prompts, ``n_answer``: most tokens of all answers.
+    """
+    n_scored = 0 if params.prompt_probs is None else (params.prompt_probs + 1) * n_prompt
+    n_drawn = min(params.n_probs, n_vocab) * n_answer if params.n_probs > FEW_PROBABILITIES else 0
+    if n_scored + n_drawn > MOST_PROBABILITIES:
+        raise bad_request(
+            f"{n_scored + n_drawn} probabilities in one request are too many: at most {MOST_PROBABILITIES}; "
+            "ask for fewer per token, give max_tokens, or divide the prompts among requests"
+        )
 
 
 def random_id(prefix: str) -> str:
@@ -263,9 +282,14 @@ class Front:
         """Queues ``params.n`` answers for every prompt. Raises ApiError."""
         if self.model.arch.is_encoder:
             raise ApiError(501, "This model embeds texts and writes none: use /v1/embeddings")
-        check_number(len(prompts) * params.n)
+        n_answers = len(prompts) * params.n
+        check_number(n_answers)
+        n_ctx = self.engine.n_ctx_slot
+        longest = min(params.limit, n_ctx) if params.limit >= 0 else n_ctx
+        n_prompt = sum(len(prompt.tokens) for prompt in prompts)
+        check_probabilities(params, n_prompt, n_answers * longest, self.model.hparams.n_vocab)
         generation = self.generation()
-        if len(prompts) * params.n <= FEW_TASKS and params.has_quick_sampler:
+        if n_answers <= FEW_TASKS and params.has_quick_sampler:
             tasks = self._tasks(prompts, params, generation)
         else:
             loop = asyncio.get_running_loop()

@@ -146,7 +146,7 @@ def read_logprobs(body: Mapping[str, Any], params: GenerationParams) -> tuple[Ge
     n = integer(body, "logprobs", params.n_probs)
     if not flag(body, "echo"):
         return replace(params, n_probs=n), n if n > 0 else None
-    if not is_token(body.get("logprobs")):
+    if not is_token(body.get("logprobs")) and n <= 0:
         return replace(params, n_probs=0), None
     if not 0 <= n <= MOST_ECHOED_LOGPROBS:
         raise bad_request(f"logprobs must be between 0 and {MOST_ECHOED_LOGPROBS} with echo, not {n}")

@@ -75,3 +75,26 @@ def test_many_prompts_are_one_request(server: Server, monkeypatch: pytest.Monkey
         refused = client.post(path, json=body)
         assert refused.status_code == 400
         assert "in one request are too many" in refused.json()["error"]["message"]
+
+
+def test_probabilities_have_a_limit(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of a vocabulary for a few tokens are allowed, and those that OpenAI's clients ask for in any case."""
+    client = TestClient(server.app, raise_server_exceptions=False)
+    n_vocab, n_ctx = server.front.model.hparams.n_vocab, server.engine.n_ctx_slot
+    monkeypatch.setattr("ikpy.server.front.MOST_PROBABILITIES", 10 * n_vocab)
+    body = {"prompt": "x", "logit_bias": {"259": 100}}
+    scored = {"prompt": [[5] * 100] * 8, "echo": True, "max_tokens": 0}
+    for path, more, status in (
+        ("/completion", {"n_probs": n_vocab, "n_predict": 2}, 200),
+        ("/completion", {"n_probs": 10**9, "n_predict": 10}, 200),
+        ("/completion", {"n_probs": n_vocab, "n_predict": 11}, 400),
+        ("/completion", {"n_probs": n_vocab}, 400),
+        ("/completion", {"n_probs": n_vocab, "n_predict": 2, "n": 6}, 400),
+        ("/completion", {"n_probs": 20, "n_predict": 10**9}, 200),
+        ("/v1/completions", {"logprobs": 10 * n_vocab // n_ctx + 100}, 400),
+        ("/v1/completions", scored | {"logprobs": 1}, 200),
+        ("/v1/completions", scored | {"logprobs": 100}, 400),
+    ):
+        answer = client.post(path, json=body | more)
+        assert answer.status_code == status, f"{more}: {answer.text[:300]}"
+        assert status == 200 or "probabilities in one request are too many" in answer.json()["error"]["message"]

@@ -176,6 +176,7 @@ def test_logits_of_one_micro_batch_are_there_at_a_time(
         ({"logprobs": 101}, "logprobs must be between 0 and 100 with echo, not 101"),
         ({"logprobs": -1}, "logprobs must be between 0 and 100 with echo, not -1"),
         ({"post_sampling_probs": True}, "no probabilities after sampling"),
+        ({"post_sampling_probs": True, "logprobs": None, "n_probs": 2}, "no probabilities after sampling"),
         ({"prompt": LONG * 3}, "exceeds the available context size"),
     ],
 )

@@ -122,7 +122,7 @@ async def _read(request: Request, limit: int) -> bytes:
 def parse_json(data: bytes) -> Any:
     """JSON of a request body. Raises ApiError 400 saying where it is wrong."""
     try:
-        return json.loads(data.decode("utf-8"), parse_constant=_no_constant)
+        return json.loads(data.decode("utf-8-sig"), parse_constant=_no_constant)  # some Windows programs write a BOM
     except UnicodeDecodeError as error:
         raise bad_request(f"the request body is not valid UTF-8: byte {error.start}") from None
     except json.JSONDecodeError as error:

@@ -42,6 +42,13 @@ def test_every_route_limits_the_body(server: Server, monkeypatch: pytest.MonkeyP
         assert response.status_code == 413, f"{path}: {response.text}"
 
 
+def test_a_body_may_begin_with_a_byte_order_mark(server: Server) -> None:
+    client = TestClient(server.app, raise_server_exceptions=False)
+    assert client.post("/tokenize", content=b'\xef\xbb\xbf{"content": "x"}').status_code == 200
+    wrong = client.post("/tokenize", content=b'\xef\xbb\xbf{"content": "x\xff"}')
+    assert wrong.status_code == 400 and "not valid UTF-8" in wrong.json()["error"]["message"]
+
+
 def test_a_client_that_leaves_while_it_sends_is_no_error(server: Server) -> None:
     scope: dict[str, Any] = {
         "type": "http", "method": "POST", "path": "/completion", "headers": [], "query_string": b"",

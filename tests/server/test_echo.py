@@ -125,6 +125,16 @@ def test_echo_alone_repeats_the_text(client: TestClient) -> None:
     assert ask(client, vocab.tokenize(TEXT), logprobs=None)["choices"][0]["text"] == TEXT
 
 
+def test_an_end_token_is_one_of_the_answer(client: TestClient) -> None:
+    """Programs that ask for one token leave out the last of the lists, whatever it is."""
+    eos = loaded(MODELS["MODEL"]).vocab.eos
+    found = ask(client, TEXT, max_tokens=1, logit_bias={str(eos): 100})
+    choice = found["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == (TEXT, "stop")
+    assert {len(choice["logprobs"][name]) for name in LISTS} == {found["usage"]["prompt_tokens"] + 1}
+    assert choice["logprobs"]["text_offset"][-1] == len(TEXT)
+
+
 @pytest.mark.parametrize("as_tokens", [False, True])
 def test_several_prompts_and_answers(client: TestClient, as_tokens: bool) -> None:
     texts = [TEXT, "Nobody had ever", LONG, "The old man looked at the"]

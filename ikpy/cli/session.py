@@ -161,6 +161,7 @@ def load(params: CommonParams, **context_changes: Any) -> Session:
     check_before_loading(params, context_changes)
     started = time.perf_counter()
     path = model_path(params)
+    check_adapters_fit(params, path)
     model_params = params.model_params()
     with ProgressDots(params) as dots:
         file = open_model(path, model_params, dots)
@@ -185,6 +186,21 @@ def load(params: CommonParams, **context_changes: Any) -> Session:
         model = Model.load(file, model_params, log=dots.log, progress=None if model_params.header_only else dots)
     timings = run_logs.Timings(load=time.perf_counter() - started)
     return Session(params, model, vocab, path, timings, started)
+
+
+def check_adapters_fit(params: CommonParams, path: str) -> None:
+    """FileFormatError for LoRA adapters of another architecture than the model's, before the model is read."""
+    if not params.model.lora:
+        return
+    from ikpy.engine.adapter import check_adapter_file
+    from ikpy.engine.model import check_holds_model
+    from ikpy.gguf.reader import GGUFFile
+
+    with GGUFFile.open(path, header_only=True) as file:
+        check_holds_model(file)
+        arch = str(file.get("general.architecture", ""))
+    for adapter, _ in params.model.lora:
+        check_adapter_file(adapter, arch)
 
 
 def warn_of_new_keys(params: CommonParams, metadata: Mapping[str, Any]) -> None:

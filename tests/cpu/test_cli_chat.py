@@ -373,9 +373,10 @@ def test_context_shift_keeps_the_beginning() -> None:
         sequence.feed(list(range(40)))
 
 
-def test_adapters_and_control_vectors_change_the_text(cli, tmp_path: Path) -> None:
+def test_adapters_and_control_vectors_change_the_text(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import numpy as np
 
+    from ikpy.engine import model
     from tests.cpu.test_adapters import write_adapter, write_directions
 
     rows = np.random.default_rng(1).normal(0, 40, (2, 256)).astype(np.float32)
@@ -403,5 +404,10 @@ def test_adapters_and_control_vectors_change_the_text(cli, tmp_path: Path) -> No
         is_off = len(options) > 2
         assert f"lora: {path}: 1 weights adapted, rank 4, scale {0 if is_off else 1}\n" in err
         assert status == 0 and (out.rstrip("\n") == OLD_MAN + GREEDY) == is_off
+    other = write_adapter(tmp_path / "b.gguf", "llama", {"output": pair}, 8)
+    with monkeypatch.context() as patched:
+        patched.setattr(model, "open_model", None)
+        status, _, err = cli("-p", OLD_MAN, "--lora", str(other))
+    assert status == 1 and "the adapter is for 'llama', the model is 'deepseek2'" in err, "before the model is read"
     status, _, err = cli("-p", OLD_MAN, "-m", str(path))
     assert status == 1 and "this is no model but an adapter: give it with --lora beside its model" in err

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ikpy.cli.params import CommonParams
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ikpy.engine.adapter import LoraAdapter
     from ikpy.engine.context import Context
 
 
@@ -62,6 +66,20 @@ def simd_banner() -> str:
 
     state = "is defined" if tier == "avx512" else "is NOT defined"
     return f"======================================= HAVE_FANCY_SIMD {state}"
+
+
+def adapter_line(adapter: LoraAdapter, scale: float) -> str:
+    """What a LoRA adapter changes."""
+    ranks = {a.shape[-2] for a, _ in adapter.pairs.values()}
+    rank = f"rank {max(ranks)}" if len(ranks) == 1 else f"ranks {min(ranks)} to {max(ranks)}"
+    return f"lora: {adapter.path}: {len(adapter.pairs)} weights adapted, {rank}, scale {scale:g}"
+
+
+def control_vector_lines(files: Sequence[tuple[str, float]], rows: NDArray[np.float32]) -> list[str]:
+    """The files of control vectors and the layers (rows of their sum, [n_layer, n_embd]) that are changed."""
+    layers = [layer for layer, row in enumerate(rows) if row.any()]
+    where = f"layers {', '.join(map(str, layers))}" if layers else "no layer: nothing is changed"
+    return [f"control vector: {path}: scale {scale:g}" for path, scale in files] + [f"control vector: added to {where}"]
 
 
 def context_log(context: Context) -> list[str]:

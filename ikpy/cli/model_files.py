@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from pathlib import Path
 
 from ikpy.cli.logs import print_log
 from ikpy.cli.params import CommonParams
+from ikpy.errors import UsageError
+
+HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+(:[\w.-]+)?")
 
 
 def model_path(params: CommonParams) -> str:
@@ -21,7 +26,16 @@ def model_path(params: CommonParams) -> str:
     if model.path is None and model.hf_repo is not None:
         model.alias = model.alias or model.hf_repo
         return fetch_hub(params, model.hf_repo, model.hf_file)
-    return default_model() if params.model.path is None else params.model.path
+    if model.path is None:
+        return default_model()
+    check_not_repository(model.path)
+    return model.path
+
+
+def check_not_repository(path: str) -> None:
+    """UsageError for what looks like a model of the hub given as a path."""
+    if HUB_NAME.fullmatch(path) and not path.endswith(".gguf") and not os.path.exists(os.path.dirname(path)):
+        raise UsageError(f"-m {path}: there is no such file; a model of the Hugging Face hub is given as -hf {path}")
 
 
 def fetch_hub(params: CommonParams, repository: str, file: str | None) -> str:

@@ -53,7 +53,7 @@ def chooses(params: CommonParams) -> bool:
 
 NEEDS = (
     need("--control-vector-layer-range", "PISWBC", lambda p: p.model.control_vectors, "it needs --control-vector"),
-    need("--lora-init-without-apply", "S", lambda p: p.model.lora, "it needs --lora"),
+    need("--lora-init-without-apply", "PISWBC", lambda p: p.model.lora, "it needs --lora"),
     need("--fit-margin -fitt -gfm", "PISWBC", lambda p: p.model.fit, "it needs --fit"),
     need("-np", "P", chooses, "it needs --hellaswag, --winogrande or --multiple-choice"),
     need("--hellaswag-tasks", "P", lambda p: p.perplexity.hellaswag, "it needs --hellaswag"),

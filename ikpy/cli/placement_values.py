@@ -6,6 +6,7 @@ import re
 
 from ikpy.cli.values import Warn, bounded, to_float, to_int
 from ikpy.errors import UsageError
+from ikpy.quants.name_pattern import compile_pattern
 from ikpy.quants.recipe import rule_items
 
 MAX_FFN_BLOCKS = 1024
@@ -38,7 +39,7 @@ def to_tensor_override(text: str, warn: Warn) -> list[tuple[str, str]]:
         if not (pattern and equals and buffer):
             raise UsageError(f"Invalid tensor buffer type override: {text} (expected REGEX=BUFFER)")
         try:
-            re.compile(pattern)
+            compile_pattern(pattern)
         except re.error as error:
             raise UsageError(f"Invalid tensor buffer type override: {text} (regex {pattern!r}: {error})") from error
         rules.append((pattern, buffer))

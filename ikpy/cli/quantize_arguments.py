@@ -12,6 +12,7 @@ from pathlib import Path
 from ikpy.cli.values import MAX_THREADS
 from ikpy.errors import UsageError
 from ikpy.quants import registry
+from ikpy.quants.name_pattern import compile_pattern
 from ikpy.quants.policy import TypeOptions
 from ikpy.quants.recipe import Rule, SizeTarget, make_rule, parse_rules, read_recipe, rule_items
 
@@ -185,7 +186,7 @@ def _take(arguments: Arguments, name: str, value: str) -> None:
     elif name == "--repack-pattern":
         for pattern in rule_items(value):
             try:
-                arguments.patterns.append(re.compile(pattern))
+                arguments.patterns.append(compile_pattern(pattern))
             except re.error as error:
                 raise CommandLineError(f"invalid regular expression {pattern} in {name}: {error}") from None
     else:

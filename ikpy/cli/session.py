@@ -11,7 +11,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ikpy.cli.checks import check_before_loading
-from ikpy.cli.logs import ProgressDots, context_log, plan_lines, print_log, simd_banner
+from ikpy.cli.logs import (
+    ProgressDots,
+    adapter_line,
+    context_log,
+    control_vector_lines,
+    plan_lines,
+    print_log,
+    simd_banner,
+)
 from ikpy.cli.model_files import fetch_hub, model_path
 from ikpy.cli.params import CommonParams
 from ikpy.cli.parser import suggest
@@ -65,9 +73,7 @@ class Session:
             )
         context_params.adapters = self.adapters
         context = Context(self.model, context_params, log=lambda line: self.log([line]))
-        context.adapter_scales[:] = [
-            0.0 if self.params.model.lora_off else scale for _, scale in self.params.model.lora
-        ]
+        context.adapter_scales[:] = self.adapter_scales
         context.steer(self.directions)
         self.log(context_log(context))
         if self.params.model.dry_run:
@@ -80,7 +86,15 @@ class Session:
         """LoRA adapters of the command line."""
         from ikpy.engine.adapter import LoraAdapter
 
-        return [LoraAdapter.load(path, self.model) for path, _ in self.params.model.lora]
+        adapters = [LoraAdapter.load(path, self.model) for path, _ in self.params.model.lora]
+        self.log(map(adapter_line, adapters, self.adapter_scales))
+        return adapters
+
+    @property
+    def adapter_scales(self) -> list[float]:
+        """Scales that the adapters start with."""
+        model = self.params.model
+        return [0.0 if model.lora_off else scale for _, scale in model.lora]
 
     @cached_property
     def directions(self) -> NDArray[np.float32] | None:
@@ -88,8 +102,12 @@ class Session:
         from ikpy.engine.control_vector import in_range, load_control_vector
 
         options, hp = self.params.model, self.model.hparams
+        if not options.control_vectors:
+            return None
         parts = [scale * load_control_vector(path, hp.n_layer, hp.n_embd) for path, scale in options.control_vectors]
-        return in_range(sum(parts), *options.control_layers) if parts else None  # type: ignore[arg-type]
+        rows = in_range(sum(parts), *options.control_layers)  # type: ignore[arg-type]
+        self.log(control_vector_lines(options.control_vectors, rows))
+        return rows
 
     def decode(self, context: Context, batch: Batch) -> np.ndarray:
         """Decode a batch and count its time."""
@@ -143,6 +161,7 @@ def load(params: CommonParams, **context_changes: Any) -> Session:
     check_before_loading(params, context_changes)
     started = time.perf_counter()
     path = model_path(params)
+    check_adapters_fit(params, path)
     model_params = params.model_params()
     with ProgressDots(params) as dots:
         file = open_model(path, model_params, dots)
@@ -167,6 +186,21 @@ def load(params: CommonParams, **context_changes: Any) -> Session:
         model = Model.load(file, model_params, log=dots.log, progress=None if model_params.header_only else dots)
     timings = run_logs.Timings(load=time.perf_counter() - started)
     return Session(params, model, vocab, path, timings, started)
+
+
+def check_adapters_fit(params: CommonParams, path: str) -> None:
+    """FileFormatError for LoRA adapters of another architecture than the model's, before the model is read."""
+    if not params.model.lora:
+        return
+    from ikpy.engine.adapter import check_adapter_file
+    from ikpy.engine.model import check_holds_model
+    from ikpy.gguf.reader import GGUFFile
+
+    with GGUFFile.open(path, header_only=True) as file:
+        check_holds_model(file)
+        arch = str(file.get("general.architecture", ""))
+    for adapter, _ in params.model.lora:
+        check_adapter_file(adapter, arch)
 
 
 def warn_of_new_keys(params: CommonParams, metadata: Mapping[str, Any]) -> None:

@@ -20,6 +20,7 @@ Convert = Callable[[str, Warn], Any]
 
 INTEGER = re.compile(r"\s*[+-]?\d+")
 FLOAT = re.compile(r"\s*[+-]?(inf(inity)?|nan|(\d+\.?\d*|\.\d+)(e[+-]?\d+)?)", re.IGNORECASE)
+BYTE_ORDER_MARK = "\ufeff"
 SWITCH_WORDS = {
     "on": True,
     "auto": True,
@@ -273,10 +274,15 @@ def to_file_text(text: str, warn: Warn) -> str:
     return read_bytes(text).decode("utf-8", "surrogateescape")
 
 
+def to_code_file(text: str, warn: Warn) -> str:
+    """Text of the named file without the mark that some editors put before UTF-8: it is no part of a grammar."""
+    return to_file_text(text, warn).removeprefix(BYTE_ORDER_MARK)
+
+
 def to_utf8_file(text: str, warn: Warn) -> str:
-    """Text of the named file, which must be UTF-8."""
+    """Text of the named file, which must be UTF-8, without a byte order mark."""
     try:
-        return read_bytes(text).decode("utf-8")
+        return read_bytes(text).decode("utf-8").removeprefix(BYTE_ORDER_MARK)
     except UnicodeDecodeError as error:
         raise UsageError(f"file '{text}' is not valid UTF-8: byte {error.start}") from error
 

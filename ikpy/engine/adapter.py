@@ -57,7 +57,8 @@ class LoraAdapter:
         that is not an adapter of this model's architecture and shapes.
         """
         with GGUFFile.open(Path(path)) as gguf:
-            _check_kind(gguf, model)
+            _check_type(gguf)
+            _check_arch(gguf, model.hparams.arch)
             alpha = _alpha(gguf)
             pairs = {}
             for name in sorted({n[: -len(PARTS[0])] for n in gguf.tensors if n.endswith(PARTS)}):
@@ -70,10 +71,12 @@ class LoraAdapter:
             return cls(str(path), pairs)
 
 
-def check_adapter_file(path: str | os.PathLike[str]) -> None:
-    """Raises FileFormatError unless the header is that of a LoRA adapter, of whatever model."""
+def check_adapter_file(path: str | os.PathLike[str], arch: str | None = None) -> None:
+    """Raises FileFormatError unless the header is that of a LoRA adapter, for a model of this architecture if named."""
     with GGUFFile.open(Path(path), header_only=True) as gguf:
         _check_type(gguf)
+        if arch is not None:
+            _check_arch(gguf, arch)
 
 
 def _check_type(gguf: GGUFFile) -> None:
@@ -83,11 +86,10 @@ def _check_type(gguf: GGUFFile) -> None:
             raise FileFormatError(f"{gguf.path}: not a LoRA adapter: {key} is {found!r}, not '{wanted}'")
 
 
-def _check_kind(gguf: GGUFFile, model: Model) -> None:
-    _check_type(gguf)
-    arch = gguf.require("general.architecture", GGUFValueType.STRING)
-    if arch != model.hparams.arch:
-        raise FileFormatError(f"{gguf.path}: the adapter is for '{arch}', the model is '{model.hparams.arch}'")
+def _check_arch(gguf: GGUFFile, arch: str) -> None:
+    found = gguf.require("general.architecture", GGUFValueType.STRING)
+    if found != arch:
+        raise FileFormatError(f"{gguf.path}: the adapter is for '{found}', the model is '{arch}'")
 
 
 def _alpha(gguf: GGUFFile) -> float:

@@ -30,6 +30,13 @@ from ikpy.quants import registry
 MIB = 1 << 20
 SAMPLED_TENSORS = 64
 SAMPLED_BYTES = 256
+NO_MODELS = (
+    ("general.type", "adapter", "an adapter: give it with --lora beside its model"),
+    ("general.type", "imatrix", "an importance matrix: ikpy quantize takes it with --imatrix"),
+    ("general.architecture", "controlvector", "a control vector: give it with --control-vector beside its model"),
+    ("general.architecture", "clip", "a projector of images or sound, which belongs to a language model"),
+)
+"""Keys and values of GGUF files that hold no language model, and what they are."""
 
 
 def _silent(_: str) -> None:
@@ -48,9 +55,17 @@ def open_model(path: str | os.PathLike[str], params: ModelParams, progress: Prog
         reserved_pages=params.huge_pages,
         progress=progress,
     )
+    check_holds_model(gguf)
     if params.use_mmap and not params.read_ahead:
         gguf.stop_read_ahead()
     return gguf
+
+
+def check_holds_model(gguf: GGUFFile) -> None:
+    """FileFormatError for GGUF files that go with a model and hold none, naming the option that takes them."""
+    for key, value, what in NO_MODELS:
+        if gguf.get(key) == value:
+            raise FileFormatError(f"{gguf.path}: this is no model but {what}")
 
 
 def _share_of_bytes(gguf: GGUFFile, progress: Progress) -> Callable[[int], None]:

@@ -16,6 +16,7 @@ from ikpy.gguf.huge_pages import private_memory, reserved_memory
 
 _READ_STEP = 1 << 24
 _READERS = 8
+_NAMES_SHOWN = 5
 Report = Callable[[int], None]
 
 
@@ -42,8 +43,7 @@ def file_bytes(path: str, how: Reading | None) -> tuple[np.ndarray, int]:
     """
     try:
         if not os.path.isfile(path):
-            problem = "is not a regular file" if os.path.exists(path) else "does not exist"
-            raise UsageError(f"{path}: cannot open model: {problem}; give the path of a .gguf file")
+            raise UsageError(f"{path}: cannot open model: {_why_no_file(path)}")
         with open(path, "rb") as handle:
             size = os.fstat(handle.fileno()).st_size
             if size == 0:
@@ -53,6 +53,21 @@ def file_bytes(path: str, how: Reading | None) -> tuple[np.ndarray, int]:
             return np.frombuffer(mmap.mmap(handle.fileno(), size, access=mmap.ACCESS_READ), np.uint8), 0
     except (OSError, ValueError) as error:
         raise ResourceError(f"{path}: cannot open model: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _why_no_file(path: str) -> str:
+    """What is wrong with a path that names no regular file, and what to give instead."""
+    if not os.path.isdir(path):
+        problem = "is not a regular file" if os.path.exists(path) else "does not exist"
+        return f"{problem}; give the path of a .gguf file"
+    names = sorted(os.listdir(path))
+    models = [name for name in names if name.endswith(".gguf")]
+    if models:
+        more = ", ..." if len(models) > _NAMES_SHOWN else ""
+        return f"is a folder; give one of its files: {', '.join(models[:_NAMES_SHOWN])}{more}"
+    if any(name.endswith(".safetensors") for name in names):
+        return "is a checkpoint, not a GGUF file; ikpy convert makes one of it"
+    return "is a folder without .gguf files"
 
 
 def _read_whole(descriptor: int, size: int, path: str, how: Reading) -> tuple[np.ndarray, int]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from ikpy.errors import UsageError
+from ikpy.quants.name_pattern import compile_pattern
 
 CPU = "CPU"
 MIB = 1 << 20
@@ -166,7 +167,7 @@ def _check_rules(reports: Sequence[RuleReport], devices: Sequence[Device]) -> No
                 f"available buffer types: {', '.join(sorted(names))}"
             )
         try:
-            re.compile(report.pattern)
+            compile_pattern(report.pattern)
         except re.error as error:
             raise UsageError(f"-ot {report.pattern}={report.device}: not a regular expression: {error}") from error
 
@@ -175,7 +176,7 @@ def _apply_rules(
     sizes: Mapping[str, int], layers: Sequence[str], output: str, reports: Sequence[RuleReport]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Device of every tensor, and the part that the rules decided."""
-    patterns = [re.compile(report.pattern) for report in reports]
+    patterns = [compile_pattern(report.pattern) for report in reports]
     tensors, overridden = {}, {}
     for name, nbytes in sizes.items():
         tensors[name] = _default_device(name, layers, output)
@@ -228,7 +229,7 @@ def _place_layers(
 
 def _unit_sizes(sizes: Mapping[str, int], n_layer: int, params: PlacementParams) -> list[int]:
     """Bytes of every layer and of the output, without what the rules keep on the CPU."""
-    kept = [re.compile(pattern) for pattern, device in params.rules if device == CPU]
+    kept = [compile_pattern(pattern) for pattern, device in params.rules if device == CPU]
     units = [0] * (n_layer + 1)
     for name, nbytes in sizes.items():
         block = BLOCK_NAME.match(name)

@@ -16,6 +16,7 @@ from typing import Any
 
 from ikpy.errors import UsageError
 from ikpy.quants import registry
+from ikpy.quants.name_pattern import compile_pattern
 
 _COMMENT = re.compile(r"(^|\s)#.*$")
 YAML_SUFFIXES = (".yaml", ".yml")
@@ -70,7 +71,7 @@ def make_rule(pattern: str, type_name: str) -> Rule:
     if row.activation_only:
         raise UsageError(f"type {row.name} in custom quantization input {item} cannot be stored in a file")
     try:
-        return Rule(pattern, row.name, re.compile(pattern))
+        return Rule(pattern, row.name, compile_pattern(pattern))
     except re.error as error:
         raise UsageError(f"regular expression of custom rule {item} is invalid: {error}") from None
 
@@ -89,7 +90,16 @@ def rule_items(text: str) -> list[str]:
 
 
 def parse_rules(text: str) -> list[Rule]:
-    """Rules of a recipe text; UsageError naming the item for a missing ``=``, unknown type or bad regex."""
+    """Rules of a recipe text; UsageError naming the item for a missing ``=``, unknown type or bad regex.
+
+    A text of one line whose comment holds rules is refused: its lines were joined and would be lost.
+    """
+    comment = _COMMENT.search(text)
+    if comment and "\n" not in text.strip() and any("=" in item for item in comment[0].split(",")[1:]):
+        raise UsageError(
+            f"Invalid custom quantization input {comment[0].strip()}: the rules behind this comment are on its line; "
+            "keep line ends between comments and rules, or leave comments out"
+        )
     rules = []
     for line in text.splitlines():
         rules += [_parse_rule(item) for item in rule_items(_COMMENT.sub("", line))]

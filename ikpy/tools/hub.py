@@ -14,6 +14,7 @@ from ikpy.errors import ResourceError, UsageError
 from ikpy.gguf.splits import split_parts, split_path
 
 NO_MODELS = re.compile(r"mmproj|imatrix|(^|/)mtp-", re.IGNORECASE)
+HUB_ADDRESS = re.compile(r"^(https?://)?(huggingface\.co|hf\.co)/")
 USUAL_QUANTS = ("Q4_K_M", "Q4_K_S", "IQ4_XS", "Q4_0", "Q5_K_M", "Q8_0")
 """Taken in this order when no quantization is named."""
 ANSWER_SECONDS = 5.0
@@ -22,8 +23,8 @@ again for half a minute where nothing answers."""
 
 
 def split_spec(spec: str) -> tuple[str, str | None]:
-    """Repository and quantization of `user/repository[:QUANT]`. Raises UsageError."""
-    repo, _, quant = spec.partition(":")
+    """Repository and quantization of `user/repository[:QUANT]`, also behind the hub's address. Raises UsageError."""
+    repo, _, quant = HUB_ADDRESS.sub("", spec).rstrip("/").partition(":")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
         raise UsageError(f"-hf {spec}: expected user/repository or user/repository:QUANT")
     return repo, quant or None

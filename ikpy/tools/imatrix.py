@@ -5,6 +5,7 @@ Chunks and accumulation: tools 3.2, 3.3; printed text: tools 3.4.
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -176,11 +177,11 @@ class Run:
 
     # --- results ----------------------------------------------------------------------------------------------
 
-    def save(self, path: str | None = None) -> None:
-        """Writes the file as it is now."""
+    def save(self, path: str | None = None, output_format: str | None = None) -> None:
+        """Writes the file as it is now; another one, or in another form, if named."""
         settings, path = self.settings, path or self.settings.output
-        chunks = self._last_call
-        save(self.data, path, settings.output_format, chunks=chunks, dataset=settings.dataset, log=self.log)
+        chunks, form = self._last_call, output_format or self.settings.output_format
+        save(self.data, path, form, chunks=chunks, dataset=settings.dataset, log=self.log)
         if settings.verbosity > 0:
             self.log(f"\nsave_imatrix: stored collected data after {chunks} chunks in {path}")
 
@@ -192,11 +193,16 @@ class Run:
             return
         self.save()
         settings = self.settings
+        kept = settings.output
+        if settings.output_format != "gguf":
+            # The legacy form holds no numbers of tokens: the rest of the text would outweigh what was collected.
+            kept += ".gguf"
+            self.save(kept, "gguf")
         # A chunk of which a part was collected shall not be counted twice.
         n = self.n_done + (self.data.last_call > self._calls_before_chunk)
         self.log(
             f"{NAME}: interrupted after {n} chunks; to go on: "
-            f"--in-file {settings.output} --from-chunk {settings.from_chunk + n}"
+            f"--in-file {shlex.quote(kept)} --from-chunk {settings.from_chunk + n}"
         )
 
     def _print_ppl(self) -> None:

@@ -6,6 +6,7 @@ File layout and formulas follow the tools specification, sections 4.5 and 4.6.
 from __future__ import annotations
 
 import os
+import shutil
 import struct
 import sys
 import time
@@ -22,6 +23,7 @@ from ikpy.gguf.atomic import AtomicFile
 from ikpy.tools.kl_statistics import ChunkStatistics, KLStatistics
 from ikpy.tools.logprobs import for_blocks, log_sum_exp
 from ikpy.tools.perplexity import LEAST_CHUNK, DecodeContext, Progress, Tokenizer, decode_window
+from ikpy.tools.sizes import format_size
 
 MAGIC = b"_logits_"
 HEADER = struct.Struct("<8s3i")
@@ -34,6 +36,16 @@ Words = NDArray[np.uint16]
 def row_words(n_vocab: int) -> int:
     """u16 words per row: two float32 (scale, smallest log-probability) and the vocabulary padded to even."""
     return 2 * ((n_vocab + 1) // 2) + 4
+
+
+def rows_per_chunk(n_ctx: int) -> int:
+    """Scored positions of a chunk: those of its second half that have a next token."""
+    return n_ctx - 1 - n_ctx // 2
+
+
+def base_file_size(n_ctx: int, n_vocab: int, n_chunk: int) -> int:
+    """Bytes of a base file."""
+    return HEADER.size + n_chunk * (4 * n_ctx + 2 * rows_per_chunk(n_ctx) * row_words(n_vocab))
 
 
 def encode_rows(logits: NDArray[np.float32], n_threads: int = 1) -> Words:
@@ -79,10 +91,20 @@ class BaseWriter:
             raise UsageError(f"failed to open {self.path} for writing: {error.strerror}") from None
 
     def start(self, chunks: NDArray[np.int32]) -> Callable[[NDArray[np.float32]], None]:
-        """Writes the header for token chunks [n_chunk, n_ctx]; returns the function that takes the rows."""
+        """Writes the header for token chunks [n_chunk, n_ctx]; returns the function that takes the rows.
+
+        Raises ResourceError when the disk has no room for all rows: they may be hours of work and many gigabytes.
+        """
         n_chunk, n_ctx = chunks.shape
         if n_ctx != self.n_ctx:
             raise ValueError(f"chunks of {n_ctx} tokens given to a file of context {self.n_ctx}")
+        needed = base_file_size(n_ctx, self.n_vocab, n_chunk)
+        free = shutil.disk_usage(os.path.dirname(os.path.realpath(self.path))).free
+        if free < needed:
+            raise ResourceError(
+                f"{self.path}: the logits of {n_chunk} chunks need {format_size(needed)} of disk space but only "
+                f"{format_size(free)} are free; take fewer --chunks, make room or write elsewhere"
+            )
         self._append(HEADER.pack(MAGIC, n_ctx, self.n_vocab, n_chunk))
         self._append(np.ascontiguousarray(chunks, dtype="<i4").tobytes())
         return self.write
@@ -135,9 +157,9 @@ class BaseFile:
                 f"{self.path}: impossible sizes: context {self.n_ctx}, vocabulary {self.n_vocab}, {self.n_chunk} chunks"
             )
         n_tokens = self.n_chunk * self.n_ctx
-        self.rows_per_chunk = self.n_ctx - 1 - self.n_ctx // 2
+        self.rows_per_chunk = rows_per_chunk(self.n_ctx)
         self._rows_at = HEADER.size + 4 * n_tokens
-        wanted = self._rows_at + 2 * self.n_chunk * self.rows_per_chunk * row_words(self.n_vocab)
+        wanted = base_file_size(self.n_ctx, self.n_vocab, self.n_chunk)
         if size < wanted:
             raise FileFormatError(f"{self.path} is truncated: {size} bytes, {wanted} expected")
         flat = np.fromfile(self.path, dtype="<i4", count=n_tokens, offset=HEADER.size)

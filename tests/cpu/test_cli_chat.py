@@ -373,10 +373,11 @@ def test_context_shift_keeps_the_beginning() -> None:
         sequence.feed(list(range(40)))
 
 
-def test_adapters_and_control_vectors_change_the_text(cli, tmp_path: Path) -> None:
+def test_adapters_and_control_vectors_change_the_text(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import numpy as np
 
-    from tests.cpu.test_adapters import write_directions
+    from ikpy.engine import model
+    from tests.cpu.test_adapters import write_adapter, write_directions
 
     rows = np.random.default_rng(1).normal(0, 40, (2, 256)).astype(np.float32)
     path = write_directions(tmp_path / "vector.gguf", {1: rows[0], 2: rows[1]})
@@ -384,6 +385,8 @@ def test_adapters_and_control_vectors_change_the_text(cli, tmp_path: Path) -> No
     for options in ((), ("--control-vector", str(path)), ("--control-vector-scaled", str(path), "0")):
         status, out, err = cli("-p", OLD_MAN, *options)
         assert status == 0, err
+        where = "no layer: nothing is changed" if "0" in options else "layers 1, 2"
+        assert (f"control vector: added to {where}" in err) == bool(options), err
         texts[options[:1]] = out.rstrip("\n")
     assert texts[()] == texts["--control-vector-scaled",] == OLD_MAN + GREEDY
     assert texts["--control-vector",] != OLD_MAN + GREEDY
@@ -391,3 +394,20 @@ def test_adapters_and_control_vectors_change_the_text(cli, tmp_path: Path) -> No
     assert cli("-p", OLD_MAN, *out_of_range)[1].rstrip("\n") == OLD_MAN + GREEDY
     status, _, err = cli("-p", OLD_MAN, "--lora", str(path))
     assert status == 1 and "not a LoRA adapter: general.type is None, not 'adapter'" in err
+    status, _, err = cli("-p", OLD_MAN, "-m", str(path))
+    assert status == 1 and "this is no model but a control vector" in err
+    adapter = np.random.default_rng(2).normal(0, 1, (2, 4, 256)).astype(np.float32)
+    pair = adapter[0], np.tile(adapter[1].T, (16, 1))
+    path = write_adapter(tmp_path / "a.gguf", "deepseek2", {"output": pair}, 8)
+    for options in (("--lora", str(path)), ("--lora", str(path), "--lora-init-without-apply")):
+        status, out, err = cli("-p", OLD_MAN, *options)
+        is_off = len(options) > 2
+        assert f"lora: {path}: 1 weights adapted, rank 4, scale {0 if is_off else 1}\n" in err
+        assert status == 0 and (out.rstrip("\n") == OLD_MAN + GREEDY) == is_off
+    other = write_adapter(tmp_path / "b.gguf", "llama", {"output": pair}, 8)
+    with monkeypatch.context() as patched:
+        patched.setattr(model, "open_model", None)
+        status, _, err = cli("-p", OLD_MAN, "--lora", str(other))
+    assert status == 1 and "the adapter is for 'llama', the model is 'deepseek2'" in err, "before the model is read"
+    status, _, err = cli("-p", OLD_MAN, "-m", str(path))
+    assert status == 1 and "this is no model but an adapter: give it with --lora beside its model" in err

@@ -237,6 +237,18 @@ def test_defaults_of_tools():
     assert run("").n_threads >= 1
 
 
+def test_grammars_and_schemas_may_begin_with_a_byte_order_mark(tmp_path):
+    """Some editors write one; as a part of a grammar it is an error that nobody can see."""
+    path = tmp_path / "file"
+    for option, text in {"--grammar-file": "root ::= [0-9]", "-jf": "{}", "--chat-template-file": "{{ x }}"}.items():
+        path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+        params = run([option, str(path)], "cli")
+        read = (params.sampling.grammar, params.sampling.json_schema, params.prompt.chat_template)
+        assert text in read, option
+    path.write_bytes(b"\xef\xbb\xbfA")
+    assert run(["-f", str(path)], "cli").prompt.text == "\ufeffA", "texts are read as they are"
+
+
 def test_environment_comes_before_the_command_line_except_for_the_server():
     env = {"LLAMA_ARG_CTX_SIZE": "1024", "LLAMA_ARG_FLASH_ATTN": "0", "LLAMA_ARG_MODEL": "env.gguf"}
     params = run("-c 2048", "cli", env)

@@ -222,8 +222,17 @@ def test_other_versions_are_refused(put, version, message):
 def test_missing_file_and_folder(tmp_path):
     with pytest.raises(UsageError, match=r"none\.gguf: cannot open model: does not exist"):
         GGUFFile.open(tmp_path / "none.gguf")
-    with pytest.raises(UsageError, match="is not a regular file"):
+    with pytest.raises(UsageError, match=r"is a folder without \.gguf files"):
         GGUFFile.open(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(UsageError, match="is a checkpoint, not a GGUF file; ikpy convert"):
+        GGUFFile.open(tmp_path)
+    for i in range(6):
+        (tmp_path / f"{i}.gguf").touch()
+    with pytest.raises(UsageError, match=r"is a folder; give one of its files: 0\.gguf, .*4\.gguf, \.\.\.$"):
+        GGUFFile.open(tmp_path)
+    with pytest.raises(UsageError, match="is not a regular file"):
+        GGUFFile.open("/dev/null")
 
 
 def test_unknown_tensor_type_is_listed_but_not_loaded(put):

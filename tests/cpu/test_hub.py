@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import ikpy
+from ikpy.cli.model_files import check_not_repository
 from ikpy.errors import UsageError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.tools.hub import choose, split_spec
@@ -263,4 +264,21 @@ def test_choice_of_files(files: list[str], quant: str | None, wanted: list[str])
 def test_a_missing_part_is_named() -> None:
     with pytest.raises(UsageError, match=r"m-00002-of-00002\.gguf of the split model is missing"):
         choose(["m-00001-of-00002.gguf"], None, "me/a")
-    assert split_spec("me/a.b-c:Q4_0") == ("me/a.b-c", "Q4_0")
+
+
+@pytest.mark.parametrize("address", ["", "hf.co/", "https://huggingface.co/", "http://hf.co/", "huggingface.co/"])
+def test_repositories_are_named_with_or_without_the_address(address: str) -> None:
+    assert split_spec(f"{address}me/a.b-c:Q4_0") == ("me/a.b-c", "Q4_0")
+    assert split_spec(f"{address}me/a") == split_spec(f"{address}me/a/") == ("me/a", None)
+    with pytest.raises(UsageError, match="expected user/repository"):
+        split_spec(f"{address}me")
+
+
+def test_a_repository_given_as_a_path_is_recognized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("me/a", "me/a-GGUF:Q4_K_M"):
+        with pytest.raises(UsageError, match=f"-m {name}: .* hub is given as -hf {name}"):
+            check_not_repository(name)
+    Path("me").mkdir()
+    for name in ("me/a", "you/a.gguf", "a", "/me/a", "./me/a", "you/b/a"):
+        check_not_repository(name)

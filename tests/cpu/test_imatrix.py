@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -328,6 +329,31 @@ def test_a_chunk_that_was_begun_is_not_counted_twice(short_text, tmp_path, capfd
     end = f"interrupted after {n_chunks} chunks; to go on: --in-file {output} --from-chunk {n_chunks}"
     assert end in capfd.readouterr().err
     assert read_file(output).chunks == call
+
+
+def test_legacy_files_keep_what_going_on_needs(tmp_path, capfd, monkeypatch):
+    """Interrupted with the default form: the file beside it goes on exactly, although `.dat` has no token counts."""
+    chunk, output = imatrix.Run._chunk, tmp_path / "a b.dat"
+
+    def interrupted(self, tokens):
+        if self.n_done == 2:
+            raise KeyboardInterrupt
+        chunk(self, tokens)
+
+    line = ["-m", MODEL, "-f", str(DEMO), "-c", "256", "-t", "2"]
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(imatrix.Run, "_chunk", interrupted)
+        run([*line, "-o", str(output)])
+    err = capfd.readouterr().err
+    hint = shlex.split(re.search(r"interrupted after 2 chunks; to go on: (.*)", err)[1])
+    assert hint == ["--in-file", f"{output}.gguf", "--from-chunk", "2"] and output.exists()
+    assert run([*line, *hint, "--chunks", "1", "-o", str(tmp_path / "rest.gguf")]) == 0
+    assert run([*line, "--chunks", "3", "-o", str(tmp_path / "whole.gguf")]) == 0
+    assert "one token of the new text" not in capfd.readouterr().err
+    rest, whole = read_file(tmp_path / "rest.gguf"), read_file(tmp_path / "whole.gguf")
+    for x, y in zip(rest.records, whole.records, strict=True):
+        assert np.array_equal(x.rows, y.rows), x.name
+        np.testing.assert_allclose(x.sums, y.sums, rtol=1e-5, err_msg=x.name)
 
 
 def test_killed_while_saving_often(short_text, tmp_path):

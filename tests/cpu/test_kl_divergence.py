@@ -5,14 +5,24 @@ from __future__ import annotations
 import io
 import math
 import os
+import shutil
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from ikpy.errors import FileFormatError, ResourceError, UsageError
-from ikpy.tools.kl_divergence import BaseFile, BaseWriter, decode_rows, encode_rows, kl_divergence, row_words
+from ikpy.tools.kl_divergence import (
+    BaseFile,
+    BaseWriter,
+    base_file_size,
+    decode_rows,
+    encode_rows,
+    kl_divergence,
+    row_words,
+)
 from ikpy.tools.kl_statistics import ChunkStatistics, KLStatistics, Moments, covariance, percentile
 from ikpy.tools.perplexity import perplexity, plan_perplexity
 from tests.cpu.bigram_model import BigramContext, ByteVocab, random_table
@@ -233,6 +243,21 @@ def test_a_full_disk_is_one_error(tmp_path: Path) -> None:
         writer._file.handle = open("/dev/full", "wb")  # noqa: SIM115
         writer.start(np.zeros((1, 8), np.int32))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("n_vocab", [4, 5])
+def test_room_is_looked_for_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_vocab: int) -> None:
+    path, logits = tmp_path / "x", np.zeros((6, n_vocab), np.float32)
+    size = base_file_size(8, n_vocab, 2)
+    for free in (size, size - 1):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        with BaseWriter(path, 8, n_vocab) as writer:
+            if free < size:
+                with pytest.raises(ResourceError, match=rf"the logits of 2 chunks need {size} B .* only {free} B"):
+                    writer.start(np.zeros((2, 8), np.int32))
+                break
+            writer.start(np.zeros((2, 8), np.int32))(logits)
+        assert path.stat().st_size == size
 
 
 def moments(values: np.ndarray) -> Moments:

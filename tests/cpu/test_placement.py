@@ -15,6 +15,7 @@ from ikpy.graph.placement import (
     placement_lines,
     policy_lines,
 )
+from ikpy.quants.name_pattern import compile_pattern
 
 N_LAYER = 8
 ONE = (Device("CUDA0"),)
@@ -62,6 +63,17 @@ def test_first_matching_rule_wins_and_patterns_are_not_anchored() -> None:
         "-ot ffn_up_exps=CUDA0 has no effect: earlier rules take all 6 tensors that it matches",
         "-ot nothing=CPU matches no tensor of this model",
     ]
+
+
+def test_patterns_may_name_posix_classes() -> None:
+    """ECMAScript knows `[[:digit:]]`; Python reads it as a set followed by a bracket."""
+    names = [f"blk.{i}.ffn_up.weight" for i in (0, 7, 12)]
+    found = {r"blk\.[[:digit:]]\.": 2, r"blk\.[x[:digit:]]+\.ffn": 3, "[[:upper:]]": 0, "_[[:alpha:]]p[^[:alnum:]]": 3}
+    for pattern, count in found.items():
+        assert sum(bool(compile_pattern(pattern).search(name)) for name in names) == count, pattern
+    rules = ((r"blk\.[[:digit:]]\.", CPU),)
+    placed = place(dict.fromkeys(names, 8), 13, PlacementParams(rules=rules), ONE)
+    assert [placed.device_of(name) for name in names] == [CPU, CPU, "CUDA0"]
 
 
 def test_rules_reach_layers_that_are_not_offloaded() -> None:

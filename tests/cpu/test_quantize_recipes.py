@@ -73,6 +73,26 @@ def test_rules_that_cannot_be_used_are_reported(tmp_path, tensors, capfd, option
     assert f"WARNING: custom rules have no effect with {what}\n" in capfd.readouterr().err
 
 
+def test_a_comment_of_joined_lines_hides_no_rules(tmp_path, tensors, capfd):
+    """Lines joined by commas with their comments: everything behind the first one would be lost."""
+    write_model(tmp_path / "in.gguf", tensors)
+    line = [str(tmp_path / "in.gguf"), str(tmp_path / "out.gguf"), "Q4_K_S"]
+    for joined in ("# attention,attn=q8_0,ffn=q6_K", "attn=q8_0, # ffn,ffn=q6_K"):
+        assert run(["--custom-q", joined, *line]) == 1
+        assert "the rules behind this comment are on its line" in capfd.readouterr().err
+        assert not (tmp_path / "out.gguf").exists()
+    assert run(["--custom-q", "# attention, not all=\nattn=q8_0 # ffn, too\n# x=q4_0,ffn=q6_K\n", *line]) == 0
+    assert "Adding custom rule attn -> q8_0\nmain" in capfd.readouterr().out.replace("\n\n", "\n")
+
+
+def test_rules_may_name_posix_classes(tmp_path, tensors, capfd):
+    write_model(tmp_path / "in.gguf", tensors)
+    rule = r"blk\.[[:digit:]]+\.ffn_up=q8_0"
+    assert run(["--custom-q", rule, str(tmp_path / "in.gguf"), str(tmp_path / "out.gguf"), "Q4_K_S"]) == 0
+    assert types_of(tmp_path / "out.gguf")["blk.0.ffn_up.weight"] == "q8_0"
+    assert "Warning" not in capfd.readouterr().err
+
+
 YAML_RECIPE = r"""
 # comments are free
 token_embedding_type: q6_0

@@ -46,8 +46,7 @@ ROWS = (
         "--lora-init-without-apply",
         FLAG,
         "model.lora_off",
-        "start with all adapters at scale 0; POST /lora-adapters changes that",
-        "S",
+        "start with all adapters at scale 0; the server's POST /lora-adapters changes that",
     ),
     option(
         "--control-vector",

@@ -77,7 +77,7 @@ CONSTRAINT_ROWS = (
     ),
     option("--grammar", TEXT, "sampling.grammar", "GBNF grammar of the output", GENERATORS),
     option(
-        "--grammar-file", Kind("FILE", values.to_file_text), "sampling.grammar", "file with the grammar", GENERATORS
+        "--grammar-file", Kind("FILE", values.to_code_file), "sampling.grammar", "file with the grammar", GENERATORS
     ),
     option("-j --json-schema", TEXT, "sampling.json_schema", "JSON schema of the output", GENERATORS),
     option(

@@ -179,8 +179,12 @@ class CudaStream(Stream):
     def send(self, other: Device, target: int, source: int, nbytes: int) -> None:
         assert isinstance(other, CudaDevice)
         with self.device.current():
-            cuda.memcpy_peer_async(
-                target, source, nbytes, dest_context=other.context, src_context=self.device.context, stream=self.stream
+            # PyCUDA's memcpy_peer_async takes the current context for those it is given (2026.1: a test is inverted).
+            _call(
+                "cuMemcpyPeerAsync",
+                *(ctypes.c_ulonglong(target), ctypes.c_void_p(other.context.handle)),
+                *(ctypes.c_ulonglong(source), ctypes.c_void_p(self.device.context.handle)),
+                *(ctypes.c_size_t(nbytes), ctypes.c_void_p(self.stream.handle)),
             )
 
     def fill(self, target: int, byte: int, nbytes: int) -> None:

@@ -38,6 +38,9 @@ STREAM_NON_BLOCKING = 1
 CAPTURE_RELAXED = 2
 # If static and dynamic shared memory of a block are more than this, the dynamic one must be asked for per function.
 DEFAULT_SHARED_BYTES = 48 << 10
+# Errors that kernels leave: ECC, illegal address, timeout, assertion, hardware stack, illegal instruction, misaligned
+# address, invalid address space, invalid program counter, launch failure.
+LOST = frozenset({214, 700, 702, 710, 714, 715, 716, 717, 718, 719})
 # The management library counts memory that the driver reserves.
 WHOLE = 1.25
 
@@ -86,19 +89,37 @@ def _call(name: str, *arguments: Any) -> None:
         raise DeviceError(f"{name} failed: {(text.value or b'unknown error').decode()} ({status})")
 
 
+def _keep(thing: object) -> None:
+    """Keeps an object of PyCUDA until _give_back, and at exit for good: the driver frees everything then.
+
+    PyCUDA's destructors would warn of whatever another thread's context holds, and of every call that a GPU refuses.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def _give_back(thing: object) -> None:
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(thing))
+
+
 def _destroyed_with(owner: object, device: CudaDevice, held: list[Any]) -> None:
     """Lets go of PyCUDA's objects when the owner dies, in whatever thread, with their context current.
 
     Without it PyCUDA would leak what dies in another thread than the one that made the context.
     """
+    for thing in held:
+        _keep(thing)
     finalizer = weakref.finalize(owner, _let_go, device, held)
     # At exit the driver frees everything, perhaps before us.
     finalizer.atexit = False
 
 
 def _let_go(device: CudaDevice, held: list[Any]) -> None:
+    if device.lost:
+        return
     with device.pushed():
-        held.clear()
+        while held:
+            _give_back(held[-1])
+            del held[-1]  # the last reference
 
 
 def _meet(one: CudaDevice, other: CudaDevice) -> None:
@@ -118,6 +139,8 @@ class CudaGraph(Graph):
 
 
 def _destroy_graph(device: CudaDevice, handle: ctypes.c_void_p) -> None:
+    if device.lost:
+        return
     with device.pushed():
         _library().cuGraphExecDestroy(handle)
 
@@ -264,15 +287,19 @@ class CudaStream(Stream):
 class CudaDevice(Device):
     """A GPU with its primary context, made at its first use; kernels are loaded when first launched.
 
-    opened: all devices of the process that have a context.
+    opened: all devices of the process that have a context. lost: a kernel failed in such a way that the driver refuses
+    everything until the process ends.
     """
 
     def __init__(self, index: int, device: Any, cubins: CubinLoader, opened: list[CudaDevice]) -> None:
         super().__init__(index, device.name(), device.compute_capability())
         self.handle = device
         self._opened = opened
+        self.lost = False
         self._context: Any = None
         self._cubins = cubins
+        # Models in several threads load kernels of one device.
+        self._loading = threading.RLock()
         self._modules: dict[Path, Any] = {}
         self._functions: dict[str, Any] = {}
         self._shared: dict[str, int] = {}
@@ -292,8 +319,7 @@ class CudaDevice(Device):
             self._context = self.handle.retain_primary_context()
         except cuda.Error as error:
             raise DeviceError(f"{self.name}: the device cannot be used: {error}") from error
-        # PyCUDA would give the primary context back with the wrong call at exit, which fails with a warning.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._context))
+        _keep(self._context)
         for other in self._opened:
             _meet(self, other)
         self._opened.append(self)
@@ -323,7 +349,13 @@ class CudaDevice(Device):
                     cuda.Context.pop()
                     _thread.device = before
         except cuda.Error as error:
+            self._look_whether_lost()
             raise DeviceError(f"{self.name}: {error}") from error
+
+    def _look_whether_lost(self) -> None:
+        if self._context is not None and not self.lost:
+            with self.pushed():
+                self.lost = _library().cuCtxSynchronize() in LOST
 
     @contextmanager
     def pushed(self) -> Iterator[None]:
@@ -351,30 +383,39 @@ class CudaDevice(Device):
         return ""
 
     def function(self, name: str, shared_bytes: int) -> Any:
-        """A kernel; the device must be current."""
-        if name not in self._functions:
+        """PyCUDA's function of a kernel, allowed this much dynamic shared memory; the device must be current.
+
+        Raises cuda.Error where a block may not have that much, DeviceError where there is no such kernel.
+        """
+        if shared_bytes <= self._shared.get(name, -1):
+            return self._functions[name]
+        with self._loading:
             self.prepare([name])
-        function = self._functions[name]
-        if name not in self._shared:
-            static = function.get_attribute(cuda.function_attribute.SHARED_SIZE_BYTES)
-            self._shared[name] = max(0, DEFAULT_SHARED_BYTES - static)
-        if shared_bytes > self._shared[name]:
-            function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes)
-            self._shared[name] = shared_bytes
+            function = self._functions[name]
+            if name not in self._shared:
+                static = function.get_attribute(cuda.function_attribute.SHARED_SIZE_BYTES)
+                self._shared[name] = max(0, DEFAULT_SHARED_BYTES - static)
+            if shared_bytes > self._shared[name]:
+                function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes)
+                self._shared[name] = shared_bytes
         return function
 
     def prepare(self, kernels: Collection[str]) -> None:
-        wanted = set(kernels) - set(self._functions)
-        if not wanted:
-            return
-        with self.current():
-            for name, path in self._cubins(self.compute_capability, wanted).items():
-                if path not in self._modules:
-                    self._modules[path] = self._module(path)
-                try:
-                    self._functions[name] = self._modules[path].get_function(name)
-                except cuda.LogicError as error:
-                    raise DeviceError(f"{self.name}: there is no kernel {name} in {path.name}") from error
+        with self._loading:
+            wanted = set(kernels) - set(self._functions)
+            if wanted:
+                with self.current():
+                    self._load(wanted)
+
+    def _load(self, kernels: Collection[str]) -> None:
+        for name, path in self._cubins(self.compute_capability, kernels).items():
+            if path not in self._modules:
+                self._modules[path] = self._module(path)
+                _keep(self._modules[path])
+            try:
+                self._functions[name] = self._modules[path].get_function(name)
+            except cuda.LogicError as error:
+                raise DeviceError(f"{self.name}: there is no kernel {name} in {path.name}") from error
 
     def _module(self, path: Path) -> Any:
         try:
@@ -404,12 +445,17 @@ class CudaDevice(Device):
                 allocation = cuda.mem_alloc(aligned(nbytes))
             except cuda.MemoryError as error:
                 raise too_little(self, nbytes, purpose, cuda.mem_get_info()[0]) from error
+        _keep(allocation)
         self._allocations[int(allocation)] = allocation
         return int(allocation)
 
     def release(self, address: int) -> None:
+        if self.lost:
+            return
         with self.current():
-            self._allocations.pop(address).free()
+            allocation = self._allocations.pop(address)
+            allocation.free()
+            _give_back(allocation)
 
     def new_stream(self) -> Stream:
         return CudaStream(self)

@@ -173,6 +173,7 @@ class CudaEvent(Event):
         return self._held[0]
 
     def synchronize(self) -> None:
+        """Blocks the host, without the interpreter lock; an event that was never recorded counts as reached."""
         with self._device.current():
             self.event.synchronize()
 
@@ -192,14 +193,17 @@ class CudaStream(Stream):
         return self._held[0]
 
     def upload(self, target: int, source: np.ndarray) -> None:
+        """From pinned memory at once and later; from other memory the driver copies it before this returns."""
         with self.device.current():
             cuda.memcpy_htod_async(target, source, self.stream)
 
     def download(self, target: np.ndarray, source: int) -> None:
+        """Into pinned memory later; with other memory this returns when it is there."""
         with self.device.current():
             cuda.memcpy_dtoh_async(target, source, self.stream)
 
     def send(self, other: Device, target: int, source: int, nbytes: int) -> None:
+        """Directly where the devices have a way to each other; else the driver goes through memory of the host."""
         assert isinstance(other, CudaDevice)
         with self.device.current():
             # PyCUDA's memcpy_peer_async takes the current context for those it is given (2026.1: a test is inverted).
@@ -211,10 +215,12 @@ class CudaStream(Stream):
             )
 
     def fill(self, target: int, byte: int, nbytes: int) -> None:
+        """By the device itself, at the speed of its memory."""
         with self.device.current():
             cuda.memset_d8_async(target, byte, nbytes, self.stream)
 
     def launch(self, launch: LaunchLike) -> None:
+        """Loads the kernel if need be; blocks while a thousand launches wait. What a kernel does wrong shows later."""
         with self.device.current():
             try:
                 function = self.device.function(launch.kernel, launch.shared_bytes)
@@ -226,20 +232,24 @@ class CudaStream(Stream):
                 ) from error
 
     def record(self, event: Event) -> None:
+        """Raises DeviceError for an event of another device."""
         assert isinstance(event, CudaEvent)
         with self.device.current():
             event.event.record(self.stream)
 
     def wait(self, event: Event) -> None:
+        """The device waits, not the host."""
         assert isinstance(event, CudaEvent)
         with self.device.current():
             self.stream.wait_for_event(event.event)
 
     def synchronize(self) -> None:
+        """Blocks the host, without the interpreter lock; the place where errors of kernels show."""
         with self.device.current():
             self.stream.synchronize()
 
     def milliseconds(self, issue: Callable[[], None]) -> float:
+        """Measured by the device, between two events; resolution half a microsecond."""
         with self.device.current():
             start, end = cuda.Event(), cuda.Event()
             start.record(self.stream)
@@ -251,6 +261,7 @@ class CudaStream(Stream):
         return found
 
     def capture(self, issue: Callable[[], None]) -> Graph:
+        """Kernels must have run once. After the DeviceError of a driver that makes no graph the stream can be used."""
         stream = ctypes.c_void_p(self.stream.handle)
         executable = ctypes.c_void_p()
         with self.device.current():
@@ -279,6 +290,7 @@ class CudaStream(Stream):
         return graph
 
     def replay(self, graph: Graph) -> None:
+        """Arguments are those of the capture: what lies at the addresses may change, the addresses may not."""
         assert isinstance(graph, CudaGraph)
         with self.device.current():
             _call("cuGraphLaunch", graph.handle, ctypes.c_void_p(self.stream.handle))
@@ -349,13 +361,17 @@ class CudaDevice(Device):
                     cuda.Context.pop()
                     _thread.device = before
         except cuda.Error as error:
+            remedy = "; a kernel failed before: the process must be started again" if self.lost else ""
             self._look_whether_lost()
-            raise DeviceError(f"{self.name}: {error}") from error
+            raise DeviceError(f"{self.name}: {error}{remedy}") from error
 
     def _look_whether_lost(self) -> None:
         if self._context is not None and not self.lost:
-            with self.pushed():
-                self.lost = _library().cuCtxSynchronize() in LOST
+            try:
+                with self.pushed():
+                    self.lost = _library().cuCtxSynchronize() in LOST
+            except cuda.Error:
+                self.lost = True
 
     @contextmanager
     def pushed(self) -> Iterator[None]:
@@ -368,6 +384,7 @@ class CudaDevice(Device):
                 cuda.Context.pop()
 
     def session(self) -> AbstractContextManager[None]:
+        """The context stays current in this thread; other devices may be used inside."""
         return self.current()
 
     def enable_peer(self, other: CudaDevice) -> str:
@@ -401,6 +418,10 @@ class CudaDevice(Device):
         return function
 
     def prepare(self, kernels: Collection[str]) -> None:
+        """Compiles and loads in the calling thread; others that want kernels of this device wait.
+
+        Raises DeviceError where there is no compiler, or the driver does not take what it made.
+        """
         with self._loading:
             wanted = set(kernels) - set(self._functions)
             if wanted:
@@ -430,16 +451,19 @@ class CudaDevice(Device):
             ) from error
 
     def memory(self) -> MemoryInfo:
+        """Makes the context if there is none, which takes some hundred MiB and a moment."""
         with self.current():
             return MemoryInfo(*cuda.mem_get_info())
 
     def memory_estimate(self) -> MemoryInfo:
+        """Of the management library, before there is a context."""
         seen = None if self._context else nvml.memory_of(self.handle.pci_bus_id())
         # The library sees whole GPUs, also where this process has a slice of one.
         trusted = seen is not None and seen.total <= WHOLE * self.handle.total_memory()
         return seen if seen and trusted else self.memory()
 
     def alloc(self, nbytes: int, purpose: str = "data") -> int:
+        """Waits for nothing; the address is valid in every thread."""
         with self.current():
             try:
                 allocation = cuda.mem_alloc(aligned(nbytes))
@@ -450,6 +474,7 @@ class CudaDevice(Device):
         return int(allocation)
 
     def release(self, address: int) -> None:
+        """Waits for everything on the device; a device that is lost gives nothing back before the process ends."""
         if self.lost:
             return
         with self.current():
@@ -458,13 +483,17 @@ class CudaDevice(Device):
             _give_back(allocation)
 
     def new_stream(self) -> Stream:
+        """Owned by the caller: it ends with the last reference, in any thread."""
         return CudaStream(self)
 
     def new_event(self) -> Event:
+        """Without timing; owned by the caller as streams are."""
         return CudaEvent(self)
 
     def software(self) -> str:
+        """CUDA version of the driver: 1000 x major + 10 x minor."""
         return str(cuda.get_driver_version())
 
     def pinned(self, nbytes: int) -> np.ndarray:
+        """Pinned for all devices; given back with the last view of the array."""
         return np.asarray(PinnedMemory(self, nbytes))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -220,6 +221,63 @@ def test_what_a_driver_refuses_is_told_once_and_done_otherwise(environment: dict
     assert done.stderr.count("copies between CUDA1 and CUDA0 go through host memory: CUDA1: ") == 1
     for device in ("CUDA0", "CUDA1"):
         assert done.stderr.count(f"launched one by one, which is slower: {device}: cuStreamBeginCapture_v2 failed") == 1
+
+
+MISUSE = """
+import sys
+import numpy as np
+from ikpy.backends.cuda import devices
+from ikpy.backends.cuda.api import DeviceError
+from ikpy.backends.cuda.launch import Launch
+
+one, two = devices.available()
+a, b = one.alloc(512), two.alloc(512)
+stream, other, event, foreign = one.new_stream(), two.new_stream(), one.new_event(), two.new_event()
+data, launch = np.zeros(512, np.uint8), Launch("rms_norm", (1, 1, 1), (32, 1, 1), 0, [b"x" * 8])
+free = one.alloc(512)
+one.release(free)
+one.prepare(["rms_norm"])
+
+wrong = {
+    "another device's address": lambda: stream.upload(b, data),
+    "past the end": lambda: stream.upload(a + 1, data),
+    "after free": lambda: stream.fill(free, 0, 512),
+    "another device's event": lambda: stream.record(foreign),
+    "pageable memory in a capture": lambda: stream.capture(lambda: stream.upload(a, data)),
+    "waited for in a capture": lambda: stream.capture(stream.synchronize),
+    "a first launch in a capture": lambda: stream.capture(lambda: stream.launch(launch)),
+    "another device's graph": lambda: other.replay(stream.capture(lambda: None)),
+    "nothing": lambda: stream.launch(launch) or stream.replay(stream.capture(lambda: stream.launch(launch))),
+}
+try:
+    wrong[sys.argv[1]]()
+except DeviceError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("misuse", "told"),
+    [
+        ("another device's address", "512 bytes at .* are no memory of device 0"),
+        ("past the end", "512 bytes at .* are no memory of device 0"),
+        ("after free", "cuMemsetD8Async: 512 bytes at .* are no memory of device 0"),
+        ("another device's event", "cuEventRecord of a Event of another context"),
+        ("pageable memory in a capture", "of pageable memory during a capture"),
+        ("waited for in a capture", "a captured stream was waited for"),
+        ("a first launch in a capture", "a kernel's first launch is captured"),
+        ("another device's graph", "cuGraphLaunch of a Executable of another context"),
+        ("nothing", ""),
+    ],
+)
+def test_the_stub_enforces_what_drivers_enforce(environment: dict[str, str], misuse: str, told: str) -> None:
+    done = run(environment, "-c", MISUSE, misuse)
+    complaints = [line for line in done.stderr.splitlines() if line.startswith("stub driver: ")]
+    assert done.returncode == 0, done.stderr
+    if told:
+        assert re.search(told, complaints[0]) and done.stdout.startswith("CUDA")
+    else:
+        assert not complaints and not done.stdout
 
 
 AT_EXIT = """

@@ -76,6 +76,7 @@ def _library() -> ctypes.CDLL:
 
 
 def _call(name: str, *arguments: Any) -> None:
+    """Calls the driver library; its errors are raised as PyCUDA raises them."""
     try:
         function = getattr(_library(), name)
     except AttributeError:
@@ -86,7 +87,7 @@ def _call(name: str, *arguments: Any) -> None:
     if status:
         text = ctypes.c_char_p()
         _library().cuGetErrorString(status, ctypes.byref(text))
-        raise DeviceError(f"{name} failed: {(text.value or b'unknown error').decode()} ({status})")
+        raise cuda.Error(f"{name} failed: {(text.value or b'unknown error').decode()} ({status})")
 
 
 def _keep(thing: object) -> None:
@@ -271,7 +272,7 @@ class CudaStream(Stream):
                     _call("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, ctypes.c_ulonglong(0))
                 finally:
                     _library().cuGraphDestroy(graph)
-            except DeviceError as error:
+            except (DeviceError, cuda.Error) as error:
                 raise DeviceError(f"{self.device.name}: {error}; -cuda graphs=0 goes without CUDA graphs") from error
         return CudaGraph(self.device, executable)
 

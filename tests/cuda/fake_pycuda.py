@@ -91,6 +91,10 @@ class FakeContext:
     def enable_peer_access(peer: FakeContext, flags: int = 0) -> None:
         assert _need_context() is not peer
 
+    @staticmethod
+    def disable_peer_access(peer: FakeContext) -> None:
+        assert _need_context() is not peer
+
     def owns(self, address: int, nbytes: int) -> bool:
         return any(start <= address and address + nbytes <= start + m.nbytes for start, m in self.memory.items())
 

@@ -16,8 +16,8 @@
 
 constexpr int kInvalidValue = 1, kOutOfMemory = 2, kNoDevice = 100, kInvalidImage = 200,
               kInvalidContext = 201, kPeerUnsupported = 217, kInvalidHandle = 400, kNotReady = 600,
-              kIllegalAddress = 700, kNotSupported = 801, kCaptureUnsupported = 900,
-              kCaptureInvalidated = 901;
+              kIllegalAddress = 700, kPeerEnabled = 704, kPeerNotEnabled = 705, kNotSupported = 801,
+              kCaptureUnsupported = 900, kCaptureInvalidated = 901;
 // The attributes, and what a block may have on sm_90.
 constexpr int kSharedSize = 1, kMaxDynamicShared = 8;
 constexpr unsigned kMostShared = 227 << 10, kDefaultShared = 48 << 10, kStaticShared = 1024;
@@ -30,6 +30,7 @@ struct Context {
     int device;
     std::size_t used = 0;
     bool lost = false;
+    std::set<const Context*> peers;
 };
 struct Memory {
     std::size_t bytes;
@@ -177,6 +178,8 @@ int cuGetErrorString(int error, const char** text) {
         {kInvalidHandle, "invalid resource handle"},
         {kNotReady, "device not ready"},
         {kIllegalAddress, "an illegal memory access was encountered"},
+        {kPeerEnabled, "peer access is already enabled"},
+        {kPeerNotEnabled, "peer access has not been enabled"},
         {kNotSupported, "operation not supported"},
         {kCaptureUnsupported, "operation not permitted when stream is capturing"},
         {kCaptureInvalidated, "operation failed due to a previous error during capture"},
@@ -219,7 +222,13 @@ int cuCtxGetDevice(int* device) {
 int cuCtxEnablePeerAccess(void* peer, unsigned) {
     BEGIN;
     if (peer == context) return violation(kInvalidValue, "peer access of a context to itself");
-    return setting("STUB_PEER", 0);
+    if (const int error = setting("STUB_PEER", 0)) return error;
+    return context->peers.insert(static_cast<Context*>(peer)).second ? 0 : kPeerEnabled;
+}
+int cuCtxDisablePeerAccess(void* peer) {
+    BEGIN;
+    return context->peers.erase(static_cast<Context*>(peer)) ? 0
+                                                             : violation(kPeerNotEnabled, "no peer access");
 }
 
 int cuCtxSynchronize() {
@@ -298,6 +307,8 @@ int cuMemcpyPeerAsync(Address target, void* target_context, Address source, void
     IN_MEMORY(source, bytes, static_cast<Context*>(source_context));
     if (stream->capturing) return violation(kCaptureUnsupported, "cuMemcpyPeerAsync during a capture");
     std::memcpy(reinterpret_cast<void*>(target), reinterpret_cast<void*>(source), bytes);
+    const bool direct = context->peers.count(static_cast<Context*>(target_context));
+    if (direct && setting("STUB_PEER_CORRUPTS", 0)) *reinterpret_cast<char*>(target) ^= 1;
     return 0;
 }
 int cuMemsetD8Async(Address target, unsigned char value, std::size_t bytes, void* handle) {

@@ -219,6 +219,7 @@ def test_what_a_driver_refuses_is_told_once_and_done_otherwise(environment: dict
     done = generate(environment, STUB_CAPTURE="801", STUB_PEER="217")
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("copies between CUDA1 and CUDA0 go through host memory: CUDA1: ") == 1
+    assert "do not arrive" not in done.stderr
     for device in ("CUDA0", "CUDA1"):
         assert done.stderr.count(f"launched one by one, which is slower: {device}: cuStreamBeginCapture_v2 failed") == 1
 
@@ -309,3 +310,11 @@ def test_a_kernel_that_takes_the_gpu_along_is_one_line(environment: dict[str, st
     done = generate(environment, "-cuda", "graphs=0", STUB_LOST_AFTER=str(launches))
     assert done.returncode == 1 and "Traceback" not in done.stderr and "PyCUDA" not in done.stderr
     assert "an illegal memory access was encountered" in done.stderr.strip().splitlines()[-1]
+
+
+def test_direct_copies_that_arrive_changed_are_not_used(environment: dict[str, str]) -> None:
+    done = generate(environment, STUB_PEER_CORRUPTS="1")
+    assert done.returncode == 0, done.stderr
+    line = "copies between CUDA1 and CUDA0 go through host memory: direct ones do not arrive as they were sent"
+    assert done.stderr.count(line) == 1 and "stub driver" not in done.stderr
+    assert "go through host memory" not in generate(environment).stderr

@@ -32,6 +32,7 @@ from ikpy.backends.cuda.api import (
 )
 from ikpy.backends.cuda.arguments import pack
 from ikpy.backends.cuda.interrupts import held_back
+from ikpy.backends.cuda.peers import arrives
 
 STREAM_NON_BLOCKING = 1
 # Memory that Python's collector frees in the midst of a capture would end one of the stricter modes.
@@ -124,8 +125,12 @@ def _let_go(device: CudaDevice, held: list[Any]) -> None:
 
 
 def _meet(one: CudaDevice, other: CudaDevice) -> None:
-    """Lets copies between two devices go directly; a line of the log says where they do not."""
+    """Lets copies between two devices go directly if they arrive so; a line of the log says where they do not."""
     reasons = [reason for reason in (one.enable_peer(other), other.enable_peer(one)) if reason]
+    if not reasons and not (arrives(one, other) and arrives(other, one)):
+        one.disable_peer(other)
+        other.disable_peer(one)
+        reasons = ["direct ones do not arrive as they were sent (an IOMMU or PCIe ACS may be in the way)"]
     if reasons:
         _log.warning("copies between %s and %s go through host memory: %s", one.name, other.name, reasons[0])
 
@@ -399,6 +404,11 @@ class CudaDevice(Device):
             # Another library of the process may have done so.
             return "" if "already enabled" in str(error) else str(error)
         return ""
+
+    def disable_peer(self, other: CudaDevice) -> None:
+        """Lets copies to the other device go through host memory."""
+        with self.current():
+            cuda.Context.disable_peer_access(other.context)
 
     def function(self, name: str, shared_bytes: int) -> Any:
         """PyCUDA's function of a kernel, allowed this much dynamic shared memory; the device must be current.

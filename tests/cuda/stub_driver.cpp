@@ -2,8 +2,8 @@
 // enforces the rules that drivers have for contexts, handles, memory and captures. What a correct program
 // never does is told on standard error ("stub driver: ...") and refused; what it may try, such as to take too
 // much memory, is only refused. It counts what is alive. Numbers of attributes and errors are those of
-// cuda.h. Environment: STUB_INIT, STUB_CAPTURE, STUB_PEER (what these calls return), STUB_DEVICES,
-// STUB_FREE_MIB, STUB_LOST_AFTER (launches, of which the last one takes the device along).
+// cuda.h. Environment: STUB_INIT, STUB_CAPTURE, STUB_PEER (what these calls return), STUB_PEER_CORRUPTS,
+// STUB_DEVICES, STUB_FREE_MIB, STUB_LOST_IN (a kernel that takes the device along).
 
 #include <cstdarg>
 #include <cstddef>
@@ -13,6 +13,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <string>
 
 constexpr int kInvalidValue = 1, kOutOfMemory = 2, kNoDevice = 100, kInvalidImage = 200,
               kInvalidContext = 201, kPeerUnsupported = 217, kInvalidHandle = 400, kNotReady = 600,
@@ -50,6 +51,7 @@ struct Module : Owned {};
 // A kernel, and the dynamic shared memory that it may have.
 struct Function : Owned {
     Module* module;
+    std::string name;
     unsigned dynamic = kDefaultShared - kStaticShared;
     bool loaded = false;
 };
@@ -152,12 +154,6 @@ static bool is_pinned(const void* address, std::size_t bytes) {
 #define PINNED_IN_CAPTURE(stream, host, bytes)          \
     if ((stream)->capturing && !is_pinned(host, bytes)) \
     return violation(kCaptureUnsupported, "%s of pageable memory during a capture", __func__)
-
-// One more launch; the one that STUB_LOST_AFTER names is asynchronous in its failure.
-static int launched(Context* context) {
-    if (++launches == setting("STUB_LOST_AFTER", 0)) context->lost = true;
-    return 0;
-}
 
 extern "C" {
 
@@ -397,10 +393,10 @@ int cuModuleUnload(void* handle) {
     OWN(Module, module, modules, handle);
     return destroy(module, modules, live_modules);
 }
-int cuModuleGetFunction(void** handle, void* module_handle, const char*) {
+int cuModuleGetFunction(void** handle, void* module_handle, const char* name) {
     BEGIN;
     OWN(Module, module, modules, module_handle);
-    auto* const function = new Function{{context}, module};
+    auto* const function = new Function{{context}, module, name};
     functions.insert(function);
     return *handle = function, 0;
 }
@@ -440,7 +436,10 @@ int cuLaunchKernel(void* handle, unsigned grid_x, unsigned grid_y, unsigned grid
         return ++stream->captured, 0;
     }
     function->loaded = true;
-    return launched(context);
+    const char* const fatal = std::getenv("STUB_LOST_IN");
+    // Kernels fail later than their launch.
+    context->lost = fatal && function->name == fatal;
+    return ++launches, 0;
 }
 
 int cuStreamBeginCapture_v2(void* handle, int mode) {
@@ -485,6 +484,6 @@ int cuGraphLaunch(void* handle, void* stream_handle) {
     OWN(Stream, stream, streams, stream_handle);
     (void)executable;
     if (stream->capturing) return violation(kCaptureUnsupported, "a graph within a capture");
-    return launched(context);
+    return ++launches, 0;
 }
 }

@@ -447,6 +447,9 @@ class CudaDevice(Device):
             try:
                 self._functions[name] = self._modules[path].get_function(name)
             except cuda.LogicError as error:
+                self._look_whether_lost()
+                if self.lost:
+                    raise
                 raise DeviceError(f"{self.name}: there is no kernel {name} in {path.name}") from error
 
     def _module(self, path: Path) -> Any:
@@ -454,6 +457,9 @@ class CudaDevice(Device):
             # PTX is text that ends with a zero.
             return cuda.module_from_buffer(path.read_bytes() + b"\0" * (path.suffix == ".ptx"))
         except cuda.Error as error:
+            self._look_whether_lost()
+            if self.lost:
+                raise
             major, minor = divmod(cuda.get_driver_version(), 1000)
             raise DeviceError(
                 f"{self.name}: the driver does not load {path}: {error}; the driver is for CUDA {major}.{minor // 10}: "

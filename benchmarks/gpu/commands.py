@@ -10,7 +10,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 OK, FAILED, CUT_OFF, HUNG = "ok", "failed", "cut off", "hung"
@@ -45,7 +45,6 @@ def run(
     limit: float,
     silence: float | None = None,
     patience: float = math.inf,
-    environment: Mapping[str, str] | None = None,
 ) -> Outcome:
     """Runs a command for at most `limit` seconds, and ends it when it takes longer than `patience` seconds or prints
     nothing for `silence` seconds. Nothing that it started goes on when this returns or is interrupted.
@@ -63,7 +62,7 @@ def run(
             bufsize=1,
             # A group, not a session: what ends this session ends the command too. Python 3.10 has no process_group.
             preexec_fn=os.setpgrp,  # noqa: PLW1509
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
     except OSError as error:
         log(f"{command[0]} cannot be started: {error.strerror}")

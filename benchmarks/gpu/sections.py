@@ -18,6 +18,9 @@ IKPY = (*PYTHON, "ikpy")
 RACE_TESTS = [f"tests/cuda/test_kernels_{name}.py" for name in ("ops", "weights", "attention")]
 KERNEL_TESTS = [*RACE_TESTS, *(f"tests/cuda/test_kernels_{name}.py" for name in ("large", "wgmma"))]
 MODEL_TESTS = ["tests/cuda/test_models.py", "tests/cuda/test_adapters.py"]
+# A launch returns when the kernel is done: an error is that of the launch that says so. Not for models, whose copies
+# and waits between streams are to be as they are in use.
+BLOCKING = ("env", "CUDA_LAUNCH_BLOCKING=1")
 # Of a kernel that does not end: everything else prints more often.
 SILENCE = 90.0
 TYPE = "q4_K"
@@ -63,10 +66,10 @@ def _ikpy(*arguments: str) -> Step:
     return Step((*IKPY, *arguments))
 
 
-def _tests(choice: Choice, files: Sequence[str], *more: str) -> Step:
+def _tests(choice: Choice, files: Sequence[str], *more: str, before: Sequence[str] = ()) -> Step:
     options = ("--device", "real", "-vv", "--tb=short", "-p", "no:cacheprovider")
     path = choice.results.tests
-    return Step((*PYTHON, "pytest", *files, *options, "--results", str(path), *more), path, SILENCE)
+    return Step((*before, *PYTHON, "pytest", *files, *options, "--results", str(path), *more), path, SILENCE)
 
 
 def _sanitized(tool: str, *command: str) -> Step:
@@ -96,7 +99,7 @@ def real(choice: Choice) -> list[Section]:
         Section("info", 10, [Step(("nvidia-smi",)), _ikpy("info"), _ikpy("cuda", "info")]),
         Section("text", 20, [_ikpy(*prompt, "16"), _ikpy(*prompt, "16", "-ngl", "0")]),
         Section("check", 40, _checks(choice)),
-        Section("kernels", 150, [_tests(choice, KERNEL_TESTS, *small)]),
+        Section("kernels", 150, [_tests(choice, KERNEL_TESTS, *small, before=BLOCKING)]),
         Section("models", 120, [_tests(choice, MODEL_TESTS, *(("-k", "qwen3-") if choice.small else ()))]),
         Section("memcheck", 240, [_sanitized("memcheck", *IKPY, *prompt, "8"), _sanitized("memcheck", *memory_tests)]),
         Section("racecheck", 180, [_sanitized("racecheck", *race_tests)]),

@@ -17,7 +17,7 @@ RESERVE = 8.0
 # How often a command is given again that a kernel ended.
 MOST_TIMES = 40
 # A command that takes so many times as long as its whole section on a fast GPU hangs, but never before so many seconds.
-SLOWEST, SHORTEST = 4.0, 60.0
+SLOWEST, SHORTEST = 4.0, 120.0
 
 
 def run_sections(sections: Sequence[Section], results: Results, budget: float, *, again: bool) -> int:

@@ -11,6 +11,8 @@ of earlier ones, which are not repeated unless --sections names them.
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -50,6 +52,8 @@ def main() -> int:
             print(f"{section.name}, about {section.seconds} s")
             print(*("  " + " ".join(step.command) for step in section.steps), sep="\n")
         return 0
+    # As Ctrl-C: what is under way is ended with this process.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     spent = time.time() - arguments.since if arguments.since else 0.0
     return run_sections(chosen, results, arguments.budget - spent, again=bool(wanted))
 

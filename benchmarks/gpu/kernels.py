@@ -24,6 +24,7 @@ import numpy as np
 
 from benchmarks.gpu.commands import DEVICE_LOST
 from benchmarks.gpu.device import works
+from benchmarks.gpu.results import write
 from ikpy._native import core
 from ikpy.backends.cuda import devices, launch, ways
 from ikpy.backends.cuda.api import Device, DeviceError
@@ -250,7 +251,7 @@ class Table:
         self.rows[row["name"]] = row
         if self._path is not None:
             found = {"device": self._device, "rows": list(self.rows.values())}
-            self._path.write_text(json.dumps(found, indent=1) + "\n")
+            write(self._path, json.dumps(found, indent=1) + "\n")
 
 
 def text(row: dict[str, Any]) -> str:
@@ -272,6 +273,8 @@ def main() -> None:
         raise SystemExit(f"no device: {devices.why_none()}")
     bench, table = Bench(found[0], Sizes(small=arguments.small)), Table(arguments.out, found[0])
     bench.copy_rate = table.rows.get(COPY, {}).get("copy GB/s", 0.0)
+    if not works(found[0]):  # the trial of a newer kernel, which is not tried again
+        raise SystemExit(DEVICE_LOST)
     library = not arguments.small and find_spec("torch") is not None
     for name, measure in measurements(bench, library=library):
         if name in table.rows or not (name == COPY or re.fullmatch(arguments.rows, name)):
@@ -279,7 +282,7 @@ def main() -> None:
         table.put({"name": name, "error": "FAILED: does not end"})
         try:
             row = measure()
-        except (DeviceError, RuntimeError) as error:
+        except Exception as error:  # another library's too: the other rows are worth having
             row = {"name": name, "error": f"FAILED: {error}"}
         table.put(row)
         print(text(row), flush=True)

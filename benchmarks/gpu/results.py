@@ -6,6 +6,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from benchmarks.gpu.commands import OK, Outcome
 JSON_FILE, PAGE, LOG, TESTS = "results.json", "results.md", "log.txt", "tests.jsonl"
 # Lines of a command's output on the page, and of a failed test's message.
 PAGE_LINES, MESSAGE_LINES = 60, 3
+# What comes later is shown and not kept: the folder is to be copied where files may have 16 MB.
+LOG_BYTES = 8 << 20
 
 
 @dataclass
@@ -41,10 +44,11 @@ class Results:
         """Shows a line and keeps it."""
         print(line, flush=True)
         with (self.folder / LOG).open("a") as file:
-            file.write(line + "\n")
+            if file.tell() < LOG_BYTES:
+                file.write(line + "\n")
 
     def add(self, section: str, outcomes: Sequence[Outcome], status: str) -> None:
-        """Notes what a section found, and writes both files."""
+        """Notes what a section found, or has found so far, and writes both files."""
         seconds = sum(outcome.seconds for outcome in outcomes)
         self.sections[section] = {
             "status": status,
@@ -55,9 +59,9 @@ class Results:
 
     def save(self) -> None:
         """Writes both files, each whole or not at all."""
-        found = {"sections": self.sections, "left": self.left, "tests": read_tests(self.tests)}
-        _write(self.folder / JSON_FILE, json.dumps(found, indent=1) + "\n")
-        _write(self.folder / PAGE, self.page())
+        found = {"sections": self.sections, "left": self.left, "tests": read_tests(self.tests), "devices": records()}
+        write(self.folder / JSON_FILE, json.dumps(found, indent=1) + "\n")
+        write(self.folder / PAGE, self.page())
 
     def page(self) -> str:
         """Markdown: failures by kernel, then the state of every section, then what they printed."""
@@ -81,10 +85,22 @@ class Results:
         return [name for name, found in self.sections.items() if found["status"] != OK]
 
 
-def _write(path: Path, text: str) -> None:
+def write(path: Path, text: str) -> None:
+    """Writes a file, whole or not at all."""
     partial = path.with_suffix(".partial")
     partial.write_text(text)
     os.replace(partial, path)
+
+
+def records() -> list[Any]:
+    """What is known of this machine's devices (`ikpy cuda tune`), for the machine may not be there later."""
+    from ikpy.backends.cuda.modules import cache_dir  # wants numpy, which `--list` does without
+
+    found = []
+    for path in sorted((cache_dir() / "devices").glob("*.json")):
+        with suppress(OSError, ValueError):
+            found.append(json.loads(path.read_text()))
+    return found
 
 
 def read_tests(path: Path) -> list[dict[str, Any]]:

@@ -71,8 +71,12 @@ class _Owned:
 
 
 class FakeContext:
+    by_handle: ClassVar[WeakValueDictionary[int, FakeContext]] = WeakValueDictionary()
+
     def __init__(self, device: Device) -> None:
         self.device = device
+        self.handle = id(self)
+        FakeContext.by_handle[self.handle] = self
         self.memory: dict[int, np.ndarray] = {}
         self.thread = threading.get_ident()
 
@@ -85,6 +89,10 @@ class FakeContext:
 
     @staticmethod
     def enable_peer_access(peer: FakeContext, flags: int = 0) -> None:
+        assert _need_context() is not peer
+
+    @staticmethod
+    def disable_peer_access(peer: FakeContext) -> None:
         assert _need_context() is not peer
 
     def owns(self, address: int, nbytes: int) -> bool:
@@ -204,14 +212,6 @@ def memcpy_dtoh_async(dest: np.ndarray, src: int, stream: Stream) -> None:
     stream.do(lambda: ctypes.memmove(dest.ctypes.data, src, dest.nbytes))  # type: ignore[arg-type, return-value]
 
 
-def memcpy_peer_async(
-    dest: int, src: int, size: int, dest_context: FakeContext, src_context: FakeContext, stream: Stream
-) -> None:
-    _inside(dest, size, dest_context)
-    _inside(src, size, src_context)
-    stream.do(lambda: ctypes.memmove(dest, src, size))  # type: ignore[arg-type, return-value]
-
-
 def memset_d8_async(dest: int, data: int, size: int, stream: Stream) -> None:
     _inside(dest, size, stream.context)
     stream.do(lambda: ctypes.memset(dest, data, size))  # type: ignore[arg-type, return-value]
@@ -305,13 +305,23 @@ class Module:
 
 
 class Library:
-    """The functions of libcuda for graphs."""
+    """The functions of libcuda for graphs, and for copies between devices."""
 
     def __init__(self) -> None:
         self.graphs: dict[int, list[Callable[[], None]]] = {}
         self.replays = 0
         self.executables: set[int] = set()
         self.handles = count(1)
+
+    def cuCtxSynchronize(self) -> int:
+        return 700 if broken else 0
+
+    def cuMemcpyPeerAsync(self, *arguments: Any) -> int:
+        dest, dest_context, src, src_context, size, stream = (each.value for each in arguments)
+        _inside(dest, size, FakeContext.by_handle[dest_context])
+        _inside(src, size, FakeContext.by_handle[src_context])
+        Stream.by_handle[stream].do(lambda: ctypes.memmove(dest, src, size))  # type: ignore[arg-type, return-value]
+        return 0
 
     def cuStreamBeginCapture_v2(self, stream: ctypes.c_void_p, mode: ctypes.c_int) -> int:
         source = Stream.by_handle[stream.value or 0]

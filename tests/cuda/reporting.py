@@ -6,15 +6,31 @@ Tests that have a line are not run again, so that a run which a hanging or broke
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.gpu.commands import DEVICE_LOST
+from benchmarks.gpu.results import read_tests
 
 MESSAGE_CHARACTERS = 600
+# A process that a kernel ends costs seconds, or a minute where it hangs: so many tests show that it always does.
+FATAL_TESTS = 3
+
+
+def fatal_kernels(tests: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Kernels that hung, or took the device along, in FATAL_TESTS tests, and passed none."""
+    fatal: Counter[str] = Counter()
+    passed: set[str] = set()
+    for test in tests:
+        if test["status"] == "hung" or test.get("fatal"):
+            fatal.update(test.get("kernels", ()))
+        elif test["status"] == "passed":
+            passed.update(test.get("kernels", ()))
+    return {kernel for kernel, n in fatal.items() if n >= FATAL_TESTS and kernel not in passed}
 
 
 class Reporter:
@@ -24,9 +40,10 @@ class Reporter:
         self._path, self._alive = path, alive
         self._test = ""
         self._launched: set[str] = set()
-        self._done = set()
-        if path.exists():
-            self._done = {json.loads(line)["id"] for line in path.read_text().splitlines() if line.endswith("}")}
+        self._last: dict[str, Any] = {}
+        tests = read_tests(path)
+        self._done = {test["id"] for test in tests}
+        self._fatal = fatal_kernels(tests)
 
     def _write(self, entry: dict[str, Any]) -> None:
         with self._path.open("a") as file:
@@ -46,7 +63,9 @@ class Reporter:
         self._write({"id": nodeid, "status": "hung"})
 
     def launching(self, kernel: str) -> None:
-        """Notes a kernel before it is launched: it may never end."""
+        """Notes a kernel before it is launched: it may never end. One that was fatal often enough is not launched."""
+        if kernel in self._fatal:
+            pytest.skip(f"{kernel} hung, or took the device along, in {FATAL_TESTS} tests and passed none")
         if kernel not in self._launched:
             self._launched.add(kernel)
             self._write({"id": self._test, "status": "hung", "kernels": sorted(self._launched)})
@@ -60,11 +79,13 @@ class Reporter:
         if report.failed:
             crash = getattr(report.longrepr, "reprcrash", None)
             entry["message"] = str(crash.message if crash else report.longrepr)[:MESSAGE_CHARACTERS]
+        self._last = entry
         self._write(entry)
 
     def pytest_runtest_logfinish(self) -> None:
         """After a test that the device did not survive nothing else can run in this process."""
         if not self._alive():
+            self._write({**self._last, "fatal": True})
             pytest.exit("the device takes no work any more", returncode=DEVICE_LOST)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

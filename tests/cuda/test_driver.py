@@ -89,7 +89,11 @@ def test_errors_of_the_driver_name_the_device(driver: Any, monkeypatch: pytest.M
     event = driver.devices[1].new_event()
     event.synchronize()
     monkeypatch.setattr(fake_pycuda, "broken", [True])
-    with pytest.raises(DeviceError, match=r"^CUDA1: cuEventSynchronize failed: an illegal memory access"):
+    assert not driver.devices[1].lost
+    with pytest.raises(DeviceError, match=r"^CUDA1: cuEventSynchronize failed: an illegal memory access[^;]*$"):
+        event.synchronize()
+    assert driver.devices[1].lost and not driver.devices[0].lost
+    with pytest.raises(DeviceError, match=r"illegal memory access.*; a kernel failed before: the process must be"):
         event.synchronize()
 
 

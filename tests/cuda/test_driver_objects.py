@@ -207,3 +207,24 @@ def test_a_device_that_cannot_be_used(driver: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(fake_pycuda.Device, "retain_primary_context", refuse)
     with pytest.raises(DeviceError, match=r"^CUDA1: the device cannot be used: .*busy or unavailable"):
         driver.devices[1].alloc(64)
+
+
+def test_threads_load_a_kernel_once(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finding a kernel's file may take as long as compiling it."""
+    device, loaded = driver.devices[0], []
+    cubins = device._cubins
+    slow = threading.Event()
+
+    def find(*arguments: Any) -> Any:
+        slow.wait(0.2)
+        return cubins(*arguments)
+
+    module = fake_pycuda.Module
+    monkeypatch.setattr(device, "_cubins", find)
+    monkeypatch.setattr(driver.cuda, "module_from_buffer", lambda content: (loaded.append(1), module(content))[1])
+    threads = [threading.Thread(target=device.prepare, args=(["rope"],)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(loaded) == 1

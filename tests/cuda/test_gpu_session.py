@@ -12,13 +12,23 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu import results as results_module
 from benchmarks.gpu import session
-from benchmarks.gpu.commands import CUT_OFF, DEVICE_LOST, FAILED, HUNG, OK, run
+from benchmarks.gpu.commands import (
+    CUT_OFF,
+    DEVICE_LOST,
+    FAILED,
+    HUNG,
+    KEPT_CHARACTERS,
+    LINE_CHARACTERS,
+    OK,
+    run,
+)
 from benchmarks.gpu.results import Results, failures_by_kernel, generation_kept
 from benchmarks.gpu.sections import MODES, Choice, Section, Step
 from ikpy.cli import main
 from tests.cuda.models import emulated
-from tests.cuda.reporting import Reporter
+from tests.cuda.reporting import FATAL_TESTS, Reporter, fatal_kernels
 from tests.shared import ROOT
 
 
@@ -93,7 +103,9 @@ def test_a_section_that_is_cut_off_is_left(tmp_path: Path) -> None:
     assert len(results.sections["long"]["steps"]) == 1
 
 
-@pytest.mark.parametrize("end", [f"raise SystemExit({DEVICE_LOST})", "import time; time.sleep(600)"])
+@pytest.mark.parametrize(
+    "end", [f"raise SystemExit({DEVICE_LOST})", "import time; time.sleep(600)", "import os; os.abort()"]
+)
 def test_what_a_kernel_ends_goes_on_in_a_new_process(end: str, tmp_path: Path) -> None:
     """The command keeps what it has done."""
     kept = tmp_path / "kept"
@@ -107,9 +119,92 @@ if not path.exists():
 print("rest")
 """
     results = Results.open(tmp_path / "results")
-    section = Section("tests", 1, steps(code, continued=True, silence=10))
+    section = Section("tests", 1, steps(code, keeps=kept, silence=10))
     session.run_sections([section], results, 600, again=False)
     assert [step["lines"] for step in results.sections["tests"]["steps"]] == [["begun"], ["rest"]]
+
+
+def test_what_gets_no_further_is_not_begun_again(tmp_path: Path) -> None:
+    results = Results.open(tmp_path / "results")
+    section = Section("tests", 1, steps(f"raise SystemExit({DEVICE_LOST})", keeps=tmp_path / "none"))
+    session.run_sections([section], results, 600, again=False)
+    assert len(results.sections["tests"]["steps"]) == 1
+
+
+def test_one_command_that_hangs_leaves_time_for_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It prints, so that silence does not show it; a section's time is a measure."""
+    monkeypatch.setattr(session, "SHORTEST", 3.0)
+    results = Results.open(tmp_path)
+    busy = "import time\nwhile True: print('.', flush=True); time.sleep(0.2)"
+    sections = [Section("busy", 0, steps(busy, "print('on')")), Section("next", 1, steps("print('reached')"))]
+    assert session.run_sections(sections, results, 600, again=False) == 1
+    assert results.sections["busy"]["status"] == HUNG and results.sections["next"]["status"] == OK
+    assert not results.left and results.sections["busy"]["steps"][1]["lines"] == ["on"]
+
+
+def test_every_step_is_kept_as_it_ends(tmp_path: Path) -> None:
+    """The second one finds the first one in the file: what ends everything then loses nothing."""
+    found = f"import json; print(json.load(open({str(tmp_path / 'results.json')!r}))['sections'])"
+    results = Results.open(tmp_path)
+    session.run_sections([Section("two", 1, steps("print('first')", found))], results, 600, again=False)
+    (line,) = results.sections["two"]["steps"][1]["lines"]
+    assert "first" in line and CUT_OFF in line and results.sections["two"]["status"] == OK
+
+
+def test_what_is_ended_takes_its_command_along(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    code = f"""
+import signal, sys
+from pathlib import Path
+from benchmarks.gpu import session
+from benchmarks.gpu.results import Results
+from benchmarks.gpu.sections import Section, Step
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+step = "import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+sections = [Section("one", 1, [Step((sys.executable, "-c", "print(1)")), Step((sys.executable, "-c", step))])]
+session.run_sections(sections, Results.open(Path({str(tmp_path)!r})), 600, again=False)
+"""
+    process = subprocess.Popen(python(code), cwd=ROOT, stdout=subprocess.DEVNULL)
+    while not (pid.exists() and pid.read_text()):
+        time.sleep(0.05)
+    assert os.getsid(int(pid.read_text())) == os.getsid(0)  # a loan's end finds it
+    process.terminate()
+    assert process.wait(60) == 143
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+    assert len(json.loads((tmp_path / "results.json").read_text())["sections"]["one"]["steps"]) == 1
+
+
+def test_half_of_a_file_is_not_left(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    code = f"open({str(path)!r}, 'w').write('x'); raise SystemExit(1)"
+    section = Section("model", 1, steps(code, makes=path))
+    session.run_sections([section], Results.open(tmp_path / "results"), 600, again=False)
+    assert not path.exists()
+
+
+def test_results_stay_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results_module, "LOG_BYTES", 1000)
+    results = Results.open(tmp_path)
+    outcome = run(python("for i in range(1000): print(f'{i} ' + 3000 * 'x')"), results.log, limit=60)
+    assert 0 < sum(map(len, outcome.lines)) <= KEPT_CHARACTERS and outcome.lines[-1].startswith("999 ")
+    assert (tmp_path / "log.txt").stat().st_size < 1000 + LINE_CHARACTERS + 2
+
+
+def test_kernels_that_are_fatal_again_and_again_are_left_out(tmp_path: Path) -> None:
+    def entry(name: str, status: str, *kernels: str, **more: object) -> dict[str, object]:
+        return {"id": name, "status": status, "kernels": kernels, **more}
+
+    bad = [entry(f"a{i}", "hung", "common", "endless") for i in range(FATAL_TESTS)]
+    bad += [entry(f"b{i}", "failed", "common", "wild", fatal=True) for i in range(FATAL_TESTS)]
+    others = [entry("c", "passed", "common"), *(entry(f"d{i}", "failed", "wrong") for i in range(FATAL_TESTS))]
+    assert fatal_kernels([*bad, *others]) == {"endless", "wild"} and not fatal_kernels(bad[1:3] + others)
+    path = tmp_path / "tests.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in [*bad, *others]) + '{"id": "cut o')
+    reporter = Reporter(path, lambda: True)
+    reporter.launching("common")
+    with pytest.raises(pytest.skip.Exception, match="endless hung, or took the device along, in 3 tests"):
+        reporter.launching("endless")
 
 
 def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:

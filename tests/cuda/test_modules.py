@@ -105,6 +105,19 @@ def test_another_compiler_compiles_again(nvcc: Path, monkeypatch: pytest.MonkeyP
     assert modules.build("sm_86", lambda line: None) == second
 
 
+def test_a_compiler_that_fails_is_not_needed_where_another_one_made_the_kernels(
+    nvcc: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = modules.cubins((8, 6), ["rms_norm"])
+    Path(os.environ["NVCC"]).write_text(NVCC.replace("cuda_99.9", "cuda_100.0"))
+    modules.nvcc_version.cache_clear()
+    monkeypatch.setenv("NVCC_FAILS", "norm")
+    assert modules.cubins((8, 6), ["rms_norm"]) == made
+    assert "nvcc cannot compile norm.cu for sm_86" in (text := capsys.readouterr().err) and "another compiler" in text
+    with pytest.raises(DeviceError, match=r"cannot compile norm\.cu for sm_80"):
+        modules.cubins((8, 0), ["rms_norm"])
+
+
 def test_messages_of_the_compiler_are_shown(nvcc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVCC_FAILS", "rope")
     with pytest.raises(DeviceError, match=r"compile rope.cu for sm_80: error: no such thing \(all in .*\)$"):

@@ -1,7 +1,11 @@
 """What a device can do. driver.py implements it over PyCUDA, emulated.py in host memory.
 
 Addresses are integers, lengths are bytes. Everything on a stream is asynchronous and in order; host arrays given to a
-stream must stay untouched until the stream or an event behind the operation has been waited for.
+stream must stay alive and untouched until the stream or an event behind the operation has been waited for.
+
+Any thread may use a device and what was made of it, but a stream belongs to one thread at a time. All calls raise
+DeviceError for what the device refuses, and for what an earlier kernel did: the device then takes nothing more of this
+process.
 """
 
 from __future__ import annotations
@@ -28,18 +32,27 @@ class DeviceMemoryError(DeviceError, OutOfMemoryError):
 
 
 class LaunchLike(Protocol):
-    """A kernel launch: name, grid and block sizes, bytes of dynamic shared memory, one packed value per argument."""
+    """A kernel launch."""
 
     @property
-    def kernel(self) -> str: ...
+    def kernel(self) -> str:
+        """Name of the kernel."""
+
     @property
-    def grid(self) -> tuple[int, int, int]: ...
+    def grid(self) -> tuple[int, int, int]:
+        """Blocks along x, y and z."""
+
     @property
-    def block(self) -> tuple[int, int, int]: ...
+    def block(self) -> tuple[int, int, int]:
+        """Threads of a block along x, y and z."""
+
     @property
-    def shared_bytes(self) -> int: ...
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block."""
+
     @property
-    def args(self) -> Sequence[bytes]: ...
+    def args(self) -> Sequence[bytes]:
+        """A packed value per argument."""
 
 
 class MemoryInfo(NamedTuple):
@@ -66,27 +79,27 @@ class Stream(ABC):
 
     @abstractmethod
     def upload(self, target: int, source: np.ndarray) -> None:
-        """Copies a contiguous host array to the device."""
+        """Copies a contiguous host array, all of its bytes, to an address of this stream's device."""
 
     @abstractmethod
     def download(self, target: np.ndarray, source: int) -> None:
-        """Fills a contiguous host array from the device."""
+        """Fills a contiguous host array, all of its bytes, from an address of this stream's device."""
 
     @abstractmethod
     def send(self, other: Device, target: int, source: int, nbytes: int) -> None:
-        """Copies to memory of another device."""
+        """Copies from this stream's device to memory of another one, whose streams know nothing of it: wait for it."""
 
     @abstractmethod
     def fill(self, target: int, byte: int, nbytes: int) -> None:
-        """Sets device memory."""
+        """Sets every byte of a range of device memory."""
 
     @abstractmethod
     def launch(self, launch: LaunchLike) -> None:
-        """Starts a kernel."""
+        """Starts a kernel; raises DeviceError for one that there is not, and for sizes that the device refuses."""
 
     @abstractmethod
     def record(self, event: Event) -> None:
-        """Sets the event to this point."""
+        """Sets an event of the same device to this point; where it was before is forgotten."""
 
     @abstractmethod
     def wait(self, event: Event) -> None:
@@ -94,7 +107,7 @@ class Stream(ABC):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Blocks the host until everything so far is done."""
+        """Blocks the host until everything so far is done; errors of kernels show here at the latest."""
 
     @abstractmethod
     def milliseconds(self, issue: Callable[[], None]) -> float:
@@ -102,11 +115,11 @@ class Stream(ABC):
 
     @abstractmethod
     def capture(self, issue: Callable[[], None]) -> Graph:
-        """What issue() launches on this stream, not executed but kept for replay."""
+        """What issue() launches on this stream, not executed but kept for replay. Only launches can be captured."""
 
     @abstractmethod
     def replay(self, graph: Graph) -> None:
-        """Starts a captured graph."""
+        """Starts a graph that was captured on this device, with the arguments it was captured with."""
 
 
 class Device(ABC):
@@ -135,11 +148,11 @@ class Device(ABC):
 
     @abstractmethod
     def release(self, address: int) -> None:
-        """Gives memory back."""
+        """Gives back what alloc returned; everything that uses it must be done."""
 
     @abstractmethod
     def new_stream(self) -> Stream:
-        """A stream of its own."""
+        """A stream of its own, which lives as long as it is referred to."""
 
     @abstractmethod
     def new_event(self) -> Event:

@@ -32,12 +32,16 @@ from ikpy.backends.cuda.api import (
 )
 from ikpy.backends.cuda.arguments import pack
 from ikpy.backends.cuda.interrupts import held_back
+from ikpy.backends.cuda.peers import arrives
 
 STREAM_NON_BLOCKING = 1
 # Memory that Python's collector frees in the midst of a capture would end one of the stricter modes.
 CAPTURE_RELAXED = 2
 # If static and dynamic shared memory of a block are more than this, the dynamic one must be asked for per function.
 DEFAULT_SHARED_BYTES = 48 << 10
+# Errors that kernels leave: ECC, illegal address, timeout, assertion, hardware stack, illegal instruction, misaligned
+# address, invalid address space, invalid program counter, launch failure.
+LOST = frozenset({214, 700, 702, 710, 714, 715, 716, 717, 718, 719})
 # The management library counts memory that the driver reserves.
 WHOLE = 1.25
 
@@ -73,6 +77,7 @@ def _library() -> ctypes.CDLL:
 
 
 def _call(name: str, *arguments: Any) -> None:
+    """Calls the driver library; its errors are raised as PyCUDA raises them."""
     try:
         function = getattr(_library(), name)
     except AttributeError:
@@ -83,7 +88,19 @@ def _call(name: str, *arguments: Any) -> None:
     if status:
         text = ctypes.c_char_p()
         _library().cuGetErrorString(status, ctypes.byref(text))
-        raise DeviceError(f"{name} failed: {(text.value or b'unknown error').decode()} ({status})")
+        raise cuda.Error(f"{name} failed: {(text.value or b'unknown error').decode()} ({status})")
+
+
+def _keep(thing: object) -> None:
+    """Keeps an object of PyCUDA until _give_back, and at exit for good: the driver frees everything then.
+
+    PyCUDA's destructors would warn of whatever another thread's context holds, and of every call that a GPU refuses.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def _give_back(thing: object) -> None:
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(thing))
 
 
 def _destroyed_with(owner: object, device: CudaDevice, held: list[Any]) -> None:
@@ -91,19 +108,29 @@ def _destroyed_with(owner: object, device: CudaDevice, held: list[Any]) -> None:
 
     Without it PyCUDA would leak what dies in another thread than the one that made the context.
     """
+    for thing in held:
+        _keep(thing)
     finalizer = weakref.finalize(owner, _let_go, device, held)
     # At exit the driver frees everything, perhaps before us.
     finalizer.atexit = False
 
 
 def _let_go(device: CudaDevice, held: list[Any]) -> None:
+    if device.lost:
+        return
     with device.pushed():
-        held.clear()
+        while held:
+            _give_back(held[-1])
+            del held[-1]  # the last reference
 
 
 def _meet(one: CudaDevice, other: CudaDevice) -> None:
-    """Lets copies between two devices go directly; a line of the log says where they do not."""
+    """Lets copies between two devices go directly if they arrive so; a line of the log says where they do not."""
     reasons = [reason for reason in (one.enable_peer(other), other.enable_peer(one)) if reason]
+    if not reasons and not (arrives(one, other) and arrives(other, one)):
+        one.disable_peer(other)
+        other.disable_peer(one)
+        reasons = ["direct ones do not arrive as they were sent (an IOMMU or PCIe ACS may be in the way)"]
     if reasons:
         _log.warning("copies between %s and %s go through host memory: %s", one.name, other.name, reasons[0])
 
@@ -118,6 +145,8 @@ class CudaGraph(Graph):
 
 
 def _destroy_graph(device: CudaDevice, handle: ctypes.c_void_p) -> None:
+    if device.lost:
+        return
     with device.pushed():
         _library().cuGraphExecDestroy(handle)
 
@@ -150,6 +179,7 @@ class CudaEvent(Event):
         return self._held[0]
 
     def synchronize(self) -> None:
+        """Blocks the host, without the interpreter lock; an event that was never recorded counts as reached."""
         with self._device.current():
             self.event.synchronize()
 
@@ -169,25 +199,34 @@ class CudaStream(Stream):
         return self._held[0]
 
     def upload(self, target: int, source: np.ndarray) -> None:
+        """From pinned memory at once and later; from other memory the driver copies it before this returns."""
         with self.device.current():
             cuda.memcpy_htod_async(target, source, self.stream)
 
     def download(self, target: np.ndarray, source: int) -> None:
+        """Into pinned memory later; with other memory this returns when it is there."""
         with self.device.current():
             cuda.memcpy_dtoh_async(target, source, self.stream)
 
     def send(self, other: Device, target: int, source: int, nbytes: int) -> None:
+        """Directly where the devices have a way to each other; else the driver goes through memory of the host."""
         assert isinstance(other, CudaDevice)
         with self.device.current():
-            cuda.memcpy_peer_async(
-                target, source, nbytes, dest_context=other.context, src_context=self.device.context, stream=self.stream
+            # PyCUDA's memcpy_peer_async takes the current context for those it is given (2026.1: a test is inverted).
+            _call(
+                "cuMemcpyPeerAsync",
+                *(ctypes.c_ulonglong(target), ctypes.c_void_p(other.context.handle)),
+                *(ctypes.c_ulonglong(source), ctypes.c_void_p(self.device.context.handle)),
+                *(ctypes.c_size_t(nbytes), ctypes.c_void_p(self.stream.handle)),
             )
 
     def fill(self, target: int, byte: int, nbytes: int) -> None:
+        """By the device itself, at the speed of its memory."""
         with self.device.current():
             cuda.memset_d8_async(target, byte, nbytes, self.stream)
 
     def launch(self, launch: LaunchLike) -> None:
+        """Loads the kernel if need be; blocks while a thousand launches wait. What a kernel does wrong shows later."""
         with self.device.current():
             try:
                 function = self.device.function(launch.kernel, launch.shared_bytes)
@@ -199,20 +238,24 @@ class CudaStream(Stream):
                 ) from error
 
     def record(self, event: Event) -> None:
+        """Raises DeviceError for an event of another device."""
         assert isinstance(event, CudaEvent)
         with self.device.current():
             event.event.record(self.stream)
 
     def wait(self, event: Event) -> None:
+        """The device waits, not the host."""
         assert isinstance(event, CudaEvent)
         with self.device.current():
             self.stream.wait_for_event(event.event)
 
     def synchronize(self) -> None:
+        """Blocks the host, without the interpreter lock; the place where errors of kernels show."""
         with self.device.current():
             self.stream.synchronize()
 
     def milliseconds(self, issue: Callable[[], None]) -> float:
+        """Measured by the device, between two events; resolution half a microsecond."""
         with self.device.current():
             start, end = cuda.Event(), cuda.Event()
             start.record(self.stream)
@@ -224,6 +267,7 @@ class CudaStream(Stream):
         return found
 
     def capture(self, issue: Callable[[], None]) -> Graph:
+        """Kernels must have run once. After the DeviceError of a driver that makes no graph the stream can be used."""
         stream = ctypes.c_void_p(self.stream.handle)
         executable = ctypes.c_void_p()
         with self.device.current():
@@ -233,7 +277,7 @@ class CudaStream(Stream):
                     _call("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, ctypes.c_ulonglong(0))
                 finally:
                     _library().cuGraphDestroy(graph)
-            except DeviceError as error:
+            except (DeviceError, cuda.Error) as error:
                 raise DeviceError(f"{self.device.name}: {error}; -cuda graphs=0 goes without CUDA graphs") from error
         return CudaGraph(self.device, executable)
 
@@ -252,6 +296,7 @@ class CudaStream(Stream):
         return graph
 
     def replay(self, graph: Graph) -> None:
+        """Arguments are those of the capture: what lies at the addresses may change, the addresses may not."""
         assert isinstance(graph, CudaGraph)
         with self.device.current():
             _call("cuGraphLaunch", graph.handle, ctypes.c_void_p(self.stream.handle))
@@ -260,15 +305,19 @@ class CudaStream(Stream):
 class CudaDevice(Device):
     """A GPU with its primary context, made at its first use; kernels are loaded when first launched.
 
-    opened: all devices of the process that have a context.
+    opened: all devices of the process that have a context. lost: a kernel failed in such a way that the driver refuses
+    everything until the process ends.
     """
 
     def __init__(self, index: int, device: Any, cubins: CubinLoader, opened: list[CudaDevice]) -> None:
         super().__init__(index, device.name(), device.compute_capability())
         self.handle = device
         self._opened = opened
+        self.lost = False
         self._context: Any = None
         self._cubins = cubins
+        # Models in several threads load kernels of one device.
+        self._loading = threading.RLock()
         self._modules: dict[Path, Any] = {}
         self._functions: dict[str, Any] = {}
         self._shared: dict[str, int] = {}
@@ -288,8 +337,7 @@ class CudaDevice(Device):
             self._context = self.handle.retain_primary_context()
         except cuda.Error as error:
             raise DeviceError(f"{self.name}: the device cannot be used: {error}") from error
-        # PyCUDA would give the primary context back with the wrong call at exit, which fails with a warning.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._context))
+        _keep(self._context)
         for other in self._opened:
             _meet(self, other)
         self._opened.append(self)
@@ -319,7 +367,17 @@ class CudaDevice(Device):
                     cuda.Context.pop()
                     _thread.device = before
         except cuda.Error as error:
-            raise DeviceError(f"{self.name}: {error}") from error
+            remedy = "; a kernel failed before: the process must be started again" if self.lost else ""
+            self._look_whether_lost()
+            raise DeviceError(f"{self.name}: {error}{remedy}") from error
+
+    def _look_whether_lost(self) -> None:
+        if self._context is not None and not self.lost:
+            try:
+                with self.pushed():
+                    self.lost = _library().cuCtxSynchronize() in LOST
+            except cuda.Error:
+                self.lost = True
 
     @contextmanager
     def pushed(self) -> Iterator[None]:
@@ -332,6 +390,7 @@ class CudaDevice(Device):
                 cuda.Context.pop()
 
     def session(self) -> AbstractContextManager[None]:
+        """The context stays current in this thread; other devices may be used inside."""
         return self.current()
 
     def enable_peer(self, other: CudaDevice) -> str:
@@ -346,37 +405,61 @@ class CudaDevice(Device):
             return "" if "already enabled" in str(error) else str(error)
         return ""
 
+    def disable_peer(self, other: CudaDevice) -> None:
+        """Lets copies to the other device go through host memory."""
+        with self.current():
+            cuda.Context.disable_peer_access(other.context)
+
     def function(self, name: str, shared_bytes: int) -> Any:
-        """A kernel; the device must be current."""
-        if name not in self._functions:
+        """PyCUDA's function of a kernel, allowed this much dynamic shared memory; the device must be current.
+
+        Raises cuda.Error where a block may not have that much, DeviceError where there is no such kernel.
+        """
+        if shared_bytes <= self._shared.get(name, -1):
+            return self._functions[name]
+        with self._loading:
             self.prepare([name])
-        function = self._functions[name]
-        if name not in self._shared:
-            static = function.get_attribute(cuda.function_attribute.SHARED_SIZE_BYTES)
-            self._shared[name] = max(0, DEFAULT_SHARED_BYTES - static)
-        if shared_bytes > self._shared[name]:
-            function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes)
-            self._shared[name] = shared_bytes
+            function = self._functions[name]
+            if name not in self._shared:
+                static = function.get_attribute(cuda.function_attribute.SHARED_SIZE_BYTES)
+                self._shared[name] = max(0, DEFAULT_SHARED_BYTES - static)
+            if shared_bytes > self._shared[name]:
+                function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes)
+                self._shared[name] = shared_bytes
         return function
 
     def prepare(self, kernels: Collection[str]) -> None:
-        wanted = set(kernels) - set(self._functions)
-        if not wanted:
-            return
-        with self.current():
-            for name, path in self._cubins(self.compute_capability, wanted).items():
-                if path not in self._modules:
-                    self._modules[path] = self._module(path)
-                try:
-                    self._functions[name] = self._modules[path].get_function(name)
-                except cuda.LogicError as error:
-                    raise DeviceError(f"{self.name}: there is no kernel {name} in {path.name}") from error
+        """Compiles and loads in the calling thread; others that want kernels of this device wait.
+
+        Raises DeviceError where there is no compiler, or the driver does not take what it made.
+        """
+        with self._loading:
+            wanted = set(kernels) - set(self._functions)
+            if wanted:
+                with self.current():
+                    self._load(wanted)
+
+    def _load(self, kernels: Collection[str]) -> None:
+        for name, path in self._cubins(self.compute_capability, kernels).items():
+            if path not in self._modules:
+                self._modules[path] = self._module(path)
+                _keep(self._modules[path])
+            try:
+                self._functions[name] = self._modules[path].get_function(name)
+            except cuda.LogicError as error:
+                self._look_whether_lost()
+                if self.lost:
+                    raise
+                raise DeviceError(f"{self.name}: there is no kernel {name} in {path.name}") from error
 
     def _module(self, path: Path) -> Any:
         try:
             # PTX is text that ends with a zero.
             return cuda.module_from_buffer(path.read_bytes() + b"\0" * (path.suffix == ".ptx"))
         except cuda.Error as error:
+            self._look_whether_lost()
+            if self.lost:
+                raise
             major, minor = divmod(cuda.get_driver_version(), 1000)
             raise DeviceError(
                 f"{self.name}: the driver does not load {path}: {error}; the driver is for CUDA {major}.{minor // 10}: "
@@ -385,36 +468,49 @@ class CudaDevice(Device):
             ) from error
 
     def memory(self) -> MemoryInfo:
+        """Makes the context if there is none, which takes some hundred MiB and a moment."""
         with self.current():
             return MemoryInfo(*cuda.mem_get_info())
 
     def memory_estimate(self) -> MemoryInfo:
+        """Of the management library, before there is a context."""
         seen = None if self._context else nvml.memory_of(self.handle.pci_bus_id())
         # The library sees whole GPUs, also where this process has a slice of one.
         trusted = seen is not None and seen.total <= WHOLE * self.handle.total_memory()
         return seen if seen and trusted else self.memory()
 
     def alloc(self, nbytes: int, purpose: str = "data") -> int:
+        """Waits for nothing; the address is valid in every thread."""
         with self.current():
             try:
                 allocation = cuda.mem_alloc(aligned(nbytes))
             except cuda.MemoryError as error:
                 raise too_little(self, nbytes, purpose, cuda.mem_get_info()[0]) from error
+        _keep(allocation)
         self._allocations[int(allocation)] = allocation
         return int(allocation)
 
     def release(self, address: int) -> None:
+        """Waits for everything on the device; a device that is lost gives nothing back before the process ends."""
+        if self.lost:
+            return
         with self.current():
-            self._allocations.pop(address).free()
+            allocation = self._allocations.pop(address)
+            allocation.free()
+            _give_back(allocation)
 
     def new_stream(self) -> Stream:
+        """Owned by the caller: it ends with the last reference, in any thread."""
         return CudaStream(self)
 
     def new_event(self) -> Event:
+        """Without timing; owned by the caller as streams are."""
         return CudaEvent(self)
 
     def software(self) -> str:
+        """CUDA version of the driver: 1000 x major + 10 x minor."""
         return str(cuda.get_driver_version())
 
     def pinned(self, nbytes: int) -> np.ndarray:
+        """Pinned for all devices; given back with the last view of the array."""
         return np.asarray(PinnedMemory(self, nbytes))

@@ -60,6 +60,7 @@ class EmulatedEvent(Event):
         self.serial = 0
 
     def synchronize(self) -> None:
+        """Runs the stream up to the point."""
         if self.stream is not None:
             self.stream.run_until(self.serial)
 
@@ -88,26 +89,31 @@ class EmulatedStream(Stream):
             operation()
 
     def upload(self, target: int, source: np.ndarray) -> None:
+        """Raises DeviceError for memory that is not the device's, and for arrays with gaps."""
         _check_contiguous(source)
         self.device.check(target, source.nbytes)
         self._enqueue(lambda: _move(target, source.ctypes.data, source.nbytes))
 
     def download(self, target: np.ndarray, source: int) -> None:
+        """As upload."""
         _check_contiguous(target)
         self.device.check(source, target.nbytes)
         self._enqueue(lambda: _move(target.ctypes.data, source, target.nbytes))
 
     def send(self, other: Device, target: int, source: int, nbytes: int) -> None:
+        """Both ranges are checked."""
         self.device.check(source, nbytes)
         assert isinstance(other, EmulatedDevice)
         other.check(target, nbytes)
         self._enqueue(lambda: _move(target, source, nbytes))
 
     def fill(self, target: int, byte: int, nbytes: int) -> None:
+        """The range is checked."""
         self.device.check(target, nbytes)
         self._enqueue(lambda: _fill(target, byte, nbytes))
 
     def launch(self, launch: LaunchLike) -> None:
+        """Raises DeviceError for more shared memory than the device has; other faults show when the stream runs."""
         fault = shared_fault(launch.shared_bytes, self.device.compute_capability)
         if fault:
             raise DeviceError(f"{self.device.name}: kernel {launch.kernel}: {fault}")
@@ -117,23 +123,27 @@ class EmulatedStream(Stream):
         self._enqueue(lambda: self.device.launcher(launch))
 
     def record(self, event: Event) -> None:
+        """Raises DeviceError for an event of another device."""
         assert isinstance(event, EmulatedEvent)
         if event.device is not self.device:
             raise DeviceError(f"{self.device.name}: an event of {event.device.name} cannot be recorded")
         event.stream, event.serial = self, self._issued
 
     def wait(self, event: Event) -> None:
+        """Runs the other stream when this one gets there."""
         assert isinstance(event, EmulatedEvent)
         other, serial = event.stream, event.serial
         if other is not None and other is not self:
             self._enqueue(lambda: other.run_until(serial))
 
     def synchronize(self) -> None:
+        """Runs everything that was issued."""
         if self._captured is not None:
             raise DeviceError("a stream that is captured cannot be waited for")
         self.run_until(self._issued)
 
     def milliseconds(self, issue: Callable[[], None]) -> float:
+        """By the device's clock, which says how long each launch is said to take."""
         graph = self.capture(issue)
         self.replay(graph)
         self.synchronize()
@@ -141,6 +151,7 @@ class EmulatedStream(Stream):
         return sum(self.device.clock(launch) for launch in graph.launches)
 
     def capture(self, issue: Callable[[], None]) -> Graph:
+        """Raises DeviceError for anything but launches."""
         self._captured = []
         try:
             issue()
@@ -149,6 +160,7 @@ class EmulatedStream(Stream):
             self._captured = None
 
     def replay(self, graph: Graph) -> None:
+        """Issues the launches again."""
         assert isinstance(graph, EmulatedGraph)
         for launch in graph.launches:
             self.launch(launch)
@@ -184,9 +196,11 @@ class EmulatedDevice(Device):
         return self._launcher
 
     def memory(self) -> MemoryInfo:
+        """What alloc has not taken of total_bytes."""
         return MemoryInfo(self.total_bytes - self._used, self.total_bytes)
 
     def alloc(self, nbytes: int, purpose: str = "data") -> int:
+        """A mapping of its own, filled with NaN."""
         size = aligned(nbytes)
         if self._used + size > self.total_bytes:
             raise too_little(self, nbytes, purpose, self.total_bytes - self._used)
@@ -198,6 +212,7 @@ class EmulatedDevice(Device):
         return address
 
     def release(self, address: int) -> None:
+        """Raises KeyError for what is not allocated."""
         region = self._memory.pop(address)
         self._used -= len(region)
 
@@ -209,12 +224,15 @@ class EmulatedDevice(Device):
         raise DeviceError(f"{self.name}: {nbytes} bytes at {address:#x} are not memory of this device")
 
     def new_stream(self) -> Stream:
+        """A queue of this device."""
         return EmulatedStream(self)
 
     def new_event(self) -> Event:
+        """An event that counts as reached."""
         return EmulatedEvent(self)
 
     def pinned(self, nbytes: int) -> np.ndarray:
+        """Ordinary memory: there is nothing to pin it for."""
         return np.zeros(nbytes, np.uint8)
 
 

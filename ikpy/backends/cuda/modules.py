@@ -141,11 +141,15 @@ def _target(source: Path, arch: str, headers: str, folder: Path) -> Path:
     """Place of a cubin. Without a compiler the latest one of these sources, whatever compiler made it elsewhere."""
     name, tag = f"{source.stem}-{_key(source, headers)}", _compiler_tag()
     suffix = "ptx" if arch in VIRTUAL else "cubin"
-    if tag is None:
-        made = sorted((folder / arch).glob(f"{name}-*.{suffix}"), key=lambda path: path.stat().st_mtime)
-        if made:
-            return made[-1]
-    return folder / arch / f"{name}-{tag}.{suffix}"
+    elsewhere = _made_elsewhere(source, arch, headers, folder) if tag is None else None
+    return elsewhere or folder / arch / f"{name}-{tag}.{suffix}"
+
+
+def _made_elsewhere(source: Path, arch: str, headers: str, folder: Path) -> Path | None:
+    """The latest cubin of these sources, whatever compiler made it."""
+    suffix = "ptx" if arch in VIRTUAL else "cubin"
+    made = (folder / arch).glob(f"{source.stem}-{_key(source, headers)}-*.{suffix}")
+    return max(made, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -265,7 +269,8 @@ def spills(cubins: Sequence[Cubin]) -> list[str]:
 def cubins(compute_capability: tuple[int, int], kernels: Collection[str]) -> dict[str, Path]:
     """The cubin that holds each kernel, compiled with progress on standard error if it is not in the cache.
 
-    Where that is impossible, code of an older architecture that the device runs as well, or PTX.
+    Where that is impossible, cubins that another compiler made elsewhere, code of an older architecture that the device
+    runs as well, or PTX.
     """
     from ikpy.backends.cuda.launch import kernel_file
 
@@ -273,8 +278,8 @@ def cubins(compute_capability: tuple[int, int], kernels: Collection[str]) -> dic
     arch, stems = architecture(compute_capability), set(files.values())
     try:
         made = build(arch, _print, files=stems)
-    except DeviceError:
-        found = _substitute(arch, stems)
+    except DeviceError as error:
+        found = _of_another_compiler(arch, stems, error) or _substitute(arch, stems)
         if found is None:
             raise
         made = found
@@ -283,6 +288,18 @@ def cubins(compute_capability: tuple[int, int], kernels: Collection[str]) -> dic
     if missing:
         raise DeviceError(f"no kernel file holds {', '.join(missing)}")
     return {name: paths[file] for name, file in files.items()}
+
+
+def _of_another_compiler(arch: str, stems: Collection[str], error: DeviceError) -> list[Cubin] | None:
+    """Cubins of kernel files that came from another machine, None if some are missing; error: why they are wanted."""
+    folder, headers = cache_dir(), _headers_digest()
+    chosen = [source for source in sources(arch) if source.stem in stems]
+    made = [(source, _made_elsewhere(source, arch, headers, folder)) for source in chosen]
+    found = [Cubin(source, path, "") for source, path in made if path is not None]
+    if not found or len(found) < len(stems):
+        return None
+    _print(f"{error}; those for {arch} that another compiler made are used")
+    return found
 
 
 def _substitute(arch: str, stems: Collection[str]) -> list[Cubin] | None:

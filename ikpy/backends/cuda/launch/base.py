@@ -87,18 +87,22 @@ class Launch(NamedTuple):
 
 
 def pointer(address: int) -> bytes:
+    """A kernel's parameter of 64 bits."""
     return struct.pack("<Q", address)
 
 
 def i32(value: int) -> bytes:
+    """A kernel's parameter of type int32_t."""
     return struct.pack("<i", value)
 
 
 def i64(value: int) -> bytes:
+    """A kernel's parameter of type int64_t."""
     return struct.pack("<q", value)
 
 
 def f32(value: float) -> bytes:
+    """A kernel's parameter of type float."""
     return struct.pack("<f", value)
 
 
@@ -111,14 +115,17 @@ def view(value: Value | None, address: Address) -> bytes:
 
 
 def optional_address(value: Value | None, address: Address) -> int:
+    """Address of a value, 0 for None."""
     return 0 if value is None else address(value)
 
 
 def ceil_div(a: int, b: int) -> int:
+    """a / b rounded up, for positive b."""
     return -(-a // b)
 
 
 def n_rows(value: Value) -> int:
+    """Rows of a value, over all its outer axes."""
     return value.shape[1] * value.shape[2] * value.shape[3]
 
 
@@ -152,22 +159,27 @@ class OpContext:
     target: Target
 
     def source(self, i: int) -> Value:
+        """Operand i, which the op must have."""
         value = self.op.src[i]
         assert value is not None, f"{self.op.kind} lacks source {i}"
         return value
 
     def view(self, i: int) -> bytes:
+        """Packed View of operand i; all zero where the op has none."""
         return view(self.op.src[i] if i < len(self.op.src) else None, self.address)
 
     @property
     def dst(self) -> bytes:
+        """Packed View of the result."""
         return view(self.op.dst, self.address)
 
     @property
     def runtime(self) -> bytes:
+        """Packed address of the run-time scalars."""
         return pointer(self.address(RUNTIME))
 
     def at(self, i: int) -> bytes:
+        """Packed address of operand i, 0 where the op has none."""
         return pointer(optional_address(self.op.src[i] if i < len(self.op.src) else None, self.address))
 
 
@@ -176,6 +188,8 @@ LOWERINGS: dict[str, Lowering] = {}
 
 
 def lowers(*kinds: str) -> Callable[[Lowering], Lowering]:
+    """Registers the lowering of ops of these kinds."""
+
     def decorate(function: Lowering) -> Lowering:
         LOWERINGS.update(dict.fromkeys(kinds, function))
         return function
@@ -196,6 +210,7 @@ def vector_width(*values: Value) -> int:
 
 
 def flat_grid(value: Value, width: int) -> Dim3:
+    """Blocks of 256 threads with `width` elements each; kernels go on in steps where that is more than 65536."""
     return (max(1, min(ceil_div(value.n_elements, 256 * width), 65536)), 1, 1)
 
 

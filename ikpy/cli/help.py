@@ -59,10 +59,10 @@ def print_help(title: str, usage: str, rows: Iterable[Option], footer: str = "")
         console.print(Text(f"\n{footer}"))
 
 
-def print_tool_help(tool: str, title: str) -> None:
-    """Help of a common tool: what it uses in groups, the other accepted spellings as one list."""
+def print_tool_help(tool: str, title: str, command: str) -> None:
+    """Help of a command with a common tool's options: what it uses in groups, the other accepted ones as one list."""
     letter = TOOLS[tool]
     used = [row for row in all_options() if letter in row.used and row.effect in (Effect.USED, Effect.ALWAYS)]
     rest = [name for row in all_options() if row not in used for name in row.names]
-    footer = f"Also accepted, without effect on {tool} (docs/options.md says why): {' '.join(rest)}"
-    print_help(title, f"ikpy {tool} [options]", used, footer)
+    footer = f"Also accepted, without effect on {command} (docs/options.md says why): {' '.join(rest)}"
+    print_help(title, f"ikpy {command} [options]", used, footer)

@@ -17,7 +17,7 @@ from ikpy.graph.placement import DeviceParams, PlacementParams
 EMULATE = "IKPY_CUDA_EMULATE"
 EMULATED_MIB = "IKPY_CUDA_EMULATE_MIB"
 REINSTALL = "build PyCUDA again: pip install --force-reinstall --no-binary :all: pycuda"
-NO_PYCUDA = "PyCUDA is not installed (pip install 'ikpy[cuda]')"
+NO_PYCUDA = "PyCUDA is not installed (pip install pycuda)"
 
 
 def available() -> Sequence[Device]:

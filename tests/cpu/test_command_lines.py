@@ -105,7 +105,11 @@ def known_options() -> set[str]:
 
 
 ABOUT_SCRIPTS = ("performance", "performance-avx2", "quants", "cuda-kernels")
-EXPLAINED = {"gpu.md": {"--arch", "--budget", "--no-cone", "--sections"}, "bench.md": {"--peer-bin"}}
+EXPLAINED = {
+    "gpu.md": {"--arch"},
+    "gpu-testing.md": {"--budget", "--no-cone", "--sections"},
+    "bench.md": {"--peer-bin"},
+}
 """Options of scripts and other programs that a page names apart from them."""
 OTHER_PROGRAMS = re.compile(
     r"benchmarks\.|scripts/|pytest|pip |docker|numactl|cmake|compute-sanitizer|nvcc|curl|gdb|ldd"

@@ -70,8 +70,8 @@ def bench_section() -> list[str]:
     """Table of the options of bench."""
     lines = [
         "\n## ikpy bench\n",
-        "Every option takes a value; values are comma lists and options may be repeated unless noted otherwise; all",
-        "combinations are measured. A switch may stand alone before another option. Numbers of tokens, batches,",
+        "Values of the options marked *list* are comma lists, and these options may be repeated; all combinations are",
+        "measured. Of a switch (`0|1`) the value may be left out before another option. Numbers of tokens, batches,",
         "threads and layers may be ranges: `1-4`, `512-2048+512`, `512-8192*2`.\n",
         "| option | list | meaning |",
         "|---|---|---|",

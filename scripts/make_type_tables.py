@@ -22,7 +22,8 @@ in `ikpy/quants/registry.py`; the tables here are written from it by `scripts/ma
 accepted in any letter case.
 
 *Bits per weight* leaves out the row header ("+ n B/row"). *Row length*: ne0 must be a multiple of it; the quantizer
-takes another type where a row does not fit. *Importance matrix*: whether quantizing to the type needs one.
+takes another type where a row does not fit. *Importance matrix*: whether quantizing to the type needs one. *File
+types*: those that give most tensors the type; rules (`--custom-q`) give any tensor any type that is written.
 """
 AFTER_MAINLINE = "\n`tq1_0` and `tq2_0` can be read and are not written.\n"
 AFTER_DIALECT = """
@@ -56,8 +57,8 @@ NOTES = {
 
 
 def file_types(row: TensorType) -> str:
-    """File types whose default the type is."""
-    return ", ".join(f.name for f in registry.all_ftypes() if f.base_type == row.name) or "–"
+    """File types that `ikpy quantize` takes and whose default the type is."""
+    return ", ".join(f.name for f in registry.all_ftypes() if f.base_type == row.name and f.selectable) or "–"
 
 
 def plain_row(row: TensorType) -> str:

@@ -26,7 +26,9 @@ def run(arguments: Sequence[str]) -> int:
 
 @app.command()
 def convert(
-    folder: Annotated[str, typer.Argument(help="Folder with config.json, *.safetensors and the tokenizer.")],
+    folder: Annotated[
+        str, typer.Argument(help="Folder with config.json, *.safetensors and the tokenizer.", metavar="FOLDER")
+    ],
     *,
     outfile: Annotated[
         str | None, typer.Option("--outfile", help="File to write. [default: NAME-TYPE.gguf in the folder]")

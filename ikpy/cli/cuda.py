@@ -118,7 +118,7 @@ def check(arguments: Sequence[str]) -> int:
     from ikpy.cli.session import load
     from ikpy.cli.start import start
 
-    params = start("cli", ["--no-warmup", *arguments], "Compare devices with the CPU, node by node.")
+    params = start("cli", ["--no-warmup", *arguments], "Compare devices with the CPU, node by node.", "cuda check")
     if params is None:
         return 0
     context = load(params).new_context()

@@ -57,7 +57,7 @@ def dump(
 @app.command()
 def split(
     model: ModelArgument,
-    prefix: Annotated[str, typer.Argument(help="Outputs are PREFIX-00001-of-0000N.gguf and so on.")],
+    prefix: Annotated[str, typer.Argument(help="Outputs are PREFIX-00001-of-0000N.gguf and so on.", metavar="PREFIX")],
     *,
     split_max_tensors: Annotated[
         int | None, typer.Option("--split-max-tensors", min=1, help="Most tensors per file. [default: 128]")
@@ -89,7 +89,7 @@ def split(
 @app.command()
 def merge(
     model: ModelArgument,
-    output: Annotated[str, typer.Argument(help="The single file to write.")],
+    output: Annotated[str, typer.Argument(help="The single file to write.", metavar="OUTPUT")],
     dry_run: DryRun = False,
     overwrite: Overwrite = False,
     _mode: Annotated[bool, typer.Option("--merge", hidden=True)] = True,
@@ -105,8 +105,8 @@ def merge(
 @app.command("set")
 def set_command(
     model: ModelArgument,
-    key: Annotated[str, typer.Argument(help="Metadata key.")],
-    value: Annotated[str, typer.Argument(help="New value; put -- before a negative number.")],
+    key: Annotated[str, typer.Argument(help="Metadata key.", metavar="KEY")],
+    value: Annotated[str, typer.Argument(help="New value; put -- before a negative number.", metavar="VALUE")],
     *,
     type_label: Annotated[
         str | None,
@@ -143,8 +143,8 @@ def set_command(
 @app.command()
 def rename(
     model: ModelArgument,
-    key: Annotated[str, typer.Argument(help="Metadata key.")],
-    new_key: Annotated[str, typer.Argument(help="Its new name.")],
+    key: Annotated[str, typer.Argument(help="Metadata key.", metavar="KEY")],
+    new_key: Annotated[str, typer.Argument(help="Its new name.", metavar="NEW_KEY")],
     *,
     output: Output = None,
     dry_run: DryRun = False,
@@ -157,7 +157,7 @@ def rename(
 @app.command()
 def remove(
     model: ModelArgument,
-    keys: Annotated[list[str], typer.Argument(help="Metadata keys.", metavar="KEY...")],
+    keys: Annotated[list[str], typer.Argument(help="Metadata keys.", metavar="KEY")],
     *,
     output: Output = None,
     dry_run: DryRun = False,

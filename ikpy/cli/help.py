@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from ikpy.cli.options import TOOLS, Effect, Option, all_options
+from ikpy.cli.parser import TOOL_DEFAULTS
 
-DEFAULTS_HIDDEN: tuple[Any, ...] = (None, True, False, "", [], {}, ())
+EMPTY: tuple[Any, ...] = (None, "", [], {}, ())
 
 
 def spelling(row: Option) -> str:
@@ -16,20 +17,27 @@ def spelling(row: Option) -> str:
     return f"{', '.join(row.names)} {metavar}".rstrip()
 
 
-def default_text(row: Option) -> str:
-    """` (default: X)` when the default says something."""
-    value = row.default
+def default_text(row: Option, tool: str = "") -> str:
+    """` (default: X)` when the default says something: that of one tool, or the common one and those of other tools.
+
+    Sentences that name a default themselves are left alone.
+    """
+    value = TOOL_DEFAULTS.get(tool, {}).get(row.dest, row.default)
     if isinstance(value, (list, tuple)) and value:
         value = (";" if isinstance(value[0], str) else ",").join(str(item) for item in value)
     if row.name == "-s":
         value = -1
-    if isinstance(value, bool) or value in DEFAULTS_HIDDEN or not row.kind.metavar:
+    if isinstance(value, bool) or value in EMPTY or not row.kind.metavar or "default:" in row.help:
         return ""
-    return f" (default: {value!r})" if str(value) != str(value).strip() else f" (default: {value})"
+    text = repr(value) if str(value) != str(value).strip() else str(value)
+    if not tool:
+        others = [(name, own[row.dest]) for name, own in TOOL_DEFAULTS.items() if row.dest in own]
+        text += "".join(f"; {name}: {own}" for name, own in others)
+    return f" (default: {text})"
 
 
-def print_help(title: str, usage: str, rows: Iterable[Option], footer: str = "") -> None:
-    """Print options under their group headings."""
+def print_help(title: str, usage: str, rows: Iterable[Option], footer: str = "", tool: str = "") -> None:
+    """Print options under their group headings, with the defaults of the tool."""
     from rich.console import Console
     from rich.padding import Padding
     from rich.table import Table
@@ -52,17 +60,17 @@ def print_help(title: str, usage: str, rows: Iterable[Option], footer: str = "")
             table.add_column()
         assert table is not None
         env = f" [env: {row.env.replace(' ', ', ')}]" if row.env else ""
-        table.add_row(Text(spelling(row)), Text(row.help + default_text(row) + env))
+        table.add_row(Text(spelling(row)), Text(row.help + default_text(row, tool) + env))
     if table is not None:
         console.print(Padding(table, (0, 0, 0, 2)))
     if footer:
         console.print(Text(f"\n{footer}"))
 
 
-def print_tool_help(tool: str, title: str) -> None:
-    """Help of a common tool: what it uses in groups, the other accepted spellings as one list."""
+def print_tool_help(tool: str, title: str, command: str) -> None:
+    """Help of a command with a common tool's options: what it uses in groups, the other accepted ones as one list."""
     letter = TOOLS[tool]
     used = [row for row in all_options() if letter in row.used and row.effect in (Effect.USED, Effect.ALWAYS)]
     rest = [name for row in all_options() if row not in used for name in row.names]
-    footer = f"Also accepted, without effect on {tool} (docs/options.md says why): {' '.join(rest)}"
-    print_help(title, f"ikpy {tool} [options]", used, footer)
+    footer = f"Also accepted, without effect on {command} (docs/options.md says why): {' '.join(rest)}"
+    print_help(title, f"ikpy {command} [options]", used, footer, tool)

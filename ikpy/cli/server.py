@@ -37,7 +37,7 @@ WORKER = "IKPY_WORKER"
 
 def run(arguments: Sequence[str]) -> int:
     """Serve until a signal ends it; returns the exit status."""
-    params = start("server", arguments, "HTTP server with the llama.cpp, OpenAI and Anthropic APIs.")
+    params = start("server", arguments, "HTTP server with the APIs of llama.cpp, OpenAI, Anthropic and Ollama.")
     if params is None:
         return 0
     if os.environ.get(WORKER):

@@ -10,13 +10,16 @@ from ikpy.cli.parser import parse
 from ikpy.cli.values import MAX_THREADS
 
 
-def start(tool: str, arguments: Sequence[str], title: str) -> CommonParams | None:
-    """Parameters of a tool, or None when it only had to print help or version. Warnings go to standard error."""
+def start(tool: str, arguments: Sequence[str], title: str, command: str = "") -> CommonParams | None:
+    """Parameters of a tool, or None when it only had to print help or version. Warnings go to standard error.
+
+    command: what the help names, where it is not the tool whose options are taken.
+    """
     params = parse(arguments, tool)
     if params.action == "help":
         from ikpy.cli.help import print_tool_help
 
-        print_tool_help(tool, title)
+        print_tool_help(tool, title, command or tool)
         return None
     if params.action == "devices":
         print_devices()

@@ -14,6 +14,7 @@ import ikpy.cli
 from ikpy.backends.cuda import devices as cuda_devices
 from ikpy.cli import COMMANDS, main
 from ikpy.cli.fields import get_field
+from ikpy.cli.help import default_text
 from ikpy.cli.options import TOOLS, Effect, all_options, by_name, normalize_name
 from ikpy.cli.params import CommonParams
 from ikpy.cli.parser import parse
@@ -463,3 +464,12 @@ def test_options_page_is_up_to_date():
         [sys.executable, "scripts/make_options_doc.py", "--check"], check=False, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}
     )
     assert result.returncode == 0, "run: python scripts/make_options_doc.py"
+
+
+@pytest.mark.parametrize(("tool", "shown"), [("cli", "0"), ("perplexity", "512"), ("imatrix", "512")])
+def test_help_shows_the_default_of_the_tool(tool: str, shown: str) -> None:
+    row = by_name()["-c"]
+    assert default_text(row, tool) == f" (default: {shown})"
+    assert parse([], tool, {}).context.n_ctx == int(shown)
+    assert default_text(by_name()["--rope-scale"], tool) == ""  # the field holds its inverse
+    assert default_text(by_name()["--repeat-penalty"], tool) == " (default: 1.0)"

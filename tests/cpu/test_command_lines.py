@@ -105,7 +105,11 @@ def known_options() -> set[str]:
 
 
 ABOUT_SCRIPTS = ("performance", "performance-avx2", "quants", "cuda-kernels")
-EXPLAINED = {"gpu.md": {"--arch", "--budget", "--no-cone", "--sections"}}
+EXPLAINED = {
+    "gpu.md": {"--arch"},
+    "gpu-testing.md": {"--budget", "--no-cone", "--sections"},
+    "bench.md": {"--peer-bin"},
+}
 """Options of scripts and other programs that a page names apart from them."""
 OTHER_PROGRAMS = re.compile(
     r"benchmarks\.|scripts/|pytest|pip |docker|numactl|cmake|compute-sanitizer|nvcc|curl|gdb|ldd"
@@ -126,6 +130,31 @@ def test_documented_options_exist(page: Path) -> None:
     assert not unknown - EXPLAINED.get(page.name, set())
 
 
+def script_source(path: Path) -> str:
+    """Text of a script or module, with those of the benchmarks' modules that it imports."""
+    text = path.read_text()
+    for package, names in re.findall(r"^from (benchmarks[\w.]*) import ([\w, ]+)", text, re.M):
+        folder = ROOT / package.replace(".", "/")
+        for module in [folder.with_suffix(".py"), *(folder / f"{name}.py" for name in names.split(", "))]:
+            text += module.read_text() if module.exists() and module != path else ""
+    return text
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_documented_options_of_scripts_exist(page: Path) -> None:
+    """Long options behind a module of the benchmarks or a script stand in its source."""
+    unknown = []
+    for line in joined_lines(page.read_text()):
+        for name, rest in re.findall(r"(-m benchmarks[\w.]*|scripts/\w+(?:\.py)?)((?: +[^`\s(|]+)+)", line):
+            path = ROOT / name.removeprefix("-m ").replace(".", "/") if name.startswith("-m") else ROOT / name
+            candidates = [path, path.with_suffix(".py"), path / "__main__.py"]
+            source = next(script_source(each) for each in candidates if each.is_file())
+            for option in re.findall(r"(?<=\s)\[?(--[a-z][\w-]*)", rest.partition(" # ")[0]):
+                if not re.search(rf"{option}(?![\w-])", source):
+                    unknown.append(f"{name} {option}")
+    assert not unknown
+
+
 PATH = re.compile(r"(?:ikpy|tests|scripts|docs|benchmarks|packaging)/[\w./*<>-]+")
 
 
@@ -143,6 +172,31 @@ def test_named_files_exist(page: Path) -> None:
         if not (stem.with_suffix(".py").exists() or (stem / "__main__.py").exists()):
             missing.append(module)
     assert not missing
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    found: set[str] = set()
+    for title in re.findall(r"^#+ +(.+?) *$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M), re.M):
+        anchor = re.sub(r"[^\w\- ]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).lower()).replace(" ", "-")
+        n = sum(name == anchor or re.fullmatch(rf"{re.escape(anchor)}-\d+", name) is not None for name in found)
+        found.add(f"{anchor}-{n}" if n else anchor)
+    return found
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_links_to_headings_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text())
+    missing = [
+        f"{link}#{anchor}" for link, anchor in links if anchor not in anchors(page.parent / link if link else page)
+    ]
+    assert not missing
+
+
+def test_headings_become_anchors(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A page, `with` code\n## Twice\n```\n# no heading\n```\n## Twice\n### See [x](y.md)\n")
+    assert anchors(page) == {"a-page-with-code", "twice", "twice-1", "see-x"}
 
 
 # --- the users' own -------------------------------------------------------------------------------------------

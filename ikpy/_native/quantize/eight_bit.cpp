@@ -12,7 +12,8 @@ int32_t encode_levels(const float* x, int64_t n, float inverse, uint8_t* q) {
     int32_t sum = 0;
     for (int64_t j = 0; j < n; j++) {
         // Not by adding 1.5 * 2^23: the compiler would fuse that with the product, which is rounded first.
-        const int level = static_cast<int>(std::lrintf(x[j] * inverse));
+        // Not by lrintf, whose 64-bit results keep the loop from vectors (a third of the speed).
+        const int level = static_cast<int>(std::rint(x[j] * inverse));
         q[j] = static_cast<uint8_t>(level);
         sum += level;
     }

@@ -18,7 +18,7 @@ EMULATE = "IKPY_CUDA_EMULATE"
 EMULATED_MIB = "IKPY_CUDA_EMULATE_MIB"
 # A wheel that was built here before is in the cache of pip; a release of numpy is none of this.
 REINSTALL = "build PyCUDA again: pip install --force-reinstall --no-deps --no-cache-dir --no-binary pycuda pycuda"
-NO_PYCUDA = "PyCUDA is not installed (pip install 'ikpy[cuda]')"
+NO_PYCUDA = "PyCUDA is not installed (pip install pycuda)"
 
 
 def available() -> Sequence[Device]:

@@ -17,7 +17,8 @@ ROWS = (
         "-c --ctx-size",
         SIZE,
         "context.n_ctx",
-        "context size in tokens, padded to a multiple of 256 (32 without flash attention); 0 = training context",
+        "context size in tokens, padded to a multiple of 256 (32 without flash attention); 0 = training context, in "
+        "batched-bench what its tests need",
         env="LLAMA_ARG_CTX_SIZE",
     ),
     option(
@@ -217,7 +218,7 @@ ROPE_ROWS = (
         "--rope-scale",
         Kind("F", values.to_rope_scale),
         "context.rope_freq_scale",
-        "context extension factor: the frequency scale becomes 1/F",
+        "context extension factor: the frequency scale becomes 1/F; default: from the model",
     ),
     option("--rope-freq-base", FLOAT, "context.rope_freq_base", "base frequency; 0 = from the model"),
     option("--rope-freq-scale", FLOAT, "context.rope_freq_scale", "frequency scale; 0 = from the model"),

@@ -93,4 +93,4 @@ BATCHED_ROWS = (
     option("-pps", FLAG, "batched.shared", "all sequences share one prompt", "B"),
 )
 
-OTHER_ROWS = (*(ignored(names, OTHER, "accepted", kind=TEXT) for names in OTHER_VALUES),)
+OTHER_ROWS = (*(ignored(names, OTHER, "option of another tool", kind=TEXT) for names in OTHER_VALUES),)

@@ -59,7 +59,7 @@ def overheads(engine: Engine, sampling: SamplingParams, steps: int) -> list[floa
     events = fill(engine, sampling, N_WARM + steps + N_WARM)
     for _ in range(N_WARM):
         engine._work()
-    plan = engine.context._plan(n, n).plan
+    plan = engine.context._plans.get(n, n).plan
     assert isinstance(plan, CompiledPlan)
     for _ in range(steps):
         began = time.perf_counter()

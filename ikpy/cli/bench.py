@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from ikpy.cli.bench_options import help_rows, parse_bench
+from ikpy.cli.bench_command import parse_bench
+from ikpy.cli.bench_options import help_rows
 from ikpy.cli.model_files import default_model
 from ikpy.cli.start import place_on_nodes, print_devices, warn_of_threads
 from ikpy.errors import UsageError

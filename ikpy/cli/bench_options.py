@@ -1,87 +1,27 @@
-"""Options of `ikpy bench`: every option takes a value, most take comma lists, all may be repeated.
-
-A bare switch such as `-fa` is accepted when the next argument is another option.
-"""
+"""Options of `ikpy bench`: every option takes a value, most take comma lists, all may be repeated."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from ikpy.cli import placement_values, values
+from ikpy.cli.bench_values import (
+    COUNT,
+    to_cuda_params,
+    to_device_names,
+    to_off,
+    to_overrides,
+    to_pair,
+    to_thread_pair,
+    to_threads_pair,
+)
 from ikpy.cli.flags.loading import PAGE_CACHE, PRIORITY, TASKSET, WAITING
-from ikpy.cli.options import NO_GPU, Kind, Option, normalize_name
-from ikpy.cli.parser import HELP_NAMES, has_devices, suggest
+from ikpy.cli.options import NO_GPU, Kind, Option
 from ikpy.cli.values import Warn
-from ikpy.errors import IkpyError, UsageError
-from ikpy.tools.bench import BenchParams
 
-COUNT = values.bounded(0)
-RANGE = re.compile(r"(\d+)-(\d+)(?:([+*])(\d+))?")
-MAX_RANGE = 10_000
-"""Numbers."""
 OUTPUTS = ("md", "csv", "json", "jsonl", "sql", "none")
-
-
-def to_overrides(text: str, warn: Warn) -> str:
-    """Rules for tensors, which may also be separated by `;`, with `;` between them."""
-    rules = placement_values.to_tensor_override(text.replace(";", ","), warn)
-    return ";".join(f"{pattern}={buffer}" for pattern, buffer in rules)
-
-
-def in_range(text: str) -> list[str]:
-    """Numbers of `first-last`, `first-last+step` or `first-last*factor`; any other text as it is."""
-    match = RANGE.fullmatch(text)
-    if not match:
-        return [text]
-    value, last, step = int(match[1]), int(match[2]), int(match[4] or 1)
-    if last < value or step < (2 if match[3] == "*" else 1) or (match[3] == "*" and value == 0):
-        raise ValueError(f"expected first-last, first-last+step or first-last*factor, got {text!r}")
-    if match[3] != "*" and (last - value) // step >= MAX_RANGE:
-        raise ValueError(f"{text!r} is a range of more than {MAX_RANGE} numbers; give a step such as {text}+1000")
-    found = []
-    while value <= last:
-        found.append(str(value))
-        value = value * step if match[3] == "*" else value + step
-    return found
-
-
-def to_device_names(text: str, warn: Warn) -> tuple[str, ...]:
-    """Names separated by `/` or `,`; `none` for no device."""
-    return placement_values.to_devices(text.replace("/", ","), warn)
-
-
-def to_pair(text: str, warn: Warn) -> tuple[int, int]:
-    """`pp,tg`."""
-    parts = text.split(",")
-    if len(parts) != 2:
-        raise ValueError(f"expected two numbers such as 512,128, got {text!r}")
-    return COUNT(parts[0], warn), COUNT(parts[1], warn)
-
-
-def to_threads_pair(text: str, warn: Warn) -> tuple[int, int]:
-    """Thread counts for generation and for batches."""
-    generation, batch = to_pair(text, warn)
-    return values.to_threads(str(generation), warn), values.to_threads(str(batch), warn)
-
-
-def to_thread_pair(text: str, warn: Warn) -> tuple[int, int]:
-    """One thread count for generation and batches."""
-    threads = values.to_threads(text, warn)
-    return threads, threads
-
-
-def to_off(text: str, warn: Warn) -> bool:
-    """What an option stores that switches something off."""
-    return False
-
-
-def to_cuda_params(text: str, warn: Warn) -> str:
-    """The text, with a warning for each entry that has no effect."""
-    placement_values.to_cuda_params(text, warn)
-    return text
 
 
 @dataclass(frozen=True)
@@ -380,86 +320,6 @@ ROWS = (
 SOURCES = ("hf_repos", "hf_files", "hf_token", "offline", "list_devices")
 """Values that the program uses itself."""
 BY_NAME = {name: option for option in ROWS for name in option.names}
-
-
-@dataclass
-class BenchCommand:
-    """Parsed command line; `action` is run or help."""
-
-    values: dict[str, Any] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
-    action: str = "run"
-
-    def params(self, default_model: Callable[[], str]) -> BenchParams:
-        """Parameters with defaults filled in."""
-        from ikpy.threads import physical_cores
-
-        cores = physical_cores()
-        given = {"threads": [(cores, cores)], **self.values}
-        for name in SOURCES:
-            given.pop(name, None)
-        if not given.get("models"):
-            given["models"] = [default_model()]
-        return BenchParams(**given)
-
-
-def parse_bench(arguments: Sequence[str]) -> BenchCommand:
-    """Read the argument list.
-
-    Raises:
-        UsageError: unknown option, missing or bad value.
-    """
-    command = BenchCommand()
-    position = 0
-    while position < len(arguments):
-        spelled = arguments[position]
-        name = normalize_name(spelled)
-        position += 1
-        if name in HELP_NAMES:
-            command.action = "help"
-            return command
-        option = BY_NAME.get(name)
-        if option is None:
-            raise UsageError(f"invalid parameter for argument: {spelled}{suggest(name, BY_NAME)}")
-        following = arguments[position] if position < len(arguments) else None
-        if option.flag or (option.switch and (following is None or following.startswith("-"))):
-            text = "1"
-        elif following is None:
-            raise UsageError(f"invalid parameter for argument: {spelled} (a value is missing)")
-        else:
-            text = following
-            position += 1
-        take(command, option, spelled, text)
-    return command
-
-
-def take(command: BenchCommand, option: BenchOption, spelled: str, text: str) -> None:
-    """Convert and store one use of an option."""
-
-    def warn(message: str) -> None:
-        command.warnings.append(f"{spelled}: {message}")
-
-    parts = text.split(option.separator) if option.separator else [text]
-    if not option.many and len(parts) > 1:
-        warn(f"takes one value, using {parts[0]}")
-        parts = parts[:1]
-    try:
-        if option.ranges:
-            parts = [number for part in parts for number in in_range(part)]
-        converted = [option.convert(part, warn) for part in parts]
-    except (ValueError, IkpyError) as error:
-        raise UsageError(f"invalid parameter for argument: {spelled} ({error})") from error
-    without_effect = option.no_effect and not (option.no_effect == NO_GPU and has_devices())
-    if without_effect and any(value != option.idle for value in converted):
-        command.warnings.append(f"no effect: {spelled} ({option.no_effect})")
-    if not option.dest:
-        return
-    if option.dest == "override_tensor":
-        command.values[option.dest] = ";".join(filter(None, [command.values.get(option.dest), str(converted[0])]))
-    elif option.many:
-        command.values.setdefault(option.dest, []).extend(converted)
-    else:
-        command.values[option.dest] = converted[0]
 
 
 def help_rows() -> list[Option]:

@@ -9,7 +9,7 @@ from typing import Any
 from ikpy.cli.parser import suggest
 from ikpy.cli.quantize_arguments import SYNOPSIS, Arguments, CommandLineError, idle_options, parse, usage
 from ikpy.errors import IkpyError
-from ikpy.quants.policy import TypeOptions
+from ikpy.quants.mixture import TypeOptions
 from ikpy.quants.recipe import Recipe
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from ikpy.cli.values import MAX_THREADS
 from ikpy.errors import UsageError
 from ikpy.quants import registry
+from ikpy.quants.mixture import TypeOptions
 from ikpy.quants.name_pattern import compile_pattern
-from ikpy.quants.policy import TypeOptions
 from ikpy.quants.recipe import Rule, SizeTarget, make_rule, parse_rules, read_recipe, rule_items
 
 SYNOPSIS = "usage: ikpy quantize [options] INPUT [OUTPUT] TYPE [NTHREADS]"

@@ -7,7 +7,8 @@ import itertools
 from tokenizers import Tokenizer
 
 from ikpy.errors import UnsupportedError
-from ikpy.vocab.pretokenizers import PRE_TOKENIZERS, PreTokenizer, split_rule
+from ikpy.vocab.pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from ikpy.vocab.split_rules import split_rule
 from ikpy.vocab.text import byte_encode
 
 # Texts on which all rules of the table differ: contractions, digits, letter case, spaces, line ends, punctuation.

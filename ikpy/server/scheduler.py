@@ -6,28 +6,25 @@ Every step evaluates one batch: one token of every generating slot first, then p
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ikpy.engine.sampling import NotANumberError
-from ikpy.engine.speculative import acceptance_line
-from ikpy.errors import IkpyError, UsageError
+from ikpy.errors import UsageError
 from ikpy.server.adapters import Adapters
-from ikpy.server.batching import BatchPlan, PromptFeeder
+from ikpy.server.batch_steps import BatchSteps, log_released
+from ikpy.server.batching import PromptFeeder
 from ikpy.server.errors import SHUTTING_DOWN, queue_full, shutting_down
 from ikpy.server.metrics import Metrics
 from ikpy.server.prompt_cache import PromptCache
 from ikpy.server.reuse import Reuse
 from ikpy.server.slots import RequestError, Slot, SlotState
 from ikpy.server.task_queue import TaskQueue
-from ikpy.server.tasks import CompletionTask, EmbeddingTask, Failed, Task
+from ikpy.server.tasks import CompletionTask, Failed, Task
 
 if TYPE_CHECKING:
     from ikpy.engine.context import Context
@@ -37,7 +34,6 @@ if TYPE_CHECKING:
     from ikpy.vocab import Vocab
 
 T = TypeVar("T")
-PROMPT, GENERATING = SlotState.PROMPT, SlotState.GENERATING
 
 
 class Engine:
@@ -76,6 +72,7 @@ class Engine:
         self.prompt_cache = PromptCache(settings.cache_ram)
         self.reuse = Reuse(self.slots, self.adapters, self.prompt_cache, settings, log)
         self.prompts = PromptFeeder(context, self.slots, settings, self.reuse)
+        self._steps = BatchSteps(context, self.slots, self.prompts, self.reuse, self.metrics, log, self._tell)
         self._queue = TaskQueue()
         self._calls: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
@@ -159,7 +156,7 @@ class Engine:
         for slot in self.slots:
             if slot.task is not None:
                 slot.fail(503, SHUTTING_DOWN)
-                self._log_released(slot)
+                log_released(self.log, slot)
 
     def finish_drafts(self) -> None:
         """Logs the statistics of the drafters and lets them write their files; for after the thread's end."""
@@ -201,7 +198,7 @@ class Engine:
         self._drop_cancelled()
         self._assign()
         if any(slot.task for slot in self.slots):
-            self._step()
+            self._steps.run()
             if not any(slot.task for slot in self.slots) and not self._queue:
                 self.log.event("slots_idle", "all slots are idle")
 
@@ -288,132 +285,9 @@ class Engine:
     def _release(self, slot: Slot) -> None:
         """Ends the request of a slot and logs it."""
         slot.release()
-        self._log_released(slot)
-
-    def _log_released(self, slot: Slot) -> None:
-        task_id = -1 if slot.last_task is None else slot.last_task.id
-        n = len(slot.tokens)
-        timings = slot.finished.timings if slot.finished else slot.timings()
-        self.log.timings(slot.id, task_id, timings)
-        if slot.speculator is not None and timings.draft_n:
-            assert timings.draft_n_accepted is not None
-            rate = acceptance_line(timings.draft_n_accepted, timings.draft_n)
-            self.log.event("print_timings", rate, id_slot=slot.id, id_task=task_id)
-        self.log.event(
-            "release_slots", "slot released", id_slot=slot.id, id_task=task_id, n_ctx=slot.n_ctx, n_past=n,
-            n_system_tokens=0, n_cache_tokens=n, truncated=slot.truncated,
-        )  # fmt: skip
-
-    def _step(self) -> None:
-        """One batch: assemble, evaluate, hand out."""
-        plan = BatchPlan()
-        self._resume_held()
-        has_prompts = any([slot.state is PROMPT for slot in self.slots])
-        if has_prompts:
-            self.reuse.share_prefixes()
-        self._add_generating(plan)
-        if has_prompts:
-            self.prompts.add_to(plan)
-        if not len(plan.batch):
-            return
-        began = time.perf_counter()
-        try:
-            rows = self.context.decode(plan.batch, copy=False)
-        except Exception as error:
-            self._fail_batch(plan, error)
-            return
-        seconds = time.perf_counter() - began
-        self.prompts.measure(len(plan.batch), seconds)
-        self._count(plan, seconds)
-        plan.report_progress()
-        self._distribute(plan, rows)
-        if self.context.token_states is not None:
-            self._show_states(plan, self.context.token_states)
-
-    def _add_generating(self, plan: BatchPlan) -> None:
-        n_draft_max = self._n_draft_max()
-        for slot in self.slots:
-            if slot.state is GENERATING and slot.held is None:
-                try:
-                    tokens = slot.take_pending(n_draft_max)
-                except RequestError as error:
-                    slot.fail(400, str(error))
-                    tokens = []
-                if tokens:
-                    plan.add(slot, tokens, "all")
-                else:
-                    self._log_released(slot)
-
-    def _n_draft_max(self) -> int:
-        """Guesses a slot may add: its share of a batch that is rounded as single tokens are, beside one per slot."""
-        return max(0, self.context.max_uniform_tokens - len(self.slots)) // len(self.slots)
-
-    def _count(self, plan: BatchPlan, seconds: float) -> None:
-        """Shares the time of a batch between prompts and generation by their tokens."""
-        n_tokens = len(plan.batch)
-        n_predicted = sum([n for slot, n in plan.outputs if slot.state is GENERATING])
-        n_prompt = n_tokens - n_predicted
-        totals = self.metrics.totals
-        totals.prompt_n += n_prompt
-        totals.prompt_s += seconds * n_prompt / n_tokens
-        totals.predicted_s += seconds * n_predicted / n_tokens
-
-    def _distribute(self, plan: BatchPlan, rows: Any) -> None:
-        start = 0
-        for slot, n in plan.outputs:
-            first, start = start, start + n
-            task = slot.task
-            if task is None or task.cancelled:
-                continue
-            if isinstance(task, EmbeddingTask):
-                assert self.context.embeddings is not None
-                slot.add_states(self.context.embeddings[first:start].copy())
-            else:
-                self._sample(slot, partial(slot.sample_all, rows[first:start]))
-            if slot.task is None:
-                self._log_released(slot)
-
-    @staticmethod
-    def _show_states(plan: BatchPlan, states: NDArray[np.float32]) -> None:
-        """Gives the drafters the hidden states of the tokens that were kept."""
-        row = 0
-        for slot, first, n in plan.parts:
-            slot.observe(first, states[row : row + n])
-            row += n
-
-    def _resume_held(self) -> None:
-        """Draws the tokens whose masks are there; the other slots of a batch did not wait for them."""
-        for slot in self.slots:
-            if slot.held is not None and not slot.is_held:
-                self._sample(slot, slot.resume)
-                if slot.task is None:
-                    self._log_released(slot)
+        log_released(self.log, slot)
 
     def _tell(self) -> None:
+        """A mask that a slot waits for is there."""
         with self._wake:
             self._wake.notify()
-
-    def _sample(self, slot: Slot, draw: Callable[[], None]) -> None:
-        before = slot.n_decoded
-        try:
-            draw()
-            self.metrics.totals.predicted_n += slot.n_decoded - before
-            if slot.held is not None:
-                slot.when_ready(self._tell)
-            elif slot.token_delay is not None:
-                self.metrics.delays.append(slot.token_delay)
-        except NotANumberError as error:
-            slot.fail(500, str(error))
-        except IkpyError as error:
-            slot.fail(400, str(error))
-        except Exception as error:
-            self.log.caught("sample", "sampling failed", error, id_slot=slot.id)
-            slot.fail(500, f"sampling failed: {error}")
-
-    def _fail_batch(self, plan: BatchPlan, error: Exception) -> None:
-        """Ends every request of a batch that could not be evaluated; their caches are emptied."""
-        self.log.caught("step", "batch failed", error)
-        for slot, _, _ in plan.parts:
-            if slot.task is not None:
-                slot.truncate(0)
-                slot.fail(500, str(error))

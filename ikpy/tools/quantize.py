@@ -20,7 +20,7 @@ from ikpy.gguf.metadata import scalar_or
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.splits import output_prefix, split_path
 from ikpy.quants import registry
-from ikpy.quants.policy import OUTPUT, TOKEN_EMBEDDING
+from ikpy.quants.model_shape import OUTPUT, TOKEN_EMBEDDING
 from ikpy.tools.quantize_job import job_digest
 from ikpy.tools.quantize_metadata import repacked_ftype
 from ikpy.tools.quantize_plan import (

@@ -16,17 +16,9 @@ from ikpy.gguf.splits import output_prefix, split_path
 from ikpy.gguf.types import KEY_SPLIT_COUNT, KEY_SPLIT_NO, KEY_SPLIT_TENSORS, SPLIT_KEYS, GGUFValueType
 from ikpy.gguf.writer import GGUFWriter, ShardPlan
 from ikpy.quants import registry
-from ikpy.quants.policy import (
-    EMBEDDINGS,
-    OUTPUT,
-    REFUSED_WITHOUT_IMATRIX,
-    TOKEN_EMBEDDING,
-    ModelShape,
-    TypeOptions,
-    TypePolicy,
-    is_eligible,
-    needs_imatrix,
-)
+from ikpy.quants.mixture import TypeOptions
+from ikpy.quants.model_shape import EMBEDDINGS, OUTPUT, TOKEN_EMBEDDING, ModelShape
+from ikpy.quants.policy import REFUSED_WITHOUT_IMATRIX, TypePolicy, is_eligible, needs_imatrix
 from ikpy.quants.recipe import Recipe, SizeTarget
 from ikpy.quants.registry import FileType
 from ikpy.tools.imatrix_file import ImportanceMatrix

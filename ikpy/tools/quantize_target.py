@@ -28,7 +28,8 @@ from ikpy.gguf.metadata import scalar_or
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import align_up
 from ikpy.quants import registry
-from ikpy.quants.policy import EMBEDDINGS, needs_imatrix
+from ikpy.quants.model_shape import EMBEDDINGS
+from ikpy.quants.policy import needs_imatrix
 from ikpy.quants.registry import FileType
 from ikpy.threads import hardware_threads
 from ikpy.tools.quantize_plan import Plan, QuantizeOptions, Step, make_plan, output_files, size_text

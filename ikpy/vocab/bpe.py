@@ -15,7 +15,8 @@ from tokenizers import models
 
 from ikpy.errors import FileFormatError
 from ikpy.vocab.cache import WordCache
-from ikpy.vocab.pretokenizers import PreTokenizer, split_rule
+from ikpy.vocab.pretokenizers import PreTokenizer
+from ikpy.vocab.split_rules import split_rule
 from ikpy.vocab.table import TokenTable
 from ikpy.vocab.text import SPACE_SYMBOL, byte_encode, byte_to_char, decode_structural
 

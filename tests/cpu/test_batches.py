@@ -205,9 +205,9 @@ def test_an_interrupted_run_gives_its_cells_back() -> None:
 def test_the_plans_used_last_are_kept() -> None:
     model = Model.load(LLAMA)
     ctx = Context(model, ContextParams(n_ctx=256, n_threads=1))
-    first = ctx._plan(1, 1)
+    first = ctx._plans.get(1, 1)
     for n in range(2, 40):
-        assert ctx._plan(n, 1) is ctx._plan(n, 1)
-        assert ctx._plan(1, 1) is first
+        assert ctx._plans.get(n, 1) is ctx._plans.get(n, 1)
+        assert ctx._plans.get(1, 1) is first
     assert ctx._steps.get(2, 1) is None
     assert ctx._steps.get(39, 1) is not None

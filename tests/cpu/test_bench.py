@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from ikpy.cli import main
-from ikpy.cli.bench_options import BY_NAME, BenchCommand, parse_bench
+from ikpy.cli.bench_command import BenchCommand, parse_bench
+from ikpy.cli.bench_options import BY_NAME
 from ikpy.errors import ResourceError, UsageError
 from ikpy.tools.bench import BenchTest, Engine, Runner, bench_tests, sample_deviation
 from ikpy.tools.bench_output import PRINTERS

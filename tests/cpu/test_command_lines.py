@@ -10,7 +10,8 @@ import pytest
 import typer
 
 from ikpy.cli import COMMANDS, convert, cuda, gguf, main, quantize_arguments, tokenize
-from ikpy.cli.bench_options import BY_NAME, parse_bench
+from ikpy.cli.bench_command import parse_bench
+from ikpy.cli.bench_options import BY_NAME
 from ikpy.cli.options import TOOLS, by_name
 from ikpy.cli.parser import Parser, parse
 from ikpy.errors import UsageError

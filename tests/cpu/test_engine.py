@@ -129,7 +129,7 @@ def test_nothing_of_an_interrupted_batch_stays(failing: str, monkeypatch: pytest
     ctx = context(LLAMA, n_batch=64, n_ubatch=16)
     sequence, ids, others = GrowingSequence(ctx), tokens(60, 1).tolist(), tokens(40, 2).tolist()
     sequence.feed(others)
-    plan, calls = ctx._plan, iter(range(4))
+    plan, calls = ctx._plans.get, iter(range(4))
 
     def interrupted(*shape: int) -> object:
         if next(calls) < 2:
@@ -139,7 +139,7 @@ def test_nothing_of_an_interrupted_batch_stays(failing: str, monkeypatch: pytest
         return SimpleNamespace(plan=SimpleNamespace(run=Mock(side_effect=KeyboardInterrupt)), n_threads=1)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ctx, "_plan", interrupted)
+        patch.setattr(ctx._plans, "get", interrupted)
         with pytest.raises((KeyboardInterrupt, MemoryError)):
             sequence.feed(ids)
     assert sequence.tokens == others and ctx.kv.used_cells == 40

@@ -75,7 +75,7 @@ def logits(model: Model, **settings: object) -> np.ndarray:
 def weights_in_use(model: Model) -> dict[str, Value]:
     """Matrices that the graph of a prompt reads, by name."""
     context = Context(model, ContextParams(n_ctx=256, n_threads=1))
-    nodes = context._build(128, 1).cpu_nodes
+    nodes = context._plans.build(128, 1).cpu_nodes
     return {
         v.name: v for node in nodes if node.kind.startswith("mul_mat") for v in node.src if v is not None and v.name
     }

@@ -15,7 +15,7 @@ from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import GGUFValueType
 from ikpy.gguf.writer import GGUFWriter
 from ikpy.models.size_class import size_class
-from ikpy.quants.policy import ModelShape
+from ikpy.quants.model_shape import ModelShape
 from ikpy.tools import model_logs, run_logs
 from ikpy.vocab import Vocab
 from tests.shared import DATA

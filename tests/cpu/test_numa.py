@@ -318,7 +318,7 @@ def test_threads_by_phase() -> None:
     for tokens in (40, 1, 2, 1):
         context.decode(Batch.single(list(range(tokens)), position))
         position += tokens
-    assert [context._plan(tokens, 1).n_threads for tokens in (40, 1, 2)] == [3, 1, 3]
+    assert [context._plans.get(tokens, 1).n_threads for tokens in (40, 1, 2)] == [3, 1, 3]
 
 
 def mapping_flags(address: int) -> set[str]:

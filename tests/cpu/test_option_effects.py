@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ikpy.cli.bench_command import parse_bench
 from ikpy.cli.bench_options import ROWS as BENCH_ROWS
-from ikpy.cli.bench_options import parse_bench
 from ikpy.cli.needs import NEEDS
 from ikpy.cli.options import TOOLS, Effect, Option, all_options, by_name
 from ikpy.cli.params import CommonParams

@@ -11,7 +11,9 @@ import pytest
 from ikpy.errors import FileFormatError, UnsupportedError, UsageError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.quants import registry
-from ikpy.quants.policy import ModelShape, TypeOptions, TypePolicy, is_eligible
+from ikpy.quants.mixture import TypeOptions
+from ikpy.quants.model_shape import ModelShape
+from ikpy.quants.policy import TypePolicy, is_eligible
 from ikpy.quants.recipe import Recipe, parse_rules
 from ikpy.tools.imatrix_file import ImportanceMatrix, read_imatrix
 from ikpy.tools.quantize_plan import MissingImatrixError, QuantizeOptions, make_plan, refuse_without_imatrix

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from ikpy.errors import FileFormatError, IkpyError, UnsupportedError, UsageError
 from ikpy.vocab import ChatTemplate, TokenType, Vocab
-from ikpy.vocab.pretokenizers import PRE_TOKENIZERS, split_rule
+from ikpy.vocab.pretokenizers import PRE_TOKENIZERS
+from ikpy.vocab.split_rules import split_rule
 from tests.cpu.vocab_data import (
     CASES,
     VOCABS,

@@ -55,7 +55,7 @@ def test_experts_of_deepseek_v3_go_to_the_device_from_1024_tokens_on(tmp_path: P
             Model.load(path, ModelParams(header_only=True, placement=EXPERTS)), ContextParams(n_ctx=2048, n_ubatch=1024)
         )
         for n_tokens in (1023, 1024):
-            graph = context._build(n_tokens, 1).graph
+            graph = context._plans.build(n_tokens, 1).graph
             assert graph is not None
             copied = [step.uploads[0].buffer.name for split in graph.splits for step in split.steps if step.uploads]
             found[n_tokens] = {name.split(".")[2] for name in copied}

@@ -19,7 +19,9 @@ def split_of(name: str, placement: PlacementParams, n_devices: int = 1, n_tokens
     """The graph of a batch, planned only."""
     with emulated(n_devices):
         model = Model.load(zoo(name), ModelParams(header_only=True, placement=placement))
-        graph = Context(model, ContextParams(n_ctx=256, n_ubatch=64, n_threads=1))._build(n_tokens, n_tokens).graph
+        graph = (
+            Context(model, ContextParams(n_ctx=256, n_ubatch=64, n_threads=1))._plans.build(n_tokens, n_tokens).graph
+        )
     assert graph is not None
     return graph
 
@@ -49,7 +51,7 @@ def test_every_device_has_the_cache_of_its_layers() -> None:
     with emulated(2):
         model = Model.load(zoo("qwen3"), ModelParams(header_only=True, placement=placement))
         context = Context(model, ContextParams(n_ctx=256, n_ubatch=64, n_threads=1))
-        graph = context._build(1, 1).graph
+        graph = context._plans.build(1, 1).graph
     assert context.devices is not None and graph is not None
     stores = {
         split.device: [step.node.dst.buffer for step in split.steps if step.node.kind == "kv_store"]

@@ -91,7 +91,7 @@ def run_model(arguments: list[str]) -> dict[str, Any]:
         "n_threads": [params.n_threads, params.n_threads_batch],
         "weights": nodes_of(list(session.model.weights.values())),
         "cache": nodes_of(list(context.kv.tensors.values())),
-        "arena": pages_by_node(context._arena.ctypes.data, context._arena.nbytes),
+        "arena": pages_by_node(context._plans.arena.ctypes.data, context._plans.arena.nbytes),
         "file": pages_by_node(shard.data.ctypes.data, shard.data.nbytes),
         "maps": mapped_nodes(shard.path),
         "mapped": shard.mapped,

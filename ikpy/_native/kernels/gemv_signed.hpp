@@ -5,7 +5,7 @@
 #include "kernels/quant_product.hpp"
 #include "kernels/weight_prefetch.hpp"
 #include "unpack/codes32.hpp"
-#include "unpack/grids.hpp"
+#include "unpack/grid_block.hpp"
 
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
 

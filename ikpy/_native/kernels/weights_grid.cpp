@@ -6,6 +6,7 @@
 #include "kernels/gemv_signed.hpp"
 #include "kernels/gemv_signed_rows.hpp"
 #include "kernels/quant_product.hpp"
+#include "unpack/grid_block.hpp"
 #include "unpack/grids.hpp"
 #include "unpack/grids_interleaved.hpp"
 #include "unpack/points.hpp"

@@ -1,7 +1,7 @@
 // Decoders of the row-interleaved types (quant-formats section 8).
 #include "layouts_grid.hpp"
 #include "layouts_legacy.hpp"
-#include "layouts_super.hpp"
+#include "layouts_super_interleaved.hpp"
 
 namespace ikpy::formats {
 

@@ -6,7 +6,7 @@
 
 #include "layouts_grid.hpp"
 #include "layouts_legacy.hpp"
-#include "layouts_super.hpp"
+#include "layouts_super_interleaved.hpp"
 
 namespace ikpy {
 

@@ -2,7 +2,8 @@
 // looking up points costs more than the transposition that other interleaved types avoid.
 #pragma once
 #include "unpack/four_rows.hpp"
-#include "unpack/grids.hpp"
+#include "unpack/grid_points.hpp"
+#include "unpack/grid_signs.hpp"
 
 namespace ikpy {
 namespace grid {

@@ -2,7 +2,8 @@
 #pragma once
 #include "kernels/gemv_row_groups.hpp"
 #include "unpack/interleaved_super.hpp"
-#include "unpack/lanes.hpp"
+#include "unpack/lane_codes.hpp"
+#include "unpack/lane_scales.hpp"
 
 #if defined(__AVX512VNNI__)
 

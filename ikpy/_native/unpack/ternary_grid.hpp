@@ -5,7 +5,8 @@
 #include "kernels/unpacked.hpp"
 #include "quantize/tables.hpp"
 #include "unpack/four_rows.hpp"
-#include "unpack/grids.hpp"
+#include "unpack/grid_points.hpp"
+#include "unpack/grid_signs.hpp"
 #include "unpack/wide.hpp"
 
 namespace ikpy {

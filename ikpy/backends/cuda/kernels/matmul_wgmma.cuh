@@ -1,6 +1,6 @@
-// Matrix product of quantized weights on the int8 tensor cores of sm_90 by wgmma: what matmul_ (weights.cuh)
-// does, with the same integer sums and the same arithmetic behind them, dense or by experts. Included before
-// the list of a family's types; compiled for sm_90a only.
+// Matrix product of quantized weights on the int8 tensor cores of sm_90 by wgmma: what matmul_
+// (matmul_mma.cuh) does, with the same integer sums and the same arithmetic behind them, dense or by experts.
+// Included before the list of a family's types; compiled for sm_90a only.
 //
 // A block multiplies 64 weight rows with 128 tokens, 128 columns at a time. Two groups of four warps share
 // the rows and take every other eight tokens each, so that few tokens keep both busy. Rows go from shared
@@ -16,6 +16,7 @@
 // Shared memory: two stages of 29 to 34 KiB, 60 to 69 KiB; at most 128 registers: two blocks of 256 threads
 // on a multiprocessor (228 KiB, 65536 registers), whose four warp groups scale while others wait for sums.
 #pragma once
+#include "weight_tiles.cuh"
 #include "weights.cuh"
 #include "wgmma.cuh"
 
@@ -198,7 +199,7 @@ __device__ __forceinline__ void matmul_wgmma_body(const Product& p) {
 
 }  // namespace ikpy::cuda
 
-// The kernel of a type in place of those of weights.cuh.
+// The kernel of a type in place of those that weights.cuh makes.
 #undef IKPY_WEIGHT_TYPE
 #define IKPY_WEIGHT_TYPE(name, U)                                               \
     IKPY_KERNEL __launch_bounds__(256, 2) wgmma_##name(ikpy::cuda::Product p) { \

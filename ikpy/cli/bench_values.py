@@ -1,0 +1,72 @@
+"""Texts of options of `ikpy bench` to values."""
+
+from __future__ import annotations
+
+import re
+
+from ikpy.cli import placement_values, values
+from ikpy.cli.values import Warn
+
+COUNT = values.bounded(0)
+RANGE = re.compile(r"(\d+)-(\d+)(?:([+*])(\d+))?")
+MAX_RANGE = 10_000
+"""Numbers."""
+
+
+def to_overrides(text: str, warn: Warn) -> str:
+    """Rules for tensors, which may also be separated by `;`, with `;` between them."""
+    rules = placement_values.to_tensor_override(text.replace(";", ","), warn)
+    return ";".join(f"{pattern}={buffer}" for pattern, buffer in rules)
+
+
+def in_range(text: str) -> list[str]:
+    """Numbers of `first-last`, `first-last+step` or `first-last*factor`; any other text as it is."""
+    match = RANGE.fullmatch(text)
+    if not match:
+        return [text]
+    value, last, step = int(match[1]), int(match[2]), int(match[4] or 1)
+    if last < value or step < (2 if match[3] == "*" else 1) or (match[3] == "*" and value == 0):
+        raise ValueError(f"expected first-last, first-last+step or first-last*factor, got {text!r}")
+    if match[3] != "*" and (last - value) // step >= MAX_RANGE:
+        raise ValueError(f"{text!r} is a range of more than {MAX_RANGE} numbers; give a step such as {text}+1000")
+    found = []
+    while value <= last:
+        found.append(str(value))
+        value = value * step if match[3] == "*" else value + step
+    return found
+
+
+def to_device_names(text: str, warn: Warn) -> tuple[str, ...]:
+    """Names separated by `/` or `,`; `none` for no device."""
+    return placement_values.to_devices(text.replace("/", ","), warn)
+
+
+def to_pair(text: str, warn: Warn) -> tuple[int, int]:
+    """`pp,tg`."""
+    parts = text.split(",")
+    if len(parts) != 2:
+        raise ValueError(f"expected two numbers such as 512,128, got {text!r}")
+    return COUNT(parts[0], warn), COUNT(parts[1], warn)
+
+
+def to_threads_pair(text: str, warn: Warn) -> tuple[int, int]:
+    """Thread counts for generation and for batches."""
+    generation, batch = to_pair(text, warn)
+    return values.to_threads(str(generation), warn), values.to_threads(str(batch), warn)
+
+
+def to_thread_pair(text: str, warn: Warn) -> tuple[int, int]:
+    """One thread count for generation and batches."""
+    threads = values.to_threads(text, warn)
+    return threads, threads
+
+
+def to_off(text: str, warn: Warn) -> bool:
+    """What an option stores that switches something off."""
+    return False
+
+
+def to_cuda_params(text: str, warn: Warn) -> str:
+    """The text, with a warning for each entry that has no effect."""
+    placement_values.to_cuda_params(text, warn)
+    return text

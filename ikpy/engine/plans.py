@@ -1,0 +1,181 @@
+"""Plans of a context: graphs of micro-batches planned, bound to the compute memory and compiled when first needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ikpy._native import core
+from ikpy._native.steps import Ready, Steps
+from ikpy.backends.cuda.api import DeviceError
+from ikpy.backends.cuda.plan import HybridPlan
+from ikpy.backends.cuda.runtime import DeviceRuntime
+from ikpy.engine.graphs import MicroBatchGraphs, buffers_of
+from ikpy.graph import work as plan_work
+from ikpy.graph.ir import Node, Value, contiguous_strides
+from ikpy.graph.placement import CPU
+from ikpy.graph.plan import CompiledPlan
+from ikpy.graph.planner import plan_arena
+from ikpy.models.latent_attention import PROMPT_TOKENS
+
+
+def aligned_bytes(n: int) -> np.ndarray:
+    """Zeroed uint8 [n] whose address is a multiple of 64."""
+    memory = np.zeros(n + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + n]
+
+
+def largest_shapes(n_ubatch: int) -> list[tuple[int, int]]:
+    """Tokens and outputs of the micro-batches that need most memory.
+
+    Batches below the prompt size may take another path (absorbed MLA) with larger intermediate values.
+    """
+    counts = {n_ubatch, min(n_ubatch, PROMPT_TOKENS - 1), 1}
+    return [(t, n) for t in counts for n in {t, 1}]
+
+
+class BuiltGraph:
+    """A planned graph with its results (those of `MicroBatchGraphs.nodes`), before it is bound to memory."""
+
+    def __init__(self, nodes: list[Node], results: tuple[Value | None, ...], devices: DeviceRuntime | None) -> None:
+        self.results = results
+        keep = buffers_of(results)
+        self.graph = devices.split(nodes, keep) if devices else None
+        self.arena = self.graph.arenas[CPU] if self.graph else plan_arena(nodes, keep)
+        self.cpu_nodes = [step.node for step in self.graph.steps(CPU)] if self.graph else nodes
+        self.n_nodes = len(nodes)
+
+    def cpu_plan(self, arena_address: int) -> CompiledPlan | None:
+        """What runs on the CPU, if anything does."""
+        return CompiledPlan(core, self.cpu_nodes, self.arena, arena_address) if self.cpu_nodes else None
+
+
+class Plans:
+    """Compiled plans by size, kept in ``steps``, and the compute memory that they share.
+
+    threads: for single tokens, and for more. plan_only: sizes are computed, nothing is allocated.
+    """
+
+    def __init__(
+        self,
+        graphs: MicroBatchGraphs,
+        steps: Steps,
+        devices: DeviceRuntime | None,
+        *,
+        threads: tuple[int, int],
+        plan_only: bool,
+        log: Callable[[str], None],
+    ) -> None:
+        self._graphs = graphs
+        self._steps = steps
+        self._devices = devices
+        self._n_threads, self._n_threads_batch = threads
+        self._plan_only = plan_only
+        self._log = log
+        self.arena_bytes = self.work_bytes = self.n_graph_nodes = 0
+        self.n_graph_splits = 1
+
+    def build(self, n_tokens: int, n_outputs: int) -> BuiltGraph:
+        """The planned graph of a micro-batch."""
+        return BuiltGraph(*self._graphs.nodes(n_tokens, n_outputs), self._devices)
+
+    def get(self, n_tokens: int, n_outputs: int) -> Ready:
+        """The plan of a micro-batch. Raises DeviceError if a device has too little memory for it."""
+        return self._steps.get(n_tokens, n_outputs) or self._new(n_tokens, n_outputs)
+
+    def threads_for(self, n_tokens: int) -> int:
+        """Threads that run a micro-batch of so many tokens."""
+        return self._n_threads if n_tokens == 1 else self._n_threads_batch
+
+    # --- compute memory ---------------------------------------------------------------------------------------
+
+    def reserve(self, shapes: Sequence[tuple[int, int]]) -> None:
+        """Allocates what micro-batches of these (tokens, outputs) need."""
+        self._allocate(*self._needed(shapes))
+
+    def _needed(self, shapes: Sequence[tuple[int, int]]) -> tuple[int, int]:
+        """Bytes of arena and work memory on the CPU that any micro-batch needs: the most of all kinds of shapes.
+
+        The memory of devices is reserved.
+        """
+        arena_bytes = work_bytes = 0
+        for n_tokens, n_outputs in shapes:
+            built = self.build(n_tokens, n_outputs)
+            if built.graph and self._devices:
+                self._devices.measure(built.graph)
+            arena_bytes = max(arena_bytes, built.arena.nbytes)
+            counts = range(PROMPT_TOKENS if n_tokens > PROMPT_TOKENS else 2, n_tokens)
+            needed = plan_work.work_bytes(core, built.cpu_nodes, built.arena, counts, self.threads_for(n_tokens))
+            work_bytes = max(work_bytes, needed)
+            if n_tokens == 1:
+                self.n_graph_nodes = built.n_nodes
+                self.n_graph_splits = built.graph.n_splits if built.graph else 1
+        if self._devices:
+            self._devices.commit()
+        return arena_bytes, work_bytes
+
+    def _allocate(self, arena_bytes: int, work_bytes: int) -> None:
+        self._steps.clear()
+        self.arena_bytes, self.work_bytes = arena_bytes, work_bytes
+        if self._plan_only:
+            return
+        self.arena = self._devices.host_memory(arena_bytes) if self._devices else aligned_bytes(arena_bytes)
+        self._steps.work = core.WorkMemory(work_bytes)
+
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes of the compute buffer: arena of intermediate values plus work memory of the kernels."""
+        return self.arena_bytes + self.work_bytes
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of compute memory that are really held."""
+        return 0 if self._plan_only else self.arena.nbytes + self._steps.work.nbytes
+
+    # --- compiling --------------------------------------------------------------------------------------------
+
+    def _compile(self, n_tokens: int, n_outputs: int, built: BuiltGraph) -> Ready:
+        cpu_plan = built.cpu_plan(self.arena.ctypes.data)
+        plan: CompiledPlan | HybridPlan
+        if built.graph and self._devices:
+            plan = self._devices.compile(built.graph, cpu_plan, self.arena.ctypes.data)
+        else:
+            assert cpu_plan is not None
+            plan = cpu_plan
+        logits, embeddings, token_states, maxima = (self._result(built, value) for value in built.results)
+        results = logits, embeddings, token_states
+        native = plan.native if isinstance(plan, CompiledPlan) else None
+        direct = not self._graphs.model.arch.reads_states
+        return Ready(n_tokens, n_outputs, self.threads_for(n_tokens), plan, results, maxima, native, direct)
+
+    def _result(self, built: BuiltGraph, value: Value | None) -> np.ndarray | None:
+        """Float32 view [rows, n] of a result in the arena."""
+        if value is None:
+            return None
+        start = built.arena.offsets[value.buffer] + value.offset
+        n, rows = value.shape[0], value.shape[1]
+        return self.arena[start : start + contiguous_strides(0, (n, rows))[2]].view(np.float32).reshape(rows, n)
+
+    def _new(self, n_tokens: int, n_outputs: int) -> Ready:
+        built = self.build(n_tokens, n_outputs)
+        if built.graph and self._devices:
+            try:
+                moved = self._devices.grow(built.graph)
+            except DeviceError:
+                self._steps.clear()
+                raise
+            if moved:
+                self._steps.clear()
+        shape = (n_tokens, n_outputs)
+        if built.arena.nbytes > self.arena_bytes:
+            self._log(f"compute buffer grows from {self.arena_bytes} to {built.arena.nbytes} bytes for {shape}")
+            self._allocate(built.arena.nbytes, self.work_bytes)
+        ready = self._compile(n_tokens, n_outputs, built)
+        self._steps.put(ready)
+        work_bytes = ready.plan.work_bytes(self.threads_for(n_tokens))
+        if work_bytes > self.work_bytes:
+            self._log(f"work memory grows from {self.work_bytes} to {work_bytes} bytes for {shape}")
+            self._steps.work, self.work_bytes = core.WorkMemory(work_bytes), work_bytes
+        return ready

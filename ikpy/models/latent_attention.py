@@ -1,0 +1,264 @@
+"""Latent attention (MLA): what is cached and the graph of each mode (model semantics 4.4, 6).
+
+In shapes: T tokens; H heads with dk = dn + R elements of queries and keys, R of them rotated, and dv of values; latents
+of rkv elements.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ikpy.errors import UsageError
+from ikpy.graph.ir import F16, F32, Value
+from ikpy.models.base import Decoder
+from ikpy.models.batch import BatchGraph, CacheSpec, GraphParams
+from ikpy.models.blocks import MIB, cached_attention, concat_heads, heads_per_step, part_of_rows
+from ikpy.models.rope import RopeParams
+from ikpy.quants import registry
+
+# Fewer tokens than this use the absorbed form in modes 2 and 3.
+PROMPT_TOKENS = 128
+
+
+@dataclass
+class LatentAttention:
+    """Projections of MLA. q or (q_a, q_a_norm, q_b); kv_b or (k_b, v_b) or all three."""
+
+    kv_a: Value
+    kv_a_norm: Value
+    out: Value
+    q: Value | None = None
+    q_a: Value | None = None
+    q_a_norm: Value | None = None
+    q_b: Value | None = None
+    kv_b: Value | None = None
+    k_b: Value | None = None
+    v_b: Value | None = None
+
+
+class LatentDecoder(Decoder):
+    """A decoder with latent attention. Its hyper-parameters have ``kv_lora_rank`` in ``extra``."""
+
+    @property
+    def n_nope(self) -> int:
+        """Elements of a query or key head that are not rotated."""
+        return self.hp.n_embd_head_k - self.hp.n_rot
+
+    def effective_mla(self, mla: int) -> int:
+        return mla
+
+    # --- cache ------------------------------------------------------------------------------------------------
+
+    def cache_specs(self, layer: int, params: GraphParams) -> list[CacheSpec]:
+        if params.mla == 0:
+            return super().cache_specs(layer, params)
+        kind = registry.by_id(params.types_k[layer])
+        rank, n_rot = self.hp.extra["kv_lora_rank"], self.hp.n_rot
+        if rank % kind.block_elements or n_rot % kind.block_elements:
+            raise UsageError(
+                f"-ctk {kind.name}: rows of {n_rot} rotated and {rank} latent elements are no multiples of its block "
+                f"size {kind.block_elements}"
+            )
+        if kind.row_extra_bytes:
+            # Rows with a scale of their own cannot be split into keys and values: two caches, and finer scales.
+            return [CacheSpec("kr", n_rot, 1, kind.id), CacheSpec("kv", rank, 1, kind.id)]
+        return [CacheSpec("kv", rank + n_rot, 1, kind.id)]
+
+    def latent_block(self, params: GraphParams) -> int:
+        """Block of the Hadamard transform of cached latents, 0 for none (model semantics 7.7)."""
+        sizes = self.hp.extra["kv_lora_rank"], self.hp.n_rot
+        if not params.k_hadamard:
+            return 0
+        return next(n for n in (64, 32, 16, 8, 4, 2, 1) if all(size % n == 0 for size in sizes))
+
+    def _latent_parts(self, b: BatchGraph, il: int, *, attended: bool) -> tuple[list[Value], Value, Value]:
+        """The cached rows as key segments, their rotated part and their latent part."""
+        find = b.attended if attended else b.cache
+        cached, n_rot = find(il, "kv"), self.hp.n_rot
+        if (il, "kr") in b.caches:
+            rotated = find(il, "kr")
+            return [rotated, cached], rotated, cached
+        return [cached], part_of_rows(cached, 0, n_rot), part_of_rows(cached, n_rot, self.hp.extra["kv_lora_rank"])
+
+    def shift_part(self, params: GraphParams) -> tuple[str, int, int] | None:
+        return None
+
+    def _scales(self, rope: RopeParams) -> tuple[float, RopeParams]:
+        """Score scale with the YaRN magnitude of q and k, and the RoPE parameters that leave it out (4.4)."""
+        log_scale = math.log(1.0 / rope.freq_scale)
+        mscale = rope.attn_factor * (1.0 + self.hp.yarn_log_multiplier * log_scale)
+        plain = RopeParams(**{**rope.__dict__, "attn_factor": 1.0 / (1.0 + 0.1 * log_scale)})
+        return mscale * mscale / math.sqrt(self.hp.n_embd_head_k), plain
+
+    # --- graph ------------------------------------------------------------------------------------------------
+
+    def _queries(self, b: BatchGraph, attn: LatentAttention, h: Value, table: Value) -> Value:
+        """[dk, H, T], non-rotated part first; the rotated part is rotated."""
+        g, hp = b.graph, self.hp
+        if attn.q is not None:
+            q = g.mul_mat(attn.q, h)
+        else:
+            assert attn.q_a is not None and attn.q_b is not None and attn.q_a_norm is not None
+            q = g.mul_mat(attn.q_b, self.norm(b, g.mul_mat(attn.q_a, h), attn.q_a_norm))
+        q = q.reshape(hp.n_embd_head_k, hp.n_head[0], b.n_tokens)
+        return g.rope(q, table, neox=False, offset=self.n_nope)
+
+    def _latents(self, b: BatchGraph, attn: LatentAttention, h: Value, table: Value) -> tuple[Value, Value]:
+        """Normed latent c [rkv, 1, T] and rotated shared key part kr [R, 1, T]."""
+        g, rkv, n_rot = b.graph, self.hp.extra["kv_lora_rank"], self.hp.n_rot
+        both = g.mul_mat(attn.kv_a, h)
+        c = self.norm(b, both.slice0(0, rkv), attn.kv_a_norm)
+        rotated = both.slice0(rkv, n_rot).view((n_rot, 1, b.n_tokens), (both.strides[1], both.strides[1]))
+        return c.reshape(rkv, 1, b.n_tokens), g.rope(rotated, table, neox=False)
+
+    def attention(self, b: BatchGraph, il: int, attn: LatentAttention, h: Value) -> Value:
+        """Attention of a layer to hidden states h [d, T], before the output projection: [H * dv, T]."""
+        scale, rope = self._scales(b.params.rope)
+        table = b.rope_table(self.hp.n_rot, rope)
+        q = self._queries(b, attn, h, table)
+        c, kr = self._latents(b, attn, h, table)
+        self._observe_latents(b, attn, q, c)
+        if b.params.mla == 0:
+            out = self._expanded(b, il, attn, q, c, kr, scale)
+        else:
+            if block := self.latent_block(b.params):
+                for part in (q.slice0(self.n_nope, self.hp.n_rot), kr, c):
+                    b.graph.hadamard(part, block)
+            _, rotated, latents = self._latent_parts(b, il, attended=False)
+            b.store(il, "kv", kr, rotated)
+            b.store(il, "kv", c, latents)
+            attend = self._expanded_from_cache if self._is_prompt(b, attn) else self._absorbed
+            out = attend(b, il, attn, q, scale)
+        return out.reshape(out.shape[0] * out.shape[1], b.n_tokens)
+
+    def _is_prompt(self, b: BatchGraph, attn: LatentAttention) -> bool:
+        """Whether cells are expanded. Not with adapters: their scales belong to queries, cells to any sequence."""
+        weights = (attn.kv_b, attn.k_b, attn.v_b)
+        if b.graph.adapters and any(b.graph.adapters.weights.of(w) for w in weights if w is not None):
+            return False
+        return b.n_tokens >= PROMPT_TOKENS and b.params.mla > 1 and b.params.flash_attn
+
+    def _observe_latents(self, b: BatchGraph, attn: LatentAttention, q: Value, c: Value) -> None:
+        """Statistics of the file's attn_kv_b, attn_k_b and attn_v_b where no matmul of theirs sees every token once.
+
+        The absorbed form uses other tensors than attn_kv_b; the prompt path of modes 2 and 3 expands the latents of
+        all cells at once. Every token counts once, as in mode 0.
+        """
+        if b.graph.collector is None or b.params.mla == 0:
+            return
+        heads, rkv = self.hp.n_head[0], c.shape[0]
+        if attn.kv_b is not None:
+            b.graph.observe(attn.kv_b, c.reshape(rkv, b.n_tokens), stored_only=True)
+        if not self._is_prompt(b, attn):
+            return
+        if attn.k_b is not None:
+            b.graph.observe(attn.k_b, q.slice0(0, self.n_nope).permute(0, 2, 1), stored_only=True)
+        if attn.v_b is not None:
+            per_head = c.view((rkv, b.n_tokens, heads), (c.strides[2], 0))
+            b.graph.observe(attn.v_b, per_head, stored_only=True)
+
+    def _expanded(
+        self, b: BatchGraph, il: int, attn: LatentAttention, q: Value, c: Value, kr: Value, scale: float
+    ) -> Value:
+        """Mode 0: keys and values of every head are computed and cached."""
+        g, hp, dn, dv = b.graph, self.hp, self.n_nope, self.hp.n_embd_head_v
+        assert attn.kv_b is not None
+        heads = hp.n_head[0]
+        kv = g.mul_mat(attn.kv_b, c.reshape(c.shape[0], b.n_tokens)).reshape(dn + dv, heads, b.n_tokens)
+        k = concat_heads(b, [kv.slice0(0, dn), kr], heads)
+        out = cached_attention(b, il, q, k, kv.slice0(dn, dv), scale=scale)
+        return out.reshape(dv, heads, b.n_tokens)
+
+    def _absorbed(self, b: BatchGraph, il: int, attn: LatentAttention, q: Value, scale: float) -> Value:
+        """Scores and values directly on the cached latents; q and the output go through attn_k_b and attn_v_b."""
+        g, hp = b.graph, self.hp
+        assert attn.k_b is not None and attn.v_b is not None
+        heads, n_rot, rkv, dv = hp.n_head[0], hp.n_rot, hp.extra["kv_lora_rank"], hp.n_embd_head_v
+        query = g.new(n_rot + rkv, heads, b.n_tokens)
+        g.copy(q.slice0(self.n_nope, n_rot), query.slice0(0, n_rot))
+        absorbed = query.slice0(n_rot, rkv).permute(0, 2, 1)
+        g.mul_mat(attn.k_b, q.slice0(0, self.n_nope).permute(0, 2, 1), dst=absorbed)
+        block = self.latent_block(b.params)
+        if block:
+            g.hadamard(query.slice0(n_rot, rkv), block)
+        keys, _, latents = self._latent_parts(b, il, attended=True)
+        latent = g.attention(
+            query,
+            keys,
+            latents,
+            b.mask(),
+            scale=scale,
+            flash=b.params.flash_attn and b.params.mla != 2,
+            heads_per_step=heads_per_step(b, heads),
+        )
+        if block:
+            g.hadamard(latent, block)
+        out = g.new(dv, heads, b.n_tokens)
+        g.mul_mat(attn.v_b, latent.permute(0, 2, 1), dst=out.permute(0, 2, 1))
+        return out
+
+    def _expanded_from_cache(self, b: BatchGraph, il: int, attn: LatentAttention, q: Value, scale: float) -> Value:
+        """Prompt path of modes 2 and 3: keys and values of the cached latents, some heads at a time."""
+        g, hp, dn, dv = b.graph, self.hp, self.n_nope, self.hp.n_embd_head_v
+        assert attn.kv_b is not None
+        n_ctx, heads, rkv = b.params.n_ctx, hp.n_head[0], hp.extra["kv_lora_rank"]
+        _, rotated, rows = self._latent_parts(b, il, attended=True)
+        rows = Value(
+            rows.buffer,
+            rows.type_id,
+            (rkv, n_ctx, 1, 1),
+            (rows.strides[0], *rows.strides[2:], 0),
+            rows.offset,
+            1,
+        )
+        latents = g.copy(rows, g.new(rkv, n_ctx, dynamic_dim=1))
+        if block := self.latent_block(b.params):
+            g.hadamard(latents, block)
+        out = g.new(dv, heads, b.n_tokens)
+        step = self._heads_per_expansion(n_ctx, b.params.attn_max_batch)
+        width = dn + dv
+        for h0 in range(0, heads, step):
+            weights = attn.kv_b.slice(1, h0 * width, step * width)
+            k, v = self._expand_heads(b, weights, latents, step, rows.type_id)
+            g.attention(
+                q.slice(1, h0, step),
+                [k, rotated],
+                v,
+                b.mask(),
+                scale=scale,
+                flash=True,
+                dst=out.slice(1, h0, step),
+            )
+        return out
+
+    def _expand_heads(
+        self, b: BatchGraph, kv_b: Value, latents: Value, n_head: int, cache_type: int
+    ) -> tuple[Value, Value]:
+        """Keys [dn, n_head, n_kv] and values [dv, n_head, n_kv] of some heads, rounded to the cache type."""
+        g, dn, dv = b.graph, self.n_nope, self.hp.n_embd_head_v
+        n_ctx = latents.shape[1]
+        block = registry.by_id(cache_type).block_elements
+        direct = cache_type in (F16, F32) or dn % block or dv % block
+        type_id = F16 if direct and cache_type != F32 else F32
+        kv = g.new(n_head * (dn + dv), n_ctx, type_id=type_id, dynamic_dim=1)
+        g.mul_mat(kv_b, latents, dst=kv)
+        item = kv.strides[0]
+        strides = ((dn + dv) * item, kv.strides[1], 0)
+        k = kv.view((dn, n_head, n_ctx), strides, 0, dynamic_dim=2)
+        v = kv.view((dv, n_head, n_ctx), strides, dn * item, dynamic_dim=2)
+        if direct:
+            return k, v
+        rounded = [g.new(part.shape[0], n_head, n_ctx, type_id=cache_type, dynamic_dim=2) for part in (k, v)]
+        return g.copy(k, rounded[0]), g.copy(v, rounded[1])
+
+    def _heads_per_expansion(self, n_kv: int, budget: int) -> int:
+        """Heads expanded at a time under the -amb budget in MiB (model semantics 6.3)."""
+        heads = self.hp.n_head[0]
+        need = heads * (self.n_nope + self.hp.n_embd_head_v) * n_kv * 4 // MIB
+        if budget == 0 or need <= max(budget, 128):
+            return heads
+        for parts in range(2, heads):
+            if heads % parts == 0 and need // parts <= max(budget, 128):
+                return heads // parts
+        return 1

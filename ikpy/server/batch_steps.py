@@ -1,0 +1,177 @@
+"""A step of the engine: one batch with tokens of all slots is put together, evaluated, and its results handed out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ikpy.engine.sampling import NotANumberError
+from ikpy.engine.speculative import acceptance_line
+from ikpy.errors import IkpyError
+from ikpy.server.batching import BatchPlan, PromptFeeder
+from ikpy.server.slots import RequestError, Slot, SlotState
+from ikpy.server.tasks import EmbeddingTask
+
+if TYPE_CHECKING:
+    from ikpy.engine.context import Context
+    from ikpy.server.log import ServerLog
+    from ikpy.server.metrics import Metrics
+    from ikpy.server.reuse import Reuse
+
+PROMPT, GENERATING = SlotState.PROMPT, SlotState.GENERATING
+
+
+def log_released(log: ServerLog, slot: Slot) -> None:
+    """Logs the end of a slot's request."""
+    task_id = -1 if slot.last_task is None else slot.last_task.id
+    n = len(slot.tokens)
+    timings = slot.finished.timings if slot.finished else slot.timings()
+    log.timings(slot.id, task_id, timings)
+    if slot.speculator is not None and timings.draft_n:
+        assert timings.draft_n_accepted is not None
+        rate = acceptance_line(timings.draft_n_accepted, timings.draft_n)
+        log.event("print_timings", rate, id_slot=slot.id, id_task=task_id)
+    log.event(
+        "release_slots", "slot released", id_slot=slot.id, id_task=task_id, n_ctx=slot.n_ctx, n_past=n,
+        n_system_tokens=0, n_cache_tokens=n, truncated=slot.truncated,
+    )  # fmt: skip
+
+
+class BatchSteps:
+    """Evaluates batches for the slots of a context, in the engine thread.
+
+    tell: called, from any thread, when a mask is there that a slot waits for.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        slots: Sequence[Slot],
+        prompts: PromptFeeder,
+        reuse: Reuse,
+        metrics: Metrics,
+        log: ServerLog,
+        tell: Callable[[], None],
+    ) -> None:
+        self._context = context
+        self._slots = slots
+        self._prompts = prompts
+        self._reuse = reuse
+        self._metrics = metrics
+        self._log = log
+        self._tell = tell
+
+    def run(self) -> None:
+        """One batch: assemble, evaluate, hand out."""
+        plan = BatchPlan()
+        self._resume_held()
+        has_prompts = any([slot.state is PROMPT for slot in self._slots])
+        if has_prompts:
+            self._reuse.share_prefixes()
+        self._add_generating(plan)
+        if has_prompts:
+            self._prompts.add_to(plan)
+        if not len(plan.batch):
+            return
+        began = time.perf_counter()
+        try:
+            rows = self._context.decode(plan.batch, copy=False)
+        except Exception as error:
+            self._fail_batch(plan, error)
+            return
+        seconds = time.perf_counter() - began
+        self._prompts.measure(len(plan.batch), seconds)
+        self._count(plan, seconds)
+        plan.report_progress()
+        self._distribute(plan, rows)
+        if self._context.token_states is not None:
+            self._show_states(plan, self._context.token_states)
+
+    def _add_generating(self, plan: BatchPlan) -> None:
+        n_draft_max = self._n_draft_max()
+        for slot in self._slots:
+            if slot.state is GENERATING and slot.held is None:
+                try:
+                    tokens = slot.take_pending(n_draft_max)
+                except RequestError as error:
+                    slot.fail(400, str(error))
+                    tokens = []
+                if tokens:
+                    plan.add(slot, tokens, "all")
+                else:
+                    log_released(self._log, slot)
+
+    def _n_draft_max(self) -> int:
+        """Guesses a slot may add: its share of a batch that is rounded as single tokens are, beside one per slot."""
+        return max(0, self._context.max_uniform_tokens - len(self._slots)) // len(self._slots)
+
+    def _count(self, plan: BatchPlan, seconds: float) -> None:
+        """Shares the time of a batch between prompts and generation by their tokens."""
+        n_tokens = len(plan.batch)
+        n_predicted = sum([n for slot, n in plan.outputs if slot.state is GENERATING])
+        n_prompt = n_tokens - n_predicted
+        totals = self._metrics.totals
+        totals.prompt_n += n_prompt
+        totals.prompt_s += seconds * n_prompt / n_tokens
+        totals.predicted_s += seconds * n_predicted / n_tokens
+
+    def _distribute(self, plan: BatchPlan, rows: Any) -> None:
+        start = 0
+        for slot, n in plan.outputs:
+            first, start = start, start + n
+            task = slot.task
+            if task is None or task.cancelled:
+                continue
+            if isinstance(task, EmbeddingTask):
+                assert self._context.embeddings is not None
+                slot.add_states(self._context.embeddings[first:start].copy())
+            else:
+                self._sample(slot, partial(slot.sample_all, rows[first:start]))
+            if slot.task is None:
+                log_released(self._log, slot)
+
+    @staticmethod
+    def _show_states(plan: BatchPlan, states: NDArray[np.float32]) -> None:
+        """Gives the drafters the hidden states of the tokens that were kept."""
+        row = 0
+        for slot, first, n in plan.parts:
+            slot.observe(first, states[row : row + n])
+            row += n
+
+    def _resume_held(self) -> None:
+        """Draws the tokens whose masks are there; the other slots of a batch did not wait for them."""
+        for slot in self._slots:
+            if slot.held is not None and not slot.is_held:
+                self._sample(slot, slot.resume)
+                if slot.task is None:
+                    log_released(self._log, slot)
+
+    def _sample(self, slot: Slot, draw: Callable[[], None]) -> None:
+        before = slot.n_decoded
+        try:
+            draw()
+            self._metrics.totals.predicted_n += slot.n_decoded - before
+            if slot.held is not None:
+                slot.when_ready(self._tell)
+            elif slot.token_delay is not None:
+                self._metrics.delays.append(slot.token_delay)
+        except NotANumberError as error:
+            slot.fail(500, str(error))
+        except IkpyError as error:
+            slot.fail(400, str(error))
+        except Exception as error:
+            self._log.caught("sample", "sampling failed", error, id_slot=slot.id)
+            slot.fail(500, f"sampling failed: {error}")
+
+    def _fail_batch(self, plan: BatchPlan, error: Exception) -> None:
+        """Ends every request of a batch that could not be evaluated; their caches are emptied."""
+        self._log.caught("step", "batch failed", error)
+        for slot, _, _ in plan.parts:
+            if slot.task is not None:
+                slot.truncate(0)
+                slot.fail(500, str(error))

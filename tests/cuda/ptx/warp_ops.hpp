@@ -23,9 +23,10 @@ struct Fault : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-/// Writes of the generic proxy (st.shared, cp.async, mbarrier.init) to the shared memory of one block that the
-/// async proxy (wgmma operands, bulk copies) may not see yet: fence.proxy.async by the writing thread, or by any
-/// thread after a barrier that follows the write, has to come between. Kept for words of 4 bytes, the last writer.
+/// Writes of the generic proxy (st.shared, cp.async, mbarrier.init) to the shared memory of one block that
+/// the async proxy (wgmma operands, bulk copies) may not see yet: fence.proxy.async by the writing thread, or
+/// by any thread after a barrier that follows the write, has to come between. Kept for words of 4 bytes, the
+/// last writer.
 class ProxyWrites {
   public:
     ProxyWrites(uint32_t shared_bytes, int threads);
@@ -42,9 +43,9 @@ class ProxyWrites {
         bool pending = false;
     };
     std::vector<Write> words_;
-    std::vector<uint32_t> fences_;     // of each thread
-    uint32_t barriers_ = 1;            // completed, plus one
-    uint32_t fenced_barriers_ = 0;     // the count of barriers at the last fence by anyone
+    std::vector<uint32_t> fences_;  // of each thread
+    uint32_t barriers_ = 1;         // completed, plus one
+    uint32_t fenced_barriers_ = 0;  // the count of barriers at the last fence by anyone
 };
 
 /// The shared memory of a block: address 0 of the shared window is base. proxies is optional.
@@ -56,7 +57,8 @@ struct Shared {
     uint8_t* at(uint32_t address, uint32_t bytes, uint32_t alignment, const char* what) const;
 };
 
-// --- mma.sync and ldmatrix ------------------------------------------------------------------------------------
+// --- mma.sync and ldmatrix
+// ------------------------------------------------------------------------------------
 
 /// Kind of mma.sync by its suffix (".sync.aligned" may be there), as "m16n8k16.row.col.f32.f16.f16.f32" or
 /// "m8n8k16.row.col.satfinite.s32.s8.u8.s32". Fault for forms that are unknown here.
@@ -68,18 +70,19 @@ struct MmaRegisters {
 };
 MmaRegisters mma_registers(int kind);
 
-/// d = a * b + c of one warp; a, b, c, d as many registers as mma_registers says; d may be c. Products of floating
-/// point are exact, the sum is c + the products in ascending order of k, each step rounded to float32 (to nearest
-/// even; tensor cores add in another order and truncate). tf32 operands lose their low 13 bits. Integers wrap
-/// around, or clamp the final sum with .satfinite.
+/// d = a * b + c of one warp; a, b, c, d as many registers as mma_registers says; d may be c. Products of
+/// floating point are exact, the sum is c + the products in ascending order of k, each step rounded to
+/// float32 (to nearest even; tensor cores add in another order and truncate). tf32 operands lose their low 13
+/// bits. Integers wrap around, or clamp the final sum with .satfinite.
 void mma_sync(int kind, const Register* a, const Register* b, const Register* c, Register* d);
 
-/// ldmatrix .m8n8.b16 with count 1, 2 or 4 matrices; out: count registers. every_lane: all 32 addresses must be
-/// valid, as sm_75 demands.
+/// ldmatrix .m8n8.b16 with count 1, 2 or 4 matrices; out: count registers. every_lane: all 32 addresses must
+/// be valid, as sm_75 demands.
 void ldmatrix(const Shared& shared, const Register& addresses, int count, bool transposed, Register* out,
               bool every_lane = false);
 
-// --- cp.async ---------------------------------------------------------------------------------------------------
+// --- cp.async
+// ---------------------------------------------------------------------------------------------------
 
 /// When asynchronous work takes effect: at its instruction, or only when a wait retires it.
 enum class Timing { early, late };
@@ -108,9 +111,10 @@ class AsyncCopies {
     std::deque<std::vector<Copy>> groups_;
 };
 
-// --- mbarrier and bulk copies -------------------------------------------------------------------------------------
-// An mbarrier object is the 64 bits in shared memory: pending arrivals, expected arrivals, transaction bytes and the
-// parity of the running phase. Memory that was never initialised is told from a barrier by two marker bits.
+// --- mbarrier and bulk copies
+// ------------------------------------------------------------------------------------- An mbarrier object is
+// the 64 bits in shared memory: pending arrivals, expected arrivals, transaction bytes and the parity of the
+// running phase. Memory that was never initialised is told from a barrier by two marker bits.
 
 void mbarrier_init(uint64_t* barrier, uint32_t count);
 void mbarrier_invalidate(uint64_t* barrier);
@@ -119,7 +123,8 @@ uint64_t mbarrier_arrive(uint64_t* barrier, uint32_t count = 1);
 void mbarrier_expect_tx(uint64_t* barrier, uint32_t bytes);
 uint64_t mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes);
 void mbarrier_complete_tx(uint64_t* barrier, uint32_t bytes);
-/// Whether the phase of this parity has completed: parity of the running phase gives false, the other one true.
+/// Whether the phase of this parity has completed: parity of the running phase gives false, the other one
+/// true.
 bool mbarrier_test(const uint64_t* barrier, uint32_t parity);
 bool mbarrier_test_state(const uint64_t* barrier, uint64_t state);
 /// Pending arrivals and transaction bytes, for messages about programs that hang.
@@ -145,15 +150,16 @@ class BulkCopies {
     std::deque<Copy> pending_;
 };
 
-// --- wgmma --------------------------------------------------------------------------------------------------------
+// --- wgmma
+// --------------------------------------------------------------------------------------------------------
 
 /// Kind of wgmma.mma_async by its suffix, as "m64n128k16.f32.bf16.bf16" or "m64n64k32.satfinite.s32.s8.s8".
 int wgmma_kind(const std::string& suffix);
 
 struct WgmmaRegisters {
-    int d;      // accumulators per thread
-    int a;      // registers per thread when A is not in shared memory
-    bool half;  // the form takes imm-trans-a and imm-trans-b (f16 and bf16)
+    int d;        // accumulators per thread
+    int a;        // registers per thread when A is not in shared memory
+    bool half;    // the form takes imm-trans-a and imm-trans-b (f16 and bf16)
     bool scaled;  // the form takes imm-scale-a and imm-scale-b (floating point)
 };
 WgmmaRegisters wgmma_registers(int kind);
@@ -168,8 +174,8 @@ struct WgmmaCall {
     bool transpose_a = false, transpose_b = false;
 };
 
-/// What the four warps of a warp group have to agree on: their i-th wgmma.mma_async must be the same instruction
-/// with the same descriptors and scale-d.
+/// What the four warps of a warp group have to agree on: their i-th wgmma.mma_async must be the same
+/// instruction with the same descriptors and scale-d.
 class WarpGroup {
   public:
     void issue(int rank, const WgmmaCall& call);
@@ -180,21 +186,22 @@ class WarpGroup {
     uint64_t first_ = 0;
 };
 
-/// The wgmma instructions of one warp, the rank-th (0..3) of its warp group. A warp computes rows 16 rank ... 16 rank
+/// The wgmma instructions of one warp, the rank-th (0..3) of its warp group. A warp computes rows 16 rank ...
+/// 16 rank
 /// + 15 of D, which depend on no other warp, so warps need not run in step.
 class WgmmaQueue {
   public:
     explicit WgmmaQueue(int rank, WarpGroup* group = nullptr, Timing timing = Timing::late)
         : rank_(rank), group_(group), timing_(timing) {}
-    /// d: wgmma_registers(kind).d pointers to registers that stay where they are until the wait. Late timing reads
-    /// shared memory and writes D at the wait that retires the group.
+    /// d: wgmma_registers(kind).d pointers to registers that stay where they are until the wait. Late timing
+    /// reads shared memory and writes D at the wait that retires the group.
     void issue(const Shared& shared, const WgmmaCall& call, Register* const* d);
     void fence();           // wgmma.fence
     void commit();          // wgmma.commit_group
     void wait(int groups);  // wgmma.wait_group
     bool pending() const { return !current_.empty() || !groups_.empty(); }
-    /// Another instruction reads or writes a register that some wgmma of the kernel names as accumulator or as A:
-    /// Fault while a wgmma in flight owns it; the next wgmma on it needs a wgmma.fence.
+    /// Another instruction reads or writes a register that some wgmma of the kernel names as accumulator or
+    /// as A: Fault while a wgmma in flight owns it; the next wgmma on it needs a wgmma.fence.
     void touch(const Register* reg);
     /// At the end of the kernel. Fault when wgmmas are in flight.
     void finish() const;
@@ -206,12 +213,12 @@ class WgmmaQueue {
         std::vector<Register*> a, d;
     };
     struct Use {
-        int in_flight = 0;    // wgmmas that own the register
-        int kind = -1;        // of the last wgmma that had it as accumulator
-        bool fenced = false;  // a wgmma.fence, or a wgmma of the same kind, follows the last access
+        int in_flight = 0;     // wgmmas that own the register
+        int kind = -1;         // of the last wgmma since a fence that had it as accumulator
+        bool touched = false;  // by another instruction since a fence
     };
-    void perform(Issued& issued) const;
-    void retire(std::vector<Issued>& group);
+    void check(const Issued& issued) const;
+    void perform(const Issued& issued) const;
     int rank_;
     WarpGroup* group_;
     Timing timing_;
@@ -221,7 +228,8 @@ class WgmmaQueue {
     std::unordered_map<const Register*, Use> registers_;
 };
 
-/// One element address: bytes into the shared window of element (row, k) of a descriptor's operand, row along M or N.
+/// One element address: bytes into the shared window of element (row, k) of a descriptor's operand, row along
+/// M or N.
 uint32_t wgmma_address(uint64_t descriptor, bool mn_major, int element_bytes, int row, int k);
 
 }  // namespace ptx

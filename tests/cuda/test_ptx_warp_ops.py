@@ -1,162 +1,32 @@
-"""The tensor and asynchronous instructions of the PTX machine against numpy, by the fragment tables of the PTX ISA."""
+"""mma.sync, ldmatrix, asynchronous copies and barriers of the PTX machine against numpy and the PTX ISA's tables."""
 
 from __future__ import annotations
 
 import ctypes
 import re
 import shutil
-import subprocess
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-SOURCES = Path(__file__).parent / "ptx"
-LANES = 32
+from tests.cuda.ptx.warp_ops import (
+    BITS,
+    LANES,
+    Block,
+    FaultError,
+    a_place,
+    b_place,
+    c_place,
+    check,
+    fragments,
+    library,
+    pointer,
+)
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
 
 
-@pytest.fixture(scope="module")
-def lib(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The instructions as a library."""
-    target = tmp_path_factory.mktemp("ptx") / "warp_ops.so"
-    names = ("mma.cpp", "async_copies.cpp", "wgmma.cpp", "warp_ops_capi.cpp")
-    flags = ("-std=c++17", "-O2", "-shared", "-fPIC", "-ffp-contract=off")
-    subprocess.run(["g++", *flags, *(str(SOURCES / n) for n in names), "-o", str(target)], check=True)
-    loaded = ctypes.CDLL(str(target))
-    loaded.ptx_fault.restype = ctypes.c_char_p
-    loaded.ptx_block.restype = ctypes.c_void_p
-    loaded.ptx_block_memory.restype = ctypes.c_void_p
-    return loaded
-
-
-class FaultError(Exception):
-    """The text of a Fault."""
-
-
-def check(lib: ctypes.CDLL, status: int) -> None:
-    """Raises the Fault of a call that failed."""
-    if status:
-        raise FaultError(lib.ptx_fault().decode())
-
-
-class Block:
-    """One block of threads: shared memory and its asynchronous work."""
-
-    def __init__(self, lib: ctypes.CDLL, nbytes: int, late: bool = True) -> None:
-        self.lib = lib
-        self.handle = ctypes.c_void_p(lib.ptx_block(nbytes, int(late)))
-        address = lib.ptx_block_memory(self.handle)
-        self.memory = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
-
-    def call(self, name: str, *args: Any) -> None:
-        """Calls ptx_NAME of this block; FaultError when it fails."""
-        check(self.lib, getattr(self.lib, "ptx_" + name)(self.handle, *args))
-
-    def test(self, barrier: int, parity: int) -> bool:
-        """mbarrier.test_wait.parity."""
-        completed = ctypes.c_int()
-        self.call("barrier_test", barrier, parity, ctypes.byref(completed))
-        return bool(completed.value)
-
-
-@pytest.fixture
-def make_block(lib: ctypes.CDLL) -> Iterator[Callable[..., Block]]:
-    """Makes blocks of (nbytes, late=True)."""
-    made: list[Block] = []
-
-    def make(nbytes: int, late: bool = True) -> Block:
-        made.append(Block(lib, nbytes, late))
-        return made[-1]
-
-    yield make
-    for block in made:
-        lib.ptx_block_free(block.handle)
-
-
-def pointer(array: np.ndarray, offset: int = 0) -> ctypes.c_void_p:
-    """Address of an array's memory."""
-    return ctypes.c_void_p(array.ctypes.data + offset)
-
-
-def to_bf16(values: np.ndarray) -> np.ndarray:
-    """Bits of float32 values that bfloat16 holds exactly."""
-    bits = values.astype(np.float32).view(np.uint32)
-    assert not (bits & 0xFFFF).any()
-    return (bits >> 16).astype(np.uint16)
-
-
-ENCODE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "f16": lambda v: v.astype(np.float16).view(np.uint16),
-    "bf16": to_bf16,
-    "tf32": lambda v: v.astype(np.float32).view(np.uint32),
-    "f32": lambda v: v.astype(np.float32).view(np.uint32),
-    "s8": lambda v: v.astype(np.int8).view(np.uint8),
-    "u8": lambda v: v.astype(np.uint8),
-    "s32": lambda v: v.astype(np.int32).view(np.uint32),
-}
-BITS = {"f16": 16, "bf16": 16, "tf32": 32, "f32": 32, "s8": 8, "u8": 8, "s32": 32}
-
-
-# The fragment tables: (row, column) of element i of a thread with groupID g = lane / 4 and t = lane % 4.
-def a_place(m: int, k: int, bits: int, g: int, t: int, i: int) -> tuple[int, int]:
-    """Element i of A (row, k)."""
-    match (m, k, bits):
-        case (8, 16, 8):
-            return g, t * 4 + i
-        case (16, 16, 8):
-            return (g if i < 4 else g + 8), t * 4 + (i & 3)
-        case (16, 32, 8):
-            return (g if i < 4 or 8 <= i < 12 else g + 8), t * 4 + (i & 3) + (0 if i < 8 else 16)
-        case (16, 8, 16):
-            return (g if i < 2 else g + 8), t * 2 + (i & 1)
-        case (16, 16, 16):
-            return (g if i < 2 or 4 <= i < 6 else g + 8), t * 2 + (i & 1) + (0 if i < 4 else 8)
-        case (16, 4, 32):
-            return (g, g + 8)[i], t
-        case (16, 8, 32):
-            return (g, g + 8, g, g + 8)[i], (t, t, t + 4, t + 4)[i]
-    raise AssertionError((m, k, bits))
-
-
-def b_place(k: int, bits: int, g: int, t: int, i: int) -> tuple[int, int]:
-    """Element i of B (k, column)."""
-    match (k, bits):
-        case (16, 8):
-            return t * 4 + i, g
-        case (32, 8):
-            return t * 4 + (i & 3) + (0 if i < 4 else 16), g
-        case (8, 16):
-            return t * 2 + i, g
-        case (16, 16):
-            return t * 2 + (i & 1) + (0 if i < 2 else 8), g
-        case (4, 32):
-            return t, g
-        case (8, 32):
-            return (t, t + 4)[i], g
-    raise AssertionError((k, bits))
-
-
-def c_place(g: int, t: int, i: int) -> tuple[int, int]:
-    """Element i of C or D."""
-    return (g if i < 2 else g + 8), t * 2 + (i & 1)
-
-
-def fragments(matrix: np.ndarray, kind: str, place: Callable[[int, int, int], tuple[int, int]]) -> np.ndarray:
-    """Registers (count, 32 lanes) of a matrix."""
-    bits = BITS[kind]
-    encoded = ENCODE[kind](matrix)
-    elements = np.empty((LANES, matrix.size // LANES), encoded.dtype)
-    for lane in range(LANES):
-        for i in range(elements.shape[1]):
-            elements[lane, i] = encoded[place(lane // 4, lane % 4, i)]
-    return np.ascontiguousarray(elements.view(np.uint32).T) if bits < 32 else np.ascontiguousarray(elements.T)
-
-
-def mma(lib: ctypes.CDLL, suffix: str, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+def mma(suffix: str, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """D of one mma.sync, in the type of the suffix."""
     match = re.match(r"m(\d+)n8k(\d+)\.row\.col\.(?:satfinite\.)?(\w+)\.(\w+)\.(\w+)\.(\w+)$", suffix)
     assert match
@@ -166,14 +36,12 @@ def mma(lib: ctypes.CDLL, suffix: str, a: np.ndarray, b: np.ndarray, c: np.ndarr
     registers_b = fragments(b, kind_b, lambda g, t, i: b_place(k, BITS[kind_b], g, t, i))
     registers_c = fragments(c, kind_c, c_place)
     counts = (ctypes.c_int * 4)()
-    check(lib, lib.ptx_mma_registers(suffix.encode(), counts))
+    check(library().ptx_mma_registers(suffix.encode(), counts))
     expected = [len(registers_a), len(registers_b), len(registers_c), m * 8 * BITS[kind_d] // 1024]
     assert list(counts) == expected
     out = np.full((expected[3], LANES), 0xDEADBEEF, np.uint32)
-    check(
-        lib,
-        lib.ptx_mma(suffix.encode(), pointer(registers_a), pointer(registers_b), pointer(registers_c), pointer(out)),
-    )
+    operands = (registers_a, registers_b, registers_c, out)
+    check(library().ptx_mma(suffix.encode(), *map(pointer, operands)))
     plain = {"f32": np.float32, "f16": np.float16, "s32": np.int32}[kind_d]
     elements = np.ascontiguousarray(out.T).view(plain)
     result = np.empty((m, 8), plain)
@@ -196,63 +64,63 @@ FLOAT_FORMS = [
 
 
 @pytest.mark.parametrize("suffix", FLOAT_FORMS)
-def test_mma_of_floats_is_the_product(lib: ctypes.CDLL, suffix: str) -> None:
+def test_mma_of_floats_is_the_product(suffix: str) -> None:
     """Multiples of 1/8 below 8: every sum is exact in float32, and in float16 after one rounding."""
     rng = np.random.default_rng(1)
-    k = int(suffix.split(".")[0].split("k")[1])
+    k = int(suffix.split(".", maxsplit=1)[0].split("k")[1])
     a, b, c = (rng.integers(-63, 64, shape) / 8 for shape in ((16, k), (k, 8), (16, 8)))
-    got = mma(lib, suffix, a, b, c)
+    got = mma(suffix, a, b, c)
     np.testing.assert_array_equal(got, (a @ b + c).astype(got.dtype))
 
 
-def test_mma_of_floats_adds_in_ascending_order(lib: ctypes.CDLL) -> None:
+def test_mma_of_floats_adds_in_ascending_order() -> None:
     rng = np.random.default_rng(2)
     a, b = (rng.standard_normal(s).astype(np.float16).astype(np.float32) for s in ((16, 16), (16, 8)))
     c = rng.standard_normal((16, 8)).astype(np.float32)
     expected = c.copy()
     for k in range(16):
         expected += a[:, k : k + 1] * b[k]
-    np.testing.assert_array_equal(mma(lib, "m16n8k16.row.col.f32.f16.f16.f32", a, b, c), expected)
+    np.testing.assert_array_equal(mma("m16n8k16.row.col.f32.f16.f16.f32", a, b, c), expected)
 
 
-def test_tf32_operands_lose_their_low_bits(lib: ctypes.CDLL) -> None:
+def test_tf32_operands_lose_their_low_bits() -> None:
     a, b = np.zeros((16, 8), np.float32), np.zeros((8, 8), np.float32)
     a[3, 2], b[2, 5] = 1 + 2**-10 + 2**-11, 1
-    got = mma(lib, "m16n8k8.row.col.f32.tf32.tf32.f32", a, b, np.zeros((16, 8)))
+    got = mma("m16n8k8.row.col.f32.tf32.tf32.f32", a, b, np.zeros((16, 8)))
     assert got[3, 5] == 1 + 2**-10
 
 
 @pytest.mark.parametrize("types", ["s8.s8", "u8.u8", "s8.u8", "u8.s8"])
 @pytest.mark.parametrize("shape", [(8, 16), (16, 16), (16, 32)])
-def test_mma_of_integers_is_the_product(lib: ctypes.CDLL, shape: tuple[int, int], types: str) -> None:
+def test_mma_of_integers_is_the_product(shape: tuple[int, int], types: str) -> None:
     rng = np.random.default_rng(3)
     m, k = shape
     ranges = {"s8": (-128, 128), "u8": (0, 256)}
-    a = rng.integers(*ranges[types.split(".")[0]], (m, k))
+    a = rng.integers(*ranges[types.split(".", maxsplit=1)[0]], (m, k))
     b = rng.integers(*ranges[types.split(".")[1]], (k, 8))
     c = rng.integers(-(10**6), 10**6, (m, 8))
-    got = mma(lib, f"m{m}n8k{k}.row.col.s32.{types}.s32", a, b, c)
+    got = mma(f"m{m}n8k{k}.row.col.s32.{types}.s32", a, b, c)
     np.testing.assert_array_equal(got, a @ b + c)
 
 
-def test_integer_sums_wrap_or_saturate(lib: ctypes.CDLL) -> None:
+def test_integer_sums_wrap_or_saturate() -> None:
     a, b = np.full((16, 32), -128), np.full((32, 8), -128)
     c = np.full((16, 8), 2**31 - 1)
-    wrapped = mma(lib, "m16n8k32.row.col.s32.s8.s8.s32", a, b, c)
+    wrapped = mma("m16n8k32.row.col.s32.s8.s8.s32", a, b, c)
     assert (wrapped == 2**31 - 1 + 32 * 128 * 128 - 2**32).all()
-    assert (mma(lib, "m16n8k32.row.col.satfinite.s32.s8.s8.s32", a, b, c) == 2**31 - 1).all()
+    assert (mma("m16n8k32.row.col.satfinite.s32.s8.s8.s32", a, b, c) == 2**31 - 1).all()
 
 
 @pytest.mark.parametrize(
     "suffix",
     ["m8n8k4.row.col.f32.f16.f16.f32", "m16n8k16.col.row.f32.f16.f16.f32", "m16n8k16.row.col.f32.f16.bf16.f32"],
 )
-def test_unknown_forms_are_faults(lib: ctypes.CDLL, suffix: str) -> None:
+def test_unknown_forms_are_faults(suffix: str) -> None:
     with pytest.raises(FaultError, match="form not known"):
-        check(lib, lib.ptx_mma_registers(suffix.encode(), (ctypes.c_int * 4)()))
+        check(library().ptx_mma_registers(suffix.encode(), (ctypes.c_int * 4)()))
 
 
-def test_f16_results_round_to_nearest_even(lib: ctypes.CDLL) -> None:
+def test_f16_results_round_to_nearest_even() -> None:
     """Values of all magnitudes plus up to two steps, up to infinity and down to subnormal values."""
     rng = np.random.default_rng(4)
     values = np.concatenate([rng.uniform(-70000, 70000, 1024), 2.0 ** rng.uniform(-24, 17, 1024)])
@@ -266,14 +134,14 @@ def test_f16_results_round_to_nearest_even(lib: ctypes.CDLL) -> None:
         low = (high * rng.uniform(-(2.0**-9), 2.0**-9, (16, 8))).astype(np.float16)
         with np.errstate(over="ignore"):
             expected = (high + low.astype(np.float32)).astype(np.float16)
-        got = mma(lib, "m16n8k16.row.col.f16.f16.f16.f16", a, b, low)
+        got = mma("m16n8k16.row.col.f16.f16.f16.f16", a, b, low)
         np.testing.assert_array_equal(got, expected)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_ldmatrix(make_block: Callable[..., Block], count: int, transposed: bool) -> None:
-    block = make_block(4096)
+def test_ldmatrix(count: int, transposed: bool) -> None:
+    block = Block(4096)
     rng = np.random.default_rng(5)
     block.memory[:] = rng.integers(0, 256, 4096)
     rows = rng.permutation(256)[:LANES] * 16
@@ -285,8 +153,8 @@ def test_ldmatrix(make_block: Callable[..., Block], count: int, transposed: bool
         np.testing.assert_array_equal(out[i], expected)
 
 
-def test_ldmatrix_checks_the_addresses_it_uses(make_block: Callable[..., Block]) -> None:
-    block = make_block(256)
+def test_ldmatrix_checks_the_addresses_it_uses() -> None:
+    block = Block(256)
     out = np.zeros((4, LANES), np.uint32)
     addresses = np.zeros(LANES, np.uint32)
     addresses[8] = 8
@@ -307,8 +175,8 @@ def aligned(nbytes: int, seed: int = 6) -> np.ndarray:
     return raw[start : start + nbytes]
 
 
-def test_copies_arrive_at_the_wait_of_their_group(make_block: Callable[..., Block]) -> None:
-    block, source = make_block(64), aligned(64)
+def test_copies_arrive_at_the_wait_of_their_group() -> None:
+    block, source = Block(64), aligned(64)
     for i in range(3):
         block.call("copy", 16 * i, pointer(source, 16 * i), 16, 16)
         block.lib.ptx_copy_commit(block.handle)
@@ -326,8 +194,8 @@ def test_copies_arrive_at_the_wait_of_their_group(make_block: Callable[..., Bloc
     assert not block.memory[53:].any()
 
 
-def test_early_copies_arrive_at_once(make_block: Callable[..., Block]) -> None:
-    block, source = make_block(64, late=False), aligned(16)
+def test_early_copies_arrive_at_once() -> None:
+    block, source = Block(64, late=False), aligned(16)
     block.call("copy", 32, pointer(source), 8, 8)
     np.testing.assert_array_equal(block.memory[32:40], source[:8])
     assert not block.memory[40:].any()
@@ -343,17 +211,15 @@ def test_early_copies_arrive_at_once(make_block: Callable[..., Block]) -> None:
         (0, 0, 16, 17, "source of 17"),
     ],
 )
-def test_wrong_copies_are_faults(
-    make_block: Callable[..., Block], to: int, offset: int, size: int, valid: int, text: str
-) -> None:
-    block, source = make_block(64), aligned(64)
+def test_wrong_copies_are_faults(to: int, offset: int, size: int, valid: int, text: str) -> None:
+    block, source = Block(64), aligned(64)
     with pytest.raises(FaultError, match=text):
         block.call("copy", to, pointer(source, offset), size, valid)
 
 
-def test_barrier_phases(make_block: Callable[..., Block]) -> None:
+def test_barrier_phases() -> None:
     """A phase ends when all arrivals have come and no transaction bytes are open, in either order."""
-    block = make_block(64)
+    block = Block(64)
     block.call("barrier_init", 8, 2)
     assert not block.test(8, 0)
     assert block.test(8, 1)
@@ -375,8 +241,8 @@ def test_barrier_phases(make_block: Callable[..., Block]) -> None:
     assert block.test(8, 0)
 
 
-def test_wrong_uses_of_barriers_are_faults(make_block: Callable[..., Block]) -> None:
-    block = make_block(64)
+def test_wrong_uses_of_barriers_are_faults() -> None:
+    block = Block(64)
     with pytest.raises(FaultError, match="no initialised mbarrier"):
         block.call("barrier_arrive", 0, 1)
     block.memory[:] = 255
@@ -396,8 +262,8 @@ def test_wrong_uses_of_barriers_are_faults(make_block: Callable[..., Block]) -> 
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_bulk_copies_complete_their_barrier(make_block: Callable[..., Block], late: bool) -> None:
-    block, source = make_block(128, late), aligned(64)
+def test_bulk_copies_complete_their_barrier(late: bool) -> None:
+    block, source = Block(128, late), aligned(64)
     block.call("barrier_init", 0, 1)
     block.lib.ptx_proxy_fence(block.handle, 0)
     block.call("barrier_expect", 0, 64, 1)
@@ -426,18 +292,16 @@ def test_bulk_copies_complete_their_barrier(make_block: Callable[..., Block], la
         (16, 0, 16, 8, "no initialised mbarrier"),
     ],
 )
-def test_wrong_bulk_copies_are_faults(
-    make_block: Callable[..., Block], to: int, offset: int, nbytes: int, barrier: int, text: str
-) -> None:
-    block, source = make_block(128), aligned(64)
+def test_wrong_bulk_copies_are_faults(to: int, offset: int, nbytes: int, barrier: int, text: str) -> None:
+    block, source = Block(128), aligned(64)
     block.call("barrier_init", 0, 1)
     block.lib.ptx_proxy_fence(block.handle, 0)
     with pytest.raises(FaultError, match=text):
         block.call("bulk", to, pointer(source, offset), nbytes, barrier)
 
 
-def test_the_async_proxy_needs_a_fence(make_block: Callable[..., Block]) -> None:
-    block, source = make_block(128), aligned(16)
+def test_the_async_proxy_needs_a_fence() -> None:
+    block, source = Block(128), aligned(16)
 
     def bulk() -> None:
         block.call("bulk", 16, pointer(source), 16, 0)

@@ -109,4 +109,33 @@ void ptx_generic_write(Block* block, uint32_t address, uint32_t bytes, int threa
 }
 void ptx_proxy_fence(Block* block, int thread) { block->proxies.fence(thread); }
 void ptx_block_barrier(Block* block) { block->proxies.barrier(); }
+
+/// options: scale-d, imm-scale-a, imm-scale-b, imm-trans-a, imm-trans-b; a: four registers, or null for a
+/// descriptor.
+int ptx_wgmma(Block* block, int rank, const char* suffix, uint64_t a_descriptor, uint64_t b_descriptor,
+              ptx::Register* a, const int* options, ptx::Register* d) {
+    return guarded([&] {
+        ptx::WgmmaCall call;
+        call.kind = ptx::wgmma_kind(suffix);
+        call.a_descriptor = a_descriptor, call.b_descriptor = b_descriptor;
+        call.accumulate = options[0], call.scale_a = options[1], call.scale_b = options[2];
+        call.transpose_a = options[3], call.transpose_b = options[4];
+        ptx::Register* of_a[4] = {a, a + 1, a + 2, a + 3};
+        if (a) call.a = of_a;
+        std::vector<ptx::Register*> of_d;
+        for (int r = 0; r < ptx::wgmma_registers(call.kind).d; ++r) of_d.push_back(d + r);
+        block->warps.at(size_t(rank)).issue(block->shared, call, of_d.data());
+    });
+}
+int ptx_wgmma_wait(Block* block, int rank, int groups) {
+    return guarded([&] { block->warps.at(size_t(rank)).wait(groups); });
+}
+int ptx_wgmma_touch(Block* block, int rank, const ptx::Register* reg) {
+    return guarded([&] { block->warps.at(size_t(rank)).touch(reg); });
+}
+int ptx_wgmma_finish(Block* block, int rank) {
+    return guarded([&] { block->warps.at(size_t(rank)).finish(); });
+}
+void ptx_wgmma_fence(Block* block, int rank) { block->warps.at(size_t(rank)).fence(); }
+void ptx_wgmma_commit(Block* block, int rank) { block->warps.at(size_t(rank)).commit(); }
 }

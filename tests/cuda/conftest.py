@@ -1,4 +1,7 @@
-"""`pytest tests/cuda --device real` runs the tests of kernels and models on the GPUs of this machine."""
+"""`pytest tests/cuda --device real` runs the tests of kernels and models on the GPUs of this machine.
+
+With `--device ptx --arch 75`, 80 or 90 the tests of kernels execute the PTX for that architecture (tests/cuda/ptx).
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,14 @@ from ikpy.backends.cuda import devices, emulator
 from ikpy.backends.cuda.arguments import pack
 from ikpy.backends.cuda.launch import kernel_file
 from tests.cuda import fake_pycuda, programs
+from tests.cuda.ptx.launcher import Library
 from tests.cuda.reporting import Reporter
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--device", default="emulated", choices=("emulated", "real"), help="where CUDA kernels run")
+    choices = ("emulated", "ptx", "real")
+    parser.addoption("--device", default="emulated", choices=choices, help="where CUDA kernels run")
+    parser.addoption("--arch", type=int, default=80, choices=(75, 80, 90), help="architecture with --device ptx")
     parser.addoption("--results", type=Path, help="file that gets a line per test; what it has is not run again")
 
 
@@ -27,12 +33,19 @@ def is_real(config: pytest.Config) -> bool:
     return config.getoption("--device", "emulated") == "real"
 
 
+def is_ptx(config: pytest.Config) -> bool:
+    """Whether the tests of kernels execute PTX."""
+    return config.getoption("--device", "emulated") == "ptx"
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if is_real(config):
         found = devices.available()
         if not found:
             raise pytest.UsageError(f"--device real: {devices.why_none()}")
         programs.DEVICE = found[0]
+    if is_ptx(config):
+        programs.PTX = Library(config.getoption("--arch"))
     path = config.getoption("--results", None)
     if path is not None:
         reporter = Reporter(path, device_works)
@@ -48,7 +61,7 @@ def device_works() -> bool:
 @pytest.fixture
 def emulation(request: pytest.FixtureRequest) -> None:
     """For tests of the emulation itself, which show nothing on a GPU."""
-    if is_real(request.config):
+    if is_real(request.config) or is_ptx(request.config):
         pytest.skip("looks at the emulation")
 
 

@@ -55,8 +55,8 @@ class Kernel:
 
 _ENTRY = re.compile(r"^(?:\.visible\s+)?\.entry\s+(\w+)", re.MULTILINE)
 _VARIABLE = re.compile(
-    r"(?:\.(?:visible|extern|weak)\s+)*\.(global|const|shared|local|param)\s+(?:\.align\s+(\d+)\s+)?(?:\.ptr\s+(?:\.\w+\s+)*)?"
-    r"\.([a-z]\d+)\s+([\w$.]+)\s*(\[\d*\])?\s*(?:=\s*\{([^}]*)\})?"
+    r"(?:\.(?:visible|extern|weak)\s+)*\.(global|const|shared|local|param)\s+(?:\.align\s+(\d+)\s+)?"
+    r"\.([a-z]\d+)\s+(?:\.ptr(?:\s+\.(?!align)\w+)?(?:\s+\.align\s+\d+)?\s+)?([\w$.]+)\s*(\[\d*\])?\s*(?:=\s*\{([^}]*)\})?"
 )
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]+)"', re.MULTILINE)
 _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)")

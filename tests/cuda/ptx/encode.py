@@ -99,7 +99,9 @@ class _Encoder:
             self.symbols[parameter.name] = start
             self.code.parameters.append((start, parameter.size))
             end = start + parameter.size
-        words = {word for i in self.kernel.instructions for o in i.operands for word in re.findall(r"[A-Za-z_$][\w$]*", o)}
+        words = {
+            word for i in self.kernel.instructions for o in i.operands for word in re.findall(r"[A-Za-z_$][\w$]*", o)
+        }
         used = [v for name, v in {**module_variables, **self.kernel.variables}.items() if name in words]
         ends = {"shared": 0, "local": 0}
         for variable in used:

@@ -134,6 +134,23 @@ def test_a_missing_barrier_shows_as_garbage() -> None:
     assert (forward[:32] == 0xFFFFFFFF).all() and (reverse[32:] == 0xFFFFFFFF).all()
 
 
+def test_lanes_do_not_keep_step_by_themselves() -> None:
+    """Without a barrier of the warp, the random order uncovers lanes that read before others wrote."""
+    body = """
+	st.shared.u32 [%r3], %r0;
+	SYNC
+	xor.b32 %r4, %r1, 4;
+	add.s32 %r4, %r4, %r2;
+	ld.shared.u32 %r10, [%r4];
+"""
+    seeds = range(2, 22)
+    bare = [run(body.replace("SYNC", "") + STORE, order=seed) for seed in seeds]
+    assert any((found == 0xFFFFFFFF).any() for found in bare)
+    for seed in seeds:
+        found = run(body.replace("SYNC", "bar.warp.sync -1;") + STORE, order=seed)
+        np.testing.assert_array_equal(found, np.arange(32) ^ 1)
+
+
 @pytest.mark.parametrize("mode", ["up", "down", "bfly", "idx"])
 @pytest.mark.parametrize("width", [32, 8])
 @pytest.mark.parametrize("by", [1, 5])

@@ -1,6 +1,7 @@
 """`pytest tests/cuda --device real` runs the tests of kernels and models on the GPUs of this machine.
 
-With `--device ptx --arch 75`, 80 or 90 the tests of kernels execute the PTX for that architecture (tests/cuda/ptx).
+With `--device ptx --arch 75`, 80 or 90 the tests of kernels execute the PTX for that architecture (tests/cuda/ptx), and
+with 80 those of models do.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import pytest
 
 from benchmarks.gpu.device import works
 from ikpy.backends.cuda import devices, emulator
+from ikpy.backends.cuda.api import LaunchLike
 from ikpy.backends.cuda.arguments import pack
+from ikpy.backends.cuda.emulated import EmulatedDevice, Launcher
 from ikpy.backends.cuda.launch import kernel_file
 from tests.cuda import fake_pycuda, programs
 from tests.cuda.ptx.launcher import Library
@@ -65,6 +68,18 @@ def emulation(request: pytest.FixtureRequest) -> None:
         pytest.skip("looks at the emulation")
 
 
+def on_machine(device: EmulatedDevice) -> Launcher:
+    """Launches of an emulated device, whose compute capability is 8.0, on the machine that executes PTX."""
+    machine = programs.PTX
+    assert machine is not None
+
+    def launch(launch: LaunchLike) -> None:
+        args = (launch.kernel, launch.grid, launch.block, launch.shared_bytes, launch.args)
+        machine.launch(*args, memory=device.ranges())
+
+    return launch
+
+
 @pytest.fixture
 def cuda_devices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Number of devices that models in this test run on: two emulated ones, or the real ones."""
@@ -72,6 +87,10 @@ def cuda_devices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         return len(devices.available())
     monkeypatch.setenv(devices.EMULATE, "2")
     monkeypatch.setenv(devices.EMULATED_MIB, "1024")
+    if programs.PTX is not None:
+        if programs.PTX.arch != 80:
+            pytest.skip("emulated devices have compute capability 8.0")
+        monkeypatch.setattr(EmulatedDevice, "launcher", property(on_machine))
     return len(devices.available())
 
 

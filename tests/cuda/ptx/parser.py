@@ -120,7 +120,9 @@ class Module:
     @cached_property
     def variables(self) -> dict[str, Variable]:
         """Those of the module, by name."""
-        lines = re.findall(r"^(?:\.(?:visible|extern|weak)\s+)*\.(?:global|const|shared)\s[^;]*;", self.text, re.MULTILINE)
+        lines = re.findall(
+            r"^(?:\.(?:visible|extern|weak)\s+)*\.(?:global|const|shared)\s[^;]*;", self.text, re.MULTILINE
+        )
         found = [_variable(line) for line in lines]
         return {variable.name: variable for variable in found}
 
@@ -243,6 +245,4 @@ class _Body:
         if len(self._scopes) > 1:
             operands = _WORD.sub(lambda m: self._resolve(m[0]), operands)
             guard = _WORD.sub(lambda m: self._resolve(m[0]), guard)
-        self._kernel.instructions.append(
-            Instruction(mnemonic, split_operands(operands), guard, line, self._source)
-        )
+        self._kernel.instructions.append(Instruction(mnemonic, split_operands(operands), guard, line, self._source))

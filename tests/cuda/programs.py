@@ -31,6 +31,13 @@ ORDERS = (emulator.FORWARD, emulator.REVERSE, 2026)
 TYPE_OF_DTYPE = {"float32": F32, "float16": F16, "int32": I32, "int64": I64}
 
 
+def capability() -> tuple[int, int]:
+    """Of what runs the kernels; the emulation has all of them."""
+    if PTX is not None:
+        return PTX.arch // 10, PTX.arch % 10
+    return DEVICE.compute_capability if DEVICE is not None else (9, 0)
+
+
 class DeviceFormats:
     """The native module with the activation formats of single rows, which the CUDA kernels read for any number, or
     with the one of large products.
@@ -60,7 +67,7 @@ class Program:
     """
 
     def __init__(self, target: launch.Target | None = None, *, merge: bool = False) -> None:
-        self.target = target or launch.Target()
+        self.target = target or launch.Target.of([capability()])
         self.launches: list[launch.Launch] = []
         self._merge = merge
         self.graph = Graph(DeviceFormats(self.target.large_products("")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -104,12 +105,14 @@ class Program:
             raise MachineFault(self._explained(build.library().ptx_error().decode()))
 
     def _explained(self, fault: str) -> str:
-        """Adds the instruction, its line and the line of CUDA code, where the fault names its number."""
-        if not fault.startswith("#"):
-            return f"kernel {self.name}: {fault}"
-        number, _, rest = fault[1:].partition(" ")
-        origin = self.code.origins[int(number)]
-        return f"kernel {self.name}, PTX line {origin.line} ({origin}), from {origin.source}: {rest}"
+        """Names instructions with their lines, and those of the CUDA code, instead of by their numbers."""
+
+        def place(match: re.Match[str]) -> str:
+            origin = self.code.origins[int(match[1])]
+            source = f", from {origin.source}" if origin.source else ""
+            return f"PTX line {origin.line} ({origin}){source}"
+
+        return f"kernel {self.name}: {re.sub(r'#([0-9]+)', place, fault)}"
 
 
 @cache

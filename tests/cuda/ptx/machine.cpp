@@ -36,7 +36,7 @@ void Warp::choose() {
         if (others.empty()) return;
         std::string text = "lanes are missing: ";
         for (const Group& group : others)
-            text += "lanes " + hexadecimal(group.lanes) + " wait at instruction #" + std::to_string(group.pc) + "; ";
+            text += "lanes " + hexadecimal(group.lanes) + " wait at #" + std::to_string(group.pc) + "; ";
         throw Fault(text + "of " + hexadecimal(live) + " that have not ended");
     }
     next_pc = static_cast<int>(program->code.size());

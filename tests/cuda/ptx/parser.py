@@ -55,8 +55,8 @@ class Kernel:
 
 _ENTRY = re.compile(r"^(?:\.visible\s+)?\.entry\s+(\w+)", re.MULTILINE)
 _VARIABLE = re.compile(
-    r"(?:\.(?:visible|extern|weak)\s+)*\.(global|const|shared|local|param)\s+(?:\.align\s+(\d+)\s+)?(?:\.ptr\s+(?:\.\w+\s+)*)?"
-    r"\.([a-z]\d+)\s+([\w$.]+)\s*(\[\d*\])?\s*(?:=\s*\{([^}]*)\})?"
+    r"(?:\.(?:visible|extern|weak)\s+)*\.(global|const|shared|local|param)\s+(?:\.align\s+(\d+)\s+)?"
+    r"\.([a-z]\d+)\s+(?:\.ptr(?:\s+\.(?!align)\w+)?(?:\s+\.align\s+\d+)?\s+)?([\w$.]+)\s*(\[\d*\])?\s*(?:=\s*\{([^}]*)\})?"
 )
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]+)"', re.MULTILINE)
 _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)")
@@ -176,7 +176,7 @@ class _Body:
         """Reads whole statements and returns the rest."""
         while text:
             if text[0] == "{":
-                self._open(text)
+                self._open()
                 text = text[1:].lstrip()
                 continue
             if text[0] == "}":
@@ -185,7 +185,9 @@ class _Body:
                 continue
             label = _LABEL.match(text)
             if label and ".branchtargets" not in text and text[label.end() : label.end() + 1] != ":":
-                self._kernel.labels[self._resolve(label[1])] = len(self._kernel.instructions)
+                # Branches within inline assembly go backwards; others would not find their label.
+                name = self._declare(label[1]) if len(self._scopes) > 1 else label[1]
+                self._kernel.labels[name] = len(self._kernel.instructions)
                 text = text[label.end() :].lstrip()
                 continue
             statement, end, rest = text.partition(";")
@@ -195,13 +197,10 @@ class _Body:
             text = rest.lstrip()
         return ""
 
-    def _open(self, text: str) -> None:
+    def _open(self) -> None:
         self._scopes.append({})
         if len(self._scopes) > 1:
             self._n_scopes += 1
-            # Labels may be used before they come; those of inline assembly stand in its own text.
-            for name in re.findall(r"(?:^|[\s;{])([A-Za-z_$][\w$]*):(?!:)", text.split("}", 1)[0]):
-                self._declare(name)
 
     def _declare(self, name: str) -> str:
         unique = name if len(self._scopes) <= 1 else f"{name}@{self._n_scopes}"

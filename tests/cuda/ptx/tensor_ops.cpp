@@ -26,8 +26,11 @@ void multiply(Warp& w, const Instruction& i) {
 }
 
 Register shared_addresses(Warp& w, const Instruction& i, int k) {
-    Register at = w.in<uint32_t>(i, k);
-    for (auto& address : at) address += w.operand(i, k + 2);
+    Register at;
+    for (int l = 0; l < kLanes; ++l) {
+        const uint64_t base = w.operand(i, k + 1) ? w.in<uint64_t>(i, k)[l] : w.in<uint32_t>(i, k)[l];
+        at[l] = static_cast<uint32_t>(base) + w.operand(i, k + 2);
+    }
     return at;
 }
 

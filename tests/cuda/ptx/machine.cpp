@@ -235,6 +235,7 @@ void Block::run(uint64_t number) {
 void Block::finish() {
     if (bulk_copies.pending()) throw Fault("the block ends while bulk copies are under way");
     for (const Warp& w : warps) w.products[0].finish();
+    for (const WarpGroup& group : warp_groups) group.finish();
 }
 
 void Block::arrive(Warp& warp, int barrier, uint32_t threads) {

@@ -22,6 +22,8 @@ FORMATS = pytest.mark.parametrize("fmt", list(GEMM), ids=list(GEMM.values()))
 def target(fmt: int) -> launch.Target:
     if fmt == ACT_TILES and programs.capability() != (9, 0):
         pytest.skip("this device has no wgmma")
+    if programs.capability() < (8, 0):
+        pytest.skip("this device has no products of bf16")
     return launch.Target(large={"": launch.Large(1, fmt)})
 
 

@@ -12,7 +12,10 @@ from tests.cuda.programs import ORDERS
 from tests.cuda.ptx.launcher import MachineFault, load
 from tests.cuda.ptx.parser import PtxError
 
-pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+pytestmark = [
+    pytest.mark.usefixtures("emulation"),
+    pytest.mark.skipif(not shutil.which("g++"), reason="needs g++"),
+]
 
 HEAD = """.version 9.0
 .target sm_80
@@ -43,7 +46,9 @@ HEAD = """.version 9.0
 STORE = "	st.global.u32 [%rd3], %r10;\n"
 
 
-def run(body: str, threads: int = 32, data: np.ndarray | None = None, *, order: int = 0, variables: str = "") -> np.ndarray:
+def run(
+    body: str, threads: int = 32, data: np.ndarray | None = None, *, order: int = 0, variables: str = ""
+) -> np.ndarray:
     """Words of memory behind a run of a program. %r0: thread, %rd3: its word in memory, %r3: its word of `tile`."""
     memory = np.zeros(threads, np.uint32) if data is None else data.copy()
     program = load(HEAD.format(body=body, variables=variables)).program("test")
@@ -153,7 +158,8 @@ FAULTS = {
         "shfl.sync.bfly.*lanes 0x20 are missing, which have ended",
     ),
     "lanes wait in different places": (
-        "setp.lt.u32 %p1, %r0, 8;\n@%p1 bra A;\nbar.warp.sync -1;\nbra.uni B;\nA:\nshfl.sync.idx.b32 %r10, %r0, 0, 31, -1;\nB:",
+        "setp.lt.u32 %p1, %r0, 8;\n@%p1 bra A;\nbar.warp.sync -1;\nbra.uni B;\n"
+        "A:\nshfl.sync.idx.b32 %r10, %r0, 0, 31, -1;\nB:",
         r"lanes 0xff wait .* lanes 0xffffff00 wait|lanes 0xffffff00 wait .* lanes 0xff wait",
     ),
     "a lane that its mask does not name": ("shfl.sync.idx.b32 %r10, %r0, 0, 31, 65535;", "that its mask does not name"),
@@ -256,12 +262,16 @@ A:
 
 def lanewise(instructions: str, data: np.ndarray, register: str = "%r10") -> np.ndarray:
     """Each lane's word through instructions from %r4 (%f4 as a float) to a register."""
-    body = f"	ld.global.u32 %r4, [%rd3];\n	mov.b32 %f4, %r4;\n	{instructions}\n	st.global.{'f32' if 'f' in register else 'u32'} [%rd3], {register};\n"
+    suffix = "f32" if "f" in register else "u32"
+    body = f"	ld.global.u32 %r4, [%rd3];\n	mov.b32 %f4, %r4;\n	{instructions}\n"
+    body += f"	st.global.{suffix} [%rd3], {register};\n"
     return run(body, data=data.view(np.uint32))
 
 
 FLOATS = np.resize(
-    np.array([0.0, -0.0, 1.5, 2.5, -2.5, -0.7, 3e9, -3e9, np.inf, -np.inf, np.nan, 1e-40, 65520, 1e6, 0.1, -7.5], np.float32),
+    np.array(
+        [0.0, -0.0, 1.5, 2.5, -2.5, -0.7, 3e9, -3e9, np.inf, -np.inf, np.nan, 1e-40, 65520, 1e6, 0.1, -7.5], np.float32
+    ),
     32,
 )
 
@@ -278,27 +288,27 @@ def test_conversions_clamp_and_round_as_the_isa_says() -> None:
     upper = (halves >> 16).astype(np.uint16).view(np.float16)
     assert ((upper == expected) | np.isnan(expected)).all() and (halves & 0xFFFF == 0x3C00).all()
     np.testing.assert_array_equal(
-        lanewise("cvt.sat.f32.f32 %f5, %f4;", FLOATS, "%f5").view(np.float32), np.clip(np.nan_to_num(FLOATS, nan=0), 0, 1)
+        lanewise("cvt.sat.f32.f32 %f5, %f4;", FLOATS, "%f5").view(np.float32),
+        np.clip(np.nan_to_num(FLOATS, nan=0), 0, 1),
     )
 
 
 def test_rounding_modes() -> None:
-    """1 + 2^-24 lies between two floats."""
+    """The products and sums lie between two floats."""
     data = np.resize(np.array([1, -1], np.float32), 32)
-    tiny = "0f33800000"  # 2^-24
-    for instruction, expected in (
-        (f"add.rn.f32 %f5, %f4, {tiny};", [1, np.nextafter(np.float32(-1), np.float32(0))]),
-        (f"add.rz.f32 %f5, %f4, {tiny};", [1, np.nextafter(np.float32(-1), np.float32(0))]),
-        (f"fma.rm.f32 %f5, %f4, 0f3F800001, {tiny};", None),
-        (f"fma.rp.f32 %f5, %f4, 0f3F800001, {tiny};", None),
+    factor, addend = 1 + 2.0**-23, 2.0**-24
+    for instruction, way in (
+        ("add.rn.f32 %f5, %f4, 0f33800000;", "even"),
+        ("add.rz.f32 %f5, %f4, 0f33800000;", "zero"),
+        ("fma.rm.f32 %f5, %f4, 0f3F800001, 0f33800000;", "down"),
+        ("fma.rp.f32 %f5, %f4, 0f3F800001, 0f33800000;", "up"),
     ):
+        exact = data[:2].astype(np.float64) * (factor if "fma" in instruction else 1) + addend
+        nearest = exact.astype(np.float32)
+        below = np.where(nearest > exact, np.nextafter(nearest, np.float32(-np.inf)), nearest)
+        above = np.where(nearest < exact, np.nextafter(nearest, np.float32(np.inf)), nearest)
+        expected = {"even": nearest, "zero": np.where(exact > 0, below, above), "down": below, "up": above}[way]
         found = lanewise(instruction, data, "%f5").view(np.float32)
-        if expected is None:
-            exact = data[:2].astype(np.float64) * (1 + 2.0**-23) + 2.0**-24
-            nearest = exact.astype(np.float32)
-            down = np.where(nearest > exact, np.nextafter(nearest, np.float32(-np.inf)), nearest)
-            up = np.where(nearest < exact, np.nextafter(nearest, np.float32(np.inf)), nearest)
-            expected = down if ".rm" in instruction else up
         np.testing.assert_array_equal(found[:2], expected, err_msg=instruction)
 
 
@@ -313,9 +323,9 @@ def test_bits() -> None:
         "shr.s32 %r10, %r4, 99;": np.where(data >> 31, 0xFFFFFFFF, 0),
         "mul.hi.u32 %r10, %r4, %r4;": wide * wide >> 32,
         "brev.b32 %r10, %r4;": [int(f"{x:032b}"[::-1], 2) for x in data.tolist()],
-        "dp4a.s32.s32 %r10, %r4, 16909060, 5;": (
-            data.view(np.int8).reshape(32, 4) @ np.array([4, 3, 2, 1]) + 5
-        ).astype(np.int32).view(np.uint32),
+        "dp4a.s32.s32 %r10, %r4, 16909060, 5;": (data.view(np.int8).reshape(32, 4) @ np.array([4, 3, 2, 1]) + 5)
+        .astype(np.int32)
+        .view(np.uint32),
     }
     words = np.stack([data, np.full(32, 305419896, np.uint32)], 1).view(np.uint8)  # the bytes that prmt chooses from
     selector = [29714 >> 4 * k & 15 for k in range(4)]

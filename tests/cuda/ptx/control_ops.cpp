@@ -23,8 +23,8 @@ bool members(Warp& w, const Instruction& i, int mask_operand) {
     return w.gather(named);
 }
 
-// PTX ISA, "shfl.sync". extra: 0 up, 1 down, 2 bfly, 3 idx. Operands: d, p, a, b, c, mask. The value of a lane that does
-// not take part is undefined: all ones.
+// PTX ISA, "shfl.sync". extra: 0 up, 1 down, 2 bfly, 3 idx. Operands: d, p, a, b, c, mask. The value of a
+// lane that does not take part is undefined: all ones.
 void shuffle(Warp& w, const Instruction& i) {
     if (!members(w, i, 5)) return;
     const Register a = w.in<uint32_t>(i, 2), b = w.in<uint32_t>(i, 3), c = w.in<uint32_t>(i, 4);
@@ -36,10 +36,17 @@ void shuffle(Warp& w, const Instruction& i) {
         int from = l;
         bool inside = false;
         switch (i.extra) {
-            case 0: from = l - by, inside = from >= most; break;
-            case 1: from = l + by, inside = from <= most; break;
-            case 2: from = l ^ by, inside = from <= most; break;
-            default: from = least | (by & ~segment), inside = from <= most;
+            case 0:
+                from = l - by, inside = from >= most;
+                break;
+            case 1:
+                from = l + by, inside = from <= most;
+                break;
+            case 2:
+                from = l ^ by, inside = from <= most;
+                break;
+            default:
+                from = least | (by & ~segment), inside = from <= most;
         }
         if (!inside) from = l;
         d[l] = w.lanes >> from & 1 ? a[from] : ~0u;

@@ -22,11 +22,13 @@ void add_from_integer(const std::string& from) {
     add_lanewise<double, S>("cvt.rn.f64." + from, [](S a) { return static_cast<double>(a); });
 }
 
-// Values beyond the destination become its nearest; NaN zero, except to or from 64 bits, where it is the highest bit.
+// Values beyond the destination become its nearest; NaN zero, except to or from 64 bits, where it is the
+// highest bit.
 template <class D, class S>
 D clamp(S a) {
     using Limits = std::numeric_limits<D>;
-    if (a != a) return sizeof(D) == 8 || sizeof(S) == 8 ? static_cast<D>(uint64_t(1) << (8 * sizeof(D) - 1)) : D(0);
+    if (a != a)
+        return sizeof(D) == 8 || sizeof(S) == 8 ? static_cast<D>(uint64_t(1) << (8 * sizeof(D) - 1)) : D(0);
     if (a < static_cast<S>(Limits::min())) return Limits::min();
     // The largest integer itself may not be a float; the power of two above it is.
     if (a >= std::ldexp(S(1), Limits::digits)) return Limits::max();
@@ -64,7 +66,9 @@ float from_bf16(uint16_t x) { return std::bit_cast<float>(uint32_t(x) << 16); }
 
 template <class F>
 uint32_t both(uint32_t a, uint32_t b, F f) {
-    const auto half = [&](int shift) { return uint32_t(f(uint16_t(a >> shift), uint16_t(b >> shift))) << shift; };
+    const auto half = [&](int shift) {
+        return uint32_t(f(uint16_t(a >> shift), uint16_t(b >> shift))) << shift;
+    };
     return half(0) | half(16);
 }
 
@@ -74,13 +78,12 @@ void add_halves() {
     add_lanewise<uint16_t, float>("cvt.rn.f16.f32", [](float a) { return to_f16(a); });
     add_lanewise<uint16_t, float>("cvt.rn.bf16.f32", [](float a) { return to_bf16(a); });
     // The first source is the upper half.
-    add_lanewise<uint32_t, float, float>("cvt.rn.f16x2.f32", [](float a, float b) {
-        return uint32_t(to_f16(a)) << 16 | to_f16(b);
-    });
-    add_lanewise<uint32_t, float, float>("cvt.rn.bf16x2.f32", [](float a, float b) {
-        return uint32_t(to_bf16(a)) << 16 | to_bf16(b);
-    });
-    // The exact result of two f16 fits into f32 with room for one rounding, so that rounding twice is rounding once.
+    add_lanewise<uint32_t, float, float>(
+        "cvt.rn.f16x2.f32", [](float a, float b) { return uint32_t(to_f16(a)) << 16 | to_f16(b); });
+    add_lanewise<uint32_t, float, float>(
+        "cvt.rn.bf16x2.f32", [](float a, float b) { return uint32_t(to_bf16(a)) << 16 | to_bf16(b); });
+    // The exact result of two f16 fits into f32 with room for one rounding, so that rounding twice is
+    // rounding once.
     add_lanewise<uint32_t, uint32_t, uint32_t>("add.f16x2", [](uint32_t a, uint32_t b) {
         return both(a, b, [](uint16_t x, uint16_t y) { return to_f16(from_f16(x) + from_f16(y)); });
     });

@@ -77,9 +77,9 @@ int ptx_wgmma_kind(const char* suffix) {
 int ptx_wgmma_sums(int kind) { return ptx::wgmma_registers(kind).d; }
 
 // constants: 32-bit ones, then wide_constants. Freed by ptx_free_program.
-void* ptx_program(const int32_t* code, int n_code, const int32_t* operands, int n_operands, const uint32_t* constants,
-                  int n_constants, const uint64_t* wide_constants, int n_wide_constants, int registers,
-                  int wide_registers) {
+void* ptx_program(const int32_t* code, int n_code, const int32_t* operands, int n_operands,
+                  const uint32_t* constants, int n_constants, const uint64_t* wide_constants,
+                  int n_wide_constants, int registers, int wide_registers) {
     auto* program = new ptx::Program;
     program->code.resize(n_code);
     std::memcpy(static_cast<void*>(program->code.data()), code, n_code * sizeof(ptx::Instruction));
@@ -87,12 +87,14 @@ void* ptx_program(const int32_t* code, int n_code, const int32_t* operands, int 
     for (int i = 0; i < n_constants; ++i) program->constants.emplace_back().fill(constants[i]);
     for (int i = 0; i < n_wide_constants; ++i) program->wide_constants.emplace_back().fill(wide_constants[i]);
     program->registers = registers, program->wide_registers = wide_registers;
-    for (const auto& instruction : program->code) program->handlers.push_back(ptx::handlers()[instruction.op]);
+    for (const auto& instruction : program->code)
+        program->handlers.push_back(ptx::handlers()[instruction.op]);
     return program;
 }
 void ptx_free_program(void* program) { delete static_cast<ptx::Program*>(program); }
 
-// sizes: grid, block, bytes of shared, local and parameter memory, order, every_lane; memory: starts and ends, sorted.
+// sizes: grid, block, bytes of shared, local and parameter memory, order, every_lane; memory: starts and
+// ends, sorted.
 int ptx_launch(const void* program, const uint32_t* sizes, const uint8_t* parameters, const uint64_t* memory,
                int n_memory) {
     return ptx::guarded([&] {

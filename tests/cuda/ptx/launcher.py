@@ -136,13 +136,17 @@ class Library:
         """As Emulator.set_order; asynchronous operations are late in all orders but the first."""
         self.order = order
 
+    def source(self, kernel: str) -> Path:
+        """The file that holds a kernel."""
+        return modules.KERNELS / f"{kernel_file(kernel)}.cu"
+
     def program(self, kernel: str) -> Program:
         """A kernel by its name, compiled on first use."""
         stem = kernel_file(kernel)
         only = modules.only_architecture(stem)
         if only not in (None, f"sm_{self.arch}"):
             raise MachineFault(f"kernel {kernel}: there is none for sm_{self.arch}")
-        path = build.compile_ptx(modules.KERNELS / f"{stem}.cu", build.virtual(stem, self.arch))
+        path = build.compile_ptx(self.source(kernel), build.virtual(stem, self.arch))
         try:
             return _loaded(path).program(kernel)
         except PtxError as error:

@@ -71,7 +71,8 @@ bool Warp::gather(uint32_t needed) {
     });
     set_lanes(active);
     if ((lanes & needed) == needed) return true;
-    if (needed & ~live) throw Fault("lanes " + hexadecimal(needed & ~live) + " are missing, which have ended");
+    if (needed & ~live)
+        throw Fault("lanes " + hexadecimal(needed & ~live) + " are missing, which have ended");
     leave(here, active, true);
     active = 0;
     choose();
@@ -137,9 +138,9 @@ void Warp::run(uint64_t quantum) {
             handlers[at](*this, i);
         } catch (const Fault& fault) {
             const uint32_t* b = block->position;
-            throw Fault("#" + std::to_string(at) + " block (" + std::to_string(b[0]) + ", " + std::to_string(b[1]) +
-                        ", " + std::to_string(b[2]) + ") warp " + std::to_string(index) + " lanes " +
-                        hexadecimal(lanes) + ": " + fault.what());
+            throw Fault("#" + std::to_string(at) + " block (" + std::to_string(b[0]) + ", " +
+                        std::to_string(b[1]) + ", " + std::to_string(b[2]) + ") warp " +
+                        std::to_string(index) + " lanes " + hexadecimal(lanes) + ": " + fault.what());
         }
     }
 }
@@ -225,7 +226,8 @@ void Block::run(uint64_t number) {
                 if (w.live)
                     text += " warp " + std::to_string(w.index) +
                             (w.barrier >= 0 ? " waits at barrier " + std::to_string(w.barrier)
-                                            : " waits for an mbarrier at #" + std::to_string(w.pc)) + ";";
+                                            : " waits for an mbarrier at #" + std::to_string(w.pc)) +
+                            ";";
             throw Fault(text);
         }
     }
@@ -270,7 +272,8 @@ uint8_t* Block::global(uint64_t address, uint32_t bytes) {
         auto at = std::upper_bound(memory.begin(), memory.end(), address,
                                    [](uint64_t a, const Range& range) { return a < range.start; });
         if (at == memory.begin() || address + bytes > std::prev(at)->end || address + bytes < address)
-            throw Fault(std::to_string(bytes) + " bytes at " + hexadecimal(address) + " are not memory of the device");
+            throw Fault(std::to_string(bytes) + " bytes at " + hexadecimal(address) +
+                        " are not memory of the device");
         recent = *std::prev(at);
     }
     return reinterpret_cast<uint8_t*>(address);
@@ -282,16 +285,17 @@ void Block::translate(Warp& warp, Space space, const uint64_t* addresses, uint32
         uint64_t at = addresses[l];
         Space where = space;
         if (at % bytes)
-            throw Fault("address " + hexadecimal(at) + " of lane " + std::to_string(l) + " is not a multiple of " +
-                        std::to_string(bytes));
+            throw Fault("address " + hexadecimal(at) + " of lane " + std::to_string(l) +
+                        " is not a multiple of " + std::to_string(bytes));
         if (where == kGeneric) {
             where = at & kSharedWindow ? kShared : at & kLocalWindow ? kLocal : kGlobal;
             if (where != kGlobal) at &= kWindowMask;
         }
         const auto inside = [&](uint64_t size, const char* what) {
             if (at + bytes > size || at + bytes < at)
-                throw Fault(std::to_string(bytes) + " bytes at " + hexadecimal(at) + " of " + what + " memory, which has " +
-                            std::to_string(size) + " (lane " + std::to_string(l) + ")");
+                throw Fault(std::to_string(bytes) + " bytes at " + hexadecimal(at) + " of " + what +
+                            " memory, which has " + std::to_string(size) + " (lane " + std::to_string(l) +
+                            ")");
         };
         switch (where) {
             case kShared:
@@ -314,7 +318,8 @@ void Block::translate(Warp& warp, Space space, const uint64_t* addresses, uint32
 
 void Block::stored(const Warp& warp, int lane, const uint8_t* at, uint32_t bytes) {
     const auto offset = static_cast<uint64_t>(at - shared.base);
-    if (offset < shared.size) proxies.generic_write(static_cast<uint32_t>(offset), bytes, 32 * warp.index + lane);
+    if (offset < shared.size)
+        proxies.generic_write(static_cast<uint32_t>(offset), bytes, 32 * warp.index + lane);
 }
 
 }  // namespace ptx

@@ -16,9 +16,9 @@
 
 namespace ptx {
 
-// As encode.py writes it. op: index of the form; guard: register of the predicate or -1; first, count: operands;
-// extra, more: numbers of the form (branch target, state space, length of a vector). accumulators: where the
-// number and names of those operands stand that are registers of asynchronous products, 0 for none.
+// As encode.py writes it. op: index of the form; guard: register of the predicate or -1; first, count:
+// operands; extra, more: numbers of the form (branch target, state space, length of a vector). accumulators:
+// where the number and names of those operands stand that are registers of asynchronous products, 0 for none.
 struct Instruction {
     int32_t op, guard, negated, first, count, extra, more, accumulators;
 };
@@ -48,7 +48,17 @@ enum Space { kGeneric, kGlobal, kShared, kLocal, kParam };
 constexpr uint64_t kSharedWindow = 1ull << 60, kLocalWindow = 1ull << 61, kWindowMask = (1ull << 60) - 1;
 
 // The registers that hold %tid.x and so on, first in every program (encode.py, SPECIAL).
-enum Special { kTid, kNtid = 3, kCtaid = 6, kNctaid = 9, kLaneid = 12, kWarpid, kLanemaskEq, kLanemaskLt, kSpecials };
+enum Special {
+    kTid,
+    kNtid = 3,
+    kCtaid = 6,
+    kNctaid = 9,
+    kLaneid = 12,
+    kWarpid,
+    kLanemaskEq,
+    kLanemaskLt,
+    kSpecials
+};
 
 struct Range {
     uint64_t start, end;
@@ -85,7 +95,7 @@ struct Warp {
     std::vector<Register> registers;
     std::vector<Wide> wide_registers;
     std::vector<uint8_t> local;
-    std::vector<AsyncCopies> copies;  // by lane
+    std::vector<AsyncCopies> copies;   // by lane
     std::vector<WgmmaQueue> products;  // one
     int index;
     uint32_t live;    // lanes that have not ended
@@ -122,8 +132,10 @@ struct Warp {
     }
     template <class T>
     Lanes<T>& out(const Instruction& i, int k) {
-        if constexpr (sizeof(T) == 8) return wide_registers[operand(i, k)];
-        else return registers[operand(i, k)];
+        if constexpr (sizeof(T) == 8)
+            return wide_registers[operand(i, k)];
+        else
+            return registers[operand(i, k)];
     }
 };
 
@@ -142,7 +154,7 @@ struct Block {
     BulkCopies bulk_copies;
     ProxyWrites proxies;
     std::array<BlockBarrier, 16> barriers;
-    uint64_t events = 0;                     // things that may let waiting threads go on
+    uint64_t events = 0;  // things that may let waiting threads go on
     Range recent{0, 0};
     uint32_t position[3]{};
 
@@ -152,13 +164,14 @@ struct Block {
     void release_barriers();
     // Lets asynchronous copies arrive.
     void deliver(bool all);
-    // Host addresses of accesses to a state space by the present lanes of a warp. Faults if one is outside of it.
+    // Host addresses of accesses to a state space by the present lanes of a warp. Faults if one is outside of
+    // it.
     void translate(Warp& warp, Space space, const uint64_t* addresses, uint32_t bytes, uint8_t** out);
     uint8_t* global(uint64_t address, uint32_t bytes);
     // Is told of ordinary writes.
     void stored(const Warp& warp, int lane, const uint8_t* at, uint32_t bytes);
 
-   private:
+  private:
     void start(uint64_t number);
     std::vector<int> turns();
     bool round();
@@ -169,8 +182,10 @@ struct Block {
 
 template <class T>
 inline T value(const Lanes<T>& r, int l) {
-    if constexpr (std::is_floating_point_v<T>) return std::bit_cast<T>(r[l]);
-    else return static_cast<T>(r[l]);
+    if constexpr (std::is_floating_point_v<T>)
+        return std::bit_cast<T>(r[l]);
+    else
+        return static_cast<T>(r[l]);
 }
 template <class T>
 inline auto word(T v) {

@@ -4,8 +4,8 @@
 namespace ptx {
 namespace {
 
-// Operands: the address register, 1 if that has 64 bits, an offset in bytes, then values. extra: space; more: how many
-// values.
+// Operands: the address register, 1 if that has 64 bits, an offset in bytes, then values. extra: space; more:
+// how many values.
 void addresses(Warp& w, const Instruction& i, uint32_t bytes, uint8_t** out) {
     uint64_t at[kLanes];
     const auto offset = static_cast<uint64_t>(static_cast<int64_t>(w.operand(i, 2)));

@@ -47,7 +47,9 @@ void add_integer(const std::string& t) {
     add_lanewise<T, T, T>("min." + t, [](T a, T b) { return a < b ? a : b; });
     add_lanewise<T, T, T>("max." + t, [](T a, T b) { return a > b ? a : b; });
     // Amounts beyond the width shift everything out.
-    add_lanewise<T, T, u32>("shr." + t, [](T a, u32 n) { return n < bits ? T(a >> n) : a < 0 ? T(-1) : T(0); });
+    add_lanewise<T, T, u32>("shr." + t, [](T a, u32 n) {
+        return n < bits ? T(a >> n) : a < 0 ? T(-1) : T(0);
+    });
     if constexpr (std::is_signed_v<T>) {
         add_lanewise<T, T>("neg." + t, [](T a) { return T(-U(a)); });
         add_lanewise<T, T>("abs." + t, [](T a) { return a < 0 ? T(-U(a)) : a; });
@@ -57,9 +59,8 @@ void add_integer(const std::string& t) {
 template <class T, class Double>
 void add_widening(const std::string& t) {
     add_lanewise<Double, T, T>("mul.wide." + t, [](T a, T b) { return Double(Double(a) * Double(b)); });
-    add_lanewise<Double, T, T, Double>("mad.wide." + t, [](T a, T b, Double c) {
-        return Double(u64(Double(a) * Double(b)) + u64(c));
-    });
+    add_lanewise<Double, T, T, Double>(
+        "mad.wide." + t, [](T a, T b, Double c) { return Double(u64(Double(a) * Double(b)) + u64(c)); });
 }
 
 template <class T>
@@ -109,30 +110,34 @@ u32 reverse_bits(u32 a) {
 }
 
 void add_bits() {
-    add_lanewise<u32, u32, u32, u32, u32>("bfi.b32", [](u32 a, u32 b, u32 at, u32 n) { return insert_field(a, b, at, n); });
-    add_lanewise<u64, u64, u64, u32, u32>("bfi.b64", [](u64 a, u64 b, u32 at, u32 n) { return insert_field(a, b, at, n); });
+    add_lanewise<u32, u32, u32, u32, u32>(
+        "bfi.b32", [](u32 a, u32 b, u32 at, u32 n) { return insert_field(a, b, at, n); });
+    add_lanewise<u64, u64, u64, u32, u32>(
+        "bfi.b64", [](u64 a, u64 b, u32 at, u32 n) { return insert_field(a, b, at, n); });
     add_lanewise<u32, u32>("popc.b32", [](u32 a) { return u32(std::popcount(a)); });
     add_lanewise<u32, u32>("clz.b32", [](u32 a) { return u32(std::countl_zero(a)); });
     add_lanewise<u32, u32>("brev.b32", [](u32 a) { return reverse_bits(a); });
     add_lanewise<u32, u32>("bfind.u32", [](u32 a) { return 31u - u32(std::countl_zero(a)); });
     add_lanewise<u32, u32>("bfind.shiftamt.u32", [](u32 a) { return a ? u32(std::countl_zero(a)) : ~0u; });
     add_lanewise<u32, u32, u32, u32>("prmt.b32", [](u32 a, u32 b, u32 c) { return permute(a, b, c); });
-    add_lanewise<u32, u32, u32, u32>("shf.r.wrap.b32", [](u32 a, u32 b, u32 n) {
-        return u32((a | u64(b) << 32) >> (n & 31));
-    });
-    add_lanewise<u32, u32, u32, u32>("shf.l.wrap.b32", [](u32 a, u32 b, u32 n) {
-        return u32((a | u64(b) << 32) << (n & 31) >> 32);
-    });
+    add_lanewise<u32, u32, u32, u32>("shf.r.wrap.b32",
+                                     [](u32 a, u32 b, u32 n) { return u32((a | u64(b) << 32) >> (n & 31)); });
+    add_lanewise<u32, u32, u32, u32>(
+        "shf.l.wrap.b32", [](u32 a, u32 b, u32 n) { return u32((a | u64(b) << 32) << (n & 31) >> 32); });
     add_lanewise<u32, u32, u32, u32, u32>("lop3.b32", [](u32 a, u32 b, u32 c, u32 table) {
         u32 out = 0;
         for (int k = 0; k < 8; ++k)
             if (table >> k & 1) out |= (k & 4 ? a : ~a) & (k & 2 ? b : ~b) & (k & 1 ? c : ~c);
         return out;
     });
-    add_lanewise<u32, u32, u32, u32>("dp4a.s32.s32", [](u32 a, u32 b, u32 c) { return dot4<int8_t, int8_t>(a, b, c); });
-    add_lanewise<u32, u32, u32, u32>("dp4a.u32.u32", [](u32 a, u32 b, u32 c) { return dot4<uint8_t, uint8_t>(a, b, c); });
-    add_lanewise<u32, u32, u32, u32>("dp4a.u32.s32", [](u32 a, u32 b, u32 c) { return dot4<uint8_t, int8_t>(a, b, c); });
-    add_lanewise<u32, u32, u32, u32>("dp4a.s32.u32", [](u32 a, u32 b, u32 c) { return dot4<int8_t, uint8_t>(a, b, c); });
+    add_lanewise<u32, u32, u32, u32>("dp4a.s32.s32",
+                                     [](u32 a, u32 b, u32 c) { return dot4<int8_t, int8_t>(a, b, c); });
+    add_lanewise<u32, u32, u32, u32>("dp4a.u32.u32",
+                                     [](u32 a, u32 b, u32 c) { return dot4<uint8_t, uint8_t>(a, b, c); });
+    add_lanewise<u32, u32, u32, u32>("dp4a.u32.s32",
+                                     [](u32 a, u32 b, u32 c) { return dot4<uint8_t, int8_t>(a, b, c); });
+    add_lanewise<u32, u32, u32, u32>("dp4a.s32.u32",
+                                     [](u32 a, u32 b, u32 c) { return dot4<int8_t, uint8_t>(a, b, c); });
     add_lanewise<u32, u32, u32>("and.pred", [](u32 a, u32 b) { return a & b; });
     add_lanewise<u32, u32, u32>("or.pred", [](u32 a, u32 b) { return a | b; });
     add_lanewise<u32, u32, u32>("xor.pred", [](u32 a, u32 b) { return a ^ b; });
@@ -206,8 +211,9 @@ void add_rounded(const std::string& round) {
         rounded<Mode>([&] {
             for (int l = 0; l < kLanes; ++l)
                 if (w.mask[l]) {
-                    const float r = std::fma(value<float>(w.in<float>(i, 1), l), value<float>(w.in<float>(i, 2), l),
-                                             value<float>(w.in<float>(i, 3), l));
+                    const float r =
+                        std::fma(value<float>(w.in<float>(i, 1), l), value<float>(w.in<float>(i, 2), l),
+                                 value<float>(w.in<float>(i, 3), l));
                     w.out<float>(i, 0)[l] = word(canonical(r));
                 }
         });
@@ -226,10 +232,10 @@ void add_rounded(const std::string& round) {
 // Approximations are exact here (rounded to nearest); devices err by the last bits that the ISA allows.
 template <class F>
 void add_approximation(const std::string& name, F) {
-    add_lanewise<float, float>(name + ".approx.f32", [](float a) { return canonical(float(F{}(double(a)))); });
-    add_lanewise<float, float>(name + ".approx.ftz.f32", [](float a) {
-        return canonical(flush(float(F{}(double(flush(a))))));
-    });
+    add_lanewise<float, float>(name + ".approx.f32",
+                               [](float a) { return canonical(float(F{}(double(a)))); });
+    add_lanewise<float, float>(name + ".approx.ftz.f32",
+                               [](float a) { return canonical(flush(float(F{}(double(flush(a)))))); });
 }
 
 template <class T>
@@ -272,7 +278,8 @@ void add_scalar_forms() {
     add_approximation("sin", [](double x) { return std::sin(x); });
     add_approximation("cos", [](double x) { return std::cos(x); });
     add_lanewise<float, float>("tanh.approx.f32", [](float x) { return float(std::tanh(double(x))); });
-    add_comparisons<s16>("s16"), add_comparisons<u16>("u16"), add_comparisons<s32>("s32"), add_comparisons<u32>("u32");
+    add_comparisons<s16>("s16"), add_comparisons<u16>("u16"), add_comparisons<s32>("s32"),
+        add_comparisons<u32>("u32");
     add_comparisons<s64>("s64"), add_comparisons<u64>("u64");
     add_comparisons<float>("f32"), add_comparisons<double>("f64");
 }

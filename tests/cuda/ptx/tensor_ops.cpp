@@ -8,7 +8,8 @@ constexpr uint32_t kAllLanes = ~0u;
 
 // For .sync.aligned instructions, which all lanes execute.
 bool whole_warp(Warp& w, const Instruction& i) {
-    if (i.guard >= 0 && w.lanes != w.active) throw Fault("lanes of a warp disagree about an aligned instruction");
+    if (i.guard >= 0 && w.lanes != w.active)
+        throw Fault("lanes of a warp disagree about an aligned instruction");
     return w.gather(kAllLanes);
 }
 
@@ -97,14 +98,17 @@ void add_barriers() {
         each(w, [&](int l) { mbarrier_arrive_expect_tx(barrier_at(w, at[l]), w.in<uint32_t>(i, 3)[l]); });
         ++w.block->events;
     });
-    // Operands: barrier (3), parity, predicate. It may give up at any time: here at once, and others take turns.
+    // Operands: barrier (3), parity, predicate. It may give up at any time: here at once, and others take
+    // turns.
     add("mbarrier.try_wait", [](Warp& w, const Instruction& i) {
         const Register at = shared_addresses(w, i, 0), parity = w.in<uint32_t>(i, 3);
         each(w, [&](int l) {
             const bool done = mbarrier_test(barrier_at(w, at[l]), parity[l]);
             w.out<uint32_t>(i, 4)[l] = done;
-            if (done) w.block->proxies.barrier();
-            else w.yields = w.spins = true;
+            if (done)
+                w.block->proxies.barrier();
+            else
+                w.yields = w.spins = true;
         });
     });
     add("fence.proxy.async", [](Warp& w, const Instruction&) {
@@ -143,9 +147,12 @@ void add_tensor_forms() {
     add("mma.sync", multiply);
     add("ldmatrix", load_matrices);
     add("cp.async", copy_async);
-    add("cp.async.commit_group", [](Warp& w, const Instruction&) { each(w, [&](int l) { w.copies[l].commit(); }); });
-    add("cp.async.wait_group", [](Warp& w, const Instruction& i) { each(w, [&](int l) { w.copies[l].wait(i.extra); }); });
-    add("cp.async.wait_all", [](Warp& w, const Instruction&) { each(w, [&](int l) { w.copies[l].wait_all(); }); });
+    add("cp.async.commit_group",
+        [](Warp& w, const Instruction&) { each(w, [&](int l) { w.copies[l].commit(); }); });
+    add("cp.async.wait_group",
+        [](Warp& w, const Instruction& i) { each(w, [&](int l) { w.copies[l].wait(i.extra); }); });
+    add("cp.async.wait_all",
+        [](Warp& w, const Instruction&) { each(w, [&](int l) { w.copies[l].wait_all(); }); });
     add("cp.async.bulk", copy_bulk);
     add_barriers();
     add("wgmma.mma_async", multiply_async);

@@ -193,7 +193,8 @@ bool Block::round() {
     for (const int k : turns()) {
         Warp& w = warps[k];
         if (!w.live || w.barrier >= 0) continue;
-        w.run(launch.order > 1 ? 1 + random() % 400 : 2000);
+        // Enough for a loop around mbarrier.try_wait, or a warp that only spins looks busy.
+        w.run(launch.order > 1 ? 16 + random() % 400 : 2000);
         busy = busy || !w.spins;
         if (!w.live) ++events;
         release_barriers();

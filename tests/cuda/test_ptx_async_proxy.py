@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ikpy.backends.cuda.launch import pointer
+from ikpy.backends.cuda.launch import ACT_TILES, pointer
+from tests.cuda import programs
+from tests.cuda.programs import Program
 from tests.cuda.ptx import build, launcher
+from tests.cuda.ptx.cut import CutLibrary
 from tests.cuda.test_async_proxy import COLUMNS, DEPTH, KERNEL, ORDERS, ROWS, instance, swizzled
+from tests.cuda.test_kernels_large import MISTAKES, rounded, target
+from tests.cuda.test_kernels_weights import packed, values
 
 pytestmark = pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
 
@@ -86,3 +92,31 @@ def test_faults_are_found(kernels: launcher._Module, fault: str) -> None:
     for order in ORDERS[fault in ONLY_LATE :]:
         with pytest.raises((launcher.MachineFault, AssertionError), match=reason):
             run(kernels, fault, order, stores=stores)
+
+
+@pytest.mark.parametrize("mistake", [None, *MISTAKES])
+def test_mistakes_in_a_pipeline_are_found(mistake: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of gemm_wgmma that the emulation finds, when copies and products come late."""
+    edits = None if mistake is None else {MISTAKES[mistake][0]: MISTAKES[mistake][1]}
+    library = CutLibrary(90, tmp_path, edits)
+    monkeypatch.setattr(programs, "DEVICE", None)
+    monkeypatch.setattr(programs, "PTX", library)
+    library.set_order(1)
+    p, shape = Program(target(ACT_TILES)), (6 * 64, 128)
+    x, data = np.random.default_rng(7).standard_normal((20, shape[0]), np.float32), packed("bf16", shape, 2)
+    out = p.graph.mul_mat(p.weight(data, "bf16", shape), p.array(x))
+    expected = rounded(x) @ rounded(values(data, "bf16", shape)).T
+
+    def run_once() -> bool:
+        (actual,) = p._run_once([out], 0, on_cuda=True)
+        return bool(np.abs(actual.reshape(expected.shape) - expected).max() < 1e-5 * np.abs(expected).max())
+
+    if mistake is None:
+        assert run_once()
+        return
+    try:
+        right = run_once()
+    except launcher.MachineFault:
+        right = False
+    assert not right
+    assert library.all_edited()

@@ -134,6 +134,23 @@ def test_a_missing_barrier_shows_as_garbage() -> None:
     assert (forward[:32] == 0xFFFFFFFF).all() and (reverse[32:] == 0xFFFFFFFF).all()
 
 
+def test_lanes_do_not_keep_step_by_themselves() -> None:
+    """Without a barrier of the warp, the random order uncovers lanes that read before others wrote."""
+    body = """
+	st.shared.u32 [%r3], %r0;
+	SYNC
+	xor.b32 %r4, %r1, 4;
+	add.s32 %r4, %r4, %r2;
+	ld.shared.u32 %r10, [%r4];
+"""
+    seeds = range(2, 22)
+    bare = [run(body.replace("SYNC", "") + STORE, order=seed) for seed in seeds]
+    assert any((found == 0xFFFFFFFF).any() for found in bare)
+    for seed in seeds:
+        found = run(body.replace("SYNC", "bar.warp.sync -1;") + STORE, order=seed)
+        np.testing.assert_array_equal(found, np.arange(32) ^ 1)
+
+
 @pytest.mark.parametrize("mode", ["up", "down", "bfly", "idx"])
 @pytest.mark.parametrize("width", [32, 8])
 @pytest.mark.parametrize("by", [1, 5])
@@ -173,7 +190,7 @@ FAULTS = {
     "one word behind": ("ld.global.u32 %r10, [%rd3+4];", "lanes 0xffffffff: 4 bytes at .* are not memory"),
     "an address that is no multiple": ("ld.global.u32 %r10, [%rd3+2];", "is not a multiple of 4"),
     "a vector that is no multiple": ("ld.global.v2.u32 {%r10, %r11}, [%rd3];", "is not a multiple of 8"),
-    "beyond shared memory": ("st.shared.u32 [%r3+256], %r0;", "4 bytes at 0x100 of shared memory, which has 256"),
+    "beyond shared memory": ("st.shared.u32 [%r3+256], %r0;", "4 bytes at 0x510 of shared memory, which has 1296"),
     "beyond the parameters": ("ld.param.u64 %rd5, [test_param_0+8];", "of parameter memory, which has 8"),
     "an address in a register that nobody wrote": ("ld.global.u32 %r10, [%rd9];", "0xffffffffffffffff"),
     "asynchronous copies of a wild source": (

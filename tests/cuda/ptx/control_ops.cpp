@@ -85,10 +85,6 @@ void add_control_forms() {
     add("vote.sync", vote);
     add("bar.warp.sync", [](Warp& w, const Instruction& i) { members(w, i, 0); });
     add("bar.sync", block_barrier);
-    add("activemask", [](Warp& w, const Instruction& i) {
-        for (int l = 0; l < kLanes; ++l)
-            if (w.mask[l]) w.out<uint32_t>(i, 0)[l] = w.lanes;
-    });
 }
 
 }  // namespace ptx

@@ -240,7 +240,7 @@ class _Encoder:
         sources, result = [wide] * n_sources, types[0] in WIDE
         if name in ("mov", "selp", "setp") and not (name == "setp" and not type_.startswith("b")) and type_ != "pred":
             type_ = ("u" if name == "setp" else "b") + type_[1:]
-        form = ".".join([*parts[:-1], type_]).replace(".to_zero", "")
+        form = ".".join([*parts[:-1], type_])
         if name in ("shl", "shr"):
             sources[1] = False
         elif name == "selp":
@@ -419,6 +419,6 @@ _BY_PREFIX: list[tuple[str, _Method]] = [
     ("fence.proxy.async", _Encoder._fence_async),
     ("fence.", _Encoder._nothing),
     ("membar.", _Encoder._nothing),
-    ("prefetch.", _Encoder._nothing),
+    ("prefetch.", _Encoder._nothing),  # devices ignore those of addresses that are not there
     ("wgmma.", _Encoder._wgmma),
 ]

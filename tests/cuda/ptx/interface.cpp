@@ -73,10 +73,8 @@ int ptx_mma_kind(const char* suffix) {
 int ptx_wgmma_kind(const char* suffix) {
     return ptx::guarded([&] { return ptx::wgmma_kind(suffix); });
 }
-// How many of the operands of a kind are registers of the sums.
-int ptx_wgmma_sums(int kind) { return ptx::wgmma_registers(kind).d; }
 
-// constants: 32-bit ones, then wide_constants. Freed by ptx_free_program.
+// constants: 32-bit ones, then wide_constants. Freed by ptx_free_program().
 void* ptx_program(const int32_t* code, int n_code, const int32_t* operands, int n_operands,
                   const uint32_t* constants, int n_constants, const uint64_t* wide_constants,
                   int n_wide_constants, int registers, int wide_registers) {

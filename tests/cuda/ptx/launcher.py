@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import weakref
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -71,6 +72,7 @@ class Program:
             code.registers,
             code.wide_registers,
         )
+        weakref.finalize(self, build.library().ptx_free_program, ctypes.c_void_p(self._program))
 
     def launch(
         self,

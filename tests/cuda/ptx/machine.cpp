@@ -21,17 +21,35 @@ void Warp::set_lanes(uint32_t some) {
     for (int l = 0; l < kLanes; ++l) mask[l] = some >> l & 1 ? ~0u : 0;
 }
 
-void Warp::leave(int at, uint32_t some, bool waiting) {
-    others.push_back({at, some, waiting});
-    if (!waiting) next_pc = std::min(next_pc, at);
+void Warp::leave(int at, uint32_t some, State state) {
+    others.push_back({at, some, state});
+    if (state == kReady) next_pc = std::min(next_pc, at);
+}
+
+void Warp::hold() {
+    const uint32_t some = active & block->random();
+    if (!some || some == active) return;
+    leave(pc, some, kHeld);
+    active &= ~some;
+    set_lanes(active);
+}
+
+void Warp::release() {
+    for (Group& group : others)
+        if (group.state == kHeld) {
+            group.state = kReady;
+            next_pc = std::min(next_pc, group.pc);
+        }
 }
 
 void Warp::choose() {
     if (active) leave(pc, active);
     active = 0;
+    const auto ready = [](const Group& group) { return group.state == kReady; };
+    if (std::none_of(others.begin(), others.end(), ready)) release();
     int lowest = -1;
     for (const Group& group : others)
-        if (!group.waiting && (lowest < 0 || group.pc < lowest)) lowest = group.pc;
+        if (ready(group) && (lowest < 0 || group.pc < lowest)) lowest = group.pc;
     if (lowest < 0) {
         if (others.empty()) return;
         std::string text = "lanes are missing: ";
@@ -42,11 +60,11 @@ void Warp::choose() {
     next_pc = static_cast<int>(program->code.size());
     std::vector<Group> rest;
     for (const Group& group : others) {
-        if (!group.waiting && group.pc == lowest) {
+        if (ready(group) && group.pc == lowest) {
             active |= group.lanes;
         } else {
             rest.push_back(group);
-            if (!group.waiting) next_pc = std::min(next_pc, group.pc);
+            if (ready(group)) next_pc = std::min(next_pc, group.pc);
         }
     }
     others = rest;
@@ -73,7 +91,7 @@ bool Warp::gather(uint32_t needed) {
     if ((lanes & needed) == needed) return true;
     if (needed & ~live)
         throw Fault("lanes " + hexadecimal(needed & ~live) + " are missing, which have ended");
-    leave(here, active, true);
+    leave(here, active, kWaiting);
     active = 0;
     choose();
     return false;
@@ -118,6 +136,7 @@ void Warp::run(uint64_t quantum) {
     const Instruction* code = program->code.data();
     const Handler* handlers = program->handlers.data();
     yields = spins = false;
+    if (block->launch.order > 1 && barrier < 0) hold();
     for (; quantum && live && !yields && barrier < 0; --quantum) {
         if (pc >= next_pc) choose();
         const int at = pc++;
@@ -195,6 +214,7 @@ bool Block::round() {
         if (!w.live || w.barrier >= 0) continue;
         // Enough for a loop around mbarrier.try_wait, or a warp that only spins looks busy.
         w.run(launch.order > 1 ? 16 + random() % 400 : 2000);
+        if (w.spins) w.release();
         busy = busy || !w.spins;
         if (!w.live) ++events;
         release_barriers();

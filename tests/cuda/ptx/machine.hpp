@@ -77,11 +77,13 @@ struct Launch {
     Timing timing() const { return order ? Timing::late : Timing::early; }
 };
 
-// Lanes of a warp at the same instruction. waiting: for the other lanes of a warp-wide instruction.
+// Lanes of a warp at the same instruction. They may go on, wait for the other lanes of a warp-wide
+// instruction, or are held back until the others cannot go on.
+enum State { kReady, kWaiting, kHeld };
 struct Group {
     int pc;
     uint32_t lanes;
-    bool waiting;
+    State state;
 };
 
 struct Block;
@@ -112,7 +114,10 @@ struct Warp {
     // Executes up to this many instructions.
     void run(uint64_t quantum);
     // Continues some lanes elsewhere later.
-    void leave(int at, uint32_t some, bool waiting = false);
+    void leave(int at, uint32_t some, State state = kReady);
+    // Holds some of the present lanes back: nothing but warp-wide instructions keeps lanes together.
+    void hold();
+    void release();
     // Goes on with the group that stands lowest; none: all lanes have ended.
     void choose();
     void end(uint32_t some);

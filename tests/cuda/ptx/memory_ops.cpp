@@ -104,8 +104,6 @@ void add_memory_forms() {
     add_lanewise<uint64_t, uint64_t>("cvta.shared", [](uint64_t a) { return a | kSharedWindow; });
     add_lanewise<uint64_t, uint64_t>("cvta.local", [](uint64_t a) { return a | kLocalWindow; });
     add_lanewise<uint64_t, uint64_t>("cvta.to.window", [](uint64_t a) { return a & kWindowMask; });
-    // Looks at nothing, so it checks nothing: devices ignore prefetches of addresses that are not there.
-    add("prefetch", [](Warp&, const Instruction&) {});
 }
 
 }  // namespace ptx

@@ -49,7 +49,6 @@ class Kernel:
     registers: dict[str, str] = field(default_factory=dict)
     variables: dict[str, Variable] = field(default_factory=dict)
     labels: dict[str, int] = field(default_factory=dict)
-    tables: dict[str, list[str]] = field(default_factory=dict)
     instructions: list[Instruction] = field(default_factory=list)
 
 
@@ -62,7 +61,6 @@ _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]+)"', re.MULTILINE)
 _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)")
 _LABEL = re.compile(r"([\w$%]+):")
 _REGISTERS = re.compile(r"\.reg\s+\.(\w+)\s+(.*)", re.DOTALL)
-_TABLE = re.compile(r"([\w$]+):\s*\.branchtargets\s+(.*)", re.DOTALL)
 _INSTRUCTION = re.compile(r"(?:@(!?[%\w$]+)\s+)?([\w.:]+)\s*(.*)", re.DOTALL)
 _WORD = re.compile(r"[%$]?[A-Za-z_][\w$]*")
 
@@ -108,10 +106,6 @@ class Module:
     def __init__(self, text: str) -> None:
         self.text = text
         self._entries = {match[1]: match.start() for match in _ENTRY.finditer(text)}
-
-    @classmethod
-    def load(cls, path: Path) -> Module:
-        return cls(path.read_text())
 
     def kernels(self) -> list[str]:
         """Names of the entries."""
@@ -184,7 +178,7 @@ class _Body:
                 text = text[1:].lstrip()
                 continue
             label = _LABEL.match(text)
-            if label and ".branchtargets" not in text and text[label.end() : label.end() + 1] != ":":
+            if label and text[label.end() : label.end() + 1] != ":":
                 # Branches within inline assembly go backwards; others would not find their label.
                 name = self._declare(label[1]) if len(self._scopes) > 1 else label[1]
                 self._kernel.labels[name] = len(self._kernel.instructions)
@@ -222,8 +216,6 @@ class _Body:
         elif text.startswith((".shared", ".local", ".const", ".global")):
             variable = _variable(text)
             self._kernel.variables[variable.name] = variable
-        elif table := _TABLE.match(text):
-            self._kernel.tables[table[1]] = list(split_operands(table[2]))
         else:
             self._instruction(text, line)
 

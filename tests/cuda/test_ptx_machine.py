@@ -190,7 +190,7 @@ FAULTS = {
     "one word behind": ("ld.global.u32 %r10, [%rd3+4];", "lanes 0xffffffff: 4 bytes at .* are not memory"),
     "an address that is no multiple": ("ld.global.u32 %r10, [%rd3+2];", "is not a multiple of 4"),
     "a vector that is no multiple": ("ld.global.v2.u32 {%r10, %r11}, [%rd3];", "is not a multiple of 8"),
-    "beyond shared memory": ("st.shared.u32 [%r3+256], %r0;", "4 bytes at 0x100 of shared memory, which has 256"),
+    "beyond shared memory": ("st.shared.u32 [%r3+256], %r0;", "4 bytes at 0x510 of shared memory, which has 1296"),
     "beyond the parameters": ("ld.param.u64 %rd5, [test_param_0+8];", "of parameter memory, which has 8"),
     "an address in a register that nobody wrote": ("ld.global.u32 %r10, [%rd9];", "0xffffffffffffffff"),
     "asynchronous copies of a wild source": (

@@ -253,6 +253,8 @@ def test_wrong_uses_of_barriers_are_faults() -> None:
         block.call("barrier_arrive", 0, 3)
     with pytest.raises(FaultError, match="count of 0"):
         block.call("barrier_init", 0, 0)
+    with pytest.raises(FaultError, match="holds an mbarrier object"):
+        block.call("barrier_init", 0, 2)
     with pytest.raises(FaultError, match="parity of 2"):
         block.test(0, 2)
     with pytest.raises(FaultError, match="beyond 2"):

@@ -324,7 +324,11 @@ def test_rules_of_accumulators() -> None:
 def test_warps_of_a_group_must_agree() -> None:
     group = WarpGroup(Block(4096), "m64n8k16.f32.f16.f16", np.zeros((64, 8)))
     group.fence()
+    group.issue(GOOD, GOOD)
+    group.block.call("group_finish")
     group.issue(GOOD, GOOD, ranks=(0, 1, 2))
+    with pytest.raises(FaultError, match="took no part"):
+        group.block.call("group_finish")
     with pytest.raises(FaultError, match="different instructions"):
         group.issue(GOOD, GOOD + 8, ranks=(3,))
 

@@ -138,7 +138,11 @@ void subtract_arrivals(State& s, uint32_t count) {
 
 void mbarrier_init(uint64_t* barrier, uint32_t count) {
     if (!count || count > kMaxCount) throw Fault("mbarrier.init: count of " + std::to_string(count));
-    const uint64_t word = encoded({count, count, 0, 0});
+    uint64_t word;
+    std::memcpy(&word, barrier, 8);
+    if (word >> 62 == 2)
+        throw Fault("mbarrier.init: the memory holds an mbarrier object, and no mbarrier.inval came");
+    word = encoded({count, count, 0, 0});
     std::memcpy(barrier, &word, 8);
 }
 

@@ -24,6 +24,9 @@ WIDE = {"b64", "u64", "s64", "f64"}
 _ADDRESS = re.compile(r"\[\s*([^\]+]+?)\s*(?:\+\s*(-?\w+))?\s*\]")
 _INTEGER = re.compile(r"-?(0x[0-9A-Fa-f]+|\d+)U?")
 
+# Shared addresses begin behind what sm_90 keeps for itself (1024 bytes), as badly aligned as the hardware may have it.
+SHARED_START = 1024 + 16
+
 
 @dataclass
 class Code:
@@ -103,7 +106,7 @@ class _Encoder:
             word for i in self.kernel.instructions for o in i.operands for word in re.findall(r"[A-Za-z_$][\w$]*", o)
         }
         used = [v for name, v in {**module_variables, **self.kernel.variables}.items() if name in words]
-        ends = {"shared": 0, "local": 0}
+        ends = {"shared": SHARED_START, "local": 0}
         for variable in used:
             if variable.space in ends and variable.size:
                 start = _align(ends[variable.space], variable.alignment)

@@ -212,7 +212,8 @@ bool Block::round() {
     for (const int k : turns()) {
         Warp& w = warps[k];
         if (!w.live || w.barrier >= 0) continue;
-        w.run(launch.order > 1 ? 1 + random() % 400 : 2000);
+        // Enough for a loop around mbarrier.try_wait, or a warp that only spins looks busy.
+        w.run(launch.order > 1 ? 16 + random() % 400 : 2000);
         if (w.spins) w.release();
         busy = busy || !w.spins;
         if (!w.live) ++events;
@@ -257,6 +258,7 @@ void Block::run(uint64_t number) {
 void Block::finish() {
     if (bulk_copies.pending()) throw Fault("the block ends while bulk copies are under way");
     for (const Warp& w : warps) w.products[0].finish();
+    for (const WarpGroup& group : warp_groups) group.finish();
 }
 
 void Block::arrive(Warp& warp, int barrier, uint32_t threads) {

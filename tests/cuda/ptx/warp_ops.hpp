@@ -179,6 +179,7 @@ struct WgmmaCall {
 class WarpGroup {
   public:
     void issue(int rank, const WgmmaCall& call);
+    void finish() const;  // at the end of the block: Fault when a warp issued fewer than the others
 
   private:
     std::deque<WgmmaCall> calls_;
@@ -227,9 +228,5 @@ class WgmmaQueue {
     std::deque<std::vector<Issued>> groups_;
     std::unordered_map<const Register*, Use> registers_;
 };
-
-/// One element address: bytes into the shared window of element (row, k) of a descriptor's operand, row along
-/// M or N.
-uint32_t wgmma_address(uint64_t descriptor, bool mn_major, int element_bytes, int row, int k);
 
 }  // namespace ptx

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
+from tests.cuda.ptx import build
+
 LANES = 32
-_SOURCES = ("mma.cpp", "async_copies.cpp", "wgmma.cpp", "warp_ops_capi.cpp")
 
 
 @cache
 def library() -> ctypes.CDLL:
-    """The instructions, compiled for this process."""
-    folder = Path(__file__).parent
-    flags = ("-std=c++17", "-O2", "-shared", "-fPIC", "-ffp-contract=off")
-    with TemporaryDirectory() as name:
-        target = Path(name) / "warp_ops.so"
-        subprocess.run(["g++", *flags, *(str(folder / n) for n in _SOURCES), "-o", str(target)], check=True)
-        loaded = ctypes.CDLL(str(target))
+    """The machine's library, with the types of the functions that are used here."""
+    loaded = build.library()
     loaded.ptx_fault.restype = ctypes.c_char_p
     loaded.ptx_block.restype = ctypes.c_void_p
     loaded.ptx_block_memory.restype = ctypes.c_void_p

@@ -136,6 +136,9 @@ int ptx_wgmma_touch(Block* block, int rank, const ptx::Register* reg) {
 int ptx_wgmma_finish(Block* block, int rank) {
     return guarded([&] { block->warps.at(size_t(rank)).finish(); });
 }
+int ptx_group_finish(Block* block) {
+    return guarded([&] { block->group.finish(); });
+}
 void ptx_wgmma_fence(Block* block, int rank) { block->warps.at(size_t(rank)).fence(); }
 void ptx_wgmma_commit(Block* block, int rank) { block->warps.at(size_t(rank)).commit(); }
 }

@@ -266,14 +266,6 @@ WgmmaRegisters wgmma_registers(int kind) {
     return {int(form.n) * bits_of(Element(form.d)) / 64, 4, form.a == f16 || form.a == bf16, !integer};
 }
 
-uint32_t wgmma_address(uint64_t descriptor, bool mn_major, int element_bytes, int row, int k) {
-    const int per = 16 / element_bytes, within = (mn_major ? row : k) % per;
-    const uint32_t line = uint32_t(mn_major ? row - within : row),
-                   column = uint32_t(mn_major ? k : k - within);
-    return chunk_address(decoded(descriptor), mn_major, uint32_t(per), line, column) +
-           uint32_t(within * element_bytes);
-}
-
 void WarpGroup::issue(int rank, const WgmmaCall& call) {
     const uint64_t place = issued_[size_t(rank)]++ - first_;
     if (place == calls_.size())
@@ -283,6 +275,11 @@ void WarpGroup::issue(int rank, const WgmmaCall& call) {
             "wgmma: the warps of a warp group issue different instructions, or with different descriptors");
     const uint64_t done = *std::min_element(issued_.begin(), issued_.end());
     for (; first_ < done; ++first_) calls_.pop_front();
+}
+
+void WarpGroup::finish() const {
+    if (!calls_.empty())
+        throw Fault("wgmma: some warps of a warp group took no part in its last instructions");
 }
 
 void WgmmaQueue::issue(const Shared& shared, const WgmmaCall& call, Register* const* d) {

@@ -1,4 +1,8 @@
-"""`pytest tests/cuda --device real` runs the tests of kernels and models on the GPUs of this machine."""
+"""`pytest tests/cuda --device real` runs the tests of kernels and models on the GPUs of this machine.
+
+With `--device ptx --arch 75`, 80 or 90 the tests of kernels execute the PTX for that architecture (tests/cuda/ptx), and
+with 80 those of models do.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,19 @@ import pytest
 
 from benchmarks.gpu.device import works
 from ikpy.backends.cuda import devices, emulator
+from ikpy.backends.cuda.api import LaunchLike
 from ikpy.backends.cuda.arguments import pack
+from ikpy.backends.cuda.emulated import EmulatedDevice, Launcher
 from ikpy.backends.cuda.launch import kernel_file
 from tests.cuda import fake_pycuda, programs
+from tests.cuda.ptx.launcher import Library
 from tests.cuda.reporting import Reporter
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--device", default="emulated", choices=("emulated", "real"), help="where CUDA kernels run")
+    choices = ("emulated", "ptx", "real")
+    parser.addoption("--device", default="emulated", choices=choices, help="where CUDA kernels run")
+    parser.addoption("--arch", type=int, default=80, choices=(75, 80, 90), help="architecture with --device ptx")
     parser.addoption("--results", type=Path, help="file that gets a line per test; what it has is not run again")
 
 
@@ -27,12 +36,19 @@ def is_real(config: pytest.Config) -> bool:
     return config.getoption("--device", "emulated") == "real"
 
 
+def is_ptx(config: pytest.Config) -> bool:
+    """Whether the tests of kernels execute PTX."""
+    return config.getoption("--device", "emulated") == "ptx"
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if is_real(config):
         found = devices.available()
         if not found:
             raise pytest.UsageError(f"--device real: {devices.why_none()}")
         programs.DEVICE = found[0]
+    if is_ptx(config):
+        programs.PTX = Library(config.getoption("--arch"))
     path = config.getoption("--results", None)
     if path is not None:
         reporter = Reporter(path, device_works)
@@ -48,8 +64,20 @@ def device_works() -> bool:
 @pytest.fixture
 def emulation(request: pytest.FixtureRequest) -> None:
     """For tests of the emulation itself, which show nothing on a GPU."""
-    if is_real(request.config):
+    if is_real(request.config) or is_ptx(request.config):
         pytest.skip("looks at the emulation")
+
+
+def on_machine(device: EmulatedDevice) -> Launcher:
+    """Launches of an emulated device, whose compute capability is 8.0, on the machine that executes PTX."""
+    machine = programs.PTX
+    assert machine is not None
+
+    def launch(launch: LaunchLike) -> None:
+        args = (launch.kernel, launch.grid, launch.block, launch.shared_bytes, launch.args)
+        machine.launch(*args, memory=device.ranges())
+
+    return launch
 
 
 @pytest.fixture
@@ -59,6 +87,10 @@ def cuda_devices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         return len(devices.available())
     monkeypatch.setenv(devices.EMULATE, "2")
     monkeypatch.setenv(devices.EMULATED_MIB, "1024")
+    if programs.PTX is not None:
+        if programs.PTX.arch != 80:
+            pytest.skip("emulated devices have compute capability 8.0")
+        monkeypatch.setattr(EmulatedDevice, "launcher", property(on_machine))
     return len(devices.available())
 
 

@@ -17,15 +17,25 @@ from ikpy.graph.ir import F16, F32, I32, I64, Value, contiguous_strides, externa
 from ikpy.graph.plan import CompiledPlan
 from ikpy.graph.planner import plan_arena
 from ikpy.quants import registry
+from tests.cuda.ptx.launcher import Library
 
 # The GPU that runs the kernels (pytest --device real); None: they are emulated.
 DEVICE: Device | None = None
+# The machine that executes their PTX (pytest --device ptx); None: they are compiled for the host.
+PTX: Library | None = None
 # All kernels that were launched.
 LAUNCHED: set[str] = set()
 # Is told every kernel before it is launched, for reports of tests.
 ON_LAUNCH: Callable[[str], None] = lambda kernel: None  # noqa: E731
 ORDERS = (emulator.FORWARD, emulator.REVERSE, 2026)
 TYPE_OF_DTYPE = {"float32": F32, "float16": F16, "int32": I32, "int64": I64}
+
+
+def capability() -> tuple[int, int]:
+    """Of what runs the kernels; the emulation has all of them."""
+    if PTX is not None:
+        return PTX.arch // 10, PTX.arch % 10
+    return DEVICE.compute_capability if DEVICE is not None else (9, 0)
 
 
 class DeviceFormats:
@@ -57,7 +67,7 @@ class Program:
     """
 
     def __init__(self, target: launch.Target | None = None, *, merge: bool = False) -> None:
-        self.target = target or launch.Target()
+        self.target = target or launch.Target.of([capability()])
         self.launches: list[launch.Launch] = []
         self._merge = merge
         self.graph = Graph(DeviceFormats(self.target.large_products("")))
@@ -82,7 +92,7 @@ class Program:
         """
         if not on_cuda or DEVICE is not None:
             return self._run_once(results, n_kv, on_cuda=on_cuda)
-        machine, found = emulator.library(checked=True), []
+        machine, found = PTX or emulator.library(checked=True), []
         for order in ORDERS:
             machine.set_order(order)
             found.append(self._run_once(results, n_kv, on_cuda=True))
@@ -127,12 +137,14 @@ class Program:
             start = value.buffer.address
             return (base + offsets[value.buffer] if start is None else start) + value.offset
 
-        machine = emulator.library(checked=True)
         self._lower(address)
         for step in self.launches:
             ON_LAUNCH(step.kernel)
             LAUNCHED.add(step.kernel)
-            machine.launch(*step)
+            if PTX is None:
+                emulator.library(checked=True).launch(*step)
+            else:
+                PTX.launch(*step, memory=_ranges([memory, runtime, work, *self.arrays]))
 
     def _lower(self, address: launch.Address) -> None:
         self.launches = []
@@ -212,6 +224,11 @@ def _aligned(data: np.ndarray) -> np.ndarray:
     copy = raw[start : start + data.nbytes].view(data.dtype).reshape(data.shape)
     copy[...] = data
     return copy
+
+
+def _ranges(arrays: Sequence[np.ndarray]) -> list[tuple[int, int]]:
+    """Where kernels may read and write: the arrays, to the end of the word that their last byte is in."""
+    return [(array.ctypes.data, -(-array.nbytes // 4) * 4) for array in arrays]
 
 
 def _strided(source: np.ndarray, start: int, value: Value) -> np.ndarray:

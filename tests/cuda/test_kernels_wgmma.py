@@ -19,8 +19,8 @@ KINDS = ["q8_0", "q4_1", "q6_K", "q2_K", "iq4_ks", "iq5_ks_r4", "q8_k_r16", "iq3
 
 
 def target(first: int = 1) -> launch.Target:
-    if programs.DEVICE is not None and programs.DEVICE.compute_capability != (9, 0):
-        pytest.skip("this GPU has no wgmma")
+    if programs.capability() != (9, 0):
+        pytest.skip("this device has no wgmma")
     return launch.Target(large={"": launch.Large(wgmma=first)})
 
 
@@ -34,7 +34,7 @@ def assert_same(build, n_kv: int = 0) -> None:
         found.append(p.run(values, on_cuda=True, n_kv=n_kv))
     assert kernels[1] == [name.replace("matmul_", "wgmma_") for name in kernels[0]] != kernels[0]
     for plain, newer in zip(*found, strict=True):
-        if programs.DEVICE is None:
+        if programs.DEVICE is None and programs.PTX is None:
             assert plain.tobytes() == newer.tobytes(), f"{(plain != newer).sum()} of {plain.size} differ"
         else:  # nvcc may join multiplications and additions in one kernel that it leaves apart in the other
             programs.assert_close(newer[: n_kv or None], plain[: n_kv or None], 1e-5, "result")

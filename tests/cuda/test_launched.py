@@ -14,7 +14,7 @@ def test_every_kernel_was_launched_by_a_test_of_kernels(request: pytest.FixtureR
     """Each of those tests compares with the CPU backend or a numpy decoder."""
     files = {path.name for path in Path(__file__).parent.glob("test_kernels_*.py")}
     config = request.config
-    chosen = config.option.keyword or config.getoption("--results", None) or programs.DEVICE
+    chosen = config.option.keyword or config.getoption("--results", None) or programs.DEVICE or programs.PTX
     if chosen or not files <= {item.path.name for item in request.session.items}:
         pytest.skip("shows something only behind all tests of kernels, on emulated devices")
     assert set(emulator.library(checked=True).kernels()) - programs.LAUNCHED == set()

@@ -216,11 +216,14 @@ class EmulatedDevice(Device):
         region = self._memory.pop(address)
         self._used -= len(region)
 
+    def ranges(self) -> list[tuple[int, int]]:
+        """Address and bytes of all memory that was allocated."""
+        return [(start, len(region)) for start, region in self._memory.items()]
+
     def check(self, address: int, nbytes: int) -> None:
         """Raises DeviceError unless the range lies in memory of this device."""
-        for start, region in self._memory.items():
-            if start <= address and address + nbytes <= start + len(region):
-                return
+        if any(start <= address and address + nbytes <= start + size for start, size in self.ranges()):
+            return
         raise DeviceError(f"{self.name}: {nbytes} bytes at {address:#x} are not memory of this device")
 
     def new_stream(self) -> Stream:

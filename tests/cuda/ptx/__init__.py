@@ -1,0 +1,1 @@
+"""A machine that executes the PTX of the kernels."""

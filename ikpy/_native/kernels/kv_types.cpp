@@ -73,21 +73,6 @@ void store_q8_0(const float* src, int64_t n, uint8_t* dst) {
     }
 }
 
-void store_q4_0(const float* src, int64_t n, uint8_t* dst) {
-    for (int64_t b = 0; b < n / kBlock; ++b) {
-        const float* x = src + b * kBlock;
-        uint8_t* y = dst + b * 18;
-        const float d = signed_extreme(x, kBlock) / -8.0f;
-        const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
-        put_f16(y, d);
-        for (int i = 0; i < 16; ++i) {
-            const int low = code_of(x[i] * inverse + 8.5f, 15);
-            const int high = code_of(x[i + 16] * inverse + 8.5f, 15);
-            y[2 + i] = uint8_t(low | (high << 4));
-        }
-    }
-}
-
 // Codes as blocks of kBytes end: the fifth bits if kFives, then pairs of nibbles.
 template <int kBytes, bool kFives>
 void put_codes(const int* code, uint8_t* y) {
@@ -96,6 +81,19 @@ void put_codes(const int* code, uint8_t* y) {
     uint32_t bits = 0;
     for (int j = 0; j < kBlock; ++j) bits |= uint32_t(code[j] >> 4) << j;
     std::memcpy(y + kBytes - 20, &bits, sizeof(bits));
+}
+
+void store_q4_0(const float* src, int64_t n, uint8_t* dst) {
+    for (int64_t b = 0; b < n / kBlock; ++b) {
+        const float* x = src + b * kBlock;
+        uint8_t* y = dst + b * 18;
+        const float d = signed_extreme(x, kBlock) / -8.0f;
+        const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
+        int code[kBlock];
+        for (int i = 0; i < kBlock; ++i) code[i] = code_of(x[i] * inverse + 8.5f, 15);
+        put_f16(y, d);
+        put_codes<18, false>(code, y);
+    }
 }
 
 void store_q5_0(const float* src, int64_t n, uint8_t* dst) {

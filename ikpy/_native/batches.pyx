@@ -11,6 +11,7 @@ from operator import index
 import numpy as np
 
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
+from libc.stdint cimport INT64_MAX
 
 from ikpy.errors import UsageError
 
@@ -90,7 +91,7 @@ cdef class Batch:
         for token_id in tokens:
             token.id = as_integer(token_id)
             self.items.push_back(token)
-            token.pos += 1
+            token.pos += token.pos < INT64_MAX  # far above what decoding takes
         if logits == "last" and self.items.size() > before:
             self.items.back().wanted = True
         return 0

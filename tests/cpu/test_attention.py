@@ -353,6 +353,20 @@ def test_store_rounds_to_nearest(type_id):
         assert np.array_equal(sums, cache[cells][..., 8:].view(np.int8).astype(int).sum(-1))
 
 
+@pytest.mark.parametrize("type_id", CODED, ids=ref.TYPE_NAMES.get)
+def test_numbers_without_a_code_spoil_no_others(type_id):
+    """NaN of a damaged model, and values so small that the inverse of their scale is infinite."""
+    x = np.random.default_rng(7).standard_normal((2, 1, 64)).astype(np.float32)
+    x[0, 0, 3] = np.nan
+    x[1, 0] *= 1e-40
+    x[1, 0, ::5] = 0
+    _, got = ref.make_cache(x, type_id)
+    others = np.delete(np.arange(64), 3)
+    error = np.abs(got[0, 0] - x[0, 0])[others] / np.abs(x[0, 0, others]).max()
+    assert error.max() <= STEP[type_id] * 1.03, f"element {others[error.argmax()]}: {error.max():.4f}"
+    assert np.abs(got[1]).max() < 1e-6, f"{got[1]}"
+
+
 @pytest.mark.parametrize("type_id", [Q8_0, Q5_1, Q5_0, Q4_1, Q4_0], ids=ref.TYPE_NAMES.get)
 def test_store_gives_the_bytes_of_the_reference(type_id):
     """The reference quantizes to these types without importances as it writes a cache."""

@@ -280,6 +280,9 @@ def test_bad_batches() -> None:
         ctx.decode(Batch(np.array([5 + (1 << 32)]), [0], [0], [True]))
     with pytest.raises(UsageError, match=f"position {1 << 40} is too large"):
         ctx.decode(Batch([5], [1 << 40], [0], [True]))
+    last = (1 << 63) - 1
+    for n in (1, 2):
+        assert Batch.single([5] * n, last).pos.tolist() == [last] * n, "positions do not wrap around"
     with pytest.raises(TypeError):
         Batch([1.5], [0], [0], [True])
     with pytest.raises(ValueError, match="differ in length"):

@@ -202,6 +202,58 @@ def test_odd_inputs_stay_finite_and_close(name):
         assert np.abs(decoded).max() < 8, f"{name}: value {np.abs(decoded).max()} from inputs below 3"
 
 
+@pytest.mark.parametrize("name", ["q2_K", "q3_K", "q4_K", "q5_K", "q6_K"])
+def test_values_beyond_the_scales_saturate(name):
+    """Magnitudes for which no scale of a K-quant is large enough: signs are kept, and nothing is infinite."""
+    values = np.random.default_rng(3).standard_normal((4, 512)).astype(np.float32)
+    for magnitude in (1e9, 1e14, 1e30):
+        scaled = values * np.float32(magnitude)
+        decoded = decode(name, encode(name, scaled), scaled)
+        assert np.isfinite(decoded).all(), f"{name}, {magnitude:g}: {worst_block(name, scaled, decoded)}"
+        if magnitude < 1e20:  # squares above are infinite
+            agreement = np.corrcoef(np.sign(values).ravel(), decoded.ravel())[0, 1]
+            assert agreement > 0.9, f"{name}, {magnitude:g}: {agreement:.3f} with the signs"
+
+
+def rows_of_any_magnitude(n_rows: int) -> dict[str, np.ndarray]:
+    """Rows of 512 finite numbers from the smallest float to the largest."""
+    rng = np.random.default_rng(5)
+    normal = rng.standard_normal((n_rows, 512))
+    rows = {
+        "each its own": normal * 10.0 ** rng.uniform(-45, 38, normal.shape),
+        "each row its own": normal * 10.0 ** np.linspace(-45, 38, n_rows)[:, None],
+        "huge among small": np.where(rng.random(normal.shape) < 0.02, 3e38, normal),
+        "tiny": normal * 1e-38,
+        "one sign": np.abs(normal) * 1e-42,
+        "two values": np.sign(normal) * 3e38,
+    }
+    largest = np.finfo(np.float32).max
+    return {what: np.clip(values, -largest, largest).astype(np.float32) for what, values in rows.items()}
+
+
+@pytest.mark.parametrize("name", ENCODED)
+def test_any_finite_rows_can_be_encoded(name):
+    """Undefined conversions are for scripts/test_sanitized to find; here, small numbers do not become infinite."""
+    columns = np.random.default_rng(6)
+    importances = [None, (columns.random(512) < 0.1).astype(np.float32), np.full(512, 1e-40, np.float32)]
+    importances.append((10.0 ** columns.uniform(-40, 37, 512)).astype(np.float32))
+    for what, values in rows_of_any_magnitude(16).items():
+        for weights in importances:
+            with np.errstate(all="ignore"):
+                decoded = decode(name, encode(name, values, weights), values)
+            small = np.abs(values).max(axis=1) < 3e4
+            bad = np.argwhere(~np.isfinite(decoded) & small[:, None])
+            assert not len(bad), f"{name}, {what}: row, column {bad[0]} of {len(bad)}"
+
+
+def test_values_below_the_smallest_scale_are_zeros():
+    """The inverse of such a scale is infinite."""
+    values = np.array([[1e-40, -1e-39, 0, 1e-45] * 8], np.float32)
+    encoded = encode("q8_0", values)
+    assert not decode("q8_0", encoded, values).any()
+    assert not encoded.any(), f"codes {encoded}"
+
+
 @pytest.mark.parametrize("name", ["q8_KV", "q8_k_r8"])
 def test_levels_of_eight_bits_are_rounded_products(name):
     """F16 weights often lie at half a level; the product with the inverse scale is rounded before it becomes one."""

@@ -15,6 +15,10 @@ constexpr int kBlock = 32;
 
 int clamp_level(float x, int low, int high) { return std::min(high, std::max(low, int(std::lrintf(x)))); }
 
+// The code that v is cut to, 0 for NaN: 0 times the inverse of a tiny scale is that, or what a damaged model
+// computes.
+int code_of(float v, int top) { return int(std::max(0.0f, std::min(v, float(top)))); }
+
 // Element of largest magnitude, with its sign.
 float signed_extreme(const float* x, int n) {
     float best = 0.0f;
@@ -69,21 +73,6 @@ void store_q8_0(const float* src, int64_t n, uint8_t* dst) {
     }
 }
 
-void store_q4_0(const float* src, int64_t n, uint8_t* dst) {
-    for (int64_t b = 0; b < n / kBlock; ++b) {
-        const float* x = src + b * kBlock;
-        uint8_t* y = dst + b * 18;
-        const float d = signed_extreme(x, kBlock) / -8.0f;
-        const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
-        put_f16(y, d);
-        for (int i = 0; i < 16; ++i) {
-            const int low = std::min(15, int(x[i] * inverse + 8.5f));
-            const int high = std::min(15, int(x[i + 16] * inverse + 8.5f));
-            y[2 + i] = uint8_t(low | (high << 4));
-        }
-    }
-}
-
 // Codes as blocks of kBytes end: the fifth bits if kFives, then pairs of nibbles.
 template <int kBytes, bool kFives>
 void put_codes(const int* code, uint8_t* y) {
@@ -94,6 +83,19 @@ void put_codes(const int* code, uint8_t* y) {
     std::memcpy(y + kBytes - 20, &bits, sizeof(bits));
 }
 
+void store_q4_0(const float* src, int64_t n, uint8_t* dst) {
+    for (int64_t b = 0; b < n / kBlock; ++b) {
+        const float* x = src + b * kBlock;
+        uint8_t* y = dst + b * 18;
+        const float d = signed_extreme(x, kBlock) / -8.0f;
+        const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
+        int code[kBlock];
+        for (int i = 0; i < kBlock; ++i) code[i] = code_of(x[i] * inverse + 8.5f, 15);
+        put_f16(y, d);
+        put_codes<18, false>(code, y);
+    }
+}
+
 void store_q5_0(const float* src, int64_t n, uint8_t* dst) {
     for (int64_t b = 0; b < n / kBlock; ++b) {
         const float* x = src + b * kBlock;
@@ -101,7 +103,7 @@ void store_q5_0(const float* src, int64_t n, uint8_t* dst) {
         const float d = signed_extreme(x, kBlock) / -16.0f;
         const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
         int code[kBlock];
-        for (int i = 0; i < kBlock; ++i) code[i] = std::min(31, int(x[i] * inverse + 16.5f));
+        for (int i = 0; i < kBlock; ++i) code[i] = code_of(x[i] * inverse + 16.5f, 31);
         put_f16(y, d);
         put_codes<22, true>(code, y);
     }
@@ -117,7 +119,7 @@ void store_with_minimum(const float* src, int64_t n, uint8_t* dst) {
         const float d = (high - low) / float(kTop);
         const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
         int code[kBlock];
-        for (int i = 0; i < kBlock; ++i) code[i] = std::min(kTop, int((x[i] - low) * inverse + 0.5f));
+        for (int i = 0; i < kBlock; ++i) code[i] = code_of((x[i] - low) * inverse + 0.5f, kTop);
         put_f16(y, d);
         put_f16(y + 2, low);
         put_codes<kBytes, (kTop > 15)>(code, y);

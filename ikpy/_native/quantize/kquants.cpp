@@ -45,6 +45,10 @@ struct MinCodes {
     int scale = 0, min = 0;
 };
 
+// The code below a multiple of a scale, which is beyond any int, or no number, for weights far above what F16
+// scales can stand for.
+int code_below(float multiple) { return static_cast<int>(std::max(0.0f, std::min(1e6f, multiple))); }
+
 // Search for y = d*scale*q - dmin*min with common d and dmin of a block.
 template <int LEVELS, int SIZE, int MAX_CODE>
 class ScaleMinSearch {
@@ -129,14 +133,14 @@ class ScaleMinSearch {
             const float* x = x_ + b * SIZE;
             const float* w = w_ + b * SIZE;
             ScaleOffsetLanes<LEVELS, SIZE> lanes;
-            const int first_scale = d > 0 ? static_cast<int>(free_[b].scale / d) - 1 : 0;
+            const int first_scale = d > 0 ? code_below(free_[b].scale / d) - 1 : 0;
             MinCodes codes[LANES];
             for (int l = 0; l < LANES; l++) {
                 codes[l].scale = std::clamp(first_scale + (l & 3), 0, MAX_CODE);
                 // A larger scale goes with a lower offset: the middle of the range stays where it is.
                 const float s = d * codes[l].scale;
                 const float offset = free_[b].offset + 0.5f * (LEVELS - 1) * (free_[b].scale - s);
-                const int centre = dmin > 0 ? static_cast<int>(std::clamp(-offset / dmin, 0.0f, 1e6f)) : 0;
+                const int centre = dmin > 0 ? code_below(-offset / dmin) : 0;
                 codes[l].min = std::clamp(centre - 1 + (l >> 2), 0, MAX_CODE);
                 lanes.scale[l] = s;
                 lanes.offset[l] = -dmin * codes[l].min;
@@ -227,7 +231,8 @@ void encode_scale_min(const Rows& r) {
             search.levels(levels);
             const float factor = search.stored_factor(levels);
             std::memset(block, 0, Format::BLOCK_BYTES);
-            Format::pack(block, factor * search.d(), factor * search.dmin(), search.codes(), levels);
+            Format::pack(block, round_to_f16(factor * search.d()), round_to_f16(factor * search.dmin()),
+                         search.codes(), levels);
         }
     }
 }

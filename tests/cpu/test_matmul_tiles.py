@@ -138,7 +138,19 @@ def test_nearer_to_the_float_product_than_required(name: str) -> None:
     assert error < 0.003, f"{name}: {100 * error:.3f} %"
 
 
-SHORT_BLOCKS = ("Q4_0", "Q8_0", "IQ4_NL", "MXFP4", "BF16", "Q4_0_R8", "Q5_0_R4", "Q8_0_R8", "MXFP4_R8", "Q4_0_4x4")
+SHORT_BLOCKS = (
+    "Q4_0",
+    "Q8_0",
+    "IQ4_NL",
+    "MXFP4",
+    "BF16",
+    "BF16_R16",
+    "Q4_0_R8",
+    "Q5_0_R4",
+    "Q8_0_R8",
+    "MXFP4_R8",
+    "Q4_0_4x4",
+)
 
 
 @pytest.mark.parametrize("name", SHORT_BLOCKS)
@@ -174,7 +186,7 @@ def test_up_and_gate(name: str) -> None:
     assert_gated(out, gated("silu", seen @ gate.T, seen @ up.T), name, 1e-2)
 
 
-@pytest.mark.parametrize("name", ("Q4_0", "IQ2_K", "IQ2_KS", "IQ4_KS_R4", "BF16"))
+@pytest.mark.parametrize("name", ("Q4_0", "IQ2_K", "IQ2_KS", "IQ4_KS_R4", "BF16", "BF16_R16"))
 @pytest.mark.parametrize("row_per_slot", (False, True))
 @pytest.mark.parametrize(("k", "n_rows", "tokens"), ((512, 150, 130), (4096, 40, 300)))
 def test_experts_gather_their_tokens(name: str, row_per_slot: bool, k: int, n_rows: int, tokens: int) -> None:
@@ -201,19 +213,22 @@ def test_experts_gather_their_tokens(name: str, row_per_slot: bool, k: int, n_ro
             assert_close(out[t, slot][None], parts[e][1], row, WEIGHT_ROUNDING, f"{name}, token {t}, expert {e}")
 
 
-@pytest.mark.parametrize("name", ("F16", "BF16"))
-@pytest.mark.parametrize("tokens", (2, 3, 4, 8, 17, 32, 33))
+FLOATS = ("F16", "BF16", "BF16_R16")
+
+
+@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("tokens", (2, 3, 4, 5, 8, 17, 32, 33, 70))
 def test_small_batches_of_float_weights(name: str, tokens: int) -> None:
-    k, n = 288, 205
+    k, n = 288, rows_of(name, 205)
     data, w = random_weight(name, k, n, 1)
     x = activations((tokens, k), tokens)
     y = product(name, data, k, n, x, threads=3)
     assert_close(y, w, effective(x, name, 512), 2e-5, f"{name}, {tokens} tokens")
 
 
-@pytest.mark.parametrize("name", ("F16", "BF16"))
+@pytest.mark.parametrize("name", FLOATS)
 def test_one_matrix_per_batch_of_float_weights(name: str) -> None:
-    k, n, heads = 128, 300, 5
+    k, n, heads = 128, rows_of(name, 300), 5
     parts = [random_weight(name, k, n, h) for h in range(heads)]
     for tokens in (2, 8, 20, 70):
         x = activations((heads, tokens, k), 4)
@@ -227,11 +242,20 @@ def test_one_matrix_per_batch_of_float_weights(name: str) -> None:
             assert_close(out[h], parts[h][1], effective(x[h], name, 512), 2e-5, f"{name}, {tokens} tokens, head {h}")
 
 
-@pytest.mark.parametrize("name", ("F16", "BF16"))
+@pytest.mark.parametrize("k", (48, 80, 176))
+@pytest.mark.parametrize("tokens", (5, 33))
+def test_groups_of_rows_that_end_inside_a_tile(k: int, tokens: int) -> None:
+    data, w = random_weight("BF16_R16", k, 48, 1)
+    x = activations((tokens, k), tokens)
+    y = product("BF16_R16", data, k, 48, x)
+    assert_close(y, w, effective(x, "BF16_R16", 512), 2e-5, f"K {k}, {tokens} tokens")
+
+
+@pytest.mark.parametrize("name", FLOATS)
 @pytest.mark.parametrize("tokens", (4, 9, 24, 150))
 def test_experts_of_float_weights(name: str, tokens: int) -> None:
     """Groups of one token to many: row products, few tokens and panels in one op, gated and not."""
-    k, n = 320, 150
+    k, n = 320, rows_of(name, 150)
     up, gate = ([random_weight(name, k, n, e + s) for e in range(EXPERTS)] for s in (0, 50))
     ids = routing(tokens)
     ids[1:, 0] = np.where(ids[1:, 1] == 2, ids[1:, 0], 2)  # most tokens choose expert 2

@@ -52,8 +52,8 @@ IKPY_AMX inline void add_products(const uint16_t* w) {
 // Up to 16 tokens times NB row blocks of NH halves, NB * NH <= 4 sums. The weights stay in the first-level
 // cache while the tokens stream by, so one tile of tokens shall meet as many tiles of weights as there are
 // registers. Tokens (8 KiB per 512 cycles of products) and sums (4 KiB read, 4 KiB written) come from the
-// second level, of which tile loads get some 22 bytes per cycle: fetching the next tokens' sums early is
-// worth 1.28 times the speed, fetching tokens early costs some of it.
+// second level, which passes some 22 bytes per cycle of both (stores cost three times what loads do):
+// fetching the next tokens' sums early is worth 1.28 times the speed, fetching tokens early costs some of it.
 template <TileFactors F, int NB, int NH>
 IKPY_AMX void tile_sums(const TokenRows& x, const uint16_t* panel, int64_t n_steps, float* out,
                         int64_t out_block, bool add) {

@@ -193,14 +193,16 @@ void multiply(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t*
 template <class L>
 size_t work_bytes(int64_t n_in) {
     return std::max(int8_panel_bytes(n_in),
-                    kGemvTokens * (round_up(n_in, kChunk) / kChunk) * sizeof(Record<L>));
+                    kRecordTokens * (round_up(n_in, kChunk) / kChunk) * sizeof(Record<L>));
 }
 
 // The kernels of the type with the product of few tokens replaced.
-template <class L>
+template <class L, int PassTokens = 0>
 constexpr WeightKernels kernels() {
     WeightKernels k = quant_kernels<typename L::Plain>();
-    k.gemv = multiply<L, kGemvTokens>;
+    k.gemv = multiply<L, kRecordTokens>;
+    k.gemv_tokens = kRecordTokens;
+    k.pass_tokens = PassTokens;
     k.work_bytes = work_bytes<L>;
     return k;
 }

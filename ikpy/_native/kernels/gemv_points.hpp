@@ -212,7 +212,7 @@ struct Product {
     struct Record {
         alignas(64) uint8_t at[kRecord<P>];
     };
-    static constexpr int kTokens = kGemvTokens;
+    static constexpr int kTokens = kRecordTokens;
 
     IKPY_VBMI static void prepare(const uint8_t* x, const ActQ8Layout& at, int64_t c, Record* out) {
         rearrange<P::kOrder>(x + c * kChunk, out->at);
@@ -227,9 +227,9 @@ struct Product {
     }
 };
 
-template <class P, class U>
+template <class P, class U, int PassTokens = 0>
 constexpr WeightKernels kernels() {
-    return record_kernels<Product<P, U>>();
+    return record_kernels<Product<P, U>, PassTokens>();
 }
 
 }  // namespace points

@@ -218,7 +218,7 @@ template <class T>
 struct FromTable {
     using Unpack = typename T::Unpack;
     using Record = typename T::Chunk;
-    static constexpr int kTokens = kGemvTokens;
+    static constexpr int kTokens = kRecordTokens;
 
     static void prepare(const uint8_t* x, const ActQ8Layout& at, int64_t c, Record* out) {
         spread(x, at, c, out);

@@ -201,21 +201,46 @@ struct ItemSums final : SumSink {
     }
 };
 
+// Whether so many tokens meet unpacked rows one by one.
+bool by_rows(const Product& p, int n_tokens) {
+    return !p.tiles && n_tokens <= std::max(p.kernels.gemv_tokens, p.kernels.pass_tokens);
+}
+
+int row_passes(const WeightKernels& kernels, int n_tokens) {
+    return (n_tokens + kernels.gemv_tokens - 1) / kernels.gemv_tokens;
+}
+
 // Whether the product of so many tokens hands over its sums itself.
 bool fills_sink(const Product& p, int n_tokens) {
-    return !p.tiles && n_tokens > p.kernels.gemv_tokens && p.kernels.fills_sink;
+    return !p.tiles && !by_rows(p, n_tokens) && p.kernels.fills_sink;
+}
+
+// What a pass makes of its tokens stays in a part of the work memory of its own.
+int64_t pass_bytes(const WeightKernels& kernels, int64_t n_in) {
+    return round_up(static_cast<int64_t>(kernels.work_bytes(n_in)), 64);
+}
+
+// In passes of nearly equal size.
+void multiply_rows(const Product& p, const Scratch& s, const ItemSums& item, const TokenSet& tokens) {
+    const int n_passes = row_passes(p.kernels, tokens.n);
+    const int64_t bytes = n_passes > 1 ? pass_bytes(p.kernels, p.up->ne[0]) : 0;
+    for (int b = 0; b < item.n_blocks; ++b)
+        for (int i = 0; i < n_passes; ++i) {
+            const int begin = tokens.n * i / n_passes, end = tokens.n * (i + 1) / n_passes;
+            p.kernels.gemv(item.blocks[b], {s.x + begin, end - begin, tokens.fresh && b == 0},
+                           s.sums + (static_cast<int64_t>(b) * tokens.n + begin) * kBlockRows,
+                           s.work + i * bytes);
+        }
 }
 
 // The sums of the blocks times the tokens.
 void multiply_blocks(const Product& p, const Scratch& s, const ItemSums& item, const TokenSet& tokens) {
     if (p.tiles) {
         p.kernels.tiles.product(item.blocks, item.n_blocks, tokens, s.sums, s.work);
-    } else if (tokens.n > p.kernels.gemv_tokens) {
-        p.kernels.gemm(item.blocks, item.n_blocks, tokens, s.sums, s.work);
+    } else if (by_rows(p, tokens.n)) {
+        multiply_rows(p, s, item, tokens);
     } else {
-        for (int b = 0; b < item.n_blocks; ++b)
-            p.kernels.gemv(item.blocks[b], {s.x, tokens.n, tokens.fresh && b == 0},
-                           s.sums + static_cast<int64_t>(b) * tokens.n * kBlockRows, s.work);
+        p.kernels.gemm(item.blocks, item.n_blocks, tokens, s.sums, s.work);
     }
 }
 
@@ -223,7 +248,7 @@ void multiply_blocks(const Product& p, const Scratch& s, const ItemSums& item, c
 // tokens of the item before.
 void multiply_item(const Product& p, const Scratch& s, int64_t matrix, int64_t r0, int n_tokens, bool fresh) {
     ItemSums item(p, s, matrix, r0);
-    if (p.kernels.row_scales && (p.tiles || n_tokens > p.kernels.gemv_tokens)) item.read_scales();
+    if (p.kernels.row_scales && !by_rows(p, n_tokens)) item.read_scales();
     multiply_blocks(p, s, item, {s.x, n_tokens, fresh, &item});
     if (fills_sink(p, n_tokens)) return;
     for (int t = 0; t < n_tokens; ++t) {
@@ -354,8 +379,9 @@ size_t matmul_scratch_bytes(const Op& op, const Tensor* tensors) {
     const bool tiles = uses_tiles(op, kernels);
     const int64_t most = set_tokens(kernels, tiles, w.ne[0]);
     const int64_t n_sets = by_expert ? max_sets(op, tensors[op.dst], most) : 0;
-    return Scratch::fixed_bytes(n_sets, wide_blocks(op, tensors, tiles)) +
-           (tiles ? kernels.tiles.work_bytes : kernels.work_bytes)(w.ne[0]);
+    const size_t fixed = Scratch::fixed_bytes(n_sets, wide_blocks(op, tensors, tiles));
+    if (tiles) return fixed + kernels.tiles.work_bytes(w.ne[0]);
+    return fixed + pass_bytes(kernels, w.ne[0]) * std::max(1, row_passes(kernels, kernels.pass_tokens));
 }
 
 size_t matmul_shared_bytes(const Op&, const Tensor*, int) { return 0; }

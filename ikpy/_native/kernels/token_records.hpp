@@ -58,15 +58,20 @@ size_t record_work_bytes(int64_t n_in) {
 }
 
 // The kernels of the type with the product of few tokens replaced. Other: for what K does not multiply.
-template <class K, ProductFn Other = quant_gemv<typename K::Unpack, kGemvTokens>>
+template <class K, ProductFn Other>
 constexpr WeightKernels record_kernels(WeightKernels k) {
     k.gemv = gemv_of_records<K, Other>;
     k.work_bytes = record_work_bytes<K>;
     return k;
 }
-template <class K>
+template <class K, int PassTokens = 0>
 constexpr WeightKernels record_kernels() {
-    return record_kernels<K>(quant_kernels<typename K::Unpack>());
+    constexpr int kTokens = std::max(kGemvTokens, K::kTokens);
+    WeightKernels k =
+        record_kernels<K, quant_gemv<typename K::Unpack, kTokens>>(quant_kernels<typename K::Unpack>());
+    if (kTokens > kGemvTokens) k.gemv_tokens = kTokens;
+    k.pass_tokens = PassTokens;
+    return k;
 }
 
 }  // namespace ikpy

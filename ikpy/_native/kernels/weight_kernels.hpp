@@ -107,6 +107,9 @@ struct WeightKernels {
     void (*row_scales)(const RowBlock&, float* scale) = nullptr;
     // Whether gemm hands the sums to tokens.sink as soon as they are complete.
     bool fills_sink = false;
+    // Up to this many tokens gemv in passes of gemv_tokens is faster than gemm; 0: none above gemv_tokens.
+    // From 2,048 x 2,048 weights in the cache, one thread.
+    int pass_tokens = 0;
 };
 
 // Types without an unpacker go through f32. Throws std::invalid_argument for types that cannot be decoded.

@@ -15,7 +15,7 @@ const WeightKernels* row_scale_weight_kernels(int type) {
                                                quant_kernels<UnpackIQ2_KL>(),
                                                quant_kernels<UnpackQ8_KV, kGemvTokensOfUnscaledBytes>()};
 #if defined(__AVX512VNNI__)
-    static constexpr WeightKernels kPairs = points::kernels<points::IQ2_KL, UnpackIQ2_KL>();
+    static constexpr WeightKernels kPairs = points::kernels<points::IQ2_KL, UnpackIQ2_KL, 7>();
     if (type == kPairs.type && has_byte_permutes()) return &kPairs;
 #endif
     for (const WeightKernels& k : kTable)

@@ -16,7 +16,7 @@ from ikpy._native.draws import BLOCK_LOGITS, Draws
 from ikpy._native.inputs import InputArrays
 from ikpy._native.steps import Ready, Steps
 from ikpy._native.tables import CellTables
-from ikpy.engine.context import MAXIMA_ROWS
+from ikpy.engine.graphs import MAXIMA_ROWS
 from ikpy.engine.sampling import Sampler, SamplingParams
 from ikpy.graph.builder import Graph
 from ikpy.graph.ir import F32, external

@@ -96,7 +96,7 @@ __device__ __forceinline__ void multiply_stage(SwizzledTile<U>& tile, int n_colu
     unsigned a[2][4];
     const auto start = [&](int g, int half, int set) {
         load_rows(tile, g, half, a[set]);
-        wgmma_fence();
+        wgmma_fence(a[set]);
         wgmma_s8_n64(products[set], a[set], x + g * kNextK);
         wgmma_commit();
     };

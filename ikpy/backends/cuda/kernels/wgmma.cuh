@@ -94,6 +94,15 @@ __device__ __forceinline__ void wgmma_fence() {
     shim::wgmma_fence();
 #endif
 }
+// The same behind the calculation of operands in registers, which the compiler could put off until later.
+template <int N>
+__device__ __forceinline__ void wgmma_fence([[maybe_unused]] unsigned (&operands)[N]) {
+#if defined(__CUDACC__)
+#pragma unroll
+    for (int i = 0; i < N; ++i) asm volatile("" : "+r"(operands[i])::"memory");
+#endif
+    wgmma_fence();
+}
 __device__ __forceinline__ void wgmma_commit() {
 #if defined(__CUDACC__)
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");

@@ -381,7 +381,8 @@ size_t matmul_scratch_bytes(const Op& op, const Tensor* tensors) {
     const int64_t n_sets = by_expert ? max_sets(op, tensors[op.dst], most) : 0;
     const size_t fixed = Scratch::fixed_bytes(n_sets, wide_blocks(op, tensors, tiles));
     if (tiles) return fixed + kernels.tiles.work_bytes(w.ne[0]);
-    return fixed + pass_bytes(kernels, w.ne[0]) * std::max(1, row_passes(kernels, kernels.pass_tokens));
+    const int n_passes = kernels.pass_tokens > 0 ? row_passes(kernels, kernels.pass_tokens) : 1;
+    return fixed + pass_bytes(kernels, w.ne[0]) * n_passes;
 }
 
 size_t matmul_shared_bytes(const Op&, const Tensor*, int) { return 0; }

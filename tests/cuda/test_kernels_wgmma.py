@@ -158,7 +158,7 @@ MISTAKES = {  # in matmul_wgmma.cuh: (line, what stands there instead, error)
         "    };",
         "without a barrier|race|that nobody wrote|at a block barrier",
     ),
-    "no fence of registers": ("        wgmma_fence();\n", "", "without wgmma_fence|no wgmma_fence"),
+    "no fence of registers": ("        wgmma_fence(a[set]);\n", "", "without wgmma_fence|no wgmma_fence"),
     "products are not waited for": ("wgmma_finish<1>(of_group)", "wgmma_finish<2>(of_group)", "differ"),
     "one stage": ("stages + k % kStagesS8", "stages + k % 1", "operands|race|without a barrier|differ|results"),
     "rows of eight elsewhere": ("(depth / 16 ^ row % 8)", "(depth / 16 ^ row % 4)", "differ"),

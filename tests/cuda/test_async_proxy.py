@@ -145,8 +145,9 @@ def swizzled(x: np.ndarray) -> np.ndarray:
     return rows[np.arange(len(x))[:, None], pieces].copy()
 
 
-def run(machine: emulator.Emulator, name: str, order: int, *, stores: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The kernel's result and the true one, both [ROWS, COLUMNS]."""
+def operands() -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+    """Integers [ROWS, DEPTH] and [COLUMNS, DEPTH], and the kernel's arrays, aligned to 16 bytes: both as it reads them,
+    and zeros for the result."""
     rng = np.random.default_rng(1)
     a, b = (rng.integers(-8, 9, (n, DEPTH)).astype(np.float32) for n in (ROWS, COLUMNS))
     arrays = []
@@ -155,6 +156,12 @@ def run(machine: emulator.Emulator, name: str, order: int, *, stores: bool) -> t
         place = memory[-memory.ctypes.data % 16 :][: x.nbytes].view(x.dtype).reshape(x.shape)
         place[...] = x
         arrays.append(place)
+    return a, b, arrays
+
+
+def run(machine: emulator.Emulator, name: str, order: int, *, stores: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The kernel's result and the true one, both [ROWS, COLUMNS]."""
+    a, b, arrays = operands()
     machine.set_order(order)
     args = [pointer(x.ctypes.data) for x in arrays]
     machine.launch(f"product_{name}_{int(stores)}", (1, 1, 1), (128, 1, 1), 26 * 1024, args)

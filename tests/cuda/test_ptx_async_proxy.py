@@ -13,7 +13,7 @@ from tests.cuda import programs
 from tests.cuda.programs import Program
 from tests.cuda.ptx import build, launcher
 from tests.cuda.ptx.cut import CutLibrary
-from tests.cuda.test_async_proxy import COLUMNS, DEPTH, KERNEL, ORDERS, ROWS, instance, swizzled
+from tests.cuda.test_async_proxy import KERNEL, ORDERS, instance, operands
 from tests.cuda.test_kernels_large import MISTAKES, rounded, target
 from tests.cuda.test_kernels_weights import packed, values
 
@@ -64,14 +64,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> launcher._Module:
 
 def run(kernels: launcher._Module, name: str, order: int, *, stores: bool) -> None:
     """Raises MachineFault, or when the result is wrong AssertionError."""
-    rng = np.random.default_rng(1)
-    a, b = (rng.integers(-8, 9, (n, DEPTH)).astype(np.float32) for n in (ROWS, COLUMNS))
-    arrays = []
-    for x in (swizzled(a), swizzled(b), np.zeros((ROWS, COLUMNS), np.float32)):
-        memory = np.zeros(x.nbytes + 16, np.uint8)
-        place = memory[-memory.ctypes.data % 16 :][: x.nbytes].view(x.dtype).reshape(x.shape)
-        place[...] = x
-        arrays.append(place)
+    a, b, arrays = operands()
     program = kernels.program(f"product_{name}_{int(stores)}")
     args = [pointer(x.ctypes.data) for x in arrays]
     memory = [(x.ctypes.data, x.nbytes) for x in arrays]

@@ -83,29 +83,19 @@ void put_codes(const int* code, uint8_t* y) {
     std::memcpy(y + kBytes - 20, &bits, sizeof(bits));
 }
 
-void store_q4_0(const float* src, int64_t n, uint8_t* dst) {
+// Codes 0 .. kTop about their middle, 0 for the element of largest magnitude.
+template <int kBytes, int kTop>
+void store_about_middle(const float* src, int64_t n, uint8_t* dst) {
+    constexpr float kMiddle = (kTop + 1) / 2;
     for (int64_t b = 0; b < n / kBlock; ++b) {
         const float* x = src + b * kBlock;
-        uint8_t* y = dst + b * 18;
-        const float d = signed_extreme(x, kBlock) / -8.0f;
+        uint8_t* y = dst + b * kBytes;
+        const float d = signed_extreme(x, kBlock) / -kMiddle;
         const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
         int code[kBlock];
-        for (int i = 0; i < kBlock; ++i) code[i] = code_of(x[i] * inverse + 8.5f, 15);
+        for (int i = 0; i < kBlock; ++i) code[i] = code_of(x[i] * inverse + (kMiddle + 0.5f), kTop);
         put_f16(y, d);
-        put_codes<18, false>(code, y);
-    }
-}
-
-void store_q5_0(const float* src, int64_t n, uint8_t* dst) {
-    for (int64_t b = 0; b < n / kBlock; ++b) {
-        const float* x = src + b * kBlock;
-        uint8_t* y = dst + b * 22;
-        const float d = signed_extreme(x, kBlock) / -16.0f;
-        const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
-        int code[kBlock];
-        for (int i = 0; i < kBlock; ++i) code[i] = code_of(x[i] * inverse + 16.5f, 31);
-        put_f16(y, d);
-        put_codes<22, true>(code, y);
+        put_codes<kBytes, (kTop > 15)>(code, y);
     }
 }
 
@@ -228,11 +218,11 @@ StoreRow store_row(int type) {
         case kQ8_0:
             return store_q8_0;
         case kTypeQ4_0:
-            return store_q4_0;
+            return store_about_middle<18, 15>;
         case kTypeQ4_1:
             return store_with_minimum<20, 15>;
         case kTypeQ5_0:
-            return store_q5_0;
+            return store_about_middle<22, 31>;
         case kTypeQ5_1:
             return store_with_minimum<24, 31>;
         case kTypeQ6_0:

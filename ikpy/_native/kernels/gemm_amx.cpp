@@ -1,11 +1,11 @@
 #include "kernels/gemm_amx.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <stdexcept>
 
 #include "kernels/amx_halves.hpp"
 #include "kernels/half_rows.hpp"
+#include "kernels/tile_tokens.hpp"
 
 namespace ikpy {
 
@@ -16,12 +16,6 @@ namespace {
 constexpr int64_t kGatherStride = kTileColumns * 2 + 64;
 constexpr int64_t kHalfPanel = kTileColumns * kHalfRows;  // values
 constexpr int64_t kPanelBytes = kTileColumns * kBlockRows * 2;
-
-// Rows of activations as the tile loads want them: equally spaced.
-struct TokenRows {
-    const uint8_t* base;
-    int64_t stride;
-};
 
 constexpr int64_t kOutStride = kBlockRows * sizeof(float);
 
@@ -118,17 +112,6 @@ SumsFn sums_of(TileFactors factors, int n_blocks, int n_halves) {
     }
 }
 
-// n_bytes of the tokens from `begin` on; rows that are not equally spaced are copied together.
-TokenRows token_rows(const uint8_t* const* x, int n, int64_t begin, int64_t n_bytes, uint8_t* gather) {
-    const int64_t stride = n > 1 ? x[1] - x[0] : 64;
-    bool regular = stride > 0;
-    for (int t = 2; t < n; ++t) regular = regular && x[t] - x[t - 1] == stride;
-    if (regular) return {x[0] + begin, stride};
-    for (int t = 0; t < n; ++t) std::memcpy(gather + t * kGatherStride, x[t] + begin, n_bytes);
-    asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read
-    return {gather, kGatherStride};
-}
-
 }  // namespace
 
 size_t amx_work_bytes(int64_t) {
@@ -154,7 +137,8 @@ IKPY_AMX void amx_product(TileFactors factors, TilePanelFn fill, const RowBlock*
             for (int t0 = 0; t0 < n_tokens; t0 += kTileHeight) {
                 const int nt = std::min(kTileHeight, n_tokens - t0);
                 if (t0 == 0 || nt < kTileHeight) load_tile_config(TileConfig(nt, 2));
-                sums(token_rows(x + t0, nt, k0 / kTileDepth * step_bytes, n_steps * step_bytes, gather),
+                sums(token_rows(x + t0, nt, k0 / kTileDepth * step_bytes, n_steps * step_bytes, gather,
+                                kGatherStride),
                      panels + b * kPanelBytes / 2, n_steps, out + (b * block_out + t0 * kBlockRows),
                      block_out, k0 > 0);
             }

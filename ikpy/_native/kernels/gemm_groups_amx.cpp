@@ -1,11 +1,10 @@
 #include "kernels/gemm_groups_amx.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <stdexcept>
 
 #include "kernels/activations.hpp"
-#include "kernels/amx_tiles.hpp"
+#include "kernels/tile_tokens.hpp"
 #include "kernels/weight_prefetch.hpp"
 
 namespace ikpy {
@@ -16,24 +15,6 @@ namespace {
 
 constexpr int kPass = 2 * kTileHeight;  // tokens whose sums are in registers
 constexpr int64_t kGroupStep = kHalfRows * kTileDepth * sizeof(uint16_t);
-
-// Equally spaced rows of tokens.
-struct TokenRows {
-    const uint8_t* base;
-    int64_t stride;
-};
-
-// copied: `work` holds these rows already.
-TokenRows token_rows(const uint8_t* const* x, int n, int64_t n_in, bool copied, uint8_t* work) {
-    const int64_t stride = n > 1 ? x[1] - x[0] : kGroupStep;
-    bool regular = stride > 0;
-    for (int t = 2; t < n; ++t) regular = regular && x[t] - x[t - 1] == stride;
-    if (regular) return {x[0], stride};
-    const int64_t row_bytes = act_row_bytes(kActBf16, n_in);
-    for (int t = 0; !copied && t < n; ++t) std::memcpy(work + t * row_bytes, x[t], n_in * sizeof(uint16_t));
-    asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read
-    return {work, row_bytes};
-}
 
 // Tokens in tiles 4 and 5, sums of the first 16 in 0 and 1, of the others in 2 and 3.
 TileConfig config_of(int n_tokens) {
@@ -90,7 +71,9 @@ IKPY_AMX void groups_product(const RowBlock* blocks, int n_blocks, const TokenSe
     const bool copied = !tokens.fresh && tokens.n <= kPass;
     for (int first = 0; first < tokens.n; first += kPass) {
         const int n = std::min(kPass, tokens.n - first);
-        const TokenRows x = token_rows(tokens.x + first, n, blocks[0].n_in, copied, work);
+        const TokenRows x =
+            token_rows(tokens.x + first, n, 0, blocks[0].n_in * static_cast<int64_t>(sizeof(uint16_t)), work,
+                       act_row_bytes(kActBf16, blocks[0].n_in), copied);
         load_tile_config(config_of(n));
         for (int b = 0; b < n_blocks; ++b) {
             const RowBlock& rows = blocks[b];

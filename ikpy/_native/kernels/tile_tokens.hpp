@@ -1,5 +1,7 @@
 // Tokens as the right operand of tile products, and the sums that such products leave behind.
 #pragma once
+#include <cstring>
+
 #include "kernels/amx_tiles.hpp"
 #include "kernels/transpose.hpp"
 #include "kernels/weight_kernels.hpp"
@@ -7,6 +9,25 @@
 #if defined(__AVX512F__) && defined(__linux__)
 
 namespace ikpy {
+
+// Rows of activations as tile loads of left operands want them: equally spaced.
+struct TokenRows {
+    const uint8_t* base;
+    int64_t stride;
+};
+
+// n_bytes of the tokens from `begin` on; rows that are not equally spaced are copied to `copy`, unless it
+// holds them already.
+inline TokenRows token_rows(const uint8_t* const* x, int n, int64_t begin, int64_t n_bytes, uint8_t* copy,
+                            int64_t copy_stride, bool copied = false) {
+    const int64_t stride = n > 1 ? x[1] - x[0] : 64;
+    bool regular = stride > 0;
+    for (int t = 2; t < n; ++t) regular = regular && x[t] - x[t - 1] == stride;
+    if (regular) return {x[0] + begin, stride};
+    for (int t = 0; !copied && t < n; ++t) std::memcpy(copy + t * copy_stride, x[t] + begin, n_bytes);
+    asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read
+    return {copy, copy_stride};
+}
 
 // 16 tokens' dwords step by step: right operand [n_steps][16 pairs][16 tokens][2].
 inline void transpose_tokens(const uint8_t* const* x, int n, int n_parts, int part, int64_t n_steps,

@@ -23,3 +23,9 @@ class ResourceError(IkpyError):
 
 class OutOfMemoryError(ResourceError):
     """Memory is too small now; it may be large enough when others have released theirs."""
+
+
+def printable(text: str) -> str:
+    """The text on one line, with control characters as escapes: names from files shall not steer a terminal."""
+    words = " ".join(text.split())
+    return "".join(c if ord(c) > 0x9F or " " <= c <= "~" else f"\\x{ord(c):02x}" for c in words)

@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperCommand
 
 from ikpy import lost_interrupts
-from ikpy.errors import IkpyError, UsageError
+from ikpy.errors import IkpyError, UsageError, printable
 
 COMMANDS = {
     "cli": ("ikpy.cli.chat", "generate text, chat"),
@@ -180,10 +180,10 @@ def report(error: Exception, arguments: Sequence[str], verbose: bool) -> int:
 
 
 def one_line(error: BaseException) -> str:
-    """Message of an exception without line breaks."""
+    """Message of an exception without line breaks and control characters."""
+    message = str(error)
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    if isinstance(error, MemoryError):
-        needed = f" ({error})" if str(error) else ""
-        return f"not enough memory{needed}"
-    return " ".join(str(error).split())
+        message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    elif isinstance(error, MemoryError):
+        message = f"not enough memory ({error})" if message else "not enough memory"
+    return printable(message)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ikpy.cli.parser import suggest
 from ikpy.cli.quantize_arguments import SYNOPSIS, Arguments, CommandLineError, idle_options, parse, usage
-from ikpy.errors import IkpyError
+from ikpy.errors import IkpyError, printable
 from ikpy.quants.mixture import TypeOptions
 from ikpy.quants.recipe import Recipe
 
@@ -23,7 +23,7 @@ def run(argv: Sequence[str]) -> int:
     except CommandLineError as error:
         # The mistake comes last: behind a long text it would have to be searched for.
         print(SYNOPSIS, "all options and types: ikpy quantize --help", sep="\n", flush=True)
-        print(error, file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         return 1
     for line in idle_options(arguments):
         print(f"WARNING: no effect: {line}", file=sys.stderr)
@@ -39,7 +39,7 @@ def run(argv: Sequence[str]) -> int:
         options.n_threads = arguments.n_threads if arguments.n_threads > 0 else hardware_threads()
         refuse_without_imatrix(options)
     except IkpyError as error:
-        print(error, file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         return 1
     _print_header(arguments)
     status = _convert(arguments, options)
@@ -120,7 +120,7 @@ def _convert(arguments: Arguments, options: Any) -> int:
             Quantizer(file, arguments.output, options, out=_write_out, display=display).run()
     except IkpyError as error:
         display.end()
-        display.write(f"llama_model_quantize: failed to quantize: {error}\n")
+        display.write(f"llama_model_quantize: failed to quantize: {printable(str(error))}\n")
         display.write(f"main: failed to quantize model from '{arguments.source}'\n")
         return 1
     return 0

@@ -19,7 +19,7 @@ from ikpy.gguf.atomic import AtomicFile
 from ikpy.gguf.types import GGUFValueType
 from ikpy.gguf.writer import GGUFWriter
 from ikpy.graph.activations import ActivationSums
-from ikpy.tools.imatrix_file import F32, ImatrixRecord, read_file
+from ikpy.tools.imatrix_file import F32, MAX_COUNT, ImatrixRecord, read_file
 
 Log = Callable[[str], None]
 # Experts without data are tolerated up to this share.
@@ -168,11 +168,12 @@ def save(data: ImatrixData, path: str, fmt: str, *, chunks: int, dataset: str = 
     fmt: dat or gguf. chunks, dataset: for the trailer of the legacy form; the GGUF form lists all data sets.
 
     Raises:
-        UsageError: there is nothing to store.
+        UsageError: there is nothing to store, or counts or sums are larger than the file holds.
         ResourceError: the file cannot be written.
     """
     if not data.names:
         raise UsageError("no activations were collected; batches below 16 tokens do not count (-b, -ub)")
+    _check_counts(data, chunks)
     try:
         write = _save_gguf if fmt == "gguf" else _save_legacy
         stored = write(data, path, chunks, dataset, log)
@@ -181,6 +182,19 @@ def save(data: ImatrixData, path: str, fmt: str, *, chunks: int, dataset: str = 
     if stored < len(data.names):
         log(f"save_imatrix: warning: storing only {stored} out of {len(data.names)} entries")
     return stored
+
+
+def _check_counts(data: ImatrixData, chunks: int) -> None:
+    """Files that were read hold possible counts; their sums may be larger."""
+    most = max(chunks, data.chunks_loaded, *(data.entry(name).calls for name in data.names))
+    if most > MAX_COUNT:
+        raise UsageError(f"{most} chunks or calls are more than a file holds ({MAX_COUNT}); combine fewer files")
+
+
+def _float32(values: NDArray[np.float64], name: str) -> NDArray[np.float32]:
+    if values.max(initial=0) > np.finfo(np.float32).max:
+        raise UsageError(f"the sums of {name} are larger than a file holds; combine fewer files")
+    return values.astype("<f4")
 
 
 def _save_legacy(data: ImatrixData, path: str, chunks: int, dataset: str, log: Log) -> int:
@@ -213,7 +227,7 @@ def _legacy_record(name: str, entry: Entry, missing: NDArray[np.intp]) -> bytes:
     if len(missing):
         sums = sums.copy()
         sums[missing], rows[missing] = 1.0, 1.0
-    values = (sums / rows * entry.calls).astype("<f4")
+    values = _float32(sums / rows * entry.calls, name)
     text = name.encode()
     return struct.pack("<i", len(text)) + text + struct.pack("<ii", entry.calls, values.size) + values.tobytes()
 
@@ -262,6 +276,6 @@ def _save_gguf(data: ImatrixData, path: str, chunks: int, dataset: str, log: Log
             empty = np.flatnonzero(entry.rows <= 0)
             if len(empty):
                 log(f"{_partial(name, entry, empty)} Storing")
-            writer.write(f"{name}.in_sum2", entry.sums.astype("<f4"))
-            writer.write(f"{name}.counts", entry.rows.astype("<f4"))
+            writer.write(f"{name}.in_sum2", _float32(entry.sums, name))
+            writer.write(f"{name}.counts", _float32(entry.rows, name))
     return len(names)

@@ -19,6 +19,8 @@ from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.strings import StringArray
 
 F32 = 0
+MAX_COUNT = (1 << 31) - 1
+"""Chunks and calls: what the legacy form and quantized models hold."""
 _MAX_NAME = 1 << 16
 
 
@@ -144,12 +146,18 @@ def _check_finite(path: str | Path, name: str, values: np.ndarray) -> None:
         raise FileFormatError(f"load_imatrix: values of entry {name} in {path} are not finite numbers")
 
 
-def _whole_number(gguf: GGUFFile, key: str) -> int:
+def _count(gguf: GGUFFile, key: str) -> int:
     """Value of a key, 0 without it."""
     value = gguf.get(key, 0)
     if type(value) is not int:
-        raise FileFormatError(f"load_imatrix: {key} is not a whole number")
+        raise FileFormatError(f"load_imatrix: {gguf.path}: {key} is not a whole number")
+    _check_count(gguf.path, key, value)
     return value
+
+
+def _check_count(path: str | Path, name: str, value: int) -> None:
+    if not 0 <= value <= MAX_COUNT:
+        raise FileFormatError(f"load_imatrix: {path}: {name} cannot be {value}, only 0 to {MAX_COUNT}")
 
 
 class _LegacyReader:
@@ -176,6 +184,7 @@ class _LegacyReader:
             file.records.append(self._read_entry(i))
         if len(self.data) - self.position >= 4:
             file.chunks = self._int("failed reading the chunk count")
+            _check_count(self.path, "the chunk count", file.chunks)
             if len(self.data) - self.position >= 4:
                 length = self._int("failed reading the data set name")
                 name = self._take(length, "failed reading the data set name").decode("utf-8", "surrogateescape")
@@ -202,7 +211,7 @@ def _read_gguf(path: str | Path) -> ImatrixFile:
     with GGUFFile.open(path) as gguf:
         if gguf.get("general.type") != "imatrix":
             raise FileFormatError(f"load_imatrix: {path} is a GGUF file but not an importance matrix")
-        chunks, size = _whole_number(gguf, "imatrix.chunk_count"), _whole_number(gguf, "imatrix.chunk_size")
+        chunks, size = _count(gguf, "imatrix.chunk_count"), _count(gguf, "imatrix.chunk_size")
         names = gguf.get("imatrix.datasets", [])
         file = ImatrixFile([], chunks, names.tolist() if isinstance(names, StringArray) else [], True)
         for name, info in gguf.tensors.items():
@@ -221,6 +230,7 @@ def _read_gguf(path: str | Path) -> ImatrixFile:
                 )
             _check_finite(path, name, rows)
             calls = chunks or round(float(rows.max()) / size if size else 1)
+            _check_count(path, f"the number of calls of {name}", max(0, calls))
             file.records.append(ImatrixRecord(name.removesuffix(".in_sum2"), sums, rows, max(1, calls)))
     if not file.records:
         raise FileFormatError(f"load_imatrix: no data in file {path}")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ikpy.cli.imatrix import run
-from ikpy.errors import FileFormatError
+from ikpy.errors import FileFormatError, UsageError
 from ikpy.gguf.types import GGUFValueType
 from ikpy.gguf.writer import GGUFWriter
 from ikpy.graph.activations import ActivationSums
@@ -81,6 +81,9 @@ def test_experts_without_data(tmp_path):
 @pytest.mark.parametrize(("changes", "message"), [
     ({"imatrix.chunk_count": (GGUFValueType.STRING, "x")}, "imatrix.chunk_count is not a whole number"),
     ({"imatrix.chunk_size": (GGUFValueType.FLOAT32, 1.5)}, "imatrix.chunk_size is not a whole number"),
+    ({"imatrix.chunk_count": (GGUFValueType.UINT32, 2**31)}, "x.gguf: imatrix.chunk_count cannot be 2147483648"),
+    ({"imatrix.chunk_size": (GGUFValueType.INT32, -1)}, "x.gguf: imatrix.chunk_size cannot be -1"),
+    ({"rows": 2e12}, "x.gguf: the number of calls of a.in_sum2 cannot be 3906249984"),
     ({"rows": np.nan}, "values of entry a.in_sum2 in .* are not finite"),
     ({"rows": np.inf}, "values of entry a.in_sum2 in .* are not finite"),
     ({"rows": 1e-40}, "values of entry a in .* are not finite"),
@@ -105,6 +108,27 @@ def test_gguf_forms_with_wrong_values(tmp_path, changes, message):
         writer.write("a.counts", np.array([rows], "<f4"))
     with pytest.raises(FileFormatError, match=message):
         read_imatrix(path)
+
+
+def test_counts_of_legacy_files_that_cannot_be(tmp_path):
+    path = tmp_path / "x.dat"
+    path.write_bytes(legacy(("a", 1, [1.0]), trailer=trailer(-3, b"x")))
+    with pytest.raises(FileFormatError, match=r"x\.dat: the chunk count cannot be -3"):
+        read_imatrix(path)
+
+
+@pytest.mark.parametrize("form", ["dat", "gguf"])
+@pytest.mark.parametrize(("calls", "value", "chunks", "message"), [
+    (2**31 - 1, 1.0, 5, "4294967294 chunks or calls are more than a file holds"),
+    (5, 1.0, 2**31 - 1, "4294967294 chunks or calls are more than a file holds"),
+    (5, 3e38, 5, "the sums of a are larger than a file holds"),
+])  # fmt: skip
+def test_sums_of_files_that_no_file_holds(tmp_path, form, calls, value, chunks, message):
+    path, output = tmp_path / "x.dat", tmp_path / f"out.{form}"
+    path.write_bytes(legacy(("a", calls, [value]), trailer=trailer(chunks, b"x")))
+    with pytest.raises(UsageError, match=message):
+        run(["--in-file", str(path), "--in-file", str(path), "-o", str(output)])
+    assert not output.exists()
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path):

@@ -48,7 +48,7 @@ def check_constraints(params: CommonParams) -> None:
 
         try:
             parsed = json.loads(schema)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise GrammarError(f"JSON schema is not valid JSON: {error}") from None
         schema_to_gbnf(parsed)
 

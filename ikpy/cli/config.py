@@ -24,7 +24,7 @@ def config_arguments(path: str, tool: str) -> list[str]:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also numbers and nesting without bound
         raise UsageError(f"--config {path}: {error}") from None
     arguments: list[str] = []
     for key, value in content.items():
@@ -60,6 +60,8 @@ def words(path: str, key: str, value: Any) -> list[str]:
         return [word for item in value for word in words(path, key, item)]
     if isinstance(value, bool):
         return ["on" if value else "off"]
+    if isinstance(value, int) and value.bit_length() > 64:  # Python does not print numbers of any length
+        raise UsageError(f"--config {path}: {key} is too large")
     if isinstance(value, (int, float, str)):
         return [str(value)]
     raise UsageError(f"--config {path}: {key} must be a number, a text, true, false or a list")

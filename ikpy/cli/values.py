@@ -249,7 +249,7 @@ def to_json_object(text: str, warn: Warn) -> dict[str, Any]:
     """JSON object."""
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ValueError("expected a JSON object")

@@ -20,6 +20,7 @@ from ikpy.gguf.atomic import replacing
 NGRAM_MAX = 4
 STATIC_SIZE = 2
 NO_TOKEN = -1
+MAX_COUNT = (1 << 31) - 1
 # Longer n-grams are trusted sooner: least count and least share of the best continuation, by n-gram length.
 MIN_COUNT = {1: 2, 2: 2, 3: 1, 4: 1}
 MIN_SHARE = {1: 0.66, 2: 0.5, 3: 0.5, 4: 0.5}
@@ -57,8 +58,11 @@ class NgramCache:
         return None
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> NgramCache:
-        """Reads a cache file. Raises UsageError if it cannot be read, FileFormatError if it is damaged."""
+    def load(cls, path: str | os.PathLike[str], n_vocab: int) -> NgramCache:
+        """Reads a cache file for a vocabulary of n_vocab tokens.
+
+        Raises UsageError if it cannot be read, FileFormatError if it is damaged or of another vocabulary.
+        """
         try:
             data = np.frombuffer(Path(path).read_bytes(), "<i4")
         except OSError as error:
@@ -67,6 +71,7 @@ class NgramCache:
             raise FileFormatError(f"lookup cache '{path}' is damaged: its length is no multiple of 4") from None
         cache = cls()
         for ngram, pairs in _records(path, data):
+            _check_tokens(path, n_vocab, *ngram, *pairs[:, 0].tolist())
             cache.counts.setdefault(ngram, Counter()).update({int(t): int(c) for t, c in pairs})
         return cache
 
@@ -76,7 +81,7 @@ class NgramCache:
         for key, counter in self.counts.items():
             values += [*key, *([NO_TOKEN] * (NGRAM_MAX - len(key))), len(counter)]
             for token, count in counter.items():
-                values += [token, count]
+                values += [token, min(count, MAX_COUNT)]
         try:
             with replacing(path) as file:
                 file.write(np.array(values, "<i4").tobytes())
@@ -98,6 +103,17 @@ def _records(path: object, data: np.ndarray) -> Iterator[tuple[tuple[int, ...], 
             raise FileFormatError(f"lookup cache '{path}' is damaged at byte {4 * at}")
         yield ngram, pairs
         at = end
+
+
+def _check_tokens(path: object, n_vocab: int, *tokens: int) -> None:
+    """Drafts of another vocabulary would end a run, or all requests that share a batch, long after the load."""
+    lowest, highest = min(tokens), max(tokens)
+    if lowest < 0 or highest >= n_vocab:
+        wrong = highest if highest >= n_vocab else lowest
+        raise FileFormatError(
+            f"lookup cache '{path}' holds token {wrong}, the vocabulary has {n_vocab}: "
+            "it is of another model or damaged"
+        )
 
 
 class CacheDraft(Drafter):

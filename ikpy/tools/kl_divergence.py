@@ -29,6 +29,8 @@ MAGIC = b"_logits_"
 HEADER = struct.Struct("<8s3i")
 RANGE = np.float32(24.0)  # log-probabilities further below the largest are stored as this far below
 IGNORED_BELOW = np.float32(-16.0)  # base log-probabilities that do not count in the divergence
+# Rows beyond these are damage: probabilities are at most 1, but for rounding, the smallest RANGE below the largest.
+HIGHEST, LOWEST = np.float32(0.1), np.float32(1000.0)
 
 Words = NDArray[np.uint16]
 
@@ -166,10 +168,23 @@ class BaseFile:
         self.tokens = flat.astype(np.int32, copy=False).reshape(self.n_chunk, self.n_ctx)
 
     def chunk_rows(self, chunk: int) -> Words:
-        """Rows of one chunk, uint16 [rows_per_chunk, row_words(n_vocab)]; memory-mapped, read when used."""
+        """Rows of one chunk, uint16 [rows_per_chunk, row_words(n_vocab)]; memory-mapped, read when used.
+
+        Raises FileFormatError for rows that cannot be log-probabilities.
+        """
         words = row_words(self.n_vocab)
         offset = self._rows_at + 2 * words * self.rows_per_chunk * chunk
-        return np.memmap(self.path, dtype="<u2", mode="r", offset=offset, shape=(self.rows_per_chunk, words))
+        rows = np.memmap(self.path, dtype="<u2", mode="r", offset=offset, shape=(self.rows_per_chunk, words))
+        scale, low = np.ascontiguousarray(rows[:, :4]).view("<f4").T
+        with np.errstate(all="ignore"):
+            possible = (scale >= 0) & (low > -LOWEST) & (low + np.float32(65535) * scale < HIGHEST)
+        if not possible.all():
+            row = int(possible.argmin())
+            raise FileFormatError(
+                f"{self.path} is damaged: row {row} of chunk {chunk} has no log-probabilities "
+                f"(scale {scale[row]:g}, smallest {low[row]:g})"
+            )
+        return rows
 
 
 def compare_rows(

@@ -294,7 +294,7 @@ def _records(content: bytes) -> tuple[list[dict[str, Any]], int]:
     for line in content.splitlines(keepends=True):
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             break
         if not line.endswith(b"\n") or not isinstance(record, dict):
             break

@@ -75,7 +75,7 @@ def _maker(
         pool = NgramPool(params.size_n)
         return lambda _: NgramMod(pool)
     if name == "ngram-cache":
-        return _cache_maker(files)
+        return _cache_maker(files, vocab.n_tokens)
     if name == "suffix":
         corpus = [] if files.suffix_corpus is None else [_corpus(files.suffix_corpus, vocab)]
         return lambda _: SuffixDraft(params, corpus)
@@ -104,12 +104,12 @@ def _corpus(path: str, vocab: Vocab) -> Sequence[int]:
     return vocab.tokenize(text, add_special=False)
 
 
-def _cache_maker(files: DraftFiles) -> Maker:
-    static = None if files.lookup_static is None else NgramCache.load(files.lookup_static)
+def _cache_maker(files: DraftFiles, n_vocab: int) -> Maker:
+    static = None if files.lookup_static is None else NgramCache.load(files.lookup_static, n_vocab)
     dynamic: NgramCache | None = None
     if files.lookup_dynamic is not None:
         exists = Path(files.lookup_dynamic).exists()
-        dynamic = NgramCache.load(files.lookup_dynamic) if exists else NgramCache()
+        dynamic = NgramCache.load(files.lookup_dynamic, n_vocab) if exists else NgramCache()
     return lambda _: CacheDraft(static, dynamic, files.lookup_dynamic)
 
 

@@ -94,6 +94,8 @@ class ChatTemplate:
             raise FileFormatError(f"chat template, line {error.lineno}: {error.message}") from error
         except RecursionError as error:
             raise FileFormatError("chat template: nested too deeply") from error
+        except ValueError as error:  # numbers of thousands of digits
+            raise FileFormatError(f"chat template: {error}") from error
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], vocab: Vocab) -> ChatTemplate:

@@ -34,6 +34,32 @@ def test_damage_ends_in_one_clear_line(
     assert 1 in statuses
 
 
+DIGITS = "1" * 5000
+DEEP = "[" * 5000 + "]" * 5000
+
+
+@pytest.mark.parametrize(("option", "content", "message"), [
+    ("--config", f"n = {DEEP}", "maximum recursion depth"),
+    ("--config", f"ctx-size = {DIGITS}", "5000 digits"),
+    ("--config", f"ctx-size = 0x{DIGITS}", "ctx-size is too large"),
+    ("-jf", DEEP, "JSON schema is not valid JSON: maximum recursion depth"),
+    ("-jf", f'{{"maximum": {DIGITS}}}', "JSON schema is not valid JSON"),
+    ("--chat-template-file", f"{{{{ {DIGITS} }}}}", "chat template: "),
+    ("--chat-template-kwargs", f'{{"a": {DEEP}}}', "not JSON: maximum recursion depth"),
+])  # fmt: skip
+def test_numbers_and_nesting_without_bound(
+    option: str, content: str, message: str, files: Originals, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "file"
+    path.write_text(content)
+    value = content if option == "--chat-template-kwargs" else str(path)
+    arguments = [*files.generate(files.model)[:-2], "-cnv", "-st", option, value]
+    assert main(arguments) == 1
+    error = capfd.readouterr().err
+    line = next(line for line in error.split("\n") if line.startswith("error: "))
+    assert message in line and problem(1, error) is None, (line[:300], problem(1, error))
+
+
 @pytest.mark.parametrize(("text", "shown"), [
     ("tensor 'a\x1b[31m\x00\x9b' is\ndamaged", "tensor 'a\\x1b[31m\\x00\\x9b' is damaged"),
     ("Größe ~ €", "Größe ~ €"),

@@ -217,6 +217,23 @@ def test_errors(tmp_path: Path) -> None:
         kl_divergence(ctx, ByteVocab(), 258, BaseFile(path), 64, out=io.StringIO(), log=io.StringIO())
 
 
+@pytest.mark.parametrize(("scale", "low"), [
+    (math.nan, -30.0), (-1e-4, -30.0), (1e30, -30.0), (1e-4, math.inf), (1e-4, -math.inf), (1e-4, 5.0), (0.0, -1e30),
+])  # fmt: skip
+def test_rows_that_are_no_probabilities(tmp_path: Path, scale: float, low: float) -> None:
+    table = random_table(4)
+    path = tmp_path / "base"
+    write_base(path, table)
+    data = bytearray(path.read_bytes())
+    base = BaseFile(path)
+    at = base._rows_at + 2 * row_words(258) * (base.rows_per_chunk + 3)
+    data[at : at + 8] = struct.pack("<2f", scale, low)
+    path.write_bytes(data)
+    ctx = BigramContext(table, n_ctx=64, n_batch=64)
+    with pytest.raises(FileFormatError, match="base is damaged: row 3 of chunk 1 has no log-probabilities"):
+        kl_divergence(ctx, ByteVocab(), 258, BaseFile(path), 64, out=io.StringIO(), log=io.StringIO())
+
+
 def test_nothing_is_left_behind_after_a_failure(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), BaseWriter(tmp_path / "base", 8, 4) as writer:
         writer.start(np.zeros((1, 8), np.int32))

@@ -295,17 +295,37 @@ def test_lookup_cache_files(tmp_path: Path) -> None:
     text = [5, 6, 7, 8, 9, 5, 6, 7]
     assert drafter.draft(text, 2) == [8, 9]
     drafter.save()
-    again = NgramCache.load(path)
+    again = NgramCache.load(path, 10)
     assert again.counts[5, 6] == Counter({7: 2}) and again.counts[5, 6, 7, 8] == Counter({9: 1})
     assert CacheDraft(None, again).draft([1, 5, 6, 7], 2) == [8, 9]
     assert CacheDraft(again).draft([1, 5, 6, 7], 2) == [8, 9]
     first = np.fromfile(path, "<i4")[:7].tolist()
     assert first == [5, -1, -1, -1, 1, 6, 2], "n-gram of four places, number of pairs, pairs"
+    with pytest.raises(FileFormatError, match="holds token 9, the vocabulary has 9: it is of another model"):
+        NgramCache.load(path, 9)
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(FileFormatError, match="damaged at byte"):
-        NgramCache.load(path)
+        NgramCache.load(path, 10)
     with pytest.raises(UsageError, match="cannot read lookup cache"):
-        NgramCache.load(tmp_path / "none")
+        NgramCache.load(tmp_path / "none", 10)
+
+
+@pytest.mark.parametrize(("ngram", "token"), [((5, 3), -7), ((-7, 3), 5), ((12, 3), 5), ((5, 3), 12)])
+def test_lookup_caches_of_another_vocabulary(tmp_path: Path, ngram: tuple[int, ...], token: int) -> None:
+    cache = NgramCache()
+    cache.counts[ngram] = Counter({token: 2})
+    cache.save(tmp_path / "cache")
+    wrong = next(t for t in (*ngram, token) if not 0 <= t < 12)
+    with pytest.raises(FileFormatError, match=f"holds token {wrong}, the vocabulary has 12"):
+        NgramCache.load(tmp_path / "cache", 12)
+
+
+def test_lookup_caches_keep_counts_that_grew_too_large(tmp_path: Path) -> None:
+    cache = NgramCache()
+    cache.counts[5,] = Counter({6: 2**31 - 1})
+    cache.learn([5, 6], 0)
+    cache.save(tmp_path / "cache")
+    assert NgramCache.load(tmp_path / "cache", 7).counts == {(5,): Counter({6: 2**31 - 1})}
 
 
 def test_set_up_and_its_errors() -> None:

@@ -193,7 +193,9 @@ def _check_counts(data: ImatrixData, chunks: int) -> None:
 
 def _float32(values: NDArray[np.float64], name: str) -> NDArray[np.float32]:
     if values.max(initial=0) > np.finfo(np.float32).max:
-        raise UsageError(f"the sums of {name} are larger than a file holds; combine fewer files")
+        raise UsageError(
+            f"the sums of {name} are larger than a file holds: the model may be damaged, or too many files combined"
+        )
     return values.astype("<f4")
 
 

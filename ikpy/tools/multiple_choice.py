@@ -155,8 +155,10 @@ def read_multiple_choice(data: bytes) -> list[ChoiceTask]:
     offsets = struct.unpack_from(f"<{n_task}I", data, 4)
     try:
         return [_choice_task(data, offset) for offset in offsets]
-    except (struct.error, UnicodeDecodeError) as error:
-        raise FileFormatError(f"multiple-choice file is malformed: {error}") from None
+    except struct.error:
+        raise FileFormatError(f"multiple-choice file is malformed: a task runs past its {len(data)} bytes") from None
+    except UnicodeDecodeError:
+        raise FileFormatError("multiple-choice file is malformed: a text is not UTF-8") from None
 
 
 def _read_string(data: bytes, at: int) -> tuple[str, int]:

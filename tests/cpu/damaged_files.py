@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import signal
+import struct
 import sys
 import time
 from collections import Counter
@@ -71,6 +72,14 @@ class Originals:
         if not result.exists() and main(list(arguments)):
             raise RuntimeError(f"{arguments} fails")
         return result
+
+    def parts(self) -> Path:
+        """A folder with a model in three parts."""
+        folder = self.folder / "parts"
+        folder.mkdir(exist_ok=True)
+        first = folder / "m-00001-of-00003.gguf"
+        self._run(first, "gguf", "split", str(self.model), str(folder / "m"), "--split-max-tensors", "9")
+        return folder
 
     def adapter(self) -> Path:
         """LoRA pairs of two tensors of rank 2."""
@@ -161,16 +170,28 @@ def model_case(random: Random, files: Originals, folder: Path) -> list[str]:
     out = str(folder / "out.gguf")
     return random.choice([
         files.generate(Path(path)), [*files.generate(Path(path)), "-rtr", "--no-mmap"],
-        [*files.generate(Path(path)), "-ctk", "q8_0", "--check-tensors"],
+        [*files.generate(Path(path)), "-ctk", "bf16", "--check-tensors"],
         ["perplexity", "-m", path, "-f", str(files.text), "-c", "32", "-t", "1", "--chunks", "1"],
         ["quantize", path, out, random.choice(["q4_0", "q4_k_m", "iq2_ks", "q8_0", "f32"]), "1"],
         ["tokenize", "-m", path, "-p", "The sea 12 äé <s>"],
         ["gguf", "dump", path, "--full"], ["gguf", "dump", path], ["gguf", "hash", path],
-        ["gguf", "set", path, out, "general.name", "other"],
+        ["gguf", "set", path, "general.name", "other", "-o", out],
         ["gguf", "split", path, str(folder / "part"), "--split-max-tensors", "4"],
         ["imatrix", "-m", path, "-f", str(files.text), "-c", "32", "-t", "1", "--chunks", "1", "-o", out],
         ["bench", "-m", path, "-p", "4", "-n", "1", "-t", "1", "-r", "1"],
     ])  # fmt: skip
+
+
+def split_case(random: Random, files: Originals, folder: Path) -> list[str]:
+    """One part of a split model: run, shown, merged."""
+    shutil.rmtree(folder / "parts", ignore_errors=True)
+    shutil.copytree(files.parts(), folder / "parts")
+    parts = sorted((folder / "parts").iterdir())
+    part = random.choice(parts)
+    _damaged(random, part, part, damage_gguf)
+    first = str(parts[0])
+    merge = ["gguf", "merge", first, str(folder / "out.gguf"), "--overwrite"]
+    return random.choice([files.generate(parts[0]), ["gguf", "dump", first], merge])
 
 
 def adapter_case(random: Random, files: Originals, folder: Path) -> list[str]:
@@ -250,6 +271,11 @@ HELLASWAG = b"The man went\n2\nhome\nto the sea\naway\nup\n" * 2
 WINOGRANDE = b'1,"The man saw the _ and left",sea,day,1\n2,"He ate the _ again",boat,fish,2\n'
 
 
+_QUESTION = struct.pack("<I", 7) + b"The man" + struct.pack("<I", 2) + struct.pack("<I", 5) + b"slept"
+_QUESTION += struct.pack("<I", 3) + b"ran" + struct.pack("<2i", 0, 1)
+CHOICES = struct.pack("<3I", 2, 12, 12 + len(_QUESTION)) + 2 * _QUESTION
+
+
 def text_case(random: Random, files: Originals, folder: Path) -> list[str]:
     """Grammars, schemas, chat templates, configurations, task files, prompts."""
     path = folder / "text"
@@ -263,6 +289,7 @@ def text_case(random: Random, files: Originals, folder: Path) -> list[str]:
         (CONFIG, damage_text, [*generate[:7], "--config", str(path)]),
         (HELLASWAG, damage_text, ["perplexity", "-m", model, "--hellaswag", "-f", str(path), "-t", "1"]),
         (WINOGRANDE, damage_text, ["perplexity", "-m", model, "--winogrande", "-f", str(path), "-t", "1"]),
+        (CHOICES, damage_bytes, ["perplexity", "-m", model, "--multiple-choice", "-bf", str(path), "-t", "1"]),
         (TEXT.encode(), damage_text, [*generate[:3], "-f", str(path), *generate[5:]]),
     ]
     data, damage, arguments = random.choice(sources)
@@ -272,6 +299,7 @@ def text_case(random: Random, files: Originals, folder: Path) -> list[str]:
 
 TARGETS: dict[str, Callable[[Random, Originals, Path], list[str]]] = {
     "model": model_case,
+    "split": split_case,
     "adapter": adapter_case,
     "control": control_case,
     "imatrix": imatrix_case,

@@ -93,13 +93,13 @@ def run_on(listeners: Sequence[socket.socket], params: CommonParams, arguments: 
 
 def log_listening(params: CommonParams, log: ServerLog, listeners: Sequence[socket.socket]) -> None:
     """Log where the server listens, with the end of its first key."""
-    from ikpy.server.keys import read_keys
+    from ikpy.server.keys import key_end, read_keys
 
     options = params.server
     names = list(read_keys(options.api_keys, options.api_key_files))
-    keys = {"api_key": f"api_key: ****{names[0][-4:]}"} if names and not os.environ.get(WORKER) else {}
+    keys = {"api_key": f"api_key: {key_end(names[0])}"} if names and not os.environ.get(WORKER) else {}
     port = str(port_of(listeners))
-    log.event("main", "HTTP server listening", port=port, hostname=",".join(options.hosts), **keys)
+    log.event("main", "HTTP server listening", **keys, port=port, hostname=",".join(options.hosts))
 
 
 def reload_keys(params: CommonParams, ring: KeyRing, log: ServerLog) -> None:
@@ -262,4 +262,5 @@ def server_settings(params: CommonParams, path: str, model_pooling: str | None =
         prefill_assistant=server.prefill_assistant,
         parallel_tool_calls=server.parallel_tool_calls,
         skip_chat_parsing=server.skip_chat_parsing,
+        spm_infill=server.spm_infill,
     )

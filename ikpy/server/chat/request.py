@@ -55,7 +55,8 @@ def read_chat(body: Body, front: Front) -> ChatRequest:
     messages = read_messages(body)
     tools = read_tools(body)
     choice = read_tool_choice(body)
-    body = constrained(body, tools)
+    check_grammar(body, tools)
+    body = constrained(body)
     text, output, format_ = render(front, body, messages, tools, choice)
     params = read_generation(body, front.settings, front.vocab, front.settings.n_slots)
     logprobs, n_probs = read_logprobs(body)
@@ -221,13 +222,17 @@ def forced_tools(tools: list[dict[str, Any]], choice: str) -> list[dict[str, Any
     return []
 
 
-def constrained(body: Body, tools: list[dict[str, Any]]) -> dict[str, Any]:
-    """The body with ``response_format`` turned into ``json_schema``."""
-    out = dict(body)
+def check_grammar(body: Body, tools: list[dict[str, Any]]) -> None:
+    """Raises ApiError 400 for a grammar beside a schema or tools."""
     if body.get("json_schema") is not None and body.get("grammar"):
         raise bad_request("Cannot use both json_schema and grammar")
     if tools and body.get("grammar"):
         raise bad_request("Cannot use custom grammar constraints with tools.")
+
+
+def constrained(body: Body) -> dict[str, Any]:
+    """The body with ``response_format`` turned into ``json_schema``."""
+    out = dict(body)
     wanted = body.get("response_format")
     if not isinstance(wanted, dict):
         return out
@@ -235,14 +240,17 @@ def constrained(body: Body, tools: list[dict[str, Any]]) -> dict[str, Any]:
     if kind == "json_object":
         out["json_schema"] = wanted.get("schema", {"type": "object"})
     elif kind == "json_schema":
-        inner = wanted.get("json_schema")
-        schema = inner.get("schema", {}) if isinstance(inner, dict) else {}
-        out["json_schema"] = schema or {"type": "object"}
+        out["json_schema"] = named_schema(wanted) or {"type": "object"}
     elif kind not in (None, "text"):
         raise bad_request(f'response_format type must be one of "text" or "json_object", but got: {kind}')
-    if tools:
-        out.pop("json_schema", None)
     return out
+
+
+def named_schema(wanted: Mapping[str, Any]) -> Any:
+    """The schema of a ``response_format`` in one of the ways clients write it; None without one."""
+    inner = wanted.get("json_schema")
+    places = [inner.get("schema"), inner.get("json_schema")] if isinstance(inner, dict) else []
+    return next((schema for schema in [*places, wanted.get("schema")] if schema), None)
 
 
 def read_logprobs(body: Body) -> tuple[bool, int]:
@@ -288,8 +296,8 @@ def template_variables(body: Body, front: Front) -> dict[str, Any]:
     """Variables of the template from the command line and the request."""
     settings = front.settings
     variables = dict(settings.chat_template_kwargs)
-    if settings.reasoning != "auto":
-        variables.setdefault("enable_thinking", settings.reasoning == "on")
+    if settings.reasoning != "auto" or "enable_thinking" in front.template.source:
+        variables.setdefault("enable_thinking", settings.reasoning != "off")
     effort = body.get("reasoning_effort", None if settings.reasoning_effort == "default" else settings.reasoning_effort)
     if isinstance(effort, str):
         variables["reasoning_effort"] = effort
@@ -299,6 +307,8 @@ def template_variables(body: Body, front: Front) -> dict[str, Any]:
     if isinstance(extra, dict):
         reserved = {"messages", "add_generation_prompt", "tools", "continue_final_message", "drop_bos", "self"}
         variables |= {name: value for name, value in extra.items() if name not in reserved}
+    if isinstance(variables.get("enable_thinking"), str):  # "false" would be true in a template
+        raise bad_request('invalid type for "enable_thinking" (expected boolean, got string)')
     if "enable_thinking" in variables:  # what DeepSeek V3.1 and Granite call it
         variables.setdefault("thinking", variables["enable_thinking"])
     return variables

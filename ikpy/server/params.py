@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -143,15 +142,16 @@ def grammar_text(sampling: SamplingParams) -> str:
         return f"/{sampling.regex}/"
     if sampling.json_schema is None:
         return sampling.grammar
-    return _schema_grammar(sampling.json_schema)
+    return schema_grammar(sampling.json_schema)
 
 
 @functools.lru_cache(maxsize=16)
-def _schema_grammar(schema: str) -> str:
-    """GBNF of a JSON schema; answers and slots show it again and again."""
+def schema_grammar(schema: str) -> str:
+    """GBNF of a JSON schema; answers and slots show it again and again. Raises GrammarError."""
+    from ikpy.engine.grammar import parsed_schema
     from ikpy.engine.json_schema import schema_to_gbnf
 
-    return schema_to_gbnf(json.loads(schema))
+    return schema_to_gbnf(parsed_schema(schema))
 
 
 def default_params(settings: ServerSettings) -> GenerationParams:

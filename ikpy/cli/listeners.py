@@ -12,11 +12,13 @@ from ikpy.errors import ResourceError
 
 UNIX_ENDING = ".sock"
 """An address that ends so is the path of a Unix socket."""
+BACKLOG = 2048
+"""Connections that may wait until the model is loaded."""
 
 
 def listen(hosts: Sequence[str], port: int) -> list[socket.socket]:
-    """A bound socket for each address; port 0 stands for the same free one of all. Raises ResourceError when an
-    address cannot be used."""
+    """A listening socket for each address; port 0 stands for the same free one of all. Clients that connect before the
+    server answers wait. Raises ResourceError when an address cannot be used."""
     found: list[socket.socket] = []
     try:
         for host in hosts:
@@ -30,13 +32,17 @@ def listen(hosts: Sequence[str], port: int) -> list[socket.socket]:
 
 
 def bind_address(host: str, port: int) -> socket.socket:
-    """A socket bound to a host's address. Raises ResourceError."""
+    """A socket that listens at a host's address. Raises ResourceError."""
+    listener = None
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, proto)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
+        listener.listen(BACKLOG)  # at once: two sockets that only are bound may share a port
     except OSError as error:
+        if listener is not None:
+            listener.close()
         reason = error.strerror or str(error)
         raise ResourceError(f"couldn't bind to server socket: hostname={host} port={port} ({reason})") from None
     return listener
@@ -51,6 +57,7 @@ def bind_path(path: str) -> socket.socket:
         if is_abandoned(path):
             os.unlink(path)
         listener.bind(path)
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         reason = error.strerror or str(error)

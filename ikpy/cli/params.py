@@ -247,6 +247,7 @@ class ServerOptions:
     skip_chat_parsing: bool = False
     prefill_assistant: bool = True
     parallel_tool_calls: bool = False
+    spm_infill: bool = False
 
 
 @dataclass

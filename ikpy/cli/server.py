@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ikpy.cli.banner import build_lines
 from ikpy.cli.checks import need_files
 from ikpy.cli.drafters import reads_states, speculation
-from ikpy.cli.listeners import close, listen, port_of
+from ikpy.cli.listeners import UNIX_ENDING, close, listen, port_of
 from ikpy.cli.logs import print_log
 from ikpy.cli.params import CommonParams
 from ikpy.cli.session import Session, load
@@ -93,13 +93,25 @@ def run_on(listeners: Sequence[socket.socket], params: CommonParams, arguments: 
 
 def log_listening(params: CommonParams, log: ServerLog, listeners: Sequence[socket.socket]) -> None:
     """Log where the server listens, with the end of its first key."""
-    from ikpy.server.keys import read_keys
+    from ikpy.server.keys import key_end, read_keys
 
     options = params.server
     names = list(read_keys(options.api_keys, options.api_key_files))
-    keys = {"api_key": f"api_key: ****{names[0][-4:]}"} if names and not os.environ.get(WORKER) else {}
+    keys = {"api_key": f"api_key: {key_end(names[0])}"} if names and not os.environ.get(WORKER) else {}
     port = str(port_of(listeners))
-    log.event("main", "HTTP server listening", port=port, hostname=",".join(options.hosts), **keys)
+    hosts = ",".join(options.hosts)
+    log.event("main", "HTTP server listening", **keys, port=port, hostname=hosts, url=page_address(params, port))
+
+
+def page_address(params: CommonParams, port: str) -> str:
+    """What to open in a browser on this machine; empty if only Unix sockets are listened on."""
+    options = params.server
+    host = next((host for host in options.hosts if not host.endswith(UNIX_ENDING)), None)
+    if host is None:
+        return ""
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    scheme = "https" if options.ssl_key_file else "http"
+    return f"{scheme}://{f'[{shown}]' if ':' in shown else shown}:{port}{options.api_prefix}/"
 
 
 def reload_keys(params: CommonParams, ring: KeyRing, log: ServerLog) -> None:
@@ -262,4 +274,5 @@ def server_settings(params: CommonParams, path: str, model_pooling: str | None =
         prefill_assistant=server.prefill_assistant,
         parallel_tool_calls=server.parallel_tool_calls,
         skip_chat_parsing=server.skip_chat_parsing,
+        spm_infill=server.spm_infill,
     )

@@ -25,6 +25,7 @@ LARK_MARK = "%llguidance"
 """A grammar text that begins with this is Lark, not GBNF."""
 NO_FORCING = LARK_MARK + ' {"no_forcing": true}'
 """Head of Lark grammars: texts that are the only way to go on may be written in any tokens."""
+TOO_DEEP = "JSON schema is nested too deeply"
 MOST_COMPILED = 64
 LONGEST_SOURCE = 1 << 20
 """Characters of a grammar text, a larger one is refused before it is parsed; and of all that are kept compiled, since a
@@ -285,15 +286,23 @@ def gbnf_grammar(source: str, texts: TokenTexts) -> TextGrammar:
     return texts.compiled("gbnf", source, make)
 
 
-def json_schema_grammar(schema: str | dict[str, Any] | bool, texts: TokenTexts) -> TextGrammar:
-    """Grammar of the JSON texts a schema allows; raises GrammarError for one that cannot be converted."""
+def parsed_schema(source: str) -> Any:
+    """The schema of a JSON text; raises GrammarError."""
     try:
-        parsed = json.loads(_bounded(schema)) if isinstance(schema, str) else schema
-        source = schema if isinstance(schema, str) else json.dumps(schema)
+        return json.loads(_bounded(source))
     except ValueError as error:
         raise GrammarError(f"JSON schema is not valid JSON: {error}") from None
     except RecursionError:
-        raise GrammarError("JSON schema is nested too deeply") from None
+        raise GrammarError(TOO_DEEP) from None
+
+
+def json_schema_grammar(schema: str | dict[str, Any] | bool, texts: TokenTexts) -> TextGrammar:
+    """Grammar of the JSON texts a schema allows; raises GrammarError for one that cannot be converted."""
+    try:
+        source = schema if isinstance(schema, str) else json.dumps(schema)
+    except RecursionError:
+        raise GrammarError(TOO_DEEP) from None
+    parsed = parsed_schema(source)
     return texts.compiled("schema", source, lambda: gbnf_grammar(schema_to_gbnf(parsed), texts))
 
 

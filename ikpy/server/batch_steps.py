@@ -14,7 +14,7 @@ from ikpy.engine.sampling import NotANumberError
 from ikpy.engine.speculative import acceptance_line
 from ikpy.errors import IkpyError
 from ikpy.server.batching import BatchPlan, PromptFeeder
-from ikpy.server.slots import RequestError, Slot, SlotState
+from ikpy.server.slots import ContextShift, RequestError, Slot, SlotState
 from ikpy.server.tasks import EmbeddingTask
 
 if TYPE_CHECKING:
@@ -101,10 +101,17 @@ class BatchSteps:
                 except RequestError as error:
                     slot.fail(400, str(error))
                     tokens = []
+                if slot.shifted is not None:
+                    self._log_shift(slot, slot.shifted)
                 if tokens:
                     plan.add(slot, tokens, "all")
                 else:
                     log_released(self._log, slot)
+
+    def _log_shift(self, slot: Slot, shift: ContextShift) -> None:
+        task_id = -1 if slot.task is None else slot.task.id
+        fields = {"id_slot": slot.id, "id_task": task_id, **shift._asdict(), "n_ctx": slot.n_ctx}
+        self._log.event("shift_context", "slot context shift", **fields)
 
     def _n_draft_max(self) -> int:
         """Guesses a slot may add: its share of a batch that is rounded as single tokens are, beside one per slot."""

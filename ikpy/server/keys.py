@@ -8,6 +8,9 @@ from pathlib import Path
 
 from ikpy.errors import UsageError
 
+SHOWN = 4
+"""Characters of a key in the log."""
+
 
 def read_keys(keys: Iterable[str], files: Iterable[str]) -> dict[str, str]:
     """Name of every key. A line of a file is a key, or a name and a key; others are named by their number.
@@ -32,6 +35,11 @@ def read_keys(keys: Iterable[str], files: Iterable[str]) -> dict[str, str]:
     return {key: name or f"key-{i}" for i, (name, key) in enumerate(found, 1)}
 
 
+def key_end(key: str) -> str:
+    """A key as logs show it: its last four characters, if they are less than half of it."""
+    return "****" + (key[-SHOWN:] if len(key) > 2 * SHOWN else "")
+
+
 class KeyRing:
     """The keys that are accepted now; `replace` may be called at any time."""
 
@@ -46,10 +54,13 @@ class KeyRing:
         return bool(self._keys)
 
     def name_of(self, headers: Mapping[str, str]) -> str | None:
-        """Name of the key in `Authorization: Bearer` or `X-Api-Key`, None without a known one."""
-        bearer = headers.get("authorization", "")
-        given = bearer.removeprefix("Bearer ") if bearer.startswith("Bearer ") else headers.get("x-api-key", "")
-        sent = given.encode("latin-1", "replace")  # the bytes of the header
+        """Name of the key in `Authorization: Bearer` or `X-Api-Key`, None without a known one.
+
+        Clients of Anthropic's API may send both, one of them with a key for another server.
+        """
+        authorization = headers.get("authorization", "")
+        bearer = authorization.removeprefix("Bearer ") if authorization.startswith("Bearer ") else ""
+        sent = [text.encode("latin-1", "replace") for text in (bearer, headers.get("x-api-key", ""))]  # as received
         # Every key is compared, so that the time does not tell which one was close.
-        found = [name for key, name in self._keys if secrets.compare_digest(sent, key)]
+        found = [name for text in sent for key, name in self._keys if secrets.compare_digest(text, key)]
         return found[0] if found else None

@@ -36,6 +36,10 @@ class ServerLog:
         """An ordinary event."""
         self._write("INFO", function, message, fields)
 
+    def caution(self, function: str, message: str, **fields: Any) -> None:
+        """Something that is probably a mistake of a client."""
+        self._write("WARN", function, message, fields)
+
     def failure(self, function: str, message: str, **fields: Any) -> None:
         """Something failed."""
         self._write("ERR", function, message, fields)

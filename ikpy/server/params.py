@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,7 @@ class GenerationParams:
     replaces the server's least probability of drafts, ``lora`` are scales of adapters by id (None: the server's),
     ``thinking`` limits reasoning (None: no limit), ``cache_reuse`` is the least length in tokens of moved pieces of the
     cache (0: none), ``banned`` are phrases that may not appear, ``penalty_prompt`` are tokens that the penalties see
-    instead of the prompt.
+    instead of the prompt, ``wrong_types`` are fields of the request that were not taken.
     """
 
     sampling: SamplingParams
@@ -66,6 +65,7 @@ class GenerationParams:
     thinking: ThinkingLimit | None = None
     banned: BannedPhrases | None = None
     penalty_prompt: tuple[int, ...] | None = None
+    wrong_types: tuple[str, ...] = ()
 
     @property
     def has_quick_sampler(self) -> bool:
@@ -142,15 +142,16 @@ def grammar_text(sampling: SamplingParams) -> str:
         return f"/{sampling.regex}/"
     if sampling.json_schema is None:
         return sampling.grammar
-    return _schema_grammar(sampling.json_schema)
+    return schema_grammar(sampling.json_schema)
 
 
 @functools.lru_cache(maxsize=16)
-def _schema_grammar(schema: str) -> str:
-    """GBNF of a JSON schema; answers and slots show it again and again."""
+def schema_grammar(schema: str) -> str:
+    """GBNF of a JSON schema; answers and slots show it again and again. Raises GrammarError."""
+    from ikpy.engine.grammar import parsed_schema
     from ikpy.engine.json_schema import schema_to_gbnf
 
-    return schema_to_gbnf(json.loads(schema))
+    return schema_to_gbnf(parsed_schema(schema))
 
 
 def default_params(settings: ServerSettings) -> GenerationParams:

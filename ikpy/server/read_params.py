@@ -28,6 +28,12 @@ FLOATS = (
 )  # fmt: skip
 INTEGERS = ("top_k", "repeat_last_n", "dry_allowed_length", "dry_penalty_last_n", "mirostat", "min_keep")
 FLAGS = ("penalize_nl", "adaptive_updt_w_cur", "ignore_eos")
+OTHER_NUMBERS = (
+    "max_completion_tokens", "max_tokens", "n_predict", "id_slot", "n", "n_keep", "n_discard", "n_probs", "seed",
+    "n_cache_reuse", "t_max_predict_ms", "banned_n", "banned_bias", "banbuffer_size", "rewind_count_max",
+    "speculative.n_max", "speculative.n_min", "speculative.p_min",
+)  # fmt: skip
+OTHER_FLAGS = ("stream", "cache_prompt", "timings_per_token", "post_sampling_probs", "return_progress")
 UNSUPPORTED = {
     "system_prompt": "a system message in each request, or text before the prompt",
     "allowlist_piece_array": "grammar or logit_bias",
@@ -80,6 +86,14 @@ def strings(value: Any) -> tuple[str, ...] | None:
     return None
 
 
+def wrong_types(body: Body) -> tuple[str, ...]:
+    """Fields whose values have another type than they should, for which the defaults are taken."""
+    numbers = [name for name in (*FLOATS, *INTEGERS, *OTHER_NUMBERS) if name in body]
+    flags = [name for name in (*FLAGS, *OTHER_FLAGS) if name in body]
+    wrong = [n for n in numbers if isinstance(body[n], bool) or not isinstance(body[n], (int, float, type(None)))]
+    return tuple(wrong + [name for name in flags if not isinstance(body[name], (bool, type(None)))])
+
+
 def read_generation(body: Body, settings: ServerSettings, vocab: Vocab, n_slots: int) -> GenerationParams:
     """Generation parameters of a request body. Raises ApiError 400 for values that cannot be used."""
     for name, instead in UNSUPPORTED.items():
@@ -123,6 +137,7 @@ def read_generation(body: Body, settings: ServerSettings, vocab: Vocab, n_slots:
         lora=read_scales(body.get("lora")),
         banned=read_banned(body, settings),
         penalty_prompt=read_penalty_prompt(body.get("penalty_prompt"), vocab),
+        wrong_types=wrong_types(body),
     )
 
 

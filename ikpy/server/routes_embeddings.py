@@ -27,7 +27,11 @@ L2 = 2
 
 async def embedding(request: Request) -> Response:
     """POST /embedding and /embeddings."""
-    front, body = await need_embeddings(request)
+    return await native_answer(request, *await need_embeddings(request))
+
+
+async def native_answer(request: Request, front: Front, body: dict[str, Any]) -> Response:
+    """Embeddings in the form of llama.cpp."""
     found, normalize = await embed(request, front, texts_of(body)), integer(body, "embd_normalize", L2)
     return json_response(
         [
@@ -38,10 +42,12 @@ async def embedding(request: Request) -> Response:
 
 
 async def v1_embeddings(request: Request) -> Response:
-    """POST /v1/embeddings."""
+    """POST /v1/embeddings; a request with ``content`` in place of ``input`` is one of llama.cpp's."""
     front, body = await need_embeddings(request)
     if front.settings.pooling == "none":
         raise bad_request(NOT_OPENAI)
+    if "input" not in body and "content" in body:
+        return await native_answer(request, front, body)
     encoding = body.get("encoding_format", "float")
     if encoding not in ("float", "base64"):
         raise bad_request("The format to return the embeddings in. Can be either float or base64")

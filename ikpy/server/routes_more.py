@@ -60,9 +60,10 @@ def infill_prompt(front: Front, body: dict[str, Any]) -> Prompt:
         if vocab.fim_sep is not None:
             tokens.append(vocab.fim_sep)
         tokens += vocab.tokenize(f"{item[0]}\n{item[1]}\n", add_special=False)
-    tokens += [vocab.fim_pre, *vocab.tokenize(texts["input_prefix"], add_special=False)]
-    tokens += [vocab.fim_suf, *vocab.tokenize(texts["input_suffix"], add_special=False), vocab.fim_mid]
-    tokens += vocab.tokenize(texts["prompt"], add_special=False)
+    prefix = [vocab.fim_pre, *vocab.tokenize(texts["input_prefix"], add_special=False)]
+    suffix = [vocab.fim_suf, *vocab.tokenize(texts["input_suffix"], add_special=False)]
+    tokens += suffix + prefix if front.settings.spm_infill else prefix + suffix
+    tokens += [vocab.fim_mid, *vocab.tokenize(texts["prompt"], add_special=False)]
     return Prompt(tokens, texts["input_prefix"])
 
 

@@ -29,6 +29,7 @@ class ServerSettings:
     ``reasoning_budget`` is the most tokens of reasoning (-1: no limit), ``reasoning_budget_message`` a text that is
     written when they are used up.
     ``banned_strings`` may not appear in answers to requests that give none, ``banned_n`` of their tokens are banned.
+    ``spm_infill`` puts the suffix of /infill before its prefix, which some models were trained with.
     ``max_token_delay`` is the time in seconds that a batch of prompt tokens may keep running answers waiting.
     """
 
@@ -77,4 +78,5 @@ class ServerSettings:
     prefill_assistant: bool = True
     parallel_tool_calls: bool = False
     skip_chat_parsing: bool = False
+    spm_infill: bool = False
     timeout: float = 600.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,14 @@ TOO_LONG = "the request exceeds the available context size, try increasing it"
 
 class RequestError(Exception):
     """The request of a slot cannot go on; the message is for the client."""
+
+
+class ContextShift(NamedTuple):
+    """Old tokens were dropped: ``n_discard`` of the ``n_left`` behind the first ``n_keep``."""
+
+    n_keep: int
+    n_left: int
+    n_discard: int
 
 
 class SlotState(Enum):
@@ -72,6 +80,8 @@ class Slot(CachedText):
         self.last_used = 0.0
         self._vocab = vocab
         self._special = special
+        self._n_endless = max(n_ctx, context.model.hparams.n_ctx_train)
+        """Tokens of prompt and answer at which answers without a limit end; those of a model in a loop never would."""
         self._reset()
 
     def _reset(self) -> None:
@@ -88,6 +98,8 @@ class Slot(CachedText):
         self.answer: Answer | None = None
         self._expected: int | None = None
         """The guess at the token that is drawn next."""
+        self.shifted: ContextShift | None = None
+        """What `take_pending` dropped last."""
         self._states: list[NDArray[np.float32]] = []
         self._ban: PhraseBan | None = None
         self._scores: PromptScores | None = None
@@ -194,14 +206,16 @@ class Slot(CachedText):
     def take_pending(self, n_max: int) -> list[int]:
         """The sampled token and at most ``n_max`` guesses at those behind it (``draft``), which the caller evaluates.
 
-        A full context is shifted; if it cannot be, the answer ends here and nothing is returned. RequestError: the
-        shift failed.
+        A full context is shifted; if it cannot be, or an answer without a limit is as long as the training context,
+        the answer ends here and nothing is returned. RequestError: the shift failed.
         """
         assert self.pending is not None
-        if len(self.tokens) + 1 >= self.n_ctx:
-            if not self.shift:
-                self._end_full()
-                return []
+        self.shifted = None
+        full = len(self.tokens) + 1 >= self.n_ctx
+        if (full and not self.shift) or self._n_left <= 0:
+            self._end_full()
+            return []
+        if full:
             self._shift_context()
         token, self.pending = self.pending, None
         self.tokens.append(token)
@@ -216,6 +230,13 @@ class Slot(CachedText):
         wanted = isinstance(task, CompletionTask) and task.params.draft_n_max != 0
         return wanted and self.speculator is not None and self._ban is None
 
+    @property
+    def _n_left(self) -> int:
+        """Tokens the answer may still have."""
+        assert isinstance(self.task, CompletionTask)
+        limit = self.task.params.limit
+        return (limit if limit >= 0 else self._n_endless - len(self.prompt)) - self.n_decoded
+
     def observe(self, first: int, states: NDArray[np.float32]) -> None:
         """Hidden states [n, n_embd] behind tokens from position ``first`` on; those beyond the text were not kept."""
         n = min(len(self.tokens) - first, len(states))
@@ -228,8 +249,7 @@ class Slot(CachedText):
             return []
         assert isinstance(self.task, CompletionTask) and self.speculator is not None
         params = self.task.params
-        n_left = params.limit - self.n_decoded if params.limit >= 0 else n_max + 1
-        n_max = min(n_max, n_left - 1, n_max if params.draft_n_max is None else params.draft_n_max)
+        n_max = min(n_max, self._n_left - 1, n_max if params.draft_n_max is None else params.draft_n_max)
         return self.speculator.draft(self.tokens, n_max, params.draft_n_min, params.draft_p_min)
 
     def sample_all(self, rows: NDArray[np.float32]) -> None:
@@ -274,6 +294,7 @@ class Slot(CachedText):
         except KVCacheFullError as error:
             raise RequestError(str(error)) from None
         self.truncated = True
+        self.shifted = ContextShift(keep, n_past - keep, n)
 
     def add_states(self, states: NDArray[np.float32]) -> None:
         """Hidden states [n, n_embd] of evaluated tokens of an embedding request."""
@@ -372,7 +393,7 @@ class Slot(CachedText):
             self._finish(answer, "")
 
     def _end_full(self) -> None:
-        """Ends an answer for which the context has no room and that cannot drop old tokens."""
+        """Ends an answer for which the context has no room and that may not drop more old tokens."""
         assert self.answer is not None
         self.truncated = True
         self._finish_held(self.answer)

@@ -11,6 +11,7 @@ import pytest
 
 from ikpy.cli.listeners import close, listen, port_of
 from ikpy.cli.parser import parse
+from ikpy.cli.server import page_address
 from ikpy.errors import ResourceError, UsageError
 from tests.server.harness import running
 from tests.server.live import PATIENCE, wait_for
@@ -72,9 +73,30 @@ def test_lists_of_keys_and_addresses() -> None:
 def test_one_port_for_all_addresses(tmp_path: Path) -> None:
     hosts = ["127.0.0.1", "127.0.0.2", str(tmp_path / "x.sock")]
     found = listen(hosts, 0)
-    assert len({item.getsockname()[1] for item in found[:2]}) == 1 and port_of(found) > 0
+    port = port_of(found)
+    assert len({item.getsockname()[1] for item in found[:2]}) == 1 and port > 0
+    for family, address in ((socket.AF_INET, ("127.0.0.2", port)), (socket.AF_UNIX, hosts[2])):
+        with socket.socket(family) as client:
+            client.connect(address)  # it waits until the model is loaded
+    for host in ("127.0.0.1", hosts[2]):
+        with pytest.raises(ResourceError, match="Address already in use"):
+            listen([host], port)
     close(found, hosts)
     assert not os.path.exists(hosts[2])
+
+
+@pytest.mark.parametrize(
+    ("line", "url"),
+    [
+        ("", "http://127.0.0.1:81/"),
+        ("--host 0.0.0.0 --api-prefix /llm", "http://127.0.0.1:81/llm/"),
+        ("--host x.sock,::", "http://[::1]:81/"),
+        ("--host example.org --ssl-key-file k --ssl-cert-file c", "https://example.org:81/"),
+        ("--host x.sock", ""),
+    ],
+)
+def test_the_log_has_an_address_for_browsers(line: str, url: str) -> None:
+    assert page_address(parse(line.split(), "server", {}), "81") == url
 
 
 def test_unix_sockets_that_are_left(tmp_path: Path) -> None:
@@ -82,7 +104,6 @@ def test_unix_sockets_that_are_left(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(path)
     found = listen([path], 0)  # nobody listens there
-    found[0].listen()
     with pytest.raises(ResourceError, match=r"x\.sock \(Address already in use\)"):
         listen([path], 0)
     close(found, [path])

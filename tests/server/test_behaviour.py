@@ -358,3 +358,35 @@ def test_a_full_context_ends_the_answer_and_keeps_its_text() -> None:
         assert "".join(e["choices"][0]["delta"].get("content") or "" for e in events) == chat["message"]["content"]
         assert events[-1]["choices"][0]["finish_reason"] == "length"
         post(client, "/completion", 400, prompt=text * 100)
+
+
+HELLO_CHAT = {"messages": HELLO, "temperature": 0, "max_tokens": 8}
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"type": "json_schema", "json_schema": {"schema": {"type": "boolean"}}},
+        {"type": "json_schema", "json_schema": {"json_schema": {"type": "boolean"}}},
+        {"type": "json_schema", "schema": {"type": "boolean"}},
+        {"type": "json_object", "schema": {"type": "boolean"}},
+    ],
+)
+def test_schemas_are_found_where_clients_put_them(tiny: TestClient, wanted: dict[str, Any]) -> None:
+    answer = post(tiny, "/v1/chat/completions", **HELLO_CHAT, response_format=wanted)
+    assert answer["choices"][0]["message"]["content"].strip() in ("true", "false")
+
+
+def test_a_schema_holds_beside_tools_that_cannot_be_called(tiny: TestClient, puppet: TestClient) -> None:
+    """The template of ``tiny`` drops tools; that of ``puppet`` has them, but the request wants no call."""
+    body = HELLO_CHAT | {"tools": TOOLS, "response_format": {"type": "json_object", "schema": {"type": "boolean"}}}
+    for client, choice in ((tiny, "auto"), (puppet, "none")):
+        answer = post(client, "/v1/chat/completions", **body, tool_choice=choice, reasoning_format="none")
+        assert answer["choices"][0]["message"]["content"].strip() in ("true", "false"), choice
+
+
+def test_embeddings_of_content_are_given_in_the_native_form() -> None:
+    with running("llama-server -m MODEL -t 1 -c 256 -np 1 --embeddings --pooling mean") as client:
+        native = post(client, "/embeddings", content="Hello there")
+        assert post(client, "/v1/embeddings", content="Hello there") == native
+        assert post(client, "/v1/embeddings", content="x", input="Hello there")["object"] == "list"

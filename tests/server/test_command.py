@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -130,6 +133,29 @@ def test_json_log() -> None:
         server.send_signal(signal.SIGTERM)
         out, _err = server.communicate(timeout=PATIENCE)
     assert all(line.startswith('{"tid":') for line in out.splitlines())
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl that makes a certificate")
+def test_https(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    name = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    line = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *name]
+    subprocess.run([*line, "-keyout", str(key), "-out", str(certificate)], capture_output=True, check=True)
+    files = ["--ssl-key-file", str(key), "--ssl-cert-file", str(certificate)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    line = command("--port", "0", "-c", "256", "--host", "localhost", *files)
+    with subprocess.Popen(
+        line, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as server:
+        try:
+            assert server.stdout is not None
+            found = next(filter(None, (re.search(r'url="(https://localhost:\d+/)"', text) for text in server.stdout)))
+            trusted = ssl.create_default_context(cafile=str(certificate))
+            with httpx.Client(base_url=found[1], verify=trusted, timeout=PATIENCE) as client:
+                assert client.get("/health").json()["status"] == "ok"
+                assert client.post("/completion", json={"prompt": "x", "n_predict": 2}).json()["tokens_predicted"] == 2
+        finally:
+            server.kill()
 
 
 def test_a_used_port_is_reported() -> None:

@@ -14,6 +14,7 @@ from ikpy.cli.parser import parse
 from ikpy.errors import UsageError
 from ikpy.server.errors import ApiError
 from ikpy.server.routes_more import infill_prompt
+from ikpy.server.settings import ServerSettings
 from tests.server.harness import read_events, running
 
 TEXT = {"prompt": "The old man looked at", "n_predict": 4, "temperature": 0}
@@ -41,12 +42,17 @@ class EditorFront:
 
     vocab = EditorVocab()
 
+    def __init__(self, *, spm_infill: bool = False) -> None:
+        self.settings = ServerSettings(spm_infill=spm_infill)
+
 
 def test_infill_goes_on_with_the_prompt() -> None:
     extra = [{"filename": "f", "text": "t"}]
     body = {"input_prefix": "ab", "input_suffix": "c", "prompt": "de", "input_extra": extra}
     found = infill_prompt(EditorFront(), body).tokens  # type: ignore[arg-type]
     assert found == [1000, 1004, *map(ord, "f\nt\n"), 1001, *map(ord, "ab"), 1002, ord("c"), 1003, *map(ord, "de")]
+    found = infill_prompt(EditorFront(spm_infill=True), body).tokens  # type: ignore[arg-type]
+    assert found == [1000, 1004, *map(ord, "f\nt\n"), 1002, ord("c"), 1001, *map(ord, "ab"), 1003, *map(ord, "de")]
     assert infill_prompt(EditorFront(), {}).tokens == [1000, 1001, 1002, 1003]  # type: ignore[arg-type]
     with pytest.raises(ApiError, match='"prompt" must be a string'):
         infill_prompt(EditorFront(), {"prompt": [1]})  # type: ignore[arg-type]
@@ -102,13 +108,13 @@ def test_encoded_bodies_that_cannot_be_read(client: TestClient) -> None:
         assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
-@pytest.mark.parametrize(("options", "wanted"), [("", "|"), ("--reasoning-effort none", "none|False")])
+@pytest.mark.parametrize(("options", "wanted"), [("", "|True"), ("--reasoning-effort none", "none|False")])
 def test_the_effort_of_reasoning_has_a_default(options: str, wanted: str) -> None:
     template = "'{{ reasoning_effort }}|{{ enable_thinking }}'"
     with running(f"llama-server -m PUPPET -t 1 -c 512 -np 1 --chat-template {template} {options}") as client:
         assert client.post("/apply-template", json=CHAT).json() == {"prompt": wanted}
         low = client.post("/apply-template", json=CHAT | {"reasoning_effort": "low"}).json()
-        assert low == {"prompt": "low|"}
+        assert low == {"prompt": "low|True"}
 
 
 def test_options_of_todays_llama_server() -> None:

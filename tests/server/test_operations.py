@@ -15,7 +15,7 @@ import pytest
 
 from ikpy.cli.parser import parse
 from ikpy.errors import UsageError
-from ikpy.server.keys import KeyRing, read_keys
+from ikpy.server.keys import KeyRing, key_end, read_keys
 from tests.server.harness import running
 from tests.server.live import PATIENCE, wait_for
 from tests.server.test_command import failed_start, process
@@ -37,6 +37,8 @@ def test_keys_have_names(tmp_path: Path) -> None:
     assert ring.name_of({"authorization": "Bearer abc-1"}) == "alice"
     assert ring.name_of({"x-api-key": "xyz-2"}) == "key-3"
     assert ring.name_of({"authorization": "Bearer abc-12"}) is None
+    both = {"authorization": "Bearer of-another-server", "x-api-key": "xyz-2"}
+    assert ring.name_of(both) == "key-3", "one of the headers is enough"
     ring.replace({"schlüssel": "umlaut"})
     assert ring.name_of({"x-api-key": "schlüssel".encode().decode("latin-1")}) == "umlaut"
     with pytest.raises(UsageError, match="nofile"):
@@ -55,7 +57,14 @@ def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch)
     for given, name in (("first-0", "a"), ("third-0", "c"), ("first-1", None), ("", None)):
         compared.clear()
         assert ring.name_of({"x-api-key": given}) == name
-        assert compared == [b"first-0", b"second-0", b"third-0"], "no key may be skipped"
+        assert compared == [b"first-0", b"second-0", b"third-0"] * 2, "no key may be skipped, for neither header"
+
+
+@pytest.mark.parametrize(
+    ("key", "shown"), [("secret-key-1", "****ey-1"), ("12345678", "****"), ("k2", "****"), ("", "****")]
+)
+def test_logs_show_little_of_a_key(key: str, shown: str) -> None:
+    assert key_end(key) == shown
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")

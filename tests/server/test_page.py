@@ -133,7 +133,8 @@ def test_type_stream_and_reload(page: Page) -> None:
     assert wait_for(lambda: "slot 1: idle" in page.find("#info").text)
     assert "puppet" in page.find("#info").text.lower()
     page.find("#defaults").click()
-    assert page.find("[name=temperature]").get_attribute("value") == "0.8"
+    assert page.find("[name=temperature]").get_attribute("value") == ""
+    assert wait_for(lambda: page.find("[name=temperature]").get_attribute("placeholder") == "0.8")
     page.find("#settings").send_keys(keys.ESCAPE)
     assert wait_for(lambda: page.find("#status").text == "0 of 2 slots busy")
 
@@ -222,6 +223,35 @@ def test_a_conversation_with_a_model(driver: Any) -> None:
         picture = os.environ.get("IKPY_SCREENSHOT")
         if picture:
             driver.save_screenshot(str(Path(picture).resolve()))
+
+
+def test_the_command_line_says_what_holds_for_empty_fields(driver: Any) -> None:
+    with listening("llama-server -m MODEL -t 1 -c 512 -np 1 --temp 0 --top-k 3 -n 7") as (client, _):
+        page = Page(driver, str(client.base_url))
+        page.open()
+        driver.execute_script("localStorage.clear(); sessionStorage.clear()")
+        page.open()
+        page.find("#open").click()
+        for name, shown in (
+            ("temperature", "0"),
+            ("top_k", "3"),
+            ("max_tokens", "7"),
+            ("seed", "-1"),
+            ("min_p", "0.05"),
+        ):
+            field = page.find(f"[name={name}]")
+            assert wait_for(lambda f=field, s=shown: f.get_attribute("placeholder") == s), name  # type: ignore[misc]
+        page.find("#settings").send_keys(keys.ESCAPE)
+        page.send("The old man looked at the sea")
+        assert wait_for(lambda: page.idle() and any("7 tokens," in rate for rate in page.texts(".message .rate")))
+        asked = client.get("/slots").json()[0]
+        assert (asked["temperature"], asked["top_k"], asked["max_tokens"]) == (0.0, 3, -1)
+        page.set(max_tokens="3", top_k="5")
+        page.set(top_k="")
+        page.send("Again")
+        assert wait_for(lambda: page.idle() and any("3 tokens," in rate for rate in page.texts(".message .rate")))
+        assert client.get("/slots").json()[0]["top_k"] == 3
+        assert page.errors() == []
 
 
 def test_errors_and_keys(driver: Any) -> None:

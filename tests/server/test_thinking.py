@@ -97,16 +97,23 @@ def test_effort_of_reasoning_reaches_the_template() -> None:
     template = "{{ messages[0].content }} {{ reasoning_effort }} {{ enable_thinking }}"
     with running(f"llama-server -m PUPPET -t 1 -c 256 -np 1 --chat-template '{template}'") as client:
         for body, wanted in (
-            ({"reasoning_effort": "low"}, "Hello there low "),
+            ({"reasoning_effort": "low"}, "Hello there low True"),
             ({"reasoning_effort": "none"}, "Hello there none False"),
-            ({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}}, "Hello there high "),
-            ({"reasoning_effort": 3}, "Hello there  "),
+            (
+                {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}},
+                "Hello there high True",
+            ),
+            ({"reasoning_effort": 3}, "Hello there  True"),
+            ({"chat_template_kwargs": {"enable_thinking": False}}, "Hello there  False"),
         ):
             answer = client.post("/apply-template", json={"messages": HELLO} | body)
-            assert answer.json()["prompt"] == wanted
+            assert answer.json()["prompt"] == wanted, body
+        body = {"messages": HELLO, "chat_template_kwargs": {"enable_thinking": "false"}}
+        refused = client.post("/v1/chat/completions", json=body)
+        assert refused.status_code == 400 and "expected boolean" in refused.text, "the text is true in a template"
         body = {"input": "Hello there", "reasoning": {"effort": "low"}, "max_output_tokens": 1}
         client.post("/v1/responses", json=body).raise_for_status()
-        assert client.get("/slots").json()[0]["prompt"] == "Hello there low "
+        assert client.get("/slots").json()[0]["prompt"] == "Hello there low True"
 
 
 BYTES = TokenTexts([bytes([i]) for i in range(256)], eog=(0,))

@@ -94,5 +94,5 @@ CHAT_ROWS = (
     always("--show-timings", "times at the end", "C"),
     ignored("--no-show-timings", "--log-disable leaves them out with all other log lines", "no times", "C"),
     ignored("--infill", "send the text to the server's /infill route", "fill in the middle", "C"),
-    ignored("--spm-infill", "send the text to the server's /infill route", "suffix-prefix-middle order", "SC"),
+    option("--spm-infill", FLAG, "server.spm_infill", "/infill shows the suffix before the prefix", "S"),
 )

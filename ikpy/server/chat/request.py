@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ikpy.engine.gbnf import GrammarError
 from ikpy.engine.lazy_grammar import Trigger
 from ikpy.engine.thinking import ThinkingLimit
 from ikpy.errors import IkpyError
-from ikpy.server.chat.call_grammar import call_grammar, marker_rule
+from ikpy.server.chat.answer_grammar import answer_grammar
+from ikpy.server.chat.call_grammar import Mark, call_grammar, marker_rule
 from ikpy.server.chat.harmony import HARMONY, MARKERS
 from ikpy.server.chat.output import OutputFormat, ReasoningTags
 from ikpy.server.chat.tool_formats import tool_format
@@ -18,12 +20,13 @@ from ikpy.server.chat.tool_prompt import shows_tools, with_tools
 from ikpy.server.chat.tool_reading import ToolFormat
 from ikpy.server.errors import bad_request
 from ikpy.server.http import to_json
-from ikpy.server.params import GenerationParams
+from ikpy.server.params import GenerationParams, schema_grammar
 from ikpy.server.prompts import Prompt
 from ikpy.server.read_params import flag, integer, read_generation
 from ikpy.server.settings import REASONING_FORMATS
 
 if TYPE_CHECKING:
+    from ikpy.engine.sampling import SamplingParams
     from ikpy.server.front import Front
 
 Body = Mapping[str, Any]
@@ -55,7 +58,8 @@ def read_chat(body: Body, front: Front) -> ChatRequest:
     messages = read_messages(body)
     tools = read_tools(body)
     choice = read_tool_choice(body)
-    body = constrained(body, tools)
+    check_grammar(body, tools)
+    body = constrained(body)
     text, output, format_ = render(front, body, messages, tools, choice)
     params = read_generation(body, front.settings, front.vocab, front.settings.n_slots)
     logprobs, n_probs = read_logprobs(body)
@@ -63,17 +67,12 @@ def read_chat(body: Body, front: Front) -> ChatRequest:
         raise bad_request("logprobs is not supported with tools + stream")
     if tools and format_ is not None:
         called = forced_tools(tools, choice)
-        functions = called or [tool["function"] for tool in tools]
         several = flag(body, "parallel_tool_calls", front.settings.parallel_tool_calls or not called)
-        grammar = call_grammar(format_, functions, marker_rule(front.vocab), several=several, lazy=not called)
-        trigger = None if called else Trigger(format_.trigger or format_.opening, output.reasoning, output.in_reasoning)
-        if output.harmony and trigger is not None:
-            trigger = Trigger(trigger.marker)
-        trigger = trigger or behind_reasoning(output)
-        sampling = replace(params.sampling, grammar=grammar, json_schema=None, regex=None)
-        params = replace(params, sampling=sampling, trigger=trigger)
+        mark = marker_rule(front.vocab)
+        params = with_calls(params, output, format_, mark, tools, forced=called, several=several)
     elif params.sampling.has_grammar:
-        params = replace(params, trigger=behind_reasoning(output))
+        sampling = with_content(params.sampling, output, marker_rule(front.vocab))
+        params = replace(params, sampling=sampling, trigger=behind_reasoning(output))
     tokens = front.vocab.tokenize(text, add_special=True, parse_special=True)
     if not tokens:
         raise bad_request('"messages" give an empty prompt')
@@ -88,6 +87,46 @@ def read_chat(body: Body, front: Front) -> ChatRequest:
     options = body.get("stream_options")
     usage = isinstance(options, dict) and options.get("include_usage") is True
     return ChatRequest(Prompt(tokens, text), params, output, model_of(body, front), logprobs, usage)
+
+
+def with_calls(
+    params: GenerationParams,
+    output: OutputFormat,
+    format_: ToolFormat,
+    mark: Mark,
+    tools: list[dict[str, Any]],
+    *,
+    forced: list[dict[str, Any]],
+    several: bool,
+) -> GenerationParams:
+    """Parameters with a grammar for tool calls: of the whole answer if one of ``forced`` must be made or the content
+    follows a schema, else of what is behind the marker of a call."""
+    functions = forced or [tool["function"] for tool in tools]
+    free = not forced and params.sampling.json_schema is None
+    calls = call_grammar(format_, functions, mark, several=several, lazy=free)
+    if forced or free:
+        sampling = replace(params.sampling, grammar=calls, json_schema=None, regex=None)
+    else:
+        sampling = with_content(params.sampling, output, mark, calls)
+    if not free:
+        return replace(params, sampling=sampling, trigger=behind_reasoning(output))
+    marker = format_.trigger or format_.opening
+    trigger = Trigger(marker) if output.harmony else Trigger(marker, output.reasoning, output.in_reasoning)
+    return replace(params, sampling=sampling, trigger=trigger)
+
+
+def with_content(
+    sampling: SamplingParams, output: OutputFormat, mark: Mark, calls: str | None = None
+) -> SamplingParams:
+    """Sampling whose schema holds for the content of the answer. Raises ApiError 400 for one that cannot be used."""
+    only_content = calls is None and output.reasoning is None and not output.harmony
+    if sampling.json_schema is None or only_content:
+        return sampling
+    try:
+        content = schema_grammar(sampling.json_schema)
+    except GrammarError as error:
+        raise bad_request(str(error)) from None
+    return replace(sampling, grammar=answer_grammar(content, output, mark, calls), json_schema=None)
 
 
 def behind_reasoning(output: OutputFormat) -> Trigger | None:
@@ -221,13 +260,17 @@ def forced_tools(tools: list[dict[str, Any]], choice: str) -> list[dict[str, Any
     return []
 
 
-def constrained(body: Body, tools: list[dict[str, Any]]) -> dict[str, Any]:
-    """The body with ``response_format`` turned into ``json_schema``."""
-    out = dict(body)
+def check_grammar(body: Body, tools: list[dict[str, Any]]) -> None:
+    """Raises ApiError 400 for a grammar beside a schema or tools."""
     if body.get("json_schema") is not None and body.get("grammar"):
         raise bad_request("Cannot use both json_schema and grammar")
     if tools and body.get("grammar"):
         raise bad_request("Cannot use custom grammar constraints with tools.")
+
+
+def constrained(body: Body) -> dict[str, Any]:
+    """The body with ``response_format`` turned into ``json_schema``."""
+    out = dict(body)
     wanted = body.get("response_format")
     if not isinstance(wanted, dict):
         return out
@@ -235,14 +278,17 @@ def constrained(body: Body, tools: list[dict[str, Any]]) -> dict[str, Any]:
     if kind == "json_object":
         out["json_schema"] = wanted.get("schema", {"type": "object"})
     elif kind == "json_schema":
-        inner = wanted.get("json_schema")
-        schema = inner.get("schema", {}) if isinstance(inner, dict) else {}
-        out["json_schema"] = schema or {"type": "object"}
+        out["json_schema"] = named_schema(wanted) or {"type": "object"}
     elif kind not in (None, "text"):
         raise bad_request(f'response_format type must be one of "text" or "json_object", but got: {kind}')
-    if tools:
-        out.pop("json_schema", None)
     return out
+
+
+def named_schema(wanted: Mapping[str, Any]) -> Any:
+    """The schema of a ``response_format`` in one of the ways clients write it; None without one."""
+    inner = wanted.get("json_schema")
+    places = [inner.get("schema"), inner.get("json_schema")] if isinstance(inner, dict) else []
+    return next((schema for schema in [*places, wanted.get("schema")] if schema), None)
 
 
 def read_logprobs(body: Body) -> tuple[bool, int]:
@@ -288,8 +334,8 @@ def template_variables(body: Body, front: Front) -> dict[str, Any]:
     """Variables of the template from the command line and the request."""
     settings = front.settings
     variables = dict(settings.chat_template_kwargs)
-    if settings.reasoning != "auto":
-        variables.setdefault("enable_thinking", settings.reasoning == "on")
+    if settings.reasoning != "auto" or "enable_thinking" in front.template.source:
+        variables.setdefault("enable_thinking", settings.reasoning != "off")
     effort = body.get("reasoning_effort", None if settings.reasoning_effort == "default" else settings.reasoning_effort)
     if isinstance(effort, str):
         variables["reasoning_effort"] = effort
@@ -299,6 +345,8 @@ def template_variables(body: Body, front: Front) -> dict[str, Any]:
     if isinstance(extra, dict):
         reserved = {"messages", "add_generation_prompt", "tools", "continue_final_message", "drop_bos", "self"}
         variables |= {name: value for name, value in extra.items() if name not in reserved}
+    if isinstance(variables.get("enable_thinking"), str):  # "false" would be true in a template
+        raise bad_request('invalid type for "enable_thinking" (expected boolean, got string)')
     if "enable_thinking" in variables:  # what DeepSeek V3.1 and Granite call it
         variables.setdefault("thinking", variables["enable_thinking"])
     return variables

@@ -1,12 +1,13 @@
 import { markdown } from "./markdown.js";
 
 const $ = id => document.getElementById(id);
+// Labels and steps. What is left empty is not sent: the server's command line says what holds.
 const FIELDS = {
-  temperature: ["Temperature", 0.8, 0.05], top_k: ["Top-k", 40, 1], top_p: ["Top-p", 0.95, 0.01], min_p: ["Min-p", 0.05, 0.01],
-  typical_p: ["Typical-p", 1, 0.01], top_n_sigma: ["Top-n-sigma", 0, 0.1], repeat_penalty: ["Repeat penalty", 1, 0.05],
-  presence_penalty: ["Presence penalty", 0, 0.1], frequency_penalty: ["Frequency penalty", 0, 0.1],
-  dry_multiplier: ["DRY multiplier", 0, 0.1], xtc_probability: ["XTC probability", 0, 0.05],
-  max_tokens: ["Most tokens (-1: no limit)", 1024, 1], seed: ["Seed (-1: random)", -1, 1],
+  temperature: ["Temperature", 0.05], top_k: ["Top-k", 1], top_p: ["Top-p", 0.01], min_p: ["Min-p", 0.01],
+  typical_p: ["Typical-p", 0.01], top_n_sigma: ["Top-n-sigma", 0.1], repeat_penalty: ["Repeat penalty", 0.05],
+  presence_penalty: ["Presence penalty", 0.1], frequency_penalty: ["Frequency penalty", 0.1],
+  dry_multiplier: ["DRY multiplier", 0.1], xtc_probability: ["XTC probability", 0.05],
+  max_tokens: ["Most tokens (-1: no limit)", 1], seed: ["Seed (-1: random)", 1],
 };
 const STATUS_MS = 5000;
 
@@ -122,7 +123,7 @@ function requestBody() {
   if (settings.system) sent.unshift({ role: "system", content: settings.system });
   const body = { messages: sent, stream: true, timings_per_token: true };
   if (settings.model) body.model = settings.model;
-  for (const name in FIELDS) body[name] = Number(settings[name] ?? FIELDS[name][1]);
+  for (const name in FIELDS) if (name in settings) body[name] = Number(settings[name]);
   return Object.assign(body, settings.extra ? JSON.parse(settings.extra) : {});
 }
 async function answer(more = false) {
@@ -221,9 +222,9 @@ document.onkeydown = event => {
 
 function fill() {
   const form = $("settings").querySelector("form");
-  $("fields").replaceChildren(...Object.entries(FIELDS).map(([name, [label, value, step]]) => {
+  $("fields").replaceChildren(...Object.entries(FIELDS).map(([name, [label, step]]) => {
     const node = element("label", label), input = element("input");
-    Object.assign(input, { name, type: "number", step, value: settings[name] ?? value });
+    Object.assign(input, { name, type: "number", step, value: settings[name] ?? "" });
     node.append(input);
     return node;
   }));
@@ -231,14 +232,21 @@ function fill() {
 }
 $("settings").onchange = event => {
   const { name, value } = event.target;
-  if (name in FIELDS && (value === "" || Number.isNaN(Number(value)))) return;
+  if (name in FIELDS && value === "") { delete settings[name]; store(); return; }
   if (name === "extra" && value) {
     try { JSON.parse(value); event.target.setCustomValidity(""); } catch (error) { event.target.setCustomValidity(error.message); event.target.reportValidity(); return; }
   }
   settings[name] = value;
   store();
 };
-$("defaults").onclick = () => { settings = { key: settings.key, model: settings.model }; store(); fill(); };
+$("defaults").onclick = () => { settings = { key: settings.key, model: settings.model }; store(); openSettings(); };
+function showDefaults(server) {
+  const values = { ...server, max_tokens: server.n_predict };
+  for (const name in FIELDS) {
+    const input = $("settings").querySelector(`[name=${name}]`);
+    if (name in values) input.placeholder = Number(values[name].toPrecision(6));
+  }
+}
 $("export").onclick = () => {
   const link = element("a");
   link.href = URL.createObjectURL(new Blob([JSON.stringify(current ?? {}, null, 1)], { type: "application/json" }));
@@ -255,10 +263,11 @@ async function json(path) {
 }
 async function openSettings() {
   fill();
-  $("settings").showModal();
+  if (!$("settings").open) $("settings").showModal();
   $("info").textContent = "";
   try {
     const props = await json("props");
+    showDefaults(props.default_generation_settings);
     const slots = await json("slots").catch(() => []);
     const lines = slots.map(slot => `slot ${slot.id}: ${slot.state ? "busy, " + slot.next_token.n_decoded + " tokens" : "idle"}, ${slot.n_ctx} tokens of context`);
     $("info").textContent = [`model: ${props.model_path}`, `context: ${props.n_ctx} tokens, ${props.total_slots} slots`, ...lines].join("\n");

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ikpy.engine.model import open_model
+from ikpy.engine.params import ModelParams
 from ikpy.errors import UsageError
 from ikpy.graph.placement import (
     CPU,
@@ -95,6 +97,17 @@ def test_unknown_devices_and_bad_patterns_are_errors() -> None:
         place(model(), N_LAYER, PlacementParams(tensor_split=(1, -1)), TWO)
 
 
+def test_wrong_requests_are_refused_before_the_file_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IKPY_CUDA_EMULATE", "2")
+    for params, message in (
+        (PlacementParams(rules=(("exps", "CUDA7"),)), "available buffer types: CPU, CUDA0, CUDA1"),
+        (PlacementParams(tensor_split=(1, 1, 1)), "-ts has 3 values for 2 devices"),
+        (PlacementParams(split_mode="none", main_gpu=2), "-mg 2"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            open_model("no such file", ModelParams(placement=params))
+
+
 @pytest.mark.parametrize("mode", ["row", "attn", "graph"])
 def test_modes_that_divide_tensors_are_layer_with_a_warning(mode: str) -> None:
     placed = place(model(), N_LAYER, PlacementParams(split_mode=mode), TWO)
@@ -163,10 +176,18 @@ def test_lines_report_rules_layers_and_buffers() -> None:
 def test_offload_policy_reads_both_numberings() -> None:
     assert offload_policy([(26, False), (27, False), (29, False)]) == {
         "MUL_MAT": False,
+        "FUSED_UP_GATE": False,
         "MUL_MAT_ID": False,
         "MOE_FUSED_UP_GATE": False,
     }
     assert offload_policy([(27, False), (31, True)]) == {"MUL_MAT": False, "MOE_FUSED_UP_GATE": True}
-    assert offload_policy([(-1, False)]) == dict.fromkeys(("MUL_MAT", "MUL_MAT_ID", "MOE_FUSED_UP_GATE"), False)
+    assert offload_policy([(30, False), (27, True)]) == {"FUSED_UP_GATE": False, "MUL_MAT": True}
+    every = ("MUL_MAT", "MUL_MAT_ID", "FUSED_UP_GATE", "MOE_FUSED_UP_GATE")
+    assert offload_policy([(-1, False)]) == offload_policy([(111, False)]) == dict.fromkeys(every, False)
+    assert offload_policy([(110, False)]) == {}
     assert policy_lines([(27, False)]) == ["X" * 21 + " Setting offload policy for op MUL_MAT_ID to OFF"]
-    assert policy_lines([(-1, True)]) == ["X" * 21 + " Setting offload policy for all ops to ON"]
+    assert (
+        policy_lines([(-1, True)])
+        == policy_lines([(300, True)])
+        == ["X" * 21 + " Setting offload policy for all ops to ON"]
+    )

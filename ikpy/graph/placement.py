@@ -103,7 +103,7 @@ class RuleReport:
 class Placement:
     """Device name of every tensor, repeating layer, layer cache and of the output.
 
-    overridden: tensors that a rule took, with the device it names.
+    overridden: tensors that a rule took, with the device it names. notes: how -ncmoe was shared over devices.
     """
 
     tensors: dict[str, str]
@@ -113,6 +113,7 @@ class Placement:
     overridden: dict[str, str] = field(default_factory=dict)
     rules: list[RuleReport] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def n_offloaded(self) -> int:
@@ -148,12 +149,14 @@ def place(sizes: Mapping[str, int], n_layer: int, params: PlacementParams, devic
     """
     reports = check_placement(params, [device.name for device in devices])
     layers, output, warnings = _place_layers(sizes, n_layer, params, devices)
-    reports += _expert_rules(sizes, layers, params)
+    experts = _cpu_experts(sizes, layers, params)
+    reports += [RuleReport(rf"^blk\.{il}\.ffn_(up|down|gate|gate_up)_exps\.(weight|scale)$", CPU) for il in experts]
     tensors, overridden = _apply_rules(sizes, layers, output, reports)
     caches = layers if params.kv_offload else (CPU,) * n_layer
     written = reports[: len(params.rules)]
     warnings += [report.warning for report in written if report.warning]
-    return Placement(tensors, layers, caches, output, overridden, written, warnings)
+    notes = _shared_experts_notes(layers, experts, params.n_cpu_moe)
+    return Placement(tensors, layers, caches, output, overridden, written, warnings, notes)
 
 
 def check_placement(params: PlacementParams, devices: Sequence[str]) -> list[RuleReport]:
@@ -264,11 +267,27 @@ def _split(units: Sequence[int], params: PlacementParams, devices: Sequence[Devi
 # --- experts --------------------------------------------------------------------------------------------------
 
 
-def _expert_rules(sizes: Mapping[str, int], layers: Sequence[str], params: PlacementParams) -> list[RuleReport]:
-    """Rules of -cmoe and -ncmoe; they come after those of -ot."""
+def _cpu_experts(sizes: Mapping[str, int], layers: Sequence[str], params: PlacementParams) -> list[int]:
+    """Layers of -cmoe and -ncmoe; their rules come after those of -ot."""
     with_experts = sorted({int(m[1]) for m in map(EXPERT_NAME.match, sizes) if m})
-    chosen = cpu_expert_layers(with_experts, layers, params.n_cpu_moe)
-    return [RuleReport(rf"^blk\.{il}\.ffn_(up|down|gate|gate_up)_exps\.(weight|scale)$", CPU) for il in chosen]
+    return cpu_expert_layers(with_experts, layers, params.n_cpu_moe)
+
+
+def _devices_of(layers: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(device for device in layers if device != CPU))
+
+
+def _shared_experts_notes(layers: Sequence[str], chosen: Sequence[int], n: int) -> list[str]:
+    """How -ncmoe n was shared over the devices of a split, in the known wording; nothing where it was not."""
+    devices = _devices_of(layers)
+    if not 0 < n < len(layers) or len(devices) < 2:
+        return []
+    head = f"================= llm_load_tensors: split mode layer with ncmoe = {n}, {len(devices)} devices"
+    counts = [sum(layers[il] == device for il in chosen if il < len(layers)) for device in devices]
+    return [head] + [
+        f"    device {i}: {layers.count(device)} layers -> {count} overrides"
+        for i, (device, count) in enumerate(zip(devices, counts, strict=True))
+    ]
 
 
 def cpu_expert_layers(with_experts: Sequence[int], layers: Sequence[str], n: int) -> list[int]:
@@ -278,7 +297,7 @@ def cpu_expert_layers(with_experts: Sequence[int], layers: Sequence[str], n: int
     """
     if n <= 0:
         return []
-    devices = list(dict.fromkeys(device for device in layers if device != CPU))
+    devices = _devices_of(layers)
     if len(devices) < 2 or n >= len(layers):
         return list(with_experts[-n:])
     counts = [layers.count(device) for device in devices]
@@ -360,7 +379,7 @@ def placement_lines(
     ``replaced`` tensors lie in another buffer (repacked, decoded) and count in none of these.
     """
     prefix = "llm_load_tensors: "
-    lines = [f"warning: {warning}" for warning in placement.warnings]
+    lines = [*(f"warning: {warning}" for warning in placement.warnings), *placement.notes]
     if devices:
         lines += [
             f"Tensor {name} (size = {sizes[name] / MIB:.2f} MiB) buffer type overridden to {device}"

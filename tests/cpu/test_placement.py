@@ -153,6 +153,19 @@ def test_experts_of_several_devices_share_the_number() -> None:
     assert cpu_expert_layers(range(2, 8), ["CUDA0"] * 8, 2) == [6, 7]
 
 
+def test_the_report_says_how_experts_were_shared() -> None:
+    def notes(**params: object) -> list[str]:
+        placed = place(model(), N_LAYER, PlacementParams(tensor_split=(3, 1), **params), TWO)  # type: ignore[arg-type]
+        return [line for line in placement_lines(placed, model(), TWO) if "ncmoe" in line or "    device" in line]
+
+    found = notes(n_cpu_moe=4)
+    assert found[0] == "================= llm_load_tensors: split mode layer with ncmoe = 4, 2 devices"
+    counts = [[int(word) for word in line.split() if word.isdigit()] for line in found[1:]]
+    assert sum(layers for layers, _ in counts) == N_LAYER and sum(taken for _, taken in counts) == 4
+    assert found[1].startswith("    device 0: ") and found[1].endswith(" overrides")
+    assert not notes(n_cpu_moe=N_LAYER) and not notes() and not notes(n_cpu_moe=4, split_mode="none")
+
+
 def test_cache_without_offload_is_on_the_cpu() -> None:
     placed = place(model(), N_LAYER, PlacementParams(kv_offload=False), ONE)
     assert set(placed.caches) == {CPU} and set(placed.layers) == {"CUDA0"}

@@ -162,7 +162,7 @@ cdef class Draws:
         cdef size_t i, n = self.kept.size()
         self.weights.resize(n)
         for i in range(n):
-            self.weights[i] = exp(self.kept[i].logit - top) if isfinite(top) else 1
+            self.weights[i] = exp(self.kept[i].logit - top) if isfinite(top) else self.kept[i].logit == top
             total += self.weights[i]
         for i in range(n):
             self.weights[i] /= total

@@ -55,12 +55,12 @@ class Candidates:
 
 
 def softmax(logits: NDArray[np.float32]) -> FloatArray:
-    """Probabilities float64 [n]; logits of -infinity give 0."""
+    """Probabilities float64 [n]; logits of -infinity give 0, unless all are, and those of infinity share all."""
     x = logits.astype(np.float64)
     top = x.max()
-    if not np.isfinite(top):
+    if np.isnan(top):
         return np.full(len(x), 1.0 / len(x))
-    e = np.exp(x - top)
+    e = np.exp(x - top) if np.isfinite(top) else (x == top).astype(np.float64)
     return e / e.sum()
 
 

@@ -68,6 +68,8 @@ class Context:
         self.params.check()
         sizes = Sizes.of(self.params, model.hparams)
         self.n_ctx, self.n_batch, self.n_ubatch, self._pad = sizes.n_ctx, sizes.n_batch, sizes.n_ubatch, sizes.pad
+        if self.n_batch > self.params.n_batch:
+            self._log(f"warning: -b: {self.params.n_batch} is too small, using {self.n_batch}")
         self.n_threads = self.params.n_threads
         self.n_threads_batch = self.params.n_threads_batch or self.params.n_threads
         windows = window_cells(model, self.params, sizes)

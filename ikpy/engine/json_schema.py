@@ -6,11 +6,14 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from ikpy.engine.digit_ranges import integer_range
 from ikpy.engine.gbnf import MOST_REPETITIONS, GrammarError
+from ikpy.engine.schema_merge import CONSTRAINTS, JOINING, Conjunction, components
+from ikpy.engine.schema_names import other_names
 from ikpy.engine.schema_pattern import pattern_to_gbnf
 
 Schema = dict[str, Any] | bool
@@ -48,6 +51,8 @@ TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 LISTED_FORMATS = ("date", "time", "date-time")
 MOST_PARTS = 50_000
 """Schemas that are converted: a short text can name the same ones again and again."""
+UNREAD = ("not", "if", "contains", "propertyNames", "patternProperties", "dependentSchemas", "$dynamicRef")
+"""Keywords that are not read: an error where a schema says nothing else."""
 LONGEST_PLACE = 100
 """Characters of the place of a schema, of which rules and errors get their names."""
 
@@ -99,13 +104,6 @@ KEYWORD_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "required": (_is_names, "a list of names"),
     "pattern": (lambda value: isinstance(value, str), "a string"),
 }
-
-
-def _common_values(lists: Sequence[Sequence[Any]]) -> list[Any]:
-    """Values of the first list that are in all of them."""
-    texts = [{json.dumps(value, sort_keys=True) for value in values} for values in lists]
-    found = set.intersection(*texts)
-    return [value for value in lists[0] if json.dumps(value, sort_keys=True) in found]
 
 
 class _Converter:
@@ -166,33 +164,29 @@ class _Converter:
             return self.use("value")
         if not isinstance(schema, dict):
             return self.fail(f"{where}: unsupported schema {json.dumps(schema)[:60]}")
-        if not self.is_well_formed(schema, where):
-            return '""'
-        for key, convert in self.keywords():
-            if key in schema:
-                return convert(schema, where)
+        if error := self.malformed(schema):
+            return self.fail(f"{where}: {error}")
+        if any(key in schema for key in JOINING):
+            return self.joined(schema, where)
+        if "const" in schema:
+            return self.constants([schema["const"]], where)
+        if "enum" in schema:
+            return self.constants(schema["enum"], where)
+        unread = next((key for key in UNREAD if key in schema), None)
+        if unread and not any(key in schema for key in CONSTRAINTS):
+            return self.fail(f"{where}: {unread} is not supported")
         kind = schema.get("type")
         if isinstance(kind, list):
             return self.alternatives([{**schema, "type": item} for item in kind], where)
         return self.typed(schema, kind or self.implied_type(schema), where)
 
-    def is_well_formed(self, schema: dict[str, Any], where: str) -> bool:
-        """Whether the values of all keywords that are read have the kind they must have; notes an error otherwise."""
+    @staticmethod
+    def malformed(schema: dict[str, Any]) -> str:
+        """What is wrong with the value of a keyword that is read; empty if nothing is."""
         for key, (is_fine, kind) in KEYWORD_KINDS.items():
             if key in schema and not is_fine(schema[key]):
-                self.fail(f"{where}: {key} must be {kind}")
-                return False
-        return True
-
-    def keywords(self) -> Sequence[tuple[str, Callable[[dict[str, Any], str], str]]]:
-        return (
-            ("$ref", lambda s, where: self.reference(s["$ref"], where)),
-            ("oneOf", lambda s, where: self.alternatives(s["oneOf"], where)),
-            ("anyOf", lambda s, where: self.alternatives(s["anyOf"], where)),
-            ("allOf", self.merged),
-            ("const", lambda s, where: self.constants([s["const"]], where)),
-            ("enum", lambda s, where: self.constants(s["enum"], where)),
-        )
+                return f"{key} must be {kind}"
+        return ""
 
     @staticmethod
     def implied_type(schema: dict[str, Any]) -> str | None:
@@ -244,7 +238,9 @@ class _Converter:
 
     def resolve(self, target: str) -> Any:
         node: Any = self.root
-        for part in target[1:].split("/")[1:]:
+        if not re.match("#(/|$)", target):
+            return None
+        for part in unquote(target[1:]).split("/")[1:]:
             key = part.replace("~1", "/").replace("~0", "~")
             if isinstance(node, dict) and key in node:
                 node = node[key]
@@ -254,39 +250,41 @@ class _Converter:
                 return None
         return node
 
-    def merged(self, schema: dict[str, Any], where: str) -> str:
-        """allOf: the properties of all parts; those of nested alternatives are optional."""
-        properties: dict[str, Any] = {}
-        required: list[str] = []
+    def joined(self, schema: dict[str, Any], where: str) -> str:
+        """$ref, anyOf, oneOf and allOf, and what stands beside them: all of it must hold."""
+        parts = components(schema)
+        if not parts:
+            return self.use("value")
+        if len(parts) == 1 and isinstance(parts[0], dict):
+            part = parts[0]
+            if "$ref" in part and len(part) == 1:
+                return self.reference(part["$ref"], where)
+            for key in ("anyOf", "oneOf"):
+                if key in part and len(part) == 1:
+                    return self.alternatives(part[key], where)
+            return self.expression(part, where)
+        try:
+            options = Conjunction(self.resolved, lambda part: self.look_at(part, where)).of(parts)
+        except ValueError as error:
+            return self.fail(f"{where}: {error}")
+        if not options:
+            return self.fail(f"{where}: no value is allowed")
+        return self.expression(options[0], where) if len(options) == 1 else self.alternatives(options, where)
 
-        def collect(part: Any, binding: bool) -> None:
-            self.count_part()
-            if isinstance(part, dict) and "$ref" in part:
-                part = self.resolve(str(part["$ref"]))
-            if not isinstance(part, dict):
-                self.fail(f"{where}: allOf part {json.dumps(part)[:60]} is not supported")
-                return
-            if not self.is_well_formed(part, where):
-                return
-            properties.update(part.get("properties", {}))
-            if binding:
-                required.extend(part.get("required", ()))
-            for option in part.get("anyOf", ()):
-                collect(option, False)
-            for inner in part.get("allOf", ()):
-                collect(inner, binding)
+    def resolved(self, target: Any) -> Any:
+        """The schema of a reference; ValueError if there is none."""
+        schema = self.resolve(target) if isinstance(target, str) else None
+        if schema is None:
+            raise ValueError(f"$ref {json.dumps(target)} points nowhere")
+        return schema
 
-        for part in [{k: v for k, v in schema.items() if k != "allOf"}, *schema["allOf"]]:
-            collect(part, True)
-        if self.errors:
-            return '""'
-        simple = [part for part in schema["allOf"] if isinstance(part, dict) and "enum" in part]
-        if not properties and simple:
-            return self.constants(_common_values([part["enum"] for part in simple]), where)
-        merged = {"type": "object", "properties": properties, "required": required}
-        if "additionalProperties" in schema:
-            merged["additionalProperties"] = schema["additionalProperties"]
-        return self.expression(merged, where)
+    def look_at(self, schema: Any, where: str) -> None:
+        """Counts a schema; ValueError for one that no keywords can be read from."""
+        self.count_part()
+        if not isinstance(schema, dict | bool):
+            raise ValueError(f"unsupported schema {json.dumps(schema)[:60]}")
+        if isinstance(schema, dict) and (error := self.malformed(schema)):
+            raise ValueError(error)
 
     def object(self, schema: dict[str, Any], where: str) -> str:
         properties: dict[str, Any] = schema.get("properties", {})
@@ -298,9 +296,11 @@ class _Converter:
         properties = properties | dict.fromkeys(sorted(required - set(properties)), True)
         pairs = []
         for name, value in properties.items():
+            if value is False and name not in required:
+                continue
             rule = self.part(value, _inside(where, name))
             pairs.append((f'{literal(json.dumps(name, ensure_ascii=False))} {space} ":" {space} {rule}', name))
-        extra = self.additional_pair(additional, where) if additional not in (None, False) else None
+        extra = self.additional_pair(additional, properties, where) if additional not in (None, False) else None
         rest = f'("," {space} {extra})*' if extra else '""'
         start = f"({extra} {rest})?" if extra else '""'
         for pair, name in reversed(pairs):
@@ -311,34 +311,48 @@ class _Converter:
             rest = f'("," {space} {pair}){"?" if optional else ""} {after}'
         return f'"{{" {space} {start} "}}" {space}'
 
-    def additional_pair(self, schema: Any, where: str) -> str:
-        rule = self.part(schema, _inside(where, "additional"))
-        return f'{self.use("string")} ":" {self.use("space")} {rule}'
+    def additional_pair(self, schema: Any, named: Mapping[str, Any], where: str) -> str:
+        """A property that is none of those that are named."""
+        rule, space, name = self.part(schema, _inside(where, "additional")), self.use("space"), self.use("string")
+        if named:
+            self.use("char")
+            place = _inside(where, "other")
+            name = rf'"\"" ({other_names(named, literal, lambda body: self.add(place, body))}) "\"" {space}'
+        return f'{name} ":" {space} {rule}'
 
     def array(self, schema: dict[str, Any], where: str) -> str:
         space = self.use("space")
-        if "prefixItems" in schema:
-            items = [self.part(item, _inside(where, i)) for i, item in enumerate(schema["prefixItems"])]
-            more = ""
-            if isinstance(schema.get("items"), dict):
-                rule = self.part(schema["items"], _inside(where, "item"))
-                more = f'("," {space} {rule})*'
-            separator = f' "," {space} '
-            return f'"[" {space} {separator.join(items)} {more} "]" {space}'
-        item = self.part(schema.get("items", True), _inside(where, "item"))
+        first, more = schema.get("prefixItems", ()), schema.get("items", "prefixItems" not in schema)
+        if isinstance(more, list):  # the older way to write prefixItems
+            first, more = more, schema.get("additionalItems", False)
         low, high = int(schema.get("minItems", 0)), schema.get("maxItems")
-        if high == 0:
-            return f'"[" {space} "]" {space}'
-        top = "" if high is None else str(int(high) - 1)
-        content = f'{item} ("," {space} {item}){{{max(0, low - 1)},{top}}}'
+        if more is False or (more is True and first):
+            high = len(first) if high is None else min(int(high), len(first))
         if max(low, int(high or 0)) > MOST_REPETITIONS:
             return self.fail(f"{where}: more than {MOST_REPETITIONS} items")
-        return f'"[" {space} ({content}){"?" if low == 0 else ""} "]" {space}'
+        if high is not None and low > high:
+            return self.fail(f"{where}: no array has {low} or more and {int(high)} or fewer items")
+        if high == 0:
+            return f'"[" {space} "]" {space}'
+        items = [self.part(item, _inside(where, i)) for i, item in enumerate(first[: high and int(high)])]
+        n, rest = len(items), ""
+        if high is None or high > n:
+            item = self.part(more, _inside(where, "item"))
+            top = "" if high is None else str(int(high) - max(n, 1))
+            rest = f'("," {space} {item}){{{max(0, low - max(n, 1))},{top}}}'
+            if not items:
+                rest = f"({item} {rest})" + ("?" if low == 0 else "")
+        # All items of a list are wanted, unless the schema says how many may be missing.
+        needed = min(low, n) if "minItems" in schema else n
+        for i, item in reversed(list(enumerate(items))):
+            rest = f'"," {space} {item} {rest}' if i else f"{item} {rest}"
+            rest = f"({rest})?" if i >= needed else rest
+        return f'"[" {space} {rest} "]" {space}'
 
     def string(self, schema: dict[str, Any], where: str) -> str:
         if "pattern" in schema:
             try:
-                body = pattern_to_gbnf(schema["pattern"], self.use("char"))
+                body = pattern_to_gbnf(schema["pattern"])
             except ValueError as error:
                 return self.fail(f"{where}: pattern {schema['pattern']!r}: {error}")
             return rf'"\"" ({body}) "\"" {self.use("space")}'

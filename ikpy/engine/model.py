@@ -19,7 +19,7 @@ from ikpy.engine.params import ModelParams
 from ikpy.errors import FileFormatError
 from ikpy.gguf.reader import GGUFFile, TensorInfo
 from ikpy.graph.ir import Buffer, Value
-from ikpy.graph.placement import CPU, Placement, place, placement_lines
+from ikpy.graph.placement import CPU, Placement, check_placement, place, placement_lines
 from ikpy.models import architecture
 from ikpy.models.base import Architecture
 from ikpy.models.hparams import HParams
@@ -48,6 +48,7 @@ Progress = Callable[[float], None]
 
 def open_model(path: str | os.PathLike[str], params: ModelParams, progress: Progress | None = None) -> GGUFFile:
     """The file, mapped or read into memory as the parameters say; progress is told the share that was read."""
+    check_placement(params.placement, [device.name for device in wanted_devices(params.placement, params.devices)])
     gguf = GGUFFile.open(
         Path(path),
         header_only=params.header_only,

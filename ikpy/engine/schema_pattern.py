@@ -5,18 +5,29 @@ from __future__ import annotations
 import json
 import re
 
-_CLASSES = {"d": "0-9", "w": "a-zA-Z0-9_", "s": r" \t\n\r"}
-_CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v", "b": "\b"}
+Ranges = list[tuple[int, int]]
+
+_CLASSES = {"d": "09", "w": "azAZ09__", "s": "  \t\t\n\n\r\r"}
+# All white space of regular expressions: what \S excludes, more than \s gives.
+_SPACES = "\t\r  \xa0\xa0\u1680\u1680\u2000\u200a\u2028\u2029\u202f\u202f\u205f\u205f\u3000\u3000\ufeff\ufeff"
+_EXCLUDED = _CLASSES | {"s": _SPACES}
+_LINE_ENDS = "\n\n\r\r\u2028\u2029"
+_CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
+_HEX_ESCAPES = {"x": 2, "u": 4}
+# Characters that a JSON string has as escapes only, and those of them that classes of all other characters give.
+_ESCAPED: Ranges = [(0, 0x1F), (ord('"'), ord('"')), (ord("\\"), ord("\\"))]
+_COMMON_ESCAPES = '"\\\b\t\n\f\r'
 
 
-def pattern_to_gbnf(pattern: str, any_char: str) -> str:
-    """Body between the quotes of a JSON string that matches ``pattern``; ``any_char``: rule of one character.
+def pattern_to_gbnf(pattern: str) -> str:
+    """Body between the quotes of a JSON string that matches ``pattern``.
 
     Raises ValueError for patterns not wrapped in ``^`` and ``$`` and for unsupported syntax.
     """
-    if not (pattern.startswith("^") and pattern.endswith("$")):
+    end = re.search(r"(\\*)\$$", pattern)
+    if not pattern.startswith("^") or end is None or len(end[1]) % 2:
         raise ValueError("must start with '^' and end with '$'")
-    parser = _PatternParser(pattern[1:-1], any_char)
+    parser = _PatternParser(pattern[1:-1])
     body = parser.choice()
     if parser.at < len(parser.text):
         raise ValueError(f"unexpected {parser.text[parser.at]!r} at {parser.at + 1}")
@@ -24,9 +35,8 @@ def pattern_to_gbnf(pattern: str, any_char: str) -> str:
 
 
 class _PatternParser:
-    def __init__(self, text: str, any_char: str) -> None:
+    def __init__(self, text: str) -> None:
         self.text = text
-        self.any_char = any_char
         self.at = 0
 
     def peek(self) -> str:
@@ -50,8 +60,10 @@ class _PatternParser:
         if not match:
             return ""
         self.at = match.end()
-        if self.peek() in ("?", "+"):
-            raise ValueError(f"lazy or possessive repetition at {self.at + 1}")
+        if self.peek() == "?":
+            self.at += 1  # lazy: of whole texts the same ones match
+        elif self.peek() == "+":
+            raise ValueError(f"possessive repetition at {self.at + 1}")
         return match[0]
 
     def atom(self) -> str:
@@ -62,7 +74,7 @@ class _PatternParser:
         if char == "[":
             return self.char_class()
         if char == ".":
-            return self.any_char
+            return _all_but(_ranges(_LINE_ENDS))
         if char == "\\":
             return self.escape()
         if char in "*+?{^$":
@@ -82,45 +94,101 @@ class _PatternParser:
 
     def escape(self) -> str:
         char = self.peek()
-        self.at += 1
         if char in _CLASSES:
-            return f"[{_CLASSES[char]}]" if char != "s" else '(" " | "\\\\t" | "\\\\n" | "\\\\r")'
+            self.at += 1
+            return _one_of(_ranges(_CLASSES[char]))
         if char.lower() in _CLASSES:
-            return f'[^{_CLASSES[char.lower()]}"\\\\\\x00-\\x1F]'
-        if char.isalnum() and char not in _CONTROLS:
+            self.at += 1
+            return _all_but(_ranges(_EXCLUDED[char.lower()]))
+        return _json_literal(self.escaped())
+
+    def escaped(self) -> str:
+        """The character of an escape, behind its backslash."""
+        char = self.peek()
+        self.at += 1
+        if char in _HEX_ESCAPES:
+            digits = re.compile(f"[0-9A-Fa-f]{{{_HEX_ESCAPES[char]}}}").match(self.text, self.at)
+            if not digits or 0xD800 <= int(digits[0], 16) < 0xE000:
+                raise ValueError(f"escape \\{char} without the number of a character")
+            self.at = digits.end()
+            return chr(int(digits[0], 16))
+        if not char or (char.isalnum() and char not in _CONTROLS):
             raise ValueError(f"escape \\{char} is not supported")
-        return _json_literal(_CONTROLS.get(char, char))
+        return _CONTROLS.get(char, char)
 
     def char_class(self) -> str:
         negated = self.peek() == "^"
         self.at += negated
-        body = ""
-        while self.peek() != "]" or not body:
-            char = self.peek()
-            if not char:
-                raise ValueError("missing ']'")
-            self.at += 1
-            if char == "\\":
-                char = self.peek()
+        ranges: Ranges = []
+        while self.peek() != "]" or not ranges:
+            if self.peek() == "\\" and self.text[self.at + 1 : self.at + 2] in _CLASSES:
+                ranges += _ranges(_CLASSES[self.text[self.at + 1]])
+                self.at += 2
+                continue
+            first = last = self.class_char()
+            if self.peek() == "-" and self.text[self.at + 1 : self.at + 2] not in ("]", ""):
                 self.at += 1
-                if char in _CLASSES:
-                    body += _CLASSES[char]
-                    continue
-                body += _class_char(_CONTROLS.get(char, char))
-            elif char == "-" and body and self.peek() != "]":
-                body += "-"
-            else:
-                body += _class_char(char)
+                last = self.class_char()
+            if last < first:
+                raise ValueError(f"range out of order at {self.at}")
+            ranges.append((ord(first), ord(last)))
         self.at += 1
-        if negated:
-            return f'[^{body}"\\\\\\x00-\\x1F]'
-        if '\\"' in body or "\\\\" in body:
-            raise ValueError("quotes and backslashes in a class are not supported")
-        return f"[{body}]"
+        return _all_but(ranges) if negated else _one_of(ranges)
+
+    def class_char(self) -> str:
+        char = self.peek()
+        if not char:
+            raise ValueError("missing ']'")
+        self.at += 1
+        if char != "\\":
+            return char
+        if self.peek() == "b":  # a backspace, in classes only
+            self.at += 1
+            return "\b"
+        return self.escaped()
 
 
-def _class_char(char: str) -> str:
-    return f"\\{char}" if char in '\\[]"' else f"\\x{ord(char):02X}" if char in "^-" else char
+def _ranges(pairs: str) -> Ranges:
+    """Ranges from a text of first and last characters."""
+    return [(ord(first), ord(last)) for first, last in zip(pairs[::2], pairs[1::2], strict=True)]
+
+
+def _without(ranges: Ranges, removed: Ranges) -> Ranges:
+    """The characters of ``ranges`` that are not in ``removed``."""
+    for low, high in removed:
+        ranges = [
+            part for a, b in ranges for part in ((a, min(b, low - 1)), (max(a, high + 1), b)) if part[0] <= part[1]
+        ]
+    return ranges
+
+
+def _one_of(ranges: Ranges) -> str:
+    """One character of ``ranges`` as JSON strings have it."""
+    raw = _without(ranges, _ESCAPED)
+    plain = [f"[{_class_body(raw)}]"] if raw else []
+    escaped = [c for a, b in _ESCAPED for c in range(a, b + 1) if any(low <= c <= high for low, high in ranges)]
+    return _grouped(plain + [_json_literal(chr(c)) for c in escaped])
+
+
+def _all_but(ranges: Ranges) -> str:
+    """One character that is not in ``ranges``; of those with escapes only the common ones."""
+    free = [c for c in _COMMON_ESCAPES if not any(low <= ord(c) <= high for low, high in ranges)]
+    return _grouped([f"[^{_class_body(ranges + _ESCAPED)}]", *map(_json_literal, free)])
+
+
+def _grouped(options: list[str]) -> str:
+    return options[0] if len(options) == 1 else f"({' | '.join(options)})"
+
+
+def _class_body(ranges: Ranges) -> str:
+    return "".join(f"{_class_char(a)}-{_class_char(b)}" if a < b else _class_char(a) for a, b in ranges)
+
+
+def _class_char(code: int) -> str:
+    char = chr(code)
+    if char in '\\[]"':
+        return f"\\{char}"
+    return f"\\x{code:02X}" if code < 0x20 or code == 0x7F or char in "^-" else char
 
 
 def _json_literal(char: str) -> str:

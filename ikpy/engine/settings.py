@@ -88,14 +88,20 @@ def idle_options(model: Model, p: ContextParams, mla: int) -> Iterator[tuple[str
     hp = model.hparams
     if p.smart_expert_reduction[0] >= 0 and p.smart_expert_reduction[1] > 0 and not hp.n_expert:
         yield "-ser", "the model has no experts"
+    elif p.smart_expert_reduction[0] == 0 and p.smart_expert_reduction[1] > 0:
+        yield "-ser", "the number of experts that are always kept must be above 0"
     if p.grouped_experts and (not hp.n_expert or hp.routing.groups == (1, 1)):
         yield "-ger", "the model has no groups of experts"
     if p.swa_full and not any(model.arch.window(il)[1] > 0 for il in range(hp.n_layer)):
         yield "--swa-full", "the model attends to all tokens in every layer"
     if p.v_hadamard and mla:
         yield "-vhad", "the cache holds latents"
+    if mla and p.type_v.lower() != "f16":
+        yield "-ctv", "the cache holds latents, whose type is that of -ctk"
     scaling = p.rope_scaling or hp.rope_scaling_type
-    if scaling == "none" and p.rope_freq_scale:
+    if model.arch.rope_scale_from_metadata and (p.rope_freq_scale or (scaling == "none" and hp.rope_freq_scale != 1)):
+        yield "--rope-scale", f"{hp.arch} models use the scale of their file, {hp.rope_freq_scale:g}"
+    elif scaling == "none" and p.rope_freq_scale:
         yield "--rope-scale", "--rope-scaling is none"
     is_yarn = p.yarn_ext_factor > 0 or (p.yarn_ext_factor < 0 and scaling == "yarn")
     if not is_yarn and (p.yarn_orig_ctx or p.yarn_beta_fast >= 0 or p.yarn_beta_slow >= 0):

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 
 from ikpy.graph.adapters import adapted_tensor
 from ikpy.graph.ir import F32, Buffer, Node, Value, contiguous_strides
-from ikpy.graph.placement import CPU, EXPERT_MATMUL, FUSED_EXPERTS, MATMUL, Placement
+from ikpy.graph.placement import CPU, EXPERT_MATMUL, FUSED_EXPERTS, FUSED_MATMUL, MATMUL, Placement
 
 REPLICATED = {"act_prepare", "rope_table", "kq_mask", "attention_temperature", "moe_group"}
 EXPERT_KINDS = {"mul_mat_id": EXPERT_MATMUL, "mul_mat_id_up_gate": FUSED_EXPERTS}
-MATMUL_KINDS = {"mul_mat": MATMUL, "mul_mat_up_gate": MATMUL, **EXPERT_KINDS}
+MATMUL_KINDS = {"mul_mat": MATMUL, "mul_mat_up_gate": FUSED_MATMUL, **EXPERT_KINDS}
 FUSED_KINDS = ("mul_mat_up_gate", "mul_mat_id_up_gate")
 TIED_OUTPUT = "token_embd.weight"
 OUTPUT = "output.weight"

@@ -103,7 +103,7 @@ class RuleReport:
 class Placement:
     """Device name of every tensor, repeating layer, layer cache and of the output.
 
-    overridden: tensors that a rule took, with the device it names.
+    overridden: tensors that a rule took, with the device it names. notes: how -ncmoe was shared over devices.
     """
 
     tensors: dict[str, str]
@@ -113,6 +113,7 @@ class Placement:
     overridden: dict[str, str] = field(default_factory=dict)
     rules: list[RuleReport] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def n_offloaded(self) -> int:
@@ -146,19 +147,25 @@ def place(sizes: Mapping[str, int], n_layer: int, params: PlacementParams, devic
     Raises UsageError for a device that does not exist, and for splits that do not fit the devices. Without devices
     everything is on the CPU, and rules for other devices are ignored with a warning.
     """
-    reports = [RuleReport(pattern, device) for pattern, device in params.rules]
-    _check_rules(reports, devices)
+    reports = check_placement(params, [device.name for device in devices])
     layers, output, warnings = _place_layers(sizes, n_layer, params, devices)
-    reports += _expert_rules(sizes, layers, params)
+    experts = _cpu_experts(sizes, layers, params)
+    reports += [RuleReport(rf"^blk\.{il}\.ffn_(up|down|gate|gate_up)_exps\.(weight|scale)$", CPU) for il in experts]
     tensors, overridden = _apply_rules(sizes, layers, output, reports)
     caches = layers if params.kv_offload else (CPU,) * n_layer
     written = reports[: len(params.rules)]
     warnings += [report.warning for report in written if report.warning]
-    return Placement(tensors, layers, caches, output, overridden, written, warnings)
+    notes = _shared_experts_notes(layers, experts, params.n_cpu_moe)
+    return Placement(tensors, layers, caches, output, overridden, written, warnings, notes)
 
 
-def _check_rules(reports: Sequence[RuleReport], devices: Sequence[Device]) -> None:
-    names = {CPU, *(device.name for device in devices)}
+def check_placement(params: PlacementParams, devices: Sequence[str]) -> list[RuleReport]:
+    """The rules, which of them are for devices that exist; before anything is read.
+
+    Raises UsageError for what is wrong for every model: devices that do not exist, more shares than devices.
+    """
+    names = {CPU, *devices}
+    reports = [RuleReport(pattern, device) for pattern, device in params.rules]
     for report in reports:
         report.available = report.device in names
         if devices and not report.available:
@@ -170,6 +177,11 @@ def _check_rules(reports: Sequence[RuleReport], devices: Sequence[Device]) -> No
             compile_pattern(report.pattern)
         except re.error as error:
             raise UsageError(f"-ot {report.pattern}={report.device}: not a regular expression: {error}") from error
+    if devices and params.split_mode == "none" and not 0 <= params.main_gpu < len(devices):
+        raise UsageError(f"-mg {params.main_gpu}: there are {len(devices)} devices, numbered from 0")
+    if devices and params.split_mode != "none" and len(params.tensor_split) > len(devices):
+        raise UsageError(f"-ts has {len(params.tensor_split)} values for {len(devices)} devices")
+    return reports
 
 
 def _apply_rules(
@@ -214,8 +226,6 @@ def _place_layers(
     first = max(0, n_layer - wanted)
     offloaded = n_layer - first + (wanted > n_layer)
     if params.split_mode == "none":
-        if not 0 <= params.main_gpu < len(devices):
-            raise UsageError(f"-mg {params.main_gpu}: there are {len(devices)} devices, numbered from 0")
         names = [devices[params.main_gpu].name] * offloaded
     else:
         if params.split_mode == "row" or (params.split_mode != "layer" and len(devices) > 1):
@@ -243,8 +253,6 @@ def _split(units: Sequence[int], params: PlacementParams, devices: Sequence[Devi
     """Device of consecutive units in the proportion of -ts, or of free memory."""
     shares = [float(device.free_bytes) for device in devices]
     if any(params.tensor_split):
-        if len(params.tensor_split) > len(devices):
-            raise UsageError(f"-ts has {len(params.tensor_split)} values for {len(devices)} devices")
         shares = [*params.tensor_split, *[0.0] * (len(devices) - len(params.tensor_split))]
     if min(shares) < 0 or not sum(shares) > 0:
         raise UsageError("-ts needs values that are not negative, one of them above 0")
@@ -259,11 +267,27 @@ def _split(units: Sequence[int], params: PlacementParams, devices: Sequence[Devi
 # --- experts --------------------------------------------------------------------------------------------------
 
 
-def _expert_rules(sizes: Mapping[str, int], layers: Sequence[str], params: PlacementParams) -> list[RuleReport]:
-    """Rules of -cmoe and -ncmoe; they come after those of -ot."""
+def _cpu_experts(sizes: Mapping[str, int], layers: Sequence[str], params: PlacementParams) -> list[int]:
+    """Layers of -cmoe and -ncmoe; their rules come after those of -ot."""
     with_experts = sorted({int(m[1]) for m in map(EXPERT_NAME.match, sizes) if m})
-    chosen = cpu_expert_layers(with_experts, layers, params.n_cpu_moe)
-    return [RuleReport(rf"^blk\.{il}\.ffn_(up|down|gate|gate_up)_exps\.(weight|scale)$", CPU) for il in chosen]
+    return cpu_expert_layers(with_experts, layers, params.n_cpu_moe)
+
+
+def _devices_of(layers: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(device for device in layers if device != CPU))
+
+
+def _shared_experts_notes(layers: Sequence[str], chosen: Sequence[int], n: int) -> list[str]:
+    """How -ncmoe n was shared over the devices of a split, in the known wording; nothing where it was not."""
+    devices = _devices_of(layers)
+    if not 0 < n < len(layers) or len(devices) < 2:
+        return []
+    head = f"================= llm_load_tensors: split mode layer with ncmoe = {n}, {len(devices)} devices"
+    counts = [sum(layers[il] == device for il in chosen if il < len(layers)) for device in devices]
+    return [head] + [
+        f"    device {i}: {layers.count(device)} layers -> {count} overrides"
+        for i, (device, count) in enumerate(zip(devices, counts, strict=True))
+    ]
 
 
 def cpu_expert_layers(with_experts: Sequence[int], layers: Sequence[str], n: int) -> list[int]:
@@ -273,7 +297,7 @@ def cpu_expert_layers(with_experts: Sequence[int], layers: Sequence[str], n: int
     """
     if n <= 0:
         return []
-    devices = list(dict.fromkeys(device for device in layers if device != CPU))
+    devices = _devices_of(layers)
     if len(devices) < 2 or n >= len(layers):
         return list(with_experts[-n:])
     counts = [layers.count(device) for device in devices]
@@ -291,35 +315,55 @@ def cpu_expert_layers(with_experts: Sequence[int], layers: Sequence[str], n: int
 
 # --- work of CPU tensors on a device --------------------------------------------------------------------------
 
-MATMUL, EXPERT_MATMUL, FUSED_EXPERTS = "MUL_MAT", "MUL_MAT_ID", "MOE_FUSED_UP_GATE"
-POLICY_OPS = {26: MATMUL, 27: EXPERT_MATMUL, 28: EXPERT_MATMUL, 29: FUSED_EXPERTS, 31: FUSED_EXPERTS}
+MATMUL, EXPERT_MATMUL = "MUL_MAT", "MUL_MAT_ID"
+FUSED_MATMUL, FUSED_EXPERTS = "FUSED_UP_GATE", "MOE_FUSED_UP_GATE"
+POLICY_OPS = {
+    26: MATMUL,
+    27: EXPERT_MATMUL,
+    28: EXPERT_MATMUL,
+    29: FUSED_EXPERTS,
+    30: FUSED_MATMUL,
+    31: FUSED_EXPERTS,
+}
+N_OPERATIONS = 111  # numbers from here on mean all operations, like negative ones
 
 
 def offload_policy(pairs: Sequence[tuple[int, bool]]) -> dict[str, bool]:
     """Whether large batches of an operation on CPU weights may run on a device, from -op pairs; absent = yes.
 
     The numbers of the operations changed once. 26, 27, 29 have the older meaning (products, products of experts, fused
-    experts), 28, 30 and 31 the newer one; 27 is the newer plain product where 28 or 31 appear as well.
+    experts), 28, 30 and 31 the newer one; 27 is the newer plain product where 28, 30 or 31 appear as well. The older 26
+    is of fused up and gate products too, which were two plain ones then.
     """
-    newer = any(op in (28, 31) for op, _ in pairs)
+    newer = _has_newer_numbers(pairs)
     policy: dict[str, bool] = {}
     for op, on in pairs:
-        if op < 0:
-            policy |= dict.fromkeys((MATMUL, EXPERT_MATMUL, FUSED_EXPERTS), on)
+        if _means_all(op):
+            policy |= dict.fromkeys((MATMUL, EXPERT_MATMUL, FUSED_MATMUL, FUSED_EXPERTS), on)
         elif op == 27 and newer:
             policy[MATMUL] = on
+        elif op == 26:
+            policy |= dict.fromkeys((MATMUL, FUSED_MATMUL), on)
         elif op in POLICY_OPS:
             policy[POLICY_OPS[op]] = on
     return policy
 
 
+def _has_newer_numbers(pairs: Sequence[tuple[int, bool]]) -> bool:
+    return any(op in (28, 30, 31) for op, _ in pairs)
+
+
+def _means_all(op: int) -> bool:
+    return not 0 <= op < N_OPERATIONS
+
+
 def policy_lines(pairs: Sequence[tuple[int, bool]]) -> list[str]:
     """One line per pair, in the known wording; numbers without a meaning here are named by number."""
-    newer = any(op in (28, 31) for op, _ in pairs)
+    newer = _has_newer_numbers(pairs)
     lines = []
     for op, on in pairs:
         name = MATMUL if op == 27 and newer else POLICY_OPS.get(op, str(op))
-        what = "all ops" if op < 0 else f"op {name}"
+        what = "all ops" if _means_all(op) else f"op {name}"
         lines.append(f"{'X' * 21} Setting offload policy for {what} to {'ON' if on else 'OFF'}")
     return lines
 
@@ -335,7 +379,7 @@ def placement_lines(
     ``replaced`` tensors lie in another buffer (repacked, decoded) and count in none of these.
     """
     prefix = "llm_load_tensors: "
-    lines = [f"warning: {warning}" for warning in placement.warnings]
+    lines = [*(f"warning: {warning}" for warning in placement.warnings), *placement.notes]
     if devices:
         lines += [
             f"Tensor {name} (size = {sizes[name] / MIB:.2f} MiB) buffer type overridden to {device}"

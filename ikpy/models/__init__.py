@@ -33,6 +33,7 @@ ARCHITECTURES = {
     "llama4": "ikpy.models.llama4:Llama4",
     "minimax-m2": "ikpy.models.minimax_m2:MiniMaxM2",
     "mistral3": "ikpy.models.mistral3:Mistral3",
+    "mistral4": "ikpy.models.deepseek2:DeepSeek2",
     "nomic-bert": "ikpy.models.nomic_bert:NomicBert",
     "phi3": "ikpy.models.phi3:Phi3",
     "qwen2": "ikpy.models.qwen2:Qwen2",

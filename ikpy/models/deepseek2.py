@@ -1,4 +1,5 @@
-"""deepseek2: DeepSeek V2/V2-Lite/V3/R1, Kimi-K2 and relatives: latent attention (MLA) and routed experts.
+"""deepseek2 and mistral4: DeepSeek V2/V2-Lite/V3/R1, Kimi-K2, Mistral Large 3 and Small 4, and relatives: latent
+attention (MLA) and routed experts.
 
 Model semantics 3.3 (tensors), 5 (routing), 6.2 (derived tensors); attention is in `ikpy.models.latent_attention`.
 """
@@ -56,6 +57,12 @@ class DeepSeek2(LatentDecoder):
     def read_hparams(self, keys: Keys) -> HParams:
         hp = read_hparams(keys)
         hp.yarn_log_multiplier = keys.f32("rope.scaling.yarn_log_multiplier", 0.0)
+        hp.yarn_beta_fast = keys.f32("rope.scaling.yarn_beta_fast", 32.0)
+        hp.yarn_beta_slow = keys.f32("rope.scaling.yarn_beta_slow", 1.0)
+        self.temperature_scale = keys.f32("attention.temperature_scale", 0.0)
+        self.temperature_length = keys.u32("attention.temperature_length", 0) or hp.n_ctx_orig
+        if self.temperature_scale and not self.temperature_length:
+            raise FileFormatError(f"{keys.gguf.path}: the attention temperature needs an original context length")
         gating = keys.u32("expert_gating_func", 0) or (2 if hp.n_layer in (47, 48) else 1)
         if len(set(hp.n_head)) != 1:
             raise FileFormatError(f"{keys.gguf.path}: Unsupported configuration: layers differ in head count")

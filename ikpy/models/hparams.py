@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from ikpy.errors import FileFormatError
+from ikpy.errors import FileFormatError, UnsupportedError
 from ikpy.models.keys import MAX_LAYERS, Keys
 from ikpy.models.routing import Routing
 
@@ -103,6 +103,15 @@ def read_hparams(keys: Keys, *, layer_norm: bool = False) -> HParams:
         causal=keys.boolean("attention.causal", True),
         pooling=_pooling(keys),
     )
+    for name, value in (
+        ("attention.key_length_swa", n_embd_head_k),
+        ("attention.value_length_swa", hp.n_embd_head_v),
+        ("rope.dimension_count_swa", hp.n_rot),
+    ):
+        if keys.u32(name, value) != value:
+            raise UnsupportedError(
+                f"{keys.gguf.path}: {keys.arch}.{name}: window layers with heads of another size are not supported"
+            )
     if keys.has("attention.head_count_kv"):
         hp.n_head_kv = keys.per_layer("attention.head_count_kv", n_layer)
     _check(keys, hp)

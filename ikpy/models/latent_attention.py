@@ -40,6 +40,10 @@ class LatentAttention:
 class LatentDecoder(Decoder):
     """A decoder with latent attention. Its hyper-parameters have ``kv_lora_rank`` in ``extra``."""
 
+    temperature_scale: float = 0.0
+    """Queries are multiplied by 1 + temperature_scale * ln(1 + floor(pos / temperature_length))."""
+    temperature_length: int = 0
+
     @property
     def n_nope(self) -> int:
         """Elements of a query or key head that are not rotated."""
@@ -102,7 +106,10 @@ class LatentDecoder(Decoder):
             assert attn.q_a is not None and attn.q_b is not None and attn.q_a_norm is not None
             q = g.mul_mat(attn.q_b, self.norm(b, g.mul_mat(attn.q_a, h), attn.q_a_norm))
         q = q.reshape(hp.n_embd_head_k, hp.n_head[0], b.n_tokens)
-        return g.rope(q, table, neox=False, offset=self.n_nope)
+        q = g.rope(q, table, neox=False, offset=self.n_nope)
+        if self.temperature_scale:
+            q = g.mul(q, b.attention_temperature(self.temperature_scale, self.temperature_length, offset=0))
+        return q
 
     def _latents(self, b: BatchGraph, attn: LatentAttention, h: Value, table: Value) -> tuple[Value, Value]:
         """Normed latent c [rkv, 1, T] and rotated shared key part kr [R, 1, T]."""

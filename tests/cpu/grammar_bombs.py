@@ -38,6 +38,7 @@ def rows(n: int) -> str:
 
 
 NEXT: dict[str, Any] = {"$ref": "NEXT"}
+OBJECT = {"type": "object"}
 TWICE: dict[str, Any] = {"allOf": [NEXT, NEXT]}
 BOMBS: dict[str, tuple[str, str, str | None]] = {
     # field, text, message (None: it can be used)
@@ -61,9 +62,20 @@ BOMBS: dict[str, tuple[str, str, str | None]] = {
     "many symbols": ("grammar", rows(19_000), "too large"),
     "a long name": ("grammar", f"root ::= {'x' * 500_000}", "undefined rule"),
     "doubled allOf": ("json_schema", chain(60, TWICE), "more than 50000 schemas"),
-    "doubled anyOf in allOf": ("json_schema", chain(60, {"allOf": [{"anyOf": [NEXT, NEXT]}]}), "more than 50000"),
+    "doubled anyOf in allOf": (
+        "json_schema", chain(60, {"allOf": [{"anyOf": [NEXT, NEXT]}, OBJECT]}), "more than 50000 schemas",
+    ),
     "doubled properties": (
-        "json_schema", chain(60, {"properties": {name: {"allOf": [NEXT]} for name in "xy"}}), "more than 50000 schemas",
+        "json_schema", chain(60, {"properties": {name: {"allOf": [NEXT, OBJECT]} for name in "xy"}}),
+        "more than 50000 schemas",
+    ),
+    "doubled references": ("json_schema", chain(60, {"allOf": [{"anyOf": [NEXT, NEXT]}]}), None),
+    "combinations": (
+        "json_schema", json.dumps({"allOf": [{"anyOf": [{"minLength": n} for n in range(9)]}] * 9}), "more than 50000",
+    ),
+    "further names": (
+        "json_schema",
+        json.dumps({"properties": {f"{n}{'x' * 20}": {} for n in range(900)}, "additionalProperties": {}}), None,
     ),
     "common values": (
         "json_schema", json.dumps({"allOf": [{"enum": list(range(n, n + 60_000))} for n in (0, 59_990)]}), None,

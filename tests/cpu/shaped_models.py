@@ -16,6 +16,7 @@ from tests.cpu.reference_models import Evaluation, RandomModel
 
 RMS = {"attention.layer_norm_rms_epsilon": 1e-5}
 N_TOKENS = 40
+TEMPERATURE_LENGTH = 9
 Built = tuple[RandomModel, np.ndarray]
 
 
@@ -169,8 +170,11 @@ def gemma3(n: Dims) -> Built:
     return m, ref.rms_norm(x, e.w["output_norm"], e.eps) @ e.w["token_embd"].T
 
 
-def deepseek2(n: Dims) -> Built:
-    """Latent attention without a low-rank query; sigmoid routing with a selection bias, and a shared expert."""
+def deepseek2(n: Dims, arch: str = "deepseek2", temperature: float = 0.0) -> Built:
+    """Latent attention without a low-rank query; sigmoid routing with a selection bias, and a shared expert.
+
+    temperature: factor of the logarithm by which queries grow every TEMPERATURE_LENGTH positions.
+    """
     dn, dv = n.head, n.head
     keys = {
         **n.keys,
@@ -187,7 +191,9 @@ def deepseek2(n: Dims) -> Built:
         "expert_weights_norm": True,
         "expert_gating_func": 2,
     }
-    m = RandomModel("deepseek2", 24, **keys, **RMS)
+    if temperature:
+        keys |= {"attention.temperature_scale": temperature, "rope.scaling.original_context_length": TEMPERATURE_LENGTH}
+    m = RandomModel(arch, 24, **keys, **RMS)
     _frame(m, n)
     for il in range(n.layers):
         p = f"blk.{il}"
@@ -216,6 +222,7 @@ def deepseek2(n: Dims) -> Built:
         k, v = np.split(kv.reshape(N_TOKENS, n.heads, dn + dv), [dn], axis=2)
         k_rot = np.repeat(ref.rotate(rotated[:, None], angles, neox=False), n.heads, axis=1)
         q = np.concatenate([q[..., :dn], ref.rotate(q[..., dn:], angles, neox=False)], axis=2)
+        q *= 1 + temperature * np.log(1 + np.arange(N_TOKENS) // TEMPERATURE_LENGTH)[:, None, None]
         x = x + e.output(il, attend_values(q, np.concatenate([k, k_rot], axis=2), v))
         h = ref.rms_norm(x, w["ffn_norm"], e.eps)
         if il < n.dense:
@@ -225,6 +232,11 @@ def deepseek2(n: Dims) -> Built:
             routed = _routed(w, h, n.used, lambda z, bias=bias: (ref.sigmoid(z) + bias, ref.sigmoid(z)))
             x = x + 1.5 * routed + e.ffn(il, h, suffix="_shexp")
     return m, ref.rms_norm(x, e.w["output_norm"], e.eps) @ e.w["output"].T
+
+
+def mistral4(n: Dims) -> Built:
+    """deepseek2 whose queries grow with the position."""
+    return deepseek2(n, "mistral4", 0.3)
 
 
 def attend_values(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
 from ikpy.errors import UsageError
-from tests.cpu.shaped_models import Built, Dims, deepseek2, gemma3, gpt_oss, llama, qwen3moe, tokens
+from tests.cpu.shaped_models import Built, Dims, deepseek2, gemma3, gpt_oss, llama, mistral4, qwen3moe, tokens
 
 CASES = {
     "llama, heads of 72": (llama, Dims(head=72, kv=1)),
@@ -32,6 +32,7 @@ CASES = {
         Dims(experts=8, used=3, heads=3, head=72, rank=80, rot=16, dense=1, vocab=131),
     ),
     "deepseek2, latents of 96 + 32": (deepseek2, Dims(experts=5, used=2, heads=5, head=24, rank=96, rot=32, vocab=97)),
+    "mistral4, keys of 96": (mistral4, Dims(experts=5, used=2, heads=3, head=64, rank=96, rot=32, dense=1, vocab=97)),
     "deepseek2, one head": (deepseek2, Dims(layers=1, experts=3, used=1, heads=1, head=20, rank=52, rot=12, vocab=33)),
     "gpt-oss, three layers": (gpt_oss, Dims(layers=3, experts=3, used=3, heads=5, kv=1, head=72, ff=33, vocab=131)),
     "gpt-oss, one expert": (gpt_oss, Dims(layers=1, experts=4, used=1, head=64, window=1)),
@@ -60,7 +61,7 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def modes(model: Model) -> list[tuple[int, bool]]:
     """MLA modes that the model has, with and without flash attention."""
-    return list(itertools.product((0, 1, 3) if model.hparams.arch == "deepseek2" else (0,), (False, True)))
+    return list(itertools.product((0, 1, 3) if model.arch.effective_mla(1) else (0,), (False, True)))
 
 
 def error(model: Model, dims: Dims, truth: np.ndarray, **params: object) -> np.ndarray:

@@ -224,10 +224,27 @@ def test_options_without_their_partner(tool: str, line: str, idle: list[str]) ->
         ("qwen2-yarn", {"yarn_beta_fast": 3.0}, ""),
         ("qwen3", {"yarn_beta_fast": 3.0, "rope_scaling": "yarn"}, ""),
         (
-            "qwen3",
+            "qwen2-yarn",
             {"rope_freq_scale": 0.5, "rope_scaling": "none"},
             "--rope-scale has no effect: --rope-scaling is none",
         ),
+        ("qwen2-yarn", {"rope_freq_scale": 0.5}, ""),
+        (
+            "qwen3",
+            {"rope_freq_scale": 0.25, "rope_scaling": "yarn"},
+            "--rope-scale has no effect: qwen3 models use the scale of their file, 1",
+        ),
+        (
+            "qwen3moe",
+            {"smart_expert_reduction": (0, 0.5)},
+            "-ser has no effect: the number of experts that are always kept must be above 0",
+        ),
+        (
+            "deepseek2-v3-mla",
+            {"type_v": "q8_0"},
+            "-ctv has no effect: the cache holds latents, whose type is that of -ctk",
+        ),
+        ("deepseek2-v3-mla", {"type_v": "q8_0", "mla": 0}, ""),
         ("deepseek2-v3-mla", {"v_hadamard": True}, "-vhad has no effect: the cache holds latents"),
     ],
 )
@@ -294,3 +311,10 @@ def test_what_bench_does_not_know_of_devices_is_named() -> None:
 
 def test_defaults_hold_without_options() -> None:
     assert vars(parse([], "cli", {})) == vars(CommonParams(tool="cli"))
+
+
+def test_batches_that_are_too_small_are_raised_with_a_warning() -> None:
+    log: list[str] = []
+    loaded = Model.load(DATA / "zoo" / "qwen3.gguf", ModelParams(header_only=True))
+    assert Context(loaded, ContextParams(n_ctx=64, n_batch=4), log=log.append).n_batch == 16
+    assert "warning: -b: 4 is too small, using 16" in log

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ikpy.engine.model import open_model
+from ikpy.engine.params import ModelParams
 from ikpy.errors import UsageError
 from ikpy.graph.placement import (
     CPU,
@@ -95,6 +97,17 @@ def test_unknown_devices_and_bad_patterns_are_errors() -> None:
         place(model(), N_LAYER, PlacementParams(tensor_split=(1, -1)), TWO)
 
 
+def test_wrong_requests_are_refused_before_the_file_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IKPY_CUDA_EMULATE", "2")
+    for params, message in (
+        (PlacementParams(rules=(("exps", "CUDA7"),)), "available buffer types: CPU, CUDA0, CUDA1"),
+        (PlacementParams(tensor_split=(1, 1, 1)), "-ts has 3 values for 2 devices"),
+        (PlacementParams(split_mode="none", main_gpu=2), "-mg 2"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            open_model("no such file", ModelParams(placement=params))
+
+
 @pytest.mark.parametrize("mode", ["row", "attn", "graph"])
 def test_modes_that_divide_tensors_are_layer_with_a_warning(mode: str) -> None:
     placed = place(model(), N_LAYER, PlacementParams(split_mode=mode), TWO)
@@ -140,6 +153,19 @@ def test_experts_of_several_devices_share_the_number() -> None:
     assert cpu_expert_layers(range(2, 8), ["CUDA0"] * 8, 2) == [6, 7]
 
 
+def test_the_report_says_how_experts_were_shared() -> None:
+    def notes(**params: object) -> list[str]:
+        placed = place(model(), N_LAYER, PlacementParams(tensor_split=(3, 1), **params), TWO)  # type: ignore[arg-type]
+        return [line for line in placement_lines(placed, model(), TWO) if "ncmoe" in line or "    device" in line]
+
+    found = notes(n_cpu_moe=4)
+    assert found[0] == "================= llm_load_tensors: split mode layer with ncmoe = 4, 2 devices"
+    counts = [[int(word) for word in line.split() if word.isdigit()] for line in found[1:]]
+    assert sum(layers for layers, _ in counts) == N_LAYER and sum(taken for _, taken in counts) == 4
+    assert found[1].startswith("    device 0: ") and found[1].endswith(" overrides")
+    assert not notes(n_cpu_moe=N_LAYER) and not notes() and not notes(n_cpu_moe=4, split_mode="none")
+
+
 def test_cache_without_offload_is_on_the_cpu() -> None:
     placed = place(model(), N_LAYER, PlacementParams(kv_offload=False), ONE)
     assert set(placed.caches) == {CPU} and set(placed.layers) == {"CUDA0"}
@@ -163,10 +189,18 @@ def test_lines_report_rules_layers_and_buffers() -> None:
 def test_offload_policy_reads_both_numberings() -> None:
     assert offload_policy([(26, False), (27, False), (29, False)]) == {
         "MUL_MAT": False,
+        "FUSED_UP_GATE": False,
         "MUL_MAT_ID": False,
         "MOE_FUSED_UP_GATE": False,
     }
     assert offload_policy([(27, False), (31, True)]) == {"MUL_MAT": False, "MOE_FUSED_UP_GATE": True}
-    assert offload_policy([(-1, False)]) == dict.fromkeys(("MUL_MAT", "MUL_MAT_ID", "MOE_FUSED_UP_GATE"), False)
+    assert offload_policy([(30, False), (27, True)]) == {"FUSED_UP_GATE": False, "MUL_MAT": True}
+    every = ("MUL_MAT", "MUL_MAT_ID", "FUSED_UP_GATE", "MOE_FUSED_UP_GATE")
+    assert offload_policy([(-1, False)]) == offload_policy([(111, False)]) == dict.fromkeys(every, False)
+    assert offload_policy([(110, False)]) == {}
     assert policy_lines([(27, False)]) == ["X" * 21 + " Setting offload policy for op MUL_MAT_ID to OFF"]
-    assert policy_lines([(-1, True)]) == ["X" * 21 + " Setting offload policy for all ops to ON"]
+    assert (
+        policy_lines([(-1, True)])
+        == policy_lines([(300, True)])
+        == ["X" * 21 + " Setting offload policy for all ops to ON"]
+    )

@@ -343,6 +343,19 @@ def test_logit_bias_and_ignored_end() -> None:
     np.testing.assert_array_equal(logits, before)
 
 
+@pytest.mark.parametrize("samplers", [(), ("top_k",), ("temperature",), ("top_k", "temperature"), ("typical_p",)])
+@pytest.mark.parametrize(("logits", "drawn"), [
+    ([0.0, np.inf, 3.0, np.inf, -np.inf], {1, 3}),
+    ([-np.inf] * 3, {0, 1, 2}),
+])  # fmt: skip
+def test_infinite_logits(samplers: tuple[str, ...], logits: list[float], drawn: set[int]) -> None:
+    """Those of infinity share all probability; without any other logits all tokens do."""
+    params = SamplingParams(seed=3, samplers=samplers, temperature=0.7, top_k=2, typical_p=0.99)
+    sampler = Sampler(params, len(logits))
+    found = {sampler.sample(np.array(logits, np.float32)) for _ in range(50)}
+    assert found == (drawn & {0, 1} if "top_k" in samplers and len(drawn) == 3 else drawn)
+
+
 class Only:
     """Grammar that allows a fixed set of tokens."""
 

@@ -15,7 +15,7 @@ from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
-from ikpy.errors import FileFormatError, UsageError
+from ikpy.errors import FileFormatError, UnsupportedError, UsageError
 from ikpy.graph.activations import ActivationCollector
 from tests.cpu import reference_models as ref
 from tests.cpu.reference_models import N_VOCAB, Evaluation, RandomModel
@@ -404,6 +404,18 @@ def test_impossible_models(arch: str, keys: dict, message: str, tmp_path: Path) 
     frame(model, 32, tied=arch == "smollm3")
     with pytest.raises(FileFormatError, match=re.escape(message)):
         Model.load(model.write(tmp_path / "model.gguf"))
+
+
+def test_window_layers_of_other_head_sizes_are_refused(tmp_path: Path) -> None:
+    path = gemma()[0].write(tmp_path / "model.gguf")
+    for key, size in (
+        ("attention.key_length_swa", 40),
+        ("attention.value_length_swa", 40),
+        ("rope.dimension_count_swa", 40),
+    ):
+        Model.load(path, ModelParams(kv_overrides={f"gemma.{key}": size}))
+        with pytest.raises(UnsupportedError, match=f"gemma.{key}: window layers"):
+            Model.load(path, ModelParams(kv_overrides={f"gemma.{key}": 20}))
 
 
 def test_vocabularies_must_have_the_size_of_the_key(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_offload_policy_and_cuda_parameters() -> None:
             "server",
         )
     devices = params.device_params()
-    assert devices.policy == {"MUL_MAT": False, "MUL_MAT_ID": False, "MOE_FUSED_UP_GATE": False}
+    assert devices.policy == {"MUL_MAT": False, "FUSED_UP_GATE": False, "MUL_MAT_ID": False, "MOE_FUSED_UP_GATE": False}
     assert (devices.graphs, devices.offload_batch, devices.only_active_experts) == (False, 64, False)
     assert not devices.wgmma
     assert any("invalid parameter x=y -> ignored" in w for w in params.warnings)

@@ -66,6 +66,8 @@ class Quantizer:
     def run(self) -> Plan:
         """Plan and convert; raises IkpyError. Nothing is written in a dry run."""
         options = self.options
+        if self.file.get("general.type") == "imatrix":
+            raise UsageError("this is no model but an importance matrix; give it with --imatrix")
         if not options.dry_run:
             self._check_paths()
         if options.imatrix and not options.repack:
@@ -195,6 +197,9 @@ class Quantizer:
         """What the run makes, what every rule decides, and whether there is room for it."""
         for line in plan.summary():
             self.err(line + "\n")
+        copies = self.options.repack or self.options.ftype is None
+        if not copies and plan.problem is None and all(step.type == step.source_type for step in plan.steps):
+            self.err("WARNING: no tensor is converted: those that could be have their type already\n")
         self._print_importance(plan)
         self._print_rules()
         hint = "" if self._rules_hindered() else "; --custom-q can name any tensor"

@@ -249,3 +249,20 @@ def test_filters_that_leave_no_importance_values(tmp_path, capfd):
 def test_mistakes_are_answered_with_what_to_write(arguments, message, capfd):
     assert run(arguments) == 1
     assert capfd.readouterr().err.rstrip().endswith(message)
+
+
+def test_nothing_to_convert_is_said(tmp_path, capfd):
+    write(tmp_path / "in.gguf", {"blk.0.attn_q.weight": (32, 256), "blk.0.attn_norm.weight": (256,)})
+    assert "WARNING: no tensor is converted" in dry_run(tmp_path, capfd, "F16")
+    assert "WARNING: no tensor is converted" not in dry_run(tmp_path, capfd, "Q8_0")
+    assert "WARNING: no tensor is converted" not in dry_run(tmp_path, capfd, "COPY")
+
+
+def test_an_importance_matrix_is_no_model(tmp_path, capfd):
+    with GGUFWriter(str(tmp_path / "in.gguf")) as writer:
+        writer.add("general.type", GGUFValueType.STRING, "imatrix")
+        writer.add_tensor("blk.0.attn_q.weight.in_sum2", (256, 1), F32)
+        writer.write("blk.0.attn_q.weight.in_sum2", np.ones((1, 256), np.float32))
+    assert run([str(tmp_path / "in.gguf"), str(tmp_path / "out.gguf"), "Q4_0"]) == 1
+    assert "this is no model but an importance matrix; give it with --imatrix" in capfd.readouterr().err
+    assert not (tmp_path / "out.gguf").exists()

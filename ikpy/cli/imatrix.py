@@ -62,6 +62,9 @@ def check(params: CommonParams) -> None:
         if not os.path.isfile(path):
             print(f"error: failed to open file '{path}'", file=sys.stderr)
             raise UsageError("invalid parameter for argument: --in-file")
+    if not (params.prompt.text or params.prompt.in_files or params.model.dry_run):
+        what = "the text is empty" if {"-f", "-p"} & set(params.given) else "no text"
+        raise UsageError(f"compute_imatrix: {what}: give one with -f FILE")
     if params.prompt.chunks == 0:
         raise UsageError("--chunks 0 leaves nothing to process; give a positive number, or -1 for the whole text")
     folder = os.path.dirname(os.path.abspath(options.output))
@@ -145,8 +148,7 @@ def collect(params: CommonParams, data: ImatrixData) -> int:
     except NotEnoughTextError as error:
         print(*error.lines, sep="\n", file=sys.stderr)
         if not params.prompt.text:
-            what = "the text is empty" if {"-f", "-p"} & set(params.given) else "no text"
-            print(f"compute_imatrix: {what}: give one with -f FILE", file=sys.stderr)
+            print("compute_imatrix: no text: give one with -f FILE", file=sys.stderr)
         return 1
     report(session, data, collector)
     session.finish()

@@ -67,7 +67,7 @@ def _options(arguments: Arguments) -> Any:
         setattr(options, flag, True)
     if arguments.imatrix:
         options.imatrix = _load_imatrix(arguments)
-        options.imatrix_path = arguments.imatrix
+        options.imatrix_path = arguments.imatrix if options.imatrix else ""
     return options
 
 
@@ -83,7 +83,11 @@ def _load_imatrix(arguments: Arguments) -> Any:
     )
     matrix = matrix.filtered(arguments.include, arguments.exclude)
     print(f"prepare_imatrix: have {len(matrix.values)} importance matrix entries", flush=True)
-    return matrix
+    if matrix.values:
+        return matrix
+    option = f"--{'include' if arguments.include else 'exclude'}-weights"
+    print(f"WARNING: {option} leaves no entry; going on without an importance matrix", file=sys.stderr)
+    return None
 
 
 def _print_header(arguments: Arguments) -> None:

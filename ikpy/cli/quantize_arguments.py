@@ -72,16 +72,7 @@ FLAGS = {
     "--partial-requant": "partial_requant",
     "--symmetric-q40": "symmetric_q4_0",
 }
-ROLE_OPTIONS = {
-    "--output-tensor-type": "output",
-    "--token-embedding-type": "token_embedding",
-    "--per-layer-token-embedding-type": "per_layer_token_embedding",
-    "--ffn-gate-inp-type": "ffn_gate_inp",
-} | {
-    f"--{f.name.replace('_', '-')}-type": f.name
-    for f in fields(TypeOptions)
-    if f.name.startswith(("attn_", "ffn_")) and f.name != "ffn_gate_inp"
-}
+ROLE_OPTIONS = {TypeOptions.option(f.name): f.name for f in fields(TypeOptions)}
 VALUE_OPTIONS = {
     "--imatrix",
     "--include-weights",
@@ -148,8 +139,7 @@ def parse(argv: Sequence[str]) -> Arguments:
                 raise CommandLineError(f"{name} needs a value")
             _take(arguments, name, rest.pop(0))
         elif name != "--slow-iq2ks":
-            close = difflib.get_close_matches(name, [*FLAGS, *VALUE_OPTIONS], n=1, cutoff=0.7)
-            raise CommandLineError(f"unknown option {word}" + (f"; did you mean {close[0]}?" if close else ""))
+            raise CommandLineError(f"unknown option {word}{_hint(word)}")
     if arguments.include and arguments.exclude:
         raise CommandLineError("--include-weights and --exclude-weights cannot be given together")
     if arguments.target.nbytes and arguments.target.bits_per_weight:
@@ -158,6 +148,16 @@ def parse(argv: Sequence[str]) -> Arguments:
         raise CommandLineError("--target-types needs --target-size or --target-bpw")
     _take_positional(arguments, positional)
     return arguments
+
+
+def _hint(word: str) -> str:
+    name, equals, value = word.partition("=")
+    close = difflib.get_close_matches(name.replace("_", "-"), [*FLAGS, *VALUE_OPTIONS], n=1, cutoff=0.7)
+    if not close:
+        return ""
+    if equals and close[0] in VALUE_OPTIONS:
+        return f"; the value is a word of its own: {close[0]} {value}"
+    return f"; did you mean {close[0]}?"
 
 
 def _take(arguments: Arguments, name: str, value: str) -> None:
@@ -339,11 +339,14 @@ def idle_options(arguments: Arguments) -> Iterator[str]:
     repacks = "repack" in arguments.flags
     if arguments.patterns and not repacks:
         yield "--repack-pattern (it needs --repack)"
-    if repacks and arguments.imatrix:
-        yield "--imatrix (--repack changes the row layout only)"
-    if repacks and arguments.roles:
-        names = [name for name, role in ROLE_OPTIONS.items() if role in arguments.roles]
-        yield f"{', '.join(names)} (--repack changes the row layout only)"
+    keeps = "--repack changes the row layout only" if repacks else "COPY keeps every tensor as it is"
+    if repacks or (arguments.ftype is None and not arguments.target.is_given):
+        names = ["--imatrix"] * bool(arguments.imatrix) + ["--extra-output-tensor"] * bool(
+            repacks and arguments.extra_output
+        )
+        names += [name for name, role in ROLE_OPTIONS.items() if role in arguments.roles]
+        if names:
+            yield f"{', '.join(names)} ({keeps})"
     if arguments.imatrix:
         return
     if arguments.include or arguments.exclude:

@@ -31,6 +31,11 @@ class TypeOptions:
     ffn_down: str = ""
     ffn_up: str = ""
 
+    @staticmethod
+    def option(role: str) -> str:
+        """Name of the option of a role."""
+        return f"--{role.replace('_', '-')}{'-tensor' if role == 'output' else ''}-type"
+
 
 @dataclass
 class _Counters:
@@ -41,7 +46,8 @@ class _Counters:
 class Mixture:
     """The mixture of a file type. Tensors come in file order, because some rules count those decided so far.
 
-    ftype: name of the file type; default: the type of tensors that no rule concerns.
+    ftype: name of the file type; default: the type of tensors that no rule concerns. ``role`` is the option that
+    decided the last tensor ("" = none).
     """
 
     def __init__(self, ftype: str, default: str, model: ModelShape, options: TypeOptions, *, has_imatrix: bool) -> None:
@@ -51,6 +57,7 @@ class Mixture:
         self.model = model
         self.options = options
         self.has_imatrix = has_imatrix
+        self.role = ""
         self._counters = _Counters()
 
     def type_of(self, name: str, shape: Sequence[int]) -> str:
@@ -58,6 +65,7 @@ class Mixture:
 
         Raises UnsupportedError for tensors of experts outside the model's layers.
         """
+        self.role = ""
         model = self.model
         if name == OUTPUT or (name == TOKEN_EMBEDDING and not model.has_output):
             return self._output(shape)
@@ -72,16 +80,22 @@ class Mixture:
         if "attn_k" in name:
             return self._attn_k()
         if "attn_q" in name:
-            return self._attn_q()
+            return self._attn_q(name)
         if "ffn_down" in name:
             return self._ffn_down(self._layer(name, "ffn_down"))
         if "attn_output.weight" in name:
             return self._attn_output()
         if "ffn_gate" in name:
-            return self.options.ffn_gate or self._ffn_gate_up(self._layer(name, "ffn_gate"))
+            return self._asked("ffn_gate") or self._ffn_gate_up(self._layer(name, "ffn_gate"))
         if "ffn_up" in name:
-            return self.options.ffn_up or self._ffn_gate_up(self._layer(name, "ffn_up"))
+            return self._asked("ffn_up") or self._ffn_gate_up(self._layer(name, "ffn_up"))
         return self.default
+
+    def _asked(self, role: str) -> str:
+        """The type that an option gives to a role, "" without it."""
+        wanted: str = getattr(self.options, role)
+        self.role = role if wanted else self.role
+        return wanted
 
     def _layer(self, name: str, kind: str) -> int:
         """Position of an ffn tensor: its block number in models with experts, else a count in file order."""
@@ -136,7 +150,7 @@ class Mixture:
         if "_shexp.weight" in name:
             return types.shared_expert
         if "ffn_down" in name:
-            return self.options.ffn_down or (types.ffn_down if down_layer < model.n_layer // 8 else self.default)
+            return self._asked("ffn_down") or (types.ffn_down if down_layer < model.n_layer // 8 else self.default)
         if "attn_output.weight" in name:
             return types.attn_output[0 if model.n_expert >= 4 else 1]
         return self.default
@@ -162,8 +176,8 @@ class Mixture:
                 return "iq3_s" if medium else "q2_K"
             return self.default
         if "attn_output.weight" in name:
-            if self.options.attn_output:
-                return self.options.attn_output
+            if wanted := self._asked("attn_output"):
+                return wanted
             if model.n_expert >= 4:
                 return "q5_K"
             if self.ftype in ("IQ1_S", "IQ1_M"):
@@ -175,8 +189,8 @@ class Mixture:
         """Table E; rows of one file type fall through to the last rows unless they say otherwise."""
         model, ftype, g = self.model, self.ftype, self.model.gqa_ratio
         i = self._next_attn_v()
-        if self.options.attn_v:
-            return self.options.attn_v
+        if wanted := self._asked("attn_v"):
+            return wanted
         if model.n_expert >= 4:
             return "q8_0"
         if model.size_class == "70B":
@@ -210,13 +224,15 @@ class Mixture:
         return "iq3_k_r4" if suffix else "iq3_s"
 
     def _attn_k(self) -> str:
-        if self.options.attn_k:
-            return self.options.attn_k
+        if wanted := self._asked("attn_k"):
+            return wanted
         return "q8_0" if self.model.n_expert >= 4 else self._attn_k_or_q()
 
-    def _attn_q(self) -> str:
-        if self.options.attn_q:
-            return self.options.attn_q
+    def _attn_q(self, name: str) -> str:
+        """Table F; of fused matrices too, which their own option names first."""
+        wanted = self._asked("attn_qkv") if "attn_qkv.weight" in name else ""
+        if wanted := wanted or self._asked("attn_q"):
+            return wanted
         if self.model.big_vocabulary and self.ftype in ("Q5_K_S", "IQ5_K", "IQ5_KS"):
             return {"Q5_K_S": "q4_K", "IQ5_K": "iq4_k", "IQ5_KS": "iq4_ks"}[self.ftype]
         return self._attn_k_or_q()
@@ -230,8 +246,8 @@ class Mixture:
         """Table G."""
         model, ftype, n = self.model, self.ftype, self.model.n_layer
         falcon, first = model.architecture == "falcon", i < n // 8
-        if self.options.ffn_down:
-            return self.options.ffn_down
+        if wanted := self._asked("ffn_down"):
+            return wanted
         if ftype == "Q2_K":
             return "q3_K"
         if ftype in ("Q2_K_S", "Q2_K_R4"):
@@ -265,8 +281,8 @@ class Mixture:
     def _attn_output(self) -> str:
         """Table H."""
         model = self.model
-        if self.options.attn_output:
-            return self.options.attn_output
+        if wanted := self._asked("attn_output"):
+            return wanted
         if model.architecture == "falcon":
             return "q4_K" if self.ftype == "Q3_K_L" else self.default
         if model.n_expert >= 4:

@@ -15,7 +15,7 @@ from ikpy.quants import registry
 from ikpy.quants.mixture import Mixture, TypeOptions
 from ikpy.quants.model_shape import EMBEDDINGS, OUTPUT, PER_LAYER_TOKEN_EMBEDDING, TOKEN_EMBEDDING, ModelShape
 from ikpy.quants.policy_tables import ROW_SIZE_FALLBACK
-from ikpy.quants.registry import FileType
+from ikpy.quants.registry import FileType, TensorType
 
 _NEVER_QUANTIZED = ("ssm_conv1d", "ssm_x.weight", "ssm_dt.weight", "attn_rel_b.weight")
 _POSITION_EMBEDDINGS = ("position_embd.weight", "token_types.weight")
@@ -68,7 +68,7 @@ class TypePolicy:
     """Decides types tensor by tensor, in file order.
 
     ``custom_rule`` maps a name to a type or "" (see ``ikpy.quants.recipe``); ``assigned`` holds types by tensor name
-    that replace the mixture of the file type.
+    that replace the mixture of the file type. ``used_roles`` are the options for roles that decided a tensor so far.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class TypePolicy:
         self.pure = pure
         self.custom_rule = custom_rule
         self.assigned = assigned
+        self.used_roles: set[str] = set()
         self._mixture = Mixture(ftype.name, ftype.base_type, model, options, has_imatrix=has_imatrix)
 
     def choose(self, name: str, shape: Sequence[int]) -> Choice:
@@ -96,31 +97,40 @@ class TypePolicy:
         if not self.pure and self.default not in _FLOAT_TYPES:
             choice.type = self.assigned.get(name) or self._mixture.type_of(name, shape)
             choice.custom = self.custom_rule(name)
+            if self._mixture.role and not choice.custom and name not in self.assigned:
+                self.used_roles.add(self._mixture.role)
             choice.type = choice.custom or choice.type
-        self._fit_row(choice, name, shape)
+        fit_row(choice, name, shape)
         if name in EMBEDDINGS:
             self._plain_embedding(choice)
         forced = self._forced_type(name)
         if forced:
             choice.type = choice.forced = forced
             choice.fallback_from = ""
-            self._fit_row(choice, name, shape)
-        row = registry.by_name(choice.type)
-        if row.interleave > 1 and (len(shape) < 2 or shape[1] % row.interleave):
-            choice.type = row.plain_partner
-            # Blocks of iq1_s and iq1_m are longer than those of their interleaved types.
-            self._fit_row(choice, name, shape)
+            fit_row(choice, name, shape)
+            if name in EMBEDDINGS:
+                self._plain_embedding(choice)
+        fit_groups(choice, name, shape)
+        return choice
+
+    @staticmethod
+    def of_option(type_name: str, name: str, shape: Sequence[int]) -> Choice:
+        """What becomes of a type that an option asks for outside the tensors of the model; raises as ``choose``."""
+        choice = Choice(type_name, forced=type_name)
+        fit_row(choice, name, shape)
+        fit_groups(choice, name, shape)
         return choice
 
     def _forced_type(self, name: str) -> str:
-        if name == OUTPUT:
-            return self.options.output
-        if name == TOKEN_EMBEDDING:
-            tied_output = "" if self.model.has_output else self.options.output
-            return self.options.token_embedding or tied_output
-        if name == PER_LAYER_TOKEN_EMBEDDING:
-            return self.options.per_layer_token_embedding
-        return self.options.ffn_gate_inp if "ffn_gate_inp.weight" in name else ""
+        roles = {TOKEN_EMBEDDING: "token_embedding", PER_LAYER_TOKEN_EMBEDDING: "per_layer_token_embedding"}
+        role = roles.get(name, "ffn_gate_inp" if "ffn_gate_inp.weight" in name else "")
+        is_output = name == OUTPUT or (name == TOKEN_EMBEDDING and not self.model.has_output)
+        if is_output and not (role and getattr(self.options, role)):
+            role = "output"
+        wanted: str = getattr(self.options, role) if role else ""
+        if wanted:
+            self.used_roles.add(role)
+        return wanted
 
     @staticmethod
     def _plain_embedding(choice: Choice) -> None:
@@ -128,21 +138,38 @@ class TypePolicy:
         row = registry.by_name(choice.type)
         if row.interleave > 1:
             choice.embedding_from = choice.type
-            choice.type = row.plain_partner
+            choice.type = plain_type(row)
 
-    @staticmethod
-    def _fit_row(choice: Choice, name: str, shape: Sequence[int]) -> None:
-        """Falls back to a type whose block fits the row."""
-        row = registry.by_name(choice.type)
-        if row.block_elements < 64 or row.name == "q1_0_g128" or shape[0] % row.block_elements == 0:
-            fits = shape[0] % row.block_elements == 0
-        else:
-            used = ROW_SIZE_FALLBACK.get(row.name, "")
-            fits = bool(used) and shape[0] % 32 == 0
-            if fits:
-                choice.fallback_from, choice.type = row.name, used
-        if not fits:
-            raise UnsupportedError(
-                f"Unsupported tensor size encountered: rows of {name} have {shape[0]} values, "
-                f"which fit neither {row.name} nor a substitute"
-            )
+
+def fit_row(choice: Choice, name: str, shape: Sequence[int]) -> None:
+    """Falls back to a type whose block fits the row; UnsupportedError if there is none."""
+    row = registry.by_name(choice.type)
+    if row.name == "bf16_r16" and shape[0] % row.block_elements:
+        choice.type = row.plain_partner
+        return
+    if row.block_elements < 64 or row.name == "q1_0_g128" or shape[0] % row.block_elements == 0:
+        fits = shape[0] % row.block_elements == 0
+    else:
+        used = ROW_SIZE_FALLBACK.get(row.name, "")
+        fits = bool(used) and shape[0] % 32 == 0
+        if fits:
+            choice.fallback_from, choice.type = row.name, used
+    if not fits:
+        raise UnsupportedError(
+            f"Unsupported tensor size encountered: rows of {name} have {shape[0]} values, "
+            f"which fit neither {row.name} nor a substitute; name another type, such as f16, for it with --tensor-type"
+        )
+
+
+def plain_type(row: TensorType) -> str:
+    """The type in whose rows the weights of an interleaved one can be kept."""
+    return row.plain_partner or "q8_0"  # q8_k_r16 has no partner of its own
+
+
+def fit_groups(choice: Choice, name: str, shape: Sequence[int]) -> None:
+    """Takes the plain type where the rows fill no whole groups of an interleaved one."""
+    row = registry.by_name(choice.type)
+    if row.interleave > 1 and (len(shape) < 2 or shape[1] % row.interleave):
+        choice.type = plain_type(row)
+        # Blocks of iq1_s and iq1_m are longer than those of their interleaved types.
+        fit_row(choice, name, shape)

@@ -14,7 +14,7 @@ _FALLBACK = {
     "iq3_xxs_r4 iq3_s_r4 iq3_k_r4 iq4_ks_r4 q2_k_r4 q3_k_r4",
     "q5_0": "iq4_k iq4_k_r4 q4_K q4_k_r4 iq5_ks iq5_ks_r4",
     "q6_0": "iq5_k iq5_k_r4 q5_K q5_k_r4",
-    "q8_0": "iq6_k q6_K q6_k_r4 q8_k_r8",
+    "q8_0": "iq6_k q6_K q6_k_r4 q8_k_r8 q8_k_r16",
 }
 ROW_SIZE_FALLBACK = {wanted: used for used, names in _FALLBACK.items() for wanted in names.split()}
 

@@ -312,7 +312,8 @@ def by_name(name: str) -> TensorType:
     try:
         return _BY_NAME[name.lower()]
     except KeyError:
-        raise UsageError(f"unknown tensor type '{name}'{_close_matches(name, _BY_NAME)}") from None
+        stored = {key: row for key, row in _BY_NAME.items() if not row.activation_only}
+        raise UsageError(f"unknown tensor type '{name}'{_close_matches(name, stored)}") from None
 
 
 def cache_type(name: str) -> TensorType | None:
@@ -339,6 +340,13 @@ def ftype_by_name(name: str) -> FileType:
     if row is None or not row.selectable:
         raise UsageError(f"unknown file type '{name}'{_close_matches(name, _FTYPE_BY_NAME)}")
     return row
+
+
+def usual_ftype(type_name: str) -> FileType | None:
+    """The file type of files whose tensors mostly have this type, for those that do not tell; None if there is none."""
+    rows = [row for row in _FTYPE_ROWS if row.base_type == type_name]
+    same_name = [row for row in rows if row.name.lower() == type_name.lower()]
+    return next(iter(same_name + rows), None)
 
 
 def ftype_display_name(ftype_id: int, *, guessed: bool = False) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ikpy.engine.batch import Batch
-from ikpy.errors import UnsupportedError, UsageError
+from ikpy.errors import ResourceError, UnsupportedError, UsageError
 from ikpy.tools.imatrix_data import ImatrixData, save
 from ikpy.tools.logprobs import token_log_probs
 from ikpy.tools.perplexity import DecodeContext, LossSums, Progress, Tokenizer
@@ -70,6 +70,7 @@ class Run:
         self.losses = LossSums()
         self.n_done = 0
         self._last_call = 0
+        self._last_saved = 0
         self._calls_before_chunk = 0
 
     def run(self, text: str) -> LossSums:
@@ -96,7 +97,12 @@ class Run:
             raise
         print(file=self.out, flush=True)
         self._finish()
-        self.save()
+        try:
+            self.save()
+        except ResourceError as error:
+            if not self._last_saved:
+                raise
+            raise ResourceError(f"{error}; {self._kept()}") from error
         return self.losses
 
     # --- text -------------------------------------------------------------------------------------------------
@@ -162,9 +168,18 @@ class Run:
             self._print_operations(before, now, n_tokens)
         self._last_call = now
         if _passed(before, now, self.settings.output_frequency):
-            self.save()
+            self._try_save(self.settings.output)
         if _passed(before, now, self.settings.save_frequency):
-            self.save(f"{self.settings.output}.at_{now}")
+            self._try_save(f"{self.settings.output}.at_{now}")
+
+    def _try_save(self, path: str) -> None:
+        """Saves on the way. A disk that has become full may have room again later; one that never had ends the run."""
+        try:
+            self.save(path)
+        except ResourceError as error:
+            if not self._last_saved:
+                raise
+            self.log(f"\nsave_imatrix: warning: {error}; going on, {self._kept()}")
 
     def _print_operations(self, before: int, now: int, n_tokens: int) -> None:
         """A line per weight; the first one still shows the count of calls before this one."""
@@ -182,8 +197,12 @@ class Run:
         settings, path = self.settings, path or self.settings.output
         chunks, form = self._last_call, output_format or self.settings.output_format
         save(self.data, path, form, chunks=chunks, dataset=settings.dataset, log=self.log)
+        self._last_saved = chunks if path == settings.output else self._last_saved
         if settings.verbosity > 0:
             self.log(f"\nsave_imatrix: stored collected data after {chunks} chunks in {path}")
+
+    def _kept(self) -> str:
+        return f"{self.settings.output} holds the data of {self._last_saved} calls"
 
     def _save_interrupted(self) -> None:
         print(file=self.out, flush=True)

@@ -243,7 +243,7 @@ def missing_matrices(name: str, entry: Entry, log: Log) -> NDArray[np.intp] | No
     if len(empty) == n:
         log(f"save_imatrix: entry '{name:>40}' has no data - skipping")
         return None
-    stored = len(empty) < round(MISSING_SHARE * n)
+    stored = len(empty) < int(MISSING_SHARE * n + 0.5)  # halves go up: with 50 experts 2 may lack data
     fate = "Storing **but be aware**" if stored else "- skipping"
     log(f"{_partial(name, entry, empty)} {fate}")
     return empty if stored else None

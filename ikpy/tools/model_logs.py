@@ -5,6 +5,7 @@ Every function is pure: it takes an open GGUF file, a vocabulary or plain number
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -257,19 +258,20 @@ class ModelSize:
         )
 
 
+def common_type(file: GGUFFile) -> str:
+    """Name of the type that most tensors have; f32 without tensors."""
+    counts = Counter(tensor.type_id for tensor in file.tensors.values())
+    return registry.by_id(counts.most_common(1)[0][0]).name if counts else "f32"
+
+
 def ftype_text(file: GGUFFile) -> str:
     """Display name of the file type; guessed from the most frequent tensor type when the file has none."""
     stored = scalar_or(file.metadata, "general.file_type", -1)
     if stored >= 0:
         return registry.ftype_display_name(stored)
-    counts: dict[int, int] = {}
-    for tensor in file.tensors.values():
-        counts[tensor.type_id] = counts.get(tensor.type_id, 0) + 1
-    common = registry.by_id(max(counts, key=lambda type_id: counts[type_id])).name if counts else "f32"
-    for row in registry.all_ftypes():
-        if row.base_type == common:
-            return registry.ftype_display_name(row.id, guessed=True)
-    return f"{common} (guessed)"
+    common = common_type(file)
+    row = registry.usual_ftype(common)
+    return registry.ftype_display_name(row.id, guessed=True) if row else f"{common} (guessed)"
 
 
 def model_description(file: GGUFFile) -> str:

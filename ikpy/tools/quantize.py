@@ -16,13 +16,14 @@ from pathlib import Path
 
 from ikpy.errors import IkpyError, ResourceError, UsageError
 from ikpy.gguf.atomic import check_replaceable, write_whole
-from ikpy.gguf.metadata import scalar_or
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.splits import output_prefix, split_path
 from ikpy.quants import registry
+from ikpy.quants.mixture import TypeOptions
 from ikpy.quants.model_shape import OUTPUT, TOKEN_EMBEDDING
+from ikpy.tools.model_logs import ftype_text
 from ikpy.tools.quantize_job import job_digest
-from ikpy.tools.quantize_metadata import repacked_ftype
+from ikpy.tools.quantize_metadata import own_file_type, repacked_ftype
 from ikpy.tools.quantize_plan import (
     EXTRA_OUTPUT,
     INTERNAL,
@@ -65,6 +66,8 @@ class Quantizer:
     def run(self) -> Plan:
         """Plan and convert; raises IkpyError. Nothing is written in a dry run."""
         options = self.options
+        if self.file.get("general.type") == "imatrix":
+            raise UsageError("this is no model but an importance matrix; give it with --imatrix")
         if not options.dry_run:
             self._check_paths()
         if options.imatrix and not options.repack:
@@ -80,7 +83,7 @@ class Quantizer:
                 self.out(f"=========================== {INTERNAL}: nothing to do for only_repack option\n")
                 return plan
             self._print_repack_summary()
-        if options.extra_output_type:
+        if options.extra_output_type and not options.repack:
             duplicated = OUTPUT if OUTPUT in self.file.tensors else TOKEN_EMBEDDING
             self.err(f"{'X' * 45} Will duplicate {duplicated} as {options.extra_output_type}\n")
         if options.save_recipe and plan.problem is None:
@@ -156,9 +159,8 @@ class Quantizer:
     # --- console ------------------------------------------------------------------------------------------------
 
     def _print_repack_summary(self) -> None:
-        number = scalar_or(self.file.metadata, "general.file_type", 0)
-        names = [registry.ftype_display_name(n) for n in (number, repacked_ftype(number))]
-        self.out(f"===================== Model ftype: {names[0]}: Repacked ftype: {names[1]}\n")
+        repacked = registry.ftype_display_name(repacked_ftype(own_file_type(self.file)))
+        self.out(f"===================== Model ftype: {ftype_text(self.file)}: Repacked ftype: {repacked}\n")
 
     def _show_plan(self, plan: Plan) -> None:
         for step in plan.steps:
@@ -195,8 +197,14 @@ class Quantizer:
         """What the run makes, what every rule decides, and whether there is room for it."""
         for line in plan.summary():
             self.err(line + "\n")
+        copies = self.options.repack or self.options.ftype is None
+        if not copies and plan.problem is None and all(step.type == step.source_type for step in plan.steps):
+            self.err("WARNING: no tensor is converted: those that could be have their type already\n")
         self._print_importance(plan)
         self._print_rules()
+        hint = "" if self._rules_hindered() else "; --custom-q can name any tensor"
+        for role in plan.idle_roles:
+            self.err(f"WARNING: {TypeOptions.option(role)} has no effect: it decides the type of no tensor{hint}\n")
         if not files:
             return
         needed = sum(file.layout.nbytes for file in files)
@@ -214,20 +222,24 @@ class Quantizer:
             self.err(f"WARNING: {warning}\n")
 
     def _print_rules(self) -> None:
-        options, recipe = self.options, self.options.recipe
+        recipe = self.options.recipe
         if not recipe.rules:
             return
-        ftype = options.ftype.name if options.ftype else "COPY"
-        unused = "--repack" if options.repack else "--pure" if options.pure else ""
-        if not unused and (options.ftype is None or ftype in ("F32", "F16", "BF16", "BF16_R16")):
-            unused = f"type {ftype}"
-        if unused:
+        if unused := self._rules_hindered():
             self.err(f"WARNING: custom rules have no effect with {unused}\n")
             return
         for line in recipe.report():
             self.err(f"{INTERNAL}: {line}\n")
         for line in recipe.warnings():
             self.err(f"WARNING: {line}\n")
+
+    def _rules_hindered(self) -> str:
+        """What keeps custom rules from having an effect; "" if nothing does."""
+        options = self.options
+        ftype = options.ftype.name if options.ftype else "COPY"
+        if options.repack or options.pure:
+            return "--repack" if options.repack else "--pure"
+        return f"type {ftype}" if ftype in ("COPY", "F32", "F16", "BF16", "BF16_R16") else ""
 
     def _print_sizes(self, plan: Plan) -> None:
         before = sum(step.source.nbytes for step in plan.steps if step.name != EXTRA_OUTPUT)

@@ -10,6 +10,7 @@ from ikpy.gguf.metadata import scalar_or
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import GGUFValueType
 from ikpy.quants import registry
+from ikpy.tools.model_logs import common_type
 from ikpy.tools.quantize_prune import pruned_values, stored_like
 
 if TYPE_CHECKING:
@@ -22,8 +23,14 @@ MAX_STORED_NAME = 127
 def stored_file_type(file: GGUFFile, options: QuantizeOptions) -> int:
     """The output's ``general.file_type``: that of the request, for copies the model's own."""
     if options.repack:
-        return repacked_ftype(scalar_or(file.metadata, "general.file_type", 0))
-    return options.ftype.id if options.ftype else scalar_or(file.metadata, "general.file_type", 0)
+        return repacked_ftype(own_file_type(file))
+    return options.ftype.id if options.ftype else own_file_type(file)
+
+
+def own_file_type(file: GGUFFile) -> int:
+    """The model's file type; that of its most frequent tensor type if it does not tell."""
+    usual = registry.usual_ftype(common_type(file))
+    return scalar_or(file.metadata, "general.file_type", usual.id if usual else 0)
 
 
 def output_metadata(file: GGUFFile, options: QuantizeOptions, file_type: int) -> dict[str, encode.StoredValue]:
@@ -41,7 +48,7 @@ def output_metadata(file: GGUFFile, options: QuantizeOptions, file_type: int) ->
 
 def _imatrix_values(options: QuantizeOptions) -> dict[str, encode.StoredValue]:
     """The keys that name the importance matrix; none without one."""
-    if not options.imatrix or options.repack:
+    if not options.imatrix or options.repack or options.ftype is None:
         return {}
     i32, text = GGUFValueType.INT32, GGUFValueType.STRING
     path, dataset = options.imatrix_path, options.imatrix.dataset

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 
 import numpy as np
@@ -18,7 +18,14 @@ from ikpy.gguf.writer import GGUFWriter, ShardPlan
 from ikpy.quants import registry
 from ikpy.quants.mixture import TypeOptions
 from ikpy.quants.model_shape import EMBEDDINGS, OUTPUT, TOKEN_EMBEDDING, ModelShape
-from ikpy.quants.policy import REFUSED_WITHOUT_IMATRIX, TypePolicy, is_eligible, needs_imatrix
+from ikpy.quants.policy import (
+    REFUSED_WITHOUT_IMATRIX,
+    Choice,
+    TypePolicy,
+    is_eligible,
+    needs_imatrix,
+    plain_type,
+)
 from ikpy.quants.recipe import Recipe, SizeTarget
 from ikpy.quants.registry import FileType
 from ikpy.tools.imatrix_file import ImportanceMatrix
@@ -118,13 +125,15 @@ class Step:
 
 @dataclass
 class Plan:
-    """All steps in file order. ``problem`` is what made planning stop after them, if anything did."""
+    """All steps in file order. ``problem`` is what made planning stop after them, if anything did; ``idle_roles`` are
+    options for roles (fields of TypeOptions) that decided no type."""
 
     steps: list[Step] = field(default_factory=list)
     n_fallbacks: int = 0
     n_convertible: int = 0
     file_type: int = 0
     problem: IkpyError | None = None
+    idle_roles: list[str] = field(default_factory=list)
 
     @property
     def nbytes(self) -> int:
@@ -200,10 +209,15 @@ def _repack_step(name: str, info: TensorInfo, options: QuantizeOptions) -> Step:
     current = registry.by_id(info.type_id).name
     target = repack_target(current)
     wanted = not options.repack_patterns or any(p.search(name) for p in options.repack_patterns)
-    rows = info.shape[1] if len(info.shape) > 1 else 1
-    if not target or not wanted or name in EMBEDDINGS or rows % max(4, registry.by_name(target).interleave):
+    if not target or not wanted or name in EMBEDDINGS or not _fits(registry.by_name(target), info.shape):
         target = current
     return Step(name, info, current, target)
+
+
+def _fits(row: registry.TensorType, shape: Sequence[int]) -> bool:
+    """Whether rows and their number suit an interleaved type."""
+    rows = shape[1] if len(shape) > 1 else 1
+    return rows % max(4, row.interleave) == 0 and shape[0] % row.block_elements == 0
 
 
 def _plan_types(
@@ -237,10 +251,15 @@ def _plan_types(
             _decide(step, policy, options, plan)
         plan.steps.append(step)
         if options.extra_output_type and name == duplicated:
-            extra = Step(EXTRA_OUTPUT, info, current, options.extra_output_type)
+            choice = TypePolicy.of_option(options.extra_output_type, EXTRA_OUTPUT, info.shape)
+            extra = Step(EXTRA_OUTPUT, info, current, choice.type)
+            _note_fallback(extra, choice, plan)
             if extra.type != current:
                 _prepare_conversion(extra, options)
             plan.steps.append(extra)
+    if policy:
+        asked = [item.name for item in fields(TypeOptions) if getattr(options.types, item.name)]
+        plan.idle_roles = [role for role in asked if role not in policy.used_roles]
 
 
 def _decide(step: Step, policy: TypePolicy, options: QuantizeOptions, plan: Plan) -> None:
@@ -255,6 +274,18 @@ def _decide(step: Step, policy: TypePolicy, options: QuantizeOptions, plan: Plan
         if rule is not None:
             rule.nbytes += step.nbytes
             rule.overruled += choice.forced not in ("", choice.custom)
+    _note_fallback(step, choice, plan)
+    if choice.embedding_from:
+        step.note += (
+            "\n============ Token embeddings cannot be quantized with row-interleaved quants\n"
+            f"---> Changed {choice.embedding_from} to {plain_type(registry.by_name(choice.embedding_from))}\n"
+        )
+    if step.type == step.source_type:
+        return
+    _prepare_conversion(step, options)
+
+
+def _note_fallback(step: Step, choice: Choice, plan: Plan) -> None:
     if choice.fallback_from:
         plan.n_fallbacks += 1
         shape = step.source.shape
@@ -263,14 +294,6 @@ def _decide(step: Step, policy: TypePolicy, options: QuantizeOptions, plan: Plan
             f"{registry.by_name(choice.fallback_from).block_elements}, required for {choice.fallback_from} - "
             f"using fallback quantization {choice.type}\n"
         )
-    if choice.embedding_from:
-        step.note += (
-            "\n============ Token embeddings cannot be quantized with row-interleaved quants\n"
-            f"---> Changed {choice.embedding_from} to {registry.by_name(choice.embedding_from).plain_partner}\n"
-        )
-    if step.type == step.source_type:
-        return
-    _prepare_conversion(step, options)
 
 
 def _prepare_conversion(step: Step, options: QuantizeOptions) -> None:
@@ -293,8 +316,8 @@ def _prepare_conversion(step: Step, options: QuantizeOptions) -> None:
 
 
 def _importance(step: Step, imatrix: ImportanceMatrix) -> np.ndarray | None:
-    # The importance matrix is that of the whole model.
-    values = imatrix.find(step.name if step.name == EXTRA_OUTPUT else step.source.name)
+    # The importance matrix is that of the whole model; a second output matrix has the inputs of the first one.
+    values = imatrix.find(step.source.name)
     if values is None:
         step.note += f"\n====== {INTERNAL}: did not find weights for {step.name}\n"
         return None

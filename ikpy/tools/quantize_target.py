@@ -28,8 +28,9 @@ from ikpy.gguf.metadata import scalar_or
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import align_up
 from ikpy.quants import registry
+from ikpy.quants.mixture import TypeOptions
 from ikpy.quants.model_shape import EMBEDDINGS
-from ikpy.quants.policy import needs_imatrix
+from ikpy.quants.policy import needs_imatrix, plain_type
 from ikpy.quants.registry import FileType
 from ikpy.threads import hardware_threads
 from ikpy.tools.quantize_plan import Plan, QuantizeOptions, Step, make_plan, output_files, size_text
@@ -147,7 +148,7 @@ def _check(options: QuantizeOptions) -> None:
     roles = [name for name in vars(options.types) if getattr(options.types, name)]
     mixture = [name for name in roles if name.startswith(("attn_", "ffn_")) and name != "ffn_gate_inp"]
     if mixture:
-        option = f"--{mixture[0].replace('_', '-')}-type"
+        option = TypeOptions.option(mixture[0])
         raise UsageError(f"{option} changes a mixture, a target replaces it; fix these tensors with --custom-q")
     if options.pure or options.repack:
         raise UsageError(f"{'--pure' if options.pure else '--repack'} and a target exclude each other")
@@ -197,7 +198,7 @@ def _layout(name: str, step: Step, *, interleaved: bool) -> str:
     row = registry.by_name(name)
     rows = step.source.shape[1]
     if row.interleave > 1:
-        return row.name if rows % row.interleave == 0 and step.name not in EMBEDDINGS else row.plain_partner
+        return row.name if rows % row.interleave == 0 and step.name not in EMBEDDINGS else plain_type(row)
     target = registry.repack_target(name) if interleaved and step.name not in EMBEDDINGS else ""
     return target if target and rows % registry.by_name(target).interleave == 0 else name
 
@@ -273,7 +274,7 @@ def tensor_errors(file: GGUFFile, step: Step, types: Sequence[str], n_threads: i
             if name == step.source_type:
                 continue
             row = registry.by_name(name)
-            plain = registry.by_name(row.plain_partner) if row.interleave > 1 else row
+            plain = registry.by_name(plain_type(row)) if row.interleave > 1 else row
             coded = encode(values, plain, weights, n_threads or hardware_threads(), step.name)
             decoded = core.dequantize(coded, plain.id, shape[0], len(values))
             lost[name] += float(((values - decoded).astype(np.float64) ** 2 @ scale).sum())

@@ -23,7 +23,7 @@ from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
-from ikpy.errors import FileFormatError, UnsupportedError, UsageError
+from ikpy.errors import FileFormatError, ResourceError, UnsupportedError, UsageError
 from ikpy.graph.activations import ActivationCollector
 from ikpy.tools import imatrix, imatrix_report
 from ikpy.tools.imatrix_data import ImatrixData
@@ -373,6 +373,35 @@ def test_killed_while_saving_often(short_text, tmp_path):
         assert len(read_file(output).records) == 41
 
 
+@pytest.mark.parametrize("full_from", [1, 2])
+def test_a_disk_that_becomes_full(full_from, short_text, tmp_path, capfd, monkeypatch):
+    """The first save tells; later ones leave the last good file alone, and the run goes on."""
+    save, calls = imatrix.save, itertools.count(1)
+
+    def full(*arguments, **keywords):
+        if full_from <= next(calls) < full_from + 2:
+            raise ResourceError("cannot write it: No space left on device")
+        return save(*arguments, **keywords)
+
+    monkeypatch.setattr(imatrix, "save", full)
+    output = tmp_path / "x.gguf"
+    line = ["-m", MODEL, "-f", short_text, "-c", "256", "-t", "2", "-ofreq", "1", "-o", str(output), "--chunks"]
+    if full_from == 1:
+        with pytest.raises(ResourceError, match="No space left on device"):
+            run([*line, "4"])
+        return
+    assert run([*line, "4"]) == 0
+    err = capfd.readouterr().err
+    assert (
+        err.count(f"warning: cannot write it: No space left on device; going on, {output} holds the data of 1 calls")
+        == 2
+    )
+    assert "stored collected data after 4 chunks" in err and read_file(output).chunks == 4
+    calls = itertools.count(1)
+    with pytest.raises(ResourceError, match=r"No space left on device; .* holds the data of 1 calls"):
+        run([*line, "2"])
+
+
 # --- reports and errors -------------------------------------------------------------------------------------------
 
 
@@ -404,6 +433,8 @@ def test_coverage():
         (["--in-file", "none.dat", "-f", "TEXT"], UsageError, "invalid parameter for argument: --in-file"),
         (["--in-file", "BAD", "-o", "x.dat"], FileFormatError, "the file is damaged or no importance matrix"),
         (["--in-file", "GOOD"], UsageError, "nothing to do with one --in-file alone"),
+        ([], UsageError, "no text: give one with -f FILE"),
+        (["-m", "NONE.gguf", "-f", "EMPTY"], UsageError, "the text is empty"),
         (["-f", "TEXT", "-o", "."], UsageError, "this is a folder"),
         (["-f", "TEXT", "-o", "/dev/null"], UsageError, "this is no regular file"),
         (["-f", "TEXT", "--chunks", "0"], UsageError, "--chunks 0 leaves nothing to process"),
@@ -418,6 +449,7 @@ def test_errors(arguments, error, message, short_text, tmp_path, monkeypatch, ca
     (tmp_path / "GOOD").write_bytes(good)
     (tmp_path / "BAD").write_bytes(good[:-3])
     (tmp_path / "OTHER").write_bytes(legacy(("blk.0.a.weight", 1, [1.0])))
+    (tmp_path / "EMPTY").touch()
     shutil.copy(short_text, tmp_path / "TEXT")
     with pytest.raises(error, match=message):
         run(arguments)

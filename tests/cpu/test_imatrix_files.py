@@ -71,6 +71,9 @@ def test_experts_without_data(tmp_path):
     assert log[1] == "save_imatrix: warning: storing only 1 out of 2 entries"
     assert list(read_imatrix(path).values) == ["blk.0.ffn_up.weight"]
     log.clear()
+    save(partial(50, 2), str(path), "dat", chunks=1, log=log.append)
+    assert log[0].endswith("2 out of 50 experts are missing data Storing **but be aware**"), "halves round up"
+    log.clear()
     save(partial(8, 8), str(path), "dat", chunks=1, log=log.append)
     assert log[0] == "save_imatrix: entry '                blk.0.ffn_up_exps.weight' has no data - skipping"
     save(partial(8, 3), str(tmp_path / "x.gguf"), "gguf", chunks=1, log=quiet)

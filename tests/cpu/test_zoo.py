@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,9 @@ from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.errors import ResourceError
 from ikpy.graph.activations import ActivationCollector
 from ikpy.models import ARCHITECTURES
+from ikpy.quants import registry
+from ikpy.quants.policy import is_eligible
+from ikpy.tools.imatrix_file import ImportanceMatrix
 from tests.shared import DATA, SHARED
 
 MANIFEST = json.loads((DATA / "zoo" / "manifest.json").read_text())["models"]
@@ -202,6 +206,36 @@ def test_shift(name: str) -> None:
     truth = computed.decode(Batch.single(tokens[n:], n + delta, logits="all"))
     error = np.abs(ours - truth).max(axis=1)
     assert error.max() < 2e-3, f"{name}: position {n + delta + int(error.argmax())} off by {error.max():.5f}"
+
+
+@pytest.mark.parametrize("name", ONE_PER_MODEL)
+def test_importance_values_for_every_matrix(name: str) -> None:
+    """One batch fills an entry of the right size for every matrix of the blocks that would be quantized. The prediction
+    layers behind the last block do not run."""
+    path = _model_path(name)
+    if path is None:
+        pytest.skip("golden/zoo is not present beside the checkout")
+    model = Model.load(path)
+    tensors, arch = model.gguf.tensors, model.gguf.metadata["general.architecture"]
+    collector = ActivationCollector({tensor: (*info.shape, 1, 1)[2] for tensor, info in tensors.items()})
+    context = Context(model, ContextParams(n_ctx=256, n_ubatch=256, n_threads=2, collector=collector))
+    tokens = np.random.default_rng(3).integers(0, model.hparams.n_vocab, 200).tolist()
+    context.decode(Batch.single(tokens, 0, logits="all"))
+    matrix = ImportanceMatrix({key: sums.sums.reshape(-1) for key, sums in collector.entries.items() if sums.calls})
+    keys = (f"{arch}.block_count", f"{arch}.nextn_predict_layers")
+    n_blocks = model.gguf.get(keys[0]) - model.gguf.get(keys[1], 0)
+    wrong = {}
+    for tensor, info in tensors.items():
+        block = re.match(r"blk\.(\d+)\.", tensor)
+        kind = registry.by_id(info.type_id).name
+        convertible = is_eligible(tensor, info.shape, kind, leave_output=False, router_type="")
+        if not block or int(block[1]) >= n_blocks or not convertible:
+            continue
+        values = matrix.find(tensor)
+        expected = info.shape[0] * (info.shape[2] if len(info.shape) > 2 else 1)
+        if values is None or len(values) != expected:
+            wrong[tensor] = f"{0 if values is None else len(values)} values for {expected}"
+    assert not wrong, wrong
 
 
 def test_no_shift_after_norm() -> None:

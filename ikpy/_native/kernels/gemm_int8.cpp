@@ -26,12 +26,14 @@ namespace {
 //   with offsets of groups of 16        96             50         73 (66 %)          76
 //   groups of 16                        96             52         74 (65 %)          75
 //   with offsets                        96             76         86 (56 %)          88
-// Products of 512 tokens, 8,192 rows and 2,048 columns take 1.14 times as long: 4 to 5 % each for unpacking,
-// for tokens and sums that come from the second-level cache, and for stores. Besides, the clock is lower than
-// in a loop of dot products: those ran at 615 to 655 Gop/s right behind such products, at 800 five
-// milliseconds later. To keep -kStartValue * d in the panel gained at most 2 % in the first-level cache;
-// fetching the tokens of the next tile or the columns of the next panel lost 4 to 9 %, panels of 768 or 1,024
-// columns 2 to 9 %; tiles of 5 tokens gained nothing.
+// Products of 512 tokens, 8,192 rows and 2,048 columns take 1.14 to 1.2 times as long: 2 to 7 % for
+// unpacking, 5 to 13 % for tokens that come from the second-level cache, 4 to 6 % for stores. Besides, the
+// processor grants so many 512-bit instructions per time: the clock falls from 3.5 GHz of dot products alone
+// to 2.8, and the microkernel takes as long with a chain of 84 cycles beside it. To keep -kStartValue * d in
+// the panel gained at most 2 % in the first-level cache; fetching the tokens of the next tile a few lines per
+// group gained 2 % for groups of 32 and lost 2 % for others (all at once 4 to 9 %), panels of 768 or 1,024
+// columns lost 2 to 9 %, pairs of panels and tiles of 5 or 7 tokens gained nothing. docs/performance.md has
+// what each piece costs.
 constexpr int kTileTokens = 6;
 
 // Sums of a group and the starts of symmetric codes leave the exponent of kStartValue alone.

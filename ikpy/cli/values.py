@@ -202,7 +202,10 @@ def to_expert_reduction(text: str, warn: Warn) -> tuple[int, float]:
     parts = text.split(",")
     if len(parts) != 2:
         raise ValueError(f"expected K,t such as 6,1, got {text!r}")
-    return to_int(parts[0], warn), to_float(parts[1], warn)
+    kept, threshold = to_int(parts[0], warn), to_float(parts[1], warn)
+    if not threshold >= 0:
+        raise ValueError(f"expected a share of at least 0, got {parts[1]!r}")
+    return kept, threshold
 
 
 def to_rope_scale(text: str, warn: Warn) -> float:

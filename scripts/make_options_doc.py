@@ -19,6 +19,7 @@ accepts every option below, so that a command line can be moved from one tool to
 
 - an option is matched as a whole; a value is always the next argument (`-c 4096`, not `-c=4096`);
 - `_` is read as `-` in options that start with `--`;
+- integers have 32 bits, those of `--override-kv` 64; what follows a number, as in `4k`, is left out with a warning;
 - the last use of an option wins, except for options that are repeatable;
 - switches whose value is shown in brackets, such as `-fa` and `-rtr`, may stand alone or be followed by a value;
 - environment variables are read before the command line (by the server also after it); those of switches take `on`,

@@ -33,7 +33,8 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     for line in dict.fromkeys(command.warnings):
         print(f"warning: {line}", file=sys.stderr)
-    from ikpy.tools.bench import Engine, Runner, bench_tests
+    from ikpy.cli.bench_log import LoggingEngine
+    from ikpy.tools.bench import Runner, bench_tests
     from ikpy.tools.bench_output import PRINTERS
 
     limit = place_on_nodes(command.values.get("numa"))  # before the cores are counted
@@ -47,9 +48,10 @@ def run(arguments: Sequence[str]) -> int:
     printers = [PRINTERS[params.output](params, sys.stdout), PRINTERS[params.output_err](params, sys.stderr)]
     for printer in printers:
         printer.begin()
-    log = (lambda line: print(line, file=sys.stderr)) if params.verbose else None
-    runner = Runner(params, Engine(params, log))
+    runner = Runner(params, LoggingEngine(params))
     tests = list(bench_tests(params))
+    if not tests:
+        print("warning: nothing is measured: -p and -n are 0", file=sys.stderr)
     for number, test in enumerate(tests, 1):
         if params.progress:
             print(f"bench: test {number}/{len(tests)}: {test.label}", file=sys.stderr)
@@ -80,8 +82,9 @@ def fetch_models(values: Mapping[str, Any]) -> list[str]:
 
 def print_plans(params: BenchParams) -> None:
     """Print what every test would take in memory, on standard output."""
-    from ikpy.tools.bench import Engine, Runner, bench_tests
+    from ikpy.cli.bench_log import LoggingEngine
+    from ikpy.tools.bench import Runner, bench_tests
 
-    runner = Runner(params, Engine(params))
+    runner = Runner(params, LoggingEngine(params))
     for test in bench_tests(params):
         print(f"{test.model}, {test.label}:", *runner.plan(test).lines(), sep="\n")

@@ -49,6 +49,22 @@ def to_pair(text: str, warn: Warn) -> tuple[int, int]:
     return COUNT(parts[0], warn), COUNT(parts[1], warn)
 
 
+def to_test(text: str, warn: Warn) -> tuple[int, int]:
+    """`pp,tg` of which one is above 0."""
+    pair = to_pair(text, warn)
+    if pair == (0, 0):
+        raise ValueError(f"no tokens to measure in {text!r}")
+    return pair
+
+
+def to_generation(text: str, warn: Warn) -> tuple[int, int]:
+    """`pp,tg`, of which the time of `tg` is measured."""
+    pair = to_pair(text, warn)
+    if not pair[1]:
+        raise ValueError(f"no tokens to generate in {text!r}")
+    return pair
+
+
 def to_threads_pair(text: str, warn: Warn) -> tuple[int, int]:
     """Thread counts for generation and for batches."""
     generation, batch = to_pair(text, warn)

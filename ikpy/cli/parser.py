@@ -187,6 +187,8 @@ class Parser:
         try:
             return row.kind.convert(text, warn)
         except UsageError as error:
+            if self.letter not in row.used:  # another tool could not do it
+                return None
             raise UsageError(f"{error} [{spelled}]") from error
         except IkpyError:
             raise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import sys
 import time
@@ -32,6 +34,7 @@ def run(arguments: Sequence[str]) -> int:
     options = params.perplexity
     if not params.model.dry_run:
         check_input(params)
+        check_tasks(params)
     if options.stride > 0:
         change = f"adjusting context size from {plan.n_ctx - options.stride // 2} to {plan.n_ctx}"
         print_log(params, [f"Will perform strided perplexity calculation -> {change}"])
@@ -110,6 +113,25 @@ def check_input(params: CommonParams) -> None:
     prompt.file, prompt.text = str(path), path.read_text(encoding="utf-8")
 
 
+def check_tasks(params: CommonParams) -> None:
+    """Reads the tasks of a test, so that a wrong file is named before a model is loaded.
+
+    Raises:
+        FileFormatError: the file is none of the test's, or holds no task.
+    """
+    options, text = params.perplexity, params.prompt.text
+    if not (options.hellaswag or options.winogrande or options.multiple_choice):
+        return
+    from ikpy.tools import multiple_choice as tool
+
+    if options.hellaswag:
+        tool.read_hellaswag(text)
+    elif options.winogrande:
+        tool.read_winogrande(text, io.StringIO())
+    else:
+        tool.read_multiple_choice(Path(params.prompt.binary_file or "").read_bytes())
+
+
 def run_perplexity(session: Session, context: TimedContext, plan: Plan) -> PerplexityResult:
     """Perplexity of the text, chunked or strided, saving the logits if asked to."""
     from ikpy.tools import perplexity as tool
@@ -172,17 +194,18 @@ def run_choices(session: Session, context: TimedContext, plan: Plan) -> None:
 
 
 def write_result(params: CommonParams, path: str, result: PerplexityResult) -> None:
-    """Writes ``DIRECTORY/<time>.yml`` with build, model, parameters and the estimate."""
+    """Writes ``DIRECTORY/<time>.yml`` with build, model, parameters and the estimate; texts are quoted as in JSON."""
     from ikpy.tools.machine import build_commit, build_number, cpu_name
 
     directory = Path(params.log.directory or ".")
-    name = time.strftime("%Y_%m_%d-%H_%M_%S")
+    now = time.time_ns()  # several runs may end in the same second
+    name = f"{time.strftime('%Y_%m_%d-%H_%M_%S', time.localtime(now // 10**9))}.{now % 10**9:09}"
     values = {
         "binary": "perplexity",
         "build_commit": build_commit(),
         "build_number": build_number(),
-        "cpu_info": cpu_name(),
-        "model": path,
+        "cpu_info": json.dumps(cpu_name()),
+        "model": json.dumps(path, ensure_ascii=False),
         "ctx_size": params.context.n_ctx,
         "batch_size": params.context.n_batch,
         "ubatch_size": params.context.n_ubatch,
@@ -193,7 +216,7 @@ def write_result(params: CommonParams, path: str, result: PerplexityResult) -> N
         "cache_type_v": params.context.type_v,
         "ppl_stride": params.perplexity.stride,
         "chunks": params.prompt.chunks,
-        "file": params.prompt.file or "",
+        "file": json.dumps(params.prompt.file or "", ensure_ascii=False),
         "ppl_value": f"{result.ppl:f}",
     }
     try:

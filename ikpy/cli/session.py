@@ -77,7 +77,7 @@ class Session:
         context.steer(self.directions)
         self.log(context_log(context))
         if self.params.model.dry_run:
-            self.log(plan_lines(context))
+            print(*plan_lines(context), sep="\n", file=sys.stderr)  # what was asked for, no log
             raise SystemExit(0)
         return context
 

@@ -21,6 +21,8 @@ Convert = Callable[[str, Warn], Any]
 INTEGER = re.compile(r"\s*[+-]?\d+")
 FLOAT = re.compile(r"\s*[+-]?(inf(inity)?|nan|(\d+\.?\d*|\.\d+)(e[+-]?\d+)?)", re.IGNORECASE)
 BYTE_ORDER_MARK = "\ufeff"
+LARGEST = (1 << 31) - 1
+"""Largest integer of options: positions and counts have 32 bits."""
 SWITCH_WORDS = {
     "on": True,
     "auto": True,
@@ -43,9 +45,16 @@ def _number(text: str, pattern: re.Pattern[str], what: str, warn: Warn) -> str:
     return match.group()
 
 
-def to_int(text: str, warn: Warn) -> int:
-    """Decimal integer at the start of the text; the rest is ignored with a warning."""
+def _integer(text: str, warn: Warn) -> int:
     return int(_number(text, INTEGER, "an integer", warn))
+
+
+def to_int(text: str, warn: Warn) -> int:
+    """Decimal integer of 32 bits, as positions and counts are; text behind it is ignored with a warning."""
+    value = _integer(text, warn)
+    if not -LARGEST - 1 <= value <= LARGEST:
+        raise ValueError(f"expected {-LARGEST - 1} to {LARGEST}, got {value}")
+    return value
 
 
 def to_float(text: str, warn: Warn) -> float:
@@ -106,13 +115,14 @@ def choice(*words: str) -> Convert:
 
 
 def bounded(low: int, high: int | None = None) -> Convert:
-    """Converter to an integer in [low, high]."""
+    """Converter to an integer in [low, high], `high` being the largest of 32 bits if it is left out."""
 
     def convert(text: str, warn: Warn) -> int:
-        value = to_int(text, warn)
-        if value < low or (high is not None and value > high):
-            limits = f"{low}..{high}" if high is not None else f"at least {low}"
-            raise ValueError(f"expected {limits}, got {value}")
+        value = _integer(text, warn)
+        if high is not None and not low <= value <= high:
+            raise ValueError(f"expected {low}..{high}, got {value}")
+        if not low <= value <= LARGEST:
+            raise ValueError(f"expected {f'at least {low}' if value < low else f'at most {LARGEST}'}, got {value}")
         return value
 
     return convert
@@ -132,7 +142,7 @@ def to_numa(text: str, warn: Warn) -> str:
 
 def to_seed(text: str, warn: Warn) -> int:
     """Unsigned 32-bit seed; any negative number means a random one."""
-    value = to_int(text, warn)
+    value = _integer(text, warn)
     if value > 0xFFFFFFFF:
         warn(f"using the low 32 bits of {value}, {value & 0xFFFFFFFF}")
     return RANDOM_SEED if value < 0 else value & 0xFFFFFFFF
@@ -192,7 +202,10 @@ def to_expert_reduction(text: str, warn: Warn) -> tuple[int, float]:
     parts = text.split(",")
     if len(parts) != 2:
         raise ValueError(f"expected K,t such as 6,1, got {text!r}")
-    return to_int(parts[0], warn), to_float(parts[1], warn)
+    kept, threshold = to_int(parts[0], warn), to_float(parts[1], warn)
+    if not threshold >= 0:
+        raise ValueError(f"expected a share of at least 0, got {parts[1]!r}")
+    return kept, threshold
 
 
 def to_rope_scale(text: str, warn: Warn) -> float:
@@ -229,15 +242,15 @@ def to_kv_override(text: str, warn: Warn) -> tuple[str, object]:
     kind, colon, value = rest.partition(":")
     if not (key and equals and colon) or len(key.encode()) > 127:
         raise ValueError(f"expected KEY=TYPE:VALUE, got {text!r}")
-    if kind == "int":
-        return key, to_int(value, warn)
+    if kind == "int" and -(1 << 63) <= (number := _integer(value, warn)) < 1 << 63:
+        return key, number
     if kind == "float":
         return key, to_float(value, warn)
     if kind == "bool" and value in ("true", "false"):
         return key, value == "true"
     if kind == "str" and len(value.encode()) <= 127:
         return key, value
-    raise ValueError(f"TYPE:VALUE must be int:N, float:F, bool:true|false or str:TEXT, got {rest!r}")
+    raise ValueError(f"TYPE:VALUE must be int:N (64 bits), float:F, bool:true|false or str:TEXT, got {rest!r}")
 
 
 def to_kv_overrides(text: str, warn: Warn) -> list[tuple[str, object]]:

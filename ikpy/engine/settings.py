@@ -86,10 +86,11 @@ def graph_params(
 def idle_options(model: Model, p: ContextParams, mla: int) -> Iterator[tuple[str, str]]:
     """Options of a context that change nothing for this model, each with the reason."""
     hp = model.hparams
-    if p.smart_expert_reduction[0] >= 0 and p.smart_expert_reduction[1] > 0 and not hp.n_expert:
+    kept, threshold = p.smart_expert_reduction
+    if threshold > 0 and not hp.n_expert and kept >= 0:
         yield "-ser", "the model has no experts"
-    elif p.smart_expert_reduction[0] == 0 and p.smart_expert_reduction[1] > 0:
-        yield "-ser", "the number of experts that are always kept must be above 0"
+    elif threshold > 0 and kept >= hp.n_expert_used > 0:
+        yield "-ser", f"the model uses {hp.n_expert_used} experts for a token"
     if p.grouped_experts and (not hp.n_expert or hp.routing.groups == (1, 1)):
         yield "-ger", "the model has no groups of experts"
     if p.swa_full and not any(model.arch.window(il)[1] > 0 for il in range(hp.n_layer)):

@@ -335,7 +335,8 @@ class Graph:
         """Expert ids i32 [K, T] and weights f32 [K, T] from router logits [E, T]."""
         ids = self.new(n_used, logits.shape[1], type_id=I32)
         weights = self.new(n_used, logits.shape[1])
-        ip = [n_used, GATINGS[gating], int(normalize), groups[0], groups[1], reduction[0]]
+        kept = max(reduction[0], 1) if reduction[0] >= 0 else -1  # the best expert always stays
+        ip = [n_used, GATINGS[gating], int(normalize), groups[0], groups[1], kept]
         self._emit(
             "moe_route",
             ids,

@@ -216,6 +216,7 @@ class Engine:
     """What the benchmark needs of the engine; tests put another one in its place."""
 
     def __init__(self, params: BenchParams, log: Callable[[str], None] | None = None) -> None:
+        """``log`` takes the lines of models and contexts."""
         self.params = params
         self.log = log
 
@@ -291,6 +292,7 @@ class Engine:
                 grouped_experts=self.params.grouped_er,
                 embeddings=values["embeddings"],
             ),
+            log=self.log,
         )
 
     def decode(self, context: Any, tokens: np.ndarray, position: int) -> None:

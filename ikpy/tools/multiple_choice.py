@@ -17,6 +17,7 @@ from ikpy.tools.perplexity import DecodeContext, Tokenizer
 from ikpy.tools.sequence_scores import Alternatives, common_prefix, score_all
 
 MOST_ANSWERS = 100
+WINOGRANDE_LINE = "index,sentence with one _,choice1,choice2,answer"
 NAMED_LINES = 10
 
 
@@ -116,7 +117,10 @@ def read_hellaswag(text: str) -> list[ChoiceTask]:
 
 
 def read_winogrande(text: str, log: TextIO) -> list[WinograndeTask]:
-    """Tasks of a CSV file ``index,sentence,choice1,choice2,answer``; bad lines are skipped, the first ones named."""
+    """Tasks of a CSV file ``index,sentence,choice1,choice2,answer``; bad lines are skipped, the first ones named.
+
+    Raises FileFormatError if no line is one.
+    """
     tasks = []
     n_skipped = 0
     for number, line in enumerate(text.split("\n"), 1):
@@ -131,10 +135,11 @@ def read_winogrande(text: str, log: TextIO) -> list[WinograndeTask]:
             continue
         n_skipped += 1
         if n_skipped <= NAMED_LINES:
-            expected = "index,sentence with one _,choice1,choice2,answer"
-            print(f"winogrande: skipping line {number}, not {expected}", file=log)
+            print(f"winogrande: skipping line {number}, not {WINOGRANDE_LINE}", file=log)
     if n_skipped > NAMED_LINES:
         print(f"winogrande: skipped {n_skipped} lines in all", file=log)
+    if not tasks:
+        raise FileFormatError(f"no Winogrande tasks found in the text: none of its lines is {WINOGRANDE_LINE}")
     return tasks
 
 
@@ -246,8 +251,6 @@ def winogrande(
     """Winogrande accuracy; prints per task: index, cumulative %, both scores, prediction, answer."""
     out, log = out or sys.stdout, log or sys.stderr
     available = read_winogrande(text, log)
-    if not available:
-        raise FileFormatError("no Winogrande tasks found in the text")
     tasks = [available[i] for i in selection_order(len(available), n_tasks)]
     print(f"winogrande_score : loaded {len(available)} tasks from prompt.", file=log)
     print(f"winogrande_score : calculating winogrande score over {len(tasks)} tasks.", file=log, flush=True)

@@ -275,6 +275,9 @@ def test_option_values(text, name, value):
         ("-p 8-16*1", "first-last*factor"),
         ("-p -5", "invalid parameter for argument: -p"),
         ("-pg 8,-1", "invalid parameter for argument: -pg"),
+        ("-pg 0,0", "invalid parameter for argument: -pg (no tokens to measure in '0,0')"),
+        ("-gp 64,0", "invalid parameter for argument: -gp (no tokens to generate in '64,0')"),
+        ("-p 1-99999999999999999999*2", "invalid parameter for argument: -p (expected at most 2147483647"),
     ],
 )
 def test_errors(line, message):
@@ -317,3 +320,33 @@ def test_missing_model(capfd):
     out, err = capfd.readouterr()
     assert len(out.splitlines()) == 2
     assert err.startswith("error: failed to load model 'NOFILE.gguf'")
+
+
+def test_no_test_at_all(capfd):
+    assert program("bench -p 0 -n 0 -o json -t 1") == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out) == []
+    assert "warning: nothing is measured: -p and -n are 0" in err.splitlines()
+
+
+def test_warnings_of_models_come_once(capfd):
+    assert program("bench -p 4 -n 0 -r 1 -t 1 -ot exps=CUDA7 -ger 1 -rtr 0,1") == 0
+    out, err = capfd.readouterr()
+    assert out.count("pp4") == 2
+    assert [line for line in err.splitlines() if line.startswith("warning: ")] == [
+        "warning: -ot exps=CUDA7: there is no device CUDA7; the rule is ignored",
+        "warning: -ger has no effect: the model has no groups of experts",
+    ]
+
+
+def test_verbose_shows_models_and_contexts(capfd):
+    assert program("bench -p 4 -n 1 -r 1 -t 1 -v") == 0
+    out, err = capfd.readouterr()
+    assert len(out.splitlines()) == 2 + 2 + 2, "the table has standard output to itself"
+    for line, count in (
+        ("llm_load_print_meta: arch ", 1),
+        ("llama_model_loader: - type  f16:   43 tensors", 1),
+        ("llama_init_from_model: KV self size ", 2),
+        ("llama_init_from_model: graph splits = 1", 2),
+    ):
+        assert sum(found.startswith(line) for found in err.splitlines()) == count, line

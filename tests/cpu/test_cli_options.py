@@ -90,6 +90,7 @@ def test_all_golden_spellings_are_known(tool):
         ),
         ("--spec-default", "speculative.types", ["ngram-mod:size_n=24,n_min=48,n_max=64"]),
         ("--spec-ngram-mod-n-match 9 --spec-ngram-mod-n-max 5", "speculative.settings", [("size_n", 9), ("n_max", 5)]),
+        ("-okv a=int:4294967296", "model.kv_overrides", [("a", 1 << 32)]),
         ("-okv a=int:1,b.c=str:x,y,d=bool:true", "model.kv_overrides", [("a", 1), ("b.c", "x,y"), ("d", True)]),
         ("-ngl all", "model.n_gpu_layers", 999),
         ("-ngl auto", "model.n_gpu_layers", -1),
@@ -150,6 +151,7 @@ def test_command_lines_in_circulation_are_accepted(line, tool):
         ("-ctk q9", "Invalid cache type: q9"),
         ("-mla 4", "invalid parameter for argument: -mla (expected 0..3, got 4)"),
         ("-ser 6", "invalid parameter for argument: -ser"),
+        ("-ser 6,nan", "invalid parameter for argument: -ser (expected a share of at least 0, got 'nan')"),
         ("-okv a=int:x", "invalid parameter for argument: -okv"),
         ("-okv a", "invalid parameter for argument: -okv"),
         ("-op 26", "Invalid offload policy argument: 26"),
@@ -171,14 +173,28 @@ def test_command_lines_in_circulation_are_accepted(line, tool):
         ("-c -5", "invalid parameter for argument: -c (expected at least 0, got -5)"),
         ("-b 0", "invalid parameter for argument: -b (expected at least 1, got 0)"),
         ("-n -3", "invalid parameter for argument: -n (expected at least -2, got -3)"),
+        ("-c 1000000000000", "invalid parameter for argument: -c (expected at most 2147483647, got 1000000000000)"),
+        ("-ngl -9999999999", "invalid parameter for argument: -ngl (expected -2147483648 to 2147483647, got -99"),
+        ("-okv a=int:9999999999999999999", "invalid parameter for argument: -okv"),
         ("-t 100000", "invalid parameter for argument: -t (expected at most 1024, got 100000)"),
         ("--chat-template-file /no/such/file", "failed to open file '/no/such/file': No such file or directory"),
     ],
 )
 def test_errors(line, message):
+    rows = [by_name()[name] for name in map(normalize_name, line.split()) if name in by_name()]
     with pytest.raises(UsageError) as caught:
-        run(line)
+        run(line, "perplexity" if all("P" in row.used for row in rows) else "cli")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("line", ["-gan 4", "--mmproj p.gguf", "--image x.png", "--spec-synth-len 3", "-ctkd q9"])
+def test_what_another_tool_refuses_is_not_used(line):
+    """A server's command line runs with the name of another tool put in its place."""
+    for tool in ("perplexity", "sweep-bench", "batched-bench", "imatrix"):
+        assert run(line, tool).warnings == [f"no effect: {line.split()[0]} (not used by {tool})"]
+    for tool in ("server", "cli"):
+        with pytest.raises(UsageError):
+            run(line, tool)
 
 
 def test_interactive_contradiction():
@@ -388,6 +404,12 @@ def test_closed_pipe_is_quiet():
     assert (result.stdout, result.stderr) == ("usage: ikpy sweep-bench [options]\n", "")
 
 
+def test_a_plan_is_no_log():
+    result = ikpy_program("perplexity", "--dry-run", "-c", "64", "-t", "1", "--log-disable")
+    assert (result.returncode, result.stdout) == (0, "")
+    assert result.stderr.splitlines()[-1].startswith("Memory required for model tensors + cache: ")
+
+
 def test_text_of_perplexity():
     result = ikpy_program("perplexity", "--chunks", "1", "-c", "64", "--log-disable")
     assert result.returncode == 0
@@ -401,11 +423,10 @@ def test_text_of_perplexity():
 
 def test_too_large_a_context_is_one_line():
     """Memory beyond the machine may be given by the system, which ends the process once it is used."""
-    for n_ctx in ("1000000000000", "2000000000"):
-        result = ikpy_program("perplexity", "--chunks", "1", "-c", n_ctx, "--log-disable")
-        assert result.returncode == 1
-        assert result.stderr.splitlines()[-1].startswith("error: not enough memory (a KV cache for ")
-        assert "Traceback" not in result.stderr
+    result = ikpy_program("perplexity", "--chunks", "1", "-c", "2000000000", "--log-disable")
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].startswith("error: not enough memory (a KV cache for ")
+    assert "Traceback" not in result.stderr
 
 
 def test_small_mistakes_are_one_line(tmp_path):

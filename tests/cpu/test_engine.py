@@ -209,6 +209,14 @@ def test_latent_cache_refuses_shifts() -> None:
         ctx.kv.seq_add(0, 0, -1, 1)
 
 
+def test_expert_reduction_never_drops_the_best() -> None:
+    """Keeping no expert in any case is keeping the best one: nothing is below a share of itself."""
+    batch = Batch.single(tokens(20, 12))
+    none, one = (context(QWEN, smart_expert_reduction=(k, 0.9)).decode(batch) for k in (0, 1))
+    np.testing.assert_array_equal(none, one)
+    assert np.abs(context(QWEN).decode(batch) - none).max() > 0.01
+
+
 def test_expert_reduction_works_at_any_prompt_length() -> None:
     """With threshold 1 only the best expert survives; a long prompt must equal the same tokens one by one."""
     ids = tokens(200, 12)

@@ -218,6 +218,12 @@ def test_options_without_their_partner(tool: str, line: str, idle: list[str]) ->
     [
         ("qwen3", {"smart_expert_reduction": (6, 1.0)}, "-ser has no effect: the model has no experts"),
         ("qwen3moe", {"smart_expert_reduction": (2, 1.0)}, ""),
+        ("qwen3moe", {"smart_expert_reduction": (9, 0.0)}, ""),
+        (
+            "qwen3moe",
+            {"smart_expert_reduction": (3, 0.5)},
+            "-ser has no effect: the model uses 3 experts for a token",
+        ),
         ("qwen3moe", {"grouped_experts": True}, "-ger has no effect: the model has no groups of experts"),
         ("qwen3", {"swa_full": True}, "--swa-full has no effect: the model attends to all tokens in every layer"),
         ("qwen3", {"yarn_beta_fast": 3.0}, "--yarn-... has no effect: --rope-scaling is linear, not yarn"),

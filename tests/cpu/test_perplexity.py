@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from ikpy.errors import UnsupportedError, UsageError
+from ikpy.errors import FileFormatError, UnsupportedError, UsageError
 from ikpy.tools.logprobs import token_log_probs
 from ikpy.tools.multiple_choice import (
     hellaswag,
@@ -193,7 +193,8 @@ def test_hellaswag_scores_each_ending_by_its_mean_log_probability() -> None:
 
 def test_wrong_lines_are_named_up_to_ten() -> None:
     log = io.StringIO()
-    assert read_winogrande("no task\r\n\r\n" * 5000, log) == []
+    with pytest.raises(FileFormatError, match="no Winogrande tasks found in the text: none of its lines is index,"):
+        read_winogrande("no task\r\n\r\n" * 5000, log)
     assert log.getvalue().count("skipping line") == 10
     assert log.getvalue().endswith("winogrande: skipped 5000 lines in all\n")
 

@@ -120,3 +120,22 @@ def test_text_too_short(tool, tmp_path: Path) -> None:
     status, out, err = tool("-f", str(short))
     assert status == 1 and out == ""
     assert "you need at least 1024 tokens to evaluate perplexity with a context of 512" in err
+
+
+@pytest.mark.parametrize("test", ["--hellaswag", "--winogrande", "--multiple-choice"])
+def test_wrong_tasks_are_named_before_the_model_is_read(tool, test: str) -> None:
+    status, out, err = tool("-bf", str(WIKI), test, "-m", "none.gguf")
+    assert (status, out) == (1, "")
+    assert len(err.splitlines()) == 1 and "none.gguf" not in err
+
+
+def test_results_in_a_folder(tool, tmp_path: Path) -> None:
+    text = tmp_path / 'a: "b" # c.txt'
+    text.write_text("The old man looked at the sea. " * 40)
+    for _ in range(2):
+        assert tool("-f", str(text), "-c", "64", "--chunks", "2", "--logdir", str(tmp_path / "runs"))[0] == 0
+    first, second = (tmp_path / "runs").iterdir()
+    values = dict(line.split(": ", 1) for line in first.read_text().splitlines())
+    assert json.loads(values["file"]) == str(text) and values["ctx_size"] == "64"
+    assert re.fullmatch(r"\d+\.\d{6}", values["ppl_value"])
+    assert first.read_text() == second.read_text()

@@ -260,13 +260,13 @@ CHAT_ROWS = (
 )
 
 MULTIMODAL_ROWS = (
-    refused("-mm --mmproj", NO_MEDIA, "projector file", kind=PATH),
-    refused("-mmu --mmproj-url", NO_MEDIA, "URL of the projector file", kind=TEXT),
+    refused("-mm --mmproj", NO_MEDIA, "projector file", "SC", PATH),
+    refused("-mmu --mmproj-url", NO_MEDIA, "URL of the projector file", "SC", TEXT),
     always("--no-mmproj --no-mmproj-auto", "no projector"),
     ignored("--mmproj-auto", NO_MEDIA, "projector beside the model"),
     ignored("--mmproj-offload", NO_MEDIA, "projector on the GPU"),
     ignored("--no-mmproj-offload", NO_MEDIA, "projector in host memory"),
-    refused("--image --audio", NO_MEDIA, "media file", kind=PATH),
+    refused("--image --audio", NO_MEDIA, "media file", "SC", PATH),
     ignored("--image-min-tokens", NO_MEDIA, "least tokens of an image", kind=INT),
     ignored("--image-max-tokens", NO_MEDIA, "most tokens of an image", kind=INT),
     ignored("--mtmd-kq-type", NO_MEDIA, "type of attention scores", kind=TEXT),

@@ -156,8 +156,8 @@ ROWS = (
         "expert layers of it in host memory",
         kind=INT,
     ),
-    refused("--spec-synth-len", NO_SYNTHESIS, "mean number of tokens taken per draft", kind=FLOAT),
-    refused("--spec-synth-rates", NO_SYNTHESIS, "share of drafts taken at each position", kind=Kind("P,P,...")),
+    refused("--spec-synth-len", NO_SYNTHESIS, "mean number of tokens taken per draft", "SC", FLOAT),
+    refused("--spec-synth-rates", NO_SYNTHESIS, "share of drafts taken at each position", "SC", Kind("P,P,...")),
     ignored(
         "--spec-draft-sampling",
         DRAFTED_ON_CPU,

@@ -91,7 +91,10 @@ class RandomModel:
             if self.words:
                 self._write_words(out)
             for key, value in self.keys.items():
-                out.add(f"{self.arch}.{key}", VALUE_TYPES[type(value)], value)
+                if isinstance(value, list):
+                    out.add_array(f"{self.arch}.{key}", GGUFValueType.UINT32, value)
+                else:
+                    out.add(f"{self.arch}.{key}", VALUE_TYPES[type(value)], value)
             names = {n: n if n.endswith(".bias") else f"{n}.weight" for n in self.weights}
             for name, w in self.weights.items():
                 out.add_tensor(names[name], w.shape[::-1], self.encoded.get(name, (F32, w))[0])

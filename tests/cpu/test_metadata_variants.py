@@ -13,6 +13,7 @@ from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
+from ikpy.errors import FileFormatError
 from tests.cpu import reference_models as ref
 from tests.cpu.reference_models import N_VOCAB, Evaluation, RandomModel
 
@@ -92,6 +93,31 @@ def test_biases_of_all_projections(arch: str, tmp_path: Path) -> None:
         gate, up = (h @ w[f"blk.{il}.ffn_{n}"].T + w[f"blk.{il}.ffn_{n}.bias"] for n in ("gate", "up"))
         x = x + (ref.silu(gate) * up) @ w[f"blk.{il}.ffn_down"].T + w[f"blk.{il}.ffn_down.bias"]
     check(m, ref.rms_norm(x, w["output_norm"], e.eps) @ w.get("output", w["token_embd"]).T, tmp_path)
+
+
+def test_layers_of_different_widths(tmp_path: Path) -> None:
+    """Heads, KV heads and feed-forward width as one number per layer; a list of another length is refused."""
+    heads, kv, widths = [4, 6], [2, 1], [FF, FF + 17]
+    m = RandomModel("llama", 4, **keys(attention__head_count_kv=kv) | {
+        "attention.head_count": heads, "feed_forward_length": widths,
+    })  # fmt: skip
+    m.matrix("token_embd", N_VOCAB, D)
+    m.matrix("output", N_VOCAB, D)
+    m.norm("output_norm", D)
+    for il in range(2):
+        m.norm(f"blk.{il}.attn_norm", D)
+        m.norm(f"blk.{il}.ffn_norm", D)
+        m.attention(f"blk.{il}", D, heads[il], kv[il], HEAD)
+        m.ffn(f"blk.{il}", D, widths[il])
+    e = Evaluation(m)
+    x = e.w["token_embd"][IDS]
+    for il in range(2):
+        x = attended(e, il, x, neox=False, norms=False)
+        x = x + e.ffn(il, ref.rms_norm(x, e.w[f"blk.{il}.ffn_norm"], e.eps))
+    check(m, ref.rms_norm(x, e.w["output_norm"], e.eps) @ e.w["output"].T, tmp_path)
+    m.keys["feed_forward_length"] = [FF] * 3
+    with pytest.raises(FileFormatError, match="feed_forward_length has wrong array length; expected 2, got 3"):
+        Model.load(m.write(tmp_path / "wrong.gguf"))
 
 
 @pytest.mark.parametrize("gating", [None, 1, 2, 3, 4])

@@ -91,7 +91,10 @@ class RandomModel:
             if self.words:
                 self._write_words(out)
             for key, value in self.keys.items():
-                out.add(f"{self.arch}.{key}", VALUE_TYPES[type(value)], value)
+                if isinstance(value, list):
+                    out.add_array(f"{self.arch}.{key}", GGUFValueType.UINT32, value)
+                else:
+                    out.add(f"{self.arch}.{key}", VALUE_TYPES[type(value)], value)
             names = {n: n if n.endswith(".bias") else f"{n}.weight" for n in self.weights}
             for name, w in self.weights.items():
                 out.add_tensor(names[name], w.shape[::-1], self.encoded.get(name, (F32, w))[0])
@@ -174,12 +177,12 @@ def attend(
     cap: float = 0.0,
     sinks: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Causal attention of q [T, H, d] on k, v [T, Hk, d]; visible(query, key) narrows it further. Returns [T, H*d]."""
+    """Causal attention of q [T, H, d] on k [T, Hk, d], v [T, Hk, dv]; visible(query, key) narrows it. [T, H*dv]."""
     n, heads = q.shape[:2]
     group = heads // k.shape[1]
     i, j = np.arange(n)[:, None], np.arange(n)[None, :]
     allowed = j <= i if visible is None else (j <= i) & visible(i, j)
-    out = np.empty_like(q)
+    out = np.empty((n, heads, v.shape[2]))
     for h in range(heads):
         z = scale * q[:, h] @ k[:, h // group].T
         z = cap * np.tanh(z / cap) if cap else z

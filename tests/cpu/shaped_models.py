@@ -42,6 +42,7 @@ class Dims:
     rank: int = 64
     rot: int = 32
     dense: int = 0
+    value: int = 0  # elements of a value head, 0: as many as of a key head
 
     @property
     def keys(self) -> dict[str, int]:
@@ -53,7 +54,7 @@ class Dims:
             "attention.head_count": self.heads,
             "attention.head_count_kv": self.kv,
             "attention.key_length": self.head,
-            "attention.value_length": self.head,
+            "attention.value_length": self.value or self.head,
             "rope.dimension_count": self.head,
             "feed_forward_length": self.ff,
         }
@@ -111,13 +112,18 @@ def llama(n: Dims) -> Built:
     m = RandomModel("llama", 21, **n.keys, **RMS)
     _frame(m, n)
     _layers(m, n, ("attn_norm", n.d), ("ffn_norm", n.d))
+    value = n.value or n.head
     for il in range(n.layers):
+        m.matrix(f"blk.{il}.attn_v", n.kv * value, n.d)
+        m.matrix(f"blk.{il}.attn_output", n.d, n.heads * value)
         m.ffn(f"blk.{il}", n.d, n.ff)
     e = Evaluation(m)
     x = e.w["token_embd"][tokens(n.vocab)]
     angles = ref.plain_angles(n.head, 10000.0, np.arange(N_TOKENS))
     for il in range(n.layers):
-        q, k, v = e.qkv(il, ref.rms_norm(x, e.w[f"blk.{il}.attn_norm"], e.eps))
+        h = ref.rms_norm(x, e.w[f"blk.{il}.attn_norm"], e.eps)
+        q, k = e.heads(f"blk.{il}.attn_q", h), e.heads(f"blk.{il}.attn_k", h)
+        v = (h @ e.w[f"blk.{il}.attn_v"].T).reshape(N_TOKENS, n.kv, value)
         q, k = (ref.rotate(t, angles, neox=False) for t in (q, k))
         x = x + e.output(il, ref.attend(q, k, v, 1 / math.sqrt(n.head)))
         x = x + e.ffn(il, ref.rms_norm(x, e.w[f"blk.{il}.ffn_norm"], e.eps))
@@ -223,7 +229,7 @@ def deepseek2(n: Dims, arch: str = "deepseek2", temperature: float = 0.0) -> Bui
         k_rot = np.repeat(ref.rotate(rotated[:, None], angles, neox=False), n.heads, axis=1)
         q = np.concatenate([q[..., :dn], ref.rotate(q[..., dn:], angles, neox=False)], axis=2)
         q *= 1 + temperature * np.log(1 + np.arange(N_TOKENS) // TEMPERATURE_LENGTH)[:, None, None]
-        x = x + e.output(il, attend_values(q, np.concatenate([k, k_rot], axis=2), v))
+        x = x + e.output(il, ref.attend(q, np.concatenate([k, k_rot], axis=2), v, 1 / math.sqrt(dn + n.rot)))
         h = ref.rms_norm(x, w["ffn_norm"], e.eps)
         if il < n.dense:
             x = x + e.ffn(il, h)
@@ -237,13 +243,6 @@ def deepseek2(n: Dims, arch: str = "deepseek2", temperature: float = 0.0) -> Bui
 def mistral4(n: Dims) -> Built:
     """deepseek2 whose queries grow with the position."""
     return deepseek2(n, "mistral4", 0.3)
-
-
-def attend_values(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Causal attention where values are shorter than keys: they are padded with zeros, which are cut off again."""
-    n, heads, dv = v.shape
-    padded = np.concatenate([v, np.zeros((n, heads, k.shape[2] - dv))], axis=2)
-    return ref.attend(q, k, padded, 1 / math.sqrt(q.shape[2])).reshape(n, heads, -1)[..., :dv].reshape(n, -1)
 
 
 def gpt_oss(n: Dims) -> Built:

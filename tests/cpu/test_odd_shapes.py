@@ -21,6 +21,8 @@ from tests.cpu.shaped_models import Built, Dims, deepseek2, gemma3, gpt_oss, lla
 CASES = {
     "llama, heads of 72": (llama, Dims(head=72, kv=1)),
     "llama, one head, one layer": (llama, Dims(layers=1, heads=1, kv=1, head=96, vocab=131)),
+    "llama, values longer than keys": (llama, Dims(head=64, kv=2, value=96)),
+    "llama, values shorter than keys": (llama, Dims(layers=1, heads=6, kv=3, head=80, value=16, vocab=97)),
     "llama, prime sizes": (llama, Dims(d=37, heads=3, kv=1, head=10, ff=17, vocab=41)),
     "qwen3moe, one expert of four": (qwen3moe, Dims(experts=4, used=1, head=112, kv=1, vocab=97)),
     "qwen3moe, all of five experts": (qwen3moe, Dims(experts=5, used=5, head=32, ff=13)),
@@ -88,7 +90,8 @@ def test_cache_types(built: tuple[Model, Dims, np.ndarray], kind: str) -> None:
     block = 1 if kind in ("f16", "bf16") else 32
     for mla, flash in modes(model):
         type_v = kind if flash or block == 1 else "f16"
-        rows = [dims.rank, dims.rot] if mla else [model.hparams.n_embd_head_k, dims.head if type_v == kind else 0]
+        value = model.hparams.n_embd_head_v if type_v == kind else 0
+        rows = [dims.rank, dims.rot] if mla else [model.hparams.n_embd_head_k, value]
         settings = {"mla": mla, "flash_attn": flash, "n_ubatch": 16, "type_k": kind, "type_v": type_v}
         if any(n % block for n in rows):
             with pytest.raises(UsageError, match="multiple"):

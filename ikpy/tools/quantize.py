@@ -70,6 +70,8 @@ class Quantizer:
             raise UsageError("this is no model but an importance matrix; give it with --imatrix")
         if not options.dry_run:
             self._check_paths()
+        if options.save_recipe:
+            self._refuse_inputs([options.save_recipe])
         if options.imatrix and not options.repack:
             self.err(f"================================ Have weights data with {len(options.imatrix.values)} entries\n")
         plan = self._plan()
@@ -126,10 +128,8 @@ class Quantizer:
         if self.options.keep_split and len(self.file.shards) > 1:
             prefix, count = output_prefix(self.output), len(self.file.shards)
             outputs = [split_path(prefix, index, count) for index in range(count)]
-        inputs = {os.path.realpath(shard.path) for shard in self.file.shards}
+        self._refuse_inputs(outputs)
         for path in outputs:
-            if os.path.realpath(path) in inputs:
-                raise UsageError(f"{path} is the input; give another output name")
             if os.path.isdir(path) or path.endswith(os.sep):
                 raise UsageError(f"{path} is a folder; name a file")
             try:
@@ -141,6 +141,14 @@ class Quantizer:
             os.makedirs(folder, exist_ok=True)
         except OSError as error:
             raise UsageError(f"cannot create folder {folder}: {error.strerror}") from None
+
+    def _refuse_inputs(self, outputs: list[str]) -> None:
+        inputs = {os.path.realpath(shard.path): "the input" for shard in self.file.shards}
+        if self.options.imatrix_path:
+            inputs[os.path.realpath(self.options.imatrix_path)] = "the importance matrix"
+        for path in outputs:
+            if what := inputs.get(os.path.realpath(path)):
+                raise UsageError(f"{path} is {what}; give another output name")
 
     def _wanted(self, files: list[OutputFile]) -> list[OutputFile]:
         """Without the files that exist, if those are to be left alone."""

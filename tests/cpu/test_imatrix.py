@@ -436,6 +436,8 @@ def test_coverage():
         ([], UsageError, "no text: give one with -f FILE"),
         (["-m", "NONE.gguf", "-f", "EMPTY"], UsageError, "the text is empty"),
         (["-f", "TEXT", "-o", "."], UsageError, "this is a folder"),
+        (["-f", "TEXT", "-o", "./TEXT"], UsageError, "this is the file given with -f"),
+        (["-m", "GOOD", "-f", "TEXT", "-o", "GOOD"], UsageError, "this is the file given with -m"),
         (["-f", "TEXT", "-o", "/dev/null"], UsageError, "this is no regular file"),
         (["-f", "TEXT", "--chunks", "0"], UsageError, "--chunks 0 leaves nothing to process"),
         (["-f", "TEXT", "--output-draft", "x"], UnsupportedError, "--output-draft"),

@@ -266,3 +266,22 @@ def test_an_importance_matrix_is_no_model(tmp_path, capfd):
     assert run([str(tmp_path / "in.gguf"), str(tmp_path / "out.gguf"), "Q4_0"]) == 1
     assert "this is no model but an importance matrix; give it with --imatrix" in capfd.readouterr().err
     assert not (tmp_path / "out.gguf").exists()
+
+
+def test_no_input_is_overwritten(tmp_path, capfd):
+    write(tmp_path / "in.gguf", {"blk.0.ffn_up.weight": (64, 256)})
+    name = b"blk.0.ffn_up.weight"
+    data = struct.pack("<ii", 1, len(name)) + name + struct.pack("<ii", 1, 256) + np.ones(256, "<f4").tobytes()
+    (tmp_path / "im.dat").write_bytes(data)
+    (tmp_path / "link.gguf").symlink_to("im.dat")
+    before = (tmp_path / "in.gguf").read_bytes()
+    source, matrix, link, other = (str(tmp_path / name) for name in ("in.gguf", "im.dat", "link.gguf", "o.gguf"))
+    for output, recipe, message in (
+        (link, "", "link.gguf is the importance matrix; give another output name"),
+        (other, matrix, "im.dat is the importance matrix"),
+        (other, source, "in.gguf is the input"),
+    ):
+        options = ["--imatrix", matrix, *(["--save-recipe", recipe, "--dry-run"] if recipe else [])]
+        assert run([*options, source, output, "Q4_0"]) == 1
+        assert message in capfd.readouterr().err
+    assert (tmp_path / "im.dat").read_bytes() == data and (tmp_path / "in.gguf").read_bytes() == before

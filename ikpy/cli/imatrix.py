@@ -70,8 +70,8 @@ def check(params: CommonParams) -> None:
     folder = os.path.dirname(os.path.abspath(options.output))
     if os.path.isdir(options.output):
         raise UsageError(f"-o {options.output}: this is a folder; name a file")
-    for option, path in (("-m", params.model.path), ("-f", params.prompt.file)):
-        if path and os.path.realpath(path) == os.path.realpath(options.output):
+    for option, source in (("-m", params.model.path), ("-f", params.prompt.file)):
+        if source and os.path.realpath(source) == os.path.realpath(options.output):
             raise UsageError(f"-o {options.output}: this is the file given with {option}; name another one")
     try:
         check_replaceable(options.output)

@@ -185,13 +185,16 @@ def idle(text):
         (["--ffn-gate-inp-type", "q8_0", "--output-tensor-type", "q6_K"], "Q4_K_S",
          ["--output-tensor-type", "--ffn-gate-inp-type"]),
         (["--custom-q", "ffn_up=q8_0", "--ffn-up-type", "q6_K"], "Q4_K_S", ["--ffn-up-type"]),
+        (["--symmetric-q40"], "Q4_0", []),
+        (["--symmetric-q40", "--keep-split"], "Q4_0_R8", ["--symmetric-q40", "--keep-split"]),
     ],
 )  # fmt: skip
 def test_options_for_roles_without_effect_are_named(tmp_path, capfd, options, ftype, expected):
     write(tmp_path / "in.gguf", DENSE)
     text = dry_run(tmp_path, capfd, "--ignore-imatrix-rules", *options, ftype)
     assert idle(text) == expected
-    assert ("--custom-q can name any tensor" in text) == (bool(expected) and "--pure" not in options and ftype != "F32")
+    helps = any(option.endswith("-type") for option in expected) and "--pure" not in options and ftype != "F32"
+    assert ("--custom-q can name any tensor" in text) == helps
 
 
 def test_option_of_fused_attention_matrices(tmp_path, capfd):

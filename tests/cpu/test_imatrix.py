@@ -433,6 +433,12 @@ def test_coverage():
         (["--in-file", "none.dat", "-f", "TEXT"], UsageError, "invalid parameter for argument: --in-file"),
         (["--in-file", "BAD", "-o", "x.dat"], FileFormatError, "the file is damaged or no importance matrix"),
         (["--in-file", "GOOD"], UsageError, "nothing to do with one --in-file alone"),
+        (
+            ["-f", "TEXT", "-ub", "8", "-o", "x.dat"],
+            UsageError,
+            "batches of 8 tokens: those below 16 count for experts only",
+        ),
+        (["-f", "TEXT", "-b", "15", "-o", "x.dat"], UsageError, "batches of 15 tokens"),
         ([], UsageError, "no text: give one with -f FILE"),
         (["-m", "NONE.gguf", "-f", "EMPTY"], UsageError, "the text is empty"),
         (["-f", "TEXT", "-o", "."], UsageError, "this is a folder"),

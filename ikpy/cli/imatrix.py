@@ -55,6 +55,8 @@ def check(params: CommonParams) -> None:
     Raises:
         IkpyError: an option this tool does not support, a missing file, an output that cannot be written.
     """
+    from ikpy.graph.activations import MIN_ROWS
+
     options = params.imatrix
     if options.output_draft:
         raise UnsupportedError("--output-draft: collecting for a model and its draft model together is not supported")
@@ -67,9 +69,17 @@ def check(params: CommonParams) -> None:
         raise UsageError(f"compute_imatrix: {what}: give one with -f FILE")
     if params.prompt.chunks == 0:
         raise UsageError("--chunks 0 leaves nothing to process; give a positive number, or -1 for the whole text")
+    n_tokens = min(params.context.n_ubatch or params.context.n_batch, params.context.n_batch)
+    if n_tokens < MIN_ROWS and params.prompt.text:
+        raise UsageError(
+            f"batches of {n_tokens} tokens: those below {MIN_ROWS} count for experts only; leave -b and -ub out"
+        )
     folder = os.path.dirname(os.path.abspath(options.output))
     if os.path.isdir(options.output):
         raise UsageError(f"-o {options.output}: this is a folder; name a file")
+    for option, source in (("-m", params.model.path), ("-f", params.prompt.file)):
+        if source and os.path.realpath(source) == os.path.realpath(options.output):
+            raise UsageError(f"-o {options.output}: this is the file given with {option}; name another one")
     try:
         check_replaceable(options.output)
     except OSError as error:

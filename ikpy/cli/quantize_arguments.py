@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -212,7 +213,8 @@ def _tensor_type(option: str, value: str) -> str:
 def _take_rules(arguments: Arguments, value: str) -> None:
     """Rules given as text, or in a file when the value is no rule itself; options of the file yield to earlier ones."""
     try:
-        if "=" in value or not Path(value).is_file():
+        # A pipe of the shell, <(...), is a file too.
+        if "=" in value or os.path.isdir(value) or not os.path.exists(value):
             arguments.rules += parse_rules(value)
             return
         recipe = read_recipe(value)

@@ -108,11 +108,11 @@ def parse_rules(text: str) -> list[Rule]:
 
 def _parse_rule(item: str) -> Rule:
     pattern, equals, type_name = item.partition("=")
-    if not equals or not pattern:
+    if not equals or not pattern.strip():
         raise UsageError(
             f"Invalid custom quantization input {item}; expected REGEX=TYPE or the name of a file of rules"
         )
-    return make_rule(pattern, type_name.strip())
+    return make_rule(pattern.strip(), type_name.strip())  # no name contains blanks
 
 
 @dataclass

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ikpy.errors import IkpyError, ResourceError, UsageError
@@ -70,6 +70,8 @@ class Quantizer:
             raise UsageError("this is no model but an importance matrix; give it with --imatrix")
         if not options.dry_run:
             self._check_paths()
+        if options.save_recipe:
+            self._refuse_inputs([options.save_recipe])
         if options.imatrix and not options.repack:
             self.err(f"================================ Have weights data with {len(options.imatrix.values)} entries\n")
         plan = self._plan()
@@ -126,10 +128,8 @@ class Quantizer:
         if self.options.keep_split and len(self.file.shards) > 1:
             prefix, count = output_prefix(self.output), len(self.file.shards)
             outputs = [split_path(prefix, index, count) for index in range(count)]
-        inputs = {os.path.realpath(shard.path) for shard in self.file.shards}
+        self._refuse_inputs(outputs)
         for path in outputs:
-            if os.path.realpath(path) in inputs:
-                raise UsageError(f"{path} is the input; give another output name")
             if os.path.isdir(path) or path.endswith(os.sep):
                 raise UsageError(f"{path} is a folder; name a file")
             try:
@@ -141,6 +141,14 @@ class Quantizer:
             os.makedirs(folder, exist_ok=True)
         except OSError as error:
             raise UsageError(f"cannot create folder {folder}: {error.strerror}") from None
+
+    def _refuse_inputs(self, outputs: list[str]) -> None:
+        inputs = {os.path.realpath(shard.path): "the input" for shard in self.file.shards}
+        if self.options.imatrix_path:
+            inputs[os.path.realpath(self.options.imatrix_path)] = "the importance matrix"
+        for path in outputs:
+            if what := inputs.get(os.path.realpath(path)):
+                raise UsageError(f"{path} is {what}; give another output name")
 
     def _wanted(self, files: list[OutputFile]) -> list[OutputFile]:
         """Without the files that exist, if those are to be left alone."""
@@ -197,14 +205,10 @@ class Quantizer:
         """What the run makes, what every rule decides, and whether there is room for it."""
         for line in plan.summary():
             self.err(line + "\n")
-        copies = self.options.repack or self.options.ftype is None
-        if not copies and plan.problem is None and all(step.type == step.source_type for step in plan.steps):
-            self.err("WARNING: no tensor is converted: those that could be have their type already\n")
         self._print_importance(plan)
         self._print_rules()
-        hint = "" if self._rules_hindered() else "; --custom-q can name any tensor"
-        for role in plan.idle_roles:
-            self.err(f"WARNING: {TypeOptions.option(role)} has no effect: it decides the type of no tensor{hint}\n")
+        for line in self._idle_options(plan):
+            self.err(f"WARNING: {line}\n")
         if not files:
             return
         needed = sum(file.layout.nbytes for file in files)
@@ -232,6 +236,20 @@ class Quantizer:
             self.err(f"{INTERNAL}: {line}\n")
         for line in recipe.warnings():
             self.err(f"WARNING: {line}\n")
+
+    def _idle_options(self, plan: Plan) -> Iterator[str]:
+        """What was asked for and changes nothing."""
+        options = self.options
+        hint = "" if self._rules_hindered() else "; --custom-q can name any tensor"
+        for role in plan.idle_roles:
+            yield f"{TypeOptions.option(role)} has no effect: it decides the type of no tensor{hint}"
+        converted = {step.type for step in plan.steps if step.type != step.source_type}
+        if options.symmetric_q4_0 and "q4_0" not in converted:
+            yield "--symmetric-q40 has no effect: no tensor is converted to q4_0"
+        if options.keep_split and len(self.file.shards) < 2:
+            yield "--keep-split has no effect: the input is one file"
+        if not converted and plan.problem is None and not options.repack and options.ftype is not None:
+            yield "no tensor is converted: those that could be have their type already"
 
     def _rules_hindered(self) -> str:
         """What keeps custom rules from having an effect; "" if nothing does."""

@@ -177,7 +177,9 @@ def _types_for(step: Step, options: QuantizeOptions, *, interleaved: bool) -> li
     found = []
     for name in options.target.types or CANDIDATES:
         row = registry.by_name(name)
-        if shape[0] % row.block_elements:
+        # Errors are measured in the plain type, whose blocks are longer for iq1_s_r4 and iq1_m_r4.
+        plain = registry.by_name(plain_type(row)) if row.interleave > 1 else row
+        if shape[0] % row.block_elements or shape[0] % plain.block_elements:
             continue
         is_large_block = row.block_elements >= 256
         if not options.target.types and not is_large_block and shape[0] % 256 == 0 and name != "q8_0":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -82,6 +83,52 @@ def test_dense_mixtures_follow_the_worked_summary():
     assert decide("IQ2_XXS", layers[:1], has_imatrix=True) == ["iq4_k"]
     assert decide("Q2_K", ["blk.0.ffn_down.weight", "blk.0.attn_output.weight"]) == ["q3_K", "q3_K"]
     assert decide("Q4_0", [f"blk.{i}.ffn_down.weight" for i in range(5)], has_imatrix=True) == ["q4_1"] * 4 + ["q4_0"]
+
+
+LLAMA_8B = replace(SHAPE, n_vocab=128256)
+LLAMA_70B = replace(LLAMA_8B, n_layer=80, n_head=64, n_attn_v=80)
+FALCON = replace(SHAPE, architecture="falcon", n_head=71, n_head_kv=1, n_vocab=65024)
+QWEN3_8B = replace(SHAPE, architecture="qwen3", n_layer=36, n_vocab=151936)
+
+
+@pytest.mark.parametrize(
+    ("model", "ftype", "kind", "expected"),
+    [
+        # Large vocabularies of small models: bits go from the queries to the values.
+        (LLAMA_8B, "Q5_K_S", "attn_v", {"q6_K"}),
+        (LLAMA_8B, "Q5_K_S", "attn_q", {"q4_K"}),
+        (LLAMA_8B, "IQ5_K", "attn_v", {"iq6_k"}),
+        (LLAMA_8B, "IQ5_KS", "attn_q", {"iq4_ks"}),
+        (LLAMA_8B, "Q5_K_S", "attn_k", {"q5_K"}),
+        (replace(LLAMA_8B, n_vocab=127999), "Q5_K_S", "attn_v", {"q6_K"}),
+        (replace(LLAMA_8B, n_vocab=127998), "Q5_K_S", "attn_v", {"q5_K"}),
+        (replace(LLAMA_8B, n_expert=8), "Q5_K_S", "attn_q", {"q5_K"}),
+        (QWEN3_8B, "Q5_K_S", "attn_v", {"q6_K"}),
+        (replace(QWEN3_8B, n_embd=2560), "Q5_K_S", "attn_v", {"q5_K"}),
+        # 70B: few values, but no row of a file type applies to them.
+        (LLAMA_70B, "Q3_K_M", "attn_v", {"q5_K"}),
+        (LLAMA_70B, "Q4_K_M", "attn_v", {"q5_K"}),
+        (LLAMA_70B, "IQ3_K", "attn_v", {"iq5_k"}),
+        (LLAMA_70B, "Q2_K", "attn_v", {"q2_K"}),
+        (LLAMA_70B, "Q5_K_S", "attn_v", {"q5_K"}),
+        (LLAMA_70B, "Q5_K_S", "attn_q", {"q4_K"}),
+        (replace(LLAMA_70B, n_head_kv=64), "Q2_K", "attn_v", {"q3_K"}),
+        (FALCON, "Q3_K_L", "attn_output", {"q4_K"}),
+        (FALCON, "Q2_K", "attn_output", {"q2_K"}),
+        (FALCON, "Q3_K_L", "ffn_down", {"q4_K"}),
+        (FALCON, "Q3_K_M", "ffn_down", {"q5_K", "q4_K", "q3_K"}),
+        (FALCON, "Q4_K_M", "ffn_down", {"q6_K", "q5_K", "q4_K"}),
+        (FALCON, "Q4_K_S", "ffn_down", {"q4_K"}),
+        (replace(SHAPE, architecture="dflash-draft"), "Q4_K_M", "attn_v", {"q6_K", "q4_K"}),
+        (SHAPE, "Q4_K_M", "attn_v", {"q6_K", "q5_K"}),
+    ],
+)
+def test_rules_of_single_sizes_and_architectures(model, ftype, kind, expected):
+    types = decide(ftype, [f"blk.{i}.{kind}.weight" for i in range(model.n_layer)], model=model)
+    assert set(types) == expected
+    if kind == "ffn_down" and len(expected) == 3:  # the first sixteenth, every layer of `more`, the others
+        assert types.index(types[2]) == 2 and types[4] != types[2] == types[6]
+    assert decide("Q4_K_M", ["output.weight"], model=model) == ["q8_0" if model is FALCON else "q6_K"]
 
 
 def test_row_size_fallback_and_interleaving():

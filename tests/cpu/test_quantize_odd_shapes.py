@@ -185,13 +185,16 @@ def idle(text):
         (["--ffn-gate-inp-type", "q8_0", "--output-tensor-type", "q6_K"], "Q4_K_S",
          ["--output-tensor-type", "--ffn-gate-inp-type"]),
         (["--custom-q", "ffn_up=q8_0", "--ffn-up-type", "q6_K"], "Q4_K_S", ["--ffn-up-type"]),
+        (["--symmetric-q40"], "Q4_0", []),
+        (["--symmetric-q40", "--keep-split"], "Q4_0_R8", ["--symmetric-q40", "--keep-split"]),
     ],
 )  # fmt: skip
 def test_options_for_roles_without_effect_are_named(tmp_path, capfd, options, ftype, expected):
     write(tmp_path / "in.gguf", DENSE)
     text = dry_run(tmp_path, capfd, "--ignore-imatrix-rules", *options, ftype)
     assert idle(text) == expected
-    assert ("--custom-q can name any tensor" in text) == (bool(expected) and "--pure" not in options and ftype != "F32")
+    helps = any(option.endswith("-type") for option in expected) and "--pure" not in options and ftype != "F32"
+    assert ("--custom-q can name any tensor" in text) == helps
 
 
 def test_option_of_fused_attention_matrices(tmp_path, capfd):
@@ -266,3 +269,22 @@ def test_an_importance_matrix_is_no_model(tmp_path, capfd):
     assert run([str(tmp_path / "in.gguf"), str(tmp_path / "out.gguf"), "Q4_0"]) == 1
     assert "this is no model but an importance matrix; give it with --imatrix" in capfd.readouterr().err
     assert not (tmp_path / "out.gguf").exists()
+
+
+def test_no_input_is_overwritten(tmp_path, capfd):
+    write(tmp_path / "in.gguf", {"blk.0.ffn_up.weight": (64, 256)})
+    name = b"blk.0.ffn_up.weight"
+    data = struct.pack("<ii", 1, len(name)) + name + struct.pack("<ii", 1, 256) + np.ones(256, "<f4").tobytes()
+    (tmp_path / "im.dat").write_bytes(data)
+    (tmp_path / "link.gguf").symlink_to("im.dat")
+    before = (tmp_path / "in.gguf").read_bytes()
+    source, matrix, link, other = (str(tmp_path / name) for name in ("in.gguf", "im.dat", "link.gguf", "o.gguf"))
+    for output, recipe, message in (
+        (link, "", "link.gguf is the importance matrix; give another output name"),
+        (other, matrix, "im.dat is the importance matrix"),
+        (other, source, "in.gguf is the input"),
+    ):
+        options = ["--imatrix", matrix, *(["--save-recipe", recipe, "--dry-run"] if recipe else [])]
+        assert run([*options, source, output, "Q4_0"]) == 1
+        assert message in capfd.readouterr().err
+    assert (tmp_path / "im.dat").read_bytes() == data and (tmp_path / "in.gguf").read_bytes() == before

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from ikpy.cli.quantize import run
@@ -140,3 +142,22 @@ def test_wrong_yaml_recipes(tmp_path, tensors, capfd, content, message):
     err = capfd.readouterr().err
     assert message in err
     assert err.count("\n") == 1, "one line"
+
+
+def test_rules_from_a_pipe_and_with_blanks(tmp_path, tensors, capfd):
+    """As `--custom-q <(grep -v '^#' recipe.txt)` in a shell."""
+    write_model(tmp_path / "in.gguf", tensors)
+    read, write = os.pipe()
+    os.write(write, b"blk.0.ffn_up = q6_K\n# experts\n ffn_up_exps = iq4_nl \n")
+    os.close(write)
+    assert run(["--custom-q", f"/dev/fd/{read}", str(tmp_path / "in.gguf"), str(tmp_path / "out.gguf"), "Q4_0"]) == 0
+    os.close(read)
+    out = capfd.readouterr().out
+    assert "Adding custom rule blk.0.ffn_up -> q6_K\nAdding custom rule ffn_up_exps -> iq4_nl\n" in out
+    types = types_of(tmp_path / "out.gguf")
+    assert types["blk.0.ffn_up.weight"] == "q6_K" and types["blk.1.ffn_up_exps.weight"] == "iq4_nl"
+
+
+def test_long_text_without_a_rule(capfd):
+    assert run(["--custom-q", "x" * 5000, "in.gguf", "out.gguf", "Q4_0"]) == 1
+    assert "expected REGEX=TYPE or the name of a file of rules" in capfd.readouterr().err

@@ -23,6 +23,7 @@ from ikpy.tools.quantize_plan import QuantizeOptions, Step, make_plan
 from ikpy.tools.quantize_progress import PlainDisplay
 from ikpy.tools.quantize_target import Point, Tensor, allocate, sample, tensor_errors
 from ikpy.tools.resumable import ResumableOutput
+from ikpy.tools.tensor_convert import can_encode
 from ikpy.vocab import Vocab
 
 MODEL = str(default_model_path())
@@ -244,6 +245,30 @@ def test_nothing_is_measured_where_the_sizes_decide(model, tmp_path, monkeypatch
     assert message in capfd.readouterr().err
     if status == 0:
         assert types_of(output) == types_of(model)
+
+
+INTERLEAVED = [row.name for row in registry.all_types() if row.interleave > 1 and can_encode(row.name)]
+
+
+@pytest.mark.parametrize("name", INTERLEAVED)
+def test_interleaved_types_as_candidates(name, tmp_path, capfd):
+    """Also for rows and numbers of rows that it does not fit: these tensors get another one."""
+    shapes = {"whole": (32, 512), "short": (32, 96), "few": (30, 256), "experts": (3, 16, 32)}
+    rng = np.random.default_rng(4)
+    with GGUFWriter(tmp_path / "in.gguf") as writer:
+        writer.add("general.architecture", GGUFValueType.STRING, "llama")
+        writer.add("llama.block_count", GGUFValueType.UINT32, 1)
+        for kind, shape in shapes.items():
+            writer.add_tensor(f"blk.0.{kind}.weight", shape[::-1], 0)
+        for kind, shape in shapes.items():
+            writer.write(f"blk.0.{kind}.weight", rng.standard_normal(shape).astype(np.float32))
+    output, row = tmp_path / "o.gguf", registry.by_name(name)
+    options = ["--ignore-imatrix-rules", "--target-bpw", "20", "--target-types", f"{name},q8_0"]
+    assert run([*options, str(tmp_path / "in.gguf"), str(output)]) == 0, capfd.readouterr().err
+    for tensor, kind in types_of(output).items():
+        shape = shapes[tensor.split(".")[2]]
+        partner = registry.by_name(kind)
+        assert kind in (name, row.plain_partner, "q8_0", "f32") and shape[-1] % partner.block_elements == 0, tensor
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from ikpy.server.chat.call_grammar import Mark, call_grammar, marker_rule
 from ikpy.server.chat.harmony import HARMONY, MARKERS
 from ikpy.server.chat.output import OutputFormat, ReasoningTags
 from ikpy.server.chat.tool_formats import tool_format
+from ikpy.server.chat.tool_ids import with_short_ids
 from ikpy.server.chat.tool_prompt import shows_tools, with_tools
 from ikpy.server.chat.tool_reading import ToolFormat
 from ikpy.server.errors import bad_request
@@ -314,6 +315,7 @@ def render(
     variables = template_variables(body, front)
     if "developer" not in template.source:
         messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
+    messages = with_short_ids(template.source, messages)
     format_ = tool_format(template.source) if tools and choice != "none" else None
     if format_ is not None:
         format_ = format_.knowing([tool["function"] for tool in tools])

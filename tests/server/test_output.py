@@ -12,7 +12,7 @@ from ikpy.engine.lazy_grammar import LazyGrammar, Trigger
 from ikpy.server.chat.call_grammar import call_grammar
 from ikpy.server.chat.harmony import HARMONY
 from ikpy.server.chat.output import ChatMessage, OutputFormat
-from ikpy.server.chat.tagged_values import CODER, GLM
+from ikpy.server.chat.tagged_values import CODER, GLM, SEED
 from ikpy.server.chat.tool_blocks import DEEPSEEK, DEEPSEEK_PLAIN, KIMI, LLAMA
 from ikpy.server.chat.tool_formats import HERMES, MISTRAL, MISTRAL_ARGS, tool_format
 from ikpy.server.chat.tool_reading import ToolFormat
@@ -209,6 +209,7 @@ def test_formats_are_found_in_templates() -> None:
     assert tool_format("{{ tools }}[TOOL_CALLS]name[ARGS]") is MISTRAL_ARGS
     assert tool_format("{{ tools }}<tool_call><arg_key>") is GLM
     assert tool_format("{{ tools }}<tool_call>\n<function=f>\n<parameter=a>") is CODER
+    assert tool_format("{{ tools }}<seed:tool_call>\n<function=f>\n<parameter=a>") is SEED
     assert tool_format("{{ tools }}<｜tool▁calls▁begin｜>```json") is DEEPSEEK
     assert tool_format("{{ tools }}<｜tool▁calls▁begin｜>") is DEEPSEEK_PLAIN
     assert tool_format("{{ tools }}<|channel|><|message|>") is HARMONY
@@ -232,6 +233,11 @@ WEATHER_CALLS = [
         CODER,
         "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n<parameter=days>\n2\n</parameter>\n"
         "</function>\n</tool_call>",
+    ),
+    (
+        SEED,
+        "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Rome</parameter>\n<parameter=days>2</parameter>\n"
+        "</function>\n</seed:tool_call>",
     ),
     (HERMES, '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'),
     (MISTRAL, '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}]'),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ikpy.server.chat.call_grammar import json_call, mistral_call
 from ikpy.server.chat.harmony import HARMONY
-from ikpy.server.chat.tagged_values import CODER, GLM
+from ikpy.server.chat.tagged_values import CODER, GLM, SEED
 from ikpy.server.chat.tool_blocks import DEEPSEEK, DEEPSEEK_PLAIN, KIMI, LLAMA
 from ikpy.server.chat.tool_reading import ListedCalls, NamedCall, TaggedCall, ToolFormat
 
@@ -48,8 +48,10 @@ def tool_format(template: str) -> ToolFormat | None:
         return None
     if "<arg_key>" in template and GLM.opening in template:
         return GLM
-    if "<function=" in template and "<parameter=" in template and CODER.opening in template:
-        return CODER
+    if "<function=" in template and "<parameter=" in template:
+        for tagged in (CODER, SEED):
+            if tagged.opening in template:
+                return tagged
     if HARMONY.opening in template and "<|message|>" in template:
         return HARMONY
     if MISTRAL_ARGS.opening in template and "[ARGS]" in template:

@@ -97,9 +97,11 @@ def log_listening(params: CommonParams, log: ServerLog, listeners: Sequence[sock
 
     options = params.server
     names = list(read_keys(options.api_keys, options.api_key_files))
-    keys = {"api_key": f"api_key: {key_end(names[0])}"} if names and not os.environ.get(WORKER) else {}
-    port = str(port_of(listeners))
-    hosts = ",".join(options.hosts)
+    port, hosts = str(port_of(listeners)), ",".join(options.hosts)
+    if os.environ.get(WORKER):
+        log.event("main", "HTTP server listening", port=port, hostname=hosts)
+        return
+    keys = {"api_key": f"api_key: {key_end(names[0])}"} if names else {}
     log.event("main", "HTTP server listening", **keys, port=port, hostname=hosts, url=page_address(params, port))
 
 

@@ -43,7 +43,8 @@ def to_chat(body: Mapping[str, Any]) -> Object:
     out |= _choice(body.get("tool_choice"))
     thinking = body.get("thinking")
     if isinstance(thinking, dict) and thinking.get("type") == "disabled":
-        out["chat_template_kwargs"] = {"enable_thinking": False}
+        given = body.get("chat_template_kwargs")
+        out["chat_template_kwargs"] = (given if isinstance(given, dict) else {}) | {"enable_thinking": False}
     if isinstance(thinking, dict) and thinking.get("type") == "enabled" and "budget_tokens" in thinking:
         out["thinking_budget_tokens"] = thinking["budget_tokens"]
     return out

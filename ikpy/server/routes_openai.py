@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -58,10 +59,12 @@ class ChatAnswer:
         self._unsent: defaultdict[int, list[TokenProbability]] = defaultdict(list)
         """By answer, of tokens whose text the reader holds back."""
 
-    def logprobs(self, found: Sequence[Any]) -> dict[str, Any]:
+    def logprobs(self, found: Sequence[TokenProbability]) -> dict[str, Any]:
         """Field ``logprobs`` of a choice, or nothing."""
-        if not self.chat.logprobs or not found:
+        if self.chat.n_top is None or not found:
             return {}
+        if not self.chat.n_top:
+            found = [replace(item, top=()) for item in found]
         post = self.chat.params.post_sampling_probs
         return {"logprobs": probabilities.openai(self.front.vocab, found, post_sampling=post)}
 

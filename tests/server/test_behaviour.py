@@ -385,6 +385,18 @@ def test_a_schema_holds_beside_tools_that_cannot_be_called(tiny: TestClient, pup
         assert answer["choices"][0]["message"]["content"].strip() in ("true", "false"), choice
 
 
+def test_log_probabilities_without_alternatives(tiny: TestClient) -> None:
+    def content(**body: Any) -> list[dict[str, Any]]:
+        answer = post(tiny, "/v1/chat/completions", **HELLO_CHAT, logprobs=True, **body)
+        return answer["choices"][0]["logprobs"]["content"]
+
+    alone, pairs = content(top_logprobs=0), content(top_logprobs=2)
+    assert [item["top_logprobs"] for item in alone] == [[]] * 8
+    assert [item["token"] for item in alone] == [item["token"] for item in pairs]
+    assert [item["logprob"] for item in alone] == pytest.approx([item["logprob"] for item in pairs], abs=0.01)
+    assert len(content()[0]["top_logprobs"]) == 20
+
+
 def test_embeddings_of_content_are_given_in_the_native_form() -> None:
     with running("llama-server -m MODEL -t 1 -c 256 -np 1 --embeddings --pooling mean") as client:
         native = post(client, "/embeddings", content="Hello there")

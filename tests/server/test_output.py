@@ -12,9 +12,9 @@ from ikpy.engine.lazy_grammar import LazyGrammar, Trigger
 from ikpy.server.chat.call_grammar import call_grammar
 from ikpy.server.chat.harmony import HARMONY
 from ikpy.server.chat.output import ChatMessage, OutputFormat
-from ikpy.server.chat.tagged_values import CODER, GLM
+from ikpy.server.chat.tagged_values import CODER, GLM, SEED
 from ikpy.server.chat.tool_blocks import DEEPSEEK, DEEPSEEK_PLAIN, KIMI, LLAMA
-from ikpy.server.chat.tool_formats import HERMES, MISTRAL, tool_format
+from ikpy.server.chat.tool_formats import HERMES, MISTRAL, MISTRAL_ARGS, tool_format
 from ikpy.server.chat.tool_reading import ToolFormat
 from ikpy.server.routes_anthropic import to_chat as anthropic_to_chat
 from ikpy.server.routes_responses import to_chat
@@ -116,6 +116,28 @@ def test_listed_calls(text: str, content: str, calls: list[tuple[str, str, str]]
         assert got == calls if calls is not None else [call[1] for call in got] == ["f", "g"]
 
 
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ('[TOOL_CALLS]f[ARGS]{"a": {"b": "}"}}', "", [("f", '{"a": {"b": "}"}}')]),
+        (
+            'Hi[TOOL_CALLS]f[CALL_ID]a1B2c3D4e[ARGS]{}[TOOL_CALLS]g [ARGS] {"b": 1}',
+            "Hi",
+            [("f", "{}"), ("g", '{"b": 1}')],
+        ),
+        ("[TOOL_CALLS] nothing", "[TOOL_CALLS] nothing", []),
+        ("[TOOL_CALLS]" + "a " * 400, "[TOOL_CALLS]" + "a " * 400, []),
+        ('[TOOL_CALLS]f[ARGS]{"a": 1', "", [("f", '{"a": 1')]),
+    ],
+)
+def test_named_calls(text: str, content: str, calls: list[tuple[str, str]]) -> None:
+    for size in (1, 2, 3, 7, 1000):
+        message = read(text, OutputFormat(None, False, MISTRAL_ARGS), size)
+        assert [(call["name"], call["arguments"]) for call in message.calls] == calls, f"pieces of {size} characters"
+        assert message.content == content
+        assert "CALL_ID" not in text or message.calls[0]["id"] == "a1B2c3D4e"
+
+
 DEEPSEEK_TEXT = (
     '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": 1}\n```<｜tool▁call▁end｜>\n'
     '<｜tool▁call▁begin｜>g<｜tool▁sep｜>{"b": "x"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
@@ -184,8 +206,10 @@ def test_llama_calls() -> None:
 def test_formats_are_found_in_templates() -> None:
     assert tool_format("{% if tools %}<tool_call>{% endif %}") is HERMES
     assert tool_format("{{ tools }}[TOOL_CALLS]") is MISTRAL
+    assert tool_format("{{ tools }}[TOOL_CALLS]name[ARGS]") is MISTRAL_ARGS
     assert tool_format("{{ tools }}<tool_call><arg_key>") is GLM
     assert tool_format("{{ tools }}<tool_call>\n<function=f>\n<parameter=a>") is CODER
+    assert tool_format("{{ tools }}<seed:tool_call>\n<function=f>\n<parameter=a>") is SEED
     assert tool_format("{{ tools }}<｜tool▁calls▁begin｜>```json") is DEEPSEEK
     assert tool_format("{{ tools }}<｜tool▁calls▁begin｜>") is DEEPSEEK_PLAIN
     assert tool_format("{{ tools }}<|channel|><|message|>") is HARMONY
@@ -210,8 +234,15 @@ WEATHER_CALLS = [
         "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n<parameter=days>\n2\n</parameter>\n"
         "</function>\n</tool_call>",
     ),
+    (
+        SEED,
+        "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Rome</parameter>\n<parameter=days>2</parameter>\n"
+        "</function>\n</seed:tool_call>",
+    ),
     (HERMES, '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'),
     (MISTRAL, '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}]'),
+    (MISTRAL_ARGS, '[TOOL_CALLS]get_weather[ARGS]{"city": "Rome", "days": 2}'),
+    (MISTRAL_ARGS, '[TOOL_CALLS]get_weather[CALL_ID]a1B2c3D4e[ARGS]{"city": "Rome"}'),
     (LLAMA, '{"name": "get_weather", "parameters": {"city": "Rome"}}'),
     (GLM, "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>"),
     (

@@ -111,6 +111,9 @@ def test_effort_of_reasoning_reaches_the_template() -> None:
         body = {"messages": HELLO, "chat_template_kwargs": {"enable_thinking": "false"}}
         refused = client.post("/v1/chat/completions", json=body)
         assert refused.status_code == 400 and "expected boolean" in refused.text, "the text is true in a template"
+        more = {"thinking": {"type": "disabled"}, "chat_template_kwargs": {"reasoning_effort": "high"}, "max_tokens": 1}
+        client.post("/v1/messages", json={"messages": HELLO} | more).raise_for_status()
+        assert client.get("/slots").json()[0]["prompt"] == "Hello there high False"
         body = {"input": "Hello there", "reasoning": {"effort": "low"}, "max_output_tokens": 1}
         client.post("/v1/responses", json=body).raise_for_status()
         assert client.get("/slots").json()[0]["prompt"] == "Hello there low True"

@@ -1,10 +1,11 @@
-"""Tools for models whose template writes calls but never shows the tools: DeepSeek V3, R1, V3.1."""
+"""Tools and calls as templates need them: DeepSeek V3, R1 and V3.1 never show the tools, Mistral wants short ids."""
 
 from __future__ import annotations
 
 import json
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
@@ -109,3 +110,25 @@ def test_calls_of_the_conversation_are_written(content: object) -> None:
     written = f"<｜Assistant｜><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{call}"
     said = f"<｜Assistant｜>{content}" if content else ""
     assert text.startswith(f"<｜User｜>Hi{said}{written}")
+
+
+MISTRAL_TEMPLATE = """{% for m in messages %}{% if m.tool_calls is defined %}{% for c in m.tool_calls %}\
+{% if c.id is not defined or c.id|length != 9 %}{{ raise_exception("IDs have length 9!") }}{% endif %}{{ c.id }} \
+{% endfor %}{% elif m.role == "tool" %}{{ m.tool_call_id }} {% else %}{{ m.content }} {% endif %}{% endfor %}\
+{{ tools }}"""
+
+
+def test_templates_that_want_short_ids_get_them(tmp_path: Path) -> None:
+    """Ids of this server's answers have 32 characters, those of other clients any number."""
+    file = tmp_path / "mistral.jinja"
+    file.write_text(MISTRAL_TEMPLATE)
+    with running(f"llama-server -m PUPPET -t 1 -c 256 -np 1 --chat-template-file {file}") as client:
+        ids = ("a" * 32, "call_1", "a1B2c3D4e")
+        calls = [{"id": i, "type": "function", "function": {"name": "f", "arguments": "{}"}} for i in ids]
+        results = [{"role": "tool", "tool_call_id": i, "content": "x"} for i in ids]
+        body = {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": calls}, *results]}
+        response = client.post("/apply-template", json=body)
+        assert response.status_code == 200, response.text
+        _, *shown = response.json()["prompt"].removesuffix("None").split()
+        assert shown[:3] == shown[3:] and len(set(shown)) == 3 and shown[2] == ids[2]
+        assert all(len(text) == 9 and text.isalnum() for text in shown)

@@ -225,7 +225,7 @@ CHAT_ROWS = (
         "--reasoning-format",
         Kind("none|auto|...", values.choice("none", "auto", "deepseek", "deepseek-legacy")),
         "server.reasoning_format",
-        "none, auto, deepseek or deepseek-legacy",
+        "none leaves reasoning in the content; auto, deepseek and deepseek-legacy take it out",
         S,
         env="LLAMA_ARG_THINK",
     ),
@@ -233,7 +233,7 @@ CHAT_ROWS = (
         "-rea --reasoning",
         Kind("on|off|auto", values.choice("on", "off", "auto")),
         "server.reasoning",
-        "whether the model may reason first",
+        "whether the model may reason first (enable_thinking of templates that have it); auto = it may",
         S,
     ),
     option(

@@ -127,6 +127,11 @@ def kimi_call(name: str, schema: Any, rules: Rules) -> str:
     )
 
 
+def mistral_call(name: str, schema: Any, rules: Rules) -> str:
+    """Mistral since Small 3.2: the name, an id if the model writes one, and the arguments behind a marker."""
+    return f"{literal(name)} (@{{[CALL_ID]}} [a-zA-Z0-9]{{9}})? @{{[ARGS]}} {rules.schema(schema)}"
+
+
 def harmony_call(name: str, schema: Any, rules: Rules) -> str:
     """GPT-OSS: the name is the recipient of a message of the commentary channel."""
     return (

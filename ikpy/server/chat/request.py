@@ -16,6 +16,7 @@ from ikpy.server.chat.call_grammar import Mark, call_grammar, marker_rule
 from ikpy.server.chat.harmony import HARMONY, MARKERS
 from ikpy.server.chat.output import OutputFormat, ReasoningTags
 from ikpy.server.chat.tool_formats import tool_format
+from ikpy.server.chat.tool_ids import with_short_ids
 from ikpy.server.chat.tool_prompt import shows_tools, with_tools
 from ikpy.server.chat.tool_reading import ToolFormat
 from ikpy.server.errors import bad_request
@@ -43,13 +44,16 @@ DEFAULT_TOP_LOGPROBS = 20
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """A prompt with generation parameters and the form of the answer."""
+    """A prompt with generation parameters and the form of the answer.
+
+    ``n_top``: the most probable tokens that are shown beside each token, None for no log probabilities.
+    """
 
     prompt: Prompt
     params: GenerationParams
     output: OutputFormat
     model: str
-    logprobs: bool
+    n_top: int | None
     include_usage: bool
 
 
@@ -62,8 +66,8 @@ def read_chat(body: Body, front: Front) -> ChatRequest:
     body = constrained(body)
     text, output, format_ = render(front, body, messages, tools, choice)
     params = read_generation(body, front.settings, front.vocab, front.settings.n_slots)
-    logprobs, n_probs = read_logprobs(body)
-    if logprobs and tools and params.stream:
+    n_top = read_logprobs(body)
+    if n_top is not None and tools and params.stream:
         raise bad_request("logprobs is not supported with tools + stream")
     if tools and format_ is not None:
         called = forced_tools(tools, choice)
@@ -78,7 +82,7 @@ def read_chat(body: Body, front: Front) -> ChatRequest:
         raise bad_request('"messages" give an empty prompt')
     params = replace(
         params,
-        n_probs=n_probs or params.n_probs,
+        n_probs=params.n_probs if n_top is None else max(n_top, 1),
         preserved_tokens=preserved_tokens(front, output),
         thinking=thinking_limit(front, body, text),
         chat_format="peg-native" if format_ is not None else "Content-only",
@@ -86,7 +90,7 @@ def read_chat(body: Body, front: Front) -> ChatRequest:
     )
     options = body.get("stream_options")
     usage = isinstance(options, dict) and options.get("include_usage") is True
-    return ChatRequest(Prompt(tokens, text), params, output, model_of(body, front), logprobs, usage)
+    return ChatRequest(Prompt(tokens, text), params, output, model_of(body, front), n_top, usage)
 
 
 def with_calls(
@@ -291,12 +295,13 @@ def named_schema(wanted: Mapping[str, Any]) -> Any:
     return next((schema for schema in [*places, wanted.get("schema")] if schema), None)
 
 
-def read_logprobs(body: Body) -> tuple[bool, int]:
-    """Whether log probabilities are wanted, and of how many tokens."""
-    wanted = flag(body, "logprobs")
-    if not wanted and isinstance(body.get("top_logprobs"), int) and body["top_logprobs"]:
+def read_logprobs(body: Body) -> int | None:
+    """How many of the most probable tokens are shown; None if no log probabilities are wanted."""
+    if flag(body, "logprobs"):
+        return max(0, integer(body, "top_logprobs", DEFAULT_TOP_LOGPROBS))
+    if isinstance(body.get("top_logprobs"), int) and body["top_logprobs"]:
         raise bad_request("top_logprobs requires logprobs to be set to true")
-    return wanted, integer(body, "top_logprobs", DEFAULT_TOP_LOGPROBS) if wanted else 0
+    return None
 
 
 # --- template -----------------------------------------------------------------------------------------------------
@@ -310,6 +315,7 @@ def render(
     variables = template_variables(body, front)
     if "developer" not in template.source:
         messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
+    messages = with_short_ids(template.source, messages)
     format_ = tool_format(template.source) if tools and choice != "none" else None
     if format_ is not None:
         format_ = format_.knowing([tool["function"] for tool in tools])

@@ -1,4 +1,4 @@
-"""Tool calls that give every argument in tags of its own: GLM 4.5 and Qwen3-Coder.
+"""Tool calls that give every argument in tags of its own: GLM 4.5, Qwen3-Coder and Seed-OSS.
 
 Strings stand there without quotes, so the schema decides whether a value is text or JSON.
 """
@@ -116,14 +116,19 @@ def glm_call(name: str, schema: Any, rules: Rules) -> str:
     return tagged_call(f'{literal(name)} "\\n"?', pair, "</arg_value>", name, schema, rules)
 
 
-def coder_call(name: str, schema: Any, rules: Rules) -> str:
-    """Qwen3-Coder: a function element with an element per parameter."""
+def coder_call(name: str, schema: Any, rules: Rules, gap: str = r'"\n"') -> str:
+    """Qwen3-Coder: a function element with an element per parameter, whose value is on lines of its own."""
 
     def pair(key: str, value: str) -> str:
-        return f'{literal(f"<parameter={key}>")} "\\n" {value} "\\n"? "</parameter>\\n"'
+        return f'{literal(f"<parameter={key}>")} {gap} {value} "\\n"? "</parameter>\\n"'
 
     call = tagged_call(f'{literal(f"<function={name}>")} "\\n"', pair, "</parameter>", name, schema, rules)
     return f"{call} {literal(CODER_END)}"
+
+
+def seed_call(name: str, schema: Any, rules: Rules) -> str:
+    """Seed-OSS: the same elements, with values on their lines."""
+    return coder_call(name, schema, rules, gap="")
 
 
 # --- reading ------------------------------------------------------------------------------------------------------
@@ -177,9 +182,10 @@ def tagged_format(
     behind: str,
     call: Callable[[str, Any, Rules], str],
     markers: tuple[str, ...],
+    tag: str = "tool_call",
 ) -> ToolFormat:
-    """A format whose calls stand between the tags of Hermes."""
-    opening, closing = "<tool_call>", "</tool_call>"
+    """A format whose calls stand in an element ``tag``."""
+    opening, closing = f"<{tag}>", f"</{tag}>"
 
     def reader(functions: Sequence[Mapping[str, Any]]) -> BlockCalls:
         return BlockCalls(opening, closing, partial(read, schemas_of(functions)))
@@ -197,3 +203,4 @@ GLM = tagged_format(
     ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
 )
 CODER = tagged_format("qwen-coder", coder_calls, r'"\n"? call "\n"? @{</tool_call>}', coder_call, ())
+SEED = tagged_format("seed", coder_calls, r'"\n"? call "\n"? @{</seed:tool_call>}', seed_call, (), "seed:tool_call")

@@ -13,6 +13,9 @@ from typing import Any, Protocol
 
 NAME = re.compile(r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"')
 ARGUMENTS = re.compile(r'\s*,\s*"(?:arguments|parameters)"\s*:\s*\{(?=\s*["}])')
+NAMED_HEAD = re.compile(r"\s*([^\s\[{]+)\s*(?:\[CALL_ID\]\s*([^\s\[{]+)\s*)?\[ARGS\]\s*\{")
+LONGEST_HEAD = 500
+"""Characters after which `NAMED_HEAD` is not looked for any more."""
 LIST_ENDS = ("]", "}")
 ARGUMENTS_BEGIN = re.compile(r'\s*(,\s*("(a|p)?[a-z]*("\s*(:\s*(\{\s*)?)?)?)?)?$')
 
@@ -146,6 +149,34 @@ class TaggedCall(CallReader):
             self.rest = rest
         elif final:
             self.rest = ""
+
+
+class NamedCall(CallReader):
+    """A name, an id if there is one, and arguments behind a marker, which are given out as they come."""
+
+    def __init__(self, opening: str) -> None:
+        self._opening = opening
+        self._text = ""
+        self._arguments: ArgumentsScanner | None = None
+
+    def feed(self, text: str, final: bool) -> Iterator[CallPart]:
+        """Parts that new text completes; nothing marks the end of a call but its closing brace."""
+        if self._arguments is None:
+            hopeless = len(self._text) > LONGEST_HEAD
+            self._text += text
+            head = None if hopeless else NAMED_HEAD.match(self._text)
+            if head is None:
+                if final:
+                    self.rest = ""
+                    yield CallPart(raw=self._opening + self._text)
+                return
+            self._arguments, text = ArgumentsScanner(), self._text[head.end() :]
+            yield CallPart("{", head[1], head[2])
+        out = self._arguments.feed(text)
+        if out:
+            yield CallPart(out)
+        if self._arguments.ended or final:
+            self.rest = self._arguments.behind
 
 
 class ArgumentsScanner:

@@ -129,7 +129,9 @@ void run_item(const Problem& problem, const Plan& plan, const Item& item, const 
     int64_t first, last, begin, end;
     covered_cells(a, a.token_of(item.first_row), a.token_of(item.first_row + item.n_rows - 1) + 1, &first,
                   &last);
-    split_range(last - first, int(item.part), int(plan.splits), kCells, &begin, &end);
+    // Blocks that meet V together are the same for any number of threads.
+    split_range(last - first, int(item.part), int(plan.splits), problem.products->blocks * kCells, &begin,
+                &end);
     const int64_t rows = problem.shape.rows;
     std::fill(b.top, b.top + rows, kNoMaximum);
     std::fill(b.sum, b.sum + rows, 0.0f);

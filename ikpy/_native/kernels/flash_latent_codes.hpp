@@ -14,22 +14,30 @@ namespace codes {
 
 constexpr int64_t kDepth = 64;  // codes per tile
 constexpr int64_t kTileSums = 256;
+constexpr int64_t kSumsAtOnce = 5 * kTileSums;  // of four tiles: sums of two items must not lie 4 KiB apart
+constexpr int64_t kBlocks = 2;                  // of cells that meet V together
 constexpr int kScoreSums = 3;  // hi hi, hi lo + lo hi, lo lo; without lo halves of K two of them
 
 struct Work {
     int8_t* q;           // [rows / 16][dk / 64][hi, lo] tiles
     float* factors;      // [rows]: what a unit of q is worth
     int8_t* k;           // [dk / 64][hi, lo] tiles of 16 cells
-    float* scales;       // [dk / 32][kCells], or [segments][kCells]
+    float* scales;       // [kBlocks][dk / 32][kCells], or [segments][kCells]
     int32_t* multiples;  // [dk / 32][kCells]: scales over the largest of the row, twice in 16 bits
     float* units;        // [parts][kCells]: what a unit of k is worth
-    int32_t* sums;       // [2][4][16][16]
+    int32_t* sums;       // [2][kSumsAtOnce]
     ValueScales values;
-    int16_t* weights;  // [rows][kCells]
+    int16_t* weights;  // [kBlocks][rows][kCells]
     float* worth;      // [rows]: of a unit of those
-    int8_t* bytes;     // [hi, lo][16 rows][kCells]: weights of a block
-    int8_t* v;         // [2][16 groups of 4 cells][16][4]
+    int64_t* waiting;  // blocks that have weights and have not met V
+    int8_t* bytes;     // [kBlocks][hi, lo][16 rows][kCells]: weights of a block of codes
+    int8_t* v;         // [kBlocks][2][16 groups of 4 cells][16][4]
     uint8_t* end;
+
+    // Of a block of cells where blocks of codes have scales.
+    float* scales_of(const Shape& shape, int64_t block) const {
+        return scales + block * (shape.dk() / kBlock) * kCells;
+    }
 };
 
 inline Work work_at(const Shape& shape, uint8_t* at) {
@@ -39,16 +47,17 @@ inline Work work_at(const Shape& shape, uint8_t* at) {
     w.q = take<int8_t>(at, 2 * shape.rows * shape.dk());
     w.factors = take<float>(at, shape.rows);
     w.k = take<int8_t>(at, 2 * 16 * shape.dk());
-    w.scales = take<float>(at, std::max<int64_t>(2, blocks) * kCells);
+    w.scales = take<float>(at, kBlocks * std::max<int64_t>(2, blocks) * kCells);
     w.multiples = take<int32_t>(at, blocks * kCells);
     w.units = take<float>(at, 2 * kCells);
-    w.sums = take<int32_t>(at, 2 * 4 * kTileSums);
-    w.values.relative = take<int16_t>(at, shape.dv / kBlock * kCells);
+    w.sums = take<int32_t>(at, 2 * kSumsAtOnce);
+    w.values.relative = take<int16_t>(at, shape.dv / kBlock * kBlocks * kCells);
     w.values.largest = take<float>(at, shape.dv / kBlock);
-    w.weights = take<int16_t>(at, shape.rows * kCells);
+    w.weights = take<int16_t>(at, kBlocks * shape.rows * kCells);
     w.worth = take<float>(at, shape.rows);
-    w.bytes = take<int8_t>(at, 2 * 16 * kCells);
-    w.v = take<int8_t>(at, 2 * kTileBytes);
+    w.waiting = take<int64_t>(at, 1);
+    w.bytes = take<int8_t>(at, kBlocks * 2 * 16 * kCells);
+    w.v = take<int8_t>(at, kBlocks * 2 * kTileBytes);
     w.end = at;
     return w;
 }
@@ -103,6 +112,7 @@ void pack(const Shape& shape, const float* q, uint8_t* work) {
             _mm512_storeu_si512(to + kTileBytes, join_bytes(levels));
         }
     }
+    *w.waiting = 0;
     load_tile_config(kTileHeight);
 }
 
@@ -243,10 +253,12 @@ void finish_scores(const ScoreSums& item, Background& next) {
 
 // The sums of an item are read while the next one is on the tile unit.
 template <class Codes>
-void scores(const Shape& shape, const Cells& cells, int64_t, float* s, uint8_t* work, Background& next) {
+void scores(const Shape& shape, const Cells& cells, int64_t block, float* s, uint8_t* work,
+            Background& next) {
     constexpr bool plain = Codes::kRowScale;
     constexpr int n_sums = plain ? 2 : kScoreSums;
-    const Work w = work_at(shape, work);
+    Work w = work_at(shape, work);
+    if (!plain) w.scales = w.scales_of(shape, block);
     read_scales<Codes>(shape, cells, w.scales);
     if (plain) std::copy(w.scales, w.scales + shape.n_segments * kCells, w.units);
     const Parts parts(shape, plain);
@@ -259,7 +271,7 @@ void scores(const Shape& shape, const Cells& cells, int64_t, float* s, uint8_t* 
         if constexpr (!plain) expand_keys<Codes>(shape, cells, c, w, next);
         for (int64_t m = 0; m < shape.rows; m += 16)
             for (int64_t i = 0; i < parts.n; ++i) {
-                int32_t* sums = w.sums + n_items++ % 2 * 4 * kTileSums;
+                int32_t* sums = w.sums + n_items++ % 2 * kSumsAtOnce;
                 const int64_t d = parts.begin[i], n = (parts.begin[i + 1] - d) / kDepth;
                 const int8_t* q = w.q + 2 * m * shape.dk() + 32 * d;
                 asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read

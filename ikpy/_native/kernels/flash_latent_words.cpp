@@ -223,7 +223,9 @@ template <class Codes>
 void weigh(const Shape& shape, int64_t, const float* s, const Softmax& softmax, uint8_t* work) {
     const WordWork w = word_work(shape, work);
     float of_weights[kCells];
-    prepare_scales<Codes>(shape, w.scales, w.values, of_weights);
+    const float unit = row_scales<Codes>(shape, w.scales, of_weights) / kHighest;
+    if (!Codes::kRowScale) prepare_scales(shape, w.scales, 1, w.values);
+    if (Codes::kRowScale) std::fill(w.values.largest, w.values.largest + shape.dv / kBlock, 1.0f);
     for (float& x : of_weights) x *= kHighest;
     for (int64_t m = 0; m < shape.rows; m += 16, s += 16 * kCells) {
         const __m512 block_top = _mm512_loadu_ps(softmax.block_top + m);
@@ -239,7 +241,7 @@ void weigh(const Shape& shape, int64_t, const float* s, const Softmax& softmax, 
             _mm512_storeu_si512(w.weights + m * kPairs + 16 * j, join_words(x[0], x[1]));
         }
         const __m512 worth = simd::exp2(_mm512_sub_ps(block_top, _mm512_loadu_ps(softmax.top + m)));
-        _mm512_storeu_ps(w.worth + m, _mm512_mul_ps(worth, _mm512_set1_ps(1.0f / kHighest)));
+        _mm512_storeu_ps(w.worth + m, _mm512_mul_ps(worth, _mm512_set1_ps(unit)));
         _mm512_storeu_ps(softmax.sum + m, _mm512_fmadd_ps(total, worth, _mm512_loadu_ps(softmax.sum + m)));
     }
 }

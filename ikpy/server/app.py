@@ -102,6 +102,7 @@ def routes() -> list[Route]:
         ("GET", routes_ollama.version, "/api/version"),
         ("POST", routes_native.tokenize, "/tokenize"),
         ("POST", routes_native.detokenize, "/detokenize"),
+        ("GET", routes_native.tokenizer_info, "/tokenizer_info"),
     ]
     table += [("POST", routes_more.unsupported(what), paths) for paths, what in routes_more.UNSUPPORTED.items()]
     return [Route(path, handler, methods=[method]) for method, handler, paths in table for path in paths.split()]
@@ -262,7 +263,9 @@ async def _api_error(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = {404: "File Not Found", 405: "Method Not Allowed"}.get(error.status_code, error.detail)
-    return json_response(error_body(error.status_code, message), error.status_code, dict(error.headers or {}))
+    theirs = request.url.path.startswith("/api/")  # Ollama's clients show a text only
+    body = {"error": message} if theirs else error_body(error.status_code, message)
+    return json_response(body, error.status_code, dict(error.headers or {}))
 
 
 async def _user_error(request: Request, error: Exception) -> Response:

@@ -23,7 +23,7 @@ from ikpy.server.http import EventStream, aside, json_response, read_body, to_js
 from ikpy.server.params import GenerationParams
 from ikpy.server.prompts import Prompt, is_token, read_prompts
 from ikpy.server.read_params import flag, read_generation
-from ikpy.server.routes_embeddings import L2, embed, need_embeddings, pooled
+from ikpy.server.routes_embeddings import L2, embed, need_embeddings, pooled, read_dimensions
 from ikpy.server.routes_status import front_of
 from ikpy.server.tasks import Failed, Finished, Piece
 
@@ -267,10 +267,18 @@ async def embed_texts(request: Request) -> Response:
     value = body.get("input")
     if value in ("", [], None):
         return json_response({"model": front.settings.alias, "embeddings": []})
+    n_first, began = read_dimensions(body, front), time.perf_counter()
     found = await embed(request, front, value)
-    vectors = [pooled(front, event.states, L2)[0].astype(float).tolist() for event in found]
-    n_tokens = sum(event.n_tokens for event in found)
-    return json_response({"model": front.settings.alias, "embeddings": vectors, "prompt_eval_count": n_tokens})
+    vectors = [pooled(front, event.states, L2, n_first)[0].astype(float).tolist() for event in found]
+    return json_response(
+        {
+            "model": front.settings.alias,
+            "embeddings": vectors,
+            "total_duration": int(1e9 * (time.perf_counter() - began)),
+            "load_duration": 0,
+            "prompt_eval_count": sum(event.n_tokens for event in found),
+        }
+    )
 
 
 @ollama_errors

@@ -63,7 +63,8 @@ class ChatAnswer:
         if not self.chat.logprobs or not found:
             return {}
         post = self.chat.params.post_sampling_probs
-        return {"logprobs": probabilities.openai(self.front.vocab, found, post_sampling=post)}
+        shown = probabilities.openai(self.front.vocab, found, post_sampling=post, n_top=self.chat.top_logprobs)
+        return {"logprobs": shown}
 
     def message(self, text: str) -> ChatMessage:
         """Reasoning, content and calls of a whole text."""

@@ -19,6 +19,9 @@ GRAMMAR_WORD = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|[A-Za-z][A-Za
 MARKER = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|@\{([^}]*)\}')
 """A marker; texts and sets of characters, which may look like one, come before it."""
 
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+"""Schema of a tool that names none: OpenAI's API reference says that it has an empty parameter list then."""
+
 Mark = Callable[[str], str]
 
 
@@ -69,7 +72,7 @@ def call_grammar(
     for i, tool in enumerate(tools):
         book = SchemaRules(f"tool{i}-", shared)
         try:
-            schema = tool.get("parameters") or {"type": "object"}
+            schema = tool.get("parameters") or NO_PARAMETERS
             alternatives.append(format_.call(tool["name"], schema, book))
         except GrammarError as error:
             if lazy:  # the call was not asked for by the client: any arguments will do
@@ -90,6 +93,15 @@ def call_grammar(
         f"calls ::= call {more}\n" + "".join(rules)
     )
     return MARKER.sub(lambda match: match[0] if match[1] is None else mark(match[1]), text)
+
+
+def call_or_answer(calls: str, schema: str) -> str:
+    """GBNF that allows what the grammar ``calls`` does, or JSON of a schema (its text). Raises ApiError 400."""
+    try:
+        answer = schema_to_gbnf(json.loads(schema))
+    except (GrammarError, ValueError) as error:
+        raise bad_request(f"response_format: {error}") from None
+    return f"root ::= calls-root | answer-root\n{prefixed(calls, 'calls-')}{prefixed(answer, 'answer-')}"
 
 
 # --- one call of every family -------------------------------------------------------------------------------------

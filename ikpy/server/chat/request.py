@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ikpy.engine.lazy_grammar import Trigger
 from ikpy.engine.thinking import ThinkingLimit
 from ikpy.errors import IkpyError
-from ikpy.server.chat.call_grammar import call_grammar, marker_rule
+from ikpy.server.chat.call_grammar import call_grammar, call_or_answer, marker_rule
 from ikpy.server.chat.harmony import HARMONY, MARKERS
 from ikpy.server.chat.output import OutputFormat, ReasoningTags
 from ikpy.server.chat.tool_formats import tool_format
@@ -47,6 +47,8 @@ class ChatRequest:
     output: OutputFormat
     model: str
     logprobs: bool
+    top_logprobs: int
+    """Most probable tokens that are named with each token."""
     include_usage: bool
 
 
@@ -58,20 +60,12 @@ def read_chat(body: Body, front: Front) -> ChatRequest:
     body = constrained(body, tools)
     text, output, format_ = render(front, body, messages, tools, choice)
     params = read_generation(body, front.settings, front.vocab, front.settings.n_slots)
-    logprobs, n_probs = read_logprobs(body)
+    logprobs, top_logprobs = read_logprobs(body)
     if logprobs and tools and params.stream:
         raise bad_request("logprobs is not supported with tools + stream")
     if tools and format_ is not None:
-        called = forced_tools(tools, choice)
-        functions = called or [tool["function"] for tool in tools]
-        several = flag(body, "parallel_tool_calls", front.settings.parallel_tool_calls or not called)
-        grammar = call_grammar(format_, functions, marker_rule(front.vocab), several=several, lazy=not called)
-        trigger = None if called else Trigger(format_.trigger or format_.opening, output.reasoning, output.in_reasoning)
-        if output.harmony and trigger is not None:
-            trigger = Trigger(trigger.marker)
-        trigger = trigger or behind_reasoning(output)
-        sampling = replace(params.sampling, grammar=grammar, json_schema=None, regex=None)
-        params = replace(params, sampling=sampling, trigger=trigger)
+        callable_tools = allowed_tools(body, tools)
+        params = with_calls(front, body, params, output, format_, callable_tools, forced_tools(callable_tools, choice))
     elif params.sampling.has_grammar:
         params = replace(params, trigger=behind_reasoning(output))
     tokens = front.vocab.tokenize(text, add_special=True, parse_special=True)
@@ -79,7 +73,7 @@ def read_chat(body: Body, front: Front) -> ChatRequest:
         raise bad_request('"messages" give an empty prompt')
     params = replace(
         params,
-        n_probs=n_probs or params.n_probs,
+        n_probs=max(top_logprobs, 1) if logprobs else params.n_probs,
         preserved_tokens=preserved_tokens(front, output),
         thinking=thinking_limit(front, body, text),
         chat_format="peg-native" if format_ is not None else "Content-only",
@@ -87,7 +81,35 @@ def read_chat(body: Body, front: Front) -> ChatRequest:
     )
     options = body.get("stream_options")
     usage = isinstance(options, dict) and options.get("include_usage") is True
-    return ChatRequest(Prompt(tokens, text), params, output, model_of(body, front), logprobs, usage)
+    return ChatRequest(Prompt(tokens, text), params, output, model_of(body, front), logprobs, top_logprobs, usage)
+
+
+def with_calls(
+    front: Front,
+    body: Body,
+    params: GenerationParams,
+    output: OutputFormat,
+    format_: ToolFormat,
+    tools: list[dict[str, Any]],
+    called: list[dict[str, Any]],
+) -> GenerationParams:
+    """Parameters with the grammar of calls of ``tools``, of ``called`` alone if one of these must be called.
+
+    Where the model may choose and the answer has a schema, the grammar allows a call or such an answer; without a
+    schema it holds from the marker of a call on.
+    """
+    functions = called or [tool["function"] for tool in tools]
+    several = flag(body, "parallel_tool_calls", front.settings.parallel_tool_calls or not called)
+    schema = None if called or output.harmony else params.sampling.json_schema
+    lazy = not called and schema is None
+    grammar = call_grammar(format_, functions, marker_rule(front.vocab), several=several, lazy=lazy)
+    if schema is not None:
+        grammar = call_or_answer(grammar, schema)
+    trigger = Trigger(format_.trigger or format_.opening, output.reasoning, output.in_reasoning) if lazy else None
+    if output.harmony and trigger is not None:
+        trigger = Trigger(trigger.marker)
+    sampling = replace(params.sampling, grammar=grammar, json_schema=None, regex=None)
+    return replace(params, sampling=sampling, trigger=trigger or behind_reasoning(output))
 
 
 def behind_reasoning(output: OutputFormat) -> Trigger | None:
@@ -195,6 +217,8 @@ def read_tools(body: Body) -> list[dict[str, Any]]:
 def read_tool_choice(body: Body) -> str:
     """auto, none, required, or the name of a function behind a colon."""
     choice = body.get("tool_choice", "auto")
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        choice = allowed(choice).get("mode", "auto")
     if isinstance(choice, dict):
         function = choice.get("function")
         name = function.get("name") if isinstance(function, dict) else None
@@ -206,6 +230,32 @@ def read_tool_choice(body: Body) -> str:
     if choice not in ("auto", "none", "required"):
         raise bad_request(f"Invalid tool_choice: {choice}")
     return str(choice)
+
+
+def allowed(choice: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a ``tool_choice`` of type allowed_tools says. Raises ApiError 400."""
+    inner = choice.get("allowed_tools")
+    if not isinstance(inner, dict) or not isinstance(inner.get("tools"), list):
+        raise bad_request(f"Invalid tool_choice: {json.dumps(choice)}")
+    return inner
+
+
+def allowed_tools(body: Body, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The tools that may be called; the prompt shows all of them. Raises ApiError 400 for a name without a tool."""
+    choice = body.get("tool_choice")
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return tools
+    found = []
+    for wanted in allowed(choice)["tools"]:
+        function = wanted.get("function") if isinstance(wanted, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        named = [tool for tool in tools if tool["function"]["name"] == name]
+        if not named:
+            raise bad_request(f"Invalid tool_choice: there is no tool named {name}")
+        found += named
+    if not found:
+        raise bad_request("Invalid tool_choice: allowed_tools names no tools")
+    return found
 
 
 def forced_tools(tools: list[dict[str, Any]], choice: str) -> list[dict[str, Any]]:
@@ -222,7 +272,10 @@ def forced_tools(tools: list[dict[str, Any]], choice: str) -> list[dict[str, Any
 
 
 def constrained(body: Body, tools: list[dict[str, Any]]) -> dict[str, Any]:
-    """The body with ``response_format`` turned into ``json_schema``."""
+    """The body with ``response_format`` turned into ``json_schema``.
+
+    Clients of Hugging Face's text-generation-inference name the schema of a json_object ``value``.
+    """
     out = dict(body)
     if body.get("json_schema") is not None and body.get("grammar"):
         raise bad_request("Cannot use both json_schema and grammar")
@@ -233,24 +286,22 @@ def constrained(body: Body, tools: list[dict[str, Any]]) -> dict[str, Any]:
         return out
     kind = wanted.get("type")
     if kind == "json_object":
-        out["json_schema"] = wanted.get("schema", {"type": "object"})
+        out["json_schema"] = wanted.get("schema", wanted.get("value", {"type": "object"}))
     elif kind == "json_schema":
         inner = wanted.get("json_schema")
         schema = inner.get("schema", {}) if isinstance(inner, dict) else {}
         out["json_schema"] = schema or {"type": "object"}
     elif kind not in (None, "text"):
         raise bad_request(f'response_format type must be one of "text" or "json_object", but got: {kind}')
-    if tools:
-        out.pop("json_schema", None)
     return out
 
 
 def read_logprobs(body: Body) -> tuple[bool, int]:
-    """Whether log probabilities are wanted, and of how many tokens."""
+    """Whether log probabilities are wanted, and of how many tokens beside the one drawn."""
     wanted = flag(body, "logprobs")
     if not wanted and isinstance(body.get("top_logprobs"), int) and body["top_logprobs"]:
         raise bad_request("top_logprobs requires logprobs to be set to true")
-    return wanted, integer(body, "top_logprobs", DEFAULT_TOP_LOGPROBS) if wanted else 0
+    return wanted, max(integer(body, "top_logprobs", DEFAULT_TOP_LOGPROBS), 0) if wanted else 0
 
 
 # --- template -----------------------------------------------------------------------------------------------------

@@ -278,3 +278,13 @@ def test_unknown_ollama_routes_have_errors_of_text(client: httpx.Client) -> None
         answer = client.post(path, json={"model": "m"})
         assert (answer.status_code, answer.json()) == (404, {"error": "File Not Found"})
     assert client.post("/v1/pull", json={}).json()["error"]["code"] == 404
+
+
+def test_errors_of_ollama_routes_with_keys_and_a_prefix() -> None:
+    with running("llama-server -m PUPPET -t 1 -c 256 --api-key k --api-prefix /llm") as client:
+        refused = client.post("/llm/api/chat", json={"messages": HELLO})
+        assert (refused.status_code, refused.json()) == (401, {"error": "Invalid API Key"})
+        assert client.post("/llm/v1/chat/completions", json={}).json()["error"]["code"] == 401
+        client.headers["Authorization"] = "Bearer k"
+        wrong = client.post("/llm/api/chat", json={"messages": [{"role": "user", "content": "a", "images": ["b"]}]})
+        assert (wrong.status_code, wrong.json()) == (400, {"error": "images are not supported"})

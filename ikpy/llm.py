@@ -8,7 +8,10 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import os
+import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields, replace
@@ -21,13 +24,14 @@ from numpy.typing import NDArray
 from ikpy.engine.adapter import LoraAdapter
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
+from ikpy.engine.forks import check_threads
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.engine.pooling import POOLINGS, pool
 from ikpy.engine.sampling import SamplingParams
 from ikpy.engine.speculative import SpeculativeParams, Speculator
 from ikpy.errors import UsageError
-from ikpy.tools.generation import GrowingSequence
+from ikpy.tools.generation import ContextFullError, GrowingSequence
 from ikpy.tools.sampler_setup import make_sampler
 from ikpy.tools.speculation import DraftFiles, make_speculation
 from ikpy.tools.stop_strings import StopFilter
@@ -46,8 +50,8 @@ class LLM:
     such as a draft model; ``speculator.lines()`` tells how it went. ``log``: called with every line of the loader.
     Raises IkpyError subclasses with one line of explanation.
 
-    Calls are not safe from several threads at once: they share one context. A prompt that begins as the last one
-    did is evaluated from the first difference on.
+    Calls of several threads wait for each other: they share one context. A prompt that begins as the last one did is
+    evaluated from the first difference on.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class LLM:
         self._sequence = GrowingSequence(self.context, speculator=self.speculator)
         self._running: Generator[int, None, None] | None = None
         """The text that is being generated, or was last."""
+        self._lock = threading.RLock()
 
     def _new_context(self, params: ContextParams, log: Callable[[str], None] | None = None) -> Context:
         context = Context(self.model, params, log=log)
@@ -100,18 +105,20 @@ class LLM:
     # --- text ------------------------------------------------------------------------------------------------
 
     def generate(
-        self, prompt: str | Sequence[int], max_tokens: int = 128, *, stop: Sequence[str] = (), **sampling: Any
+        self, prompt: str | Sequence[int], max_tokens: int = 128, *, stop: str | Sequence[str] = (), **sampling: Any
     ) -> str:
         """Continuation of ``prompt`` (text or token ids), without it.
 
-        Ends after ``max_tokens`` (negative: no limit), at an end token, or before one of the ``stop`` strings.
+        Ends after ``max_tokens`` (negative: no limit), at an end token, before one of the ``stop`` strings (or the only
+        one), or where the context is full and the model's cache cannot be shifted.
         ``sampling``: fields of :class:`ikpy.SamplingParams`, such as ``temperature``, ``top_k``, ``seed``, ``grammar``,
         ``json_schema``.
         """
-        return "".join(self.stream(prompt, max_tokens, stop=stop, **sampling))
+        with self._lock:
+            return "".join(self.stream(prompt, max_tokens, stop=stop, **sampling))
 
     def stream(
-        self, prompt: str | Sequence[int], max_tokens: int = 128, *, stop: Sequence[str] = (), **sampling: Any
+        self, prompt: str | Sequence[int], max_tokens: int = 128, *, stop: str | Sequence[str] = (), **sampling: Any
     ) -> Iterator[str]:
         """As :meth:`generate`, in pieces as they appear; a piece never ends inside a character.
 
@@ -121,22 +128,40 @@ class LLM:
             raise UsageError(
                 f"a model of architecture '{self.model.hparams.arch}' embeds texts and writes none: use embed"
             )
-        if isinstance(prompt, str):
-            tokens = self.tokenize(prompt, add_special=True, parse_special=True)
-        else:
-            tokens = [int(token) for token in prompt]
+        tokens = self._prompt_tokens(prompt)
         if not tokens:
             raise UsageError("the prompt is empty and the model wants no begin token: give a text")
         if len(tokens) >= self.context.n_ctx:
             raise UsageError(
                 f"the prompt has {len(tokens)} tokens, the context {self.context.n_ctx}; give a larger n_ctx"
             )
-        return self._stream(tokens, max_tokens, stop, sampling)
+        if not isinstance(max_tokens, int):
+            raise UsageError(f"max_tokens {max_tokens!r} is no whole number")
+        if unknown := set(sampling) - set(_fields_of(SamplingParams, sampling)):
+            raise UsageError(f"unknown parameter {', '.join(sorted(unknown))}; see SamplingParams")
+        stops = [stop] if isinstance(stop, str) else list(stop)
+        return self._locked(self._stream(tokens, max_tokens, stops, SamplingParams(**sampling)))
 
-    def _stream(
-        self, tokens: list[int], max_tokens: int, stop: Sequence[str], sampling: Mapping[str, Any]
-    ) -> Iterator[str]:
-        params = SamplingParams(**sampling)
+    def _prompt_tokens(self, prompt: str | Sequence[int]) -> list[int]:
+        """Token ids of a text, with begin and end tokens, or of ids."""
+        if isinstance(prompt, str):
+            return self.tokenize(prompt, add_special=True, parse_special=True)
+        try:
+            return [operator.index(token) for token in prompt]
+        except TypeError:
+            raise UsageError("a prompt is a text or a sequence of token ids") from None
+
+    def _locked(self, pieces: Iterator[str]) -> Iterator[str]:
+        """The pieces, of which each is made while no other thread uses the context."""
+        while True:
+            with self._lock:
+                piece = next(pieces, None)
+            if piece is None:
+                return
+            yield piece
+
+    def _stream(self, tokens: list[int], max_tokens: int, stop: Sequence[str], params: SamplingParams) -> Iterator[str]:
+        check_threads(max(self.context.n_threads, self.context.n_threads_batch))
         sampler = make_sampler(params, self.vocab, self.model.hparams.n_vocab, self.context.n_ctx)
         for token in tokens:
             sampler.accept(token, grammar=False)
@@ -151,7 +176,16 @@ class LLM:
         stops = StopFilter(stop)
         self._running = running = self._sequence.generate(sampler, logits, self.vocab.eog)
         with closing(running):
-            for count, token in enumerate(running, 1):
+            for count in itertools.count(1):
+                try:
+                    token = next(running)
+                except ContextFullError:
+                    break
+                except StopIteration:
+                    raise UsageError(
+                        "another text was begun while this one was streamed: "
+                        "finish or drop a stream first, or use two LLMs"
+                    ) from None
                 if token in self.vocab.eog:
                     break
                 if text := stops.feed(decoder.feed(token)):
@@ -160,10 +194,6 @@ class LLM:
                     return
                 if count == max_tokens:
                     break
-            else:
-                raise UsageError(
-                    "another text was begun while this one was streamed: finish or drop a stream first, or use two LLMs"
-                )
         if text := stops.feed(decoder.flush()) + stops.flush():
             yield text
 
@@ -181,29 +211,31 @@ class LLM:
         messages: str | Sequence[Mapping[str, Any]],
         max_tokens: int = 512,
         *,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         template_variables: Mapping[str, Any] | None = None,
         **sampling: Any,
     ) -> str:
         """The assistant's answer to ``messages`` (mappings with role and content; a text is one user message)."""
-        return "".join(
-            self.stream_chat(messages, max_tokens, stop=stop, template_variables=template_variables, **sampling)
-        )
+        with self._lock:
+            return "".join(
+                self.stream_chat(messages, max_tokens, stop=stop, template_variables=template_variables, **sampling)
+            )
 
     def stream_chat(
         self,
         messages: str | Sequence[Mapping[str, Any]],
         max_tokens: int = 512,
         *,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         template_variables: Mapping[str, Any] | None = None,
         **sampling: Any,
     ) -> Iterator[str]:
         """As :meth:`chat`, in pieces."""
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
+        given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        if not isinstance(given, Sequence) or not all(isinstance(message, Mapping) for message in given):
+            raise UsageError("messages are a text, or a list of mappings with role and content")
         variables = dict(template_variables or {})
-        prompt = self.chat_template.render(messages, drop_bos=self.vocab.add_bos, **variables)
+        prompt = self.chat_template.render(given, drop_bos=self.vocab.add_bos, **variables)
         return self.stream(prompt, max_tokens, stop=stop, **sampling)
 
     # --- embeddings ------------------------------------------------------------------------------------------
@@ -246,8 +278,13 @@ class LLM:
 
     def token_embeddings(self, text: str | Sequence[int]) -> NDArray[np.float32]:
         """States of the last layer, float32 [n_tokens, n_embd], for a text (with begin and end tokens) or token ids."""
+        with self._lock:
+            return self._token_embeddings(text)
+
+    def _token_embeddings(self, text: str | Sequence[int]) -> NDArray[np.float32]:
         context = self._embedding_context
-        tokens = self.tokenize(text, add_special=True) if isinstance(text, str) else [int(t) for t in text]
+        check_threads(max(context.n_threads, context.n_threads_batch))
+        tokens = self.tokenize(text, add_special=True) if isinstance(text, str) else self._prompt_tokens(text)
         if not 0 < len(tokens) <= context.n_ctx:
             raise UsageError(f"a text of {len(tokens)} tokens cannot be embedded; 1 to {context.n_ctx} are possible")
         context.kv.clear()

@@ -12,6 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from tests.server.additions import RESPONSES  # noqa: E402
 from tests.server.expected import (  # noqa: E402
     RANDOM_TEXT,
     SHAPE_ONLY,
@@ -71,8 +72,10 @@ def reasons(capture: dict, captures: dict[str, dict]) -> list[str]:
         if find(want, "text_offset"):
             found.append("OpenAI's lists of log probabilities stand beside llama.cpp's array")
     recorded = counterpart(capture, captures)
-    if find(want, "sequence_number"):
-        found.append("events of responses say their place")
+    if capture["path"] in RESPONSES and want["status"] == 200:
+        found.append("responses have all fields and events of OpenAI's; events say their place, items end one by one")
+    if capture["path"] == "/v1/messages" and want.get("events"):
+        found.append("blocks of messages begin with all their fields and end one by one")
     if find(want, "incomplete_details"):
         found.append("responses that reached a limit are `incomplete`")
     if any(str(recorded.get(key)) != str(want.get(key)) for key in ("response", "events")) and not found:

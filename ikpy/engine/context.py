@@ -17,6 +17,7 @@ from ikpy.backends.cuda.plan import HybridPlan, Run
 from ikpy.backends.cuda.runtime import DeviceRuntime
 from ikpy.backends.cuda.state import Inputs
 from ikpy.engine.batch import Batch
+from ikpy.engine.forks import check_threads
 from ikpy.engine.graphs import MicroBatchGraphs
 from ikpy.engine.inputs import BatchInputs, as_input
 from ikpy.engine.kv_cache import KVCache, KVCacheFullError
@@ -72,6 +73,7 @@ class Context:
             self._log(f"warning: -b: {self.params.n_batch} is too small, using {self.n_batch}")
         self.n_threads = self.params.n_threads
         self.n_threads_batch = self.params.n_threads_batch or self.params.n_threads
+        check_threads(max(self.n_threads, self.n_threads_batch))
         windows = window_cells(model, self.params, sizes)
         self.graph_params = graph_params(model, self.params, self.n_ctx, frozenset(windows), self._log)
         model.arch.prepare(self.graph_params.mla)

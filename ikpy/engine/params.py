@@ -82,6 +82,12 @@ class ContextParams:
         """Raises UsageError for values that are wrong for every model."""
         if self.n_batch <= 0 or self.n_ubatch < 0:
             raise UsageError("batch and micro-batch size must be above 0 (-b, -ub)")
+        if self.n_ctx < 0:
+            raise UsageError(f"a context of {self.n_ctx} tokens: 0 (what the model has) or more are possible (-c)")
+        if min(self.n_threads, self.n_threads_batch or 0) < 0:
+            raise UsageError(
+                f"{min(self.n_threads, self.n_threads_batch or 0)} threads: at least 1 is needed (-t, -tb)"
+            )
         if not 1 <= self.n_seq_max <= MAX_SEQUENCES:
             raise UsageError(f"{self.n_seq_max} parallel sequences: 1 to {MAX_SEQUENCES} are possible")
         types_v = [self.type_v, *(edge[0] for edge in (self.type_v_first, self.type_v_last) if edge and edge[1] > 0)]

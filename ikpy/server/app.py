@@ -33,7 +33,7 @@ from ikpy.server import (
 )
 from ikpy.server.errors import ApiError, error_body
 from ikpy.server.front import ClientGoneError, Front
-from ikpy.server.http import json_response
+from ikpy.server.http import error_response, json_response
 from ikpy.server.keys import KeyRing
 from ikpy.server.openapi import document
 
@@ -102,6 +102,7 @@ def routes() -> list[Route]:
         ("GET", routes_ollama.version, "/api/version"),
         ("POST", routes_native.tokenize, "/tokenize"),
         ("POST", routes_native.detokenize, "/detokenize"),
+        ("GET", routes_native.tokenizer_info, "/tokenizer_info"),
     ]
     table += [("POST", routes_more.unsupported(what), paths) for paths, what in routes_more.UNSUPPORTED.items()]
     return [Route(path, handler, methods=[method]) for method, handler, paths in table for path in paths.split()]
@@ -202,7 +203,8 @@ class Gate:
                 await self.app({**scope, "root_path": self.prefix}, receive, send_marked)
             else:
                 body = {"error": {"message": "Invalid API Key", "type": "authentication_error", "code": 401}}
-                await json_response(body, 401)(scope, receive, send_marked)
+                refused = error_response({**scope, "root_path": self.prefix}, body, 401)
+                await refused(scope, receive, send_marked)
         finally:
             self._log(scope, status, key, problem)
 
@@ -256,17 +258,18 @@ def _preflight() -> Response:
 
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return json_response(error.body(), error.code, error.headers)
+    return error_response(request.scope, error.body(), error.code, error.headers)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = {404: "File Not Found", 405: "Method Not Allowed"}.get(error.status_code, error.detail)
-    return json_response(error_body(error.status_code, message), error.status_code, dict(error.headers or {}))
+    body = error_body(error.status_code, message)
+    return error_response(request.scope, body, error.status_code, dict(error.headers or {}))
 
 
 async def _user_error(request: Request, error: Exception) -> Response:
-    return json_response(error_body(400, str(error)), 400)
+    return error_response(request.scope, error_body(400, str(error)), 400)
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:
@@ -275,4 +278,4 @@ async def _client_gone(request: Request, error: Exception) -> Response:
 
 async def _internal_error(request: Request, error: Exception) -> Response:
     request.app.state.log.failure("handler", "internal error", path=request.url.path, error=repr(error))
-    return json_response(error_body(500, f"internal error: {type(error).__name__}: {error}"), 500)
+    return error_response(request.scope, error_body(500, f"internal error: {type(error).__name__}: {error}"), 500)

@@ -42,6 +42,13 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
     return Response(to_json(value), status, headers, JSON_TYPE)
 
 
+def error_response(scope: Scope, body: dict[str, Any], status: int, headers: dict[str, str] | None = None) -> Response:
+    """The answer to a request with an error; clients of Ollama's routes expect a text where others do an object."""
+    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    shown = {"error": body["error"]["message"]} if path.startswith("/api/") else body
+    return json_response(shown, status, headers)
+
+
 def data_event(value: Any) -> str:
     """One server-sent event."""
     return f"data: {to_json(value)}\n\n"

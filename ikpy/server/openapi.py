@@ -100,7 +100,12 @@ BODIES: dict[str, tuple[str, Schema]] = {
     "/embedding": ("Embeddings", EMBED),
     "/v1/embeddings": ("Embeddings (OpenAI)", EMBED),
     "/rerank": ("Rank documents", RERANK),
-    "/tokenize": ("Text to token ids", record(content=PROMPT, add_special=FLAG, parse_special=FLAG, with_pieces=FLAG)),
+    "/tokenize": (
+        "Text to token ids",
+        record(
+            content=PROMPT, add_special=FLAG, parse_special=FLAG, with_pieces=FLAG, prompt=TEXT, add_special_tokens=FLAG
+        ),
+    ),
     "/detokenize": ("Token ids to text", record(["tokens"], tokens=array(INTEGER))),
     "/props": ("Change global properties, of which there are none", OBJECT),
     "/slots/{id}": ("Save, restore or erase a slot", FILE),
@@ -115,7 +120,7 @@ BODIES: dict[str, tuple[str, Schema]] = {
     "/control-vectors/unload": ("Unload a control vector", record(["id"], id=INTEGER)),
     "/api/chat": ("Answer in a conversation (Ollama)", record(["messages"], messages=MESSAGES, tools=TOOLS, **OLLAMA)),
     "/api/generate": ("Answer a prompt (Ollama)", record(["prompt"], prompt=TEXT, system=TEXT, raw=FLAG, **OLLAMA)),
-    "/api/embed": ("Embeddings (Ollama)", record(["input"], input=TEXTS, model=TEXT)),
+    "/api/embed": ("Embeddings (Ollama)", record(["input"], input=TEXTS, model=TEXT, dimensions=INTEGER)),
     "/api/embeddings": ("Embedding of one text (Ollama)", record(["prompt"], prompt=TEXT, model=TEXT)),
     "/api/show": ("Description of the model (Ollama)", record(model=TEXT)),
 }

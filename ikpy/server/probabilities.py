@@ -69,8 +69,10 @@ def native(vocab: Vocab, found: Sequence[TokenProbability]) -> list[dict[str, An
     ]
 
 
-def openai(vocab: Vocab, found: Sequence[TokenProbability], *, post_sampling: bool) -> dict[str, Any]:
-    """Object ``logprobs``."""
+def openai(
+    vocab: Vocab, found: Sequence[TokenProbability], *, post_sampling: bool, n_top: int | None = None
+) -> dict[str, Any]:
+    """Object ``logprobs``, with at most ``n_top`` of the most probable tokens."""
     key, top_key = ("prob", "top_probs") if post_sampling else ("logprob", "top_logprobs")
 
     def entry(token: int, p: float) -> dict[str, Any]:
@@ -79,7 +81,8 @@ def openai(vocab: Vocab, found: Sequence[TokenProbability], *, post_sampling: bo
         return {"id": token, "token": token_text(vocab, token), "bytes": list(piece), key: value}
 
     content = [
-        entry(item.token, item.probability) | {top_key: [entry(token, p) for token, p in item.top]} for item in found
+        entry(item.token, item.probability) | {top_key: [entry(token, p) for token, p in item.top[:n_top]]}
+        for item in found
     ]
     return {"content": content}
 

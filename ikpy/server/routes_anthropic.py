@@ -21,6 +21,10 @@ from ikpy.server.tasks import Failed, Finished, Piece
 
 Object = dict[str, Any]
 HOSTED_TOOLS = ("web_search_", "web_fetch_", "code_execution_")
+OWN_FIELDS = ("system", "messages", "tools", "tool_choice", "thinking", "n", "output_config", "output_format")
+"""Fields that chat requests have not, or in another form."""
+ANY_ARGUMENTS = {"type": "object"}
+"""Schema of tools whose arguments Anthropic defines (bash, text_editor): requests give none."""
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -30,7 +34,7 @@ def to_chat(body: Mapping[str, Any]) -> Object:
         raise bad_request("'messages' is required")
     if not isinstance(body["messages"], list):
         raise bad_request("Expected 'messages' to be an array")
-    out = {k: v for k, v in body.items() if k not in ("system", "messages", "tools", "tool_choice", "thinking", "n")}
+    out = {k: v for k, v in body.items() if k not in OWN_FIELDS}
     system = _text(body.get("system"))
     messages: list[Object] = [{"role": "system", "content": system}] if system else []
     for message in body["messages"]:
@@ -41,12 +45,24 @@ def to_chat(body: Mapping[str, Any]) -> Object:
     if body.get("tools") is not None:
         out["tools"] = _tools(body["tools"])
     out |= _choice(body.get("tool_choice"))
+    out |= _output(body)
     thinking = body.get("thinking")
     if isinstance(thinking, dict) and thinking.get("type") == "disabled":
         given = body.get("chat_template_kwargs")
         out["chat_template_kwargs"] = (given if isinstance(given, dict) else {}) | {"enable_thinking": False}
     if isinstance(thinking, dict) and thinking.get("type") == "enabled" and "budget_tokens" in thinking:
         out["thinking_budget_tokens"] = thinking["budget_tokens"]
+    return out
+
+
+def _output(body: Mapping[str, Any]) -> Object:
+    """Form and effort of the answer: ``output_config``, or ``output_format`` of older clients."""
+    config = body.get("output_config")
+    config = config if isinstance(config, dict) else {}
+    out: Object = {"reasoning_effort": config["effort"]} if isinstance(config.get("effort"), str) else {}
+    form = config.get("format") or body.get("output_format")
+    if isinstance(form, dict):
+        out["response_format"] = {"type": form.get("type"), "json_schema": {"schema": form.get("schema", {})}}
     return out
 
 
@@ -63,7 +79,11 @@ def _tools(tools: Any) -> Any:
         raise bad_request("Expected 'tools' to be an array of objects")
     names = {"name": "name", "description": "description", "input_schema": "parameters"}
     return [
-        {"type": "function", "function": {new: tool[old] for old, new in names.items() if old in tool}}
+        {
+            "type": "function",
+            "function": ({} if tool.get("type", "custom") == "custom" else {"parameters": ANY_ARGUMENTS})
+            | {new: tool[old] for old, new in names.items() if old in tool},
+        }
         for tool in tools
         if not str(tool.get("type", "")).startswith(HOSTED_TOOLS)
     ]
@@ -154,8 +174,8 @@ class MessageStream:
     def __init__(self, front: Front, chat: ChatRequest) -> None:
         self._front = front
         self._reader = chat.output.reader()
-        self._blocks: list[str] = []
-        self._indices: dict[tuple[str, int], int] = {}
+        self._blocks: list[tuple[str, int]] = []
+        """Kinds and numbers; the last one is open."""
         self._started = False
 
     async def events(self, generation: Generation) -> AsyncIterator[str]:
@@ -196,35 +216,41 @@ class MessageStream:
         return named_event(name, {"type": name, **values})
 
     def _delta(self, delta: Delta) -> list[str]:
-        """Events of new output: the beginning of its block if it is the first, then the text."""
+        """Events of new output: the end of the block before and the beginning of its own if it is the first, then the
+        text."""
         out = []
         key = (delta.kind, delta.index)
-        if key not in self._indices:
-            self._indices[key] = len(self._blocks)
-            self._blocks.append(delta.kind)
+        if self._blocks[-1:] != [key]:
+            out += self._close()
+            self._blocks.append(key)
             block = {
                 "content": {"type": "text", "text": ""},
-                "reasoning": {"type": "thinking", "thinking": ""},
-                "tool": {"type": "tool_use", "id": delta.call_id, "name": delta.name},
+                "reasoning": {"type": "thinking", "thinking": "", "signature": ""},
+                "tool": {"type": "tool_use", "id": delta.call_id, "name": delta.name, "input": {}},
             }[delta.kind]
-            out.append(self._event("content_block_start", index=self._indices[key], content_block=block))
+            out.append(self._event("content_block_start", index=len(self._blocks) - 1, content_block=block))
         value = {
             "content": {"type": "text_delta", "text": delta.text},
             "reasoning": {"type": "thinking_delta", "thinking": delta.text},
             "tool": {"type": "input_json_delta", "partial_json": delta.text},
         }[delta.kind]
-        out.append(self._event("content_block_delta", index=self._indices[key], delta=value))
+        out.append(self._event("content_block_delta", index=len(self._blocks) - 1, delta=value))
         return out
+
+    def _close(self) -> list[str]:
+        """Events at the end of the open block."""
+        if not self._blocks:
+            return []
+        at, out = len(self._blocks) - 1, []
+        if self._blocks[at][0] == "reasoning":
+            signature = {"type": "signature_delta", "signature": ""}
+            out.append(self._event("content_block_delta", index=at, delta=signature))
+        return [*out, self._event("content_block_stop", index=at)]
 
     def _end(self, event: Finished) -> list[str]:
         """Events behind the last output."""
-        out = []
-        for i, kind in enumerate(self._blocks):
-            if kind == "reasoning":
-                signature = {"type": "signature_delta", "signature": ""}
-                out.append(self._event("content_block_delta", index=i, delta=signature))
-            out.append(self._event("content_block_stop", index=i))
-        delta = ending(event, "tool" in self._blocks)
+        out = self._close()
+        delta = ending(event, any(kind == "tool" for kind, _ in self._blocks))
         out.append(self._event("message_delta", delta=delta, usage={"output_tokens": event.n_decoded}))
         out.append(self._event("message_stop"))
         return out

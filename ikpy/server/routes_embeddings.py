@@ -48,12 +48,13 @@ async def v1_embeddings(request: Request) -> Response:
         raise bad_request(NOT_OPENAI)
     if "input" not in body and "content" in body:
         return await native_answer(request, front, body)
-    encoding = body.get("encoding_format", "float")
+    encoding = body.get("encoding_format") or "float"
     if encoding not in ("float", "base64"):
         raise bad_request("The format to return the embeddings in. Can be either float or base64")
     found = await embed(request, front, texts_of(body))
     normalize = integer(body, "embd_normalize", L2)
-    vectors = [pooled(front, event.states, normalize)[0] for event in found]
+    n_first = read_dimensions(body, front)
+    vectors = [pooled(front, event.states, normalize, n_first)[0] for event in found]
     n_tokens = sum(event.n_tokens for event in found)
     model = body.get("model")
     data = [
@@ -106,16 +107,27 @@ async def embed(request: Request, front: Front, value: Any) -> list[Embedded]:
     return await generation.results(request)
 
 
-def pooled(front: Front, states: Vectors, normalize: int) -> Vectors:
+def read_dimensions(body: dict[str, Any], front: Front) -> int | None:
+    """Field ``dimensions``: how many values a vector should have. Raises ApiError 400."""
+    n, n_embd = body.get("dimensions"), front.model.hparams.n_embd
+    if n is None:
+        return None
+    if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= n_embd:
+        raise bad_request(f"dimensions must be between 1 and {n_embd}")
+    return n
+
+
+def pooled(front: Front, states: Vectors, normalize: int, n_first: int | None = None) -> Vectors:
     """Vectors [1, n_embd] of a text from hidden states [n_tokens, n_embd]; without pooling all of them as they are.
 
-    Scores of a classification head [1, n_classes] are not normalized.
+    ``n_first``: so many values, for models whose first ones are embeddings themselves. Scores of a classification head
+    [1, n_classes] are not normalized.
     """
     pooling = front.settings.pooling
     vector = pool(states, pooling, front.model.arch.classifier)
     if pooling == "none":
         return vector
-    return (vector if pooling == "rank" else normalized(vector, normalize))[None]
+    return (vector if pooling == "rank" else normalized(vector[:n_first], normalize))[None]
 
 
 def normalized(vector: Vectors, kind: int) -> Vectors:

@@ -113,18 +113,21 @@ def selected(answer: dict[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
 
 
 async def tokenize(request: Request) -> Response:
-    """POST /tokenize."""
+    """POST /tokenize. With ``prompt`` instead of ``content`` in the form of vLLM's server."""
     front = front_of(request)
     body = await read_body(request, front.settings)
-    content = body.get("content", "")
+    as_vllm = "prompt" in body and "content" not in body
+    content = body["prompt"] if as_vllm else body.get("content", "")
     items = content if isinstance(content, list) else [content]
     if not all(isinstance(item, str) or is_token(item) for item in items) or is_token(content):
         raise bad_request('"content" must be a string or an array of strings and token ids')
-    add_special, parse_special = flag(body, "add_special"), flag(body, "parse_special", True)
+    add_special = flag(body, "add_special_tokens", True) if as_vllm else flag(body, "add_special")
+    parse_special = flag(body, "parse_special", True)
     tokens = await aside(request, join_tokens, items, front.vocab, add_special=add_special, parse_special=parse_special)
     if flag(body, "with_pieces"):
         return json_response({"tokens": [{"id": token, "piece": piece(front, token)} for token in tokens]})
-    return json_response({"tokens": tokens})
+    more = {"count": len(tokens), "max_model_len": front.n_ctx} if as_vllm else {}
+    return json_response({"tokens": tokens, **more})
 
 
 def piece(front: Front, token: int) -> str | list[int]:
@@ -137,11 +140,21 @@ def piece(front: Front, token: int) -> str | list[int]:
 
 
 async def detokenize(request: Request) -> Response:
-    """POST /detokenize."""
+    """POST /detokenize. The text is ``content`` for clients of llama.cpp's server, ``prompt`` for those of vLLM's."""
     front = front_of(request)
     body = await read_body(request, front.settings)
     tokens = body.get("tokens", [])
     if not isinstance(tokens, list) or not all(is_token(item) for item in tokens):
         raise bad_request('"tokens" must be an array of token ids')
     join_tokens(tokens, front.vocab, add_special=False)
-    return json_response({"content": front.vocab.detokenize(tokens)})
+    text = front.vocab.detokenize(tokens)
+    return json_response({"content": text, "prompt": text})
+
+
+async def tokenizer_info(request: Request) -> Response:
+    """GET /tokenizer_info: special tokens and the chat template, in the form of vLLM's server."""
+    front = front_of(request)
+    vocab = front.vocab
+    texts = {"bos_token": vocab.bos, "eos_token": vocab.eos, "pad_token": vocab.pad}
+    found = {name: None if token is None else vocab.special_text(token) for name, token in texts.items()}
+    return json_response(found | {"chat_template": front.template.source})

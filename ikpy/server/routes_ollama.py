@@ -5,9 +5,8 @@ Requests are turned into chat or completion requests of the other APIs; answers 
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -23,7 +22,7 @@ from ikpy.server.http import EventStream, aside, json_response, read_body, to_js
 from ikpy.server.params import GenerationParams
 from ikpy.server.prompts import Prompt, is_token, read_prompts
 from ikpy.server.read_params import flag, read_generation
-from ikpy.server.routes_embeddings import L2, embed, need_embeddings, pooled
+from ikpy.server.routes_embeddings import L2, embed, need_embeddings, pooled, read_dimensions
 from ikpy.server.routes_status import front_of
 from ikpy.server.tasks import Failed, Finished, Piece
 
@@ -37,20 +36,6 @@ OPTIONS = {
 }  # fmt: skip
 """Names of sampling options here; those about loading (num_ctx, num_gpu, ...) have no effect."""
 LINES = "application/x-ndjson"
-Handler = Callable[[Request], Awaitable[Response]]
-
-
-def ollama_errors(handler: Handler) -> Handler:
-    """Errors in the form Ollama clients read: {"error": "..."}."""
-
-    @functools.wraps(handler)
-    async def wrapped(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except ApiError as error:
-            return json_response({"error": error.message}, error.code, error.headers)
-
-    return wrapped
 
 
 def stamp(seconds: float | None = None) -> str:
@@ -215,7 +200,6 @@ async def respond(request: Request, front: Front, answer: Answer, prompt: Prompt
     return json_response(answer.whole((await generation.results(request))[0], prompt))
 
 
-@ollama_errors
 async def chat(request: Request) -> Response:
     """POST /api/chat."""
     front = front_of(request)
@@ -230,7 +214,6 @@ async def chat(request: Request) -> Response:
     return await respond(request, front, Answer(front, body, found.output, chat=True), found.prompt, found.params)
 
 
-@ollama_errors
 async def generate(request: Request) -> Response:
     """POST /api/generate: with the chat template around the prompt, unless ``raw``."""
     front = front_of(request)
@@ -260,20 +243,26 @@ async def generate(request: Request) -> Response:
     return await respond(request, front, Answer(front, body, output, chat=False), text, params)
 
 
-@ollama_errors
 async def embed_texts(request: Request) -> Response:
     """POST /api/embed."""
     front, body = await need_embeddings(request)
     value = body.get("input")
     if value in ("", [], None):
         return json_response({"model": front.settings.alias, "embeddings": []})
+    n_first, began = read_dimensions(body, front), time.perf_counter()
     found = await embed(request, front, value)
-    vectors = [pooled(front, event.states, L2)[0].astype(float).tolist() for event in found]
-    n_tokens = sum(event.n_tokens for event in found)
-    return json_response({"model": front.settings.alias, "embeddings": vectors, "prompt_eval_count": n_tokens})
+    vectors = [pooled(front, event.states, L2, n_first)[0].astype(float).tolist() for event in found]
+    return json_response(
+        {
+            "model": front.settings.alias,
+            "embeddings": vectors,
+            "total_duration": int(1e9 * (time.perf_counter() - began)),
+            "load_duration": 0,
+            "prompt_eval_count": sum(event.n_tokens for event in found),
+        }
+    )
 
 
-@ollama_errors
 async def embed_prompt(request: Request) -> Response:
     """POST /api/embeddings: the older form, one text."""
     front, body = await need_embeddings(request)
@@ -310,7 +299,6 @@ async def running(request: Request) -> Response:
     return json_response({"models": [model_entry(front_of(request))]})
 
 
-@ollama_errors
 async def show(request: Request) -> Response:
     """POST /api/show."""
     front = front_of(request)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -63,10 +62,9 @@ class ChatAnswer:
         """Field ``logprobs`` of a choice, or nothing."""
         if self.chat.n_top is None or not found:
             return {}
-        if not self.chat.n_top:
-            found = [replace(item, top=()) for item in found]
         post = self.chat.params.post_sampling_probs
-        return {"logprobs": probabilities.openai(self.front.vocab, found, post_sampling=post)}
+        shown = probabilities.openai(self.front.vocab, found, post_sampling=post, n_top=self.chat.n_top)
+        return {"logprobs": shown}
 
     def message(self, text: str) -> ChatMessage:
         """Reasoning, content and calls of a whole text."""

@@ -184,7 +184,7 @@ class ChatTemplate:
         elif self.wants_text_arguments:
             out["tool_calls"] = [_with_text_arguments(call) for call in out["tool_calls"]]
         elif self.wants_object_arguments:
-            out["tool_calls"] = [_with_object_arguments(call) for call in out["tool_calls"]]
+            out["tool_calls"] = [self._with_object_arguments(call) for call in out["tool_calls"]]
         if out.get("tool_calls") and self.wants_calls_alone:
             return out
         if self.wants_content_parts:
@@ -211,13 +211,33 @@ class ChatTemplate:
             {"role": "user", "content": parts}
         )
 
-    def _shows_call(self, arguments: object, content: str | None) -> bool:
-        """Whether a call's arguments appear in the prompt, without quotes of their own."""
+    def _with_call(self, arguments: object, content: str | None) -> str:
+        """Text of a conversation with a call."""
         function = {"name": "probe", "arguments": arguments}
         call = {"id": "call00001", "type": "function", "function": function}
         user = {"role": "user", "content": "probe"}
-        text = self._probe(user, {"role": "assistant", "content": content, "tool_calls": [call]})
+        return self._probe(user, {"role": "assistant", "content": content, "tool_calls": [call]})
+
+    def _shows_call(self, arguments: object, content: str | None) -> bool:
+        """Whether a call's arguments appear in the prompt, without quotes of their own."""
+        text = self._with_call(arguments, content)
         return "needle" in text and '\\"needle' not in text
+
+    def _with_object_arguments(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        """A call with its arguments as an object. Those that an answer's limit cut off stay text if the template can
+        write it, so that the conversation goes on; clients send "" for no arguments."""
+        function = call.get("function")
+        if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+            return dict(call)
+        text = function["arguments"]
+        try:
+            arguments = json.loads(text) if text.strip() else {}
+        except (ValueError, RecursionError) as error:
+            if "needle" in self._with_call("needle", ""):
+                return dict(call)
+            name = function.get("name", "?")
+            raise UsageError(f"arguments of the call of '{name}' are not valid JSON: {error}") from error
+        return {**call, "function": {**function, "arguments": arguments}}
 
     @functools.cached_property
     def wants_calls_alone(self) -> bool:
@@ -258,15 +278,3 @@ def _with_text_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), Mapping):
         return dict(call)
     return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
-
-
-def _with_object_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call.get("function")
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
-        return dict(call)
-    try:
-        arguments = json.loads(function["arguments"])
-    except (ValueError, RecursionError) as error:
-        name = function.get("name", "?")
-        raise UsageError(f"arguments of the call of '{name}' are not valid JSON: {error}") from error
-    return {**call, "function": {**function, "arguments": arguments}}

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -146,8 +151,78 @@ def test_errors(llm: LLM) -> None:
         LLM(n_contexts=3)
     with pytest.raises(UsageError, match="the context 512"):
         llm.generate("word " * 600)
-    with pytest.raises(TypeError, match="temprature"):
+    with pytest.raises(UsageError, match="unknown parameter temprature; see SamplingParams"):
         llm.generate("x", temprature=1)
+    prompts: list[Any] = [None, 5, ["a"], [1.5]]
+    for prompt in prompts:
+        with pytest.raises(UsageError, match="a prompt is a text or a sequence of token ids"):
+            llm.generate(prompt)
+    with pytest.raises(UsageError, match="a prompt is a text"):
+        llm.embed(["a", 5])  # type: ignore[list-item]
+    conversations: list[Any] = [["a"], {"role": "user", "content": "a"}, 5]
+    for messages in conversations:
+        with pytest.raises(UsageError, match="messages are a text, or a list of mappings"):
+            llm.chat(messages)
+    with pytest.raises(UsageError, match=r"max_tokens 2\.5 is no whole number"):
+        llm.generate("x", 2.5)  # type: ignore[arg-type]
+    for name, wrong in (("n_threads", -1), ("n_threads_batch", -1), ("n_ctx", -5)):
+        with pytest.raises(UsageError, match=f"{wrong} t"):
+            LLM(**{name: wrong})
+
+
+def test_one_stop_string_and_a_full_context(llm: LLM) -> None:
+    assert llm.generate(OLD_MAN, 24, temperature=0, stop="same, and") == GREEDY.partition("same, and")[0]
+    small = LLM(n_ctx=256, n_threads=1)
+    text = small.generate(OLD_MAN, -1, temperature=0)
+    assert text.startswith(GREEDY), "what was written is not lost"
+    assert len(small.tokenize(OLD_MAN + text, add_special=True)) <= 257
+
+
+def test_threads_wait_for_each_other(llm: LLM) -> None:
+    """Each text is the one that it is without other threads; a stream that another text ended says so."""
+    prompts = [OLD_MAN, "The sea", "Once upon a time", "I have"]
+    wanted = [llm.generate(prompt, 16, temperature=0) for prompt in prompts]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda prompt: llm.generate(prompt, 16, temperature=0), prompts)) == wanted
+        embedded = list(pool.map(llm.embed, prompts))
+        stream = llm.stream(OLD_MAN, 16, temperature=0)
+        begun = next(stream)
+        assert pool.submit(llm.generate, "The sea", 16, temperature=0).result() == wanted[1]
+    assert GREEDY.startswith(begun)
+    with pytest.raises(UsageError, match="another text was begun"):
+        next(stream)
+    np.testing.assert_array_equal(np.concatenate(embedded), llm.embed(prompts))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_processes_made_by_fork() -> None:
+    """With one thread they work; several, which the parent had, are refused instead of waited for."""
+    program = f"""
+import os, sys
+from ikpy import LLM
+from ikpy.errors import UsageError
+def answer(llm):
+    try:
+        return llm.generate({OLD_MAN!r}, 4, temperature=0)
+    except UsageError as error:
+        return "refused: " + str(error)
+one, two = LLM(n_threads=1, n_ctx=256), LLM(n_threads=2, n_ctx=256)
+answer(one), answer(two)
+sys.stdout.flush()
+if os.fork() == 0:
+    print(repr(answer(one)), repr(answer(two)), sep="\\n", flush=True)
+    try:
+        LLM(n_threads=2, n_ctx=256)
+    except UsageError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.wait()
+print(repr(answer(two)))
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
+    one, two, made, parent = result.stdout.splitlines()
+    assert one == parent == "' the room, and'"
+    assert "refused: this process was forked" in two and made.startswith("this process was forked")
 
 
 @pytest.mark.parametrize(("pieces", "out", "stopped"), [

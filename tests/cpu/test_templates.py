@@ -218,10 +218,19 @@ def test_tool_arguments_stay_text_where_the_template_quotes_nothing():
     assert render(source, {"role": "assistant", "content": None, "tool_calls": [call]}) == '{"a": 1}'
     quoting = source.replace("arguments }}", "arguments | tojson }}")
     assert render(quoting, {"role": "assistant", "content": None, "tool_calls": [call]}) == '{"a": 1}'
-    for broken in ("{", "[" * 5000):
+    listing = source.replace(
+        "{{ c.function.arguments }}", "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}"
+    )
+    assert render(listing, {"role": "assistant", "content": None, "tool_calls": [call]}) == "a=1"
+    for broken in ('{"a', "[" * 5000):
         call["function"]["arguments"] = broken
+        message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        assert json.loads(render(quoting, message)) == broken, "what a limit cut off is shown as text"
         with pytest.raises(UsageError, match="arguments of the call of 'f' are not valid JSON"):
-            render(quoting, {"role": "assistant", "content": None, "tool_calls": [call]})
+            render(listing, message)
+    call["function"]["arguments"] = ""
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    assert (render(quoting, message), render(listing, message)) == ("{}", "")
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,7 @@ STATUS_ONLY = {
     "015-root-gzip": (200, "another page"),
     "749-key-none-root": (200, "another page"),
     "333-metrics-after": (200, "numbers of earlier requests"),
+    "682-emb-mean-v1-dimensions": (200, "embeddings have the dimensions asked for"),
     "462-jinja-slot-save-off": (501, "a disabled feature"),
     **{name: (200, "a full context ends the answer, with its text") for name in (
         "120-completion-wrong-type-n-predict", "132-completion-fill-context", "244-messages-no-max-tokens",
@@ -213,6 +214,8 @@ def renamed(want: Capture) -> None:
         del response["chat_template_tool_use"]  # type: ignore[index]
     if isinstance(response, dict) and "models" in response and "data" in response:
         del response["models"]
+    if want["path"] == "/detokenize" and isinstance(response, dict) and "content" in response:
+        response["prompt"] = response["content"]
     if want["name"] == "010-metrics-fresh":
         want["response_text"] += "\n".join(OWN_METRICS) + "\n"
     if want["name"] == "058-completion-logit-bias-false":

@@ -236,6 +236,8 @@ def test_load_on_demand_stream_unload_and_errors(folder: Path) -> None:
         assert client.post("/models/unload", json={"model": "puppet"}).json() == {"success": False}
         assert client.post("/models/load", json={"model": "puppet"}).json() == {"success": True}
         assert [m["name"] for m in client.get("/api/ps").json()["models"]] == ["puppet", "small/tiny"]
+        other = client.post("/api/chat", json={"model": "other"})
+        assert other.status_code == 404 and other.json()["error"].startswith("there is no model other")
         assert "<title>" in client.get("/").text
 
 

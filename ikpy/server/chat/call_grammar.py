@@ -19,6 +19,9 @@ GRAMMAR_WORD = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|[A-Za-z][A-Za
 MARKER = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|@\{([^}]*)\}')
 """A marker; texts and sets of characters, which may look like one, come before it."""
 
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+"""Schema of a tool that names none: OpenAI's API reference says that it has an empty parameter list then."""
+
 Mark = Callable[[str], str]
 
 
@@ -69,7 +72,7 @@ def call_grammar(
     for i, tool in enumerate(tools):
         book = SchemaRules(f"tool{i}-", shared)
         try:
-            schema = tool.get("parameters") or {"type": "object"}
+            schema = tool.get("parameters") or NO_PARAMETERS
             alternatives.append(format_.call(tool["name"], schema, book))
         except GrammarError as error:
             if lazy:  # the call was not asked for by the client: any arguments will do

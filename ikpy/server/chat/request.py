@@ -70,10 +70,11 @@ def read_chat(body: Body, front: Front) -> ChatRequest:
     if n_top is not None and tools and params.stream:
         raise bad_request("logprobs is not supported with tools + stream")
     if tools and format_ is not None:
-        called = forced_tools(tools, choice)
+        callable_tools = allowed_tools(body, tools)
+        called = forced_tools(callable_tools, choice)
         several = flag(body, "parallel_tool_calls", front.settings.parallel_tool_calls or not called)
         mark = marker_rule(front.vocab)
-        params = with_calls(params, output, format_, mark, tools, forced=called, several=several)
+        params = with_calls(params, output, format_, mark, callable_tools, forced=called, several=several)
     elif params.sampling.has_grammar:
         sampling = with_content(params.sampling, output, marker_rule(front.vocab))
         params = replace(params, sampling=sampling, trigger=behind_reasoning(output))
@@ -238,6 +239,8 @@ def read_tools(body: Body) -> list[dict[str, Any]]:
 def read_tool_choice(body: Body) -> str:
     """auto, none, required, or the name of a function behind a colon."""
     choice = body.get("tool_choice", "auto")
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        choice = allowed(choice).get("mode", "auto")
     if isinstance(choice, dict):
         function = choice.get("function")
         name = function.get("name") if isinstance(function, dict) else None
@@ -249,6 +252,32 @@ def read_tool_choice(body: Body) -> str:
     if choice not in ("auto", "none", "required"):
         raise bad_request(f"Invalid tool_choice: {choice}")
     return str(choice)
+
+
+def allowed(choice: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a ``tool_choice`` of type allowed_tools says. Raises ApiError 400."""
+    inner = choice.get("allowed_tools")
+    if not isinstance(inner, dict) or not isinstance(inner.get("tools"), list):
+        raise bad_request(f"Invalid tool_choice: {json.dumps(choice)}")
+    return inner
+
+
+def allowed_tools(body: Body, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The tools that may be called; the prompt shows all of them. Raises ApiError 400 for a name without a tool."""
+    choice = body.get("tool_choice")
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return tools
+    found = []
+    for wanted in allowed(choice)["tools"]:
+        function = wanted.get("function") if isinstance(wanted, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        named = [tool for tool in tools if tool["function"]["name"] == name]
+        if not named:
+            raise bad_request(f"Invalid tool_choice: there is no tool named {name}")
+        found += named
+    if not found:
+        raise bad_request("Invalid tool_choice: allowed_tools names no tools")
+    return found
 
 
 def forced_tools(tools: list[dict[str, Any]], choice: str) -> list[dict[str, Any]]:
@@ -273,14 +302,17 @@ def check_grammar(body: Body, tools: list[dict[str, Any]]) -> None:
 
 
 def constrained(body: Body) -> dict[str, Any]:
-    """The body with ``response_format`` turned into ``json_schema``."""
+    """The body with ``response_format`` turned into ``json_schema``.
+
+    Clients of Hugging Face's text-generation-inference name the schema of a json_object ``value``.
+    """
     out = dict(body)
     wanted = body.get("response_format")
     if not isinstance(wanted, dict):
         return out
     kind = wanted.get("type")
     if kind == "json_object":
-        out["json_schema"] = wanted.get("schema", {"type": "object"})
+        out["json_schema"] = wanted.get("schema", wanted.get("value", {"type": "object"}))
     elif kind == "json_schema":
         out["json_schema"] = named_schema(wanted) or {"type": "object"}
     elif kind not in (None, "text"):

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import ikpy
 from ikpy.server.app import Gate, error_handlers, page_files
 from ikpy.server.errors import ApiError, error_body
-from ikpy.server.http import data_event, disconnected, json_response, parse_json, read_bytes
+from ikpy.server.http import data_event, disconnected, error_response, json_response, parse_json, read_bytes
 from ikpy.server.router.worker import REMEMBERED, State
 from ikpy.server.routes_ollama import stamp
 
@@ -178,7 +178,7 @@ class Forwarded(Response):
                 answer = await self._open(worker, stack)
             except ApiError as error:
                 await stack.aclose()
-                await json_response(error.body(), error.code, error.headers)(scope, receive, send)
+                await error_response(scope, error.body(), error.code, error.headers)(scope, receive, send)
                 return False
             kept = [(k.lower(), v) for k, v in answer.headers.raw if k.decode("latin-1").lower() not in HOP_HEADERS]
             await send({"type": "http.response.start", "status": answer.status_code, "headers": kept})

@@ -1,0 +1,54 @@
+"""Answers of ikpy without what they have more than recorded ones; tests of their own look at that."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+RESPONSES = ("/v1/responses", "/responses")
+ENDINGS = ("response.output_text.done", "response.content_part.done", "response.output_item.done", "content_block_stop")
+
+
+def without_additions(path: str, want: Any, got: Any) -> Any:
+    """``got`` (response or events) in the form of ``want``: responses have more fields and events here, and items and
+    blocks end before the next one begins instead of all at the end."""
+    if path in RESPONSES or (path == "/v1/messages" and isinstance(want, list)):
+        return like(want, recorded_order(want, got) if isinstance(want, list) and isinstance(got, list) else got)
+    return got
+
+
+def like(want: Any, got: Any) -> Any:
+    """The fields of ``got`` that ``want`` has, in its order."""
+    if isinstance(want, dict) and isinstance(got, dict):
+        return {name: like(value, got[name]) for name, value in want.items() if name in got}
+    if isinstance(want, list) and isinstance(got, list) and len(want) == len(got):
+        return [like(a, b) for a, b in zip(want, got, strict=True)]
+    return got
+
+
+def recorded_order(want: list[dict[str, Any]], got: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The events whose names were recorded, those that end items in front of the last ones."""
+    names = {event.get("event") for event in want}
+    known = [copy.deepcopy(event) for event in got if event.get("event") in names and not of_reasoning(event)]
+    first_end = next((i for i, event in enumerate(want) if ends_item(event)), len(want))
+    behind = sum(not ends_item(event) for event in want[first_end:])
+    others = [event for event in known if not ends_item(event)]
+    at = len(others) - behind
+    events = [*others[:at], *(event for event in known if ends_item(event)), *others[at:]]
+    for number, event in enumerate(events):
+        if "sequence_number" in event.get("data", ()):
+            event["data"]["sequence_number"] = number
+    return events
+
+
+def ends_item(event: dict[str, Any]) -> bool:
+    """Whether an event ends an item or a block."""
+    data = event.get("data")
+    delta = data.get("delta") if isinstance(data, dict) else None
+    return event.get("event") in ENDINGS or (isinstance(delta, dict) and delta.get("type") == "signature_delta")
+
+
+def of_reasoning(event: dict[str, Any]) -> bool:
+    """Whether an event is of a content part of reasoning, which was not recorded."""
+    part = event["data"].get("part") if isinstance(event.get("data"), dict) else None
+    return isinstance(part, dict) and part["type"] == "reasoning_text"

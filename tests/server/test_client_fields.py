@@ -1,0 +1,290 @@
+"""Fields and events that clients' own types want, beyond what was recorded: OpenAI's, Anthropic's, Ollama's, vLLM's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.server.harness import read_events, running
+
+HELLO = [{"role": "user", "content": "Hello there"}]
+CITY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
+COLOR = {
+    "type": "object",
+    "properties": {"a": {"type": "boolean"}, "c": {"enum": ["red", "blue"]}},
+    "required": ["a", "c"],
+}
+BLUE = '{"a": true, "c": "blue"}'
+WEATHER = {"name": "get_weather", "description": "Get the weather", "parameters": CITY}
+TIME = {"name": "get_time", "description": "Get the time"}
+TOOLS = [{"type": "function", "function": tool} for tool in (WEATHER, TIME)]
+PLAIN, TOOL, THINK, THINK_TOOL, TEXT_TOOL, JSON = 259, 262, 383, 395, 282, 435
+"""First tokens of the puppet's scripts; that of JSON is ``BLUE``."""
+
+GREEDY: dict[str, Any] = {"model": "m", "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx.Client]:
+    with running("llama-server -m PUPPET -t 1 -c 4096 -np 2 --embeddings --pooling mean") as client:
+        yield client
+
+
+def post(client: httpx.Client, path: str, script: int = PLAIN, **body: Any) -> Any:
+    answer = client.post(path, json={**GREEDY, "logit_bias": {str(script): 100}, **body})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def stream(client: httpx.Client, path: str, script: int = PLAIN, **body: Any) -> list[dict[str, Any]]:
+    answer = client.post(path, json={**GREEDY, "logit_bias": {str(script): 100}, "stream": True, **body})
+    assert answer.status_code == 200, answer.text
+    return [event["data"] for event in read_events(answer.text)]
+
+
+def refused(client: httpx.Client, path: str, **body: Any) -> str:
+    answer = client.post(path, json={"model": "m", **body})
+    assert answer.status_code == 400, answer.text
+    return str(answer.json()["error"]["message"])
+
+
+# --- responses ----------------------------------------------------------------------------------------------------
+
+
+def test_responses_have_the_fields_of_openais(client: httpx.Client) -> None:
+    tools = [{"type": "function", **WEATHER}]
+    given = {"temperature": 0.5, "metadata": {"a": "b"}, "instructions": "Be brief.", "tools": tools}
+    answer = post(client, "/v1/responses", THINK, input="Hello", max_output_tokens=60, **given)
+    assert {name: answer[name] for name in given} == given
+    assert (answer["max_output_tokens"], answer["tool_choice"], answer["parallel_tool_calls"]) == (60, "auto", True)
+    for name in ("error", "incomplete_details", "previous_response_id"):
+        assert answer[name] is None, name
+    usage = answer["usage"]
+    cached = usage["input_tokens_details"]
+    assert cached["cached_tokens"] + cached["cache_write_tokens"] == usage["input_tokens"]
+    assert 0 < usage["output_tokens_details"]["reasoning_tokens"] < usage["output_tokens"]
+    plain = post(client, "/v1/responses", input="Hello", max_output_tokens=60)
+    assert plain["usage"]["output_tokens_details"] == {"reasoning_tokens": 0}
+    assert (plain["tools"], plain["metadata"], plain["text"]) == ([], {}, {"format": {"type": "text"}})
+
+
+@pytest.mark.parametrize("script", [PLAIN, TOOL, THINK, THINK_TOOL, TEXT_TOOL])
+def test_items_of_streamed_responses_end_before_the_next_begins(client: httpx.Client, script: int) -> None:
+    more = {"tools": [{"type": "function", **WEATHER}]} if script in (TOOL, THINK_TOOL, TEXT_TOOL) else {}
+    events = stream(client, "/v1/responses", script, input="Hello there", max_output_tokens=80, **more)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    done: list[Any] = []
+    item: dict[str, Any] | None = None
+    for event in events[2:-1]:
+        kind = event["type"]
+        assert event["output_index"] == len(done), event
+        if kind == "response.output_item.added":
+            assert item is None, "an item begins inside another"
+            item, text, ended = event["item"], "", False
+        elif kind == "response.output_item.done":
+            assert item is not None and ended, f"the end of the text is missing: {event}"
+            assert event["item"]["id"] == item["id"]
+            done.append(event["item"])
+            item = None
+        elif kind.endswith(".delta"):
+            text += event["delta"]
+        elif kind.endswith((".arguments.done", "_text.done")) or kind == "response.function_call_arguments.done":
+            assert event["arguments" if "arguments" in event else "text"] == text
+            ended = True
+        else:
+            assert kind in ("response.content_part.added", "response.content_part.done")
+            assert event["part"]["text"] == text
+    assert events[-1]["response"]["output"] == done
+    types = {PLAIN: "message", TOOL: "function_call", THINK: "reasoning message"}
+    types |= {THINK_TOOL: "reasoning function_call", TEXT_TOOL: "message function_call"}
+    assert [item["type"] for item in done] == types[script].split()
+    whole = post(client, "/v1/responses", script, input="Hello there", max_output_tokens=80, **more)
+    assert without_ids(whole["output"]) == without_ids(done)
+
+
+def without_ids(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in item.items() if name not in ("id", "call_id")} for item in items]
+
+
+@pytest.mark.parametrize("script", [PLAIN, THINK])
+def test_log_probabilities_of_responses(client: httpx.Client, script: int) -> None:
+    wanted = {"input": "Hello there", "max_output_tokens": 60, "include": ["message.output_text.logprobs"]}
+    answer = post(client, "/v1/responses", script, **wanted, top_logprobs=2)
+    found = answer["output"][-1]["content"][0]["logprobs"]
+    assert found and all(len(item["top_logprobs"]) == 2 and item["logprob"] <= 0 for item in found)
+    assert all(not item["top_logprobs"] for item in logprobs_of(post(client, "/v1/responses", script, **wanted)))
+    events = stream(client, "/v1/responses", script, **wanted)
+    message = events[-1]["response"]["output"][-1]["content"][0]
+    deltas = [item for event in events if event["type"] == "response.output_text.delta" for item in event["logprobs"]]
+    assert message["logprobs"] == deltas
+    assert "".join(item["token"] for item in deltas).endswith(message["text"])
+
+
+def logprobs_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = answer["output"][-1]["content"][0]["logprobs"]
+    assert found
+    return found
+
+
+def test_log_probabilities_without_alternatives(client: httpx.Client) -> None:
+    choice = post(client, "/v1/chat/completions", messages=HELLO, logprobs=True, top_logprobs=0)["choices"][0]
+    assert [item["token"] for item in choice["logprobs"]["content"]][:2] == ["Hel", "lo wo"]
+    assert all(item["top_logprobs"] == [] for item in choice["logprobs"]["content"])
+
+
+# --- tools --------------------------------------------------------------------------------------------------------
+
+
+def choice_of(names: list[str], mode: str, *, responses: bool) -> dict[str, Any]:
+    if responses:
+        tools = [{"type": "function", "name": name} for name in names]
+        return {"type": "allowed_tools", "mode": mode, "tools": tools}
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def test_only_allowed_tools_are_called(client: httpx.Client) -> None:
+    def called(names: list[str], mode: str, script: int = TOOL) -> list[str]:
+        choice = choice_of(names, mode, responses=False)
+        body = {"messages": HELLO, "tools": TOOLS, "tool_choice": choice, "max_tokens": 80}
+        message = post(client, "/v1/chat/completions", script, **body)["choices"][0]["message"]
+        other = {"input": "Hello there", "tools": [{"type": "function", **tool} for tool in (WEATHER, TIME)]}
+        other |= {"tool_choice": choice_of(names, mode, responses=True), "max_output_tokens": 80}
+        output = post(client, "/v1/responses", script, **other)["output"]
+        names = [call["function"]["name"] for call in message.get("tool_calls", ())]
+        assert [item["name"] for item in output if item["type"] == "function_call"] == names
+        return names
+
+    assert called(["get_weather"], "auto") == ["get_weather"]
+    assert called(["get_time"], "required") == ["get_time"]
+    assert called(["get_time"], "auto") == ["get_time"]  # the script begins a call and would name the other tool
+    assert called(["get_time"], "auto", PLAIN) == []
+    body = {"messages": HELLO, "tools": TOOLS}
+    path = "/v1/chat/completions"
+    assert "get_rain" in refused(client, path, **body, tool_choice=choice_of(["get_rain"], "auto", responses=False))
+    assert "allowed_tools" in refused(client, path, **body, tool_choice={"type": "allowed_tools"})
+    assert "names no tools" in refused(client, path, **body, tool_choice=choice_of([], "auto", responses=False))
+
+
+def test_a_tool_without_parameters_is_called_without_arguments(client: httpx.Client) -> None:
+    choice = {"type": "function", "function": {"name": "get_time"}}
+    body = {"messages": HELLO, "tools": TOOLS, "tool_choice": choice, "max_tokens": 80}
+    (call,) = post(client, "/v1/chat/completions", TOOL, **body)["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {}
+
+
+def test_an_answer_with_tools_and_a_schema_is_a_call_or_of_the_schema(client: httpx.Client) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": COLOR}}
+    body = {"messages": HELLO, "tools": TOOLS, "response_format": form, "max_tokens": 80}
+    path = "/v1/chat/completions"
+    called = post(client, path, TOOL, **body)["choices"][0]
+    assert called["finish_reason"] == "tool_calls"
+    for more in ({}, {"tool_choice": "none"}):
+        answer = post(client, path, JSON, **body, **more)["choices"][0]
+        assert (answer["message"]["content"].strip(), answer["finish_reason"]) == (BLUE, "stop")
+        other = post(client, path, PLAIN, **body, **more)["choices"][0]["message"]
+        assert other["content"].startswith("{") or ("tool_calls" in other and not more), "not of the schema"
+    forced = post(client, path, PLAIN, **body, tool_choice="required")["choices"][0]
+    assert forced["message"]["tool_calls"], forced
+    assert "tool_calls" not in post(client, path, PLAIN, messages=HELLO, tools=TOOLS)["choices"][0]["message"]
+
+
+def test_schema_of_a_json_object_as_text_generation_inference_names_it(client: httpx.Client) -> None:
+    form = {"type": "json_object", "value": COLOR}
+    for script, text in ((JSON, BLUE), (PLAIN, "{")):
+        body = {"messages": HELLO, "response_format": form, "max_tokens": 40}
+        answer = post(client, "/v1/chat/completions", script, **body)
+        assert answer["choices"][0]["message"]["content"].startswith(text)
+
+
+# --- messages -----------------------------------------------------------------------------------------------------
+
+
+def test_messages_of_a_schema(client: httpx.Client) -> None:
+    form = {"type": "json_schema", "schema": COLOR}
+    for more in ({"output_config": {"format": form, "effort": "low"}}, {"output_format": form}):
+        for script, text in ((JSON, BLUE), (PLAIN, "{")):
+            answer = post(client, "/v1/messages", script, messages=HELLO, max_tokens=40, **more)
+            assert answer["content"][0]["text"].startswith(text), more
+
+
+@pytest.mark.parametrize("script", [PLAIN, TOOL, THINK, THINK_TOOL, TEXT_TOOL])
+def test_blocks_of_streamed_messages_end_before_the_next_begins(client: httpx.Client, script: int) -> None:
+    tools = [{"name": "get_weather", "input_schema": CITY}]
+    more = {"tools": tools} if script in (TOOL, THINK_TOOL, TEXT_TOOL) else {}
+    events = stream(client, "/v1/messages", script, messages=HELLO, max_tokens=80, **more)
+    fields = {"text": {"text": ""}, "thinking": {"thinking": "", "signature": ""}, "tool_use": {"input": {}}}
+    types, is_open = [], False
+    for event in events[1:-2]:
+        if event["type"] == "content_block_start":
+            block = event["content_block"]
+            assert not is_open, "a block begins inside another"
+            assert fields[block["type"]].items() <= block.items()
+            types.append(block["type"])
+            is_open = True
+        assert is_open and event["index"] == len(types) - 1, event
+        is_open = event["type"] != "content_block_stop"
+    assert not is_open
+    whole = post(client, "/v1/messages", script, messages=HELLO, max_tokens=80, **more)
+    assert types == [block["type"] for block in whole["content"]]
+
+
+def test_tools_that_anthropic_defines_take_any_arguments(client: httpx.Client) -> None:
+    tools = [{"type": "bash_20250124", "name": "get_weather"}]
+    body = {"messages": HELLO, "tools": tools, "tool_choice": {"type": "any"}, "max_tokens": 80}
+    (block,) = post(client, "/v1/messages", TOOL, **body)["content"]
+    assert block["input"] == {"city": "Paris", "days": 3}
+
+
+# --- embeddings, tokens, errors -----------------------------------------------------------------------------------
+
+
+def test_dimensions_of_embeddings(client: httpx.Client) -> None:
+    whole = post(client, "/v1/embeddings", input="Hello", encoding_format=None)["data"][0]["embedding"]
+    n = int(np.flatnonzero(whole)[-1])
+    first = np.array(whole[:n]) / np.linalg.norm(whole[:n])
+    body = {"input": "Hello", "dimensions": n}
+    for found in (post(client, "/v1/embeddings", **body)["data"][0], {"embedding": ollama_vector(client, **body)}):
+        np.testing.assert_allclose(found["embedding"], first, atol=1e-6)
+    for wrong in (0, len(whole) + 1, "8", True):
+        assert "dimensions" in refused(client, "/v1/embeddings", input="Hello", dimensions=wrong)
+
+
+def ollama_vector(client: httpx.Client, **body: Any) -> Any:
+    answer = post(client, "/api/embed", **body)
+    assert answer["total_duration"] > 0 and answer["load_duration"] == 0
+    return answer["embeddings"][0]
+
+
+def test_tokens_as_vllm_gives_them(client: httpx.Client) -> None:
+    info = client.get("/tokenizer_info").json()
+    assert "{% for m in messages %}" in info["chat_template"] and info["eos_token"] == "<|im_end|>"
+    text = "Hello there"
+    answer = post(client, "/tokenize", prompt=text, add_special_tokens=False)
+    assert answer["tokens"] == post(client, "/tokenize", content=text)["tokens"]
+    assert (answer["count"], answer["max_model_len"]) == (len(answer["tokens"]), 4096)
+    with_special = post(client, "/tokenize", prompt=text)["tokens"]
+    assert with_special == post(client, "/tokenize", content=text, add_special=True)["tokens"]
+    assert post(client, "/detokenize", tokens=answer["tokens"])["prompt"] == text
+
+
+def test_unknown_ollama_routes_have_errors_of_text(client: httpx.Client) -> None:
+    for path in ("/api/pull", "/api/delete"):
+        answer = client.post(path, json={"model": "m"})
+        assert (answer.status_code, answer.json()) == (404, {"error": "File Not Found"})
+    assert client.post("/v1/pull", json={}).json()["error"]["code"] == 404
+
+
+def test_errors_of_ollama_routes_with_keys_and_a_prefix() -> None:
+    with running("llama-server -m PUPPET -t 1 -c 256 --api-key k --api-prefix /llm") as client:
+        refused = client.post("/llm/api/chat", json={"messages": HELLO})
+        assert (refused.status_code, refused.json()) == (401, {"error": "Invalid API Key"})
+        assert client.post("/llm/v1/chat/completions", json={}).json()["error"]["code"] == 401
+        client.headers["Authorization"] = "Bearer k"
+        wrong = client.post("/llm/api/chat", json={"messages": [{"role": "user", "content": "a", "images": ["b"]}]})
+        assert (wrong.status_code, wrong.json()) == (400, {"error": "images are not supported"})

@@ -27,6 +27,7 @@ _FILE_TYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
 _ALWAYS_F32 = ("norm.weight", ".bias", "ffn_gate_inp.weight", "attn_sinks.weight")
 # Bits that are all set in NaN and infinite values only.
 _EXPONENT = {"f32": (np.uint32, 0x7F800000), "f16": (np.uint16, 0x7C00), "bf16": (np.uint16, 0x7F80)}
+_SHOWN = 40
 _PIECE_ELEMENTS = 1 << 22
 _QUANTIZATION_VERSION = 2
 
@@ -156,7 +157,13 @@ class Conversion:
             self.path, split_max_tensors=options.split_max_tensors, split_max_bytes=options.split_max_bytes
         )
         for key, value in self.metadata.items():
-            _add_value(writer, key, value)
+            try:
+                _add_value(writer, key, value)
+            except (AttributeError, LookupError, TypeError, UsageError, ValueError):
+                raise FileFormatError(
+                    f"{self.checkpoint.folder}: {key} of the GGUF file cannot be {str(value)[:_SHOWN]!r}; "
+                    "config.json or a file of the tokenizer holds a value that it cannot have"
+                ) from None
         for tensor in self.tensors:
             shape = tuple(reversed(tensor.output.shape))
             writer.add_tensor(tensor.output.name, shape, registry.by_name(tensor.type).id)

@@ -181,6 +181,21 @@ def test_values_of_another_form(file, values, tmp_path):
     assert "\n" not in str(error.value) and str(folder) in str(error.value)
 
 
+@pytest.mark.parametrize(("file", "name", "value", "key"), [
+    ("config.json", "max_position_embeddings", -3, "llama.context_length of the GGUF file cannot be '-3'"),
+    ("config.json", "rms_norm_eps", 1e60, "llama.attention.layer_norm_rms_epsilon of the GGUF file cannot be '1e+60'"),
+    ("tokenizer_config.json", "chat_template", "\ud800", r"tokenizer.chat_template of the GGUF file cannot be '\ud8"),
+])  # fmt: skip
+def test_values_that_no_key_holds(file, name, value, key, tmp_path, capsys):
+    folder = made.copy("llama", tmp_path)
+    made.amend(folder, file, **{name: value})
+    (folder / "chat_template.jinja").unlink()
+    assert main(["convert", str(folder), "--outfile", str(tmp_path / "out.gguf")]) == 1
+    error = capsys.readouterr().err.rstrip().rpartition("\n")[2]
+    assert error.startswith(f"error: {folder}: {key}") and error.endswith("holds a value that it cannot have")
+    assert not (tmp_path / "out.gguf").exists()
+
+
 def test_ends_of_generations_that_are_no_tokens_are_left_out(tmp_path):
     folder = made.copy("llama", tmp_path)
     made.amend(folder, "generation_config.json", eos_token_id=[[], {}, 2])

@@ -115,7 +115,8 @@ def in_turn(n: int) -> list[list[int]]:
 
 def test_distribute(ask: Ask) -> None:
     """-t threads for a token and -tb for the prompt, in turn on the nodes; weights, cache and arena on all of them."""
-    found = ask("--numa distribute -t 2 -tb 4 -c 512")
+    # Several huge pages: a cache of one lies on one node.
+    found = ask("--numa distribute -t 2 -tb 4 -c 2048")
     assert found["threads"] == {"prompt": in_turn(4), "token": in_turn(2)}
     assert found["mapped"]
     assert even(found["weights"])

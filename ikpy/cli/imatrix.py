@@ -66,7 +66,7 @@ def check(params: CommonParams) -> None:
             raise UsageError("invalid parameter for argument: --in-file")
     if not (params.prompt.text or params.prompt.in_files or params.model.dry_run):
         what = "the text is empty" if {"-f", "-p"} & set(params.given) else "no text"
-        raise UsageError(f"compute_imatrix: {what}: give one with -f FILE")
+        raise UsageError(f"{what}: give one with -f FILE")
     if params.prompt.chunks == 0:
         raise UsageError("--chunks 0 leaves nothing to process; give a positive number, or -1 for the whole text")
     n_tokens = min(params.context.n_ubatch or params.context.n_batch, params.context.n_batch)

@@ -437,7 +437,7 @@ def test_small_mistakes_are_one_line(tmp_path):
     for arguments, message in (
         (["quantize", model, out, "Q4_0", "99999999999"], "main: invalid nthread '99999999999' (at most 1024)"),
         (["cli", "-p", "x", "--temp", "nan"], "error: temperature must be a number, not nan"),
-        (["imatrix", "-f", str(empty)], "compute_imatrix: the text is empty: give one with -f FILE"),
+        (["imatrix", "-f", str(empty)], "error: the text is empty: give one with -f FILE"),
         (["cuda", "nope"], "error: unknown argument: nope (ikpy cuda info, build, tune and check exist)"),
     ):
         result = ikpy_program(*arguments)

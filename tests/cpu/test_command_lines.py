@@ -113,7 +113,7 @@ EXPLAINED = {
 }
 """Options of scripts and other programs that a page names apart from them."""
 OTHER_PROGRAMS = re.compile(
-    r"benchmarks\.|scripts/|pytest|pip |docker|numactl|cmake|compute-sanitizer|nvcc|curl|gdb|ldd"
+    r"benchmarks\.|scripts/|pytest|pip |docker|numactl|cmake|compute-sanitizer|nvcc|curl|gdb|ldd|lm_eval"
 )
 
 

@@ -241,11 +241,6 @@ def test_options_without_their_partner(tool: str, line: str, idle: list[str]) ->
             "--rope-scale has no effect: qwen3 models use the scale of their file, 1",
         ),
         (
-            "qwen3moe",
-            {"smart_expert_reduction": (0, 0.5)},
-            "-ser has no effect: the number of experts that are always kept must be above 0",
-        ),
-        (
             "deepseek2-v3-mla",
             {"type_v": "q8_0"},
             "-ctv has no effect: the cache holds latents, whose type is that of -ctk",

@@ -103,7 +103,7 @@ def test_termination_lets_a_request_end() -> None:
 def test_requests_that_do_not_end_are_given_up(number: signal.Signals) -> None:
     """A stream, a plain request and one that waits for a slot; each gets an answer, and the log stays clean."""
     with process("-c", "4096", "-np", "2", "--metrics", "--drain-seconds", "0.5") as (server, address):
-        endless = {"prompt": "x", "n_predict": -1, "logit_bias": [[449, 100]], "ignore_eos": True}
+        endless = {"prompt": "x", "n_predict": 10**9, "logit_bias": [[449, 100]], "ignore_eos": True}
         found: dict[str, httpx.Response] = {}
 
         def ask(name: str) -> None:

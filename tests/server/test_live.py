@@ -21,7 +21,7 @@ PUPPET = "llama-server -m PUPPET -t 1 -tb 1 -c 2048"
 PROMPTS = ["The old man looked at", "It was the best", "A young girl", "On the sea", "One", "Two", "He", "She"]
 SHORT = httpx.Timeout(PATIENCE, read=0.3)
 """For requests whose answer does not come."""
-ENDLESS = {"prompt": "x", "n_predict": -1, "temperature": 0, "logit_bias": [[449, 100]]}
+ENDLESS = {"prompt": "x", "n_predict": 10**9, "temperature": 0, "logit_bias": [[449, 100]]}
 
 
 def complete(client: httpx.Client, prompt: str, **more: object) -> dict:

@@ -20,7 +20,7 @@ from tests.server.harness import running
 from tests.server.live import PATIENCE, wait_for
 from tests.server.test_command import failed_start, process
 
-ENDLESS = {"prompt": "x", "n_predict": -1, "temperature": 0, "logit_bias": [[449, 100]], "stream": True}
+ENDLESS = {"prompt": "x", "n_predict": 10**9, "temperature": 0, "logit_bias": [[449, 100]], "stream": True}
 TEXT = {"prompt": "The old man looked at the sea.", "n_predict": 8, "temperature": 0, "logit_bias": [[449, 100]]}
 
 

@@ -212,7 +212,7 @@ def test_log_probabilities_of_text_that_is_held_back_come_with_it() -> None:
     """The reader waits for what may be a tag; no token may go without its entry meanwhile."""
     front = SimpleNamespace(vocab=loaded(MODELS["MODEL"]).vocab)
     output = OutputFormat(("<think>", "</think>"))
-    chat = ChatRequest(Prompt([1], ""), GenerationParams(SamplingParams()), output, "m", True, 1, False)
+    chat = ChatRequest(Prompt([1], ""), GenerationParams(SamplingParams()), output, "m", 1, False)
 
     async def play() -> str:
         generation: Any = Played(" ", "<th", "ink>", "so", "</th", "ing", "</think>", "\n", "yes", "<")

@@ -93,7 +93,7 @@ def _check_number(value_type: GGUFValueType, value: Any) -> None:
         fits = isinstance(value, bool | np.bool_)
     elif isinstance(value, bool | np.bool_):
         fits = False
-    elif value_type.is_integer:
+    elif value_type.holds_integers:
         limits = np.iinfo(DTYPES[value_type])
         fits = isinstance(value, int | np.integer) and int(limits.min) <= value <= int(limits.max)
     else:

@@ -47,12 +47,8 @@ class GGUFValueType(IntEnum):
         return LABELS[self]
 
     @property
-    def is_integer(self) -> bool:
+    def holds_integers(self) -> bool:
         return self not in _NOT_INTEGERS
-
-    @property
-    def is_float(self) -> bool:
-        return self in (GGUFValueType.FLOAT32, GGUFValueType.FLOAT64)
 
 
 _NOT_INTEGERS = (

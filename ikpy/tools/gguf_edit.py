@@ -42,7 +42,7 @@ def parse_value(value_type: GGUFValueType, text: str) -> Any:
             return text
         if value_type is GGUFValueType.BOOL:
             return _TRUTH[text.lower()]
-        return int(text, 0) if value_type.is_integer else float(text)
+        return int(text, 0) if value_type.holds_integers else float(text)
     except (KeyError, ValueError):
         raise UsageError(f"'{text}' is not a value of type {value_type.label}") from None
 

@@ -222,7 +222,7 @@ def test_set_every_type(model):
         run("set", model, "--type", label, "--", f"new.{label}", texts.get(label, "7"))
         with GGUFFile.open(model) as file:
             assert file.value_type(f"new.{label}") is value_type
-            if value_type.is_integer:
+            if value_type.holds_integers:
                 assert file.get(f"new.{label}") == 7
     with GGUFFile.open(model) as file:
         assert file.get("new.f64") == -1e300 and file.get("new.bool") is False

@@ -35,7 +35,7 @@ MAX_SCALE = float(np.finfo(np.float32).max)
 
 def cache_tensors(context: Context) -> dict[str, NDArray[np.uint8]]:
     """Bytes of every cache tensor as [number of cells, bytes per cell]; a cell's values are contiguous."""
-    found = {}
+    found: dict[str, NDArray[np.uint8]] = {}
     for (layer, name), value in context.kv.tensors.items():
         address = value.buffer.address
         assert address is not None

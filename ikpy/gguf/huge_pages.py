@@ -37,9 +37,9 @@ def zeroed_bytes(size: int) -> np.ndarray:
     page = transparent_page_size()
     in_pages = size // page * page if page and hasattr(mmap, "MADV_HUGEPAGE") else 0
     if not in_pages:
-        memory = np.zeros(size + 64, np.uint8)
-        start = -memory.ctypes.data % 64
-        return memory[start : start + size]
+        zeros = np.zeros(size + 64, np.uint8)
+        start = -zeros.ctypes.data % 64
+        return zeros[start : start + size]
     try:
         mapped = mmap.mmap(-1, size + page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:

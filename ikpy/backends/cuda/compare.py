@@ -86,8 +86,8 @@ def _contents(plan: HybridPlan, step: Step, buffer: Buffer) -> np.ndarray:
         assert buffer.address is not None
         return host_view(buffer.address, buffer.nbytes)
     state = plan.states[step.device]
-    data = np.empty(buffer.nbytes + 64, np.uint8)
-    data = data[-data.ctypes.data % 64 :][: buffer.nbytes]
+    memory = np.empty(buffer.nbytes + 64, np.uint8)
+    data = memory[-memory.ctypes.data % 64 :][: buffer.nbytes]
     state.stream.download(data, state.base(buffer, plan.graph.arenas[step.device]))
     state.stream.synchronize()
     return data

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ikpy.server.build import Server
     from ikpy.server.keys import KeyRing
     from ikpy.server.log import ServerLog
+    from ikpy.server.serve import Reception
     from ikpy.server.settings import ServerSettings
 
 LEAST_SLOT = 16
@@ -62,31 +63,50 @@ def run_on(listeners: Sequence[socket.socket], params: CommonParams, arguments: 
         from ikpy.cli.router import run_router
 
         return run_router(params, arguments, listeners, log)
-    try:
-        server = make_server(load(params), log)
-    except (MemoryError, OutOfMemoryError) as error:
-        if not os.environ.get(WORKER):
-            raise
-        from ikpy.cli import report
-
-        report(error, ["server", *arguments], verbose=False)
-        return NO_MEMORY
-    assert listeners, "a dry run ends with the context"
-    log.event("main", "model loaded")
-    from ikpy.server.serve import end_with_parent, serve
+    if not listeners:
+        load_server(params, log)  # a dry run ends with the context
+        return 0
+    from ikpy.server.serve import Reception
 
     options = params.server
+    with Reception(
+        listeners,
+        prefix=options.api_prefix,
+        drain_seconds=options.drain_seconds,
+        timeout=options.timeout,
+        ssl_key_file=options.ssl_key_file,
+        ssl_cert_file=options.ssl_cert_file,
+    ) as reception:
+        try:
+            server = load_server(params, log)
+        except (MemoryError, OutOfMemoryError) as error:
+            if not os.environ.get(WORKER):
+                raise
+            from ikpy.cli import report
+
+            report(error, ["server", *arguments], verbose=False)
+            return NO_MEMORY
+        return serve_until_signal(server, reception, params, log, listeners)
+
+
+def load_server(params: CommonParams, log: ServerLog) -> Server:
+    """The model with everything that serves it."""
+    server = make_server(load(params), log)
+    log.event("main", "model loaded")
+    return server
+
+
+def serve_until_signal(
+    server: Server, reception: Reception, params: CommonParams, log: ServerLog, listeners: Sequence[socket.socket]
+) -> int:
+    """Answer requests; returns the exit status."""
+    from ikpy.server.serve import end_with_parent, serve
+
     log_listening(params, log, listeners)
     if os.environ.get(WORKER):
         end_with_parent()
-    serve(
-        server,
-        listeners,
-        drain_seconds=options.drain_seconds,
-        reload=lambda: reload_keys(params, server.front.keys, log),
-        ssl_key_file=options.ssl_key_file,
-        ssl_cert_file=options.ssl_cert_file,
-    )
+    drain_seconds = params.server.drain_seconds
+    serve(server, reception, drain_seconds=drain_seconds, reload=lambda: reload_keys(params, server.front.keys, log))
     server.engine.finish_drafts()
     return 0
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from ikpy.server.entrance import Entrance
 from ikpy.server.protocol import http_protocol
 from ikpy.server.slot_files import restore_slots, save_slots
 
@@ -27,6 +28,8 @@ INTERRUPTED = 130
 KEEP_ALIVE_SECONDS = 5
 GIVE_UP_SECONDS = 30.0
 """Seconds that requests which are given up may take to end: one may be in the middle of a large batch."""
+JOIN_SECONDS = 1.0
+"""A signal ends a wait for a thread in some versions of Python only."""
 
 
 class HttpServer(uvicorn.Server):
@@ -39,16 +42,19 @@ class HttpServer(uvicorn.Server):
         self, config: uvicorn.Config, reload: Callable[[], None], drain_seconds: float, give_up: Callable[[], object]
     ) -> None:
         super().__init__(config)
-        self._reload = reload
+        self.reload = reload
+        self.give_up = give_up
         self._drain_seconds = drain_seconds
-        self._give_up = give_up
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handles the signals while the server runs."""
+        """Handles the signals while the server runs. In another thread than the main one, which gets them, nothing."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
         previous = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
         if hasattr(signal, "SIGHUP"):
-            previous[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: self._reload())
+            previous[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: self.reload())
         try:
             yield
         finally:
@@ -61,7 +67,7 @@ class HttpServer(uvicorn.Server):
         if running and self._drain_seconds:
             line = f"main: running requests: {running}; they have {self._drain_seconds:g} s to end"
             print(f"{line}, a second interrupt ends the server at once", file=sys.stderr, flush=True)
-        giving_up = asyncio.get_running_loop().call_later(self._drain_seconds, self._give_up)
+        giving_up = asyncio.get_running_loop().call_later(self._drain_seconds, self.give_up)
         try:
             await super().shutdown(sockets)
         finally:
@@ -76,13 +82,20 @@ class HttpServer(uvicorn.Server):
 
 
 def http_config(
-    app: ASGIApp, *, timeout: float, drain_seconds: float, ssl_key_file: str | None, ssl_cert_file: str | None
+    app: ASGIApp,
+    *,
+    timeout: float,
+    drain_seconds: float,
+    ssl_key_file: str | None,
+    ssl_cert_file: str | None,
+    lifespan: bool = True,
 ) -> Any:
-    """How the HTTP side runs; clients have ``timeout`` seconds for the head of a request. uvicorn takes uvloop's event
-    loop where it is installed."""
+    """How the HTTP side runs; clients have ``timeout`` seconds for the head of a request. ``lifespan``: the application
+    is told of start and end. uvicorn takes uvloop's event loop where it is installed."""
     return uvicorn.Config(
         app,
         http=http_protocol(timeout),
+        lifespan="auto" if lifespan else "off",
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -93,27 +106,44 @@ def http_config(
     )
 
 
-def serve(
-    server: Server,
-    listeners: Sequence[socket.socket],
-    *,
-    drain_seconds: float,
-    reload: Callable[[], None],
-    ssl_key_file: str | None = None,
-    ssl_cert_file: str | None = None,
-) -> None:
-    """Answers requests on bound sockets until a signal; running requests get ``drain_seconds`` to end."""
-    config = http_config(
-        server.app,
-        timeout=server.front.settings.timeout,
-        drain_seconds=drain_seconds,
-        ssl_key_file=ssl_key_file,
-        ssl_cert_file=ssl_cert_file,
-    )
+class Reception:
+    """The HTTP side of a server, in a thread of its own from before the model is loaded; the end of its block ends it.
+
+    Arguments are those of `http_config`; ``prefix`` is the beginning of all paths. Raises what a certificate that
+    cannot be used raises.
+    """
+
+    def __init__(self, listeners: Sequence[socket.socket], *, prefix: str, drain_seconds: float, **config: Any) -> None:
+        self._entrance = Entrance(prefix)
+        settings = http_config(self._entrance, drain_seconds=drain_seconds, lifespan=False, **config)
+        settings.load()
+        self._http = HttpServer(settings, lambda: None, drain_seconds, self._entrance.close)
+        self._thread = threading.Thread(target=self._http.run, args=(list(listeners),), name="http", daemon=True)
+
+    def __enter__(self) -> Reception:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._entrance.close()
+        self._http.should_exit = True
+        self._thread.join()
+
+    def run(self, app: ASGIApp, reload: Callable[[], None], give_up: Callable[[], object]) -> None:
+        """Lets an application answer until a signal, which only the main thread gets."""
+        self._http.reload, self._http.give_up = reload, give_up
+        with self._http.capture_signals():
+            self._entrance.open(app)
+            while self._thread.is_alive():
+                self._thread.join(JOIN_SECONDS)
+
+
+def serve(server: Server, reception: Reception, *, drain_seconds: float, reload: Callable[[], None]) -> None:
+    """Answers requests until a signal; running requests get ``drain_seconds`` to end."""
     restore_slots(server)
     server.engine.start()
     try:
-        HttpServer(config, reload, drain_seconds, server.engine.give_up).run(sockets=list(listeners))
+        reception.run(server.app, reload, server.engine.give_up)
     finally:
         server.engine.stop(drain_seconds)
         save_slots(server)

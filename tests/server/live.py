@@ -51,8 +51,8 @@ def address_of(process: subprocess.Popen[str]) -> str:
             for connection in psutil.Process(process.pid).net_connections(kind="tcp"):
                 if connection.status == psutil.CONN_LISTEN:
                     address = f"http://127.0.0.1:{connection.laddr.port}"
-                    httpx.get(f"{address}/health", timeout=PATIENCE)
-                    return address
+                    if httpx.get(f"{address}/health", timeout=PATIENCE).json().get("status"):
+                        return address
         time.sleep(0.02)
     raise AssertionError(f"the server does not answer; its status is {process.poll()}")
 

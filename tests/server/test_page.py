@@ -33,7 +33,7 @@ OPTIONS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
     "--window-size=1100,800",
 )  # fmt: skip
-ENDLESS = '{"logit_bias": {"449": 100}, "max_tokens": -1}'
+ENDLESS = '{"logit_bias": {"449": 100}, "max_tokens": 1000000000}'
 HELLO = '{"logit_bias": {"259": 100}}'
 MARKDOWN = """# Title
 

@@ -247,7 +247,7 @@ def test_a_crash_takes_down_one_model_which_is_started_again(folder: Path) -> No
         kept = processes(server)[0].pid
         chat(client, "puppet")
         victim = next(process for process in processes(server) if process.pid != kept)
-        body = HELLO | {"model": "puppet", "stream": True, "max_tokens": -1, "logit_bias": {"449": 100}}
+        body = HELLO | {"model": "puppet", "stream": True, "max_tokens": 10**9, "logit_bias": {"449": 100}}
         with client.stream("POST", "/v1/chat/completions", json=body) as stream:
             lines = stream.iter_lines()
             next(lines)
@@ -275,7 +275,7 @@ def test_one_model_at_a_time(folder: Path) -> None:
         chat(client, "small/tiny")
         chat(client, "puppet")
         assert states(client) == {"puppet": "loaded", "small/tiny": "unloaded"}
-        body = HELLO | {"model": "puppet", "stream": True, "max_tokens": -1, "logit_bias": {"449": 100}}
+        body = HELLO | {"model": "puppet", "stream": True, "max_tokens": 10**9, "logit_bias": {"449": 100}}
         with client.stream("POST", "/v1/chat/completions", json=body) as stream:
             lines = stream.iter_lines()
             next(lines)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -53,6 +54,8 @@ MOST_PARTS = 50_000
 """Schemas that are converted: a short text can name the same ones again and again."""
 UNREAD = ("not", "if", "contains", "propertyNames", "patternProperties", "dependentSchemas", "$dynamicRef")
 """Keywords that are not read: an error where a schema says nothing else."""
+LARGEST = sys.float_info.max
+"""Of bounds."""
 LONGEST_PLACE = 100
 """Characters of the place of a schema, of which rules and errors get their names."""
 
@@ -89,7 +92,8 @@ def _is_names(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    # Integers of JSON may be larger than floats.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def _is_count(value: Any) -> bool:

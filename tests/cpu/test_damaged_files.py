@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 from random import Random
 
@@ -39,25 +41,29 @@ DEEP = "[" * 5000 + "]" * 5000
 
 
 @pytest.mark.parametrize(("option", "content", "message"), [
-    ("--config", f"n = {DEEP}", "maximum recursion depth"),
-    ("--config", f"ctx-size = {DIGITS}", "5000 digits"),
+    ("--config", f"n = {DEEP}", "maximum recursion depth|nested more than"),
+    ("--config", f"ctx-size = {DIGITS}", "5000 digits|ctx-size is too large"),
     ("--config", f"ctx-size = 0x{DIGITS}", "ctx-size is too large"),
-    ("-jf", DEEP, "JSON schema is not valid JSON: maximum recursion depth"),
-    ("-jf", f'{{"maximum": {DIGITS}}}', "JSON schema is not valid JSON"),
-    ("--chat-template-file", f"{{{{ {DIGITS} }}}}", "chat template: "),
+    ("-jf", DEEP, "JSON schema is not valid JSON: maximum recursion depth|unsupported schema"),
+    ("-jf", f'{{"maximum": {DIGITS}}}', "JSON schema is not valid JSON|maximum must be a number"),
+    ("-jf", f'{{"maximum": {DIGITS[:400]}}}', "maximum must be a number"),
+    ("--chat-template-file", f"{{{{ {DIGITS} }}}}", "chat template: |message is too long"),
     ("--chat-template-kwargs", f'{{"a": {DEEP}}}', "not JSON: maximum recursion depth"),
 ])  # fmt: skip
 def test_numbers_and_nesting_without_bound(
     option: str, content: str, message: str, files: Originals, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """What is too much for a parser depends on the version of Python: only some give up by themselves."""
     path = tmp_path / "file"
     path.write_text(content)
     value = content if option == "--chat-template-kwargs" else str(path)
     arguments = [*files.generate(files.model)[:-2], "-cnv", "-st", option, value]
-    assert main(arguments) == 1
-    error = capfd.readouterr().err
+    status, error = main(arguments), capfd.readouterr().err
+    assert problem(status, error) is None, (status, problem(status, error))
+    if status == 0 and option == "--chat-template-kwargs" and sys.version_info >= (3, 12):
+        return  # json reads this depth
     line = next(line for line in error.split("\n") if line.startswith("error: "))
-    assert message in line and problem(1, error) is None, (line[:300], problem(1, error))
+    assert status == 1 and re.search(message, line), line[:300]
 
 
 @pytest.mark.parametrize(("text", "shown"), [

@@ -280,7 +280,7 @@ def test_json_schema_errors() -> None:
         )
     with pytest.raises(GrammarError, match="not valid JSON"):
         json_schema_grammar("{", TEXTS)
-    with pytest.raises(GrammarError, match="nested too deeply"):
+    with pytest.raises(GrammarError, match=r"nested too deeply|unsupported schema"):
         json_schema_grammar("[" * 5000 + "]" * 5000, TEXTS)
     with pytest.raises(GrammarError, match="but not both"):
         make_grammar('root ::= "a"', "{}", TEXTS)

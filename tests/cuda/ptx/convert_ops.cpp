@@ -1,4 +1,8 @@
 // cvt (PTX ISA, "Data Movement and Conversion Instructions: cvt").
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
+
 #include <cmath>
 #include <limits>
 
@@ -55,8 +59,13 @@ void add_from_float(const std::string& from) {
     add_lanewise<S, S>("cvt.sat" + types, [](S a) { return a > 0 ? (a < 1 ? a : S(1)) : S(0); });
 }
 
+#ifdef __F16C__  // compilers before GCC 12 have no _Float16
+uint16_t to_f16(float x) { return _cvtss_sh(x, _MM_FROUND_CUR_DIRECTION); }
+float from_f16(uint16_t x) { return _cvtsh_ss(x); }
+#else
 uint16_t to_f16(float x) { return std::bit_cast<uint16_t>(static_cast<_Float16>(x)); }
 float from_f16(uint16_t x) { return static_cast<float>(std::bit_cast<_Float16>(x)); }
+#endif
 uint16_t to_bf16(float x) {
     const uint32_t bits = std::bit_cast<uint32_t>(x);
     if (x != x) return 0x7fff;

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from ikpy.errors import UsageError
 from ikpy.server.entrance import Entrance
 from ikpy.server.protocol import http_protocol
 from ikpy.server.slot_files import restore_slots, save_slots
@@ -91,8 +93,11 @@ def http_config(
     lifespan: bool = True,
 ) -> Any:
     """How the HTTP side runs; clients have ``timeout`` seconds for the head of a request. ``lifespan``: the application
-    is told of start and end. uvicorn takes uvloop's event loop where it is installed."""
-    return uvicorn.Config(
+    is told of start and end. uvicorn takes uvloop's event loop where it is installed.
+
+    Raises UsageError for a certificate that cannot be used.
+    """
+    config = uvicorn.Config(
         app,
         http=http_protocol(timeout),
         lifespan="auto" if lifespan else "off",
@@ -104,19 +109,23 @@ def http_config(
         ssl_keyfile=ssl_key_file,
         ssl_certfile=ssl_cert_file,
     )
+    try:
+        config.load()
+    except ssl.SSLError as error:
+        given = f"--ssl-key-file {ssl_key_file}, --ssl-cert-file {ssl_cert_file}"
+        raise UsageError(f"{given}: no key in PEM form with its certificate ({error})") from None
+    return config
 
 
 class Reception:
     """The HTTP side of a server, in a thread of its own from before the model is loaded; the end of its block ends it.
 
-    Arguments are those of `http_config`; ``prefix`` is the beginning of all paths. Raises what a certificate that
-    cannot be used raises.
+    Arguments are those of `http_config`; ``prefix`` is the beginning of all paths.
     """
 
     def __init__(self, listeners: Sequence[socket.socket], *, prefix: str, drain_seconds: float, **config: Any) -> None:
         self._entrance = Entrance(prefix)
         settings = http_config(self._entrance, drain_seconds=drain_seconds, lifespan=False, **config)
-        settings.load()
         self._http = HttpServer(settings, lambda: None, drain_seconds, self._entrance.close)
         self._thread = threading.Thread(target=self._http.run, args=(list(listeners),), name="http", daemon=True)
 

@@ -37,6 +37,14 @@ def write(path, shapes, *, type_id=F16, meta=(), arch="llama"):
     return values
 
 
+def importances(tmp_path, name):
+    """Path of an importance matrix of ones for 256 columns of a tensor."""
+    key, path = name.encode(), tmp_path / "im.dat"
+    ones = np.ones(256, "<f4").tobytes()
+    path.write_bytes(struct.pack("<ii", 1, len(key)) + key + struct.pack("<ii", 1, 256) + ones)
+    return str(path)
+
+
 def quantized(tmp_path, capfd, *arguments):
     """Runs the tool from in.gguf to out.gguf; returns the types of the output and what was printed."""
     status = run([*arguments[:-1], str(tmp_path / "in.gguf"), str(tmp_path / "out.gguf"), arguments[-1]])
@@ -77,10 +85,7 @@ def test_second_output_matrix_gets_a_type_that_fits(tmp_path, capfd, n_vocab, n_
 
 def test_second_output_matrix_has_the_importances_of_the_first(tmp_path, capfd):
     write(tmp_path / "in.gguf", {"output.weight": (64, 256)})
-    entry = b"output.weight"
-    data = struct.pack("<ii", 1, len(entry)) + entry + struct.pack("<ii", 1, 256) + np.ones(256, "<f4").tobytes()
-    (tmp_path / "im.dat").write_bytes(data)
-    options = ["--imatrix", str(tmp_path / "im.dat"), "--extra-output-tensor", "iq2_xs"]
+    options = ["--imatrix", importances(tmp_path, "output.weight"), "--extra-output-tensor", "iq2_xs"]
     types, text = quantized(tmp_path, capfd, *options, "Q8_0")
     assert types["output_extra.weight"] == "iq2_xs"
     assert "importance values for 2 of 2 converted tensors" in text
@@ -227,10 +232,7 @@ def test_options_of_copies(tmp_path, capfd, options, ftype, expected):
 
 def test_filters_that_leave_no_importance_values(tmp_path, capfd):
     write(tmp_path / "in.gguf", {"blk.0.ffn_up.weight": (64, 256)})
-    name = b"blk.0.ffn_up.weight"
-    data = struct.pack("<ii", 1, len(name)) + name + struct.pack("<ii", 1, 256) + np.ones(256, "<f4").tobytes()
-    (tmp_path / "im.dat").write_bytes(data)
-    options = ["--imatrix", str(tmp_path / "im.dat"), "--include-weights", "attn"]
+    options = ["--imatrix", importances(tmp_path, "blk.0.ffn_up.weight"), "--include-weights", "attn"]
     _, text = quantized(tmp_path, capfd, *options, "IQ4_K")
     assert "WARNING: --include-weights leaves no entry; going on without an importance matrix" in text
     assert "one of another model" not in text

@@ -176,6 +176,7 @@ def test_a_used_port_is_reported() -> None:
         (("--slot-save-path", "/proc"), "--slot-save-path /proc: "),
         (("--path", "/nodir"), "--path /nodir: no such directory"),
         (("--ssl-key-file", "x.pem"), "HTTPS needs both"),
+        (("--ssl-key-file", "README.md", "--ssl-cert-file", "README.md"), "--ssl-key-file README.md, "),
         (("-c", "256", "-np", "64"), "too small for 64 slots"),
         (("-np", "65"), "64"),
     ],

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.server.harness import MODELS
@@ -107,14 +108,20 @@ def start_driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     driver.quit()
 
 
+def new_page(driver: Any, client: httpx.Client) -> Page:
+    """The page as a browser shows it that was never there."""
+    page = Page(driver, str(client.base_url))
+    page.open()
+    driver.execute_script("localStorage.clear(); sessionStorage.clear()")
+    page.open()
+    return page
+
+
 @pytest.fixture(name="page")
 def open_page(driver: Any) -> Iterator[Page]:
     with listening("llama-server -m PUPPET -t 1 -c 4096 -np 2") as (client, _):
-        page = Page(driver, str(client.base_url))
-        page.open()
-        driver.execute_script("localStorage.clear()")
         driver.set_window_size(1100, 800)
-        page.open()
+        page = new_page(driver, client)
         yield page
         assert page.errors() == []
 
@@ -208,10 +215,7 @@ def test_markdown_is_shown_and_never_becomes_html(page: Page) -> None:
 
 def test_a_conversation_with_a_model(driver: Any) -> None:
     with listening("llama-server -m MODEL -t 1 -c 2048 -np 2 --alias tiny-mla-moe") as (client, _):
-        page = Page(driver, str(client.base_url))
-        page.open()
-        driver.execute_script("localStorage.clear(); sessionStorage.clear()")
-        page.open()
+        page = new_page(driver, client)
         page.set(temperature="0", max_tokens="60")
         for n, question in enumerate(("The old man looked at the sea", "And the girl?"), 1):
             page.send(question)
@@ -227,10 +231,7 @@ def test_a_conversation_with_a_model(driver: Any) -> None:
 
 def test_the_command_line_says_what_holds_for_empty_fields(driver: Any) -> None:
     with listening("llama-server -m MODEL -t 1 -c 512 -np 1 --temp 0 --top-k 3 -n 7") as (client, _):
-        page = Page(driver, str(client.base_url))
-        page.open()
-        driver.execute_script("localStorage.clear(); sessionStorage.clear()")
-        page.open()
+        page = new_page(driver, client)
         page.find("#open").click()
         for name, shown in (
             ("temperature", "0"),
@@ -256,10 +257,7 @@ def test_the_command_line_says_what_holds_for_empty_fields(driver: Any) -> None:
 
 def test_errors_and_keys(driver: Any) -> None:
     with listening("llama-server -m PUPPET -t 1 -c 512 -np 1 --api-key secret") as (client, _):
-        page = Page(driver, str(client.base_url))
-        page.open()
-        page.driver.execute_script("localStorage.clear(); sessionStorage.clear()")
-        page.open()
+        page = new_page(driver, client)
         page.send("Hi")
         assert wait_for(lambda: page.texts(".message.error div:not(.actions):not(.text)") == ["Invalid API Key"])
         page.set(key="secret", extra=HELLO)
@@ -294,10 +292,7 @@ def test_choice_of_a_model(driver: Any, tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / f"{name}.gguf").symlink_to(MODELS["PUPPET"])
     with router(tmp_path) as (client, _):
-        page = Page(driver, str(client.base_url))
-        page.open()
-        driver.execute_script("localStorage.clear(); sessionStorage.clear()")
-        page.open()
+        page = new_page(driver, client)
         assert wait_for(lambda: page.texts("#model option") == ["one", "two"])
         page.find("#model").send_keys("two")
         page.set(extra=HELLO)

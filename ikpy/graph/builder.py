@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ikpy.errors import UnsupportedError
@@ -33,10 +34,15 @@ FLOAT_SOURCES = {
     "mul_mat_id": (3,),
     "mul_mat_id_up_gate": (4, 5),
     "moe_route": (1,),
+    "causal_conv": (1,),
 }
 MAX_I32 = 2**31 - 1
 """Largest parameter of a node: no position comes behind a longer window or period."""
 GATINGS = {"softmax": 1, "sigmoid": 2, "selected_softmax": 3, "sqrt_softplus": 4, "selected_sigmoid": 5}
+
+
+MAX_CONV_TAPS = 16
+"""Longest filter of causal_conv."""
 
 
 class Graph:
@@ -210,6 +216,56 @@ class Graph:
         second = keys[1] if len(keys) > 1 else None
         src = [q, keys[0], values, mask[0], sinks, second, mask[1]]
         return self._emit("attention", dst, src, ip=[int(flash), heads_per_step], fp=[scale, softcap])
+
+    # --- recurrent layers -------------------------------------------------------------------------------------
+
+    def causal_conv(self, x: Value, weight: Value, state: Value, slots: Value, *, silu: bool) -> Value:
+        """Causal convolution along the tokens of each sequence, one filter per channel, as f32 [C, T].
+
+        y[c, t] = sum_j weight[j, c] * input[c, t - n + 1 + j], then SiLU if asked for. x f32 [C, T]; weight f32 [n, C],
+        n up to MAX_CONV_TAPS; state f32 [n - 1, C, n_slots], the inputs before the batch, oldest first, is brought up
+        to date; slots i32 [T], each 0 .. n_slots - 1: the state of every token. Tokens of a slot come in the order of
+        their positions, those of several slots in any.
+        """
+        taps, channels = weight.shape[:2]
+        if taps > MAX_CONV_TAPS:
+            raise UnsupportedError(f"tensor '{weight.name}' has {taps} taps; at most {MAX_CONV_TAPS} are supported")
+        if x.shape[0] != channels or state.shape[:2] != (taps - 1, channels):
+            raise ValueError(f"convolution of {x.shape} with {weight.shape}, state {state.shape}")
+        src = [x, weight, state, slots]
+        return self._emit("causal_conv", self.new(*x.shape), src, ip=[int(silu)], writes=[replace(state)])
+
+    def gated_delta_rule(
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        g: Value,
+        beta: Value,
+        state: Value,
+        slots: Value,
+        *,
+        l2_eps: float,
+        scale: float,
+        interleaved: bool,
+    ) -> Value:
+        """Gated delta rule (arXiv:2412.06464, per channel arXiv:2510.26692) as f32 [dv, Hv, T].
+
+        Of every token: S <- exp(g) S; S <- S + k (beta (v - S^T k))^T; o = scale * S^T q. q and k f32 [dk, Hk, T], with
+        l2_eps > 0 first divided by sqrt(x.x + l2_eps); v f32 [dv, Hv, T]; all three may be views whose dimension 0 is
+        contiguous. g f32 [Hv, T], or [dk, Hv, T] for a decay per row of S; beta f32 [Hv, T]. state f32
+        [dv, dk, Hv, n_slots], the columns of S contiguous, is brought up to date; slots as in causal_conv. Head h of v
+        meets head h // (Hv / Hk) of q and k if interleaved, else h % Hk.
+        """
+        (dk, key_heads, n_tokens), (dv, heads) = k.shape[:3], v.shape[:2]
+        per_channel = g.shape[:3] == (dk, heads, n_tokens)
+        if heads % key_heads or state.shape[:3] != (dv, dk, heads) or not (per_channel or g.shape[1] == n_tokens):
+            raise ValueError(f"delta rule of {k.shape} and {v.shape}, decay {g.shape}, state {state.shape}")
+        src = [q, k, v, g, beta, state, slots]
+        ip, fp = [int(interleaved), int(per_channel)], [l2_eps, scale]
+        dst = self.new(dv, heads, n_tokens)
+        # The state is a source and, as a value of its own, an output: it is read too.
+        return self._emit("gated_delta_rule", dst, src, ip=ip, fp=fp, writes=[replace(state)])
 
     # --- statistics of matmul inputs --------------------------------------------------------------------------
 

@@ -35,6 +35,15 @@ bool is_matmul(int kind) {
            kind == kOpMulMatIdUpGate;
 }
 
+size_t thread_bytes(const Op& op, const Tensor* tensors) {
+    if (is_matmul(op.kind)) return matmul_scratch_bytes(op, tensors);
+    if (op.kind == kOpAttention) return attention_scratch_bytes(op, tensors);
+    if (op.kind == kOpKvShift) return kv_shift_scratch_bytes(op, tensors);
+    if (op.kind == kOpCausalConv) return causal_conv_scratch_bytes(op, tensors);
+    if (op.kind == kOpGatedDeltaRule) return gated_delta_rule_scratch_bytes(op, tensors);
+    return 0;
+}
+
 }  // namespace
 
 const char* op_name(int kind) { return kind >= 0 && kind < kOpCount ? kNames[kind] : "?"; }
@@ -70,13 +79,8 @@ void Barrier::meet(Group* level, int place, int n) {
 
 Executor::Executor(const Op* ops, int64_t n_ops, Tensor* tensors, int64_t)
     : ops_(ops), n_ops_(n_ops), tensors_(tensors), op_seconds_(new double[n_ops]()) {
-    for (int64_t i = 0; i < n_ops; ++i) {
-        size_t need = 0;
-        if (is_matmul(ops[i].kind)) need = matmul_scratch_bytes(ops[i], tensors);
-        if (ops[i].kind == kOpAttention) need = attention_scratch_bytes(ops[i], tensors);
-        if (ops[i].kind == kOpKvShift) need = kv_shift_scratch_bytes(ops[i], tensors);
-        scratch_bytes_ = std::max(scratch_bytes_, align_up(need));
-    }
+    for (int64_t i = 0; i < n_ops; ++i)
+        scratch_bytes_ = std::max(scratch_bytes_, align_up(thread_bytes(ops[i], tensors)));
     scratch_bytes_ += kWorkGap;
 }
 

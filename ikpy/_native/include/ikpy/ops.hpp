@@ -37,7 +37,9 @@ namespace ikpy {
     X(MoeCombine, moe_combine, op_moe_combine)                               \
     X(ActStats, act_stats, op_act_stats)                                     \
     X(ActSimilarity, act_similarity, op_act_similarity)                      \
-    X(BlockMaxima, block_maxima, op_block_maxima)
+    X(BlockMaxima, block_maxima, op_block_maxima)                            \
+    X(CausalConv, causal_conv, op_causal_conv)                               \
+    X(GatedDeltaRule, gated_delta_rule, op_gated_delta_rule)
 
 enum OpKind : int32_t {
 #define X(id, name, fn) kOp##id,
@@ -72,6 +74,9 @@ size_t attention_scratch_bytes(const Op&, const Tensor*);
 size_t attention_shared_bytes(const Op&, const Tensor*, int n_threads);
 // KvShift
 size_t kv_shift_scratch_bytes(const Op&, const Tensor*);
+// CausalConv, GatedDeltaRule
+size_t causal_conv_scratch_bytes(const Op&, const Tensor*);
+size_t gated_delta_rule_scratch_bytes(const Op&, const Tensor*);
 
 // Activation formats of the matmul family: what ActPrepare writes and the matmuls of that weight type read;
 // n_rows = rows of activations that one weight matrix is multiplied with; by_expert: on average, that of an

@@ -1,0 +1,40 @@
+// Which tokens of a batch continue each recurrent state.
+#pragma once
+#include <algorithm>
+
+#include "ikpy/tensor.hpp"
+
+namespace ikpy {
+
+// Tokens of every state slot as linked lists in the order of the batch. All threads make their own.
+class TokenRuns {
+  public:
+    static size_t nbytes(int64_t n_slots, int64_t n_tokens) {
+        return (2 * n_slots + n_tokens) * sizeof(int32_t);
+    }
+
+    // slots: of n_tokens tokens, each 0 .. n_slots-1; memory: nbytes() of them.
+    TokenRuns(const int32_t* slots, int64_t n_slots, int64_t n_tokens, uint8_t* memory)
+        : first_(reinterpret_cast<int32_t*>(memory)), used_(first_ + n_slots), next_(used_ + n_slots) {
+        std::fill_n(first_, n_slots, -1);
+        for (int64_t t = n_tokens - 1; t >= 0; --t) {
+            int32_t& head = first_[slots[t]];
+            if (head < 0) used_[n_used_++] = slots[t];
+            next_[t] = head;
+            head = int32_t(t);
+        }
+    }
+
+    // Number of slots that have tokens, and which they are.
+    int64_t size() const { return n_used_; }
+    int32_t slot(int64_t i) const { return used_[i]; }
+    // Tokens of a slot: the first one, and what follows each, -1 behind the last.
+    int32_t first(int32_t slot) const { return first_[slot]; }
+    int32_t next(int32_t token) const { return next_[token]; }
+
+  private:
+    int32_t *first_, *used_, *next_;
+    int64_t n_used_ = 0;
+};
+
+}  // namespace ikpy

@@ -22,7 +22,7 @@ class HunyuanMoe(Transformer):
         hp.n_ff_shared = keys.u32("expert_shared_feed_forward_length")
         return hp
 
-    def shift_part(self, params: GraphParams) -> tuple[str, int, int] | None:
+    def shift_part(self, layer: int, params: GraphParams) -> tuple[str, int, int] | None:
         return None  # a norm weight lies between the rotation and the cached keys
 
     def place_heads(self, b: BatchGraph, il: int, attn: Attention, q: Value, k: Value) -> tuple[Value, Value]:

@@ -85,7 +85,7 @@ class LatentDecoder(Decoder):
             return [rotated, cached], rotated, cached
         return [cached], part_of_rows(cached, 0, n_rot), part_of_rows(cached, n_rot, self.hp.extra["kv_lora_rank"])
 
-    def shift_part(self, params: GraphParams) -> tuple[str, int, int] | None:
+    def shift_part(self, layer: int, params: GraphParams) -> tuple[str, int, int] | None:
         return None
 
     def _scales(self, rope: RopeParams) -> tuple[float, RopeParams]:

@@ -12,7 +12,7 @@ from ikpy.models.base import Decoder
 from ikpy.models.batch import BatchGraph, GraphParams
 from ikpy.models.blocks import DenseFFN, Experts, cached_attention, dense_ffn, moe_ffn, split_heads
 from ikpy.models.feed_forward import take_dense, take_experts, take_fused_dense
-from ikpy.models.hparams import HParams, read_hparams
+from ikpy.models.hparams import HeadSizes, HParams, read_hparams
 from ikpy.models.keys import Keys
 from ikpy.models.weights import Presence, WeightSource, split_rows
 
@@ -65,19 +65,20 @@ class Transformer(Decoder):
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp = read_hparams(keys, layer_norm=self.layer_norm)
-        if self.rotates_whole_head and hp.n_rot != hp.n_embd_head_k:
-            raise FileFormatError(
-                f"{keys.gguf.path}: invalid n_rot: {hp.n_rot}, expected {hp.n_embd_head_k} (the key head size)"
-            )
+        for sizes in (HeadSizes(hp.n_embd_head_k, hp.n_embd_head_v, hp.n_rot), hp.window_heads):
+            if self.rotates_whole_head and sizes.rotated != sizes.k:
+                raise FileFormatError(
+                    f"{keys.gguf.path}: invalid n_rot: {sizes.rotated}, expected {sizes.k} (the key head size)"
+                )
         return hp
 
     def is_moe(self, layer: int) -> bool:
         """Whether the layer has experts instead of a dense feed-forward network."""
         return self.hp.n_expert > 0 and layer >= self.hp.n_dense_layers
 
-    def attention_scale(self) -> float:
-        """Factor of the attention scores."""
-        return 1.0 / math.sqrt(self.hp.n_embd_head_k)
+    def attention_scale(self, layer: int) -> float:
+        """Factor of the attention scores of a layer."""
+        return 1.0 / math.sqrt(self.head_sizes(layer).k)
 
     def rope_factors(self, layer: int, params: GraphParams) -> Value | None:
         return self.rope_freqs
@@ -89,8 +90,8 @@ class Transformer(Decoder):
 
     def load_attention(self, weights: WeightSource, il: int, prefix: str) -> Attention:
         """Projections with biases and head norms as the architecture has them."""
-        hp = self.hp
-        dk, dv, heads, kv = hp.n_embd_head_k, hp.n_embd_head_v, hp.n_head[il], hp.n_head_kv[il]
+        hp, sizes = self.hp, self.head_sizes(il)
+        dk, dv, heads, kv = sizes.k, sizes.v, hp.n_head[il], hp.n_head_kv[il]
         q, k, v = self.load_projections(weights, prefix, dk * heads, dk * kv, dv * kv)
         return Attention(
             q=q,
@@ -150,10 +151,10 @@ class Transformer(Decoder):
 
     def project_heads(self, b: BatchGraph, il: int, attn: Attention, h: Value) -> tuple[Value, Value, Value]:
         """q [dk, H, T], k [dk, Hk, T] and v [dv, Hk, T] of the normed input."""
-        g, hp = b.graph, self.hp
-        q = split_heads(g.mul_mat(attn.q, h, attn.q_bias), hp.n_embd_head_k)
-        k = split_heads(g.mul_mat(attn.k, h, attn.k_bias), hp.n_embd_head_k)
-        v = split_heads(g.mul_mat(attn.v, h, attn.v_bias), hp.n_embd_head_v)
+        g, sizes = b.graph, self.head_sizes(il)
+        q = split_heads(g.mul_mat(attn.q, h, attn.q_bias), sizes.k)
+        k = split_heads(g.mul_mat(attn.k, h, attn.k_bias), sizes.k)
+        v = split_heads(g.mul_mat(attn.v, h, attn.v_bias), sizes.v)
         return q, k, v
 
     def norm_head(self, b: BatchGraph, x: Value, weight: Value | None) -> Value:
@@ -165,7 +166,7 @@ class Transformer(Decoder):
         if not self.is_rotated(il):
             return x
         rope = self.rope_params(il, b.params.rope)
-        table = b.rope_table(self.hp.n_rot, rope, self.rope_factors(il, b.params))
+        table = b.rope_table(self.head_sizes(il).rotated, rope, self.rope_factors(il, b.params))
         return b.graph.rope(x, table, neox=self.rope_neox)
 
     def place_heads(self, b: BatchGraph, il: int, attn: Attention, q: Value, k: Value) -> tuple[Value, Value]:
@@ -183,7 +184,7 @@ class Transformer(Decoder):
             q,
             k,
             v,
-            scale=self.attention_scale(),
+            scale=self.attention_scale(il),
             window=self.window(il),
             softcap=self.hp.attn_softcap,
             sinks=attn.sinks,

@@ -23,6 +23,7 @@ ARCHITECTURES = {
     "gemma": "ikpy.models.gemma:Gemma",
     "gemma2": "ikpy.models.gemma2:Gemma2",
     "gemma3": "ikpy.models.gemma3:Gemma3",
+    "gemma4": "ikpy.models.gemma4:Gemma4",
     "glm4": "ikpy.models.glm4:Glm4",
     "glm4moe": "ikpy.models.glm4moe:Glm4Moe",
     "gpt-oss": "ikpy.models.gpt_oss:GptOss",

@@ -14,7 +14,10 @@ MIB = 1 << 20
 
 @dataclass
 class Experts:
-    """Expert tensors of a layer; biases and the shared expert (with a sigmoid gate or without) are optional."""
+    """Expert tensors of a layer; biases and the shared expert (with a sigmoid gate or without) are optional.
+
+    output_scales: factors [1, E] of the experts' outputs.
+    """
 
     gate_inp: Value
     up: Value
@@ -27,6 +30,7 @@ class Experts:
     down_bias: Value | None = None
     shared: DenseFFN | None = None
     shared_gate: Value | None = None
+    output_scales: Value | None = None
 
 
 @dataclass
@@ -85,17 +89,38 @@ def cached_attention(
     sinks: Value | None = None,
 ) -> Value:
     """Stores k [dk, Hk, T] and v [dv, Hk, T], attends with q [dk, H, T]; returns [dv*H, T]."""
+    store_heads(b, layer, k, v)
+    return attend_cached(b, layer, q, scale=scale, window=window, softcap=softcap, sinks=sinks)
+
+
+def store_heads(b: BatchGraph, layer: int, k: Value, v: Value) -> None:
+    """Writes k [dk, Hk, T] and v [dv, Hk, T] to the cache of a layer."""
     g = b.graph
     k_block = hadamard_block(k.shape[0]) if b.params.k_hadamard else 0
     v_block = hadamard_block(v.shape[0]) if b.params.v_hadamard else 0
-    if k_block:
-        q, k = g.hadamard(q, k_block), g.hadamard(k, k_block)
-    b.store(layer, "k", k)
+    b.store(layer, "k", g.hadamard(k, k_block) if k_block else k)
     b.store(layer, "v", g.hadamard(v, v_block) if v_block else v)
+
+
+def attend_cached(
+    b: BatchGraph,
+    layer: int,
+    q: Value,
+    *,
+    scale: float,
+    window: tuple[str, int] = ("none", 0),
+    softcap: float = 0.0,
+    sinks: Value | None = None,
+) -> Value:
+    """Attends with q [dk, H, T] to the cache of a layer; returns [dv*H, T]."""
+    g = b.graph
+    k, v = b.attended(layer, "k"), b.attended(layer, "v")
+    k_block = hadamard_block(k.shape[0]) if b.params.k_hadamard else 0
+    v_block = hadamard_block(v.shape[0]) if b.params.v_hadamard else 0
     out = g.attention(
-        q,
-        [b.attended(layer, "k")],
-        b.attended(layer, "v"),
+        g.hadamard(q, k_block) if k_block else q,
+        [k],
+        v,
         b.mask(*window),
         scale=scale,
         flash=b.params.flash_attn,
@@ -115,10 +140,18 @@ def dense_ffn(b: BatchGraph, ffn: DenseFFN, x: Value, activation: str = "silu") 
     return g.mul_mat(ffn.down, hidden, ffn.down_bias)
 
 
-def moe_ffn(b: BatchGraph, experts: Experts, routing: Routing, x: Value, activation: str = "silu") -> Value:
-    """Routed experts on x [D, T], plus the shared expert."""
+def moe_ffn(
+    b: BatchGraph,
+    experts: Experts,
+    routing: Routing,
+    x: Value,
+    activation: str = "silu",
+    logits: Value | None = None,
+) -> Value:
+    """Routed experts on x [D, T], plus the shared expert. logits [E, T]: of a router that reads something else."""
     g = b.graph
-    logits = g.mul_mat(experts.gate_inp, x, experts.gate_inp_bias)
+    if logits is None:
+        logits = g.mul_mat(experts.gate_inp, x, experts.gate_inp_bias)
     ids, weights = g.moe_route(
         logits,
         routing.n_used,
@@ -130,6 +163,9 @@ def moe_ffn(b: BatchGraph, experts: Experts, routing: Routing, x: Value, activat
         reduction=b.params.expert_reduction,
         epsilon=routing.epsilon,
     )
+    if experts.output_scales is not None:
+        scales = g.get_rows(experts.output_scales, ids.reshape(ids.shape[0] * ids.shape[1]))
+        weights = g.mul(weights, scales.reshape(*weights.shape))
     groups = g.moe_group(ids, experts.gate_inp.shape[1])
     if routing.weigh_inputs:
         hidden = weighted_expert_hidden(b, experts, x, ids, groups, weights, activation)

@@ -28,6 +28,7 @@ class MiniMaxM2(Transformer):
 
     def load_attention(self, weights: WeightSource, il: int, prefix: str) -> Attention:
         attn = super().load_attention(weights, il, prefix)
+        assert attn.k is not None
         attn.q_norm = weights.take(f"{prefix}.attn_q_norm.weight", (attn.q.shape[1],))
         attn.k_norm = weights.take(f"{prefix}.attn_k_norm.weight", (attn.k.shape[1],))
         return attn

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,12 +20,16 @@ from ikpy.models.weights import Presence, WeightSource, split_rows
 
 @dataclass
 class Attention:
-    """Projections of standard attention; biases, norms and sinks are optional."""
+    """Projections of standard attention; biases, norms and sinks are optional.
+
+    k is None in layers that attend to the cache of another one, v also where the keys before norm and RoPE are the
+    values.
+    """
 
     q: Value
-    k: Value
-    v: Value
     out: Value
+    k: Value | None = None
+    v: Value | None = None
     q_bias: Value | None = None
     k_bias: Value | None = None
     v_bias: Value | None = None
@@ -152,6 +157,7 @@ class Transformer(Decoder):
     def project_heads(self, b: BatchGraph, il: int, attn: Attention, h: Value) -> tuple[Value, Value, Value]:
         """q [dk, H, T], k [dk, Hk, T] and v [dv, Hk, T] of the normed input."""
         g, sizes = b.graph, self.head_sizes(il)
+        assert attn.k is not None and attn.v is not None
         q = split_heads(g.mul_mat(attn.q, h, attn.q_bias), sizes.k)
         k = split_heads(g.mul_mat(attn.k, h, attn.k_bias), sizes.k)
         v = split_heads(g.mul_mat(attn.v, h, attn.v_bias), sizes.v)
@@ -208,17 +214,25 @@ class Transformer(Decoder):
             branch = b.graph.scale(branch, self.hp.residual_scale)
         return b.graph.add(x, branch)
 
+    def token_inputs(self, b: BatchGraph, il: int) -> Sequence[Value]:
+        """What `behind_attention` of a layer reads beside the residual stream, a row for every token."""
+        return ()
+
     def layer(self, b: BatchGraph, il: int, x: Value) -> Value:
         layer: Layer = self.layers[il]  # type: ignore[assignment]
         attended = self.attention(b, il, layer.attn, self.norm(b, x, layer.attn_norm))
-        kept, kept_x = b.keep_outputs(il, self.hp.n_layer, attended, x)
-        if b.keeps_states and kept_x is not x:
+        rows = (attended, x, *self.token_inputs(b, il))
+        kept = b.keep_outputs(il, self.hp.n_layer, *rows)
+        if b.keeps_states and kept[1] is not x:
             # Apart from the output rows: those must round as they do in a context that keeps no states.
-            b.unreduced = self.behind_attention(b, layer, attended, x)
-        return self.behind_attention(b, layer, kept, kept_x)
+            b.unreduced = self.behind_attention(b, layer, *rows)
+        return self.behind_attention(b, layer, *kept)
 
-    def behind_attention(self, b: BatchGraph, layer: Layer, attended: Value, x: Value) -> Value:
-        """The rest of a layer on the rows x [D, n] of the residual stream and what their tokens attended to."""
+    def behind_attention(self, b: BatchGraph, layer: Layer, attended: Value, x: Value, *inputs: Value) -> Value:
+        """The rest of a layer on the rows x [D, n] of the residual stream and what their tokens attended to.
+
+        inputs: the same rows of `token_inputs`.
+        """
         x = self.add_branch(b, x, self.attention_output(b, layer.attn, attended), layer.attn_post_norm)
         branch = self.ffn(b, layer.ffn, self.norm(b, x, layer.ffn_norm))
         return self.add_branch(b, x, branch, layer.ffn_post_norm)

@@ -9,6 +9,7 @@ from ikpy.models.base import Architecture
 
 # general.architecture -> module:class
 ARCHITECTURES = {
+    "bailingmoe": "ikpy.models.deepseek:BailingMoe",
     "bailingmoe2": "ikpy.models.bailingmoe2:BailingMoe2",
     "bert": "ikpy.models.bert:Bert",
     "bitnet": "ikpy.models.bitnet:BitNet",
@@ -16,6 +17,7 @@ ARCHITECTURES = {
     "bitnet-b1.58": "ikpy.models.bitnet:BitNetB158",
     "cohere2": "ikpy.models.cohere2:Cohere2",
     "command-r": "ikpy.models.command_r:CommandR",
+    "deepseek": "ikpy.models.deepseek:DeepSeek",
     "deepseek2": "ikpy.models.deepseek2:DeepSeek2",
     "dots1": "ikpy.models.dots1:Dots1",
     "ernie4_5": "ikpy.models.ernie4_5:Ernie45",
@@ -30,12 +32,15 @@ ARCHITECTURES = {
     "granite": "ikpy.models.granite:Granite",
     "granitemoe": "ikpy.models.granite:Granite",
     "hunyuan-moe": "ikpy.models.hunyuan_moe:HunyuanMoe",
+    "internlm2": "ikpy.models.internlm2:InternLM2",
     "llama": "ikpy.models.llama:Llama",
     "llama4": "ikpy.models.llama4:Llama4",
     "minimax-m2": "ikpy.models.minimax_m2:MiniMaxM2",
     "mistral3": "ikpy.models.mistral3:Mistral3",
     "mistral4": "ikpy.models.deepseek2:DeepSeek2",
     "nomic-bert": "ikpy.models.nomic_bert:NomicBert",
+    "olmo2": "ikpy.models.olmo2:Olmo2",
+    "olmoe": "ikpy.models.olmoe:Olmoe",
     "phi3": "ikpy.models.phi3:Phi3",
     "qwen2": "ikpy.models.qwen2:Qwen2",
     "qwen2moe": "ikpy.models.qwen2moe:Qwen2Moe",

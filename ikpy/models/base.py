@@ -175,9 +175,9 @@ class Decoder(Architecture):
         """One layer: x [D, T] -> [D, T] (only the output rows in the last layer)."""
         raise NotImplementedError
 
-    def norm(self, b: BatchGraph, x: Value, weight: Value) -> Value:
-        """The architecture's norm with its epsilon."""
-        return b.graph.rms_norm(x, weight, self.hp.norm_eps)
+    def norm(self, b: BatchGraph, x: Value, weight: Value | None) -> Value:
+        """The architecture's norm with its epsilon; x itself where a layer has no norm."""
+        return x if weight is None else b.graph.rms_norm(x, weight, self.hp.norm_eps)
 
     def embed(self, b: BatchGraph) -> Value:
         """Token embeddings [D, T], scaled where the architecture says so."""

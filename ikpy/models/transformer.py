@@ -41,11 +41,11 @@ class Attention:
 
 @dataclass
 class Layer:
-    """Norms, attention and feed-forward network of a pre-norm block; post norms apply to the branches."""
+    """Norms, attention and feed-forward network of a block; post norms apply to the branches."""
 
-    attn_norm: Value
+    attn_norm: Value | None
     attn: Attention
-    ffn_norm: Value
+    ffn_norm: Value | None
     ffn: DenseFFN | Experts
     attn_post_norm: Value | None = None
     ffn_post_norm: Value | None = None
@@ -58,6 +58,8 @@ class Transformer(Decoder):
     out_bias: ClassVar[Presence] = "none"
     ffn_bias: ClassVar[Presence] = "none"
     qk_norm: ClassVar[Presence] = "none"
+    norms_all_heads: ClassVar[bool] = False
+    pre_norms: ClassVar[Presence] = "required"
     post_norms: ClassVar[Presence] = "none"
     selection_bias: ClassVar[Presence] = "none"
     rope_freqs_weight: ClassVar[Presence] = "none"
@@ -98,6 +100,7 @@ class Transformer(Decoder):
         hp, sizes = self.hp, self.head_sizes(il)
         dk, dv, heads, kv = sizes.k, sizes.v, hp.n_head[il], hp.n_head_kv[il]
         q, k, v = self.load_projections(weights, prefix, dk * heads, dk * kv, dv * kv)
+        q_norm, k_norm = (dk * heads, dk * kv) if self.norms_all_heads else (dk, dk)
         return Attention(
             q=q,
             k=k,
@@ -107,8 +110,8 @@ class Transformer(Decoder):
             k_bias=weights.take_if(self.qkv_bias, f"{prefix}.attn_k.bias", (dk * kv,)),
             v_bias=weights.take_if(self.qkv_bias, f"{prefix}.attn_v.bias", (dv * kv,)),
             out_bias=weights.take_if(self.out_bias, f"{prefix}.attn_output.bias", (hp.n_embd,)),
-            q_norm=weights.take_if(self.qk_norm, f"{prefix}.attn_q_norm.weight", (dk,)),
-            k_norm=weights.take_if(self.qk_norm, f"{prefix}.attn_k_norm.weight", (dk,)),
+            q_norm=weights.take_if(self.qk_norm, f"{prefix}.attn_q_norm.weight", (q_norm,)),
+            k_norm=weights.take_if(self.qk_norm, f"{prefix}.attn_k_norm.weight", (k_norm,)),
         )
 
     def load_projections(
@@ -144,9 +147,9 @@ class Transformer(Decoder):
     def load_layer(self, weights: WeightSource, il: int, prefix: str) -> Layer:
         norm = (self.hp.n_embd,)
         return Layer(
-            attn_norm=weights.take(f"{prefix}.attn_norm.weight", norm),
+            attn_norm=weights.take_if(self.pre_norms, f"{prefix}.attn_norm.weight", norm),
             attn=self.load_attention(weights, il, prefix),
-            ffn_norm=weights.take(f"{prefix}.{self.ffn_norm_name}.weight", norm),
+            ffn_norm=weights.take_if(self.pre_norms, f"{prefix}.{self.ffn_norm_name}.weight", norm),
             ffn=self.load_ffn(weights, il, prefix),
             attn_post_norm=weights.take_if(self.post_norms, f"{prefix}.post_attention_norm.weight", norm),
             ffn_post_norm=weights.take_if(self.post_norms, f"{prefix}.post_ffw_norm.weight", norm),
@@ -164,8 +167,11 @@ class Transformer(Decoder):
         return q, k, v
 
     def norm_head(self, b: BatchGraph, x: Value, weight: Value | None) -> Value:
-        """Norm of every head of q or k, if the layer has one."""
-        return x if weight is None else b.graph.rms_norm(x, weight, self.hp.norm_eps)
+        """Norm of every head of q or k [dk, H, T], or of all heads together, if the layer has one."""
+        if weight is None:
+            return x
+        rows = x.reshape(x.shape[0] * x.shape[1], x.shape[2]) if self.norms_all_heads else x
+        return b.graph.rms_norm(rows, weight, self.hp.norm_eps).reshape(*x.shape[:3])
 
     def rotate(self, b: BatchGraph, il: int, x: Value) -> Value:
         """RoPE of q or k [dk, H, T] on the layers that have it."""

@@ -9,6 +9,7 @@ from ikpy.models.base import Architecture
 
 # general.architecture -> module:class
 ARCHITECTURES = {
+    "afmoe": "ikpy.models.afmoe:Afmoe",
     "bailingmoe": "ikpy.models.deepseek:BailingMoe",
     "bailingmoe2": "ikpy.models.bailingmoe2:BailingMoe2",
     "bert": "ikpy.models.bert:Bert",
@@ -22,6 +23,8 @@ ARCHITECTURES = {
     "dots1": "ikpy.models.dots1:Dots1",
     "ernie4_5": "ikpy.models.ernie4_5:Ernie45",
     "ernie4_5-moe": "ikpy.models.ernie4_5:Ernie45Moe",
+    "exaone-moe": "ikpy.models.exaone_moe:ExaoneMoe",
+    "exaone4": "ikpy.models.exaone4:Exaone4",
     "gemma": "ikpy.models.gemma:Gemma",
     "gemma2": "ikpy.models.gemma2:Gemma2",
     "gemma3": "ikpy.models.gemma3:Gemma3",
@@ -31,10 +34,12 @@ ARCHITECTURES = {
     "gpt-oss": "ikpy.models.gpt_oss:GptOss",
     "granite": "ikpy.models.granite:Granite",
     "granitemoe": "ikpy.models.granite:Granite",
+    "hunyuan-dense": "ikpy.models.hunyuan_dense:HunyuanDense",
     "hunyuan-moe": "ikpy.models.hunyuan_moe:HunyuanMoe",
     "internlm2": "ikpy.models.internlm2:InternLM2",
     "llama": "ikpy.models.llama:Llama",
     "llama4": "ikpy.models.llama4:Llama4",
+    "mimo2": "ikpy.models.mimo2:Mimo2",
     "minimax-m2": "ikpy.models.minimax_m2:MiniMaxM2",
     "mistral3": "ikpy.models.mistral3:Mistral3",
     "mistral4": "ikpy.models.deepseek2:DeepSeek2",
@@ -44,10 +49,14 @@ ARCHITECTURES = {
     "phi3": "ikpy.models.phi3:Phi3",
     "qwen2": "ikpy.models.qwen2:Qwen2",
     "qwen2moe": "ikpy.models.qwen2moe:Qwen2Moe",
+    "qwen2vl": "ikpy.models.qwen2vl:Qwen2VL",
     "qwen3": "ikpy.models.qwen3:Qwen3",
     "qwen3moe": "ikpy.models.qwen3moe:Qwen3Moe",
+    "qwen3vl": "ikpy.models.qwen3vl:Qwen3VL",
+    "qwen3vlmoe": "ikpy.models.qwen3vl:Qwen3VLMoe",
     "seed_oss": "ikpy.models.seed_oss:SeedOss",
     "smollm3": "ikpy.models.smollm3:SmolLM3",
+    "step35": "ikpy.models.step35:Step35",
 }
 
 

@@ -16,7 +16,7 @@ MIB = 1 << 20
 class Experts:
     """Expert tensors of a layer; biases and the shared expert (with a sigmoid gate or without) are optional.
 
-    output_scales: factors [1, E] of the experts' outputs.
+    output_scales: factors [1, E] of the experts' outputs. limit: as of DenseFFN.
     """
 
     gate_inp: Value
@@ -31,11 +31,15 @@ class Experts:
     shared: DenseFFN | None = None
     shared_gate: Value | None = None
     output_scales: Value | None = None
+    limit: float = 0.0
 
 
 @dataclass
 class DenseFFN:
-    """Weights of a gated feed-forward network; biases are optional."""
+    """Weights of a gated feed-forward network; biases are optional.
+
+    limit: bound of act(gate) from above and of up from both sides; 0: none.
+    """
 
     gate: Value
     up: Value
@@ -43,6 +47,7 @@ class DenseFFN:
     gate_bias: Value | None = None
     up_bias: Value | None = None
     down_bias: Value | None = None
+    limit: float = 0.0
 
 
 def split_heads(x: Value, head_size: int) -> Value:
@@ -136,8 +141,22 @@ def attend_cached(
 def dense_ffn(b: BatchGraph, ffn: DenseFFN, x: Value, activation: str = "silu") -> Value:
     """down(act(gate x) * (up x)) for x [D, T]."""
     g = b.graph
+    if ffn.limit:
+        gate, up = g.mul_mat(ffn.gate, x, ffn.gate_bias), g.mul_mat(ffn.up, x, ffn.up_bias)
+        return g.mul_mat(ffn.down, limited_gated(b, gate, up, activation, ffn.limit), ffn.down_bias)
     hidden = g.mul_mat_up_gate(ffn.up, ffn.gate, x, activation, ffn.up_bias, ffn.gate_bias)
     return g.mul_mat(ffn.down, hidden, ffn.down_bias)
+
+
+def limited_gated(b: BatchGraph, gate: Value, up: Value, activation: str, limit: float) -> Value:
+    """min(act(gate), limit) * clamp(up, -limit, limit), by ReLU: min(x, limit) = limit - relu(limit - x)."""
+    g = b.graph
+
+    def at_most(x: Value) -> Value:
+        return g.scale(g.unary(g.scale(x, -1.0, limit), "relu"), -1.0, limit)
+
+    up = g.scale(g.unary(g.scale(at_most(up), 1.0, limit), "relu"), 1.0, -limit)
+    return g.mul(at_most(g.unary(gate, activation)), up)
 
 
 def moe_ffn(
@@ -192,12 +211,14 @@ def expert_hidden(
 ) -> Value:
     """act(gate x) * (up x) of the chosen experts, [F, K, T]; x [D, T], or [D, K, T] if per_slot."""
     g = b.graph
-    if experts.up.type_id == experts.gate.type_id and not per_slot:
+    if experts.up.type_id == experts.gate.type_id and not per_slot and not experts.limit:
         return g.mul_mat_id_up_gate(
             experts.up, experts.gate, x, ids, groups, activation, experts.up_bias, experts.gate_bias
         )
     up = g.mul_mat_id(experts.up, x, ids, groups, experts.up_bias, per_slot=per_slot)
     gate = g.mul_mat_id(experts.gate, x, ids, groups, experts.gate_bias, per_slot=per_slot)
+    if experts.limit:
+        return limited_gated(b, gate, up, activation, experts.limit)
     return g.gated(gate, up, activation)
 
 

@@ -10,6 +10,8 @@ from ikpy.errors import FileFormatError
 from ikpy.graph.ir import Value
 from ikpy.models.base import Architecture
 from ikpy.models.batch import BatchGraph
+from ikpy.models.blocks import DenseFFN, Experts
+from ikpy.models.feed_forward import take_dense
 from ikpy.models.hparams import HParams
 from ikpy.models.keys import REQUIRED, Keys
 from ikpy.models.routing import Routing, gating_func
@@ -37,17 +39,21 @@ class RoutedMoe(Transformer):
     rope_neox = True
     default_n_dense: ClassVar[Any] = REQUIRED
     default_gating: ClassVar[Any] = 1
+    default_n_shared: ClassVar[Any] = REQUIRED
+    default_scale: ClassVar[Any] = REQUIRED
+    dense_without_router: ClassVar[bool] = False
+    """Whether layers without a router are dense, wherever they are."""
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp = super().read_hparams(keys)
         hp.n_dense_layers = keys.u32("leading_dense_block_count", self.default_n_dense)
         hp.n_ff_exp = keys.u32("expert_feed_forward_length")
-        hp.n_ff_shared = hp.n_ff_exp * keys.u32("expert_shared_count")
+        hp.n_ff_shared = hp.n_ff_exp * keys.u32("expert_shared_count", self.default_n_shared)
         hp.routing = Routing(
             hp.n_expert_used,
             gating_func(keys, self.gating_value(keys.u32("expert_gating_func", self.default_gating))),
             normalize=keys.boolean("expert_weights_norm", False),
-            scale=keys.f32("expert_weights_scale"),
+            scale=keys.f32("expert_weights_scale", self.default_scale) or 1.0,
         )
         self.n_predict_layers = keys.u32("nextn_predict_layers", 0)
         if self.n_predict_layers >= hp.n_layer:
@@ -56,6 +62,11 @@ class RoutedMoe(Transformer):
             )
         hp.n_layer -= self.n_predict_layers
         return hp
+
+    def load_ffn(self, weights: WeightSource, il: int, prefix: str) -> DenseFFN | Experts:
+        if self.dense_without_router and not weights.has(f"{prefix}.ffn_gate_inp.weight"):
+            return take_dense(weights, prefix, self.hp.n_embd, self.hp.n_ff[il])
+        return super().load_ffn(weights, il, prefix)
 
     def gating_value(self, value: int) -> int:
         """The value of expert_gating_func in effect."""
@@ -79,6 +90,7 @@ class RoutedMoe(Transformer):
         d, n_vocab, prefix = self.hp.n_embd, self.hp.n_vocab, f"blk.{il}.nextn"
         head = copy.copy(self)
         head.layers = [self.load_layer(weights, il, f"blk.{il}")]
+        head.has_window = self.has_window[il:]
         head.hp = replace(
             self.hp,
             n_layer=1,

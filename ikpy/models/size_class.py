@@ -60,6 +60,10 @@ BY_LAYERS: dict[str, dict[int, str]] = {
     "ernie4_5-moe": {18: "0.3B", 28: "21B.A3B", 54: "300B.A47B"},
     "bailingmoe2": {20: "16B.A1B", 21: "16B.A1B", 32: "100B.A6B", 33: "100B.A6B"},
     "mimo2": {48: "310B.A15B"},
+    "step35": {45: "196B.A11B", 48: "196B.A11B"},
+    "exaone4": {30: "1.2B", 64: "32B"},
+    "exaone-moe": {48: "236B.A23B", 49: "236B.A23B"},
+    "afmoe": {32: "26B.A3B", 56: "6B.A1B", 60: "400B.A13B"},
     "seed_oss": {64: "36B"},
     "smollm3": {36: "3B"},
     "granitemoe": {32: "3B", 40: "3B"},
@@ -107,12 +111,22 @@ def _qwen2(shape: _Shape) -> str:
     return {32: "7B", 80: "70B"}.get(shape.layers, UNKNOWN)
 
 
+def _qwen2vl(shape: _Shape) -> str:
+    if shape.layers == 28:
+        return {1536: "2B", 3584: "7B"}.get(shape.embedding, UNKNOWN)
+    return {36: "3B", 64: "32B", 80: "70B"}.get(shape.layers, UNKNOWN)
+
+
 def _qwen3(shape: _Shape) -> str:
     if shape.layers == 28:
         return "0.6B" if shape.embedding == 1024 else "1.7B"
     if shape.layers == 36:
         return "4B" if shape.embedding == 2560 else "8B"
     return {40: "14B", 64: "32B"}.get(shape.layers, UNKNOWN)
+
+
+def _hunyuan_dense(shape: _Shape) -> str:
+    return {1024: "0.5B", 2048: "1.8B", 3072: "4B", 4096: "7B"}.get(shape.embedding, UNKNOWN)
 
 
 def _qwen3vl(shape: _Shape) -> str:
@@ -135,8 +149,10 @@ BY_SHAPE: dict[str, Callable[[_Shape], str]] = {
     "llama": _llama,
     "llama4": _llama4,
     "qwen2": _qwen2,
+    "qwen2vl": _qwen2vl,
     "qwen3": _qwen3,
     "qwen3vl": _qwen3vl,
+    "hunyuan-dense": _hunyuan_dense,
     "bloom": _bloom,
     "bert": _bert,
 }

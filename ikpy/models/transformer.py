@@ -10,7 +10,7 @@ from typing import ClassVar
 from ikpy.errors import FileFormatError
 from ikpy.graph.ir import Value
 from ikpy.models.base import Decoder
-from ikpy.models.batch import BatchGraph, GraphParams
+from ikpy.models.batch import FULL, BatchGraph, GraphParams, Window
 from ikpy.models.blocks import DenseFFN, Experts, cached_attention, dense_ffn, moe_ffn, split_heads
 from ikpy.models.feed_forward import take_dense, take_experts, take_fused_dense
 from ikpy.models.hparams import HeadSizes, HParams, read_hparams
@@ -37,6 +37,7 @@ class Attention:
     q_norm: Value | None = None
     k_norm: Value | None = None
     sinks: Value | None = None
+    gate: Value | None = None
 
 
 @dataclass
@@ -59,6 +60,8 @@ class Transformer(Decoder):
     ffn_bias: ClassVar[Presence] = "none"
     qk_norm: ClassVar[Presence] = "none"
     norms_all_heads: ClassVar[bool] = False
+    norms_after_rope: ClassVar[bool] = False
+    attn_gate: ClassVar[Presence] = "none"
     pre_norms: ClassVar[Presence] = "required"
     post_norms: ClassVar[Presence] = "none"
     selection_bias: ClassVar[Presence] = "none"
@@ -69,6 +72,8 @@ class Transformer(Decoder):
     activation: ClassVar[str] = "silu"
     rotates_whole_head: ClassVar[bool] = True
     layer_norm: ClassVar[bool] = False
+    has_window: Sequence[bool] = ()
+    """Layers that attend to hp.n_swa tokens, in architectures whose files say so."""
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp = read_hparams(keys, layer_norm=self.layer_norm)
@@ -78,6 +83,13 @@ class Transformer(Decoder):
                     f"{keys.gguf.path}: invalid n_rot: {sizes.rotated}, expected {sizes.k} (the key head size)"
                 )
         return hp
+
+    def window(self, layer: int) -> Window:
+        return ("sliding", self.hp.n_swa) if self.has_window and self.has_window[layer] else FULL
+
+    def shift_part(self, layer: int, params: GraphParams) -> tuple[str, int, int] | None:
+        # A norm weight between the rotation and the cached keys: they cannot be rotated further.
+        return None if self.norms_after_rope else super().shift_part(layer, params)
 
     def is_moe(self, layer: int) -> bool:
         """Whether the layer has experts instead of a dense feed-forward network."""
@@ -112,6 +124,9 @@ class Transformer(Decoder):
             out_bias=weights.take_if(self.out_bias, f"{prefix}.attn_output.bias", (hp.n_embd,)),
             q_norm=weights.take_if(self.qk_norm, f"{prefix}.attn_q_norm.weight", (q_norm,)),
             k_norm=weights.take_if(self.qk_norm, f"{prefix}.attn_k_norm.weight", (k_norm,)),
+            gate=weights.take_if(
+                self.attn_gate, f"{prefix}.attn_gate.weight", (hp.n_embd, heads), (hp.n_embd, dv * heads)
+            ),
         )
 
     def load_projections(
@@ -183,6 +198,9 @@ class Transformer(Decoder):
 
     def place_heads(self, b: BatchGraph, il: int, attn: Attention, q: Value, k: Value) -> tuple[Value, Value]:
         """q and k after head norms and RoPE."""
+        if self.norms_after_rope:
+            q, k = self.rotate(b, il, q), self.rotate(b, il, k)
+            return self.norm_head(b, q, attn.q_norm), self.norm_head(b, k, attn.k_norm)
         q, k = self.norm_head(b, q, attn.q_norm), self.norm_head(b, k, attn.k_norm)
         return self.rotate(b, il, q), self.rotate(b, il, k)
 
@@ -190,7 +208,7 @@ class Transformer(Decoder):
         """Standard attention on the normed input; [dv*H, T] before the output projection."""
         q, k, v = self.project_heads(b, il, attn, h)
         q, k = self.place_heads(b, il, attn, q, k)
-        return cached_attention(
+        attended = cached_attention(
             b,
             il,
             q,
@@ -201,6 +219,15 @@ class Transformer(Decoder):
             softcap=self.hp.attn_softcap,
             sinks=attn.sinks,
         )
+        return attended if attn.gate is None else self.gated_heads(b, il, attn.gate, h, attended)
+
+    def gated_heads(self, b: BatchGraph, il: int, gate: Value, h: Value, attended: Value) -> Value:
+        """attended [dv*H, T] times the sigmoid of gate h, which has a row per head or per element."""
+        heads = split_heads(attended, self.head_sizes(il).v)
+        weights = b.graph.unary(b.graph.mul_mat(gate, h), "sigmoid")
+        n_head, n_tokens = heads.shape[1:3]
+        per_head = weights.reshape(weights.shape[0] // n_head, n_head, n_tokens)
+        return b.graph.mul(heads, per_head).reshape(*attended.shape[:2])
 
     def attention_output(self, b: BatchGraph, attn: Attention, attended: Value) -> Value:
         """Output projection [dv*H, T] -> [D, T]."""

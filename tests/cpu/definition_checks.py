@@ -111,3 +111,32 @@ def check_peer(path: Path, name: str, tolerance: float) -> None:
     """Holds log-probabilities (F16 cache, flash attention) to the capture of another engine."""
     context = Context(Model.load(path), ContextParams(n_ctx=256, n_threads=2, flash_attn=True))
     check_against_peer(name, TOKENS, context.decode(Batch.single(TOKENS, logits="all")), tolerance)
+
+
+def chosen(scores: np.ndarray, n_used: int, bias: np.ndarray | float = 0.0) -> np.ndarray:
+    """scores [T, E] of the n_used experts per token for which scores + bias are largest, 0 for the others."""
+    kept = np.argsort(-(scores + bias), axis=1)[:, :n_used]
+    out = np.zeros_like(scores)
+    np.put_along_axis(out, kept, np.take_along_axis(scores, kept, 1), 1)
+    return out
+
+
+def sigmoid_routed(w: ref.Weights, h: np.ndarray, n_used: int, scale: float = 1.0) -> np.ndarray:
+    """Experts by sigmoid, chosen with exp_probs_b added, their weights renormalised and multiplied by scale."""
+    weights = chosen(ref.sigmoid(h @ w["ffn_gate_inp"].T), n_used, w["exp_probs_b.bias"])
+    return routed(w, h, scale * weights / weights.sum(-1, keepdims=True), n_used)
+
+
+def check_shift(path: Path) -> None:
+    """A text moved to later positions is continued as where it was: RoPE knows distances only."""
+    moved_by, token = 37, TOKENS[-1:]
+    params = ContextParams(n_ctx=256, n_threads=2, type_k="f32", type_v="f32")
+    still, moved = (Context(Model.load(path), params) for _ in range(2))
+    for context in (still, moved):
+        context.decode(Batch.single(TOKENS[:-1]))
+    n = len(TOKENS) - 1
+    moved.kv.seq_add(0, 0, -1, moved_by)
+    expected, found = still.decode(Batch.single(token, n)), moved.decode(Batch.single(token, n + moved_by))
+    _hold(f"moved by {moved_by}", found, expected, FLOAT_BOUND)
+    elsewhere = still.decode(Batch.single(token, n + moved_by))
+    assert np.abs(elsewhere - expected).max() > 0.01 * np.abs(expected).max(), "the model does not know positions"

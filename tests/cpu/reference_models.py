@@ -104,7 +104,7 @@ class RandomModel:
                 self._write_numbered_words(out)
             for key, value in self.keys.items():
                 if isinstance(value, list):
-                    out.add_array(f"{self.arch}.{key}", GGUFValueType.UINT32, value)
+                    out.add_array(f"{self.arch}.{key}", VALUE_TYPES[type(value[0])], value)
                 else:
                     out.add(f"{self.arch}.{key}", VALUE_TYPES[type(value)], value)
             names = {n: n if n.endswith((".bias", ".scale")) else f"{n}.weight" for n in self.weights}

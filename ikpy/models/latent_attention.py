@@ -23,8 +23,9 @@ PROMPT_TOKENS = 128
 
 @dataclass
 class LatentAttention:
-    """Projections of MLA. q or (q_a, q_a_norm, q_b); kv_b or (k_b, v_b) or all three."""
+    """Projections of MLA. q or (q_a, q_a_norm, q_b); kv_b or (k_b, v_b) or all three. prefix: of their names."""
 
+    prefix: str
     kv_a: Value
     kv_a_norm: Value
     out: Value

@@ -78,7 +78,7 @@ class Context:
         self.graph_params = graph_params(model, self.params, self.n_ctx, frozenset(windows), self._log)
         model.arch.prepare(self.graph_params.mla)
         specs = [model.arch.cache_specs(il, self.graph_params) for il in range(model.hparams.n_layer)]
-        can_shift = model.arch.shift_part(self.graph_params) is not None
+        can_shift = model.arch.shift_part(0, self.graph_params) is not None
         self.kv = KVCache(self.n_ctx, specs, can_shift=can_shift, windows=windows, allocate=not self.plan_only)
         self._no_logits = np.empty((0, model.hparams.n_vocab), np.float32)
         self.embeddings: np.ndarray | None = None
@@ -292,12 +292,14 @@ class Context:
 
     def _apply_shifts(self) -> None:
         """Re-rotates cached keys whose positions moved since the last decode (model semantics 7.5)."""
-        part = self.model.arch.shift_part(self.graph_params)
-        assert part is not None
-        name, offset, n_rot = part
         g = Graph(core)
         deltas = {window: as_input(cells.delta, cells.n_cells, "delta") for window, cells in self.kv.cells.items()}
         for il in range(self.model.hparams.n_layer):
+            part = self.model.arch.shift_part(il, self.graph_params)
+            assert part is not None
+            name, offset, n_rot = part
+            if (il, name) not in self.kv.tensors:  # reads the cache of another layer
+                continue
             moved = deltas[self.kv.window_of[il, name]]
             self.model.arch.add_shift(g, il, self.kv.tensors[il, name], moved, n_rot, offset, self.graph_params)
         arena = plan_arena(g.nodes, set())

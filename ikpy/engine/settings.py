@@ -63,6 +63,7 @@ def graph_params(
         raise UsageError(f"-mla {mla}: possible values are 0, 1, 2 and 3")
     types_k = _layer_types(p.type_k, p.type_k_first, p.type_k_last, hp.n_layer)
     types_v = _layer_types(p.type_v, p.type_v_first, p.type_v_last, hp.n_layer)
+    heads = [model.arch.head_sizes(il) for il in range(hp.n_layer)]
     for option, reason in idle_options(model, p, mla):
         log(f"warning: {option} has no effect: {reason}")
     return GraphParams(
@@ -70,8 +71,12 @@ def graph_params(
         flash_attn=p.flash_attn,
         mla=mla,
         attn_max_batch=p.attn_max_batch,
-        types_k=tuple(_cache_type(name, 0 if mla else hp.n_embd_head_k, "-ctk") for name in types_k),
-        types_v=tuple(_cache_type(name, 0 if mla else hp.n_embd_head_v, "-ctv") for name in types_v),
+        types_k=tuple(
+            _cache_type(name, 0 if mla else sizes.k, "-ctk") for name, sizes in zip(types_k, heads, strict=True)
+        ),
+        types_v=tuple(
+            _cache_type(name, 0 if mla else sizes.v, "-ctv") for name, sizes in zip(types_v, heads, strict=True)
+        ),
         rope=_rope_params(p, hp),
         expert_reduction=p.smart_expert_reduction,
         causal=p.causal and hp.causal,

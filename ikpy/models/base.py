@@ -12,7 +12,7 @@ from ikpy.graph.ir import Value
 from ikpy.models.batch import FULL, BatchGraph, CacheSpec, GraphParams, Window
 from ikpy.models.blocks import hadamard_block
 from ikpy.models.classifier import Classifier
-from ikpy.models.hparams import HParams, read_hparams
+from ikpy.models.hparams import HeadSizes, HParams, read_hparams
 from ikpy.models.keys import Keys
 from ikpy.models.rope import RopeParams
 from ikpy.models.weights import Presence, WeightSource
@@ -92,33 +92,45 @@ class Architecture:
         """Attention window of a layer."""
         return FULL
 
+    def head_sizes(self, layer: int) -> HeadSizes:
+        """Sizes of the heads of a layer; window layers may have their own."""
+        hp = self.hp
+        if self.window(layer)[0] != "none":
+            return hp.window_heads
+        return HeadSizes(hp.n_embd_head_k, hp.n_embd_head_v, hp.n_rot)
+
     def is_rotated(self, layer: int) -> bool:
         """Whether a layer applies RoPE."""
         return True
 
     def rope_params(self, layer: int, context: RopeParams) -> RopeParams:
         """RoPE parameters of a layer."""
+        hp = self.hp
+        is_full = self.window(layer)[0] == "none"
+        if not is_full and hp.window_freq_base is not None:
+            return replace(context, freq_base=hp.window_freq_base, freq_scale=hp.rope_freq_scale)
         if not self.rope_scale_from_metadata:
             return context
-        base = context.freq_base if self.window(layer)[0] == "none" else self.hp.rope_freq_base
-        return replace(context, freq_base=base, freq_scale=self.hp.rope_freq_scale)
+        base = context.freq_base if is_full else hp.rope_freq_base
+        return replace(context, freq_base=base, freq_scale=hp.rope_freq_scale)
 
     def rope_factors(self, layer: int, params: GraphParams) -> Value | None:
         """Frequency factors of a layer, if it has any."""
         return None
 
     def cache_specs(self, layer: int, params: GraphParams) -> list[CacheSpec]:
-        """Cache tensors of a layer."""
-        hp = self.hp
-        heads = hp.n_head_kv[layer]
+        """Cache tensors of a layer; none for a layer that reads the cache of another."""
+        sizes, heads = self.head_sizes(layer), self.hp.n_head_kv[layer]
         return [
-            CacheSpec("k", hp.n_embd_head_k, heads, params.types_k[layer], self.window(layer)),
-            CacheSpec("v", hp.n_embd_head_v, heads, params.types_v[layer], self.window(layer)),
+            CacheSpec("k", sizes.k, heads, params.types_k[layer], self.window(layer)),
+            CacheSpec("v", sizes.v, heads, params.types_v[layer], self.window(layer)),
         ]
 
-    def shift_part(self, params: GraphParams) -> tuple[str, int, int] | None:
-        """Cache name, first element and length of the rotated part of cached keys; None: cannot be shifted."""
-        return "k", 0, self.hp.n_rot
+    def shift_part(self, layer: int, params: GraphParams) -> tuple[str, int, int] | None:
+        """Cache name, first element and length of the rotated part of a layer's cached keys; None: none of the model's
+        keys can be shifted.
+        """
+        return "k", 0, self.head_sizes(layer).rotated
 
     def add_shift(
         self, g: Graph, layer: int, cache: Value, deltas: Value, n_rot: int, offset: int, params: GraphParams
@@ -163,9 +175,9 @@ class Decoder(Architecture):
         """One layer: x [D, T] -> [D, T] (only the output rows in the last layer)."""
         raise NotImplementedError
 
-    def norm(self, b: BatchGraph, x: Value, weight: Value) -> Value:
-        """The architecture's norm with its epsilon."""
-        return b.graph.rms_norm(x, weight, self.hp.norm_eps)
+    def norm(self, b: BatchGraph, x: Value, weight: Value | None) -> Value:
+        """The architecture's norm with its epsilon; x itself where a layer has no norm."""
+        return x if weight is None else b.graph.rms_norm(x, weight, self.hp.norm_eps)
 
     def embed(self, b: BatchGraph) -> Value:
         """Token embeddings [D, T], scaled where the architecture says so."""

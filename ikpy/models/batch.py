@@ -58,7 +58,8 @@ class BatchGraph:
     steering: control vectors f32 [D, n_layer], added to the residual stream behind the layers. states: f32 [D, T],
     hidden states behind the tokens before those of the batch, for architectures that read them.
     keeps_states: whether token_states f32 [D, T], the normed states of all tokens, are wanted. unreduced: the residual
-    stream [D, T] behind the last layer where only the output rows go on.
+    stream [D, T] behind the last layer where only the output rows go on. layer_inputs: f32 [P * n_layer, T], P elements
+    of every token for each layer, where an architecture has them.
     """
 
     graph: Graph
@@ -73,6 +74,7 @@ class BatchGraph:
     keeps_states: bool = False
     token_states: Value | None = None
     unreduced: Value | None = None
+    layer_inputs: Value | None = None
     steering: Value | None = None
     states: Value | None = None
     _masks: dict[tuple[str, int], tuple[Value, Value]] = field(default_factory=dict)

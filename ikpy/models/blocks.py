@@ -14,7 +14,10 @@ MIB = 1 << 20
 
 @dataclass
 class Experts:
-    """Expert tensors of a layer; biases and the shared expert (with a sigmoid gate or without) are optional."""
+    """Expert tensors of a layer; biases and the shared expert (with a sigmoid gate or without) are optional.
+
+    output_scales: factors [1, E] of the experts' outputs. limit: as of DenseFFN.
+    """
 
     gate_inp: Value
     up: Value
@@ -27,11 +30,16 @@ class Experts:
     down_bias: Value | None = None
     shared: DenseFFN | None = None
     shared_gate: Value | None = None
+    output_scales: Value | None = None
+    limit: float = 0.0
 
 
 @dataclass
 class DenseFFN:
-    """Weights of a gated feed-forward network; biases are optional."""
+    """Weights of a gated feed-forward network; biases are optional.
+
+    limit: bound of act(gate) from above and of up from both sides; 0: none.
+    """
 
     gate: Value
     up: Value
@@ -39,6 +47,7 @@ class DenseFFN:
     gate_bias: Value | None = None
     up_bias: Value | None = None
     down_bias: Value | None = None
+    limit: float = 0.0
 
 
 def split_heads(x: Value, head_size: int) -> Value:
@@ -85,17 +94,38 @@ def cached_attention(
     sinks: Value | None = None,
 ) -> Value:
     """Stores k [dk, Hk, T] and v [dv, Hk, T], attends with q [dk, H, T]; returns [dv*H, T]."""
+    store_heads(b, layer, k, v)
+    return attend_cached(b, layer, q, scale=scale, window=window, softcap=softcap, sinks=sinks)
+
+
+def store_heads(b: BatchGraph, layer: int, k: Value, v: Value) -> None:
+    """Writes k [dk, Hk, T] and v [dv, Hk, T] to the cache of a layer."""
     g = b.graph
     k_block = hadamard_block(k.shape[0]) if b.params.k_hadamard else 0
     v_block = hadamard_block(v.shape[0]) if b.params.v_hadamard else 0
-    if k_block:
-        q, k = g.hadamard(q, k_block), g.hadamard(k, k_block)
-    b.store(layer, "k", k)
+    b.store(layer, "k", g.hadamard(k, k_block) if k_block else k)
     b.store(layer, "v", g.hadamard(v, v_block) if v_block else v)
+
+
+def attend_cached(
+    b: BatchGraph,
+    layer: int,
+    q: Value,
+    *,
+    scale: float,
+    window: tuple[str, int] = ("none", 0),
+    softcap: float = 0.0,
+    sinks: Value | None = None,
+) -> Value:
+    """Attends with q [dk, H, T] to the cache of a layer; returns [dv*H, T]."""
+    g = b.graph
+    k, v = b.attended(layer, "k"), b.attended(layer, "v")
+    k_block = hadamard_block(k.shape[0]) if b.params.k_hadamard else 0
+    v_block = hadamard_block(v.shape[0]) if b.params.v_hadamard else 0
     out = g.attention(
-        q,
-        [b.attended(layer, "k")],
-        b.attended(layer, "v"),
+        g.hadamard(q, k_block) if k_block else q,
+        [k],
+        v,
         b.mask(*window),
         scale=scale,
         flash=b.params.flash_attn,
@@ -111,14 +141,36 @@ def cached_attention(
 def dense_ffn(b: BatchGraph, ffn: DenseFFN, x: Value, activation: str = "silu") -> Value:
     """down(act(gate x) * (up x)) for x [D, T]."""
     g = b.graph
+    if ffn.limit:
+        gate, up = g.mul_mat(ffn.gate, x, ffn.gate_bias), g.mul_mat(ffn.up, x, ffn.up_bias)
+        return g.mul_mat(ffn.down, limited_gated(b, gate, up, activation, ffn.limit), ffn.down_bias)
     hidden = g.mul_mat_up_gate(ffn.up, ffn.gate, x, activation, ffn.up_bias, ffn.gate_bias)
     return g.mul_mat(ffn.down, hidden, ffn.down_bias)
 
 
-def moe_ffn(b: BatchGraph, experts: Experts, routing: Routing, x: Value, activation: str = "silu") -> Value:
-    """Routed experts on x [D, T], plus the shared expert."""
+def limited_gated(b: BatchGraph, gate: Value, up: Value, activation: str, limit: float) -> Value:
+    """min(act(gate), limit) * clamp(up, -limit, limit), by ReLU: min(x, limit) = limit - relu(limit - x)."""
     g = b.graph
-    logits = g.mul_mat(experts.gate_inp, x, experts.gate_inp_bias)
+
+    def at_most(x: Value) -> Value:
+        return g.scale(g.unary(g.scale(x, -1.0, limit), "relu"), -1.0, limit)
+
+    up = g.scale(g.unary(g.scale(at_most(up), 1.0, limit), "relu"), 1.0, -limit)
+    return g.mul(at_most(g.unary(gate, activation)), up)
+
+
+def moe_ffn(
+    b: BatchGraph,
+    experts: Experts,
+    routing: Routing,
+    x: Value,
+    activation: str = "silu",
+    logits: Value | None = None,
+) -> Value:
+    """Routed experts on x [D, T], plus the shared expert. logits [E, T]: of a router that reads something else."""
+    g = b.graph
+    if logits is None:
+        logits = g.mul_mat(experts.gate_inp, x, experts.gate_inp_bias)
     ids, weights = g.moe_route(
         logits,
         routing.n_used,
@@ -130,6 +182,9 @@ def moe_ffn(b: BatchGraph, experts: Experts, routing: Routing, x: Value, activat
         reduction=b.params.expert_reduction,
         epsilon=routing.epsilon,
     )
+    if experts.output_scales is not None:
+        scales = g.get_rows(experts.output_scales, ids.reshape(ids.shape[0] * ids.shape[1]))
+        weights = g.mul(weights, scales.reshape(*weights.shape))
     groups = g.moe_group(ids, experts.gate_inp.shape[1])
     if routing.weigh_inputs:
         hidden = weighted_expert_hidden(b, experts, x, ids, groups, weights, activation)
@@ -156,12 +211,14 @@ def expert_hidden(
 ) -> Value:
     """act(gate x) * (up x) of the chosen experts, [F, K, T]; x [D, T], or [D, K, T] if per_slot."""
     g = b.graph
-    if experts.up.type_id == experts.gate.type_id and not per_slot:
+    if experts.up.type_id == experts.gate.type_id and not per_slot and not experts.limit:
         return g.mul_mat_id_up_gate(
             experts.up, experts.gate, x, ids, groups, activation, experts.up_bias, experts.gate_bias
         )
     up = g.mul_mat_id(experts.up, x, ids, groups, experts.up_bias, per_slot=per_slot)
     gate = g.mul_mat_id(experts.gate, x, ids, groups, experts.gate_bias, per_slot=per_slot)
+    if experts.limit:
+        return limited_gated(b, gate, up, activation, experts.limit)
     return g.gated(gate, up, activation)
 
 

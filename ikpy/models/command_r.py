@@ -34,11 +34,11 @@ class CommandR(Transformer):
             attn.k_norm = weights.take(f"{prefix}.attn_k_norm.weight", (hp.n_embd_head_k, hp.n_head_kv[il]))
         return attn
 
-    def norm(self, b: BatchGraph, x: Value, weight: Value) -> Value:
-        return b.graph.layer_norm(x, weight, None, self.hp.norm_eps)
+    def norm(self, b: BatchGraph, x: Value, weight: Value | None) -> Value:
+        return x if weight is None else b.graph.layer_norm(x, weight, None, self.hp.norm_eps)
 
     def norm_head(self, b: BatchGraph, x: Value, weight: Value | None) -> Value:
-        return x if weight is None else self.norm(b, x, weight)
+        return self.norm(b, x, weight)
 
     def layer(self, b: BatchGraph, il: int, x: Value) -> Value:
         layer: Layer = self.layers[il]  # type: ignore[assignment]

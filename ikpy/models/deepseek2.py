@@ -1,5 +1,5 @@
-"""deepseek2 and mistral4: DeepSeek V2/V2-Lite/V3/R1, Kimi-K2, Mistral Large 3 and Small 4, and relatives: latent
-attention (MLA) and routed experts.
+"""deepseek2, deepseek32 and mistral4: DeepSeek V2/V2-Lite/V3/R1/V3.2, Kimi-K2, Mistral Large 3 and Small 4, and
+relatives: latent attention (MLA) and routed experts.
 
 Model semantics 3.3 (tensors), 5 (routing), 6.2 (derived tensors); attention is in `ikpy.models.latent_attention`.
 """
@@ -7,7 +7,7 @@ Model semantics 3.3 (tensors), 5 (routing), 6.2 (derived tensors); attention is 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ikpy.errors import FileFormatError
 from ikpy.graph.ir import Value
@@ -18,8 +18,9 @@ from ikpy.models.hparams import HParams, read_hparams
 from ikpy.models.keys import REQUIRED, Keys
 from ikpy.models.latent_attention import LatentAttention, LatentDecoder
 from ikpy.models.latent_tensors import derive_k_b_v_b, derive_kv_b
+from ikpy.models.prediction import PredictionLayers
 from ikpy.models.routing import Routing, gating_func
-from ikpy.models.weights import WeightSource
+from ikpy.models.weights import Presence, WeightSource
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,6 +37,9 @@ INCOMPATIBLE = (
     "=" * 74,
 )
 
+INDEXER = ("attn_q_b.weight", "attn_k.weight", "k_norm.weight", "k_norm.bias", "proj.weight")
+"""Tensors of a layer that choose cells for sparse attention."""
+
 
 @dataclass
 class Layer:
@@ -47,10 +51,14 @@ class Layer:
     ffn: DenseFFN | Experts
 
 
-class DeepSeek2(LatentDecoder):
+class DeepSeek2(PredictionLayers, LatentDecoder):
     """MLA decoder with leading dense layers and routed plus shared experts."""
 
-    output_weight = "required"
+    output_weight: ClassVar[Presence] = "required"
+    default_n_dense: ClassVar[Any] = REQUIRED
+    default_weights_scale: ClassVar[Any] = REQUIRED
+    expects_kv_b: ClassVar[bool] = True
+    """Whether files that hold attn_k_b and attn_v_b only are told about."""
 
     # --- hyper-parameters and tensors -------------------------------------------------------------------------
 
@@ -63,7 +71,7 @@ class DeepSeek2(LatentDecoder):
         self.temperature_length = keys.u32("attention.temperature_length", 0) or hp.n_ctx_orig
         if self.temperature_scale and not self.temperature_length:
             raise FileFormatError(f"{keys.gguf.path}: the attention temperature needs an original context length")
-        gating = keys.u32("expert_gating_func", 0) or (2 if hp.n_layer in (47, 48) else 1)
+        gating = keys.u32("expert_gating_func", 0) or self.default_gating(hp)
         if len(set(hp.n_head)) != 1:
             raise FileFormatError(f"{keys.gguf.path}: Unsupported configuration: layers differ in head count")
         hp.extra.update(
@@ -73,14 +81,14 @@ class DeepSeek2(LatentDecoder):
             ),
             kv_lora_rank=keys.u32("attention.kv_lora_rank"),
         )
-        hp.n_dense_layers = keys.u32("leading_dense_block_count")
+        hp.n_dense_layers = keys.u32("leading_dense_block_count", self.default_n_dense)
         hp.n_ff_exp = keys.u32("expert_feed_forward_length")
         hp.n_ff_shared = hp.n_ff_exp * keys.u32("expert_shared_count")
         hp.routing = Routing(
             hp.n_expert_used,
             gating_func(keys, gating),
             normalize=keys.boolean("expert_weights_norm", False),
-            scale=keys.f32("expert_weights_scale"),
+            scale=keys.f32("expert_weights_scale", self.default_weights_scale),
         )
         self.one_kv_head = hp.n_head_kv[0] == 1 and hp.n_head[0] != 1
         if self.one_kv_head:
@@ -91,16 +99,22 @@ class DeepSeek2(LatentDecoder):
             raise FileFormatError(
                 f"{keys.gguf.path}: rope.dimension_count {hp.n_rot} must be below the key length {hp.n_embd_head_k}"
             )
+        self.take_off_prediction_layers(keys, hp)
         return hp
 
+    def default_gating(self, hp: HParams) -> int:
+        """expert_gating_func where the file has none: files of GLM-4.7-Flash leave out that it is the sigmoid."""
+        return 2 if hp.n_layer in (47, 48) else 1
+
     def load(self, weights: WeightSource) -> None:
-        if self.one_kv_head:
+        if self.one_kv_head and self.expects_kv_b:
             for line in INCOMPATIBLE:
                 self.log(line)
         super().load(weights)
 
     def load_layer(self, weights: WeightSource, il: int, prefix: str) -> Layer:
         norm = (self.hp.n_embd,)
+        weights.skip(*(f"{prefix}.indexer.{name}" for name in INDEXER))
         return Layer(
             attn_norm=weights.take(f"{prefix}.attn_norm.weight", norm),
             attn=self._load_attention(weights, prefix),
@@ -127,6 +141,7 @@ class DeepSeek2(LatentDecoder):
         d, heads, dk, dv, dn = hp.n_embd, hp.n_head[0], hp.n_embd_head_k, hp.n_embd_head_v, self.n_nope
         rkv = hp.extra["kv_lora_rank"]
         attn = LatentAttention(
+            prefix=prefix,
             kv_a=weights.take(f"{prefix}.attn_kv_a_mqa.weight", (d, rkv + hp.n_rot)),
             kv_a_norm=weights.take(f"{prefix}.attn_kv_a_norm.weight", (rkv,)),
             out=weights.take(f"{prefix}.attn_output.weight", (heads * dv, d)),
@@ -157,27 +172,27 @@ class DeepSeek2(LatentDecoder):
         """Derives attn_k_b/attn_v_b (modes above 0) or attn_kv_b (modes other than 1) where the file lacks them."""
         hp = self.hp
         sizes = (hp.extra["kv_lora_rank"], self.n_nope, hp.n_embd_head_v, hp.n_head[0])
-        attentions = [(il, layer.attn) for il, layer in enumerate(self.layers)]  # type: ignore[attr-defined]
+        attentions = [layer.attn for layer in self.layers]  # type: ignore[attr-defined]
         if mla > 0:
-            missing = [(il, a) for il, a in attentions if a.k_b is None or a.v_b is None]
+            missing = [a for a in attentions if a.k_b is None or a.v_b is None]
             if missing:
                 self.log(f"============ llm_prepare_mla: need to compute {len(missing)} wk_b/wv_b tensors")
-            for il, a in missing:
+            for a in missing:
                 a.k_b, a.v_b = derive_k_b_v_b(a.kv_b, *sizes)
                 self.derived_bytes += a.k_b.buffer.nbytes  # attn_v_b is a view of attn_kv_b
-                self._log_derived(il, "attn_k_b", a.k_b)
-                self._log_derived(il, "attn_v_b", a.v_b)
+                self._log_derived(a, "attn_k_b", a.k_b)
+                self._log_derived(a, "attn_v_b", a.v_b)
         if mla != 1:
-            missing = [(il, a) for il, a in attentions if a.kv_b is None]
+            missing = [a for a in attentions if a.kv_b is None]
             if missing:
                 self.log(f"============ llm_prepare_mla: need to compute {len(missing)} wkv_b tensors")
-            for il, a in missing:
+            for a in missing:
                 a.kv_b = derive_kv_b(a.k_b, a.v_b, *sizes)
                 self.derived_bytes += a.kv_b.buffer.nbytes
-                self._log_derived(il, "attn_kv_b", a.kv_b)
+                self._log_derived(a, "attn_kv_b", a.kv_b)
 
-    def _log_derived(self, il: int, name: str, value: Value) -> None:
-        value.name = f"blk.{il}.{name}.weight"
+    def _log_derived(self, attn: LatentAttention, name: str, value: Value) -> None:
+        value.name = f"{attn.prefix}.{name}.weight"
         if value.buffer.name == name:  # attn_v_b may be a part of attn_kv_b
             value.buffer.name = value.name
         shape = " x ".join(str(n) for n in value.shape[: 2 if name == "attn_kv_b" else 3])
@@ -188,9 +203,10 @@ class DeepSeek2(LatentDecoder):
         self, name: str, a: NDArray[np.float32], b: NDArray[np.float32]
     ) -> dict[str, tuple[Value, NDArray[np.float32], NDArray[np.float32]]]:
         """attn_kv_b += B A means attn_k_b += A^T B_k^T and attn_v_b += B_v A per head."""
-        if not name.endswith(".attn_kv_b.weight"):
+        layer = int(name.split(".")[1]) if name.endswith(".attn_kv_b.weight") else len(self.layers)
+        if layer >= len(self.layers):  # of no layer that runs
             return {}
-        attn: LatentAttention = self.layers[int(name.split(".")[1])].attn  # type: ignore[attr-defined]
+        attn: LatentAttention = self.layers[layer].attn  # type: ignore[attr-defined]
         if attn.k_b is None or attn.v_b is None:
             return {}
         heads = b.reshape(self.hp.n_head[0], -1, b.shape[-1])
@@ -209,9 +225,15 @@ class DeepSeek2(LatentDecoder):
         return dense_ffn(b, ffn, x)
 
     def layer(self, b: BatchGraph, il: int, x: Value) -> Value:
-        g = b.graph
         layer: Layer = self.layers[il]  # type: ignore[assignment]
         attended = self.attention(b, il, layer.attn, self.norm(b, x, layer.attn_norm))
-        attended, x = b.keep_outputs(il, self.hp.n_layer, attended, x)
-        x = g.add(x, g.mul_mat(layer.attn.out, attended))
-        return g.add(x, self._ffn(b, layer.ffn, self.norm(b, x, layer.ffn_norm)))
+        kept, kept_x = b.keep_outputs(il, self.hp.n_layer, attended, x)
+        if b.keeps_states and kept_x is not x:
+            # Apart from the output rows: those must round as they do in a context that keeps no states.
+            b.unreduced = self._behind_attention(b, layer, attended, x)
+        return self._behind_attention(b, layer, kept, kept_x)
+
+    def _behind_attention(self, b: BatchGraph, layer: Layer, attended: Value, x: Value) -> Value:
+        """The rest of a layer on the rows x [D, n] of the residual stream and what their tokens attended to."""
+        x = b.graph.add(x, b.graph.mul_mat(layer.attn.out, attended))
+        return b.graph.add(x, self._ffn(b, layer.ffn, self.norm(b, x, layer.ffn_norm)))

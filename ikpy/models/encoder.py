@@ -64,7 +64,7 @@ class Encoder(Transformer):
     def is_rotated(self, layer: int) -> bool:
         return not self.embeds_positions
 
-    def shift_part(self, params: GraphParams) -> tuple[str, int, int] | None:
+    def shift_part(self, layer: int, params: GraphParams) -> tuple[str, int, int] | None:
         return None
 
     # --- tensors ----------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ class Gemma2(Gemma):
     def window(self, layer: int) -> tuple[str, int]:
         return ("sliding", self.hp.n_swa) if layer % 2 == 0 else ("none", 0)
 
-    def attention_scale(self) -> float:
+    def attention_scale(self, layer: int) -> float:
         hp = self.hp
         # The file does not say; the 27B model divides by sqrt(n_embd / n_head) instead of the head size.
-        return 1.0 / math.sqrt(hp.n_embd / hp.n_head[0] if hp.n_layer == LAYERS_27B else hp.n_embd_head_k)
+        return 1.0 / math.sqrt(hp.n_embd / hp.n_head[0] if hp.n_layer == LAYERS_27B else self.head_sizes(layer).k)

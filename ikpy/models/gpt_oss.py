@@ -35,7 +35,7 @@ class GptOss(Transformer):
     def window(self, layer: int) -> tuple[str, int]:
         return ("sliding", self.hp.n_swa) if layer % 2 == 0 else ("none", 0)
 
-    def attention_scale(self) -> float:
+    def attention_scale(self, layer: int) -> float:
         return 1.0 / math.sqrt(self.hp.n_rot)
 
     def load_attention(self, weights: WeightSource, il: int, prefix: str) -> Attention:

@@ -22,5 +22,5 @@ class Granite(Llama):
         self.score_scale = keys.f32("attention.scale")
         return hp
 
-    def attention_scale(self) -> float:
+    def attention_scale(self, layer: int) -> float:
         return self.score_scale

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from ikpy.errors import FileFormatError, UnsupportedError
+from ikpy.errors import FileFormatError
 from ikpy.models.keys import MAX_LAYERS, Keys
 from ikpy.models.routing import Routing
 
@@ -16,9 +16,22 @@ POOLINGS = ("none", "mean", "cls", "last", "rank")
 ROPE_SCALING_TYPES = ("none", "linear", "yarn")
 
 
+@dataclass(frozen=True)
+class HeadSizes:
+    """Elements of a key head and of a value head, and how many of the key's are rotated."""
+
+    k: int
+    v: int
+    rotated: int
+
+
 @dataclass
 class HParams:
-    """Values of a loaded model; lists have one entry per layer. extra holds what one architecture adds."""
+    """Values of a loaded model; lists have one entry per layer. extra holds what one architecture adds.
+
+    n_embd_head_k, n_embd_head_v and n_rot are those of layers that attend to everything; window_heads those of window
+    layers. window_freq_base is the RoPE base of window layers where the file gives one.
+    """
 
     arch: str
     name: str
@@ -38,6 +51,8 @@ class HParams:
     rope_scaling_type: str
     n_ctx_orig: int
     rope_attn_factor: float
+    window_heads: HeadSizes
+    window_freq_base: float | None
     n_expert: int
     n_expert_used: int
     routing: Routing
@@ -71,6 +86,9 @@ def read_hparams(keys: Keys, *, layer_norm: bool = False) -> HParams:
     n_head = keys.per_layer("attention.head_count", n_layer, 0)
     head_default = n_embd // n_head[0] if n_head[0] else 0
     n_embd_head_k = keys.u32("attention.key_length", head_default)
+    n_embd_head_v = keys.u32("attention.value_length", head_default)
+    n_rot = keys.u32("rope.dimension_count", n_embd_head_k)
+    window_head_k = keys.u32("attention.key_length_swa", n_embd_head_k)
     scaling = keys.string("rope.scaling.type", "linear")
     if scaling not in ROPE_SCALING_TYPES:
         raise FileFormatError(f"{keys.gguf.path}: unknown RoPE scaling type '{scaling}'")
@@ -89,29 +107,26 @@ def read_hparams(keys: Keys, *, layer_norm: bool = False) -> HParams:
         n_head=n_head,
         n_head_kv=n_head,
         n_embd_head_k=n_embd_head_k,
-        n_embd_head_v=keys.u32("attention.value_length", head_default),
-        n_rot=keys.u32("rope.dimension_count", n_embd_head_k),
+        n_embd_head_v=n_embd_head_v,
+        n_rot=n_rot,
         norm_eps=keys.f32("attention.layer_norm_epsilon" if layer_norm else "attention.layer_norm_rms_epsilon"),
         rope_freq_base=keys.f32("rope.freq_base", 10000.0),
         rope_freq_scale=1.0 / factor if factor else 1.0,
         rope_scaling_type=scaling,
         n_ctx_orig=keys.u32("rope.scaling.original_context_length", n_ctx_train),
         rope_attn_factor=keys.f32("rope.scaling.attn_factor", 1.0),
+        window_heads=HeadSizes(
+            window_head_k,
+            keys.u32("attention.value_length_swa", n_embd_head_v),
+            keys.u32("rope.dimension_count_swa", min(n_rot, window_head_k)),
+        ),
+        window_freq_base=keys.f32("rope.freq_base_swa", None),
         n_expert=keys.u32("expert_count", 0),
         n_expert_used=keys.u32("expert_used_count", 0),
         routing=Routing(keys.u32("expert_used_count", 0), "softmax", normalize=True),
         causal=keys.boolean("attention.causal", True),
         pooling=_pooling(keys),
     )
-    for name, value in (
-        ("attention.key_length_swa", n_embd_head_k),
-        ("attention.value_length_swa", hp.n_embd_head_v),
-        ("rope.dimension_count_swa", hp.n_rot),
-    ):
-        if keys.u32(name, value) != value:
-            raise UnsupportedError(
-                f"{keys.gguf.path}: {keys.arch}.{name}: window layers with heads of another size are not supported"
-            )
     if keys.has("attention.head_count_kv"):
         hp.n_head_kv = keys.per_layer("attention.head_count_kv", n_layer)
     _check(keys, hp)
@@ -153,14 +168,21 @@ def _check(keys: Keys, hp: HParams) -> None:
     for il, (heads, kv) in enumerate(zip(hp.n_head, hp.n_head_kv, strict=True)):
         if heads <= 0 or kv <= 0 or heads % kv:
             raise FileFormatError(f"{where}: layer {il} has {heads} heads and {kv} KV heads")
-    if hp.n_embd <= 0 or hp.n_embd_head_k <= 0 or hp.n_embd_head_v <= 0 or hp.n_rot <= 0 or hp.n_rot % 2:
+    full = HeadSizes(hp.n_embd_head_k, hp.n_embd_head_v, hp.n_rot)
+    for suffix, sizes in (("", full), ("_swa", hp.window_heads)):
+        _check_heads(where, hp.n_embd, sizes, suffix)
+    for base in (hp.rope_freq_base, hp.rope_freq_base if hp.window_freq_base is None else hp.window_freq_base):
+        if not (0 < base < math.inf and 0 < hp.rope_freq_scale < math.inf):
+            raise FileFormatError(f"{where}: impossible RoPE parameters: base {base:g}, scale {hp.rope_freq_scale:g}")
+
+
+def _check_heads(where: str, n_embd: int, sizes: HeadSizes, suffix: str) -> None:
+    if n_embd <= 0 or sizes.k <= 0 or sizes.v <= 0 or sizes.rotated <= 0 or sizes.rotated % 2:
         raise FileFormatError(
-            f"{where}: impossible dimensions: embedding {hp.n_embd}, head {hp.n_embd_head_k}/{hp.n_embd_head_v}, "
-            f"rope {hp.n_rot}"
+            f"{where}: impossible dimensions: embedding {n_embd}, head{suffix} {sizes.k}/{sizes.v}, "
+            f"rope{suffix} {sizes.rotated}"
         )
-    if hp.n_rot > hp.n_embd_head_k:
-        raise FileFormatError(f"{where}: rope.dimension_count {hp.n_rot} is above the key head size {hp.n_embd_head_k}")
-    if not (0 < hp.rope_freq_base < math.inf and 0 < hp.rope_freq_scale < math.inf):
+    if sizes.rotated > sizes.k:
         raise FileFormatError(
-            f"{where}: impossible RoPE parameters: base {hp.rope_freq_base:g}, scale {hp.rope_freq_scale:g}"
+            f"{where}: rope.dimension_count{suffix} {sizes.rotated} is above the key head size{suffix} {sizes.k}"
         )

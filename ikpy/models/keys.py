@@ -46,12 +46,12 @@ class Keys:
         return key in self.overrides or key in self.gguf.metadata
 
     def per_layer(self, name: str, n_layer: int, default: Any = REQUIRED) -> list[int]:
-        """u32, or u32 array with one value per layer, as a list of n_layer integers."""
+        """u32, or array of integers or booleans with one value per layer, as a list of n_layer integers."""
         key = f"{self.arch}.{name}"
         if key not in self.overrides and key in self.gguf.metadata and self.gguf.value_type(key) is VT.ARRAY:
             values = np.asarray(self.gguf.metadata[key])
-            if values.dtype.kind not in "iu":
-                raise FileFormatError(f"{self.gguf.path}: key {key} must hold integers")
+            if values.dtype.kind not in "iub":
+                raise FileFormatError(f"{self.gguf.path}: key {key} must hold integers or booleans")
             if len(values) > MAX_LAYERS:
                 raise FileFormatError(
                     f"{self.gguf.path}: key {key}: array length {len(values)} exceeds max {MAX_LAYERS}"
@@ -62,6 +62,16 @@ class Keys:
                 )
             return [int(v) for v in values]
         return [int(self._scalar(key, VT.UINT32, default))] * n_layer
+
+    def floats_per_layer(self, name: str, n_layer: int, default: float) -> list[float]:
+        """f32, or array of floats with one value per layer, as a list of n_layer numbers."""
+        key = f"{self.arch}.{name}"
+        if key in self.overrides or key not in self.gguf.metadata or self.gguf.value_type(key) is not VT.ARRAY:
+            return [float(self._scalar(key, VT.FLOAT32, default))] * n_layer
+        values = np.asarray(self.gguf.metadata[key])
+        if values.dtype.kind != "f" or len(values) != n_layer:
+            raise FileFormatError(f"{self.gguf.path}: key {key} must hold {n_layer} floats, one per layer")
+        return [float(v) for v in values]
 
     def _scalar(self, key: str, kind: VT, default: Any) -> Any:
         if key in self.overrides:

@@ -23,8 +23,9 @@ PROMPT_TOKENS = 128
 
 @dataclass
 class LatentAttention:
-    """Projections of MLA. q or (q_a, q_a_norm, q_b); kv_b or (k_b, v_b) or all three."""
+    """Projections of MLA. q or (q_a, q_a_norm, q_b); kv_b or (k_b, v_b) or all three. prefix: of their names."""
 
+    prefix: str
     kv_a: Value
     kv_a_norm: Value
     out: Value
@@ -85,7 +86,7 @@ class LatentDecoder(Decoder):
             return [rotated, cached], rotated, cached
         return [cached], part_of_rows(cached, 0, n_rot), part_of_rows(cached, n_rot, self.hp.extra["kv_lora_rank"])
 
-    def shift_part(self, params: GraphParams) -> tuple[str, int, int] | None:
+    def shift_part(self, layer: int, params: GraphParams) -> tuple[str, int, int] | None:
         return None
 
     def _scales(self, rope: RopeParams) -> tuple[float, RopeParams]:

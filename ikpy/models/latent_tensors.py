@@ -47,9 +47,16 @@ def store(values: np.ndarray, type_id: int, name: str) -> Value:
     return external(encoded.ctypes.data, encoded, type_id, shape, name, "weight")
 
 
+def _derived_type(types: set[int], n: int) -> int:
+    """The type of tensors that all have the same plain one, else Q8_0, or F16 for rows of n that Q8_0 cannot hold."""
+    if len(types) == 1 and types <= set(PLAIN):
+        return next(iter(types))
+    return F16 if n % registry.by_id(Q8_0).block_elements else Q8_0
+
+
 def derive_k_b_v_b(kv_b: Value, rkv: int, dn: int, dv: int, n_head: int) -> tuple[Value, Value]:
     """attn_k_b [dn, rkv, H]: the K rows transposed per head; attn_v_b [rkv, dv, H]: the V rows, as a view."""
-    k_type = kv_b.type_id if kv_b.type_id in PLAIN else Q8_0
+    k_type = _derived_type({kv_b.type_id}, dn)
     if is_planned(kv_b):
         k_b = planned(k_type, "attn_k_b", dn, rkv, n_head)
     else:
@@ -63,8 +70,7 @@ def derive_k_b_v_b(kv_b: Value, rkv: int, dn: int, dv: int, n_head: int) -> tupl
 
 def derive_kv_b(k_b: Value, v_b: Value, rkv: int, dn: int, dv: int, n_head: int) -> Value:
     """attn_kv_b [rkv, H*(dn+dv)]: per head the transposed attn_k_b rows, then the attn_v_b rows."""
-    types = {k_b.type_id, v_b.type_id}
-    type_id = types.pop() if types in ({BF16}, {F16}) else Q8_0
+    type_id = _derived_type({k_b.type_id, v_b.type_id}, rkv)
     if is_planned(k_b, v_b):
         return planned(type_id, "attn_kv_b", rkv, n_head * (dn + dv))
     keys = to_float(k_b).transpose(0, 2, 1)

@@ -11,6 +11,7 @@ UNKNOWN = "?B"
 BY_LAYERS: dict[str, dict[int, str]] = {
     "deci": {32: "7B", 80: "70B", 162: "405B"},
     "deepseek2": {27: "16B", 36: "119B.A6B", 47: "30B.A3B", 60: "236B", 61: "671B"},
+    "deepseek32": {61: "671B", 62: "671B"},
     "mistral4": {27: "16B", 36: "119B.A6B", 47: "30B.A3B", 60: "236B", 61: "671B"},
     "glm-dsa": {61: "290B", 79: "744B.A40B"},
     "qwen2moe": {24: "A2.7B", 28: "57B.A14B"},
@@ -22,7 +23,7 @@ BY_LAYERS: dict[str, dict[int, str]] = {
     "gemma": {18: "2B", 28: "7B"},
     "gemma2": {26: "2B", 42: "9B", 46: "27B"},
     "gemma3": {26: "2B", 34: "4B", 48: "12B", 62: "27B"},
-    "gemma4": {35: "2B", 42: "4B"},
+    "gemma4": {30: "26B.A4B", 35: "2B", 42: "4B", 60: "31B"},
     "phi2": {24: "1B", 32: "3B"},
     "phi3": {24: "1B", 32: "3B", 40: "14B"},
     "command-r": {40: "35B"},
@@ -45,6 +46,10 @@ BY_LAYERS: dict[str, dict[int, str]] = {
     "codeshell": {42: "7B"},
     "refact": {32: "1B"},
     "jais": {24: "1.3B", 40: "13B"},
+    "olmo2": {16: "1B", 32: "7B", 40: "13B", 64: "32B"},
+    "olmoe": {16: "7B.A1B"},
+    "deepseek": {28: "16B"},
+    "bailingmoe": {28: "16B", 88: "290B"},
     "olmo": {22: "1B", 32: "7B", 80: "70B"},
     "gpt2": {12: "0.1B", 24: "0.4B", 36: "0.8B", 48: "1.5B"},
     "dbrx": {40: "16x12B"},
@@ -56,6 +61,10 @@ BY_LAYERS: dict[str, dict[int, str]] = {
     "ernie4_5-moe": {18: "0.3B", 28: "21B.A3B", 54: "300B.A47B"},
     "bailingmoe2": {20: "16B.A1B", 21: "16B.A1B", 32: "100B.A6B", 33: "100B.A6B"},
     "mimo2": {48: "310B.A15B"},
+    "step35": {45: "196B.A11B", 48: "196B.A11B"},
+    "exaone4": {30: "1.2B", 64: "32B"},
+    "exaone-moe": {48: "236B.A23B", 49: "236B.A23B"},
+    "afmoe": {32: "26B.A3B", 56: "6B.A1B", 60: "400B.A13B"},
     "seed_oss": {64: "36B"},
     "smollm3": {36: "3B"},
     "granitemoe": {32: "3B", 40: "3B"},
@@ -103,12 +112,22 @@ def _qwen2(shape: _Shape) -> str:
     return {32: "7B", 80: "70B"}.get(shape.layers, UNKNOWN)
 
 
+def _qwen2vl(shape: _Shape) -> str:
+    if shape.layers == 28:
+        return {1536: "2B", 3584: "7B"}.get(shape.embedding, UNKNOWN)
+    return {36: "3B", 64: "32B", 80: "70B"}.get(shape.layers, UNKNOWN)
+
+
 def _qwen3(shape: _Shape) -> str:
     if shape.layers == 28:
         return "0.6B" if shape.embedding == 1024 else "1.7B"
     if shape.layers == 36:
         return "4B" if shape.embedding == 2560 else "8B"
     return {40: "14B", 64: "32B"}.get(shape.layers, UNKNOWN)
+
+
+def _hunyuan_dense(shape: _Shape) -> str:
+    return {1024: "0.5B", 2048: "1.8B", 3072: "4B", 4096: "7B"}.get(shape.embedding, UNKNOWN)
 
 
 def _qwen3vl(shape: _Shape) -> str:
@@ -131,8 +150,10 @@ BY_SHAPE: dict[str, Callable[[_Shape], str]] = {
     "llama": _llama,
     "llama4": _llama4,
     "qwen2": _qwen2,
+    "qwen2vl": _qwen2vl,
     "qwen3": _qwen3,
     "qwen3vl": _qwen3vl,
+    "hunyuan-dense": _hunyuan_dense,
     "bloom": _bloom,
     "bert": _bert,
 }

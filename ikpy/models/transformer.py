@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from ikpy.errors import FileFormatError
 from ikpy.graph.ir import Value
 from ikpy.models.base import Decoder
-from ikpy.models.batch import BatchGraph, GraphParams
+from ikpy.models.batch import FULL, BatchGraph, GraphParams, Window
 from ikpy.models.blocks import DenseFFN, Experts, cached_attention, dense_ffn, moe_ffn, split_heads
 from ikpy.models.feed_forward import take_dense, take_experts, take_fused_dense
-from ikpy.models.hparams import HParams, read_hparams
+from ikpy.models.hparams import HeadSizes, HParams, read_hparams
 from ikpy.models.keys import Keys
 from ikpy.models.weights import Presence, WeightSource, split_rows
 
 
 @dataclass
 class Attention:
-    """Projections of standard attention; biases, norms and sinks are optional."""
+    """Projections of standard attention; biases, norms and sinks are optional.
+
+    k is None in layers that attend to the cache of another one, v also where the keys before norm and RoPE are the
+    values.
+    """
 
     q: Value
-    k: Value
-    v: Value
     out: Value
+    k: Value | None = None
+    v: Value | None = None
     q_bias: Value | None = None
     k_bias: Value | None = None
     v_bias: Value | None = None
@@ -32,15 +37,16 @@ class Attention:
     q_norm: Value | None = None
     k_norm: Value | None = None
     sinks: Value | None = None
+    gate: Value | None = None
 
 
 @dataclass
 class Layer:
-    """Norms, attention and feed-forward network of a pre-norm block; post norms apply to the branches."""
+    """Norms, attention and feed-forward network of a block; post norms apply to the branches."""
 
-    attn_norm: Value
+    attn_norm: Value | None
     attn: Attention
-    ffn_norm: Value
+    ffn_norm: Value | None
     ffn: DenseFFN | Experts
     attn_post_norm: Value | None = None
     ffn_post_norm: Value | None = None
@@ -53,6 +59,10 @@ class Transformer(Decoder):
     out_bias: ClassVar[Presence] = "none"
     ffn_bias: ClassVar[Presence] = "none"
     qk_norm: ClassVar[Presence] = "none"
+    norms_all_heads: ClassVar[bool] = False
+    norms_after_rope: ClassVar[bool] = False
+    attn_gate: ClassVar[Presence] = "none"
+    pre_norms: ClassVar[Presence] = "required"
     post_norms: ClassVar[Presence] = "none"
     selection_bias: ClassVar[Presence] = "none"
     rope_freqs_weight: ClassVar[Presence] = "none"
@@ -62,22 +72,32 @@ class Transformer(Decoder):
     activation: ClassVar[str] = "silu"
     rotates_whole_head: ClassVar[bool] = True
     layer_norm: ClassVar[bool] = False
+    has_window: Sequence[bool] = ()
+    """Layers that attend to hp.n_swa tokens, in architectures whose files say so."""
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp = read_hparams(keys, layer_norm=self.layer_norm)
-        if self.rotates_whole_head and hp.n_rot != hp.n_embd_head_k:
-            raise FileFormatError(
-                f"{keys.gguf.path}: invalid n_rot: {hp.n_rot}, expected {hp.n_embd_head_k} (the key head size)"
-            )
+        for sizes in (HeadSizes(hp.n_embd_head_k, hp.n_embd_head_v, hp.n_rot), hp.window_heads):
+            if self.rotates_whole_head and sizes.rotated != sizes.k:
+                raise FileFormatError(
+                    f"{keys.gguf.path}: invalid n_rot: {sizes.rotated}, expected {sizes.k} (the key head size)"
+                )
         return hp
+
+    def window(self, layer: int) -> Window:
+        return ("sliding", self.hp.n_swa) if self.has_window and self.has_window[layer] else FULL
+
+    def shift_part(self, layer: int, params: GraphParams) -> tuple[str, int, int] | None:
+        # A norm weight between the rotation and the cached keys: they cannot be rotated further.
+        return None if self.norms_after_rope else super().shift_part(layer, params)
 
     def is_moe(self, layer: int) -> bool:
         """Whether the layer has experts instead of a dense feed-forward network."""
         return self.hp.n_expert > 0 and layer >= self.hp.n_dense_layers
 
-    def attention_scale(self) -> float:
-        """Factor of the attention scores."""
-        return 1.0 / math.sqrt(self.hp.n_embd_head_k)
+    def attention_scale(self, layer: int) -> float:
+        """Factor of the attention scores of a layer."""
+        return 1.0 / math.sqrt(self.head_sizes(layer).k)
 
     def rope_factors(self, layer: int, params: GraphParams) -> Value | None:
         return self.rope_freqs
@@ -89,9 +109,10 @@ class Transformer(Decoder):
 
     def load_attention(self, weights: WeightSource, il: int, prefix: str) -> Attention:
         """Projections with biases and head norms as the architecture has them."""
-        hp = self.hp
-        dk, dv, heads, kv = hp.n_embd_head_k, hp.n_embd_head_v, hp.n_head[il], hp.n_head_kv[il]
+        hp, sizes = self.hp, self.head_sizes(il)
+        dk, dv, heads, kv = sizes.k, sizes.v, hp.n_head[il], hp.n_head_kv[il]
         q, k, v = self.load_projections(weights, prefix, dk * heads, dk * kv, dv * kv)
+        q_norm, k_norm = (dk * heads, dk * kv) if self.norms_all_heads else (dk, dk)
         return Attention(
             q=q,
             k=k,
@@ -101,8 +122,11 @@ class Transformer(Decoder):
             k_bias=weights.take_if(self.qkv_bias, f"{prefix}.attn_k.bias", (dk * kv,)),
             v_bias=weights.take_if(self.qkv_bias, f"{prefix}.attn_v.bias", (dv * kv,)),
             out_bias=weights.take_if(self.out_bias, f"{prefix}.attn_output.bias", (hp.n_embd,)),
-            q_norm=weights.take_if(self.qk_norm, f"{prefix}.attn_q_norm.weight", (dk,)),
-            k_norm=weights.take_if(self.qk_norm, f"{prefix}.attn_k_norm.weight", (dk,)),
+            q_norm=weights.take_if(self.qk_norm, f"{prefix}.attn_q_norm.weight", (q_norm,)),
+            k_norm=weights.take_if(self.qk_norm, f"{prefix}.attn_k_norm.weight", (k_norm,)),
+            gate=weights.take_if(
+                self.attn_gate, f"{prefix}.attn_gate.weight", (hp.n_embd, heads), (hp.n_embd, dv * heads)
+            ),
         )
 
     def load_projections(
@@ -138,9 +162,9 @@ class Transformer(Decoder):
     def load_layer(self, weights: WeightSource, il: int, prefix: str) -> Layer:
         norm = (self.hp.n_embd,)
         return Layer(
-            attn_norm=weights.take(f"{prefix}.attn_norm.weight", norm),
+            attn_norm=weights.take_if(self.pre_norms, f"{prefix}.attn_norm.weight", norm),
             attn=self.load_attention(weights, il, prefix),
-            ffn_norm=weights.take(f"{prefix}.{self.ffn_norm_name}.weight", norm),
+            ffn_norm=weights.take_if(self.pre_norms, f"{prefix}.{self.ffn_norm_name}.weight", norm),
             ffn=self.load_ffn(weights, il, prefix),
             attn_post_norm=weights.take_if(self.post_norms, f"{prefix}.post_attention_norm.weight", norm),
             ffn_post_norm=weights.take_if(self.post_norms, f"{prefix}.post_ffw_norm.weight", norm),
@@ -150,26 +174,33 @@ class Transformer(Decoder):
 
     def project_heads(self, b: BatchGraph, il: int, attn: Attention, h: Value) -> tuple[Value, Value, Value]:
         """q [dk, H, T], k [dk, Hk, T] and v [dv, Hk, T] of the normed input."""
-        g, hp = b.graph, self.hp
-        q = split_heads(g.mul_mat(attn.q, h, attn.q_bias), hp.n_embd_head_k)
-        k = split_heads(g.mul_mat(attn.k, h, attn.k_bias), hp.n_embd_head_k)
-        v = split_heads(g.mul_mat(attn.v, h, attn.v_bias), hp.n_embd_head_v)
+        g, sizes = b.graph, self.head_sizes(il)
+        assert attn.k is not None and attn.v is not None
+        q = split_heads(g.mul_mat(attn.q, h, attn.q_bias), sizes.k)
+        k = split_heads(g.mul_mat(attn.k, h, attn.k_bias), sizes.k)
+        v = split_heads(g.mul_mat(attn.v, h, attn.v_bias), sizes.v)
         return q, k, v
 
     def norm_head(self, b: BatchGraph, x: Value, weight: Value | None) -> Value:
-        """Norm of every head of q or k, if the layer has one."""
-        return x if weight is None else b.graph.rms_norm(x, weight, self.hp.norm_eps)
+        """Norm of every head of q or k [dk, H, T], or of all heads together, if the layer has one."""
+        if weight is None:
+            return x
+        rows = x.reshape(x.shape[0] * x.shape[1], x.shape[2]) if self.norms_all_heads else x
+        return b.graph.rms_norm(rows, weight, self.hp.norm_eps).reshape(*x.shape[:3])
 
     def rotate(self, b: BatchGraph, il: int, x: Value) -> Value:
         """RoPE of q or k [dk, H, T] on the layers that have it."""
         if not self.is_rotated(il):
             return x
         rope = self.rope_params(il, b.params.rope)
-        table = b.rope_table(self.hp.n_rot, rope, self.rope_factors(il, b.params))
+        table = b.rope_table(self.head_sizes(il).rotated, rope, self.rope_factors(il, b.params))
         return b.graph.rope(x, table, neox=self.rope_neox)
 
     def place_heads(self, b: BatchGraph, il: int, attn: Attention, q: Value, k: Value) -> tuple[Value, Value]:
         """q and k after head norms and RoPE."""
+        if self.norms_after_rope:
+            q, k = self.rotate(b, il, q), self.rotate(b, il, k)
+            return self.norm_head(b, q, attn.q_norm), self.norm_head(b, k, attn.k_norm)
         q, k = self.norm_head(b, q, attn.q_norm), self.norm_head(b, k, attn.k_norm)
         return self.rotate(b, il, q), self.rotate(b, il, k)
 
@@ -177,17 +208,26 @@ class Transformer(Decoder):
         """Standard attention on the normed input; [dv*H, T] before the output projection."""
         q, k, v = self.project_heads(b, il, attn, h)
         q, k = self.place_heads(b, il, attn, q, k)
-        return cached_attention(
+        attended = cached_attention(
             b,
             il,
             q,
             k,
             v,
-            scale=self.attention_scale(),
+            scale=self.attention_scale(il),
             window=self.window(il),
             softcap=self.hp.attn_softcap,
             sinks=attn.sinks,
         )
+        return attended if attn.gate is None else self.gated_heads(b, il, attn.gate, h, attended)
+
+    def gated_heads(self, b: BatchGraph, il: int, gate: Value, h: Value, attended: Value) -> Value:
+        """attended [dv*H, T] times the sigmoid of gate h, which has a row per head or per element."""
+        heads = split_heads(attended, self.head_sizes(il).v)
+        weights = b.graph.unary(b.graph.mul_mat(gate, h), "sigmoid")
+        n_head, n_tokens = heads.shape[1:3]
+        per_head = weights.reshape(weights.shape[0] // n_head, n_head, n_tokens)
+        return b.graph.mul(heads, per_head).reshape(*attended.shape[:2])
 
     def attention_output(self, b: BatchGraph, attn: Attention, attended: Value) -> Value:
         """Output projection [dv*H, T] -> [D, T]."""
@@ -207,17 +247,25 @@ class Transformer(Decoder):
             branch = b.graph.scale(branch, self.hp.residual_scale)
         return b.graph.add(x, branch)
 
+    def token_inputs(self, b: BatchGraph, il: int) -> Sequence[Value]:
+        """What `behind_attention` of a layer reads beside the residual stream, a row for every token."""
+        return ()
+
     def layer(self, b: BatchGraph, il: int, x: Value) -> Value:
         layer: Layer = self.layers[il]  # type: ignore[assignment]
         attended = self.attention(b, il, layer.attn, self.norm(b, x, layer.attn_norm))
-        kept, kept_x = b.keep_outputs(il, self.hp.n_layer, attended, x)
-        if b.keeps_states and kept_x is not x:
+        rows = (attended, x, *self.token_inputs(b, il))
+        kept = b.keep_outputs(il, self.hp.n_layer, *rows)
+        if b.keeps_states and kept[1] is not x:
             # Apart from the output rows: those must round as they do in a context that keeps no states.
-            b.unreduced = self.behind_attention(b, layer, attended, x)
-        return self.behind_attention(b, layer, kept, kept_x)
+            b.unreduced = self.behind_attention(b, layer, *rows)
+        return self.behind_attention(b, layer, *kept)
 
-    def behind_attention(self, b: BatchGraph, layer: Layer, attended: Value, x: Value) -> Value:
-        """The rest of a layer on the rows x [D, n] of the residual stream and what their tokens attended to."""
+    def behind_attention(self, b: BatchGraph, layer: Layer, attended: Value, x: Value, *inputs: Value) -> Value:
+        """The rest of a layer on the rows x [D, n] of the residual stream and what their tokens attended to.
+
+        inputs: the same rows of `token_inputs`.
+        """
         x = self.add_branch(b, x, self.attention_output(b, layer.attn, attended), layer.attn_post_norm)
         branch = self.ffn(b, layer.ffn, self.norm(b, x, layer.ffn_norm))
         return self.add_branch(b, x, branch, layer.ffn_post_norm)

@@ -37,6 +37,7 @@ class RandomModel:
         self.weights: Weights = {}
         self.encoded: dict[str, tuple[int, np.ndarray]] = {}
         self.words: list[str] = []
+        self.numbered_words = False
 
     def matrix(self, name: str, *shape: int) -> None:
         """Rows of unit variance products: [.., n_out, n_in]."""
@@ -84,18 +85,29 @@ class RandomModel:
         for name, value in (("padding", 0), ("unknown", 1), ("cls", 2), ("bos", 2), ("seperator", 3), ("eos", 3)):
             out.add(f"tokenizer.ggml.{name}_token_id", GGUFValueType.UINT32, value)
 
+    def _write_numbered_words(self, out: GGUFWriter) -> None:
+        """A SentencePiece vocabulary of numbered words: other engines load no model without one."""
+        tokens = ["<unk>", "<s>", "</s>", "<0x0A>"]
+        tokens += [f"word{i}" for i in range(len(tokens), self.keys["vocab_size"])]
+        out.add("tokenizer.ggml.model", GGUFValueType.STRING, "llama")
+        out.add_array("tokenizer.ggml.tokens", GGUFValueType.STRING, tokens)
+        out.add_array("tokenizer.ggml.scores", GGUFValueType.FLOAT32, [0.0] * len(tokens))
+        out.add_array("tokenizer.ggml.token_type", GGUFValueType.INT32, [2, 3, 3, 6] + [1] * (len(tokens) - 4))
+
     def write(self, path: Path) -> Path:
         """The model as a GGUF file."""
         with GGUFWriter(path) as out:
             out.add("general.architecture", GGUFValueType.STRING, self.arch)
             if self.words:
                 self._write_words(out)
+            elif self.numbered_words:
+                self._write_numbered_words(out)
             for key, value in self.keys.items():
                 if isinstance(value, list):
-                    out.add_array(f"{self.arch}.{key}", GGUFValueType.UINT32, value)
+                    out.add_array(f"{self.arch}.{key}", VALUE_TYPES[type(value[0])], value)
                 else:
                     out.add(f"{self.arch}.{key}", VALUE_TYPES[type(value)], value)
-            names = {n: n if n.endswith(".bias") else f"{n}.weight" for n in self.weights}
+            names = {n: n if n.endswith((".bias", ".scale")) else f"{n}.weight" for n in self.weights}
             for name, w in self.weights.items():
                 out.add_tensor(names[name], w.shape[::-1], self.encoded.get(name, (F32, w))[0])
             for name, w in self.weights.items():

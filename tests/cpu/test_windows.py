@@ -24,6 +24,10 @@ from ikpy.models.batch import CacheSpec
 from ikpy.tools.generation import GrowingSequence
 from tests.cpu.reference_cells import dropped_tokens
 from tests.cpu.reference_models import N_VOCAB, RandomModel
+from tests.cpu.test_arch_afmoe import afmoe
+from tests.cpu.test_arch_exaone import exaone_moe
+from tests.cpu.test_arch_mimo2 import mimo2
+from tests.cpu.test_arch_step35 import step35
 from tests.cpu.test_zoo_holdouts import gemma2_27b, gpt_oss, llama4_two_experts
 from tests.shared import SHARED
 
@@ -55,7 +59,10 @@ def run(context: Context, tokens: np.ndarray, start: int = 0, seq_id: int = 0) -
     )
 
 
-@pytest.mark.parametrize("make", [gpt_oss, gemma2_27b, llama4_two_experts], ids=lambda f: f.__name__)
+ARCHITECTURES = [gpt_oss, gemma2_27b, llama4_two_experts, exaone_moe, afmoe, mimo2, step35]
+
+
+@pytest.mark.parametrize("make", ARCHITECTURES, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("flash", [True, False])
 def test_logits_equal_those_of_full_caches(
     make: Callable[[], tuple[RandomModel, np.ndarray]], flash: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -15,7 +15,7 @@ from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
-from ikpy.errors import FileFormatError, UnsupportedError, UsageError
+from ikpy.errors import FileFormatError, UsageError
 from ikpy.graph.activations import ActivationCollector
 from tests.cpu import reference_models as ref
 from tests.cpu.reference_models import N_VOCAB, Evaluation, RandomModel
@@ -406,16 +406,17 @@ def test_impossible_models(arch: str, keys: dict, message: str, tmp_path: Path) 
         Model.load(model.write(tmp_path / "model.gguf"))
 
 
-def test_window_layers_of_other_head_sizes_are_refused(tmp_path: Path) -> None:
+def test_impossible_sizes_of_window_layers(tmp_path: Path) -> None:
     path = gemma()[0].write(tmp_path / "model.gguf")
-    for key, size in (
-        ("attention.key_length_swa", 40),
-        ("attention.value_length_swa", 40),
-        ("rope.dimension_count_swa", 40),
+    for key, size, message in (
+        ("attention.key_length_swa", 0, "head_swa 0/40, rope_swa 0"),
+        ("attention.value_length_swa", 0, "head_swa 40/0, rope_swa 40"),
+        ("rope.dimension_count_swa", 42, "rope.dimension_count_swa 42 is above the key head size_swa 40"),
+        ("rope.dimension_count_swa", 7, "head_swa 40/40, rope_swa 7"),
+        ("rope.freq_base_swa", 0.0, "impossible RoPE parameters: base 0"),
     ):
-        Model.load(path, ModelParams(kv_overrides={f"gemma.{key}": size}))
-        with pytest.raises(UnsupportedError, match=f"gemma.{key}: window layers"):
-            Model.load(path, ModelParams(kv_overrides={f"gemma.{key}": 20}))
+        with pytest.raises(FileFormatError, match=message):
+            Model.load(path, ModelParams(kv_overrides={f"gemma.{key}": size}))
 
 
 def test_vocabularies_must_have_the_size_of_the_key(tmp_path: Path) -> None:

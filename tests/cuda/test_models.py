@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,10 @@ from ikpy.backends.cuda import compare, launch
 from ikpy.cli import main
 from ikpy.graph.ir import Node
 from ikpy.graph.placement import DeviceParams, PlacementParams
+from tests.cpu.definition_checks import TOKENS as CHECKED_TOKENS
+from tests.cpu.test_arch_afmoe import afmoe
+from tests.cpu.test_arch_mimo2 import mimo2
+from tests.cpu.test_arch_step35 import step35
 from tests.cuda.models import logits_of, zoo
 from tests.cuda.test_placement_matrix import ZOO, tokens_for, worst
 from tests.shared import ROOT
@@ -64,6 +69,17 @@ def test_every_architecture(path: Path, cuda_devices: int) -> None:
     rules = (("exps", "CPU"), (r"blk\.1\.ffn_down\.", "CPU"))
     split = (1.0,) * cuda_devices
     ours = logits_of(path, tokens, 4, placement=PlacementParams(rules=rules, tensor_split=split))
+    assert np.isfinite(ours).all()
+    assert np.abs(ours - truth).max() <= TOLERANCE * np.abs(truth).max(), worst(ours, truth)
+
+
+@pytest.mark.parametrize("make", [afmoe, mimo2, step35], ids=lambda f: f.__name__)
+def test_gates_and_layers_of_two_kinds(make: Callable, tmp_path: Path, cuda_devices: int) -> None:
+    """Gated heads, heads of two sizes, bounded SwiGLU; experts and a gate on the CPU."""
+    path, tokens = make()[0].write(tmp_path / "model.gguf"), CHECKED_TOKENS[:16]
+    truth = logits_of(path, tokens, 12)
+    rules = (("exps", "CPU"), (r"blk\.1\.attn_gate", "CPU"))
+    ours = logits_of(path, tokens, 12, placement=PlacementParams(rules=rules))
     assert np.isfinite(ours).all()
     assert np.abs(ours - truth).max() <= TOLERANCE * np.abs(truth).max(), worst(ours, truth)
 

@@ -1,0 +1,69 @@
+"""step35: Step-3.5-Flash, a gate per attention head, layers of two kinds with heads of their own, bounded SwiGLU."""
+
+from __future__ import annotations
+
+from ikpy.errors import UnsupportedError
+from ikpy.graph.ir import Value
+from ikpy.models.batch import GraphParams
+from ikpy.models.blocks import DenseFFN, Experts
+from ikpy.models.hparams import HParams
+from ikpy.models.keys import Keys
+from ikpy.models.routed_moe import RoutedMoe
+from ikpy.models.weights import WeightSource
+from ikpy.models.windows import window_layers
+
+
+class Step35(RoutedMoe):
+    """Full layers rotate half of the elements that window layers rotate."""
+
+    output_weight = "required"
+    qk_norm = "optional"
+    attn_gate = "optional"
+    rotates_whole_head = False
+    default_n_dense = 0
+    dense_without_router = True
+    default_n_shared = 0
+    default_scale = 1.0
+
+    def read_hparams(self, keys: Keys) -> HParams:
+        if keys.has("rope.freq_base_per_layer"):
+            raise UnsupportedError(
+                f"{keys.gguf.path}: {keys.arch}.rope.freq_base_per_layer: RoPE bases layer by layer are not supported"
+            )
+        hp = super().read_hparams(keys)
+        n_all = hp.n_layer + self.n_predict_layers
+        hp.n_swa = keys.u32("attention.sliding_window")
+        hp.n_ff_shared = keys.u32("expert_shared_feed_forward_length", 0)
+        hp.n_rot //= 2
+        self.has_window = window_layers(keys, n_all, period=1)
+        self.limits = self._limits(keys, n_all, "swiglu_clamp_exp", "swiglu_limits")
+        self.shared_limits = self._limits(keys, n_all, "swiglu_clamp_shexp", "swiglu_limits_shared")
+        return hp
+
+    @staticmethod
+    def _limits(keys: Keys, n_layer: int, *names: str) -> list[float]:
+        """Bounds of SwiGLU per layer under the first name that the file has; 0: none."""
+        name = next((name for name in names if keys.has(name)), names[0])
+        return keys.floats_per_layer(name, n_layer, 0.0)
+
+    def gating_value(self, value: int) -> int:
+        return value or 2
+
+    def load_global(self, weights: WeightSource) -> None:
+        super().load_global(weights)
+        n_pairs = max(self.hp.n_rot, self.hp.window_heads.rotated) // 2
+        factors = weights.take("rope_freqs.weight", (n_pairs,), required=False)
+        self.rope_freqs = factors.slice0(0, self.hp.n_rot // 2) if factors is not None else None
+
+    def rope_factors(self, layer: int, params: GraphParams) -> Value | None:
+        return None if self.has_window[layer] else self.rope_freqs
+
+    def load_ffn(self, weights: WeightSource, il: int, prefix: str) -> DenseFFN | Experts:
+        ffn = super().load_ffn(weights, il, prefix)
+        if isinstance(ffn, DenseFFN):
+            ffn.limit = self.shared_limits[il]
+            return ffn
+        ffn.limit = self.limits[il]
+        if ffn.shared is not None:
+            ffn.shared.limit = self.shared_limits[il]
+        return ffn

@@ -20,6 +20,7 @@ UNARY_KINDS = {
     "tanh": 5,
     "swiglu_oai": 6,
     "gelu_erf": 7,
+    "softplus": 8,
 }
 # Sources that kernels read as f32: norm weights, biases, sinks, frequency factors.
 FLOAT_SOURCES = {

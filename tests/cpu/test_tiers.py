@@ -54,19 +54,29 @@ def test_tiers_agree(tier: str, tmp_path: Path) -> None:
 
 
 PRODUCTS = "exact_for_all_token_counts or bounds or extreme or test_experts"
-OTHER_WAYS = [{"IKPY_ISA": t} for t in TIERS if t != "avx512"] + [{"IKPY_ISA": "avx512", "IKPY_AMX": "0"}]
+OTHER_TIERS = [t for t in TIERS if t != "avx512"]
+OTHER_WAYS = [{"IKPY_ISA": t} for t in OTHER_TIERS] + [{"IKPY_ISA": "avx512", "IKPY_AMX": "0"}]
+
+
+def check_tests(file: str, variables: dict[str, str], *options: str) -> None:
+    """Tests of a file in a process with these variables."""
+    if variables["IKPY_ISA"] not in available_tiers:
+        pytest.skip(f"tier {variables['IKPY_ISA']} is not built or this CPU cannot run it")
+    env = {**os.environ, **variables, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, file]
+    done = subprocess.run(command, check=False, env=env, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]  # no tests at all are status 5
 
 
 @pytest.mark.parametrize("variables", OTHER_WAYS, ids=lambda v: "-".join(v.values()))
 def test_products(variables: dict[str, str]) -> None:
     """Products of all types in the tiers of other machines: this one's are tested by test_matmul.py itself."""
-    if variables["IKPY_ISA"] not in available_tiers:
-        pytest.skip(f"tier {variables['IKPY_ISA']} is not built or this CPU cannot run it")
-    options = ["-p", "no:cacheprovider", "-k", PRODUCTS]
-    env = {**os.environ, **variables, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "pytest", *options, "tests/cpu/test_matmul.py"]
-    done = subprocess.run(command, check=False, env=env, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:]  # no tests at all are status 5
+    check_tests("tests/cpu/test_matmul.py", variables, "-k", PRODUCTS)
+
+
+@pytest.mark.parametrize("tier", OTHER_TIERS)
+def test_recurrent_ops(tier: str) -> None:
+    check_tests("tests/cpu/test_recurrent_ops.py", {"IKPY_ISA": tier})
 
 
 ENCODING_CHILD = """

@@ -8,7 +8,8 @@
 namespace ikpy {
 namespace {
 
-constexpr int64_t kBlock = 64;  // channels whose taps and past inputs are transposed at a time: 2 KiB for four
+// Channels whose taps and past inputs are transposed at a time: 2 KiB for four.
+constexpr int64_t kBlock = 64;
 constexpr int64_t kMaxTaps = 16;
 
 // Sources and result of the op; taps and past inputs of a channel lie side by side.

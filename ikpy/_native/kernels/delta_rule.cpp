@@ -46,9 +46,7 @@ struct Sources {
           interleaved(op.ip[0] != 0),
           per_channel(op.ip[1] != 0) {}
 
-    int64_t key_head(int64_t head) const {
-        return interleaved ? head / (v.ne[1] / k.ne[1]) : head % k.ne[1];
-    }
+    int64_t key_head(int64_t head) const { return interleaved ? head / (v.ne[1] / k.ne[1]) : head % k.ne[1]; }
 };
 
 // Memory of a thread.

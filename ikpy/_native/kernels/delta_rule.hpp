@@ -18,8 +18,8 @@ constexpr int kVectors = 4, kSums = 1;
 constexpr int64_t kColumns = kVectors * simd::kLanes;
 
 // What all columns of a head need of a token. The state is held as the rows of a tile times their decay since
-// the tile was last brought up to date, so that a token costs three products per element: `keys` and `queries`
-// are multiplied with that decay, `updates` divided by it.
+// the tile was last brought up to date, so that a token costs three products per element: `keys` and
+// `queries` are multiplied with that decay, `updates` divided by it.
 struct Token {
     const float *keys, *queries, *updates;
     const float* decay;  // what rows are multiplied with before the update; null = none due

@@ -112,6 +112,8 @@ void op_unary(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Ru
             return unary(ctx, op, ts, [](float x) { return std::tanh(x); });
         case kGeluErf:
             return unary(ctx, op, ts, [](float x) { return gelu_erf(x); });
+        case kSoftplus:
+            return unary(ctx, op, ts, [](float x) { return softplus(x); });
     }
 }
 

@@ -56,7 +56,8 @@ enum UnaryKind : int32_t {
     kSigmoid = 4,
     kTanh = 5,
     kSwigluOai = 6,
-    kGeluErf = 7
+    kGeluErf = 7,
+    kSoftplus = 8
 };
 
 using Kernel = void (*)(const ThreadContext&, const Op&, const Tensor*, const Runtime&);

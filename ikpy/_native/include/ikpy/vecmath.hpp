@@ -44,6 +44,22 @@ inline float gelu(float x) {
     return x * sigmoid(2.0f * u);
 }
 
+// ln(1 + e^x). The logarithm of 1 + u is 2 atanh(u / (2 + u)); u is at most 1, so its series ends soon and
+// loses nothing where u is small.
+inline float softplus(float x) {
+    const float u = exp_fast(-std::fabs(x));
+    const float r = u / (2.0f + u), s = r * r;
+    float p = 1.0f / 15;
+    p = p * s + 1.0f / 13;
+    p = p * s + 1.0f / 11;
+    p = p * s + 1.0f / 9;
+    p = p * s + 1.0f / 7;
+    p = p * s + 1.0f / 5;
+    p = p * s + 1.0f / 3;
+    p = p * s + 1.0f;
+    return (x > 0 ? x : 0.0f) + 2.0f * r * p;
+}
+
 inline float relu_squared(float x) {
     const float v = x > 0 ? x : 0;
     return v * v;

@@ -219,7 +219,8 @@ enum Unary {
     kSigmoid = 4,
     kTanh = 5,
     kSwigluOai = 6,
-    kGeluErf = 7
+    kGeluErf = 7,
+    kSoftplus = 8
 };
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
@@ -238,6 +239,8 @@ __device__ __forceinline__ float unary_value(int kind, float x) {
             return sigmoid(x);
         case kGeluErf:
             return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
+        case kSoftplus:
+            return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x)));
         default:
             return tanhf(x);
     }

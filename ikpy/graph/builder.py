@@ -40,8 +40,6 @@ FLOAT_SOURCES = {
 MAX_I32 = 2**31 - 1
 """Largest parameter of a node: no position comes behind a longer window or period."""
 GATINGS = {"softmax": 1, "sigmoid": 2, "selected_softmax": 3, "sqrt_softplus": 4, "selected_sigmoid": 5}
-
-
 MAX_CONV_TAPS = 16
 """Longest filter of causal_conv."""
 
@@ -225,16 +223,17 @@ class Graph:
 
         y[c, t] = sum_j weight[j, c] * input[c, t - n + 1 + j], then SiLU if asked for. x f32 [C, T]; weight f32 [n, C],
         n up to MAX_CONV_TAPS; state f32 [n - 1, C, n_slots], the inputs before the batch, oldest first, is brought up
-        to date; slots i32 [T], each 0 .. n_slots - 1: the state of every token. Tokens of a slot come in the order of
-        their positions, those of several slots in any.
+        to date; slots i32 [T]: the state of every token. Tokens of a slot come in the order of their positions, those
+        of several slots in any. Kernels do not check slots: whoever fills them in, as with the cells of kv_store, keeps
+        them within 0 .. n_slots - 1. States are host memory (role "host"): no device has kernels for them.
         """
         taps, channels = weight.shape[:2]
         if taps > MAX_CONV_TAPS:
             raise UnsupportedError(f"tensor '{weight.name}' has {taps} taps; at most {MAX_CONV_TAPS} are supported")
-        if x.shape[0] != channels or state.shape[:2] != (taps - 1, channels):
-            raise ValueError(f"convolution of {x.shape} with {weight.shape}, state {state.shape}")
+        if x.shape[:2] != (channels, slots.shape[0]) or state.shape[:2] != (taps - 1, channels):
+            raise ValueError(f"convolution of {x.shape} with {weight.shape}, state {state.shape}, slots {slots.shape}")
         src = [x, weight, state, slots]
-        return self._emit("causal_conv", self.new(*x.shape), src, ip=[int(silu)], writes=[replace(state)])
+        return self._emit("causal_conv", self.new(*x.shape[:2]), src, ip=[int(silu)], writes=[_updated(state)])
 
     def gated_delta_rule(
         self,
@@ -259,14 +258,15 @@ class Graph:
         meets head h // (Hv / Hk) of q and k if interleaved, else h % Hk.
         """
         (dk, key_heads, n_tokens), (dv, heads) = k.shape[:3], v.shape[:2]
-        per_channel = g.shape[:3] == (dk, heads, n_tokens)
-        if heads % key_heads or state.shape[:3] != (dv, dk, heads) or not (per_channel or g.shape[1] == n_tokens):
-            raise ValueError(f"delta rule of {k.shape} and {v.shape}, decay {g.shape}, state {state.shape}")
+        per_head, per_row = (heads, n_tokens, 1), (dk, heads, n_tokens)
+        if heads % key_heads or q.shape != k.shape or v.shape[2] != n_tokens or slots.shape[0] != n_tokens:
+            raise ValueError(f"delta rule of q {q.shape}, k {k.shape}, v {v.shape}, slots {slots.shape}")
+        if state.shape[:3] != (dv, dk, heads) or beta.shape[:3] != per_head or g.shape[:3] not in (per_head, per_row):
+            raise ValueError(f"delta rule of k {k.shape}, decay {g.shape}, beta {beta.shape}, state {state.shape}")
         src = [q, k, v, g, beta, state, slots]
-        ip, fp = [int(interleaved), int(per_channel)], [l2_eps, scale]
+        ip, fp = [int(interleaved), int(g.shape[:3] == per_row)], [l2_eps, scale]
         dst = self.new(dv, heads, n_tokens)
-        # The state is a source and, as a value of its own, an output: it is read too.
-        return self._emit("gated_delta_rule", dst, src, ip=ip, fp=fp, writes=[replace(state)])
+        return self._emit("gated_delta_rule", dst, src, ip=ip, fp=fp, writes=[_updated(state)])
 
     # --- statistics of matmul inputs --------------------------------------------------------------------------
 
@@ -448,3 +448,8 @@ class Graph:
         """Weighted sum over slots of outputs [D, Ku, T], plus addend [D, T]."""
         dst = self.new(outputs.shape[0], ids.shape[1])
         return self._emit("moe_combine", dst, [outputs, weights, ids, addend])
+
+
+def _updated(state: Value) -> Value:
+    """A source as an output too: of its own, as outputs that are listed among the sources count as not read."""
+    return replace(state)

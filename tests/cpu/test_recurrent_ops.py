@@ -2,11 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
-from ikpy.graph.builder import UNARY_KINDS
-from tests.cpu.reference_attention import F32, NativeOp
+from ikpy._native import core
+from ikpy.errors import UnsupportedError
+from ikpy.graph.builder import MAX_CONV_TAPS, UNARY_KINDS, Graph
+from ikpy.graph.ir import F32, I32, Value, external
+from ikpy.graph.plan import CompiledPlan
+from ikpy.graph.planner import plan_arena
+from tests.cpu import reference_recurrent as ref
+from tests.cpu.reference_attention import NativeOp
+
+
+def value_of(array: np.ndarray) -> Value:
+    """A value over the array itself, which may be a view whose last axis is contiguous."""
+    whole = array if array.flags.c_contiguous or array.base is None else array.base
+    assert isinstance(whole, np.ndarray)
+    type_id = {"float32": F32, "int32": I32}[array.dtype.name]
+    value = external(whole.ctypes.data, whole, type_id, (whole.size,))
+    return value.view(array.shape[::-1], array.strides[-2::-1], array.ctypes.data - whole.ctypes.data)
+
+
+def run(make: Callable[[Graph], Value], n_threads: int) -> np.ndarray:
+    """The result, last axis first in ggml order, in memory that was NaN."""
+    graph = Graph(core)
+    value = make(graph)
+    arena = plan_arena(graph.nodes, {value.buffer})
+    memory = np.full(arena.nbytes + 64, 0xFF, np.uint8)
+    start = -memory.ctypes.data % 64
+    CompiledPlan(core, graph.nodes, arena, memory.ctypes.data + start).run(0, n_threads)
+    found = memory[start + arena.offsets[value.buffer] :][: 4 * value.n_elements].view(np.float32)
+    return found.reshape(value.shape[::-1])
+
+
+def assert_close(what: str, found: np.ndarray, expected: np.ndarray, names: Sequence[str], bound: float) -> None:
+    """Errors relative to the largest element along the last axis, or 0.01 of the largest of all; names: of the axes."""
+    scale = np.maximum(np.abs(expected).max(-1, keepdims=True), max(0.01 * np.abs(expected).max(), 1e-30))
+    error = np.nan_to_num(np.abs(found - expected) / scale, nan=np.inf)
+    worst = np.unravel_index(error.argmax(), error.shape)
+    place = ", ".join(f"{name} {i}" for name, i in zip(names, worst, strict=True))
+    assert error[worst] <= bound, f"{what}: {place}: {found[worst]} instead of {expected[worst]}: {error[worst]:.1e}"
+
+
+def mixed_slots(rng: np.random.Generator, n_tokens: int, n_slots: int) -> np.ndarray:
+    """Slots of a batch in any order, int32 [n_tokens]; the second one has no tokens."""
+    return rng.choice([i for i in range(n_slots) if i != 1], n_tokens).astype(np.int32)
+
+
+# --- softplus ----------------------------------------------------------------------------------------------------
 
 
 def softplus(x: np.ndarray, n_threads: int = 1) -> np.ndarray:
@@ -33,3 +81,260 @@ def test_softplus(n_threads: int) -> None:
 def test_softplus_of_what_is_no_number() -> None:
     x = np.array([[np.inf, -np.inf, np.nan, -1000, 1000]], np.float32)
     np.testing.assert_allclose(softplus(x), [[np.inf, 0, np.nan, 0, 1000]], atol=2e-38)
+
+
+# --- causal convolution --------------------------------------------------------------------------------------------
+
+
+def conv(
+    x: np.ndarray, weight: np.ndarray, state: np.ndarray, slots: np.ndarray, *, silu: bool, n_threads: int = 1
+) -> np.ndarray:
+    """The native op; state is brought up to date."""
+    values = [value_of(a) for a in (x, weight, state, slots)]
+    # Plans drop single dimensions nowhere, but a [slots, C, 0] array has none of its strides.
+    taps, channels = weight.shape[1], weight.shape[0]
+    values[2] = external(state.ctypes.data, state, F32, (taps - 1, channels, len(state)))
+    return run(lambda g: g.causal_conv(values[0], values[1], values[2], values[3], silu=silu), n_threads)[0, 0]
+
+
+@pytest.mark.parametrize("n_threads", [1, 3])
+@pytest.mark.parametrize("silu", [False, True])
+@pytest.mark.parametrize("taps", [1, 2, 3, 4, 7, MAX_CONV_TAPS])
+def test_convolution(taps: int, silu: bool, n_threads: int) -> None:
+    rng = np.random.default_rng(taps)
+    for channels, n_tokens, n_slots in ((1, 1, 1), (7, 3, 2), (100, 40, 4), (192, 5, 3), (300, 1, 5), (64, 0, 2)):
+        wide = rng.standard_normal((n_tokens, channels + 9)).astype(np.float32)
+        x = wide[:, 4 : 4 + channels]
+        weight = rng.standard_normal((channels, taps)).astype(np.float32)
+        state = rng.standard_normal((n_slots, channels, taps - 1)).astype(np.float32)
+        slots = mixed_slots(rng, n_tokens, n_slots)
+        before = state.copy()
+        expected, after = ref.causal_conv(x, weight, state, slots, silu=silu)
+        found = conv(x, weight, state, slots, silu=silu, n_threads=n_threads)
+        what = f"{taps} taps, {channels} channels, {n_tokens} tokens"
+        if n_tokens:
+            assert_close(what, found, expected, ("token", "channel"), 4e-6)
+        np.testing.assert_array_equal(state, after.astype(np.float32), err_msg=what)
+        unused = [i for i in range(n_slots) if i not in slots]
+        np.testing.assert_array_equal(state[unused], before[unused], err_msg=what)
+
+
+def test_convolution_in_parts_is_that_of_the_whole() -> None:
+    """Bit by bit, wherever a sequence is divided, also into fewer tokens than there are past inputs."""
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((30, 70)).astype(np.float32)
+    weight = rng.standard_normal((70, 5)).astype(np.float32)
+    states = [np.zeros((2, 70, 4), np.float32) for _ in range(2)]
+    slots = np.ones(30, np.int32)
+    whole = conv(x, weight, states[0], slots, silu=True)
+    bounds = [0, 1, 3, 4, 10, 29, 30]
+    parts = [conv(x[a:b].copy(), weight, states[1], slots[a:b].copy(), silu=True) for a, b in pairwise(bounds)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    np.testing.assert_array_equal(states[0], states[1])
+
+
+def test_broken_inputs_of_a_sequence_spoil_no_other() -> None:
+    rng = np.random.default_rng(4)
+    x = rng.standard_normal((12, 80)).astype(np.float32)
+    weight = rng.standard_normal((80, 4)).astype(np.float32)
+    slots = np.arange(12, dtype=np.int32) % 3
+    found, states = [], []
+    for broken in (False, True):
+        x[4, 5] = np.nan if broken else 1.0
+        states.append(np.zeros((3, 80, 3), np.float32))
+        found.append(conv(x, weight, states[-1], slots, silu=True))
+    spoilt = np.isnan(found[1])
+    assert spoilt[[4, 7, 10], 5].all() and spoilt.sum() == 3
+    np.testing.assert_array_equal(found[1][~spoilt], found[0][~spoilt])
+    np.testing.assert_array_equal(states[1][[0, 2]], states[0][[0, 2]])
+
+
+# --- gated delta rule ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Rule:
+    """Operands of a gated delta rule, arrays as those of the reference."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    g: np.ndarray
+    beta: np.ndarray
+    state: np.ndarray
+    slots: np.ndarray
+    l2_eps: float = 1e-6
+    scale: float = 0.125
+    interleaved: bool = False
+
+    def expected(self) -> tuple[np.ndarray, np.ndarray]:
+        """Results and states after them, by the definition."""
+        return ref.gated_delta_rule(**{f.name: getattr(self, f.name) for f in fields(self)})
+
+    def run(self, n_threads: int = 1) -> tuple[np.ndarray, np.ndarray]:
+        """Results and states after them, by the native op."""
+        state = self.state.copy()
+        values = [value_of(a) for a in (self.q, self.k, self.v, self.g, self.beta, state, self.slots)]
+        options = {"l2_eps": self.l2_eps, "scale": self.scale, "interleaved": self.interleaved}
+        return run(lambda graph: graph.gated_delta_rule(*values, **options), n_threads)[0], state
+
+    def tokens(self, chosen: slice) -> Rule:
+        """The op on some of the tokens."""
+        names = ("q", "k", "v", "g", "beta", "slots")
+        return replace(self, **{name: getattr(self, name)[chosen].copy() for name in names})
+
+    def check(self, what: str, n_threads: int = 1, bound: float = 1e-5) -> None:
+        """Results, states, and that slots without tokens keep theirs."""
+        (found, state), (out, after) = self.run(n_threads), self.expected()
+        if len(self.slots):
+            assert_close(what, found, out, ("token", "head", "column"), bound)
+        assert_close(f"states, {what}", state, after, ("slot", "head", "row", "column"), 4 * bound)
+        unused = [i for i in range(len(state)) if i not in self.slots]
+        np.testing.assert_array_equal(state[unused], self.state[unused], err_msg=what)
+
+
+def make_rule(
+    rng: np.random.Generator,
+    n_tokens: int,
+    shape: tuple[int, int, int, int],
+    n_slots: int = 4,
+    *,
+    per_row: bool = False,
+    decay: Sequence[float] = (),
+) -> Rule:
+    """Random operands; q, k and v are parts of the rows of one array. shape: dk, dv, Hk, Hv; decay: to choose from."""
+    dk, dv, key_heads, heads = shape
+    widths = (dk * key_heads, dk * key_heads, dv * heads)
+    rows = rng.standard_normal((n_tokens, 3 + sum(widths))).astype(np.float32)
+    q, k, v = np.split(rows[:, 3:], np.cumsum(widths[:2]), axis=1)
+    parts = (q.reshape(-1, key_heads, dk), k.reshape(-1, key_heads, dk), v.reshape(-1, heads, dv))
+    size = (n_tokens, heads, dk) if per_row else (n_tokens, heads)
+    g = rng.choice(decay, size) if len(decay) else -rng.exponential(0.3, size)
+    beta = rng.random((n_tokens, heads), np.float32)
+    state = rng.standard_normal((n_slots, heads, dk, dv)).astype(np.float32)
+    return Rule(*parts, g.astype(np.float32), beta, state, mixed_slots(rng, n_tokens, n_slots))
+
+
+SHAPES = [
+    (128, 128, 2, 4),
+    (64, 40, 1, 3),
+    (20, 33, 2, 2),
+    (1, 1, 1, 1),
+    (48, 100, 3, 6),
+    (7, 17, 2, 8),
+    (96, 31, 1, 1),
+]
+
+
+@pytest.mark.parametrize("n_threads", [1, 3])
+@pytest.mark.parametrize("per_row", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rule(shape: tuple[int, int, int, int], per_row: bool, n_threads: int) -> None:
+    """Several sequences in a batch, few and many tokens of each, heads that meet both ways."""
+    rng = np.random.default_rng(5)
+    for n_tokens in (0, 1, 2, 9, 33, 140):
+        rule = make_rule(rng, n_tokens, shape, per_row=per_row)
+        for interleaved in (False, True):
+            replace(rule, interleaved=interleaved).check(f"{n_tokens} tokens, {interleaved}", n_threads)
+        one = replace(rule, slots=np.full(n_tokens, 2, np.int32), l2_eps=0.0, k=0.1 * rule.k)
+        one.check(f"{n_tokens} tokens of one sequence, keys as they are", n_threads)
+
+
+DECAYS = {
+    "none": [0.0],
+    "some or none": [0.0, -1e-8, -1.0],
+    "nothing left": [-1e4, -np.inf, -100.0, -88.0],
+    "anything": [0.0, -np.inf, -0.5, -30.0, -1e4, 0.5],
+    "growth": [0.3, 0.0, 1.0],
+}
+
+
+@pytest.mark.parametrize("n_tokens", [1, 12, 50])
+@pytest.mark.parametrize("per_row", [False, True])
+@pytest.mark.parametrize("name", DECAYS)
+def test_decays(name: str, per_row: bool, n_tokens: int) -> None:
+    rng = np.random.default_rng(6)
+    rule = make_rule(rng, n_tokens, (64, 40, 1, 2), per_row=per_row, decay=DECAYS[name])
+    rule.check(name)
+
+
+@pytest.mark.parametrize("per_row", [False, True])
+def test_growth_of_nothing_is_nothing(per_row: bool) -> None:
+    """Factors of many tokens together would be infinite."""
+    rule = make_rule(np.random.default_rng(6), 60, (64, 40, 1, 2), per_row=per_row, decay=[4.0, 6.0])
+    rule.slots[:] = 0
+    out, state = replace(rule, v=0 * rule.v, state=0 * rule.state).run()
+    assert (out == 0).all() and (state == 0).all()
+
+
+def test_results_do_not_depend_on_threads() -> None:
+    rng = np.random.default_rng(7)
+    for n_tokens in (1, 50):
+        rule = make_rule(rng, n_tokens, (64, 200, 2, 2))
+        found = [rule.run(n) for n in (1, 2, 3, 8)]
+        for other in found[1:]:
+            for a, b in zip(found[0], other, strict=True):
+                np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("per_row", [False, True])
+def test_few_tokens_give_the_bits_of_one_after_the_other(per_row: bool) -> None:
+    """Up to 16 of a sequence, however many sequences there are; more of them nearly."""
+    rng = np.random.default_rng(8)
+    for n_tokens in (16, 17):
+        rule = make_rule(rng, 2 * n_tokens, (64, 40, 1, 2), per_row=per_row)
+        rule.slots[:] = np.arange(2 * n_tokens) % 2
+        whole, state = rule.run()
+        steps = []
+        for t in range(len(rule.slots)):
+            out, rule.state = rule.tokens(slice(t, t + 1)).run()
+            steps.append(out)
+        found = np.concatenate(steps)
+        if n_tokens == 16:
+            np.testing.assert_array_equal(found, whole)
+            np.testing.assert_array_equal(rule.state, state)
+        assert_close("one by one", found, whole, ("token", "head", "column"), 2e-6)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta"])
+def test_broken_numbers_of_a_sequence_spoil_no_other(name: str) -> None:
+    """NaN and infinity stay in their sequence and are seen there."""
+    rng = np.random.default_rng(9)
+    rule = make_rule(rng, 60, (64, 40, 1, 2), n_slots=3, per_row=True)
+    rule.slots[:] = np.arange(60) % 3
+    (good, state) = rule.run()
+    for bad in (np.nan, np.inf):
+        getattr(rule, name)[31] = bad
+        found, after = rule.run()
+        others = rule.slots != 1
+        np.testing.assert_array_equal(found[others], good[others])
+        np.testing.assert_array_equal(after[[0, 2]], state[[0, 2]])
+        if np.isnan(bad):
+            assert np.isnan(found[31]).all()
+
+
+# --- what the builder refuses -------------------------------------------------------------------------------------
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    rng = np.random.default_rng(10)
+    rule = make_rule(rng, 3, (8, 8, 2, 4))
+    odd = {
+        "q": rule.q[:, :1],
+        "k": rule.k[:2],
+        "v": rule.v[:2],
+        "g": rule.g[:, :2],
+        "beta": rule.beta[:, :2],
+        "state": rule.state[..., :7],
+        "slots": rule.slots[:2],
+    }
+    for name, array in odd.items():
+        with pytest.raises(ValueError, match="delta rule of"):
+            replace(rule, **{name: array.copy()}).run()
+    x, state, slots = np.zeros((3, 8), np.float32), np.zeros((2, 8, 3), np.float32), np.zeros(3, np.int32)
+    with pytest.raises(ValueError, match="convolution of"):
+        conv(x, np.zeros((9, 4), np.float32), state, slots, silu=False)
+    with pytest.raises(ValueError, match="convolution of"):
+        conv(x, np.zeros((8, 4), np.float32), state, slots[:2].copy(), silu=False)
+    with pytest.raises(UnsupportedError, match="17 taps"):
+        conv(x, np.zeros((8, 17), np.float32), np.zeros((2, 8, 16), np.float32), slots, silu=False)

@@ -1,7 +1,8 @@
 // Gated delta rule (arXiv:2412.06464, arXiv:2510.26692): one token after the other on columns of a head's
 // state.
 #pragma once
-#include <algorithm>
+#include <cstdint>
+#include <cstring>
 
 #include "kernels/simd_f32.hpp"
 

@@ -1,6 +1,8 @@
 // Which tokens of a batch continue each recurrent state.
 #pragma once
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 
 #include "ikpy/tensor.hpp"
 
@@ -31,6 +33,11 @@ class TokenRuns {
     // Tokens of a slot: the first one, and what follows each, -1 behind the last.
     int32_t first(int32_t slot) const { return first_[slot]; }
     int32_t next(int32_t token) const { return next_[token]; }
+    bool has_at_most(int32_t slot, int64_t n) const {
+        int32_t t = first_[slot];
+        for (; t >= 0 && n > 0; --n) t = next_[t];
+        return t < 0;
+    }
 
   private:
     int32_t *first_, *used_, *next_;

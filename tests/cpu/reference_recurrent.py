@@ -1,0 +1,50 @@
+"""Float64 definitions of the ops of recurrent layers, one token after the other; last axis first in ggml order."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def causal_conv(
+    x: np.ndarray, weight: np.ndarray, state: np.ndarray, slots: np.ndarray, *, silu: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Results [T, C] and the states after them. x [T, C], weight [C, n], state [slots, C, n - 1]."""
+    x, weight, state = (a.astype(np.float64) for a in (x, weight, state))
+    y = np.zeros(x.shape)
+    for t, slot in enumerate(slots):
+        inputs = np.concatenate([state[slot], x[t][:, None]], axis=1)
+        y[t] = (weight * inputs).sum(axis=1)
+        state[slot] = inputs[:, 1:]
+    return y / (1 + np.exp(-y)) if silu else y, state
+
+
+def gated_delta_rule(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    g: np.ndarray,
+    beta: np.ndarray,
+    state: np.ndarray,
+    slots: np.ndarray,
+    *,
+    l2_eps: float,
+    scale: float,
+    interleaved: bool,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Results [T, Hv, dv] and the states after them (arXiv:2412.06464, equation 10; per row arXiv:2510.26692).
+
+    q, k [T, Hk, dk]; v [T, Hv, dv]; g [T, Hv] or [T, Hv, dk]; beta [T, Hv]; state [slots, Hv, dk, dv].
+    """
+    q, k, v, g, beta, state = (a.astype(np.float64) for a in (q, k, v, g, beta, state))
+    if l2_eps:
+        q, k = (x / np.sqrt((x * x).sum(-1, keepdims=True) + l2_eps) for x in (q, k))
+    heads = np.arange(v.shape[1])
+    key_heads = heads // (len(heads) // k.shape[1]) if interleaved else heads % k.shape[1]
+    out = np.zeros(v.shape)
+    for t, slot in enumerate(slots):
+        for h, kh in zip(heads, key_heads, strict=True):
+            s = state[slot, h]
+            s *= np.exp(g[t, h])[..., None]
+            s += np.outer(k[t, kh], beta[t, h] * (v[t, h] - s.T @ k[t, kh]))
+            out[t, h] = scale * s.T @ q[t, kh]
+    return out, state

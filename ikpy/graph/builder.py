@@ -225,7 +225,7 @@ class Graph:
         n up to MAX_CONV_TAPS; state f32 [n - 1, C, n_slots], the inputs before the batch, oldest first, is brought up
         to date; slots i32 [T]: the state of every token. Tokens of a slot come in the order of their positions, those
         of several slots in any. Kernels do not check slots: whoever fills them in, as with the cells of kv_store, keeps
-        them within 0 .. n_slots - 1. States are host memory (role "host"): no device has kernels for them.
+        them within 0 .. n_slots - 1. No device has kernels for this op and the next: their states stay in host memory.
         """
         taps, channels = weight.shape[:2]
         if taps > MAX_CONV_TAPS:

@@ -189,6 +189,7 @@ def other_ops(place: Place) -> None:
         _op("moe_route", place, np.zeros((3, 1), np.int32), [x, vector, column], [1, 1, 1], [1.0])
         _op("act_stats", place, np.zeros(2 * (n + 2), np.float32), [x, None], [1, 1])
         _op("act_similarity", place, np.zeros(8, np.float32), [x, y], [3])
+        recurrent_ops(n, place)
     for heads, size in ((1, 64), (3, 96), (2, 128)):
         x, table = np.ones((5, heads, size), np.float32), np.zeros((5, size), np.float32)
         _op("rope_table", place, table, [np.arange(5, dtype=np.int32), np.ones(size // 2, np.float32)], fp=ROPE)
@@ -196,6 +197,19 @@ def other_ops(place: Place) -> None:
             _op("rope", place, x, [x, table], [size, order, 0])
         _op("hadamard", place, x, [x], [size & -size])
     _op("attention_temperature", place, np.zeros((5, 1, 1), np.float32), [np.arange(5, dtype=np.int32)], [8, 1], [0.1])
+
+
+def recurrent_ops(n: int, place: Place) -> None:
+    """Heads of n columns and of n rows, and n channels; states are placed too."""
+    slots = np.array([1, 0, 1], np.int32)
+    for taps in (1, 4, 16):
+        x, weight, state = (np.ones(shape, np.float32) for shape in ((3, n), (n, taps), (2, n, taps - 1)))
+        _op("causal_conv", place, x, [x, weight, state, slots], [1])
+    for rows, columns in ((n, 40), (40, n)):
+        shapes = ((3, 1, rows), (3, 1, rows), (3, 2, columns), (3, 2), (3, 2), (2, 2, rows, columns))
+        q, k, v, g, beta, state = (np.zeros(shape, np.float32) for shape in shapes)
+        for per_row, decay in enumerate((g, np.zeros((3, 2, rows), np.float32))):
+            _op("gated_delta_rule", place, v, [q, k, v, decay, beta, state, slots], [0, per_row], [1e-6, 1.0])
 
 
 def _pairs(rows: int, n: int) -> np.ndarray:

@@ -6,12 +6,16 @@ from collections import Counter
 
 import pytest
 
+from ikpy._native import core
+from ikpy.backends.cuda import launch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
-from ikpy.graph.assign import read, written
-from ikpy.graph.placement import CPU, PlacementParams
-from ikpy.graph.split import Split, SplitGraph
+from ikpy.graph.assign import DeviceRules, assign, read, written
+from ikpy.graph.builder import Graph
+from ikpy.graph.ir import F32, I32, PLANNED_ADDRESS, Role, Value, external
+from ikpy.graph.placement import CPU, Placement, PlacementParams
+from ikpy.graph.split import Split, SplitGraph, split_graph
 from tests.cuda.models import emulated, zoo
 
 
@@ -118,3 +122,45 @@ def test_buffers_alive_at_the_same_time_do_not_overlap() -> None:
                 if first[a] <= last[b] and first[b] <= last[a]:
                     start, other = arena.offsets[a], arena.offsets[b]  # type: ignore[index]
                     assert start + a.nbytes <= other or other + b.nbytes <= start, (a, b)  # type: ignore[attr-defined]
+
+
+RECURRENT = {"causal_conv", "gated_delta_rule"}
+
+
+@pytest.mark.parametrize("role", ["host", "cache"])
+def test_recurrent_layers_keep_their_states_in_host_memory(role: Role) -> None:
+    """Products on the device, what has a state on the CPU between them, in order, whatever the state's role is."""
+    n_tokens, heads, size = 3, 2, 64
+    channels = 3 * heads * size
+
+    def known(name: str, *shape: int, type_id: int = F32, role: Role = "weight") -> Value:
+        return external(PLANNED_ADDRESS, None, type_id, shape, name, role)
+
+    g = Graph(core)
+    slots = known("slots", n_tokens, type_id=I32, role="input")
+    x = g.mul_mat(known("blk.0.in.weight", size, channels), known("x", size, n_tokens, role="input"))
+    past = known("past", 3, channels, 4, role=role)
+    x = g.causal_conv(x, known("blk.0.ssm_conv1d.weight", 4, channels), past, slots, silu=True)
+    state = known("state", size, size, heads, 4, role=role)
+    q, k, v = (x.reshape(size, 3 * heads, n_tokens).slice(1, i * heads, heads) for i in range(3))
+    decay, beta = (
+        g.mul_mat(known(f"blk.0.{name}.weight", size, heads), g.scale(x.slice0(0, size), 2.0)) for name in "ab"
+    )
+    decay = g.unary(decay, "softplus")
+    options = {"l2_eps": 1e-6, "scale": 1.0, "interleaved": True}
+    for _ in range(2):
+        out = g.gated_delta_rule(q, k, v, decay, beta, state, slots, **options)
+    result = g.mul_mat(known("blk.0.out.weight", heads * size, size), out.reshape(heads * size, n_tokens))
+    placement = Placement({}, ("CUDA0",), ("CUDA0",), "CUDA0")
+    rules = DeviceRules(placement, {"past": CPU, "state": CPU}, launch.supports, lambda _: 0, lambda _: 0)
+    assigned = assign(g.nodes, rules)
+    graph = split_graph(assigned.steps, {result.buffer})
+    devices = {step.node.kind: split.device for split in graph.splits for step in split.steps}
+    assert {devices[kind] for kind in RECURRENT} == {CPU} and devices["mul_mat"] == "CUDA0"
+    assert not assigned.fallbacks and all(
+        "no CUDA kernel" in (launch.supports(n) or "") for n in g.nodes if n.kind in RECURRENT
+    )
+    order = [step.node for step in graph.steps(CPU) if step.node.kind in RECURRENT]
+    assert order == [node for node in g.nodes if node.kind in RECURRENT]
+    crossing = {transfer.buffer for split in graph.splits for transfer in split.transfers}
+    assert {decay.buffer, out.buffer} <= crossing and not crossing & {past.buffer, state.buffer}

@@ -8,6 +8,7 @@ from ikpy.models.hparams import HParams
 from ikpy.models.keys import Keys
 from ikpy.models.rope import RopeParams
 from ikpy.models.transformer import Transformer
+from ikpy.models.windows import window_layers
 
 FULL_LAYER_PERIOD = 4  # of files with a window and no pattern
 
@@ -24,13 +25,9 @@ class Olmo2(Transformer):
     def read_hparams(self, keys: Keys) -> HParams:
         hp = super().read_hparams(keys)
         hp.n_swa = keys.u32("attention.sliding_window", 0)
-        self.is_windowed = [(il + 1) % FULL_LAYER_PERIOD != 0 for il in range(hp.n_layer)]
-        if keys.has("attention.sliding_window_pattern"):
-            self.is_windowed = [bool(n) for n in keys.per_layer("attention.sliding_window_pattern", hp.n_layer)]
+        if hp.n_swa:
+            self.has_window = window_layers(keys, hp.n_layer, FULL_LAYER_PERIOD)
         return hp
-
-    def window(self, layer: int) -> tuple[str, int]:
-        return ("sliding", self.hp.n_swa) if self.hp.n_swa and self.is_windowed[layer] else ("none", 0)
 
     def rope_params(self, layer: int, context: RopeParams) -> RopeParams:
         if self.window(layer)[0] == "none":

@@ -18,34 +18,12 @@ from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.errors import FileFormatError, UsageError
 from ikpy.graph.activations import ActivationCollector
 from tests.cpu import reference_models as ref
+from tests.cpu.definition_checks import RMS, frame, shape
 from tests.cpu.reference_models import N_VOCAB, Evaluation, RandomModel
 
 TOKENS = np.random.default_rng(5).integers(0, N_VOCAB, 40)
 POS = np.arange(len(TOKENS), dtype=np.float64)
 LLAMA4_START = 8180  # the 12th token begins a chunk and raises the temperature
-RMS = {"attention.layer_norm_rms_epsilon": 1e-5}
-
-
-def shape(n_layer: int, d: int, heads: int, kv: int, head: int, f: int) -> dict[str, int]:
-    """The usual dimension keys."""
-    return {
-        "block_count": n_layer,
-        "embedding_length": d,
-        "attention.head_count": heads,
-        "attention.head_count_kv": kv,
-        "attention.key_length": head,
-        "attention.value_length": head,
-        "rope.dimension_count": head,
-        "feed_forward_length": f,
-    }
-
-
-def frame(model: RandomModel, d: int, *, tied: bool) -> None:
-    """Embedding, final norm and output matrix."""
-    model.matrix("token_embd", N_VOCAB, d)
-    model.norm("output_norm", d)
-    if not tied:
-        model.matrix("output", N_VOCAB, d)
 
 
 def gemma() -> tuple[RandomModel, np.ndarray]:

@@ -128,7 +128,8 @@ def test_random_fields_of_every_route(client: TestClient, path: str) -> None:
                 found.pop("options", None)
         response = client.post(address, json=body, params={"action": action} if "{id}" in path else {})
         shown = f"{body}: {response.status_code} {response.text[:300]}"
-        assert response.status_code in (200, 400, 501), shown
+        names_file = path in ("/delete_prompt", "/rename_prompt") and response.status_code == 404
+        assert response.status_code in (200, 400, 501) or names_file, shown
         if response.status_code != 200:
             error = response.json()["error"]
             assert error if isinstance(error, str) else error["message"], shown

@@ -1,7 +1,7 @@
 """Work memory of a graph for every number of tokens, from the nodes for one.
 
 How attention shares its work among threads depends on the number of tokens by steps, so that fewer tokens may need more
-memory; all other ops need the same for any number.
+memory; all other ops need no more for fewer tokens than for the most.
 """
 
 from __future__ import annotations

@@ -249,7 +249,7 @@ DECAYS = {
 }
 
 
-@pytest.mark.parametrize("n_tokens", [1, 12, 50])
+@pytest.mark.parametrize("n_tokens", [1, 12, 100])
 @pytest.mark.parametrize("per_row", [False, True])
 @pytest.mark.parametrize("name", DECAYS)
 def test_decays(name: str, per_row: bool, n_tokens: int) -> None:
@@ -269,7 +269,7 @@ def test_growth_of_nothing_is_nothing(per_row: bool) -> None:
 
 def test_results_do_not_depend_on_threads() -> None:
     rng = np.random.default_rng(7)
-    for n_tokens in (1, 50):
+    for n_tokens in (1, 100):
         rule = make_rule(rng, n_tokens, (64, 200, 2, 2))
         found = [rule.run(n) for n in (1, 2, 3, 8)]
         for other in found[1:]:

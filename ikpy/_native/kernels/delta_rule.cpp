@@ -75,10 +75,10 @@ class Preparation {
   public:
     Preparation(const Sources& sources, int64_t head, const Scratch& scratch)
         : s_(sources), head_(head), key_head_(sources.key_head(head)), dk_(sources.k.ne[0]), m_(scratch) {
-        for (float* p : {m_.key, m_.query, m_.decay}) std::fill_n(p, padded(dk_), 0.0f);
+        for (float* p : {m_.key, m_.query}) std::fill_n(p, padded(dk_), 0.0f);
     }
 
-    void start() { std::fill_n(m_.decay, dk_, 1.0f); }
+    void start() { std::fill_n(m_.decay, padded(dk_), 1.0f); }
 
     // Token number i of the chunk; due: the tile must be brought up to date, as the last token always does.
     Token token(int64_t i, int64_t t, bool due) {
@@ -97,6 +97,19 @@ class Preparation {
         token.updates = keys + 2 * padded(dk_);
         token.decay = due ? keys + 3 * padded(dk_) : nullptr;
         return token;
+    }
+
+    // Products of a chunk's tokens with the updates of those before them in their group.
+    void meet(Token* tokens, int64_t n) const {
+        for (int64_t i = 0, size; i < n; i += size) {
+            size = delta::group_size<delta::kGroup>(tokens + i, n - i);
+            for (int64_t g = 1; g < size; ++g)
+                for (int64_t p = 0; p < g; ++p) {
+                    const float* const updates = tokens[i + p].updates;
+                    tokens[i + g].keys_of[p] = dot(updates, tokens[i + g].keys, padded(dk_));
+                    tokens[i + g].queries_of[p] = dot(updates, tokens[i + g].queries, padded(dk_));
+                }
+        }
     }
 
   private:
@@ -124,19 +137,19 @@ class Preparation {
     void scaled(float* keys, bool due) {
         const int64_t n = padded(dk_);
         float *const queries = keys + n, *const updates = queries + n, *const factors = updates + n;
-        for (int64_t i = 0; i < dk_; ++i) {
+        for (int64_t i = 0; i < n; ++i) {
             keys[i] = m_.key[i] * m_.decay[i];
             queries[i] = m_.query[i] * m_.decay[i];
         }
         if (due) {
-            std::copy_n(m_.key, dk_, updates);
-            std::copy_n(m_.decay, dk_, factors);
+            std::copy_n(m_.key, n, updates);
+            std::copy_n(m_.decay, n, factors);
             start();
         } else if (s_.per_channel) {
-            for (int64_t i = 0; i < dk_; ++i) updates[i] = m_.key[i] / m_.decay[i];
+            for (int64_t i = 0; i < n; ++i) updates[i] = m_.key[i] / m_.decay[i];
         } else {
             const float inverse = 1.0f / m_.decay[0];
-            for (int64_t i = 0; i < dk_; ++i) updates[i] = m_.key[i] * inverse;
+            for (int64_t i = 0; i < n; ++i) updates[i] = m_.key[i] * inverse;
         }
     }
 
@@ -145,10 +158,27 @@ class Preparation {
     const Scratch m_;
 };
 
+// A chunk of tokens and the blocks of columns [first, last) of a head.
+template <int Group>
+void meet_tiles(const Sources& s, int32_t slot, int64_t head, int64_t first, int64_t last,
+                const Scratch& scratch, const Token* tokens, int64_t n) {
+    const int64_t dk = s.k.ne[0], dv = s.v.ne[0];
+    for (int64_t b = first; b < last; ++b) {
+        const int64_t column = b * kColumns;
+        float* const state = row<float>(s.state, 0, head, slot) + column;
+        const delta::Columns columns{state, s.state.nb[1] / int64_t(sizeof(float)),
+                                     std::min(kColumns, dv - column), column};
+        if (columns.n == kColumns) {
+            delta::Tile<true, Group>(columns, dk, scratch.tile).run(tokens, n);
+        } else {
+            delta::Tile<false, Group>(columns, dk, scratch.tile).run(tokens, n);
+        }
+    }
+}
+
 // Blocks of columns [first, last) of a head for all tokens of a slot.
 void run_blocks(const Sources& s, const TokenRuns& runs, int32_t slot, int64_t head, int64_t first,
                 int64_t last, const Scratch& scratch) {
-    const int64_t dk = s.k.ne[0], dv = s.v.ne[0];
     const bool few = runs.has_at_most(slot, kAlike);
     Preparation preparation(s, head, scratch);
     Token tokens[kChunk];
@@ -157,16 +187,11 @@ void run_blocks(const Sources& s, const TokenRuns& runs, int32_t slot, int64_t h
         int64_t n = 0;
         for (; t >= 0 && n < kChunk; t = runs.next(t), ++n)
             tokens[n] = preparation.token(n, t, few || n + 1 == kChunk || runs.next(t) < 0);
-        for (int64_t b = first; b < last; ++b) {
-            const int64_t column = b * kColumns;
-            float* const state = row<float>(s.state, 0, head, slot) + column;
-            const delta::Columns columns{state, s.state.nb[1] / int64_t(sizeof(float)),
-                                         std::min(kColumns, dv - column), column};
-            if (columns.n == kColumns) {
-                delta::Tile<true>(columns, dk, scratch.tile).run(tokens, n);
-            } else {
-                delta::Tile<false>(columns, dk, scratch.tile).run(tokens, n);
-            }
+        if (!few) preparation.meet(tokens, n);
+        if (few) {
+            meet_tiles<1>(s, slot, head, first, last, scratch, tokens, n);
+        } else {
+            meet_tiles<delta::kGroup>(s, slot, head, first, last, scratch, tokens, n);
         }
     }
 }

@@ -79,7 +79,15 @@ class Context:
         model.arch.prepare(self.graph_params.mla)
         specs = [model.arch.cache_specs(il, self.graph_params) for il in range(model.hparams.n_layer)]
         can_shift = model.arch.shift_part(0, self.graph_params) is not None
-        self.kv = KVCache(self.n_ctx, specs, can_shift=can_shift, windows=windows, allocate=not self.plan_only)
+        self.kv = KVCache(
+            self.n_ctx,
+            specs,
+            can_shift=can_shift,
+            windows=windows,
+            states=[model.arch.state_specs(il) for il in range(model.hparams.n_layer)],
+            n_sequences=self.params.n_seq_max,
+            allocate=not self.plan_only,
+        )
         self._no_logits = np.empty((0, model.hparams.n_vocab), np.float32)
         self.embeddings: np.ndarray | None = None
         self.token_states: np.ndarray | None = None
@@ -239,7 +247,7 @@ class Context:
         self._check_states(batch, states)
         if self.kv.shifted:
             self._apply_shifts()
-        pieces = batch.pieces(self.n_ubatch)
+        pieces = self.kv.pieces(batch, self.n_ubatch)
         taken: list[Taken] = []
         found: list[Results] = []
         try:
@@ -248,6 +256,7 @@ class Context:
                     self._inputs.write_states(states[i * self.n_ubatch :][: len(piece)])
                 taken.append(self.kv.place(piece))
                 found.append(self._evaluate(piece, taken[-1], copy=copy or len(pieces) > 1))
+                self.kv.evaluated(piece)
         except BaseException:
             for cells in taken:
                 self.kv.release(cells)

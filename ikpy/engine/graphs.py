@@ -47,6 +47,11 @@ class MicroBatchGraphs:
         self._kv = kv
         self._low_rank = low_rank_weights(model, params.adapters)
 
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether the model has layers with states."""
+        return self._kv.recurrent is not None
+
     def nodes(self, n_tokens: int, n_outputs: int) -> tuple[list[Node], tuple[Value | None, ...]]:
         """Nodes of a micro-batch; its logits, embeddings, token states, and the largest of every few logits.
 
@@ -70,6 +75,7 @@ class MicroBatchGraphs:
         batch = BatchGraph(
             graph, n_tokens, n_outputs, inputs, cells, self._kv.tensors, self._kv.window_of, self._graph_params
         )
+        batch.recurrent = self._kv.recurrent.tensors if self._kv.recurrent else {}
         batch.keeps_states = self._params.token_states
         batch.states = self._inputs.state_values(n_tokens)
         if self.steering is not None:

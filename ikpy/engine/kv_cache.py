@@ -13,10 +13,11 @@ import numpy as np
 from ikpy._native.batches import Batch
 from ikpy._native.tables import CellTables, Taken
 from ikpy.engine.cells import MAX_SEQUENCES, Cells, KVCacheFullError, PlannedCells, WindowCells
+from ikpy.engine.recurrent import RecurrentStates, pieces_by_state
 from ikpy.errors import ResourceError
 from ikpy.gguf.huge_pages import zeroed_bytes
 from ikpy.graph.ir import PLANNED_ADDRESS, Value, external
-from ikpy.models.batch import FULL, CacheSpec, Window
+from ikpy.models.batch import FULL, CacheSpec, StateSpec, Window
 from ikpy.quants import registry
 
 __all__ = ["MAX_SEQUENCES", "KVCache", "KVCacheFullError"]
@@ -27,7 +28,8 @@ ALIGNMENT = 64
 
 
 class KVCache:
-    """n_ctx cells, and fewer for every kind of window in `windows` (window -> number of cells).
+    """n_ctx cells, and fewer for every kind of window in `windows` (window -> number of cells). Recurrent layers have
+    states of their own (`recurrent`, None without any) for n_sequences sequences.
 
     pos: int32 [n_ctx], -1 = empty; seq: uint64 [n_ctx] bit mask of sequence ids; delta: int32 [n_ctx] pending position
     shifts; those of a window's cells are in cells[window]. allocate=False plans the memory without taking it. Raises
@@ -41,10 +43,13 @@ class KVCache:
         *,
         can_shift: bool,
         windows: dict[Window, int] | None = None,
+        states: Sequence[Sequence[StateSpec]] = (),
+        n_sequences: int = 1,
         allocate: bool = True,
     ) -> None:
         if allocate:
-            check_memory(n_ctx, specs, windows or {})
+            n_elements = sum(spec.n_elements for layer in states for spec in layer)
+            check_memory(n_ctx, specs, windows or {}, 4 * n_elements * n_sequences)
         self.n_ctx = n_ctx
         self.can_shift = can_shift
         self.full = Cells(n_ctx) if allocate else PlannedCells(n_ctx)
@@ -57,6 +62,8 @@ class KVCache:
             for spec in layer_specs:
                 self.window_of[layer, spec.name] = spec.window if spec.window in self.windows else FULL
         self._make_tensors(specs, allocate)
+        self.recurrent = RecurrentStates(states, n_sequences, allocate=allocate) if any(states) else None
+        self.allocated_bytes += self.recurrent.nbytes if self.recurrent and allocate else 0
 
     def _make_tensors(self, specs: Sequence[Sequence[CacheSpec]], allocate: bool) -> None:
         """All tensors in one block of memory, so that hardly any of it lies outside of huge pages."""
@@ -76,8 +83,9 @@ class KVCache:
             address += step  # planned ones too: attention takes V at the place of K for a part of it
 
     def nbytes(self, name: str | None = None) -> int:
-        """Bytes of the cache tensors with this name, or of all."""
-        return sum(t.buffer.nbytes for (_, n), t in self.tensors.items() if name in (None, n))
+        """Bytes of the cache tensors with this name, or of all with the states of recurrent layers."""
+        states = self.recurrent.nbytes if self.recurrent and name is None else 0
+        return states + sum(t.buffer.nbytes for (_, n), t in self.tensors.items() if name in (None, n))
 
     # --- cells ------------------------------------------------------------------------------------------------
 
@@ -106,8 +114,21 @@ class KVCache:
         """Full cells that hold a token."""
         return self.full.used
 
+    def pieces(self, batch: Batch, n: int) -> list[Batch]:
+        """The batch in micro-batches of at most n tokens.
+
+        With states, which a batch that ends half-way loses, UsageError if it does not go on where its sequences end,
+        ResourceError for one whose state is lost, KVCacheFullError if there are too few cells for the whole batch.
+        """
+        if self.recurrent is None:
+            return batch.pieces(n)
+        self.recurrent.check(batch)
+        if self.used_cells + len(batch) > self.n_ctx:
+            self.place(batch)
+        return pieces_by_state(batch, n)
+
     def place(self, batch: Batch) -> Taken:
-        """Takes empty cells of every kind for the tokens of a batch.
+        """Takes empty cells of every kind for the tokens of a batch, and makes the states of its sequences ready.
 
         Every sequence fills blocks of its own while there are empty ones. KVCacheFullError if there are too few cells,
         and nothing is taken then.
@@ -115,7 +136,14 @@ class KVCache:
         taken = self.tables.place(batch)
         if taken.full >= 0:
             raise self._too_full(taken, len(batch))
+        if self.recurrent:
+            self.recurrent.start(batch)
         return taken
+
+    def evaluated(self, batch: Batch) -> None:
+        """To be said of every placed batch that has run: states of recurrent layers hold its tokens now."""
+        if self.recurrent:
+            self.recurrent.finish(batch)
 
     def _too_full(self, taken: Taken, n: int) -> KVCacheFullError:
         window, cells = list(self.cells.items())[taken.full]
@@ -163,6 +191,9 @@ class KVCache:
     def release(self, taken: Taken) -> None:
         """Empties cells again (a failed batch)."""
         self.tables.release(taken)
+        if self.recurrent:
+            for seq_id in range(self.recurrent.n_slots):
+                self.recurrent.released(seq_id, self.seq_pos_max(seq_id) + 1)
 
     # --- sequences --------------------------------------------------------------------------------------------
 
@@ -171,21 +202,39 @@ class KVCache:
         for cells in self.cells.values():
             cells.clear()
         self.tables.forget()
+        if self.recurrent:
+            self.recurrent.clear()
 
     def seq_rm(self, seq_id: int, p0: int = -1, p1: int = -1) -> None:
         """Removes the sequence (all if negative) from cells with p0 <= pos < p1."""
+        before = self._lengths(seq_id)
         for cells in self.cells.values():
             cells.remove(seq_id, p0, p1)
         self.tables.forget(seq_id)
+        if self.recurrent:
+            for seq, (n, _) in before.items():
+                left, following = self._lengths(seq)[seq]
+                if left < n:
+                    self.recurrent.removed(seq, following)
+
+    def _lengths(self, seq_id: int) -> dict[int, tuple[int, int]]:
+        """Tokens and next position of the sequences (all if negative) that have a state."""
+        n_slots = self.recurrent.n_slots if self.recurrent else 0
+        chosen = range(n_slots)[seq_id : seq_id + 1] if seq_id >= 0 else range(n_slots)
+        return {seq: (int(self.full.matching(seq, -1, -1).sum()), self.seq_pos_max(seq) + 1) for seq in chosen}
 
     def can_rewind(self, seq_id: int, length: int) -> bool:
-        """Whether a sequence can go on behind its first `length` tokens: no window layer has dropped one it needs."""
+        """Whether a sequence can go on behind its first `length` tokens: no window layer has dropped one it needs, and
+        the state of recurrent layers, if any, holds these tokens alone."""
+        if self.recurrent and not self.recurrent.holds(seq_id, length):
+            return False
         return all(cells.holds_window(seq_id, length) for cells in self.windows.values())
 
     def rewind(self, seq_id: int, length: int) -> int:
         """Shortens a sequence to `length` tokens to go on from there; returns the length that is left.
 
-        That is 0 if a window layer has dropped tokens which the next one attends to: all must be evaluated again.
+        That is 0 if a window layer has dropped tokens which the next one attends to, or a state of a recurrent layer
+        holds more tokens: all must be evaluated again.
         """
         if not self.can_rewind(seq_id, length):
             length = 0
@@ -193,16 +242,21 @@ class KVCache:
         return length
 
     def seq_cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
-        """Adds sequence dst to the matching cells of src; nothing is copied."""
+        """Adds sequence dst to the matching cells of src; nothing but states of recurrent layers is copied."""
         for cells in self.cells.values():
             cells.share(src, dst, p0, p1)
         self.tables.forget(dst)
+        if self.recurrent:
+            self.recurrent.copy(src, dst, self.seq_pos_max(dst) + 1)
 
     def seq_keep(self, seq_id: int) -> None:
         """Empties every cell that does not belong to the sequence; the others belong to it alone."""
         for cells in self.cells.values():
             cells.keep(seq_id)
         self.tables.forget()
+        if self.recurrent:
+            for other in set(range(self.recurrent.n_slots)) - {seq_id}:
+                self.recurrent.removed(other, 0)
 
     def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         """Moves positions by delta; cells that fall below 0 are emptied. Keys are re-rotated by the next decode."""
@@ -240,12 +294,14 @@ class KVCache:
         return int(self.pos[match].min()) if match.any() else -1
 
 
-def check_memory(n_ctx: int, specs: Sequence[Sequence[CacheSpec]], windows: dict[Window, int]) -> None:
+def check_memory(
+    n_ctx: int, specs: Sequence[Sequence[CacheSpec]], windows: dict[Window, int], state_nbytes: int = 0
+) -> None:
     """ResourceError if a cache is larger than the machine's memory: the system would give it, and end the process once
     it is used."""
     import psutil
 
-    needed = (n_ctx + sum(windows.values())) * CELL_BYTES
+    needed = (n_ctx + sum(windows.values())) * CELL_BYTES + state_nbytes
     for spec in (spec for layer in specs for spec in layer):
         n_cells = windows.get(spec.window, n_ctx)
         needed += registry.by_id(spec.type_id).tensor_nbytes((spec.n, spec.n_heads, n_cells, 1))

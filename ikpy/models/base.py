@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ikpy.errors import UsageError
 from ikpy.graph.builder import Graph
 from ikpy.graph.ir import Value
-from ikpy.models.batch import FULL, BatchGraph, CacheSpec, GraphParams, Window
+from ikpy.models.batch import FULL, BatchGraph, CacheSpec, GraphParams, StateSpec, Window
 from ikpy.models.blocks import hadamard_block
 from ikpy.models.classifier import Classifier
 from ikpy.models.hparams import HeadSizes, HParams, read_hparams
@@ -125,6 +125,10 @@ class Architecture:
             CacheSpec("k", sizes.k, heads, params.types_k[layer], self.window(layer)),
             CacheSpec("v", sizes.v, heads, params.types_v[layer], self.window(layer)),
         ]
+
+    def state_specs(self, layer: int) -> list[StateSpec]:
+        """State tensors of a layer that has them instead of, or beside, a cache."""
+        return []
 
     def shift_part(self, layer: int, params: GraphParams) -> tuple[str, int, int] | None:
         """Cache name, first element and length of the rotated part of a layer's cached keys; None: none of the model's

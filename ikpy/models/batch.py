@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -26,6 +27,19 @@ class CacheSpec:
     n_heads: int
     type_id: int
     window: Window = FULL
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """One state tensor f32 of a recurrent layer: its shape for every sequence."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def n_elements(self) -> int:
+        """Elements of one sequence."""
+        return math.prod(self.shape)
 
 
 @dataclass
@@ -55,6 +69,7 @@ class BatchGraph:
     inputs: tokens, pos, seq (i32 [T]), outputs (i32 [n_outputs]).
     cells: window -> cells of the tokens (i32 [T]), position (i32 [n]) and sequences (i64 [n]) of all n cells.
     caches: (layer, name) -> cache tensor [n, n_heads, n_cells]; windows: whose cells each of them has.
+    recurrent: (layer, name) -> state tensor [*shape, n_slots]; inputs["seq"] is the slot of every token.
     steering: control vectors f32 [D, n_layer], added to the residual stream behind the layers. states: f32 [D, T],
     hidden states behind the tokens before those of the batch, for architectures that read them.
     keeps_states: whether token_states f32 [D, T], the normed states of all tokens, are wanted. unreduced: the residual
@@ -70,6 +85,7 @@ class BatchGraph:
     caches: dict[tuple[int, str], Value]
     windows: dict[tuple[int, str], Window]
     params: GraphParams
+    recurrent: dict[tuple[int, str], Value] = field(default_factory=dict)
     embeddings: Value | None = None
     keeps_states: bool = False
     token_states: Value | None = None

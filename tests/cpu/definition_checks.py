@@ -82,12 +82,12 @@ def decoded(path: Path, **params: object) -> dict[str, np.ndarray]:
     return {"one batch": whole, "single steps": np.concatenate(parts), "second sequence": behind}
 
 
-def check_definition(model: RandomModel, truth: np.ndarray, folder: Path) -> Path:
+def check_definition(model: RandomModel, truth: np.ndarray, folder: Path, bound: float = FLOAT_BOUND) -> Path:
     """Holds the engine to truth [T, V] in all its forms; the file of the model."""
     path = model.write(folder / "model.gguf")
     for flash in (False, True):
         for form, logits in decoded(path, flash_attn=flash, type_k="f32", type_v="f32").items():
-            _hold(f"{form}, flash={flash}", logits, truth, FLOAT_BOUND)
+            _hold(f"{form}, flash={flash}", logits, truth, bound)
     return path
 
 

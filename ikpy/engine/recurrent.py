@@ -1,0 +1,188 @@
+"""States of recurrent layers: a slot for every sequence, and where each sequence's state ends.
+
+A state holds all tokens before its end; none of them can be taken back: a sequence goes on where it ends or starts
+anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ikpy._native.batches import Batch
+from ikpy.errors import ResourceError, UsageError
+from ikpy.gguf.huge_pages import zeroed_bytes
+from ikpy.graph.ir import F32, PLANNED_ADDRESS, Value, external
+from ikpy.models.batch import StateSpec
+
+EMPTY = -1
+LOST = -2
+"""Ends of a sequence without tokens, and of one whose state does not belong to the tokens in its cells."""
+
+
+def sequences_of(mask: int) -> Iterator[int]:
+    """Sequences of a bit mask in ascending order."""
+    while mask:
+        yield (mask & -mask).bit_length() - 1
+        mask &= mask - 1
+
+
+def pieces_by_state(batch: Batch, n: int) -> list[Batch]:
+    """The batch in pieces of at most n tokens that belong to the same several sequences, or to one sequence each.
+
+    What several sequences share is evaluated once; their states are copied before they part.
+    """
+    masks = batch.masks.tolist()
+    shared = [mask if mask & (mask - 1) else 0 for mask in masks]
+    if not any(shared):
+        return batch.pieces(n)
+    tokens, pos, seq_ids, logits = batch.tokens, batch.pos, batch.seq_ids, batch.logits
+    starts = [i for i in range(len(masks)) if i == 0 or shared[i] != shared[i - 1]]
+    found: list[Batch] = []
+    for start, end in zip(starts, [*starts[1:], len(masks)], strict=True):
+        part = slice(start, end)
+        found += Batch(tokens[part], pos[part], seq_ids[part], logits[part]).pieces(n)
+    return found
+
+
+class RecurrentStates:
+    """State tensors float32 of every recurrent layer, zero for sequences that start.
+
+    tensors: (layer, name) -> value [*shape, n_slots]. ends: position behind the last token of every sequence, or EMPTY
+    or LOST. allocate=False plans the memory without taking it.
+    """
+
+    def __init__(self, specs: Sequence[Sequence[StateSpec]], n_slots: int, *, allocate: bool = True) -> None:
+        self.n_slots = n_slots
+        self.ends = [EMPTY] * n_slots
+        self._origin = list(range(n_slots))
+        self._n_origins = n_slots
+        keyed = [(layer, spec) for layer, layer_specs in enumerate(specs) for spec in layer_specs]
+        sizes = [4 * spec.n_elements * n_slots for _, spec in keyed]
+        memory = zeroed_bytes(sum(sizes)) if allocate else None
+        self.nbytes = sum(sizes)
+        self.tensors: dict[tuple[int, str], Value] = {}
+        self._rows: list[NDArray[np.float32]] = []
+        start = 0
+        for (layer, spec), nbytes in zip(keyed, sizes, strict=True):
+            address = PLANNED_ADDRESS if memory is None else memory.ctypes.data + start
+            shape = (*spec.shape, n_slots)
+            self.tensors[layer, spec.name] = external(address, memory, F32, shape, f"state_{spec.name}_l{layer}")
+            if memory is not None:
+                self._rows.append(memory[start : start + nbytes].view(np.float32).reshape(n_slots, -1))
+            start += nbytes
+
+    @property
+    def slot_nbytes(self) -> int:
+        """Bytes of the state of one sequence."""
+        return self.nbytes // self.n_slots
+
+    # --- batches ----------------------------------------------------------------------------------------------
+
+    def check(self, batch: Batch) -> None:
+        """UsageError unless every token follows the one before it in its sequences. ResourceError for a lost state."""
+        ends = list(self.ends)
+        origins = [EMPTY if end == EMPTY else origin for end, origin in zip(self.ends, self._origin, strict=True)]
+        for pos, mask in zip(batch.pos.tolist(), batch.masks.tolist(), strict=True):
+            members = list(sequences_of(mask))
+            for seq in members:
+                self._check_place(seq, pos, ends)
+                ends[seq] = pos + 1
+            if len({origins[seq] for seq in members}) > 1:
+                raise UsageError(f"sequences {members} of a recurrent model have parted and cannot share a token")
+            for seq in members:
+                origins[seq] = self._n_origins + members[0]
+
+    def _check_place(self, seq: int, pos: int, ends: list[int]) -> None:
+        if seq >= self.n_slots:
+            raise UsageError(f"sequence {seq} of a recurrent model: the context has {self.n_slots} (n_seq_max)")
+        if ends[seq] == LOST:
+            raise ResourceError(
+                f"the state of sequence {seq} was lost: tokens were taken back from a recurrent model, or a batch "
+                "failed; remove the sequence and evaluate it again"
+            )
+        if ends[seq] not in (EMPTY, pos):
+            raise UsageError(
+                f"sequence {seq} of a recurrent model ends before position {ends[seq]}: it cannot go on at {pos}"
+            )
+
+    def start(self, batch: Batch) -> None:
+        """Makes the states ready for a checked batch that is about to run; they count as lost until `finish`."""
+        for seq in sequences_of(_all_sequences(batch)):
+            if self.ends[seq] == EMPTY:
+                for rows in self._rows:
+                    rows[seq] = 0
+            self.ends[seq] = LOST
+
+    def finish(self, batch: Batch) -> None:
+        """Notes the ends behind a batch that has run, one of `pieces_by_state`."""
+        masks = batch.masks.tolist()
+        if masks[0] & (masks[0] - 1):
+            self._part(*batch.seq_ids[0])
+        else:
+            for seq in sequences_of(_all_sequences(batch)):
+                self._part(seq)
+        for pos, mask in zip(batch.pos.tolist(), masks, strict=True):
+            for seq in sequences_of(mask):
+                self.ends[seq] = pos + 1
+
+    def _part(self, leader: int, *members: int) -> None:
+        """Gives members what the leader's state has become."""
+        self._origin[leader] = self._n_origins
+        self._n_origins += 1
+        for seq in members:
+            self._copy(leader, seq)
+
+    def _copy(self, source: int, target: int) -> None:
+        for rows in self._rows:
+            rows[target] = rows[source]
+        self._origin[target] = self._origin[source]
+
+    # --- sequences --------------------------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """All sequences are empty."""
+        self.ends = [EMPTY] * self.n_slots
+
+    def removed(self, seq: int, following: int) -> None:
+        """Tokens of a sequence were removed, whose next position is `following`: 0, or the state is lost."""
+        self.ends[seq] = LOST if following else EMPTY
+
+    def released(self, seq: int, following: int) -> None:
+        """Tokens of a failed batch were removed; what its next position is."""
+        if following != self.ends[seq]:
+            self.removed(seq, following)
+
+    def copy(self, source: int, target: int, following: int) -> None:
+        """Target has the tokens of source up to the position `following`; its state is lost if source has more."""
+        if max(source, target) >= self.n_slots:
+            raise UsageError(f"sequence {max(source, target)}: the context has {self.n_slots} (n_seq_max)")
+        if following == 0:
+            self.ends[target] = EMPTY
+            return
+        self.ends[target] = following if self.ends[source] == following else LOST
+        if self.ends[target] == following:
+            self._copy(source, target)
+
+    def holds(self, seq: int, length: int) -> bool:
+        """Whether the sequence can go on at position `length`: at its end or, without tokens, anywhere."""
+        return length == 0 or self.ends[seq] == length
+
+    def take(self, seq: int) -> tuple[NDArray[np.float32], ...]:
+        """A copy of the state of a sequence, float32 [n] for every tensor. ResourceError if it is lost."""
+        if self.ends[seq] == LOST:
+            raise ResourceError(f"the state of sequence {seq} was lost and cannot be saved")
+        return tuple(rows[seq].copy() for rows in self._rows)
+
+    def put(self, seq: int, end: int, state: Sequence[NDArray[np.float32]]) -> None:
+        """Sets the state of a sequence that ends before position `end`."""
+        for rows, data in zip(self._rows, state, strict=True):
+            rows[seq] = data
+        self._part(seq)
+        self.ends[seq] = end if end else EMPTY
+
+
+def _all_sequences(batch: Batch) -> int:
+    return int(np.bitwise_or.reduce(batch.masks))

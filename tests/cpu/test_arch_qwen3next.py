@@ -16,7 +16,7 @@ from tests.cpu.definition_checks import POS, RMS, TOKENS
 from tests.cpu.reference_models import Evaluation, RandomModel
 
 N_LAYER, D, HEADS, KV, HEAD, F = 5, 64, 4, 2, 32, 48
-KEY_HEADS, VALUE_HEADS, DK, DV, TAPS = 2, 4, 16, 24, 4
+KEY_HEADS, VALUE_HEADS, DK, DV, TAPS = 2, 4, 32, 32, 4
 ROTATED = 8
 N_EXPERT, USED, F_EXP = 8, 3, 24
 RATIO = VALUE_HEADS // KEY_HEADS
@@ -204,3 +204,4 @@ def test_definition(make: Callable[[], tuple[RandomModel, np.ndarray]], tmp_path
     model, truth = make()
     path = checks.check_definition(model, truth, tmp_path, BOUND)
     checks.check_quantized_cache(path, truth, 0.05)
+    checks.check_peer(path, make.__name__, 5e-3)

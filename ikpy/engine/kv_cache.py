@@ -215,7 +215,7 @@ class KVCache:
             for seq, (n, _) in before.items():
                 left, following = self._lengths(seq)[seq]
                 if left < n:
-                    self.recurrent.removed(seq, following)
+                    self.recurrent.removed(seq, p0, following)
 
     def _lengths(self, seq_id: int) -> dict[int, tuple[int, int]]:
         """Tokens and next position of the sequences (all if negative) that have a state."""
@@ -223,23 +223,26 @@ class KVCache:
         chosen = range(n_slots)[seq_id : seq_id + 1] if seq_id >= 0 else range(n_slots)
         return {seq: (int(self.full.matching(seq, -1, -1).sum()), self.seq_pos_max(seq) + 1) for seq in chosen}
 
-    def can_rewind(self, seq_id: int, length: int) -> bool:
-        """Whether a sequence can go on behind its first `length` tokens: no window layer has dropped one it needs, and
-        the state of recurrent layers, if any, holds these tokens alone."""
-        if self.recurrent and not self.recurrent.holds(seq_id, length):
-            return False
-        return all(cells.holds_window(seq_id, length) for cells in self.windows.values())
+    def reusable(self, seq_id: int, length: int) -> int:
+        """Tokens of a sequence, at most `length`, behind which it can go on.
+
+        None if a window layer has dropped tokens which the next one attends to; with recurrent layers those before the
+        end of its state or of a checkpoint.
+        """
+        if self.recurrent:
+            length = self.recurrent.reusable(seq_id, length)
+        return length if all(cells.holds_window(seq_id, length) for cells in self.windows.values()) else 0
 
     def rewind(self, seq_id: int, length: int) -> int:
-        """Shortens a sequence to `length` tokens to go on from there; returns the length that is left.
-
-        That is 0 if a window layer has dropped tokens which the next one attends to, or a state of a recurrent layer
-        holds more tokens: all must be evaluated again.
-        """
-        if not self.can_rewind(seq_id, length):
-            length = 0
+        """Shortens a sequence to the `reusable` of `length` tokens to go on from there; returns how many are left."""
+        length = self.reusable(seq_id, length)
         self.seq_rm(seq_id, length, -1)
         return length
+
+    def keep_checkpoint(self, seq_id: int) -> None:
+        """Lets a sequence come back to where it ends now, until the next checkpoint; others are dropped."""
+        if self.recurrent:
+            self.recurrent.keep_checkpoint(seq_id, 1)
 
     def seq_cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
         """Adds sequence dst to the matching cells of src; nothing but states of recurrent layers is copied."""
@@ -256,7 +259,7 @@ class KVCache:
         self.tables.forget()
         if self.recurrent:
             for other in set(range(self.recurrent.n_slots)) - {seq_id}:
-                self.recurrent.removed(other, 0)
+                self.recurrent.removed(other, 0, 0)
 
     def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         """Moves positions by delta; cells that fall below 0 are emptied. Keys are re-rotated by the next decode."""

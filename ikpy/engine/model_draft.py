@@ -36,6 +36,7 @@ class ModelDraft(Drafter):
         p_min = self._p_min if p_min is None else p_min
         n_max = min(n_max, self._n_ctx // 2)  # the other half is for the text
         logits = self._follow(tokens, n_max)
+        self._context.kv.keep_checkpoint(self._seq_id)
         return probable_tokens(logits, n_max, p_min, lambda found: self._evaluate(found[-1:]))
 
     def _follow(self, tokens: Sequence[int], n_max: int) -> NDArray[np.float32]:

@@ -1,12 +1,13 @@
 """States of recurrent layers: a slot for every sequence, and where each sequence's state ends.
 
-A state holds all tokens before its end; none of them can be taken back: a sequence goes on where it ends or starts
-anew.
+A state holds all tokens before its end; none of them can be taken back: a sequence goes on where it ends, from a
+checkpoint that was made of it, or starts anew.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,19 @@ from ikpy.models.batch import StateSpec
 EMPTY = -1
 LOST = -2
 """Ends of a sequence without tokens, and of one whose state does not belong to the tokens in its cells."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """State of a sequence behind its first `end` tokens: float32 [n] of every tensor."""
+
+    end: int
+    data: tuple[NDArray[np.float32], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return sum(values.nbytes for values in self.data)
 
 
 def sequences_of(mask: int) -> Iterator[int]:
@@ -51,12 +65,14 @@ class RecurrentStates:
     """State tensors float32 of every recurrent layer, zero for sequences that start.
 
     tensors: (layer, name) -> value [*shape, n_slots]. ends: position behind the last token of every sequence, or EMPTY
-    or LOST. allocate=False plans the memory without taking it.
+    or LOST. checkpoints: of every sequence, in the order of their ends. allocate=False plans the memory without taking
+    it.
     """
 
     def __init__(self, specs: Sequence[Sequence[StateSpec]], n_slots: int, *, allocate: bool = True) -> None:
         self.n_slots = n_slots
         self.ends = [EMPTY] * n_slots
+        self.checkpoints: list[list[Checkpoint]] = [[] for _ in range(n_slots)]
         self._origin = list(range(n_slots))
         self._n_origins = n_slots
         keyed = [(layer, spec) for layer, layer_specs in enumerate(specs) for spec in layer_specs]
@@ -73,6 +89,11 @@ class RecurrentStates:
             if memory is not None:
                 self._rows.append(memory[start : start + nbytes].view(np.float32).reshape(n_slots, -1))
             start += nbytes
+
+    @property
+    def sizes(self) -> list[int]:
+        """Values of every tensor for one sequence."""
+        return [value.n_elements // self.n_slots for value in self.tensors.values()]
 
     @property
     def slot_nbytes(self) -> int:
@@ -145,43 +166,90 @@ class RecurrentStates:
     def clear(self) -> None:
         """All sequences are empty."""
         self.ends = [EMPTY] * self.n_slots
+        self.checkpoints = [[] for _ in range(self.n_slots)]
 
-    def removed(self, seq: int, following: int) -> None:
-        """Tokens of a sequence were removed, whose next position is `following`: 0, or the state is lost."""
-        self.ends[seq] = LOST if following else EMPTY
+    def removed(self, seq: int, p0: int, following: int) -> None:
+        """Tokens from position p0 on were removed from a sequence, whose next position is `following` now.
+
+        The state is that of the checkpoint which ends there; without one it is lost.
+        """
+        whole = min(max(p0, 0), following)
+        self.checkpoints[seq] = [checkpoint for checkpoint in self.checkpoints[seq] if checkpoint.end <= whole]
+        last = self.checkpoints[seq][-1] if self.checkpoints[seq] else None
+        if following == 0:
+            self.ends[seq] = EMPTY
+        elif last is not None and last.end == following:
+            self._set(seq, last)
+        else:
+            self.ends[seq] = LOST
 
     def released(self, seq: int, following: int) -> None:
         """Tokens of a failed batch were removed; what its next position is."""
         if following != self.ends[seq]:
-            self.removed(seq, following)
+            self.removed(seq, following, following)
 
     def copy(self, source: int, target: int, following: int) -> None:
-        """Target has the tokens of source up to the position `following`; its state is lost if source has more."""
+        """Target has the tokens of source up to the position `following`; its state is lost if source has none that
+        ends there."""
         if max(source, target) >= self.n_slots:
             raise UsageError(f"sequence {max(source, target)}: the context has {self.n_slots} (n_seq_max)")
-        if following == 0:
-            self.ends[target] = EMPTY
+        if source == target:
             return
-        self.ends[target] = following if self.ends[source] == following else LOST
-        if self.ends[target] == following:
+        if following and self.ends[source] == following:
             self._copy(source, target)
+        self.ends[target] = self.ends[source]
+        self.checkpoints[target] = list(self.checkpoints[source])
+        if self.ends[target] != following:
+            self.removed(target, following, following)
 
-    def holds(self, seq: int, length: int) -> bool:
-        """Whether the sequence can go on at position `length`: at its end or, without tokens, anywhere."""
-        return length == 0 or self.ends[seq] == length
-
-    def take(self, seq: int) -> tuple[NDArray[np.float32], ...]:
-        """A copy of the state of a sequence, float32 [n] for every tensor. ResourceError if it is lost."""
-        if self.ends[seq] == LOST:
-            raise ResourceError(f"the state of sequence {seq} was lost and cannot be saved")
-        return tuple(rows[seq].copy() for rows in self._rows)
-
-    def put(self, seq: int, end: int, state: Sequence[NDArray[np.float32]]) -> None:
-        """Sets the state of a sequence that ends before position `end`."""
-        for rows, data in zip(self._rows, state, strict=True):
+    def _set(self, seq: int, checkpoint: Checkpoint) -> None:
+        for rows, data in zip(self._rows, checkpoint.data, strict=True):
             rows[seq] = data
         self._part(seq)
-        self.ends[seq] = end if end else EMPTY
+        self.ends[seq] = checkpoint.end
+
+    # --- checkpoints ------------------------------------------------------------------------------------------
+
+    def reusable(self, seq: int, length: int) -> int:
+        """Tokens of a sequence, at most `length`, behind which it can go on: its end or that of a checkpoint, or 0."""
+        ends = [checkpoint.end for checkpoint in self.checkpoints[seq]] + [self.ends[seq]]
+        return max((end for end in ends if 0 < end <= length), default=0)
+
+    def keep_checkpoint(self, seq: int, most: int) -> None:
+        """Makes a checkpoint of a sequence's state, unless it is empty or lost. Of more than `most`, at least 1, the
+        one goes that leaves the shortest gap, never the last."""
+        kept, end = self.checkpoints[seq], self.ends[seq]
+        if end in (EMPTY, LOST) or (kept and kept[-1].end == end):
+            return
+        kept.append(self._read(seq))
+        while len(kept) > most:
+            ends = [0] + [checkpoint.end for checkpoint in kept]
+            del kept[min(range(len(kept) - 1), key=lambda i: ends[i + 2] - ends[i], default=0)]
+
+    def _read(self, seq: int) -> Checkpoint:
+        return Checkpoint(self.ends[seq], tuple(rows[seq].copy() for rows in self._rows))
+
+    def take(self, seq: int) -> tuple[Checkpoint, ...]:
+        """Checkpoints of a sequence and, as the last one, a copy of its state. Nothing of an empty one, ResourceError
+        for one whose state is lost."""
+        if self.ends[seq] == EMPTY:
+            return ()
+        if self.ends[seq] == LOST:
+            raise ResourceError(f"the state of sequence {seq} was lost and cannot be saved")
+        return *(checkpoint for checkpoint in self.checkpoints[seq] if checkpoint.end < self.ends[seq]), self._read(seq)
+
+    def nbytes_of(self, seq: int) -> int:
+        """Bytes of what `take` gives."""
+        end = self.ends[seq]
+        n = 0 if end in (EMPTY, LOST) else 1 + sum(checkpoint.end < end for checkpoint in self.checkpoints[seq])
+        return n * self.slot_nbytes
+
+    def put(self, seq: int, saved: Sequence[Checkpoint]) -> None:
+        """Sets the state of a sequence and its checkpoints to what `take` gave."""
+        self.ends[seq] = EMPTY
+        self.checkpoints[seq] = list(saved)
+        if saved:
+            self._set(seq, saved[-1])
 
 
 def _all_sequences(batch: Batch) -> int:

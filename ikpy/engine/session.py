@@ -1,7 +1,8 @@
 """Session files: the tokens and the cached state of one sequence, to go on later without evaluating them again.
 
 Little endian: magic, u32 version, u32 CRC-32 of all that follows the prefix, u32 header length, header (JSON: signature
-of model and cache, tokens, cells), then the cells of every cache tensor in the order of their positions.
+of model and cache, tokens, cells), then the cells of every cache tensor in the order of their positions, then the
+states of recurrent layers.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from numpy.typing import NDArray
 
 from ikpy._native import core
 from ikpy.engine.cells import WindowCells
+from ikpy.engine.recurrent import Checkpoint
 from ikpy.errors import FileFormatError, UsageError
 from ikpy.gguf.atomic import replacing
 from ikpy.graph.ir import Value
-from ikpy.models.batch import Window
+from ikpy.models.batch import FULL, Window
 
 if TYPE_CHECKING:
     from ikpy.engine.context import Context
@@ -56,6 +58,8 @@ def cache_signature(context: Context) -> dict[str, Any]:
         f"{name}.{layer}": [value.type_id, value.shape[0], value.shape[1], *context.kv.window_of[layer, name]]
         for (layer, name), value in context.kv.tensors.items()
     }
+    states = context.kv.recurrent.tensors if context.kv.recurrent else {}
+    tensors |= {f"{name}.{layer}": [value.type_id, *value.shape[:-1]] for (layer, name), value in states.items()}
     model = context.model
     weights = [model.n_params, model.size_bytes, model.fingerprint]
     params = context.graph_params
@@ -113,9 +117,10 @@ def sequence_cells(context: Context, seq_id: int) -> dict[Window, NDArray[np.int
 
 
 def sequence_nbytes(context: Context, seq_id: int) -> int:
-    """Bytes of a sequence's cells in all cache tensors, without copying them."""
+    """Bytes of a sequence's cells in all cache tensors and of its states, without copying them."""
     counts = {window: len(indices) for window, indices in sequence_cells(context, seq_id).items()}
-    return _cells_nbytes(context, counts)
+    recurrent = context.kv.recurrent
+    return _cells_nbytes(context, counts) + (recurrent.nbytes_of(seq_id) if recurrent else 0)
 
 
 def _cells_nbytes(context: Context, counts: dict[Window, int]) -> int:
@@ -130,31 +135,42 @@ def _cells_nbytes(context: Context, counts: dict[Window, int]) -> int:
 class SequenceState:
     """Tokens of a sequence; positions and pending shifts (int32 [n]) for every kind of cells; the cells' bytes.
 
-    ``cells``: per cache tensor uint8 [n, bytes per cell], in the order of the context's tensors.
+    ``cells``: per cache tensor uint8 [n, bytes per cell], in the order of the context's tensors. ``states``: of
+    recurrent layers, checkpoints and the state at the end of the tokens.
     """
 
     tokens: list[int]
     pos: dict[Window, NDArray[np.int32]]
     shifts: dict[Window, NDArray[np.int32]]
     cells: tuple[NDArray[np.uint8], ...]
+    states: tuple[Checkpoint, ...] = ()
+
+    def reusable(self, length: int) -> int:
+        """Tokens, at most `length`, behind which recurrent layers can go on; without any, all of them."""
+        if not self.states:
+            return length
+        return max((saved.end for saved in self.states if saved.end <= length), default=0)
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory, the token list (8 bytes each) included."""
         positions = sum(data.nbytes for data in (*self.pos.values(), *self.shifts.values()))
-        return sum(data.nbytes for data in self.cells) + positions + 8 * len(self.tokens)
+        cells = sum(data.nbytes for data in self.cells)
+        states = sum(saved.nbytes for saved in self.states)
+        return cells + states + positions + 8 * len(self.tokens)
 
 
 def take_state(context: Context, seq_id: int, tokens: list[int]) -> SequenceState:
-    """A copy of the state of a sequence that holds these tokens."""
+    """A copy of the state of a sequence that holds these tokens. ResourceError if that of recurrent layers is lost."""
     kv = context.kv
+    states = kv.recurrent.take(seq_id) if kv.recurrent else ()
     context.sync_caches_to_host()
     chosen = sequence_cells(context, seq_id)
     tensors = cache_tensors(context)
     cells = tuple(tensors[f"{name}.{layer}"][chosen[window]] for (layer, name), window in kv.window_of.items())
     pos = {window: kv.cells[window].pos[indices] for window, indices in chosen.items()}
     shifts = {window: kv.cells[window].delta[indices] for window, indices in chosen.items()}
-    return SequenceState(list(tokens), pos, shifts, cells)
+    return SequenceState(list(tokens), pos, shifts, cells, states)
 
 
 def put_state(context: Context, seq_id: int, state: SequenceState) -> None:
@@ -172,6 +188,8 @@ def put_state(context: Context, seq_id: int, state: SequenceState) -> None:
     for ((layer, name), window), data in zip(kv.window_of.items(), state.cells, strict=True):
         tensors[f"{name}.{layer}"][taken[window]] = data
     context.sync_caches_to_devices()
+    if kv.recurrent:
+        kv.recurrent.put(seq_id, state.states)
 
 
 def write_state(path: Path, magic: bytes, version: int, context: Context, seq_id: int, tokens: list[int]) -> int:
@@ -181,23 +199,42 @@ def write_state(path: Path, magic: bytes, version: int, context: Context, seq_id
     used = used_adapters(context, seq_id)
     header = json.dumps({**cache_signature(context), "adapters": used, "tokens": tokens, "cells": cells}).encode()
     checksum = zlib.crc32(header)
-    for data in state.cells:
+    body: list[NDArray[Any]] = list(state.cells)
+    for saved in state.states[-1:]:
+        body += saved.data
+    for data in body:
         checksum = zlib.crc32(data.data, checksum)
     with replacing(path) as file:
         file.write(PREFIX.pack(magic, version, checksum, len(header)))
         file.write(header)
-        for data in state.cells:
+        for data in body:
             file.write(data.data)
         size = file.tell()
     return size
 
 
 def state_nbytes(context: Context, header: dict[str, Any]) -> int:
-    """Bytes of cache data that a header announces for this context; -1 if its kinds of cells are others."""
+    """Bytes of data that a header announces for this context; -1 if its kinds of cells are others."""
     counts = {(kind, size): len(pos) for kind, size, pos, _ in header["cells"]}
     if set(counts) != set(context.kv.cells):
         return -1
-    return _cells_nbytes(context, counts)
+    return _cells_nbytes(context, counts) + 4 * sum(_state_sizes(context, counts[FULL]))
+
+
+def _state_sizes(context: Context, n_tokens: int) -> list[int]:
+    """Values of every state tensor of a sequence in a file: none without tokens."""
+    recurrent = context.kv.recurrent
+    return recurrent.sizes if recurrent and n_tokens else []
+
+
+def saved_states(context: Context, header: dict[str, Any], data: bytes) -> tuple[Checkpoint, ...]:
+    """States of recurrent layers, which lie at the end of a file; nothing is copied."""
+    positions = next(pos for kind, size, pos, _ in header["cells"] if (kind, size) == FULL)
+    sizes = _state_sizes(context, len(positions))
+    if not sizes:
+        return ()
+    values = np.frombuffer(data, np.float32, sum(sizes), len(data) - 4 * sum(sizes))
+    return (Checkpoint(max(positions) + 1, tuple(np.split(values, np.cumsum(sizes)[:-1]))),)
 
 
 def saved_tensors(
@@ -214,9 +251,9 @@ def saved_tensors(
 
 
 def is_finite(context: Context, header: dict[str, Any], data: bytes, start: int) -> bool:
-    """Whether all values of the saved cells are numbers. Others make logits NaN, which looks like the model's fault.
+    """Whether all values of the saved cells and states are numbers.
 
-    A GB of f16 cells takes 0.3 s, one of q4_0 cells 1.1 s.
+    Others make logits NaN, which looks like the model's fault. A GB of f16 cells takes 0.3 s, one of q4_0 cells 1.1 s.
     """
     for value, cells in saved_tensors(context, header, data, start):
         n, n_heads = value.shape[0], value.shape[1]
@@ -225,7 +262,7 @@ def is_finite(context: Context, header: dict[str, Any], data: bytes, start: int)
             piece = cells[first : first + step]
             if not np.isfinite(core.dequantize(piece, value.type_id, n, len(piece) * n_heads)).all():
                 return False
-    return True
+    return all(np.isfinite(values).all() for saved in saved_states(context, header, data) for values in saved.data)
 
 
 def read_cells(context: Context, header: dict[str, Any], data: bytes, start: int, seq_id: int) -> None:
@@ -234,7 +271,8 @@ def read_cells(context: Context, header: dict[str, Any], data: bytes, start: int
     cells = tuple(cells for _, cells in saved_tensors(context, header, data, start))
     pos = {window: np.array(positions, np.int32) for window, (positions, _) in saved.items()}
     shifts = {window: np.array(values, np.int32) for window, (_, values) in saved.items()}
-    put_state(context, seq_id, SequenceState(header["tokens"], pos, shifts, cells))
+    states = saved_states(context, header, data)
+    put_state(context, seq_id, SequenceState(header["tokens"], pos, shifts, cells, states))
 
 
 def save_session(path: str | os.PathLike[str], context: Context, tokens: list[int]) -> None:

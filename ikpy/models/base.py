@@ -126,6 +126,11 @@ class Architecture:
             CacheSpec("v", sizes.v, heads, params.types_v[layer], self.window(layer)),
         ]
 
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether some layers have states."""
+        return any(self.state_specs(il) for il in range(self.hp.n_layer))
+
     def state_specs(self, layer: int) -> list[StateSpec]:
         """State tensors of a layer that has them instead of, or beside, a cache."""
         return []

@@ -101,7 +101,7 @@ class GatedDeltaNet(PredictionLayers, Transformer):
         self.take_off_prediction_layers(keys, hp)
         return hp
 
-    def is_recurrent(self, layer: int) -> bool:
+    def has_state(self, layer: int) -> bool:
         """Whether a layer has a state instead of a cache."""
         return (layer + 1) % self.interval != 0
 
@@ -109,10 +109,10 @@ class GatedDeltaNet(PredictionLayers, Transformer):
         return Architecture.prediction_head(self, weights)
 
     def cache_specs(self, layer: int, params: GraphParams) -> list[CacheSpec]:
-        return [] if self.is_recurrent(layer) else super().cache_specs(layer, params)
+        return [] if self.has_state(layer) else super().cache_specs(layer, params)
 
     def state_specs(self, layer: int) -> list[StateSpec]:
-        if not self.is_recurrent(layer):
+        if not self.has_state(layer):
             return []
         s = self.delta
         return [StateSpec("conv", (s.n_taps - 1, s.n_channels)), StateSpec("delta", (s.dv, s.dk, s.heads))]
@@ -127,7 +127,7 @@ class GatedDeltaNet(PredictionLayers, Transformer):
         raise NotImplementedError
 
     def load_attention(self, weights: WeightSource, il: int, prefix: str) -> Attention | DeltaNet:  # type: ignore[override]
-        if not self.is_recurrent(il):
+        if not self.has_state(il):
             return super().load_attention(weights, il, prefix)
         s = self.delta
         return DeltaNet(

@@ -19,6 +19,7 @@ from ikpy.server.tasks import EmbeddingTask
 
 if TYPE_CHECKING:
     from ikpy.engine.context import Context
+    from ikpy.server.checkpoints import Checkpoints
     from ikpy.server.log import ServerLog
     from ikpy.server.metrics import Metrics
     from ikpy.server.reuse import Reuse
@@ -54,6 +55,7 @@ class BatchSteps:
         slots: Sequence[Slot],
         prompts: PromptFeeder,
         reuse: Reuse,
+        checkpoints: Checkpoints,
         metrics: Metrics,
         log: ServerLog,
         tell: Callable[[], None],
@@ -62,6 +64,7 @@ class BatchSteps:
         self._slots = slots
         self._prompts = prompts
         self._reuse = reuse
+        self._checkpoints = checkpoints
         self._metrics = metrics
         self._log = log
         self._tell = tell
@@ -87,6 +90,8 @@ class BatchSteps:
         seconds = time.perf_counter() - began
         self._prompts.measure(len(plan.batch), seconds)
         self._count(plan, seconds)
+        for slot, _, _ in plan.parts:
+            self._checkpoints.keep(slot)
         plan.report_progress()
         self._distribute(plan, rows)
         if self._context.token_states is not None:

@@ -16,6 +16,7 @@ from ikpy.server.tasks import CompletionTask, EmbeddingTask, Progress
 
 if TYPE_CHECKING:
     from ikpy.engine.context import Context
+    from ikpy.server.checkpoints import Checkpoints
     from ikpy.server.reuse import Reuse
     from ikpy.server.settings import ServerSettings
 
@@ -56,12 +57,20 @@ class BatchPlan:
 class PromptFeeder:
     """Adds tokens of waiting prompts to batches. ``token_seconds``: measured time of a prompt token, 0 for none."""
 
-    def __init__(self, context: Context, slots: Sequence[Slot], settings: ServerSettings, reuse: Reuse) -> None:
+    def __init__(
+        self,
+        context: Context,
+        slots: Sequence[Slot],
+        settings: ServerSettings,
+        reuse: Reuse,
+        checkpoints: Checkpoints,
+    ) -> None:
         self.token_seconds = 0.0
         self._context = context
         self._slots = slots
         self._settings = settings
         self._reuse = reuse
+        self._checkpoints = checkpoints
 
     def add_to(self, plan: BatchPlan) -> None:
         """Adds prompt tokens to a batch that has the tokens of generating slots."""
@@ -83,6 +92,7 @@ class PromptFeeder:
                 n = slot.n_waiting if slot.n_waiting <= budget else 0
             if n == 0:
                 continue
+            n = self._checkpoints.piece(slot, n)
             budget -= n
             tokens = slot.take_prompt(n)
             if isinstance(slot.task, EmbeddingTask) or slot.scores_prompt:

@@ -27,11 +27,15 @@ class CachedText:
         self._kv = context.kv
 
     def truncate(self, n: int) -> int:
-        """Keeps the first n cached tokens, none if window layers cannot go on from there; returns the number kept."""
+        """Keeps as many of the first n cached tokens as the cache can go on from; returns their number."""
         if n < len(self.tokens) or n == 0:
             n = self._kv.rewind(self.id, n)
             del self.tokens[n:]
         return n
+
+    def reusable(self, n: int) -> int:
+        """Tokens of the text, at most n, behind which the cache can go on."""
+        return self._kv.reusable(self.id, n)
 
     def drop_guesses(self) -> None:
         """Removes what was evaluated behind the tokens of the text."""
@@ -69,9 +73,8 @@ class CachedText:
     # --- other texts ------------------------------------------------------------------------------------------
 
     def adopt(self, other: CachedText, n: int) -> None:
-        """Replaces the text by the first n tokens of another, if no window has left them; both use the same cells."""
-        if not self._kv.can_rewind(other.id, n):
-            return
+        """Replaces the text by the reusable of the first n tokens of another; both use the same cells."""
+        n = other.reusable(n)
         self.truncate(0)
         self._kv.seq_cp(other.id, self.id, -1, n)
         self.tokens = other.tokens[: self._kv.rewind(self.id, n)]
@@ -80,9 +83,9 @@ class CachedText:
     def extend_from(self, other: CachedText, n: int) -> bool:
         """Goes on with another text, which begins with this one, up to its first n tokens; both use the same cells.
 
-        False, and nothing is done, if a window has left them.
+        False, and nothing is done, if the cache cannot go on behind them.
         """
-        if not self._kv.can_rewind(other.id, n):
+        if other.reusable(n) != n:
             return False
         self._kv.seq_cp(other.id, self.id, len(self.tokens), n)
         self.tokens = other.tokens[:n]

@@ -62,9 +62,9 @@ class PromptCache:
             self._drop(self._states[0])
 
     def best(self, tokens: list[int]) -> tuple[int, SavedText | None]:
-        """The longest common beginning with a saved text, and that state."""
-        found = max(self._states, key=lambda state: common_prefix(state.tokens, tokens), default=None)
-        return (0, None) if found is None else (common_prefix(found.tokens, tokens), found)
+        """The longest common beginning with a saved text that can be gone on from, and that state."""
+        found = ((state.state.reusable(common_prefix(state.tokens, tokens)), state) for state in self._states)
+        return max(found, key=lambda pair: pair[0], default=(0, None))
 
     def use(self, state: SavedText) -> None:
         """Notes that a state was loaded."""

@@ -69,13 +69,13 @@ class Reuse:
         """Fills a slot with the longest beginning of its prompt that was evaluated anywhere: in its own cache, in
         another slot, or in a saved text; with ``cache_reuse`` pieces of its own text are moved. What is lost of its own
         text is saved (specification 10.7)."""
-        same = common_prefix(slot.tokens, slot.prompt)
+        same = slot.reusable(common_prefix(slot.tokens, slot.prompt))
         pieces = self._pieces(slot, slot.task, slot.prompt, same)
         own = same + sum(piece.n_tokens for piece in pieces)
         n_min = max(1, self._settings.cache_ram_n_min)
         lost = len(slot.tokens) >= n_min and own < self._settings.cache_ram_similarity * len(slot.tokens)
-        other = max(self._others(slot), key=lambda other: common_prefix(other.tokens, slot.prompt), default=slot)
-        shared = common_prefix(other.tokens, slot.prompt)
+        others = ((other.reusable(common_prefix(other.tokens, slot.prompt)), other) for other in self._others(slot))
+        shared, other = max(others, key=lambda pair: pair[0], default=(0, slot))
         # Saved texts were evaluated with the server's own adapter scales.
         saving = self._adapters.is_default(slot.id)
         n_saved, saved = self._prompt_cache.best(slot.prompt) if saving else (0, None)

@@ -18,6 +18,7 @@ from ikpy.errors import UsageError
 from ikpy.server.adapters import Adapters
 from ikpy.server.batch_steps import BatchSteps, log_released
 from ikpy.server.batching import PromptFeeder
+from ikpy.server.checkpoints import Checkpoints
 from ikpy.server.errors import SHUTTING_DOWN, queue_full, shutting_down
 from ikpy.server.metrics import Metrics
 from ikpy.server.prompt_cache import PromptCache
@@ -71,15 +72,17 @@ class Engine:
         ]
         self.prompt_cache = PromptCache(settings.cache_ram)
         self.reuse = Reuse(self.slots, self.adapters, self.prompt_cache, settings, log)
-        self.prompts = PromptFeeder(context, self.slots, settings, self.reuse)
-        self._steps = BatchSteps(context, self.slots, self.prompts, self.reuse, self.metrics, log, self._tell)
+        checkpoints = Checkpoints(context.kv.recurrent, settings)
+        self.prompts = PromptFeeder(context, self.slots, settings, self.reuse, checkpoints)
+        parts = self.prompts, self.reuse, checkpoints
+        self._steps = BatchSteps(context, self.slots, *parts, self.metrics, log, self._tell)
         self._queue = TaskQueue()
         self._calls: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
         self._any_cancelled = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        log.event("init", "initializing slots", n_slots=settings.n_slots)
+        log.event("init", "initializing slots", n_slots=settings.n_slots, **checkpoints.limits)
         for slot in self.slots:
             log.event("init", "new slot", id_slot=slot.id, n_ctx_slot=slot.n_ctx)
 

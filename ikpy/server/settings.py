@@ -21,7 +21,9 @@ class ServerSettings:
     context. ``cache_reuse`` is the least length in tokens of a piece of a slot's text that is moved to where a prompt
     has it (0: none is). ``cache_ram`` is the limit of saved texts in host memory in bytes (-1: none), which are made
     when a request would keep less than the share ``cache_ram_similarity`` of a slot's text of at least
-    ``cache_ram_n_min`` tokens. ``api_keys`` gives the name of every key. ``slot_autosave`` keeps slots over a restart.
+    ``cache_ram_n_min`` tokens. ``ctx_checkpoints`` is the most checkpoints of a slot's recurrent states (0: none); they
+    are made every ``ctx_checkpoints_interval`` tokens (0: not so) and ``ctx_checkpoints_tolerance`` tokens before the
+    end of a prompt. ``api_keys`` gives the name of every key. ``slot_autosave`` keeps slots over a restart.
     ``api_prefix`` is the beginning of all paths, ``change_props`` allows POST /props.
     ``cors`` are the origins whose pages may use the server ("*": all; None: all without keys, none with keys),
     ``control_vectors`` the files of control vectors that requests may name, beside those in ``slot_save_path``.
@@ -53,6 +55,9 @@ class ServerSettings:
     cache_ram: int = 8192 << 20
     cache_ram_similarity: float = 0.5
     cache_ram_n_min: int = 0
+    ctx_checkpoints: int = 32
+    ctx_checkpoints_interval: int = 512
+    ctx_checkpoints_tolerance: int = 5
     max_body: int = 64 << 20
     api_keys: Mapping[str, str] = field(default_factory=dict)
     api_prefix: str = ""

@@ -179,7 +179,7 @@ class Slot(CachedText):
         """Takes over the part of the donor's cache that the prompt begins with; the cells are stored once."""
         if not self.may_reuse:
             return
-        n = min(common_prefix(donor.tokens, self.prompt), len(self.prompt) - 1)
+        n = donor.reusable(min(common_prefix(donor.tokens, self.prompt), len(self.prompt) - 1))
         if n >= len(self.tokens) + LEAST_SHARED and self.extend_from(donor, n):
             self.n_cached = n
 
@@ -364,7 +364,7 @@ class Slot(CachedText):
             ban.add(HeldToken(token, piece, row, of_token(task, token, row)))
             ends = token in eog or answer.at_limit(len(ban.held))
             n = ban.n_back(ended=ends)
-            if n > 1 and not self._kv.can_rewind(self.id, len(self.tokens) - n + 1):
+            if n > 1 and self.reusable(len(self.tokens) - n + 1) != len(self.tokens) - n + 1:
                 n = 1  # only the last token, which is not evaluated yet
             if n == 0 or not ban.may_take_back(n):
                 break

@@ -364,10 +364,11 @@ class Runner:
 
     def fill(self, context: Any, test: BenchTest, *, again: bool) -> None:
         """Leave ``test.depth`` tokens in the cache; ``again``: those of the last repetition are there, and more."""
-        if again and test.depth and context.kv.rewind(0, test.depth):
+        if again and test.depth and context.kv.rewind(0, test.depth) == test.depth:
             return
         context.kv.clear()
         self.prompt(context, test.depth, test)
+        context.kv.keep_checkpoint(0)
 
     def prompt(self, context: Any, n_tokens: int, test: BenchTest, position: int = 0) -> None:
         """Random tokens in pieces of n_batch from the given position; a text begins with BOS if the model adds one."""

@@ -11,6 +11,7 @@ from ikpy.quants import registry
 
 if TYPE_CHECKING:
     from ikpy.engine.context import Context
+    from ikpy.engine.recurrent import RecurrentStates
 
 MIB = 1 << 20
 CONTEXT = "llama_init_from_model: "
@@ -64,6 +65,20 @@ def window_cache_lines(context: Context) -> list[str]:
             f"instead of {kv.n_ctx} (--swa-full keeps all)"
         )
     return lines
+
+
+def state_lines(states: RecurrentStates | None) -> list[str]:
+    """Size of the states of recurrent layers, R of the convolutions and S of the recurrences; none without any."""
+    if states is None:
+        return []
+    sizes = {"conv": 0.0, "delta": 0.0}
+    for (_, name), value in states.tensors.items():
+        sizes[name] += value.buffer.nbytes / MIB
+    n_layers = len({layer for layer, _ in states.tensors})
+    return [
+        f"llama_memory_recurrent: size = {states.nbytes / MIB:7.2f} MiB ({states.n_slots:6} cells, {n_layers:3} layers, "
+        f"{states.n_slots:2} seqs), R (f32): {sizes['conv']:7.2f} MiB, S (f32): {sizes['delta']:7.2f} MiB"
+    ]
 
 
 def compute_buffer_line(n_bytes: int, backend: str = "CPU") -> str:

@@ -46,12 +46,18 @@ def make_speculation(
 
     ``model``: the one whose prediction head may draft ("mtp"); its context must keep token_states. A draft model is
     asked last unless ``params.types`` places it. ``draft_params.n_seq_max`` is the number of sequences of the draft
-    model's and of the head's context. Raises UsageError for files that cannot be used.
+    model's and of the head's context. Raises UsageError for files that cannot be used, and for a model with recurrent
+    layers.
     """
     files = files or DraftFiles()
     types = [name for name in params.types if name != "none"]
     if files.model is not None and "draft" not in types:
         types.append("draft")
+    if types and model is not None and model.arch.is_recurrent:
+        raise UsageError(
+            f"speculative decoding ({', '.join(types)}): a model of architecture '{model.hparams.arch}' has recurrent "
+            "layers, from whose states rejected tokens cannot be taken back; leave out the options of drafts"
+        )
     makers: list[Maker] = []
     for name in types:
         if name == "mtp":

@@ -78,11 +78,12 @@ class ContextDecoder:
         self.timings.add_decode(len(tokens), time.perf_counter() - began)
 
     def trim(self, length: int) -> None:
-        """Keep the first `length` cells."""
+        """Keep the first `length` cells; a checkpoint lets recurrent layers come back to them."""
         if length == 0:
             self.context.kv.clear()
         else:
-            self.context.kv.seq_rm(0, length, -1)
+            self.context.kv.rewind(0, length)
+            self.context.kv.keep_checkpoint(0)
 
 
 class Sweep:

@@ -178,7 +178,7 @@ def test_a_state_saved_between_two_chunks_cannot_be_taken_back(tmp_path: Path, m
         run(context, TOKENS[:100])
     save_sequence(tmp_path / "state", windowed, 0, TOKENS[:100].tolist())
     load_sequence(tmp_path / "state", restored, 0, 512)
-    assert restored.kv.can_rewind(0, 100) and not restored.kv.can_rewind(0, 99)
+    assert restored.kv.reusable(0, 100) == 100 and restored.kv.reusable(0, 99) == 0
     same(run(restored, TOKENS[100:130], 100), run(full, TOKENS[100:130], 100), "behind the restored text")
 
 

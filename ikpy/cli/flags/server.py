@@ -22,7 +22,7 @@ S = "S"
 POSITIVE = Kind("N", values.bounded(1))
 NO_HISTORY = "chat history is not stored"
 NO_PREFIX = "a prefix shared by all slots is not supported; send a system message with each request"
-NO_CHECKPOINTS = "needed by recurrent models only, which are not supported"
+SHORTEST_GAP = "the one goes that leaves the shortest gap"
 NO_MEDIA = "images and audio are not supported"
 NO_PROXY = "requests to other hosts are not passed on"
 PAGE_SETTINGS = "the page keeps its settings in the browser"
@@ -186,14 +186,28 @@ CACHE_ROWS = (
         "least tokens of a text worth saving",
         S,
     ),
-    ignored(
-        "-ctx-ckpt -ctxcp --ctx-checkpoints --swa-checkpoints", NO_CHECKPOINTS, "context checkpoints per slot", S, INT
+    option(
+        "-ctx-ckpt -ctxcp --ctx-checkpoints --swa-checkpoints",
+        INT,
+        "server.ctx_checkpoints",
+        "most checkpoints of a slot's recurrent states, from which prompts go on; 0: none",
+        S,
     ),
-    ignored("-ctx-ckpt-i --ctx-checkpoints-interval", NO_CHECKPOINTS, "tokens between them", S, INT),
-    ignored("-cms --checkpoint-min-step", NO_CHECKPOINTS, "least tokens between them", S, INT),
-    ignored("-cpent --checkpoint-every-n-tokens", NO_CHECKPOINTS, "tokens of a prompt between them", S, INT),
-    ignored("-ctx-ckpt-t --ctx-checkpoints-tolerance", NO_CHECKPOINTS, "tolerance", S, INT),
-    ignored("-ctx-ckpt-e --ctx-checkpoints-eviction", NO_CHECKPOINTS, "which one goes", S, TEXT),
+    option(
+        "-ctx-ckpt-i --ctx-checkpoints-interval -cms --checkpoint-min-step -cpent --checkpoint-every-n-tokens",
+        INT,
+        "server.ctx_checkpoints_interval",
+        "tokens between them; 0: only before the end of a prompt",
+        S,
+    ),
+    option(
+        "-ctx-ckpt-t --ctx-checkpoints-tolerance",
+        COUNT,
+        "server.ctx_checkpoints_tolerance",
+        "tokens of a prompt behind its last checkpoint",
+        S,
+    ),
+    ignored("-ctx-ckpt-e --ctx-checkpoints-eviction", SHORTEST_GAP, "which one goes", S, TEXT),
 )
 
 CHAT_ROWS = (

@@ -1,0 +1,46 @@
+"""A tiny random model with recurrent layers, and what its texts must give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ikpy.engine.batch import Batch
+from ikpy.engine.context import Context
+from ikpy.engine.model import Model
+from ikpy.engine.params import ContextParams
+from tests.cpu.reference_models import N_VOCAB
+from tests.cpu.test_arch_qwen3next import add_separate, new_model
+
+BOUND = 2e-4  # of the largest logit: other batches sum a state in another order
+
+
+def write_model(folder: Path) -> Path:
+    """A file of Qwen3.5's architecture with a vocabulary."""
+    model = new_model("qwen35", 61, experts=False)
+    add_separate(model)
+    return model.write(folder / "recurrent.gguf")
+
+
+def text(seed: int, n: int) -> list[int]:
+    """Random tokens without special ones."""
+    return np.random.default_rng(seed).integers(4, N_VOCAB, n).tolist()
+
+
+def new_context(path: Path, n_seq: int = 4, **params: object) -> Context:
+    """A context with F32 cells."""
+    settings = {"n_ctx": 256, "n_threads": 2, "type_k": "f32", "type_v": "f32", **params}
+    return Context(Model.load(path), ContextParams(n_seq_max=n_seq, **settings))  # type: ignore[arg-type]
+
+
+def expected(path: Path, tokens: list[int]) -> np.ndarray:
+    """Logits of every token of a text that is evaluated alone, in one batch."""
+    return new_context(path, 1).decode(Batch.single(tokens, logits="all"))
+
+
+def hold(what: str, logits: np.ndarray, truth: np.ndarray) -> None:
+    """Every token's logits are those of the text alone."""
+    error = np.abs(logits - truth).max(axis=1) / np.abs(truth).max()
+    worst = int(error.argmax())
+    assert error[worst] < BOUND, f"{what}: token {worst} of {len(truth)} off by {error[worst]:.1e} relative"

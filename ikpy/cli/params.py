@@ -236,6 +236,9 @@ class ServerOptions:
     cache_ram: int = 8192
     cache_ram_similarity: float = 0.5
     cache_ram_n_min: int = 0
+    ctx_checkpoints: int = 32
+    ctx_checkpoints_interval: int = 512
+    ctx_checkpoints_tolerance: int = 5
     context_shift: bool = True
     reasoning_format: str = "deepseek"
     reasoning: str = "auto"

@@ -73,5 +73,5 @@ class ModelShape:
             n_vocab=number("vocab_size", embedding[1] if len(embedding) > 1 else 0),
             n_embd=number("embedding_length"),
             has_output=OUTPUT in tensor_shapes,
-            n_attn_v=sum("attn_v.weight" in name for name in tensor_shapes),
+            n_attn_v=sum("attn_v.weight" in name or "attn_qkv.weight" in name for name in tensor_shapes),
         )

@@ -126,6 +126,14 @@ def _qwen3(shape: _Shape) -> str:
     return {40: "14B", 64: "32B"}.get(shape.layers, UNKNOWN)
 
 
+def _qwen35(shape: _Shape) -> str:
+    if shape.layers == 24:
+        return "0.8B" if shape.embedding == 1024 else "2B"
+    if shape.layers == 32:
+        return "4B" if shape.embedding == 2560 else "9B"
+    return {64: "27B"}.get(shape.layers, UNKNOWN)
+
+
 def _hunyuan_dense(shape: _Shape) -> str:
     return {1024: "0.5B", 2048: "1.8B", 3072: "4B", 4096: "7B"}.get(shape.embedding, UNKNOWN)
 
@@ -153,6 +161,7 @@ BY_SHAPE: dict[str, Callable[[_Shape], str]] = {
     "qwen2vl": _qwen2vl,
     "qwen3": _qwen3,
     "qwen3vl": _qwen3vl,
+    "qwen35": _qwen35,
     "hunyuan-dense": _hunyuan_dense,
     "bloom": _bloom,
     "bert": _bert,

@@ -32,7 +32,9 @@ def reused(client: Any, prompt: list[int], **more: Any) -> tuple[list[int], int]
     """Tokens of a greedy answer and the number of prompt tokens that were not evaluated."""
     body = {"prompt": prompt, "n_predict": 12, "temperature": 0, "logit_bias": WORDS, **more}
     answer = client.post("/completion", json=body).raise_for_status().json()
-    return [int(word) for word in re.findall("[0-9]+", answer["content"])], answer["tokens_evaluated"] - answer["timings"]["prompt_n"]
+    return [int(word) for word in re.findall("[0-9]+", answer["content"])], answer["tokens_evaluated"] - answer[
+        "timings"
+    ]["prompt_n"]
 
 
 def test_what_follows_a_text_goes_on_from_its_end() -> None:

@@ -178,7 +178,10 @@ ROWS = (
     always("-no-mtp --no-multi-token-prediction", "no drafts from prediction heads unless they are asked for", "SC"),
     ignored("-mtprot --mtp-requantize-output-tensor", HEAD_AS_STORED, "type of the head's output matrix", kind=TEXT),
     ignored(
-        "--spec-ckpt-mode --recurrent-ckpt-mode", "no recurrent models are supported", "checkpoints of state", kind=TEXT
+        "--spec-ckpt-mode --recurrent-ckpt-mode",
+        "models with recurrent layers take no drafts",
+        "checkpoints of state",
+        kind=TEXT,
     ),
     ignored("--spec-autotune", "the settings are used as given", "choice of settings while running"),
 )

@@ -74,9 +74,9 @@ def state_lines(states: RecurrentStates | None) -> list[str]:
     sizes = {"conv": 0.0, "delta": 0.0}
     for (_, name), value in states.tensors.items():
         sizes[name] += value.buffer.nbytes / MIB
-    n, n_layers = states.n_slots, len({layer for layer, _ in states.tensors})
+    n, n_layers, total = states.n_slots, len({layer for layer, _ in states.tensors}), states.nbytes / MIB
     return [
-        f"llama_memory_recurrent: size = {states.nbytes / MIB:7.2f} MiB ({n:6} cells, {n_layers:3} layers, {n:2} seqs), "
+        f"llama_memory_recurrent: size = {total:7.2f} MiB ({n:6} cells, {n_layers:3} layers, {n:2} seqs), "
         f"R (f32): {sizes['conv']:7.2f} MiB, S (f32): {sizes['delta']:7.2f} MiB"
     ]
 

@@ -16,9 +16,10 @@ from tests.cpu.test_arch_qwen3next import add_separate, new_model
 BOUND = 2e-4  # of the largest logit: other batches sum a state in another order
 
 
-def write_model(folder: Path) -> Path:
-    """A file of Qwen3.5's architecture with a vocabulary."""
+def write_model(folder: Path, words: list[str] | None = None) -> Path:
+    """A file of Qwen3.5's architecture with a vocabulary: of these words, or of numbered ones."""
     model = new_model("qwen35", 61, experts=False)
+    model.words = words or []
     add_separate(model)
     return model.write(folder / "recurrent.gguf")
 

@@ -1,4 +1,4 @@
-"""Session files and saved states of a model with recurrent layers; its tools on the command line."""
+"""Session files and saved states of a model with recurrent layers."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class FakeEngine(Engine):
         def clear() -> None:
             self.clears += 1
 
-        return SimpleNamespace(kv=SimpleNamespace(clear=clear))
+        return SimpleNamespace(kv=SimpleNamespace(clear=clear, keep_checkpoint=lambda seq: None))
 
     def decode(self, context, tokens: np.ndarray, position: int) -> None:
         assert tokens.dtype == np.int32 and tokens.min() >= 0 and tokens.max() < 64
@@ -220,11 +220,13 @@ def test_repetitions_at_a_depth_keep_what_is_there():
     params = command("-p 2 -n 0 -d 6 -r 3 -w 0 -t 1").params(lambda: "MODEL")
     for kept, filled in ((6, 1), (0, 3)):
         engine = FakeEngine(params)
-        kv = SimpleNamespace(clear=lambda: None, rewind=lambda seq, n, kept=kept: kept)
+        kept_at: list[int] = []
+        kv = SimpleNamespace(clear=lambda: None, rewind=lambda seq, n, kept=kept: kept, keep_checkpoint=kept_at.append)
         engine.context = lambda model, test, kv=kv: SimpleNamespace(kv=kv)
         Runner(params, engine).run(next(bench_tests(params)))
         assert [position for _, position in engine.calls].count(0) == filled
         assert [position for _, position in engine.calls].count(6) == 3
+        assert len(kept_at) == filled
 
 
 def test_threads_of_a_test():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Shape:
-    """Dimensions of a model; those of experts, latents and windows are 0 where they do not apply."""
+    """Dimensions of a model; those of experts, latents, windows and states are 0 where they do not apply."""
 
     arch: str
     layers: int
@@ -29,6 +29,9 @@ class Shape:
     value_size: int = 0
     tied: bool = False
     window: int = 0  # that some layers attend to
+    key_heads: int = 0  # of recurrent layers, which are all but every fourth
+    value_heads: int = 0
+    state_size: int = 0
 
 
 SHAPES = {
@@ -40,6 +43,41 @@ SHAPES = {
     "gemma2-2b": Shape("gemma2", 26, 2304, 8, 4, 9216, 256000, 10000.0, head_size=256, tied=True, window=4096),
     "qwen3-30b-a3b": Shape(
         "qwen3moe", 48, 2048, 32, 4, 6144, 151936, 1e6, head_size=128, experts=128, experts_used=8, ff_exp=768
+    ),
+    "qwen35-4b": Shape(
+        "qwen35",
+        32,
+        2560,
+        16,
+        4,
+        9216,
+        248320,
+        1e7,
+        head_size=256,
+        n_rope=64,
+        tied=True,
+        key_heads=16,
+        value_heads=32,
+        state_size=128,
+    ),
+    "qwen3next-80b": Shape(
+        "qwen3next",
+        48,
+        2048,
+        16,
+        2,
+        5120,
+        151936,
+        1e7,
+        head_size=256,
+        n_rope=64,
+        experts=512,
+        experts_used=10,
+        ff_exp=512,
+        shared=1,
+        key_heads=16,
+        value_heads=32,
+        state_size=128,
     ),
     "deepseek-lite": Shape(
         "deepseek2",

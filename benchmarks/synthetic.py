@@ -20,6 +20,8 @@ from ikpy.gguf.writer import GGUFWriter
 from ikpy.quants import registry
 
 TILE_ROWS = 32
+ATTENTION_INTERVAL = 4
+CONV_TAPS = 4
 FALLBACK = "iq4_nl"  # for rows that are no multiple of 256
 
 
@@ -78,7 +80,19 @@ class ModelWriter:
             w.add(f"{a}.expert_weights_norm", VT.BOOL, False)
         else:
             integers |= {"attention.key_length": s.head_size, "attention.value_length": s.head_size}
-            integers["rope.dimension_count"] = s.head_size
+            integers["rope.dimension_count"] = s.n_rope or s.head_size
+        if s.state_size:
+            integers |= {
+                "full_attention_interval": ATTENTION_INTERVAL,
+                "ssm.conv_kernel": CONV_TAPS,
+                "ssm.inner_size": s.value_heads * s.state_size,
+                "ssm.state_size": s.state_size,
+                "ssm.time_step_rank": s.value_heads,
+                "ssm.group_count": s.key_heads,
+            }
+            if s.shared:
+                integers["expert_shared_feed_forward_length"] = s.ff_exp * s.shared
+            w.add_array(f"{a}.rope.dimension_sections", VT.INT32, [s.n_rope // 2, 0, 0, 0])
         if s.experts:
             integers |= {"expert_count": s.experts, "expert_used_count": s.experts_used}
             integers["expert_feed_forward_length"] = s.ff_exp
@@ -125,22 +139,43 @@ class ModelWriter:
         for il in range(s.layers):
             prefix = f"blk.{il}."
             self.norm(prefix + "attn_norm.weight", s.embd)
-            self.norm(prefix + "ffn_norm.weight", s.embd)
+            self.norm(prefix + ("post_attention" if s.state_size else "ffn") + "_norm.weight", s.embd)
             if s.arch == "gemma2":
                 self.norm(prefix + "post_attention_norm.weight", s.embd)
                 self.norm(prefix + "post_ffw_norm.weight", s.embd)
-            self._latent_attention(prefix) if s.kv_lora_rank else self._attention(prefix)
+            if s.state_size and (il + 1) % ATTENTION_INTERVAL:
+                self._delta_net(prefix)
+            else:
+                self._latent_attention(prefix) if s.kv_lora_rank else self._attention(prefix)
             self._experts(prefix) if s.experts and il >= s.dense_layers else self._dense(prefix)
 
     def _attention(self, p: str) -> None:
         s = self.shape
-        self.matrix(p + "attn_q.weight", (s.embd, s.heads * s.head_size), "attn")
+        gated = 2 if s.state_size else 1
+        self.matrix(p + "attn_q.weight", (s.embd, gated * s.heads * s.head_size), "attn")
         self.matrix(p + "attn_k.weight", (s.embd, s.heads_kv * s.head_size), "attn")
         self.matrix(p + "attn_v.weight", (s.embd, s.heads_kv * s.head_size), "attn")
         self.matrix(p + "attn_output.weight", (s.heads * s.head_size, s.embd), "attn")
         if s.arch.startswith("qwen3"):
             self.norm(p + "attn_q_norm.weight", s.head_size)
             self.norm(p + "attn_k_norm.weight", s.head_size)
+
+    def _delta_net(self, p: str) -> None:
+        s = self.shape
+        n_values = s.value_heads * s.state_size
+        n_channels = 2 * s.key_heads * s.state_size + n_values
+        self.matrix(p + "attn_qkv.weight", (s.embd, n_channels), "attn")
+        self.matrix(p + "attn_gate.weight", (s.embd, n_values), "attn")
+        if s.arch == "qwen3next":
+            self.matrix(p + "ssm_ba.weight", (s.embd, 2 * s.value_heads), "attn")
+        else:
+            self.matrix(p + "ssm_beta.weight", (s.embd, s.value_heads), "attn")
+            self.matrix(p + "ssm_alpha.weight", (s.embd, s.value_heads), "attn")
+        self.pending.append((p + "ssm_conv1d.weight", (CONV_TAPS, n_channels), "f32"))
+        self.norm(p + "ssm_dt.bias", s.value_heads)
+        self.norm(p + "ssm_a", s.value_heads)
+        self.norm(p + "ssm_norm.weight", s.state_size)
+        self.matrix(p + "ssm_out.weight", (n_values, s.embd), "attn")
 
     def _latent_attention(self, p: str) -> None:
         s = self.shape
@@ -167,6 +202,8 @@ class ModelWriter:
             self.matrix(p + "ffn_gate_shexp.weight", (s.embd, width), "attn")
             self.matrix(p + "ffn_up_shexp.weight", (s.embd, width), "attn")
             self.matrix(p + "ffn_down_shexp.weight", (width, s.embd), "attn")
+            if s.state_size:
+                self.norm(p + "ffn_gate_inp_shexp.weight", s.embd)
 
     def write(self) -> None:
         """Declares and streams everything; the file appears when it is complete."""
@@ -179,9 +216,10 @@ class ModelWriter:
 
     def _data(self, name: str, shape: tuple[int, ...], type_name: str) -> Iterator[np.ndarray]:
         if len(shape) == 1:
-            yield np.ones(shape[0], np.float32).view(np.uint8)
+            value = -0.1 if name.endswith("ssm_a") else 1.0  # states decay
+            yield np.full(shape[0], value, np.float32).view(np.uint8)
             return
-        if name.endswith("ffn_gate_inp.weight"):
+        if name.endswith(("ffn_gate_inp.weight", "ssm_conv1d.weight")):
             rows = np.random.default_rng(11).standard_normal((shape[1], shape[0])) * 0.05
             yield rows.astype(np.float32).view(np.uint8).reshape(-1)
             return

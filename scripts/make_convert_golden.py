@@ -161,7 +161,7 @@ def randomize(model: torch.nn.Module, norm_is_offset: bool, seed: int) -> None:
         if "inv_freq" in name or "embed_scale" in name or not value.is_floating_point():
             continue
         if "norm" in name:
-            new = draw(value, 0.1) + (0.0 if norm_is_offset else 1.0)
+            new = draw(value, 0.1) + (0.0 if norm_is_offset and "linear_attn" not in name else 1.0)
         elif value.dim() < 2 or "bias" in name:
             new = draw(value, 0.1)
         else:
@@ -169,6 +169,7 @@ def randomize(model: torch.nn.Module, norm_is_offset: bool, seed: int) -> None:
         value.data.copy_(new.bfloat16().float())
 
 
+OFFSET_NORMS = ("gemma", "qwen3_next", "qwen3_5")
 BASE: dict[str, Any] = dict(
     vocab_size=N_VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, max_position_embeddings=4096, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2,
@@ -192,6 +193,11 @@ LLAMA3_ROPE = dict(
 MLA = dict(
     kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16, n_shared_experts=1,
     first_k_dense_replace=1, num_key_value_heads=4, num_hidden_layers=3,
+)  # fmt: skip
+DELTA_NET = dict(
+    head_dim=32, num_hidden_layers=5, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=32,
+    linear_value_head_dim=32, linear_conv_kernel_dim=4, shared_expert_intermediate_size=48,
+    layer_types=[*["linear_attention"] * 3, "full_attention", "linear_attention"],
 )  # fmt: skip
 V3_ROUTING = dict(n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=2.5)
 
@@ -220,6 +226,9 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "qwen2moe": ("qwen2_moe", moe(4, 2, shared_expert_intermediate_size=48, norm_topk_prob=False), "qwen2"),
     "qwen3": ("qwen3", dict(head_dim=24, tie_word_embeddings=True), "qwen2"),
     "qwen3moe": ("qwen3_moe", moe(4, 2, head_dim=16, norm_topk_prob=True), "qwen2"),
+    "qwen3next": ("qwen3_next", moe(4, 2, norm_topk_prob=True, **DELTA_NET), "qwen2"),
+    "qwen35": ("qwen3_5_text", dict(**DELTA_NET), "qwen2"),
+    "qwen35moe": ("qwen3_5_moe_text", moe(4, 2, **DELTA_NET), "qwen2"),
     "seed_oss": ("seed_oss", dict(head_dim=16, attention_bias=True, attention_out_bias=False), "gpt2"),
     "gemma": ("gemma", dict(head_dim=24, tie_word_embeddings=True), "spm-noprefix"),
     "gemma2": (
@@ -336,7 +345,7 @@ def make(name: str) -> None:
     config._attn_implementation = "eager"
     config._experts_implementation = "eager"
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
-    randomize(model, norm_is_offset=kind.startswith("gemma"), seed=len(name))
+    randomize(model, norm_is_offset=kind.startswith(OFFSET_NORMS), seed=len(name))
     if name == "gpt-oss":
         blocks = mxfp4_experts(model)
     if name == "deepseek-v3":

@@ -12,6 +12,7 @@ import numpy as np
 from ikpy.convert.checkpoint import Checkpoint
 from ikpy.convert.config import Config
 from ikpy.convert.families import family
+from ikpy.convert.families.base import Change
 from ikpy.convert.tensor_map import OutputTensor, Part, map_tensors, pieces
 from ikpy.convert.tokenizer import tokenizer_keys
 from ikpy.convert.weights import Weights, to_float32
@@ -24,7 +25,7 @@ from ikpy.threads import hardware_threads
 OUTPUT_TYPES = ("f32", "f16", "bf16", "q8_0", "auto")
 _FILE_TYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
 # Read by the loader as f32, or too small for anything else to matter.
-_ALWAYS_F32 = ("norm.weight", ".bias", "ffn_gate_inp.weight", "attn_sinks.weight")
+_ALWAYS_F32 = ("norm.weight", ".bias", "ffn_gate_inp.weight", "attn_sinks.weight", "ssm_conv1d.weight")
 # Bits that are all set in NaN and infinite values only.
 _EXPONENT = {"f32": (np.uint32, 0x7F800000), "f16": (np.uint16, 0x7C00), "bf16": (np.uint16, 0x7F80)}
 _SHOWN = 40
@@ -83,7 +84,7 @@ class Conversion:
         self.outtype = self._output_type(mapped.outputs)
         extra = self.family.extra_tensors()
         constants = [
-            PlannedTensor(OutputTensor(name, 0.0, "f32", shape=values.shape), "f32", values)
+            PlannedTensor(OutputTensor(name, None, "f32", shape=values.shape), "f32", values)
             for name, values in extra.items()
         ]
         self.tensors = constants + [PlannedTensor(output, self._tensor_type(output)) for output in mapped.outputs]
@@ -188,20 +189,20 @@ class Conversion:
         array = self.weights.load(part.source)
         array = array if part.view is None else part.view(array)
         for rows in pieces(array, _PIECE_ELEMENTS):
-            yield encode(rows, kind, tensor.type, tensor.output.offset, part.source)
+            yield encode(rows, kind, tensor.type, tensor.output.change, part.source)
 
 
-def encode(rows: np.ndarray, kind: str, target: str, offset: float, name: str) -> np.ndarray:
+def encode(rows: np.ndarray, kind: str, target: str, change: Change | None, name: str) -> np.ndarray:
     """Rows [n, ne0] of a kind as bytes of a type. FileFormatError for values that are not finite or do not fit."""
-    if kind == target and offset == 0:
+    if kind == target and change is None:
         if kind in _EXPONENT:
             word, exponent = _EXPONENT[kind]
             if (rows.view(word) & word(exponent) == exponent).any():
                 raise _not_finite(name)
         return rows.view(np.uint8)
     values = to_float32(rows, kind)
-    if offset:
-        values = values + np.float32(offset)
+    if change is not None:
+        values = change(values)
     if not np.isfinite(values).all():
         raise _not_finite(name)
     if target == "f32":

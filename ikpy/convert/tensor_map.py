@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ikpy.convert.families.base import Family, View
+from ikpy.convert.families.base import BARE, Change, Family, View
 from ikpy.convert.weights import MXFP4_BLOCK, MXFP4_BYTES, Weights
 from ikpy.errors import FileFormatError, UnsupportedError
 
@@ -16,7 +16,7 @@ _TEXT_PART = re.compile(r"^(model\.)?language_model\.(model\.)?")
 # Images, sound, and tables that are computed anyway.
 _OTHER_PARTS = re.compile(
     r"^(model\.)?(visual|vision_tower|vision_model|audio_tower|multi_modal_projector|vision_projection|embed_vision)\."
-    r"|rotary_emb\.inv_freq$|^model\.mtp_"
+    r"|rotary_emb\.inv_freq$|^model\.mtp_|^mtp\."
 )
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"(?<=experts\.)(\d+)(?=\.)")
@@ -34,10 +34,10 @@ class Part:
 
 @dataclass
 class OutputTensor:
-    """A GGUF tensor: parts, number added to the values, kind of the sources, shape slowest dimension first."""
+    """A GGUF tensor: parts, change of the values, kind of the sources, shape slowest dimension first."""
 
     name: str
-    offset: float
+    change: Change | None
     kind: str
     parts: list[Part] = field(default_factory=list)
     shape: tuple[int, ...] = ()
@@ -97,10 +97,10 @@ class _Mapper:
             self.unknown.append(name)
             return
         for target in (targets,) if isinstance(targets, str) else targets:
-            full = target if "." in target else f"{target}.{suffix[1] if suffix else 'weight'}"
+            full = target if "." in target or target in BARE else f"{target}.{suffix[1] if suffix else 'weight'}"
             view = self.family.view(target, module)
             part = Part(name, view, int(expert[1]) if expert else None)
-            self._add(f"blk.{il}.{full}", self.family.offset(target), part)
+            self._add(f"blk.{il}.{full}", self.family.change(target), part)
 
     def _take_outer(self, name: str, path: str) -> None:
         target = self.family.outer.get(_SUFFIX.sub("", path))
@@ -109,11 +109,11 @@ class _Mapper:
         if target is None or suffix is None:
             self.unknown.append(name)
         elif not is_tied and (target != "output" or self.family.has_output):
-            self._add(f"{target}.{suffix[1]}", self.family.offset(target), Part(name, None, None))
+            self._add(f"{target}.{suffix[1]}", self.family.change(target), Part(name, None, None))
 
-    def _add(self, target: str, offset: float, part: Part) -> None:
+    def _add(self, target: str, change: Change | None, part: Part) -> None:
         kind = self.weights.kind(part.source)
-        output = self.outputs.setdefault(target, OutputTensor(target, offset, kind))
+        output = self.outputs.setdefault(target, OutputTensor(target, change, kind))
         if output.parts and part.expert is None:
             raise FileFormatError(f"tensors '{output.parts[0].source}' and '{part.source}' are both {target}")
         if output.kind != kind:
@@ -148,7 +148,7 @@ class _Mapper:
         if embedding is None:
             raise FileFormatError(f"{self.weights.checkpoint.folder}: the token embedding is missing")
         if self.family.needs_output and "output.weight" not in self.outputs:
-            self._add("output.weight", 0.0, embedding.parts[0])
+            self._add("output.weight", None, embedding.parts[0])
 
     def _arrange(self, output: OutputTensor) -> None:
         """Puts experts in order and computes the shape."""

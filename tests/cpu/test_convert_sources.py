@@ -10,6 +10,9 @@ import pytest
 
 from ikpy.convert import Conversion, ConvertOptions
 from ikpy.convert.weights import e4m3_values, scale_blocks
+from ikpy.engine.batch import Batch
+from ikpy.engine.context import Context
+from ikpy.engine.model import Model
 from ikpy.gguf.reader import GGUFFile
 from tests.cpu import checkpoints as made
 from tests.cpu.checkpoints import convert
@@ -176,3 +179,38 @@ def test_bailingmoe2_gives_the_golden_file(tmp_path):
     left_out = "bailingmoe2.nextn_predict_layers"  # 0
     keys = [key for key in golden.metadata if key.startswith("bailingmoe2.") and key != left_out]
     assert {k: file.metadata.get(k) for k in keys} == pytest.approx({k: golden.metadata[k] for k in keys})
+
+
+@pytest.mark.parametrize("name", ["qwen35moe", "qwen3next"])
+def test_experts_of_a_layer_together(name: str, tmp_path: Path) -> None:
+    """As the hub has them beside a vision tower and a prediction layer, behind a configuration of several parts."""
+    folder = made.copy(name, tmp_path)
+
+    def join(tensors: made.Tensors) -> None:
+        for il in range(5):
+            path = f"model.layers.{il}.mlp.experts"
+            parts = {kind: [tensors.pop(f"{path}.{e}.{kind}_proj.weight") for e in range(4)] for kind in ("gate", "up", "down")}
+            both = [gate[2] + up[2] for gate, up in zip(parts["gate"], parts["up"], strict=True)]
+            rows, columns = parts["gate"][0][1]
+            tensors[f"{path}.gate_up_proj"] = "BF16", (4, 2 * rows, columns), b"".join(both)
+            downs = b"".join(down[2] for down in parts["down"])
+            tensors[f"{path}.down_proj"] = "BF16", (4, *parts["down"][0][1]), downs
+        for key in [key for key in tensors if key.startswith("model.")]:
+            tensors[key.replace("model.", "model.language_model.", 1)] = tensors.pop(key)
+        tensors["model.visual.patch_embed.proj.weight"] = tensors["mtp.fc.weight"] = made.bf16(np.ones((4, 4), np.float32))
+
+    made.change_tensors(folder, join)
+    made.amend(folder, drop=("intermediate_size",))
+    inner = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({"model_type": "outer", "text_config": inner}))
+    ours = convert(folder, tmp_path)
+    (tmp_path / "plain").mkdir()
+    plain = convert(made.CHECKPOINTS / name, tmp_path / "plain")
+    assert set(ours.tensors) == set(plain.tensors)
+    for key, info in plain.tensors.items():
+        np.testing.assert_array_equal(ours.data(ours.tensors[key]), plain.data(info), key)
+    arch = plain.metadata["general.architecture"]
+    assert (plain.metadata[f"{arch}.feed_forward_length"], ours.metadata[f"{arch}.feed_forward_length"]) == (96, 0)
+    tokens = Batch.single(list(range(5, 25)), logits="all")
+    logits = [Context(Model.load(file.path)).decode(tokens) for file in (ours, plain)]
+    np.testing.assert_array_equal(*logits)

@@ -39,7 +39,10 @@ FAMILIES = {
     "qwen2": "qwen:Qwen2",
     "qwen2_moe": "qwen:Qwen2Moe",
     "qwen3": "qwen:Qwen3",
+    "qwen3_5_moe_text": "qwen_next:Qwen35Moe",
+    "qwen3_5_text": "qwen_next:Qwen35",
     "qwen3_moe": "qwen:Qwen3Moe",
+    "qwen3_next": "qwen_next:Qwen3Next",
     "seed_oss": "llama:SeedOss",
     "smollm3": "llama:SmolLM3",
 }

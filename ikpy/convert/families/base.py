@@ -12,10 +12,15 @@ from ikpy.convert.rope import llama3_factors, scaling_keys
 from ikpy.errors import UnsupportedError
 
 View = Callable[[np.ndarray], np.ndarray]
+Change = Callable[[np.ndarray], np.ndarray]
+"""Of values float32, element by element."""
 KeyValue = int | float | bool | str | list[int]
 Keys = dict[str, KeyValue]
 Targets = str | tuple[str, ...]
 Modules = Mapping[str, Targets]
+
+BARE = frozenset({"ssm_a"})
+"""GGUF tensors whose names have no suffix."""
 
 # Modules of a layer -> GGUF names, without ".weight" and ".bias"; {e} is the number of an expert.
 ATTENTION: dict[str, Targets] = {
@@ -135,9 +140,10 @@ class Family:
             return rope_pairs(self.n_head if target == "attn_q" else self.n_head_kv)
         return flat if target in ("exp_probs_b.bias", "ffn_gate_inp_shexp") else None
 
-    def offset(self, target: str) -> float:
-        """Number added to every value of a tensor."""
-        return self.norm_offset if target.endswith("norm") else 0.0
+    def change(self, target: str) -> Change | None:
+        """What becomes of every value of a tensor, None if they stay."""
+        offset = np.float32(self.norm_offset)
+        return (lambda values: values + offset) if offset and target.endswith("norm") else None
 
     def extra_tensors(self) -> dict[str, np.ndarray]:
         """Further f32 tensors by GGUF name, made from the configuration."""

@@ -1,0 +1,172 @@
+"""Qwen3-Next and Qwen3.5 (text): gated delta rule between layers of gated attention (model semantics, delta_net.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from ikpy.convert.families.base import ATTENTION, DENSE, EXPERTS, HEAD_NORMS, Change, Keys, Modules, View, feed_forward
+from ikpy.convert.families.qwen import Qwen3, _QwenMoe
+
+DELTA_NET: Modules = {
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.dt_bias": "ssm_dt.bias",
+    "linear_attn.A_log": "ssm_a",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+}
+GATED_ATTENTION: Modules = {**ATTENTION, **HEAD_NORMS, "post_attention_layernorm": "post_attention_norm", **DELTA_NET}
+SHARED_EXPERT: Modules = {
+    **feed_forward("mlp.shared_expert", "_shexp"),
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+}
+INTERVAL = 4
+
+
+class Qwen35(Qwen3):
+    """Norm weights are stored less 1, but those of the recurrent layers.
+
+    Heads of values that share a head of keys lie together in a checkpoint, and as many apart as there are heads of keys
+    in a file.
+    """
+
+    arch = "qwen35"
+    norm_offset = 1.0
+    rotary_fraction = 0.25
+    usual_pre = "qwen35"
+    modules: ClassVar[Modules] = {**GATED_ATTENTION, **DENSE}
+
+    @property
+    def n_key_heads(self) -> int:
+        """Heads of q and k of a recurrent layer."""
+        return self.config.integer("linear_num_key_heads")
+
+    @property
+    def n_value_heads(self) -> int:
+        """Heads of v and z of a recurrent layer."""
+        return self.config.integer("linear_num_value_heads")
+
+    def check(self) -> None:
+        super().check()
+        config, n_layer = self.config, self.config.n_layer
+        interval = config.integer("full_attention_interval", default=INTERVAL)
+        usual = ["linear_attention" if (il + 1) % interval else "full_attention" for il in range(n_layer)]
+        config.require("another order of layers", config.get("layer_types", default=usual) == usual)
+        groups = self.n_value_heads % self.n_key_heads == 0
+        config.require(f"{self.n_value_heads} value heads for {self.n_key_heads} key heads", groups)
+        config.require("attn_output_gate false", bool(config.get("attn_output_gate", default=True)))
+
+    def keys(self) -> Keys:
+        config = self.config
+        sections = config.rope().get("mrope_section") or []
+        keys = super().keys() | {
+            "full_attention_interval": config.integer("full_attention_interval", default=INTERVAL),
+            "ssm.conv_kernel": config.integer("linear_conv_kernel_dim"),
+            "ssm.inner_size": self.n_value_heads * config.integer("linear_value_head_dim"),
+            "ssm.state_size": config.integer("linear_key_head_dim"),
+            "ssm.time_step_rank": self.n_value_heads,
+            "ssm.group_count": self.n_key_heads,
+        }
+        return keys | ({"rope.dimension_sections": [*sections, 0]} if sections else {})
+
+    def change(self, target: str) -> Change | None:
+        if target == "ssm_a":
+            return _decay_rates
+        return None if target == "ssm_norm" else super().change(target)
+
+    def view(self, target: str, source: str) -> View | None:
+        n_keys = self.n_key_heads * self.config.integer("linear_key_head_dim")
+        if target == "ssm_conv1d":
+            return lambda taps: self._spread_behind(2 * n_keys, taps.reshape(taps.shape[0], -1))
+        if target == "attn_qkv":
+            return lambda rows: self._spread_behind(2 * n_keys, rows)
+        if target in ("attn_gate", "ssm_beta", "ssm_alpha", "ssm_dt.bias", "ssm_a"):
+            return self._spread
+        if target == "ssm_out":
+            return lambda rows: self._spread(rows.swapaxes(0, 1)).swapaxes(0, 1)
+        return super().view(target, source)
+
+    def _spread(self, rows: np.ndarray) -> np.ndarray:
+        """Rows of all value heads from the checkpoint's order to the file's."""
+        grouped = rows.reshape(self.n_key_heads, self.n_value_heads // self.n_key_heads, -1, *rows.shape[1:])
+        return grouped.swapaxes(0, 1).reshape(rows.shape)
+
+    def _spread_behind(self, n: int, rows: np.ndarray) -> np.ndarray:
+        """`_spread` of the rows behind the first n."""
+        return np.concatenate([rows[:n], self._spread(rows[n:])])
+
+
+class Qwen35Moe(_QwenMoe, Qwen35):
+    """Routed experts and a gated shared one; some checkpoints hold the experts of a layer together."""
+
+    arch = "qwen35moe"
+    defaults: ClassVar[Mapping[str, int | float]] = {"intermediate_size": 0}  # no layer is dense
+    modules: ClassVar[Modules] = {
+        **GATED_ATTENTION,
+        **EXPERTS,
+        **SHARED_EXPERT,
+        "mlp.experts.gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"),
+        "mlp.experts.down_proj": "ffn_down_exps",
+    }
+
+    def check(self) -> None:
+        Qwen35.check(self)
+        config = self.config
+        sparse = config.integer("decoder_sparse_step", default=1) == 1 and not config.get("mlp_only_layers", default=[])
+        config.require("dense layers among the expert layers", sparse)
+        norm = bool(config.get("norm_topk_prob", default=True))
+        config.require(f"norm_topk_prob {norm}", norm)
+
+    def keys(self) -> Keys:
+        width = self.config.integer("shared_expert_intermediate_size")
+        return super().keys() | {"expert_shared_feed_forward_length": width}
+
+    def view(self, target: str, source: str) -> View | None:
+        if source == "mlp.experts.gate_up_proj":
+            return lambda values: np.split(values, 2, axis=1)[target == "ffn_up_exps"]
+        return super().view(target, source)
+
+
+class Qwen3Next(Qwen35Moe):
+    """Projections of a head of keys and its heads of values lie together; the file keeps the order of the heads."""
+
+    arch = "qwen3next"
+    usual_pre = "qwen2"
+    modules: ClassVar[Modules] = {
+        **Qwen35Moe.modules,
+        "linear_attn.in_proj_qkvz": ("attn_qkv", "attn_gate"),
+        "linear_attn.in_proj_ba": "ssm_ba",
+    }
+
+    def view(self, target: str, source: str) -> View | None:
+        if source == "linear_attn.in_proj_qkvz":
+            return self._qkv if target == "attn_qkv" else self._z
+        return super().view(target, source)
+
+    def _spread(self, rows: np.ndarray) -> np.ndarray:
+        return rows
+
+    def _parts(self, rows: np.ndarray) -> list[np.ndarray]:
+        """q, k, v and z, each with the rows of its heads one after the other."""
+        dk, dv = self.config.integer("linear_key_head_dim"), self.config.integer("linear_value_head_dim")
+        per_key = self.n_value_heads // self.n_key_heads * dv
+        grouped = rows.reshape(self.n_key_heads, 2 * dk + 2 * per_key, *rows.shape[1:])
+        parts = np.split(grouped, [dk, 2 * dk, 2 * dk + per_key], axis=1)
+        return [part.reshape(-1, *rows.shape[1:]) for part in parts]
+
+    def _qkv(self, rows: np.ndarray) -> np.ndarray:
+        return np.concatenate(self._parts(rows)[:3])
+
+    def _z(self, rows: np.ndarray) -> np.ndarray:
+        return self._parts(rows)[3]
+
+
+def _decay_rates(logarithms: np.ndarray) -> np.ndarray:
+    """Factors of the step, below 0, whose logarithms a checkpoint holds."""
+    return -np.exp(logarithms)

@@ -199,6 +199,7 @@ DELTA_NET = dict(
     linear_value_head_dim=32, linear_conv_kernel_dim=4, shared_expert_intermediate_size=48,
     layer_types=[*["linear_attention"] * 3, "full_attention", "linear_attention"],
 )  # fmt: skip
+INDEXER = dict(q_lora_rank=24, index_topk=64, index_head_dim=16, index_n_heads=2, layer_types=None)
 V3_ROUTING = dict(n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=2.5)
 
 # name -> transformers model type, changes to BASE, tokenizer
@@ -229,6 +230,32 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "qwen3next": ("qwen3_next", moe(4, 2, norm_topk_prob=True, **DELTA_NET), "qwen2"),
     "qwen35": ("qwen3_5_text", dict(**DELTA_NET), "qwen2"),
     "qwen35moe": ("qwen3_5_moe_text", moe(4, 2, **DELTA_NET), "qwen2"),
+    "olmo2": ("olmo2", {}, "gpt2"),
+    "olmo3": (
+        "olmo3",
+        dict(sliding_window=8, num_hidden_layers=4, rope_parameters=yarn(4.0, 16, attention_factor=1.2)),
+        "gpt2",
+    ),
+    "olmoe": ("olmoe", moe(4, 2), "gpt2"),
+    "exaone4": ("exaone4", dict(sliding_window=8, sliding_window_pattern=4, num_hidden_layers=4), "gpt2"),
+    "exaone-moe": (
+        "exaone_moe",
+        moe(4, 2, num_shared_experts=1, sliding_window=8, num_hidden_layers=5, first_k_dense_replace=1, **V3_ROUTING),
+        "gpt2",
+    ),
+    "afmoe": (
+        "afmoe",
+        moe(4, 2, head_dim=16, num_shared_experts=1, sliding_window=8, num_hidden_layers=5, num_dense_layers=1,
+            route_scale=2.0, mup_enabled=True),
+        "gpt2",
+    ),
+    "hunyuan-dense": (
+        "hunyuan_v1_dense",
+        dict(head_dim=16, rope_parameters=dict(rope_type="dynamic", alpha=1000.0, factor=1.0, rope_theta=1e4)),
+        "gpt2",
+    ),
+    "deepseek-v32": ("deepseek_v32", moe(4, 2, **MLA, **V3_ROUTING, **INDEXER), "deepseek3"),
+    "glm-dsa": ("glm_moe_dsa", moe(4, 2, **MLA, **V3_ROUTING, **INDEXER), "glm"),
     "seed_oss": ("seed_oss", dict(head_dim=16, attention_bias=True, attention_out_bias=False), "gpt2"),
     "gemma": ("gemma", dict(head_dim=24, tie_word_embeddings=True), "spm-noprefix"),
     "gemma2": (

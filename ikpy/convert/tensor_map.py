@@ -97,7 +97,11 @@ class _Mapper:
             self.unknown.append(name)
             return
         for target in (targets,) if isinstance(targets, str) else targets:
-            full = target if "." in target or target in BARE else f"{target}.{suffix[1] if suffix else 'weight'}"
+            full = (
+                target
+                if target.endswith(".bias") or target in BARE
+                else f"{target}.{suffix[1] if suffix else 'weight'}"
+            )
             view = self.family.view(target, module)
             part = Part(name, view, int(expert[1]) if expert else None)
             self._add(f"blk.{il}.{full}", self.family.change(target), part)

@@ -189,7 +189,10 @@ def test_experts_of_a_layer_together(name: str, tmp_path: Path) -> None:
     def join(tensors: made.Tensors) -> None:
         for il in range(5):
             path = f"model.layers.{il}.mlp.experts"
-            parts = {kind: [tensors.pop(f"{path}.{e}.{kind}_proj.weight") for e in range(4)] for kind in ("gate", "up", "down")}
+            parts = {
+                kind: [tensors.pop(f"{path}.{e}.{kind}_proj.weight") for e in range(4)]
+                for kind in ("gate", "up", "down")
+            }
             both = [gate[2] + up[2] for gate, up in zip(parts["gate"], parts["up"], strict=True)]
             rows, columns = parts["gate"][0][1]
             tensors[f"{path}.gate_up_proj"] = "BF16", (4, 2 * rows, columns), b"".join(both)
@@ -197,7 +200,9 @@ def test_experts_of_a_layer_together(name: str, tmp_path: Path) -> None:
             tensors[f"{path}.down_proj"] = "BF16", (4, *parts["down"][0][1]), downs
         for key in [key for key in tensors if key.startswith("model.")]:
             tensors[key.replace("model.", "model.language_model.", 1)] = tensors.pop(key)
-        tensors["model.visual.patch_embed.proj.weight"] = tensors["mtp.fc.weight"] = made.bf16(np.ones((4, 4), np.float32))
+        tensors["model.visual.patch_embed.proj.weight"] = tensors["mtp.fc.weight"] = made.bf16(
+            np.ones((4, 4), np.float32)
+        )
 
     made.change_tensors(folder, join)
     made.amend(folder, drop=("intermediate_size",))

@@ -157,6 +157,19 @@ class Family:
         return []
 
 
+class WindowFamily(Family):
+    """A window in the layers that the configuration lists."""
+
+    def keys(self) -> Keys:
+        keys, layers = super().keys(), self.config.sliding_layers()
+        if not layers or not any(layers):
+            return keys
+        return keys | {
+            "attention.sliding_window": self.config.integer("sliding_window"),
+            "attention.sliding_window_pattern": [int(flag) for flag in layers],
+        }
+
+
 def routing_keys(config: Config, *, gating: int) -> Keys:
     """Keys of leading dense layers, shared experts and routed weights. gating: 1 softmax, 2 sigmoid."""
     gating = {"softmax": 1, "sigmoid": 2}.get(config.get("scoring_func", "score_function", default=""), gating)

@@ -92,3 +92,33 @@ class DeepSeekV3(DeepSeekV2):
     """Sigmoid routing with a selection bias."""
 
     gating = 2
+
+
+class DeepSeekV32(DeepSeekV3):
+    """V3 with indexers, which choose the cells that attention sees."""
+
+    arch = "deepseek32"
+    modules: ClassVar[Modules] = {
+        **DeepSeekV3.modules,
+        "self_attn.indexer.wq_b": "indexer.attn_q_b",
+        "self_attn.indexer.wk": "indexer.attn_k",
+        "self_attn.indexer.k_norm": "indexer.k_norm",
+        "self_attn.indexer.weights_proj": "indexer.proj",
+    }
+
+    def keys(self) -> Keys:
+        config = self.config
+        return super().keys() | {
+            "attention.indexer.head_count": config.integer("index_n_heads"),
+            "attention.indexer.key_length": config.integer("index_head_dim"),
+            "attention.indexer.top_k": config.integer("index_topk"),
+        }
+
+    def notes(self) -> list[str]:
+        return [*super().notes(), "the indexers are stored; ikpy attends to all cells instead of the best ones"]
+
+
+class GlmMoeDsa(DeepSeekV32):
+    """GLM-5."""
+
+    arch = "glm-dsa"

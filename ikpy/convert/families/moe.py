@@ -36,15 +36,13 @@ class Dots1(Family):
         return group_note(self.config)
 
 
-class HunyuanMoe(Family):
-    """Experts of width intermediate_size; NTK scaling is a larger base."""
+class HunyuanDense(Family):
+    """NTK scaling is a larger base."""
 
-    arch = "hunyuan-moe"
+    arch = "hunyuan-dense"
     modules: ClassVar[Modules] = {
         **ATTENTION,
-        **EXPERTS,
-        **feed_forward("mlp.shared_mlp", "_shexp"),
-        "mlp.gate.wg": "ffn_gate_inp",
+        **DENSE,
         "self_attn.query_layernorm": "attn_q_norm",
         "self_attn.key_layernorm": "attn_k_norm",
     }
@@ -54,13 +52,28 @@ class HunyuanMoe(Family):
         self.config.require("use_qk_norm false", bool(self.config.get("use_qk_norm", default=True)))
 
     def keys(self) -> Keys:
-        config, width = self.config, self.config.integer("intermediate_size")
-        rope = config.rope()
+        config, rope = self.config, self.config.rope()
         if rope["rope_type"] == "dynamic" and rope.get("alpha"):
             # alpha stretches the base once and for all: base * alpha^(n / (n - 2)).
             n = config.head_dim
             base = float(rope["rope_theta"]) * float(rope["alpha"]) ** (n / (n - 2))
             config.values["rope_parameters"] = {"rope_type": "default", "rope_theta": base}
+        return super().keys()
+
+
+class HunyuanMoe(HunyuanDense):
+    """Experts of width intermediate_size."""
+
+    arch = "hunyuan-moe"
+    modules: ClassVar[Modules] = {
+        **HunyuanDense.modules,
+        **EXPERTS,
+        **feed_forward("mlp.shared_mlp", "_shexp"),
+        "mlp.gate.wg": "ffn_gate_inp",
+    }
+
+    def keys(self) -> Keys:
+        config, width = self.config, self.config.integer("intermediate_size")
         return super().keys() | {
             "expert_feed_forward_length": width,
             "expert_shared_feed_forward_length": width * config.integer("num_shared_expert", default=1),

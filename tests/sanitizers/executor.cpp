@@ -72,6 +72,10 @@ size_t attention_scratch_bytes(const Op&, const Tensor*) { return 0; }
 size_t attention_shared_bytes(const Op&, const Tensor*, int) { return 0; }
 size_t kv_shift_scratch_bytes(const Op&, const Tensor*) { return 0; }
 
+size_t causal_conv_scratch_bytes(const Op&, const Tensor*) { return 0; }
+
+size_t gated_delta_rule_scratch_bytes(const Op&, const Tensor*) { return 0; }
+
 }  // namespace ikpy
 
 namespace {

@@ -162,6 +162,8 @@ def randomize(model: torch.nn.Module, norm_is_offset: bool, seed: int) -> None:
             continue
         if "norm" in name:
             new = draw(value, 0.1) + (0.0 if norm_is_offset and "linear_attn" not in name else 1.0)
+        elif "scal" in name:
+            new = draw(value, 0.1) + 1.0
         elif value.dim() < 2 or "bias" in name:
             new = draw(value, 0.1)
         else:
@@ -198,6 +200,9 @@ DELTA_NET = dict(
     head_dim=32, num_hidden_layers=5, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=32,
     linear_value_head_dim=32, linear_conv_kernel_dim=4, shared_expert_intermediate_size=48,
     layer_types=[*["linear_attention"] * 3, "full_attention", "linear_attention"],
+)  # fmt: skip
+GEMMA4 = dict(
+    head_dim=16, global_head_dim=32, sliding_window=8, tie_word_embeddings=True, final_logit_softcapping=30.0
 )  # fmt: skip
 INDEXER = dict(q_lora_rank=24, index_topk=64, index_head_dim=16, index_n_heads=2, layer_types=None)
 V3_ROUTING = dict(n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=2.5)
@@ -279,6 +284,20 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
                                   short_factor=[1.0 + 0.1 * i for i in range(8)],
                                   long_factor=[2.0 + 0.5 * i for i in range(8)])),
         "spm",
+    ),
+    "gemma4": (
+        "gemma4_text",
+        dict(**GEMMA4, num_hidden_layers=6, num_kv_shared_layers=2, use_double_wide_mlp=True,
+             hidden_size_per_layer_input=16, vocab_size_per_layer_input=384,
+             layer_types=["sliding_attention", "full_attention"] * 3),
+        "spm-noprefix",
+    ),
+    "gemma4-moe": (
+        "gemma4_text",
+        dict(**GEMMA4, num_hidden_layers=4, hidden_size_per_layer_input=0, attention_k_eq_v=True,
+             enable_moe_block=True, num_experts=4, top_k_experts=2, moe_intermediate_size=32,
+             num_global_key_value_heads=1, layer_types=[*["sliding_attention"] * 3, "full_attention"]),
+        "spm-noprefix",
     ),
     "glm4": ("glm4", dict(head_dim=16, attention_bias=True, partial_rotary_factor=0.5), "llama3"),
     "glm4moe": (

@@ -27,7 +27,7 @@ def scaling_keys(config: Config, arch: str, *, own_magnitude: bool = False) -> d
         keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rope["factor"])}
     elif kind == "yarn":
         keys |= _yarn(config, rope, own_magnitude)
-    elif kind not in ("default", "llama3", "longrope", "su"):
+    elif kind not in ("default", "llama3", "longrope", "su", "proportional"):
         raise UnsupportedError(f"{config.path}: RoPE scaling '{kind}' is not supported for {arch}")
     return keys
 

@@ -99,7 +99,7 @@ class _Mapper:
         for target in (targets,) if isinstance(targets, str) else targets:
             full = (
                 target
-                if target.endswith(".bias") or target in BARE
+                if target.endswith((".bias", ".scale")) or target in BARE
                 else f"{target}.{suffix[1] if suffix else 'weight'}"
             )
             view = self.family.view(target, module)

@@ -25,6 +25,7 @@ FAMILIES = {
     "gemma": "gemma:Gemma",
     "gemma2": "gemma:Gemma2",
     "gemma3_text": "gemma:Gemma3",
+    "gemma4_text": "gemma4:Gemma4",
     "glm4": "glm:Glm4",
     "glm4_moe": "glm:Glm4Moe",
     "glm4_moe_lite": "deepseek:DeepSeekV3",

@@ -81,6 +81,7 @@ class Family:
     norm_offset: ClassVar[float] = 0.0  # added to every norm weight
     needs_output: ClassVar[bool] = False  # output.weight is written even if it is the token embedding
     has_output: ClassVar[bool] = True
+    proportional_rope: ClassVar[bool] = False
     rope_freqs: ClassVar[bool] = False  # llama3 scaling can be expressed
     own_yarn_magnitude: ClassVar[bool] = False
     activations: ClassVar[tuple[str, ...]] = ("silu", "swish")
@@ -108,6 +109,8 @@ class Family:
 
     def check(self) -> None:
         """Refuse configurations that the architecture cannot express."""
+        kind = self.config.rope()["rope_type"]
+        self.config.require(f"RoPE scaling '{kind}'", kind != "proportional" or self.proportional_rope)
         activation = self.config.get("hidden_act", "hidden_activation", default=self.activations[0])
         self.config.require(f"activation '{activation}'", activation in self.activations)
         if self.config.rope()["rope_type"] == "llama3" and not self.rope_freqs:
@@ -131,7 +134,7 @@ class Family:
         }
         if self.n_expert:
             keys["expert_count"] = self.n_expert
-            keys["expert_used_count"] = config.integer("num_experts_per_tok", "moe_topk", "moe_k")
+            keys["expert_used_count"] = config.integer("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts")
         return keys
 
     def view(self, target: str, source: str) -> View | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ikpy.engine.prefix import PROMPT_TAIL
 from ikpy.engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -238,7 +239,7 @@ class ServerOptions:
     cache_ram_n_min: int = 0
     ctx_checkpoints: int = 32
     ctx_checkpoints_interval: int = 512
-    ctx_checkpoints_tolerance: int = 5
+    ctx_checkpoints_tolerance: int = PROMPT_TAIL
     context_shift: bool = True
     reasoning_format: str = "deepseek"
     reasoning: str = "auto"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+PROMPT_TAIL = 5
+"""Tokens of a prompt behind its checkpoint: those that open an answer, which later prompts may write otherwise."""
+
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of the common beginning of two token lists of the same kind."""

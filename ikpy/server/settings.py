@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ikpy.engine.prefix import PROMPT_TAIL
 from ikpy.engine.sampling import SamplingParams
 
 REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")
@@ -57,7 +58,7 @@ class ServerSettings:
     cache_ram_n_min: int = 0
     ctx_checkpoints: int = 32
     ctx_checkpoints_interval: int = 512
-    ctx_checkpoints_tolerance: int = 5
+    ctx_checkpoints_tolerance: int = PROMPT_TAIL
     max_body: int = 64 << 20
     api_keys: Mapping[str, str] = field(default_factory=dict)
     api_prefix: str = ""

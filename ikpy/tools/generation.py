@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from ikpy.engine.batch import Batch
+from ikpy.engine.prefix import PROMPT_TAIL
 from ikpy.errors import ResourceError
 
 if TYPE_CHECKING:
@@ -22,6 +23,11 @@ class SequenceCells(Protocol):
 
     @property
     def can_shift(self) -> bool: ...
+
+    @property
+    def recurrent(self) -> object | None: ...
+
+    def keep_checkpoint(self, seq_id: int) -> None: ...
 
     def seq_rm(self, seq_id: int, p0: int, p1: int) -> object: ...
 
@@ -106,17 +112,23 @@ class GrowingSequence:
         """
         if not len(tokens):
             raise ValueError("no tokens to evaluate")
-        logits = None
+        n = len(tokens) - PROMPT_TAIL if self.context.kv.recurrent else 0
+        if n > 0:  # the next prompt of a conversation goes on from here
+            self._feed(tokens[:n], last=False)
+            self.context.kv.keep_checkpoint(self.seq_id)
+            tokens = tokens[n:]
+        return self._feed(tokens, last=True)[-1]
+
+    def _feed(self, tokens: Sequence[int], *, last: bool) -> NDArray[np.float32]:
+        """Logits float32 [1, n_vocab] of the last of the tokens, none unless `last`."""
         for start in range(0, len(tokens), self.context.n_batch):
             piece = list(tokens[start : start + self.context.n_batch])
             self._make_room(len(piece))
-            last = start + len(piece) == len(tokens)
-            batch = Batch.single(piece, len(self.tokens), self.seq_id, "last" if last else "none")
-            logits = self.context.decode(batch, copy=False)
+            wanted = "last" if last and start + len(piece) == len(tokens) else "none"
+            logits = self.context.decode(Batch.single(piece, len(self.tokens), self.seq_id, wanted), copy=False)
             self.tokens += piece
             self._show_states(len(piece))
-        assert logits is not None
-        return logits[-1]
+        return logits
 
     def _make_room(self, n: int) -> None:
         n_ctx = self.context.n_ctx

@@ -10,6 +10,8 @@ from ikpy.engine.batch import Batch
 class BigramCells:
     """Records what a tool does to the KV cache."""
 
+    recurrent = None
+
     def __init__(self) -> None:
         self.cells: dict[int, dict[int, int]] = {}
         self.clears = 0

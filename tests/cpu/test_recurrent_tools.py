@@ -10,8 +10,9 @@ import pytest
 
 from ikpy.cli import main
 from ikpy.engine.batch import Batch
+from ikpy.tools.generation import GrowingSequence
 from ikpy.tools.sequence_scores import Alternatives, score_tasks
-from tests.cpu.recurrent_model import new_context, text, write_model
+from tests.cpu.recurrent_model import expected, hold, new_context, text, write_model
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +70,21 @@ def test_an_importance_matrix_holds_the_projections(
 def test_benchmarks_go_back_to_a_depth(path: str, line: str, capfd: pytest.CaptureFixture[str]) -> None:
     out, _ = run(capfd, f"{line} -m {path} -t 2")
     assert len(re.findall(r"^\|.*[0-9]", out, re.MULTILINE)) >= 2, out
+
+
+def test_a_conversation_goes_on_before_the_end_of_its_last_prompt(path: str) -> None:
+    context = new_context(Path(path), 1)
+    sequence = GrowingSequence(context)
+    prompt, answer, other = text(66, 40), text(67, 6), text(68, 12)
+    sequence.feed(prompt)
+    for token in answer:
+        sequence.feed([token])
+    following = prompt[:-3] + other
+    assert sequence.rewind(following) == 35
+    logits = sequence.feed(following[35:])
+    hold("next prompt", logits[None], expected(Path(path), following)[-1:])
+    assert sequence.rewind(following + other) == len(following)
+    assert sequence.rewind(prompt[:30]) == 0
 
 
 def test_alternatives_share_a_beginning(path: str) -> None:

@@ -171,7 +171,7 @@ def randomize(model: torch.nn.Module, norm_is_offset: bool, seed: int) -> None:
         value.data.copy_(new.bfloat16().float())
 
 
-OFFSET_NORMS = ("gemma", "qwen3_next", "qwen3_5")
+OFFSET_NORMS = ("gemma", "gemma2", "gemma3_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 BASE: dict[str, Any] = dict(
     vocab_size=N_VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, max_position_embeddings=4096, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2,
@@ -391,7 +391,7 @@ def make(name: str) -> None:
     config._attn_implementation = "eager"
     config._experts_implementation = "eager"
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
-    randomize(model, norm_is_offset=kind.startswith(OFFSET_NORMS), seed=len(name))
+    randomize(model, norm_is_offset=kind in OFFSET_NORMS, seed=len(name))
     if name == "gpt-oss":
         blocks = mxfp4_experts(model)
     if name == "deepseek-v3":

@@ -61,6 +61,11 @@ def rope_pairs(n_head: int) -> View:
     return view
 
 
+def expert_half(target: str) -> View:
+    """Gate or up [E, F, D] of the experts of a layer that are stored together [E, 2F, D]."""
+    return lambda values: np.split(values, 2, axis=1)[target == "ffn_up_exps"]
+
+
 def flat(values: np.ndarray) -> np.ndarray:
     """One dimension instead of several."""
     return values.reshape(-1)

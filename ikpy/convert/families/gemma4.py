@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ikpy.convert.families.base import EXPERTS, Keys, Modules, View, WindowFamily
+from ikpy.convert.families.base import EXPERTS, Keys, Modules, View, WindowFamily, expert_half
 from ikpy.convert.families.gemma import Gemma3
 
 NOT_ROTATED = 1e30
@@ -95,7 +95,7 @@ class Gemma4(WindowFamily):
 
     def view(self, target: str, source: str) -> View | None:
         if source == "experts.gate_up_proj":
-            return lambda values: np.split(values, 2, axis=1)[target == "ffn_up_exps"]
+            return expert_half(target)
         return super().view(target, source)
 
     def extra_tensors(self) -> dict[str, np.ndarray]:

@@ -30,13 +30,14 @@ class _QwenMoe(Qwen2):
     """Experts in every layer, renormalised or not as the architecture has it."""
 
     normalizes = True
+    normalizes_by_default = False  # where the configuration does not say
 
     def check(self) -> None:
         super().check()
         config = self.config
         sparse = config.integer("decoder_sparse_step", default=1) == 1 and not config.get("mlp_only_layers", default=[])
         config.require("dense layers among the expert layers", sparse)
-        norm = bool(config.get("norm_topk_prob", default=False))
+        norm = bool(config.get("norm_topk_prob", default=self.normalizes_by_default))
         config.require(f"norm_topk_prob {norm}", norm == self.normalizes)
 
     def keys(self) -> Keys:

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from ikpy.convert.families.base import ATTENTION, DENSE, EXPERTS, HEAD_NORMS, Change, Keys, Modules, View, feed_forward
-from ikpy.convert.families.qwen import Qwen3, _QwenMoe
+from ikpy.convert.families.base import ATTENTION, DENSE, HEAD_NORMS, Change, Keys, Modules, View, expert_half
+from ikpy.convert.families.qwen import Qwen2Moe, Qwen3
 
 DELTA_NET: Modules = {
     "linear_attn.in_proj_qkv": "attn_qkv",
@@ -22,10 +22,6 @@ DELTA_NET: Modules = {
     "linear_attn.out_proj": "ssm_out",
 }
 GATED_ATTENTION: Modules = {**ATTENTION, **HEAD_NORMS, "post_attention_layernorm": "post_attention_norm", **DELTA_NET}
-SHARED_EXPERT: Modules = {
-    **feed_forward("mlp.shared_expert", "_shexp"),
-    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
-}
 INTERVAL = 4
 
 
@@ -102,34 +98,23 @@ class Qwen35(Qwen3):
         return np.concatenate([rows[:n], self._spread(rows[n:])])
 
 
-class Qwen35Moe(_QwenMoe, Qwen35):
+class Qwen35Moe(Qwen2Moe, Qwen35):
     """Routed experts and a gated shared one; some checkpoints hold the experts of a layer together."""
 
     arch = "qwen35moe"
+    normalizes = True
+    normalizes_by_default = True
     defaults: ClassVar[Mapping[str, int | float]] = {"intermediate_size": 0}  # no layer is dense
     modules: ClassVar[Modules] = {
+        **Qwen2Moe.modules,
         **GATED_ATTENTION,
-        **EXPERTS,
-        **SHARED_EXPERT,
         "mlp.experts.gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"),
         "mlp.experts.down_proj": "ffn_down_exps",
     }
 
-    def check(self) -> None:
-        Qwen35.check(self)
-        config = self.config
-        sparse = config.integer("decoder_sparse_step", default=1) == 1 and not config.get("mlp_only_layers", default=[])
-        config.require("dense layers among the expert layers", sparse)
-        norm = bool(config.get("norm_topk_prob", default=True))
-        config.require(f"norm_topk_prob {norm}", norm)
-
-    def keys(self) -> Keys:
-        width = self.config.integer("shared_expert_intermediate_size")
-        return super().keys() | {"expert_shared_feed_forward_length": width}
-
     def view(self, target: str, source: str) -> View | None:
         if source == "mlp.experts.gate_up_proj":
-            return lambda values: np.split(values, 2, axis=1)[target == "ffn_up_exps"]
+            return expert_half(target)
         return super().view(target, source)
 
 

@@ -6,7 +6,7 @@ WORK, scratch memory of ``work_bytes`` (the maximum over the ops of a plan; ops 
 """
 
 # The modules that are imported for their lowerings alone come by their names.
-from ikpy.backends.cuda.launch import elementwise, experts, positions
+from ikpy.backends.cuda.launch import elementwise, experts, positions, recurrent
 from ikpy.backends.cuda.launch.attention import flash_shared_bytes
 from ikpy.backends.cuda.launch.base import (
     ACT_BF16,
@@ -52,6 +52,7 @@ __all__ = [
     "merged",
     "pointer",
     "positions",
+    "recurrent",
     "supports",
     "tiled_bytes",
     "weight_types",

@@ -65,6 +65,10 @@ _KERNEL_FILES = {
     "act_prepare_float": "act_prepare",
     "rows_float": "float",
     "attention_any": "attention_any",
+    "causal_conv": "recurrent",
+    "causal_conv_few": "recurrent",
+    "causal_conv_past": "recurrent",
+    **dict.fromkeys((f"gated_delta_rule_{n}" for n in (32, 64, 128, 256)), "recurrent"),
     "gemm_bf16": "gemm_bf16",
     "gemm_wgmma": "gemm_wgmma",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from ikpy.backends.cuda.launch import attention, products
+from ikpy.backends.cuda.launch import attention, products, recurrent
 from ikpy.backends.cuda.launch.base import (
     FLOAT_WEIGHTS,
     LOWERINGS,
@@ -92,6 +92,8 @@ def supports(op: Node) -> str | None:
         return f"Hadamard transform of {op.dst.shape[0]} columns (at most 8192)"
     if op.kind in ("kv_store", "kv_shift") and op.dst.type_name not in registry.CACHE_TYPES:
         return f"cache type {op.dst.type_name} has no CUDA kernel"
+    if op.kind in ("causal_conv", "gated_delta_rule"):
+        return recurrent.unsupported(op)
     return _check_attention(op) if op.kind == "attention" else None
 
 

@@ -1,0 +1,290 @@
+// Ops of recurrent layers, whose states belong to slots: causal convolution and gated delta rule.
+#include "common.cuh"
+
+using namespace ikpy::cuda;
+
+namespace {
+
+constexpr int kMaxTaps = 16;  // as of the CPU's kernel
+
+// The tokens of a slot before token `end`, latest first, at most `most` of them; by one warp. Returns how
+// many there are.
+__device__ __forceinline__ int latest_tokens(const int* slots, int slot, int end, int most, int* tokens) {
+    int n = 0;
+    for (int last = end - 1; last >= 0 && n < most; last -= 32) {
+        const int t = last - lane_id();
+        const bool own = t >= 0 && slots[t] == slot;
+        const unsigned holders = __ballot_sync(kAllLanes, own);
+        const int place = n + __popc(holders & ((1u << lane_id()) - 1));
+        if (own && place < most) tokens[place] = t;
+        n += __popc(holders);
+    }
+    return min(n, most);
+}
+
+__device__ __forceinline__ float result_of(float y, int silu) { return silu ? unary_value(kSilu, y) : y; }
+
+}  // namespace
+
+// y[c, t] = sum_j taps[j, c] * input[c, t - n + 1 + j] over the tokens of t's slot, where inputs before the
+// batch are the slot's past ones [n - 1, C, slots], oldest first, which are brought up to date. A thread per
+// channel takes one token after the other: for few of them.
+IKPY_KERNEL causal_conv_few(View dst, View x, View taps, View past, const int* slots, int silu) {
+    const int c = blockIdx.x * blockDim.x + threadIdx.x, n_past = taps.ne[0] - 1;
+    if (c >= dst.ne[0]) return;
+    const float* w = taps.row<const float>(c);
+    for (int t = 0; t < dst.ne[1]; ++t) {
+        float* inputs = past.row<float>(c, slots[t]);
+        const float newest = x.row<const float>(t)[c];
+        float y = 0;
+        for (int j = 0; j < n_past; ++j) {
+            y += w[j] * inputs[j];
+            inputs[j] = j + 1 < n_past ? inputs[j + 1] : newest;
+        }
+        dst.row<float>(t)[c] = result_of(y + w[n_past] * newest, silu);
+    }
+}
+IKPY_EXPORT(causal_conv_few);
+
+// The same for any number of tokens, without the update of past inputs. Grid (blocks of channels, tokens).
+IKPY_KERNEL causal_conv(View dst, View x, View taps, View past, const int* slots, int silu) {
+    __shared__ int before[kMaxTaps], n_before;
+    const int t = blockIdx.y, n_past = taps.ne[0] - 1;
+    if (warp_id() == 0) {
+        const int n = latest_tokens(slots, slots[t], t, n_past, before);
+        if (lane_id() == 0) n_before = n;
+    }
+    __syncthreads();
+    const int c = blockIdx.x * blockDim.x + threadIdx.x;
+    if (c >= dst.ne[0]) return;
+    const float* w = taps.row<const float>(c);
+    const float* older = past.row<const float>(c, slots[t]) + n_before;
+    float y = 0;
+    for (int j = 0; j < n_past - n_before; ++j) y += w[j] * older[j];
+    for (int i = n_before; i > 0; --i) y += w[n_past - i] * x.row<const float>(before[i - 1])[c];
+    dst.row<float>(t)[c] = result_of(y + w[n_past] * x.row<const float>(t)[c], silu);
+}
+IKPY_EXPORT(causal_conv);
+
+// Past inputs [n - 1, C, slots] behind the tokens of a batch. Grid (blocks of channels, slots).
+IKPY_KERNEL causal_conv_past(View past, View x, const int* slots) {
+    __shared__ int latest[kMaxTaps], n_latest;
+    const int n_past = past.ne[0], slot = blockIdx.y;
+    if (warp_id() == 0) {
+        const int n = latest_tokens(slots, slot, x.ne[1], n_past, latest);
+        if (lane_id() == 0) n_latest = n;
+    }
+    __syncthreads();
+    const int c = blockIdx.x * blockDim.x + threadIdx.x, n = n_latest;
+    if (c >= past.ne[1] || n == 0) return;
+    float* inputs = past.row<float>(c, slot);
+    for (int j = 0; j < n_past - n; ++j) inputs[j] = inputs[j + n];
+    for (int i = n; i > 0; --i) inputs[n_past - i] = x.row<const float>(latest[i - 1])[c];
+}
+IKPY_EXPORT(causal_conv_past);
+
+namespace {
+
+// What the delta rule reads and writes: q, k [dk, Hk, T], v [dv, Hv, T], log decay [Hv, T] or [dk, Hv, T],
+// beta [Hv, T], states [dv, dk, Hv, slots], result [dv, Hv, T].
+struct DeltaRule {
+    View dst, q, k, v, decay, beta, state;
+    const int* slots;
+    float l2_eps, scale;
+    int interleaved, per_row;
+
+    __device__ __forceinline__ int key_head(int head) const {
+        return interleaved ? head / (v.ne[1] / k.ne[1]) : head % k.ne[1];
+    }
+};
+
+constexpr int kTokens = 8;  // prepared at a time
+constexpr int kWarps = 4;   // of a block
+
+// What all columns of a head need of some tokens. Rows behind dk are zero.
+template <int kRows, int kColumns>
+struct __align__(16) PreparedTokens {
+    float keys[kTokens][kRows], queries[kTokens][kRows], decays[kTokens][kRows];
+    float values[kTokens][kColumns];
+    float beta[kTokens], decay[kTokens], key_query[kTokens];
+    int token[kTokens], n;
+};
+
+// The next tokens of a slot from `at` on, which moves behind them; by one warp.
+template <class Prepared>
+__device__ __forceinline__ void take_tokens(const DeltaRule& d, int slot, int& at, Prepared& p) {
+    const int n_tokens = d.v.ne[2];
+    int n = 0;
+    while (at < n_tokens && n < kTokens) {
+        const int t = at + lane_id();
+        const bool own = t < n_tokens && d.slots[t] == slot;
+        const unsigned holders = __ballot_sync(kAllLanes, own);
+        const int place = n + __popc(holders & ((1u << lane_id()) - 1));
+        if (own && place < kTokens) p.token[place] = t;
+        const unsigned left = __ballot_sync(kAllLanes, own && place >= kTokens);
+        at += left ? __ffs(static_cast<int>(left)) - 1 : 32;
+        n += __popc(holders & ~left);
+    }
+    if (lane_id() == 0) p.n = n;
+}
+
+// Keys and queries of token number i with their length and scale, their product, and the values of the
+// block's columns from `first` on; by one warp.
+template <int kRows, int kColumns>
+__device__ __forceinline__ void prepare_token(const DeltaRule& d, int head, int first, int i,
+                                              PreparedTokens<kRows, kColumns>& p) {
+    const int t = p.token[i], dk = d.k.ne[0], kh = d.key_head(head), lane = lane_id();
+    const float *k = d.k.row<const float>(kh, t), *q = d.q.row<const float>(kh, t);
+    float kk = 0, qq = 0, kq = 0;
+    for (int r = lane; r < dk; r += 32) {
+        kk += k[r] * k[r];
+        qq += q[r] * q[r];
+        kq += k[r] * q[r];
+    }
+    kk = warp_sum(kk), qq = warp_sum(qq), kq = warp_sum(kq);
+    const bool unit = d.l2_eps > 0;
+    const float key_factor = unit ? 1.0f / sqrtf(kk + d.l2_eps) : 1.0f;
+    const float query_factor = unit ? d.scale / sqrtf(qq + d.l2_eps) : d.scale;
+    for (int r = lane; r < kRows; r += 32) {
+        p.keys[i][r] = r < dk ? k[r] * key_factor : 0.0f;
+        p.queries[i][r] = r < dk ? q[r] * query_factor : 0.0f;
+    }
+    if (d.per_row) {
+        const float* g = d.decay.row<const float>(head, t);
+        for (int r = lane; r < kRows; r += 32) p.decays[i][r] = r < dk ? expf(g[r]) : 0.0f;
+    }
+    const float* v = d.v.row<const float>(head, t) + first;
+    if (lane < kColumns) p.values[i][lane] = first + lane < d.v.ne[0] ? v[lane] : 0.0f;
+    if (lane == 0) {
+        p.beta[i] = d.beta.row<const float>(t)[head];
+        p.decay[i] = d.per_row ? 1.0f : expf(d.decay.row<const float>(t)[head]);
+        p.key_query[i] = kq * key_factor * query_factor;
+    }
+}
+
+// One column of a head's state, divided among kParts lanes, which are 32 / kParts apart: every one of them
+// holds four rows of every 4 * kParts.
+template <int kRows, int kParts>
+class Column {
+  public:
+    // state: the column's first element; rows are `stride` floats apart, and there are n of them.
+    __device__ __forceinline__ Column(float* state, int stride, int n)
+        : part_(lane_id() / (32 / kParts)),
+          state_(state + 4 * part_ * stride),
+          stride_(stride),
+          n_(n - 4 * part_) {
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) rows_[i] = row(i) < n_ ? state_[row(i) * stride_] : 0.0f;
+    }
+
+    __device__ __forceinline__ void store() const {
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i)
+            if (row(i) < n_) state_[row(i) * stride_] = rows_[i];
+    }
+
+    __device__ __forceinline__ bool is_first_part() const { return part_ == 0; }
+
+    // S <- decay S
+    __device__ __forceinline__ void decay(float decay) {
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) rows_[i] *= decay;
+    }
+    __device__ __forceinline__ void decay(const float* decays) {
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) rows_[i] *= decays[row(i) + 4 * part_];
+    }
+
+    // S^T x. Four chains, as one would wait for its own sums.
+    __device__ __forceinline__ float product(const float* x) const {
+        float sums[4] = {};
+#pragma unroll
+        for (int i = 0; i < kOwn; i += 4) {
+            const float4 four = *reinterpret_cast<const float4*>(x + row(i) + 4 * part_);
+            sums[0] += rows_[i] * four.x;
+            sums[1] += rows_[i + 1] * four.y;
+            sums[2] += rows_[i + 2] * four.z;
+            sums[3] += rows_[i + 3] * four.w;
+        }
+        float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+#pragma unroll
+        for (int m = 16; m >= 32 / kParts; m >>= 1) sum += __shfl_xor_sync(kAllLanes, sum, m);
+        return sum;
+    }
+
+    // S <- S + x change
+    __device__ __forceinline__ void add(const float* x, float change) {
+#pragma unroll
+        for (int i = 0; i < kOwn; i += 4) {
+            const float4 four = *reinterpret_cast<const float4*>(x + row(i) + 4 * part_);
+            rows_[i] += four.x * change;
+            rows_[i + 1] += four.y * change;
+            rows_[i + 2] += four.z * change;
+            rows_[i + 3] += four.w * change;
+        }
+    }
+
+  private:
+    static constexpr int kOwn = kRows / kParts;
+    // Row number i of a part, counted from the part's first row.
+    __device__ static constexpr int row(int i) { return i / 4 * 4 * kParts + i % 4; }
+
+    float rows_[kOwn];
+    int part_;
+    float* state_;
+    int stride_, n_;
+};
+
+// Of every token: S <- exp(g) S; change = beta (v - S^T k); o = scale (S^T q + (k.q) change); S <- S + k
+// change^T.
+template <int kRows, int kParts>
+__device__ __forceinline__ void delta_rule(const DeltaRule& d) {
+    constexpr int kPerWarp = 32 / kParts, kColumns = kWarps * kPerWarp;
+    __shared__ PreparedTokens<kRows, kColumns> p;
+    const int head = blockIdx.y, slot = blockIdx.z, first = blockIdx.x * kColumns;
+    const int own = warp_id() * kPerWarp + lane_id() % kPerWarp, column = first + own, dv = d.v.ne[0];
+    int at = 0;
+    if (warp_id() == 0) take_tokens(d, slot, at, p);
+    __syncthreads();
+    if (p.n == 0) return;
+    Column<kRows, kParts> state(d.state.row<float>(0, head, slot) + column,
+                                static_cast<int>(d.state.nb[1] / sizeof(float)), column < dv ? d.k.ne[0] : 0);
+    while (const int n = p.n) {
+        for (int i = warp_id(); i < n; i += kWarps) prepare_token(d, head, first, i, p);
+        __syncthreads();
+        for (int i = 0; i < n; ++i) {
+            if (d.per_row) {
+                state.decay(p.decays[i]);
+            } else {
+                state.decay(p.decay[i]);
+            }
+            const float change = p.beta[i] * (p.values[i][own] - state.product(p.keys[i]));
+            const float out = state.product(p.queries[i]) + p.key_query[i] * change;
+            state.add(p.keys[i], change);
+            if (state.is_first_part() && column < dv) d.dst.row<float>(head, p.token[i])[column] = out;
+        }
+        __syncthreads();
+        if (warp_id() == 0) take_tokens(d, slot, at, p);
+        __syncthreads();
+    }
+    state.store();
+}
+
+}  // namespace
+
+// The gated delta rule for heads of at most so many key elements, of which `parts` lanes share a column. Grid
+// (blocks of columns, heads, slots). With eight, 32 heads of 128 columns are 256 blocks, two for each
+// multiprocessor of an H100: one prepares tokens while the other multiplies.
+#define IKPY_DELTA_RULE(dk, parts)                                                                         \
+    IKPY_KERNEL __launch_bounds__(32 * kWarps)                                                             \
+        gated_delta_rule_##dk(View dst, View q, View k, View v, View decay, View beta, View state,         \
+                              const int* slots, float l2_eps, float scale, int interleaved, int per_row) { \
+        delta_rule<dk, parts>(                                                                             \
+            {dst, q, k, v, decay, beta, state, slots, l2_eps, scale, interleaved, per_row});               \
+    }                                                                                                      \
+    IKPY_EXPORT(gated_delta_rule_##dk)
+
+IKPY_DELTA_RULE(32, 4);
+IKPY_DELTA_RULE(64, 4);
+IKPY_DELTA_RULE(128, 8);
+IKPY_DELTA_RULE(256, 8);

@@ -1,0 +1,108 @@
+"""Emulated CUDA kernels of recurrent layers against the CPU backend, whose ops are held to their definitions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ikpy.backends.cuda import launch
+from ikpy.graph.builder import MAX_CONV_TAPS
+from ikpy.graph.ir import F32, I32, Value, external
+from tests.cpu.test_recurrent_ops import mixed_slots
+from tests.cuda.programs import Program
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(11)
+
+
+def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape, np.float32)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 8, 9, 75])
+@pytest.mark.parametrize("taps", [1, 2, 4, MAX_CONV_TAPS])
+def test_convolution(rng: np.random.Generator, taps: int, n_tokens: int) -> None:
+    """Tokens of two of three slots in any order, more than a warp looks at at once; rows are part of wider ones."""
+    for channels, silu in ((7, False), (200, True)):
+        p = Program()
+        x = p.array(normal(rng, n_tokens, channels + 5)).slice0(3, channels)
+        weight, past = p.array(normal(rng, channels, taps)), p.array(normal(rng, 3, channels, taps - 1))
+        slots = p.array(mixed_slots(rng, n_tokens, 3))
+        y = p.graph.causal_conv(x, weight, past, slots, silu=silu)
+        p.compare(*([y, past] if taps > 1 else [y]), bound=1e-6)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 8, 9, 40])
+def test_past_inputs_of_a_slot_with_few_tokens(rng: np.random.Generator, n_tokens: int) -> None:
+    """Of one slot the batch has a single token, at its end: the inputs before it come from the past ones."""
+    p = Program()
+    slots = np.zeros(n_tokens, np.int32)
+    slots[-1] = 2
+    x, weight, past = p.array(normal(rng, n_tokens, 64)), p.array(normal(rng, 64, 4)), p.array(normal(rng, 3, 64, 3))
+    p.compare(p.graph.causal_conv(x, weight, past, p.array(slots), silu=False), past, bound=1e-6)
+
+
+class Rule:
+    """Operands of a delta rule: heads of one token are part of a wider row, as behind the convolution."""
+
+    def __init__(self, rng: np.random.Generator, n_tokens: int, dk: int, dv: int, *, per_row: bool = False) -> None:
+        key_heads, heads, n_slots = 2, 4, 3
+        self.program = p = Program()
+        keys, values = key_heads * dk, heads * dv
+        mixed = p.array(normal(rng, n_tokens, 2 * keys + values))
+
+        def part(start: int, size: int, n: int) -> Value:
+            return mixed.view((size, n, n_tokens), (4 * size, mixed.strides[1]), 4 * start)
+
+        self.q, self.k, self.v = part(0, dk, key_heads), part(keys, dk, key_heads), part(2 * keys, dv, heads)
+        decay = (n_tokens, heads, dk) if per_row else (n_tokens, heads)
+        self.g = p.array(-2.0 * rng.random(decay, np.float32))
+        self.beta = p.array(rng.random((n_tokens, heads), np.float32))
+        self.state = p.array(normal(rng, n_slots, heads, dk, dv))
+        self.slots = p.array(mixed_slots(rng, n_tokens, n_slots))
+
+    def compare(self, bound: float, *, l2_eps: float = 1e-6, interleaved: bool = True) -> None:
+        """The result and the states."""
+        operands = self.q, self.k, self.v, self.g, self.beta, self.state, self.slots
+        options = {"l2_eps": l2_eps, "scale": 0.3, "interleaved": interleaved}
+        out = self.program.graph.gated_delta_rule(*operands, **options)
+        self.program.compare(out, self.state, bound=bound)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 8, 9, 50])
+@pytest.mark.parametrize(("dk", "dv"), [(16, 16), (32, 33), (50, 20), (64, 64), (128, 128), (200, 40), (256, 64)])
+def test_delta_rule(rng: np.random.Generator, dk: int, dv: int, n_tokens: int) -> None:
+    Rule(rng, n_tokens, dk, dv).compare(3e-6)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("per_row", [False, True])
+def test_delta_rule_of_all_kinds(rng: np.random.Generator, per_row: bool, interleaved: bool) -> None:
+    """Keys as they are are scaled down, or states of a head would grow with every token."""
+    rule = Rule(rng, 21, 64, 40, per_row=per_row)
+    rule.compare(3e-6, interleaved=interleaved)
+    rule = Rule(rng, 21, 64, 40, per_row=per_row)
+    rule.k.buffer.owner[...] *= 0.1  # type: ignore[index]
+    rule.compare(3e-6, l2_eps=0.0, interleaved=interleaved)
+
+
+def test_no_decay_and_full_decay(rng: np.random.Generator) -> None:
+    rule = Rule(rng, 12, 128, 32)
+    rule.g.buffer.owner[...] = np.where(rng.random(rule.g.buffer.owner.shape) < 0.5, 0.0, -200.0)  # type: ignore[attr-defined, index]
+    rule.compare(3e-6)
+
+
+def test_states_that_no_kernel_takes() -> None:
+    def known(type_id: int, *shape: int) -> Value:
+        return external(64, None, type_id, shape)
+
+    graph = Program().graph
+    heads, slots = 2, known(I32, 3)
+    keys, values, per_head = known(F32, 300, heads, 3), known(F32, 8, heads, 3), known(F32, heads, 3)
+    state = known(F32, 8, 300, heads, 4)
+    graph.gated_delta_rule(
+        keys, keys, values, per_head, per_head, state, slots, l2_eps=0.0, scale=1.0, interleaved=True
+    )
+    assert "300 rows" in (launch.supports(graph.nodes[-1]) or "")

@@ -5,8 +5,9 @@
 Rows are printed as they are measured. What FILE.json has is not measured again: a row that hangs, or that the GPU does
 not survive (status 3), is left out when the command is given again. Of a type: GB/s of one token's product, which reads
 the weights once (share of the speed of a copy), and TFLOP/s of 512 tokens in int8 and on bf16 tensor cores. Of
-attention: one token over 32768 cells in GB/s of cache, 2048 tokens in TFLOP/s. Products of PyTorch, where it is
-installed, say what the tensor cores reach. All weights are random bytes.
+attention: one token over 32768 cells in GB/s of cache, 2048 tokens in TFLOP/s. Of the delta rule: one token in GB/s of
+states, read and written, and microseconds of 512 tokens. Products of PyTorch, where it is installed, say what the
+tensor cores reach. All weights are random bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from benchmarks.gpu.results import write
 from ikpy._native import core
 from ikpy.backends.cuda import devices, launch, ways
 from ikpy.backends.cuda.api import Device, DeviceError
-from ikpy.graph.ir import F32, Buffer, Node, Value, contiguous_strides
+from ikpy.graph.ir import F32, I32, Buffer, Node, Value, contiguous_strides
 from ikpy.quants import registry
 
 REPEATS, LAUNCHES = 3, 8
@@ -43,6 +44,7 @@ ATTENTION = {
     "mla 16 x 192/128": (16, 16, 192, 128),
 }
 CACHE_TYPES = ("f16", "bf16", "q8_0")
+DELTA_RULE = "delta rule"
 
 
 class Sizes:
@@ -201,6 +203,27 @@ class Bench:
             node = Node("attention", out, [q, k, v, None, None, None, None], [1, heads], [dk**-0.5, 0.0])
             return memory.milliseconds(node, self._target), k.buffer.nbytes + (0 if inside else v.buffer.nbytes)
 
+    def delta_rule(self) -> dict[str, Any]:
+        """32 heads of 128 x 128 with 16 of keys, as of Qwen3-Next, of one sequence."""
+        milliseconds, nbytes = self._delta_rule(1)
+        rate = 2 * nbytes / milliseconds / 1e6
+        prompt = 1e3 * self._delta_rule(self.sizes.tokens)[0]
+        return {"name": DELTA_RULE, "one token GB/s": rate, **self._share(rate), "prompt us": prompt}
+
+    def _delta_rule(self, n_tokens: int) -> tuple[float, int]:
+        size, key_heads, heads = 128, 16, 32
+        with Memory(self.device) as memory:
+            zeros = np.zeros(POOL_BYTES, np.uint8)
+            keys = [memory.value(F32, (size, key_heads, n_tokens), self._floats) for _ in range(2)]
+            out, values = (memory.value(F32, (size, heads, n_tokens), self._floats) for _ in range(2))
+            # A log decay of 0 and a factor of 0: numbers stay numbers however often this runs.
+            decay, beta = (memory.value(F32, (heads, n_tokens), zeros) for _ in range(2))
+            state = memory.value(F32, (size, size, heads, 1), self._floats)
+            slots = memory.value(I32, (n_tokens,), zeros)
+            src: list[Value | None] = [*keys, values, decay, beta, state, slots]
+            node = Node("gated_delta_rule", out, src, [1, 0], [1e-6, size**-0.5])
+            return memory.milliseconds(node, self._target), state.buffer.nbytes
+
 
 def library_rates(n: int) -> dict[str, Any]:
     """TFLOP/s of products of PyTorch's libraries, n in every direction."""
@@ -232,6 +255,7 @@ def measurements(bench: Bench, *, library: bool) -> Iterator[tuple[str, Callable
     # One type of every family first, should the time not last.
     for name in [*families, *sorted(launch.weight_types() - set(families))]:
         yield name, lambda name=name: bench.weight(name)  # type: ignore[misc]
+    yield DELTA_RULE, bench.delta_rule
     for shape in ATTENTION:
         for cache in CACHE_TYPES:
             yield f"{shape} {cache}", lambda s=shape, c=cache: bench.attention(s, c)  # type: ignore[misc]

@@ -105,6 +105,8 @@ class Context:
             self._graphs, self._steps, self.devices, threads=threads, plan_only=self.plan_only, log=self._log
         )
         self._plans.reserve(shapes)
+        if self.devices and self.kv.recurrent and not self.plan_only:
+            self.kv.recurrent.move(self.devices.state_memory(self.kv.recurrent.n_slots))
         if self.devices and self.devices.setup.params.check and not self.plan_only:
             self._check_values()
 
@@ -167,7 +169,9 @@ class Context:
             return None
         windows = [array for cells in self.kv.windows.values() for array in (cells.pos, cells.seq)]
         inputs = Inputs(self._inputs.all_arrays, [self.kv.pos, self.kv.seq], windows)
-        devices = DeviceRuntime(self.model.devices, inputs, self.kv.tensors, self._log, plan_only=self.plan_only)
+        states = self.kv.recurrent.tensors if self.kv.recurrent else {}
+        caches = self.kv.tensors, states
+        devices = DeviceRuntime(self.model.devices, inputs, *caches, self._log, plan_only=self.plan_only)
         devices.settle([self._graphs.nodes(*shape)[0] for shape in shapes])
         return devices
 

@@ -49,12 +49,11 @@ def memory_report(context: Context) -> MemoryReport:
         report.add(device, "mapped", 0 if name in model.replaced else sizes[name])
     report.add(CPU, "copied", model.own_bytes)
     report.add(CPU, "derived", model.arch.derived_bytes)
-    states = context.kv.recurrent.nbytes if context.kv.recurrent else 0
-    caches = context.devices.cache_bytes() if context.devices else {CPU: context.kv.nbytes() - states}
-    for device, nbytes in caches.items():
+    devices = context.devices
+    kinds = [devices.cache_bytes(), devices.state_bytes()] if devices else [{CPU: context.kv.nbytes()}]
+    for device, nbytes in (item for sizes in kinds for item in sizes.items()):
         report.add(device, "KV cache", nbytes)
-    report.add(CPU, "KV cache", states)
     report.add(CPU, "compute", context.compute_bytes)
-    for device, needs in (context.devices.needs if context.devices else {}).items():
+    for device, needs in (devices.needs if devices else {}).items():
         report.add(device, "compute", needs.compute_bytes)
     return report

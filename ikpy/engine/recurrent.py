@@ -6,13 +6,14 @@ checkpoint that was made of it, or starts anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ikpy._native.batches import Batch
+from ikpy.engine.state_memory import HostStates, StateMemory
 from ikpy.errors import ResourceError, UsageError
 from ikpy.gguf.huge_pages import zeroed_bytes
 from ikpy.graph.ir import F32, PLANNED_ADDRESS, Value, external
@@ -80,15 +81,21 @@ class RecurrentStates:
         memory = zeroed_bytes(sum(sizes)) if allocate else None
         self.nbytes = sum(sizes)
         self.tensors: dict[tuple[int, str], Value] = {}
-        self._rows: list[NDArray[np.float32]] = []
+        self._memory: dict[tuple[int, str], StateMemory] = {}
         start = 0
         for (layer, spec), nbytes in zip(keyed, sizes, strict=True):
             address = PLANNED_ADDRESS if memory is None else memory.ctypes.data + start
             shape = (*spec.shape, n_slots)
-            self.tensors[layer, spec.name] = external(address, memory, F32, shape, f"state_{spec.name}_l{layer}")
+            name = f"state_{spec.name}_l{layer}"
+            self.tensors[layer, spec.name] = external(address, memory, F32, shape, name, "cache")
             if memory is not None:
-                self._rows.append(memory[start : start + nbytes].view(np.float32).reshape(n_slots, -1))
+                rows = memory[start : start + nbytes].view(np.float32).reshape(n_slots, -1)
+                self._memory[layer, spec.name] = HostStates(rows)
             start += nbytes
+
+    def move(self, memory: Mapping[tuple[int, str], StateMemory]) -> None:
+        """These states are elsewhere from now on; what they held in host memory is not taken along."""
+        self._memory |= memory
 
     @property
     def sizes(self) -> list[int]:
@@ -133,8 +140,8 @@ class RecurrentStates:
         """Makes the states ready for a checked batch that is about to run; they count as lost until `finish`."""
         for seq in sequences_of(_all_sequences(batch)):
             if self.ends[seq] == EMPTY:
-                for rows in self._rows:
-                    rows[seq] = 0
+                for memory in self._memory.values():
+                    memory.zero(seq)
             self.ends[seq] = LOST
 
     def finish(self, batch: Batch) -> None:
@@ -157,8 +164,8 @@ class RecurrentStates:
             self._copy(leader, seq)
 
     def _copy(self, source: int, target: int) -> None:
-        for rows in self._rows:
-            rows[target] = rows[source]
+        for memory in self._memory.values():
+            memory.copy(source, target)
         self._origin[target] = self._origin[source]
 
     # --- sequences --------------------------------------------------------------------------------------------
@@ -203,8 +210,8 @@ class RecurrentStates:
             self.removed(target, following, following)
 
     def _set(self, seq: int, checkpoint: Checkpoint) -> None:
-        for rows, data in zip(self._rows, checkpoint.data, strict=True):
-            rows[seq] = data
+        for memory, data in zip(self._memory.values(), checkpoint.data, strict=True):
+            memory.write(seq, data)
         self._part(seq)
         self.ends[seq] = checkpoint.end
 
@@ -227,7 +234,7 @@ class RecurrentStates:
             del kept[min(range(len(kept) - 1), key=lambda i: ends[i + 2] - ends[i], default=0)]
 
     def _read(self, seq: int) -> Checkpoint:
-        return Checkpoint(self.ends[seq], tuple(rows[seq].copy() for rows in self._rows))
+        return Checkpoint(self.ends[seq], tuple(memory.read(seq) for memory in self._memory.values()))
 
     def take(self, seq: int) -> tuple[Checkpoint, ...]:
         """Checkpoints of a sequence and, as the last one, a copy of its state. Nothing of an empty one, ResourceError

@@ -67,17 +67,24 @@ def window_cache_lines(context: Context) -> list[str]:
     return lines
 
 
-def state_lines(states: RecurrentStates | None) -> list[str]:
-    """Size of the states of recurrent layers, R of the convolutions and S of the recurrences; none without any."""
+def state_lines(states: RecurrentStates | None, buffers: Mapping[str, int]) -> list[str]:
+    """Size of the states of recurrent layers, R of the convolutions and S of the recurrences; none without any.
+
+    buffers: their bytes in host memory ("CPU") and on each device, where there are devices.
+    """
     if states is None:
         return []
     sizes = {"conv": 0.0, "delta": 0.0}
     for (_, name), value in states.tensors.items():
         sizes[name] += value.buffer.nbytes / MIB
     n, n_layers, total = states.n_slots, len({layer for layer, _ in states.tensors}), states.nbytes / MIB
+    where = [
+        f"llama_memory_recurrent: {name:>10} RS buffer size = {size / MIB:8.2f} MiB" for name, size in buffers.items()
+    ]
     return [
+        *where,
         f"llama_memory_recurrent: size = {total:7.2f} MiB ({n:6} cells, {n_layers:3} layers, {n:2} seqs), "
-        f"R (f32): {sizes['conv']:7.2f} MiB, S (f32): {sizes['delta']:7.2f} MiB"
+        f"R (f32): {sizes['conv']:7.2f} MiB, S (f32): {sizes['delta']:7.2f} MiB",
     ]
 
 

@@ -212,6 +212,12 @@ def memcpy_dtoh_async(dest: np.ndarray, src: int, stream: Stream) -> None:
     stream.do(lambda: ctypes.memmove(dest.ctypes.data, src, dest.nbytes))  # type: ignore[arg-type, return-value]
 
 
+def memcpy_dtod_async(dest: int, src: int, size: int, stream: Stream) -> None:
+    _inside(src, size, stream.context)
+    _inside(dest, size, stream.context)
+    stream.do(lambda: ctypes.memmove(dest, src, size))  # type: ignore[arg-type, return-value]
+
+
 def memset_d8_async(dest: int, data: int, size: int, stream: Stream) -> None:
     _inside(dest, size, stream.context)
     stream.do(lambda: ctypes.memset(dest, data, size))  # type: ignore[arg-type, return-value]

@@ -295,6 +295,14 @@ int cuMemcpyDtoHAsync_v2(void* target, Address source, std::size_t bytes, void* 
     std::memcpy(target, reinterpret_cast<void*>(source), bytes);
     return 0;
 }
+int cuMemcpyDtoDAsync_v2(Address target, Address source, std::size_t bytes, void* handle) {
+    BEGIN;
+    OWN(Stream, stream, streams, handle);
+    IN_MEMORY(target, bytes, context);
+    IN_MEMORY(source, bytes, context);
+    std::memmove(reinterpret_cast<void*>(target), reinterpret_cast<void*>(source), bytes);
+    return 0;
+}
 int cuMemcpyPeerAsync(Address target, void* target_context, Address source, void* source_context,
                       std::size_t bytes, void* handle) {
     BEGIN;

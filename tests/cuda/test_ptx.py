@@ -18,6 +18,7 @@ from tests.cuda import programs
 from tests.cuda import test_kernels_attention as attention
 from tests.cuda import test_kernels_large as large
 from tests.cuda import test_kernels_ops as ops
+from tests.cuda import test_kernels_recurrent as recurrent
 from tests.cuda import test_kernels_weights as weights
 from tests.cuda import test_kernels_wgmma as wgmma
 from tests.cuda.ptx.cut import CutLibrary
@@ -76,6 +77,8 @@ CASES: dict[str, Callable[[], None]] = {
     "attention, other head size": lambda: attention.test_other_head_sizes_take_the_plain_kernel("q8_0"),
     "attention in parts": lambda: attention.test_cells_split_over_blocks(5),
     "latent attention": lambda: attention.test_latent_attention("f16", 16, 1),
+    "convolution": lambda: recurrent.test_convolution(rng(), 4, 9),
+    "delta rule": lambda: recurrent.test_delta_rule(rng(), 128, 40, 9),
     "experts": lambda: weights.test_experts("q4_K", 3),
 }
 

@@ -390,6 +390,10 @@ def test_emulated_memory_is_checked() -> None:
     device = EmulatedDevice(0, MIB)
     with pytest.raises(DeviceError, match="are not memory of this device"):
         device.new_stream().upload(4096, np.zeros(4))
+    address = device.alloc(64)
+    for source, target in ((address, 4096), (4096, address)):
+        with pytest.raises(DeviceError, match="are not memory of this device"):
+            device.new_stream().copy(target, source, 64)
     with pytest.raises(DeviceError, match="failed to allocate"):
         device.alloc(2 * MIB)
 

@@ -90,6 +90,10 @@ class Stream(ABC):
         """Copies from this stream's device to memory of another one, whose streams know nothing of it: wait for it."""
 
     @abstractmethod
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Copies within this stream's device; the ranges have no byte in common."""
+
+    @abstractmethod
     def fill(self, target: int, byte: int, nbytes: int) -> None:
         """Sets every byte of a range of device memory."""
 

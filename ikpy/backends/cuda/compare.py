@@ -19,6 +19,9 @@ from ikpy.graph.placement import CPU
 from ikpy.graph.plan import CompiledPlan
 from ikpy.graph.planner import Arena
 
+# Ops whose states are compared too; caches would be large.
+ON_STATES = ("causal_conv", "gated_delta_rule")
+
 
 @dataclass
 class NodeError:
@@ -111,7 +114,7 @@ def _on_host(node: Node, contents: dict[Buffer, np.ndarray]) -> Node:
 def _errors(plan: HybridPlan, step: Step, host: dict[Buffer, np.ndarray], n_kv: int) -> Iterator[NodeError]:
     types = ", ".join(dict.fromkeys(v.type_name for v in read(step.node) if v.buffer.role in ("weight", "cache")))
     for value in written(_plain(step.node)):
-        if value.type_id not in FLOATS or value.buffer.role != "value":
+        if value.type_id not in FLOATS or not (value.buffer.role == "value" or step.node.kind in ON_STATES):
             continue
         dtype = np.dtype(FLOATS[value.type_id])
         actual = _contents(plan, step, value.buffer)

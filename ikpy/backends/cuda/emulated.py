@@ -107,6 +107,12 @@ class EmulatedStream(Stream):
         other.check(target, nbytes)
         self._enqueue(lambda: _move(target, source, nbytes))
 
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Both ranges are checked."""
+        self.device.check(source, nbytes)
+        self.device.check(target, nbytes)
+        self._enqueue(lambda: _move(target, source, nbytes))
+
     def fill(self, target: int, byte: int, nbytes: int) -> None:
         """The range is checked."""
         self.device.check(target, nbytes)

@@ -16,6 +16,7 @@ from ikpy.backends.cuda.plan import HybridPlan
 from ikpy.backends.cuda.setup import DeviceSetup
 from ikpy.backends.cuda.staging import pinned_or_pageable
 from ikpy.backends.cuda.state import DeviceState, Inputs, input_bytes
+from ikpy.backends.cuda.state_memory import DeviceStates
 from ikpy.graph.assign import Assignment, DeviceRules, Step, assign, read, written
 from ikpy.graph.ir import Buffer, Node, Value
 from ikpy.graph.placement import CPU
@@ -62,13 +63,17 @@ class DeviceNeeds:
 
 
 class DeviceRuntime:
-    """The devices of one context. caches: (layer, name) -> cache tensor. plan_only: memory is measured, not taken."""
+    """The devices of one context. caches, states: (layer, name) -> tensor of the KV cache, of recurrent states.
+
+    plan_only: memory is measured, not taken.
+    """
 
     def __init__(
         self,
         setup: DeviceSetup,
         inputs: Inputs,
-        caches: Mapping[tuple[int, str], Value],
+        caches: dict[tuple[int, str], Value],
+        states: dict[tuple[int, str], Value],
         log: Log,
         *,
         plan_only: bool = False,
@@ -77,10 +82,11 @@ class DeviceRuntime:
         self.plan_only = plan_only
         self._log = log
         self._caches = caches
+        self._states = states
         self._inputs = inputs
         self._rules = DeviceRules(
             setup.placement,
-            {v.buffer.name: setup.placement.caches[layer] for (layer, _), v in caches.items()},
+            {v.buffer.name: setup.placement.caches[layer] for (layer, _), v in (caches | states).items()},
             setup.kernels.supports,
             setup.kernels.activation_format,
             setup.kernels.prepared_nbytes,
@@ -99,7 +105,8 @@ class DeviceRuntime:
     def settle(self, graphs: Sequence[list[Node]]) -> None:
         """Decides where the caches are, from the graphs that will use them.
 
-        A layer whose attention has no kernel on its device keeps its cache in host memory: its attention runs there.
+        A layer whose attention has no kernel on its device keeps its cache in host memory: its attention runs there. So
+        do recurrent layers and their states.
         """
         devices = dict(self._rules.cache_devices)
         for node in (n for nodes in graphs for n in nodes):
@@ -111,22 +118,31 @@ class DeviceRuntime:
                 if reason is not None:
                     self._log(f"llama_kv_cache_init: {name} stays in host memory: {node.kind}: {reason}")
                     devices[name] = CPU
-        for layer in {layer for layer, _ in self._caches}:
-            names = [v.buffer.name for (il, _), v in self._caches.items() if il == layer]
+        tensors = self._caches | self._states
+        for layer in {layer for layer, _ in tensors}:
+            names = [v.buffer.name for (il, _), v in tensors.items() if il == layer]
             if any(devices[name] == CPU for name in names):
                 devices |= dict.fromkeys(names, CPU)
         self._rules.cache_devices = devices
         for device in self.setup.devices:
-            self.needs[device.name].cache = sum(aligned(b.nbytes) for b in self._caches_on(device))
+            buffers = [*self._on(device, self._caches), *self._on(device, self._states)]
+            self.needs[device.name].cache = sum(aligned(b.nbytes) for b in buffers)
 
-    def _caches_on(self, device: Device) -> list[Buffer]:
+    def _on(self, device: Device, tensors: Mapping[tuple[int, str], Value]) -> list[Buffer]:
         where = self._rules.cache_devices
-        return [v.buffer for v in self._caches.values() if where[v.buffer.name] == device.name]
+        return [v.buffer for v in tensors.values() if where[v.buffer.name] == device.name]
 
     def cache_bytes(self) -> dict[str, int]:
         """Bytes of caches in host memory and on each device, for those that hold any."""
+        return self._bytes(self._caches)
+
+    def state_bytes(self) -> dict[str, int]:
+        """Bytes of recurrent states in host memory and on each device, for those that hold any."""
+        return self._bytes(self._states)
+
+    def _bytes(self, tensors: Mapping[tuple[int, str], Value]) -> dict[str, int]:
         sizes: dict[str, int] = {}
-        for value in self._caches.values():
+        for value in tensors.values():
             device = self._rules.cache_devices[value.buffer.name]
             sizes[device] = sizes.get(device, 0) + value.buffer.nbytes
         return dict(sorted(sizes.items(), key=lambda item: (item[0] != CPU, item[0])))
@@ -235,7 +251,8 @@ class DeviceRuntime:
                 )
         for device in self.setup.devices:
             self.states[device.name] = state = DeviceState(device, self.setup.weights, self._inputs, self._log)
-            state.add_caches(self._caches_on(device))
+            state.add_caches(self._on(device, self._caches), mirrored=True)
+            state.add_caches(self._on(device, self._states), mirrored=False)
 
     def host_memory(self, nbytes: int) -> np.ndarray:
         """Host memory uint8 [nbytes] that is copied without delay, at a multiple of 64."""
@@ -251,6 +268,15 @@ class DeviceRuntime:
         """Copies control vectors, which graphs read as an input, to all devices."""
         for state in self.states.values():
             state.set_directions(directions)
+
+    def state_memory(self, n_slots: int) -> dict[tuple[int, str], DeviceStates]:
+        """The slots of the recurrent states that are on devices, whose memory was taken."""
+        where = self._rules.cache_devices
+        return {
+            key: self.states[where[value.buffer.name]].state_memory(value, n_slots)
+            for key, value in self._states.items()
+            if where[value.buffer.name] != CPU
+        }
 
     # --- caches as host memory --------------------------------------------------------------------------------
 

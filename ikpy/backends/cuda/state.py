@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from ikpy.backends.cuda.api import Device, DeviceError, Event, LaunchLike, align
 from ikpy.backends.cuda.interrupts import Held
 from ikpy.backends.cuda.memory import WeightStore, host_view
 from ikpy.backends.cuda.staging import Log, Part, StagingRing, pinned_or_pageable
+from ikpy.backends.cuda.state_memory import DeviceStates
 from ikpy.graph.ir import Buffer, Node, Value
 from ikpy.graph.planner import Arena
 
@@ -135,6 +136,7 @@ class DeviceState:
         # Whether launches are captured as CUDA graphs.
         self.graphs = True
         self._caches: dict[str, tuple[int, Buffer]] = {}
+        self._mirrored: list[str] = []
         self._make_inputs(inputs)
 
     def go_without_graphs(self, reason: DeviceError) -> None:
@@ -197,26 +199,36 @@ class DeviceState:
 
     # --- caches -----------------------------------------------------------------------------------------------
 
-    def add_caches(self, buffers: Iterable[Buffer]) -> None:
-        """Allocates caches, filled with zeros."""
+    def add_caches(self, buffers: Iterable[Buffer], *, mirrored: bool) -> None:
+        """Allocates caches, filled with zeros. mirrored: the host has copies of them, to be read and written there."""
         for buffer in buffers:
             address = self.device.alloc(buffer.nbytes, buffer.name)
             self._caches[buffer.name] = address, buffer
             self.stream.fill(address, 0, buffer.nbytes)
+            if mirrored:
+                self._mirrored.append(buffer.name)
+
+    def _mirrors(self) -> Iterator[tuple[int, np.ndarray]]:
+        for address, buffer in (self._caches[name] for name in self._mirrored):
+            assert buffer.address is not None
+            yield address, host_view(buffer.address, buffer.nbytes)
 
     def download_caches(self) -> None:
         """Makes the host's copies of the caches up to date."""
-        for address, buffer in self._caches.values():
-            assert buffer.address is not None
-            self.stream.download(host_view(buffer.address, buffer.nbytes), address)
+        for address, copy in self._mirrors():
+            self.stream.download(copy, address)
         self.stream.synchronize()
 
     def upload_caches(self) -> None:
         """Takes the caches from the host's copies."""
-        for address, buffer in self._caches.values():
-            assert buffer.address is not None
-            self.stream.upload(address, host_view(buffer.address, buffer.nbytes))
+        for address, copy in self._mirrors():
+            self.stream.upload(address, copy)
         self.stream.synchronize()
+
+    def state_memory(self, state: Value, n_slots: int) -> DeviceStates:
+        """The slots of a state tensor f32 [..., n_slots] that is on this device."""
+        address, _ = self._caches[state.buffer.name]
+        return DeviceStates(self.stream, address, state.n_elements // n_slots)
 
     # --- addresses --------------------------------------------------------------------------------------------
 

@@ -128,6 +128,11 @@ class CudaStream(Stream):
                 *(ctypes.c_size_t(nbytes), ctypes.c_void_p(self.stream.handle)),
             )
 
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """By the device itself."""
+        with self.device.current():
+            cuda.memcpy_dtod_async(target, source, nbytes, self.stream)
+
     def fill(self, target: int, byte: int, nbytes: int) -> None:
         """By the device itself, at the speed of its memory."""
         with self.device.current():

@@ -1,0 +1,137 @@
+"""Models with recurrent layers on devices: logits, and what becomes of their states, against the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ikpy.engine.batch import Batch
+from ikpy.engine.context import Context
+from ikpy.engine.memory import memory_report
+from ikpy.engine.model import Model
+from ikpy.engine.params import ContextParams, ModelParams
+from ikpy.engine.sequence_state import load_sequence, save_sequence
+from ikpy.engine.session import put_state, take_state
+from ikpy.graph.placement import PlacementParams
+from ikpy.tools.run_logs import state_lines
+from tests.cpu.definition_checks import TOKENS
+from tests.cpu.test_arch_qwen3next import qwen3next, qwen3next_grouped, qwen35moe
+from tests.cuda.test_placement_matrix import worst
+
+TOLERANCE = 3e-3  # other formats of activations and other orders of sums than the CPU's
+ON_CPU = PlacementParams(n_gpu_layers=0)
+PLACES = {
+    "whole": PlacementParams(split_mode="none"),
+    "first layers on the CPU": PlacementParams(n_gpu_layers=3, split_mode="none"),
+    "two devices": PlacementParams(tensor_split=(1.0, 1.0)),
+    "experts on the CPU": PlacementParams(rules=(("exps", "CPU"),)),
+    "states on the CPU": PlacementParams(kv_offload=False),
+}
+
+
+def new_context(path: Path, placement: PlacementParams, *, header_only: bool = False, n_seq: int = 4) -> Context:
+    params = ModelParams(placement=placement, header_only=header_only)
+    return Context(Model.load(path, params), ContextParams(n_ctx=256, n_ubatch=16, n_threads=2, n_seq_max=n_seq))
+
+
+def states_of(context: Context) -> dict[str, int]:
+    """Bytes of the states on each device."""
+    assert context.devices is not None
+    return context.devices.state_bytes()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return qwen35moe()[0].write(tmp_path_factory.mktemp("model") / "model.gguf")
+
+
+def hold(ours: np.ndarray, truth: np.ndarray) -> None:
+    assert np.isfinite(ours).all()
+    assert np.abs(ours - truth).max() <= TOLERANCE * np.abs(truth).max(), worst(ours, truth)
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("make", [qwen35moe, qwen3next, qwen3next_grouped], ids=lambda f: f.__name__)
+def test_sequences_in_one_batch(make: Callable, where: str, tmp_path: Path, cuda_devices: int) -> None:
+    """Of all layouts: two prompts, then both in one batch, of more tokens than the kernel for few takes."""
+    placement = PLACES[where]
+    if cuda_devices < 2 and placement.tensor_split:
+        pytest.skip("needs two GPUs")
+    path = make()[0].write(tmp_path / "model.gguf")
+    rows = []
+    for place in (ON_CPU, placement):
+        context = new_context(path, place)
+        context.decode(Batch.single(TOKENS[:20]))
+        context.decode(Batch.single(TOKENS[20:26], 0, 1))
+        both = Batch()
+        both.add(TOKENS[20:29].tolist(), 20, 0, "all")
+        both.add(TOKENS[26:31].tolist(), 6, 1, "all")
+        rows.append(context.decode(both))
+    hold(rows[1], rows[0])
+
+
+def steps(context: Context, folder: Path) -> Iterator[np.ndarray]:
+    """Logits behind everything that can happen to a state: sequences that share it, go back, are saved and loaded."""
+    kv, text = context.kv, [int(t) for t in TOKENS]
+
+    def go_on(tokens: list[int], start: int, seq: int) -> np.ndarray:
+        return context.decode(Batch.single(tokens, start, seq, logits="all"))
+
+    members = [(0, 1)] * 10
+    positions = np.arange(10, dtype=np.int32)
+    yield context.decode(Batch(np.array(text[:10], np.int32), positions, members, np.ones(10, np.bool_)))
+    yield go_on(text[10:13], 10, 0)
+    yield go_on(text[3:7], 10, 1)
+    kv.seq_cp(0, 2)
+    yield go_on(text[:2], 13, 2)
+    kv.keep_checkpoint(0)
+    yield go_on(text[13:16], 13, 0)
+    assert kv.rewind(0, 14) == 13
+    yield go_on(text[2:4], 13, 0)
+    kv.seq_rm(1)
+    yield go_on(text[5:9], 0, 1)
+    saved = take_state(context, 2, text[:15])
+    yield go_on(text[7:9], 15, 2)
+    put_state(context, 3, saved)
+    yield go_on(text[7:9], 15, 3)
+    save_sequence(folder / "state", context, 1, text[5:9])
+    kv.clear()
+    assert load_sequence(folder / "state", context, 2, 100)[0] == text[5:9]
+    yield go_on(text[9:12], 4, 2)
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_what_becomes_of_states(where: str, path: Path, tmp_path: Path, cuda_devices: int) -> None:
+    placement = PLACES[where]
+    if cuda_devices < 2 and placement.tensor_split:
+        pytest.skip("needs two GPUs")
+    truth = list(steps(new_context(path, ON_CPU), tmp_path))
+    ours = list(steps(new_context(path, placement), tmp_path))
+    assert len(ours) == len(truth)
+    for found, expected in zip(ours, truth, strict=True):
+        hold(found, expected)
+
+
+def test_states_are_where_the_layers_are(path: Path, cuda_devices: int) -> None:
+    """Also in the plan of the memory, which is made of the header alone, and in the log."""
+    context = new_context(path, PLACES["whole"])
+    recurrent = context.kv.recurrent
+    assert recurrent is not None and states_of(context) == {"CUDA0": recurrent.nbytes}
+    planned = new_context(path, PLACES["whole"], header_only=True)
+    assert memory_report(planned).devices == memory_report(context).devices
+    lines = state_lines(recurrent, states_of(context))
+    assert lines[0].startswith("llama_memory_recurrent:      CUDA0 RS buffer size = ") and len(lines) == 2
+    on_cpu = new_context(path, PLACES["states on the CPU"])
+    assert states_of(on_cpu) == {"CPU": recurrent.nbytes}
+    parted = states_of(new_context(path, PLACES["first layers on the CPU"]))
+    assert set(parted) == {"CPU", "CUDA0"} and sum(parted.values()) == recurrent.nbytes
+
+
+def test_every_node_gives_what_the_cpu_gives(path: Path, cuda_devices: int) -> None:
+    """`ikpy cuda check`, which looks at the states as well."""
+    errors = list(new_context(path, PLACES["whole"]).compare_devices())
+    assert {"causal_conv", "gated_delta_rule"} <= {each.kind for each in errors}
+    assert [each for each in errors if each.error > TOLERANCE] == []

@@ -16,7 +16,7 @@ from ikpy.engine.cells import MAX_SEQUENCES, Cells, KVCacheFullError, PlannedCel
 from ikpy.engine.recurrent import RecurrentStates, pieces_by_state
 from ikpy.errors import ResourceError
 from ikpy.gguf.huge_pages import zeroed_bytes
-from ikpy.graph.ir import PLANNED_ADDRESS, Value, external
+from ikpy.graph.ir import PLANNED_ADDRESS, Role, Value, external
 from ikpy.models.batch import FULL, CacheSpec, StateSpec, Window
 from ikpy.quants import registry
 
@@ -79,7 +79,8 @@ class KVCache:
         address = PLANNED_ADDRESS if memory is None else memory.ctypes.data
         for ((layer, spec), shape), step in zip(sizes.items(), steps, strict=True):
             name = f"cache_{spec.name}_l{layer}"
-            self.tensors[layer, spec.name] = external(address, memory, spec.type_id, shape, name, "cache")
+            role: Role = "host" if spec.host else "cache"
+            self.tensors[layer, spec.name] = external(address, memory, spec.type_id, shape, name, role)
             address += step  # planned ones too: attention takes V at the place of K for a part of it
 
     def nbytes(self, name: str | None = None) -> int:

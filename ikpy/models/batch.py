@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ikpy.graph.builder import Graph
-from ikpy.graph.ir import Value
+from ikpy.graph.ir import F16, Value
 from ikpy.models.rope import RopeParams
 
 Window = tuple[str, int]
@@ -19,7 +19,7 @@ FULL: Window = ("none", 0)
 class CacheSpec:
     """One cache tensor of a layer: rows of n elements for each of n_heads heads per cell.
 
-    window: what the layer attends to; its cells may be as few as that needs.
+    window: what the layer attends to; its cells may be as few as that needs. host: no device has kernels that read it.
     """
 
     name: str
@@ -27,6 +27,7 @@ class CacheSpec:
     n_heads: int
     type_id: int
     window: Window = FULL
+    host: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,9 @@ class GraphParams:
     k_hadamard: bool = False
     v_hadamard: bool = False
     windows: frozenset[Window] = frozenset()  # windows whose layers have cells of their own
+    sparse_top_k: int = -1  # cells that indexers choose for a token, 0 = all, -1 = what the file says
+    type_indexer: int = F16  # of cached index keys
+    on_devices: bool = False
 
 
 @dataclass
@@ -74,7 +78,7 @@ class BatchGraph:
     hidden states behind the tokens before those of the batch, for architectures that read them.
     keeps_states: whether token_states f32 [D, T], the normed states of all tokens, are wanted. unreduced: the residual
     stream [D, T] behind the last layer where only the output rows go on. layer_inputs: f32 [P * n_layer, T], P elements
-    of every token for each layer, where an architecture has them.
+    of every token for each layer, where an architecture has them. chosen: of Graph.choose_cells, by the last indexer.
     """
 
     graph: Graph
@@ -93,6 +97,7 @@ class BatchGraph:
     layer_inputs: Value | None = None
     steering: Value | None = None
     states: Value | None = None
+    chosen: Value | None = None
     _masks: dict[tuple[str, int], tuple[Value, Value]] = field(default_factory=dict)
     _rope_tables: dict[tuple, Value] = field(default_factory=dict)
     _temperatures: dict[tuple[float, int, int], Value] = field(default_factory=dict)

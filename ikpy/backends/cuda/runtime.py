@@ -80,7 +80,10 @@ class DeviceRuntime:
         self._inputs = inputs
         self._rules = DeviceRules(
             setup.placement,
-            {v.buffer.name: setup.placement.caches[layer] for (layer, _), v in caches.items()},
+            {
+                v.buffer.name: CPU if v.buffer.role == "host" else setup.placement.caches[layer]
+                for (layer, _), v in caches.items()
+            },
             setup.kernels.supports,
             setup.kernels.activation_format,
             setup.kernels.prepared_nbytes,
@@ -112,7 +115,8 @@ class DeviceRuntime:
                     self._log(f"llama_kv_cache_init: {name} stays in host memory: {node.kind}: {reason}")
                     devices[name] = CPU
         for layer in {layer for layer, _ in self._caches}:
-            names = [v.buffer.name for (il, _), v in self._caches.items() if il == layer]
+            caches = [v for (il, _), v in self._caches.items() if il == layer and v.buffer.role != "host"]
+            names = [v.buffer.name for v in caches]
             if any(devices[name] == CPU for name in names):
                 devices |= dict.fromkeys(names, CPU)
         self._rules.cache_devices = devices

@@ -28,6 +28,8 @@ def speculation(session: Session, n_seq: int = 1) -> Speculation | None:
         "embeddings": False,
     }
     changes |= dict.fromkeys(("type_k_first", "type_k_last", "type_v_first", "type_v_last"))
+    if options.model_draft is not None:
+        changes |= {"type_indexer": "f16", "sparse_top_k": -1}
     changes |= {name: value for name in ("type_k", "type_v") if (value := getattr(options, name)) is not None}
     settings = speculative_params(session.params)
     if settings.n_min > settings.n_max:

@@ -79,6 +79,8 @@ class ContextOptions:
     type_k_last: tuple[str, int] | None = None
     type_v_first: tuple[str, int] | None = None
     type_v_last: tuple[str, int] | None = None
+    type_indexer: str = "f16"
+    sparse_top_k: int = -1
     k_hadamard: bool = False
     v_hadamard: bool = False
     swa_full: bool = False
@@ -380,6 +382,8 @@ class CommonParams:
             "type_k_last": context.type_k_last,
             "type_v_first": context.type_v_first,
             "type_v_last": context.type_v_last,
+            "type_indexer": context.type_indexer,
+            "sparse_top_k": context.sparse_top_k,
             "k_hadamard": context.k_hadamard,
             "v_hadamard": context.v_hadamard,
             "swa_full": context.swa_full,

@@ -85,6 +85,9 @@ def graph_params(
         k_hadamard=_hadamard(p.k_hadamard, types_k, "-khad", log),
         v_hadamard=not mla and _hadamard(p.v_hadamard, types_v, "-vhad", log),
         windows=windows,
+        sparse_top_k=p.sparse_top_k,
+        type_indexer=_cache_type(p.type_indexer, 0, "-ictk"),
+        on_devices=model.devices is not None,
     )
 
 
@@ -104,6 +107,11 @@ def idle_options(model: Model, p: ContextParams, mla: int) -> Iterator[tuple[str
         yield "-vhad", "the cache holds latents"
     if mla and p.type_v.lower() != "f16":
         yield "-ctv", "the cache holds latents, whose type is that of -ctk"
+    if not model.arch.has_indexers:
+        if p.sparse_top_k > 0:
+            yield "-dsatk", "the model has no indexers"
+        if p.type_indexer.lower() != "f16":
+            yield "-ictk", "the model has no indexers"
     scaling = p.rope_scaling or hp.rope_scaling_type
     if model.arch.rope_scale_from_metadata and (p.rope_freq_scale or (scaling == "none" and hp.rope_freq_scale != 1)):
         yield "--rope-scale", f"{hp.arch} models use the scale of their file, {hp.rope_freq_scale:g}"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from ikpy.errors import UnsupportedError
 from ikpy.graph.activations import ActivationCollector
 from ikpy.graph.adapters import GraphAdapters, LowRank
-from ikpy.graph.ir import F16, F32, I32, Buffer, Node, Value, contiguous_strides
+from ikpy.graph.ir import ALWAYS, F16, F32, I32, Buffer, CellRange, Node, Value, contiguous_strides
 
 UNARY_KINDS = {
     "silu": 0,
@@ -30,6 +31,7 @@ FLOAT_SOURCES = {
     "mul": (1,),
     "rope_table": (1,),
     "attention": (4,),
+    "choose_cells": (0, 1),
     "mul_mat": (2,),
     "mul_mat_up_gate": (3, 4),
     "mul_mat_id": (3,),
@@ -61,6 +63,17 @@ class Graph:
             collector.start_graph()
         self.nodes: list[Node] = []
         self._prepared: dict[tuple[int, int], tuple[Value, Value]] = {}
+        self._cells = ALWAYS
+        self._limited: set[Buffer] = set()
+
+    @contextmanager
+    def only(self, cells: CellRange) -> Iterator[None]:
+        """Nodes added meanwhile run only with so many attended cells; others must not read what they leave out."""
+        before, self._cells = self._cells, cells
+        try:
+            yield
+        finally:
+            self._cells = before
 
     def new(self, *shape: int, type_id: int = F32, dynamic_dim: int | None = None, name: str = "") -> Value:
         """A contiguous arena value."""
@@ -83,7 +96,12 @@ class Graph:
             value = src[i]
             if value is not None and value.type_id != F32:
                 raise UnsupportedError(f"tensor '{value.name}' has type {value.type_name}; it is read as f32 only")
-        self.nodes.append(Node(kind, dst, list(src), list(ip), list(fp), list(writes)))
+        cells = self._cells
+        if kind == "act_prepare" and src[0] is not None and src[0].buffer not in self._limited:
+            cells = ALWAYS  # others may share the prepared activations
+        if cells != ALWAYS:
+            self._limited.add(dst.buffer)
+        self.nodes.append(Node(kind, dst, list(src), list(ip), list(fp), list(writes), cells))
         return dst
 
     # --- rows and norms ---------------------------------------------------------------------------------------
@@ -209,12 +227,36 @@ class Graph:
         softcap: float = 0.0,
         sinks: Value | None = None,
         dst: Value | None = None,
+        chosen: Value | None = None,
+        common: Value | None = None,
     ) -> Value:
-        """softmax(scale * q.k + mask) v as f32 [dv, H, T]. keys: one or two segments of the head dimension."""
+        """softmax(scale * q.k + mask) v as f32 [dv, H, T]. keys: one or two segments of the head dimension.
+
+        chosen: of choose_cells; the mask counts for tokens that chose all. common: another mask by which tokens that
+        have cells in common are found, where the mask hides most of these.
+        """
         dst = dst or self.new(values.shape[0], q.shape[1], q.shape[2])
         second = keys[1] if len(keys) > 1 else None
-        src = [q, keys[0], values, mask[0], sinks, second, mask[1]]
+        src = [q, keys[0], values, mask[0], sinks, second, mask[1], chosen, common]
         return self._emit("attention", dst, src, ip=[int(flash), heads_per_step], fp=[scale, softcap])
+
+    def choose_cells(self, q: Value, weights: Value, keys: Value, mask: tuple[Value, Value], top_k: int) -> Value:
+        """The cells that each token attends to, i32 [1 + top_k, T]: their number, or -1 for all, then the cells in
+        rising order.
+
+        The top_k visible cells s with the largest sum_h weights[h, t] relu(q[:, h, t] . keys[:, s]) (DeepSeek-V3.2,
+        arXiv:2512.02556), the first ones where scores are equal; all where a token sees no more. q f32 [n, H, T],
+        weights f32 [H, T], keys [n, 1, n_kv] of any cache type.
+        """
+        if q.shape[0] != keys.shape[0] or keys.shape[1] != 1 or weights.shape[:2] != q.shape[1:3] or top_k < 1:
+            raise ValueError(f"choice of {top_k} by q {q.shape}, weights {weights.shape}, keys {keys.shape}")
+        dst = self.new(1 + top_k, q.shape[2], type_id=I32)
+        return self._emit("choose_cells", dst, [q, weights, keys, *mask])
+
+    def chosen_mask(self, mask: Value, chosen: Value, n_cells: int) -> Value:
+        """The first n_cells of every row of a mask, with all cells hidden that a token did not choose."""
+        dst = self.new(n_cells, mask.shape[1], type_id=F16)
+        return self._emit("chosen_mask", dst, [mask, chosen])
 
     # --- recurrent layers -------------------------------------------------------------------------------------
 

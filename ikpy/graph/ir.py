@@ -146,9 +146,23 @@ def _strides(type_id: int, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
     return item, row, row * full[1], row * full[1] * full[2]
 
 
+@dataclass(frozen=True)
+class CellRange:
+    """Numbers of attended cells n_kv with above < n_kv <= upto; 0: no limit."""
+
+    above: int = 0
+    upto: int = 0
+
+
+ALWAYS = CellRange()
+
+
 @dataclass(eq=False)
 class Node:
-    """One op: destination, sources (None = absent), integer and float parameters, and further values it writes."""
+    """One op: destination, sources (None = absent), integer and float parameters, and further values it writes.
+
+    cells: where it runs; on a device always.
+    """
 
     kind: str
     dst: Value
@@ -156,6 +170,7 @@ class Node:
     ip: list[int] = field(default_factory=list)
     fp: list[float] = field(default_factory=list)
     writes: list[Value] = field(default_factory=list)
+    cells: CellRange = ALWAYS
 
 
 def external(

@@ -23,6 +23,8 @@ OP_DTYPE = np.dtype(
         ("src", "i4", MAX_SOURCES),
         ("ip", "i4", MAX_INT_PARAMS),
         ("fp", "f4", MAX_FLOAT_PARAMS),
+        ("above", "i4"),
+        ("upto", "i4"),
     ],
     align=True,
 )
@@ -59,6 +61,8 @@ class CompiledPlan:
         ops["src"] = _padded(sources, MAX_SOURCES, -1)
         ops["ip"] = _padded([node.ip for node in nodes], MAX_INT_PARAMS, 0)
         ops["fp"] = _padded([node.fp for node in nodes], MAX_FLOAT_PARAMS, 0)
+        ops["above"] = [node.cells.above for node in nodes]
+        ops["upto"] = [node.cells.upto for node in nodes]
         self.tensors = np.array(self._rows, TENSOR_DTYPE)
         self.ops = ops
         self.native = core.Plan(self.tensors, self.ops, np.array(self._dynamic, np.int32).reshape(-1, 2))

@@ -68,6 +68,11 @@ class Architecture:
         """Whether every token comes with a hidden state (a prediction head)."""
         return False
 
+    @property
+    def has_indexers(self) -> bool:
+        """Whether layers choose the cells that they attend to."""
+        return False
+
     def prediction_head(self, weights: WeightSource) -> Architecture:
         """The first layer that predicts further tokens, as a model of one layer. UsageError if there is none."""
         raise UsageError(f"{weights.gguf.path}: the model has no layers that predict further tokens")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ikpy.graph.builder import Graph
-from ikpy.graph.ir import Value
+from ikpy.graph.ir import F16, Value
 from ikpy.models.rope import RopeParams
 
 Window = tuple[str, int]
@@ -60,6 +60,9 @@ class GraphParams:
     k_hadamard: bool = False
     v_hadamard: bool = False
     windows: frozenset[Window] = frozenset()  # windows whose layers have cells of their own
+    sparse_top_k: int = -1  # cells that indexers choose for a token, 0 = all, -1 = what the file says
+    type_indexer: int = F16  # of cached index keys
+    on_devices: bool = False
 
 
 @dataclass
@@ -74,7 +77,7 @@ class BatchGraph:
     hidden states behind the tokens before those of the batch, for architectures that read them.
     keeps_states: whether token_states f32 [D, T], the normed states of all tokens, are wanted. unreduced: the residual
     stream [D, T] behind the last layer where only the output rows go on. layer_inputs: f32 [P * n_layer, T], P elements
-    of every token for each layer, where an architecture has them.
+    of every token for each layer, where an architecture has them. chosen: of Graph.choose_cells, by the last indexer.
     """
 
     graph: Graph
@@ -93,6 +96,7 @@ class BatchGraph:
     layer_inputs: Value | None = None
     steering: Value | None = None
     states: Value | None = None
+    chosen: Value | None = None
     _masks: dict[tuple[str, int], tuple[Value, Value]] = field(default_factory=dict)
     _rope_tables: dict[tuple, Value] = field(default_factory=dict)
     _temperatures: dict[tuple[float, int, int], Value] = field(default_factory=dict)

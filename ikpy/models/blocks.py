@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ikpy.graph.ir import F32, Value, contiguous_strides
 from ikpy.models.batch import BatchGraph
 from ikpy.models.routing import Routing
+from ikpy.models.sparse_attention import Visible
 
 MIB = 1 << 20
 
@@ -116,9 +117,10 @@ def attend_cached(
     window: tuple[str, int] = ("none", 0),
     softcap: float = 0.0,
     sinks: Value | None = None,
+    seen: Visible | None = None,
 ) -> Value:
-    """Attends with q [dk, H, T] to the cache of a layer; returns [dv*H, T]."""
-    g = b.graph
+    """Attends with q [dk, H, T] to the cache of a layer, as far as it is seen; returns [dv*H, T]."""
+    g, seen = b.graph, seen or Visible(b.mask(*window))
     k, v = b.attended(layer, "k"), b.attended(layer, "v")
     k_block = hadamard_block(k.shape[0]) if b.params.k_hadamard else 0
     v_block = hadamard_block(v.shape[0]) if b.params.v_hadamard else 0
@@ -126,12 +128,14 @@ def attend_cached(
         g.hadamard(q, k_block) if k_block else q,
         [k],
         v,
-        b.mask(*window),
+        seen.mask,
         scale=scale,
         flash=b.params.flash_attn,
         heads_per_step=heads_per_step(b, q.shape[1]),
         softcap=softcap,
         sinks=sinks,
+        chosen=seen.chosen,
+        common=seen.common,
     )
     if v_block:
         g.hadamard(out, v_block)

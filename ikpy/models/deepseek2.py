@@ -20,6 +20,7 @@ from ikpy.models.latent_attention import LatentAttention, LatentDecoder
 from ikpy.models.latent_tensors import derive_k_b_v_b, derive_kv_b
 from ikpy.models.prediction import PredictionLayers
 from ikpy.models.routing import Routing, gating_func
+from ikpy.models.sparse_attention import TENSORS, Indexer
 from ikpy.models.weights import Presence, WeightSource
 
 if TYPE_CHECKING:
@@ -36,9 +37,6 @@ INCOMPATIBLE = (
     "where these are quantized it is rounded to Q8_0 once more",
     "=" * 74,
 )
-
-INDEXER = ("attn_q_b.weight", "attn_k.weight", "k_norm.weight", "k_norm.bias", "proj.weight")
-"""Tensors of a layer that choose cells for sparse attention."""
 
 
 @dataclass
@@ -114,10 +112,9 @@ class DeepSeek2(PredictionLayers, LatentDecoder):
 
     def load_layer(self, weights: WeightSource, il: int, prefix: str) -> Layer:
         norm = (self.hp.n_embd,)
-        weights.skip(*(f"{prefix}.indexer.{name}" for name in INDEXER))
         return Layer(
             attn_norm=weights.take(f"{prefix}.attn_norm.weight", norm),
-            attn=self._load_attention(weights, prefix),
+            attn=self._load_attention(weights, il, prefix),
             ffn_norm=weights.take(f"{prefix}.ffn_norm.weight", norm),
             ffn=self._load_ffn(weights, il, prefix),
         )
@@ -136,7 +133,11 @@ class DeepSeek2(PredictionLayers, LatentDecoder):
             selection_bias="optional",
         )
 
-    def _load_attention(self, weights: WeightSource, prefix: str) -> LatentAttention:
+    def _load_indexer(self, weights: WeightSource, il: int, prefix: str) -> Indexer | None:
+        weights.skip(*(f"{prefix}.indexer.{name}" for name in TENSORS))
+        return None
+
+    def _load_attention(self, weights: WeightSource, il: int, prefix: str) -> LatentAttention:
         hp = self.hp
         d, heads, dk, dv, dn = hp.n_embd, hp.n_head[0], hp.n_embd_head_k, hp.n_embd_head_v, self.n_nope
         rkv = hp.extra["kv_lora_rank"]
@@ -153,6 +154,7 @@ class DeepSeek2(PredictionLayers, LatentDecoder):
             attn.q_a = weights.take(f"{prefix}.attn_q_a.weight", (d, rq))
             attn.q_a_norm = weights.take(f"{prefix}.attn_q_a_norm.weight", (rq,))
             attn.q_b = weights.take(f"{prefix}.attn_q_b.weight", (rq, heads * dk))
+            attn.indexer = self._load_indexer(weights, il, prefix)
         name = f"{prefix}.attn_kv_b.weight"
         attn.kv_b = weights.take(name, (rkv, heads * (dn + dv)), required=False, parts=(dn, dv))
         needed = attn.kv_b is None

@@ -9,3 +9,4 @@ class GlmDsa(DeepSeek32):
     """What its files may leave out."""
 
     default_n_dense = 0
+    indexer_neox = False

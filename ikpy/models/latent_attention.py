@@ -10,15 +10,20 @@ import math
 from dataclasses import dataclass
 
 from ikpy.errors import UsageError
-from ikpy.graph.ir import F16, F32, Value
+from ikpy.graph.ir import F16, F32, CellRange, Value
 from ikpy.models.base import Decoder
 from ikpy.models.batch import BatchGraph, CacheSpec, GraphParams
-from ikpy.models.blocks import MIB, cached_attention, concat_heads, heads_per_step, part_of_rows
+from ikpy.models.blocks import MIB, attend_cached, concat_heads, heads_per_step, part_of_rows, store_heads
 from ikpy.models.rope import RopeParams
+from ikpy.models.sparse_attention import Indexer, IndexerSizes, choose_cells, effective_top_k, index_cache, visible
 from ikpy.quants import registry
 
 # Fewer tokens than this use the absorbed form in modes 2 and 3.
 PROMPT_TOKENS = 128
+# Prompts attend to chosen cells one token after the other, in the absorbed form, where these are so few of all.
+LISTED_SHARE = 2
+# The same in mode 0, where a token's cells are large and tokens that share them are faster together.
+LISTED_TOKENS = 8
 
 
 @dataclass
@@ -36,6 +41,7 @@ class LatentAttention:
     kv_b: Value | None = None
     k_b: Value | None = None
     v_b: Value | None = None
+    indexer: Indexer | None = None
 
 
 class LatentDecoder(Decoder):
@@ -44,6 +50,11 @@ class LatentDecoder(Decoder):
     temperature_scale: float = 0.0
     """Queries are multiplied by 1 + temperature_scale * ln(1 + floor(pos / temperature_length))."""
     temperature_length: int = 0
+    indexer_sizes: IndexerSizes | None = None
+
+    @property
+    def has_indexers(self) -> bool:
+        return self.indexer_sizes is not None
 
     @property
     def n_nope(self) -> int:
@@ -56,8 +67,13 @@ class LatentDecoder(Decoder):
     # --- cache ------------------------------------------------------------------------------------------------
 
     def cache_specs(self, layer: int, params: GraphParams) -> list[CacheSpec]:
-        if params.mla == 0:
-            return super().cache_specs(layer, params)
+        specs = super().cache_specs(layer, params) if params.mla == 0 else self._latent_specs(layer, params)
+        if (sizes := self.indexer_sizes) and effective_top_k(sizes, params):
+            attn: LatentAttention = self.layers[layer].attn  # type: ignore[attr-defined]
+            specs += [index_cache(sizes, params)] if attn.indexer else []
+        return specs
+
+    def _latent_specs(self, layer: int, params: GraphParams) -> list[CacheSpec]:
         kind = registry.by_id(params.types_k[layer])
         rank, n_rot = self.hp.extra["kv_lora_rank"], self.hp.n_rot
         if rank % kind.block_elements or n_rot % kind.block_elements:
@@ -98,14 +114,18 @@ class LatentDecoder(Decoder):
 
     # --- graph ------------------------------------------------------------------------------------------------
 
-    def _queries(self, b: BatchGraph, attn: LatentAttention, h: Value, table: Value) -> Value:
-        """[dk, H, T], non-rotated part first; the rotated part is rotated."""
+    def _queries(self, b: BatchGraph, il: int, attn: LatentAttention, h: Value, table: Value) -> Value:
+        """[dk, H, T], non-rotated part first; the rotated part is rotated. An indexer chooses cells by their latents."""
         g, hp = b.graph, self.hp
         if attn.q is not None:
             q = g.mul_mat(attn.q, h)
         else:
             assert attn.q_a is not None and attn.q_b is not None and attn.q_a_norm is not None
-            q = g.mul_mat(attn.q_b, self.norm(b, g.mul_mat(attn.q_a, h), attn.q_a_norm))
+            latent = self.norm(b, g.mul_mat(attn.q_a, h), attn.q_a_norm)
+            q = g.mul_mat(attn.q_b, latent)
+            if (il, "ki") in b.caches:
+                assert attn.indexer is not None and self.indexer_sizes is not None
+                choose_cells(b, il, attn.indexer, self.indexer_sizes, h, latent, table)
         q = q.reshape(hp.n_embd_head_k, hp.n_head[0], b.n_tokens)
         q = g.rope(q, table, neox=False, offset=self.n_nope)
         if self.temperature_scale:
@@ -124,7 +144,7 @@ class LatentDecoder(Decoder):
         """Attention of a layer to hidden states h [d, T], before the output projection: [H * dv, T]."""
         scale, rope = self._scales(b.params.rope)
         table = b.rope_table(self.hp.n_rot, rope)
-        q = self._queries(b, attn, h, table)
+        q = self._queries(b, il, attn, h, table)
         c, kr = self._latents(b, attn, h, table)
         self._observe_latents(b, attn, q, c)
         if b.params.mla == 0:
@@ -136,8 +156,9 @@ class LatentDecoder(Decoder):
             _, rotated, latents = self._latent_parts(b, il, attended=False)
             b.store(il, "kv", kr, rotated)
             b.store(il, "kv", c, latents)
-            attend = self._expanded_from_cache if self._is_prompt(b, attn) else self._absorbed
-            out = attend(b, il, attn, q, scale)
+            out = b.graph.new(self.hp.n_embd_head_v, self.hp.n_head[0], b.n_tokens)
+            attend = self._prompt if self._is_prompt(b, attn) else self._absorbed
+            attend(b, il, attn, q, scale, out)
         return out.reshape(out.shape[0] * out.shape[1], b.n_tokens)
 
     def _is_prompt(self, b: BatchGraph, attn: LatentAttention) -> bool:
@@ -175,14 +196,26 @@ class LatentDecoder(Decoder):
         heads = hp.n_head[0]
         kv = g.mul_mat(attn.kv_b, c.reshape(c.shape[0], b.n_tokens)).reshape(dn + dv, heads, b.n_tokens)
         k = concat_heads(b, [kv.slice0(0, dn), kr], heads)
-        out = cached_attention(b, il, q, k, kv.slice0(dn, dv), scale=scale)
-        return out.reshape(dv, heads, b.n_tokens)
+        store_heads(b, il, k, kv.slice0(dn, dv))
+        seen = visible(b, listed=b.n_tokens <= LISTED_TOKENS)
+        return attend_cached(b, il, q, scale=scale, seen=seen).reshape(dv, heads, b.n_tokens)
 
-    def _absorbed(self, b: BatchGraph, il: int, attn: LatentAttention, q: Value, scale: float) -> Value:
-        """Scores and values directly on the cached latents; q and the output go through attn_k_b and attn_v_b."""
+    def _prompt(self, b: BatchGraph, il: int, attn: LatentAttention, q: Value, scale: float, out: Value) -> None:
+        """Prompt path of modes 2 and 3, into out [dv, H, T]: the faster of both forms where cells were chosen."""
+        n_ctx = b.params.n_ctx
+        upto = n_ctx if b.chosen is None else LISTED_SHARE * (b.chosen.shape[0] - 1)
+        if upto >= n_ctx or b.params.on_devices or b.graph.collector:
+            return self._expanded_from_cache(b, il, attn, q, scale, out)
+        with b.graph.only(CellRange(upto=upto)):
+            self._expanded_from_cache(b, il, attn, q, scale, out, upto)
+        with b.graph.only(CellRange(above=upto)):
+            self._absorbed(b, il, attn, q, scale, out)
+
+    def _absorbed(self, b: BatchGraph, il: int, attn: LatentAttention, q: Value, scale: float, out: Value) -> None:
+        """Scores and values directly on the cached latents, into out [dv, H, T]; q and the output go through attn_k_b, attn_v_b."""
         g, hp = b.graph, self.hp
         assert attn.k_b is not None and attn.v_b is not None
-        heads, n_rot, rkv, dv = hp.n_head[0], hp.n_rot, hp.extra["kv_lora_rank"], hp.n_embd_head_v
+        heads, n_rot, rkv = hp.n_head[0], hp.n_rot, hp.extra["kv_lora_rank"]
         query = g.new(n_rot + rkv, heads, b.n_tokens)
         g.copy(q.slice0(self.n_nope, n_rot), query.slice0(0, n_rot))
         absorbed = query.slice0(n_rot, rkv).permute(0, 2, 1)
@@ -191,26 +224,32 @@ class LatentDecoder(Decoder):
         if block:
             g.hadamard(query.slice0(n_rot, rkv), block)
         keys, _, latents = self._latent_parts(b, il, attended=True)
+        seen = visible(b, listed=True)
         latent = g.attention(
             query,
             keys,
             latents,
-            b.mask(),
+            seen.mask,
             scale=scale,
             flash=b.params.flash_attn and b.params.mla != 2,
             heads_per_step=heads_per_step(b, heads),
+            chosen=seen.chosen,
+            common=seen.common,
         )
         if block:
             g.hadamard(latent, block)
-        out = g.new(dv, heads, b.n_tokens)
         g.mul_mat(attn.v_b, latent.permute(0, 2, 1), dst=out.permute(0, 2, 1))
-        return out
 
-    def _expanded_from_cache(self, b: BatchGraph, il: int, attn: LatentAttention, q: Value, scale: float) -> Value:
-        """Prompt path of modes 2 and 3: keys and values of the cached latents, some heads at a time."""
+    def _expanded_from_cache(
+        self, b: BatchGraph, il: int, attn: LatentAttention, q: Value, scale: float, out: Value, upto: int = 0
+    ) -> None:
+        """Keys and values of the cached latents, some heads at a time, into out [dv, H, T].
+
+        upto: most attended cells, 0 for all of the cache.
+        """
         g, hp, dn, dv = b.graph, self.hp, self.n_nope, self.hp.n_embd_head_v
         assert attn.kv_b is not None
-        n_ctx, heads, rkv = b.params.n_ctx, hp.n_head[0], hp.extra["kv_lora_rank"]
+        n_ctx, heads, rkv = upto or b.params.n_ctx, hp.n_head[0], hp.extra["kv_lora_rank"]
         _, rotated, rows = self._latent_parts(b, il, attended=True)
         rows = Value(
             rows.buffer,
@@ -223,7 +262,7 @@ class LatentDecoder(Decoder):
         latents = g.copy(rows, g.new(rkv, n_ctx, dynamic_dim=1))
         if block := self.latent_block(b.params):
             g.hadamard(latents, block)
-        out = g.new(dv, heads, b.n_tokens)
+        seen = visible(b, listed=False, upto=upto)
         step = self._heads_per_expansion(n_ctx, b.params.attn_max_batch)
         width = dn + dv
         for h0 in range(0, heads, step):
@@ -233,12 +272,12 @@ class LatentDecoder(Decoder):
                 q.slice(1, h0, step),
                 [k, rotated],
                 v,
-                b.mask(),
+                seen.mask,
                 scale=scale,
                 flash=True,
                 dst=out.slice(1, h0, step),
+                common=seen.common,
             )
-        return out
 
     def _expand_heads(
         self, b: BatchGraph, kv_b: Value, latents: Value, n_head: int, cache_type: int

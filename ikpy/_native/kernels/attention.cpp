@@ -41,6 +41,8 @@ AttentionArgs attention_args(const Op& op, const Tensor* tensors) {
     const Tensor* sinks = source(op, tensors, 4);
     a.k1 = source(op, tensors, 5);
     const Tensor* ranges = source(op, tensors, 6);
+    a.chosen = source(op, tensors, 7);
+    a.common = op.src[8] >= 0 ? &tensors[op.src[8]] : a.mask;
     a.out = &tensors[op.dst];
     a.sinks = sinks ? row<float>(*sinks, 0) : nullptr;
     a.ranges = ranges ? row<int32_t>(*ranges, 0) : nullptr;
@@ -204,13 +206,9 @@ int64_t row_kernel_tokens(const AttentionArgs& a) {
     return std::min(a.n_tokens, a.row_kernel_max() / a.heads_per_kv);
 }
 
-// Partial results of one thread that works alone.
-size_t own_partials_bytes(const AttentionArgs& a) {
-    return size_t(round_up(int64_t(partials_bytes(a.part(0, row_kernel_tokens(a)), 1)), 64));
-}
-
 bool sees(const AttentionArgs& a, int64_t token, int64_t cell) {
-    return cell >= a.first_cell(token) && cell < a.last_cell(token) && a.mask_row(token)[cell] == 0;
+    return cell >= a.first_cell(token) && cell < a.last_cell(token) &&
+           row<uint16_t>(*a.common, a.first_token + token)[cell] == 0;
 }
 
 // Tokens from `token` on that have cells in common: those of one sequence, or of several with a common
@@ -222,16 +220,6 @@ int64_t group_size(const AttentionArgs& a, int64_t token) {
            (a.first_cell(next) >= a.last_cell(next) || sees(a, next - 1, a.first_cell(next))))
         ++next;
     return next - token;
-}
-
-void attend(const ThreadContext& ctx, const AttentionArgs& a) {
-    if (uses_latent(a)) {
-        attention_latent(ctx, a);
-    } else if (uses_rows(a)) {
-        attention_rows(ctx, a);
-    } else {
-        attention_tiles(ctx, a);
-    }
 }
 
 // Whether there are at least as many groups as threads, all small: then each is the work of one thread.
@@ -263,14 +251,34 @@ void attend_alone(const ThreadContext& ctx, const AttentionArgs& a) {
     }
 }
 
-// Makes counters and work memory ready for the next group.
+}  // namespace
+
+void attend(const ThreadContext& ctx, const AttentionArgs& a) {
+    if (uses_latent(a)) {
+        attention_latent(ctx, a);
+    } else if (uses_rows(a)) {
+        attention_rows(ctx, a);
+    } else {
+        attention_tiles(ctx, a);
+    }
+}
+
 void restart(const ThreadContext& ctx) {
     ctx.sync();
     if (ctx.ith == 0) ctx.counters[0].store(0, std::memory_order_relaxed);
     ctx.sync();
 }
 
-}  // namespace
+size_t own_partials_bytes(const AttentionArgs& a) {
+    return size_t(round_up(int64_t(partials_bytes(a.part(0, row_kernel_tokens(a)), 1)), 64));
+}
+
+size_t attend_shared_bytes(const AttentionArgs& a, int n_threads) {
+    if (!a.flash) return 0;
+    const size_t rows = row_kernel_tokens(a) ? own_partials_bytes(a) * n_threads : 0;
+    if (uses_latent(a)) return std::max(rows, latent_shared_bytes(a, n_threads));
+    return uses_rows(a) ? rows : std::max(rows, tile_shared_bytes(a, n_threads));
+}
 
 size_t attention_scratch_bytes(const Op& op, const Tensor* tensors) {
     const AttentionArgs a = attention_args(op, tensors);
@@ -282,15 +290,13 @@ size_t attention_scratch_bytes(const Op& op, const Tensor* tensors) {
 
 size_t attention_shared_bytes(const Op& op, const Tensor* tensors, int n_threads) {
     const AttentionArgs a = attention_args(op, tensors);
-    if (!a.flash) return 0;
-    const size_t rows = row_kernel_tokens(a) ? own_partials_bytes(a) * n_threads : 0;
-    if (uses_latent(a)) return std::max(rows, latent_shared_bytes(a, n_threads));
-    return uses_rows(a) ? rows : std::max(rows, tile_shared_bytes(a, n_threads));
+    return attend_shared_bytes(a, n_threads) + (a.chosen ? chosen_shared_bytes(a, n_threads) : 0);
 }
 
 // Groups of tokens that have no cells in common are separate problems: each meets its own cells only.
 void op_attention(const ThreadContext& ctx, const Op& op, const Tensor* tensors, const Runtime&) {
     const AttentionArgs a = attention_args(op, tensors);
+    if (a.chosen && any_chose(a)) return attention_chosen(ctx, a);
     if (one_thread_each(a, ctx.nth)) return attend_alone(ctx, a);
     for (int64_t t = 0, n; t < a.n_tokens; t += n) {
         if (t > 0) restart(ctx);

@@ -41,7 +41,12 @@ size_t thread_bytes(const Op& op, const Tensor* tensors) {
     if (op.kind == kOpKvShift) return kv_shift_scratch_bytes(op, tensors);
     if (op.kind == kOpCausalConv) return causal_conv_scratch_bytes(op, tensors);
     if (op.kind == kOpGatedDeltaRule) return gated_delta_rule_scratch_bytes(op, tensors);
+    if (op.kind == kOpChooseCells) return choose_cells_scratch_bytes(op, tensors);
     return 0;
+}
+
+bool runs(const Op& op, const Runtime& runtime) {
+    return (op.above == 0 || runtime.n_kv > op.above) && (op.upto == 0 || runtime.n_kv <= op.upto);
 }
 
 }  // namespace
@@ -90,6 +95,7 @@ size_t Executor::shared_bytes(int n_threads) const {
         size_t need = 0;
         if (is_matmul(ops_[i].kind)) need = matmul_shared_bytes(ops_[i], tensors_, n_threads);
         if (ops_[i].kind == kOpAttention) need = attention_shared_bytes(ops_[i], tensors_, n_threads);
+        if (ops_[i].kind == kOpChooseCells) need = choose_cells_shared_bytes(ops_[i], tensors_, n_threads);
         shared = std::max(shared, align_up(need));
     }
     return shared + kWorkGap;
@@ -123,13 +129,17 @@ void Executor::run_thread(const ThreadContext& base, const Runtime& runtime, std
     ThreadContext ctx = base;
     TakenItems* const both = base.taken;
     Clock::time_point started;
+    int set = 0;
     for (int64_t i = first; i < last; ++i) {
+        if (profiling_ && ctx.ith == 0) op_seconds_[i] = 0.0;
+        if (!runs(ops_[i], runtime)) continue;
         // Two counter sets alternate: the set of the next op is cleared while nobody uses it.
-        ctx.counters = counters + (i & 1) * kCountersPerOp;
-        ctx.taken = both + (i & 1) * ctx.nth;
-        both[((i + 1) & 1) * ctx.nth + ctx.ith].ends.store(0, std::memory_order_relaxed);
+        ctx.counters = counters + set * kCountersPerOp;
+        ctx.taken = both + set * ctx.nth;
+        set ^= 1;
+        both[set * ctx.nth + ctx.ith].ends.store(0, std::memory_order_relaxed);
         if (ctx.ith == 0) {
-            std::atomic<int64_t>* next = counters + ((i + 1) & 1) * kCountersPerOp;
+            std::atomic<int64_t>* next = counters + set * kCountersPerOp;
             for (int c = 0; c < kCountersPerOp; ++c) next[c].store(0, std::memory_order_relaxed);
             if (profiling_) started = Clock::now();
         }
@@ -139,7 +149,7 @@ void Executor::run_thread(const ThreadContext& base, const Runtime& runtime, std
             op_seconds_[i] = std::chrono::duration<double>(Clock::now() - started).count();
         }
     }
-    for (int set = 0; set < 2; ++set) both[set * ctx.nth + ctx.ith].ends.store(0, std::memory_order_relaxed);
+    for (int s = 0; s < 2; ++s) both[s * ctx.nth + ctx.ith].ends.store(0, std::memory_order_relaxed);
 }
 
 double Executor::run(const Runtime& runtime, int n_threads, int64_t first, int64_t last, uint8_t* work) {

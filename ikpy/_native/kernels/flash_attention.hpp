@@ -31,6 +31,8 @@ struct AttentionArgs {
     const Tensor* out;
     const float* sinks;     // [H] or null
     const int32_t* ranges;  // [2, T] or null
+    const Tensor* chosen;   // of choose_cells, or null: the cells that each token attends to
+    const Tensor* common;   // mask whose cells tokens of a group have in common: before any were chosen
     int64_t dk, d0, d1, dv;
     int64_t n_tokens, n_heads, n_kv_heads, heads_per_kv, n_kv;
     int64_t first_token;  // of the batch; tokens are counted from it
@@ -79,6 +81,21 @@ struct AttentionArgs {
 };
 
 AttentionArgs attention_args(const Op& op, const Tensor* tensors);
+
+// The work of one op or of a group of its tokens, with a kernel family that takes it.
+void attend(const ThreadContext& ctx, const AttentionArgs& a);
+// Makes counters and work memory ready for the next group.
+void restart(const ThreadContext& ctx);
+
+// ---- tokens that attend to chosen cells ----
+bool any_chose(const AttentionArgs& a);
+size_t chosen_shared_bytes(const AttentionArgs& a, int n_threads);
+// Rows of the cells are gathered for one token after the other.
+void attention_chosen(const ThreadContext& ctx, const AttentionArgs& a);
+
+// Bytes of partial results of one thread that works alone.
+size_t own_partials_bytes(const AttentionArgs& a);
+size_t attend_shared_bytes(const AttentionArgs& a, int n_threads);
 
 // Cells visible to any of the tokens [t0, t1): the smallest range around them.
 void covered_cells(const AttentionArgs& a, int64_t t0, int64_t t1, int64_t* first, int64_t* last);

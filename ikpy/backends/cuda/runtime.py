@@ -105,24 +105,22 @@ class DeviceRuntime:
     def settle(self, graphs: Sequence[list[Node]]) -> None:
         """Decides where the caches are, from the graphs that will use them.
 
-        A layer whose attention has no kernel on its device keeps its cache in host memory: its attention runs there. So
-        do recurrent layers and their states.
+        What an op reads and writes that has no kernel on its device stays in host memory, where the op runs, and with a
+        cache all that some op needs together with it.
         """
         devices = dict(self._rules.cache_devices)
-        for node in (n for nodes in graphs for n in nodes):
-            for value in (*read(node), *written(node)):
-                name = value.buffer.name
-                if value.buffer.role != "cache" or devices[name] == CPU:
-                    continue
-                reason = self.setup.kernels.supports(node)
-                if reason is not None:
+        users = [(node, names) for nodes in graphs for node in nodes if (names := _cache_names(node))]
+        for node, names in users:
+            reason = self.setup.kernels.supports(node)
+            for name in names if reason is not None else []:
+                if devices[name] != CPU:
                     self._log(f"llama_kv_cache_init: {name} stays in host memory: {node.kind}: {reason}")
                     devices[name] = CPU
-        tensors = self._caches | self._states
-        for layer in {layer for layer, _ in tensors}:
-            names = [v.buffer.name for (il, _), v in tensors.items() if il == layer]
-            if any(devices[name] == CPU for name in names):
-                devices |= dict.fromkeys(names, CPU)
+        moved = True
+        while moved:
+            apart = [names for _, names in users if len({devices[name] == CPU for name in names}) > 1]
+            devices |= dict.fromkeys((name for names in apart for name in names), CPU)
+            moved = bool(apart)
         self._rules.cache_devices = devices
         for device in self.setup.devices:
             buffers = [*self._on(device, self._caches), *self._on(device, self._states)]
@@ -300,6 +298,11 @@ def _release(states: dict[str, DeviceState]) -> None:
         with suppress(DeviceError):  # a device that failed frees nothing before the process ends
             state.release()
     states.clear()
+
+
+def _cache_names(node: Node) -> set[str]:
+    """Caches and states that a node reads or writes."""
+    return {v.buffer.name for v in (*read(node), *written(node)) if v.buffer.role == "cache"}
 
 
 def _weights(steps: Iterable[Step]) -> tuple[list[Buffer], int]:

@@ -1,7 +1,7 @@
 """Options of the context: sizes, threads, attention, experts, RoPE."""
 
 from ikpy.cli import values
-from ikpy.cli.options import BARE_OR_BIT, FLAG, FLOAT, INT, NO_GPU, OFF, SWITCH, TEXT, Kind, always, ignored, option
+from ikpy.cli.options import BARE_OR_BIT, FLAG, FLOAT, INT, NO_GPU, OFF, SWITCH, Kind, always, ignored, option
 from ikpy.quants import registry
 
 THREADS = Kind("N", values.to_threads)
@@ -10,7 +10,6 @@ POSITIVE = Kind("N", values.bounded(1))
 CACHE_TYPE = Kind("TYPE", values.to_cache_type)
 LAYER_TYPE = Kind("TYPE,N", values.to_layer_type)
 FUSION = "the graph compiler always fuses"
-SPARSE = "sparse attention is not supported"
 
 ROWS = (
     option(
@@ -144,7 +143,12 @@ ATTENTION_ROWS = (
         "context.type_v_last",
         "another type of the V cache for the last N layers",
     ),
-    ignored("-ictk --indexer-cache-type-k", SPARSE, "type of the indexer cache", kind=TEXT),
+    option(
+        "-ictk --indexer-cache-type-k",
+        CACHE_TYPE,
+        "context.type_indexer",
+        "type of the cached index keys of models with sparse attention",
+    ),
     option(
         "-khad --k-cache-hadamard",
         FLAG,
@@ -184,9 +188,14 @@ ATTENTION_ROWS = (
         "the file's tensors are used as they are",
         "merge up and gate expert tensors at load",
     ),
-    ignored("-dsa --dsa", SPARSE, "sparse attention"),
-    ignored("-fidx --fused-indexer-topk", SPARSE, "fused indexer"),
-    ignored("-dsatk --dsa-top-k", SPARSE, "positions kept by the indexer", kind=INT),
+    always("-dsa --dsa", "sparse attention of models whose files have indexers; -dsatk 0 turns it off"),
+    always("-fidx --fused-indexer-topk", "index scores and choice in one operation"),
+    option(
+        "-dsatk --dsa-top-k",
+        Kind("N", values.bounded(-1)),
+        "context.sparse_top_k",
+        "cached tokens that indexers choose for a token to attend to; 0 = all, -1 = what the file says",
+    ),
     ignored("-fdn --fused-delta-net", "linear attention is not supported", "fused delta net", kind=INT),
     ignored("--swa-compress", "the window cache is not compressed", "compressed sliding-window cache"),
     option(

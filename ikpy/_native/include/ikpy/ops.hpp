@@ -39,7 +39,9 @@ namespace ikpy {
     X(ActSimilarity, act_similarity, op_act_similarity)                      \
     X(BlockMaxima, block_maxima, op_block_maxima)                            \
     X(CausalConv, causal_conv, op_causal_conv)                               \
-    X(GatedDeltaRule, gated_delta_rule, op_gated_delta_rule)
+    X(GatedDeltaRule, gated_delta_rule, op_gated_delta_rule)                 \
+    X(ChooseCells, choose_cells, op_choose_cells)                            \
+    X(ChosenMask, chosen_mask, op_chosen_mask)
 
 enum OpKind : int32_t {
 #define X(id, name, fn) kOp##id,
@@ -78,6 +80,9 @@ size_t kv_shift_scratch_bytes(const Op&, const Tensor*);
 // CausalConv, GatedDeltaRule
 size_t causal_conv_scratch_bytes(const Op&, const Tensor*);
 size_t gated_delta_rule_scratch_bytes(const Op&, const Tensor*);
+// ChooseCells
+size_t choose_cells_scratch_bytes(const Op&, const Tensor*);
+size_t choose_cells_shared_bytes(const Op&, const Tensor*, int n_threads);
 
 // Activation formats of the matmul family: what ActPrepare writes and the matmuls of that weight type read;
 // n_rows = rows of activations that one weight matrix is multiplied with; by_expert: on average, that of an

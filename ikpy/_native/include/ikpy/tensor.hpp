@@ -35,8 +35,9 @@ struct Op {
     int32_t src[kMaxSources];   // -1 = absent
     int32_t ip[kMaxIntParams];  // meaning per op, see ops.hpp
     float fp[kMaxFloatParams];
+    int32_t above, upto;  // runs only where above < n_kv <= upto; 0: no limit
 };
-static_assert(sizeof(Op) == 160, "mirrored in Python");
+static_assert(sizeof(Op) == 168, "mirrored in Python");
 
 // What changes between two runs of one plan.
 struct Runtime {

@@ -1,0 +1,120 @@
+"""Sparse attention of DeepSeek-V3.2 (arXiv:2512.02556): an indexer chooses the cells that a token attends to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ikpy.errors import FileFormatError, UsageError
+from ikpy.graph.ir import ALWAYS, CellRange, Value
+from ikpy.models.batch import BatchGraph, CacheSpec, GraphParams
+from ikpy.models.weights import WeightSource
+from ikpy.quants import registry
+
+KEY_NORM_EPS = 1e-6
+"""Of the LayerNorm of index keys; no key of the files says it."""
+TENSORS = ("attn_q_b.weight", "attn_k.weight", "k_norm.weight", "k_norm.bias", "proj.weight")
+"""What a layer with an indexer has behind its prefix."""
+
+
+@dataclass(frozen=True)
+class IndexerSizes:
+    """Heads, elements of a head, and cells that a token attends to. neox: pairing of rotated elements.
+
+    full: of every layer whether an indexer of its own chooses; the others take the choice of the layer before.
+    """
+
+    n_heads: int
+    size: int
+    top_k: int
+    neox: bool
+    full: tuple[bool, ...]
+
+
+@dataclass
+class Indexer:
+    """Tensors of a layer: q_b reads the normed query latent, k and proj (a weight per head) its hidden states."""
+
+    q_b: Value
+    k: Value
+    k_norm: Value
+    k_norm_bias: Value
+    proj: Value
+
+
+def take_indexer(weights: WeightSource, prefix: str, sizes: IndexerSizes, d: int, q_rank: int) -> Indexer:
+    """The indexer of a layer of d channels with query latents of q_rank elements."""
+    heads, size = sizes.n_heads, sizes.size
+    return Indexer(
+        q_b=weights.take(f"{prefix}.indexer.attn_q_b.weight", (q_rank, heads * size)),
+        k=weights.take(f"{prefix}.indexer.attn_k.weight", (d, size)),
+        k_norm=weights.take(f"{prefix}.indexer.k_norm.weight", (size,)),
+        k_norm_bias=weights.take(f"{prefix}.indexer.k_norm.bias", (size,)),
+        proj=weights.take(f"{prefix}.indexer.proj.weight", (d, heads)),
+    )
+
+
+def check_sizes(path: object, sizes: IndexerSizes, n_rot: int) -> None:
+    """FileFormatError for sizes that no indexer can have."""
+    if min(sizes.n_heads, sizes.top_k) < 1 or sizes.size < max(n_rot, 1):
+        raise FileFormatError(
+            f"{path}: an indexer of {sizes.n_heads} heads of {sizes.size} elements, {n_rot} of them rotated, "
+            f"that chooses {sizes.top_k} cells"
+        )
+
+
+def effective_top_k(sizes: IndexerSizes, params: GraphParams) -> int:
+    """Cells that a token attends to, 0 for all."""
+    return sizes.top_k if params.sparse_top_k < 0 else params.sparse_top_k
+
+
+def index_cache(sizes: IndexerSizes, params: GraphParams) -> CacheSpec:
+    """The cached index keys of a layer. UsageError for a type whose blocks are longer."""
+    kind = registry.by_id(params.type_indexer)
+    if sizes.size % kind.block_elements:
+        raise UsageError(
+            f"-ictk {kind.name}: index keys of {sizes.size} elements are no multiple of its block size "
+            f"{kind.block_elements}"
+        )
+    return CacheSpec("ki", sizes.size, 1, kind.id)
+
+
+def choose_cells(
+    b: BatchGraph, il: int, indexer: Indexer, sizes: IndexerSizes, h: Value, q_latent: Value, table: Value
+) -> None:
+    """Stores the index keys of hidden states h [d, T] and makes the choice for query latents [rq, T], in b.chosen.
+
+    The positive factors of scores, n_heads^-1/2 and size^-1/2, are left out: only their order counts.
+    """
+    g, heads, size, n_tokens = b.graph, sizes.n_heads, sizes.size, b.n_tokens
+    top_k = effective_top_k(sizes, b.params)
+    keys = g.layer_norm(g.mul_mat(indexer.k, h), indexer.k_norm, indexer.k_norm_bias, KEY_NORM_EPS)
+    b.store(il, "ki", g.rope(keys.reshape(size, 1, n_tokens), table, neox=sizes.neox))
+    b.chosen = None
+    if top_k >= b.params.n_ctx and g.collector is None:
+        return
+    # Statistics are those of all tokens, wherever they stand.
+    with g.only(ALWAYS if g.collector else CellRange(above=top_k)):
+        q = g.rope(g.mul_mat(indexer.q_b, q_latent).reshape(size, heads, n_tokens), table, neox=sizes.neox)
+        weights = g.mul_mat(indexer.proj, h)
+        if top_k < b.params.n_ctx:
+            b.chosen = g.choose_cells(q, weights, b.attended(il, "ki"), b.mask(), top_k)
+
+
+@dataclass(frozen=True)
+class Visible:
+    """What an attention op gets to know about the cells that its tokens see: arguments of Graph.attention."""
+
+    mask: tuple[Value, Value]
+    chosen: Value | None = None
+    common: Value | None = None
+
+
+def visible(b: BatchGraph, *, listed: bool, upto: int = 0) -> Visible:
+    """The chosen cells, all if none were chosen: as lists, or as a mask (for upto cells at most, 0: any number)."""
+    mask, ranges = b.mask()
+    if b.chosen is None:
+        return Visible((mask, ranges))
+    if listed and not b.params.on_devices:
+        return Visible((mask, ranges), chosen=b.chosen)
+    n_cells = min(upto, mask.shape[0]) if upto else mask.shape[0]
+    return Visible((b.graph.chosen_mask(mask, b.chosen, n_cells), ranges), common=mask)

@@ -6,8 +6,9 @@ Rows are printed as they are measured. What FILE.json has is not measured again:
 not survive (status 3), is left out when the command is given again. Of a type: GB/s of one token's product, which reads
 the weights once (share of the speed of a copy), and TFLOP/s of 512 tokens in int8 and on bf16 tensor cores. Of
 attention: one token over 32768 cells in GB/s of cache, 2048 tokens in TFLOP/s. Of the delta rule: one token in GB/s of
-states, read and written, and microseconds of 512 tokens. Products of PyTorch, where it is installed, say what the
-tensor cores reach. All weights are random bytes.
+states, read and written, and microseconds of 512 tokens. Of sparse attention: microseconds of the choice of 2048 of 32768
+cells for one token and for 64. Products of PyTorch, where it is installed, say what the tensor cores reach. All weights
+are random bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from benchmarks.gpu.results import write
 from ikpy._native import core
 from ikpy.backends.cuda import devices, launch, ways
 from ikpy.backends.cuda.api import Device, DeviceError
-from ikpy.graph.ir import F32, I32, Buffer, Node, Value, contiguous_strides
+from ikpy.graph.ir import F16, F32, I32, Buffer, Node, Value, contiguous_strides
 from ikpy.quants import registry
 
 REPEATS, LAUNCHES = 3, 8
@@ -44,7 +45,7 @@ ATTENTION = {
     "mla 16 x 192/128": (16, 16, 192, 128),
 }
 CACHE_TYPES = ("f16", "bf16", "q8_0")
-DELTA_RULE = "delta rule"
+DELTA_RULE, CHOICE = "delta rule", "choice of cells"
 
 
 class Sizes:
@@ -224,6 +225,23 @@ class Bench:
             node = Node("gated_delta_rule", out, src, [1, 0], [1e-6, size**-0.5])
             return memory.milliseconds(node, self._target), state.buffer.nbytes
 
+    def choice(self) -> dict[str, Any]:
+        """64 heads of 128, as of DeepSeek V3.2, over f16 keys."""
+        return {"name": CHOICE, "one token us": 1e3 * self._choice(1), "64 tokens us": 1e3 * self._choice(64)}
+
+    def _choice(self, n_tokens: int) -> float:
+        size, heads, cells = 128, 64, self.sizes.cells
+        with Memory(self.device) as memory:
+            q = memory.value(F32, (size, heads, n_tokens), self._floats)
+            weights = memory.value(F32, (heads, n_tokens), self._floats)
+            keys = memory.value(F16, (size, 1, cells), self._halves)
+            mask = memory.value(F16, (cells, n_tokens), np.zeros(POOL_BYTES, np.uint8))
+            ranges = memory.value(I32, (2, n_tokens), np.tile(np.array([0, cells], np.int32), n_tokens).view(np.uint8))
+            node = Node(
+                "choose_cells", memory.value(I32, (1 + cells // 16, n_tokens)), [q, weights, keys, mask, ranges]
+            )
+            return memory.milliseconds(node, self._target)
+
 
 def library_rates(n: int) -> dict[str, Any]:
     """TFLOP/s of products of PyTorch's libraries, n in every direction."""
@@ -256,6 +274,7 @@ def measurements(bench: Bench, *, library: bool) -> Iterator[tuple[str, Callable
     for name in [*families, *sorted(launch.weight_types() - set(families))]:
         yield name, lambda name=name: bench.weight(name)  # type: ignore[misc]
     yield DELTA_RULE, bench.delta_rule
+    yield CHOICE, bench.choice
     for shape in ATTENTION:
         for cache in CACHE_TYPES:
             yield f"{shape} {cache}", lambda s=shape, c=cache: bench.attention(s, c)  # type: ignore[misc]

@@ -15,9 +15,9 @@ from ikpy import default_model_path
 PYTHON = (sys.executable, "-m")
 IKPY = (*PYTHON, "ikpy")
 # racecheck does not follow copies and products of the async proxy, of which wgmma and a part of large are made.
-RACE_TESTS = [f"tests/cuda/test_kernels_{name}.py" for name in ("ops", "recurrent", "weights", "attention")]
+RACE_TESTS = [f"tests/cuda/test_kernels_{name}.py" for name in ("ops", "recurrent", "indexer", "weights", "attention")]
 KERNEL_TESTS = [*RACE_TESTS, *(f"tests/cuda/test_kernels_{name}.py" for name in ("large", "wgmma"))]
-MODEL_TESTS = [f"tests/cuda/test_{name}.py" for name in ("models", "recurrent_models", "adapters")]
+MODEL_TESTS = [f"tests/cuda/test_{name}.py" for name in ("models", "recurrent_models", "sparse_models", "adapters")]
 # A launch returns when the kernel is done: an error is that of the launch that says so. Not for models, whose copies
 # and waits between streams are to be as they are in use.
 BLOCKING = ("env", "CUDA_LAUNCH_BLOCKING=1")

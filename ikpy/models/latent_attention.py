@@ -197,7 +197,7 @@ class LatentDecoder(Decoder):
         kv = g.mul_mat(attn.kv_b, c.reshape(c.shape[0], b.n_tokens)).reshape(dn + dv, heads, b.n_tokens)
         k = concat_heads(b, [kv.slice0(0, dn), kr], heads)
         store_heads(b, il, k, kv.slice0(dn, dv))
-        seen = visible(b, listed=b.n_tokens <= LISTED_TOKENS)
+        seen = visible(b, listed=b.n_tokens <= LISTED_TOKENS and not b.params.on_devices)
         return attend_cached(b, il, q, scale=scale, seen=seen).reshape(dv, heads, b.n_tokens)
 
     def _prompt(self, b: BatchGraph, il: int, attn: LatentAttention, q: Value, scale: float, out: Value) -> None:

@@ -16,6 +16,7 @@ from ikpy.backends.cuda import launch, modules
 from ikpy.backends.cuda.api import DeviceError
 from tests.cuda import programs
 from tests.cuda import test_kernels_attention as attention
+from tests.cuda import test_kernels_indexer as indexer
 from tests.cuda import test_kernels_large as large
 from tests.cuda import test_kernels_ops as ops
 from tests.cuda import test_kernels_recurrent as recurrent
@@ -79,6 +80,8 @@ CASES: dict[str, Callable[[], None]] = {
     "latent attention": lambda: attention.test_latent_attention("f16", 16, 1),
     "convolution": lambda: recurrent.test_convolution(rng(), 4, 9),
     "delta rule": lambda: recurrent.test_delta_rule(rng(), 128, 40, 9),
+    "choice of cells": lambda: indexer.test_choice(3, 16),
+    "attention to chosen cells": lambda: indexer.test_attention_to_chosen_latents("q8_0", 1),
     "experts": lambda: weights.test_experts("q4_K", 3),
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ikpy.backends.cuda.launch.base import (
     RUNTIME,
@@ -18,20 +18,34 @@ from ikpy.backends.cuda.launch.base import (
     optional_address,
     view,
 )
+from ikpy.backends.cuda.launch.indexer import Copy
 from ikpy.graph.ir import F16, Node, Value
 from ikpy.quants import registry
 
 
-def _attention_struct(c: OpContext, partials: int, n_parts: int) -> bytes:
-    """ikpy::cuda::Attention."""
-    q, k, v, mask, sinks, k1, ranges = c.op.src
-    assert q is not None and k is not None and v is not None
-    views = b"".join(view(value, c.address) for value in (q, k, k1, v, c.op.dst))
-    addresses = [optional_address(value, c.address) for value in (mask, ranges, sinks)]
-    mask_stride = mask.strides[1] if mask is not None else 0
-    types = [k.type_id, k1.type_id if k1 is not None else 0, v.type_id]
-    head = struct.pack("<5Qq2f", *addresses, partials, c.address(RUNTIME), mask_stride, *c.op.fp[:2])
-    return views + head + struct.pack("<4i", *types, n_parts)
+@dataclass(frozen=True)
+class _Operands:
+    """Views that an attention kernel reads and writes, and where the number of cells is. mask: and ranges count."""
+
+    q: bytes
+    k: bytes
+    k1: bytes
+    v: bytes
+    dst: bytes
+    n_kv: int
+    mask: bool = True
+
+    def pack(self, c: OpContext, partials: int, n_parts: int) -> bytes:
+        """ikpy::cuda::Attention."""
+        _, k, v, mask, sinks, k1, ranges = c.op.src[:7]
+        assert k is not None and v is not None
+        hidden = [optional_address(value, c.address) if self.mask else 0 for value in (mask, ranges)]
+        mask_stride = mask.strides[1] if mask is not None else 0
+        types = [k.type_id, k1.type_id if k1 is not None else 0, v.type_id]
+        views = self.q + self.k + self.k1 + self.v + self.dst
+        addresses = [*hidden, optional_address(sinks, c.address), partials, self.n_kv]
+        head = struct.pack("<5Qq2f", *addresses, mask_stride, *c.op.fp[:2])
+        return views + head + struct.pack("<4i", *types, n_parts)
 
 
 # (dk, dv) -> (rows of the kernel for many rows, cells per tile of both kernels, threads of both kernels). The kernel
@@ -118,7 +132,7 @@ def _column_in(k: Value, v: Value) -> int:
 
 def _flash(op: Node, target: Target) -> _Flash | None:
     """The flash kernel for an attention op, None if only the plain one fits."""
-    q, k, v, _, _, k1, _ = op.src
+    q, k, v, _, _, k1 = op.src[:6]
     assert q is not None and k is not None and v is not None
     dk, dv = k.shape[0] + (k1.shape[0] if k1 is not None else 0), v.shape[0]
     if (dk, dv) not in _FLASH or k.shape[0] % 8:
@@ -143,21 +157,22 @@ def _flash(op: Node, target: Target) -> _Flash | None:
 
 @lowers("attention")
 def _attention(c: OpContext) -> list[Launch]:
-    q, v = c.source(0), c.source(2)
-    flash = _flash(c.op, c.target)
+    if _chosen(c.op) is not None:
+        return [launch for t in range(c.op.dst.shape[2]) for launch in _attention_to_chosen(c, t)]
+    operands = _Operands(c.view(0), c.view(1), c.view(5), c.view(2), c.dst, c.address(RUNTIME))
+    return _launches(c, operands, c.op, c.address(WORK))
+
+
+def _launches(c: OpContext, operands: _Operands, op: Node, work: int) -> list[Launch]:
+    """Launches of an attention op with these operands; work: address of what `_partial_bytes` says."""
+    q, v = op.src[0], op.src[2]
+    assert q is not None and v is not None
+    flash = _flash(op, c.target)
     if flash is None:
-        dk = q.shape[0]
-        return [
-            Launch(
-                "attention_any",
-                (q.shape[1], q.shape[2], 1),
-                (128, 1, 1),
-                4 * (dk + 4 * v.shape[0]),
-                [_attention_struct(c, 0, 1)],
-            )
-        ]
-    partials = c.address(WORK) if flash.n_parts > 1 else 0
-    struct_bytes = _attention_struct(c, partials, flash.n_parts)
+        shared = 4 * (q.shape[0] + 4 * v.shape[0])
+        args = [operands.pack(c, 0, 1)]
+        return [Launch("attention_any", (q.shape[1], q.shape[2], 1), (128, 1, 1), shared, args)]
+    struct_bytes = operands.pack(c, work if flash.n_parts > 1 else 0, flash.n_parts)
     grid = (flash.row_tiles, flash.kv_heads, flash.n_parts)
     args = [struct_bytes, i32(max(flash.v_column, 0))]
     launches = [Launch(flash.kernel, grid, (flash.threads, 1, 1), flash.shared_bytes, args)]
@@ -167,10 +182,69 @@ def _attention(c: OpContext) -> list[Launch]:
     return launches
 
 
-def work_bytes(op: Node, target: Target) -> int:
+def _partial_bytes(op: Node, target: Target) -> int:
     """Bytes of the partial results of an attention op."""
     flash, q = _flash(op, target), op.src[0]
     assert q is not None
     if flash is None or flash.n_parts == 1:
         return 0
     return flash.n_parts * q.shape[1] * q.shape[2] * (flash.dv + 2) * 4
+
+
+# --- chosen cells ---------------------------------------------------------------------------------------------
+
+
+def _chosen(op: Node) -> Value | None:
+    """The lists of cells that tokens attend to, if there are any."""
+    return op.src[7] if len(op.src) > 7 else None
+
+
+def _of_token(op: Node, t: int, top_k: int) -> Node:
+    """The op of one token over as many cells as it may have chosen."""
+    q, k, v, _, sinks, k1 = op.src[:6]
+    assert q is not None and k is not None and v is not None
+    cells = [value.slice(2, 0, top_k) if value is not None else None for value in (k, v, k1)]
+    src = [q.slice(2, t, 1), cells[0], cells[1], None, sinks, cells[2], None]
+    return replace(op, dst=op.dst.slice(2, t, 1), src=src)
+
+
+def _copies(op: Node, top_k: int, at: int = 0) -> list[Copy]:
+    """Of keys, their second segment, and values that lie in neither, one behind the other from an address on."""
+    _, k, v, _, _, k1 = op.src[:6]
+    assert k is not None and v is not None
+    segments = [k] if k1 is None else [k, k1]
+    found: list[Copy] = []
+    for rows in segments if any(_column_in(each, v) >= 0 for each in segments) else [*segments, v]:
+        found.append(Copy(rows, top_k, at))
+        at += found[-1].nbytes
+    return found
+
+
+def _attention_to_chosen(c: OpContext, t: int) -> list[Launch]:
+    """Copies the rows of a token's cells, which stay in the L2 cache, and attends to all of the copies."""
+    chosen, k1, v = _chosen(c.op), c.op.src[5], c.source(2)
+    assert chosen is not None
+    top_k, list_at, work = chosen.shape[0] - 1, c.address(chosen) + t * chosen.strides[1], c.address(WORK)
+    copies, one = _copies(c.op, top_k, work), _of_token(c.op, t, top_k)
+    values = next(copy for copy in copies if copy.rows is v or _column_in(copy.rows, v) >= 0)
+    operands = _Operands(
+        view(one.src[0], c.address),
+        copies[0].view(copies[0].rows),
+        bytes(64) if k1 is None else copies[1].view(k1),
+        values.view(v),
+        view(one.dst, c.address),
+        list_at,
+        mask=False,
+    )
+    behind = work + sum(copy.nbytes for copy in copies)
+    return [*(copy.launch(c, list_at) for copy in copies), *_launches(c, operands, one, behind)]
+
+
+def work_bytes(op: Node, target: Target) -> int:
+    """Bytes of the partial results of an attention op, and of the rows of chosen cells."""
+    chosen = _chosen(op)
+    if chosen is None:
+        return _partial_bytes(op, target)
+    top_k = chosen.shape[0] - 1
+    rows = sum(copy.nbytes for copy in _copies(op, top_k))
+    return rows + _partial_bytes(_of_token(op, 0, top_k), target)

@@ -110,8 +110,12 @@ def view(value: Value | None, address: Address) -> bytes:
     """ikpy::cuda::View of a value; all zero for None."""
     if value is None:
         return bytes(64)
-    dynamic = -1 if value.dynamic_dim is None else value.dynamic_dim
-    return struct.pack("<Q4q4iii", address(value), *value.strides, *value.shape, dynamic, 0)
+    return packed_view(address(value), value.strides, value.shape, value.dynamic_dim)
+
+
+def packed_view(address: int, strides: Sequence[int], shape: Sequence[int], dynamic_dim: int | None) -> bytes:
+    """ikpy::cuda::View of its fields."""
+    return struct.pack("<Q4q4iii", address, *strides, *shape, -1 if dynamic_dim is None else dynamic_dim, 0)
 
 
 def optional_address(value: Value | None, address: Address) -> int:

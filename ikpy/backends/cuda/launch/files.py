@@ -69,6 +69,7 @@ _KERNEL_FILES = {
     "causal_conv_few": "recurrent",
     "causal_conv_past": "recurrent",
     **dict.fromkeys((f"gated_delta_rule_{n}" for n in (32, 64, 128, 256)), "recurrent"),
+    **dict.fromkeys(("index_scores", "choose_cells", "chosen_mask", "gather_cells"), "indexer"),
     "gemm_bf16": "gemm_bf16",
     "gemm_wgmma": "gemm_wgmma",
 }

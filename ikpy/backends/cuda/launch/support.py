@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from ikpy.backends.cuda.launch import attention, products, recurrent
+from ikpy.backends.cuda.launch import attention, indexer, products, recurrent
 from ikpy.backends.cuda.launch.base import (
     FLOAT_WEIGHTS,
     LOWERINGS,
@@ -64,7 +64,7 @@ def _check_route(op: Node) -> str | None:
 
 
 def _check_attention(op: Node) -> str | None:
-    q, k, v, _, _, k1, _ = op.src
+    q, k, v, _, _, k1 = op.src[:6]
     assert q is not None and k is not None and v is not None
     for value in (k, v, k1):
         if value is not None and value.type_name not in registry.CACHE_TYPES:
@@ -92,6 +92,8 @@ def supports(op: Node) -> str | None:
         return f"Hadamard transform of {op.dst.shape[0]} columns (at most 8192)"
     if op.kind in ("kv_store", "kv_shift") and op.dst.type_name not in registry.CACHE_TYPES:
         return f"cache type {op.dst.type_name} has no CUDA kernel"
+    if op.kind == "choose_cells":
+        return indexer.unsupported(op)
     if op.kind in ("causal_conv", "gated_delta_rule"):
         return recurrent.unsupported(op)
     return _check_attention(op) if op.kind == "attention" else None
@@ -106,4 +108,6 @@ def work_bytes(op: Node, target: Target = SM_80) -> int:
     """Bytes of scratch memory (WORK) that the launches of an op need, with the target given to ``lower``."""
     if op.kind in products.KINDS:
         return products.work_bytes(op, target)
+    if op.kind == "choose_cells":
+        return indexer.work_bytes(op)
     return attention.work_bytes(op, target) if op.kind == "attention" else 0

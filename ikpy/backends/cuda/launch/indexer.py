@@ -1,0 +1,115 @@
+"""Launches of sparse attention's own ops: the choice of cells, masks of it, and copies of the rows of chosen cells."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from ikpy.backends.cuda.launch.base import (
+    WORK,
+    Launch,
+    OpContext,
+    ceil_div,
+    i32,
+    i64,
+    lowers,
+    packed_view,
+    pointer,
+    view,
+)
+from ikpy.graph.ir import Node, Value
+from ikpy.quants import registry
+
+# Cells and tokens of a block of index_scores, elements of a key (kernels/indexer.cu).
+_CELLS, _TOKENS, _MAX_SIZE = 128, 4, 128
+# Tokens whose scores are kept at once: 33 MB for 128 k cells.
+_ROUND = 64
+_CHOICE_THREADS = 1024
+_ROW_ALIGNMENT = 16
+_GATHER_WARPS = 4
+
+
+def unsupported(op: Node) -> str | None:
+    """Why cells cannot be chosen on a device, or None."""
+    keys = op.src[2]
+    assert keys is not None
+    if keys.type_name not in registry.CACHE_TYPES:
+        return f"cache type {keys.type_name} has no CUDA kernel"
+    size = keys.shape[0]
+    return f"index keys of {size} elements (at most {_MAX_SIZE}, by eights)" if size > _MAX_SIZE or size % 8 else None
+
+
+def _score_stride(op: Node) -> int:
+    """Floats from one token's scores to the next one's."""
+    keys = op.src[2]
+    assert keys is not None
+    return ceil_div(keys.shape[2], 64) * 64
+
+
+def work_bytes(op: Node) -> int:
+    """Bytes of the scores of a round of tokens."""
+    return 4 * _score_stride(op) * min(op.dst.shape[1], _ROUND)
+
+
+@lowers("choose_cells")
+def _choose_cells(c: OpContext) -> list[Launch]:
+    keys, mask = c.source(2), c.source(3)
+    n_tokens, top_k, n_cells = c.op.dst.shape[1], c.op.dst.shape[0] - 1, keys.shape[2]
+    views = b"".join(view(value, c.address) for value in c.op.src[:3])
+    indexer = views + c.at(3) + c.at(4) + c.runtime + struct.pack("<q2i", mask.strides[1], keys.type_id, top_k)
+    scores, stride = pointer(c.address(WORK)), i64(_score_stride(c.op))
+    launches = []
+    for first in range(0, n_tokens, _ROUND):
+        n = min(_ROUND, n_tokens - first)
+        grid = (ceil_div(n_cells, _CELLS), ceil_div(n, _TOKENS), 1)
+        args = [scores, stride, indexer, i32(first), i32(n)]
+        launches.append(Launch("index_scores", grid, (128, 1, 1), 0, args))
+        n_kv = c.runtime if keys.dynamic_dim == 2 else pointer(0)
+        args = [c.dst, scores, stride, c.at(4), i32(first), i32(n_cells), n_kv]
+        launches.append(Launch("choose_cells", (n, 1, 1), (_CHOICE_THREADS, 1, 1), 0, args))
+    return launches
+
+
+@lowers("chosen_mask")
+def _chosen_mask(c: OpContext) -> list[Launch]:
+    args = [c.dst, c.view(0), c.view(1), c.runtime]
+    return [Launch("chosen_mask", (c.op.dst.shape[1], 1, 1), (256, 1, 1), 0, args)]
+
+
+def _cell_bytes(rows: Value) -> int:
+    row = registry.by_id(rows.type_id).row_nbytes(rows.shape[0])
+    return (rows.shape[1] - 1) * rows.strides[1] + row
+
+
+@dataclass(frozen=True)
+class Copy:
+    """The rows [n, H, cells] of up to n_cells chosen cells, side by side in work memory from `address` on."""
+
+    rows: Value
+    n_cells: int
+    address: int = 0
+
+    @property
+    def stride(self) -> int:
+        """Bytes from one cell to the next."""
+        return ceil_div(_cell_bytes(self.rows), _ROW_ALIGNMENT) * _ROW_ALIGNMENT
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all cells."""
+        return self.stride * self.n_cells
+
+    def view(self, part: Value) -> bytes:
+        """ikpy::cuda::View of a part of the rows; its number of cells is where run-time scalars are read."""
+        strides = (*part.strides[:2], self.stride, 0)
+        start = self.address + part.offset - self.rows.offset
+        return packed_view(start, strides, (*part.shape[:2], self.n_cells, 1), 2)
+
+    def launch(self, c: OpContext, chosen: int) -> Launch:
+        """Makes the copy; chosen: address of a token's number of cells and their list."""
+        nbytes = _cell_bytes(self.rows)
+        sizes = (nbytes, self.rows.strides[2], c.address(self.rows) % _ROW_ALIGNMENT)
+        width = next(width for width in (16, 4, 2) if not any(n % width for n in sizes))
+        args = [pointer(self.address), i64(self.stride), view(self.rows, c.address), pointer(chosen)]
+        grid = (ceil_div(self.n_cells, _GATHER_WARPS), 1, 1)
+        return Launch("gather_cells", grid, (32 * _GATHER_WARPS, 1, 1), 0, [*args, i32(nbytes), i32(width)])

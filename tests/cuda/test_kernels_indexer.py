@@ -1,0 +1,123 @@
+"""Emulated CUDA kernels of sparse attention: the choice of cells against its definition, the rest against the CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ikpy.backends.cuda import launch
+from ikpy.graph.ir import F32, I32, Value, external
+from ikpy.models.blocks import part_of_rows
+from tests.cpu import reference_sparse as ref
+from tests.cpu.reference_attention import decode_rows
+from tests.cuda.programs import Program
+from tests.cuda.test_kernels_attention import F16_BOUND, Case
+
+
+class Choice(Case):
+    """Cells of n_cells, of which the last 8 are not attended, that tokens choose by queries of `heads` heads."""
+
+    def __init__(
+        self, n_cells: int, n_tokens: int, *, heads: int = 5, n: int = 32, type_name: str = "f16", whole: bool = False
+    ) -> None:
+        super().__init__(n_cells + heads + n, n_cells, n_tokens, heads, 1)
+        if whole:  # so that scores are exact, and many the same
+            self.normal = lambda *shape: np.round(self.rng.standard_normal(shape)).astype(np.float32)  # type: ignore[method-assign]
+        self.keys = self.cache(n, type_name)
+        self.q, self.weights = self.queries(n), self.p.array(self.normal(n_tokens, heads))
+        self.seen = self.mask()
+
+    def choose(self, top_k: int) -> Value:
+        return self.p.graph.choose_cells(self.q, self.weights, self.keys, self.seen, top_k)
+
+    def expected(self, top_k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Chosen cells, and those that a token sees: bool [T, attended cells]."""
+        n_kv = self.n_cells - 8
+        rows, mask = self.p.run([self.keys, self.seen[0]], on_cuda=False, n_kv=n_kv)
+        keys = decode_rows(rows[0, :n_kv, 0], self.keys.type_id, self.keys.shape[0])
+        visible = mask[0, 0, :, :n_kv] == 0
+        q, weights = (value.buffer.owner.astype(np.float64) for value in (self.q, self.weights))  # type: ignore[attr-defined]
+        return ref.choose(ref.index_scores(q, weights, keys), visible, top_k), visible
+
+
+def hold(case: Choice, top_k: int) -> None:
+    """The device's lists hold the cells of the definition, and their number even where a token sees no more."""
+    chosen = case.choose(top_k)
+    expected, visible = case.expected(top_k)
+    (lists,) = case.p.run([chosen], on_cuda=True, n_kv=case.n_cells - 8)
+    assert (lists[0, 0, :, 0] == expected.sum(1)).all()
+    found = ref.of_lists(lists[0, 0], visible)
+    differ = np.argwhere(found != expected)
+    assert not len(differ), (
+        f"token {differ[0][0]}: cell {differ[0][1]} {'' if found[tuple(differ[0])] else 'not '}chosen"
+    )
+
+
+@pytest.mark.parametrize("top_k", [1, 16, 40, 500])
+@pytest.mark.parametrize("n_tokens", [1, 3, 9])
+def test_choice(n_tokens: int, top_k: int) -> None:
+    hold(Choice(300, n_tokens), top_k)
+
+
+@pytest.mark.parametrize(("heads", "n"), [(1, 8), (16, 40), (33, 64), (64, 128)])
+def test_sizes(heads: int, n: int) -> None:
+    hold(Choice(200, 2, heads=heads, n=n), 20)
+
+
+@pytest.mark.parametrize("top_k", [16, 100, 400])
+def test_equal_scores(top_k: int) -> None:
+    """Of the same scores the first cells; more cells than a block of the choice has threads."""
+    hold(Choice(1500, 2, whole=True), top_k)
+
+
+@pytest.mark.parametrize("type_name", ["bf16", "f32", "q8_0"])
+def test_types_of_keys(type_name: str) -> None:
+    hold(Choice(160, 2, type_name=type_name, whole=type_name != "q8_0"), 10)
+
+
+def test_rounds_of_tokens() -> None:
+    """More tokens than scores are kept of at once."""
+    case = Choice(120, 70)
+    hold(case, 12)
+    assert len(launch.lower(case.p.graph.nodes[-1], lambda _: 0)) == 4
+
+
+@pytest.mark.parametrize("top_k", [12, 300])
+def test_mask(top_k: int) -> None:
+    case = Choice(200, 5)
+    chosen = case.choose(top_k)
+    case.check(case.p.graph.chosen_mask(case.seen[0], chosen, case.n_cells), 0.0)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 3])
+@pytest.mark.parametrize("type_name", ["f16", "q8_0", "q6_0"])
+def test_attention_to_chosen_latents(type_name: str, n_tokens: int) -> None:
+    """Values inside the keys; some tokens see fewer cells than they may choose."""
+    for top_k in (24, 300):
+        case = Choice(200, n_tokens)
+        chosen = case.choose(top_k)
+        latents = case.cache(576, type_name)
+        q = case.p.array(case.normal(n_tokens, 16, 576))
+        values = part_of_rows(latents, 64, 512)
+        out = case.p.graph.attention(q, [latents], values, case.seen, scale=0.05, flash=True, chosen=chosen)
+        case.check(out, F16_BOUND)
+
+
+def test_attention_to_chosen_rows_that_lie_apart() -> None:
+    """Two segments of keys, values of their own, several heads per cell, and a cache type of odd bytes."""
+    case = Choice(120, 2)
+    chosen = case.choose(16)
+    k, k1, v = case.cache(32, "q5_1", 2), case.cache(32, "f16", 1), case.cache(32, "iq4_nl", 2)
+    q = case.p.array(case.normal(2, 6, 64))
+    out = case.p.graph.attention(q, [k, k1], v, case.seen, scale=0.1, flash=True, chosen=chosen)
+    case.check(out, F16_BOUND)
+
+
+def test_keys_that_no_kernel_takes() -> None:
+    def known(*shape: int, type_id: int = F32) -> Value:
+        return external(64, None, type_id, shape)
+
+    graph = Program().graph
+    mask = known(40, 3), known(2, 3, type_id=I32)
+    graph.choose_cells(known(136, 4, 3), known(4, 3), known(136, 1, 40), mask, 8)
+    assert "136 elements" in (launch.supports(graph.nodes[-1]) or "")

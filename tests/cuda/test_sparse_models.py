@@ -1,0 +1,94 @@
+"""Models with sparse attention on devices: logits against the CPU's, for lists of chosen cells and masks of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ikpy.engine.batch import Batch
+from ikpy.engine.context import Context
+from ikpy.engine.model import Model
+from ikpy.engine.params import ContextParams, ModelParams
+from ikpy.engine.session import put_state, take_state
+from ikpy.graph.ir import Node
+from ikpy.graph.placement import PlacementParams
+from tests.cpu.reference_models import N_VOCAB
+from tests.cpu.sparse_latent_models import PUBLISHED, Sizes, random_model
+from tests.cuda.test_placement_matrix import worst
+
+# A cell more or less that a token attends to would be far beyond it.
+TOLERANCE = 3e-3
+TOKENS = np.random.default_rng(5).integers(0, N_VOCAB, 60)
+PLACES = {
+    "whole": PlacementParams(split_mode="none"),
+    "experts on the CPU": PlacementParams(split_mode="none", rules=(("exps", "CPU"),)),
+    "indexers on the CPU": PlacementParams(split_mode="none", rules=(("indexer", "CPU"),)),
+    "caches on the CPU": PlacementParams(kv_offload=False),
+    "two layers": PlacementParams(n_gpu_layers=2, split_mode="none"),
+}
+
+
+def context_on(path: Path, placement: PlacementParams, **params: object) -> Context:
+    model = Model.load(path, ModelParams(placement=placement))
+    return Context(model, ContextParams(**{"n_ctx": 256, "n_threads": 2, "n_seq_max": 2, **params}))  # type: ignore[arg-type]
+
+
+def logits(context: Context) -> list[np.ndarray]:
+    """Of a prompt, of single tokens and a few, of two sequences at once, and of one that was saved."""
+    found = [context.decode(Batch.single(TOKENS[:30], logits="all"))]
+    found += [context.decode(Batch.single(TOKENS[30:31], 30)), context.decode(Batch.single(TOKENS[31:35], 31))]
+    context.decode(Batch.single(TOKENS[40:45], 0, 1))
+    both = Batch()
+    both.add(TOKENS[35:37].tolist(), 35, 0, "all")
+    both.add(TOKENS[45:48].tolist(), 5, 1, "all")
+    found.append(context.decode(both))
+    saved = take_state(context, 0, TOKENS[:37].tolist())
+    put_state(context, 1, saved)
+    return [*found, context.decode(Batch.single(TOKENS[37:40], 37, 1, logits="all"))]
+
+
+def hold(path: Path, placement: PlacementParams, **params: object) -> Context:
+    truth = logits(context_on(path, PlacementParams(n_gpu_layers=0), **params))
+    context = context_on(path, placement, **params)
+    for found, expected in zip(logits(context), truth, strict=True):
+        assert np.isfinite(found).all()
+        assert np.abs(found - expected).max() <= TOLERANCE * np.abs(expected).max(), worst(found, expected)
+    return context
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("mla", [0, 1, 3])
+def test_placements(mla: int, where: str, tmp_path: Path, cuda_devices: int) -> None:
+    path = random_model(Sizes(top_k=12), "deepseek32").write(tmp_path / "model.gguf")
+    hold(path, PLACES[where], mla=mla, flash_attn=True)
+
+
+@pytest.mark.parametrize("mla", [1, 2, 3])
+def test_published_sizes(mla: int, tmp_path: Path, cuda_devices: int) -> None:
+    """Heads that the fast kernels take; layers without an indexer take the choice of the one before."""
+    sizes = replace(PUBLISHED, top_k=12, predict=0, layers=3)
+    path = random_model(sizes, "glm-dsa", full=[1, 0, 1]).write(tmp_path / "model.gguf")
+    context = hold(path, PLACES["whole"], mla=mla, flash_attn=mla != 2)
+    assert context.devices is not None and context.devices.cache_bytes().keys() == {"CUDA0"}
+
+
+def kinds_on(context: Context, n_tokens: int, device: str) -> list[Node]:
+    """Nodes of a batch on a device."""
+    assert context.devices is not None
+    nodes, results = context._graphs.nodes(n_tokens, 1)
+    kept = {value.buffer for value in results if value is not None}
+    return [step.node for step in context.devices.split(nodes, kept).steps(device)]
+
+
+@pytest.mark.parametrize(("n_tokens", "listed"), [(1, True), (8, True), (9, False)])
+def test_what_runs_on_the_device(n_tokens: int, listed: bool, tmp_path: Path, cuda_devices: int) -> None:
+    """All of it: few tokens attend to lists, more to masks."""
+    path = random_model(Sizes(top_k=12), "deepseek32").write(tmp_path / "model.gguf")
+    nodes = kinds_on(context_on(path, PLACES["whole"], mla=1), n_tokens, "CUDA0")
+    attention = [node for node in nodes if node.kind == "attention"]
+    assert len(attention) == 3 == sum(node.kind == "choose_cells" for node in nodes)
+    assert all((node.src[7] is not None) == listed for node in attention)
+    assert any(node.kind == "chosen_mask" for node in nodes) != listed

@@ -6,9 +6,9 @@ Rows are printed as they are measured. What FILE.json has is not measured again:
 not survive (status 3), is left out when the command is given again. Of a type: GB/s of one token's product, which reads
 the weights once (share of the speed of a copy), and TFLOP/s of 512 tokens in int8 and on bf16 tensor cores. Of
 attention: one token over 32768 cells in GB/s of cache, 2048 tokens in TFLOP/s. Of the delta rule: one token in GB/s of
-states, read and written, and microseconds of 512 tokens. Of sparse attention: microseconds of the choice of 2048 of 32768
-cells for one token and for 64. Products of PyTorch, where it is installed, say what the tensor cores reach. All weights
-are random bytes.
+states, read and written, and microseconds of 512 tokens. Of sparse attention: microseconds of the choice of 2048 of
+32768 cells for one token and for 64. Products of PyTorch, where it is installed, say what the tensor cores reach. All
+weights are random bytes.
 """
 
 from __future__ import annotations

@@ -275,16 +275,16 @@ __device__ __forceinline__ void delta_rule(const DeltaRule& d) {
 // The gated delta rule for heads of at most so many key elements, of which `parts` lanes share a column. Grid
 // (blocks of columns, heads, slots). With eight, 32 heads of 128 columns are 256 blocks, two for each
 // multiprocessor of an H100: one prepares tokens while the other multiplies.
-#define IKPY_DELTA_RULE(dk, parts)                                                                         \
-    IKPY_KERNEL __launch_bounds__(32 * kWarps)                                                             \
-        gated_delta_rule_##dk(View dst, View q, View k, View v, View decay, View beta, View state,         \
-                              const int* slots, float l2_eps, float scale, int interleaved, int per_row) { \
-        delta_rule<dk, parts>(                                                                             \
-            {dst, q, k, v, decay, beta, state, slots, l2_eps, scale, interleaved, per_row});               \
-    }                                                                                                      \
-    IKPY_EXPORT(gated_delta_rule_##dk)
+#define IKPY_DELTA_RULE(name, dk, parts)                                                            \
+    IKPY_KERNEL __launch_bounds__(32 * kWarps)                                                      \
+        name(View dst, View q, View k, View v, View decay, View beta, View state, const int* slots, \
+             float l2_eps, float scale, int interleaved, int per_row) {                             \
+        delta_rule<dk, parts>(                                                                      \
+            {dst, q, k, v, decay, beta, state, slots, l2_eps, scale, interleaved, per_row});        \
+    }                                                                                               \
+    IKPY_EXPORT(name)
 
-IKPY_DELTA_RULE(32, 4);
-IKPY_DELTA_RULE(64, 4);
-IKPY_DELTA_RULE(128, 8);
-IKPY_DELTA_RULE(256, 8);
+IKPY_DELTA_RULE(gated_delta_rule_32, 32, 4);
+IKPY_DELTA_RULE(gated_delta_rule_64, 64, 4);
+IKPY_DELTA_RULE(gated_delta_rule_128, 128, 8);
+IKPY_DELTA_RULE(gated_delta_rule_256, 256, 8);

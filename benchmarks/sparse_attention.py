@@ -1,6 +1,6 @@
 """Sparse attention of one layer against attention to all cells, in the absorbed form: milliseconds of one thread.
 
-    python -m benchmarks.sparse_attention [--cells 4096,8192,32768,131072] [--types f16,q8_0] [--tokens 1] [--top-k 2048]
+    python -m benchmarks.sparse_attention [--cells 4096,8192,32768,131072] [--types f16,q8_0] [--tokens 1]
 
 Shapes of DeepSeek-V3.2: 128 heads on latents of 576 elements (512 of them values), 64 index heads of 128 elements.
 `choice` scores all cells and chooses the best, `chosen` attends to these, `all` to every cell. Several caches of each
@@ -96,10 +96,9 @@ def main() -> None:
                 for layer in layers:
                     best = [min(seconds, layer.seconds(op)) for op, seconds in enumerate(best)]
             choice, chosen, everything = (1e3 * seconds for seconds in best)
-            both = choice + chosen
-            print(
-                f"{name:>8} {cells:>8} {choice:9.2f} {chosen:9.2f} {both:9.2f} {everything:9.2f} {everything / both:8.1f}"
-            )
+            figures = choice, chosen, choice + chosen, everything
+            row = "".join(f" {value:9.2f}" for value in figures)
+            print(f"{name:>8} {cells:>8}{row} {everything / (choice + chosen):8.1f}")
 
 
 if __name__ == "__main__":

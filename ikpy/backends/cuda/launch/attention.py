@@ -24,7 +24,7 @@ from ikpy.quants import registry
 
 def _attention_struct(c: OpContext, partials: int, n_parts: int) -> bytes:
     """ikpy::cuda::Attention."""
-    q, k, v, mask, sinks, k1, ranges = c.op.src
+    q, k, v, mask, sinks, k1, ranges = c.op.src[:7]
     assert q is not None and k is not None and v is not None
     views = b"".join(view(value, c.address) for value in (q, k, k1, v, c.op.dst))
     addresses = [optional_address(value, c.address) for value in (mask, ranges, sinks)]
@@ -118,7 +118,7 @@ def _column_in(k: Value, v: Value) -> int:
 
 def _flash(op: Node, target: Target) -> _Flash | None:
     """The flash kernel for an attention op, None if only the plain one fits."""
-    q, k, v, _, _, k1, _ = op.src
+    q, k, v, _, _, k1, _ = op.src[:7]
     assert q is not None and k is not None and v is not None
     dk, dv = k.shape[0] + (k1.shape[0] if k1 is not None else 0), v.shape[0]
     if (dk, dv) not in _FLASH or k.shape[0] % 8:

@@ -64,8 +64,10 @@ def _check_route(op: Node) -> str | None:
 
 
 def _check_attention(op: Node) -> str | None:
-    q, k, v, _, _, k1, _ = op.src
+    q, k, v, _, _, k1, _ = op.src[:7]
     assert q is not None and k is not None and v is not None
+    if any(op.src[7:8]):
+        return "lists of chosen cells have no CUDA attention kernel"
     for value in (k, v, k1):
         if value is not None and value.type_name not in registry.CACHE_TYPES:
             return f"cache type {value.type_name} has no CUDA attention kernel"

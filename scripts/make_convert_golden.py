@@ -204,7 +204,8 @@ DELTA_NET = dict(
 GEMMA4 = dict(
     head_dim=16, global_head_dim=32, sliding_window=8, tie_word_embeddings=True, final_logit_softcapping=30.0
 )  # fmt: skip
-INDEXER = dict(q_lora_rank=24, index_topk=64, index_head_dim=16, index_n_heads=2, layer_types=None)
+# With that many heads no cells that a token can choose from have the same score, 0.
+INDEXER = dict(q_lora_rank=24, index_topk=12, index_head_dim=16, index_n_heads=6, layer_types=None)
 V3_ROUTING = dict(n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=2.5)
 
 # name -> transformers model type, changes to BASE, tokenizer
@@ -260,7 +261,11 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         "gpt2",
     ),
     "deepseek-v32": ("deepseek_v32", moe(4, 2, **MLA, **V3_ROUTING, **INDEXER), "deepseek3"),
-    "glm-dsa": ("glm_moe_dsa", moe(4, 2, **MLA, **V3_ROUTING, **INDEXER), "glm"),
+    "glm-dsa": (
+        "glm_moe_dsa",
+        moe(4, 2, **MLA, **V3_ROUTING, **INDEXER, indexer_types=["full", "shared", "full"]),
+        "glm",
+    ),
     "seed_oss": ("seed_oss", dict(head_dim=16, attention_bias=True, attention_out_bias=False), "gpt2"),
     "gemma": ("gemma", dict(head_dim=24, tie_word_embeddings=True), "spm-noprefix"),
     "gemma2": (

@@ -227,11 +227,12 @@ def _is_matrix(output: OutputTensor) -> bool:
 
 
 def _add_value(writer: GGUFWriter, key: str, value: Any) -> None:
-    """Stores a value: str, bool, int as u32, float as f32, lists of str or int (u32), arrays of f32 or i32."""
+    """Stores a value: str, bool, int as u32, float as f32, lists of str, bool or int (u32), arrays of f32 or i32."""
     if isinstance(value, np.ndarray):
         writer.add_array(key, VT.FLOAT32 if value.dtype == np.float32 else VT.INT32, value)
     elif isinstance(value, list):
-        writer.add_array(key, VT.STRING if value and isinstance(value[0], str) else VT.UINT32, value)
+        kinds = {str: VT.STRING, bool: VT.BOOL}
+        writer.add_array(key, kinds.get(type(value[0]) if value else int, VT.UINT32), value)
     else:
         types = {str: VT.STRING, bool: VT.BOOL, int: VT.UINT32, float: VT.FLOAT32}
         writer.add(key, types[type(value)], value)

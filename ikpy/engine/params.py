@@ -93,9 +93,7 @@ class ContextParams:
         if not 1 <= self.n_seq_max <= MAX_SEQUENCES:
             raise UsageError(f"{self.n_seq_max} parallel sequences: 1 to {MAX_SEQUENCES} are possible")
         if self.sparse_top_k < -1:
-            raise UsageError(
-                f"attention to {self.sparse_top_k} cells: -1 (what the file says), 0 (all) or more (-dsatk)"
-            )
+            raise UsageError(f"-dsatk {self.sparse_top_k}: -1 (what the file says), 0 (all cells) or more are possible")
         types_v = [self.type_v, *(edge[0] for edge in (self.type_v_first, self.type_v_last) if edge and edge[1] > 0)]
         if not self.flash_attn and any(name.lower() not in PLAIN_CACHE_TYPES for name in types_v):
             raise UsageError("V cache quantization requires flash_attn")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ikpy.graph.builder import Graph
-from ikpy.graph.ir import F16, Value
+from ikpy.graph.ir import ALWAYS, F16, Value
 from ikpy.models.rope import RopeParams
 
 Window = tuple[str, int]
@@ -107,16 +107,17 @@ class BatchGraph:
         if key not in self._masks:
             own = key in self.cells and key != FULL
             _, cell_pos, cell_seq = self.cells[key if own else FULL]
-            self._masks[key] = self.graph.kq_mask(
-                cell_pos,
-                cell_seq,
-                self.inputs["pos"],
-                self.inputs["seq"],
-                window=window,
-                n_swa=n_swa,
-                causal=self.params.causal,
-                own=own,
-            )
+            with self.graph.only(ALWAYS):
+                self._masks[key] = self.graph.kq_mask(
+                    cell_pos,
+                    cell_seq,
+                    self.inputs["pos"],
+                    self.inputs["seq"],
+                    window=window,
+                    n_swa=n_swa,
+                    causal=self.params.causal,
+                    own=own,
+                )
         return self._masks[key]
 
     def rope_table(self, n_rot: int, rope: RopeParams, factors: Value | None = None) -> Value:
@@ -124,14 +125,16 @@ class BatchGraph:
         key = (n_rot, rope, id(factors))
         if key not in self._rope_tables:
             values = rope.kernel_params(n_rot)
-            self._rope_tables[key] = self.graph.rope_table(self.inputs["pos"], n_rot, factors, values)
+            with self.graph.only(ALWAYS):
+                self._rope_tables[key] = self.graph.rope_table(self.inputs["pos"], n_rot, factors, values)
         return self._rope_tables[key]
 
     def attention_temperature(self, scale: float, period: int, offset: int) -> Value:
         """The per-token factor of Graph.attention_temperature, built once per batch."""
         key = (scale, period, offset)
         if key not in self._temperatures:
-            self._temperatures[key] = self.graph.attention_temperature(self.inputs["pos"], scale, period, offset)
+            with self.graph.only(ALWAYS):
+                self._temperatures[key] = self.graph.attention_temperature(self.inputs["pos"], scale, period, offset)
         return self._temperatures[key]
 
     def steer(self, layer: int, x: Value) -> Value:

@@ -115,7 +115,7 @@ class LatentDecoder(Decoder):
     # --- graph ------------------------------------------------------------------------------------------------
 
     def _queries(self, b: BatchGraph, il: int, attn: LatentAttention, h: Value, table: Value) -> Value:
-        """[dk, H, T], non-rotated part first; the rotated part is rotated. An indexer chooses cells by their latents."""
+        """[dk, H, T], non-rotated part first; the rotated part is rotated. Indexers choose cells by their latents."""
         g, hp = b.graph, self.hp
         if attn.q is not None:
             q = g.mul_mat(attn.q, h)
@@ -212,7 +212,10 @@ class LatentDecoder(Decoder):
             self._absorbed(b, il, attn, q, scale, out)
 
     def _absorbed(self, b: BatchGraph, il: int, attn: LatentAttention, q: Value, scale: float, out: Value) -> None:
-        """Scores and values directly on the cached latents, into out [dv, H, T]; q and the output go through attn_k_b, attn_v_b."""
+        """Scores and values directly on the cached latents, into out [dv, H, T].
+
+        q goes through attn_k_b, the sums of values through attn_v_b.
+        """
         g, hp = b.graph, self.hp
         assert attn.k_b is not None and attn.v_b is not None
         heads, n_rot, rkv = hp.n_head[0], hp.n_rot, hp.extra["kv_lora_rank"]

@@ -57,7 +57,8 @@ def decoded(path: Path) -> Path:
 def logits(path: Path, tokens: np.ndarray, mla: int = 0) -> np.ndarray:
     """Logits f32 [T, V] of one batch with an f32 cache."""
     model = Model.load(path, ModelParams(mla=mla))
-    params = ContextParams(n_ctx=64, n_threads=2, flash_attn=False, mla=mla, type_k="f32", type_v="f32")
+    caches = dict.fromkeys(("type_k", "type_v", "type_indexer"), "f32")
+    params = ContextParams(n_ctx=64, n_threads=2, flash_attn=False, mla=mla, **caches)  # type: ignore[arg-type]
     return Context(model, params).decode(Batch.single(tokens.astype(np.int32), 0, logits="all"))
 
 
@@ -83,7 +84,7 @@ def test_logits(name, tmp_path):
 
 
 @pytest.mark.parametrize("mla", [1, 2, 3])
-@pytest.mark.parametrize("name", ["deepseek-v2-lite", "deepseek-v3", "glm4-moe-lite"])
+@pytest.mark.parametrize("name", ["deepseek-v2-lite", "deepseek-v3", "deepseek-v32", "glm-dsa", "glm4-moe-lite"])
 def test_logits_of_the_absorbed_form(name, mla, tmp_path):
     tokens, expected = golden(name)
     assert_close(logits(convert(name, "f32", tmp_path), tokens, mla), expected, F32_TOLERANCE)

@@ -196,7 +196,7 @@ ATTENTION_ROWS = (
         "context.sparse_top_k",
         "cached tokens that indexers choose for a token to attend to; 0 = all, -1 = what the file says",
     ),
-    ignored("-fdn --fused-delta-net", "the gated delta rule is one op for any number of tokens", "fused delta net", kind=INT),
+    ignored("-fdn --fused-delta-net", "the delta rule is one op for any number of tokens", "fused delta net", kind=INT),
     ignored("--swa-compress", "the window cache is not compressed", "compressed sliding-window cache"),
     option(
         "--swa-full",

@@ -114,11 +114,23 @@ class DeepSeekV32(DeepSeekV3):
             "attention.indexer.top_k": config.integer("index_topk"),
         }
 
-    def notes(self) -> list[str]:
-        return [*super().notes(), "the indexers are stored; ikpy attends to all cells instead of the best ones"]
-
 
 class GlmMoeDsa(DeepSeekV32):
-    """GLM-5."""
+    """GLM-5, where layers without an indexer take the cells that the one before has chosen (GLM-5.2)."""
 
     arch = "glm-dsa"
+
+    def keys(self) -> Keys:
+        full = self._full_indexers()
+        return super().keys() | ({} if all(full) else {"attention.indexer.types": full})
+
+    def _full_indexers(self) -> list[bool]:
+        """Of every layer whether its own indexer chooses: listed, or every freq-th from layer offset - 1 on."""
+        config = self.config
+        types = config.get("indexer_types", "index_topk_pattern", default=None)
+        if types is not None:
+            config.require(f"{len(types)} indexer types", len(types) == config.n_layer)
+            return [kind in ("full", "F") for kind in types]
+        freq = max(config.integer("index_topk_freq", default=1), 1)
+        offset = config.integer("index_skip_topk_offset", default=2)
+        return [max(il - offset + 1, 0) % freq == 0 for il in range(config.n_layer)]

@@ -21,9 +21,8 @@ from ikpy.quants import registry
 # Fewer tokens than this use the absorbed form in modes 2 and 3.
 PROMPT_TOKENS = 128
 # Prompts attend to chosen cells one token after the other, in the absorbed form, where there are more than that many
-# times as many; on tile units and elsewhere. Seconds of 512 tokens at 3,072 cells with 2,048 chosen (one thread, a layer
-# of the size of DeepSeek-V3.2): 1.1 instead of 1.4 on tiles, 2.6 instead of 2.0 without; at 4,096 cells 1.2 instead of
-# 1.8, and 2.7 instead of 2.8.
+# times as many; on tile units and elsewhere. Seconds of 512 tokens at 3,072 cells with 2,048 chosen (DeepSeek-V3.2, one
+# thread): 1.1 instead of 1.4 on tiles, 2.6 instead of 2.0 without; at 4,096 cells 1.2 and 1.8, 2.7 and 2.8.
 LISTED_FROM_TILES, LISTED_FROM = 1, 2
 # The same in mode 0, where a token's cells are large and tokens that share them are faster together.
 LISTED_TOKENS = 8

@@ -18,6 +18,7 @@ from ikpy.errors import FileFormatError, UsageError
 from ikpy.graph.activations import ActivationCollector
 from ikpy.graph.placement import PlacementParams
 from ikpy.models import latent_attention
+from ikpy.tools import run_logs
 from tests.cpu import reference_attention as ref
 from tests.cpu.reference_models import N_VOCAB, RandomModel
 from tests.cpu.sparse_latent_models import PUBLISHED, Rounding, Sizes, SparseLatent, random_model
@@ -244,3 +245,10 @@ def test_statistics_of_inputs(mla: int, top_k: int, tmp_path: Path) -> None:
     for name in names:
         rows = collector.entries[f"blk.1.{name}.weight"].rows
         assert (rows == len(LONG)).all(), f"{name} has seen {rows} tokens"
+
+
+def test_the_log_has_the_size_of_index_keys(tmp_path: Path) -> None:
+    file = loaded(random_model(FEW, "glm-dsa"), tmp_path)
+    lines = run_logs.index_cache_lines(Context(file, params(n_ctx=4096, type_indexer="q8_0")))
+    assert lines == ["llama_kv_cache_init: index keys (q8_0) of sparse attention =     0.40 MiB"]
+    assert run_logs.index_cache_lines(Context(file, params(sparse_top_k=0))) == []

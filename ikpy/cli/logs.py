@@ -120,6 +120,7 @@ def context_log(context: Context) -> list[str]:
     lines += run_logs.kv_cache_lines(
         k, v, *run_logs.cache_type_names(context.graph_params), latent=latent > 0, buffers=buffers
     )
+    lines += run_logs.index_cache_lines(context)
     lines += run_logs.state_lines(context.kv.recurrent, devices.state_bytes() if devices else {})
     if devices:
         lines += [run_logs.compute_buffer_line(need.compute_bytes, name) for name, need in devices.needs.items()]

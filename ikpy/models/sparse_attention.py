@@ -114,7 +114,7 @@ class Visible:
 def visible(b: BatchGraph, *, listed: bool, upto: int = 0) -> Visible:
     """The chosen cells, all if none were chosen: as lists, or as a mask (for upto cells at most, 0: any number)."""
     mask, ranges = b.mask()
-    if b.chosen is None:
+    if b.chosen is None or 0 < upto < b.chosen.shape[0]:
         return Visible((mask, ranges))
     if listed and (not b.params.on_devices or b.n_tokens <= LISTED_ON_DEVICES):
         return Visible((mask, ranges), chosen=b.chosen)

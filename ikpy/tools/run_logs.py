@@ -67,6 +67,13 @@ def window_cache_lines(context: Context) -> list[str]:
     return lines
 
 
+def index_cache_lines(context: Context) -> list[str]:
+    """Size of the cached keys of indexers, if there are any."""
+    nbytes, kind = context.kv.nbytes("ki"), registry.by_id(context.graph_params.type_indexer).name
+    size = f"index keys ({kind}) of sparse attention = {nbytes / MIB:8.2f} MiB"
+    return [f"llama_kv_cache_init: {size}"] if nbytes else []
+
+
 def state_lines(states: RecurrentStates | None, buffers: Mapping[str, int]) -> list[str]:
     """Size of the states of recurrent layers, R of the convolutions and S of the recurrences; none without any.
 

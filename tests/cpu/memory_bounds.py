@@ -17,6 +17,7 @@ from functools import cache
 import numpy as np
 
 from ikpy._native import core
+from ikpy.graph.plan import OP_DTYPE, TENSOR_DTYPE
 from ikpy.quants import by_name
 from tests.cpu import reference_attention as ref
 from tests.cpu.matmul_plans import UNARY, Program
@@ -196,6 +197,7 @@ def other_ops(place: Place) -> None:
         for order in (0, 1):
             _op("rope", place, x, [x, table], [size, order, 0])
         _op("hadamard", place, x, [x], [size & -size])
+    sparse_ops(place)
     _op("attention_temperature", place, np.zeros((5, 1, 1), np.float32), [np.arange(5, dtype=np.int32)], [8, 1], [0.1])
 
 
@@ -210,6 +212,27 @@ def recurrent_ops(n: int, place: Place) -> None:
         q, k, v, g, beta, state = (np.zeros(shape, np.float32) for shape in shapes)
         for per_row, decay in enumerate((g, np.zeros((3, 2, rows), np.float32))):
             _op("gated_delta_rule", place, v, [q, k, v, decay, beta, state, slots], [0, per_row], [1e-6, 1.0])
+
+
+def sparse_ops(place: Place) -> None:
+    """A choice of 10 of 70 cells, whose last block is no whole one, and attention to them."""
+    n_cells, top_k, tokens = 70, 10, 3
+    mask, ranges = np.zeros((tokens, n_cells), np.float16), np.tile(np.array([0, n_cells], np.int32), (tokens, 1))
+    for n, heads, dtype in ((128, 20, np.float16), (64, 3, np.float16), (40, 5, np.float32)):
+        print("sparse", n, heads, dtype.__name__, place.__name__, flush=True)
+        rng = np.random.default_rng(n)
+        q = rng.standard_normal((tokens, heads, n)).astype(np.float32)
+        keys = rng.standard_normal((n_cells, 1, n)).astype(dtype)
+        chosen = place(np.zeros((tokens, 1 + top_k), np.int32))
+        program = Program()
+        sources = [program.array(place(x)) for x in (q, q[:, :, 0].copy(), keys, mask, ranges)]
+        lists = program.array(chosen)
+        program.op("choose_cells", lists, sources)
+        program.op("chosen_mask", program.array(place(mask)), [sources[3], lists])
+        core.run(np.array(program.tensors, TENSOR_DTYPE), np.array(program.ops, OP_DTYPE), n_cells, 2)
+        assert (chosen[:, 0] == top_k).all()
+        sources = [q, keys, keys, mask, None, None, ranges, chosen]
+        _op("attention", place, q, sources, [1, heads], [0.1])
 
 
 def _pairs(rows: int, n: int) -> np.ndarray:

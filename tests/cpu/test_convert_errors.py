@@ -74,6 +74,7 @@ BAD_CONFIGS = {
         FileFormatError,
         "RoPE base 50000",
     ),
+    "indexers": ("glm-dsa", {"indexer_types": ["full"]}, FileFormatError, "1 indexer types"),
     "qwen3moe norm": ("qwen3moe", {"norm_topk_prob": False}, FileFormatError, "norm_topk_prob False"),
     "betas": (
         "qwen2",

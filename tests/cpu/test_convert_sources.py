@@ -97,6 +97,23 @@ def test_gemma3_defaults_of_published_configurations(tmp_path):
     assert keys["gemma3.context_length"] == 131072 and keys["gemma3.rope.freq_base"] == 1e6
 
 
+@pytest.mark.parametrize(
+    ("config", "full"),
+    [
+        ({"index_topk_freq": 2}, [True, True, False]),
+        ({"index_topk_freq": 3, "index_skip_topk_offset": 1}, [True, False, False]),
+        ({"index_topk_pattern": "FSF"}, [True, False, True]),
+        ({"index_topk_freq": 1}, None),
+        ({}, None),
+    ],
+)
+def test_layers_with_indexers_of_their_own(config, full, tmp_path):
+    """By the schedule of published configurations; files say nothing where all have one."""
+    folder = made.copy("glm-dsa", tmp_path)
+    made.amend(folder, drop=("indexer_types",), **config)
+    assert Conversion(folder).metadata.get("glm-dsa.attention.indexer.types") == full
+
+
 BAILING_NAMES = {
     "token_embd": "model.word_embeddings",
     "output_norm": "model.norm",

@@ -15,7 +15,10 @@ from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.engine.sequence_state import load_sequence, save_sequence
 from ikpy.errors import FileFormatError, UsageError
+from ikpy.graph.activations import ActivationCollector
 from ikpy.graph.placement import PlacementParams
+from ikpy.models import latent_attention
+from ikpy.tools import run_logs
 from tests.cpu import reference_attention as ref
 from tests.cpu.reference_models import N_VOCAB, RandomModel
 from tests.cpu.sparse_latent_models import PUBLISHED, Rounding, Sizes, SparseLatent, random_model
@@ -59,10 +62,15 @@ def test_definition(arch: str, mla: int, flash: bool, tmp_path: Path) -> None:
     check(Context(file, settings).decode(two), np.repeat(wanted[:n], 2, axis=0))
 
 
+@pytest.mark.parametrize("listed_from", [1, 2])
 @pytest.mark.parametrize("options", [{}, {"n_threads": 1}, {"attn_max_batch": 1, "n_threads": 3}], ids=str)
 @pytest.mark.parametrize("mla", [0, 1, 2, 3])
-def test_both_forms_of_prompts(mla: int, options: dict, tmp_path: Path) -> None:
-    """Up to twice the chosen cells prompts expand all cells and hide some, further on they read those chosen."""
+def test_both_forms_of_prompts(
+    mla: int, options: dict, listed_from: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to once or twice as many cells as are chosen prompts expand all, further on they read those chosen."""
+    for name in ("LISTED_FROM", "LISTED_FROM_TILES"):
+        monkeypatch.setattr(latent_attention, name, listed_from)
     n = Sizes(top_k=150, index_heads=8)
     model = random_model(n, "deepseek32")
     wanted = SparseLatent(model, n, top_k=150).logits(LONG)
@@ -223,3 +231,24 @@ def test_long_rows_of_published_size(tmp_path: Path) -> None:
     found = in_parts(Context(file, exact(type_indexer="f16")), LONG[:140], [130, *[1] * 4, 6])
     error = np.sort(np.abs(found - wanted).max(axis=1)) / np.abs(wanted).max()
     assert error[len(error) * 9 // 10] < 5e-4, f"of nine tokens in ten the worst is off by {error[-14:]}"
+
+
+@pytest.mark.parametrize("top_k", [8, 1000])
+@pytest.mark.parametrize("mla", [0, 1, 3])
+def test_statistics_of_inputs(mla: int, top_k: int, tmp_path: Path) -> None:
+    """Every token counts once for all weights, those of indexers too, whether cells are left out or not."""
+    file = loaded(random_model(replace(FEW, top_k=top_k), "glm-dsa"), tmp_path)
+    collector = ActivationCollector({name: (*info.shape, 1, 1)[2] for name, info in file.gguf.tensors.items()})
+    context = Context(file, exact(n_ctx=512, n_ubatch=140, mla=mla, collector=collector))
+    context.decode(Batch.single(LONG, logits="all"))
+    names = ["attn_output", "indexer.attn_k", "indexer.attn_q_b", "indexer.proj", *(["attn_k_b"] if mla else [])]
+    for name in names:
+        rows = collector.entries[f"blk.1.{name}.weight"].rows
+        assert (rows == len(LONG)).all(), f"{name} has seen {rows} tokens"
+
+
+def test_the_log_has_the_size_of_index_keys(tmp_path: Path) -> None:
+    file = loaded(random_model(FEW, "glm-dsa"), tmp_path)
+    lines = run_logs.index_cache_lines(Context(file, params(n_ctx=4096, type_indexer="q8_0")))
+    assert lines == ["llama_kv_cache_init: index keys (q8_0) of sparse attention =     0.40 MiB"]
+    assert run_logs.index_cache_lines(Context(file, params(sparse_top_k=0))) == []

@@ -74,6 +74,11 @@ def test_products(variables: dict[str, str]) -> None:
     check_tests("tests/cpu/test_matmul.py", variables, "-k", PRODUCTS)
 
 
+@pytest.mark.parametrize("variables", OTHER_WAYS, ids=lambda v: "-".join(v.values()))
+def test_sparse_attention(variables: dict[str, str]) -> None:
+    check_tests("tests/cpu/test_sparse_attention.py", variables)
+
+
 @pytest.mark.parametrize("tier", OTHER_TIERS)
 def test_recurrent_ops(tier: str) -> None:
     check_tests("tests/cpu/test_recurrent_ops.py", {"IKPY_ISA": tier})

@@ -74,6 +74,10 @@ def test_products(variables: dict[str, str]) -> None:
     check_tests("tests/cpu/test_matmul.py", variables, "-k", PRODUCTS)
 
 
+def test_chained_groups_of_shorter_vectors() -> None:
+    check_tests("tests/cpu/test_chained_groups.py", {"IKPY_ISA": "avxvnni"})
+
+
 @pytest.mark.parametrize("tier", OTHER_TIERS)
 def test_recurrent_ops(tier: str) -> None:
     check_tests("tests/cpu/test_recurrent_ops.py", {"IKPY_ISA": tier})

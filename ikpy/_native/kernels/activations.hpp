@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/byte_dots.hpp"
+
 namespace ikpy {
 
 enum ActFormat : int32_t {
@@ -37,6 +39,7 @@ struct ActQ8Layout {
     int64_t start32;
     int64_t sum16;    // f32[n / 16]
     int64_t start16;  // i32[n / 16]
+    int64_t biased;   // u8[n]: q + 128, on CPUs with dot products of bytes
     int64_t nbytes;
 
     explicit ActQ8Layout(int64_t n_in)
@@ -46,7 +49,8 @@ struct ActQ8Layout {
           start32(sum32 + n / 8),
           sum16(start32 + n / 8),
           start16(sum16 + n / 4),
-          nbytes(start16 + n / 4) {}
+          biased(start16 + n / 4),
+          nbytes(biased + (kByteDots ? n : 0)) {}
 };
 
 // Bytes from one row of prepared activations to the next. The odd cache line keeps rows of power-of-two

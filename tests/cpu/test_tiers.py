@@ -74,8 +74,9 @@ def test_products(variables: dict[str, str]) -> None:
     check_tests("tests/cpu/test_matmul.py", variables, "-k", PRODUCTS)
 
 
-def test_chained_groups_of_shorter_vectors() -> None:
-    check_tests("tests/cpu/test_chained_groups.py", {"IKPY_ISA": "avxvnni"})
+@pytest.mark.parametrize("file", ("test_chained_groups.py", "test_weighted_sums.py"))
+def test_rounded_sums_of_shorter_vectors(file: str) -> None:
+    check_tests(f"tests/cpu/{file}", {"IKPY_ISA": "avxvnni"})
 
 
 @pytest.mark.parametrize("tier", OTHER_TIERS)

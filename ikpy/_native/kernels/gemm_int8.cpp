@@ -91,53 +91,6 @@ template <int NV, int NT>
         for (int v = 0; v < NV; ++v) simd::store(out + t * kBlockRows + v * kLanes, total[v][t]);
 }
 
-template <int G, int Offsets, int NV, int NT>
-void tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, float* out, bool add) {
-    V total[NV][NT];
-    load_sums(out, add, total);
-    constexpr int kOffsets = Offsets ? G / Offsets : 0;  // per scale
-    const int64_t half_scales = p.half_scales(G);
-    const uint8_t* codes = p.codes;
-    const float* d = p.d;
-    const float* m = p.m;
-    for (int64_t g = 0; g < p.n / G; ++g) {
-        ByteSums dot[NV][NT];
-#pragma GCC unroll 8
-        for (int t = 0; t < NT; ++t)
-#pragma GCC unroll 2
-            for (int v = 0; v < NV; ++v)
-                dot[v][t] = kOffsets == 0 ? broadcast_dword(x[t] + at.start + 4 * g) : all_dwords(kStartBits);
-        add_columns<G, false>(codes, p.half_codes(), x, at.q + g * G, dot);
-        codes += G * kHalfRows;
-        V dv[NV], mv[NV][kOffsets + 1], minus_start[NV];
-#pragma GCC unroll 2
-        for (int v = 0; v < NV; ++v) {
-            dv[v] = simd::load(d + place(v, half_scales));
-            minus_start[v] = simd::mul(dv[v], simd::set1(-kStartValue));
-#pragma GCC unroll 2
-            for (int i = 0; i < kOffsets; ++i)
-                mv[v][i] = simd::load(m + place(v, half_scales * kOffsets) + i * kHalfRows);
-        }
-        d += kHalfRows;
-        m += kOffsets * kHalfRows;
-#pragma GCC unroll 8
-        for (int t = 0; t < NT; ++t) {
-            const V scale = broadcast_f32(x[t] + at.scale + g * G / 32 * 4);
-            V sum[kOffsets + 1];
-#pragma GCC unroll 2
-            for (int i = 0; i < kOffsets; ++i) sum[i] = broadcast_f32(x[t] + at.sum + 4 * (g * kOffsets + i));
-#pragma GCC unroll 2
-            for (int v = 0; v < NV; ++v) {
-                V value = simd::fma(float_bits(dot[v][t]), dv[v], minus_start[v]);
-#pragma GCC unroll 2
-                for (int i = 0; i < kOffsets; ++i) value = simd::fma(mv[v][i], sum[i], value);
-                total[v][t] = simd::fma(value, scale, total[v][t]);
-            }
-        }
-    }
-    store_sums(total, out);
-}
-
 // total += (sum of a group) * d * (scale of the token)
 template <int NV, int NT>
 [[gnu::always_inline]] inline void add_scaled(const ByteSums (&dot)[NV][NT], int v, V d,
@@ -147,6 +100,81 @@ template <int NV, int NT>
     for (int t = 0; t < NT; ++t)
         total[v][t] = simd::fma(simd::fma(float_bits(dot[v][t]), d, minus_start), broadcast_f32(x[t] + at),
                                 total[v][t]);
+}
+
+// Offsets of groups of 16 in panels of kernels/folded_scales.hpp: of 256 columns at a time, 16 dwords of two
+// integers for every two groups and then the numbers that they are multiplied by.
+template <int NV, int NT>
+[[gnu::always_inline]] inline void add_offsets(const Int8Panel& p, const uint8_t* const* x,
+                                               const PanelOffsets& at, V (&total)[NV][NT]) {
+    for (int64_t b = 0; b < p.n / 256; ++b) {
+        const float* m = p.m + b * 16 * kHalfRows;
+        ByteSums sum[NV][NT];
+#pragma GCC unroll 8
+        for (int t = 0; t < NT; ++t)
+#pragma GCC unroll 2
+            for (int v = 0; v < NV; ++v) sum[v][t] = all_dwords(kStartBits);
+#pragma GCC unroll 8
+        for (int pair = 0; pair < 8; ++pair) {
+            ByteSums w[NV];
+#pragma GCC unroll 2
+            for (int v = 0; v < NV; ++v)
+                w[v] = bits_of(simd::load(m + place(v, p.half_scales(16)) + pair * kHalfRows));
+#pragma GCC unroll 8
+            for (int t = 0; t < NT; ++t) {
+                const ByteSums two = broadcast_dword(x[t] + at.weighted + 32 * b + 4 * pair);
+#pragma GCC unroll 2
+                for (int v = 0; v < NV; ++v) sum[v][t] = add_words(sum[v][t], w[v], two);
+            }
+        }
+#pragma GCC unroll 2
+        for (int v = 0; v < NV; ++v)
+            add_scaled(sum, v, simd::load(m + place(v, p.half_scales(16)) + 8 * kHalfRows), x,
+                       at.weighted_unit + 4 * b, total);
+    }
+}
+
+template <int G, int Offsets, int NV, int NT>
+void tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, float* out, bool add) {
+    V total[NV][NT];
+    load_sums(out, add, total);
+    constexpr bool kOffsets = Offsets == G;
+    const int64_t half_scales = p.half_scales(G);
+    const uint8_t* codes = p.codes;
+    const float* d = p.d;
+    const float* m = p.m;
+    if (Offsets == 16 && G == 32) add_offsets(p, x, at, total);
+    for (int64_t g = 0; g < p.n / G; ++g) {
+        ByteSums dot[NV][NT];
+#pragma GCC unroll 8
+        for (int t = 0; t < NT; ++t)
+#pragma GCC unroll 2
+            for (int v = 0; v < NV; ++v)
+                dot[v][t] = Offsets == 0 ? broadcast_dword(x[t] + at.start + 4 * g) : all_dwords(kStartBits);
+        add_columns<G, false>(codes, p.half_codes(), x, at.q + g * G, dot);
+        codes += G * kHalfRows;
+        V dv[NV], mv[NV], minus_start[NV];
+#pragma GCC unroll 2
+        for (int v = 0; v < NV; ++v) {
+            dv[v] = simd::load(d + place(v, half_scales));
+            minus_start[v] = simd::mul(dv[v], simd::set1(-kStartValue));
+            if (kOffsets) mv[v] = simd::load(m + place(v, half_scales));
+        }
+        d += kHalfRows;
+        m += kHalfRows;
+#pragma GCC unroll 8
+        for (int t = 0; t < NT; ++t) {
+            const V scale = broadcast_f32(x[t] + at.scale + g * G / 32 * 4);
+            const V sum = kOffsets ? broadcast_f32(x[t] + at.sum + 4 * g) : simd::zero();
+#pragma GCC unroll 2
+            for (int v = 0; v < NV; ++v) {
+                V value = simd::fma(float_bits(dot[v][t]), dv[v], minus_start[v]);
+                if (kOffsets) value = simd::fma(mv[v], sum, value);
+                total[v][t] = simd::fma(value, scale, total[v][t]);
+            }
+        }
+    }
+    store_sums(total, out);
 }
 
 // Panels of kernels/chained_groups.hpp.

@@ -40,11 +40,13 @@ struct Int8Panel {
 
 // Where the columns of a panel lie inside an activation row, in bytes.
 struct PanelOffsets {
-    int64_t q, biased, scale, sum, start;
+    int64_t q, biased, weighted, weighted_unit, scale, sum, start;
 
     PanelOffsets(const ActQ8Layout& at, int64_t k0, int group, int offset_group)
         : q(k0),
           biased(at.biased + k0),
+          weighted(at.weighted + k0 / 8),
+          weighted_unit(at.weighted_unit + k0 / 64),
           scale(at.scale + k0 / 8),
           sum((offset_group == 16 ? at.sum16 : at.sum32) + k0 / offset_group * 4),
           start((group == 16 ? at.start16 : at.start32) + k0 / group * 4) {}

@@ -79,6 +79,11 @@ def test_sparse_attention(variables: dict[str, str]) -> None:
     check_tests("tests/cpu/test_sparse_attention.py", variables)
 
 
+@pytest.mark.parametrize("file", ("test_chained_groups.py", "test_weighted_sums.py"))
+def test_rounded_sums_of_shorter_vectors(file: str) -> None:
+    check_tests(f"tests/cpu/{file}", {"IKPY_ISA": "avxvnni"})
+
+
 @pytest.mark.parametrize("tier", OTHER_TIERS)
 def test_recurrent_ops(tier: str) -> None:
     check_tests("tests/cpu/test_recurrent_ops.py", {"IKPY_ISA": tier})

@@ -51,6 +51,23 @@ void quantize_group(const float* x, int8_t* q, float* scale, int32_t* sum_low, i
     *sum_high = high;
 }
 
+// Makes 16 integers and their unit of sums over 16 columns and the scales of 32. A group that is not finite
+// has a scale that says so.
+void weigh_sums(const float* sum16, const float* scale, int16_t* weighted, float* unit) {
+    float v[16], largest = 0.0f, all = 0.0f;
+    for (int i = 0; i < 16; ++i) v[i] = sum16[i] * scale[i / 2];
+    for (int i = 0; i < 16; ++i) largest = std::max(largest, std::fabs(v[i]));
+    for (int i = 0; i < 16; ++i) all += std::fabs(v[i]);
+    const float least = std::max(largest / 32767.0f, all * (kLargestWeight / float((1 << 22) - 256)));
+    const bool counts = least > 1e-37f && std::isfinite(all);
+    *unit = counts ? least : 0.0f;
+    const float inverse = counts ? 1.0f / least : 0.0f;
+    for (int i = 0; i < 16; ++i) {
+        const float shifted = (counts ? v[i] * inverse : 0.0f) + kStartValue;
+        weighted[i] = static_cast<int16_t>(static_cast<int32_t>(f32_bits(shifted)) - kStartBits);
+    }
+}
+
 // Groups first .. last - 1 of a row.
 void prepare_q8(const float* x, int64_t n_in, int64_t first, int64_t last, uint8_t* out) {
     const ActQ8Layout at(n_in);
@@ -70,6 +87,9 @@ void prepare_q8(const float* x, int64_t n_in, int64_t first, int64_t last, uint8
         }
         int32_t low, high;
         quantize_group(group, q + 32 * g, scale + g, &low, &high);
+        if (kByteDots)
+            for (int i = 0; i < 32; ++i)
+                out[at.biased + 32 * g + i] = static_cast<uint8_t>(q[32 * g + i] + 128);
         sum32[g] = static_cast<float>(low + high);
         start32[g] = kStartBits - 128 * (low + high);
         sum16[2 * g] = static_cast<float>(low);
@@ -77,6 +97,11 @@ void prepare_q8(const float* x, int64_t n_in, int64_t first, int64_t last, uint8
         start16[2 * g] = kStartBits - 128 * low;
         start16[2 * g + 1] = kStartBits - 128 * high;
     }
+    if (!kByteDots) return;
+    auto* weighted = reinterpret_cast<int16_t*>(out + at.weighted);
+    auto* unit = reinterpret_cast<float*>(out + at.weighted_unit);
+    for (int64_t b = first / 8; b < last / 8; ++b)
+        weigh_sums(sum16 + 16 * b, scale + 8 * b, weighted + 16 * b, unit + b);
 }
 
 void prepare_split(const float* x, int64_t n_in, uint8_t* out) {

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/byte_dots.hpp"
+
 namespace ikpy {
 
 enum ActFormat : int32_t {
@@ -25,6 +27,8 @@ enum ActFormat : int32_t {
 constexpr int32_t kStartBits = 0x4B400000;
 constexpr float kStartValue = 12582912.0f;
 
+constexpr int kLargestWeight = 15;
+
 inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 // Byte offsets inside one row of format Q8 with n_in elements, padded with zeros to a multiple of 256.
@@ -37,6 +41,10 @@ struct ActQ8Layout {
     int64_t start32;
     int64_t sum16;    // f32[n / 16]
     int64_t start16;  // i32[n / 16]
+    int64_t biased;   // u8[n]: q + 128, on CPUs with dot products of bytes
+    // On the same CPUs i16[n / 16]: sum16 times its scale in units of weighted_unit, f32[n / 256]. Integers
+    // of up to kLargestWeight times them add up to less than 2^22 per unit.
+    int64_t weighted, weighted_unit;
     int64_t nbytes;
 
     explicit ActQ8Layout(int64_t n_in)
@@ -46,7 +54,10 @@ struct ActQ8Layout {
           start32(sum32 + n / 8),
           sum16(start32 + n / 8),
           start16(sum16 + n / 4),
-          nbytes(start16 + n / 4) {}
+          biased(start16 + n / 4),
+          weighted(biased + (kByteDots ? n : 0)),
+          weighted_unit(weighted + (kByteDots ? n / 8 : 0)),
+          nbytes(weighted_unit + (kByteDots ? n / 64 : 0)) {}
 };
 
 // Bytes from one row of prepared activations to the next. The odd cache line keeps rows of power-of-two

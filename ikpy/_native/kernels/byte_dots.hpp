@@ -16,7 +16,10 @@ inline ByteSums load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline ByteSums add_byte_dots(ByteSums sum, ByteSums unsigned_bytes, ByteSums signed_bytes) {
     return _mm512_dpbusd_epi32(sum, unsigned_bytes, signed_bytes);
 }
+inline ByteSums add_words(ByteSums sum, ByteSums a, ByteSums b) { return _mm512_dpwssd_epi32(sum, a, b); }
+inline ByteSums magnitudes(ByteSums signed_bytes) { return _mm512_abs_epi8(signed_bytes); }
 inline __m512 float_bits(ByteSums v) { return _mm512_castsi512_ps(v); }
+inline ByteSums bits_of(__m512 v) { return _mm512_castps_si512(v); }
 
 #elif defined(__AVXVNNI__)
 #define IKPY_BYTE_DOTS
@@ -29,7 +32,10 @@ inline ByteSums load_bytes(const uint8_t* p) {
 inline ByteSums add_byte_dots(ByteSums sum, ByteSums unsigned_bytes, ByteSums signed_bytes) {
     return _mm256_dpbusd_avx_epi32(sum, unsigned_bytes, signed_bytes);
 }
+inline ByteSums add_words(ByteSums sum, ByteSums a, ByteSums b) { return _mm256_dpwssd_avx_epi32(sum, a, b); }
+inline ByteSums magnitudes(ByteSums signed_bytes) { return _mm256_abs_epi8(signed_bytes); }
 inline __m256 float_bits(ByteSums v) { return _mm256_castsi256_ps(v); }
+inline ByteSums bits_of(__m256 v) { return _mm256_castps_si256(v); }
 
 #endif
 

@@ -69,6 +69,24 @@ inline void fold_groups(const float* scales, uint8_t* codes) {
                           codes + 16 * kHalfRows * i + 4 * row);
 }
 
+// factors: what the integers of the rows are multiplied by; m: [16 groups][16 rows] offsets of 256 columns,
+// which become what the microkernel reads.
+inline void pack_offsets(const float* factors, float* m) {
+    for (int row = 0; row < kHalfRows; row += simd::kLanes) {
+        const simd::V factor = simd::load(factors + row), none = simd::zero();
+        const simd::V inverse = factor == none ? none : 1.0f / factor;
+        const auto integers = [&](int group) {
+            const simd::V v = simd::load(m + group * kHalfRows + row) * inverse;
+            return __builtin_convertvector(v + 0.5f, RowDwords);
+        };
+        for (int pair = 0; pair < 8; ++pair) {
+            const RowDwords two = integers(2 * pair) | integers(2 * pair + 1) << 16;
+            std::memcpy(m + pair * kHalfRows + row, &two, sizeof(two));
+        }
+        simd::store(m + 8 * kHalfRows + row, factor);
+    }
+}
+
 // A panel of integer scales with these in the codes; d of groups of 32 are the factors of the blocks.
 template <class U, PanelFn Integers>
 Int8Panel folded_panel(const RowBlock& rows, int64_t k0, int64_t n, uint8_t* work) {
@@ -85,6 +103,14 @@ Int8Panel folded_panel(const RowBlock& rows, int64_t k0, int64_t n, uint8_t* wor
                     i % RowsOf<U>::kCount);
             if (U::kZero > 0)
                 for (float& factor : factors) factor = -factor;
+            if constexpr (U::kZero == 0) {
+                float offsets[kHalfRows];
+                for (int i = 0; i < kHalfRows; ++i)
+                    offsets[i] = IntegerScaled<U>::offset_factor(
+                        rows.group(h, i, RowsOf<U>::kCount) + (k0 + k) / U::kBlock * U::kBlockBytes,
+                        i % RowsOf<U>::kCount);
+                pack_offsets(offsets, p.m + h * p.half_scales(16) + k / 16 * kHalfRows);
+            }
             for (int g = 0; g < U::kBlock / 32; ++g, d += kHalfRows, scales += 2 * kHalfRows) {
                 fold_groups<U>(scales, codes);
                 codes += 32 * kHalfRows;

@@ -50,74 +50,176 @@ static_assert(32 * 255 * 127 + 32 * 128 * 127 < 1 << 22);
 
 inline V broadcast_f32(const uint8_t* p) { return simd::set1(load_unaligned<float>(p)); }
 
-// NV: vectors of rows, one half after the other.
-template <int G, int Offsets, int NV, int NT>
-void tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, float* out, bool add) {
-    V total[NV][NT];
+// From the first row of a half, of which a vector is one of kVectorsOfHalf parts.
+inline int64_t place(int v, int64_t half) { return v / kVectorsOfHalf * half + v % kVectorsOfHalf * kLanes; }
+
+// NV: vectors of rows, one half after the other; NT: tokens, whose first byte is x[t][at].
+template <int Columns, bool BiasedTokens, int NV, int NT>
+[[gnu::always_inline]] inline void add_columns(const uint8_t* codes, int64_t half_codes,
+                                               const uint8_t* const* x, int64_t at, ByteSums (&dot)[NV][NT]) {
+#pragma GCC unroll 8
+    for (int j = 0; j < Columns / 4; ++j) {
+        ByteSums w[NV];
+#pragma GCC unroll 2
+        for (int v = 0; v < NV; ++v) w[v] = load_bytes(codes + 4 * place(v, half_codes / 4) + j * 64);
+#pragma GCC unroll 8
+        for (int t = 0; t < NT; ++t) {
+            const ByteSums four = broadcast_dword(x[t] + at + 4 * j);
+#pragma GCC unroll 2
+            for (int v = 0; v < NV; ++v)
+                dot[v][t] = BiasedTokens ? add_byte_dots(dot[v][t], four, w[v])
+                                         : add_byte_dots(dot[v][t], w[v], four);
+        }
+    }
+}
+
+// The sums over groups.
+template <int NV, int NT>
+[[gnu::always_inline]] inline void load_sums(const float* out, bool add, V (&total)[NV][NT]) {
 #pragma GCC unroll 8
     for (int t = 0; t < NT; ++t)
 #pragma GCC unroll 2
         for (int v = 0; v < NV; ++v)
             total[v][t] = add ? simd::load(out + t * kBlockRows + v * kLanes) : simd::zero();
-    constexpr int kOffsets = Offsets ? G / Offsets : 0;  // per scale
-    // From the first row of a half, of which a vector is one of kVectorsOfHalf parts.
+}
+
+template <int NV, int NT>
+[[gnu::always_inline]] inline void store_sums(const V (&total)[NV][NT], float* out) {
+#pragma GCC unroll 8
+    for (int t = 0; t < NT; ++t)
+#pragma GCC unroll 2
+        for (int v = 0; v < NV; ++v) simd::store(out + t * kBlockRows + v * kLanes, total[v][t]);
+}
+
+// total += (sum of a group) * d * (scale of the token)
+template <int NV, int NT>
+[[gnu::always_inline]] inline void add_scaled(const ByteSums (&dot)[NV][NT], int v, V d,
+                                              const uint8_t* const* x, int64_t at, V (&total)[NV][NT]) {
+    const V minus_start = simd::mul(d, simd::set1(-kStartValue));
+#pragma GCC unroll 8
+    for (int t = 0; t < NT; ++t)
+        total[v][t] = simd::fma(simd::fma(float_bits(dot[v][t]), d, minus_start), broadcast_f32(x[t] + at),
+                                total[v][t]);
+}
+
+// Offsets of groups of 16 in panels of kernels/folded_scales.hpp: of 256 columns at a time, 16 dwords of two
+// integers for every two groups and then the numbers that they are multiplied by.
+template <int NV, int NT>
+[[gnu::always_inline]] inline void add_offsets(const Int8Panel& p, const uint8_t* const* x,
+                                               const PanelOffsets& at, V (&total)[NV][NT]) {
+    for (int64_t b = 0; b < p.n / 256; ++b) {
+        const float* m = p.m + b * 16 * kHalfRows;
+        ByteSums sum[NV][NT];
+#pragma GCC unroll 8
+        for (int t = 0; t < NT; ++t)
+#pragma GCC unroll 2
+            for (int v = 0; v < NV; ++v) sum[v][t] = all_dwords(kStartBits);
+#pragma GCC unroll 8
+        for (int pair = 0; pair < 8; ++pair) {
+            ByteSums w[NV];
+#pragma GCC unroll 2
+            for (int v = 0; v < NV; ++v)
+                w[v] = bits_of(simd::load(m + place(v, p.half_scales(16)) + pair * kHalfRows));
+#pragma GCC unroll 8
+            for (int t = 0; t < NT; ++t) {
+                const ByteSums two = broadcast_dword(x[t] + at.weighted + 32 * b + 4 * pair);
+#pragma GCC unroll 2
+                for (int v = 0; v < NV; ++v) sum[v][t] = add_words(sum[v][t], w[v], two);
+            }
+        }
+#pragma GCC unroll 2
+        for (int v = 0; v < NV; ++v)
+            add_scaled(sum, v, simd::load(m + place(v, p.half_scales(16)) + 8 * kHalfRows), x,
+                       at.weighted_unit + 4 * b, total);
+    }
+}
+
+template <int G, int Offsets, int NV, int NT>
+void tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, float* out, bool add) {
+    V total[NV][NT];
+    load_sums(out, add, total);
+    constexpr bool kOffsets = Offsets == G;
     const int64_t half_scales = p.half_scales(G);
-    const auto place = [](int v, int64_t half) {
-        return v / kVectorsOfHalf * half + v % kVectorsOfHalf * kLanes;
-    };
     const uint8_t* codes = p.codes;
     const float* d = p.d;
     const float* m = p.m;
+    if (Offsets == 16 && G == 32) add_offsets(p, x, at, total);
     for (int64_t g = 0; g < p.n / G; ++g) {
         ByteSums dot[NV][NT];
 #pragma GCC unroll 8
         for (int t = 0; t < NT; ++t)
 #pragma GCC unroll 2
             for (int v = 0; v < NV; ++v)
-                dot[v][t] = kOffsets == 0 ? broadcast_dword(x[t] + at.start + 4 * g) : all_dwords(kStartBits);
-#pragma GCC unroll 8
-        for (int j = 0; j < G / 4; ++j) {
-            ByteSums w[NV];
-#pragma GCC unroll 2
-            for (int v = 0; v < NV; ++v) w[v] = load_bytes(codes + 4 * place(v, p.half_codes() / 4) + j * 64);
-#pragma GCC unroll 8
-            for (int t = 0; t < NT; ++t) {
-                const ByteSums four = broadcast_dword(x[t] + at.q + g * G + 4 * j);
-#pragma GCC unroll 2
-                for (int v = 0; v < NV; ++v) dot[v][t] = add_byte_dots(dot[v][t], w[v], four);
-            }
-        }
+                dot[v][t] = Offsets == 0 ? broadcast_dword(x[t] + at.start + 4 * g) : all_dwords(kStartBits);
+        add_columns<G, false>(codes, p.half_codes(), x, at.q + g * G, dot);
         codes += G * kHalfRows;
-        V dv[NV], mv[NV][kOffsets + 1], minus_start[NV];
+        V dv[NV], mv[NV], minus_start[NV];
 #pragma GCC unroll 2
         for (int v = 0; v < NV; ++v) {
             dv[v] = simd::load(d + place(v, half_scales));
             minus_start[v] = simd::mul(dv[v], simd::set1(-kStartValue));
-#pragma GCC unroll 2
-            for (int i = 0; i < kOffsets; ++i)
-                mv[v][i] = simd::load(m + place(v, half_scales * kOffsets) + i * kHalfRows);
+            if (kOffsets) mv[v] = simd::load(m + place(v, half_scales));
         }
         d += kHalfRows;
-        m += kOffsets * kHalfRows;
+        m += kHalfRows;
 #pragma GCC unroll 8
         for (int t = 0; t < NT; ++t) {
             const V scale = broadcast_f32(x[t] + at.scale + g * G / 32 * 4);
-            V sum[kOffsets + 1];
-#pragma GCC unroll 2
-            for (int i = 0; i < kOffsets; ++i) sum[i] = broadcast_f32(x[t] + at.sum + 4 * (g * kOffsets + i));
+            const V sum = kOffsets ? broadcast_f32(x[t] + at.sum + 4 * g) : simd::zero();
 #pragma GCC unroll 2
             for (int v = 0; v < NV; ++v) {
                 V value = simd::fma(float_bits(dot[v][t]), dv[v], minus_start[v]);
-#pragma GCC unroll 2
-                for (int i = 0; i < kOffsets; ++i) value = simd::fma(mv[v][i], sum[i], value);
+                if (kOffsets) value = simd::fma(mv[v], sum, value);
                 total[v][t] = simd::fma(value, scale, total[v][t]);
             }
         }
     }
-#pragma GCC unroll 8
-    for (int t = 0; t < NT; ++t)
+    store_sums(total, out);
+}
+
+// Panels of kernels/chained_groups.hpp.
+template <int NV, int NT>
+void chained_tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, float* out, bool add) {
+    V total[NV][NT];
+    load_sums(out, add, total);
+    const int64_t half_scales = p.half_scales(16);
+    const uint8_t* codes = p.codes;
+    const float* d = p.d;
+    const float* m = p.m;
+    for (int64_t pair = 0; pair < p.n / 32; ++pair) {
+        const int64_t token = at.biased + 32 * pair, scale = at.scale + 4 * pair;
+        ByteSums dot[NV][NT];
 #pragma GCC unroll 2
-        for (int v = 0; v < NV; ++v) simd::store(out + t * kBlockRows + v * kLanes, total[v][t]);
+        for (int v = 0; v < NV; ++v)
+#pragma GCC unroll 8
+            for (int t = 0; t < NT; ++t) dot[v][t] = bits_of(simd::load(m + place(v, half_scales)));
+        add_columns<16, true>(codes, p.half_codes(), x, token, dot);
+#pragma GCC unroll 2
+        for (int v = 0; v < NV; ++v) {
+            const V ratio = simd::load(d + place(v, half_scales));
+            const V added = simd::load(m + place(v, half_scales) + kHalfRows);
+            if (p.apart[v / kVectorsOfHalf] >> pair & 1) {
+                // Else GCC loads the scales before the branch and broadcasts them by shuffles behind it.
+                int64_t again = scale;
+                asm("" : "+r"(again));
+                add_scaled(dot, v, ratio, x, again, total);
+#pragma GCC unroll 8
+                for (int t = 0; t < NT; ++t) dot[v][t] = bits_of(added);
+            } else {
+#pragma GCC unroll 8
+                for (int t = 0; t < NT; ++t)
+                    dot[v][t] = bits_of(simd::fma(float_bits(dot[v][t]), ratio, added));
+            }
+        }
+        add_columns<16, true>(codes + 16 * kHalfRows, p.half_codes(), x, token + 16, dot);
+#pragma GCC unroll 2
+        for (int v = 0; v < NV; ++v)
+            add_scaled(dot, v, simd::load(d + place(v, half_scales) + kHalfRows), x, scale, total);
+        codes += 32 * kHalfRows;
+        d += 2 * kHalfRows;
+        m += 2 * kHalfRows;
+    }
+    store_sums(total, out);
 }
 
 #else
@@ -157,47 +259,68 @@ void tile(const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, f
 
 #endif
 
-template <int G, int Offsets, int NV, int NT>
+// Panels of groups of kGroup columns; kOffsets: the columns of an offset, 0 for symmetric codes.
+template <int G, int Offsets>
+struct Groups {
+    static constexpr int kGroup = G, kOffsets = Offsets;
+    template <int NV, int NT>
+    static constexpr auto* kTile = tile<G, Offsets, NV, NT>;
+};
+
+template <class Kind, int NV, int NT>
 void tile_of(int n, const Int8Panel& p, const uint8_t* const* x, const PanelOffsets& at, float* out,
              bool add) {
-    if (n == NT) return tile<G, Offsets, NV, NT>(p, x, at, out, add);
-    if constexpr (NT > 1) tile_of<G, Offsets, NV, NT - 1>(n, p, x, at, out, add);
+    if (n == NT) return Kind::template kTile<NV, NT>(p, x, at, out, add);
+    if constexpr (NT > 1) tile_of<Kind, NV, NT - 1>(n, p, x, at, out, add);
 }
 
 // The panel from half h on.
-template <int G, int Offsets>
+template <class Kind>
 Int8Panel from_half(Int8Panel p, int h) {
     p.codes += h * p.half_codes();
-    p.d += h * p.half_scales(G);
-    if (Offsets) p.m += h * p.half_scales(Offsets);
+    p.d += h * p.half_scales(Kind::kGroup);
+    if (Kind::kOffsets) p.m += h * p.half_scales(Kind::kOffsets);
+    p.apart[0] = p.apart[h];
     return p;
 }
 
-template <int G, int Offsets>
+template <class Kind>
 void gemm(const Int8Panel& p, int n_halves, const uint8_t* const* x, int n_tokens, const ActQ8Layout& layout,
           int64_t k0, float* out, bool add) {
-    const PanelOffsets at(layout, k0, G, Offsets ? Offsets : G);
+    const PanelOffsets at(layout, k0, Kind::kGroup, Kind::kOffsets ? Kind::kOffsets : Kind::kGroup);
     // Tiles of nearly equal size, so that no single token is left over.
     const int n_tiles = (n_tokens + kTileTokens - 1) / kTileTokens;
     for (int i = 0; i < n_tiles; ++i) {
         const int begin = n_tokens * i / n_tiles, n = n_tokens * (i + 1) / n_tiles - begin;
         float* y = out + begin * kBlockRows;
         if (n_halves == 2 && kVectorsOfHalf == 1) {
-            tile_of<G, Offsets, 2, kTileTokens>(n, p, x + begin, at, y, add);
+            tile_of<Kind, 2, kTileTokens>(n, p, x + begin, at, y, add);
             continue;
         }
         for (int h = 0; h < n_halves; ++h)
-            tile_of<G, Offsets, kVectorsOfHalf, kTileTokens>(n, from_half<G, Offsets>(p, h), x + begin, at,
-                                                             y + h * kHalfRows, add);
+            tile_of<Kind, kVectorsOfHalf, kTileTokens>(n, from_half<Kind>(p, h), x + begin, at,
+                                                       y + h * kHalfRows, add);
     }
 }
 
 }  // namespace
 
 Int8GemmFn int8_gemm(int group, int offset_group, int, bool) {
-    if (group == 16) return offset_group ? gemm<16, 16> : gemm<16, 0>;
-    return offset_group == 16 ? gemm<32, 16> : offset_group ? gemm<32, 32> : gemm<32, 0>;
+    if (group == 16) return offset_group ? gemm<Groups<16, 16>> : gemm<Groups<16, 0>>;
+    return offset_group == 16  ? gemm<Groups<32, 16>>
+           : offset_group != 0 ? gemm<Groups<32, 32>>
+                               : gemm<Groups<32, 0>>;
 }
+
+#if defined(IKPY_BYTE_DOTS)
+struct ChainedGroups {
+    static constexpr int kGroup = 16, kOffsets = 16;
+    template <int NV, int NT>
+    static constexpr auto* kTile = chained_tile<NV, NT>;
+};
+
+Int8GemmFn chained_gemm() { return gemm<ChainedGroups>; }
+#endif
 
 }  // namespace ikpy
 

@@ -31,18 +31,22 @@ struct Int8Panel {
     float* d;        // [half][n / group][16 rows]
     // [half][n / offset group][16 rows]; of symmetric codes room for what the microkernel of AVX2 finds out
     float* m;
-    int64_t n;  // columns, a multiple of 256
-    int zero;   // code of weight 0 of symmetric codes
+    int64_t n;          // columns, a multiple of 256
+    int zero;           // code of weight 0 of symmetric codes
+    uint32_t apart[2];  // of chained groups: bits of the pairs of each half that are not
     int64_t half_codes() const { return n * kHalfRows; }
     int64_t half_scales(int group) const { return n / group * kHalfRows; }
 };
 
 // Where the columns of a panel lie inside an activation row, in bytes.
 struct PanelOffsets {
-    int64_t q, scale, sum, start;
+    int64_t q, biased, weighted, weighted_unit, scale, sum, start;
 
     PanelOffsets(const ActQ8Layout& at, int64_t k0, int group, int offset_group)
         : q(k0),
+          biased(at.biased + k0),
+          weighted(at.weighted + k0 / 8),
+          weighted_unit(at.weighted_unit + k0 / 64),
           scale(at.scale + k0 / 8),
           sum((offset_group == 16 ? at.sum16 : at.sum32) + k0 / offset_group * 4),
           start((group == 16 ? at.start16 : at.start32) + k0 / group * 4) {}
@@ -73,6 +77,9 @@ struct OffsetGroup<U, std::void_t<decltype(U::kOffsetGroup)>> {
 
 // offset_group: 0 for symmetric codes. span: what the largest code of the type exceeds the smallest one by.
 Int8GemmFn int8_gemm(int group, int offset_group, int span, bool unscaled);
+
+// Of panels of kernels/chained_groups.hpp; tiers with dot products of bytes only.
+Int8GemmFn chained_gemm();
 
 template <class U>
 Int8GemmFn int8_gemm_of() {

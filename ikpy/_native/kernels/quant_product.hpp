@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/bf16_rows.hpp"
+#include "kernels/chained_groups.hpp"
 #include "kernels/folded_scales.hpp"
 #include "kernels/gemm_ahead_amx.hpp"
 #include "kernels/gemm_amx.hpp"
@@ -194,10 +195,10 @@ inline void last_products(Int8GemmFn multiply, const Int8Panel& p, const RowBloc
 }
 
 // Panels of all blocks meet the same columns of the tokens before the next ones are read.
-template <class U, PanelFn Panel>
-void panel_products(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out, uint8_t* work) {
+template <PanelFn Panel>
+void multiply_panels(Int8GemmFn multiply, const RowBlock* blocks, int n_blocks, const TokenSet& tokens,
+                     float* out, uint8_t* work) {
     const ActQ8Layout layout(blocks[0].n_in);
-    const Int8GemmFn multiply = int8_gemm_of<U>();
     const int64_t sums = static_cast<int64_t>(tokens.n) * kBlockRows;
     for (int64_t k0 = 0; k0 < layout.n; k0 += kPanelColumns)
         for (int b = 0; b < n_blocks; ++b) {
@@ -209,7 +210,19 @@ void panel_products(const RowBlock* blocks, int n_blocks, const TokenSet& tokens
         }
 }
 
+template <class U, PanelFn Panel>
+void panel_products(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out, uint8_t* work) {
+    multiply_panels<Panel>(int8_gemm_of<U>(), blocks, n_blocks, tokens, out, work);
+}
+
 #if defined(IKPY_BYTE_DOTS)
+template <class U, PanelFn Panel>
+void chained_products(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out,
+                      uint8_t* work) {
+    if (tokens.n < kChainTokens) return panel_products<U, Panel>(blocks, n_blocks, tokens, out, work);
+    multiply_panels<chained_panel<U, Panel>>(chained_gemm(), blocks, n_blocks, tokens, out, work);
+}
+
 template <class U, PanelFn Panel, PanelFn Integers>
 void folded_products(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out,
                      uint8_t* work) {
@@ -224,6 +237,7 @@ constexpr BlocksProductFn panel_products_of() {
 #if defined(IKPY_BYTE_DOTS)
     if constexpr (HasIntegerScales<U>::value)
         return folded_products<U, PanelOf<U>::make, PanelOf<typename IntegerScaled<U>::Unpack>::make>;
+    if constexpr (kChains<U>) return chained_products<U, PanelOf<U>::make>;
 #endif
     return panel_products<U, PanelOf<U>::make>;
 }

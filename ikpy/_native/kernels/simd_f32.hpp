@@ -35,6 +35,9 @@ inline V max(V a, V b) { return _mm512_max_ps(a, b); }
 inline V min(V a, V b) { return _mm512_min_ps(a, b); }
 inline float sum(V v) { return _mm512_reduce_add_ps(v); }
 inline float highest(V v) { return _mm512_reduce_max_ps(v); }
+inline bool any_above(V v, float bound) {  // or NaN
+    return _mm512_cmp_ps_mask(v, _mm512_set1_ps(bound), _CMP_NLE_UQ) != 0;
+}
 // v where bit `b` of the lane's word is set, else low
 inline V keep_if_bit(const uint32_t* words, uint32_t b, V v, V low) {
     const __mmask16 m = _mm512_test_epi32_mask(_mm512_loadu_si512(words), _mm512_set1_epi32(int32_t(b)));
@@ -71,6 +74,9 @@ inline float highest(V v) {
     __m128 s = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     s = _mm_max_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
+}
+inline bool any_above(V v, float bound) {  // or NaN
+    return _mm256_movemask_ps(_mm256_cmp_ps(v, _mm256_set1_ps(bound), _CMP_NLE_UQ)) != 0;
 }
 inline V keep_if_bit(const uint32_t* words, uint32_t b, V v, V low) {
     const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words));

@@ -69,6 +69,7 @@ struct IntegerScaled<UnpackQ2_K_R4> {
     using Unpack = UnpackIntegerScalesR4<UnpackQ2_K_R4>;
     static constexpr int kLowScale = 0, kHighScale = 15;
     static float factor(const uint8_t* block, int row) { return load_f16(block + 2 * row); }
+    static float offset_factor(const uint8_t* block, int row) { return -load_f16(block + 8 + 2 * row); }
 };
 
 template <>

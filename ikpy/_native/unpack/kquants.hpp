@@ -135,6 +135,7 @@ struct IntegerScaled<UnpackQ2_K> {
     using Unpack = UnpackIntegerScales<UnpackQ2_K>;
     static constexpr int kLowScale = 0, kHighScale = 15;
     static float factor(const uint8_t* block, int) { return load_f16(block + 80); }
+    static float offset_factor(const uint8_t* block, int) { return -load_f16(block + 82); }
 };
 
 template <>

@@ -1,0 +1,82 @@
+"""Products of many tokens with chained groups of 16 columns (kernels/chained_groups.hpp) against numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ikpy._native import tier
+from ikpy.quants import by_name, dequantize
+from tests.cpu.matmul_plans import effective
+from tests.cpu.test_matmul import EXACT, activations, dense, random_weight
+
+# Where a block has its 16 scales (int8) and the number that they are multiplied by (f16); the largest ratio of two
+# scales that is chained: 32 for codes above 64.
+TYPES = {"Q6_K": (192, 208, 128), "IQ6_K": (4, 0, 32)}
+
+
+def read_groups(name: str, data: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Codes [N, groups, 16] and scales [N, groups] of the rows w [N, K] that `data` holds."""
+    at, factor, _ = TYPES[name]
+    blocks = data.reshape(w.shape[0], -1, by_name(name).block_bytes)
+    factors = blocks[..., factor : factor + 2].copy().view(np.float16).astype(np.float64)
+    scales = (blocks[..., at : at + 16].view(np.int8) * factors).reshape(w.shape[0], -1)
+    codes = w.reshape(*scales.shape, 16) / np.where(scales == 0, 1, scales)[..., None]
+    assert np.abs(codes - np.rint(codes)).max() < 1e-4
+    return np.rint(codes), scales
+
+
+def make_pair_of_extremes(name: str, data: np.ndarray) -> None:
+    """Gives the first block the lowest codes and scales whose ratio is out of range for them."""
+    at, factor, _ = TYPES[name]
+    block = data[: by_name(name).block_bytes]
+    kept = block[factor : factor + 2].copy()
+    block[:] = 0
+    block[factor : factor + 2] = kept
+    block[at : at + 16] = (127, 1, 1, 127) * 4
+
+
+def rounded_ratios(codes: np.ndarray, scales: np.ndarray, largest: int) -> tuple[np.ndarray, np.ndarray]:
+    """What the sums of the first groups are multiplied by [N, pairs], and whether pairs are chained [N, pairs].
+
+    The 16 rows of a panel's half are chained together: if no sum of theirs can leave the range of +-2^22.
+    """
+    first, second = scales[:, ::2], scales[:, 1::2]
+    ratio = np.where(second == 0, 1, first / np.where(second == 0, 1, second))
+    ratio = np.rint(ratio.astype(np.float32) * (2**22 / largest)) / (2**22 / largest)
+    sizes = np.abs(codes).sum(axis=-1)
+    fits = (np.abs(ratio) <= largest) & (np.abs(ratio) * sizes[:, ::2] + sizes[:, 1::2] < 2**22 / 128)
+    return ratio, np.repeat(fits.reshape(-1, 16, fits.shape[1]).all(axis=1), 16, axis=0)
+
+
+def chained_product(codes: np.ndarray, scales: np.ndarray, x: np.ndarray, largest: int) -> np.ndarray:
+    """Product [T, N] with effective activations x [T, K]: first sums are rounded to units of the second scales."""
+    ratio, fits = rounded_ratios(codes, scales, largest)
+    assert fits.any() and not fits.all()
+    steps = np.abs(x).reshape(len(x), -1, 32).max(axis=-1) / 127
+    q = np.rint(x.reshape(*steps.shape, 2, 16) / np.where(steps == 0, 1, steps)[..., None, None])
+    sums = np.einsum("tpgi,npgi->gtnp", q, codes.reshape(len(codes), -1, 2, 16), optimize=True)
+    first, second = scales[:, ::2], scales[:, 1::2]
+    chained = (np.rint(ratio * sums[0]) + sums[1]) * np.where(second == 0, first, second)
+    apart = sums[0] * first + sums[1] * second
+    return np.einsum("tnp,tp->tn", np.where(fits, chained, apart), steps)
+
+
+@pytest.mark.skipif(tier not in ("avx512", "avxvnni"), reason="no dot products of bytes")
+@pytest.mark.parametrize("name", TYPES)
+def test_pairs_of_groups_are_chained(name: str) -> None:
+    k, n = 1024, 96
+    data = random_weight(name, k, n, 11)[0]
+    make_pair_of_extremes(name, data)
+    w = dequantize(data, name, (k, n)).reshape(n, k).astype(np.float64)
+    codes, scales = read_groups(name, data, w)
+    assert (scales == 0).any()
+    for tokens in (96, 131):
+        x = activations((tokens, k), tokens)
+        q = effective(x, name)
+        expected = chained_product(codes, scales, q, TYPES[name][2])
+        error = np.abs(dense(name, data, k, n, x, threads=1) - expected) / (np.abs(q) @ np.abs(w).T)
+        token, row = np.unravel_index(error.argmax(), error.shape)
+        assert error[token, row] <= EXACT, (
+            f"{tokens} tokens: worst at token {token}, row {row}: {error[token, row]:.2e}"
+        )

@@ -15,7 +15,15 @@ from ikpy.models.base import Decoder
 from ikpy.models.batch import BatchGraph, CacheSpec, GraphParams
 from ikpy.models.blocks import MIB, attend_cached, concat_heads, heads_per_step, part_of_rows, store_heads
 from ikpy.models.rope import RopeParams
-from ikpy.models.sparse_attention import Indexer, IndexerSizes, choose_cells, effective_top_k, index_cache, visible
+from ikpy.models.sparse_attention import (
+    Indexer,
+    IndexerSizes,
+    Visible,
+    choose_cells,
+    effective_top_k,
+    index_cache,
+    visible,
+)
 from ikpy.quants import registry
 
 # Fewer tokens than this use the absorbed form in modes 2 and 3.
@@ -212,17 +220,30 @@ class LatentDecoder(Decoder):
         with b.graph.only(CellRange(upto=upto)):
             self._expanded_from_cache(b, il, attn, q, scale, out, upto)
         with b.graph.only(CellRange(above=upto)):
-            self._absorbed(b, il, attn, q, scale, out)
+            seen = visible(b, listed=True)
+            for start in range(0, b.n_tokens, PROMPT_TOKENS):  # queries of all would be larger than anything else
+                n = min(PROMPT_TOKENS, b.n_tokens - start)
+                part = (x.slice(2, start, n) for x in (q, out))
+                self._absorbed(b, il, attn, next(part), scale, next(part), seen.of_tokens(start, n))
 
-    def _absorbed(self, b: BatchGraph, il: int, attn: LatentAttention, q: Value, scale: float, out: Value) -> None:
-        """Scores and values directly on the cached latents, into out [dv, H, T].
+    def _absorbed(
+        self,
+        b: BatchGraph,
+        il: int,
+        attn: LatentAttention,
+        q: Value,
+        scale: float,
+        out: Value,
+        seen: Visible | None = None,
+    ) -> None:
+        """Scores and values directly on the cached latents, into out [dv, H, T]; seen: by these tokens.
 
         q goes through attn_k_b, the sums of values through attn_v_b.
         """
         g, hp = b.graph, self.hp
         assert attn.k_b is not None and attn.v_b is not None
         heads, n_rot, rkv = hp.n_head[0], hp.n_rot, hp.extra["kv_lora_rank"]
-        query = g.new(n_rot + rkv, heads, b.n_tokens)
+        query = g.new(n_rot + rkv, heads, q.shape[2])
         g.copy(q.slice0(self.n_nope, n_rot), query.slice0(0, n_rot))
         absorbed = query.slice0(n_rot, rkv).permute(0, 2, 1)
         g.mul_mat(attn.k_b, q.slice0(0, self.n_nope).permute(0, 2, 1), dst=absorbed)
@@ -230,7 +251,7 @@ class LatentDecoder(Decoder):
         if block:
             g.hadamard(query.slice0(n_rot, rkv), block)
         keys, _, latents = self._latent_parts(b, il, attended=True)
-        seen = visible(b, listed=True)
+        seen = seen or visible(b, listed=True)
         latent = g.attention(
             query,
             keys,

@@ -110,6 +110,14 @@ class Visible:
     chosen: Value | None = None
     common: Value | None = None
 
+    def of_tokens(self, first: int, n: int) -> Visible:
+        """The same for some of the tokens."""
+        mask, ranges, chosen, common = (
+            None if x is None else x.slice(1, first, n) for x in (*self.mask, self.chosen, self.common)
+        )
+        assert mask is not None and ranges is not None
+        return Visible((mask, ranges), chosen, common)
+
 
 def visible(b: BatchGraph, *, listed: bool, upto: int = 0) -> Visible:
     """The chosen cells, all if none were chosen: as lists, or as a mask (for upto cells at most, 0: any number)."""

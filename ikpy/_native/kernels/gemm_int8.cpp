@@ -29,7 +29,8 @@ namespace {
 //                                  dot products   multiply-adds   at best     first-level cache
 //   groups of 32                        96             26         61 (79 %)          63
 //   with offsets                        96             38         67 (72 %)          69
-//   with offsets of groups of 16        96             50         73 (66 %)          76
+//   with offsets of groups of 16       108             29         69 (70 %)
+//   chained groups of 16                96             38         67 (72 %)
 //   groups of 16                        96             52         74 (65 %)          75
 //   with offsets                        96             76         86 (56 %)          88
 // Products of 512 tokens, 8,192 rows and 2,048 columns take 1.14 to 1.2 times as long: 2 to 7 % for

@@ -87,9 +87,6 @@ void prepare_q8(const float* x, int64_t n_in, int64_t first, int64_t last, uint8
         }
         int32_t low, high;
         quantize_group(group, q + 32 * g, scale + g, &low, &high);
-        if (kByteDots)
-            for (int i = 0; i < 32; ++i)
-                out[at.biased + 32 * g + i] = static_cast<uint8_t>(q[32 * g + i] + 128);
         sum32[g] = static_cast<float>(low + high);
         start32[g] = kStartBits - 128 * (low + high);
         sum16[2 * g] = static_cast<float>(low);

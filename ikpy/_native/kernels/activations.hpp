@@ -41,9 +41,8 @@ struct ActQ8Layout {
     int64_t start32;
     int64_t sum16;    // f32[n / 16]
     int64_t start16;  // i32[n / 16]
-    int64_t biased;   // u8[n]: q + 128, on CPUs with dot products of bytes
-    // On the same CPUs i16[n / 16]: sum16 times its scale in units of weighted_unit, f32[n / 256]. Integers
-    // of up to kLargestWeight times them add up to less than 2^22 per unit.
+    // On CPUs with dot products of bytes i16[n / 16]: sum16 times its scale in units of weighted_unit, f32[n
+    // / 256]. Integers of up to kLargestWeight times them add up to less than 2^22 per unit.
     int64_t weighted, weighted_unit;
     int64_t nbytes;
 
@@ -54,8 +53,7 @@ struct ActQ8Layout {
           start32(sum32 + n / 8),
           sum16(start32 + n / 8),
           start16(sum16 + n / 4),
-          biased(start16 + n / 4),
-          weighted(biased + (kByteDots ? n : 0)),
+          weighted(start16 + n / 4),
           weighted_unit(weighted + (kByteDots ? n / 8 : 0)),
           nbytes(weighted_unit + (kByteDots ? n / 64 : 0)) {}
 };

@@ -1,6 +1,7 @@
 // Panels of types whose codes times their integer scales fit into a byte: these products take the place of
 // the codes, so groups of 16 columns become groups of 32 with the same sums, which take half of the
-// multiply-adds. AVX2 alone does not gain: bytes of its microkernel have to stay below 128.
+// multiply-adds. AVX2 alone does not gain: bytes of its microkernel have to stay below 128. Offsets of groups
+// of 16 are integers too: they meet the sums of the activations in dot products of words.
 #pragma once
 #include "kernels/gemm_int8.hpp"
 #include "kernels/simd_f32.hpp"
@@ -97,20 +98,19 @@ Int8Panel folded_panel(const RowBlock& rows, int64_t k0, int64_t n, uint8_t* wor
         uint8_t* codes = p.codes + h * p.half_codes();
         for (int64_t k = 0; k < n; k += U::kBlock) {
             alignas(64) float factors[kHalfRows];
-            for (int i = 0; i < kHalfRows; ++i)
-                factors[i] = IntegerScaled<U>::factor(
-                    rows.group(h, i, RowsOf<U>::kCount) + (k0 + k) / U::kBlock * U::kBlockBytes,
-                    i % RowsOf<U>::kCount);
+            const auto read = [&](float (*of)(const uint8_t*, int)) {
+                for (int i = 0; i < kHalfRows; ++i)
+                    factors[i] =
+                        of(rows.group(h, i, RowsOf<U>::kCount) + (k0 + k) / U::kBlock * U::kBlockBytes,
+                           i % RowsOf<U>::kCount);
+            };
+            if constexpr (U::kZero == 0) {
+                read(IntegerScaled<U>::offset_factor);
+                pack_offsets(factors, p.m + h * p.half_scales(16) + k / 16 * kHalfRows);
+            }
+            read(IntegerScaled<U>::factor);
             if (U::kZero > 0)
                 for (float& factor : factors) factor = -factor;
-            if constexpr (U::kZero == 0) {
-                float offsets[kHalfRows];
-                for (int i = 0; i < kHalfRows; ++i)
-                    offsets[i] = IntegerScaled<U>::offset_factor(
-                        rows.group(h, i, RowsOf<U>::kCount) + (k0 + k) / U::kBlock * U::kBlockBytes,
-                        i % RowsOf<U>::kCount);
-                pack_offsets(offsets, p.m + h * p.half_scales(16) + k / 16 * kHalfRows);
-            }
             for (int g = 0; g < U::kBlock / 32; ++g, d += kHalfRows, scales += 2 * kHalfRows) {
                 fold_groups<U>(scales, codes);
                 codes += 32 * kHalfRows;

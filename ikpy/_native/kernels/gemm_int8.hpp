@@ -24,6 +24,10 @@ struct PanelCodes {
     static constexpr int kZero = U::kZero - kBase;
 };
 
+// Columns unpacked at a time: codes and scales of 32 rows stay in a 32 KiB first-level cache. Longer panels
+// were not faster, not even for few tokens.
+constexpr int64_t kPanelColumns = 512;
+
 // Unpacked codes of a row block over a range of columns, as the microkernel reads them. A weight is
 // d * (code - zero) for types with symmetric codes and d * code + m otherwise.
 struct Int8Panel {
@@ -40,11 +44,10 @@ struct Int8Panel {
 
 // Where the columns of a panel lie inside an activation row, in bytes.
 struct PanelOffsets {
-    int64_t q, biased, weighted, weighted_unit, scale, sum, start;
+    int64_t q, weighted, weighted_unit, scale, sum, start;
 
     PanelOffsets(const ActQ8Layout& at, int64_t k0, int group, int offset_group)
         : q(k0),
-          biased(at.biased + k0),
           weighted(at.weighted + k0 / 8),
           weighted_unit(at.weighted_unit + k0 / 64),
           scale(at.scale + k0 / 8),
@@ -78,7 +81,7 @@ struct OffsetGroup<U, std::void_t<decltype(U::kOffsetGroup)>> {
 // offset_group: 0 for symmetric codes. span: what the largest code of the type exceeds the smallest one by.
 Int8GemmFn int8_gemm(int group, int offset_group, int span, bool unscaled);
 
-// Of panels of kernels/chained_groups.hpp; tiers with dot products of bytes only.
+// Of panels and tokens of kernels/chained_groups.hpp; tiers with dot products of bytes only.
 Int8GemmFn chained_gemm();
 
 template <class U>

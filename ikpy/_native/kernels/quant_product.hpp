@@ -16,10 +16,6 @@
 
 namespace ikpy {
 
-// Columns unpacked at a time: codes and scales of 32 rows stay in a 32 KiB first-level cache. Longer panels
-// were not faster, not even for few tokens.
-constexpr int64_t kPanelColumns = 512;
-
 #if defined(__AVX512VNNI__)
 
 // Writes 256 columns of 16 rows into their half of the panel.
@@ -120,8 +116,11 @@ void pack_chunk(const uint8_t* const* rows, int64_t, int64_t n, uint8_t* codes, 
 
 #endif
 
+constexpr int64_t kPanelBytes = kPanelColumns * kBlockRows + 2 * (kPanelColumns / 16 * kBlockRows * 4);
+
+// Of a panel and, behind it, of the tokens that chained panels meet.
 inline size_t int8_panel_bytes(int64_t) {
-    return static_cast<size_t>(kPanelColumns * kBlockRows + 2 * (kPanelColumns / 16 * kBlockRows * 4));
+    return static_cast<size_t>(kPanelBytes + (kByteDots ? kMaxTokens * kBiasedTokenBytes : 0));
 }
 
 // The scales of the rows of types with a row header.
@@ -194,25 +193,30 @@ inline void last_products(Int8GemmFn multiply, const Int8Panel& p, const RowBloc
     }
 }
 
-// Panels of all blocks meet the same columns of the tokens before the next ones are read.
-template <PanelFn Panel>
-void multiply_panels(Int8GemmFn multiply, const RowBlock* blocks, int n_blocks, const TokenSet& tokens,
-                     float* out, uint8_t* work) {
+// Panels of all blocks meet the same columns of the tokens before the next ones are read. columns(k0, n): the
+// tokens as `multiply` wants them.
+template <PanelFn Panel, class Columns>
+void multiply_panels(Int8GemmFn multiply, const RowBlock* blocks, int n_blocks, Columns columns, float* out,
+                     uint8_t* work) {
     const ActQ8Layout layout(blocks[0].n_in);
-    const int64_t sums = static_cast<int64_t>(tokens.n) * kBlockRows;
-    for (int64_t k0 = 0; k0 < layout.n; k0 += kPanelColumns)
+    for (int64_t k0 = 0; k0 < layout.n; k0 += kPanelColumns) {
+        const int64_t n = std::min(kPanelColumns, layout.n - k0);
+        const TokenSet tokens = columns(k0, n);
+        const int64_t sums = static_cast<int64_t>(tokens.n) * kBlockRows;
         for (int b = 0; b < n_blocks; ++b) {
-            const Int8Panel p = Panel(blocks[b], k0, std::min(kPanelColumns, layout.n - k0), work);
+            const Int8Panel p = Panel(blocks[b], k0, n, work);
             if (k0 + kPanelColumns >= layout.n)
                 last_products(multiply, p, blocks[b], b, tokens, k0, out + b * sums);
             else
                 multiply(p, blocks[b].halves(), tokens.x, tokens.n, layout, k0, out + b * sums, k0 > 0);
         }
+    }
 }
 
 template <class U, PanelFn Panel>
 void panel_products(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out, uint8_t* work) {
-    multiply_panels<Panel>(int8_gemm_of<U>(), blocks, n_blocks, tokens, out, work);
+    const auto same = [&](int64_t, int64_t) -> const TokenSet& { return tokens; };
+    multiply_panels<Panel>(int8_gemm_of<U>(), blocks, n_blocks, same, out, work);
 }
 
 #if defined(IKPY_BYTE_DOTS)
@@ -220,7 +224,13 @@ template <class U, PanelFn Panel>
 void chained_products(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out,
                       uint8_t* work) {
     if (tokens.n < kChainTokens) return panel_products<U, Panel>(blocks, n_blocks, tokens, out, work);
-    multiply_panels<chained_panel<U, Panel>>(chained_gemm(), blocks, n_blocks, tokens, out, work);
+    const ActQ8Layout layout(blocks[0].n_in);
+    const uint8_t* rows[kMaxTokens];
+    const auto biased = [&](int64_t k0, int64_t n) -> TokenSet {
+        bias_tokens(tokens, layout, k0, n, work + kPanelBytes, rows);
+        return {rows, tokens.n, tokens.fresh, tokens.sink};
+    };
+    multiply_panels<chained_panel<U, Panel>>(chained_gemm(), blocks, n_blocks, biased, out, work);
 }
 
 template <class U, PanelFn Panel, PanelFn Integers>

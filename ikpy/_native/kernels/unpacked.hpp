@@ -81,7 +81,8 @@ constexpr int exact_pairs(int span) { return 32767 / (2 * 127 * span); }
 // Specializations, for AVX-512, have
 //   Unpack   the unpacker of the type with d of groups of 16 without the factor of the block: the integers
 //   static float factor(const uint8_t* block, int row)   that factor, of a row of a group
-//   kLowScale, kHighScale   the smallest and the largest integer
+//   static float offset_factor(const uint8_t* block, int row)   what the integers (up to 15) of its offsets
+//   are multiplied by, of types with offsets kLowScale, kHighScale   the smallest and the largest integer
 template <class U>
 struct IntegerScaled;
 template <class U, class = void>

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ikpy._native import core
 from ikpy.graph.ir import I32, Buffer, Node, Value
 from ikpy.quants import registry
 
@@ -144,14 +145,8 @@ def tiled_bytes(n_columns: int, n_rows: int) -> int:
 
 
 def act_row_bytes(fmt: int, n_in: int) -> int:
-    """Bytes from one row of prepared activations to the next, as in the native executor."""
-    if fmt == ACT_Q8:
-        n = ceil_div(n_in, 256) * 256 * 15 // 8
-    elif fmt == ACT_BF16:
-        n = ceil_div(n_in, 32) * 64
-    else:
-        n = ceil_div(n_in, 16) * 64
-    return (ceil_div(n, 64) | 1) * 64
+    """Bytes from one row of prepared activations to the next, those of the native executor: its rows may be longer."""
+    return int(core.activation_nbytes(fmt, n_in, 1, 1))
 
 
 @dataclass

@@ -71,7 +71,7 @@ def test_pairs_of_groups_are_chained(name: str) -> None:
     w = dequantize(data, name, (k, n)).reshape(n, k).astype(np.float64)
     codes, scales = read_groups(name, data, w)
     assert (scales == 0).any()
-    for tokens in (96, 131):
+    for tokens in (128, 135):
         x = activations((tokens, k), tokens)
         q = effective(x, name)
         expected = chained_product(codes, scales, q, TYPES[name][2])

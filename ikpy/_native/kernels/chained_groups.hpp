@@ -40,7 +40,7 @@ inline void bias_tokens(const TokenSet& tokens, const ActQ8Layout& at, int64_t k
 }
 
 // Fewer tokens do not pay for making the chains.
-constexpr int kChainTokens = 96;
+constexpr int kChainTokens = 128;
 
 template <class U>
 constexpr bool kChains = U::kGroup == 16 && U::kZero > 0 && !HasIntegerScales<U>::value;

@@ -16,6 +16,8 @@ from ikpy.models.batch import BatchGraph, CacheSpec, GraphParams
 from ikpy.models.blocks import MIB, attend_cached, concat_heads, heads_per_step, part_of_rows, store_heads
 from ikpy.models.rope import RopeParams
 from ikpy.models.sparse_attention import (
+    LARGEST_ON_DEVICES,
+    LISTED_ON_DEVICES,
     Indexer,
     IndexerSizes,
     Visible,
@@ -226,6 +228,17 @@ class LatentDecoder(Decoder):
                 part = (x.slice(2, start, n) for x in (q, out))
                 self._absorbed(b, il, attn, next(part), scale, next(part), seen.of_tokens(start, n))
 
+    def _takes_lists(self, b: BatchGraph, il: int) -> bool:
+        """Whether a layer attends to chosen cells by their lists.
+
+        On devices only to its own choice, which is made there: the CPU lists no cells for tokens that see few.
+        """
+        if not b.params.on_devices or self.indexer_sizes is None:
+            return True
+        size = self.indexer_sizes.size
+        made_there = (il, "ki") in b.caches and size <= LARGEST_ON_DEVICES and size % 8 == 0
+        return made_there and b.n_tokens <= LISTED_ON_DEVICES
+
     def _absorbed(
         self,
         b: BatchGraph,
@@ -251,7 +264,7 @@ class LatentDecoder(Decoder):
         if block:
             g.hadamard(query.slice0(n_rot, rkv), block)
         keys, _, latents = self._latent_parts(b, il, attended=True)
-        seen = seen or visible(b, listed=True)
+        seen = seen or visible(b, listed=self._takes_lists(b, il))
         latent = g.attention(
             query,
             keys,

@@ -10,8 +10,9 @@ from ikpy.models.batch import BatchGraph, CacheSpec, GraphParams
 from ikpy.models.weights import WeightSource
 from ikpy.quants import registry
 
-LISTED_ON_DEVICES = 8
-"""Tokens of a batch that devices attend to chosen cells for one by one; more hide the others by a mask."""
+LISTED_ON_DEVICES, LARGEST_ON_DEVICES = 8, 128
+"""Tokens of a batch that devices attend to chosen cells for one by one, more hide the others by a mask; and elements of
+an index key up to which devices choose."""
 KEY_NORM_EPS = 1e-6
 """Of the LayerNorm of index keys; no key of the files says it."""
 TENSORS = ("attn_q_b.weight", "attn_k.weight", "k_norm.weight", "k_norm.bias", "proj.weight")
@@ -124,7 +125,7 @@ def visible(b: BatchGraph, *, listed: bool, upto: int = 0) -> Visible:
     mask, ranges = b.mask()
     if b.chosen is None or 0 < upto < b.chosen.shape[0]:
         return Visible((mask, ranges))
-    if listed and (not b.params.on_devices or b.n_tokens <= LISTED_ON_DEVICES):
+    if listed:
         return Visible((mask, ranges), chosen=b.chosen)
     n_cells = min(upto, mask.shape[0]) if upto else mask.shape[0]
     return Visible((b.graph.chosen_mask(mask, b.chosen, n_cells), ranges), common=mask)

@@ -76,6 +76,21 @@ def test_published_sizes(mla: int, tmp_path: Path, cuda_devices: int) -> None:
     assert context.devices is not None and context.devices.cache_bytes().keys() == {"CUDA0"}
 
 
+@pytest.mark.parametrize("top_k", [12, 100])
+@pytest.mark.parametrize("n_gpu_layers", [1, 2, 3])
+def test_choices_of_layers_on_the_cpu(n_gpu_layers: int, top_k: int, tmp_path: Path, cuda_devices: int) -> None:
+    """Layers on the device that take the choice of one on the CPU, which makes none while few cells are attended to."""
+    path = random_model(Sizes(top_k=top_k), "glm-dsa", full=[1, 0, 0]).write(tmp_path / "model.gguf")
+    hold(path, PlacementParams(n_gpu_layers=n_gpu_layers, split_mode="none"), mla=1, flash_attn=True)
+
+
+def test_index_keys_that_no_kernel_takes(tmp_path: Path, cuda_devices: int) -> None:
+    """The choice is made on the CPU for attention on the device."""
+    path = random_model(Sizes(top_k=12, index_size=136), "glm-dsa").write(tmp_path / "model.gguf")
+    context = hold(path, PLACES["whole"], mla=1, flash_attn=True)
+    assert context.devices is not None and set(context.devices.cache_bytes()) == {"CPU", "CUDA0"}
+
+
 def test_a_prompt_whose_latents_are_expanded(tmp_path: Path, cuda_devices: int) -> None:
     """Some scores of so many are nearly equal: their cells may change places where products round in another way."""
     path = random_model(Sizes(top_k=8, index_heads=8), "glm-dsa").write(tmp_path / "model.gguf")

@@ -13,9 +13,6 @@ namespace ikpy {
 #if defined(__AVX512VNNI__)
 
 constexpr int kGemvTokens = 4;
-// Of kernels that keep what they make of the tokens. Sums of six leave the registers: IQ2_XXS 132 Gop/s with
-// six, 241 with five, and 203 with six in two passes.
-constexpr int kRecordTokens = 5;
 constexpr int kGemvTokensOfBytes = 6;  // codes of whole bytes need next to no unpacking
 constexpr int kGemvTokensOfUnscaledBytes = kGemvTokensOfBytes;
 

@@ -26,7 +26,8 @@ struct StepRows<U, std::void_t<typename U::Steps>> : U::Steps {
 };
 
 #if defined(__AVX512VNNI__)
-constexpr int kInterleavedTokens = 5;  // six are slower than panels: their sums leave the registers
+constexpr int kInterleavedTokens =
+    12;  // loops over tokens must be unrolled whole, or sums leave the registers
 #else
 constexpr int kInterleavedTokens = 8;  // with panels from 7 on, 8 tokens took longer than 7 do here
 #endif
@@ -44,7 +45,7 @@ class GroupDots {
               int64_t k, int64_t starts)
         : x_(x), k_(k) {
         for (int g = 0; g < kGroups; ++g) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int t = 0; t < NT; ++t)
                 dot_[t][g] = U::kZero == 0 ? all_dwords(kStartBits) : broadcast_dword(x[t] + starts + 4 * g);
 #if defined(__AVX512VNNI__)
@@ -53,7 +54,7 @@ class GroupDots {
         }
     }
     void put(int column, Lanes v) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int t = 0; t < NT; ++t) {
             ByteSums& sum = dot_[t][column / G];
             sum = add_byte_dots(sum, reinterpret_cast<ByteSums>(v), broadcast_dword(x_[t] + k_ + column));
@@ -78,7 +79,7 @@ class GroupDots {
 #if defined(__AVX512VNNI__)
     // Codes without the step are codes of a table whose zero is that much lower.
     void start_unshifted(int g, __mmask16 shifted, const uint8_t* const* x, int64_t starts) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int t = 0; t < NT; ++t) {
             const auto start = load_unaligned<int32_t>(x[t] + starts + 4 * g);
             dot_[t][g] = _mm512_mask_set1_epi32(dot_[t][g], shifted,
@@ -111,7 +112,7 @@ class GroupDots {
         Lanes w = v - static_cast<uint8_t>(kSigned ? 128 : kLow);
         const auto codes = reinterpret_cast<__m256i>(w);
         const __m256i magnitude = kSigned ? _mm256_abs_epi8(codes) : codes;
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int t = 0; t < NT; ++t) {
             __m256i four = _mm256_set1_epi32(load_unaligned<int32_t>(x_[t] + k_ + column));
             if (kSigned) four = _mm256_sign_epi8(four, codes);
@@ -154,7 +155,7 @@ inline void add_columns(const Quads<U::kRows>& quads, const StepRows<U>& steps, 
     const int64_t starts = (G == 16 ? at.start16 : at.start32) + k / G * 4;
     GroupDots<U, NT> dots(steps, ib, x, k, starts);
     U::codes(quads, ib, dots);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int t = 0; t < NT; ++t) {
         simd::V value = simd::set1(0.0f);
 #pragma GCC unroll 2

@@ -138,19 +138,19 @@ template <class L, int NT>
 IKPY_VBMI_INLINE void multiply_row(const uint8_t* p, int64_t n_in, const Record<L>* const* x, __m512* total) {
     using U = typename L::Plain;
     constexpr int64_t kBytes = kChunk / U::kBlock * U::kBlockBytes;
-#pragma GCC unroll 4
+#pragma GCC unroll 16
     for (int t = 0; t < NT; ++t) total[t] = _mm512_setzero_ps();
     const int64_t n_full = n_in / kChunk;
     for (int64_t c = 0; c < n_full; ++c, p += kBytes) {
         prefetch_weights<kBytes>(p);
         const Codes w = L::unpack(p);
-#pragma GCC unroll 4
+#pragma GCC unroll 16
         for (int t = 0; t < NT; ++t) total[t] = add_products<L>(w, x[t][c], total[t]);
     }
     if constexpr (U::kBlock < kChunk) {
         if (n_full * kChunk == n_in) return;
         const Codes w = unpack_end<L>(p, n_in - n_full * kChunk);
-#pragma GCC unroll 4
+#pragma GCC unroll 16
         for (int t = 0; t < NT; ++t) total[t] = add_products<L>(w, x[t][n_full], total[t]);
     }
 }
@@ -190,20 +190,18 @@ void multiply(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t*
         if (rows.n[h] > 0) multiply_half<L, NT>(rows, h, records, out);
 }
 
-template <class L>
+template <class L, int Tokens>
 size_t work_bytes(int64_t n_in) {
-    return std::max(int8_panel_bytes(n_in),
-                    kRecordTokens * (round_up(n_in, kChunk) / kChunk) * sizeof(Record<L>));
+    return std::max(int8_panel_bytes(n_in), Tokens * (round_up(n_in, kChunk) / kChunk) * sizeof(Record<L>));
 }
 
-// The kernels of the type with the product of few tokens replaced.
-template <class L, int PassTokens = 0>
+// The kernels of the type with the product of up to Tokens tokens replaced; with more, panels are faster.
+template <class L, int Tokens = 10>
 constexpr WeightKernels kernels() {
     WeightKernels k = quant_kernels<typename L::Plain>();
-    k.gemv = multiply<L, kRecordTokens>;
-    k.gemv_tokens = kRecordTokens;
-    k.pass_tokens = PassTokens;
-    k.work_bytes = work_bytes<L>;
+    k.gemv = multiply<L, Tokens>;
+    k.gemv_tokens = Tokens;
+    k.work_bytes = work_bytes<L, Tokens>;
     return k;
 }
 

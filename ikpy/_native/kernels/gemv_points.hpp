@@ -131,7 +131,7 @@ IKPY_VBMI_INLINE void add_step(const uint8_t* const* rows, int step, const uint8
     constexpr int kSpan = kChunk / P::kVectors;
     const P w(rows, step);
     __m512i even[NT], odd[NT];  // one sum unless kRaisedOdd
-#pragma GCC unroll 4
+#pragma GCC unroll 16
     for (int t = 0; t < NT; ++t) {
         even[t] = _mm512_setzero_si512();
         odd[t] = first_sums(w, x[t] + kBias<P>, step);
@@ -139,13 +139,13 @@ IKPY_VBMI_INLINE void add_step(const uint8_t* const* rows, int step, const uint8
 #pragma GCC unroll 8
     for (int v = 0; v < P::kVectors; ++v) {
         const __m512i codes = w.weights(v);
-#pragma GCC unroll 4
+#pragma GCC unroll 16
         for (int t = 0; t < NT; ++t) {
             __m512i& sum = P::kRaisedOdd && v % 2 == 0 ? even[t] : odd[t];
             sum = _mm512_dpbusd_epi32(sum, codes, for_all_rows<P>(x[t] + kSpan * v, step));
         }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 16
     for (int t = 0; t < NT; ++t) {
         if (P::kRaisedOdd) odd[t] = _mm512_add_epi32(odd[t], _mm512_slli_epi32(even[t], 4));
         const __m512 scale = _mm512_castsi512_ps(for_all_rows<P>(x[t] + kScales, step));
@@ -170,7 +170,7 @@ IKPY_VBMI_INLINE void multiply_rows(const uint8_t* const* rows, int64_t stride, 
             prefetch_weights_into_l2<P::kBlockBytes>(at[r] + far);
             prefetch_weights_into_l1<P::kBlockBytes>(at[r] + near);
         }
-#pragma GCC unroll 4
+#pragma GCC unroll 16
         for (int t = 0; t < NT; ++t) record[t] = x[t] + c * kRecord<P>;
 #pragma GCC unroll 4
         for (int step = 0; step < P::kSteps; ++step) add_step<P, NT>(at, step, record, total);
@@ -205,14 +205,14 @@ IKPY_VBMI void multiply_half(const RowBlock& rows, int h, const uint8_t* const* 
     }
 }
 
-// U unpacks rows that end inside a chunk.
-template <class P, class U>
+// U unpacks rows that end inside a chunk. Up to Tokens tokens meet a row at once.
+template <class P, class U, int Tokens>
 struct Product {
     using Unpack = U;
     struct Record {
         alignas(64) uint8_t at[kRecord<P>];
     };
-    static constexpr int kTokens = kRecordTokens;
+    static constexpr int kTokens = Tokens;
 
     IKPY_VBMI static void prepare(const uint8_t* x, const ActQ8Layout& at, int64_t c, Record* out) {
         rearrange<P::kOrder>(x + c * kChunk, out->at);
@@ -227,9 +227,9 @@ struct Product {
     }
 };
 
-template <class P, class U, int PassTokens = 0>
+template <class P, class U, int Tokens, int PassTokens = 0>
 constexpr WeightKernels kernels() {
-    return record_kernels<Product<P, U>, PassTokens>();
+    return record_kernels<Product<P, U, Tokens>, PassTokens>();
 }
 
 }  // namespace points

@@ -214,11 +214,11 @@ IKPY_VBMI void table_products(const RowBlock& rows, const typename T::Chunk* con
     }
 }
 
-template <class T>
+template <class T, int Tokens>
 struct FromTable {
     using Unpack = typename T::Unpack;
     using Record = typename T::Chunk;
-    static constexpr int kTokens = kRecordTokens;
+    static constexpr int kTokens = Tokens;
 
     static void prepare(const uint8_t* x, const ActQ8Layout& at, int64_t c, Record* out) {
         spread(x, at, c, out);

@@ -96,12 +96,19 @@ Int8Panel whole_interleaved_panel(const RowBlock& rows, int64_t k0, int64_t n, u
 
 // Up to this many tokens those products are the faster ones. On AVX2 codes of few bits gain most from panels,
 // whose products have more registers for sums in 16 bits; with a scale for every 16 columns, less: IQ2_K_R4
-// of 6 tokens takes 1.15 times as long with panels, as long of 8.
+// of 6 tokens takes 1.15 times as long with panels, as long of 8. On AVX-512 sums of 12 tokens fit into the
+// registers; where codes are looked up in two tables, have no scales or two sums of six bits, panels pay
+// earlier.
 template <class U>
 constexpr int interleaved_tokens() {
 #if defined(__AVX2__) && !defined(IKPY_BYTE_DOTS)
     constexpr int kSpan = PanelCodes<U>::kSpan;
     return kSpan > 127 ? kInterleavedTokens : U::kGroup == 16 ? 7 : kSpan > 31 ? 4 : 2;
+#elif defined(__AVX512VNNI__)
+    constexpr bool kTwoSums = U::kGroup == 16;
+    if (UnitScales<U>::value) return 5;
+    if (StepOf<U>::kStep > 0) return kTwoSums ? 7 : 5;
+    return kTwoSums && PanelCodes<U>::kSpan > 31 ? 8 : kInterleavedTokens;
 #else
     return kInterleavedTokens;
 #endif

@@ -297,11 +297,13 @@ size_t quant_work_bytes(int64_t n_in) {
 // On AVX2 products of panels take a third of the time of rows for codes that span less than 128, three
 // quarters for others (a third with dot products of bytes), which pays for the panels of few tokens. Scales
 // of short blocks cost rows more.
-template <class U>
+template <class U, int Avx512Tokens = kGemvTokens>
 constexpr int gemv_tokens() {
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
     constexpr bool kShort = U::kBlock < kChunk && !UnitScales<U>::value;
     return (kByteDots || PanelCodes<U>::kSpan < 128 ? 2 : 3) - (kShort ? 1 : 0);
+#elif defined(__AVX512VNNI__)
+    return Avx512Tokens;
 #else
     return kGemvTokens;
 #endif

@@ -10,12 +10,12 @@ const WeightKernels* row_scale_weight_kernels(int type) {
     static constexpr WeightKernels kTable[] = {quant_kernels<UnpackIQ2_KS>(),
                                                quant_kernels<UnpackIQ3_KS>(),
                                                quant_kernels<UnpackIQ4_KS>(),
-                                               quant_kernels<UnpackIQ5_KS>(),
+                                               quant_kernels<UnpackIQ5_KS, gemv_tokens<UnpackIQ5_KS, 6>()>(),
                                                quant_kernels<UnpackIQ4_KSS>(),
                                                quant_kernels<UnpackIQ2_KL>(),
                                                quant_kernels<UnpackQ8_KV, kGemvTokensOfUnscaledBytes>()};
 #if defined(__AVX512VNNI__)
-    static constexpr WeightKernels kPairs = points::kernels<points::IQ2_KL, UnpackIQ2_KL, 7>();
+    static constexpr WeightKernels kPairs = points::kernels<points::IQ2_KL, UnpackIQ2_KL, 9>();
     if (type == kPairs.type && has_byte_permutes()) return &kPairs;
 #endif
     for (const WeightKernels& k : kTable)

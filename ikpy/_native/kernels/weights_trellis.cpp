@@ -20,9 +20,9 @@ const WeightKernels* trellis_weight_kernels(int type) {
 #endif
 #if defined(__AVX512VNNI__)
     static constexpr WeightKernels kByTable[] = {
-        record_kernels<trellis::FromTable<trellis::LookedUp<trellis::TableIQ1_KT>>, 10>(),
-        record_kernels<trellis::FromTable<trellis::MixedIQ2_KT>>(),
-        record_kernels<trellis::FromTable<trellis::LookedUp<trellis::TableIQ3_KT>>, 7>()};
+        record_kernels<trellis::FromTable<trellis::LookedUp<trellis::TableIQ1_KT>, 12>, 16>(),
+        record_kernels<trellis::FromTable<trellis::MixedIQ2_KT, 6>>(),
+        record_kernels<trellis::FromTable<trellis::LookedUp<trellis::TableIQ3_KT>, 11>>()};
     if (has_byte_permutes())
         for (const WeightKernels& k : kByTable)
             if (k.type == type) return &k;

@@ -39,8 +39,8 @@ namespace {
 // to 2.8, and the microkernel takes as long with a chain of 84 cycles beside it. To keep -kStartValue * d in
 // the panel gained at most 2 % in the first-level cache; fetching the tokens of the next tile a few lines per
 // group gained 2 % for groups of 32 and lost 2 % for others (all at once 4 to 9 %), panels of 768 or 1,024
-// columns lost 2 to 9 %, pairs of panels and tiles of 5 or 7 tokens gained nothing. docs/performance.md has
-// what each piece costs.
+// columns lost 2 to 9 %, pairs of panels and tiles of 5 or 7 tokens gained nothing.
+// docs/performance-kernels.md has what each piece costs.
 using simd::kLanes;
 using simd::V;
 constexpr int kVectorsOfHalf = kHalfRows / kLanes;

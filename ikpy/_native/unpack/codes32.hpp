@@ -1,6 +1,6 @@
 // Building blocks of block(): 32 codes at a time as compiler vectors, which AVX2 keeps in one register.
 // Written code by code these loops are not vectorized by the compiler: single tokens on AVX2 then ran at 0.2
-// to 2e9 weights/s per core instead of 6 to 16e9 (docs/performance.md).
+// to 2e9 weights/s per core instead of 6 to 16e9 (docs/performance-kernels.md).
 #pragma once
 #include <cstdint>
 #include <cstring>

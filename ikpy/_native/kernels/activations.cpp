@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "ikpy/ops.hpp"
+#include "kernels/activation_chunk.hpp"
 #include "kernels/half_rows.hpp"
 
 namespace ikpy {
@@ -68,37 +69,43 @@ void weigh_sums(const float* sum16, const float* scale, int16_t* weighted, float
     }
 }
 
-// Groups first .. last - 1 of a row.
-void prepare_q8(const float* x, int64_t n_in, int64_t first, int64_t last, uint8_t* out) {
-    const ActQ8Layout at(n_in);
-    auto* q = reinterpret_cast<int8_t*>(out);
-    auto* scale = reinterpret_cast<float*>(out + at.scale);
-    auto* sum32 = reinterpret_cast<float*>(out + at.sum32);
-    auto* start32 = reinterpret_cast<int32_t*>(out + at.start32);
+void prepare_group(const float* x, int64_t n_in, int64_t g, const ActQ8Layout& at, uint8_t* out) {
     auto* sum16 = reinterpret_cast<float*>(out + at.sum16);
     auto* start16 = reinterpret_cast<int32_t*>(out + at.start16);
+    const float* group = x + 32 * g;
     float padded[32];
-    for (int64_t g = first; g < last; ++g) {
-        const float* group = x + 32 * g;
-        if (32 * g + 32 > n_in) {
-            std::memset(padded, 0, sizeof(padded));
-            if (32 * g < n_in) std::memcpy(padded, group, sizeof(float) * (n_in - 32 * g));
-            group = padded;
-        }
-        int32_t low, high;
-        quantize_group(group, q + 32 * g, scale + g, &low, &high);
-        sum32[g] = static_cast<float>(low + high);
-        start32[g] = kStartBits - 128 * (low + high);
-        sum16[2 * g] = static_cast<float>(low);
-        sum16[2 * g + 1] = static_cast<float>(high);
-        start16[2 * g] = kStartBits - 128 * low;
-        start16[2 * g + 1] = kStartBits - 128 * high;
+    if (32 * g + 32 > n_in) {
+        std::memset(padded, 0, sizeof(padded));
+        if (32 * g < n_in) std::memcpy(padded, group, sizeof(float) * (n_in - 32 * g));
+        group = padded;
     }
-    if (!kByteDots) return;
-    auto* weighted = reinterpret_cast<int16_t*>(out + at.weighted);
-    auto* unit = reinterpret_cast<float*>(out + at.weighted_unit);
-    for (int64_t b = first / 8; b < last / 8; ++b)
-        weigh_sums(sum16 + 16 * b, scale + 8 * b, weighted + 16 * b, unit + b);
+    int32_t low, high;
+    quantize_group(group, reinterpret_cast<int8_t*>(out) + 32 * g,
+                   reinterpret_cast<float*>(out + at.scale) + g, &low, &high);
+    reinterpret_cast<float*>(out + at.sum32)[g] = static_cast<float>(low + high);
+    reinterpret_cast<int32_t*>(out + at.start32)[g] = kStartBits - 128 * (low + high);
+    sum16[2 * g] = static_cast<float>(low);
+    sum16[2 * g + 1] = static_cast<float>(high);
+    start16[2 * g] = kStartBits - 128 * low;
+    start16[2 * g + 1] = kStartBits - 128 * high;
+}
+
+// Groups first .. last - 1 of a row, whole chunks.
+void prepare_q8(const float* x, int64_t n_in, int64_t first, int64_t last, uint8_t* out) {
+    const ActQ8Layout at(n_in);
+    for (int64_t c = first / 8; c < last / 8; ++c) {
+#if defined(__AVX512VNNI__)
+        const bool is_done = 256 * (c + 1) <= n_in && quantize_chunk(x, c, at, out);
+#else
+        const bool is_done = false;
+#endif
+        for (int64_t g = 8 * c; !is_done && g < 8 * c + 8; ++g) prepare_group(x, n_in, g, at, out);
+        if (!kByteDots) continue;
+        weigh_sums(reinterpret_cast<const float*>(out + at.sum16) + 16 * c,
+                   reinterpret_cast<const float*>(out + at.scale) + 8 * c,
+                   reinterpret_cast<int16_t*>(out + at.weighted) + 16 * c,
+                   reinterpret_cast<float*>(out + at.weighted_unit) + c);
+    }
 }
 
 void prepare_split(const float* x, int64_t n_in, uint8_t* out) {

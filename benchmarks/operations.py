@@ -1,6 +1,7 @@
 """Where the time of a prompt goes: milliseconds per kind of operation, and the rates of dense and experts' products.
 
-python -m benchmarks.operations [--shapes llama-1b,qwen3-30b-a3b] [--tokens 512,2048] [--layers 2] [--repack]
+python -m benchmarks.operations [--shapes llama-1b,qwen3-30b-a3b] [--tokens 512,2048] [--layers 2] [--experts iq2_xxs]
+    [--repack]
 
 One micro-batch of every shape (random weights, small vocabulary), every operation timed; the fastest of `rounds` whole
 runs, alternating between the shapes. "Products" are those with weights. All tokens have logits, as the last layer would
@@ -106,6 +107,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--experts", help="type of the experts, instead of the shape's own")
     parser.add_argument("--repack", action="store_true", help="every shape a second time, its rows interleaved (-rtr)")
     args = parser.parse_args()
     known = [model.shape for model in SHAPE_MODELS]
@@ -133,6 +135,8 @@ def written(model: ShapeModel, layers: int, folder: str) -> Path:
 def main() -> None:
     args = arguments()
     chosen = [model for name in args.shapes.split(",") for model in SHAPE_MODELS if model.shape == name]
+    if args.experts:
+        chosen = [model._replace(experts=args.experts) for model in chosen]
     forms = [(model, repack) for model in chosen for repack in ((False, True) if args.repack else (False,))]
     names = [model.shape + " -rtr" * repack for model, repack in forms]
     with tempfile.TemporaryDirectory() as folder:

@@ -227,9 +227,12 @@ struct Product {
     }
 };
 
-template <class P, class U, int Tokens, int PassTokens = 0>
+// ExpertTokens: on average per expert, from which tiles multiply.
+template <class P, class U, int Tokens, int PassTokens = 0, int64_t ExpertTokens = kTileMinExpertTokens>
 constexpr WeightKernels kernels() {
-    return record_kernels<Product<P, U, Tokens>, PassTokens>();
+    WeightKernels k = record_kernels<Product<P, U, Tokens>, PassTokens>();
+    k.tiles.min_expert_tokens = ExpertTokens;
+    return k;
 }
 
 }  // namespace points

@@ -156,6 +156,13 @@ struct InterleavedPanel {
     static constexpr PanelFn make = whole_interleaved_panel<U>;
 };
 
+// Codes of a byte take next to no unpacking for vectors: Q8_0_R8 has 0.79 of the rate of rows with 12 tokens
+// per expert on tiles, 0.91 with 16, 0.97 with 20.
+template <class U>
+constexpr int64_t interleaved_expert_tokens() {
+    return U::kBlockBytes >= U::kRows * U::kBlock ? 20 : kTileMinExpertTokens;
+}
+
 template <class U>
 constexpr WeightKernels interleaved_kernels() {
     return {U::kType,
@@ -165,7 +172,7 @@ constexpr WeightKernels interleaved_kernels() {
             panel_products_of<U, InterleavedPanel>(),
             int8_panel_bytes,
             {interleaved_tiles<U>, kActBf16, kTileMinTokens, quant_tiles_work_bytes, ahead_kept_tokens,
-             kTileMinExpertTokens},
+             interleaved_expert_tokens<U>()},
             row_scales_of<U>(),
             true};
 }

@@ -80,6 +80,9 @@ constexpr int64_t kTileMinTokens = 24;
 // 16 and 18 tokens per expert on average: Q4_K 1.18, 1.34 and 1.29 times as fast as with vectors, IQ4_K 1.15,
 // 1.33 and 1.29, Q6_K 1.07, 1.19 and 1.24, IQ3_S 1.01, 1.16 and 1.22; with 8 1.05, 1.00, 0.93 and 0.83.
 constexpr int64_t kTileMinExpertTokens = 12;
+// Where rows of 12 tokens are better at it, with 12, 14 and 16: IQ2_XXS 0.89, 1.00 and 1.05, IQ3_XXS
+// 0.92, 1.09 and 1.17, IQ2_XXS_R4 0.76, 0.92 and 1.00.
+constexpr int64_t kTileMinFastRowTokens = 14;
 
 size_t amx_work_bytes(int64_t n_in);
 

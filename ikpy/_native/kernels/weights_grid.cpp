@@ -35,17 +35,17 @@ namespace {
 const WeightKernels* point_weight_kernels(int type) {
     using namespace points;
     static constexpr WeightKernels kTable[] = {
-        kernels<IQ2_XXS, UnpackGrid<grid::IQ2_XXS>, 12, 24>(),
+        kernels<IQ2_XXS, UnpackGrid<grid::IQ2_XXS>, 12, 24, kTileMinFastRowTokens>(),
         kernels<IQ2_XS, UnpackGrid<grid::IQ2_XS>, 12, 16>(),
         kernels<IQ2_S, UnpackGrid<grid::IQ2_S>, 12>(),
-        kernels<IQ3_XXS, UnpackGrid<grid::IQ3_XXS>, 12, 24>(),
+        kernels<IQ3_XXS, UnpackGrid<grid::IQ3_XXS>, 12, 24, kTileMinFastRowTokens>(),
         kernels<IQ3_S, UnpackGrid<grid::IQ3_S>, 11>(),
         kernels<IQ1_S, UnpackIQ1_S, 11>(),
         kernels<IQ1_M, UnpackIQ1_M, 11>(),
-        kernels<IQ2_XXS_R4, UnpackGridRows<grid::IQ2_XXS_R4>, 12, 32>(),
+        kernels<IQ2_XXS_R4, UnpackGridRows<grid::IQ2_XXS_R4>, 12, 32, kTileMinFastRowTokens>(),
         kernels<IQ2_XS_R4, UnpackGridRows<grid::IQ2_XS_R4>, 12, 24>(),
         kernels<IQ2_S_R4, UnpackGridRows<grid::IQ2_S_R4>, 12, 24>(),
-        kernels<IQ3_XXS_R4, UnpackGridRows<grid::IQ3_XXS_R4>, 12, 24>(),
+        kernels<IQ3_XXS_R4, UnpackGridRows<grid::IQ3_XXS_R4>, 12, 24, kTileMinFastRowTokens>(),
         kernels<IQ3_S_R4, UnpackGridRows<grid::IQ3_S_R4>, 11>(),
         kernels<IQ1_S_R4, UnpackIQ1_S_R4, 12, 16>(),
         kernels<IQ1_M_R4, UnpackIQ1_M_R4, 12, 16>()};

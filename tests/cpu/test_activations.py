@@ -23,8 +23,10 @@ def fields(row: np.ndarray, n: int) -> dict[str, np.ndarray]:
 
 
 def reference(x: np.ndarray, n: int) -> dict[str, np.ndarray]:
-    """The same in numpy: per 32 columns amax / 127 in bf16, codes rounded half to even; groups with a number that is not
-    finite have codes 0 and the scale NaN, those below 1e-35 the scale 0."""
+    """The same in numpy: per 32 columns amax / 127 in bf16, codes rounded half to even.
+
+    Groups with a number that is not finite have codes 0 and the scale NaN, those below 1e-35 the scale 0.
+    """
     groups = np.concatenate([x, np.zeros(n - len(x), np.float32)]).reshape(-1, 32)
     amax = np.abs(groups).max(axis=1, keepdims=True)
     finite = np.isfinite(amax)

@@ -19,6 +19,7 @@ from ikpy.engine.params import ModelParams
 from ikpy.errors import FileFormatError
 from ikpy.gguf.reader import GGUFFile, TensorInfo
 from ikpy.graph.ir import Buffer, Value
+from ikpy.graph.division import Matrix
 from ikpy.graph.placement import CPU, Placement, check_placement, place, placement_lines
 from ikpy.models import architecture
 from ikpy.models.base import Architecture
@@ -90,6 +91,15 @@ def _repacked(gguf: GGUFFile, keys: Keys, params: ModelParams) -> Callable[[str]
     sizes = {info.name: info.nbytes for info in gguf.tensors.values()}
     placement = place(sizes, keys.u32("block_count"), params.placement, devices)
     return lambda name: placement.device_of(name) == CPU
+
+
+def _matrices(gguf: GGUFFile) -> dict[str, Matrix]:
+    """All matrices of a file."""
+    return {
+        info.name: Matrix(info.shape[0], info.shape[1], registry.by_id(info.type_id))
+        for info in gguf.tensors.values()
+        if len(info.shape) > 1
+    }
 
 
 def _page_dropper(gguf: GGUFFile) -> Callable[[Buffer], None]:
@@ -177,7 +187,7 @@ class Model:
         sizes = {info.name: info.nbytes for info in self.gguf.tensors.values()}
         devices = wanted_devices(self.params.placement, self.params.devices)
         seen = setup.placement_devices(devices, self.params.placement)
-        self.placement = place(sizes, self.hparams.n_layer, self.params.placement, seen)
+        self.placement = place(sizes, self.hparams.n_layer, self.params.placement, seen, _matrices(self.gguf))
         for line in placement_lines(self.placement, sizes, seen, self.replaced):
             log(line)
         self.devices = setup.device_setup(devices, self.placement, self.params.devices)

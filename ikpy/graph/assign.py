@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ikpy.graph.adapters import adapted_tensor
-from ikpy.graph.ir import F32, Buffer, Node, Value, contiguous_strides
+from ikpy.graph.ir import F32, Buffer, Node, Value, contiguous_strides, like
 from ikpy.graph.placement import CPU, EXPERT_MATMUL, FUSED_EXPERTS, FUSED_MATMUL, MATMUL, Placement
 
 REPLICATED = {"act_prepare", "rope_table", "kq_mask", "attention_temperature", "moe_group"}
@@ -51,6 +51,12 @@ class DeviceRules:
     offload_batch: int = 32
     policy: Mapping[str, bool] = field(default_factory=dict)
 
+    def runs(self, node: Node) -> bool:
+        """Whether devices have a kernel for a node."""
+        if node.kind in MATMUL_KINDS:
+            node = replace(node, ip=[self.activation_format(node), *node.ip[1:]])
+        return self.supports(node) is None
+
     def weight_device(self, value: Value, kind: str) -> str:
         """Device of a weight as this kind of node uses it."""
         name = adapted_tensor(value.buffer.name)
@@ -79,14 +85,18 @@ def read(node: Node) -> list[Value]:
     return [v for v in node.src if v is not None and id(v) not in outputs]
 
 
-def assign(nodes: list[Node], rules: DeviceRules) -> Assignment:
-    """Decides the device of every node; fused nodes whose weights lie apart are divided."""
-    return _Assigner(rules).run(nodes)
+def assign(nodes: list[Node], rules: DeviceRules, fixed: Mapping[Node, str] | None = None) -> Assignment:
+    """Decides the device of every node; fused nodes whose weights lie apart are divided.
+
+    fixed: devices of nodes that were decided before.
+    """
+    return _Assigner(rules, fixed or {}).run(nodes)
 
 
 class _Assigner:
-    def __init__(self, rules: DeviceRules) -> None:
+    def __init__(self, rules: DeviceRules, fixed: Mapping[Node, str]) -> None:
         self.rules = rules
+        self.fixed = fixed
         self.steps: list[Step] = []
         self.made_on: dict[Buffer, str] = {}
         self.order: dict[Buffer, int] = {}
@@ -96,6 +106,9 @@ class _Assigner:
 
     def run(self, nodes: list[Node]) -> Assignment:
         for node in nodes:
+            if node in self.fixed:
+                self._append(self.fixed[node], node, [])
+                continue
             for part in self._divided(node):
                 self._place(part)
         return Assignment(self._replicated(), self.fallbacks)
@@ -119,7 +132,7 @@ class _Assigner:
 
     def _place_sum_apart(self, node: Node, addend: Value) -> None:
         """Experts are summed where they are; the addend's device, which has it ready by then, adds it."""
-        total = _like(node.dst)
+        total = like(node.dst)
         self._place(Node(node.kind, total, [*node.src[:3], None], node.ip, node.fp))
         self._append(self.made_on.get(addend.buffer, CPU), Node("add", node.dst, [addend, total]), [])
 
@@ -252,15 +265,9 @@ def _vector(n: int) -> Value:
     return Value(Buffer(strides[1]), F32, (n, 1, 1, 1), strides)
 
 
-def _like(value: Value) -> Value:
-    """A contiguous value of the same shape and type in a buffer of its own."""
-    strides = contiguous_strides(value.type_id, value.shape)
-    return Value(Buffer(strides[3] * value.shape[3]), value.type_id, value.shape, strides)
-
-
 def _unfused(node: Node) -> list[Node]:
     """Two products and the gated activation instead of the fused node."""
-    up, gate = _like(node.dst), _like(node.dst)
+    up, gate = like(node.dst), like(node.dst)
     if node.kind == "mul_mat_up_gate":
         (up_weight, gate_weight, x, up_bias, gate_bias), ip = node.src, node.ip[:2]
         products = [

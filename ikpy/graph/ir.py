@@ -24,11 +24,26 @@ PLANNED_ADDRESS = 64
 Role = Literal["value", "weight", "cache", "input", "host"]
 
 
+@dataclass(frozen=True)
+class Gather:
+    """Where the bytes of a part lie: the ranges (start, length), `count` times, `stride` bytes apart."""
+
+    count: int
+    stride: int
+    ranges: tuple[tuple[int, int], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the part."""
+        return self.count * sum(length for _, length in self.ranges)
+
+
 @dataclass(eq=False)
 class Buffer:
     """Memory behind values: address is None for arena buffers; owner keeps external memory alive.
 
     role: what external memory holds; "host" stays where it is whatever runs the graph. name: of a weight or cache.
+    gather: of a weight that is a part of what begins at the address.
     """
 
     nbytes: int
@@ -36,6 +51,7 @@ class Buffer:
     owner: object = None
     role: Role = "value"
     name: str = ""
+    gather: Gather | None = None
 
 
 @dataclass(eq=False)
@@ -144,6 +160,13 @@ def _strides(type_id: int, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
     full = _pad(shape)
     item = kind.block_bytes if kind.block_elements == 1 else 0
     return item, row, row * full[1], row * full[1] * full[2]
+
+
+def like(value: Value, *shape: int) -> Value:
+    """A contiguous value of the same type in a buffer of its own, of the same shape if none is given."""
+    full = _pad(shape or value.shape)
+    strides = contiguous_strides(value.type_id, full)
+    return Value(Buffer(strides[3] * full[3]), value.type_id, full, strides)
 
 
 @dataclass(frozen=True)

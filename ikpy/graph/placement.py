@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from ikpy.errors import UsageError
+from ikpy.graph.division import Division, Matrix, divide_networks
 from ikpy.quants.name_pattern import compile_pattern
 
 CPU = "CPU"
@@ -103,7 +104,8 @@ class RuleReport:
 class Placement:
     """Device name of every tensor, repeating layer, layer cache and of the output.
 
-    overridden: tensors that a rule took, with the device it names. notes: how -ncmoe was shared over devices.
+    overridden: tensors that a rule took, with the device it names. divisions: tensors of which several devices hold a
+    part; tensors has the device of their layer. notes: how -ncmoe was shared over devices.
     """
 
     tensors: dict[str, str]
@@ -114,6 +116,7 @@ class Placement:
     rules: list[RuleReport] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    divisions: dict[str, Division] = field(default_factory=dict)
 
     @property
     def n_offloaded(self) -> int:
@@ -137,12 +140,20 @@ class Placement:
         """Bytes of tensors on each device that holds any, the CPU first."""
         totals: dict[str, int] = {}
         for name, device in self.tensors.items():
-            totals[device] = totals.get(device, 0) + sizes[name]
+            division = self.divisions.get(name)
+            for holder, nbytes in (division.nbytes(sizes[name]) if division else {device: sizes[name]}).items():
+                totals[holder] = totals.get(holder, 0) + nbytes
         return dict(sorted(totals.items(), key=lambda item: (item[0] != CPU, item[0])))
 
 
-def place(sizes: Mapping[str, int], n_layer: int, params: PlacementParams, devices: Sequence[Device] = ()) -> Placement:
-    """Places a model whose tensors have these sizes in bytes.
+def place(
+    sizes: Mapping[str, int],
+    n_layer: int,
+    params: PlacementParams,
+    devices: Sequence[Device] = (),
+    matrices: Mapping[str, Matrix] | None = None,
+) -> Placement:
+    """Places a model whose tensors have these sizes in bytes. matrices: those that several devices may share.
 
     Raises UsageError for a device that does not exist, and for splits that do not fit the devices. Without devices
     everything is on the CPU, and rules for other devices are ignored with a warning.
@@ -156,7 +167,10 @@ def place(sizes: Mapping[str, int], n_layer: int, params: PlacementParams, devic
     written = reports[: len(params.rules)]
     warnings += [report.warning for report in written if report.warning]
     notes = _shared_experts_notes(layers, experts, params.n_cpu_moe)
-    return Placement(tensors, layers, caches, output, overridden, written, warnings, notes)
+    divisions = {}
+    if params.split_mode == "graph" and len(devices) > 1 and matrices:
+        divisions = divide_networks(matrices, layers, overridden, _shares(params, devices))
+    return Placement(tensors, layers, caches, output, overridden, written, warnings, notes, divisions)
 
 
 def check_placement(params: PlacementParams, devices: Sequence[str]) -> list[RuleReport]:
@@ -228,10 +242,8 @@ def _place_layers(
     if params.split_mode == "none":
         names = [devices[params.main_gpu].name] * offloaded
     else:
-        if params.split_mode == "row" or (params.split_mode != "layer" and len(devices) > 1):
-            warnings.append(
-                f"-sm {params.split_mode}: dividing tensors among GPUs is not implemented yet; read as -sm layer"
-            )
+        if params.split_mode == "row" or (params.split_mode not in ("layer", "graph") and len(devices) > 1):
+            warnings.append(f"-sm {params.split_mode} is read as -sm layer; -sm graph divides tensors among GPUs")
         names = _split(_unit_sizes(sizes, n_layer, params)[first : first + offloaded], params, devices)
     layers = (*([CPU] * first), *names[: n_layer - first])
     return layers, names[-1] if wanted > n_layer else CPU, warnings
@@ -249,13 +261,19 @@ def _unit_sizes(sizes: Mapping[str, int], n_layer: int, params: PlacementParams)
     return units
 
 
-def _split(units: Sequence[int], params: PlacementParams, devices: Sequence[Device]) -> list[str]:
-    """Device of consecutive units in the proportion of -ts, or of free memory."""
+def _shares(params: PlacementParams, devices: Sequence[Device]) -> dict[str, float]:
+    """What every device gets: the values of -ts, or its free memory."""
     shares = [float(device.free_bytes) for device in devices]
     if any(params.tensor_split):
         shares = [*params.tensor_split, *[0.0] * (len(devices) - len(params.tensor_split))]
     if min(shares) < 0 or not sum(shares) > 0:
         raise UsageError("-ts needs values that are not negative, one of them above 0")
+    return {device.name: share for device, share in zip(devices, shares, strict=True)}
+
+
+def _split(units: Sequence[int], params: PlacementParams, devices: Sequence[Device]) -> list[str]:
+    """Device of consecutive units in proportion to the shares."""
+    shares = list(_shares(params, devices).values())
     limits = list(accumulate(share / sum(shares) for share in shares))
     last = max(i for i, share in enumerate(shares) if share > 0)
     total = sum(units) or 1

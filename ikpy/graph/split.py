@@ -198,9 +198,9 @@ def _plan_arenas(splits: list[Split], returned: list[Transfer], results: set[Buf
 
     for i, split in enumerate(splits):
         for transfer in split.transfers:
-            # A copy to the host may be started as soon as the buffer is written, one from the host may be done as late
-            # as the host next waits for the device.
-            early = _split_before(splits, i, transfer.source).start if transfer.target == CPU else split.start
+            # A copy from a device may be started as soon as the buffer is written, one from the host may be done as
+            # late as the host next waits for the device.
+            early = split.start if transfer.source == CPU else _split_before(splits, i, transfer.source).start
             late = _next_wait(splits, i, transfer.target, end) if transfer.source == CPU else split.start
             use(transfer.source, transfer.buffer, split.start, late)
             use(transfer.target, transfer.buffer, early, split.start)

@@ -11,7 +11,7 @@ import numpy as np
 from ikpy.backends.cuda.check import FLOATS, PREPARES, SKIPPED, describe, finish, strided
 from ikpy.backends.cuda.launch import act_row_bytes
 from ikpy.backends.cuda.launch.base import ACT_Q8
-from ikpy.backends.cuda.memory import host_view
+from ikpy.backends.cuda.memory import host_bytes, host_view
 from ikpy.backends.cuda.plan import HybridPlan, Run
 from ikpy.graph.assign import Step, read, written
 from ikpy.graph.ir import Buffer, Node, Value
@@ -85,7 +85,9 @@ def _preparation_error(plan: HybridPlan, step: Step, n_kv: int) -> Iterator[Node
 
 def _contents(plan: HybridPlan, step: Step, buffer: Buffer) -> np.ndarray:
     """Bytes of a buffer as the node sees it; weights and inputs are the host's own."""
-    if buffer.role in ("weight", "input"):
+    if buffer.role == "weight":
+        return host_bytes(buffer)
+    if buffer.role == "input":
         assert buffer.address is not None
         return host_view(buffer.address, buffer.nbytes)
     state = plan.states[step.device]

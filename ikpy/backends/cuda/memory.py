@@ -13,17 +13,43 @@ import numpy as np
 from ikpy.backends.cuda.api import Device, DeviceError, Stream, aligned
 from ikpy.backends.cuda.interrupts import Held
 from ikpy.backends.cuda.staging import Part, StagingRing
-from ikpy.graph.ir import Buffer
+from ikpy.graph.ir import Buffer, Gather
 
 Log = Callable[[str], None]
 MIB = 1 << 20
 # Seconds between two lines about an upload under way.
 REPORT_INTERVAL = 5.0
+# Bytes of parts of weights that are put together in pageable memory at once.
+GATHERED = 16 << 20
+Key = tuple[str, int, Gather | None]
 
 
 def host_view(address: int, nbytes: int) -> np.ndarray:
     """uint8 [nbytes] over host memory that somebody else keeps alive."""
     return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+
+
+def host_parts(buffer: Buffer) -> Iterator[np.ndarray]:
+    """The bytes of a weight in order, uint8 arrays: one view, or copies of at most GATHERED bytes of what lies apart."""
+    assert buffer.address is not None
+    gather = buffer.gather
+    if gather is None:
+        yield host_view(buffer.address, buffer.nbytes)
+        return
+    end = max(start + length for start, length in gather.ranges)
+    data = host_view(buffer.address, gather.stride * (gather.count - 1) + end)
+    rows = np.lib.stride_tricks.as_strided(data, (gather.count, end), (gather.stride, 1))
+    step = max(1, GATHERED * gather.count // buffer.nbytes)
+    for first in range(0, gather.count, step):
+        pieces = [rows[first : first + step, start : start + length] for start, length in gather.ranges]
+        # A single range of one row is a view, of any size.
+        yield np.concatenate(pieces, axis=1).reshape(-1) if len(pieces) > 1 else pieces[0].reshape(-1)
+
+
+def host_bytes(buffer: Buffer) -> np.ndarray:
+    """All bytes of a weight, uint8 [nbytes]; a copy of what lies apart."""
+    parts = list(host_parts(buffer))
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 class _Progress:
@@ -59,7 +85,7 @@ class WeightStore:
 
     def __init__(self) -> None:
         self.uploaded: Callable[[Buffer], None] = lambda _: None
-        self._addresses: dict[tuple[str, int], int] = {}
+        self._addresses: dict[Key, int] = {}
         self._blocks: list[tuple[Device, int]] = []
         # Nothing else may come to lie where an uploaded weight is in host memory.
         self._owners: list[object] = []
@@ -69,11 +95,11 @@ class WeightStore:
 
     def missing(self, device: Device, buffers: Iterable[Buffer]) -> list[Buffer]:
         """Those of the weights that are not on the device, each once."""
-        found: dict[int, Buffer] = {}
+        found: dict[Key, Buffer] = {}
         for buffer in buffers:
-            assert buffer.address is not None
-            if (device.name, buffer.address) not in self._addresses:
-                found[buffer.address] = buffer
+            key = _key(device, buffer)
+            if key not in self._addresses:
+                found[key] = buffer
         return list(found.values())
 
     def upload(
@@ -86,15 +112,17 @@ class WeightStore:
         total = sum(aligned(b.nbytes) for b in wanted)
         block = device.alloc(total, f"{len(wanted)} weights")
         progress = _Progress(device, sum(b.nbytes for b in wanted), log)
-        addresses: dict[tuple[str, int], int] = {}
+        addresses: dict[Key, int] = {}
 
         def parts() -> Iterator[Part]:
             address = block
             for buffer in wanted:
-                assert buffer.address is not None
                 held.deliver()
-                yield address, host_view(buffer.address, buffer.nbytes)
-                addresses[device.name, buffer.address] = address
+                at = address
+                for part in host_parts(buffer):
+                    yield at, part
+                    at += part.nbytes
+                addresses[_key(device, buffer)] = address
                 address += aligned(buffer.nbytes)
 
         try:
@@ -112,11 +140,15 @@ class WeightStore:
 
     def address(self, device: Device, buffer: Buffer) -> int:
         """Device address of a weight. Raises DeviceError if it was not uploaded."""
-        assert buffer.address is not None
         try:
-            return self._addresses[device.name, buffer.address]
+            return self._addresses[_key(device, buffer)]
         except KeyError:
             raise DeviceError(f"{device.name}: {buffer.name or 'a tensor'} was not uploaded") from None
+
+
+def _key(device: Device, buffer: Buffer) -> Key:
+    assert buffer.address is not None
+    return device.name, buffer.address, buffer.gather
 
 
 class _Arrivals:

@@ -158,26 +158,31 @@ class HybridPlan:
     def _add_device(self, index: int, split: Split) -> None:
         state = self.states[split.device]
         for transfer in split.transfers:
-            self._add_transfer(transfer)
+            if transfer.source == CPU:
+                self._add_transfer(transfer)
         exports = self._exports(index, split)
         cut = _last_write(split, {t.buffer for _, transfers in exports for t in transfers}) + 1
         self._add_launches(state, split.steps[:cut])
         for reader, transfers in exports:
             for transfer in transfers:
                 self._add_transfer(transfer)
-            event = state.device.new_event()
-            self._events[state.device.name, id(reader)] = event
-            self._operations.append(lambda run, event=event: state.stream.record(event))  # type: ignore[misc]
+            if reader is None or reader.device == CPU:
+                event = state.device.new_event()
+                self._events[state.device.name, id(reader)] = event
+                self._operations.append(lambda run, event=event: state.stream.record(event))  # type: ignore[misc]
         self._add_launches(state, split.steps[cut:])
 
     def _exports(self, index: int, split: Split) -> list[tuple[Split | None, list[Transfer]]]:
-        """Copies to the host that later CPU splits, or None for the results, need from this split's device."""
+        """Copies that later splits, or None for the results, need from this split's device.
+
+        They leave as soon as they are written: other devices start while this one goes on.
+        """
         found: list[tuple[Split | None, list[Transfer]]] = []
         for later in self.graph.splits[index + 1 :]:
             if later.device == split.device:
                 return found
             transfers = [t for t in later.transfers if t.source == split.device]
-            if later.device == CPU and transfers:
+            if transfers:
                 found.append((later, transfers))
         transfers = [t for t in self.graph.results if t.source == split.device]
         if transfers:

@@ -18,6 +18,7 @@ from ikpy.backends.cuda.staging import pinned_or_pageable
 from ikpy.backends.cuda.state import DeviceState, Inputs, input_bytes
 from ikpy.backends.cuda.state_memory import DeviceStates
 from ikpy.graph.assign import Assignment, DeviceRules, Step, assign, read, written
+from ikpy.graph.divide import Divider
 from ikpy.graph.ir import Buffer, Node, Value
 from ikpy.graph.placement import CPU
 from ikpy.graph.plan import CompiledPlan
@@ -93,6 +94,8 @@ class DeviceRuntime:
             setup.params.offload_batch,
             setup.params.policy,
         )
+        where = setup.placement
+        self._divider = Divider(where.divisions, where.layer_device, self._rules.runs)
         self.needs = {d.name: DeviceNeeds(inputs=input_bytes(inputs)) for d in setup.devices}
         self.states: dict[str, DeviceState] = {}
         self._noted: Counter[tuple[str, str]] = Counter()
@@ -147,7 +150,8 @@ class DeviceRuntime:
 
     def split(self, nodes: list[Node], results: set[Buffer]) -> SplitGraph:
         """Decides where every node runs."""
-        assignment = assign(nodes, self._rules)
+        divided, devices = self._divider.run(nodes)
+        assignment = assign(divided, self._rules, devices)
         self._note_fallbacks(assignment)
         return split_graph(self._joined(assignment.steps), results)
 

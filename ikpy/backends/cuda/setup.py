@@ -34,7 +34,8 @@ def device_setup(devices: Sequence[Device], where: Placement, params: DevicePara
 
     A device whose layers' tensors are all in host memory (-ot, -nkvo) still multiplies their large batches.
     """
-    used = {*where.tensors.values(), *where.caches, *where.layers, where.output} - {CPU}
+    shared = {part.device for division in where.divisions.values() for part in division.parts}
+    used = {*where.tensors.values(), *where.caches, *where.layers, where.output, *shared} - {CPU}
     chosen = [device for device in devices if device.name in used]
     return DeviceSetup(chosen, where, default_kernels(chosen, params), params) if chosen else None
 

@@ -65,7 +65,7 @@ def switch(
     )
 
 
-GRAPH_SPLIT = "graph split mode is not supported"
+GRAPH_SPLIT = "in graph mode all devices share every layer"
 NO_FIT = "give -ngl and -ncmoe: a benchmark says what it measures"
 MERGED = "the file's tensors are used as they are"
 ROWS = (
@@ -222,7 +222,7 @@ ROWS = (
         "-sm --split-mode",
         "split_mode",
         "none|layer|row|attn|graph|tensor",
-        "division among GPUs (default: layer); all but none are read as layer",
+        "division among GPUs (default: layer); row, attn and tensor are read as layer",
         convert=values.choice("none", "layer", "row", "attn", "graph", "tensor"),
         no_effect=NO_GPU,
     ),

@@ -18,9 +18,10 @@ from ikpy.engine.locking import lock_memory
 from ikpy.engine.params import ModelParams
 from ikpy.errors import FileFormatError
 from ikpy.gguf.reader import GGUFFile, TensorInfo
-from ikpy.graph.ir import Buffer, Value
 from ikpy.graph.division import Matrix
+from ikpy.graph.ir import Buffer, Value
 from ikpy.graph.placement import CPU, Placement, check_placement, place, placement_lines
+from ikpy.graph.weight_parts import whole_name
 from ikpy.models import architecture
 from ikpy.models.base import Architecture
 from ikpy.models.hparams import HParams
@@ -106,7 +107,7 @@ def _page_dropper(gguf: GGUFFile) -> Callable[[Buffer], None]:
     """Takes the pages of a mapped tensor out of this process's memory."""
 
     def drop(buffer: Buffer) -> None:
-        info = gguf.tensors.get(buffer.name)
+        info = gguf.tensors.get(whole_name(buffer.name))
         if info is not None and gguf.address(info) == buffer.address:
             gguf.release(info)
 

@@ -131,7 +131,9 @@ class Divider:
         nodes = [
             replace(up_gate, dst=hidden, src=[*weights, *up_gate.src[2:-2], *biases]),
             replace(prepare, dst=prepared, src=[rows, *prepare.src[1:]]),
-            replace(down, dst=product, src=[self._weight(down.src[0], part, "columns"), prepared, *down.src[2:-1], bias]),
+            replace(
+                down, dst=product, src=[self._weight(down.src[0], part, "columns"), prepared, *down.src[2:-1], bias]
+            ),
         ]
         if combine is not None:
             nodes.append(replace(combine, dst=like(combine.dst), src=[product, *combine.src[1:3], None]))

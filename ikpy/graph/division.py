@@ -1,7 +1,7 @@
 """Which feed-forward matrices all devices share (-sm graph), and what part of them each gets.
 
-The hidden columns of a network are divided: rows of `up` and `gate`, columns of `down`. Every device then makes its part
-of the hidden values and, from these alone, a part of the sum that the layer adds.
+The hidden columns of a network are divided: rows of `up` and `gate`, columns of `down`. Every device then makes its
+part of the hidden values and, from these alone, a part of the sum that the layer adds.
 """
 
 from __future__ import annotations

@@ -9,6 +9,11 @@ from ikpy.graph.ir import Buffer, Gather, Value, contiguous_strides
 from ikpy.quants import registry
 
 
+def whole_name(name: str) -> str:
+    """Name of the tensor that a weight with this name is, or is a part of."""
+    return name.partition(" [")[0]
+
+
 def is_contiguous(weight: Value) -> bool:
     """Whether the rows of all experts lie one behind the other."""
     row = registry.by_id(weight.type_id).row_nbytes(weight.shape[0])

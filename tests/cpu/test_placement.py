@@ -108,11 +108,11 @@ def test_wrong_requests_are_refused_before_the_file_is_read(monkeypatch: pytest.
             open_model("no such file", ModelParams(placement=params))
 
 
-@pytest.mark.parametrize("mode", ["row", "attn", "graph"])
+@pytest.mark.parametrize("mode", ["row", "attn", "tensor"])
 def test_modes_that_divide_tensors_are_layer_with_a_warning(mode: str) -> None:
     placed = place(model(), N_LAYER, PlacementParams(split_mode=mode), TWO)
     assert placed.layers == place(model(), N_LAYER, PlacementParams(), TWO).layers
-    assert placed.warnings == [f"-sm {mode}: dividing tensors among GPUs is not implemented yet; read as -sm layer"]
+    assert placed.warnings == [f"-sm {mode} is read as -sm layer; -sm graph divides tensors among GPUs"]
 
 
 def test_splits_follow_the_sizes_of_layers() -> None:

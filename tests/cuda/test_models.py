@@ -40,6 +40,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("deepseek2-lite", EXPERTS, {"mla": 1}),
     ("deepseek2-lite", APART, {"mla": 3, "type_k": "q8_0"}),
     ("deepseek2-v3-mla", EXPERTS, {"mla": 2}),
+    ("qwen3", {"split_mode": "graph", "tensor_split": (2.0, 1.0)}, {}),
 ]
 
 
@@ -87,6 +88,7 @@ def test_gates_and_layers_of_two_kinds(make: Callable, tmp_path: Path, cuda_devi
 APART_RULES: dict[str, tuple[tuple[str, str], ...]] = {
     "whole": (),
     "as in the report": (("attn_kv_b", "CPU"), ("exps", "CPU")),
+    "networks divided": (("attn_q_b", "CPU"),),
     "attention divided": (("attn_output", "CPU"), (r"blk\.[12]\.attn_q", "CUDA0"), (r"ffn_down\.", "CPU")),
 }
 
@@ -101,7 +103,8 @@ def test_interleaved_rows_with_attention_divided(
     assert main(["quantize", str(default_model_path()), str(path), name]) == 0
     tokens = tokens_for(2, 7)
     truth = logits_of(path, tokens, 5, mla=mla)
-    ours = logits_of(path, tokens, 5, placement=PlacementParams(rules=APART_RULES[where]), mla=mla)
+    mode = "graph" if where == "networks divided" else "layer"
+    ours = logits_of(path, tokens, 5, placement=PlacementParams(rules=APART_RULES[where], split_mode=mode), mla=mla)
     assert np.isfinite(ours).all()
     assert np.abs(ours - truth).max() <= QUANTIZED_TOLERANCE * np.abs(truth).max(), worst(ours, truth)
 

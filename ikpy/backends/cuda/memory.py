@@ -30,7 +30,7 @@ def host_view(address: int, nbytes: int) -> np.ndarray:
 
 
 def host_parts(buffer: Buffer) -> Iterator[np.ndarray]:
-    """The bytes of a weight in order, uint8 arrays: one view, or copies of at most GATHERED bytes of what lies apart."""
+    """The bytes of a weight in order, uint8: a view, or copies of at most GATHERED bytes where they lie apart."""
     assert buffer.address is not None
     gather = buffer.gather
     if gather is None:

@@ -5,7 +5,7 @@ from ikpy.cli.options import COUNT, DRAFT_PLACED, FLAG, INT, NO_GPU, OFF, SWITCH
 
 SPLIT_MODES = ("none", "layer", "row", "attn", "graph", "tensor")
 
-GRAPH_SPLIT = "graph split mode is not supported: layers are divided among devices"
+GRAPH_SPLIT = "in graph mode all devices share the networks of every layer and exchange f32"
 WEIGHT = Kind("A,B,...", placement_values.to_tensor_split)
 
 ROWS = (
@@ -22,7 +22,8 @@ ROWS = (
         "-sm --split-mode",
         Kind("|".join(SPLIT_MODES), values.choice(*SPLIT_MODES)),
         "model.split_mode",
-        "how a model is divided among GPUs; row, attn, graph and tensor are read as layer",
+        "how a model is divided among GPUs: whole layers, or with graph the feed-forward networks of every layer; row, "
+        "attn and tensor are read as layer",
         reason=NO_GPU,
     ),
     option("-mg --main-gpu", COUNT, "model.main_gpu", "device that holds everything with -sm none", reason=NO_GPU),
@@ -30,7 +31,7 @@ ROWS = (
         "-ts --tensor-split",
         WEIGHT,
         "model.tensor_split",
-        "share of the layers of each GPU; default: by free memory",
+        "share of the layers of each GPU, and of divided networks; default: by free memory",
         reason=NO_GPU,
     ),
     ignored("--max-gpu", GRAPH_SPLIT, "GPUs per layer in graph mode", kind=INT),

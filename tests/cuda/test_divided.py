@@ -1,0 +1,220 @@
+"""-sm graph: feed-forward networks of which every device holds a part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ikpy import default_model_path
+from ikpy.backends.cuda.emulated import EmulatedStream
+from ikpy.backends.cuda.memory import host_bytes
+from ikpy.cli import main
+from ikpy.engine.context import Context
+from ikpy.engine.model import Model, open_model
+from ikpy.engine.params import ContextParams, ModelParams
+from ikpy.graph.divide import UP_GATE
+from ikpy.graph.division import Matrix, Part, divide_networks
+from ikpy.graph.ir import external
+from ikpy.graph.placement import PlacementParams
+from ikpy.graph.weight_parts import bias_part, columns_part, rows_part
+from ikpy.quants import by_name, dequantize
+from tests.cpu.quant_data import random_tensor
+from tests.cpu.test_adapters import llama
+from tests.cuda.models import emulated, logits_of, zoo
+from tests.cuda.test_adapters import adapted, logits, written
+from tests.cuda.test_placement_matrix import assert_same, tokens_for
+
+# With a header per row, a header per group of interleaved rows, interleaved rows, blocks of 32 and of 256.
+TYPES = (
+    "f32",
+    "f16",
+    "q4_0",
+    "q8_0",
+    "q6_K",
+    "iq4_ks",
+    "iq2_kt",
+    "q8_KV",
+    "q4_k_r4",
+    "iq4_ks_r4",
+    "q8_0_r8",
+    "bf16_r16",
+)
+GRAPH: dict[str, Any] = {"split_mode": "graph"}
+CASES: dict[str, dict[str, Any]] = {
+    "all": {},
+    "uneven": {"tensor_split": (3.0, 1.0)},
+    "one device has no share": {"tensor_split": (1.0, 0.0)},
+    "some layers": {"n_gpu_layers": 3},
+    "experts on the CPU": {"rules": (("exps", "CPU"),)},
+    "some experts on the CPU": {"n_cpu_moe": 2},
+    "down of some on another device": {"rules": ((r"blk\.0\.ffn_down", "CUDA1"),)},
+    "cache in host memory": {"kv_offload": False},
+}
+
+
+def weight(name: str, shape: tuple[int, ...]) -> tuple[Any, np.ndarray]:
+    """A random tensor of this ggml-order shape as a value, and its decoded rows [..., K]."""
+    kind = by_name(name)
+    rows = int(np.prod(shape[1:]))
+    if kind.is_quantized:
+        data = random_tensor(kind, (shape[0], rows), 3)
+    else:
+        numbers = np.random.default_rng(3).standard_normal(kind.row_nbytes(shape[0]) * rows // 2)
+        data = numbers.astype(np.float16).view(np.uint8)
+        if name == "f32":
+            data = numbers[: len(numbers) // 2].astype(np.float32).view(np.uint8)
+    data = np.ascontiguousarray(data)
+    value = external(data.ctypes.data, data, kind.id, shape, "w", "weight")
+    return value, decoded(data, name, shape)
+
+
+def decoded(data: np.ndarray, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    flat = dequantize(np.ascontiguousarray(data), by_name(name).id, (shape[0], int(np.prod(shape[1:]))))
+    return np.asarray(flat).reshape(*shape[:0:-1], shape[0])
+
+
+@pytest.mark.parametrize("n_expert", (1, 3))
+@pytest.mark.parametrize("name", TYPES)
+def test_parts_hold_what_they_are_named_for(name: str, n_expert: int) -> None:
+    shape = (512, 48, n_expert)
+    value, whole = weight(name, shape)
+    for start, end in ((0, 256), (256, 512)):
+        part = columns_part(value, Part("CUDA0", start, end - start))
+        data = host_bytes(part.buffer)
+        assert data.nbytes == part.buffer.nbytes == by_name(name).tensor_nbytes(part.shape)
+        found = decoded(data, name, (256, 48, n_expert))
+        assert np.array_equal(found, whole[..., start:end], equal_nan=True), f"{name}, columns {start} to {end}"
+    for start, end in ((0, 16), (16, 48)):
+        part = rows_part(value, Part("CUDA0", start, end - start))
+        found = decoded(host_bytes(part.buffer), name, (512, end - start, n_expert))
+        assert np.array_equal(found, whole[:, start:end], equal_nan=True), f"{name}, rows {start} to {end}"
+
+
+def test_parts_of_biases() -> None:
+    data = np.arange(3 * 64, dtype=np.float32).reshape(3, 64)
+    value = external(data.ctypes.data, data, by_name("f32").id, (64, 3), "b", "weight")
+    part = bias_part(value, Part("CUDA1", 32, 16))
+    assert np.array_equal(host_bytes(part.buffer).view(np.float32).reshape(3, 16), data[:, 32:48])
+
+
+def test_what_is_divided() -> None:
+    """Columns are cut where blocks end; networks with a rule stay whole, and those that one device would have alone."""
+    k, r8 = by_name("q4_K"), by_name("q8_0_r8")
+    matrices = {
+        **{f"blk.{il}.ffn_{part}.weight": Matrix(512, 1024, k) for il in range(4) for part in ("up", "gate")},
+        **{f"blk.{il}.ffn_down.weight": Matrix(1024, 512, k) for il in range(4)},
+        "blk.2.ffn_up.weight": Matrix(512, 2048, k),
+        **{f"blk.1.ffn_{part}_exps.weight": Matrix(512, 192, r8) for part in ("up", "gate")},
+        "blk.1.ffn_down_exps.weight": Matrix(192, 512, by_name("q8_0")),
+    }
+    layers = ("CPU", "CUDA0", "CUDA1", "CUDA1")
+    found = divide_networks(matrices, layers, {"blk.3.ffn_gate.weight"}, {"CUDA0": 3.0, "CUDA1": 1.2, "CUDA2": 0.0})
+    assert sorted(found) == sorted(
+        f"blk.1.ffn_{part}{e}.weight" for part in ("up", "gate", "down") for e in ("", "_exps")
+    )
+    assert found["blk.1.ffn_up.weight"].parts == (Part("CUDA0", 0, 768), Part("CUDA1", 768, 256))
+    assert found["blk.1.ffn_down.weight"].axis == "columns"
+    assert found["blk.1.ffn_down_exps.weight"].parts == (Part("CUDA0", 0, 128), Part("CUDA1", 128, 64))
+    alone = divide_networks(matrices, layers, (), {"CUDA0": 1.0, "CUDA1": 0.01})
+    assert "blk.1.ffn_up.weight" not in alone
+
+
+@pytest.fixture(scope="module")
+def truths() -> dict[str, np.ndarray]:
+    return {str(path): logits_of(path, tokens_for(), 16) for path in (default_model_path(), zoo("qwen3"))}
+
+
+@pytest.mark.parametrize("n_devices", (2, 3))
+@pytest.mark.parametrize("where", CASES)
+@pytest.mark.parametrize("path", (default_model_path(), zoo("qwen3")), ids=lambda path: path.stem)
+def test_logits_are_those_of_the_cpu(path: Path, where: str, n_devices: int, truths: dict[str, np.ndarray]) -> None:
+    """Dense networks, experts and shared ones; sums of parts are rounded in another order, nothing else."""
+    with emulated(n_devices) as kernels:
+        ours = logits_of(path, tokens_for(), 16, placement=PlacementParams(**GRAPH, **CASES[where]))
+    parts = {n.kind for n in kernels.launched if any(v is not None and v.buffer.gather for v in n.src)}
+    if where == "one device has no share":
+        assert not parts
+    else:
+        assert "mul_mat" in parts
+    assert ("mul_mat_id" in parts) == (
+        where not in ("one device has no share", "experts on the CPU") and path != zoo("qwen3")
+    )
+    assert_same(ours, truths[str(path)])
+
+
+@pytest.mark.parametrize("name", ("Q4_K_R4", "IQ4_KS_R4", "IQ4_KT", "Q8_KV"))
+def test_quantized_models(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "quantized.gguf"
+    assert main(["quantize", str(default_model_path()), str(path), name]) == 0
+    truth = logits_of(path, tokens_for(), 16)
+    with emulated(2) as kernels:
+        ours = logits_of(path, tokens_for(), 16, placement=PlacementParams(**GRAPH))
+    assert any(v is not None and v.buffer.gather for n in kernels.launched for v in n.src)
+    assert_same(ours, truth)
+
+
+def loaded(placement: PlacementParams, log: list[str] | None = None) -> Context:
+    """A context of the bundled model."""
+    lines = [] if log is None else log
+    params = ModelParams(placement=placement)
+    model = Model.load(open_model(default_model_path(), params), params, log=lines.append)
+    return Context(model, ContextParams(n_ctx=64, n_ubatch=16), log=lines.append)
+
+
+def test_devices_hold_parts_alone() -> None:
+    """The weights on all devices together are those of the model on one; all hold their share of the networks."""
+
+    def held(n: int, **where: Any) -> list[int]:
+        with emulated(n):
+            devices = loaded(PlacementParams(**where)).devices
+            assert devices is not None
+            return [need.weight_bytes for need in devices.needs.values()]
+
+    one, three = held(1), held(3, **GRAPH)
+    assert sum(three) == pytest.approx(sum(one), rel=0.001)
+    with emulated(3):
+        context = loaded(PlacementParams(**GRAPH))
+        placement = context.model.placement
+        sizes = {info.name: info.nbytes for info in context.model.gguf.tensors.values()}
+        assert sum(placement.bytes_per_device(sizes).values()) == sum(sizes.values())
+        shared = [placement.divisions["blk.0.ffn_up.weight"].nbytes(3000)[f"CUDA{i}"] for i in range(3)]
+    assert sum(shared) == 3000 and min(shared) > 900
+
+
+def test_all_devices_work_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a network reads leaves for the other devices before its own part is started."""
+    issued: list[tuple[str, str]] = []
+    send, launch = EmulatedStream.send, EmulatedStream.launch
+
+    def sent(stream: EmulatedStream, *rest: Any) -> None:
+        issued.append((stream.device.name, "send"))
+        send(stream, *rest)
+
+    def launched(stream: EmulatedStream, one: Any) -> None:
+        issued.append((stream.device.name, one.kernel))
+        launch(stream, one)
+
+    monkeypatch.setattr(EmulatedStream, "send", sent)
+    monkeypatch.setattr(EmulatedStream, "launch", launched)
+    with emulated(2):
+        logits_of(zoo("qwen3"), tokens_for(n=1), 1, placement=PlacementParams(**GRAPH, tensor_split=(1.0, 1.0)))
+    networks = [i for i, (_, kind) in enumerate(issued) if kind in UP_GATE]
+    assert len(networks) >= 4
+    for first, second in zip(networks[::2], networks[1::2], strict=True):
+        own, other = issued[first][0], issued[second][0]
+        assert own != other
+        assert (own, "send") in issued[:first]
+        assert (own, "send") not in issued[first:second], f"CUDA operations: {issued[first - 6 : second + 1]}"
+
+
+def test_networks_with_adapters_stay_whole(tmp_path: Path) -> None:
+    """Their up, gate and down are further products each."""
+    model, adapters = written(llama, tmp_path)
+    wanted = logits(adapted(model, adapters, PlacementParams(n_gpu_layers=0)))
+    with emulated(2) as kernels:
+        ours = logits(adapted(model, adapters, PlacementParams(**GRAPH)))
+    assert not any(v is not None and v.buffer.gather for n in kernels.launched for v in n.src)
+    assert np.abs(ours - wanted).max() < 1e-3 * np.abs(wanted).max()

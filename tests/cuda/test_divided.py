@@ -15,6 +15,7 @@ from ikpy.cli import main
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model, open_model
 from ikpy.engine.params import ContextParams, ModelParams
+from ikpy.graph import division
 from ikpy.graph.divide import UP_GATE
 from ikpy.graph.division import Matrix, Part, divide_networks
 from ikpy.graph.ir import external
@@ -25,7 +26,7 @@ from tests.cpu.quant_data import random_tensor
 from tests.cpu.test_adapters import llama
 from tests.cuda.models import emulated, logits_of, zoo
 from tests.cuda.test_adapters import adapted, logits, written
-from tests.cuda.test_placement_matrix import assert_same, tokens_for
+from tests.cuda.test_placement_matrix import ZOO, assert_same, tokens_for, worst
 
 # With a header per row, a header per group of interleaved rows, interleaved rows, blocks of 32 and of 256.
 TYPES = (
@@ -143,6 +144,19 @@ def test_logits_are_those_of_the_cpu(path: Path, where: str, n_devices: int, tru
         where not in ("one device has no share", "experts on the CPU") and path != zoo("qwen3")
     )
     assert_same(ours, truths[str(path)])
+
+
+@pytest.mark.skipif(not ZOO, reason="golden/zoo is not present beside the checkout")
+@pytest.mark.parametrize("path", ZOO, ids=lambda path: path.stem)
+def test_every_architecture(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In parts of 8 columns, as these models are small; with caches of f32, which do not round small differences up."""
+    monkeypatch.setattr(division, "GROUP", 8)
+    caches = {"type_k": "f32", "type_v": "f32"}
+    truth = logits_of(path, tokens_for(9), 16, **caches)
+    with emulated(2):
+        ours = logits_of(path, tokens_for(9), 16, placement=PlacementParams(**GRAPH, tensor_split=(1.0, 1.0)), **caches)
+    assert np.isfinite(ours).all()
+    assert np.abs(ours - truth).max() <= 1e-4 * np.abs(truth).max(), worst(ours, truth)
 
 
 @pytest.mark.parametrize("name", ("Q4_K_R4", "IQ4_KS_R4", "IQ4_KT", "Q8_KV"))

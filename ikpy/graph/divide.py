@@ -33,6 +33,19 @@ class Network(NamedTuple):
         return self.combine or self.down
 
 
+class _Pieces(NamedTuple):
+    """Nodes of the parts of a network with their devices, the part of the result on each, and the sums of these."""
+
+    made: dict[Node, str]
+    results: dict[str, Value]
+    sums: dict[Node, str]
+
+    @property
+    def nodes(self) -> dict[Node, str]:
+        """All nodes."""
+        return self.made | self.sums
+
+
 class Divider:
     """Divides the networks of graphs. Parts of weights are made once, whatever number of graphs use them.
 
@@ -60,19 +73,27 @@ class Divider:
             for value in node.src:
                 if value is not None:
                     readers.setdefault(value.buffer, []).append(node)
-        found: list[Node] = []
-        devices: dict[Node, str] = {}
+        found = [self._network(node, readers) for node in nodes if node.kind in UP_GATE]
+        networks = [network for network in found if network is not None]
+        done: dict[Buffer, _Pieces] = {}
         replaced: dict[Node, list[Node]] = {}
-        for node in nodes:
-            network = self._network(node, readers) if node.kind in UP_GATE else None
-            if network is not None:
-                parts = self._divided(network)
-                if all(self._runs(n) for n in parts if n.kind != "act_prepare"):
-                    devices |= {n: d for n, d in parts.items() if n.kind != "act_prepare"}
-                    replaced |= {n: [] for n in network[:4] if n is not None}
-                    replaced[network.last] = list(parts)
-            found += replaced.get(node, [node])
-        return found, devices
+        # Shared experts first: where routed ones are divided too, each device adds its parts of both.
+        for network in sorted(networks, key=lambda network: network.combine is not None):
+            addend = network.combine.src[3] if network.combine else None
+            shared = done.get(addend.buffer) if addend and len(readers[addend.buffer]) == 1 else None
+            pieces = self._divided(network, shared.results if shared else {})
+            if all(self._runs(n) for n in pieces.nodes if n.kind != "act_prepare"):
+                done[network.last.dst.buffer] = pieces
+                if shared:
+                    shared.sums.clear()
+                replaced |= {n: [] for n in network[:4] if n is not None}
+        devices: dict[Node, str] = {}
+        for network in networks:
+            made = done.get(network.last.dst.buffer)
+            if made:
+                replaced[network.last] = list(made.nodes)
+                devices |= {n: d for n, d in made.nodes.items() if n.kind != "act_prepare"}
+        return [n for node in nodes for n in replaced.get(node, [node])], devices
 
     def _network(self, node: Node, readers: Mapping[Buffer, list[Node]]) -> Network | None:
         """The network that starts with a fused up and gate, if it can be divided."""
@@ -95,48 +116,46 @@ class Divider:
 
     # --- parts ------------------------------------------------------------------------------------------------
 
-    def _divided(self, network: Network) -> dict[Node, str]:
-        """All nodes of the parts with their devices, in order, and the sums of their results."""
+    def _divided(self, network: Network, shared: Mapping[str, Value]) -> _Pieces:
+        """All nodes of the parts, and the sums of their results. shared: to be added, by the device that has it."""
         weight = network.up_gate.src[0]
         assert weight is not None
         own = self._layer_device(weight.buffer.name)
-        nodes: dict[Node, str] = {}
-        results: dict[str, Value] = {}
+        made: dict[Node, str] = {}
+        results = dict(shared)
         for i, part in enumerate(network.parts):
-            made = self._part(network, part, with_bias=i == 0)
-            nodes |= dict.fromkeys(made, part.device)
-            results[part.device] = made[-1].dst
+            nodes = self._part(network, part, shared.get(part.device), with_bias=i == 0)
+            made |= dict.fromkeys(nodes, part.device)
+            results[part.device] = nodes[-1].dst
         # The own part first: those of other devices arrive while it is made.
-        sums = [v for d, v in sorted(results.items(), key=lambda item: item[0] != own)]
-        if network.combine is not None and network.combine.src[3] is not None:
-            sums.insert(0, network.combine.src[3])
-        total = sums[0]
-        for value in sums[1:]:
-            dst = network.last.dst if value is sums[-1] else like(network.last.dst)
-            nodes[Node("add", dst, [total, value])] = own
+        terms = [v for d, v in sorted(results.items(), key=lambda item: item[0] != own)]
+        if network.combine is not None and network.combine.src[3] is not None and not shared:
+            terms.insert(0, network.combine.src[3])
+        sums: dict[Node, str] = {}
+        total = terms[0]
+        for value in terms[1:]:
+            dst = network.last.dst if value is terms[-1] else like(network.last.dst)
+            sums[Node("add", dst, [total, value])] = own
             total = dst
-        return nodes
+        return _Pieces(made, results, sums)
 
-    def _part(self, network: Network, part: Part, *, with_bias: bool) -> list[Node]:
+    def _part(self, network: Network, part: Part, addend: Value | None, *, with_bias: bool) -> list[Node]:
         up_gate, prepare, down, combine, _ = network
         hidden = like(up_gate.dst, part.length, *up_gate.dst.shape[1:])
-        weights = [self._weight(v, part, "rows") for v in up_gate.src[:2]]
-        biases = [self._weight(v, part, "bias") for v in up_gate.src[-2:]]
         source = prepare.src[0]
         assert source is not None
         rows = hidden.reshape(part.length, *source.shape[1:])
-        prepared = like(prepare.dst)
-        bias = down.src[-1] if with_bias else None
-        product = like(down.dst)
+        prepared, product = like(prepare.dst), like(down.dst)
+        weights = [self._weight(v, part, "rows") for v in up_gate.src[:2]]
+        biases = [self._weight(v, part, "bias") for v in up_gate.src[-2:]]
+        weight, bias = self._weight(down.src[0], part, "columns"), down.src[-1] if with_bias else None
         nodes = [
             replace(up_gate, dst=hidden, src=[*weights, *up_gate.src[2:-2], *biases]),
             replace(prepare, dst=prepared, src=[rows, *prepare.src[1:]]),
-            replace(
-                down, dst=product, src=[self._weight(down.src[0], part, "columns"), prepared, *down.src[2:-1], bias]
-            ),
+            replace(down, dst=product, src=[weight, prepared, *down.src[2:-1], bias]),
         ]
         if combine is not None:
-            nodes.append(replace(combine, dst=like(combine.dst), src=[product, *combine.src[1:3], None]))
+            nodes.append(replace(combine, dst=like(combine.dst), src=[product, *combine.src[1:3], addend]))
         return nodes
 
     def _weight(self, value: Value | None, part: Part, what: str) -> Value | None:

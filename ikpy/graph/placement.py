@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from ikpy.errors import UsageError
-from ikpy.graph.division import Division, Matrix, divide_networks
+from ikpy.graph.division import NETWORKS, Division, Matrix, divide_networks
 from ikpy.quants.name_pattern import compile_pattern
 
 CPU = "CPU"
@@ -170,6 +170,7 @@ def place(
     divisions = {}
     if params.split_mode == "graph" and len(devices) > 1 and matrices:
         divisions = divide_networks(matrices, layers, overridden, _shares(params, devices))
+        notes.append(_divided_note(matrices, layers, divisions, len(devices)))
     return Placement(tensors, layers, caches, output, overridden, written, warnings, notes, divisions)
 
 
@@ -306,6 +307,17 @@ def _shared_experts_notes(layers: Sequence[str], chosen: Sequence[int], n: int) 
         f"    device {i}: {layers.count(device)} layers -> {count} overrides"
         for i, (device, count) in enumerate(zip(devices, counts, strict=True))
     ]
+
+
+def _divided_note(
+    matrices: Mapping[str, Matrix], layers: Sequence[str], divisions: Mapping[str, Division], n_devices: int
+) -> str:
+    """How many of the feed-forward networks of layers on devices all devices share."""
+    offloaded = [f"blk.{il}.ffn_down{ending}.weight" for il, d in enumerate(layers) if d != CPU for ending in NETWORKS]
+    n_networks = sum(name in matrices for name in offloaded)
+    n_divided = sum(name in divisions for name in offloaded)
+    whole = f"; {n_networks - n_divided} stay whole on the device of their layer" if n_divided < n_networks else ""
+    return f"llm_load_tensors: {n_devices} devices share {n_divided} of {n_networks} feed-forward networks{whole}"
 
 
 def cpu_expert_layers(with_experts: Sequence[int], layers: Sequence[str], n: int) -> list[int]:

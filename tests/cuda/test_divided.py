@@ -16,9 +16,9 @@ from ikpy.engine.context import Context
 from ikpy.engine.model import Model, open_model
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.graph import division
-from ikpy.graph.divide import UP_GATE
+from ikpy.graph.divide import UP_GATE, Divider
 from ikpy.graph.division import Matrix, Part, divide_networks
-from ikpy.graph.ir import external
+from ikpy.graph.ir import Node, external
 from ikpy.graph.placement import PlacementParams
 from ikpy.graph.weight_parts import bias_part, columns_part, rows_part
 from ikpy.quants import by_name, dequantize
@@ -188,14 +188,16 @@ def test_devices_hold_parts_alone() -> None:
             return [need.weight_bytes for need in devices.needs.values()]
 
     one, three = held(1), held(3, **GRAPH)
-    assert sum(three) == pytest.approx(sum(one), rel=0.001)
+    assert sum(three) == sum(one)
     with emulated(3):
-        context = loaded(PlacementParams(**GRAPH))
+        log: list[str] = []
+        context = loaded(PlacementParams(**GRAPH), log)
         placement = context.model.placement
         sizes = {info.name: info.nbytes for info in context.model.gguf.tensors.values()}
         assert sum(placement.bytes_per_device(sizes).values()) == sum(sizes.values())
         shared = [placement.divisions["blk.0.ffn_up.weight"].nbytes(3000)[f"CUDA{i}"] for i in range(3)]
     assert sum(shared) == 3000 and min(shared) > 900
+    assert "llm_load_tensors: 3 devices share 7 of 7 feed-forward networks" in log
 
 
 def test_all_devices_work_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,6 +224,24 @@ def test_all_devices_work_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> N
         assert own != other
         assert (own, "send") in issued[:first]
         assert (own, "send") not in issued[first:second], f"CUDA operations: {issued[first - 6 : second + 1]}"
+
+
+def test_shared_experts_cross_with_routed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each device adds its parts of both: one result crosses per layer and device, as from a dense network."""
+    nodes: list[tuple[list[Node], dict[Node, str]]] = []
+    run = Divider.run
+
+    def kept(divider: Divider, given: list[Node]) -> tuple[list[Node], dict[Node, str]]:
+        nodes.append(run(divider, given))
+        return nodes[-1]
+
+    monkeypatch.setattr(Divider, "run", kept)
+    with emulated(2):
+        n_layer = loaded(PlacementParams(**GRAPH, tensor_split=(1.0, 1.0))).model.hparams.n_layer
+    for graph, devices in nodes:
+        sums = [n for n in graph if n.kind == "add" and n in devices]
+        assert len(sums) == n_layer
+        assert sum(n.kind == "moe_combine" and n.src[3] is not None for n in graph) == 2 * (n_layer - 1)
 
 
 def test_networks_with_adapters_stay_whole(tmp_path: Path) -> None:

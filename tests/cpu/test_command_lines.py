@@ -105,7 +105,7 @@ def known_options() -> set[str]:
     return names | {"--help", "--version", "--list-devices", "--verbose", "--slow-iq2ks"}
 
 
-ABOUT_SCRIPTS = ("performance", "performance-avx2", "quants", "cuda-kernels")
+ABOUT_SCRIPTS = ("performance", "performance-avx2", "performance-kernels", "quants", "cuda-kernels")
 EXPLAINED = {
     "gpu.md": {"--arch"},
     "gpu-testing.md": {"--budget", "--no-cone", "--sections"},

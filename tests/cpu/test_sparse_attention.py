@@ -131,6 +131,18 @@ def test_scores_that_are_no_numbers_or_equal() -> None:
     assert choose(batch, q, weights, broken, 1).sum() == TOP_K
 
 
+@pytest.mark.parametrize("weight", [-np.inf, np.nan, -np.nan])
+@pytest.mark.parametrize("type_id", [ref.F32, ref.F16, ref.BF16], ids=ref.TYPE_NAMES.get)
+def test_broken_scores_choose_no_hidden_cells(type_id: int, weight: float) -> None:
+    """The first visible cells where every score is -inf or NaN, whose sign bit would order it below -inf."""
+    batch, weights = Batch(3), np.full((3, 1), weight, np.float32)
+    keys = cache_of(np.ones((N_CELLS, 1, 64), np.float32), type_id)[0]
+    found = choose(batch, np.ones((3, 1, 64), np.float32), weights, keys, 2)
+    wanted = sparse.choose(np.zeros(found.shape), batch.visible, TOP_K)
+    wrong = np.argwhere(found != wanted)
+    assert not len(wrong), f"{len(wrong)} wrong, first: token {wrong[0][0]}, cell {wrong[0][1]}"
+
+
 @pytest.mark.parametrize("n_tokens", [1, 20])
 def test_mask_of_chosen_cells(n_tokens: int) -> None:
     batch, rng = Batch(n_tokens), np.random.default_rng(1)

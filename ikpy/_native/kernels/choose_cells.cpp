@@ -9,6 +9,7 @@ namespace {
 
 constexpr uint16_t kMinusInfinity = 0xfc00;  // f16
 constexpr int64_t kRoundTokens = 16;         // at least, if there are so many
+constexpr float kLowest = std::numeric_limits<float>::lowest();
 
 int64_t round_tokens(const Problem& p, int n_threads) {
     return std::min(p.n_tokens, std::max<int64_t>(kRoundTokens, n_threads));
@@ -77,9 +78,12 @@ bool Round::sees(int64_t token, int64_t block) const {
 void Round::hide(int64_t token, int64_t block) const {
     const uint16_t* mask = p.mask_of(token);
     float* const scores = of(token);
-    for (int64_t c = block * kCells; c < (block + 1) * kCells; ++c)
+    for (int64_t c = block * kCells; c < (block + 1) * kCells; ++c) {
         if (c < p.first(token) || c >= p.last(token) || mask[c] != 0)
             scores[c] = -std::numeric_limits<float>::infinity();
+        else if (!(scores[c] >= kLowest))
+            scores[c] = kLowest;
+    }
 }
 
 }  // namespace indexer

@@ -42,7 +42,8 @@ struct Round {
     bool any_chooses() const;
     // Whether a token that chooses sees a cell of the block; -inf as its scores if not.
     bool sees(int64_t token, int64_t block) const;
-    // -inf as the scores of the cells of a block that a token does not see.
+    // -inf as the scores of the cells of a block that a token does not see, the lowest number where those it
+    // sees have -inf or NaN: hidden cells stay behind them.
     void hide(int64_t token, int64_t block) const;
 };
 

@@ -70,6 +70,16 @@ def test_equal_scores(top_k: int) -> None:
     hold(Choice(1500, 2, whole=True), top_k)
 
 
+@pytest.mark.parametrize("weight", [-np.inf, np.nan])
+def test_broken_scores_choose_no_hidden_cells(weight: float) -> None:
+    """The first visible cells where every score is -inf or NaN."""
+    case = Choice(300, 2, whole=True)
+    chosen, (_, visible) = case.choose(16), case.expected(16)
+    case.weights.buffer.owner[:] = weight  # type: ignore[attr-defined]
+    (lists,) = case.p.run([chosen], on_cuda=True, n_kv=case.n_cells - 8)
+    assert (ref.of_lists(lists[0, 0], visible) == ref.choose(np.zeros(visible.shape), visible, 16)).all()
+
+
 @pytest.mark.parametrize("type_name", ["bf16", "f32", "q8_0"])
 def test_types_of_keys(type_name: str) -> None:
     hold(Choice(160, 2, type_name=type_name, whole=type_name != "q8_0"), 10)

@@ -127,7 +127,7 @@ void op_choose_cells(const ThreadContext& ctx, const Op& op, const Tensor* tenso
 // The mask with all cells hidden that a token does not attend to.
 void op_chosen_mask(const ThreadContext& ctx, const Op& op, const Tensor* tensors, const Runtime& runtime) {
     const Tensor &mask = tensors[op.src[0]], &chosen = tensors[op.src[1]], &out = tensors[op.dst];
-    const int64_t n = std::min(runtime.n_kv, mask.ne[0]);
+    const int64_t n = std::min({runtime.n_kv, mask.ne[0], out.ne[0]});
     int64_t begin, end;
     split_range(out.ne[1], ctx.ith, ctx.nth, 1, &begin, &end);
     for (int64_t t = begin; t < end; ++t) {

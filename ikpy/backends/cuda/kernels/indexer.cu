@@ -1,5 +1,7 @@
 // Sparse attention (arXiv:2512.02556): scores of index keys, the choice of the best cells, masks and rows of
 // those that were chosen.
+#include <cfloat>
+
 #include "flash_operands.cuh"
 
 using namespace ikpy::cuda;
@@ -63,6 +65,9 @@ __device__ __forceinline__ void load_index_queries(const Indexer& a, int token, 
     }
 }
 
+// Below all numbers but that of cells that are not seen, also where a score is -inf or NaN.
+__device__ __forceinline__ float seen_score(float x) { return x >= -FLT_MAX ? x : -FLT_MAX; }
+
 // Adds weight * relu(q . k) of the tile's heads to the sums of this warp's cells: of tile j of 8 cells,
 // columns 2 (lane % 4) and one more, and the rows lane / 4 and lane / 4 + 8 only.
 __device__ __forceinline__ void add_heads(const IndexTile& tile, int n, float (*sums)[2]) {
@@ -124,7 +129,7 @@ IKPY_KERNEL __launch_bounds__(128)
                 for (int m = 4; m < 32; m <<= 1) sums[j][i] += __shfl_xor_sync(kAllLanes, sums[j][i], m);
                 const int c = c0 + 32 * warp_id() + 8 * j + 2 * lane + i;
                 if (lane < 4 && c < n_kv)
-                    scores[(t - token0) * stride + c] = a.sees(t, c) ? sums[j][i] : -INFINITY;
+                    scores[(t - token0) * stride + c] = a.sees(t, c) ? seen_score(sums[j][i]) : -INFINITY;
             }
     }
 }

@@ -105,7 +105,7 @@ class Placement:
     """Device name of every tensor, repeating layer, layer cache and of the output.
 
     overridden: tensors that a rule took, with the device it names. divisions: tensors of which several devices hold a
-    part; tensors has the device of their layer. notes: how -ncmoe was shared over devices.
+    part; tensors has the device of their layer. notes: how -ncmoe was shared over devices, how much is divided.
     """
 
     tensors: dict[str, str]
@@ -170,7 +170,7 @@ def place(
     divisions = {}
     if params.split_mode == "graph" and len(devices) > 1 and matrices:
         divisions = divide_networks(matrices, layers, overridden, _shares(params, devices))
-        notes.append(_divided_note(matrices, layers, divisions, len(devices)))
+        notes.append(_divided_note(matrices, tensors, divisions, len(devices)))
     return Placement(tensors, layers, caches, output, overridden, written, warnings, notes, divisions)
 
 
@@ -310,14 +310,14 @@ def _shared_experts_notes(layers: Sequence[str], chosen: Sequence[int], n: int) 
 
 
 def _divided_note(
-    matrices: Mapping[str, Matrix], layers: Sequence[str], divisions: Mapping[str, Division], n_devices: int
+    matrices: Mapping[str, Matrix], tensors: Mapping[str, str], divisions: Mapping[str, Division], n_devices: int
 ) -> str:
-    """How many of the feed-forward networks of layers on devices all devices share."""
-    offloaded = [f"blk.{il}.ffn_down{ending}.weight" for il, d in enumerate(layers) if d != CPU for ending in NETWORKS]
-    n_networks = sum(name in matrices for name in offloaded)
+    """How many of the feed-forward networks on devices all devices share."""
+    endings = tuple(f".ffn_down{ending}.weight" for ending in NETWORKS)
+    offloaded = [name for name in matrices if name.endswith(endings) and tensors[name] != CPU]
     n_divided = sum(name in divisions for name in offloaded)
-    whole = f"; {n_networks - n_divided} stay whole on the device of their layer" if n_divided < n_networks else ""
-    return f"llm_load_tensors: {n_devices} devices share {n_divided} of {n_networks} feed-forward networks{whole}"
+    whole = f"; {len(offloaded) - n_divided} stay whole" if n_divided < len(offloaded) else ""
+    return f"llm_load_tensors: {n_devices} devices share {n_divided} of {len(offloaded)} feed-forward networks{whole}"
 
 
 def cpu_expert_layers(with_experts: Sequence[int], layers: Sequence[str], n: int) -> list[int]:

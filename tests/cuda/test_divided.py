@@ -198,6 +198,9 @@ def test_devices_hold_parts_alone() -> None:
         shared = [placement.divisions["blk.0.ffn_up.weight"].nbytes(3000)[f"CUDA{i}"] for i in range(3)]
     assert sum(shared) == 3000 and min(shared) > 900
     assert "llm_load_tensors: 3 devices share 7 of 7 feed-forward networks" in log
+    with emulated(2):
+        loaded(PlacementParams(**GRAPH, rules=(("exps", "CPU"), (r"blk\.1\.ffn_up_shexp", "CUDA1"))), log)
+    assert "llm_load_tensors: 2 devices share 3 of 4 feed-forward networks; 1 stay whole" in log
 
 
 def test_all_devices_work_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -269,9 +269,9 @@ def check(params: CommonParams) -> None:
     if params.sampling.grammar and params.sampling.json_schema is not None:
         raise UsageError("--grammar and --json-schema exclude each other")
     if model.split_mode in ("row", "tensor"):
-        params.warnings.append(
-            f"-sm {model.split_mode}: dividing tensors among GPUs is not implemented yet; read as -sm layer"
-        )
+        from ikpy.graph.placement import layer_warning
+
+        params.warnings.append(layer_warning(model.split_mode))
         model.split_mode = "layer"
 
 

@@ -174,6 +174,11 @@ def place(
     return Placement(tensors, layers, caches, output, overridden, written, warnings, notes, divisions)
 
 
+def layer_warning(split_mode: str) -> str:
+    """What is said of a mode that is not there."""
+    return f"-sm {split_mode} is read as -sm layer; -sm graph divides tensors among GPUs"
+
+
 def check_placement(params: PlacementParams, devices: Sequence[str]) -> list[RuleReport]:
     """The rules, which of them are for devices that exist; before anything is read.
 
@@ -244,7 +249,7 @@ def _place_layers(
         names = [devices[params.main_gpu].name] * offloaded
     else:
         if params.split_mode == "row" or (params.split_mode not in ("layer", "graph") and len(devices) > 1):
-            warnings.append(f"-sm {params.split_mode} is read as -sm layer; -sm graph divides tensors among GPUs")
+            warnings.append(layer_warning(params.split_mode))
         names = _split(_unit_sizes(sizes, n_layer, params)[first : first + offloaded], params, devices)
     layers = (*([CPU] * first), *names[: n_layer - first])
     return layers, names[-1] if wanted > n_layer else CPU, warnings

@@ -33,7 +33,7 @@ from ikpy.engine.speculative import SpeculativeParams, Speculator
 from ikpy.errors import UsageError
 from ikpy.tools.generation import ContextFullError, GrowingSequence
 from ikpy.tools.sampler_setup import make_sampler
-from ikpy.tools.speculation import DraftFiles, make_speculation
+from ikpy.tools.speculation import DraftFiles, kept_states, make_speculation
 from ikpy.tools.stop_strings import StopFilter
 from ikpy.vocab import Vocab
 
@@ -79,6 +79,8 @@ class LLM:
         if speculative and "mtp" in speculative.types:
             self.model.prediction_head()  # says so if there is none
             context_values["token_states"] = True
+        if speculative or draft_files:
+            context_values["n_kept_states"] = kept_states(speculative or SpeculativeParams())
         self.context_params = ContextParams(**context_values)
         self.context = self._new_context(self.context_params, log)
         self.speculator = self._make_speculator(speculative, draft_files, log)
@@ -97,7 +99,7 @@ class LLM:
     ) -> Speculator | None:
         if params is None and files is None:
             return None
-        context = replace(self.context_params, adapters=(), n_seq_max=1)
+        context = replace(self.context_params, adapters=(), n_seq_max=1, n_kept_states=0)
         params = params or SpeculativeParams()
         made = make_speculation(params, self.vocab, files, draft_params=context, model=self.model, log=log)
         return made.speculator() if made else None

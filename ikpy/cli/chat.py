@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ikpy.cli.banner import banner_lines
-from ikpy.cli.drafters import reads_states, speculation
+from ikpy.cli.drafters import needs_of_drafts, speculation
 from ikpy.cli.logs import print_log
 from ikpy.cli.session import Session, load
 from ikpy.cli.start import start
@@ -60,7 +60,7 @@ def run_session(session: Session) -> bool:
     from ikpy.tools.sampler_setup import make_sampler
 
     params = session.params
-    context = session.new_context(token_states=reads_states(session))
+    context = session.new_context(**needs_of_drafts(session))
     conversation = Conversation(session) if params.prompt.conversation else None
     if conversation:
         session.log(["main: chat template example:", conversation.example(), ""])

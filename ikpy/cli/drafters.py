@@ -47,12 +47,18 @@ def speculation(session: Session, n_seq: int = 1) -> Speculation | None:
     return found
 
 
-def reads_states(session: Session) -> bool:
-    """Whether a drafter reads the states of the context's tokens. UsageError if the model has no such drafter."""
-    if "mtp" not in speculative_params(session.params).types:
-        return False
-    session.model.prediction_head()
-    return True
+def needs_of_drafts(session: Session) -> dict[str, Any]:
+    """Parameters of a context whose tokens are drafted: states that a drafter reads, those of recurrent layers that are
+    kept. UsageError if the model has no such drafter."""
+    params = speculative_params(session.params)
+    if session.params.speculative.model_draft is None and not set(params.types) - {"none"}:
+        return {}
+    from ikpy.tools.speculation import kept_states
+
+    reads_states = "mtp" in params.types
+    if reads_states:
+        session.model.prediction_head()
+    return {"token_states": reads_states, "n_kept_states": kept_states(params)}
 
 
 def speculative_params(params: CommonParams) -> SpeculativeParams:

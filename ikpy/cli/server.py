@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ikpy.cli.banner import build_lines
 from ikpy.cli.checks import need_files
-from ikpy.cli.drafters import reads_states, speculation
+from ikpy.cli.drafters import needs_of_drafts, speculation
 from ikpy.cli.listeners import UNIX_ENDING, close, listen, port_of
 from ikpy.cli.logs import print_log
 from ikpy.cli.params import CommonParams
@@ -233,7 +233,7 @@ def make_server(session: Session, log: ServerLog) -> Server:
     if settings.pooling == "rank" and session.model.arch.classifier is None:
         raise UsageError("--pooling rank needs a model with a classification head (tensors cls, cls.output)")
     n_slots = settings.n_slots
-    context = session.new_context(n_seq_max=n_slots, token_states=reads_states(session))
+    context = session.new_context(n_seq_max=n_slots, **needs_of_drafts(session))
     check_slots(replace(context.params, n_ctx=context.n_ctx))
     drafters = speculation(session, n_slots)
     return build_server(settings, session.model, session.vocab, context, log, drafters, session.directions)

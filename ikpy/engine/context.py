@@ -86,6 +86,8 @@ class Context:
             windows=windows,
             states=[model.arch.state_specs(il) for il in range(model.hparams.n_layer)],
             n_sequences=self.params.n_seq_max,
+            n_kept=self.params.n_kept_states,
+            n_tokens=self.n_ubatch,
             allocate=not self.plan_only,
         )
         self._no_logits = np.empty((0, model.hparams.n_vocab), np.float32)
@@ -93,7 +95,10 @@ class Context:
         self.token_states: np.ndarray | None = None
         adapters = self.params.adapters
         n_embd = model.hparams.n_embd if model.arch.reads_states else 0
-        self._inputs = BatchInputs(self.n_ubatch, self.kv.cells, n_adapters=len(adapters), n_embd=n_embd)
+        keep_slots = self.kv.recurrent.keep_slots if self.kv.recurrent else None
+        self._inputs = BatchInputs(
+            self.n_ubatch, self.kv.cells, n_adapters=len(adapters), n_embd=n_embd, keep_slots=keep_slots
+        )
         self._n_positions = model.arch.max_position or MAX_POSITION
         limits = model.hparams.n_vocab, self._n_positions
         self._steps = Steps(core.run_plan, self._inputs, self.kv.tables, *limits, self._pad, MAX_PLANS)

@@ -75,7 +75,7 @@ class MicroBatchGraphs:
         batch = BatchGraph(
             graph, n_tokens, n_outputs, inputs, cells, self._kv.tensors, self._kv.window_of, self._graph_params
         )
-        batch.recurrent = self._kv.recurrent.tensors if self._kv.recurrent else {}
+        batch.recurrent = self._kv.recurrent.slots if self._kv.recurrent else {}
         batch.keeps_states = self._params.token_states
         batch.states = self._inputs.state_values(n_tokens)
         if self.steering is not None:

@@ -21,18 +21,21 @@ class BatchInputs(InputArrays):
     """Inputs of micro-batches of at most n tokens.
 
     cells: the kinds of cells that tokens are stored in. states: float32 [n, n_embd], for graphs that read hidden
-    states; None if n_embd is 0.
+    states; None if n_embd is 0. keep_slots: where states of recurrent layers are copied to, int32 [n].
     """
 
-    def __init__(self, n: int, cells: Mapping[Window, Cells], *, n_adapters: int, n_embd: int) -> None:
+    def __init__(
+        self, n: int, cells: Mapping[Window, Cells], *, n_adapters: int, n_embd: int, keep_slots: np.ndarray | None
+    ) -> None:
         super().__init__(n, len(cells), n_adapters)
         self._cells = cells
+        self._keep_slots = keep_slots
         self.states = np.zeros((n, n_embd), np.float32) if n_embd else None
 
     @property
     def all_arrays(self) -> list[np.ndarray]:
         """All arrays but the states, which only models in host memory read."""
-        return [*self.arrays, *self.scales]
+        return [*self.arrays, *self.scales, *([] if self._keep_slots is None else [self._keep_slots])]
 
     def write_states(self, states: np.ndarray) -> None:
         """Sets the hidden states float32 [n, n_embd] of the tokens."""
@@ -40,9 +43,12 @@ class BatchInputs(InputArrays):
         self.states[: len(states)] = states
 
     def values(self, n_tokens: int, n_outputs: int) -> dict[str, Value]:
-        """Tokens, positions, sequences and outputs as a graph of these sizes reads them."""
+        """Tokens, positions, sequences, outputs and where states are copied, as a graph of these sizes reads them."""
         sizes = {"tokens": n_tokens, "pos": n_tokens, "seq": n_tokens, "outputs": max(1, n_outputs)}
-        return {name: as_input(row, n, name) for row, (name, n) in zip(self.arrays, sizes.items(), strict=False)}
+        found = {name: as_input(row, n, name) for row, (name, n) in zip(self.arrays, sizes.items(), strict=False)}
+        if self._keep_slots is not None:
+            found["keep"] = as_input(self._keep_slots, n_tokens, "keep")
+        return found
 
     def cell_values(self, n_tokens: int) -> dict[Window, tuple[Value, Value, Value]]:
         """Of every kind of cells those of the tokens, and positions and sequences of all of them."""

@@ -29,7 +29,8 @@ ALIGNMENT = 64
 
 class KVCache:
     """n_ctx cells, and fewer for every kind of window in `windows` (window -> number of cells). Recurrent layers have
-    states of their own (`recurrent`, None without any) for n_sequences sequences.
+    states of their own (`recurrent`, None without any) for n_sequences sequences, and n_kept copies of each sequence's:
+    so many of its last tokens can be removed. n_tokens: of a micro-batch, at most.
 
     pos: int32 [n_ctx], -1 = empty; seq: uint64 [n_ctx] bit mask of sequence ids; delta: int32 [n_ctx] pending position
     shifts; those of a window's cells are in cells[window]. allocate=False plans the memory without taking it. Raises
@@ -45,11 +46,13 @@ class KVCache:
         windows: dict[Window, int] | None = None,
         states: Sequence[Sequence[StateSpec]] = (),
         n_sequences: int = 1,
+        n_kept: int = 0,
+        n_tokens: int = 0,
         allocate: bool = True,
     ) -> None:
         if allocate:
             n_elements = sum(spec.n_elements for layer in states for spec in layer)
-            check_memory(n_ctx, specs, windows or {}, 4 * n_elements * n_sequences)
+            check_memory(n_ctx, specs, windows or {}, 4 * n_elements * n_sequences * (1 + n_kept))
         self.n_ctx = n_ctx
         self.can_shift = can_shift
         self.full = Cells(n_ctx) if allocate else PlannedCells(n_ctx)
@@ -62,7 +65,9 @@ class KVCache:
             for spec in layer_specs:
                 self.window_of[layer, spec.name] = spec.window if spec.window in self.windows else FULL
         self._make_tensors(specs, allocate)
-        self.recurrent = RecurrentStates(states, n_sequences, allocate=allocate) if any(states) else None
+        self.recurrent = None
+        if any(states):
+            self.recurrent = RecurrentStates(states, n_sequences, n_kept=n_kept, n_tokens=n_tokens, allocate=allocate)
         self.allocated_bytes += self.recurrent.nbytes if self.recurrent and allocate else 0
 
     def _make_tensors(self, specs: Sequence[Sequence[CacheSpec]], allocate: bool) -> None:
@@ -110,6 +115,14 @@ class KVCache:
         return self.tables.shifted
 
     @property
+    def removable(self) -> int:
+        """So many of the last tokens of a sequence that got no more than one above at once can be removed for others.
+
+        With recurrent layers those whose states are kept, else all.
+        """
+        return self.recurrent.n_kept if self.recurrent else self.n_ctx
+
+    @property
     def used_cells(self) -> int:
         """Full cells that hold a token."""
         return self.full.used
@@ -125,7 +138,7 @@ class KVCache:
         self.recurrent.check(batch)
         if self.used_cells + len(batch) > self.n_ctx:
             self.place(batch)
-        return pieces_by_state(batch, n)
+        return pieces_by_state(batch, n, 1 + self.recurrent.n_kept)
 
     def place(self, batch: Batch) -> Taken:
         """Takes empty cells of every kind for the tokens of a batch, and makes the states of its sequences ready.
@@ -192,7 +205,7 @@ class KVCache:
         """Empties cells again (a failed batch)."""
         self.tables.release(taken)
         if self.recurrent:
-            for seq_id in range(self.recurrent.n_slots):
+            for seq_id in range(self.recurrent.n_sequences):
                 self.recurrent.released(seq_id, self.seq_pos_max(seq_id) + 1)
 
     # --- sequences --------------------------------------------------------------------------------------------
@@ -219,8 +232,8 @@ class KVCache:
 
     def _lengths(self, seq_id: int) -> dict[int, tuple[int, int]]:
         """Tokens and next position of the sequences (all if negative) that have a state."""
-        n_slots = self.recurrent.n_slots if self.recurrent else 0
-        chosen = range(n_slots)[seq_id : seq_id + 1] if seq_id >= 0 else range(n_slots)
+        everyone = range(self.recurrent.n_sequences if self.recurrent else 0)
+        chosen = everyone[seq_id : seq_id + 1] if seq_id >= 0 else everyone
         return {seq: (int(self.full.matching(seq, -1, -1).sum()), self.seq_pos_max(seq) + 1) for seq in chosen}
 
     def reusable(self, seq_id: int, length: int) -> int:
@@ -258,7 +271,7 @@ class KVCache:
             cells.keep(seq_id)
         self.tables.forget()
         if self.recurrent:
-            for other in set(range(self.recurrent.n_slots)) - {seq_id}:
+            for other in set(range(self.recurrent.n_sequences)) - {seq_id}:
                 self.recurrent.removed(other, 0, 0)
 
     def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:

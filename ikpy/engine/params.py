@@ -68,6 +68,7 @@ class ContextParams:
     smart_expert_reduction: tuple[int, float] = (-1, 0.0)
     embeddings: bool = False
     token_states: bool = False  # keep the hidden states of all tokens, for prediction heads
+    n_kept_states: int = 0  # tokens of a sequence's end that recurrent layers can take back, for drafts
     causal: bool = True
     k_hadamard: bool = False  # transform keys (values) before a quantized cache stores them
     v_hadamard: bool = False
@@ -90,6 +91,8 @@ class ContextParams:
             raise UsageError(
                 f"{min(self.n_threads, self.n_threads_batch or 0)} threads: at least 1 is needed (-t, -tb)"
             )
+        if self.n_kept_states < 0:
+            raise UsageError(f"{self.n_kept_states} kept states: 0 or more are possible")
         if not 1 <= self.n_seq_max <= MAX_SEQUENCES:
             raise UsageError(f"{self.n_seq_max} parallel sequences: 1 to {MAX_SEQUENCES} are possible")
         if self.sparse_top_k < -1:

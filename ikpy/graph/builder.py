@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ikpy.errors import UnsupportedError
 from ikpy.graph.activations import ActivationCollector
@@ -44,6 +44,14 @@ MAX_I32 = 2**31 - 1
 GATINGS = {"softmax": 1, "sigmoid": 2, "selected_softmax": 3, "sqrt_softplus": 4, "selected_sigmoid": 5}
 MAX_CONV_TAPS = 16
 """Longest filter of causal_conv."""
+
+
+class KeptStates(NamedTuple):
+    """Copies of states behind single tokens: states as those of the op, [..., n], and slots i32 [T], which of them gets
+    the copy behind each token; -1: none."""
+
+    states: Value
+    slots: Value
 
 
 class Graph:
@@ -260,14 +268,16 @@ class Graph:
 
     # --- recurrent layers -------------------------------------------------------------------------------------
 
-    def causal_conv(self, x: Value, weight: Value, state: Value, slots: Value, *, silu: bool) -> Value:
+    def causal_conv(
+        self, x: Value, weight: Value, state: Value, slots: Value, *, silu: bool, kept: KeptStates | None = None
+    ) -> Value:
         """Causal convolution along the tokens of each sequence, one filter per channel, as f32 [C, T].
 
         y[c, t] = sum_j weight[j, c] * input[c, t - n + 1 + j], then SiLU if asked for. x f32 [C, T]; weight f32 [n, C],
         n up to MAX_CONV_TAPS; state f32 [n - 1, C, n_slots], the inputs before the batch, oldest first, is brought up
         to date; slots i32 [T]: the state of every token. Tokens of a slot come in the order of their positions, those
         of several slots in any. Kernels do not check slots: whoever fills them in, as with the cells of kv_store, keeps
-        them within 0 .. n_slots - 1. No device has kernels for this op and the next: their states stay in host memory.
+        them within 0 .. n_slots - 1. kept: states behind some of the tokens are copied.
         """
         taps, channels = weight.shape[:2]
         if taps > MAX_CONV_TAPS:
@@ -275,7 +285,8 @@ class Graph:
         if x.shape[:2] != (channels, slots.shape[0]) or state.shape[:2] != (taps - 1, channels):
             raise ValueError(f"convolution of {x.shape} with {weight.shape}, state {state.shape}, slots {slots.shape}")
         src = [x, weight, state, slots]
-        return self._emit("causal_conv", self.new(*x.shape[:2]), src, ip=[int(silu)], writes=[_updated(state)])
+        writes = _updated_states(src, state, slots, kept, 2)
+        return self._emit("causal_conv", self.new(*x.shape[:2]), src, ip=[int(silu)], writes=writes)
 
     def gated_delta_rule(
         self,
@@ -290,14 +301,15 @@ class Graph:
         l2_eps: float,
         scale: float,
         interleaved: bool,
+        kept: KeptStates | None = None,
     ) -> Value:
         """Gated delta rule (arXiv:2412.06464, per channel arXiv:2510.26692) as f32 [dv, Hv, T].
 
         Of every token: S <- exp(g) S; S <- S + k (beta (v - S^T k))^T; o = scale * S^T q. q and k f32 [dk, Hk, T], with
         l2_eps > 0 first divided by sqrt(x.x + l2_eps); v f32 [dv, Hv, T]; all three may be views whose dimension 0 is
         contiguous. g f32 [Hv, T], or [dk, Hv, T] for a decay per row of S; beta f32 [Hv, T]. state f32
-        [dv, dk, Hv, n_slots], the columns of S contiguous, is brought up to date; slots as in causal_conv. Head h of v
-        meets head h // (Hv / Hk) of q and k if interleaved, else h % Hk.
+        [dv, dk, Hv, n_slots], the columns of S contiguous, is brought up to date; slots and kept as in causal_conv.
+        Head h of v meets head h // (Hv / Hk) of q and k if interleaved, else h % Hk.
         """
         (dk, key_heads, n_tokens), (dv, heads) = k.shape[:3], v.shape[:2]
         per_head, per_row = (heads, n_tokens, 1), (dk, heads, n_tokens)
@@ -307,8 +319,8 @@ class Graph:
             raise ValueError(f"delta rule of k {k.shape}, decay {g.shape}, beta {beta.shape}, state {state.shape}")
         src = [q, k, v, g, beta, state, slots]
         ip, fp = [int(interleaved), int(g.shape[:3] == per_row)], [l2_eps, scale]
-        dst = self.new(dv, heads, n_tokens)
-        return self._emit("gated_delta_rule", dst, src, ip=ip, fp=fp, writes=[_updated(state)])
+        writes = _updated_states(src, state, slots, kept, 3)
+        return self._emit("gated_delta_rule", self.new(dv, heads, n_tokens), src, ip=ip, fp=fp, writes=writes)
 
     # --- statistics of matmul inputs --------------------------------------------------------------------------
 
@@ -492,6 +504,12 @@ class Graph:
         return self._emit("moe_combine", dst, [outputs, weights, ids, addend])
 
 
-def _updated(state: Value) -> Value:
-    """A source as an output too: of its own, as outputs that are listed among the sources count as not read."""
-    return replace(state)
+def _updated_states(src: list[Value], state: Value, slots: Value, kept: KeptStates | None, dims: int) -> list[Value]:
+    """What an op of a recurrent layer writes, states of so many dimensions each; adds what it keeps to its sources.
+    Each is an output of its own, as those that are listed among the sources count as not read."""
+    if kept is None:
+        return [replace(state)]
+    if kept.slots.shape != slots.shape or kept.states.shape[:dims] != state.shape[:dims]:
+        raise ValueError(f"kept states {kept.states.shape} of {state.shape}, slots {kept.slots.shape}")
+    src.extend(kept)
+    return [replace(state), replace(kept.states)]

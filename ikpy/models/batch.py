@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ikpy.graph.builder import Graph
+from ikpy.graph.builder import Graph, KeptStates
 from ikpy.graph.ir import ALWAYS, F16, Value
 from ikpy.models.rope import RopeParams
 
@@ -69,10 +69,11 @@ class GraphParams:
 class BatchGraph:
     """Inputs, caches and shared intermediate values of one micro-batch.
 
-    inputs: tokens, pos, seq (i32 [T]), outputs (i32 [n_outputs]).
+    inputs: tokens, pos, seq (i32 [T]), outputs (i32 [n_outputs]), and where copies of states are kept keep (i32 [T]).
     cells: window -> cells of the tokens (i32 [T]), position (i32 [n]) and sequences (i64 [n]) of all n cells.
     caches: (layer, name) -> cache tensor [n, n_heads, n_cells]; windows: whose cells each of them has.
-    recurrent: (layer, name) -> state tensor [*shape, n_slots]; inputs["seq"] is the slot of every token.
+    recurrent: (layer, name) -> states [*shape, n_sequences], inputs["seq"] being the slot of every token, and of what
+    is kept of them [*shape, n_copies], if there is any.
     steering: control vectors f32 [D, n_layer], added to the residual stream behind the layers. states: f32 [D, T],
     hidden states behind the tokens before those of the batch, for architectures that read them.
     keeps_states: whether token_states f32 [D, T], the normed states of all tokens, are wanted. unreduced: the residual
@@ -88,7 +89,7 @@ class BatchGraph:
     caches: dict[tuple[int, str], Value]
     windows: dict[tuple[int, str], Window]
     params: GraphParams
-    recurrent: dict[tuple[int, str], Value] = field(default_factory=dict)
+    recurrent: dict[tuple[int, str], tuple[Value, Value | None]] = field(default_factory=dict)
     embeddings: Value | None = None
     keeps_states: bool = False
     token_states: Value | None = None
@@ -151,6 +152,10 @@ class BatchGraph:
         """Writes x f32 [n, H, T] to the cells of the tokens, or to a part of their rows."""
         cells = self.cells[self.windows[layer, name]][0]
         self.graph.kv_store(x, part or self.caches[layer, name], cells)
+
+    def kept(self, copies: Value | None) -> KeptStates | None:
+        """The copies of states that an op of a recurrent layer makes."""
+        return None if copies is None else KeptStates(copies, self.inputs["keep"])
 
     def attended(self, layer: int, name: str) -> Value:
         """The cells of a cache tensor that are attended to: the first n_kv, or all of a window's own."""

@@ -166,8 +166,9 @@ class GatedDeltaNet(PredictionLayers, Transformer):
     def recurrence(self, b: BatchGraph, il: int, net: DeltaNet, h: Value) -> Value:
         """The delta rule on the normed input h [D, T]; [dv*Hv, T] before the output projection."""
         g, s, slots = b.graph, self.delta, b.inputs["seq"]
+        (past, kept_past), (state, kept_state) = (b.recurrent[il, name] for name in ("conv", "delta"))
         inputs = self.delta_inputs(b, net, h)
-        mixed = g.causal_conv(inputs.mixed, net.conv, b.recurrent[il, "conv"], slots, silu=True)
+        mixed = g.causal_conv(inputs.mixed, net.conv, past, slots, silu=True, kept=b.kept(kept_past))
         q, k = (self._heads(mixed, start, s.dk, s.key_heads) for start in (0, s.n_keys))
         decay = g.mul(g.unary(g.add(inputs.alpha, net.dt), "softplus"), net.a)
         out = g.gated_delta_rule(
@@ -176,11 +177,12 @@ class GatedDeltaNet(PredictionLayers, Transformer):
             self._heads(mixed, 2 * s.n_keys, s.dv, s.heads),
             decay,
             g.unary(inputs.beta, "sigmoid"),
-            b.recurrent[il, "delta"],
+            state,
             slots,
             l2_eps=L2_EPS,
             scale=1.0 / math.sqrt(s.dk),
             interleaved=self.interleaved_heads,
+            kept=b.kept(kept_state),
         )
         normed = g.rms_norm(out, net.norm, self.hp.norm_eps)
         return g.gated(inputs.z, normed.reshape(s.n_values, b.n_tokens), "silu")

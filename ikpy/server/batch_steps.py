@@ -90,10 +90,15 @@ class BatchSteps:
         seconds = time.perf_counter() - began
         self._prompts.measure(len(plan.batch), seconds)
         self._count(plan, seconds)
+        # States behind guesses are not those of the text before these were judged.
+        guessing = [slot for slot, _, _ in plan.parts if slot.draft]
         for slot, _, _ in plan.parts:
-            self._checkpoints.keep(slot)
+            if not slot.draft:
+                self._checkpoints.keep(slot)
         plan.report_progress()
         self._distribute(plan, rows)
+        for slot in guessing:
+            self._checkpoints.keep(slot)
         if self._context.token_states is not None:
             self._show_states(plan, self._context.token_states)
 
@@ -119,8 +124,10 @@ class BatchSteps:
         self._log.event("shift_context", "slot context shift", **fields)
 
     def _n_draft_max(self) -> int:
-        """Guesses a slot may add: its share of a batch that is rounded as single tokens are, beside one per slot."""
-        return max(0, self._context.max_uniform_tokens - len(self._slots)) // len(self._slots)
+        """Guesses a slot may add: its share of a batch that is rounded as single tokens are, beside one per slot, and
+        no more than can be taken back."""
+        share = max(0, self._context.max_uniform_tokens - len(self._slots)) // len(self._slots)
+        return min(share, self._context.kv.removable)
 
     def _count(self, plan: BatchPlan, seconds: float) -> None:
         """Shares the time of a batch between prompts and generation by their tokens."""

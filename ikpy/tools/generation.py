@@ -27,6 +27,9 @@ class SequenceCells(Protocol):
     @property
     def recurrent(self) -> object | None: ...
 
+    @property
+    def removable(self) -> int: ...
+
     def keep_checkpoint(self, seq_id: int) -> None: ...
 
     def seq_rm(self, seq_id: int, p0: int, p1: int) -> object: ...
@@ -183,9 +186,10 @@ class GrowingSequence:
                 self._end_draft(first, len(draft), accepted)
 
     def _draft(self, token: int, speculator: Speculator) -> list[int]:
-        """Guesses at what follows ``token``: as fit the context, and no more than are rounded as single tokens are."""
+        """Guesses at what follows ``token``: as fit the context, and no more than are rounded as single tokens are and
+        can be taken back."""
         room = min(self.context.n_ctx - len(self.tokens), self.context.max_uniform_tokens) - 1
-        return speculator.draft([*self.tokens, token], room)
+        return speculator.draft([*self.tokens, token], min(room, self.context.kv.removable))
 
     def _feed_draft(self, token: int, draft: list[int]) -> NDArray[np.float32]:
         """Evaluates the token and guesses behind it; logits float32 [1 + n guesses, n_vocab]."""

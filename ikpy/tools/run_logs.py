@@ -84,14 +84,22 @@ def state_lines(states: RecurrentStates | None, buffers: Mapping[str, int]) -> l
     sizes = {"conv": 0.0, "delta": 0.0}
     for (_, name), value in states.tensors.items():
         sizes[name] += value.buffer.nbytes / MIB
-    n, n_layers, total = states.n_slots, len({layer for layer, _ in states.tensors}), states.nbytes / MIB
+    n, n_layers, total = states.n_sequences, len({layer for layer, _ in states.tensors}), states.nbytes / MIB
     where = [
         f"llama_memory_recurrent: {name:>10} RS buffer size = {size / MIB:8.2f} MiB" for name, size in buffers.items()
     ]
+    copies = []
+    if states.n_kept:
+        nbytes = states.nbytes - states.n_sequences * states.slot_nbytes
+        copies.append(
+            f"llama_memory_recurrent: of these {nbytes / MIB:.2f} MiB are copies of {states.n_kept} states of every "
+            "sequence, for drafts (--draft-max)"
+        )
     return [
         *where,
         f"llama_memory_recurrent: size = {total:7.2f} MiB ({n:6} cells, {n_layers:3} layers, {n:2} seqs), "
         f"R (f32): {sizes['conv']:7.2f} MiB, S (f32): {sizes['delta']:7.2f} MiB",
+        *copies,
     ]
 
 

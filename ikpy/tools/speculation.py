@@ -21,6 +21,8 @@ from ikpy.vocab import Vocab
 
 Maker = Callable[[int], Drafter]
 MAX_SIZE_DIFFERENCE = 128
+MAX_KEPT_STATES = 16
+"""Copies of a sequence's recurrent states at most: each is as large as the states, 75 MB for Qwen3-Next 80B."""
 
 
 @dataclass
@@ -46,18 +48,13 @@ def make_speculation(
 
     ``model``: the one whose prediction head may draft ("mtp"); its context must keep token_states. A draft model is
     asked last unless ``params.types`` places it. ``draft_params.n_seq_max`` is the number of sequences of the draft
-    model's and of the head's context. Raises UsageError for files that cannot be used, and for a model with recurrent
-    layers.
+    model's and of the head's context; the model's own must keep `kept_states`. Raises UsageError for files that cannot
+    be used.
     """
     files = files or DraftFiles()
     types = [name for name in params.types if name != "none"]
     if files.model is not None and "draft" not in types:
         types.append("draft")
-    if types and model is not None and model.arch.is_recurrent:
-        raise UsageError(
-            f"speculative decoding ({', '.join(types)}): a model of architecture '{model.hparams.arch}' has recurrent "
-            "layers, from whose states rejected tokens cannot be taken back; leave out the options of drafts"
-        )
     makers: list[Maker] = []
     for name in types:
         if name == "mtp":
@@ -65,6 +62,12 @@ def make_speculation(
         else:
             makers.append(_maker(name, params, vocab, files, draft_params or ContextParams(), log))
     return Speculation(params, makers) if makers else None
+
+
+def kept_states(params: SpeculativeParams) -> int:
+    """States of a sequence that a context must keep for these drafts, if the model has recurrent layers: drafts are no
+    longer."""
+    return min(params.n_max, MAX_KEPT_STATES)
 
 
 def _maker(
@@ -96,7 +99,7 @@ def _head_maker(
 ) -> Maker:
     if model is None:
         raise UsageError("--spec-type mtp needs the model itself")
-    own = replace(draft_params, embeddings=True, token_states=False, adapters=())
+    own = replace(draft_params, embeddings=True, token_states=False, n_kept_states=0, adapters=())
     context = Context(model.prediction_head(), own, log=log)
     n_ctx = context.n_ctx // own.n_seq_max
     return lambda seq_id: HeadDraft(context, p_min=params.p_min, n_ctx=n_ctx, seq_id=seq_id)

@@ -15,6 +15,7 @@ class BigramCells:
     def __init__(self) -> None:
         self.cells: dict[int, dict[int, int]] = {}
         self.clears = 0
+        self.removable = 512
 
     def clear(self) -> None:
         self.cells = {}

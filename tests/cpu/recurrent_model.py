@@ -16,9 +16,9 @@ from tests.cpu.test_arch_qwen3next import add_separate, new_model
 BOUND = 2e-4  # of the largest logit: other batches sum a state in another order
 
 
-def write_model(folder: Path, words: list[str] | None = None) -> Path:
+def write_model(folder: Path, words: list[str] | None = None, seed: int = 61) -> Path:
     """A file of Qwen3.5's architecture with a vocabulary: of these words, or of numbered ones."""
-    model = new_model("qwen35", 61, experts=False)
+    model = new_model("qwen35", seed, experts=False)
     model.words = words or []
     add_separate(model)
     return model.write(folder / "recurrent.gguf")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ikpy._native import core
 from ikpy.errors import UnsupportedError
-from ikpy.graph.builder import MAX_CONV_TAPS, UNARY_KINDS, Graph
+from ikpy.graph.builder import MAX_CONV_TAPS, UNARY_KINDS, Graph, KeptStates
 from ikpy.graph.ir import F32, I32, Value, external
 from ikpy.graph.plan import CompiledPlan
 from ikpy.graph.planner import plan_arena
@@ -47,6 +48,11 @@ def assert_close(what: str, found: np.ndarray, expected: np.ndarray, names: Sequ
     worst = np.unravel_index(error.argmax(), error.shape)
     place = ", ".join(f"{name} {i}" for name, i in zip(names, worst, strict=True))
     assert error[worst] <= bound, f"{what}: {place}: {found[worst]} instead of {expected[worst]}: {error[worst]:.1e}"
+
+
+def some_kept(rng: np.random.Generator, n_tokens: int) -> np.ndarray:
+    """Slots of copies behind two thirds of the tokens, each its own, in any order; int32 [n_tokens], -1 = none."""
+    return np.where(rng.random(n_tokens) < 0.67, rng.permutation(n_tokens), -1).astype(np.int32)
 
 
 def mixed_slots(rng: np.random.Generator, n_tokens: int, n_slots: int) -> np.ndarray:
@@ -87,14 +93,26 @@ def test_softplus_of_what_is_no_number() -> None:
 
 
 def conv(
-    x: np.ndarray, weight: np.ndarray, state: np.ndarray, slots: np.ndarray, *, silu: bool, n_threads: int = 1
+    x: np.ndarray,
+    weight: np.ndarray,
+    state: np.ndarray,
+    slots: np.ndarray,
+    *,
+    silu: bool,
+    n_threads: int = 1,
+    copies: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> np.ndarray:
-    """The native op; state is brought up to date."""
+    """The native op; state is brought up to date. copies: of states, and where that behind each token goes."""
     values = [value_of(a) for a in (x, weight, state, slots)]
     # Plans drop single dimensions nowhere, but a [slots, C, 0] array has none of its strides.
     taps, channels = weight.shape[1], weight.shape[0]
     values[2] = external(state.ctypes.data, state, F32, (taps - 1, channels, len(state)))
-    return run(lambda g: g.causal_conv(values[0], values[1], values[2], values[3], silu=silu), n_threads)[0, 0]
+    kept = None
+    if copies is not None:
+        past = external(copies[0].ctypes.data, copies[0], F32, (taps - 1, channels, len(copies[0])))
+        kept = KeptStates(past, value_of(copies[1]))
+    x_value, w, past_value, slots_value = values
+    return run(lambda g: g.causal_conv(x_value, w, past_value, slots_value, silu=silu, kept=kept), n_threads)[0, 0]
 
 
 @pytest.mark.parametrize("n_threads", [1, 3])
@@ -131,6 +149,29 @@ def test_convolution_in_parts_is_that_of_the_whole() -> None:
     parts = [conv(x[a:b].copy(), weight, states[1], slots[a:b].copy(), silu=True) for a, b in pairwise(bounds)]
     np.testing.assert_array_equal(np.concatenate(parts), whole)
     np.testing.assert_array_equal(states[0], states[1])
+
+
+@pytest.mark.parametrize("n_threads", [1, 3])
+@pytest.mark.parametrize("taps", [1, 2, 4, MAX_CONV_TAPS])
+def test_copies_of_past_inputs(taps: int, n_threads: int) -> None:
+    """Behind some tokens of several sequences; results and states are those without copies."""
+    rng = np.random.default_rng(12)
+    for n_tokens in (1, 7, 40):
+        x, weight = (rng.standard_normal(shape).astype(np.float32) for shape in ((n_tokens, 200), (200, taps)))
+        start = rng.standard_normal((4, 200, taps - 1)).astype(np.float32)
+        slots, kept = mixed_slots(rng, n_tokens, 4), some_kept(rng, n_tokens)
+        copies = np.full((n_tokens, 200, taps - 1), np.nan, np.float32)
+        states = start.copy(), start.copy()
+        plain = conv(x, weight, states[0], slots, silu=True)
+        found = conv(x, weight, states[1], slots, silu=True, n_threads=n_threads, copies=(copies, kept))
+        np.testing.assert_array_equal(found, plain)
+        np.testing.assert_array_equal(states[1], states[0])
+        for t in range(n_tokens):
+            if kept[t] >= 0:
+                _, after = ref.causal_conv(x[: t + 1], weight, start, slots[: t + 1], silu=True)
+                np.testing.assert_array_equal(copies[kept[t]], after[slots[t]].astype(np.float32), err_msg=f"{t}")
+        unused = [i for i in range(n_tokens) if i not in kept]
+        assert np.isnan(copies[unused]).all()
 
 
 def test_broken_inputs_of_a_sequence_spoil_no_other() -> None:
@@ -171,11 +212,15 @@ class Rule:
         """Results and states after them, by the definition."""
         return ref.gated_delta_rule(**{f.name: getattr(self, f.name) for f in fields(self)})
 
-    def run(self, n_threads: int = 1) -> tuple[np.ndarray, np.ndarray]:
-        """Results and states after them, by the native op."""
+    def run(
+        self, n_threads: int = 1, copies: tuple[np.ndarray, np.ndarray] | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Results and states after them, by the native op. copies: of states, and where that behind each token goes."""
         state = self.state.copy()
         values = [value_of(a) for a in (self.q, self.k, self.v, self.g, self.beta, state, self.slots)]
-        options = {"l2_eps": self.l2_eps, "scale": self.scale, "interleaved": self.interleaved}
+        options: dict[str, Any] = {"l2_eps": self.l2_eps, "scale": self.scale, "interleaved": self.interleaved}
+        if copies is not None:
+            options["kept"] = KeptStates(*(value_of(a) for a in copies))
         return run(lambda graph: graph.gated_delta_rule(*values, **options), n_threads)[0], state
 
     def tokens(self, chosen: slice) -> Rule:
@@ -296,6 +341,29 @@ def test_few_tokens_give_the_bits_of_one_after_the_other(per_row: bool) -> None:
         assert_close("one by one", found, whole, ("token", "head", "column"), 2e-6)
 
 
+@pytest.mark.parametrize("n_threads", [1, 3])
+@pytest.mark.parametrize("per_row", [False, True])
+@pytest.mark.parametrize("n_tokens", [1, 5, 16, 17, 90])
+def test_copies_of_states(n_tokens: int, per_row: bool, n_threads: int) -> None:
+    """Behind some tokens; of few tokens in the bits of a run that ends there, as are results and states."""
+    rng = np.random.default_rng(13)
+    rule = make_rule(rng, n_tokens, (64, 100, 1, 2), per_row=per_row)
+    if n_tokens > 16:
+        rule.slots[:] = 2
+    kept = some_kept(rng, n_tokens)
+    copies = np.full((n_tokens, *rule.state.shape[1:]), np.nan, np.float32)
+    out, state = rule.run(n_threads, (copies, kept))
+    plain, expected = rule.run()
+    few = n_tokens <= 16
+    bound = 0.0 if few else 4e-5
+    assert_close("results", out, plain, ("token", "head", "column"), bound)
+    assert_close("states", state, expected, ("slot", "head", "row", "column"), bound)
+    for t in np.flatnonzero(kept >= 0):
+        behind = rule.tokens(slice(0, t + 1)).run()[1] if few else rule.tokens(slice(0, t + 1)).expected()[1]
+        assert_close(f"copy behind token {t}", copies[kept[t]], behind[rule.slots[t]], ("head", "row", "column"), bound)
+    assert np.isnan(copies[[i for i in range(n_tokens) if i not in kept]]).all()
+
+
 @pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta"])
 def test_broken_numbers_of_a_sequence_spoil_no_other(name: str) -> None:
     """NaN and infinity stay in their sequence and are seen there."""
@@ -331,6 +399,9 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     for name, array in odd.items():
         with pytest.raises(ValueError, match="delta rule of"):
             replace(rule, **{name: array.copy()}).run()
+    for copies, kept in (((2, 4, 7, 8), 3), ((2, 4, 8, 8), 2)):
+        with pytest.raises(ValueError, match="kept states"):
+            rule.run(copies=(np.zeros(copies, np.float32), np.zeros(kept, np.int32)))
     x, state, slots = np.zeros((3, 8), np.float32), np.zeros((2, 8, 3), np.float32), np.zeros(3, np.int32)
     with pytest.raises(ValueError, match="convolution of"):
         conv(x, np.zeros((9, 4), np.float32), state, slots, silu=False)

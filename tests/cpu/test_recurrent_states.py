@@ -12,10 +12,8 @@ from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.kv_cache import KVCacheFullError
 from ikpy.engine.recurrent import RecurrentStates
-from ikpy.engine.speculative import SpeculativeParams
 from ikpy.errors import ResourceError, UsageError
 from ikpy.models.batch import StateSpec
-from ikpy.tools.speculation import make_speculation
 from tests.cpu.recurrent_model import expected, hold, new_context, text, write_model
 
 
@@ -196,10 +194,3 @@ def test_the_checkpoint_with_the_shortest_gap_goes() -> None:
     states.keep_checkpoint(0, 1)
     assert [saved.end for saved in states.checkpoints[0]] == [400]
     assert states.nbytes_of(0) == states.slot_nbytes == 16
-
-
-def test_drafts_are_refused(path: Path) -> None:
-    context = new_context(path)
-    with pytest.raises(UsageError, match=r"\(ngram-simple\): a model of architecture 'qwen35' has recurrent layers"):
-        make_speculation(SpeculativeParams(("ngram-simple",)), None, model=context.model)  # type: ignore[arg-type]
-    assert make_speculation(SpeculativeParams(("none",)), None, model=context.model) is None  # type: ignore[arg-type]

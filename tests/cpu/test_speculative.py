@@ -44,7 +44,7 @@ class Oracle(Drafter):
 
     def draft(self, tokens: Sequence[int], n_max: int, p_min: float | None = None) -> list[int]:
         guess = self.text[len(tokens) : len(tokens) + n_max]
-        return [t if not self.wrong or (len(tokens) + i) % self.wrong else (t + 1) % 250 for i, t in enumerate(guess)]
+        return [t if not self.wrong or (len(tokens) + i) % self.wrong else (t + 1) % 150 for i, t in enumerate(guess)]
 
 
 def context(path: Path, **params: object) -> Context:
@@ -78,7 +78,7 @@ def generate(
 
 def drafters(ctx: Context, text: list[int]) -> list[Drafter]:
     """One of each kind, and those that know the text."""
-    draft = Context(ctx.model, ContextParams(n_ctx=256, n_threads=2))
+    draft = Context(ctx.model, ContextParams(n_ctx=256, n_threads=2, n_seq_max=2))
     return [
         NgramSimple(PARAMS),
         NgramMapKey(PARAMS),

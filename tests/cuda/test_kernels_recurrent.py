@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from ikpy.backends.cuda import launch
-from ikpy.graph.builder import MAX_CONV_TAPS
+from ikpy.graph.builder import MAX_CONV_TAPS, KeptStates
 from ikpy.graph.ir import F32, I32, Value, external
-from tests.cpu.test_recurrent_ops import mixed_slots
+from tests.cpu.test_recurrent_ops import mixed_slots, some_kept
 from tests.cuda.programs import Program
 
 
@@ -44,6 +44,16 @@ def test_past_inputs_of_a_slot_with_few_tokens(rng: np.random.Generator, n_token
     p.compare(p.graph.causal_conv(x, weight, past, p.array(slots), silu=False), past, bound=1e-6)
 
 
+@pytest.mark.parametrize("n_tokens", [1, 8, 9, 40])
+@pytest.mark.parametrize("taps", [2, 4, MAX_CONV_TAPS])
+def test_copies_of_past_inputs(rng: np.random.Generator, taps: int, n_tokens: int) -> None:
+    p = Program()
+    x, weight = p.array(normal(rng, n_tokens, 200)), p.array(normal(rng, 200, taps))
+    past, copies = p.array(normal(rng, 3, 200, taps - 1)), p.array(normal(rng, n_tokens, 200, taps - 1))
+    slots, kept = p.array(mixed_slots(rng, n_tokens, 3)), KeptStates(copies, p.array(some_kept(rng, n_tokens)))
+    p.compare(p.graph.causal_conv(x, weight, past, slots, silu=True, kept=kept), past, copies, bound=1e-6)
+
+
 class Rule:
     """Operands of a delta rule: heads of one token are part of a wider row, as behind the convolution."""
 
@@ -62,19 +72,23 @@ class Rule:
         self.beta = p.array(rng.random((n_tokens, heads), np.float32))
         self.state = p.array(normal(rng, n_slots, heads, dk, dv))
         self.slots = p.array(mixed_slots(rng, n_tokens, n_slots))
+        self.copies = p.array(normal(rng, n_tokens, heads, dk, dv))
+        self.kept = p.array(some_kept(rng, n_tokens))
 
-    def compare(self, bound: float, *, l2_eps: float = 1e-6, interleaved: bool = True) -> None:
-        """The result and the states."""
+    def compare(self, bound: float, *, l2_eps: float = 1e-6, interleaved: bool = True, keep: bool = False) -> None:
+        """The result and the states, and copies of these behind some tokens."""
         operands = self.q, self.k, self.v, self.g, self.beta, self.state, self.slots
         options = {"l2_eps": l2_eps, "scale": 0.3, "interleaved": interleaved}
-        out = self.program.graph.gated_delta_rule(*operands, **options)
-        self.program.compare(out, self.state, bound=bound)
+        kept = KeptStates(self.copies, self.kept) if keep else None
+        out = self.program.graph.gated_delta_rule(*operands, **options, kept=kept)
+        self.program.compare(out, self.state, *([self.copies] if keep else []), bound=bound)
 
 
 @pytest.mark.parametrize("n_tokens", [1, 8, 9, 50])
 @pytest.mark.parametrize(("dk", "dv"), [(16, 16), (32, 33), (50, 20), (64, 64), (128, 128), (200, 40), (256, 64)])
 def test_delta_rule(rng: np.random.Generator, dk: int, dv: int, n_tokens: int) -> None:
     Rule(rng, n_tokens, dk, dv).compare(3e-6)
+    Rule(rng, n_tokens, dk, dv).compare(3e-6, keep=True)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

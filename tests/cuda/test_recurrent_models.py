@@ -22,6 +22,7 @@ from tests.cpu.test_arch_qwen3next import qwen3next, qwen3next_grouped, qwen35mo
 from tests.cuda.test_placement_matrix import worst
 
 TOLERANCE = 3e-3  # other formats of activations and other orders of sums than the CPU's
+KEPT = 9  # more tokens than the kernel for few takes
 ON_CPU = PlacementParams(n_gpu_layers=0)
 PLACES = {
     "whole": PlacementParams(split_mode="none"),
@@ -34,7 +35,10 @@ PLACES = {
 
 def new_context(path: Path, placement: PlacementParams, *, header_only: bool = False, n_seq: int = 4) -> Context:
     params = ModelParams(placement=placement, header_only=header_only)
-    return Context(Model.load(path, params), ContextParams(n_ctx=256, n_ubatch=16, n_threads=2, n_seq_max=n_seq))
+    return Context(
+        Model.load(path, params),
+        ContextParams(n_ctx=256, n_ubatch=16, n_threads=2, n_seq_max=n_seq, n_kept_states=KEPT),
+    )
 
 
 def states_of(context: Context) -> dict[str, int]:
@@ -74,7 +78,8 @@ def test_sequences_in_one_batch(make: Callable, where: str, tmp_path: Path, cuda
 
 
 def steps(context: Context, folder: Path) -> Iterator[np.ndarray]:
-    """Logits behind everything that can happen to a state: sequences that share it, go back, are saved and loaded."""
+    """Logits behind everything that can happen to a state: sequences that share it, go back to checkpoints and behind
+    wrong guesses, are saved and loaded."""
     kv, text = context.kv, [int(t) for t in TOKENS]
 
     def go_on(tokens: list[int], start: int, seq: int) -> np.ndarray:
@@ -88,7 +93,7 @@ def steps(context: Context, folder: Path) -> Iterator[np.ndarray]:
     kv.seq_cp(0, 2)
     yield go_on(text[:2], 13, 2)
     kv.keep_checkpoint(0)
-    yield go_on(text[13:16], 13, 0)
+    yield go_on(text[13:24], 13, 0)  # too many for copies
     assert kv.rewind(0, 14) == 13
     yield go_on(text[2:4], 13, 0)
     kv.seq_rm(1)
@@ -98,6 +103,19 @@ def steps(context: Context, folder: Path) -> Iterator[np.ndarray]:
     put_state(context, 3, saved)
     yield go_on(text[7:9], 15, 3)
     save_sequence(folder / "state", context, 1, text[5:9])
+    for start, right, wrong in ((17, 1, 3), (18, 3, 7), (21, 2, 1), (23, 4, 0)):
+        yield go_on(text[start : start + right] + text[:wrong], start, 3)[:right]
+        kv.seq_rm(3, start + right, -1)
+    both = Batch()
+    both.add(text[:4], 17, 2, "all")
+    both.add(text[3:8], 27, 3, "all")
+    yield context.decode(both)
+    kv.seq_rm(2, 19, -1)
+    kv.seq_rm(3, 28, -1)
+    both = Batch()
+    both.add(text[:2], 19, 2, "all")
+    both.add(text[3:4], 28, 3, "all")
+    yield context.decode(both)
     kv.clear()
     assert load_sequence(folder / "state", context, 2, 100)[0] == text[5:9]
     yield go_on(text[9:12], 4, 2)
@@ -123,7 +141,8 @@ def test_states_are_where_the_layers_are(path: Path, cuda_devices: int) -> None:
     planned = new_context(path, PLACES["whole"], header_only=True)
     assert memory_report(planned).devices == memory_report(context).devices
     lines = state_lines(recurrent, states_of(context))
-    assert lines[0].startswith("llama_memory_recurrent:      CUDA0 RS buffer size = ") and len(lines) == 2
+    assert lines[0].startswith("llama_memory_recurrent:      CUDA0 RS buffer size = ") and len(lines) == 3
+    assert f"copies of {KEPT} states of every sequence" in lines[2]
     on_cpu = new_context(path, PLACES["states on the CPU"])
     assert states_of(on_cpu) == {"CPU": recurrent.nbytes}
     parted = states_of(new_context(path, PLACES["first layers on the CPU"]))

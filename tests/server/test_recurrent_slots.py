@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ikpy.errors import UsageError
 from tests.cpu.recurrent_model import text, write_model
 from tests.server import harness
 from tests.server.live import listening
@@ -21,6 +21,12 @@ TINY = "llama-server -m RECURRENT -t 1 -tb 1 -c 1024 -fa on"
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_model(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(scope="module")
+def other_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Other weights and the same vocabulary."""
+    return str(write_model(tmp_path_factory.mktemp("other"), seed=62))
 
 
 @pytest.fixture(autouse=True)
@@ -131,6 +137,24 @@ def test_a_full_context_ends_the_answer() -> None:
         assert reused(client, text(54, 20))[1] == 0, "the next prompt is served"
 
 
-def test_drafts_are_refused() -> None:
-    with pytest.raises(UsageError, match="has recurrent layers"):
-        harness.start_server(f"{TINY} -np 1 --spec-type ngram-simple")
+def test_answers_with_drafts_are_those_without(model: str, other_model: str) -> None:
+    """Also of two slots at once, and of what follows: guesses that were wrong are gone from the states. A draft model
+    that is the model itself is right nearly always, another one nearly never."""
+    prompts = [text(seed, n) for seed, n in ((55, 30), (56, 41))]
+    with listening(f"{TINY} -np 2") as (client, _):
+        plain = [reused(client, prompt, n_predict=40, id_slot=i)[0] for i, prompt in enumerate(prompts)]
+    for drafter, more in ((model, ""), (other_model, "-ctx-ckpt-i 8")):
+        command = f"{TINY} -np 2 --spec-type draft -md {drafter} --draft-max 6 --draft-p-min 0 {more}"
+        with listening(command) as (client, server):
+            with ThreadPoolExecutor(2) as pool:
+                found = pool.map(lambda i: reused(client, prompts[i], n_predict=40, id_slot=i)[0], range(2))
+                assert list(found) == plain, command
+            drafted = [slot.speculator.n_drafted for slot in server.engine.slots]
+            accepted = [slot.speculator.n_accepted for slot in server.engine.slots]
+            assert min(drafted) > 20
+            share = sum(accepted) / sum(drafted)
+            assert share > 0.7 if drafter == model else share < 0.3
+            longer = prompts[1] + plain[1] + text(57, 5)
+            followed, n = reused(client, longer, id_slot=1)
+            assert n == len(prompts[1]) + len(plain[1]) - 1
+            assert followed == reused(client, longer, id_slot=0, cache_prompt=False)[0]

@@ -34,6 +34,7 @@ float dot(const float* a, const float* b, int64_t n) {
 
 struct Sources {
     const Tensor &q, &k, &v, &g, &beta, &state, &dst;
+    const KeptStates kept;
     float l2_eps, scale;
     bool interleaved, per_channel;
 
@@ -45,6 +46,7 @@ struct Sources {
           beta(ts[op.src[4]]),
           state(ts[op.src[5]]),
           dst(ts[op.dst]),
+          kept(op, ts, 7),
           l2_eps(op.fp[0]),
           scale(op.fp[1]),
           interleaved(op.ip[0] != 0),
@@ -176,7 +178,16 @@ void meet_tiles(const Sources& s, int32_t slot, int64_t head, int64_t first, int
     }
 }
 
-// Blocks of columns [first, last) of a head for all tokens of a slot.
+// Copies the columns of blocks [first, last) of a head's state to a kept slot.
+void keep_blocks(const Sources& s, int32_t slot, int32_t to, int64_t head, int64_t first, int64_t last) {
+    const int64_t begin = first * kColumns, n = std::min(last * kColumns, s.v.ne[0]) - begin;
+    for (int64_t i = 0; i < s.k.ne[0]; ++i)
+        std::copy_n(row<const float>(s.state, i, head, slot) + begin, n,
+                    row<float>(*s.kept.states, i, head, to) + begin);
+}
+
+// Blocks of columns [first, last) of a head for all tokens of a slot. A token behind which the state is kept
+// is the last of its chunk.
 void run_blocks(const Sources& s, const TokenRuns& runs, int32_t slot, int64_t head, int64_t first,
                 int64_t last, const Scratch& scratch) {
     const bool few = runs.has_at_most(slot, kAlike);
@@ -185,14 +196,18 @@ void run_blocks(const Sources& s, const TokenRuns& runs, int32_t slot, int64_t h
     for (int32_t t = runs.first(slot); t >= 0;) {
         preparation.start();
         int64_t n = 0;
-        for (; t >= 0 && n < kChunk; t = runs.next(t), ++n)
-            tokens[n] = preparation.token(n, t, few || n + 1 == kChunk || runs.next(t) < 0);
+        int32_t keep = -1;
+        for (; t >= 0 && n < kChunk && keep < 0; t = runs.next(t), ++n) {
+            keep = s.kept.behind(t);
+            tokens[n] = preparation.token(n, t, few || keep >= 0 || n + 1 == kChunk || runs.next(t) < 0);
+        }
         if (!few) preparation.meet(tokens, n);
         if (few) {
             meet_tiles<1>(s, slot, head, first, last, scratch, tokens, n);
         } else {
             meet_tiles<delta::kGroup>(s, slot, head, first, last, scratch, tokens, n);
         }
+        if (keep >= 0) keep_blocks(s, slot, keep, head, first, last);
     }
 }
 
@@ -211,8 +226,9 @@ size_t gated_delta_rule_scratch_bytes(const Op& op, const Tensor* ts) {
 }
 
 // src: q, k [dk, Hk, T], v [dv, Hv, T], log decay [Hv, T] or [dk, Hv, T] (ip[1]), beta [Hv, T], states
-// [dv, dk, Hv, slots], slots [T]; ip[0]: how heads of v meet those of k; fp: l2_eps (0 = q and k are taken as
-// they are), scale. Columns of a state do not depend on each other, so results do not depend on the threads.
+// [dv, dk, Hv, slots], slots [T], and perhaps kept states and their slots [T]; ip[0]: how heads of v meet
+// those of k; fp: l2_eps (0 = q and k are taken as they are), scale. Columns of a state do not depend on each
+// other, so results do not depend on the threads.
 void op_gated_delta_rule(const ThreadContext& ctx, const Op& op, const Tensor* ts, const Runtime&) {
     const Sources sources(op, ts);
     const Tensor& slots = ts[op.src[6]];

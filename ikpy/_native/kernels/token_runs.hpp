@@ -1,4 +1,4 @@
-// Which tokens of a batch continue each recurrent state.
+// Which tokens of a batch continue each recurrent state, and which states are copied on the way.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -42,6 +42,21 @@ class TokenRuns {
   private:
     int32_t *first_, *used_, *next_;
     int64_t n_used_ = 0;
+};
+
+// Slots that get copies of the states behind tokens: states like those of the op, -1 = none; null where the
+// op keeps no copies.
+struct KeptStates {
+    const Tensor* states = nullptr;
+    const int32_t* slots = nullptr;
+
+    // Sources `first` and `first` + 1 of an op, if there are any.
+    KeptStates(const Op& op, const Tensor* ts, int first) {
+        if (op.src[first] < 0) return;
+        states = &ts[op.src[first]];
+        slots = row<const int32_t>(ts[op.src[first + 1]], 0);
+    }
+    int32_t behind(int64_t token) const { return slots ? slots[token] : -1; }
 };
 
 }  // namespace ikpy

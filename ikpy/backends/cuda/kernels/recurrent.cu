@@ -22,6 +22,15 @@ __device__ __forceinline__ int latest_tokens(const int* slots, int slot, int end
     return min(n, most);
 }
 
+// Copies of the states behind tokens, in slots of their own; slots: null if there are none, -1 for tokens
+// without a copy.
+struct Kept {
+    View states;
+    const int* slots;
+
+    __device__ __forceinline__ int behind(int token) const { return slots ? slots[token] : -1; }
+};
+
 __device__ __forceinline__ float result_of(float y, int silu) { return silu ? unary_value(kSilu, y) : y; }
 
 }  // namespace
@@ -29,7 +38,9 @@ __device__ __forceinline__ float result_of(float y, int silu) { return silu ? un
 // y[c, t] = sum_j taps[j, c] * input[c, t - n + 1 + j] over the tokens of t's slot, where inputs before the
 // batch are the slot's past ones [n - 1, C, slots], oldest first, which are brought up to date. A thread per
 // channel takes one token after the other: for few of them.
-IKPY_KERNEL causal_conv_few(View dst, View x, View taps, View past, const int* slots, int silu) {
+IKPY_KERNEL causal_conv_few(View dst, View x, View taps, View past, const int* slots, int silu,
+                            View kept_past, const int* kept_slots) {
+    const Kept kept{kept_past, kept_slots};
     const int c = blockIdx.x * blockDim.x + threadIdx.x, n_past = taps.ne[0] - 1;
     if (c >= dst.ne[0]) return;
     const float* w = taps.row<const float>(c);
@@ -42,13 +53,18 @@ IKPY_KERNEL causal_conv_few(View dst, View x, View taps, View past, const int* s
             inputs[j] = j + 1 < n_past ? inputs[j + 1] : newest;
         }
         dst.row<float>(t)[c] = result_of(y + w[n_past] * newest, silu);
+        if (kept.behind(t) < 0) continue;
+        float* copy = kept.states.row<float>(c, kept.behind(t));
+        for (int j = 0; j < n_past; ++j) copy[j] = inputs[j];
     }
 }
 IKPY_EXPORT(causal_conv_few);
 
 // The same for any number of tokens, without the update of past inputs. Grid (blocks of channels, tokens).
-IKPY_KERNEL causal_conv(View dst, View x, View taps, View past, const int* slots, int silu) {
+IKPY_KERNEL causal_conv(View dst, View x, View taps, View past, const int* slots, int silu, View kept_past,
+                        const int* kept_slots) {
     __shared__ int before[kMaxTaps], n_before;
+    const Kept kept{kept_past, kept_slots};
     const int t = blockIdx.y, n_past = taps.ne[0] - 1;
     if (warp_id() == 0) {
         const int n = latest_tokens(slots, slots[t], t, n_past, before);
@@ -63,6 +79,12 @@ IKPY_KERNEL causal_conv(View dst, View x, View taps, View past, const int* slots
     for (int j = 0; j < n_past - n_before; ++j) y += w[j] * older[j];
     for (int i = n_before; i > 0; --i) y += w[n_past - i] * x.row<const float>(before[i - 1])[c];
     dst.row<float>(t)[c] = result_of(y + w[n_past] * x.row<const float>(t)[c], silu);
+    if (kept.behind(t) < 0 || n_past == 0) return;
+    float* copy = kept.states.row<float>(c, kept.behind(t));
+    for (int j = 1; j < n_past - n_before; ++j) copy[j - 1] = older[j];
+    for (int i = min(n_before, n_past - 1); i > 0; --i)
+        copy[n_past - 1 - i] = x.row<const float>(before[i - 1])[c];
+    copy[n_past - 1] = x.row<const float>(t)[c];
 }
 IKPY_EXPORT(causal_conv);
 
@@ -92,6 +114,7 @@ struct DeltaRule {
     const int* slots;
     float l2_eps, scale;
     int interleaved, per_row;
+    Kept kept;
 
     __device__ __forceinline__ int key_head(int head) const {
         return interleaved ? head / (v.ne[1] / k.ne[1]) : head % k.ne[1];
@@ -177,11 +200,10 @@ class Column {
         for (int i = 0; i < kOwn; ++i) rows_[i] = row(i) < n_ ? state_[row(i) * stride_] : 0.0f;
     }
 
-    __device__ __forceinline__ void store() const {
-#pragma unroll
-        for (int i = 0; i < kOwn; ++i)
-            if (row(i) < n_) state_[row(i) * stride_] = rows_[i];
-    }
+    __device__ __forceinline__ void store() const { store_at(state_); }
+
+    // To another state whose rows are as far apart.
+    __device__ __forceinline__ void store_to(float* state) const { store_at(state + 4 * part_ * stride_); }
 
     __device__ __forceinline__ bool is_first_part() const { return part_ == 0; }
 
@@ -229,6 +251,12 @@ class Column {
     // Row number i of a part, counted from the part's first row.
     __device__ static constexpr int row(int i) { return i / 4 * 4 * kParts + i % 4; }
 
+    __device__ __forceinline__ void store_at(float* first) const {
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i)
+            if (row(i) < n_) first[row(i) * stride_] = rows_[i];
+    }
+
     float rows_[kOwn];
     int part_;
     float* state_;
@@ -262,6 +290,8 @@ __device__ __forceinline__ void delta_rule(const DeltaRule& d) {
             const float out = state.product(p.queries[i]) + p.key_query[i] * change;
             state.add(p.keys[i], change);
             if (state.is_first_part() && column < dv) d.dst.row<float>(head, p.token[i])[column] = out;
+            const int keep = d.kept.behind(p.token[i]);
+            if (keep >= 0) state.store_to(d.kept.states.row<float>(0, head, keep) + column);
         }
         __syncthreads();
         if (warp_id() == 0) take_tokens(d, slot, at, p);
@@ -278,9 +308,10 @@ __device__ __forceinline__ void delta_rule(const DeltaRule& d) {
 #define IKPY_DELTA_RULE(name, dk, parts)                                                            \
     IKPY_KERNEL __launch_bounds__(32 * kWarps)                                                      \
         name(View dst, View q, View k, View v, View decay, View beta, View state, const int* slots, \
-             float l2_eps, float scale, int interleaved, int per_row) {                             \
+             float l2_eps, float scale, int interleaved, int per_row, View copies, const int* to) { \
+        const Kept kept{copies, to};                                                                \
         delta_rule<dk, parts>(                                                                      \
-            {dst, q, k, v, decay, beta, state, slots, l2_eps, scale, interleaved, per_row});        \
+            {dst, q, k, v, decay, beta, state, slots, l2_eps, scale, interleaved, per_row, kept});  \
     }                                                                                               \
     IKPY_EXPORT(name)
 

@@ -15,12 +15,13 @@ _MAX_KEYS = max(_COLUMNS)
 
 def unsupported(op: Node) -> str | None:
     """Why an op of a recurrent layer cannot run on a device, or None."""
-    slots, state = op.src[-1], op.src[-2]
+    is_rule = op.kind == "gated_delta_rule"
+    state, slots = op.src[5:7] if is_rule else op.src[2:4]
     assert slots is not None and state is not None
-    dk, heads = (state.shape[1], state.shape[2]) if op.kind == "gated_delta_rule" else (0, 0)
+    dk, heads = (state.shape[1], state.shape[2]) if is_rule else (0, 0)
     if dk > _MAX_KEYS:
         return f"states of {dk} rows have no CUDA kernel (at most {_MAX_KEYS})"
-    n_slots = state.shape[3] if op.kind == "gated_delta_rule" else state.shape[2]
+    n_slots = state.shape[3] if is_rule else state.shape[2]
     most = max(slots.shape[0], n_slots, heads)
     return f"{most} tokens, slots or heads at once are above {MAX_GRID_YZ}" if most > MAX_GRID_YZ else None
 
@@ -29,7 +30,7 @@ def unsupported(op: Node) -> str | None:
 def _causal_conv(c: OpContext) -> list[Launch]:
     n_tokens = c.source(0).shape[1]
     blocks = ceil_div(c.op.dst.shape[0], _CHANNELS)
-    args = [c.dst, c.view(0), c.view(1), c.view(2), c.at(3), i32(c.op.ip[0])]
+    args = [c.dst, c.view(0), c.view(1), c.view(2), c.at(3), i32(c.op.ip[0]), c.view(4), c.at(5)]
     if n_tokens <= _FEW_TOKENS:
         return [Launch("causal_conv_few", (blocks, 1, 1), (_CHANNELS, 1, 1), 0, args)]
     past = [c.view(2), c.view(0), c.at(3)]
@@ -43,6 +44,7 @@ def _causal_conv(c: OpContext) -> list[Launch]:
 def _gated_delta_rule(c: OpContext) -> list[Launch]:
     dv, dk, heads, n_slots = c.source(5).shape
     views = [c.dst, *(c.view(i) for i in range(6)), c.at(6)]
-    args = [*views, f32(c.op.fp[0]), f32(c.op.fp[1]), i32(c.op.ip[0]), i32(c.op.ip[1])]
+    options = [f32(c.op.fp[0]), f32(c.op.fp[1]), i32(c.op.ip[0]), i32(c.op.ip[1])]
+    args = [*views, *options, c.view(7), c.at(8)]
     size, columns = next(item for item in _COLUMNS.items() if dk <= item[0])
     return [Launch(f"gated_delta_rule_{size}", (ceil_div(dv, columns), heads, n_slots), (128, 1, 1), 0, args)]

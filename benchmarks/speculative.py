@@ -21,7 +21,7 @@ from ikpy.engine.params import ContextParams
 from ikpy.engine.sampling import Sampler, SamplingParams
 from ikpy.engine.speculative import Speculation, SpeculativeParams
 from ikpy.tools.generation import GrowingSequence
-from ikpy.tools.speculation import make_speculation
+from ikpy.tools.speculation import kept_states, make_speculation
 from ikpy.vocab import Vocab
 
 SENTENCE = "The powers of the powers of the park, and the parks of the same. "
@@ -52,7 +52,8 @@ def main() -> None:
     a = parser.parse_args()
     model = Model.load(a.model)
     vocab = Vocab.from_metadata(model.gguf.metadata)
-    context = Context(model, ContextParams(n_ctx=1024, n_threads=a.threads))
+    n_kept = kept_states(SpeculativeParams(n_max=a.draft_max))
+    context = Context(model, ContextParams(n_ctx=1024, n_threads=a.threads, n_kept_states=n_kept))
     prompt = vocab.tokenize(SENTENCE * 4, add_special=True)
     for name in TYPES:
         params = SpeculativeParams(types=(name,), n_max=a.draft_max, size_n=4, p_min=0.3)

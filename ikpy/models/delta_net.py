@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from ikpy.errors import FileFormatError, UnsupportedError
 from ikpy.graph.ir import Value
-from ikpy.models.base import Architecture
 from ikpy.models.batch import BatchGraph, CacheSpec, GraphParams, StateSpec
 from ikpy.models.blocks import cached_attention, split_heads
 from ikpy.models.hparams import HParams
@@ -102,11 +101,8 @@ class GatedDeltaNet(PredictionLayers, Transformer):
         return hp
 
     def has_state(self, layer: int) -> bool:
-        """Whether a layer has a state instead of a cache."""
-        return (layer + 1) % self.interval != 0
-
-    def prediction_head(self, weights: WeightSource) -> Architecture:
-        return Architecture.prediction_head(self, weights)
+        """Whether a layer has a state instead of a cache; layers that predict further tokens attend."""
+        return self.prediction is None and layer < self.hp.n_layer and (layer + 1) % self.interval != 0
 
     def cache_specs(self, layer: int, params: GraphParams) -> list[CacheSpec]:
         return [] if self.has_state(layer) else super().cache_specs(layer, params)

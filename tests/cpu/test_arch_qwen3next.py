@@ -9,6 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ikpy.engine.batch import Batch
+from ikpy.engine.context import Context
+from ikpy.engine.model import Model
+from ikpy.engine.params import ContextParams
 from tests.cpu import definition_checks as checks
 from tests.cpu import reference_models as ref
 from tests.cpu import reference_recurrent as recurrent
@@ -24,10 +28,11 @@ BOUND = 2e-4  # what the first tokens read from a state is small where q.k cance
 N_KEYS, N_VALUES = DK * KEY_HEADS, DV * VALUE_HEADS
 
 
-def new_model(arch: str, seed: int, *, experts: bool) -> RandomModel:
-    """All tensors but the input projections of the recurrent layers."""
+def new_model(arch: str, seed: int, *, experts: bool, n_predict: int = 0) -> RandomModel:
+    """All tensors but the input projections of the recurrent layers. n_predict: layers that predict further tokens."""
     keys = {
-        **checks.shape(N_LAYER, D, HEADS, KV, HEAD, F),
+        **checks.shape(N_LAYER + n_predict, D, HEADS, KV, HEAD, F),
+        **({"nextn_predict_layers": n_predict} if n_predict else {}),
         **RMS,
         "rope.dimension_count": ROTATED,
         "rope.dimension_sections": [2, 1, 1, 0],
@@ -47,11 +52,11 @@ def new_model(arch: str, seed: int, *, experts: bool) -> RandomModel:
         }
     m = RandomModel(arch, seed, **keys)
     checks.frame(m, D, tied=False)
-    for il in range(N_LAYER):
+    for il in range(N_LAYER + n_predict):
         p = f"blk.{il}"
         m.norm(f"{p}.attn_norm", D)
         m.norm(f"{p}.post_attention_norm", D)
-        if (il + 1) % 4:
+        if il < N_LAYER and (il + 1) % 4:
             add_recurrent(m, p)
         else:
             m.attention(p, D, HEADS, KV, HEAD)
@@ -145,14 +150,61 @@ def evaluated(m: RandomModel, inputs: Inputs, *, interleaved: bool) -> np.ndarra
         w = checks.layer_weights(e, il)
         h = ref.rms_norm(x, w["attn_norm"], e.eps)
         x = x + (delta_layer(e, w, h, inputs, interleaved=interleaved) if (il + 1) % 4 else attention_layer(e, w, h))
-        h = ref.rms_norm(x, w["post_attention_norm"], e.eps)
-        if "ffn_gate_inp" not in w:
-            x = x + e.ffn(il, h)
-            continue
-        weights = checks.chosen(ref.softmax(h @ w["ffn_gate_inp"].T), USED)
-        shared = e.ffn(il, h, suffix="_shexp") * ref.sigmoid(h @ w["ffn_gate_inp_shexp"])[:, None]
-        x = x + checks.routed(w, h, weights / weights.sum(-1, keepdims=True), USED) + shared
+        x = x + feed_forward(e, il, w, ref.rms_norm(x, w["post_attention_norm"], e.eps))
     return ref.rms_norm(x, e.w["output_norm"], e.eps) @ e.w["output"].T
+
+
+def feed_forward(e: Evaluation, il: int, w: ref.Weights, h: np.ndarray) -> np.ndarray:
+    """Branch of the network, or of the experts, for a normed input h [T, D]."""
+    if "ffn_gate_inp" not in w:
+        return e.ffn(il, h)
+    weights = checks.chosen(ref.softmax(h @ w["ffn_gate_inp"].T), USED)
+    shared = e.ffn(il, h, suffix="_shexp") * ref.sigmoid(h @ w["ffn_gate_inp_shexp"])[:, None]
+    return checks.routed(w, h, weights / weights.sum(-1, keepdims=True), USED) + shared
+
+
+# --- layers that predict further tokens ----------------------------------------------------------------------------
+
+
+def predicting(arch: str, *, experts: bool) -> RandomModel:
+    """A model with such a layer, which attends though its number is that of a recurrent one."""
+    m = new_model(arch, 65, experts=experts, n_predict=1)
+    for p in recurrent_prefixes():
+        m.matrix(f"{p}.attn_qkv", 2 * N_KEYS + N_VALUES, D)
+        m.matrix(f"{p}.attn_gate", N_VALUES, D)
+        for name, n in (("ssm_ba", 2),) if arch == "qwen3next" else (("ssm_beta", 1), ("ssm_alpha", 1)):
+            m.matrix(f"{p}.{name}", n * VALUE_HEADS, D)
+    p = f"blk.{N_LAYER}.nextn"
+    m.matrix(f"{p}.eh_proj", D, 2 * D)
+    for name in ("enorm", "hnorm", "shared_head_norm"):
+        m.norm(f"{p}.{name}", D)
+    return m
+
+
+def head_logits(m: RandomModel, states: np.ndarray) -> np.ndarray:
+    """What the layer makes of TOKENS and the states [T, D] behind the tokens before them, in float64."""
+    e = Evaluation(m)
+    w = checks.layer_weights(e, N_LAYER)
+    embedded = ref.rms_norm(e.w["token_embd"][TOKENS], w["nextn.enorm"], e.eps)
+    x = np.concatenate([embedded, ref.rms_norm(states, w["nextn.hnorm"], e.eps)], axis=1) @ w["nextn.eh_proj"].T
+    x = x + attention_layer(e, w, ref.rms_norm(x, w["attn_norm"], e.eps))
+    x = x + feed_forward(e, N_LAYER, w, ref.rms_norm(x, w["post_attention_norm"], e.eps))
+    return ref.rms_norm(x, w["nextn.shared_head_norm"], e.eps) @ e.w["output"].T
+
+
+@pytest.mark.parametrize(("arch", "experts"), [("qwen35", False), ("qwen35moe", True), ("qwen3next", True)])
+def test_prediction_layers(arch: str, experts: bool, tmp_path: Path) -> None:
+    m = predicting(arch, experts=experts)
+    model = Model.load(m.write(tmp_path / "model.gguf"))
+    assert model.hparams.n_layer == N_LAYER and model.arch.is_recurrent
+    head = model.prediction_head()
+    assert not head.arch.is_recurrent
+    states = np.random.default_rng(1).standard_normal((len(TOKENS), D)).astype(np.float32)
+    context = Context(head, ContextParams(n_ctx=256, n_threads=2, type_k="f32", type_v="f32"))
+    found = context.decode(Batch.single(TOKENS, logits="all"), states)
+    truth = head_logits(m, states.astype(np.float64))
+    error = np.abs(found - truth).max(axis=1) / np.abs(truth).max()
+    assert error.max() < 5e-5, f"position {error.argmax()} off by {error.max():.1e} relative"
 
 
 def qwen35() -> tuple[RandomModel, np.ndarray]:

@@ -17,6 +17,7 @@ from ikpy.engine.speculative import SpeculativeParams, Speculator
 from ikpy.errors import ResourceError, UsageError
 from ikpy.tools.speculation import MAX_KEPT_STATES, DraftFiles, kept_states
 from tests.cpu.recurrent_model import expected, hold, new_context, text, write_model
+from tests.cpu.test_arch_qwen3next import N_LAYER, D, predicting
 from tests.cpu.test_recurrent_states import go_on
 from tests.cpu.test_speculative import PARAMS, N, Oracle, drafters, generate, prompts
 
@@ -160,6 +161,26 @@ def test_no_draft_is_longer_than_what_can_be_taken_back(path: Path, monkeypatch:
         )
         assert generate(ctx, prompt, speculator, n=20)[0] == plain
         assert max(map(len, drafts)) == n_kept
+
+
+def test_a_right_prediction_layer_has_all_its_drafts_accepted(tmp_path: Path) -> None:
+    """Next tokens depend on the last one alone, and the layer knows them."""
+    model = predicting("qwen35moe", experts=True)
+    for name, w in model.weights.items():
+        if "attn_output" in name or "ffn_down" in name or "ssm_out" in name:
+            w[:] = 0
+    head = f"blk.{N_LAYER}.nextn"
+    model.weights[f"{head}.eh_proj"] = np.eye(D, 2 * D, dtype=np.float32)
+    model.weights[f"{head}.enorm"][:] = 1
+    model.weights[f"{head}.shared_head_norm"] = model.weights["output_norm"]
+    path = model.write(tmp_path / "model.gguf")
+    drafting = SpeculativeParams(types=("mtp",), n_max=3, p_min=0.0)
+    llms = [LLM(path, n_ctx=256, n_threads=2, speculative=params) for params in (None, drafting)]
+    texts = [llm.generate([3, 5, 7], 60, temperature=0.0, ignore_eos=True) for llm in llms]
+    assert texts[0] == texts[1]
+    speculator = llms[1].speculator
+    assert speculator is not None and speculator.n_drafted >= 39
+    assert speculator.n_drafted - speculator.n_accepted < 3, "only the end of the text may cut a draft short"
 
 
 def test_from_python(path: Path) -> None:

@@ -179,8 +179,8 @@ ROWS = (
     ignored("-mtprot --mtp-requantize-output-tensor", HEAD_AS_STORED, "type of the head's output matrix", kind=TEXT),
     ignored(
         "--spec-ckpt-mode --recurrent-ckpt-mode",
-        "models with recurrent layers take no drafts",
-        "checkpoints of state",
+        "copies of the states behind all guesses are kept",
+        "how recurrent layers come back from wrong guesses",
         kind=TEXT,
     ),
     ignored("--spec-autotune", "the settings are used as given", "choice of settings while running"),

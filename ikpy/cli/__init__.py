@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperCommand
 
-from ikpy import lost_interrupts
+from ikpy import end_signals, lost_interrupts
 from ikpy.errors import IkpyError, UsageError, printable
 
 COMMANDS = {
@@ -40,6 +41,8 @@ COMMANDS = {
 """Subcommand -> module with a function run(arguments) -> exit status, help line."""
 
 INTERRUPTED = 130
+WRITERS = ("convert", "quantize", "imatrix", "perplexity", "gguf")
+"""Subcommands that save or tidy up when they are told to end, as when they are interrupted."""
 MEMORY_HINT = ": a smaller context (-c) or batch (-b, -ub) or fewer threads need less"
 WITHOUT_CONTEXT = ("convert", "quantize", "tokenize", "gguf", "info")
 """Subcommands that the hint does not suit."""
@@ -128,6 +131,16 @@ def accept_all_text() -> None:
             stream.reconfigure(encoding="utf-8" if is_ascii else None, errors=errors)
 
 
+def named_command(program: str, arguments: Sequence[str]) -> list[str]:
+    """The subcommand that a program name such as `llama-quantize`, a link to ikpy, stands for; none for others."""
+    prefix, _, name = Path(program).name.partition("-")
+    if prefix != "llama":
+        return []
+    if name == "gguf-split":
+        return ["gguf", "merge" if "--merge" in arguments else "split"]
+    return ["gguf", "hash"] if name == "gguf-hash" else [name] if name in COMMANDS else []
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status.
 
@@ -135,7 +148,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     lost_interrupts.install()
     accept_all_text()
-    arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if arguments is None:
+        arguments = named_command(sys.argv[0], sys.argv) + sys.argv[1:]
+    arguments = list(arguments) or ["--help"]
+    if next((name for name in arguments if not name.startswith("-")), None) not in WRITERS:
+        return run(arguments)
+    with end_signals.as_interruptions() as signals:
+        status = run(arguments)
+    return status if signals.status is None else signals.status
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs a subcommand; exit status as of `main`."""
     verbose = bool({"--verbose", "-v", "--log-verbose"} & set(arguments))
     try:
         check_command(arguments)

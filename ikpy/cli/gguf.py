@@ -63,6 +63,9 @@ def split(
     split_max_size: Annotated[
         str | None, typer.Option("--split-max-size", help="Most tensor data per file, such as 500M or 2G.")
     ] = None,
+    bare_first: Annotated[
+        bool, typer.Option("--no-tensor-first-split", help="No tensors in the first file, only the metadata.")
+    ] = False,
     dry_run: DryRun = False,
     overwrite: Overwrite = False,
     _mode: Annotated[bool, typer.Option("--split", hidden=True)] = True,
@@ -77,6 +80,7 @@ def split(
             prefix,
             max_tensors=split_max_tensors,
             max_bytes=max_bytes,
+            bare_first=bare_first,
             dry_run=dry_run,
             overwrite=overwrite,
             progress=progress,

@@ -17,10 +17,10 @@ HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+(:[\w.-]+)?")
 def model_path(params: CommonParams) -> str:
     """The model file, one of the hub or of a URL, or the bundled one."""
     model = params.model
+    if model.path is not None and not os.path.exists(model.path) and (model.url or model.hf_repo):
+        return fetch_to(params, model.path)
     if model.path is None and model.url is not None:
-        from ikpy.tools.download import fetch_url
-
-        path = fetch_url(model.url, model.hf_token, lambda line: print_log(params, [line]), offline=model.offline)
+        path = fetch(params, model.url)
         model.alias = model.alias or Path(path).stem
         return path
     if model.path is None and model.hf_repo is not None:
@@ -30,6 +30,30 @@ def model_path(params: CommonParams) -> str:
         return default_model()
     check_not_repository(model.path)
     return model.path
+
+
+def fetch_to(params: CommonParams, path: str) -> str:
+    """The file of --model-url or of the hub, downloaded to the path of -m, where there is none yet."""
+    from huggingface_hub import constants
+
+    from ikpy.tools.hub import split_spec
+
+    model = params.model
+    if model.url is not None:
+        return fetch(params, model.url, path)
+    assert model.hf_repo is not None
+    repository, quant = split_spec(model.hf_repo)
+    if quant is not None and model.hf_file is None:
+        raise UsageError(f"-m {path}: there is no such file; with -hf {model.hf_repo} leave -m out, or add -hff FILE")
+    return fetch(params, f"{constants.ENDPOINT}/{repository}/resolve/main/{model.hf_file or Path(path).name}", path)
+
+
+def fetch(params: CommonParams, url: str, to: str | None = None) -> str:
+    """The file of a URL, with the token of the command line, from the cache only if --offline says so."""
+    from ikpy.tools.download import fetch_url
+
+    model = params.model
+    return fetch_url(url, model.hf_token, lambda line: print_log(params, [line]), offline=model.offline, to=to)
 
 
 def check_not_repository(path: str) -> None:

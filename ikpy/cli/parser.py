@@ -255,7 +255,7 @@ def check(params: CommonParams) -> None:
             raise UsageError("--hf-file requires --hf-repo")
         if model.url is not None and model.hf_repo is not None:
             raise UsageError("--model-url and --hf-repo exclude each other")
-    elif model.url or model.hf_repo or model.hf_file:
+    elif (model.url or model.hf_repo or model.hf_file) and os.path.exists(model.path):
         params.warnings.append("no effect: the model is read from --model, nothing is downloaded")
     if model.fit and (model.tensor_overrides or model.n_cpu_moe):
         other = "-ot | --override-tensor" if model.tensor_overrides else "-ncmoe | --n-cpu-moe"

@@ -31,7 +31,7 @@ def run(argv: Sequence[str]) -> int:
         print(f"Adding custom rule {rule.pattern} -> {rule.type}")
     from ikpy.threads import hardware_threads
     from ikpy.tools import quantize as tool
-    from ikpy.tools.quantize_plan import refuse_without_imatrix
+    from ikpy.tools.quantize_plan import MissingImatrixError, refuse_without_imatrix
 
     stopwatch = tool.Stopwatch()
     try:
@@ -39,7 +39,8 @@ def run(argv: Sequence[str]) -> int:
         options.n_threads = arguments.n_threads if arguments.n_threads > 0 else hardware_threads()
         refuse_without_imatrix(options)
     except IkpyError as error:
-        print(printable(str(error)), file=sys.stderr)
+        lines = str(error).split("\n") if isinstance(error, MissingImatrixError) else [str(error)]
+        print(*map(printable, lines), sep="\n", file=sys.stderr)
         return 1
     _print_header(arguments)
     status = _convert(arguments, options)

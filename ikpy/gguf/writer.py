@@ -66,7 +66,7 @@ class GGUFWriter:
         path: the file; with limits the prefix of the shards (a trailing `.gguf` is dropped).
         alignment: bytes, a power of two; stored as `general.alignment` when it is not 32.
         split_max_tensors: most tensors per shard. split_max_bytes: most tensor bytes per shard, exceeded only
-        by a single tensor larger than that.
+        by a single tensor larger than that. bare_first: the first shard holds the metadata and no tensors.
 
     Used as a context manager it closes on success and removes its temporary files on any exception.
     """
@@ -78,6 +78,7 @@ class GGUFWriter:
         alignment: int = DEFAULT_ALIGNMENT,
         split_max_tensors: int | None = None,
         split_max_bytes: int | None = None,
+        bare_first: bool = False,
     ):
         if alignment < 1 or alignment & (alignment - 1) or alignment >= 1 << 32:
             raise UsageError(f"alignment {alignment} is not a power of two below 4294967296")
@@ -88,6 +89,7 @@ class GGUFWriter:
         self.alignment = alignment
         self._max_tensors = split_max_tensors
         self._max_bytes = split_max_bytes
+        self._bare_first = bare_first
         self._values: dict[str, encode.StoredValue] = {}
         self._tensors: dict[str, DeclaredTensor] = {}
         self._plan: list[ShardPlan] = []
@@ -232,7 +234,8 @@ class GGUFWriter:
             full = self._max_tensors is not None and len(groups[-1]) >= self._max_tensors
             if self._max_bytes is not None and filled + size > self._max_bytes:
                 full = True
-            if full and groups[-1]:
+            bare = self._bare_first and len(groups) == 1
+            if bare or (full and groups[-1]):
                 groups.append([])
                 filled = 0
             groups[-1].append(tensor)

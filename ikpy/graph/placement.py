@@ -128,7 +128,7 @@ class Placement:
         if name in self.tensors:
             return self.tensors[name]
         for rule in self.rules:
-            if rule.available and re.search(rule.pattern, name):
+            if rule.available and compile_pattern(rule.pattern).search(name):
                 return rule.device
         return _default_device(name, self.layers, self.output)
 

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO
 
 from ikpy.errors import ResourceError, UsageError
+from ikpy.gguf.atomic import lock_file
 from ikpy.gguf.splits import split_parts, split_path
 
 if TYPE_CHECKING:
@@ -34,9 +35,10 @@ def cache_folder() -> Path:
     return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ikpy" / "models"
 
 
-def fetch_url(text: str, token: str | None, log: Log, *, offline: bool = False) -> str:
+def fetch_url(text: str, token: str | None, log: Log, *, offline: bool = False, to: str | None = None) -> str:
     """Path of the (first) file of the model at a URL, downloaded if it is not in the cache, with all parts of a split
-    model. ``token`` is sent to the Hugging Face hub only. ``offline``: nothing is downloaded.
+    model. ``token`` is sent to the Hugging Face hub only. ``offline``: nothing is downloaded. ``to``: path that the
+    file is to have instead of one in the cache; the parts of a split model keep their names.
 
     Raises UsageError for a URL that cannot be used or that the server refuses, ResourceError when it cannot be reached.
     """
@@ -51,17 +53,22 @@ def fetch_url(text: str, token: str | None, log: Log, *, offline: bool = False) 
     # By the place, not by the name, so that all parts of a split model lie beside each other.
     place = f"{url.scheme}://{url.netloc.decode()}{PurePosixPath(url.path).parent}"
     folder = cache_folder() / hashlib.sha256(place.encode()).hexdigest()[:16]
-    missing = next((folder / item for item in names if not (folder / item).exists()), None)
+    targets = [folder / item for item in names]
+    if to is not None:
+        if part is not None and Path(to).name != name:
+            raise UsageError(f"-m {to}: the parts of a split model keep their names: -m {Path(to).with_name(name)}")
+        targets = [Path(to), *(Path(to).with_name(item) for item in names[1:])]
+    missing = next((target for target in targets if not target.exists()), None)
     if offline and missing is not None:
         raise ResourceError(f"--model-url {text}: not in the cache ({missing}) and --offline forbids the download")
     headers = {"Accept-Encoding": "identity"}
     if token and url.host == HUB:
         headers["Authorization"] = f"Bearer {token}"
     with httpx.Client(headers=headers, timeout=TIMEOUT_SECONDS, follow_redirects=True) as client:
-        for item in names:
+        for item, target in zip(names, targets, strict=True):
             path = str(PurePosixPath(url.path).parent / item)
-            fetch_file(client, url.copy_with(path=path), folder / item, log)
-    return str(folder / names[0])
+            fetch_file(client, url.copy_with(path=path), target, log)
+    return str(targets[0])
 
 
 def parse_url(text: str) -> httpx.URL:
@@ -119,7 +126,7 @@ class Download:
     def locked(self) -> Iterator[None]:
         """Keeps other processes from the same download; they wait."""
         with self.part.open("ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock_file(file.fileno(), fcntl.LOCK_EX)
             yield
         if self.target.exists():
             self.part.unlink(missing_ok=True)

@@ -26,19 +26,21 @@ def split(
     *,
     max_tensors: int | None = None,
     max_bytes: int | None = None,
+    bare_first: bool = False,
     dry_run: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> list[ShardPlan]:
     """Cut a model (one file or already split) into shards `<prefix>-0000i-of-0000N.gguf`.
 
-    Without a limit each shard holds at most 128 tensors. Returns what was (or, with `dry_run`, would be)
-    written. Raises UsageError if an output exists and `overwrite` is off.
+    Without a limit each shard holds at most 128 tensors. bare_first: none in the first. Returns what was (or, with
+    `dry_run`, would be) written. Raises UsageError if an output exists and `overwrite` is off.
     """
     if max_tensors is None and max_bytes is None:
         max_tensors = DEFAULT_SPLIT_TENSORS
     with GGUFFile.open(source) as file:
-        writer = GGUFWriter(prefix, alignment=file.alignment, split_max_tensors=max_tensors, split_max_bytes=max_bytes)
+        limits = {"split_max_tensors": max_tensors, "split_max_bytes": max_bytes}
+        writer = GGUFWriter(prefix, alignment=file.alignment, bare_first=bare_first, **limits)
         return _copy(file, writer, dry_run=dry_run, overwrite=overwrite, progress=progress)
 
 
@@ -91,3 +93,4 @@ def write_tensors(file: GGUFFile, writer: GGUFWriter, progress: Progress | None)
                 done += chunk.size
                 if progress is not None:
                     progress(done, total)
+            file.release(info)

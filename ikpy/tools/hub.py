@@ -71,6 +71,14 @@ def all_shards(first: str, models: Sequence[str], repo: str) -> list[str]:
     return names
 
 
+def parts_of(file: str, files: Sequence[str], repo: str) -> list[str]:
+    """A file of a repository, with all parts of a split model whose first it is. UsageError for another part."""
+    part = split_parts(file)
+    if part is not None and part[1] != 0:
+        raise UsageError(f"-hff {file}: give the first part of the split model, {split_path(part[0], 0, part[2])}")
+    return all_shards(file, files, repo)
+
+
 def fetch(spec: str, file: str | None, token: str | None, log: Callable[[str], None], *, offline: bool = False) -> str:
     """Path of the (first) file of a model in the local cache, downloaded if it is not there.
 
@@ -91,7 +99,8 @@ def fetch(spec: str, file: str | None, token: str | None, log: Callable[[str], N
         return cached(repo, quant, file, OfflineModeIsEnabled("--offline"))
     try:
         known = HfApi(token=token).model_info(repo, timeout=ANSWER_SECONDS).siblings or []
-        names = [file] if file else choose([item.rfilename for item in known], quant, repo)
+        files = [item.rfilename for item in known]
+        names = parts_of(file, files, repo) if file else choose(files, quant, repo)
         paths = []
         for name in names:
             log(f"hub: {repo}/{name}")
@@ -133,7 +142,7 @@ def cached(repo: str, quant: str | None, file: str | None, error: Exception) -> 
     try:
         folder = Path(snapshot_download(repo, local_files_only=True, allow_patterns=["*.gguf"]))
         files = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf")]
-        names = [file] if file else choose(files, quant, repo)
+        names = parts_of(file, files, repo) if file else choose(files, quant, repo)
         if all((folder / name).exists() for name in names):
             return str(folder / names[0])
     except Exception as other:

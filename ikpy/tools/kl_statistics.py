@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ikpy.tools.logprobs import exponential
+
 FloatArray = NDArray[np.float64]
 
 
@@ -191,7 +193,7 @@ class KLStatistics:
         joint = self._loss_covariance
         errors = loss.error * base.error
         correlation = 100 * joint / errors if errors > 0 else 0.0
-        exp_ratio = math.exp(ratio.value)
+        exp_ratio = exponential(ratio.value)
         variance = ppl.error**2 + base_ppl.error**2 - 2 * joint * ppl.value * base_ppl.value
         difference = Estimate(ppl.value - base_ppl.value, math.sqrt(max(0.0, variance)))
         return [
@@ -233,5 +235,5 @@ class KLStatistics:
 
 
 def _exponential(loss: Estimate) -> Estimate:
-    ppl = math.exp(loss.value)
+    ppl = exponential(loss.value)
     return Estimate(ppl, ppl * loss.error)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
 
+MAX_EXPONENT = math.log(sys.float_info.max)
 BLOCK_BYTES = 1 << 20  # a block and its exponentials fit in a core's L2 cache
 
 
@@ -31,6 +34,11 @@ def log_sum_exp(logits: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArr
     top = logits.max(axis=-1)
     exponentials = np.exp(logits - top[:, None])
     return top, np.log(exponentials.sum(axis=-1, dtype=np.float64))
+
+
+def exponential(x: float) -> float:
+    """e^x, infinite where that is no number of 64 bits: what a broken model makes of a loss."""
+    return math.exp(x) if x < MAX_EXPONENT else math.inf
 
 
 def token_log_probs(logits: NDArray[np.float32], targets: NDArray[np.int32], n_threads: int = 1) -> NDArray[np.float64]:

@@ -79,7 +79,7 @@ def loader_lines(file: GGUFFile, path: str, *, dump: bool = True) -> list[str]:
             kind = type_label(file.value_type(key), file.element_type(key))
             if file.element_type(key) is not None:
                 kind = f"{kind[:-1]},{len(value)}]"
-            lines.append(f"{prefix}- kv {index:3}: {key:>42} {kind:<16} = {value_text(value)}")
+            lines.append(f"{prefix}- kv {index:3}: {escaped(key):>42} {kind:<16} = {value_text(value)}")
     counts: dict[int, int] = {}
     for tensor in file.tensors.values():
         counts[tensor.type_id] = counts.get(tensor.type_id, 0) + 1
@@ -101,10 +101,15 @@ def value_text(value: Any) -> str:
         # A few elements fill the line; the others are not formatted.
         items = [value[i] for i in range(min(len(value), VALUE_WIDTH))]
         text = "[" + ", ".join(item_text(item) for item in items) + "]"
-    encoded = text.replace("\n", "\\n").encode("utf-8", "surrogateescape")
+    encoded = escaped(text).encode("utf-8", "surrogateescape")
     if len(encoded) > VALUE_WIDTH:
         encoded = encoded[: VALUE_WIDTH - 3] + b"..."
     return encoded.decode("utf-8", "replace")
+
+
+def escaped(text: str) -> str:
+    """The text with control characters as escapes: values from files shall not steer a terminal."""
+    return "".join(c if c.isprintable() or ord(c) > 0x9F else ascii(c)[1:-1] for c in text)
 
 
 def scalar_text(value: Any) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol, TextIO
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ikpy.engine.batch import Batch
 from ikpy.engine.kv_cache import MAX_SEQUENCES
 from ikpy.errors import UnsupportedError, UsageError
-from ikpy.tools.logprobs import token_log_probs
+from ikpy.tools.logprobs import exponential, token_log_probs
 
 Logits = NDArray[np.float32]
 Tokens = NDArray[np.int32]
@@ -114,7 +114,7 @@ class LossSums:
     @property
     def ppl(self) -> float:
         """``exp(mean)``."""
-        return math.exp(self.mean)
+        return exponential(self.mean)
 
     @property
     def mean_error(self) -> float | None:
@@ -269,8 +269,9 @@ def perplexity(
 
 def _group_logits(
     ctx: DecodeContext, members: Tokens, first: int, bos: int | None, plan: Plan
-) -> Iterator[tuple[Tokens, list[tuple[int, Logits]]]]:
-    """(chunk tokens, [(position of first row, logits)]) of every chunk of one group."""
+) -> Iterator[tuple[Tokens, Iterable[tuple[int, Logits]]]]:
+    """(chunk tokens, (position of first row, logits) of its pieces) of every chunk of one group, each to be used up
+    before the next: logits of a long chunk are too many to be held at once."""
     n_seq, n_ctx = members.shape
     ctx.kv.clear()
     if plan.n_batch >= n_seq * n_ctx:
@@ -281,7 +282,7 @@ def _group_logits(
     ids = members[0].copy()
     if bos is not None:
         ids[0] = bos
-    yield members[0], list(decode_window(ctx, ids, first, n_ctx - 1, plan.n_batch))
+    yield members[0], decode_window(ctx, ids, first, n_ctx - 1, plan.n_batch)
 
 
 def _print_chunk(out: TextIO, sums: LossSums, output_type: int, first_token: int) -> None:

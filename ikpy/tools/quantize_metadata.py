@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ikpy.errors import IkpyError, UsageError
 from ikpy.gguf import encode
 from ikpy.gguf.metadata import scalar_or
 from ikpy.gguf.reader import GGUFFile
-from ikpy.gguf.types import GGUFValueType
+from ikpy.gguf.types import KEY_ALIGNMENT, SPLIT_KEYS, GGUFValueType
 from ikpy.quants import registry
 from ikpy.tools.model_logs import common_type
 from ikpy.tools.quantize_prune import pruned_values, stored_like
@@ -18,6 +20,15 @@ if TYPE_CHECKING:
 
 QUANTIZATION_VERSION = 2
 MAX_STORED_NAME = 127
+_T = GGUFValueType
+_WHOLE_NUMBERS = (_T.UINT32, _T.INT32, _T.UINT64, _T.INT64, _T.UINT16, _T.INT16, _T.UINT8, _T.INT8)
+_OVERRIDE_TYPES: tuple[tuple[type, tuple[GGUFValueType, ...]], ...] = (
+    (bool, (_T.BOOL,)),
+    (int, _WHOLE_NUMBERS),
+    (float, (_T.FLOAT32, _T.FLOAT64)),
+    (str, (_T.STRING,)),
+)
+"""Types that a value of the command line may be stored in, the usual one first."""
 
 
 def stored_file_type(file: GGUFFile, options: QuantizeOptions) -> int:
@@ -40,7 +51,7 @@ def output_metadata(file: GGUFFile, options: QuantizeOptions, file_type: int) ->
     pruned = pruned_values(file, options.prune_layers)
     values |= {key: stored_like(file, key, value) for key, value in pruned.items()}
     # Keys that the input lacks come in this order, that of the reference.
-    values |= {key: _override(value) for key, value in options.kv_overrides.items()}
+    values |= {key: _override(file, key, value) for key, value in options.kv_overrides.items()}
     for key, stored in (_imatrix_values(options) | {"general.file_type": encode.scalar(u32, file_type)}).items():
         values.setdefault(key, stored)
     return values
@@ -70,17 +81,21 @@ def _shortened(value: str) -> str:
     return value.encode("utf-8", "surrogateescape")[:MAX_STORED_NAME].decode("utf-8", "ignore")
 
 
-def _override(value: object) -> encode.StoredValue:
-    kinds = (
-        (bool, GGUFValueType.BOOL),
-        (int, GGUFValueType.INT32),
-        (float, GGUFValueType.FLOAT32),
-        (str, GGUFValueType.STRING),
-    )
-    for python_type, value_type in kinds:
-        if isinstance(value, python_type):
-            return encode.scalar(value_type, value)
-    raise UsageError(f"metadata override {value!r} is no number, bool or text")
+def _override(file: GGUFFile, key: str, value: object) -> encode.StoredValue:
+    """A value in the type that the key has, as readers want no other; of new keys whole numbers are u32 if they can."""
+    if key == KEY_ALIGNMENT or key in SPLIT_KEYS:
+        raise UsageError(f"--override-kv {key}: the key describes the file itself and cannot be replaced")
+    types = next(types for kind, types in _OVERRIDE_TYPES if isinstance(value, kind))
+    stored = file.stored_metadata.entry(key).type if key in file.metadata else None
+    if stored in types:
+        try:
+            return encode.scalar(stored, value)
+        except UsageError as error:
+            raise UsageError(f"--override-kv {key}: {error}") from None
+    if isinstance(value, int) and types is _WHOLE_NUMBERS:
+        fits = (t for t in types if np.can_cast(np.min_scalar_type(value), encode.DTYPES[t]))
+        return encode.scalar(next(fits), value)
+    return encode.scalar(types[0], value)
 
 
 def repacked_ftype(number: int) -> int:

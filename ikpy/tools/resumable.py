@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ikpy.errors import ResourceError, UsageError
-from ikpy.gguf.atomic import sync_folder
+from ikpy.gguf.atomic import lock_file, sync_folder
 from ikpy.gguf.types import align_up
 from ikpy.gguf.writer import ShardPlan
 
@@ -123,7 +123,7 @@ class ResumableOutput:
 
     def _lock(self, descriptor: int) -> None:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(descriptor).st_nlink:
                 return
         except BlockingIOError:

@@ -81,6 +81,8 @@ class _Rows:
             logits = ctx.decode(batch)
             if batch.logits.any():
                 parts.append(logits)
+        if not parts:  # alternatives that are all the same text have nothing to score
+            parts.append(np.zeros((0, 1), np.float32))
         return np.concatenate(parts), np.cumsum(self.wanted) - 1
 
 

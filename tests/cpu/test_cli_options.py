@@ -217,7 +217,11 @@ def test_interactive_contradiction():
         ("-fmoe -fmoe 1 -gr", []),
         ("-fmoe 0", ["no effect: -fmoe (it is always on)"]),
         ("-t 4k", ["-t: reading 4 from '4k', the rest is not part of the number"]),
-        ("-m a.gguf -hfr x/y", ["no effect: the model is read from --model, nothing is downloaded"]),
+        (
+            f"-m {ikpy.default_model_path()} -hfr x/y",
+            ["no effect: the model is read from --model, nothing is downloaded"],
+        ),
+        ("-m a.gguf -hfr x/y", []),
         ("-c 512 -fa 1 -mla 3 -ctk q8_0", []),
         ("-ncffn 2 -cmoe", ["no effect: -ncffn, -cmoe (no usable CUDA device)"]),
         ("-lzm auto --moe-cache-mib 0 --spec-draft-sampling greedy", []),

@@ -156,6 +156,22 @@ def test_all_parts_of_a_split_model(server: Files) -> None:
         get(server, f"/a/{names[1]}")
 
 
+def test_a_place_of_ones_own(server: Files, tmp_path: Path) -> None:
+    """Parts of a split model keep their names."""
+    server.files["/m/model.gguf"] = DATA
+    server.files |= {f"/m/big-{i:05}-of-00002.gguf": DATA[: 100 * i] for i in (1, 2)}
+
+    def get_to(name: str, to: str) -> str:
+        return fetch_url(f"{server.address}/m/{name}", None, lambda line: None, to=str(tmp_path / to))
+
+    assert Path(get_to("model.gguf", "x/own.gguf")).read_bytes() == DATA
+    assert files_of(tmp_path / "x") == ["own.gguf"]
+    get_to("big-00001-of-00002.gguf", "y/big-00001-of-00002.gguf")
+    assert files_of(tmp_path / "y") == ["big-00001-of-00002.gguf", "big-00002-of-00002.gguf"]
+    with pytest.raises(UsageError, match=r"the parts of a split model keep their names: -m .*big-00001-of-00002"):
+        get_to("big-00001-of-00002.gguf", "y/other.gguf")
+
+
 def test_several_processes_download_once(server: Files) -> None:
     server.files["/m/model.gguf"] = DATA
     with ThreadPoolExecutor(4) as pool:

@@ -124,6 +124,16 @@ def test_split_and_merge_give_back_the_same_file(model, tmp_path, limit):
         assert again.read_bytes() == part.read_bytes()
 
 
+def test_a_first_part_without_tensors(model, tmp_path):
+    run("split", "--no-tensor-first-split", "--split-max-tensors", 1, model, tmp_path / "part")
+    with GGUFFile.open(tmp_path / "part-00001-of-00003.gguf", follow_splits=False) as first:
+        assert not first.tensors
+    with GGUFFile.open(tmp_path / "part-00001-of-00003.gguf") as file:
+        assert len(file.tensors) == 2
+    run("merge", tmp_path / "part-00001-of-00003.gguf", tmp_path / "merged.gguf")
+    assert (tmp_path / "merged.gguf").read_bytes() == model.read_bytes()
+
+
 def test_split_and_merge_of_a_real_model(tmp_path):
     source = made.shared_folder() / "models" / "tiny-llama-f16.gguf"
     if not source.is_file():

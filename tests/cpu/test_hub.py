@@ -210,6 +210,30 @@ def last_line(result: subprocess.CompletedProcess[str]) -> str:
     return result.stderr.strip().splitlines()[-1]
 
 
+def test_a_named_file_brings_its_other_parts(tmp_path: Path, hub: FakeHub) -> None:
+    parts = {f"q/big-{i:05}-of-00003.gguf": f"part {i}".encode() for i in (1, 2, 3)}
+    hub.files["me/big"] = {**parts, "big-Q8_0.gguf": b"no"}
+    model = "me/big", "q/big-00001-of-00003.gguf", False
+    paths = fetched(tmp_path, address_of(hub), model, ("me/big", "q/big-00002-of-00003.gguf", False))
+    assert hub.sent == list(parts)
+    for name, data in parts.items():
+        assert (Path(paths[0]).parent / Path(name).name).read_bytes() == data
+    assert "give the first part of the split model, q/big-00001-of-00003.gguf" in paths[1]
+    assert fetched(tmp_path, NOBODY, model) == paths[:1], "the cached copy serves"
+
+
+def test_a_model_that_is_not_there_yet_is_put_where_it_is_to_be(tmp_path: Path, hub: FakeHub) -> None:
+    hub.files["me/tiny"] = {"tiny-F16.gguf": BUNDLED.read_bytes()}
+    path = tmp_path / "models" / "tiny-F16.gguf"
+    for named in ((), ("-hff", "tiny-F16.gguf")):
+        result = write_token(tmp_path, address_of(hub), "-hfr", "me/tiny", *named, "-m", str(path))
+        assert result.returncode == 0, result.stderr[-800:]
+        assert path.read_bytes() == BUNDLED.read_bytes()
+    assert hub.sent == ["tiny-F16.gguf"], "the second time it is there"
+    wrong = write_token(tmp_path, address_of(hub), "-hf", "me/tiny:F16", "-m", str(tmp_path / "other.gguf"))
+    assert wrong.returncode == 1 and "leave -m out, or add -hff FILE" in wrong.stderr
+
+
 def test_errors_name_what_is_wrong(tmp_path: Path, hub: FakeHub) -> None:
     hub.files["me/tiny"] = {"tiny-F16.gguf": b"x", "tiny-Q8_0.gguf": b"x"}
     hub.files["me/empty"] = {"README.md": b"x"}

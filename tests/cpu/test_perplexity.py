@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import math
+import weakref
 
 import numpy as np
 import pytest
 
+from ikpy.engine.batch import Batch
 from ikpy.errors import FileFormatError, UnsupportedError, UsageError
 from ikpy.tools.logprobs import token_log_probs
 from ikpy.tools.multiple_choice import (
@@ -189,6 +191,49 @@ def test_hellaswag_scores_each_ending_by_its_mean_log_probability() -> None:
     assert result.accuracy == right / 3
     with pytest.raises(Exception, match="not a multiple of 6"):
         read_hellaswag(HELLASWAG + "more\n")
+
+
+def test_endings_that_are_all_the_same() -> None:
+    """There is nothing to score: the first one is taken."""
+    text = "The cat goes\n0\nup\nup\nup\nup\nThe dog goes\n1\ndown\ndown\ndown\ndown\n"
+    for n_seq_max in (4, 8):
+        ctx = BigramContext(random_table(), n_ctx=512, n_batch=64)
+        result = hellaswag(ctx, ByteVocab(), text, n_tasks=2, n_seq_max=n_seq_max, out=io.StringIO(), log=io.StringIO())
+        assert result.accuracy == 0.5
+
+
+def test_a_broken_model_has_an_infinite_perplexity() -> None:
+    table = np.full((256, 256), 2000.0, np.float32)
+    table[:, :-1] = 0
+    out = io.StringIO()
+    ctx = BigramContext(table, n_ctx=64, n_batch=64)
+    perplexity(ctx, ByteVocab(), "abcdefgh" * 40, plan_perplexity(64, 64), out=out, log=io.StringIO())
+    assert out.getvalue().startswith("[1]inf,[2]inf,")
+
+
+def test_logits_of_a_long_chunk_are_not_held_at_once() -> None:
+    """At most those of two pieces, whatever the number of pieces."""
+    alive = most = 0
+    ctx = BigramContext(random_table(), n_ctx=512, n_batch=32)
+    decode = ctx.decode
+
+    def counted(batch: Batch, *, copy: bool = True) -> np.ndarray:
+        nonlocal alive, most
+        logits = decode(batch, copy=copy)
+        alive += 1
+        most = max(most, alive)
+
+        def gone() -> None:
+            nonlocal alive
+            alive -= 1
+
+        weakref.finalize(logits, gone)
+        return logits
+
+    ctx.decode = counted  # type: ignore[method-assign]
+    plan = plan_perplexity(512, 32)
+    perplexity(ctx, ByteVocab(), "abcdefgh" * 200, plan, out=io.StringIO(), log=io.StringIO())
+    assert most <= 3
 
 
 def test_wrong_lines_are_named_up_to_ten() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import multiprocessing
 import os
 import random
@@ -19,6 +21,7 @@ import pytest
 
 from ikpy.cli.quantize import run
 from ikpy.errors import UsageError
+from ikpy.gguf.atomic import lock_file
 from ikpy.gguf.types import GGUFValueType
 from ikpy.gguf.writer import GGUFWriter
 from ikpy.tools import quantize_job, resumable, tensor_convert
@@ -222,6 +225,23 @@ def test_two_runs_for_one_output(tmp_path):
         ResumableOutput(layouts, "job").open()
     first.discard()
     assert leftovers(tmp_path) == []
+
+
+def test_file_systems_without_locks(tmp_path, monkeypatch):
+    """Lustre and NFS as some mount them; other errors of locks are errors."""
+    for number in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO):
+
+        def refuse(*_, number=number):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(fcntl, "flock", refuse)
+        path = tmp_path / f"{number}.lock"
+        with path.open("w") as file:
+            if number == errno.EIO:
+                with pytest.raises(OSError, match="Input/output error"):
+                    lock_file(file.fileno(), fcntl.LOCK_EX)
+            else:
+                lock_file(file.fileno(), fcntl.LOCK_EX)
 
 
 @pytest.mark.parametrize("damage", ["torn", "short", "foreign", "binary"])

@@ -1,0 +1,106 @@
+"""SIGTERM and SIGHUP during long work, and ikpy under the names of the programs that it replaces."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import ikpy
+from ikpy.cli import main, named_command
+from ikpy.end_signals import as_interruptions
+
+MODEL, TEXT = str(ikpy.default_model_path()), str(Path(ikpy.__file__).parent / "assets" / "demo-text.txt")
+LINES = ["-m", MODEL, "-f", TEXT, "-t", "1", "-c", "64", "-b", "64"]
+
+
+def ended(arguments: list[str], ready: Callable[[], bool], number: signal.Signals) -> tuple[int, str]:
+    """Exit status and log of ikpy, to which a signal is sent once it is ready."""
+    process = subprocess.Popen([sys.executable, "-m", "ikpy", *arguments], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    end = time.monotonic() + 60
+    while not ready() and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.01)
+    process.send_signal(number)
+    log = process.communicate(timeout=60)[1]
+    return process.returncode, log
+
+
+def test_an_importance_matrix_is_saved(tmp_path: Path) -> None:
+    target = tmp_path / "imatrix.dat"
+    arguments = ["imatrix", *LINES, "-o", str(target), "-ofreq", "1"]
+    status, log = ended(arguments, target.exists, signal.SIGTERM)
+    assert status == 143, log[-500:]
+    assert "Traceback" not in log and log.count("\n\n") >= 1
+    assert target.stat().st_size > 1000
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".tmp"] == []
+
+
+def test_no_temporary_file_is_left(tmp_path: Path) -> None:
+    arguments = ["perplexity", *LINES, "--kl-divergence-base", str(tmp_path / "base.bin")]
+    status, log = ended(arguments, lambda: any(tmp_path.iterdir()), signal.SIGHUP)
+    assert status == 129, log[-500:]
+    assert "Traceback" not in log
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_signals_that_are_ignored_stay_ignored() -> None:
+    """As SIGHUP under nohup; the others are put back."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with as_interruptions() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signals.status is None
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGTERM)
+        assert signals.status == 143
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_other_threads_set_no_signals() -> None:
+    found: list[object] = []
+
+    def look() -> None:
+        with as_interruptions():
+            found.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert found == [signal.SIG_DFL]
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "command"),
+    [
+        ("/usr/bin/llama-quantize", [], ["quantize"]),
+        ("llama-sweep-bench", [], ["sweep-bench"]),
+        ("llama-gguf-split", ["--split", "a", "b"], ["gguf", "split"]),
+        ("llama-gguf-split", ["--merge", "a", "b"], ["gguf", "merge"]),
+        ("llama-gguf-hash", ["a"], ["gguf", "hash"]),
+        ("ikpy", ["quantize"], []),
+        ("llama-unknown", [], []),
+        ("__main__.py", [], []),
+    ],
+)
+def test_commands_of_names(program: str, arguments: list[str], command: list[str]) -> None:
+    assert named_command(program, arguments) == command
+
+
+def test_a_link(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["/home/user/bin/llama-tokenize", "-m", MODEL, "-p", "hello", "--ids"])
+    assert main() == 0
+    assert capsys.readouterr().out.startswith("[")

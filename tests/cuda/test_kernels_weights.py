@@ -9,7 +9,7 @@ from ikpy.backends.cuda import launch
 from ikpy.backends.cuda.launch import products
 from ikpy.graph.ir import F16, F32
 from ikpy.quants import by_name, dequantize
-from tests.cpu.matmul_plans import assert_close, quantize_activations
+from tests.cpu.matmul_plans import assert_close, effective
 from tests.cpu.quant_data import random_tensor
 from tests.cuda.programs import Program
 
@@ -49,16 +49,6 @@ def test_rows_equal_the_numpy_decoder(type_name: str) -> None:
     )
 
 
-def prepared_x(x: np.ndarray, type_name: str) -> np.ndarray:
-    """Activations as the kernels of the type see them."""
-    if type_name in QUANTIZED:
-        return quantize_activations(x)
-    if by_name(type_name).name.startswith("bf16"):
-        bits = x.view(np.uint32)
-        return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32).astype(np.float64)
-    return x.astype(np.float64)
-
-
 def check_product(type_name: str, n_in: int, n_out: int, n_tokens: int, bound: float) -> None:
     rng = np.random.default_rng(n_tokens)
     data = packed(type_name, (n_in, n_out), 5)
@@ -67,7 +57,7 @@ def check_product(type_name: str, n_in: int, n_out: int, n_tokens: int, bound: f
     p = Program()
     out = p.graph.mul_mat(p.weight(data, type_name, (n_in, n_out)), p.array(x))
     (actual,) = p.run([out], on_cuda=True)
-    assert_close(actual.reshape(n_tokens, n_out), w, prepared_x(x, type_name), bound, f"{type_name} {n_tokens} tokens")
+    assert_close(actual.reshape(n_tokens, n_out), w, effective(x, type_name), bound, f"{type_name} {n_tokens} tokens")
 
 
 @pytest.mark.parametrize("n_tokens", [1, 5, 20])

@@ -26,16 +26,38 @@ constexpr int64_t kBiasedTokenBytes =
 
 #if defined(IKPY_BYTE_DOTS)
 
-// n columns of all tokens to `to`; rows: where each is.
-inline void bias_tokens(const TokenSet& tokens, const ActQ8Layout& at, int64_t k0, int64_t n, uint8_t* to,
-                        const uint8_t** rows) {
-    for (int t = 0; t < tokens.n; ++t, to += kBiasedTokenBytes) {
-        for (int64_t i = 0; i < n; i += static_cast<int64_t>(sizeof(ByteSums))) {
-            const ByteSums q = load_bytes(tokens.x[t] + k0 + i) ^ all_dwords(int32_t(0x80808080));
-            std::memcpy(to + i, &q, sizeof(q));
-        }
-        std::memcpy(to + kPanelColumns, tokens.x[t] + at.scale + k0 / 8, n / 8);
-        rows[t] = to;
+// n columns of a token.
+inline void bias_columns(const uint8_t* x, const ActQ8Layout& at, int64_t k0, int64_t n, uint8_t* to) {
+    for (int64_t i = 0; i < n; i += static_cast<int64_t>(sizeof(ByteSums))) {
+        const ByteSums q = load_bytes(x + k0 + i) ^ all_dwords(int32_t(0x80808080));
+        std::memcpy(to + i, &q, sizeof(q));
+    }
+    std::memcpy(to + kPanelColumns, x + at.scale + k0 / 8, n / 8);
+}
+
+// Rows [first, last) of n_rows, to [panels][n_rows].
+inline void bias_rows(const uint8_t* x, int64_t n_in, int64_t n_rows, int64_t first, int64_t last,
+                      uint8_t* to) {
+    const ActQ8Layout at(n_in);
+    const int64_t stride = act_row_bytes(kActQ8, n_in);
+    for (int64_t r = first; r < last; ++r)
+        for (int64_t k0 = 0; k0 < at.n; k0 += kPanelColumns)
+            bias_columns(x + r * stride, at, k0, std::min(kPanelColumns, at.n - k0),
+                         to + (k0 / kPanelColumns * n_rows + r) * kBiasedTokenBytes);
+}
+
+inline int64_t biased_row_bytes(int64_t n_in) {
+    return (ActQ8Layout(n_in).n + kPanelColumns - 1) / kPanelColumns * kBiasedTokenBytes;
+}
+
+// n columns of all tokens: where those of each are, if all threads share them, or `to`, which gets them.
+inline void biased_tokens(const TokenSet& tokens, const ActQ8Layout& at, int64_t k0, int64_t n, uint8_t* to,
+                          const uint8_t** rows) {
+    const uint8_t* from = to;
+    if (tokens.shared) from = tokens.shared + k0 / kPanelColumns * tokens.shared_rows * kBiasedTokenBytes;
+    for (int t = 0; t < tokens.n; ++t) {
+        rows[t] = from + t * kBiasedTokenBytes;
+        if (!tokens.shared) bias_columns(tokens.x[t], at, k0, n, to + t * kBiasedTokenBytes);
     }
 }
 

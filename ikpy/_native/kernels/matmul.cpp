@@ -8,6 +8,7 @@
 
 #include "ikpy/ops.hpp"
 #include "kernels/activations.hpp"
+#include "kernels/chained_groups.hpp"
 #include "kernels/gated_activation.hpp"
 #include "kernels/gemm_amx.hpp"
 #include "kernels/gemm_few_amx.hpp"
@@ -60,9 +61,11 @@ struct Product {
     int activation;  // UnaryKind, with gate
     bool f16_out;
     bool tiles;
-    int wide;          // row blocks per work item
-    int block_rows;    // of each matrix
-    int64_t scale_at;  // of rows of activations, see act_scale_at
+    int wide;                         // row blocks per work item
+    int block_rows;                   // of each matrix
+    int64_t scale_at;                 // of rows of activations, see act_scale_at
+    const uint8_t* shared = nullptr;  // what all threads share of the tokens, see TokenSet
+    int64_t shared_rows = 0;
 
     int64_t rows_per_item() const { return block_rows * wide; }
     int64_t n_items() const { return (up->ne[1] + rows_per_item() - 1) / rows_per_item(); }
@@ -93,6 +96,26 @@ int64_t dense_tokens(const Op& op, const Tensor* tensors) {
 int wide_blocks(const Op& op, const Tensor* tensors, bool tiles) {
     const bool by_expert = op.kind == kOpMulMatId || op.kind == kOpMulMatIdUpGate;
     return tiles ? kWideBlocks : by_expert || dense_tokens(op, tensors) <= kPassTokens ? 1 : kPanelBlocks;
+}
+
+// What is made of the tokens once for all threads takes no more than this; of more each makes it for itself.
+constexpr int64_t kMostShared = int64_t{32} << 20;
+
+// Rows of activations of which it is made.
+int64_t shared_rows(const Op& op, const Tensor* tensors, const WeightKernels& kernels, bool tiles) {
+    const bool by_expert = op.kind == kOpMulMatId || op.kind == kOpMulMatIdUpGate;
+    if (by_expert || tiles || !kernels.share || dense_tokens(op, tensors) < kernels.share_tokens) return 0;
+    const int64_t n_rows = dense_tokens(op, tensors) * std::max<int64_t>(1, tensors[op.dst].ne[2]);
+    return n_rows * kernels.shared_bytes(tensors[op.src[0]].ne[0]) <= kMostShared ? n_rows : 0;
+}
+
+void share_tokens(const ThreadContext& ctx, Product& p, const uint8_t* x, int64_t n_rows) {
+    int64_t begin, end;
+    split_range(n_rows, ctx.ith, ctx.nth, 1, &begin, &end);
+    p.kernels.share(x, p.up->ne[0], n_rows, begin, end, ctx.shared);
+    p.shared = ctx.shared;
+    p.shared_rows = n_rows;
+    ctx.sync();
 }
 
 const Tensor* optional(const Tensor* tensors, int32_t index) { return index < 0 ? nullptr : tensors + index; }
@@ -264,11 +287,12 @@ void multiply_blocks(const Product& p, const Scratch& s, const ItemSums& item, c
 }
 
 // Multiplies the row blocks of one item with the tokens listed in s.x and stores to s.y. fresh: not the
-// tokens of the item before.
-void multiply_item(const Product& p, const Scratch& s, int64_t matrix, int64_t r0, int n_tokens, bool fresh) {
+// tokens of the item before. shared: what all threads share of them.
+void multiply_item(const Product& p, const Scratch& s, int64_t matrix, int64_t r0, int n_tokens, bool fresh,
+                   const uint8_t* shared = nullptr) {
     ItemSums item(p, s, matrix, r0);
     if (p.kernels.row_scales && !by_rows(p, n_tokens)) item.read_scales();
-    multiply_blocks(p, s, item, {s.x, n_tokens, fresh, &item});
+    multiply_blocks(p, s, item, {s.x, n_tokens, fresh, &item, shared, p.shared_rows});
     if (fills_sink(p, n_tokens)) return;
     for (int t = 0; t < n_tokens; ++t) {
         if (t + kStoresAhead < n_tokens)
@@ -331,6 +355,7 @@ void dense_product(const ThreadContext& ctx, const Op& op, const Tensor* tensors
     const int64_t n_cuts = (n_tokens + cut - 1) / cut;
     const int64_t n_items = n_blocks * n_cuts;
     int64_t last_tokens = -1;
+    if (const int64_t n_rows = shared_rows(op, tensors, p.kernels, p.tiles)) share_tokens(ctx, p, x, n_rows);
     ItemRanges items(ctx, n_items);
     for (int64_t item; (item = items.next()) >= 0;) {
         const int64_t t0 = item % n_cuts * cut, block = item / n_cuts;
@@ -340,7 +365,8 @@ void dense_product(const ThreadContext& ctx, const Op& op, const Tensor* tensors
         const bool fresh = these_tokens != last_tokens;
         for (int t = 0; fresh && t < n; ++t)
             set_token(p, s, t, x + (these_tokens + t) * x_stride, row<uint8_t>(dst, t0 + t, batch));
-        multiply_item(p, s, p.up->ne[2] > 1 ? batch : 0, r0, n, fresh);
+        const uint8_t* shared = p.shared ? p.shared + these_tokens * kBiasedTokenBytes : nullptr;
+        multiply_item(p, s, p.up->ne[2] > 1 ? batch : 0, r0, n, fresh, shared);
         last_tokens = these_tokens;
     }
 }
@@ -425,7 +451,13 @@ size_t matmul_scratch_bytes(const Op& op, const Tensor* tensors) {
     return fixed + pass_bytes(kernels, w.ne[0]) * n_passes;
 }
 
-size_t matmul_shared_bytes(const Op&, const Tensor*, int) { return 0; }
+size_t matmul_shared_bytes(const Op& op, const Tensor* tensors, int) {
+    if (op.kind == kOpActPrepare) return 0;
+    const Tensor& w = tensors[op.src[0]];
+    const WeightKernels kernels = weight_kernels(w.type);
+    const int64_t n_rows = shared_rows(op, tensors, kernels, uses_tiles(op, kernels));
+    return n_rows ? static_cast<size_t>(n_rows * kernels.shared_bytes(w.ne[0])) : 0;
+}
 
 int act_format(int weight_type, int64_t n_rows, bool by_expert) {
     const WeightKernels kernels = weight_kernels(weight_type);

@@ -227,7 +227,7 @@ void chained_products(const RowBlock* blocks, int n_blocks, const TokenSet& toke
     const ActQ8Layout layout(blocks[0].n_in);
     const uint8_t* rows[kMaxTokens];
     const auto biased = [&](int64_t k0, int64_t n) -> TokenSet {
-        bias_tokens(tokens, layout, k0, n, work + kPanelBytes, rows);
+        biased_tokens(tokens, layout, k0, n, work + kPanelBytes, rows);
         return {rows, tokens.n, tokens.fresh, tokens.sink};
     };
     multiply_panels<chained_panel<U, Panel>>(chained_gemm(), blocks, n_blocks, biased, out, work);
@@ -250,6 +250,19 @@ constexpr BlocksProductFn panel_products_of() {
     if constexpr (kChains<U>) return chained_products<U, PanelOf<U>::make>;
 #endif
     return panel_products<U, PanelOf<U>::make>;
+}
+
+// With what is made of tokens once for all threads.
+template <class U>
+constexpr WeightKernels with_shared_tokens(WeightKernels kernels) {
+#if defined(IKPY_BYTE_DOTS)
+    if constexpr (kChains<U>) {
+        kernels.share = bias_rows;
+        kernels.shared_bytes = biased_row_bytes;
+        kernels.share_tokens = kChainTokens;
+    }
+#endif
+    return kernels;
 }
 
 template <class U>
@@ -312,16 +325,16 @@ constexpr int gemv_tokens() {
 // GemvTokens: up to this many tokens row products were measured to be faster than panels.
 template <class U, int GemvTokens = gemv_tokens<U>()>
 constexpr WeightKernels quant_kernels() {
-    return {U::kType,
-            kActQ8,
-            GemvTokens,
-            gemv_of<U, GemvTokens>(),
-            panel_products_of<U, TransposedPanel>(),
-            HasHalves<U>::value ? quant_work_bytes<GemvTokens> : int8_panel_bytes,
-            {quant_tiles<U>, kActBf16, kTileMinTokens, quant_tiles_work_bytes, ahead_kept_tokens,
-             kTileMinExpertTokens},
-            row_scales_of<U>(),
-            true};
+    return with_shared_tokens<U>({U::kType,
+                                  kActQ8,
+                                  GemvTokens,
+                                  gemv_of<U, GemvTokens>(),
+                                  panel_products_of<U, TransposedPanel>(),
+                                  HasHalves<U>::value ? quant_work_bytes<GemvTokens> : int8_panel_bytes,
+                                  {quant_tiles<U>, kActBf16, kTileMinTokens, quant_tiles_work_bytes,
+                                   ahead_kept_tokens, kTileMinExpertTokens},
+                                  row_scales_of<U>(),
+                                  true});
 }
 
 }  // namespace ikpy

@@ -50,12 +50,14 @@ class SumSink {
 
 // The tokens of a product: one prepared row each. fresh: not those of the thread's previous call with the
 // same kernel and matrix, from which `work` still holds what was made of them. sink: set for kernels that
-// fill one.
+// fill one. shared: what WeightKernels::share made of them and of others, shared_rows in all; null: nothing.
 struct TokenSet {
     const uint8_t* const* x;
     int n;
     bool fresh;
     const SumSink* sink = nullptr;
+    const uint8_t* shared = nullptr;
+    int64_t shared_rows = 0;
 };
 
 // out[t * kBlockRows + h * kHalfRows + i] = dot(row i of half h, token t).
@@ -113,6 +115,12 @@ struct WeightKernels {
     // Up to this many tokens gemv in passes of gemv_tokens is faster than gemm; 0: none above gemv_tokens.
     // From 2,048 x 2,048 weights in the cache, one thread.
     int pass_tokens = 0;
+    // Makes rows [first, last) of n_rows prepared rows ready for gemm, once for all threads; null: nothing to
+    // do. shared_bytes: of each row. Fewer than share_tokens are left alone.
+    void (*share)(const uint8_t* x, int64_t n_in, int64_t n_rows, int64_t first, int64_t last,
+                  uint8_t* to) = nullptr;
+    int64_t (*shared_bytes)(int64_t n_in) = nullptr;
+    int64_t share_tokens = 0;
 };
 
 // Types without an unpacker go through f32. Throws std::invalid_argument for types that cannot be decoded.

@@ -80,3 +80,28 @@ def test_pairs_of_groups_are_chained(name: str) -> None:
         assert error[token, row] <= EXACT, (
             f"{tokens} tokens: worst at token {token}, row {row}: {error[token, row]:.2e}"
         )
+
+
+@pytest.mark.skipif(tier not in ("avx512", "avxvnni"), reason="no dot products of bytes")
+def test_tokens_that_threads_share() -> None:
+    """The bits of one thread, in batches of several sets of tokens, of which the last may be too small for chains."""
+    k, n = 1280, 96
+    data = random_weight("Q6_K", k, n, 12)[0]
+    for tokens in (128, 600, 640):
+        x = activations((tokens, k), tokens)
+        one = dense("Q6_K", data, k, n, x, threads=1)
+        np.testing.assert_array_equal(dense("Q6_K", data, k, n, x, threads=3), one)
+        np.testing.assert_array_equal(dense("Q6_K", data, k, n, x[:512], threads=2), one[:512])
+        assert np.isfinite(one).all()
+
+
+@pytest.mark.skipif(tier not in ("avx512", "avxvnni"), reason="no dot products of bytes")
+def test_more_tokens_than_threads_share() -> None:
+    """From 32 MiB on, where each thread makes what it needs."""
+    k, n, tokens = 8192, 32, 4096
+    data = random_weight("IQ4_K", k, n, 13)[0]
+    x = np.tile(activations((256, k), 14), (tokens // 256, 1))
+    found = dense("IQ4_K", data, k, n, x, threads=2).reshape(-1, 256, n)
+    few = dense("IQ4_K", data, k, n, x[:256], threads=2)
+    for part in found:
+        np.testing.assert_array_equal(part, few)

@@ -1,13 +1,14 @@
 """The ops of recurrent layers against what the machine does: the gated delta rule and the convolution, alone.
 
-    python -m benchmarks.recurrent [--heads 32,48] [--tokens 1,8,512] [--threads 1]
+    python -m benchmarks.recurrent [--heads 32,48] [--tokens 1,8,512] [--threads 1] [--copies]
 
 Layers of the size of Qwen3-Next (32 heads of v) and of its successors (48): 16 heads of q and k, 128 elements in a
 head, 4 taps. Every layer has a state of its own, `--mib` in all, so that a token finds it in memory, as in a model.
 Columns: tokens/s of one layer; GB/s of the state, read and written once per run, and their share of the read
 bandwidth; GFLOPS at three multiply-adds per element of the state and token, and their share of fp32 FMA; the
 convolution's share of the time of both. The ceilings are measured at the start; the best of `--repeats` runs counts,
-that of one thread in CPU time, so that other load hardly matters.
+that of one thread in CPU time, so that other load hardly matters. --copies: of the states behind all tokens but the
+last, as for drafts; they come on top of the bytes that are counted.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 from benchmarks.attention import seconds
 from ikpy._native import core, tier
 from ikpy.gguf.huge_pages import zeroed_bytes
-from ikpy.graph.builder import Graph
+from ikpy.graph.builder import Graph, KeptStates
 from ikpy.graph.ir import F32, I32, Value, external
 from ikpy.graph.plan import CompiledPlan
 from ikpy.graph.planner import plan_arena
@@ -33,31 +34,37 @@ def value_of(array: np.ndarray) -> Value:
 
 
 class Case:
-    """Both ops of as many layers as fill `nbytes` with their states, for batches of one sequence."""
+    """Both ops of as many layers as fill `nbytes` with their states and copies, for batches of one sequence."""
 
-    def __init__(self, heads: int, tokens: int, nbytes: int) -> None:
+    def __init__(self, heads: int, tokens: int, nbytes: int, *, copies: bool) -> None:
         rng = np.random.default_rng(1)
         channels = (2 * KEY_HEADS + heads) * SIZE
         state_nbytes = 4 * heads * SIZE * SIZE
-        n_layers = max(1, nbytes // state_nbytes)
+        n_copies = tokens - 1 if copies else 0
+        n_layers = max(1, nbytes // (state_nbytes * (1 + n_copies)))
         normal = [rng.standard_normal(shape, np.float32) for shape in ((tokens, channels), (channels, TAPS))]
         x, weight = map(value_of, normal)
         decay = value_of(-rng.exponential(0.3, (tokens, heads)).astype(np.float32))
         beta = value_of(rng.random((tokens, heads), np.float32))
         slots = value_of(np.zeros(tokens, np.int32))
         self.rule, self.convolution, self.plans = Graph(core), Graph(core), []
-        states = zeroed_bytes(n_layers * state_nbytes).view(np.float32).reshape(n_layers, 1, heads, SIZE, SIZE)
-        past = np.zeros((n_layers, 1, channels, TAPS - 1), np.float32)
+        memory = zeroed_bytes(n_layers * (1 + n_copies) * state_nbytes).view(np.float32)
+        states = memory.reshape(n_layers, 1 + n_copies, heads, SIZE, SIZE)
+        past = np.zeros((n_layers, 1 + n_copies, channels, TAPS - 1), np.float32)
+        to = value_of(np.array([*range(n_copies), *[-1] * (tokens - n_copies)], np.int32))
         q, k, v = (
             x.view((SIZE, n, tokens), (4 * SIZE, x.strides[1]), 4 * SIZE * first)
             for first, n in ((0, KEY_HEADS), (KEY_HEADS, KEY_HEADS), (2 * KEY_HEADS, heads))
         )
         for layer in range(n_layers):
-            state = value_of(states[layer])
-            self.rule.gated_delta_rule(
-                q, k, v, decay, beta, state, slots, l2_eps=1e-6, scale=SIZE**-0.5, interleaved=True
+            kept, kept_past = (
+                KeptStates(value_of(slots_of[layer, 1:]), to) if n_copies else None for slots_of in (states, past)
             )
-            self.convolution.causal_conv(x, weight, value_of(past[layer]), slots, silu=True)
+            state = value_of(states[layer, :1])
+            self.rule.gated_delta_rule(
+                q, k, v, decay, beta, state, slots, l2_eps=1e-6, scale=SIZE**-0.5, interleaved=True, kept=kept
+            )
+            self.convolution.causal_conv(x, weight, value_of(past[layer, :1]), slots, silu=True, kept=kept_past)
         self.n_layers, self.bytes = n_layers, 2.0 * n_layers * state_nbytes
         self.operations = 6.0 * n_layers * tokens * heads * SIZE * SIZE
 
@@ -74,6 +81,7 @@ def main() -> None:
     parser.add_argument("--heads", default="32,48")
     parser.add_argument("--tokens", default="1,8,512")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--copies", action="store_true", help="of the states behind all tokens but the last")
     parser.add_argument(
         "--mib", type=int, default=256, help="bytes of all states of a case; 512 tokens take a sixteenth"
     )
@@ -84,7 +92,7 @@ def main() -> None:
     print(f"{'heads':>5} {'tokens':>6} {'tokens/s':>9} {'GB/s':>6} {'share':>6} {'GFLOPS':>7} {'share':>6} {'conv':>5}")
     for heads in map(int, args.heads.split(",")):
         for tokens in map(int, args.tokens.split(",")):
-            case = Case(heads, tokens, (args.mib << 20) // (16 if tokens >= 512 else 1))
+            case = Case(heads, tokens, (args.mib << 20) // (16 if tokens >= 512 else 1), copies=args.copies)
             rule, conv = (case.best(graph, args.threads, args.repeats) for graph in (case.rule, case.convolution))
             bandwidth, rate = 1e-9 * case.bytes / rule, 1e-9 * case.operations / rule
             print(

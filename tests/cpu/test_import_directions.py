@@ -16,6 +16,7 @@ import ikpy
 ROOT = Path(ikpy.__file__).parent
 ALLOWED = {
     "errors": "",
+    "end_signals": "",
     "lost_interrupts": "",
     "threads": "errors",
     "page_nodes": "",
@@ -32,8 +33,8 @@ ALLOWED = {
     "tools": "errors threads _native backends engine gguf graph models quants vocab",
     "llm": "errors engine tools vocab",
     "server": "errors engine gguf tools vocab",
-    "cli": "errors lost_interrupts threads numa _native backends convert engine gguf graph models quants server tools "
-    "vocab",
+    "cli": "end_signals errors lost_interrupts threads numa _native backends convert engine gguf graph models quants "
+    "server tools vocab",
     "__main__": "cli lost_interrupts",
 }
 """Packages and modules below `ikpy` that each may import; all may read what `ikpy/__init__.py` itself defines."""

@@ -152,6 +152,9 @@ def test_https(tmp_path: Path) -> None:
             found = next(filter(None, (re.search(r'url="(https://localhost:\d+/)"', text) for text in server.stdout)))
             trusted = ssl.create_default_context(cafile=str(certificate))
             with httpx.Client(base_url=found[1], verify=trusted, timeout=PATIENCE) as client:
+                end = time.monotonic() + PATIENCE
+                while client.get("/health").status_code == 503 and time.monotonic() < end:  # the model is being loaded
+                    time.sleep(0.05)
                 assert client.get("/health").json()["status"] == "ok"
                 assert client.post("/completion", json={"prompt": "x", "n_predict": 2}).json()["tokens_predicted"] == 2
         finally:

@@ -200,7 +200,9 @@ cdef class Plan:
     cdef object tensors, ops
     cdef Tensor* records
     cdef int32_t[:, ::1] dynamic
+    cdef int64_t[::1] largest
     cdef int64_t n_ops, n_kv
+    cdef int n_threads
     cdef readonly double seconds
     """Of the last run, threads and kernels."""
 
@@ -225,7 +227,8 @@ cdef class Plan:
         cdef uint8_t[::1] tensor_bytes = tensors.view(np.uint8).reshape(-1)
         cdef uint8_t[::1] op_bytes = ops.view(np.uint8).reshape(-1)
         self.records = <Tensor*> &tensor_bytes[0]
-        self.n_ops, self.n_kv = len(ops), -1
+        self.n_ops, self.n_kv, self.n_threads = len(ops), -1, 0
+        self.largest = np.array([tensors["ne"][t, dim] for t, dim in changing.tolist()], np.int64)
         self.executor = new Executor(<const Op*> &op_bytes[0], len(ops), self.records, len(tensors))
 
     def __dealloc__(self):
@@ -233,7 +236,21 @@ cdef class Plan:
 
     def work_bytes(self, int n_threads) -> int:
         """Bytes of work memory a run with n_threads allocates (once)."""
+        return self.planned(n_threads)
+
+    cdef size_t planned(self, int n_threads):
+        """The same, for dynamic extents at their largest whatever ran before."""
+        if n_threads != self.n_threads:
+            self.set_extents(-1)
+            self.n_threads = n_threads
         return self.executor.work_bytes(n_threads)
+
+    cdef void set_extents(self, int64_t n_kv):
+        """Dynamic extents of a run; the largest for a negative number."""
+        cdef int64_t i
+        for i in range(self.dynamic.shape[0]):
+            self.records[self.dynamic[i, 0]].ne[self.dynamic[i, 1]] = self.largest[i] if n_kv < 0 else n_kv
+        self.n_kv = n_kv
 
     def run(self, int64_t n_kv, int n_threads, WorkMemory work=None, int64_t first=0, int64_t last=-1) -> None:
         """Executes ops first .. last-1 (all by default) with n_kv attended cache cells; releases the GIL.
@@ -246,19 +263,17 @@ cdef class Plan:
     cdef double execute(self, int64_t n_kv, int n_threads, WorkMemory work, int64_t first, int64_t last) except -1:
         cdef uint8_t* address = NULL
         cdef Runtime runtime
-        cdef int64_t i
         if not 0 <= first <= last <= self.n_ops:
             raise ValueError("no such ops")
         if n_threads < 1:
             raise ValueError("n_threads must be at least 1")
+        cdef size_t needed = self.planned(n_threads)
         if work is not None:
-            if work.nbytes < <int64_t> self.executor.work_bytes(n_threads):
+            if work.nbytes < <int64_t> needed:
                 raise ValueError("the work memory is too small for this plan")
             address = work.address
         if n_kv != self.n_kv:
-            for i in range(self.dynamic.shape[0]):
-                self.records[self.dynamic[i, 0]].ne[self.dynamic[i, 1]] = n_kv
-            self.n_kv = n_kv
+            self.set_extents(n_kv)
         runtime.n_kv = n_kv
         with nogil:
             self.seconds = self.executor.run(runtime, n_threads, first, last, address)

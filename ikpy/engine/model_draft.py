@@ -36,15 +36,19 @@ class ModelDraft(Drafter):
         p_min = self._p_min if p_min is None else p_min
         n_max = min(n_max, self._n_ctx // 2)  # the other half is for the text
         logits = self._follow(tokens, n_max)
+        if logits is None:
+            return []
         self._context.kv.keep_checkpoint(self._seq_id)
         return probable_tokens(logits, n_max, p_min, lambda found: self._evaluate(found[-1:]))
 
-    def _follow(self, tokens: Sequence[int], n_max: int) -> NDArray[np.float32]:
-        """Brings the cache in line with the text; logits behind it."""
+    def _follow(self, tokens: Sequence[int], n_max: int) -> NDArray[np.float32] | None:
+        """Brings the cache in line with the text; logits behind it. None if it has tokens that the model lacks."""
         if len(tokens) <= self._start or len(tokens) - self._start + n_max > self._n_ctx:
             self._start = max(0, len(tokens) - self._n_ctx // 2)
         window = list(tokens[self._start :])
         common = min(common_prefix(self._tokens, window), len(window) - 1)  # the last token is always evaluated
+        if max(window[common:]) >= self._n_vocab:
+            return None
         kept = self._context.kv.rewind(self._seq_id, common)
         del self._tokens[kept:]
         return self._evaluate(window[kept:])

@@ -118,11 +118,10 @@ class Plans:
 
     def _allocate(self, arena_bytes: int, work_bytes: int) -> None:
         self._steps.clear()
+        if not self._plan_only:
+            arena = self._devices.host_memory(arena_bytes) if self._devices else aligned_bytes(arena_bytes)
+            self._steps.work, self.arena = core.WorkMemory(work_bytes), arena
         self.arena_bytes, self.work_bytes = arena_bytes, work_bytes
-        if self._plan_only:
-            return
-        self.arena = self._devices.host_memory(arena_bytes) if self._devices else aligned_bytes(arena_bytes)
-        self._steps.work = core.WorkMemory(work_bytes)
 
     @property
     def compute_bytes(self) -> int:
@@ -173,9 +172,9 @@ class Plans:
             self._log(f"compute buffer grows from {self.arena_bytes} to {built.arena.nbytes} bytes for {shape}")
             self._allocate(built.arena.nbytes, self.work_bytes)
         ready = self._compile(n_tokens, n_outputs, built)
-        self._steps.put(ready)
         work_bytes = ready.plan.work_bytes(self.threads_for(n_tokens))
         if work_bytes > self.work_bytes:
             self._log(f"work memory grows from {self.work_bytes} to {work_bytes} bytes for {shape}")
             self._steps.work, self.work_bytes = core.WorkMemory(work_bytes), work_bytes
+        self._steps.put(ready)
         return ready

@@ -269,8 +269,7 @@ class RecurrentStates:
 
     def _copy_slot(self, seq: int, end: int) -> int | None:
         """Slot of the copy of a sequence's state that ends there."""
-        kept = self._kept[seq][-1:]
-        return self.n_sequences + kept[0].slot if kept and kept[0].end == end else None
+        return next((self.n_sequences + copy.slot for copy in self._kept[seq] if copy.end == end), None)
 
     def released(self, seq: int, following: int) -> None:
         """Tokens of a failed batch were removed; what its next position is."""
@@ -284,12 +283,18 @@ class RecurrentStates:
             raise UsageError(f"sequence {max(source, target)}: the context has {self.n_sequences} (n_seq_max)")
         if source == target:
             return
+        slot = self._copy_slot(source, following)
         self._kept[target] = []
+        self.checkpoints[target] = list(self.checkpoints[source])
+        self.ends[target] = self.ends[source]
         if following and self.ends[source] == following:
             self._share(source, target)
-        self.ends[target] = self.ends[source]
-        self.checkpoints[target] = list(self.checkpoints[source])
-        if self.ends[target] != following:
+        elif following and slot is not None:
+            self._copy(slot, target)
+            self._part(target)
+            self.checkpoints[target] = [saved for saved in self.checkpoints[source] if saved.end <= following]
+            self.ends[target] = following
+        else:
             self.removed(target, following, following)
 
     def _set(self, seq: int, checkpoint: Checkpoint) -> None:

@@ -97,6 +97,8 @@ class SamplingParams:
             raise UsageError("repeat_last_n and dry_penalty_last_n must be -1 (context size), 0 (off) or a length")
         if self.mirostat not in (0, 1, 2):
             raise UsageError(f"mirostat must be 0, 1 or 2, not {self.mirostat}")
+        if self.dry_base < 0:
+            raise UsageError(f"dry_base must not be negative, but it is {self.dry_base:g}")
         if self.repeat_penalty <= 0:
             raise UsageError(f"repeat_penalty must be positive, not {self.repeat_penalty}")
 

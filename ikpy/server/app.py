@@ -196,11 +196,12 @@ class Gate:
         try:
             inner = self._without_prefix(scope["path"])
             if scope["method"] == "OPTIONS":
-                await _preflight()(scope, receive, send_marked)
+                await _preflight(headers.get("access-control-request-headers", "*"))(scope, receive, send_marked)
             elif inner is None:
                 await self._answer_outside(scope["path"])(scope, receive, send_marked)
             elif not self.keys or key is not None or inner in OPEN_PATHS:
-                await self.app({**scope, "root_path": self.prefix}, receive, send_marked)
+                known = not self.keys or key is not None
+                await self.app({**scope, "root_path": self.prefix, "known_client": known}, receive, send_marked)
             else:
                 body = {"error": {"message": "Invalid API Key", "type": "authentication_error", "code": 401}}
                 refused = error_response({**scope, "root_path": self.prefix}, body, 401)
@@ -247,11 +248,12 @@ def error_text(body: bytes) -> str:
         return ""
 
 
-def _preflight() -> Response:
+def _preflight(wanted: str) -> Response:
+    """What pages may send: the headers that they ask for, as `*` does not cover `Authorization`."""
     headers = {
         "Access-Control-Allow-Credentials": "true",
         "Access-Control-Allow-Methods": "GET, POST",
-        "Access-Control-Allow-Headers": "*",
+        "Access-Control-Allow-Headers": wanted,
     }
     return Response(b"", 200, headers, "text/html")
 

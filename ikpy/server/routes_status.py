@@ -28,7 +28,8 @@ async def health(request: Request) -> Response:
         "slots_idle": idle,
         "slots_processing": len(front.engine.slots) - idle,
     }
-    if "include_slots" in request.query_params and front.settings.slots:
+    # Slots show prompts; the path itself needs no key.
+    if "include_slots" in request.query_params and front.settings.slots and request.scope["known_client"]:
         body["slots"] = front.slot_status()
     return json_response(body, 503 if not idle and "fail_on_no_slot" in request.query_params else 200)
 

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from ikpy.vocab import Vocab
 
 T = TypeVar("T")
+LAST_BATCH_SECONDS = 5.0
+"""The batch at work when all requests have ended may take so long before slots are given up."""
 
 
 class Engine:
@@ -139,7 +141,12 @@ class Engine:
         self._thread.join(timeout)
         if self._thread.is_alive():
             self.cancel(*(slot.task for slot in self.slots if slot.task is not None))
-            self._thread.join(timeout)
+            self._thread.join(max(timeout, LAST_BATCH_SECONDS))
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread works on slots."""
+        return self._thread.is_alive()
 
     def give_up(self) -> None:
         """Refuses new tasks and ends running ones with an error before the next batch."""
@@ -164,9 +171,9 @@ class Engine:
     def finish_drafts(self) -> None:
         """Logs the statistics of the drafters and lets them write their files; for after the thread's end."""
         for slot in self.slots:
-            if slot.speculator is not None and slot.speculator.n_drafted:
+            if slot.speculator is not None:
                 slot.speculator.save()
-                for line in slot.speculator.lines():
+                for line in slot.speculator.lines() if slot.speculator.n_drafted else []:
                     self.log.event("print_stats", line, id_slot=slot.id)
 
     @property

@@ -69,9 +69,12 @@ def draft_file(folder: Path, name: str) -> Path:
 
 
 def save_slots(server: Server) -> None:
-    """Writes every slot that holds text. The engine must have ended."""
+    """Writes every slot that holds text, unless the engine did not end: then a batch may be at work on them."""
     settings, engine = server.front.settings, server.engine
     if not settings.slot_autosave or settings.slot_save_path is None:
+        return
+    if engine.is_running:
+        engine.log.failure("save_slots", "slots not saved", error="a batch has not ended")
         return
     for slot in engine.slots:
         try:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ikpy._native import tier
+from ikpy._native import core, tier
+from ikpy.graph.plan import OP_DTYPE, TENSOR_DTYPE
 from ikpy.quants import by_name, dequantize
-from tests.cpu.matmul_plans import effective
+from tests.cpu.matmul_plans import Program, effective
 from tests.cpu.test_matmul import EXACT, activations, dense, random_weight
 
 # Where a block has its 16 scales (int8) and the number that they are multiplied by (f16); the largest ratio of two
@@ -82,17 +83,20 @@ def test_pairs_of_groups_are_chained(name: str) -> None:
         )
 
 
-@pytest.mark.skipif(tier not in ("avx512", "avxvnni"), reason="no dot products of bytes")
-def test_tokens_that_threads_share() -> None:
-    """The bits of one thread, in batches of several sets of tokens, of which the last may be too small for chains."""
+@pytest.mark.parametrize("name", ["Q6_K", "IQ2_XS", "Q3_K", "Q2_K_R4", "IQ4_XS", "Q8_0"])
+def test_sums_do_not_depend_on_threads(name: str) -> None:
+    """Sets of tokens are cut to keep threads busy, never so far that another kernel takes one of them."""
     k, n = 1280, 96
-    data = random_weight("Q6_K", k, n, 12)[0]
-    for tokens in (128, 600, 640):
+    data = random_weight(name, k, n, 12)[0]
+    for tokens in (64, 128, 200, 300, 520, 600, 640, 650):
         x = activations((tokens, k), tokens)
-        one = dense("Q6_K", data, k, n, x, threads=1)
-        np.testing.assert_array_equal(dense("Q6_K", data, k, n, x, threads=3), one)
-        np.testing.assert_array_equal(dense("Q6_K", data, k, n, x[:512], threads=2), one[:512])
+        one = dense(name, data, k, n, x, threads=1)
         assert np.isfinite(one).all()
+        for threads in (2, 3, 5, 20, 33):
+            np.testing.assert_array_equal(
+                dense(name, data, k, n, x, threads=threads), one, err_msg=f"{tokens}, {threads}"
+            )
+        np.testing.assert_array_equal(dense(name, data, k, n, x[:512], threads=2), one[:512])
 
 
 @pytest.mark.skipif(tier not in ("avx512", "avxvnni"), reason="no dot products of bytes")
@@ -105,3 +109,29 @@ def test_more_tokens_than_threads_share() -> None:
     few = dense("IQ4_K", data, k, n, x[:256], threads=2)
     for part in found:
         np.testing.assert_array_equal(part, few)
+
+
+def test_fewer_tokens_share_what_the_most_are_too_many_for() -> None:
+    """Of a plan whose tokens vary, as expanded latents do, with the memory that was planned for the most."""
+    k, n, most = 512, 32, 70000
+    data = random_weight("Q6_K", k, n, 15)[0]
+    x = np.tile(activations((250, k), 16), (most // 250, 1))
+    program = Program()
+    out = np.zeros((most, n), np.float32)
+    act, fmt = program.prepared(x, "Q6_K")
+    dst = program.array(out)
+    program.op("mul_mat", dst, [program.weight(data, "Q6_K", (k, n)), act], {0: fmt})
+    tensors, ops = np.array(program.tensors, TENSOR_DTYPE), np.array(program.ops, OP_DTYPE)
+    plan = core.Plan(tensors, ops, [(dst, 1)])
+    work = core.WorkMemory(plan.work_bytes(2))
+    expected = dense("Q6_K", data, k, n, x[:250], threads=2)
+    for tokens in (most, 50000, 1000, 250):
+        out[:] = 0
+        plan.run(tokens, 2, work)
+        for start in (0, tokens // 250 // 2 * 250):
+            np.testing.assert_allclose(
+                out[start : start + 250], expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max()
+            )
+        assert (out[tokens:] == 0).all()
+    plan.run(500, 3)
+    assert plan.work_bytes(3) >= work.nbytes, "planned for the most, whatever ran before"

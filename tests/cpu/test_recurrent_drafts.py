@@ -83,8 +83,10 @@ def test_how_far_back_a_sequence_can_go(path: Path) -> None:
         go_on(context, tokens[:end], start)
     assert [context.kv.reusable(0, n) for n in (18, 17, 16, 15, 14)] == [18, 17, 16, 15, 0], "the last three"
     context.kv.seq_cp(0, 1, -1, 16)
+    hold("a copy up to one", go_on(context, tokens, 16, 1), expected(path, tokens)[16:])
+    context.kv.seq_cp(0, 1, -1, 14)
     with pytest.raises(ResourceError, match="the state of sequence 1 was lost"):
-        go_on(context, tokens, 16, 1)
+        go_on(context, tokens, 14, 1)
     context.kv.seq_cp(0, 2)
     hold("a copy of the sequence", go_on(context, tokens, 18, 2), expected(path, tokens)[18:])
     assert context.kv.rewind(0, 17) == 17

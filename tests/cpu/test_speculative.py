@@ -249,6 +249,15 @@ def test_states_reach_prediction_heads() -> None:
     assert error.max() < bound, f"state {error.argmax()} differs by {error.max()}"
 
 
+def test_a_draft_model_with_fewer_tokens_stays_silent_about_others() -> None:
+    ctx = context(BUNDLED)
+    drafter = ModelDraft(ctx, p_min=0.0, n_vocab=200, n_ctx=256)
+    assert len(drafter.draft([5, 6, 7], 4)) == 4
+    assert drafter.draft([5, 6, 200], 4) == []
+    assert drafter.draft([5, 6, 200, 8], 4) == []
+    assert len(drafter.draft([5, 6, 8], 4)) == 4
+
+
 def test_suffix_automaton_finds_what_a_search_finds() -> None:
     random = np.random.default_rng(0)
     for alphabet in (2, 5):

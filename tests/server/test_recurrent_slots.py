@@ -154,6 +154,9 @@ def test_answers_with_drafts_are_those_without(model: str, other_model: str) -> 
             assert min(drafted) > 20
             share = sum(accepted) / sum(drafted)
             assert share > 0.7 if drafter == model else share < 0.3
+            beside = prompts[1] + plain[1][:-2] + text(58, 5)
+            parted, _ = reused(client, beside, id_slot=0)
+            assert parted == reused(client, beside, id_slot=0, cache_prompt=False)[0], "behind a copy of the other slot"
             longer = prompts[1] + plain[1] + text(57, 5)
             followed, n = reused(client, longer, id_slot=1)
             assert n == len(prompts[1]) + len(plain[1]) - 1

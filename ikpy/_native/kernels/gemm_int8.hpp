@@ -35,9 +35,9 @@ struct Int8Panel {
     float* d;        // [half][n / group][16 rows]
     // [half][n / offset group][16 rows]; of symmetric codes room for what the microkernel of AVX2 finds out
     float* m;
-    int64_t n;          // columns, a multiple of 256
-    int zero;           // code of weight 0 of symmetric codes
-    uint32_t apart[2];  // of chained groups: bits of the pairs of each half that are not
+    int64_t n;               // columns, a multiple of 256
+    int zero;                // code of weight 0 of symmetric codes
+    uint32_t apart[2] = {};  // of chained groups: bits of the pairs of each half that are not
     int64_t half_codes() const { return n * kHalfRows; }
     int64_t half_scales(int group) const { return n / group * kHalfRows; }
 };

@@ -165,16 +165,16 @@ constexpr int64_t interleaved_expert_tokens() {
 
 template <class U>
 constexpr WeightKernels interleaved_kernels() {
-    return with_shared_tokens<U>({U::kType,
-                                  kActQ8,
-                                  interleaved_tokens<U>(),
-                                  interleaved_gemv<U>,
-                                  panel_products_of<U, InterleavedPanel>(),
-                                  int8_panel_bytes,
-                                  {interleaved_tiles<U>, kActBf16, kTileMinTokens, quant_tiles_work_bytes,
-                                   ahead_kept_tokens, interleaved_expert_tokens<U>()},
-                                  row_scales_of<U>(),
-                                  true});
+    return with_many_tokens<U>({U::kType,
+                                kActQ8,
+                                interleaved_tokens<U>(),
+                                interleaved_gemv<U>,
+                                panel_products_of<U, InterleavedPanel>(),
+                                int8_panel_bytes,
+                                {interleaved_tiles<U>, kActBf16, kTileMinTokens, quant_tiles_work_bytes,
+                                 ahead_kept_tokens, interleaved_expert_tokens<U>()},
+                                row_scales_of<U>(),
+                                true});
 }
 
 }  // namespace ikpy

@@ -101,12 +101,12 @@ int wide_blocks(const Op& op, const Tensor* tensors, bool tiles) {
 // What is made of the tokens once for all threads takes no more than this; of more each makes it for itself.
 constexpr int64_t kMostShared = int64_t{32} << 20;
 
-// Rows of activations of which it is made.
-int64_t shared_rows(const Op& op, const Tensor* tensors, const WeightKernels& kernels, bool tiles) {
+// Bytes of it, whether they are too many or not.
+int64_t shared_need(const Op& op, const Tensor* tensors, const WeightKernels& kernels, bool tiles) {
     const bool by_expert = op.kind == kOpMulMatId || op.kind == kOpMulMatIdUpGate;
-    if (by_expert || tiles || !kernels.share || dense_tokens(op, tensors) < kernels.share_tokens) return 0;
-    const int64_t n_rows = dense_tokens(op, tensors) * std::max<int64_t>(1, tensors[op.dst].ne[2]);
-    return n_rows * kernels.shared_bytes(tensors[op.src[0]].ne[0]) <= kMostShared ? n_rows : 0;
+    if (by_expert || tiles || !kernels.share || dense_tokens(op, tensors) < kernels.many_tokens) return 0;
+    const int64_t n_batch = std::max<int64_t>(1, tensors[op.dst].ne[2]);
+    return dense_tokens(op, tensors) * n_batch * kernels.shared_bytes(tensors[op.src[0]].ne[0]);
 }
 
 void share_tokens(const ThreadContext& ctx, Product& p, const uint8_t* x, int64_t n_rows) {
@@ -164,7 +164,7 @@ void finish_row(const Product& p, int64_t matrix, int64_t r0, const RowBlock& b,
     if (p.gate) {
         add_bias(p.up_bias, matrix, r0, b.n[0], sums);
         add_bias(p.gate_bias, matrix, r0, b.n[0], sums + kHalfRows);
-        // All 16 lanes, so that the loop has a constant length; rows beyond n repeat the last one.
+        // All 16 lanes, so that the loop has a constant length; those of rows beyond n are not stored.
         gated_activation(p.activation, sums, sums + kHalfRows, sums, kHalfRows);
         std::memcpy(reinterpret_cast<float*>(y) + r0, sums, sizeof(float) * b.n[0]);
         return;
@@ -319,14 +319,25 @@ Product product_of(const Op& op, const Tensor* tensors, bool gated, int first_bi
     return p;
 }
 
-// Whether cuts of so many tokens, the last one too, meet the kernel that all of them together meet, and are
-// worth unpacking the rows.
-bool worth_cutting(const Product& p, int64_t n_tokens, int64_t cut) {
+// Kernels that round alike take sets of tokens of one kind.
+int kind_of_set(const Product& p, int64_t n) {
+    if (p.tiles) return 0;
+    return by_rows(p, static_cast<int>(n)) ? 1 : n >= p.kernels.many_tokens ? 3 : 2;
+}
+
+// Whether sets of so many tokens, a part of kMaxTokens if there are more, are of the kinds of the sets that
+// they are cut from, the last one too: sums shall not depend on the number of threads.
+bool rounds_alike(const Product& p, int64_t n_tokens, int64_t cut) {
+    const auto last_of = [&](int64_t set) { return n_tokens - (n_tokens - 1) / set * set; };
+    const int64_t whole = std::min<int64_t>(n_tokens, kMaxTokens), rest = last_of(whole);
+    const auto alike = [&](int64_t a, int64_t b) { return kind_of_set(p, a) == kind_of_set(p, b); };
+    return alike(cut, whole) && alike(last_of(cut), rest) && (cut >= rest || alike(cut, rest));
+}
+
+// Whether sets of so many tokens are worth unpacking the rows.
+bool worth_cutting(const Product& p, int64_t cut) {
     constexpr int64_t kFewest = 16;
-    if (p.tiles || cut < kFewest || by_rows(p, static_cast<int>(std::min<int64_t>(n_tokens, kMaxTokens))))
-        return false;
-    const int64_t last = n_tokens - (n_tokens - 1) / cut * cut;
-    return !by_rows(p, static_cast<int>(std::min(cut, last)));
+    return !p.tiles && cut >= kFewest && !by_rows(p, static_cast<int>(cut));
 }
 
 void dense_product(const ThreadContext& ctx, const Op& op, const Tensor* tensors, bool gated) {
@@ -342,20 +353,21 @@ void dense_product(const ThreadContext& ctx, const Op& op, const Tensor* tensors
     if (p.wide == 1 && n_tokens <= kMaxTokens && by_rows(p, static_cast<int>(n_tokens)))
         p.block_rows = rows_for_threads(p, n_batch, ctx.nth);
 
-    // Tokens are cut further when there are too few row blocks to keep all threads busy, but not so far that
-    // other kernels would take them: sums shall not depend on the number of threads.
+    // Tokens are cut further when there are too few row blocks to keep all threads busy.
     const int64_t n_blocks = p.n_items() * n_batch;
     int64_t cut = std::min<int64_t>(n_tokens, kMaxTokens);
-    while (ctx.nth > 1 && cut >= 2 * (kPassTokens + 1) &&
-           n_blocks * ((n_tokens + cut - 1) / cut) < 4 * ctx.nth)
+    const auto items_of = [&](int64_t set) { return n_blocks * ((n_tokens + set - 1) / set); };
+    const auto can_halve = [&] { return rounds_alike(p, n_tokens, (cut + 1) / 2); };
+    while (ctx.nth > 1 && cut >= 2 * (kPassTokens + 1) && items_of(cut) < 4 * ctx.nth && can_halve())
         cut = (cut + 1) / 2;
-    while (ctx.nth >= kManyThreads && n_blocks * ((n_tokens + cut - 1) / cut) < ctx.nth &&
-           worth_cutting(p, n_tokens, (cut + 1) / 2))
+    while (ctx.nth >= kManyThreads && items_of(cut) < ctx.nth && worth_cutting(p, (cut + 1) / 2) &&
+           can_halve())
         cut = (cut + 1) / 2;
     const int64_t n_cuts = (n_tokens + cut - 1) / cut;
     const int64_t n_items = n_blocks * n_cuts;
     int64_t last_tokens = -1;
-    if (const int64_t n_rows = shared_rows(op, tensors, p.kernels, p.tiles)) share_tokens(ctx, p, x, n_rows);
+    const int64_t shared = shared_need(op, tensors, p.kernels, p.tiles);
+    if (0 < shared && shared <= kMostShared) share_tokens(ctx, p, x, n_tokens * n_batch);
     ItemRanges items(ctx, n_items);
     for (int64_t item; (item = items.next()) >= 0;) {
         const int64_t t0 = item % n_cuts * cut, block = item / n_cuts;
@@ -455,8 +467,9 @@ size_t matmul_shared_bytes(const Op& op, const Tensor* tensors, int) {
     if (op.kind == kOpActPrepare) return 0;
     const Tensor& w = tensors[op.src[0]];
     const WeightKernels kernels = weight_kernels(w.type);
-    const int64_t n_rows = shared_rows(op, tensors, kernels, uses_tiles(op, kernels));
-    return n_rows ? static_cast<size_t>(n_rows * kernels.shared_bytes(w.ne[0])) : 0;
+    // Fewer tokens than those of a plan may share what the most are too many for.
+    return static_cast<size_t>(
+        std::min(shared_need(op, tensors, kernels, uses_tiles(op, kernels)), kMostShared));
 }
 
 int act_format(int weight_type, int64_t n_rows, bool by_expert) {

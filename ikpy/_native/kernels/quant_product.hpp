@@ -252,14 +252,16 @@ constexpr BlocksProductFn panel_products_of() {
     return panel_products<U, PanelOf<U>::make>;
 }
 
-// With what is made of tokens once for all threads.
+// With what changes where tokens are many.
 template <class U>
-constexpr WeightKernels with_shared_tokens(WeightKernels kernels) {
+constexpr WeightKernels with_many_tokens(WeightKernels kernels) {
 #if defined(IKPY_BYTE_DOTS)
-    if constexpr (kChains<U>) {
+    if constexpr (HasIntegerScales<U>::value) {
+        kernels.many_tokens = kFoldTokens;
+    } else if constexpr (kChains<U>) {
+        kernels.many_tokens = kChainTokens;
         kernels.share = bias_rows;
         kernels.shared_bytes = biased_row_bytes;
-        kernels.share_tokens = kChainTokens;
     }
 #endif
     return kernels;
@@ -325,16 +327,16 @@ constexpr int gemv_tokens() {
 // GemvTokens: up to this many tokens row products were measured to be faster than panels.
 template <class U, int GemvTokens = gemv_tokens<U>()>
 constexpr WeightKernels quant_kernels() {
-    return with_shared_tokens<U>({U::kType,
-                                  kActQ8,
-                                  GemvTokens,
-                                  gemv_of<U, GemvTokens>(),
-                                  panel_products_of<U, TransposedPanel>(),
-                                  HasHalves<U>::value ? quant_work_bytes<GemvTokens> : int8_panel_bytes,
-                                  {quant_tiles<U>, kActBf16, kTileMinTokens, quant_tiles_work_bytes,
-                                   ahead_kept_tokens, kTileMinExpertTokens},
-                                  row_scales_of<U>(),
-                                  true});
+    return with_many_tokens<U>({U::kType,
+                                kActQ8,
+                                GemvTokens,
+                                gemv_of<U, GemvTokens>(),
+                                panel_products_of<U, TransposedPanel>(),
+                                HasHalves<U>::value ? quant_work_bytes<GemvTokens> : int8_panel_bytes,
+                                {quant_tiles<U>, kActBf16, kTileMinTokens, quant_tiles_work_bytes,
+                                 ahead_kept_tokens, kTileMinExpertTokens},
+                                row_scales_of<U>(),
+                                true});
 }
 
 }  // namespace ikpy

@@ -115,12 +115,13 @@ struct WeightKernels {
     // Up to this many tokens gemv in passes of gemv_tokens is faster than gemm; 0: none above gemv_tokens.
     // From 2,048 x 2,048 weights in the cache, one thread.
     int pass_tokens = 0;
-    // Makes rows [first, last) of n_rows prepared rows ready for gemm, once for all threads; null: nothing to
-    // do. shared_bytes: of each row. Fewer than share_tokens are left alone.
+    // From so many tokens on gemm makes the sums of other panels, which round otherwise; 0: never.
+    int many_tokens = 0;
+    // Makes rows [first, last) of n_rows prepared rows ready for gemm of many_tokens, once for all threads;
+    // null: nothing to do. shared_bytes: of each row.
     void (*share)(const uint8_t* x, int64_t n_in, int64_t n_rows, int64_t first, int64_t last,
                   uint8_t* to) = nullptr;
     int64_t (*shared_bytes)(int64_t n_in) = nullptr;
-    int64_t share_tokens = 0;
 };
 
 // Types without an unpacker go through f32. Throws std::invalid_argument for types that cannot be decoded.

@@ -97,6 +97,11 @@ class PlannedCells(Cells):
         return self._arrays[2]
 
 
+def lowest_visible(kind: str, size: int, pos: int) -> int:
+    """The smallest position that a query at pos attends to through a window of this kind and size."""
+    return pos - pos % size if kind == "chunked" else max(0, pos - size + 1)
+
+
 class WindowCells(Cells, WindowTable):
     """Cells of layers that attend to a window: tokens that no query can see any more make room for new ones."""
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ikpy._native import core
-from ikpy.engine.cells import WindowCells
+from ikpy.engine.cells import WindowCells, lowest_visible
 from ikpy.engine.recurrent import Checkpoint
 from ikpy.errors import FileFormatError, UsageError
 from ikpy.gguf.atomic import replacing
@@ -146,10 +146,14 @@ class SequenceState:
     states: tuple[Checkpoint, ...] = ()
 
     def reusable(self, length: int) -> int:
-        """Tokens, at most `length`, behind which recurrent layers can go on; without any, all of them."""
-        if not self.states:
-            return length
-        return max((saved.end for saved in self.states if saved.end <= length), default=0)
+        """Tokens, at most `length`, behind which a sequence can go on: with recurrent layers those before a state, none
+        if a window's tokens that the next one sees were not saved."""
+        if self.states:
+            length = max((saved.end for saved in self.states if saved.end <= length), default=0)
+        for (kind, size), pos in self.pos.items():
+            if kind != FULL[0] and pos.min(initial=len(self.tokens)) > lowest_visible(kind, size, length):
+                return 0
+        return length
 
     @property
     def nbytes(self) -> int:

@@ -119,4 +119,8 @@ class Reuse:
 
     def _others(self, slot: Slot) -> Iterator[Slot]:
         """Slots whose texts can serve a slot."""
-        return (other for other in self._slots if other is not slot and self._adapters.are_equal(slot.id, other.id))
+        return (
+            other
+            for other in self._slots
+            if other is not slot and not other.is_stale and self._adapters.are_equal(slot.id, other.id)
+        )

@@ -265,12 +265,15 @@ class Engine:
         self.prompt_cache.clear()
 
     def change_vectors(self, change: Callable[[Adapters], object]) -> None:
-        """Changes the control vectors; caches of idle slots and saved texts go, since other vectors made them."""
+        """Changes the control vectors; caches of slots and saved texts go, since other vectors made them, those of busy
+        slots when their requests end."""
         change(self.adapters)
         self.prompt_cache.clear()
         for slot in self.slots:
             if slot.state is SlotState.IDLE:
                 slot.truncate(0)
+            else:
+                slot.is_stale = True
 
     def _start(self, slot: Slot, task: Task) -> None:
         self.log.event("launch_slot_with_task", "slot is processing task", id_slot=slot.id, id_task=task.id)

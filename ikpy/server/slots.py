@@ -91,6 +91,8 @@ class Slot(CachedText):
         self.pending: int | None = None
         self.finished: Finished | None = None
         self.draft: list[int] = []
+        self.is_stale = False
+        """Whether no later prompt may go on from the text."""
         self.n_drafted = 0
         self.n_accepted = 0
         self.held: NDArray[np.float32] | None = None
@@ -157,6 +159,9 @@ class Slot(CachedText):
         self.task = None
         self.state = SlotState.IDLE
         self.pending = self.held = None
+        if self.is_stale:
+            self.truncate(0)
+            self.is_stale = False
         self.last_used = time.monotonic()
 
     def emit(self, event: Event) -> None:

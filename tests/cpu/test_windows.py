@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from ikpy.engine.batch import Batch
-from ikpy.engine.cells import WindowCells
+from ikpy.engine.cells import WindowCells, lowest_visible
 from ikpy.engine.context import Context
 from ikpy.engine.kv_cache import KVCache, KVCacheFullError
 from ikpy.engine.model import Model
 from ikpy.engine.model_draft import ModelDraft
 from ikpy.engine.params import ContextParams
 from ikpy.engine.sequence_state import load_sequence, save_sequence, unshare_sequence
-from ikpy.engine.session import load_session, save_session
+from ikpy.engine.session import load_session, put_state, save_session, take_state
 from ikpy.graph.ir import F32
 from ikpy.models import llama4
 from ikpy.models.batch import CacheSpec
@@ -180,6 +180,23 @@ def test_a_state_saved_between_two_chunks_cannot_be_taken_back(tmp_path: Path, m
     load_sequence(tmp_path / "state", restored, 0, 512)
     assert restored.kv.reusable(0, 100) == 100 and restored.kv.reusable(0, 99) == 0
     same(run(restored, TOKENS[100:130], 100), run(full, TOKENS[100:130], 100), "behind the restored text")
+
+
+@pytest.mark.parametrize("make", [gpt_oss, llama4_two_experts], ids=lambda f: f.__name__)
+def test_saved_texts_say_what_of_them_can_be_gone_on_from(
+    make: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the context does that they are loaded into."""
+    monkeypatch.setattr(llama4, "CHUNK", 50)
+    for context in contexts(make()[0].write(tmp_path / "model.gguf")):
+        run(context, TOKENS[:110])
+        saved = take_state(context, 0, TOKENS[:110].tolist())
+        put_state(context, 0, saved)
+        lengths = range(1, 111)
+        assert [saved.reusable(n) for n in lengths] == [context.kv.reusable(0, n) for n in lengths]
+        assert saved.reusable(110) == 110
+        for window, cells in context.kv.windows.items():
+            assert [lowest_visible(*window, n) for n in lengths] == [cells.lowest_visible(n) for n in lengths]
 
 
 def test_shared_beginnings_get_cells_of_their_own_in_a_full_window(tmp_path: Path) -> None:

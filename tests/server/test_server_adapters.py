@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import ikpy
 from ikpy.engine.adapter import LoraAdapter
 from ikpy.engine.model import Model
 from tests.cpu.test_adapters import write_adapter, write_directions
-from tests.server.harness import loaded, running
+from tests.server.harness import loaded, running, start_server
 
 BUNDLED = str(ikpy.default_model_path())
 PROMPT = "The old man looked at"
@@ -134,6 +136,28 @@ def test_control_vectors_load_scale_and_unload(files: tuple[Path, Path]) -> None
         assert client.post("/control-vectors/unload", json={"id": 0}).json() == {"success": True}
         assert client.get("/control-vectors").json() == [] and text(client) == plain
         assert client.post("/control-vectors/unload", json={"id": 0}).status_code == 400
+
+
+def test_nothing_of_a_text_made_with_other_vectors_is_gone_on_from(files: tuple[Path, Path]) -> None:
+    """The vectors change while its slot is at work."""
+    vector = files[1]
+    body = {"prompt": "The old man looked at the sea and", "n_predict": 60, "temperature": 0, "ignore_eos": True}
+    server = start_server("llama-server -m MODEL -t 1 -c 1024 -np 2 --slot-save-path slots/", vector.parent)
+    client = TestClient(server.app)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.post, "/completion", json={**body, "n_predict": 400, "id_slot": 0})
+        slot = server.engine.slots[0]
+        while not slot.n_decoded:
+            time.sleep(0.001)
+        assert client.post("/control-vectors/load", json={"path": vector.name}).json()["success"]
+        assert slot.is_stale, "the answer is still being written"
+        assert answer.result().status_code == 200
+        for i in range(2):
+            found = client.post("/completion", json={**body, "id_slot": i}).json()
+            assert found["timings"]["prompt_n"] == found["tokens_evaluated"] or i == 1
+            fresh = client.post("/completion", json={**body, "id_slot": i, "cache_prompt": False}).json()
+            assert found["content"] == fresh["content"]
+    server.engine.stop(10)
 
 
 def test_adapters_that_no_product_uses_are_refused(tmp_path: Path) -> None:

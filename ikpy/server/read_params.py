@@ -35,6 +35,8 @@ OTHER_NUMBERS = (
     "speculative.n_max", "speculative.n_min", "speculative.p_min",
 )  # fmt: skip
 OTHER_FLAGS = ("stream", "cache_prompt", "timings_per_token", "post_sampling_probs", "return_progress")
+MOST_STOPS = 1024
+"""Stop strings of a request; each is looked for behind every token."""
 UNSUPPORTED = {
     "system_prompt": "a system message in each request, or text before the prompt",
     "allowlist_piece_array": "grammar or logit_bias",
@@ -112,6 +114,8 @@ def read_generation(body: Body, settings: ServerSettings, vocab: Vocab, n_slots:
     samplers = read_samplers(body.get("samplers"))
     p_min = number(body, "speculative.p_min", math.nan)
     stop = strings(body.get("stop") if body.get("stop") != "" else None)  # clients send "" for no stop string
+    if stop and len(stop) > MOST_STOPS:
+        raise bad_request(f"{len(stop)} stop strings are too many: at most {MOST_STOPS} are looked for")
     return GenerationParams(
         sampling=read_sampling(body, settings, vocab, samplers),
         n_predict=limit,

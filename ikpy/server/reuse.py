@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ikpy.engine.kv_cache import KVCacheFullError
 from ikpy.engine.prefix import common_prefix
+from ikpy.errors import ResourceError
 from ikpy.server.pieces import Piece, find_pieces
 from ikpy.server.slots import Slot, SlotState
 from ikpy.server.tasks import CompletionTask, Task
@@ -104,7 +105,11 @@ class Reuse:
     def _state_to_keep(self, slot: Slot) -> SavedText | None:
         """A copy of what a slot holds, if the cache of texts wants it."""
         wanted = self._prompt_cache.wants(slot.tokens) and self._prompt_cache.has_room_for(slot.state_nbytes)
-        return slot.take_state() if wanted else None
+        try:
+            return slot.take_state() if wanted else None
+        except (MemoryError, ResourceError) as error:  # the request goes on without
+            self._log.event("find_text", "the text is not saved", id_slot=slot.id, error=str(error))
+            return None
 
     def share_prefixes(self) -> None:
         """Prompts take over what other slots have evaluated meanwhile."""

@@ -24,3 +24,11 @@ def test_preflight_names_the_headers_that_are_asked_for() -> None:
         assert headers["access-control-allow-headers"] == "authorization,content-type"
         assert headers["access-control-allow-origin"] == "https://a.example"
         assert client.options("/v1/models").headers["access-control-allow-headers"] == "*"
+
+
+def test_a_request_names_a_bounded_number_of_stop_strings() -> None:
+    with listening(LINE.replace(" --api-key secret", "")) as (client, _):
+        body = {"prompt": "x", "n_predict": 2, "stop": [f"s{i}" for i in range(1024)]}
+        assert client.post("/completion", json=body).status_code == 200
+        answer = client.post("/completion", json={**body, "stop": [*body["stop"], "one more"]})  # type: ignore[misc]
+        assert answer.status_code == 400 and "1025 stop strings are too many" in answer.json()["error"]["message"]

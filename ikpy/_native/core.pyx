@@ -127,7 +127,7 @@ def rounds_f16_activations() -> bool:
 
 
 def has_byte_permutes() -> bool:
-    """Whether single tokens meet grid types by byte permutations (VBMI and GFNI); IKPY_VBMI=0 turns it off."""
+    """Whether few tokens meet weights by byte permutations (VBMI and GFNI); IKPY_VBMI=0 turns it off."""
     return c_has_byte_permutes()
 
 

@@ -23,7 +23,7 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-PERMUTES_USE = "VBMI and GFNI, used for single tokens of grid types (IKPY_VBMI=0 turns it off)"
+PERMUTES_USE = "VBMI and GFNI, used for few tokens (IKPY_VBMI=0 turns it off)"
 
 
 def facts() -> list[tuple[str, str]]:

@@ -192,7 +192,8 @@ void multiply(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t*
 
 template <class L, int Tokens>
 size_t work_bytes(int64_t n_in) {
-    return std::max(int8_panel_bytes(n_in), Tokens * (round_up(n_in, kChunk) / kChunk) * sizeof(Record<L>));
+    return std::max(int8_panel_bytes<typename L::Plain>(n_in),
+                    Tokens * (round_up(n_in, kChunk) / kChunk) * sizeof(Record<L>));
 }
 
 // The kernels of the type with the product of up to Tokens tokens replaced; with more, panels are faster.

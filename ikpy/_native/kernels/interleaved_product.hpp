@@ -170,7 +170,7 @@ constexpr WeightKernels interleaved_kernels() {
                                 interleaved_tokens<U>(),
                                 interleaved_gemv<U>,
                                 panel_products_of<U, InterleavedPanel>(),
-                                int8_panel_bytes,
+                                int8_panel_bytes<U>,
                                 {interleaved_tiles<U>, kActBf16, kTileMinTokens, quant_tiles_work_bytes,
                                  ahead_kept_tokens, interleaved_expert_tokens<U>()},
                                 row_scales_of<U>(),

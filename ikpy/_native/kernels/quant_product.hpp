@@ -118,9 +118,13 @@ void pack_chunk(const uint8_t* const* rows, int64_t, int64_t n, uint8_t* codes, 
 
 constexpr int64_t kPanelBytes = kPanelColumns * kBlockRows + 2 * (kPanelColumns / 16 * kBlockRows * 4);
 
-// Of a panel and, behind it, of the tokens that chained panels meet.
-inline size_t int8_panel_bytes(int64_t) {
-    return static_cast<size_t>(kPanelBytes + (kByteDots ? kMaxTokens * kBiasedTokenBytes : 0));
+// Of a panel and, behind it, of the tokens that chained panels meet where threads do not share them.
+template <class U>
+size_t int8_panel_bytes(int64_t) {
+#if defined(IKPY_BYTE_DOTS)
+    if constexpr (kChains<U>) return static_cast<size_t>(kPanelBytes + kMaxTokens * kBiasedTokenBytes);
+#endif
+    return static_cast<size_t>(kPanelBytes);
 }
 
 // The scales of the rows of types with a row header.
@@ -304,9 +308,9 @@ constexpr ProductFn gemv_of() {
     return quant_gemv<U, GemvTokens>;
 }
 
-template <int GemvTokens>
+template <class U, int GemvTokens>
 size_t quant_work_bytes(int64_t n_in) {
-    return std::max(int8_panel_bytes(n_in), static_cast<size_t>(GemvTokens * round_up(n_in, kChunk)));
+    return std::max(int8_panel_bytes<U>(n_in), static_cast<size_t>(GemvTokens * round_up(n_in, kChunk)));
 }
 
 // On AVX2 products of panels take a third of the time of rows for codes that span less than 128, three
@@ -332,7 +336,7 @@ constexpr WeightKernels quant_kernels() {
                                 GemvTokens,
                                 gemv_of<U, GemvTokens>(),
                                 panel_products_of<U, TransposedPanel>(),
-                                HasHalves<U>::value ? quant_work_bytes<GemvTokens> : int8_panel_bytes,
+                                HasHalves<U>::value ? quant_work_bytes<U, GemvTokens> : int8_panel_bytes<U>,
                                 {quant_tiles<U>, kActBf16, kTileMinTokens, quant_tiles_work_bytes,
                                  ahead_kept_tokens, kTileMinExpertTokens},
                                 row_scales_of<U>(),

@@ -55,7 +55,8 @@ void gemv_of_records(const RowBlock& rows, const TokenSet& tokens, float* out, u
 template <class K>
 size_t record_work_bytes(int64_t n_in) {
     const int64_t n_chunks = round_up(n_in, kChunk) / kChunk;
-    return std::max(int8_panel_bytes(n_in), K::kTokens * n_chunks * sizeof(typename K::Record));
+    return std::max(int8_panel_bytes<typename K::Unpack>(n_in),
+                    K::kTokens * n_chunks * sizeof(typename K::Record));
 }
 
 // The kernels of the type with the product of few tokens replaced. Other: for what K does not multiply.

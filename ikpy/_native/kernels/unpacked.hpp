@@ -78,11 +78,12 @@ struct CodeRange<U, std::void_t<decltype(U::kHigh)>> {
 // most 127.
 constexpr int exact_pairs(int span) { return 32767 / (2 * 127 * span); }
 
-// Specializations, for AVX-512, have
+// Specializations, for tiers with dot products of bytes, have
 //   Unpack   the unpacker of the type with d of groups of 16 without the factor of the block: the integers
 //   static float factor(const uint8_t* block, int row)   that factor, of a row of a group
 //   static float offset_factor(const uint8_t* block, int row)   what the integers (up to 15) of its offsets
-//   are multiplied by, of types with offsets kLowScale, kHighScale   the smallest and the largest integer
+//   are multiplied by, of types with offsets
+//   kLowScale, kHighScale   the smallest and the largest integer
 template <class U>
 struct IntegerScaled;
 template <class U, class = void>

@@ -24,7 +24,7 @@ struct RowBlock {
     int64_t n_in;    // elements per row
 
     // Start of the group of `n_rows` interleaved rows that row i belongs to; rows beyond the last one repeat
-    // it. Blocks start at multiples of 16 rows, so a group never straddles two of them.
+    // it. Blocks of interleaved types start at multiples of 16 rows, so a group never straddles two of them.
     const uint8_t* group(int h, int i, int n_rows) const {
         return half[h] + (i < n[h] ? i : n[h] - 1) / n_rows * n_rows * stride;
     }

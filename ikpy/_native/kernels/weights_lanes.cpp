@@ -1,4 +1,4 @@
-// Products of single tokens by byte permutations for types of four to six bits and interleaved rows.
+// Products of few tokens by byte permutations for types of four to six bits and interleaved rows.
 #include "ikpy/ops.hpp"
 #include "unpack/lanes.hpp"
 #include "unpack/lanes_interleaved.hpp"

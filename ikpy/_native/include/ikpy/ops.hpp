@@ -97,7 +97,7 @@ bool has_amx_halves();
 // f16. Only IKPY_AMX=fp16 asks for that: numbers of F16 models move by more than the reference is off.
 bool rounds_f16_activations();
 
-// Whether single-token products of grid types use byte permutations (VBMI, GFNI): the CPU has them and
+// Whether products of few tokens use byte permutations (VBMI, GFNI): the CPU has them and
 // IKPY_VBMI is not 0.
 bool has_byte_permutes();
 // Whether matmuls of this weight type have an unpacker of their own; other types are decoded to float first.

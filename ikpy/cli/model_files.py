@@ -34,7 +34,7 @@ def model_path(params: CommonParams) -> str:
 
 def fetch_to(params: CommonParams, path: str) -> str:
     """The file of --model-url or of the hub, downloaded to the path of -m, where there is none yet."""
-    from huggingface_hub import constants
+    from huggingface_hub import hf_hub_url
 
     from ikpy.tools.hub import split_spec
 
@@ -45,7 +45,7 @@ def fetch_to(params: CommonParams, path: str) -> str:
     repository, quant = split_spec(model.hf_repo)
     if quant is not None and model.hf_file is None:
         raise UsageError(f"-m {path}: there is no such file; with -hf {model.hf_repo} leave -m out, or add -hff FILE")
-    return fetch(params, f"{constants.ENDPOINT}/{repository}/resolve/main/{model.hf_file or Path(path).name}", path)
+    return fetch(params, hf_hub_url(repository, model.hf_file or Path(path).name), path)
 
 
 def fetch(params: CommonParams, url: str, to: str | None = None) -> str:

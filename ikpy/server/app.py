@@ -195,12 +195,12 @@ class Gate:
 
         try:
             inner = self._without_prefix(scope["path"])
+            known = not self.keys or key is not None
             if scope["method"] == "OPTIONS":
                 await _preflight(headers.get("access-control-request-headers", "*"))(scope, receive, send_marked)
             elif inner is None:
                 await self._answer_outside(scope["path"])(scope, receive, send_marked)
-            elif not self.keys or key is not None or inner in OPEN_PATHS:
-                known = not self.keys or key is not None
+            elif known or inner in OPEN_PATHS:
                 await self.app({**scope, "root_path": self.prefix, "known_client": known}, receive, send_marked)
             else:
                 body = {"error": {"message": "Invalid API Key", "type": "authentication_error", "code": 401}}

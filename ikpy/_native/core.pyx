@@ -31,6 +31,7 @@ cdef extern from "ikpy/executor.hpp" namespace "ikpy" nogil:
     cbool has_amx_halves()
     cbool _rounds_f16_activations "ikpy::rounds_f16_activations"()
     cbool c_has_byte_permutes "ikpy::has_byte_permutes"()
+    cbool c_is_for_amd "ikpy::is_for_amd"()
     cbool c_has_unpacker "ikpy::has_unpacker"(int)
     size_t act_nbytes(int, int64_t, int64_t, int64_t)
 
@@ -129,6 +130,12 @@ def rounds_f16_activations() -> bool:
 def has_byte_permutes() -> bool:
     """Whether few tokens meet weights by byte permutations (VBMI and GFNI); IKPY_VBMI=0 turns it off."""
     return c_has_byte_permutes()
+
+
+def cpu_maker() -> str:
+    """Whose CPU the choices between kernels of the same instructions are made for, "amd" or "intel" (all others);
+    IKPY_MAKER decides otherwise."""
+    return "amd" if c_is_for_amd() else "intel"
 
 
 def has_decoder(int type_id) -> bool:

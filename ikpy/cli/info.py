@@ -23,6 +23,7 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
+MAKERS = {"amd": "CPUs of AMD", "intel": "CPUs of Intel"}
 PERMUTES_USE = "VBMI and GFNI, used for few tokens (IKPY_VBMI=0 turns it off)"
 
 
@@ -49,6 +50,7 @@ def facts() -> list[tuple[str, str]]:
         ("native core", f"{tier} (available: {', '.join(available_tiers)}; IKPY_ISA selects)"),
         ("tile unit", tile_unit(core)),
         ("byte permutes", PERMUTES_USE if core.has_byte_permutes() else "none in use"),
+        ("kernels for", f"{MAKERS[core.cpu_maker()]} (IKPY_MAKER=amd or intel selects)"),
         ("compiler", str(build["compiler"])),
         ("openmp", str(build["openmp"])),
         ("build flags", str(build["flags"])),

@@ -198,8 +198,8 @@ inline void add_block(const RowGroups<U::kRows>& groups, const uint8_t* const* x
     block_scales<U>(quads, d, m);
     const StepRows<U> steps(quads);
     const SideBySide side_by_side = groups.side_by_side();
-    const int64_t far = side_by_side.skip(offset, kPrefetchIntoL2),
-                  near = side_by_side.skip(offset, kPrefetchIntoL1);
+    const int64_t far = side_by_side.skip(offset, kPrefetch.into_l2),
+                  near = side_by_side.skip(offset, kPrefetch.into_l1);
     for (int ib = 0; ib < kParts; ++ib) {
         for (int q = 0; q < kQuads; q += R / 4) {
             prefetch_weights_into_l2<kPartBytes>(quads.block[q] + ib * kPartBytes + far);

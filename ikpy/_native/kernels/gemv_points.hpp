@@ -163,8 +163,8 @@ IKPY_VBMI_INLINE void multiply_rows(const uint8_t* const* rows, int64_t stride, 
     const SideBySide streams(kStreams, stride);
     for (int64_t c = 0; c < n_chunks; ++c) {
         const int64_t offset = c * P::kBlockBytes;
-        const int64_t far = streams.skip(offset, kPrefetchIntoL2),
-                      near = streams.skip(offset, kPrefetchIntoL1);
+        const int64_t far = streams.skip(offset, kPrefetch.into_l2),
+                      near = streams.skip(offset, kPrefetch.into_l1);
         for (int r = 0; r < kStreams; ++r) {
             at[r] = rows[r] + P::kHeaderBytes + offset;
             prefetch_weights_into_l2<P::kBlockBytes>(at[r] + far);

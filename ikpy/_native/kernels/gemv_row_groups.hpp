@@ -31,6 +31,7 @@
 #include "kernels/interleaved_product.hpp"
 #include "kernels/lane_sums.hpp"
 #include "kernels/token_records.hpp"
+#include "kernels/weight_prefetch.hpp"
 
 #if defined(__AVX512VNNI__)
 
@@ -167,7 +168,7 @@ template <int Bytes, int Steps>
 IKPY_VBMI_INLINE void prefetch_step(const uint8_t* p, int step) {
     asm volatile("" ::: "memory");
     for (int b = 64 * step; b < Bytes; b += 64 * Steps) {
-        _mm_prefetch(reinterpret_cast<const char*>(p + b + 2048), _MM_HINT_T1);
+        _mm_prefetch(reinterpret_cast<const char*>(p + b + kPrefetch.of_groups), _MM_HINT_T1);
     }
 }
 

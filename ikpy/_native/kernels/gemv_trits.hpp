@@ -112,8 +112,8 @@ IKPY_VBMI_INLINE void multiply_rows(const uint8_t* const* rows, int64_t stride, 
     const SideBySide streams(kRows, stride);
     for (int64_t c = 0; c < n_chunks; ++c) {
         const int64_t offset = UnpackIQ1_BN::kHeaderBytes + c * kBytes;
-        const int64_t far = streams.skip(offset, kPrefetchIntoL2),
-                      near = streams.skip(offset, kPrefetchIntoL1);
+        const int64_t far = streams.skip(offset, kPrefetch.into_l2),
+                      near = streams.skip(offset, kPrefetch.into_l1);
         __m512i bytes[kRows];
         for (int r = 0; r < kRows; ++r) {
             const uint8_t* p = rows[r] + offset;

@@ -2,14 +2,13 @@
 #pragma once
 #include <cstdint>
 
+#include "kernels/cpu_makers.hpp"
 #include "kernels/simd_f32.hpp"
 
 namespace ikpy {
 
-// From memory into L2 first: prefetches into L1 hold its few fill buffers for the whole way. Products of a
-// token of Llama 3.2 1B on 2 threads (33 GB/s can be read), 8 KiB ahead into L1 only against both: Q8_0 28.8
-// and 30.8 GB/s, Q4_K 26.9 and 29.4. Other distances into L2 lose 2 to 10 %.
-constexpr int64_t kPrefetchIntoL2 = 3072, kPrefetchIntoL1 = 1024;
+// From memory into L2 first: prefetches into L1 hold its few fill buffers for the whole way.
+inline const PrefetchDistances kPrefetch = prefetch_distances();
 
 // Asks for `Bytes` bytes of weights that come so far after p. Reads nothing. Inlined early: GCC removes calls
 // of functions that do nothing but prefetch.
@@ -17,7 +16,7 @@ template <int64_t Bytes>
 [[gnu::always_inline]] inline void prefetch_weights_into_l2([[maybe_unused]] const uint8_t* p) {
 #if defined(__AVX2__)
     for (int64_t b = 0; b < Bytes; b += 64)
-        _mm_prefetch(reinterpret_cast<const char*>(p + kPrefetchIntoL2 + b), _MM_HINT_T1);
+        _mm_prefetch(reinterpret_cast<const char*>(p + kPrefetch.into_l2 + b), _MM_HINT_T1);
 #endif
 }
 
@@ -25,7 +24,7 @@ template <int64_t Bytes>
 [[gnu::always_inline]] inline void prefetch_weights_into_l1([[maybe_unused]] const uint8_t* p) {
 #if defined(__AVX2__)
     for (int64_t b = 0; b < Bytes; b += 64)
-        _mm_prefetch(reinterpret_cast<const char*>(p + kPrefetchIntoL1 + b), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(p + kPrefetch.into_l1 + b), _MM_HINT_T0);
 #endif
 }
 

@@ -137,8 +137,8 @@ void dot_lanes(const RowBlock& rows, int h, int first, const uint8_t* const* x, 
     for (; k + kStep <= rows.n_in; k += kStep) {
         const int64_t at = k * R::kBytes;
         if constexpr (NT == 1) {
-            const int64_t far = side_by_side.skip(at, kPrefetchIntoL2),
-                          near = side_by_side.skip(at, kPrefetchIntoL1);
+            const int64_t far = side_by_side.skip(at, kPrefetch.into_l2),
+                          near = side_by_side.skip(at, kPrefetch.into_l1);
 #pragma GCC unroll 4
             for (int i = 0; i < NR; ++i) {
                 prefetch_weights_into_l2<64>(w[i] + at + far);

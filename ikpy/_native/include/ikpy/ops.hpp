@@ -100,6 +100,9 @@ bool rounds_f16_activations();
 // Whether products of few tokens use byte permutations (VBMI, GFNI): the CPU has them and
 // IKPY_VBMI is not 0.
 bool has_byte_permutes();
+// Whose CPU kernels of the same instructions are chosen for: AMD's, or Intel's, for which all others are
+// taken; IKPY_MAKER=amd or intel decides otherwise.
+bool is_for_amd();
 // Whether matmuls of this weight type have an unpacker of their own; other types are decoded to float first.
 bool has_unpacker(int weight_type);
 size_t act_nbytes(int format, int64_t n_in, int64_t n_rows, int64_t n_batch);

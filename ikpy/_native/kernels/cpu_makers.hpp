@@ -1,0 +1,24 @@
+// Where CPUs with the same instructions differ by their makers (is_for_amd of ops.hpp).
+#pragma once
+#include <cstdint>
+
+namespace ikpy {
+
+// Bytes from the weights that are being multiplied to those that are asked for.
+struct PrefetchDistances {
+    int64_t into_l2, into_l1;
+    int64_t of_groups;  // into L2, of kernels that ask for nothing else
+};
+
+// By the maker. Of products of one token of Llama 3.2 1B on 2 threads of an Intel Xeon (33 GB/s can be read),
+// 8 KiB ahead into L1 only against into L2 first: Q8_0 28.8 and 30.8 GB/s, Q4_K 26.9 and 29.4. Other
+// distances into L2 lose 2 to 10 % there. Zen 4 wants them to be longer (docs/performance-kernels.md).
+const PrefetchDistances& prefetch_distances();
+
+// Whether a gather of eight quadwords is faster than computing them. Zen 4 takes 10.7 cycles for it and 21
+// for a gather of 16 dwords, Intel's CPUs 8 for the latter.
+bool has_fast_gathers();
+// Whether byte and word permutations over two registers are single operations, as on Zen 4.
+bool has_fast_pair_permutes();
+
+}  // namespace ikpy

@@ -442,17 +442,34 @@ def test_expert_up_and_gate(fused: bool, tokens: int) -> None:
             assert_gated(out[t, slot][None], gated("silu", g, u)[None], f"token {t}, expert {e}")
 
 
+def run_with(code: str, **variables: str) -> None:
+    """Runs code in a process of its own: what is chosen for the CPU is chosen once per process."""
+    root, env = Path(__file__).parents[2], {**os.environ, **variables}
+    run = subprocess.run([sys.executable, "-c", code], check=False, cwd=root, env=env, capture_output=True, text=True)
+    assert run.returncode == 0, f"{variables}: {run.stderr}"
+
+
 def test_types_without_byte_permutes() -> None:
-    """CPUs without VBMI and GFNI take another kernel; IKPY_VBMI is read once per process."""
-    grids = ("IQ1_", "IQ2_KL", "IQ2_X", "IQ2_S", "IQ3_XXS", "IQ3_S")
+    """CPUs without VBMI and GFNI take another kernel."""
+    grids = ("IQ1_", "IQ2_", "IQ3_")
     short = ["Q5_0", "Q5_1", "Q6_0", "IQ4_NL", "MXFP4"]
     names = [n for n in FAST_TYPES if n.startswith(grids)]
-    names += [*short, "IQ4_XS", "IQ4_K", "IQ4_KS", "IQ4_KSS", "IQ5_K", "IQ6_K"]
+    names += [*short, "Q2_K", "Q3_K", "IQ4_XS", "IQ4_K", "IQ4_KS", "IQ4_KSS", "IQ5_K", "IQ6_K"]
     code = (
         "from ikpy._native import core; from tests.cpu import test_matmul as t; assert not core.has_byte_permutes()\n"
         f"for name in {names}: t.test_product_is_exact_for_all_token_counts(name)\n"
         f"for name in {short}: t.test_rows_that_end_inside_a_chunk(name, 1120)"
     )
-    root, env = Path(__file__).parents[2], {**os.environ, "IKPY_VBMI": "0"}
-    run = subprocess.run([sys.executable, "-c", code], check=False, cwd=root, env=env, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
+    run_with(code, IKPY_VBMI="0")
+
+
+@pytest.mark.parametrize("maker", ["amd", "intel"])
+def test_types_whose_kernels_depend_on_the_maker_of_the_cpu(maker: str) -> None:
+    """Points and trellis values are found in tables by gathers, permutations, or computed."""
+    names = [n for n in FAST_TYPES if n.startswith(("IQ2_X", "IQ2_S", "IQ3_X", "IQ3_S")) or n.endswith("KT")]
+    code = (
+        "from ikpy._native import core; from tests.cpu import test_matmul as t\n"
+        f"assert core.cpu_maker() == {maker!r}\n"
+        f"for name in {names}: t.test_product_is_exact_for_all_token_counts(name)"
+    )
+    run_with(code, IKPY_MAKER=maker)

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "ikpy/ops.hpp"
+#include "kernels/cpu_makers.hpp"
 #include "kernels/gemv_signed.hpp"
 #include "kernels/gemv_signed_rows.hpp"
 #include "kernels/quant_product.hpp"
@@ -32,26 +33,34 @@ bool has_byte_permutes() {
 #if defined(__AVX512VNNI__)
 namespace {
 
-const WeightKernels* point_weight_kernels(int type) {
+template <class Find>
+const WeightKernels* kernels_of_found_points(int type) {
     using namespace points;
     static constexpr WeightKernels kTable[] = {
-        kernels<IQ2_XXS, UnpackGrid<grid::IQ2_XXS>, 12, 24, kTileMinFastRowTokens>(),
-        kernels<IQ2_XS, UnpackGrid<grid::IQ2_XS>, 12, 16>(),
-        kernels<IQ2_S, UnpackGrid<grid::IQ2_S>, 12>(),
-        kernels<IQ3_XXS, UnpackGrid<grid::IQ3_XXS>, 12, 24, kTileMinFastRowTokens>(),
-        kernels<IQ3_S, UnpackGrid<grid::IQ3_S>, 11>(),
-        kernels<IQ1_S, UnpackIQ1_S, 11>(),
-        kernels<IQ1_M, UnpackIQ1_M, 11>(),
-        kernels<IQ2_XXS_R4, UnpackGridRows<grid::IQ2_XXS_R4>, 12, 32, kTileMinFastRowTokens>(),
-        kernels<IQ2_XS_R4, UnpackGridRows<grid::IQ2_XS_R4>, 12, 24>(),
-        kernels<IQ2_S_R4, UnpackGridRows<grid::IQ2_S_R4>, 12, 24>(),
-        kernels<IQ3_XXS_R4, UnpackGridRows<grid::IQ3_XXS_R4>, 12, 24, kTileMinFastRowTokens>(),
-        kernels<IQ3_S_R4, UnpackGridRows<grid::IQ3_S_R4>, 11>(),
-        kernels<IQ1_S_R4, UnpackIQ1_S_R4, 12, 16>(),
-        kernels<IQ1_M_R4, UnpackIQ1_M_R4, 12, 16>()};
+        kernels<IQ2_XXS<Find>, UnpackGrid<grid::IQ2_XXS>, 12, 24, kTileMinFastRowTokens>(),
+        kernels<IQ2_XS<Find>, UnpackGrid<grid::IQ2_XS>, 12, 16>(),
+        kernels<IQ2_S<Find>, UnpackGrid<grid::IQ2_S>, 12>(),
+        kernels<IQ3_XXS<Find>, UnpackGrid<grid::IQ3_XXS>, 12, 24, kTileMinFastRowTokens>(),
+        kernels<IQ3_S<Find>, UnpackGrid<grid::IQ3_S>, 11>(),
+        kernels<IQ2_XXS_R4<Find>, UnpackGridRows<grid::IQ2_XXS_R4>, 12, 32, kTileMinFastRowTokens>(),
+        kernels<IQ2_XS_R4<Find>, UnpackGridRows<grid::IQ2_XS_R4>, 12, 24>(),
+        kernels<IQ2_S_R4<Find>, UnpackGridRows<grid::IQ2_S_R4>, 12, 24>(),
+        kernels<IQ3_XXS_R4<Find>, UnpackGridRows<grid::IQ3_XXS_R4>, 12, 24, kTileMinFastRowTokens>(),
+        kernels<IQ3_S_R4<Find>, UnpackGridRows<grid::IQ3_S_R4>, 11>()};
     for (const WeightKernels& k : kTable)
         if (k.type == type) return &k;
     return nullptr;
+}
+
+const WeightKernels* point_weight_kernels(int type) {
+    using namespace points;
+    static constexpr WeightKernels kTernary[] = {
+        kernels<IQ1_S, UnpackIQ1_S, 11>(), kernels<IQ1_M, UnpackIQ1_M, 11>(),
+        kernels<IQ1_S_R4, UnpackIQ1_S_R4, 12, 16>(), kernels<IQ1_M_R4, UnpackIQ1_M_R4, 12, 16>()};
+    for (const WeightKernels& k : kTernary)
+        if (k.type == type) return &k;
+    return has_fast_pair_permutes() ? kernels_of_found_points<TwoRegisters>(type)
+                                    : kernels_of_found_points<OneRegister>(type);
 }
 
 }  // namespace

@@ -33,15 +33,20 @@ static const SplitCodes<256> iq2xxs_codes(tables::iq2xxs_grid, 8, 2, kLevels2);
 static const SplitCodes<256> iq3xxs_codes(tables::iq3xxs_grid, 4, 4, kLevels3XXS);
 static const SplitCodes<512> iq3s_codes(tables::iq3s_grid, 4, 4, kLevels3S);
 
-// Point i of N is twice the same word of eight codes of two bits, elements 0 .. 3 in its low byte.
+// Point i of N is a word of eight codes of two bits, elements 0 .. 3 in its low byte; `twice`: in both halves
+// of a dword.
 template <int N>
 struct WordCodes {
-    alignas(64) uint32_t of[N];
+    alignas(64) uint16_t once[N];
+    alignas(64) uint32_t twice[N];
 
     template <int Levels>
     WordCodes(const int8_t* grid, const int8_t (&levels)[Levels]) {
         const SplitCodes<N> split(grid, 8, 2, levels);
-        for (int i = 0; i < N; ++i) of[i] = 0x10001u * (split.first[i] | 256u * split.second[i]);
+        for (int i = 0; i < N; ++i) {
+            once[i] = static_cast<uint16_t>(split.first[i] | 256 * split.second[i]);
+            twice[i] = 0x10001u * once[i];
+        }
     }
 };
 

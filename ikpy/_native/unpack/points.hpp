@@ -1,7 +1,9 @@
-// Lattices of the grid types for kernels/gemv_points.hpp. Layouts: quant-formats section 6.1.
+// Lattices of the grid types for kernels/gemv_points.hpp. Layouts: quant-formats section 6.1. Find: how
+// points are found (point_lookups.hpp); counts of instructions and cycles are those of OneRegister on Intel's
+// CPUs.
 #pragma once
 #include "kernels/gemv_points.hpp"
-#include "unpack/point_tables.hpp"
+#include "unpack/point_lookups.hpp"
 #include "unpack/wide.hpp"
 
 #if defined(__AVX512VNNI__)
@@ -16,25 +18,6 @@ IKPY_VBMI_INLINE __m512 odd_scales(__m512i s, float unit) {
                                         2 * (10 & m) + 1, 2 * (11 & m) + 1, 2 * (12 & m) + 1,
                                         2 * (13 & m) + 1, 2 * (14 & m) + 1, 2 * (15 & m) + 1);
     return _mm512_permutexvar_ps(s, _mm512_mul_ps(table, _mm512_set1_ps(unit)));
-}
-
-// table[index], 128 entries; odd: bit 6 of the index. Permutations of two registers (vpermi2b) take three
-// micro-operations, two of them of the shuffle unit.
-IKPY_VBMI_INLINE __m512i lookup128(const uint8_t* table, __m512i index, __mmask64 odd) {
-    const __m512i low = _mm512_permutexvar_epi8(index, _mm512_load_si512(table));
-    return _mm512_mask_permutexvar_epi8(low, odd, index, _mm512_load_si512(table + 64));
-}
-
-// table[index], 256 entries; upper: bit 7 of the index.
-IKPY_VBMI_INLINE __m512i lookup256(const uint8_t* table, __m512i index, __mmask64 upper) {
-    const __mmask64 odd = _mm512_movepi8_mask(_mm512_add_epi8(index, index));
-    return _mm512_mask_blend_epi8(upper, lookup128(table, index, odd), lookup128(table + 128, index, odd));
-}
-
-// table[index], 512 entries.
-IKPY_VBMI_INLINE __m512i lookup512(const uint8_t* table, __m512i index, __mmask64 upper, __mmask64 ninth) {
-    return _mm512_mask_blend_epi8(ninth, lookup256(table, index, upper),
-                                  lookup256(table + 256, index, upper));
 }
 
 // Completes sign indices of 7 bits to masks of even parity.
@@ -95,6 +78,7 @@ IKPY_VBMI_INLINE __m512 two_row_scales(const uint8_t* const* p) {
 
 // Two rows: 52 vector operations per 512 weights, 24 of them on the shuffle unit: 26 cycles if two start per
 // cycle (18 GB/s at 3.5 GHz, measured 14); gathering the points takes 13 more.
+template <class Find>
 struct IQ2_XXS : Plain, EightElements {
     static constexpr int kType = 16, kBlockBytes = 66, kRowsAtOnce = 2;
 
@@ -105,8 +89,8 @@ struct IQ2_XXS : Plain, EightElements {
         const __m512i index = _mm512_permutex2var_epi32(a, even, b);
         const __m512i words = _mm512_permutex2var_epi32(a, _mm512_add_epi32(even, _mm512_set1_epi32(1)), b);
         const __mmask64 upper = _mm512_movepi8_mask(index);
-        first = lookup256(iq2xxs_codes.first, index, upper);
-        second = lookup256(iq2xxs_codes.second, index, upper);
+        first = Find::bytes256(iq2xxs_codes.first, index, upper);
+        second = Find::bytes256(iq2xxs_codes.second, index, upper);
         signs = even_masks(_mm512_multishift_epi64_epi8(kFields.load(), words));
         scale = _mm512_mul_ps(two_row_scales(p), odd_scales<4>(_mm512_srli_epi32(words, 28), 0.125f));
     }
@@ -159,6 +143,7 @@ struct Points3XXS : FourElements {
 
 // 40 vector operations, 18 of them on the shuffle unit: 20 cycles per 256 weights (17 GB/s at 3.6 GHz),
 // measured 23. With masks that gave the signs to the activations, 21 operations of the shuffle unit, 25.
+template <class Find>
 struct IQ3_XXS : Plain, Points3XXS {
     static constexpr int kType = 18, kRowsAtOnce = 1, kBlockBytes = 98;
 
@@ -167,8 +152,8 @@ struct IQ3_XXS : Plain, Points3XXS {
         const uint8_t* p = rows[0];
         const __m512i index = load64(p + 2);
         const __mmask64 upper = _mm512_movepi8_mask(index);
-        first = lookup256(iq3xxs_codes.first, index, upper);
-        second = lookup256(iq3xxs_codes.second, index, upper);
+        first = Find::bytes256(iq3xxs_codes.first, index, upper);
+        second = Find::bytes256(iq3xxs_codes.second, index, upper);
         const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
         const __m512i words = _mm512_permutexvar_epi32(twice, _mm512_castsi256_si512(load32(p + 66)));
         set_signs(nibbles_of_quads(even_masks(_mm512_multishift_epi64_epi8(kFields.load(), words))));
@@ -193,6 +178,7 @@ struct Points3S : FourElements {
 
 // 54 vector operations, 21 of them on the shuffle unit (16 for points): 27 cycles per 256 weights (15 GB/s at
 // 3.6 GHz), measured 30. With looked-up magnitudes and masks of signs the shuffle unit had 28, measured 31.
+template <class Find>
 struct IQ3_S : Plain, Points3S {
     static constexpr int kType = 21, kRowsAtOnce = 1, kBlockBytes = 110;
 
@@ -200,8 +186,8 @@ struct IQ3_S : Plain, Points3S {
         const uint8_t* p = rows[0];
         const __m512i index = load64(p + 2);
         const __mmask64 upper = _mm512_movepi8_mask(index), ninth = load_unaligned<uint64_t>(p + 66);
-        first = lookup512(iq3s_codes.first, index, upper, ninth);
-        second = lookup512(iq3s_codes.second, index, upper, ninth);
+        first = Find::bytes512(iq3s_codes.first, index, upper, ninth);
+        second = Find::bytes512(iq3s_codes.second, index, upper, ninth);
         set_signs(nibbles_of_quads(_mm512_cvtepu32_epi64(load32(p + 74))));
         const __m512i counts = _mm512_setr_epi32(0, 0, 4, 4, 8, 8, 12, 12, 16, 16, 20, 20, 24, 24, 28, 28);
         const __m512i s = _mm512_srlv_epi32(_mm512_set1_epi32(load_unaligned<int32_t>(p + 106)), counts);

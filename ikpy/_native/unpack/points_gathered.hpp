@@ -1,10 +1,10 @@
-// Lattices of the grid types with 512 points of eight elements and more. Points are gathered as words of
-// short codes.
+// Lattices of the grid types with 512 points of eight elements and more, which are found as words of short
+// codes.
 //
-// A gather of 16 points takes 8 cycles, in which little else is issued: 256 weights take 17 cycles for two
-// gathers and, with some 24 other vector operations, 27 to 29 in all. Neither fewer loads of activations (two
-// rows at a time), nor fewer prefetches, nor points as eight bytes make that less; 512 points out of 16
-// registers take 27 as well, alone or in turn with gathers.
+// On Intel's CPUs a gather of 16 points takes 8 cycles, in which little else is issued: 256 weights take 17
+// cycles for two gathers and, with some 24 other vector operations, 27 to 29 in all. Neither fewer loads of
+// activations (two rows at a time), nor fewer prefetches, nor points as eight bytes make that less; 512
+// points out of 16 registers take 27 as well, alone or in turn with gathers.
 #pragma once
 #include "unpack/points.hpp"
 
@@ -13,29 +13,12 @@
 namespace ikpy::points {
 
 // Word p holds the codes of point p, so that dword lanes belong to groups of 16 columns.
-struct Gathered : ByElement4 {
+struct WordPoints : ByElement4 {
     __m512i codes;
-
-    // Indices are the low bits of the words.
-    template <int N>
-    IKPY_VBMI_INLINE void gather(const WordCodes<N>& table, __m512i words) {
-        const __m512i mask = _mm512_set1_epi32(N - 1);
-        const __m512i even = gathered(table.of, _mm512_and_si512(words, mask));
-        const __m512i odd = gathered(table.of, _mm512_and_si512(_mm512_srli_epi32(words, 16), mask));
-        codes = _mm512_mask_blend_epi16(0xAAAAAAAA, even, odd);
-    }
-    static IKPY_VBMI_INLINE __m512i gathered(const uint32_t* table, __m512i index) {
-        // With a mask that the compiler knows to be full it leaves the target as it is, and every gather
-        // waits for the last use of its register.
-        uint32_t all = 0xFFFF;
-        asm("" : "+r"(all));
-        return _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), static_cast<__mmask16>(all), index,
-                                           reinterpret_cast<const int*>(table), 4);
-    }
 };
 
 // Points with signs: six bits of two codes and their signs find the level.
-struct SignedPoints : Gathered {
+struct SignedPoints : WordPoints {
     __m512i signs;  // of the elements of every byte in its high nibble
 
     // Byte p of the lower halves of quadwords (Stride 8), or of all of them (16: the high bytes of words)
@@ -88,25 +71,27 @@ IKPY_VBMI_INLINE __m512i even_masks_of_words(__m512i words) {
     return _mm512_gf2p8affine_epi64_epi8(words, _mm512_set1_epi64(0x02040810204080FE), 0);
 }
 
+template <class Find>
 struct IQ2_XS : Plain, SignedPoints {
     static constexpr int kType = 17, kRowsAtOnce = 1, kBlockBytes = 74;
 
     IKPY_VBMI_INLINE IQ2_XS(const uint8_t* const* rows, int) {
         const uint8_t* p = rows[0];
         const __m512i words = load64(p + 2);
-        gather(iq2xs_codes, words);
+        codes = Find::words(iq2xs_codes, words);
         set_signs<16>(even_masks_of_words(words));
         scale = nibble_scales(p + 66, wide::f16_lanes(p));
     }
 };
 
+template <class Find>
 struct IQ2_S : Plain, SignedPoints {
     static constexpr int kType = 22, kRowsAtOnce = 1, kBlockBytes = 82;
 
     IKPY_VBMI_INLINE IQ2_S(const uint8_t* const* rows, int) {
         const uint8_t* p = rows[0];
         const __m512i high = _mm512_set1_epi64(load_unaligned<int64_t>(p + 66));
-        gather(iq2s_codes, words_of(p + 2, high, kTwoBitFields));
+        codes = Find::words(iq2s_codes, words_of(p + 2, high, kTwoBitFields));
         set_signs<8>(_mm512_cvtepu32_epi64(load32(p + 34)));
         scale = nibble_scales(p + 74, wide::f16_lanes(p));
     }
@@ -114,7 +99,7 @@ struct IQ2_S : Plain, SignedPoints {
 
 // Ternary points t = -1, 0, 1 moved by an eighth are multiplied as 8 * t + 8: what is too much, 7 or 9 times
 // the sum of the activations, is taken off in advance.
-struct Ternary : Gathered {
+struct Ternary : WordPoints {
     // The two bits of a code come to bits 3 and 4.
     IKPY_VBMI_INLINE __m512i weights(int v) const {
         const int64_t field = int64_t{1} << 32 << (2 * v) | int64_t{2} << 24 << (2 * v);
@@ -136,7 +121,7 @@ struct IQ1_S : Plain, Ternary {
     IKPY_VBMI_INLINE IQ1_S(const uint8_t* const* rows, int) {
         const uint8_t* p = rows[0];
         const __m512i words = words_in_quads(p + 34);
-        gather(iq1s_codes, words_of(p + 2, words, kThreeBitFields));
+        codes = OneRegister::words(iq1s_codes, words_of(p + 2, words, kThreeBitFields));
         down = _mm512_test_epi64_mask(words, _mm512_set1_epi64(0x8000));
         scale = _mm512_mul_ps(wide::f16_lanes(p), odd_scales<3>(_mm512_srli_epi32(words, 12), 0.125f));
     }
@@ -165,7 +150,7 @@ struct IQ1_M : Plain, Ternary {
         static constexpr Bytes64 kScales([](int i) { return 16 * (i / 16) + 3 * (i / 4 & 3); });
         const uint8_t* p = rows[0];
         const __m512i words = words_of(p, words_in_quads(p + 32), kFourBitFields);
-        gather(iq1s_codes, words);
+        codes = OneRegister::words(iq1s_codes, words);
         down = _mm512_srli_epi16(_mm512_and_si512(words, _mm512_set1_epi16(2048)), 11);
         const auto fields = load_unaligned<uint64_t>(p + 48);
         const auto d = static_cast<short>(_pext_u64(fields, 0xF000F000F000F000));

@@ -48,6 +48,7 @@ IKPY_VBMI_INLINE __m512 scales_of_low_bits(__m512i sas, float unit) {
 }
 
 // Steps of 128 columns: a dword lane is a sub-block.
+template <class Find>
 struct IQ2_XXS_R4 : Interleaved, EightElements {
     static constexpr int kType = 216, kBlockBytes = 264, kSteps = 2;
 
@@ -57,8 +58,8 @@ struct IQ2_XXS_R4 : Interleaved, EightElements {
         const __m512i index = _mm512_permutexvar_epi32(order, load64(p + 136 + 64 * step));
         const __m512i sas = _mm512_permutexvar_epi32(order, load64(p + 8 + 64 * step));
         const __mmask64 upper = _mm512_movepi8_mask(index);
-        first = lookup256(iq2xxs_codes.first, index, upper);
-        second = lookup256(iq2xxs_codes.second, index, upper);
+        first = Find::bytes256(iq2xxs_codes.first, index, upper);
+        second = Find::bytes256(iq2xxs_codes.second, index, upper);
         signs = masks_of_codes(sas);
         scale = _mm512_mul_ps(row_scales(p), scales_of_low_bits(sas, 0.125f));
     }
@@ -82,19 +83,21 @@ IKPY_VBMI_INLINE __m512 nibble_scales_by_row(const uint8_t* p) {
     return odd_scales<4>(_mm512_multishift_epi64_epi8(kNibbles.load(), eight_bytes(p)), 0.125f);
 }
 
+template <class Find>
 struct IQ2_XS_R4 : Interleaved, SignedPoints {
     static constexpr int kType = 217, kBlockBytes = 296, kSteps = 4;
 
     IKPY_VBMI_INLINE IQ2_XS_R4(const uint8_t* const* rows, int step) {
         const uint8_t* p = rows[0];
         const __m512i words = quads_by_row(load64(p + 8 + 64 * step));
-        gather(iq2xs_codes, words);
+        codes = Find::words(iq2xs_codes, words);
         // The mask belongs to bits 1 .. 7 of the high byte.
         set_signs<16>(masks_of_codes(words));
         scale = _mm512_mul_ps(row_scales(p), nibble_scales_by_row(p + 264 + 8 * step));
     }
 };
 
+template <class Find>
 struct IQ3_XXS_R4 : Interleaved, Points3XXS {
     static constexpr int kType = 218, kBlockBytes = 392, kSteps = 4;
 
@@ -102,14 +105,15 @@ struct IQ3_XXS_R4 : Interleaved, Points3XXS {
         const uint8_t* p = rows[0];
         const __m512i index = quads_by_row(load64(p + 136 + 64 * step));
         const __mmask64 upper = _mm512_movepi8_mask(index);
-        first = lookup256(iq3xxs_codes.first, index, upper);
-        second = lookup256(iq3xxs_codes.second, index, upper);
+        first = Find::bytes256(iq3xxs_codes.first, index, upper);
+        second = Find::bytes256(iq3xxs_codes.second, index, upper);
         const __m512i sas = dwords_by_row(p + 8 + 32 * step);
         set_signs(nibbles_of_quads(masks_of_codes(sas)));
         scale = _mm512_mul_ps(row_scales(p), scales_of_low_bits(sas, 0.25f));
     }
 };
 
+template <class Find>
 struct IQ3_S_R4 : Interleaved, Points3S {
     static constexpr int kType = 221, kBlockBytes = 440, kSteps = 4;
 
@@ -128,8 +132,8 @@ struct IQ3_S_R4 : Interleaved, Points3S {
         const __mmask64 ninth =
             _mm512_test_epi8_mask(high, _mm512_set1_epi64(static_cast<int64_t>(0x8040201008040201)));
         const __mmask64 upper = _mm512_movepi8_mask(index);
-        first = lookup512(iq3s_codes.first, index, upper, ninth);
-        second = lookup512(iq3s_codes.second, index, upper, ninth);
+        first = Find::bytes512(iq3s_codes.first, index, upper, ninth);
+        second = Find::bytes512(iq3s_codes.second, index, upper, ninth);
         const __m512i by_element = bytes_of(load32(p + 296 + 32 * step), kSigns);
         set_signs(_mm512_gf2p8affine_epi64_epi8(kGroups.load(), by_element, 0));
         // Low nibbles belong to the first four sub-blocks.
@@ -139,6 +143,7 @@ struct IQ3_S_R4 : Interleaved, Points3S {
     }
 };
 
+template <class Find>
 struct IQ2_S_R4 : Interleaved, SignedPoints {
     static constexpr int kType = 222, kBlockBytes = 328, kSteps = 4;
 
@@ -149,8 +154,9 @@ struct IQ2_S_R4 : Interleaved, SignedPoints {
             [](int i) { return 32 * (i / 8 & 1) + 8 * row_of(i) + (i / 2 & 3) * 2; });
         const uint8_t* p = rows[0];
         const __m512i low = bytes_of(load32(p + 8 + 32 * step), kPoints);
-        gather(iq2s_codes, _mm512_mask_multishift_epi64_epi8(low, 0xAAAAAAAAAAAAAAAA, kFields.load(),
-                                                             eight_bytes(p + 136 + 8 * step)));
+        codes =
+            Find::words(iq2s_codes, _mm512_mask_multishift_epi64_epi8(low, 0xAAAAAAAAAAAAAAAA, kFields.load(),
+                                                                      eight_bytes(p + 136 + 8 * step)));
         set_signs<8>(dwords_by_row(p + 168 + 32 * step));
         scale = _mm512_mul_ps(row_scales(p), nibble_scales_by_row(p + 296 + 8 * step));
     }
@@ -176,8 +182,9 @@ struct IQ1_S_R4 : TernaryRows<24> {
             [](int i) { return 24 * (i / 8 & 1) + 4 * (i / 2 & 3) + row_of(i); });
         static constexpr Bytes64 kHigh([](int i) { return 24 * (i / 8 & 1) + 16 + 2 * row_of(i) + (i & 1); });
         const __m512i v = two_blocks(rows[0], step), words = bytes_of(v, kHigh);
-        gather(iq1s_codes, _mm512_mask_multishift_epi64_epi8(bytes_of(v, kPoints), 0xAAAAAAAAAAAAAAAA,
-                                                             kThreeBitFields.load(), words));
+        codes = OneRegister::words(iq1s_codes,
+                                   _mm512_mask_multishift_epi64_epi8(bytes_of(v, kPoints), 0xAAAAAAAAAAAAAAAA,
+                                                                     kThreeBitFields.load(), words));
         down = _mm512_test_epi64_mask(words, _mm512_set1_epi64(0x8000));
         scale = odd_scales<3>(_mm512_srli_epi32(words, 12), 0.125f);
     }
@@ -204,7 +211,7 @@ struct IQ1_M_R4 : TernaryRows<28> {
         const __m512i v = two_blocks(rows[0], step), fields = bytes_of(v, kHigh);
         const __m512i words = _mm512_mask_multishift_epi64_epi8(bytes_of(v, kPoints), 0xAAAAAAAAAAAAAAAA,
                                                                 kFourBitFields.load(), fields);
-        gather(iq1s_codes, words);
+        codes = OneRegister::words(iq1s_codes, words);
         down = _mm512_srli_epi16(_mm512_and_si512(words, _mm512_set1_epi16(2048)), 11);
         const __m512 eighths = _mm512_mul_ps(
             _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), _mm512_set1_ps(0.125f));

@@ -1,7 +1,8 @@
-// Products of few tokens by byte permutations for types of four to six bits and interleaved rows.
+// Products of few tokens by byte permutations for types of two to six bits and interleaved rows.
 #include "ikpy/ops.hpp"
 #include "unpack/lanes.hpp"
 #include "unpack/lanes_interleaved.hpp"
+#include "unpack/lanes_two_bits.hpp"
 #include "unpack/quad_layouts.hpp"
 
 namespace ikpy {
@@ -14,6 +15,12 @@ const WeightKernels* lane_weight_kernels([[maybe_unused]] int type) {
                                                lanes::kernels<lanes::Q5_0>(),
                                                lanes::kernels<lanes::Q5_1>(),
                                                lanes::kernels<lanes::Q6_0>(),
+                                               lanes::kernels<lanes::Q2_K, 8>(),
+                                               lanes::kernels<lanes::Q3_K, 8>(),
+                                               lanes::kernels<lanes::IQ2_K, 8>(),
+                                               lanes::kernels<lanes::IQ3_K, 8>(),
+                                               lanes::kernels<lanes::IQ2_KS, 8>(),
+                                               lanes::kernels<lanes::IQ3_KS, 8>(),
                                                lanes::kernels<lanes::IQ4_NL>(),
                                                lanes::kernels<lanes::IQ4_XS>(),
                                                lanes::kernels<lanes::MXFP4>(),

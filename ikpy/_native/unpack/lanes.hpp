@@ -73,6 +73,7 @@ struct MXFP4 : HalvesOfBlocks {
 struct Q5_0 : HalvesOfBlocks {
     using Plain = UnpackQ5_0;
     static constexpr float kScale = 1.0f;
+    static constexpr bool kUnpacksAhead = true;
     IKPY_VBMI_INLINE static Codes unpack(const uint8_t* p) {
         static constexpr Order32 kScales([](int i) { return 4 * (i / 2) + 2; });
         const __m512i starts = BlockStarts<Q5_0, 3>(p).quadwords<1, 2, 0, 0>();
@@ -120,6 +121,7 @@ struct Q5_1 : HalvesOfBlocks {
 struct Q6_0 : HalvesOfBlocks {
     using Plain = UnpackQ6_0;
     static constexpr float kScale = 1.0f;
+    static constexpr bool kUnpacksAhead = true;
     IKPY_VBMI_INLINE static Codes unpack(const uint8_t* p) {
         const BlockStarts<Q6_0, 5> starts(p);
         Codes w;

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from ikpy.errors import UsageError
+
 _NAME = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
 
@@ -25,6 +27,22 @@ def split_parts(path: str) -> tuple[str, int, int] | None:
     """Prefix, index (from 0) and count of a path that names a shard, else None."""
     match = _NAME.fullmatch(path)
     return None if match is None else (match["prefix"], int(match["number"]) - 1, int(match["count"]))
+
+
+def shard_paths(path: str) -> list[str]:
+    """Paths of all shards of the split model that a path belongs to; the path alone if it names no shard."""
+    part = split_parts(path)
+    if part is None or part[2] < 1:
+        return [path]
+    return [split_path(part[0], i, part[2]) for i in range(part[2])]
+
+
+def paths_from_first(path: str, option: str) -> list[str]:
+    """`shard_paths` of the first shard of a model; UsageError, which begins with ``option``, for another one."""
+    paths = shard_paths(path)
+    if path != paths[0]:
+        raise UsageError(f"{option}: give the first part of the split model, {paths[0]}")
+    return paths
 
 
 def output_prefix(path: str | Path) -> str:

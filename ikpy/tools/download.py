@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from ikpy.errors import ResourceError, UsageError
 from ikpy.gguf.atomic import lock_file
-from ikpy.gguf.splits import split_parts, split_path
+from ikpy.gguf.splits import paths_from_first
 
 if TYPE_CHECKING:
     import httpx
@@ -46,16 +46,13 @@ def fetch_url(text: str, token: str | None, log: Log, *, offline: bool = False, 
 
     url = parse_url(text)
     name = PurePosixPath(url.path).name
-    part = split_parts(name)
-    if part is not None and part[1] != 0:
-        raise UsageError(f"--model-url: give the first part of the split model, {split_path(part[0], 0, part[2])}")
-    names = [name] if part is None else [split_path(part[0], i, part[2]) for i in range(part[2])]
+    names = paths_from_first(name, "--model-url")
     # By the place, not by the name, so that all parts of a split model lie beside each other.
     place = f"{url.scheme}://{url.netloc.decode()}{PurePosixPath(url.path).parent}"
     folder = cache_folder() / hashlib.sha256(place.encode()).hexdigest()[:16]
     targets = [folder / item for item in names]
     if to is not None:
-        if part is not None and Path(to).name != name:
+        if len(names) > 1 and Path(to).name != name:
             raise UsageError(f"-m {to}: the parts of a split model keep their names: -m {Path(to).with_name(name)}")
         targets = [Path(to), *(Path(to).with_name(item) for item in names[1:])]
     missing = next((target for target in targets if not target.exists()), None)

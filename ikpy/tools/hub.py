@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 
 from ikpy.errors import ResourceError, UsageError
-from ikpy.gguf.splits import split_parts, split_path
+from ikpy.gguf.splits import paths_from_first, shard_paths, split_parts
 
 NO_MODELS = re.compile(r"mmproj|imatrix|(^|/)mtp-", re.IGNORECASE)
 HUB_ADDRESS = re.compile(r"^(https?://)?(huggingface\.co|hf\.co)/")
@@ -61,11 +61,8 @@ def short_name(name: str) -> str:
 
 def all_shards(first: str, models: Sequence[str], repo: str) -> list[str]:
     """All parts of a split model. Raises UsageError when one is missing."""
-    part = split_parts(first)
-    if part is None:
-        return [first]
-    names = [split_path(part[0], i, part[2]) for i in range(part[2])]
-    missing = [name for name in names if name not in models]
+    names = shard_paths(first)
+    missing = [] if names == [first] else [name for name in names if name not in models]
     if missing:
         raise UsageError(f"-hf {repo}: part {missing[0]} of the split model is missing in the repository")
     return names
@@ -73,10 +70,7 @@ def all_shards(first: str, models: Sequence[str], repo: str) -> list[str]:
 
 def parts_of(file: str, files: Sequence[str], repo: str) -> list[str]:
     """A file of a repository, with all parts of a split model whose first it is. UsageError for another part."""
-    part = split_parts(file)
-    if part is not None and part[1] != 0:
-        raise UsageError(f"-hff {file}: give the first part of the split model, {split_path(part[0], 0, part[2])}")
-    return all_shards(file, files, repo)
+    return all_shards(paths_from_first(file, f"-hff {file}")[0], files, repo)
 
 
 def fetch(spec: str, file: str | None, token: str | None, log: Callable[[str], None], *, offline: bool = False) -> str:

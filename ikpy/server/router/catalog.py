@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ikpy.gguf.splits import split_parts, split_path
+from ikpy.gguf.splits import shard_paths, split_parts
 
 NO_MODELS = re.compile(r"mmproj|imatrix", re.IGNORECASE)
 
@@ -47,10 +47,8 @@ def scan(folder: Path) -> dict[str, ModelFile]:
 
 def size_of(path: Path) -> tuple[int, int]:
     """Bytes of a model, all its parts, and the time it was changed; zeros if a file is not there."""
-    part = split_parts(str(path))
-    files = [path] if part is None else [Path(split_path(part[0], i, part[2])) for i in range(part[2])]
     try:
-        stats = [file.stat() for file in files]
+        stats = [Path(file).stat() for file in shard_paths(str(path))]
     except OSError:
         return 0, 0
     return sum(stat.st_size for stat in stats), int(stats[0].st_mtime)

@@ -259,13 +259,17 @@ class RecurrentStates:
         if following == 0:
             self.ends[seq] = EMPTY
         elif slot is not None:
-            self._copy(slot, seq)
-            self._part(seq)
-            self.ends[seq] = following
+            self._go_on_from(slot, seq, following)
         elif last is not None and last.end == following:
             self._set(seq, last)
         else:
             self.ends[seq] = LOST
+
+    def _go_on_from(self, slot: int, seq: int, end: int) -> None:
+        """The state of a sequence becomes that in a slot, which ends there."""
+        self._copy(slot, seq)
+        self._part(seq)
+        self.ends[seq] = end
 
     def _copy_slot(self, seq: int, end: int) -> int | None:
         """Slot of the copy of a sequence's state that ends there."""
@@ -289,11 +293,9 @@ class RecurrentStates:
         self.ends[target] = self.ends[source]
         if following and self.ends[source] == following:
             self._share(source, target)
-        elif following and slot is not None:
-            self._copy(slot, target)
-            self._part(target)
+        elif slot is not None:
+            self._go_on_from(slot, target, following)
             self.checkpoints[target] = [saved for saved in self.checkpoints[source] if saved.end <= following]
-            self.ends[target] = following
         else:
             self.removed(target, following, following)
 

@@ -21,7 +21,7 @@ cdef class WindowTable(CellTable):
     cdef size_t n_tried  # of the oldest
 
     cdef int64_t lowest_of(self, int64_t pos)
-    cdef int64_t visible(self, uint64_t mask, const int64_t* following)
+    cdef int64_t kept(self, uint64_t mask, const int64_t* following)
     cdef int empty_outdated(self, int64_t n, const int64_t* following) except -1
     cdef int find_oldest(self, size_t n, const int64_t* following) except -1
     cdef bint drop(self, const Outdated& item, const int64_t* following)

@@ -28,15 +28,22 @@ cdef class WindowTable(CellTable):
 
     def lowest_visible(self, int64_t pos):
         """The smallest position that a query at pos attends to."""
+        if self.chunked:
+            return pos - pos % self.size
+        return self.lowest_of(pos)
+
+    def lowest_kept(self, int64_t pos):
+        """The smallest position that a sequence keeps whose next query is at pos.
+
+        Of chunks more than the query attends to: a shift of positions makes tokens of two chunks those of one.
+        """
         return self.lowest_of(pos)
 
     cdef int64_t lowest_of(self, int64_t pos):
-        if self.chunked:
-            return pos - pos % self.size
         return max(0, pos - self.size + 1)
 
-    cdef int64_t visible(self, uint64_t mask, const int64_t* following):
-        """The smallest position that the next queries of these sequences attend to; INT64_MAX if they have none."""
+    cdef int64_t kept(self, uint64_t mask, const int64_t* following):
+        """The smallest position kept for the next queries of these sequences; INT64_MAX if they have none."""
         cdef int64_t lowest = INT64_MAX
         cdef int i
         while mask:
@@ -78,16 +85,16 @@ cdef class WindowTable(CellTable):
 
     cdef int find_oldest(self, size_t n, const int64_t* following) except -1:
         """Lists at most n cells of tokens that fell out of all windows."""
-        cdef int64_t cell, visible = INT64_MAX
+        cdef int64_t cell, kept = INT64_MAX
         cdef uint64_t mask = 0
         self.n_tried = 0
         self.oldest.clear()
         for cell in range(self.n_cells):
             if self._seq[cell] != mask:  # neighbours mostly belong to the same sequences
                 mask = self._seq[cell]
-                visible = self.visible(mask, following)
-            if 0 <= self._pos[cell] < visible < INT64_MAX:
-                self.oldest.push_back(Outdated(visible - self._pos[cell], cell, mask, self._pos[cell]))
+                kept = self.kept(mask, following)
+            if 0 <= self._pos[cell] < kept < INT64_MAX:
+                self.oldest.push_back(Outdated(kept - self._pos[cell], cell, mask, self._pos[cell]))
         if n < self.oldest.size():
             nth_element(self.oldest.begin(), self.oldest.begin() + n, self.oldest.end(), is_older)
             self.oldest.resize(n)
@@ -97,11 +104,11 @@ cdef class WindowTable(CellTable):
     cdef bint drop(self, const Outdated& item, const int64_t* following):
         """Empties a cell if it still holds this token and no next query sees it; whether it did."""
         cdef uint64_t left = item.mask
-        cdef int64_t visible = self.visible(left, following)
+        cdef int64_t kept = self.kept(left, following)
         cdef int i
         if self._pos[item.cell] != item.pos or self._seq[item.cell] != item.mask:
             return False
-        if not item.pos < visible < INT64_MAX:
+        if not item.pos < kept < INT64_MAX:
             return False
         while left:
             i = lowest_bit(left)

@@ -186,19 +186,19 @@ class KVCache:
         self.tables.forget(seq_id)
         following = self.seq_pos_max(seq_id) + 1
         for window, cells in self.windows.items():
-            # The first token of a chunk sees none of those before: nothing of them was saved.
+            # Nothing was saved of a window of one token.
             cells.lost[seq_id] = int(positions[window].min(initial=following))
         return found
 
     def make_room_to_unshare(self, seq_id: int) -> None:
         """Empties window cells as a sequence needs them to have its own for those it shares with others.
 
-        It lets go of tokens that it sees no more, then other sequences do.
+        It lets go of tokens that it needs no more, then other sequences do.
         """
         following = self.tables.next_positions()
         for cells in self.windows.values():
             if len(cells.shared(seq_id)) > cells.n_cells - cells.used:
-                cells.forget(seq_id, cells.lowest_visible(following.get(seq_id, 0)))
+                cells.forget(seq_id, cells.lowest_kept(following.get(seq_id, 0)))
                 cells.make_room(len(cells.shared(seq_id)), following)
 
     def release(self, taken: Taken) -> None:

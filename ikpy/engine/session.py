@@ -106,11 +106,13 @@ def mismatch(context: Context, header: dict[str, Any]) -> str | None:
 
 
 def sequence_cells(context: Context, seq_id: int) -> dict[Window, NDArray[np.intp]]:
-    """Cells of a sequence in the order of their positions; of a window's cells those that its next token attends to."""
+    """Cells of a sequence in the order of their positions; of a window's cells those that its next token may attend to,
+    behind a context shift as well.
+    """
     kv = context.kv
     found = {}
     for window, cells in kv.cells.items():
-        first = cells.lowest_visible(kv.seq_pos_max(seq_id) + 1) if isinstance(cells, WindowCells) else -1
+        first = cells.lowest_kept(kv.seq_pos_max(seq_id) + 1) if isinstance(cells, WindowCells) else -1
         indices = np.flatnonzero(cells.matching(seq_id, first, -1))
         found[window] = indices[np.argsort(cells.pos[indices], kind="stable")]
     return found

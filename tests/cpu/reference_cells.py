@@ -92,8 +92,6 @@ def dropped_tokens(cells: WindowCells, n: int, following: dict[int, int]) -> tup
     for cell in np.flatnonzero(cells.pos >= 0).tolist():
         own = [seq_id for seq_id in following if int(cells.seq[cell]) >> seq_id & 1]
         starts = [following[i] - cells.size + 1 for i in own]
-        if cells.kind == "chunked":
-            starts = [following[i] // cells.size * cells.size for i in own]
         if own and min(starts) > cells.pos[cell]:
             behind.append((int(cells.pos[cell]) - min(starts), cell))
     missing = max(0, n - int(np.count_nonzero(cells.pos < 0)))

@@ -169,8 +169,58 @@ def test_shifted_positions(tmp_path: Path) -> None:
     assert windowed.kv.rewind(0, 139) == 139 and cells.lost[0] <= 139
 
 
+@pytest.fixture
+def chunk_contexts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Context, Context]:
+    """Of a model with chunks of 48 tokens, whose window caches have room for three sequences and nothing more."""
+    monkeypatch.setattr(llama4, "CHUNK", 48)
+    path = llama4_two_experts()[0].write(tmp_path / "model.gguf")
+    windowed, full = contexts(path, flash_attn=False, n_ctx=1024, n_seq_max=3, n_ubatch=16)
+    assert {window: cells.n_cells for window, cells in windowed.kv.windows.items()} == {("chunked", 48): 160}
+    return windowed, full
+
+
+def shift(context: Context, keep: int, drop: int) -> None:
+    """A context shift of the first sequence."""
+    context.kv.seq_rm(0, keep, keep + drop)
+    context.kv.seq_add(0, keep + drop, -1, -drop)
+
+
+@pytest.mark.parametrize(("keep", "drop"), [(4, 6), (4, 30), (0, 60)])
+def test_chunks_are_whole_after_a_shift(chunk_contexts: tuple[Context, Context], keep: int, drop: int) -> None:
+    """Tokens that were in the chunk before are seen again, whatever room other sequences needed meanwhile."""
+    windowed, full = chunk_contexts
+    for context in chunk_contexts:
+        run(context, TOKENS[:97])
+        for seq_id in (1, 2):
+            run(context, TOKENS[:191], seq_id=seq_id)
+    assert windowed.kv.windows["chunked", 48].lost[0] > 0
+    for context in chunk_contexts:
+        shift(context, keep, drop)
+    same(run(windowed, TOKENS[200:240], 97 - drop), run(full, TOKENS[200:240], 97 - drop), f"behind a shift by {drop}")
+
+
+@pytest.mark.parametrize("drop", [6, 30])
+def test_chunks_of_a_restored_text_are_whole_after_a_shift(
+    chunk_contexts: tuple[Context, Context], drop: int, tmp_path: Path
+) -> None:
+    windowed, full = chunk_contexts
+    for context in chunk_contexts:
+        run(context, TOKENS[:97])
+    save_sequence(tmp_path / "state", windowed, 0, TOKENS[:97].tolist())
+    state = take_state(windowed, 0, TOKENS[:97].tolist())
+    shift(full, 4, drop)
+    expected = run(full, TOKENS[200:240], 97 - drop)
+    load_sequence(tmp_path / "state", windowed, 0, 512)
+    shift(windowed, 4, drop)
+    same(run(windowed, TOKENS[200:240], 97 - drop), expected, "behind a slot file")
+    put_state(windowed, 0, state)
+    shift(windowed, 4, drop)
+    same(run(windowed, TOKENS[200:240], 97 - drop), expected, "behind a saved text")
+
+
 def test_a_state_saved_between_two_chunks_cannot_be_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next token sees nothing of the chunk before, so nothing of it is saved, but one token earlier all is seen."""
+    """The next token sees nothing of the chunk before, but one token earlier all is seen, of which the first token is
+    not saved."""
     monkeypatch.setattr(llama4, "CHUNK", 50)
     path = llama4_two_experts()[0].write(tmp_path / "model.gguf")
     (windowed, full), (restored, _) = contexts(path), contexts(path)
@@ -254,7 +304,7 @@ def test_room_is_made_only_as_needed_and_never_in_a_window() -> None:
     chunked = WindowCells(8, "chunked", 4)
     chunked.fill(range(6), range(6), [1] * 6)
     chunked.make_room(8, {0: 6})
-    assert sorted(chunked.pos[chunked.pos >= 0]) == [4, 5]
+    assert sorted(chunked.pos[chunked.pos >= 0]) == [3, 4, 5], "position 3 is seen from position 6 less a shift"
     assert chunked.holds_window(0, 7) and not chunked.holds_window(0, 3)
 
 

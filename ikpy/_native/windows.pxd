@@ -14,7 +14,6 @@ cdef struct Outdated:
 cdef class WindowTable(CellTable):
     cdef readonly str kind
     cdef readonly int64_t size
-    cdef bint chunked
     cdef readonly object lost
     cdef int64_t[::1] _lost
     cdef vector[Outdated] oldest

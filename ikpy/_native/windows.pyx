@@ -22,15 +22,9 @@ cdef class WindowTable(CellTable):
 
     def __init__(self, int64_t n_cells, str kind, int64_t size):
         CellTable.__init__(self, n_cells)
-        self.kind, self.chunked, self.size = kind, kind == "chunked", size
+        self.kind, self.size = kind, size
         self.lost = np.zeros(N_SEQUENCES, np.int64)
         self._lost = self.lost
-
-    def lowest_visible(self, int64_t pos):
-        """The smallest position that a query at pos attends to."""
-        if self.chunked:
-            return pos - pos % self.size
-        return self.lowest_of(pos)
 
     def lowest_kept(self, int64_t pos):
         """The smallest position that a sequence keeps whose next query is at pos.

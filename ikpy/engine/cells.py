@@ -107,7 +107,7 @@ class WindowCells(Cells, WindowTable):
 
     def holds_window(self, seq_id: int, pos: int) -> bool:
         """Whether everything that a query of the sequence at pos attends to is still here."""
-        return bool(self.lost[seq_id] <= self.lowest_visible(pos))
+        return bool(self.lost[seq_id] <= lowest_visible(self.kind, self.size, pos))
 
     def forget(self, seq_id: int, pos: int) -> None:
         """Removes the sequence from the cells of positions below pos."""

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from ikpy.engine.speculative import Drafter, SpeculativeParams
@@ -64,44 +65,80 @@ class SuffixAutomaton:
                 self._again[at, token] = self._again.get((at, token), 0) + 1
             at = self.link[at]
 
-    def best(self, state: int) -> tuple[int, float] | None:
-        """Most frequent token behind a state's substrings and its share; None at the end of the text."""
-        counts = {token: 1 + self._again.get((state, token), 0) for token in self.next[state]}
-        if not counts:
-            return None
-        token = max(counts, key=lambda t: counts[t])
-        return token, counts[token] / sum(counts.values())
+    def counts(self, state: int) -> dict[int, int]:
+        """How often each token followed a state's substrings."""
+        return {token: 1 + self._again.get((state, token), 0) for token in self.next[state]}
+
+    def shortened(self, state: int, longest: int) -> int:
+        """State of the suffix of at most ``longest`` tokens of a state's substrings."""
+        while state > 0 and self.length[self.link[state]] >= longest:
+            state = self.link[state]
+        return state
 
     def repeated_suffix(self, longest: int) -> int:
         """State of the longest suffix of the text, of at most ``longest`` tokens, that also ends elsewhere."""
-        at = self.link[self.last]
-        while at > 0 and self.length[self.link[at]] >= longest:
-            at = self.link[at]
-        return max(at, 0)
+        return self.shortened(max(self.link[self.last], 0), longest)
+
+    @classmethod
+    def of_texts(cls, texts: Sequence[Sequence[int]]) -> SuffixAutomaton:
+        """All substrings of several texts."""
+        automaton = cls()
+        for number, text in enumerate(texts):
+            for token in text:
+                automaton.extend(token)
+            automaton.extend(-1 - number)  # no token, so that nothing goes on from one text to the next
+        return automaton
+
+
+class CorpusMatch:
+    """The longest suffix of a growing text that a corpus has: its state there and its length. Only reads the corpus."""
+
+    def __init__(self, corpus: SuffixAutomaton) -> None:
+        self.corpus = corpus
+        self.state = self.length = 0
+
+    def extend(self, token: int) -> None:
+        """Appends a token to the text."""
+        corpus = self.corpus
+        while self.state > 0 and token not in corpus.next[self.state]:
+            self.state = corpus.link[self.state]
+            self.length = corpus.length[self.state]
+        if token in corpus.next[self.state]:
+            self.state = corpus.next[self.state][token]
+            self.length += 1
+
+
+Place = tuple[SuffixAutomaton, int]
+
+
+def likeliest(places: Sequence[Place]) -> tuple[int, float] | None:
+    """Most frequent token behind the substring that states stand for, and its share; None if nothing follows."""
+    counts: Counter[int] = Counter()
+    for automaton, state in places:
+        counts.update(automaton.counts(state))
+    if not counts:
+        return None
+    token = max(counts, key=lambda t: counts[t])
+    return token, counts[token] / counts.total()
 
 
 class SuffixDraft(Drafter):
     """Follows the most frequent continuation while the draft as a whole is likelier than ``p_min`` says.
 
-    ``corpus``: texts that are known from the start, as token lists.
+    ``corpus``: texts that are known from the start; drafters may share them.
     """
 
     name = "suffix"
 
-    def __init__(self, params: SpeculativeParams, corpus: Sequence[Sequence[int]] = ()) -> None:
+    def __init__(self, params: SpeculativeParams, corpus: SuffixAutomaton | None = None) -> None:
         self.params = params
-        self._corpus = corpus
+        self._corpus = SuffixAutomaton() if corpus is None else corpus
         self._restart()
 
     def _restart(self) -> None:
-        self._automaton = SuffixAutomaton()
+        self._text = SuffixAutomaton()
+        self._match = CorpusMatch(self._corpus)
         self._learned: list[int] = []
-        separator = -1
-        for text in self._corpus:
-            for token in text:
-                self._automaton.extend(token)
-            self._automaton.extend(separator)
-            separator -= 1
 
     def begin(self, tokens: Sequence[int]) -> None:
         self._restart()
@@ -112,20 +149,19 @@ class SuffixDraft(Drafter):
             self._restart()
             known = 0
         for token in tokens[known:]:
-            self._automaton.extend(token)
+            self._text.extend(token)
+            self._match.extend(token)
         self._learned += tokens[known:]
         return self._follow(n_max, self.params.p_min if p_min is None else p_min)
 
     def _follow(self, n_max: int, p_min: float) -> list[int]:
-        automaton, params = self._automaton, self.params
-        state = automaton.repeated_suffix(params.max_depth)
-        matched = min(automaton.length[state], params.max_depth)
-        if matched < params.pattern_len:
+        places, matched = self._matches()
+        if matched < self.params.pattern_len:
             return []
         found: list[int] = []
         probability = 1.0
         while len(found) < min(n_max, LENGTH_PER_MATCHED * matched):
-            best = automaton.best(state)
+            best = likeliest(places)
             if best is None:
                 break
             token, share = best
@@ -133,5 +169,13 @@ class SuffixDraft(Drafter):
             if token < 0 or probability < p_min:
                 break
             found.append(token)
-            state = automaton.next[state][token]
+            places = [(a, a.next[state][token]) for a, state in places if token in a.next[state]]
         return found
+
+    def _matches(self) -> tuple[list[Place], int]:
+        """Where the longest suffix that occurred before stands, in the corpus and in the text, and its length."""
+        text, match = self._text, self._match
+        repeated = text.repeated_suffix(self.params.max_depth)
+        matched = min(max(match.length, text.length[repeated]), self.params.max_depth)
+        places = [(match.corpus, match.corpus.shortened(match.state, matched))] if match.length >= matched else []
+        return places + ([(text, repeated)] if text.length[repeated] >= matched else []), matched

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from ikpy.engine.ngram_cache import CacheDraft, NgramCache
 from ikpy.engine.ngram_draft import NgramMapKey, NgramMapValues, NgramMod, NgramPool, NgramSimple
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.engine.speculative import Drafter, Speculation, SpeculativeParams
-from ikpy.engine.suffix_draft import SuffixDraft
+from ikpy.engine.suffix_draft import SuffixAutomaton, SuffixDraft
 from ikpy.errors import UsageError
 from ikpy.vocab import Vocab
 
@@ -86,7 +86,7 @@ def _maker(
     if name == "ngram-cache":
         return _cache_maker(files, vocab.n_tokens)
     if name == "suffix":
-        corpus = [] if files.suffix_corpus is None else [_corpus(files.suffix_corpus, vocab)]
+        corpus = None if files.suffix_corpus is None else _corpus(files.suffix_corpus, vocab)
         return lambda _: SuffixDraft(params, corpus)
     plain = {"ngram-simple": NgramSimple, "ngram-map-k": NgramMapKey, "ngram-map-k4v": NgramMapValues}
     if name not in plain:
@@ -105,12 +105,12 @@ def _head_maker(
     return lambda seq_id: HeadDraft(context, p_min=params.p_min, n_ctx=n_ctx, seq_id=seq_id)
 
 
-def _corpus(path: str, vocab: Vocab) -> Sequence[int]:
+def _corpus(path: str, vocab: Vocab) -> SuffixAutomaton:
     try:
         text = Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise UsageError(f"cannot read suffix corpus '{path}': {error.strerror}") from None
-    return vocab.tokenize(text, add_special=False)
+    return SuffixAutomaton.of_texts([vocab.tokenize(text, add_special=False)])
 
 
 def _cache_maker(files: DraftFiles, n_vocab: int) -> Maker:

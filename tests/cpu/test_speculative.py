@@ -277,6 +277,45 @@ def test_suffix_automaton_finds_what_a_search_finds() -> None:
                 assert set(automaton.next[state]) == following
 
 
+def test_a_corpus_that_drafters_share_serves_as_one_text_with_their_own() -> None:
+    """Drafts are those of the corpus with the text behind it, whatever other drafters have seen."""
+    random = np.random.default_rng(2)
+    n_found = 0
+    for alphabet in (2, 3, 5):
+        texts = [random.integers(0, alphabet, 90).tolist() for _ in range(2)]
+        shared = SuffixAutomaton.of_texts(texts)
+        joined = [*texts[0], -1, *texts[1], -2]
+        for depth in (3, 64):
+            params = SpeculativeParams(pattern_len=2, max_depth=depth, p_min=0.05)
+            for drafter in (SuffixDraft(params, shared), SuffixDraft(params, shared)):
+                text = random.integers(0, alphabet, 60).tolist()
+                for n in range(1, 61):
+                    found = drafter.draft(text[:n], 12)
+                    assert found == SuffixDraft(params).draft([*joined, *text[:n]], 12), text[:n]
+                    n_found += len(found)
+    assert n_found > 500
+
+
+def test_a_corpus_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither slots nor the texts that they begin one after the other index it again."""
+    path = tmp_path / "corpus.txt"
+    path.write_text("The old man looked at the sea. " * 40)
+    vocab = Vocab.from_metadata(Model.load(BUNDLED).gguf.metadata)
+    n_corpus = len(vocab.tokenize(path.read_text(), add_special=False)) + 1
+    read: list[int] = []
+    extend = SuffixAutomaton.extend
+    monkeypatch.setattr(SuffixAutomaton, "extend", lambda self, token: read.append(token) or extend(self, token))
+    params = SpeculativeParams(types=("suffix",), p_min=0.1)
+    made = make_speculation(params, vocab, DraftFiles(suffix_corpus=str(path)))
+    assert made is not None
+    text = vocab.tokenize("And the old man looked at", add_special=False)
+    for speculator in [made.speculator(i) for i in range(3)]:
+        for _ in range(2):
+            speculator.begin(text)
+            assert vocab.detokenize(speculator.draft(text, 3)).startswith(" the sea")
+    assert len(read) == n_corpus + 6 * len(text)
+
+
 def test_ngram_drafts() -> None:
     text = [1, 2, 3, 4, 5, 6, 7, 1, 2, 3]
     params = SpeculativeParams(size_n=3, size_m=4, n_max=8)
@@ -295,7 +334,8 @@ def test_ngram_drafts() -> None:
     pool = NgramPool(3)
     assert NgramMod(pool).draft(text, 6) == [4, 5, 6, 7, 1, 2]
     assert NgramMod(pool).draft([9, 1, 2, 3], 2) == [4, 5], "another sequence learned it"
-    assert SuffixDraft(SpeculativeParams(pattern_len=2, p_min=0.5), [[7, 8, 9, 10]]).draft([1, 7, 8], 5) == [9, 10]
+    corpus = SuffixAutomaton.of_texts([[7, 8, 9, 10]])
+    assert SuffixDraft(SpeculativeParams(pattern_len=2, p_min=0.5), corpus).draft([1, 7, 8], 5) == [9, 10]
 
 
 def test_lookup_cache_files(tmp_path: Path) -> None:

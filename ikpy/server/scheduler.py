@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from ikpy.server.adapters import Adapters
 from ikpy.server.batch_steps import BatchSteps, log_released
 from ikpy.server.batching import PromptFeeder
 from ikpy.server.checkpoints import Checkpoints
+from ikpy.server.engine_calls import EngineCall
 from ikpy.server.errors import SHUTTING_DOWN, queue_full, shutting_down
 from ikpy.server.metrics import Metrics
 from ikpy.server.prompt_cache import PromptCache
@@ -79,9 +80,11 @@ class Engine:
         parts = self.prompts, self.reuse, checkpoints
         self._steps = BatchSteps(context, self.slots, *parts, self.metrics, log, self._tell)
         self._queue = TaskQueue()
-        self._calls: deque[Callable[[], None]] = deque()
+        self._calls: deque[EngineCall[Any]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
+        self._ended = False
+        """Whether nobody looks for calls any more."""
         self._any_cancelled = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         log.event("init", "initializing slots", n_slots=settings.n_slots, **checkpoints.limits)
@@ -117,21 +120,15 @@ class Engine:
             self._wake.notify()
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Runs a function in the engine thread between two batches."""
-        future: Future[T] = Future()
-
-        def run() -> None:
-            if not future.set_running_or_notify_cancel():  # whoever asked has gone
-                return
-            try:
-                future.set_result(function())
-            except BaseException as error:
-                future.set_exception(error)
-
+        """Runs a function in the engine thread between two batches; ApiError 503 once the thread has ended."""
+        call = EngineCall(function)
         with self._wake:
-            self._calls.append(run)
-            self._wake.notify()
-        return future
+            if not self._ended:
+                self._calls.append(call)
+                self._wake.notify()
+                return call.future
+        call.refuse(shutting_down())
+        return call.future
 
     def stop(self, timeout: float = 30.0) -> None:
         """Refuses new tasks, lets running ones end (at most ``timeout`` seconds), ends the thread."""
@@ -230,12 +227,13 @@ class Engine:
                 if any(self.reuse.choose(task) is not None for task in self._queue):
                     return True
                 if self._stopping and not working:
+                    self._ended = True
                     return False
                 self._wake.wait()
 
     def _run_calls(self) -> None:
         while self._calls:
-            self._calls.popleft()()
+            self._calls.popleft().run()
 
     def _drop_cancelled(self) -> None:
         if not self._any_cancelled:

@@ -18,9 +18,11 @@ from ikpy.engine import json_schema
 from ikpy.engine.kv_cache import KVCacheFullError
 from ikpy.server import slot_files
 from ikpy.server.build import Server
+from ikpy.server.errors import SHUTTING_DOWN, ApiError
 from ikpy.server.probabilities import largest
 from ikpy.server.read_params import read_generation
 from tests.server.harness import start_server
+from tests.server.live import PATIENCE
 
 TEXT = {"prompt": "The old man looked at", "n_predict": 4, "temperature": 0}
 
@@ -42,6 +44,23 @@ def test_a_call_that_was_given_up_does_not_run(server: Server) -> None:
     assert first.result(60)
     assert client.post("/completion", json=TEXT).status_code == 200
     assert ran == []
+
+
+def test_calls_after_the_end_are_refused_at_once(server: Server) -> None:
+    """As a slot that is saved while the server ends: its client waited until the process was given up."""
+    client = TestClient(server.app, raise_server_exceptions=False)
+    assert server.engine.call(lambda: 1).result(PATIENCE) == 1
+    server.engine.stop(PATIENCE)
+    with pytest.raises(ApiError, match="shutting down"):
+        server.engine.call(lambda: 1).result(1)
+    for path, body in (
+        ("/slots/0?action=save", {"filename": "kept"}),
+        ("/slots/0?action=erase", {}),
+        ("/lora-adapters", []),
+    ):
+        answer = client.post(path, json=body)
+        assert (answer.status_code, answer.json()["error"]["message"]) == (503, SHUTTING_DOWN), path
+    server.engine.give_up()
 
 
 def test_a_restore_without_room_leaves_an_empty_slot(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

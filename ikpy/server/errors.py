@@ -51,6 +51,11 @@ def queue_full(n_waiting: int) -> ApiError:
     return ApiError(503, f"{n_waiting} requests are waiting already, try again later", {"Retry-After": "1"})
 
 
+def engine_ended(reason: str) -> ApiError:
+    """The engine cannot go on."""
+    return ApiError(503, f"the engine has ended, the server must be started again: {reason}")
+
+
 def shutting_down() -> ApiError:
     """The server takes no more requests."""
     return ApiError(503, SHUTTING_DOWN, {"Retry-After": "5"})

@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ikpy.server.errors import ApiError, bad_request
+from ikpy.server.errors import ApiError, bad_request, engine_ended
 from ikpy.server.front import Front
 from ikpy.server.http import json_response, parse_json, read_bytes
 
@@ -22,6 +22,8 @@ def front_of(request: Request) -> Front:
 async def health(request: Request) -> Response:
     """GET /health."""
     front = front_of(request)
+    if front.engine.failure is not None:
+        raise engine_ended(front.engine.failure)
     idle = front.engine.n_idle
     body: dict[str, Any] = {
         "status": "ok" if idle else "no slot available",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,7 +20,7 @@ from ikpy.server.batch_steps import BatchSteps, log_released
 from ikpy.server.batching import PromptFeeder
 from ikpy.server.checkpoints import Checkpoints
 from ikpy.server.engine_calls import EngineCall
-from ikpy.server.errors import SHUTTING_DOWN, queue_full, shutting_down
+from ikpy.server.errors import SHUTTING_DOWN, ApiError, engine_ended, queue_full, shutting_down
 from ikpy.server.metrics import Metrics
 from ikpy.server.prompt_cache import PromptCache
 from ikpy.server.reuse import Reuse
@@ -38,6 +38,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LAST_BATCH_SECONDS = 5.0
 """The batch at work when all requests have ended may take so long before slots are given up."""
+
+
+def internal_error(error: Exception) -> str:
+    """What clients are told of an error that nothing expected."""
+    return f"internal error: {type(error).__name__}: {error}"
+
+
+def fail(tasks: Iterable[Task], code: int, message: str) -> None:
+    """Ends tasks with an error."""
+    for task in tasks:
+        task.sink(Failed(task.index, code, message))
+        task.wake()
 
 
 class Engine:
@@ -85,6 +97,8 @@ class Engine:
         self._stopping = False
         self._ended = False
         """Whether nobody looks for calls any more."""
+        self.failure: str | None = None
+        """The error that ended the thread."""
         self._any_cancelled = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         log.event("init", "initializing slots", n_slots=settings.n_slots, **checkpoints.limits)
@@ -104,7 +118,7 @@ class Engine:
         """
         with self._wake:
             if self._stopping:
-                raise shutting_down()
+                raise self._refusal()
             waiting = self._queue.n_requests
             if waiting >= max(self.settings.queue_limit, 1) + self.n_idle:
                 raise queue_full(waiting)
@@ -127,8 +141,12 @@ class Engine:
                 self._calls.append(call)
                 self._wake.notify()
                 return call.future
-        call.refuse(shutting_down())
+        call.refuse(self._refusal())
         return call.future
+
+    def _refusal(self) -> ApiError:
+        """What those are told who come after the end."""
+        return shutting_down() if self.failure is None else engine_ended(self.failure)
 
     def stop(self, timeout: float = 30.0) -> None:
         """Refuses new tasks, lets running ones end (at most ``timeout`` seconds), ends the thread."""
@@ -155,9 +173,7 @@ class Engine:
             self._stopping = True
             waiting = self._queue.clear()
             self._wake.notify()
-        for task in waiting:
-            task.sink(Failed(task.index, 503, SHUTTING_DOWN))
-            task.wake()
+        fail(waiting, 503, SHUTTING_DOWN)
 
     def _fail_running(self) -> None:
         for slot in self.slots:
@@ -187,12 +203,21 @@ class Engine:
 
     def _run(self) -> None:
         self.log.event("slots_idle", "all slots are idle")
-        while self._wait():
-            try:
-                self._work()
-            except Exception as error:
-                self._fail_all(error)
-            self._wake_readers()
+        try:
+            while self._go_on():
+                self._wake_readers()
+        except Exception as error:
+            self._break_down(error)
+
+    def _go_on(self) -> bool:
+        """Waits for work and does it; False when the thread should end."""
+        try:
+            if not self._wait():
+                return False
+            self._work()
+        except Exception as error:
+            self._fail_all(error)
+        return True
 
     def _wake_readers(self) -> None:
         """Has the events of all slots delivered."""
@@ -215,21 +240,44 @@ class Engine:
         for slot in self.slots:
             slot.truncate(0)
             if slot.task is not None:
-                slot.fail(500, f"internal error: {type(error).__name__}: {error}")
+                slot.fail(500, internal_error(error))
+
+    def _fail_waiting(self, error: Exception) -> None:
+        """After an error while slots were chosen for them: the next look would end in it as well."""
+        with self._wake:
+            waiting = self._queue.clear()
+        fail(waiting, 500, internal_error(error))
+
+    def _break_down(self, error: Exception) -> None:
+        """After an error that the slots could not be freed from: all requests end, and later ones are refused."""
+        self.log.caught("engine", "the engine has ended, the server must be started again", error)
+        with self._wake:
+            self.failure = f"{type(error).__name__}: {error}"
+            self._stopping = self._ended = True
+            tasks = self._queue.clear() + [slot.task for slot in self.slots if slot.task is not None]
+        fail(tasks, 503, engine_ended(self.failure).message)
+        for call in self._calls:
+            call.refuse(engine_ended(self.failure))
+        self._wake_readers()
 
     def _wait(self) -> bool:
         """Sleeps until there is work; False when the thread should end."""
-        with self._wake:
-            while True:
-                working = [slot for slot in self.slots if slot.task]
-                if self._calls or any(not slot.is_held for slot in working):
-                    return True
-                if any(self.reuse.choose(task) is not None for task in self._queue):
-                    return True
-                if self._stopping and not working:
-                    self._ended = True
-                    return False
-                self._wake.wait()
+        try:
+            with self._wake:
+                while not self._has_work():
+                    if self._stopping and not any(slot.task for slot in self.slots):
+                        self._ended = True
+                        return False
+                    self._wake.wait()
+        except Exception as error:
+            self._fail_waiting(error)
+            raise
+        return True
+
+    def _has_work(self) -> bool:
+        if self._calls or any(slot.task and not slot.is_held for slot in self.slots):
+            return True
+        return any(self.reuse.choose(task) is not None for task in self._queue)
 
     def _run_calls(self) -> None:
         while self._calls:
@@ -254,8 +302,12 @@ class Engine:
         """Takes the next task that has a slot from the queue."""
         if not self._queue or not self.n_idle:
             return None
-        with self._wake:
-            return self._queue.take(self.reuse.choose)
+        try:
+            with self._wake:
+                return self._queue.take(self.reuse.choose)
+        except Exception as error:
+            self._fail_waiting(error)
+            raise
 
     def set_lora(self, scales: Mapping[int, float]) -> None:
         """Scales of requests that do not name their own; saved texts, evaluated with others, go."""
@@ -275,12 +327,12 @@ class Engine:
 
     def _start(self, slot: Slot, task: Task) -> None:
         self.log.event("launch_slot_with_task", "slot is processing task", id_slot=slot.id, id_task=task.id)
+        slot.task = slot.last_task = task  # which ends with any error from here on
         try:
             if self.adapters.use(slot.id, task.params.lora if isinstance(task, CompletionTask) else None):
                 slot.truncate(0)
             slot.start(task)
         except (RequestError, UsageError) as error:
-            slot.task = task
             slot.fail(400, str(error))
             task.wake()
             return

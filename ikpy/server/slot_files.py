@@ -69,12 +69,16 @@ def draft_file(folder: Path, name: str) -> Path:
 
 
 def save_slots(server: Server) -> None:
-    """Writes every slot that holds text, unless the engine did not end: then a batch may be at work on them."""
+    """Writes every slot that holds text, unless the engine did not end: then a batch may be at work on them. Nor if an
+    error ended it: what its cache holds is unknown."""
     settings, engine = server.front.settings, server.engine
     if not settings.slot_autosave or settings.slot_save_path is None:
         return
     if engine.is_running:
         engine.log.failure("save_slots", "slots not saved", error="a batch has not ended")
+        return
+    if engine.failure is not None:
+        engine.log.failure("save_slots", "slots not saved", error=engine.failure)
         return
     for slot in engine.slots:
         try:

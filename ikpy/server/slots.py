@@ -153,16 +153,16 @@ class Slot(CachedText):
 
     def release(self) -> None:
         """Ends the request; the cache stays for the next one, without guesses that were not judged."""
-        if self.draft:
-            self.drop_guesses()
-            self.draft = []
         self.task = None
         self.state = SlotState.IDLE
         self.pending = self.held = None
+        self.last_used = time.monotonic()
+        if self.draft:
+            self.drop_guesses()
+            self.draft = []
         if self.is_stale:
             self.truncate(0)
             self.is_stale = False
-        self.last_used = time.monotonic()
 
     def emit(self, event: Event) -> None:
         """Hands an event to whoever waits for it."""
@@ -174,11 +174,13 @@ class Slot(CachedText):
         self._end_with(Failed(self.task.index if self.task else 0, code, message))
 
     def _end_with(self, event: Event) -> None:
-        """Last event of the request. The slot is idle before its client can know."""
+        """Last event of the request. The slot is idle before its client can know, who is told whatever goes wrong."""
         task = self.task
-        self.release()
-        if task is not None and not task.cancelled:
-            task.sink(event)
+        try:
+            self.release()
+        finally:
+            if task is not None and not task.cancelled:
+                task.sink(event)
 
     def share(self, donor: Slot) -> None:
         """Takes over the part of the donor's cache that the prompt begins with; the cells are stored once."""

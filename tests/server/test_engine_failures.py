@@ -1,0 +1,145 @@
+"""Errors in the engine thread that nothing expected: requests end with them, and the server goes on or says that it
+cannot."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from ikpy.engine.sampling import Sampler, SamplingParams
+from ikpy.server import slot_files
+from ikpy.server.build import Server
+from ikpy.server.errors import ApiError
+from ikpy.server.params import GenerationParams
+from ikpy.server.slots import Slot
+from ikpy.server.tasks import CompletionTask, Event, Failed, Finished, Task
+from tests.server.harness import start_server
+from tests.server.live import PATIENCE, wait_for
+
+BAD = 7
+"""The token that prompts begin with which no slot can be chosen for."""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    found = start_server("llama-server -m MODEL -t 1 -c 512 -np 2 --slot-save-path x --slot-autosave", tmp_path)
+    yield found
+    found.engine.stop(10)
+
+
+@pytest.fixture
+def lines(server: Server) -> io.StringIO:
+    """What the server logs from now on."""
+    out = io.StringIO()
+    server.engine.log.style, server.engine.log._out = "json", out
+    return out
+
+
+def errors(lines: io.StringIO) -> list[tuple[str, str]]:
+    """Message and error of the lines about failures."""
+    found = [json.loads(line) for line in lines.getvalue().splitlines()]
+    return [(line["msg"], line["error"]) for line in found if line["level"] == "ERR"]
+
+
+def ask(server: Server, prompt: list[int], n: int = 4) -> list[Event]:
+    """Events of a request, which go on to come."""
+    events: list[Event] = []
+    params = GenerationParams(SamplingParams(temperature=0.0), limit=n)
+    sampler = Sampler(params.sampling, server.front.vocab.n_tokens)
+    server.engine.submit(CompletionTask(prompt, events.append, params=params, sampler=sampler))
+    return events
+
+
+def ended(events: list[Event]) -> bool:
+    return wait_for(lambda: events and isinstance(events[-1], (Finished, Failed)))
+
+
+def refuse_bad_prompts(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    choose = server.engine.reuse.choose
+
+    def faulty(task: Task) -> Slot | None:
+        if task.tokens[0] == BAD:
+            raise ValueError("no such text")
+        return choose(task)
+
+    monkeypatch.setattr(server.engine.reuse, "choose", faulty)
+
+
+def test_an_error_while_a_slot_is_chosen_ends_the_request(
+    server: Server, lines: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_bad_prompts(server, monkeypatch)
+    for prompt in ([BAD, 8, 9], [1, 2, 3]):
+        events = ask(server, prompt)
+        assert ended(events), prompt
+        failed = [event for event in events if isinstance(event, Failed)]
+        assert [(e.code, e.message) for e in failed] == (
+            [(500, "internal error: ValueError: no such text")] if prompt[0] == BAD else []
+        )
+    assert errors(lines) == [("internal error", "ValueError('no such text')")]
+    assert server.engine.is_running and server.engine.failure is None
+
+
+def test_an_error_while_the_next_task_is_taken_ends_what_waits(
+    server: Server, lines: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look at the first task alone finds work, one at all of them fails: the thread must not go round in it."""
+
+    def fail(*_: Any) -> None:
+        raise IndexError("no task")
+
+    monkeypatch.setattr(server.engine._queue, "take", fail)
+    events = ask(server, [1, 2, 3])
+    assert ended(events) and isinstance(events[-1], Failed)
+    monkeypatch.undo()
+    events = ask(server, [1, 2, 3])
+    assert ended(events) and isinstance(events[-1], Finished)
+    assert len(errors(lines)) == 1
+
+
+def test_an_error_before_a_slot_begins_ends_the_request(
+    server: Server, lines: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> bool:
+        raise ValueError("no scales")
+
+    monkeypatch.setattr(server.engine.adapters, "use", fail)
+    events = ask(server, [1, 2, 3])
+    assert ended(events) and isinstance(events[-1], Failed) and events[-1].message.endswith("ValueError: no scales")
+    assert server.engine.n_idle == 2
+
+
+def test_an_engine_that_cannot_go_on_says_so(
+    server: Server, lines: io.StringIO, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The caches of the slots cannot be emptied either: requests at work, waiting and to come are refused."""
+    client = TestClient(server.app, raise_server_exceptions=False)
+    running = ask(server, [1, 2, 3], 400)
+    assert wait_for(lambda: server.engine.n_idle == 1)
+
+    def fail(*_: Any) -> int:
+        raise OSError("the device is gone")
+
+    for slot in server.engine.slots:
+        monkeypatch.setattr(slot, "truncate", fail)
+    refuse_bad_prompts(server, monkeypatch)
+    assert ended(ask(server, [BAD, 8]))
+    assert ended(running) and isinstance(running[-1], Failed) and running[-1].code == 503
+    assert wait_for(lambda: not server.engine.is_running)
+    said = "the engine has ended, the server must be started again"
+    for call in (lambda: ask(server, [1, 2, 3]), lambda: server.engine.call(lambda: None).result(PATIENCE)):
+        with pytest.raises(ApiError, match=f"^{said}: OSError: the device is gone$"):
+            call()
+    for method, path in (("GET", "/health"), ("POST", "/completion"), ("POST", "/slots/0?action=erase")):
+        answer = client.request(method, path, json={"prompt": "x"})
+        assert (answer.status_code, answer.json()["error"]["message"][: len(said)]) == (503, said), path
+    slot_files.save_slots(server)
+    assert not list(tmp_path.glob("autosave-*"))
+    assert [message for message, _ in errors(lines)][-2:] == [said, "slots not saved"]
+    server.engine.stop(1)

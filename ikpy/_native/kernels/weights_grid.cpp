@@ -13,6 +13,7 @@
 #include "unpack/points.hpp"
 #include "unpack/points_gathered.hpp"
 #include "unpack/points_interleaved.hpp"
+#include "unpack/points_ternary.hpp"
 #include "unpack/ternary_grid.hpp"
 
 namespace ikpy {
@@ -57,6 +58,11 @@ const WeightKernels* point_weight_kernels(int type) {
     static constexpr WeightKernels kTernary[] = {
         kernels<IQ1_S, UnpackIQ1_S, 11>(), kernels<IQ1_M, UnpackIQ1_M, 11>(),
         kernels<IQ1_S_R4, UnpackIQ1_S_R4, 12, 16>(), kernels<IQ1_M_R4, UnpackIQ1_M_R4, 12, 16>()};
+    static constexpr WeightKernels kTernaryByBytes[] = {kernels<ByBytesIQ1_S, UnpackIQ1_S, 11>(),
+                                                        kernels<ByBytesIQ1_S_R4, UnpackIQ1_S_R4, 12, 16>()};
+    if (has_fast_pair_permutes())
+        for (const WeightKernels& k : kTernaryByBytes)
+            if (k.type == type) return &k;
     for (const WeightKernels& k : kTernary)
         if (k.type == type) return &k;
     return has_fast_pair_permutes() ? kernels_of_found_points<TwoRegisters>(type)

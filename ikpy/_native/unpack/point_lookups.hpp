@@ -47,14 +47,26 @@ struct OneRegister {
 
 struct TwoRegisters {
     static IKPY_VBMI_INLINE __m512i bytes256(const uint8_t* table, __m512i index, __mmask64 upper) {
-        return _mm512_mask_blend_epi8(upper, bytes128(table, index), bytes128(table + 128, index));
+        return bytes<256>(table, index, &upper);
     }
     static IKPY_VBMI_INLINE __m512i bytes512(const uint8_t* table, __m512i index, __mmask64 upper,
                                              __mmask64 ninth) {
-        return _mm512_mask_blend_epi8(ninth, bytes256(table, index, upper),
-                                      bytes256(table + 256, index, upper));
+        const __mmask64 bits[2] = {upper, ninth};
+        return bytes<512>(table, index, bits);
+    }
+    // table[index] with N entries; bits: those of the index from bit 7 on.
+    template <int N>
+    static IKPY_VBMI_INLINE __m512i bytes(const uint8_t* table, __m512i index, const __mmask64* bits) {
+        if constexpr (N == 128) {
+            return _mm512_permutex2var_epi8(_mm512_load_si512(table), index, _mm512_load_si512(table + 64));
+        } else {
+            constexpr int kTop = N == 256 ? 0 : N == 512 ? 1 : N == 1024 ? 2 : 3;
+            return _mm512_mask_blend_epi8(bits[kTop], bytes<N / 2>(table, index, bits),
+                                          bytes<N / 2>(table + N / 2, index, bits));
+        }
     }
     // Of 512 or 1,024 points: of 2,048 Zen 4 gathers 32 in 40 cycles, permutations and blends would take 53.
+    // As bytes (above) all 64 lanes are put to use.
     template <int N>
     static IKPY_VBMI_INLINE __m512i words(const WordCodes<N>& table, __m512i index) {
         static_assert(N <= 1024);
@@ -62,9 +74,6 @@ struct TwoRegisters {
     }
 
   private:
-    static IKPY_VBMI_INLINE __m512i bytes128(const uint8_t* table, __m512i index) {
-        return _mm512_permutex2var_epi8(_mm512_load_si512(table), index, _mm512_load_si512(table + 64));
-    }
     template <int N>
     static IKPY_VBMI_INLINE __m512i permuted(const uint16_t* table, __m512i index) {
         if constexpr (N == 64) {

@@ -55,5 +55,6 @@ constexpr int8_t kTrits[3] = {-1, 0, 1};
 static const WordCodes<512> iq2xs_codes(tables::iq2xs_grid, kLevels2);
 static const WordCodes<1024> iq2s_codes(tables::iq2s_grid, kLevels2);
 static const WordCodes<2048> iq1s_codes(tables::iq1s_grid, kTrits);
+static const SplitCodes<2048> iq1s_halves(tables::iq1s_grid, 8, 2, kTrits);
 
 }  // namespace ikpy::points

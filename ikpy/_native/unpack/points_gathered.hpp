@@ -99,12 +99,14 @@ struct IQ2_S : Plain, SignedPoints {
 
 // Ternary points t = -1, 0, 1 moved by an eighth are multiplied as 8 * t + 8: what is too much, 7 or 9 times
 // the sum of the activations, is taken off in advance.
+// The two bits of code v come to bits 3 and 4.
+IKPY_VBMI_INLINE __m512i ternary_weights(__m512i codes, int v) {
+    const int64_t field = int64_t{1} << 32 << (2 * v) | int64_t{2} << 24 << (2 * v);
+    return _mm512_gf2p8affine_epi64_epi8(codes, _mm512_set1_epi64(field), 0);
+}
+
 struct Ternary : WordPoints {
-    // The two bits of a code come to bits 3 and 4.
-    IKPY_VBMI_INLINE __m512i weights(int v) const {
-        const int64_t field = int64_t{1} << 32 << (2 * v) | int64_t{2} << 24 << (2 * v);
-        return _mm512_gf2p8affine_epi64_epi8(codes, _mm512_set1_epi64(field), 0);
-    }
+    IKPY_VBMI_INLINE __m512i weights(int v) const { return ternary_weights(codes, v); }
 };
 
 struct IQ1_S : Plain, Ternary {

@@ -1,6 +1,6 @@
 """Picks the native core for this machine: the best built ISA tier that the CPU supports.
 
-IKPY_ISA=avx512|avxvnni|avx2|portable overrides the choice; the core itself reads IKPY_AMX.
+IKPY_ISA=avx512|avxvnni|avx2|portable overrides the choice; the core itself reads IKPY_AMX and IKPY_MAKER.
 Attributes: core (the module), tier, available_tiers.
 """
 
@@ -13,6 +13,7 @@ from ikpy.errors import UnsupportedError
 
 TIERS = ("avx512", "avxvnni", "avx2", "portable")
 AMX_USES = ("0", "1", "bf16", "fp16")
+MAKERS = ("amd", "intel")
 
 
 def _runnable(tier: str, features: dict[str, bool]) -> bool:
@@ -33,6 +34,9 @@ def _select() -> tuple[ModuleType, str, tuple[str, ...]]:
     amx = os.environ.get("IKPY_AMX")
     if amx and amx not in AMX_USES:
         raise UnsupportedError(f"IKPY_AMX={amx}: unknown use of the tile unit; give one of {', '.join(AMX_USES)}")
+    maker = os.environ.get("IKPY_MAKER")
+    if maker and maker not in MAKERS:
+        raise UnsupportedError(f"IKPY_MAKER={maker}: unknown maker of CPUs; give one of {', '.join(MAKERS)}")
     wanted = os.environ.get("IKPY_ISA")
     if wanted and wanted not in available:
         raise UnsupportedError(

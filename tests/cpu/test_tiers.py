@@ -121,10 +121,17 @@ def test_trellis_encoders_look_at_the_same_vectors(tier: str) -> None:
     assert np.abs(errors[1] / errors[0] - 1).max() < 5e-4, dict(zip(TRELLIS, zip(*errors, strict=True), strict=True))
 
 
-def test_unknown_tier_is_an_error() -> None:
-    env = {**os.environ, "IKPY_ISA": "avx1024", "PYTHONPATH": str(ROOT)}
+@pytest.mark.parametrize(
+    ("variable", "value", "error"),
+    [
+        ("IKPY_ISA", "avx1024", "IKPY_ISA=avx1024: not available here"),
+        ("IKPY_MAKER", "via", "IKPY_MAKER=via: unknown maker of CPUs; give one of amd, intel"),
+    ],
+)
+def test_unknown_choice_is_an_error(variable: str, value: str, error: str) -> None:
+    env = {**os.environ, variable: value, "PYTHONPATH": str(ROOT)}
     child = subprocess.run(
         [sys.executable, "-m", "ikpy", "info"], env=env, capture_output=True, text=True, cwd=ROOT, check=False
     )
     assert child.returncode == 1
-    assert "IKPY_ISA=avx1024: not available here" in child.stderr
+    assert error in child.stderr

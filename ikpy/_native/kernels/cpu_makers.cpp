@@ -22,7 +22,7 @@ bool listed_as_amd() {
 bool is_for_amd() {
     static const bool amd = [] {
         const char* wanted = std::getenv("IKPY_MAKER");
-        return wanted ? std::strcmp(wanted, "amd") == 0 : listed_as_amd();
+        return wanted && *wanted ? std::strcmp(wanted, "amd") == 0 : listed_as_amd();
     }();
     return amd;
 }

@@ -60,7 +60,7 @@ inline void spread(const uint8_t* x, const ActQ8Layout& at, int64_t c, QuadChunk
         _mm512_store_si512(out->x[j], _mm512_i32gather_epi64(quads, x + kChunk * c + 8 * j, 8));
 }
 
-// Eight bytes each of eight table rows. Like Gathered::gathered of unpack/points_gathered.hpp: with a mask
+// Eight bytes each of eight table rows. Like OneRegister of unpack/point_lookups.hpp: with a mask
 // that is known to be full every gather would wait for the last use of its target.
 IKPY_VBMI_INLINE __mmask8 all_lanes() {
     uint32_t all = 0xFF;

@@ -11,8 +11,8 @@
 #include "unpack/grids.hpp"
 #include "unpack/grids_interleaved.hpp"
 #include "unpack/points.hpp"
-#include "unpack/points_gathered.hpp"
 #include "unpack/points_interleaved.hpp"
+#include "unpack/points_of_words.hpp"
 #include "unpack/points_ternary.hpp"
 #include "unpack/ternary_grid.hpp"
 

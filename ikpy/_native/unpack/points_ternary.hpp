@@ -1,6 +1,6 @@
 // Lattices of IQ1_S whose 2,048 points are found by permutations of bytes over two registers: 64 points at
 // once, of two rows or of two sub-blocks of four interleaved ones, in 32 permutations and 30 blends. 256
-// weights take 66 cycles of Zen 4 with gathers (points_gathered.hpp) and 48 so.
+// weights take 66 cycles of Zen 4 with gathers (points_of_words.hpp) and 48 so.
 #pragma once
 #include "unpack/points_interleaved.hpp"
 

@@ -6,6 +6,7 @@ When one is complete, all of its tokens are taken back and the first one is made
 
 from __future__ import annotations
 
+import codecs
 import re
 from bisect import bisect_left
 from collections.abc import Iterable
@@ -169,17 +170,24 @@ class PhraseBan:
     def _beginning(self) -> str:
         """The longest end of the text that may become a banned phrase."""
         text = self._text()
-        whole = text.rstrip("".join(map(chr, range(0xDC80, 0xDD00))))
-        low = fold(whole[-self._longest :])
+        whole = len(text) - _n_unfinished(text)
+        low = fold(text[max(0, whole - self._longest) : whole])
         for n in range(len(low), 0, -1):
             if self._begins(low[len(low) - n :]):
-                return text[len(whole) - n :]
-        return text[len(whole) :]
+                return text[whole - n :]
+        return text[whole:]
 
     def _begins(self, text: str) -> bool:
         """Whether a banned phrase begins with a text."""
         at = bisect_left(self._banned.phrases, text)
         return at < len(self._banned.phrases) and self._banned.phrases[at].startswith(text)
+
+
+def _n_unfinished(text: str) -> int:
+    """Bytes (surrogates) at the end of a text that the next ones may make a character; others never become one."""
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+    decoder.decode(text[-BYTES_OF_CHARACTER:].encode("utf-8", "surrogateescape"))
+    return len(decoder.getstate()[0])
 
 
 def _n_bytes(text: str) -> int:

@@ -454,7 +454,7 @@ def test_types_without_byte_permutes() -> None:
     grids = ("IQ1_", "IQ2_", "IQ3_")
     short = ["Q5_0", "Q5_1", "Q6_0", "IQ4_NL", "MXFP4"]
     names = [n for n in FAST_TYPES if n.startswith(grids)]
-    names += [*short, "Q2_K", "Q3_K", "IQ4_XS", "IQ4_K", "IQ4_KS", "IQ4_KSS", "IQ5_K", "IQ6_K"]
+    names += [*short, "Q2_K", "Q3_K", "Q4_K", "Q5_K", "IQ4_XS", "IQ4_K", "IQ4_KS", "IQ4_KSS", "IQ5_K", "IQ6_K"]
     code = (
         "from ikpy._native import core; from tests.cpu import test_matmul as t; assert not core.has_byte_permutes()\n"
         f"for name in {names}: t.test_product_is_exact_for_all_token_counts(name)\n"

@@ -2,6 +2,7 @@
 #include "ikpy/ops.hpp"
 #include "unpack/lanes.hpp"
 #include "unpack/lanes_interleaved.hpp"
+#include "unpack/lanes_k.hpp"
 #include "unpack/lanes_two_bits.hpp"
 #include "unpack/quad_layouts.hpp"
 
@@ -17,6 +18,8 @@ const WeightKernels* lane_weight_kernels([[maybe_unused]] int type) {
                                                lanes::kernels<lanes::Q6_0>(),
                                                lanes::kernels<lanes::Q2_K, 8>(),
                                                lanes::kernels<lanes::Q3_K, 8>(),
+                                               lanes::kernels<lanes::Q4_K, 8>(),
+                                               lanes::kernels<lanes::Q5_K, 8>(),
                                                lanes::kernels<lanes::IQ2_K, 8>(),
                                                lanes::kernels<lanes::IQ3_K, 8>(),
                                                lanes::kernels<lanes::IQ2_KS, 8>(),

@@ -9,6 +9,7 @@
 #define IKPY_VBMI __attribute__((target("avx512vbmi,gfni")))
 // Steps of a kernel: values stay in registers.
 #define IKPY_VBMI_INLINE __attribute__((target("avx512vbmi,gfni"), always_inline)) inline
+#define IKPY_VBMI_LAMBDA __attribute__((always_inline, target("avx512vbmi,gfni")))
 
 namespace ikpy {
 

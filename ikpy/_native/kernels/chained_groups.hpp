@@ -54,7 +54,9 @@ inline int64_t biased_row_bytes(int64_t n_in) {
 inline void biased_tokens(const TokenSet& tokens, const ActQ8Layout& at, int64_t k0, int64_t n, uint8_t* to,
                           const uint8_t** rows) {
     const uint8_t* from = to;
-    if (tokens.shared) from = tokens.shared + k0 / kPanelColumns * tokens.shared_rows * kBiasedTokenBytes;
+    if (tokens.shared)
+        from = tokens.shared +
+               (k0 / kPanelColumns * tokens.shared_rows + tokens.first_shared) * kBiasedTokenBytes;
     for (int t = 0; t < tokens.n; ++t) {
         rows[t] = from + t * kBiasedTokenBytes;
         if (!tokens.shared) bias_columns(tokens.x[t], at, k0, n, to + t * kBiasedTokenBytes);

@@ -8,7 +8,6 @@
 
 #include "ikpy/ops.hpp"
 #include "kernels/activations.hpp"
-#include "kernels/chained_groups.hpp"
 #include "kernels/gated_activation.hpp"
 #include "kernels/gemm_amx.hpp"
 #include "kernels/gemm_few_amx.hpp"
@@ -287,12 +286,12 @@ void multiply_blocks(const Product& p, const Scratch& s, const ItemSums& item, c
 }
 
 // Multiplies the row blocks of one item with the tokens listed in s.x and stores to s.y. fresh: not the
-// tokens of the item before. shared: what all threads share of them.
+// tokens of the item before. first_shared: the first of them among those that all threads share.
 void multiply_item(const Product& p, const Scratch& s, int64_t matrix, int64_t r0, int n_tokens, bool fresh,
-                   const uint8_t* shared = nullptr) {
+                   int64_t first_shared = 0) {
     ItemSums item(p, s, matrix, r0);
     if (p.kernels.row_scales && !by_rows(p, n_tokens)) item.read_scales();
-    multiply_blocks(p, s, item, {s.x, n_tokens, fresh, &item, shared, p.shared_rows});
+    multiply_blocks(p, s, item, {s.x, n_tokens, fresh, &item, p.shared, p.shared_rows, first_shared});
     if (fills_sink(p, n_tokens)) return;
     for (int t = 0; t < n_tokens; ++t) {
         if (t + kStoresAhead < n_tokens)
@@ -377,8 +376,7 @@ void dense_product(const ThreadContext& ctx, const Op& op, const Tensor* tensors
         const bool fresh = these_tokens != last_tokens;
         for (int t = 0; fresh && t < n; ++t)
             set_token(p, s, t, x + (these_tokens + t) * x_stride, row<uint8_t>(dst, t0 + t, batch));
-        const uint8_t* shared = p.shared ? p.shared + these_tokens * kBiasedTokenBytes : nullptr;
-        multiply_item(p, s, p.up->ne[2] > 1 ? batch : 0, r0, n, fresh, shared);
+        multiply_item(p, s, p.up->ne[2] > 1 ? batch : 0, r0, n, fresh, these_tokens);
         last_tokens = these_tokens;
     }
 }

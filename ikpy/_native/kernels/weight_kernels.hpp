@@ -50,7 +50,8 @@ class SumSink {
 
 // The tokens of a product: one prepared row each. fresh: not those of the thread's previous call with the
 // same kernel and matrix, from which `work` still holds what was made of them. sink: set for kernels that
-// fill one. shared: what WeightKernels::share made of them and of others, shared_rows in all; null: nothing.
+// fill one. shared: what WeightKernels::share made of shared_rows tokens, of which these begin with the
+// first_shared-th; null: nothing.
 struct TokenSet {
     const uint8_t* const* x;
     int n;
@@ -58,6 +59,7 @@ struct TokenSet {
     const SumSink* sink = nullptr;
     const uint8_t* shared = nullptr;
     int64_t shared_rows = 0;
+    int64_t first_shared = 0;
 };
 
 // out[t * kBlockRows + h * kHalfRows + i] = dot(row i of half h, token t).

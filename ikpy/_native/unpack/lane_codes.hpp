@@ -10,6 +10,15 @@
 namespace ikpy {
 namespace lanes {
 
+// q[v] = code(fields of vector v), which L makes of what `from` holds.
+template <class L, class Code, class... From>
+IKPY_VBMI_INLINE void each_vector(Code code, __m512i* q, From... from) {
+    q[0] = code(L::template fields<0>(from...));
+    q[1] = code(L::template fields<1>(from...));
+    q[2] = code(L::template fields<2>(from...));
+    q[3] = code(L::template fields<3>(from...));
+}
+
 // Byte permutations look at the low six bits of an index: a table that is repeated needs no masks.
 struct Levels {
     alignas(64) uint8_t of[64];

@@ -20,21 +20,21 @@ struct KNibbles {
 
     // Nibbles of the weights of vector V; other bits mean nothing.
     template <int V>
-    IKPY_VBMI_INLINE static __m512i fields(const __m512i* bytes) {
+    IKPY_VBMI_INLINE static __m512i fields(__m512i first, __m512i last) {
         const __m512i from = _mm512_setr_epi64(V, V, 4 + V, 4 + V, 8 + V, 8 + V, 12 + V, 12 + V);
-        return _mm512_srlv_epi64(_mm512_permutex2var_epi64(bytes[0], from, bytes[1]),
+        return _mm512_srlv_epi64(_mm512_permutex2var_epi64(first, from, last),
                                  _mm512_setr_epi64(0, 4, 0, 4, 0, 4, 0, 4));
     }
     // The same with the fifth bit: bit g of byte j of `high` belongs to weight j of group g.
     template <int V>
-    IKPY_VBMI_INLINE static __m512i fields(const __m512i* bytes, const uint8_t* high) {
+    IKPY_VBMI_INLINE static __m512i fields(__m512i first, __m512i last, const uint8_t* high) {
         const auto move = [](int g) {
             return int64_t{1} << (8 * 3 + g);
         };  // bit g to bit 4, all others to nowhere
         const __m512i fifth = _mm512_gf2p8affine_epi64_epi8(
             _mm512_set1_epi64(load_unaligned<int64_t>(high + 8 * V)),
             _mm512_setr_epi64(move(0), move(1), move(2), move(3), move(4), move(5), move(6), move(7)), 0);
-        return _mm512_ternarylogic_epi32(wide::bytes(15), fields<V>(bytes), fifth, 0xCA);
+        return _mm512_ternarylogic_epi32(wide::bytes(15), fields<V>(first, last), fifth, 0xCA);
     }
 
     // d and m from the start of a block: f16 d, f16 dmin, 12 bytes of six-bit scales and minima.
@@ -55,7 +55,7 @@ struct KNibbles {
             }
         };
         static constexpr Orders kOrders;
-        const auto load = [](const uint8_t* at) __attribute__((always_inline, target("avx512vbmi,gfni"))) {
+        const auto load = [](const uint8_t* at) IKPY_VBMI_LAMBDA {
             return _mm256_load_si256(reinterpret_cast<const __m256i*>(at));
         };
         const __m128i start = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
@@ -76,13 +76,10 @@ struct Q4_K : KNibbles {
     using Plain = UnpackQ4_K;
     static constexpr float kScale = 1.0f;
     IKPY_VBMI_INLINE static Codes unpack(const uint8_t* p) {
-        const __m512i bytes[2] = {_mm512_loadu_si512(p + 16), _mm512_loadu_si512(p + 80)};
         Codes w;
         scales(p, &w);
-        w.q[0] = wide::low_nibbles(fields<0>(bytes));
-        w.q[1] = wide::low_nibbles(fields<1>(bytes));
-        w.q[2] = wide::low_nibbles(fields<2>(bytes));
-        w.q[3] = wide::low_nibbles(fields<3>(bytes));
+        each_vector<Q4_K>([](__m512i v) IKPY_VBMI_LAMBDA { return wide::low_nibbles(v); }, w.q,
+                          _mm512_loadu_si512(p + 16), _mm512_loadu_si512(p + 80));
         return w;
     }
 };
@@ -91,13 +88,10 @@ struct Q5_K : KNibbles {
     using Plain = UnpackQ5_K;
     static constexpr float kScale = 1.0f;
     IKPY_VBMI_INLINE static Codes unpack(const uint8_t* p) {
-        const __m512i bytes[2] = {_mm512_loadu_si512(p + 48), _mm512_loadu_si512(p + 112)};
         Codes w;
         scales(p, &w);
-        w.q[0] = fields<0>(bytes, p + 16);
-        w.q[1] = fields<1>(bytes, p + 16);
-        w.q[2] = fields<2>(bytes, p + 16);
-        w.q[3] = fields<3>(bytes, p + 16);
+        each_vector<Q5_K>([](__m512i v) IKPY_VBMI_LAMBDA { return v; }, w.q, _mm512_loadu_si512(p + 48),
+                          _mm512_loadu_si512(p + 112), p + 16);
         return w;
     }
 };

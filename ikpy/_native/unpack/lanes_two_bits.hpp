@@ -3,8 +3,8 @@
 // Their 64 bytes hold weights 128 * i + 32 * s + j in two bits from 2 * s on of byte j of half i. A vector of
 // codes has quadwords of each half more than once, each with its own shift, so that all products of a group
 // meet in one or two lanes, groups in their natural order. Cycles per 256 weights of Zen 4 before
-// (kernels/gemv_int8.hpp) and now: Q2_K 27 and @, Q3_K 29 and @, IQ2_K 28 and @, IQ3_K 36 and @, IQ2_KS 28
-// and @, IQ3_KS 32 and @.
+// (kernels/gemv_int8.hpp) and now: Q2_K 27 and 19, Q3_K 29 and 22, IQ2_K 28 and 18, IQ3_K 36 and 25, IQ2_KS
+// 28 and 16, IQ3_KS 32 and 24.
 #pragma once
 #include "unpack/iqk.hpp"
 #include "unpack/kquants.hpp"
@@ -77,23 +77,13 @@ struct TwoBits : Groups {
                                                             _mm512_load_si512(kPlaces.move), 0);
         return _mm512_ternarylogic_epi32(wide::bytes(3), fields<V>(bytes), third, 0xCA);
     }
-    // q[v] = code(fields of vector v)
-    template <class Code, class... High>
-    IKPY_VBMI_INLINE static void each(Code code, __m512i* q, __m512i bytes, High... high) {
-        q[0] = code(fields<0>(bytes, high...));
-        q[1] = code(fields<1>(bytes, high...));
-        q[2] = code(fields<2>(bytes, high...));
-        q[3] = code(fields<3>(bytes, high...));
-    }
     IKPY_VBMI_INLINE static void look_up(const uint8_t* p, __m512i* q) {
-        each([](__m512i v)
-                 __attribute__((always_inline, target("avx512vbmi,gfni"))) { return kLevels2.at(v); },
-             q, _mm512_loadu_si512(p));
+        each_vector<TwoBits>([](__m512i v) IKPY_VBMI_LAMBDA { return kLevels2.at(v); }, q,
+                             _mm512_loadu_si512(p));
     }
     IKPY_VBMI_INLINE static void look_up(const uint8_t* p, const uint8_t* high, __m512i* q) {
-        each([](__m512i v)
-                 __attribute__((always_inline, target("avx512vbmi,gfni"))) { return kLevels3.at(v); },
-             q, _mm512_loadu_si512(p), wide::twice(high));
+        each_vector<TwoBits>([](__m512i v) IKPY_VBMI_LAMBDA { return kLevels3.at(v); }, q,
+                             _mm512_loadu_si512(p), wide::twice(high));
     }
 };
 
@@ -120,9 +110,8 @@ struct Q2_K : TwoBits<Groups16> {
         const __m128 factors = _mm_cvtph_ps(_mm_cvtsi32_si128(load_unaligned<int32_t>(p + 80)));
         const __m128 minus = _mm_sub_ps(_mm_setzero_ps(), _mm_movehdup_ps(factors));
         Codes w;
-        each([](__m512i v) __attribute__((
-                 always_inline, target("avx512vbmi,gfni"))) { return _mm512_and_si512(v, wide::bytes(3)); },
-             w.q, _mm512_loadu_si512(p + 16));
+        each_vector<Q2_K>([](__m512i v) IKPY_VBMI_LAMBDA { return _mm512_and_si512(v, wide::bytes(3)); }, w.q,
+                          _mm512_loadu_si512(p + 16));
         w.d = _mm512_mul_ps(signed_lanes(masked(s, 15)), _mm512_broadcastss_ps(factors));
         w.m = _mm512_mul_ps(signed_lanes(masked(_mm_srli_epi16(s, 4), 15)), _mm512_broadcastss_ps(minus));
         return w;
@@ -136,8 +125,8 @@ struct Q3_K : TwoBits<Groups16> {
         static constexpr SixBits<Q3_K> kScales([](int g) { return 8 * (g % 8) + 4 * (g / 8); },
                                                [](int g) { return 32 + 8 * (g % 4) + 2 * (g / 4); });
         Codes w;
-        each([](__m512i v) __attribute__((always_inline, target("avx512vbmi,gfni"))) { return v; }, w.q,
-             _mm512_loadu_si512(p + 32), wide::twice(p));
+        each_vector<Q3_K>([](__m512i v) IKPY_VBMI_LAMBDA { return v; }, w.q, _mm512_loadu_si512(p + 32),
+                          wide::twice(p));
         w.d = _mm512_mul_ps(kScales.lanes(quadword_twice(p + 96), quadword_twice(p + 100)),
                             wide::f16_lanes(p + 108));
         return w;

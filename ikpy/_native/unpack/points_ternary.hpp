@@ -44,7 +44,7 @@ struct ByBytesIQ1_S : Plain, TernaryBytes {
     static constexpr int kType = 19, kRowsAtOnce = 2, kBlockBytes = 50;
 
     IKPY_VBMI_INLINE ByBytesIQ1_S(const uint8_t* const* p, int) {
-        const auto two = [&](int at) __attribute__((always_inline, target("avx512vbmi,gfni"))) {
+        const auto two = [&](int at) IKPY_VBMI_LAMBDA {
             return _mm256_inserti128_si256(
                 _mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p[0] + at))),
                 _mm_loadu_si128(reinterpret_cast<const __m128i*>(p[1] + at)), 1);

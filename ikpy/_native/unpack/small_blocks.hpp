@@ -297,6 +297,46 @@ struct UnpackTQ1_0 {
         std::memcpy(codes + 240, &t, 16);
         for (int g = 0; g < 8; ++g) d[g] = load_f16(p + 52);
     }
+#if defined(__AVX512VNNI__)
+    // Bytes times 3 and 9; bits beyond them are lost, as they shall be.
+    template <class V>
+    static V times3(V v) {
+        return v + v + v;
+    }
+    template <class V>
+    static V times9(V v) {
+        return times3(times3(v));
+    }
+    static __m512i trits512(__m512i v) {
+        const auto above = [&](int at) {
+            return _mm512_min_epu8(_mm512_subs_epu8(v, wide::bytes(at)), wide::bytes(1));
+        };
+        return _mm512_add_epi8(above(85), above(170));
+    }
+    // The first trit of each byte of a and of b, one behind the other.
+    static __m512i joined(c32::Codes32 a, c32::Codes32 b) {
+        return trits512(_mm512_inserti64x4(_mm512_castsi256_si512((__m256i)a), (__m256i)b, 1));
+    }
+    static c32::Codes32 pair(c32::Codes16 a, c32::Codes16 b) {
+        return (c32::Codes32)_mm256_inserti128_si256(_mm256_castsi128_si256((__m128i)a), (__m128i)b, 1);
+    }
+    static Codes512 wide(const uint8_t* p) {
+        const c32::Codes32 run = c32::load(p), run3 = times3(run), run9 = times9(run), run27 = times9(run3);
+        const auto half = load_unaligned<c32::Codes16>(p + 32);
+        const c32::Codes32 halves = pair(half, times3(half)), halves9 = times9(halves);
+        const auto rest = (c32::Codes16)_mm_set1_epi32(load_unaligned<int32_t>(p + 48));
+        const auto rest3 = (c32::Codes16)_mm_blend_epi32((__m128i)rest, (__m128i)times3(rest), 0xA);
+        const __m128i rests = _mm_blend_epi32((__m128i)rest3, (__m128i)times9(rest3), 0xC);
+        const auto half81 = times9((c32::Codes16)_mm256_castsi256_si128((__m256i)halves9));
+        Codes512 r;
+        r.q[0] = joined(run, run3);
+        r.q[1] = joined(run9, run27);
+        r.q[2] = joined(times9(run9), halves);
+        r.q[3] = joined(halves9, pair(half81, (c32::Codes16)rests));
+        r.d = wide::f16_lanes(p + 52);
+        return r;
+    }
+#endif
 };
 
 // Q4_0_4x8 and Q4_0_8x8: runs of eight bytes of one row after the other, nibbles with the top bit inverted.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ikpy._native import core
+from ikpy._native import core, cpu, tier
 from ikpy.graph.plan import OP_DTYPE, TENSOR_DTYPE
 
 F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, I32, I64, BF16, Q6_0, Q8_KV = (
@@ -38,6 +38,11 @@ TYPE_NAMES = {
 IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float64)
 ALL_TYPES = tuple(TYPE_NAMES)
 CODED = tuple(kind for kind in ALL_TYPES if kind not in (F32, F16, BF16))
+# Whether prompts of so many tokens over caches of BF16 and of codes are multiplied as bf16 numbers.
+DOT_TOKENS = 24
+MULTIPLIES_BF16 = (
+    tier == "avx512" and not core.has_tiles() and core.cpu_maker() == "amd" and cpu.features()["avx512bf16"]
+)
 BLOCK_BYTES = {Q8_0: 34, Q6_0: 26, Q5_1: 24, Q5_0: 22, Q4_1: 20, Q4_0: 18, IQ4_NL: 18}
 MIDDLE = {Q6_0: 32, Q5_0: 16, Q4_0: 8, Q5_1: 0, Q4_1: 0}
 WITH_MINIMUM = (Q4_1, Q5_1)

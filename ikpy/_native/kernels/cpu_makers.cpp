@@ -36,4 +36,12 @@ const PrefetchDistances& prefetch_distances() {
 bool has_fast_gathers() { return !is_for_amd(); }
 bool has_fast_pair_permutes() { return is_for_amd(); }
 
+bool has_fast_bf16_dots() {
+#if defined(__x86_64__)
+    return is_for_amd() && __builtin_cpu_supports("avx512bf16");
+#else
+    return false;
+#endif
+}
+
 }  // namespace ikpy

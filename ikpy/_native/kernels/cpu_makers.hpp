@@ -20,5 +20,8 @@ const PrefetchDistances& prefetch_distances();
 bool has_fast_gathers();
 // Whether byte and word permutations over two registers are single operations, as on Zen 4.
 bool has_fast_pair_permutes();
+// Whether the CPU multiplies pairs of bf16 numbers as fast as floats, as Zen 4 does; Intel's CPUs take four
+// times as long.
+bool has_fast_bf16_dots();
 
 }  // namespace ikpy

@@ -4,6 +4,7 @@
 #include "kernels/bf16_halves.hpp"
 #include "kernels/f16_halves.hpp"
 #include "kernels/flash_amx.hpp"
+#include "kernels/flash_dots.hpp"
 #include "kernels/flash_pack.hpp"
 #include "kernels/transpose.hpp"
 
@@ -41,6 +42,11 @@ inline void store_pair<TileFactors::kSplit>(__m512 first, __m512 second, const H
 }
 
 template <>
+inline void store_pair<TileFactors::kBf16>(__m512 first, __m512 second, const Halves& out, int64_t at) {
+    _mm512_storeu_si512(out.hi + at, bf16_pairs(first, second));
+}
+
+template <>
 inline void store_pair<TileFactors::kF16>(__m512 first, __m512 second, const Halves& out, int64_t at) {
     const HalfPairs x = split_to_f16(first, second);
     _mm512_storeu_si512(out.hi + at, x.hi);
@@ -65,6 +71,7 @@ simd::V weight_pairs(const float* s, int64_t n_rows, simd::V factor, simd::V top
         for (int i = 0; i < 2; ++i)
             if (r + i < n_rows)
                 p[i] = simd::exp2(_mm512_fmsub_ps(_mm512_loadu_ps(s + (r + i) * 16), factor, top));
+        if (F == TileFactors::kBf16) p[0] = rounded(p[0]), p[1] = rounded(p[1]);
         total = _mm512_add_ps(total, _mm512_add_ps(p[0], p[1]));
         store_pair<F>(p[0], p[1], out, r * 16);
     }
@@ -98,14 +105,17 @@ void split_transposed(const float* x, int64_t ld, int64_t n_rows, int64_t n, con
 }
 
 void split_pairs(TileFactors factors, const float* x, int64_t n_rows, int64_t depth, const Halves& out) {
-    (factors == TileFactors::kF16 ? pairs_of<TileFactors::kF16> : pairs_of<TileFactors::kSplit>)(x, n_rows,
-                                                                                                 depth, out);
+    const auto pairs = factors == TileFactors::kF16    ? pairs_of<TileFactors::kF16>
+                       : factors == TileFactors::kBf16 ? pairs_of<TileFactors::kBf16>
+                                                       : pairs_of<TileFactors::kSplit>;
+    pairs(x, n_rows, depth, out);
 }
 
 simd::V exp2_pairs(TileFactors factors, const float* s, int64_t n_rows, simd::V factor, simd::V top,
                    const Halves& out) {
-    const auto pairs =
-        factors == TileFactors::kF16 ? weight_pairs<TileFactors::kF16> : weight_pairs<TileFactors::kSplit>;
+    const auto pairs = factors == TileFactors::kF16    ? weight_pairs<TileFactors::kF16>
+                       : factors == TileFactors::kBf16 ? weight_pairs<TileFactors::kBf16>
+                                                       : weight_pairs<TileFactors::kSplit>;
     return pairs(s, n_rows, factor, top, out);
 }
 

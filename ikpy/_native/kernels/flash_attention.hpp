@@ -14,7 +14,7 @@ namespace ikpy {
 
 constexpr int kTileCells = 96;      // cells per K/V tile; a multiple of every register block height below
 constexpr int kTileRows = 64;       // rows per tile at most
-constexpr int kWideTileRows = 512;  // rows per tile at most with a tile unit
+constexpr int kWideTileRows = 512;  // rows per tile at most with operands of halves
 constexpr int kRowKernelMax = 8;    // rows per K head up to which the row kernel runs
 constexpr int kCodeRowsMax = 16;    // the same where both caches are multiplied as codes
 constexpr int kRowCells = 64;       // cells per step of the row kernel at most

@@ -135,7 +135,8 @@ void attention_tiles(const ThreadContext& ctx, const AttentionArgs& a) {
     const TileBuffers buffers = layout(ctx.scratch, a, plan);
     const Partials partials = partials_at(ctx.shared, a, plan.splits);
     const int64_t items = plan.tiles * a.n_kv_heads * plan.splits;
-    if (buffers.k2.hi) flash::begin_tiles();
+    const bool tiles = buffers.k2.hi && buffers.k_factors != TileFactors::kBf16;
+    if (tiles) flash::begin_tiles();
     for (int64_t i; (i = ctx.counters[0].fetch_add(1, std::memory_order_relaxed)) < items;) {
         Tile tile;
         tile.part = i % plan.splits;
@@ -148,7 +149,7 @@ void attention_tiles(const ThreadContext& ctx, const AttentionArgs& a) {
         tile.n_rows = std::min(plan.lanes, a.rows_per_kv_head() - tile.first_row);
         run_tile(a, plan, tile, buffers, partials);
     }
-    if (buffers.k2.hi) flash::end_tiles();
+    if (tiles) flash::end_tiles();
     if (plan.splits > 1) {
         ctx.sync();
         combine_partials(ctx, a, partials);

@@ -23,6 +23,7 @@ struct TileBuffers {
     uint8_t* known;                // [row tiles][K/V tiles]: 0 or 1 + Visibility, the same for every K head
     flash::Halves q2, k2, v2, p2;  // operands of tile products, null without a tile unit
     TileFactors k_factors, v_factors;  // of both products
+    bool k_stored, v_stored;           // operands are halves as they are stored
     int64_t kv_tiles;
     int64_t ldk, ldv, lanes;
     int64_t row;             // from a row of a matrix of lanes to the next

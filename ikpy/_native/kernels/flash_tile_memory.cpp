@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/flash_dots.hpp"
 #include "kernels/flash_tile.hpp"
+#include "kernels/weight_kernels.hpp"
 
 namespace ikpy {
 namespace row_tiles {
@@ -10,20 +12,40 @@ namespace {
 
 constexpr int64_t kFewTiles = 4;
 constexpr int64_t kFewRowTiles = 16;  // up to so many of a K head are made smaller
+// Drafts and slots gain from products that round as those of single tokens do.
+constexpr int64_t kDotTokens = kTileMinTokens;
 
-// Split halves keep 16 significant bits: enough for every cache type but f32.
-bool uses_tiles(const AttentionArgs& a) {
-    return has_amx() && a.k->type != kF32 && a.v->type != kF32 && (!a.k1 || a.k1->type != kF32);
+// Whether K or V, in one or two segments, is stored as this type.
+bool stored_as(int type, const Tensor* x, const Tensor* x1 = nullptr) {
+    return x->type == type && (!x1 || x1->type == type);
 }
 
-int64_t least_tile_rows(const AttentionArgs& a) { return uses_tiles(a) ? kWideTileRows / 2 : kTileRows; }
+// The same with either segment.
+bool any_stored_as(int type, const Tensor* x, const Tensor* x1 = nullptr) {
+    return x->type == type || (x1 && x1->type == type);
+}
+
+// Rounding to bf16 loses less than what all types but f32 and f16 have lost already.
+bool uses_dots(const AttentionArgs& a) {
+    if (has_amx() || a.n_tokens < kDotTokens || !flash::multiplies_bf16()) return false;
+    for (int type : {kF32, kF16})
+        if (any_stored_as(type, a.k, a.k1) || any_stored_as(type, a.v)) return false;
+    return true;
+}
+
+// Split halves keep 16 significant bits: enough for every cache type but f32.
+bool uses_halves(const AttentionArgs& a) {
+    return has_amx() ? !any_stored_as(kF32, a.k, a.k1) && !any_stored_as(kF32, a.v) : uses_dots(a);
+}
+
+int64_t least_tile_rows(const AttentionArgs& a) { return uses_halves(a) ? kWideTileRows / 2 : kTileRows; }
 
 // A tile unit has to split K and V once per row tile: the more rows the better, while all of it stays in the
 // second-level cache and there are a few tiles. Without flash attention all scores of a row are stored, too.
 // More rows never make fewer tiles, which the sizes of memory rely on.
 int64_t tile_rows(const AttentionArgs& a) {
     const int64_t least = least_tile_rows(a);
-    if (!uses_tiles(a) || a.dk + a.dv > 512 || !a.flash) return least;
+    if (!uses_halves(a) || a.dk + a.dv > 512 || !a.flash) return least;
     return std::clamp<int64_t>(round_up((a.rows_per_kv_head() + kFewTiles - 1) / kFewTiles, 16), least,
                                kWideTileRows);
 }
@@ -41,19 +63,22 @@ int64_t lanes_for_threads(const AttentionArgs& a, const TilePlan& plan, int n_th
     return best;
 }
 
+// The most tokens that meet the smaller tiles of floats even where more do not.
+AttentionArgs few_tokens(const AttentionArgs& a) { return a.part(0, std::min(a.n_tokens, kDotTokens - 1)); }
+
 // Rows of the output matrix: whole register blocks and whole tiles.
 int64_t output_rows(const AttentionArgs& a) { return round_up(round_up(a.dv, kPad), 16); }
 
 // Floats that hold the operands of tile products: two halves per value.
 int64_t half_floats(const AttentionArgs& a, int64_t lanes) {
-    if (!uses_tiles(a)) return 0;
+    if (!uses_halves(a)) return 0;
     return (round_up(a.dk, kDepth) + kTileCells) * lanes +
            kTileCells * (round_up(a.dk, kDepth) + round_up(a.dv, 16)) + 8 * 16;
 }
 
 int64_t buffer_floats(const AttentionArgs& a, int64_t lanes, int64_t n_kv_max) {
     const int64_t cells = a.flash ? kTileCells : round_up(n_kv_max, kTileCells);
-    const int64_t tiles = plan_tiles(a, 1).tiles;
+    const int64_t tiles = std::max(plan_tiles(a, 1).tiles, plan_tiles(few_tokens(a), 1).tiles);
     const int64_t most_tiles = std::max(tiles, std::min(4 * tiles, 4 * kFewRowTiles));
     const int64_t known_bytes = most_tiles * (n_kv_max / kTileCells + 1);
     return known_bytes / 4 + 1 + a.dk * lanes +
@@ -67,18 +92,14 @@ float* take(float*& at, int64_t n) {
     return p;
 }
 
-// Whether K or V, in one or two segments, is stored as this type.
-bool stored_as(int type, const Tensor* x, const Tensor* x1) {
-    return x->type == type && (!x1 || x1->type == type);
-}
-
-TileFactors factors_of(const Tensor* x, const Tensor* x1 = nullptr) {
+TileFactors factors_of(bool dots, const Tensor* x, const Tensor* x1 = nullptr) {
+    if (dots) return TileFactors::kBf16;
     return has_amx_halves() && stored_as(kF16, x, x1) ? TileFactors::kF16 : TileFactors::kSplit;
 }
 
-// Not where the stored values are numbers of the products.
-bool has_low(const Tensor* x, const Tensor* x1 = nullptr) {
-    return factors_of(x, x1) == TileFactors::kSplit && !stored_as(kBF16, x, x1);
+// Whether operands are halves as they are stored.
+bool as_stored(TileFactors factors, const Tensor* x, const Tensor* x1 = nullptr) {
+    return factors == TileFactors::kF16 || stored_as(kBF16, x, x1);
 }
 
 // n values in two halves, or in one.
@@ -103,7 +124,7 @@ TileBuffers layout(uint8_t* scratch, const AttentionArgs& a, const TilePlan& pla
     TileBuffers b;
     float* at = reinterpret_cast<float*>(scratch);
     b.lanes = lanes;
-    b.row = uses_tiles(a) ? 16 : lanes;
+    b.row = uses_halves(a) ? 16 : lanes;
     b.s_rows = a.flash ? kTileCells : round_up(a.n_kv, kTileCells);
     b.o_rows = output_rows(a);
     b.ldk = round_up(a.dk, 16);
@@ -122,15 +143,19 @@ TileBuffers layout(uint8_t* scratch, const AttentionArgs& a, const TilePlan& pla
     std::fill_n(b.factor, lanes, 1.0f);
     b.q2 = b.k2 = b.v2 = b.p2 = {};
     b.k_factors = b.v_factors = TileFactors::kSplit;
-    if (uses_tiles(a)) {
-        b.k_factors = factors_of(a.k, a.k1);
-        b.v_factors = factors_of(a.v);
-        b.q2 = take_halves(at, round_up(a.dk, kDepth) * lanes);
-        b.k2 = take_halves(at, kTileCells * round_up(a.dk, kDepth), has_low(a.k, a.k1));
-        b.v2 = take_halves(at, kTileCells * round_up(a.dv, 16), has_low(a.v));
-        b.p2 = take_halves(at, kTileCells * lanes);
+    b.k_stored = b.v_stored = false;
+    if (uses_halves(a)) {
+        const bool dots = uses_dots(a);
+        b.k_factors = factors_of(dots, a.k, a.k1);
+        b.v_factors = factors_of(dots, a.v);
+        b.k_stored = as_stored(b.k_factors, a.k, a.k1);
+        b.v_stored = as_stored(b.v_factors, a.v);
+        b.q2 = take_halves(at, round_up(a.dk, kDepth) * lanes, !dots);
+        b.k2 = take_halves(at, kTileCells * round_up(a.dk, kDepth), !dots && !b.k_stored);
+        b.v2 = take_halves(at, kTileCells * round_up(a.dv, 16), !dots && !b.v_stored);
+        b.p2 = take_halves(at, kTileCells * lanes, !dots);
     }
-    if (!uses_tiles(a)) clear_padding(a, b);
+    if (!uses_halves(a)) clear_padding(a, b);
     b.kv_tiles = a.n_kv / kTileCells + 1;
     b.known = reinterpret_cast<uint8_t*>(at);
     std::memset(b.known, 0, size_t(plan.tiles * b.kv_tiles));
@@ -151,7 +176,7 @@ TilePlan plan_tiles(const AttentionArgs& a, int n_threads) {
     if (!a.flash || n_threads == 1 || items >= 2 * n_threads) return plan;
     plan.splits =
         std::clamp<int64_t>((a.n_kv + kTileCells - 1) / kTileCells, 1, (4 * n_threads + items - 1) / items);
-    if (n_threads >= kManyThreads && plan.tiles <= row_tiles::kFewRowTiles && !row_tiles::uses_tiles(a))
+    if (n_threads >= kManyThreads && plan.tiles <= row_tiles::kFewRowTiles && !row_tiles::uses_halves(a))
         plan.lanes = row_tiles::lanes_for_threads(a, plan, n_threads);
     plan.tiles = (rows + plan.lanes - 1) / plan.lanes;
     return plan;
@@ -164,16 +189,20 @@ size_t tile_scratch_bytes(const AttentionArgs& a, int64_t n_kv_max) {
 }
 
 // The most for any part of the tokens: with as many row tiles as the ranges of cells allow for, all of them
-// full.
+// full, or as many tokens as meet the smaller tiles of floats.
 size_t tile_shared_bytes(const AttentionArgs& a, int n_threads) {
     size_t most = 0;
-    for (int64_t tiles = 1, n = 0; n < a.n_tokens; ++tiles) {
-        n = std::clamp<int64_t>(tiles * row_tiles::least_tile_rows(a) / a.heads_per_kv, 1, a.n_tokens);
+    const auto part_of = [&](int64_t n) {
         const AttentionArgs part = a.part(0, n);
         const TilePlan plan = plan_tiles(part, n_threads);
-        if (plan.splits == 1) break;
-        most = std::max(most, partials_bytes(part, plan.splits));
-    }
+        if (plan.splits > 1) most = std::max(most, partials_bytes(part, plan.splits));
+    };
+    for (int64_t least : {int64_t{kTileRows}, row_tiles::least_tile_rows(a)})
+        for (int64_t tiles = 1, n = 0; n < a.n_tokens; ++tiles) {
+            n = std::clamp<int64_t>(tiles * least / a.heads_per_kv, 1, a.n_tokens);
+            part_of(n);
+        }
+    part_of(row_tiles::few_tokens(a).n_tokens);
     return most;
 }
 

@@ -17,7 +17,7 @@ void scale_q(const AttentionArgs& a, const TileBuffers& b, int64_t m) {
     simd::store(b.factor + m, simd::div(simd::set1(1.0f), scale));
 }
 
-// K of an F16 cache.
+// K of halves that are multiplied as they are stored.
 void load_k_halves(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t n, const TileBuffers& b) {
     const int64_t ld = round_up(a.dk, kDepth);
     flash::copy_halves(row<uint8_t>(*a.k, tile.kv_head, c0), a.k->nb[2], n, a.d0, b.k2.hi, ld);
@@ -46,7 +46,7 @@ void pack_q(const AttentionArgs& a, const Tile& tile, const TileBuffers& b) {
 }
 
 void load_k_tile(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t n, const TileBuffers& b) {
-    if (b.k_factors == TileFactors::kF16) return load_k_halves(a, tile, c0, n, b);
+    if (b.k_stored) return load_k_halves(a, tile, c0, n, b);
     a.load_k(row<uint8_t>(*a.k, tile.kv_head, c0), a.k->nb[2], n, a.d0, b.k, b.ldk);
     if (a.k1) {
         a.load_k1(row<uint8_t>(*a.k1, a.k1_head(tile.kv_head), c0), a.k1->nb[2], n, a.d1, b.k + a.d0, b.ldk);
@@ -57,8 +57,7 @@ void load_k_tile(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t n
 
 void load_v_tile(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t n, const TileBuffers& b) {
     const uint8_t* const v = row<uint8_t>(*a.v, a.v_head(tile.kv_head), c0);
-    if (b.v_factors == TileFactors::kF16)
-        return flash::transpose_halves(v, a.v->nb[2], n, a.dv, b.v2.hi, kTileCells);
+    if (b.v_stored) return flash::transpose_halves(v, a.v->nb[2], n, a.dv, b.v2.hi, kTileCells);
     if (!a.v_in_k) a.load_v(v, a.v->nb[2], n, a.dv, b.v, b.ldv);
     if (b.v2.hi) flash::split_transposed(b.v, b.ldv, n, a.dv, b.v2, kTileCells);
 }

@@ -1,6 +1,7 @@
-// Both products of the tile kernel, on the tile unit or on vectors.
+// Both products of the tile kernel, of halves or of floats.
 #include <algorithm>
 
+#include "kernels/flash_dots.hpp"
 #include "kernels/flash_gemm.hpp"
 #include "kernels/flash_tile.hpp"
 
@@ -20,22 +21,28 @@ void for_lane_groups(const Part& part, Call call) {
     }
 }
 
+void multiply(TileFactors factors, const flash::LeftTiles& a, const flash::RightTiles& b, int64_t n_lanes,
+              int64_t depth, const flash::SumTiles& c, bool add, flash::Prefetch& next) {
+    if (factors == TileFactors::kBf16) return flash::dot_product(a, b, n_lanes, depth, c, add, next);
+    flash::tile_product(factors, a, b, n_lanes, depth, c, add, next);
+}
+
 // Scores of whole groups of 16 cells: the tile has room for them, nobody reads those beyond the part.
 void score_tiles(const TileBuffers& b, int64_t dk, const Part& part, float* s, flash::Prefetch& next) {
     const int64_t ld = round_up(dk, kDepth);
-    flash::tile_product(b.k_factors, {offset(b.k2, part.begin * ld), ld, round_up(part.end - part.begin, 16)},
-                        {offset(b.q2, part.m * ld), ld * 16}, part.lanes, ld,
-                        {s + part.begin * b.row + b.lane(part.m, b.s_rows), b.s_rows * 16}, false, next);
+    multiply(b.k_factors, {offset(b.k2, part.begin * ld), ld, round_up(part.end - part.begin, 16)},
+             {offset(b.q2, part.m * ld), ld * 16}, part.lanes, ld,
+             {s + part.begin * b.row + b.lane(part.m, b.s_rows), b.s_rows * 16}, false, next);
 }
 
 // The weights are in p2.
 void output_tiles(const TileBuffers& b, int64_t dv, const Part& part, flash::Prefetch& next) {
     for (int64_t m = part.m; m < part.m + part.lanes; m += kLanes)
         flash::scale_lanes(b.o + b.lane(m, b.o_rows), dv, simd::load(b.alpha + m));
-    flash::tile_product(b.v_factors, {offset(b.v2, part.begin), kTileCells, round_up(dv, 16)},
-                        {offset(b.p2, part.m * kTileCells), kTileCells * 16}, part.lanes,
-                        round_up(part.end - part.begin, kDepth),
-                        {b.o + b.lane(part.m, b.o_rows), b.o_rows * 16}, true, next);
+    multiply(b.v_factors, {offset(b.v2, part.begin), kTileCells, round_up(dv, 16)},
+             {offset(b.p2, part.m * kTileCells), kTileCells * 16}, part.lanes,
+             round_up(part.end - part.begin, kDepth), {b.o + b.lane(part.m, b.o_rows), b.o_rows * 16}, true,
+             next);
 }
 
 }  // namespace

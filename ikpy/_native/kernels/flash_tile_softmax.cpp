@@ -1,4 +1,5 @@
 // Scores to weights in the tile kernel.
+#include "kernels/flash_dots.hpp"
 #include "kernels/flash_tile.hpp"
 
 namespace ikpy {
@@ -71,7 +72,8 @@ void full_weights(const TileBuffers& b, int64_t n_cells) {
         for (int64_t m = 0; m < b.lanes; m += kLanes) {
             float* s = b.s + c * b.row + b.lane(m, b.s_rows);
             const V top = simd::load(b.maximum + m);
-            simd::store(s, simd::exp2(simd::sub(simd::mul(simd::load(s), simd::load(b.factor + m)), top)));
+            const V p = simd::exp2(simd::sub(simd::mul(simd::load(s), simd::load(b.factor + m)), top));
+            simd::store(s, b.v_factors == TileFactors::kBf16 ? flash::rounded(p) : p);
             for (int i = 0; i < kLanes; ++i) b.total[m + i] += double(s[i]);
         }
     }

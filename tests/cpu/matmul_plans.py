@@ -13,7 +13,6 @@ from ikpy.quants import by_name
 F32 = by_name("F32").id
 F16 = by_name("F16").id
 I32 = 26
-UNARY = {"silu": 0, "gelu": 1, "relu": 2, "relu_squared": 3, "sigmoid": 4, "tanh": 5, "swiglu_oai": 6}
 
 
 class Program:

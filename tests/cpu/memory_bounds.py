@@ -17,10 +17,11 @@ from functools import cache
 import numpy as np
 
 from ikpy._native import core
+from ikpy.graph.builder import UNARY_KINDS
 from ikpy.graph.plan import OP_DTYPE, TENSOR_DTYPE
 from ikpy.quants import by_name
 from tests.cpu import reference_attention as ref
-from tests.cpu.matmul_plans import UNARY, Program
+from tests.cpu.matmul_plans import Program
 from tests.cpu.quant_data import random_tensor
 
 Place = Callable[[np.ndarray], np.ndarray]
@@ -79,7 +80,7 @@ def experts(name: str, k: int, n: int, tokens: int, place: Place, *, gated: bool
     weights = [program.weight(place(np.tile(_weight(name, k, n), EXPERTS)), name, shape) for _ in range(matrices)]
     biases = [program.array(place(np.ones((EXPERTS, n), np.float32))) for _ in range(matrices)]
     out = program.array(place(np.zeros((tokens, 2, n), np.float32)))
-    kind, option = ("mul_mat_id_up_gate", UNARY["silu"]) if gated else ("mul_mat_id", 0)
+    kind, option = ("mul_mat_id_up_gate", UNARY_KINDS["silu"]) if gated else ("mul_mat_id", 0)
     ip = {0: fmt, 1: tokens, 2: option, 3: 2, 4: EXPERTS}
     program.op(kind, out, [*weights, buffer, groups, *biases], ip)
     program.run(2)
@@ -181,7 +182,7 @@ def other_ops(place: Place) -> None:
                 _op(kind, place, x, [x, other])
         _op("scale", place, x, [x], fp=[2.0, 1.0])
         _op("softcap", place, x, [x], fp=[2.0])
-        for number in UNARY.values():
+        for number in UNARY_KINDS.values():
             _op("unary", place, x, [x], [number])
             _op("gated_unary", place, x, [x, y], [number])
         _op("copy", place, x.astype(np.float16), [x])

@@ -9,7 +9,8 @@ from reference_attention import BF16, F16, Q5_1, Q8_0, TYPE_NAMES
 from test_attention import run_case, tolerance_of
 
 from ikpy import Batch, Context, ContextParams, Model, default_model_path
-from tests.cpu.matmul_plans import UNARY, Program
+from ikpy.graph.builder import UNARY_KINDS
+from tests.cpu.matmul_plans import Program
 from tests.cpu.test_matmul import (
     DECODED_TYPES,
     EXPERTS,
@@ -56,7 +57,7 @@ def test_up_and_gate(name: str) -> None:
     program, out = Program(), np.zeros((2, n), np.float32)
     act, fmt = program.prepared(activations((2, K), 1), name, 2)
     weights = [program.weight(random_weight(name, K, n, i)[0], name, (K, n)) for i in range(2)]
-    program.op("mul_mat_up_gate", program.array(out), [*weights, act], {0: fmt, 1: 2, 2: UNARY["silu"]})
+    program.op("mul_mat_up_gate", program.array(out), [*weights, act], {0: fmt, 1: 2, 2: UNARY_KINDS["silu"]})
     assert_same(program, out, 64)
 
 
@@ -70,7 +71,7 @@ def test_experts(name: str, gated: bool) -> None:
     groups = grouped(program, ids)
     data = [np.concatenate([random_weight(name, K, n, 9 * i + e)[0] for e in range(EXPERTS)]) for i in range(1 + gated)]
     weights = [program.weight(d, name, (K, n, EXPERTS)) for d in data]
-    ip = {0: fmt, 1: tokens, 2: UNARY["silu"] if gated else 0, 3: USED, 4: EXPERTS}
+    ip = {0: fmt, 1: tokens, 2: UNARY_KINDS["silu"] if gated else 0, 3: USED, 4: EXPERTS}
     program.op("mul_mat_id_up_gate" if gated else "mul_mat_id", program.array(out), [*weights, act, groups], ip)
     assert_same(program, out, 100)
 

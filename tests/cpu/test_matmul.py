@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -11,9 +12,10 @@ import numpy as np
 import pytest
 
 from ikpy._native import core
+from ikpy.graph.builder import UNARY_KINDS
 from ikpy.graph.plan import OP_DTYPE, TENSOR_DTYPE
 from ikpy.quants import by_name, dequantize
-from tests.cpu.matmul_plans import UNARY, Program, assert_close, effective
+from tests.cpu.matmul_plans import Program, assert_close, effective
 from tests.cpu.quant_data import random_tensor
 
 FLOAT_TYPES = ("F32", "F16", "BF16")
@@ -328,6 +330,8 @@ def gated(kind: str, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
         "relu_squared": np.maximum(gate, 0) ** 2,
         "sigmoid": sigmoid,
         "tanh": np.tanh(gate),
+        "gelu_erf": 0.5 * gate * (1 + np.vectorize(math.erf)(gate / math.sqrt(2))),
+        "softplus": np.logaddexp(0, gate),
     }[kind]
     return value * up
 
@@ -339,7 +343,7 @@ def assert_gated(actual: np.ndarray, expected: np.ndarray, what: str, bound: flo
     assert error[worst] < bound, f"{what}: {actual[worst]} instead of {expected[worst]} at {worst}"
 
 
-@pytest.mark.parametrize("kind", UNARY)
+@pytest.mark.parametrize("kind", UNARY_KINDS)
 @pytest.mark.parametrize("name", ("F32", "Q4_K", "IQ3_K", "Q8_0", "IQ4_KS", "IQ4_K_R4"))
 def test_up_and_gate(kind: str, name: str) -> None:
     k, f = 256, rows_of(name, 53)
@@ -354,7 +358,7 @@ def test_up_and_gate(kind: str, name: str) -> None:
             act, fmt = program.prepared(x, name)
             src = [program.weight(up_data, name, (k, f)), program.weight(gate_data, name, (k, f)), act]
             src += [program.array(b) for b in biases]
-            program.op("mul_mat_up_gate", program.array(out), src, {0: fmt, 1: tokens, 2: UNARY[kind]})
+            program.op("mul_mat_up_gate", program.array(out), src, {0: fmt, 1: tokens, 2: UNARY_KINDS[kind]})
             program.run()
             u, g = (effective(x, name) @ m.T + (b if biases else 0) for m, b in ((up, bias[0]), (gate, bias[1])))
             assert_gated(out, gated(kind, g, u), f"{name}, {kind}, {tokens} tokens")
@@ -428,7 +432,7 @@ def test_expert_up_and_gate(fused: bool, tokens: int) -> None:
     act, fmt = program.prepared(x, name)
     groups = grouped(program, ids)
     src = [*weights, act, groups, program.array(bias[0]), program.array(bias[1])]
-    ip = {0: fmt, 1: tokens, 2: UNARY["silu"], 3: USED, 4: EXPERTS}
+    ip = {0: fmt, 1: tokens, 2: UNARY_KINDS["silu"], 3: USED, 4: EXPERTS}
     program.op("mul_mat_id_up_gate", program.array(out), src, ip)
     program.run(2)
     seen = effective(x, name)

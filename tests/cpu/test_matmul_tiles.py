@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from ikpy._native import core
-from ikpy.graph.builder import Graph
+from ikpy.graph.builder import UNARY_KINDS, Graph
 from ikpy.quants import by_name
 from ikpy.quants.repack import PERMUTATIONS
-from tests.cpu.matmul_plans import UNARY, Program, assert_close, effective
+from tests.cpu.matmul_plans import Program, assert_close, effective
 from tests.cpu.test_matmul import (
     EXPERTS,
     FAST_TYPES,
@@ -180,7 +180,7 @@ def test_up_and_gate(name: str) -> None:
     out = np.zeros((tokens, f), np.float32)
     act, fmt = program.prepared(x, name, 512)
     src = [program.weight(up_data, name, (k, f)), program.weight(gate_data, name, (k, f)), act]
-    program.op("mul_mat_up_gate", program.array(out), src, {0: fmt, 1: tokens, 2: UNARY["silu"]})
+    program.op("mul_mat_up_gate", program.array(out), src, {0: fmt, 1: tokens, 2: UNARY_KINDS["silu"]})
     program.run()
     seen = effective(x, name, 512)
     assert_gated(out, gated("silu", seen @ gate.T, seen @ up.T), name, 1e-2)
@@ -267,7 +267,7 @@ def test_experts_of_float_weights(name: str, tokens: int) -> None:
     weights = [program.weight(np.concatenate([p[0] for p in w]), name, (k, n, EXPERTS)) for w in (up, gate)]
     ip = {0: fmt, 1: tokens, 2: 0, 3: USED, 4: EXPERTS}
     program.op("mul_mat_id", program.array(plain), [weights[0], act, groups], ip)
-    ip[2] = UNARY["silu"]
+    ip[2] = UNARY_KINDS["silu"]
     program.op("mul_mat_id_up_gate", program.array(fused), [*weights, act, groups], ip)
     program.run(2)
     seen = effective(x, name, 512)

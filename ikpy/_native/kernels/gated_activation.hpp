@@ -31,6 +31,12 @@ inline void gated_activation(int kind, const float* up, const float* gate, float
         case kSwigluOai:
             for (int i = 0; i < n; ++i) out[i] = swiglu_oai(gate[i], up[i]);
             break;
+        case kGeluErf:
+            for (int i = 0; i < n; ++i) out[i] = gelu_erf(gate[i]) * up[i];
+            break;
+        case kSoftplus:
+            for (int i = 0; i < n; ++i) out[i] = softplus(gate[i]) * up[i];
+            break;
         default:
             break;
     }

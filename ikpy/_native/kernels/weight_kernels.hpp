@@ -104,7 +104,7 @@ struct TileKernels {
 struct WeightKernels {
     int type;
     int act_format;
-    int gemv_tokens;  // up to this many tokens gemv is the faster one
+    int gemv_tokens;  // up to this many tokens gemv is the faster one; 0: there is none
     ProductFn gemv;
     BlocksProductFn gemm;  // of up to kPanelBlocks blocks
     size_t (*work_bytes)(int64_t n_in);

@@ -253,10 +253,6 @@ void interleaved_bf16_panel(const RowBlock& rows, int64_t k0, int64_t n, float* 
     }
 }
 
-void interleaved_bf16_gemv(const RowBlock& rows, const TokenSet& tokens, float* out, uint8_t* work) {
-    float_gemm<interleaved_bf16_panel>(&rows, 1, tokens, out, work);
-}
-
 }  // namespace
 
 void f16_row_products(const RowBlock& rows, const uint8_t* const* x, int n_tokens, float* out,
@@ -267,11 +263,11 @@ void f16_row_products(const RowBlock& rows, const uint8_t* const* x, int n_token
 const WeightKernels* float_weight_kernels(int type) {
     if (const WeightKernels* k = bf16_dot_kernels(type)) return k;
     // Made when first asked for: which tile products there are may take a trial.
-    static const WeightKernels table[] = {float_kernels<ReadF32>(kF32),
-                                          f16_kernels(),
-                                          float_kernels<ReadBf16>(kBF16),
-                                          {kTypeBf16R16, kActF32, 0, interleaved_bf16_gemv,
-                                           float_gemm<interleaved_bf16_panel>, float_work_bytes}};
+    static const WeightKernels table[] = {
+        float_kernels<ReadF32>(kF32),
+        f16_kernels(),
+        float_kernels<ReadBf16>(kBF16),
+        {kTypeBf16R16, kActF32, 0, nullptr, float_gemm<interleaved_bf16_panel>, float_work_bytes}};
     for (const WeightKernels& k : table)
         if (k.type == type) return &k;
     return nullptr;

@@ -1,13 +1,26 @@
 """How tests are divided among processes (scripts/test): whole files, and the tests of CUDA kernels together."""
 
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import Any
+
 import pytest
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Name the group of every test; test_launched.py looks at what its process has launched."""
-    for item in items:
-        name = item.path.name
-        kernels = name.startswith("test_kernels_") or name == "test_launched.py"
-        group = "kernels" if kernels else f"{item.path.parent.name}/{name}"
-        item.add_marker(pytest.mark.xdist_group(group))
+def group_of(file: str) -> str:
+    """The tests that one process runs; test_launched.py looks at what its own has launched."""
+    name = PurePath(file).name
+    return "kernels" if name.startswith("test_kernels_") or name == "test_launched.py" else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """The scheduler of --dist loadfile, with groups in place of files."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Groups(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(super()._split_scope(nodeid))
+
+    return Groups(config, log) if config.getvalue("dist") == "loadfile" else None

@@ -159,10 +159,9 @@ struct Signs {
     __mmask64 negative;
     Signs(__m256i signs, int half, int h) {
         const __m128i bytes = half ? _mm256_extracti128_si256(signs, 1) : _mm256_castsi256_si128(signs);
-        const int bit = 0x01010101 << 4 * h;
-        const __m512i own = _mm512_inserti64x4(
-            _mm512_castsi256_si512(_mm256_setr_epi32(bit, bit, bit, bit, 2 * bit, 2 * bit, 2 * bit, 2 * bit)),
-            _mm256_setr_epi32(4 * bit, 4 * bit, 4 * bit, 4 * bit, 8 * bit, 8 * bit, 8 * bit, 8 * bit), 1);
+        const auto bits = [h](int s) { return static_cast<int>(0x01010101U << (4 * h + s)); };
+        const int a = bits(0), b = bits(1), c = bits(2), d = bits(3);
+        const __m512i own = _mm512_setr_epi32(a, a, a, a, b, b, b, b, c, c, c, c, d, d, d, d);
         negative = _mm512_test_epi8_mask(_mm512_broadcast_i32x4(bytes), own);
     }
     // sums += |values| * x with the signs.

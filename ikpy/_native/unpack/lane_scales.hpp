@@ -19,7 +19,7 @@ struct Order16 {
 };
 
 IKPY_VBMI_INLINE __m128i quadword_twice(const uint8_t* p) {
-    return _mm_castpd_si128(_mm_loaddup_pd(reinterpret_cast<const double*>(p)));
+    return _mm_set1_epi64x(load_unaligned<int64_t>(p));
 }
 
 IKPY_VBMI_INLINE __m512 signed_lanes(__m128i bytes) {

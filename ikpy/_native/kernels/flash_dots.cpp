@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "kernels/bf16_dots.hpp"
 #include "kernels/bf16_halves.hpp"
 #include "kernels/cpu_makers.hpp"
 #include "kernels/half_rows.hpp"
@@ -13,8 +14,6 @@ namespace flash {
 #if defined(__AVX512F__) && defined(__linux__)
 
 namespace {
-
-#define IKPY_BF16 __attribute__((target("avx512bf16")))
 
 constexpr int64_t kLaneGroup = 16;
 constexpr int kMostGroups = 4;
@@ -32,15 +31,15 @@ IKPY_BF16 void block(const uint16_t* a, int64_t lda, const uint16_t* b, int64_t 
         for (int j = 0; j < N; ++j)
             sum[i][j] = add ? _mm512_loadu_ps(c + i * kLaneGroup + j * c_next) : _mm512_setzero_ps();
     for (int64_t k = 0; k < depth; k += 2) {
-        __m512bh x[N];
+        __m512i x[N];
 #pragma GCC unroll 4
-        for (int j = 0; j < N; ++j) x[j] = (__m512bh)_mm512_loadu_si512(b + j * b_next + k * kLaneGroup);
+        for (int j = 0; j < N; ++j) x[j] = _mm512_loadu_si512(b + j * b_next + k * kLaneGroup);
 #pragma GCC unroll 16
         for (int i = 0; i < H; ++i) {
-            const auto pair = (__m512bh)_mm512_set1_epi32(
-                load_unaligned<int32_t>(reinterpret_cast<const uint8_t*>(a + i * lda + k)));
+            const __m512i pair =
+                _mm512_set1_epi32(load_unaligned<int32_t>(reinterpret_cast<const uint8_t*>(a + i * lda + k)));
 #pragma GCC unroll 4
-            for (int j = 0; j < N; ++j) sum[i][j] = _mm512_dpbf16_ps(sum[i][j], x[j], pair);
+            for (int j = 0; j < N; ++j) sum[i][j] = add_bf16_dots(sum[i][j], x[j], pair);
         }
     }
 #pragma GCC unroll 16

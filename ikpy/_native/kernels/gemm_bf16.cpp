@@ -5,6 +5,7 @@
 
 #include "ikpy/tensor.hpp"
 #include "kernels/activations.hpp"
+#include "kernels/bf16_dots.hpp"
 #include "kernels/gemm_groups_amx.hpp"
 #include "kernels/weight_prefetch.hpp"
 #include "kernels/word_rows.hpp"
@@ -12,8 +13,6 @@
 namespace ikpy {
 
 #if defined(__AVX512F__)
-
-#define IKPY_BF16 __attribute__((target("avx512bf16")))
 
 namespace {
 
@@ -26,10 +25,6 @@ constexpr int kRowTileTokens = 5;
 // The same of groups of 16 rows: 3 tokens 87 and 87, 4 tokens 107 and 116, 6 tokens 118 and 175.
 constexpr int kGroupTileTokens = 4;
 constexpr int64_t kPanelColumns = 512;
-
-IKPY_BF16 inline __m512 dot(__m512 sum, __m512i a, __m512i b) {
-    return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
-}
 
 // panel: [half][n / 2][16 rows][2].
 template <int NH, int NT>
@@ -49,7 +44,7 @@ IKPY_BF16 void tile(const uint16_t* panel, int64_t n, const uint8_t* const* x, i
         for (int t = 0; t < NT; ++t) {
             const __m512i v = _mm512_set1_epi32(load_unaligned<int32_t>(x[t] + (k0 + k) * 2));
 #pragma GCC unroll 2
-            for (int h = 0; h < NH; ++h) total[h][t] = dot(total[h][t], w[h], v);
+            for (int h = 0; h < NH; ++h) total[h][t] = add_bf16_dots(total[h][t], w[h], v);
         }
     }
 #pragma GCC unroll 8
@@ -115,13 +110,14 @@ IKPY_BF16 void dot_row(const uint8_t* row, int64_t n, const uint8_t* const* x, f
             const __m512i w = _mm512_loadu_si512(p);
 #pragma GCC unroll 8
             for (int t = 0; t < NT; ++t)
-                total[t][c] = dot(total[t][c], w, _mm512_loadu_si512(x[t] + (k + 32 * c) * 2));
+                total[t][c] = add_bf16_dots(total[t][c], w, _mm512_loadu_si512(x[t] + (k + 32 * c) * 2));
         }
     }
     for (; k < n; k += 32) {
         const __m512i w = load_words(row + k * 2, n - k);
 #pragma GCC unroll 8
-        for (int t = 0; t < NT; ++t) total[t][0] = dot(total[t][0], w, _mm512_loadu_si512(x[t] + k * 2));
+        for (int t = 0; t < NT; ++t)
+            total[t][0] = add_bf16_dots(total[t][0], w, _mm512_loadu_si512(x[t] + k * 2));
     }
 #pragma GCC unroll 8
     for (int t = 0; t < NT; ++t)
@@ -153,7 +149,8 @@ IKPY_BF16 void dot_group(const uint8_t* group, int64_t n, const uint8_t* const* 
         const __m512i w = _mm512_loadu_si512(group + k * 2 * kHalfRows);
 #pragma GCC unroll 8
         for (int t = 0; t < NT; ++t)
-            total[t][c] = dot(total[t][c], w, _mm512_set1_epi32(load_unaligned<int32_t>(x[t] + k * 2)));
+            total[t][c] =
+                add_bf16_dots(total[t][c], w, _mm512_set1_epi32(load_unaligned<int32_t>(x[t] + k * 2)));
     };
     int64_t k = 0;
     for (; k + 2 * kChains <= n; k += 2 * kChains) {

@@ -2,7 +2,7 @@
 
     python -m benchmarks.matmul prompt    1e9 op/s of [2048, 8192] x --tokens, share of the dot product ceiling
     python -m benchmarks.matmul generate    1e9 bytes/s of uncached weights x 1 token, share of the read bandwidth
-    python -m benchmarks.matmul cached      1e9 weights/s and bytes/s of one core with 0.7 MB of weights in its cache
+    python -m benchmarks.matmul cached      1e9 weights/s and bytes/s of one core with 0.3 MB of weights in its cache
 
 Ceiling and product alternate in one process and the best of several runs counts. What can be read changes by half
 within minutes where others share the memory: a product's share is that of the better of the two samples around it. The
@@ -65,7 +65,7 @@ def product(name: str, k: int, n: int, tokens: int, n_threads: int) -> core.Plan
     return core.Plan(tensors, ops[1:].copy(), ())
 
 
-CACHED_BYTES = 700_000
+CACHED_BYTES = 300_000
 RUNS = 50  # at a time: some virtual machines count the time of a thread in steps that are longer than one run
 arrays: list[tuple[Program, np.ndarray]] = []
 

@@ -310,7 +310,9 @@ constexpr ProductFn gemv_of() {
 
 template <class U, int GemvTokens>
 size_t quant_work_bytes(int64_t n_in) {
-    return std::max(int8_panel_bytes<U>(n_in), static_cast<size_t>(GemvTokens * round_up(n_in, kChunk)));
+    const size_t few = HasHalves<U>::value ? static_cast<size_t>(GemvTokens * round_up(n_in, kChunk))
+                                           : sums_work_bytes<U, GemvTokens>(n_in);
+    return std::max(int8_panel_bytes<U>(n_in), few);
 }
 
 // On AVX2 products of panels take a third of the time of rows for codes that span less than 128, three
@@ -336,7 +338,7 @@ constexpr WeightKernels quant_kernels() {
                                 GemvTokens,
                                 gemv_of<U, GemvTokens>(),
                                 panel_products_of<U, TransposedPanel>(),
-                                HasHalves<U>::value ? quant_work_bytes<U, GemvTokens> : int8_panel_bytes<U>,
+                                quant_work_bytes<U, GemvTokens>,
                                 {quant_tiles<U>, kActBf16, kTileMinTokens, quant_tiles_work_bytes,
                                  ahead_kept_tokens, kTileMinExpertTokens},
                                 row_scales_of<U>(),

@@ -21,6 +21,11 @@ inline Codes32 load(const uint8_t* p) {
     return v;
 }
 inline void store(uint8_t* at, Codes32 v) { std::memcpy(at, &v, 32); }
+// To what uses codes as they are unpacked.
+template <class Sink>
+inline void store(Sink at, Codes32 v) {
+    at.take(v);
+}
 inline Codes32 all(int value) { return Codes32{} + static_cast<uint8_t>(value); }
 
 // Bits of neighbouring bytes come in; they must be masked away.
@@ -140,10 +145,10 @@ inline Codes32 lookup_halves(const uint8_t* left_table, const uint8_t* right_tab
 // Bytes of the left and right half in turn.
 inline Codes32 zipped_halves(Codes32 v) {
 #if defined(__AVX2__)
-    const __m128i a = _mm256_castsi256_si128(reinterpret_cast<__m256i>(v));
-    const __m128i b = _mm256_extracti128_si256(reinterpret_cast<__m256i>(v), 1);
-    return reinterpret_cast<Codes32>(
-        _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_unpacklo_epi8(a, b)), _mm_unpackhi_epi8(a, b), 1));
+    // Eight bytes of each half side by side.
+    const __m256i quads = _mm256_permute4x64_epi64(reinterpret_cast<__m256i>(v), 0xD8);
+    const __m128i order = _mm_setr_epi8(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
+    return reinterpret_cast<Codes32>(_mm256_shuffle_epi8(quads, _mm256_broadcastsi128_si256(order)));
 #else
     Codes32 r;
     for (int e = 0; e < 32; ++e) r[e] = v[(e >> 1) + 16 * (e & 1)];

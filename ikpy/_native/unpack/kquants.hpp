@@ -8,15 +8,22 @@
 
 namespace ikpy {
 
-// d and m of Q4_K and Q5_K from the block start: f16 d, f16 dmin, 12 bytes of six-bit scales and minima.
-inline void scales_and_mins(const uint8_t* p, float* d, float* m) {
+// The twelve bytes of six-bit scales and minima of Q4_K and Q5_K, behind f16 d and f16 dmin, a byte each.
+struct SixBitFields {
+    uint64_t scales, mins;
+};
+inline SixBitFields six_bit_fields(const uint8_t* p) {
     constexpr uint32_t kSix = 0x3F3F3F3F, kFour = 0x0F0F0F0F, kTwo = 0x03030303;
     const uint32_t a = load_unaligned<uint32_t>(p + 4), b = load_unaligned<uint32_t>(p + 8),
                    c = load_unaligned<uint32_t>(p + 12);
     const uint64_t upper_scales = (c & kFour) | (a >> 6 & kTwo) << 4;
     const uint64_t upper_mins = (c >> 4 & kFour) | (b >> 6 & kTwo) << 4;
-    c32::scaled8(load_f16(p), (a & kSix) | upper_scales << 32, 0, d);
-    c32::scaled8(-load_f16(p + 2), (b & kSix) | upper_mins << 32, 0, m);
+    return {(a & kSix) | upper_scales << 32, (b & kSix) | upper_mins << 32};
+}
+inline void scales_and_mins(const uint8_t* p, float* d, float* m) {
+    const SixBitFields fields = six_bit_fields(p);
+    c32::scaled8(load_f16(p), fields.scales, 0, d);
+    c32::scaled8(-load_f16(p + 2), fields.mins, 0, m);
 }
 
 #if defined(__AVX512VNNI__)
@@ -51,13 +58,16 @@ inline void wide_scales_and_mins(const uint8_t* p, Codes512* r) {
 struct UnpackQ2_K {
     static constexpr int kType = 10, kGroup = 16, kBlock = 256, kBlockBytes = 84, kZero = 0;
     static constexpr int kLow = 0, kHigh = 3;
-    static void block(const uint8_t* p, uint8_t* codes, float* d, float* m) {
+    template <class C>
+    static void block(const uint8_t* p, C codes, float* d, float* m) {
         block_with_factor(p, load_f16(p + 80), codes, d, m);
     }
-    static void block_with_factor(const uint8_t* p, float factor, uint8_t* codes, float* d, float* m) {
+    template <class C>
+    static void block_with_factor(const uint8_t* p, float factor, C codes, float* d, float* m) {
         const auto s = load_unaligned<c32::Codes16>(p);
         c32::scaled16(factor, s & 15, d);
         c32::scaled16(-load_f16(p + 82), s >> 4, m);
+#pragma GCC unroll 8
         for (int i = 0; i < 8; ++i) c32::store(codes + 32 * i, c32::two_bit_fields(p + 16, i));
     }
 #if defined(__AVX512VNNI__)
@@ -77,10 +87,12 @@ struct UnpackQ2_K {
 struct UnpackQ3_K {
     static constexpr int kType = 11, kGroup = 16, kBlock = 256, kBlockBytes = 110, kZero = 4;
     static constexpr int kLow = 0, kHigh = 7;
-    static void block(const uint8_t* p, uint8_t* codes, float* d, float* m) {
+    template <class C>
+    static void block(const uint8_t* p, C codes, float* d, float* m) {
         block_with_factor(p, load_f16(p + 108), codes, d, m);
     }
-    static void block_with_factor(const uint8_t* p, float factor, uint8_t* codes, float* d, float*) {
+    // Scales plus 32 of the groups.
+    static c32::Codes16 scale_codes(const uint8_t* p) {
         // Low nibbles of eight bytes, then the high ones; two bits of four bytes, lowest bits first.
         constexpr uint64_t kNibble = 0x0F0F0F0F0F0F0F0F;
         typedef uint64_t Pair __attribute__((vector_size(16)));
@@ -89,9 +101,13 @@ struct UnpackQ3_K {
         const uint32_t v = load_unaligned<uint32_t>(p + 104);
         const Pair low = {nibbles & kNibble, nibbles >> 4 & kNibble};
         const Dwords high = Dwords{v << 4, v << 2, v, v >> 2} & 0x30303030u;
-        const auto s = reinterpret_cast<c32::Codes16>(low) | reinterpret_cast<c32::Codes16>(high);
-        c32::scaled16(factor, s - 32, d);
+        return reinterpret_cast<c32::Codes16>(low) | reinterpret_cast<c32::Codes16>(high);
+    }
+    template <class C>
+    static void block_with_factor(const uint8_t* p, float factor, C codes, float* d, float*) {
+        c32::scaled16(factor, scale_codes(p) - 32, d);
         const c32::Codes32 high_bits = c32::load(p);
+#pragma GCC unroll 8
         for (int i = 0; i < 8; ++i)
             c32::store(codes + 32 * i, c32::two_bit_fields(p + 32, i) | c32::moved_bit(high_bits, i, 2));
     }
@@ -122,7 +138,8 @@ struct UnpackQ3_K {
 #if defined(IKPY_BYTE_DOTS)
 template <class U>
 struct UnpackIntegerScales : U {
-    static void block(const uint8_t* p, uint8_t* codes, float* d, float* m) {
+    template <class C>
+    static void block(const uint8_t* p, C codes, float* d, float* m) {
         U::block_with_factor(p, 1.0f, codes, d, m);
     }
 #if defined(__AVX512VNNI__)
@@ -149,8 +166,10 @@ struct IntegerScaled<UnpackQ3_K> {
 struct UnpackQ4_K {
     static constexpr int kType = 12, kGroup = 32, kBlock = 256, kBlockBytes = 144, kZero = 0;
     static constexpr int kLow = 0, kHigh = 15;
-    static void block(const uint8_t* p, uint8_t* codes, float* d, float* m) {
+    template <class C>
+    static void block(const uint8_t* p, C codes, float* d, float* m) {
         scales_and_mins(p, d, m);
+#pragma GCC unroll 8
         for (int i = 0; i < 8; ++i) c32::store(codes + 32 * i, c32::nibble_fields(p + 16, i));
     }
 #if defined(__AVX512VNNI__)
@@ -177,9 +196,11 @@ struct UnpackQ4_K {
 struct UnpackQ5_K {
     static constexpr int kType = 13, kGroup = 32, kBlock = 256, kBlockBytes = 176, kZero = 0;
     static constexpr int kLow = 0, kHigh = 31;
-    static void block(const uint8_t* p, uint8_t* codes, float* d, float* m) {
+    template <class C>
+    static void block(const uint8_t* p, C codes, float* d, float* m) {
         scales_and_mins(p, d, m);
         const c32::Codes32 high = c32::load(p + 16);
+#pragma GCC unroll 8
         for (int i = 0; i < 8; ++i)
             c32::store(codes + 32 * i, c32::nibble_fields(p + 48, i) | c32::moved_bit(high, i, 4));
     }
@@ -210,11 +231,16 @@ struct UnpackQ5_K {
 struct UnpackQ6_K {
     static constexpr int kType = 14, kGroup = 16, kBlock = 256, kBlockBytes = 210, kZero = 32;
     static constexpr int kLow = 0, kHigh = 63;
-    static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
+    template <class C>
+    static void block(const uint8_t* p, C codes, float* d, float*) {
         c32::scaled16(load_f16(p + 208), load_unaligned<c32::Codes16>(p + 192), d);
+        UnpackQ6_K::codes(p, codes);
+    }
+    template <class C>
+    static void codes(const uint8_t* p, C to) {
         for (int h = 0; h < 2; ++h)
             for (int t = 0; t < 4; ++t)
-                c32::store(codes + 128 * h + 32 * t,
+                c32::store(to + 128 * h + 32 * t,
                            c32::field(c32::load(p + 64 * h + 32 * (t & 1)), 4 * (t >> 1), 15) |
                                c32::left(c32::two_bits(p + 128 + 32 * h, t), 4));
     }

@@ -11,7 +11,8 @@ namespace ikpy {
 struct UnpackQ4_0 {
     static constexpr int kType = 2, kGroup = 32, kBlock = 32, kBlockBytes = 18, kZero = 8;
     static constexpr int kLow = 0, kHigh = 15;
-    static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
+    template <class C>
+    static void block(const uint8_t* p, C codes, float* d, float*) {
         c32::store(codes, c32::nibbles(p + 2));
         *d = load_f16(p);
     }
@@ -40,7 +41,8 @@ struct UnpackQ4_0 {
 struct UnpackQ4_1 {
     static constexpr int kType = 3, kGroup = 32, kBlock = 32, kBlockBytes = 20, kZero = 0;
     static constexpr int kLow = 0, kHigh = 15;
-    static void block(const uint8_t* p, uint8_t* codes, float* d, float* m) {
+    template <class C>
+    static void block(const uint8_t* p, C codes, float* d, float* m) {
         c32::store(codes, c32::nibbles(p + 4));
         *d = load_f16(p);
         *m = load_f16(p + 2);
@@ -72,7 +74,8 @@ struct UnpackQ4_1 {
 struct UnpackQ5_0 {
     static constexpr int kType = 6, kGroup = 32, kBlock = 32, kBlockBytes = 22, kZero = 16;
     static constexpr int kLow = 0, kHigh = 31;
-    static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
+    template <class C>
+    static void block(const uint8_t* p, C codes, float* d, float*) {
         c32::store(codes, c32::nibbles(p + 6) | (c32::bits(load_unaligned<uint32_t>(p + 2)) & 16));
         *d = load_f16(p);
     }
@@ -95,7 +98,8 @@ struct UnpackQ5_0 {
 struct UnpackQ5_1 {
     static constexpr int kType = 7, kGroup = 32, kBlock = 32, kBlockBytes = 24, kZero = 0;
     static constexpr int kLow = 0, kHigh = 31;
-    static void block(const uint8_t* p, uint8_t* codes, float* d, float* m) {
+    template <class C>
+    static void block(const uint8_t* p, C codes, float* d, float* m) {
         c32::store(codes, c32::nibbles(p + 8) | (c32::bits(load_unaligned<uint32_t>(p + 4)) & 16));
         *d = load_f16(p);
         *m = load_f16(p + 2);
@@ -120,13 +124,22 @@ struct UnpackQ5_1 {
 struct UnpackQ6_0 {
     static constexpr int kType = 133, kGroup = 32, kBlock = 32, kBlockBytes = 26, kZero = 32;
     static constexpr int kLow = 0, kHigh = 63;
-    static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
+    template <class C>
+    static void block(const uint8_t* p, C codes, float* d, float*) {
         // Byte j of qh holds bits 4..5 of elements j, j + 16, j + 8, j + 24.
-        typedef uint64_t Quads __attribute__((vector_size(32)));
-        const auto qh = load_unaligned<uint64_t>(p + 2);
-        const auto high = reinterpret_cast<c32::Codes32>(Quads{qh << 4, qh, qh << 2, qh >> 2});
-        c32::store(codes, c32::nibbles(p + 10) | (high & 0x30));
+        c32::store(codes, c32::nibbles(p + 10) | (high_bits(load_unaligned<uint64_t>(p + 2)) & 0x30));
         *d = load_f16(p);
+    }
+    static c32::Codes32 high_bits(uint64_t qh) {
+#if defined(__AVX2__)
+        const __m256i v = _mm256_set1_epi64x(static_cast<int64_t>(qh));
+        const __m256i left = _mm256_sllv_epi64(v, _mm256_setr_epi64x(4, 0, 2, 64));
+        return reinterpret_cast<c32::Codes32>(
+            _mm256_or_si256(left, _mm256_srlv_epi64(v, _mm256_setr_epi64x(64, 64, 64, 2))));
+#else
+        typedef uint64_t Quads __attribute__((vector_size(32)));
+        return reinterpret_cast<c32::Codes32>(Quads{qh << 4, qh, qh << 2, qh >> 2});
+#endif
     }
 #if defined(__AVX512VNNI__)
     static Codes512 wide(const uint8_t* p) {
@@ -149,7 +162,8 @@ struct UnpackQ6_0 {
 
 struct UnpackQ8_0 {
     static constexpr int kType = 8, kGroup = 32, kBlock = 32, kBlockBytes = 34, kZero = 128;
-    static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
+    template <class C>
+    static void block(const uint8_t* p, C codes, float* d, float*) {
         c32::store(codes, c32::load(p + 2) ^ 0x80);
         *d = load_f16(p);
     }

@@ -47,9 +47,11 @@ struct UnpackIQ2_KS {
     static constexpr int kLow = 0, kHigh = kIq2Codes[7] - kIq2Codes[0];
     static constexpr int kHeaderBytes = 2;
     static float row_scale(const uint8_t* row) { return load_f16(row); }
-    static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
+    template <class C>
+    static void block(const uint8_t* p, C codes, float* d, float*) {
         c32::scaled8(1.0f, c32::nibble_bytes(load_unaligned<uint32_t>(p + 2)) | c32::bit_bytes(p[1]) << 4, 16,
                      d);
+#pragma GCC unroll 8
         for (int i = 0; i < 8; ++i)
             c32::store(codes + 32 * i,
                        c32::lookup(kIq2Low.of + 4 * (p[0] >> i & 1), c32::two_bit_fields(p + 6, i)));
@@ -75,10 +77,12 @@ struct UnpackIQ3_KS {
     static constexpr int kLow = 0, kHigh = kIq3Codes[15] - kIq3Codes[0];
     static constexpr int kHeaderBytes = 2;
     static float row_scale(const uint8_t* row) { return load_f16(row); }
-    static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
+    template <class C>
+    static void block(const uint8_t* p, C codes, float* d, float*) {
         const uint64_t low = c32::split_nibble_bytes(load_unaligned<uint32_t>(p + 2));
         c32::scaled8(1.0f, low | c32::bit_bytes(p[0]) << 4, 16, d);
         const c32::Codes32 high = c32::load(p + 70);
+#pragma GCC unroll 8
         for (int i = 0; i < 8; ++i) {
             const c32::Codes32 q = c32::two_bit_fields(p + 6, i) | c32::moved_bit(high, i, 2);
             c32::store(codes + 32 * i, c32::lookup(kIq3Low.of + 8 * (p[1] >> i & 1), q));
@@ -109,8 +113,10 @@ struct UnpackIQ4_KS {
     static constexpr int kType = 144, kGroup = 32, kBlock = 256, kBlockBytes = 136, kZero = 128;
     static constexpr int kHeaderBytes = 4;
     static float row_scale(const uint8_t* row) { return load_unaligned<float>(row); }
-    static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
+    template <class C>
+    static void block(const uint8_t* p, C codes, float* d, float*) {
         odd_scales(load_unaligned<uint64_t>(p), d);
+#pragma GCC unroll 8
         for (int g = 0; g < 8; ++g) {
             const uint8_t* table = kIq4Codes + 16 * (p[g] & 1);
             c32::store(codes + 32 * g, c32::lookup(table, c32::nibbles(p + 8 + 16 * g)));
@@ -148,9 +154,11 @@ struct UnpackIQ5_KS {
     static constexpr int kType = 152, kGroup = 32, kBlock = 256, kBlockBytes = 168, kZero = 128;
     static constexpr int kHeaderBytes = 4;
     static float row_scale(const uint8_t* row) { return load_unaligned<float>(row); }
-    static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
+    template <class C>
+    static void block(const uint8_t* p, C codes, float* d, float*) {
         odd_scales(load_unaligned<uint64_t>(p), d);
         const c32::Codes32 high = c32::load(p + 136);
+#pragma GCC unroll 8
         for (int i = 0; i < 8; ++i) {
             const c32::Codes32 q = c32::nibble_fields(p + 8, i);
             const uint8_t* table = kIq5Codes + 32 * (p[i] & 1);
@@ -207,8 +215,10 @@ struct UnpackIQ4_KSS {
     static constexpr int kType = 146, kGroup = 32, kBlock = 256, kBlockBytes = 128, kZero = 128;
     static constexpr int kHeaderBytes = 4;
     static float row_scale(const uint8_t* row) { return load_unaligned<float>(row); }
-    static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
+    template <class C>
+    static void block(const uint8_t* p, C codes, float* d, float*) {
         uint64_t scales = 0;
+#pragma GCC unroll 8
         for (int g = 0; g < 8; ++g) {
             // The low bits of the four words of a quadword, moved to its top by the product.
             constexpr uint64_t kLowBits = 0x0001000100010001, kGather = 0x1000200040008000;
@@ -294,9 +304,11 @@ struct UnpackIQ2_KL {
     static constexpr int kLow = 0, kHigh = 110;
     static constexpr int kHeaderBytes = 2;
     static float row_scale(const uint8_t* row) { return load_f16(row); }
-    static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
+    template <class C>
+    static void block(const uint8_t* p, C codes, float* d, float*) {
         const uint64_t low = c32::split_nibble_bytes(load_unaligned<uint32_t>(p + 2));
         c32::scaled8(1.0f, low | c32::two_bit_bytes(load_unaligned<uint16_t>(p)) << 4, 32, d);
+#pragma GCC unroll 8
         for (int g = 0; g < 8; ++g) {
             // First elements of the pairs in the left half, second ones in the right half.
             const c32::Codes32 q = c32::field(c32::twice(p + 6 + 16 * (g >> 1)), 4 * (g & 1), 15);
@@ -337,7 +349,8 @@ struct UnpackQ8_KV {
     static constexpr int kHeaderBytes = 8;
     static constexpr bool kUnitScales = true;
     static float row_scale(const uint8_t* row) { return load_unaligned<float>(row); }
-    static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
+    template <class C>
+    static void block(const uint8_t* p, C codes, float* d, float*) {
         c32::store(codes, c32::load(p) ^ 0x80);
         *d = 1.0f;
     }

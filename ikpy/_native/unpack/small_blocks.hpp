@@ -22,7 +22,8 @@ inline float half_power(uint8_t e) {
 struct UnpackMXFP4 {
     static constexpr int kType = 39, kGroup = 32, kBlock = 32, kBlockBytes = 17, kZero = 12;
     static constexpr int kLow = 0, kHigh = 24;
-    static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
+    template <class C>
+    static void block(const uint8_t* p, C codes, float* d, float*) {
         c32::store(codes, c32::lookup(kMxfp4Codes, c32::nibbles(p + 1)));
         *d = half_power(*p);
     }
@@ -66,8 +67,10 @@ struct UnpackMXFP4 {
 struct UnpackQ1_0_G128 {
     static constexpr int kType = 41, kGroup = 32, kBlock = 128, kBlockBytes = 18, kZero = 1;
     static constexpr int kLow = 0, kHigh = 2;
-    static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
+    template <class C>
+    static void block(const uint8_t* p, C codes, float* d, float*) {
         for (int g = 0; g < 4; ++g) d[g] = load_f16(p);
+#pragma GCC unroll 8
         for (int g = 0; g < 4; ++g)
             c32::store(codes + 32 * g, c32::bits(load_unaligned<uint32_t>(p + 2 + 4 * g)) & 2);
     }
@@ -128,10 +131,12 @@ struct UnpackIQ1_BN {
         d[0] = d[1] = 1.0f;
 #if defined(__AVX2__)
         const __m256i bytes = _mm256_broadcastsi128_si256(bytes_of_64(p));
+#pragma GCC unroll 8
         for (int i = 0; i < 2; ++i)
             _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + 32 * i), trits32(bytes, i));
 #else
         static constexpr uint8_t kPowers[5] = {81, 27, 9, 3, 1};
+#pragma GCC unroll 8
         for (int g = 0; g < 4; ++g) {
             for (int j = 0; j < 15; ++j) codes[16 * g + j] = trit(p[3 * g + j / 5], kPowers[j % 5]);
             codes[16 * g + 15] = trit(p[12], kPowers[g]);
@@ -212,7 +217,8 @@ struct UnpackIQ2_BN {
     static constexpr int kHeaderBytes = 4;
     static constexpr bool kUnitScales = true;
     static float row_scale(const uint8_t* row) { return load_unaligned<float>(row); }
-    static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
+    template <class C>
+    static void block(const uint8_t* p, C codes, float* d, float*) {
         d[0] = d[1] = 1.0f;
         const c32::Codes32 v = c32::twice(p);
         c32::store(codes, c32::shift_halves(v, 0, 2) & 3);
@@ -254,7 +260,9 @@ struct UnpackIQ2_BN {
 struct UnpackTQ2_0 {
     static constexpr int kType = 35, kGroup = 32, kBlock = 256, kBlockBytes = 66, kZero = 1;
     static constexpr int kLow = 0, kHigh = 3;
-    static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
+    template <class C>
+    static void block(const uint8_t* p, C codes, float* d, float*) {
+#pragma GCC unroll 8
         for (int i = 0; i < 8; ++i) {
             d[i] = load_f16(p + 64);
             c32::store(codes + 32 * i, c32::two_bit_fields(p, i));
@@ -345,7 +353,8 @@ struct UnpackQ4_0Runs {
     static constexpr int kType = Type, kRows = Rows, kGroup = 32, kBlock = 32, kBlockBytes = 18 * Rows,
                          kZero = 8;
     static constexpr int kLow = 0, kHigh = 15;
-    static void block(const uint8_t* p, int k, uint8_t* codes, float* d, float*) {
+    template <class C>
+    static void block(const uint8_t* p, int k, C codes, float* d, float*) {
         const uint8_t* run = p + 2 * Rows + 8 * k;
         uint64_t runs[2] = {load_unaligned<uint64_t>(run), load_unaligned<uint64_t>(run + 8 * Rows)};
         c32::store(codes, c32::nibbles(reinterpret_cast<const uint8_t*>(runs)) ^ 8);

@@ -1,0 +1,548 @@
+// What single tokens on AVX2 make of a block of 256 columns where it takes fewer instructions than block()
+// does: scales of eight groups in a vector, those of groups of 16 by parity, and codes of the first of two
+// level tables, whose distance the sums of the activations make up for.
+//
+// RowCodes<U> has
+//   kStep                    what the codes of the second table have more; 0: there is none
+//   static BlockScales scales(const uint8_t* p)
+//   template <class C> static void codes(const uint8_t* p, C to)   of the first table; of types with
+//                            kZero = 128 what `Centre` subtracts is missing
+#pragma once
+#include "kernels/byte_dots.hpp"
+#include "unpack/iq4.hpp"
+#include "unpack/iqk.hpp"
+#include "unpack/kquants.hpp"
+#include "unpack/legacy.hpp"
+#include "unpack/row_scale.hpp"
+
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+
+namespace ikpy {
+
+// Of groups of 16: d[0] of even groups, d[1] of odd ones. Of groups of 32: d[0].
+struct BlockScales {
+    __m256 d[2];
+    __m256i shifted[2];  // all bits of groups that use the second table
+    __m256 m[2];         // of types with offsets
+    float factor = 1.0f, offset_factor = 1.0f;
+};
+
+template <class U>
+struct RowCodes;
+
+namespace row_codes {
+
+using c32::Codes16;
+using c32::Codes32;
+
+inline __m256i all(int v) { return _mm256_set1_epi32(v); }
+inline __m256i bytes_as_dwords(const uint8_t* p) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
+inline __m256i low_nibble(__m256i v) { return _mm256_and_si256(v, all(15)); }
+inline __m256i high_nibble(__m256i v) { return _mm256_srli_epi32(v, 4); }
+inline __m256 floats(__m256i v) { return _mm256_cvtepi32_ps(v); }
+inline __m256 floats_less(__m256i v, int n) { return floats(_mm256_sub_epi32(v, all(n))); }
+inline __m256i masks(__m256i bits, __m256i own) {
+    return _mm256_cmpeq_epi32(_mm256_and_si256(bits, own), own);
+}
+
+// Masks of eight bits, and of the even and odd ones of 16.
+inline __m256i masks_of_8(int bits) {
+    return masks(all(bits), _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128));
+}
+inline void masks_of_16(int bits, __m256i* out) {
+    out[0] = masks(all(bits), _mm256_setr_epi32(1, 4, 16, 64, 256, 1024, 4096, 16384));
+    out[1] = masks(all(bits), _mm256_setr_epi32(2, 8, 32, 128, 512, 2048, 8192, 32768));
+}
+
+// Bytes of 16 groups.
+inline void signed_by_parity(Codes16 s, __m256* out) {
+    const __m256i v = _mm256_cvtepi16_epi32(reinterpret_cast<__m128i>(s));
+    out[0] = floats(_mm256_srai_epi32(_mm256_slli_epi32(v, 24), 24));
+    out[1] = floats(_mm256_srai_epi32(v, 8));
+}
+
+// Scales of IQ4_K and IQ5_K: 4 low bits at p + 8, 2 high bits at p + 4.
+inline void six_bits(const uint8_t* p, __m256* out) {
+    const __m256i low = bytes_as_dwords(p + 8);
+    const __m256i high = _mm256_srlv_epi32(all(load_unaligned<int32_t>(p + 4)),
+                                           _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+    const __m256i even = _mm256_slli_epi32(_mm256_and_si256(high, all(3)), 4);
+    const __m256i odd = _mm256_slli_epi32(_mm256_and_si256(high, all(12)), 2);
+    out[0] = floats_less(_mm256_or_si256(low_nibble(low), even), 32);
+    out[1] = floats_less(_mm256_or_si256(high_nibble(low), odd), 32);
+}
+
+// Numbers in half precision `Stride` bytes apart.
+template <int Stride>
+inline __m256 halves(const uint8_t* p) {
+    const auto at = [p](int g) { return load_unaligned<int16_t>(p + Stride * g); };
+    return _mm256_cvtph_ps(_mm_setr_epi16(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)));
+}
+
+// Odd scales whose lowest bit selects the table.
+inline void odd_scales(__m256i bytes, BlockScales* out) {
+    out->d[0] = floats_less(_mm256_and_si256(bytes, all(254)), 127);
+    out->shifted[0] = _mm256_srai_epi32(_mm256_slli_epi32(bytes, 31), 31);
+}
+
+// Codes as the products want them: signed without dot products of bytes.
+template <int N>
+struct Levels {
+    alignas(16) uint8_t of[N];
+};
+template <int N>
+constexpr Levels<N> levels_of(const uint8_t* codes) {
+    Levels<N> levels{};
+    for (int i = 0; i < N; ++i) levels.of[i] = static_cast<uint8_t>(codes[i] ^ (kByteDots ? 0 : 128));
+    return levels;
+}
+alignas(16) inline constexpr Levels<16> kIq4 = levels_of<16>(kIq4Codes);
+alignas(16) inline constexpr Levels<32> kIq5 = levels_of<32>(kIq5Codes);
+alignas(16) inline constexpr Levels<64> kIq6 = levels_of<64>(kIq6Codes);
+
+// Levels of the lower and of the upper two bits of a nibble.
+struct TwoBitLevels {
+    uint8_t lower[16], upper[16];
+};
+constexpr TwoBitLevels two_bit_levels(const uint8_t* codes) {
+    TwoBitLevels levels{};
+    for (int i = 0; i < 16; ++i) {
+        levels.lower[i] = codes[i & 3];
+        levels.upper[i] = codes[i >> 2];
+    }
+    return levels;
+}
+alignas(16) inline constexpr TwoBitLevels kIq2 = two_bit_levels(kIq2Low.of);
+
+// Two fields of two bits are looked up at a time: neither is cut out of its nibble.
+template <class C>
+inline void two_bit_codes(const uint8_t* qs, C to) {
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; ++h) {
+        const Codes32 v = c32::load(qs + 32 * h), low = v & 15, high = c32::field(v, 4, 15);
+        c32::store(to + 128 * h, c32::lookup(kIq2.lower, low));
+        c32::store(to + 128 * h + 32, c32::lookup(kIq2.upper, low));
+        c32::store(to + 128 * h + 64, c32::lookup(kIq2.lower, high));
+        c32::store(to + 128 * h + 96, c32::lookup(kIq2.upper, high));
+    }
+}
+
+}  // namespace row_codes
+
+// Eight blocks of 32 columns with a scale in half precision, whose codes are those of block(); Offset: of a
+// second number, 0: there is none.
+template <class U, int Offset = 0>
+struct HalfScales {
+    static constexpr int kStep = 0;
+    static BlockScales scales(const uint8_t* p) {
+        BlockScales s;
+        s.d[0] = row_codes::halves<U::kBlockBytes>(p);
+        if (Offset > 0) s.m[0] = row_codes::halves<U::kBlockBytes>(p + Offset);
+        return s;
+    }
+    template <class C>
+    static void codes(const uint8_t* p, C to) {
+        float unused;
+#pragma GCC unroll 8
+        for (int g = 0; g < 8; ++g) U::block(p + U::kBlockBytes * g, to + 32 * g, &unused, &unused);
+    }
+};
+
+template <>
+struct RowCodes<UnpackQ4_0> : HalfScales<UnpackQ4_0> {};
+template <>
+struct RowCodes<UnpackQ4_1> : HalfScales<UnpackQ4_1, 2> {};
+template <>
+struct RowCodes<UnpackQ5_0> : HalfScales<UnpackQ5_0> {};
+template <>
+struct RowCodes<UnpackQ5_1> : HalfScales<UnpackQ5_1, 2> {};
+template <>
+struct RowCodes<UnpackQ6_0> : HalfScales<UnpackQ6_0> {};
+
+template <>
+struct RowCodes<UnpackQ8_0> : HalfScales<UnpackQ8_0> {
+    template <class C>
+    static void codes(const uint8_t* p, C to) {
+#pragma GCC unroll 8
+        for (int g = 0; g < 8; ++g)
+            c32::store(to + 32 * g, c32::load(p + 34 * g + 2) ^ (kByteDots ? uint8_t{128} : uint8_t{0}));
+    }
+};
+
+template <>
+struct RowCodes<UnpackIQ4_NL> : HalfScales<UnpackIQ4_NL> {
+    template <class C>
+    static void codes(const uint8_t* p, C to) {
+#pragma GCC unroll 8
+        for (int g = 0; g < 8; ++g)
+            c32::store(to + 32 * g, c32::lookup(row_codes::kIq4.of, c32::nibbles(p + 18 * g + 2)));
+    }
+};
+
+template <>
+struct RowCodes<UnpackIQ4_XS> {
+    static constexpr int kStep = 0;
+    static BlockScales scales(const uint8_t* p) {
+        using namespace row_codes;
+        const __m256i low = _mm256_srlv_epi32(all(load_unaligned<int32_t>(p + 4)),
+                                              _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+        // Two bits each, where bits 4 and 5 of the scale are.
+        const __m256i high = _mm256_srlv_epi32(all(load_unaligned<uint16_t>(p + 2) << 4),
+                                               _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14));
+        BlockScales s;
+        s.d[0] = floats_less(_mm256_or_si256(low_nibble(low), _mm256_and_si256(high, all(48))), 32);
+        s.factor = load_f16(p);
+        return s;
+    }
+    template <class C>
+    static void codes(const uint8_t* p, C to) {
+#pragma GCC unroll 8
+        for (int g = 0; g < 8; ++g)
+            c32::store(to + 32 * g, c32::lookup(row_codes::kIq4.of, c32::nibbles(p + 8 + 16 * g)));
+    }
+};
+
+template <>
+struct RowCodes<UnpackQ2_K> {
+    static constexpr int kStep = 0;
+    static BlockScales scales(const uint8_t* p) {
+        using namespace row_codes;
+        // Words of two bytes: a nibble of the scale and one of the offset each.
+        const __m256i v = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+        BlockScales s;
+        s.d[0] = floats(low_nibble(v));
+        s.d[1] = floats(low_nibble(_mm256_srli_epi32(v, 8)));
+        s.m[0] = floats(low_nibble(high_nibble(v)));
+        s.m[1] = floats(_mm256_srli_epi32(v, 12));
+        s.factor = load_f16(p + 80);
+        s.offset_factor = -load_f16(p + 82);
+        return s;
+    }
+    template <class C>
+    static void codes(const uint8_t* p, C to) {
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) c32::store(to + 32 * i, c32::two_bit_fields(p + 16, i));
+    }
+};
+
+template <>
+struct RowCodes<UnpackQ3_K> {
+    static constexpr int kStep = 0;
+    static BlockScales scales(const uint8_t* p) {
+        BlockScales s;
+        row_codes::signed_by_parity(UnpackQ3_K::scale_codes(p) - 32, s.d);
+        s.factor = load_f16(p + 108);
+        return s;
+    }
+    template <class C>
+    static void codes(const uint8_t* p, C to) {
+        const c32::Codes32 high = c32::load(p);
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i)
+            c32::store(to + 32 * i, c32::two_bit_fields(p + 32, i) | c32::moved_bit(high, i, 2));
+    }
+};
+
+// Of Q4_K and Q5_K.
+inline BlockScales six_bit_scales_and_mins(const uint8_t* p) {
+    const SixBitFields fields = six_bit_fields(p);
+    const auto of = [](uint64_t bytes) {
+        return row_codes::floats(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(bytes))));
+    };
+    BlockScales s;
+    s.d[0] = of(fields.scales);
+    s.m[0] = of(fields.mins);
+    s.factor = load_f16(p);
+    s.offset_factor = -load_f16(p + 2);
+    return s;
+}
+
+template <>
+struct RowCodes<UnpackQ4_K> {
+    static constexpr int kStep = 0;
+    static BlockScales scales(const uint8_t* p) { return six_bit_scales_and_mins(p); }
+    template <class C>
+    static void codes(const uint8_t* p, C to) {
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) c32::store(to + 32 * i, c32::nibble_fields(p + 16, i));
+    }
+};
+
+template <>
+struct RowCodes<UnpackQ5_K> {
+    static constexpr int kStep = 0;
+    static BlockScales scales(const uint8_t* p) { return six_bit_scales_and_mins(p); }
+    template <class C>
+    static void codes(const uint8_t* p, C to) {
+        const c32::Codes32 high = c32::load(p + 16);
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i)
+            c32::store(to + 32 * i, c32::nibble_fields(p + 48, i) | c32::moved_bit(high, i, 4));
+    }
+};
+
+template <>
+struct RowCodes<UnpackQ6_K> {
+    static constexpr int kStep = 0;
+    static BlockScales scales(const uint8_t* p) {
+        BlockScales s;
+        row_codes::signed_by_parity(load_unaligned<c32::Codes16>(p + 192), s.d);
+        s.factor = load_f16(p + 208);
+        return s;
+    }
+    template <class C>
+    static void codes(const uint8_t* p, C to) {
+        UnpackQ6_K::codes(p, to);
+    }
+};
+
+template <>
+struct RowCodes<UnpackIQ2_K> {
+    static constexpr int kStep = 5;
+    static BlockScales scales(const uint8_t* p) {
+        using namespace row_codes;
+        const __m256i v = bytes_as_dwords(p + 4);
+        BlockScales s;
+        s.d[0] = floats_less(low_nibble(v), 8);
+        s.d[1] = floats_less(high_nibble(v), 8);
+        masks_of_16(load_unaligned<uint16_t>(p + 2), s.shifted);
+        s.factor = load_f16(p);
+        return s;
+    }
+    template <class C>
+    static void codes(const uint8_t* p, C to) {
+        row_codes::two_bit_codes(p + 12, to);
+    }
+};
+
+template <>
+struct RowCodes<UnpackIQ3_K> {
+    static constexpr int kStep = 4;
+    static BlockScales scales(const uint8_t* p) {
+        using namespace row_codes;
+        const __m256i twice = _mm256_slli_epi32(bytes_as_dwords(p + 6), 1);
+        const int negative = load_unaligned<uint16_t>(p + 4);
+        __m256i sign[2];
+        masks_of_16(negative, sign);
+        BlockScales s;
+        const __m256i odd[2] = {
+            _mm256_or_si256(_mm256_and_si256(twice, all(30)), all(1)),
+            _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi32(twice, 4), all(30)), all(1))};
+        for (int i = 0; i < 2; ++i)
+            s.d[i] = floats(_mm256_sub_epi32(_mm256_xor_si256(odd[i], sign[i]), sign[i]));
+        masks_of_16(load_unaligned<uint16_t>(p + 2), s.shifted);
+        s.factor = load_f16(p);
+        return s;
+    }
+    template <class C>
+    static void codes(const uint8_t* p, C to) {
+        const c32::Codes32 high = c32::load(p + 78);
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i)
+            c32::store(to + 32 * i,
+                       c32::lookup(kIq3Low.of, c32::two_bit_fields(p + 14, i) | c32::moved_bit(high, i, 2)));
+    }
+};
+
+template <>
+struct RowCodes<UnpackIQ4_K> {
+    static constexpr int kStep = 4;
+    static BlockScales scales(const uint8_t* p) {
+        BlockScales s;
+        row_codes::six_bits(p, s.d);
+        row_codes::masks_of_16(load_unaligned<uint16_t>(p + 2), s.shifted);
+        s.factor = load_f16(p);
+        return s;
+    }
+    template <class C>
+    static void codes(const uint8_t* p, C to) {
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i)
+            c32::store(to + 32 * i, c32::lookup(row_codes::kIq4.of, c32::nibbles(p + 16 + 16 * i)));
+    }
+};
+
+template <>
+struct RowCodes<UnpackIQ5_K> {
+    static constexpr int kStep = 2;
+    static BlockScales scales(const uint8_t* p) {
+        BlockScales s;
+        row_codes::six_bits(p, s.d);
+        row_codes::masks_of_16(load_unaligned<uint16_t>(p + 2), s.shifted);
+        s.factor = load_f16(p);
+        return s;
+    }
+    template <class C>
+    static void codes(const uint8_t* p, C to) {
+        const c32::Codes32 high = c32::load(p + 144);
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) {
+            const c32::Codes32 q = c32::nibble_fields(p + 16, i);
+            c32::store(to + 32 * i, c32::select_by_bit(high, i, c32::lookup(row_codes::kIq5.of + 16, q),
+                                                       c32::lookup(row_codes::kIq5.of, q)));
+        }
+    }
+};
+
+template <>
+struct RowCodes<UnpackIQ6_K> {
+    static constexpr int kStep = 1;
+    static BlockScales scales(const uint8_t* p) {
+        BlockScales s;
+        row_codes::signed_by_parity(load_unaligned<c32::Codes16>(p + 4), s.d);
+        row_codes::masks_of_16(load_unaligned<uint16_t>(p + 2), s.shifted);
+        s.factor = load_f16(p);
+        return s;
+    }
+    template <class C>
+    static void codes(const uint8_t* p, C to) {
+        const uint8_t* table = row_codes::kIq6.of;
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) {
+            const c32::Codes32 q = c32::nibble_fields(p + 20, i), high = c32::load(p + 148 + 32 * (i >> 2));
+            const int bit = 2 * (i & 3);
+            const c32::Codes32 a =
+                c32::select_by_bit(high, bit, c32::lookup(table + 16, q), c32::lookup(table, q));
+            const c32::Codes32 b =
+                c32::select_by_bit(high, bit, c32::lookup(table + 48, q), c32::lookup(table + 32, q));
+            c32::store(to + 32 * i, c32::select_by_bit(high, bit + 1, b, a));
+        }
+    }
+};
+
+template <>
+struct RowCodes<UnpackIQ2_KS> {
+    static constexpr int kStep = 5;
+    static BlockScales scales(const uint8_t* p) {
+        using namespace row_codes;
+        const __m256i low = _mm256_srlv_epi32(all(load_unaligned<int32_t>(p + 2)),
+                                              _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+        // 16 less where the fifth bit is missing.
+        const __m256i fifth = _mm256_andnot_si256(masks_of_8(p[1]), all(16));
+        BlockScales s;
+        s.d[0] = floats(_mm256_sub_epi32(low_nibble(low), fifth));
+        s.shifted[0] = masks_of_8(p[0]);
+        return s;
+    }
+    template <class C>
+    static void codes(const uint8_t* p, C to) {
+        row_codes::two_bit_codes(p + 6, to);
+    }
+};
+
+template <>
+struct RowCodes<UnpackIQ3_KS> {
+    static constexpr int kStep = 4;
+    static BlockScales scales(const uint8_t* p) {
+        using namespace row_codes;
+        // Nibble g & 3 of byte g / 4: low ones of four bytes, then the high ones.
+        const __m256i low = _mm256_srlv_epi32(all(load_unaligned<int32_t>(p + 2)),
+                                              _mm256_setr_epi32(0, 8, 16, 24, 4, 12, 20, 28));
+        const __m256i fifth = _mm256_andnot_si256(masks_of_8(p[0]), all(16));
+        BlockScales s;
+        s.d[0] = floats(_mm256_sub_epi32(low_nibble(low), fifth));
+        s.shifted[0] = masks_of_8(p[1]);
+        return s;
+    }
+    template <class C>
+    static void codes(const uint8_t* p, C to) {
+        const c32::Codes32 high = c32::load(p + 70);
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i)
+            c32::store(to + 32 * i,
+                       c32::lookup(kIq3Low.of, c32::two_bit_fields(p + 6, i) | c32::moved_bit(high, i, 2)));
+    }
+};
+
+template <>
+struct RowCodes<UnpackIQ4_KS> {
+    static constexpr int kStep = 4;
+    static BlockScales scales(const uint8_t* p) {
+        BlockScales s;
+        row_codes::odd_scales(row_codes::bytes_as_dwords(p), &s);
+        return s;
+    }
+    template <class C>
+    static void codes(const uint8_t* p, C to) {
+#pragma GCC unroll 8
+        for (int g = 0; g < 8; ++g)
+            c32::store(to + 32 * g, c32::lookup(row_codes::kIq4.of, c32::nibbles(p + 8 + 16 * g)));
+    }
+};
+
+template <>
+struct RowCodes<UnpackIQ5_KS> {
+    static constexpr int kStep = 2;
+    static BlockScales scales(const uint8_t* p) {
+        BlockScales s;
+        row_codes::odd_scales(row_codes::bytes_as_dwords(p), &s);
+        return s;
+    }
+    template <class C>
+    static void codes(const uint8_t* p, C to) {
+        const c32::Codes32 high = c32::load(p + 136);
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) {
+            const c32::Codes32 q = c32::nibble_fields(p + 8, i);
+            c32::store(to + 32 * i, c32::select_by_bit(high, i, c32::lookup(row_codes::kIq5.of + 16, q),
+                                                       c32::lookup(row_codes::kIq5.of, q)));
+        }
+    }
+};
+
+template <>
+struct RowCodes<UnpackIQ2_KL> {
+    static constexpr int kStep = 0;
+    static BlockScales scales(const uint8_t* p) {
+        using namespace row_codes;
+        const __m256i low = _mm256_srlv_epi32(all(load_unaligned<int32_t>(p + 2)),
+                                              _mm256_setr_epi32(0, 8, 16, 24, 4, 12, 20, 28));
+        // Two bits each, where bits 4 and 5 of the scale are.
+        const __m256i high = _mm256_srlv_epi32(all(load_unaligned<uint16_t>(p) << 4),
+                                               _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14));
+        BlockScales s;
+        s.d[0] = floats_less(_mm256_or_si256(low_nibble(low), _mm256_and_si256(high, all(48))), 32);
+        return s;
+    }
+    template <class C>
+    static void codes(const uint8_t* p, C to) {
+        float unused[8];
+        UnpackIQ2_KL::block(p, to, unused, unused);
+    }
+};
+
+template <>
+struct RowCodes<UnpackIQ4_KSS> {
+    static constexpr int kStep = 4;
+    static BlockScales scales(const uint8_t* p) {
+        // The low bits of eight words are the scale byte of a group.
+        __m256i words[4];
+        for (int i = 0; i < 4; ++i)
+            words[i] =
+                _mm256_slli_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32 * i)), 15);
+        const auto bits = [](__m256i a, __m256i b) {
+            const __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi16(a, b), 0xD8);
+            return static_cast<uint32_t>(_mm256_movemask_epi8(packed));
+        };
+        const uint64_t scales = bits(words[0], words[1]) | static_cast<uint64_t>(bits(words[2], words[3]))
+                                                               << 32;
+        BlockScales s;
+        row_codes::odd_scales(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(scales))), &s);
+        return s;
+    }
+    template <class C>
+    static void codes(const uint8_t* p, C to) {
+#pragma GCC unroll 8
+        for (int g = 0; g < 8; ++g) {
+            const auto words = reinterpret_cast<c32::Words32>(c32::twice(p + 16 * g)) & 0xFFFE;
+            const auto v = reinterpret_cast<c32::Codes32>(words ^ words >> 1);
+            c32::store(to + 32 * g, c32::lookup(row_codes::kIq4.of, c32::shift_halves(v, 0, 4) & 15));
+        }
+    }
+};
+
+}  // namespace ikpy
+
+#endif

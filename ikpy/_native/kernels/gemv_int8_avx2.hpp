@@ -30,18 +30,22 @@ constexpr bool kSignedCodes = U::kZero == 128 && !kByteDots;
 // 32 codes as factors of 8-bit products. Signed values are multiplied as |w| * sign(x, w): two products stay
 // below 2^15, so the 16-bit pair sums are exact.
 template <bool Signed>
-struct Factors {
-    __m256i magnitude, sign;
+class Factors {
+  public:
     // w: codes, or what is signed already.
     explicit Factors(__m256i w, bool centred = false) {
         sign = Signed && !centred ? _mm256_xor_si256(w, _mm256_set1_epi8(-128)) : w;
         magnitude = Signed ? _mm256_abs_epi8(sign) : w;
     }
     // Dot products in eight lanes.
-    __m256i dot(__m256i x) const {
-        const __m256i v = Signed ? _mm256_sign_epi8(x, sign) : x;
-        return add_dots(_mm256_setzero_si256(), magnitude, v);
-    }
+    __m256i dot(__m256i x) const { return add_dots(_mm256_setzero_si256(), magnitude, turned(x)); }
+    // Sums of two products.
+    __m256i pairs(__m256i x) const { return _mm256_maddubs_epi16(magnitude, turned(x)); }
+
+  private:
+    __m256i turned(__m256i x) const { return Signed ? _mm256_sign_epi8(x, sign) : x; }
+
+    __m256i magnitude, sign;
 };
 
 inline float sum_of_lanes(__m256 v) {
@@ -166,23 +170,26 @@ template <class U>
     }
 }
 
+// What the sums of the activations are multiplied with, apart from the factor of the block.
+template <class U>
+[[gnu::always_inline]] inline __m256 sum_factors(const BlockScales& s, int i) {
+    constexpr float kBase = kSignedCodes<U> ? 0.0f : -static_cast<float>(U::kZero);
+    constexpr float kShifted = kBase + static_cast<float>(step_of<U>());
+    if (U::kZero == 0) return s.m[i];
+    if (step_of<U>() == 0) return _mm256_mul_ps(s.d[i], _mm256_set1_ps(kBase));
+    const __m256 shifted = _mm256_castsi256_ps(s.shifted[i]), last = _mm256_set1_ps(kShifted);
+    if (kSignedCodes<U>) return _mm256_and_ps(_mm256_mul_ps(s.d[i], last), shifted);
+    return _mm256_mul_ps(s.d[i], _mm256_blendv_ps(_mm256_set1_ps(kBase), last, shifted));
+}
+
 // Scales of RowCodes, and what the sums of the activations are multiplied with.
 template <class U>
 [[gnu::always_inline]] inline void put_block_scales(const BlockScales& s, float* d, float* m) {
-    constexpr float kBase = kSignedCodes<U> ? 0.0f : -static_cast<float>(U::kZero);
-    constexpr float kStep = static_cast<float>(step_of<U>());
     const __m256 factor = _mm256_set1_ps(s.factor);
+    const __m256 offset_factor = U::kZero == 0 ? _mm256_set1_ps(s.offset_factor) : factor;
     for (int i = 0; i < kChunk / U::kGroup / 8; ++i) {
-        const __m256 scale = _mm256_mul_ps(s.d[i], factor);
-        _mm256_store_ps(d + 8 * i, scale);
-        if (U::kZero == 0) {
-            _mm256_store_ps(m + 8 * i, _mm256_mul_ps(s.m[i], _mm256_set1_ps(s.offset_factor)));
-        } else if (kStep > 0.0f) {
-            const __m256 shifted = _mm256_castsi256_ps(s.shifted[i]), last = _mm256_set1_ps(kBase + kStep);
-            const __m256 zero = kSignedCodes<U> ? _mm256_and_ps(shifted, last)
-                                                : _mm256_blendv_ps(_mm256_set1_ps(kBase), last, shifted);
-            _mm256_store_ps(m + 8 * i, _mm256_mul_ps(scale, zero));
-        }
+        _mm256_store_ps(d + 8 * i, _mm256_mul_ps(s.d[i], factor));
+        if (kOffsets<U>) _mm256_store_ps(m + 8 * i, _mm256_mul_ps(sum_factors<U>(s, i), offset_factor));
     }
 }
 

@@ -43,43 +43,74 @@ inline const float* scales_of(const uint8_t* x, const ActQ8Layout& at, int64_t g
     return reinterpret_cast<const float*>(x + at.scale) + g;
 }
 
+// The scales of a segment times those of NT tokens, and the masks of its signs. They are made together,
+// before any product needs one: what the units write number by number can be loaded as a vector only later.
+template <class L, int NT>
+struct Segment {
+    static constexpr int kGroups = kChunk / L::kGroup;
+    alignas(32) float d[kSegmentChunks][16];
+    alignas(32) uint8_t masks[kSegmentChunks][32];
+    alignas(32) float products[NT][kSegmentChunks][kGroups];
+};
+
+template <class L, int NT>
+[[gnu::always_inline]] inline void read_segment(const uint8_t* p, [[maybe_unused]] int k, int n_chunks,
+                                                Segment<L, NT>* to) {
+    for (int c = 0; c < n_chunks; ++c, p += L::kBlockBytes) {
+        if constexpr (!HasSignedPoints<L>::value) grid::sign_masks<L>(p, k, to->masks[c]);
+        L::scales(p, k, to->d[c]);
+    }
+}
+
+template <class L, int NT>
+[[gnu::always_inline]] inline void multiply_scales(const uint8_t* const* x, const ActQ8Layout& at, int64_t c0,
+                                                   int n_chunks, Segment<L, NT>* to) {
+    const __m256i first = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
+    const __m256i second = _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7);
+#pragma GCC unroll 8
+    for (int t = 0; t < NT; ++t)
+        for (int c = 0; c < n_chunks; ++c) {
+            const __m256 xs = _mm256_loadu_ps(scales_of(x[t], at, 8 * (c0 + c)));
+            const auto put = [&](int g, __m256 s) {
+                _mm256_store_ps(to->products[t][c] + g, _mm256_mul_ps(_mm256_load_ps(to->d[c] + g), s));
+            };
+            if constexpr (L::kGroup == 32) {
+                put(0, xs);
+            } else {
+                put(0, _mm256_permutevar8x32_ps(xs, first));
+                put(8, _mm256_permutevar8x32_ps(xs, second));
+            }
+        }
+}
+
 template <class L, int NT>
 void multiply_row(const uint8_t* row, int k, int64_t n_in, const uint8_t* const* x, const ActQ8Layout& at,
                   float* out) {
     __m256 total[NT][2];
 #pragma GCC unroll 8
     for (int t = 0; t < NT; ++t) total[t][0] = total[t][1] = _mm256_setzero_ps();
-    alignas(32) uint8_t masks[32];
-    alignas(32) float d[16], scaled[NT][8];
-    for (int64_t c = 0; c < n_in / kChunk; ++c) {
-        const uint8_t* p = row + c * L::kBlockBytes;
-        prefetch_weights<L::kBlockBytes>(p);
-        if constexpr (!HasSignedPoints<L>::value) grid::sign_masks<L>(p, k, masks);
-        L::scales(p, k, d);
-        if (L::kGroup == 32) {
+    Segment<L, NT> segment;
+    const int64_t n_chunks = n_in / kChunk;
+    for (int64_t c0 = 0; c0 < n_chunks; c0 += kSegmentChunks) {
+        const int n = static_cast<int>(std::min<int64_t>(kSegmentChunks, n_chunks - c0));
+        const uint8_t* p = row + c0 * L::kBlockBytes;
+        read_segment<L, NT>(p, k, n, &segment);
+        multiply_scales<L, NT>(x, at, c0, n, &segment);
+        for (int c = 0; c < n; ++c, p += L::kBlockBytes) {
+            prefetch_weights<L::kBlockBytes>(p);
 #pragma GCC unroll 8
-            for (int t = 0; t < NT; ++t)
-                _mm256_store_ps(
-                    scaled[t], _mm256_mul_ps(_mm256_load_ps(d), _mm256_loadu_ps(scales_of(x[t], at, 8 * c))));
-        }
+            for (int i = 0; i < kChunk / 32; ++i) {
+                __m256i points = points32<L>(p, k, i), sign = points;
+                if (HasSignedPoints<L>::value) {
+                    points = _mm256_abs_epi8(points);
+                } else {
+                    const auto masks32 = c32::bits(load_unaligned<uint32_t>(segment.masks[c] + 4 * i));
+                    sign = signs_of_masks(reinterpret_cast<__m256i>(masks32));
+                }
 #pragma GCC unroll 8
-        for (int i = 0; i < kChunk / 32; ++i) {
-            __m256i points = points32<L>(p, k, i), sign = points;
-            if (HasSignedPoints<L>::value) {
-                points = _mm256_abs_epi8(points);
-            } else {
-                const auto masks32 = c32::bits(load_unaligned<uint32_t>(masks + 4 * i));
-                sign = signs_of_masks(reinterpret_cast<__m256i>(masks32));
-            }
-            const __m256 lanes = scale_lanes<L>(d, i);
-#pragma GCC unroll 8
-            for (int t = 0; t < NT; ++t) {
-                const __m256 scale =
-                    L::kGroup == 32
-                        ? _mm256_broadcast_ss(scaled[t] + i)
-                        : _mm256_mul_ps(lanes, _mm256_broadcast_ss(scales_of(x[t], at, 8 * c + i)));
-                total[t][i & 1] =
-                    add_products(points, sign, scale, x[t] + kChunk * c + 32 * i, total[t][i & 1]);
+                for (int t = 0; t < NT; ++t)
+                    total[t][i & 1] = add_products(points, sign, scale_lanes<L>(segment.products[t][c], i),
+                                                   x[t] + kChunk * (c0 + c) + 32 * i, total[t][i & 1]);
             }
         }
     }

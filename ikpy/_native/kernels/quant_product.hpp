@@ -10,6 +10,7 @@
 #include "kernels/gemm_int8.hpp"
 #include "kernels/gemv_halves.hpp"
 #include "kernels/gemv_int8.hpp"
+#include "kernels/gemv_word_scales.hpp"
 #include "kernels/prefetch_chunk.hpp"
 #include "kernels/transpose.hpp"
 #include "kernels/unpacked.hpp"
@@ -305,13 +306,19 @@ constexpr ProductFn gemv_of() {
 #if defined(__AVX512VNNI__)
     if constexpr (HasHalves<U>::value) return halves::multiply<U, GemvTokens>;
 #endif
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+    if constexpr (kWordScales<U>) return word_scales::gemv<U, GemvTokens>;
+#endif
     return quant_gemv<U, GemvTokens>;
 }
 
 template <class U, int GemvTokens>
 size_t quant_work_bytes(int64_t n_in) {
-    const size_t few = HasHalves<U>::value ? static_cast<size_t>(GemvTokens * round_up(n_in, kChunk))
-                                           : sums_work_bytes<U, GemvTokens>(n_in);
+    size_t few = sums_work_bytes<U, GemvTokens>(n_in);
+    if constexpr (HasHalves<U>::value) few = static_cast<size_t>(GemvTokens * round_up(n_in, kChunk));
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+    if constexpr (kWordScales<U>) few = word_scales::work_bytes<U, GemvTokens>(n_in);
+#endif
     return std::max(int8_panel_bytes<U>(n_in), few);
 }
 
@@ -321,7 +328,7 @@ size_t quant_work_bytes(int64_t n_in) {
 template <class U, int Avx512Tokens = kGemvTokens>
 constexpr int gemv_tokens() {
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
-    constexpr bool kShort = U::kBlock < kChunk && !UnitScales<U>::value;
+    constexpr bool kShort = U::kBlock < kChunk && !UnitScales<U>::value && !HasRowCodes<U>::value;
     return (kByteDots || PanelCodes<U>::kSpan < 128 ? 2 : 3) - (kShort ? 1 : 0);
 #elif defined(__AVX512VNNI__)
     return Avx512Tokens;

@@ -80,8 +80,7 @@ struct IQ2_XS {
         return even_masks(upper_sevens(p + 2 + 16 * i, 8));
     }
     static void scales(const uint8_t* p, int, float* d) {
-        const float scale = load_f16(p) * 0.125f;
-        for (int s = 0; s < 16; ++s) d[s] = scale * odd(p[66 + (s >> 1)] >> (4 * (s & 1)) & 15);
+        c32::scaled16(load_f16(p) * 0.125f, c32::nibbles_in_order(p + 66) * 2 + 1, d);
     }
 };
 
@@ -113,8 +112,7 @@ struct IQ2_S {
 #endif
     static uint64_t signs(const uint8_t* p, int, int i) { return load_unaligned<uint64_t>(p + 34 + 8 * i); }
     static void scales(const uint8_t* p, int, float* d) {
-        const float scale = load_f16(p) * 0.125f;
-        for (int s = 0; s < 16; ++s) d[s] = scale * odd(p[74 + (s >> 1)] >> (4 * (s & 1)) & 15);
+        c32::scaled16(load_f16(p) * 0.125f, c32::nibbles_in_order(p + 74) * 2 + 1, d);
     }
 };
 

@@ -4,6 +4,7 @@
 //
 // RowCodes<U> has
 //   kStep                    what the codes of the second table have more; 0: there is none
+//   kLargestScale            the largest magnitude of scales without their factor; 0: they are no integers
 //   static BlockScales scales(const uint8_t* p)
 //   template <class C> static void codes(const uint8_t* p, C to)   of the first table; of types with
 //                            kZero = 128 what `Centre` subtracts is missing
@@ -135,7 +136,7 @@ inline void two_bit_codes(const uint8_t* qs, C to) {
 // second number, 0: there is none.
 template <class U, int Offset = 0>
 struct HalfScales {
-    static constexpr int kStep = 0;
+    static constexpr int kStep = 0, kLargestScale = 0;
     static BlockScales scales(const uint8_t* p) {
         BlockScales s;
         s.d[0] = row_codes::halves<U::kBlockBytes>(p);
@@ -183,7 +184,7 @@ struct RowCodes<UnpackIQ4_NL> : HalfScales<UnpackIQ4_NL> {
 
 template <>
 struct RowCodes<UnpackIQ4_XS> {
-    static constexpr int kStep = 0;
+    static constexpr int kStep = 0, kLargestScale = 32;
     static BlockScales scales(const uint8_t* p) {
         using namespace row_codes;
         const __m256i low = _mm256_srlv_epi32(all(load_unaligned<int32_t>(p + 4)),
@@ -206,7 +207,7 @@ struct RowCodes<UnpackIQ4_XS> {
 
 template <>
 struct RowCodes<UnpackQ2_K> {
-    static constexpr int kStep = 0;
+    static constexpr int kStep = 0, kLargestScale = 15;
     static BlockScales scales(const uint8_t* p) {
         using namespace row_codes;
         // Words of two bytes: a nibble of the scale and one of the offset each.
@@ -229,7 +230,7 @@ struct RowCodes<UnpackQ2_K> {
 
 template <>
 struct RowCodes<UnpackQ3_K> {
-    static constexpr int kStep = 0;
+    static constexpr int kStep = 0, kLargestScale = 32;
     static BlockScales scales(const uint8_t* p) {
         BlockScales s;
         row_codes::signed_by_parity(UnpackQ3_K::scale_codes(p) - 32, s.d);
@@ -261,7 +262,7 @@ inline BlockScales six_bit_scales_and_mins(const uint8_t* p) {
 
 template <>
 struct RowCodes<UnpackQ4_K> {
-    static constexpr int kStep = 0;
+    static constexpr int kStep = 0, kLargestScale = 63;
     static BlockScales scales(const uint8_t* p) { return six_bit_scales_and_mins(p); }
     template <class C>
     static void codes(const uint8_t* p, C to) {
@@ -272,7 +273,7 @@ struct RowCodes<UnpackQ4_K> {
 
 template <>
 struct RowCodes<UnpackQ5_K> {
-    static constexpr int kStep = 0;
+    static constexpr int kStep = 0, kLargestScale = 63;
     static BlockScales scales(const uint8_t* p) { return six_bit_scales_and_mins(p); }
     template <class C>
     static void codes(const uint8_t* p, C to) {
@@ -285,7 +286,7 @@ struct RowCodes<UnpackQ5_K> {
 
 template <>
 struct RowCodes<UnpackQ6_K> {
-    static constexpr int kStep = 0;
+    static constexpr int kStep = 0, kLargestScale = 128;
     static BlockScales scales(const uint8_t* p) {
         BlockScales s;
         row_codes::signed_by_parity(load_unaligned<c32::Codes16>(p + 192), s.d);
@@ -300,7 +301,7 @@ struct RowCodes<UnpackQ6_K> {
 
 template <>
 struct RowCodes<UnpackIQ2_K> {
-    static constexpr int kStep = 5;
+    static constexpr int kStep = 5, kLargestScale = 8;
     static BlockScales scales(const uint8_t* p) {
         using namespace row_codes;
         const __m256i v = bytes_as_dwords(p + 4);
@@ -319,7 +320,7 @@ struct RowCodes<UnpackIQ2_K> {
 
 template <>
 struct RowCodes<UnpackIQ3_K> {
-    static constexpr int kStep = 4;
+    static constexpr int kStep = 4, kLargestScale = 31;
     static BlockScales scales(const uint8_t* p) {
         using namespace row_codes;
         const __m256i twice = _mm256_slli_epi32(bytes_as_dwords(p + 6), 1);
@@ -348,7 +349,7 @@ struct RowCodes<UnpackIQ3_K> {
 
 template <>
 struct RowCodes<UnpackIQ4_K> {
-    static constexpr int kStep = 4;
+    static constexpr int kStep = 4, kLargestScale = 32;
     static BlockScales scales(const uint8_t* p) {
         BlockScales s;
         row_codes::six_bits(p, s.d);
@@ -366,7 +367,7 @@ struct RowCodes<UnpackIQ4_K> {
 
 template <>
 struct RowCodes<UnpackIQ5_K> {
-    static constexpr int kStep = 2;
+    static constexpr int kStep = 2, kLargestScale = 32;
     static BlockScales scales(const uint8_t* p) {
         BlockScales s;
         row_codes::six_bits(p, s.d);
@@ -388,7 +389,7 @@ struct RowCodes<UnpackIQ5_K> {
 
 template <>
 struct RowCodes<UnpackIQ6_K> {
-    static constexpr int kStep = 1;
+    static constexpr int kStep = 1, kLargestScale = 128;
     static BlockScales scales(const uint8_t* p) {
         BlockScales s;
         row_codes::signed_by_parity(load_unaligned<c32::Codes16>(p + 4), s.d);
@@ -414,7 +415,7 @@ struct RowCodes<UnpackIQ6_K> {
 
 template <>
 struct RowCodes<UnpackIQ2_KS> {
-    static constexpr int kStep = 5;
+    static constexpr int kStep = 5, kLargestScale = 16;
     static BlockScales scales(const uint8_t* p) {
         using namespace row_codes;
         const __m256i low = _mm256_srlv_epi32(all(load_unaligned<int32_t>(p + 2)),
@@ -434,7 +435,7 @@ struct RowCodes<UnpackIQ2_KS> {
 
 template <>
 struct RowCodes<UnpackIQ3_KS> {
-    static constexpr int kStep = 4;
+    static constexpr int kStep = 4, kLargestScale = 16;
     static BlockScales scales(const uint8_t* p) {
         using namespace row_codes;
         // Nibble g & 3 of byte g / 4: low ones of four bytes, then the high ones.
@@ -458,7 +459,7 @@ struct RowCodes<UnpackIQ3_KS> {
 
 template <>
 struct RowCodes<UnpackIQ4_KS> {
-    static constexpr int kStep = 4;
+    static constexpr int kStep = 4, kLargestScale = 127;
     static BlockScales scales(const uint8_t* p) {
         BlockScales s;
         row_codes::odd_scales(row_codes::bytes_as_dwords(p), &s);
@@ -474,7 +475,7 @@ struct RowCodes<UnpackIQ4_KS> {
 
 template <>
 struct RowCodes<UnpackIQ5_KS> {
-    static constexpr int kStep = 2;
+    static constexpr int kStep = 2, kLargestScale = 127;
     static BlockScales scales(const uint8_t* p) {
         BlockScales s;
         row_codes::odd_scales(row_codes::bytes_as_dwords(p), &s);
@@ -494,7 +495,7 @@ struct RowCodes<UnpackIQ5_KS> {
 
 template <>
 struct RowCodes<UnpackIQ2_KL> {
-    static constexpr int kStep = 0;
+    static constexpr int kStep = 0, kLargestScale = 32;
     static BlockScales scales(const uint8_t* p) {
         using namespace row_codes;
         const __m256i low = _mm256_srlv_epi32(all(load_unaligned<int32_t>(p + 2)),
@@ -515,7 +516,7 @@ struct RowCodes<UnpackIQ2_KL> {
 
 template <>
 struct RowCodes<UnpackIQ4_KSS> {
-    static constexpr int kStep = 4;
+    static constexpr int kStep = 4, kLargestScale = 127;
     static BlockScales scales(const uint8_t* p) {
         // The low bits of eight words are the scale byte of a group.
         __m256i words[4];

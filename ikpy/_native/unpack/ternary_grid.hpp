@@ -144,7 +144,23 @@ struct UnpackIQ1_M {
         std::memcpy(words, p + 48, 8);
         for (int w = 0; w < 4; ++w) bits = static_cast<uint16_t>(bits | (words[w] >> 12) << (4 * w));
         const float scale = f16_to_f32(bits);
+#if defined(__AVX2__)
+        const __m256i four =
+            _mm256_broadcastq_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(words)));
+        const __m256i first =
+            _mm256_setr_epi32(0x0100, 0x0100, 0x0100, 0x0100, 0x0302, 0x0302, 0x0302, 0x0302);
+        for (int h = 0; h < 2; ++h) {
+            const __m256i own = _mm256_add_epi16(first, _mm256_set1_epi32(0x0404 * h));
+            const __m256i counts = _mm256_setr_epi32(0, 3, 6, 9, 0, 3, 6, 9);
+            const __m256i fields = _mm256_and_si256(_mm256_srlv_epi32(_mm256_shuffle_epi8(four, own), counts),
+                                                    _mm256_set1_epi32(7));
+            const __m256i odd = _mm256_add_epi32(_mm256_add_epi32(fields, fields), _mm256_set1_epi32(1));
+            _mm256_storeu_ps(d + 8 * h,
+                             _mm256_mul_ps(_mm256_cvtepi32_ps(odd), _mm256_set1_ps(scale * 0.125f)));
+        }
+#else
         for (int s = 0; s < 16; ++s) d[s] = scale * ternary::odd_eighth(words[s >> 2] >> (3 * (s & 3)) & 7);
+#endif
     }
 #if defined(__AVX2__)
     static constexpr bool kSignedPoints = true;

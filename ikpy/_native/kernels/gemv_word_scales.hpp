@@ -17,16 +17,10 @@
 namespace ikpy {
 namespace word_scales {
 
-// The largest magnitude of codes as they are multiplied, and of scales; 0: these are no integers.
+template <class U, class = void>
+struct HasLargestScale : std::false_type {};
 template <class U>
-constexpr int kLargestCode = U::kZero == 128 ? 127 : CodeRange<U>::kHigh;
-template <class U>
-constexpr int largest_scale() {
-    if constexpr (HasRowCodes<U>::value)
-        return RowCodes<U>::kLargestScale;
-    else
-        return 0;
-}
+struct HasLargestScale<U, std::void_t<decltype(RowCodes<U>::kLargestScale)>> : std::true_type {};
 
 // The largest word with which sums of 8 products of two words stay in 31 bits.
 constexpr int largest_word(int code) {
@@ -39,14 +33,14 @@ constexpr int largest_word(int code) {
 template <class U>
 constexpr int steps() {
     int n = 1;
-    while (largest_scale<U>() > 0 && largest_scale<U>() * 255 * 2 * n <= largest_word(kLargestCode<U>))
-        n *= 2;
+    while (RowCodes<U>::kLargestScale * 255 * 2 * n <= largest_word(CodeRange<U>::kHigh)) n *= 2;
     return n;
 }
 
 // Of 256 activations.
 template <class U>
 struct Record {
+    static_assert(U::kGroup == 16 && steps<U>() > 1);
     alignas(32) float scale[8];                 // of groups of 32, in the unit of words
     alignas(32) float sum[kChunk / U::kGroup];  // of the groups of U as floats, in the order of its scales
     float unit;
@@ -267,8 +261,7 @@ size_t work_bytes(int64_t n_in) {
 // load, gain 0 to 5 %; so do those of more bits, whose sums have to leave 32 bits before the end of a block.
 // Dot products of bytes leave no words to multiply.
 template <class U>
-constexpr bool kWordScales = word_scales::largest_scale<U>() > 0 &&
-                             word_scales::steps<U>() > 1 && U::kGroup == 16 && !kByteDots;
+constexpr bool kWordScales = word_scales::HasLargestScale<U>::value && !kByteDots;
 
 }  // namespace ikpy
 

@@ -9,8 +9,7 @@ namespace ikpy {
 
 struct UnpackIQ4_NL {
     static constexpr int kType = 20, kGroup = 32, kBlock = 32, kBlockBytes = 18, kZero = 128;
-    template <class C>
-    static void block(const uint8_t* p, C codes, float* d, float*) {
+    static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         c32::store(codes, c32::lookup(kIq4Codes, c32::nibbles(p + 2)));
         *d = load_f16(p);
     }
@@ -43,11 +42,9 @@ struct UnpackIQ4_NL {
 
 struct UnpackIQ4_XS {
     static constexpr int kType = 23, kGroup = 32, kBlock = 256, kBlockBytes = 136, kZero = 128;
-    template <class C>
-    static void block(const uint8_t* p, C codes, float* d, float*) {
+    static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         const uint64_t high = c32::two_bit_bytes(load_unaligned<uint16_t>(p + 2));
         c32::scaled8(load_f16(p), c32::nibble_bytes(load_unaligned<uint32_t>(p + 4)) | high << 4, 32, d);
-#pragma GCC unroll 8
         for (int g = 0; g < 8; ++g)
             c32::store(codes + 32 * g, c32::lookup(kIq4Codes, c32::nibbles(p + 8 + 16 * g)));
     }

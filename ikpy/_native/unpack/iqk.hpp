@@ -25,8 +25,7 @@ inline __m512 wide_six_bit_scales(const uint8_t* p) {
 struct UnpackIQ2_K {
     static constexpr int kType = 137, kGroup = 16, kBlock = 256, kBlockBytes = 76, kZero = kIq2Zero;
     static constexpr int kLow = 0, kHigh = kIq2Codes[7] - kIq2Codes[0];
-    template <class C>
-    static void block(const uint8_t* p, C codes, float* d, float*) {
+    static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         const auto extra = load_unaligned<uint16_t>(p + 2);
         c32::scaled16(load_f16(p), c32::nibbles_in_order(p + 4) - 8, d);
         const c32::ShiftedGroups shifted(extra, 5);
@@ -54,8 +53,7 @@ struct UnpackIQ2_K {
 struct UnpackIQ3_K {
     static constexpr int kType = 138, kGroup = 16, kBlock = 256, kBlockBytes = 110, kZero = kIq3Zero;
     static constexpr int kLow = 0, kHigh = kIq3Codes[15] - kIq3Codes[0];
-    template <class C>
-    static void block(const uint8_t* p, C codes, float* d, float*) {
+    static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         const auto extra = load_unaligned<uint16_t>(p + 2);
         const c32::Codes16 odd = c32::nibbles_in_order(p + 6) * 2 + 1;
         const c32::Codes16 negative = c32::bits16(load_unaligned<uint16_t>(p + 4));
@@ -93,8 +91,7 @@ struct UnpackIQ3_K {
 
 struct UnpackIQ4_K {
     static constexpr int kType = 139, kGroup = 16, kBlock = 256, kBlockBytes = 144, kZero = 128;
-    template <class C>
-    static void block(const uint8_t* p, C codes, float* d, float*) {
+    static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         const auto extra = load_unaligned<uint16_t>(p + 2);
         const c32::ShiftedGroups shifted(extra, 4);
         six_bit_scales(p, d);
@@ -120,8 +117,7 @@ struct UnpackIQ4_K {
 
 struct UnpackIQ5_K {
     static constexpr int kType = 140, kGroup = 16, kBlock = 256, kBlockBytes = 176, kZero = 128;
-    template <class C>
-    static void block(const uint8_t* p, C codes, float* d, float*) {
+    static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         const auto extra = load_unaligned<uint16_t>(p + 2);
         six_bit_scales(p, d);
         const c32::Codes32 high = c32::load(p + 144);
@@ -154,8 +150,7 @@ struct UnpackIQ5_K {
 
 struct UnpackIQ6_K {
     static constexpr int kType = 141, kGroup = 16, kBlock = 256, kBlockBytes = 212, kZero = 128;
-    template <class C>
-    static void block(const uint8_t* p, C codes, float* d, float*) {
+    static void block(const uint8_t* p, uint8_t* codes, float* d, float*) {
         const auto extra = load_unaligned<uint16_t>(p + 2);
         c32::scaled16(load_f16(p), load_unaligned<c32::Codes16>(p + 4), d);
         const c32::ShiftedGroups shifted(extra, 1);

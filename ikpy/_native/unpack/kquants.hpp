@@ -234,13 +234,9 @@ struct UnpackQ6_K {
     template <class C>
     static void block(const uint8_t* p, C codes, float* d, float*) {
         c32::scaled16(load_f16(p + 208), load_unaligned<c32::Codes16>(p + 192), d);
-        UnpackQ6_K::codes(p, codes);
-    }
-    template <class C>
-    static void codes(const uint8_t* p, C to) {
         for (int h = 0; h < 2; ++h)
             for (int t = 0; t < 4; ++t)
-                c32::store(to + 128 * h + 32 * t,
+                c32::store(codes + 128 * h + 32 * t,
                            c32::field(c32::load(p + 64 * h + 32 * (t & 1)), 4 * (t >> 1), 15) |
                                c32::left(c32::two_bits(p + 128 + 32 * h, t), 4));
     }

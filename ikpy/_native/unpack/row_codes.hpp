@@ -4,10 +4,12 @@
 //
 // RowCodes<U> has
 //   kStep                    what the codes of the second table have more; 0: there is none
-//   kLargestScale            the largest magnitude of scales without their factor; 0: they are no integers
+//   kLargestScale            of types of kernels/gemv_word_scales.hpp: the largest magnitude of scales
+//   without
+//                            their factor
 //   static BlockScales scales(const uint8_t* p)
 //   template <class C> static void codes(const uint8_t* p, C to)   of the first table; of types with
-//                            kZero = 128 what `Centre` subtracts is missing
+//                            kZero = 128 less 128 where there are no dot products of bytes
 #pragma once
 #include "kernels/byte_dots.hpp"
 #include "unpack/iq4.hpp"
@@ -130,13 +132,52 @@ inline void two_bit_codes(const uint8_t* qs, C to) {
     }
 }
 
+// Two bits of 256 columns and a third one of `high`.
+template <class C>
+inline void iq3_codes(const uint8_t* qs, const uint8_t* high, C to) {
+    const Codes32 third = c32::load(high);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i)
+        c32::store(to + 32 * i,
+                   c32::lookup(kIq3Low.of, c32::two_bit_fields(qs, i) | c32::moved_bit(third, i, 2)));
+}
+
+// 16 bytes of nibbles for 32 columns, `Stride` bytes apart.
+template <int Stride, class C>
+inline void iq4_codes(const uint8_t* qs, C to) {
+#pragma GCC unroll 8
+    for (int g = 0; g < 8; ++g) c32::store(to + 32 * g, c32::lookup(kIq4.of, c32::nibbles(qs + Stride * g)));
+}
+
+// Nibbles of 256 columns and a fifth bit of `high`.
+template <class C>
+inline void iq5_codes(const uint8_t* qs, const uint8_t* high, C to) {
+    const Codes32 fifth = c32::load(high);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+        const Codes32 q = c32::nibble_fields(qs, i);
+        c32::store(to + 32 * i,
+                   c32::select_by_bit(fifth, i, c32::lookup(kIq5.of + 16, q), c32::lookup(kIq5.of, q)));
+    }
+}
+
+// The codes of block(), whose scales are not used and never made.
+template <class U>
+struct CodesOfBlock {
+    template <class C>
+    static void codes(const uint8_t* p, C to) {
+        float unused[16];
+        U::block(p, to, unused, unused);
+    }
+};
+
 }  // namespace row_codes
 
 // Eight blocks of 32 columns with a scale in half precision, whose codes are those of block(); Offset: of a
 // second number, 0: there is none.
 template <class U, int Offset = 0>
 struct HalfScales {
-    static constexpr int kStep = 0, kLargestScale = 0;
+    static constexpr int kStep = 0;
     static BlockScales scales(const uint8_t* p) {
         BlockScales s;
         s.d[0] = row_codes::halves<U::kBlockBytes>(p);
@@ -176,15 +217,13 @@ template <>
 struct RowCodes<UnpackIQ4_NL> : HalfScales<UnpackIQ4_NL> {
     template <class C>
     static void codes(const uint8_t* p, C to) {
-#pragma GCC unroll 8
-        for (int g = 0; g < 8; ++g)
-            c32::store(to + 32 * g, c32::lookup(row_codes::kIq4.of, c32::nibbles(p + 18 * g + 2)));
+        row_codes::iq4_codes<18>(p + 2, to);
     }
 };
 
 template <>
 struct RowCodes<UnpackIQ4_XS> {
-    static constexpr int kStep = 0, kLargestScale = 32;
+    static constexpr int kStep = 0;
     static BlockScales scales(const uint8_t* p) {
         using namespace row_codes;
         const __m256i low = _mm256_srlv_epi32(all(load_unaligned<int32_t>(p + 4)),
@@ -199,14 +238,12 @@ struct RowCodes<UnpackIQ4_XS> {
     }
     template <class C>
     static void codes(const uint8_t* p, C to) {
-#pragma GCC unroll 8
-        for (int g = 0; g < 8; ++g)
-            c32::store(to + 32 * g, c32::lookup(row_codes::kIq4.of, c32::nibbles(p + 8 + 16 * g)));
+        row_codes::iq4_codes<16>(p + 8, to);
     }
 };
 
 template <>
-struct RowCodes<UnpackQ2_K> {
+struct RowCodes<UnpackQ2_K> : row_codes::CodesOfBlock<UnpackQ2_K> {
     static constexpr int kStep = 0, kLargestScale = 15;
     static BlockScales scales(const uint8_t* p) {
         using namespace row_codes;
@@ -221,28 +258,16 @@ struct RowCodes<UnpackQ2_K> {
         s.offset_factor = -load_f16(p + 82);
         return s;
     }
-    template <class C>
-    static void codes(const uint8_t* p, C to) {
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; ++i) c32::store(to + 32 * i, c32::two_bit_fields(p + 16, i));
-    }
 };
 
 template <>
-struct RowCodes<UnpackQ3_K> {
+struct RowCodes<UnpackQ3_K> : row_codes::CodesOfBlock<UnpackQ3_K> {
     static constexpr int kStep = 0, kLargestScale = 32;
     static BlockScales scales(const uint8_t* p) {
         BlockScales s;
         row_codes::signed_by_parity(UnpackQ3_K::scale_codes(p) - 32, s.d);
         s.factor = load_f16(p + 108);
         return s;
-    }
-    template <class C>
-    static void codes(const uint8_t* p, C to) {
-        const c32::Codes32 high = c32::load(p);
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; ++i)
-            c32::store(to + 32 * i, c32::two_bit_fields(p + 32, i) | c32::moved_bit(high, i, 2));
     }
 };
 
@@ -261,41 +286,25 @@ inline BlockScales six_bit_scales_and_mins(const uint8_t* p) {
 }
 
 template <>
-struct RowCodes<UnpackQ4_K> {
-    static constexpr int kStep = 0, kLargestScale = 63;
+struct RowCodes<UnpackQ4_K> : row_codes::CodesOfBlock<UnpackQ4_K> {
+    static constexpr int kStep = 0;
     static BlockScales scales(const uint8_t* p) { return six_bit_scales_and_mins(p); }
-    template <class C>
-    static void codes(const uint8_t* p, C to) {
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; ++i) c32::store(to + 32 * i, c32::nibble_fields(p + 16, i));
-    }
 };
 
 template <>
-struct RowCodes<UnpackQ5_K> {
-    static constexpr int kStep = 0, kLargestScale = 63;
+struct RowCodes<UnpackQ5_K> : row_codes::CodesOfBlock<UnpackQ5_K> {
+    static constexpr int kStep = 0;
     static BlockScales scales(const uint8_t* p) { return six_bit_scales_and_mins(p); }
-    template <class C>
-    static void codes(const uint8_t* p, C to) {
-        const c32::Codes32 high = c32::load(p + 16);
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; ++i)
-            c32::store(to + 32 * i, c32::nibble_fields(p + 48, i) | c32::moved_bit(high, i, 4));
-    }
 };
 
 template <>
-struct RowCodes<UnpackQ6_K> {
-    static constexpr int kStep = 0, kLargestScale = 128;
+struct RowCodes<UnpackQ6_K> : row_codes::CodesOfBlock<UnpackQ6_K> {
+    static constexpr int kStep = 0;
     static BlockScales scales(const uint8_t* p) {
         BlockScales s;
         row_codes::signed_by_parity(load_unaligned<c32::Codes16>(p + 192), s.d);
         s.factor = load_f16(p + 208);
         return s;
-    }
-    template <class C>
-    static void codes(const uint8_t* p, C to) {
-        UnpackQ6_K::codes(p, to);
     }
 };
 
@@ -320,7 +329,7 @@ struct RowCodes<UnpackIQ2_K> {
 
 template <>
 struct RowCodes<UnpackIQ3_K> {
-    static constexpr int kStep = 4, kLargestScale = 31;
+    static constexpr int kStep = 4;
     static BlockScales scales(const uint8_t* p) {
         using namespace row_codes;
         const __m256i twice = _mm256_slli_epi32(bytes_as_dwords(p + 6), 1);
@@ -339,17 +348,13 @@ struct RowCodes<UnpackIQ3_K> {
     }
     template <class C>
     static void codes(const uint8_t* p, C to) {
-        const c32::Codes32 high = c32::load(p + 78);
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; ++i)
-            c32::store(to + 32 * i,
-                       c32::lookup(kIq3Low.of, c32::two_bit_fields(p + 14, i) | c32::moved_bit(high, i, 2)));
+        row_codes::iq3_codes(p + 14, p + 78, to);
     }
 };
 
 template <>
 struct RowCodes<UnpackIQ4_K> {
-    static constexpr int kStep = 4, kLargestScale = 32;
+    static constexpr int kStep = 4;
     static BlockScales scales(const uint8_t* p) {
         BlockScales s;
         row_codes::six_bits(p, s.d);
@@ -359,15 +364,13 @@ struct RowCodes<UnpackIQ4_K> {
     }
     template <class C>
     static void codes(const uint8_t* p, C to) {
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; ++i)
-            c32::store(to + 32 * i, c32::lookup(row_codes::kIq4.of, c32::nibbles(p + 16 + 16 * i)));
+        row_codes::iq4_codes<16>(p + 16, to);
     }
 };
 
 template <>
 struct RowCodes<UnpackIQ5_K> {
-    static constexpr int kStep = 2, kLargestScale = 32;
+    static constexpr int kStep = 2;
     static BlockScales scales(const uint8_t* p) {
         BlockScales s;
         row_codes::six_bits(p, s.d);
@@ -377,19 +380,13 @@ struct RowCodes<UnpackIQ5_K> {
     }
     template <class C>
     static void codes(const uint8_t* p, C to) {
-        const c32::Codes32 high = c32::load(p + 144);
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; ++i) {
-            const c32::Codes32 q = c32::nibble_fields(p + 16, i);
-            c32::store(to + 32 * i, c32::select_by_bit(high, i, c32::lookup(row_codes::kIq5.of + 16, q),
-                                                       c32::lookup(row_codes::kIq5.of, q)));
-        }
+        row_codes::iq5_codes(p + 16, p + 144, to);
     }
 };
 
 template <>
 struct RowCodes<UnpackIQ6_K> {
-    static constexpr int kStep = 1, kLargestScale = 128;
+    static constexpr int kStep = 1;
     static BlockScales scales(const uint8_t* p) {
         BlockScales s;
         row_codes::signed_by_parity(load_unaligned<c32::Codes16>(p + 4), s.d);
@@ -415,7 +412,7 @@ struct RowCodes<UnpackIQ6_K> {
 
 template <>
 struct RowCodes<UnpackIQ2_KS> {
-    static constexpr int kStep = 5, kLargestScale = 16;
+    static constexpr int kStep = 5;
     static BlockScales scales(const uint8_t* p) {
         using namespace row_codes;
         const __m256i low = _mm256_srlv_epi32(all(load_unaligned<int32_t>(p + 2)),
@@ -435,7 +432,7 @@ struct RowCodes<UnpackIQ2_KS> {
 
 template <>
 struct RowCodes<UnpackIQ3_KS> {
-    static constexpr int kStep = 4, kLargestScale = 16;
+    static constexpr int kStep = 4;
     static BlockScales scales(const uint8_t* p) {
         using namespace row_codes;
         // Nibble g & 3 of byte g / 4: low ones of four bytes, then the high ones.
@@ -449,17 +446,13 @@ struct RowCodes<UnpackIQ3_KS> {
     }
     template <class C>
     static void codes(const uint8_t* p, C to) {
-        const c32::Codes32 high = c32::load(p + 70);
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; ++i)
-            c32::store(to + 32 * i,
-                       c32::lookup(kIq3Low.of, c32::two_bit_fields(p + 6, i) | c32::moved_bit(high, i, 2)));
+        row_codes::iq3_codes(p + 6, p + 70, to);
     }
 };
 
 template <>
 struct RowCodes<UnpackIQ4_KS> {
-    static constexpr int kStep = 4, kLargestScale = 127;
+    static constexpr int kStep = 4;
     static BlockScales scales(const uint8_t* p) {
         BlockScales s;
         row_codes::odd_scales(row_codes::bytes_as_dwords(p), &s);
@@ -467,15 +460,13 @@ struct RowCodes<UnpackIQ4_KS> {
     }
     template <class C>
     static void codes(const uint8_t* p, C to) {
-#pragma GCC unroll 8
-        for (int g = 0; g < 8; ++g)
-            c32::store(to + 32 * g, c32::lookup(row_codes::kIq4.of, c32::nibbles(p + 8 + 16 * g)));
+        row_codes::iq4_codes<16>(p + 8, to);
     }
 };
 
 template <>
 struct RowCodes<UnpackIQ5_KS> {
-    static constexpr int kStep = 2, kLargestScale = 127;
+    static constexpr int kStep = 2;
     static BlockScales scales(const uint8_t* p) {
         BlockScales s;
         row_codes::odd_scales(row_codes::bytes_as_dwords(p), &s);
@@ -483,19 +474,13 @@ struct RowCodes<UnpackIQ5_KS> {
     }
     template <class C>
     static void codes(const uint8_t* p, C to) {
-        const c32::Codes32 high = c32::load(p + 136);
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; ++i) {
-            const c32::Codes32 q = c32::nibble_fields(p + 8, i);
-            c32::store(to + 32 * i, c32::select_by_bit(high, i, c32::lookup(row_codes::kIq5.of + 16, q),
-                                                       c32::lookup(row_codes::kIq5.of, q)));
-        }
+        row_codes::iq5_codes(p + 8, p + 136, to);
     }
 };
 
 template <>
-struct RowCodes<UnpackIQ2_KL> {
-    static constexpr int kStep = 0, kLargestScale = 32;
+struct RowCodes<UnpackIQ2_KL> : row_codes::CodesOfBlock<UnpackIQ2_KL> {
+    static constexpr int kStep = 0;
     static BlockScales scales(const uint8_t* p) {
         using namespace row_codes;
         const __m256i low = _mm256_srlv_epi32(all(load_unaligned<int32_t>(p + 2)),
@@ -507,16 +492,11 @@ struct RowCodes<UnpackIQ2_KL> {
         s.d[0] = floats_less(_mm256_or_si256(low_nibble(low), _mm256_and_si256(high, all(48))), 32);
         return s;
     }
-    template <class C>
-    static void codes(const uint8_t* p, C to) {
-        float unused[8];
-        UnpackIQ2_KL::block(p, to, unused, unused);
-    }
 };
 
 template <>
 struct RowCodes<UnpackIQ4_KSS> {
-    static constexpr int kStep = 4, kLargestScale = 127;
+    static constexpr int kStep = 4;
     static BlockScales scales(const uint8_t* p) {
         // The low bits of eight words are the scale byte of a group.
         __m256i words[4];

@@ -27,7 +27,7 @@ def test_in_a_process_that_multiplies_bf16():
     if tier != "avx512" or not cpu.features()["avx512bf16"]:
         pytest.skip("this CPU has no dot products of bf16")
     env = os.environ | {"IKPY_MAKER": "amd", "IKPY_AMX": "0", "PYTHONPATH": str(HERE.parents[1])}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(HERE / Path(__file__).name)]
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", str(HERE / Path(__file__).name)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, cwd=HERE.parents[1])
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     assert " passed" in done.stdout

@@ -111,6 +111,49 @@ def test_a_header_that_is_gone_is_noticed() -> None:
     assert build() == set()
 
 
+CALLED = "import ctypes, sys; part = ctypes.CDLL(sys.argv[1]); print(part._Z3onev(), part._Z3twov())"
+
+
+def build_cores(*tiers: str) -> dict[str, str]:
+    """Builds modules of these names from the same sources, as a new process would; what their functions return."""
+    rules = runpy.run_path(str(ROOT / "setup.py"), run_name="rules")
+    extensions = [
+        Extension(
+            f"_core_{tier}", sorted(SOURCES), define_macros=MACROS[tier], extra_compile_args=["-O0"], language="c++"
+        )
+        for tier in tiers
+    ]
+    command = rules["ParallelBuild"](Distribution({"name": "part", "ext_modules": extensions}))
+    command.ensure_finalized()
+    command.run()
+    paths = {tier: next(Path("build").glob(f"lib*/_core_{tier}*.so")).absolute() for tier in tiers}
+    return {
+        tier: subprocess.check_output([sys.executable, "-c", CALLED, path], text=True).strip()
+        for tier, path in paths.items()
+    }
+
+
+MACROS = {"avx2": [("VALUE", "1")], "avxvnni": [("VALUE", "1"), ("__AVXVNNI__", "1")]}
+
+
+def test_a_core_takes_the_objects_of_another_one_where_both_would_be_the_same() -> None:
+    """Only files that ask for the dot products of bytes are compiled for both, or all where the other is not built."""
+    Path("value.hpp").write_text("#ifdef __AVXVNNI__\ninline int value() { return 7; }\n#else\n" + HEADER + "#endif\n")
+    assert build_cores("avx2", "avxvnni") == {"avx2": "2 2", "avxvnni": "7 2"}
+    assert {path.stem for path in Path().rglob("_core_avxvnni/*.o")} == {"one"}
+    assert {path.stem for path in Path().rglob("_core_avx2/*.o")} == {"one", "two"}
+    Path("two.cpp").write_text("int two() { return 3; }\n")
+    assert build_cores("avxvnni") == {"avxvnni": "7 3"}
+    assert {path.stem for path in Path().rglob("_core_avxvnni/*.o")} == {"one", "two"}
+
+
+def test_the_precompiled_header_is_used_and_not_kept() -> None:
+    """It saves half a second of every file, and its compiled form takes 60 MB."""
+    Path("two.cpp").write_text("int two() { return static_cast<int>(std::string(2, 'x').size()); }\n")
+    assert build_cores("avx2") == {"avx2": "2 2"}
+    assert not list(Path().rglob("*.gch"))
+
+
 GENERATE = """
 import runpy
 from Cython.Build import cythonize

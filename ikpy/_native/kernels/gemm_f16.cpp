@@ -105,7 +105,7 @@ void row_products(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, 
 void split_tiles(const RowBlock* blocks, int n_blocks, const TokenSet& tokens, float* out, uint8_t* work) {
     if (tokens.n < kTileTokens) {
         row_products<join_row>(blocks, n_blocks, tokens, out, work);
-    } else if (tokens.n <= kPassTokens) {
+    } else if (tokens.n <= kFewTokens) {
         few_tokens_product(TileFactors::kSplit, split_row_tiles, blocks, n_blocks, tokens, out, work);
     } else {
         amx_product(TileFactors::kSplit, split_panel, blocks, n_blocks, tokens.x, tokens.n, out, work);

@@ -15,7 +15,7 @@ namespace ikpy {
 namespace {
 
 constexpr int64_t kChunkSteps = kFewColumns / kTileDepth;
-constexpr int kTokenTiles = kPassTokens / kTileHeight;
+constexpr int kTokenTiles = kFewTokens / kTileHeight;
 
 // Work memory: tokens [tile][part][step], weights of two chunks [half][step][part], sums [tile][half].
 struct Work {
@@ -189,22 +189,22 @@ IKPY_AMX void blocks_product(RowTileFn fill, const RowBlock* blocks, int n_block
     }
 }
 
-using PassFn = void (*)(RowTileFn, const RowBlock*, int, const Work&, int, float*, int64_t);
+using ProductFn = void (*)(RowTileFn, const RowBlock*, int, const Work&, int, float*, int64_t);
 
 template <TileFactors F>
-PassFn pass_of(int n_tokens) {
+ProductFn product_of(int n_tokens) {
     if (n_tokens <= kTileHeight) return blocks_product<F, 1>;
     return n_tokens <= 2 * kTileHeight ? blocks_product<F, 2> : blocks_product<F, 4>;
 }
 
-PassFn pass_of(TileFactors factors, int n_tokens) {
+ProductFn product_of(TileFactors factors, int n_tokens) {
     switch (factors) {
         case TileFactors::kF16:
-            return pass_of<TileFactors::kF16>(n_tokens);
+            return product_of<TileFactors::kF16>(n_tokens);
         case TileFactors::kSplit:
-            return pass_of<TileFactors::kSplit>(n_tokens);
+            return product_of<TileFactors::kSplit>(n_tokens);
         default:
-            return pass_of<TileFactors::kBf16>(n_tokens);
+            return product_of<TileFactors::kBf16>(n_tokens);
     }
 }
 
@@ -220,18 +220,14 @@ IKPY_AMX void few_tokens_product(TileFactors factors, RowTileFn fill, const RowB
     const Work at(work, factors, blocks[0].n_in);
     const int n_parts = tile_parts(factors);
     const int64_t row_steps = round_up(blocks[0].n_in, kTileDepth) / kTileDepth;
-    const int n_passes = (tokens.n + kPassTokens - 1) / kPassTokens;
     load_tile_config(kTileHeight);
-    for (int pass = 0; pass < n_passes; ++pass) {
-        const int begin = tokens.n * pass / n_passes, n = tokens.n * (pass + 1) / n_passes - begin;
-        if (tokens.fresh || n_passes > 1)
-            for (int first = 0, i = 0; first < n; first += kTileHeight)
-                for (int part = 0; part < n_parts; ++part, ++i)
-                    transpose_tokens(tokens.x + begin + first, std::min(kTileHeight, n - first), n_parts,
-                                     part, row_steps, at.tokens + i * row_steps * kTileValues);
-        pass_of(factors, n)(fill, blocks, n_blocks, at, n, out + begin * kBlockRows,
-                            static_cast<int64_t>(tokens.n) * kBlockRows);
-    }
+    if (tokens.fresh)
+        for (int first = 0, i = 0; first < tokens.n; first += kTileHeight)
+            for (int part = 0; part < n_parts; ++part, ++i)
+                transpose_tokens(tokens.x + first, std::min(kTileHeight, tokens.n - first), n_parts, part,
+                                 row_steps, at.tokens + i * row_steps * kTileValues);
+    product_of(factors, tokens.n)(fill, blocks, n_blocks, at, tokens.n, out,
+                                  static_cast<int64_t>(tokens.n) * kBlockRows);
     release_tiles();
 }
 

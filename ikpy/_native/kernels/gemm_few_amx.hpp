@@ -2,7 +2,7 @@
 //
 // Weights are the left operand, as they lie in the file, so only the tokens have to be transposed: once per
 // thread and set of tokens and not per panel of weights. The cost of a row hardly depends on the number of
-// tokens up to 16. Larger sets take passes of 64 tokens, or of 32 when there are two parts.
+// tokens up to 16; at most kFewTokens are taken.
 #pragma once
 #include <cstdint>
 
@@ -11,7 +11,7 @@
 
 namespace ikpy {
 
-constexpr int kPassTokens = 64;
+constexpr int kFewTokens = 64;
 constexpr int64_t kFewColumns = 128;  // 16 KiB of split weights at a time: a third of the first-level cache
 constexpr int kFewRows = 4;           // rows that are filled between the products of two steps
 

@@ -94,7 +94,7 @@ int64_t dense_tokens(const Op& op, const Tensor* tensors) {
 // Row blocks per work item: the tokens of experts are few enough to stay in the second-level cache.
 int wide_blocks(const Op& op, const Tensor* tensors, bool tiles) {
     const bool by_expert = op.kind == kOpMulMatId || op.kind == kOpMulMatIdUpGate;
-    return tiles ? kWideBlocks : by_expert || dense_tokens(op, tensors) <= kPassTokens ? 1 : kPanelBlocks;
+    return tiles ? kWideBlocks : by_expert || dense_tokens(op, tensors) <= kFewTokens ? 1 : kPanelBlocks;
 }
 
 // What is made of the tokens once for all threads takes no more than this; of more each makes it for itself.
@@ -357,7 +357,7 @@ void dense_product(const ThreadContext& ctx, const Op& op, const Tensor* tensors
     int64_t cut = std::min<int64_t>(n_tokens, kMaxTokens);
     const auto items_of = [&](int64_t set) { return n_blocks * ((n_tokens + set - 1) / set); };
     const auto can_halve = [&] { return rounds_alike(p, n_tokens, (cut + 1) / 2); };
-    while (ctx.nth > 1 && cut >= 2 * (kPassTokens + 1) && items_of(cut) < 4 * ctx.nth && can_halve())
+    while (ctx.nth > 1 && cut >= 2 * (kFewTokens + 1) && items_of(cut) < 4 * ctx.nth && can_halve())
         cut = (cut + 1) / 2;
     while (ctx.nth >= kManyThreads && items_of(cut) < ctx.nth && worth_cutting(p, (cut + 1) / 2) &&
            can_halve())

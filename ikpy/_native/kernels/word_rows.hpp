@@ -50,7 +50,7 @@ inline void copy_row_tiles(const RowBlock& rows, int h, int first, int64_t k0, i
 // Products of any number of tokens on the tile unit.
 inline void word_row_tiles(TileFactors factors, const RowBlock* blocks, int n_blocks, const TokenSet& tokens,
                            float* out, uint8_t* work) {
-    if (tokens.n <= kPassTokens) {
+    if (tokens.n <= kFewTokens) {
         few_tokens_product(factors, copy_row_tiles, blocks, n_blocks, tokens, out, work);
     } else {
         amx_product(factors, tile_panel<pack_rows>, blocks, n_blocks, tokens.x, tokens.n, out, work);

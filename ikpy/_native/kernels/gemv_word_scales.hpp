@@ -259,7 +259,7 @@ size_t work_bytes(int64_t n_in) {
 
 // Types that these products are for: Q2_K, Q3_K and IQ2_K. Those with groups of 32, whose scales take one
 // load, gain 0 to 5 %; so do those of more bits, whose sums have to leave 32 bits before the end of a block.
-// Where there are dot products of bytes (AVX-VNNI), which leave no words to multiply, words are faster still:
+// Where there are dot products of bytes (AVX-VNNI), which leave no words to multiply, words gain as well:
 // one token of Q2_K 1.14, IQ2_K 1.09, Q3_K 0.96 times, two tokens of Q2_K and Q3_K 1.2 times.
 template <class U>
 constexpr bool kWordScales = word_scales::HasLargestScale<U>::value;

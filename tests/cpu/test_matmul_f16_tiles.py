@@ -74,6 +74,26 @@ def test_f16_weights_are_split_exactly(tokens: int) -> None:
 
 
 @split_only
+@pytest.mark.parametrize("tokens", (9, 16, 30, 64, 70, 81, 128))
+def test_weights_that_bf16_holds_need_no_low_parts(tokens: int) -> None:
+    """Row 5 alone has low parts, in all its columns or in the last ones: no other sum changes by a bit."""
+    k, n = 520, 70
+    rng = np.random.default_rng(tokens)
+    w = truncated(rng.standard_normal((n, k)).astype(np.float32)).astype(np.float16)
+    x = activations((tokens, k), tokens)
+    plain = product("F16", w.view(np.uint8).reshape(-1), k, n, x)
+    assert_split_product(plain, w.astype(np.float64), x, f"{tokens} tokens")
+    others = np.arange(n) != 5
+    for columns in (slice(None), slice(300, None)):
+        mixed = w.copy()
+        mixed[5, columns] += np.float16(2**-10) * mixed[5, columns]
+        assert np.any(mixed[5] != truncated(mixed[5].astype(np.float32)))
+        y = product("F16", mixed.view(np.uint8).reshape(-1), k, n, x)
+        assert_split_product(y, mixed.astype(np.float64), x, f"{tokens} tokens, low parts in row 5")
+        np.testing.assert_array_equal(y[:, others], plain[:, others])
+
+
+@split_only
 def test_f16_products_are_nearer_than_those_of_one_bf16_activation() -> None:
     data, w = random_weight("F16", 1024, 64, 3)
     for tokens in (8, 64):

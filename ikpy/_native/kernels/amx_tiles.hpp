@@ -18,12 +18,19 @@ struct alignas(64) TileConfig {
     uint16_t row_bytes[16] = {};
     uint8_t rows[16] = {};
 
-    // Sums in tiles 0-3 and left operands in tile 4, or in 4 and 5, with n_rows rows; all others are full.
-    explicit TileConfig(int n_rows, int n_left = 1) {
+    // Sums in tiles 0-3 and left operands in tile 4 with n_rows rows; all others are full.
+    explicit TileConfig(int n_rows) {
         for (int i = 0; i < 8; ++i) {
             row_bytes[i] = 64;
-            rows[i] = static_cast<uint8_t>(i < 4 + n_left ? n_rows : kTileHeight);
+            rows[i] = static_cast<uint8_t>(i < 5 ? n_rows : kTileHeight);
         }
+    }
+
+    // Left operands of n_first rows in tile 4 and, if any, of n_second in 5. Sums of those in tiles 0 and 1,
+    // of these in 2 and 3; without these all four belong to tile 4.
+    TileConfig(int n_first, int n_second) : TileConfig(n_first) {
+        if (n_second > 0)
+            for (int i : {2, 3, 5}) rows[i] = static_cast<uint8_t>(n_second);
     }
 };
 

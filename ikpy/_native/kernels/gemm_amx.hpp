@@ -12,14 +12,12 @@
 
 namespace ikpy {
 
-// Columns unpacked at a time: with kWideBlocks row blocks the panels take 128 KiB of the second-level cache.
+// Columns unpacked at a time: the panel of a row block takes 16 KiB of the first-level cache, in two
+// parts 32.
 constexpr int64_t kTileColumns = 256;
 
-// The same of weights in so many parts.
-constexpr int64_t panel_columns(TileFactors factors) { return kTileColumns / tile_parts(factors); }
-
-// Fills panel [half][panel_columns / 32][part][16 pairs][16 rows][2] with n columns (a multiple of 32) from
-// column k0 on, zeros beyond n_in; a half has room for kTileColumns * 16 values.
+// Fills panel [half][kTileColumns / 32][part][16 pairs][16 rows][2] with n columns (a multiple of 32) from
+// column k0 on, zeros beyond n_in.
 using TilePanelFn = void (*)(const RowBlock&, int64_t k0, int64_t n, uint16_t* panel, uint8_t* work);
 
 // out[b][t][kBlockRows] = rows of blocks[b] times tokens x[t], whose rows hold 32 values per part and step.

@@ -68,7 +68,8 @@ void split_half(const RowBlock& rows, int h, int64_t k0, int64_t n, uint16_t* pa
 }
 
 void split_panel(const RowBlock& rows, int64_t k0, int64_t n, uint16_t* panel, uint8_t*) {
-    for (int h = 0; h < rows.halves(); ++h) split_half(rows, h, k0, n, panel + h * kTileColumns * kHalfRows);
+    for (int h = 0; h < rows.halves(); ++h)
+        split_half(rows, h, k0, n, panel + h * 2 * kTileColumns * kHalfRows);
 }
 
 // A row of both parts as f32.

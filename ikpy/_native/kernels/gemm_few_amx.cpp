@@ -6,6 +6,7 @@
 
 #include "kernels/activations.hpp"
 #include "kernels/amx_halves.hpp"
+#include "kernels/split_bf16.hpp"
 #include "kernels/tile_tokens.hpp"
 
 namespace ikpy {
@@ -54,12 +55,13 @@ IKPY_AMX inline void multiply_all() {
 // One step of two halves of rows in tiles 4 and 5; sums in tiles 0 and 1, of the second 16 tokens in 2 and 3.
 // With 16 tokens and two parts those hold the products with the low parts of the weights: shorter chains.
 template <TileFactors F, int TokenTiles>
-IKPY_AMX inline void add_step(const uint16_t* weights, const uint16_t* tokens, int64_t token_low) {
+IKPY_AMX inline void add_step(const uint16_t* weights, const uint16_t* tokens, int64_t token_low,
+                              bool low_weights) {
     constexpr int kParts = tile_parts(F);
     constexpr int64_t kHalf = kParts * kChunkSteps * kTileValues;
     _tile_loadd(6, tokens, 64);
     if (TokenTiles == 2) _tile_loadd(7, tokens + kParts * token_low, 64);
-    if (kParts == 2) {
+    if (kParts == 2 && low_weights) {
         _tile_loadd(4, weights + kTileValues, 64);
         _tile_loadd(5, weights + kHalf + kTileValues, 64);
         if (TokenTiles == 2) {
@@ -81,15 +83,17 @@ IKPY_AMX inline void add_step(const uint16_t* weights, const uint16_t* tokens, i
 
 // One step of one half, in tile 4 and its low part in 5; sums of 64 tokens in tiles 0 to 3.
 template <TileFactors F>
-IKPY_AMX inline void add_wide_step(const uint16_t* weights, const uint16_t* tokens, int64_t token_low) {
+IKPY_AMX inline void add_wide_step(const uint16_t* weights, const uint16_t* tokens, int64_t token_low,
+                                   bool low_weights) {
     constexpr int kParts = tile_parts(F);
     _tile_loadd(4, weights, 64);
-    if (kParts == 2) _tile_loadd(5, weights + kTileValues, 64);
+    const bool low = kParts == 2 && low_weights;
+    if (low) _tile_loadd(5, weights + kTileValues, 64);
     _tile_loadd(6, tokens, 64);
     _tile_loadd(7, tokens + kParts * token_low, 64);
     tile_product<F, 0, 4, 6>();
     tile_product<F, 1, 4, 7>();
-    if (kParts == 2) {
+    if (low) {
         tile_product<F, 0, 5, 6>();
         tile_product<F, 1, 5, 7>();
     }
@@ -98,8 +102,10 @@ IKPY_AMX inline void add_wide_step(const uint16_t* weights, const uint16_t* toke
     tile_product<F, 2, 4, 6>();
     tile_product<F, 3, 4, 7>();
     if (kParts == 1) return;
-    tile_product<F, 2, 5, 6>();
-    tile_product<F, 3, 5, 7>();
+    if (low) {
+        tile_product<F, 2, 5, 6>();
+        tile_product<F, 3, 5, 7>();
+    }
     _tile_loadd(6, tokens + token_low, 64);
     _tile_loadd(7, tokens + 3 * token_low, 64);
     tile_product<F, 0, 4, 6>();
@@ -130,6 +136,13 @@ void fill_quarter(RowTileFn fill, const RowBlock* blocks, const Chunk& c, int qu
     for (int h = 0; h < kHalves<TokenTiles>; ++h)
         fill(block, block.n[1] > 0 ? c.half + h : 0, quarter * kFewRows, c.step * kTileDepth,
              c.n_steps * kTileDepth, weights + h * tile_parts(F) * kFewColumns * kHalfRows);
+}
+
+template <TileFactors F, int TokenTiles>
+bool low_chunk(const uint16_t* weights, int64_t n_steps) {
+    for (int h = 0; h < kHalves<TokenTiles>; ++h)
+        if (has_low_parts(weights + h * tile_parts(F) * kFewColumns * kHalfRows, n_steps)) return true;
+    return false;
 }
 
 template <TileFactors F, int TokenTiles>
@@ -168,15 +181,16 @@ IKPY_AMX void blocks_product(RowTileFn fill, const RowBlock* blocks, int n_block
             _tile_zero(3);
         }
         const Chunk next = chunk_at<TokenTiles>(i + 1, row_steps);
+        const bool low = F == TileFactors::kSplit && low_chunk<F, TokenTiles>(weights, chunk.n_steps);
         for (int s = 0; s < kChunkSteps; ++s) {
             asm volatile("" ::: "memory");  // tile loads do not tell the compiler what they read
             const uint16_t* step = weights + s * tile_parts(F) * kTileValues;
             const uint16_t* tokens = work.tokens + (chunk.step + s) * kTileValues;
             if (s < chunk.n_steps) {
                 if constexpr (TokenTiles == 4) {
-                    add_wide_step<F>(step, tokens, row_steps * kTileValues);
+                    add_wide_step<F>(step, tokens, row_steps * kTileValues, low);
                 } else {
-                    add_step<F, TokenTiles>(step, tokens, row_steps * kTileValues);
+                    add_step<F, TokenTiles>(step, tokens, row_steps * kTileValues, low);
                 }
             }
             if (i + 1 < n_chunks) fill_quarter<F, TokenTiles>(fill, blocks, next, s, spare);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import secrets
 import stat
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 _BUFFER_BYTES = 1 << 20
+_MAX_NAME = 255  # bytes of a name that file systems take
 
 
 # File systems without locks: Lustre and NFS as some mount them, some of FUSE.
@@ -27,6 +29,19 @@ def lock_file(descriptor: int, operation: int) -> None:
             raise
 
 
+def hidden_name(name: str, ending: str) -> str:
+    """Name of a file beside ``name``, in the same folder: ``.name`` and the ending.
+
+    Names too long for that are cut, with a digest in place of the rest, so that two names never share one.
+    """
+    hidden = f".{name}{ending}"
+    if len(os.fsencode(hidden)) <= _MAX_NAME:
+        return hidden
+    digest = hashlib.blake2b(os.fsencode(name), digest_size=8).hexdigest()
+    room = _MAX_NAME - len(f".-{digest}") - len(os.fsencode(ending))
+    return f".{os.fsencode(name)[:room].decode(errors='ignore')}-{digest}{ending}"
+
+
 class AtomicFile:
     """A file written under a temporary name in the target's directory and renamed when complete."""
 
@@ -35,7 +50,7 @@ class AtomicFile:
         self.target = os.path.realpath(path)
         check_replaceable(self.target)
         folder, name = os.path.split(self.target)
-        self.temporary = os.path.join(folder, f".{name[:150]}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+        self.temporary = os.path.join(folder, hidden_name(name, f".{os.getpid()}-{secrets.token_hex(4)}.tmp"))
         mode = 0o666
         with contextlib.suppress(FileNotFoundError):
             mode = stat.S_IMODE(os.stat(self.target).st_mode)

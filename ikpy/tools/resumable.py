@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ikpy.errors import ResourceError, UsageError
-from ikpy.gguf.atomic import lock_file, sync_folder
+from ikpy.gguf.atomic import hidden_name, lock_file, sync_folder
 from ikpy.gguf.types import align_up
 from ikpy.gguf.writer import ShardPlan
 
@@ -63,7 +63,7 @@ class _Part:
         # A link stays a link: the file it points to is replaced.
         target = os.path.realpath(layout.path)
         folder, name = os.path.split(target)
-        return cls(layout, target, os.path.join(folder, f".{name[:200]}.part"))
+        return cls(layout, target, os.path.join(folder, hidden_name(name, ".part")))
 
     @property
     def is_there(self) -> bool:
@@ -87,7 +87,7 @@ class ResumableOutput:
     def __init__(self, layouts: Sequence[ShardPlan], job: str):
         self._parts = [_Part.of(layout) for layout in layouts]
         folder, name = os.path.split(self._parts[0].target)
-        self.journal_path = os.path.join(folder, f".{name[:200]}.journal")
+        self.journal_path = os.path.join(folder, hidden_name(name, ".journal"))
         self._job = job
         self._current = 0
         self._handle: BinaryIO | None = None

@@ -121,6 +121,16 @@ def test_numpy_arrays_are_not_narrowed(tmp_path, values):
         GGUFWriter(tmp_path / "x").add_array("k", T.INT32, values)
 
 
+@pytest.mark.parametrize("name", ("m" * 240 + ".gguf", "模" * 78 + ".gguf"), ids=("ascii", "three bytes a character"))
+def test_names_as_long_as_they_may_be(tmp_path, name):
+    with atomic.replacing(tmp_path / name) as file:
+        file.write(b"x")
+        assert len(os.listdir(tmp_path)) == 1
+    assert os.listdir(tmp_path) == [name]
+    assert atomic.hidden_name(name, ".part") != atomic.hidden_name(name[:-1] + "g", ".part")
+    assert atomic.hidden_name("model.gguf", ".part") == ".model.gguf.part"
+
+
 def test_wrong_use_is_refused(tmp_path):
     writer = GGUFWriter(tmp_path / "x.gguf")
     data = _fill(writer)

@@ -215,6 +215,20 @@ def test_interrupted_run_says_how_to_go_on(tmp_path, monkeypatch, capfd):
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.parametrize("prefix", ("o" * 205, "模" * 70), ids=("ascii", "three bytes a character"))
+def test_long_names_of_shards(tmp_path, prefix):
+    """Temporary names are longer than a name may be: they are cut, and still one of each file's own."""
+    source = write_model(tmp_path / "model", shards=2)
+    for output in (tmp_path / "out", tmp_path / prefix):
+        assert run(["--keep-split", source, str(output), "q8_0", "1"]) == 0
+    shards = [f"-0000{i}-of-00002.gguf" for i in (1, 2)]
+    names = {f"{prefix}{shard}" for shard in shards}
+    assert names <= set(os.listdir(tmp_path)), os.listdir(tmp_path)
+    assert leftovers(tmp_path) == []
+    for shard in shards:
+        assert (tmp_path / f"{prefix}{shard}").read_bytes() == (tmp_path / f"out{shard}").read_bytes(), shard
+
+
 def test_two_runs_for_one_output(tmp_path):
     writer = GGUFWriter(tmp_path / "out.gguf")
     writer.add_tensor("a", (32,), 0)

@@ -49,7 +49,7 @@ def markdown(header: Row, rows: Sequence[Row]) -> list[str]:
     return ["| " + " | ".join(str(cell) for cell in line) + " |" for line in lines]
 
 
-# --- latent attention -----------------------------------------------------------------------------------------
+# latent attention
 
 
 def mla_rows(args: argparse.Namespace) -> Iterator[Row]:
@@ -111,7 +111,7 @@ def mla_table(args: argparse.Namespace) -> list[str]:
     return markdown(header, list(mla_rows(args)))
 
 
-# --- cache types ----------------------------------------------------------------------------------------------
+# cache types
 
 
 def cache_table(args: argparse.Namespace) -> list[str]:
@@ -137,7 +137,7 @@ def cache_table(args: argparse.Namespace) -> list[str]:
     return markdown(["cache", "latents", "with `-khad`", "K and V of heads", "with `-khad -vhad`"], rows)
 
 
-# --- expert reduction -----------------------------------------------------------------------------------------
+# expert reduction
 
 
 def ser_table(args: argparse.Namespace) -> list[str]:
@@ -158,7 +158,7 @@ def ser_table(args: argparse.Namespace) -> list[str]:
     return markdown(["setting", "PPL, chunks of 512", "PPL, chunks of 1024"], rows)
 
 
-# --- zoo ------------------------------------------------------------------------------------------------------
+# zoo
 
 
 def zoo_table(args: argparse.Namespace) -> list[str]:

@@ -137,7 +137,7 @@ class Report:
         work = {"macs": macs, "bytes": bytes_read, "depth": depth, "threads": n}
         return {"samples": samples, **work, **({"prompt": prompt} if prompt else {})}
 
-    # ---- pieces ----
+    # pieces
 
     def weight_type(self, name: str) -> dict[str, Any]:
         path = self.model("llama-1b", name)
@@ -225,7 +225,7 @@ class Report:
         seconds = (min(deep) - min(shallow)) / self.a.generate
         return {"bytes": read, "seconds": seconds, "depth": self.a.attention_depth}
 
-    # ---- running ----
+    # running
 
     def pieces(self) -> Iterator[Piece]:
         """Section, name and work of every piece."""

@@ -104,7 +104,7 @@ class LLM:
         made = make_speculation(params, self.vocab, files, draft_params=context, model=self.model, log=log)
         return made.speculator() if made else None
 
-    # --- text ------------------------------------------------------------------------------------------------
+    # text
 
     def generate(
         self, prompt: str | Sequence[int], max_tokens: int = 128, *, stop: str | Sequence[str] = (), **sampling: Any
@@ -199,7 +199,7 @@ class LLM:
         if text := stops.feed(decoder.flush()) + stops.flush():
             yield text
 
-    # --- chat ------------------------------------------------------------------------------------------------
+    # chat
 
     @cached_property
     def chat_template(self) -> ChatTemplate:
@@ -240,7 +240,7 @@ class LLM:
         prompt = self.chat_template.render(given, drop_bos=self.vocab.add_bos, **variables)
         return self.stream(prompt, max_tokens, stop=stop, **sampling)
 
-    # --- embeddings ------------------------------------------------------------------------------------------
+    # embeddings
 
     @cached_property
     def _embedding_context(self) -> Context:
@@ -298,7 +298,7 @@ class LLM:
             states.append(context.embeddings)
         return np.concatenate(states)
 
-    # --- tokens ----------------------------------------------------------------------------------------------
+    # tokens
 
     def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
         """Token ids; ``add_special``: with the begin and end tokens the model wants; ``parse_special``: texts of

@@ -2,7 +2,7 @@
 
 Between two runs the weights of a model push the interpreter out of the processor's caches, and what a token touches
 then comes from memory, some 0.2 microseconds for every line of 64 bytes: a few native records are read instead of many
-Python objects. Nothing here, nor in the modules cells, places and steps beside it, knows models or layers; ikpy.engine
+Python objects. Nothing here, nor in the modules cells, tables and steps beside it, knows models or layers; ikpy.engine
 builds on them.
 """
 

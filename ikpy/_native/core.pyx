@@ -303,7 +303,7 @@ cdef double c_run_plan(object plan, int64_t n_kv, int n_threads, object work) ex
 
 
 run_plan = PyCapsule_New(<void*> c_run_plan, "ikpy.run_plan", NULL)
-"""Pointer to a function that runs a whole plan, for ikpy._native.batches."""
+"""Pointer to a function that runs a whole plan, for ikpy._native.steps."""
 
 
 def run(tensors, ops, n_kv=0, n_threads=1, dynamic=()):

@@ -114,7 +114,7 @@ class Conversion:
                     progress(done, total)
         return plan
 
-    # --- types ------------------------------------------------------------------------------------------------
+    # types
 
     def _output_type(self, outputs: list[OutputTensor]) -> str:
         """auto: f16 for checkpoints in f16, bf16 for all others."""
@@ -131,7 +131,7 @@ class Conversion:
             return _half_type([output])
         return self.outtype
 
-    # --- metadata ---------------------------------------------------------------------------------------------
+    # metadata
 
     def _metadata(self) -> dict[str, Any]:
         types = {tensor.type for tensor in self.tensors}
@@ -170,7 +170,7 @@ class Conversion:
             writer.add_tensor(tensor.output.name, shape, registry.by_name(tensor.type).id)
         return writer
 
-    # --- data -------------------------------------------------------------------------------------------------
+    # data
 
     def _encoded(self, tensor: PlannedTensor) -> Iterator[np.ndarray]:
         """The bytes of a tensor in pieces."""

@@ -98,7 +98,7 @@ class _Reader:
             )
         return keys | self._arrays(keys) | self._special_ids() | self._flags() | self._templates()
 
-    # --- vocabularies -----------------------------------------------------------------------------------------
+    # vocabularies
 
     def _byte_level(self, model: dict[str, Any]) -> dict[str, Any]:
         if model.get("type") != "BPE":
@@ -205,7 +205,7 @@ class _Reader:
         except BaseException as error:  # the library panics, with no Exception, where files contradict themselves
             raise FileFormatError(f"{self.path}: it cannot encode a text: {error}") from None
 
-    # --- special tokens, flags, templates -----------------------------------------------------------------------
+    # special tokens, flags, templates
 
     def _special_ids(self) -> dict[str, Any]:
         """Ids by role: texts of tokenizer_config.json, else ids of the configuration; ends of turns from

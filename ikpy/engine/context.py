@@ -115,7 +115,7 @@ class Context:
         if self.devices and self.devices.setup.params.check and not self.plan_only:
             self._check_values()
 
-    # --- what it holds ----------------------------------------------------------------------------------------
+    # what it holds
 
     @property
     def compute_bytes(self) -> int:
@@ -166,7 +166,7 @@ class Context:
         """CRC-32 of the control vectors in use, 0 without any."""
         return self._graphs.steering_checksum
 
-    # --- devices ----------------------------------------------------------------------------------------------
+    # devices
 
     def _use_devices(self, shapes: Sequence[tuple[int, int]]) -> DeviceRuntime | None:
         """The model's devices with this context's caches, if it has any."""
@@ -218,7 +218,7 @@ class Context:
         if self.devices:
             self.devices.upload_caches()
 
-    # --- decode -----------------------------------------------------------------------------------------------
+    # decode
 
     def decode(self, batch: Batch, states: np.ndarray | None = None, *, copy: bool = True) -> np.ndarray:
         """Evaluates a batch in micro-batches; returns logits float32 [n_outputs, n_vocab] in batch order.

@@ -85,7 +85,7 @@ def _with(whole: int, decimals: str | None, alone: bool) -> list[str]:
     return found if decimals is None else [*found, f'"{whole}." ({decimals})']
 
 
-# --- digits behind the point: at least ``least`` of them; None where nothing fits -------------------------------------
+# digits behind the point: at least ``least`` of them; None where nothing fits
 
 FRACTION = f'("." [0-9]{{1,{MOST_DIGITS}}})?'
 

@@ -92,7 +92,7 @@ class KVCache:
         states = self.recurrent.nbytes if self.recurrent and name is None else 0
         return states + sum(t.buffer.nbytes for (_, n), t in self.tensors.items() if name in (None, n))
 
-    # --- cells ------------------------------------------------------------------------------------------------
+    # cells
 
     @property
     def pos(self) -> np.ndarray:
@@ -208,7 +208,7 @@ class KVCache:
             for seq_id in range(self.recurrent.n_sequences):
                 self.recurrent.released(seq_id, self.seq_pos_max(seq_id) + 1)
 
-    # --- sequences --------------------------------------------------------------------------------------------
+    # sequences
 
     def clear(self) -> None:
         """Empties all cells."""

@@ -89,7 +89,7 @@ class Plans:
         """Threads that run a micro-batch of so many tokens."""
         return self._n_threads if n_tokens == 1 else self._n_threads_batch
 
-    # --- compute memory ---------------------------------------------------------------------------------------
+    # compute memory
 
     def reserve(self, shapes: Sequence[tuple[int, int]]) -> None:
         """Allocates what micro-batches of these (tokens, outputs) need."""
@@ -133,7 +133,7 @@ class Plans:
         """Bytes of compute memory that are really held."""
         return 0 if self._plan_only else self.arena.nbytes + self._steps.work.nbytes
 
-    # --- compiling --------------------------------------------------------------------------------------------
+    # compiling
 
     def _compile(self, n_tokens: int, n_outputs: int, built: BuiltGraph) -> Ready:
         cpu_plan = built.cpu_plan(self.arena.ctypes.data)

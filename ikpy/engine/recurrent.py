@@ -151,7 +151,7 @@ class RecurrentStates:
         """Bytes of the state of one sequence."""
         return self.nbytes // self.n_slots
 
-    # --- batches ----------------------------------------------------------------------------------------------
+    # batches
 
     def check(self, batch: Batch) -> None:
         """UsageError unless every token follows the one before it in its sequences. ResourceError for a lost state."""
@@ -238,7 +238,7 @@ class RecurrentStates:
         for memory in self._memory.values():
             memory.copy(source, target)
 
-    # --- sequences --------------------------------------------------------------------------------------------
+    # sequences
 
     def clear(self) -> None:
         """All sequences are empty."""
@@ -305,7 +305,7 @@ class RecurrentStates:
         self._part(seq)
         self.ends[seq] = checkpoint.end
 
-    # --- checkpoints ------------------------------------------------------------------------------------------
+    # checkpoints
 
     def reusable(self, seq: int, length: int) -> int:
         """Tokens of a sequence, at most `length`, behind which it can go on: its end, that of a copy or checkpoint, or

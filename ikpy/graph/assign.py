@@ -113,7 +113,7 @@ class _Assigner:
                 self._place(part)
         return Assignment(self._replicated(), self.fallbacks)
 
-    # --- rewriting --------------------------------------------------------------------------------------------
+    # rewriting
 
     def _divided(self, node: Node) -> list[Node]:
         """The node, or what replaces it when its operands lie on several devices."""
@@ -136,7 +136,7 @@ class _Assigner:
         self._place(Node(node.kind, total, [*node.src[:3], None], node.ip, node.fp))
         self._append(self.made_on.get(addend.buffer, CPU), Node("add", node.dst, [addend, total]), [])
 
-    # --- devices ----------------------------------------------------------------------------------------------
+    # devices
 
     def _place(self, node: Node) -> None:
         if node.kind in REPLICATED or all(v.buffer.role == "input" for v in read(node)):
@@ -229,7 +229,7 @@ class _Assigner:
         used = [d for d in (*placement.layers, placement.output) if d != CPU]
         return own if own != CPU or not used else used[0]
 
-    # --- what every device makes for itself -------------------------------------------------------------------
+    # what every device makes for itself
 
     def _replicated(self) -> list[Step]:
         """Replaces the steps without a device by one per device that reads their result."""

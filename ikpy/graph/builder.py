@@ -112,7 +112,7 @@ class Graph:
         self.nodes.append(Node(kind, dst, list(src), list(ip), list(fp), list(writes), cells))
         return dst
 
-    # --- rows and norms ---------------------------------------------------------------------------------------
+    # rows and norms
 
     def get_rows(self, table: Value, ids: Value) -> Value:
         """Rows of table [K, V] picked by ids i32 [T], as f32 [K, T]."""
@@ -131,7 +131,7 @@ class Graph:
         """(x - mean) / std * weight + bias over dimension 0."""
         return self._emit("layer_norm", self.new(*x.shape), [x, weight, bias], fp=[eps])
 
-    # --- element-wise -----------------------------------------------------------------------------------------
+    # element-wise
 
     def add(self, a: Value, b: Value) -> Value:
         """a + b; b is broadcast along dimensions of extent 1."""
@@ -165,7 +165,7 @@ class Graph:
         """Strided copy into dst (f32 or f16)."""
         return self._emit("copy", dst, [x])
 
-    # --- positions and attention ------------------------------------------------------------------------------
+    # positions and attention
 
     def rope_table(self, pos: Value, n_rot: int, factors: Value | None, params: Sequence[float]) -> Value:
         """(cos, sin) pairs f32 [n_rot, T]. params: base, freq_scale, ext_factor, attn_factor, low, high."""
@@ -266,7 +266,7 @@ class Graph:
         dst = self.new(n_cells, mask.shape[1], type_id=F16)
         return self._emit("chosen_mask", dst, [mask, chosen])
 
-    # --- recurrent layers -------------------------------------------------------------------------------------
+    # recurrent layers
 
     def causal_conv(
         self, x: Value, weight: Value, state: Value, slots: Value, *, silu: bool, kept: KeptStates | None = None
@@ -322,7 +322,7 @@ class Graph:
         writes = _updated_states(src, state, slots, kept, 3)
         return self._emit("gated_delta_rule", self.new(dv, heads, n_tokens), src, ip=ip, fp=fp, writes=writes)
 
-    # --- statistics of matmul inputs --------------------------------------------------------------------------
+    # statistics of matmul inputs
 
     def observe(self, weight: Value, x: Value, *, stored_only: bool = False) -> None:
         """Adds x [K, T, B] to the statistics of weight, if anybody collects them.
@@ -345,7 +345,7 @@ class Graph:
         if entry is not None:
             self._emit("act_stats", entry.value, [x, groups], ip=[entry.n_matrices, slots_per_row])
 
-    # --- matrix multiplication --------------------------------------------------------------------------------
+    # matrix multiplication
 
     def prepare(self, x: Value, weight_type: int) -> tuple[Value, int]:
         """Activations x [K, T, B] in the format that weights of this type read, shared by all its users."""
@@ -384,7 +384,7 @@ class Graph:
             product = self._emit("add", last or self.new(*product.shape), [product, self.mul_mat(pair.b, low)])
         return product
 
-    # --- adapters ---------------------------------------------------------------------------------------------
+    # adapters
 
     def _pairs(self, *weights: Value) -> list[LowRank]:
         return [pair for weight in weights for pair in self.adapters.of(weight)] if self.adapters else []
@@ -428,7 +428,7 @@ class Graph:
         src = [up, gate, prepared, up_bias, gate_bias]
         return self._emit("mul_mat_up_gate", dst, src, ip=[fmt, x.shape[1], UNARY_KINDS[kind]])
 
-    # --- mixture of experts -----------------------------------------------------------------------------------
+    # mixture of experts
 
     def moe_route(
         self,

@@ -114,7 +114,7 @@ class Divider:
             return None
         return Network(node, prepare, down, combine, division.parts)
 
-    # --- parts ------------------------------------------------------------------------------------------------
+    # parts
 
     def _divided(self, network: Network, shared: Mapping[str, Value]) -> _Pieces:
         """All nodes of the parts, and the sums of their results. shared: to be added, by the device that has it."""

@@ -232,7 +232,7 @@ def _default_device(name: str, layers: Sequence[str], output: str) -> str:
     return CPU if name.startswith(EMBEDDINGS) else output
 
 
-# --- layers ---------------------------------------------------------------------------------------------------
+# layers
 
 
 def _place_layers(
@@ -288,7 +288,7 @@ def _split(units: Sequence[int], params: PlacementParams, devices: Sequence[Devi
     return [devices[min(bisect_left(limits, end - 1e-9), last)].name for end in ends]
 
 
-# --- experts --------------------------------------------------------------------------------------------------
+# experts
 
 
 def _cpu_experts(sizes: Mapping[str, int], layers: Sequence[str], params: PlacementParams) -> list[int]:
@@ -348,7 +348,7 @@ def cpu_expert_layers(with_experts: Sequence[int], layers: Sequence[str], n: int
     return sorted(chosen)
 
 
-# --- work of CPU tensors on a device --------------------------------------------------------------------------
+# work of CPU tensors on a device
 
 MATMUL, EXPERT_MATMUL = "MUL_MAT", "MUL_MAT_ID"
 FUSED_MATMUL, FUSED_EXPERTS = "FUSED_UP_GATE", "MOE_FUSED_UP_GATE"
@@ -403,7 +403,7 @@ def policy_lines(pairs: Sequence[tuple[int, bool]]) -> list[str]:
     return lines
 
 
-# --- log ------------------------------------------------------------------------------------------------------
+# log
 
 
 def placement_lines(

@@ -15,7 +15,9 @@ MAX_INT_PARAMS = 16
 MAX_FLOAT_PARAMS = 12
 
 # Mirrors ikpy::Tensor and ikpy::Op (ikpy/_native/include/ikpy/tensor.hpp).
-TENSOR_DTYPE = np.dtype([("data", "u8"), ("type", "i4"), ("flags", "i4"), ("ne", "i8", 4), ("nb", "i8", 4)], align=True)
+TENSOR_DTYPE = np.dtype(
+    [("data", "u8"), ("type", "i4"), ("unused", "i4"), ("ne", "i8", 4), ("nb", "i8", 4)], align=True
+)
 OP_DTYPE = np.dtype(
     [
         ("kind", "i4"),

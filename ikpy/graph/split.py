@@ -66,7 +66,7 @@ def split_graph(steps: list[Step], results: set[Buffer]) -> SplitGraph:
     return SplitGraph(splits, returned, _plan_arenas(splits, returned, results))
 
 
-# --- order ----------------------------------------------------------------------------------------------------
+# order
 
 
 def _own(step: Step, replicated: set[Buffer], buffer: Buffer) -> tuple[Buffer, str]:
@@ -144,7 +144,7 @@ def _divide(steps: list[Step]) -> list[Split]:
     return splits
 
 
-# --- copies ---------------------------------------------------------------------------------------------------
+# copies
 
 
 def _add_transfers(splits: list[Split], results: set[Buffer]) -> list[Transfer]:
@@ -181,7 +181,7 @@ def _add_transfers(splits: list[Split], results: set[Buffer]) -> list[Transfer]:
     return returned
 
 
-# --- memory ---------------------------------------------------------------------------------------------------
+# memory
 
 
 def _plan_arenas(splits: list[Split], returned: list[Transfer], results: set[Buffer]) -> dict[str, Arena]:

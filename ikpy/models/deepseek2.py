@@ -58,7 +58,7 @@ class DeepSeek2(PredictionLayers, LatentDecoder):
     expects_kv_b: ClassVar[bool] = True
     """Whether files that hold attn_k_b and attn_v_b only are told about."""
 
-    # --- hyper-parameters and tensors -------------------------------------------------------------------------
+    # hyper-parameters and tensors
 
     def read_hparams(self, keys: Keys) -> HParams:
         hp = read_hparams(keys)
@@ -168,7 +168,7 @@ class DeepSeek2(PredictionLayers, LatentDecoder):
             attn.v_b = weights.values[v_b.name] = v_b.reshape(rkv, dv, heads)
         return attn
 
-    # --- derived tensors --------------------------------------------------------------------------------------
+    # derived tensors
 
     def prepare(self, mla: int) -> None:
         """Derives attn_k_b/attn_v_b (modes above 0) or attn_kv_b (modes other than 1) where the file lacks them."""
@@ -219,7 +219,7 @@ class DeepSeek2(PredictionLayers, LatentDecoder):
             name.replace("attn_kv_b", "attn_v_b"): (attn.v_b, shared, values),
         }
 
-    # --- graph ------------------------------------------------------------------------------------------------
+    # graph
 
     def _ffn(self, b: BatchGraph, ffn: DenseFFN | Experts, x: Value) -> Value:
         if isinstance(ffn, Experts):

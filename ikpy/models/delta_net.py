@@ -116,7 +116,7 @@ class GatedDeltaNet(PredictionLayers, Transformer):
     def shift_part(self, layer: int, params: GraphParams) -> tuple[str, int, int] | None:
         return None
 
-    # --- tensors ----------------------------------------------------------------------------------------------
+    # tensors
 
     def take_inputs(self, weights: WeightSource, prefix: str) -> dict[str, Value]:
         """The matrices of `delta_inputs`."""
@@ -140,7 +140,7 @@ class GatedDeltaNet(PredictionLayers, Transformer):
     ) -> tuple[Value, Value, Value]:
         return super().load_projections(weights, prefix, 2 * n_q, n_k, n_v)
 
-    # --- graph ------------------------------------------------------------------------------------------------
+    # graph
 
     def delta_inputs(self, b: BatchGraph, net: DeltaNet, h: Value) -> DeltaInputs:
         """Projections of the normed input h [D, T] of a recurrent layer."""

@@ -67,7 +67,7 @@ class Encoder(Transformer):
     def shift_part(self, layer: int, params: GraphParams) -> tuple[str, int, int] | None:
         return None
 
-    # --- tensors ----------------------------------------------------------------------------------------------
+    # tensors
 
     def load(self, weights: WeightSource) -> None:
         hp = self.hp
@@ -119,7 +119,7 @@ class Encoder(Transformer):
             out_norm_bias=weights.take_if(self.bias, f"{prefix}.layer_output_norm.bias", d),
         )
 
-    # --- graph ------------------------------------------------------------------------------------------------
+    # graph
 
     def embed(self, b: BatchGraph) -> Value:
         g = b.graph

@@ -93,7 +93,7 @@ class Gemma4(Gemma):
     def cache_specs(self, layer: int, params: GraphParams) -> list[CacheSpec]:
         return super().cache_specs(layer, params) if self.cache_layers[layer] == layer else []
 
-    # --- tensors ----------------------------------------------------------------------------------------------
+    # tensors
 
     def load_global(self, weights: WeightSource) -> None:
         hp = self.hp
@@ -157,7 +157,7 @@ class Gemma4(Gemma):
             post_norm=weights.take(f"{prefix}.post_norm.weight", (d,)),
         )
 
-    # --- graph ------------------------------------------------------------------------------------------------
+    # graph
 
     def embed(self, b: BatchGraph) -> Value:
         x = super().embed(b)

@@ -76,7 +76,7 @@ class LatentDecoder(Decoder):
     def effective_mla(self, mla: int) -> int:
         return mla
 
-    # --- cache ------------------------------------------------------------------------------------------------
+    # cache
 
     def cache_specs(self, layer: int, params: GraphParams) -> list[CacheSpec]:
         specs = super().cache_specs(layer, params) if params.mla == 0 else self._latent_specs(layer, params)
@@ -124,7 +124,7 @@ class LatentDecoder(Decoder):
         plain = RopeParams(**{**rope.__dict__, "attn_factor": 1.0 / (1.0 + 0.1 * log_scale)})
         return mscale * mscale / math.sqrt(self.hp.n_embd_head_k), plain
 
-    # --- graph ------------------------------------------------------------------------------------------------
+    # graph
 
     def _queries(self, b: BatchGraph, il: int, attn: LatentAttention, h: Value, table: Value) -> Value:
         """[dk, H, T], non-rotated part first; the rotated part is rotated. Indexers choose cells by their latents."""

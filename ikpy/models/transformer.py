@@ -102,7 +102,7 @@ class Transformer(Decoder):
     def rope_factors(self, layer: int, params: GraphParams) -> Value | None:
         return self.rope_freqs
 
-    # --- tensors ----------------------------------------------------------------------------------------------
+    # tensors
 
     def load_global(self, weights: WeightSource) -> None:
         self.rope_freqs = weights.take_if(self.rope_freqs_weight, "rope_freqs.weight", (self.hp.n_rot // 2,))
@@ -170,7 +170,7 @@ class Transformer(Decoder):
             ffn_post_norm=weights.take_if(self.post_norms, f"{prefix}.post_ffw_norm.weight", norm),
         )
 
-    # --- graph ------------------------------------------------------------------------------------------------
+    # graph
 
     def project_heads(self, b: BatchGraph, il: int, attn: Attention, h: Value) -> tuple[Value, Value, Value]:
         """q [dk, H, T], k [dk, Hk, T] and v [dv, Hk, T] of the normed input."""

@@ -105,7 +105,7 @@ class Run:
             raise ResourceError(f"{error}; {self._kept()}") from error
         return self.losses
 
-    # --- text -------------------------------------------------------------------------------------------------
+    # text
 
     def _tokenize(self, text: str) -> Tokens:
         if self.vocab.add_eos:
@@ -137,7 +137,7 @@ class Run:
         n = available if wanted < 0 else min(wanted, available)
         return tokens[: n * size].reshape(n, size)
 
-    # --- decoding ---------------------------------------------------------------------------------------------
+    # decoding
 
     def _chunk(self, chunk: Tokens) -> None:
         """Decodes a chunk with logits of every token: the statistics of the last layer need them all."""
@@ -190,7 +190,7 @@ class Run:
                 print(f"collect_imatrix[{calls}]: {name:>32}, {sums.op}, {shape}, 0", file=self.out)
                 calls = now
 
-    # --- results ----------------------------------------------------------------------------------------------
+    # results
 
     def save(self, path: str | None = None, output_format: str | None = None) -> None:
         """Writes the file as it is now; another one, or in another form, if named."""

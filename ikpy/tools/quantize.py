@@ -102,7 +102,7 @@ class Quantizer:
         self._print_sizes(plan)
         return plan
 
-    # --- planning -----------------------------------------------------------------------------------------------
+    # planning
 
     def _plan(self) -> Plan:
         if not self.options.target.is_given:
@@ -164,7 +164,7 @@ class Quantizer:
                 wanted.append(file)
         return wanted
 
-    # --- console ------------------------------------------------------------------------------------------------
+    # console
 
     def _print_repack_summary(self) -> None:
         repacked = registry.ftype_display_name(repacked_ftype(own_file_type(self.file)))
@@ -269,7 +269,7 @@ class Quantizer:
                 "required fallback quantization\n"
             )
 
-    # --- writing ------------------------------------------------------------------------------------------------
+    # writing
 
     def _write(self, files: list[OutputFile]) -> None:
         job = job_digest(self.file, files, symmetric_q4_0=self.options.symmetric_q4_0)

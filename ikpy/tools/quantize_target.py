@@ -223,7 +223,7 @@ def _nbytes(file: GGUFFile, step: Step, name: str) -> int:
     return align_up(registry.by_name(name).tensor_nbytes(step.source.shape), file.alignment)
 
 
-# --- errors -------------------------------------------------------------------------------------------------------
+# errors
 
 
 def _measure(
@@ -294,7 +294,7 @@ def sample(shape: Sequence[int], interleave: int) -> list[tuple[int, list[int]]]
     return [(int(m), [int(m * ne1 + group * interleave) for group in chosen]) for m in matrices]
 
 
-# --- choice -------------------------------------------------------------------------------------------------------
+# choice
 
 
 def _pareto(points: Sequence[Point]) -> list[Point]:

@@ -105,7 +105,7 @@ class ResumableOutput:
         """Bytes of all files that an earlier run or this one has written."""
         return sum(part.position for part in self._parts)
 
-    # --- journal ----------------------------------------------------------------------------------------------
+    # journal
 
     def open(self) -> bool:
         """Take the output for this process; True if an unfinished run of the same job is continued."""
@@ -172,7 +172,7 @@ class ResumableOutput:
                 break
         return True
 
-    # --- data -------------------------------------------------------------------------------------------------
+    # data
 
     def resumed_bytes(self, index: int, offset: int, nbytes: int) -> int:
         """How many of a tensor's bytes are already there; ``offset`` is its place in file ``index``."""
@@ -232,7 +232,7 @@ class ResumableOutput:
             self._handle.close()
             self._handle = None
 
-    # --- end --------------------------------------------------------------------------------------------------
+    # end
 
     def publish(self) -> None:
         """Give the complete files their names, the first one last: a split model is loaded through it."""

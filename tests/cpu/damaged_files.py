@@ -49,7 +49,7 @@ MEMORY_PER_CASE = 2 << 30
 TEXT = "The old man went to the sea and took his boat. He rowed for a day and slept in the sun. "
 
 
-# --- intact files and the command lines that read them ---------------------------------------------------------------
+# intact files and the command lines that read them
 
 
 class Originals:
@@ -311,7 +311,7 @@ TARGETS: dict[str, Callable[[Random, Originals, Path], list[str]]] = {
 }
 
 
-# --- what is expected ------------------------------------------------------------------------------------------------
+# what is expected
 
 NOISE = re.compile(
     r"Traceback|runtime error:|AddressSanitizer|ThreadSanitizer|panicked|internal error|Warning:|object at 0x"

@@ -115,7 +115,7 @@ class RandomModel:
         return path
 
 
-# --- elementary operations ------------------------------------------------------------------------------------
+# elementary operations
 
 
 def rms_norm(x: np.ndarray, w: np.ndarray | float, eps: float) -> np.ndarray:

@@ -347,7 +347,7 @@ def test_adapters_of_another_form(keys: dict, shape: tuple[int, ...], message: s
         LoraAdapter.load(path, loaded)
 
 
-# --- control vectors ------------------------------------------------------------------------------------------
+# control vectors
 
 
 def write_directions(path: Path, rows: dict[int, np.ndarray]) -> Path:

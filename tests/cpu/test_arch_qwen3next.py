@@ -163,7 +163,7 @@ def feed_forward(e: Evaluation, il: int, w: ref.Weights, h: np.ndarray) -> np.nd
     return checks.routed(w, h, weights / weights.sum(-1, keepdims=True), USED) + shared
 
 
-# --- layers that predict further tokens ----------------------------------------------------------------------------
+# layers that predict further tokens
 
 
 def predicting(arch: str, *, experts: bool) -> RandomModel:

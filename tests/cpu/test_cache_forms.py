@@ -131,7 +131,7 @@ def test_expanded_latents_keep_the_precision_of_an_f32_cache() -> None:
     assert difference < 2e-4, f"logits differ by {difference:.1e} relative"
 
 
-# --- expert reduction -----------------------------------------------------------------------------------------
+# expert reduction
 
 
 @pytest.fixture(scope="module")

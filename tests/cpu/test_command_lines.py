@@ -200,7 +200,7 @@ def test_headings_become_anchors(tmp_path: Path) -> None:
     assert anchors(page) == {"a-page-with-code", "twice", "twice-1", "see-x"}
 
 
-# --- the users' own -------------------------------------------------------------------------------------------
+# the users' own
 
 
 def of_users() -> list[tuple[str, list[str]]]:

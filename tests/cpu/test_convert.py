@@ -115,7 +115,7 @@ def test_auto_keeps_f16(tmp_path):
     assert types(file)["output.weight"] == "f16"
 
 
-# --- output files ----------------------------------------------------------------------------------------------
+# output files
 
 
 def test_split_output(tmp_path):

@@ -89,7 +89,7 @@ def test_published_sizes(deepseek, tmp_path, capfd, ftype, down, up, size, bpw):
     assert not out.exists()
 
 
-# --- whole command lines, run by a shell; only the program's name and the paths differ ------------------------------
+# whole command lines, run by a shell; only the program's name and the paths differ
 
 PREPARE = r"""
 custom=$(

@@ -80,7 +80,7 @@ def test_other_threads_set_no_signals() -> None:
     assert found == [signal.SIG_DFL]
 
 
-# --- names ------------------------------------------------------------------------------------------------------------
+# names
 
 
 @pytest.mark.parametrize(

@@ -271,7 +271,7 @@ def test_sparse_file_of_a_terabyte_opens(tmp_path):
         assert file.data(file.tensors["big"]).size == 2**40
 
 
-# --- split files --------------------------------------------------------------------------------------------
+# split files
 
 
 def _shard(number: int, count: int, total: int, name: str, **changes) -> bytes:
@@ -326,7 +326,7 @@ def test_split_errors(put):
         GGUFFile.open(first)
 
 
-# --- speed --------------------------------------------------------------------------------------------------
+# speed
 
 
 def test_vocabulary_of_150_000_opens_in_less_than_a_second(put):
@@ -366,7 +366,7 @@ def test_unusual_string_arrays_stay_fast(put, words):
     assert opened < 1, f"opening took {opened:.3f} s"
 
 
-# --- real files ---------------------------------------------------------------------------------------------
+# real files
 
 
 def _real_files() -> list[Path]:

@@ -335,7 +335,7 @@ def test_sizes_that_are_none(text):
         sizes.parse_size(text)
 
 
-# --- keys and digests ---------------------------------------------------------------------------------------------
+# keys and digests
 
 
 def contents(path):

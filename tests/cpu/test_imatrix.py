@@ -83,7 +83,7 @@ def compare(path: Path, recorded: str) -> None:
     assert worst[0] < TOLERANCE, f"largest relative difference {worst}"
 
 
-# --- against the recorded program ---------------------------------------------------------------------------------
+# against the recorded program
 
 
 def test_four_chunks(basic):
@@ -183,7 +183,7 @@ def test_quantization_is_better_with_it(basic, wiki, tmp_path, capfd):
     assert values["with"] < 0.985 * values["without"], values
 
 
-# --- collection ---------------------------------------------------------------------------------------------------
+# collection
 
 
 def collect(n_tokens: int, *, n_ubatch: int = 512, n_threads: int = 2, **options) -> ActivationCollector:
@@ -261,7 +261,7 @@ def test_statistics_do_not_change_results_and_are_sums_of_squares():
     np.testing.assert_allclose(entry.sums[0], (normed**2).sum(axis=0), rtol=1e-4)
 
 
-# --- interruption and resumption ----------------------------------------------------------------------------------
+# interruption and resumption
 
 
 def command(*arguments: str) -> list[str]:
@@ -402,7 +402,7 @@ def test_a_disk_that_becomes_full(full_from, short_text, tmp_path, capfd, monkey
         run([*line, "2"])
 
 
-# --- reports and errors -------------------------------------------------------------------------------------------
+# reports and errors
 
 
 def test_statistics(tmp_path, capfd):

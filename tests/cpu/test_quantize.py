@@ -165,6 +165,29 @@ def test_extreme_importances_do_not_mislead_the_trellis_search():
         assert relative <= limit, f"{name}: relative error {relative:.4f}; {worst_block(name, values, decoded)}"
 
 
+WEIGHTED = tuple(n for n in ENCODED if not registry.by_name(n).name.startswith(("q8", "iq1_bn", "iq2_bn", "q1_0")))
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_one_column_of_overwhelming_importance_leaves_the_others_as_long_as_they_were(name):
+    """It may be lost where it is small: that says nothing of the scale of its block."""
+    values = (np.random.default_rng(5).standard_normal((64, 512)) * 0.02).astype(np.float32)
+    weights = np.ones(512, np.float32)
+    weights[7] = 1e7
+    decoded = decode(name, encode(name, values, weights), values)
+    blocks = (64, 2, 256)
+    length = np.linalg.norm(decoded.reshape(blocks), axis=2) / np.linalg.norm(values.reshape(blocks), axis=2)
+    worst = np.unravel_index(length.argmax(), length.shape)
+    assert length.max() < 1.6, f"{name}: row, block {worst} is {length.max():.2f} times as long"
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_importances_too_small_to_compare_are_none(name):
+    values = input_of(name)[:, :256].copy()
+    tiny = np.full(values.shape[1], 1e-42, np.float32)
+    assert np.array_equal(encode(name, values, tiny), encode(name, values, None))
+
+
 @pytest.mark.parametrize(("plain", "packed"), sorted(p for p in PERMUTATIONS if registry.by_name(p[1]).interleave > 1))
 def test_interleaved_encoding_is_the_repacked_plain_one(plain, packed):
     if packed == "bf16_r16" or not core.can_quantize(registry.by_name(packed).id) or plain == "q8_K":

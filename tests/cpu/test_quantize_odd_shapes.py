@@ -59,7 +59,7 @@ def dry_run(tmp_path, capfd, *arguments):
     return "".join(capfd.readouterr())
 
 
-# --- types that do not fit ------------------------------------------------------------------------------------------
+# types that do not fit
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_what_helps_where_no_type_fits_is_said(tmp_path, capfd):
     assert types == {"blk.0.conv.weight": "f16", "blk.0.attn_q.weight": "q4_K"}
 
 
-# --- files that do not tell their type ------------------------------------------------------------------------------
+# files that do not tell their type
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_copies_of_files_without_a_type_get_that_of_most_tensors(tmp_path, capfd
             assert file.metadata["general.file_type"] == repacked
 
 
-# --- options that decide nothing ------------------------------------------------------------------------------------
+# options that decide nothing
 
 DENSE = {f"blk.{i}.{kind}.weight": (64, 256) for i in range(2) for kind in ("attn_qkv", "attn_output", "ffn_up")}
 

@@ -306,7 +306,7 @@ def make_f16(model: Path, folder: Path) -> list[str]:
     return ["--allow-requantize"]
 
 
-# --- the choice itself --------------------------------------------------------------------------------------------
+# the choice itself
 
 
 def random_tensors(rng: random.Random) -> list[Tensor]:

@@ -425,7 +425,7 @@ def test_infinite_values_in_experts_and_copied_tensors(tmp_path, tensors, capfd)
     assert [p.name for p in tmp_path.iterdir()] == ["in.gguf"]
 
 
-# --- progress -----------------------------------------------------------------------------------------------------
+# progress
 
 
 def test_plain_progress_has_share_rate_and_time():

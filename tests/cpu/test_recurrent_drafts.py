@@ -27,7 +27,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"))
 
 
-# --- tokens that are taken back ------------------------------------------------------------------------------------
+# tokens that are taken back
 
 
 def test_wrong_guesses_are_taken_back(path: Path) -> None:
@@ -130,7 +130,7 @@ def test_tokens_of_a_draft_stay_in_one_piece() -> None:
     assert len(pieces(64, 4)) == 1
 
 
-# --- drafts ----------------------------------------------------------------------------------------------------------
+# drafts
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_k": 4}], ids=["greedy", "sampled"])

@@ -60,7 +60,7 @@ def mixed_slots(rng: np.random.Generator, n_tokens: int, n_slots: int) -> np.nda
     return rng.choice([i for i in range(n_slots) if i != 1], n_tokens).astype(np.int32)
 
 
-# --- softplus ----------------------------------------------------------------------------------------------------
+# softplus
 
 
 def softplus(x: np.ndarray, n_threads: int = 1) -> np.ndarray:
@@ -89,7 +89,7 @@ def test_softplus_of_what_is_no_number() -> None:
     np.testing.assert_allclose(softplus(x), [[np.inf, 0, np.nan, 0, 1000]], atol=2e-38)
 
 
-# --- causal convolution --------------------------------------------------------------------------------------------
+# causal convolution
 
 
 def conv(
@@ -190,7 +190,7 @@ def test_broken_inputs_of_a_sequence_spoil_no_other() -> None:
     np.testing.assert_array_equal(states[1][[0, 2]], states[0][[0, 2]])
 
 
-# --- gated delta rule ------------------------------------------------------------------------------------------------
+# gated delta rule
 
 
 @dataclass
@@ -381,7 +381,7 @@ def test_broken_numbers_of_a_sequence_spoil_no_other(name: str) -> None:
             assert np.isnan(found[31]).all()
 
 
-# --- what the builder refuses -------------------------------------------------------------------------------------
+# what the builder refuses
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:

@@ -68,7 +68,7 @@ class Batch:
         self.mask = value_of(np.ascontiguousarray(mask[:, :n_cells])), value_of(ranges)
 
 
-# --- the choice --------------------------------------------------------------------------------------------------
+# the choice
 
 
 def choose(
@@ -155,7 +155,7 @@ def test_mask_of_chosen_cells(n_tokens: int) -> None:
     assert ((found == 0) == batch.visible)[:, :few].all()
 
 
-# --- attention ---------------------------------------------------------------------------------------------------
+# attention
 
 
 def random_choice(rng: np.random.Generator, visible: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -252,7 +252,7 @@ def test_nothing_changes_where_all_cells_are_chosen(shape: str) -> None:
             )
 
 
-# --- ops that run for some numbers of cells only -------------------------------------------------------------------
+# ops that run for some numbers of cells only
 
 
 def scaled(g: Graph, x: Value, ranges: Sequence[CellRange]) -> Value:

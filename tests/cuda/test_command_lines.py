@@ -201,7 +201,7 @@ def test_lines_of_the_users_are_taken(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert len(refused) <= 3, refused
 
 
-# --- tools ----------------------------------------------------------------------------------------------------
+# tools
 
 
 def perplexity(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[float, str]:

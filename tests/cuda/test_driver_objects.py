@@ -107,7 +107,7 @@ def test_a_model_in_another_thread_leaves_nothing(driver: Any, monkeypatch: pyte
     assert all(not device.handle.context.memory for device in driver.devices)
 
 
-# --- contexts -------------------------------------------------------------------------------------------------
+# contexts
 
 
 @pytest.fixture

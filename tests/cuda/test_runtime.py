@@ -44,7 +44,7 @@ def cpu_context(name: str, **changes: Any) -> Context:
     return context_on(name, PlacementParams(n_gpu_layers=0), **changes)
 
 
-# --- memory ---------------------------------------------------------------------------------------------------
+# memory
 
 
 @pytest.mark.parametrize("rules", [(), (("exps", "CPU"),)])
@@ -112,7 +112,7 @@ def test_fit_moves_experts_first_then_layers() -> None:
         fitted(one_layer - 1)
 
 
-# --- caches ---------------------------------------------------------------------------------------------------
+# caches
 
 
 def test_session_files_carry_caches_of_devices(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_growing_plans_keep_working() -> None:
             assert_same(ours, expected)
 
 
-# --- checks ---------------------------------------------------------------------------------------------------
+# checks
 
 
 class Spoiling(CpuKernels):
@@ -322,7 +322,7 @@ def test_a_weight_with_nan_is_found_on_the_cpu_too(tmp_path: Path) -> None:
             Context(Model.load(path, ModelParams(placement=PlacementParams(rules=rules))), SETTINGS)
 
 
-# --- options --------------------------------------------------------------------------------------------------
+# options
 
 
 def test_devices_are_selected_by_name() -> None:
@@ -353,7 +353,7 @@ def test_defaults_of_the_command_line_are_those_of_the_engine() -> None:
     assert params.device_params() == DeviceParams()
 
 
-# --- emulated devices -----------------------------------------------------------------------------------------
+# emulated devices
 
 
 def test_emulated_streams_run_late_and_in_order() -> None:
@@ -398,7 +398,7 @@ def test_emulated_memory_is_checked() -> None:
         device.alloc(2 * MIB)
 
 
-# --- repacking ------------------------------------------------------------------------------------------------
+# repacking
 
 
 def test_only_tensors_in_host_memory_are_rearranged(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "CHUNK", 1 << 10)
 
 
-# --- the ring -------------------------------------------------------------------------------------------------
+# the ring
 
 
 @pytest.mark.parametrize("n_buffers", [2, 3, 8])
@@ -111,7 +111,7 @@ def test_no_thread_writes_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> No
     assert all((each.memory[:1000] == 3).all() for each in ring._buffers[:2])
 
 
-# --- models ---------------------------------------------------------------------------------------------------
+# models
 
 
 def uploads_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -178,7 +178,7 @@ def test_pages_of_uploaded_weights_are_dropped(monkeypatch: pytest.MonkeyPatch) 
             assert set(dropped) == (set() if mlock else on_device) and len(dropped) == len(set(dropped))
 
 
-# --- failures and interrupts ----------------------------------------------------------------------------------
+# failures and interrupts
 
 
 def used(device: Any) -> int:

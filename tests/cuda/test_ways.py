@@ -41,7 +41,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder / "devices"
 
 
-# ---- trying ----
+# trying
 
 
 def machine(tmp_path: Path, right: str = "", wrong: str = "") -> emulator.Emulator:
@@ -323,7 +323,7 @@ def test_older_devices_and_users_who_want_none_are_not_tried() -> None:
     assert ways.large_products([emulated((8, 6), no_launch)], None, print) == {"": Large(BF16_TOKENS, ACT_BF16)}
 
 
-# ---- measuring ----
+# measuring
 
 
 def n_tokens(step: LaunchLike) -> int:
@@ -431,7 +431,7 @@ def test_tune_from_the_command_line(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "ikpy cuda tune: no devices: there is no CUDA GPU" in capsys.readouterr().err
 
 
-# ---- models ----
+# models
 
 
 def test_a_prompt_on_sm_90(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ struct Round {
     void hide(int64_t token, int64_t block) const;
 };
 
-// ---- scores of the blocks [begin, end) for all tokens of a round that see cells of them ----
+// scores of the blocks [begin, end) for all tokens of a round that see cells of them
 // Sums run in the same order wherever a cell lies, and whatever else is computed.
 
 // As floats.
@@ -58,7 +58,7 @@ const latent::Products* tile_products(const Problem& p);
 size_t tile_scores_bytes(const Problem& p);
 void score_on_tiles(const Round& round, int64_t begin, int64_t end, uint8_t* work);
 
-// ---- the choice ----
+// the choice
 
 constexpr int kBins = 2048;
 

@@ -21,7 +21,7 @@ struct Halves {
     uint16_t* lo;
 };
 
-// ---- left operands ----
+// left operands
 // bf16 of rows [n_rows][n] as left operand [n_rows][ld_out], zeros from n to ld_out (a multiple of 32).
 void split_rows(const float* x, int64_t ld, int64_t n_rows, int64_t n, const Halves& out, int64_t ld_out);
 
@@ -35,7 +35,7 @@ void copy_halves(const uint8_t* x, int64_t stride, int64_t n_rows, int64_t n, ui
 void transpose_halves(const uint8_t* x, int64_t stride, int64_t n_rows, int64_t n, uint16_t* out,
                       int64_t ld_out);
 
-// ---- right operands ----
+// right operands
 // Powers of two that make 16 lanes, x [n_rows][ld], fit for halves: the largest is 2^10 to 2^11 where that
 // takes a factor of 2^-20 to 2^20.
 simd::V half_scale(const float* x, int64_t ld, int64_t n_rows);
@@ -56,7 +56,7 @@ simd::V raised(simd::V reference, simd::V top, float lift);
 // Of weights as halves, whose precision ends at 2^-24.
 constexpr float kHalfLift = 7.0f;
 
-// ---- products ----
+// products
 // o[r][.] *= factor for n_rows rows of 16 lanes.
 void scale_lanes(float* o, int64_t n_rows, simd::V factor);
 

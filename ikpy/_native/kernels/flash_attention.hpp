@@ -87,7 +87,7 @@ void attend(const ThreadContext& ctx, const AttentionArgs& a);
 // Makes counters and work memory ready for the next group.
 void restart(const ThreadContext& ctx);
 
-// ---- tokens that attend to chosen cells ----
+// tokens that attend to chosen cells
 bool any_chose(const AttentionArgs& a);
 size_t chosen_shared_bytes(const AttentionArgs& a, int n_threads);
 // Rows of the cells are gathered for one token after the other.
@@ -106,7 +106,7 @@ int visible_bits(const AttentionArgs& a, int64_t token, int64_t c0, int64_t n, u
 
 inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
-// ---- tile kernel ----
+// tile kernel
 struct TilePlan {
     int64_t tiles;   // row tiles per K head
     int64_t lanes;   // rows per tile, a multiple of 16
@@ -117,11 +117,11 @@ size_t tile_scratch_bytes(const AttentionArgs& a, int64_t n_kv_max);
 size_t tile_shared_bytes(const AttentionArgs& a, int n_threads);
 void attention_tiles(const ThreadContext& ctx, const AttentionArgs& a);
 
-// ---- row kernel ----
+// row kernel
 size_t row_scratch_bytes(const AttentionArgs& a, int64_t n_kv_max);
 void attention_rows(const ThreadContext& ctx, const AttentionArgs& a);
 
-// ---- partial results of several cell ranges ----
+// partial results of several cell ranges
 // Unnormalized sums over `parts` ranges: acc [dv] per row, with the maximum (base 2) and the sum of weights.
 struct Partials {
     float* acc;

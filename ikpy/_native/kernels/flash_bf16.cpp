@@ -63,7 +63,7 @@ struct Work {
 
 size_t work_bytes(int64_t rows, int64_t d) { return reinterpret_cast<uintptr_t>(Work(nullptr, rows, d).end); }
 
-// ---- scores ----
+// scores
 
 size_t query_bytes(int64_t rows, int64_t dk) { return size_t(dk / kTileDepth * tiles_of(rows) * kTileBytes); }
 
@@ -145,7 +145,7 @@ void bf16_scores(const CodeQuery& q, const uint8_t* k, int64_t stride, int64_t d
     next.finish();
 }
 
-// ---- outputs ----
+// outputs
 
 // Weights of n cells as left tiles of pairs, the cells i and i + 16 of 32.
 void pack_weights(const float* p, int64_t ldp, int64_t rows, int64_t n, uint8_t* tile) {

@@ -39,7 +39,7 @@ inline ScoreWork score_work(uint8_t*& at, int64_t rows, int64_t dk) {
     return w;
 }
 
-// ---- queries ----
+// queries
 
 inline size_t tile_query_bytes(int64_t rows, int64_t dk) {
     return size_t(tiles_of(rows, kQuad) * dk / 64 * kTileBytes + (rows * 4 + 63) / 64 * 64);
@@ -73,7 +73,7 @@ CodeQuery pack_tile_query(const float* q, int64_t ldq, int64_t rows, int64_t dk,
     return out;
 }
 
-// ---- products ----
+// products
 
 // Queries of one tile of rows times 16 cells; one sum of all pairs of blocks where rows have one scale.
 template <bool kOneSum>

@@ -74,13 +74,6 @@ inline void copy_scales(const uint8_t* rows, int64_t stride, int64_t n, int64_t 
     }
 }
 
-// f32 scales of n f16 ones, rounded up to whole vectors.
-inline void widen_scales(const uint16_t* halves, int64_t n, float* out) {
-    for (int64_t i = 0; i < n; i += 16)
-        _mm512_storeu_ps(out + i,
-                         _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(halves + i))));
-}
-
 // Words of 32 cells, in the order in which words of two vectors are packed; bytes of cells are in their
 // order.
 inline __m512i packed_words(__m512 first, __m512 second) {

@@ -66,7 +66,7 @@ inline size_t work_bytes(const Shape& shape) {
     return size_t(work_at(shape, nullptr).end - static_cast<uint8_t*>(nullptr));
 }
 
-// ---- queries ----
+// queries
 
 // The lower bytes of four vectors side by side.
 inline __m512i join_bytes(const __m512i* x) {
@@ -116,7 +116,7 @@ void pack(const Shape& shape, const float* q, uint8_t* work) {
     load_tile_config(kTileHeight);
 }
 
-// ---- scores ----
+// scores
 
 // Bits by which codes can be shifted while their products with -1 still fit.
 template <class Codes>

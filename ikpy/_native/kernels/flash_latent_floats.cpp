@@ -59,7 +59,7 @@ void widen(const uint8_t* cells, int64_t stride, float* to, Background& next) {
     }
 }
 
-// ---- scores ----
+// scores
 
 // Groups of up to 64 rows: vectors of the next one.
 int64_t vectors_at_once(int64_t rows) { return std::min<int64_t>(4, rows / 16); }
@@ -122,7 +122,7 @@ void weigh(const Shape& shape, int64_t, const float* s, const Softmax& softmax, 
     }
 }
 
-// ---- outputs ----
+// outputs
 
 // Weights [kCells][16] of some rows times v; o: [2][16][16].
 void add_rows(const float* weights, const float* v, float* o) {

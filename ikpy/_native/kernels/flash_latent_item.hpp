@@ -57,7 +57,7 @@ inline float* sums_of(const Shape& shape, int64_t row, float* o) {
     return o + row / kRowUnit * kRowUnit * shape.dv + row % kRowUnit * kRowUnit;
 }
 
-// ---- flash_latent_softmax.cpp ----
+// flash_latent_softmax.cpp
 
 enum class Visibility { kNone, kSome, kAll };
 
@@ -69,7 +69,7 @@ bool find_maxima(const Problem& problem, int64_t n, bool masked, const Buffers& 
 // Brings what was summed up down to the new maxima.
 void scale_sums(const Problem& problem, const Buffers& b);
 
-// ---- flash_latent_middles.cpp: types whose blocks have a minimum ----
+// flash_latent_middles.cpp: types whose blocks have a minimum
 
 // Sums of the queries per block of 32 columns.
 void sum_query_blocks(const Problem& problem, const Buffers& b);

@@ -99,7 +99,7 @@ void pack_words(const Shape& shape, const float* q, uint8_t* work) {
     }
 }
 
-// ---- scores ----
+// scores
 
 // Groups of up to 64 rows: vectors of the next one.
 int64_t vectors_at_once(int64_t rows) { return std::min<int64_t>(4, rows / 16); }
@@ -216,7 +216,7 @@ void scores(const Shape& shape, const Cells& cells, int64_t, float* s, uint8_t* 
     }
 }
 
-// ---- weights ----
+// weights
 
 // Pair j of a row: its weights of the cells j and j + 16, from pair 16 on of those from cell 32 on.
 template <class Codes>
@@ -246,7 +246,7 @@ void weigh(const Shape& shape, int64_t, const float* s, const Softmax& softmax, 
     }
 }
 
-// ---- outputs ----
+// outputs
 
 // A block of the cells as pairs of words in the order of the weights.
 template <class Codes>

@@ -50,10 +50,10 @@ inline flash::Halves offset(const flash::Halves& h, int64_t n) {
     return {h.hi + n, h.lo ? h.lo + n : nullptr};
 }
 
-// ---- memory ----
+// memory
 TileBuffers layout(uint8_t* scratch, const AttentionArgs& a, const TilePlan& plan);
 
-// ---- operands ----
+// operands
 void pack_q(const AttentionArgs& a, const Tile& tile, const TileBuffers& b);
 // The cells [c0, c0 + n).
 void load_k_tile(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t n, const TileBuffers& b);
@@ -62,12 +62,12 @@ void load_v_tile(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t n
 flash::Prefetch k_rows(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t last);
 flash::Prefetch v_rows(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t n);
 
-// ---- products ----
+// products
 void scores(const TileBuffers& b, int64_t dk, const Part& part, float* s, flash::Prefetch& next);
 // p: the weights, which are in p2 with a tile unit.
 void outputs(const TileBuffers& b, int64_t dv, const Part& part, const float* p, flash::Prefetch& next);
 
-// ---- visibility ----
+// visibility
 // Visibility of the cells [c0, c0 + n); fills bits[w][lane] unless all rows see all or none of them.
 Visibility tile_visibility(const AttentionArgs& a, const Tile& tile, int64_t c0, int64_t n,
                            const TileBuffers& b);
@@ -78,7 +78,7 @@ Visibility tile_visibility(const AttentionArgs& a, const Tile& tile, int64_t i, 
 // Neighbours whose cells end nearly together make one part: products of 32 lanes take less than two of 16.
 int visible_parts(const TileBuffers& b, Part* parts);
 
-// ---- softmax ----
+// softmax
 // Soft cap and mask on the scores of the lanes from m on, which keep lacking b.factor; returns their maximum
 // times it.
 simd::V finish_scores(const AttentionArgs& a, float* s, const TileBuffers& b, const Part& part, int64_t m,

@@ -78,7 +78,7 @@ inline __m512i joined(__m512i upper, __m512i lower) {
     return _mm512_add_epi32(_mm512_slli_epi32(upper, 8), lower);
 }
 
-// ---- scores ----
+// scores
 
 // 16 cells and R rows. query: [blocks][rows of the head][kQueryBytes]; starts: [blocks][rows][upper, lower].
 // halves, scales: of the first of the cells.
@@ -200,7 +200,7 @@ CodeQuery pack_vector_query(const float* q, int64_t ldq, int64_t rows, int64_t d
     return out;
 }
 
-// ---- outputs ----
+// outputs
 
 // Four cells. upper, lower: [R][half of the block]; weights: [R][upper, lower][kCodeCells].
 template <class Codes, int R>

@@ -95,7 +95,7 @@ inline void round_words(__m256 low, __m256 high, int16_t* to) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(words, 0xD8));
 }
 
-// ---- scores ----
+// scores
 
 size_t query_bytes(int64_t rows, int64_t dk) {
     return size_t((rows * dk * 2 + 63) / 64 * 64 + (rows * 4 + 63) / 64 * 64);
@@ -199,7 +199,7 @@ void scores(const CodeQuery& q, const uint8_t* k, int64_t stride, int64_t dk, in
     next.advance(next.lines());
 }
 
-// ---- outputs ----
+// outputs
 
 // 64 values, zeros from n on, times factor / the largest magnitude; returns that magnitude.
 inline float make_relative(const float* x, int64_t n, float factor, float* out) {

@@ -66,7 +66,7 @@ inline void bit_run(Byte* bytes, int position, V& value) {
     }
 }
 
-// ---- plain 256-element blocks ----
+// plain 256-element blocks
 
 // Nibbles of 32 consecutive elements in 16 bytes: element j low, j + 16 high.
 template <class Io, class Byte, class V>
@@ -116,7 +116,7 @@ inline void nibble_list(Byte* bytes, uint8_t* values, int n) {
     for (int i = 0; i < n; ++i) Io::template bits<4>(bytes[i >> 1], 4 * (i & 1), values[i]);
 }
 
-// ---- row-interleaved blocks, row k of four ----
+// row-interleaved blocks, row k of four
 
 // N4: nibbles, 64 bytes per 32 columns.
 template <class Io, class Byte>

@@ -134,7 +134,7 @@ struct IQ3_S : TypeInfo<21, 256, BlockIQ3_S, GridBlock> {
     }
 };
 
-// ---- interleaved ----
+// interleaved
 
 // Place of an 8-group in lists ordered by sub-block, row, group.
 inline int group_place(int g, int k) { return 16 * (g >> 2) + 4 * k + (g & 3); }

@@ -128,7 +128,7 @@ struct IQ2_BN : TypeInfo<135, 64, BlockIQ2_BN, Levels<64>, Header::kF32> {
     }
 };
 
-// ---- interleaved ----
+// interleaved
 
 struct IQ4_NL_R4 : InterleavedInfo<IQ4_NL, 220, BlockIQ4_NL_R4, 4> {
     template <class Io, class B, class C>

@@ -38,7 +38,7 @@ inline void table_values(const uint8_t* q, const int* scale, const uint8_t* extr
     }
 }
 
-// ---- k-quants ----
+// k-quants
 
 struct Q2_K : TypeInfo<10, 256, BlockQ2_K, SuperBlock> {
     template <class Io, class B, class C>
@@ -127,7 +127,7 @@ struct Q6_K : TypeInfo<14, 256, BlockQ6_K, SuperBlock> {
     }
 };
 
-// ---- non-linear levels ----
+// non-linear levels
 
 struct IQ4_XS : TypeInfo<23, 256, BlockIQ4_XS, SuperBlock> {
     template <class Io, class B, class C>

@@ -14,7 +14,7 @@ namespace formats {
 
 namespace {
 
-// ---- types that only repacking reads or writes by content ----
+// types that only repacking reads or writes by content
 
 struct ColumnPair {
     uint16_t bf16[2] = {};
@@ -70,7 +70,7 @@ struct Q8_K_R16 : TypeInfo<397, 256, BlockQ8_K_R16, Levels<256>, Header::kNone, 
     }
 };
 
-// ---- row headers ----
+// row headers
 
 // Adds a block's signed levels; only rows of Q8_KV need it.
 template <class Content>
@@ -89,7 +89,7 @@ void move_header(const uint8_t* from, int from_k, uint8_t* to, int to_k, int32_t
     if constexpr (To::kHeader == Header::kF32Sum) std::memcpy(to + kTo * to_k + 4, &sum, sizeof sum);
 }
 
-// ---- one matrix ----
+// one matrix
 
 template <class From, class To>
 void convert_rows(const uint8_t* src, int64_t ne0, int64_t n_rows, uint8_t* dst) {

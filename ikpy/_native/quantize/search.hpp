@@ -164,19 +164,21 @@ inline void importance_weights(const float* imatrix, int64_t n, std::vector<floa
     if (!imatrix) return;
     double sum = 0;
     for (int64_t i = 0; i < n; i++) sum += imatrix[i];
-    if (!(sum > 0)) return;
-    const float scale = static_cast<float>(n / sum);
+    const float scale = sum > 0 ? static_cast<float>(n / sum) : 0.0f;
+    if (!(scale > 0) || !std::isfinite(scale)) return;
     for (int64_t i = 0; i < n; i++) w[i] = tempered(imatrix[i] * scale) + 1e-6f;
 }
 
 // What the common scale is multiplied by after the search. The scale of least error makes the result shorter
 // than the row: sum w*x*y = sum w*y*y < sum w*x*x. Such shrinking adds up from layer to layer, unlike the
 // random part of the error; taking most of it back lowers the divergence of 1- and 2-bit models by 5 to 30 %
-// (docs/quants.md). It may add MOST_ADDED of the squared error.
+// (docs/quants.md). It may add MOST_ADDED of the squared error. Where a column of overwhelming importance is
+// lost, xx / xy says nothing of the others: MOST is beyond what blocks of 1 bit come to.
 inline float unshrink(double xx, double xy) {
-    constexpr double SHARE = 0.8, MOST_ADDED = 0.08;
+    constexpr double SHARE = 0.8, MOST_ADDED = 0.08, MOST = 1.5;
     if (!(xy > 0 && xx > xy)) return 1.0f;
-    return static_cast<float>(std::min(std::pow(xx / xy, SHARE), 1 + std::sqrt(MOST_ADDED * (xx - xy) / xy)));
+    const double limit = std::min(MOST, 1 + std::sqrt(MOST_ADDED * (xx - xy) / xy));
+    return static_cast<float>(std::min(std::pow(xx / xy, SHARE), limit));
 }
 
 // sum w*x*x

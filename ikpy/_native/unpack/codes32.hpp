@@ -156,7 +156,7 @@ inline Codes32 zipped_halves(Codes32 v) {
 #endif
 }
 
-// ---- fields of 16 groups ----
+// fields of 16 groups
 
 typedef uint8_t Codes16 __attribute__((vector_size(16)));
 
@@ -238,7 +238,7 @@ inline void scaled16(float scale, Codes16 s, float* d) {
 #endif
 }
 
-// ---- fields of 8 groups, one per byte ----
+// fields of 8 groups, one per byte
 
 // Nibbles of four bytes: low ones first within a byte, or the low ones of all bytes first.
 inline uint64_t nibble_bytes(uint32_t v) {

@@ -90,7 +90,7 @@ constexpr BitOrder kQ5_0Bits = {{0, 2, 4, 6, 1, 3, 5, 7}};
 constexpr BitOrder kQ5_KBits = {{0, 2, 1, 3, 4, 6, 5, 7}};
 constexpr BitOrder kIQ5_KBits = {{0, 4, 1, 5, 2, 6, 3, 7}};
 
-// ---- scales ----
+// scales
 
 typedef float Four __attribute__((vector_size(16)));
 typedef uint8_t Bytes __attribute__((vector_size(16)));

@@ -6,7 +6,7 @@
 
 namespace ikpy {
 
-// ---- k-quants ----
+// k-quants
 
 struct UnpackQ2_K_R4 : IntegerScales {
     static constexpr int kType = 210, kRows = 4, kGroup = 16, kBlock = 256, kBlockBytes = 336, kZero = 0;
@@ -143,7 +143,7 @@ struct UnpackQ6_K_R4 : IntegerScales {
     }
 };
 
-// ---- non-linear levels ----
+// non-linear levels
 
 struct UnpackIQ4_XS_R8 : IntegerScales {
     static constexpr int kType = 223, kRows = 8, kGroup = 32, kBlock = 256, kBlockBytes = 1088, kZero = 128;

@@ -10,7 +10,7 @@
 namespace ikpy {
 namespace row_groups {
 
-// ---- codes ----
+// codes
 
 // Lanes a a b b of the halves of 32 bytes.
 IKPY_VBMI_INLINE __m512i halves_twice(const uint8_t* p) {
@@ -105,7 +105,7 @@ struct OrderQ3_K {
     static constexpr int bit(int column) { return column % 32 / 4; }
 };
 
-// ---- scales ----
+// scales
 
 IKPY_VBMI_INLINE void store(int8_t* at, __m512i v) { _mm512_store_si512(at, v); }
 
@@ -172,7 +172,7 @@ struct ScalesAndMins {
     }
 };
 
-// ---- types ----
+// types
 
 struct Q2_K : Pairs {
     using Plain = UnpackQ2_K_R4;

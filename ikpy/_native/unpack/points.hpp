@@ -30,7 +30,7 @@ IKPY_VBMI_INLINE __m256i load32(const uint8_t* p) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
 }
 
-// ---- types by the number of elements per point ----
+// types by the number of elements per point
 
 struct Plain {
     static constexpr int kHeaderBytes = 0, kSteps = 1;

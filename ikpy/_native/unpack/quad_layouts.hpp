@@ -14,7 +14,7 @@
 namespace ikpy {
 namespace quads {
 
-// ---- orders of upper bits ----
+// orders of upper bits
 
 struct OrderQ5_0 {
     static constexpr int bit(int column) { return interleaved::kQ5_0Bits.of[column / 4]; }
@@ -30,7 +30,7 @@ using row_groups::OrderQ6_K;
 template <int At>
 using N4 = Nibbles<FourTurns, 4, At>;
 
-// ---- codes that are not numbers of levels or plain numbers ----
+// codes that are not numbers of levels or plain numbers
 
 // Five-bit levels with groups of 16, of the second table where the extra bits say so.
 struct CodesIQ5_K : UpperBits<N4<64>, 1, OrderIQ5_K, 576> {

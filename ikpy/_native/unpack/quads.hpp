@@ -11,7 +11,7 @@ namespace ikpy::quads {
 
 using bf16_rows::StoredQuad;
 
-// ---- codes ----
+// codes
 
 // Four pieces of 16 bytes, four columns of every row of a quad; the quads of a group take turns.
 template <int R>
@@ -171,7 +171,7 @@ struct Bytes : HalvesOf32 {
     }
 };
 
-// ---- scales ----
+// scales
 
 // Signed integers [group][R rows], 64 or (not Whole) 32 of them, to [4 rows][16]: of groups of 32 with minima
 // behind the scales, eight of the former and eight of the latter. What has not been stored at once is not

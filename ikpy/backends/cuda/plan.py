@@ -142,7 +142,7 @@ class HybridPlan:
         for name, state in self.states.items():
             state.device.prepare(self._kernel_names[name])
 
-    # --- construction -----------------------------------------------------------------------------------------
+    # construction
 
     def _add_cpu(self, split: Split) -> None:
         for device in dict.fromkeys(t.source for t in split.transfers):
@@ -260,7 +260,7 @@ class HybridPlan:
             self._kernel_names[state.device.name].update(launch.kernel for launch in merged)
             self._operations.append(LaunchRange(state, steps, launches, merged, capture=self._params.graphs))
 
-    # --- weights uploaded for one node ------------------------------------------------------------------------
+    # weights uploaded for one node
 
     def _add_with_upload(self, state: DeviceState, step: Step) -> None:
         """Copies a node's weight to a slot on the copy stream, while earlier nodes still run, and runs the node."""
@@ -298,7 +298,7 @@ class HybridPlan:
                 spans.append((start, start + weight.strides[2]))
         return spans
 
-    # --- running ----------------------------------------------------------------------------------------------
+    # running
 
     def run(self, n_kv: int, n_threads: int, work: Any = None) -> None:
         """Executes the graph; results are in host memory afterwards. Parameters as of CompiledPlan.run."""

@@ -103,7 +103,7 @@ class DeviceRuntime:
         # At exit the driver frees everything, perhaps before us.
         self._finalizer.atexit = False
 
-    # --- placement --------------------------------------------------------------------------------------------
+    # placement
 
     def settle(self, graphs: Sequence[list[Node]]) -> None:
         """Decides where the caches are, from the graphs that will use them.
@@ -180,7 +180,7 @@ class DeviceRuntime:
                 self._log(f"note: {count} {kind} nodes of layers on a device run on the CPU: {reason}")
             self._noted[key] += count
 
-    # --- memory -----------------------------------------------------------------------------------------------
+    # memory
 
     def measure(self, graph: SplitGraph) -> None:
         """Adds what a graph needs; commit() makes room for all that was measured."""
@@ -280,7 +280,7 @@ class DeviceRuntime:
             if where[value.buffer.name] != CPU
         }
 
-    # --- caches as host memory --------------------------------------------------------------------------------
+    # caches as host memory
 
     def download_caches(self) -> None:
         """Makes the cache tensors in host memory the same as on the devices."""

@@ -144,7 +144,7 @@ class DeviceState:
         self.graphs = False
         self._log(f"warning: kernels are launched one by one, which is slower: {reason}")
 
-    # --- inputs -----------------------------------------------------------------------------------------------
+    # inputs
 
     def _make_inputs(self, inputs: Inputs) -> None:
         """One block: run-time scalars, the inputs of a batch, and behind them the arrays of the cells."""
@@ -197,7 +197,7 @@ class DeviceState:
         self.stream.upload(self._directions.address, directions)
         self.stream.synchronize()
 
-    # --- caches -----------------------------------------------------------------------------------------------
+    # caches
 
     def add_caches(self, buffers: Iterable[Buffer], *, mirrored: bool) -> None:
         """Allocates caches, filled with zeros. mirrored: the host has copies of them, to be read and written there."""
@@ -230,7 +230,7 @@ class DeviceState:
         address, _ = self._caches[state.buffer.name]
         return DeviceStates(self.stream, address, state.n_elements // n_slots)
 
-    # --- addresses --------------------------------------------------------------------------------------------
+    # addresses
 
     def base(self, buffer: Buffer, arena: Arena) -> int:
         """Address of a buffer. Raises DeviceError for one that is not on this device."""
@@ -247,7 +247,7 @@ class DeviceState:
             return self._directions.address
         raise DeviceError(f"{self.device.name}: {buffer.role} {buffer.name} is not on the device")
 
-    # --- weights ----------------------------------------------------------------------------------------------
+    # weights
 
     def upload_weights(self, buffers: Collection[Buffer], slot_bytes: int, held: Held) -> None:
         """Uploads the weights that the device lacks. slot_bytes: of the largest weight that is uploaded when used."""

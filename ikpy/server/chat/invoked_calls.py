@@ -118,7 +118,7 @@ def minimax_call(name: str, schema: Any, rules: Rules) -> str:
     def pair(key: str, value: str) -> str:
         return f'{literal(f"<parameter name={quoted(key)}>")} {value} "</parameter>" "\\n"?'
 
-    call = tagged_call(f'{literal(f"<invoke name={quoted(name)}>")} "\\n"?', pair, "</parameter>", name, schema, rules)
+    call = tagged_call(f'{literal(f"<invoke name={quoted(name)}>")} "\\n"?', pair, "</parameter>", schema, rules)
     return f'{call} "</invoke>"'
 
 
@@ -131,7 +131,7 @@ def dsml_call(name: str, schema: Any, rules: Rules) -> str:
         return f'"<" @{{{DSML}}} {literal(tag)} {value} "</" @{{{DSML}}} "parameter>" "\\n"?'
 
     head = f'"<" @{{{DSML}}} {literal(f"invoke name={quoted(name)}>")} "\\n"?'
-    return f'{tagged_call(head, pair, f"</{DSML}parameter>", name, schema, rules)} "</" @{{{DSML}}} "invoke>"'
+    return f'{tagged_call(head, pair, f"</{DSML}parameter>", schema, rules)} "</" @{{{DSML}}} "invoke>"'
 
 
 def quoted(name: str) -> str:

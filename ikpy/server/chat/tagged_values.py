@@ -96,7 +96,7 @@ def value_rule(schema: Any, root: Any, closing: str, rules: Rules) -> str:
     return rules.schema(schema)
 
 
-def tagged_call(head: str, pair: Callable[[str, str], str], closing: str, name: str, schema: Any, rules: Rules) -> str:
+def tagged_call(head: str, pair: Callable[[str, str], str], closing: str, schema: Any, rules: Rules) -> str:
     """GBNF of a call: ``head``, then for every parameter ``pair`` of its name and the rule of its value."""
     root = schema if isinstance(schema, dict) else {}
     required = root.get("required", [])
@@ -113,7 +113,7 @@ def glm_call(name: str, schema: Any, rules: Rules) -> str:
     def pair(key: str, value: str) -> str:
         return f'@{{<arg_key>}} {literal(key)} @{{</arg_key>}} "\\n"? @{{<arg_value>}} {value} @{{</arg_value>}} "\\n"?'
 
-    return tagged_call(f'{literal(name)} "\\n"?', pair, "</arg_value>", name, schema, rules)
+    return tagged_call(f'{literal(name)} "\\n"?', pair, "</arg_value>", schema, rules)
 
 
 def coder_call(name: str, schema: Any, rules: Rules, gap: str = r'"\n"') -> str:
@@ -122,7 +122,7 @@ def coder_call(name: str, schema: Any, rules: Rules, gap: str = r'"\n"') -> str:
     def pair(key: str, value: str) -> str:
         return f'{literal(f"<parameter={key}>")} {gap} {value} "\\n"? "</parameter>\\n"'
 
-    call = tagged_call(f'{literal(f"<function={name}>")} "\\n"', pair, "</parameter>", name, schema, rules)
+    call = tagged_call(f'{literal(f"<function={name}>")} "\\n"', pair, "</parameter>", schema, rules)
     return f"{call} {literal(CODER_END)}"
 
 

@@ -45,7 +45,7 @@ void ProxyWrites::async_write(uint32_t address, uint32_t bytes) {
         words_.at(word).pending = false;
 }
 
-// --- cp.async
+// cp.async
 
 void AsyncCopies::perform(const std::vector<Copy>& copies) const {
     for (const Copy& copy : copies) {
@@ -84,7 +84,7 @@ void AsyncCopies::wait_all() {
     wait(0);
 }
 
-// --- mbarrier: bits 0-19 pending arrivals, 20-39 expected arrivals, 40-60 transaction bytes + 2^20, 61
+// mbarrier: bits 0-19 pending arrivals, 20-39 expected arrivals, 40-60 transaction bytes + 2^20, 61
 // parity of the running phase, 62-63 the marker 2.
 
 namespace {
@@ -196,7 +196,7 @@ std::string mbarrier_text(const uint64_t* barrier) {
            " bytes pending";
 }
 
-// --- cp.async.bulk
+// cp.async.bulk
 
 void BulkCopies::copy(const Shared& shared, uint32_t to, const uint8_t* from, uint32_t bytes,
                       uint32_t barrier) {

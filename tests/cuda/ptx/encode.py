@@ -143,7 +143,7 @@ class _Encoder:
                         found.update(self.bank[name][1] for name in split_operands(group[1:-1]))
         return found
 
-    # ---- operands ----
+    # operands
 
     def _form(self, name: str) -> int:
         found = self.machine.form(name)
@@ -219,7 +219,7 @@ class _Encoder:
         self.code.operands += [len(used), *sorted(used)]
         return place
 
-    # ---- instructions ----
+    # instructions
 
     def _instruction(self, i: Instruction) -> None:
         parts = i.mnemonic.split(".")

@@ -14,7 +14,7 @@ std::string hexadecimal(uint64_t x) {
 
 }  // namespace
 
-// ---- warps ----
+// warps
 
 void Warp::set_lanes(uint32_t some) {
     lanes = some;
@@ -164,7 +164,7 @@ void Warp::run(uint64_t quantum) {
     }
 }
 
-// ---- blocks ----
+// blocks
 
 Block::Block(const Launch& launch)
     : launch(launch),
@@ -285,7 +285,7 @@ void Block::release_barriers() {
     }
 }
 
-// ---- memory ----
+// memory
 
 uint8_t* Block::global(uint64_t address, uint32_t bytes) {
     if (address < recent.start || address + bytes > recent.end || address + bytes < address) {

@@ -183,7 +183,7 @@ struct Block {
     void finish();
 };
 
-// ---- lanes as values ----
+// lanes as values
 
 template <class T>
 inline T value(const Lanes<T>& r, int l) {

@@ -18,7 +18,7 @@ using s64 = int64_t;
 template <class T>
 using Unsigned = std::make_unsigned_t<T>;
 
-// ---- integers ----
+// integers
 
 template <class T>
 void add_integer(const std::string& t) {
@@ -152,7 +152,7 @@ void add_bits() {
     add_lanewise<u16, u32>("high.b32", [](u32 a) { return u16(a >> 16); });
 }
 
-// ---- floats ----
+// floats
 
 // Of results that are NaN, the ISA says which.
 float canonical(float x) { return x == x ? x : std::bit_cast<float>(0x7fffffffu); }

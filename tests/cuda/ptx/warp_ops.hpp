@@ -57,8 +57,7 @@ struct Shared {
     uint8_t* at(uint32_t address, uint32_t bytes, uint32_t alignment, const char* what) const;
 };
 
-// --- mma.sync and ldmatrix
-// ------------------------------------------------------------------------------------
+// mma.sync and ldmatrix
 
 /// Kind of mma.sync by its suffix (".sync.aligned" may be there), as "m16n8k16.row.col.f32.f16.f16.f32" or
 /// "m8n8k16.row.col.satfinite.s32.s8.u8.s32". Fault for forms that are unknown here.
@@ -81,8 +80,7 @@ void mma_sync(int kind, const Register* a, const Register* b, const Register* c,
 void ldmatrix(const Shared& shared, const Register& addresses, int count, bool transposed, Register* out,
               bool every_lane = false);
 
-// --- cp.async
-// ---------------------------------------------------------------------------------------------------
+// cp.async
 
 /// When asynchronous work takes effect: at its instruction, or only when a wait retires it.
 enum class Timing { early, late };
@@ -111,10 +109,11 @@ class AsyncCopies {
     std::deque<std::vector<Copy>> groups_;
 };
 
-// --- mbarrier and bulk copies
-// ------------------------------------------------------------------------------------- An mbarrier object is
-// the 64 bits in shared memory: pending arrivals, expected arrivals, transaction bytes and the parity of the
-// running phase. Memory that was never initialised is told from a barrier by two marker bits.
+// mbarrier and bulk copies
+//
+// An mbarrier object is the 64 bits in shared memory: pending arrivals, expected arrivals, transaction bytes
+// and the parity of the running phase. Memory that was never initialised is told from a barrier by two marker
+// bits.
 
 void mbarrier_init(uint64_t* barrier, uint32_t count);
 void mbarrier_invalidate(uint64_t* barrier);
@@ -150,8 +149,7 @@ class BulkCopies {
     std::deque<Copy> pending_;
 };
 
-// --- wgmma
-// --------------------------------------------------------------------------------------------------------
+// wgmma
 
 /// Kind of wgmma.mma_async by its suffix, as "m64n128k16.f32.bf16.bf16" or "m64n64k32.satfinite.s32.s8.s8".
 int wgmma_kind(const std::string& suffix);

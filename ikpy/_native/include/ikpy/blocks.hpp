@@ -20,7 +20,7 @@ struct Word {
     float as_f16() const { return f16_to_f32(get()); }
 };
 
-// ---- 32 elements per block (q1_0_g128: 128, bitnet: 64) ----
+// 32 elements per block (q1_0_g128: 128, bitnet: 64)
 
 struct BlockQ4_0 {
     Word d;
@@ -67,7 +67,7 @@ struct BlockIQ2_BN {  // row header: f32 d
     uint8_t qs[16];
 };
 
-// ---- 256 elements per block ----
+// 256 elements per block
 
 struct BlockTQ1_0 {
     uint8_t qs[52];  // runs of 32, 16 and 4 bytes
@@ -189,7 +189,7 @@ struct BlockIQ4_KT {
     uint8_t shb[8][4], ql[64], qh[32];
 };
 
-// ---- row-interleaved: one group block of R rows ----
+// row-interleaved: one group block of R rows
 
 template <int R>
 struct BlockQ4_0_Arm {

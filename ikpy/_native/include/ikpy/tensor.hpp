@@ -9,8 +9,6 @@ enum TypeId : int32_t {
     kF32 = 0,
     kF16 = 1,
     kQ8_0 = 8,
-    kI32 = 26,
-    kI64 = 27,
     kBF16 = 30,
 };
 
@@ -19,7 +17,7 @@ enum TypeId : int32_t {
 struct Tensor {
     uint8_t* data;
     int32_t type;
-    int32_t flags;
+    int32_t unused;
     int64_t ne[4];
     int64_t nb[4];
 };

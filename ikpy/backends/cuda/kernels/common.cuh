@@ -69,7 +69,7 @@ __device__ __forceinline__ RowIndex row_index(const View& v, int r, const int* r
 __device__ __forceinline__ int lane_id() { return threadIdx.x & 31; }
 __device__ __forceinline__ int warp_id() { return threadIdx.x >> 5; }
 
-// ---- 16-bit floats by their bits ----
+// 16-bit floats by their bits
 
 __device__ __forceinline__ float f16_to_f32(uint16_t h) {
 #if defined(__CUDACC__)
@@ -109,7 +109,7 @@ __device__ __forceinline__ int round_even(float x) {
 #endif
 }
 
-// ---- loads ----
+// loads
 
 // Four bytes at p whose alignment is known to be at least Align.
 template <int Align>
@@ -169,7 +169,7 @@ __device__ __forceinline__ float load_f16(const void* p) {
     return f16_to_f32(static_cast<uint16_t>(load2<Align>(p)));
 }
 
-// ---- reductions ----
+// reductions
 
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
@@ -209,7 +209,7 @@ __device__ __forceinline__ float block_max(float x) {
     return warp_max(lane_id() < static_cast<int>(blockDim.x >> 5) ? partial[lane_id()] : -INFINITY);
 }
 
-// ---- activation functions; kinds as UnaryKind of the native ops ----
+// activation functions; kinds as UnaryKind of the native ops
 
 enum Unary {
     kSilu = 0,

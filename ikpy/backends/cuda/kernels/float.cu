@@ -9,7 +9,7 @@ using namespace ikpy::cuda;
 
 namespace {
 
-// ---- storage of weights: eight elements of row r from element e on ----
+// storage of weights: eight elements of row r from element e on
 
 struct WeightsF32 {
     static constexpr int kRows = 1;
@@ -92,7 +92,7 @@ __device__ __forceinline__ bool rows_aligned(const Product& p) {
     return (starts | static_cast<uintptr_t>(p.row_bytes | p.matrix_bytes)) % 16 == 0;
 }
 
-// ---- matrix-vector: a warp takes rows (or rows of the up and of the gate matrix) in turn ----
+// matrix-vector: a warp takes rows (or rows of the up and of the gate matrix) in turn
 
 template <class W, int N>
 __device__ __forceinline__ void matvec(const Product& p, int x_bf16) {
@@ -141,7 +141,7 @@ __device__ __forceinline__ void matvec(const Product& p, int x_bf16) {
     }
 }
 
-// ---- matrix product on tensor cores: 64 rows by 64 columns, 64 deep ----
+// matrix product on tensor cores: 64 rows by 64 columns, 64 deep
 
 constexpr int kSize = 64, kStride = 72;  // 16-bit elements; 8 more than the depth against bank conflicts
 
@@ -253,7 +253,7 @@ __device__ __forceinline__ void matmul16(const Product& p, int x_bf16) {
         }
 }
 
-// ---- matrix product in f32: 64 rows by 64 columns, 16 deep, 4 x 4 sums per thread ----
+// matrix product in f32: 64 rows by 64 columns, 16 deep, 4 x 4 sums per thread
 
 constexpr int kDepth32 = 16;
 

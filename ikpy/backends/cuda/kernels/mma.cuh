@@ -7,7 +7,7 @@
 
 namespace ikpy::cuda {
 
-// ---- shared memory ----
+// shared memory
 
 #if defined(__CUDACC__)
 __device__ __forceinline__ unsigned shared_address(const void* p) {
@@ -124,7 +124,7 @@ inline void product(Sum* c, const unsigned* a, const unsigned* b, Dot dot) {
 }  // namespace host
 #endif
 
-// ---- integer products ----
+// integer products
 
 // What integer sums start at: the bits of the float 1.5 * 2^23, so that the bits of a sum (below 2^22) are
 // those of that float and the sum. Conversions of integers take four times as long as additions on sm_75 and
@@ -183,7 +183,7 @@ __device__ __forceinline__ void mma_s8_k16(int* c, const unsigned* a, unsigned b
 #endif
 }
 
-// ---- c += a * b ----
+// c += a * b
 
 // f16, 16 x 8 x 16, sums in f32: a 4 registers of two elements, b 2.
 __device__ __forceinline__ void mma_f16(float* c, const unsigned* a, const unsigned* b) {

@@ -11,7 +11,7 @@ namespace ikpy::cuda {
 constexpr int kTiledRows = 128, kTiledDepth = 64, kTiledBytes = kTiledRows * kTiledDepth * 2;
 
 // Output types of the kernels that decode rows, beside those of the table: mirrored in
-// launch/products_wgmma.py. Rows of up and gate projections take turns eight by eight.
+// launch/products_bf16.py. Rows of up and gate projections take turns eight by eight.
 enum TileOutput { kTiles = 1030, kTilesUp = 1031, kTilesGate = 1032 };
 
 // Formats of prepared activations that kernels tell apart: mirrored in launch/base.py.

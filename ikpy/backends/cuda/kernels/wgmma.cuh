@@ -8,7 +8,7 @@
 
 namespace ikpy::cuda {
 
-// ---- barriers that count threads and bytes (mbarrier) ----
+// barriers that count threads and bytes (mbarrier)
 
 struct alignas(8) Barrier {
     unsigned long long state;
@@ -58,7 +58,7 @@ __device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) 
 #endif
 }
 
-// ---- async proxy ----
+// async proxy
 
 // Makes this thread's ordinary writes to shared memory, and barriers it initialized, known to the async
 // proxy.
@@ -84,7 +84,7 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, unsigned b
 #endif
 }
 
-// ---- products of four warps (wgmma) ----
+// products of four warps (wgmma)
 
 // Between other accesses of the sums (in registers) and products.
 __device__ __forceinline__ void wgmma_fence() {

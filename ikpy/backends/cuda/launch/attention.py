@@ -191,7 +191,7 @@ def _partial_bytes(op: Node, target: Target) -> int:
     return flash.n_parts * q.shape[1] * q.shape[2] * (flash.dv + 2) * 4
 
 
-# --- chosen cells ---------------------------------------------------------------------------------------------
+# chosen cells
 
 
 def _chosen(op: Node) -> Value | None:

@@ -21,7 +21,7 @@ constexpr int kWarpsPerGroup = 4, kColumns = 16;
 // As f32 a signaling NaN: calculating with it changes its bits. As s32 no sum of a product.
 constexpr unsigned kNotNumber = 0x7f8ead01u;
 
-// ---- state of a block ----
+// state of a block
 
 // An mbarrier. pending and bytes belong to the present phase.
 struct Barrier {
@@ -99,7 +99,7 @@ Async& async() {
 
 Thread& self() { return async().threads[access_state().thread]; }
 
-// ---- barriers ----
+// barriers
 
 Barrier& barrier_at(const void* place) {
     const auto found = async().barriers.find(place);
@@ -137,7 +137,7 @@ bool has_seen(const Barrier& b, uint32_t phase, const AccessState& now) {
     return false;
 }
 
-// ---- shared memory ----
+// shared memory
 
 size_t dynamic_offset(const void* p, size_t bytes, const char* error) {
     const auto start = reinterpret_cast<uintptr_t>(dynamic_shared()), at = reinterpret_cast<uintptr_t>(p);
@@ -171,7 +171,7 @@ void end_copy(Copy& copy) {
     end_phase_if_complete(b);
 }
 
-// ---- products ----
+// products
 
 // Rows of an operand: pieces of 32 bytes in rows of 128, swizzled.
 struct Operand {

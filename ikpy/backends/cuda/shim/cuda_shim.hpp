@@ -69,7 +69,7 @@ void copy16(void* to, const void* from, bool valid);
 void commit_copies();
 void wait_copies(int groups_left);
 
-// ---- barriers in shared memory, bulk copies and products of four warps: async_proxy.cpp ----
+// barriers in shared memory, bulk copies and products of four warps: async_proxy.cpp
 
 // Address as devices number shared memory; dynamic memory starts at a multiple of 128 that is none of 1024.
 unsigned shared_address(const void* p);
@@ -133,7 +133,7 @@ inline Out warp_operation(const In& in, F f) {
     return out;
 }
 
-// ---- kernels by name ----
+// kernels by name
 
 using Invoke = void (*)(void** arguments);
 struct Parameter {

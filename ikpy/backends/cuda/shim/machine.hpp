@@ -5,7 +5,7 @@
 
 namespace ikpy::shim {
 
-// ---- scheduler ----
+// scheduler
 
 // Lets others run until the condition holds.
 void wait_until(bool (*condition)(const void*), const void* context);
@@ -16,14 +16,14 @@ unsigned pick(unsigned n);
 // Interval between barriers (AccessState::epoch) in which the running block began.
 uint32_t first_epoch();
 
-// ---- what ordinary accesses are checked against (checked builds) ----
+// what ordinary accesses are checked against (checked builds)
 
 // Bytes of shared memory that an asynchronous copy of the running thread brings now.
 void note_copy(const void* to, size_t bytes);
 // Bytes of shared memory that have contents from now on, whoever brought them.
 void note_filled(const void* to, size_t bytes);
 
-// ---- asynchronous operations ----
+// asynchronous operations
 
 void begin_async(int n_threads);
 // Ends one copy that is under way; false if there is none.

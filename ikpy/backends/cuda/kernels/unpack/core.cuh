@@ -94,7 +94,7 @@ __device__ __forceinline__ void choose_table(bool shifted, unsigned* table) {
     for (int i = 0; i < N / 4; ++i) table[i] = shifted ? Table::word(N / 4 + i) : Table::word(i);
 }
 
-// ---- plain layouts: levels of elements 32 s .. 32 s + 31 ----
+// plain layouts: levels of elements 32 s .. 32 s + 31
 
 // 16 bytes: element j low, j + 16 high.
 template <int Align>
@@ -162,7 +162,7 @@ __device__ __forceinline__ int nibble_of(const uint8_t* p, int i) { return p[i >
 __device__ __forceinline__ int split_nibble(const uint8_t* p, int i) { return p[i & 3] >> 4 * (i >> 2) & 15; }
 __device__ __forceinline__ int bit_of(const uint8_t* p, int i) { return p[i >> 3] >> (i & 7) & 1; }
 
-// ---- layouts of four (or R) interleaved rows, row k, sub-block s ----
+// layouts of four (or R) interleaved rows, row k, sub-block s
 
 // Nibbles, 64 bytes per 32 columns.
 __device__ __forceinline__ void n4(const uint8_t* p, int k, int s, unsigned* q) {

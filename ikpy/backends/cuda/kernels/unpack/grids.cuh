@@ -126,7 +126,7 @@ struct UnpackIQ1_M : UnpackerTraits<256, 56, 1, 0, true> {
     }
 };
 
-// ---- interleaved ----
+// interleaved
 
 // Four bytes with a sign code above one bit of the scale: masks of the four 8-groups, and the scale.
 __device__ __forceinline__ unsigned signs_and_scale(const uint8_t* sas, int k, int s, unsigned* scale) {

@@ -5,7 +5,7 @@
 
 namespace ikpy::cuda {
 
-// ---- one scale per 32 ----
+// one scale per 32
 
 struct UnpackIQ4_NL_R4 : UnpackerTraits<32, 72, 4> {
     __device__ static void group(const uint8_t* p, int k, int, Group& g) {
@@ -115,7 +115,7 @@ struct UnpackIQ2_BN_R4 : UnpackerTraits<64, 64, 4, 4> {
     }
 };
 
-// ---- super-blocks ----
+// super-blocks
 
 struct UnpackQ2_K_R4 : UnpackerTraits<256, 336, 4, 0, true, true> {
     __device__ static void group(const uint8_t* p, int k, int s, Group& g) {

@@ -127,6 +127,9 @@ def test_values_that_no_type_holds(tmp_path):
     made.change_tensors(folder, _add("lm_head.weight", HUGE))
     with pytest.raises(FileFormatError, match=r"beyond the range of f16; use --outtype bf16"):
         convert(folder, tmp_path, outtype="f16")
+    made.change_tensors(folder, _add("lm_head.weight", made.bf16(np.full((384, 64), 1e9, np.float32))))
+    with pytest.raises(FileFormatError, match=r"beyond the range of q8_0; use --outtype bf16"):
+        convert(folder, tmp_path, outtype="q8_0")
     nan = made.bf16(np.full((384, 64), np.nan, np.float32))
     made.change_tensors(folder, _add("lm_head.weight", nan))
     with pytest.raises(FileFormatError, match=r"'lm_head\.weight' contains NaN"):
@@ -134,6 +137,15 @@ def test_values_that_no_type_holds(tmp_path):
     with pytest.raises(FileFormatError, match=r"'lm_head\.weight' contains NaN"):
         convert(folder, tmp_path, outtype="bf16")
     assert not list(tmp_path.glob("*.gguf"))
+
+
+def test_scales_of_mxfp4_blocks_are_checked(tmp_path):
+    folder = made.copy("gpt-oss", tmp_path)
+    name = "model.layers.0.mlp.experts.down_proj_scales"
+    dtype, shape, data = made.read_tensors(folder / "model.safetensors")[name]
+    made.change_tensors(folder, _add(name, (dtype, shape, b"\xff" + data[1:])))
+    with pytest.raises(FileFormatError, match=r"down_proj_blocks' contains NaN or infinite values"):
+        convert(folder, tmp_path)
 
 
 @pytest.mark.parametrize(

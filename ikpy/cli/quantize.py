@@ -84,6 +84,8 @@ def _load_imatrix(arguments: Arguments) -> Any:
     )
     matrix = matrix.filtered(arguments.include, arguments.exclude)
     print(f"prepare_imatrix: have {len(matrix.values)} importance matrix entries", flush=True)
+    for line in matrix.gaps():
+        print(f"WARNING: {printable(line)}", file=sys.stderr)
     if matrix.values:
         return matrix
     option = f"--{'include' if arguments.include else 'exclude'}-weights"

@@ -21,6 +21,7 @@ from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import GGUFValueType
 from ikpy.quants import dequantize, registry
 from ikpy.tools.quantize_progress import PlainDisplay, display_for
+from tests.cpu.imatrices import write_gguf
 from tests.cpu.quantize_models import MODEL, small_tensors, write_model
 from tests.shared import DATA
 
@@ -305,6 +306,24 @@ def test_bad_inputs_give_one_line(tmp_path, tensors, monkeypatch, capfd, argumen
     assert len(lines) == 1, lines
     assert message in lines[0]
     assert not (tmp_path / "out.gguf").exists()
+
+
+def test_experts_without_data_are_named_and_refused(tmp_path, tensors, capfd):
+    """An entry that saw no tokens does not lift the refusal of types that need one."""
+    write_model(tmp_path / "in.gguf", tensors)
+    name = "blk.1.ffn_up_exps.weight"
+    ones = np.ones((3, 256))
+    dense = {"blk.0.ffn_up.weight": (ones[:1], [1])}
+    arguments = ["--imatrix", str(tmp_path / "i.gguf"), str(tmp_path / "in.gguf"), str(tmp_path / "o.gguf"), "IQ2_XXS"]
+    write_gguf(tmp_path / "i.gguf", {**dense, name: (0 * ones, [0, 0, 0])})
+    assert run(arguments) == 1
+    out, err = capfd.readouterr()
+    assert "prepare_imatrix: have 1 importance matrix entries" in out
+    assert f"WARNING: {name} of the importance matrix saw no tokens and counts as without data\n" in err
+    assert f"Missing importance matrix for tensor {name} in a very low-bit quantization" in err
+    write_gguf(tmp_path / "i.gguf", {**dense, name: (ones, [0, 2, 0])})
+    assert run(arguments) == 0
+    assert f"WARNING: 2 of 3 experts of {name} have no data in the importance matrix;" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["attn_k_b", "attn_v_b", "attn_kv_b"])

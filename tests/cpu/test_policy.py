@@ -162,6 +162,16 @@ def test_forced_types_override_rules_and_pure():
     assert decide("Q4_K_S", names, options=forced, pure=True) == ["q8_0", "bf16", "q4_K", "q4_K"]
 
 
+@pytest.mark.parametrize("pure", [False, True])
+def test_forced_types_stand_in_for_those_that_do_not_fit(pure):
+    """No block fits rows of 100 columns, but options for single tensors give types that do."""
+    forced = TypeOptions(token_embedding="f16", output="bf16")
+    names = ["token_embd.weight", "output.weight"]
+    assert decide("Q4_K_S", names, shape=(100, 12), options=forced, pure=pure) == ["f16", "bf16"]
+    with pytest.raises(UnsupportedError, match=r"rows of output\.weight have 100 values"):
+        decide("Q4_K_S", names, shape=(100, 12), options=TypeOptions(token_embedding="f16"), pure=pure)
+
+
 def test_recipe_text_first_match_and_reports():
     recipe = Recipe(
         parse_rules("""

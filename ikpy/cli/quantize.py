@@ -58,6 +58,7 @@ def _options(arguments: Arguments) -> Any:
         types=TypeOptions(**{**arguments.recipe_roles, **arguments.roles}),
         extra_output_type=arguments.extra_output,
         recipe=Recipe(arguments.rules),
+        recipe_paths=tuple(arguments.recipe_paths),
         repack_patterns=tuple(arguments.patterns),
         kv_overrides=arguments.overrides,
         target=arguments.target,

@@ -146,6 +146,7 @@ class Quantizer:
         inputs = {os.path.realpath(shard.path): "the input" for shard in self.file.shards}
         if self.options.imatrix_path:
             inputs[os.path.realpath(self.options.imatrix_path)] = "the importance matrix"
+        inputs |= {os.path.realpath(path): "a file of rules" for path in self.options.recipe_paths}
         for path in outputs:
             if what := inputs.get(os.path.realpath(path)):
                 raise UsageError(f"{path} is {what}; give another output name")

@@ -72,8 +72,9 @@ class QuantizeOptions:
     """What to make.
 
     ``ftype`` None copies the tensors unchanged, or is found from the chosen types when there is a target. ``n_threads``
-    0 = all hardware threads. ``save_recipe`` is a file for the decisions, in the form of rules. ``prune_layers`` are
-    blocks to leave out; rules and other options see the numbers that the blocks have in the output.
+    0 = all hardware threads. ``recipe_paths`` are files that rules came from, ``save_recipe`` is one for the decisions
+    in the form of rules. ``prune_layers`` are blocks to leave out; rules and other options see the numbers that the
+    blocks have in the output.
     """
 
     ftype: FileType | None
@@ -85,6 +86,7 @@ class QuantizeOptions:
     types: TypeOptions = field(default_factory=TypeOptions)
     extra_output_type: str = ""
     recipe: Recipe = field(default_factory=Recipe)
+    recipe_paths: tuple[str, ...] = ()
     pure: bool = False
     allow_requantize: bool = False
     leave_output_tensor: bool = False

@@ -194,6 +194,7 @@ def test_recipe_text_first_match_and_reports():
 def test_empty_items_are_no_rules():
     rules = parse_rules(",attn=q4_K,, ffn=q5_K ,\n,\n")
     assert [str(rule) for rule in rules] == ["attn=q4_K", "ffn=q5_K"]
+    assert parse_rules("# all rules are off\n") == []
 
 
 def test_commas_in_brackets_belong_to_the_expression():
@@ -205,6 +206,8 @@ def test_commas_in_brackets_belong_to_the_expression():
     ("text", "message"),
     [
         ("attn", "Invalid custom quantization input attn"),
+        ("", "Invalid custom quantization input '': it is empty"),
+        (" ,\n, ", "it is empty"),
         ("attn=foo", "Invalid quantization type 'foo' in custom quantization input attn=foo"),
         ("blk.(=q4_K", "regular expression of custom rule"),
         ("attn=q8_1", "cannot be stored"),

@@ -82,6 +82,24 @@ BAD_CONFIGS = {
         FileFormatError,
         "beta_fast 64",
     ),
+    # Numbers of things that are listed one by one.
+    "layers 2^31": ("qwen3next", {"num_hidden_layers": 2**31}, FileFormatError, "'num_hidden_layers' is 2147483648;"),
+    "layers -1": ("llama", {"num_hidden_layers": -1}, FileFormatError, "'num_hidden_layers' is -1;"),
+    "experts": (
+        "mixtral",
+        {"num_local_experts": 2**31},
+        FileFormatError,
+        "'num_local_experts' is 2147483648; 0 to 65536",
+    ),
+    "routed": (
+        "deepseek-v3",
+        {"num_experts": None, "n_routed_experts": 2**31},
+        FileFormatError,
+        "'n_routed_experts' is 2147483648;",
+    ),
+    "ernie": ("ernie4_5-moe", {"moe_num_experts": 2**31}, FileFormatError, "'moe_num_experts' is 2147483648;"),
+    "shared": ("gemma4", {"num_kv_shared_layers": 2**31}, FileFormatError, "'num_kv_shared_layers' is 2147483648;"),
+    "head": ("llama", {"head_dim": 2**31}, FileFormatError, "'head_dim' is 2147483648;"),
 }
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ikpy.errors import IkpyError, ResourceError, UsageError
+from ikpy.errors import IkpyError, ResourceError, UsageError, escaped
 from ikpy.gguf.atomic import check_replaceable, write_whole
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.splits import output_prefix, split_path
@@ -186,7 +186,7 @@ class Quantizer:
         shape = (*step.source.shape, 1, 1, 1)[:4]
         dims = ", ".join(f"{n:5d}" for n in shape)
         name = step.source.name if step.name == EXTRA_OUTPUT else step.name
-        self.err(f"[{self.done:4d}/{self.total:4d}] {name:>36} - [{dims}], type = {step.source_type:>6}, ")
+        self.err(f"[{self.done:4d}/{self.total:4d}] {escaped(name):>36} - [{dims}], type = {step.source_type:>6}, ")
         if self.options.repack:
             return
         self.err(step.note)

@@ -23,7 +23,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ikpy.errors import FileFormatError, UsageError
+from ikpy.errors import FileFormatError, UsageError, escaped
 from ikpy.gguf.metadata import scalar_or
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import align_up
@@ -107,7 +107,7 @@ class Allocation:
 
 
 def _role(name: str) -> str:
-    return re.sub(r"^blk\.\d+\.", "", name).removesuffix(".weight")
+    return escaped(re.sub(r"^blk\.\d+\.", "", name).removesuffix(".weight"))
 
 
 def allocate(file: GGUFFile, output: str, options: QuantizeOptions, display: Display) -> Allocation:

@@ -142,6 +142,17 @@ def test_entries_without_rows_are_no_data(tmp_path):
     assert len(read_file(path).records) == 1, "combining files keeps them"
 
 
+def test_names_of_entries_steer_no_terminal(tmp_path, capfd):
+    path = tmp_path / "x.gguf"
+    write_gguf(path, {"blk.0.\x1b[31m": (np.ones((1, 2)), [1]), "blk.0.\x1b[32m": (np.zeros((1, 2)), [0])})
+    assert run(["--in-file", str(path), "--show-statistics"]) == 0
+    assert run(["--in-file", str(path), "-o", str(tmp_path / "x.dat")]) == 0
+    out, err = capfd.readouterr()
+    assert r" \x1b[31m " in out
+    assert r"blk.0.\x1b[32m' has no data - skipping" in err
+    assert "\x1b" not in out + err
+
+
 def test_counts_of_legacy_files_that_cannot_be(tmp_path):
     path = tmp_path / "x.dat"
     path.write_bytes(legacy(("a", 1, [1.0]), trailer=trailer(-3, b"x")))

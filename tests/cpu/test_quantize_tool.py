@@ -434,6 +434,23 @@ def test_names_of_files_may_be_no_text(tmp_path, tensors, capfd):
         assert file.metadata["quantize.imatrix.file"] == str(tmp_path / "i.dat")
 
 
+def test_names_of_tensors_steer_no_terminal(tmp_path, tensors, capfd):
+    name = "blk.0.\x1b[31mffn\n_up\x9b.weight"
+    tensors[name] = tensors.pop("blk.0.ffn_up.weight")
+    write_model(tmp_path / "in.gguf", tensors)
+    (tmp_path / "i.dat").write_bytes(imatrix_bytes("blk.1.ffn_up_exps.weight", [1.0] * 768))
+    arguments = ["--imatrix", str(tmp_path / "i.dat"), "--custom-q", "31mffn=q4_0", str(tmp_path / "in.gguf")]
+    for more in ([], ["--target-bpw", "6", "--dry-run"]):
+        assert run([*more, *arguments, str(tmp_path / "out.gguf"), "Q4_0"]) == 0
+        out, err = capfd.readouterr()
+        shown = r"blk.0.\x1b[31mffn\n_up\x9b.weight"
+        assert f"] {shown:>36} - [" in err
+        assert f"did not find weights for {shown}\n" in err
+        assert f"Using custom type q4_0 for tensor {shown}\n" in err
+        assert f"none for token_embd.weight, {shown}\n" in err or f"none for {shown}" in err
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", out + err)
+
+
 def test_infinite_values_in_experts_and_copied_tensors(tmp_path, tensors, capfd):
     tensors["blk.1.ffn_up_exps.weight"][2, 5, 0] = np.inf
     write_model(tmp_path / "in.gguf", tensors)

@@ -296,9 +296,14 @@ class Quantizer:
             output.discard()
             raise
         except KeyboardInterrupt:
-            output.keep()
+            hint = " before anything was written"
+            if output.n_done_bytes:
+                output.keep()
+                hint = f"; run the same command again to go on, or delete {output.paths[0]}"
+            else:
+                output.discard()
             self.display.end()
-            self.err(f"\n{INTERNAL}: interrupted; run the same command again to go on, or delete {output.paths[0]}\n")
+            self.err(f"\n{INTERNAL}: interrupted{hint}\n")
             raise
         finally:
             self.display.end()

@@ -27,5 +27,9 @@ class OutOfMemoryError(ResourceError):
 
 def printable(text: str) -> str:
     """The text on one line, with control characters as escapes: names from files shall not steer a terminal."""
-    words = " ".join(text.split())
-    return "".join(c if ord(c) > 0x9F or " " <= c <= "~" else f"\\x{ord(c):02x}" for c in words)
+    return escaped(" ".join(text.split()))
+
+
+def escaped(text: str) -> str:
+    """The text with control characters as escapes, ends of lines included."""
+    return "".join(c if ord(c) > 0x9F or " " <= c <= "~" else ascii(c)[1:-1] for c in text)

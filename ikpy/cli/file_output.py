@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ikpy.errors import escaped
+
 if TYPE_CHECKING:
     from ikpy.gguf.writer import ShardPlan
 
@@ -17,9 +19,9 @@ def done(what: str, dry_run: bool) -> str:
 
 
 def print_line(line: str) -> None:
-    """A line of results; what the terminal's encoding lacks is shown escaped."""
+    """A line of results; control characters and what the terminal's encoding lacks are shown escaped."""
     encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+    sys.stdout.write(escaped(line).encode(encoding, "backslashreplace").decode(encoding) + "\n")
 
 
 def print_plan(plan: list[ShardPlan], dry_run: bool) -> None:

@@ -46,7 +46,7 @@ def dump(
 
     with gguf_dump.open_model(model, this_file=this_file) as file:
         if as_json:
-            print_line(json.dumps(gguf_dump.describe(file, tensors=not no_tensors, full=full), indent=1))
+            print(json.dumps(gguf_dump.describe(file, tensors=not no_tensors, full=full), indent=1))
             return
         for line in gguf_dump.dump_lines(file, tensors=not no_tensors, full=full):
             print_line(line)

@@ -58,6 +58,7 @@ def _options(arguments: Arguments) -> Any:
         types=TypeOptions(**{**arguments.recipe_roles, **arguments.roles}),
         extra_output_type=arguments.extra_output,
         recipe=Recipe(arguments.rules),
+        recipe_paths=tuple(arguments.recipe_paths),
         repack_patterns=tuple(arguments.patterns),
         kv_overrides=arguments.overrides,
         target=arguments.target,
@@ -84,6 +85,8 @@ def _load_imatrix(arguments: Arguments) -> Any:
     )
     matrix = matrix.filtered(arguments.include, arguments.exclude)
     print(f"prepare_imatrix: have {len(matrix.values)} importance matrix entries", flush=True)
+    for line in matrix.gaps():
+        print(f"WARNING: {printable(line)}", file=sys.stderr)
     if matrix.values:
         return matrix
     option = f"--{'include' if arguments.include else 'exclude'}-weights"

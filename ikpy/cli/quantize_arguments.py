@@ -113,6 +113,7 @@ class Arguments:
     include: list[str] = field(default_factory=list)
     exclude: list[str] = field(default_factory=list)
     rules: list[Rule] = field(default_factory=list)
+    recipe_paths: list[str] = field(default_factory=list)
     patterns: list[re.Pattern[str]] = field(default_factory=list)
     overrides: dict[str, object] = field(default_factory=dict)
     target: SizeTarget = field(default_factory=SizeTarget)
@@ -174,6 +175,8 @@ def _take(arguments: Arguments, name: str, value: str) -> None:
         _take_rules(arguments, value)
     elif name in ("--tensor-type", "--tensor-type-file"):
         arguments.rules += _tensor_types(name, value)
+        if name == "--tensor-type-file":
+            arguments.recipe_paths.append(value)
     elif name == "--save-recipe":
         arguments.save_recipe = value
     elif name == "--prune-layers":
@@ -218,6 +221,7 @@ def _take_rules(arguments: Arguments, value: str) -> None:
             arguments.rules += parse_rules(value)
             return
         recipe = read_recipe(value)
+        arguments.recipe_paths.append(value)
     except UsageError as error:
         raise CommandLineError(str(error)) from None
     arguments.rules += recipe.rules
@@ -237,6 +241,8 @@ def _tensor_types(name: str, value: str) -> list[Rule]:
             items = Path(value).read_text(encoding="utf-8").split()
         except (OSError, UnicodeDecodeError) as error:
             raise CommandLineError(f"{name} {value}: {getattr(error, 'strerror', None) or error}") from None
+        if not items:
+            raise CommandLineError(f"{name} {value}: the file is empty")
     rules = []
     for item in items:
         pattern, equals, type_name = item.rpartition("=")

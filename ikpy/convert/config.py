@@ -8,6 +8,8 @@ from typing import Any
 from ikpy.errors import FileFormatError
 
 _REQUIRED = object()
+# Layers, experts, elements of a head: many times what any model has, and few enough to list them all.
+MAX_COUNT = 1 << 16
 
 
 class Config:
@@ -39,6 +41,17 @@ class Config:
             raise FileFormatError(f"{self.path}: '{names[0]}' is {value!r}, not an integer")
         return value
 
+    def count(self, *names: str, default: Any = _REQUIRED) -> int:
+        """An integer that may be listed one by one: 0 to MAX_COUNT."""
+        name = next((name for name in names if self.values.get(name) is not None), names[0])
+        return self.bounded(name, self.integer(*names, default=default))
+
+    def bounded(self, name: str, value: int) -> int:
+        """A value that comes from this name; FileFormatError unless it is 0 to MAX_COUNT."""
+        if not 0 <= value <= MAX_COUNT:
+            raise FileFormatError(f"{self.path}: '{name}' is {value}; 0 to {MAX_COUNT} are possible")
+        return value
+
     def number(self, *names: str, default: Any = _REQUIRED) -> float:
         """A float."""
         value = self.get(*names, default=default)
@@ -54,7 +67,7 @@ class Config:
     @property
     def n_layer(self) -> int:
         """Layers of the model, prediction layers not counted."""
-        return self.integer("num_hidden_layers")
+        return self.count("num_hidden_layers")
 
     @property
     def head_dim(self) -> int:

@@ -20,14 +20,13 @@ from ikpy.errors import FileFormatError, ResourceError, UsageError
 from ikpy.gguf.types import GGUFValueType as VT
 from ikpy.gguf.writer import GGUFWriter, ShardPlan
 from ikpy.quants import registry
+from ikpy.quants.finite import surely_finite
 from ikpy.threads import hardware_threads
 
 OUTPUT_TYPES = ("f32", "f16", "bf16", "q8_0", "auto")
 _FILE_TYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
 # Read by the loader as f32, or too small for anything else to matter.
 _ALWAYS_F32 = ("norm.weight", ".bias", "ffn_gate_inp.weight", "attn_sinks.weight", "ssm_conv1d.weight")
-# Bits that are all set in NaN and infinite values only.
-_EXPONENT = {"f32": (np.uint32, 0x7F800000), "f16": (np.uint16, 0x7C00), "bf16": (np.uint16, 0x7F80)}
 _SHOWN = 40
 _PIECE_ELEMENTS = 1 << 22
 _QUANTIZATION_VERSION = 2
@@ -195,10 +194,8 @@ class Conversion:
 def encode(rows: np.ndarray, kind: str, target: str, change: Change | None, name: str) -> np.ndarray:
     """Rows [n, ne0] of a kind as bytes of a type. FileFormatError for values that are not finite or do not fit."""
     if kind == target and change is None:
-        if kind in _EXPONENT:
-            word, exponent = _EXPONENT[kind]
-            if (rows.view(word) & word(exponent) == exponent).any():
-                raise _not_finite(name)
+        if not _is_finite(rows.view(np.uint8).reshape(-1), target, registry.by_name(target).block_elements):
+            raise _not_finite(name)
         return rows.view(np.uint8)
     values = to_float32(rows, kind)
     if change is not None:
@@ -207,11 +204,23 @@ def encode(rows: np.ndarray, kind: str, target: str, change: Change | None, name
         raise _not_finite(name)
     if target == "f32":
         return values.view(np.uint8)
-    if target == "f16" and np.abs(values).max(initial=0) > np.finfo(np.float16).max:
-        raise FileFormatError(f"tensor '{name}' has values beyond the range of f16; use --outtype bf16")
     from ikpy._native import core
 
-    return np.asarray(core.quantize(values, registry.by_name(target).id, None, hardware_threads()))
+    coded = np.asarray(core.quantize(values, registry.by_name(target).id, None, hardware_threads()))
+    if not _is_finite(coded, target, values.shape[-1]):
+        wider = "f32" if target == "bf16" else "bf16"
+        raise FileFormatError(f"tensor '{name}' has values beyond the range of {target}; use --outtype {wider}")
+    return coded
+
+
+def _is_finite(data: np.ndarray, target: str, ne0: int) -> bool:
+    """Whether rows of a type, uint8 [nbytes], hold finite values alone."""
+    from ikpy._native import core
+
+    row = registry.by_name(target)
+    if surely_finite(data, row, ne0):
+        return True
+    return bool(np.isfinite(core.dequantize(data, row.id, ne0, len(data) // row.row_nbytes(ne0))).all())
 
 
 def _not_finite(name: str) -> FileFormatError:

@@ -20,6 +20,7 @@ from ikpy.gguf.types import (
     DTYPES,
     KEY_ALIGNMENT,
     MAGIC,
+    MAX_ALIGNMENT,
     MAX_ARRAY_STRINGS,
     MAX_DIMS,
     MAX_NAME_BYTES,
@@ -240,6 +241,8 @@ def _alignment(cursor: _Cursor, header: Header) -> int:
     alignment = int(_U32.unpack_from(cursor.buffer, entry.offset)[0])
     if alignment == 0 or alignment & (alignment - 1):
         cursor.fail(f"{KEY_ALIGNMENT} is {alignment}, not a power of two")
+    if alignment > MAX_ALIGNMENT:
+        cursor.fail(f"{KEY_ALIGNMENT} is {alignment}, more than the {MAX_ALIGNMENT} allowed")
     return alignment
 
 

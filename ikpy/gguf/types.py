@@ -11,6 +11,8 @@ MAGIC = b"GGUF"
 READ_VERSIONS = (2, 3)
 WRITE_VERSION = 3
 DEFAULT_ALIGNMENT = 32
+# Padding of headers is made in memory; the largest pages of common systems have 2 MiB.
+MAX_ALIGNMENT = 1 << 24
 MAX_DIMS = 4
 # Keys and tensor names; a damaged length must not make a string of the whole file.
 MAX_NAME_BYTES = (1 << 16) - 1

@@ -28,6 +28,7 @@ from ikpy.gguf.types import (
     KEY_SPLIT_NO,
     KEY_SPLIT_TENSORS,
     MAGIC,
+    MAX_ALIGNMENT,
     MAX_DIMS,
     SPLIT_KEYS,
     WRITE_VERSION,
@@ -80,8 +81,8 @@ class GGUFWriter:
         split_max_bytes: int | None = None,
         bare_first: bool = False,
     ):
-        if alignment < 1 or alignment & (alignment - 1) or alignment >= 1 << 32:
-            raise UsageError(f"alignment {alignment} is not a power of two below 4294967296")
+        if not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+            raise UsageError(f"alignment {alignment} is not a power of two up to {MAX_ALIGNMENT}")
         for limit, what in ((split_max_tensors, "tensors"), (split_max_bytes, "bytes")):
             if limit is not None and limit < 1:
                 raise UsageError(f"{limit} {what} per shard are too few; at least 1 is needed")

@@ -85,7 +85,7 @@ _like_plain("iq4_nl_r4", d=_half_scales(K4), q=_first(_n4(8), 32))
 _like_plain("q5_0_r4", d=_half_scales(K4), q=_first(_n4(24) | _b4(8, (0, 16, 4, 20, 8, 24, 12, 28)), 32))
 _like_plain("q6_0_r4", d=_half_scales(K4), q=_first(_n4(40) | _p4(8), 32))
 _like_plain("q4_0_r8", d=_half_scales(K8), q=nibble(16 + _BY_FOUR, _HIGH))
-_like_plain("mxfp4_r8", d=bits(K8), q=nibble(8 + _BY_FOUR, _HIGH))
+_like_plain("mxfp4_r8", d=bits(K8, kind="e8m0"), q=nibble(8 + _BY_FOUR, _HIGH))
 _like_plain("q8_0_r8", d=_half_scales(K8), q=_q8x(16, K8, 32))
 _like_plain("q8_KV_r8", header=_row_scales(K8), q=_q8x(0, K8, 32))
 

@@ -33,7 +33,8 @@ class Segment:
 class Field:
     """Numbers [rows, count] of a block, each the concatenation of its segments, lowest bits first.
 
-    ``kind`` is how the bits are read: "u" unsigned, "i8"/"i32" two's complement, "f16", "bf16", "f32".
+    ``kind`` is how the bits are read: "u" unsigned, "i8"/"i32" two's complement, "f16", "bf16", "f32", "e8m0" (an
+    exponent, kept as an integer).
     ``codes`` maps stored codes to the canonical number (a bijection onto its values), for fields that are
     stored in another code than in the plain type.
     """

@@ -80,7 +80,7 @@ def q8_k(f: Fields) -> np.ndarray:
     return f["d"] * f32(f["q"])
 
 
-@block_type("mxfp4", d=bits(0), q=nibble(1 + _J, _H))
+@block_type("mxfp4", d=bits(0, kind="e8m0"), q=nibble(1 + _J, _H))
 def mxfp4(f: Fields) -> np.ndarray:
     """e2m1 numbers with a power-of-two scale; the table is doubled, hence the halved scale."""
     scale = table("e8m0_half_f32_bits")[f["d"]].view(np.float32)

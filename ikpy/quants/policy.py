@@ -100,16 +100,11 @@ class TypePolicy:
             if self._mixture.role and not choice.custom and name not in self.assigned:
                 self.used_roles.add(self._mixture.role)
             choice.type = choice.custom or choice.type
+        choice.forced = self._forced_type(name)
+        choice.type = choice.forced or choice.type
         fit_row(choice, name, shape)
         if name in EMBEDDINGS:
             self._plain_embedding(choice)
-        forced = self._forced_type(name)
-        if forced:
-            choice.type = choice.forced = forced
-            choice.fallback_from = ""
-            fit_row(choice, name, shape)
-            if name in EMBEDDINGS:
-                self._plain_embedding(choice)
         fit_groups(choice, name, shape)
         return choice
 

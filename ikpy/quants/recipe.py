@@ -92,8 +92,14 @@ def rule_items(text: str) -> list[str]:
 def parse_rules(text: str) -> list[Rule]:
     """Rules of a recipe text; UsageError naming the item for a missing ``=``, unknown type or bad regex.
 
-    A text of one line whose comment holds rules is refused: its lines were joined and would be lost.
+    A text of one line whose comment holds rules is refused: its lines were joined and would be lost. So is a text of
+    blanks and commas alone, which a misspelled variable of the shell gives.
     """
+    if not text.replace(",", "").strip():
+        raise UsageError(
+            f"Invalid custom quantization input '{text.strip()}': it is empty; expected REGEX=TYPE or the name of a "
+            "file of rules"
+        )
     comment = _COMMENT.search(text)
     if comment and "\n" not in text.strip() and any("=" in item for item in comment[0].split(",")[1:]):
         raise UsageError(

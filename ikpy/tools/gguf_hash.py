@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ikpy.errors import UsageError
+from ikpy.errors import UsageError, escaped
 from ikpy.gguf.reader import GGUFFile
 
 Progress = Callable[[int, int], None]
@@ -109,13 +109,15 @@ def read_manifest(
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{manifest}: {getattr(error, 'strerror', None) or error}") from None
     wanted, found = Path(path).name, []
+    # Folders do not count; names have the escapes of printed lines, whose backslashes divide no folders.
+    place = re.compile(rf"(?:^|[/\\]){re.escape(escaped(wanted))}(?::(.+))?$")
     for line in text.splitlines():
         match = _LINE.match(line.strip())
         if not match or match[1] not in algorithms:
             continue
-        name = match[3].replace("\\", "/").rpartition("/")[2]
-        if name == wanted or (name.startswith(f"{wanted}:") and not only_whole):
-            found.append(Digest(match[1], name[len(wanted) + 1 :], match[2].lower()))
+        named = place.search(match[3])
+        if named and not (named[1] and only_whole):
+            found.append(Digest(match[1], named[1] or "", match[2].lower()))
     if not found:
         names = " or ".join(filter(None, (", ".join(algorithms[:-1]), algorithms[-1])))
         raise UsageError(f"{manifest}: no {names} digest of {wanted} in it")
@@ -126,11 +128,12 @@ def differences(path: str, expected: list[Digest], *, progress: Progress | None 
     """What differs from a manifest, one line each; empty if nothing does."""
     algorithms = list(dict.fromkeys(digest.algorithm for digest in expected))
     found_digests = digests(path, algorithms, progress=progress)
-    actual = {(digest.algorithm, digest.tensor): digest.hexadecimal for digest in found_digests}
+    # Manifests are printed, where control characters of names are escapes.
+    actual = {(digest.algorithm, escaped(digest.tensor)): digest.hexadecimal for digest in found_digests}
     lines = []
     for digest in expected:
         what = f"tensor {digest.tensor}" if digest.tensor else "all tensors"
-        found = actual.get((digest.algorithm, digest.tensor))
+        found = actual.get((digest.algorithm, escaped(digest.tensor)))
         if found is None:
             lines.append(f"{what}: missing")
         elif found != digest.hexadecimal:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ikpy.engine.batch import Batch
-from ikpy.errors import ResourceError, UnsupportedError, UsageError
+from ikpy.errors import ResourceError, UnsupportedError, UsageError, escaped
 from ikpy.tools.imatrix_data import ImatrixData, save
 from ikpy.tools.logprobs import token_log_probs
 from ikpy.tools.perplexity import DecodeContext, LossSums, Progress, Tokenizer
@@ -187,7 +187,7 @@ class Run:
         for name, sums in self.data.live.items():
             if sums.calls:
                 shape = f"{sums.n_inputs:5d} x {n_tokens:5d}"
-                print(f"collect_imatrix[{calls}]: {name:>32}, {sums.op}, {shape}, 0", file=self.out)
+                print(f"collect_imatrix[{calls}]: {escaped(name):>32}, {sums.op}, {shape}, 0", file=self.out)
                 calls = now
 
     # results

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ikpy.errors import FileFormatError, ResourceError, UsageError
+from ikpy.errors import FileFormatError, ResourceError, UsageError, escaped
 from ikpy.gguf.atomic import AtomicFile
 from ikpy.gguf.types import GGUFValueType
 from ikpy.gguf.writer import GGUFWriter
@@ -241,7 +241,7 @@ def missing_matrices(name: str, entry: Entry, log: Log) -> NDArray[np.intp] | No
     if len(empty) == 0:
         return empty
     if len(empty) == n:
-        log(f"save_imatrix: entry '{name:>40}' has no data - skipping")
+        log(f"save_imatrix: entry '{escaped(name):>40}' has no data - skipping")
         return None
     stored = len(empty) < int(MISSING_SHARE * n + 0.5)  # halves go up: with 50 experts 2 may lack data
     fate = "Storing **but be aware**" if stored else "- skipping"
@@ -253,7 +253,7 @@ def _partial(name: str, entry: Entry, empty: NDArray[np.intp]) -> str:
     n = len(entry.rows)
     share = 100 * (n - len(empty)) / n
     return (
-        f"save_imatrix: entry '{name:>40}' has partial data ({share:.2f}%) "
+        f"save_imatrix: entry '{escaped(name):>40}' has partial data ({share:.2f}%) "
         f"{len(empty)} out of {n} experts are missing data"
     )
 

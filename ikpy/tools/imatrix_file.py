@@ -28,12 +28,16 @@ _MAX_NAME = 1 << 16
 class ImportanceMatrix:
     """Mean squared activations per tensor: ``values[name]`` is float32 [ne0 * matrices], all finite.
 
-    ``chunks`` is the number of text chunks behind them, ``dataset`` the name of the text ("" if unknown).
+    ``chunks`` is the number of text chunks behind them, ``dataset`` the name of the text ("" if unknown). ``empty``
+    names entries of the file that saw no rows and are left out; ``missing`` holds the number of matrices (experts)
+    without rows and of all, for entries where only some have data.
     """
 
     values: dict[str, np.ndarray] = field(default_factory=dict)
     chunks: int = 0
     dataset: str = ""
+    empty: list[str] = field(default_factory=list)
+    missing: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def find(self, name: str) -> np.ndarray | None:
         """Values for a tensor, from itself or from the tensor that reads the same activations."""
@@ -44,12 +48,32 @@ class ImportanceMatrix:
 
     def filtered(self, include: Sequence[str], exclude: Sequence[str]) -> ImportanceMatrix:
         """Entries whose name contains one of ``include`` (if any) and none of ``exclude``."""
-        kept = {
-            name: v
-            for name, v in self.values.items()
-            if (not include or any(part in name for part in include)) and not any(part in name for part in exclude)
-        }
-        return ImportanceMatrix(kept, self.chunks, self.dataset)
+
+        def is_kept(name: str) -> bool:
+            return (not include or any(part in name for part in include)) and not any(part in name for part in exclude)
+
+        return ImportanceMatrix(
+            {name: values for name, values in self.values.items() if is_kept(name)},
+            self.chunks,
+            self.dataset,
+            [name for name in self.empty if is_kept(name)],
+            {name: counts for name, counts in self.missing.items() if is_kept(name)},
+        )
+
+    def gaps(self) -> list[str]:
+        """A line about entries without data and one about experts without, where there are any."""
+        lines = []
+        if self.empty:
+            more = f" (and {len(self.empty) - 1} more)" if len(self.empty) > 1 else ""
+            lines.append(f"{self.empty[0]}{more} of the importance matrix saw no tokens and counts as without data")
+        if self.missing:
+            name, (lacking, total) = max(self.missing.items(), key=lambda item: item[1][0] / item[1][1])
+            more = f" (the largest share of {len(self.missing)} such entries)" if len(self.missing) > 1 else ""
+            lines.append(
+                f"{lacking} of {total} experts of {name} have no data in the importance matrix{more}; "
+                "their columns all count the same"
+            )
+        return lines
 
 
 @dataclass
@@ -100,10 +124,20 @@ def _candidates(name: str) -> Iterator[str]:
 
 
 def read_imatrix(path: str | Path) -> ImportanceMatrix:
-    """Read either file form; UsageError if there is no such file, FileFormatError if it is damaged."""
+    """Read either file form; UsageError if there is no such file, FileFormatError if it is damaged or without data."""
     file = read_file(path)
-    values = {record.name: record.mean() for record in file.records}
-    return ImportanceMatrix(values, file.chunks, file.datasets[0] if file.datasets else "")
+    matrix = ImportanceMatrix({}, file.chunks, file.datasets[0] if file.datasets else "")
+    for record in file.records:
+        lacking = int((record.rows == 0).sum())
+        if lacking == len(record.rows):
+            matrix.empty.append(record.name)
+            continue
+        matrix.values[record.name] = record.mean()
+        if lacking:
+            matrix.missing[record.name] = lacking, len(record.rows)
+    if not matrix.values:
+        raise FileFormatError(f"load_imatrix: no data in file {path}: none of its entries saw a token")
+    return matrix
 
 
 def is_gguf(path: str | Path) -> bool:
@@ -229,6 +263,8 @@ def _read_gguf(path: str | Path) -> ImatrixFile:
                     f"load_imatrix: {path}: {len(rows)} counts for the {len(sums)} matrices of {name}"
                 )
             _check_finite(path, name, rows)
+            if (rows < 0).any():
+                raise FileFormatError(f"load_imatrix: {path}: counts of {name} are negative")
             calls = chunks or round(float(rows.max()) / size if size else 1)
             _check_count(path, f"the number of calls of {name}", max(0, calls))
             file.records.append(ImatrixRecord(name.removesuffix(".in_sum2"), sums, rows, max(1, calls)))

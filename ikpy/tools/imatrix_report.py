@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ikpy.errors import escaped
 from ikpy.graph.activations import SimilaritySums
 from ikpy.tools.imatrix_data import Entry, ImatrixData
 
@@ -71,7 +72,7 @@ def tensor_statistics(data: ImatrixData) -> list[TensorStatistics]:
             TensorStatistics(
                 name=name,
                 layer=layer,
-                kind=kind,
+                kind=escaped(kind),
                 n=len(m),
                 total=total,
                 low=float(m.min()),

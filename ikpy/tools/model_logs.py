@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ikpy.errors import escaped
 from ikpy.gguf.metadata import integers_or, scalar_or
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import type_label
@@ -105,11 +106,6 @@ def value_text(value: Any) -> str:
     if len(encoded) > VALUE_WIDTH:
         encoded = encoded[: VALUE_WIDTH - 3] + b"..."
     return encoded.decode("utf-8", "replace")
-
-
-def escaped(text: str) -> str:
-    """The text with control characters as escapes: values from files shall not steer a terminal."""
-    return "".join(c if c.isprintable() or ord(c) > 0x9F else ascii(c)[1:-1] for c in text)
 
 
 def scalar_text(value: Any) -> str:

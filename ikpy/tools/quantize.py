@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ikpy.errors import IkpyError, ResourceError, UsageError
+from ikpy.errors import IkpyError, ResourceError, UsageError, escaped
 from ikpy.gguf.atomic import check_replaceable, write_whole
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.splits import output_prefix, split_path
@@ -146,6 +146,7 @@ class Quantizer:
         inputs = {os.path.realpath(shard.path): "the input" for shard in self.file.shards}
         if self.options.imatrix_path:
             inputs[os.path.realpath(self.options.imatrix_path)] = "the importance matrix"
+        inputs |= {os.path.realpath(path): "a file of rules" for path in self.options.recipe_paths}
         for path in outputs:
             if what := inputs.get(os.path.realpath(path)):
                 raise UsageError(f"{path} is {what}; give another output name")
@@ -185,7 +186,7 @@ class Quantizer:
         shape = (*step.source.shape, 1, 1, 1)[:4]
         dims = ", ".join(f"{n:5d}" for n in shape)
         name = step.source.name if step.name == EXTRA_OUTPUT else step.name
-        self.err(f"[{self.done:4d}/{self.total:4d}] {name:>36} - [{dims}], type = {step.source_type:>6}, ")
+        self.err(f"[{self.done:4d}/{self.total:4d}] {escaped(name):>36} - [{dims}], type = {step.source_type:>6}, ")
         if self.options.repack:
             return
         self.err(step.note)
@@ -295,9 +296,14 @@ class Quantizer:
             output.discard()
             raise
         except KeyboardInterrupt:
-            output.keep()
+            hint = " before anything was written"
+            if output.n_done_bytes:
+                output.keep()
+                hint = f"; run the same command again to go on, or delete {output.paths[0]}"
+            else:
+                output.discard()
             self.display.end()
-            self.err(f"\n{INTERNAL}: interrupted; run the same command again to go on, or delete {output.paths[0]}\n")
+            self.err(f"\n{INTERNAL}: interrupted{hint}\n")
             raise
         finally:
             self.display.end()

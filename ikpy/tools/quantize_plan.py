@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from ikpy.errors import IkpyError, UnsupportedError
+from ikpy.errors import IkpyError, UnsupportedError, escaped
 from ikpy.gguf.reader import GGUFFile, TensorInfo
 from ikpy.gguf.splits import output_prefix, split_path
 from ikpy.gguf.types import KEY_SPLIT_COUNT, KEY_SPLIT_NO, KEY_SPLIT_TENSORS, SPLIT_KEYS, GGUFValueType
@@ -72,8 +72,9 @@ class QuantizeOptions:
     """What to make.
 
     ``ftype`` None copies the tensors unchanged, or is found from the chosen types when there is a target. ``n_threads``
-    0 = all hardware threads. ``save_recipe`` is a file for the decisions, in the form of rules. ``prune_layers`` are
-    blocks to leave out; rules and other options see the numbers that the blocks have in the output.
+    0 = all hardware threads. ``recipe_paths`` are files that rules came from, ``save_recipe`` is one for the decisions
+    in the form of rules. ``prune_layers`` are blocks to leave out; rules and other options see the numbers that the
+    blocks have in the output.
     """
 
     ftype: FileType | None
@@ -85,6 +86,7 @@ class QuantizeOptions:
     types: TypeOptions = field(default_factory=TypeOptions)
     extra_output_type: str = ""
     recipe: Recipe = field(default_factory=Recipe)
+    recipe_paths: tuple[str, ...] = ()
     pure: bool = False
     allow_requantize: bool = False
     leave_output_tensor: bool = False
@@ -155,11 +157,12 @@ class Plan:
         """Which converted tensors have importance values, and a warning ("" if there is no reason for one)."""
         converted = [step for step in self.steps if step.type != step.source_type]
         without = [step.name for step in converted if step.imatrix is None]
+        shown = ", ".join(map(escaped, without[:SHOWN_NAMES]))
         text = f"importance values for {len(converted) - len(without)} of {len(converted)} converted tensors"
         if not without:
             return text, ""
         more = f" and {len(without) - SHOWN_NAMES} more" if len(without) > SHOWN_NAMES else ""
-        text += f"; none for {', '.join(without[:SHOWN_NAMES])}{more}"
+        text += f"; none for {shown}{more}"
         if len(without) < len(converted) or set(without) <= {*EMBEDDINGS, OUTPUT, EXTRA_OUTPUT}:
             return text, ""
         return text, "the importance matrix has values for none of the converted tensors; is it one of another model?"
@@ -269,7 +272,7 @@ def _decide(step: Step, policy: TypePolicy, options: QuantizeOptions, plan: Plan
     step.free = not choice.custom and not choice.forced
     plan.n_convertible += 1
     if choice.custom:
-        step.note += f"Using custom type {choice.custom} for tensor {step.name}\n"
+        step.note += f"Using custom type {choice.custom} for tensor {escaped(step.name)}\n"
         rule = options.recipe.match(step.name)
         if rule is not None:
             rule.nbytes += step.nbytes
@@ -319,7 +322,7 @@ def _importance(step: Step, imatrix: ImportanceMatrix) -> np.ndarray | None:
     # The importance matrix is that of the whole model; a second output matrix has the inputs of the first one.
     values = imatrix.find(step.source.name)
     if values is None:
-        step.note += f"\n====== {INTERNAL}: did not find weights for {step.name}\n"
+        step.note += f"\n====== {INTERNAL}: did not find weights for {escaped(step.name)}\n"
         return None
     shape = step.source.shape
     expected = shape[0] * (shape[2] if len(shape) > 2 else 1)
@@ -332,7 +335,7 @@ def _importance(step: Step, imatrix: ImportanceMatrix) -> np.ndarray | None:
         if len(heads) == 1:
             return heads
     text = f"imatrix size {len(values)} is different from tensor size {expected} for {step.name}"
-    step.note += f"\n====== {INTERNAL}: {text}\n"
+    step.note += f"\n====== {INTERNAL}: {escaped(text)}\n"
     if step.name != TOKEN_EMBEDDING:
         raise UnsupportedError(f"{text}; the importance matrix belongs to another model")
     return None

@@ -23,7 +23,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ikpy.errors import FileFormatError, UsageError
+from ikpy.errors import FileFormatError, UsageError, escaped
 from ikpy.gguf.metadata import scalar_or
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import align_up
@@ -36,7 +36,7 @@ from ikpy.threads import hardware_threads
 from ikpy.tools.quantize_plan import Plan, QuantizeOptions, Step, make_plan, output_files, size_text
 from ikpy.tools.quantize_progress import Display
 from ikpy.tools.quantize_prune import kept_tensors
-from ikpy.tools.tensor_convert import can_encode, check_finite, encode, read_rows
+from ikpy.tools.tensor_convert import bad_row, beyond_range, can_encode, check_finite, encode, read_rows
 
 # Elements of a tensor that are quantized in every type: 256 super-blocks.
 SAMPLE_ELEMENTS = 1 << 16
@@ -107,7 +107,7 @@ class Allocation:
 
 
 def _role(name: str) -> str:
-    return re.sub(r"^blk\.\d+\.", "", name).removesuffix(".weight")
+    return escaped(re.sub(r"^blk\.\d+\.", "", name).removesuffix(".weight"))
 
 
 def allocate(file: GGUFFile, output: str, options: QuantizeOptions, display: Display) -> Allocation:
@@ -268,7 +268,8 @@ def tensor_errors(file: GGUFFile, step: Step, types: Sequence[str], n_threads: i
     for matrix, rows in sample(shape, read.interleave):
         parts = [read_rows(data, read, shape, row, read.interleave) for row in rows]
         values = np.concatenate(parts)
-        check_finite(values, step.name, rows[0])
+        numbers = [row + k for row in rows for k in range(read.interleave)]
+        check_finite(values, step.name, numbers)
         weights = None if step.imatrix is None else np.ascontiguousarray(step.imatrix[matrix % len(step.imatrix)])
         scale = np.ones(shape[0]) if weights is None else weights.astype(np.float64)
         energy += float((values.astype(np.float64) ** 2 @ scale).sum())
@@ -279,6 +280,8 @@ def tensor_errors(file: GGUFFile, step: Step, types: Sequence[str], n_threads: i
             plain = registry.by_name(plain_type(row)) if row.interleave > 1 else row
             coded = encode(values, plain, weights, n_threads or hardware_threads(), step.name)
             decoded = core.dequantize(coded, plain.id, shape[0], len(values))
+            if bad := bad_row(decoded):
+                raise beyond_range(plain, numbers[bad[0]], step.name)
             lost[name] += float(((values - decoded).astype(np.float64) ** 2 @ scale).sum())
     return {name: value / max(energy, _NO_ENERGY) for name, value in lost.items()}
 

@@ -6,6 +6,8 @@ import struct
 
 import numpy as np
 
+from ikpy.gguf.types import GGUFValueType
+from ikpy.gguf.writer import GGUFWriter
 from ikpy.tools.imatrix_data import Entry, ImatrixData
 
 
@@ -31,3 +33,18 @@ def partial(n_experts: int, missing: int) -> ImatrixData:
     sums[:missing] = 0
     dense = Entry(np.ones((1, 2)), np.ones(1), 1)
     return ImatrixData(loaded={"blk.0.ffn_up_exps.weight": Entry(sums, rows, 5), "blk.0.ffn_up.weight": dense})
+
+
+def write_gguf(path, entries):
+    """A GGUF file of entries by name: sums of squares [matrices, n] and counts [matrices]."""
+    with GGUFWriter(path) as writer:
+        writer.add("general.type", GGUFValueType.STRING, "imatrix")
+        writer.add_array("imatrix.datasets", GGUFValueType.STRING, ["text"])
+        writer.add("imatrix.chunk_count", GGUFValueType.UINT32, 4)
+        writer.add("imatrix.chunk_size", GGUFValueType.UINT32, 512)
+        for name, (sums, counts) in entries.items():
+            writer.add_tensor(f"{name}.in_sum2", np.shape(sums)[::-1], 0)
+            writer.add_tensor(f"{name}.counts", (1, len(counts)), 0)
+        for name, (sums, counts) in entries.items():
+            writer.write(f"{name}.in_sum2", np.asarray(sums, "<f4"))
+            writer.write(f"{name}.counts", np.asarray(counts, "<f4"))

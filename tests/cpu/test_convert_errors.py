@@ -82,6 +82,24 @@ BAD_CONFIGS = {
         FileFormatError,
         "beta_fast 64",
     ),
+    # Numbers of things that are listed one by one.
+    "layers 2^31": ("qwen3next", {"num_hidden_layers": 2**31}, FileFormatError, "'num_hidden_layers' is 2147483648;"),
+    "layers -1": ("llama", {"num_hidden_layers": -1}, FileFormatError, "'num_hidden_layers' is -1;"),
+    "experts": (
+        "mixtral",
+        {"num_local_experts": 2**31},
+        FileFormatError,
+        "'num_local_experts' is 2147483648; 0 to 65536",
+    ),
+    "routed": (
+        "deepseek-v3",
+        {"num_experts": None, "n_routed_experts": 2**31},
+        FileFormatError,
+        "'n_routed_experts' is 2147483648;",
+    ),
+    "ernie": ("ernie4_5-moe", {"moe_num_experts": 2**31}, FileFormatError, "'moe_num_experts' is 2147483648;"),
+    "shared": ("gemma4", {"num_kv_shared_layers": 2**31}, FileFormatError, "'num_kv_shared_layers' is 2147483648;"),
+    "head": ("llama", {"head_dim": 2**31}, FileFormatError, "'head_dim' is 2147483648;"),
 }
 
 
@@ -127,6 +145,9 @@ def test_values_that_no_type_holds(tmp_path):
     made.change_tensors(folder, _add("lm_head.weight", HUGE))
     with pytest.raises(FileFormatError, match=r"beyond the range of f16; use --outtype bf16"):
         convert(folder, tmp_path, outtype="f16")
+    made.change_tensors(folder, _add("lm_head.weight", made.bf16(np.full((384, 64), 1e9, np.float32))))
+    with pytest.raises(FileFormatError, match=r"beyond the range of q8_0; use --outtype bf16"):
+        convert(folder, tmp_path, outtype="q8_0")
     nan = made.bf16(np.full((384, 64), np.nan, np.float32))
     made.change_tensors(folder, _add("lm_head.weight", nan))
     with pytest.raises(FileFormatError, match=r"'lm_head\.weight' contains NaN"):
@@ -134,6 +155,15 @@ def test_values_that_no_type_holds(tmp_path):
     with pytest.raises(FileFormatError, match=r"'lm_head\.weight' contains NaN"):
         convert(folder, tmp_path, outtype="bf16")
     assert not list(tmp_path.glob("*.gguf"))
+
+
+def test_scales_of_mxfp4_blocks_are_checked(tmp_path):
+    folder = made.copy("gpt-oss", tmp_path)
+    name = "model.layers.0.mlp.experts.down_proj_scales"
+    dtype, shape, data = made.read_tensors(folder / "model.safetensors")[name]
+    made.change_tensors(folder, _add(name, (dtype, shape, b"\xff" + data[1:])))
+    with pytest.raises(FileFormatError, match=r"down_proj_blocks' contains NaN or infinite values"):
+        convert(folder, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,10 @@ MALFORMED = {
     "value length": (_one([made.string("k") + struct.pack("<IQ", 8, 2**63)]), "only .* are left"),
     "alignment 0": (_one([made.scalar("general.alignment", made.U32, 0)]), "0, not a power of two"),
     "alignment 24": (_one([made.scalar("general.alignment", made.U32, 24)]), "24, not a power of two"),
+    "alignment 2^31": (
+        _one([made.scalar("general.alignment", made.U32, 2**31)]),
+        "2147483648, more than the 16777216 allowed",
+    ),
     "alignment type": (
         _one([made.scalar("general.alignment", made.U64, 32)]),
         "wrong type u64 but expected type u32",

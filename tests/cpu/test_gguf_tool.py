@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import uuid
 from pathlib import Path
 
@@ -459,3 +460,24 @@ def test_output_of_long_arrays_is_bounded(tmp_path):
         assert len(run("dump", path, *arguments)[0]) < 4000
     whole = json.loads(run("dump", path, "--json", "--full")[0])["metadata"]
     assert (whole["numbers"]["value"][-1], whole["words"]["value"][-1]) == (999_999, "word 199999")
+
+
+def test_names_from_files_steer_no_terminal(tmp_path):
+    """Control characters of keys, values and tensor names are shown as escapes, in manifests too."""
+    path, evil = tmp_path / "x.gguf", "a\x1b[31m\n\x7f\x9b"
+    with GGUFWriter(path) as writer:
+        writer.add("general.architecture", T.STRING, evil)
+        writer.add(evil, T.UINT32, 1)
+        writer.add_tensor(evil, (8,), 0)
+        writer.write(evil, np.zeros(8, np.float32))
+    shown = r"a\x1b[31m\n\x7f\x9b"
+    text = run("dump", path)[0]
+    assert f"  {shown} " in text and text.count(shown) == 2
+    json_text = run("dump", path, "--json")[0]
+    assert json.loads(json_text)["tensors"][0]["name"] == evil
+    manifest = run("hash", path)[0]
+    assert f"{path}:{shown}\n" in manifest
+    for output in (text, json_text, manifest):
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", output)
+    (tmp_path / "manifest").write_text(manifest)
+    assert run("hash", path, "-c", tmp_path / "manifest")[0] == f"{path}: 2 of 2 digests agree\n"

@@ -152,6 +152,8 @@ def test_wrong_use_is_refused(tmp_path):
     assert os.listdir(tmp_path) == []
     with pytest.raises(UsageError, match="power of two"):
         GGUFWriter(tmp_path / "x", alignment=48)
+    with pytest.raises(UsageError, match="alignment 33554432 is not a power of two up to 16777216"):
+        GGUFWriter(tmp_path / "x", alignment=1 << 25)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from ikpy.gguf.writer import GGUFWriter
 from ikpy.graph.activations import ActivationSums
 from ikpy.tools.imatrix_data import Entry, ImatrixData, save
 from ikpy.tools.imatrix_file import read_file, read_imatrix
-from tests.cpu.imatrices import legacy, partial, trailer
+from tests.cpu.imatrices import legacy, partial, trailer, write_gguf
 
 
 def quiet(_: str) -> None:
@@ -90,6 +90,7 @@ def test_experts_without_data(tmp_path):
     ({"rows": np.nan}, "values of entry a.in_sum2 in .* are not finite"),
     ({"rows": np.inf}, "values of entry a.in_sum2 in .* are not finite"),
     ({"rows": 1e-40}, "values of entry a in .* are not finite"),
+    ({"rows": -1.0}, "counts of a.in_sum2 are negative"),
     ({"sums": -1.0}, "entry a in .* has negative sums"),
 ])  # fmt: skip
 def test_gguf_forms_with_wrong_values(tmp_path, changes, message):
@@ -111,6 +112,45 @@ def test_gguf_forms_with_wrong_values(tmp_path, changes, message):
         writer.write("a.counts", np.array([rows], "<f4"))
     with pytest.raises(FileFormatError, match=message):
         read_imatrix(path)
+
+
+def test_entries_without_rows_are_no_data(tmp_path):
+    """Entries that saw no tokens are left out, experts without tokens are counted."""
+    path = tmp_path / "x.gguf"
+    entries = {
+        "blk.0.ffn_down_exps.weight": (np.zeros((4, 2)), [0, 0, 0, 0]),
+        "blk.0.ffn_up_exps.weight": (np.full((4, 2), 6.0), [3, 0, 0, 3]),
+        "blk.1.ffn_up_exps.weight": (np.full((4, 2), 6.0), [3, 0, 3, 3]),
+        "blk.1.ffn_up.weight": (np.full((1, 2), 6.0), [3]),
+    }
+    write_gguf(path, entries)
+    matrix = read_imatrix(path)
+    assert list(matrix.values) == list(entries)[1:]
+    assert matrix.gaps() == [
+        "blk.0.ffn_down_exps.weight of the importance matrix saw no tokens and counts as without data",
+        "2 of 4 experts of blk.0.ffn_up_exps.weight have no data in the importance matrix (the largest share of 2 such "
+        "entries); their columns all count the same",
+    ]
+    assert matrix.filtered(["blk.1"], []).gaps() == [
+        "1 of 4 experts of blk.1.ffn_up_exps.weight have no data in the importance matrix; "
+        "their columns all count the same"
+    ]
+    assert matrix.filtered([], ["exps"]).gaps() == []
+    write_gguf(path, {"a": entries["blk.0.ffn_down_exps.weight"]})
+    with pytest.raises(FileFormatError, match=r"load_imatrix: no data in file .*: none of its entries saw a token"):
+        read_imatrix(path)
+    assert len(read_file(path).records) == 1, "combining files keeps them"
+
+
+def test_names_of_entries_steer_no_terminal(tmp_path, capfd):
+    path = tmp_path / "x.gguf"
+    write_gguf(path, {"blk.0.\x1b[31m": (np.ones((1, 2)), [1]), "blk.0.\x1b[32m": (np.zeros((1, 2)), [0])})
+    assert run(["--in-file", str(path), "--show-statistics"]) == 0
+    assert run(["--in-file", str(path), "-o", str(tmp_path / "x.dat")]) == 0
+    out, err = capfd.readouterr()
+    assert r" \x1b[31m " in out
+    assert r"blk.0.\x1b[32m' has no data - skipping" in err
+    assert "\x1b" not in out + err
 
 
 def test_counts_of_legacy_files_that_cannot_be(tmp_path):

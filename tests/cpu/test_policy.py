@@ -162,6 +162,16 @@ def test_forced_types_override_rules_and_pure():
     assert decide("Q4_K_S", names, options=forced, pure=True) == ["q8_0", "bf16", "q4_K", "q4_K"]
 
 
+@pytest.mark.parametrize("pure", [False, True])
+def test_forced_types_stand_in_for_those_that_do_not_fit(pure):
+    """No block fits rows of 100 columns, but options for single tensors give types that do."""
+    forced = TypeOptions(token_embedding="f16", output="bf16")
+    names = ["token_embd.weight", "output.weight"]
+    assert decide("Q4_K_S", names, shape=(100, 12), options=forced, pure=pure) == ["f16", "bf16"]
+    with pytest.raises(UnsupportedError, match=r"rows of output\.weight have 100 values"):
+        decide("Q4_K_S", names, shape=(100, 12), options=TypeOptions(token_embedding="f16"), pure=pure)
+
+
 def test_recipe_text_first_match_and_reports():
     recipe = Recipe(
         parse_rules("""
@@ -184,6 +194,7 @@ def test_recipe_text_first_match_and_reports():
 def test_empty_items_are_no_rules():
     rules = parse_rules(",attn=q4_K,, ffn=q5_K ,\n,\n")
     assert [str(rule) for rule in rules] == ["attn=q4_K", "ffn=q5_K"]
+    assert parse_rules("# all rules are off\n") == []
 
 
 def test_commas_in_brackets_belong_to_the_expression():
@@ -195,6 +206,8 @@ def test_commas_in_brackets_belong_to_the_expression():
     ("text", "message"),
     [
         ("attn", "Invalid custom quantization input attn"),
+        ("", "Invalid custom quantization input '': it is empty"),
+        (" ,\n, ", "it is empty"),
         ("attn=foo", "Invalid quantization type 'foo' in custom quantization input attn=foo"),
         ("blk.(=q4_K", "regular expression of custom rule"),
         ("attn=q8_1", "cannot be stored"),

@@ -39,6 +39,35 @@ def test_types_of_tensors_one_by_one(tmp_path, tensors, capfd):
     assert "Adding custom rule \\.\\d{1,2}\\.attn_q -> q6_K" in capfd.readouterr().out
 
 
+@pytest.mark.parametrize("option", ["--custom-q", "--tensor-type-file"])
+def test_files_of_rules_are_not_overwritten(tmp_path, tensors, monkeypatch, capfd, option):
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path / "in.gguf", tensors)
+    (tmp_path / "rules").write_text("ffn_up=q8_0\n")
+    (tmp_path / "link").symlink_to("rules")
+    for arguments in (["--save-recipe", "link", "in.gguf", "out.gguf"], ["in.gguf", "rules"]):
+        assert run([option, "rules", *arguments, "Q4_K_S"]) == 1
+        assert f"{arguments[1]} is a file of rules; give another output name" in capfd.readouterr().err
+    assert (tmp_path / "rules").read_text() == "ffn_up=q8_0\n"
+    assert not (tmp_path / "out.gguf").exists()
+
+
+@pytest.mark.parametrize("value", ["", " , "])
+def test_empty_rules_are_refused(tmp_path, tensors, capfd, value):
+    """What a misspelled variable of the shell gives, as text or from a file."""
+    write_model(tmp_path / "in.gguf", tensors)
+    path = tmp_path / "rules"
+    path.write_text(value.replace(",", "\n"))
+    for option, given, message in (
+        ("--custom-q", value, f"Invalid custom quantization input '{value.strip()}': it is empty"),
+        ("--custom-q", str(path), f"{path}: Invalid custom quantization input '': it is empty"),
+        ("--tensor-type-file", str(path), f"--tensor-type-file {path}: the file is empty"),
+    ):
+        assert run([option, given, str(tmp_path / "in.gguf"), str(tmp_path / "out.gguf"), "Q4_K_S"]) == 1
+        assert message in capfd.readouterr().err
+    assert not (tmp_path / "out.gguf").exists()
+
+
 def test_rules_are_announced_before_the_work(tmp_path, tensors, capfd):
     """Count and size of every rule, partly and wholly shadowed ones, and the predicted size."""
     write_model(tmp_path / "in.gguf", tensors)

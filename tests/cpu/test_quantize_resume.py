@@ -215,6 +215,20 @@ def test_interrupted_run_says_how_to_go_on(tmp_path, monkeypatch, capfd):
     assert leftovers(tmp_path) == []
 
 
+def test_interrupted_run_without_data_leaves_nothing(tmp_path, monkeypatch, capfd):
+    source = write_model(tmp_path / "in.gguf")
+
+    def interrupt(self, index, data):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ResumableOutput, "write", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run(["--pure", source, str(tmp_path / "out.gguf"), "Q8_0"])
+    err = capfd.readouterr().err
+    assert "interrupted before anything was written\n" in err and "go on" not in err
+    assert [path.name for path in tmp_path.iterdir()] == ["in.gguf"]
+
+
 @pytest.mark.parametrize("prefix", ("o" * 205, "模" * 70), ids=("ascii", "three bytes a character"))
 def test_long_names_of_shards(tmp_path, prefix):
     """Temporary names are longer than a name may be: they are cut, and still one of each file's own."""

@@ -21,6 +21,7 @@ from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import GGUFValueType
 from ikpy.quants import dequantize, registry
 from ikpy.tools.quantize_progress import PlainDisplay, display_for
+from tests.cpu.imatrices import write_gguf
 from tests.cpu.quantize_models import MODEL, small_tensors, write_model
 from tests.shared import DATA
 
@@ -307,6 +308,24 @@ def test_bad_inputs_give_one_line(tmp_path, tensors, monkeypatch, capfd, argumen
     assert not (tmp_path / "out.gguf").exists()
 
 
+def test_experts_without_data_are_named_and_refused(tmp_path, tensors, capfd):
+    """An entry that saw no tokens does not lift the refusal of types that need one."""
+    write_model(tmp_path / "in.gguf", tensors)
+    name = "blk.1.ffn_up_exps.weight"
+    ones = np.ones((3, 256))
+    dense = {"blk.0.ffn_up.weight": (ones[:1], [1])}
+    arguments = ["--imatrix", str(tmp_path / "i.gguf"), str(tmp_path / "in.gguf"), str(tmp_path / "o.gguf"), "IQ2_XXS"]
+    write_gguf(tmp_path / "i.gguf", {**dense, name: (0 * ones, [0, 0, 0])})
+    assert run(arguments) == 1
+    out, err = capfd.readouterr()
+    assert "prepare_imatrix: have 1 importance matrix entries" in out
+    assert f"WARNING: {name} of the importance matrix saw no tokens and counts as without data\n" in err
+    assert f"Missing importance matrix for tensor {name} in a very low-bit quantization" in err
+    write_gguf(tmp_path / "i.gguf", {**dense, name: (ones, [0, 2, 0])})
+    assert run(arguments) == 0
+    assert f"WARNING: 2 of 3 experts of {name} have no data in the importance matrix;" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("kind", ["attn_k_b", "attn_v_b", "attn_kv_b"])
 @pytest.mark.parametrize(("shape", "n_values"), [((4, 8, 256), 256), ((32, 256), 4 * 256)])
 def test_importance_of_latent_attention_fits_both_layouts(tmp_path, capfd, kind, shape, n_values):
@@ -413,6 +432,23 @@ def test_names_of_files_may_be_no_text(tmp_path, tensors, capfd):
     assert run(["--imatrix", imatrix, str(tmp_path / "in.gguf"), str(tmp_path / "o.gguf"), "Q4_0"]) == 0
     with GGUFFile.open(tmp_path / "o.gguf") as file:
         assert file.metadata["quantize.imatrix.file"] == str(tmp_path / "i.dat")
+
+
+def test_names_of_tensors_steer_no_terminal(tmp_path, tensors, capfd):
+    name = "blk.0.\x1b[31mffn\n_up\x9b.weight"
+    tensors[name] = tensors.pop("blk.0.ffn_up.weight")
+    write_model(tmp_path / "in.gguf", tensors)
+    (tmp_path / "i.dat").write_bytes(imatrix_bytes("blk.1.ffn_up_exps.weight", [1.0] * 768))
+    arguments = ["--imatrix", str(tmp_path / "i.dat"), "--custom-q", "31mffn=q4_0", str(tmp_path / "in.gguf")]
+    for more in ([], ["--target-bpw", "6", "--dry-run"]):
+        assert run([*more, *arguments, str(tmp_path / "out.gguf"), "Q4_0"]) == 0
+        out, err = capfd.readouterr()
+        shown = r"blk.0.\x1b[31mffn\n_up\x9b.weight"
+        assert f"] {shown:>36} - [" in err
+        assert f"did not find weights for {shown}\n" in err
+        assert f"Using custom type q4_0 for tensor {shown}\n" in err
+        assert f"none for token_embd.weight, {shown}\n" in err or f"none for {shown}" in err
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", out + err)
 
 
 def test_infinite_values_in_experts_and_copied_tensors(tmp_path, tensors, capfd):

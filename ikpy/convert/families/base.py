@@ -105,7 +105,7 @@ class Family:
     @property
     def n_expert(self) -> int:
         """Routed experts, 0 for dense models."""
-        return self.config.integer("num_local_experts", "num_experts", "n_routed_experts", default=0)
+        return self.config.count("num_local_experts", "num_experts", "n_routed_experts", default=0)
 
     @property
     def n_rot(self) -> int:
@@ -158,7 +158,8 @@ class Family:
         rope = self.config.rope()
         if rope["rope_type"] != "llama3":
             return {}
-        return {"rope_freqs.weight": llama3_factors(rope, self.n_rot)}
+        n_rot = self.config.bounded("head_dim", self.n_rot)
+        return {"rope_freqs.weight": llama3_factors(rope, n_rot)}
 
     def notes(self) -> list[str]:
         """What the user should know about the result."""

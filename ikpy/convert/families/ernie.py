@@ -35,7 +35,7 @@ class Ernie45Moe(Ernie45):
 
     @property
     def n_expert(self) -> int:
-        return self.config.integer("moe_num_experts")
+        return self.config.count("moe_num_experts")
 
     def check(self) -> None:
         super().check()

@@ -47,7 +47,7 @@ class Gemma4(WindowFamily):
     @property
     def n_shared(self) -> int:
         """Last layers, which attend to the caches of others."""
-        return self.config.integer("num_kv_shared_layers", default=0)
+        return self.config.count("num_kv_shared_layers", default=0)
 
     @property
     def n_rot(self) -> int:
@@ -100,8 +100,9 @@ class Gemma4(WindowFamily):
 
     def extra_tensors(self) -> dict[str, np.ndarray]:
         rope = self.config.rope()
-        pairs = self.n_rot // 2
-        n_rotated = int(float(rope.get("partial_rotary_factor", 1.0)) * self.n_rot) // 2
+        n_rot = self.config.bounded("head_dim", self.n_rot)
+        pairs = n_rot // 2
+        n_rotated = int(float(rope.get("partial_rotary_factor", 1.0)) * n_rot) // 2
         factors = np.full(pairs, NOT_ROTATED, np.float32)
         factors[:n_rotated] = float(rope.get("factor", 1.0))
         return {"rope_freqs.weight": factors}

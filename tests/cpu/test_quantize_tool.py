@@ -158,6 +158,16 @@ def test_damaged_values_are_named_and_nothing_is_written(tmp_path, tensors, capf
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in.gguf", "out.gguf"]
 
 
+def test_what_follows_the_number_of_threads_is_named_and_ignored(tmp_path, tensors, capfd):
+    """As in the recorded llama-quantize-trailing-argument."""
+    write_model(tmp_path / "in.gguf", tensors)
+    assert run([str(tmp_path / "in.gguf"), str(tmp_path / "out.gguf"), "Q4_0", "2", "extra", "more"]) == 0
+    err = capfd.readouterr().err
+    assert "WARNING: no effect: extra more (nothing follows NTHREADS)\n" in err
+    assert "as Q4_0 using 2 threads\n" in err
+    assert (tmp_path / "out.gguf").exists()
+
+
 def test_symmetric_q4_0_uses_fifteen_levels(tmp_path, tensors):
     write_model(tmp_path / "in.gguf", tensors)
     assert run(["--pure", "--symmetric-q40", str(tmp_path / "in.gguf"), str(tmp_path / "out.gguf"), "Q4_0"]) == 0
@@ -183,7 +193,7 @@ def test_symmetric_q4_0_uses_fifteen_levels(tmp_path, tensors):
         (["in.gguf", "out.gguf"], "main: missing ftype"),
         (["in.gguf", "out.gguf", "Q9_Z"], "main: invalid ftype 'Q9_Z'"),
         (["in.gguf", "out.gguf", "Q4_0", "two"], "main: invalid nthread 'two'"),
-        (["in.gguf", "out.gguf", "Q4_0", "2", "more"], "unexpected argument 'more' behind NTHREADS"),
+        (["in.gguf", "out.gguf", "Q4_0", "two", "more"], "main: invalid nthread 'two'"),
         (["in.gguf", "out.gguf", "Q4_0", "-imatrix", "x.dat"], "unknown option -imatrix; options of this tool begin"),
         (["--output-tensor-type", "zzz", "in.gguf", "out.gguf", "Q4_0"], "unknown tensor type 'zzz'"),
         (["--override-kv", "general.name", "in.gguf", "Q8_0"], "malformed KV override 'general.name'"),
@@ -214,6 +224,7 @@ def test_wrong_use(tmp_path, tensors, monkeypatch, capfd, arguments, message):
                                                        "--hide-imatrix (it needs --imatrix)"]),
         (["--repack", "--imatrix", "x.dat"], ["--imatrix (--repack changes the row layout only)"]),
         (["--imatrix", "x.dat", "--include-weights", "a", "--hide-imatrix"], []),
+        (["--slow-iq2ks"], ["--slow-iq2ks (the IQ2_KS search is always the thorough one)"]),
     ],
 )  # fmt: skip
 def test_options_without_their_partner_are_named(arguments, idle, capfd):

@@ -152,6 +152,7 @@ def test_command_lines_in_circulation_are_accepted(line, tool):
         ("-mla 4", "invalid parameter for argument: -mla (expected 0..3, got 4)"),
         ("-ser 6", "invalid parameter for argument: -ser"),
         ("-ser 6,nan", "invalid parameter for argument: -ser (expected a share of at least 0, got 'nan')"),
+        ("-l 5+nan", "invalid parameter for argument: -l (expected a number or inf behind the token, got '5+nan')"),
         ("-okv a=int:x", "invalid parameter for argument: -okv"),
         ("-okv a", "invalid parameter for argument: -okv"),
         ("-op 26", "Invalid offload policy argument: 26"),

@@ -236,12 +236,12 @@ def rope_type(file: Any) -> int:
 
 
 def bench_numbers(params: CommonParams, n_ctx: int) -> dict[str, Any]:
-    """Fields of `BenchSettings` for a context of ``n_ctx`` tokens."""
+    """Fields of `BenchSettings` for a context of ``n_ctx`` tokens, as given; -ub 0 is what fits of the batch."""
     context = params.context
     return {
         "n_kv_max": n_ctx,
         "n_batch": context.n_batch,
-        "n_ubatch": context.n_ubatch or context.n_batch,
+        "n_ubatch": context.n_ubatch or min(context.n_batch, n_ctx or context.n_batch),
         "flash_attn": context.flash_attn,
         "n_gpu_layers": params.model.n_gpu_layers,
         "n_threads": params.n_threads,

@@ -453,6 +453,26 @@ def test_small_mistakes_are_one_line(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["empty.txt"]
 
 
+@pytest.mark.parametrize("command", [*COMMANDS, "gguf split", "gguf hash"])
+def test_version_of_every_command(command, capfd):
+    assert main([*command.split(), "--version"]) == 0
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert [line.split()[0] for line in err.splitlines()] == ["version:", "built"]
+
+
+def test_version_of_a_name_of_the_reference(capfd, monkeypatch):
+    for name in ("quantize", "bench", "tokenize", "gguf-split", "gguf-hash"):
+        monkeypatch.setattr("sys.argv", [f"/usr/bin/llama-{name}", "--version"])
+        assert main() == 0
+        assert capfd.readouterr().err.startswith("version: ")
+
+
+def test_a_text_may_be_the_name_of_an_option(capfd):
+    assert main(["tokenize", "--log-disable", "-p", "--version"]) == 0
+    assert "'vers'\n" in capfd.readouterr().out
+
+
 def test_version_and_help():
     result = ikpy_program("sweep-bench", "--version")
     assert result.returncode == 0

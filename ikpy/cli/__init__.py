@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from io import TextIOWrapper
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,12 @@ class PassThrough(TyperCommand):
         """Keep the arguments as they are, in `ctx.args`."""
         ctx.args = list(args)
         return []
+
+
+def asks_for_version(arguments: Sequence[str]) -> bool:
+    """Whether --version comes first behind a subcommand, or behind one of the subcommand's own."""
+    words = list(dropwhile(lambda word: word.startswith("-"), arguments))
+    return "--version" in words[1 : 3 if words[:1] in (["gguf"], ["cuda"]) else 2]
 
 
 def print_version(wanted: bool) -> None:
@@ -163,6 +170,11 @@ def run(arguments: Sequence[str]) -> int:
     verbose = bool({"--verbose", "-v", "--log-verbose"} & set(arguments))
     try:
         check_command(arguments)
+        if asks_for_version(arguments):
+            from ikpy.tools.machine import version_lines
+
+            print(*version_lines(), sep="\n", file=sys.stderr)
+            return 0
         status = make_app()(args=arguments, prog_name="ikpy", standalone_mode=False)
         sys.stdout.flush()
         return int(status or 0)

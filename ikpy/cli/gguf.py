@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ikpy.cli.file_output import done, print_line, print_plan, progress_bar
+from ikpy.errors import UsageError
 
 app = typer.Typer(
     help="Show, split, merge, edit and compare GGUF files.",
@@ -27,6 +28,8 @@ Output = Annotated[str | None, typer.Option("--output", "-o", help="Write the re
 
 def run(arguments: Sequence[str]) -> int:
     """Run `ikpy gguf` on its arguments; returns the exit status."""
+    if {"--merge", "--split"} <= set(arguments):
+        raise UsageError("--merge and --split exclude each other")
     status = app(args=list(arguments) or ["--help"], prog_name="ikpy gguf", standalone_mode=False)
     return int(status or 0)
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ikpy.cli.logs import print_log
 from ikpy.cli.params import CommonParams
-from ikpy.errors import UsageError
+from ikpy.errors import FileFormatError, UnsupportedError, UsageError
+
+if TYPE_CHECKING:
+    from ikpy.gguf.reader import GGUFFile
+    from ikpy.vocab import Vocab
 
 HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+(:[\w.-]+)?")
 
@@ -77,3 +83,16 @@ def default_model() -> str:
     path = str(ikpy.default_model_path())
     print(f"no model given with -m: using the bundled tiny-mla-moe ({path})", file=sys.stderr)
     return path
+
+
+def read_vocab(file: GGUFFile, metadata: Mapping[str, Any]) -> Vocab:
+    """The vocabulary in a file's metadata. Errors name the file, and what it is if it holds no model."""
+    from ikpy.vocab import Vocab
+
+    try:
+        return Vocab.from_metadata(metadata)
+    except (FileFormatError, UnsupportedError) as error:
+        from ikpy.engine.model import check_holds_model
+
+        check_holds_model(file)
+        raise type(error)(f"{file.path}: {error}") from None

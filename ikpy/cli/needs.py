@@ -51,11 +51,17 @@ def chooses(params: CommonParams) -> bool:
     return options.hellaswag or options.winogrande or options.multiple_choice
 
 
+def scores_text(params: CommonParams) -> bool:
+    """Whether perplexity computes the perplexity of a text, its first mode."""
+    return not (chooses(params) or params.perplexity.kl_divergence)
+
+
+TASKS = "--hellaswag, --winogrande or --multiple-choice"
 NEEDS = (
     need("--control-vector-layer-range", "PISWBC", lambda p: p.model.control_vectors, "it needs --control-vector"),
     need("--lora-init-without-apply", "PISWBC", lambda p: p.model.lora, "it needs --lora"),
     need("--fit-margin -fitt -gfm", "PISWBC", lambda p: p.model.fit, "it needs --fit"),
-    need("-np", "P", chooses, "it needs --hellaswag, --winogrande or --multiple-choice"),
+    need("-np", "P", chooses, f"it needs {TASKS}"),
     need("--hellaswag-tasks", "P", lambda p: p.perplexity.hellaswag, "it needs --hellaswag"),
     need("--winogrande-tasks", "P", lambda p: p.perplexity.winogrande, "it needs --winogrande"),
     need("--multiple-choice-tasks", "P", lambda p: p.perplexity.multiple_choice, "it needs --multiple-choice"),
@@ -107,8 +113,17 @@ NEEDS = (
 )  # fmt: skip
 
 
+UNUSED_IN_MODES = (
+    need("--ppl-stride --ppl-output-type", "P", scores_text, f"unused with --kl-divergence, {TASKS}"),
+    need("--chunks --kl-divergence-base", "P", lambda p: not chooses(p), f"unused with {TASKS}"),
+    need("-p -f -bf", "P", lambda p: not p.perplexity.kl_divergence, "the text is that of --kl-divergence-base"),
+    need("-p -f", "P", lambda p: not p.perplexity.multiple_choice, "the tasks are those of -bf"),
+)
+"""Rows of options that have an effect unless another one chooses a mode without them."""
+
+
 def idle_options(params: CommonParams, letter: str) -> Iterator[tuple[str, str]]:
-    """First spelling of every given option that lacks what it needs, with the reason."""
-    for row in NEEDS:
+    """First spelling of every given option that lacks what it needs, or a mode that uses it, with the reason."""
+    for row in (*NEEDS, *UNUSED_IN_MODES):
         if letter in row.tools and not row.holds(params):
             yield from ((name, row.reason) for name in row.names if name in params.given)

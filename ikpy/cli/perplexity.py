@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 from ikpy.cli.banner import banner_lines
 from ikpy.cli.checks import need_folder, need_output
 from ikpy.cli.logs import print_log
-from ikpy.cli.params import CommonParams
+from ikpy.cli.needs import chooses, scores_text
+from ikpy.cli.params import CommonParams, PerplexityOptions
+from ikpy.cli.parser import MODES
 from ikpy.cli.session import Session, load
 from ikpy.cli.start import start
 from ikpy.errors import UsageError
@@ -35,7 +37,7 @@ def run(arguments: Sequence[str]) -> int:
     if not params.model.dry_run:
         check_input(params)
         check_tasks(params)
-    if options.stride > 0:
+    if options.stride > 0 and scores_text(params):
         change = f"adjusting context size from {plan.n_ctx - options.stride // 2} to {plan.n_ctx}"
         print_log(params, [f"Will perform strided perplexity calculation -> {change}"])
     print_log(params, banner_lines(params))
@@ -46,14 +48,15 @@ def run(arguments: Sequence[str]) -> int:
     context = session.new_context(**sizes)
     session.system_info()
     timed = TimedContext(context, session.timings)
-    if options.hellaswag or options.winogrande or options.multiple_choice:
+    result = None
+    if chooses(params):
         run_choices(session, timed, plan)
     elif options.kl_divergence:
         run_kl_divergence(session, timed, plan)
     else:
         result = run_perplexity(session, timed, plan)
-        if params.log.directory:
-            write_result(params, session.path, result)
+    if params.log.directory:
+        write_result(params, session.path, result)
     session.finish()
     return 0
 
@@ -66,7 +69,7 @@ def make_plan(params: CommonParams) -> Plan:
     if context.n_ctx <= 0:
         raise UsageError("perplexity tool requires '--ctx-size' > 0")
     n_batch = min(context.n_batch, context.n_ctx)
-    if options.hellaswag or options.winogrande or options.multiple_choice:
+    if chooses(params):
         return Plan(context.n_ctx, context.n_ctx, n_batch, max(4, context.n_parallel))
     if options.kl_divergence:
         return Plan(context.n_ctx, context.n_ctx, n_batch, 1)
@@ -82,19 +85,8 @@ def check_input(params: CommonParams) -> None:
         UsageError: a text or file is missing.
     """
     options, prompt = params.perplexity, params.prompt
-    if options.kl_divergence and not options.logits_file:
-        raise UsageError(
-            "you must provide a name of a file containing the log probabilities of the base model: "
-            "--kl-divergence-base FILE"
-        )
-    if options.stride > 0 and options.logits_file:
-        raise UsageError("--kl-divergence-base cannot be combined with --ppl-stride")
-    if options.kl_divergence and options.logits_file:
-        from ikpy.tools.kl_divergence import BaseFile
-
-        BaseFile(options.logits_file)
-    elif options.logits_file:
-        need_output("--kl-divergence-base", options.logits_file)
+    if not chooses(params):
+        check_base(options)
     if params.log.directory:
         need_folder("-ld", params.log.directory)
     if prompt.chunks == 0:
@@ -113,6 +105,27 @@ def check_input(params: CommonParams) -> None:
     prompt.file, prompt.text = str(path), path.read_text(encoding="utf-8")
 
 
+def check_base(options: PerplexityOptions) -> None:
+    """Looks whether the base file can be read, or written.
+
+    Raises:
+        UsageError: there is none, it cannot be written, or not with strides.
+    """
+    if options.kl_divergence and not options.logits_file:
+        raise UsageError(
+            "you must provide a name of a file containing the log probabilities of the base model: "
+            "--kl-divergence-base FILE"
+        )
+    if options.kl_divergence and options.logits_file:
+        from ikpy.tools.kl_divergence import BaseFile
+
+        BaseFile(options.logits_file)
+    elif options.logits_file:
+        if options.stride > 0:
+            raise UsageError("--kl-divergence-base cannot be combined with --ppl-stride")
+        need_output("--kl-divergence-base", options.logits_file)
+
+
 def check_tasks(params: CommonParams) -> None:
     """Reads the tasks of a test, so that a wrong file is named before a model is loaded.
 
@@ -120,7 +133,7 @@ def check_tasks(params: CommonParams) -> None:
         FileFormatError: the file is none of the test's, or holds no task.
     """
     options, text = params.perplexity, params.prompt.text
-    if not (options.hellaswag or options.winogrande or options.multiple_choice):
+    if not chooses(params):
         return
     from ikpy.tools import multiple_choice as tool
 
@@ -193,10 +206,14 @@ def run_choices(session: Session, context: TimedContext, plan: Plan) -> None:
         tool.multiple_choice(context, vocab, data, n_tasks=n, n_seq_max=plan.n_seq, n_threads=threads)
 
 
-def write_result(params: CommonParams, path: str, result: PerplexityResult) -> None:
-    """Writes ``DIRECTORY/<time>.yml`` with build, model, parameters and the estimate; texts are quoted as in JSON."""
+def write_result(params: CommonParams, path: str, result: PerplexityResult | None) -> None:
+    """Writes ``DIRECTORY/<time>.yml`` with build, model, parameters and, where there is one, the estimate.
+
+    Texts are quoted as in JSON.
+    """
     from ikpy.tools.machine import build_commit, build_number, cpu_name
 
+    options, prompt = params.perplexity, params.prompt
     directory = Path(params.log.directory or ".")
     now = time.time_ns()  # several runs may end in the same second
     name = f"{time.strftime('%Y_%m_%d-%H_%M_%S', time.localtime(now // 10**9))}.{now % 10**9:09}"
@@ -214,11 +231,14 @@ def write_result(params: CommonParams, path: str, result: PerplexityResult) -> N
         "mla": params.context.mla,
         "cache_type_k": params.context.type_k,
         "cache_type_v": params.context.type_v,
-        "ppl_stride": params.perplexity.stride,
-        "chunks": params.prompt.chunks,
-        "file": json.dumps(params.prompt.file or "", ensure_ascii=False),
-        "ppl_value": f"{result.ppl:f}",
+        "mode": next((name for name in MODES if getattr(options, name)), "perplexity"),
+        "ppl_stride": options.stride,
+        "chunks": prompt.chunks,
+        "file": json.dumps(prompt.file or prompt.binary_file or "", ensure_ascii=False),
+        "kl_divergence_base": json.dumps(options.logits_file or "", ensure_ascii=False),
     }
+    if result is not None:
+        values["ppl_value"] = f"{result.ppl:f}"
     try:
         os.makedirs(directory, exist_ok=True)
         text = "".join(f"{key}: {value}\n" for key, value in values.items())

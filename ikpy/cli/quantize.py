@@ -26,7 +26,7 @@ def run(argv: Sequence[str]) -> int:
         print(printable(str(error)), file=sys.stderr)
         return 1
     for line in idle_options(arguments):
-        print(f"WARNING: no effect: {line}", file=sys.stderr)
+        print(f"WARNING: no effect: {printable(line)}", file=sys.stderr)
     for rule in arguments.rules:
         print(f"Adding custom rule {rule.pattern} -> {rule.type}")
     from ikpy.threads import hardware_threads

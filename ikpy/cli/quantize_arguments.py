@@ -119,6 +119,8 @@ class Arguments:
     target: SizeTarget = field(default_factory=SizeTarget)
     save_recipe: str = ""
     prune_layers: set[int] = field(default_factory=set)
+    ignored: list[str] = field(default_factory=list)
+    """Arguments that never have an effect, each with the reason."""
 
 
 def parse(argv: Sequence[str]) -> Arguments:
@@ -140,7 +142,9 @@ def parse(argv: Sequence[str]) -> Arguments:
             if not rest:
                 raise CommandLineError(f"{name} needs a value")
             _take(arguments, name, rest.pop(0))
-        elif name != "--slow-iq2ks":
+        elif name == "--slow-iq2ks":
+            arguments.ignored.append(f"{name} (the IQ2_KS search is always the thorough one)")
+        else:
             raise CommandLineError(f"unknown option {word}{_hint(word)}")
     if arguments.include and arguments.exclude:
         raise CommandLineError("--include-weights and --exclude-weights cannot be given together")
@@ -326,8 +330,8 @@ def is_misspelled(word: str) -> bool:
 
 
 def _take_threads(arguments: Arguments, words: list[str]) -> None:
-    if len(words) > 1:
-        raise CommandLineError(f"unexpected argument '{words[1]}' behind NTHREADS")
+    if words[1:]:
+        arguments.ignored.append(f"{' '.join(words[1:])} (nothing follows NTHREADS)")
     if words:
         try:
             arguments.n_threads = int(words[0])
@@ -343,7 +347,8 @@ def _shown_name(text: str, ftype: registry.FileType | None) -> str:
 
 
 def idle_options(arguments: Arguments) -> Iterator[str]:
-    """Options that change nothing beside the others or without another one, each with the reason."""
+    """Arguments that change nothing: at all, beside others or without another one, each with the reason."""
+    yield from arguments.ignored
     repacks = "repack" in arguments.flags
     if arguments.patterns and not repacks:
         yield "--repack-pattern (it needs --repack)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -54,11 +55,14 @@ def to_sampler_letters(text: str, warn: Warn) -> tuple[str, ...]:
 
 
 def to_logit_bias(text: str, warn: Warn) -> tuple[int, float]:
-    """`ID+V` or `ID-V`."""
+    """`ID+V` or `ID-V`; V may be inf."""
     match = re.fullmatch(r"(\d+)([+-].+)", text)
     if not match:
         raise ValueError(f"expected TOKEN_ID(+/-)BIAS, got {text!r}")
-    return int(match[1]), to_float(match[2], warn)
+    bias = to_float(match[2], warn)
+    if math.isnan(bias):
+        raise ValueError(f"expected a number or inf behind the token, got {text!r}")
+    return int(match[1]), bias
 
 
 def to_sequence_breakers(text: str, warn: Warn) -> list[str]:

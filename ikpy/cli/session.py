@@ -20,7 +20,7 @@ from ikpy.cli.logs import (
     print_log,
     simd_banner,
 )
-from ikpy.cli.model_files import fetch_hub, model_path
+from ikpy.cli.model_files import fetch_hub, model_path, read_vocab
 from ikpy.cli.params import CommonParams
 from ikpy.cli.parser import suggest
 from ikpy.errors import UsageError
@@ -153,7 +153,6 @@ def load(params: CommonParams, **context_changes: Any) -> Session:
     from ikpy.engine.model import Model, open_model
     from ikpy.graph.placement import policy_lines
     from ikpy.tools import model_logs, run_logs
-    from ikpy.vocab import Vocab
 
     drafter = params.speculative
     if drafter.hf_repo is not None and drafter.model_draft is None:
@@ -176,7 +175,7 @@ def load(params: CommonParams, **context_changes: Any) -> Session:
     print_log(params, (model_logs.override_line(key, value) for key, value in params.model.kv_overrides))
     warn_of_new_keys(params, file.metadata)
     metadata = ChainMap(dict(params.model.kv_overrides), file.metadata)  # type: ignore[arg-type]
-    vocab = Vocab.from_metadata(metadata)
+    vocab = read_vocab(file, metadata)
     print_log(params, model_logs.vocab_lines(vocab))
     print_log(params, model_logs.meta_lines(file, rope_type=rope_type(file)))
     print_log(params, model_logs.vocab_summary_lines(vocab, metadata))
@@ -236,12 +235,12 @@ def rope_type(file: Any) -> int:
 
 
 def bench_numbers(params: CommonParams, n_ctx: int) -> dict[str, Any]:
-    """Fields of `BenchSettings` for a context of ``n_ctx`` tokens."""
+    """Fields of `BenchSettings` for a context of ``n_ctx`` tokens, as given; -ub 0 is what fits of the batch."""
     context = params.context
     return {
         "n_kv_max": n_ctx,
         "n_batch": context.n_batch,
-        "n_ubatch": context.n_ubatch or context.n_batch,
+        "n_ubatch": context.n_ubatch or min(context.n_batch, n_ctx or context.n_batch),
         "flash_attn": context.flash_attn,
         "n_gpu_layers": params.model.n_gpu_layers,
         "n_threads": params.n_threads,

@@ -23,15 +23,16 @@ def make_settings(params: CommonParams, n_ctx: int) -> SweepSettings:
     """
     from ikpy.tools.sweep_bench import SweepSettings
 
-    context, sweep = params.context, params.sweep
-    n_ubatch = context.n_ubatch or context.n_batch
+    sweep = params.sweep
+    numbers = bench_numbers(params, n_ctx)
+    n_ubatch = numbers["n_ubatch"]
     n_generate = params.prompt.n_predict if params.prompt.n_predict > 0 else n_ubatch // 4
     if n_ubatch > n_ctx:
         raise UsageError(f"-ub {n_ubatch} is larger than the context ({n_ctx}): lower -ub or raise -c")
     if n_generate > n_ctx:
         raise UsageError(f"-n {n_generate} is larger than the context ({n_ctx}): lower -n or raise -c")
     return SweepSettings(
-        **bench_numbers(params, n_ctx),
+        **numbers,
         n_generate=n_generate,
         stride=sweep.stride,
         n_repetitions=sweep.n_repetitions,

@@ -15,6 +15,7 @@ from ikpy.engine.session import load_session, save_session
 from ikpy.errors import UsageError
 from ikpy.tools.decoder import TimedContext
 from ikpy.tools.generation import ContextFullError, GrowingSequence
+from ikpy.tools.stop_strings import ends_in
 
 if TYPE_CHECKING:
     from ikpy.cli.session import Session
@@ -111,7 +112,8 @@ class TextRun:
 
         Stops at an end token (``ended``), a reverse prompt, the token limit, Ctrl-C or a full context.
         """
-        limit = self.params.prompt.n_predict
+        prompt = self.params.prompt
+        limit = prompt.n_predict
         text = ""
         self.ended = False
         began = time.perf_counter()
@@ -125,9 +127,11 @@ class TextRun:
                 if token in self.vocab.eog:
                     self.ended = True
                     break
-                text += self.console.token(token)
+                piece = self.console.token(token)
+                text += piece
                 self._report_count()
-                if count == limit or self.interrupt.pressed or self.reversed(text):
+                # The whole token is written, also where a reverse prompt ends within it.
+                if count == limit or self.interrupt.pressed or ends_in(text, len(piece), prompt.reverse_prompts):
                     break
                 if limit == -2 and len(self.sequence.tokens) + 1 >= self.context.n_ctx:
                     break
@@ -137,10 +141,6 @@ class TextRun:
             self.times.generation += time.perf_counter() - began
             self.times.n_generated += count
         return text + self.console.end()
-
-    def reversed(self, text: str) -> bool:
-        """Whether the text ends with a reverse prompt."""
-        return any(text.endswith(stop) for stop in self.params.prompt.reverse_prompts)
 
     def _report_count(self) -> None:
         every = self.params.prompt.print_token_count

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ikpy.cli.logs import print_log
-from ikpy.cli.model_files import model_path
+from ikpy.cli.model_files import model_path, read_vocab
 from ikpy.cli.params import CommonParams, LogOptions, ModelOptions
 from ikpy.cli.parser import suggest
 from ikpy.errors import UsageError
@@ -120,13 +120,12 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     from ikpy.gguf.reader import GGUFFile
     from ikpy.tools import model_logs, tokenize
-    from ikpy.vocab import Vocab
 
     text = read_text(options)
     params = CommonParams("tokenize", ModelOptions(options.model), log=LogOptions(disable=options.log_disable))
     path = model_path(params)
     with GGUFFile.open(path, header_only=True) as file:
-        vocab = Vocab.from_metadata(file.metadata)
+        vocab = read_vocab(file, file.metadata)
         print_log(params, model_logs.loader_lines(file, path))
         print_log(params, model_logs.vocab_summary_lines(vocab, file.metadata))
     add_special = vocab.add_bos and not options.no_bos

@@ -80,6 +80,13 @@ def to_list(text: str, warn: Warn) -> list[str]:
     return [item for part in text.split(",") if (item := part.strip())]
 
 
+def to_stop_text(text: str, warn: Warn) -> list[str]:
+    """A text to stop at; none for an empty one, which every text has at its end."""
+    if not text:
+        warn("an empty text stops nothing")
+    return [text] if text else []
+
+
 def to_hosts(text: str, warn: Warn) -> list[str]:
     """Addresses with commas between, at least one."""
     hosts = to_list(text, warn)

@@ -86,6 +86,7 @@ def _override(file: GGUFFile, key: str, value: object) -> encode.StoredValue:
     if key == KEY_ALIGNMENT or key in SPLIT_KEYS:
         raise UsageError(f"--override-kv {key}: the key describes the file itself and cannot be replaced")
     types = next(types for kind, types in _OVERRIDE_TYPES if isinstance(value, kind))
+    _check_kind(file, key, value, types)
     stored = file.stored_metadata.entry(key).type if key in file.metadata else None
     if stored in types:
         try:
@@ -96,6 +97,19 @@ def _override(file: GGUFFile, key: str, value: object) -> encode.StoredValue:
         fits = (t for t in types if np.can_cast(np.min_scalar_type(value), encode.DTYPES[t]))
         return encode.scalar(next(fits), value)
     return encode.scalar(types[0], value)
+
+
+def _check_kind(file: GGUFFile, key: str, value: object, types: tuple[GGUFValueType, ...]) -> None:
+    """UsageError for a value of another kind than that of the key in the file: the output could not be loaded."""
+    if key not in file.metadata:
+        return
+    entry = file.stored_metadata.entry(key)
+    kind = entry.type
+    # Of arrays only those with a value for every layer may become a single value.
+    if entry.element_type is not None and key.startswith(f"{file.get('general.architecture')}."):
+        kind = entry.element_type
+    if kind not in types:
+        raise UsageError(f"--override-kv {key}: value {value!r} is not of the key's type {kind.name.lower()}")
 
 
 def repacked_ftype(number: int) -> int:

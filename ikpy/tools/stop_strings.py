@@ -15,6 +15,11 @@ def overlap(text: str, marker: str) -> int:
     return 0
 
 
+def ends_in(text: str, n_new: int, stops: Sequence[str]) -> bool:
+    """Whether one of ``stops`` (not empty) ends within the last ``n_new`` characters of the text."""
+    return any(text.find(stop, max(0, len(text) - n_new - len(stop) + 1)) >= 0 for stop in stops)
+
+
 class StopFilter:
     """Passes text on until one of ``stops`` appears; ``stopped`` names the one that did."""
 

@@ -130,6 +130,29 @@ def test_reverse_prompt_stops(cli) -> None:
     assert (status, out) == (0, OLD_MAN + " the room, and the\nsame")
 
 
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [("roo", " the room"), ("room, an", " the room, and"), (r"e\nsa", " the room, and the\nsame")],
+)
+def test_reverse_prompt_stops_within_a_token(cli, stop: str, text: str) -> None:
+    """The token is written as a whole."""
+    status, out, _ = cli("-p", OLD_MAN, "-r", stop)
+    assert (status, out) == (0, OLD_MAN + text)
+
+
+def test_reverse_prompt_stops_in_turns_and_chats(cli) -> None:
+    _, out, _ = cli("-i", "-p", OLD_MAN, "-r", "roo", stdin=" and/\n")
+    assert out.startswith(OLD_MAN + " the room and/\n")
+    _, out, _ = cli("-st", "-p", OLD_MAN, "--no-display-prompt", "-r", "sa")
+    assert out == "ing, and the\nsame\n"
+
+
+def test_an_empty_reverse_prompt_stops_nothing(cli) -> None:
+    status, out, err = cli("-p", OLD_MAN, "-r", "")
+    assert (status, out) == (0, OLD_MAN + GREEDY)
+    assert "warning: -r: an empty text stops nothing\n" in err
+
+
 def test_interactive_turns_until_the_input_ends(cli) -> None:
     status, out, err = cli("-i", "-r", "the", "-p", "The old man", stdin=" and then\n\nmore/\n")
     assert status == 0 and out.startswith("The old man of the and then\n") and "more/\n" in out

@@ -152,6 +152,7 @@ def test_command_lines_in_circulation_are_accepted(line, tool):
         ("-mla 4", "invalid parameter for argument: -mla (expected 0..3, got 4)"),
         ("-ser 6", "invalid parameter for argument: -ser"),
         ("-ser 6,nan", "invalid parameter for argument: -ser (expected a share of at least 0, got 'nan')"),
+        ("-l 5+nan", "invalid parameter for argument: -l (expected a number or inf behind the token, got '5+nan')"),
         ("-okv a=int:x", "invalid parameter for argument: -okv"),
         ("-okv a", "invalid parameter for argument: -okv"),
         ("-op 26", "Invalid offload policy argument: 26"),
@@ -450,6 +451,26 @@ def test_small_mistakes_are_one_line(tmp_path):
         assert result.returncode == 1
         assert message in result.stderr.splitlines(), result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["empty.txt"]
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "gguf split", "gguf hash"])
+def test_version_of_every_command(command, capfd):
+    assert main([*command.split(), "--version"]) == 0
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert [line.split()[0] for line in err.splitlines()] == ["version:", "built"]
+
+
+def test_version_of_a_name_of_the_reference(capfd, monkeypatch):
+    for name in ("quantize", "bench", "tokenize", "gguf-split", "gguf-hash"):
+        monkeypatch.setattr("sys.argv", [f"/usr/bin/llama-{name}", "--version"])
+        assert main() == 0
+        assert capfd.readouterr().err.startswith("version: ")
+
+
+def test_a_text_may_be_the_name_of_an_option(capfd):
+    assert main(["tokenize", "--log-disable", "-p", "--version"]) == 0
+    assert "'vers'\n" in capfd.readouterr().out
 
 
 def test_version_and_help():

@@ -53,6 +53,15 @@ def test_dump_text(model):
     assert '"nul\\u0000inside", ""' in run("dump", model, "--full")[0]
 
 
+def test_the_two_modes_of_gguf_split_exclude_each_other(model, capfd, monkeypatch):
+    from ikpy.cli import main
+
+    for words in (["--merge", "--split"], ["--split", "--merge"]):
+        monkeypatch.setattr("sys.argv", ["llama-gguf-split", *words, str(model), "x"])
+        assert main() == 1
+        assert capfd.readouterr().err == "error: --merge and --split exclude each other\n"
+
+
 def test_the_ikpy_command_reaches_it(model, capfd):
     from ikpy.cli import main
 

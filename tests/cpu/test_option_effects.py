@@ -12,7 +12,7 @@ import pytest
 
 from ikpy.cli.bench_command import parse_bench
 from ikpy.cli.bench_options import ROWS as BENCH_ROWS
-from ikpy.cli.needs import NEEDS
+from ikpy.cli.needs import NEEDS, UNUSED_IN_MODES
 from ikpy.cli.options import TOOLS, Effect, Option, all_options, by_name
 from ikpy.cli.params import CommonParams
 from ikpy.cli.parser import parse
@@ -174,16 +174,16 @@ def test_what_is_not_used_changes_nothing(tool: str, tmp_path: Path) -> None:
     assert n > 5
 
 
-@pytest.mark.parametrize("row", NEEDS, ids=lambda row: row.names[0])
+@pytest.mark.parametrize("row", [*NEEDS, *UNUSED_IN_MODES], ids=lambda row: row.names[0])
 def test_options_that_need_another_one(row) -> None:
-    """The table names options that the tools use, and holds for none of them without the other one."""
+    """The tables name options that the tools use; without the other one needs do not hold, exclusions do."""
     for letter in row.tools:
         tool = next(tool for tool, sign in TOOLS.items() if sign == letter)
         plain = parse(["-cram", "0"] if "-crs" in row.names else [], tool, {})
         for name in row.names:
             option = by_name(letter)[name]
             assert option.name == name and letter in option.used and option.effect is Effect.USED
-        assert not row.holds(plain)
+        assert bool(row.holds(plain)) == (row in UNUSED_IN_MODES)
 
 
 @pytest.mark.parametrize(
@@ -204,13 +204,19 @@ def test_options_that_need_another_one(row) -> None:
         ("server", "--spec-type ngram-cache:n_max=4 -lcd f", []),
         ("perplexity", "-np 4", ["-np"]),
         ("perplexity", "-np 4 --hellaswag", []),
+        ("perplexity", "--hellaswag --ppl-stride 8 --chunks 1", ["--ppl-stride", "--chunks"]),
+        ("perplexity", "--winogrande --save-all-logits b", ["--kl-divergence-base"]),
+        ("perplexity", "--kl-divergence --kl-divergence-base b --chunks 1 -p x --ppl-stride 8", ["--ppl-stride", "-p"]),
+        ("perplexity", "--multiple-choice -p x -bf /dev/null", ["-p"]),
+        ("perplexity", "-p x --ppl-stride 8 --ppl-output-type 1 --chunks 1", []),
         ("server", "--models-ttl 5 --pooling mean", ["--models-ttl", "--pooling"]),
         ("server", "--reranking --pooling mean", []),
     ],
 )
 def test_options_without_their_partner(tool: str, line: str, idle: list[str]) -> None:
-    warnings = " ".join(parse(line.split(), tool, {}).warnings)
-    assert [name for name in line.split() if f" {name} (it" in warnings or f" {name}," in warnings] == idle
+    lines = [line for line in parse(line.split(), tool, {}).warnings if line.startswith("no effect: ")]
+    named = [name for line in lines for name in line.removeprefix("no effect: ").partition(" (")[0].split(", ")]
+    assert named == idle
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,8 @@ def test_text_too_short(tool, tmp_path: Path) -> None:
 def test_wrong_tasks_are_named_before_the_model_is_read(tool, test: str) -> None:
     status, out, err = tool("-bf", str(WIKI), test, "-m", "none.gguf")
     assert (status, out) == (1, "")
-    assert len(err.splitlines()) == 1 and "none.gguf" not in err
+    lines = [line for line in err.splitlines() if not line.startswith("warning: no effect: -f ")]
+    assert len(lines) == 1 and "none.gguf" not in err
 
 
 def test_results_in_a_folder(tool, tmp_path: Path) -> None:
@@ -136,6 +137,38 @@ def test_results_in_a_folder(tool, tmp_path: Path) -> None:
         assert tool("-f", str(text), "-c", "64", "--chunks", "2", "--logdir", str(tmp_path / "runs"))[0] == 0
     first, second = (tmp_path / "runs").iterdir()
     values = dict(line.split(": ", 1) for line in first.read_text().splitlines())
-    assert json.loads(values["file"]) == str(text) and values["ctx_size"] == "64"
+    assert json.loads(values["file"]) == str(text) and values["ctx_size"] == "64" and values["mode"] == "perplexity"
     assert re.fullmatch(r"\d+\.\d{6}", values["ppl_value"])
     assert first.read_text() == second.read_text()
+
+
+TASK = "He opened the door and\n1\n zqx vbn\n went out of the house\n zzz qqq\n xx yy\n"
+
+
+def written(folder: Path) -> dict[str, str]:
+    """The values of the only file in the folder."""
+    (path,) = folder.iterdir()
+    return dict(line.split(": ", 1) for line in path.read_text().splitlines())
+
+
+def test_results_of_other_modes_in_a_folder(tool, tmp_path: Path) -> None:
+    """Every mode writes its file, without a perplexity; options of the first mode are named and do nothing."""
+    tasks, base = tmp_path / "tasks.txt", tmp_path / "base.kld"
+    tasks.write_text(TASK)
+    idle = ["--ppl-stride", "64", "--ppl-output-type", "1"]
+    choice = ["--hellaswag", "-f", str(tasks), "--kl-divergence-base", str(base), "-ld", str(tmp_path / "choice")]
+    status, _, err = tool(*choice, *idle)
+    assert status == 0 and "strided" not in err
+    assert "no effect: --ppl-stride, --ppl-output-type (unused with --kl-divergence, --hellaswag, " in err
+    assert not base.exists()
+    values = written(tmp_path / "choice")
+    assert (values["mode"], json.loads(values["file"])) == ("hellaswag", str(tasks))
+    assert "ppl_value" not in values
+    assert tool("--chunks", "2", "-c", "64", "--kl-divergence-base", str(base))[0] == 0
+    status, _, err = tool(
+        "--kl-divergence", "--kl-divergence-base", str(base), "-c", "64", "-ld", str(tmp_path / "kl"), *idle
+    )
+    assert status == 0 and "strided" not in err
+    values = written(tmp_path / "kl")
+    assert (values["mode"], json.loads(values["kl_divergence_base"])) == ("kl_divergence", str(base))
+    assert "ppl_value" not in values

@@ -19,6 +19,7 @@ from ikpy.cli.quantize import run
 from ikpy.engine.model import Model
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import GGUFValueType
+from ikpy.gguf.writer import GGUFWriter
 from ikpy.quants import dequantize, registry
 from ikpy.tools.quantize_progress import PlainDisplay, display_for
 from tests.cpu.imatrices import write_gguf
@@ -158,6 +159,16 @@ def test_damaged_values_are_named_and_nothing_is_written(tmp_path, tensors, capf
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in.gguf", "out.gguf"]
 
 
+def test_what_follows_the_number_of_threads_is_named_and_ignored(tmp_path, tensors, capfd):
+    """As in the recorded llama-quantize-trailing-argument."""
+    write_model(tmp_path / "in.gguf", tensors)
+    assert run([str(tmp_path / "in.gguf"), str(tmp_path / "out.gguf"), "Q4_0", "2", "extra", "more"]) == 0
+    err = capfd.readouterr().err
+    assert "WARNING: no effect: extra more (nothing follows NTHREADS)\n" in err
+    assert "as Q4_0 using 2 threads\n" in err
+    assert (tmp_path / "out.gguf").exists()
+
+
 def test_symmetric_q4_0_uses_fifteen_levels(tmp_path, tensors):
     write_model(tmp_path / "in.gguf", tensors)
     assert run(["--pure", "--symmetric-q40", str(tmp_path / "in.gguf"), str(tmp_path / "out.gguf"), "Q4_0"]) == 0
@@ -183,7 +194,7 @@ def test_symmetric_q4_0_uses_fifteen_levels(tmp_path, tensors):
         (["in.gguf", "out.gguf"], "main: missing ftype"),
         (["in.gguf", "out.gguf", "Q9_Z"], "main: invalid ftype 'Q9_Z'"),
         (["in.gguf", "out.gguf", "Q4_0", "two"], "main: invalid nthread 'two'"),
-        (["in.gguf", "out.gguf", "Q4_0", "2", "more"], "unexpected argument 'more' behind NTHREADS"),
+        (["in.gguf", "out.gguf", "Q4_0", "two", "more"], "main: invalid nthread 'two'"),
         (["in.gguf", "out.gguf", "Q4_0", "-imatrix", "x.dat"], "unknown option -imatrix; options of this tool begin"),
         (["--output-tensor-type", "zzz", "in.gguf", "out.gguf", "Q4_0"], "unknown tensor type 'zzz'"),
         (["--override-kv", "general.name", "in.gguf", "Q8_0"], "malformed KV override 'general.name'"),
@@ -214,6 +225,7 @@ def test_wrong_use(tmp_path, tensors, monkeypatch, capfd, arguments, message):
                                                        "--hide-imatrix (it needs --imatrix)"]),
         (["--repack", "--imatrix", "x.dat"], ["--imatrix (--repack changes the row layout only)"]),
         (["--imatrix", "x.dat", "--include-weights", "a", "--hide-imatrix"], []),
+        (["--slow-iq2ks"], ["--slow-iq2ks (the IQ2_KS search is always the thorough one)"]),
     ],
 )  # fmt: skip
 def test_options_without_their_partner_are_named(arguments, idle, capfd):
@@ -401,7 +413,7 @@ def test_overrides_keep_the_types_that_readers_want(tmp_path, capfd):
         "a.e=int:-5000000000": 11,
         "a.f=bool:true": 7,
         "a.g=str:x": 8,
-        "general.name=int:3": 4,
+        "general.name=str:3": 8,
     }
     arguments = [item for text in overrides for item in ("--override-kv", text)]
     assert run([*arguments, source, out, "Q8_0"]) == 0
@@ -413,9 +425,31 @@ def test_overrides_keep_the_types_that_readers_want(tmp_path, capfd):
         ("qwen3moe.expert_used_count=int:-1", "--override-kv qwen3moe.expert_used_count: "),
         ("general.alignment=int:64", "--override-kv general.alignment: the key describes the file itself"),
         ("split.count=int:2", "--override-kv split.count: the key describes the file itself"),
+        ("general.name=int:3", "--override-kv general.name: value 3 is not of the key's type string"),
+        ("qwen3moe.rope.freq_base=int:20000", "value 20000 is not of the key's type float32"),
+        ("qwen3moe.context_length=str:abc", "value 'abc' is not of the key's type uint32"),
+        ("qwen3moe.context_length=bool:true", "value True is not of the key's type uint32"),
+        ("tokenizer.ggml.tokens=str:abc", "value 'abc' is not of the key's type array"),
     ):
+        (tmp_path / "o.gguf").unlink(missing_ok=True)
         assert run(["--override-kv", text, source, out, "Q8_0"]) == 1
         assert message in "".join(capfd.readouterr())
+        assert not (tmp_path / "o.gguf").exists()
+
+
+def test_a_value_for_all_layers_may_be_overridden_by_one(tmp_path, tensors):
+    """Where a file has an array of them."""
+    source, out, key = str(tmp_path / "in.gguf"), str(tmp_path / "o.gguf"), "llama.attention.head_count"
+    with GGUFWriter(source) as writer:
+        writer.add("general.architecture", GGUFValueType.STRING, "llama")
+        writer.add("llama.block_count", GGUFValueType.UINT32, 2)
+        writer.add_array(key, GGUFValueType.INT32, [4, 4])
+        writer.add_tensor("token_embd.weight", (256, 64), 0)
+        writer.write("token_embd.weight", tensors["token_embd.weight"])
+    assert run(["--override-kv", f"{key}=float:2", source, out, "Q8_0"]) == 1
+    assert run(["--override-kv", f"{key}=int:2", source, out, "Q8_0"]) == 0
+    with GGUFFile.open(out) as file:
+        assert (file.get(key), file.value_type(key)) == (2, GGUFValueType.UINT32)
 
 
 def test_the_need_of_an_importance_matrix_stands_between_lines(capfd):

@@ -77,6 +77,13 @@ def test_rows_that_do_not_fit_are_left_out():
         settings("-ub 128 -n 600", 512)
 
 
+def test_no_physical_batch_is_what_fits_of_the_logical_one():
+    """-ub 0 stands for -b, which is at most the context; the banner shows -b as given."""
+    made = settings("-ub 0", 512)
+    assert (made.n_batch, made.n_ubatch, made.n_generate, list(made.depths())) == (2048, 512, 128, [0])
+    assert settings("-ub 0 -b 128", 512).n_ubatch == 128
+
+
 def masked(text: str) -> list[str]:
     """Lines with times and speeds masked, widths kept."""
     lines = []

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from ikpy.gguf.types import GGUFValueType
+from ikpy.gguf.writer import GGUFWriter
 from tests.shared import DATA, ROOT
 
 GOLDEN = DATA / "cli"
@@ -60,3 +62,20 @@ def test_errors(arguments, message):
     assert result.returncode == 1
     assert result.stdout == b""
     assert result.stderr.startswith(message), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("imatrix", "this is no model but an importance matrix: ikpy quantize takes it with --imatrix"),
+        ("model", "cannot find tokenizer model: key tokenizer.ggml.model is missing"),
+    ],
+)
+def test_a_file_without_vocabulary_is_named(tmp_path, kind, message):
+    path = tmp_path / "im.gguf"
+    with GGUFWriter(path) as writer:
+        writer.add("general.architecture", GGUFValueType.STRING, "llama")
+        writer.add("general.type", GGUFValueType.STRING, kind)
+    result = run("-m", str(path), "-p", "x")
+    assert (result.returncode, result.stdout) == (1, b"")
+    assert result.stderr.decode() == f"error: {path}: {message}\n"

@@ -73,7 +73,7 @@ CHAT_ROWS = (
     ),
     option(
         "-r --reverse-prompt",
-        Kind("TEXT", many=True),
+        Kind("TEXT", values.to_stop_text, many=True),
         "prompt.reverse_prompts",
         "stop at this text and return to the user. Repeatable",
         "SC",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -67,6 +69,10 @@ class SlowWorker(Worker):
     async def _start(self) -> None:
         await asyncio.Event().wait()
 
+    async def _end_process(self) -> None:
+        if self._loading is not None:
+            self._loading.cancel()
+
 
 def slow_worker(model: ModelFile) -> Worker:
     return SlowWorker(model, [], {}, ServerLog(), 1.0)
@@ -89,6 +95,7 @@ def test_models_on_their_way_count(folder: Path) -> None:
         second = asyncio.ensure_future(ask("small/tiny"))
         await asyncio.sleep(2 * GRACE_SECONDS)
         assert not second.done(), "the place of a request that was given up is free"
+        assert not pool.workers["puppet"].takes_place, "the first model was not unloaded"
         second.cancel()
         await asyncio.wait({second})
 
@@ -123,10 +130,10 @@ class SharedMemory:
                 memory.free -= 1
                 self.runs, self.state = True, State.LOADED
 
-            async def stop(self, seconds: float = 30.0) -> None:
+            async def _end_process(self) -> None:
                 memory.free += 1
                 memory.ended.append(self.model.name)
-                self.runs, self.state = False, State.UNLOADED
+                self.runs = False
 
         return Process(model, [], {}, ServerLog(), 1.0)
 
@@ -160,6 +167,28 @@ def test_idle_models_go_when_memory_runs_out(tmp_path: Path) -> None:
         memory.free = 0
         with pytest.raises(NoRoomError):
             await ask("b")
+
+    asyncio.run(play())
+
+
+def test_waiting_requests_unload_no_more_models_than_needed(tmp_path: Path) -> None:
+    for name in "abcde":
+        (tmp_path / f"{name}.gguf").write_bytes(b"x")
+    memory = SharedMemory(5)
+    pool = Pool(partial(scan, tmp_path), Limits(n_models=2), memory.worker)
+
+    async def ask(name: str) -> None:
+        async with pool.use(name):
+            assert len([worker for worker in pool.workers.values() if worker.takes_place]) <= 2
+            await asyncio.sleep(0.01)
+
+    async def play() -> None:
+        for name in "ab":
+            await ask(name)
+        await asyncio.gather(ask("c"), ask("c"))
+        assert memory.ended == ["a"], "two requests for one model unload one"
+        await asyncio.gather(ask("d"), ask("e"))
+        assert memory.ended == ["a", "b", "c"], "two models need two places"
 
     asyncio.run(play())
 
@@ -222,6 +251,13 @@ def test_load_on_demand_stream_unload_and_errors(folder: Path) -> None:
         assert plain.json()["choices"][0]["message"]["content"] == "Hello world."
         assert states(client) == {"puppet": "loaded", "small/tiny": "unloaded"}
         assert client.post("/tokenize", json={"content": "x"}).status_code == 200, "the only loaded model is meant"
+        for encoding, pack in (("gzip", gzip.compress), ("deflate", zlib.compress)):
+            packed = client.post("/tokenize", content=pack(b'{"content": "x"}'), headers={"Content-Encoding": encoding})
+            assert packed.status_code == 200, packed.text
+        assert client.post("/tokenize", json={"content": "x"}, headers={"X-Other": b"\xff\xfe"}).status_code == 200
+        for path in (b"/%00", b"/%7f", b"//[::1/props", b"//evil.example/props", b"/caf%C3%A9", b"/%ff"):
+            odd = client.get(client.base_url.copy_with(raw_path=path))
+            assert odd.status_code == 404, f"{path!r}: {odd.status_code} {odd.text[:100]}"
         assert chat(client, "small/tiny").status_code == 200
         assert len(processes(server)) == 2
         with client.stream(

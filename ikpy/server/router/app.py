@@ -7,6 +7,7 @@ import signal
 from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import httpx
 from starlette.applications import Starlette
@@ -34,6 +35,8 @@ HOP_HEADERS = frozenset(
     "content-length authorization x-api-key accept-encoding date server access-control-allow-origin vary".split()
 )
 """Headers of one connection or of the router, which are not passed on."""
+OWN_REQUEST_HEADERS = HOP_HEADERS | {"content-encoding"}
+"""Headers of requests that are not passed on: their bodies are unpacked here."""
 STATUS_PATHS = frozenset((*REMEMBERED, "/metrics", "/slots"))
 """GET routes that neither wake a model up nor keep it awake."""
 
@@ -45,7 +48,9 @@ def pool_of(request: Request) -> Pool:
 
 def path_of(request: Request) -> str:
     """Path of a request without the prefix of the server."""
-    return request.url.path.removeprefix(request.scope.get("root_path", ""))
+    # Not of the URL, which some versions of starlette make of the Host header: keys are checked for this path.
+    path: str = request.scope["path"]
+    return path.removeprefix(request.scope.get("root_path", ""))
 
 
 async def health(request: Request) -> Response:
@@ -193,9 +198,16 @@ class Forwarded(Response):
         return True
 
     async def _open(self, worker: Worker, stack: AsyncExitStack) -> httpx.Response:
-        """The beginning of the answer; a process that ended before it was asked is started again. Raises ApiError."""
+        """The beginning of the answer. A process that ended before it was asked, or cannot go on, is started again.
+
+        Raises ApiError.
+        """
         try:
-            return await self._ask(worker, stack)
+            answer = await self._ask(worker, stack)
+            # Who comes too early or too late is told when to try again; who finds the engine ended is not.
+            if answer.status_code == 503 and "retry-after" not in answer.headers and await worker.has_failed():
+                raise ApiError(503, ended(self._name), {"Retry-After": "1"})
+            return answer
         except httpx.ConnectError:
             if not await worker.lost():
                 raise ApiError(503, ended(self._name), {"Retry-After": "1"}) from None
@@ -211,13 +223,14 @@ class Forwarded(Response):
     async def _ask(self, worker: Worker, stack: AsyncExitStack) -> httpx.Response:
         assert worker.client is not None
         request = self._request
-        headers = {k: v for k, v in request.headers.items() if k.lower() not in HOP_HEADERS} | worker.headers
+        headers = [(k, v) for k, v in request.headers.raw if k.decode("latin-1").lower() not in OWN_REQUEST_HEADERS]
+        headers += [(k.encode(), v.encode()) for k, v in worker.headers.items()]
         query = httpx.QueryParams(
             [(k, v) for k, v in request.query_params.multi_items() if k not in ("model", "autoload")]
         )
-        stream = worker.client.stream(
-            request.method, path_of(request), params=query, headers=headers, content=self._body
-        )
+        # Not joined with the address: //host/path would name another host.
+        url = worker.client.base_url.copy_with(raw_path=f"{quote(path_of(request))}?{query}".rstrip("?").encode())
+        stream = worker.client.stream(request.method, url, headers=headers, content=self._body)
         return await stack.enter_async_context(stream)
 
 
@@ -249,7 +262,7 @@ def make_router(
                 async with pool.use(name):
                     pass
             except ApiError as error:  # logged; a request tries again
-                if pool.is_single:
+                if pool.is_single and not pool.is_closed:
                     pool.problem = error.message
                     signal.raise_signal(signal.SIGTERM)
 

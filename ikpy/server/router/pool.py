@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from ikpy.server.errors import ApiError
+from ikpy.server.errors import ApiError, shutting_down
 from ikpy.server.router.catalog import ModelFile
 from ikpy.server.router.worker import NoRoomError, State, Worker
 
@@ -47,8 +47,9 @@ class Pool:
         self.problem: str | None = None
         """Why the only model could not be loaded at the start."""
         self.workers: dict[str, Worker] = {}
+        self.is_closed = False
+        """Whether no process is started any more."""
         self._make_worker = make_worker
-        self._lock = asyncio.Lock()
 
     def loaded(self) -> list[Worker]:
         """Processes that run or start, the one used least recently first."""
@@ -81,7 +82,8 @@ class Pool:
     def check_loaded(self, name: str) -> None:
         """Raises ApiError 400 for a model that a request may not load."""
         worker = self.workers.get(name)
-        if worker is None or not (worker.takes_place or worker.state is State.SLEEPING):
+        stays = worker is not None and worker.takes_place and worker.stopping is None
+        if worker is None or not (stays or worker.state is State.SLEEPING):
             raise ApiError(400, f"the model {name} is not loaded: POST /models/load loads it")
 
     @asynccontextmanager
@@ -110,73 +112,91 @@ class Pool:
                     raise
 
     async def _try_again(self, wanted: Worker, error: NoRoomError) -> bool:
-        """Ends the idle process used least recently and starts the wanted one again, unless another request has done
-        so meanwhile; False if none is idle."""
-        async with self._lock:
-            if not wanted.failed_with(error):
-                return True
-            idle = [worker for worker in self.loaded() if worker is not wanted and not worker.n_running]
-            if idle:
-                await idle[0].stop()
-                wanted.begin()
-            return bool(idle)
+        """Waits for the end of another process before a new start: one that ends anyway, else the idle one used least
+        recently. True at once if another request has begun a start meanwhile; False if no process ends."""
+        if not wanted.failed_with(error):
+            return True
+        others = [worker for worker in self.loaded() if worker is not wanted]
+        ends = {end for worker in others if (end := worker.stopping) is not None}
+        idle = [worker for worker in others if not worker.n_running]
+        if not ends and idle:
+            ends = {idle[0].stop()}
+        if ends:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        return bool(ends)
 
     async def _reserve(self, name: str) -> Worker:
-        async with self._lock:
-            model = self.catalog().get(name)
-            if model is None:
-                raise ApiError(404, f"there is no model {name}")
-            worker = self.workers.get(name)
-            if worker is None or (worker.model != model and worker.pid is None):
-                worker = self.workers[name] = self._make_worker(model)
-            worker.n_running += 1
-            try:
-                if worker.pid is None:
-                    await self._make_room(worker)
-            except BaseException:
-                worker.n_running -= 1
-                raise
-            return worker
+        """The process of a model, which is in use from now on; others are unloaded if there is no room for it.
 
-    async def _make_room(self, wanted: Worker) -> None:
-        """Unloads idle models until another one fits. Raises ApiError 503 when the others are all in use.
-
-        Models count from the moment they are asked for: two may be on their way at the same time.
+        Raises ApiError 404 for an unknown name, 503 when the others are all in use. Nothing is awaited between the look
+        at the others and the use: models count from then on, and two requests never take the same place.
         """
-        end = time.monotonic() + GRACE_SECONDS
+        model = self.catalog().get(name)
+        if model is None:
+            raise ApiError(404, f"there is no model {name}")
+        latest = time.monotonic() + GRACE_SECONDS
         while True:
-            others = [worker for worker in self.workers.values() if worker is not wanted and worker.takes_place]
-            too_many = 0 < self.limits.n_models <= len(others)
-            needed = sum(worker.needed for worker in others) + wanted.model.size
-            if not too_many and not (0 < self.limits.memory < needed and others):
-                return
-            idle = sorted((w for w in others if not w.n_running), key=lambda worker: worker.last_used)
-            if idle:
-                await idle[0].stop()
-            elif time.monotonic() < end:
+            worker = self._worker_of(model)
+            if worker.stopping is None and (worker.takes_place or self._fits(worker, self._others(worker))):
+                worker.n_running += 1
+                return worker
+            ends = self._ends(worker)
+            if ends:
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                latest = time.monotonic() + GRACE_SECONDS
+            elif time.monotonic() < latest:
                 await asyncio.sleep(0.02)
             else:
                 raise ApiError(503, "all loaded models are in use, try again later", {"Retry-After": "5"})
 
+    def _worker_of(self, model: ModelFile) -> Worker:
+        """The worker of a model; a new one if there is none, or if the model has changed since its process ended."""
+        if self.is_closed:
+            raise shutting_down()
+        worker = self.workers.get(model.name)
+        if worker is None or (worker.model != model and not worker.takes_place):
+            worker = self.workers[model.name] = self._make_worker(model)
+        return worker
+
+    def _others(self, wanted: Worker) -> list[Worker]:
+        return [worker for worker in self.workers.values() if worker is not wanted and worker.takes_place]
+
+    def _fits(self, wanted: Worker, others: Collection[Worker]) -> bool:
+        """Whether a model may be loaded beside others."""
+        too_many = 0 < self.limits.n_models <= len(others)
+        needed = sum(worker.needed for worker in others) + wanted.model.size
+        return not too_many and not (0 < self.limits.memory < needed and others)
+
+    def _ends(self, wanted: Worker) -> set[asyncio.Task[None]]:
+        """Ends of processes that a model has to wait for: its own, else those under way, and that of the idle process
+        used least recently if these leave too little room. None if waiting for them is of no use."""
+        if wanted.stopping is not None:
+            return {wanted.stopping}
+        others = self._others(wanted)
+        ends = {end for worker in others if (end := worker.stopping) is not None}
+        staying = [worker for worker in others if worker.stopping is None]
+        if self._fits(wanted, staying):
+            return ends
+        idle = sorted((worker for worker in staying if not worker.n_running), key=lambda worker: worker.last_used)
+        return ends | {idle[0].stop()} if idle else set()
+
     async def unload(self, name: str) -> bool:
-        """Ends the process of a model; False if there is none."""
-        async with self._lock:
-            worker = self.workers.get(name)
-            if worker is None or worker.pid is None:
-                return False
-            await worker.stop()
-            return True
+        """Ends the process of a model, or its start, and returns when it has ended; False if there is none."""
+        worker = self.workers.get(name)
+        if worker is None or not worker.is_active:
+            return False
+        await asyncio.shield(worker.stop())
+        return True
 
     async def watch(self) -> None:
         """Unloads models that are idle for too long or take too much memory, until cancelled."""
         while True:
             await asyncio.sleep(CHECK_SECONDS)
-            async with self._lock:
-                for worker in self._superfluous():
-                    await worker.stop(asleep=self.limits.sleep)
+            for worker in self._superfluous():
+                worker.stop(asleep=self.limits.sleep)
 
     def _superfluous(self) -> list[Worker]:
-        running = self.loaded()
+        running = [worker for worker in self.loaded() if worker.stopping is None]
         idle = [worker for worker in running if not worker.n_running and worker.state is State.LOADED]
         old = time.monotonic() - self.limits.idle_seconds
         found = [worker for worker in idle if self.limits.idle_seconds and worker.last_used < old]
@@ -188,5 +208,6 @@ class Pool:
         return found
 
     async def stop(self) -> None:
-        """Ends all processes."""
-        await asyncio.gather(*(worker.stop() for worker in self.workers.values()))
+        """Ends all processes; no other is started."""
+        self.is_closed = True
+        await asyncio.gather(*(asyncio.shield(worker.close()) for worker in self.workers.values()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import secrets
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import psutil
 
-from ikpy.server.errors import ApiError
+from ikpy.server.errors import ApiError, engine_ended, shutting_down
 
 if TYPE_CHECKING:
     from ikpy.server.log import ServerLog
@@ -34,6 +35,8 @@ REMEMBERED = ("/props", "/v1/props", "/models", "/v1/models")
 """Routes that are answered while a model sleeps."""
 LOST_SECONDS = 5.0
 """Most seconds between a broken connection and the end of the process that broke it."""
+ENGINE_ENDED = engine_ended("").message
+"""What a process says about its health when its engine has ended, without the reason."""
 
 
 NO_MEMORY = 12
@@ -76,7 +79,10 @@ class Worker:
         self._loading: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self._restarting: asyncio.Task[None] | None = None
-        self._stopping = False
+        self._stopping: asyncio.Task[None] | None = None
+        self._replacing: asyncio.Task[None] | None = None
+        self._wanted = False
+        self._closed = False
         self._pause = 0.0
         self._started = 0.0
         self._last_lines: deque[str] = deque(maxlen=5)
@@ -102,10 +108,20 @@ class Worker:
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     @property
-    def takes_place(self) -> bool:
+    def stopping(self) -> asyncio.Task[None] | None:
+        """The end of the process that was asked for and is not there yet."""
+        return None if self._stopping is None or self._stopping.done() else self._stopping
+
+    @property
+    def is_active(self) -> bool:
         """Whether there is a process, or will be one soon."""
-        restarts = self._restarting is not None and not self._restarting.done()
-        return self.pid is not None or self.n_running > 0 or restarts
+        tasks = (self._loading, self._restarting, self._stopping)
+        return self.pid is not None or any(task is not None and not task.done() for task in tasks)
+
+    @property
+    def takes_place(self) -> bool:
+        """Whether the model counts as loaded: it is, or requests wait for it."""
+        return self.is_active or self.n_running > 0
 
     @property
     def needed(self) -> int:
@@ -113,21 +129,31 @@ class Worker:
         return self.memory if self.state is State.LOADED else max(self.memory, self.model.size)
 
     async def load(self) -> None:
-        """Starts the process if it is not running and waits until it answers. Raises ApiError 500,
-        NoRoomError for lack of memory."""
-        self.last_used = time.monotonic()
-        if self.state is State.LOADED and self.pid is not None:
-            return
-        if self._ending is not None:
-            await asyncio.shield(self._ending)
-        # A client that goes away gives up waiting, not the start that others may wait for.
-        await asyncio.shield(self.begin())
+        """Starts the process if it is not running and waits until it answers; one that ends does so first.
 
-    def begin(self) -> asyncio.Task[None]:
-        """Starts the process unless that is under way; what is waited for."""
+        Raises ApiError 500 if that fails (NoRoomError for lack of memory), 503 if the model is unloaded meanwhile.
+        """
+        self.last_used = time.monotonic()
+        while (end := self._awaited_end) is not None:
+            await asyncio.wait({end})
+        if self._closed:
+            raise shutting_down()
+        if self._is_loaded:
+            return
         if self._loading is None or self._loading.done():
+            self._wanted = True
             self._loading = asyncio.ensure_future(self._start())
-        return self._loading
+        # A client that goes away gives up waiting, not the start that others may wait for.
+        await asyncio.shield(self._loading)
+
+    @property
+    def _is_loaded(self) -> bool:
+        return self.state is State.LOADED and self.pid is not None
+
+    @property
+    def _awaited_end(self) -> asyncio.Task[None] | None:
+        """What has to be over before the process is started or used."""
+        return self.stopping or (None if self._is_loaded else self._ending)
 
     def failed_with(self, error: Exception) -> bool:
         """Whether this error ended the last start."""
@@ -141,20 +167,29 @@ class Worker:
         await asyncio.wait({self._ending}, timeout=LOST_SECONDS)
         return self.pid is None
 
+    async def has_failed(self) -> bool:
+        """Whether the engine of the process has ended; the process is then ended as well, and started again."""
+        client, process = self.client, self._process
+        assert client is not None and process is not None
+        try:
+            answer = await client.get("/health")
+        except httpx.HTTPError:  # the end of the process is noticed elsewhere
+            return False
+        if ENGINE_ENDED not in answer.text:
+            return False
+        if process is self._process and self._is_loaded and self.stopping is None:
+            self.state = State.FAILED
+            self._log.failure("router", "the engine has ended", model=self.model.name)
+            self._replacing = asyncio.ensure_future(self._terminate(process))  # the loop itself does not keep it
+        return True
+
     async def _start(self) -> None:
-        self.state, self._stopping = State.LOADING, False
+        self.state = State.LOADING
         self._last_lines.clear()
         self._log.event("router", "loading model", model=self.model.name)
-        pipe = asyncio.subprocess.PIPE
-        self._process = await asyncio.create_subprocess_exec(
-            *self._arguments,
-            stdin=pipe,
-            stdout=pipe,
-            stderr=pipe,
-            env=self._environment,
-            start_new_session=True,
-            limit=LONGEST_LINE,
-        )
+        self._process = await self._create()
+        if not self._wanted:  # stopped while it was created
+            self._process.kill()
         self._started = time.monotonic()
         port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         readers = [
@@ -164,13 +199,7 @@ class Worker:
         ended = asyncio.ensure_future(self._process.wait())
         await asyncio.wait({port, ended}, return_when=asyncio.FIRST_COMPLETED)
         if not port.done():
-            await asyncio.gather(*readers)
-            self.state = State.FAILED
-            reason = next((line for line in reversed(self._last_lines) if line.startswith("error: ")), "")
-            message = reason or f"its process ended with status {ended.result()}"
-            self._log.failure("router", "model not loaded", model=self.model.name, error=message)
-            kind = NoRoomError if ended.result() == NO_MEMORY else ApiError
-            raise kind(500, f"the model {self.model.name} cannot be loaded: {message}")
+            raise await self._early_end(ended.result(), readers)
         timeout = httpx.Timeout(self._timeout, connect=10.0)
         address = f"http://127.0.0.1:{port.result()}"
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=16)
@@ -180,6 +209,39 @@ class Worker:
         self.state = State.LOADED
         self._ending = asyncio.ensure_future(self._end(ended, readers))
         self._log.event("router", "model loaded", model=self.model.name, pid=self._process.pid)
+
+    async def _create(self) -> asyncio.subprocess.Process:
+        """A new process. Raises ApiError 500 if the system does not start one, NoRoomError for lack of memory."""
+        pipe = asyncio.subprocess.PIPE
+        try:
+            return await asyncio.create_subprocess_exec(
+                *self._arguments,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=pipe,
+                env=self._environment,
+                start_new_session=True,
+                limit=LONGEST_LINE,
+            )
+        except OSError as error:
+            message = f"its process cannot be started: {error.strerror}"
+            raise self._failure(message, no_memory=error.errno == errno.ENOMEM) from None
+
+    async def _early_end(self, status: int, readers: Sequence[asyncio.Future[None]]) -> ApiError:
+        """The error for those who wait for a process that ended before it listened."""
+        if not self._wanted:
+            message = f"the model {self.model.name} was unloaded before it could answer"
+            return shutting_down() if self._closed else ApiError(503, message, {"Retry-After": "1"})
+        await asyncio.gather(*readers)
+        reason = next((line for line in reversed(self._last_lines) if line.startswith("error: ")), "")
+        return self._failure(reason or f"its process ended with status {status}", no_memory=status == NO_MEMORY)
+
+    def _failure(self, message: str, *, no_memory: bool) -> ApiError:
+        """Notes and logs that the model could not be loaded; the error for those who wait for it."""
+        self.state = State.FAILED
+        self._log.failure("router", "model not loaded", model=self.model.name, error=message)
+        kind = NoRoomError if no_memory else ApiError
+        return kind(500, f"the model {self.model.name} cannot be loaded: {message}")
 
     async def _read_log(self, stream: asyncio.StreamReader | None, port: asyncio.Future[int] | None) -> None:
         """Passes log lines on and finds the port in them."""
@@ -222,7 +284,7 @@ class Worker:
         if self.client is not None:
             await self.client.aclose()
         self._ending = None
-        if self._stopping:
+        if not self._wanted:
             return
         self.state = State.FAILED
         self.n_crashes += 1
@@ -237,29 +299,49 @@ class Worker:
         with suppress(ApiError):  # logged; the next request tries again
             await self.load()
 
-    async def stop(self, *, asleep: bool = False) -> None:
-        """Lets running requests end, as long as the model allows, and ends the process.
+    def stop(self, *, asleep: bool = False) -> asyncio.Task[None]:
+        """Begins to end the process, created or not, unless that is under way; what is waited for.
 
-        The process has a session of its own, so that an interrupt from the keyboard reaches it through here only.
+        Running requests may end, as long as the model allows. The process has a session of its own, so that an
+        interrupt from the keyboard reaches it through here only.
         """
-        self._stopping = True
-        process = self._process
+        if (stopping := self.stopping) is not None:
+            return stopping
+        self._wanted = False
         was_loaded = self.state not in (State.UNLOADED, State.SLEEPING)
         if asleep:  # from here on: who asks for its state meanwhile does not wake it up
             self.state = State.SLEEPING
-        if self._restarting is not None and self.state is State.FAILED:
+        self._stopping = asyncio.ensure_future(self._stop(was_loaded=was_loaded, asleep=asleep))
+        return self._stopping
+
+    def close(self) -> asyncio.Task[None]:
+        """As `stop`; the process is never started again."""
+        self._closed = True
+        return self.stop()
+
+    async def _stop(self, *, was_loaded: bool, asleep: bool) -> None:
+        if self._restarting is not None:
             self._restarting.cancel()
-            self._restarting = None
-        if process is not None and process.returncode is None:
-            process.terminate()
-            try:
-                await asyncio.wait_for(process.wait(), self.model.stop_seconds)
-            except asyncio.TimeoutError:
-                process.kill()
-                await process.wait()
+        await self._end_process()
         if was_loaded:
             self._log.event("router", "model sleeps" if asleep else "model unloaded", model=self.model.name)
         self.state = State.SLEEPING if asleep else State.UNLOADED
+
+    async def _end_process(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            await self._terminate(self._process)
+        if self._loading is not None:  # it ends a process that was being created, and must not change the state later
+            await asyncio.wait({self._loading})
+
+    async def _terminate(self, process: asyncio.subprocess.Process) -> None:
+        """Lets running requests end, as long as the model allows, and ends a process."""
+        process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), self.model.stop_seconds)
+        except asyncio.TimeoutError:
+            with suppress(ProcessLookupError):  # it ended just now
+                process.kill()
+            await process.wait()
 
 
 def worker_environment(removed: set[str]) -> dict[str, str]:

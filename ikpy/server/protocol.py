@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from ikpy.server.errors import shutting_down
+from ikpy.server.http import error_response
 
 MOST_HEAD = 65536
 """Bytes of request line and headers."""
@@ -74,6 +77,19 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_response_complete()
         behind, self._behind = bytes(self._behind), bytearray()
         self.data_received(behind)
+
+    def give_up(self) -> None:
+        """Refuses a request whose body has not come, and closes the connection."""
+        if self._in_head or not self._is_answering:
+            return
+        if not self.cycle.response_started:
+            error = shutting_down()
+            response = error_response(
+                dict(self.scope), error.body(), error.code, error.headers | {"Connection": "close"}
+            )
+            head = b"".join(b"%s: %s\r\n" % pair for pair in response.raw_headers)
+            self.transport.write(STATUS_LINE[error.code] + head + b"\r\n" + bytes(response.body))
+        self.transport.close()
 
     @property
     def _is_answering(self) -> bool:

@@ -1,8 +1,9 @@
-"""Connections as bytes: request heads without end, requests behind others."""
+"""Connections as bytes: request heads without end, requests behind others, bodies that do not come."""
 
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import time
 
@@ -10,6 +11,7 @@ import httpx
 import pytest
 
 from tests.server.live import PATIENCE, listening, wait_for
+from tests.server.test_command import process
 
 SERVER = "llama-server -m PUPPET -t 1 -c 512 -np 1"
 REQUEST = b"GET /health HTTP/1.1\r\nHost: x\r\n"
@@ -146,3 +148,19 @@ def test_too_much_behind_a_request_ends_the_connection_with_its_answer() -> None
         answers = split_answers(read_all(connection))
         assert len(answers) == 1
         assert b'"tokens_predicted":400' in answers[0] and answers[0].endswith(b"0\r\n\r\n")
+
+
+@pytest.mark.parametrize("path", ["/completion", "/api/chat"])
+def test_a_body_that_does_not_come_does_not_hold_up_the_end(path: str) -> None:
+    with process("-c", "512", "--drain-seconds", "0") as (server, address):
+        url = httpx.URL(address)
+        with socket.create_connection((url.host, url.port), PATIENCE) as connection:
+            connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{".encode())
+            httpx.get(f"{address}/health", timeout=PATIENCE)  # the head has come before
+            server.send_signal(signal.SIGTERM)
+            head, _, body = read_all(connection).partition(b"\r\n\r\n")
+        out, err = server.communicate(timeout=PATIENCE)
+    assert head.startswith(b"HTTP/1.1 503") and b"connection: close" in head and b"retry-after" in head
+    error = json.loads(body)["error"]
+    assert "shutting down" in (error if path == "/api/chat" else error["message"])
+    assert server.returncode == 0 and "Traceback" not in out + err and "Cancel" not in out + err

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ikpy.server.errors import shutting_down
 from ikpy.server.http import error_response
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 MOST_HEAD = 65536
 """Bytes of request line and headers."""
@@ -68,6 +73,8 @@ class BoundedConnection(HttpToolsProtocol):
         self._n_body = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
         self._stop_clock()
         super().on_headers_complete()
+        if self.cycle is not None and self.parser.get_http_version() < "1.1":
+            self.cycle.send = send_unchunked(self.cycle)  # type: ignore[method-assign, assignment]
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -128,3 +135,21 @@ class BoundedConnection(HttpToolsProtocol):
         self._deadline = None
         if self._in_head and not self._is_answering:
             self.transport.close()
+
+
+def send_unchunked(cycle: RequestResponseCycle) -> Callable[[Any], Awaitable[None]]:
+    """Sends an answer to a client of HTTP/1.0, which knows no chunks: the body without a length ends with the
+    connection."""
+    send, sized = cycle.send, False
+
+    async def send_plain(message: Any) -> None:
+        nonlocal sized
+        if message["type"] == "http.response.start":
+            sized = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            cycle.chunked_encoding = None if sized else False
+            cycle.keep_alive = False
+        elif not sized:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    return send_plain

@@ -1,4 +1,4 @@
-"""Connections as bytes: request heads without end, requests behind others, bodies that do not come."""
+"""Connections as bytes: request heads without end, requests behind others, bodies that do not come, HTTP/1.0."""
 
 from __future__ import annotations
 
@@ -164,3 +164,24 @@ def test_a_body_that_does_not_come_does_not_hold_up_the_end(path: str) -> None:
     error = json.loads(body)["error"]
     assert "shutting down" in (error if path == "/api/chat" else error["message"])
     assert server.returncode == 0 and "Traceback" not in out + err and "Cancel" not in out + err
+
+
+@pytest.mark.parametrize("keep", [(), ("Connection: keep-alive",)])
+@pytest.mark.parametrize("version", ["0.9", "1.0"])
+def test_old_clients_get_streams_without_chunks(version: str, keep: tuple[str, ...]) -> None:
+    with listening(SERVER) as (client, _), connect(client) as connection:
+        connection.sendall(post("/completion", LONG | {"stream": True}, *keep, version=version))
+        head, _, body = read_all(connection).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200") and b"connection: close" in head
+        assert b"transfer-encoding" not in head and b"content-length" not in head
+        events = body.decode().split("\n\n")
+        assert events.pop() == "" and all(event.startswith("data: {") for event in events)
+        assert json.loads(events[-1].removeprefix("data: "))["tokens_predicted"] == 200
+
+
+def test_old_clients_get_other_answers_with_their_length() -> None:
+    with listening(SERVER) as (client, _), connect(client) as connection:
+        connection.sendall(post("/completion", LONG, version="1.0"))
+        head, _, body = read_all(connection).partition(b"\r\n\r\n")
+        assert f"content-length: {len(body)}".encode() in head
+        assert json.loads(body)["tokens_predicted"] == 200

@@ -13,6 +13,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from ikpy.engine.sampling_params import SamplingParams
+from ikpy.server.chat.output import ChatMessage
+from ikpy.server.chat.tagged_values import typed_value
+from ikpy.server.http import to_json
+from ikpy.server.routes_anthropic import content_blocks
 from ikpy.tools.sampler_setup import breakers_of
 from tests.server.harness import MODELS, loaded, read_events, running
 
@@ -309,6 +313,7 @@ BAD_BODIES = [
     ("/v1/responses", b'{"input": [5]}'), ("/v1/responses", b'{"input": [{"type": "zzz"}]}'),
     ("/v1/responses", b'{"input": [{}]}'), ("/tokenize", b'{"content": {}}'), ("/detokenize", b'{"tokens": [1.5]}'),
     ("/lora-adapters", b"{"), ("/delete_prompt", b"{}"),
+    ("/completion", b'{"prompt": "x", "json_schema": "{\\"enum\\": [1e400]}"}'),
 ]  # fmt: skip
 
 
@@ -318,6 +323,39 @@ def test_malformed_requests_give_a_message_and_no_server_error(tiny: TestClient,
     assert response.status_code == 400, response.text
     assert response.json()["error"]["type"] == "invalid_request_error"
     assert response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("number", [b"1e400", b"-1e400", b"9" * 400 + b".0", b"NaN", b"-Infinity", b"1" * 5000])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", b'{"input": "Hi", "max_output_tokens": 2, "metadata": {"a": %s}}'),
+        ("/v1/responses", b'{"input": "Hi", "max_output_tokens": 2, "stream": true, "metadata": {"a": %s}}'),
+        ("/v1/chat/completions", b'{"messages": [{"role": "assistant", "content": "", "tool_calls": [{"a": %s}]}]}'),
+        ("/completion", b'{"prompt": "x", "n_predict": 2, "json_schema": {"enum": [%s]}}'),
+        ("/lora-adapters", b'[{"id": 0, "scale": %s}]'),
+    ],
+)
+def test_numbers_that_answers_could_not_repeat_are_refused(
+    tiny: TestClient, path: str, body: bytes, number: bytes
+) -> None:
+    response = tiny.post(path, content=body % number)
+    assert response.status_code == 400
+    message = response.json()["error"]["message"]
+    assert message.startswith("the request body is not valid JSON: ") and len(message) < 200
+
+
+def test_numbers_that_answers_can_repeat_are_taken(tiny: TestClient) -> None:
+    body = {"input": "Hi", "max_output_tokens": 1, "metadata": {"a": [1.7e308, -5e-324, 1e-400, 10**400]}}
+    assert post(tiny, "/v1/responses", **body)["metadata"] == body["metadata"]
+
+
+@pytest.mark.parametrize("number", ["1e400", "NaN", "-Infinity"])
+def test_numbers_of_written_calls_that_answers_cannot_hold(number: str) -> None:
+    call = {"id": "1", "name": "f", "arguments": f'{{"a": {number}}}'}
+    blocks = content_blocks(ChatMessage(calls=[call]))
+    assert to_json(blocks) == '[{"type":"tool_use","id":"1","name":"f","input":{}}]'
+    assert typed_value(number, {"type": "number"}) == number, "text, as every value that is no JSON"
 
 
 @pytest.mark.parametrize(

@@ -207,10 +207,16 @@ def test_damaged_slot_files_are_refused(tiny: TestClient) -> None:
     assert complete(tiny, id_slot=0)["timings"]["prompt_n"] == 1
 
 
-@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", "", ".hidden", "x\0", "a" * 300, None, 5])
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", "", ".hidden", "x\0", "a" * 300, "\ud800", None, 5])
 def test_file_names_cannot_leave_the_folder(tiny: TestClient, name: Any) -> None:
     for path in ("/slots/0?action=save", "/slots/0?action=restore", "/delete_prompt"):
-        assert post(tiny, path, 400, filename=name)["error"]["message"] == "Invalid filename"
+        response = tiny.post(path, content=json.dumps({"filename": name}))
+        assert (response.status_code, response.json()["error"]["message"]) == (400, "Invalid filename")
+
+
+@pytest.mark.parametrize("number", ["2", "-1", "x", "\u00b2", "\u0663", "9" * 20, "1" * 5000, "0" * 5000])
+def test_numbers_of_slots_that_are_not_there(tiny: TestClient, number: str) -> None:
+    assert post(tiny, f"/slots/{number}?action=erase", 400)["error"]["message"] == "Invalid slot ID"
 
 
 def test_metrics_count_tokens(tiny: TestClient) -> None:
@@ -313,6 +319,8 @@ BAD_BODIES = [
     ("/v1/responses", b'{"input": [5]}'), ("/v1/responses", b'{"input": [{"type": "zzz"}]}'),
     ("/v1/responses", b'{"input": [{}]}'), ("/tokenize", b'{"content": {}}'), ("/detokenize", b'{"tokens": [1.5]}'),
     ("/lora-adapters", b"{"), ("/delete_prompt", b"{}"),
+    ("/v1/messages", b'{"messages": [{"role": "user", "content": "x"}], "tool_choice": {"type": []}}'),
+    ("/v1/messages/count_tokens", b'{"messages": [{"role": "user", "content": "x"}], "tool_choice": {"type": {}}}'),
     ("/completion", b'{"prompt": "x", "json_schema": "{\\"enum\\": [1e400]}"}'),
 ]  # fmt: skip
 
@@ -356,6 +364,11 @@ def test_numbers_of_written_calls_that_answers_cannot_hold(number: str) -> None:
     blocks = content_blocks(ChatMessage(calls=[call]))
     assert to_json(blocks) == '[{"type":"tool_use","id":"1","name":"f","input":{}}]'
     assert typed_value(number, {"type": "number"}) == number, "text, as every value that is no JSON"
+
+
+def test_biases_of_more_digits_than_a_vocabulary_needs_have_no_effect(tiny: TestClient) -> None:
+    for digits in ("1" * 5001, "99999999999", "9" * 15):
+        assert complete(tiny, logit_bias={digits: 100})["content"] == complete(tiny)["content"]
 
 
 @pytest.mark.parametrize(

@@ -448,6 +448,33 @@ def test_log_probabilities_without_alternatives(tiny: TestClient) -> None:
     assert len(content()[0]["top_logprobs"]) == 20
 
 
+@pytest.mark.parametrize("stop", [[".", "!", "?"], ["e t", "e a", "s a", "d t", "n t", "e s"], []])
+def test_streams_have_the_log_probabilities_of_plain_answers(tiny: TestClient, stop: list[str]) -> None:
+    """Also those of tokens that a stop string cuts off."""
+    body = HELLO_CHAT | {"temperature": 1.2, "max_tokens": 24, "logprobs": True, "top_logprobs": 2, "stop": stop}
+    asked = body | {"input": "Tell me", "max_output_tokens": 24}
+    cut = 0
+    for seed in range(6):
+        plain = post(tiny, "/v1/chat/completions", **body, seed=seed)["choices"][0]
+        events = read_events(tiny.post("/v1/chat/completions", json=body | {"seed": seed, "stream": True}).text)
+        choices = [event["data"]["choices"][0] for event in events[:-1]]
+        found = [entry for choice in choices for entry in choice.get("logprobs", {}).get("content", [])]
+        assert tokens_of(found) == tokens_of(plain["logprobs"]["content"])
+        cut += plain["finish_reason"] == "stop"
+        message = post(tiny, "/v1/responses", **asked, seed=seed)["output"][0]["content"][0]
+        events = read_events(tiny.post("/v1/responses", json=asked | {"seed": seed, "stream": True}).text)
+        deltas = [event["data"] for event in events if event["event"] == "response.output_text.delta"]
+        found = [entry for delta in deltas for entry in delta["logprobs"]]
+        assert tokens_of(found) == tokens_of(message["logprobs"])
+        done = events[-1]["data"]["response"]["output"][0]["content"][0]
+        assert (done["logprobs"], done["text"]) == (found, message["text"])
+    assert cut > 2 or not stop
+
+
+def tokens_of(entries: list[dict[str, Any]]) -> list[int]:
+    return [entry["id"] for entry in entries]
+
+
 def test_embeddings_of_content_are_given_in_the_native_form() -> None:
     with running("llama-server -m MODEL -t 1 -c 256 -np 1 --embeddings --pooling mean") as client:
         native = post(client, "/embeddings", content="Hello there")

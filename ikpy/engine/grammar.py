@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ikpy import strict_json
 from ikpy.engine.gbnf import GrammarError, TokenRef, children, parse_gbnf
 from ikpy.engine.gbnf_lark import to_lark
 from ikpy.engine.json_schema import schema_to_gbnf
@@ -289,7 +290,7 @@ def gbnf_grammar(source: str, texts: TokenTexts) -> TextGrammar:
 def parsed_schema(source: str) -> Any:
     """The schema of a JSON text; raises GrammarError."""
     try:
-        return json.loads(_bounded(source))
+        return strict_json.loads(_bounded(source))
     except ValueError as error:
         raise GrammarError(f"JSON schema is not valid JSON: {error}") from None
     except RecursionError:

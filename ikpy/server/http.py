@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ikpy import strict_json
 from ikpy.server.errors import ApiError, bad_request
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ async def _read(request: Request, limit: int) -> bytes:
 def parse_json(data: bytes) -> Any:
     """JSON of a request body. Raises ApiError 400 saying where it is wrong."""
     try:
-        return json.loads(data.decode("utf-8-sig"), parse_constant=_no_constant)  # some Windows programs write a BOM
+        return strict_json.loads(data.decode("utf-8-sig"))  # some Windows programs write a BOM
     except UnicodeDecodeError as error:
         raise bad_request(f"the request body is not valid UTF-8: byte {error.start}") from None
     except json.JSONDecodeError as error:
@@ -137,10 +138,6 @@ def parse_json(data: bytes) -> Any:
         raise bad_request(f"the request body is not valid JSON: {error.msg} at {where}") from None
     except (ValueError, RecursionError) as error:
         raise bad_request(f"the request body is not valid JSON: {error}") from None
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON value")
 
 
 def _kind(value: Any) -> str:

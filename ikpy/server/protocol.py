@@ -1,62 +1,155 @@
-"""How connections speak HTTP: uvicorn, with bounds on clients that do not finish the head of a request."""
+"""How connections speak HTTP: uvicorn, with bounds on what clients send before they are answered."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from ikpy.server.errors import shutting_down
+from ikpy.server.http import error_response
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 MOST_HEAD = 65536
 """Bytes of request line and headers."""
+MOST_BEHIND = 65536
+"""Bytes of the requests behind the one that is answered."""
 
 
 def http_protocol(timeout: float) -> type[asyncio.Protocol]:
     """The protocol class of a server whose clients have ``timeout`` seconds for the head of a request."""
 
-    class BoundedHead(HttpToolsProtocol):
-        """Closes connections whose request head is too long or takes too long."""
+    class Connection(BoundedConnection):
+        head_timeout = timeout
 
-        def __init__(self, *args: Any, **more: Any) -> None:
-            super().__init__(*args, **more)
-            self._n_head = 0
-            """Bytes of the head that is being received."""
-            self._in_head = True
-            self._deadline: asyncio.TimerHandle | None = None
+    return Connection
 
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self._deadline = self.loop.call_later(timeout, self._give_up)
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_clock()
-            super().connection_lost(exc)
+class BoundedConnection(HttpToolsProtocol):
+    """Answers requests one after the other, and closes connections whose request head is too long or takes too long.
 
-        def data_received(self, data: bytes) -> None:
-            if self._in_head and self._deadline is None:
-                self._deadline = self.loop.call_later(timeout, self._give_up)
-            self._n_head += len(data)
-            super().data_received(data)
-            if self._in_head and self._n_head > MOST_HEAD and not self.transport.is_closing():
-                self.send_400_response("The head of the request is too long.")
+    What comes behind a request waits until that is answered, and reading goes on, as a client that leaves is seen only
+    then; the connection ends behind the answer if more comes than is kept.
+    """
 
-        def on_headers_complete(self) -> None:
-            self._in_head = False
-            self._stop_clock()
-            super().on_headers_complete()
+    head_timeout = 0.0
 
-        def on_message_complete(self) -> None:
-            super().on_message_complete()
-            self._in_head, self._n_head = True, 0
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._n_head = 0
+        """Bytes of the head that is being received."""
+        self._n_body = 0
+        """Bytes of the body that have not come; 0 also if only its end tells how long it is."""
+        self._in_head = True
+        """Whether the next byte is none of a body."""
+        self._behind = bytearray()
+        self._deadline: asyncio.TimerHandle | None = None
 
-        def _stop_clock(self) -> None:
-            if self._deadline is not None:
-                self._deadline.cancel()
-                self._deadline = None
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._deadline = self.loop.call_later(self.head_timeout, self._head_is_late)
 
-        def _give_up(self) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_clock()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        at = 0
+        while at < len(data) and not self.transport.is_closing():
+            if self._in_head and self._is_answering:
+                self._keep(data[at:])
+                return
+            end = self._part_end(data, at)
+            self._receive_part(data[at:end])
+            at = end
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._n_body = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
+        self._stop_clock()
+        super().on_headers_complete()
+        if self.cycle is not None and self.parser.get_http_version() < "1.1":
+            self.cycle.send = send_unchunked(self.cycle)  # type: ignore[method-assign, assignment]
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_head, self._n_head, self._n_body = True, 0, 0
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        behind, self._behind = bytes(self._behind), bytearray()
+        self.data_received(behind)
+
+    def give_up(self) -> None:
+        """Refuses a request whose body has not come, and closes the connection."""
+        if self._in_head or not self._is_answering:
+            return
+        if not self.cycle.response_started:
+            error = shutting_down()
+            response = error_response(
+                dict(self.scope), error.body(), error.code, error.headers | {"Connection": "close"}
+            )
+            head = b"".join(b"%s: %s\r\n" % pair for pair in response.raw_headers)
+            self.transport.write(STATUS_LINE[error.code] + head + b"\r\n" + bytes(response.body))
+        self.transport.close()
+
+    @property
+    def _is_answering(self) -> bool:
+        """Whether the last request whose head has come is not answered."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _part_end(self, data: bytes, at: int) -> int:
+        """How far the parser may read from ``at``, so that it never gets to the next request: heads and bodies without
+        a length end with a line."""
+        return min(len(data), at + self._n_body) if self._n_body else data.find(b"\n", at) + 1 or len(data)
+
+    def _receive_part(self, part: bytes) -> None:
+        """Hands the parser a part of one request."""
+        if self._in_head and self._deadline is None:
+            self._deadline = self.loop.call_later(self.head_timeout, self._head_is_late)
+        if self._in_head:
+            self._n_head += len(part)
+        self._n_body = max(0, self._n_body - len(part))
+        super().data_received(part)
+        if self._in_head and self._n_head > MOST_HEAD and not self.transport.is_closing():
+            self.send_400_response("The head of the request is too long.")
+
+    def _keep(self, data: bytes) -> None:
+        """Keeps the beginning of the requests behind the one that is answered."""
+        self._behind += data
+        if len(self._behind) > MOST_BEHIND:
+            self._behind.clear()
+            self.cycle.keep_alive = False
+
+    def _stop_clock(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
             self._deadline = None
-            if self._in_head and (self.cycle is None or self.cycle.response_complete):
-                self.transport.close()
 
-    return BoundedHead
+    def _head_is_late(self) -> None:
+        self._deadline = None
+        if self._in_head and not self._is_answering:
+            self.transport.close()
+
+
+def send_unchunked(cycle: RequestResponseCycle) -> Callable[[Any], Awaitable[None]]:
+    """Sends an answer to a client of HTTP/1.0, which knows no chunks: the body without a length ends with the
+    connection."""
+    send, sized = cycle.send, False
+
+    async def send_plain(message: Any) -> None:
+        nonlocal sized
+        if message["type"] == "http.response.start":
+            sized = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            cycle.chunked_encoding = None if sized else False
+            cycle.keep_alive = False
+        elif not sized:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    return send_plain

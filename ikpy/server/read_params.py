@@ -44,6 +44,8 @@ UNSUPPORTED = {
 }
 """Fields of llama.cpp that would change the answer, and what can be used instead."""
 LARGEST_INTEGER = 2**31 - 1
+MOST_DIGITS = 20
+"""Of an id; Python converts some thousand at most."""
 LARGEST_SEED = 2**32
 MOST_BREAKERS = 100
 """Each is searched in all tokens of the vocabulary."""
@@ -72,6 +74,13 @@ def integer(body: Body, key: str, default: int) -> int:
     """An integer of the body, limited to 32 bits."""
     value = number(body, key, default)
     return int(max(-LARGEST_INTEGER - 1, min(LARGEST_INTEGER, value)))
+
+
+def from_digits(text: str) -> int | None:
+    """The number that ASCII digits stand for, limited to 32 bits; None for another text."""
+    if not text.isascii() or not text.isdigit():
+        return None
+    return min(int(text), LARGEST_INTEGER) if len(text) <= MOST_DIGITS else LARGEST_INTEGER
 
 
 def flag(body: Body, key: str, default: bool = False) -> bool:
@@ -311,4 +320,5 @@ def read_logit_bias(value: Any, vocab: Vocab) -> tuple[tuple[int, float], ...]:
 
 
 def _as_id(text: str) -> int | str:
-    return int(text) if text.isascii() and text.isdigit() else text
+    number = from_digits(text)
+    return text if number is None else number

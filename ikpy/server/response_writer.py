@@ -130,11 +130,12 @@ class ResponseWriter:
     def answer(self, event: Finished) -> Object:
         """The answer to a request without ``stream``."""
         for text, found in self._pieces(event):
-            self._unsent += found
+            self._keep(found)
             for delta in self._reader.feed(text):
                 self._add(delta)
         for delta in self._reader.finish():
             self._add(delta)
+        self._add_rest()
         if not self._items:
             self._items.append(Item("content", 0, random_id("msg_")))
         return self._finished(event)
@@ -171,6 +172,17 @@ class ResponseWriter:
         self._unsent.clear()
         return logprobs
 
+    def _keep(self, found: Sequence[TokenProbability]) -> None:
+        """Keeps log probabilities until there is output that they belong to; without the token that ends the answer,
+        as in OpenAI's API."""
+        self._unsent += [item for item in found if item.token not in self._front.vocab.eog]
+
+    def _add_rest(self) -> list[Object]:
+        """Adds the log probabilities of tokens behind the text, such as those of a stop string, to a message at the end
+        of the answer, and returns them."""
+        last = self._items[-1] if self._items else None
+        return self._add(Delta(last.kind, "", last.index)) if last is not None and last.kind == "content" else []
+
     def _logprobs(self) -> list[Object]:
         """Log probabilities of the tokens since the last output."""
         if self._chat.n_top is None:
@@ -194,11 +206,11 @@ class ResponseWriter:
             if isinstance(event, Failed):
                 yield named_event("error", error_body(event.code, event.message))
             elif isinstance(event, Piece):
-                self._unsent += event.probabilities
+                self._keep(event.probabilities)
                 for text in self._deltas(self._reader.feed(event.text)):
                     yield text
             elif isinstance(event, Finished):
-                for text in [*self._deltas(self._reader.finish()), *self._end(event)]:
+                for text in [*self._deltas(self._reader.finish()), *self._rest(), *self._end(event)]:
                     yield text
 
     def _deltas(self, deltas: list[Delta]) -> list[str]:
@@ -214,6 +226,11 @@ class ResponseWriter:
             more = {"logprobs": logprobs} if delta.kind == "content" else {}
             out.append(self._text_event("delta", delta=delta.text, **more))
         return out
+
+    def _rest(self) -> list[str]:
+        """Event of the log probabilities behind the text, if there are any."""
+        logprobs = self._add_rest()
+        return [self._text_event("delta", delta="", logprobs=logprobs)] if logprobs else []
 
     def _open(self) -> list[str]:
         """Events at the beginning of the last item."""

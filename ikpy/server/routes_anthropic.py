@@ -95,7 +95,7 @@ def _choice(choice: Any) -> Object:
     kind = choice.get("type")
     if kind == "tool":
         return {"tool_choice": {"type": "function", "function": {"name": choice.get("name")}}}
-    if kind not in CHOICES:
+    if not isinstance(kind, str) or kind not in CHOICES:
         raise bad_request(f"Invalid tool_choice: {json.dumps(choice)}")
     return {"tool_choice": CHOICES[kind]}
 

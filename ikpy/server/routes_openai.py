@@ -156,7 +156,9 @@ class ChatAnswer:
         return self._plain[key](delta.text)
 
     def _last_chunk(self, event: Finished, called: bool) -> str:
+        """End of an answer, with the log probabilities of tokens behind its text, such as those of a stop string."""
         choice = {"finish_reason": finish_reason(event, called), "index": event.index, "delta": {}}
+        choice |= self.logprobs(self._unsent.pop(event.index, ()))
         more = {} if self.chat.include_usage else {"timings": event.timings.json()}
         return self.chunk([choice], **more)
 

@@ -15,6 +15,7 @@ from ikpy.errors import IkpyError
 from ikpy.server.errors import ApiError, bad_request
 from ikpy.server.front import Front, unless_gone
 from ikpy.server.http import json_response, parse_json, read_body
+from ikpy.server.read_params import from_digits
 from ikpy.server.routes_status import front_of
 from ikpy.server.slot_files import draft_file, read_slot, write_slot
 from ikpy.server.slots import Slot, SlotState
@@ -36,7 +37,10 @@ def is_file_name(value: Any) -> bool:
     bad = '/\\:*?"<>|\0'
     if not isinstance(value, str) or not value or value.startswith(".") or ".." in value or set(value) & set(bad):
         return False
-    return len(value.encode("utf-8", "replace")) <= 200
+    try:
+        return len(value.encode()) <= 200
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
 
 
 def file_name(value: Any) -> str:
@@ -50,10 +54,10 @@ async def slot_action(request: Request) -> Response:
     """POST /slots/{id}?action=save, restore or erase."""
     front = front_of(request)
     folder = save_folder(front)
-    text = request.path_params["id"]
-    if not text.isascii() or not text.isdigit() or int(text) >= len(front.engine.slots):
+    number = from_digits(request.path_params["id"])
+    if number is None or number >= len(front.engine.slots):
         raise bad_request("Invalid slot ID")
-    slot = front.engine.slots[int(text)]
+    slot = front.engine.slots[number]
     action = request.query_params.get("action")
     if action not in ("save", "restore", "erase"):
         raise bad_request("Invalid action")

@@ -18,7 +18,7 @@ import uvicorn
 
 from ikpy.errors import UsageError
 from ikpy.server.entrance import Entrance
-from ikpy.server.protocol import http_protocol
+from ikpy.server.protocol import BoundedConnection, http_protocol
 from ikpy.server.slot_files import restore_slots, save_slots
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ JOIN_SECONDS = 1.0
 class HttpServer(uvicorn.Server):
     """Ends in order at the first SIGINT or SIGTERM, and at once at the second; SIGHUP calls ``reload``.
 
-    Running requests have ``drain_seconds`` to end; then ``give_up`` is called, which ends them with an error.
+    Running requests have ``drain_seconds`` to end; then ``give_up`` is called, which ends them with an error, and those
+    whose bodies have not come are refused.
     """
 
     def __init__(
@@ -69,11 +70,17 @@ class HttpServer(uvicorn.Server):
         if running and self._drain_seconds:
             line = f"main: running requests: {running}; they have {self._drain_seconds:g} s to end"
             print(f"{line}, a second interrupt ends the server at once", file=sys.stderr, flush=True)
-        giving_up = asyncio.get_running_loop().call_later(self._drain_seconds, self.give_up)
+        giving_up = asyncio.get_running_loop().call_later(self._drain_seconds, self._end_requests)
         try:
             await super().shutdown(sockets)
         finally:
             giving_up.cancel()
+
+    def _end_requests(self) -> None:
+        self.give_up()
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, BoundedConnection):
+                connection.give_up()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: stop accepting and let requests end; second: give up."""

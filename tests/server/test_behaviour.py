@@ -13,6 +13,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from ikpy.engine.sampling_params import SamplingParams
+from ikpy.server.chat.output import ChatMessage
+from ikpy.server.chat.tagged_values import typed_value
+from ikpy.server.http import to_json
+from ikpy.server.routes_anthropic import content_blocks
 from ikpy.tools.sampler_setup import breakers_of
 from tests.server.harness import MODELS, loaded, read_events, running
 
@@ -203,10 +207,16 @@ def test_damaged_slot_files_are_refused(tiny: TestClient) -> None:
     assert complete(tiny, id_slot=0)["timings"]["prompt_n"] == 1
 
 
-@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", "", ".hidden", "x\0", "a" * 300, None, 5])
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", "", ".hidden", "x\0", "a" * 300, "\ud800", None, 5])
 def test_file_names_cannot_leave_the_folder(tiny: TestClient, name: Any) -> None:
     for path in ("/slots/0?action=save", "/slots/0?action=restore", "/delete_prompt"):
-        assert post(tiny, path, 400, filename=name)["error"]["message"] == "Invalid filename"
+        response = tiny.post(path, content=json.dumps({"filename": name}))
+        assert (response.status_code, response.json()["error"]["message"]) == (400, "Invalid filename")
+
+
+@pytest.mark.parametrize("number", ["2", "-1", "x", "\u00b2", "\u0663", "9" * 20, "1" * 5000, "0" * 5000])
+def test_numbers_of_slots_that_are_not_there(tiny: TestClient, number: str) -> None:
+    assert post(tiny, f"/slots/{number}?action=erase", 400)["error"]["message"] == "Invalid slot ID"
 
 
 def test_metrics_count_tokens(tiny: TestClient) -> None:
@@ -309,6 +319,9 @@ BAD_BODIES = [
     ("/v1/responses", b'{"input": [5]}'), ("/v1/responses", b'{"input": [{"type": "zzz"}]}'),
     ("/v1/responses", b'{"input": [{}]}'), ("/tokenize", b'{"content": {}}'), ("/detokenize", b'{"tokens": [1.5]}'),
     ("/lora-adapters", b"{"), ("/delete_prompt", b"{}"),
+    ("/v1/messages", b'{"messages": [{"role": "user", "content": "x"}], "tool_choice": {"type": []}}'),
+    ("/v1/messages/count_tokens", b'{"messages": [{"role": "user", "content": "x"}], "tool_choice": {"type": {}}}'),
+    ("/completion", b'{"prompt": "x", "json_schema": "{\\"enum\\": [1e400]}"}'),
 ]  # fmt: skip
 
 
@@ -318,6 +331,44 @@ def test_malformed_requests_give_a_message_and_no_server_error(tiny: TestClient,
     assert response.status_code == 400, response.text
     assert response.json()["error"]["type"] == "invalid_request_error"
     assert response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("number", [b"1e400", b"-1e400", b"9" * 400 + b".0", b"NaN", b"-Infinity", b"1" * 5000])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", b'{"input": "Hi", "max_output_tokens": 2, "metadata": {"a": %s}}'),
+        ("/v1/responses", b'{"input": "Hi", "max_output_tokens": 2, "stream": true, "metadata": {"a": %s}}'),
+        ("/v1/chat/completions", b'{"messages": [{"role": "assistant", "content": "", "tool_calls": [{"a": %s}]}]}'),
+        ("/completion", b'{"prompt": "x", "n_predict": 2, "json_schema": {"enum": [%s]}}'),
+        ("/lora-adapters", b'[{"id": 0, "scale": %s}]'),
+    ],
+)
+def test_numbers_that_answers_could_not_repeat_are_refused(
+    tiny: TestClient, path: str, body: bytes, number: bytes
+) -> None:
+    response = tiny.post(path, content=body % number)
+    assert response.status_code == 400
+    message = response.json()["error"]["message"]
+    assert message.startswith("the request body is not valid JSON: ") and len(message) < 200
+
+
+def test_numbers_that_answers_can_repeat_are_taken(tiny: TestClient) -> None:
+    body = {"input": "Hi", "max_output_tokens": 1, "metadata": {"a": [1.7e308, -5e-324, 1e-400, 10**400]}}
+    assert post(tiny, "/v1/responses", **body)["metadata"] == body["metadata"]
+
+
+@pytest.mark.parametrize("number", ["1e400", "NaN", "-Infinity"])
+def test_numbers_of_written_calls_that_answers_cannot_hold(number: str) -> None:
+    call = {"id": "1", "name": "f", "arguments": f'{{"a": {number}}}'}
+    blocks = content_blocks(ChatMessage(calls=[call]))
+    assert to_json(blocks) == '[{"type":"tool_use","id":"1","name":"f","input":{}}]'
+    assert typed_value(number, {"type": "number"}) == number, "text, as every value that is no JSON"
+
+
+def test_biases_of_more_digits_than_a_vocabulary_needs_have_no_effect(tiny: TestClient) -> None:
+    for digits in ("1" * 5001, "99999999999", "9" * 15):
+        assert complete(tiny, logit_bias={digits: 100})["content"] == complete(tiny)["content"]
 
 
 @pytest.mark.parametrize(
@@ -395,6 +446,33 @@ def test_log_probabilities_without_alternatives(tiny: TestClient) -> None:
     assert [item["token"] for item in alone] == [item["token"] for item in pairs]
     assert [item["logprob"] for item in alone] == pytest.approx([item["logprob"] for item in pairs], abs=0.01)
     assert len(content()[0]["top_logprobs"]) == 20
+
+
+@pytest.mark.parametrize("stop", [[".", "!", "?"], ["e t", "e a", "s a", "d t", "n t", "e s"], []])
+def test_streams_have_the_log_probabilities_of_plain_answers(tiny: TestClient, stop: list[str]) -> None:
+    """Also those of tokens that a stop string cuts off."""
+    body = HELLO_CHAT | {"temperature": 1.2, "max_tokens": 24, "logprobs": True, "top_logprobs": 2, "stop": stop}
+    asked = body | {"input": "Tell me", "max_output_tokens": 24}
+    cut = 0
+    for seed in range(6):
+        plain = post(tiny, "/v1/chat/completions", **body, seed=seed)["choices"][0]
+        events = read_events(tiny.post("/v1/chat/completions", json=body | {"seed": seed, "stream": True}).text)
+        choices = [event["data"]["choices"][0] for event in events[:-1]]
+        found = [entry for choice in choices for entry in choice.get("logprobs", {}).get("content", [])]
+        assert tokens_of(found) == tokens_of(plain["logprobs"]["content"])
+        cut += plain["finish_reason"] == "stop"
+        message = post(tiny, "/v1/responses", **asked, seed=seed)["output"][0]["content"][0]
+        events = read_events(tiny.post("/v1/responses", json=asked | {"seed": seed, "stream": True}).text)
+        deltas = [event["data"] for event in events if event["event"] == "response.output_text.delta"]
+        found = [entry for delta in deltas for entry in delta["logprobs"]]
+        assert tokens_of(found) == tokens_of(message["logprobs"])
+        done = events[-1]["data"]["response"]["output"][0]["content"][0]
+        assert (done["logprobs"], done["text"]) == (found, message["text"])
+    assert cut > 2 or not stop
+
+
+def tokens_of(entries: list[dict[str, Any]]) -> list[int]:
+    return [entry["id"] for entry in entries]
 
 
 def test_embeddings_of_content_are_given_in_the_native_form() -> None:

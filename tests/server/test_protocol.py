@@ -1,17 +1,22 @@
-"""Connections whose clients send no proper request head."""
+"""Connections as bytes: request heads without end, requests behind others, bodies that do not come, HTTP/1.0."""
 
 from __future__ import annotations
 
+import json
+import signal
 import socket
 import time
 
 import httpx
 import pytest
 
-from tests.server.live import PATIENCE, listening
+from tests.server.live import PATIENCE, listening, wait_for
+from tests.server.test_command import process
 
 SERVER = "llama-server -m PUPPET -t 1 -c 512 -np 1"
 REQUEST = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+ENDLESS = {"prompt": "The", "n_predict": 2**31 - 1, "ignore_eos": True, "temperature": 0, "logit_bias": [[449, 100]]}
+LONG = {"prompt": "x", "n_predict": 200, "temperature": 0, "logit_bias": [[449, 100]]}
 
 
 def connect(client: httpx.Client) -> socket.socket:
@@ -72,3 +77,111 @@ def test_a_long_answer_is_not_cut_by_the_time_limit_of_heads() -> None:
             first = next(lines)
             time.sleep(0.6)
             assert '"tokens_predicted":64' in [first, *(line for line in lines if line)][-1]
+
+
+def post(path: str, body: object, *headers: str, version: str = "1.1") -> bytes:
+    """A request."""
+    content = json.dumps(body).encode()
+    head = [f"POST {path} HTTP/{version}", "Host: x", f"Content-Length: {len(content)}", *headers, "", ""]
+    return "\r\n".join(head).encode() + content
+
+
+def chunked(path: str, body: object) -> bytes:
+    """A request whose body has no length, and a trailer."""
+    content = json.dumps(body, indent=1).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    return head + b"%x\r\n%s\r\n0\r\nX-Trailer: 1\r\n\r\n" % (len(content), content)
+
+
+def split_answers(data: bytes) -> list[bytes]:
+    """Answers that followed each other on a connection."""
+    return [b"HTTP/1.1" + rest for rest in data.split(b"HTTP/1.1")[1:]]
+
+
+PIPELINED = [
+    post("/tokenize", {"content": "a"}),
+    REQUEST + b"\r\n",
+    chunked("/tokenize", {"content": "b"}),
+    post("/completion", LONG | {"stream": True}),
+    REQUEST + b"\r\n",
+    post("/tokenize", {"content": "c" * 5000}, "Connection: close"),
+]
+
+
+@pytest.mark.parametrize("n", [1, 7, 100, 10**6], ids=lambda n: f"{n} bytes at once")
+def test_requests_behind_each_other_are_answered_in_order(n: int) -> None:
+    with listening(SERVER) as (client, _), connect(client) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        data = b"".join(PIPELINED)
+        for at in range(0, len(data), n):
+            connection.sendall(data[at : at + n])
+        answers = split_answers(read_all(connection))
+    assert len(answers) == len(PIPELINED)
+    assert all(answer.startswith(b"HTTP/1.1 200") for answer in answers)
+    assert [b"slots_idle" in answer for answer in answers] == [False, True, False, False, True, False]
+    assert b'"tokens_predicted":200' in answers[3] and answers[3].endswith(b"0\r\n\r\n")
+    assert answers[5].count(b",") > 1000 > answers[2].count(b",")
+
+
+@pytest.mark.parametrize(
+    "behind", [REQUEST + b"\r\n", REQUEST, b"\r\n", b"x" * 200_000], ids=["whole", "begun", "blank", "long"]
+)
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_is_seen_behind_another_request(behind: bytes, together: bool, stream: bool) -> None:
+    with listening(SERVER) as (client, server):
+        with connect(client) as connection:
+            request = post("/completion", ENDLESS | {"stream": stream})
+            connection.sendall(request + behind if together else request)
+            assert wait_for(lambda: server.engine.n_idle == 0)
+            if not together:
+                connection.sendall(behind)
+        assert wait_for(lambda: server.engine.n_idle == 1, 20)
+
+
+def test_too_much_behind_a_request_ends_the_connection_with_its_answer() -> None:
+    with listening(SERVER) as (client, server), connect(client) as connection:
+        connection.sendall(post("/completion", LONG | {"stream": True, "n_predict": 400}))
+        assert wait_for(lambda: server.engine.n_idle == 0)
+        for _ in range(100):
+            connection.sendall((REQUEST + b"\r\n") * 100)
+        answers = split_answers(read_all(connection))
+        assert len(answers) == 1
+        assert b'"tokens_predicted":400' in answers[0] and answers[0].endswith(b"0\r\n\r\n")
+
+
+@pytest.mark.parametrize("path", ["/completion", "/api/chat"])
+def test_a_body_that_does_not_come_does_not_hold_up_the_end(path: str) -> None:
+    with process("-c", "512", "--drain-seconds", "0") as (server, address):
+        url = httpx.URL(address)
+        with socket.create_connection((url.host, url.port), PATIENCE) as connection:
+            connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{".encode())
+            httpx.get(f"{address}/health", timeout=PATIENCE)  # the head has come before
+            server.send_signal(signal.SIGTERM)
+            head, _, body = read_all(connection).partition(b"\r\n\r\n")
+        out, err = server.communicate(timeout=PATIENCE)
+    assert head.startswith(b"HTTP/1.1 503") and b"connection: close" in head and b"retry-after" in head
+    error = json.loads(body)["error"]
+    assert "shutting down" in (error if path == "/api/chat" else error["message"])
+    assert server.returncode == 0 and "Traceback" not in out + err and "Cancel" not in out + err
+
+
+@pytest.mark.parametrize("keep", [(), ("Connection: keep-alive",)])
+@pytest.mark.parametrize("version", ["0.9", "1.0"])
+def test_old_clients_get_streams_without_chunks(version: str, keep: tuple[str, ...]) -> None:
+    with listening(SERVER) as (client, _), connect(client) as connection:
+        connection.sendall(post("/completion", LONG | {"stream": True}, *keep, version=version))
+        head, _, body = read_all(connection).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200") and b"connection: close" in head
+        assert b"transfer-encoding" not in head and b"content-length" not in head
+        events = body.decode().split("\n\n")
+        assert events.pop() == "" and all(event.startswith("data: {") for event in events)
+        assert json.loads(events[-1].removeprefix("data: "))["tokens_predicted"] == 200
+
+
+def test_old_clients_get_other_answers_with_their_length() -> None:
+    with listening(SERVER) as (client, _), connect(client) as connection:
+        connection.sendall(post("/completion", LONG, version="1.0"))
+        head, _, body = read_all(connection).partition(b"\r\n\r\n")
+        assert f"content-length: {len(body)}".encode() in head
+        assert json.loads(body)["tokens_predicted"] == 200

@@ -208,18 +208,32 @@ class Played:
             yield event
 
 
-def test_log_probabilities_of_text_that_is_held_back_come_with_it() -> None:
-    """The reader waits for what may be a tag; no token may go without its entry meanwhile."""
+def play_chat(*pieces: str) -> tuple[list[int], list[str]]:
+    """Tokens with log probabilities in a streamed chat, and its texts."""
     front = SimpleNamespace(vocab=loaded(MODELS["MODEL"]).vocab)
     output = OutputFormat(("<think>", "</think>"))
     chat = ChatRequest(Prompt([1], ""), GenerationParams(SamplingParams()), output, "m", 1, False)
 
     async def play() -> str:
-        generation: Any = Played(" ", "<th", "ink>", "so", "</th", "ing", "</think>", "\n", "yes", "<")
+        generation: Any = Played(*pieces)
         return "".join([text async for text in ChatAnswer(front, chat).stream(generation)])  # type: ignore[arg-type]
 
     choices = [e["data"]["choices"][0] for e in read_events(asyncio.run(play())) if e["data"] != "[DONE]"]
     shown = [entry["id"] for choice in choices for entry in choice.get("logprobs", {}).get("content", [])]
-    assert shown == list(range(300, 310))
     texts = [choice["delta"].get("content") or choice["delta"].get("reasoning_content") for choice in choices]
-    assert [text for text in texts if text] == ["so", "</thing", "yes", "<"]
+    return shown, [text for text in texts if text]
+
+
+def test_log_probabilities_of_text_that_is_held_back_come_with_it() -> None:
+    """The reader waits for what may be a tag; no token may go without its entry meanwhile."""
+    shown, texts = play_chat(" ", "<th", "ink>", "so", "</th", "ing", "</think>", "\n", "yes", "<")
+    assert shown == list(range(300, 310))
+    assert texts == ["so", "</thing", "yes", "<"]
+
+
+@pytest.mark.parametrize("text", [[], ["yes"], ["<think>", "so", "</think>"]])
+@pytest.mark.parametrize("n_behind", [1, 3])
+def test_log_probabilities_behind_the_text_come_at_the_end(text: list[str], n_behind: int) -> None:
+    """Tokens of a stop string and the one that ends an answer have no text, but entries in plain answers."""
+    shown, _ = play_chat(*text, *[""] * n_behind)
+    assert shown == list(range(300, 300 + len(text) + n_behind))

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from ikpy import strict_json
+
 NAME = re.compile(r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"')
 ARGUMENTS = re.compile(r'\s*,\s*"(?:arguments|parameters)"\s*:\s*\{(?=\s*["}])')
 NAMED_HEAD = re.compile(r"\s*([^\s\[{]+)\s*(?:\[CALL_ID\]\s*([^\s\[{]+)\s*)?\[ARGS\]\s*\{")
@@ -279,9 +281,10 @@ class ListedCalls(CallReader):
 
 
 def parse_value(text: str) -> Any:
-    """Value of generated JSON text. Raises ValueError, also for one that is nested too deep to be read."""
+    """Value of generated JSON text. Raises ValueError, also for one that is nested too deep to be read or has numbers
+    that JSON cannot write."""
     try:
-        return json.loads(text)
+        return strict_json.loads(text)
     except RecursionError:
         raise ValueError("nested too deep") from None
 

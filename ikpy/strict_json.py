@@ -1,0 +1,30 @@
+"""JSON as other programs read it: without numbers that are not finite, which Python takes and writes."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+SHOWN = 32
+"""Characters of a number in an error."""
+
+
+def loads(text: str) -> Any:
+    """The value of a JSON text.
+
+    Raises JSONDecodeError with its place for a text that is no JSON, ValueError also for NaN, infinities, numbers
+    beyond the range of 64-bit floats and integers of thousands of digits, RecursionError for one nested too deep.
+    """
+    return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text[:SHOWN]} is beyond the range of numbers")
+    return value

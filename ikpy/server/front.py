@@ -41,6 +41,8 @@ FEW_PROBABILITIES = 100
 MOST_PROBABILITIES = 4_000_000
 """Of a request's scored prompts, and of its answers if they have more per token; each takes about 120 bytes, and as
 much as JSON."""
+MOST_REPEATED = 64 << 20
+"""Bytes of a request that all of its answers together may repeat: settings and prompts."""
 FEW_TASKS = 8
 """Answers whose samplers are made in the event loop, if they have no grammar: 20 us each, another thread's turn 200."""
 MOST_MAKERS = 8
@@ -83,6 +85,16 @@ def check_probabilities(params: GenerationParams, n_prompt: int, n_answer: int, 
         raise bad_request(
             f"{n_scored + n_drawn} probabilities in one request are too many: at most {MOST_PROBABILITIES}; "
             "ask for fewer per token, give max_tokens, or divide the prompts among requests"
+        )
+
+
+def check_repeated(n_bytes: int) -> None:
+    """Raises ApiError 400 for more bytes than the answers to one request may repeat of it."""
+    if n_bytes > MOST_REPEATED:
+        raise bad_request(
+            f"the answers would repeat {n_bytes >> 20} MiB of the request: at most {MOST_REPEATED >> 20}; "
+            "divide the prompts among requests, or shorten what each answer repeats (prompt, stop, penalty_prompt, "
+            "grammar, logit_bias)"
         )
 
 

@@ -7,13 +7,14 @@ import json
 import json.encoder
 import secrets
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ikpy.server import json_turns
 from ikpy.server.errors import ApiError, bad_request
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ ANY_HEADER = zlib.MAX_WBITS | 32
 SHORT_BODY = 2048
 """Bytes of a request that is read in the event loop: tokenizing so much takes up to 0.4 ms, another
 thread's turn 0.2."""
+FEW_VALUES = 2000
+"""Values of an answer that is made in the event loop, which takes some milliseconds."""
 
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -33,8 +36,38 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan
 
 def to_json(value: Any) -> str:
     """Compact JSON; characters stay as they are, lone surrogates become U+FFFD."""
-    text = _ENCODER.encode(value)
+    return _clean(_ENCODER.encode(value))
+
+
+def _clean(text: str) -> str:
+    """The text with U+FFFD for lone surrogates."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
+def to_json_in_turns(value: Any) -> str:
+    """`to_json` of a large value, for a thread of its own: others get their turns meanwhile."""
+    return _clean(json_turns.encode(value, _ENCODER))
+
+
+def encoded_size(values: Iterable[Any]) -> int:
+    """Bytes of the JSON of all values together."""
+    return sum(len(to_json(value).encode()) for value in values)
+
+
+async def apart(n_values: int, function: Callable[..., T], *args: Any) -> T:
+    """The result of a function that handles about so many values, many of them in another thread."""
+    return function(*args) if n_values <= FEW_VALUES else await asyncio.to_thread(function, *args)
+
+
+async def made_json(n_values: int, make: Callable[[], Any]) -> str:
+    """Compact JSON of about ``n_values`` values, which are made and encoded in another thread if they are many."""
+    encode = to_json if n_values <= FEW_VALUES else to_json_in_turns
+    return await apart(n_values, lambda: encode(make()))
+
+
+async def made_response(n_values: int, make: Callable[[], Any]) -> Response:
+    """A JSON answer that is made as by `made_json`."""
+    return Response(await made_json(n_values, make), media_type=JSON_TYPE)
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -52,6 +85,11 @@ def error_response(scope: Scope, body: dict[str, Any], status: int, headers: dic
 def data_event(value: Any) -> str:
     """One server-sent event."""
     return f"data: {to_json(value)}\n\n"
+
+
+async def made_event(n_values: int, make: Callable[[], Any]) -> str:
+    """One server-sent event that is made as by `made_json`."""
+    return f"data: {await made_json(n_values, make)}\n\n"
 
 
 _MARK = secrets.token_hex(16)

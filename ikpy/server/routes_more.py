@@ -10,10 +10,10 @@ from starlette.responses import Response
 
 from ikpy.server.errors import ApiError, bad_request
 from ikpy.server.front import Front
-from ikpy.server.http import EventStream, aside, json_response, read_body
+from ikpy.server.http import EventStream, aside, made_response, read_body
 from ikpy.server.prompts import Prompt
 from ikpy.server.read_params import read_generation
-from ikpy.server.routes_native import final_object, stream
+from ikpy.server.routes_native import final_object, n_final_values, stream
 from ikpy.server.routes_status import front_of
 
 UNSUPPORTED = {
@@ -41,7 +41,10 @@ async def infill(request: Request) -> Response:
     if params.stream:
         await generation.first(request)
         return EventStream(stream(front, generation, params), generation.cancel, front.settings.timeout)
-    return json_response(final_object(front, generation, params, (await generation.results(request))[0]))
+    result = (await generation.results(request))[0]
+    return await made_response(
+        n_final_values(generation, result), lambda: final_object(front, generation, params, result)
+    )
 
 
 def infill_prompt(front: Front, body: dict[str, Any]) -> Prompt:

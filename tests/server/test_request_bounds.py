@@ -9,6 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from ikpy.server.build import Server
+from ikpy.server.front import MOST_TASKS, Front
 from ikpy.server.read_params import LONGEST_BREAKERS, LONGEST_STOPS, MOST_SAMPLERS
 from tests.server.harness import start_server
 
@@ -30,8 +31,8 @@ def refusal(client: TestClient, path: str = "/completion", **body: Any) -> str:
     answer = client.post(path, json={"prompt": "The", "n_predict": 1} | body)
     assert answer.status_code == 400, answer.text[:300]
     assert len(answer.text) < 1000
-    message: str = answer.json()["error"]["message"]
-    return message
+    error = answer.json()["error"]
+    return str(error["message"] if isinstance(error, dict) else error)
 
 
 def accepted(client: TestClient, path: str = "/completion", **body: Any) -> Any:
@@ -56,3 +57,55 @@ def test_stop_strings_and_breakers_have_a_length(client: TestClient) -> None:
     assert "stop strings are too long" in refusal(client, stop=["x" * LONGEST_STOPS, "y"])
     accepted(client, dry_sequence_breakers=["x" * LONGEST_BREAKERS])
     assert "dry_sequence_breakers" in refusal(client, dry_sequence_breakers=["x" * LONGEST_BREAKERS, "y"])
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("/completion", {"prompt": ["a"] * 64, "stop": ["x" * 60_000]}),
+        ("/completion", {"n": 64, "prompt": "\x01" * 10_000}),  # each takes six bytes in JSON
+        ("/completion", {"n": 64, "prompt": [300] * 14_000, "stream": True}),
+        ("/completion", {"n": 64, "grammar": f'root ::= "{"x" * 60_000}"'}),
+        ("/completion", {"n": 64, "json_schema": {"type": "object", "properties": {"x" * 60_000: {}}}}),
+        ("/v1/completions", {"n": 64, "prompt": "x" * 60_000, "echo": True}),
+        ("/v1/completions", {"prompt": ["x" * 30_000] * 128, "echo": True}),
+        ("/v1/responses", {"input": "x", "stream": True, "metadata": {"x": "x" * 1_200_000}}),
+    ],
+)
+def test_what_answers_repeat_of_a_request_is_bounded(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, path: str, more: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("ikpy.server.front.MOST_REPEATED", 3 << 20)
+    monkeypatch.setattr(Front, "start", None)  # nothing is generated
+    assert "would repeat" in refusal(client, path, **more)
+
+
+def test_one_answer_may_repeat_its_request(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ikpy.server.front.MOST_REPEATED", 2000)
+    assert accepted(client, stop=["x" * 60_000])["generation_settings"]["stop"] == ["x" * 60_000]
+    assert "2 MiB" in refusal(client, stop=["x" * 60_000], n=40)
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/embeddings"])
+def test_too_many_prompts_are_refused_before_they_are_tokenized(
+    client: TestClient, server: Server, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(server.front, "vocab", None)
+    prompts = ["x"] * (MOST_TASKS + 1)
+    assert "too many" in refusal(client, path, prompt=prompts, input=prompts)
+
+
+def test_names_of_models_have_a_length(client: TestClient) -> None:
+    chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat"):
+        assert "model has 1001 characters" in refusal(client, path, **chat, input="x", model="x" * 1001)
+
+
+def test_texts_of_tokens_are_bounded(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = client.post("/tokenize", json={"content": " the" * 100}).json()["tokens"]
+    monkeypatch.setattr("ikpy.server.routes_native.LONGEST_TEXT", 400)
+    assert client.post("/detokenize", json={"tokens": tokens[:50]}).status_code == 200
+    assert "divide the tokens" in refusal(client, "/detokenize", tokens=tokens * 2)
+    monkeypatch.setattr("ikpy.server.routes_native.MOST_PIECES", 10)
+    assert client.post("/tokenize", json={"content": " the" * 100}).status_code == 200
+    assert "too many for with_pieces" in refusal(client, "/tokenize", content=" the" * 100, with_pieces=True)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 Body = Mapping[str, Any]
 NO_MEDIA = "{} input is not supported - hint: if this is unexpected, you may need to provide the mmproj"
 DEFAULT_TOP_LOGPROBS = 20
+LONGEST_NAME = 1000
+"""Characters of the name of a model."""
 
 
 @dataclass(frozen=True)
@@ -143,8 +145,11 @@ def preserved_tokens(front: Front, output: OutputFormat) -> frozenset[int]:
 
 
 def model_of(body: Body, front: Front) -> str:
-    """Name of the model in the answer: the one asked for, or the loaded one's."""
+    """Name of the model in the answer: the one asked for, or the loaded one's. Raises ApiError 400 for a long one,
+    which every piece of a stream would repeat."""
     model = body.get("model")
+    if isinstance(model, str) and len(model) > LONGEST_NAME:
+        raise bad_request(f"model has {len(model)} characters: at most {LONGEST_NAME}")
     return model if isinstance(model, str) and model else front.model_name
 
 

@@ -8,9 +8,10 @@ import secrets
 import string
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import Request
@@ -301,8 +302,11 @@ class Front:
         except IkpyError as error:
             raise bad_request(str(error)) from None
 
-    async def start(self, prompts: Sequence[Prompt], params: GenerationParams) -> Generation:
-        """Queues ``params.n`` answers for every prompt. Raises ApiError."""
+    async def start(
+        self, prompts: Sequence[Prompt], params: GenerationParams, request: Request | None = None
+    ) -> Generation:
+        """Queues ``params.n`` answers for every prompt. Raises ApiError, and ClientGoneError if the client of
+        ``request``, whose body must have been read, goes away before."""
         if self.model.arch.is_encoder:
             raise ApiError(501, "This model embeds texts and writes none: use /v1/embeddings")
         if params.wrong_types:
@@ -318,10 +322,14 @@ class Front:
         if n_answers <= FEW_TASKS and params.has_quick_sampler:
             tasks = self._tasks(prompts, params, generation)
         else:
-            loop = asyncio.get_running_loop()
-            tasks = await loop.run_in_executor(self._makers, self._tasks, prompts, params, generation)
+            made = self._made(partial(self._tasks, prompts, params, generation))
+            tasks = await (made if request is None else unless_gone(request, made))
         generation.submit(tasks)
         return generation
+
+    async def _made(self, make: Callable[[], T]) -> T:
+        """What a function makes in one of the threads for that. Given up, it is not called if none was free."""
+        return await asyncio.get_running_loop().run_in_executor(self._makers, make)
 
     def _tasks(self, prompts: Sequence[Prompt], params: GenerationParams, generation: Generation) -> list[Task]:
         tasks: list[Task] = []

@@ -202,7 +202,7 @@ async def completions(request: Request) -> Response:
     prompts = await aside(request, read_prompts, body["prompt"], front.vocab)
     echoes = await aside(request, read_echoes, prompts, params, front.vocab) if flag(body, "echo") else []
     answers = Completions(front, params, model_of(body, front), n_top, echoes)
-    generation = await front.start(prompts, params)
+    generation = await front.start(prompts, params, request)
     if params.stream:
         await generation.first(request)
         return EventStream(answers.stream(generation), generation.cancel, front.settings.timeout)

@@ -37,7 +37,7 @@ async def infill(request: Request) -> Response:
     body = await read_body(request, front.settings)
     prompt = await aside(request, infill_prompt, front, body)
     params = await aside(request, read_generation, body, front.settings, front.vocab, front.settings.n_slots)
-    generation = await front.start([prompt], params)
+    generation = await front.start([prompt], params, request)
     if params.stream:
         await generation.first(request)
         return EventStream(stream(front, generation, params), generation.cancel, front.settings.timeout)

@@ -50,7 +50,7 @@ async def completion(request: Request) -> Response:
         check_number(len(body["prompt"]) * params.n)  # before all of them are tokenized
     prompts = await aside(request, read_prompts, body["prompt"], front.vocab)
     await aside(request, check_answers, front, prompts, params)
-    generation = await front.start(prompts, params)
+    generation = await front.start(prompts, params, request)
     if params.stream:
         await generation.first(request)
         return EventStream(stream(front, generation, params), generation.cancel, front.settings.timeout)

@@ -231,7 +231,7 @@ class Answer:
 
 async def respond(request: Request, front: Front, answer: Answer, prompt: Prompt, params: GenerationParams) -> Response:
     """Generates and answers, as a stream or at once."""
-    generation = await front.start([prompt], params)
+    generation = await front.start([prompt], params, request)
     if params.stream:
         await generation.first(request)
         stream = answer.stream(generation, prompt)

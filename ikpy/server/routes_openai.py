@@ -199,7 +199,7 @@ async def chat_completions(request: Request) -> Response:
     front = front_of(request)
     body = await read_body(request, front.settings)
     chat = await aside(request, read_chat, body, front)
-    generation = await front.start([chat.prompt], chat.params)
+    generation = await front.start([chat.prompt], chat.params, request)
     answer = ChatAnswer(front, chat)
     if chat.params.stream:
         await generation.first(request)

@@ -131,7 +131,7 @@ async def responses(request: Request) -> Response:
     chat = await aside(request, read_chat, to_chat(body), front)
     if chat.params.stream:
         check_repeated(EVENTS_WITH_SETTINGS * await aside(request, encoded_size, [settings(chat, body)]))
-    generation = await front.start([chat.prompt], chat.params)
+    generation = await front.start([chat.prompt], chat.params, request)
     writer = ResponseWriter(front, chat, body)
     if chat.params.stream:
         await generation.first(request)

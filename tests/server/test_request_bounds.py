@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
+from ikpy.server import http, json_turns
 from ikpy.server.build import Server
 from ikpy.server.front import MOST_TASKS, Front
 from ikpy.server.read_params import LONGEST_BREAKERS, LONGEST_STOPS, MOST_SAMPLERS
@@ -16,7 +21,7 @@ from tests.server.harness import start_server
 
 @pytest.fixture(name="server", scope="module")
 def start_tiny() -> Iterator[Server]:
-    found = start_server("llama-server -m MODEL -t 1 -c 1024 -np 2 --embeddings --pooling mean")
+    found = start_server("llama-server -m MODEL -t 1 -c 8192 -np 2 --embeddings --pooling mean")
     yield found
     found.engine.stop(10)
 
@@ -109,3 +114,102 @@ def test_texts_of_tokens_are_bounded(client: TestClient, monkeypatch: pytest.Mon
     monkeypatch.setattr("ikpy.server.routes_native.MOST_PIECES", 10)
     assert client.post("/tokenize", json={"content": " the" * 100}).status_code == 200
     assert "too many for with_pieces" in refusal(client, "/tokenize", content=" the" * 100, with_pieces=True)
+
+
+def in_loop(server: Server, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Filled with whether bodies were parsed, large answers encoded and texts made in the thread of the event loop."""
+    found: list[bool] = []
+
+    def noted(function: Any) -> Any:
+        def noting(*args: Any, **more: Any) -> Any:
+            found.append(is_loop())
+            return function(*args, **more)
+
+        return noting
+
+    monkeypatch.setattr(json_turns, "encode", noted(json_turns.encode))
+    monkeypatch.setattr(http, "parse_json", noted(http.parse_json))
+    monkeypatch.setattr(http, "parse_large", noted(http.parse_large))
+    monkeypatch.setattr(server.front.vocab, "detokenize", noted(server.front.vocab.detokenize))
+    return found
+
+
+def is_loop() -> bool:
+    """Whether this thread runs an event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+CHAT = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 40, "ignore_eos": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/completion", {"prompt": "The", "n_predict": 40, "n_probs": 100}),
+        ("/completion", {"prompt": [300] * 3000, "n_predict": 1}),
+        ("/completion", {"prompt": ["x"] * 40, "n_predict": 0}),
+        ("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 100}),
+        ("/v1/completions", {"prompt": "The", "max_tokens": 40, "logprobs": 100}),
+        ("/v1/responses", {"input": "The", "max_output_tokens": 40, "top_logprobs": 100}),
+        ("/api/chat", CHAT | {"stream": False, "options": {"num_predict": 40}, "logprobs": True, "top_logprobs": 20}),
+        ("/v1/embeddings", {"input": ["x"] * 40}),
+        ("/tokenize", {"content": [300] * 3000}),
+        ("/tokenize", {"content": " the" * 3000, "with_pieces": True}),
+        ("/detokenize", {"tokens": [300] * 3000}),
+    ],
+)
+def test_large_answers_are_made_outside_the_event_loop(
+    client: TestClient, server: Server, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    plain = client.post(path, json=body)
+    places = in_loop(server, monkeypatch)
+    again = client.post(path, json=body)
+    assert again.status_code == 200, again.text[:300]
+    assert places[0] and len(places) > 1, "the body is small"
+    assert not any(places[1:]), "its answer is large"
+    assert again.json().keys() == plain.json().keys() if isinstance(again.json(), dict) else len(plain.json()) == 40
+
+
+@pytest.mark.parametrize("content", ["x" * (http.LARGE_BODY), ["x"] * 300_000])
+def test_large_bodies_are_parsed_outside_the_event_loop(
+    client: TestClient, server: Server, monkeypatch: pytest.MonkeyPatch, content: Any
+) -> None:
+    places = in_loop(server, monkeypatch)
+    assert client.post("/apply-template", json={"messages": [], "x": content}).status_code == 200
+    assert not places[0]
+
+
+def test_what_large_bodies_say_when_they_are_wrong(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "LARGE_BODY", 10)
+    monkeypatch.setattr(http, "QUICK_VALUES", 10)
+    for text in ('{"content": [[1,2,3,4,5,6,7,8,9,10,11,12}', '{"content": [1,2,3,4,5,6,7,8,9,10,11,12, NaN]}'):
+        large = client.post("/tokenize", content=text.encode())
+        assert large.status_code == 400
+        with monkeypatch.context() as patched:
+            patched.setattr(http, "LARGE_BODY", 1000)
+            assert client.post("/tokenize", content=text.encode()).json() == large.json()
+    assert client.post("/tokenize", json={"content": [5] * 30}).json() == {"tokens": [5] * 30}
+    monkeypatch.setattr(json_turns, "MOST_CONTAINERS", 10)
+    assert "more than 10 arrays and objects" in refusal(client, "/tokenize", content=[{}] * 30)
+    assert "more than 10 arrays and objects" in refusal(client, "/tokenize", content=[[]] * 30)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=40,
+    )
+)
+@example([[1, [2, [3, [4, [5, [6, [7, [8]]]]]]]], {}, [], [[]]])
+@example(list(range(3 * json_turns.BLOCK + 1)))
+@example([{"a": "\ud800"}])
+def test_json_in_turns_is_json(value: Any) -> None:
+    assert http.to_json_in_turns(value) == http.to_json(value)
+    text = http.to_json(value)
+    assert json.loads(text, cls=json_turns.PatientDecoder) == json.loads(text)

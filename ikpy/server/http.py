@@ -55,7 +55,7 @@ def to_json_in_turns(value: Any) -> str:
 
 def encoded_size(values: Iterable[Any]) -> int:
     """Bytes of the JSON of all values together."""
-    return sum(len(to_json(value).encode()) for value in values)
+    return sum(len(to_json_in_turns(value).encode()) for value in values)
 
 
 async def apart(n_values: int, function: Callable[..., T], *args: Any) -> T:

@@ -52,6 +52,8 @@ LONGEST_BREAKERS = 65536
 MOST_SAMPLERS = 32
 """Samplers of a sequence. One that is named twice works twice (the second temperature on what the first has made), and
 each takes its time for every token."""
+MOST_NAMES = 1000
+"""Names of samplers that are read; unknown ones are skipped."""
 LARGEST_FLOAT = 1e30
 """Bound of sampling values and biases; sums and products of a few stay within 32-bit floats."""
 
@@ -229,13 +231,12 @@ def draft_limit(body: Body, key: str) -> int | None:
 
 def read_samplers(value: Any) -> tuple[str, ...] | None:
     """Sampler order given as names or letters; None when it is not given. Raises ApiError 400 for a long one."""
-    if isinstance(value, str):
-        found = sampler_sequence_from_letters(value)
-    else:
-        names = strings(value)
-        if names is None:
-            return None
-        found = sampler_sequence(names)
+    names = value if isinstance(value, str) else strings(value)
+    if names is None:
+        return None
+    if len(names) > MOST_NAMES:
+        raise bad_request(f"{len(names)} samplers are too many: at most {MOST_NAMES} names are read")
+    found = sampler_sequence_from_letters(names) if isinstance(names, str) else sampler_sequence(names)
     if len(found) > MOST_SAMPLERS:
         raise bad_request(f"{len(found)} samplers are too many: at most {MOST_SAMPLERS} are applied to a token")
     return found

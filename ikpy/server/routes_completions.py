@@ -28,7 +28,7 @@ from ikpy.server.http import (
 )
 from ikpy.server.params import GenerationParams
 from ikpy.server.prompts import Prompt, is_batch, is_token, read_prompts
-from ikpy.server.read_params import flag, integer, read_generation
+from ikpy.server.read_params import flag, integer
 from ikpy.server.routes_openai import stop_reason, usage
 from ikpy.server.routes_status import front_of
 from ikpy.server.tasks import Failed, Finished, Piece, Progress
@@ -195,7 +195,7 @@ async def completions(request: Request) -> Response:
     for name, harmless in (("best_of", integer(body, "n", 1)), ("suffix", "")):
         if body.get(name) not in (None, harmless):
             raise bad_request(f"Unsupported param: {name}")
-    params = await aside(request, read_generation, body, front.settings, front.vocab, front.settings.n_slots)
+    params = await aside(request, front.read_params, body)
     params, n_top = read_logprobs(body, params)
     if await aside(request, is_batch, body["prompt"]):
         check_number(len(body["prompt"]) * params.n)  # before all of them are tokenized

@@ -12,7 +12,6 @@ from ikpy.server.errors import ApiError, bad_request
 from ikpy.server.front import Front
 from ikpy.server.http import EventStream, aside, made_response, read_body
 from ikpy.server.prompts import Prompt
-from ikpy.server.read_params import read_generation
 from ikpy.server.routes_native import final_object, n_final_values, stream
 from ikpy.server.routes_status import front_of
 
@@ -36,7 +35,7 @@ async def infill(request: Request) -> Response:
     front = front_of(request)
     body = await read_body(request, front.settings)
     prompt = await aside(request, infill_prompt, front, body)
-    params = await aside(request, read_generation, body, front.settings, front.vocab, front.settings.n_slots)
+    params = await aside(request, front.read_params, body)
     generation = await front.start([prompt], params, request)
     if params.stream:
         await generation.first(request)

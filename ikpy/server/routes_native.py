@@ -26,11 +26,11 @@ from ikpy.server.http import (
 )
 from ikpy.server.params import GenerationParams
 from ikpy.server.prompts import Prompt, check_tokens, is_batch, is_token, join_tokens, read_prompts
-from ikpy.server.read_params import flag, read_generation
+from ikpy.server.read_params import flag
 from ikpy.server.routes_status import front_of
 from ikpy.server.tasks import CompletionTask, Failed, Finished, Piece, Progress
 
-LONGEST_TEXT = 64 << 20
+LONGEST_TEXT = 16 << 20
 """Bytes of a text that is put together from tokens; one with two digits may stand for a hundred bytes."""
 MOST_PIECES = 1_000_000
 """Tokens that are answered one by one with their texts; each takes about 400 bytes meanwhile."""
@@ -44,7 +44,7 @@ async def completion(request: Request) -> Response:
     body = await read_body(request, front.settings)
     if "prompt" not in body:
         raise bad_request('"prompt" is required')
-    params = await aside(request, read_generation, body, front.settings, front.vocab, front.settings.n_slots)
+    params = await aside(request, front.read_params, body)
     several = await aside(request, is_batch, body["prompt"])
     if several:
         check_number(len(body["prompt"]) * params.n)  # before all of them are tokenized

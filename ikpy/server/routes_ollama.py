@@ -23,7 +23,7 @@ from ikpy.server.http import EventStream, aside, json_response, made_json, made_
 from ikpy.server.params import GenerationParams
 from ikpy.server.probabilities import N_ENTRY, openai
 from ikpy.server.prompts import Prompt, is_token, read_prompts
-from ikpy.server.read_params import flag, integer, read_generation
+from ikpy.server.read_params import flag, integer
 from ikpy.server.routes_embeddings import L2, embed, n_numbers, need_embeddings, pooled, read_dimensions
 from ikpy.server.routes_status import front_of
 from ikpy.server.tasks import Failed, Finished, Piece, TokenProbability
@@ -270,7 +270,7 @@ async def generate(request: Request) -> Response:
     if not isinstance(earlier, list) or not all(is_token(item) for item in earlier):
         raise bad_request("'context' must be an array of token ids")
     if flag(body, "raw"):
-        params = await aside(request, read_generation, fields, front.settings, front.vocab, front.settings.n_slots)
+        params = await aside(request, front.read_params, fields)
         text = (await aside(request, read_prompts, prompt, front.vocab))[0]
         output = OutputFormat()
     else:

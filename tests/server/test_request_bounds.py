@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -14,14 +15,24 @@ from starlette.testclient import TestClient
 
 from ikpy.server import http, json_turns
 from ikpy.server.build import Server
-from ikpy.server.front import MOST_TASKS, Front
-from ikpy.server.read_params import LONGEST_BREAKERS, LONGEST_STOPS, MOST_SAMPLERS
+from ikpy.server.front import MOST_TASKS, Front, Generation
+from ikpy.server.read_params import LONGEST_BREAKERS, LONGEST_STOPS, MOST_NAMES, MOST_SAMPLERS
+from ikpy.server.slots import TOO_LONG, shortened, truncate_prompt
+from ikpy.server.tasks import CompletionTask
 from tests.server.harness import start_server
 
 
 @pytest.fixture(name="server", scope="module")
 def start_tiny() -> Iterator[Server]:
     found = start_server("llama-server -m MODEL -t 1 -c 8192 -np 2 --embeddings --pooling mean")
+    yield found
+    found.engine.stop(10)
+
+
+@pytest.fixture(name="shifting", scope="module")
+def start_puppet() -> Iterator[Server]:
+    """A server whose slots drop old tokens."""
+    found = start_server("llama-server -m PUPPET -t 1 -c 2048 -np 2")
     yield found
     found.engine.stop(10)
 
@@ -54,7 +65,8 @@ def test_samplers_that_are_named_again_work_again_up_to_a_bound(client: TestClie
     twice = accepted(client, samplers=one * 2, temperature=0.5, **options)["completion_probabilities"]
     once = accepted(client, samplers=one, temperature=0.25, **options)["completion_probabilities"]
     assert [item["prob"] for item in twice[0]["probs"]] == pytest.approx([i["prob"] for i in once[0]["probs"]])
-    assert "samplers are too many" in refusal(client, samplers=one * (MOST_SAMPLERS + 1))
+    for n in (MOST_SAMPLERS + 1, MOST_NAMES + 1):
+        assert f"{n} samplers are too many" in refusal(client, samplers=one * n)
 
 
 def test_stop_strings_and_breakers_have_a_length(client: TestClient) -> None:
@@ -151,7 +163,7 @@ CHAT = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 40, "ignor
     [
         ("/completion", {"prompt": "The", "n_predict": 40, "n_probs": 100}),
         ("/completion", {"prompt": [300] * 3000, "n_predict": 1}),
-        ("/completion", {"prompt": ["x"] * 40, "n_predict": 0}),
+        ("/completion", {"prompt": ["x" * 60] * 40, "n_predict": 0}),
         ("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 100}),
         ("/v1/completions", {"prompt": "The", "max_tokens": 40, "logprobs": 100}),
         ("/v1/responses", {"input": "The", "max_output_tokens": 40, "top_logprobs": 100}),
@@ -213,3 +225,84 @@ def test_json_in_turns_is_json(value: Any) -> None:
     assert http.to_json_in_turns(value) == http.to_json(value)
     text = http.to_json(value)
     assert json.loads(text, cls=json_turns.PatientDecoder) == json.loads(text)
+
+
+def test_penalty_prompts_are_kept_as_far_as_penalties_see_them(client: TestClient, server: Server) -> None:
+    shown = "penalty_prompt_tokens"
+    given = [5] * server.front.n_ctx + [300, 301]
+    for windows, n in (
+        ({"repeat_last_n": 1, "dry_penalty_last_n": 0}, 1),
+        ({"repeat_last_n": 2, "dry_penalty_last_n": 3}, 3),
+        ({"repeat_last_n": 0, "dry_penalty_last_n": 0}, 0),
+        ({"repeat_last_n": -1}, server.front.n_ctx),
+        ({"repeat_last_n": 10**9}, server.front.n_ctx),
+    ):
+        found = accepted(client, penalty_prompt=given, **windows)["generation_settings"]
+        assert found[shown] == given[len(given) - n :]
+        assert found["use_penalty_prompt_tokens"] is True
+
+
+def test_long_prompts_are_cut_before_they_wait(shifting: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, server = TestClient(shifting.app), shifting
+    n_ctx = server.engine.n_ctx_slot
+    queued: list[int] = []
+    submit = server.engine.submit
+
+    def noted(*tasks: Any) -> None:
+        queued.extend(len(task.tokens) for task in tasks)
+        submit(*tasks)
+
+    monkeypatch.setattr(server.engine, "submit", noted)
+    prompt = list(range(300, 400)) * (n_ctx // 10)
+    for n_keep in (0, 7, -1):
+        cut = accepted(client, prompt=prompt, n_keep=n_keep, n_predict=0)
+        kept = n_ctx - 4 if n_keep < 0 else n_keep + server.front.vocab.add_bos
+        fitting = truncate_prompt(prompt, n_ctx, kept)
+        assert cut["truncated"] and cut["tokens_evaluated"] == len(fitting)
+        assert server.engine.slots[cut["id_slot"]].tokens[: len(fitting)] == fitting
+    assert max(queued) < 3 * n_ctx
+    scored = {"echo": True, "logprobs": 1, "max_tokens": 0}
+    assert TOO_LONG in refusal(client, "/v1/completions", prompt=prompt, **scored)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(5, 60), st.integers(0, 60), st.integers(0, 400))
+def test_a_shortened_prompt_is_truncated_like_the_whole(n_ctx: int, n_keep: int, more: int) -> None:
+    tokens, n_keep = list(range(n_ctx + more)), min(n_keep, n_ctx - 4)
+    short = shortened(tokens, n_ctx, n_keep)
+    assert n_ctx <= len(short) <= max(n_ctx + n_ctx, 4 * n_ctx)
+    assert truncate_prompt(short, n_ctx, n_keep) == truncate_prompt(tokens, n_ctx, n_keep)
+
+
+@pytest.mark.parametrize("prompt", [[300] * 40_000, " the" * 40_000])
+def test_idle_slots_keep_nothing_of_a_request(shifting: Server, prompt: Any) -> None:
+    client, server = TestClient(shifting.app), shifting
+    body: dict[str, Any] = {"logit_bias": [[449, 100]], "temperature": 0}
+    body |= {"penalty_prompt": [5] * 9000, "n_probs": 3, "id_slot": 0, "n_predict": 2, "banned_strings": ["zz"]}
+    answer = accepted(client, prompt=prompt, **body)
+    assert answer["prompt"] == prompt and len(answer["completion_probabilities"]) == 2
+    slot = server.engine.slots[0]
+    task, finished = slot.last_task, slot.finished
+    assert isinstance(task, CompletionTask) and finished is not None and slot.answer is not None
+    assert (task.tokens, task.sampler, finished.text, finished.tokens, finished.probabilities) == ((), None, "", (), ())
+    assert (slot.answer.tokens, slot.answer.probabilities, slot.answer.text) == ([], [], "")
+    assert slot.answer.task.prompt is None
+    shown = client.get("/slots").json()[0]
+    assert shown["prompt"] == prompt[: slot.n_ctx * (16 if isinstance(prompt, str) else 1)]
+    assert shown["id_task"] == task.id and shown["next_token"]["n_decoded"] == 2
+    gc.collect()
+    assert not [item for item in gc.get_objects() if isinstance(item, Generation)]
+
+
+@pytest.mark.parametrize("end", ["", ",", " ", ", ", ",,1", " 1", "NaN", ",NaN"])
+@pytest.mark.parametrize("n", [1, json_turns.BLOCK // 2, json_turns.BLOCK // 2 + 1, 7000, 20_000])
+def test_long_lists_are_decoded_in_blocks_like_others(n: int, end: str) -> None:
+    text = f'{{"x": [{"1," * (n - 1)}1{end}], "y": 2}}'
+
+    def decode(**more: Any) -> Any:
+        try:
+            return json.loads(text, parse_constant=http._no_constant, **more)
+        except ValueError:
+            return None
+
+    assert decode(cls=json_turns.PatientDecoder) == decode()

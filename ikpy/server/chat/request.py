@@ -19,7 +19,7 @@ from ikpy.server.errors import bad_request
 from ikpy.server.http import to_json
 from ikpy.server.params import GenerationParams, schema_grammar
 from ikpy.server.prompts import Prompt
-from ikpy.server.read_params import flag, integer, read_generation
+from ikpy.server.read_params import flag, integer
 from ikpy.server.structured import with_structured
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def read_chat(body: Body, front: Front) -> ChatRequest:
     body = constrained(body)
     template = front.template_for(tools)
     text, output, format_ = render(front, template, body, messages, tools, choice)
-    params = read_generation(body, front.settings, front.vocab, front.settings.n_slots)
+    params = front.read_params(body)
     n_top = read_logprobs(body)
     if n_top is not None and tools and params.stream:
         raise bad_request("logprobs is not supported with tools + stream")

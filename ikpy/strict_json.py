@@ -10,13 +10,13 @@ SHOWN = 32
 """Characters of a number in an error."""
 
 
-def loads(text: str) -> Any:
-    """The value of a JSON text.
+def loads(text: str, decoder: type[json.JSONDecoder] = json.JSONDecoder) -> Any:
+    """The value of a JSON text, read by a decoder of this class.
 
     Raises JSONDecodeError with its place for a text that is no JSON, ValueError also for NaN, infinities, numbers
     beyond the range of 64-bit floats and integers of thousands of digits, RecursionError for one nested too deep.
     """
-    return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    return json.loads(text, cls=decoder, parse_constant=_refuse, parse_float=_finite)
 
 
 def _refuse(name: str) -> Any:

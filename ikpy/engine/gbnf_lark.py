@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ikpy.engine.gbnf import (
     LAST_CHARACTER,
@@ -20,6 +20,9 @@ from ikpy.engine.gbnf import (
 from ikpy.engine.operators import Choice, Group, Repeat
 
 LONGEST_REGEX = 60_000  # characters; larger grammars stay rules instead of becoming one regular expression
+DEEPEST, RULE_DEPTH = 3500, 2
+"""Nodes of a grammar that stand in each other, rules followed (which count 2). llguidance follows them on the stack:
+with about 4700 nodes, or 2700 rules, the process would end."""
 MOST_EXPANDED = 100 * LONGEST_REGEX  # characters of all parts of an expression: many may hold the same long rule
 
 
@@ -44,10 +47,31 @@ def _lark(rules: Rules, token_ids: Mapping[str, Sequence[int]]) -> str:
             return f"{head}start: TEXT\nTEXT: /{_Regex(rules).root()}/\n"
         except (_NotRegular, RecursionError):
             pass  # no single regular expression: every rule becomes one of Lark's
+    if _depth(rules) > DEEPEST:
+        raise GrammarError("error parsing grammar: rules are nested too deeply in each other")
     names = {name: f"r_{i}" for i, name in enumerate(rules)}
     writer = _RuleWriter(names, token_ids)
     lines = [f"{names[name]}: {writer.node(node)}" for name, node in rules.items()]
     return "\n".join([f"{head}start: {names['root']}", *lines]) + "\n"
+
+
+def _depth(rules: Rules) -> int:
+    """How deep nodes stand in each other when every rule is followed where it is used first."""
+    open_nodes: list[tuple[int, Iterator[Node]]] = [(0, iter([rules["root"]]))]
+    followed, deepest = {"root"}, 0
+    while open_nodes:
+        depth, nodes = open_nodes[-1]
+        node = next(nodes, None)
+        if node is None:
+            open_nodes.pop()
+            continue
+        parts, depth = children(node), depth + 1
+        if isinstance(node, Ref) and node.name not in followed:
+            followed.add(node.name)
+            parts, depth = [rules[node.name]], depth - 1 + RULE_DEPTH
+        open_nodes.append((depth, iter(parts)))
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def _has_tokens(node: Node) -> bool:

@@ -35,6 +35,11 @@ MASKS_AHEAD = 8
 """Tokens for which masks are computed ahead after one was needed."""
 MOST_ROW_ITEMS, MOST_STEP_ITEMS = 10_000, 500_000
 """Ways on which a grammar may be followed at the same time, and steps on them for one mask (about a second)."""
+QUICK_RULES = 500
+"""Rules with which a step is quick; in larger grammars it may take longer in proportion to their number."""
+MOST_LARK_PARTS = 1000
+"""Rules, groups and members of schemas in a Lark text: llguidance follows those in each other on the stack; from
+some number between 1000 and 2000 on the process would end."""
 MOST_MASKS = 4
 """Masks that are computed at the same time."""
 
@@ -164,7 +169,9 @@ class TextGrammar:
     def __init__(self, grammar: str, texts: TokenTexts) -> None:
         from llguidance import LLMatcher, LLParserLimits
 
-        limits = LLParserLimits(step_max_items=MOST_STEP_ITEMS, max_items_in_row=MOST_ROW_ITEMS)
+        n_rules = max(QUICK_RULES, grammar.count("\n"))
+        n_steps = MOST_STEP_ITEMS * QUICK_RULES // n_rules
+        limits = LLParserLimits(step_max_items=n_steps, max_items_in_row=MOST_ROW_ITEMS)
         self._begin(LLMatcher(texts.tokenizer, grammar, log_level=0, limits=limits), texts)
         self._check()
 
@@ -321,7 +328,18 @@ def regex_grammar(pattern: str, texts: TokenTexts) -> TextGrammar:
 def lark_grammar(source: str, texts: TokenTexts) -> TextGrammar:
     """Grammar from llguidance's Lark dialect; raises GrammarError."""
     text = source if source.lstrip().startswith(LARK_MARK) else f"{NO_FORCING}\n{source}"
-    return texts.compiled("lark", source, lambda: TextGrammar(_bounded(text), texts))
+    return texts.compiled("lark", source, lambda: TextGrammar(_shallow(_bounded(text)), texts))
+
+
+def _shallow(source: str) -> str:
+    """The Lark text, if its parts cannot be nested too deeply. Raises GrammarError."""
+    n_parts = sum(source.count(mark) for mark in ":([")
+    if n_parts > MOST_LARK_PARTS:
+        raise GrammarError(
+            f"the Lark grammar may be nested too deeply: it has {n_parts} colons, parentheses and brackets, at most "
+            f"{MOST_LARK_PARTS} are accepted"
+        )
+    return source
 
 
 def _bounded(source: str) -> str:

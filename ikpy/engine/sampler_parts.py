@@ -3,7 +3,7 @@ of what knows something about logits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -80,6 +80,14 @@ class History:
             self._tokens = np.resize(self._tokens, 2 * self.n)
         self._tokens[self.n] = token
         self.n += 1
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Adds tokens at the end."""
+        n = self.n + len(tokens)
+        if n > len(self._tokens):
+            self._tokens = np.resize(self._tokens, max(n, 2 * len(self._tokens)))
+        self._tokens[self.n : n] = tokens
+        self.n = n
 
     def last(self, n: int) -> NDArray[np.int64]:
         """The last n tokens, or all of fewer, oldest first: a view, int64."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -178,7 +178,7 @@ class Sampler:
         return self._history.last(self._history.n).tolist()
 
     def accept(self, token: int, *, grammar: bool = True) -> None:
-        """Appends ``token`` to the history; prompt tokens are accepted with ``grammar=False``."""
+        """Appends ``token`` to the history; prompt tokens are accepted with ``grammar=False``, or `accept_prompt`."""
         self._history.append(int(token))
         if grammar and self.grammar:
             self.grammar.accept(int(token))
@@ -186,6 +186,10 @@ class Sampler:
             self.guidance.accept(int(token))
         if self._adaptive:
             self._adaptive.accept(int(token))
+
+    def accept_prompt(self, tokens: Sequence[int]) -> None:
+        """Appends the tokens of a prompt to the history."""
+        self._history.extend(tokens)
 
     def take_back(self, n: int, kept: Iterable[int]) -> None:
         """Forgets the last ``n`` accepted tokens; ``kept`` are the generated ones that stay, for the grammar."""

@@ -55,6 +55,12 @@ class Answer:
         unsent, self._unsent = tuple(self._unsent), []
         return unsent
 
+    def forget(self) -> None:
+        """Lets go of all but the numbers and times."""
+        self.task = self.task.reported(None)
+        self.tokens, self.probabilities, self._unsent = [], [], []
+        self._text = TextStream(())
+
     def finish(self) -> str:
         """The rest of the text, at the end. A stop string in the text goes before the end token."""
         return self._text.finish() if self._text.stopping_word is None else ""

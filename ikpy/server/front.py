@@ -8,9 +8,10 @@ import secrets
 import string
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import Request
@@ -21,6 +22,8 @@ from ikpy.server.errors import ApiError, bad_request
 from ikpy.server.http import disconnected
 from ikpy.server.keys import KeyRing
 from ikpy.server.params import GenerationParams, default_params, describe
+from ikpy.server.read_params import read_generation
+from ikpy.server.slots import RequestError
 from ikpy.server.tasks import CompletionTask, Embedded, Event, Failed, Finished, Task, next_request
 from ikpy.tools.sampler_setup import make_sampler
 
@@ -37,10 +40,11 @@ T = TypeVar("T")
 MOST_TASKS = 4096
 """Answers to all prompts of a request; each has a sampler from the beginning."""
 FEW_PROBABILITIES = 100
-"""Probabilities per token that answers of any length may have; OpenAI's clients ask for at most 20."""
+"""Probabilities per token that answers without a limit may have; OpenAI's clients ask for at most 20."""
 MOST_PROBABILITIES = 4_000_000
-"""Of a request's scored prompts, and of its answers if they have more per token; each takes about 120 bytes, and as
-much as JSON."""
+"""Of a request's scored prompts and its answers; each takes about 120 bytes, and as much as JSON."""
+MOST_REPEATED = 64 << 20
+"""Bytes of a request that all of its answers together may repeat: settings and prompts."""
 FEW_TASKS = 8
 """Answers whose samplers are made in the event loop, if they have no grammar: 20 us each, another thread's turn 200."""
 MOST_MAKERS = 8
@@ -72,17 +76,22 @@ def check_number(n_tasks: int) -> None:
         raise bad_request(f"{n_tasks} answers in one request are too many: at most {MOST_TASKS}")
 
 
-def check_probabilities(params: GenerationParams, n_prompt: int, n_answer: int, n_vocab: int) -> None:
-    """Raises ApiError 400 for more probabilities than one request may ask for.
-
-    ``n_prompt``: tokens of all prompts, ``n_answer``: most tokens of all answers.
-    """
-    n_scored = 0 if params.prompt_probs is None else (params.prompt_probs + 1) * n_prompt
-    n_drawn = min(params.n_probs, n_vocab) * n_answer if params.n_probs > FEW_PROBABILITIES else 0
-    if n_scored + n_drawn > MOST_PROBABILITIES:
+def check_probabilities(n: int) -> None:
+    """Raises ApiError 400 for more probabilities than one request may ask for."""
+    if n > MOST_PROBABILITIES:
         raise bad_request(
-            f"{n_scored + n_drawn} probabilities in one request are too many: at most {MOST_PROBABILITIES}; "
+            f"{n} probabilities in one request are too many: at most {MOST_PROBABILITIES}; "
             "ask for fewer per token, give max_tokens, or divide the prompts among requests"
+        )
+
+
+def check_repeated(n_bytes: int) -> None:
+    """Raises ApiError 400 for more bytes than the answers to one request may repeat of it."""
+    if n_bytes > MOST_REPEATED:
+        raise bad_request(
+            f"the answers would repeat {n_bytes >> 20} MiB of the request: at most {MOST_REPEATED >> 20}; "
+            "divide the prompts among requests, or shorten what each answer repeats (prompt, stop, penalty_prompt, "
+            "grammar, logit_bias)"
         )
 
 
@@ -246,6 +255,16 @@ class Front:
             self._mail = Mail(loop)
         return Generation(self.engine, self._mail)
 
+    def read_params(self, body: Mapping[str, Any]) -> GenerationParams:
+        """Generation parameters of a request, of a penalty prompt only what the penalties see. Raises ApiError 400."""
+        params = read_generation(body, self.settings, self.vocab, self.settings.n_slots)
+        if params.penalty_prompt is None:
+            return params
+        windows = params.sampling.repeat_last_n, params.sampling.dry_penalty_last_n
+        n_seen = min(self.n_ctx, max(self.n_ctx if n < 0 else n for n in windows))
+        n_left_out = max(0, len(params.penalty_prompt) - n_seen)
+        return replace(params, penalty_prompt=params.penalty_prompt[n_left_out:])
+
     def template_for(self, tools: Sequence[Any]) -> ChatTemplate:
         """The template of a request with these tools."""
         return self.tool_template if tools else self.template
@@ -289,8 +308,11 @@ class Front:
         except IkpyError as error:
             raise bad_request(str(error)) from None
 
-    async def start(self, prompts: Sequence[Prompt], params: GenerationParams) -> Generation:
-        """Queues ``params.n`` answers for every prompt. Raises ApiError."""
+    async def start(
+        self, prompts: Sequence[Prompt], params: GenerationParams, request: Request | None = None
+    ) -> Generation:
+        """Queues ``params.n`` answers for every prompt. Raises ApiError, and ClientGoneError if the client of
+        ``request``, whose body must have been read, goes away before."""
         if self.model.arch.is_encoder:
             raise ApiError(501, "This model embeds texts and writes none: use /v1/embeddings")
         if params.wrong_types:
@@ -298,22 +320,51 @@ class Front:
             self.engine.log.caution("read_generation", message, fields=list(params.wrong_types))
         n_answers = len(prompts) * params.n
         check_number(n_answers)
-        n_ctx = self.engine.n_ctx_slot
-        longest = min(params.limit, n_ctx) if params.limit >= 0 else n_ctx
-        n_prompt = sum(len(prompt.tokens) for prompt in prompts)
-        check_probabilities(params, n_prompt, n_answers * longest, self.model.hparams.n_vocab)
+        params = self._with_few_probabilities(prompts, params)
         generation = self.generation()
         if n_answers <= FEW_TASKS and params.has_quick_sampler:
             tasks = self._tasks(prompts, params, generation)
         else:
-            loop = asyncio.get_running_loop()
-            tasks = await loop.run_in_executor(self._makers, self._tasks, prompts, params, generation)
+            made = self._made(partial(self._tasks, prompts, params, generation))
+            tasks = await (made if request is None else unless_gone(request, made))
         generation.submit(tasks)
         return generation
+
+    def _with_few_probabilities(self, prompts: Sequence[Prompt], params: GenerationParams) -> GenerationParams:
+        """The parameters; answers with few probabilities per token and without a limit (or one that is none) get one,
+        at which the probabilities are used up. Raises ApiError 400 for too many.
+        """
+        n_answers, n_vocab = len(prompts) * params.n, self.model.hparams.n_vocab
+        n_prompt = params.n * sum(len(prompt.tokens) for prompt in prompts)
+        n_scored = 0 if params.prompt_probs is None else (params.prompt_probs + 1) * n_prompt
+        check_probabilities(n_scored)
+        n_each = n_answers * min(params.n_probs, n_vocab)
+        if n_each <= 0:
+            return params
+        longest = self.engine.longest_answer
+        if params.limit >= 0 and (params.limit <= longest or params.n_probs > FEW_PROBABILITIES):
+            longest = params.limit
+        elif params.n_probs <= FEW_PROBABILITIES:
+            longest = max(1, min(longest, (MOST_PROBABILITIES - n_scored) // n_each))
+            params = replace(params, limit=longest)
+        check_probabilities(n_scored + n_each * longest)
+        return params
+
+    def _fitting(self, prompt: Prompt, params: GenerationParams) -> list[int]:
+        """Tokens of a prompt as far as a slot needs them. Raises ApiError 400 for one that cannot fit."""
+        try:
+            return self.engine.slots[0].fitting(prompt.tokens, params)
+        except RequestError as error:
+            raise bad_request(str(error)) from None
+
+    async def _made(self, make: Callable[[], T]) -> T:
+        """What a function makes in one of the threads for that. Given up, it is not called if none was free."""
+        return await asyncio.get_running_loop().run_in_executor(self._makers, make)
 
     def _tasks(self, prompts: Sequence[Prompt], params: GenerationParams, generation: Generation) -> list[Task]:
         tasks: list[Task] = []
         for prompt in prompts:
+            tokens = self._fitting(prompt, params)
             for i in range(params.n):
                 sampling = params.sampling
                 if i and sampling.seed != 0xFFFFFFFF:
@@ -321,7 +372,7 @@ class Front:
                 own = replace(params, sampling=sampling, prompt_probs=None if i else params.prompt_probs)
                 tasks.append(
                     CompletionTask(
-                        prompt.tokens, generation.sink, len(tasks), prompt.shown, params=own, sampler=self.sampler(own)
+                        tokens, generation.sink, len(tasks), prompt.shown, params=own, sampler=self.sampler(own)
                     )
                 )
         return tasks

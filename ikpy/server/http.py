@@ -7,7 +7,7 @@ import json
 import json.encoder
 import secrets
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import Request
@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ikpy import strict_json
+from ikpy.server import json_turns
 from ikpy.server.errors import ApiError, bad_request
 
 if TYPE_CHECKING:
@@ -27,6 +28,12 @@ ANY_HEADER = zlib.MAX_WBITS | 32
 SHORT_BODY = 2048
 """Bytes of a request that is read in the event loop: tokenizing so much takes up to 0.4 ms, another
 thread's turn 0.2."""
+LARGE_BODY = 1 << 20
+"""Bytes of a body that is parsed in another thread."""
+QUICK_VALUES = 200_000
+"""Values of a body that json's C code reads at once, which no other thread can interrupt: about 20 ms."""
+FEW_VALUES = 2000
+"""Values of an answer that is made in the event loop, which takes some milliseconds."""
 
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -34,8 +41,38 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan
 
 def to_json(value: Any) -> str:
     """Compact JSON; characters stay as they are, lone surrogates become U+FFFD."""
-    text = _ENCODER.encode(value)
+    return _clean(_ENCODER.encode(value))
+
+
+def _clean(text: str) -> str:
+    """The text with U+FFFD for lone surrogates."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
+def to_json_in_turns(value: Any) -> str:
+    """`to_json` of a large value, for a thread of its own: others get their turns meanwhile."""
+    return _clean(json_turns.encode(value, _ENCODER))
+
+
+def encoded_size(values: Iterable[Any]) -> int:
+    """Bytes of the JSON of all values together."""
+    return sum(len(to_json_in_turns(value).encode()) for value in values)
+
+
+async def apart(n_values: int, function: Callable[..., T], *args: Any) -> T:
+    """The result of a function that handles about so many values, many of them in another thread."""
+    return function(*args) if n_values <= FEW_VALUES else await asyncio.to_thread(function, *args)
+
+
+async def made_json(n_values: int, make: Callable[[], Any]) -> str:
+    """Compact JSON of about ``n_values`` values, which are made and encoded in another thread if they are many."""
+    encode = to_json if n_values <= FEW_VALUES else to_json_in_turns
+    return await apart(n_values, lambda: encode(make()))
+
+
+async def made_response(n_values: int, make: Callable[[], Any]) -> Response:
+    """A JSON answer that is made as by `made_json`."""
+    return Response(await made_json(n_values, make), media_type=JSON_TYPE)
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -53,6 +90,11 @@ def error_response(scope: Scope, body: dict[str, Any], status: int, headers: dic
 def data_event(value: Any) -> str:
     """One server-sent event."""
     return f"data: {to_json(value)}\n\n"
+
+
+async def made_event(n_values: int, make: Callable[[], Any]) -> str:
+    """One server-sent event that is made as by `made_json`."""
+    return f"data: {await made_json(n_values, make)}\n\n"
 
 
 _MARK = secrets.token_hex(16)
@@ -76,7 +118,8 @@ DONE = "data: [DONE]\n\n"
 
 async def read_body(request: Request, settings: ServerSettings) -> dict[str, Any]:
     """The JSON object of a request. Raises ApiError 400, 408 or 413."""
-    value = parse_json(await read_bytes(request, settings))
+    data = await read_bytes(request, settings)
+    value = parse_json(data) if len(data) <= LARGE_BODY else await asyncio.to_thread(parse_large, data)
     if not isinstance(value, dict):
         raise bad_request(f"the request body must be a JSON object, not {_kind(value)}")
     return value
@@ -138,6 +181,18 @@ def parse_json(data: bytes) -> Any:
         raise bad_request(f"the request body is not valid JSON: {error.msg} at {where}") from None
     except (ValueError, RecursionError) as error:
         raise bad_request(f"the request body is not valid JSON: {error}") from None
+
+
+def parse_large(data: bytes) -> Any:
+    """`parse_json` for a thread of its own: others get their turns meanwhile. Raises ApiError 400."""
+    if sum(data.count(mark) for mark in b",[{") <= QUICK_VALUES:
+        return parse_json(data)
+    try:
+        return strict_json.loads(data.decode("utf-8-sig"), json_turns.PatientDecoder)
+    except json_turns.TooManyError as error:
+        raise bad_request(f"the request body has {error}") from None
+    except (ValueError, RecursionError):
+        return parse_json(data)  # which says where it is wrong
 
 
 def _kind(value: Any) -> str:

@@ -7,9 +7,8 @@ When one is complete, all of its tokens are taken back and the first one is made
 from __future__ import annotations
 
 import codecs
-import re
-from bisect import bisect_left
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,7 +30,7 @@ MOST_LONGEST_WAIT = 1000
 
 @dataclass(frozen=True)
 class BannedPhrases:
-    """``phrases`` are folded and sorted; ``bias`` is added to the logits of the first ``n_tokens`` tokens of one that
+    """``phrases`` are made by `folded`; ``bias`` is added to the logits of the first ``n_tokens`` tokens of one that
     was taken back (-1: of all), at their places; at most ``n_rewinds`` are taken back in an answer (-1: any number).
     At most ``longest_wait`` tokens wait for the end of a match of ``patterns``."""
 
@@ -55,12 +54,32 @@ class HeldToken:
 
 def fold(text: str) -> str:
     """Lower case, character by character, so that places stay the same."""
+    if text.isascii():
+        return text.lower()
     return "".join(low if len(low := char.lower()) == 1 else char for char in text)
 
 
 def folded(phrases: Iterable[str]) -> tuple[str, ...]:
-    """Phrases as `BannedPhrases` wants them; empty ones are left out."""
-    return tuple(sorted({fold(phrase) for phrase in phrases if phrase}))
+    """Phrases as `BannedPhrases` wants them: folded and sorted; empty ones are left out, and those that begin with
+    another one, which is complete before them."""
+    found: list[str] = []
+    for phrase in sorted({fold(phrase) for phrase in phrases if phrase}):
+        if not found or not phrase.startswith(found[-1]):
+            found.append(phrase)
+    return tuple(found)
+
+
+def first_phrase(text: str, phrases: Sequence[str], longest: int) -> int:
+    """Where the first phrase begins in a text; -1 for none. ``longest``: of the phrases.
+
+    Of phrases that do not begin with each other only the last one that is not behind a text can begin it.
+    """
+    for at in range(len(text)):
+        rest = text[at : at + longest]
+        i = bisect_right(phrases, rest)
+        if i and rest.startswith(phrases[i - 1]):
+            return at
+    return -1
 
 
 class PhraseBan:
@@ -69,7 +88,6 @@ class PhraseBan:
     def __init__(self, banned: BannedPhrases) -> None:
         self.held: list[HeldToken] = []
         self._banned = banned
-        self._pattern = re.compile("|".join(map(re.escape, banned.phrases))) if banned.phrases else None
         self._longest = max(map(len, banned.phrases), default=0)
         self._search = _Search(banned.patterns, banned.longest_wait) if banned.patterns else None
         self._bans: dict[int, set[int]] = {}
@@ -104,13 +122,16 @@ class PhraseBan:
 
     def _n_phrase(self) -> int:
         """Tokens from the beginning of a phrase on."""
-        if not self._pattern:
+        if not self._banned.phrases:
             return 0
         before, text = self._released.decode("utf-8", "surrogateescape"), self._text()
-        found = self._pattern.search(fold(before + text))
-        if not found:
+        both = before + text
+        # Whatever ended before the last token has been found then: it was taken back, or all was released.
+        first = max(0, len(both) - len(self.held[-1].piece) - BYTES_OF_CHARACTER - self._longest)
+        found = first_phrase(fold(both[first:]), self._banned.phrases, self._longest)
+        if found < 0:
             return 0
-        start = found.start() - len(before)
+        start = first + found - len(before)
         return self._n_last(_n_bytes(text[start:])) if start >= 0 else len(self.held)
 
     def may_take_back(self, n: int) -> bool:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 LEAST_LOGPROB = -9999.0
 """Shown for a token without any probability, as JSON knows no infinity."""
+N_ENTRY = 6
+"""Values of a token in `openai`: id, text, bytes, log probability."""
 
 
 def of_token(task: CompletionTask, token: int, logits: NDArray[np.float32]) -> TokenProbability | None:

@@ -40,7 +40,7 @@ def read_prompts(value: Any, vocab: Vocab) -> list[Prompt]:
     if not value:
         raise bad_request(EMPTY)
     if all(is_token(item) for item in value):
-        return [Prompt(_checked(value, vocab), value)]
+        return [Prompt(check_tokens(value, vocab), value)]
     if any(is_token(item) for item in value):
         return [Prompt(_mixed(value, vocab), None)]
     return [_one(item, vocab) for item in value]
@@ -63,7 +63,7 @@ def _one(value: Any, vocab: Vocab) -> Prompt:
         if not value:
             raise bad_request(EMPTY)
         if all(is_token(item) for item in value):
-            return Prompt(_checked(value, vocab), None)
+            return Prompt(check_tokens(value, vocab), None)
         return Prompt(_mixed(value, vocab), None)
     raise bad_request(WRONG_TYPE)
 
@@ -86,11 +86,12 @@ def join_tokens(items: list[Any], vocab: Vocab, *, add_special: bool, parse_spec
         if isinstance(item, str):
             tokens += vocab.tokenize(item, add_special=add_special and i == 0, parse_special=parse_special)
         else:
-            tokens += _checked([item], vocab)
+            tokens += check_tokens([item], vocab)
     return tokens
 
 
-def _checked(tokens: list[int], vocab: Vocab) -> list[int]:
+def check_tokens(tokens: list[int], vocab: Vocab) -> list[int]:
+    """The ids. Raises ApiError 400 for one outside the vocabulary."""
     for token in tokens:
         if not 0 <= token < vocab.n_tokens:
             raise bad_request(f"token id {token} is outside the vocabulary (0 to {vocab.n_tokens - 1})")

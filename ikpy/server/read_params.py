@@ -35,8 +35,8 @@ OTHER_NUMBERS = (
     "speculative.n_max", "speculative.n_min", "speculative.p_min",
 )  # fmt: skip
 OTHER_FLAGS = ("stream", "cache_prompt", "timings_per_token", "post_sampling_probs", "return_progress")
-MOST_STOPS = 1024
-"""Stop strings of a request; each is looked for behind every token."""
+MOST_STOPS, LONGEST_STOPS = 1024, 65536
+"""Stop strings of a request, and their characters together; each is looked for behind every token."""
 UNSUPPORTED = {
     "system_prompt": "a system message in each request, or text before the prompt",
     "allowlist_piece_array": "grammar or logit_bias",
@@ -49,6 +49,13 @@ MOST_DIGITS = 20
 LARGEST_SEED = 2**32
 MOST_BREAKERS = 100
 """Each is searched in all tokens of the vocabulary."""
+LONGEST_BREAKERS = 65536
+"""Characters of all of them together; the first 40 bytes of each count."""
+MOST_SAMPLERS = 32
+"""Samplers of a sequence. One that is named twice works twice (the second temperature on what the first has made), and
+each takes its time for every token."""
+MOST_NAMES = 1000
+"""Names of samplers that are read; unknown ones are skipped."""
 LARGEST_FLOAT = 1e30
 """Bound of sampling values and biases; sums and products of a few stay within 32-bit floats."""
 
@@ -122,9 +129,7 @@ def read_generation(body: Body, settings: ServerSettings, vocab: Vocab, n_slots:
         raise bad_request(f"n must be between 1 and 128, not {n}")
     samplers = read_samplers(body.get("samplers"))
     p_min = number(body, "speculative.p_min", math.nan)
-    stop = strings(body.get("stop") if body.get("stop") != "" else None)  # clients send "" for no stop string
-    if stop and len(stop) > MOST_STOPS:
-        raise bad_request(f"{len(stop)} stop strings are too many: at most {MOST_STOPS} are looked for")
+    stop = read_stop(body)
     return GenerationParams(
         sampling=read_sampling(body, settings, vocab, samplers),
         n_predict=limit,
@@ -153,6 +158,16 @@ def read_generation(body: Body, settings: ServerSettings, vocab: Vocab, n_slots:
         penalty_prompt=read_penalty_prompt(body.get("penalty_prompt"), vocab),
         wrong_types=wrong_types(body),
     )
+
+
+def read_stop(body: Body) -> tuple[str, ...] | None:
+    """Stop strings of the request; None without the field. Raises ApiError 400 for too many, or too much text."""
+    stop = strings(body.get("stop") if body.get("stop") != "" else None)  # clients send "" for no stop string
+    if stop and len(stop) > MOST_STOPS:
+        raise bad_request(f"{len(stop)} stop strings are too many: at most {MOST_STOPS} are looked for")
+    if stop and sum(map(len, stop)) > LONGEST_STOPS:
+        raise bad_request(f"the stop strings are too long: at most {LONGEST_STOPS} characters together are looked for")
+    return stop
 
 
 def read_penalty_prompt(value: Any, vocab: Vocab) -> tuple[int, ...] | None:
@@ -224,11 +239,16 @@ def draft_limit(body: Body, key: str) -> int | None:
 
 
 def read_samplers(value: Any) -> tuple[str, ...] | None:
-    """Sampler order given as names or letters; None when it is not given."""
-    if isinstance(value, str):
-        return sampler_sequence_from_letters(value)
-    names = strings(value)
-    return None if names is None else sampler_sequence(names)
+    """Sampler order given as names or letters; None when it is not given. Raises ApiError 400 for a long one."""
+    names = value if isinstance(value, str) else strings(value)
+    if names is None:
+        return None
+    if len(names) > MOST_NAMES:
+        raise bad_request(f"{len(names)} samplers are too many: at most {MOST_NAMES} names are read")
+    found = sampler_sequence_from_letters(names) if isinstance(names, str) else sampler_sequence(names)
+    if len(found) > MOST_SAMPLERS:
+        raise bad_request(f"{len(found)} samplers are too many: at most {MOST_SAMPLERS} are applied to a token")
+    return found
 
 
 def _listed(value: Any) -> Any:
@@ -259,6 +279,8 @@ def read_sampling(
             raise bad_request("Error: dry_sequence_breakers must be a non-empty array of strings")
         if len(breakers) > MOST_BREAKERS:
             raise bad_request(f"dry_sequence_breakers: at most {MOST_BREAKERS} strings")
+        if sum(map(len, breakers)) > LONGEST_BREAKERS:
+            raise bad_request(f"dry_sequence_breakers: at most {LONGEST_BREAKERS} characters together")
         values["dry_sequence_breakers"] = tuple(breakers)
     if body.get("logit_bias") is not None:
         values["logit_bias"] = read_logit_bias(body["logit_bias"], vocab)

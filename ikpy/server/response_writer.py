@@ -12,11 +12,13 @@ from ikpy.server.chat.deltas import Delta
 from ikpy.server.chat.request import ChatRequest
 from ikpy.server.errors import error_body
 from ikpy.server.front import Front, Generation, random_id
-from ikpy.server.http import named_event
+from ikpy.server.http import apart, named_event
 from ikpy.server.tasks import Failed, Finished, Piece, TokenProbability
 from ikpy.vocab.stream import StreamDecoder
 
 Object = dict[str, Any]
+EVENTS_WITH_SETTINGS = 3
+"""Events of a stream that have the whole object of the answer."""
 PREFIXES = {"content": "msg_", "reasoning": "rs_", "tool": "fc_"}
 
 
@@ -140,6 +142,11 @@ class ResponseWriter:
             self._items.append(Item("content", 0, random_id("msg_")))
         return self._finished(event)
 
+    def n_values(self, event: Piece | Finished) -> int:
+        """About how many values the tokens of an event have in an answer."""
+        n_top = self._chat.n_top
+        return 0 if n_top is None else len(event.probabilities) * (1 + n_top) * probabilities.N_ENTRY
+
     def _pieces(self, event: Finished) -> Iterator[tuple[str, tuple[TokenProbability, ...]]]:
         """The text with its log probabilities: in one piece without them, by tokens otherwise."""
         if self._chat.n_top is None:
@@ -207,10 +214,12 @@ class ResponseWriter:
                 yield named_event("error", error_body(event.code, event.message))
             elif isinstance(event, Piece):
                 self._keep(event.probabilities)
-                for text in self._deltas(self._reader.feed(event.text)):
+                for text in await apart(self.n_values(event), self._deltas, self._reader.feed(event.text)):
                     yield text
             elif isinstance(event, Finished):
-                for text in [*self._deltas(self._reader.finish()), *self._rest(), *self._end(event)]:
+                for text in [*self._deltas(self._reader.finish()), *self._rest()]:
+                    yield text
+                for text in await apart(self.n_values(event), self._end, event):
                     yield text
 
     def _deltas(self, deltas: list[Delta]) -> list[str]:

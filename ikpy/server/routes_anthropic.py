@@ -261,7 +261,7 @@ async def messages(request: Request) -> Response:
     front = front_of(request)
     body = to_chat(await read_body(request, front.settings))
     chat = await aside(request, read_chat, body, front)
-    generation = await front.start([chat.prompt], chat.params)
+    generation = await front.start([chat.prompt], chat.params, request)
     if chat.params.stream:
         await generation.first(request)
         return EventStream(MessageStream(front, chat).events(generation), generation.cancel, front.settings.timeout)

@@ -14,11 +14,21 @@ from starlette.responses import Response
 from ikpy.server import probabilities
 from ikpy.server.chat.request import model_of
 from ikpy.server.errors import bad_request, error_body
-from ikpy.server.front import Front, Generation, random_id
-from ikpy.server.http import DONE, EventStream, aside, data_event, data_events, json_response, read_body
+from ikpy.server.front import Front, Generation, check_number, check_repeated, random_id
+from ikpy.server.http import (
+    DONE,
+    EventStream,
+    aside,
+    data_event,
+    data_events,
+    encoded_size,
+    made_event,
+    made_response,
+    read_body,
+)
 from ikpy.server.params import GenerationParams
-from ikpy.server.prompts import Prompt, is_token, read_prompts
-from ikpy.server.read_params import flag, integer, read_generation
+from ikpy.server.prompts import Prompt, is_batch, is_token, read_prompts
+from ikpy.server.read_params import flag, integer
 from ikpy.server.routes_openai import stop_reason, usage
 from ikpy.server.routes_status import front_of
 from ikpy.server.tasks import Failed, Finished, Piece, Progress
@@ -47,6 +57,14 @@ class Echo:
         return cls(text, prompt.tokens, pieces)
 
 
+def read_echoes(prompts: Sequence[Prompt], params: GenerationParams, vocab: Vocab) -> list[Echo]:
+    """The prompts as answers repeat them. Raises ApiError 400 if that is too much."""
+    check_number(len(prompts) * params.n)
+    echoes = [Echo.of(prompt, vocab) for prompt in prompts]
+    check_repeated(params.n * encoded_size(echo.text for echo in echoes))
+    return echoes
+
+
 class Completions:
     """Answers to one /v1/completions request. ``echoes``: the prompts, if answers begin with them; ``n_top`` most
     probable tokens are shown, None for no log probabilities."""
@@ -73,6 +91,13 @@ class Completions:
             return shown
         lists = self._lists.setdefault(index, self.token_lists())
         return shown | lists.add(found)
+
+    def n_values(self, event: Piece | Finished) -> int:
+        """About how many values the tokens of an event have in an answer."""
+        if self._n_top is None:
+            return 0
+        n_prompt = event.n_prompt if self._echoes else 0
+        return (n_prompt + len(event.probabilities)) * (1 + self._n_top) * probabilities.N_ENTRY
 
     def token_lists(self) -> TokenLists:
         """Lists of an answer without tokens."""
@@ -112,6 +137,12 @@ class Completions:
         """New text of an answer."""
         return self.head([self.choice(index, text, logprobs, None)]) | {"id": self.id}
 
+    def chunk_of(self, event: Piece) -> dict[str, Any]:
+        """The chunk of a piece with log probabilities or timings."""
+        logprobs = self.logprobs(event.index, event.probabilities) if event.probabilities else None
+        more = {} if event.timings is None else {"timings": event.timings.json()}
+        return self.chunk(event.index, event.text, logprobs) | more
+
     async def stream(self, generation: Generation) -> AsyncIterator[str]:
         """Events of a stream."""
         plain: dict[int, Callable[[str], str]] = {}
@@ -126,9 +157,7 @@ class Completions:
                     plain[event.index] = data_events(partial(self.chunk, event.index))
                 yield plain[event.index](event.text)
             elif isinstance(event, Piece):
-                logprobs = self.logprobs(event.index, event.probabilities) if event.probabilities else None
-                more = {} if event.timings is None else {"timings": event.timings.json()}
-                yield data_event(self.chunk(event.index, event.text, logprobs) | more)
+                yield await made_event(self.n_values(event), partial(self.chunk_of, event))
             elif isinstance(event, Progress):
                 yield data_event(self.chunk(event.index, "") | {"prompt_progress": event.json()})
             elif isinstance(event, Finished):
@@ -166,14 +195,16 @@ async def completions(request: Request) -> Response:
     for name, harmless in (("best_of", integer(body, "n", 1)), ("suffix", "")):
         if body.get(name) not in (None, harmless):
             raise bad_request(f"Unsupported param: {name}")
-    params = await aside(request, read_generation, body, front.settings, front.vocab, front.settings.n_slots)
+    params = await aside(request, front.read_params, body)
     params, n_top = read_logprobs(body, params)
+    if await aside(request, is_batch, body["prompt"]):
+        check_number(len(body["prompt"]) * params.n)  # before all of them are tokenized
     prompts = await aside(request, read_prompts, body["prompt"], front.vocab)
-    echoes = [Echo.of(prompt, front.vocab) for prompt in prompts] if flag(body, "echo") else []
+    echoes = await aside(request, read_echoes, prompts, params, front.vocab) if flag(body, "echo") else []
     answers = Completions(front, params, model_of(body, front), n_top, echoes)
-    generation = await front.start(prompts, params)
+    generation = await front.start(prompts, params, request)
     if params.stream:
         await generation.first(request)
         return EventStream(answers.stream(generation), generation.cancel, front.settings.timeout)
     results = await generation.results(request)
-    return json_response(await aside(request, answers.answer, results))
+    return await made_response(sum(map(answers.n_values, results)), lambda: answers.answer(results))

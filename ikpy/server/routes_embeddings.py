@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ from starlette.responses import Response
 from ikpy.engine.pooling import pool
 from ikpy.server.errors import ApiError, bad_request
 from ikpy.server.front import Front, check_number
-from ikpy.server.http import aside, json_response, read_body
-from ikpy.server.prompts import read_prompts
+from ikpy.server.http import aside, made_response, read_body
+from ikpy.server.prompts import is_batch, read_prompts
 from ikpy.server.read_params import integer
 from ikpy.server.routes_status import front_of
 from ikpy.server.tasks import Embedded, EmbeddingTask
@@ -33,12 +34,14 @@ async def embedding(request: Request) -> Response:
 async def native_answer(request: Request, front: Front, body: dict[str, Any]) -> Response:
     """Embeddings in the form of llama.cpp."""
     found, normalize = await embed(request, front, texts_of(body)), integer(body, "embd_normalize", L2)
-    return json_response(
-        [
+
+    def answer() -> list[dict[str, Any]]:
+        return [
             {"index": event.index, "embedding": pooled(front, event.states, normalize).astype(float).tolist()}
             for event in found
         ]
-    )
+
+    return await made_response(n_numbers(front, found), answer)
 
 
 async def v1_embeddings(request: Request) -> Response:
@@ -54,22 +57,30 @@ async def v1_embeddings(request: Request) -> Response:
     found = await embed(request, front, texts_of(body))
     normalize = integer(body, "embd_normalize", L2)
     n_first = read_dimensions(body, front)
-    vectors = [pooled(front, event.states, normalize, n_first)[0] for event in found]
     n_tokens = sum(event.n_tokens for event in found)
     model = body.get("model")
-    data = [
-        {"embedding": encoded(vector, encoding), "index": i, "object": "embedding"}
-        | ({"encoding_format": "base64"} if encoding == "base64" else {})
-        for i, vector in enumerate(vectors)
-    ]
-    return json_response(
-        {
+
+    def answer() -> dict[str, Any]:
+        vectors = [pooled(front, event.states, normalize, n_first)[0] for event in found]
+        data = [
+            {"embedding": encoded(vector, encoding), "index": i, "object": "embedding"}
+            | ({"encoding_format": "base64"} if encoding == "base64" else {})
+            for i, vector in enumerate(vectors)
+        ]
+        return {
             "model": model if isinstance(model, str) and model else front.settings.alias,
             "object": "list",
             "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
             "data": data,
         }
-    )
+
+    return await made_response(n_numbers(front, found), answer)
+
+
+def n_numbers(front: Front, found: Sequence[Embedded]) -> int:
+    """Numbers of the vectors that an answer shows."""
+    n_vectors = sum(len(event.states) for event in found) if front.settings.pooling == "none" else len(found)
+    return n_vectors * front.model.hparams.n_embd
 
 
 def encoded(vector: NDArray[np.float32], encoding: str) -> Any:
@@ -97,8 +108,9 @@ def texts_of(body: dict[str, Any]) -> Any:
 
 async def embed(request: Request, front: Front, value: Any) -> list[Embedded]:
     """Hidden states of every text (a string, token ids, or a list of them)."""
+    if await aside(request, is_batch, value):
+        check_number(len(value))  # before all of them are tokenized
     prompts = await aside(request, read_prompts, value, front.vocab)
-    check_number(len(prompts))
     longest = max(len(prompt.tokens) for prompt in prompts)
     if longest > front.engine.context.n_ubatch or longest > front.engine.n_ctx_slot:
         raise bad_request(TOO_LARGE)

@@ -10,10 +10,9 @@ from starlette.responses import Response
 
 from ikpy.server.errors import ApiError, bad_request
 from ikpy.server.front import Front
-from ikpy.server.http import EventStream, aside, json_response, read_body
+from ikpy.server.http import EventStream, aside, made_response, read_body
 from ikpy.server.prompts import Prompt
-from ikpy.server.read_params import read_generation
-from ikpy.server.routes_native import final_object, stream
+from ikpy.server.routes_native import final_object, n_final_values, stream
 from ikpy.server.routes_status import front_of
 
 UNSUPPORTED = {
@@ -36,12 +35,15 @@ async def infill(request: Request) -> Response:
     front = front_of(request)
     body = await read_body(request, front.settings)
     prompt = await aside(request, infill_prompt, front, body)
-    params = await aside(request, read_generation, body, front.settings, front.vocab, front.settings.n_slots)
-    generation = await front.start([prompt], params)
+    params = await aside(request, front.read_params, body)
+    generation = await front.start([prompt], params, request)
     if params.stream:
         await generation.first(request)
         return EventStream(stream(front, generation, params), generation.cancel, front.settings.timeout)
-    return json_response(final_object(front, generation, params, (await generation.results(request))[0]))
+    result = (await generation.results(request))[0]
+    return await made_response(
+        n_final_values(generation, result), lambda: final_object(front, generation, params, result)
+    )
 
 
 def infill_prompt(front: Front, body: dict[str, Any]) -> Prompt:

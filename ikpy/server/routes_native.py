@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ikpy.engine.gbnf import GrammarError
 from ikpy.server import probabilities
 from ikpy.server.errors import bad_request, error_body
-from ikpy.server.front import Front, Generation
-from ikpy.server.http import EventStream, aside, data_event, data_events, json_response, read_body
+from ikpy.server.front import Front, Generation, check_number, check_repeated
+from ikpy.server.http import (
+    EventStream,
+    aside,
+    data_event,
+    data_events,
+    encoded_size,
+    json_response,
+    made_event,
+    made_response,
+    read_body,
+)
 from ikpy.server.params import GenerationParams
-from ikpy.server.prompts import is_batch, is_token, join_tokens, read_prompts
-from ikpy.server.read_params import flag, read_generation
+from ikpy.server.prompts import Prompt, check_tokens, is_batch, is_token, join_tokens, read_prompts
+from ikpy.server.read_params import flag
 from ikpy.server.routes_status import front_of
 from ikpy.server.tasks import CompletionTask, Failed, Finished, Piece, Progress
+
+LONGEST_TEXT = 16 << 20
+"""Bytes of a text that is put together from tokens; one with two digits may stand for a hundred bytes."""
+MOST_PIECES = 1_000_000
+"""Tokens that are answered one by one with their texts; each takes about 400 bytes meanwhile."""
+N_FIELDS = 80
+"""Values of a whole answer that does not depend on the request."""
 
 
 async def completion(request: Request) -> Response:
@@ -26,15 +44,49 @@ async def completion(request: Request) -> Response:
     body = await read_body(request, front.settings)
     if "prompt" not in body:
         raise bad_request('"prompt" is required')
-    params = await aside(request, read_generation, body, front.settings, front.vocab, front.settings.n_slots)
+    params = await aside(request, front.read_params, body)
+    several = await aside(request, is_batch, body["prompt"])
+    if several:
+        check_number(len(body["prompt"]) * params.n)  # before all of them are tokenized
     prompts = await aside(request, read_prompts, body["prompt"], front.vocab)
-    generation = await front.start(prompts, params)
+    await aside(request, check_answers, front, prompts, params)
+    generation = await front.start(prompts, params, request)
     if params.stream:
         await generation.first(request)
         return EventStream(stream(front, generation, params), generation.cancel, front.settings.timeout)
-    results = [final_object(front, generation, params, item) for item in await generation.results(request)]
-    several = is_batch(body["prompt"]) or params.n > 1
-    return json_response(results if several else results[0])
+    results = await generation.results(request)
+
+    def answer() -> Any:
+        objects = [final_object(front, generation, params, item) for item in results]
+        return objects if several or params.n > 1 else objects[0]
+
+    return await made_response(sum(n_final_values(generation, item) for item in results), answer)
+
+
+def check_answers(front: Front, prompts: Sequence[Prompt], params: GenerationParams) -> None:
+    """Raises ApiError 400 if several answers would repeat too much of a request, or for a schema that cannot be used.
+
+    One alone repeats no more than the body has.
+    """
+    n_answers = len(prompts) * params.n
+    check_number(n_answers)
+    if n_answers == 1:
+        return
+    try:
+        settings = encoded_size([front.describe(params)])
+    except GrammarError as error:
+        raise bad_request(str(error)) from None
+    check_repeated(n_answers * settings + params.n * encoded_size(prompt.shown for prompt in prompts))
+
+
+def n_final_values(generation: Generation, event: Finished) -> int:
+    """About how many values the whole answer has."""
+    task = generation.tasks[event.index]
+    assert isinstance(task, CompletionTask)
+    params, prompt = task.params, task.prompt
+    n = len(params.penalty_prompt or ()) + len(params.sampling.logit_bias) + len(params.stop)
+    shown = len(prompt) if isinstance(prompt, list) else 0
+    return N_FIELDS + n + shown + len(event.probabilities) * (1 + max(0, params.n_probs))
 
 
 async def stream(front: Front, generation: Generation, params: GenerationParams) -> AsyncIterator[str]:
@@ -49,11 +101,13 @@ async def stream(front: Front, generation: Generation, params: GenerationParams)
                 plain[event.id_slot] = data_events(partial(text_object, event.id_slot))
             yield plain[event.id_slot](event.text)
         elif isinstance(event, Piece):
-            yield data_event(piece_object(front, params, event))
+            n_values = len(event.probabilities) * (1 + params.n_probs)
+            yield await made_event(n_values, partial(piece_object, front, params, event))
         elif isinstance(event, Progress):
             yield data_event(text_object(event.id_slot, "") | {"prompt_progress": event.json()})
         elif isinstance(event, Finished):
-            yield data_event(final_object(front, generation, params, event) | {"content": ""})
+            last = partial(last_object, front, generation, params, event)
+            yield await made_event(n_final_values(generation, event), last)
 
 
 def text_object(id_slot: int, text: str) -> dict[str, Any]:
@@ -98,6 +152,11 @@ def final_object(front: Front, generation: Generation, params: GenerationParams,
     return selected(out, params.response_fields) if params.response_fields else out
 
 
+def last_object(front: Front, generation: Generation, params: GenerationParams, event: Finished) -> dict[str, Any]:
+    """The last chunk: the whole answer without its text, which has been streamed."""
+    return final_object(front, generation, params, event) | {"content": ""}
+
+
 def selected(answer: dict[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
     """Parts of an answer by their paths (``timings/predicted_n``), under their last name; unknown ones are left out."""
     found: dict[str, Any] = {}
@@ -118,16 +177,25 @@ async def tokenize(request: Request) -> Response:
     body = await read_body(request, front.settings)
     as_vllm = "prompt" in body and "content" not in body
     content = body["prompt"] if as_vllm else body.get("content", "")
+    add_special = flag(body, "add_special_tokens", True) if as_vllm else flag(body, "add_special")
+    parse_special = flag(body, "parse_special", True)
+    tokens = await aside(request, content_tokens, content, front, add_special=add_special, parse_special=parse_special)
+    if flag(body, "with_pieces"):
+        if len(tokens) > MOST_PIECES:
+            raise bad_request(f"{len(tokens)} tokens are too many for with_pieces: at most {MOST_PIECES}")
+        return await made_response(
+            3 * len(tokens), lambda: {"tokens": [{"id": token, "piece": piece(front, token)} for token in tokens]}
+        )
+    more = {"count": len(tokens), "max_model_len": front.n_ctx} if as_vllm else {}
+    return await made_response(len(tokens), lambda: {"tokens": tokens, **more})
+
+
+def content_tokens(content: Any, front: Front, *, add_special: bool, parse_special: bool) -> list[int]:
+    """Ids of a text, or of texts and ids in turn. Raises ApiError 400."""
     items = content if isinstance(content, list) else [content]
     if not all(isinstance(item, str) or is_token(item) for item in items) or is_token(content):
         raise bad_request('"content" must be a string or an array of strings and token ids')
-    add_special = flag(body, "add_special_tokens", True) if as_vllm else flag(body, "add_special")
-    parse_special = flag(body, "parse_special", True)
-    tokens = await aside(request, join_tokens, items, front.vocab, add_special=add_special, parse_special=parse_special)
-    if flag(body, "with_pieces"):
-        return json_response({"tokens": [{"id": token, "piece": piece(front, token)} for token in tokens]})
-    more = {"count": len(tokens), "max_model_len": front.n_ctx} if as_vllm else {}
-    return json_response({"tokens": tokens, **more})
+    return join_tokens(items, front.vocab, add_special=add_special, parse_special=parse_special)
 
 
 def piece(front: Front, token: int) -> str | list[int]:
@@ -143,12 +211,20 @@ async def detokenize(request: Request) -> Response:
     """POST /detokenize. The text is ``content`` for clients of llama.cpp's server, ``prompt`` for those of vLLM's."""
     front = front_of(request)
     body = await read_body(request, front.settings)
-    tokens = body.get("tokens", [])
+    text = await aside(request, token_texts, body.get("tokens", []), front)
+    return json_response({"content": text, "prompt": text})
+
+
+def token_texts(tokens: Any, front: Front) -> str:
+    """Text of a list of token ids. Raises ApiError 400."""
     if not isinstance(tokens, list) or not all(is_token(item) for item in tokens):
         raise bad_request('"tokens" must be an array of token ids')
-    join_tokens(tokens, front.vocab, add_special=False)
-    text = front.vocab.detokenize(tokens)
-    return json_response({"content": text, "prompt": text})
+    n_bytes = 0
+    for token in check_tokens(tokens, front.vocab):
+        n_bytes += len(front.vocab.token_to_piece(token, special=True))
+        if n_bytes > LONGEST_TEXT:
+            raise bad_request(f"the text would be longer than {LONGEST_TEXT >> 20} MiB: divide the tokens")
+    return front.vocab.detokenize(tokens)
 
 
 async def tokenizer_info(request: Request) -> Response:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -14,16 +15,16 @@ from starlette.responses import Response
 
 from ikpy.server.chat.deltas import Delta
 from ikpy.server.chat.output import ChatMessage, OutputFormat
-from ikpy.server.chat.request import read_chat
+from ikpy.server.chat.request import model_of, read_chat
 from ikpy.server.chat.tool_reading import parse_value
 from ikpy.server.errors import ApiError, bad_request
 from ikpy.server.front import Front, Generation
-from ikpy.server.http import EventStream, aside, json_response, read_body, to_json
+from ikpy.server.http import EventStream, aside, json_response, made_json, made_response, read_body, to_json
 from ikpy.server.params import GenerationParams
-from ikpy.server.probabilities import openai
+from ikpy.server.probabilities import N_ENTRY, openai
 from ikpy.server.prompts import Prompt, is_token, read_prompts
-from ikpy.server.read_params import flag, integer, read_generation
-from ikpy.server.routes_embeddings import L2, embed, need_embeddings, pooled, read_dimensions
+from ikpy.server.read_params import flag, integer
+from ikpy.server.routes_embeddings import L2, embed, n_numbers, need_embeddings, pooled, read_dimensions
 from ikpy.server.routes_status import front_of
 from ikpy.server.tasks import Failed, Finished, Piece, TokenProbability
 
@@ -115,8 +116,8 @@ class Answer:
     """Writes the lines of one answer; ``field`` wraps new text into the objects of the route."""
 
     def __init__(self, front: Front, body: Mapping[str, Any], output: OutputFormat, *, chat: bool) -> None:
-        model = body.get("model")
-        self._model = model if isinstance(model, str) and model else front.settings.alias
+        named = isinstance(body.get("model"), str) and body["model"]
+        self._model = model_of(body, front) if named else front.settings.alias
         self._reader = output.reader()
         self._message = ChatMessage()
         self._chat = chat
@@ -166,6 +167,11 @@ class Answer:
         self._unsent = list(event.probabilities)
         said = self._object(message.content, message.reasoning, self._calls())
         return said | self._logprobs() | self.end(event, prompt)
+
+    def n_values(self, event: Piece | Finished) -> int:
+        """About how many values the tokens of an event have in an answer."""
+        n_context = 0 if self._chat or isinstance(event, Piece) else event.n_prompt + event.n_decoded
+        return n_context + (0 if self._n_top is None else len(event.probabilities) * (1 + self._n_top) * N_ENTRY)
 
     def end(self, event: Finished, prompt: Prompt) -> dict[str, Any]:
         """Fields of the last object."""
@@ -218,18 +224,20 @@ class Answer:
                 for item in self.feed(event.text, event.probabilities):
                     yield to_json(item) + "\n"
             elif isinstance(event, Finished):
-                for item in [*self.finish(), self.last(event, prompt)]:
+                for item in self.finish():
                     yield to_json(item) + "\n"
+                yield await made_json(self.n_values(event), partial(self.last, event, prompt)) + "\n"
 
 
 async def respond(request: Request, front: Front, answer: Answer, prompt: Prompt, params: GenerationParams) -> Response:
     """Generates and answers, as a stream or at once."""
-    generation = await front.start([prompt], params)
+    generation = await front.start([prompt], params, request)
     if params.stream:
         await generation.first(request)
         stream = answer.stream(generation, prompt)
         return EventStream(stream, generation.cancel, front.settings.timeout, media_type=LINES)
-    return json_response(answer.whole((await generation.results(request))[0], prompt))
+    result = (await generation.results(request))[0]
+    return await made_response(answer.n_values(result), lambda: answer.whole(result, prompt))
 
 
 async def chat(request: Request) -> Response:
@@ -262,7 +270,7 @@ async def generate(request: Request) -> Response:
     if not isinstance(earlier, list) or not all(is_token(item) for item in earlier):
         raise bad_request("'context' must be an array of token ids")
     if flag(body, "raw"):
-        params = await aside(request, read_generation, fields, front.settings, front.vocab, front.settings.n_slots)
+        params = await aside(request, front.read_params, fields)
         text = (await aside(request, read_prompts, prompt, front.vocab))[0]
         output = OutputFormat()
     else:
@@ -283,16 +291,17 @@ async def embed_texts(request: Request) -> Response:
         return json_response({"model": front.settings.alias, "embeddings": []})
     n_first, began = read_dimensions(body, front), time.perf_counter()
     found = await embed(request, front, value)
-    vectors = [pooled(front, event.states, L2, n_first)[0].astype(float).tolist() for event in found]
-    return json_response(
-        {
+
+    def answer() -> dict[str, Any]:
+        return {
             "model": front.settings.alias,
-            "embeddings": vectors,
+            "embeddings": [pooled(front, event.states, L2, n_first)[0].astype(float).tolist() for event in found],
             "total_duration": int(1e9 * (time.perf_counter() - began)),
             "load_duration": 0,
             "prompt_eval_count": sum(event.n_tokens for event in found),
         }
-    )
+
+    return await made_response(n_numbers(front, found), answer)
 
 
 async def embed_prompt(request: Request) -> Response:

@@ -23,7 +23,17 @@ from ikpy.server.chat.request import (
 )
 from ikpy.server.errors import error_body
 from ikpy.server.front import Front, Generation, random_id
-from ikpy.server.http import DONE, EventStream, aside, data_event, data_events, json_response, read_body
+from ikpy.server.http import (
+    DONE,
+    EventStream,
+    apart,
+    aside,
+    data_event,
+    data_events,
+    json_response,
+    made_response,
+    read_body,
+)
 from ikpy.server.routes_status import front_of
 from ikpy.server.tasks import Failed, Finished, Piece, Progress, TokenProbability
 
@@ -65,6 +75,12 @@ class ChatAnswer:
         post = self.chat.params.post_sampling_probs
         shown = probabilities.openai(self.front.vocab, found, post_sampling=post, n_top=self.chat.n_top)
         return {"logprobs": shown}
+
+    def n_values(self, event: Piece | Finished) -> int:
+        """About how many values the tokens of an event have in an answer."""
+        return (
+            0 if self.chat.n_top is None else len(event.probabilities) * (1 + self.chat.n_top) * probabilities.N_ENTRY
+        )
 
     def message(self, text: str) -> ChatMessage:
         """Reasoning, content and calls of a whole text."""
@@ -118,7 +134,7 @@ class ChatAnswer:
                 reader = readers[event.index]
                 deltas = reader.finish() if isinstance(event, Finished) else reader.feed(event.text)
                 called[event.index] |= any(delta.kind == "tool" for delta in deltas)
-                for text in self._delta_chunks(event, deltas):
+                for text in await apart(self.n_values(event), self._delta_chunks, event, deltas):
                     yield text
                 if isinstance(event, Finished):
                     finished.append(event)
@@ -185,12 +201,13 @@ async def chat_completions(request: Request) -> Response:
     front = front_of(request)
     body = await read_body(request, front.settings)
     chat = await aside(request, read_chat, body, front)
-    generation = await front.start([chat.prompt], chat.params)
+    generation = await front.start([chat.prompt], chat.params, request)
     answer = ChatAnswer(front, chat)
     if chat.params.stream:
         await generation.first(request)
         return EventStream(answer.stream(generation), generation.cancel, front.settings.timeout)
-    return json_response(answer.answer(await generation.results(request)))
+    results = await generation.results(request)
+    return await made_response(sum(map(answer.n_values, results)), lambda: answer.answer(results))
 
 
 async def input_tokens(request: Request) -> Response:

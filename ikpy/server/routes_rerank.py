@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ikpy.server.errors import bad_request
-from ikpy.server.front import Front
-from ikpy.server.http import json_response
+from ikpy.server.front import Front, check_number
+from ikpy.server.http import aside, json_response
 from ikpy.server.read_params import integer
 from ikpy.server.routes_embeddings import L2, embed, need_embeddings, pooled
 
@@ -32,7 +33,7 @@ async def rerank(request: Request) -> Response:
     name = "texts" if "texts" in body else "documents"
     texts = document_texts(body.get(name), name)
     if pooling == "rank":
-        found = await embed(request, front, [pair(front, query, text) for text in texts])
+        found = await embed(request, front, await aside(request, pairs, front, query, texts))
         scores = np.array([pooled(front, event.states, -1)[0, 0] for event in found], np.float64)
     else:
         found = await embed(request, front, [query, *texts])
@@ -64,10 +65,16 @@ def pair(front: Front, query: str, text: str) -> list[int]:
     return [*front.vocab.tokenize(query, add_special=True), *second[int(front.vocab.add_bos) :]]
 
 
+def pairs(front: Front, query: str, texts: Sequence[str]) -> list[list[int]]:
+    """`pair` of every text."""
+    return [pair(front, query, text) for text in texts]
+
+
 def document_texts(value: Any, name: str) -> list[str]:
-    """Texts of documents given as strings or as objects with a field ``text``."""
+    """Texts of documents given as strings or as objects with a field ``text``. Raises ApiError 400."""
     if not isinstance(value, list) or not value:
         raise bad_request(f'"{name}" must be an array that is not empty')
+    check_number(len(value))
     found = [item.get("text") if isinstance(item, dict) else item for item in value]
     texts = [text for text in found if isinstance(text, str)]
     if len(texts) < len(found):

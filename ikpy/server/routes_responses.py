@@ -10,8 +10,9 @@ from starlette.responses import Response
 
 from ikpy.server.chat.request import read_chat
 from ikpy.server.errors import bad_request
-from ikpy.server.http import EventStream, aside, json_response, read_body
-from ikpy.server.response_writer import Object, ResponseWriter
+from ikpy.server.front import check_repeated
+from ikpy.server.http import EventStream, aside, encoded_size, made_response, read_body
+from ikpy.server.response_writer import EVENTS_WITH_SETTINGS, Object, ResponseWriter, settings
 from ikpy.server.routes_openai import count_tokens
 from ikpy.server.routes_status import front_of
 
@@ -128,12 +129,15 @@ async def responses(request: Request) -> Response:
     front = front_of(request)
     body = await read_body(request, front.settings)
     chat = await aside(request, read_chat, to_chat(body), front)
-    generation = await front.start([chat.prompt], chat.params)
+    if chat.params.stream:
+        check_repeated(EVENTS_WITH_SETTINGS * await aside(request, encoded_size, [settings(chat, body)]))
+    generation = await front.start([chat.prompt], chat.params, request)
     writer = ResponseWriter(front, chat, body)
     if chat.params.stream:
         await generation.first(request)
         return EventStream(writer.stream(generation), generation.cancel, front.settings.timeout)
-    return json_response(writer.answer((await generation.results(request))[0]))
+    result = (await generation.results(request))[0]
+    return await made_response(writer.n_values(result), lambda: writer.answer(result))
 
 
 async def input_tokens(request: Request) -> Response:

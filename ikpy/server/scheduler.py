@@ -190,6 +190,11 @@ class Engine:
                     self.log.event("print_stats", line, id_slot=slot.id)
 
     @property
+    def longest_answer(self) -> int:
+        """Most tokens of an answer without a limit."""
+        return self.slots[0].n_endless
+
+    @property
     def n_idle(self) -> int:
         """Slots without a request."""
         return sum(slot.state is SlotState.IDLE for slot in self.slots)

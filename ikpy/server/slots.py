@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,11 +23,14 @@ from ikpy.server.tasks import CompletionTask, Embedded, EmbeddingTask, Event, Fa
 if TYPE_CHECKING:
     from ikpy.engine.context import Context
     from ikpy.engine.speculative import Speculator
+    from ikpy.server.params import GenerationParams
     from ikpy.server.tasks import TokenProbability
     from ikpy.vocab import Vocab
 
 LEAST_SHARED = 16
 """Tokens of a common beginning that are worth sharing between slots."""
+MOST_CHARACTERS = 16
+"""Characters of a prompt per token of the context that reports show."""
 TOO_LONG = "the request exceeds the available context size, try increasing it"
 
 
@@ -57,6 +61,13 @@ def truncate_prompt(tokens: list[int], n_ctx: int, n_keep: int) -> list[int]:
     return tokens[:n_keep] + tokens[n_keep + erased * n_block :]
 
 
+def shortened(tokens: list[int], n_ctx: int, n_keep: int) -> list[int]:
+    """A prompt of which `truncate_prompt` makes the same, without blocks that it would leave out anyway."""
+    n_block = max(1, (n_ctx - n_keep) // 2)
+    spare = max(0, (len(tokens) - n_keep - n_block) // n_block - 2)
+    return tokens[:n_keep] + tokens[n_keep + spare * n_block :]
+
+
 class Slot(CachedText):
     """Works on one request at a time, with room for ``n_ctx`` tokens. Used by the engine thread; others may read it."""
 
@@ -80,7 +91,7 @@ class Slot(CachedText):
         self.last_used = 0.0
         self._vocab = vocab
         self._special = special
-        self._n_endless = max(n_ctx, context.model.hparams.n_ctx_train)
+        self.n_endless = max(n_ctx, context.model.hparams.n_ctx_train)
         """Tokens of prompt and answer at which answers without a limit end; those of a model in a loop never would."""
         self._reset()
 
@@ -143,17 +154,29 @@ class Slot(CachedText):
             return
         if not self.shift or self.scores_prompt:
             raise RequestError(TOO_LONG)
-        self.prompt = truncate_prompt(self.prompt, self.n_ctx, self._n_keep(task))
+        self.prompt = truncate_prompt(self.prompt, self.n_ctx, self._n_keep(self.prompt, task.params))
         self.truncated = True
 
-    def _n_keep(self, task: CompletionTask) -> int:
+    def fitting(self, prompt: list[int], params: GenerationParams) -> list[int]:
+        """A prompt without what a slot like this one would leave out of it, so that it need not be kept until then.
+
+        Raises RequestError for one that cannot fit.
+        """
+        if len(prompt) < self.n_ctx:
+            return prompt
+        if not self.shift or params.prompt_probs is not None:
+            raise RequestError(TOO_LONG)
+        return shortened(prompt, self.n_ctx, self._n_keep(prompt, params))
+
+    def _n_keep(self, prompt: list[int], params: GenerationParams) -> int:
         """Tokens at the beginning that a context shift spares."""
-        wanted = len(self.prompt) if task.params.n_keep < 0 else task.params.n_keep + int(self._vocab.add_bos)
+        wanted = len(prompt) if params.n_keep < 0 else params.n_keep + int(self._vocab.add_bos)
         return min(wanted, self.n_ctx - 4)
 
     def release(self) -> None:
         """Ends the request; the cache stays for the next one, without guesses that were not judged."""
         self.task = None
+        self._forget()
         self.state = SlotState.IDLE
         self.pending = self.held = None
         self.last_used = time.monotonic()
@@ -163,6 +186,24 @@ class Slot(CachedText):
         if self.is_stale:
             self.truncate(0)
             self.is_stale = False
+
+    def _forget(self) -> None:
+        """Lets go of what an idle slot does not report: tokens, probabilities, logits, who waited for the answer."""
+        if self.last_task is not None:
+            self.last_task = self.last_task.reported(self.shown_prompt(self.last_task))
+        if self.finished is not None:
+            self.finished = replace(self.finished, text="", tokens=(), probabilities=(), prompt_probabilities=())
+        if self.answer is not None and self.last_task is not None:
+            self.answer.forget()
+        self._scores = None
+        if self._ban is not None:
+            self._ban.held.clear()
+
+    def shown_prompt(self, task: Task) -> Any:
+        """The prompt as reports show it: of one that may not have fitted the context, so much of its beginning."""
+        if isinstance(task.prompt, str):
+            return task.prompt[: MOST_CHARACTERS * self.n_ctx]
+        return task.prompt[: self.n_ctx] if isinstance(task.prompt, list) else task.prompt
 
     def emit(self, event: Event) -> None:
         """Hands an event to whoever waits for it."""
@@ -242,7 +283,7 @@ class Slot(CachedText):
         """Tokens the answer may still have."""
         assert isinstance(self.task, CompletionTask)
         limit = self.task.params.limit
-        return (limit if limit >= 0 else self._n_endless - len(self.prompt)) - self.n_decoded
+        return (limit if limit >= 0 else self.n_endless - len(self.prompt)) - self.n_decoded
 
     def observe(self, first: int, states: NDArray[np.float32]) -> None:
         """Hidden states [n, n_embd] behind tokens from position ``first`` on; those beyond the text were not kept."""
@@ -293,7 +334,7 @@ class Slot(CachedText):
         """Drops old tokens behind the kept beginning (specification 10.8)."""
         assert isinstance(self.task, CompletionTask)
         n_past = len(self.tokens)
-        keep = min(self._n_keep(self.task), n_past)
+        keep = min(self._n_keep(self.prompt, self.task.params), n_past)
         wanted = self.task.params.n_discard
         n = max(1, min(wanted if wanted > 0 else (n_past - keep) // 2, n_past - keep))
         try:
@@ -336,8 +377,7 @@ class Slot(CachedText):
         self.state = SlotState.GENERATING
         answer.begin()
         params, sampler = answer.task.params, answer.task.sampler
-        for token in self.prompt if params.penalty_prompt is None else params.penalty_prompt:
-            sampler.accept(token, grammar=False)
+        sampler.accept_prompt(self.prompt if params.penalty_prompt is None else params.penalty_prompt)
         if self.speculator is not None:
             self.speculator.begin(self.prompt)
 
@@ -485,7 +525,7 @@ class Slot(CachedText):
             "id": self.id,
             "id_task": -1 if task is None else task.id,
             "state": int(self.state is not SlotState.IDLE),
-            "prompt": None if task is None else task.prompt,
+            "prompt": None if task is None else self.shown_prompt(task),
             "next_token": {
                 "has_next_token": last is None,
                 "n_remain": limit - self.n_decoded if limit >= 0 else -1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -139,6 +139,10 @@ class Failed:
 Event = Piece | Progress | Finished | Embedded | Failed
 
 
+def _nobody(event: Event) -> None:
+    """Takes events that nobody waits for."""
+
+
 @dataclass(eq=False)
 class Task:
     """Tokens to evaluate for one answer. ``sink`` takes events and may be called from the engine thread, which calls
@@ -154,6 +158,10 @@ class Task:
     wake: Callable[[], None] = lambda: None
     queued: float = field(default_factory=time.monotonic)
 
+    def reported(self, prompt: Any) -> Task:
+        """What reports of a finished task need, with so much of its prompt."""
+        return replace(self, tokens=(), prompt=prompt, sink=_nobody)
+
 
 @dataclass(eq=False)
 class CompletionTask(Task):
@@ -161,6 +169,10 @@ class CompletionTask(Task):
 
     params: GenerationParams = None  # type: ignore[assignment]
     sampler: Sampler = None  # type: ignore[assignment]
+
+    def reported(self, prompt: Any) -> CompletionTask:
+        """What reports of a finished task need, with so much of its prompt."""
+        return replace(self, tokens=(), prompt=prompt, sink=_nobody, sampler=None)  # type: ignore[arg-type]
 
 
 @dataclass(eq=False)

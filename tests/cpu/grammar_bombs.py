@@ -37,6 +37,12 @@ def rows(n: int) -> str:
     return f"root ::= ({' | '.join(f'r{i}' for i in range(n))}) root?\n{rules}"
 
 
+def chained(n: int, body: str) -> str:
+    """A recursive grammar of n rules, each ``body`` with the name NEXT of the one behind it."""
+    rules = "".join(f"r{i} ::= {body.replace('NEXT', f'r{i + 1}')}\n" for i in range(n))
+    return f'root ::= r0\n{rules}r{n} ::= "a" root?'
+
+
 NEXT: dict[str, Any] = {"$ref": "NEXT"}
 OBJECT = {"type": "object"}
 TWICE: dict[str, Any] = {"allOf": [NEXT, NEXT]}
@@ -58,8 +64,21 @@ BOMBS: dict[str, tuple[str, str, str | None]] = {
         + f'b ::= "{"-" * 5000}"',
         None,
     ),
-    "many rules at once": ("grammar", rows(4000), "items; max is"),
+    "many rules at once": ("grammar", rows(4000), "Too many items"),
     "many symbols": ("grammar", rows(19_000), "too large"),
+    "a chain of rules": ("grammar", chained(2000, '[a-z ]* "abc" NEXT?'), "nested too deeply"),
+    "a short chain of rules": ("grammar", chained(700, "NEXT"), None),
+    "a chain of groups": ("grammar", chained(400, f"{'(' * 10}NEXT{' [a-z])+' * 10}"), "nested too deeply"),
+    "a chain of Lark rules": (
+        "lark", "start: r0\n" + "".join(f"r{i}: r{i + 1} |\n" for i in range(5000)) + 'r5000: "a"', "nested too deeply",
+    ),
+    "a chain of references in Lark": ("lark", f"start: %json {chain(1500, {'items': NEXT})}", "nested too deeply"),
+    "a slow lexer": (
+        "grammar",
+        f"root ::= {' | '.join(f'r{i}' for i in range(8000))}\n"
+        + "".join(f'r{i} ::= [a-z ]* "abc" root?\n' for i in range(8000)),
+        "Too many items",
+    ),
     "a long name": ("grammar", f"root ::= {'x' * 500_000}", "undefined rule"),
     "doubled allOf": ("json_schema", chain(60, TWICE), "more than 50000 schemas"),
     "doubled anyOf in allOf": (

@@ -14,9 +14,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ikpy.cli.parser import parse
+from ikpy.server import phrase_ban
 from ikpy.server.ban_patterns import BanPatterns
 from ikpy.server.build import Server
-from ikpy.server.phrase_ban import BannedPhrases, HeldToken, PhraseBan, fold, folded
+from ikpy.server.phrase_ban import LONGEST_PHRASE, MOST_PHRASES, BannedPhrases, HeldToken, PhraseBan, fold, folded
 from tests.server.harness import read_events
 from tests.server.live import listening
 
@@ -229,3 +230,67 @@ def test_what_is_released_holds_no_phrase(phrases: list[str], regexes: list[str]
     known = [pattern for pattern in regexes if "b\\b" not in pattern]  # the last b may stand before another letter
     assert not any(re.search(pattern, text) for pattern in known), text
     assert ban.held == []
+
+
+class Searched(PhraseBan):
+    """Finds phrases by looking for each of them in all of the text."""
+
+    def _n_phrase(self) -> int:
+        before, text = self._released.decode("utf-8", "surrogateescape"), self._text()
+        both = fold(before + text)
+        found = [both.find(phrase) for phrase in self._banned.phrases if phrase in both]
+        if not found:
+            return 0
+        start = min(found) - len(before)
+        return self._n_last(len(text[start:].encode("utf-8", "surrogateescape"))) if start >= 0 else len(self.held)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.text("abB é", max_size=5), min_size=1, max_size=6),
+    st.lists(st.tuples(st.integers(0, len(PIECES) - 1), st.booleans()), max_size=40),
+)
+@example(["ab", "aba", "b", "B "], [(2, True), (0, False), (6, True)])
+def test_sorted_phrases_find_what_a_search_finds(phrases: list[str], wanted: list[tuple[int, bool]]) -> None:
+    """Also those that begin with others, which `folded` leaves out. Some are taken back, others stay."""
+    fast = PhraseBan(BannedPhrases(folded(phrases)))
+    slow = Searched(BannedPhrases(tuple(sorted({fold(phrase) for phrase in phrases if phrase}))))
+    for token, may_go in wanted:
+        for ban in (fast, slow):
+            ban.add(HeldToken(token, VOCABULARY[token], np.zeros(len(PIECES), np.float32), None))
+        n = fast.n_back(ended=False)
+        assert n == slow.n_back(ended=False)
+        if n and may_go:
+            fast.take_back(n)
+            slow.take_back(n)
+            continue
+        freed = [[item.token for item in ban.release(everything=n > 0)] for ban in (fast, slow)]
+        assert freed[0] == freed[1]
+
+
+def test_long_lists_take_few_steps_per_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Phrases are prepared with the request; a token is compared with them at no more places than a phrase is long."""
+    common = "the " * (LONGEST_PHRASE // 4 - 2)
+    banned = BannedPhrases(folded(f"{common}{i}" for i in range(MOST_PHRASES)))
+    n_looks = [0]
+
+    def counted(look: Any) -> Any:
+        def looking(*args: Any) -> int:
+            n_looks[0] += 1
+            return look(*args)
+
+        return looking
+
+    for name in ("bisect_left", "bisect_right"):
+        monkeypatch.setattr(f"ikpy.server.phrase_ban.{name}", counted(getattr(phrase_ban, name)))
+    ban = PhraseBan(banned)
+    assert n_looks == [0]
+    for _ in range(300):
+        before = n_looks[0]
+        ban.add(HeldToken(0, b"the ", np.zeros(1, np.float32), None))
+        assert ban.n_back(ended=False) == 0
+        ban.release(everything=False)
+        assert n_looks[0] - before <= 2 * LONGEST_PHRASE
+    assert len(ban.held) > 100, "the text may be the beginning of all of them"
+    ban.add(HeldToken(1, b"9999", np.zeros(1, np.float32), None))
+    assert ban.n_back(ended=False) == len(common) // 4 + 1

@@ -105,3 +105,13 @@ def test_probabilities_have_a_limit(server: Server, monkeypatch: pytest.MonkeyPa
         answer = client.post(path, json=body | more)
         assert answer.status_code == status, f"{more}: {answer.text[:300]}"
         assert status == 200 or "probabilities in one request are too many" in answer.json()["error"]["message"]
+
+
+def test_answers_without_a_limit_end_with_their_probabilities(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = TestClient(server.app, raise_server_exceptions=False)
+    monkeypatch.setattr("ikpy.server.front.MOST_PROBABILITIES", 400)
+    body = {"prompt": "x", "n_probs": 10, "logit_bias": {"449": 100}, "n": 2}
+    for limit in (-1, 10**9):
+        found = client.post("/completion", json=body | {"n_predict": limit}).json()
+        assert [(item["tokens_predicted"], item["stopped_limit"]) for item in found] == [(20, True)] * 2
+        assert found[0]["generation_settings"]["max_tokens"] == limit

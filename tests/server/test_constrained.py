@@ -14,6 +14,7 @@ import pytest
 from ikpy.engine import grammar as grammars
 from ikpy.engine.grammar import TextGrammar
 from ikpy.server.build import Server
+from ikpy.server.front import MOST_MAKERS
 from tests.cpu.grammar_bombs import BOMBS
 from tests.server.live import PATIENCE, listening, wait_for
 
@@ -95,6 +96,46 @@ def test_a_schema_is_compiled_once_for_requests_at_the_same_time(
         texts = {answer.result()["content"] for answer in answers}
     assert ask(client, json_schema=schema, n_predict=1)["content"] in texts and len(texts) == 1
     assert (made, masks.n_starts) == (["schema"], 1), "the mask of the start comes with the grammar"
+
+
+def test_grammars_of_clients_that_have_gone_are_not_compiled(
+    served: tuple[httpx.Client, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    may_go = threading.Event()
+    translate = grammars.schema_to_gbnf
+
+    def slow(wanted: Any) -> str:
+        begun.append(wanted["title"])
+        assert may_go.wait(PATIENCE)
+        return translate(wanted)
+
+    monkeypatch.setattr(grammars, "schema_to_gbnf", slow)
+    client, server = served
+    submit, jobs = server.front._makers.submit, []
+
+    def noted(*args: Any) -> Any:
+        jobs.append(submit(*args))
+        return jobs[-1]
+
+    monkeypatch.setattr(server.front._makers, "submit", noted)
+    leaving = httpx.Timeout(PATIENCE, read=1.0)
+
+    def leave(i: int) -> None:
+        body = PROMPT | {"json_schema": SCHEMA | {"title": f"gone {i}"}, "n_predict": 1}
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/completion", json=body, timeout=leaving)
+
+    with ThreadPoolExecutor(MOST_MAKERS + 4) as pool:
+        gone = [pool.submit(leave, i) for i in range(MOST_MAKERS)]
+        assert wait_for(lambda: len(begun) == MOST_MAKERS)
+        gone += [pool.submit(leave, MOST_MAKERS + i) for i in range(4)]
+        for answer in gone:
+            answer.result()
+        assert wait_for(lambda: sum(job.cancelled() for job in jobs) == 4), "no thread had taken them"
+        may_go.set()
+    assert ask(client, json_schema=SCHEMA | {"title": "stays"}, n_predict=1)["tokens_predicted"] == 1
+    assert set(begun) == {f"gone {i}" for i in range(MOST_MAKERS)} | {"stays"}
 
 
 def test_a_mask_that_takes_long_holds_up_no_other_slot(served: tuple[httpx.Client, Server], masks: Masks) -> None:

@@ -19,7 +19,7 @@ from ikpy.server.errors import bad_request
 from ikpy.server.http import to_json
 from ikpy.server.params import GenerationParams, schema_grammar
 from ikpy.server.prompts import Prompt
-from ikpy.server.read_params import flag, integer, read_generation
+from ikpy.server.read_params import flag, integer
 from ikpy.server.structured import with_structured
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 Body = Mapping[str, Any]
 NO_MEDIA = "{} input is not supported - hint: if this is unexpected, you may need to provide the mmproj"
 DEFAULT_TOP_LOGPROBS = 20
+LONGEST_NAME = 1000
+"""Characters of the name of a model."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def read_chat(body: Body, front: Front) -> ChatRequest:
     body = constrained(body)
     template = front.template_for(tools)
     text, output, format_ = render(front, template, body, messages, tools, choice)
-    params = read_generation(body, front.settings, front.vocab, front.settings.n_slots)
+    params = front.read_params(body)
     n_top = read_logprobs(body)
     if n_top is not None and tools and params.stream:
         raise bad_request("logprobs is not supported with tools + stream")
@@ -143,8 +145,11 @@ def preserved_tokens(front: Front, output: OutputFormat) -> frozenset[int]:
 
 
 def model_of(body: Body, front: Front) -> str:
-    """Name of the model in the answer: the one asked for, or the loaded one's."""
+    """Name of the model in the answer: the one asked for, or the loaded one's. Raises ApiError 400 for a long one,
+    which every piece of a stream would repeat."""
     model = body.get("model")
+    if isinstance(model, str) and len(model) > LONGEST_NAME:
+        raise bad_request(f"model has {len(model)} characters: at most {LONGEST_NAME}")
     return model if isinstance(model, str) and model else front.model_name
 
 

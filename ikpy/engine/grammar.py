@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ikpy import strict_json
+from ikpy.engine import strict_json
 from ikpy.engine.gbnf import GrammarError, TokenRef, children, parse_gbnf
 from ikpy.engine.gbnf_lark import to_lark
 from ikpy.engine.json_schema import schema_to_gbnf

@@ -42,7 +42,7 @@ class Adapters:
         self.vectors: list[ControlVector] = []
         self._n_loaded = 0
 
-    # --- LoRA -------------------------------------------------------------------------------------------------
+    # LoRA
 
     def lora_json(self) -> list[dict[str, Any]]:
         """Adapters with the scales of requests that do not name their own."""
@@ -79,7 +79,7 @@ class Adapters:
         """Whether a sequence has the server's own scales."""
         return bool((self._context.adapter_scales[seq_id] == self.scales).all())
 
-    # --- control vectors --------------------------------------------------------------------------------------
+    # control vectors
 
     def load_vector(self, file: str, path: str, scale: float, first: int, last: int) -> ControlVector:
         """Loads a control vector for layers first to last and adds it; ``path`` is what answers call the file. Raises

@@ -70,7 +70,7 @@ class CachedText:
             keep += piece.n_tokens
             end = piece.start + piece.n_tokens
 
-    # --- other texts ------------------------------------------------------------------------------------------
+    # other texts
 
     def adopt(self, other: CachedText, n: int) -> None:
         """Replaces the text by the reusable of the first n tokens of another; both use the same cells."""
@@ -97,7 +97,7 @@ class CachedText:
         if self.speculator is not None and other.speculator is not None:
             self.speculator.adopt(other.speculator, len(self.tokens))
 
-    # --- copies -----------------------------------------------------------------------------------------------
+    # copies
 
     def take_state(self) -> SavedText:
         """A copy of what the cache holds, and the drafters' caches."""

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ikpy import strict_json
+from ikpy.engine import strict_json
 from ikpy.server import json_turns
 from ikpy.server.errors import ApiError, bad_request
 

@@ -48,7 +48,7 @@ class PatientDecoder(json.JSONDecoder):
         while at <= end:
             cut = text.find(",", min(at + BLOCK, end), end)
             cut = end if cut < 0 else cut
-            block = json.loads(f"[{text[at:cut]}]", parse_constant=self.parse_constant)
+            block = json.loads(f"[{text[at:cut]}]", parse_constant=self.parse_constant, parse_float=self.parse_float)
             if not block:
                 raise ValueError("a list ends with a comma")
             found += block

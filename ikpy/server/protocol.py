@@ -19,6 +19,8 @@ MOST_HEAD = 65536
 """Bytes of request line and headers."""
 MOST_BEHIND = 65536
 """Bytes of the requests behind the one that is answered."""
+EMPTY_LINE = b"\n\r\n"
+"""With the end of the line before."""
 
 
 def http_protocol(timeout: float) -> type[asyncio.Protocol]:
@@ -45,6 +47,8 @@ class BoundedConnection(HttpToolsProtocol):
         """Bytes of the head that is being received."""
         self._n_body = 0
         """Bytes of the body that have not come; 0 also if only its end tells how long it is."""
+        self._tail = b""
+        """The last bytes of a body of the second kind."""
         self._in_head = True
         """Whether the next byte is none of a body."""
         self._behind = bytearray()
@@ -69,7 +73,7 @@ class BoundedConnection(HttpToolsProtocol):
             at = end
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        self._in_head, self._tail = False, b""
         self._n_body = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
         self._stop_clock()
         super().on_headers_complete()
@@ -104,9 +108,16 @@ class BoundedConnection(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _part_end(self, data: bytes, at: int) -> int:
-        """How far the parser may read from ``at``, so that it never gets to the next request: heads and bodies without
-        a length end with a line."""
-        return min(len(data), at + self._n_body) if self._n_body else data.find(b"\n", at) + 1 or len(data)
+        """How far the parser may read from ``at``, so that it never gets to the next request: to the end of a body, or
+        of a line of the head; bodies in chunks end with an empty line."""
+        if self._n_body:
+            return min(len(data), at + self._n_body)
+        if self._in_head:
+            return data.find(b"\n", at) + 1 or len(data)
+        if not at and (start := (self._tail + data[:2]).find(EMPTY_LINE)) >= 0:
+            return start + len(EMPTY_LINE) - len(self._tail)
+        start = data.find(EMPTY_LINE, at)
+        return start + len(EMPTY_LINE) if start >= 0 else len(data)
 
     def _receive_part(self, part: bytes) -> None:
         """Hands the parser a part of one request."""
@@ -114,6 +125,8 @@ class BoundedConnection(HttpToolsProtocol):
             self._deadline = self.loop.call_later(self.head_timeout, self._head_is_late)
         if self._in_head:
             self._n_head += len(part)
+        elif not self._n_body:
+            self._tail = (self._tail + part[-2:])[-2:]
         self._n_body = max(0, self._n_body - len(part))
         super().data_received(part)
         if self._in_head and self._n_head > MOST_HEAD and not self.transport.is_closing():

@@ -74,7 +74,7 @@ class ResponseWriter:
         """Of tokens whose text the reader holds back."""
         self._n_events = 0
 
-    # --- objects ----------------------------------------------------------------------------------------------
+    # objects
 
     def _response(self, status: str, **more: Any) -> Object:
         """The answer as an object."""
@@ -159,7 +159,7 @@ class ResponseWriter:
             rest = rest[len(text) :]
         yield rest, ()
 
-    # --- items ------------------------------------------------------------------------------------------------
+    # items
 
     def _is_open(self, delta: Delta) -> bool:
         """Whether new output goes on with the last item."""
@@ -199,7 +199,7 @@ class ResponseWriter:
         content: list[Object] = shown["content"]
         return content
 
-    # --- stream -----------------------------------------------------------------------------------------------
+    # stream
 
     def _event(self, name: str, /, **values: Any) -> str:
         number, self._n_events = self._n_events, self._n_events + 1

@@ -47,7 +47,7 @@ def stamp(seconds: float | None = None) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
-# --- requests -----------------------------------------------------------------------------------------------------
+# requests
 
 
 def common_fields(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def chat_message(message: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-# --- answers ------------------------------------------------------------------------------------------------------
+# answers
 
 
 class Answer:
@@ -313,7 +313,7 @@ async def embed_prompt(request: Request) -> Response:
     return json_response({"embedding": pooled(front, found[0].states, L2)[0].astype(float).tolist()})
 
 
-# --- models -------------------------------------------------------------------------------------------------------
+# models
 
 
 def details(front: Front) -> dict[str, Any]:

@@ -105,7 +105,7 @@ class Engine:
         for slot in self.slots:
             log.event("init", "new slot", id_slot=slot.id, n_ctx_slot=slot.n_ctx)
 
-    # --- other threads ----------------------------------------------------------------------------------------
+    # other threads
 
     def start(self) -> None:
         """Starts the thread."""
@@ -204,7 +204,7 @@ class Engine:
         """Requests that wait for a slot."""
         return len(self._queue)
 
-    # --- the thread -------------------------------------------------------------------------------------------
+    # the thread
 
     def _run(self) -> None:
         self.log.event("slots_idle", "all slots are idle")

@@ -119,7 +119,7 @@ class Slot(CachedText):
         """Probabilities of the prompt's tokens, if the request wants them."""
         self._began = time.perf_counter()
 
-    # --- requests ---------------------------------------------------------------------------------------------
+    # requests
 
     def start(self, task: Task) -> None:
         """Takes a request; `keep_prefix` decides what of the cache serves it. Raises RequestError if it cannot fit."""
@@ -238,7 +238,7 @@ class Slot(CachedText):
             return False
         return common_prefix(other.prompt, self.prompt) >= max(len(self.tokens), len(other.tokens)) + LEAST_SHARED
 
-    # --- evaluation -------------------------------------------------------------------------------------------
+    # evaluation
 
     @property
     def n_waiting(self) -> int:
@@ -488,7 +488,7 @@ class Slot(CachedText):
         )
         self._end_with(self.finished)
 
-    # --- reports ----------------------------------------------------------------------------------------------
+    # reports
 
     @property
     def n_decoded(self) -> int:

@@ -53,7 +53,7 @@ def refused(client: httpx.Client, path: str, **body: Any) -> str:
     return str(answer.json()["error"]["message"])
 
 
-# --- responses ----------------------------------------------------------------------------------------------------
+# responses
 
 
 def test_responses_have_the_fields_of_openais(client: httpx.Client) -> None:
@@ -137,7 +137,7 @@ def test_log_probabilities_without_alternatives(client: httpx.Client) -> None:
     assert all(item["top_logprobs"] == [] for item in choice["logprobs"]["content"])
 
 
-# --- tools --------------------------------------------------------------------------------------------------------
+# tools
 
 
 def choice_of(names: list[str], mode: str, *, responses: bool) -> dict[str, Any]:
@@ -204,7 +204,7 @@ def test_schema_of_a_json_object_as_text_generation_inference_names_it(client: h
         assert thought or message["content"].startswith(text)
 
 
-# --- messages -----------------------------------------------------------------------------------------------------
+# messages
 
 
 def test_messages_of_a_schema(client: httpx.Client) -> None:
@@ -244,7 +244,7 @@ def test_tools_that_anthropic_defines_take_any_arguments(client: httpx.Client) -
     assert block["input"] == {"city": "Paris", "days": 3}
 
 
-# --- embeddings, tokens, errors -----------------------------------------------------------------------------------
+# embeddings, tokens, errors
 
 
 def test_dimensions_of_embeddings(client: httpx.Client) -> None:

@@ -10,6 +10,7 @@ import time
 import httpx
 import pytest
 
+from ikpy.server.protocol import BoundedConnection
 from tests.server.live import PATIENCE, listening, wait_for
 from tests.server.test_command import process
 
@@ -106,6 +107,23 @@ PIPELINED = [
     REQUEST + b"\r\n",
     post("/tokenize", {"content": "c" * 5000}, "Connection: close"),
 ]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 1000])
+def test_bodies_in_chunks_are_read_up_to_their_end_and_not_line_by_line(n: int) -> None:
+    connection = BoundedConnection.__new__(BoundedConnection)
+    connection._in_head, connection._n_body, connection._tail = False, 0, b""
+    body = b"3e8\r\n" + b"\n" * 1000 + b"\r\n0\r\n\r\n"
+    data, parts, at = body + b"GET / HTTP/1.1\r\n\r\n", [], 0
+    for begin in range(0, len(body), n):
+        piece, at = data[begin : begin + n], 0
+        while at < len(piece) and sum(map(len, parts)) < len(body):
+            end = connection._part_end(piece, at)
+            connection._tail = (connection._tail + piece[at:end])[-2:]
+            parts.append(piece[at:end])
+            at = end
+    assert b"".join(parts) == body
+    assert len(parts) <= -(-len(body) // n) + 2, f"{len(parts)} parts of {n} bytes"
 
 
 @pytest.mark.parametrize("n", [1, 7, 100, 10**6], ids=lambda n: f"{n} bytes at once")

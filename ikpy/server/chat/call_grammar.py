@@ -94,7 +94,7 @@ def call_grammar(
     return MARKER.sub(lambda match: match[0] if match[1] is None else mark(match[1]), text)
 
 
-# --- one call of every family -------------------------------------------------------------------------------------
+# one call of every family
 
 
 def json_call(head: str, arguments: str = "arguments") -> Callable[[str, Any, Rules], str]:

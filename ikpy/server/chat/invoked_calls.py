@@ -109,7 +109,7 @@ class InvokedCalls(SteppedReader):
             return text
 
 
-# --- grammars -----------------------------------------------------------------------------------------------------
+# grammars
 
 
 def minimax_call(name: str, schema: Any, rules: Rules) -> str:
@@ -145,7 +145,7 @@ def is_text(schema: Any) -> bool:
     return takes_text(schema) or (isinstance(choices, list) and all(isinstance(item, str) for item in choices))
 
 
-# --- formats ------------------------------------------------------------------------------------------------------
+# formats
 
 MINIMAX_TAGS = "<minimax:tool_call>", "</minimax:tool_call>"
 DSML_TAGS = f"<{DSML}function_calls>", f"</{DSML}function_calls>"

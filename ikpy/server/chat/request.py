@@ -153,7 +153,7 @@ def model_of(body: Body, front: Front) -> str:
     return model if isinstance(model, str) and model else front.model_name
 
 
-# --- messages -----------------------------------------------------------------------------------------------------
+# messages
 
 
 def read_messages(body: Body) -> list[dict[str, Any]]:
@@ -215,7 +215,7 @@ def check_part(part: Any) -> None:
         raise bad_request("unsupported content[].type")
 
 
-# --- tools and constraints ----------------------------------------------------------------------------------------
+# tools and constraints
 
 
 def read_tools(body: Body) -> list[dict[str, Any]]:

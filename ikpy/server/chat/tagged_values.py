@@ -28,7 +28,7 @@ CODER_ARGUMENT = re.compile(r"<parameter=([^>]+)>\n?((?:(?!</parameter>).)*)</pa
 CODER_END = "</function>"
 
 
-# --- schemas ------------------------------------------------------------------------------------------------------
+# schemas
 
 
 def value_types(schema: Any) -> set[str]:
@@ -70,7 +70,7 @@ def _json_types(value: Any) -> tuple[str, ...]:
     return ("number",) if isinstance(value, float) else ("object",) if isinstance(value, dict) else ("array",)
 
 
-# --- grammars -----------------------------------------------------------------------------------------------------
+# grammars
 
 
 def text_without(marker: str) -> str:
@@ -131,7 +131,7 @@ def seed_call(name: str, schema: Any, rules: Rules) -> str:
     return coder_call(name, schema, rules, gap="")
 
 
-# --- reading ------------------------------------------------------------------------------------------------------
+# reading
 
 
 def schemas_of(functions: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

@@ -16,7 +16,7 @@ let settings = load("settings", {});
 let current = chats.find(chat => chat.id === load("current", null)) ?? chats[0] ?? null;
 let running = null;
 
-// --- storage ---------------------------------------------------------------------------------------------------------
+// storage
 
 function load(name, fallback) {
   try { return JSON.parse(localStorage.getItem("ikpy." + name)) ?? fallback; } catch { return fallback; }
@@ -34,7 +34,7 @@ function messages() {
   return current?.messages ?? [];
 }
 
-// --- drawing ---------------------------------------------------------------------------------------------------------
+// drawing
 
 function element(tag, text, className) {
   const node = document.createElement(tag);
@@ -111,7 +111,7 @@ function edit(message, i) {
   $("input").focus();
 }
 
-// --- answers ---------------------------------------------------------------------------------------------------------
+// answers
 
 function headers() {
   const out = { "Content-Type": "application/json" };
@@ -174,7 +174,7 @@ function stop() {
   running?.abort();
 }
 
-// --- controls --------------------------------------------------------------------------------------------------------
+// controls
 
 $("form").onsubmit = event => {
   event.preventDefault();
@@ -218,7 +218,7 @@ document.onkeydown = event => {
   if (event.altKey && event.key === "s") { event.preventDefault(); openSettings(); }
 };
 
-// --- settings and information ----------------------------------------------------------------------------------------
+// settings and information
 
 function fill() {
   const form = $("settings").querySelector("form");

@@ -155,8 +155,11 @@ def run_router(
     def reload() -> None:
         reload_keys(params, ring, log)
 
-    # The models' processes let their requests end by themselves, and are told at once.
-    HttpServer(config, reload, 0.0, lambda: asyncio.ensure_future(pool.stop())).run(sockets=list(listeners))
+    def stop() -> object:
+        # The models' processes let their requests end by themselves, and are told at once.
+        return asyncio.ensure_future(pool.stop())
+
+    HttpServer(config, reload, options.drain_seconds, stop, give_up_seconds=0.0).run(sockets=list(listeners))
     if pool.problem is not None:
         raise ResourceError(pool.problem)
     return 0

@@ -90,8 +90,11 @@ class BoundedConnection(HttpToolsProtocol):
         self.data_received(behind)
 
     def give_up(self) -> None:
-        """Refuses a request whose body has not come, and closes the connection."""
-        if self._in_head or not self._is_answering:
+        """Closes the connection of a client that does not read its answer, and refuses a request whose body has not
+        come."""
+        if self.flow.write_paused:
+            self.transport.abort()
+        if self._in_head or not self._is_answering or self.transport.is_closing():
             return
         if not self.cycle.response_started:
             error = shutting_down()

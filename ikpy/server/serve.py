@@ -37,17 +37,24 @@ JOIN_SECONDS = 1.0
 class HttpServer(uvicorn.Server):
     """Ends in order at the first SIGINT or SIGTERM, and at once at the second; SIGHUP calls ``reload``.
 
-    Running requests have ``drain_seconds`` to end; then ``give_up`` is called, which ends them with an error, and those
-    whose bodies have not come are refused.
+    Running requests have ``drain_seconds`` to end. Then those whose bodies have not come are refused, and connections
+    are closed whose clients do not read. ``give_up`` is called then, or after ``give_up_seconds``, and ends all others
+    with an error.
     """
 
     def __init__(
-        self, config: uvicorn.Config, reload: Callable[[], None], drain_seconds: float, give_up: Callable[[], object]
+        self,
+        config: uvicorn.Config,
+        reload: Callable[[], None],
+        drain_seconds: float,
+        give_up: Callable[[], object],
+        give_up_seconds: float | None = None,
     ) -> None:
         super().__init__(config)
         self.reload = reload
         self.give_up = give_up
         self._drain_seconds = drain_seconds
+        self._give_up_seconds = drain_seconds if give_up_seconds is None else give_up_seconds
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -70,14 +77,18 @@ class HttpServer(uvicorn.Server):
         if running and self._drain_seconds:
             line = f"main: running requests: {running}; they have {self._drain_seconds:g} s to end"
             print(f"{line}, a second interrupt ends the server at once", file=sys.stderr, flush=True)
-        giving_up = asyncio.get_running_loop().call_later(self._drain_seconds, self._end_requests)
+        loop = asyncio.get_running_loop()
+        steps = [
+            loop.call_later(self._give_up_seconds, self.give_up),
+            loop.call_later(self._drain_seconds, self._end_connections),
+        ]
         try:
             await super().shutdown(sockets)
         finally:
-            giving_up.cancel()
+            for step in steps:
+                step.cancel()
 
-    def _end_requests(self) -> None:
-        self.give_up()
+    def _end_connections(self) -> None:
         for connection in list(self.server_state.connections):
             if isinstance(connection, BoundedConnection):
                 connection.give_up()

@@ -72,4 +72,4 @@ def _moderate(raw: np.ndarray, kind: str) -> np.ndarray:
     from ikpy.quants.layout import from_numbers
 
     scales = (raw % 2048 / 1024 - 1.0) * 0.01
-    return 120 + raw % 8 if kind == "u" else from_numbers(np.asarray(scales, np.float32), kind)
+    return 120 + raw % 8 if kind == "e8m0" else from_numbers(np.asarray(scales, np.float32), kind)

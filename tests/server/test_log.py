@@ -98,7 +98,7 @@ def test_fields_of_the_wrong_type_are_named() -> None:
     client.post("/completion", json=body)
     client.post("/completion", json={"prompt": "a", "n": 4096 * 2, "n_predict": 1})
     assert "wrong type" not in out.getvalue(), "the prompt is refused first"
-    client.post("/v1/completions", json=body | {"prompt": ["a"] * 4097})
+    client.post("/v1/completions", json=body | {"prompt": ["a"], "grammar": "root ::= ("})
     lines = [json.loads(line) for line in out.getvalue().splitlines()]
     found = [(line["level"], line["fields"]) for line in lines if "wrong type" in line["msg"]]
     assert found == [("WARN", ["temperature", "n_predict", "cache_prompt"])]

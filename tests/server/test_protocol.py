@@ -184,6 +184,20 @@ def test_a_body_that_does_not_come_does_not_hold_up_the_end(path: str) -> None:
     assert server.returncode == 0 and "Traceback" not in out + err and "Cancel" not in out + err
 
 
+def test_a_client_that_does_not_read_does_not_hold_up_the_end() -> None:
+    with process("-c", "512", "--drain-seconds", "0") as (server, address):
+        url = httpx.URL(address)
+        with socket.create_connection((url.host, url.port), PATIENCE) as connection:
+            # Some 10 MB, more than the buffers of the system take.
+            body = {"prompt": "The", "n_predict": 450, "ignore_eos": True, "stream": True, "n_probs": 500}
+            connection.sendall(post("/completion", body))
+            slots = f"{address}/slots"
+            assert wait_for(lambda: httpx.get(slots, timeout=PATIENCE).json()[0]["next_token"]["n_decoded"] == 450)
+            server.send_signal(signal.SIGTERM)
+            out, err = server.communicate(timeout=PATIENCE)
+    assert server.returncode == 0 and "Traceback" not in out + err and "Cancel" not in out + err
+
+
 @pytest.mark.parametrize("keep", [(), ("Connection: keep-alive",)])
 @pytest.mark.parametrize("version", ["0.9", "1.0"])
 def test_old_clients_get_streams_without_chunks(version: str, keep: tuple[str, ...]) -> None:

@@ -198,8 +198,8 @@ class Worker:
         ]
         ended = asyncio.ensure_future(self._process.wait())
         await asyncio.wait({port, ended}, return_when=asyncio.FIRST_COMPLETED)
-        if not port.done():
-            raise await self._early_end(ended.result(), readers)
+        if not port.done() or not self._wanted:  # one that is stopped may have found its port just now
+            raise await self._early_end(await ended, readers)
         timeout = httpx.Timeout(self._timeout, connect=10.0)
         address = f"http://127.0.0.1:{port.result()}"
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=16)

@@ -37,19 +37,21 @@ TYPES = (
 )
 
 
-def weights(name: str, k: int, n: int) -> np.ndarray:
-    """Packed bytes of a [k, n] matrix; a few random rows, repeated."""
+def weights(name: str, k: int, n: int, *, bf16_values: bool = False) -> np.ndarray:
+    """Packed bytes of a [k, n] matrix; a few random rows, repeated. ``bf16_values``: of numbers that BF16 holds."""
     rows = min(n, 64)
     if by_name(name).is_quantized:
         data = random_tensor(by_name(name), (k, rows), 0)
     else:
         values = np.random.default_rng(0).standard_normal((rows, k), np.float32)
+        if bf16_values:
+            values = (values.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
         halves = values.astype(np.float16) if name == "F16" else (values.view(np.uint32) >> 16).astype(np.uint16)
         data = (values if name == "F32" else halves).view(np.uint8).reshape(-1)
     return np.resize(data, by_name(name).row_nbytes(k) * n)
 
 
-def product(name: str, k: int, n: int, tokens: int, n_threads: int) -> core.Plan:
+def product(name: str, k: int, n: int, tokens: int, n_threads: int, *, bf16_values: bool = False) -> core.Plan:
     """A plan of one mul_mat whose activations are already prepared."""
     program = Program()
     x = np.random.default_rng(1).standard_normal((tokens, k)).astype(np.float32)
@@ -58,7 +60,8 @@ def product(name: str, k: int, n: int, tokens: int, n_threads: int) -> core.Plan
     bytes_out = np.zeros(4 * tokens * n + 64, np.uint8)
     start = -bytes_out.ctypes.data % 64
     out = program.array(bytes_out[start : start + 4 * tokens * n].view(np.float32).reshape(tokens, n))
-    program.op("mul_mat", out, [program.weight(weights(name, k, n), name, (k, n)), act], {0: fmt, 1: tokens})
+    data = weights(name, k, n, bf16_values=bf16_values)
+    program.op("mul_mat", out, [program.weight(data, name, (k, n)), act], {0: fmt, 1: tokens})
     tensors, ops = np.array(program.tensors, TENSOR_DTYPE), np.array(program.ops, OP_DTYPE)
     core.run(tensors, ops[:1].copy(), 0, n_threads)
     arrays.append((program, tensors))  # the plan holds addresses only
@@ -107,6 +110,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=512, help="of prompt")
     parser.add_argument("--seconds", type=float, default=1.0, help="per type")
+    parser.add_argument("--bf16-values", action="store_true", help="F32 and F16 weights are numbers that BF16 holds")
     args = parser.parse_args()
     ceilings: dict[str, float] = {}
     size = f", {generate_bytes() / 2**20:.0f} MiB of weights" if args.mode == "generate" else ""
@@ -124,7 +128,8 @@ def main() -> None:
         row = by_name(name).row_nbytes(k)
         n = 8192 if args.mode == "prompt" else generate_bytes() // row // 32 * 32
         before = ceilings[kind] if kind in ceilings else core.ceiling(kind, args.threads)
-        best = best_seconds(product(name, k, n, tokens, args.threads), args.threads, args.seconds)
+        plan = product(name, k, n, tokens, args.threads, bf16_values=args.bf16_values)
+        best = best_seconds(plan, args.threads, args.seconds)
         after = core.ceiling(kind, args.threads)
         ceiling = max(before, after)
         ceilings[kind] = after if kind == "read" else ceiling

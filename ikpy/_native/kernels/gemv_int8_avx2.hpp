@@ -13,7 +13,7 @@
 #include "kernels/weight_kernels.hpp"
 #include "kernels/weight_prefetch.hpp"
 #include "unpack/codes32.hpp"
-#include "unpack/row_codes.hpp"
+#include "unpack/row_codes_iqk.hpp"
 
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
 

@@ -6,6 +6,7 @@ or races (scripts/test_sanitized runs it); IKPY_JOBS sets the compile jobs.
 """
 
 import contextlib
+import copy
 import functools
 import hashlib
 import itertools
@@ -168,22 +169,25 @@ class ParallelBuild(build_ext):
         self.versions = [compiler_version(command) for command in self.commands]
         self.compile_one = compiler._compile
         self.current: set[str] = set()  # objects of this run
-        compiler.compile = self.compile_parallel
         # What is up to date is decided per object; time stamps say nothing of a module that another kind of build
         # has linked.
         self.force = compiler.force = True
-        super().build_extensions()
+        everything = self.extensions
+        # Of modules of one file several are built at once, of the cores their files.
+        for self.parallel, one_file in ((jobs(), True), (None, False)):
+            self.extensions = [ext for ext in everything if (len(ext.sources) == 1) == one_file]
+            super().build_extensions()
+        self.extensions = everything
 
     def build_extension(self, ext) -> None:
         """Build one extension, its objects in a folder of their own: tiers share sources."""
-        base: str = self.build_temp
+        own = copy.copy(self)  # others may be built at the same time
+        own.compiler = copy.copy(self.compiler)
+        own.compiler.compile = own.compile_parallel
         python = f"{sys.implementation.cache_tag}-{platform.machine()}"
-        self.module = ext.name.rsplit(".", 1)[-1]
-        self.build_temp = str(Path("build", "objects", python, BUILD_KIND, self.module))
-        try:
-            super().build_extension(ext)
-        finally:
-            self.build_temp = base
+        own.module = ext.name.rsplit(".", 1)[-1]
+        own.build_temp = str(Path("build", "objects", python, BUILD_KIND, own.module))
+        super(ParallelBuild, own).build_extension(ext)
 
     def compile_parallel(
         self,
@@ -226,8 +230,7 @@ class ParallelBuild(build_ext):
         missing = [obj for obj in linked if obj in items and not is_current(obj, command(obj))]
         missing.sort(key=lambda obj: obj not in joined)  # what takes longest first
 
-        jobs = int(os.environ.get("IKPY_JOBS") or os.cpu_count() or 1)
-        with self.precompiled(header if missing else None, options, without_header), ThreadPoolExecutor(jobs) as pool:
+        with self.precompiled(header if missing else None, options, without_header), ThreadPoolExecutor(jobs()) as pool:
             list(pool.map(one, missing))
         self.current.update(linked)
         return linked
@@ -258,6 +261,11 @@ class ParallelBuild(build_ext):
         if twin not in self.current or any(word in Path(name).read_bytes() for name in dependencies(twin)):
             return None
         return twin
+
+
+def jobs() -> int:
+    """Compilers that run at a time."""
+    return int(os.environ.get("IKPY_JOBS") or os.cpu_count() or 1)
 
 
 def compiler_version(command: list[str]) -> bytes:

@@ -102,6 +102,17 @@ def lowest_visible(kind: str, size: int, pos: int) -> int:
     return pos - pos % size if kind == "chunked" else max(0, pos - size + 1)
 
 
+def whole_from(pos: np.ndarray, full: np.ndarray, following: int) -> int:
+    """The position from which on a window has all tokens of a sequence, of positions `full`; both int32 [n], rising.
+
+    following: the sequence's next position. Cells of a beginning may have outlived others as those of another sequence.
+    """
+    n = min(len(pos), len(full))
+    different = np.flatnonzero(pos[len(pos) - n :] != full[len(full) - n :])
+    kept = pos[len(pos) - n + (int(different[-1]) + 1 if len(different) else 0) :]
+    return int(kept[0]) if len(kept) else following
+
+
 class WindowCells(Cells, WindowTable):
     """Cells of layers that attend to a window: tokens that no query can see any more make room for new ones."""
 

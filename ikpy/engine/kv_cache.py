@@ -12,7 +12,7 @@ import numpy as np
 
 from ikpy._native.batches import Batch
 from ikpy._native.tables import CellTables, Taken
-from ikpy.engine.cells import MAX_SEQUENCES, Cells, KVCacheFullError, PlannedCells, WindowCells
+from ikpy.engine.cells import MAX_SEQUENCES, Cells, KVCacheFullError, PlannedCells, WindowCells, whole_from
 from ikpy.engine.recurrent import RecurrentStates, pieces_by_state
 from ikpy.errors import ResourceError
 from ikpy.gguf.huge_pages import zeroed_bytes
@@ -167,7 +167,7 @@ class KVCache:
         )
 
     def restore(self, seq_id: int, positions: dict[Window, np.ndarray]) -> dict[Window, list[int]]:
-        """Takes cells for a saved sequence whose positions int32 [n] are given for each kind of cells.
+        """Takes cells for a saved sequence whose rising positions int32 [n] are given for each kind of cells.
 
         KVCacheFullError if there are too few, and nothing is taken then.
         """
@@ -186,8 +186,7 @@ class KVCache:
         self.tables.forget(seq_id)
         following = self.seq_pos_max(seq_id) + 1
         for window, cells in self.windows.items():
-            # Nothing was saved of a window of one token.
-            cells.lost[seq_id] = int(positions[window].min(initial=following))
+            cells.lost[seq_id] = whole_from(positions[window], positions[FULL], following)
         return found
 
     def make_room_to_unshare(self, seq_id: int) -> None:

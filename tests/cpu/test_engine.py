@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -15,6 +16,7 @@ from ikpy.errors import FileFormatError, ResourceError, UnsupportedError, UsageE
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import GGUFValueType
 from ikpy.gguf.writer import GGUFWriter
+from ikpy.graph.plan import CompiledPlan
 from ikpy.quants import registry
 from ikpy.tools.generation import GrowingSequence
 from tests.shared import DATA
@@ -154,6 +156,27 @@ def test_rewinding_drops_cells_that_no_token_stands_for() -> None:
     assert sequence.rewind(ids) == 0 and ctx.kv.used_cells == 0
 
 
+def test_interrupted_shifts_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while keys are rotated."""
+    ctx, other = context(LLAMA, type_k="f32"), context(LLAMA, type_k="f32")
+    for c in (ctx, other):
+        c.decode(Batch.single(tokens(60)))
+        c.kv.seq_rm(0, 5, 25)
+        c.kv.seq_add(0, 25, -1, -20)
+    run = CompiledPlan.run
+
+    def interrupted(plan: CompiledPlan, *args: object) -> None:
+        run(plan, *args)  # type: ignore[arg-type]
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CompiledPlan, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ctx.decode(Batch.one(7, 40))
+    assert not ctx.kv.shifted and ctx.kv.used_cells == 40
+    assert_close(ctx.decode(Batch.one(7, 40))[0], other.decode(Batch.one(7, 40))[0], TOLERANCE)
+
+
 @pytest.mark.parametrize("path", [LLAMA, QWEN], ids=lambda p: p.stem)
 @pytest.mark.parametrize("type_k", ["f16", "q8_0"])
 def test_shifting_all_positions_changes_nothing(path: Path, type_k: str) -> None:
@@ -246,6 +269,7 @@ def test_embeddings_are_the_normed_states() -> None:
         ({"type_v": "q8_0", "flash_attn": False}, "requires flash_attn"),
         ({"n_seq_max": 65}, "parallel sequences"),
         ({"n_batch": 0}, "batch"),
+        ({"rope_scaling": "longrope"}, "--rope-scaling longrope: possible are none, linear, yarn"),
     ],
 )
 def test_context_parameter_errors(params: dict, message: str) -> None:

@@ -39,10 +39,12 @@ class Cells(CellTable):
     def remove(self, seq_id: int, p0: int, p1: int) -> None:
         """Removes the sequence (all if negative) from the matching cells."""
         match = self.matching(seq_id, p0, p1)
-        if seq_id >= 0:
-            self.seq[match] &= ~sequence_bit(seq_id)
-            match &= self.seq == 0
-        self.empty(np.flatnonzero(match))
+        if seq_id < 0:
+            self.empty(np.flatnonzero(match))
+            return
+        bit = sequence_bit(seq_id)
+        self.empty(np.flatnonzero(match & (self.seq == bit)))  # first: no interruption leaves cells of no sequence
+        self.seq[match] &= ~bit
 
     def share(self, src: int, dst: int, p0: int, p1: int) -> None:
         """Adds sequence dst to the matching cells of src; nothing is copied."""

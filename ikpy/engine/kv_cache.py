@@ -211,23 +211,25 @@ class KVCache:
 
     def clear(self) -> None:
         """Empties all cells."""
+        self.tables.forget()
         for cells in self.cells.values():
             cells.clear()
-        self.tables.forget()
         if self.recurrent:
             self.recurrent.clear()
 
     def seq_rm(self, seq_id: int, p0: int = -1, p1: int = -1) -> None:
         """Removes the sequence (all if negative) from cells with p0 <= pos < p1."""
         before = self._lengths(seq_id)
+        self.tables.forget(seq_id)
         for cells in self.cells.values():
             cells.remove(seq_id, p0, p1)
-        self.tables.forget(seq_id)
         if self.recurrent:
             for seq, (n, _) in before.items():
                 left, following = self._lengths(seq)[seq]
                 if left < n:
                     self.recurrent.removed(seq, p0, following)
+                else:  # an interruption may have come between cells and states
+                    self.recurrent.released(seq, following)
 
     def _lengths(self, seq_id: int) -> dict[int, tuple[int, int]]:
         """Tokens and next position of the sequences (all if negative) that have a state."""
@@ -247,7 +249,8 @@ class KVCache:
 
     def rewind(self, seq_id: int, length: int) -> int:
         """Shortens a sequence to the `reusable` of `length` tokens to go on from there; returns how many are left."""
-        length = self.reusable(seq_id, length)
+        # An interrupted call may have left fewer cells than the caller knows of.
+        length = self.reusable(seq_id, min(length, self.seq_pos_max(seq_id) + 1))
         self.seq_rm(seq_id, length, -1)
         return length
 

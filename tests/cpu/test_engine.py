@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from ikpy import Batch, Context, ContextParams, KVCacheFullError, Model, ModelParams, default_model_path
+from ikpy.engine.kv_cache import KVCache
 from ikpy.errors import FileFormatError, ResourceError, UnsupportedError, UsageError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import GGUFValueType
@@ -175,6 +176,32 @@ def test_interrupted_shifts_are_made_once(monkeypatch: pytest.MonkeyPatch) -> No
             ctx.decode(Batch.one(7, 40))
     assert not ctx.kv.shifted and ctx.kv.used_cells == 40
     assert_close(ctx.decode(Batch.one(7, 40))[0], other.decode(Batch.one(7, 40))[0], TOLERANCE)
+
+
+def test_rewinding_keeps_no_more_than_there_is() -> None:
+    ctx, ids = context(LLAMA), tokens(30).tolist()
+    sequence = GrowingSequence(ctx)
+    sequence.feed(ids)
+    ctx.kv.seq_rm(0, 10, -1)  # as an interruption leaves it between the cells and their record
+    assert sequence.rewind(ids) == 10 == len(sequence.tokens)
+
+
+def test_an_interrupted_context_shift_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C where dropped tokens have gone and the others have not moved yet."""
+    ctx, ids = context(LLAMA), tokens(250).tolist()
+    sequence, remove = GrowingSequence(ctx, n_keep=2), KVCache.seq_rm
+    sequence.feed(ids)
+
+    def interrupted(kv: KVCache, *args: int) -> None:
+        remove(kv, *args)
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KVCache, "seq_rm", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sequence.feed(ids[:10])
+    assert sequence.tokens == ids[:2] + ids[126:]
+    assert sorted(ctx.kv.pos[ctx.kv.pos >= 0].tolist()) == list(range(126))
 
 
 @pytest.mark.parametrize("path", [LLAMA, QWEN], ids=lambda p: p.stem)

@@ -171,7 +171,7 @@ class LLM:
             yield piece
 
     def _stream(self, tokens: list[int], max_tokens: int, stop: Sequence[str], params: SamplingParams) -> Iterator[str]:
-        check_threads(max(self.context.n_threads, self.context.n_threads_batch))
+        _check_runs(self.context)
         sampler = make_sampler(params, self.vocab, self.model.hparams.n_vocab, self.context.n_ctx)
         for token in tokens:
             sampler.accept(token, grammar=False)
@@ -293,7 +293,7 @@ class LLM:
 
     def _token_embeddings(self, text: str | Sequence[int]) -> NDArray[np.float32]:
         context = self._embedding_context
-        check_threads(max(context.n_threads, context.n_threads_batch))
+        _check_runs(context)
         tokens = self.tokenize(text, add_special=True) if isinstance(text, str) else self._prompt_tokens(text)
         if not 0 < len(tokens) <= context.n_ctx:
             raise UsageError(f"a text of {len(tokens)} tokens cannot be embedded; 1 to {context.n_ctx} are possible")
@@ -316,6 +316,13 @@ class LLM:
     def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """Text of token ids; control tokens appear only with ``special``."""
         return self.vocab.detokenize(tokens, unparse_special=special)
+
+
+def _check_runs(context: Context) -> None:
+    """UsageError if the context has no memory (``header_only``), or threads that this process lost in a fork."""
+    if context.plan_only:
+        raise UsageError("only the header of the model was read: it can be measured, not run")
+    check_threads(max(context.n_threads, context.n_threads_batch))
 
 
 def _fields_of(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -140,6 +140,10 @@ class WindowCells(Cells, WindowTable):
         super().share(src, dst, p0, p1)
         self.lost[dst] = max(self.lost[dst], self.lost[src])
 
+    def keep(self, seq_id: int) -> None:
+        super().keep(seq_id)
+        self.lost[np.arange(MAX_SEQUENCES) != seq_id] = 0  # they are empty
+
     def note_move(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         """Keeps `lost` in step with a move of the positions p0..p1.
 

@@ -14,7 +14,7 @@ from ikpy._native.batches import Batch
 from ikpy._native.tables import CellTables, Taken
 from ikpy.engine.cells import MAX_SEQUENCES, Cells, KVCacheFullError, PlannedCells, WindowCells, whole_from
 from ikpy.engine.recurrent import RecurrentStates, pieces_by_state
-from ikpy.errors import ResourceError
+from ikpy.errors import ResourceError, UsageError
 from ikpy.gguf.huge_pages import zeroed_bytes
 from ikpy.graph.ir import PLANNED_ADDRESS, Value, external
 from ikpy.models.batch import FULL, CacheSpec, StateSpec, Window
@@ -250,7 +250,7 @@ class KVCache:
     def rewind(self, seq_id: int, length: int) -> int:
         """Shortens a sequence to the `reusable` of `length` tokens to go on from there; returns how many are left."""
         # An interrupted call may have left fewer cells than the caller knows of.
-        length = self.reusable(seq_id, min(length, self.seq_pos_max(seq_id) + 1))
+        length = self.reusable(seq_id, max(0, min(length, self.seq_pos_max(seq_id) + 1)))
         self.seq_rm(seq_id, length, -1)
         return length
 
@@ -289,6 +289,8 @@ class KVCache:
     def seq_div(self, seq_id: int, p0: int, p1: int, divisor: int) -> None:
         """Divides positions (integer division)."""
         self._check_shift()
+        if divisor < 1:
+            raise UsageError(f"positions cannot be divided by {divisor}")
         if self.windows:
             raise ResourceError("positions in a cache of window size cannot be divided; use --swa-full")
         match = self.full.matching(seq_id, p0, p1)

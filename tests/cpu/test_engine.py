@@ -178,12 +178,20 @@ def test_interrupted_shifts_are_made_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert_close(ctx.decode(Batch.one(7, 40))[0], other.decode(Batch.one(7, 40))[0], TOLERANCE)
 
 
+def test_a_file_without_a_context_length() -> None:
+    model = Model.load(LLAMA, ModelParams(kv_overrides={"llama.context_length": 0}))
+    with pytest.raises(UsageError, match=r"context length \(llama.context_length\) is 0: give one \(-c\)"):
+        Context(model, ContextParams(n_threads=1))
+    assert Context(model, ContextParams(n_ctx=10, n_threads=1)).n_ctx == 256
+
+
 def test_rewinding_keeps_no_more_than_there_is() -> None:
     ctx, ids = context(LLAMA), tokens(30).tolist()
     sequence = GrowingSequence(ctx)
     sequence.feed(ids)
     ctx.kv.seq_rm(0, 10, -1)  # as an interruption leaves it between the cells and their record
     assert sequence.rewind(ids) == 10 == len(sequence.tokens)
+    assert ctx.kv.rewind(0, -5) == 0 == ctx.kv.used_cells
 
 
 def test_an_interrupted_context_shift_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,6 +251,8 @@ def test_cache_operations() -> None:
     assert kv.used_cells == 35
     kv.seq_div(3, -1, -1, 2)
     assert (kv.seq_pos_min(3), kv.seq_pos_max(3)) == (5, 9)
+    with pytest.raises(UsageError, match="positions cannot be divided by 0"):
+        kv.seq_div(3, -1, -1, 0)
     kv.seq_keep(3)
     assert kv.used_cells == 10
     kv.seq_add(3, -1, -1, -6)

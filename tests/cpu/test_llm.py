@@ -172,6 +172,10 @@ def test_errors(llm: LLM) -> None:
     for token in (-1, 4096, 10**30):
         with pytest.raises(UsageError, match=f"token {token} of the prompt is outside the vocabulary of 4096"):
             llm.generate([5, token])
+    measured = LLM(n_ctx=512, n_threads=1, header_only=True)
+    for call in (measured.generate, measured.embed):
+        with pytest.raises(UsageError, match="only the header of the model was read"):
+            call("x")  # type: ignore[operator]
     for name, wrong in (("n_threads", -1), ("n_threads", 0), ("n_threads_batch", -1), ("n_ctx", -5)):
         with pytest.raises(UsageError, match=f"{wrong} t"):
             LLM(**{name: wrong})

@@ -273,6 +273,14 @@ def test_states_whose_window_is_none_of_their_text(positions: Sequence[int], tmp
     assert context.kv.used_cells == 100
 
 
+def test_emptied_sequences_lack_nothing() -> None:
+    cells = WindowCells(64, "sliding", 8)
+    cells.fill(range(10), range(40, 50), [1] * 10)
+    cells.lost[:3] = 40, 60, 70
+    cells.keep(0)
+    assert cells.lost.tolist() == [40] + [0] * 63 and cells.used == 10
+
+
 def test_a_restored_window_knows_its_gap() -> None:
     """Tokens of a beginning that another sequence shares outlive those behind them, which a shift may bring near."""
     window = "sliding", 64

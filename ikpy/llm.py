@@ -72,7 +72,7 @@ class LLM:
         if unknown:
             raise UsageError(f"unknown parameter {', '.join(sorted(unknown))}; see ModelParams and ContextParams")
         self.model = Model.load(path or default_model_path(), ModelParams(**model_values), log=log)
-        self.vocab = Vocab.from_metadata(self.model.gguf.metadata)
+        self.vocab = Vocab.from_metadata(self.model.metadata)
         given = list(context_values.get("adapters", ()))
         context_values["adapters"] = [*given, *(LoraAdapter.load(file, self.model) for file, _ in lora)]
         self._adapter_scales = [1.0] * len(given) + [scale for _, scale in lora]
@@ -137,11 +137,15 @@ class LLM:
             raise UsageError(
                 f"the prompt has {len(tokens)} tokens, the context {self.context.n_ctx}; give a larger n_ctx"
             )
-        if not isinstance(max_tokens, int):
-            raise UsageError(f"max_tokens {max_tokens!r} is no whole number")
+        try:
+            max_tokens = operator.index(max_tokens)
+        except TypeError:
+            raise UsageError(f"max_tokens {max_tokens!r} is no whole number") from None
         if unknown := set(sampling) - set(_fields_of(SamplingParams, sampling)):
             raise UsageError(f"unknown parameter {', '.join(sorted(unknown))}; see SamplingParams")
-        stops = [stop] if isinstance(stop, str) else list(stop)
+        stops = [stop] if isinstance(stop, str) else stop
+        if not isinstance(stops, Sequence) or not all(isinstance(item, str) for item in stops):
+            raise UsageError(f"stop {stop!r} is neither a text nor a list of texts")
         return self._locked(self._stream(tokens, max_tokens, stops, SamplingParams(**sampling)))
 
     def _prompt_tokens(self, prompt: str | Sequence[int]) -> list[int]:
@@ -149,9 +153,13 @@ class LLM:
         if isinstance(prompt, str):
             return self.tokenize(prompt, add_special=True, parse_special=True)
         try:
-            return [operator.index(token) for token in prompt]
+            tokens = [operator.index(token) for token in prompt]
         except TypeError:
             raise UsageError("a prompt is a text or a sequence of token ids") from None
+        n_vocab = self.model.hparams.n_vocab
+        if strange := [token for token in tokens if not 0 <= token < n_vocab]:
+            raise UsageError(f"token {strange[0]} of the prompt is outside the vocabulary of {n_vocab}")
+        return tokens
 
     def _locked(self, pieces: Iterator[str]) -> Iterator[str]:
         """The pieces, of which each is made while no other thread uses the context."""
@@ -163,7 +171,7 @@ class LLM:
             yield piece
 
     def _stream(self, tokens: list[int], max_tokens: int, stop: Sequence[str], params: SamplingParams) -> Iterator[str]:
-        check_threads(max(self.context.n_threads, self.context.n_threads_batch))
+        _check_runs(self.context)
         sampler = make_sampler(params, self.vocab, self.model.hparams.n_vocab, self.context.n_ctx)
         for token in tokens:
             sampler.accept(token, grammar=False)
@@ -206,7 +214,7 @@ class LLM:
         """The model's chat template, ChatML if it has none."""
         from ikpy.vocab.templates import ChatTemplate
 
-        return ChatTemplate.from_metadata(self.model.gguf.metadata, self.vocab)
+        return ChatTemplate.from_metadata(self.model.metadata, self.vocab)
 
     def chat(
         self,
@@ -285,7 +293,7 @@ class LLM:
 
     def _token_embeddings(self, text: str | Sequence[int]) -> NDArray[np.float32]:
         context = self._embedding_context
-        check_threads(max(context.n_threads, context.n_threads_batch))
+        _check_runs(context)
         tokens = self.tokenize(text, add_special=True) if isinstance(text, str) else self._prompt_tokens(text)
         if not 0 < len(tokens) <= context.n_ctx:
             raise UsageError(f"a text of {len(tokens)} tokens cannot be embedded; 1 to {context.n_ctx} are possible")
@@ -308,6 +316,13 @@ class LLM:
     def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """Text of token ids; control tokens appear only with ``special``."""
         return self.vocab.detokenize(tokens, unparse_special=special)
+
+
+def _check_runs(context: Context) -> None:
+    """UsageError if the context has no memory (``header_only``), or threads that this process lost in a fork."""
+    if context.plan_only:
+        raise UsageError("only the header of the model was read: it can be measured, not run")
+    check_threads(max(context.n_threads, context.n_threads_batch))
 
 
 def _fields_of(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class Conversation:
         prompt = params.prompt
         source = prompt.chat_template
         if source is None:
-            self.template = ChatTemplate.from_metadata(session.model.gguf.metadata, self.vocab)
+            self.template = ChatTemplate.from_metadata(session.model.metadata, self.vocab)
         else:
             self.template = ChatTemplate.from_argument(source, bos, eos)
         self.variables = dict(prompt.chat_template_kwargs)

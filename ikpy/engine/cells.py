@@ -39,10 +39,12 @@ class Cells(CellTable):
     def remove(self, seq_id: int, p0: int, p1: int) -> None:
         """Removes the sequence (all if negative) from the matching cells."""
         match = self.matching(seq_id, p0, p1)
-        if seq_id >= 0:
-            self.seq[match] &= ~sequence_bit(seq_id)
-            match &= self.seq == 0
-        self.empty(np.flatnonzero(match))
+        if seq_id < 0:
+            self.empty(np.flatnonzero(match))
+            return
+        bit = sequence_bit(seq_id)
+        self.empty(np.flatnonzero(match & (self.seq == bit)))  # first: no interruption leaves cells of no sequence
+        self.seq[match] &= ~bit
 
     def share(self, src: int, dst: int, p0: int, p1: int) -> None:
         """Adds sequence dst to the matching cells of src; nothing is copied."""
@@ -102,6 +104,17 @@ def lowest_visible(kind: str, size: int, pos: int) -> int:
     return pos - pos % size if kind == "chunked" else max(0, pos - size + 1)
 
 
+def whole_from(pos: np.ndarray, full: np.ndarray, following: int) -> int:
+    """The position from which on a window has all tokens of a sequence, of positions `full`; both int32 [n], rising.
+
+    following: the sequence's next position. Cells of a beginning may have outlived others as those of another sequence.
+    """
+    n = min(len(pos), len(full))
+    different = np.flatnonzero(pos[len(pos) - n :] != full[len(full) - n :])
+    kept = pos[len(pos) - n + (int(different[-1]) + 1 if len(different) else 0) :]
+    return int(kept[0]) if len(kept) else following
+
+
 class WindowCells(Cells, WindowTable):
     """Cells of layers that attend to a window: tokens that no query can see any more make room for new ones."""
 
@@ -126,6 +139,10 @@ class WindowCells(Cells, WindowTable):
     def share(self, src: int, dst: int, p0: int, p1: int) -> None:
         super().share(src, dst, p0, p1)
         self.lost[dst] = max(self.lost[dst], self.lost[src])
+
+    def keep(self, seq_id: int) -> None:
+        super().keep(seq_id)
+        self.lost[np.arange(MAX_SEQUENCES) != seq_id] = 0  # they are empty
 
     def note_move(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         """Keeps `lost` in step with a move of the positions p0..p1.

@@ -13,6 +13,7 @@ from ikpy._native.steps import Steps
 from ikpy._native.tables import Taken
 from ikpy.backends.cuda.check import check_values
 from ikpy.backends.cuda.compare import NodeError, compare_nodes
+from ikpy.backends.cuda.interrupts import held_back
 from ikpy.backends.cuda.plan import HybridPlan, Run
 from ikpy.backends.cuda.runtime import DeviceRuntime
 from ikpy.backends.cuda.state import Inputs
@@ -322,11 +323,13 @@ class Context:
             self.model.arch.add_shift(g, il, self.kv.tensors[il, name], moved, n_rot, offset, self.graph_params)
         arena = plan_arena(g.nodes, set())
         memory = aligned_bytes(arena.nbytes)
-        self.sync_caches_to_host()
-        CompiledPlan(core, g.nodes, arena, memory.ctypes.data).run(self.n_ctx, self.n_threads_batch)
-        for cells in self.kv.cells.values():
-            cells.settle()
-        self.sync_caches_to_devices()
+        plan = CompiledPlan(core, g.nodes, arena, memory.ctypes.data)
+        with held_back():  # between the two, keys would be rotated a second time
+            self.sync_caches_to_host()
+            plan.run(self.n_ctx, self.n_threads_batch)
+            for cells in self.kv.cells.values():
+                cells.settle()
+            self.sync_caches_to_devices()
 
     def profile(self, n_tokens: int, n_outputs: int = 1) -> list[tuple[str, float]]:
         """Runs the plan of such a batch once with timing on the present cache contents; (op kind, seconds) per op."""

@@ -68,9 +68,10 @@ class HeadDraft(Drafter):
         self._text.append(tokens[-1])
         logits = self._catch_up(n_max)
         assert logits is not None
-        found = probable_tokens(logits, n_max, p_min, lambda found: self._logits_behind(found, end))
-        self._context.kv.seq_rm(self._seq_id, end, -1)
-        return found
+        try:
+            return probable_tokens(logits, n_max, p_min, lambda found: self._logits_behind(found, end))
+        finally:
+            self._context.kv.seq_rm(self._seq_id, end, -1)
 
     def adopt(self, other: Drafter, n: int) -> None:
         assert isinstance(other, HeadDraft)

@@ -12,9 +12,9 @@ import numpy as np
 
 from ikpy._native.batches import Batch
 from ikpy._native.tables import CellTables, Taken
-from ikpy.engine.cells import MAX_SEQUENCES, Cells, KVCacheFullError, PlannedCells, WindowCells
+from ikpy.engine.cells import MAX_SEQUENCES, Cells, KVCacheFullError, PlannedCells, WindowCells, whole_from
 from ikpy.engine.recurrent import RecurrentStates, pieces_by_state
-from ikpy.errors import ResourceError
+from ikpy.errors import ResourceError, UsageError
 from ikpy.gguf.huge_pages import zeroed_bytes
 from ikpy.graph.ir import PLANNED_ADDRESS, Value, external
 from ikpy.models.batch import FULL, CacheSpec, StateSpec, Window
@@ -167,7 +167,7 @@ class KVCache:
         )
 
     def restore(self, seq_id: int, positions: dict[Window, np.ndarray]) -> dict[Window, list[int]]:
-        """Takes cells for a saved sequence whose positions int32 [n] are given for each kind of cells.
+        """Takes cells for a saved sequence whose rising positions int32 [n] are given for each kind of cells.
 
         KVCacheFullError if there are too few, and nothing is taken then.
         """
@@ -186,8 +186,7 @@ class KVCache:
         self.tables.forget(seq_id)
         following = self.seq_pos_max(seq_id) + 1
         for window, cells in self.windows.items():
-            # Nothing was saved of a window of one token.
-            cells.lost[seq_id] = int(positions[window].min(initial=following))
+            cells.lost[seq_id] = whole_from(positions[window], positions[FULL], following)
         return found
 
     def make_room_to_unshare(self, seq_id: int) -> None:
@@ -212,23 +211,25 @@ class KVCache:
 
     def clear(self) -> None:
         """Empties all cells."""
+        self.tables.forget()
         for cells in self.cells.values():
             cells.clear()
-        self.tables.forget()
         if self.recurrent:
             self.recurrent.clear()
 
     def seq_rm(self, seq_id: int, p0: int = -1, p1: int = -1) -> None:
         """Removes the sequence (all if negative) from cells with p0 <= pos < p1."""
         before = self._lengths(seq_id)
+        self.tables.forget(seq_id)
         for cells in self.cells.values():
             cells.remove(seq_id, p0, p1)
-        self.tables.forget(seq_id)
         if self.recurrent:
             for seq, (n, _) in before.items():
                 left, following = self._lengths(seq)[seq]
                 if left < n:
                     self.recurrent.removed(seq, p0, following)
+                else:  # an interruption may have come between cells and states
+                    self.recurrent.released(seq, following)
 
     def _lengths(self, seq_id: int) -> dict[int, tuple[int, int]]:
         """Tokens and next position of the sequences (all if negative) that have a state."""
@@ -248,7 +249,8 @@ class KVCache:
 
     def rewind(self, seq_id: int, length: int) -> int:
         """Shortens a sequence to the `reusable` of `length` tokens to go on from there; returns how many are left."""
-        length = self.reusable(seq_id, length)
+        # An interrupted call may have left fewer cells than the caller knows of.
+        length = self.reusable(seq_id, max(0, min(length, self.seq_pos_max(seq_id) + 1)))
         self.seq_rm(seq_id, length, -1)
         return length
 
@@ -287,6 +289,8 @@ class KVCache:
     def seq_div(self, seq_id: int, p0: int, p1: int, divisor: int) -> None:
         """Divides positions (integer division)."""
         self._check_shift()
+        if divisor < 1:
+            raise UsageError(f"positions cannot be divided by {divisor}")
         if self.windows:
             raise ResourceError("positions in a cache of window size cannot be divided; use --swa-full")
         match = self.full.matching(seq_id, p0, p1)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Callable, Container, Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -206,6 +207,11 @@ class Model:
                     f"llm_load_tensors: note: {count} tensors of type {registry.by_id(type_id).name} have no unpacker; "
                     "their products decode to float first (slower)"
                 )
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Metadata of the file, with the values of kv_overrides."""
+        return ChainMap(dict(self.params.kv_overrides), self.gguf.metadata)  # type: ignore[arg-type]
 
     @property
     def hparams(self) -> HParams:

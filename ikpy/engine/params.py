@@ -10,6 +10,7 @@ from ikpy.engine.cells import MAX_SEQUENCES
 from ikpy.errors import UsageError
 from ikpy.graph.activations import ActivationCollector
 from ikpy.graph.placement import DeviceParams, PlacementParams
+from ikpy.models.hparams import ROPE_SCALING_TYPES
 from ikpy.threads import physical_cores
 
 if TYPE_CHECKING:
@@ -87,16 +88,17 @@ class ContextParams:
             raise UsageError("batch and micro-batch size must be above 0 (-b, -ub)")
         if self.n_ctx < 0:
             raise UsageError(f"a context of {self.n_ctx} tokens: 0 (what the model has) or more are possible (-c)")
-        if min(self.n_threads, self.n_threads_batch or 0) < 0:
-            raise UsageError(
-                f"{min(self.n_threads, self.n_threads_batch or 0)} threads: at least 1 is needed (-t, -tb)"
-            )
+        n_threads = min(self.n_threads, self.n_threads_batch or self.n_threads)
+        if n_threads < 1:
+            raise UsageError(f"{n_threads} threads: at least 1 is needed (-t, -tb)")
         if self.n_kept_states < 0:
             raise UsageError(f"{self.n_kept_states} kept states: 0 or more are possible")
         if not 1 <= self.n_seq_max <= MAX_SEQUENCES:
             raise UsageError(f"{self.n_seq_max} parallel sequences: 1 to {MAX_SEQUENCES} are possible")
         if self.sparse_top_k < -1:
             raise UsageError(f"-dsatk {self.sparse_top_k}: -1 (what the file says), 0 (all cells) or more are possible")
+        if self.rope_scaling not in (None, *ROPE_SCALING_TYPES):
+            raise UsageError(f"--rope-scaling {self.rope_scaling}: possible are {', '.join(ROPE_SCALING_TYPES)}")
         types_v = [self.type_v, *(edge[0] for edge in (self.type_v_first, self.type_v_last) if edge and edge[1] > 0)]
         if not self.flash_attn and any(name.lower() not in PLAIN_CACHE_TYPES for name in types_v):
             raise UsageError("V cache quantization requires flash_attn")

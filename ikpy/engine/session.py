@@ -14,6 +14,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ikpy._native import core
-from ikpy.engine.cells import WindowCells, lowest_visible
+from ikpy.engine.cells import WindowCells, lowest_visible, whole_from
 from ikpy.engine.recurrent import Checkpoint
 from ikpy.errors import FileFormatError, UsageError
 from ikpy.gguf.atomic import replacing
@@ -153,7 +154,8 @@ class SequenceState:
         if self.states:
             length = max((saved.end for saved in self.states if saved.end <= length), default=0)
         for (kind, size), pos in self.pos.items():
-            if kind != FULL[0] and pos.min(initial=len(self.tokens)) > lowest_visible(kind, size, length):
+            first = whole_from(pos, self.pos[FULL], len(self.tokens))
+            if kind != FULL[0] and first > lowest_visible(kind, size, length):
                 return 0
         return length
 
@@ -337,9 +339,31 @@ def parse_state(data: bytes, context: Context) -> tuple[dict[str, Any], int]:
     for kind, size, pos, shifts in header["cells"]:
         if not isinstance(kind, str) or type(size) is not int or len(_integers(pos)) != len(_integers(shifts)):
             raise ValueError
-        if min(pos, default=0) < 0 or (any(shifts) and not context.kv.can_shift):
+        if any(shifts) and not context.kv.can_shift:
             raise ValueError
+    _check_positions(context, len(tokens), {(kind, size): pos for kind, size, pos, _ in header["cells"]})
     return header, PREFIX.size + length
+
+
+def _check_positions(context: Context, n_tokens: int, positions: dict[Window, list[int]]) -> None:
+    """ValueError unless the cells are those of so many tokens: all of them, or any of a prediction head's entries, of
+    which there is one less; of a window's cells some of those that the next token may attend to."""
+    full = positions[FULL]
+    n_cells = max(0, n_tokens - 1) if context.model.arch.reads_states else n_tokens
+    is_whole = full == list(range(n_cells)) or context.model.arch.reads_states
+    if not (is_whole and _rises_within(full, 0, n_cells)):
+        raise ValueError
+    following = full[-1] + 1 if full else 0
+    for window, pos in positions.items():
+        cells = context.kv.cells.get(window)
+        first = cells.lowest_kept(following) if isinstance(cells, WindowCells) else 0
+        if not (_rises_within(pos, first, following) and set(pos) <= set(full)):
+            raise ValueError
+
+
+def _rises_within(values: list[int], first: int, end: int) -> bool:
+    """Whether every value is above the one before, from first to end - 1."""
+    return all(a < b for a, b in pairwise([first - 1, *values, end]))
 
 
 def _integers(values: Any) -> list[int]:

@@ -25,9 +25,11 @@ class Sizes:
 
     @classmethod
     def of(cls, params: ContextParams, hp: HParams) -> Sizes:
-        """Sizes that a context really has."""
+        """Sizes that a context really has. Raises UsageError if neither the parameters nor the file give a length."""
         pad = params.cell_multiple
         n_ctx = padded(params.n_ctx or hp.n_ctx_train, pad)
+        if n_ctx == 0:
+            raise UsageError(f"the file's context length ({hp.arch}.context_length) is 0: give one (-c)")
         n_batch = max(16, min(n_ctx, params.n_batch))
         n_ubatch = min(n_batch, params.n_ubatch or params.n_batch)
         return cls(n_ctx, n_batch, n_ubatch, pad)

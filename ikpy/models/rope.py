@@ -26,7 +26,8 @@ class RopeParams:
             raise UsageError(f"RoPE base {self.freq_base:g} and scale {self.freq_scale:g} must be above 0")
         if self.ext_factor and self.freq_base == 1:
             raise UsageError("YaRN needs a RoPE base other than 1")
-        if self.ext_factor and not (self.n_ctx_orig > 0 < self.beta_fast and self.beta_slow > 0):
+        betas = self.beta_fast, self.beta_slow
+        if self.ext_factor and not (self.n_ctx_orig > 0 and all(0 < beta < math.inf for beta in betas)):
             raise UsageError("YaRN needs an original context and betas above 0")
 
     def kernel_params(self, n_rot: int) -> list[float]:

@@ -55,11 +55,11 @@ def build_server(
 def chat_template(settings: ServerSettings, model: Model, vocab: Vocab) -> ChatTemplate:
     """The template of the settings or of the model. Raises an IkpyError for one that cannot be used."""
     if settings.chat_template is None:
-        return ChatTemplate.from_metadata(model.gguf.metadata, vocab)
+        return ChatTemplate.from_metadata(model.metadata, vocab)
     bos, eos = vocab.special_text(vocab.bos), vocab.special_text(vocab.eos)
     return ChatTemplate.from_argument(settings.chat_template, bos, eos)
 
 
 def tool_template(settings: ServerSettings, model: Model, vocab: Vocab) -> ChatTemplate | None:
     """The model's template for requests with tools, if it has one of its own (Command R7B)."""
-    return None if settings.chat_template else ChatTemplate.for_tools(model.gguf.metadata, vocab)
+    return None if settings.chat_template else ChatTemplate.for_tools(model.metadata, vocab)

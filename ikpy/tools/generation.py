@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from ikpy.backends.cuda.interrupts import held_back
 from ikpy.engine.batch import Batch
 from ikpy.engine.prefix import PROMPT_TAIL
 from ikpy.errors import ResourceError
@@ -149,11 +150,12 @@ class GrowingSequence:
         if self.on_shift:
             self.on_shift(drop)
         kv, seq = self.context.kv, self.seq_id
-        kv.seq_rm(seq, keep, keep + drop)
-        kv.seq_add(seq, keep + drop, len(self.tokens), -drop)
-        del self.tokens[keep : keep + drop]
-        if self.speculator is not None:
-            self.speculator.shift(keep, drop)
+        with held_back():  # a shift that is half done spoils what is written behind
+            kv.seq_rm(seq, keep, keep + drop)
+            kv.seq_add(seq, keep + drop, len(self.tokens), -drop)
+            del self.tokens[keep : keep + drop]
+            if self.speculator is not None:
+                self.speculator.shift(keep, drop)
 
     def generate(
         self, sampler: Sampler, logits: NDArray[np.float32], eog: frozenset[int]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ikpy.errors import IkpyError, UsageError
+from ikpy.errors import FileFormatError, IkpyError, UnsupportedError, UsageError
 from ikpy.gguf import encode
 from ikpy.gguf.metadata import scalar_or
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import KEY_ALIGNMENT, SPLIT_KEYS, GGUFValueType
+from ikpy.models import architecture
+from ikpy.models.keys import Keys
 from ikpy.quants import registry
 from ikpy.tools.model_logs import common_type
 from ikpy.tools.quantize_prune import pruned_values, stored_like
@@ -52,6 +56,7 @@ def output_metadata(file: GGUFFile, options: QuantizeOptions, file_type: int) ->
     values |= {key: stored_like(file, key, value) for key, value in pruned.items()}
     # Keys that the input lacks come in this order, that of the reference.
     values |= {key: _override(file, key, value) for key, value in options.kv_overrides.items()}
+    _check_read_types(file, options.kv_overrides)
     for key, stored in (_imatrix_values(options) | {"general.file_type": encode.scalar(u32, file_type)}).items():
         values.setdefault(key, stored)
     return values
@@ -110,6 +115,16 @@ def _check_kind(file: GGUFFile, key: str, value: object, types: tuple[GGUFValueT
         kind = entry.element_type
     if kind not in types:
         raise UsageError(f"--override-kv {key}: value {value!r} is not of the key's type {kind.name.lower()}")
+
+
+def _check_read_types(file: GGUFFile, overrides: Mapping[str, object]) -> None:
+    """UsageError for a value of another kind than the file's architecture reads a key as, which the file may lack."""
+    if not overrides:
+        return
+    with suppress(FileFormatError, UnsupportedError):  # a file may be quantized that cannot be run
+        keys = Keys(file, overrides)
+        cls = architecture(keys.arch)
+        cls.__new__(cls).read_hparams(keys)
 
 
 def repacked_ftype(number: int) -> int:

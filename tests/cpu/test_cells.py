@@ -96,3 +96,23 @@ def test_too_few_cells_are_all_that_is_found():
     cells = Cells(BLOCK)
     add(cells, *[0] * (BLOCK - 3))
     assert sorted(cells.find([2] * 5)) == [BLOCK - 3, BLOCK - 2, BLOCK - 1]
+
+
+def test_interrupted_removals_can_be_made_again():
+    class Interrupted(Cells):
+        is_whole = False
+
+        def empty(self, cells):
+            if not self.is_whole:
+                raise KeyboardInterrupt
+            super().empty(cells)
+
+    cells = Interrupted(2 * BLOCK)
+    add(cells, *[0] * 10)
+    cells.share(0, 1, -1, 4)
+    with pytest.raises(KeyboardInterrupt):
+        cells.remove(0, -1, -1)
+    assert ((cells.pos >= 0) == (cells.seq != 0)).all()
+    cells.is_whole = True
+    cells.remove(0, -1, -1)
+    assert cells.used == 4 and (cells.seq[cells.pos >= 0] == mask(1)).all()

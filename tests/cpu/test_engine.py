@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -11,10 +12,12 @@ import numpy as np
 import pytest
 
 from ikpy import Batch, Context, ContextParams, KVCacheFullError, Model, ModelParams, default_model_path
+from ikpy.engine.kv_cache import KVCache
 from ikpy.errors import FileFormatError, ResourceError, UnsupportedError, UsageError
 from ikpy.gguf.reader import GGUFFile
 from ikpy.gguf.types import GGUFValueType
 from ikpy.gguf.writer import GGUFWriter
+from ikpy.graph.plan import CompiledPlan
 from ikpy.quants import registry
 from ikpy.tools.generation import GrowingSequence
 from tests.shared import DATA
@@ -154,6 +157,61 @@ def test_rewinding_drops_cells_that_no_token_stands_for() -> None:
     assert sequence.rewind(ids) == 0 and ctx.kv.used_cells == 0
 
 
+def test_interrupted_shifts_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while keys are rotated."""
+    ctx, other = context(LLAMA, type_k="f32"), context(LLAMA, type_k="f32")
+    for c in (ctx, other):
+        c.decode(Batch.single(tokens(60)))
+        c.kv.seq_rm(0, 5, 25)
+        c.kv.seq_add(0, 25, -1, -20)
+    run = CompiledPlan.run
+
+    def interrupted(plan: CompiledPlan, *args: object) -> None:
+        run(plan, *args)  # type: ignore[arg-type]
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CompiledPlan, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ctx.decode(Batch.one(7, 40))
+    assert not ctx.kv.shifted and ctx.kv.used_cells == 40
+    assert_close(ctx.decode(Batch.one(7, 40))[0], other.decode(Batch.one(7, 40))[0], TOLERANCE)
+
+
+def test_a_file_without_a_context_length() -> None:
+    model = Model.load(LLAMA, ModelParams(kv_overrides={"llama.context_length": 0}))
+    with pytest.raises(UsageError, match=r"context length \(llama.context_length\) is 0: give one \(-c\)"):
+        Context(model, ContextParams(n_threads=1))
+    assert Context(model, ContextParams(n_ctx=10, n_threads=1)).n_ctx == 256
+
+
+def test_rewinding_keeps_no_more_than_there_is() -> None:
+    ctx, ids = context(LLAMA), tokens(30).tolist()
+    sequence = GrowingSequence(ctx)
+    sequence.feed(ids)
+    ctx.kv.seq_rm(0, 10, -1)  # as an interruption leaves it between the cells and their record
+    assert sequence.rewind(ids) == 10 == len(sequence.tokens)
+    assert ctx.kv.rewind(0, -5) == 0 == ctx.kv.used_cells
+
+
+def test_an_interrupted_context_shift_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C where dropped tokens have gone and the others have not moved yet."""
+    ctx, ids = context(LLAMA), tokens(250).tolist()
+    sequence, remove = GrowingSequence(ctx, n_keep=2), KVCache.seq_rm
+    sequence.feed(ids)
+
+    def interrupted(kv: KVCache, *args: int) -> None:
+        remove(kv, *args)
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KVCache, "seq_rm", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sequence.feed(ids[:10])
+    assert sequence.tokens == ids[:2] + ids[126:]
+    assert sorted(ctx.kv.pos[ctx.kv.pos >= 0].tolist()) == list(range(126))
+
+
 @pytest.mark.parametrize("path", [LLAMA, QWEN], ids=lambda p: p.stem)
 @pytest.mark.parametrize("type_k", ["f16", "q8_0"])
 def test_shifting_all_positions_changes_nothing(path: Path, type_k: str) -> None:
@@ -193,6 +251,8 @@ def test_cache_operations() -> None:
     assert kv.used_cells == 35
     kv.seq_div(3, -1, -1, 2)
     assert (kv.seq_pos_min(3), kv.seq_pos_max(3)) == (5, 9)
+    with pytest.raises(UsageError, match="positions cannot be divided by 0"):
+        kv.seq_div(3, -1, -1, 0)
     kv.seq_keep(3)
     assert kv.used_cells == 10
     kv.seq_add(3, -1, -1, -6)
@@ -246,6 +306,7 @@ def test_embeddings_are_the_normed_states() -> None:
         ({"type_v": "q8_0", "flash_attn": False}, "requires flash_attn"),
         ({"n_seq_max": 65}, "parallel sequences"),
         ({"n_batch": 0}, "batch"),
+        ({"rope_scaling": "longrope"}, "--rope-scaling longrope: possible are none, linear, yarn"),
     ],
 )
 def test_context_parameter_errors(params: dict, message: str) -> None:

@@ -165,9 +165,28 @@ def test_errors(llm: LLM) -> None:
             llm.chat(messages)
     with pytest.raises(UsageError, match=r"max_tokens 2\.5 is no whole number"):
         llm.generate("x", 2.5)  # type: ignore[arg-type]
-    for name, wrong in (("n_threads", -1), ("n_threads_batch", -1), ("n_ctx", -5)):
+    assert llm.generate(OLD_MAN, np.int64(2), temperature=0) == " the room"  # type: ignore[arg-type]
+    for stop in (None, 5, ["a", 5]):
+        with pytest.raises(UsageError, match="is neither a text nor a list of texts"):
+            llm.generate("x", stop=stop)  # type: ignore[arg-type]
+    for token in (-1, 4096, 10**30):
+        with pytest.raises(UsageError, match=f"token {token} of the prompt is outside the vocabulary of 4096"):
+            llm.generate([5, token])
+    measured = LLM(n_ctx=512, n_threads=1, header_only=True)
+    for call in (measured.generate, measured.embed):
+        with pytest.raises(UsageError, match="only the header of the model was read"):
+            call("x")  # type: ignore[operator]
+    for name, wrong in (("n_threads", -1), ("n_threads", 0), ("n_threads_batch", -1), ("n_ctx", -5)):
         with pytest.raises(UsageError, match=f"{wrong} t"):
             LLM(**{name: wrong})
+
+
+def test_overrides_reach_vocabulary_and_template(llm: LLM) -> None:
+    changed = {"tokenizer.ggml.add_bos_token": False, "tokenizer.chat_template": "{{ messages[0]['content'] }}!"}
+    other = LLM(n_ctx=512, n_threads=1, kv_overrides=changed)
+    assert llm.vocab.add_bos and not other.vocab.add_bos
+    assert other.tokenize("x", add_special=True) == llm.tokenize("x")
+    assert other.chat_template.render([{"role": "user", "content": "Hello"}]) == "Hello!"
 
 
 def test_one_stop_string_and_a_full_context(llm: LLM) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import zlib
 from itertools import islice
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from ikpy.engine.head_draft import HeadDraft
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams
 from ikpy.engine.sampling import Sampler, SamplingParams
+from ikpy.engine.session import PREFIX
 from ikpy.engine.speculative import SpeculativeParams, Speculator
 from ikpy.errors import FileFormatError, UsageError
 from ikpy.llm import LLM
@@ -302,10 +305,17 @@ def test_states_of_heads(tmp_path: Path) -> None:
     for drafter in (second, third):
         drafter.observe(text[:45], states[38:45])  # the end of a restored text is evaluated again
         assert drafter.draft(text[:46], 1) == [wanted_draft(model, text[:46], states)]
-    (tmp_path / "state").write_bytes(b"something else")
-    with pytest.raises(FileFormatError):
-        third.read_state(tmp_path / "state")
-    assert not entries(third)
+    data = (tmp_path / "state").read_bytes()
+    magic, version, _, length = PREFIX.unpack_from(data)
+    header = json.loads(data[PREFIX.size : PREFIX.size + length])
+    header["tokens"] = header["tokens"][:-1]  # fewer than have entries
+    content = json.dumps(header).encode() + data[PREFIX.size + length :]
+    wrong = PREFIX.pack(magic, version, zlib.crc32(content), len(json.dumps(header))) + content
+    for damaged in (b"something else", wrong):
+        (tmp_path / "state").write_bytes(damaged)
+        with pytest.raises(FileFormatError):
+            third.read_state(tmp_path / "state")
+        assert not entries(third)
 
 
 def entries(drafter: HeadDraft) -> list[int]:

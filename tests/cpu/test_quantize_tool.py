@@ -430,6 +430,8 @@ def test_overrides_keep_the_types_that_readers_want(tmp_path, capfd):
         ("qwen3moe.context_length=str:abc", "value 'abc' is not of the key's type uint32"),
         ("qwen3moe.context_length=bool:true", "value True is not of the key's type uint32"),
         ("tokenizer.ggml.tokens=str:abc", "value 'abc' is not of the key's type array"),
+        ("qwen3moe.rope.scaling.factor=int:2", "value 2 is not of the key's type float32"),  # the file has no such key
+        ("qwen3moe.rope.scaling.original_context_length=int:-2", "-2 is not in the range of the key"),
     ):
         (tmp_path / "o.gguf").unlink(missing_ok=True)
         assert run(["--override-kv", text, source, out, "Q8_0"]) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -194,3 +195,15 @@ def test_the_checkpoint_with_the_shortest_gap_goes() -> None:
     states.keep_checkpoint(0, 1)
     assert [saved.end for saved in states.checkpoints[0]] == [400]
     assert states.nbytes_of(0) == states.slot_nbytes == 16
+
+
+def test_an_interrupted_removal_does_not_lose_the_sequence(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C between the cells and the states of a sequence: it can start anew."""
+    context, tokens = new_context(path), text(3, 20)
+    context.decode(Batch.single(tokens))
+    with monkeypatch.context() as patch:
+        patch.setattr(RecurrentStates, "removed", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            context.kv.seq_rm(0)
+    assert context.kv.used_cells == 0 and context.kv.rewind(0, 5) == 0
+    hold("anew", context.decode(Batch.single(tokens, logits="all")), expected(path, tokens))

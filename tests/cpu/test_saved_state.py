@@ -262,6 +262,12 @@ def test_a_pipe_is_not_replaced(tmp_path: Path) -> None:
         {"cells": [["none", 0, list(range(40)), [0] * 39]]},
         "[" * 100_000,
         {"cells": [["none", 0, list(range(40)), [1] * 40]]},  # keys of latent attention cannot be shifted
+        {"tokens": TOKENS[:39]},
+        {"tokens": [*TOKENS, 5]},
+        {"cells": [["none", 0, list(range(1, 41)), [0] * 40]]},
+        {"cells": [["none", 0, [*range(39), 38], [0] * 40]]},
+        {"cells": [["none", 0, list(range(40))[::-1], [0] * 40]]},
+        {"cells": [["sliding", 8, list(range(40)), [0] * 40]]},
     ],
     ids=lambda change: str(change)[:60],
 )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import json
+import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,8 @@ from ikpy.engine.model import Model
 from ikpy.engine.model_draft import ModelDraft
 from ikpy.engine.params import ContextParams
 from ikpy.engine.sequence_state import load_sequence, save_sequence, unshare_sequence
-from ikpy.engine.session import load_session, put_state, save_session, take_state
+from ikpy.engine.session import PREFIX, load_session, put_state, save_session, take_state
+from ikpy.errors import FileFormatError
 from ikpy.graph.ir import F32
 from ikpy.models import llama4
 from ikpy.models.batch import CacheSpec
@@ -245,6 +248,60 @@ def test_saved_texts_say_what_of_them_can_be_gone_on_from(
         lengths = range(1, 111)
         assert [saved.reusable(n) for n in lengths] == [context.kv.reusable(0, n) for n in lengths]
         assert saved.reusable(110) == 110
+
+
+@pytest.mark.parametrize(
+    "positions", [range(94, 100), range(92, 98), [95, 95, 96, 97, 98, 99], [99, 98, 97, 96, 95, 94], [94, 97, 101]]
+)
+def test_states_whose_window_is_none_of_their_text(positions: Sequence[int], tmp_path: Path) -> None:
+    """With a checksum that is right; the first of them is the window of 7 as it was saved."""
+    context, _ = contexts(gpt_oss()[0].write(tmp_path / "model.gguf"))
+    run(context, TOKENS[:100])
+    save_session(tmp_path / "state", context, TOKENS[:100].tolist())
+    data = (tmp_path / "state").read_bytes()
+    magic, version, _, length = PREFIX.unpack_from(data)
+    header = json.loads(data[PREFIX.size : PREFIX.size + length])
+    header["cells"][1][2:] = list(positions), [0] * len(positions)
+    content = json.dumps(header).encode() + data[PREFIX.size + length :]
+    prefix = PREFIX.pack(magic, version, zlib.crc32(content), len(json.dumps(header)))
+    (tmp_path / "state").write_bytes(prefix + content)
+    if positions == range(94, 100):
+        assert load_session(tmp_path / "state", context) == TOKENS[:100].tolist()
+        return
+    with pytest.raises(FileFormatError, match="is damaged"):
+        load_session(tmp_path / "state", context)
+    assert context.kv.used_cells == 100
+
+
+def test_emptied_sequences_lack_nothing() -> None:
+    cells = WindowCells(64, "sliding", 8)
+    cells.fill(range(10), range(40, 50), [1] * 10)
+    cells.lost[:3] = 40, 60, 70
+    cells.keep(0)
+    assert cells.lost.tolist() == [40] + [0] * 63 and cells.used == 10
+
+
+def test_a_restored_window_knows_its_gap() -> None:
+    """Tokens of a beginning that another sequence shares outlive those behind them, which a shift may bring near."""
+    window = "sliding", 64
+    specs = [[CacheSpec("k", F32, 4, 1), CacheSpec("k", F32, 4, 1, window=window)]]
+    cache = KVCache(512, specs, can_shift=True, windows={window: 160})
+    cache.place(Batch.single([0] * 6, 0, 0))
+    cache.seq_cp(0, 1)
+    for start in range(6, 126, 20):
+        cache.place(Batch.single([0] * 20, start, 0))
+    cache.place(Batch.single([0] * 90, 6, 1))
+    cache.seq_rm(1, 6, -1)  # what was in the way of the first sequence's tokens is gone
+    cells = cache.windows[window]
+    lost = int(cells.lost[0])
+    assert 6 < lost < 126
+    cache.seq_rm(0, 20, 110)
+    cache.seq_add(0, 110, 126, -90)
+    kept = {w: np.sort(c.pos[c.matching(0, -1, -1)]) for w, c in cache.cells.items()}
+    assert kept[window].tolist() == [*range(6), *range(20, 36)] and cache.reusable(0, 36) == 0
+    cache.seq_rm(0)
+    cache.restore(0, kept)
+    assert cells.lost[0] == 20 and cache.reusable(0, 36) == 0 and cache.reusable(0, 30) == 0
 
 
 def test_shared_beginnings_get_cells_of_their_own_in_a_full_window(tmp_path: Path) -> None:

@@ -428,6 +428,7 @@ def test_yarn_without_a_base(tmp_path: Path) -> None:
     Context(Model.load(path), settings)
     for changes, message in (
         ({"rope_freq_base": 1.0}, "YaRN needs a RoPE base other than 1"),
+        ({"yarn_beta_fast": math.inf}, "YaRN needs an original context and betas above 0"),
         ({"rope_freq_base": -1.0}, "RoPE base -1 and scale 0.5 must be above 0"),
         ({"yarn_beta_fast": 0.0}, "betas above 0"),
     ):

@@ -514,6 +514,41 @@ def test_options_page_is_up_to_date():
     assert result.returncode == 0, "run: python scripts/make_options_doc.py"
 
 
+@pytest.mark.parametrize("tool", TOOLS)
+def test_help_divides_what_has_no_effect_from_what_is_refused(tool: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([tool, "--help"]) == 0
+    used, _, rest = capsys.readouterr().out.partition("Also accepted, without effect")
+    accepted, _, refused = rest.partition("Refused, with the reason:")
+    for words, is_refused in ((accepted, False), (refused, True)):
+        names = [word for word in words.split() if word.startswith("-")]
+        assert names and len(names) == len(set(names))
+        for name in names:
+            row = by_name(TOOLS[tool])[name]
+            assert (row.effect is Effect.REFUSED and TOOLS[tool] in row.used) == is_refused, name
+    assert not {"-c", "--warmup", "--context-shift" if tool == "server" else "-m"} & set(rest.split())
+    lines = " ".join(used.split())
+    assert "flash attention (default: on)" in lines and "reuse of compiled graphs; always on" in lines
+
+
+def test_help_of_bench_has_the_reasons(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--help"]) == 0
+    options, _, rest = capsys.readouterr().out.partition("With a CUDA device:")
+    gpu, _, idle = rest.partition("Accepted, without effect:")
+    assert " --prio N " in idle and "left to the system" in idle and " -ngl, " in gpu and " --numa " in options
+    assert "--prio" not in options + gpu and "-ngl" not in options.split()
+
+
+def test_values_of_other_programs_that_ask_for_the_default() -> None:
+    assert run("-np -1", "server").context.n_parallel == 1
+    assert run("--fit off --log-colors auto --webui -c 512", "server").warnings == []
+    for variable, text, page in (("UI", "0", "none"), ("WEBUI", "off", "none"), ("WEBUI", "1", "auto")):
+        assert run("", "server", {f"LLAMA_ARG_{variable}": text}).server.webui == page
+    for variable in ("LLAMA_ARG_THINK_BUDGET_MESSAGE", "LLAMA_ARG_REASONING_BUDGET_MESSAGE"):
+        assert run("", "server", {variable: "stop"}).server.reasoning_budget_message == "stop"
+    with pytest.raises(UsageError, match="-np"):
+        run("-np -2", "server")
+
+
 @pytest.mark.parametrize(("tool", "shown"), [("cli", "0"), ("perplexity", "512"), ("imatrix", "512")])
 def test_help_shows_the_default_of_the_tool(tool: str, shown: str) -> None:
     row = by_name()["-c"]

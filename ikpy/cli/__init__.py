@@ -36,7 +36,7 @@ COMMANDS = {
     "server": ("ikpy.cli.server", "HTTP server"),
     "tokenize": ("ikpy.cli.tokenize", "show how a text is divided into tokens"),
     "gguf": ("ikpy.cli.gguf", "show, split, merge and change GGUF files"),
-    "cuda": ("ikpy.cli.cuda", "CUDA devices; kernels compiled ahead of time, compared with the CPU"),
+    "cuda": ("ikpy.cli.cuda", "devices; kernels built, measured and checked"),
     "info": ("ikpy.cli.info", "version, build and machine"),
 }
 """Subcommand -> module with a function run(arguments) -> exit status, help line."""
@@ -145,6 +145,8 @@ def named_command(program: str, arguments: Sequence[str]) -> list[str]:
         return []
     if name == "gguf-split":
         return ["gguf", "merge" if "--merge" in arguments else "split"]
+    if name == "completion":
+        return ["cli"]
     return ["gguf", "hash"] if name == "gguf-hash" else [name] if name in COMMANDS else []
 
 

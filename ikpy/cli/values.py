@@ -236,7 +236,10 @@ def to_file_unscaled(text: str, warn: Warn) -> tuple[str, float]:
 def to_file_scaled(text: str, warn: Warn) -> tuple[str, float]:
     """`FILE SCALE`."""
     path, _, scale = text.rpartition(" ")
-    return path, to_float(scale, warn)
+    try:
+        return path, to_float(scale, warn)
+    except ValueError:
+        raise ValueError(f"expected FILE SCALE, two words, got {text!r}") from None
 
 
 def to_layer_range(text: str, warn: Warn) -> tuple[int, int]:

@@ -167,7 +167,10 @@ def test_command_lines_in_circulation_are_accepted(line, tool):
         ("--model-url http://x/y.gguf -hf a/b", "--model-url and --hf-repo exclude each other"),
         ("--fit -ncmoe 3", "-ncmoe | --n-cpu-moe cannot be used with --fit"),
         ("--hellaswag --winogrande", "--hellaswag and --winogrande exclude each other"),
-        ("--lora-scaled x y", "invalid parameter for argument: --lora-scaled (expected a number, got 'y')"),
+        (
+            "--lora-scaled x y",
+            "invalid parameter for argument: --lora-scaled (expected FILE SCALE, two words, got 'x y')",
+        ),
         ("-gan 4", "self-extend is not supported; extend the context with YaRN instead: --rope-scaling yarn"),
         ("--spec-synth-len 3", "--spec-synth-len: drafts are taken as far as the model agrees"),
         ("--spec-synth-rates 1,0.5", "--spec-synth-rates: drafts are taken as far as the model agrees"),

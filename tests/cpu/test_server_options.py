@@ -28,8 +28,9 @@ SAMPLES = (
     "27,0", "q8_0,1", "exps=CPU", "15+1.5", "linear", "distribute", "variance", "graphs=0", "0,512", "dkf", "causal",
     "FILE",
 )  # fmt: skip
-ON_ALREADY = ("--ui", "--slots", "--cont-batching", "--warmup", "--mmap", "--kv-offload", "--cache-prompt", "--prefill-assistant",
-    "--models-autoload", "--escape",
+ON_ALREADY = (
+    "--slots", "--cont-batching", "--warmup", "--mmap", "--kv-offload", "--cache-prompt", "--prefill-assistant",
+    "--models-autoload", "--escape", "--ui",
 )  # fmt: skip
 OFF_ALREADY = ("--no-repack", "--no-skip-chat-parsing", "--no-log-jsonl")
 

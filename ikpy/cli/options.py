@@ -58,6 +58,12 @@ class Kind:
         """What a variable that says `off` stores; None if no opposite is known."""
         return not self.const if isinstance(self.const, bool) else self.off
 
+    def words(self, on: bool) -> list[str]:
+        """The value that says yes or no, of an option that may go without."""
+        if "1" in self.optional:
+            return [str(int(on))]
+        return [] if on else [str(self.off)]
+
     @property
     def nargs(self) -> int:
         """Number of values that must follow."""

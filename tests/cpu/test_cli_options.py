@@ -13,11 +13,13 @@ import pytest
 import ikpy.cli
 from ikpy.backends.cuda import devices as cuda_devices
 from ikpy.cli import COMMANDS, main
+from ikpy.cli.config import option_arguments
 from ikpy.cli.fields import get_field
 from ikpy.cli.help import default_text
 from ikpy.cli.options import TOOLS, Effect, all_options, by_name, normalize_name
 from ikpy.cli.params import CommonParams
 from ikpy.cli.parser import parse
+from ikpy.cli.presets import use_of
 from ikpy.cli.values import unescape
 from ikpy.engine.sampling_params import RANDOM_SEED
 from ikpy.errors import UsageError
@@ -546,6 +548,11 @@ def test_values_of_other_programs_that_ask_for_the_default() -> None:
     assert run("--fit off --log-colors auto --webui -c 512", "server").warnings == []
     for variable, text, page in (("UI", "0", "none"), ("WEBUI", "off", "none"), ("WEBUI", "1", "auto")):
         assert run("", "server", {f"LLAMA_ARG_{variable}": text}).server.webui == page
+    for value, page in (("true", "auto"), ("false", "none"), ("llamacpp", "llamacpp")):
+        words = use_of("", "webui", value)[1]
+        assert run(words, "server").server.webui == page
+        given = {"true": True, "false": False}.get(value, value)
+        assert option_arguments("", "server", "webui", given) == words
     for variable in ("LLAMA_ARG_THINK_BUDGET_MESSAGE", "LLAMA_ARG_REASONING_BUDGET_MESSAGE"):
         assert run("", "server", {variable: "stop"}).server.reasoning_budget_message == "stop"
     with pytest.raises(UsageError, match="-np"):

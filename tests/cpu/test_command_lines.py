@@ -102,7 +102,7 @@ def known_options() -> set[str]:
         command = typer.main.get_command(app)
         for each in getattr(command, "commands", {"": command}).values():
             names |= {name for parameter in each.params for name in parameter.opts}
-    return names | {"--help", "--version", "--list-devices", "--verbose", "--slow-iq2ks"}
+    return names | {"--help", "--version", "--list-devices", "--verbose", "--slow-iq2ks", "--completion-bash"}
 
 
 ABOUT_SCRIPTS = ("performance", "performance-avx2", "performance-kernels", "quants", "cuda-kernels")

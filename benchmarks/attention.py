@@ -20,10 +20,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from benchmarks import reference_attention as ref
 from ikpy._native import core, tier
 from ikpy.gguf.huge_pages import zeroed_bytes
 from ikpy.graph.plan import TENSOR_DTYPE
-from tests.cpu import reference_attention as ref
 
 TYPES = {name: type_id for type_id, name in ref.TYPE_NAMES.items() if name != "f32"}
 # Query heads, K heads, elements of a K row and of a V row; V is inside K where there is one K head.

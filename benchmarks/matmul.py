@@ -19,11 +19,11 @@ import time
 import numpy as np
 import psutil
 
+from benchmarks.matmul_plans import Program
+from benchmarks.random_weights import random_tensor
 from ikpy._native import core, tier
 from ikpy.graph.plan import OP_DTYPE, TENSOR_DTYPE
 from ikpy.quants import by_name
-from tests.cpu.matmul_plans import Program
-from tests.cpu.quant_data import random_tensor
 
 TYPES = (
     *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q6_0", "Q8_0", "IQ4_NL", "IQ4_XS", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),

@@ -163,7 +163,10 @@ def ser_table(args: argparse.Namespace) -> list[str]:
 
 def zoo_table(args: argparse.Namespace) -> list[str]:
     """Distance of logits to the float64 evaluation of every captured model in every setting."""
-    from tests.cpu import test_zoo as zoo
+    try:
+        from tests.cpu import test_zoo as zoo
+    except ModuleNotFoundError as error:
+        raise SystemExit(f"the table zoo needs the recorded models of a checkout's tests: {error}") from None
 
     rows = []
     for case in zoo.CASES:

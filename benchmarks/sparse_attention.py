@@ -15,6 +15,7 @@ import time
 
 import numpy as np
 
+from benchmarks import reference_attention as ref
 from ikpy._native import core, tier
 from ikpy.gguf.huge_pages import zeroed_bytes
 from ikpy.graph.builder import Graph
@@ -22,7 +23,6 @@ from ikpy.graph.ir import F16, F32, I32, Value, external
 from ikpy.graph.plan import CompiledPlan
 from ikpy.graph.planner import plan_arena
 from ikpy.quants import registry
-from tests.cpu import reference_attention as ref
 
 HEADS, LATENT, VALUES = 128, 576, 512
 INDEX_HEADS, INDEX_SIZE = 64, 128

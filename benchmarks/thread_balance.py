@@ -16,7 +16,7 @@ import argparse
 import numpy as np
 
 from benchmarks.attention import SHAPES, TYPES, Layer
-from tests.cpu.reference_attention import row_nbytes
+from benchmarks.reference_attention import row_nbytes
 
 MANY_THREADS = 17
 # Name: rows, matrices that a token meets, whether there is a gate.

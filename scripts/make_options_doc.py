@@ -32,6 +32,26 @@ accepts every option below, so that a command line can be moved from one tool to
 Letters of the column *used by*: P perplexity, I imatrix, S server, W sweep-bench, B batched-bench, C cli.
 """
 
+ENVIRONMENT = """
+## Environment variables
+
+Those of single options are named in the tables. The others:
+
+| variable | meaning |
+|---|---|
+| `IKPY_ISA` | native core: `avx512`, `avxvnni`, `avx2` or `portable`; default: the best one of this build and CPU |
+| `IKPY_AMX` | `0`: no use of the tile unit; `bf16`: no products of halves; `fp16`: F16 weights as halves, too |
+| `IKPY_VBMI` | `0`: no kernels that permute bytes (VBMI and GFNI) |
+| `IKPY_MAKER` | `amd` or `intel`: whose CPUs the kernels suit; default: what the CPU says |
+| `HF_HOME`, `HF_ENDPOINT` | cache and address of the Hugging Face hub (`-hf`) |
+| `LLAMA_CACHE` | where `-mu` keeps models; default: `~/.cache/ikpy/models` |
+| `XDG_CACHE_HOME` | in place of `~/.cache`, for compiled kernels of GPUs, too |
+| `NVCC`, `CUDA_HOME`, `CUDA_VISIBLE_DEVICES` | compiler, toolkit and devices ([gpu.md](gpu.md)) |
+
+`ikpy info` shows what the first four lead to. Those of the build and of tests are in
+[architecture.md](architecture.md#the-executor) and [gpu-testing.md](gpu-testing.md).
+"""
+
 
 def cell(text: str) -> str:
     """Text that is safe in a table cell."""
@@ -87,7 +107,7 @@ def bench_section() -> list[str]:
 def render() -> str:
     """The whole page."""
     assert set(TOOLS.values()) == set("PISWBC")
-    return INTRODUCTION + "\n".join([*common_section(), *bench_section()]) + "\n"
+    return INTRODUCTION + "\n".join([*common_section(), *bench_section()]) + "\n" + ENVIRONMENT
 
 
 def main() -> int:

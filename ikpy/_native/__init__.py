@@ -1,6 +1,6 @@
 """Picks the native core for this machine: the best built ISA tier that the CPU supports.
 
-IKPY_ISA=avx512|avxvnni|avx2|portable overrides the choice; the core itself reads IKPY_AMX and IKPY_MAKER.
+IKPY_ISA=avx512|avxvnni|avx2|portable overrides the choice; the core itself reads IKPY_AMX, IKPY_VBMI and IKPY_MAKER.
 Attributes: core (the module), tier, available_tiers.
 """
 
@@ -12,8 +12,12 @@ from types import ModuleType
 from ikpy.errors import UnsupportedError
 
 TIERS = ("avx512", "avxvnni", "avx2", "portable")
-AMX_USES = ("0", "1", "bf16", "fp16")
-MAKERS = ("amd", "intel")
+READ_BY_CORE = {
+    "IKPY_AMX": ("use of the tile unit", ("0", "1", "bf16", "fp16")),
+    "IKPY_VBMI": ("use of byte permutes", ("0", "1")),
+    "IKPY_MAKER": ("maker of CPUs", ("amd", "intel")),
+}
+"""Variables, what they choose, and their values."""
 
 
 def _runnable(tier: str, features: dict[str, bool]) -> bool:
@@ -31,12 +35,10 @@ def _select() -> tuple[ModuleType, str, tuple[str, ...]]:
         raise UnsupportedError("ikpy's native modules are not built; run `pip install -e .` in the checkout") from error
     features = cpu.features()
     available = tuple(t for t in TIERS if _built(t) and _runnable(t, features))
-    amx = os.environ.get("IKPY_AMX")
-    if amx and amx not in AMX_USES:
-        raise UnsupportedError(f"IKPY_AMX={amx}: unknown use of the tile unit; give one of {', '.join(AMX_USES)}")
-    maker = os.environ.get("IKPY_MAKER")
-    if maker and maker not in MAKERS:
-        raise UnsupportedError(f"IKPY_MAKER={maker}: unknown maker of CPUs; give one of {', '.join(MAKERS)}")
+    for name, (what, values) in READ_BY_CORE.items():
+        value = os.environ.get(name)
+        if value and value not in values:
+            raise UnsupportedError(f"{name}={value}: unknown {what}; give one of {', '.join(values)}")
     wanted = os.environ.get("IKPY_ISA")
     if wanted and wanted not in available:
         raise UnsupportedError(

@@ -36,7 +36,7 @@ COMMANDS = {
     "server": ("ikpy.cli.server", "HTTP server"),
     "tokenize": ("ikpy.cli.tokenize", "show how a text is divided into tokens"),
     "gguf": ("ikpy.cli.gguf", "show, split, merge and change GGUF files"),
-    "cuda": ("ikpy.cli.cuda", "CUDA devices; kernels compiled ahead of time, compared with the CPU"),
+    "cuda": ("ikpy.cli.cuda", "devices; kernels built, measured and checked"),
     "info": ("ikpy.cli.info", "version, build and machine"),
 }
 """Subcommand -> module with a function run(arguments) -> exit status, help line."""
@@ -58,10 +58,19 @@ class PassThrough(TyperCommand):
         return []
 
 
-def asks_for_version(arguments: Sequence[str]) -> bool:
-    """Whether --version comes first behind a subcommand, or behind one of the subcommand's own."""
+def asks_for(option: str, arguments: Sequence[str]) -> bool:
+    """Whether an option comes first behind a subcommand, or behind one of the subcommand's own."""
     words = list(dropwhile(lambda word: word.startswith("-"), arguments))
-    return "--version" in words[1 : 3 if words[:1] in (["gguf"], ["cuda"]) else 2]
+    return option in words[1 : 3 if words[:1] in (["gguf"], ["cuda"]) else 2]
+
+
+def print_completion(wanted: bool) -> None:
+    """Callback of --completion-bash."""
+    if wanted:
+        from ikpy.cli.completion import bash_script
+
+        print(bash_script(), end="")
+        raise typer.Exit()
 
 
 def print_version(wanted: bool) -> None:
@@ -99,6 +108,13 @@ def make_app() -> typer.Typer:
             False, "--version", callback=print_version, is_eager=True, help="Print version and compiler."
         ),
         verbose: bool = typer.Option(False, "--verbose", help="Print a traceback with errors."),
+        completion: bool = typer.Option(
+            False,
+            "--completion-bash",
+            callback=print_completion,
+            is_eager=True,
+            help="Print what makes bash complete commands and options: source <(ikpy --completion-bash)",
+        ),
     ) -> None:
         """Run and make quantized GGUF language models."""
 
@@ -145,6 +161,8 @@ def named_command(program: str, arguments: Sequence[str]) -> list[str]:
         return []
     if name == "gguf-split":
         return ["gguf", "merge" if "--merge" in arguments else "split"]
+    if name == "completion":
+        return ["cli"]
     return ["gguf", "hash"] if name == "gguf-hash" else [name] if name in COMMANDS else []
 
 
@@ -170,7 +188,9 @@ def run(arguments: Sequence[str]) -> int:
     verbose = bool({"--verbose", "-v", "--log-verbose"} & set(arguments))
     try:
         check_command(arguments)
-        if asks_for_version(arguments):
+        if asks_for("--completion-bash", arguments):
+            arguments = ["--completion-bash"]
+        if asks_for("--version", arguments):
             from ikpy.tools.machine import version_lines
 
             print(*version_lines(), sep="\n", file=sys.stderr)

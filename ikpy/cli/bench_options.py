@@ -12,13 +12,15 @@ from ikpy.cli.bench_values import (
     to_cuda_params,
     to_device_names,
     to_generation,
+    to_mapped,
     to_off,
     to_overrides,
     to_test,
     to_thread_pair,
     to_threads_pair,
 )
-from ikpy.cli.flags.loading import PAGE_CACHE, PRIORITY, TASKSET, WAITING
+from ikpy.cli.flags.loading import LAZY, LOAD_MODES, PAGE_CACHE, PRIORITY, TASKSET, WAITING
+from ikpy.cli.flags.placement import ASYNCHRONOUS
 from ikpy.cli.options import NO_GPU, Kind, Option
 from ikpy.cli.values import Warn
 
@@ -65,7 +67,7 @@ def switch(
     )
 
 
-GRAPH_SPLIT = "in graph mode all devices share every layer"
+GRAPH_SPLIT = "in graph mode all devices share the networks of every layer"
 NO_FIT = "give -ngl and -ncmoe: a benchmark says what it measures"
 MERGED = "the file's tensors are used as they are"
 ROWS = (
@@ -129,6 +131,22 @@ ROWS = (
         "map the file (default: 1)",
         many=True,
     ),
+    row(
+        "-lm --load-mode",
+        "use_mmap",
+        "|".join(LOAD_MODES),
+        "auto, mmap and mmap+mlock are -mmp 1, the others -mmp 0; pages are not locked",
+        convert=to_mapped,
+    ),
+    row(
+        "-lzm --lazy-mode",
+        "",
+        "on|off|auto",
+        "reading weights when they are needed",
+        convert=values.choice("on", "off", "auto"),
+        no_effect=LAZY,
+        idle="auto",
+    ),
     switch("-embd --embeddings", "embeddings", "embedding output (default: 0)", many=True),
     switch(
         "-fmoe --fused-moe",
@@ -143,6 +161,7 @@ ROWS = (
         "rearrange weights after loading (default: 0)",
         many=True,
     ),
+    row("-nr --no-repack", "repack", "", "the same as -rtr 0", convert=to_off, flag=True),
     row("-dr --dry-run", "dry_run", "", "print the memory of every test, read no tensor data", flag=True, many=False),
     row(
         "-r --repetitions",
@@ -299,7 +318,7 @@ ROWS = (
         no_effect="the graph compiler always fuses",
     ),
     switch("-no-ooae --no-offload-only-active-experts", "no_ooae", "copy all experts", no_effect=NO_GPU),
-    switch("-sas --scheduler-async", "sas", "asynchronous evaluation of graph parts", no_effect=GRAPH_SPLIT),
+    switch("-sas --scheduler-async", "sas", "asynchronous evaluation of graph parts", no_effect=ASYNCHRONOUS),
     row(
         "--numa",
         "numa",
@@ -324,5 +343,11 @@ BY_NAME = {name: option for option in ROWS for name in option.names}
 
 
 def help_rows() -> list[Option]:
-    """The table as rows of a help text."""
-    return [Option(option.names, Kind(option.metavar), "", option.help, group="Options") for option in ROWS]
+    """The table as rows of a help text: what has an effect, what wants a GPU, and the rest with the reason."""
+    groups: dict[str, list[Option]] = {"Options": [], "With a CUDA device": [], "Accepted, without effect": []}
+    for option in ROWS:
+        in_vain = option.no_effect not in ("", NO_GPU)
+        group = list(groups)[2 if in_vain else 1 if option.no_effect else 0]
+        text = f"{option.help}; {option.no_effect}" if in_vain else option.help
+        groups[group].append(Option(option.names, Kind(option.metavar), "", text, group=group))
+    return [row for rows in groups.values() for row in rows]

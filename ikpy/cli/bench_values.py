@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from ikpy.cli import placement_values, values
+from ikpy.cli.flags.loading import LOAD_MODES
 from ikpy.cli.values import Warn
 
 COUNT = values.bounded(0)
@@ -80,6 +81,11 @@ def to_thread_pair(text: str, warn: Warn) -> tuple[int, int]:
 def to_off(text: str, warn: Warn) -> bool:
     """What an option stores that switches something off."""
     return False
+
+
+def to_mapped(text: str, warn: Warn) -> bool:
+    """Whether a mode of loading maps the file."""
+    return values.choice(*LOAD_MODES)(text, warn) in ("auto", "mmap", "mmap+mlock")
 
 
 def to_cuda_params(text: str, warn: Warn) -> str:

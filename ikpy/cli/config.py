@@ -50,7 +50,7 @@ def option_arguments(path: str, tool: str, key: str, value: Any) -> list[str]:
             return [name]
         raise UsageError(f"--config {path}: {key} = {str(value).lower()} has no meaning; leave the key out")
     if isinstance(value, bool) and row.kind.optional:
-        return [name, "on" if value and "on" in row.kind.optional else str(int(value))]
+        return [name, *row.kind.words(value)]
     return [name, *words(path, key, value)]
 
 

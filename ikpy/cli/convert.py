@@ -56,6 +56,7 @@ def convert(
         typer.Option("--pre", help="Name of the pre-tokenizer (tokenizer.ggml.pre) when it is not recognised."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be written; write nothing.")] = False,
+    _verbose: Annotated[bool, typer.Option("--verbose", help="A traceback with errors.")] = False,
 ) -> None:
     """Make a GGUF file from a Hugging Face checkpoint (safetensors)."""
     from ikpy.convert import Conversion, ConvertOptions

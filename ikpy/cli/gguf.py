@@ -201,7 +201,7 @@ def hash_command(
         str | None, typer.Option("--check", "-c", help="Compare with the digests in this file.", metavar="MANIFEST")
     ] = None,
 ) -> int:
-    """Print digests of the tensors' data, or compare them with printed ones."""
+    """Print digests of the tensors, or compare them."""
     from ikpy.tools import gguf_hash
 
     wanted = (xxh64 or all_of_them, sha1 or all_of_them, sha256 or all_of_them, as_uuid)

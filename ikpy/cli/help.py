@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ikpy.cli.options import TOOLS, Effect, Option, all_options
+from ikpy.cli.options import TOOLS, Effect, Option, all_options, by_name
 from ikpy.cli.parser import TOOL_DEFAULTS
 
 EMPTY: tuple[Any, ...] = (None, "", [], {}, ())
@@ -27,6 +27,8 @@ def default_text(row: Option, tool: str = "") -> str:
         value = (";" if isinstance(value[0], str) else ",").join(str(item) for item in value)
     if row.name == "-s":
         value = -1
+    if value is True and row.kind.const is True:
+        return " (default: on)"
     if isinstance(value, bool) or value in EMPTY or not row.kind.metavar or "default:" in row.help:
         return ""
     text = repr(value) if str(value) != str(value).strip() else str(value)
@@ -60,7 +62,8 @@ def print_help(title: str, usage: str, rows: Iterable[Option], footer: str = "",
             table.add_column()
         assert table is not None
         env = f" [env: {row.env.replace(' ', ', ')}]" if row.env else ""
-        table.add_row(Text(spelling(row)), Text(row.help + default_text(row, tool) + env))
+        always = "; always on" if row.effect is Effect.ALWAYS else ""
+        table.add_row(Text(spelling(row)), Text(row.help + always + default_text(row, tool) + env))
     if table is not None:
         console.print(Padding(table, (0, 0, 0, 2)))
     if footer:
@@ -71,6 +74,11 @@ def print_tool_help(tool: str, title: str, command: str) -> None:
     """Help of a command with a common tool's options: what it uses in groups, the other accepted ones as one list."""
     letter = TOOLS[tool]
     used = [row for row in all_options() if letter in row.used and row.effect in (Effect.USED, Effect.ALWAYS)]
-    rest = [name for row in all_options() if row not in used for name in row.names]
-    footer = f"Also accepted, without effect on {command} (docs/options.md says why): {' '.join(rest)}"
+    rest = {name: row for name, row in by_name(letter).items() if row not in used}
+    refused = [name for name, row in rest.items() if row.effect is Effect.REFUSED and letter in row.used]
+    accepted = [name for name in rest if name not in refused]
+    footer = (
+        f"Also accepted, without effect on {command} (docs/options.md says why): {' '.join(accepted)}\n\n"
+        f"Refused, with the reason: {' '.join(refused)}"
+    )
     print_help(title, f"ikpy {command} [options]", used, footer, tool)

@@ -43,6 +43,7 @@ class Kind:
         const: value of a flag, or of an option whose value is left out.
         optional: the next argument is a value only if it is one of these words (lower-cased).
         many: values accumulate; the first use replaces the default.
+        off: what a variable that says `off` stores, where that is not the opposite of a switch.
     """
 
     metavar: str = ""
@@ -50,6 +51,18 @@ class Kind:
     const: Any = None
     optional: tuple[str, ...] = ()
     many: bool = False
+    off: Any = None
+
+    @property
+    def opposite(self) -> Any:
+        """What a variable that says `off` stores; None if no opposite is known."""
+        return not self.const if isinstance(self.const, bool) else self.off
+
+    def words(self, on: bool) -> list[str]:
+        """The value that says yes or no, of an option that may go without."""
+        if "1" in self.optional:
+            return [str(int(on))]
+        return [] if on else [str(self.off)]
 
     @property
     def nargs(self) -> int:
@@ -71,7 +84,7 @@ class Option:
         effect: whether giving it does anything; `reason` says why not, or what to do instead.
         also: field that receives the raw text of the value (a file name whose content goes to `dest`).
         env: environment variables that set it, separated by blanks.
-        quiet: raw value for which an IGNORED option gives no warning, because it asks for what happens anyway.
+        quiet: raw values, separated by blanks, that give no warning because they ask for what happens anyway.
     """
 
     names: tuple[str, ...]

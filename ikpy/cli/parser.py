@@ -108,12 +108,12 @@ class Parser:
             if name is None or self.letter not in row.used:
                 continue
             text = self.environ[name]
-            if row.kind.const is None:
+            if row.kind.const is None or text.lower() in row.kind.optional:
                 self.take(row, name, text)
             elif self.is_set(name, text):
                 self.take(row, name, None)
-            elif isinstance(row.kind.const, bool) and row.dest:  # of a word, no opposite is known
-                self.store(row.dest, not row.kind.const)
+            elif row.kind.opposite is not None and row.dest:
+                self.store(row.dest, row.kind.opposite)
 
     def is_set(self, name: str, text: str) -> bool:
         """Whether the variable of a switch asks for it; a word that is neither yes nor no does not."""
@@ -209,12 +209,12 @@ class Parser:
             return
         if self.letter not in row.used:
             self.no_effect.setdefault(f"not used by {self.tool}", []).append(spelled)
-        elif row.reason == NO_GPU and row.effect is Effect.USED and has_devices():
+        elif text in row.quiet.split() or (row.reason == NO_GPU and row.effect is Effect.USED and has_devices()):
             return
-        elif row.name == "-ngl" and text != row.quiet:
+        elif row.name == "-ngl":
             # The wording that scripts know, and what this machine lacks.
             self.add_warning(f"{NO_OFFLOAD}: {why_no_devices()}")
-        elif row.reason and not (row.quiet and text == row.quiet):
+        elif row.reason:
             self.no_effect.setdefault(row.reason, []).append(spelled)
 
     def add_warning(self, line: str) -> None:

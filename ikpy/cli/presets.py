@@ -104,7 +104,8 @@ def use_of(where: str, key: str, value: str) -> tuple[Option, list[str]]:
     """An option with its words; without words if the value switches off what is off anyway. Raises UsageError."""
     name, row = option_of(where, key)
     if row.kind.optional:
-        return row, [name, value if value in row.kind.optional else str(int(is_on(where, key, value)))]
+        said = [value] if value in row.kind.optional else row.kind.words(is_on(where, key, value))
+        return row, [name, *said]
     if row.kind.metavar:
         return row, [name, *(value.split(None, row.kind.nargs - 1) if row.kind.nargs > 1 else [value])]
     if is_on(where, key, value):

@@ -147,6 +147,11 @@ def to_numa(text: str, warn: Warn) -> str:
     return choice(*MODES)(text or MODES[0], warn)
 
 
+def to_parallel(text: str, warn: Warn) -> int:
+    """Number of sequences; -1, with which other programs choose one, is the default."""
+    return 1 if _integer(text, warn) == -1 else bounded(1)(text, warn)
+
+
 def to_seed(text: str, warn: Warn) -> int:
     """Unsigned 32-bit seed; any negative number means a random one."""
     value = _integer(text, warn)
@@ -231,7 +236,10 @@ def to_file_unscaled(text: str, warn: Warn) -> tuple[str, float]:
 def to_file_scaled(text: str, warn: Warn) -> tuple[str, float]:
     """`FILE SCALE`."""
     path, _, scale = text.rpartition(" ")
-    return path, to_float(scale, warn)
+    try:
+        return path, to_float(scale, warn)
+    except ValueError:
+        raise ValueError(f"expected FILE SCALE, two words, got {text!r}") from None
 
 
 def to_layer_range(text: str, warn: Warn) -> tuple[int, int]:

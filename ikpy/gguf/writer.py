@@ -281,7 +281,7 @@ class GGUFWriter:
         free = shutil.disk_usage(folder).free
         if free < needed:
             raise ResourceError(
-                f"{self.path}: needs {needed} bytes of disk space but only {free} are free; "
+                f"{self.path}: needs {needed / 2**20:.1f} MiB of disk space but only {free / 2**20:.1f} MiB are free; "
                 "make room or write elsewhere"
             )
         self._start_shard()

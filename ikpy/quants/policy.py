@@ -22,6 +22,8 @@ _POSITION_EMBEDDINGS = ("position_embd.weight", "token_types.weight")
 _INTEGER_TYPES = ("i8", "i16", "i32", "i64")
 _FLOAT_TYPES = ("f32", "f16", "bf16", "bf16_r16")
 _NO_OPTIONS = TypeOptions()
+_BY_RULE = "name another type, such as f16, for it with --tensor-type"
+_WITHOUT_PURE = f"--pure uses no rules: leave it out and {_BY_RULE}"
 
 # tools 2.7
 REFUSED_WITHOUT_IMATRIX = frozenset(
@@ -36,13 +38,14 @@ _NEED_IMATRIX = frozenset(
 class Choice:
     """The type of one tensor. ``custom`` is the rule's type if one matched; ``fallback_from`` the type whose
     block did not fit the row; ``embedding_from`` the interleaved type an embedding cannot have; ``forced`` the type an
-    option for this very tensor asked for."""
+    option for this very tensor asked for; ``remedy`` what to do where no type fits the rows."""
 
     type: str
     custom: str = ""
     forced: str = ""
     fallback_from: str = ""
     embedding_from: str = ""
+    remedy: str = _BY_RULE
 
 
 def is_eligible(name: str, shape: Sequence[int], type_name: str, *, leave_output: bool, router_type: str) -> bool:
@@ -93,15 +96,19 @@ class TypePolicy:
 
     def choose(self, name: str, shape: Sequence[int]) -> Choice:
         """Type of the next tensor (shape ne0 first); UnsupportedError if its row length fits no type."""
-        choice = Choice(self.default)
+        choice = Choice(self.default, remedy=_WITHOUT_PURE if self.pure else _BY_RULE)
         if not self.pure and self.default not in _FLOAT_TYPES:
             choice.type = self.assigned.get(name) or self._mixture.type_of(name, shape)
             choice.custom = self.custom_rule(name)
             if self._mixture.role and not choice.custom and name not in self.assigned:
                 self.used_roles.add(self._mixture.role)
             choice.type = choice.custom or choice.type
-        choice.forced = self._forced_type(name)
-        choice.type = choice.forced or choice.type
+        role = self._single_role(name)
+        if role and (wanted := getattr(self.options, role)):
+            self.used_roles.add(role)
+            choice.type = choice.forced = wanted
+        if role and (choice.forced or self.pure):
+            choice.remedy = _by_option(TypeOptions.option(role))
         fit_row(choice, name, shape)
         if name in EMBEDDINGS:
             self._plain_embedding(choice)
@@ -111,21 +118,19 @@ class TypePolicy:
     @staticmethod
     def of_option(type_name: str, name: str, shape: Sequence[int]) -> Choice:
         """What becomes of a type that an option asks for outside the tensors of the model; raises as ``choose``."""
-        choice = Choice(type_name, forced=type_name)
+        choice = Choice(type_name, forced=type_name, remedy=_by_option("--extra-output-tensor"))
         fit_row(choice, name, shape)
         fit_groups(choice, name, shape)
         return choice
 
-    def _forced_type(self, name: str) -> str:
+    def _single_role(self, name: str) -> str:
+        """The role whose option is for this very tensor; "" where there is none."""
         roles = {TOKEN_EMBEDDING: "token_embedding", PER_LAYER_TOKEN_EMBEDDING: "per_layer_token_embedding"}
         role = roles.get(name, "ffn_gate_inp" if "ffn_gate_inp.weight" in name else "")
         is_output = name == OUTPUT or (name == TOKEN_EMBEDDING and not self.model.has_output)
         if is_output and not (role and getattr(self.options, role)):
             role = "output"
-        wanted: str = getattr(self.options, role) if role else ""
-        if wanted:
-            self.used_roles.add(role)
-        return wanted
+        return role
 
     @staticmethod
     def _plain_embedding(choice: Choice) -> None:
@@ -134,6 +139,10 @@ class TypePolicy:
         if row.interleave > 1:
             choice.embedding_from = choice.type
             choice.type = plain_type(row)
+
+
+def _by_option(option: str) -> str:
+    return f"name another type, such as f16, with {option}"
 
 
 def fit_row(choice: Choice, name: str, shape: Sequence[int]) -> None:
@@ -152,7 +161,7 @@ def fit_row(choice: Choice, name: str, shape: Sequence[int]) -> None:
     if not fits:
         raise UnsupportedError(
             f"Unsupported tensor size encountered: rows of {name} have {shape[0]} values, "
-            f"which fit neither {row.name} nor a substitute; name another type, such as f16, for it with --tensor-type"
+            f"which fit neither {row.name} nor a substitute; {choice.remedy}"
         )
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -162,7 +162,7 @@ def error_handlers() -> Any:
 class Gate:
     """In front of the application: API keys, CORS headers, preflight requests, request log.
 
-    ``cors``: origins whose pages may use the server, "*" for all; None: all while there are no keys, else none.
+    ``cors``: origins whose pages may use the server (see `is_allowed`); None: all while there are no keys, else none.
     ``prefix`` is the beginning of all paths (`/llm`).
     """
 
@@ -222,7 +222,7 @@ class Gate:
     def _cors(self, headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
         """Headers that let the page of the request's origin read the answer, if it may."""
         origin, open_ = headers.get("origin", ""), not self.keys
-        allowed = open_ if self.cors is None else "*" in self.cors or origin in self.cors
+        allowed = open_ if self.cors is None else is_allowed(origin, self.cors)
         found = [(b"access-control-allow-origin", origin.encode("latin-1"))] if allowed else []
         return found if open_ and self.cors is None else [*found, (b"vary", b"Origin")]
 
@@ -237,6 +237,17 @@ class Gate:
             "log_server_request", "request", remote_addr=host, remote_port=port, status=status,
             method=scope["method"], path=scope["path"], params=params, **more,
         )  # fmt: skip
+
+
+def is_allowed(origin: str, allowed: Collection[str]) -> bool:
+    """Whether an origin is one of these; "*" stands for all, "localhost" for pages that this machine serves."""
+    if "*" in allowed or origin in allowed:
+        return True
+    try:
+        host = urlsplit(origin).hostname
+    except ValueError:  # no address at all
+        return False
+    return "localhost" in allowed and host in ("localhost", "127.0.0.1", "::1")
 
 
 def error_text(body: bytes) -> str:

@@ -92,7 +92,9 @@ def fetch_file(client: httpx.Client, url: httpx.URL, target: Path, log: Log) -> 
             if not target.exists():  # another process may have been faster
                 download.run()
     except OSError as error:
-        raise ResourceError(f"--model-url: cannot write {target}: {error.strerror}") from None
+        raise ResourceError(
+            f"--model-url: cannot write {target}: {error.strerror}; -m PATH or LLAMA_CACHE names another place"
+        ) from None
 
 
 @dataclass

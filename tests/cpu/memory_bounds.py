@@ -16,13 +16,13 @@ from functools import cache
 
 import numpy as np
 
+from benchmarks import reference_attention as ref
+from benchmarks.matmul_plans import Program
+from benchmarks.random_weights import random_tensor
 from ikpy._native import core
 from ikpy.graph.builder import UNARY_KINDS
 from ikpy.graph.plan import OP_DTYPE, TENSOR_DTYPE
 from ikpy.quants import by_name
-from tests.cpu import reference_attention as ref
-from tests.cpu.matmul_plans import Program
-from tests.cpu.quant_data import random_tensor
 
 Place = Callable[[np.ndarray], np.ndarray]
 EXPERTS = 3

@@ -2,10 +2,25 @@
 
 import numpy as np
 import pytest
-import reference_attention as ref
-from quant_data import golden, random_tensor
-from reference_attention import ALL_TYPES, BF16, CODED, F16, F32, IQ4_NL, Q4_0, Q4_1, Q5_0, Q5_1, Q6_0, Q8_0, Q8_KV
+from quant_data import golden
 
+from benchmarks import reference_attention as ref
+from benchmarks.random_weights import random_tensor
+from benchmarks.reference_attention import (
+    ALL_TYPES,
+    BF16,
+    CODED,
+    F16,
+    F32,
+    IQ4_NL,
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q6_0,
+    Q8_0,
+    Q8_KV,
+)
 from ikpy._native import core, tier
 from ikpy.quants import registry
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import reference_attention as ref
-from reference_attention import BF16, F16, Q8_0
 from test_attention import run_case
 
+from benchmarks import reference_attention as ref
+from benchmarks.reference_attention import BF16, F16, Q8_0
 from ikpy._native import core
 
 HERE = Path(__file__).parent

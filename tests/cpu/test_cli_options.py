@@ -13,11 +13,13 @@ import pytest
 import ikpy.cli
 from ikpy.backends.cuda import devices as cuda_devices
 from ikpy.cli import COMMANDS, main
+from ikpy.cli.config import option_arguments
 from ikpy.cli.fields import get_field
 from ikpy.cli.help import default_text
 from ikpy.cli.options import TOOLS, Effect, all_options, by_name, normalize_name
 from ikpy.cli.params import CommonParams
 from ikpy.cli.parser import parse
+from ikpy.cli.presets import use_of
 from ikpy.cli.values import unescape
 from ikpy.engine.sampling_params import RANDOM_SEED
 from ikpy.errors import UsageError
@@ -167,7 +169,10 @@ def test_command_lines_in_circulation_are_accepted(line, tool):
         ("--model-url http://x/y.gguf -hf a/b", "--model-url and --hf-repo exclude each other"),
         ("--fit -ncmoe 3", "-ncmoe | --n-cpu-moe cannot be used with --fit"),
         ("--hellaswag --winogrande", "--hellaswag and --winogrande exclude each other"),
-        ("--lora-scaled x y", "invalid parameter for argument: --lora-scaled (expected a number, got 'y')"),
+        (
+            "--lora-scaled x y",
+            "invalid parameter for argument: --lora-scaled (expected FILE SCALE, two words, got 'x y')",
+        ),
         ("-gan 4", "self-extend is not supported; extend the context with YaRN instead: --rope-scaling yarn"),
         ("--spec-synth-len 3", "--spec-synth-len: drafts are taken as far as the model agrees"),
         ("--spec-synth-rates 1,0.5", "--spec-synth-rates: drafts are taken as far as the model agrees"),
@@ -512,6 +517,46 @@ def test_options_page_is_up_to_date():
         [sys.executable, "scripts/make_options_doc.py", "--check"], check=False, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}
     )
     assert result.returncode == 0, "run: python scripts/make_options_doc.py"
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_help_divides_what_has_no_effect_from_what_is_refused(tool: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([tool, "--help"]) == 0
+    used, _, rest = capsys.readouterr().out.partition("Also accepted, without effect")
+    accepted, _, refused = rest.partition("Refused, with the reason:")
+    for words, is_refused in ((accepted, False), (refused, True)):
+        names = [word for word in words.split() if word.startswith("-")]
+        assert names and len(names) == len(set(names))
+        for name in names:
+            row = by_name(TOOLS[tool])[name]
+            assert (row.effect is Effect.REFUSED and TOOLS[tool] in row.used) == is_refused, name
+    assert not {"-c", "--warmup", "--context-shift" if tool == "server" else "-m"} & set(rest.split())
+    lines = " ".join(used.split())
+    assert "flash attention (default: on)" in lines and "reuse of compiled graphs; always on" in lines
+
+
+def test_help_of_bench_has_the_reasons(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--help"]) == 0
+    options, _, rest = capsys.readouterr().out.partition("With a CUDA device:")
+    gpu, _, idle = rest.partition("Accepted, without effect:")
+    assert " --prio N " in idle and "left to the system" in idle and " -ngl, " in gpu and " --numa " in options
+    assert "--prio" not in options + gpu and "-ngl" not in options.split()
+
+
+def test_values_of_other_programs_that_ask_for_the_default() -> None:
+    assert run("-np -1", "server").context.n_parallel == 1
+    assert run("--fit off --log-colors auto --webui -c 512", "server").warnings == []
+    for variable, text, page in (("UI", "0", "none"), ("WEBUI", "off", "none"), ("WEBUI", "1", "auto")):
+        assert run("", "server", {f"LLAMA_ARG_{variable}": text}).server.webui == page
+    for value, page in (("true", "auto"), ("false", "none"), ("llamacpp", "llamacpp")):
+        words = use_of("", "webui", value)[1]
+        assert run(words, "server").server.webui == page
+        given = {"true": True, "false": False}.get(value, value)
+        assert option_arguments("", "server", "webui", given) == words
+    for variable in ("LLAMA_ARG_THINK_BUDGET_MESSAGE", "LLAMA_ARG_REASONING_BUDGET_MESSAGE"):
+        assert run("", "server", {variable: "stop"}).server.reasoning_budget_message == "stop"
+    with pytest.raises(UsageError, match="-np"):
+        run("-np -2", "server")
 
 
 @pytest.mark.parametrize(("tool", "shown"), [("cli", "0"), ("perplexity", "512"), ("imatrix", "512")])

@@ -102,7 +102,7 @@ def known_options() -> set[str]:
         command = typer.main.get_command(app)
         for each in getattr(command, "commands", {"": command}).values():
             names |= {name for parameter in each.params for name in parameter.opts}
-    return names | {"--help", "--version", "--list-devices", "--verbose", "--slow-iq2ks"}
+    return names | {"--help", "--version", "--list-devices", "--verbose", "--slow-iq2ks", "--completion-bash"}
 
 
 ABOUT_SCRIPTS = ("performance", "performance-avx2", "performance-kernels", "quants", "cuda-kernels")
@@ -173,6 +173,32 @@ def test_named_files_exist(page: Path) -> None:
         if not (stem.with_suffix(".py").exists() or (stem / "__main__.py").exists()):
             missing.append(module)
     assert not missing
+
+
+VARIABLE = re.compile(r"(?<![A-Z_])IKPY_[A-Z_]+\b")
+READ = re.compile(
+    rf"environ\S*?[\[(]\"({VARIABLE.pattern})|getenv\(\"({VARIABLE.pattern})|\$\{{({VARIABLE.pattern})[:}}]"
+)
+NAMED = re.compile(rf"^[A-Z_]+ = \"({VARIABLE.pattern})\"$", re.M)
+INTERNAL = {"IKPY_WORKER", "IKPY_NUMA_MODEL"}
+"""Variables by which programs of ours call each other."""
+
+
+def variables_read() -> set[str]:
+    """Names of environment variables that programs, scripts and tests read."""
+    found: set[str] = set()
+    for folder in ("ikpy", "benchmarks", "scripts", "tests", "setup.py"):
+        for path in [ROOT / folder, *(ROOT / folder).rglob("*")]:
+            if path.is_file() and path.suffix in (".py", ".cpp", ".hpp", ".pyx", ""):
+                text = path.read_text(errors="replace")
+                found |= {name for match in READ.findall(text) for name in match if name}
+                found |= set(NAMED.findall(text))
+    return found - INTERNAL
+
+
+def test_documented_variables_are_those_that_are_read() -> None:
+    documented = {name for page in PAGES for name in VARIABLE.findall(page.read_text())}
+    assert documented == variables_read()
 
 
 def anchors(page: Path) -> set[str]:

@@ -152,7 +152,7 @@ def test_dry_run_shows_the_plan_and_writes_nothing(tmp_path):
 
 def test_default_name_of_the_file(tmp_path):
     folder = made.copy("llama", tmp_path)
-    assert main(["convert", str(folder), "--model-name", "Tiny", "--outtype", "f16"]) == 0
+    assert main(["convert", str(folder), "--model-name", "Tiny", "--outtype", "f16", "--verbose"]) == 0
     assert (folder / "Tiny-F16.gguf").is_file()
 
 

@@ -223,3 +223,10 @@ def test_a_program_with_a_url(server: Files, tmp_path: Path) -> None:
     assert offline.returncode == 1 and "Traceback" not in offline.stderr
     assert last.startswith(f"error: --model-url {address}/m/other.gguf: cannot be downloaded (")
     assert "is not in the cache" in last and "give a local file with -m" in last
+
+
+def test_a_cache_that_cannot_be_written_names_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LLAMA_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(ResourceError, match=r"Not a directory; -m PATH or LLAMA_CACHE names another place$"):
+        fetch_url("http://127.0.0.1:9/model.gguf", None, print)

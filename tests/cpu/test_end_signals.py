@@ -88,6 +88,7 @@ def test_other_threads_set_no_signals() -> None:
     [
         ("/usr/bin/llama-quantize", [], ["quantize"]),
         ("llama-sweep-bench", [], ["sweep-bench"]),
+        ("llama-completion", ["-p", "a"], ["cli"]),
         ("llama-gguf-split", ["--split", "a", "b"], ["gguf", "split"]),
         ("llama-gguf-split", ["--merge", "a", "b"], ["gguf", "merge"]),
         ("llama-gguf-hash", ["a"], ["gguf", "hash"]),

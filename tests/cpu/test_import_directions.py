@@ -123,6 +123,13 @@ def test_modules_import_no_circle() -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
+@pytest.mark.parametrize("path", sorted((ROOT.parent / "benchmarks").rglob("*.py")), ids=lambda path: path.stem)
+def test_benchmarks_load_without_the_tests(path: Path) -> None:
+    """The source distribution has the benchmarks and leaves the tests out."""
+    wanted = [name for node in run_at_import(ast.parse(path.read_text())) for name in imported(node)]
+    assert not [name for name in wanted if package_of(name) == "tests"]
+
+
 @pytest.mark.parametrize("library", ONE_PLACE)
 def test_a_library_is_imported_in_its_place(library: str) -> None:
     users = {

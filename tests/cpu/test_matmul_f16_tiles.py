@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.matmul_plans import assert_close, effective, round_to_bf16
 from ikpy._native import core
-from tests.cpu.matmul_plans import assert_close, effective, round_to_bf16
 from tests.cpu.test_matmul import EXACT, activations, random_weight
 from tests.cpu.test_matmul_tiles import product
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.matmul_plans import Program, assert_close, effective
 from ikpy._native import core
 from ikpy.graph.builder import UNARY_KINDS, Graph
 from ikpy.quants import by_name
 from ikpy.quants.repack import PERMUTATIONS
-from tests.cpu.matmul_plans import Program, assert_close, effective
 from tests.cpu.test_matmul import (
     EXPERTS,
     FAST_TYPES,

@@ -142,6 +142,33 @@ def test_what_helps_where_no_type_fits_is_said(tmp_path, capfd):
     assert types == {"blk.0.conv.weight": "f16", "blk.0.attn_q.weight": "q4_K"}
 
 
+BY_RULE = "leave it out and name another type, such as f16, for it with --tensor-type"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "helps"),
+    [
+        ("blk.0.conv", ["--pure"], f"q4_K nor a substitute; --pure uses no rules: {BY_RULE}"),
+        (
+            "token_embd",
+            ["--pure"],
+            "q4_K nor a substitute; name another type, such as f16, with --token-embedding-type",
+        ),
+        ("output", ["--output-tensor-type", "q6_K"], "name another type, such as f16, with --output-tensor-type"),
+        (
+            "output",
+            ["--output-tensor-type", "f16", "--extra-output-tensor", "q6_K"],
+            "name another type, such as f16, with --extra-output-tensor",
+        ),
+    ],
+)
+def test_what_helps_is_an_option_that_has_an_effect(tmp_path, capfd, name, options, helps):
+    shapes = {"token_embd.weight": (32, 256), "output.weight": (32, 256), f"{name}.weight": (32, 36)}
+    write(tmp_path / "in.gguf", shapes)
+    assert run([*options, str(tmp_path / "in.gguf"), str(tmp_path / "out.gguf"), "Q4_K_S"]) == 1
+    assert f"{helps}\n" in capfd.readouterr().err
+
+
 # files that do not tell their type
 
 

@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import pytest
 
+from benchmarks.random_weights import random_tensor
 from ikpy.errors import FileFormatError, UnsupportedError, UsageError
 from ikpy.quants import dequantize, registry
 from ikpy.quants.codec import codec_of
@@ -23,7 +24,6 @@ from tests.cpu.quant_data import (
     format_checks,
     golden,
     golden_variants,
-    random_tensor,
 )
 from tests.shared import ROOT
 

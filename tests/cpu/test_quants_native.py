@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.random_weights import random_tensor
 from ikpy._native import core
 from ikpy.quants import dequantize, registry
 from ikpy.quants.repack import PERMUTATIONS, repack
-from tests.cpu.quant_data import assert_same_bits, random_tensor
+from tests.cpu.quant_data import assert_same_bits
 
 ROWS, COLUMNS = 32, 1024
 # i2_s has one scale for the whole tensor and is decoded as one piece by the numpy decoder.

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.reference_attention import NativeOp
 from ikpy._native import core
 from ikpy.errors import UnsupportedError
 from ikpy.graph.builder import MAX_CONV_TAPS, UNARY_KINDS, Graph, KeptStates
@@ -17,7 +18,6 @@ from ikpy.graph.ir import F32, I32, Value, external
 from ikpy.graph.plan import CompiledPlan
 from ikpy.graph.planner import plan_arena
 from tests.cpu import reference_recurrent as ref
-from tests.cpu.reference_attention import NativeOp
 
 
 def value_of(array: np.ndarray) -> Value:

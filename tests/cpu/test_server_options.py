@@ -30,7 +30,7 @@ SAMPLES = (
 )  # fmt: skip
 ON_ALREADY = (
     "--slots", "--cont-batching", "--warmup", "--mmap", "--kv-offload", "--cache-prompt", "--prefill-assistant",
-    "--models-autoload", "--escape",
+    "--models-autoload", "--escape", "--ui",
 )  # fmt: skip
 OFF_ALREADY = ("--no-repack", "--no-skip-chat-parsing", "--no-log-jsonl")
 

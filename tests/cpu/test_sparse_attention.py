@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
+from benchmarks import reference_attention as ref
 from ikpy._native import core
 from ikpy.graph.builder import Graph
 from ikpy.graph.ir import F16, F32, I32, CellRange, Value, external
 from ikpy.graph.plan import CompiledPlan
 from ikpy.graph.planner import plan_arena
 from ikpy.quants import registry
-from tests.cpu import reference_attention as ref
 from tests.cpu import reference_sparse as sparse
 
 DTYPES = {F32: np.float32, F16: np.float16, I32: np.int32}

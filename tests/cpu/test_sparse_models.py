@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import reference_attention as ref
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
@@ -19,7 +20,6 @@ from ikpy.graph.activations import ActivationCollector
 from ikpy.graph.placement import PlacementParams
 from ikpy.models import latent_attention
 from ikpy.tools import run_logs
-from tests.cpu import reference_attention as ref
 from tests.cpu.reference_models import N_VOCAB, RandomModel
 from tests.cpu.sparse_latent_models import PUBLISHED, Rounding, Sizes, SparseLatent, random_model
 from tests.cpu.test_arch_glm_dsa import check, params

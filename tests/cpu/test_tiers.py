@@ -126,6 +126,7 @@ def test_trellis_encoders_look_at_the_same_vectors(tier: str) -> None:
     [
         ("IKPY_ISA", "avx1024", "IKPY_ISA=avx1024: not available here"),
         ("IKPY_MAKER", "via", "IKPY_MAKER=via: unknown maker of CPUs; give one of amd, intel"),
+        ("IKPY_VBMI", "off", "IKPY_VBMI=off: unknown use of byte permutes; give one of 0, 1"),
     ],
 )
 def test_unknown_choice_is_an_error(variable: str, value: str, error: str) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.matmul_plans import effective
 from ikpy._native import tier
 from ikpy.quants import by_name
-from tests.cpu.matmul_plans import effective
 from tests.cpu.test_matmul import EXACT, activations, dense, random_weight
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.cpu.matmul_plans import assert_close, effective
+from benchmarks.matmul_plans import assert_close, effective
 from tests.cpu.test_matmul import EXACT, dense, random_weight
 
 TYPES = ("Q2_K", "Q3_K", "IQ2_K", "IQ3_K", "Q4_K", "IQ2_KS")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.matmul_plans import Program
+from benchmarks.random_weights import random_tensor
 from ikpy._native import core
 from ikpy.graph.plan import OP_DTYPE, TENSOR_DTYPE
 from ikpy.quants import by_name
-from tests.cpu.matmul_plans import Program
-from tests.cpu.quant_data import random_tensor
 
 K, ROWS = 256, (32, 33, 500, 1000)
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.random_weights import random_tensor
 from ikpy import default_model_path
 from ikpy.backends.cuda.emulated import EmulatedStream
 from ikpy.backends.cuda.memory import host_bytes
@@ -22,7 +23,6 @@ from ikpy.graph.ir import Node, external
 from ikpy.graph.placement import PlacementParams
 from ikpy.graph.weight_parts import bias_part, columns_part, rows_part
 from ikpy.quants import by_name, dequantize
-from tests.cpu.quant_data import random_tensor
 from tests.cpu.test_adapters import llama
 from tests.cuda.models import emulated, logits_of, zoo
 from tests.cuda.test_adapters import adapted, logits, written

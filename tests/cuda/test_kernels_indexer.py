@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.reference_attention import decode_rows
 from ikpy.backends.cuda import launch
 from ikpy.graph.ir import F32, I32, Value, external
 from ikpy.models.blocks import part_of_rows
 from tests.cpu import reference_sparse as ref
-from tests.cpu.reference_attention import decode_rows
 from tests.cuda.programs import Program
 from tests.cuda.test_kernels_attention import F16_BOUND, Case
 

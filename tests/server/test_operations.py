@@ -14,7 +14,9 @@ import httpx
 import pytest
 
 from ikpy.cli.parser import parse
+from ikpy.cli.server import origins
 from ikpy.errors import UsageError
+from ikpy.server.app import is_allowed
 from ikpy.server.keys import KeyRing, key_end, read_keys
 from tests.server.harness import running
 from tests.server.live import PATIENCE, wait_for
@@ -213,6 +215,25 @@ def test_saved_slots_restore_after_a_kill_under_load(tmp_path: Path) -> None:
 
 
 ORIGIN = "https://a.example"
+
+
+@pytest.mark.parametrize(
+    ("origin", "may"),
+    [
+        ("http://localhost:5173", True),
+        ("https://localhost", True),
+        ("http://127.0.0.1:8080", True),
+        ("http://[::1]:3000", True),
+        ("https://localhost.example", False),
+        ("http://192.168.1.2", False),
+        ("http://[::1", False),
+        ("null", False),
+        ("", False),
+        ("https://b.example", True),
+    ],
+)
+def test_localhost_stands_for_pages_of_this_machine(origin: str, may: bool) -> None:
+    assert is_allowed(origin, origins("localhost,https://b.example") or ()) == may
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,9 @@ ROWS = (
     ),
     option(
         "-np --parallel",
-        POSITIVE,
+        Kind("N", values.to_parallel),
         "context.n_parallel",
-        "sequences decoded together",
+        "sequences decoded together; -1 = 1",
         "PS",
         env="LLAMA_ARG_N_PARALLEL",
     ),

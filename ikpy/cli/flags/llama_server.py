@@ -5,6 +5,7 @@ from ikpy.cli.flags.server import NO_MEDIA, S
 from ikpy.cli.options import INT, OFF, PATH, TEXT, Kind, always, ignored, option, refused
 
 NO_TOOLS = "clients call their tools themselves"
+NO_SPEECH = "speech is not supported"
 NO_SHORTCUT = "name the model with -hf"
 ALL_CORS = "what pages may do is set by --cors alone"
 PER_SLOT = "-c is the whole context, divided evenly by -np"
@@ -41,10 +42,13 @@ ROWS = (
     refused(
         "--embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-7b-spec "
         "--fim-qwen-14b-spec --fim-qwen-30b-default --gpt-oss-20b-default --gpt-oss-120b-default "
-        "--vision-gemma-4b-default --vision-gemma-12b-default",
+        "--vision-gemma-4b-default --vision-gemma-12b-default --embd-bge-small-en-default --embd-e5-small-en-default "
+        "--embd-gte-small-default",
         NO_SHORTCUT,
         "a certain model of the hub",
         S,
     ),
+    refused("-mv --model-vocoder -hfv -hfrv --hf-repo-v -hffv --hf-file-v", NO_SPEECH, "model that speaks", S, PATH),
+    ignored("--tts-use-guide-tokens", NO_SPEECH, "speech of known words", S),
     refused("-cl --cache-list", "the server finds them by their names, see -hf", "list of downloaded models", S),
 )

@@ -8,6 +8,7 @@ TASKSET = "set the CPU mask with taskset"
 PRIORITY = "thread priorities are left to the system"
 WAITING = "threads always wait actively for a short time"
 PAGE_CACHE = "files are read through the page cache"
+LAZY = "mapped weights are read on first use, those of --no-mmap while loading"
 BIT = Kind("0|1")
 LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
 
@@ -37,7 +38,7 @@ ROWS = (
     ),
     ignored(
         "-lzm --lazy-mode",
-        "mapped weights are read on first use, those of --no-mmap while loading",
+        LAZY,
         "reading weights when they are needed",
         kind=Kind("on|off|auto"),
         quiet="auto",
@@ -52,7 +53,7 @@ ROWS = (
         "model.dry_run",
         "print everything that would be allocated, per device and kind, read no tensor data, and stop",
     ),
-    ignored("-vq --validate-quants", NOT_YET, "check quantized blocks while loading"),
+    ignored("-vq --validate-quants", "--check-tensors looks at every value", "check quantized blocks while loading"),
     option(
         "--numa --numactl",
         Kind("distribute|isolate|numactl", to_numa),

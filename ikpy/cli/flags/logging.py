@@ -25,5 +25,5 @@ ROWS = (
     ignored("--log-file", NO_TRACE, "name of the trace log", kind=PATH),
     ignored("--log-prefix --log-timestamps", PLAIN, "prefix and time of log lines"),
     always("--no-log-prefix --no-log-timestamps", "log lines without prefix and time"),
-    ignored("--log-colors", "log lines are not coloured", "coloured log lines", kind=SWITCH),
+    ignored("--log-colors", "log lines are not coloured", "coloured log lines", kind=SWITCH, quiet="off auto 0 false"),
 )

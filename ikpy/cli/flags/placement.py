@@ -5,6 +5,7 @@ from ikpy.cli.options import COUNT, DRAFT_PLACED, FLAG, INT, NO_GPU, OFF, SWITCH
 
 SPLIT_MODES = ("none", "layer", "row", "attn", "graph", "tensor")
 
+ASYNCHRONOUS = "copies and kernels are always asynchronous"
 GRAPH_SPLIT = "in graph mode all devices share the networks of every layer and exchange f32"
 WEIGHT = Kind("A,B,...", placement_values.to_tensor_split)
 
@@ -82,6 +83,7 @@ ROWS = (
         "model.fit",
         "keep as many experts, then layers, in host memory as it takes to fit the GPUs",
         reason=NO_GPU,
+        quiet="off 0 false",
     ),
     option(
         "--fit-margin",
@@ -143,6 +145,6 @@ ROWS = (
     ignored("-smf32 --split-mode-f32", GRAPH_SPLIT, "exchange f32 in graph split mode"),
     ignored("-grt --graph-reduce-type", GRAPH_SPLIT, "type of exchanged data in graph split mode", kind=Kind("TYPE")),
     ignored("-gap --graph-attn-precision", GRAPH_SPLIT, "attention precision in graph split mode", kind=Kind("TYPE")),
-    ignored("-sas --scheduler-async", "copies and kernels are always asynchronous", "asynchronous evaluation"),
+    ignored("-sas --scheduler-async", ASYNCHRONOUS, "asynchronous evaluation"),
     ignored("--rpc", "remote backends are not supported", "remote backends", kind=Kind("HOST:PORT,...")),
 )

@@ -19,6 +19,7 @@ from ikpy.cli.options import (
 )
 
 S = "S"
+PAGES = ("none", "auto", "llamacpp")
 POSITIVE = Kind("N", values.bounded(1))
 NO_HISTORY = "chat history is not stored"
 NO_PREFIX = "a prefix shared by all slots is not supported; send a system message with each request"
@@ -47,12 +48,12 @@ ROWS = (
     ),
     option(
         "--webui",
-        Kind("none|auto|llamacpp", values.choice("none", "auto", "llamacpp")),
+        Kind("none|auto|llamacpp", values.choice(*PAGES), const="auto", optional=PAGES, off="none"),
         "server.webui",
         "built-in page",
         S,
     ),
-    always("--ui", "built-in page, unless --no-webui is given", S),
+    option("--ui", Kind(const="auto", off="none"), "server.webui", "the same as --webui auto", S),
     option("--no-webui --no-ui", Kind(const="none"), "server.webui", "no built-in page", S),
     ignored("--ui-config --webui-config", PAGE_SETTINGS, "settings of the page", S, TEXT),
     ignored("--ui-config-file --webui-config-file", PAGE_SETTINGS, "file with settings of the page", S, PATH),
@@ -86,8 +87,8 @@ ROWS = (
         "--cors --cors-origins",
         Kind("ORIGINS"),
         "server.cors",
-        "origins whose pages may use the server, with commas between; * = all (without it all while there are no keys, "
-        "none with keys)",
+        "origins whose pages may use the server, with commas between; * = all, localhost = pages of this machine; "
+        "without the option all while there are no keys, none with keys",
         S,
     ),
     option("--ssl-key-file", PATH, "server.ssl_key_file", "PEM key for HTTPS", S),
@@ -199,6 +200,7 @@ CACHE_ROWS = (
         "server.ctx_checkpoints_interval",
         "tokens between them; 0: only before the end of a prompt",
         S,
+        env="LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT",
     ),
     option(
         "-ctx-ckpt-t --ctx-checkpoints-tolerance",
@@ -264,6 +266,7 @@ CHAT_ROWS = (
         "server.reasoning_budget_message",
         "text written before the end tag when the budget is used up",
         S,
+        env="LLAMA_ARG_THINK_BUDGET_MESSAGE",
     ),
     ignored("--reasoning-tokens", "whole prompts are compared", "tokens left out of slot similarity", S, TEXT),
     option("--skip-chat-parsing", FLAG, "server.skip_chat_parsing", "give back the raw answer", S),

@@ -25,6 +25,7 @@ ROWS = (
         "speculative.hf_repo",
         "draft model on the Hugging Face hub: user/repository or user/repository:QUANT",
         "SC",
+        env="LLAMA_ARG_HFD_REPO LLAMA_ARG_SPEC_DRAFT_HF_REPO",
     ),
     option("-cd --ctx-size-draft", COUNT, "speculative.n_ctx", "context of the draft model; 0 = as the model's", "SC"),
     option(

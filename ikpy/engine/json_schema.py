@@ -59,6 +59,7 @@ SEARCH_PARTS = 20
 UNREAD = ("not", "if", "contains", "propertyNames", "dependentSchemas", "$dynamicRef")
 """Keywords that are not read: an error where a schema says nothing else."""
 COUNTS = ("minProperties", "maxProperties")
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 OF_OBJECTS = ("properties", "patternProperties", "required", "additionalProperties", *COUNTS)
 LARGEST = sys.float_info.max
 """Of bounds."""
@@ -109,7 +110,7 @@ def _is_count(value: Any) -> bool:
 KEYWORD_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("oneOf", "anyOf", "allOf", "enum", "prefixItems"), (_is_list, "a list")),
     **dict.fromkeys(("minItems", "maxItems", "minLength", "maxLength", *COUNTS), (_is_count, "a whole number from 0")),
-    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), (_is_number, "a number")),
+    **dict.fromkeys(BOUNDS, (_is_number, "a number")),
     **dict.fromkeys(("properties", "patternProperties"), (lambda value: isinstance(value, dict), "an object")),
     "required": (_is_names, "a list of names"),
     "pattern": (lambda value: isinstance(value, str), "a string"),
@@ -205,6 +206,8 @@ class _Converter:
             return "array"
         if any(key in schema for key in ("pattern", "format", "minLength", "maxLength")):
             return "string"
+        if any(key in schema for key in BOUNDS):
+            return "number"
         return None
 
     def typed(self, schema: dict[str, Any], kind: Any, where: str) -> str:
@@ -312,10 +315,13 @@ class _Converter:
             return self.use("object")
         space = self.use("space")
         required = set(schema.get("required", ()))
-        properties = properties | dict.fromkeys(sorted(required - set(properties)), True)
+        unnamed = sorted(required - set(properties))
+        properties = properties | dict.fromkeys(unnamed, True)
         if patterns:
             self.count_part(2 * SEARCH_PARTS * len(patterns))
             properties = with_patterns(properties, patterns)
+        if isinstance(additional, dict):
+            properties |= {name: additional for name in unnamed if properties[name] is True}
         pairs = []
         for name, value in properties.items():
             if value is False and name not in required:

@@ -26,7 +26,7 @@ TYPE_NAMES = {
     list: ("array",),
     dict: ("object",),
 }
-"""Types that a value of JSON has; see `_is_of_type` for the others."""
+"""Types that a value of JSON has; see `is_of_type` for the others."""
 
 
 class ContradictionError(Exception):
@@ -143,13 +143,14 @@ def _both_types(a: Any, b: Any) -> Any:
 
 def _values_of_type(values: list[Any], kind: Any) -> list[Any]:
     kinds = kind if isinstance(kind, list) else [kind]
-    kept = [value for value in values if any(_is_of_type(value, kind) for kind in kinds)]
+    kept = [value for value in values if any(is_of_type(value, kind) for kind in kinds)]
     if not kept:
         raise ContradictionError
     return kept
 
 
-def _is_of_type(value: Any, kind: str) -> bool:
+def is_of_type(value: Any, kind: Any) -> bool:
+    """Whether a value of JSON has a type of schemas."""
     if isinstance(value, bool):
         return kind == "boolean"
     if isinstance(value, float):

@@ -6,6 +6,7 @@ Requests are turned into chat or completion requests of the other APIs; answers 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -88,7 +89,7 @@ def chat_messages(value: Any) -> Any:
     """Messages in the OpenAI form; what is no message is left for the checks of chat requests."""
     if not isinstance(value, list):
         return value
-    return [chat_message(item) if isinstance(item, dict) else item for item in value]
+    return with_ids([chat_message(item) if isinstance(item, dict) else item for item in value])
 
 
 def chat_message(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,13 +101,26 @@ def chat_message(message: Mapping[str, Any]) -> dict[str, Any]:
         out["reasoning_content"] = message["thinking"]
     calls = message.get("tool_calls")
     if isinstance(calls, list):
-        out["tool_calls"] = [
-            {"type": "function", "id": f"call_{i}", **call} if isinstance(call, dict) else call
-            for i, call in enumerate(calls)
-        ]
-    if isinstance(message.get("tool_name"), str):
-        out["name"] = message["tool_name"]
+        out["tool_calls"] = [{"type": "function", **call} if isinstance(call, dict) else call for call in calls]
+    for name, field in (("tool_name", "name"), ("tool_call_id", "tool_call_id")):
+        if isinstance(message.get(name), str):
+            out[field] = message[name]
     return out
+
+
+def with_ids(messages: list[Any]) -> list[Any]:
+    """The messages with an id for every call and, in the order of the calls, for their results: templates ask for
+    them, and Ollama's clients send none."""
+    waiting: deque[Any] = deque()
+    n_calls = 0
+    for message in messages:
+        for call in message.get("tool_calls", ()) if isinstance(message, dict) else ():
+            if isinstance(call, dict):
+                n_calls += 1
+                waiting.append(call.setdefault("id", f"call_{n_calls}"))
+        if isinstance(message, dict) and message["role"] == "tool" and waiting:
+            message.setdefault("tool_call_id", waiting.popleft())
+    return messages
 
 
 # answers

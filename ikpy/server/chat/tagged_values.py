@@ -144,12 +144,12 @@ def schemas_of(functions: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str,
     return found
 
 
-def glm_calls(schemas: Schemas, block: str) -> list[Call]:
+def glm_calls(schemas: Schemas, block: str) -> tuple[list[Call], str]:
     """A name, then keys and values."""
     return _calls(GLM_NAME.match(block), GLM_ARGUMENT, block, "", schemas, lambda text: text)
 
 
-def coder_calls(schemas: Schemas, block: str) -> list[Call]:
+def coder_calls(schemas: Schemas, block: str) -> tuple[list[Call], str]:
     """A function with its parameters; the newline in front of a closing tag belongs to the tag."""
     return _calls(
         CODER_NAME.match(block), CODER_ARGUMENT, block, CODER_END, schemas, lambda text: text.removesuffix("\n")
@@ -163,9 +163,9 @@ def _calls(
     end: str,
     schemas: Schemas,
     trimmed: Callable[[str], str],
-) -> list[Call]:
+) -> tuple[list[Call], str]:
     if name is None:
-        return []
+        return [], block
     types = schemas.get(name[1], {})
     arguments, at = {}, name.end()
     while found := argument.match(block, at):
@@ -173,12 +173,12 @@ def _calls(
         arguments[key] = typed_value(trimmed(found[2]), types.get(key))
         at = found.end()
     complete = block[at:].strip() == end
-    return [(name[1], json.dumps(arguments, ensure_ascii=False), None)] if complete else []
+    return ([(name[1], json.dumps(arguments, ensure_ascii=False), None)], "") if complete else ([], block)
 
 
 def tagged_format(
     name: str,
-    read: Callable[[Schemas, str], list[Call]],
+    read: Callable[[Schemas, str], tuple[list[Call], str]],
     behind: str,
     call: Callable[[str, Any, Rules], str],
     markers: tuple[str, ...],

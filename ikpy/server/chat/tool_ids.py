@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 LENGTH = 9
-CHECK = "length != 9"
-"""What is in these templates."""
+CHECKS = ("length != 9", "length < 9")
+"""What is in these templates; those with the second take the last nine characters."""
 
 
 def with_short_ids(source: str, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The messages with ids that a template takes; equal ids stay equal, so calls and results still belong together."""
-    if CHECK not in source:
+    if not any(check in source for check in CHECKS):
         return [dict(message) for message in messages]
     return [_shortened(message) for message in messages]
 

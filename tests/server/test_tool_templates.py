@@ -204,3 +204,23 @@ def test_tags_of_templates() -> None:
     assert answer_tags(MINIMAX) is None, "responses are results of tools there"
     phrases = "'Here is my thought process:' and 'Here is my response:'"
     assert reasoning_tags(phrases) == ("Here is my thought process:", "Here is my response:")
+    gemma = "{{ '<|channel>thought\\n<channel|>' }}"
+    assert reasoning_tags(gemma) == ("<|channel>thought", "<channel|>")
+
+
+def test_reasoning_before_a_call_in_channels() -> None:
+    """GPT-OSS reads it from a field of its own, and refuses content beside it."""
+    source = "<|channel|><|message|>{{ message.thinking }}"
+    thought, said, other = fitted(
+        source,
+        [
+            {"role": "assistant", "content": None, "reasoning_content": "I look.", "tool_calls": [CALL]},
+            {"role": "assistant", "content": "See.", "reasoning_content": "I look.", "tool_calls": [CALL]},
+            {"role": "assistant", "content": "See.", "reasoning_content": "I look."},
+        ],
+        [],
+        None,
+    )
+    assert (thought["thinking"], thought["content"]) == ("I look.", "")
+    assert (said["thinking"], said["content"]) == ("I look.\n\nSee.", "")
+    assert "thinking" not in other and other["content"] == "See."

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ikpy.engine.gbnf import GrammarError
@@ -26,11 +27,21 @@ Mark = Callable[[str], str]
 
 
 def marker_rule(vocab: Vocab) -> Mark:
-    """GBNF of a marker: the control token with this text if there is one, the text otherwise."""
+    """GBNF of a marker: the control token with this text if there is one, those in it if there are, or the text."""
 
     def mark(text: str) -> str:
         token = vocab.token_id(text)
-        return f"<[{token}]>" if token is not None and not vocab.token_to_piece(token) else literal(text)
+        ids = vocab.tokenize(text, add_special=False, parse_special=True) if token is None else [token]
+        if all(vocab.token_to_piece(i) for i in ids):
+            return literal(text)
+        parts = itertools.groupby(ids, lambda i: bool(vocab.token_to_piece(i)))
+        return " ".join(written(tuple(group)) if shown else tokens(group) for shown, group in parts)
+
+    def written(ids: Sequence[int]) -> str:
+        return literal(b"".join(map(vocab.token_to_piece, ids)).decode("utf-8", "replace"))
+
+    def tokens(ids: Iterable[int]) -> str:
+        return " ".join(f"<[{i}]>" for i in ids)
 
     return mark
 

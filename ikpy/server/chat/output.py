@@ -32,7 +32,8 @@ class OutputFormat:
     def reader(self) -> OutputReader | HarmonyReader:
         """A reader of one answer."""
         if self.harmony:
-            return HarmonyReader(tools=self.tools is HARMONY, reasoning=self.reasoning is not None)
+            shown = self.reasoning is not None
+            return HarmonyReader(tools=self.tools is HARMONY, reasoning=shown, inside=self.in_reasoning)
         return OutputReader(self)
 
 
@@ -84,6 +85,7 @@ class OutputReader(AnswerReader):
         self._skip_blank = output.in_reasoning
         self._in_answer = False
         self._n_calls = 0
+        self._readers = output.tools.readers if output.tools else {}
         self._call: CallReader | None = None
         self._steps = {
             "start": self._start,
@@ -146,16 +148,16 @@ class OutputReader(AnswerReader):
     def _content(self, final: bool) -> Iterator[Delta]:
         if not self._blank_skipped():
             return
-        tools, answer = self._format.tools, self._format.answer
-        states = {tools.opening: "call"} if tools else {}
+        answer = self._format.answer
+        states = dict.fromkeys(self._readers, "call")
         if answer and self._in_answer:
             states[answer[1]] = "ending"
         found = [(at, marker) for marker in states if (at := self._buffer.find(marker)) >= 0]
         if found:
             at, marker = min(found)
             text, self._buffer, self._state = self._buffer[:at], self._buffer[at:], states[marker]
-            if tools and self._state == "call":
-                self._buffer, self._call = self._buffer[len(marker) :], tools.reader()
+            if self._state == "call":
+                self._buffer, self._call = self._buffer[len(marker) :], self._readers[marker]()
         else:
             text = self._take(tuple(states), final)
         if text:

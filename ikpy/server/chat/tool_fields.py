@@ -1,5 +1,5 @@
 """What single templates read in other places: tools in the system message (Phi-4-mini) or in a variable of their own
-(SmolLM3), plans (Command R7B)."""
+(SmolLM3), plans (Command R7B), reasoning (GPT-OSS)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ikpy.server.chat.streamed_lists import PHI
+from ikpy.server.chat.tags import is_harmony
 from ikpy.server.chat.tool_reading import parse_value
+from ikpy.vocab.templates import flat_content
 
 Message = dict[str, Any]
 
@@ -83,3 +85,19 @@ def _plan(message: Message) -> str:
     content = message.get("content")
     said = content if isinstance(content, str) else ""
     return str(message.get("reasoning_content") or said)
+
+
+def with_thinking(source: str, messages: Sequence[Message]) -> list[Message]:
+    """The messages with the reasoning before a call in the field ``thinking``, for templates that have channels.
+
+    They refuse a message with content beside it, which is thought, too, where a call follows.
+    """
+    if not is_harmony(source) or "thinking" not in source:
+        return list(messages)
+    return [m | _thoughts(m) if m.get("tool_calls") and m.get("reasoning_content") else m for m in messages]
+
+
+def _thoughts(message: Message) -> Message:
+    said = flat_content(message.get("content"))
+    thoughts = [str(message["reasoning_content"]), *([said] if said else [])]
+    return {"thinking": "\n\n".join(thoughts), "content": ""}

@@ -12,11 +12,12 @@ from urllib.parse import unquote
 
 from ikpy.engine.gbnf import MOST_REPETITIONS, GrammarError
 from ikpy.engine.named_patterns import usable, with_patterns
+from ikpy.engine.pattern_search import search_gbnf
 from ikpy.engine.schema_bounds import integer_gbnf, number_gbnf
 from ikpy.engine.schema_counts import Pairs
-from ikpy.engine.schema_merge import CONSTRAINTS, JOINING, Conjunction, components
+from ikpy.engine.schema_merge import CONSTRAINTS, JOINING, Conjunction, allows_nothing, components
 from ikpy.engine.schema_names import other_names
-from ikpy.engine.schema_pattern import pattern_to_gbnf
+from ikpy.engine.schema_pattern import is_whole, pattern_to_gbnf
 from ikpy.engine.schema_values import allowed_values
 
 Schema = dict[str, Any] | bool
@@ -237,7 +238,8 @@ class _Converter:
         return f"({' | '.join(texts)}) {self.use('space')}"
 
     def alternatives(self, schemas: Sequence[Any], where: str) -> str:
-        names = [self.part(schema, _inside(where, i)) for i, schema in enumerate(schemas)]
+        kept = [(i, schema) for i, schema in enumerate(schemas) if not allows_nothing(schema)]
+        names = [self.part(schema, _inside(where, i)) for i, schema in kept]
         return " | ".join(names) if names else self.fail(f"{where}: no alternatives")
 
     def reference(self, target: Any, where: str) -> str:
@@ -324,7 +326,7 @@ class _Converter:
             properties |= {name: additional for name in unnamed if properties[name] is True}
         pairs = []
         for name, value in properties.items():
-            if value is False and name not in required:
+            if allows_nothing(value) and name not in required:
                 continue
             rule = self.part(value, _inside(where, name))
             pairs.append((f'{literal(json.dumps(name, ensure_ascii=False))} {space} ":" {space} {rule}', name))
@@ -388,7 +390,7 @@ class _Converter:
         if isinstance(more, list):  # the older way to write prefixItems
             first, more = more, schema.get("additionalItems", False)
         low, high = int(schema.get("minItems", 0)), schema.get("maxItems")
-        if more is False or (more is True and first):
+        if allows_nothing(more) or (more is True and first):
             high = len(first) if high is None else min(int(high), len(first))
         if max(low, int(high or 0)) > MOST_REPETITIONS:
             return self.fail(f"{where}: more than {MOST_REPETITIONS} items")
@@ -414,7 +416,8 @@ class _Converter:
     def string(self, schema: dict[str, Any], where: str) -> str:
         if "pattern" in schema:
             try:
-                body = pattern_to_gbnf(schema["pattern"])
+                pattern = schema["pattern"]
+                body = pattern_to_gbnf(pattern) if is_whole(pattern) else search_gbnf(pattern)
             except ValueError as error:
                 return self.fail(f"{where}: pattern {schema['pattern']!r}: {error}")
             return rf'"\"" ({body}) "\"" {self.use("space")}'

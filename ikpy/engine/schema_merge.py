@@ -38,11 +38,16 @@ def components(schema: dict[str, Any]) -> list[Any]:
     own = {key: schema[key] for key in CONSTRAINTS if key in schema}
     joined = [{key: schema[key]} for key in ("$ref", "anyOf", "oneOf") if key in schema]
     parts = [own, *joined, *schema.get("allOf", ())]
-    return [part for part in parts if part is not True and not _says_nothing(part)]
+    return [part for part in parts if allows_nothing(part) or (part is not True and not _says_nothing(part))]
 
 
 def _says_nothing(part: Any) -> bool:
     return isinstance(part, dict) and not any(key in part for key in (*CONSTRAINTS, *JOINING))
+
+
+def allows_nothing(schema: Any) -> bool:
+    """Whether a schema is plainly one of no value: false, or what generators write for it."""
+    return schema is False or (isinstance(schema, dict) and schema.get("not") in (True, {}))
 
 
 class Conjunction:
@@ -67,7 +72,7 @@ class Conjunction:
     def alternatives(self, schema: Any) -> Iterator[Flat]:
         """Flat schemas one of which holds where ``schema`` does."""
         self.look_at(schema)
-        if schema is False:
+        if allows_nothing(schema):
             return
         if schema is True:
             yield {}

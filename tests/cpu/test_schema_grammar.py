@@ -59,6 +59,13 @@ LISTS: list[tuple[dict, list[str], list[str]]] = [
     ({"prefixItems": [{"type": "null"}, {"type": "null"}], "minItems": 0}, ["[]", "[null]", "[null,null]"], ["[1]"]),
     ({"items": [{"type": "string"}, {"type": "null"}]}, ['["a",null]'], ['["a"]', '[null,"a"]']),
     ({"type": "array", "items": False}, ["[]"], ["[1]"]),
+    ({"type": "array", "items": {"not": {}}}, ["[]"], ["[1]"]),
+    ({"anyOf": [{"not": {}}, {"type": "null"}, False]}, ["null"], ["1", "{}"]),
+    ({"properties": {"a": {"type": "null"}, "b": {"not": {}}, "c": {"anyOf": [{"not": {}}, {"type": "boolean"}]}}},
+     ['{"a":null}', '{"c":true}', "{}"], ['{"b":1}', '{"c":1}']),
+    ({"type": "string", "pattern": r"\d{2}"}, ['"12"', '"ab 12 c"'], ['"1"', '"a"', "12"]),
+    ({"type": "string", "pattern": r"^a\$"}, ['"a$"', '"a$b"'], ['"ba$"', '"a"']),
+    ({"type": "string", "pattern": "b$"}, ['"b"', '"a\\nb"'], ['"ba"']),
 ]  # fmt: skip
 PATTERNS: list[tuple[str, list[str], list[str]]] = [
     (r"^[\s]$", ['" "', r'"\t"', r'"\n"'], ['"\t"', '"\n"', '"s"']),
@@ -99,7 +106,8 @@ def test_texts_of_schemas(schema: dict, good: list[str], bad: list[str]) -> None
     ({"$ref": "#foo", "type": "null"}, "points nowhere"),
     ({"not": {"type": "string"}}, "root: not is not supported"),
     ({"type": "array", "minItems": 3, "maxItems": 2}, "no array has 3 or more and 2 or fewer items"),
-    ({"type": "string", "pattern": r"^a\$"}, "must start with"),
+    ({"type": "string", "pattern": "^a|b"}, "alternatives of which one is at an end"),
+    ({"anyOf": [{"not": {}}, False]}, "root: no alternatives"),
     ({"type": "string", "pattern": r"^a\b$"}, r"escape \\b is not supported"),
     ({"type": "string", "pattern": r"^[\D]$"}, r"escape \\D is not supported"),
     ({"type": "string", "pattern": r"^\ud83d$"}, r"escape \\u without the number of a character"),

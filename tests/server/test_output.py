@@ -261,6 +261,7 @@ def test_formats_are_found_in_templates() -> None:
     assert tool_format("{{ tools }}<|START_ACTION|>tool_name<|END_ACTION|>") is COHERE
     assert tool_format("{{ tools }}<TOOLCALL>[]</TOOLCALL>") is NEMOTRON
     assert tool_format("{{ tools }}<tool_calls>[]</tool_calls>") is TOOL_CALLS
+    assert tool_format("{{ tools }}within <tool_call></tool_call>: <tool_calls>[{}]</tool_calls>") is TOOL_CALLS
     assert tool_format("no <tool_call> without the variable") is None
     assert tool_format("{{ tools }}") is None
 

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from ikpy.server.chat.call_grammar import control_tokens, marker_rule
 from ikpy.server.chat.rendering import fitted
 from ikpy.server.chat.streamed_lists import PHI
 from ikpy.server.chat.tags import answer_tags, reasoning_tags
 from ikpy.server.chat.tool_formats import HERMES, tool_format
-from ikpy.vocab import ChatTemplate
+from ikpy.vocab import ChatTemplate, Vocab
+from tests.cpu.vocab_data import made
 from tests.server.harness import read_events, running, start_server
 
 ARGUMENTS = {"path": "a b", "lines": [1, 2]}
@@ -224,3 +226,15 @@ def test_reasoning_before_a_call_in_channels() -> None:
     assert (thought["thinking"], thought["content"]) == ("I look.", "")
     assert (said["thinking"], said["content"]) == ("I look.\n\nSee.", "")
     assert "thinking" not in other and other["content"] == "See."
+
+
+def test_control_tokens_inside_of_a_tag() -> None:
+    """The opening tag of Gemma 4 is a control token and text; of the model's text only the token would be missing."""
+    tokens = ["<unk>", "<s>", "</s>", "<|channel>", "<channel|>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    kinds = [2, 3, 3, 3, 3, *[6] * 256]
+    vocab = Vocab.from_metadata(made("llama", tokens, token_type=kinds, scores=[0.0] * len(tokens)))
+    opening, closing = ("<|channel>thought", "<channel|>")
+    assert (control_tokens(vocab, opening), control_tokens(vocab, closing)) == ([3], [4])
+    mark = marker_rule(vocab)
+    assert (mark(opening), mark(closing), mark("<other>")) == ('<[3]> "thought"', "<[4]>", '"<other>"')
+    assert mark("é<|channel>ü") == '"é" <[3]> "ü"'

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ikpy.engine.gbnf import GrammarError
@@ -30,20 +29,20 @@ def marker_rule(vocab: Vocab) -> Mark:
     """GBNF of a marker: the control token with this text if there is one, those in it if there are, or the text."""
 
     def mark(text: str) -> str:
-        token = vocab.token_id(text)
-        ids = vocab.tokenize(text, add_special=False, parse_special=True) if token is None else [token]
-        if all(vocab.token_to_piece(i) for i in ids):
-            return literal(text)
-        parts = itertools.groupby(ids, lambda i: bool(vocab.token_to_piece(i)))
-        return " ".join(written(tuple(group)) if shown else tokens(group) for shown, group in parts)
-
-    def written(ids: Sequence[int]) -> str:
-        return literal(b"".join(map(vocab.token_to_piece, ids)).decode("utf-8", "replace"))
-
-    def tokens(ids: Iterable[int]) -> str:
-        return " ".join(f"<[{i}]>" for i in ids)
+        parts = []
+        for token in control_tokens(vocab, text):
+            before, _, text = text.partition(vocab.token_text(token))
+            parts += [literal(before)] * bool(before) + [f"<[{token}]>"]
+        return " ".join(parts + [literal(text)] * bool(text or not parts))
 
     return mark
+
+
+def control_tokens(vocab: Vocab, text: str) -> list[int]:
+    """Tokens in a text that the model's output does not show, in order."""
+    token = vocab.token_id(text)
+    ids = vocab.tokenize(text, add_special=False, parse_special=True) if token is None else [token]
+    return [i for i in ids if not vocab.token_to_piece(i)]
 
 
 class SchemaRules:

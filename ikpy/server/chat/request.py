@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ikpy.engine.gbnf import GrammarError
 from ikpy.engine.lazy_grammar import Trigger
 from ikpy.server.chat.answer_grammar import answer_grammar
-from ikpy.server.chat.call_grammar import Mark, call_grammar, marker_rule
+from ikpy.server.chat.call_grammar import Mark, call_grammar, control_tokens, marker_rule
 from ikpy.server.chat.harmony import BODY, MARKERS, START
 from ikpy.server.chat.output import OutputFormat
 from ikpy.server.chat.rendering import render, thinking_limit
@@ -25,7 +25,6 @@ from ikpy.server.structured import with_structured
 if TYPE_CHECKING:
     from ikpy.engine.sampling import SamplingParams
     from ikpy.server.front import Front
-    from ikpy.vocab import Vocab
 
 Body = Mapping[str, Any]
 NO_MEDIA = "{} input is not supported - hint: if this is unexpected, you may need to provide the mmproj"
@@ -144,15 +143,7 @@ def preserved_tokens(front: Front, output: OutputFormat) -> frozenset[int]:
         *(output.answer or ()),
         *(output.tools.markers if output.tools else ()),
     ]
-    return frozenset(token for text in texts for token in visible_tokens(front.vocab, text))
-
-
-def visible_tokens(vocab: Vocab, text: str) -> list[int]:
-    """The token with this text, or the control tokens in it."""
-    token = vocab.token_id(text)
-    if token is not None:
-        return [token]
-    return [i for i in vocab.tokenize(text, add_special=False, parse_special=True) if vocab.is_control(i)]
+    return frozenset(token for text in texts for token in control_tokens(front.vocab, text))
 
 
 def model_of(body: Body, front: Front) -> str:

@@ -13,6 +13,7 @@ from ikpy.server.chat.call_grammar import control_tokens, marker_rule
 from ikpy.server.chat.rendering import fitted
 from ikpy.server.chat.streamed_lists import PHI
 from ikpy.server.chat.tags import answer_tags, reasoning_tags
+from ikpy.server.chat.tool_fields import with_all_fields
 from ikpy.server.chat.tool_formats import HERMES, tool_format
 from ikpy.vocab import ChatTemplate, Vocab
 from tests.cpu.vocab_data import made
@@ -226,6 +227,21 @@ def test_reasoning_before_a_call_in_channels() -> None:
     assert (thought["thinking"], thought["content"]) == ("I look.", "")
     assert (said["thinking"], said["content"]) == ("I look.\n\nSee.", "")
     assert "thinking" not in other and other["content"] == "See."
+
+
+def test_tools_have_the_fields_that_templates_go_over() -> None:
+    bare = {"function": {"name": "f", "description": None}}
+    parameters = {"type": "object", "properties": {}}
+    wanted = {"type": "function", "function": {"name": "f", "description": "", "parameters": parameters}}
+    assert with_all_fields(bare) == wanted and with_all_fields(TOOL) == TOOL
+    called = {"role": "assistant", "content": "", "tool_calls": [{"id": "a", "function": {"name": "f"}}]}
+    (call,) = fitted("", [called], [], None)[0]["tool_calls"]
+    assert call == {"type": "function", "id": "a", "function": {"arguments": "{}", "name": "f"}}
+    template = "{% for t in tools or [] %}{{ '// ' + t.function.description }}\
+{% for name in t.function.parameters.properties.keys() %}{{ name }}{% endfor %}{% endfor %}{{ messages[0].content }}"
+    with running(f"llama-server -m PUPPET -t 1 -c 2048 -np 1 --chat-template {shlex.quote(template)}") as client:
+        response = client.post("/apply-template", json={"messages": MESSAGES[:1], "tools": [bare, TOOL]})
+        assert response.json() == {"prompt": "// // Reads.pathlinesHi"}
 
 
 def test_control_tokens_inside_of_a_tag() -> None:

@@ -13,6 +13,8 @@ from ikpy.server.chat.tags import answer_tags, ends_inside, is_harmony, reasonin
 from ikpy.server.chat.tool_fields import (
     own_variable,
     takes_field,
+    with_all_fields,
+    with_call_fields,
     with_field,
     with_plans,
     with_thinking,
@@ -52,6 +54,7 @@ def render(
     choice: str,
 ) -> Rendered:
     """A conversation as a prompt. Raises ApiError 400."""
+    tools = [with_all_fields(tool) for tool in tools]
     variables = own_variable(template.source, tools) | template_variables(front, template, body)
     format_ = tool_format(template.source) if tools and choice != "none" else None
     if format_ is not None:
@@ -86,6 +89,7 @@ def fitted(
     """The messages as a template wants them that is not written for the form of OpenAI's API."""
     if "developer" not in source:
         messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
+    messages = [with_call_fields(message) for message in messages]
     messages = with_thinking(source, with_plans(source, with_short_ids(source, messages)))
     messages = with_written_calls(source, messages)
     if format_ is not None and takes_field(source):

@@ -15,6 +15,29 @@ from ikpy.vocab.templates import flat_content
 Message = dict[str, Any]
 
 
+def with_all_fields(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool with the fields that clients may leave out: templates join texts to descriptions and go over parameters
+    without asking whether there are any (GPT-OSS, Seed-OSS)."""
+    function = {name: value for name, value in tool["function"].items() if value is not None}
+    function = _completed(function, description="", parameters={"type": "object", "properties": {}})
+    return _completed({**tool, "function": function}, type="function")
+
+
+def _completed(given: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
+    """Fields behind those that are given: templates write them in this order."""
+    return {**given, **{name: value for name, value in defaults.items() if name not in given}}
+
+
+def with_call_fields(message: Message) -> Message:
+    """A message whose calls have what clients may leave out, for the same reason."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    functions = [_completed(call["function"], arguments="{}") for call in calls]
+    complete = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
+    return message | {"tool_calls": [_completed(call, type="function") for call in complete]}
+
+
 def takes_field(source: str) -> bool:
     """Whether a template takes the tools from a field of the system message."""
     return "message['tools']" in source

@@ -108,6 +108,11 @@ def test_a_prompt_that_ends_inside_reasoning() -> None:
         ('Hi[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]', "Hi", None),
         ("[TOOL_CALLS] nothing", "[TOOL_CALLS] nothing", []),
         ('[TOOL_CALLS][{"nom": 1}]', '[TOOL_CALLS][{"nom": 1}]', []),
+        (
+            '[TOOL_CALLS][{"name": "f", "arguments": {"a": NaN}}]',
+            '[TOOL_CALLS][{"name": "f", "arguments": {"a": NaN}}]',
+            [],
+        ),
     ],
 )
 def test_listed_calls(text: str, content: str, calls: list[tuple[str, str, str]] | None) -> None:

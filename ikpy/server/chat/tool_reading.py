@@ -271,7 +271,7 @@ class ListedCalls(CallReader):
             return
         start = self._text.lstrip()
         try:
-            value, end = json.JSONDecoder().raw_decode(start)
+            value, end = strict_json.DECODER.raw_decode(start)
         except (ValueError, RecursionError):
             if final:
                 self.rest = ""
@@ -296,7 +296,7 @@ def further_calls(text: str) -> Iterator[CallPart]:
     rest = scanner.behind.lstrip()
     while rest.startswith("{"):
         try:
-            value, end = json.JSONDecoder().raw_decode(rest)
+            value, end = strict_json.DECODER.raw_decode(rest)
         except (ValueError, RecursionError):
             return
         if (call := named_call(value)) is not None:

@@ -97,8 +97,13 @@ def test_reasoning_and_tagged_calls(text: str, content: str, reasoning: str, cal
 
 
 def test_a_prompt_that_ends_inside_reasoning() -> None:
-    message = read("\nhm</think>\nyes", OutputFormat(THINK, True), 3)
-    assert (message.reasoning, message.content) == ("hm", "yes")
+    for size in range(1, 30):
+        message = read("\nhm</think>\nyes", OutputFormat(THINK, True), size)
+        assert (message.reasoning, message.content) == ("hm", "yes")
+        again = read("<think>\nhm <think> </think>\nyes", OutputFormat(THINK, True), size)
+        assert (again.reasoning, again.content) == ("hm <think> ", "yes"), "some models write the tag of the prompt"
+        cut = read("<thi", OutputFormat(THINK, True), size)
+        assert (cut.reasoning, cut.content) == ("<thi", "")
 
 
 @pytest.mark.parametrize(

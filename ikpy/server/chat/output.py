@@ -82,7 +82,7 @@ class OutputReader(AnswerReader):
         self._format = output
         self._behind_reasoning = "answer" if output.answer else "content"
         self._state = "reasoning" if output.in_reasoning else "start" if output.reasoning else self._behind_reasoning
-        self._skip_blank = output.in_reasoning
+        self._skip_blank = self._may_open_again = output.in_reasoning
         self._in_answer = False
         self._n_calls = 0
         self._readers = output.tools.readers if output.tools else {}
@@ -135,7 +135,7 @@ class OutputReader(AnswerReader):
     def _reasoning(self, final: bool) -> Iterator[Delta]:
         assert self._format.reasoning is not None
         closing = self._format.reasoning[1]
-        if not self._blank_skipped():
+        if not self._blank_skipped() or not self._opened_once(final):
             return
         text, found, rest = self._buffer.partition(closing)
         if found:
@@ -144,6 +144,19 @@ class OutputReader(AnswerReader):
             text = self._take((closing,), final)
         if text:
             yield Delta("reasoning", text)
+
+    def _opened_once(self, final: bool) -> bool:
+        """Drops the opening tag if the model writes that of the prompt again; False while it may be doing so."""
+        if not self._may_open_again:
+            return True
+        assert self._format.reasoning is not None
+        opening = self._format.reasoning[0]
+        if opening.startswith(self._buffer) and self._buffer != opening and not final:
+            return False
+        self._may_open_again = False
+        if self._buffer.startswith(opening):
+            self._buffer, self._skip_blank = self._buffer[len(opening) :], True
+        return self._blank_skipped()
 
     def _content(self, final: bool) -> Iterator[Delta]:
         if not self._blank_skipped():

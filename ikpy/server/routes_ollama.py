@@ -6,7 +6,6 @@ Requests are turned into chat or completion requests of the other APIs; answers 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -17,6 +16,7 @@ from starlette.responses import Response
 from ikpy.server.chat.deltas import Delta
 from ikpy.server.chat.output import ChatMessage, OutputFormat
 from ikpy.server.chat.request import model_of, read_chat
+from ikpy.server.chat.tool_ids import with_ids
 from ikpy.server.chat.tool_reading import parse_value
 from ikpy.server.errors import ApiError, bad_request
 from ikpy.server.front import Front, Generation
@@ -106,21 +106,6 @@ def chat_message(message: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(message.get(name), str):
             out[field] = message[name]
     return out
-
-
-def with_ids(messages: list[Any]) -> list[Any]:
-    """The messages with an id for every call and, in the order of the calls, for their results: templates ask for
-    them, and Ollama's clients send none."""
-    waiting: deque[Any] = deque()
-    n_calls = 0
-    for message in messages:
-        for call in message.get("tool_calls", ()) if isinstance(message, dict) else ():
-            if isinstance(call, dict):
-                n_calls += 1
-                waiting.append(call.setdefault("id", f"call_{n_calls}"))
-        if isinstance(message, dict) and message["role"] == "tool" and waiting:
-            message.setdefault("tool_call_id", waiting.popleft())
-    return messages
 
 
 # answers

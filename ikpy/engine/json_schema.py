@@ -86,6 +86,22 @@ def literal(text: str) -> str:
     return f'"{"".join(escaped)}"'
 
 
+def resolve(root: Any, target: str) -> Any:
+    """What a reference (``#/...``) means within a schema; None if it points nowhere."""
+    node = root
+    if not re.match("#(/|$)", target):
+        return None
+    for part in unquote(target[1:]).split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(node, dict) and key in node:
+            node = node[key]
+        elif isinstance(node, list) and key.isdecimal() and int(key) < len(node):
+            node = node[int(key)]
+        else:
+            return None
+    return node
+
+
 def _inside(where: str, name: Any) -> str:
     """The place of a part of the schema at ``where``."""
     return f"{where}-{name}"[-LONGEST_PLACE:]
@@ -247,27 +263,13 @@ class _Converter:
             return self.fail(f"{where}: cannot resolve $ref {json.dumps(target)}; only #/... is supported")
         if target in self.references:
             return self.references[target]
-        schema = self.resolve(target)
+        schema = resolve(self.root, target)
         if schema is None:
             return self.fail(f"{where}: $ref {target} points nowhere")
         name = self.add(target.rsplit("/", 1)[-1] if "/" in target else "document", "")
         self.references[target] = name
         self.rules[name] = self.expression(schema, name)
         return name
-
-    def resolve(self, target: str) -> Any:
-        node: Any = self.root
-        if not re.match("#(/|$)", target):
-            return None
-        for part in unquote(target[1:]).split("/")[1:]:
-            key = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(node, dict) and key in node:
-                node = node[key]
-            elif isinstance(node, list) and key.isdecimal() and int(key) < len(node):
-                node = node[int(key)]
-            else:
-                return None
-        return node
 
     def joined(self, schema: dict[str, Any], where: str) -> str:
         """$ref, anyOf, oneOf and allOf, and what stands beside them: all of it must hold."""
@@ -293,7 +295,7 @@ class _Converter:
 
     def resolved(self, target: Any) -> Any:
         """The schema of a reference; ValueError if there is none."""
-        schema = self.resolve(target) if isinstance(target, str) else None
+        schema = resolve(self.root, target) if isinstance(target, str) else None
         if schema is None:
             raise ValueError(f"$ref {json.dumps(target)} points nowhere")
         return schema

@@ -22,6 +22,7 @@ MARKER = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|@\{([^}]*)\}')
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 """Schema of a tool that names none: OpenAI's API reference says that it has an empty parameter list then."""
 
+ANY_PARAMETERS = {"type": "object"}
 Mark = Callable[[str], str]
 
 
@@ -87,7 +88,7 @@ def call_grammar(
         except GrammarError as error:
             if lazy:  # the call was not asked for by the client: any arguments will do
                 book.rules.clear()
-                alternatives.append(format_.call(tool["name"], {"type": "object"}, book))
+                alternatives.append(format_.call(tool["name"], ANY_PARAMETERS, book))
                 rules += book.rules
                 continue
             raise bad_request(f"parameters of tool {tool['name']}: {error}") from None

@@ -115,8 +115,8 @@ class InvokedCalls(SteppedReader):
 def minimax_call(name: str, schema: Any, rules: Rules) -> str:
     """MiniMax-M2: values of all types stand as they are."""
 
-    def pair(key: str, value: str) -> str:
-        return f'{literal(f"<parameter name={quoted(key)}>")} {value} "</parameter>" "\\n"?'
+    def pair(key: str, value: str, _: Any) -> str:
+        return f'{literal("<parameter name=" + QUOTE)} {key} {literal(QUOTE + ">")} {value} "</parameter>" "\\n"?'
 
     call = tagged_call(f'{literal(f"<invoke name={quoted(name)}>")} "\\n"?', pair, "</parameter>", schema, rules)
     return f'{call} "</invoke>"'
@@ -124,14 +124,17 @@ def minimax_call(name: str, schema: Any, rules: Rules) -> str:
 
 def dsml_call(name: str, schema: Any, rules: Rules) -> str:
     """DeepSeek V3.2: an attribute says which values are strings."""
-    properties = schema.get("properties", {}) if isinstance(schema, dict) else {}
 
-    def pair(key: str, value: str) -> str:
-        tag = f'parameter name={quoted(key)} string="{"true" if is_text(properties[key]) else "false"}">'
-        return f'"<" @{{{DSML}}} {literal(tag)} {value} "</" @{{{DSML}}} "parameter>" "\\n"?'
+    def pair(key: str, value: str, schema: Any) -> str:
+        kind = "true" if is_text(schema) else "false"
+        name = f"{literal('parameter name=' + QUOTE)} {key} {literal(f'{QUOTE} string={quoted(kind)}>')}"
+        return f'"<" @{{{DSML}}} {name} {value} "</" @{{{DSML}}} "parameter>" "\\n"?'
 
     head = f'"<" @{{{DSML}}} {literal(f"invoke name={quoted(name)}>")} "\\n"?'
     return f'{tagged_call(head, pair, f"</{DSML}parameter>", schema, rules)} "</" @{{{DSML}}} "invoke>"'
+
+
+QUOTE = '"'
 
 
 def quoted(name: str) -> str:

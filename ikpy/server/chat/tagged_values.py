@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ikpy.engine.json_schema import literal
+from ikpy.engine.json_schema import literal, resolve
+from ikpy.engine.schema_merge import allows_nothing
 from ikpy.server.chat.tool_blocks import BlockCalls, Call
 from ikpy.server.chat.tool_reading import Rules, ToolFormat, parse_value
 
@@ -26,6 +28,10 @@ GLM_ARGUMENT = re.compile(
 CODER_NAME = re.compile(r"\s*<function=([^>\s]+)>\s*")
 CODER_ARGUMENT = re.compile(r"<parameter=([^>]+)>\n?((?:(?!</parameter>).)*)</parameter>\s*", re.DOTALL)
 CODER_END = "</function>"
+ANY_NAME = r'[^<>"\x00-\x20]{1,100}'
+"""GBNF of the name of a parameter that no schema names."""
+MOST_PARTS = 100
+"""References and parts of allOf that are followed at the top of a schema."""
 
 
 # schemas
@@ -41,6 +47,37 @@ def value_types(schema: Any) -> set[str]:
         return set().union(*found) if all(found) else set()
     named = schema.get("type")
     return {named} if isinstance(named, str) else {str(t) for t in named} if isinstance(named, list) else set()
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What a schema says of a call's parameters; ``more``: the schema of further ones, None if there may be none."""
+
+    properties: Mapping[str, Any]
+    required: Collection[str]
+    more: Any
+
+
+def parameters_of(schema: Any) -> Parameters:
+    """The parameters of a call, references and parts of ``allOf`` at the top followed."""
+    properties: dict[str, Any] = {}
+    required: list[Any] = []
+    more, parts = None, [schema]
+    closed = n_read = 0
+    while n_read < min(len(parts), MOST_PARTS):
+        part = parts[n_read] if isinstance(parts[n_read], dict) else {}
+        n_read += 1
+        if isinstance(part.get("properties"), dict):
+            properties |= part["properties"]
+            closed += "additionalProperties" not in part
+        required += part["required"] if isinstance(part.get("required"), list) else []
+        more = part.get("additionalProperties", more)
+        parts += part["allOf"] if isinstance(part.get("allOf"), list) else []
+        if isinstance(part.get("$ref"), str):
+            parts.append(resolve(schema, part["$ref"]))
+    if more is None and not closed:
+        more = True
+    return Parameters(properties, [str(name) for name in required], None if more is False else more)
 
 
 def takes_text(schema: Any) -> bool:
@@ -96,22 +133,29 @@ def value_rule(schema: Any, root: Any, closing: str, rules: Rules) -> str:
     return rules.schema(schema)
 
 
-def tagged_call(head: str, pair: Callable[[str, str], str], closing: str, schema: Any, rules: Rules) -> str:
-    """GBNF of a call: ``head``, then for every parameter ``pair`` of its name and the rule of its value."""
-    root = schema if isinstance(schema, dict) else {}
-    required = root.get("required", [])
+Pair = Callable[[str, str, Any], str]
+"""GBNF of a parameter from that of its name and its value, and the schema."""
+
+
+def tagged_call(head: str, pair: Pair, closing: str, schema: Any, rules: Rules) -> str:
+    """GBNF of a call: ``head``, then every parameter."""
+    root, found = schema if isinstance(schema, dict) else {}, parameters_of(schema)
     parts = [head]
-    for key, value in root.get("properties", {}).items():
-        written = pair(key, value_rule(value, root, closing, rules))
-        parts.append(written if key in required else f"({written})?")
+    for key, value in found.properties.items():
+        if allows_nothing(value):
+            continue
+        written = pair(literal(key), value_rule(value, root, closing, rules), value)
+        parts.append(written if key in found.required else f"({written})?")
+    if found.more is not None:
+        parts.append(f"({pair(ANY_NAME, value_rule(found.more, root, closing, rules), found.more)})*")
     return " ".join(parts)
 
 
 def glm_call(name: str, schema: Any, rules: Rules) -> str:
     """GLM 4.5: keys and values in tags."""
 
-    def pair(key: str, value: str) -> str:
-        return f'@{{<arg_key>}} {literal(key)} @{{</arg_key>}} "\\n"? @{{<arg_value>}} {value} @{{</arg_value>}} "\\n"?'
+    def pair(key: str, value: str, _: Any) -> str:
+        return f'@{{<arg_key>}} {key} @{{</arg_key>}} "\\n"? @{{<arg_value>}} {value} @{{</arg_value>}} "\\n"?'
 
     return tagged_call(f'{literal(name)} "\\n"?', pair, "</arg_value>", schema, rules)
 
@@ -119,8 +163,8 @@ def glm_call(name: str, schema: Any, rules: Rules) -> str:
 def coder_call(name: str, schema: Any, rules: Rules, gap: str = r'"\n"') -> str:
     """Qwen3-Coder: a function element with an element per parameter, whose value is on lines of its own."""
 
-    def pair(key: str, value: str) -> str:
-        return f'{literal(f"<parameter={key}>")} {gap} {value} "\\n"? "</parameter>\\n"'
+    def pair(key: str, value: str, _: Any) -> str:
+        return f'"<parameter=" {key} ">" {gap} {value} "\\n"? "</parameter>\\n"'
 
     call = tagged_call(f'{literal(f"<function={name}>")} "\\n"', pair, "</parameter>", schema, rules)
     return f"{call} {literal(CODER_END)}"
@@ -138,9 +182,7 @@ def schemas_of(functions: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str,
     """Schemas of all parameters."""
     found: dict[str, Mapping[str, Any]] = {}
     for function in functions:
-        parameters = function.get("parameters")
-        properties = parameters.get("properties") if isinstance(parameters, dict) else None
-        found[function["name"]] = properties if isinstance(properties, dict) else {}
+        found[function["name"]] = parameters_of(function.get("parameters")).properties
     return found
 
 

@@ -27,6 +27,7 @@ SCRIPT = {"383": 100}
         ("AI:", {"content": "<think>\nHm"}, "AI:<think>\nHm", True),
         ("AI:", {"content": "<think>\nHm</think>Yes"}, "AI:<think>\nHm</think>Yes", False),
         ("AI:<think>\n", {"content": "Yes"}, "AI:Yes", False),
+        ("AI:<think>\n", {"content": ""}, "AI:<think>\n", True),
         ("AI:<think>\n", {"content": "<think>\nHm"}, "AI:<think>\nHm", True),
         ("AI:<think>\n", {"content": [{"type": "text", "text": "Yes"}]}, "AI:Yes", False),
         ("AI:<think>\n", {"content": "", "reasoning_content": "Hm"}, "AI:<think>\nHm", True),

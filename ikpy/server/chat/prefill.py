@@ -23,8 +23,8 @@ def with_beginning(source: str, prompt: str, message: Mapping[str, Any], tags: T
         reasoning = ""
     if is_harmony(source):
         return prompt + _in_channels(reasoning, content), bool(reasoning) and not content
-    if tags is None:
-        return prompt + content, False
+    if tags is None or not (content or reasoning):
+        return prompt + content, tags is not None and ends_inside(prompt, tags)
     opening, closing = tags
     if ends_inside(prompt, tags):
         prompt = prompt.rstrip().removesuffix(opening)

@@ -155,3 +155,37 @@ def test_parameters_that_the_top_of_a_schema_does_not_name(
     tool = {"name": "write", "parameters": schema}
     (call,) = read(texts[1], OutputFormat(None, False, format_.knowing([tool])), 5).calls
     assert json.loads(call["arguments"]) == {"path": "a b", "other": "c"}
+
+
+LISTED: list[tuple[Any, dict[str, Any]]] = [
+    ({"enum": ["w", "a", None], "type": ["string", "null"]}, {"w": "w", "null": None}),
+    ({"enum": ["w", 1]}, {"w": "w", "1": 1}),
+    ({"const": "w", "type": "string"}, {"w": "w"}),
+    ({"const": "w"}, {"w": "w"}),
+    ({"enum": ["w", 2], "type": "string"}, {"w": "w"}),
+    ({"anyOf": [{"const": "w"}, {"const": 2}]}, {'"w"': "w", "2": 2}),
+]
+
+
+@pytest.mark.parametrize(("format_", "write"), [(GLM, glm), (CODER, coder), (MINIMAX, minimax)])
+@pytest.mark.parametrize(("schema", "meanings"), LISTED)
+def test_listed_values_are_read_as_the_grammar_writes_them(
+    format_: ToolFormat, write: Any, schema: Any, meanings: dict[str, Any]
+) -> None:
+    tool = {"name": "write", "parameters": {"type": "object", "properties": {"mode": schema}, "required": ["mode"]}}
+    source = call_grammar(format_, [tool], several=False)
+    for text, meant in meanings.items():
+        assert accepts(source, write(mode=text)), text
+        (call,) = read(write(mode=text), OutputFormat(None, False, format_.knowing([tool])), 5).calls
+        assert json.loads(call["arguments"]) == {"mode": meant}
+    assert not accepts(source, write(mode="x")) and not accepts(source, write(mode="3"))
+
+
+def test_an_attribute_and_listed_values() -> None:
+    tool = {"name": "write", "parameters": {"type": "object", "properties": {"mode": {"enum": ["w", None]}}}}
+    source = call_grammar(DEEPSEEK_DSML, [tool], several=False)
+    for text in ('"w"', "null"):
+        written = dsml(mode=text).replace('string="true"', 'string="false"')
+        assert accepts(source, written)
+        (call,) = read(written, OutputFormat(None, False, DEEPSEEK_DSML.knowing([tool])), 5).calls
+        assert json.loads(call["arguments"]) == {"mode": json.loads(text)}

@@ -14,7 +14,15 @@ from functools import partial
 from typing import Any
 
 from ikpy.engine.json_schema import literal
-from ikpy.server.chat.tagged_values import Schemas, schemas_of, tagged_call, takes_text, typed_value, value_types
+from ikpy.server.chat.tagged_values import (
+    Schemas,
+    listed,
+    schemas_of,
+    tagged_call,
+    takes_text,
+    typed_value,
+    value_types,
+)
 from ikpy.server.chat.tool_reading import LONGEST_HEAD, CallPart, Rules, SteppedReader, ToolFormat, parse_value
 from ikpy.tools.stop_strings import overlap
 
@@ -127,6 +135,8 @@ def dsml_call(name: str, schema: Any, rules: Rules) -> str:
 
     def pair(key: str, value: str, schema: Any) -> str:
         kind = "true" if is_text(schema) else "false"
+        if kind == "false" and (choices := listed(schema)):
+            value = rules.schema({"enum": choices})
         name = f"{literal('parameter name=' + QUOTE)} {key} {literal(f'{QUOTE} string={quoted(kind)}>')}"
         return f'"<" @{{{DSML}}} {name} {value} "</" @{{{DSML}}} "parameter>" "\\n"?'
 
@@ -144,8 +154,8 @@ def quoted(name: str) -> str:
 
 def is_text(schema: Any) -> bool:
     """Whether `value_rule` lets a value be written without quotes."""
-    choices = schema.get("enum") if isinstance(schema, dict) else None
-    return takes_text(schema) or (isinstance(choices, list) and all(isinstance(item, str) for item in choices))
+    choices = listed(schema)
+    return takes_text(schema) or (bool(choices) and all(isinstance(item, str) for item in choices))
 
 
 # formats

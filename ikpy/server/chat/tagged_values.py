@@ -14,6 +14,7 @@ from typing import Any
 
 from ikpy.engine.json_schema import literal, resolve
 from ikpy.engine.schema_merge import allows_nothing
+from ikpy.engine.schema_values import allowed_values
 from ikpy.server.chat.tool_blocks import BlockCalls, Call
 from ikpy.server.chat.tool_reading import Rules, ToolFormat, parse_value
 
@@ -87,6 +88,16 @@ def takes_text(schema: Any) -> bool:
     return "string" in value_types(schema) or not any(key in schema for key in SHAPES)
 
 
+def listed(schema: Any) -> list[Any]:
+    """The values that ``enum`` or ``const`` of a schema allow; empty if it lists none. Patterns beside them, which take
+    long to make, are not looked at."""
+    if not isinstance(schema, dict):
+        return []
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    beside = {key: value for key, value in schema.items() if key != "pattern"}
+    return allowed_values(values, beside) if isinstance(values, list) else []
+
+
 def typed_value(text: str, schema: Any) -> Any:
     """The value of an argument: JSON of a type that the schema has, else the text itself."""
     try:
@@ -94,7 +105,7 @@ def typed_value(text: str, schema: Any) -> Any:
     except ValueError:
         return text
     if isinstance(value, str):
-        return text
+        return text if schema is None or takes_text(schema) or text in listed(schema) else value
     types = value_types(schema)
     return value if not types or types & set(_json_types(value)) else text
 
@@ -123,9 +134,10 @@ def text_without(marker: str) -> str:
 
 def value_rule(schema: Any, root: Any, closing: str, rules: Rules) -> str:
     """GBNF of a value in front of its closing tag; definitions that it refers to are those of the whole schema."""
-    choices = schema.get("enum") if isinstance(schema, dict) else None
-    if isinstance(choices, list) and choices and all(isinstance(item, str) for item in choices):
-        return "(" + " | ".join(map(literal, choices)) + ")"
+    choices = listed(schema)
+    if choices:
+        texts = (item if isinstance(item, str) else json.dumps(item, ensure_ascii=False) for item in choices)
+        return "(" + " | ".join(map(literal, texts)) + ")"
     if takes_text(schema):
         return rules.rule(text_without(closing))
     if isinstance(schema, dict):

@@ -100,6 +100,8 @@ class Conjunction:
         try:
             for key in a.keys() & b.keys():
                 result[key] = _both_values(key, a[key], b[key])
+            if "properties" in result:
+                result["properties"] = result["properties"] | _further(a, b) | _further(b, a)
             if "enum" in result and "type" in result:
                 result["enum"] = _values_of_type(result["enum"], result["type"])
         except ContradictionError:
@@ -125,6 +127,15 @@ def _both_values(key: str, a: Any, b: Any) -> Any:
     if a != b:
         raise ValueError(f"{key} {json.dumps(a)[:60]} and {json.dumps(b)[:60]} cannot be joined")
     return a
+
+
+def _further(named: Flat, other: Flat) -> dict[str, Any]:
+    """The properties that one schema names and the other does not, with what that asks of further ones."""
+    more, known = other.get("additionalProperties"), other.get("properties", {})
+    if not isinstance(more, dict) or "patternProperties" in other:
+        return {}
+    found = named.get("properties", {})
+    return {name: _both_schemas([schema, more]) for name, schema in found.items() if name not in known}
 
 
 def _both_schemas(schemas: list[Any]) -> Any:

@@ -60,6 +60,8 @@ LISTS: list[tuple[dict, list[str], list[str]]] = [
     ({"items": [{"type": "string"}, {"type": "null"}]}, ['["a",null]'], ['["a"]', '[null,"a"]']),
     ({"type": "array", "items": False}, ["[]"], ["[1]"]),
     ({"type": "array", "items": {"not": {}}}, ["[]"], ["[1]"]),
+    ({"allOf": [{"additionalProperties": {"minimum": 3}}, {"properties": {"a": {"type": "integer"}}}]},
+     ['{"a":3}'], ['{"a":2}', '{"a":"x"}']),
     ({"anyOf": [{"not": {}}, {"type": "null"}, False]}, ["null"], ["1", "{}"]),
     ({"properties": {"a": {"type": "null"}, "b": {"not": {}}, "c": {"anyOf": [{"not": {}}, {"type": "boolean"}]}}},
      ['{"a":null}', '{"c":true}', "{}"], ['{"b":1}', '{"c":1}']),

@@ -23,6 +23,7 @@ LONGEST_REGEX = 60_000  # characters; larger grammars stay rules instead of beco
 DEEPEST, RULE_DEPTH = 3500, 2
 """Nodes of a grammar that stand in each other, rules followed (which count 2). llguidance follows them on the stack:
 with about 4700 nodes, or 2700 rules, the process would end."""
+EMPTY: Node = Group(())
 MOST_EXPANDED = 100 * LONGEST_REGEX  # characters of all parts of an expression: many may hold the same long rule
 
 
@@ -41,6 +42,7 @@ def to_lark(rules: Rules, token_ids: Mapping[str, Sequence[int]] | None = None) 
 
 
 def _lark(rules: Rules, token_ids: Mapping[str, Sequence[int]]) -> str:
+    rules = {name: _simple(node) for name, node in rules.items()}
     head = '%llguidance {"no_forcing": true}\n'
     if not any(_has_tokens(node) for node in rules.values()):
         try:
@@ -53,6 +55,21 @@ def _lark(rules: Rules, token_ids: Mapping[str, Sequence[int]]) -> str:
     writer = _RuleWriter(names, token_ids)
     lines = [f"{names[name]}: {writer.node(node)}" for name, node in rules.items()]
     return "\n".join([f"{head}start: {names['root']}", *lines]) + "\n"
+
+
+def _simple(node: Node) -> Node:
+    """A node without empty parts: llguidance takes no {0}, and an empty text that is repeated may end it."""
+    if isinstance(node, Literal):
+        return node if node.text else EMPTY
+    if isinstance(node, Group):
+        items = tuple(item for item in map(_simple, node.items) if item != EMPTY)
+        return items[0] if len(items) == 1 else Group(items)
+    if isinstance(node, Choice):
+        return Choice(tuple(map(_simple, node.options)))
+    if isinstance(node, Repeat):
+        item = _simple(node.item)
+        return EMPTY if node.high == 0 or item == EMPTY else Repeat(item, node.low, node.high)
+    return node
 
 
 def _depth(rules: Rules) -> int:

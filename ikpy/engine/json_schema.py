@@ -12,11 +12,12 @@ from urllib.parse import unquote
 
 from ikpy.engine.gbnf import MOST_REPETITIONS, GrammarError
 from ikpy.engine.named_patterns import usable, with_patterns
+from ikpy.engine.pattern_search import search_gbnf
 from ikpy.engine.schema_bounds import integer_gbnf, number_gbnf
 from ikpy.engine.schema_counts import Pairs
-from ikpy.engine.schema_merge import CONSTRAINTS, JOINING, Conjunction, components
+from ikpy.engine.schema_merge import CONSTRAINTS, JOINING, Conjunction, allows_nothing, components
 from ikpy.engine.schema_names import other_names
-from ikpy.engine.schema_pattern import pattern_to_gbnf
+from ikpy.engine.schema_pattern import is_whole, pattern_to_gbnf
 from ikpy.engine.schema_values import allowed_values
 
 Schema = dict[str, Any] | bool
@@ -29,7 +30,8 @@ PRIMITIVES = {
     "null": '"null" space',
     "integral": "[0] | [1-9] [0-9]{0,15}",
     "integer": '("-"? integral) space',
-    "number": '("-"? integral) ("." [0-9]{1,16})? ([eE] [-+]? [0-9]{1,16})? space',
+    "number": '("-"? integral) ("." [0-9]{1,16})? ([eE] [-+]? exponent)? space',
+    "exponent": '[0-9]{1,2} | "1" [0-9]{2} | "2" [0-8] [0-9]',
     "value": "object | array | string | number | boolean | null",
     "object": r'"{" space (string ":" space value ("," space string ":" space value)*)? "}" space',
     "array": '"[" space (value ("," space value)*)? "]" space',
@@ -44,7 +46,7 @@ USES = {
     "boolean": ("space",),
     "null": ("space",),
     "integer": ("integral", "space"),
-    "number": ("integral", "space"),
+    "number": ("integral", "exponent", "space"),
     "value": ("object", "array", "string", "number", "boolean", "null"),
     "object": ("string", "value", "space"),
     "array": ("value", "space"),
@@ -59,6 +61,7 @@ SEARCH_PARTS = 20
 UNREAD = ("not", "if", "contains", "propertyNames", "dependentSchemas", "$dynamicRef")
 """Keywords that are not read: an error where a schema says nothing else."""
 COUNTS = ("minProperties", "maxProperties")
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 OF_OBJECTS = ("properties", "patternProperties", "required", "additionalProperties", *COUNTS)
 LARGEST = sys.float_info.max
 """Of bounds."""
@@ -82,6 +85,22 @@ def literal(text: str) -> str:
         else:
             escaped.append(char)
     return f'"{"".join(escaped)}"'
+
+
+def resolve(root: Any, target: str) -> Any:
+    """What a reference (``#/...``) means within a schema; None if it points nowhere."""
+    node = root
+    if not re.match("#(/|$)", target):
+        return None
+    for part in unquote(target[1:]).split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(node, dict) and key in node:
+            node = node[key]
+        elif isinstance(node, list) and key.isdecimal() and int(key) < len(node):
+            node = node[int(key)]
+        else:
+            return None
+    return node
 
 
 def _inside(where: str, name: Any) -> str:
@@ -109,7 +128,7 @@ def _is_count(value: Any) -> bool:
 KEYWORD_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("oneOf", "anyOf", "allOf", "enum", "prefixItems"), (_is_list, "a list")),
     **dict.fromkeys(("minItems", "maxItems", "minLength", "maxLength", *COUNTS), (_is_count, "a whole number from 0")),
-    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), (_is_number, "a number")),
+    **dict.fromkeys(BOUNDS, (_is_number, "a number")),
     **dict.fromkeys(("properties", "patternProperties"), (lambda value: isinstance(value, dict), "an object")),
     "required": (_is_names, "a list of names"),
     "pattern": (lambda value: isinstance(value, str), "a string"),
@@ -205,6 +224,8 @@ class _Converter:
             return "array"
         if any(key in schema for key in ("pattern", "format", "minLength", "maxLength")):
             return "string"
+        if any(key in schema for key in BOUNDS):
+            return "number"
         return None
 
     def typed(self, schema: dict[str, Any], kind: Any, where: str) -> str:
@@ -234,7 +255,8 @@ class _Converter:
         return f"({' | '.join(texts)}) {self.use('space')}"
 
     def alternatives(self, schemas: Sequence[Any], where: str) -> str:
-        names = [self.part(schema, _inside(where, i)) for i, schema in enumerate(schemas)]
+        kept = [(i, schema) for i, schema in enumerate(schemas) if not allows_nothing(schema)]
+        names = [self.part(schema, _inside(where, i)) for i, schema in kept]
         return " | ".join(names) if names else self.fail(f"{where}: no alternatives")
 
     def reference(self, target: Any, where: str) -> str:
@@ -242,27 +264,13 @@ class _Converter:
             return self.fail(f"{where}: cannot resolve $ref {json.dumps(target)}; only #/... is supported")
         if target in self.references:
             return self.references[target]
-        schema = self.resolve(target)
+        schema = resolve(self.root, target)
         if schema is None:
             return self.fail(f"{where}: $ref {target} points nowhere")
         name = self.add(target.rsplit("/", 1)[-1] if "/" in target else "document", "")
         self.references[target] = name
         self.rules[name] = self.expression(schema, name)
         return name
-
-    def resolve(self, target: str) -> Any:
-        node: Any = self.root
-        if not re.match("#(/|$)", target):
-            return None
-        for part in unquote(target[1:]).split("/")[1:]:
-            key = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(node, dict) and key in node:
-                node = node[key]
-            elif isinstance(node, list) and key.isdecimal() and int(key) < len(node):
-                node = node[int(key)]
-            else:
-                return None
-        return node
 
     def joined(self, schema: dict[str, Any], where: str) -> str:
         """$ref, anyOf, oneOf and allOf, and what stands beside them: all of it must hold."""
@@ -288,7 +296,7 @@ class _Converter:
 
     def resolved(self, target: Any) -> Any:
         """The schema of a reference; ValueError if there is none."""
-        schema = self.resolve(target) if isinstance(target, str) else None
+        schema = resolve(self.root, target) if isinstance(target, str) else None
         if schema is None:
             raise ValueError(f"$ref {json.dumps(target)} points nowhere")
         return schema
@@ -312,13 +320,16 @@ class _Converter:
             return self.use("object")
         space = self.use("space")
         required = set(schema.get("required", ()))
-        properties = properties | dict.fromkeys(sorted(required - set(properties)), True)
+        unnamed = sorted(required - set(properties))
+        properties = properties | dict.fromkeys(unnamed, True)
         if patterns:
             self.count_part(2 * SEARCH_PARTS * len(patterns))
             properties = with_patterns(properties, patterns)
+        if isinstance(additional, dict):
+            properties |= {name: additional for name in unnamed if properties[name] is True}
         pairs = []
         for name, value in properties.items():
-            if value is False and name not in required:
+            if allows_nothing(value) and name not in required:
                 continue
             rule = self.part(value, _inside(where, name))
             pairs.append((f'{literal(json.dumps(name, ensure_ascii=False))} {space} ":" {space} {rule}', name))
@@ -382,7 +393,7 @@ class _Converter:
         if isinstance(more, list):  # the older way to write prefixItems
             first, more = more, schema.get("additionalItems", False)
         low, high = int(schema.get("minItems", 0)), schema.get("maxItems")
-        if more is False or (more is True and first):
+        if allows_nothing(more) or (more is True and first):
             high = len(first) if high is None else min(int(high), len(first))
         if max(low, int(high or 0)) > MOST_REPETITIONS:
             return self.fail(f"{where}: more than {MOST_REPETITIONS} items")
@@ -408,7 +419,8 @@ class _Converter:
     def string(self, schema: dict[str, Any], where: str) -> str:
         if "pattern" in schema:
             try:
-                body = pattern_to_gbnf(schema["pattern"])
+                pattern = schema["pattern"]
+                body = pattern_to_gbnf(pattern) if is_whole(pattern) else search_gbnf(pattern)
             except ValueError as error:
                 return self.fail(f"{where}: pattern {schema['pattern']!r}: {error}")
             return rf'"\"" ({body}) "\"" {self.use("space")}'

@@ -18,12 +18,13 @@ class Trigger:
     """When a grammar begins to hold: behind ``marker``.
 
     ``skipped``: opening and closing tag of a part at the beginning in which the marker means nothing; ``inside``: the
-    prompt has opened that part already.
+    prompt has opened that part already; ``again``: there may be such parts anywhere.
     """
 
     marker: str
     skipped: tuple[str, str] | None = None
     inside: bool = False
+    again: bool = False
 
 
 class LazyGrammar:
@@ -105,8 +106,18 @@ class LazyGrammar:
         if self._trigger.skipped is None:
             return 0
         opening, closing = (tag.encode() for tag in self._trigger.skipped)
+        if self._trigger.again:
+            return self._behind_last(opening, closing)
         text = self._text.lstrip()
         if not self._trigger.inside and not text.startswith(opening):
             return None if opening.startswith(text) else 0
         end = self._text.find(closing)
+        return None if end < 0 else end + len(closing)
+
+    def _behind_last(self, opening: bytes, closing: bytes) -> int | None:
+        """Where the last skipped part ends; None while it goes on."""
+        at = self._text.rfind(opening)
+        if at < 0 and not self._trigger.inside:
+            return 0
+        end = self._text.find(closing, max(at, 0))
         return None if end < 0 else end + len(closing)

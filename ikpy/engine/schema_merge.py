@@ -26,7 +26,7 @@ TYPE_NAMES = {
     list: ("array",),
     dict: ("object",),
 }
-"""Types that a value of JSON has; see `_is_of_type` for the others."""
+"""Types that a value of JSON has; see `is_of_type` for the others."""
 
 
 class ContradictionError(Exception):
@@ -38,11 +38,16 @@ def components(schema: dict[str, Any]) -> list[Any]:
     own = {key: schema[key] for key in CONSTRAINTS if key in schema}
     joined = [{key: schema[key]} for key in ("$ref", "anyOf", "oneOf") if key in schema]
     parts = [own, *joined, *schema.get("allOf", ())]
-    return [part for part in parts if part is not True and not _says_nothing(part)]
+    return [part for part in parts if allows_nothing(part) or (part is not True and not _says_nothing(part))]
 
 
 def _says_nothing(part: Any) -> bool:
     return isinstance(part, dict) and not any(key in part for key in (*CONSTRAINTS, *JOINING))
+
+
+def allows_nothing(schema: Any) -> bool:
+    """Whether a schema is plainly one of no value: false, or what generators write for it."""
+    return schema is False or (isinstance(schema, dict) and schema.get("not") in (True, {}))
 
 
 class Conjunction:
@@ -67,7 +72,7 @@ class Conjunction:
     def alternatives(self, schema: Any) -> Iterator[Flat]:
         """Flat schemas one of which holds where ``schema`` does."""
         self.look_at(schema)
-        if schema is False:
+        if allows_nothing(schema):
             return
         if schema is True:
             yield {}
@@ -95,6 +100,8 @@ class Conjunction:
         try:
             for key in a.keys() & b.keys():
                 result[key] = _both_values(key, a[key], b[key])
+            if "properties" in result:
+                result["properties"] = result["properties"] | _further(a, b) | _further(b, a)
             if "enum" in result and "type" in result:
                 result["enum"] = _values_of_type(result["enum"], result["type"])
         except ContradictionError:
@@ -122,6 +129,15 @@ def _both_values(key: str, a: Any, b: Any) -> Any:
     return a
 
 
+def _further(named: Flat, other: Flat) -> dict[str, Any]:
+    """The properties that one schema names and the other does not, with what that asks of further ones."""
+    more, known = other.get("additionalProperties"), other.get("properties", {})
+    if not isinstance(more, dict) or "patternProperties" in other:
+        return {}
+    found = named.get("properties", {})
+    return {name: _both_schemas([schema, more]) for name, schema in found.items() if name not in known}
+
+
 def _both_schemas(schemas: list[Any]) -> Any:
     telling = [schema for schema in schemas if schema is not True and schema != {}]
     if False in telling:
@@ -143,13 +159,14 @@ def _both_types(a: Any, b: Any) -> Any:
 
 def _values_of_type(values: list[Any], kind: Any) -> list[Any]:
     kinds = kind if isinstance(kind, list) else [kind]
-    kept = [value for value in values if any(_is_of_type(value, kind) for kind in kinds)]
+    kept = [value for value in values if any(is_of_type(value, kind) for kind in kinds)]
     if not kept:
         raise ContradictionError
     return kept
 
 
-def _is_of_type(value: Any, kind: str) -> bool:
+def is_of_type(value: Any, kind: Any) -> bool:
+    """Whether a value of JSON has a type of schemas."""
     if isinstance(value, bool):
         return kind == "boolean"
     if isinstance(value, float):

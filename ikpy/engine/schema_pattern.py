@@ -19,13 +19,18 @@ _ESCAPED: Ranges = [(0, 0x1F), (ord('"'), ord('"')), (ord("\\"), ord("\\"))]
 _COMMON_ESCAPES = '"\\\b\t\n\f\r'
 
 
+def is_whole(pattern: str) -> bool:
+    """Whether a pattern is wrapped in ``^`` and ``$``."""
+    end = re.search(r"(\\*)\$$", pattern)
+    return pattern.startswith("^") and end is not None and len(end[1]) % 2 == 0
+
+
 def pattern_to_gbnf(pattern: str) -> str:
     """Body between the quotes of a JSON string that matches ``pattern``.
 
     Raises ValueError for patterns not wrapped in ``^`` and ``$`` and for unsupported syntax.
     """
-    end = re.search(r"(\\*)\$$", pattern)
-    if not pattern.startswith("^") or end is None or len(end[1]) % 2:
+    if not is_whole(pattern):
         raise ValueError("must start with '^' and end with '$'")
     parser = _PatternParser(pattern[1:-1])
     body = parser.choice()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ikpy.engine.pattern_search import Search
+from ikpy.engine.schema_merge import is_of_type
 
 Sized = type[str] | type[list[Any]] | type[dict[str, Any]]
 SIZES: tuple[tuple[str, str, Sized], ...] = (
@@ -17,12 +18,16 @@ Check = Callable[[Any], bool]
 
 
 def allowed_values(values: Sequence[Any], schema: dict[str, Any]) -> list[Any]:
-    """The values that patterns, lengths and bounds of the schema allow; a pattern that cannot be read allows all."""
+    """The values that types, patterns, lengths and bounds of the schema allow; a pattern that cannot be read allows
+    all."""
     checks = list(_checks(schema))
     return [value for value in values if all(check(value) for check in checks)]
 
 
 def _checks(schema: dict[str, Any]) -> Iterator[Check]:
+    if "type" in schema:
+        kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        yield lambda value: any(is_of_type(value, kind) for kind in kinds)
     if "pattern" in schema:
         search = Search(schema["pattern"])
         yield lambda value: not isinstance(value, str) or search.found(value) is not False

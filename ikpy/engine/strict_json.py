@@ -28,3 +28,7 @@ def _finite(text: str) -> float:
     if math.isinf(value):
         raise ValueError(f"{text[:SHOWN]} is beyond the range of numbers")
     return value
+
+
+DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
+"""Reads as `loads` does; for a value at the beginning of a text."""

@@ -92,12 +92,13 @@ def _tools(tools: Any) -> Any:
 def _choice(choice: Any) -> Object:
     if not isinstance(choice, dict):
         return {}
-    kind = choice.get("type")
+    kind, alone = choice.get("type"), choice.get("disable_parallel_tool_use")
+    out: Object = {"parallel_tool_calls": not alone} if isinstance(alone, bool) else {}
     if kind == "tool":
-        return {"tool_choice": {"type": "function", "function": {"name": choice.get("name")}}}
+        return out | {"tool_choice": {"type": "function", "function": {"name": choice.get("name")}}}
     if not isinstance(kind, str) or kind not in CHOICES:
         raise bad_request(f"Invalid tool_choice: {json.dumps(choice)}")
-    return {"tool_choice": CHOICES[kind]}
+    return out | {"tool_choice": CHOICES[kind]}
 
 
 def _messages(message: Any) -> list[Object]:

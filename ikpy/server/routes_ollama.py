@@ -16,6 +16,7 @@ from starlette.responses import Response
 from ikpy.server.chat.deltas import Delta
 from ikpy.server.chat.output import ChatMessage, OutputFormat
 from ikpy.server.chat.request import model_of, read_chat
+from ikpy.server.chat.tool_ids import with_ids
 from ikpy.server.chat.tool_reading import parse_value
 from ikpy.server.errors import ApiError, bad_request
 from ikpy.server.front import Front, Generation
@@ -88,7 +89,7 @@ def chat_messages(value: Any) -> Any:
     """Messages in the OpenAI form; what is no message is left for the checks of chat requests."""
     if not isinstance(value, list):
         return value
-    return [chat_message(item) if isinstance(item, dict) else item for item in value]
+    return with_ids([chat_message(item) if isinstance(item, dict) else item for item in value])
 
 
 def chat_message(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,12 +101,10 @@ def chat_message(message: Mapping[str, Any]) -> dict[str, Any]:
         out["reasoning_content"] = message["thinking"]
     calls = message.get("tool_calls")
     if isinstance(calls, list):
-        out["tool_calls"] = [
-            {"type": "function", "id": f"call_{i}", **call} if isinstance(call, dict) else call
-            for i, call in enumerate(calls)
-        ]
-    if isinstance(message.get("tool_name"), str):
-        out["name"] = message["tool_name"]
+        out["tool_calls"] = [{"type": "function", **call} if isinstance(call, dict) else call for call in calls]
+    for name, field in (("tool_name", "name"), ("tool_call_id", "tool_call_id")):
+        if isinstance(message.get(name), str):
+            out[field] = message[name]
     return out
 
 

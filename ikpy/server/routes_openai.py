@@ -228,5 +228,5 @@ async def apply_template(request: Request) -> Response:
     body = await read_body(request, front.settings)
     messages, tools = read_messages(body), read_tools(body)
     choice = read_tool_choice(body)
-    text, _, _ = await aside(request, render, front, front.template_for(tools), body, messages, tools, choice)
-    return json_response({"prompt": text})
+    rendered = await aside(request, render, front, front.template_for(tools), body, messages, tools, choice)
+    return json_response({"prompt": rendered.text})

@@ -36,8 +36,7 @@ def to_chat(body: Mapping[str, Any]) -> Object:
     if isinstance(given, str):
         messages.append({"role": "user", "content": given})
     elif isinstance(given, list):
-        for item in given:
-            messages += _item(item, messages)
+        messages += _conversation(given)
     else:
         raise bad_request("'input' must be a string or an array")
     out["messages"] = messages
@@ -78,13 +77,36 @@ def _logprobs(body: Mapping[str, Any]) -> Object:
     return {"logprobs": True, "top_logprobs": n_top or 0}
 
 
+def _conversation(items: list[Any]) -> list[Object]:
+    """Messages of the input; reasoning belongs to the assistant message or call behind it."""
+    messages: list[Object] = []
+    thoughts: list[str] = []
+    for item in items:
+        if isinstance(item, dict) and item.get("type") == "reasoning":
+            thoughts.append(_reasoning(item))
+            continue
+        messages += _item(item, messages)
+        if any(thoughts) and messages[-1]["role"] == "assistant":
+            earlier = messages[-1].get("reasoning_content")
+            messages[-1]["reasoning_content"] = "\n".join(text for text in (earlier, *thoughts) if text)
+        thoughts = []
+    return messages
+
+
+def _reasoning(item: Object) -> str:
+    """Text of a reasoning item, or else its summary."""
+    for parts in (item.get("content"), item.get("summary")):
+        texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+        if found := "\n".join(text for text in texts if isinstance(text, str)):
+            return found
+    return ""
+
+
 def _item(item: Any, before: list[Object]) -> list[Object]:
     """Messages of one input item; a call joins the assistant message before it."""
     if not isinstance(item, dict):
         raise bad_request("'input' items must be objects")
     kind = item.get("type", "message")
-    if kind == "reasoning":
-        return []
     if kind == "function_call":
         function = {"name": item.get("name"), "arguments": item.get("arguments", "{}")}
         call = {"id": item.get("call_id", ""), "type": "function", "function": function}

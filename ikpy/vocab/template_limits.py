@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 from jinja2 import nodes
@@ -33,6 +34,7 @@ _DIGITS = 5  # of widths in formats
 
 
 _PLAIN = frozenset((int, float, bool, type(None), range))  # types without parts
+_CHANGES = frozenset(("append", "insert", "pop"))  # of a template's own lists
 
 
 class OutOfBoundsError(TemplateRuntimeError):
@@ -45,19 +47,37 @@ class _Rest(threading.local):
     steps = 0
     characters = 0
     deadline = 0.0
+    given: frozenset[int] = frozenset()
+    """Identities of the lists that belong to the caller."""
 
 
 _rest = _Rest()
 
 
 @contextmanager
-def bounded_rendering() -> Iterator[None]:
-    """Allows this thread ``STEPS``, ``CHARACTERS`` and ``SECONDS`` for the templates rendered within."""
+def bounded_rendering(variables: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None]:
+    """Allows this thread ``STEPS``, ``CHARACTERS`` and ``SECONDS`` for the templates rendered within, which cannot
+    change the lists in ``variables``."""
     _rest.steps, _rest.characters, _rest.deadline = STEPS, CHARACTERS, time.monotonic() + SECONDS
+    _rest.given = frozenset(map(id, _lists(variables)))
     try:
         yield
     finally:
         _rest.steps = _rest.characters = 0
+        _rest.given = frozenset()
+
+
+def _lists(value: object) -> Iterator[list[Any]]:
+    """All lists in a value, which has no circles."""
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, Mapping):
+            pending.extend(item.values())
+        elif isinstance(item, list | tuple):
+            pending.extend(item)
+            if isinstance(item, list):
+                yield item
 
 
 def step(steps: int = 1) -> None:
@@ -310,6 +330,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         _Counting().visit(tree)
         return tree
 
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Whether a template may use an attribute: no changes but of lists that it made itself, as llama.cpp's
+        templates do."""
+        if type(obj) is list and attr in _CHANGES:
+            return id(obj) not in _rest.given
+        return super().is_safe_attribute(obj, attr, value)
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """``left operator right``, counted."""
         step()
@@ -321,6 +348,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(function, LoopContext):
             args = tuple(map(_Items, args))
         owner = getattr(getattr(function, "__wrapped__", function), "__self__", None)
+        if isinstance(owner, list):
+            count(REFERENCE)
         if isinstance(owner, str | bytes | int):
             return _counted(self._method(context, function, owner, *args, **kwargs))
         return _counted(super().call(context, function, *args, **kwargs))

@@ -143,14 +143,17 @@ class ChatTemplate:
         ``continue_final_message``: a last assistant message is the beginning of the answer, left open.
         ``drop_bos``: leave out a BOS text at the start, for tokenizers that add the token themselves.
         Content parts of type text are joined by newlines and missing content is "", unless the template wants
-        parts; arguments of tool calls become objects or JSON text if the template wants these.
+        parts; arguments of tool calls become objects or JSON text if the template wants these. System messages go
+        before the text of the next user message where the template does not show them.
         Other keyword arguments are template variables. Errors carry the template's line: UsageError for what
         the template itself rejects, FileFormatError for a broken template.
         """
+        if any(message.get("role") == "system" for message in messages) and not self.shows_system:
+            messages = _with_system_before_user(messages)
         prepared = [self._prepare(part) for message in messages for part in self._divided(message)]
         opening = ""
         if continue_final_message and prepared and prepared[-1].get("role") == "assistant":
-            opening = _flat_content(prepared.pop().get("content"))
+            opening = flat_content(prepared.pop().get("content"))
             add_generation_prompt = True
         text = self._render(
             {**kwargs, "messages": prepared, "add_generation_prompt": add_generation_prompt, "tools": tools}
@@ -161,7 +164,7 @@ class ChatTemplate:
 
     def _render(self, variables: Mapping[str, Any]) -> str:
         try:
-            with bounded_rendering():
+            with bounded_rendering(variables):
                 return self._template.render({"bos_token": self.bos, "eos_token": self.eos, **variables})
         except OutOfBoundsError as error:
             raise _RunsOnError(self._located(error)) from error
@@ -186,7 +189,7 @@ class ChatTemplate:
         if not message.get("tool_calls") or not self.wants_calls_alone:
             return [message]
         calls = {**message, "content": None}
-        if not _flat_content(message.get("content")):
+        if not flat_content(message.get("content")):
             return [calls]
         return [{name: value for name, value in message.items() if name != "tool_calls"}, calls]
 
@@ -204,7 +207,7 @@ class ChatTemplate:
             if isinstance(out.get("content"), str):
                 out["content"] = [{"type": "text", "text": out["content"]}]
         elif "content" in out or not out.get("tool_calls"):
-            out["content"] = _flat_content(out.get("content"))
+            out["content"] = flat_content(out.get("content"))
         return out
 
     def _probe(self, *messages: Message) -> str:
@@ -216,6 +219,15 @@ class ChatTemplate:
             raise  # each of several probes would take as long
         except IkpyError:
             return ""
+
+    @functools.cached_property
+    def shows_system(self) -> bool:
+        """Whether a system message appears in the prompt: some templates refuse it or leave it out (Gemma 2)."""
+        user = self._prepare({"role": "user", "content": "<user needle>"})
+        if "<user needle>" not in self._probe(user):
+            return True
+        system = self._prepare({"role": "system", "content": "<system needle>"})
+        return "<system needle>" in self._probe(system, user)
 
     @functools.cached_property
     def wants_content_parts(self) -> bool:
@@ -272,7 +284,8 @@ class ChatTemplate:
         return self._shows_call('{"needle": 1}', content) and not self._shows_call({"needle": 1}, content)
 
 
-def _flat_content(content: Any) -> str:
+def flat_content(content: Any) -> str:
+    """Text of a message's content: parts of type text are joined by newlines. UsageError for others."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -286,6 +299,24 @@ def _flat_content(content: Any) -> str:
             raise UsageError(f"unsupported content part of type '{kind}'; only 'text' parts can be used")
         texts.append(str(part.get("text", "")))
     return "\n".join(texts)
+
+
+def _with_system_before_user(messages: Sequence[Message]) -> list[Message]:
+    """The messages without system messages, whose texts begin the next message of the user, or are one."""
+    out: list[Message] = []
+    waiting: list[str] = []
+    for message in messages:
+        if message.get("role") == "system":
+            waiting.append(flat_content(message.get("content")))
+            continue
+        if waiting and message.get("role") == "user":
+            waiting.append(flat_content(message.get("content")))
+            message = {**message, "content": "\n\n".join(waiting)}  # noqa: PLW2901
+        elif waiting:
+            out.append({"role": "user", "content": "\n\n".join(waiting)})
+        out.append(message)
+        waiting = []
+    return [*out, {"role": "user", "content": "\n\n".join(waiting)}] if waiting else out
 
 
 def _with_text_arguments(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,6 +78,36 @@ def test_sentences(source: str, good: list[str], bad: list[str]) -> None:
         assert accepts(grammar, text), f"{source} must accept {text!r}"
     for text in bad:
         assert not accepts(grammar, text), f"{source} must refuse {text!r}"
+
+
+@pytest.mark.parametrize(
+    ("source", "good", "bad"),
+    [
+        ('root ::= "a"{0} "b"{0,0} "c" root? | "d"', ["d", "cd", "c"], ["ad", "bc", ""]),
+        ('root ::= ("a" | (r ""?) | "x"+) "b" | r\nr ::= [c-e]', ["ab", "cb", "xxb", "d"], ["b", "cc"]),
+        ('root ::= ("" | ""{2,}) () ("a" ()){2} ("" ""){3}', ["aa"], ["", "a"]),
+    ],
+)
+def test_parts_that_are_always_empty(source: str, good: list[str], bad: list[str]) -> None:
+    grammar = gbnf_grammar(source, TEXTS)
+    assert all(accepts(grammar, text) for text in good) and not any(accepts(grammar, text) for text in bad)
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "array", "maxItems": 1}, ["[]", '[{"a": [1]}]'], ["[1, 2]"]),
+        ({"properties": {"a": {"type": "string", "maxLength": 0}, "b": {}}}, ['{"a": ""}'], ['{"a": "x"}']),
+        (
+            {"properties": {"a": {}}, "additionalProperties": True, "maxProperties": 1},
+            ['{"x": [1]}'],
+            ['{"a": 1, "x": 2}'],
+        ),
+    ],
+)
+def test_limits_of_none_further_beside_any_value(schema: dict[str, Any], good: list[str], bad: list[str]) -> None:
+    grammar = json_schema_grammar(schema, TEXTS)
+    assert all(accepts(grammar, text) for text in good) and not any(accepts(grammar, text) for text in bad)
 
 
 def test_recursive_rules_keep_their_meaning_without_a_regular_expression() -> None:
@@ -273,9 +304,9 @@ def test_json_schema(schema: object, good: list[str], bad: list[str]) -> None:
 def test_json_schema_errors() -> None:
     with pytest.raises(GrammarError, match=r"JSON schema conversion failed: root: cannot resolve \$ref"):
         json_schema_grammar({"$ref": "https://example.com/x"}, TEXTS)
-    with pytest.raises(GrammarError, match=r"unknown type .*; .*must start with"):
+    with pytest.raises(GrammarError, match=r"unknown type .*; .*look-around"):
         json_schema_grammar(
-            {"type": "object", "properties": {"a": {"type": "set"}, "b": {"type": "string", "pattern": "x"}}},
+            {"type": "object", "properties": {"a": {"type": "set"}, "b": {"type": "string", "pattern": "(?=x)"}}},
             TEXTS,
         )
     with pytest.raises(GrammarError, match="not valid JSON"):

@@ -99,3 +99,17 @@ def test_bounds_that_must_hold_together() -> None:
     schema = {"allOf": [{"type": "number", "minimum": 0.5}, {"maximum": 1.5}, {"exclusiveMaximum": 1.25}]}
     grammar = json_schema_grammar(schema, TEXTS)
     assert [text for text in ("0.5", "1.2", "0.4", "1.25", "1.5") if accepts(grammar, text)] == ["0.5", "1.2"]
+
+
+def test_bounds_without_a_type_are_those_of_a_number() -> None:
+    grammar = json_schema_grammar({"minimum": 3, "exclusiveMaximum": 5}, TEXTS)
+    assert accepts(grammar, "3") and accepts(grammar, "4.5")
+    assert not accepts(grammar, "2") and not accepts(grammar, "5") and not accepts(grammar, '"a"')
+
+
+def test_numbers_without_bounds_are_those_of_64_bits() -> None:
+    grammar = json_schema_grammar({"type": "number"}, TEXTS)
+    for text in ("1e5", "-1.5E-07", "9e289", "9999999999999999e199"):
+        assert accepts(grammar, text)
+    for text in ("1e290", "1e999", "1e-1234", "1e"):
+        assert not accepts(grammar, text)

@@ -66,3 +66,12 @@ def test_maps_with_so_many_entries() -> None:
 def test_numbers_that_are_refused(schema: dict[str, Any], message: str) -> None:
     with pytest.raises(GrammarError, match=message):
         json_schema_grammar({"type": "object", **schema}, TEXTS)
+
+
+def test_required_properties_without_a_schema_follow_that_of_further_ones() -> None:
+    schema = {"required": ["a", "b"], "properties": {"b": {"type": "boolean"}}, **OPEN}
+    grammar = json_schema_grammar(schema, TEXTS)
+    assert accepts(grammar, '{"b":true,"a":1}') and accepts(grammar, '{"b":true,"a":1,"c":2}')
+    assert not accepts(grammar, '{"b":true,"a":"x"}') and not accepts(grammar, '{"b":1,"a":1}')
+    matched = json_schema_grammar(schema | {"patternProperties": {"^a": {"type": "string"}}}, TEXTS)
+    assert accepts(matched, '{"b":true,"a":"x"}') and not accepts(matched, '{"b":true,"a":1}')

@@ -309,3 +309,44 @@ def test_arguments_become_text_where_an_object_breaks_the_template(content, argu
     template = ChatTemplate("{% for m in messages %}" + condition + body + "{% endfor %}")
     calls = [{"type": "function", "function": {"name": "f", "arguments": arguments}}]
     assert template.render([{"role": "assistant", "content": None, "tool_calls": calls}]) == '<{"a": "ä"}>'
+
+
+QUEUE = """{% set queue = namespace(ids=[]) %}{% for m in messages %}{% if m.role == 'assistant' %}\
+{% set _ = queue.ids.append(m.content) %}{% elif queue.ids %}{{ queue.ids.pop(0) }}{{ m.content }};\
+{% endif %}{% endfor %}"""
+
+
+def test_a_template_may_change_its_own_lists():
+    """The templates for Kimi K2 that come with llama.cpp remember the ids of calls like this."""
+    messages = [
+        {"role": role, "content": text} for role, text in (("assistant", "a"), ("assistant", "b"), ("user", "c"))
+    ]
+    template = ChatTemplate(QUEUE)
+    assert template.render(messages) == template.render(messages) == "ac;"
+    assert render("{% set own = messages[:] %}{% set _ = own.append(1) %}{{ own | length }}", *messages) == "4"
+    for change in ("tools.append(1)", "tools[0].pop()", "messages[0].pop('role')", "x.l.insert(0, 1)", "own.sort()"):
+        with pytest.raises(FileFormatError, match="not allowed"):
+            render(f"{{% set own = [2, 1] %}}{{{{ {change} }}}}", *messages, tools=[[1]], x={"l": []})
+
+
+def test_a_list_that_grows_on_and_on_is_bounded():
+    grow = "{% for i in range(99999) %}{% set _ = l.append(l) %}{% endfor %}"
+    with pytest.raises(FileFormatError, match=r"steps|characters|seconds"):
+        render(f"{{% set l = [1] %}}{{% for i in range(99999) %}}{grow}{{% endfor %}}")
+
+
+SHOWN = "<{{ m.role }}>{{ m.content }}"
+REFUSES = f"{{% for m in messages %}}{{{{ raise_exception('no') if m.role == 'system' }}}}{SHOWN}{{% endfor %}}"
+LEAVES_OUT = f"{{% for m in messages if m.role != 'system' %}}{SHOWN}{{% endfor %}}"
+
+
+@pytest.mark.parametrize("source", [REFUSES, LEAVES_OUT])
+def test_system_messages_go_before_the_users_where_a_template_does_not_show_them(source):
+    template = ChatTemplate(source)
+    system, user = {"role": "system", "content": "S"}, {"role": "user", "content": [{"type": "text", "text": "U"}]}
+    answer = {"role": "assistant", "content": "A"}
+    assert template.render([system, user, answer, user]) == "<user>S\n\nU<assistant>A<user>U"
+    assert template.render([system, system, answer, system]) == "<user>S\n\nS<assistant>A<user>S"
+    assert template.render([user]) == "<user>U"
+    shown = ChatTemplate(f"{{% for m in messages %}}{SHOWN}{{% endfor %}}")
+    assert shown.render([system, user]) == "<system>S<user>U"

@@ -10,6 +10,9 @@ import httpx
 import numpy as np
 import pytest
 
+from ikpy.server.chat.request import constrained
+from ikpy.server.routes_anthropic import to_chat as anthropic_to_chat
+from ikpy.server.routes_responses import to_chat as responses_to_chat
 from tests.server.harness import read_events, running
 
 HELLO = [{"role": "user", "content": "Hello there"}]
@@ -291,3 +294,35 @@ def test_errors_of_ollama_routes_with_keys_and_a_prefix() -> None:
         client.headers["Authorization"] = "Bearer k"
         wrong = client.post("/llm/api/chat", json={"messages": [{"role": "user", "content": "a", "images": ["b"]}]})
         assert (wrong.status_code, wrong.json()) == (400, {"error": "images are not supported"})
+
+
+def test_reasoning_items_belong_to_what_follows_them() -> None:
+    thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "I look."}]}
+    short = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "In short."}]}
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "1", "output": "2"}
+    said = {"role": "assistant", "content": "Yes"}
+    given = [{"role": "user", "content": "Hi"}, thought, call, result, short, said, thought, call, result, thought]
+    messages = responses_to_chat({"input": given})["messages"]
+    assert [m["role"] for m in messages] == ["user", "assistant", "tool", "assistant", "tool"]
+    assert messages[1]["reasoning_content"] == "I look."
+    assert messages[3]["reasoning_content"] == "In short.\nI look." and messages[3]["content"] == "Yes"
+    assert len(messages[3]["tool_calls"]) == 1
+    assert (
+        "reasoning_content"
+        not in responses_to_chat({"input": [thought, {"role": "user", "content": "Hi"}]})["messages"][0]
+    )
+
+
+def test_one_call_at_a_time_of_messages() -> None:
+    for kind in ({"type": "auto"}, {"type": "any"}, {"type": "tool", "name": "f"}):
+        body = {"messages": [], "tool_choice": kind | {"disable_parallel_tool_use": True}}
+        assert anthropic_to_chat(body)["parallel_tool_calls"] is False
+    assert "parallel_tool_calls" not in anthropic_to_chat({"messages": [], "tool_choice": {"type": "auto"}})
+
+
+def test_a_json_object_without_a_schema() -> None:
+    for more in ({}, {"schema": None}, {"value": None}):
+        assert constrained({"response_format": {"type": "json_object"} | more})["json_schema"] == {"type": "object"}
+    given = {"type": "json_object", "schema": None, "value": {"type": "array"}}
+    assert constrained({"response_format": given})["json_schema"] == {"type": "array"}

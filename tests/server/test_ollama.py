@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from ikpy.server.routes_ollama import chat_messages
 from tests.server.harness import running
 
 HELLO = [{"role": "user", "content": "Hello there"}]
@@ -171,3 +172,13 @@ def test_embeddings_and_reranking() -> None:
             assert client.post("/rerank", json=wrong).status_code == 400
     with running("llama-server -m MODEL -t 1 -c 512") as client:
         assert client.post("/rerank", json=body).status_code == 501
+
+
+def test_calls_and_their_results_have_ids() -> None:
+    calls = [{"function": {"name": "f", "arguments": {}}}, {"id": "x", "function": {"name": "g", "arguments": {}}}]
+    result = {"role": "tool", "content": "1", "tool_name": "f"}
+    turn = [{"role": "assistant", "tool_calls": calls}, result, result | {"tool_name": "g"}]
+    found = chat_messages([*turn, *turn[:2], result | {"tool_call_id": "own"}])
+    assert [m.get("tool_call_id") for m in found if m["role"] == "tool"] == ["call_1", "x", "call_3", "own"]
+    assert [c["id"] for m in found for c in m.get("tool_calls", [])] == ["call_1", "x", "call_3", "x"]
+    assert found[1]["name"] == "f"

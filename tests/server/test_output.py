@@ -97,8 +97,13 @@ def test_reasoning_and_tagged_calls(text: str, content: str, reasoning: str, cal
 
 
 def test_a_prompt_that_ends_inside_reasoning() -> None:
-    message = read("\nhm</think>\nyes", OutputFormat(THINK, True), 3)
-    assert (message.reasoning, message.content) == ("hm", "yes")
+    for size in range(1, 30):
+        message = read("\nhm</think>\nyes", OutputFormat(THINK, True), size)
+        assert (message.reasoning, message.content) == ("hm", "yes")
+        again = read("<think>\nhm <think> </think>\nyes", OutputFormat(THINK, True), size)
+        assert (again.reasoning, again.content) == ("hm <think> ", "yes"), "some models write the tag of the prompt"
+        cut = read("<thi", OutputFormat(THINK, True), size)
+        assert (cut.reasoning, cut.content) == ("<thi", "")
 
 
 @pytest.mark.parametrize(
@@ -108,6 +113,11 @@ def test_a_prompt_that_ends_inside_reasoning() -> None:
         ('Hi[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]', "Hi", None),
         ("[TOOL_CALLS] nothing", "[TOOL_CALLS] nothing", []),
         ('[TOOL_CALLS][{"nom": 1}]', '[TOOL_CALLS][{"nom": 1}]', []),
+        (
+            '[TOOL_CALLS][{"name": "f", "arguments": {"a": NaN}}]',
+            '[TOOL_CALLS][{"name": "f", "arguments": {"a": NaN}}]',
+            [],
+        ),
     ],
 )
 def test_listed_calls(text: str, content: str, calls: list[tuple[str, str, str]] | None) -> None:
@@ -205,6 +215,41 @@ def test_llama_calls() -> None:
     assert read('{"name": 5}', OutputFormat(None, False, LLAMA), 4).content == '{"name": 5}'
 
 
+@pytest.mark.parametrize(
+    "begin", ['{"type": "function", "name": ', '{"type":"function","name":', '{ "name": ', '{"name" : ']
+)
+def test_other_beginnings_of_llama_calls(begin: str) -> None:
+    text = f'Well. {begin}"f", "parameters": {{"a": 1}}}}'
+    for size in (1, 3, 100):
+        message = read(text, OutputFormat(None, False, LLAMA), size)
+        assert [(call["name"], call["arguments"]) for call in message.calls] == [("f", '{"a": 1}')]
+        assert message.content == "Well. "
+        person = read(f'{begin}"Ann", "age": 30}}', OutputFormat(None, False, LLAMA), size)
+        assert (person.content, person.calls) == (f'{begin}"Ann", "age": 30}}', []), "no call without arguments"
+
+
+def test_several_objects_between_two_tags() -> None:
+    text = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n{"name": "g", "arguments": {"b": 2}}\n</tool_call>'
+    for end in ("</tool_call>", ""):
+        for size in (1, 5, 1000):
+            message = read(text.removesuffix("</tool_call>") + end, OutputFormat(None, False, HERMES), size)
+            calls = [(call["name"], call["arguments"]) for call in message.calls]
+            assert calls == [("f", '{"a": 1}'), ("g", '{"b": 2}')], f"pieces of {size} characters"
+    more = '<tool_call>{"name": "f", "arguments": {}, "meta": {"name": "g"}}</tool_call>'
+    assert [call["name"] for call in read(more, OutputFormat(None, False, HERMES), 7).calls] == ["f"]
+
+
+@pytest.mark.parametrize(("format_", "text"), [(DEEPSEEK, DEEPSEEK_TEXT), (KIMI, KIMI_TEXT)])
+def test_calls_before_a_malformed_one_stand(format_: ToolFormat, text: str) -> None:
+    for broken in (text.replace('{"b": "x"}', '{"b": x}'), text[: text.index('"x"')]):
+        message = read(broken, OutputFormat(None, False, format_), 5)
+        assert [call["name"] for call in message.calls] == ["f"]
+        assert (
+            message.content.strip()
+            == broken[broken.index("\n<｜" if "\n<｜" in broken else "<|tool_call_begin|>functions.g") :].strip()
+        )
+
+
 def test_formats_are_found_in_templates() -> None:
     assert tool_format("{% if tools %}<tool_call>{% endif %}") is HERMES
     assert tool_format("{{ tools }}[TOOL_CALLS]") is MISTRAL
@@ -226,6 +271,7 @@ def test_formats_are_found_in_templates() -> None:
     assert tool_format("{{ tools }}<|START_ACTION|>tool_name<|END_ACTION|>") is COHERE
     assert tool_format("{{ tools }}<TOOLCALL>[]</TOOLCALL>") is NEMOTRON
     assert tool_format("{{ tools }}<tool_calls>[]</tool_calls>") is TOOL_CALLS
+    assert tool_format("{{ tools }}within <tool_call></tool_call>: <tool_calls>[{}]</tool_calls>") is TOOL_CALLS
     assert tool_format("no <tool_call> without the variable") is None
     assert tool_format("{{ tools }}") is None
 
@@ -390,6 +436,22 @@ def test_a_lazy_grammar_ignores_markers_inside_reasoning() -> None:
     inside = lazy_grammar('root ::= "abc"', Trigger("<T>", ("<think>", "</think>"), inside=True))
     inside.accept(256)
     assert not inside.active
+
+
+def test_a_lazy_grammar_ignores_markers_inside_any_message_of_a_channel() -> None:
+    trigger = Trigger(" to=f.", ("<|message|>", "<|start|>"), again=True)
+    grammar = lazy_grammar('root ::= "abc"', trigger)
+    for byte in b"<|channel|>analysis<|message|>I write to=f.x now<|end|>":
+        grammar.accept(byte)
+    assert not grammar.active
+    for byte in b"<|start|>assistant<|channel|>commentary to=f.":
+        grammar.accept(byte)
+    assert grammar.active
+    inside = lazy_grammar('root ::= "abc"', Trigger(" to=f.", ("<|message|>", "<|start|>"), True, True))
+    for byte in b"I write to=f.x<|end|><|start|>assistant to=f.":
+        assert not inside.active
+        inside.accept(byte)
+    assert inside.active
 
 
 HARMONY_TEXT = (

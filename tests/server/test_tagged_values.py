@@ -10,6 +10,7 @@ import pytest
 
 from ikpy.engine.grammar import TokenTexts, gbnf_grammar
 from ikpy.server.chat.call_grammar import call_grammar
+from ikpy.server.chat.invoked_calls import DEEPSEEK_DSML, DSML, MINIMAX
 from ikpy.server.chat.output import OutputFormat
 from ikpy.server.chat.tagged_values import CODER, GLM, takes_text, text_without, typed_value, value_types
 from ikpy.server.chat.tool_reading import ToolFormat
@@ -113,3 +114,78 @@ def test_types_of_schemas() -> None:
     )
     assert typed_value("1", {"type": "number"}) == 1 and typed_value("true", {"type": "integer"}) == "true"
     assert typed_value("1.5", None) == 1.5 and typed_value("[", {"type": "array"}) == "["
+
+
+def minimax(**values: str) -> str:
+    pairs = (f'<parameter name="{key}">{value}</parameter>\n' for key, value in values.items())
+    return f'<minimax:tool_call>\n<invoke name="write">\n{"".join(pairs)}</invoke>\n</minimax:tool_call>'
+
+
+def dsml(**values: str) -> str:
+    pairs = (
+        f'<{DSML}parameter name="{key}" string="true">{value}</{DSML}parameter>\n' for key, value in values.items()
+    )
+    calls = f'<{DSML}invoke name="write">\n{"".join(pairs)}</{DSML}invoke>'
+    return f"<{DSML}function_calls>\n{calls}\n</{DSML}function_calls>"
+
+
+OPEN_SCHEMAS: list[tuple[Any, bool, bool]] = [
+    ({"type": "object"}, True, True),
+    ({"type": "object", "properties": {"path": {"type": "string"}}}, True, False),
+    ({"type": "object", "properties": {"path": {"type": "string"}}, "additionalProperties": True}, True, True),
+    ({"type": "object", "properties": {}, "additionalProperties": {"type": "string"}}, True, True),
+    ({"type": "object", "additionalProperties": False}, False, False),
+    ({"properties": {"path": {"not": {}}}}, False, False),
+    ({"$ref": "#/$defs/A", "$defs": {"A": {"properties": {"path": {"type": "string"}}}}}, True, False),
+    ({"allOf": [{"properties": {"path": {}}}, {"properties": {"b": {}}, "required": ["path"]}]}, True, False),
+    # one that no grammar can be made of, so any parameters will do
+    ({"properties": {"x": {"type": "array", "items": {"type": "nothing"}}}}, True, True),
+]
+
+
+@pytest.mark.parametrize(("format_", "write"), [(GLM, glm), (CODER, coder), (MINIMAX, minimax), (DEEPSEEK_DSML, dsml)])
+@pytest.mark.parametrize(("schema", "takes_path", "takes_more"), OPEN_SCHEMAS)
+def test_parameters_that_the_top_of_a_schema_does_not_name(
+    format_: ToolFormat, write: Any, schema: Any, takes_path: bool, takes_more: bool
+) -> None:
+    source = call_grammar(format_, [{"name": "write", "parameters": schema}], several=False, lazy=True)
+    begin = format_.trigger or format_.opening
+    texts = [write(path="a b"), write(path="a b", other="c")]
+    assert [accepts(source, text.partition(begin)[2]) for text in texts] == [takes_path, takes_more]
+    tool = {"name": "write", "parameters": schema}
+    (call,) = read(texts[1], OutputFormat(None, False, format_.knowing([tool])), 5).calls
+    assert json.loads(call["arguments"]) == {"path": "a b", "other": "c"}
+
+
+LISTED: list[tuple[Any, dict[str, Any]]] = [
+    ({"enum": ["w", "a", None], "type": ["string", "null"]}, {"w": "w", "null": None}),
+    ({"enum": ["w", 1]}, {"w": "w", "1": 1}),
+    ({"const": "w", "type": "string"}, {"w": "w"}),
+    ({"const": "w"}, {"w": "w"}),
+    ({"enum": ["w", 2], "type": "string"}, {"w": "w"}),
+    ({"anyOf": [{"const": "w"}, {"const": 2}]}, {'"w"': "w", "2": 2}),
+]
+
+
+@pytest.mark.parametrize(("format_", "write"), [(GLM, glm), (CODER, coder), (MINIMAX, minimax)])
+@pytest.mark.parametrize(("schema", "meanings"), LISTED)
+def test_listed_values_are_read_as_the_grammar_writes_them(
+    format_: ToolFormat, write: Any, schema: Any, meanings: dict[str, Any]
+) -> None:
+    tool = {"name": "write", "parameters": {"type": "object", "properties": {"mode": schema}, "required": ["mode"]}}
+    source = call_grammar(format_, [tool], several=False)
+    for text, meant in meanings.items():
+        assert accepts(source, write(mode=text)), text
+        (call,) = read(write(mode=text), OutputFormat(None, False, format_.knowing([tool])), 5).calls
+        assert json.loads(call["arguments"]) == {"mode": meant}
+    assert not accepts(source, write(mode="x")) and not accepts(source, write(mode="3"))
+
+
+def test_an_attribute_and_listed_values() -> None:
+    tool = {"name": "write", "parameters": {"type": "object", "properties": {"mode": {"enum": ["w", None]}}}}
+    source = call_grammar(DEEPSEEK_DSML, [tool], several=False)
+    for text in ('"w"', "null"):
+        written = dsml(mode=text).replace('string="true"', 'string="false"')
+        assert accepts(source, written)
+        (call,) = read(written, OutputFormat(None, False, DEEPSEEK_DSML.knowing([tool])), 5).calls
+        assert json.loads(call["arguments"]) == {"mode": json.loads(text)}

@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 
 from ikpy.server.chat.tool_blocks import DEEPSEEK, DEEPSEEK_PLAIN
 from ikpy.server.chat.tool_formats import tool_format
+from ikpy.server.chat.tool_ids import with_short_ids
 from ikpy.server.chat.tool_prompt import tools_text, with_tools
 from ikpy.vocab import ChatTemplate
 from tests.server.harness import running
@@ -132,3 +133,17 @@ def test_templates_that_want_short_ids_get_them(tmp_path: Path) -> None:
         _, *shown = response.json()["prompt"].removesuffix("None").split()
         assert shown[:3] == shown[3:] and len(set(shown)) == 3 and shown[2] == ids[2]
         assert all(len(text) == 9 and text.isalnum() for text in shown)
+
+
+def test_calls_without_ids_get_some_where_a_template_asks_for_them() -> None:
+    call = {"id": None, "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        {"role": "assistant", "content": None, "tool_calls": [call, {"function": {"name": "g"}}]},
+        {"role": "tool", "content": "1", "tool_call_id": None},
+        {"role": "tool", "content": "2"},
+    ]
+    for check in ("call.id|length != 9", "call.id|length < 9"):
+        found = with_short_ids("{{ " + check + " }}", messages)
+        ids = [c["id"] for c in found[0]["tool_calls"]]
+        assert [m["tool_call_id"] for m in found[1:]] == ids and all(len(i) == 9 for i in ids) and ids[0] != ids[1]
+    assert with_short_ids("{{ call.id }}", messages) == messages and call["id"] is None

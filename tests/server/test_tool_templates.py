@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from ikpy.server.chat.call_grammar import control_tokens, marker_rule
 from ikpy.server.chat.rendering import fitted
 from ikpy.server.chat.streamed_lists import PHI
 from ikpy.server.chat.tags import answer_tags, reasoning_tags
+from ikpy.server.chat.tool_fields import with_all_fields
 from ikpy.server.chat.tool_formats import HERMES, tool_format
-from ikpy.vocab import ChatTemplate
+from ikpy.vocab import ChatTemplate, Vocab
+from tests.cpu.vocab_data import made
 from tests.server.harness import read_events, running, start_server
 
 ARGUMENTS = {"path": "a b", "lines": [1, 2]}
@@ -204,3 +207,50 @@ def test_tags_of_templates() -> None:
     assert answer_tags(MINIMAX) is None, "responses are results of tools there"
     phrases = "'Here is my thought process:' and 'Here is my response:'"
     assert reasoning_tags(phrases) == ("Here is my thought process:", "Here is my response:")
+    gemma = "{{ '<|channel>thought\\n<channel|>' }}"
+    assert reasoning_tags(gemma) == ("<|channel>thought", "<channel|>")
+
+
+def test_reasoning_before_a_call_in_channels() -> None:
+    """GPT-OSS reads it from a field of its own, and refuses content beside it."""
+    source = "<|channel|><|message|>{{ message.thinking }}"
+    thought, said, other = fitted(
+        source,
+        [
+            {"role": "assistant", "content": None, "reasoning_content": "I look.", "tool_calls": [CALL]},
+            {"role": "assistant", "content": "See.", "reasoning_content": "I look.", "tool_calls": [CALL]},
+            {"role": "assistant", "content": "See.", "reasoning_content": "I look."},
+        ],
+        [],
+        None,
+    )
+    assert (thought["thinking"], thought["content"]) == ("I look.", "")
+    assert (said["thinking"], said["content"]) == ("I look.\n\nSee.", "")
+    assert "thinking" not in other and other["content"] == "See."
+
+
+def test_tools_have_the_fields_that_templates_go_over() -> None:
+    bare = {"function": {"name": "f", "description": None}}
+    parameters = {"type": "object", "properties": {}}
+    wanted = {"type": "function", "function": {"name": "f", "description": "", "parameters": parameters}}
+    assert with_all_fields(bare) == wanted and with_all_fields(TOOL) == TOOL
+    called = {"role": "assistant", "content": "", "tool_calls": [{"id": "a", "function": {"name": "f"}}]}
+    (call,) = fitted("", [called], [], None)[0]["tool_calls"]
+    assert call == {"type": "function", "id": "a", "function": {"arguments": "{}", "name": "f"}}
+    template = "{% for t in tools or [] %}{{ '// ' + t.function.description }}\
+{% for name in t.function.parameters.properties.keys() %}{{ name }}{% endfor %}{% endfor %}{{ messages[0].content }}"
+    with running(f"llama-server -m PUPPET -t 1 -c 2048 -np 1 --chat-template {shlex.quote(template)}") as client:
+        response = client.post("/apply-template", json={"messages": MESSAGES[:1], "tools": [bare, TOOL]})
+        assert response.json() == {"prompt": "// // Reads.pathlinesHi"}
+
+
+def test_control_tokens_inside_of_a_tag() -> None:
+    """The opening tag of Gemma 4 is a control token and text; of the model's text only the token would be missing."""
+    tokens = ["<unk>", "<s>", "</s>", "<|channel>", "<channel|>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    kinds = [2, 3, 3, 3, 3, *[6] * 256]
+    vocab = Vocab.from_metadata(made("llama", tokens, token_type=kinds, scores=[0.0] * len(tokens)))
+    opening, closing = ("<|channel>thought", "<channel|>")
+    assert (control_tokens(vocab, opening), control_tokens(vocab, closing)) == ([3], [4])
+    mark = marker_rule(vocab)
+    assert (mark(opening), mark(closing), mark("<other>")) == ('<[3]> "thought"', "<[4]>", '"<other>"')
+    assert mark("é<|channel>ü") == '"é" <[3]> "ü"'

@@ -22,17 +22,28 @@ MARKER = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|@\{([^}]*)\}')
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 """Schema of a tool that names none: OpenAI's API reference says that it has an empty parameter list then."""
 
+ANY_PARAMETERS = {"type": "object"}
 Mark = Callable[[str], str]
 
 
 def marker_rule(vocab: Vocab) -> Mark:
-    """GBNF of a marker: the control token with this text if there is one, the text otherwise."""
+    """GBNF of a marker: the control token with this text if there is one, those in it if there are, or the text."""
 
     def mark(text: str) -> str:
-        token = vocab.token_id(text)
-        return f"<[{token}]>" if token is not None and not vocab.token_to_piece(token) else literal(text)
+        parts = []
+        for token in control_tokens(vocab, text):
+            before, _, text = text.partition(vocab.token_text(token))
+            parts += [literal(before)] * bool(before) + [f"<[{token}]>"]
+        return " ".join(parts + [literal(text)] * bool(text or not parts))
 
     return mark
+
+
+def control_tokens(vocab: Vocab, text: str) -> list[int]:
+    """Tokens in a text that the model's output does not show, in order."""
+    token = vocab.token_id(text)
+    ids = vocab.tokenize(text, add_special=False, parse_special=True) if token is None else [token]
+    return [i for i in ids if not vocab.token_to_piece(i)]
 
 
 class SchemaRules:
@@ -77,7 +88,7 @@ def call_grammar(
         except GrammarError as error:
             if lazy:  # the call was not asked for by the client: any arguments will do
                 book.rules.clear()
-                alternatives.append(format_.call(tool["name"], {"type": "object"}, book))
+                alternatives.append(format_.call(tool["name"], ANY_PARAMETERS, book))
                 rules += book.rules
                 continue
             raise bad_request(f"parameters of tool {tool['name']}: {error}") from None

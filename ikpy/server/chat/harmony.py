@@ -16,8 +16,15 @@ from ikpy.server.front import random_id
 from ikpy.tools.stop_strings import overlap
 
 MESSAGE = "<|message|>"
-ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
-MARKERS = ("<|channel|>", MESSAGE, "<|constrain|>", *ENDS)
+ENDS = ("<|end|>", "<|call|>", "<|return|>")
+BEGINS = ("<|start|>", "<|channel|>")
+"""What a message begins with, whether or not the one before it was ended."""
+START = "<|start|>assistant"
+BODY = MESSAGE, "<|start|>"
+"""What stands around the text of a message; its own end may be missing."""
+MARKERS = (MESSAGE, "<|constrain|>", *ENDS, *BEGINS)
+LONGEST_HEADER = 500
+"""Characters behind which something that began as a header is text."""
 CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
 
@@ -44,40 +51,47 @@ HARMONY = ToolFormat(
 )
 LEADS = ("assistant", "to=", " to=", *MARKERS)
 """What a header may begin with."""
+LONGEST_LEAD = max(map(len, LEADS))
 
 
 class HarmonyReader(AnswerReader):
-    """Divides the text of one answer as it comes: analysis is reasoning, calls go to tools, the rest is content."""
+    """Divides the text of one answer as it comes: analysis is reasoning, calls go to tools, the rest is content.
 
-    def __init__(self, *, tools: bool, reasoning: bool) -> None:
+    ``reasoning``: analysis is shown apart; ``inside``: the prompt ends in it.
+    """
+
+    def __init__(self, *, tools: bool, reasoning: bool, inside: bool = False) -> None:
         super().__init__()
         self._tools, self._reasoning = tools, reasoning
-        self._header: str | None = ""
-        self._kind = "content"
+        self._header: str | None = None if inside else ""
+        self._kind = "reasoning" if inside else "content"
         self._n_calls = 0
 
     def _advance(self, *, final: bool) -> Iterator[Delta]:
         while self._buffer:
-            before = self._buffer
+            before = self._buffer, self._header
             yield from self._in_header(final) if self._header is not None else self._in_message(final)
-            if self._buffer == before:
+            if (self._buffer, self._header) == before:
                 return
 
     def _in_header(self, final: bool) -> Iterator[Delta]:
         """Waits for the whole header; an answer without any is content."""
         header, found, rest = self._buffer.partition(MESSAGE)
-        if not found:
-            if not any(lead.startswith(header[: len(lead)]) for lead in LEADS):
-                self._header = None
-            elif final:
-                self._buffer = ""
-            return
-        self._buffer, self._header = rest, None
-        yield from self._start(header)
+        begin = self._buffer[:LONGEST_LEAD]
+        if not any(begin.startswith(lead) or (not found and lead.startswith(begin)) for lead in LEADS):
+            self._header, self._kind = None, "content"
+        elif len(header) > LONGEST_HEADER:
+            self._buffer, self._header, self._kind = self._buffer[LONGEST_HEADER:], None, "content"
+            yield Delta("content", header[:LONGEST_HEADER])
+        elif found:
+            self._buffer, self._header = rest, None
+            yield from self._start(header)
+        elif final:
+            self._buffer = ""
 
     def _start(self, header: str) -> Iterator[Delta]:
         channel, recipient = CHANNEL.search(header), RECIPIENT.search(header)
-        if recipient and self._tools:
+        if recipient and recipient[1] != "assistant" and self._tools:
             self._kind = "tool"
             yield Delta("tool", "", self._n_calls, recipient[1], random_id(""))
             self._n_calls += 1
@@ -87,13 +101,13 @@ class HarmonyReader(AnswerReader):
             self._kind = "content"
 
     def _in_message(self, final: bool) -> Iterator[Delta]:
-        found = [(at, marker) for marker in ENDS if (at := self._buffer.find(marker)) >= 0]
+        found = [(at, marker) for marker in (*ENDS, *BEGINS) if (at := self._buffer.find(marker)) >= 0]
         if found:
             at, marker = min(found)
-            text, self._buffer = self._buffer[:at], self._buffer[at + len(marker) :]
+            text, self._buffer = self._buffer[:at], self._buffer[at:].removeprefix(marker if marker in ENDS else "")
             self._header = ""
         else:
-            keep = 0 if final else max(overlap(self._buffer, marker) for marker in ENDS)
+            keep = 0 if final else max(overlap(self._buffer, marker) for marker in (*ENDS, *BEGINS))
             text, self._buffer = self._buffer[: len(self._buffer) - keep], self._buffer[len(self._buffer) - keep :]
         if text and self._kind == "tool":
             yield Delta("tool", text, self._n_calls - 1)

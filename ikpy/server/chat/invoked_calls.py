@@ -14,7 +14,15 @@ from functools import partial
 from typing import Any
 
 from ikpy.engine.json_schema import literal
-from ikpy.server.chat.tagged_values import Schemas, schemas_of, tagged_call, takes_text, typed_value, value_types
+from ikpy.server.chat.tagged_values import (
+    Schemas,
+    listed,
+    schemas_of,
+    tagged_call,
+    takes_text,
+    typed_value,
+    value_types,
+)
 from ikpy.server.chat.tool_reading import LONGEST_HEAD, CallPart, Rules, SteppedReader, ToolFormat, parse_value
 from ikpy.tools.stop_strings import overlap
 
@@ -115,8 +123,8 @@ class InvokedCalls(SteppedReader):
 def minimax_call(name: str, schema: Any, rules: Rules) -> str:
     """MiniMax-M2: values of all types stand as they are."""
 
-    def pair(key: str, value: str) -> str:
-        return f'{literal(f"<parameter name={quoted(key)}>")} {value} "</parameter>" "\\n"?'
+    def pair(key: str, value: str, _: Any) -> str:
+        return f'{literal("<parameter name=" + QUOTE)} {key} {literal(QUOTE + ">")} {value} "</parameter>" "\\n"?'
 
     call = tagged_call(f'{literal(f"<invoke name={quoted(name)}>")} "\\n"?', pair, "</parameter>", schema, rules)
     return f'{call} "</invoke>"'
@@ -124,14 +132,19 @@ def minimax_call(name: str, schema: Any, rules: Rules) -> str:
 
 def dsml_call(name: str, schema: Any, rules: Rules) -> str:
     """DeepSeek V3.2: an attribute says which values are strings."""
-    properties = schema.get("properties", {}) if isinstance(schema, dict) else {}
 
-    def pair(key: str, value: str) -> str:
-        tag = f'parameter name={quoted(key)} string="{"true" if is_text(properties[key]) else "false"}">'
-        return f'"<" @{{{DSML}}} {literal(tag)} {value} "</" @{{{DSML}}} "parameter>" "\\n"?'
+    def pair(key: str, value: str, schema: Any) -> str:
+        kind = "true" if is_text(schema) else "false"
+        if kind == "false" and (choices := listed(schema)):
+            value = rules.schema({"enum": choices})
+        name = f"{literal('parameter name=' + QUOTE)} {key} {literal(f'{QUOTE} string={quoted(kind)}>')}"
+        return f'"<" @{{{DSML}}} {name} {value} "</" @{{{DSML}}} "parameter>" "\\n"?'
 
     head = f'"<" @{{{DSML}}} {literal(f"invoke name={quoted(name)}>")} "\\n"?'
     return f'{tagged_call(head, pair, f"</{DSML}parameter>", schema, rules)} "</" @{{{DSML}}} "invoke>"'
+
+
+QUOTE = '"'
 
 
 def quoted(name: str) -> str:
@@ -141,8 +154,8 @@ def quoted(name: str) -> str:
 
 def is_text(schema: Any) -> bool:
     """Whether `value_rule` lets a value be written without quotes."""
-    choices = schema.get("enum") if isinstance(schema, dict) else None
-    return takes_text(schema) or (isinstance(choices, list) and all(isinstance(item, str) for item in choices))
+    choices = listed(schema)
+    return takes_text(schema) or (bool(choices) and all(isinstance(item, str) for item in choices))
 
 
 # formats

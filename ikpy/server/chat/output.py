@@ -32,7 +32,8 @@ class OutputFormat:
     def reader(self) -> OutputReader | HarmonyReader:
         """A reader of one answer."""
         if self.harmony:
-            return HarmonyReader(tools=self.tools is HARMONY, reasoning=self.reasoning is not None)
+            shown = self.reasoning is not None
+            return HarmonyReader(tools=self.tools is HARMONY, reasoning=shown, inside=self.in_reasoning)
         return OutputReader(self)
 
 
@@ -81,9 +82,10 @@ class OutputReader(AnswerReader):
         self._format = output
         self._behind_reasoning = "answer" if output.answer else "content"
         self._state = "reasoning" if output.in_reasoning else "start" if output.reasoning else self._behind_reasoning
-        self._skip_blank = output.in_reasoning
+        self._skip_blank = self._may_open_again = output.in_reasoning
         self._in_answer = False
         self._n_calls = 0
+        self._readers = output.tools.readers if output.tools else {}
         self._call: CallReader | None = None
         self._steps = {
             "start": self._start,
@@ -133,7 +135,7 @@ class OutputReader(AnswerReader):
     def _reasoning(self, final: bool) -> Iterator[Delta]:
         assert self._format.reasoning is not None
         closing = self._format.reasoning[1]
-        if not self._blank_skipped():
+        if not self._blank_skipped() or not self._opened_once(final):
             return
         text, found, rest = self._buffer.partition(closing)
         if found:
@@ -143,19 +145,32 @@ class OutputReader(AnswerReader):
         if text:
             yield Delta("reasoning", text)
 
+    def _opened_once(self, final: bool) -> bool:
+        """Drops the opening tag if the model writes that of the prompt again; False while it may be doing so."""
+        if not self._may_open_again:
+            return True
+        assert self._format.reasoning is not None
+        opening = self._format.reasoning[0]
+        if opening.startswith(self._buffer) and self._buffer != opening and not final:
+            return False
+        self._may_open_again = False
+        if self._buffer.startswith(opening):
+            self._buffer, self._skip_blank = self._buffer[len(opening) :], True
+        return self._blank_skipped()
+
     def _content(self, final: bool) -> Iterator[Delta]:
         if not self._blank_skipped():
             return
-        tools, answer = self._format.tools, self._format.answer
-        states = {tools.opening: "call"} if tools else {}
+        answer = self._format.answer
+        states = dict.fromkeys(self._readers, "call")
         if answer and self._in_answer:
             states[answer[1]] = "ending"
         found = [(at, marker) for marker in states if (at := self._buffer.find(marker)) >= 0]
         if found:
             at, marker = min(found)
             text, self._buffer, self._state = self._buffer[:at], self._buffer[at:], states[marker]
-            if tools and self._state == "call":
-                self._buffer, self._call = self._buffer[len(marker) :], tools.reader()
+            if self._state == "call":
+                self._buffer, self._call = self._buffer[len(marker) :], self._readers[marker]()
         else:
             text = self._take(tuple(states), final)
         if text:

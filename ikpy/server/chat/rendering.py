@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ikpy.engine.thinking import ThinkingLimit
 from ikpy.errors import IkpyError
 from ikpy.server.chat.output import OutputFormat
-from ikpy.server.chat.tags import answer_tags, is_harmony, reasoning_tags
-from ikpy.server.chat.tool_fields import own_variable, takes_field, with_field, with_plans, with_written_calls
+from ikpy.server.chat.prefill import with_beginning
+from ikpy.server.chat.tags import answer_tags, ends_inside, is_harmony, reasoning_tags
+from ikpy.server.chat.tool_fields import (
+    own_variable,
+    takes_field,
+    with_all_fields,
+    with_call_fields,
+    with_field,
+    with_plans,
+    with_thinking,
+    with_written_calls,
+)
 from ikpy.server.chat.tool_formats import tool_format
 from ikpy.server.chat.tool_ids import with_short_ids
 from ikpy.server.chat.tool_prompt import shows_tools, with_tools
@@ -25,6 +35,16 @@ if TYPE_CHECKING:
 Body = Mapping[str, Any]
 
 
+class Rendered(NamedTuple):
+    """Prompt text, form of the answer, and the format of its tool calls if there may be any; ``inside``: whether the
+    prompt ends inside reasoning, in whatever way that is shown."""
+
+    text: str
+    output: OutputFormat
+    format: ToolFormat | None
+    inside: bool
+
+
 def render(
     front: Front,
     template: ChatTemplate,
@@ -32,26 +52,35 @@ def render(
     messages: list[dict[str, Any]],
     tools: list[dict[str, Any]],
     choice: str,
-) -> tuple[str, OutputFormat, ToolFormat | None]:
-    """Prompt text, form of the answer, and the format of its tool calls if there may be any."""
+) -> Rendered:
+    """A conversation as a prompt. Raises ApiError 400."""
+    tools = [with_all_fields(tool) for tool in tools]
     variables = own_variable(template.source, tools) | template_variables(front, template, body)
     format_ = tool_format(template.source) if tools and choice != "none" else None
     if format_ is not None:
         format_ = format_.knowing([tool["function"] for tool in tools])
     messages = fitted(template.source, messages, tools, format_)
-    prefill = front.settings.prefill_assistant and bool(messages) and messages[-1]["role"] == "assistant"
+    prefill = front.settings.prefill_assistant and ends_open(messages)
+    tags = reasoning_tags(template.source)
     try:
         text = template.render(
-            messages,
-            flag(body, "add_generation_prompt", True),
+            messages[:-1] if prefill else messages,
+            prefill or flag(body, "add_generation_prompt", True),
             tools or None,
-            continue_final_message=prefill,
             drop_bos=front.vocab.add_bos,
             **variables,
         )
+        inside = tags is not None and ends_inside(text, tags)
+        if prefill:
+            text, inside = with_beginning(template.source, text, messages[-1], tags)
     except IkpyError as error:
         raise bad_request(str(error)) from None
-    return text, output_format(front, template, body, text, variables, format_), format_
+    return Rendered(text, output_format(front, template, body, inside, variables, format_), format_, inside)
+
+
+def ends_open(messages: list[dict[str, Any]]) -> bool:
+    """Whether the last message is the beginning of the answer; one with calls is complete."""
+    return bool(messages) and messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
 
 
 def fitted(
@@ -60,7 +89,9 @@ def fitted(
     """The messages as a template wants them that is not written for the form of OpenAI's API."""
     if "developer" not in source:
         messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
-    messages = with_written_calls(source, with_plans(source, with_short_ids(source, messages)))
+    messages = [with_call_fields(message) for message in messages]
+    messages = with_thinking(source, with_plans(source, with_short_ids(source, messages)))
+    messages = with_written_calls(source, messages)
     if format_ is not None and takes_field(source):
         return with_field(messages, tools)
     if format_ is not None and format_.example and not shows_tools(source):
@@ -90,35 +121,34 @@ def template_variables(front: Front, template: ChatTemplate, body: Body) -> dict
     return variables
 
 
-def thinking_limit(front: Front, template: ChatTemplate, body: Body, prompt: str) -> ThinkingLimit | None:
-    """The limit of a request's reasoning: its own or that of the command line."""
+def thinking_limit(front: Front, template: ChatTemplate, body: Body, *, inside: bool) -> ThinkingLimit | None:
+    """The limit of a request's reasoning: its own or that of the command line. ``inside``: the prompt ends in it."""
     source, message = template.source, front.settings.reasoning_budget_message
     n_max, tags = integer(body, "thinking_budget_tokens", front.settings.reasoning_budget), reasoning_tags(source)
     if n_max < 0 or tags is None:
         return None
     end = front.vocab.tokenize(message + tags[1], add_special=False, parse_special=True)
-    return ThinkingLimit(n_max, *tags, tuple(end), prompt.rstrip().endswith(tags[0]), is_harmony(source))
+    return ThinkingLimit(n_max, *tags, tuple(end), inside, is_harmony(source))
 
 
 def output_format(
     front: Front,
     template: ChatTemplate,
     body: Body,
-    prompt: str,
+    inside: bool,
     variables: Mapping[str, Any],
     format_: ToolFormat | None,
 ) -> OutputFormat:
-    """How the answer to a prompt is to be read."""
+    """How the answer to a prompt is to be read that ends ``inside`` reasoning or not."""
     wanted = body.get("reasoning_format", front.settings.reasoning_format)
     if wanted not in REASONING_FORMATS:
         raise bad_request(f"Unknown reasoning format: {wanted}")
     if front.settings.skip_chat_parsing:
         return OutputFormat()
     source = template.source
-    tags = reasoning_tags(source)
+    tags = None if wanted == "none" else reasoning_tags(source)
     if is_harmony(source):
-        return OutputFormat(None if wanted == "none" else tags, False, format_, harmony=True)
-    if wanted == "none" or variables.get("enable_thinking") is False:
+        return OutputFormat(tags, inside and tags is not None, format_, harmony=True)
+    if variables.get("enable_thinking") is False and not inside:  # some templates open reasoning all the same
         tags = None
-    inside = tags is not None and prompt.rstrip().endswith(tags[0])
-    return OutputFormat(tags, inside, format_, answer=answer_tags(source))
+    return OutputFormat(tags, inside and tags is not None, format_, answer=answer_tags(source))

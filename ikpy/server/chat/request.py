@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ikpy.engine.gbnf import GrammarError
 from ikpy.engine.lazy_grammar import Trigger
 from ikpy.server.chat.answer_grammar import answer_grammar
-from ikpy.server.chat.call_grammar import Mark, call_grammar, marker_rule
-from ikpy.server.chat.harmony import MARKERS
+from ikpy.server.chat.call_grammar import Mark, call_grammar, control_tokens, marker_rule
+from ikpy.server.chat.harmony import BODY, MARKERS, START
 from ikpy.server.chat.output import OutputFormat
 from ikpy.server.chat.rendering import render, thinking_limit
 from ikpy.server.chat.tool_reading import ToolFormat
@@ -57,7 +57,7 @@ def read_chat(body: Body, front: Front) -> ChatRequest:
     check_grammar(body, tools)
     body = constrained(body)
     template = front.template_for(tools)
-    text, output, format_ = render(front, template, body, messages, tools, choice)
+    text, output, format_, inside = render(front, template, body, messages, tools, choice)
     params = front.read_params(body)
     n_top = read_logprobs(body)
     if n_top is not None and tools and params.stream:
@@ -78,7 +78,7 @@ def read_chat(body: Body, front: Front) -> ChatRequest:
         params,
         n_probs=params.n_probs if n_top is None else max(n_top, 1),
         preserved_tokens=preserved_tokens(front, output),
-        thinking=thinking_limit(front, template, body, text),
+        thinking=thinking_limit(front, template, body, inside=inside),
         chat_format="peg-native" if format_ is not None else "Content-only",
         reasoning_format=body.get("reasoning_format", front.settings.reasoning_format),
     )
@@ -109,7 +109,8 @@ def with_calls(
     if not free:
         return replace(params, sampling=sampling, trigger=behind_reasoning(output))
     marker = format_.trigger or format_.opening
-    trigger = Trigger(marker) if output.harmony else Trigger(marker, output.reasoning, output.in_reasoning)
+    skipped = BODY if output.harmony else output.reasoning
+    trigger = Trigger(marker, skipped, output.in_reasoning, again=output.harmony)
     return replace(params, sampling=sampling, trigger=trigger)
 
 
@@ -129,7 +130,9 @@ def with_content(
 
 def behind_reasoning(output: OutputFormat) -> Trigger | None:
     """Holds a grammar back until reasoning that the prompt has opened ends; None if the answer begins at once."""
-    return Trigger(output.reasoning[1]) if output.reasoning and output.in_reasoning else None
+    if output.reasoning is None or not output.in_reasoning:
+        return None
+    return Trigger(output.reasoning[1] + (START if output.harmony else ""))
 
 
 def preserved_tokens(front: Front, output: OutputFormat) -> frozenset[int]:
@@ -140,8 +143,7 @@ def preserved_tokens(front: Front, output: OutputFormat) -> frozenset[int]:
         *(output.answer or ()),
         *(output.tools.markers if output.tools else ()),
     ]
-    found = (front.vocab.token_id(text) for text in texts)
-    return frozenset(token for token in found if token is not None)
+    return frozenset(token for text in texts for token in control_tokens(front.vocab, text))
 
 
 def model_of(body: Body, front: Front) -> str:
@@ -309,7 +311,8 @@ def constrained(body: Body) -> dict[str, Any]:
         return out
     kind = wanted.get("type")
     if kind == "json_object":
-        out["json_schema"] = wanted.get("schema", wanted.get("value", {"type": "object"}))
+        given = (wanted[name] for name in ("schema", "value") if wanted.get(name) is not None)
+        out["json_schema"] = next(given, {"type": "object"})
     elif kind == "json_schema":
         out["json_schema"] = named_schema(wanted) or {"type": "object"}
     elif kind not in (None, "text"):

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ikpy.engine.json_schema import literal
+from ikpy.engine.json_schema import literal, resolve
+from ikpy.engine.schema_merge import allows_nothing
+from ikpy.engine.schema_values import allowed_values
 from ikpy.server.chat.tool_blocks import BlockCalls, Call
 from ikpy.server.chat.tool_reading import Rules, ToolFormat, parse_value
 
@@ -26,6 +29,10 @@ GLM_ARGUMENT = re.compile(
 CODER_NAME = re.compile(r"\s*<function=([^>\s]+)>\s*")
 CODER_ARGUMENT = re.compile(r"<parameter=([^>]+)>\n?((?:(?!</parameter>).)*)</parameter>\s*", re.DOTALL)
 CODER_END = "</function>"
+ANY_NAME = r'[^<>"\x00-\x20]{1,100}'
+"""GBNF of the name of a parameter that no schema names."""
+MOST_PARTS = 100
+"""References and parts of allOf that are followed at the top of a schema."""
 
 
 # schemas
@@ -43,11 +50,52 @@ def value_types(schema: Any) -> set[str]:
     return {named} if isinstance(named, str) else {str(t) for t in named} if isinstance(named, list) else set()
 
 
+@dataclass(frozen=True)
+class Parameters:
+    """What a schema says of a call's parameters; ``more``: the schema of further ones, None if there may be none."""
+
+    properties: Mapping[str, Any]
+    required: Collection[str]
+    more: Any
+
+
+def parameters_of(schema: Any) -> Parameters:
+    """The parameters of a call, references and parts of ``allOf`` at the top followed."""
+    properties: dict[str, Any] = {}
+    required: list[Any] = []
+    more, parts = None, [schema]
+    closed = n_read = 0
+    while n_read < min(len(parts), MOST_PARTS):
+        part = parts[n_read] if isinstance(parts[n_read], dict) else {}
+        n_read += 1
+        if isinstance(part.get("properties"), dict):
+            properties |= part["properties"]
+            closed += "additionalProperties" not in part
+        required += part["required"] if isinstance(part.get("required"), list) else []
+        more = part.get("additionalProperties", more)
+        parts += part["allOf"] if isinstance(part.get("allOf"), list) else []
+        if isinstance(part.get("$ref"), str):
+            parts.append(resolve(schema, part["$ref"]))
+    if more is None and not closed:
+        more = True
+    return Parameters(properties, [str(name) for name in required], None if more is False else more)
+
+
 def takes_text(schema: Any) -> bool:
     """Whether a value of the schema may be any text."""
     if not isinstance(schema, dict) or "enum" in schema or "const" in schema:
         return schema is True
     return "string" in value_types(schema) or not any(key in schema for key in SHAPES)
+
+
+def listed(schema: Any) -> list[Any]:
+    """The values that ``enum`` or ``const`` of a schema allow; empty if it lists none. Patterns beside them, which take
+    long to make, are not looked at."""
+    if not isinstance(schema, dict):
+        return []
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    beside = {key: value for key, value in schema.items() if key != "pattern"}
+    return allowed_values(values, beside) if isinstance(values, list) else []
 
 
 def typed_value(text: str, schema: Any) -> Any:
@@ -57,7 +105,7 @@ def typed_value(text: str, schema: Any) -> Any:
     except ValueError:
         return text
     if isinstance(value, str):
-        return text
+        return text if schema is None or takes_text(schema) or text in listed(schema) else value
     types = value_types(schema)
     return value if not types or types & set(_json_types(value)) else text
 
@@ -86,9 +134,10 @@ def text_without(marker: str) -> str:
 
 def value_rule(schema: Any, root: Any, closing: str, rules: Rules) -> str:
     """GBNF of a value in front of its closing tag; definitions that it refers to are those of the whole schema."""
-    choices = schema.get("enum") if isinstance(schema, dict) else None
-    if isinstance(choices, list) and choices and all(isinstance(item, str) for item in choices):
-        return "(" + " | ".join(map(literal, choices)) + ")"
+    choices = listed(schema)
+    if choices:
+        texts = (item if isinstance(item, str) else json.dumps(item, ensure_ascii=False) for item in choices)
+        return "(" + " | ".join(map(literal, texts)) + ")"
     if takes_text(schema):
         return rules.rule(text_without(closing))
     if isinstance(schema, dict):
@@ -96,22 +145,29 @@ def value_rule(schema: Any, root: Any, closing: str, rules: Rules) -> str:
     return rules.schema(schema)
 
 
-def tagged_call(head: str, pair: Callable[[str, str], str], closing: str, schema: Any, rules: Rules) -> str:
-    """GBNF of a call: ``head``, then for every parameter ``pair`` of its name and the rule of its value."""
-    root = schema if isinstance(schema, dict) else {}
-    required = root.get("required", [])
+Pair = Callable[[str, str, Any], str]
+"""GBNF of a parameter from that of its name and its value, and the schema."""
+
+
+def tagged_call(head: str, pair: Pair, closing: str, schema: Any, rules: Rules) -> str:
+    """GBNF of a call: ``head``, then every parameter."""
+    root, found = schema if isinstance(schema, dict) else {}, parameters_of(schema)
     parts = [head]
-    for key, value in root.get("properties", {}).items():
-        written = pair(key, value_rule(value, root, closing, rules))
-        parts.append(written if key in required else f"({written})?")
+    for key, value in found.properties.items():
+        if allows_nothing(value):
+            continue
+        written = pair(literal(key), value_rule(value, root, closing, rules), value)
+        parts.append(written if key in found.required else f"({written})?")
+    if found.more is not None:
+        parts.append(f"({pair(ANY_NAME, value_rule(found.more, root, closing, rules), found.more)})*")
     return " ".join(parts)
 
 
 def glm_call(name: str, schema: Any, rules: Rules) -> str:
     """GLM 4.5: keys and values in tags."""
 
-    def pair(key: str, value: str) -> str:
-        return f'@{{<arg_key>}} {literal(key)} @{{</arg_key>}} "\\n"? @{{<arg_value>}} {value} @{{</arg_value>}} "\\n"?'
+    def pair(key: str, value: str, _: Any) -> str:
+        return f'@{{<arg_key>}} {key} @{{</arg_key>}} "\\n"? @{{<arg_value>}} {value} @{{</arg_value>}} "\\n"?'
 
     return tagged_call(f'{literal(name)} "\\n"?', pair, "</arg_value>", schema, rules)
 
@@ -119,8 +175,8 @@ def glm_call(name: str, schema: Any, rules: Rules) -> str:
 def coder_call(name: str, schema: Any, rules: Rules, gap: str = r'"\n"') -> str:
     """Qwen3-Coder: a function element with an element per parameter, whose value is on lines of its own."""
 
-    def pair(key: str, value: str) -> str:
-        return f'{literal(f"<parameter={key}>")} {gap} {value} "\\n"? "</parameter>\\n"'
+    def pair(key: str, value: str, _: Any) -> str:
+        return f'"<parameter=" {key} ">" {gap} {value} "\\n"? "</parameter>\\n"'
 
     call = tagged_call(f'{literal(f"<function={name}>")} "\\n"', pair, "</parameter>", schema, rules)
     return f"{call} {literal(CODER_END)}"
@@ -138,18 +194,16 @@ def schemas_of(functions: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str,
     """Schemas of all parameters."""
     found: dict[str, Mapping[str, Any]] = {}
     for function in functions:
-        parameters = function.get("parameters")
-        properties = parameters.get("properties") if isinstance(parameters, dict) else None
-        found[function["name"]] = properties if isinstance(properties, dict) else {}
+        found[function["name"]] = parameters_of(function.get("parameters")).properties
     return found
 
 
-def glm_calls(schemas: Schemas, block: str) -> list[Call]:
+def glm_calls(schemas: Schemas, block: str) -> tuple[list[Call], str]:
     """A name, then keys and values."""
     return _calls(GLM_NAME.match(block), GLM_ARGUMENT, block, "", schemas, lambda text: text)
 
 
-def coder_calls(schemas: Schemas, block: str) -> list[Call]:
+def coder_calls(schemas: Schemas, block: str) -> tuple[list[Call], str]:
     """A function with its parameters; the newline in front of a closing tag belongs to the tag."""
     return _calls(
         CODER_NAME.match(block), CODER_ARGUMENT, block, CODER_END, schemas, lambda text: text.removesuffix("\n")
@@ -163,9 +217,9 @@ def _calls(
     end: str,
     schemas: Schemas,
     trimmed: Callable[[str], str],
-) -> list[Call]:
+) -> tuple[list[Call], str]:
     if name is None:
-        return []
+        return [], block
     types = schemas.get(name[1], {})
     arguments, at = {}, name.end()
     while found := argument.match(block, at):
@@ -173,12 +227,12 @@ def _calls(
         arguments[key] = typed_value(trimmed(found[2]), types.get(key))
         at = found.end()
     complete = block[at:].strip() == end
-    return [(name[1], json.dumps(arguments, ensure_ascii=False), None)] if complete else []
+    return ([(name[1], json.dumps(arguments, ensure_ascii=False), None)], "") if complete else ([], block)
 
 
 def tagged_format(
     name: str,
-    read: Callable[[Schemas, str], list[Call]],
+    read: Callable[[Schemas, str], tuple[list[Call], str]],
     behind: str,
     call: Callable[[str, Any, Rules], str],
     markers: tuple[str, ...],

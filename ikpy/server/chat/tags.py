@@ -13,6 +13,7 @@ REASONING_TAGS: tuple[Tags, ...] = (
     ("<reasoning>", "</reasoning>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("Here is my thought process:", "Here is my response:"),
+    ("<|channel>thought", "<channel|>"),
 )
 HARMONY_TAGS = ("<|channel|>analysis<|message|>", "<|end|>")
 ANSWER_TAGS: tuple[tuple[str, Tags], ...] = (
@@ -28,6 +29,11 @@ def reasoning_tags(source: str) -> Tags | None:
     if is_harmony(source):
         return HARMONY_TAGS
     return next((tags for tags in REASONING_TAGS if tags[0] in source), None)
+
+
+def ends_inside(prompt: str, tags: Tags) -> bool:
+    """Whether a prompt ends with the tag that opens reasoning."""
+    return prompt.rstrip().endswith(tags[0])
 
 
 def answer_tags(source: str) -> Tags | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from ikpy.server.chat.call_grammar import deepseek_call, deepseek_plain_call, json_call, kimi_call
@@ -13,20 +14,20 @@ Call = tuple[str, str, str | None]
 """Name, arguments as JSON text, id."""
 
 DEEPSEEK_CALL = re.compile(
-    r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>([^\n<]+)\n```json\n(.*?)\n?```|([^\n<]+)<｜tool▁sep｜>(.*?))"
+    r"\s*<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>([^\n<]+)\n```json\n(.*?)\n?```|([^\n<]+)<｜tool▁sep｜>(.*?))"
     r"\s*<｜tool▁call▁end｜>",
     re.DOTALL,
 )
 KIMI_CALL = re.compile(
-    r"<\|tool_call_begin\|>\s*(?:functions\.)?([^\s<:]+)(:\d+)?\s*<\|tool_call_argument_begin\|>(.*?)<\|tool_call_end\|>",
+    r"\s*<\|tool_call_begin\|>\s*(?:functions\.)?([^\s<:]+)(:\d+)?\s*<\|tool_call_argument_begin\|>(.*?)<\|tool_call_end\|>",
     re.DOTALL,
 )
 
 
 class BlockCalls(CallReader):
-    """Everything up to the closing marker; ``parse`` gives the calls, or nothing if the block is malformed."""
+    """Everything up to the closing marker; ``parse`` gives the calls and what follows the last well-formed one."""
 
-    def __init__(self, opening: str, closing: str, parse: Callable[[str], list[Call]]) -> None:
+    def __init__(self, opening: str, closing: str, parse: Callable[[str], tuple[list[Call], str]]) -> None:
         self._opening, self._closing, self._parse = opening, closing, parse
         self._text = ""
 
@@ -37,11 +38,13 @@ class BlockCalls(CallReader):
         if not found and not final:
             return
         self.rest = rest
-        calls = self._parse(block)
-        if not calls:
-            yield CallPart(raw=self._opening + block + found)
+        calls, behind = self._parse(block)
         for name, arguments, call_id in calls:
             yield CallPart(arguments, name, call_id)
+        if not calls:
+            yield CallPart(raw=self._opening + block + found)
+        elif behind.strip():
+            yield CallPart(raw=behind + found)
 
 
 def is_object(text: str) -> bool:
@@ -52,18 +55,27 @@ def is_object(text: str) -> bool:
         return False
 
 
-def deepseek_calls(block: str) -> list[Call]:
+def one_by_one(pattern: re.Pattern[str], read: Callable[[re.Match[str]], Call], block: str) -> tuple[list[Call], str]:
+    """Calls up to the first that does not match, or whose arguments are no object."""
+    calls: list[Call] = []
+    at = 0
+    while found := pattern.match(block, at):
+        call = read(found)
+        if not is_object(call[1]):
+            break
+        calls.append(call)
+        at = found.end()
+    return calls, block[at:]
+
+
+def deepseek_calls(block: str) -> tuple[list[Call], str]:
     """Calls between markers, with or without a code block around the arguments."""
-    found = [(m[1] or m[3], m[2] or m[4] or "") for m in DEEPSEEK_CALL.finditer(block)]
-    return [(name.strip(), text.strip(), None) for name, text in found] if all(is_object(t) for _, t in found) else []
+    return one_by_one(DEEPSEEK_CALL, lambda m: ((m[1] or m[3]).strip(), (m[2] or m[4] or "").strip(), None), block)
 
 
-def kimi_calls(block: str) -> list[Call]:
+def kimi_calls(block: str) -> tuple[list[Call], str]:
     """Calls whose identifier ``functions.NAME:NUMBER`` carries the name."""
-    found = list(KIMI_CALL.finditer(block))
-    if not all(is_object(m[3]) for m in found):
-        return []
-    return [(m[1], m[3].strip(), f"functions.{m[1]}{m[2]}" if m[2] else None) for m in found]
+    return one_by_one(KIMI_CALL, lambda m: (m[1], m[3].strip(), f"functions.{m[1]}{m[2]}" if m[2] else None), block)
 
 
 DEEPSEEK_MARKERS = tuple(f"<｜tool▁{x}｜>" for x in ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep"))
@@ -100,5 +112,14 @@ KIMI = ToolFormat(
     ),
 )
 LLAMA = ToolFormat(
-    "llama", '{"name":', lambda: ListedCalls('{"name":', '{"name":'), "call", json_call(" ", "parameters"), r'"\n"?'
+    "llama",
+    '{"name":',
+    lambda: ListedCalls('{"name":', '{"name":'),
+    "call",
+    json_call(" ", "parameters"),
+    r'"\n"?',
+    others={
+        begin: partial(ListedCalls, begin, begin)
+        for begin in ('{"type": "function", "name":', '{"type":"function","name":', '{ "name":', '{"name" :')
+    },
 )

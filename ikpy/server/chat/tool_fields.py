@@ -1,5 +1,5 @@
 """What single templates read in other places: tools in the system message (Phi-4-mini) or in a variable of their own
-(SmolLM3), plans (Command R7B)."""
+(SmolLM3), plans (Command R7B), reasoning (GPT-OSS)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,34 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ikpy.server.chat.streamed_lists import PHI
+from ikpy.server.chat.tags import is_harmony
 from ikpy.server.chat.tool_reading import parse_value
+from ikpy.vocab.templates import flat_content
 
 Message = dict[str, Any]
+
+
+def with_all_fields(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool with the fields that clients may leave out: templates join texts to descriptions and go over parameters
+    without asking whether there are any (GPT-OSS, Seed-OSS)."""
+    function = {name: value for name, value in tool["function"].items() if value is not None}
+    function = _completed(function, description="", parameters={"type": "object", "properties": {}})
+    return _completed({**tool, "function": function}, type="function")
+
+
+def _completed(given: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
+    """Fields behind those that are given: templates write them in this order."""
+    return {**given, **{name: value for name, value in defaults.items() if name not in given}}
+
+
+def with_call_fields(message: Message) -> Message:
+    """A message whose calls have what clients may leave out, for the same reason."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    functions = [_completed(call["function"], arguments="{}") for call in calls]
+    complete = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
+    return message | {"tool_calls": [_completed(call, type="function") for call in complete]}
 
 
 def takes_field(source: str) -> bool:
@@ -83,3 +108,19 @@ def _plan(message: Message) -> str:
     content = message.get("content")
     said = content if isinstance(content, str) else ""
     return str(message.get("reasoning_content") or said)
+
+
+def with_thinking(source: str, messages: Sequence[Message]) -> list[Message]:
+    """The messages with the reasoning before a call in the field ``thinking``, for templates that have channels.
+
+    They refuse a message with content beside it, which is thought, too, where a call follows.
+    """
+    if not is_harmony(source) or "thinking" not in source:
+        return list(messages)
+    return [m | _thoughts(m) if m.get("tool_calls") and m.get("reasoning_content") else m for m in messages]
+
+
+def _thoughts(message: Message) -> Message:
+    said = flat_content(message.get("content"))
+    thoughts = [str(message["reasoning_content"]), *([said] if said else [])]
+    return {"thinking": "\n\n".join(thoughts), "content": ""}

@@ -70,6 +70,7 @@ SIGNS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
     (COHERE, ("tool_name",)),
     (PHI, ("<|/tool_call|>",)),
     (GRANITE, ()),
+    (TOOL_CALLS, ("<tool_calls>[",)),  # Apriel's, which speaks of <tool_call> as well
     (HERMES, ()),
     (NEMOTRON, ()),
     (TOOL_CALLS, ()),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ikpy.engine import strict_json
@@ -91,7 +91,7 @@ class ToolFormat:
     visible in the output. ``lead`` is GBNF of what stands before ``behind`` and ``trigger`` the text at its end, if
     that is not just the opening. ``example`` is a call with NAME and ARGUMENTS in it, for families whose templates do
     not show tools to the model. ``reader_of`` makes a reader that knows the functions, for families in which the types
-    of arguments cannot be seen.
+    of arguments cannot be seen. ``others`` are openings that models write now and then, with readers of their own.
     """
 
     name: str
@@ -106,6 +106,12 @@ class ToolFormat:
     example: str = ""
     separator: str = r'"\n"?'
     reader_of: Callable[[Sequence[Mapping[str, Any]]], CallReader] | None = None
+    others: Mapping[str, Callable[[], CallReader]] = field(default_factory=dict, hash=False)
+
+    @property
+    def readers(self) -> dict[str, Callable[[], CallReader]]:
+        """Makers of readers by opening."""
+        return {self.opening: self.reader, **self.others}
 
     def knowing(self, functions: Sequence[Mapping[str, Any]]) -> ToolFormat:
         """The format for calls of these functions."""
@@ -134,7 +140,7 @@ class TaggedCall(CallReader):
             self._at = len(self._text)
             if out:
                 yield CallPart(out)
-        self._close(final)
+        yield from self._close(final)
 
     def _head(self, final: bool) -> Iterator[CallPart]:
         """Name and the beginning of the arguments; anything else makes the whole a text."""
@@ -161,17 +167,16 @@ class TaggedCall(CallReader):
             yield CallPart(raw=self._opening + self._text)
             self.rest = ""
 
-    def _close(self, final: bool) -> None:
+    def _close(self, final: bool) -> Iterator[CallPart]:
         """Looks for the closing tag behind the arguments."""
         if self._arguments is None or not self._arguments.ended or self.rest is not None:
             if final and self.rest is None:
                 self.rest = ""
             return
-        _, found, rest = self._arguments.behind.partition(self._closing)
-        if found:
+        between, found, rest = self._arguments.behind.partition(self._closing)
+        if found or final:
             self.rest = rest
-        elif final:
-            self.rest = ""
+            yield from further_calls(between)
 
 
 class NamedCall(CallReader):
@@ -250,12 +255,14 @@ class ArgumentsScanner:
 class ListedCalls(CallReader):
     """A JSON list of objects with name and arguments, or one object, read as a whole.
 
-    ``prefix`` is the part of the opening marker that belongs to the JSON text.
+    ``prefix`` is the part of the opening marker that belongs to the JSON text; an object that begins with it is a call
+    only if it has arguments.
     """
 
     def __init__(self, opening: str, prefix: str = "") -> None:
         self._opening = opening.removesuffix(prefix)
         self._text = prefix
+        self._needs_arguments = bool(prefix)
 
     def feed(self, text: str, final: bool) -> Iterator[CallPart]:
         """The calls once the list is complete."""
@@ -264,12 +271,14 @@ class ListedCalls(CallReader):
             return
         start = self._text.lstrip()
         try:
-            value, end = json.JSONDecoder().raw_decode(start)
+            value, end = strict_json.DECODER.raw_decode(start)
         except (ValueError, RecursionError):
             if final:
                 self.rest = ""
                 yield CallPart(raw=self._opening + self._text)
             return
+        if self._needs_arguments and not (isinstance(value, dict) and {"arguments", "parameters"} & value.keys()):
+            value = None
         calls = [named_call(item) for item in (value if isinstance(value, list) else [value])]
         self.rest = start[end:]
         if calls and all(calls):
@@ -278,6 +287,21 @@ class ListedCalls(CallReader):
                 yield CallPart(call[1], call[0], call[2])
         else:
             yield CallPart(raw=self._opening + self._text[: len(self._text) - len(self.rest)])
+
+
+def further_calls(text: str) -> Iterator[CallPart]:
+    """Calls behind the arguments of one, where some models write several objects between two tags."""
+    scanner = ArgumentsScanner()
+    scanner.feed(text)
+    rest = scanner.behind.lstrip()
+    while rest.startswith("{"):
+        try:
+            value, end = strict_json.DECODER.raw_decode(rest)
+        except (ValueError, RecursionError):
+            return
+        if (call := named_call(value)) is not None:
+            yield CallPart(call[1], call[0])
+        rest = rest[end:].lstrip()
 
 
 def parse_value(text: str) -> Any:

@@ -35,8 +35,9 @@ void add_control_forms();
 void add_tensor_forms();
 
 // What the accesses of an instruction moved (traffic.cpp). Of global memory: distinct bytes that lanes asked
-// for, sectors of 32 bytes and lines of 128 that a request touches. Of shared memory: passes that a request
-// takes at least, and those that it takes because words lie in one bank.
+// for, sectors of 32 bytes that a request touches, and lines of 128, by the parts of a warp that are served
+// at once. Of shared memory: passes that a request takes at least, and those that it takes because words lie
+// in one bank.
 struct Traffic {
     uint64_t requests = 0, bytes = 0, sectors = 0, lines = 0, least_passes = 0, passes = 0;
 };

@@ -14,10 +14,12 @@ uint64_t distinct(std::vector<uint64_t> values) {
     return std::unique(values.begin(), values.end()) - values.begin();
 }
 
-// Lanes that access 8 or 16 bytes each are served by halves or quarters of a warp. Lanes that read the same
-// word share it.
+// Lanes that access 8 or 16 bytes each are served by halves or quarters of a warp.
+int lanes_at_once(uint32_t bytes) { return kLanes / std::max(1u, bytes / 4); }
+
+// Lanes that read the same word share it.
 void add_passes(Traffic& t, const uint64_t* addresses, uint32_t bytes, uint32_t some) {
-    const int lanes = kLanes / std::max(1u, bytes / 4);
+    const int lanes = lanes_at_once(bytes);
     for (int first = 0; first < kLanes; first += lanes) {
         std::vector<uint64_t> banks[kBanks];
         for (int l = first; l < first + lanes; ++l)
@@ -32,23 +34,28 @@ void add_passes(Traffic& t, const uint64_t* addresses, uint32_t bytes, uint32_t 
 }
 
 void add_sectors(Traffic& t, const uint64_t* addresses, uint32_t bytes, uint32_t some) {
-    std::vector<uint64_t> starts, sectors, lines;
-    for (int l = 0; l < kLanes; ++l) {
-        if (!(some >> l & 1)) continue;
-        starts.push_back(addresses[l]);
-        sectors.push_back(addresses[l] / kSector);
-        lines.push_back(addresses[l] / kLine);
+    std::vector<uint64_t> starts, sectors;
+    const int lanes = lanes_at_once(bytes);
+    for (int first = 0; first < kLanes; first += lanes) {
+        std::vector<uint64_t> lines;
+        for (int l = first; l < first + lanes; ++l) {
+            if (!(some >> l & 1)) continue;
+            starts.push_back(addresses[l]);
+            sectors.push_back(addresses[l] / kSector);
+            lines.push_back(addresses[l] / kLine);
+        }
+        t.lines += distinct(lines);
     }
     t.bytes += distinct(starts) * bytes;
     t.sectors += distinct(sectors);
-    t.lines += distinct(lines);
 }
 
 }  // namespace
 
 void Warp::count(const Instruction& i, Space space, const uint64_t* addresses, uint32_t bytes,
                  uint32_t some) {
-    if (program->traffic.empty() || !some) return;
+    // In other orders lanes do not keep step, and what devices do at once is divided.
+    if (program->traffic.empty() || !some || block->launch.order) return;
     if (space == kGeneric) {
         const uint64_t one = addresses[std::countr_zero(some)];
         space = one & kSharedWindow ? kShared : one & kLocalWindow ? kLocal : kGlobal;

@@ -24,10 +24,14 @@ from tests.cuda import fake_pycuda, programs
 from tests.cuda.ptx.launcher import Library
 from tests.cuda.reporting import Reporter
 
+# Accesses that --traffic prints: how many times the sectors or passes that they need at least.
+WASTE = 4
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     choices = ("emulated", "ptx", "real")
     parser.addoption("--device", default="emulated", choices=choices, help="where CUDA kernels run")
+    parser.addoption("--traffic", action="store_true", help="with --device ptx: print accesses that take many sectors")
     parser.addoption("--arch", type=int, default=80, choices=(75, 80, 90), help="architecture with --device ptx")
     parser.addoption("--results", type=Path, help="file that gets a line per test; what it has is not run again")
 
@@ -49,12 +53,26 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(f"--device real: {devices.why_none()}")
         programs.DEVICE = found[0]
     if is_ptx(config):
-        programs.PTX = Library(config.getoption("--arch"))
+        programs.PTX = Library(config.getoption("--arch"), measured=config.getoption("--traffic"))
     path = config.getoption("--results", None)
     if path is not None:
         reporter = Reporter(path, device_works)
         programs.ON_LAUNCH = reporter.launching
         config.pluginmanager.register(reporter, "ikpy-results")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if programs.PTX is None or not config.getoption("--traffic"):
+        return
+    rows = [(kernel, t) for kernel, program in programs.PTX.used.items() for t in program.traffic() if t.waste >= WASTE]
+    terminalreporter.section(f"accesses that take {WASTE} times what they need or more")
+    for kernel, t in sorted(rows, key=lambda row: (row[0], -row[1].waste)):
+        what = f"{t.sectors} sectors of {t.lines} lines for {t.bytes} bytes"
+        if t.passes > t.least_passes:
+            what = f"{t.passes} passes instead of {t.least_passes}"
+        terminalreporter.line(
+            f"{t.waste:5.1f}  {kernel:<24} {t.place:<28} {t.instruction}: {t.requests} requests, {what}"
+        )
 
 
 def device_works() -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ikpy.backends.cuda import devices as cuda_devices
 from ikpy.backends.cuda import setup as cuda_setup
-from ikpy.backends.cuda.emulated import EmulatedDevice
+from ikpy.backends.cuda.emulated import LATE, EmulatedDevice, Turns
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
@@ -26,11 +26,14 @@ MIB = 1 << 20
 
 @contextmanager
 def emulated(
-    n: int = 1, mib: int = 512, unsupported: Callable[[Node], str | None] = lambda node: None
+    n: int = 1,
+    mib: int = 512,
+    unsupported: Callable[[Node], str | None] = lambda node: None,
+    order: int = LATE,
 ) -> Iterator[CpuKernels]:
-    """n devices whose kernels are the CPU's."""
-    kernels = CpuKernels(unsupported)
-    found = [EmulatedDevice(i, mib * MIB, kernels.launch) for i in range(n)]
+    """n devices whose kernels are the CPU's. order: in which their streams go on."""
+    kernels, turns = CpuKernels(unsupported), Turns(order)
+    found = [EmulatedDevice(i, mib * MIB, kernels.launch, turns=turns) for i in range(n)]
     opened, default = cuda_devices._open, cuda_setup.default_kernels
     try:
         cuda_devices._open = lambda *_: (found, "")  # type: ignore[assignment]

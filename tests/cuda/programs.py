@@ -227,8 +227,8 @@ def _aligned(data: np.ndarray) -> np.ndarray:
 
 
 def _ranges(arrays: Sequence[np.ndarray]) -> list[tuple[int, int]]:
-    """Where kernels may read and write: the arrays, to the end of the word that their last byte is in."""
-    return [(array.ctypes.data, -(-array.nbytes // 4) * 4) for array in arrays]
+    """Where kernels may read and write: the arrays, to the end of the 16 bytes that their last byte is in."""
+    return [(array.ctypes.data, -(-array.nbytes // 16) * 16) for array in arrays]
 
 
 def _strided(source: np.ndarray, start: int, value: Value) -> np.ndarray:

@@ -140,6 +140,41 @@ IKPY_EXPORT(copied_with_barrier);
 IKPY_KERNEL copied_without_barrier(int* out) { copied_by_other<false>(out); }
 IKPY_EXPORT(copied_without_barrier);
 
+// Reads through the cache for memory that stays as it is, of what it writes before or after, or of shared memory.
+IKPY_KERNEL written_and_read_only(int* out) {
+    out[threadIdx.x] = 5;
+    __syncthreads();
+    out[64 + threadIdx.x] = __ldg(out + threadIdx.x);
+}
+IKPY_EXPORT(written_and_read_only);
+IKPY_KERNEL read_only_and_written(int* out) { out[threadIdx.x] = __ldg(out + threadIdx.x) + 1; }
+IKPY_EXPORT(read_only_and_written);
+IKPY_KERNEL read_only_beside_written(int* out) { out[threadIdx.x] = __ldg(out + 64 + threadIdx.x); }
+IKPY_EXPORT(read_only_beside_written);
+IKPY_KERNEL read_only_shared(int* out) {
+    __shared__ int values[64];
+    values[threadIdx.x] = 5;
+    out[threadIdx.x] = __ldg(values + threadIdx.x);
+}
+IKPY_EXPORT(read_only_shared);
+
+// Takes 256 bytes of dynamic shared memory.
+template <bool Copy>
+__device__ void dynamic_memory(int* out) {
+    IKPY_DYNAMIC_SHARED(memory);
+    auto* values = reinterpret_cast<int*>(memory);
+    if (Copy && threadIdx.x < 16) copy16_async(values + 4 * threadIdx.x, out + 4 * threadIdx.x, true);
+    if (Copy) commit_copies();
+    if (Copy) wait_copies<0>();
+    if (!Copy) values[threadIdx.x] = 5;
+    __syncthreads();
+    out[threadIdx.x] = values[threadIdx.x];
+}
+IKPY_KERNEL in_dynamic_memory(int* out) { dynamic_memory<false>(out); }
+IKPY_EXPORT(in_dynamic_memory);
+IKPY_KERNEL copied_to_dynamic_memory(int* out) { dynamic_memory<true>(out); }
+IKPY_EXPORT(copied_to_dynamic_memory);
+
 IKPY_KERNEL with_wait(int* out) { copied<true>(out); }
 IKPY_EXPORT(with_wait);
 IKPY_KERNEL without_wait(int* out) { copied<false>(out); }
@@ -164,11 +199,13 @@ def checked(source: Path) -> emulator.Emulator:
     return emulator.build([source], checked=True)
 
 
-def run(machine: emulator.Emulator, kernel: str, order: int = emulator.FORWARD, blocks: int = 1) -> np.ndarray:
+def run(
+    machine: emulator.Emulator, kernel: str, order: int = emulator.FORWARD, blocks: int = 1, shared_bytes: int = 0
+) -> np.ndarray:
     memory = np.full(256 + 4, 5, np.int32)
     out = memory[-memory.ctypes.data // 4 % 4 :][:256]
     machine.set_order(order)
-    machine.launch(kernel, (blocks, 1, 1), (64, 1, 1), 0, [pointer(out.ctypes.data)])
+    machine.launch(kernel, (blocks, 1, 1), (64, 1, 1), shared_bytes, [pointer(out.ctypes.data)])
     return out[:64].copy()
 
 
@@ -209,6 +246,11 @@ def test_what_a_device_would_not_survive_is_an_error(machine: emulator.Emulator,
         ("misaligned_vector", 1, "misaligned access"),
         ("written_by_first", 2, "memory that nobody wrote is read"),
         ("copied_without_barrier", 1, "(race in shared|that nobody wrote)"),
+        ("written_and_read_only", 1, "__ldg.* from what the launch has written"),
+        ("read_only_and_written", 1, "written that the launch reads"),
+        ("read_only_shared", 1, "memory that is not global"),
+        ("in_dynamic_memory", 1, "beyond the dynamic shared memory"),
+        ("copied_to_dynamic_memory", 1, "beyond the dynamic shared memory"),
     ],
 )
 def test_checks_find_faults_in_every_order(
@@ -229,10 +271,19 @@ def test_checks_find_faults_in_every_order(
         "counted",
         "written_by_all",
         "copied_with_barrier",
+        "read_only_beside_written",
     ],
 )
 def test_checks_find_nothing_where_nothing_is(checked: emulator.Emulator, kernel: str, order: int) -> None:
     assert (run(checked, kernel, order, 3 if kernel in ("counted", "written_by_all") else 1) >= 0).all()
+
+
+@pytest.mark.parametrize("kernel", ["in_dynamic_memory", "copied_to_dynamic_memory"])
+def test_dynamic_memory_ends_where_the_launch_says(checked: emulator.Emulator, kernel: str) -> None:
+    for order in ORDERS:
+        assert (run(checked, kernel, order, shared_bytes=256) == 5).all()
+        with pytest.raises(emulator.EmulationError, match="beyond the dynamic shared memory"):
+            run(checked, kernel, order, shared_bytes=240)
 
 
 def test_blocks_that_write_apart_are_no_race(checked: emulator.Emulator) -> None:

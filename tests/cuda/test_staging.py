@@ -65,7 +65,8 @@ def test_sources_may_change_after_the_copy() -> None:
     device = EmulatedDevice(0, MIB)
     target, stream = device.alloc(4000), device.new_stream()
     source = np.full(4000, 3, np.uint8)
-    StagingRing(device, print, 1000, 8).copy(stream, [(target, source)])
+    ring = StagingRing(device, print, 1000, 8)
+    ring.copy(stream, [(target, source)])
     source[:] = 9
     found = np.empty_like(source)
     stream.download(found, target)
@@ -86,7 +87,8 @@ def test_as_many_buffers_as_can_be_pinned(limit: int, warned: bool, monkeypatch:
 
     monkeypatch.setattr(device, "pinned", pinned)
     target, stream, source = device.alloc(5000), device.new_stream(), np.arange(5000, dtype=np.uint8)
-    StagingRing(device, lines.append, 1000, 8).copy(stream, [(target, source)])
+    ring = StagingRing(device, lines.append, 1000, 8)
+    ring.copy(stream, [(target, source)])
     found = np.empty_like(source)
     stream.download(found, target)
     stream.synchronize()

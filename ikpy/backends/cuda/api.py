@@ -145,7 +145,7 @@ class Device(ABC):
 
     @abstractmethod
     def alloc(self, nbytes: int, purpose: str = "data") -> int:
-        """Address of fresh memory, aligned to ALIGNMENT; whole multiples of that are taken: kernels read whole words.
+        """Address of fresh memory, aligned to ALIGNMENT; whole multiples are taken, as kernels read 16 bytes at once.
 
         Raises DeviceMemoryError, which names the purpose, when there is too little.
         """

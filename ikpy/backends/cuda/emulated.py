@@ -2,7 +2,8 @@
 
 Device memory lies in mappings of its own, filled with 0xFF (NaN in every float type), so that a copy that was forgotten
 shows. Streams run as late as they may: nothing happens before the host or another stream waits for it, so that a
-missing wait shows as well.
+missing wait shows as well. What must not happen too early, or before another stream has come so far, shows in other
+orders (`Turns`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
+import random
+import weakref
 from collections import deque
 from collections.abc import Callable
 
@@ -29,6 +32,7 @@ from ikpy.backends.cuda.api import (
 from ikpy.backends.cuda.launch.limits import shared_fault
 
 POISON = b"\xff"
+LATE, EARLY = 0, 1
 Launcher = Callable[[LaunchLike], None]
 
 
@@ -42,6 +46,38 @@ def kernel_launcher() -> Launcher:
         emulator.launch(launch.kernel, launch.grid, launch.block, launch.shared_bytes, launch.args)
 
     return launch
+
+
+class Turns:
+    """When the streams of some devices go on, beside when they are waited for.
+
+    order: LATE, never; EARLY, whenever something is issued; or the seed of an order in which some run ahead and others
+    stay behind, for a while.
+    """
+
+    def __init__(self, order: int = LATE) -> None:
+        self._order = order
+        self._random = random.Random(order)
+        self._streams: list[weakref.ref[EmulatedStream]] = []
+        self._leader: weakref.ref[EmulatedStream] | None = None
+
+    def join(self, stream: EmulatedStream) -> None:
+        """Makes a stream one of those that take turns."""
+        self._streams = [each for each in self._streams if each() is not None]
+        self._streams.append(weakref.ref(stream))
+
+    def go_on(self, issued: EmulatedStream) -> None:
+        """Lets streams go on after something was issued on one of them."""
+        if self._order == LATE:
+            return
+        if self._order == EARLY:
+            issued.run_until(issued.issued)
+            return
+        if self._random.random() < 0.25:
+            self._leader = self._random.choice([None, *self._streams])
+        leader = self._leader() if self._leader else None
+        if leader is not None:
+            leader.run_until(leader.done + self._random.randrange(4))
 
 
 class EmulatedGraph(Graph):
@@ -71,34 +107,38 @@ class EmulatedStream(Stream):
     def __init__(self, device: EmulatedDevice) -> None:
         self.device = device
         self._queue: deque[Callable[[], None]] = deque()
-        self._issued = 0
-        self._done = 0
+        self.issued = 0
+        self.done = 0
         self._captured: list[LaunchLike] | None = None
+        device.turns.join(self)
 
     def _enqueue(self, operation: Callable[[], None]) -> None:
         if self._captured is not None:
             raise DeviceError("only launches can be captured in a graph")
         self._queue.append(operation)
-        self._issued += 1
+        self.issued += 1
+        self.device.turns.go_on(self)
 
     def run_until(self, serial: int) -> None:
         """Executes operations up to this number."""
-        while self._done < serial and self._queue:
+        while self.done < serial and self._queue:
             operation = self._queue.popleft()
-            self._done += 1
+            self.done += 1
             operation()
 
     def upload(self, target: int, source: np.ndarray) -> None:
         """Raises DeviceError for memory that is not the device's, and for arrays with gaps."""
         _check_contiguous(source)
         self.device.check(target, source.nbytes)
-        self._enqueue(lambda: _move(target, source.ctypes.data, source.nbytes))
+        start, nbytes = self.device.host_memory(source), source.nbytes
+        self._enqueue(lambda: _move(target, start(), nbytes))
 
     def download(self, target: np.ndarray, source: int) -> None:
         """As upload."""
         _check_contiguous(target)
         self.device.check(source, target.nbytes)
-        self._enqueue(lambda: _move(target.ctypes.data, source, target.nbytes))
+        start, nbytes = self.device.host_memory(target), target.nbytes
+        self._enqueue(lambda: _move(start(), source, nbytes))
 
     def send(self, other: Device, target: int, source: int, nbytes: int) -> None:
         """Both ranges are checked."""
@@ -133,7 +173,7 @@ class EmulatedStream(Stream):
         assert isinstance(event, EmulatedEvent)
         if event.device is not self.device:
             raise DeviceError(f"{self.device.name}: an event of {event.device.name} cannot be recorded")
-        event.stream, event.serial = self, self._issued
+        event.stream, event.serial = self, self.issued
 
     def wait(self, event: Event) -> None:
         """Runs the other stream when this one gets there."""
@@ -146,7 +186,7 @@ class EmulatedStream(Stream):
         """Runs everything that was issued."""
         if self._captured is not None:
             raise DeviceError("a stream that is captured cannot be waited for")
-        self.run_until(self._issued)
+        self.run_until(self.issued)
 
     def milliseconds(self, issue: Callable[[], None]) -> float:
         """By the device's clock, which says how long each launch is said to take."""
@@ -175,7 +215,8 @@ class EmulatedStream(Stream):
 class EmulatedDevice(Device):
     """A device whose kernels run on the host. launcher: None means the compiled CUDA kernels.
 
-    clock: milliseconds that a launch is said to take; one per thousand blocks by default.
+    clock: milliseconds that a launch is said to take; one per thousand blocks by default. turns: of this device's
+    streams and of others that are given the same.
     """
 
     def __init__(
@@ -186,12 +227,15 @@ class EmulatedDevice(Device):
         *,
         compute_capability: tuple[int, int] = (8, 0),
         clock: Callable[[LaunchLike], float] = lambda launch: math.prod(launch.grid) / 1000,
+        turns: Turns | None = None,
     ) -> None:
         super().__init__(index, "emulated", compute_capability)
         self.total_bytes = total_bytes
         self.clock = clock
+        self.turns = turns or Turns()
         self._launcher = launcher
         self._memory: dict[int, mmap.mmap] = {}
+        self._pinned: list[weakref.ref[np.ndarray]] = []
         self._used = 0
 
     @property
@@ -241,8 +285,31 @@ class EmulatedDevice(Device):
         return EmulatedEvent(self)
 
     def pinned(self, nbytes: int) -> np.ndarray:
-        """Ordinary memory: there is nothing to pin it for."""
-        return np.zeros(nbytes, np.uint8)
+        """Ordinary memory; it must not go before the copies from and to it are done."""
+        memory = np.zeros(nbytes, np.uint8)
+        self._pinned = [each for each in self._pinned if each() is not None]
+        self._pinned.append(weakref.ref(memory))
+        return memory
+
+    def host_memory(self, array: np.ndarray) -> Callable[[], int]:
+        """The address of a host array when it is copied. Memory that is not pinned lives until then: drivers copy it
+        before they return.
+
+        Raises DeviceError then for pinned memory that was given back.
+        """
+        owner, address = array, array.ctypes.data
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        found = next((each for each in self._pinned if each() is owner), None)
+        if found is None:
+            return lambda: array.ctypes.data
+
+        def start() -> int:
+            if found() is None:
+                raise DeviceError(f"{self.name}: pinned memory was given back before a copy of it was done")
+            return address
+
+        return start
 
 
 def _check_contiguous(array: np.ndarray) -> None:

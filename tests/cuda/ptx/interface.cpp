@@ -91,6 +91,17 @@ void* ptx_program(const int32_t* code, int n_code, const int32_t* operands, int 
 }
 void ptx_free_program(void* program) { delete static_cast<ptx::Program*>(program); }
 
+// From now on accesses of the program's instructions are counted.
+void ptx_measure(void* program) {
+    auto* measured = static_cast<ptx::Program*>(program);
+    measured->traffic.assign(measured->code.size(), {});
+}
+// The counts of all instructions, as ptx::Traffic has them.
+void ptx_traffic(const void* program, uint64_t* counts) {
+    const auto& traffic = static_cast<const ptx::Program*>(program)->traffic;
+    std::memcpy(counts, traffic.data(), traffic.size() * sizeof(ptx::Traffic));
+}
+
 // sizes: grid, block, bytes of shared, local and parameter memory, order, every_lane; memory: starts and
 // ends, sorted.
 int ptx_launch(const void* program, const uint32_t* sizes, const uint8_t* parameters, const uint64_t* memory,

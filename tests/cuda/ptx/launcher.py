@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,24 @@ Dim3 = tuple[int, int, int]
 
 class MachineFault(RuntimeError):
     """A launch that would fail, hang or be undefined on a device."""
+
+
+class Traffic(NamedTuple):
+    """What the accesses of an instruction moved, as machine.hpp says; place: `file:line` of the CUDA code."""
+
+    place: str
+    instruction: str
+    requests: int
+    bytes: int
+    sectors: int
+    lines: int
+    least_passes: int
+    passes: int
+
+    @property
+    def waste(self) -> float:
+        """How many times what is needed at least: sectors of global memory, or passes of shared memory."""
+        return max(32 * self.sectors / max(self.bytes, 32 * self.requests), self.passes / max(1, self.least_passes))
 
 
 class _Module:
@@ -106,6 +125,17 @@ class Program:
         if status:
             raise MachineFault(self._explained(build.library().ptx_error().decode()))
 
+    def measure(self) -> None:
+        """From now on accesses are counted."""
+        build.library().ptx_measure(ctypes.c_void_p(self._program))
+
+    def traffic(self) -> list[Traffic]:
+        """Of the instructions that accessed memory since measure()."""
+        counts = np.zeros((len(self.code.origins), 6), np.uint64)
+        build.library().ptx_traffic(ctypes.c_void_p(self._program), build.pointer(counts))
+        found = zip(self.code.origins, counts.tolist(), strict=True)
+        return [Traffic(origin.source, origin.mnemonic, *row) for origin, row in found if row[0]]
+
     def _explained(self, fault: str) -> str:
         """Names instructions with their lines, and those of the CUDA code, instead of by their numbers."""
 
@@ -128,11 +158,13 @@ def load(text: str) -> _Module:
 
 
 class Library:
-    """The kernels of the package for one architecture: 75, 80 or 90."""
+    """The kernels of the package for one architecture: 75, 80 or 90. measured: accesses are counted."""
 
-    def __init__(self, arch: int) -> None:
+    def __init__(self, arch: int, *, measured: bool = False) -> None:
         self.arch = arch
         self.order = 0
+        self._measured = measured
+        self.used: dict[str, Program] = {}
 
     def set_order(self, order: int) -> None:
         """As Emulator.set_order; asynchronous operations are late in all orders but the first."""
@@ -144,6 +176,13 @@ class Library:
 
     def program(self, kernel: str) -> Program:
         """A kernel by its name, compiled on first use."""
+        if kernel not in self.used:
+            self.used[kernel] = self._compiled(kernel)
+            if self._measured:
+                self.used[kernel].measure()
+        return self.used[kernel]
+
+    def _compiled(self, kernel: str) -> Program:
         stem = kernel_file(kernel)
         only = modules.only_architecture(stem)
         if only not in (None, f"sm_{self.arch}"):

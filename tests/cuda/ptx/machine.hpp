@@ -34,6 +34,14 @@ void add_memory_forms();
 void add_control_forms();
 void add_tensor_forms();
 
+// What the accesses of an instruction moved (traffic.cpp). Of global memory: distinct bytes that lanes asked
+// for, sectors of 32 bytes that a request touches, and lines of 128, by the parts of a warp that are served
+// at once. Of shared memory: passes that a request takes at least, and those that it takes because words lie
+// in one bank.
+struct Traffic {
+    uint64_t requests = 0, bytes = 0, sectors = 0, lines = 0, least_passes = 0, passes = 0;
+};
+
 struct Program {
     std::vector<Instruction> code;
     std::vector<int32_t> operands;
@@ -41,6 +49,8 @@ struct Program {
     std::vector<Wide> wide_constants;
     int registers, wide_registers;
     std::vector<Handler> handlers;  // of code
+    // Of code, or empty: not measured.
+    mutable std::vector<Traffic> traffic;
 };
 
 enum Space { kGeneric, kGlobal, kShared, kLocal, kParam };
@@ -124,6 +134,9 @@ struct Warp {
     // Whether all these lanes are at the present instruction; otherwise the warp goes on with others.
     bool gather(uint32_t needed);
     void set_lanes(uint32_t some);
+
+    // Counts an access of some of the lanes to a state space, of `bytes` each.
+    void count(const Instruction& i, Space space, const uint64_t* addresses, uint32_t bytes, uint32_t some);
 
     int operand(const Instruction& i, int k) const { return program->operands[i.first + k]; }
     template <class T>

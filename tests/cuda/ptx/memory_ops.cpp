@@ -17,6 +17,7 @@ void addresses(Warp& w, const Instruction& i, uint32_t bytes, uint8_t** out) {
         for (int l = 0; l < kLanes; ++l) at[l] = base[l] + offset;
     }
     w.block->translate(w, static_cast<Space>(i.extra), at, bytes, out);
+    w.count(i, static_cast<Space>(i.extra), at, bytes, w.lanes);
 }
 
 // T: as it lies in memory; D: the register, which may be wider.

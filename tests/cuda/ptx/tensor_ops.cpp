@@ -35,11 +35,20 @@ Register shared_addresses(Warp& w, const Instruction& i, int k) {
     return at;
 }
 
+template <class Addresses>
+void count(Warp& w, const Instruction& i, Space space, const Addresses& at, uint32_t bytes, uint32_t some) {
+    uint64_t addresses[kLanes];
+    for (int l = 0; l < kLanes; ++l) addresses[l] = at[l];
+    w.count(i, space, addresses, bytes, some);
+}
+
 // Operands: address (register, 0, offset), registers. extra: transposed; more: how many.
 void load_matrices(Warp& w, const Instruction& i) {
     if (!whole_warp(w, i)) return;
     Register out[4];
-    ldmatrix(w.block->shared, shared_addresses(w, i, 0), i.more, i.extra, out, w.block->launch.every_lane);
+    const Register at = shared_addresses(w, i, 0);
+    ldmatrix(w.block->shared, at, i.more, i.extra, out, w.block->launch.every_lane);
+    count(w, i, kShared, at, 16, kAllLanes >> (kLanes - 8 * i.more));
     for (int r = 0; r < i.more; ++r) w.out<uint32_t>(i, 3 + r) = out[r];
 }
 
@@ -54,12 +63,18 @@ void copy_async(Warp& w, const Instruction& i) {
     const Register to = shared_addresses(w, i, 0);
     const Wide& from = w.in<uint64_t>(i, 3);
     const Register& valid = w.in<uint32_t>(i, 6);
+    Wide sources;
+    uint32_t reading = 0;
     each(w, [&](int l) {
         const uint32_t size = i.extra, n = std::min(valid[l], size);
         const uint64_t source = from[l] + w.operand(i, 5);
         if (source % size) throw Fault("a copy's source is not aligned");
         w.copies[l].copy(w.block->shared, to[l], n ? w.block->global(source, n) : nullptr, size, n);
+        sources[l] = source;
+        if (n) reading |= 1u << l;
     });
+    count(w, i, kShared, to, i.extra, w.lanes);
+    if (reading) count(w, i, kGlobal, sources, i.extra, reading);
 }
 
 uint64_t* barrier_at(Warp& w, uint32_t address) {

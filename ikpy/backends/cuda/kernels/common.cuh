@@ -131,10 +131,38 @@ __device__ __forceinline__ unsigned load2(const void* p) {
     if constexpr (Align >= 2) return __ldg(reinterpret_cast<const unsigned short*>(bytes));
     return __ldg(bytes) | static_cast<unsigned>(__ldg(bytes + 1)) << 8;
 }
-// N words at p whose alignment is known to be at least Align, with as few loads as possible. Words that are
-// not aligned are cut out of aligned ones; these reach beyond the data by less than a word that it has a part
-// in.
-template <int Align, int N>
+// N words from the word on that `address` is in, out of aligned pieces of 16 or 8 bytes; `bytes` of data
+// begin at the address. Only pieces that hold data are read. Neighbouring lanes read blocks that lie apart,
+// so that a load of whatever size takes the memory as many turns as it meets cache lines.
+template <int Align, int Piece, int N, int Bytes>
+__device__ __forceinline__ void load_pieces(uintptr_t address, unsigned (&out)[N]) {
+    constexpr int kPieces = (Bytes + Piece - Align + Piece - 1) / Piece, kWords = Piece / 4;
+    const auto offset = static_cast<unsigned>(address & (Piece - 1));
+    const auto* start = reinterpret_cast<const uint8_t*>(address - offset);
+    unsigned w[kWords * kPieces + 3] = {};
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+        if (Piece * i >= Bytes && offset + Bytes <= Piece * i) continue;
+        if constexpr (Piece == 16) {
+            const uint4 v = __ldg(reinterpret_cast<const uint4*>(start) + i);
+            w[4 * i] = v.x, w[4 * i + 1] = v.y, w[4 * i + 2] = v.z, w[4 * i + 3] = v.w;
+        } else {
+            const uint2 v = __ldg(reinterpret_cast<const uint2*>(start) + i);
+            w[2 * i] = v.x, w[2 * i + 1] = v.y;
+        }
+    }
+    if constexpr (Piece == 16) {
+#pragma unroll
+        for (int i = 0; i < N + 1; ++i) w[i] = offset & 8 ? w[i + 2] : w[i];
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) out[i] = offset & 4 ? w[i + 1] : w[i];
+}
+
+// N words at p whose alignment is known to be at least Align, with as few loads as possible. What is not
+// aligned is cut out of words or pieces that are; these reach beyond the data by less than one that it has a
+// part in.
+template <int Align, int N, int Piece = 16>
 __device__ __forceinline__ void load_words(const void* p, unsigned* out) {
     if constexpr (Align >= 16) {
 #pragma unroll
@@ -148,9 +176,22 @@ __device__ __forceinline__ void load_words(const void* p, unsigned* out) {
             const uint2 v = __ldg(static_cast<const uint2*>(p) + i / 2);
             out[i] = v.x, out[i + 1] = v.y;
         }
-    } else if constexpr (Align >= 4) {
+    } else if constexpr (Align >= 4 && N < 8) {
 #pragma unroll
         for (int i = 0; i < N; ++i) out[i] = __ldg(static_cast<const unsigned*>(p) + i);
+    } else if constexpr (N >= 4) {
+        const auto address = reinterpret_cast<uintptr_t>(p);
+        constexpr int kWords = Align >= 4 ? N : N + 1;
+        unsigned words[kWords];
+        load_pieces<Align, Piece, kWords, 4 * N>(address, words);
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            if constexpr (Align >= 4) {
+                out[i] = words[i];
+            } else {
+                out[i] = __funnelshift_r(words[i], words[i + 1], static_cast<unsigned>(address & 3) * 8);
+            }
+        }
     } else {
         const auto address = reinterpret_cast<uintptr_t>(p);
         const auto* words = reinterpret_cast<const unsigned*>(address & ~uintptr_t(3));

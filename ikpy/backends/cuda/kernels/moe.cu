@@ -206,12 +206,20 @@ IKPY_KERNEL moe_entries(int* groups, View ids, int n_expert) {
     if (at == groups[e + 1]) return;
     int* entries = groups + n_expert + 1;
     const int k = ids.ne[0], n = k * ids.ne[1], lane = lane_id();
-    for (int i0 = 0; i0 < n; i0 += 32) {
-        const int i = i0 + lane;
-        const bool own = i < n && ids.row<const int>(i / k)[i % k] == e;
-        const unsigned holders = __ballot_sync(kAllLanes, own);
-        if (own) entries[at + __popc(holders & ((1u << lane) - 1))] = i;
-        at += __popc(holders);
+    constexpr int kLoads = 4;  // asked for before one is waited for
+    for (int i0 = 0; i0 < n; i0 += 32 * kLoads) {
+        bool own[kLoads];
+#pragma unroll
+        for (int l = 0; l < kLoads; ++l) {
+            const int i = i0 + 32 * l + lane;
+            own[l] = i < n && ids.row<const int>(i / k)[i % k] == e;
+        }
+#pragma unroll
+        for (int l = 0; l < kLoads; ++l) {
+            const unsigned holders = __ballot_sync(kAllLanes, own[l]);
+            if (own[l]) entries[at + __popc(holders & ((1u << lane) - 1))] = i0 + 32 * l + lane;
+            at += __popc(holders);
+        }
     }
 }
 IKPY_EXPORT(moe_entries);

@@ -16,6 +16,7 @@ from ikpy.backends.cuda.launch.base import (
     Launch,
     OpContext,
     Target,
+    is_aligned,
 )
 from ikpy.graph.ir import F32, Node, Value
 from ikpy.quants import registry
@@ -34,6 +35,8 @@ def _check_copy(op: Node) -> str | None:
     if src.type_id != F32:
         if dst.type_name not in ("f32", "f16", "bf16"):
             return f"copies from {src.type_name} to {dst.type_name} have no CUDA kernel"
+        if src.type_name not in FLOAT_WEIGHTS and not is_aligned(dst):
+            return f"copies from {src.type_name} to rows off multiples of 16 bytes have no CUDA kernel"
         return _check_weight(src)
     return None if dst.type_name in registry.CACHE_TYPES else f"copies to {dst.type_name} have no CUDA kernel"
 

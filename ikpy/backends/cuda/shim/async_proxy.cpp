@@ -141,7 +141,7 @@ bool has_seen(const Barrier& b, uint32_t phase, const AccessState& now) {
 
 size_t dynamic_offset(const void* p, size_t bytes, const char* error) {
     const auto start = reinterpret_cast<uintptr_t>(dynamic_shared()), at = reinterpret_cast<uintptr_t>(p);
-    if (at < start || at + bytes > start + kMaxShared) fail(error);
+    if (at < start || at + bytes > start + dynamic_bytes()) fail(error);
     return at - start;
 }
 
@@ -189,7 +189,7 @@ struct Operand {
     size_t at(int r, int b) const {
         unsigned address = start + r / 8 * eight_rows + r % 8 * 128 + b;
         address ^= (address >> 7 & 7) << 4;
-        if (address < kSharedBase || address >= kSharedBase + kMaxShared)
+        if (address < kSharedBase || address >= kSharedBase + dynamic_bytes())
             fail("a matrix outside of shared memory");
         return address - kSharedBase;
     }

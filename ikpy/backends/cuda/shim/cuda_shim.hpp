@@ -102,6 +102,8 @@ struct AccessState {
 AccessState access_state();
 // Ends the launch with an error, as a misaligned access does on a device.
 [[noreturn]] void fail(const char* reason);
+// A load through the cache for memory that stays as it is while the kernel runs.
+void note_read_only(const void* p, size_t bytes);
 
 // Not seen by the checks of races.cpp.
 #if defined(__SANITIZE_THREAD__)
@@ -244,6 +246,9 @@ inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 template <class T>
 inline T __ldg(const T* p) {
     if (reinterpret_cast<uintptr_t>(p) % sizeof(T)) ikpy::shim::fail("misaligned read");
+#if defined(__SANITIZE_THREAD__)
+    ikpy::shim::note_read_only(p, sizeof(T));
+#endif
     return *p;
 }
 

@@ -57,6 +57,7 @@ struct Machine {
     Warp* warps = nullptr;
     uint8_t* stacks = nullptr;
     std::vector<uint8_t> shared;
+    size_t shared_bytes = 0;
     ikpy::shim::Invoke invoke = nullptr;
     void** arguments = nullptr;
     int n_threads = 0, current = 0, at_barrier = 0, finished = 0;
@@ -204,6 +205,7 @@ bool prepare(const unsigned* grid, const unsigned* block, size_t shared_bytes) {
         return false;
     }
     m.n_threads = static_cast<int>(threads);
+    m.shared_bytes = shared_bytes;
     if (!m.stacks) {
         m.fibers.resize(kMaxThreads);
         m.shared.resize(kMaxShared + 128);
@@ -255,6 +257,8 @@ bool is_late() { return machine().reverse; }
 
 uint32_t first_epoch() { return machine().first_epoch; }
 
+size_t dynamic_bytes() { return machine().shared_bytes; }
+
 unsigned pick(unsigned n) {
     Machine& m = machine();
     if (m.random == 0) return n - 1;
@@ -278,9 +282,12 @@ uint8_t* dynamic_shared() {
 
 // The end of a copy, which is a write of the thread that asked for it.
 static void land(const Copy& copy) {
-    std::memcpy(copy.to, copy.data, 16);
     const size_t offset = static_cast<uint8_t*>(copy.to) - dynamic_shared();
-    if (offset < kMaxShared) note_access(offset, true);
+    if (offset < kMaxShared) {
+        if (offset + 16 > dynamic_bytes()) fail("a copy beyond the dynamic shared memory of the launch");
+        note_access(offset, true);
+    }
+    std::memcpy(copy.to, copy.data, 16);
     note_copy(copy.to, 16);
 }
 

@@ -15,6 +15,8 @@ bool is_late();
 unsigned pick(unsigned n);
 // Interval between barriers (AccessState::epoch) in which the running block began.
 uint32_t first_epoch();
+// Dynamic shared memory that the launch asked for.
+size_t dynamic_bytes();
 
 // what ordinary accesses are checked against (checked builds)
 

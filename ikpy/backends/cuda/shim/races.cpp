@@ -6,9 +6,11 @@
 // never ordered. Shuffles and votes order nothing, as CUDA says. Of memory that blocks share only accesses
 // behind a write are seen; blocks also run in descending order, which turns the other half into that one.
 // Asynchronous copies of 16 bytes are writes of the thread that asked for them. Shared memory has no contents
-// when a block begins.
+// when a block begins, and of dynamic memory there is what the launch asked for. What is read as memory that
+// stays as it is (__ldg) may not be written by the same launch, before or after.
 #include <link.h>
 
+#include <bitset>
 #include <cstdio>
 #include <cstdlib>
 #include <unordered_map>
@@ -56,7 +58,28 @@ int find_statics(dl_phdr_info* info, size_t, void* found) {
     return mine;
 }
 
-constexpr size_t kPages = 1 << 16;
+constexpr size_t kPages = 1 << 16, kPageBytes = 4096;
+
+// Bytes of memory, by page. Of most pages a bit tells that they hold none; accesses added lie within a page.
+struct PageSet {
+    std::vector<bool> may_be = std::vector<bool>(kPages);
+    std::unordered_map<uintptr_t, std::bitset<kPageBytes>> bytes;
+
+    bool holds(uintptr_t address) const {
+        if (!may_be[address / kPageBytes % kPages]) return false;
+        const auto found = bytes.find(address / kPageBytes);
+        return found != bytes.end() && found->second[address % kPageBytes];
+    }
+    void add(uintptr_t begin, size_t n) {
+        may_be[begin / kPageBytes % kPages] = true;
+        auto& page = bytes[begin / kPageBytes];
+        for (size_t i = 0; i < n; ++i) page[begin % kPageBytes + i] = true;
+    }
+    void clear() {
+        for (const auto& page : bytes) may_be[page.first % kPages] = false;
+        bytes.clear();
+    }
+};
 
 struct Shadow {
     Statics statics;
@@ -65,6 +88,7 @@ struct Shadow {
     Cell* dynamic;
     std::unordered_map<uintptr_t, Written> written;
     std::vector<bool> written_pages = std::vector<bool>(kPages);
+    PageSet read_only;
     uint32_t launch = 0;
     // Whether kernels call the hooks.
     bool checked = false;
@@ -130,7 +154,7 @@ void check_shared(Cell& cell, const AccessState& now, bool write, const void* co
 
 void check_global(uintptr_t address, const AccessState& now, bool write, const void* code) {
     Shadow& s = shadow();
-    auto page = s.written_pages[address / 4096 % kPages];
+    auto page = s.written_pages[address / kPageBytes % kPages];
     if (!write && !page) return;
     const auto found = s.written.find(address);
     if (found != s.written.end()) {
@@ -142,6 +166,8 @@ void check_global(uintptr_t address, const AccessState& now, bool write, const v
                  now.thread, code);
     }
     if (write) {
+        if (s.read_only.holds(address))
+            ikpy::shim::fail("memory is written that the launch reads as memory that stays as it is (__ldg)");
         s.written[address] = {now.epoch, now.warp_epoch, now.block, now.thread};
         page = true;
     }
@@ -162,20 +188,29 @@ Cell* shared_cell(uintptr_t byte) {
     return in_dynamic < ikpy::shim::kMaxShared ? &s.dynamic[in_dynamic] : nullptr;
 }
 
-void access(const void* p, size_t size, bool write, const void* code) {
-    if (is_private(p)) return;
-    const AccessState now = ikpy::shim::access_state();
-    const auto address = reinterpret_cast<uintptr_t>(p);
+// The shadow of a launch, which begins without accesses.
+Shadow& shadow_of(const AccessState& now) {
     Shadow& s = shadow();
     if (s.launch != now.launch) {
         s.written.clear();
         s.written_pages.assign(kPages, false);
+        s.read_only.clear();
         s.launch = now.launch;
     }
+    return s;
+}
+
+void access(const void* p, size_t size, bool write, const void* code) {
+    if (is_private(p)) return;
+    const AccessState now = ikpy::shim::access_state();
+    const auto address = reinterpret_cast<uintptr_t>(p);
+    shadow_of(now);
     const auto dynamic = reinterpret_cast<uintptr_t>(ikpy::shim::dynamic_shared());
     for (size_t i = 0; i < size; ++i) {
         const uintptr_t byte = address + i;
         if (Cell* cell = shared_cell(byte)) {
+            if (byte - dynamic < ikpy::shim::kMaxShared && byte - dynamic >= ikpy::shim::dynamic_bytes())
+                ikpy::shim::fail("an access beyond the dynamic shared memory of the launch");
             if (!write) check_filled(*cell, byte, now, code);
             check_shared(*cell, now, write, code);
             if (byte - dynamic < ikpy::shim::kMaxShared) ikpy::shim::note_access(byte - dynamic, write);
@@ -188,6 +223,18 @@ void access(const void* p, size_t size, bool write, const void* code) {
 }  // namespace
 
 namespace ikpy::shim {
+
+void note_read_only(const void* p, size_t bytes) {
+    const AccessState now = access_state();
+    const auto address = reinterpret_cast<uintptr_t>(p);
+    if (!now.running) return;
+    if (is_private(p) || shared_cell(address)) fail("a load (__ldg) from memory that is not global");
+    Shadow& s = shadow_of(now);
+    for (size_t i = 0; i < bytes; ++i)
+        if (s.written_pages[(address + i) / kPageBytes % kPages] && s.written.count(address + i))
+            fail("a load of memory that stays as it is (__ldg) from what the launch has written");
+    s.read_only.add(address, bytes);
+}
 
 void note_copy(const void* to, size_t bytes) {
     if (!shadow().checked) return;

@@ -54,6 +54,18 @@ __device__ __forceinline__ unsigned permute_bytes(unsigned a, unsigned b, unsign
 #endif
 }
 
+// A block of a 16-bit factor and N words behind it, at any even address. Returns the factor.
+template <int N>
+__device__ __forceinline__ float load_block(const uint8_t* block, unsigned* q) {
+    const auto address = reinterpret_cast<uintptr_t>(block);
+    unsigned words[N + 1];
+    load_pieces<2, 16, N + 1, 4 * N + 2>(address, words);
+    const unsigned upper = address & 2;
+#pragma unroll
+    for (int i = 0; i < N; ++i) q[i] = permute_bytes(words[i], words[i + 1], upper ? 0x7654 : 0x5432);
+    return f16_to_f32(static_cast<uint16_t>(words[0] >> 8 * upper));
+}
+
 // table[index] for eight indices of which `low` has the low four bits as nibbles and `high` the bits above;
 // the levels of four nibbles each. tables are packed levels, N of them.
 template <int N>
@@ -96,16 +108,19 @@ __device__ __forceinline__ void choose_table(bool shifted, unsigned* table) {
 
 // plain layouts: levels of elements 32 s .. 32 s + 31
 
-// 16 bytes: element j low, j + 16 high.
-template <int Align>
-__device__ __forceinline__ void nibbles16(const uint8_t* p, unsigned* q) {
-    unsigned v[4];
-    load_words<Align, 4>(p, v);
+// Four words: element j low, j + 16 high.
+__device__ __forceinline__ void nibbles_of(const unsigned* v, unsigned* q) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         q[i] = v[i] & kNibbles;
         q[4 + i] = v[i] >> 4 & kNibbles;
     }
+}
+template <int Align>
+__device__ __forceinline__ void nibbles16(const uint8_t* p, unsigned* q) {
+    unsigned v[4];
+    load_words<Align, 4>(p, v);
+    nibbles_of(v, q);
 }
 // 32 bytes per 64 elements: element j low, j + 32 high.
 template <int Align>
@@ -125,11 +140,12 @@ __device__ __forceinline__ void pairs32(const uint8_t* p, int s, unsigned* q, in
         q[i] = at ? q[i] | v : v;
     }
 }
-// 32 bytes: bit s of byte j, to bit `at`.
+// 32 bytes: bit s of byte j, to bit `at`. What is not aligned comes in pieces of 8 bytes: those of 16 take
+// more registers than there are beside the lower bits of two rows.
 template <int Align>
 __device__ __forceinline__ void plane32(const uint8_t* p, int s, unsigned* q, int at) {
     unsigned words[8];
-    load_words<Align, 8>(p, words);
+    load_words<Align, 8, 8>(p, words);
 #pragma unroll
     for (int i = 0; i < 8; ++i) q[i] |= (words[i] >> s & kOnes) << at;
 }

@@ -6,9 +6,9 @@ namespace ikpy::cuda {
 
 struct UnpackQ4_0 : UnpackerTraits<32, 18> {
     __device__ static void group(const uint8_t* p, int, int, Group& g) {
-        const auto& b = as<BlockQ4_0>(p);
-        g.d[0] = half_of(b.d);
-        nibbles16<2>(b.qs, g.q);
+        unsigned v[4];
+        g.d[0] = load_block<4>(p, v);
+        nibbles_of(v, g.q);
         sub_all<8>(g.q);
     }
 };
@@ -22,19 +22,17 @@ struct UnpackQ4_1 : UnpackerTraits<32, 20, 1, 0, false, true> {
     }
 };
 
-template <int Align>
-__device__ __forceinline__ void fifth_bits(const uint8_t* qh, unsigned* q) {
-    const unsigned bits = load4<Align>(qh);
+__device__ __forceinline__ void fifth_bits(unsigned bits, unsigned* q) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) q[i] |= spread_bits(bits >> 4 * i) << 4;
 }
 
 struct UnpackQ5_0 : UnpackerTraits<32, 22> {
     __device__ static void group(const uint8_t* p, int, int, Group& g) {
-        const auto& b = as<BlockQ5_0>(p);
-        g.d[0] = half_of(b.d);
-        nibbles16<2>(b.qs, g.q);
-        fifth_bits<2>(b.qh, g.q);
+        unsigned v[5];
+        g.d[0] = load_block<5>(p, v);
+        nibbles_of(v + 1, g.q);
+        fifth_bits(v[0], g.q);
         sub_all<16>(g.q);
     }
 };
@@ -45,17 +43,15 @@ struct UnpackQ5_1 : UnpackerTraits<32, 24, 1, 0, false, true> {
         g.d[0] = half_of(b.d);
         g.m[0] = half_of(b.m);
         nibbles16<4>(b.qs, g.q);
-        fifth_bits<4>(b.qh, g.q);
+        fifth_bits(load4<4>(b.qh), g.q);
     }
 };
 
 struct UnpackQ6_0 : UnpackerTraits<32, 26> {
     __device__ static void group(const uint8_t* p, int, int, Group& g) {
-        const auto& b = as<BlockQ6_0>(p);
-        g.d[0] = half_of(b.d);
-        nibbles16<2>(b.qs, g.q);
-        unsigned high[2];
-        load_words<2, 2>(b.qh, high);
+        unsigned high[6];
+        g.d[0] = load_block<6>(p, high);
+        nibbles_of(high + 2, g.q);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const unsigned v = high[i & 1] >> 4 * (i >> 1);
@@ -67,11 +63,7 @@ struct UnpackQ6_0 : UnpackerTraits<32, 26> {
 };
 
 struct UnpackQ8_0 : UnpackerTraits<32, 34> {
-    __device__ static void group(const uint8_t* p, int, int, Group& g) {
-        const auto& b = as<BlockQ8_0>(p);
-        g.d[0] = half_of(b.d);
-        load_words<2, 8>(b.qs, g.q);
-    }
+    __device__ static void group(const uint8_t* p, int, int, Group& g) { g.d[0] = load_block<8>(p, g.q); }
 };
 
 struct UnpackQ8_KV : UnpackerTraits<32, 32, 1, 8> {
@@ -84,9 +76,9 @@ struct UnpackQ8_KV : UnpackerTraits<32, 32, 1, 8> {
 
 struct UnpackIQ4_NL : UnpackerTraits<32, 18> {
     __device__ static void group(const uint8_t* p, int, int, Group& g) {
-        const auto& b = as<BlockIQ4_NL>(p);
-        g.d[0] = half_of(b.d);
-        nibbles16<2>(b.qs, g.q);
+        unsigned v[4];
+        g.d[0] = load_block<4>(p, v);
+        nibbles_of(v, g.q);
         table_levels<16, TableIq4k, false>(false, false, g.q);
     }
 };

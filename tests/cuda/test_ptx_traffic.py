@@ -1,0 +1,111 @@
+"""How kernels access memory, counted on the machine that executes PTX: no GPU would wait for what is asked for here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from ikpy.backends.cuda import launch
+from ikpy.backends.cuda.launch import pointer
+from ikpy.quants import by_name
+from tests.cuda import programs
+from tests.cuda.programs import Program
+from tests.cuda.ptx import launcher
+from tests.cuda.ptx.launcher import Library
+from tests.cuda.test_kernels_compile import needs_nvcc
+from tests.cuda.test_kernels_weights import packed
+
+pytestmark = [needs_nvcc, pytest.mark.usefixtures("emulation")]
+
+# Every lane loads a word of global memory, `stride` words from the next one's, and stores it to shared memory likewise.
+STRIDED = """
+.version 7.0
+.target sm_80
+.address_size 64
+.shared .align 16 .b8 memory[8192];
+.visible .entry strided(.param .u64 source, .param .u32 stride)
+{
+    .reg .b32 %r<6>;
+    .reg .b64 %rd<4>;
+    ld.param.u64 %rd1, [source];
+    ld.param.u32 %r1, [stride];
+    mov.u32 %r2, %tid.x;
+    mul.lo.s32 %r3, %r2, %r1;
+    mul.wide.s32 %rd2, %r3, 4;
+    add.s64 %rd3, %rd1, %rd2;
+    ld.global.u32 %r4, [%rd3];
+    shl.b32 %r3, %r3, 2;
+    mov.u32 %r5, memory;
+    add.s32 %r5, %r5, %r3;
+    st.shared.u32 [%r5], %r4;
+    ret;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("stride", "sectors", "lines", "passes"), [(0, 1, 1, 1), (1, 4, 1, 1), (2, 8, 2, 2), (8, 32, 8, 8), (33, 32, 32, 1)]
+)
+def test_counts(stride: int, sectors: int, lines: int, passes: int) -> None:
+    program = launcher.load(STRIDED).program("strided")
+    program.measure()
+    raw = np.zeros(4 * 40 * 40 + 128, np.uint8)
+    start = raw.ctypes.data + -raw.ctypes.data % 128
+    args = [pointer(start), int(stride).to_bytes(4, "little")]
+    program.launch((2, 1, 1), (32, 1, 1), 0, args, [(start, 4 * 40 * 40)])
+    load, store = program.traffic()
+    assert (load.requests, load.sectors, load.lines) == (2, 2 * sectors, 2 * lines)
+    assert load.bytes == 2 * 4 * (32 if stride else 1)
+    assert (store.requests, store.least_passes, store.passes) == (2, 2, 2 * passes)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
+    """Programs run on the machine, once, and accesses are counted."""
+    library = Library(80, measured=True)
+    monkeypatch.setattr(programs, "PTX", library)
+    monkeypatch.setattr(programs, "ORDERS", (0,))
+    yield library
+
+
+def product(type_name: str, shape: tuple[int, int], n_tokens: int, large: launch.Large | None = None) -> Program:
+    p = Program(launch.Target(large={"": large} if large else {}))
+    x = np.random.default_rng(1).standard_normal((n_tokens, shape[0]), np.float32)
+    p.out = p.graph.mul_mat(p.weight(packed(type_name, shape, 1), type_name, shape), p.array(x))  # type: ignore[attr-defined]
+    return p
+
+
+@pytest.mark.parametrize("type_name", ["q8_0", "q4_K", "iq2_ks"])
+def test_decoded_rows_are_stored_16_bytes_at_a_time(type_name: str, machine: Library) -> None:
+    kernel = f"rows_{type_name.lower()}"
+    p = product(type_name, (512, 128), 20, launch.Large(1))
+    p.run([p.out], on_cuda=True)  # type: ignore[attr-defined]
+    stores = [t for t in machine.program(kernel).traffic() if t.instruction.startswith("st.global")]
+    assert stores and all(t.waste <= 2 for t in stores)
+
+
+@pytest.mark.parametrize("type_name", ["q8_0", "q4_K", "q6_K"])
+def test_tiles_meet_no_bank_twice(type_name: str, machine: Library) -> None:
+    kernel = f"matmul_{type_name.lower()}"
+    p = product(type_name, (512, 64), 128)
+    p.run([p.out], on_cuda=True)  # type: ignore[attr-defined]
+    matrices = [t for t in machine.program(kernel).traffic() if t.instruction.startswith("ldmatrix")]
+    assert matrices and all(t.passes == t.least_passes for t in matrices)
+
+
+@pytest.mark.parametrize(
+    ("type_name", "least"), [("q8_0", 24), ("q4_0", 22), ("q5_0", 20), ("q4_K", 20), ("q6_K", 15), ("q2_K", 10)]
+)
+def test_rows_of_one_token_meet_few_lines(type_name: str, least: float, machine: Library) -> None:
+    """Bytes of weights for every line of the cache that loads meet, one per cycle of a multiprocessor at best: an H100
+    brings 14.5 bytes in that time.
+    """
+    p = product(type_name, (2048, 8), 1)
+    p.run([p.out], on_cuda=True)  # type: ignore[attr-defined]
+    loads = [
+        t for t in machine.program(f"matvec1_{type_name.lower()}").traffic() if t.instruction.startswith("ld.glob")
+    ]
+    weights = by_name(type_name).row_nbytes(2048) * 8
+    assert weights / sum(t.lines for t in loads) > least

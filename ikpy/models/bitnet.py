@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
+from ikpy.errors import FileFormatError
 from ikpy.graph.ir import Value
 from ikpy.models.batch import BatchGraph
 from ikpy.models.blocks import DenseFFN, Experts
@@ -91,19 +93,27 @@ class BitNet(BitNetB158):
     def load_attention(self, weights: WeightSource, il: int, prefix: str) -> Attention:
         attn = super().load_attention(weights, il, prefix)
         assert isinstance(attn, SubNormAttention)
-        attn.q_scale = weights.scalar(f"{prefix}.attn_q.scale", 1.0)
-        attn.k_scale = weights.scalar(f"{prefix}.attn_k.scale", 1.0)
-        attn.v_scale = weights.scalar(f"{prefix}.attn_v.scale", 1.0)
-        attn.out_scale = weights.scalar(f"{prefix}.attn_output.scale", 1.0)
+        attn.q_scale = _matrix_scale(weights, f"{prefix}.attn_q.scale")
+        attn.k_scale = _matrix_scale(weights, f"{prefix}.attn_k.scale")
+        attn.v_scale = _matrix_scale(weights, f"{prefix}.attn_v.scale")
+        attn.out_scale = _matrix_scale(weights, f"{prefix}.attn_output.scale")
         return attn
 
     def load_ffn(self, weights: WeightSource, il: int, prefix: str) -> DenseFFN | Experts:
         ffn = super().load_ffn(weights, il, prefix)
         assert isinstance(ffn, SubNormFFN)
-        ffn.gate_scale = weights.scalar(f"{prefix}.ffn_gate.scale", 1.0)
-        ffn.up_scale = weights.scalar(f"{prefix}.ffn_up.scale", 1.0)
-        ffn.down_scale = weights.scalar(f"{prefix}.ffn_down.scale", 1.0)
+        ffn.gate_scale = _matrix_scale(weights, f"{prefix}.ffn_gate.scale")
+        ffn.up_scale = _matrix_scale(weights, f"{prefix}.ffn_up.scale")
+        ffn.down_scale = _matrix_scale(weights, f"{prefix}.ffn_down.scale")
         return ffn
+
+
+def _matrix_scale(weights: WeightSource, name: str) -> float:
+    """The factor of a ternary matrix. FileFormatError unless it is finite and above 0, as magnitudes are."""
+    scale = weights.scalar(name, 1.0)
+    if not 0 < scale < math.inf:
+        raise FileFormatError(f"{weights.gguf.path}: tensor '{name}' is {scale:g}; it must be above 0")
+    return scale
 
 
 def _is_one(scale: float) -> bool:

@@ -384,6 +384,22 @@ def test_impossible_models(arch: str, keys: dict, message: str, tmp_path: Path) 
         Model.load(model.write(tmp_path / "model.gguf"))
 
 
+@pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan])
+@pytest.mark.parametrize("name", ["attn_v", "ffn_up"])
+def test_impossible_scales_of_ternary_matrices(name: str, scale: float, tmp_path: Path) -> None:
+    """0 was an error of division, and the sign of those that a norm follows was lost."""
+    model = RandomModel("bitnet", 9, **{**shape(1, 32, 2, 1, 16, 24), **RMS})
+    frame(model, 32, tied=True)
+    for norm, size in (("attn_norm", 32), ("ffn_norm", 32), ("attn_sub_norm", 32), ("ffn_sub_norm", 24)):
+        model.norm(f"blk.0.{norm}", size)
+    model.attention("blk.0", 32, 2, 1, 16)
+    model.ffn("blk.0", 32, 24)
+    Model.load(model.write(tmp_path / "plain.gguf"))
+    model.weights[f"blk.0.{name}.scale"] = np.array([scale], np.float32)
+    with pytest.raises(FileFormatError, match=f"'blk.0.{name}.scale' is {scale:g}; it must be above 0"):
+        Model.load(model.write(tmp_path / "model.gguf"))
+
+
 def test_impossible_sizes_of_window_layers(tmp_path: Path) -> None:
     path = gemma()[0].write(tmp_path / "model.gguf")
     for key, size, message in (

@@ -13,7 +13,6 @@ from ikpy._native.steps import Steps
 from ikpy._native.tables import Taken
 from ikpy.backends.cuda.check import check_values
 from ikpy.backends.cuda.compare import NodeError, compare_nodes
-from ikpy.backends.cuda.interrupts import held_back
 from ikpy.backends.cuda.plan import HybridPlan, Run
 from ikpy.backends.cuda.runtime import DeviceRuntime
 from ikpy.backends.cuda.state import Inputs
@@ -30,6 +29,7 @@ from ikpy.errors import UsageError
 from ikpy.graph.builder import Graph
 from ikpy.graph.plan import CompiledPlan
 from ikpy.graph.planner import plan_arena
+from ikpy.held_interrupts import held_back
 
 __all__ = ["Context", "KVCacheFullError"]
 

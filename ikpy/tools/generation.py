@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from ikpy.backends.cuda.interrupts import held_back
 from ikpy.engine.batch import Batch
 from ikpy.engine.prefix import PROMPT_TAIL
 from ikpy.errors import ResourceError
+from ikpy.held_interrupts import held_back
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,6 +17,7 @@ ROOT = Path(ikpy.__file__).parent
 ALLOWED = {
     "errors": "",
     "end_signals": "",
+    "held_interrupts": "",
     "lost_interrupts": "",
     "threads": "errors",
     "page_nodes": "",
@@ -26,11 +27,11 @@ ALLOWED = {
     "vocab": "errors",
     "gguf": "errors threads numa quants",
     "graph": "errors quants",
-    "backends": "errors threads _native graph quants",
+    "backends": "errors held_interrupts threads _native graph quants",
     "models": "errors threads _native gguf graph quants",
-    "engine": "errors threads _native backends gguf graph models quants",
+    "engine": "errors held_interrupts threads _native backends gguf graph models quants",
     "convert": "errors threads _native gguf quants vocab",
-    "tools": "errors threads _native backends engine gguf graph models quants vocab",
+    "tools": "errors held_interrupts threads _native backends engine gguf graph models quants vocab",
     "llm": "errors engine tools vocab",
     "server": "errors engine gguf tools vocab",
     "cli": "end_signals errors lost_interrupts threads numa _native backends convert engine gguf graph models quants "

@@ -14,13 +14,13 @@ from ikpy.backends.cuda import devices as cuda_devices
 from ikpy.backends.cuda import memory, staging
 from ikpy.backends.cuda.api import DeviceError, too_little
 from ikpy.backends.cuda.emulated import EmulatedDevice, EmulatedStream
-from ikpy.backends.cuda.interrupts import held_back
 from ikpy.backends.cuda.staging import StagingRing
 from ikpy.engine.batch import Batch
 from ikpy.engine.context import Context
 from ikpy.engine.model import Model
 from ikpy.engine.params import ContextParams, ModelParams
 from ikpy.graph.placement import DeviceParams, PlacementParams
+from ikpy.held_interrupts import held_back
 from tests.cuda import fake_pycuda
 from tests.cuda.models import MIB, emulated, logits_of, zoo
 

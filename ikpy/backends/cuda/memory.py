@@ -11,9 +11,9 @@ from contextlib import suppress
 import numpy as np
 
 from ikpy.backends.cuda.api import Device, DeviceError, Stream, aligned
-from ikpy.backends.cuda.interrupts import Held
 from ikpy.backends.cuda.staging import Part, StagingRing
 from ikpy.graph.ir import Buffer, Gather
+from ikpy.held_interrupts import Held
 
 Log = Callable[[str], None]
 MIB = 1 << 20

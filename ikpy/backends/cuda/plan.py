@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ikpy.backends.cuda.api import DeviceError, Event, Graph, LaunchLike
-from ikpy.backends.cuda.interrupts import held_back
 from ikpy.backends.cuda.memory import host_view
 from ikpy.backends.cuda.state import DeviceState, Kernels
 from ikpy.graph.assign import EXPERT_KINDS, Step, written
@@ -17,6 +16,7 @@ from ikpy.graph.ir import Buffer, Node, Value
 from ikpy.graph.placement import CPU, DeviceParams
 from ikpy.graph.plan import CompiledPlan
 from ikpy.graph.split import Split, SplitGraph, Transfer
+from ikpy.held_interrupts import held_back
 
 # Fewer launches are started as fast one by one as through a graph.
 SMALLEST_GRAPH = 3

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ikpy.backends.cuda.api import Device, DeviceError, DeviceMemoryError, aligned
-from ikpy.backends.cuda.interrupts import held_back
 from ikpy.backends.cuda.plan import HybridPlan
 from ikpy.backends.cuda.setup import DeviceSetup
 from ikpy.backends.cuda.staging import pinned_or_pageable
@@ -23,6 +22,7 @@ from ikpy.graph.ir import Buffer, Node, Value
 from ikpy.graph.placement import CPU
 from ikpy.graph.plan import CompiledPlan
 from ikpy.graph.split import SplitGraph, split_graph
+from ikpy.held_interrupts import held_back
 
 Log = Callable[[str], None]
 N_SLOTS = 2

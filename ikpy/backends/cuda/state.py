@@ -10,12 +10,12 @@ import numpy as np
 
 from ikpy.backends.cuda import staging
 from ikpy.backends.cuda.api import Device, DeviceError, Event, LaunchLike, aligned
-from ikpy.backends.cuda.interrupts import Held
 from ikpy.backends.cuda.memory import WeightStore, host_view
 from ikpy.backends.cuda.staging import Log, Part, StagingRing, pinned_or_pageable
 from ikpy.backends.cuda.state_memory import DeviceStates
 from ikpy.graph.ir import Buffer, Node, Value
 from ikpy.graph.planner import Arena
+from ikpy.held_interrupts import Held
 
 # Room for run-time scalars in front of the inputs; the first one is n_kv.
 RUNTIME_BYTES = 256

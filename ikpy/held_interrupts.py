@@ -1,4 +1,5 @@
-"""Ctrl-C that waits for a moment when devices can be left: contexts, captures and events are never left half done."""
+"""Ctrl-C that waits for a moment when work can be left: shifts of a cache, contexts of devices, captures and events are
+never left half done."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ class Held:
         self._arrived: list[tuple[int, FrameType | None]] = []
 
     def collect(self, number: int, frame: FrameType | None) -> None:
-        """The handler meanwhile. A second press acts at once: the device may hang."""
+        """The handler meanwhile. A second press acts at once: a device may hang."""
         self._arrived.append((number, frame))
         if len(self._arrived) > 1:
             self.deliver()

@@ -91,6 +91,26 @@ inline void iq5_codes(const uint8_t* qs, const uint8_t* high, C to) {
     }
 }
 
+// Of IQ4_K and IQ5_K.
+struct SixBitScales {
+    static BlockScales scales(const uint8_t* p) {
+        BlockScales s;
+        six_bits(p, s.d);
+        masks_of_16(load_unaligned<uint16_t>(p + 2), s.shifted);
+        s.factor = load_f16(p);
+        return s;
+    }
+};
+
+// Of IQ4_KS and IQ5_KS.
+struct OddScales {
+    static BlockScales scales(const uint8_t* p) {
+        BlockScales s;
+        odd_scales(bytes_as_dwords(p), &s);
+        return s;
+    }
+};
+
 }  // namespace row_codes
 
 template <>
@@ -138,15 +158,8 @@ struct RowCodes<UnpackIQ3_K> {
 };
 
 template <>
-struct RowCodes<UnpackIQ4_K> {
+struct RowCodes<UnpackIQ4_K> : row_codes::SixBitScales {
     static constexpr int kStep = 4;
-    static BlockScales scales(const uint8_t* p) {
-        BlockScales s;
-        row_codes::six_bits(p, s.d);
-        row_codes::masks_of_16(load_unaligned<uint16_t>(p + 2), s.shifted);
-        s.factor = load_f16(p);
-        return s;
-    }
     template <class C>
     static void codes(const uint8_t* p, C to) {
         row_codes::iq4_codes<16>(p + 16, to);
@@ -154,15 +167,8 @@ struct RowCodes<UnpackIQ4_K> {
 };
 
 template <>
-struct RowCodes<UnpackIQ5_K> {
+struct RowCodes<UnpackIQ5_K> : row_codes::SixBitScales {
     static constexpr int kStep = 2;
-    static BlockScales scales(const uint8_t* p) {
-        BlockScales s;
-        row_codes::six_bits(p, s.d);
-        row_codes::masks_of_16(load_unaligned<uint16_t>(p + 2), s.shifted);
-        s.factor = load_f16(p);
-        return s;
-    }
     template <class C>
     static void codes(const uint8_t* p, C to) {
         row_codes::iq5_codes(p + 16, p + 144, to);
@@ -236,13 +242,8 @@ struct RowCodes<UnpackIQ3_KS> {
 };
 
 template <>
-struct RowCodes<UnpackIQ4_KS> {
+struct RowCodes<UnpackIQ4_KS> : row_codes::OddScales {
     static constexpr int kStep = 4;
-    static BlockScales scales(const uint8_t* p) {
-        BlockScales s;
-        row_codes::odd_scales(row_codes::bytes_as_dwords(p), &s);
-        return s;
-    }
     template <class C>
     static void codes(const uint8_t* p, C to) {
         row_codes::iq4_codes<16>(p + 8, to);
@@ -250,13 +251,8 @@ struct RowCodes<UnpackIQ4_KS> {
 };
 
 template <>
-struct RowCodes<UnpackIQ5_KS> {
+struct RowCodes<UnpackIQ5_KS> : row_codes::OddScales {
     static constexpr int kStep = 2;
-    static BlockScales scales(const uint8_t* p) {
-        BlockScales s;
-        row_codes::odd_scales(row_codes::bytes_as_dwords(p), &s);
-        return s;
-    }
     template <class C>
     static void codes(const uint8_t* p, C to) {
         row_codes::iq5_codes(p + 8, p + 136, to);

@@ -28,12 +28,12 @@ class Case:
     def normal(self, *shape: int) -> np.ndarray:
         return self.rng.standard_normal(shape, np.float32)
 
-    def cache(self, n: int, type_name: str, heads: int | None = None) -> Value:
+    def cache(self, n: int, type_name: str, heads: int | None = None, factor: float = 1) -> Value:
         heads = heads or self.kv_heads
         row = registry.by_name(type_name).row_nbytes(n)
         cache = self.p.weight(np.zeros(self.n_cells * heads * row, np.uint8), type_name, (n, heads, self.n_cells))
         cells = self.p.array(np.arange(self.n_cells, dtype=np.int32))
-        self.p.graph.kv_store(self.p.array(self.normal(self.n_cells, heads, n)), cache, cells)
+        self.p.graph.kv_store(self.p.array(self.normal(self.n_cells, heads, n) * np.float32(factor)), cache, cells)
         cache.dynamic_dim = 2
         return cache
 
@@ -83,6 +83,16 @@ def test_cache_types(type_name: str, n_tokens: int) -> None:
     case = grouped(64, n_tokens, type_name)
     assert case.kernel().startswith("flash")
     case.check(case.out)
+
+
+@pytest.mark.parametrize("type_name", ["bf16", "q8_0", "q8_KV", "q6_0", "q5_0", "q4_0", "iq4_nl"])
+@pytest.mark.parametrize("n_tokens", [2, 12])
+def test_cells_beyond_the_range_of_f16_stay_finite(type_name: str, n_tokens: int) -> None:
+    case = Case(4, 96, n_tokens, 6, 2)
+    k, v = case.cache(64, "f16"), case.cache(64, type_name, factor=1e5)
+    out = case.p.graph.attention(case.queries(64), [k], v, case.mask(), scale=0.125, flash=True)
+    (found,) = case.p.run([out], on_cuda=True, n_kv=88)
+    assert 30000 < np.abs(found).max() <= 65504
 
 
 @pytest.mark.parametrize("type_name", ["f16", "q8_0", "q6_0", "q5_1", "q5_0", "q4_1"])

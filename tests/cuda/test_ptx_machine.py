@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import struct
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -308,6 +309,28 @@ def test_conversions_clamp_and_round_as_the_isa_says() -> None:
         lanewise("cvt.sat.f32.f32 %f5, %f4;", FLOATS, "%f5").view(np.float32),
         np.clip(np.nan_to_num(FLOATS, nan=0), 0, 1),
     )
+
+
+def rounded_f16(exact: Fraction) -> np.float16:
+    """The nearest f16, of two the one with an even last bit."""
+    near = np.float16(float(exact))
+    around = [np.nextafter(near, np.float16(way)) for way in (-np.inf, np.inf)]
+    return min([near, *around], key=lambda x: (abs(Fraction(float(x)) - exact), int(x.view(np.uint16)) & 1))
+
+
+def test_fused_halves_are_rounded_once() -> None:
+    rng = np.random.default_rng(5)
+    x = (rng.standard_normal(32) * 8).astype(np.float16)
+    x[:4] = np.float16([1 + 2.0**-10, -1 - 2.0**-10, 2.0**-14, 1.5])
+    # The products of the first ones lie within 2**-24 of the middle of two f16.
+    for y, z in ((1 + 2.0**-10, 2.0**-11), (1.0, 2.0**-11 + 2.0**-21), (1.0, 2.0**-11 - 2.0**-22), (0.37, -1.9)):
+        factor, addend = np.float16(y), np.float16(z)
+        words = [int(half.view(np.uint16)) * 0x10001 for half in (factor, addend)]
+        both = x.view(np.uint16).astype(np.uint32) * 0x10001
+        found = lanewise("fma.rn.f16x2 %r10, %r4, 0x{:08X}, 0x{:08X};".format(*words), both)
+        expected = [rounded_f16(Fraction(float(a)) * Fraction(float(factor)) + Fraction(float(addend))) for a in x]
+        halves = np.array(expected, np.float16).view(np.uint16).astype(np.uint32)
+        np.testing.assert_array_equal(found, halves * 0x10001)
 
 
 def test_rounding_modes() -> None:

@@ -14,6 +14,7 @@ from tests.cuda import programs
 from tests.cuda.programs import Program
 from tests.cuda.ptx import launcher
 from tests.cuda.ptx.launcher import Library
+from tests.cuda.test_kernels_attention import grouped
 from tests.cuda.test_kernels_compile import needs_nvcc
 from tests.cuda.test_kernels_weights import packed
 
@@ -93,6 +94,19 @@ def test_tiles_meet_no_bank_twice(type_name: str, machine: Library) -> None:
     p.run([p.out], on_cuda=True)  # type: ignore[attr-defined]
     matrices = [t for t in machine.program(kernel).traffic() if t.instruction.startswith("ldmatrix")]
     assert matrices and all(t.passes == t.least_passes for t in matrices)
+
+
+@pytest.mark.parametrize(
+    ("type_name", "least"), [("bf16", 100), ("q8_0", 16), ("q8_KV", 35), ("q4_0", 12), ("q6_0", 8)]
+)
+def test_cells_meet_few_lines(type_name: str, least: float, machine: Library) -> None:
+    """Bytes of keys and values for every line of the cache that loads meet (element by element 1 to 6)."""
+    case = grouped(128, 1, type_name)
+    case.p.run([case.out], on_cuda=True, n_kv=96)
+    traffic = machine.program("flash16_128_128").traffic()
+    loads = [t for t in traffic if t.instruction.startswith("ld.global.nc")]
+    n_rows = 2 * 2 * 96
+    assert n_rows * by_name(type_name).row_nbytes(128) / sum(t.lines for t in loads) > least
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,17 @@ uint32_t both(uint32_t a, uint32_t b, F f) {
     return half(0) | half(16);
 }
 
+// x y + z of f16, rounded once: what the sum loses in f32 sets its last bit, which keeps it off the middle
+// between two f16.
+uint16_t fused_f16(float x, float y, float z) {
+    const double product = double(x) * y, sum = product + z, z_part = sum - product;
+    const double lost = (product - (sum - z_part)) + (z - z_part);
+    const float near = static_cast<float>(sum);
+    const double below = near > sum ? -1 : near < sum ? 1 : lost;
+    if (!std::isfinite(near) || below == 0 || (std::bit_cast<uint32_t>(near) & 1)) return to_f16(near);
+    return to_f16(std::nextafter(near, below > 0 ? INFINITY : -INFINITY));
+}
+
 void add_halves() {
     add_lanewise<float, uint16_t>("cvt.f32.f16", [](uint16_t a) { return from_f16(a); });
     add_lanewise<float, uint16_t>("cvt.f32.bf16", [](uint16_t a) { return from_bf16(a); });
@@ -102,6 +113,14 @@ void add_halves() {
     add_lanewise<uint32_t, uint32_t, uint32_t>("mul.f16x2", [](uint32_t a, uint32_t b) {
         return both(a, b, [](uint16_t x, uint16_t y) { return to_f16(from_f16(x) * from_f16(y)); });
     });
+    add_lanewise<uint32_t, uint32_t, uint32_t, uint32_t>(
+        "fma.rn.f16x2", [](uint32_t a, uint32_t b, uint32_t c) {
+            const auto half = [&](int shift) {
+                const auto at = [&](uint32_t x) { return from_f16(static_cast<uint16_t>(x >> shift)); };
+                return uint32_t(fused_f16(at(a), at(b), at(c))) << shift;
+            };
+            return half(0) | half(16);
+        });
 }
 
 }  // namespace

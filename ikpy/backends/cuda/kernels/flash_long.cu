@@ -16,7 +16,7 @@ namespace {
 
 // Mirrored in launch/attention.py.
 constexpr int kMaxParts = 256, kCombineThreads = 256, kCombineColumns = 128;
-constexpr int kPairs = kCombineColumns / 2, kPartGroups = kCombineThreads / kPairs;
+constexpr int kColumnPairs = kCombineColumns / 2, kPartGroups = kCombineThreads / kColumnPairs;
 static_assert(kMaxParts <= kCombineThreads);
 
 }  // namespace
@@ -26,7 +26,7 @@ static_assert(kMaxParts <= kCombineThreads);
 // that had no cells, as there are while a context is short, are the last ones and left out.
 IKPY_KERNEL __launch_bounds__(kCombineThreads) flash_combine(Attention a) {
     __shared__ float weights[kCombineThreads];
-    __shared__ float2 sums[kPartGroups][kPairs];
+    __shared__ float2 sums[kPartGroups][kColumnPairs];
     const int head = blockIdx.x, token = blockIdx.y, thread = threadIdx.x, dv = a.dst.ne[0];
     const long long stride = static_cast<long long>(a.q.ne[2]) * a.q.ne[1] * (dv + 2);
     const float* rows = a.partials + (static_cast<long long>(token) * a.q.ne[1] + head) * (dv + 2);
@@ -38,7 +38,8 @@ IKPY_KERNEL __launch_bounds__(kCombineThreads) flash_combine(Attention a) {
     const float norm = normalizer(a, head, top, block_sum(weight * denominator));
     const int n_parts = static_cast<int>(block_max(denominator != 0.0f ? thread + 1.0f : 0.0f));
 
-    const int pair = thread % kPairs, group = thread / kPairs, d = blockIdx.z * kCombineColumns + 2 * pair;
+    const int pair = thread % kColumnPairs, group = thread / kColumnPairs,
+              d = blockIdx.z * kCombineColumns + 2 * pair;
     float2 sum{0.0f, 0.0f};
     if (d < dv) {
 #pragma unroll 8

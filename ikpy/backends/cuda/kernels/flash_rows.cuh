@@ -19,8 +19,10 @@ struct Flash {
     static constexpr int kBytesV = VInK ? 0 : Cells * kStrideV * 2,
                          kBytesP = Wn > 1 ? kRows * kStrideP * 2 : 0;
     static constexpr int kBytes = kBytesQ + kBytesK + kBytesV + kBytesP;
-    // Pieces of q8_0 rows that a thread has under way: few rows wait for memory, many have no registers left.
-    static constexpr int kLoads = Wm == 1 ? 6 : 1;
+    // Pieces of rows that a thread has under way: few rows wait for memory, many have no registers left. A
+    // tile is a multiple of them for most head sizes.
+    static constexpr int kPieces = Cells * Dk / 8 / kThreads;
+    static constexpr int kLoads = Wm > 1 ? 1 : kPieces % 6 == 0 ? 6 : kPieces % 5 == 0 ? 5 : 4;
     static constexpr int kScoreTiles = Cells / 8 / Wn;        // of 8 cells, per warp
     static constexpr int kSumTiles = (Dv / 8 + Wn - 1) / Wn;  // of 8 columns, per warp
     static_assert(Cells / 8 % Wn == 0 && Dv % 8 == 0 && Cells % 32 == 0, "tiles");

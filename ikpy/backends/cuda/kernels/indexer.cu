@@ -43,8 +43,8 @@ __device__ __forceinline__ void load_index_keys(const Indexer& a, int c0, IndexT
     for (int i = threadIdx.x; i < kCells * per_row; i += blockDim.x) {
         const int c = i / per_row, e = i % per_row * 8;
         const bool valid = c0 + c < n_kv && e < a.q.ne[0];
-        copy8(a.type, a.keys.row<const uint8_t>(0, min(c0 + c, n_kv - 1)), valid ? e : 0, &tile.keys[c][e],
-              valid);
+        const auto* row = a.keys.row<const uint8_t>(0, min(c0 + c, n_kv - 1));
+        copy8(a.type, CellPiece{row, valid ? e : 0, 0, valid}, &tile.keys[c][e]);
     }
     commit_copies();
 }

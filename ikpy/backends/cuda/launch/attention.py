@@ -6,6 +6,7 @@ import struct
 from dataclasses import dataclass, replace
 
 from ikpy.backends.cuda.launch.base import (
+    BF16,
     RUNTIME,
     WORK,
     Launch,
@@ -135,9 +136,9 @@ def _flash(op: Node, target: Target) -> _Flash | None:
     q, k, v, _, _, k1 = op.src[:6]
     assert q is not None and k is not None and v is not None
     dk, dv = k.shape[0] + (k1.shape[0] if k1 is not None else 0), v.shape[0]
-    if (dk, dv) not in _FLASH or k.shape[0] % 8:
+    if (dk, dv) not in _FLASH or k.shape[0] % 8 or (k1 is not None and dk == dv):
         return None
-    if any(x is not None and x.type_id == F16 and not is_aligned(x) for x in (k, v, k1)):
+    if any(x is not None and x.type_id in (F16, BF16) and not is_aligned(x) for x in (k, v, k1)):
         return None
     column = _v_column(k, k1, v) if dk == 576 else -1
     if dk == 576 and column < 0:

@@ -133,6 +133,8 @@ class Slot(CachedText):
             n_top = task.params.prompt_probs
             self._scores = None if n_top is None else PromptScores(self.prompt, n_top)
             self._fit_prompt(task)
+        else:
+            self.is_stale = True  # no prompt goes on from a text that was embedded, and it is not worth saving
 
     @property
     def scores_prompt(self) -> bool:

@@ -352,7 +352,7 @@ class Slot(CachedText):
         self._states.append(states)
         if self.n_waiting == 0:
             found, self._states = np.concatenate(self._states), []
-            self._end_with(Embedded(self.task.index, found, len(self.prompt)))
+            self._end_with(Embedded(self.task.index, self.task.pool(found), len(self.prompt)))
 
     def sample(self, logits: NDArray[np.float32]) -> None:
         """Draws a token from logits [n_vocab], hands out its text, and ends the request when a stop rule holds."""

@@ -172,6 +172,10 @@ def test_embeddings_and_reranking() -> None:
             assert client.post("/rerank", json=wrong).status_code == 400
     with running("llama-server -m MODEL -t 1 -c 512") as client:
         assert client.post("/rerank", json=body).status_code == 501
+    with running("llama-server -m MODEL -t 1 -c 512 --embeddings") as client:
+        for path, asked in (("/api/embed", {"input": "the sea"}), ("/api/embeddings", {"prompt": "the sea"})):
+            refused = client.post(path, json=asked)
+            assert refused.status_code == 400 and "--pooling mean" in refused.json()["error"]
 
 
 def test_calls_and_their_results_have_ids() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import gzip
 import io
 import json
@@ -184,6 +185,22 @@ def test_a_process_that_is_being_created_is_stopped(
         assert router.states() == {"a": "unloaded"} and router.errors() == []
         again = await router.post("/echo", "a")
         assert (again.status_code, len(processes)) == ((503, 1) if closes else (200, 2)), again.text
+
+    play(scene)
+
+
+def test_a_start_that_nobody_waits_for_any_more(play: Callable[..., None]) -> None:
+    async def scene(router: Router) -> None:
+        lost: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: lost.append(context))
+        request = asyncio.ensure_future(router.post("/echo", "a"))
+        await until(lambda: "a" in router.pool.workers and router.pool.workers["a"].pid)
+        request.cancel()
+        await asyncio.wait({request})
+        await router.pool.unload("a")
+        await router.pid("a")  # another start takes the place of the first
+        gc.collect()
+        assert lost == []
 
     play(scene)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,9 @@ from ikpy.server.prompts import is_batch, read_prompts
 from ikpy.server.read_params import integer
 from ikpy.server.routes_status import front_of
 from ikpy.server.tasks import Embedded, EmbeddingTask
+
+if TYPE_CHECKING:
+    from ikpy.vocab import Vocab
 
 Vectors = NDArray[np.float32]
 TOO_LARGE = "input is too large to process. increase the physical batch size"
@@ -115,21 +119,29 @@ def texts_of(body: dict[str, Any]) -> Any:
     return value
 
 
-async def embed(request: Request, front: Front, value: Any) -> list[Embedded]:
-    """Vectors of every text (a string, token ids, or a list of them).
-
-    Raises ApiError 400 for texts that are too long, or too many.
-    """
+async def embed(request: Request, front: Front, value: Any, *, cut: bool = False) -> list[Embedded]:
+    """Vectors of every text (a string, token ids, or a list of them); ``cut``: of the beginnings of those that are too
+    long. Raises ApiError 400 for texts that are too long, or too many."""
     if await aside(request, is_batch, value):
         check_number(len(value))  # before all of them are tokenized
     prompts = await aside(request, read_prompts, value, front.vocab)
-    longest = max(len(prompt.tokens) for prompt in prompts)
-    if longest > front.engine.context.n_ubatch or longest > front.engine.n_ctx_slot:
+    n_most = min(front.engine.context.n_ubatch, front.engine.n_ctx_slot)
+    if cut:
+        prompts = [replace(prompt, tokens=beginning(prompt.tokens, n_most, front.vocab)) for prompt in prompts]
+    if max(len(prompt.tokens) for prompt in prompts) > n_most:
         raise bad_request(TOO_LARGE)
     generation = front.generation()
     make = partial(EmbeddingTask, pool=partial(pooled, front))
     generation.submit([make(p.tokens, generation.sink, i, p.shown) for i, p in enumerate(prompts)])
     return await generation.results(request)
+
+
+def beginning(tokens: list[int], n: int, vocab: Vocab) -> list[int]:
+    """At most n tokens of a text, with the special token at its end if it has one."""
+    if len(tokens) <= n:
+        return tokens
+    end = tokens[-1:] if tokens[-1] in (vocab.eos, vocab.sep) else []
+    return tokens[: n - len(end)] + end
 
 
 def read_dimensions(body: dict[str, Any], front: Front) -> int | None:

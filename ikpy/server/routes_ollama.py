@@ -291,14 +291,14 @@ async def generate(request: Request) -> Response:
 
 
 async def embed_texts(request: Request) -> Response:
-    """POST /api/embed."""
+    """POST /api/embed. Texts that are too long are cut, unless ``truncate`` is false."""
     front, body = await need_embeddings(request)
     check_pooling(front)
     value = body.get("input")
     if value in ("", [], None):
         return json_response({"model": front.settings.alias, "embeddings": []})
     n_first, began = read_dimensions(body, front), time.perf_counter()
-    found = await embed(request, front, value)
+    found = await embed(request, front, value, cut=flag(body, "truncate", True))
 
     def answer() -> dict[str, Any]:
         return {
@@ -313,12 +313,12 @@ async def embed_texts(request: Request) -> Response:
 
 
 async def embed_prompt(request: Request) -> Response:
-    """POST /api/embeddings: the older form, one text."""
+    """POST /api/embeddings: the older form, one text, which is cut if it is too long."""
     front, body = await need_embeddings(request)
     check_pooling(front)
     if not isinstance(body.get("prompt"), str):
         raise bad_request("'prompt' must be a string")
-    found = await embed(request, front, body["prompt"])
+    found = await embed(request, front, body["prompt"], cut=True)
     return json_response({"embedding": vectors_of(front, found[0], L2)[0].astype(float).tolist()})
 
 

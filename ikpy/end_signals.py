@@ -41,3 +41,16 @@ def as_interruptions() -> Iterator[EndSignals]:
     finally:
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def hangups_passed_over() -> Iterator[None]:
+    """SIGHUP does not end the process. Nothing outside the main thread, which gets the signals."""
+    if not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGHUP, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, previous)

@@ -17,6 +17,7 @@ from ikpy.cli.logs import print_log
 from ikpy.cli.params import CommonParams
 from ikpy.cli.session import Session, load
 from ikpy.cli.start import start
+from ikpy.end_signals import hangups_passed_over
 from ikpy.errors import OutOfMemoryError, UsageError
 from ikpy.server.router.worker import NO_MEMORY
 
@@ -48,7 +49,8 @@ def run(arguments: Sequence[str]) -> int:
     hosts = [] if params.model.dry_run else params.server.hosts
     listeners = listen(hosts, params.server.port)
     try:
-        return run_on(listeners, params, arguments)
+        with hangups_passed_over():  # keys are read when the model is there, and again at hangups from then on
+            return run_on(listeners, params, arguments)
     finally:
         close(listeners, hosts)
 

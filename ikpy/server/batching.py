@@ -87,10 +87,10 @@ class PromptFeeder:
                 budget = min(budget, self._context.n_ubatch - len(plan.batch))
         waiting.sort(key=lambda slot: slot.n_waiting)
         for i, slot in enumerate(waiting):
-            n = min(slot.n_waiting, max(0, budget) // (len(waiting) - i))
+            n = min(slot.n_waiting, budget, max(1, budget // (len(waiting) - i)))
             if not causal and isinstance(slot.task, EmbeddingTask):  # its tokens see each other: all at once
                 n = slot.n_waiting if slot.n_waiting <= budget else 0
-            if n == 0:
+            if n <= 0:
                 continue
             n = self._checkpoints.piece(slot, n)
             budget -= n

@@ -118,8 +118,7 @@ DONE = "data: [DONE]\n\n"
 
 async def read_body(request: Request, settings: ServerSettings) -> dict[str, Any]:
     """The JSON object of a request. Raises ApiError 400, 408 or 413."""
-    data = await read_bytes(request, settings)
-    value = parse_json(data) if len(data) <= LARGE_BODY else await asyncio.to_thread(parse_large, data)
+    value = await parsed(await read_bytes(request, settings))
     if not isinstance(value, dict):
         raise bad_request(f"the request body must be a JSON object, not {_kind(value)}")
     return value
@@ -168,6 +167,11 @@ async def _read(request: Request, limit: int) -> bytes:
         if len(data) > limit:
             raise ApiError(413, f"the request body is larger than {limit} bytes")
     return bytes(data)
+
+
+async def parsed(data: bytes) -> Any:
+    """`parse_json` in the event loop, of large bodies in another thread. Raises ApiError 400."""
+    return parse_json(data) if len(data) <= LARGE_BODY else await asyncio.to_thread(parse_large, data)
 
 
 def parse_json(data: bytes) -> Any:

@@ -124,7 +124,10 @@ BODIES: dict[str, tuple[str, Schema]] = {
     "/control-vectors/unload": ("Unload a control vector", record(["id"], id=INTEGER)),
     "/api/chat": ("Answer in a conversation (Ollama)", record(["messages"], messages=MESSAGES, tools=TOOLS, **OLLAMA)),
     "/api/generate": ("Answer a prompt (Ollama)", record(["prompt"], prompt=TEXT, system=TEXT, raw=FLAG, **OLLAMA)),
-    "/api/embed": ("Embeddings (Ollama)", record(["input"], input=TEXTS, model=TEXT, dimensions=INTEGER)),
+    "/api/embed": (
+        "Embeddings (Ollama)",
+        record(["input"], input=TEXTS, model=TEXT, dimensions=INTEGER, truncate=FLAG),
+    ),
     "/api/embeddings": ("Embedding of one text (Ollama)", record(["prompt"], prompt=TEXT, model=TEXT)),
     "/api/show": ("Description of the model (Ollama)", record(model=TEXT)),
 }

@@ -21,6 +21,7 @@ MOST_BEHIND = 65536
 """Bytes of the requests behind the one that is answered."""
 EMPTY_LINE = b"\n\r\n"
 """With the end of the line before."""
+UPGRADE = b"upgrade:"
 
 
 def http_protocol(timeout: float) -> type[asyncio.Protocol]:
@@ -36,7 +37,8 @@ class BoundedConnection(HttpToolsProtocol):
     """Answers requests one after the other, and closes connections whose request head is too long or takes too long.
 
     What comes behind a request waits until that is answered, and reading goes on, as a client that leaves is seen only
-    then; the connection ends behind the answer if more comes than is kept.
+    then; the connection ends behind the answer if more comes than is kept. Offers to go on with another protocol, which
+    Java's client makes with every request (h2c), are passed over: the parser would take the body for that protocol.
     """
 
     head_timeout = 0.0
@@ -51,6 +53,8 @@ class BoundedConnection(HttpToolsProtocol):
         """The last bytes of a body of the second kind."""
         self._in_head = True
         """Whether the next byte is none of a body."""
+        self._offer: bytes | None = b""
+        """The beginning of a line of the head as long as it may be such an offer, None behind other beginnings."""
         self._behind = bytearray()
         self._deadline: asyncio.TimerHandle | None = None
 
@@ -131,9 +135,17 @@ class BoundedConnection(HttpToolsProtocol):
         elif not self._n_body:
             self._tail = (self._tail + part[-2:])[-2:]
         self._n_body = max(0, self._n_body - len(part))
-        super().data_received(part)
+        super().data_received(self._without_offer(part) if self._in_head else part)
         if self._in_head and self._n_head > MOST_HEAD and not self.transport.is_closing():
             self.send_400_response("The head of the request is too long.")
+
+    def _without_offer(self, part: bytes) -> bytes:
+        """What the parser may see of the next part of a line; nothing as long as it may be such an offer."""
+        line, is_whole = (self._offer or b"") + part, part.endswith(b"\n")
+        may_offer = self._offer is not None and UPGRADE.startswith(line[: len(UPGRADE)].lower())
+        is_hidden = may_offer and b"websocket" not in line.lower()
+        self._offer = b"" if is_whole else line if is_hidden else None
+        return b"" if is_hidden else line
 
     def _keep(self, data: bytes) -> None:
         """Keeps the beginning of the requests behind the one that is answered."""

@@ -73,14 +73,11 @@ class Reuse:
         same = slot.reusable(common_prefix(slot.tokens, slot.prompt))
         pieces = self._pieces(slot, slot.task, slot.prompt, same)
         own = same + sum(piece.n_tokens for piece in pieces)
-        n_min = max(1, self._settings.cache_ram_n_min)
-        lost = len(slot.tokens) >= n_min and own < self._settings.cache_ram_similarity * len(slot.tokens)
         others = ((other.reusable(common_prefix(other.tokens, slot.prompt)), other) for other in self._others(slot))
         shared, other = max(others, key=lambda pair: pair[0], default=(0, slot))
-        # Saved texts were evaluated with the server's own adapter scales.
-        saving = self._adapters.is_default(slot.id)
-        n_saved, saved = self._prompt_cache.best(slot.prompt) if saving else (0, None)
-        old = self._state_to_keep(slot) if saving and lost else None
+        may_use = self._adapters.is_default(slot.id)
+        n_saved, saved = self._prompt_cache.best(slot.prompt) if may_use else (0, None)
+        old = self._lost_text(slot, own)
         if saved is not None and n_saved > max(own, shared):
             self._prompt_cache.use(saved)
             if not slot.put_state(saved):
@@ -91,6 +88,21 @@ class Reuse:
             self._move(slot, same, pieces)
         if old is not None:  # last, as it may push out the state that was just used
             self._prompt_cache.store(old)
+
+    def save_text(self, slot: Slot) -> None:
+        """Saves the text of a slot whose request goes on from none."""
+        old = self._lost_text(slot, 0)
+        if old is not None:
+            self._prompt_cache.store(old)
+
+    def _lost_text(self, slot: Slot, n_kept: int) -> SavedText | None:
+        """A copy of what a slot holds, if a request keeps too few tokens of it and the cache of texts wants it.
+
+        Saved texts were evaluated with the server's own adapter scales.
+        """
+        n, settings = len(slot.tokens), self._settings
+        is_lost = n >= max(1, settings.cache_ram_n_min) and n_kept < settings.cache_ram_similarity * n
+        return self._state_to_keep(slot) if is_lost and self._adapters.is_default(slot.id) else None
 
     def _move(self, slot: Slot, same: int, pieces: Sequence[Piece]) -> None:
         """Moves pieces of a slot's own text to where its prompt has them."""

@@ -169,6 +169,12 @@ def input_usage(n_prompt: int, n_cached: int, n_output: int) -> Object:
     return {"cache_read_input_tokens": n_cached, "input_tokens": n_prompt - n_cached, "output_tokens": n_output}
 
 
+def stream_error(code: int, message: str) -> str:
+    """The event that tells of an error in a stream; clients take no notice of one without its name."""
+    kind = "overloaded_error" if code == 503 else error_body(code, "")["error"]["type"]
+    return named_event("error", {"type": "error", "error": {"type": kind, "message": message}})
+
+
 class MessageStream:
     """Events of one streamed answer."""
 
@@ -183,9 +189,7 @@ class MessageStream:
         """The events as text."""
         async for event in generation.events():
             if isinstance(event, Failed):
-                kind = "overloaded_error" if event.code == 503 else error_body(event.code, "")["error"]["type"]
-                body = {"type": "error", "error": {"type": kind, "message": event.message}}
-                yield named_event("error", body)
+                yield stream_error(event.code, event.message)
             elif isinstance(event, (Piece, Finished)):
                 if not self._started:
                     yield self._start(event)

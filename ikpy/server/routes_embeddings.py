@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +22,13 @@ from ikpy.server.read_params import integer
 from ikpy.server.routes_status import front_of
 from ikpy.server.tasks import Embedded, EmbeddingTask
 
+if TYPE_CHECKING:
+    from ikpy.vocab import Vocab
+
 Vectors = NDArray[np.float32]
 TOO_LARGE = "input is too large to process. increase the physical batch size"
 NOT_OPENAI = "Pooling type 'none' is not OAI compatible. Please use a different pooling type"
+NEEDS_POOLING = "Pooling type 'none' gives no vector for a text. Start the server with `--pooling mean`"
 L2 = 2
 
 
@@ -37,7 +43,7 @@ async def native_answer(request: Request, front: Front, body: dict[str, Any]) ->
 
     def answer() -> list[dict[str, Any]]:
         return [
-            {"index": event.index, "embedding": pooled(front, event.states, normalize).astype(float).tolist()}
+            {"index": event.index, "embedding": vectors_of(front, event, normalize).astype(float).tolist()}
             for event in found
         ]
 
@@ -61,7 +67,7 @@ async def v1_embeddings(request: Request) -> Response:
     model = body.get("model")
 
     def answer() -> dict[str, Any]:
-        vectors = [pooled(front, event.states, normalize, n_first)[0] for event in found]
+        vectors = [vectors_of(front, event, normalize, n_first)[0] for event in found]
         data = [
             {"embedding": encoded(vector, encoding), "index": i, "object": "embedding"}
             | ({"encoding_format": "base64"} if encoding == "base64" else {})
@@ -79,7 +85,7 @@ async def v1_embeddings(request: Request) -> Response:
 
 def n_numbers(front: Front, found: Sequence[Embedded]) -> int:
     """Numbers of the vectors that an answer shows."""
-    n_vectors = sum(len(event.states) for event in found) if front.settings.pooling == "none" else len(found)
+    n_vectors = sum(len(event.vectors) for event in found) if front.settings.pooling == "none" else len(found)
     return n_vectors * front.model.hparams.n_embd
 
 
@@ -98,6 +104,13 @@ async def need_embeddings(request: Request) -> tuple[Front, dict[str, Any]]:
     return front, await read_body(request, front.settings)
 
 
+def check_pooling(front: Front) -> str:
+    """How states are pooled. Raises ApiError 400 if they are not."""
+    if front.settings.pooling == "none":
+        raise bad_request(NEEDS_POOLING)
+    return front.settings.pooling
+
+
 def texts_of(body: dict[str, Any]) -> Any:
     """Field ``input`` or ``content``."""
     value = body["input"] if "input" in body else body.get("content")
@@ -106,17 +119,29 @@ def texts_of(body: dict[str, Any]) -> Any:
     return value
 
 
-async def embed(request: Request, front: Front, value: Any) -> list[Embedded]:
-    """Hidden states of every text (a string, token ids, or a list of them)."""
+async def embed(request: Request, front: Front, value: Any, *, cut: bool = False) -> list[Embedded]:
+    """Vectors of every text (a string, token ids, or a list of them); ``cut``: of the beginnings of those that are too
+    long. Raises ApiError 400 for texts that are too long, or too many."""
     if await aside(request, is_batch, value):
         check_number(len(value))  # before all of them are tokenized
     prompts = await aside(request, read_prompts, value, front.vocab)
-    longest = max(len(prompt.tokens) for prompt in prompts)
-    if longest > front.engine.context.n_ubatch or longest > front.engine.n_ctx_slot:
+    n_most = min(front.engine.context.n_ubatch, front.engine.n_ctx_slot)
+    if cut:
+        prompts = [replace(prompt, tokens=beginning(prompt.tokens, n_most, front.vocab)) for prompt in prompts]
+    if max(len(prompt.tokens) for prompt in prompts) > n_most:
         raise bad_request(TOO_LARGE)
     generation = front.generation()
-    generation.submit([EmbeddingTask(p.tokens, generation.sink, i, p.shown) for i, p in enumerate(prompts)])
+    make = partial(EmbeddingTask, pool=partial(pooled, front))
+    generation.submit([make(p.tokens, generation.sink, i, p.shown) for i, p in enumerate(prompts)])
     return await generation.results(request)
+
+
+def beginning(tokens: list[int], n: int, vocab: Vocab) -> list[int]:
+    """At most n tokens of a text, with the special token at its end if it has one."""
+    if len(tokens) <= n:
+        return tokens
+    end = tokens[-1:] if tokens[-1] in (vocab.eos, vocab.sep) else []
+    return tokens[: n - len(end)] + end
 
 
 def read_dimensions(body: dict[str, Any], front: Front) -> int | None:
@@ -129,17 +154,22 @@ def read_dimensions(body: dict[str, Any], front: Front) -> int | None:
     return n
 
 
-def pooled(front: Front, states: Vectors, normalize: int, n_first: int | None = None) -> Vectors:
-    """Vectors [1, n_embd] of a text from hidden states [n_tokens, n_embd]; without pooling all of them as they are.
-
-    ``n_first``: so many values, for models whose first ones are embeddings themselves. Scores of a classification head
-    [1, n_classes] are not normalized.
-    """
+def pooled(front: Front, states: Vectors) -> Vectors:
+    """Vectors [1, n_embd] of a text from hidden states [n_tokens, n_embd], or scores of a classification head
+    [1, n_classes]; without pooling all states as they are."""
     pooling = front.settings.pooling
-    vector = pool(states, pooling, front.model.arch.classifier)
-    if pooling == "none":
-        return vector
-    return (vector if pooling == "rank" else normalized(vector[:n_first], normalize))[None]
+    found = pool(states, pooling, front.model.arch.classifier)
+    return found if pooling == "none" else found[None]
+
+
+def vectors_of(front: Front, event: Embedded, normalize: int, n_first: int | None = None) -> Vectors:
+    """Vectors of a text as answers show them: normalized, if they are neither scores nor states of tokens.
+
+    ``n_first``: so many values, for models whose first ones are embeddings themselves.
+    """
+    if front.settings.pooling in ("none", "rank"):
+        return event.vectors  # type: ignore[no-any-return]
+    return normalized(event.vectors[0, :n_first], normalize)[None]
 
 
 def normalized(vector: Vectors, kind: int) -> Vectors:

@@ -25,7 +25,15 @@ from ikpy.server.params import GenerationParams
 from ikpy.server.probabilities import N_ENTRY, openai
 from ikpy.server.prompts import Prompt, is_token, read_prompts
 from ikpy.server.read_params import flag, integer
-from ikpy.server.routes_embeddings import L2, embed, n_numbers, need_embeddings, pooled, read_dimensions
+from ikpy.server.routes_embeddings import (
+    L2,
+    check_pooling,
+    embed,
+    n_numbers,
+    need_embeddings,
+    read_dimensions,
+    vectors_of,
+)
 from ikpy.server.routes_status import front_of
 from ikpy.server.tasks import Failed, Finished, Piece, TokenProbability
 
@@ -283,18 +291,19 @@ async def generate(request: Request) -> Response:
 
 
 async def embed_texts(request: Request) -> Response:
-    """POST /api/embed."""
+    """POST /api/embed. Texts that are too long are cut, unless ``truncate`` is false."""
     front, body = await need_embeddings(request)
+    check_pooling(front)
     value = body.get("input")
     if value in ("", [], None):
         return json_response({"model": front.settings.alias, "embeddings": []})
     n_first, began = read_dimensions(body, front), time.perf_counter()
-    found = await embed(request, front, value)
+    found = await embed(request, front, value, cut=flag(body, "truncate", True))
 
     def answer() -> dict[str, Any]:
         return {
             "model": front.settings.alias,
-            "embeddings": [pooled(front, event.states, L2, n_first)[0].astype(float).tolist() for event in found],
+            "embeddings": [vectors_of(front, event, L2, n_first)[0].astype(float).tolist() for event in found],
             "total_duration": int(1e9 * (time.perf_counter() - began)),
             "load_duration": 0,
             "prompt_eval_count": sum(event.n_tokens for event in found),
@@ -304,12 +313,13 @@ async def embed_texts(request: Request) -> Response:
 
 
 async def embed_prompt(request: Request) -> Response:
-    """POST /api/embeddings: the older form, one text."""
+    """POST /api/embeddings: the older form, one text, which is cut if it is too long."""
     front, body = await need_embeddings(request)
+    check_pooling(front)
     if not isinstance(body.get("prompt"), str):
         raise bad_request("'prompt' must be a string")
-    found = await embed(request, front, body["prompt"])
-    return json_response({"embedding": pooled(front, found[0].states, L2)[0].astype(float).tolist()})
+    found = await embed(request, front, body["prompt"], cut=True)
+    return json_response({"embedding": vectors_of(front, found[0], L2)[0].astype(float).tolist()})
 
 
 # models

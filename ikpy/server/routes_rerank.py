@@ -13,9 +13,7 @@ from ikpy.server.errors import bad_request
 from ikpy.server.front import Front, check_number
 from ikpy.server.http import aside, json_response
 from ikpy.server.read_params import integer
-from ikpy.server.routes_embeddings import L2, embed, need_embeddings, pooled
-
-NEEDS_POOLING = "Pooling type 'none' gives no vector for a text. Start the server with `--pooling mean`"
+from ikpy.server.routes_embeddings import L2, check_pooling, embed, need_embeddings, vectors_of
 
 
 async def rerank(request: Request) -> Response:
@@ -24,9 +22,7 @@ async def rerank(request: Request) -> Response:
     Fields: query, documents (or texts) as strings or objects with text, top_n, return_documents.
     """
     front, body = await need_embeddings(request)
-    pooling = front.settings.pooling
-    if pooling == "none":
-        raise bad_request(NEEDS_POOLING)
+    pooling = check_pooling(front)
     query = body.get("query")
     if not isinstance(query, str) or not query:
         raise bad_request('"query" must be a string that is not empty')
@@ -34,10 +30,10 @@ async def rerank(request: Request) -> Response:
     texts = document_texts(body.get(name), name)
     if pooling == "rank":
         found = await embed(request, front, await aside(request, pairs, front, query, texts))
-        scores = np.array([pooled(front, event.states, -1)[0, 0] for event in found], np.float64)
+        scores = np.array([vectors_of(front, event, -1)[0, 0] for event in found], np.float64)
     else:
         found = await embed(request, front, [query, *texts])
-        vectors = np.stack([pooled(front, event.states, L2)[0] for event in found]).astype(np.float64)
+        vectors = np.stack([vectors_of(front, event, L2)[0] for event in found]).astype(np.float64)
         scores = vectors[1:] @ vectors[0]
     order = np.argsort(-scores, kind="stable")[: max(0, integer(body, "top_n", len(texts)))]
     if name == "texts":

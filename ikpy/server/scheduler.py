@@ -343,6 +343,8 @@ class Engine:
             return
         if slot.may_reuse:
             self.reuse.find_text(slot)
+        else:
+            self.reuse.save_text(slot)
         slot.keep_prefix()
         where = {"id_slot": slot.id, "id_task": task.id}
         if isinstance(task, CompletionTask) and slot.n_cached == len(slot.prompt) - 1 and slot.n_cached:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     from ikpy.server.slots import Slot
 
 TOKENS_MAGIC = 1819112310
-AUTOSAVE = "autosave-{}"
-"""Name of the file that keeps slot N over a restart."""
+AUTOSAVE = "autosave-{}-{:08x}"
+"""Name of the file that keeps a slot of a model over a restart."""
 
 
 def write_slot(folder: Path, name: str, engine: Engine, slot: Slot) -> int:
@@ -68,6 +69,14 @@ def draft_file(folder: Path, name: str) -> Path:
     return folder / f".{name}.mtp"
 
 
+def autosave_file(server: Server, slot: Slot) -> Path:
+    """File that keeps a slot over a restart. Servers of other models, or of other names for one, have others."""
+    settings = server.front.settings
+    name = "" if settings.alias == settings.model_path else settings.alias
+    key = zlib.crc32(name.encode("utf-8", "surrogateescape"), server.front.model.fingerprint)
+    return Path(settings.slot_save_path or "") / AUTOSAVE.format(slot.id, key)
+
+
 def save_slots(server: Server) -> None:
     """Writes every slot that holds text, unless the engine did not end: then a batch may be at work on them. Nor if an
     error ended it: what its cache holds is unknown."""
@@ -83,19 +92,20 @@ def save_slots(server: Server) -> None:
     for slot in engine.slots:
         try:
             if slot.tokens:
-                write_slot(Path(settings.slot_save_path), AUTOSAVE.format(slot.id), engine, slot)
+                path = autosave_file(server, slot)
+                write_slot(path.parent, path.name, engine, slot)
                 engine.log.event("save_slots", "slot saved", id_slot=slot.id, n_saved=len(slot.tokens))
         except OSError as error:
             engine.log.failure("save_slots", "slot not saved", id_slot=slot.id, error=str(error))
 
 
 def restore_slots(server: Server) -> None:
-    """Reads what `save_slots` wrote, once; what does not fit this model is left alone. The engine must not run."""
+    """Reads what `save_slots` wrote, once; what does not fit is left alone. The engine must not run."""
     settings, engine = server.front.settings, server.engine
     if not settings.slot_autosave or settings.slot_save_path is None:
         return
     for slot in engine.slots:
-        path = Path(settings.slot_save_path) / AUTOSAVE.format(slot.id)
+        path = autosave_file(server, slot)
         if not path.is_file():
             continue
         try:

@@ -133,6 +133,8 @@ class Slot(CachedText):
             n_top = task.params.prompt_probs
             self._scores = None if n_top is None else PromptScores(self.prompt, n_top)
             self._fit_prompt(task)
+        else:
+            self.is_stale = True  # no prompt goes on from a text that was embedded, and it is not worth saving
 
     @property
     def scores_prompt(self) -> bool:
@@ -350,7 +352,7 @@ class Slot(CachedText):
         self._states.append(states)
         if self.n_waiting == 0:
             found, self._states = np.concatenate(self._states), []
-            self._end_with(Embedded(self.task.index, found, len(self.prompt)))
+            self._end_with(Embedded(self.task.index, self.task.pool(found), len(self.prompt)))
 
     def sample(self, logits: NDArray[np.float32]) -> None:
         """Draws a token from logits [n_vocab], hands out its text, and ends the request when a stop rule holds."""

@@ -120,10 +120,10 @@ class Finished:
 
 @dataclass(frozen=True)
 class Embedded:
-    """Hidden states float32 [n_tokens, n_embd] of a text."""
+    """Vectors float32 of a text of ``n_tokens`` tokens: what the ``pool`` of its task made."""
 
     index: int
-    states: Any
+    vectors: Any
     n_tokens: int
 
 
@@ -177,4 +177,7 @@ class CompletionTask(Task):
 
 @dataclass(eq=False)
 class EmbeddingTask(Task):
-    """A text whose hidden states are wanted."""
+    """A text to embed. ``pool`` makes of its hidden states [n_tokens, n_embd] what is kept until all texts of the
+    request are evaluated."""
+
+    pool: Callable[[Any], Any] = lambda states: states

@@ -1,6 +1,7 @@
 """A process that behaves towards the router like that of a model: `python model_stub.py FOLDER FAILURE`.
 
-POST /echo tells its id, and headers and body of the request. /wait makes the file `waiting` in the folder and answers
+POST /echo tells its id, and headers and body of the request. A request whose body names a type (`"dies"`) gets the
+beginning of an answer of that type, and the process ends. /wait makes the file `waiting` in the folder and answers
 when there is a file `release`; `ending` says that the process was told to end. After /fail it answers as one whose
 engine has ended, with the JSON text FAILURE; /busy and /refuse are answered with 503, with and without Retry-After.
 """
@@ -37,6 +38,8 @@ class Handler(BaseHTTPRequestHandler):
             return self._answer(503, FAILURE)
         if self.path in ("/busy", "/refuse"):
             return self._answer(503, "{}", {"Retry-After": "1"} if self.path == "/busy" else {})
+        if '"dies"' in body:
+            self._die(json.loads(body)["dies"])
         if self.path == "/wait":
             (FOLDER / "waiting").touch()
             while not (FOLDER / "release").exists():
@@ -51,6 +54,15 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(data)
+
+    def _die(self, kind: str) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", "1000")
+        self.end_headers()
+        self.wfile.write(b"{}\n\n")
+        self.wfile.flush()
+        os._exit(1)
 
     def log_message(self, *_: object) -> None:
         """Nothing is logged."""

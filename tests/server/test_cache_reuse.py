@@ -86,7 +86,7 @@ def test_moved_keys_are_those_of_their_new_places(tmp_path: Path) -> None:
 
 def test_short_pieces_stay_where_they_are(tmp_path: Path) -> None:
     prompt = TEXT[:20] + TEXT[70:120]
-    with engine_of(llama(Dims())[0], tmp_path, 1) as (answer, _, _):
+    with engine_of(llama(Dims())[0], tmp_path, 1, cache_ram=0) as (answer, _, _):
         for n_min, n_cached in ((0, 20), (51, 20), (50, 69)):
             answer(TEXT, cache_prompt=False)
             assert answer(prompt, cache_reuse=n_min).n_cached == n_cached

@@ -76,6 +76,8 @@ def test_early_clients_of_the_command() -> None:
     try:
         assert wait_for(lambda: accepts(port))
         address = f"http://127.0.0.1:{port}"
+        assert httpx.get(f"{address}/health", timeout=PATIENCE).status_code == 503
+        server.send_signal(signal.SIGHUP)  # as for a server with its model: keys are read again
         answer = httpx.post(f"{address}/completion", json={"prompt": "x", "n_predict": 2}, timeout=PATIENCE)
         assert answer.json()["tokens_predicted"] == 2
         assert httpx.get(f"{address}/health", timeout=PATIENCE).json()["status"] == "ok"

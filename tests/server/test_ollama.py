@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
+from ikpy.server.routes_embeddings import beginning
 from ikpy.server.routes_ollama import chat_messages
 from tests.server.harness import running
 
@@ -154,6 +156,11 @@ def test_embeddings_and_reranking() -> None:
         assert abs(sum(x * x for x in got["embeddings"][0]) - 1) < 1e-5
         one = client.post("/api/embeddings", json={"prompt": "the sea"}).json()["embedding"]
         assert one == pytest.approx(got["embeddings"][0], abs=1e-5)
+        text = "the old sea " * 300
+        cut = client.post("/api/embed", json={"input": [text, "the sea"]}).json()
+        assert cut["prompt_eval_count"] > 512 and len(cut["embeddings"]) == 2
+        assert client.post("/api/embeddings", json={"prompt": text}).json()["embedding"] == cut["embeddings"][0]
+        assert client.post("/api/embed", json={"input": text, "truncate": False}).status_code == 400
         documents = ["a letter came", "the old sea", "the sea"]
         body: dict[str, Any] = {"query": "the sea", "documents": documents, "return_documents": True}
         for path in ("/rerank", "/v1/rerank", "/reranking", "/v1/reranking"):
@@ -172,6 +179,10 @@ def test_embeddings_and_reranking() -> None:
             assert client.post("/rerank", json=wrong).status_code == 400
     with running("llama-server -m MODEL -t 1 -c 512") as client:
         assert client.post("/rerank", json=body).status_code == 501
+    with running("llama-server -m MODEL -t 1 -c 512 --embeddings") as client:
+        for path, asked in (("/api/embed", {"input": "the sea"}), ("/api/embeddings", {"prompt": "the sea"})):
+            refused = client.post(path, json=asked)
+            assert refused.status_code == 400 and "--pooling mean" in refused.json()["error"]
 
 
 def test_calls_and_their_results_have_ids() -> None:
@@ -182,3 +193,10 @@ def test_calls_and_their_results_have_ids() -> None:
     assert [m.get("tool_call_id") for m in found if m["role"] == "tool"] == ["call_1", "x", "call_3", "own"]
     assert [c["id"] for m in found for c in m.get("tool_calls", [])] == ["call_1", "x", "call_3", "x"]
     assert found[1]["name"] == "f"
+
+
+def test_the_beginning_of_a_text_ends_as_the_text_does() -> None:
+    vocab: Any = SimpleNamespace(eos=2, sep=3)
+    assert beginning([1, 5, 6, 7], 4, vocab) == [1, 5, 6, 7]
+    assert beginning([1, 5, 6, 7], 3, vocab) == [1, 5, 6]
+    assert beginning([1, 5, 6, 3], 3, vocab) == [1, 5, 3]

@@ -165,13 +165,25 @@ def test_slots_survive_a_restart(tmp_path: Path) -> None:
         again = ask(address)
         assert again["content"] == first["content"]
         assert again["timings"]["prompt_n"] == 1
-    for path in tmp_path.glob("autosave-?"):
+    for path in tmp_path.glob("autosave-?-????????"):
         path.write_bytes(path.read_bytes()[:-5])
     with process(*options) as (server, address):
         assert ask(address)["content"] == first["content"], "a damaged file is left alone"
         server.terminate()
         assert "slot not restored" in server.communicate(timeout=PATIENCE)[0]
     assert failed_start("--slot-autosave", "--port", "0").endswith("--slot-autosave needs --slot-save-path")
+
+
+def test_servers_of_several_names_keep_their_slots_in_one_folder(tmp_path: Path) -> None:
+    options = ("-c", "512", "--slot-save-path", str(tmp_path), "--slot-autosave", "--alias")
+    reused = []
+    for name, prompt in (("a", TEXT["prompt"]), ("b", "Nobody had ever seen"), ("a", TEXT["prompt"])):
+        with process(*options, name) as (server, address):
+            answer = httpx.post(f"{address}/completion", json=TEXT | {"prompt": prompt}, timeout=PATIENCE).json()
+            reused.append(answer["timings"]["prompt_n"] == 1)
+            server.terminate()
+            assert "slot saved" in server.communicate(timeout=PATIENCE)[0]
+    assert reused == [False, False, True]
 
 
 def test_saved_slots_restore_after_a_kill_under_load(tmp_path: Path) -> None:

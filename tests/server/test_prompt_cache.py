@@ -12,9 +12,11 @@ from ikpy.engine.kv_cache import KVCacheFullError
 from ikpy.engine.session import SequenceState
 from ikpy.models.batch import FULL
 from ikpy.server import cached_text
+from ikpy.server.batching import BatchPlan
 from ikpy.server.build import Server
 from ikpy.server.log import ServerLog
 from ikpy.server.prompt_cache import PromptCache, SavedText
+from ikpy.server.slots import SlotState
 from ikpy.server.tasks import CompletionTask, Task
 from tests.server.harness import start_server
 from tests.server.live import PATIENCE, listening
@@ -230,3 +232,38 @@ def test_the_delay_between_tokens_is_reported() -> None:
         text = client.get("/metrics").text
     values = [float(line.split()[1]) for line in text.splitlines() if line.startswith("ikpy:inter_token_delay")]
     assert len(values) == 3 and 0 < values[0] <= values[1] <= values[2] < 60
+
+
+@pytest.mark.parametrize("more", [{"cache_prompt": False}, {"echo": True, "logprobs": 1}])
+def test_a_request_that_goes_on_from_nothing_loses_no_text(more: dict[str, Any]) -> None:
+    with listening(f"{TINY} -np 1") as (client, server):
+        first, _ = ask(client, STORY)
+        client.post("/v1/completions", json={"prompt": OTHER, "max_tokens": 4, **more}).raise_for_status()
+        assert len(server.engine.prompt_cache) == 1
+        again, reused = ask(client, STORY)
+        assert again == first
+        assert reused > 20
+
+
+def test_embedding_texts_keep_what_a_slot_held_and_are_not_kept_themselves() -> None:
+    with listening(f"{TINY} -np 1 --embeddings --pooling mean") as (client, server):
+        first, _ = ask(client, STORY)
+        for text in (OTHER, OTHER + "Yes.", "Not at all: " + OTHER):
+            client.post("/v1/embeddings", json={"input": text}).raise_for_status()
+        assert len(server.engine.prompt_cache) == 1, "the story alone is worth saving"
+        assert server.engine.context.kv.used_cells == 0
+        again, reused = ask(client, STORY)
+        assert again == first
+        assert reused > 20
+
+
+def test_every_waiting_prompt_gets_on_with_a_small_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start_server("llama-server -m PUPPET -t 1 -c 2048 -np 4 -ub 64")
+    server.engine.stop(PATIENCE)
+    prompts = server.engine.prompts
+    for slot, n in zip(server.engine.slots, (30, 40, 50, 60), strict=True):
+        slot.state, slot.prompt = SlotState.PROMPT, [slot.id] * n
+    monkeypatch.setattr(prompts._context, "n_batch", 2)
+    plan = BatchPlan()
+    prompts.add_to(plan)
+    assert [(slot.id, n) for slot, _, n in plan.parts] == [(0, 1), (1, 1)], "the shortest come first"

@@ -57,6 +57,24 @@ def test_long_heads_that_end_and_long_bodies_are_read() -> None:
         assert client.post("/completion", json=body).status_code == 200
 
 
+@pytest.mark.parametrize("n_bytes", [1, 7, 10_000])
+def test_an_offer_of_another_protocol_is_passed_over(n_bytes: int) -> None:
+    body = json.dumps({"content": "upgrade: h2c\r\n"}).encode()
+    head = b"POST /tokenize HTTP/1.1\r\nUnder: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUPGRADE: h2c\r\n"
+    sized = head + b"HTTP2-Settings: AAEAAEAA\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    chunked = head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    data = sized + chunked + b"GET /health HTTP/1.1\r\nUpgrade: h2c\r\nConnection: close, Upgrade\r\n\r\n"
+    with listening(SERVER) as (client, server), connect(client) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for at in range(0, len(data), n_bytes):
+            connection.sendall(data[at : at + n_bytes])
+            time.sleep(0.001)
+        answers = read_all(connection)
+    tokens = server.front.vocab.tokenize("upgrade: h2c\r\n", add_special=False)
+    assert answers.count(b"HTTP/1.1 200") == 3
+    assert answers.count(json.dumps({"tokens": tokens}).replace(" ", "").encode()) == 2
+
+
 def test_a_head_that_does_not_come_is_given_up() -> None:
     with listening(SERVER, head_timeout=0.5) as (client, _):
         for begun in (b"", REQUEST):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from ikpy.engine import strict_json
@@ -20,7 +21,7 @@ from ikpy.server.front import MOST_TASKS, Front, Generation
 from ikpy.server.read_params import LONGEST_BREAKERS, LONGEST_STOPS, MOST_NAMES, MOST_SAMPLERS
 from ikpy.server.slots import TOO_LONG, shortened, truncate_prompt
 from ikpy.server.tasks import CompletionTask
-from tests.server.harness import start_server
+from tests.server.harness import running, start_server
 
 
 @pytest.fixture(name="server", scope="module")
@@ -307,3 +308,20 @@ def test_long_lists_are_decoded_in_blocks_like_others(n: int, end: str) -> None:
             return None
 
     assert decode(json_turns.PatientDecoder) == decode()
+
+
+def test_texts_are_pooled_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running("llama-server -m MODEL -t 1 -c 512 --embeddings --pooling mean") as client:
+        shapes = []
+        results = Generation.results
+
+        async def noted(self: Generation, request: Request) -> list[Any]:
+            found = await results(self, request)
+            shapes.extend(event.vectors.shape for event in found)
+            return found
+
+        monkeypatch.setattr(Generation, "results", noted)
+        texts = ["the old sea and the long road", "a letter"]
+        assert len(client.post("/v1/embeddings", json={"input": texts}).json()["data"]) == 2
+        n_embd = client.get("/v1/models").json()["data"][0]["meta"]["n_embd"]
+        assert shapes == [(1, n_embd)] * 2, "a thousand texts would keep the states of all their tokens"

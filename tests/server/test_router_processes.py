@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import gzip
 import io
 import json
@@ -188,6 +189,22 @@ def test_a_process_that_is_being_created_is_stopped(
     play(scene)
 
 
+def test_a_start_that_nobody_waits_for_any_more(play: Callable[..., None]) -> None:
+    async def scene(router: Router) -> None:
+        lost: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: lost.append(context))
+        request = asyncio.ensure_future(router.post("/echo", "a"))
+        await until(lambda: "a" in router.pool.workers and router.pool.workers["a"].pid)
+        request.cancel()
+        await asyncio.wait({request})
+        await router.pool.unload("a")
+        await router.pid("a")  # another start takes the place of the first
+        gc.collect()
+        assert lost == []
+
+    play(scene)
+
+
 def refuse_processes(monkeypatch: pytest.MonkeyPatch, number: int) -> list[None]:
     """The system starts no processes until this is undone; one entry for every refusal."""
     refusals: list[None] = []
@@ -271,5 +288,84 @@ def test_bodies_are_passed_on_unpacked(encoding: str, play: Callable[..., None])
         assert seen["body"].encode() == data
         assert "content-encoding" not in seen["headers"], "the body is plain"
         assert int(seen["headers"]["content-length"]) == len(data)
+
+    play(scene)
+
+
+def test_an_answer_may_take_longer_than_the_timeout(play: Callable[..., None]) -> None:
+    async def scene(router: Router) -> None:
+        make_worker = router.pool._make_worker
+
+        def hasty(model: ModelFile) -> Worker:
+            worker = make_worker(model)
+            worker._timeout = 0.5
+            return worker
+
+        router.pool._make_worker = hasty
+        slow = asyncio.ensure_future(router.post("/wait", "a"))
+        await router.file("a", "waiting")
+        await asyncio.sleep(1.0)
+        (router.folder / "a" / "release").touch()
+        answer = await slow
+        assert answer.status_code == 200, answer.text
+        assert router.errors() == []
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "begins"),
+    [
+        ("/v1/completions", "text/event-stream; charset=utf-8", 'data: {"error":{"code":503,'),
+        ("/v1/messages", "text/event-stream; charset=utf-8", 'event: error\ndata: {"type":"error","error":{'),
+        ("/api/chat", "application/x-ndjson", '{"error":"the process of the model a ended'),
+    ],
+)
+def test_a_stream_tells_of_the_end_of_its_process(path: str, kind: str, begins: str, play: Callable[..., None]) -> None:
+    async def scene(router: Router) -> None:
+        answer = await router.client.post(path, json={"model": "a", "dies": kind})
+        assert answer.status_code == 200
+        start, _, rest = answer.text.partition("\n\n")
+        assert start == "{}"
+        assert rest.startswith(begins), answer.text
+        assert rest.endswith("\n") and "it is started again" in rest
+
+    play(scene)
+
+
+def test_large_bodies_are_read_beside_other_requests(play: Callable[..., None]) -> None:
+    async def scene(router: Router) -> None:
+        await router.pid("a")
+        values = b"[" + b"[]," * 400_000 + b"[]]"
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.ensure_future(count())
+        answer = await router.client.post("/busy", content=b'{"model": "a", "x": ' + values + b"}")
+        counting.cancel()
+        assert answer.status_code == 503, answer.text
+        before, turns = turns, 0
+        counting = asyncio.ensure_future(count())
+        await router.client.post("/busy", content=b'{"model": "a", "x": "' + b"x" * len(values) + b'"}')
+        counting.cancel()
+        assert before > 10 * turns, (before, turns)
+
+    play(scene)
+
+
+def test_a_single_model_is_loading_until_it_was_there_once(play: Callable[..., None]) -> None:
+    async def scene(router: Router) -> None:
+        router.pool.is_single = True
+        answer = await router.client.get("/health")
+        assert (answer.status_code, answer.json()["error"]["message"]) == (503, "Loading model")
+        await router.pid("a")
+        for _ in range(2):
+            assert (await router.client.get("/health")).status_code == 200
+            await router.pool.unload("a")
 
     play(scene)

@@ -18,9 +18,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import ikpy
 from ikpy.server.app import Gate, error_handlers, page_files
+from ikpy.server.entrance import LOADING
 from ikpy.server.errors import ApiError, error_body
-from ikpy.server.http import data_event, disconnected, error_response, json_response, parse_json, read_bytes
+from ikpy.server.http import data_event, disconnected, error_response, json_response, parsed, read_bytes, to_json
 from ikpy.server.router.worker import REMEMBERED, State
+from ikpy.server.routes_anthropic import stream_error
 from ikpy.server.routes_ollama import stamp
 
 if TYPE_CHECKING:
@@ -54,8 +56,11 @@ def path_of(request: Request) -> str:
 
 
 async def health(request: Request) -> Response:
-    """GET /health."""
-    return json_response({"status": "ok", "models_loaded": len(pool_of(request).loaded())})
+    """GET /health: of a single model, whether it has been loaded once."""
+    pool = pool_of(request)
+    if pool.is_single and not any(worker.remembered for worker in pool.workers.values()):
+        raise ApiError(503, LOADING)
+    return json_response({"status": "ok", "models_loaded": len(pool.loaded())})
 
 
 async def models(request: Request) -> Response:
@@ -87,7 +92,7 @@ def entries(pool: Pool) -> list[dict[str, Any]]:
 
 async def named_model(request: Request) -> str:
     """Field ``model`` of a request about a model."""
-    body = parse_json(await read_bytes(request, request.app.state.settings))
+    body = await parsed(await read_bytes(request, request.app.state.settings))
     name = body.get("model") if isinstance(body, dict) else None
     if not isinstance(name, str):
         raise ApiError(400, '"model" is required')
@@ -127,7 +132,7 @@ async def forward(request: Request) -> Response:
     body = await read_bytes(request, request.app.state.settings)
     name = request.query_params.get("model")
     if body and name is None:
-        value = parse_json(body)
+        value = await parsed(body)
         name = value.get("model") if isinstance(value, dict) and isinstance(value.get("model"), str) else None
     pool = pool_of(request)
     name = pool.pick(name or None)
@@ -176,7 +181,7 @@ class Forwarded(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Sends the answer except for its end; False if all of it was sent, as an error."""
+        """Sends the answer except for its end; False if none may follow: an error was sent, or only a part."""
         async with AsyncExitStack() as stack:
             try:
                 worker = await stack.enter_async_context(self._pool.use(self._name, counts=self._counts))
@@ -192,9 +197,11 @@ class Forwarded(Response):
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
             except httpx.HTTPError:
                 await worker.lost()
-                if answer.headers.get("content-type", "").startswith("text/event-stream"):
-                    event = data_event(error_body(503, ended(self._name))).encode()
-                    await send({"type": "http.response.body", "body": event, "more_body": True})
+                kind = answer.headers.get("content-type", "")
+                last = last_line(kind, path_of(self._request), ended(self._name))
+                if not last:
+                    return False
+                await send({"type": "http.response.body", "body": last.encode(), "more_body": True})
         return True
 
     async def _open(self, worker: Worker, stack: AsyncExitStack) -> httpx.Response:
@@ -230,8 +237,20 @@ class Forwarded(Response):
         )
         # Not joined with the address: //host/path would name another host.
         url = worker.client.base_url.copy_with(raw_path=f"{quote(path_of(request))}?{query}".rstrip("?").encode())
-        stream = worker.client.stream(request.method, url, headers=headers, content=self._body)
+        # An answer may begin hours after its request; whoever waits for it closes the connection when that is too long.
+        limits = worker.client.timeout
+        patient = httpx.Timeout(connect=limits.connect, read=None, write=limits.write, pool=limits.pool)
+        stream = worker.client.stream(request.method, url, headers=headers, content=self._body, timeout=patient)
         return await stack.enter_async_context(stream)
+
+
+def last_line(kind: str, path: str, message: str) -> str:
+    """How a stream of a content type tells of an error; empty for other answers, which break off."""
+    if kind.startswith("application/x-ndjson"):
+        return to_json({"error": message}) + "\n"
+    if not kind.startswith("text/event-stream"):
+        return ""
+    return stream_error(503, message) if path == "/v1/messages" else data_event(error_body(503, message))
 
 
 def list_routes() -> list[Route]:

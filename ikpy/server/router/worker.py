@@ -143,6 +143,7 @@ class Worker:
         if self._loading is None or self._loading.done():
             self._wanted = True
             self._loading = asyncio.ensure_future(self._start())
+            self._loading.add_done_callback(self._start_ended)
         # A client that goes away gives up waiting, not the start that others may wait for.
         await asyncio.shield(self._loading)
 
@@ -209,6 +210,12 @@ class Worker:
         self.state = State.LOADED
         self._ending = asyncio.ensure_future(self._end(ended, readers))
         self._log.event("router", "model loaded", model=self.model.name, pid=self._process.pid)
+
+    def _start_ended(self, start: asyncio.Task[None]) -> None:
+        """Takes note of an error for which nobody may be waiting any more; what is no ApiError is not logged yet."""
+        error = None if start.cancelled() else start.exception()
+        if isinstance(error, Exception) and not isinstance(error, ApiError):
+            self._log.caught("router", "model not loaded", error, model=self.model.name)
 
     async def _create(self) -> asyncio.subprocess.Process:
         """A new process. Raises ApiError 500 if the system does not start one, NoRoomError for lack of memory."""

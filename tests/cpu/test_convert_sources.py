@@ -108,6 +108,12 @@ def test_window_layers_that_a_configuration_does_not_list(tmp_path):
     assert "exaone4.attention.sliding_window" not in convert(folder, tmp_path).metadata
 
 
+def test_windows_of_llama_are_noted(tmp_path):
+    folder = made.copy("mistral", tmp_path)
+    made.amend(folder, sliding_window=8, layer_types=["sliding_attention"] * 2)
+    assert "window of 8 tokens is not part" in Conversion(folder).notes[0]
+
+
 @pytest.mark.parametrize("truncate", [None, True, False])
 def test_a_yarn_ramp_that_is_not_rounded_is_noted(truncate, tmp_path):
     folder = made.copy("qwen2", tmp_path)

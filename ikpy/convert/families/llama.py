@@ -20,6 +20,7 @@ class Llama(Family):
 
     arch = "llama"
     rotates_pairs = True
+    has_windows = True  # told by a note
     rope_scalings = ("llama3",)
 
     def notes(self) -> list[str]:
